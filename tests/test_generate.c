@@ -339,6 +339,13 @@ static void a_grammar_is_followed(void **state) {
         ask_text(arguments, "stopped", text, sizeof text);
         assert_string_equal(text, "end");
     }
+    write_file(file, "{\"properties\": {\"n\": {\"enum\": [10, 20]}}, \"required\": [\"n\"]}");
+    snprintf(arguments, sizeof arguments, "-m @ -p abc -n 60 --temperature 2 --seed 1 --json-schema %s --json", file);
+    ask_text(arguments, "text", text, sizeof text);
+    tn_json_doc *doc = NULL;
+    assert_ok(tn_json_parse(text, strlen(text), &doc));
+    assert_int_equal(tn_json_int(tn_json_get(tn_json_root(doc), "n"), -1) % 10, 0);
+    tn_json_free(doc);
     write_file(file, "root ::= \"a");
     snprintf(arguments, sizeof arguments, "-m @ -p abc --grammar %s 2>&1", file);
     assert_int_equal(run_generate(arguments, heard, sizeof heard), 1);

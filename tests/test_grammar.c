@@ -157,6 +157,96 @@ static void nothing_grows_without_a_limit(void **state) {
     tn_grammar_free(g);
 }
 
+/* ---- JSON schemas ------------------------------------------------------------------------------------------------ */
+
+static void answers_match_the_schema(void **state) {
+    (void)state;
+    static const struct {
+        const char *schema, *text;
+        verdict v;
+    } rows[] = {
+        {"{\"type\": \"integer\"}", "-12", WHOLE},
+        {"{\"type\": \"integer\"}", "1.5", NO},
+        {"{\"type\": [\"number\", \"null\"]}", "1.5e3", WHOLE},
+        {"{\"type\": [\"number\", \"null\"]}", "null", WHOLE},
+        {"true", "{\"x\": [1, {\"y\": null}]}", WHOLE},
+        {"{}", "[]", WHOLE},
+        {"{\"enum\": [\"a\\\"b\", 3, false, null]}", "\"a\\\"b\"", WHOLE},
+        {"{\"enum\": [\"a\", 3, false, null]}", "3", WHOLE},
+        {"{\"enum\": [\"a\", 3, false, null]}", "\"b\"", NO},
+        {"{\"const\": 2.5}", "2.5", WHOLE},
+        {"{\"type\": \"string\", \"minLength\": 2, \"maxLength\": 3}", "\"\xc3\xa9\xc3\xa9\"", WHOLE},
+        {"{\"type\": \"string\", \"minLength\": 2, \"maxLength\": 3}", "\"a\"", NO},
+        {"{\"type\": \"string\", \"maxLength\": 3}", "\"abcd\"", NO},
+        {"{\"type\": \"array\", \"items\": {\"type\": \"integer\"}, \"minItems\": 1, \"maxItems\": 2}", "[1, 2]",
+         WHOLE},
+        {"{\"type\": \"array\", \"items\": {\"type\": \"integer\"}, \"minItems\": 1, \"maxItems\": 2}", "[]", NO},
+        {"{\"type\": \"array\", \"items\": {\"type\": \"integer\"}, \"minItems\": 1, \"maxItems\": 2}", "[1,2,3]", NO},
+        {"{\"type\": \"array\", \"maxItems\": 0}", "[]", WHOLE},
+#define PERSON                                                                                                       \
+    "{\"type\": \"object\", \"properties\": {\"a\": {\"type\": \"integer\"}, \"b\": {\"type\": \"string\"}, \"c\": " \
+    "true},"                                                                                                         \
+    " \"required\": [\"b\"], \"title\": \"t\"}"
+        {PERSON, "{\"a\": 1, \"b\": \"x\", \"c\": []}", WHOLE},
+        {PERSON, "{\"b\": \"x\"}", WHOLE},
+        {PERSON, "{\"b\":\"x\",\"c\":1}", WHOLE},
+        {PERSON, "{\"a\": 1}", NO},
+        {PERSON, "{}", NO},
+        {PERSON, "{\"d\": 1", NO},
+        {"{\"properties\": {\"a\": true, \"b\": true}}", "{}", WHOLE},
+        {"{\"properties\": {\"a\": true, \"b\": true}}", "{\"b\": 2}", WHOLE},
+        {"{\"properties\": {\"a\": true, \"b\": true}}", "{\"a\": 2, \"b\": 2}", WHOLE},
+        {"{\"properties\": {\"a\": true, \"b\": true}}", "{\"a\": 2,}", NO},
+        {"{\"anyOf\": [{\"type\": \"null\"}, {\"$ref\": \"#/$defs/n\"}], \"$defs\": {\"n\": {\"type\": \"array\","
+         " \"items\": {\"$ref\": \"#\"}}}}",
+         "[null, [[], null]]", WHOLE},
+    };
+    tn_bytes text = {0};
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        tn_grammar *g;
+        text.size = 0;
+        assert_ok(tn_grammar_from_json_schema(rows[i].schema, strlen(rows[i].schema), &text));
+        assert_ok(tn_grammar_new(text.data, text.size, &g));
+        verdict v = judge(g, rows[i].text, 1);
+        if (v != rows[i].v) fail_msg("%s by %s: %d, not %d; %s", rows[i].text, rows[i].schema, v, rows[i].v, text.data);
+        tn_grammar_free(g);
+    }
+    tn_bytes_free(&text);
+}
+
+static void schemas_that_cannot_be_enforced_are_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *schema, *part;
+    } rows[] = {
+        {"{", "JSON schema: "},
+        {"7", "must be an object"},
+        {"false", "must be an object, or true"},
+        {"{\"type\": \"integer\", \"minimum\": 3}", "\"minimum\" is not supported"},
+        {"{\"type\": \"string\", \"pattern\": \"a\"}", "\"pattern\" is not supported"},
+        {"{\"type\": \"text\"}", "the type \"text\" is unknown"},
+        {"{\"type\": 3}", "unknown"},
+        {"{\"$ref\": \"#/$defs/x\"}", "leads nowhere"},
+        {"{\"enum\": []}", "at least one entry"},
+        {"{\"enum\": [[1]]}", "are not supported"},
+        {"{\"properties\": {\"a\": true}, \"required\": [\"b\"]}", "\"b\" is required"},
+        {"{\"type\": \"string\", \"maxLength\": 5000}", "from 0 to 1000"},
+        {"{\"type\": \"string\", \"minLength\": 5, \"maxLength\": 3}", "at least 5 and at most 3"},
+        {"{\"type\": \"array\", \"minItems\": 1, \"maxItems\": 0}", "at least 1 and at most 0"},
+        {"{\"type\": \"object\", \"additionalProperties\": {}}", "must be true or false"},
+    };
+    tn_bytes text = {0};
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        if (tn_grammar_from_json_schema(rows[i].schema, strlen(rows[i].schema), &text) == TN_OK)
+            fail_msg("%s is taken", rows[i].schema);
+        assert_text_has(tn_error(), rows[i].part);
+        assert_int_equal(text.size, 0);
+    }
+    tn_bytes_free(&text);
+}
+
+/* ---- tokens ------------------------------------------------------------------------------------------------------ */
+
 static tn_tokenizer *make_tokenizer(void) {
     static const char *const words[] = {"<e>", "a", "b", "ab", "ba", "abc", "c"};
     tn_text_slice tokens[TN_COUNT(words)];
@@ -228,6 +318,8 @@ int main(void) {
         cmocka_unit_test(texts_follow_the_grammar),
         cmocka_unit_test(wrong_grammars_are_refused),
         cmocka_unit_test(nothing_grows_without_a_limit),
+        cmocka_unit_test(answers_match_the_schema),
+        cmocka_unit_test(schemas_that_cannot_be_enforced_are_refused),
         cmocka_unit_test(the_filter_leaves_the_tokens_that_fit),
         cmocka_unit_test(failed_allocations_leave_nothing_behind),
     };

@@ -28,7 +28,8 @@ enum {
     OPT_STOP,
     OPT_LOGPROBS,
     OPT_PROMPT_CACHE,
-    OPT_GRAMMAR
+    OPT_GRAMMAR,
+    OPT_SCHEMA
 };
 enum { DEFAULT_TOKENS = 128, NOT_GIVEN = -2, MOST_STOPS = 16, MOST_LOGPROBS = 20, ROOM_FOR_ALL = 4096 };
 
@@ -46,6 +47,7 @@ const cli_command cli_generate = {
             "                        the context is full; --tokens N is the same\n"
             "      --stop TEXT       end the answer before TEXT; may be given up to 16 times\n"
             "      --grammar FILE    a grammar that the answer must follow, in GBNF (llama.cpp's notation)\n"
+            "      --json-schema FILE  a JSON schema that the answer must match\n"
             "      --chat            the prompt is a user's message; applies the model's chat template\n"
             "      --system TEXT     system prompt, with --chat\n" CLI_SAMPLING_HELP
             "      --ids IDS         the prompt as token ids, separated by commas, instead of -p; prints ids\n"
@@ -85,6 +87,7 @@ static const struct option options[] = {
     {"tokens", required_argument, NULL, 'n'},
     {"stop", required_argument, NULL, OPT_STOP},
     {"grammar", required_argument, NULL, OPT_GRAMMAR},
+    {"json-schema", required_argument, NULL, OPT_SCHEMA},
     {"chat", no_argument, NULL, OPT_CHAT},
     {"system", required_argument, NULL, OPT_SYSTEM},
     {"context", required_argument, NULL, OPT_CONTEXT},
@@ -97,7 +100,7 @@ static const struct option options[] = {
 
 typedef struct request {
     cli_options common;
-    const char *model, *prompt, *file, *messages, *ids, *system, *prompt_cache, *grammar;
+    const char *model, *prompt, *file, *messages, *ids, *system, *prompt_cache, *grammar, *schema;
     tn_text_slice stops[MOST_STOPS];
     int stop_count;
     int64_t tokens, context; /* tokens: ANSWER_ALL: until the end; context 0: not given */
@@ -144,6 +147,7 @@ static bool take_generate_option(void *ctx, int val, const char *arg) {
     case OPT_IDS: r->ids = arg; break;
     case OPT_CACHE: return cli_take_cache(arg, &r->cache);
     case OPT_GRAMMAR: r->grammar = arg; break;
+    case OPT_SCHEMA: r->schema = arg; break;
     case OPT_PROMPT_CACHE: r->prompt_cache = arg; return *arg != 0;
     case OPT_LOGPROBS: return cli_parse_int(arg, 0, MOST_LOGPROBS, &r->logprobs);
     default: break;
@@ -204,14 +208,20 @@ static int64_t choose_context(const work *w, const tn_llm_facts *facts) {
     return prompt + tokens < facts->trained_context ? prompt + tokens : facts->trained_context;
 }
 
+/* Of --grammar, or of --json-schema. */
 static tn_status read_grammar(work *w) {
-    tn_bytes text = {0};
-    if (!w->asked->grammar) return TN_OK;
-    tn_status status = cli_read_file(w->asked->grammar, &text);
-    if (status == TN_OK && tn_grammar_new(text.data, text.size, &w->grammar) != TN_OK)
-        status = tn_backend_fail(tn_error_code(), "'%s': %s", w->asked->grammar, tn_error());
+    tn_bytes text = {0}, made = {0};
+    const char *schema = w->asked->schema, *path = schema ? schema : w->asked->grammar;
+    if (!path) return TN_OK;
+    tn_status status = cli_read_file(path, &text);
+    if (status != TN_OK) return status;
+    if (schema) status = tn_grammar_from_json_schema(text.data, text.size, &made);
+    if (status == TN_OK)
+        status = tn_grammar_new(schema ? made.data : text.data, schema ? made.size : text.size, &w->grammar);
+    if (status != TN_OK) status = tn_backend_fail(status, "'%s': %s", path, tn_error());
     if (status == TN_OK) status = tn_grammar_state_new(w->grammar, w->words.tokenizer, &w->answer.grammar);
     tn_bytes_free(&text);
+    tn_bytes_free(&made);
     return status;
 }
 
@@ -403,7 +413,8 @@ static const char *conflict_in(const request *r) {
     if (r->messages && r->system) return "--system has no effect with --messages; add the message to the file";
     if (r->system && !r->chat) return "--system requires --chat";
     if (r->stop_count && r->ids) return "--stop requires a text; --ids prints ids";
-    if (r->grammar && r->ids) return "--grammar requires a text; --ids prints ids";
+    if (r->grammar && r->schema) return "--grammar and --json-schema exclude each other; remove one of them";
+    if ((r->grammar || r->schema) && r->ids) return "--grammar and --json-schema require a text; --ids prints ids";
     if (r->logprobs >= 0 && !r->common.json) return "--logprobs requires --json";
     return NULL;
 }

@@ -289,6 +289,13 @@ typedef struct tn_grammar tn_grammar;
 TN_API tn_status tn_grammar_new(const char *source, size_t size, tn_grammar **out);
 TN_API void tn_grammar_free(tn_grammar *g); /* NULL is fine */
 
+/* Appends the grammar of the JSON texts that match a JSON schema (`size` bytes), with at most one blank after each comma
+ * and colon. Known are type, properties (written in the schema's order; others are not written), required, items,
+ * minItems, maxItems, minLength, maxLength (to 1000), enum and const of plain values, anyOf, oneOf (as anyOf), $ref to
+ * #/$defs and #/definitions, and notes as title and description.
+ * Errors: TN_ERR_UNSUPPORTED naming a keyword that is not known; TN_ERR_FORMAT; TN_ERR_MEMORY. */
+TN_API tn_status tn_grammar_from_json_schema(const char *json, size_t size, tn_bytes *out);
+
 /* How far a text has come in a grammar: all ways in which it could be read. At most 4096 ways and 2^20 states, beyond
  * which calls fail with TN_ERR_UNSUPPORTED. Used by one thread at a time. */
 typedef struct tn_grammar_state tn_grammar_state;
