@@ -1,4 +1,4 @@
-/* environment.c — `trunnion help environment`: the variables that users set. docs/devices.md has those for tests too. */
+/* environment.c — `trunnion help environment`: the variables that users set; docs/devices.md has all. */
 #include "cli/cli.h"
 
 void cli_help_environment(FILE *to) {

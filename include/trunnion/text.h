@@ -280,7 +280,7 @@ TN_API tn_status tn_stop_strings_end(tn_stop_strings *s, tn_bytes *out);
  *   root   ::= "{" pair ("," pair)* "}"      # rules; the text is a root
  *   pair   ::= [a-z]+ ": " value{1,3}        # classes, [^…] all others, . any; * + ? {m} {m,} {m,n}
  *   value  ::= "yes" | "no" | "\u00e9" | (value "!")
- * Escapes: \n \r \t \\ \" \[ \] \- \^ \/ \xHH \uHHHH \UHHHHHHHH. A rule ends with its line, except inside parentheses
+ * Escapes: \n \r \t \\ \" \[ \] \- \^ \/ \xHH \uHHHH \UHHHHHHHH. A rule ends with its line, except in parentheses
  * and before or after |. Limits: 1 MiB of text, 2^14 rules, 2^18 elements, 64 nested parentheses, 1000 repetitions. */
 typedef struct tn_grammar tn_grammar;
 
@@ -289,8 +289,8 @@ typedef struct tn_grammar tn_grammar;
 TN_API tn_status tn_grammar_new(const char *source, size_t size, tn_grammar **out);
 TN_API void tn_grammar_free(tn_grammar *g); /* NULL is fine */
 
-/* Appends the grammar of the JSON texts that match a JSON schema (`size` bytes), with at most one blank after each comma
- * and colon. Known are type, properties (written in the schema's order; others are not written), required, items,
+/* Appends the grammar of the JSON texts that match a JSON schema (`size` bytes), with at most one blank after a comma
+ * or colon. Known are type, properties (written in the schema's order; others are not written), required, items,
  * minItems, maxItems, minLength, maxLength (to 1000), enum and const of plain values, anyOf, oneOf (as anyOf), $ref to
  * #/$defs and #/definitions, and notes as title and description.
  * Errors: TN_ERR_UNSUPPORTED naming a keyword that is not known; TN_ERR_FORMAT; TN_ERR_MEMORY. */
