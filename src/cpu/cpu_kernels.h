@@ -26,11 +26,11 @@ typedef struct tn_epilogue_access {
     int64_t first, row, column;
 } tn_epilogue_access;
 
-/* A store program that does no more than this, so that a product can apply it to sums in registers. With x the
- * finished sum, y = x + add[column], or x + fma(times[row], add[column], zero), or x + each[row]; then
- * y + also[row, column]. to[row, column] = y; but +0 where `relu` is set and gate[row, column] ≤ 0, or y ≤ 0 without a
- * gate; and at least the number `floor`, at most the number `ceiling`, as KIR_MAX and KIR_MIN define it. With `times` or
- * a gate there is none of each, also, floor and ceiling. */
+/* A store program that does no more than this, so that a product can apply it to sums in registers. With x the finished
+ * sum, y = x + add[column], or x + fma(times[row], add[column], zero), or x + each[row]; then y + also[row, column].
+ * to[row, column] = y; but +0 where `relu` is set and gate[row, column] ≤ 0, or y ≤ 0 without a gate; and at least the
+ * number `floor`, at most the number `ceiling`, as KIR_MAX and KIR_MIN define it. With `times` or a gate there is none
+ * of each, also, floor and ceiling. */
 typedef struct tn_fused_epilogue {
     tn_epilogue_access to, add, times, gate, each, also, floor, ceiling;
     float zero;
