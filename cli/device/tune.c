@@ -198,7 +198,7 @@ static int run_tune(int argc, char **argv) {
     if (first < 0) return status;
     bool apart = strcmp(o.device, "auto") != 0 && strcmp(o.device, "cpu") != 0 && !getenv(HERE);
     if (apart && (o.threads || o.numerics))
-        return cli_wrong_usage(&cli_tune, "--%s is for the CPU; it has no effect on %s",
+        return cli_wrong_usage(&cli_tune, "--%s applies only to the CPU; it has no effect on %s",
                                o.threads ? "threads" : "numerics", o.device);
     if (apart) {
         int before = tn_tuned_count(), done = tune_all(&o, argv + first, argc - first);
