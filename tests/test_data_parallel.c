@@ -532,6 +532,76 @@ static void swapped_handles_stand_for_each_other(void **state) {
     assert_int_equal(tn_swap(a, view), TN_ERR_ARGUMENT);
 }
 
+/* ---- copies between devices -------------------------------------------------------------------------------------- */
+
+/* What tn_copy_ is given may be on any device; dst stays on its own. */
+static void a_copy_goes_to_the_targets_device(void **state) {
+    (void)state;
+    for (int is_state = 0; is_state < 2; is_state++) {
+        TN_SCOPE;
+        float got[3];
+        tn_tensor *here = tn_from_data((float[]){1, 2, 3}, TN_DIMS(3), TN_F32);
+        tn_tensor *dst = tn_to_device(tn_zeros(TN_DIMS(3), TN_F32), far_device[0]);
+        if (is_state) assert_ok(tn_make_state(dst));
+        assert_ok(tn_status_of(tn_copy_(dst, tn_mul_scalar(here, 2))));
+        assert_ptr_equal(tn_device_of(dst), far_device[0]);
+        assert_ok(tn_read(dst, got, sizeof got));
+        assert_true(got[0] == 2 && got[1] == 4 && got[2] == 6);
+        assert_ok(tn_status_of(tn_copy_(dst, tn_scalar(5))));
+        assert_ok(tn_read(dst, got, sizeof got));
+        assert_true(got[0] == 5 && got[2] == 5);
+    }
+}
+
+/* ---- mixed precision --------------------------------------------------------------------------------------------- */
+
+/* A model in f16, one part of which overflows at some step. */
+typedef struct scaled {
+    model m;
+    int overflowing; /* the part; -1: none */
+} scaled;
+
+static tn_tensor *scaled_loss(void *ctx, const tn_part *part) {
+    const scaled *s = ctx;
+    TN_AUTOCAST(TN_F16);
+    tn_tensor *loss = loss_of((void *)(uintptr_t)&s->m, part);
+    return part->index == s->overflowing ? tn_mul_scalar(loss, INFINITY) : loss;
+}
+
+/* The scale goes to the device of each part; an overflow of one part skips the step of all. */
+static void an_overflow_of_one_part_skips_the_step(void **state) {
+    (void)state;
+    tn_device *const teams[][2] = {{cpu, cpu}, {cpu, far_device[0]}, {far_device[0], async_device[1]}};
+    for (size_t k = 0; k < TN_COUNT(teams); k++) {
+        scaled s = {.overflowing = -1};
+        tn_data_parallel_options o = TN_DATA_PARALLEL_DEFAULTS;
+        tn_data_parallel *p = NULL;
+        float before[WIDTH * 8], after[WIDTH * 8];
+        o.parts = 3;
+        model_new(&s.m, teams[k][0], true);
+        assert_ok(tn_optimizer_set_grad_scaler(s.m.adam, NULL));
+        assert_ok(tn_data_parallel_new(s.m.root, teams[k], k == 0 ? 1 : 2, &o, &p));
+        tn_tensor *w = tn_module_variable(s.m.root, "net.0.weight");
+        for (int step = 0; step < 4; step++) {
+            double loss;
+            s.overflowing = step == 2 ? 1 : -1;
+            assert_ok(tn_read(w, before, sizeof before));
+            assert_ok(tn_data_parallel_minimize(p, s.m.adam, ROWS, scaled_loss, &s, &loss));
+            assert_ok(tn_read(w, after, sizeof after));
+            bool same = memcmp(before, after, sizeof before) == 0;
+            if (same != (step == 2))
+                fail_msg("team %d, step %d: the weights %s", (int)k, step, same ? "stayed" : "moved");
+        }
+        assert_int_equal(tn_optimizer_steps(s.m.adam, 0), 3);
+        assert_int_equal(tn_optimizer_skipped_steps(s.m.adam), 1);
+        assert_true(tn_optimizer_loss_scale(s.m.adam) == 32768);
+        assert_ok(tn_optimizer_set_steps(s.m.adam, 0, 7));
+        assert_int_equal(tn_optimizer_steps(s.m.adam, 0), 7);
+        tn_data_parallel_free(p);
+        model_free(&s.m);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parts_decide_the_bits_and_not_devices),
@@ -548,6 +618,8 @@ int main(void) {
         cmocka_unit_test(without_any_device_left_it_says_so),
         cmocka_unit_test(wrong_options_are_refused),
         cmocka_unit_test(swapped_handles_stand_for_each_other),
+        cmocka_unit_test(a_copy_goes_to_the_targets_device),
+        cmocka_unit_test(an_overflow_of_one_part_skips_the_step),
     };
     return cmocka_run_group_tests_name("data_parallel", tests, open_devices, close_devices);
 }

@@ -187,7 +187,8 @@ TN_API tn_tensor *tn_keep(tn_tensor *t); /* returns t; outside any scope it does
 /* Writes src, broadcast and cast to dst's shape and dtype, into dst; visible through all views of its storage. Returns
  * dst without a new reference, so calls chain. tn_add_, tn_mul_ … in ops.h write the operation's result the same way.
  * As in PyTorch, dst's dtype must be able to store the result's category: an integer tensor takes no floating-point
- * result, a bool tensor only bool. Source: torch.Tensor.copy_.
+ * result, a bool tensor only bool. tn_copy_ moves a src that is on another
+ * device (tn_to_device). Source: torch.Tensor.copy_.
  *
  * On failure dst keeps its value, gradients and write count, and the call returns an error tensor that belongs to the
  * calling thread (tn_free ignores it; the thread's next failed in-place operation replaces its error). An ignored

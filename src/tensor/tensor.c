@@ -762,7 +762,13 @@ tn_tensor *tn_copy_(tn_tensor *dst, const tn_tensor *src) {
     if (missing) return tn_refuse_write(tn_need(NULL, missing));
     tn_status s = tn_need_tensor(src, "tn_copy_: src");
     if (s != TN_OK) return tn_refuse_write(s);
-    return write_node(dst, tn_tensor_node(src), false, "copy");
+    tn_node *value = tn_tensor_node(src), *now = tn_tensor_node(dst);
+    bool apart = !((value->flags | now->flags) & TN_NODE_ERROR) && value->device != now->device;
+    if (!apart) return write_node(dst, value, false, "copy");
+    tn_tensor *moved = tn_tensor_unscoped(tn_to_device(src, now->device));
+    dst = write_node(dst, tn_tensor_node(moved), false, "copy");
+    tn_free(moved);
+    return dst;
 }
 
 tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs) {
