@@ -355,6 +355,100 @@ static void training_steps_are_the_engines(void **state) {
     assert_int_equal(ran_on_the_host(), before);
 }
 
+/* ---- model files and options ------------------------------------------------------------------------------------- */
+
+/* y = relu(x w), x [n, 6] with an open extent; returns its path. */
+static const char *write_model(void) {
+    const char *path = test_scratch("model.onnx");
+    tn_onnx_export_options o = TN_ONNX_EXPORT_DEFAULTS;
+    tn_device *d = NULL;
+    assert_ok(tn_device_open("cpu", NULL, NULL, &d));
+    assert_ok(tn_set_current_device(d));
+    tn_tensor *x = tn_symbolic(numbers(4, 6), 0, 0), *y = tn_relu(tn_matmul(x, numbers(6, 5)));
+    assert_ok(tn_onnx_export(path, &(tn_named_tensor){"x", x}, 1, &(tn_named_tensor){"y", y}, 1, &o));
+    assert_ok(tn_set_current_device(engine));
+    tn_device_close(d);
+    return path;
+}
+
+static void run_model(tn_onnx *m, int64_t rows, float *out) {
+    tn_onnx_value *in = tn_onnx_value_tensor(numbers(rows, 6)), *made = NULL;
+    int64_t shape[TN_MAX_RANK];
+    assert_ok(tn_onnx_run(m, &in, &made));
+    assert_int_equal(tn_onnx_value_shape(made, shape), 2);
+    assert_int_equal(shape[0], rows);
+    assert_ok(tn_read(tn_onnx_value_get(made), out, (size_t)rows * 5 * sizeof *out));
+    tn_onnx_value_free(in);
+    tn_onnx_value_free(made);
+}
+
+static void model_file_runs_there_with_any_rows(void **state) {
+    (void)state;
+    if (!open_engine()) return;
+    float file[30], recorded[30];
+    tn_onnx_options o = TN_ONNX_DEFAULTS;
+    for (int pass = 0; pass < 2; pass++) {
+        tn_onnx *m = NULL;
+        o.recorded = pass;
+        assert_ok(tn_onnx_open(write_model(), &o, &m));
+        for (int64_t rows = 2; rows <= 6; rows += 2)
+            run_model(m, rows, pass ? recorded : file);
+        tn_onnx_close(m);
+    }
+    for (int i = 0; i < 30; i++)
+        assert_true(fabsf(file[i] - recorded[i]) <= 1e-6f);
+}
+
+static void its_errors_come_with_its_words(void **state) {
+    (void)state;
+    if (!open_engine()) return;
+    tn_onnx *m = NULL;
+    assert_ok(tn_onnx_open(write_model(), NULL, &m));
+    tn_onnx_value *in = tn_onnx_value_tensor(tn_zeros((int64_t[]){2, 7}, 2, TN_F32)), *out = NULL;
+    assert_int_equal(tn_onnx_run(m, &in, &out), TN_ERR_SHAPE); /* ours: the model's own shape says so */
+    assert_null(out);
+    tn_onnx_value_free(in);
+    tn_onnx_close(m);
+    char *bytes, *op;
+    size_t size;
+    assert_ok(tn_file_read(write_model(), &bytes, &size, 1 << 20));
+    for (op = bytes; memcmp(op, "Relu", 4) != 0; op++) {
+    }
+    op[3] = 'x'; /* an operator that nobody has */
+    assert_true(tn_onnx_open_memory(bytes, size, NULL, &m) != TN_OK);
+    tn_mem_free(bytes);
+    assert_text_has(tn_error(), "ONNX Runtime: CreateSessionFromArray: ");
+    assert_text_has(tn_error(), "Relx");
+}
+
+static void options_choose_provider_level_and_threads(void **state) {
+    (void)state;
+    if (!open_engine()) return;
+    tn_engine_options o = TN_ENGINE_DEFAULTS;
+    tn_onnx *m = NULL;
+    float out[10];
+    assert_true(tn_engine_provider_count(engine) > 0);
+    assert_null(tn_engine_provider_at(engine, tn_engine_provider_count(engine)));
+    o.provider = "NoSuchProvider";
+    assert_ok(tn_engine_set_options(engine, &o));
+    assert_true(tn_onnx_open(write_model(), NULL, &m) != TN_OK);
+    assert_text_has(tn_error(), "CPUExecutionProvider");
+    o.provider = "cpu";
+    o.level = TN_ENGINE_LEVEL_NONE;
+    o.threads = 1;
+    assert_ok(tn_engine_set_options(engine, &o));
+    assert_ok(tn_onnx_open(write_model(), NULL, &m));
+    run_model(m, 2, out);
+    tn_onnx_close(m);
+    o.threads = -1;
+    assert_int_equal(tn_engine_set_options(engine, &o), TN_ERR_ARGUMENT);
+    o.threads = 0;
+    o.level = (tn_engine_level)9;
+    assert_int_equal(tn_engine_set_options(engine, &o), TN_ERR_ARGUMENT);
+    assert_ok(tn_engine_set_options(engine, NULL));
+    assert_int_equal(tn_engine_set_options(NULL, NULL), TN_ERR_ARGUMENT);
+}
+
 int main(void) {
     const char *given = getenv("TRUNNION_ONNXRUNTIME_LIB");
     tn_library_spec library = {
@@ -380,6 +474,9 @@ int main(void) {
         TEST(failed_run_is_done_again_by_the_host),
         TEST(random_numbers_are_those_of_every_device),
         TEST(training_steps_are_the_engines),
+        TEST(model_file_runs_there_with_any_rows),
+        TEST(its_errors_come_with_its_words),
+        TEST(options_choose_provider_level_and_threads),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

@@ -17,6 +17,7 @@
 #include "trunnion/backend.h"
 #include "trunnion/certify.h"
 #include "trunnion/data_parallel.h"
+#include "trunnion/engine.h"
 #include "trunnion/json.h"
 #include "trunnion/kernels.h"
 #include "trunnion/linalg.h"
@@ -174,6 +175,9 @@ static void tensors_refuse(void **state) {
     YIELDS(0, tn_device_host_count(NULL))
     tn_host_use use = {.struct_size = sizeof use};
     FAILS(tn_device_host_at(NULL, 0, &use))
+    FAILS(tn_engine_set_options(NULL, NULL))
+    YIELDS(0, tn_engine_provider_count(NULL))
+    YIELDS(NULL, tn_engine_provider_at(NULL, 0))
     FAILS(tn_try(NULL, 0, NULL, NULL, NULL, NULL))
     FAILS(tn_get_runtime_stats(NULL))
     FAILS(tn_get_placement(NULL))

@@ -293,13 +293,15 @@ static onnx_result run_sets(const char *folder, tn_onnx *model, verdict *v) {
     return result;
 }
 
-onnx_result onnx_case_run(const char *folder, onnx_tolerance tolerance, char *why, size_t size) {
+onnx_result onnx_case_run(const char *folder, onnx_tolerance tolerance, bool recorded, char *why, size_t size) {
     verdict v = {.tolerance = tolerance_of(folder, tolerance), .why = why, .size = size};
     char path[PATH];
+    tn_onnx_options o = TN_ONNX_DEFAULTS;
     tn_onnx *model = NULL;
+    o.recorded = recorded;
     why[0] = 0;
     snprintf(path, sizeof path, "%s/model.onnx", folder);
-    tn_status status = tn_onnx_open(path, NULL, &model);
+    tn_status status = tn_onnx_open(path, &o, &model);
     if (status != TN_OK) {
         (void)differs(&v, "%s", tn_error());
         return status == TN_ERR_UNSUPPORTED ? ONNX_SKIPPED : ONNX_FAILED;

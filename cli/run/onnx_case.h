@@ -2,6 +2,7 @@
 #ifndef TRUNNION_CLI_ONNX_CASE_H
 #define TRUNNION_CLI_ONNX_CASE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 typedef enum onnx_result { ONNX_PASSED, ONNX_FAILED, ONNX_SKIPPED, ONNX_RESULTS } onnx_result;
@@ -11,8 +12,8 @@ typedef struct onnx_tolerance {
     double absolute, relative; /* negative: as the case's data.json says, else 1e-7 and 1e-3 */
 } onnx_tolerance;
 
-/* Runs all data sets of a folder on the current device. why: what differs, or what the model has that cannot be run
- * (skipped); "" where it passed. */
-onnx_result onnx_case_run(const char *folder, onnx_tolerance tolerance, char *why, size_t size);
+/* Runs all data sets of a folder on the current device. recorded: as of tn_onnx_options. why: what differs, or what the
+ * model has that cannot be run (skipped); "" where it passed. */
+onnx_result onnx_case_run(const char *folder, onnx_tolerance tolerance, bool recorded, char *why, size_t size);
 
 #endif

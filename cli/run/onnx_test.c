@@ -21,7 +21,7 @@
 #include <unistd.h>
 #endif
 
-enum { OPT_ATOL = 256, OPT_RTOL, OPT_FILTER, OPT_SECONDS };
+enum { OPT_ATOL = 256, OPT_RTOL, OPT_FILTER, OPT_SECONDS, OPT_RECORDED };
 enum { PATH = 4096, WHY = 600, DEEPEST = 3 /* folders in folders */ };
 
 static int run_onnx_test(int argc, char **argv);
@@ -34,6 +34,8 @@ const cli_command cli_onnx_test = {
             "  --atol X              absolute tolerance (default: the case's, else 1e-7)\n"
             "  --rtol X              relative tolerance (default: the case's, else 1e-3)\n"
             "  --seconds N           time limit of a case (default 60)\n"
+            "  --recorded            on engine:onnxruntime: record the model's operators and\n"
+            "                        have the engine compute that, not the file\n"
             "  -v, --verbose         also list passed cases\n"
             "  --json                passed, failed, skipped, cases[{name, result, why}], device\n"
             "\n"
@@ -58,6 +60,7 @@ typedef struct tests {
     onnx_tolerance tolerance;
     const char *filter;
     int64_t seconds;
+    bool recorded;
     cli_options options;
     test_case *cases;
     size_t count, room;
@@ -79,6 +82,7 @@ static bool take_onnx_test_option(void *ctx, int val, const char *arg) {
     case OPT_ATOL: return parse_tolerance(arg, &t->tolerance.absolute);
     case OPT_RTOL: return parse_tolerance(arg, &t->tolerance.relative);
     case OPT_FILTER: t->filter = arg; return true;
+    case OPT_RECORDED: t->recorded = true; return true;
     default: return cli_parse_int(arg, 1, 86400, &t->seconds);
     }
 }
@@ -165,7 +169,7 @@ static void work_onnx_test(const tests *t, size_t from, int pipe) {
     tell(pipe, ONNX_RESULTS, info.id);
     for (size_t i = from; i < t->count; i++) {
         char why[WHY];
-        onnx_result result = onnx_case_run(t->cases[i].folder, t->tolerance, why, sizeof why);
+        onnx_result result = onnx_case_run(t->cases[i].folder, t->tolerance, t->recorded, why, sizeof why);
         tell(pipe, (int)result, why);
     }
     _exit(CLI_OK);
@@ -316,6 +320,7 @@ static int run_onnx_test(int argc, char **argv) {
         {"rtol", required_argument, NULL, OPT_RTOL},
         {"filter", required_argument, NULL, OPT_FILTER},
         {"seconds", required_argument, NULL, OPT_SECONDS},
+        {"recorded", no_argument, NULL, OPT_RECORDED},
         {0},
     };
     tests t = {.tolerance = {-1, -1}, .seconds = 60};

@@ -25,6 +25,7 @@ enum {
     OPT_STEPS,
     OPT_FEED,
     OPT_DIM,
+    OPT_RECORDED,
     OPT_PROFILE,
     OPT_TRACE,
     OPT_RESIZE,
@@ -66,6 +67,8 @@ const cli_command cli_run = {
             "                         most probable tokens are shown\n"
             "      --feed OUT=IN      output that becomes an input; a * in both stands for\n"
             "                         the same text\n"
+            "      --recorded         on engine:onnxruntime: record the model's operators and\n"
+            "                         have the engine compute that, not the file\n"
             "      --profile          show the time of each command\n"
             "      --trace FILE.json  write the times in the format of chrome://tracing\n"
             "  --json                 outputs{NAME: {shape[], dtype, values[] of at most 64, else\n"
@@ -94,7 +97,7 @@ typedef struct work {
     int input_count;
     onnx_dims dims;
     const char *output, *trace;
-    bool random, profile;
+    bool random, profile, recorded;
     image_options picture;
     bool for_pictures, has_picture; /* an option of theirs was given; an input is one */
     int64_t repeat;
@@ -171,6 +174,7 @@ static bool take_network_option(void *ctx, int val, const char *arg) {
     switch (val) {
     case 'i': return split_network(own, w->inputs, &w->input_count);
     case 'o': w->output = arg; return *arg != 0;
+    case OPT_RECORDED: w->recorded = true; return true;
     case OPT_DIM: return onnx_take_dim(&w->dims, arg);
     case OPT_RANDOM: return w->random = true;
     case OPT_STEPS: return cli_parse_int(arg, 1, 1 << 20, &w->steps.count);
@@ -480,6 +484,12 @@ static void list_values(const work *w) {
     }
 }
 
+/* An engine that runs the file makes no plan. */
+static void name_device(const tn_device *device, tn_placement *p) {
+    tn_device_info info = {.struct_size = sizeof info};
+    if (tn_device_get_info(device, &info) == TN_OK) snprintf(p->device, sizeof p->device, "%s", info.id);
+}
+
 static int do_work(work *w, const char *path) {
     tn_selection s = {.struct_size = sizeof s};
     tn_placement p = {.struct_size = sizeof p};
@@ -487,7 +497,9 @@ static int do_work(work *w, const char *path) {
     tn_device *device = cli_choose_device(&w->options, &s, &code);
     if (!device) return code;
     tn_manual_seed(w->options.seed);
-    tn_status status = tn_onnx_open(path, NULL, &w->model);
+    tn_onnx_options o = TN_ONNX_DEFAULTS;
+    o.recorded = w->recorded;
+    tn_status status = tn_onnx_open(path, &o, &w->model);
     if (status == TN_OK) {
         w->in = calloc((size_t)tn_onnx_input_count(w->model) + 1, sizeof *w->in);
         w->out = calloc((size_t)tn_onnx_output_count(w->model) + 1, sizeof *w->out);
@@ -498,6 +510,7 @@ static int do_work(work *w, const char *path) {
     if (status == TN_OK) status = make_inputs(w);
     if (status == TN_OK) status = run_all_network(w);
     if (status == TN_OK) status = tn_get_placement(&p);
+    if (!p.device[0]) name_device(device, &p);
     if (status == TN_OK) status = run_top_check(&w->top, w->model, w->out);
     if (status == TN_OK && w->output) status = run_output_write(w->model, w->out, w->output);
     if (status == TN_OK && w->trace) status = write_trace(w);
@@ -518,6 +531,7 @@ static int run_network(int argc, char **argv) {
         {"input", required_argument, NULL, 'i'},         {"output", required_argument, NULL, 'o'},
         {"random", no_argument, NULL, OPT_RANDOM},       {"repeat", required_argument, NULL, OPT_REPEAT},
         {"steps", required_argument, NULL, OPT_STEPS},   {"feed", required_argument, NULL, OPT_FEED},
+        {"recorded", no_argument, NULL, OPT_RECORDED},
         {"dim", required_argument, NULL, OPT_DIM},       {"profile", no_argument, NULL, OPT_PROFILE},
         {"trace", required_argument, NULL, OPT_TRACE},   {"resize", required_argument, NULL, OPT_RESIZE},
         {"scale", required_argument, NULL, OPT_SCALE},   {"mean", required_argument, NULL, OPT_MEAN},

@@ -84,11 +84,16 @@ typedef struct tn_onnx_options {
     const char *folder;
     char **report;     /* receives the unsupported operators, freed with tn_text_free, or NULL; default NULL */
     bool weights_only; /* do not look up operators: weights can be read, but the model cannot run; default false */
+    /* on engine:onnxruntime, which runs models from their own files: record the model's operators here all the same, and
+     * let the engine compute the recording; default false */
+    bool recorded;
 } tn_onnx_options;
 #define TN_ONNX_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_onnx_options, weights_only), NULL, NULL, false }
+    { TN_OPTIONS_SIZE(tn_onnx_options, recorded), NULL, NULL, false, false }
 
-/* Opens a model of opset 7 or newer. Weights are placed on the current device, which must also be current in runs.
+/* Opens a model of opset 7 or newer. Weights are placed on the current device, which must also be current in runs. If
+ * that is engine:onnxruntime, the engine opens the file and runs it: its operators are the engine's, and inputs and
+ * outputs must be tensors of numbers.
  *   options: NULL for the defaults. *out: closed with tn_onnx_close. The file must not be truncated while it is open.
  * Errors: TN_ERR_IO; TN_ERR_FORMAT with what is wrong in the file; TN_ERR_UNSUPPORTED with every unsupported operator,
  * its number of nodes and one of their names. Source: onnx.proto and IR.md of the ONNX standard. */

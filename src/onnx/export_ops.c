@@ -111,13 +111,17 @@ static const char *write_cast(onnx_export *x, const tn_node *n, const onnx_write
 
 static bool export_op_is_float(const tn_node *n) { return tn_dtype_is_float((tn_dtype)n->dtype); }
 
-/* x − ⌊x / y⌋ · y for floats; ONNX's Mod of integers has the divisor's sign as well. */
+/* With the divisor's sign, as ONNX's Mod of integers has it; that of floats has the dividend's. */
 static const char *write_remainder(onnx_export *x, const tn_node *n, const onnx_writer *w) {
     const char *a = in(x, n, 0), *b = in(x, n, 1);
     (void)w;
     if (!export_op_is_float(n)) return onnx_emit2(x, "Mod", a, b);
-    const char *whole = onnx_emit1(x, "Floor", onnx_emit2(x, "Div", a, b));
-    return onnx_emit2(x, "Sub", a, onnx_emit2(x, "Mul", whole, b));
+    const char *zero = onnx_write_number(x, 0, taken_as(n, (tn_dtype)n->dtype));
+    onnx_attr_int(x, "fmod", 1);
+    const char *rest = onnx_emit2(x, "Mod", a, b);
+    const char *differ = onnx_emit2(x, "Xor", onnx_emit2(x, "Less", rest, zero), onnx_emit2(x, "Less", b, zero));
+    const char *any = onnx_emit1(x, "Not", onnx_emit2(x, "Equal", rest, zero));
+    return onnx_emit3(x, "Where", onnx_emit2(x, "And", differ, any), onnx_emit2(x, "Add", rest, b), rest);
 }
 
 static const char *write_fmod(onnx_export *x, const tn_node *n, const onnx_writer *w) {

@@ -61,7 +61,8 @@ static tn_status finish_model(tn_onnx *m, onnx_text message, const char *path, c
     m->is_inert = o->weights_only;
     if (status == TN_OK) status = onnx_model_list_weights(m);
     if (status == TN_OK && !m->is_inert)
-        status = onnx_engine_is_current() ? onnx_engine_open(m, message, path) : onnx_model_resolve(m, o->report);
+        status = onnx_engine_is_current() && !o->recorded ? onnx_engine_open(m, message, path)
+                                                      : onnx_model_resolve(m, o->report);
     if (status == TN_OK) {
         *out = m;
         return TN_OK;
