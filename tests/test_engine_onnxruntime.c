@@ -103,6 +103,7 @@ static void assert_reads(tn_tensor *t, const float *want, int count, float withi
 static void graph_runs_there_whole(void **state) {
     (void)state;
     if (!open_engine()) return;
+    TN_SCOPE;
     int64_t before = ran_on_the_host();
     float want[20], have[20];
     for (int pass = 0; pass < 2; pass++) {
@@ -122,6 +123,7 @@ static void graph_runs_there_whole(void **state) {
 static void strided_views_are_inputs(void **state) {
     (void)state;
     if (!open_engine()) return;
+    TN_SCOPE;
     tn_tensor *x = numbers(3, 4);
     assert_ok(tn_eval(&x, 1));
     tn_tensor *columns = tn_transpose(x, 0, 1), *part = tn_slice(x, 1, 1, 4, 2);
@@ -140,6 +142,7 @@ static void strided_views_are_inputs(void **state) {
 static void states_are_written_behind_the_graph(void **state) {
     (void)state;
     if (!open_engine()) return;
+    TN_SCOPE;
     tn_tensor *s = numbers(2, 2);
     assert_ok(tn_make_state(s));
     const float first[] = {-0.5f, -0.25f, 0.0f, 0.25f}, then[] = {0.25f, 0.0625f, 0.0f, 0.0625f};
@@ -154,6 +157,7 @@ static void states_are_written_behind_the_graph(void **state) {
 static void runtime_scalars_come_with_each_run(void **state) {
     (void)state;
     if (!open_engine()) return;
+    TN_SCOPE;
     tn_tensor *x = numbers(2, 2);
     assert_ok(tn_eval(&x, 1));
     for (int i = 1; i < 4; i++) {
@@ -166,6 +170,7 @@ static void runtime_scalars_come_with_each_run(void **state) {
 static void index_out_of_range_is_an_error_of_the_caller(void **state) {
     (void)state;
     if (!open_engine()) return;
+    TN_SCOPE;
     tn_tensor *x = numbers(3, 4), *at = tn_from_data((int64_t[]){0, 2}, (int64_t[]){2}, 1, TN_I64);
     float got[8];
     assert_ok(tn_read(tn_index_select(x, 0, tn_sub(at, tn_scalar_int(0))), got, sizeof got));
@@ -178,6 +183,7 @@ static void index_out_of_range_is_an_error_of_the_caller(void **state) {
 static void what_it_lacks_is_computed_by_the_host_and_told(void **state) {
     (void)state;
     if (!open_engine()) return;
+    TN_SCOPE;
     int64_t before = ran_on_the_host();
     const int64_t numbers_of_x[] = {2, -3, 1, 5}, exponents[] = {3, 2, -1, -2}, want[] = {10, 11, 3, 2};
     tn_tensor *x = tn_from_data(numbers_of_x, (int64_t[]){4}, 1, TN_I64);
@@ -193,6 +199,7 @@ static void what_it_lacks_is_computed_by_the_host_and_told(void **state) {
 static void failed_run_is_done_again_by_the_host(void **state) {
     (void)state;
     if (!open_engine()) return;
+    TN_SCOPE;
     int64_t before = ran_on_the_host();
     tn_tensor *s = tn_from_data((int64_t[]){7, 8}, (int64_t[]){2}, 1, TN_I64);
     tn_tensor *x = tn_from_data((int64_t[]){0, 3}, (int64_t[]){2}, 1, TN_I64);
@@ -207,6 +214,7 @@ static void failed_run_is_done_again_by_the_host(void **state) {
 static void random_numbers_are_those_of_every_device(void **state) {
     (void)state;
     if (!open_engine()) return;
+    TN_SCOPE;
     int64_t before = ran_on_the_host();
     tn_device *d = NULL;
     float want[16], have[16];
@@ -344,6 +352,7 @@ static void assert_trains_alike(const char *name, net (*make)(void), bool captur
 static void training_steps_are_the_engines(void **state) {
     (void)state;
     if (!open_engine()) return;
+    TN_SCOPE;
     int64_t before = ran_on_the_host();
     assert_trains_alike("mlp", mlp, false);
     assert_trains_alike("cnn", cnn, false);
@@ -385,6 +394,7 @@ static void run_model(tn_onnx *m, int64_t rows, float *out) {
 static void model_file_runs_there_with_any_rows(void **state) {
     (void)state;
     if (!open_engine()) return;
+    TN_SCOPE;
     float file[30], recorded[30];
     tn_onnx_options o = TN_ONNX_DEFAULTS;
     for (int pass = 0; pass < 2; pass++) {
@@ -402,6 +412,7 @@ static void model_file_runs_there_with_any_rows(void **state) {
 static void its_errors_come_with_its_words(void **state) {
     (void)state;
     if (!open_engine()) return;
+    TN_SCOPE;
     tn_onnx *m = NULL;
     assert_ok(tn_onnx_open(write_model(), NULL, &m));
     tn_onnx_value *in = tn_onnx_value_tensor(tn_zeros((int64_t[]){2, 7}, 2, TN_F32)), *out = NULL;
@@ -424,6 +435,7 @@ static void its_errors_come_with_its_words(void **state) {
 static void options_choose_provider_level_and_threads(void **state) {
     (void)state;
     if (!open_engine()) return;
+    TN_SCOPE;
     tn_engine_options o = TN_ENGINE_DEFAULTS;
     tn_onnx *m = NULL;
     float out[10];
@@ -447,6 +459,12 @@ static void options_choose_provider_level_and_threads(void **state) {
     assert_int_equal(tn_engine_set_options(engine, &o), TN_ERR_ARGUMENT);
     assert_ok(tn_engine_set_options(engine, NULL));
     assert_int_equal(tn_engine_set_options(NULL, NULL), TN_ERR_ARGUMENT);
+}
+
+static int close_engine(void **state) {
+    (void)tn_set_current_device(NULL);
+    tn_device_close(engine);
+    return remove_scratch(state);
 }
 
 int main(void) {
@@ -478,5 +496,5 @@ int main(void) {
         TEST(its_errors_come_with_its_words),
         TEST(options_choose_provider_level_and_threads),
     };
-    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
+    return cmocka_run_group_tests(tests, make_scratch, close_engine);
 }
