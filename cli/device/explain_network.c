@@ -33,7 +33,9 @@ static tn_status run_network(void *ctx) {
 }
 
 static tn_status open_network(network *n, explain_wishes *w, uint64_t seed, const char *path) {
-    tn_status status = tn_onnx_open(path, NULL, &n->model);
+    tn_onnx_options o = TN_ONNX_DEFAULTS;
+    o.recorded = true; /* only of a recording is there a plan to show */
+    tn_status status = tn_onnx_open(path, &o, &n->model);
     if (status != TN_OK) return status;
     int inputs = tn_onnx_input_count(n->model);
     n->in = calloc((size_t)inputs + 1, sizeof *n->in);
