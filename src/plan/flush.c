@@ -380,6 +380,8 @@ static bool is_target(const tn_node *n, tn_node *const *targets, int count) {
 static bool postpone(tn_binding *b, size_t i, tn_node *const *targets, int count) {
     const tn_output *o = &b->outputs[i];
     if (o->home >= 0 || is_target(o->node, targets, count)) return false;
+    for (size_t k = 0; k < b->postponed_count; k++)
+        if (b->postponed[k].node == o->node) return false; /* an engine's graph needs it all the same */
     if (tn_mem_reserve(&b->postponed, &b->postponed_capacity, b->postponed_count + 1, sizeof *b->postponed) != TN_OK)
         return false;
     char *why = tn_mem_strdup(tn_error());
