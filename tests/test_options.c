@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "trunnion/amp.h"
+#include "trunnion/engine.h"
 #include "trunnion/certify.h"
 #include "trunnion/data_parallel.h"
 #include "trunnion/embed.h"
@@ -277,6 +278,12 @@ static tn_status try_certify(const void *o) {
     return tn_certify(NULL, o, &counts);
 }
 
+/* The options are checked before the device, which is none: where it is reached they were accepted. */
+static tn_status try_engine(const void *o) {
+    tn_status s = tn_engine_set_options(tn_current_device(), o);
+    return strstr(tn_error(), "is not engine:onnxruntime") ? TN_OK : s;
+}
+
 /* X(initialiser, type, attempt) */
 #define OTHERS(X)                                                       \
     X(SGD, tn_sgd_options, try_sgd)                                     \
@@ -310,6 +317,7 @@ static tn_status try_certify(const void *o) {
     X(CHECKPOINT, tn_checkpoint, try_checkpoint)                        \
     X(MODEL_SIZES, tn_model_sizes, try_model_sizes)                     \
     X(DATA_PARALLEL, tn_data_parallel_options, try_data_parallel)       \
+    X(ENGINE, tn_engine_options, try_engine)                            \
     X(CERTIFY, tn_certify_options, try_certify)
 
 #define OTHER_DEFAULTS(NAME, type, call) static const type NAME##_defaults = TN_##NAME##_DEFAULTS;
@@ -694,6 +702,12 @@ static tn_status choose_split(int v) {
     return try_data_parallel(&o);
 }
 
+static tn_status choose_level(int v) {
+    tn_engine_options o = TN_ENGINE_DEFAULTS;
+    o.level = (tn_engine_level)v;
+    return try_engine(&o);
+}
+
 static tn_status choose_numerics(int v) { return tn_set_numerics((tn_numerics)v); }
 static tn_status choose_tuning(int v) { return tn_set_tuning((tn_tuning)v); }
 
@@ -726,6 +740,7 @@ static const choice choices[] = {
     CHOICE(tn_fallback, "fallback", TN_FALLBACK_SILENT, choose_fallback),
     CHOICE(tn_fallback, "data parallel: fallback", TN_FALLBACK_SILENT, choose_parallel_fallback),
     CHOICE(tn_data_split, "data parallel: split", TN_SPLIT_SHARES, choose_split),
+    CHOICE(tn_engine_level, "tn_engine_set_options: level", TN_ENGINE_LEVEL_EXTENDED, choose_level),
     CHOICE(tn_numerics, "tn_set_numerics: numerics", TN_NUMERICS_FAST, choose_numerics),
     CHOICE(tn_tuning, "tn_set_tuning: mode", TN_TUNING_OFF, choose_tuning),
     CHOICE(tn_pooling, "tn_embedder_open: pooling", TN_POOLING_MAX, choose_pooling),

@@ -84,8 +84,8 @@ typedef struct tn_onnx_options {
     const char *folder;
     char **report;     /* receives the unsupported operators, freed with tn_text_free, or NULL; default NULL */
     bool weights_only; /* do not look up operators: weights can be read, but the model cannot run; default false */
-    /* on engine:onnxruntime, which runs models from their own files: record the model's operators here all the same, and
-     * let the engine compute the recording; default false */
+    /* on engine:onnxruntime, which runs models from their own files: record the model's operators all the same, and let
+     * the engine compute the recording; default false */
     bool recorded;
 } tn_onnx_options;
 #define TN_ONNX_DEFAULTS \

@@ -23,12 +23,16 @@ tn_status tn_engine_set_options(tn_device *engine, const tn_engine_options *opti
     enum { MOST_THREADS = 1024 };
     tn_engine_options o = TN_ENGINE_DEFAULTS;
     tn_ort_options set = {0};
-    TRY(check_engine(engine, "tn_engine_set_options"));
     TRY(tn_options_read(&o, options, "tn_engine_set_options", "tn_engine_options o = TN_ENGINE_DEFAULTS"));
-    if ((unsigned)o.level >= TN_COUNT(levels) || o.threads < 0 || o.threads > MOST_THREADS)
+    if ((unsigned)o.level >= TN_COUNT(levels))
         return tn_fail(TN_ERR_ARGUMENT,
-                       "tn_engine_set_options: level %d, %d threads; levels are 0 to %zu, threads 0 to %d",
-                       (int)o.level, o.threads, TN_COUNT(levels) - 1, MOST_THREADS);
+                       "tn_engine_set_options: level is %d; it must be one of TN_ENGINE_LEVEL_ALL, "
+                       "TN_ENGINE_LEVEL_NONE, TN_ENGINE_LEVEL_BASIC, TN_ENGINE_LEVEL_EXTENDED",
+                       (int)o.level);
+    if (o.threads < 0 || o.threads > MOST_THREADS)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_engine_set_options: threads is %d; it must be 0 to %d", o.threads,
+                       MOST_THREADS);
+    TRY(check_engine(engine, "tn_engine_set_options"));
     const char *provider = o.provider ? o.provider : tn_env("TRUNNION_ONNXRUNTIME_PROVIDER");
     if (provider && strlen(provider) >= sizeof set.provider)
         return tn_fail(TN_ERR_ARGUMENT,

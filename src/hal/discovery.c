@@ -19,7 +19,7 @@
 
 enum { FREE_MEMORY_SECONDS = 10 }; /* how long what a probe said about free memory is repeated */
 
-enum { PROBES = 2 }; /* raise it when a probe finds or says something else than before: old records are then ignored */
+enum { PROBES = 3 }; /* raise it when a probe finds or says something else than before: old records are then ignored */
 
 /* ---- keys -------------------------------------------------------------------------------------------------------- */
 

@@ -464,6 +464,7 @@ typedef struct tn_evaluator {
     /* Gives buffers to the nodes of `targets`, to every pending node with live handles, and to states. */
     tn_status (*flush)(tn_recorder *r, tn_node *const *targets, int count);
     tn_status (*expand)(tn_node *n); /* makes n->expansion (plan/passes.h) */
+    tn_tensor *(*to_device)(const tn_tensor *t, tn_device *device); /* as tn_to_device */
 } tn_evaluator;
 extern const tn_evaluator tn_graph_evaluator;
 

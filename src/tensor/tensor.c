@@ -765,7 +765,7 @@ tn_tensor *tn_copy_(tn_tensor *dst, const tn_tensor *src) {
     tn_node *value = tn_tensor_node(src), *now = tn_tensor_node(dst);
     bool apart = !((value->flags | now->flags) & TN_NODE_ERROR) && value->device != now->device;
     if (!apart) return write_node(dst, value, false, "copy");
-    tn_tensor *moved = tn_tensor_unscoped(tn_to_device(src, now->device));
+    tn_tensor *moved = tn_tensor_unscoped(tn_graph_evaluator.to_device(src, now->device));
     dst = write_node(dst, tn_tensor_node(moved), false, "copy");
     tn_free(moved);
     return dst;
