@@ -306,7 +306,7 @@ REFUSED = [  # model, further words of the command, what the message names
     ("written-out", ["--steps", 3], "input_ids"),
     ("written-out", ["--steps", 3, "-i", "input_ids=none.npy"], "[texts, tokens]"),
     ("recurrent", ["--feed", "hn=h"], "--steps"),
-    ("recurrent", ["-i", "x=two.npy", "--dim", "batch=5"], "a node LSTM"),
+    ("recurrent", ["-i", "x=two.npy", "--dim", "batch=5"], "an unnamed node LSTM"),
     ("recurrent", ["--steps", 3, "--repeat", 3], "--repeat"),
 ]
 
