@@ -3,26 +3,17 @@
  *
  * The failures are those of a stand-in (tests/fakes/onnxruntime.c). The rest needs the library:
  * TRUNNION_ONNXRUNTIME_LIB, or where it is found by itself, as after `pip install onnxruntime`. */
-#include "device_support.h"
+#include "engine_support.h"
 
 #include <math.h>
 
-#include "trunnion/trunnion.h"
-
-static const char ENGINE[] = "engine:onnxruntime";
-static char real_library[600];
+static const engine_subject SUBJECT = {"engine:onnxruntime", "ONNX Runtime", "TRUNNION_ONNXRUNTIME_LIB",
+                                       (const char *const[]){"libonnxruntime.so.1", "site-packages/onnxruntime/capi/libonnxruntime.so.1.*", NULL}};
 
 /* ---- libraries that cannot be used ------------------------------------------------------------------------------- */
 
 static void assert_refused(const char *does, const char *version, const char *why) {
-    tn_device_options o = TN_DEVICE_DEFAULTS;
-    tn_device *d;
-    o.fallback = TN_FALLBACK_STRICT;
-    setenv("FAKE_DOES", does, 1);
-    setenv("FAKE_VERSION", version, 1);
-    assert_int_equal(tn_device_open(ENGINE, &o, NULL, &d), TN_ERR_UNAVAILABLE);
-    assert_null(d);
-    assert_text_has(tn_error(), why);
+    assert_engine_refused(&SUBJECT, does, version, why);
 }
 
 static void absent_library_is_named_with_what_to_do(void **state) {
@@ -57,48 +48,7 @@ static void broken_libraries_are_refused_with_the_reason(void **state) {
 
 /* ---- recorded graphs --------------------------------------------------------------------------------------------- */
 
-static tn_device *engine;
-
-static bool open_engine(void) {
-    if (!real_library[0]) {
-        print_message("skipped: ONNX Runtime is not installed\n");
-        return false;
-    }
-    setenv("TRUNNION_ONNXRUNTIME_LIB", real_library, 1);
-    if (!engine) {
-        tn_device_options o = TN_DEVICE_DEFAULTS;
-        o.fallback = TN_FALLBACK_SILENT;
-        assert_ok(tn_device_open(ENGINE, &o, NULL, &engine));
-        assert_non_null(engine);
-        print_message("ran on: %s\n", ENGINE);
-    }
-    assert_ok(tn_set_current_device(engine));
-    return true;
-}
-
-static int64_t ran_on_the_host(void) {
-    int64_t operations = 0;
-    for (int i = 0; i < tn_device_host_count(engine); i++) {
-        tn_host_use use = {.struct_size = sizeof use};
-        assert_ok(tn_device_host_at(engine, i, &use));
-        operations += use.operations;
-    }
-    return operations;
-}
-
-static tn_tensor *numbers(int64_t rows, int64_t columns) {
-    float v[64];
-    for (int64_t i = 0; i < rows * columns; i++)
-        v[i] = (float)(i % 7) * 0.25f - 0.5f;
-    return tn_from_data(v, (int64_t[]){rows, columns}, 2, TN_F32);
-}
-
-static void assert_reads(tn_tensor *t, const float *want, int count, float within) {
-    float got[64];
-    assert_ok(tn_read(t, got, (size_t)count * sizeof *got));
-    for (int i = 0; i < count; i++)
-        if (!(fabsf(got[i] - want[i]) <= within)) fail_msg("element %d is %.9g instead of %.9g", i, got[i], want[i]);
-}
+static bool open_engine(void) { return open_real_engine(&SUBJECT); }
 
 static void graph_runs_there_whole(void **state) {
     (void)state;
@@ -468,16 +418,7 @@ static int close_engine(void **state) {
 }
 
 int main(void) {
-    const char *given = getenv("TRUNNION_ONNXRUNTIME_LIB");
-    tn_library_spec library = {
-        "ONNX Runtime",
-        "TRUNNION_ONNXRUNTIME_LIB",
-        (const char *const[]){"libonnxruntime.so.1", "site-packages/onnxruntime/capi/libonnxruntime.so.1.*", NULL},
-        NULL,
-        0,
-        ""};
-    if (given || !tn_library_locate(&library, real_library, sizeof real_library))
-        snprintf(real_library, sizeof real_library, "%s", given ? given : "");
+    find_real_library(&SUBJECT);
 #define TEST(f) cmocka_unit_test_setup(f, clean_environment)
     const struct CMUnitTest tests[] = {
         TEST(absent_library_is_named_with_what_to_do),

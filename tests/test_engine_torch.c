@@ -3,29 +3,20 @@
  *
  * The failures are those of a stand-in (tests/fakes/torch.c). The rest needs the library: TRUNNION_TORCH_LIB, or where
  * it is found by itself, as after `pip install torch`. */
-#include "device_support.h"
+#include "engine_support.h"
 
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
 
-#include "trunnion/trunnion.h"
-
-static const char ENGINE[] = "engine:torch";
-static char real_library[600];
+static const engine_subject SUBJECT = {"engine:torch", "LibTorch", "TRUNNION_TORCH_LIB",
+                                       (const char *const[]){"libtorch_cpu.so", "site-packages/torch/lib/libtorch_cpu.so", NULL}};
 
 /* ---- libraries that cannot be used ------------------------------------------------------------------------------- */
 
 static void assert_refused(const char *does, const char *version, const char *why) {
-    tn_device_options o = TN_DEVICE_DEFAULTS;
-    tn_device *d;
-    o.fallback = TN_FALLBACK_STRICT;
-    setenv("FAKE_DOES", does, 1);
-    setenv("FAKE_VERSION", version, 1);
-    assert_int_equal(tn_device_open(ENGINE, &o, NULL, &d), TN_ERR_UNAVAILABLE);
-    assert_null(d);
-    assert_text_has(tn_error(), why);
+    assert_engine_refused(&SUBJECT, does, version, why);
 }
 
 static void absent_library_is_named_with_what_to_do(void **state) {
@@ -63,7 +54,7 @@ static void operator_that_fails_is_an_error_with_its_words(void **state) {
         tn_device *d = NULL;
         float got[2];
         o.fallback = TN_FALLBACK_STRICT;
-        bool opened = tn_device_open(ENGINE, &o, NULL, &d) == TN_OK && tn_set_current_device(d) == TN_OK;
+        bool opened = tn_device_open(SUBJECT.name, &o, NULL, &d) == TN_OK && tn_set_current_device(d) == TN_OK;
         tn_tensor *x = tn_from_data((float[]){1, 2}, (int64_t[]){2}, 1, TN_F32);
         bool failed = opened && tn_read(tn_exp(x), got, sizeof got) == TN_ERR_DEVICE;
         bool told = failed && strstr(tn_error(), "aten::exp.out failed (1): the fake refuses");
@@ -83,7 +74,7 @@ static tn_status double_two(void *ctx, tn_device *device) {
 
 static void work_goes_on_where_the_library_crashes(void **state) {
     (void)state;
-    const char *const preferences[] = {ENGINE, "cpu"};
+    const char *const preferences[] = {SUBJECT.name, "cpu"};
     tn_device_options o = TN_DEVICE_DEFAULTS;
     tn_try_report report = {.struct_size = sizeof report};
     float got = 0;
@@ -99,50 +90,12 @@ static void work_goes_on_where_the_library_crashes(void **state) {
 
 /* ---- operations -------------------------------------------------------------------------------------------------- */
 
-static tn_device *engine, *cpu;
+static tn_device *cpu;
 
 static bool open_engine(void) {
-    if (!real_library[0]) {
-        print_message("skipped: LibTorch is not installed\n");
-        return false;
-    }
-    setenv("TRUNNION_TORCH_LIB", real_library, 1);
-    if (!engine) {
-        tn_device_options o = TN_DEVICE_DEFAULTS;
-        o.fallback = TN_FALLBACK_SILENT;
-        assert_ok(tn_device_open("cpu", NULL, NULL, &cpu));
-        assert_ok(tn_device_open(ENGINE, &o, NULL, &engine));
-        tn_device_info info = {.struct_size = sizeof info};
-        assert_ok(tn_device_get_info(engine, &info));
-        assert_string_equal(info.id, ENGINE);
-        print_message("ran on: %s\n", ENGINE);
-    }
-    assert_ok(tn_set_current_device(engine));
+    if (!open_real_engine(&SUBJECT)) return false;
+    if (!cpu) assert_ok(tn_device_open("cpu", NULL, NULL, &cpu));
     return true;
-}
-
-static int64_t ran_on_the_host(void) {
-    int64_t operations = 0;
-    for (int i = 0; i < tn_device_host_count(engine); i++) {
-        tn_host_use use = {.struct_size = sizeof use};
-        assert_ok(tn_device_host_at(engine, i, &use));
-        operations += use.operations;
-    }
-    return operations;
-}
-
-static tn_tensor *numbers(int64_t rows, int64_t columns) {
-    float v[64];
-    for (int64_t i = 0; i < rows * columns; i++)
-        v[i] = (float)(i % 7) * 0.25f - 0.5f;
-    return tn_from_data(v, (int64_t[]){rows, columns}, 2, TN_F32);
-}
-
-static void assert_reads(tn_tensor *t, const float *want, int count, float within) {
-    float got[64];
-    assert_ok(tn_read(t, got, (size_t)count * sizeof *got));
-    for (int i = 0; i < count; i++)
-        if (!(fabsf(got[i] - want[i]) <= within)) fail_msg("element %d is %.9g instead of %.9g", i, got[i], want[i]);
 }
 
 static void operations_run_there_and_none_on_the_host(void **state) {
@@ -523,16 +476,7 @@ static void transformer_trains_to_the_same_losses(void **state) {
 }
 
 int main(void) {
-    const char *given = getenv("TRUNNION_TORCH_LIB");
-    tn_library_spec library = {
-        "LibTorch",
-        "TRUNNION_TORCH_LIB",
-        (const char *const[]){"libtorch_cpu.so", "site-packages/torch/lib/libtorch_cpu.so", NULL},
-        NULL,
-        0,
-        ""};
-    if (given || !tn_library_locate(&library, real_library, sizeof real_library))
-        snprintf(real_library, sizeof real_library, "%s", given ? given : "");
+    find_real_library(&SUBJECT);
 #define TEST(f) cmocka_unit_test_setup(f, clean_environment)
     const struct CMUnitTest tests[] = {
         TEST(absent_library_is_named_with_what_to_do),
