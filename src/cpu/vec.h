@@ -16,9 +16,16 @@
 
 #define VEC_JOIN_(a, b) a##_##b
 #define VEC_JOIN(a, b) VEC_JOIN_(a, b)
+/* Whether the compiler makes one instruction of a multiplication and an addition that are rounded once. */
+#if defined(__AVX2__) || defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
+#define VEC_HAS_FMA 1
+#else
+#define VEC_HAS_FMA 0
+#endif
+
 /* Before a loop of constant length: unrolls it completely, so that an array of vectors can be in registers. Not done if
- * fma is a function call. */
-#if !defined(__AVX2__) && !defined(__FP_FAST_FMAF) && !defined(__ARM_FEATURE_FMA)
+ * fma is no single instruction. */
+#if !VEC_HAS_FMA
 #define VEC_UNROLL
 #elif defined(__clang__)
 #define VEC_UNROLL _Pragma("clang loop unroll(full)")
@@ -114,7 +121,7 @@ VEC_INLINE V v_set1(real x) {
     return v;
 }
 
-#if defined(TN_VEC_F64) || defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
+#if defined(TN_VEC_F64) || VEC_HAS_FMA
 VEC_INLINE V v_fma(V a, V b, V c) {
     V v;
     for (int i = 0; i < VL; i++) {
