@@ -7,8 +7,9 @@
 
 #include <math.h>
 
-static const engine_subject SUBJECT = {"engine:onnxruntime", "ONNX Runtime", "TRUNNION_ONNXRUNTIME_LIB",
-                                       (const char *const[]){"libonnxruntime.so.1", "site-packages/onnxruntime/capi/libonnxruntime.so.1.*", NULL}};
+static const char *const PLACES[] = {"libonnxruntime.so.1",
+                                     "site-packages/onnxruntime/capi/libonnxruntime.so.1.*", NULL};
+static const engine_subject SUBJECT = {"engine:onnxruntime", "ONNX Runtime", "TRUNNION_ONNXRUNTIME_LIB", PLACES};
 
 /* ---- libraries that cannot be used ------------------------------------------------------------------------------- */
 

@@ -10,8 +10,8 @@
 #include <stdatomic.h>
 #include <sys/wait.h>
 
-static const engine_subject SUBJECT = {"engine:torch", "LibTorch", "TRUNNION_TORCH_LIB",
-                                       (const char *const[]){"libtorch_cpu.so", "site-packages/torch/lib/libtorch_cpu.so", NULL}};
+static const char *const PLACES[] = {"libtorch_cpu.so", "site-packages/torch/lib/libtorch_cpu.so", NULL};
+static const engine_subject SUBJECT = {"engine:torch", "LibTorch", "TRUNNION_TORCH_LIB", PLACES};
 
 /* ---- libraries that cannot be used ------------------------------------------------------------------------------- */
 
