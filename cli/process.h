@@ -8,7 +8,7 @@
 /* WebAssembly (WASI) has no processes and no signals. */
 #if defined(__wasi__)
 #define CLI_HAS_PROCESSES 0
-#else
+#elif !defined(CLI_HAS_PROCESSES)
 #define CLI_HAS_PROCESSES 1
 #endif
 

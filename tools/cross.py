@@ -10,6 +10,7 @@ Without TARGET all of them; `cross.py --list` names them. docs/platforms.md says
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -78,27 +79,34 @@ def launcher(target):
     return next(([path] for path in map(shutil.which, target.emulator) if path), None)
 
 
-def train(command, model, steps, to):
-    run([*command, "train", "digits", "--model", model, "--steps", str(steps), "--device", "cpu", "--save", to, "--json"],
-        stdout=subprocess.DEVNULL)
-    return to.read_bytes()
+TRAININGS = (("mlp", 40), ("cnn", 6))  # networks of `trunnion train digits`, and their steps
+
+
+@functools.cache  # this machine's command is compared with every target's
+def results(*command):
+    """What a command certifies ("N passed, …"), and its checkpoint after each training."""
+    certified = run([*command, "certify", "--device", "cpu"], capture_output=True, text=True).stdout.splitlines()[-1]
+    checkpoints = []
+    with tempfile.TemporaryDirectory() as folder:
+        for model, steps in TRAININGS:
+            path = pathlib.Path(folder) / model
+            run([*command, "train", "digits", "--model", model, "--steps", str(steps), "--device", "cpu", "--save", path,
+                 "--json"], stdout=subprocess.DEVNULL)
+            checkpoints.append(path.read_bytes())
+    return certified.split(": ")[-1], checkpoints
 
 
 def check(target, program, native):
     """Compares the target's command with this machine's; the list of what differs."""
-    command = [*launcher(target), program]
+    here, here_bits = results(native)
+    there, there_bits = results(*launcher(target), program)
     wrong = []
-    certified = [run([*c, "certify", "--device", "cpu"], capture_output=True, text=True).stdout.splitlines()[-1]
-                 for c in ([native], command)]
-    counts = [line.split(": ")[-1] for line in certified]
-    if counts[0] != counts[1] or " 0 failed" not in counts[1]:
-        wrong.append(f"certify: {counts[1]}; on this machine {counts[0]}")
-    with tempfile.TemporaryDirectory() as folder:
-        for model, steps in (("mlp", 40), ("cnn", 6)):
-            bits = [train(c, model, steps, pathlib.Path(folder) / f"{model}{i}") for i, c in enumerate(([native], command))]
-            if bits[0] != bits[1]:
-                wrong.append(f"digits ({model}, {steps} steps): the checkpoint differs from this machine's")
-    print(f"{target.name}: certify {counts[1]}; digits: {'other bits' if len(wrong) else 'the same bits'}", flush=True)
+    if here != there or " 0 failed" not in there:
+        wrong.append(f"certify: {there}; on this machine {here}")
+    for (model, steps), ours, theirs in zip(TRAININGS, here_bits, there_bits):
+        if ours != theirs:
+            wrong.append(f"digits ({model}, {steps} steps): the checkpoint differs from this machine's")
+    print(f"{target.name}: certify {there}; digits: {'the same' if here_bits == there_bits else 'other'} bits", flush=True)
     return wrong
 
 

@@ -266,7 +266,7 @@ static int run_some(tests *t, size_t *next) {
     snprintf(t->device, sizeof t->device, "%s", info.id);
     for (; *next < t->count; (*next)++) {
         char why[WHY];
-        onnx_result result = onnx_case_run(t->cases[*next].folder, t->tolerance, why, sizeof why);
+        onnx_result result = onnx_case_run(t->cases[*next].folder, t->tolerance, t->recorded, why, sizeof why);
         note_onnx_test(t, *next, (int)result, why);
     }
     return CLI_OK;
