@@ -496,14 +496,18 @@ VEC_INLINE int64_t tile_gate(const tile *t) {
     return (int64_t)((uintptr_t)(e->gate + t->row * e->gate_row + t->column) - (uintptr_t)t->c);
 }
 
-/* A row's sums with their fused epilogue, for those that have their own code: biases, a matrix, max(…, 0) and clipping,
- * and an addition under a gate. `gated` is constant after inlining. */
-VEC_INLINE void tile_end_rows(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int rows, const bool gated) {
+/* Fused epilogues that have their own code: a bias per column with max(…, 0), which is the most frequent; the same under
+ * a gate; and biases, a matrix and clipping in any combination. */
+typedef enum tile_ending { BIASED, GATED, COMBINED } tile_ending;
+
+/* A row's sums with their fused epilogue. `ending` is constant after inlining. */
+VEC_INLINE void tile_end_rows(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int rows, const tile_ending ending) {
     const epilogue_ops *e = t->epilogue_ops;
-    const real *times = e->times ? e->times + t->row * e->times_row : NULL;
+    const bool gated = ending == GATED;
+    const real *times = gated && e->times ? e->times + t->row * e->times_row : NULL;
     const real *gate = gated ? e->gate + t->row * e->gate_row + t->column : NULL;
-    const real *each = !gated && e->each ? e->each + t->row * e->each_row : NULL;
-    const real *also = !gated && e->also ? e->also + t->row * e->also_row + t->column : NULL;
+    const real *each = ending == COMBINED && e->each ? e->each + t->row * e->each_row : NULL;
+    const real *also = ending == COMBINED && e->also ? e->also + t->row * e->also_row + t->column : NULL;
     const V nothing = v_set1(-0.0f), zero = v_set1(times ? e->zero : -0.0f);
     const V floor = v_set1(e->relu ? 0 : __builtin_nanf(""));
     real *c = t->c;
@@ -511,7 +515,7 @@ VEC_INLINE void tile_end_rows(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const
     VEC_UNROLL for (int j = 0; j < 2; j++) add[j] = e->add ? v_load(e->add + t->column + j * VL) : nothing;
     VEC_UNROLL for (int i = 0; i < rows; i++, c += t->c_row) {
         V by = v_set1(1);
-        if (gated && times) {
+        if (times) {
             by = v_set1(*times);
             times += e->times_row;
         }
@@ -524,7 +528,7 @@ VEC_INLINE void tile_end_rows(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const
             x = x + (gated ? v_fma(by, add[j], zero) : add[j]);
             if (also) x = x + v_load(also + j * VL);
             x = v_gate(x, gated ? v_load(gate + j * VL) : x, floor);
-            v_store(c + j * VL, gated ? x : end_clip(e, x));
+            v_store(c + j * VL, ending == COMBINED ? end_clip(e, x) : x);
         }
         gate += gated ? e->gate_row : 0;
         also += also ? e->also_row : 0;
@@ -532,11 +536,14 @@ VEC_INLINE void tile_end_rows(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const
 }
 
 VEC_INLINE bool tile_end(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int rows) {
-    if (!t->epilogue_ops) return false;
-    if (t->epilogue_ops->gate)
-        tile_end_rows(t, sum, rows, true);
+    const epilogue_ops *e = t->epilogue_ops;
+    if (!e) return false;
+    if (e->gate)
+        tile_end_rows(t, sum, rows, GATED);
+    else if (e->each || e->also || e->floor || e->ceiling)
+        tile_end_rows(t, sum, rows, COMBINED);
     else
-        tile_end_rows(t, sum, rows, false);
+        tile_end_rows(t, sum, rows, BIASED);
     return true;
 }
 #endif
