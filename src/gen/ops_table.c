@@ -204,24 +204,30 @@ static tn_status check_there(const char *name, const void *const *in, int n_in, 
 /* ---- recording --------------------------------------------------------------------------------------------------- */
 
 /* The new tensor t, if no index of it leads outside. */
-static tn_tensor *checked(tn_tensor *t) {
+static __attribute__((noinline)) tn_tensor *checked(tn_tensor *t) {
     tn_status s = tn_check_indices(tn_tensor_node(t));
     if (s == TN_OK) return t;
     tn_free(tn_tensor_unscoped(t));
     return failed(s);
 }
 
-static tn_tensor *record_few(int op, const tn_tensor *const *in, int n_in, unsigned optional) {
-    tn_status s = check_there(tn_op(op)->name, (const void *const *)in, n_in, optional);
-    if (s != TN_OK) return failed(s);
-    tn_tensor *t = tn_record(op, in, n_in, NULL);
-    return tn_takes_indices(op) ? checked(t) : t;
+/* The ways of most ops: as short as they can be, since recording is what a step on few elements takes. */
+static __attribute__((noinline)) tn_tensor *record_absent(int op, const tn_tensor *const *in, int n_in) {
+    return failed(check_there(tn_op(op)->name, (const void *const *)in, n_in, 0));
 }
 
-static tn_tensor *record_1(const tn_tensor *x, int op) { return record_few(op, &x, 1, 0); }
+static inline tn_tensor *record_given(int op, const tn_tensor *const *in, int n_in) {
+    if (tn_takes_indices(op)) return checked(tn_record(op, in, n_in, NULL));
+    return tn_record(op, in, n_in, NULL);
+}
+
+static tn_tensor *record_1(const tn_tensor *x, int op) {
+    return x ? record_given(op, &x, 1) : record_absent(op, &x, 1);
+}
 
 static tn_tensor *record_2(const tn_tensor *x, const tn_tensor *y, int op) {
-    return record_few(op, (const tn_tensor *const[]){x, y}, 2, 0);
+    const tn_tensor *const in[] = {x, y};
+    return x && y ? record_given(op, in, 2) : record_absent(op, in, 2);
 }
 
 static tn_tensor *record_to(tn_tensor *x, int op, const tn_tensor *const *in, int n_in) {

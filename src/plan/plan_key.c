@@ -150,7 +150,6 @@ static tn_status put_symbols(tn_binding *b, uint64_t **at, const tn_node *n) {
 /* Ranges of indices go with the sizes, because a symbolic extent may bound them. */
 static tn_status put_check(tn_binding *b, const tn_node *n) {
     const tn_index_check *c = n->check;
-    if (!c) return TN_OK;
     TRY(tn_mem_reserve(&b->checked, &b->checked_capacity, b->checked_count + 1, sizeof *b->checked));
     b->checked[b->checked_count++] = n;
     TRY(put_size(b, c->range.low));
@@ -215,7 +214,7 @@ static tn_status describe_leaf(tn_binding *b, uint64_t **at, const tn_node *n, i
     put_key(at, (uint64_t)slot | (uint64_t)n->dtype << 32 | (uint64_t)n->rank << 40 |
                     (uint64_t)(n->flags & TN_NODE_VIEW) << 48 | (uint64_t)apart << 56 |
                     (uint64_t)(n->check != NULL) << 57);
-    TRY(put_check(b, n));
+    if (n->check) TRY(put_check(b, n));
     TRY(put_extents(b, at, n));
     if (!(n->flags & TN_NODE_VIEW)) return TN_OK;
     put_key(at, (uint64_t)first);
@@ -280,7 +279,7 @@ static inline tn_status put_node(tn_binding *b, const tn_node *n) {
     uint64_t *at = b->key + b->key_count;
     put_key(&at, n->op | (uint64_t)n->dtype << 16 | (uint64_t)n->rank << 24 | (uint64_t)n->n_in << 32 | mark << 40 |
                      expanded << 41 | varies << 42 | checked << 43);
-    TRY(put_check(b, n));
+    if (n->check) TRY(put_check(b, n));
     TRY(put_extents(b, &at, n));
     if (n->n_i + n->n_f) TRY(put_attributes(b, &at, n));
     if (n->expansion) TRY(put_input(b, &at, n->expansion));

@@ -490,6 +490,9 @@ static tn_status input_dtype(const tn_recorder *r, int op, tn_dtype *to) {
                    tn_op(op)->name, tn_dtype_name((tn_dtype)r->autocast));
 }
 
+/* Whether any thread has used autocast: spares the others a look at their recorder for each op. */
+static atomic_bool autocast_used;
+
 /* f64 stays, as in PyTorch. */
 static bool autocasts(const tn_node *x, tn_dtype to) {
     return x && !(x->flags & TN_NODE_ERROR) && x->dtype != to && (x->dtype == TN_F32 || tn_dtype_is_half(x->dtype));
@@ -522,9 +525,8 @@ tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attr
     if (n_in > TN_MAX_INPUTS) return record_many(op, in, n_in, attrs);
     for (int i = 0; i < n_in; i++)
         nodes[i] = in[i] ? node_of(in[i]) : NULL;
-    const tn_recorder *r = tn_recorder_here();
-    bool cast = r && __builtin_expect(r->autocast != TN_F32, false);
-    tn_node *n = cast ? make_autocast(r, op, nodes, n_in, attrs) : tn_node_make(op, nodes, n_in, attrs);
+    bool cast = atomic_load_explicit(&autocast_used, memory_order_relaxed) && tn_autocast_dtype() != TN_F32;
+    tn_node *n = cast ? make_autocast(tn_recorder_here(), op, nodes, n_in, attrs) : tn_node_make(op, nodes, n_in, attrs);
     if (!(n->flags & (TN_NODE_VIEW | TN_NODE_ERROR))) return tn_tensor_new(n);
     return n == &freed_node ? tn_tensor_error(input_was_freed(op, in, n_in)) : view_handle(op, in, n);
 }
@@ -1020,6 +1022,7 @@ tn_autocast tn_autocast_begin(tn_dtype dtype) {
     tn_recorder *r = tn_recorder_here();
     tn_autocast before = {.before = tn_autocast_dtype()};
     if (r) r->autocast = (uint8_t)dtype;
+    if (dtype != TN_F32) atomic_store_explicit(&autocast_used, true, memory_order_relaxed);
     return before;
 }
 
