@@ -7,9 +7,9 @@
 
 #include <math.h>
 
-static const char *const PLACES[] = {"libonnxruntime.so.1",
-                                     "site-packages/onnxruntime/capi/libonnxruntime.so.1.*", NULL};
-static const engine_subject SUBJECT = {"engine:onnxruntime", "ONNX Runtime", "TRUNNION_ONNXRUNTIME_LIB", PLACES};
+static const char *const LIBRARIES[] = {"libonnxruntime.so.1",
+                                        "site-packages/onnxruntime/capi/libonnxruntime.so.1.*", NULL};
+static const engine_subject SUBJECT = {"engine:onnxruntime", "ONNX Runtime", "TRUNNION_ONNXRUNTIME_LIB", LIBRARIES};
 
 /* ---- libraries that cannot be used ------------------------------------------------------------------------------- */
 

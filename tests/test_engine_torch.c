@@ -10,8 +10,8 @@
 #include <stdatomic.h>
 #include <sys/wait.h>
 
-static const char *const PLACES[] = {"libtorch_cpu.so", "site-packages/torch/lib/libtorch_cpu.so", NULL};
-static const engine_subject SUBJECT = {"engine:torch", "LibTorch", "TRUNNION_TORCH_LIB", PLACES};
+static const char *const LIBRARIES[] = {"libtorch_cpu.so", "site-packages/torch/lib/libtorch_cpu.so", NULL};
+static const engine_subject SUBJECT = {"engine:torch", "LibTorch", "TRUNNION_TORCH_LIB", LIBRARIES};
 
 /* ---- libraries that cannot be used ------------------------------------------------------------------------------- */
 

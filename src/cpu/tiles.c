@@ -496,8 +496,8 @@ VEC_INLINE int64_t tile_gate(const tile *t) {
     return (int64_t)((uintptr_t)(e->gate + t->row * e->gate_row + t->column) - (uintptr_t)t->c);
 }
 
-/* Fused epilogues that have their own code: a bias per column with max(…, 0), which is the most frequent; the same under
- * a gate; and biases, a matrix and clipping in any combination. */
+/* Fused epilogues that have their own code: a bias per column with max(…, 0), which is the most frequent; the same
+ * under a gate; and biases, a matrix and clipping in any combination. */
 typedef enum tile_ending { BIASED, GATED, COMBINED } tile_ending;
 
 /* A row's sums with their fused epilogue. `ending` is constant after inlining. */

@@ -526,7 +526,8 @@ tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attr
     for (int i = 0; i < n_in; i++)
         nodes[i] = in[i] ? node_of(in[i]) : NULL;
     bool cast = atomic_load_explicit(&autocast_used, memory_order_relaxed) && tn_autocast_dtype() != TN_F32;
-    tn_node *n = cast ? make_autocast(tn_recorder_here(), op, nodes, n_in, attrs) : tn_node_make(op, nodes, n_in, attrs);
+    tn_node *n = cast ? make_autocast(tn_recorder_here(), op, nodes, n_in, attrs)
+                      : tn_node_make(op, nodes, n_in, attrs);
     if (!(n->flags & (TN_NODE_VIEW | TN_NODE_ERROR))) return tn_tensor_new(n);
     return n == &freed_node ? tn_tensor_error(input_was_freed(op, in, n_in)) : view_handle(op, in, n);
 }
