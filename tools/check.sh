@@ -31,7 +31,7 @@ asan="-DCMAKE_BUILD_TYPE=RelWithDebInfo -DTRUNNION_SHARED=OFF -DTRUNNION_SANITIZ
 tsan="-DCMAKE_BUILD_TYPE=RelWithDebInfo -DTRUNNION_SHARED=OFF -DTRUNNION_SANITIZE=thread"
 
 # The tests that run threads against each other; each is built and run under the thread sanitizer.
-threaded=$(cd tests && ls test_base.c test_*thread*.c 2>/dev/null | sort -u | sed 's/\.c$//' | tr '\n' ' ')
+threaded=$(find tests -name test_base.c -o -name 'test_*thread*.c' | sed 's|.*/||; s|\.c$||' | sort -u | tr '\n' ' ')
 
 # name | runs in | budget, seconds | command
 table="

@@ -5,7 +5,7 @@
     src/gen/op_ids.h         the enumeration of all ops
     src/gen/ops_build.h      tn_b_* functions for compositions and gradients, places of attributes
     src/gen/ops_table.c      the table, and the bodies of all these functions
-    tests/null_ops.h         each public function called with NULL for all that is a pointer
+    tests/support/null_ops.h  each public function called with NULL for all that is a pointer
     docs/ops.md              what each op is
 
 What an op does in words is the first paragraph of the comment that stands above its code: `/* name(x, …): …`.
@@ -196,7 +196,7 @@ def read_table():
 
 @functools.cache
 def read_facts():
-    """Dtypes and errors of each op, which tests/test_op_facts.c finds: name → (dtypes, errors)."""
+    """Dtypes and errors of each op, which tests/ops/test_op_facts.c finds: name → (dtypes, errors)."""
     text = (ROOT / "src/gen/op_facts.def").read_text(encoding="utf-8")
     return {name: (dtypes, errors) for name, dtypes, errors in re.findall(r'^FACTS\((\w+), "(.*)", "(.*)"\)$', text, re.M)}
 
@@ -901,7 +901,7 @@ def write_docs(ops):
            "To add an operation: [new-op.md](new-op.md).", "",
            "Dtypes: those of the inputs → that of the result. *float*: f16, bf16, f32, f64; *integer*: i8 … i64, u8 … u64; *same*: the "
            "inputs' dtype, promoted as in PyTorch if they differ; *dtype*: the argument. Dtypes and errors are found by running each "
-           "operation (`tests/test_op_facts.c`).", ""]
+           "operation (`tests/ops/test_op_facts.c`).", ""]
     for file, members in groups(public):
         out += [f"## {file.removesuffix('.c').removeprefix('op_')}", "",
                 "| operation | definition | dtypes | errors (TN_ERR_…) | kind | ONNX |", "|---|---|---|---|---|---|"]
@@ -922,7 +922,7 @@ FILES_OUT = {
     "src/gen/op_ids.h": write_ids,
     "src/gen/ops_build.h": write_build,
     "src/gen/ops_table.c": write_table,
-    "tests/null_ops.h": write_nulls,
+    "tests/support/null_ops.h": write_nulls,
     "docs/ops.md": write_docs,
 }
 

@@ -1,4 +1,4 @@
-"""onnx_corpus.py — writes the small models of tests/corpus/onnx: for tests/test_onnx.c, and for the fuzzer to begin with.
+"""onnx_corpus.py — writes the small models of tests/corpus/onnx: for tests/formats/test_onnx.c, and for the fuzzer to begin with.
 
 Needs the onnx package. One model a feature of the reader or the executor; test_onnx.c knows their numbers.
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """torch_golden.py — values and gradients of our operations as PyTorch computes them, in f64: tests/golden/ops.json.
 
-Needs torch (pip install torch); the file is committed, so neither builds nor checks do. tests/test_golden.c runs every
+Needs torch (pip install torch); the file is committed, so neither builds nor checks do. tests/ops/test_golden.c runs every
 case in f64 and f32 and compares. A case names an op of the table, its inputs (null: an optional one left out), its
 attributes as a node holds them (i: integers, f: floats, in the order of the signature), the gradient given to the result
 and what PyTorch gives back. Inputs have two decimals, so that they read back exactly as written; results have eight digits.

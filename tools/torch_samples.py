@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """torch_samples.py — small files of torch.save: tests/corpus/pickle. Needs PyTorch; the files are committed.
 
-What is in them is what tests/test_pickle.c expects: in sample.pt a dict of tensors of many types and layouts, in older.pt the
+What is in them is what tests/formats/test_pickle.c expects: in sample.pt a dict of tensors of many types and layouts, in older.pt the
 same state_dict in the layout before version 1.6, in module.pt a whole module, which is refused.
 """
 

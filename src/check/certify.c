@@ -3,7 +3,7 @@
  *
  * Values are compared with tn_reference_of, which walks the recorded nodes in f64, gradients too: a gradient is a graph
  * of operations like any other, so its definition is known as long as it has not been computed. That derivatives
- * themselves are right is another matter, which tests/test_ops.c settles once for all devices. */
+ * themselves are right is another matter, which tests/ops/test_ops.c settles once for all devices. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

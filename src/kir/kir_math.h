@@ -6,7 +6,7 @@
  * -ffp-contract=off: then all of these give the same bits.
  *
  * Polynomials are minimax fits (Remez exchange) over the reduced range; coefficients are ordered from low to high
- * power. Maximum errors, measured against long double (tests/test_kir.c): f32 below 2 ulp, f64 below 4 ulp. */
+ * power. Maximum errors, measured against long double (tests/kernels/test_kir.c): f32 below 2 ulp, f64 below 4 ulp. */
 #ifndef KIR_MATH_H
 #define KIR_MATH_H
 

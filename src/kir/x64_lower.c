@@ -636,7 +636,7 @@ const char *kir_x64_refusal_of(const kir_program *p, bool evex) {
 
 /* ==== functions of kir_math.h as steps ============================================================================ */
 /* One exception, where AVX-512 has an instruction with the same result: SCALEF multiplies by a power of two, rounding
- * once as the two multiplications of kir_exp_f32 do. tests/test_kir_x64.c compares every function with kir_math.h. */
+ * once as the two multiplications of kir_exp_f32 do. test_kir_x64.c compares every function with kir_math.h. */
 
 static int f(x64_build *b, float x) { return kir_x64_f32(b, x); }
 

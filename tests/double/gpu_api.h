@@ -2,8 +2,8 @@
  * documentation.
  *
  * Results are the vendors' enumerations; device addresses, which are numbers in CUDA, are pointers.
- * tests/test_double.c compares the shapes with the vendor's headers where they are installed, so this header is C and
- * C++. */
+ * test_double.c compares the
+ * shapes with the vendor's headers where they are installed, so this header is C and C++. */
 #ifndef TN_DOUBLE_GPU_API_H
 #define TN_DOUBLE_GPU_API_H
 

@@ -4,7 +4,7 @@
  *
  * With METAL_STRICT, for clang, it stands alone, and nothing runs: the address spaces are three different ones, so
  * that a pointer without its qualifier, or from one into another, is an error, as it is for Apple's compiler. What is
- * `thread` there has none here: tests/test_msl.c looks at those pointers as text. */
+ * `thread` there has none here: tests/kernels/test_msl.c looks at those pointers as text. */
 
 #ifdef METAL_STRICT
 #define device __attribute__((address_space(1)))

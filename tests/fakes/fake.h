@@ -1,4 +1,4 @@
-/* fake.h — shared by the stand-ins for drivers' libraries that tests/test_device.c builds and lets the probes find.
+/* fake.h — shared by the stand-ins for drivers' libraries that test_device.c builds and lets the probes find.
  *
  * They answer just what the probes ask. What they do is decided by the environment when they are called:
  *   FAKE_LOADED=FILE   one byte is added to FILE for each process that loads the library

@@ -1,4 +1,4 @@
-"""many_programs.py BUILD COUNT — tests/test_programs.c on COUNT random programs, in shards that can be taken up again.
+"""many_programs.py BUILD COUNT — tests/api/test_programs.c on COUNT random programs, in shards that can be taken up again.
 
 A shard is a run of the test on SHARD seeds of its own. JOBS of them run at a time. Shards that passed are kept in
 BUILD/check/programs-done with the program's hash, so a run that was stopped goes on where it was; a program that was

@@ -147,9 +147,9 @@ def inputs_of(text):
 
 # kind: (pattern of the sources, name of the program from the name of its source, how to run it)
 KINDS = {
-    "tests": ("tests/test_*.c", "{}", run_test),
+    "tests": ("tests/**/test_*.c", "{}", run_test),
     "examples": ("examples/*.c", "example_{}", run_example),
-    "fuzzers": ("tests/fuzz_*.c", "{}", run_fuzzer),
+    "fuzzers": ("tests/**/fuzz_*.c", "{}", run_fuzzer),
 }
 
 

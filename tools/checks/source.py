@@ -2,7 +2,7 @@
 
 The library never ends the caller's process: no abort, exit or assert in src/ (a forked child may use _exit). No file
 names the machine it was written on: no absolute home or work folders. C that README.md shows stands in an example,
-which is compiled and run. Every public function that takes a pointer is called with NULL in tests/test_null.c. The
+which is compiled and run. Every public function that takes a pointer is called with NULL in tests/api/test_null.c. The
 texts that tools/seed_bugs.py breaks stand in the sources. A line of C that was written by hand has at most 120
 characters (`make format` sees to code, the writer to comments). Relative links in Markdown files lead to files and headings
 that exist, and to the newest record of a kind; tests and suites that documents name exist; README.md has at most 150 lines.
@@ -130,16 +130,16 @@ def unproven(readme):
 
 
 def unproven_nulls():
-    """Public functions with a pointer among their arguments that tests/test_null.c does not call; ops.h has a generated
+    """Public functions with a pointer among their arguments that tests/api/test_null.c does not call; ops.h has a generated
     list."""
-    tested = (ROOT / "tests" / "test_null.c").read_text(encoding="utf-8")
+    tested = (ROOT / "tests" / "api" / "test_null.c").read_text(encoding="utf-8")
     for path in files(["include"], {".h"}):
         if path.name in ("ops.h", "text.h", "llm.h", "embed.h"):  # all but the first: the second library's
             continue
         code = COMMENTS_AND_STRINGS.sub(blank, path.read_text(encoding="utf-8"))
         for name, arguments in re.findall(r"^TN_API [^;]*?\b(tn_\w+)\(([^;]*)\)", code, re.MULTILINE):
             if "*" in arguments and not re.search(rf"\b{name}\(", tested):
-                yield f"{path.relative_to(ROOT)}: {name} is not called with NULL in tests/test_null.c"
+                yield f"{path.relative_to(ROOT)}: {name} is not called with NULL in tests/api/test_null.c"
 
 
 def dead_bugs():

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "../cli/random.c"
+#include "cli/random.c"
 #include "cli/train/cartpole.c"
 #include "trunnion/trunnion.h"
 

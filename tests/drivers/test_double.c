@@ -6,7 +6,7 @@
 #include <fcntl.h>
 #include <math.h>
 
-#include "double/gpu_api.h"
+#include "tests/double/gpu_api.h"
 #include "drivers/drivers.h"
 #include "hal/hal.h"
 #include "kir_cases.h"

@@ -4,13 +4,13 @@
 
 #include <math.h>
 
-#include "../cli/compiling.c"
-#include "../cli/json_out.c"
-#include "../cli/nearest.c"
-#include "../cli/options.c"
-#include "../cli/plot.c"
-#include "../cli/progress.c"
-#include "../cli/terminal.c"
+#include "cli/compiling.c"
+#include "cli/json_out.c"
+#include "cli/nearest.c"
+#include "cli/options.c"
+#include "cli/plot.c"
+#include "cli/progress.c"
+#include "cli/terminal.c"
 
 /* What main.c has for the helpers. */
 static char complaint[512];

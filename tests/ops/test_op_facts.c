@@ -10,7 +10,7 @@
 #include "tensor/graph.h"
 
 static const char HEAD[] =
-    "/* op_facts.def — dtypes and errors of every op; written by tests/test_op_facts.c (TRUNNION_OP_FACTS=FILE). */\n";
+    "/* op_facts.def — dtypes and errors of every op; written by test_op_facts.c (TRUNNION_OP_FACTS=FILE). */\n";
 
 enum { MOST_TEXT = 400, MOST_LINE = 200 };
 

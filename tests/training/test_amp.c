@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-#include "golden/amp.h"
+#include "tests/golden/amp.h"
 #include "tensor/graph.h"
 #include "trunnion/trunnion.h"
 

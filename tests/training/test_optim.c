@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "golden/optim.h"
+#include "tests/golden/optim.h"
 #include "trunnion/trunnion.h"
 
 /* ---- the problem of tools/torch_optim.py ------------------------------------------------------------------------- */
