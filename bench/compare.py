@@ -29,9 +29,9 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "bench" / "peers")]
-import minilm  # noqa: E402
+from text import minilm  # noqa: E402
 import report  # noqa: E402
-import smollm2  # noqa: E402
+from text import smollm2  # noqa: E402
 from peers import built  # noqa: E402
 from rows import ROWS  # noqa: E402
 

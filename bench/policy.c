@@ -1,7 +1,7 @@
 /* policy.c — the generic policy (64 → 128 → 128 → 8 and 1, ReLU): how long a forward pass and a whole training step
  * take.
  *
- * tools/torch_train.py compares its losses; bench/compare.py times the same works beside PyTorch. A training step is
+ * torch_train.py compares its losses; bench/compare.py times the same works beside PyTorch. A training step is
  * forward, cross-entropy plus mean squared error, backward and Adam.
  *
  *   bench_policy                     a table of the same, on all threads, without a peer

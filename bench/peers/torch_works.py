@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent.parent / "tools")]
-import minilm  # noqa: E402
+from text import minilm  # noqa: E402
 from timing import peak_bytes, sample  # noqa: E402
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32}

@@ -1,4 +1,4 @@
-/* scripts.h — made by tools/unicode_scripts.py out of what Hugging Face's tokenizers 0.23.3 does; do not edit.
+/* scripts.h — made by tools/gen/unicode_scripts.py out of what Hugging Face's tokenizers 0.23.3 does; do not edit.
  *
  * Runs of characters of one script, in order: the low 16 bits of the first one, and the script's number, 0: none.
  * Runs tn_hf_planes[p] … tn_hf_planes[p + 1] − 1 are those of the characters whose other bits are p. */

@@ -1,7 +1,7 @@
 /* legal_math.h — operations that legal.c expands, in C: those that elsewhere are defined by the C library or the
  * compiler, as steps that every language has.
  *
- * tools/gen_legal.py makes tables of steps from these functions and from those of kir_math.h, so they use only the C
+ * gen_legal.py makes tables of steps from these functions and from those of kir_math.h, so they use only the C
  * that it can read. tests/kernels/test_legal.c compares them with the originals. */
 #ifndef KIR_LEGAL_MATH_H
 #define KIR_LEGAL_MATH_H

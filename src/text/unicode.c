@@ -135,7 +135,7 @@ size_t tn_txt_utf8_valid(const char *text, size_t size) {
 
 /* The library's tables are of several versions of Unicode, 8 (punctuation, nonspacing, other) and 9 (marks, and forms
  * of normalization); models were trained with these. So characters that came later are none of these to us either. The
- * ranges hold also what is of another kind in between; tools/compare_tokenizers.py finds what is missing here. */
+ * ranges hold also what is of another kind in between; tools/text/compare_tokenizers.py finds what is missing here. */
 typedef struct range {
     uint32_t first, last;
 } range;

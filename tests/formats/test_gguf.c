@@ -535,7 +535,7 @@ static void null_arguments_are_answered(void **state) {
 
 enum { CODED_BLOCKS = 256 };
 
-/* The bytes that tools/gguf_golden.py made its values of. */
+/* The bytes that tools/formats/gguf_golden.py made its values of. */
 static void make_coded(gguf_make *g, int number, int elements, int size, int factor) {
     make_head(g, 1, 0);
     make_tensor(g, "w", 2, (uint64_t[]){(uint64_t)elements, CODED_BLOCKS}, (uint32_t)number, 0);

@@ -1,6 +1,6 @@
 /* test_onnx.c — ONNX models: what is read, what a run computes and a replay repeats, how faults are told.
  *
- * The models lie in tests/corpus/onnx (tools/onnx_corpus.py writes them). Operators are tested by the standard's own
+ * The models lie in tests/corpus/onnx (onnx_corpus.py writes them). Operators are tested by the standard's own
  * cases (`trunnion onnx-test`); here it is the reader and the executor. */
 #include "test_support.h"
 

@@ -1,5 +1,5 @@
 /* test_pickle.c — PyTorch's files: tensors of every type and layout that PyTorch wrote (tests/corpus/pickle, made by
- * tools/torch_samples.py) read back, nothing in a file is ever called, and what strangers send is refused. */
+ * tools/pytorch/torch_samples.py) read back, nothing in a file is ever called, and what strangers send is refused. */
 #include "test_support.h"
 
 #include "trunnion/model.h"

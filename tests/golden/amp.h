@@ -1,4 +1,4 @@
-/* amp.h — written by tools/torch_amp.py with PyTorch 2.15.0: autocast's lists of ops; of each
+/* amp.h — written by tools/pytorch/torch_amp.py with PyTorch 2.15.0: autocast's lists of ops; of each
  * run with a GradScaler, after each step: scale, growth tracker, and the problem's five numbers. */
 #ifndef TESTS_GOLDEN_AMP_H
 #define TESTS_GOLDEN_AMP_H

@@ -1,4 +1,4 @@
-/* optim.h — written by tools/torch_optim.py with PyTorch 2.15.0: the problem's five
+/* optim.h — written by tools/pytorch/torch_optim.py with PyTorch 2.15.0: the problem's five
  * numbers after the steps named by `golden_steps`. */
 #ifndef TESTS_GOLDEN_OPTIM_H
 #define TESTS_GOLDEN_OPTIM_H

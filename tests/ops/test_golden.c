@@ -1,6 +1,6 @@
 /* test_golden.c — operations and their gradients agree with PyTorch's.
  *
- * tests/golden/ops.json holds inputs, attributes, results and gradients that tools/torch_golden.py computed in f64.
+ * tests/golden/ops.json holds inputs, attributes, results and gradients that torch_golden.py computed in f64.
  * Each case runs in f64, where only the eight digits of the file may differ, in f32, with the tolerance below, and in
  * bf16 against itself in f32. One test a case and dtype, named after both. */
 #include "test_support.h"

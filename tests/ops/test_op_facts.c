@@ -1,7 +1,7 @@
 /* test_op_facts.c — src/gen/op_facts.def states the dtypes and errors of every op; this test compares it with the ops.
  *
  * For each op, the first valid case of its row is recorded with each dtype. That case with an input of another shape,
- * and the cases that must fail, are recorded for their status. tools/gen_ops.py copies the lines into the public header
+ * and the cases that must fail, are recorded for their status. gen_ops.py copies the lines into the public header
  * and docs/ops.md. TRUNNION_OP_FACTS=FILE writes the lines to FILE instead of comparing. */
 #include "test_support.h"
 #include "trial.h"

@@ -1,5 +1,5 @@
 /* test_chat_template.c — promises of chat templates: tests/golden/templates.json holds what the jinja2 package makes of
- * templates, conversations, expressions and mistakes (tools/ref_template.py); what it refuses has to be refused here
+ * templates, conversations, expressions and mistakes (ref_template.py); what it refuses has to be refused here
  * with a place. The rest is about limits and memory. */
 #include "test_support.h"
 

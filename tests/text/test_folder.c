@@ -1,7 +1,7 @@
 /* test_folder.c — Hugging Face folders made for the test: an embedding does not depend on the texts beside it, a folder
  * that does not fit is refused by name, and memory may run out anywhere.
  *
- * That the numbers are those of transformers is what tools/hf_folders.py looks at. */
+ * That the numbers are those of transformers is what tools/text/hf_folders.py looks at. */
 #include "test_support.h"
 
 #include <errno.h>

@@ -154,7 +154,7 @@ static tn_tokenizer *smollm2(void) {
     assert_ok(tn_cache_dir(path, sizeof path - 64));
     strcat(path, "/models/SmolLM2-135M-Instruct.Q4_1.gguf");
     if (access(path, R_OK) != 0) {
-        print_message("skipped: ids of SmolLM2, %s is not there (python3 tools/smollm2.py fetches it)\n", path);
+        print_message("skipped: ids of SmolLM2, %s is not there (python3 tools/text/smollm2.py fetches it)\n", path);
         return NULL;
     }
     assert_ok(tn_gguf_open(path, &file));

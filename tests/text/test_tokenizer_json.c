@@ -1,7 +1,7 @@
 /* test_tokenizer_json.c — promises of tokenizers made of a tokenizer.json: the ids, types and texts of Hugging Face's
  * tokenizers package for every part of the format, and no file that breaks or stalls them.
  *
- * Reference: tests/golden/tokenizers.json (tools/ref_tokenizers.py). Its probes share a model that spells out bytes and
+ * Reference: tests/golden/tokenizers.json (ref_tokenizers.py). Its probes share a model that spells out bytes and
  * marks each word's end, so that decoded ids tell what a normalizer and a pre-tokenizer made. */
 #include "test_support.h"
 

@@ -131,7 +131,7 @@ static void parameters_get_f32_gradients(void **state) {
     tn_module_free(root);
 }
 
-/* ---- the problem of tools/torch_amp.py --------------------------------------------------------------------------- */
+/* ---- the problem of tools/pytorch/torch_amp.py ------------------------------------------------------------------- */
 
 static const float start[2][3] = {{0.5F, -1.25F, 2.0F}, {0.75F, -0.1F}};
 static const float a_of[2][3] = {{1.0F, 0.5F, 2.0F}, {3.0F, 0.25F}};

@@ -7,7 +7,7 @@
 #include "tests/golden/optim.h"
 #include "trunnion/trunnion.h"
 
-/* ---- the problem of tools/torch_optim.py ------------------------------------------------------------------------- */
+/* ---- the problem of tools/pytorch/torch_optim.py ----------------------------------------------------------------- */
 
 static const float start[2][3] = {{0.5F, -1.25F, 2.0F}, {0.75F, -0.1F}};
 static const float a_of[2][3] = {{1.0F, 0.5F, 2.0F}, {3.0F, 0.25F}};

@@ -1,7 +1,7 @@
 """chat.py BUILD — `trunnion chat` as a user has it: through a pseudo-terminal, with the demo's language model.
 
 Looks at what is computed anew each turn, at answers (those of `trunnion generate` for the same messages), Ctrl-C and
-Ctrl-D, line editing, the commands, and a context that is full. Skipped without the model (tools/smollm2.py).
+Ctrl-D, line editing, the commands, and a context that is full. Skipped without the model (tools/text/smollm2.py).
 """
 
 import json
@@ -18,7 +18,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
-import smollm2  # noqa: E402
+from text import smollm2  # noqa: E402
 from checks.command import Report  # noqa: E402
 
 PATIENCE = 120
@@ -204,7 +204,7 @@ def main():
     program = (ROOT / sys.argv[1] / "trunnion").resolve()
     report = Report()
     if not smollm2.is_there():
-        report.skip(f"no model at {smollm2.path()}; tools/smollm2.py fetches it")
+        report.skip(f"no model at {smollm2.path()}; tools/text/smollm2.py fetches it")
     else:
         for check in (check_turns, check_interrupts, check_editing, check_full_context, check_pipe):
             with tempfile.TemporaryDirectory() as folder:

@@ -20,9 +20,9 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
-import minilm  # noqa: E402
+from text import minilm  # noqa: E402
 import onnx_decoders  # noqa: E402
-import smollm2  # noqa: E402
+from text import smollm2  # noqa: E402
 
 STEPS = 20
 EXAMPLE_SECONDS = 120

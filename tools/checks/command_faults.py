@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 sys.path.insert(0, str(ROOT / "tools/checks"))
 import command  # noqa: E402
 import signals  # noqa: E402
-import smollm2  # noqa: E402
+from text import smollm2  # noqa: E402
 
 message = command.message
 

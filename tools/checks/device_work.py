@@ -1,6 +1,6 @@
 """device_work.py BUILD [DEVICE…] — whole works on other devices beside the processor: nothing may run elsewhere (--strict).
 
-DEVICE is one of tools/certify_all.py's; without any it is OpenCL, Vulkan and WebGPU. On each a network of products, one
+DEVICE is one of tools/checks/certify_all.py's; without any it is OpenCL, Vulkan and WebGPU. On each a network of products, one
 of convolutions, a policy and a transformer train for a few steps, and a language model's logits behind each of 36 tokens
 are those of the processor: within a bound, with the same greatest one wherever the processor's lead is more than twice
 that bound. (tools/checks/doubles.py asks for less, and for exactly.)
@@ -17,7 +17,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "checks")]
 import certify_all  # noqa: E402
-import smollm2  # noqa: E402
+from text import smollm2  # noqa: E402
 from llm import read_npy  # noqa: E402
 
 TEXT = ("The history of the steam engine begins long before the nineteenth century, when engineers in several countries "

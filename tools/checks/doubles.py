@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "checks")]
 import certify_all  # noqa: E402
 import device_work  # noqa: E402
-import smollm2  # noqa: E402
+from text import smollm2  # noqa: E402
 
 # The file in BUILD/doubles, and the variables that name it as the vendor's library.
 DOUBLES = {

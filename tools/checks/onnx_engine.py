@@ -5,7 +5,7 @@ engine:onnxruntime` has to compute, bit for bit; cases that it refuses, or answe
 Then the same cases with `--recorded`: our reader records the operators and the engine computes the recording, within the cases'
 own tolerances; what does not pass there has to fail on the CPU as well.
 
---networks  instead: the networks of tools/onnx_models.py, from their files and recorded, beside ONNX Runtime
+--networks  instead: the networks of tools/formats/onnx_models.py, from their files and recorded, beside ONNX Runtime
 
 Needs the Python packages onnx and onnxruntime (tools/setup.sh); says "skipped" where they are missing.
 """
@@ -141,7 +141,7 @@ def check_recorded(build, cases):
 # ---- networks --------------------------------------------------------------------------------------------------------
 
 def check_networks(build):
-    """tools/onnx_models.py computes and compares."""
+    """tools/formats/onnx_models.py computes and compares."""
     counts = [0, 0, 0]
     for options in [[], ["--recorded"]]:
         command = [sys.executable, str(ROOT / "tools" / "onnx_models.py"), build, "--device", ENGINE, "--rounds", "1", *options]
@@ -165,7 +165,7 @@ def main():
         return
     if options.networks:
         sys.exit(0 if check_networks(options.build) else 1)
-    import onnx_cases
+    from formats import onnx_cases
 
     folder = onnx_cases.default_folder()
     onnx_cases.write_all(folder)

@@ -15,7 +15,7 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import needs  # noqa: E402
-import smollm2  # noqa: E402
+from text import smollm2  # noqa: E402
 
 STEPS, BOUND = 24, 1e-4
 PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 23]
@@ -267,7 +267,7 @@ def main():
             suite.command("convert", smollm2.path(), f"{suite.folder / 'smollm2'}/", "--quantize", "F32")
             check_model(suite, "smollm2", suite.folder / "smollm2")
         else:
-            print("skipped: SmolLM2 is not there; tools/smollm2.py fetches it")
+            print("skipped: SmolLM2 is not there; tools/text/smollm2.py fetches it")
             skipped = 1
     print(f"ran on: onnxruntime {onnxruntime.__version__}")
     print(f"{suite.passed} passed, {suite.failed} failed, {skipped} skipped")

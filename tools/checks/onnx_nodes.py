@@ -36,7 +36,7 @@ def find_cases():
     except ImportError:
         print("skipped: no ONNX cases: the Python package onnx is not there (tools/setup.sh fetches it)")
         return None
-    import onnx_cases
+    from formats import onnx_cases
 
     folder = onnx_cases.default_folder()
     onnx_cases.write_all(folder)

@@ -22,8 +22,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 sys.path.insert(0, str(ROOT / "tools/checks"))
 import command  # noqa: E402
-import minilm  # noqa: E402
-import smollm2  # noqa: E402
+from text import minilm  # noqa: E402
+from text import smollm2  # noqa: E402
 
 LONGEST = 60   # seconds that a command may take to end after the signal
 LATEST = 3.0   # seconds: later moments of a long command are not tried

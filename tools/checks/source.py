@@ -3,7 +3,7 @@
 The library never ends the caller's process: no abort, exit or assert in src/ (a forked child may use _exit). No file
 names the machine it was written on: no absolute home or work folders. C that README.md shows stands in an example,
 which is compiled and run. Every public function that takes a pointer is called with NULL in tests/api/test_null.c. The
-texts that tools/seed_bugs.py breaks stand in the sources. A line of C that was written by hand has at most 120
+texts that tools/checks/seed_bugs.py breaks stand in the sources. A line of C that was written by hand has at most 120
 characters (`make format` sees to code, the writer to comments). Relative links in Markdown files lead to files and headings
 that exist, and to the newest record of a kind; tests and suites that documents name exist; README.md has at most 150 lines.
 A file begins with its name and what it holds, and no other file of src/ and cli/ has that name. No file includes a
@@ -143,11 +143,11 @@ def unproven_nulls():
 
 
 def dead_bugs():
-    """Bugs of tools/seed_bugs.py that cannot be sown any more."""
+    """Bugs of tools/checks/seed_bugs.py that cannot be sown any more."""
     for number, (what, name, old, new, _) in enumerate(seed_bugs.BUGS, 1):
         path = ROOT / "src" / name
         if not path.exists() or seed_bugs.sow(path.read_text(encoding="utf-8"), old, new) is None:
-            yield f"tools/seed_bugs.py: bug {number} ({what}): its text does not stand in src/{name} exactly once: sow it anew"
+            yield f"tools/checks/seed_bugs.py: bug {number} ({what}): its text does not stand in src/{name} exactly once: sow it anew"
 
 
 def anchors(path):

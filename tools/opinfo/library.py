@@ -1,6 +1,6 @@
 """library.py — libtrunnion through ctypes, for the suite opinfo: every function of ops.def by its name, on tensors of PyTorch.
 
-The prototypes and the options structs are made of the op table as tools/gen_ops.py reads it, so nothing here repeats a
+The prototypes and the options structs are made of the op table as tools/gen/gen_ops.py reads it, so nothing here repeats a
 signature. A failed call raises Refused with the library's message.
 """
 
@@ -13,7 +13,7 @@ import torch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
-import gen_ops  # noqa: E402
+from gen import gen_ops  # noqa: E402
 
 MAX_RANK = 8
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.int32: 2, torch.int64: 3, torch.bool: 6, torch.float16: 7,

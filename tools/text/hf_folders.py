@@ -1,0 +1,350 @@
+"""hf_folders.py PROGRAM [NAME…] — language models and encoders out of Hugging Face folders, beside transformers.
+
+Makes a tiny folder with random weights for every family, and for what configurations vary (shards, tied embeddings,
+half precision, kinds of rope, windows, biases), lets transformers compute it, and compares the command's logits, greedy
+tokens and embeddings with that. A language model then becomes a GGUF file, which has to compute the same here and in
+llama.cpp, where TRUNNION_PEERS has it; and a folder again, in which transformers has to find the same model. Needs
+Python with torch and transformers; without them all is skipped. With names, these rows alone.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from text import minilm  # noqa: E402
+
+LOGITS_BOUND = 1e-4  # relative to the largest number; transformers computes in f32 with the same weights
+COSINE_BOUND = 0.9999
+GGUF_BOUND = 1e-5    # the same numbers, computed alike
+PEER_BOUND = 2e-2    # llama.cpp keeps keys and values in half precision,
+PEER_BF16 = 4e-2     # and beside weights in bf16 rounds activations to 8 bits, where they have 11 beside those in f16
+TOKENS, GREEDY, VOCABULARY = 70, 12, 263  # more than a page of the cache
+
+COMMON = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 6,
+          "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 256,
+          "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32, "rope_theta": 500.0}
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.0, 2.0, 5.0, 9.0],
+        "original_max_position_embeddings": 16, "rope_theta": 10000.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
+PHI3 = COMMON | {"pad_token_id": 0}
+MOE = COMMON | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "decoder_sparse_step": 1}
+GEMMA = PHI3 | {"head_dim": 16, "tie_word_embeddings": True, "num_hidden_layers": 4}
+GEMMA2 = GEMMA | {"query_pre_attn_scalar": 16, "sliding_window": 9, "attn_logit_softcapping": 3.0,
+                  "final_logit_softcapping": 4.0}
+GEMMA3 = GEMMA | {"query_pre_attn_scalar": 16, "sliding_window": 9, "num_hidden_layers": 7}
+GPT2 = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": VOCABULARY, "bos_token_id": 1,
+        "eos_token_id": 2}
+BERT = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "vocab_size": VOCABULARY, "max_position_embeddings": 64, "pad_token_id": 1}
+
+DECODERS = [  # name, classes' stem, configuration, how it is saved
+    ("llama", "Llama", COMMON, {}),
+    ("llama-tied-shards", "Llama", COMMON | {"tie_word_embeddings": True}, {"max_shard_size": "40KB"}),
+    ("llama-bf16", "Llama", COMMON, {"dtype": "bfloat16"}),
+    ("llama-f16", "Llama", COMMON, {"dtype": "float16"}),
+    ("llama3-rope", "Llama", COMMON | {"rope_parameters": LLAMA3}, {}),
+    ("llama-linear", "Llama", COMMON | {"rope_parameters": {"rope_type": "linear", "factor": 4.0,
+                                                           "rope_theta": 10000.0}}, {}),
+    ("llama-dynamic", "Llama", COMMON | {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0,
+                                                            "rope_theta": 10000.0}}, {}),
+    ("llama-yarn", "Llama", COMMON | {"rope_parameters": YARN}, {}),
+    ("llama-longrope", "Llama", COMMON | {"rope_parameters": LONG}, {}),
+    ("llama-longrope-within", "Llama", COMMON | {"rope_parameters": LONG | {"original_max_position_embeddings": 256}},
+     {}),
+    ("qwen2-yarn", "Qwen2", COMMON | {"rope_parameters": YARN | {"attention_factor": 1.3, "beta_fast": 16.0}}, {}),
+    ("llama-biases", "Llama", COMMON | {"attention_bias": True, "mlp_bias": True}, {}),
+    ("smollm", "Llama", COMMON | {"num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": True}, {}),
+    ("mistral", "Mistral", COMMON | {"sliding_window": 9, "head_dim": 16}, {"peer": False}),
+    ("mistral-whole", "Mistral", COMMON | {"sliding_window": None, "head_dim": 16}, {}),
+    ("qwen2", "Qwen2", COMMON, {}),
+    ("qwen2-window", "Qwen2", COMMON | {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+     {"gguf": False}),
+    ("qwen3-window", "Qwen3", COMMON | {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0},
+     {"peer": False}),
+    ("qwen3", "Qwen3", COMMON | {"head_dim": 16, "tie_word_embeddings": True}, {}),
+    ("phi3", "Phi3", PHI3, {}),
+    ("phi3-longrope", "Phi3", PHI3 | {"rope_parameters": LONG | {"short_factor": [1.0] * 4},
+                                      "original_max_position_embeddings": 16}, {}),
+    ("phi3-window", "Phi3", PHI3 | {"sliding_window": 9}, {"peer": False}),
+    ("gemma", "Gemma", GEMMA, {}),
+    ("gemma-act", "Gemma", GEMMA | {"hidden_act": "relu"}, {"gguf": False}),
+    ("gemma2", "Gemma2", GEMMA2, {}),
+    ("gemma2-base", "Gemma2", GEMMA2 | {"rope_local_base_freq": 500.0}, {}),  # Gemma 3's word: says nothing here
+    ("gemma2-scale", "Gemma2", GEMMA2 | {"query_pre_attn_scalar": 40, "attn_logit_softcapping": None}, {"gguf": False}),
+    ("gemma3", "Gemma3", GEMMA3, {}),
+    ("gemma3-linear", "Gemma3", GEMMA3 | {"rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 700.0}}}, {}),
+    ("gemma3-layers", "Gemma3", GEMMA3 | {"layer_types": ["full_attention", "sliding_attention", "full_attention"],
+                                          "num_hidden_layers": 3}, {"gguf": False}),
+    ("mixtral", "Mixtral", COMMON | {"num_local_experts": 5, "num_experts_per_tok": 2}, {}),
+    ("mixtral-f16", "Mixtral", COMMON | {"num_local_experts": 5, "num_experts_per_tok": 3},
+     {"dtype": "float16"}),
+    ("mixtral-bf16", "Mixtral", COMMON | {"num_local_experts": 5, "num_experts_per_tok": 2},
+     {"dtype": "bfloat16", "peer": False}),  # its rounding may turn a choice
+    ("mixtral-told", "Mixtral", COMMON | {"num_local_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": False},
+     {}),  # Qwen's word: says nothing here
+    ("qwen2-moe", "Qwen2Moe", MOE | {"shared_expert_intermediate_size": 56}, {}),
+    ("qwen3-moe", "Qwen3Moe", MOE | {"head_dim": 16, "norm_topk_prob": True}, {}),
+    ("qwen3-moe-one", "Qwen3Moe", MOE | {"head_dim": 16, "num_experts_per_tok": 1}, {"gguf": False}),
+    ("gpt2", "GPT2", GPT2, {}),
+    ("gpt2-inner", "GPT2", GPT2 | {"n_inner": 100}, {}),
+    ("gpt2-gelu", "GPT2", GPT2 | {"activation_function": "gelu"}, {"gguf": False}),
+]
+ENCODERS = [  # name, stem, configuration, pooling, vectors of length 1
+    ("bert", "Bert", BERT, "mean", True),
+    ("bert-cls", "Bert", BERT, "cls", False),
+    ("bert-max", "Bert", BERT | {"hidden_act": "relu"}, "max", True),
+    ("roberta", "Roberta", BERT | {"type_vocab_size": 1}, "mean", False),
+    ("xlm-roberta", "XLMRoberta", BERT | {"type_vocab_size": 1}, "cls", True),
+    ("distilbert", "DistilBert", {"dim": 48, "hidden_dim": 96, "n_layers": 2, "n_heads": 4, "vocab_size": VOCABULARY,
+                                  "max_position_embeddings": 64}, "mean", True),
+]
+TEXTS = ["How is the weather?", "Is it raining?", "", "a", "Ünïcödé — naïve café, 東京 🙂", "word " * 400,
+         "def f(x):\n    return x ** 2", "The quick brown fox jumps over the lazy dog. " * 5]
+HUGGING = ("max_shard_size",)  # what of a row's last column save_pretrained takes
+POOLING = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
+
+
+def randomize(torch, model):
+    """Weights so large that every part of the network counts; norms and biases too."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.normal_(0, 0.2 if p.dim() > 1 else 0.3)
+            if p.dim() == 1 and name.endswith("weight"):
+                p.add_(1)
+
+
+def write_tokenizer(folder):
+    """Byte-level BPE of all bytes, a few merges, and the two tokens that begin and end a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("t", "h"), ("th", "e"), ("i", "n"), ("a", "n"), ("an", "d")]
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    for token in letters[:VOCABULARY - 3 - len(merges)] + ["".join(m) for m in merges]:
+        vocabulary[token] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def find_peer():
+    """llama.cpp, if somebody built it; this does not."""
+    peers = os.environ.get("TRUNNION_PEERS")
+    if not peers or not list(pathlib.Path(peers).glob("llama.cpp-*/complete")):
+        return None
+    from peers import llama_cpp
+
+    return llama_cpp.Peer
+
+
+class Suite:
+    def __init__(self, program, torch, transformers, numpy, folder):
+        self.peer = find_peer()
+        self.program, self.torch, self.transformers, self.numpy, self.folder = program, torch, transformers, numpy, folder
+        self.passed = self.failed = self.skipped = 0
+
+    def expect(self, good, text):
+        self.passed += bool(good)
+        self.failed += not good
+        if not good:
+            print(f"failed: {text}", flush=True)
+
+    def command(self, *words):
+        result = subprocess.run([self.program, *map(str, words)], capture_output=True, text=True)
+        if result.returncode:
+            raise RuntimeError(f"trunnion {' '.join(map(str, words[:3]))}: {result.stderr.strip()}")
+        return json.loads(result.stdout)
+
+    def make(self, name, stem, kind, config):
+        self.torch.manual_seed(sum(map(ord, name)))
+        text = "Text" if stem == "Gemma3" else ""  # of a family that has pictures as well
+        made = getattr(self.transformers, stem + text + "Config")(**config)
+        made._attn_implementation = "eager"  # the others have no caps of scores
+        model = getattr(self.transformers, stem + kind)(made)
+        randomize(self.torch, model)
+        return model.eval()
+
+    def decoder(self, name, stem, config, how):
+        torch, numpy, folder = self.torch, self.numpy, self.folder / name
+        model = self.make(name, stem, "LMHeadModel" if stem == "GPT2" else "ForCausalLM", config)
+        kind = getattr(torch, how.get("dtype", "float32"))
+        model.to(kind).save_pretrained(folder, **{k: v for k, v in how.items() if k in HUGGING})
+        if kind != torch.float32:  # opened anew: to() has rounded the frequencies of rope as well
+            model = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        ids = torch.randint(3, VOCABULARY, (1, TOKENS))
+        with torch.no_grad():
+            wanted = model(ids).logits[0].numpy()
+            greedy = model.generate(ids[:, :20], max_new_tokens=GREEDY, do_sample=False, pad_token_id=0)[0, 20:].tolist()
+        words = " ".join(map(str, ids[0].tolist()))
+        out = self.folder / "logits.npy"
+        self.command("logits", "-m", folder, "--ids", words, "-o", out, "--cache", "f32", "--json")
+        error = numpy.abs(numpy.load(out) - wanted).max() / numpy.abs(wanted).max()
+        self.expect(error <= LOGITS_BOUND, f"{name}: logits differ by {error:.2g} of the largest")
+        got = self.command("generate", "-m", folder, "--ids", " ".join(words.split()[:20]), "-n", GREEDY, "--greedy",
+                           "--cache", "f32", "--json")["ids"]
+        greedy = greedy[:-1] if greedy and greedy[-1] == 2 else greedy
+        self.expect(got == greedy, f"{name}: greedy tokens {got}, by transformers {greedy}")
+        sizes = self.command("fit", folder, "--json")
+        count = sum(p.numel() for p in model.parameters())
+        held = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+        self.expect(sizes["weights_bytes"] <= held <= sizes["weights_bytes"] + 65536,
+                    f"{name}: fit says {sizes['weights_bytes']} bytes of weights, the files have {held}")
+        told = f"{name}: {count} weights, logits {error:.1e}, {len(got)} greedy tokens, as ONNX {self.network(name):.1e}"
+        if how.get("gguf", True):
+            self.command("logits", "-m", folder, "--ids", words, "-o", out, "--cache", "f32", "--json")
+            told += ", " + self.through_gguf(name, words, wanted, greedy, kind, how.get("peer", True))
+        print(told, flush=True)
+
+    def through_gguf(self, name, words, wanted, greedy, kind, peers):
+        """The folder as a GGUF file, and that as a folder; what each of them computes. peers: llama.cpp has windows."""
+        exact = kind == self.torch.float32
+        torch, numpy, folder, file = self.torch, self.numpy, self.folder / name, self.folder / f"{name}.gguf"
+        out, back = self.folder / "logits.npy", self.folder / f"{name}-back"
+        ids = list(map(int, words.split()))
+        worst = lambda got: float(numpy.abs(got - wanted).max() / numpy.abs(wanted).max())
+        write_tokenizer(folder)
+        self.command("convert", folder, file, "--verify", "--json")
+        ours = numpy.load(out)
+        self.command("logits", "-m", file, "--ids", words, "-o", out, "--cache", "f32", "--json")
+        error = numpy.abs(numpy.load(out) - ours).max() / numpy.abs(ours).max()
+        self.expect(error <= GGUF_BOUND, f"{name}: logits of the GGUF file differ by {error:.2g}")
+        told = f"GGUF {error:.1e}"
+        if self.peer and peers:
+            peer = self.peer(file, context=256, flash=False)
+            theirs, tokens = worst(peer.logits(ids)), peer.greedy(ids[:20], GREEDY)
+            tokens = tokens[:tokens.index(2)] if 2 in tokens else tokens
+            bound = PEER_BF16 if kind == torch.bfloat16 else PEER_BOUND
+            self.expect(theirs <= bound, f"{name}: llama.cpp's logits differ by {theirs:.2g} of the largest")
+            self.expect(tokens == greedy or not exact, f"{name}: tokens by llama.cpp {tokens}, by transformers {greedy}")
+            told += f", llama.cpp {theirs:.1e}"
+        self.command("convert", file, f"{back}/", "--verify", "--json")
+        again = self.transformers.AutoModelForCausalLM.from_pretrained(back, dtype=torch.float32).eval()
+        with torch.no_grad():
+            error = worst(again(torch.tensor([ids])).logits[0].numpy())
+        self.expect(error <= GGUF_BOUND, f"{name}: the folder of the GGUF file differs by {error:.2g}")
+        return f"{told}, a folder again {error:.1e}"
+
+    def encoder(self, name, stem, config, pooling, unit):
+        torch, numpy, folder = self.torch, self.numpy, self.folder / name
+        model = self.make(name, stem, "Model", config)
+        model.save_pretrained(folder)
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(
+            {"word_embedding_dimension": 48} | {f"pooling_mode_{v}": k == pooling for k, v in POOLING.items()}))
+        modules = ["models.Transformer", "models.Pooling"] + ["models.Normalize"] * unit
+        (folder / "modules.json").write_text(json.dumps([{"type": f"sentence_transformers.{m}"} for m in modules]))
+        lengths = [17, 1, 40, 17, 16, 3, 40, 12]
+        texts = [torch.randint(3, VOCABULARY, (1, n)) for n in lengths]
+        with torch.no_grad():
+            wanted = [self.pool(model(t, attention_mask=torch.ones_like(t)).last_hidden_state, pooling, unit)
+                      for t in texts]
+        words = [" ".join(map(str, t[0].tolist())) for t in texts]
+        got = numpy.array(self.command("embed", "-m", folder, "--ids", *words, "--json")["embeddings"])
+        wanted = torch.cat(wanted).numpy()
+        error = numpy.abs(got - wanted).max() / numpy.abs(wanted).max()
+        cosine = ((got * wanted).sum(1) / numpy.linalg.norm(got, axis=1) / numpy.linalg.norm(wanted, axis=1)).min()
+        self.expect(error <= LOGITS_BOUND, f"{name}: embeddings differ by {error:.2g} of the largest number")
+        self.expect(cosine >= COSINE_BOUND, f"{name}: a cosine of {cosine:.6f}")
+        print(f"{name}: embeddings {error:.1e}, cosine {cosine:.7f}, as ONNX {self.network(name):.1e}", flush=True)
+
+    def network(self, name):
+        """The folder as an ONNX model computes the same: convert compares the weights and the outputs itself."""
+        got = self.command("convert", self.folder / name, self.folder / "network.onnx", "--verify", "--json")
+        self.expect(got["verified"] > 0 and got["output_error"] <= LOGITS_BOUND, f"{name}: as ONNX {got}")
+        return got["output_error"]
+
+    def pool(self, x, pooling, unit):
+        y = {"mean": lambda: x.mean(1), "cls": lambda: x[:, 0], "max": lambda: x.amax(1)}[pooling]()
+        return self.torch.nn.functional.normalize(y) if unit else y
+
+    def sentences(self):
+        """Texts through all-MiniLM-L6-v2, with its own tokenizer, pooling and norm."""
+        if not minilm.is_there():
+            print("skipped: all-MiniLM-L6-v2 is not there; tools/text/minilm.py fetches it")
+            self.skipped += 1
+            return
+        torch, numpy, auto = self.torch, self.numpy, self.transformers
+        tokenizer = auto.AutoTokenizer.from_pretrained(minilm.path())
+        model = auto.AutoModel.from_pretrained(minilm.path()).eval()
+        wanted = []
+        for text in TEXTS:
+            given = tokenizer(text, return_tensors="pt", truncation=True, max_length=256)
+            with torch.no_grad():
+                wanted.append(self.pool(model(**given).last_hidden_state, "mean", True))
+        wanted = torch.cat(wanted).numpy()
+        got = numpy.array(self.command("embed", "-m", minilm.path(), "--json", *TEXTS)["embeddings"])
+        cosine = (got * wanted).sum(1).min()
+        self.expect(cosine >= COSINE_BOUND, f"all-MiniLM-L6-v2: a cosine of {cosine:.6f}")
+        print(f"all-MiniLM-L6-v2: {len(TEXTS)} texts, cosine {cosine:.7f}", flush=True)
+
+    def refused(self, name, change, word):
+        """A folder whose config.json was changed is refused with this word."""
+        folder = self.folder / "llama"
+        config = json.loads((folder / "config.json").read_text())
+        other = self.folder / f"refused-{name}"
+        other.mkdir()
+        (other / "model.safetensors").symlink_to(folder / "model.safetensors")
+        (other / "config.json").write_text(json.dumps(config | change))
+        result = subprocess.run([self.program, "logits", "-m", other, "--ids", "1 2", "-o", self.folder / "x.npy"],
+                                capture_output=True, text=True)
+        said = " ".join(result.stderr.split())
+        self.expect(result.returncode == 1 and word in said, f"refused {name}: exit {result.returncode}, {said}")
+
+
+REFUSED = [
+    ("type", {"model_type": "mamba"}, "model_type"),
+    ("rope", {"rope_parameters": {"rope_type": "proportional"}}, "proportional"),
+    ("longrope", {"rope_parameters": {"rope_type": "longrope", "long_factor": [1, 2]}}, "short_factor"),
+    ("part", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "whole"),
+    ("layers", {"num_hidden_layers": 2}, "results would be wrong"),
+    ("more", {"num_hidden_layers": 4}, "no tensor"),
+    ("hidden", {"hidden_size": 54}, "by the metadata"),
+    ("heads", {"num_attention_heads": 0}, "num_attention_heads"),
+    ("huge", {"num_hidden_layers": 1 << 40}, "num_hidden_layers"),
+    ("act", {"hidden_act": "mish"}, "mish"),
+    ("quantised", {"quantization_config": {"bits": 4}}, "quantization_config"),
+    ("words", {"hidden_size": "wide"}, "hidden_size"),
+]
+
+
+def main():
+    try:
+        import numpy
+        import torch
+        import transformers
+    except ImportError as missing:
+        print(f"skipped: {missing}\n0 passed, 0 failed, 1 skipped")
+        return 0
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory(prefix="trunnion-folders-") as folder:
+        suite = Suite(pathlib.Path(sys.argv[1]), torch, transformers, numpy, pathlib.Path(folder))
+        for one, rows in ((suite.decoder, DECODERS), (suite.encoder, ENCODERS)):
+            for row in rows:
+                if sys.argv[2:] and row[0] not in sys.argv[2:]:
+                    continue
+                try:
+                    one(*row)
+                except RuntimeError as fault:  # of the command
+                    suite.expect(False, f"{row[0]}: {fault}")
+        for row in REFUSED if not sys.argv[2:] else []:
+            suite.refused(*row)
+        if not sys.argv[2:]:
+            suite.sentences()
+    print(f"{suite.passed} passed, {suite.failed} failed, {suite.skipped} skipped")
+    return 1 if suite.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
