@@ -19,7 +19,7 @@ void cli_help_environment(FILE *to) {
                  "  TRUNNION_PROBE_SECONDS  time limit of looking for devices, per backend (default 5)\n"
                  "  TRUNNION_CUDA_LIB     the library of a backend: a file, or the folder with it; also\n"
                  "                        ROCM, VULKAN, OPENCL, WEBGPU, METAL, ONNXRUNTIME, TORCH,\n"
-                 "                        OPENBLAS, MKL, ONEDNN, BLIS\n"
+                 "                        MPI, OPENBLAS, MKL, ONEDNN, BLIS\n"
                  "  NO_COLOR              any text: no colors and no progress lines\n"
                  "\n"
                  "Options take precedence. docs/devices.md has the full list.\n",

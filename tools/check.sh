@@ -51,6 +51,7 @@ doubles   | check     | 300 | tools/build.sh $BUILD all $plain && tools/build.sh
 blas      | check     |  60 | tools/build.sh $BUILD test_library $plain && tools/checks/blas.sh $BUILD
 examples  | check     | 120 | tools/build.sh $BUILD examples $plain && $run_programs $BUILD examples
 train     | check     | 240 | tools/build.sh $BUILD all $plain && $run_command $BUILD train
+processes | check     | 240 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD examples $plain && python3 tools/checks/processes.py $BUILD
 bench     | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD bench
 backend   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/backend.py $BUILD
 faults    | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/command_faults.py $BUILD
@@ -86,6 +87,7 @@ engine-networks | check-all | 1800 | tools/build.sh $BUILD all $plain && python3
 unit-full | check-all | 3600 | tools/build.sh $BUILD tests $plain && TRUNNION_TEST_FULL=1 $run_programs $BUILD tests --each 1800
 programs  | check-all | 3600 | tools/build.sh $BUILD test_programs $plain && python3 tools/checks/many_programs.py $BUILD 100000
 signals-all | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD 20
+processes-all | check-all | 3600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD examples $plain && python3 tools/checks/processes.py $BUILD 20
 bugs      | check-all | 1800 | python3 tools/checks/seed_bugs.py
 certified | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/checks/certify_all.py $BUILD vulkan swiftshader webgpu oclgrind opencl --budget 3000
 devwork   | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/device_work.py $BUILD

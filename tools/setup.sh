@@ -55,6 +55,8 @@ have_vulkan       | libvulkan1     | check | finds Vulkan drivers
 have_vulkan_driver | mesa-vulkan-drivers | check | Vulkan on the processor
 have_vulkan_layer | vulkan-validationlayers | check | says what a program does wrong with Vulkan
 have_vulkan_header | libvulkan-dev | check | what the Vulkan driver's own declarations are compared with
+have_open_mpi     | openmpi-bin    | check | starts training on several processes
+have_mpich        | mpich          | check | the same, by the other kind of MPI
 have_spirv_val    | spirv-tools    | check | validates kernels made for Vulkan
 "
 have_python() { have python3; }
@@ -69,6 +71,8 @@ have_vulkan() { PATH="$PATH:/sbin:/usr/sbin" ldconfig -p | grep -q 'libvulkan\.s
 have_vulkan_driver() { compgen -G "/usr/share/vulkan/icd.d/lvp_icd*.json" >/dev/null; }
 have_vulkan_layer() { compgen -G "/usr/share/vulkan/explicit_layer.d/*validation*.json" >/dev/null; }
 have_vulkan_header() { [ -e /usr/include/vulkan/vulkan_core.h ]; }
+have_open_mpi() { have mpirun.openmpi; }
+have_mpich() { have mpirun.mpich; }
 have_spirv_val() { have spirv-val; }
 
 # missing [NOT] — prints the rows of `needs` whose test fails, for this purpose; without those of the kind NOT.

@@ -12,6 +12,8 @@
 #include "cli/commands.h"
 #include "cli/train/train.h"
 
+/* The exit status if another process of the group was told to stop: that of SIGTERM. */
+enum { STOPPED_ELSEWHERE = 128 + 15 };
 enum { PLOT_ROWS = 8, PLOT_POINTS = 4096, DESCRIPTION_BYTES = 256 };
 
 static const train_task *const tasks[] = {&train_digits, &train_cartpole, &train_chars};
@@ -29,8 +31,9 @@ static const char help_text[] =
     "  --model mlp|cnn       digits: the network (mlp)\n"
     "  --policy mlp|lstm     cartpole: the policy (mlp)\n"
     "  --devices A,B         digits, chars: share each batch, as in cuda:0,cuda:1; the first holds the model\n"
-    "  --parts N             digits, chars: parts per batch (default: one per device); the bits of the results\n"
-    "                        depend on the number of parts, not on the devices\n"
+    "  --parts N             digits, chars: parts per batch (default: one per device of each process); the bits of "
+    "the\n"
+    "                        results depend on the number of parts, not on the devices and processes\n"
     "  --amp f16|bf16        digits, chars: mixed precision: products in f16 or bf16, weights and optimizer state in\n"
     "                        f32; f16 with a dynamic loss scale\n"
     "  --data FILE           digits: a table, 65 integers per line: 64 pixels from 0 to 16, then the digit;\n"
@@ -41,10 +44,14 @@ static const char help_text[] =
     "                        uninterrupted run\n"
     "  --log FILE            one JSON object per line for each step shown: step, loss; cartpole: mean return\n"
     "\n"
+    "digits and chars also train on several processes, started by mpirun (Open MPI, MPICH): each computes its parts\n"
+    "of the batches; rank 0 prints, saves and writes the log.\n"
+    "\n"
     "examples:\n"
     "  trunnion train digits\n"
     "  trunnion train digits --model cnn --save digits.safetensors\n"
     "  trunnion train chars --devices cuda:0,cuda:1\n"
+    "  mpirun -n 4 trunnion train chars --save chars.safetensors\n"
     "  trunnion train chars --data text.txt\n"
     "  trunnion train cartpole --policy lstm --seed 3 --json\n";
 
@@ -154,6 +161,7 @@ typedef struct run {
     int points;
     int64_t stride, advances;
     FILE *log;
+    bool stopped;           /* by a signal to this process or another one of its group */
     tn_selection selection; /* how the device was chosen */
 } run;
 
@@ -173,7 +181,10 @@ static tn_checkpoint checkpoint_of(const run *r) {
     return c;
 }
 
+static bool is_first_rank(const run *r) { return tn_group_rank(r->options->team->group) == 0; }
+
 static tn_status save_training(const run *r) {
+    if (!is_first_rank(r)) return TN_OK;
     tn_status status = r->task->before_save(r->self);
     if (status != TN_OK) return status;
     tn_checkpoint c = checkpoint_of(r);
@@ -236,7 +247,9 @@ static bool time_to_save(const run *r, int64_t before) {
 }
 
 static tn_status train_on(run *r, cli_progress *progress) {
-    while (r->step < r->last && !cli_stopped()) {
+    while (r->step < r->last) {
+        tn_status joined = train_any_stopped(r->options->team, &r->stopped);
+        if (joined != TN_OK || r->stopped) return joined;
         int64_t before = r->step, made = 0;
         double loss = NAN;
         tn_status status = r->task->advance(r->self, r->step, &made, &loss);
@@ -267,12 +280,13 @@ static void put_json_training(const run *r, double rate, double metric, const ch
     cli_json_string(&j, "metric_name", r->task->metric);
     cli_json_string(&j, "device", id);
     if (r->task->shared) train_devices_json(&j, r->task->shared(r->self));
+    train_processes_json(&j, r->options->team);
     if (r->options->amp) cli_json_string(&j, "amp", r->options->amp);
     if (r->options->amp) cli_json_number(&j, "loss_scale", tn_optimizer_loss_scale(optimizer));
     if (r->options->amp) cli_json_int(&j, "skipped_steps", tn_optimizer_skipped_steps(optimizer));
     cli_json_fallback(&j, &r->selection, device);
-    cli_json_bool(&j, "interrupted", cli_stopped());
-    cli_json_string(&j, "stopped", cli_stopped() ? "cancelled" : "end");
+    cli_json_bool(&j, "interrupted", r->stopped);
+    cli_json_string(&j, "stopped", r->stopped ? "cancelled" : "end");
     cli_json_unsigned(&j, "seed", r->options->common.seed);
     cli_json_end(&j, '}');
 }
@@ -283,12 +297,13 @@ static void put_text_training(const run *r, double rate, double metric, const ch
     printf("%s on %s: %lld %s", r->task->name, device, (long long)r->step, r->task->unit);
     if (r->step > r->first) printf(", %.0f a second, loss %.4g", rate, r->loss);
     printf("\n");
-    if (!cli_stopped()) printf("%s: %.4g\n", r->task->metric, metric);
+    if (!r->stopped) printf("%s: %.4g\n", r->task->metric, metric);
     const tn_optimizer *optimizer = checkpoint_of(r).optimizer;
     if (r->options->amp)
         printf("mixed precision with %s: loss scale %g, %lld steps skipped\n", r->options->amp,
                tn_optimizer_loss_scale(optimizer), (long long)tn_optimizer_skipped_steps(optimizer));
     if (r->task->shared) train_devices_text(stdout, r->task->shared(r->self));
+    train_processes_text(stdout, r->options->team);
     if (r->options->save) printf("saved: %s (continue with --resume %s)\n", r->options->save, r->options->save);
 }
 
@@ -301,12 +316,12 @@ static int finish_training(run *r, double rate, tn_device *device) {
     if (r->log && fflush(r->log) != 0)
         return cli_fail(TN_ERR_IO, "writing the log '%s': %s", r->options->log, strerror(errno));
     if (tn_device_get_info(device, &info) != TN_OK) return cli_failed();
-    if (!cli_stopped() && r->task->measure(r->self, &metric) != TN_OK) return cli_failed();
+    if (!r->stopped && r->task->measure(r->self, &metric) != TN_OK) return cli_failed();
     if (r->options->common.json)
         put_json_training(r, rate, metric, info.id, device);
     else
         put_text_training(r, rate, metric, info.id);
-    if (cli_stopped()) return cli_stop_status();
+    if (r->stopped) return cli_stopped() ? cli_stop_status() : STOPPED_ELSEWHERE;
     if (!r->options->common.json && r->task->show && r->task->show(r->self, stdout) != TN_OK) return cli_failed();
     return CLI_OK;
 }
@@ -330,8 +345,9 @@ static int execute(run *r, tn_device *device) {
     double rate = cli_progress_rate(&progress);
     cli_progress_end(&progress);
     if (status != TN_OK) return cli_failed();
-    if (cli_stopped())
-        fprintf(stderr, "trunnion train: stopped by %s after %lld steps%s\n", cli_stop_signal(), (long long)r->step,
+    if (r->stopped && is_first_rank(r))
+        fprintf(stderr, "trunnion train: stopped by %s after %lld steps%s\n",
+                cli_stopped() ? cli_stop_signal() : "a signal to another process", (long long)r->step,
                 r->options->save ? "; saving" : "");
     return finish_training(r, rate, device);
 }
@@ -360,6 +376,7 @@ static bool can_save(const char *path) {
 static int prepare_training(run *r) {
     r->curve = malloc(PLOT_POINTS * sizeof *r->curve);
     if (!r->curve) return cli_fail(TN_ERR_MEMORY, "out of memory");
+    if (!is_first_rank(r)) return CLI_OK; /* rank 0 saves and writes the log */
     if (r->options->save && !can_save(r->options->save)) return CLI_FAILED;
     if (!r->options->log) return CLI_OK;
     r->log = fopen(r->options->log, r->options->resume ? "a" : "w");
@@ -372,12 +389,14 @@ static int run_task(train_options *o, const train_task *task) {
     train_team team = {.count = 0};
     o->team = &team;
     r.last = o->steps >= 0 ? o->steps : task->steps;
-    int code = train_open(o, &team, &r.selection);
+    int code = train_join(&team, task);
+    if (code == CLI_OK) code = train_open(o, &team, &r.selection);
     if (code == CLI_OK) code = prepare_training(&r);
     if (code == CLI_OK) code = execute(&r, team.devices[0]);
     task->end(r.self);
     if (r.log && fclose(r.log) != 0 && code == CLI_OK) code = CLI_FAILED;
     free(r.curve);
+    if (code != CLI_OK && !r.stopped) tn_group_abort(team.group, code); /* the other processes wait for this one */
     train_close(&team);
     return code;
 }

@@ -11,6 +11,7 @@ enum { TRAIN_MOST_DEVICES = 16 };
 typedef struct train_team {
     tn_device *devices[TRAIN_MOST_DEVICES];
     int count;
+    tn_group *group; /* of the processes that a launcher started */
     tn_data_parallel_options options;
 } train_team;
 
@@ -24,9 +25,9 @@ typedef struct train_options {
     const char *model;   /* digits: mlp, cnn */
     const char *policy;  /* cartpole: mlp, lstm */
     const char *devices; /* names with commas between; NULL: the one of `common` */
-    int64_t parts;       /* of a batch; 0: one a device */
+    int64_t parts;       /* of a batch; 0: one per device of each process */
     const char *amp;     /* f16, bf16; NULL: everything in f32 */
-    const train_team *team; /* once they are open */
+    train_team *team;    /* once they are open */
 } train_options;
 
 /* Options that have a meaning for some tasks alone. */
@@ -84,6 +85,13 @@ void train_close(train_team *team);
 tn_status train_share(const train_options *o, tn_module *root, tn_data_parallel **out);
 void train_devices_json(cli_json *j, const tn_data_parallel *all); /* the member `devices` */
 void train_devices_text(FILE *to, const tn_data_parallel *all);    /* a line each where there are several */
+/* Joins the processes that a launcher started: CLI_OK, or the exit status after a message. Only rank 0 keeps its
+ * standard output. */
+int train_join(train_team *team, const train_task *task);
+/* Whether any process has been told to stop: all must stop after the same step. */
+tn_status train_any_stopped(const train_team *team, bool *stopped);
+void train_processes_json(cli_json *j, const train_team *team); /* members `processes`, `group` if there are several */
+void train_processes_text(FILE *to, const train_team *team);
 
 /* ---- random numbers of the host side (random.c): data order, environments, actions ------------------------------- */
 

@@ -1,7 +1,9 @@
-/* train_devices.c — `trunnion train --devices a,b`: the devices that share a task's batches, and how they did.
+/* train_devices.c — `trunnion train --devices a,b` and `mpirun trunnion train`: the devices and processes that share a
+ * task's batches, and how they did.
  *
  * The first one holds the model. The number of parts follows from what was asked for, so a run yields the same bits
  * when one of the devices could not be opened. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,7 +54,8 @@ int train_open(const train_options *o, train_team *team, tn_selection *selection
         code = CLI_USAGE;
     }
     team->options = (tn_data_parallel_options)TN_DATA_PARALLEL_DEFAULTS;
-    team->options.parts = o->parts ? (int)o->parts : named;
+    team->options.parts = o->parts ? (int)o->parts : named * tn_group_size(team->group);
+    team->options.group = team->group;
     team->options.fallback = o->common.strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
     return code;
 }
@@ -60,6 +63,7 @@ int train_open(const train_options *o, train_team *team, tn_selection *selection
 void train_close(train_team *team) {
     for (int i = 0; i < team->count; i++)
         tn_device_close(team->devices[i]);
+    tn_group_close(team->group);
 }
 
 tn_status train_share(const train_options *o, tn_module *root, tn_data_parallel **out) {
@@ -85,4 +89,40 @@ void train_devices_text(FILE *to, const tn_data_parallel *all) {
     for (int i = 0; tn_data_parallel_device_count(all) > 1 && tn_data_parallel_device_at(all, i, &d) == TN_OK; i++)
         cli_print(to, "  %s: %lld parts of batches%s%s\n", d.id, (long long)d.parts, d.lost ? ", then it failed: " : "",
                   d.reason);
+}
+
+/* ---- several processes ------------------------------------------------------------------------------------------- */
+
+int train_join(train_team *team, const train_task *task) {
+    if (tn_group_open(NULL, &team->group) != TN_OK) return cli_failed();
+    if (tn_group_size(team->group) > 1 && !(task->takes & TRAIN_TAKES_DEVICES))
+        return cli_fail(TN_ERR_UNSUPPORTED,
+                        "%d processes were started, but %s is trained by one; start it without mpirun",
+                        tn_group_size(team->group), task->name);
+    /* Rank 0 speaks for all. */
+    if (tn_group_rank(team->group) > 0 && !freopen("/dev/null", "w", stdout))
+        return cli_fail(TN_ERR_IO, "/dev/null: %s", strerror(errno));
+    return CLI_OK;
+}
+
+tn_status train_any_stopped(const train_team *team, bool *stopped) {
+    enum { MOST_RANKS = 4096 };
+    char own = cli_stopped() != 0, all[MOST_RANKS] = {own};
+    int size = tn_group_size(team->group);
+    tn_status status = TN_OK;
+    if (size > MOST_RANKS) return tn_backend_fail(TN_ERR_UNSUPPORTED, "%d processes exceed %d", size, MOST_RANKS);
+    if (size > 1) status = tn_group_all_gather(team->group, &own, 1, all);
+    *stopped = memchr(all, 1, (size_t)size) != NULL;
+    return status;
+}
+
+void train_processes_json(cli_json *j, const train_team *team) {
+    if (tn_group_size(team->group) == 1) return;
+    cli_json_int(j, "processes", tn_group_size(team->group));
+    cli_json_string(j, "group", tn_group_library(team->group));
+}
+
+void train_processes_text(FILE *to, const train_team *team) {
+    if (tn_group_size(team->group) == 1) return;
+    cli_print(to, "  %d processes, %s\n", tn_group_size(team->group), tn_group_library(team->group));
 }

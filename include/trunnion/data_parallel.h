@@ -32,10 +32,17 @@
  * Outdated copies are recognized by tn_write_count and tn_value_id, so variables may be written, loaded or swapped
  * between two calls.
  *
+ * Several processes (distributed.h): with options.group each rank computes its share of the parts, with devices of its
+ * own, and all ranks make the same optimizer step. All ranks must make the same calls with the same number of rows; the
+ * gradients are added in the order of the parts, so four parts on one process or four have the same bits. If a rank
+ * fails before the optimizer's step, all ranks return its error and nothing has changed on any; if one fails in it, all
+ * return its error, and the others have made the step. A checkpoint is the same on every rank: let rank 0 write it.
+ *
  * Threads: one thread at a time, as for the module. */
 #ifndef TRUNNION_DATA_PARALLEL_H
 #define TRUNNION_DATA_PARALLEL_H
 
+#include "trunnion/distributed.h"
 #include "trunnion/optim.h"
 
 #ifdef __cplusplus
@@ -53,7 +60,8 @@ typedef enum tn_data_split {
 typedef struct tn_data_parallel_options {
     size_t struct_size;
     /* Number of parts of a batch, 1 to 256; part i runs on device i modulo the number of devices. More parts than
-     * devices need less memory, because a device computes its parts one after the other. Default 0: one per device. */
+     * devices need less memory, because a device computes its parts one after the other. Default 0: one per device of
+     * each rank, if all ranks have as many. */
     int parts;
     tn_data_split split;  /* default TN_SPLIT_EVEN */
     const double *shares; /* for TN_SPLIT_SHARES: one number per part, greater than 0; copied; default NULL */
@@ -62,9 +70,10 @@ typedef struct tn_data_parallel_options {
      * TN_FALLBACK_SILENT prints nothing, TN_FALLBACK_STRICT fails the call and changes nothing. Default
      * TN_FALLBACK_WARN. */
     tn_fallback fallback;
+    tn_group *group; /* the processes that train together; must outlive the tn_data_parallel; default NULL: this one */
 } tn_data_parallel_options;
 #define TN_DATA_PARALLEL_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_data_parallel_options, fallback), 0, TN_SPLIT_EVEN, NULL, false, TN_FALLBACK_WARN }
+    { TN_OPTIONS_SIZE(tn_data_parallel_options, group), 0, TN_SPLIT_EVEN, NULL, false, TN_FALLBACK_WARN, NULL }
 
 /* The part of a batch that is being recorded: its device is the thread's current one. */
 typedef struct tn_part {
@@ -82,8 +91,10 @@ typedef tn_tensor *tn_part_function(void *ctx, const tn_part *part);
 
 /* Prepares the module for `count` devices, which must stay open; the home device should be one of them. A device that
  * is listed twice gets two queues. m must be complete and outlive *out, which is freed with tn_data_parallel_free.
- * Errors: TN_ERR_ARGUMENT for options out of range, or if m's variables are on several devices; TN_ERR_MEMORY.
- * Source: torch.nn.DataParallel. */
+ * With options.group all ranks must call it: rank 0's variables and random state are copied to the others.
+ * Errors: TN_ERR_ARGUMENT for options out of range, or if m's variables are on several devices; TN_ERR_MEMORY;
+ * TN_ERR_STATE if a rank's variables or parts differ from rank 0's.
+ * Source: torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel. */
 TN_API tn_status tn_data_parallel_new(tn_module *m, tn_device *const *devices, int count,
                                       const tn_data_parallel_options *options, tn_data_parallel **out);
 TN_API void tn_data_parallel_free(tn_data_parallel *p); /* NULL is allowed */
@@ -99,7 +110,8 @@ TN_API tn_status tn_data_parallel_minimize(tn_data_parallel *p, tn_optimizer *o,
                                            void *ctx, double *value);
 
 /* Computes all parts for inference, each [part->rows, …], and concatenates them to one tensor [rows, …] on the home
- * device, without gradients. Returns a new handle; an error tensor if a part could not be computed. */
+ * device, without gradients; in a group each rank computes all parts by itself. Returns a new handle; an error tensor
+ * if a part could not be computed. */
 TN_API tn_tensor *tn_data_parallel_forward(tn_data_parallel *p, int64_t rows, tn_part_function *forward, void *ctx);
 
 /* Returns the part's rows of x, whose first dimension is the rows of the batch, on the part's device: a new handle. */

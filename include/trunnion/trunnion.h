@@ -7,6 +7,7 @@
 #include "trunnion/certify.h"
 #include "trunnion/data_parallel.h"
 #include "trunnion/device.h"
+#include "trunnion/distributed.h"
 #include "trunnion/engine.h"
 #include "trunnion/json.h"
 #include "trunnion/kernels.h"

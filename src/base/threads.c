@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -72,11 +73,21 @@ static _Thread_local const char *expected, *expected_end; /* what this thread re
 
 /* ---- size -------------------------------------------------------------------------------------------------------- */
 
+/* Processes that a launcher of MPI started on this machine share its processors, unless it bound each to its own. */
+static int share_of_rank(int threads) {
+    const char *ranks = tn_env("OMPI_COMM_WORLD_LOCAL_SIZE");
+    if (!ranks) ranks = tn_env("MPI_LOCALNRANKS");
+    int count = ranks ? atoi(ranks) : 1;
+    bool bound = tn_cpu().cores < sysconf(_SC_NPROCESSORS_ONLN);
+    if (count <= 1 || bound) return threads;
+    return threads > count ? threads / count : 1;
+}
+
 static int usable_threads(void) {
     static _Atomic int cached;
     int n = atomic_load_explicit(&cached, memory_order_relaxed);
     if (n > 0) return n;
-    n = tn_cpu().usable_threads;
+    n = share_of_rank(tn_cpu().usable_threads);
     if (n > MAX_THREADS) n = MAX_THREADS;
     atomic_store_explicit(&cached, n, memory_order_relaxed);
     return n;

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "nn/make.h"
+#include "nn/ranks.h"
 #include "trunnion/amp.h"
 #include "trunnion/autograd.h"
 #include "trunnion/backend.h"
@@ -47,6 +48,11 @@ struct tn_data_parallel {
     tn_tensor **ran; /* what parts yield, `row` tensors each */
     bool sum;
     tn_fallback fallback;
+    /* In a group of several processes; otherwise group is NULL. */
+    tn_group *group;
+    tn_ranks ranks;
+    tn_tensor **totals;      /* of each variable: the sum of gradients, or the buffer's new value */
+    tn_part_report *reports; /* of all parts, in the step before: how many random numbers each uses */
 };
 
 /* A part at work, and what it yields: the function's result; for each variable the parameter's gradient or the buffer's
@@ -67,9 +73,11 @@ typedef struct call {
     void *ctx;
     bool train, wants_loss;
     const tn_optimizer *optimizer; /* of a training step: it may scale the loss */
-    work *works;                   /* those that have rows */
+    work *works;                   /* those that have rows and are computed by this process */
     int count;
-    int next; /* variable that is likely asked for next */
+    int next;         /* variable that is likely asked for next */
+    int first;        /* the first part of the batch that has rows */
+    tn_tensor **sums; /* the gradients, but for those of the last work, and the buffers' new values */
 } call;
 
 static tn_status data_parallel_out_of_memory(void) {
@@ -99,6 +107,10 @@ void tn_data_parallel_free(tn_data_parallel *p) {
         free(m->copies);
         free(m->copied);
     }
+    tn_ranks_end(&p->ranks);
+    if (p->totals) free_tensors(p->totals, p->count);
+    free(p->totals);
+    free(p->reports);
     tn_variables_free(p->variables);
     free(p->stand_ins);
     free(p->members);
@@ -151,7 +163,8 @@ static tn_status take_options(tn_data_parallel *p, const tn_data_parallel_option
     tn_status status =
         tn_options_read(&o, given, "data parallel", "tn_data_parallel_options o = TN_DATA_PARALLEL_DEFAULTS");
     if (status != TN_OK) return status;
-    p->parts = o.parts ? o.parts : devices;
+    p->group = tn_group_size(o.group) > 1 ? o.group : NULL;
+    p->parts = o.parts ? o.parts : devices * tn_group_size(p->group);
     p->sum = o.sum;
     p->fallback = o.fallback;
     if (p->parts < 1 || p->parts > MOST_PARTS)
@@ -168,6 +181,13 @@ static tn_status take_options(tn_data_parallel *p, const tn_data_parallel_option
     return o.split == TN_SPLIT_SHARES ? take_shares(p, o.shares) : TN_OK;
 }
 
+static tn_status join_group(tn_data_parallel *p) {
+    p->totals = calloc((size_t)p->count + 1, sizeof *p->totals);
+    p->reports = calloc((size_t)p->parts, sizeof *p->reports);
+    if (!p->totals || !p->reports) return data_parallel_out_of_memory();
+    return tn_ranks_begin(&p->ranks, p->group, p->variables, p->count, p->parts);
+}
+
 static tn_status build_data_parallel(tn_data_parallel *p, tn_module *m, tn_device *const *devices, int count,
                                      const tn_data_parallel_options *options) {
     tn_status status = take_options(p, options, count);
@@ -179,7 +199,7 @@ static tn_status build_data_parallel(tn_data_parallel *p, tn_module *m, tn_devic
     if (!p->stand_ins || !p->members || !p->ran) return data_parallel_out_of_memory();
     for (int i = 0; i < count && status == TN_OK; i++)
         status = add_member(p, devices[i], count == 1);
-    return status;
+    return status == TN_OK && p->group ? join_group(p) : status;
 }
 
 tn_status tn_data_parallel_new(tn_module *m, tn_device *const *devices, int count,
@@ -270,7 +290,7 @@ static tn_status record_gradients(const call *c, work *w) {
 
 /* Buffers that the first part has written. */
 static void note_buffers(const call *c, work *w) {
-    for (int i = 0; w == c->works && i < c->p->count; i++)
+    for (int i = 0; w->part.index == c->first && i < c->p->count; i++)
         if (!c->p->variables[i].parameter && tn_write_count(c->p->stand_ins[i]) > 0)
             w->values[i] = tn_retain(c->p->stand_ins[i]);
 }
@@ -417,15 +437,27 @@ static int64_t data_parallel_row_of(const tn_data_parallel *p, int64_t rows, int
     return (int64_t)llround((double)rows * (p->shares[i - 1] / p->shares[p->parts - 1]));
 }
 
-static void cut_data_parallel(call *c, int64_t rows) {
+static int64_t rows_of(const tn_data_parallel *p, int64_t rows, int i) {
+    return data_parallel_row_of(p, rows, i + 1) - data_parallel_row_of(p, rows, i);
+}
+
+static double weight_of(const tn_data_parallel *p, int64_t rows, int i) {
+    return p->sum ? 1 : (double)rows_of(p, rows, i) / (double)rows;
+}
+
+/* Parts that this process computes: begin … end - 1. */
+static void cut_data_parallel(call *c, int64_t rows, int begin, int end) {
     tn_data_parallel *p = c->p;
-    for (int i = 0; i < p->parts; i++) {
-        int64_t first = data_parallel_row_of(p, rows, i), count = data_parallel_row_of(p, rows, i + 1) - first;
+    for (c->first = 0; c->first < p->parts - 1 && rows_of(p, rows, c->first) <= 0;)
+        c->first++;
+    for (int i = begin; i < end; i++) {
+        int64_t first = data_parallel_row_of(p, rows, i), count = rows_of(p, rows, i);
         if (count <= 0) continue;
         work *w = &c->works[c->count];
-        *w = (work){.by = &p->members[i % p->member_count], .values = p->ran + (size_t)c->count * (size_t)p->count};
+        *w = (work){.by = &p->members[(i - begin) % p->member_count],
+                    .values = p->ran + (size_t)c->count * (size_t)p->count};
         w->part = (tn_part){sizeof w->part, i, p->parts, first, count, rows, NULL};
-        w->weight = p->sum ? 1 : (double)count / (double)rows;
+        w->weight = weight_of(p, rows, i);
         c->count++;
     }
 }
@@ -451,7 +483,8 @@ static tn_status add_up(const call *c, const work *w) {
 
 static tn_status compute_all(call *c, int64_t rows) {
     tn_status status = TN_OK;
-    cut_data_parallel(c, rows);
+    cut_data_parallel(c, rows, 0, c->p->parts);
+    c->sums = c->works[0].values;
     for (int i = 0; i < c->count && status == TN_OK; i++) {
         c->works[i].random = tn_get_random_state();
         status = compute_anywhere(c, &c->works[i]);
@@ -482,7 +515,7 @@ static tn_status write_buffers(void *ctx) {
     TN_SCOPE;
     TN_NO_GRAD;
     for (int i = 0; i < c->p->count && status == TN_OK; i++) {
-        tn_tensor *value = c->works[0].values[i];
+        tn_tensor *value = c->sums[i];
         if (value && !c->p->variables[i].parameter) status = tn_status_of(tn_copy_(c->p->variables[i].tensor, value));
     }
     return status;
@@ -495,10 +528,112 @@ static tn_tensor *gradient_of(void *ctx, const tn_tensor *parameter) {
         int i = (c->next + k) % p->count;
         if (p->variables[i].tensor != parameter) continue;
         c->next = i + 1;
-        tn_tensor *sum = c->works[0].values[i], *last = c->count > 1 ? c->works[c->count - 1].values[i] : NULL;
+        bool divided = !p->group && c->count > 1;
+        tn_tensor *sum = c->sums[i], *last = divided ? c->works[c->count - 1].values[i] : NULL;
         return sum && last ? tn_add(sum, last) : sum ? sum : last;
     }
     return tn_failed(TN_ERR_ARGUMENT, "data parallel: the optimizer updates a variable that is not part of the module");
+}
+
+/* ---- a step of several processes --------------------------------------------------------------------------------- */
+
+/* Where the parts' random numbers begin if each uses as many as `reports` says. */
+static uint64_t random_before(const tn_part_report *reports, int part) {
+    uint64_t sum = 0;
+    for (int i = 0; i < part; i++)
+        sum += reports[i].random;
+    return sum;
+}
+
+/* Computes the parts of this rank. Their random numbers must be those that one process would draw, which depend on how
+ * many the parts before use: assumed is what they used in the step before, and again is for those for which that was
+ * wrong. */
+static tn_status compute_own(call *c, tn_random_state start, const tn_part_report *assumed, tn_part_report *own,
+                             bool again) {
+    const tn_data_parallel *p = c->p;
+    int begin = tn_ranks_first_part(&p->ranks, tn_group_rank(p->group));
+    tn_status status = TN_OK;
+    bool fetches[MOST_PARTS] = {false};
+    for (int i = 0; i < c->count && status == TN_OK; i++) {
+        work *w = &c->works[i];
+        tn_random_state from = {start.seed, start.offset + random_before(assumed, w->part.index)};
+        if (again && (w->random.offset == from.offset || !own[w->part.index - begin].random)) continue;
+        fetches[i] = true;
+        w->random = from;
+        status = compute_anywhere(c, w);
+        own[w->part.index - begin].random = tn_get_random_state().offset - from.offset;
+    }
+    for (int i = 0; i < c->count && status == TN_OK; i++) {
+        if (!fetches[i]) continue;
+        status = fetch_anyhow(c, &c->works[i]);
+        own[c->works[i].part.index - begin].loss = c->works[i].loss;
+    }
+    return status;
+}
+
+static bool equal_random(const tn_part_report *a, const tn_part_report *b, int count) {
+    for (int i = 0; i < count; i++)
+        if (a[i].random != b[i].random) return false;
+    return true;
+}
+
+static int owner_of(const tn_data_parallel *p, int part) {
+    int rank = 0;
+    while (tn_ranks_first_part(&p->ranks, rank + 1) <= part)
+        rank++;
+    return rank;
+}
+
+/* Computes the parts of all ranks; p->reports is what they yielded. */
+static tn_status compute_parts(call *c, int64_t rows) {
+    tn_data_parallel *p = c->p;
+    int rank = tn_group_rank(p->group);
+    tn_random_state start = tn_get_random_state();
+    tn_part_report own[MOST_PARTS] = {{0}}, assumed[MOST_PARTS];
+    cut_data_parallel(c, rows, tn_ranks_first_part(&p->ranks, rank), tn_ranks_first_part(&p->ranks, rank + 1));
+    c->wants_loss = true;
+    bool again = false;
+    do {
+        memcpy(assumed, p->reports, (size_t)p->parts * sizeof *assumed);
+        tn_status status = compute_own(c, start, assumed, own, again);
+        status = tn_ranks_agree(&p->ranks, status, own, p->reports);
+        if (status != TN_OK) return status;
+        again = !again && !equal_random(assumed, p->reports, p->parts);
+    } while (again);
+    tn_set_random_state((tn_random_state){start.seed, start.offset + random_before(p->reports, p->parts)});
+    return TN_OK;
+}
+
+/* c->sums: the totals of all ranks. */
+static tn_status exchange_totals(call *c, int64_t rows) {
+    tn_data_parallel *p = c->p;
+    tn_rank_part parts[MOST_PARTS];
+    bool has_rows[MOST_PARTS];
+    int owner = owner_of(p, c->first);
+    tn_tensor *const *values = c->count ? c->works[0].values : NULL;
+    for (int i = 0; i < c->count; i++)
+        parts[i] = (tn_rank_part){c->works[i].part.index, c->works[i].values};
+    for (int i = 0; i < p->parts; i++)
+        has_rows[i] = rows_of(p, rows, i) > 0;
+    tn_status status = tn_ranks_agree(&p->ranks, tn_ranks_compare(&p->ranks, owner, values), NULL, NULL);
+    c->sums = p->totals;
+    if (status != TN_OK) return status;
+    /* Both, even if this rank could not make the sums: the others wait for it. */
+    status = tn_ranks_sum(&p->ranks, parts, c->count, has_rows, p->home, p->totals);
+    tn_status shared = tn_ranks_share_buffers(&p->ranks, owner, values, p->home, p->totals);
+    return status != TN_OK ? status : shared;
+}
+
+static tn_status minimize_in_group(call *c, tn_optimizer *o, int64_t rows, double *value) {
+    tn_data_parallel *p = c->p;
+    tn_status status = compute_parts(c, rows);
+    if (status == TN_OK) status = tn_ranks_agree(&p->ranks, exchange_totals(c, rows), NULL, NULL);
+    if (status == TN_OK) status = tn_ranks_agree(&p->ranks, tn_nn_step(o, gradient_of, write_buffers, c), NULL, NULL);
+    free_tensors(p->totals, p->count);
+    if (value) *value = 0;
+    for (int i = 0; i < p->parts && value && status == TN_OK; i++)
+        if (rows_of(p, rows, i) > 0) *value += weight_of(p, rows, i) * p->reports[i].loss;
+    return status;
 }
 
 /* One part at home: nothing to move and nothing to add. */
@@ -523,7 +658,9 @@ tn_status tn_data_parallel_minimize(tn_data_parallel *p, tn_optimizer *o, int64_
     call c = {.p = p, .function = loss, .ctx = ctx, .train = true, .wants_loss = value != NULL, .optimizer = o};
     tn_status status = tn_nn_need(o, "tn_data_parallel_minimize: the optimizer");
     if (status == TN_OK) status = call_begin(&c, "tn_data_parallel_minimize: p or the loss function", rows);
-    if (status == TN_OK && p->parts == 1 && p->members[0].device == p->home) {
+    if (status == TN_OK && p->group) {
+        status = minimize_in_group(&c, o, rows, value);
+    } else if (status == TN_OK && p->parts == 1 && p->members[0].device == p->home) {
         status = minimize_here(&c, o, rows, value);
     } else if (status == TN_OK) {
         status = compute_all(&c, rows);

@@ -546,6 +546,18 @@ static void data_parallel_refuses(void **state) {
     assert_ok(tn_optimizer_sgd(root, NULL, &o));
     tn_data_parallel_options options = TN_DATA_PARALLEL_DEFAULTS;
     options.parts = 2;
+    char byte = 0;
+    FAILS(tn_group_open(NULL, NULL))
+    CALLS(tn_group_close(NULL))
+    CALLS(tn_group_abort(NULL, 1))
+    YIELDS(0, tn_group_rank(NULL))
+    YIELDS(1, tn_group_size(NULL))
+    RETURNS(tn_group_backend(NULL))
+    RETURNS(tn_group_library(NULL))
+    FAILS(tn_group_broadcast(NULL, NULL, 1, 0))
+    FAILS(tn_group_all_gather(NULL, &byte, 1, &byte))
+    FAILS(tn_group_all_to_all(NULL, &byte, 1, &byte))
+    FAILS(tn_group_barrier(NULL))
     FAILS(tn_data_parallel_new(NULL, &cpu, 1, NULL, &p))
     FAILS(tn_data_parallel_new(root, NULL, 1, NULL, &p))
     FAILS(tn_data_parallel_new(root, &missing, 1, NULL, &p))

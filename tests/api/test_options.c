@@ -8,10 +8,11 @@
 #include <math.h>
 
 #include "trunnion/amp.h"
-#include "trunnion/engine.h"
 #include "trunnion/certify.h"
 #include "trunnion/data_parallel.h"
+#include "trunnion/distributed.h"
 #include "trunnion/embed.h"
+#include "trunnion/engine.h"
 #include "trunnion/llm.h"
 #include "trunnion/onnx.h"
 #include "trunnion/ops.h"
@@ -263,6 +264,13 @@ static tn_status try_model_sizes(const void *o) {
     return tn_estimate_inference_memory(o, &e);
 }
 
+static tn_status try_processes(const void *o) {
+    tn_group *g;
+    tn_status s = tn_group_open(o, &g);
+    tn_group_close(g);
+    return s;
+}
+
 static tn_status try_data_parallel(const void *o) {
     tn_module *root = small_module();
     tn_device *device = tn_current_device();
@@ -317,6 +325,7 @@ static tn_status try_engine(const void *o) {
     X(CHECKPOINT, tn_checkpoint, try_checkpoint)                        \
     X(MODEL_SIZES, tn_model_sizes, try_model_sizes)                     \
     X(DATA_PARALLEL, tn_data_parallel_options, try_data_parallel)       \
+    X(GROUP, tn_group_options, try_processes)                           \
     X(ENGINE, tn_engine_options, try_engine)                            \
     X(CERTIFY, tn_certify_options, try_certify)
 

@@ -1,0 +1,125 @@
+/* test_distributed.c — groups of processes in one process: what launchers announce, a group of one, errors. Suite
+ * `processes` runs several under real launchers. */
+#include "test_support.h"
+
+#include "trunnion/trunnion.h"
+
+/* Runs with the environment of no launcher, but for the given variables: name, value, …, NULL. */
+static void launched_with(const char *const *variables) {
+    static const char *const all[] = {
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK",
+        "SLURM_NTASKS",         "TRUNNION_MPI_LIB"};
+    for (size_t i = 0; i < TN_COUNT(all); i++)
+        unsetenv(all[i]);
+    for (; variables && variables[0]; variables += 2)
+        setenv(variables[0], variables[1], 1);
+}
+
+static void launchers_announce_rank_and_size(void **state) {
+    (void)state;
+    static const struct {
+        const char *variables[5];
+        int rank, size;
+    } rows[] = {
+        {{NULL}, 0, 1},
+        {{"OMPI_COMM_WORLD_RANK", "2", "OMPI_COMM_WORLD_SIZE", "3", NULL}, 2, 3},
+        {{"PMI_RANK", "0", "PMI_SIZE", "4", NULL}, 0, 4},
+        {{"PMIX_RANK", "7", "SLURM_NTASKS", "8", NULL}, 7, 8},
+        {{"PMI_RANK", "4", "PMI_SIZE", "4", NULL}, 0, 1},   /* not a rank */
+        {{"PMI_RANK", "one", "PMI_SIZE", "4", NULL}, 0, 1}, /* not a number */
+        {{"PMI_SIZE", "4", NULL}, 0, 1},                    /* no rank */
+        {{"PMI_RANK", "-1", "PMI_SIZE", "-2", NULL}, 0, 1},
+        {{"PMI_RANK", "1", "PMI_SIZE", "99999999999", NULL}, 0, 1},
+    };
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        launched_with(rows[i].variables);
+        assert_int_equal(tn_group_launched_rank(), rows[i].rank);
+        assert_int_equal(tn_group_launched_size(), rows[i].size);
+    }
+    launched_with(NULL);
+}
+
+static void a_group_of_one_copies(void **state) {
+    (void)state;
+    tn_group *g;
+    char a[5] = "abcd", b[5] = "";
+    assert_ok(tn_group_open(NULL, &g));
+    assert_int_equal(tn_group_rank(g), 0);
+    assert_int_equal(tn_group_size(g), 1);
+    assert_string_equal(tn_group_backend(g), "self");
+    assert_string_equal(tn_group_library(g), "");
+    assert_ok(tn_group_all_gather(g, a, 5, b));
+    assert_string_equal(b, "abcd");
+    assert_ok(tn_group_all_to_all(g, "efgh", 5, b));
+    assert_string_equal(b, "efgh");
+    assert_ok(tn_group_broadcast(g, b, 5, 0));
+    assert_string_equal(b, "efgh");
+    assert_ok(tn_group_barrier(g));
+    tn_group_abort(g, 1); /* nobody else is there to be ended */
+    tn_group_close(g);
+    tn_group_close(NULL);
+    assert_int_equal(tn_group_size(NULL), 1);
+}
+
+static void wrong_arguments_are_refused(void **state) {
+    (void)state;
+    tn_group *g;
+    char a[4] = "";
+    tn_group_options o = TN_GROUP_DEFAULTS;
+    o.backend = "carrier pigeon";
+    assert_int_equal(tn_group_open(&o, &g), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "unknown backend \"carrier pigeon\"; known are auto, mpi and self");
+    assert_null(g);
+    assert_int_equal(tn_group_open(NULL, NULL), TN_ERR_ARGUMENT);
+    assert_ok(tn_group_open(NULL, &g));
+    assert_int_equal(tn_group_broadcast(g, a, 4, 1), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "root 1 is not a rank; there are 1");
+    assert_int_equal(tn_group_broadcast(g, NULL, 4, 0), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_group_all_gather(NULL, a, 4, a), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_group_all_to_all(g, a, 4, NULL), TN_ERR_ARGUMENT);
+    tn_group_close(g);
+}
+
+static void a_missing_library_is_named(void **state) {
+    (void)state;
+    tn_group *g;
+    tn_group_options o = TN_GROUP_DEFAULTS;
+    o.backend = "mpi";
+    launched_with((const char *const[]){"TRUNNION_MPI_LIB", "/nonexistent/libmpi.so", NULL});
+    assert_int_equal(tn_group_open(&o, &g), TN_ERR_UNAVAILABLE);
+    assert_text_has(tn_error(), "MPI: not found at the path in TRUNNION_MPI_LIB: /nonexistent/libmpi.so");
+    launched_with((const char *const[]){"PMI_RANK", "0", "PMI_SIZE", "2", "TRUNNION_MPI_LIB", "libm.so.6", NULL});
+    assert_int_equal(tn_group_open(NULL, &g), TN_ERR_UNAVAILABLE);
+    assert_text_has(tn_error(), "function MPI_Init_thread is missing from");
+    launched_with(NULL);
+}
+
+/* A group of one changes nothing. */
+static void data_parallel_trains_in_a_group_of_one(void **state) {
+    (void)state;
+    tn_group *g;
+    tn_data_parallel *p;
+    tn_data_parallel_options o = TN_DATA_PARALLEL_DEFAULTS;
+    tn_device *cpu = tn_current_device();
+    assert_ok(tn_group_open(NULL, &g));
+    o.group = g;
+    tn_module *m = tn_module_root();
+    tn_nn_linear(m, "fc", 2, 1, true);
+    assert_ok(tn_data_parallel_new(m, &cpu, 1, &o, &p));
+    assert_int_equal(tn_data_parallel_device_count(p), 1);
+    tn_data_parallel_free(p);
+    tn_module_free(m);
+    tn_group_close(g);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(launchers_announce_rank_and_size),
+        cmocka_unit_test(a_group_of_one_copies),
+        cmocka_unit_test(wrong_arguments_are_refused),
+        cmocka_unit_test(a_missing_library_is_named),
+        cmocka_unit_test(data_parallel_trains_in_a_group_of_one),
+    };
+    launched_with(NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,202 @@
+"""processes.py BUILD [MOMENTS [SEED]] — training on several processes under the launchers of Open MPI and MPICH.
+
+Losses and checkpoints have the bits of one process with the same parts, also with dropout and batch normalization, with
+mixed precision, and with more processes than parts. SIGTERM to the launcher saves the run; SIGKILL of a random rank at a
+random moment (MOMENTS of them, default 2) ends the job with a message, and --resume goes on to the bits of an
+undisturbed run. What cannot work is refused. Launchers that are not installed are skipped.
+"""
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+LIMIT = 120  # seconds for a run
+# Open MPI refuses root and more processes than processors unless told otherwise.
+LAUNCHERS = {
+    "Open MPI": ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n"],
+    "MPICH": ["mpirun.mpich", "-n"],
+}
+STEPS, PARTS = 24, 4
+
+
+class Suite:
+    def __init__(self, build, folder):
+        self.build, self.folder = build, folder
+        self.passed = self.failed = self.skipped = 0
+
+    def expect(self, good, text):
+        self.passed += bool(good)
+        self.failed += not good
+        print(text if good else f"failed: {text}", flush=True)
+
+    def run(self, launcher, words, **more):
+        return subprocess.run([*launcher, *map(str, words)], capture_output=True, text=True, timeout=LIMIT, **more)
+
+    def train(self, launcher, save, *words):
+        """(JSON object, bytes of the checkpoint); ({}, b"") and the reason on standard output after a failure."""
+        path = self.folder / save
+        path.unlink(missing_ok=True)
+        line = [self.build / "trunnion", "train", *words, "--parts", PARTS, "--threads", 1, "--json", "--save", path]
+        done = self.run(launcher, line)
+        try:
+            return json.loads(done.stdout), path.read_bytes()
+        except (ValueError, OSError):
+            print(f"exit status {done.returncode}: {done.stdout[-500:]} {done.stderr[-500:]}")
+            return {}, b""
+
+
+def environment():
+    """Without the variables of a launcher around this script."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "MPI"))}
+
+
+def check_bits(suite, name, launcher):
+    example = suite.build / "example_distributed"
+    alone = suite.run([], [example]).stdout.split(",")[0]
+    for count in (2, 3, 5):
+        done = suite.run(launcher(count), [example])
+        suite.expect(alone and done.stdout.split(",")[0] == alone and f", {count} processes, mpi" in done.stdout,
+                     f"{name}: dropout and batch normalization on {count} processes: {done.stdout.strip()} ({alone})")
+    for words in (["digits", "--steps", STEPS], ["digits", "--steps", 8, "--model", "cnn", "--amp", "f16"]):
+        one, file_of_one = suite.train([], "one.safetensors", *words)
+        for count in (2, 4):
+            several, file = suite.train(launcher(count), "several.safetensors", *words)
+            equal = one and file and several.get("final_loss") == one["final_loss"] and file == file_of_one
+            suite.expect(equal and several.get("processes") == count,
+                         f"{name}: train {' '.join(map(str, words))} on {count} processes: loss and checkpoint as on one")
+
+
+def start(suite, launcher, path, *more):
+    line = [suite.build / "trunnion", "train", "chars", "--steps", 12, "--parts", 2, "--threads", 1, "--save", path,
+            "--save-every", 1, "--json", *more]
+    return subprocess.Popen([*launcher, *map(str, line)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env=environment())
+
+
+def finish(suite, launcher, path, *more):
+    process = start(suite, launcher, path, *more)
+    out, err = process.communicate(timeout=LIMIT)
+    return process.returncode, out, err
+
+
+def ranks_of(process):
+    """Process ids of the ranks that the launcher started, itself or through its helpers."""
+    found, todo = [], [process.pid]
+    while todo:
+        pid = todo.pop()
+        try:
+            children = (pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+            todo += map(int, children)
+            if pathlib.Path(f"/proc/{pid}/comm").read_text().strip() == "trunnion":
+                found.append(pid)
+        except OSError:
+            pass
+    return sorted(found)
+
+
+def wait_for_step(path, process):
+    end = time.monotonic() + LIMIT
+    while not path.exists() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def check_death(suite, name, launcher, moments, randomness):
+    whole = suite.folder / "whole.safetensors"
+    code, _, err = finish(suite, [], whole)
+    suite.expect(code == 0, f"{name}: the undisturbed run: {err[-200:]}")
+    for moment in range(moments):
+        path = suite.folder / "killed.safetensors"
+        path.unlink(missing_ok=True)
+        process = start(suite, launcher(2), path)
+        wait_for_step(path, process)
+        time.sleep(randomness.random() * 0.3)
+        ranks = ranks_of(process)
+        victim = randomness.choice(ranks) if ranks else None
+        if victim:
+            os.kill(victim, signal.SIGKILL)
+        try:
+            out, err = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+        if process.returncode == 0:  # it had ended before
+            suite.expect(path.read_bytes() == whole.read_bytes(), f"{name}: moment {moment}: the run was complete")
+            continue
+        suite.expect(victim and "ignal" in err + out or "KILLED" in err + out,
+                     f"{name}: moment {moment}: a killed rank ends the job (exit status {process.returncode})")
+        code, out, err = finish(suite, launcher(2), path, "--resume", path)
+        suite.expect(code == 0 and path.read_bytes() == whole.read_bytes(),
+                     f"{name}: moment {moment}: --resume reaches the bits of the undisturbed run {err[-300:]}")
+
+
+def check_stop(suite, name, launcher):
+    """SIGTERM to one rank: all stop after the same step, and the run is saved."""
+    whole, path = suite.folder / "whole.safetensors", suite.folder / "stopped.safetensors"
+    path.unlink(missing_ok=True)
+    process = start(suite, launcher(2), path)
+    wait_for_step(path, process)
+    ranks = ranks_of(process)
+    if ranks:
+        os.kill(ranks[-1], signal.SIGTERM)
+    _, err = process.communicate(timeout=LIMIT)
+    suite.expect(ranks and "stopped by" in err and process.returncode != 0,
+                 f"{name}: SIGTERM to one rank stops all (exit status {process.returncode})")
+    code, _, err = finish(suite, launcher(2), path, "--resume", path)
+    suite.expect(code == 0 and path.read_bytes() == whole.read_bytes(),
+                 f"{name}: the stopped run goes on to the same bits {err[-300:]}")
+
+
+def check_refusals(suite, name, launcher):
+    done = suite.run(launcher(2), [suite.build / "trunnion", "train", "cartpole", "--steps", 100])
+    suite.expect(done.returncode != 0 and "cartpole is trained by one" in done.stderr,
+                 f"{name}: cartpole on two processes is refused")
+    other = dict(environment(), TRUNNION_MPI_LIB="/nonexistent/libmpi.so")
+    done = suite.run(launcher(2), [suite.build / "trunnion", "train", "digits", "--steps", 2], env=other)
+    suite.expect(done.returncode != 0 and "MPI: not found at the path in TRUNNION_MPI_LIB" in done.stderr,
+                 f"{name}: a missing library is named")
+
+
+def check_mixed_up(suite):
+    """The launcher of one library with the other: each process would be alone."""
+    other = dict(environment(), TRUNNION_MPI_LIB="libmpi.so.40")
+    done = suite.run([*LAUNCHERS["MPICH"], "2"], [suite.build / "trunnion", "train", "digits", "--steps", 2], env=other)
+    suite.expect(done.returncode != 0 and "has found 1; use the launcher of this library" in done.stderr,
+                 "MPICH's launcher with Open MPI's library is refused")
+
+
+def main():
+    build = (ROOT / sys.argv[1]).resolve()
+    moments = int(sys.argv[2]) if len(sys.argv) > 2 else 2
+    randomness = random.Random(int(sys.argv[3]) if len(sys.argv) > 3 else 1)
+    with tempfile.TemporaryDirectory() as folder:
+        suite = Suite(build, pathlib.Path(folder))
+        for name, words in LAUNCHERS.items():
+            if not shutil.which(words[0]):
+                suite.skipped += 1
+                print(f"skipped: {name}: no {words[0]}")
+                continue
+
+            def launcher(count, words=words):
+                return [*words, str(count)]
+
+            check_bits(suite, name, launcher)
+            check_death(suite, name, launcher, moments, randomness)
+            check_stop(suite, name, launcher)
+            check_refusals(suite, name, launcher)
+            print(f"ran on: {name}")
+        if all(shutil.which(words[0]) for words in LAUNCHERS.values()):
+            check_mixed_up(suite)
+    print(f"{suite.passed} passed, {suite.failed} failed, {suite.skipped} skipped")
+    return 1 if suite.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
