@@ -2,8 +2,8 @@
  *
  * The sum has the bits that one process with the same parts gets. So each rank owns a piece of the gradients: it
  * receives this piece of every part (all-to-all), adds the parts in their order, and all ranks gather the sums. If each
- * rank has one part, that is the traffic of a ring all-reduce. A rank that has failed still takes part in every exchange,
- * because the others wait for it. */
+ * rank has one part, that is the traffic of a ring all-reduce. A rank that has failed still takes part in every
+ * exchange, because the others wait for it. */
 #include "nn/ranks.h"
 
 #include <stdio.h>
