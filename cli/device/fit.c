@@ -28,13 +28,14 @@ const cli_command cli_fit = {
     .summary = "estimate the memory that a language model needs, and where it fits",
     .usage = "fit MODEL | fit --config NAME-OR-SIZES [--context N] [--weights TYPE] [--cache TYPE] [--train]",
     .help =
-        "  MODEL                 a language model: a GGUF file, or a Hugging Face model folder\n"
+        "  MODEL                 a language model: a GGUF file, a Hugging Face model folder, or a config.json alone\n"
         "  --config WHAT         a known model (mistral-7b, llama-2-7b, llama-3-8b, qwen2.5-7b, smollm2-135m), or\n"
         "                        sizes separated by commas: hidden=N, intermediate=N, layers=N, vocabulary=N,\n"
         "                        heads=N, kv_heads=N, head_dim=N, tied=1; sizes after a name replace those of the "
         "model\n"
         "  --context N           context length (default: the model's own, at most 4096)\n"
-        "  --weights TYPE        type of the weights, with --config: f32, f16, bf16, q8_0, q6_K, q5_K, q5_1, q5_0, "
+        "  --weights TYPE        type of the weights, with --config or config.json alone: f32, f16, bf16, q8_0, q6_K, "
+        "q5_K, q5_1, q5_0, "
         "q4_K, q4_1, q4_0, q3_K, q2_K (default f32)\n"
         "  --cache TYPE          type of the key/value cache: f16, bf16 or f32 (default f16)\n"
         "  --train               training with Adam in f32 instead of inference\n"
@@ -201,7 +202,10 @@ static double fit_bytes_of(tn_dtype t) { return (double)tn_dtype_size(t) / (doub
 static int find_sizes(const request *r, const char *path, tn_model_sizes *s) {
     int status = !path ? parse_config(r->config, s) : tn_read_model_sizes(path, s) == TN_OK ? CLI_OK : cli_failed();
     if (status != CLI_OK) return status;
-    if (!path) s->bytes_per_weight = fit_bytes_of(r->weights);
+    if (s->weights_bytes > 0 && r->weights_given)
+        return cli_wrong_usage(&cli_fit, "--weights requires --config or config.json alone: the weights of a file have "
+                                         "their own type");
+    if (s->weights_bytes == 0) s->bytes_per_weight = fit_bytes_of(r->weights);
     s->bytes_per_cache = fit_bytes_of(r->cache);
     if (r->context)
         s->sequence = r->context;
@@ -377,8 +381,6 @@ static int run_fit(int argc, char **argv) {
     if (argc - first > 1) return cli_wrong_usage(&cli_fit, "only one model is expected");
     if (!path == !r.config)
         return cli_wrong_usage(&cli_fit, "expected either a GGUF file or model folder, or --config");
-    if (path && r.weights_given)
-        return cli_wrong_usage(&cli_fit, "--weights requires --config: the weights of a file have their own type");
     if (r.batch && !r.train) return cli_wrong_usage(&cli_fit, "--batch requires --train");
     if (r.train && (r.weights_given || r.cache_given))
         return cli_wrong_usage(&cli_fit, "--%s has no effect with --train, which keeps weights in f32 and has no cache",

@@ -69,9 +69,8 @@ TN_API tn_status tn_llm_inspect(const tn_gguf *file, const tn_llm_options *optio
 TN_API tn_status tn_llm_inspect_path(const char *path, const tn_llm_options *options, tn_llm_facts *facts);
 
 /* Opens a model.
- *   path: a GGUF file, or a Hugging Face folder with config.json and safetensors (model.h), of the families llama,
- *     mistral, qwen2, qwen3, phi3, gemma, gemma2, gemma3 (text only) and gpt2, and of the mixtures of experts mixtral,
- *     qwen2moe and qwen3moe.
+ *   path: a GGUF file, or a Hugging Face folder with config.json and safetensors (model.h), of a family that the
+ *     error for an unknown one lists. Folders of models with pictures or sound (text_config) are read for their text.
  *   options: NULL for the defaults. *out: closed with tn_llm_close.
  * The file stays mapped; weights are loaded when they are first used.
  * Errors: those of tn_gguf_open, tn_json_open and tn_safetensors_open; TN_ERR_UNSUPPORTED with the name of an

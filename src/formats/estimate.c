@@ -213,26 +213,48 @@ tn_status tn_gguf_model_sizes(const tn_gguf *file, tn_model_sizes *out) {
 
 /* ---- folders ----------------------------------------------------------------------------------------------------- */
 
-/* A size of config.json under either of two names; `otherwise` when it is absent or null and otherwise is not -1. */
-static tn_status get_member(const tn_json *config, const char *name, const char *other, int64_t otherwise,
-                            int64_t *out) {
-    const tn_json *v = tn_json_get(config, name);
-    if (!v) v = tn_json_get(config, other);
-    bool absent = tn_json_kind_of(v) == TN_JSON_NULL;
-    *out = absent ? otherwise : tn_json_int(v, -1);
-    return *out >= 0 ? TN_OK : tn_fail(TN_ERR_FORMAT, "config.json: '%s' is missing or not an integer", name);
+/* A size of config.json under the first of its names that is there; `otherwise` when it is absent or null and otherwise
+ * is not -1. names: separated by blanks. */
+static tn_status get_member(const tn_json *config, const char *names, int64_t otherwise, int64_t *out) {
+    const tn_json *v = NULL;
+    char name[48];
+    for (const char *at = names; *at && tn_json_kind_of(v) == TN_JSON_NULL; at += at[0] == ' ') {
+        size_t length = strcspn(at, " ");
+        snprintf(name, sizeof name, "%.*s", (int)length, at);
+        v = tn_json_get(config, name);
+        at += length;
+    }
+    *out = tn_json_kind_of(v) == TN_JSON_NULL ? otherwise : tn_json_int(v, -1);
+    return *out >= 0 ? TN_OK
+                     : tn_fail(TN_ERR_FORMAT, "config.json: '%.*s' is missing or not an integer",
+                               (int)strcspn(names, " "), names);
 }
 
 static tn_status read_config(const tn_json *config, tn_model_sizes *s) {
-    TRY(get_member(config, "hidden_size", "n_embd", -1, &s->hidden));
-    TRY(get_member(config, "intermediate_size", "n_inner", s->hidden < INT64_MAX / 4 ? 4 * s->hidden : -1,
-                   &s->intermediate));
-    TRY(get_member(config, "num_hidden_layers", "n_layer", -1, &s->layers));
-    TRY(get_member(config, "num_attention_heads", "n_head", -1, &s->heads));
-    TRY(get_member(config, "num_key_value_heads", NULL, s->heads, &s->kv_heads));
-    TRY(get_member(config, "head_dim", NULL, 0, &s->head_dim));
-    TRY(get_member(config, "max_position_embeddings", "n_positions", -1, &s->sequence));
-    TRY(get_member(config, "vocab_size", NULL, -1, &s->vocabulary));
+    TRY(get_member(config, "hidden_size n_embd d_model", -1, &s->hidden));
+    TRY(get_member(config, "intermediate_size n_inner ffn_hidden_size ffn_dim",
+                   s->hidden < INT64_MAX / 4 ? 4 * s->hidden : -1, &s->intermediate));
+    TRY(get_member(config, "num_hidden_layers n_layer num_layers", -1, &s->layers));
+    TRY(get_member(config, "num_attention_heads n_head num_heads", -1, &s->heads));
+    bool one = tn_json_bool(tn_json_get(config, "multi_query"), false) &&
+               !tn_json_bool(tn_json_get(config, "new_decoder_architecture"), false);
+    TRY(get_member(config, "num_key_value_heads num_kv_heads", s->heads, &s->kv_heads));
+    if (one) s->kv_heads = 1; /* Falcon, StarCoder */
+    TRY(get_member(config, "head_dim", 0, &s->head_dim));
+    TRY(get_member(config, "max_position_embeddings n_positions", one ? 2048 : -1, &s->sequence));
+    return get_member(config, "vocab_size", -1, &s->vocabulary);
+}
+
+/* Without weights nobody knows what a mixture's other parts are. */
+static tn_status refuse_mixtures(const tn_json *config) {
+    static const char *const keys[] = {"num_experts", "num_local_experts", "n_routed_experts"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (tn_json_int(tn_json_get(config, keys[i]), 0) > 1)
+            return tn_fail(
+                TN_ERR_UNSUPPORTED,
+                "config.json: '%s' is %lld; the memory of a mixture of experts is estimated from its weights, "
+                "not from config.json alone",
+                keys[i], (long long)tn_json_int(tn_json_get(config, keys[i]), 0));
     return TN_OK;
 }
 
@@ -245,7 +267,7 @@ static tn_status read_folder_weights(const char *folder, tn_model_sizes *s) {
         tn_safetensors_info t = {.struct_size = sizeof t};
         (void)tn_safetensors_at(file, i, &t);
         s->weights_bytes += t.bytes; /* the files hold them all, so the sum cannot overflow */
-        if (!strcmp(t.name, "lm_head.weight")) s->tied_embeddings = false;
+        if (strstr(t.name, "lm_head.weight") || !strcmp(t.name, "embed_out.weight")) s->tied_embeddings = false;
         encoder = encoder || strstr(t.name, "embeddings.word_embeddings.weight");
     }
     tn_safetensors_close(file);
@@ -253,18 +275,43 @@ static tn_status read_folder_weights(const char *folder, tn_model_sizes *s) {
     return tn_fail(TN_ERR_UNSUPPORTED, "this model is an encoder; memory can only be estimated for language models");
 }
 
-static tn_status read_folder(const char *folder, const char *config, tn_model_sizes *out) {
+/* folder: NULL: config.json alone. */
+static tn_status read_sizes(const tn_json *root, const char *folder, tn_model_sizes *s) {
+    const tn_json *text = tn_json_get(root, "text_config"), *config = text ? text : root;
+    TRY(read_config(config, s));
+    if (folder) return read_folder_weights(folder, s);
+    TRY(refuse_mixtures(config));
+    const tn_json *tied = tn_json_get(config, "tie_word_embeddings");
+    s->tied_embeddings = tn_json_bool(tied ? tied : tn_json_get(root, "tie_word_embeddings"), false);
+    return TN_OK;
+}
+
+static tn_status read_folder(const char *path, const char *folder, const char *config, tn_model_sizes *out) {
     tn_json_doc *doc;
     tn_model_sizes s = TN_MODEL_SIZES_DEFAULTS;
     TRY(tn_json_open(config, &doc));
-    tn_status status = read_config(tn_json_root(doc), &s);
+    tn_status status = read_sizes(tn_json_root(doc), folder, &s);
     tn_json_free(doc);
-    if (status == TN_OK) status = read_folder_weights(folder, &s);
+    s.bytes_per_weight = F32_BYTES;
     if (status == TN_OK) status = check_sizes(&s);
-    if (status != TN_OK) return tn_fail_prefix(status, "'%s'", folder);
-    s.bytes_per_weight = (double)s.weights_bytes / count_parameters(&s);
+    if (status != TN_OK) return tn_fail_prefix(status, "'%s'", path);
+    if (s.weights_bytes > 0) s.bytes_per_weight = (double)s.weights_bytes / count_parameters(&s);
     tn_options_write(out, &s);
     return TN_OK;
+}
+
+static bool is_in_folder(const char *folder, const char *name) {
+    tn_str path = {0};
+    tn_str_add(&path, "%s/%s", folder, name);
+    FILE *f = path.failed ? NULL : fopen(path.text, "rb");
+    if (f) fclose(f);
+    tn_str_free(&path);
+    return f != NULL;
+}
+
+static bool is_json(const char *path) {
+    size_t length = strlen(path);
+    return length > 5 && !strcmp(path + length - 5, ".json");
 }
 
 tn_status tn_read_model_sizes(const char *path, tn_model_sizes *out) {
@@ -273,6 +320,7 @@ tn_status tn_read_model_sizes(const char *path, tn_model_sizes *out) {
     TRY(read_sizes_estimate(out, "tn_read_model_sizes", &s));
     tn_gguf *file = NULL;
     tn_status status = TN_OK;
+    if (!tn_is_folder(path) && is_json(path)) return read_folder(path, NULL, path, out);
     if (!tn_is_folder(path)) {
         TRY(tn_gguf_open(path, &file));
         status = tn_gguf_model_sizes(file, out);
@@ -281,7 +329,8 @@ tn_status tn_read_model_sizes(const char *path, tn_model_sizes *out) {
     }
     tn_str config = {0};
     tn_str_add(&config, "%s/config.json", path);
-    status = config.failed ? TN_ERR_MEMORY : read_folder(path, config.text, out);
+    bool weights = is_in_folder(path, "model.safetensors") || is_in_folder(path, "model.safetensors.index.json");
+    status = config.failed ? TN_ERR_MEMORY : read_folder(path, weights ? path : NULL, config.text, out);
     tn_str_free(&config);
     return status;
 }

@@ -86,8 +86,19 @@ void tn_hf_find_prefix(hf_folder *f, const char *prefix, const char *probe) {
     if (f->prefix != found) f->prefix = found; /* found again by a new conversation, while others read it */
 }
 
+/* Length of what stands before the last "model." of a prefix: of "language_model.model.", 15. The output matrix has
+ * that before its name. */
+static size_t outer_length(const hf_folder *f) {
+    size_t length = strlen(f->prefix);
+    bool inner = length > 7 && strcmp(f->prefix + length - 7, ".model.") == 0;
+    return inner ? length - 6 : 0;
+}
+
 static bool find_either(const hf_folder *f, const char *name, tn_safetensors_info *info) {
-    return find_prefixed(f, f->prefix, name, info) || (f->prefix[0] && find_plain(f, name, info));
+    char outer[HF_NAME_SIZE];
+    snprintf(outer, sizeof outer, "%.*s", (int)outer_length(f), f->prefix);
+    return find_prefixed(f, f->prefix, name, info) || (outer[0] && find_prefixed(f, outer, name, info)) ||
+           (f->prefix[0] && find_plain(f, name, info));
 }
 
 /* Checkpoints that were TensorFlow's once: a norm's parameters under their older names. */
@@ -114,9 +125,21 @@ bool tn_hf_find(const hf_folder *f, const char *name, tn_safetensors_info *info)
 
 bool tn_hf_plain_name(const char *name) { return name[0] && name[0] != '.' && !strpbrk(name, "/\\"); }
 
+bool tn_hf_is_other_part(const hf_folder *f, const char *name) {
+    static const char *const parts[] = {"vision",       "visual",   "multi_modal_projector", "audio", "image_newline",
+                                        "mm_projector", "connector"};
+    const char *rest = strncmp(name, "model.", 6) == 0 ? name + 6 : name;
+    const tn_json *root = tn_json_root(f->doc);
+    if (!tn_json_get(root, "vision_config") && !tn_json_get(root, "audio_config")) return false;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (strncmp(rest, parts[i], strlen(parts[i])) == 0) return true;
+    return false;
+}
+
 const char *tn_hf_strip(const hf_folder *f, const char *name) {
-    size_t length = strlen(f->prefix);
-    return strncmp(name, f->prefix, length) == 0 ? name + length : name;
+    size_t length = strlen(f->prefix), outer = outer_length(f);
+    if (strncmp(name, f->prefix, length) == 0) return name + length;
+    return strncmp(name, f->prefix, outer) == 0 ? name + outer : name;
 }
 
 tn_status tn_hf_check(const hf_folder *f, const tn_safetensors_info *t, const int64_t shape[2]) {
@@ -173,8 +196,7 @@ tn_status tn_hf_real(const hf_folder *f, const tn_json *object, const char *key,
 tn_status tn_hf_refuse(const hf_folder *f, const char *key) {
     const tn_json *v = get(f->config, key);
     if (!v || (tn_json_kind_of(v) == TN_JSON_BOOL && !tn_json_bool(v, true))) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': '%s' is set, which is not supported", f->path,
-                           key);
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': '%s' is set, which is not supported", f->path, key);
 }
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */
@@ -189,6 +211,11 @@ static tn_tensor *gelu_tanh(const tn_tensor *x) {
 
 static tn_tensor *relu(const tn_tensor *x) { return tn_relu(x); }
 
+static tn_tensor *relu_squared(const tn_tensor *x) {
+    tn_tensor *y = tn_relu(x);
+    return tn_mul(y, y);
+}
+
 static tn_tensor *silu(const tn_tensor *x) { return tn_silu(x); }
 
 tn_activation *tn_txt_activation(const char *name) {
@@ -197,7 +224,7 @@ tn_activation *tn_txt_activation(const char *name) {
         tn_activation *function;
     } rows[] = {
         {"gelu", gelu_exact}, {"gelu_new", gelu_tanh}, {"gelu_fast", gelu_tanh}, {"gelu_pytorch_tanh", gelu_tanh},
-        {"silu", silu},       {"swish", silu},         {"relu", relu},
+        {"silu", silu},       {"swish", silu},         {"relu", relu},           {"relu2", relu_squared},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (strcmp(rows[i].name, name) == 0) return rows[i].function;

@@ -52,6 +52,8 @@ void tn_hf_find_prefix(hf_folder *f, const char *prefix, const char *probe);
 bool tn_hf_find(const hf_folder *f, const char *name, tn_safetensors_info *info);
 /* Whether a name ends in ".weight" or ".bias", or in ".gamma" or ".beta" (TensorFlow's names for norms). */
 bool tn_hf_is_parameter(const char *ending);
+/* Of a model that reads pictures or sound as well: whether the weight belongs to that part. */
+bool tn_hf_is_other_part(const hf_folder *f, const char *name);
 /* The name without the prefix. */
 const char *tn_hf_strip(const hf_folder *f, const char *name);
 

@@ -133,7 +133,7 @@ static tn_status take_weight(tn_llm *m, int64_t layer, int slot, tn_tensor **out
         TN_SCOPE;
         tn_tensor *t = tn_llm_source_tensor(&m->file->source, &info);
         if (info.rank == 1 && info.dtype != TN_F32) t = tn_cast(t, TN_F32);
-        if (layer >= 0 && n->transposed & 1u << slot) t = tn_contiguous(tn_transpose(t, 0, 1));
+        if (layer >= 0 && n->transposed & BIT(slot)) t = tn_contiguous(tn_transpose(t, 0, 1));
         *out = tn_retain(t);
     }
     return tn_eval(out, 1);
@@ -699,7 +699,7 @@ static tn_status find_importance(tn_llm *m, const int32_t *ids, int64_t count, i
     TRY(hand_out_llm(m, -1, m->config.tied ? SLOT_EMBEDDING : SLOT_OUTPUT, p, take, ctx));
     for (int64_t i = 0; i < m->config.layers; i++)
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
-            if (probe_of[slot] && !(m->config.naming->transposed & 1u << slot))
+            if (probe_of[slot] && !(m->config.naming->transposed & BIT(slot)))
                 TRY(hand_out_llm(m, i, slot, p, take, ctx));
     return TN_OK;
 }

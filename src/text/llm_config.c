@@ -1,8 +1,7 @@
-/* llm_config.c — the families of language models: proof that a file's tensors are one of them, rotary frequencies.
+/* llm_config.c — proof that a file's tensors are a model of its family (llm_families.c); rotary frequencies.
  *
- * A family of models is a table row: what it is called in files and which tensors a layer has. Every tensor of the file
- * must be one that the row knows, in the shape that the metadata gives it: a model that has something more would be
- * computed wrongly without it, so it is refused by name. */
+ * Every tensor of the file must be one that the family's row knows, in the shape that the metadata gives it: a model
+ * that has something more would be computed wrongly without it, so it is refused by name. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -10,249 +9,6 @@
 #include <string.h>
 
 #include "text/llm_model.h"
-
-#define BIT(slot) (1u << (slot))
-
-#define FFN_MATRICES (BIT(SLOT_GATE) | BIT(SLOT_UP) | BIT(SLOT_DOWN))
-#define PLAIN_SLOTS (BIT(SLOT_Q_BIAS) - 1)
-#define BIASES (BIT(SLOT_Q_BIAS) | BIT(SLOT_K_BIAS) | BIT(SLOT_V_BIAS))
-#define NORMS (BIT(SLOT_Q_NORM) | BIT(SLOT_K_NORM))
-#define POST_NORMS (BIT(SLOT_ATTENTION_POST_NORM) | BIT(SLOT_FFN_POST_NORM))
-#define GATED_BIASES (BIT(SLOT_GATE_BIAS) | BIT(SLOT_UP_BIAS) | BIT(SLOT_DOWN_BIAS))
-#define EXPERTS (BIT(SLOT_ROUTER) | BIT(SLOT_EXPERT_GATE) | BIT(SLOT_EXPERT_UP) | BIT(SLOT_EXPERT_DOWN))
-#define SHARED (BIT(SLOT_SHARED_ROUTER) | BIT(SLOT_SHARED_GATE) | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN))
-#define ROPE_TABLES (BIT(SLOT_ROPE_SHORT) | BIT(SLOT_ROPE_LONG))
-#define GPT2_SLOTS                                                                                                     \
-    (BIT(SLOT_QKV) | BIT(SLOT_QKV_BIAS) | BIT(SLOT_O) | BIT(SLOT_O_BIAS) | BIT(SLOT_ATTENTION_NORM) |                  \
-     BIT(SLOT_ATTENTION_NORM_BIAS) | BIT(SLOT_FFN_NORM) | BIT(SLOT_FFN_NORM_BIAS) | BIT(SLOT_UP) | BIT(SLOT_UP_BIAS) | \
-     BIT(SLOT_DOWN) | BIT(SLOT_DOWN_BIAS))
-#define FUSED_SLOTS \
-    (BIT(SLOT_ATTENTION_NORM) | BIT(SLOT_QKV) | BIT(SLOT_O) | BIT(SLOT_FFN_NORM) | BIT(SLOT_UP) | BIT(SLOT_DOWN))
-#define PLAIN_HEAD (BIT(SLOT_EMBEDDING) | BIT(SLOT_OUTPUT_NORM))
-
-/* ---- names ------------------------------------------------------------------------------------------------------- */
-
-#define GGUF_LAYER                                                                                                    \
-    [SLOT_ATTENTION_NORM] = "attn_norm.weight", [SLOT_Q] = "attn_q.weight", [SLOT_K] = "attn_k.weight",               \
-    [SLOT_V] = "attn_v.weight", [SLOT_O] = "attn_output.weight", [SLOT_FFN_NORM] = "ffn_norm.weight",                 \
-    [SLOT_GATE] = "ffn_gate.weight", [SLOT_UP] = "ffn_up.weight", [SLOT_DOWN] = "ffn_down.weight",                    \
-    [SLOT_Q_BIAS] = "attn_q.bias", [SLOT_K_BIAS] = "attn_k.bias", [SLOT_V_BIAS] = "attn_v.bias",                      \
-    [SLOT_O_BIAS] = "attn_output.bias", [SLOT_Q_NORM] = "attn_q_norm.weight", [SLOT_K_NORM] = "attn_k_norm.weight",   \
-    [SLOT_QKV] = "attn_qkv.weight", [SLOT_QKV_BIAS] = "attn_qkv.bias", [SLOT_ATTENTION_NORM_BIAS] = "attn_norm.bias", \
-    [SLOT_FFN_NORM_BIAS] = "ffn_norm.bias", [SLOT_GATE_BIAS] = "ffn_gate.bias", [SLOT_UP_BIAS] = "ffn_up.bias",       \
-    [SLOT_DOWN_BIAS] = "ffn_down.bias", [SLOT_ATTENTION_POST_NORM] = "post_attention_norm.weight",                    \
-    [SLOT_FFN_POST_NORM] = "post_ffw_norm.weight", [SLOT_ROUTER] = "ffn_gate_inp.weight",                             \
-    [SLOT_SHARED_ROUTER] = "ffn_gate_inp_shexp.weight", [SLOT_SHARED_GATE] = "ffn_gate_shexp.weight",                 \
-    [SLOT_SHARED_UP] = "ffn_up_shexp.weight", [SLOT_SHARED_DOWN] = "ffn_down_shexp.weight"
-#define GGUF_HEAD                                                                            \
-    [SLOT_EMBEDDING] = "token_embd.weight", [SLOT_POSITIONS] = "position_embd.weight",       \
-    [SLOT_OUTPUT_NORM] = "output_norm.weight", [SLOT_OUTPUT_NORM_BIAS] = "output_norm.bias", \
-    [SLOT_OUTPUT] = "output.weight", [SLOT_ROPE_FACTORS] = "rope_freqs.weight",              \
-    [SLOT_ROPE_SHORT] = "rope_factors_short.weight", [SLOT_ROPE_LONG] = "rope_factors_long.weight"
-
-const llm_naming tn_llm_gguf_names = {
-    .prefix = "",
-    .layer = "blk.",
-    .layer_slots = {GGUF_LAYER, [SLOT_EXPERT_GATE] = "ffn_gate_exps.weight", [SLOT_EXPERT_UP] = "ffn_up_exps.weight",
-                    [SLOT_EXPERT_DOWN] = "ffn_down_exps.weight"},
-    .head_slots = {GGUF_HEAD},
-};
-
-/* Files of the first Mixtral, from before tensors had three dimensions. */
-const llm_naming tn_llm_gguf_apart = {
-    .prefix = "",
-    .layer = "blk.",
-    .layer_slots = {GGUF_LAYER, [SLOT_EXPERT_GATE] = "ffn_gate.*.weight", [SLOT_EXPERT_UP] = "ffn_up.*.weight",
-                    [SLOT_EXPERT_DOWN] = "ffn_down.*.weight"},
-    .head_slots = {GGUF_HEAD},
-};
-
-static const llm_naming llama_names = {
-    .prefix = "model.",
-    .layer = "layers.",
-    .layer_slots = {[SLOT_ATTENTION_NORM] = "input_layernorm.weight",
-                    [SLOT_Q] = "self_attn.q_proj.weight",
-                    [SLOT_K] = "self_attn.k_proj.weight",
-                    [SLOT_V] = "self_attn.v_proj.weight",
-                    [SLOT_O] = "self_attn.o_proj.weight",
-                    [SLOT_FFN_NORM] = "post_attention_layernorm.weight",
-                    [SLOT_GATE] = "mlp.gate_proj.weight",
-                    [SLOT_UP] = "mlp.up_proj.weight",
-                    [SLOT_DOWN] = "mlp.down_proj.weight",
-                    [SLOT_Q_BIAS] = "self_attn.q_proj.bias",
-                    [SLOT_K_BIAS] = "self_attn.k_proj.bias",
-                    [SLOT_V_BIAS] = "self_attn.v_proj.bias",
-                    [SLOT_O_BIAS] = "self_attn.o_proj.bias",
-                    [SLOT_Q_NORM] = "self_attn.q_norm.weight",
-                    [SLOT_K_NORM] = "self_attn.k_norm.weight",
-                    [SLOT_GATE_BIAS] = "mlp.gate_proj.bias",
-                    [SLOT_UP_BIAS] = "mlp.up_proj.bias",
-                    [SLOT_DOWN_BIAS] = "mlp.down_proj.bias",
-                    [SLOT_ROUTER] = "mlp.gate.weight",
-                    [SLOT_EXPERT_GATE] = "mlp.experts.*.gate_proj.weight",
-                    [SLOT_EXPERT_UP] = "mlp.experts.*.up_proj.weight",
-                    [SLOT_EXPERT_DOWN] = "mlp.experts.*.down_proj.weight",
-                    [SLOT_SHARED_ROUTER] = "mlp.shared_expert_gate.weight",
-                    [SLOT_SHARED_GATE] = "mlp.shared_expert.gate_proj.weight",
-                    [SLOT_SHARED_UP] = "mlp.shared_expert.up_proj.weight",
-                    [SLOT_SHARED_DOWN] = "mlp.shared_expert.down_proj.weight"},
-    .head_slots = {[SLOT_EMBEDDING] = "embed_tokens.weight",
-                   [SLOT_OUTPUT_NORM] = "norm.weight",
-                   [SLOT_OUTPUT] = "lm_head.weight"},
-    .beside = {".rotary_emb.inv_freq"},
-};
-
-static const llm_naming mixtral_names = {
-    .prefix = "model.",
-    .layer = "layers.",
-    .layer_slots = {[SLOT_ATTENTION_NORM] = "input_layernorm.weight",
-                    [SLOT_Q] = "self_attn.q_proj.weight",
-                    [SLOT_K] = "self_attn.k_proj.weight",
-                    [SLOT_V] = "self_attn.v_proj.weight",
-                    [SLOT_O] = "self_attn.o_proj.weight",
-                    [SLOT_FFN_NORM] = "post_attention_layernorm.weight",
-                    [SLOT_ROUTER] = "block_sparse_moe.gate.weight",
-                    [SLOT_EXPERT_GATE] = "block_sparse_moe.experts.*.w1.weight",
-                    [SLOT_EXPERT_UP] = "block_sparse_moe.experts.*.w3.weight",
-                    [SLOT_EXPERT_DOWN] = "block_sparse_moe.experts.*.w2.weight"},
-    .head_slots = {[SLOT_EMBEDDING] = "embed_tokens.weight",
-                   [SLOT_OUTPUT_NORM] = "norm.weight",
-                   [SLOT_OUTPUT] = "lm_head.weight"},
-};
-
-static const llm_naming gemma_names = {
-    .prefix = "model.",
-    .layer = "layers.",
-    .layer_slots = {[SLOT_ATTENTION_NORM] = "input_layernorm.weight",
-                    [SLOT_Q] = "self_attn.q_proj.weight",
-                    [SLOT_K] = "self_attn.k_proj.weight",
-                    [SLOT_V] = "self_attn.v_proj.weight",
-                    [SLOT_O] = "self_attn.o_proj.weight",
-                    [SLOT_Q_NORM] = "self_attn.q_norm.weight",
-                    [SLOT_K_NORM] = "self_attn.k_norm.weight",
-                    [SLOT_ATTENTION_POST_NORM] = "post_attention_layernorm.weight",
-                    [SLOT_FFN_NORM] = "pre_feedforward_layernorm.weight",
-                    [SLOT_GATE] = "mlp.gate_proj.weight",
-                    [SLOT_UP] = "mlp.up_proj.weight",
-                    [SLOT_DOWN] = "mlp.down_proj.weight",
-                    [SLOT_FFN_POST_NORM] = "post_feedforward_layernorm.weight"},
-    .head_slots = {[SLOT_EMBEDDING] = "embed_tokens.weight",
-                   [SLOT_OUTPUT_NORM] = "norm.weight",
-                   [SLOT_OUTPUT] = "lm_head.weight"},
-};
-
-static const llm_naming phi3_names = {
-    .prefix = "model.",
-    .layer = "layers.",
-    .layer_slots = {[SLOT_ATTENTION_NORM] = "input_layernorm.weight",
-                    [SLOT_QKV] = "self_attn.qkv_proj.weight",
-                    [SLOT_O] = "self_attn.o_proj.weight",
-                    [SLOT_FFN_NORM] = "post_attention_layernorm.weight",
-                    [SLOT_UP] = "mlp.gate_up_proj.weight",
-                    [SLOT_DOWN] = "mlp.down_proj.weight"},
-    .head_slots = {[SLOT_EMBEDDING] = "embed_tokens.weight",
-                   [SLOT_OUTPUT_NORM] = "norm.weight",
-                   [SLOT_OUTPUT] = "lm_head.weight"},
-};
-
-static const llm_naming gpt2_names = {
-    .prefix = "transformer.",
-    .layer = "h.",
-    .layer_slots = {[SLOT_ATTENTION_NORM] = "ln_1.weight",
-                    [SLOT_ATTENTION_NORM_BIAS] = "ln_1.bias",
-                    [SLOT_QKV] = "attn.c_attn.weight",
-                    [SLOT_QKV_BIAS] = "attn.c_attn.bias",
-                    [SLOT_O] = "attn.c_proj.weight",
-                    [SLOT_O_BIAS] = "attn.c_proj.bias",
-                    [SLOT_FFN_NORM] = "ln_2.weight",
-                    [SLOT_FFN_NORM_BIAS] = "ln_2.bias",
-                    [SLOT_UP] = "mlp.c_fc.weight",
-                    [SLOT_UP_BIAS] = "mlp.c_fc.bias",
-                    [SLOT_DOWN] = "mlp.c_proj.weight",
-                    [SLOT_DOWN_BIAS] = "mlp.c_proj.bias"},
-    .head_slots = {[SLOT_EMBEDDING] = "wte.weight",
-                   [SLOT_POSITIONS] = "wpe.weight",
-                   [SLOT_OUTPUT_NORM] = "ln_f.weight",
-                   [SLOT_OUTPUT_NORM_BIAS] = "ln_f.bias",
-                   [SLOT_OUTPUT] = "lm_head.weight"},
-    .transposed = BIT(SLOT_QKV) | BIT(SLOT_O) | BIT(SLOT_UP) | BIT(SLOT_DOWN),
-    .beside = {".attn.bias", ".attn.masked_bias"}, /* masks */
-};
-
-static const char *const llama_keys[LLM_KEYS] = {
-    [KEY_LAYERS] = "num_hidden_layers",        [KEY_HIDDEN] = "hidden_size",
-    [KEY_INTERMEDIATE] = "intermediate_size",  [KEY_HEADS] = "num_attention_heads",
-    [KEY_CONTEXT] = "max_position_embeddings", [KEY_EPS] = "rms_norm_eps",
-    [KEY_ACTIVATION] = "hidden_act",
-};
-static const char *const gemma_keys[LLM_KEYS] = {
-    [KEY_LAYERS] = "num_hidden_layers",        [KEY_HIDDEN] = "hidden_size",
-    [KEY_INTERMEDIATE] = "intermediate_size",  [KEY_HEADS] = "num_attention_heads",
-    [KEY_CONTEXT] = "max_position_embeddings", [KEY_EPS] = "rms_norm_eps",
-    [KEY_ACTIVATION] = "hidden_activation",
-};
-static const char *const gpt2_keys[LLM_KEYS] = {
-    [KEY_LAYERS] = "n_layer",
-    [KEY_HIDDEN] = "n_embd",
-    [KEY_INTERMEDIATE] = "n_inner",
-    [KEY_HEADS] = "n_head",
-    [KEY_CONTEXT] = "n_positions",
-    [KEY_EPS] = "layer_norm_epsilon",
-    [KEY_ACTIVATION] = "activation_function",
-};
-
-/* GGUF files of the llama architecture store the rows of q and k so that rope turns neighbours; all others leave them
- * as they were trained. */
-#define LLAMA_LIKE .head_needs = PLAIN_HEAD, .naming = &llama_names, .keys = llama_keys, .activation = "silu"
-#define GEMMA_LIKE                                                                              \
-    .in_gguf = true, .head_needs = PLAIN_HEAD, .activation = "gelu_pytorch_tanh", .tied = true, \
-    .scaled_embedding = true, .norms_from_one = true
-static const llm_family families[] = {
-    {"llama", "Llama, Mistral, SmolLM", .in_gguf = true, .interleaved_rope = true, .needs = PLAIN_SLOTS,
-     .allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE, .experts = EXPERTS, .whole_choice = true},
-    {"mistral", "Mistral", .needs = PLAIN_SLOTS, .window = 4096, LLAMA_LIKE},
-    {"qwen2", "Qwen 2, Qwen 2.5", .in_gguf = true, .needs = PLAIN_SLOTS | BIASES, LLAMA_LIKE},
-    {"qwen3", "Qwen 3", .in_gguf = true, .needs = PLAIN_SLOTS | NORMS, .allows = BIASES | BIT(SLOT_O_BIAS), LLAMA_LIKE},
-    {"mixtral", "Mixtral", .needs = PLAIN_SLOTS, .head_needs = PLAIN_HEAD, .naming = &mixtral_names, .keys = llama_keys,
-     .activation = "silu", .experts = EXPERTS, .always_mixed = true, .whole_choice = true, .base = 1e6},
-    {"qwen2moe", "Qwen 2 MoE", .type = "qwen2_moe", .in_gguf = true, .needs = PLAIN_SLOTS | BIASES, LLAMA_LIKE,
-     .experts = EXPERTS | SHARED, .always_mixed = true, .own_width = true},
-    {"qwen3moe", "Qwen 3 MoE", .type = "qwen3_moe", .in_gguf = true, .needs = PLAIN_SLOTS | NORMS, LLAMA_LIKE,
-     .experts = EXPERTS, .always_mixed = true, .own_width = true, .whole_choice = true},
-    {"phi3", "Phi-3", .in_gguf = true, .needs = FUSED_SLOTS, .head_needs = PLAIN_HEAD, .naming = &phi3_names,
-     .keys = llama_keys, .activation = "silu", .fused_gate = true, .window = LLM_MOST_CONTEXT},
-    {"gpt2", "GPT-2", .in_gguf = true, .needs = GPT2_SLOTS,
-     .head_needs = PLAIN_HEAD | BIT(SLOT_OUTPUT_NORM_BIAS) | BIT(SLOT_POSITIONS), .naming = &gpt2_names,
-     .keys = gpt2_keys, .tied = true, .layer_norm = true, .activation = "gelu_new"},
-    {"gemma", "Gemma", .needs = PLAIN_SLOTS, GEMMA_LIKE, .naming = &llama_names, .keys = llama_keys,
-     .gelu_by_tanh = true},
-    {"gemma2", "Gemma 2", .needs = PLAIN_SLOTS | POST_NORMS, GEMMA_LIKE, .naming = &gemma_names, .keys = gemma_keys,
-     .window = 4096, .gguf_window = 4096, .pattern = 2, .attention_cap = 50, .final_cap = 30, .query_scale = 256,
-     .wide_layers = 46},
-    {"gemma3", "Gemma 3", .type = "gemma3_text", .needs = PLAIN_SLOTS | NORMS | POST_NORMS, GEMMA_LIKE,
-     .naming = &gemma_names, .keys = gemma_keys, .window = 4096, .pattern = 6, .base = 1e6, .local_base = 1e4,
-     .query_scale = 256, .wide_layers = 62},
-};
-enum { FAMILIES = sizeof families / sizeof *families };
-
-const llm_family *tn_llm_find_family(const char *name, size_t length, bool gguf) {
-    for (size_t i = 0; i < FAMILIES; i++) {
-        const char *known = !gguf && families[i].type ? families[i].type : families[i].architecture;
-        bool here = !gguf || families[i].in_gguf;
-        if (here && strlen(known) == length && memcmp(known, name, length) == 0) return &families[i];
-    }
-    return NULL;
-}
-
-void tn_llm_list_families(bool gguf, char *out, size_t size) {
-    out[0] = 0;
-    for (size_t i = 0; i < FAMILIES; i++) {
-        size_t used = strlen(out);
-        if (gguf && !families[i].in_gguf) continue;
-        const char *word = !gguf && families[i].type ? families[i].type : families[i].architecture;
-        snprintf(out + used, size - used, "%s%s (%s)", i ? ", " : "", word, families[i].models);
-    }
-}
 
 /* ---- shapes ------------------------------------------------------------------------------------------------------ */
 
@@ -270,8 +26,8 @@ static const llm_size layer_shapes[LAYER_SLOTS][3] = {
     [SLOT_K_BIAS] = {SIZE_KEYS},
     [SLOT_V_BIAS] = {SIZE_KEYS},
     [SLOT_O_BIAS] = {SIZE_HIDDEN},
-    [SLOT_Q_NORM] = {SIZE_HEAD},
-    [SLOT_K_NORM] = {SIZE_HEAD},
+    [SLOT_Q_NORM] = {SIZE_Q_NORM, SIZE_NORM_WIDTH},
+    [SLOT_K_NORM] = {SIZE_K_NORM, SIZE_NORM_WIDTH},
     [SLOT_QKV] = {SIZE_QKV, SIZE_HIDDEN},
     [SLOT_QKV_BIAS] = {SIZE_QKV},
     [SLOT_ATTENTION_NORM_BIAS] = {SIZE_HIDDEN},
@@ -283,7 +39,7 @@ static const llm_size layer_shapes[LAYER_SLOTS][3] = {
     [SLOT_FFN_POST_NORM] = {SIZE_HIDDEN},
     [SLOT_ROUTER] = {SIZE_EXPERTS, SIZE_HIDDEN},
     [SLOT_EXPERT_GATE] = {SIZE_EXPERTS, SIZE_EXPERT, SIZE_HIDDEN},
-    [SLOT_EXPERT_UP] = {SIZE_EXPERTS, SIZE_EXPERT, SIZE_HIDDEN},
+    [SLOT_EXPERT_UP] = {SIZE_EXPERTS, SIZE_EXPERT_UP, SIZE_HIDDEN},
     [SLOT_EXPERT_DOWN] = {SIZE_EXPERTS, SIZE_HIDDEN, SIZE_EXPERT},
     [SLOT_SHARED_ROUTER] = {SIZE_HIDDEN},
     [SLOT_SHARED_GATE] = {SIZE_SHARED, SIZE_HIDDEN},
@@ -297,6 +53,7 @@ static const llm_size head_shapes[HEAD_SLOTS][3] = {
     [SLOT_OUTPUT] = {SIZE_VOCABULARY, SIZE_HIDDEN},
     [SLOT_ROPE_FACTORS] = {SIZE_HALF},
     [SLOT_OUTPUT_NORM_BIAS] = {SIZE_HIDDEN},
+    [SLOT_OUTPUT_BIAS] = {SIZE_VOCABULARY},
     [SLOT_POSITIONS] = {SIZE_POSITIONS, SIZE_HIDDEN},
     [SLOT_ROPE_SHORT] = {SIZE_HALF},
     [SLOT_ROPE_LONG] = {SIZE_HALF},
@@ -339,7 +96,8 @@ static tn_status check_shape(const llm_source *s, const llm_config *c, const llm
                              bool transposed, bool alone, bool row) {
     int64_t wanted[3];
     int rank = 0;
-    for (const llm_size *size = shape + alone; rank < 3 - alone && size[rank] != SIZE_ONE; rank++)
+    for (const llm_size *size = shape + alone; rank < 3 - alone && size[rank] != SIZE_ONE && c->size[size[rank]];
+         rank++)
         wanted[rank] = c->size[size[transposed ? 1 - rank : rank]];
     row = row && t->rank == 2 && t->shape[0] == 1;
     bool fits = row || t->rank == rank;
@@ -423,9 +181,9 @@ static bool is_spare_output(const llm_config *c, int64_t layer, int slot) {
 }
 
 static tn_status check_known(const llm_source *s, const llm_config *c, const llm_tensor *t, bool *counts) {
-    uint32_t known = c->needs | c->allows;
-    uint32_t head = c->family->head_needs | BIT(SLOT_OUTPUT);
-    head |= c->rope.kind == ROPE_LONG ? (uint32_t)ROPE_TABLES : BIT(SLOT_ROPE_FACTORS);
+    uint64_t known = c->needs | c->allows;
+    uint64_t head = c->family->head_needs | c->family->head_allows | BIT(SLOT_OUTPUT);
+    head |= c->rope.kind == ROPE_LONG ? ROPE_TABLES : BIT(SLOT_ROPE_FACTORS);
     const char *name = s->gguf ? t->name : tn_hf_strip(&s->folder, t->name);
     int64_t layer;
     int slot;
@@ -433,6 +191,7 @@ static tn_status check_known(const llm_source *s, const llm_config *c, const llm
     *counts = fits && !is_spare_output(c, layer, slot);
     if (fits && (layer < 0 ? head : known) & BIT(slot)) return TN_OK;
     if (is_beside(c->naming, name)) return TN_OK;
+    if (!s->gguf && tn_hf_is_other_part(&s->folder, t->name)) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "%s: tensor '%.64s' is not known in a %s model of %" PRId64
                            " layers; ignoring it could give wrong results",
@@ -476,7 +235,7 @@ static tn_status read_vocabulary(const llm_source *s, llm_config *c) {
 
 static tn_status check_tensors(const llm_source *s, llm_config *c) {
     TRY(read_vocabulary(s, c));
-    uint32_t head = c->family->head_needs | (c->tied ? 0 : BIT(SLOT_OUTPUT));
+    uint64_t head = c->family->head_needs | (c->tied ? 0 : BIT(SLOT_OUTPUT));
     if (s->gguf && c->rope.kind == ROPE_LONG) head |= ROPE_TABLES;
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
         if (!is_spare_output(c, -1, slot)) TRY(check_tensor(s, c, -1, slot, head & BIT(slot)));
@@ -510,21 +269,29 @@ tn_status tn_llm_set_experts(llm_config *c, const char *place, int64_t experts, 
     return TN_OK;
 }
 
-/* ---- windows ----------------------------------------------------------------------------------------------------- */
+/* ---- layers that differ ------------------------------------------------------------------------------------------ */
 
-void tn_llm_set_window(llm_config *c, int64_t layer, bool slides) {
-    uint8_t bit = (uint8_t)(1u << layer % 8);
-    c->slides[layer / 8] = (uint8_t)(slides ? c->slides[layer / 8] | bit : c->slides[layer / 8] & ~bit);
+static void set_bit(uint8_t *bits, int64_t i, bool on) {
+    uint8_t bit = (uint8_t)(1u << i % 8);
+    bits[i / 8] = (uint8_t)(on ? bits[i / 8] | bit : bits[i / 8] & ~bit);
 }
+
+static bool has_bit(const uint8_t *bits, int64_t i) { return bits[i / 8] >> i % 8 & 1; }
+
+void tn_llm_set_window(llm_config *c, int64_t layer, bool slides) { set_bit(c->slides, layer, slides); }
 
 void tn_llm_set_pattern(llm_config *c, int64_t pattern) {
     for (int64_t i = 0; i < c->layers; i++)
         tn_llm_set_window(c, i, pattern == 0 || i % pattern < pattern - 1);
 }
 
-int64_t tn_llm_window(const llm_config *c, int64_t layer) {
-    return c->slides[layer / 8] >> layer % 8 & 1 ? c->window : 0;
-}
+bool tn_llm_slides(const llm_config *c, int64_t layer) { return has_bit(c->slides, layer); }
+
+int64_t tn_llm_window(const llm_config *c, int64_t layer) { return has_bit(c->slides, layer) ? c->window : 0; }
+
+void tn_llm_set_rope(llm_config *c, int64_t layer, bool rotates) { set_bit(c->unrotated, layer, !rotates); }
+
+bool tn_llm_has_rope(const llm_config *c, int64_t layer) { return !has_bit(c->unrotated, layer); }
 
 /* ---- the configuration ------------------------------------------------------------------------------------------- */
 
@@ -550,7 +317,8 @@ static tn_status take_options(const llm_source *s, const tn_llm_options *options
 }
 
 tn_status tn_llm_configure(llm_source *s, const tn_llm_options *options, llm_config *out) {
-    *out = (llm_config){.size = {[SIZE_ONE] = 1}, .scale = TN_AUTO};
+    *out = (llm_config){
+        .size = {[SIZE_ONE] = 1}, .scale = TN_AUTO, .embedding_scale = 1, .residual_scale = 1, .logit_scale = 1};
     TRY(s->gguf ? tn_llm_read_gguf(s->gguf, out) : tn_llm_read_folder(&s->folder, out));
     TRY(check_tensors(s, out));
     TRY(take_options(s, options, out));

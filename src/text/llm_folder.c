@@ -8,11 +8,19 @@
 
 /* ==== config.json ================================================================================================= */
 
+/* A model with pictures or speech has its language model's configuration in an object of its own. */
+static void enter_text_config(hf_folder *f) {
+    const tn_json *text = tn_json_get(tn_json_root(f->doc), "text_config");
+    f->config = tn_json_kind_of(text) == TN_JSON_OBJECT ? text : tn_json_root(f->doc);
+}
+
+static bool has_text_config(const hf_folder *f) { return f->config != tn_json_root(f->doc); }
+
 static tn_status find_family(const hf_folder *f, llm_config *c) {
     const char *type = tn_hf_text(f, "model_type", "");
     c->family = tn_llm_find_family(type, strlen(type), false);
     if (c->family) return TN_OK;
-    char known[400];
+    char known[LLM_LIST_SIZE];
     tn_llm_list_families(false, known, sizeof known);
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "'%s/config.json': the model_type '%s' is not a supported language model; supported are %s",
@@ -21,8 +29,12 @@ static tn_status find_family(const hf_folder *f, llm_config *c) {
 
 /* Features that would change the results. */
 static tn_status refuse_features(const hf_folder *f) {
-    static const char *const keys[] = {"quantization_config", "scale_attn_by_inverse_layer_idx", "add_cross_attention",
-                                       "use_bidirectional_attention"};
+    static const char *const keys[] = {"quantization_config",
+                                       "scale_attn_by_inverse_layer_idx",
+                                       "add_cross_attention",
+                                       "use_bidirectional_attention",
+                                       "clip_qkv",
+                                       "alibi"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         TRY(tn_hf_refuse(f, keys[i]));
     const tn_json *scaled = tn_json_get(f->config, "scale_attn_weights");
@@ -67,6 +79,7 @@ static tn_status read_yarn(const hf_folder *f, const tn_json *o, llm_config *c) 
                         : tn_llm_yarn_amplitude(r->factor, 1);
     TRY(tn_hf_real(f, o, "attention_factor", usual, 1e-6, 1e6, &r->amplitude));
     r->whole = tn_json_bool(tn_json_get(o, "truncate"), true);
+    TRY(tn_hf_real(f, o, "llama_4_scaling_beta", 0, 0, 1e6, &c->late_scale));
     tn_llm_lengthen(c);
     return TN_OK;
 }
@@ -107,21 +120,47 @@ static tn_status read_linear(const hf_folder *f, const tn_json *o, llm_rope *r) 
     return TN_OK;
 }
 
+/* How many pairs of a head rope rotates: of all of it, or of a part in front. */
+static tn_status read_part(const hf_folder *f, llm_config *c) {
+    int64_t head = c->size[SIZE_HEAD], width = head;
+    double part = c->family->part > 0 ? c->family->part : 1;
+    TRY(tn_hf_real(f, f->config, "rotary_pct", part, 0, 1, &part));
+    TRY(tn_hf_real(f, f->config, "partial_rotary_factor", part, 0, 1, &part));
+    TRY(tn_hf_real(f, rope_of(f, "full_attention"), "partial_rotary_factor", part, 0, 1, &part));
+    if (part < 1) width = (int64_t)((double)head * part);
+    TRY(tn_hf_size(f, "rotary_dim", width, head, &width)); /* GPT-J */
+    c->size[SIZE_HALF] = width / 2;
+    if (width >= 2 && width % 2 == 0) return TN_OK;
+    return tn_backend_fail(TN_ERR_FORMAT,
+                           "'%s/config.json': rope applies to %" PRId64 " of the %" PRId64
+                           " elements of a head; the number must be even, because rope rotates pairs",
+                           f->path, width, head);
+}
+
+/* Layers without rope: a list, or one in so many (SmolLM 3); or those without a window. */
+static void read_unrotated(const hf_folder *f, llm_config *c) {
+    const tn_json *list = tn_json_get(f->config, "no_rope_layers");
+    int64_t step = tn_json_int(tn_json_get(f->config, "no_rope_layer_interval"), 4);
+    bool smollm3 = strcmp(c->family->architecture, "smollm3") == 0, listed = tn_json_kind_of(list) == TN_JSON_ARRAY;
+    for (int64_t i = 0; i < c->layers; i++) {
+        if (c->family->rope_in_windows && c->window > 0) tn_llm_set_rope(c, i, tn_llm_slides(c, i));
+        if (!smollm3) continue;
+        bool rotates = step < 1 || (i + 1) % step != 0;
+        tn_llm_set_rope(c, i, listed ? tn_json_int(tn_json_at(list, (size_t)i), 1) != 0 : rotates);
+    }
+}
+
 static tn_status read_rope(const hf_folder *f, llm_config *c) {
     const tn_json *o = rope_of(f, "full_attention");
     const char *type = tn_json_string(tn_json_get(o, "type"), "default");
-    double turned;
     type = tn_json_string(tn_json_get(o, "rope_type"), type);
+    double base = c->family->base > 0 ? c->family->base : 10000;
     c->rope = (llm_rope){.scale = 1, .amplitude = 1};
-    TRY(tn_hf_real(f, f->config, "rope_theta", c->family->base > 0 ? c->family->base : 10000, 1.0001, 1e12,
-                   &c->rope.base));
+    TRY(tn_hf_real(f, f->config, "rotary_emb_base", base, 1.0001, 1e12, &base)); /* GPT-NeoX's older word */
+    TRY(tn_hf_real(f, f->config, "rope_theta", base, 1.0001, 1e12, &c->rope.base));
     TRY(tn_hf_real(f, o, "rope_theta", c->rope.base, 1.0001, 1e12, &c->rope.base));
-    TRY(tn_hf_real(f, f->config, "partial_rotary_factor", 1, 0, 1, &turned));
-    TRY(tn_hf_real(f, o, "partial_rotary_factor", turned, 0, 1, &turned));
-    if (turned != 1)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': rope applies to %g of a head; only 1 is supported", f->path, turned);
     if (strcmp(type, "default") == 0) return TN_OK;
+    if (strcmp(type, "mrope") == 0) return TN_OK;   /* in texts, all three positions of a token are the same */
     if (strcmp(type, "dynamic") == 0) return TN_OK; /* another base past the trained context, where no text may reach */
     if (strcmp(type, "linear") == 0) return read_linear(f, o, &c->rope);
     if (strcmp(type, "llama3") == 0) return read_llama3(f, o, &c->rope);
@@ -136,7 +175,7 @@ static tn_status read_rope(const hf_folder *f, llm_config *c) {
 /* That of layers with a window, where it is another one. */
 static tn_status read_local_rope(const hf_folder *f, llm_config *c) {
     const tn_json *both = tn_json_get(f->config, "rope_parameters"), *o = tn_json_get(both, "sliding_attention");
-    bool told = tn_json_kind_of(o) == TN_JSON_OBJECT;
+    bool told = tn_json_kind_of(o) == TN_JSON_OBJECT || c->family->plain_local_rope;
     double base = c->family->local_base > 0 ? c->family->local_base : c->rope.base;
     const char *type = tn_json_string(tn_json_get(o, "rope_type"), "default");
     if (!told && c->family->local_base == 0) return TN_OK;
@@ -196,31 +235,59 @@ static tn_status read_gemma(const hf_folder *f, llm_config *c) {
     TRY(read_cap(f, "final_logit_softcapping", c->family->final_cap, &c->final_cap));
     TRY(tn_hf_real(f, f->config, "query_pre_attn_scalar", c->family->query_scale, 1e-6, 1e6, &scale));
     c->scale = 1 / sqrt(scale);
-    return read_local_rope(f, c);
+    return TN_OK;
+}
+
+/* ---- multipliers ------------------------------------------------------------------------------------------------- */
+
+/* Granite's and Cohere's. */
+static tn_status read_scales(const hf_folder *f, llm_config *c) {
+    double divisor;
+    bool granite = strncmp(c->family->architecture, "granite", 7) == 0;
+    if (c->family->scaled_embedding) c->embedding_scale = sqrt((double)c->size[SIZE_HIDDEN]);
+    if (strncmp(c->family->architecture, "cohere", 6) == 0)
+        return tn_hf_real(f, f->config, "logit_scale", 0.0625, 1e-6, 1e6, &c->logit_scale);
+    if (!granite) return TN_OK;
+    TRY(tn_hf_real(f, f->config, "embedding_multiplier", 1, 1e-6, 1e6, &c->embedding_scale));
+    TRY(tn_hf_real(f, f->config, "residual_multiplier", 1, 1e-6, 1e6, &c->residual_scale));
+    TRY(tn_hf_real(f, f->config, "attention_multiplier", 1, 1e-6, 1e6, &c->scale));
+    TRY(tn_hf_real(f, f->config, "logits_scaling", 1, 1e-6, 1e6, &divisor));
+    c->logit_scale = 1 / divisor;
+    return TN_OK;
 }
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
+/* A size of config.json; what config.json leaves out, a family may know; `usual` < 0: nobody does. */
+static tn_status read_size(const hf_folder *f, const llm_config *c, llm_key key, int64_t usual, int64_t most,
+                           int64_t *out) {
+    const int64_t *known = c->family->usual;
+    bool given = known && known[key] > 0 && (has_text_config(f) || usual < 0);
+    return tn_hf_size(f, c->family->keys[key], given ? known[key] : usual, most, out);
+}
+
+static void set_head_sizes(llm_config *c) {
+    int64_t head = c->size[SIZE_HEAD];
+    bool all = c->family->head_norm == HEAD_NORM_ALL, each = c->family->head_norm == HEAD_NORM_EACH;
+    c->size[SIZE_QUERIES] = c->heads * head;
+    c->size[SIZE_KEYS] = c->kv_heads * head;
+    c->size[SIZE_QKV] = c->size[SIZE_QUERIES] + 2 * c->size[SIZE_KEYS];
+    c->size[SIZE_Q_NORM] = all ? c->size[SIZE_QUERIES] : each ? c->heads : head;
+    c->size[SIZE_K_NORM] = all ? c->size[SIZE_KEYS] : each ? c->kv_heads : head;
+    c->size[SIZE_NORM_WIDTH] = each ? head : 0;
+}
+
 static tn_status read_heads(const hf_folder *f, llm_config *c) {
     int64_t *head = &c->size[SIZE_HEAD], hidden = c->size[SIZE_HIDDEN];
-    bool turns = !(c->family->head_needs & 1u << SLOT_POSITIONS);
-    TRY(tn_hf_size(f, c->family->keys[KEY_HEADS], -1, LLM_MOST_HEADS, &c->heads));
-    TRY(tn_hf_size(f, "num_key_value_heads", c->heads, LLM_MOST_HEADS, &c->kv_heads));
-    TRY(tn_hf_size(f, "head_dim", hidden % c->heads == 0 ? hidden / c->heads : -1, LLM_MOST_WIDTH, head));
+    TRY(read_size(f, c, KEY_HEADS, -1, LLM_MOST_HEADS, &c->heads));
+    TRY(read_size(f, c, KEY_KV_HEADS, c->kv_heads > 0 ? c->kv_heads : c->heads, LLM_MOST_HEADS, &c->kv_heads));
+    TRY(read_size(f, c, KEY_HEAD_DIM, hidden % c->heads == 0 ? hidden / c->heads : -1, LLM_MOST_WIDTH, head));
     if (c->heads % c->kv_heads != 0)
         return tn_backend_fail(TN_ERR_FORMAT,
                                "'%s/config.json': %" PRId64 " heads is not a multiple of %" PRId64 " key/value heads",
                                f->path, c->heads, c->kv_heads);
-    if (turns && *head % 2 != 0)
-        return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s/config.json': the head size is %" PRId64
-                               "; it must be even, because rope rotates pairs",
-                               f->path, *head);
-    c->size[SIZE_HALF] = *head / 2;
-    c->size[SIZE_QUERIES] = c->heads * *head;
-    c->size[SIZE_KEYS] = c->kv_heads * *head;
-    c->size[SIZE_QKV] = c->size[SIZE_QUERIES] + 2 * c->size[SIZE_KEYS];
-    return TN_OK;
+    set_head_sizes(c);
+    return c->family->head_needs & BIT(SLOT_POSITIONS) ? TN_OK : read_part(f, c);
 }
 
 /* ---- mixtures of experts ----------------------------------------------------------------------------------------- */
@@ -249,6 +316,7 @@ static tn_status read_experts(const hf_folder *f, llm_config *c) {
     bool own = c->family->own_width;
     if (own) c->whole_choice = tn_json_bool(tn_json_get(f->config, "norm_topk_prob"), false); /* Mixtral: always */
     TRY(tn_hf_size(f, own ? "moe_intermediate_size" : "intermediate_size", usual, LLM_MOST_WIDTH, inner));
+    c->size[SIZE_EXPERT_UP] = *inner * (c->family->fused_gate ? 2 : 1);
     return tn_hf_size(f, "shared_expert_intermediate_size", c->size[SIZE_INTERMEDIATE], LLM_MOST_WIDTH,
                       &c->size[SIZE_SHARED]);
 }
@@ -256,21 +324,94 @@ static tn_status read_experts(const hf_folder *f, llm_config *c) {
 static tn_status read_sizes_folder(const hf_folder *f, llm_config *c) {
     const char *const *key = c->family->keys;
     int64_t *hidden = &c->size[SIZE_HIDDEN];
-    TRY(tn_hf_size(f, key[KEY_LAYERS], -1, LLM_MOST_LAYERS, &c->layers));
-    TRY(tn_hf_size(f, key[KEY_HIDDEN], -1, LLM_MOST_WIDTH, hidden));
+    TRY(read_size(f, c, KEY_LAYERS, -1, LLM_MOST_LAYERS, &c->layers));
+    TRY(read_size(f, c, KEY_HIDDEN, -1, LLM_MOST_WIDTH, hidden));
     int64_t usual = c->family->layer_norm ? 4 * *hidden : -1; /* GPT-2's n_inner may be null */
-    TRY(tn_hf_size(f, key[KEY_INTERMEDIATE], usual, LLM_MOST_WIDTH, &c->size[SIZE_INTERMEDIATE]));
+    TRY(read_size(f, c, KEY_INTERMEDIATE, usual, LLM_MOST_WIDTH, &c->size[SIZE_INTERMEDIATE]));
     c->size[SIZE_UP] = c->size[SIZE_INTERMEDIATE] * (c->family->fused_gate ? 2 : 1);
     TRY(read_experts(f, c));
-    TRY(tn_hf_size(f, key[KEY_CONTEXT], -1, LLM_MOST_CONTEXT, &c->trained_context));
-    c->size[SIZE_POSITIONS] = c->trained_context;
+    TRY(read_size(f, c, KEY_CONTEXT, -1, LLM_MOST_CONTEXT, &c->trained_context));
+    c->size[SIZE_POSITIONS] = c->trained_context + c->family->first_position;
+    c->parallel = c->family->parallel;
+    if (c->family->chooses_parallel)
+        c->parallel = tn_json_bool(tn_json_get(f->config, "use_parallel_residual"), c->parallel);
+    if (c->family->read) TRY(c->family->read(f, c));
+    if (!c->parallel && c->family->needs & BIT(SLOT_ATTENTION_NORM)) c->needs |= BIT(SLOT_FFN_NORM);
     TRY(tn_hf_real(f, f->config, key[KEY_EPS], c->family->layer_norm ? 1e-5 : 1e-6, 1e-20, 1, &c->eps));
     bool usual_one = c->family->gelu_by_tanh && strcmp(tn_hf_text(f, key[KEY_ACTIVATION], "gelu"), "gelu") == 0;
     TRY(tn_hf_activation(f, usual_one ? "" : key[KEY_ACTIVATION], c->family->activation, &c->activation));
     TRY(read_heads(f, c));
     TRY(read_rope(f, c));
     TRY(read_gemma(f, c));
-    return read_window(f, c);
+    TRY(read_scales(f, c));
+    TRY(read_local_rope(f, c));
+    TRY(read_window(f, c));
+    read_unrotated(f, c);
+    return TN_OK;
+}
+
+/* ---- single families --------------------------------------------------------------------------------------------- */
+
+static bool flag(const hf_folder *f, const char *key, bool usual) {
+    return tn_json_bool(tn_json_get(f->config, key), usual);
+}
+
+static tn_status refuse_value(const hf_folder *f, const char *key, const char *value) {
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': '%s' is %s, which is not supported", f->path, key,
+                           value);
+}
+
+/* The first models have one head of keys and values, or one for each query; later ones say how many. */
+tn_status tn_llm_read_falcon(const hf_folder *f, llm_config *c) {
+    bool later = flag(f, "new_decoder_architecture", false);
+    int64_t norms = tn_json_int(tn_json_get(f->config, "num_ln_in_parallel_attn"), 2);
+    c->grouped_qkv = true;
+    c->parallel = later || flag(f, "parallel_attn", true);
+    TRY(tn_hf_size(f, "num_attention_heads", -1, LLM_MOST_HEADS, &c->kv_heads));
+    if (later)
+        TRY(tn_hf_size(f, "num_kv_heads", -1, LLM_MOST_HEADS, &c->kv_heads));
+    else if (flag(f, "multi_query", true))
+        c->kv_heads = 1;
+    if (!later || norms != 2) return TN_OK;
+    c->naming = &tn_llm_falcon_two;
+    c->needs |= BIT(SLOT_FFN_NORM);
+    return TN_OK;
+}
+
+tn_status tn_llm_read_bigcode(const hf_folder *f, llm_config *c) {
+    c->grouped_qkv = true;
+    if (flag(f, "multi_query", true)) c->kv_heads = 1;
+    return TN_OK;
+}
+
+tn_status tn_llm_read_neox(const hf_folder *f, llm_config *c) {
+    (void)f;
+    c->grouped_qkv = true;
+    return TN_OK;
+}
+
+/* Scores are not divided, and every other layer has a window: "attention_types" is a list of ([kinds], how often). */
+tn_status tn_llm_read_gpt_neo(const hf_folder *f, llm_config *c) {
+    const tn_json *types = tn_json_get(f->config, "attention_types");
+    int64_t layer = 0;
+    TRY(tn_hf_size(f, "window_size", 256, LLM_MOST_CONTEXT, &c->window));
+    for (size_t t = 0; t < tn_json_length(types); t++) {
+        const tn_json *kinds = tn_json_at(tn_json_at(types, t), 0);
+        int64_t times = tn_json_int(tn_json_at(tn_json_at(types, t), 1), 0), count = (int64_t)tn_json_length(kinds);
+        for (int64_t i = 0; i < count * times && count <= c->layers && times <= c->layers && layer < c->layers; i++)
+            tn_llm_set_window(c, layer++,
+                              strcmp(tn_json_string(tn_json_at(kinds, (size_t)(i % count)), ""), "local") == 0);
+    }
+    c->scale = 1;
+    return layer == c->layers ? TN_OK : refuse_value(f, "attention_types", "not a list of kinds for all layers");
+}
+
+tn_status tn_llm_read_opt(const hf_folder *f, llm_config *c) {
+    if (!flag(f, "do_layer_norm_before", true)) return refuse_value(f, "do_layer_norm_before", "false");
+    TRY(tn_hf_refuse(f, "_remove_final_layer_norm"));
+    if (tn_json_int(tn_json_get(f->config, "word_embed_proj_dim"), c->size[SIZE_HIDDEN]) != c->size[SIZE_HIDDEN])
+        return refuse_value(f, "word_embed_proj_dim", "not the hidden size");
+    return TN_OK;
 }
 
 /* ---- ends of a text ---------------------------------------------------------------------------------------------- */
@@ -294,18 +435,38 @@ static tn_status read_ends(const hf_folder *f, llm_config *c) {
     take_ends(c, tn_json_get(tn_json_root(doc), "eos_token_id"));
     tn_json_free(doc);
     if (c->end_count == 0) take_ends(c, tn_json_get(f->config, "eos_token_id"));
+    if (c->end_count == 0) take_ends(c, tn_json_get(tn_json_root(f->doc), "eos_token_id"));
     return TN_OK;
+}
+
+/* Before the names of a language model's weights among those of other parts. */
+static void find_wrapped_prefix(hf_folder *f, const char *probe) {
+    static const char *const prefixes[] = {"model.language_model.", "language_model.model.", "language_model.",
+                                           "model.text_model."};
+    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes && !f->prefix[0]; i++)
+        tn_hf_find_prefix(f, prefixes[i], probe);
+}
+
+/* The whole model's word counts; old files say nothing, and have an output matrix or none. */
+static bool tied_as_a_part(const hf_folder *f, const llm_config *c) {
+    tn_safetensors_info info = {.struct_size = sizeof info};
+    bool tied = tn_json_bool(tn_json_get(tn_json_root(f->doc), "tie_word_embeddings"), c->tied);
+    return tied || !tn_hf_find(f, c->naming->head_slots[SLOT_OUTPUT], &info);
 }
 
 tn_status tn_llm_read_folder(hf_folder *f, llm_config *c) {
     char probe[LLM_NAME_SIZE];
+    enter_text_config(f);
     TRY(find_family(f, c));
     TRY(refuse_features(f));
     c->naming = c->family->naming;
     c->norms_from_one = c->family->norms_from_one;
     tn_llm_name(c->naming, probe, -1, SLOT_EMBEDDING);
     tn_hf_find_prefix(f, c->naming->prefix, probe);
+    if (!f->prefix[0]) find_wrapped_prefix(f, probe);
+    c->interleaved_rope = c->family->folder_interleaved;
     c->tied = tn_json_bool(tn_json_get(f->config, "tie_word_embeddings"), c->family->tied);
+    if (has_text_config(f)) c->tied = tied_as_a_part(f, c);
     TRY(read_sizes_folder(f, c));
     return read_ends(f, c);
 }
@@ -355,7 +516,7 @@ static tn_status gguf_find_family(const tn_gguf *f, llm_config *c) {
     TRY(tn_gguf_get_string(f, "general.architecture", &text, &length));
     c->family = tn_llm_find_family(text, (size_t)length, true);
     if (c->family) return TN_OK;
-    char known[400];
+    char known[LLM_LIST_SIZE];
     tn_llm_list_families(true, known, sizeof known);
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "'%s': byte %" PRId64 ": the architecture '%s' is not supported; supported are %s",
@@ -390,6 +551,7 @@ static tn_status gguf_read_experts(const tn_gguf *f, llm_config *c) {
         TRY(get_size(f, c, "expert_feed_forward_length", LLM_MOST_WIDTH, &c->size[SIZE_EXPERT]));
     if (has(f, c, "expert_shared_feed_forward_length"))
         TRY(get_size(f, c, "expert_shared_feed_forward_length", LLM_MOST_WIDTH, &c->size[SIZE_SHARED]));
+    c->size[SIZE_EXPERT_UP] = c->size[SIZE_EXPERT];
     return TN_OK;
 }
 
@@ -406,8 +568,8 @@ static tn_status read_head_dim(const tn_gguf *f, llm_config *c) {
                                "'%s': byte %" PRId64 ": %" PRId64 " heads do not divide the embedding length %" PRId64,
                                tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), c->heads, hidden);
     }
-    const char *const equal[] = {"attention.value_length", "rope.dimension_count"};
-    for (int i = 0; i < 2; i++) {
+    const char *const equal[] = {"attention.value_length"};
+    for (int i = 0; i < 1; i++) {
         int64_t other = *head;
         if (has(f, c, equal[i])) TRY(get_size(f, c, equal[i], LLM_MOST_WIDTH, &other));
         if (other != *head)
@@ -436,10 +598,10 @@ static tn_status gguf_read_heads(const tn_gguf *f, llm_config *c) {
             tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, gguf_key_of(c, "attention.head_count_kv").text)), c->heads,
             c->kv_heads);
     TRY(read_head_dim(f, c));
-    c->size[SIZE_HALF] = c->size[SIZE_HEAD] / 2;
-    c->size[SIZE_QUERIES] = c->heads * c->size[SIZE_HEAD];
-    c->size[SIZE_KEYS] = c->kv_heads * c->size[SIZE_HEAD];
-    c->size[SIZE_QKV] = c->size[SIZE_QUERIES] + 2 * c->size[SIZE_KEYS];
+    set_head_sizes(c);
+    int64_t width = c->size[SIZE_HEAD];
+    if (has(f, c, "rope.dimension_count")) TRY(get_size(f, c, "rope.dimension_count", c->size[SIZE_HEAD], &width));
+    c->size[SIZE_HALF] = width / 2;
     return TN_OK;
 }
 
@@ -537,12 +699,13 @@ static tn_status gguf_read_window(const tn_gguf *f, llm_config *c) {
 /* Caps, the scale of scores, and a rope of layers with a window. */
 static tn_status gguf_read_gemma(const tn_gguf *f, llm_config *c) {
     const llm_family *of = c->family;
+    if (of->scaled_embedding) c->embedding_scale = sqrt((double)c->size[SIZE_HIDDEN]);
     if (of->query_scale == 0) return TN_OK;
     TRY(read_real(f, c, "attn_logit_softcapping", of->attention_cap, 1e6, &c->attention_cap));
     TRY(read_real(f, c, "final_logit_softcapping", of->final_cap, 1e6, &c->final_cap));
     if (c->layers == of->wide_layers) c->scale = sqrt((double)c->heads / (double)c->size[SIZE_HIDDEN]);
     c->local_rope = of->local_base > 0 ? (llm_rope){.base = of->local_base, .scale = 1, .amplitude = 1} : c->rope;
-    c->two_ropes = of->local_base > 0 || has(f, c, "rope.freq_base_swa");
+    c->two_ropes = c->window > 0 && (of->local_base > 0 || has(f, c, "rope.freq_base_swa"));
     return read_real(f, c, "rope.freq_base_swa", c->local_rope.base, 1e12, &c->local_rope.base);
 }
 

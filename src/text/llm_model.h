@@ -1,8 +1,8 @@
 /* llm_model.h — shared by the files of the language model: its checked sizes, its weights by slot.
  *
  * A model comes from a GGUF file or a Hugging Face folder. llm_folder.c reads the settings of either into an
- * llm_config; llm_config.c checks that every tensor matches it; llm_record.c records the model's operations and exports
- * them to ONNX; llm.c owns the sequence: cache, plans, position. */
+ * llm_config; llm_families.c has the table of families; llm_config.c checks that every tensor matches; llm_record.c
+ * records the model's operations and exports them to ONNX; llm.c owns the sequence: cache, plans, position. */
 #ifndef TN_TEXT_LLM_MODEL_H
 #define TN_TEXT_LLM_MODEL_H
 
@@ -30,12 +30,16 @@ typedef enum llm_size {
     SIZE_QUERIES, /* heads · head_dim */
     SIZE_KEYS,    /* kv_heads · head_dim */
     SIZE_HEAD,
-    SIZE_HALF,      /* pairs of a head that rope turns */
-    SIZE_QKV,       /* queries, keys and values together */
-    SIZE_POSITIONS, /* that a table of learned ones has */
+    SIZE_HALF,   /* pairs of a head that rope rotates */
+    SIZE_Q_NORM, /* what the norm of queries has a weight for: a head, all heads together, or each head */
+    SIZE_K_NORM,
+    SIZE_NORM_WIDTH, /* a head where each has weights of its own; else 0: the shape ends before it */
+    SIZE_QKV,        /* queries, keys and values together */
+    SIZE_POSITIONS,  /* rows of the table of learned positions */
     SIZE_EXPERTS,
-    SIZE_EXPERT, /* inner width of one */
-    SIZE_SHARED, /* of the one that all tokens have */
+    SIZE_EXPERT,    /* inner width of one */
+    SIZE_EXPERT_UP, /* the same, or twice that where one product makes the gate too */
+    SIZE_SHARED,    /* of the one that all tokens have */
     SIZE_COUNT
 } llm_size;
 
@@ -85,6 +89,7 @@ typedef enum llm_head_slot {
     SLOT_ROPE_SHORT,   /* of texts within the trained length and */
     SLOT_ROPE_LONG,    /* of longer ones (longrope) */
     SLOT_OUTPUT_NORM_BIAS,
+    SLOT_OUTPUT_BIAS,
     SLOT_POSITIONS, /* learned ones, in place of rope */
     HEAD_SLOTS
 } llm_head_slot;
@@ -94,28 +99,54 @@ typedef struct llm_naming {
     const char *prefix; /* before all names but the output's, in some files */
     const char *layer;  /* before a layer's number */
     const char *layer_slots[LAYER_SLOTS], *head_slots[HEAD_SLOTS]; /* NULL: not in such files; *: an expert's number */
-    uint32_t transposed;                                           /* bits of layer slots that are stored [in, out] */
-    const char *beside[3];                                         /* endings of names that are no weights */
+    uint64_t transposed;                                           /* bits of layer slots that are stored [in, out] */
+    const char *beside[4];                                         /* endings of names that are no weights */
 } llm_naming;
 
-/* How one kind of model differs from the others: a row of the table in llm_config.c. */
+#define BIT(slot) (UINT64_C(1) << (slot))
+#define FFN_MATRICES (BIT(SLOT_GATE) | BIT(SLOT_UP) | BIT(SLOT_DOWN))
+#define GATED_BIASES (BIT(SLOT_GATE_BIAS) | BIT(SLOT_UP_BIAS) | BIT(SLOT_DOWN_BIAS))
+#define EXPERTS (BIT(SLOT_ROUTER) | BIT(SLOT_EXPERT_GATE) | BIT(SLOT_EXPERT_UP) | BIT(SLOT_EXPERT_DOWN))
+#define ROPE_TABLES (BIT(SLOT_ROPE_SHORT) | BIT(SLOT_ROPE_LONG))
+
+typedef struct llm_config llm_config;
+
+/* Which numbers the norms of queries and keys see together, and which weights they have. */
+typedef enum llm_head_norm {
+    HEAD_NORM_SHARED, /* each head; all heads have the same weights */
+    HEAD_NORM_EACH,   /* each head; its own weights */
+    HEAD_NORM_ALL     /* all heads at once */
+} llm_head_norm;
+
+/* How one kind of model differs from the others: a row of the table in llm_families.c. */
 typedef struct llm_family {
-    const char *architecture; /* general.architecture, or config.json's model_type … */
-    const char *models;       /* names that people know */
-    const char *type;         /* … where that is another word; else NULL */
-    bool in_gguf;             /* else known from folders alone */
-    bool interleaved_rope;    /* in GGUF files rope turns neighbours; else the halves of a head */
-    uint32_t needs, allows;   /* bits of layer slots */
-    uint32_t head_needs;      /* bits of head slots */
-    const llm_naming *naming; /* in folders */
-    const char *const *keys;  /* config.json's, by llm_key */
-    bool tied;                /* where config.json says nothing */
-    bool fused_gate;          /* the product of SLOT_UP has the gate in front */
-    bool layer_norm;          /* with a mean and a bias; else by the root of the mean square */
-    int64_t window;           /* where config.json says nothing; 0: none */
-    const char *activation;   /* the same */
+    const char *architecture;         /* general.architecture, or config.json's model_type … */
+    const char *models;               /* names that people know */
+    const char *type;                 /* … where that is another word; else NULL */
+    bool in_gguf;                     /* else known from folders alone */
+    bool interleaved_rope;            /* in GGUF files rope rotates neighbours; else the halves of a head */
+    bool folder_interleaved;          /* the same in folders */
+    uint64_t needs, allows;           /* bits of layer slots */
+    uint64_t head_needs, head_allows; /* bits of head slots */
+    const llm_naming *naming;         /* in folders */
+    const char *const *keys;          /* config.json's, by llm_key */
+    const int64_t *usual;             /* sizes where config.json says nothing, by llm_key; NULL: it must say them */
+    tn_status (*read)(const hf_folder *f, llm_config *c); /* what no other family's config.json has; NULL: nothing */
+    bool tied;                                            /* where config.json says nothing */
+    bool fused_gate;       /* the product of SLOT_UP has the gate in front; that of SLOT_EXPERT_UP too */
+    bool layer_norm;       /* with a mean; else by the root of the mean square */
+    bool bare_norms;       /* norms have no weights */
+    bool parallel;         /* attention and feed-forward read the same input, and both are added to it */
+    bool chooses_parallel; /* "use_parallel_residual" in config.json; where it says nothing: `parallel` */
+    bool norm_after_rope;  /* norms of queries and keys */
+    bool rope_in_windows;  /* other layers have no rope, if any layer has a window */
+    llm_head_norm head_norm;
+    double part;            /* of a head that rope rotates, where config.json says nothing; 0: all of it */
+    int64_t first_position; /* row of the first token in the table of learned positions */
+    int64_t window;         /* where config.json says nothing; 0: none */
+    const char *activation; /* the same */
     /* mixtures of experts */
-    uint32_t experts;  /* bits of slots that a layer has instead of feed-forward's matrices; 0: no such models */
+    uint64_t experts;  /* bits of slots that a layer has instead of feed-forward's matrices; 0: no such models */
     bool always_mixed; /* all models are mixtures */
     bool own_width;    /* experts have a width of their own */
     bool whole_choice; /* weights of the chosen experts are made to add up to 1, where config.json says nothing */
@@ -126,6 +157,7 @@ typedef struct llm_family {
     int64_t pattern;                 /* one layer in so many, the last of them, has no window; 0: all have one */
     int64_t gguf_window;             /* where a GGUF file says nothing */
     double base, local_base;         /* rope's where config.json says nothing; that of layers with a window */
+    bool plain_local_rope;           /* layers with a window have the same base, not stretched */
     double attention_cap, final_cap; /* of scores and of logits, where the file says nothing */
     double query_scale;  /* scores are divided by its root where config.json says nothing; 0: a head's width */
     int64_t wide_layers; /* GGUF models of so many divide by the root of the width a head has of the whole */
@@ -140,6 +172,8 @@ typedef enum llm_key {
     KEY_CONTEXT,
     KEY_EPS,
     KEY_ACTIVATION,
+    KEY_KV_HEADS,
+    KEY_HEAD_DIM,
     LLM_KEYS
 } llm_key;
 
@@ -162,15 +196,19 @@ enum { LLM_MOST_ENDS = 16 };
 
 enum { LLM_MOST_LAYERS = 4096 };
 
-typedef struct llm_config {
+struct llm_config {
     const llm_family *family;
     const llm_naming *naming;
     int64_t layers, heads, kv_heads, trained_context, context, pages;
     int64_t choices; /* experts that a token has; 0: no mixture */
     bool whole_choice;
-    uint32_t needs, allows;              /* bits of layer slots */
-    int64_t window;                      /* 0: none */
-    uint8_t slides[LLM_MOST_LAYERS / 8]; /* bits of the layers that have it */
+    uint64_t needs, allows;                 /* bits of layer slots */
+    int64_t window;                         /* 0: none */
+    uint8_t slides[LLM_MOST_LAYERS / 8];    /* bits of the layers that have it */
+    uint8_t unrotated[LLM_MOST_LAYERS / 8]; /* bits of the layers without rope */
+    bool parallel, grouped_qkv; /* grouped: SLOT_QKV has, for each key head, its queries, the key and the value */
+    double embedding_scale, residual_scale, logit_scale; /* by which they are multiplied */
+    double late_scale; /* queries are multiplied by 1 + late_scale · log(1 + ⌊position / rope.trained⌋) */
     int64_t size[SIZE_COUNT];
     double eps;
     double attention_cap, final_cap; /* 0: none */
@@ -187,7 +225,7 @@ typedef struct llm_config {
     char quantisation[16];
     int32_t ends[LLM_MOST_ENDS]; /* tokens that end a text, by generation_config.json */
     int end_count;
-} llm_config;
+};
 
 /* What a model is read from. */
 typedef struct llm_source {
@@ -220,6 +258,14 @@ tn_status tn_llm_read_folder(hf_folder *f, llm_config *c);
 /* The row of this name; or TN_ERR_UNSUPPORTED with the list of those that are known in such files. */
 const llm_family *tn_llm_find_family(const char *name, size_t length, bool gguf);
 void tn_llm_list_families(bool gguf, char *out, size_t size);
+enum { LLM_LIST_SIZE = 800 }; /* for such a list */
+/* What single families have in config.json (llm_folder.c). */
+tn_status tn_llm_read_falcon(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_bigcode(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_neox(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_gpt_neo(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_opt(const hf_folder *f, llm_config *c);
+extern const llm_naming tn_llm_falcon_two;
 extern const llm_naming tn_llm_gguf_names, tn_llm_gguf_apart; /* apart: experts have a tensor each */
 
 /* Reads and checks; options may be NULL. */
@@ -228,6 +274,10 @@ tn_status tn_llm_configure(llm_source *s, const tn_llm_options *options, llm_con
 void tn_llm_set_window(llm_config *c, int64_t layer, bool slides);
 void tn_llm_set_pattern(llm_config *c, int64_t pattern);
 int64_t tn_llm_window(const llm_config *c, int64_t layer); /* 0: none */
+/* Whether the layer has one in longer texts: such layers may have a rope of their own, or the only one. */
+bool tn_llm_slides(const llm_config *c, int64_t layer);
+void tn_llm_set_rope(llm_config *c, int64_t layer, bool rotates);
+bool tn_llm_has_rope(const llm_config *c, int64_t layer);
 /* llm_config.c: yarn's factor of sines and cosines; a model that it stretches may be asked for longer texts. */
 double tn_llm_yarn_amplitude(double factor, double by);
 void tn_llm_lengthen(llm_config *c);

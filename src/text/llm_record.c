@@ -29,13 +29,18 @@ static tn_tensor *norm(const llm_config *c, const tn_tensor *x, const tn_tensor 
     rms.eps = c->eps;
     tn_layer_norm_options layer = TN_LAYER_NORM_DEFAULTS;
     layer.eps = c->eps;
-    if (c->norms_from_one) weight = tn_add_scalar(weight, 1);
+    if (c->norms_from_one && weight) weight = tn_add_scalar(weight, 1);
     return c->family->layer_norm ? tn_layer_norm(x, TN_DIMS(tn_size(x, -1)), weight, bias, &layer)
                                  : tn_rms_norm(x, TN_DIMS(tn_size(x, -1)), weight, &rms);
 }
 
-/* The same, where the family has this norm. */
-static tn_tensor *norm_if(const llm_config *c, tn_tensor *x, const tn_tensor *weight) {
+/* Before attention or feed-forward, where the family has such a norm. */
+static tn_tensor *norm_before(const llm_config *c, tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
+    return weight || c->family->bare_norms ? norm(c, x, weight, bias) : x;
+}
+
+/* The same of what they yield. */
+static tn_tensor *norm_behind(const llm_config *c, tn_tensor *x, const tn_tensor *weight) {
     return weight ? norm(c, x, weight, NULL) : x;
 }
 
@@ -44,18 +49,43 @@ static tn_tensor *bend(tn_tensor *x, double cap) {
     return cap > 0 ? tn_mul_scalar(tn_tanh(tn_div_scalar(x, cap)), cap) : x;
 }
 
-/* [n, heads · head_dim] as [n, heads, head_dim]; normalised by head where the family does so, and turned. */
-static tn_tensor *heads(const llm_config *c, const tn_tensor *x, const tn_tensor *weight, const rotation *turn) {
-    tn_tensor *h = tn_reshape(x, TN_DIMS(tn_size(x, 0), tn_size(x, 1) / c->size[SIZE_HEAD], c->size[SIZE_HEAD]));
-    h = norm_if(c, h, weight);
+static tn_tensor *scaled(tn_tensor *x, double by) { return by == 1 ? x : tn_mul_scalar(x, by); }
+
+static tn_tensor *rotate(const llm_config *c, tn_tensor *h, const rotation *turn) {
     if (!turn || !turn->cosine) return h;
     tn_rope_options o = TN_ROPE_DEFAULTS;
     o.interleaved = c->interleaved_rope;
     return tn_rope(h, turn->cosine, turn->sine, &o);
 }
 
+/* [n, heads · head_dim] as [n, heads, head_dim]; normalised where the family does so, and rotated. */
+static tn_tensor *heads(const llm_config *c, tn_tensor *x, const tn_tensor *weight, const rotation *turn) {
+    llm_head_norm kind = c->family->head_norm;
+    if (weight && kind == HEAD_NORM_ALL) x = norm(c, x, weight, NULL);
+    tn_tensor *h = tn_reshape(x, TN_DIMS(tn_size(x, 0), tn_size(x, 1) / c->size[SIZE_HEAD], c->size[SIZE_HEAD]));
+    if (!weight || kind == HEAD_NORM_ALL) return rotate(c, h, turn);
+    if (kind == HEAD_NORM_EACH) return rotate(c, tn_mul(norm(c, h, NULL, NULL), weight), turn);
+    if (c->family->norm_after_rope) return norm(c, rotate(c, h, turn), weight, NULL);
+    return rotate(c, norm(c, h, weight, NULL), turn);
+}
+
+/* 1 + late_scale · log(1 + ⌊position / trained length⌋) for each token: [n, 1, 1]. */
+static tn_tensor *late_scale(const llm_config *c, const llm_inputs *in) {
+    tn_tensor *times = tn_floor(tn_div_scalar(in->positions, c->rope.trained));
+    return tn_add_scalar(tn_mul_scalar(tn_log(tn_add_scalar(times, 1)), c->late_scale), 1);
+}
+
 static void look_at(const llm_inputs *in, int64_t layer, llm_probe which, const tn_tensor *x) {
     if (in->probes) in->probes[layer * LLM_PROBES + which] = tn_retain(tn_sum(tn_mul(x, x), (int64_t[]){0}, 1, false));
+}
+
+/* [n, kv_heads · (heads that share one + 2) · head_dim] as queries, keys and values. */
+static void ungroup(const llm_config *c, const tn_tensor *joined, tn_tensor *out[3]) {
+    int64_t n = tn_size(joined, 0), share = c->heads / c->kv_heads, keys = c->size[SIZE_KEYS];
+    tn_tensor *groups = tn_reshape(joined, TN_DIMS(n, c->kv_heads, share + 2, c->size[SIZE_HEAD]));
+    out[0] = tn_reshape(tn_narrow(groups, 2, 0, share), TN_DIMS(n, c->size[SIZE_QUERIES]));
+    out[1] = tn_reshape(tn_narrow(groups, 2, share, 1), TN_DIMS(n, keys));
+    out[2] = tn_reshape(tn_narrow(groups, 2, share + 1, 1), TN_DIMS(n, keys));
 }
 
 /* Queries, keys and values, of three products or of one. */
@@ -64,6 +94,10 @@ static void project(const llm_config *c, const llm_layer *l, const tn_tensor *x,
     if (weight[SLOT_QKV]) {
         tn_tensor *joined = tn_linear(x, weight[SLOT_QKV], weight[SLOT_QKV_BIAS]);
         int64_t queries = c->size[SIZE_QUERIES], keys = c->size[SIZE_KEYS];
+        if (c->grouped_qkv) {
+            ungroup(c, joined, out);
+            return;
+        }
         out[0] = tn_narrow(joined, 1, 0, queries);
         out[1] = tn_narrow(joined, 1, queries, keys);
         out[2] = tn_narrow(joined, 1, queries + keys, keys);
@@ -141,9 +175,11 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
     look_at(in, layer, PROBE_ATTENTION, x);
     project(c, l, x, qkv_parts);
     int64_t window = tn_llm_window(c, layer);
-    const rotation *turn = &turns[window > 0 && c->two_ropes];
+    const rotation *turn = &turns[c->two_ropes && tn_llm_slides(c, layer)];
+    if (!tn_llm_has_rope(c, layer)) turn = NULL;
     tn_tensor *qkv[] = {heads(c, qkv_parts[0], weight[SLOT_Q_NORM], turn),
                         heads(c, qkv_parts[1], weight[SLOT_K_NORM], turn), heads(c, qkv_parts[2], NULL, NULL)};
+    if (c->late_scale > 0) qkv[0] = tn_mul(qkv[0], late_scale(c, in));
     tn_tensor *mixed = in->seen        ? attend_alone(c, in, layer, qkv)
                        : in->sequences ? attend_batch(c, in, layer, qkv)
                                        : attend_cached(c, w, l, in, window, qkv);
@@ -160,14 +196,23 @@ static tn_tensor *share(const llm_config *c, tn_tensor *const *weight, const tn_
     return tn_mul(tn_sigmoid(wish), tn_linear(inner, weight[SLOT_SHARED_DOWN], NULL));
 }
 
+/* One product's two parts along a dimension: the gate, which is returned, and what it gates. */
+static tn_tensor *split_gate(tn_tensor **up, int dim, int64_t width) {
+    tn_tensor *gate = tn_narrow(*up, dim, 0, width);
+    *up = tn_narrow(*up, dim, width, width);
+    return gate;
+}
+
 /* A mixture: each token goes through the experts that its router likes best, and what they make is added by how much it
  * likes them. No matrix has columns to be looked at: they differ from expert to expert. */
 static tn_tensor *mix(const llm_config *c, tn_tensor *const *weight, const tn_tensor *x) {
     tn_tensor *likes = tn_softmax(tn_linear(x, weight[SLOT_ROUTER], NULL), -1);
     tn_tensor *chosen = tn_topk_indices(likes, c->choices, 1, true), *by = tn_topk(likes, c->choices, 1, true);
     if (c->whole_choice) by = tn_div(by, tn_sum(by, (int64_t[]){1}, 1, true));
-    tn_tensor *gate = tn_linear_experts(x, weight[SLOT_EXPERT_GATE], chosen);
-    tn_tensor *inner = tn_mul(c->activation(gate), tn_linear_experts(x, weight[SLOT_EXPERT_UP], chosen));
+    tn_tensor *up = tn_linear_experts(x, weight[SLOT_EXPERT_UP], chosen);
+    tn_tensor *gate = c->family->fused_gate ? split_gate(&up, 2, c->size[SIZE_EXPERT])
+                                            : tn_linear_experts(x, weight[SLOT_EXPERT_GATE], chosen);
+    tn_tensor *inner = tn_mul(c->activation(gate), up);
     tn_tensor *made = tn_linear_experts(inner, weight[SLOT_EXPERT_DOWN], chosen);
     tn_tensor *y = tn_sum(tn_mul(made, tn_unsqueeze(by, 2)), (int64_t[]){1}, 1, false);
     return weight[SLOT_SHARED_ROUTER] ? tn_add(y, share(c, weight, x)) : y;
@@ -184,9 +229,7 @@ static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_
     tn_tensor *up = tn_linear(x, weight[SLOT_UP], weight[SLOT_UP_BIAS]);
     tn_tensor *gate = NULL;
     if (c->family->fused_gate) {
-        int64_t width = c->size[SIZE_INTERMEDIATE];
-        gate = tn_narrow(up, 1, 0, width);
-        up = tn_narrow(up, 1, width, width);
+        gate = split_gate(&up, 1, c->size[SIZE_INTERMEDIATE]);
     } else if (weight[SLOT_GATE]) {
         gate = tn_linear(x, weight[SLOT_GATE], weight[SLOT_GATE_BIAS]);
     }
@@ -199,10 +242,16 @@ static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_
 static tn_tensor *embed(const llm_config *c, const llm_weights *w, const llm_inputs *in) {
     tn_tensor *x = tn_cast(in->rows, TN_F32);
     if (tn_dtype_of(x) != TN_F32) x = tn_cast(x, TN_F32); /* rows of a table in half precision */
-    if (c->family->scaled_embedding) x = tn_mul_scalar(x, sqrt((double)c->size[SIZE_HIDDEN]));
+    x = scaled(x, c->embedding_scale);
     if (!w->head[SLOT_POSITIONS]) return x;
     tn_tensor *places = tn_reshape(tn_cast(in->positions, TN_I64), TN_DIMS(tn_size(in->positions, 0)));
+    if (c->family->first_position > 0) places = tn_add(places, tn_scalar_int(c->family->first_position));
     return tn_add(x, tn_embedding(places, w->head[SLOT_POSITIONS]));
+}
+
+/* The last layer's feed-forward is needed only where logits are wanted. */
+static tn_tensor *take_rows(const llm_config *c, int64_t layer, const llm_inputs *in, llm_rows rows, tn_tensor *x) {
+    return layer == c->layers - 1 && rows == LLM_LAST_ROW ? tn_index_select(x, 0, in->last) : x;
 }
 
 static tn_tensor *llm_record_layers(const llm_config *c, const llm_weights *w, const llm_inputs *in, llm_rows rows) {
@@ -210,12 +259,16 @@ static tn_tensor *llm_record_layers(const llm_config *c, const llm_weights *w, c
     tn_tensor *x = embed(c, w, in);
     for (int64_t i = 0; i < c->layers; i++) {
         tn_tensor *const *weight = w->layers[i].weight;
-        tn_tensor *y = norm(c, x, weight[SLOT_ATTENTION_NORM], weight[SLOT_ATTENTION_NORM_BIAS]);
-        x = tn_add(x, norm_if(c, attention(c, w, i, in, turns, y), weight[SLOT_ATTENTION_POST_NORM]));
-        /* What follows the last layer's attention is needed where logits are wanted, and nowhere else. */
-        if (i == c->layers - 1 && rows == LLM_LAST_ROW) x = tn_index_select(x, 0, in->last);
-        y = norm(c, x, weight[SLOT_FFN_NORM], weight[SLOT_FFN_NORM_BIAS]);
-        x = tn_add(x, norm_if(c, feed_forward(c, w, i, in, y), weight[SLOT_FFN_POST_NORM]));
+        tn_tensor *y = norm_before(c, x, weight[SLOT_ATTENTION_NORM], weight[SLOT_ATTENTION_NORM_BIAS]);
+        tn_tensor *mixed = norm_behind(c, attention(c, w, i, in, turns, y), weight[SLOT_ATTENTION_POST_NORM]);
+        tn_tensor *sum = take_rows(c, i, in, rows, tn_add(x, scaled(mixed, c->residual_scale)));
+        if (c->parallel && !weight[SLOT_FFN_NORM])
+            y = take_rows(c, i, in, rows, y);
+        else
+            y = norm_before(c, c->parallel ? take_rows(c, i, in, rows, x) : sum, weight[SLOT_FFN_NORM],
+                            weight[SLOT_FFN_NORM_BIAS]);
+        y = norm_behind(c, feed_forward(c, w, i, in, y), weight[SLOT_FFN_POST_NORM]);
+        x = tn_add(sum, scaled(y, c->residual_scale));
     }
     return x;
 }
@@ -228,7 +281,8 @@ tn_tensor *tn_llm_record(const llm_config *c, const llm_weights *w, const llm_in
         const tn_tensor *output = c->tied ? w->head[SLOT_EMBEDDING] : w->head[SLOT_OUTPUT];
         x = norm(c, x, w->head[SLOT_OUTPUT_NORM], w->head[SLOT_OUTPUT_NORM_BIAS]);
         look_at(in, c->layers, 0, x);
-        logits = tn_retain(bend(tn_linear(x, output, NULL), c->final_cap));
+        x = scaled(tn_linear(x, output, w->head[SLOT_OUTPUT_BIAS]), c->logit_scale);
+        logits = tn_retain(bend(x, c->final_cap));
     }
     return logits;
 }

@@ -492,6 +492,89 @@ static void tensors_that_nobody_knows_are_refused(void **state) {
     assert_text_has(tn_error(), "extra");
 }
 
+/* ---- families ---------------------------------------------------------------------------------------------------- */
+
+static void logits_of_folder(const char *folder, float out[WORDS]) {
+    tn_llm *m;
+    const float *last;
+    assert_ok(tn_llm_open(folder, NULL, &m));
+    assert_ok(tn_llm_prompt(m, ids, 5, &last));
+    memcpy(out, last, WORDS * sizeof *out);
+    tn_llm_close(m);
+}
+
+/* A language model by this type with llama's weights; what `more` says makes it compute the same but for a factor. */
+static void a_family_computes_as_its_configuration_says(void **state) {
+    (void)state;
+    static const char sizes[] =
+        "\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":1,\"num_attention_heads\":2,"
+        "\"num_key_value_heads\":1,\"max_position_embeddings\":10,\"rms_norm_eps\":1e-6,\"vocab_size\":20,"
+        "\"tie_word_embeddings\":true";
+    static const struct {
+        const char *begin, *more;
+        double factor;
+    } rows[] = {
+        {"{\"model_type\":\"granite\",", ",\"attention_multiplier\":0.5,\"logits_scaling\":4", 0.25},
+        {"{\"model_type\":\"smollm3\",", ",\"no_rope_layers\":[1],\"rope_theta\":10000", 1},
+        {"{\"model_type\":\"ministral3\",", ",\"sliding_window\":null", 1},
+        {"{\"vision_config\":{},\"text_config\":{\"model_type\":\"llama\",", "}", 1},
+        {"{\"model_type\":\"ministral\",", ",\"layer_types\":[\"full_attention\"],\"sliding_window\":2", 1},
+    };
+    float want[WORDS], got[WORDS];
+    logits_of_folder(make_llama("family", ""), want);
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        char config[600];
+        snprintf(config, sizeof config, "%s%s", rows[i].begin, sizes);
+        logits_of_folder(make_folder("family", llama_rows, TN_COUNT(llama_rows), config, rows[i].more), got);
+        for (int w = 0; w < WORDS; w++)
+            if (fabs((double)got[w] - rows[i].factor * (double)want[w]) > 1e-6)
+                fail_msg("%s: logit %d is %g, not %g times %g", rows[i].begin, w, (double)got[w], rows[i].factor,
+                         (double)want[w]);
+    }
+}
+
+/* The weights of a model with pictures: the text's behind a prefix, the output matrix before it, others beside. */
+static void a_model_with_pictures_is_read_for_its_text(void **state) {
+    (void)state;
+    enum { MORE = TN_COUNT(llama_rows) + 2 };
+    row rows[MORE];
+    char names[MORE][96], config[600];
+    tn_llm *m;
+    float got[WORDS];
+    for (size_t i = 0; i < TN_COUNT(llama_rows); i++) {
+        snprintf(names[i], sizeof names[i], "language_model.%s", llama_rows[i].name);
+        rows[i] = (row){names[i], llama_rows[i].rows, llama_rows[i].columns};
+    }
+    rows[MORE - 2] = (row){"language_model.lm_head.weight", WORDS, HIDDEN};
+    rows[MORE - 1] = (row){"vision_tower.patch.weight", 2, 2};
+    snprintf(config, sizeof config, "{\"vision_config\":{},\"tie_word_embeddings\":false,\"text_config\":%s",
+             llama_config);
+    logits_of_folder(make_folder("pictures", rows, MORE, config, "}"), got);
+    snprintf(config, sizeof config, "{\"text_config\":%s", llama_config);
+    assert_int_equal(tn_llm_open(make_folder("pictures", rows, MORE, config, "}"), NULL, &m), TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), "vision_tower");
+}
+
+/* The sizes of a language model whose weights are elsewhere. */
+static void config_json_alone_tells_the_sizes(void **state) {
+    (void)state;
+    const char *folder = make_llama("alone", "");
+    tn_model_sizes with = TN_MODEL_SIZES_DEFAULTS, without = TN_MODEL_SIZES_DEFAULTS;
+    char path[600];
+    assert_ok(tn_read_model_sizes(folder, &with));
+    remove_file(folder, "model.safetensors");
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    for (int i = 0; i < 2; i++) {
+        assert_ok(tn_read_model_sizes(i ? path : folder, &without));
+        assert_int_equal(without.weights_bytes, 0);
+        assert_int_equal(without.hidden, with.hidden);
+        assert_true(without.tied_embeddings && without.bytes_per_weight == 4);
+    }
+    make_llama("alone", ",\"num_local_experts\":8");
+    assert_int_equal(tn_read_model_sizes(path, &without), TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), "'num_local_experts' is 8");
+}
+
 /* ---- a language model -------------------------------------------------------------------------------------------- */
 
 static void a_folder_tells_its_sizes_and_ends(void **state) {
@@ -795,6 +878,9 @@ int main(void) {
         cmocka_unit_test(a_vector_that_is_a_row_is_refused),
         cmocka_unit_test(rope_that_grows_counts_within_the_trained_context),
         cmocka_unit_test(tensors_that_nobody_knows_are_refused),
+        cmocka_unit_test(a_family_computes_as_its_configuration_says),
+        cmocka_unit_test(a_model_with_pictures_is_read_for_its_text),
+        cmocka_unit_test(config_json_alone_tells_the_sizes),
         cmocka_unit_test(a_folder_tells_its_sizes_and_ends),
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(a_language_model_becomes_a_network),

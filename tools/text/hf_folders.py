@@ -17,7 +17,7 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from text import minilm  # noqa: E402
 
-LOGITS_BOUND = 1e-4  # relative to the largest number; transformers computes in f32 with the same weights
+LOGITS_BOUND = 1e-5  # relative to the largest number; transformers computes in f32 with the same weights
 COSINE_BOUND = 0.9999
 GGUF_BOUND = 1e-5    # the same numbers, computed alike
 PEER_BOUND = 2e-2    # llama.cpp keeps keys and values in half precision,
@@ -40,6 +40,24 @@ GEMMA2 = GEMMA | {"query_pre_attn_scalar": 16, "sliding_window": 9, "attn_logit_
 GEMMA3 = GEMMA | {"query_pre_attn_scalar": 16, "sliding_window": 9, "num_hidden_layers": 7}
 GPT2 = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": VOCABULARY, "bos_token_id": 1,
         "eos_token_id": 2}
+def partly(part):
+    """Rope that rotates a part of each head."""
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": part}}
+
+
+NEOX = {k: v for k, v in COMMON.items() if k != "num_key_value_heads"} | {"num_attention_heads": 3}
+GRANITE = PHI3 | {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.4,
+                  "logits_scaling": 8.0}
+COHERE = PHI3 | {"tie_word_embeddings": True, "logit_scale": 0.25}
+FALCON = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "vocab_size": VOCABULARY, "alibi": False,
+          "bias": False, "bos_token_id": 1, "eos_token_id": 2}
+LATE = YARN | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
+               "mscale_all_dim": 1.0}
+PIXTRAL = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+           "image_size": 28, "patch_size": 14}
+QWEN_EYES = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 48}
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]}}
+NEW = {"gguf": False}
 BERT = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
         "vocab_size": VOCABULARY, "max_position_embeddings": 64, "pad_token_id": 1}
 
@@ -93,6 +111,60 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("qwen2-moe", "Qwen2Moe", MOE | {"shared_expert_intermediate_size": 56}, {}),
     ("qwen3-moe", "Qwen3Moe", MOE | {"head_dim": 16, "norm_topk_prob": True}, {}),
     ("qwen3-moe-one", "Qwen3Moe", MOE | {"head_dim": 16, "num_experts_per_tok": 1}, {"gguf": False}),
+    ("gemma3-wide", "Gemma3", GEMMA3 | {"sliding_window": 200, "max_position_embeddings": 128}, {"gguf": False}),
+    ("phi4-mini", "Phi3", PHI3 | partly(0.75), NEW),
+    ("smollm3", "SmolLM3", PHI3 | {"num_hidden_layers": 5, "no_rope_layer_interval": 4}, NEW),
+    ("granite", "Granite", GRANITE, NEW),
+    ("granite-moe", "GraniteMoe", GRANITE | {"num_local_experts": 5, "num_experts_per_tok": 2}, NEW),
+    ("olmo", "Olmo", PHI3, NEW),
+    ("olmo2", "Olmo2", PHI3, NEW),
+    ("olmo3", "Olmo3", PHI3 | {"sliding_window": 9, "num_hidden_layers": 5, "rope_parameters": {
+        "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}, NEW),
+    ("olmoe", "Olmoe", PHI3 | {"num_experts": 6, "num_experts_per_tok": 2}, NEW),
+    ("exaone4", "Exaone4", COMMON | {"sliding_window": 9, "sliding_window_pattern": 4, "num_hidden_layers": 5}, NEW),
+    ("ministral", "Ministral", COMMON | {"head_dim": 16, "sliding_window": 9}, NEW),
+    ("ministral3", "Ministral3", COMMON | {"head_dim": 16, "rope_parameters": LATE}, NEW),
+    ("glm", "Glm", PHI3 | {"head_dim": 16, "attention_bias": True} | partly(0.5), NEW),
+    ("glm4", "Glm4", PHI3 | {"head_dim": 16, "attention_bias": True} | partly(0.5), NEW),
+    ("stablelm", "StableLm", COMMON | partly(0.25), NEW),
+    ("stablelm-parallel", "StableLm", COMMON | {"use_parallel_residual": True, "use_qkv_bias": True} | partly(0.5),
+     NEW),
+    ("cohere", "Cohere", COHERE, NEW),
+    ("cohere-norms", "Cohere", COHERE | {"use_qk_norm": True}, NEW),
+    ("cohere2", "Cohere2", COHERE | {"sliding_window": 9, "num_hidden_layers": 5, "head_dim": 8}, NEW),
+    ("nemotron", "Nemotron", COMMON | partly(0.5), NEW),
+    ("starcoder2", "Starcoder2", COMMON | {"sliding_window": 9}, NEW),
+    ("starcoder2-bare", "Starcoder2", COMMON | {"sliding_window": None, "use_bias": False}, NEW),
+    ("phi", "Phi", COMMON | {"num_key_value_heads": 6} | partly(0.5), NEW),
+    ("neox", "GPTNeoX", NEOX | {"rotary_pct": 0.25}, NEW),
+    ("neox-serial", "GPTNeoX", NEOX | {"use_parallel_residual": False, "attention_bias": False}, NEW),
+    ("falcon-7b", "Falcon", FALCON | {"multi_query": True, "new_decoder_architecture": False}, NEW),
+    ("falcon-1b", "Falcon", FALCON | {"multi_query": False, "parallel_attn": False, "bias": True}, NEW),
+    ("falcon-40b", "Falcon", FALCON | {"num_kv_heads": 2, "new_decoder_architecture": True}, NEW),
+    ("falcon-11b", "Falcon", FALCON | {"num_kv_heads": 2, "new_decoder_architecture": True, "ffn_hidden_size": 96,
+                                       "num_ln_in_parallel_attn": 1, "tie_word_embeddings": False}, NEW),
+    ("gptj", "GPTJ", GPT2 | {"n_head": 3, "rotary_dim": 8, "tie_word_embeddings": False}, NEW),
+    ("bigcode", "GPTBigCode", GPT2, NEW),
+    ("bigcode-heads", "GPTBigCode", GPT2 | {"multi_query": False}, NEW),
+    ("gpt-neo", "GPTNeo", {"hidden_size": 48, "num_layers": 4, "num_heads": 4, "max_position_embeddings": 128,
+                           "attention_types": [[["global", "local"], 2]], "window_size": 9, "vocab_size": VOCABULARY,
+                           "bos_token_id": 1, "eos_token_id": 2}, NEW),
+    ("opt", "OPT", {"hidden_size": 48, "ffn_dim": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+                    "vocab_size": VOCABULARY, "max_position_embeddings": 128, "word_embed_proj_dim": 48,
+                    "bos_token_id": 1, "eos_token_id": 2}, NEW),
+    ("arcee", "Arcee", COMMON, NEW),
+    ("helium", "Helium", COMMON | {"head_dim": 8}, NEW),
+    ("hunyuan", "HunYuanDenseV1", COMMON | {"head_dim": 16}, NEW),
+    ("ernie4.5", "Ernie4_5", COMMON | {"head_dim": 16}, NEW),
+    ("seed-oss", "SeedOss", COMMON | {"head_dim": 16}, NEW),
+    ("gemma3-eyes", "Gemma3", GEMMA3, NEW | {"whole": ("Gemma3", "SiglipVision", PIXTRAL)}),
+    ("qwen2.5-vl", "Qwen2_5_VL", COMMON | MROPE, NEW | {"whole": (
+        "Qwen2_5_VL", "", QWEN_EYES | {"fullatt_block_indexes": [0]})}),
+    ("qwen3-vl", "Qwen3VL", COMMON | MROPE | {"head_dim": 8}, NEW | {"whole": (
+        "Qwen3VL", "", QWEN_EYES | {"deepstack_visual_indexes": [0]})}),
+    ("mistral3-eyes", "Ministral3", COMMON | {"rope_parameters": LATE},
+     NEW | {"whole": ("Mistral3", "PixtralVision", PIXTRAL)}),
+    ("llava", "Llama", COMMON, NEW | {"whole": ("Llava", "CLIPVision", PIXTRAL)}),
     ("gpt2", "GPT2", GPT2, {}),
     ("gpt2-inner", "GPT2", GPT2 | {"n_inner": 100}, {}),
     ("gpt2-gelu", "GPT2", GPT2 | {"activation_function": "gelu"}, {"gguf": False}),
@@ -108,6 +180,7 @@ ENCODERS = [  # name, stem, configuration, pooling, vectors of length 1
 ]
 TEXTS = ["How is the weather?", "Is it raining?", "", "a", "Ünïcödé — naïve café, 東京 🙂", "word " * 400,
          "def f(x):\n    return x ** 2", "The quick brown fox jumps over the lazy dog. " * 5]
+TWO_PARTS = ("Gemma3", "Qwen2_5_VL", "Qwen3VL")  # stems of families that have pictures as well
 HUGGING = ("max_shard_size",)  # what of a row's last column save_pretrained takes
 POOLING = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
 
@@ -165,18 +238,24 @@ class Suite:
             raise RuntimeError(f"trunnion {' '.join(map(str, words[:3]))}: {result.stderr.strip()}")
         return json.loads(result.stdout)
 
-    def make(self, name, stem, kind, config):
+    def make(self, name, stem, kind, config, whole=None):
+        """whole: of a model with pictures, its own stem, that of its vision's configuration, and that."""
         self.torch.manual_seed(sum(map(ord, name)))
-        text = "Text" if stem == "Gemma3" else ""  # of a family that has pictures as well
+        text = "Text" if stem in TWO_PARTS else ""
         made = getattr(self.transformers, stem + text + "Config")(**config)
+        if whole:
+            eyes = getattr(self.transformers, whole[1] + "Config")(**whole[2]).to_dict() if whole[1] else whole[2]
+            made = getattr(self.transformers, whole[0] + "Config")(text_config=made.to_dict(), vision_config=eyes)
         made._attn_implementation = "eager"  # the others have no caps of scores
-        model = getattr(self.transformers, stem + kind)(made)
+        model = getattr(self.transformers, (whole[0] if whole else stem) + kind)(made)
         randomize(self.torch, model)
         return model.eval()
 
     def decoder(self, name, stem, config, how):
         torch, numpy, folder = self.torch, self.numpy, self.folder / name
-        model = self.make(name, stem, "LMHeadModel" if stem == "GPT2" else "ForCausalLM", config)
+        whole = how.get("whole")
+        kind = "ForConditionalGeneration" if whole else "LMHeadModel" if stem == "GPT2" else "ForCausalLM"
+        model = self.make(name, stem, kind, config, whole)
         kind = getattr(torch, how.get("dtype", "float32"))
         model.to(kind).save_pretrained(folder, **{k: v for k, v in how.items() if k in HUGGING})
         if kind != torch.float32:  # opened anew: to() has rounded the frequencies of rope as well
@@ -197,7 +276,7 @@ class Suite:
         sizes = self.command("fit", folder, "--json")
         count = sum(p.numel() for p in model.parameters())
         held = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
-        self.expect(sizes["weights_bytes"] <= held <= sizes["weights_bytes"] + 65536,
+        self.expect(whole or sizes["weights_bytes"] <= held <= sizes["weights_bytes"] + 65536,
                     f"{name}: fit says {sizes['weights_bytes']} bytes of weights, the files have {held}")
         told = f"{name}: {count} weights, logits {error:.1e}, {len(got)} greedy tokens, as ONNX {self.network(name):.1e}"
         if how.get("gguf", True):
@@ -241,8 +320,9 @@ class Suite:
         (folder / "1_Pooling").mkdir()
         (folder / "1_Pooling" / "config.json").write_text(json.dumps(
             {"word_embedding_dimension": 48} | {f"pooling_mode_{v}": k == pooling for k, v in POOLING.items()}))
-        modules = ["models.Transformer", "models.Pooling"] + ["models.Normalize"] * unit
-        (folder / "modules.json").write_text(json.dumps([{"type": f"sentence_transformers.{m}"} for m in modules]))
+        modules = [("Transformer", ""), ("Pooling", "1_Pooling")] + [("Normalize", "2_Normalize")] * unit
+        (folder / "modules.json").write_text(json.dumps(
+            [{"type": f"sentence_transformers.models.{m}", "path": path} for m, path in modules]))
         lengths = [17, 1, 40, 17, 16, 3, 40, 12]
         texts = [torch.randint(3, VOCABULARY, (1, n)) for n in lengths]
         with torch.no_grad():
@@ -305,10 +385,10 @@ REFUSED = [
     ("type", {"model_type": "mamba"}, "model_type"),
     ("rope", {"rope_parameters": {"rope_type": "proportional"}}, "proportional"),
     ("longrope", {"rope_parameters": {"rope_type": "longrope", "long_factor": [1, 2]}}, "short_factor"),
-    ("part", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "whole"),
-    ("layers", {"num_hidden_layers": 2}, "results would be wrong"),
+    ("part", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.4}}, "rotates pairs"),
+    ("layers", {"num_hidden_layers": 2}, "could give wrong results"),
     ("more", {"num_hidden_layers": 4}, "no tensor"),
-    ("hidden", {"hidden_size": 54}, "by the metadata"),
+    ("hidden", {"hidden_size": 54}, "according to the metadata"),
     ("heads", {"num_attention_heads": 0}, "num_attention_heads"),
     ("huge", {"num_hidden_layers": 1 << 40}, "num_hidden_layers"),
     ("act", {"hidden_act": "mish"}, "mish"),

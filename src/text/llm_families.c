@@ -1,0 +1,465 @@
+/* llm_families.c — the families of language models: a table row says what a family is called in files, which tensors a
+ * layer has, and how its computation differs from Llama's. */
+#include <stdio.h>
+#include <string.h>
+
+#include "text/llm_model.h"
+
+#define PLAIN_SLOTS (BIT(SLOT_Q_BIAS) - 1)
+#define BIASES (BIT(SLOT_Q_BIAS) | BIT(SLOT_K_BIAS) | BIT(SLOT_V_BIAS))
+#define NORMS (BIT(SLOT_Q_NORM) | BIT(SLOT_K_NORM))
+#define POST_NORMS (BIT(SLOT_ATTENTION_POST_NORM) | BIT(SLOT_FFN_POST_NORM))
+#define SHARED (BIT(SLOT_SHARED_ROUTER) | BIT(SLOT_SHARED_GATE) | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN))
+#define GPT2_SLOTS                                                                                                     \
+    (BIT(SLOT_QKV) | BIT(SLOT_QKV_BIAS) | BIT(SLOT_O) | BIT(SLOT_O_BIAS) | BIT(SLOT_ATTENTION_NORM) |                  \
+     BIT(SLOT_ATTENTION_NORM_BIAS) | BIT(SLOT_FFN_NORM) | BIT(SLOT_FFN_NORM_BIAS) | BIT(SLOT_UP) | BIT(SLOT_UP_BIAS) | \
+     BIT(SLOT_DOWN) | BIT(SLOT_DOWN_BIAS))
+#define FUSED_SLOTS \
+    (BIT(SLOT_ATTENTION_NORM) | BIT(SLOT_QKV) | BIT(SLOT_O) | BIT(SLOT_FFN_NORM) | BIT(SLOT_UP) | BIT(SLOT_DOWN))
+#define PLAIN_HEAD (BIT(SLOT_EMBEDDING) | BIT(SLOT_OUTPUT_NORM))
+#define BIASED_HEAD (PLAIN_HEAD | BIT(SLOT_OUTPUT_NORM_BIAS))
+#define PRE_NORMS (BIT(SLOT_ATTENTION_NORM) | BIT(SLOT_FFN_NORM))
+#define PRE_NORM_BIASES (BIT(SLOT_ATTENTION_NORM_BIAS) | BIT(SLOT_FFN_NORM_BIAS))
+#define UNGATED_BIASES (BIT(SLOT_UP_BIAS) | BIT(SLOT_DOWN_BIAS))
+#define UNGATED_SLOTS (PLAIN_SLOTS & ~BIT(SLOT_GATE))
+
+/* ---- names ------------------------------------------------------------------------------------------------------- */
+
+#define GGUF_LAYER                                                                                                    \
+    [SLOT_ATTENTION_NORM] = "attn_norm.weight", [SLOT_Q] = "attn_q.weight", [SLOT_K] = "attn_k.weight",               \
+    [SLOT_V] = "attn_v.weight", [SLOT_O] = "attn_output.weight", [SLOT_FFN_NORM] = "ffn_norm.weight",                 \
+    [SLOT_GATE] = "ffn_gate.weight", [SLOT_UP] = "ffn_up.weight", [SLOT_DOWN] = "ffn_down.weight",                    \
+    [SLOT_Q_BIAS] = "attn_q.bias", [SLOT_K_BIAS] = "attn_k.bias", [SLOT_V_BIAS] = "attn_v.bias",                      \
+    [SLOT_O_BIAS] = "attn_output.bias", [SLOT_Q_NORM] = "attn_q_norm.weight", [SLOT_K_NORM] = "attn_k_norm.weight",   \
+    [SLOT_QKV] = "attn_qkv.weight", [SLOT_QKV_BIAS] = "attn_qkv.bias", [SLOT_ATTENTION_NORM_BIAS] = "attn_norm.bias", \
+    [SLOT_FFN_NORM_BIAS] = "ffn_norm.bias", [SLOT_GATE_BIAS] = "ffn_gate.bias", [SLOT_UP_BIAS] = "ffn_up.bias",       \
+    [SLOT_DOWN_BIAS] = "ffn_down.bias", [SLOT_ATTENTION_POST_NORM] = "post_attention_norm.weight",                    \
+    [SLOT_FFN_POST_NORM] = "post_ffw_norm.weight", [SLOT_ROUTER] = "ffn_gate_inp.weight",                             \
+    [SLOT_SHARED_ROUTER] = "ffn_gate_inp_shexp.weight", [SLOT_SHARED_GATE] = "ffn_gate_shexp.weight",                 \
+    [SLOT_SHARED_UP] = "ffn_up_shexp.weight", [SLOT_SHARED_DOWN] = "ffn_down_shexp.weight"
+#define GGUF_HEAD                                                                                                   \
+    [SLOT_EMBEDDING] = "token_embd.weight", [SLOT_POSITIONS] = "position_embd.weight",                              \
+    [SLOT_OUTPUT_NORM] = "output_norm.weight", [SLOT_OUTPUT_NORM_BIAS] = "output_norm.bias",                        \
+    [SLOT_OUTPUT] = "output.weight", [SLOT_OUTPUT_BIAS] = "output.bias", [SLOT_ROPE_FACTORS] = "rope_freqs.weight", \
+    [SLOT_ROPE_SHORT] = "rope_factors_short.weight", [SLOT_ROPE_LONG] = "rope_factors_long.weight"
+
+const llm_naming tn_llm_gguf_names = {
+    .prefix = "",
+    .layer = "blk.",
+    .layer_slots = {GGUF_LAYER, [SLOT_EXPERT_GATE] = "ffn_gate_exps.weight", [SLOT_EXPERT_UP] = "ffn_up_exps.weight",
+                    [SLOT_EXPERT_DOWN] = "ffn_down_exps.weight"},
+    .head_slots = {GGUF_HEAD},
+};
+
+/* Files of the first Mixtral, from before tensors had three dimensions. */
+const llm_naming tn_llm_gguf_apart = {
+    .prefix = "",
+    .layer = "blk.",
+    .layer_slots = {GGUF_LAYER, [SLOT_EXPERT_GATE] = "ffn_gate.*.weight", [SLOT_EXPERT_UP] = "ffn_up.*.weight",
+                    [SLOT_EXPERT_DOWN] = "ffn_down.*.weight"},
+    .head_slots = {GGUF_HEAD},
+};
+
+#define PROJECTIONS                                                                                                   \
+    [SLOT_Q] = "self_attn.q_proj.weight", [SLOT_K] = "self_attn.k_proj.weight", [SLOT_V] = "self_attn.v_proj.weight", \
+    [SLOT_Q_BIAS] = "self_attn.q_proj.bias", [SLOT_K_BIAS] = "self_attn.k_proj.bias",                                 \
+    [SLOT_V_BIAS] = "self_attn.v_proj.bias"
+#define ATTENTION PROJECTIONS, [SLOT_O] = "self_attn.o_proj.weight", [SLOT_O_BIAS] = "self_attn.o_proj.bias"
+#define HEAD_NORMS [SLOT_Q_NORM] = "self_attn.q_norm.weight", [SLOT_K_NORM] = "self_attn.k_norm.weight"
+#define TWO_NORMS                                                                                          \
+    [SLOT_ATTENTION_NORM] = "input_layernorm.weight", [SLOT_FFN_NORM] = "post_attention_layernorm.weight", \
+    [SLOT_ATTENTION_NORM_BIAS] = "input_layernorm.bias", [SLOT_FFN_NORM_BIAS] = "post_attention_layernorm.bias"
+#define MATRICES                                                                                                  \
+    [SLOT_GATE] = "mlp.gate_proj.weight", [SLOT_UP] = "mlp.up_proj.weight", [SLOT_DOWN] = "mlp.down_proj.weight", \
+    [SLOT_GATE_BIAS] = "mlp.gate_proj.bias", [SLOT_UP_BIAS] = "mlp.up_proj.bias",                                 \
+    [SLOT_DOWN_BIAS] = "mlp.down_proj.bias"
+#define LLAMA_HEAD                                           \
+    .head_slots = {[SLOT_EMBEDDING] = "embed_tokens.weight", \
+                   [SLOT_OUTPUT_NORM] = "norm.weight",       \
+                   [SLOT_OUTPUT_NORM_BIAS] = "norm.bias",    \
+                   [SLOT_OUTPUT] = "lm_head.weight"}
+#define NAMES .prefix = "model.", .layer = "layers.", LLAMA_HEAD, .beside = {".rotary_emb.inv_freq"}
+
+static const llm_naming llama_names = {
+    NAMES,
+    .layer_slots =
+        {TWO_NORMS, ATTENTION, HEAD_NORMS, MATRICES, [SLOT_ROUTER] = "mlp.gate.weight",
+         [SLOT_EXPERT_GATE] = "mlp.experts.*.gate_proj.weight", [SLOT_EXPERT_UP] = "mlp.experts.*.up_proj.weight",
+         [SLOT_EXPERT_DOWN] = "mlp.experts.*.down_proj.weight", [SLOT_SHARED_ROUTER] = "mlp.shared_expert_gate.weight",
+         [SLOT_SHARED_GATE] = "mlp.shared_expert.gate_proj.weight",
+         [SLOT_SHARED_UP] = "mlp.shared_expert.up_proj.weight",
+         [SLOT_SHARED_DOWN] = "mlp.shared_expert.down_proj.weight"},
+};
+
+static const llm_naming mixtral_names = {
+    NAMES,
+    .layer_slots = {TWO_NORMS, ATTENTION, [SLOT_ROUTER] = "block_sparse_moe.gate.weight",
+                    [SLOT_EXPERT_GATE] = "block_sparse_moe.experts.*.w1.weight",
+                    [SLOT_EXPERT_UP] = "block_sparse_moe.experts.*.w3.weight",
+                    [SLOT_EXPERT_DOWN] = "block_sparse_moe.experts.*.w2.weight"},
+};
+
+static const llm_naming granite_moe_names = {
+    NAMES,
+    .layer_slots = {TWO_NORMS, ATTENTION, [SLOT_ROUTER] = "block_sparse_moe.router.layer.weight",
+                    [SLOT_EXPERT_UP] = "block_sparse_moe.input_linear.weight",
+                    [SLOT_EXPERT_DOWN] = "block_sparse_moe.output_linear.weight"},
+};
+
+static const llm_naming gemma_names = {
+    NAMES,
+    .layer_slots = {ATTENTION, HEAD_NORMS, MATRICES, [SLOT_ATTENTION_NORM] = "input_layernorm.weight",
+                    [SLOT_ATTENTION_POST_NORM] = "post_attention_layernorm.weight",
+                    [SLOT_FFN_NORM] = "pre_feedforward_layernorm.weight",
+                    [SLOT_FFN_POST_NORM] = "post_feedforward_layernorm.weight"},
+};
+
+/* Norms of what attention and feed-forward yield, and none before. */
+static const llm_naming olmo2_names = {
+    NAMES,
+    .layer_slots = {ATTENTION, HEAD_NORMS, MATRICES, [SLOT_ATTENTION_POST_NORM] = "post_attention_layernorm.weight",
+                    [SLOT_FFN_POST_NORM] = "post_feedforward_layernorm.weight"},
+};
+
+static const llm_naming phi3_names = {
+    NAMES,
+    .layer_slots = {TWO_NORMS, [SLOT_QKV] = "self_attn.qkv_proj.weight", [SLOT_O] = "self_attn.o_proj.weight",
+                    [SLOT_UP] = "mlp.gate_up_proj.weight", [SLOT_DOWN] = "mlp.down_proj.weight"},
+};
+
+static const llm_naming glm_names = {
+    NAMES,
+    .layer_slots = {TWO_NORMS, ATTENTION, [SLOT_ATTENTION_POST_NORM] = "post_self_attn_layernorm.weight",
+                    [SLOT_FFN_POST_NORM] = "post_mlp_layernorm.weight", [SLOT_UP] = "mlp.gate_up_proj.weight",
+                    [SLOT_DOWN] = "mlp.down_proj.weight"},
+};
+
+static const llm_naming starcoder2_names = {
+    NAMES,
+    .layer_slots = {TWO_NORMS, ATTENTION, [SLOT_UP] = "mlp.c_fc.weight", [SLOT_DOWN] = "mlp.c_proj.weight",
+                    [SLOT_UP_BIAS] = "mlp.c_fc.bias", [SLOT_DOWN_BIAS] = "mlp.c_proj.bias"},
+};
+
+static const llm_naming hunyuan_names = {
+    NAMES,
+    .layer_slots = {TWO_NORMS, ATTENTION, MATRICES, [SLOT_Q_NORM] = "self_attn.query_layernorm.weight",
+                    [SLOT_K_NORM] = "self_attn.key_layernorm.weight"},
+};
+
+static const llm_naming phi_names = {
+    .prefix = "model.",
+    .layer = "layers.",
+    .layer_slots = {PROJECTIONS, [SLOT_ATTENTION_NORM] = "input_layernorm.weight",
+                    [SLOT_ATTENTION_NORM_BIAS] = "input_layernorm.bias", [SLOT_O] = "self_attn.dense.weight",
+                    [SLOT_O_BIAS] = "self_attn.dense.bias", [SLOT_UP] = "mlp.fc1.weight",
+                    [SLOT_UP_BIAS] = "mlp.fc1.bias", [SLOT_DOWN] = "mlp.fc2.weight", [SLOT_DOWN_BIAS] = "mlp.fc2.bias"},
+    .head_slots = {[SLOT_EMBEDDING] = "embed_tokens.weight",
+                   [SLOT_OUTPUT_NORM] = "final_layernorm.weight",
+                   [SLOT_OUTPUT_NORM_BIAS] = "final_layernorm.bias",
+                   [SLOT_OUTPUT] = "lm_head.weight",
+                   [SLOT_OUTPUT_BIAS] = "lm_head.bias"},
+    .beside = {".rotary_emb.inv_freq"},
+};
+
+static const llm_naming neox_names = {
+    .prefix = "gpt_neox.",
+    .layer = "layers.",
+    .layer_slots =
+        {TWO_NORMS, [SLOT_QKV] = "attention.query_key_value.weight", [SLOT_QKV_BIAS] = "attention.query_key_value.bias",
+         [SLOT_O] = "attention.dense.weight", [SLOT_O_BIAS] = "attention.dense.bias",
+         [SLOT_UP] = "mlp.dense_h_to_4h.weight", [SLOT_UP_BIAS] = "mlp.dense_h_to_4h.bias",
+         [SLOT_DOWN] = "mlp.dense_4h_to_h.weight", [SLOT_DOWN_BIAS] = "mlp.dense_4h_to_h.bias"},
+    .head_slots = {[SLOT_EMBEDDING] = "embed_in.weight",
+                   [SLOT_OUTPUT_NORM] = "final_layer_norm.weight",
+                   [SLOT_OUTPUT_NORM_BIAS] = "final_layer_norm.bias",
+                   [SLOT_OUTPUT] = "embed_out.weight"},
+    .beside = {".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias"},
+};
+
+#define FALCON_LAYER                                                                                               \
+    [SLOT_QKV] = "self_attention.query_key_value.weight", [SLOT_QKV_BIAS] = "self_attention.query_key_value.bias", \
+    [SLOT_O] = "self_attention.dense.weight", [SLOT_O_BIAS] = "self_attention.dense.bias",                         \
+    [SLOT_UP] = "mlp.dense_h_to_4h.weight", [SLOT_UP_BIAS] = "mlp.dense_h_to_4h.bias",                             \
+    [SLOT_DOWN] = "mlp.dense_4h_to_h.weight", [SLOT_DOWN_BIAS] = "mlp.dense_4h_to_h.bias"
+#define FALCON_NAMES                                                                          \
+    .prefix = "transformer.", .layer = "h.", .beside = {".rotary_emb.inv_freq", ".inv_freq"}, \
+    .head_slots = {[SLOT_EMBEDDING] = "word_embeddings.weight",                               \
+                   [SLOT_OUTPUT_NORM] = "ln_f.weight",                                        \
+                   [SLOT_OUTPUT_NORM_BIAS] = "ln_f.bias",                                     \
+                   [SLOT_OUTPUT] = "lm_head.weight"}
+static const llm_naming falcon_names = {FALCON_NAMES, .layer_slots = {TWO_NORMS, FALCON_LAYER}};
+/* Of models with a norm each for attention and feed-forward. */
+const llm_naming tn_llm_falcon_two = {
+    FALCON_NAMES,
+    .layer_slots = {FALCON_LAYER, [SLOT_ATTENTION_NORM] = "ln_attn.weight", [SLOT_ATTENTION_NORM_BIAS] = "ln_attn.bias",
+                    [SLOT_FFN_NORM] = "ln_mlp.weight", [SLOT_FFN_NORM_BIAS] = "ln_mlp.bias"},
+};
+
+static const llm_naming opt_names = {
+    .prefix = "model.decoder.",
+    .layer = "layers.",
+    .layer_slots =
+        {PROJECTIONS, [SLOT_O] = "self_attn.out_proj.weight", [SLOT_O_BIAS] = "self_attn.out_proj.bias",
+         [SLOT_ATTENTION_NORM] = "self_attn_layer_norm.weight",
+         [SLOT_ATTENTION_NORM_BIAS] = "self_attn_layer_norm.bias", [SLOT_FFN_NORM] = "final_layer_norm.weight",
+         [SLOT_FFN_NORM_BIAS] = "final_layer_norm.bias", [SLOT_UP] = "fc1.weight", [SLOT_UP_BIAS] = "fc1.bias",
+         [SLOT_DOWN] = "fc2.weight", [SLOT_DOWN_BIAS] = "fc2.bias"},
+    .head_slots = {[SLOT_EMBEDDING] = "embed_tokens.weight",
+                   [SLOT_POSITIONS] = "embed_positions.weight",
+                   [SLOT_OUTPUT_NORM] = "final_layer_norm.weight",
+                   [SLOT_OUTPUT_NORM_BIAS] = "final_layer_norm.bias",
+                   [SLOT_OUTPUT] = "lm_head.weight"},
+};
+
+#define GPT_NORMS                                                                                                     \
+    [SLOT_ATTENTION_NORM] = "ln_1.weight", [SLOT_ATTENTION_NORM_BIAS] = "ln_1.bias", [SLOT_FFN_NORM] = "ln_2.weight", \
+    [SLOT_FFN_NORM_BIAS] = "ln_2.bias"
+#define GPT_MATRICES                                                                                    \
+    [SLOT_UP] = "mlp.c_fc.weight", [SLOT_UP_BIAS] = "mlp.c_fc.bias", [SLOT_DOWN] = "mlp.c_proj.weight", \
+    [SLOT_DOWN_BIAS] = "mlp.c_proj.bias"
+#define GPT_HEAD                                                                                                     \
+    .prefix = "transformer.", .layer = "h.",                                                                         \
+    .beside = {".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"} /* masks */,          \
+    .head_slots = {                                                                                                  \
+        [SLOT_EMBEDDING] = "wte.weight",       [SLOT_POSITIONS] = "wpe.weight",  [SLOT_OUTPUT_NORM] = "ln_f.weight", \
+        [SLOT_OUTPUT_NORM_BIAS] = "ln_f.bias", [SLOT_OUTPUT] = "lm_head.weight", [SLOT_OUTPUT_BIAS] = "lm_head.bias"}
+#define GPT_ATTENTION                                                                                         \
+    [SLOT_QKV] = "attn.c_attn.weight", [SLOT_QKV_BIAS] = "attn.c_attn.bias", [SLOT_O] = "attn.c_proj.weight", \
+    [SLOT_O_BIAS] = "attn.c_proj.bias"
+static const llm_naming gpt2_names = {
+    GPT_HEAD,
+    .layer_slots = {GPT_NORMS, GPT_ATTENTION, GPT_MATRICES},
+    .transposed = BIT(SLOT_QKV) | BIT(SLOT_O) | BIT(SLOT_UP) | BIT(SLOT_DOWN),
+};
+static const llm_naming bigcode_names = {GPT_HEAD, .layer_slots = {GPT_NORMS, GPT_ATTENTION, GPT_MATRICES}};
+static const llm_naming gpt_neo_names = {
+    GPT_HEAD,
+    .layer_slots = {GPT_NORMS, GPT_MATRICES, [SLOT_Q] = "attn.attention.q_proj.weight",
+                    [SLOT_K] = "attn.attention.k_proj.weight", [SLOT_V] = "attn.attention.v_proj.weight",
+                    [SLOT_O] = "attn.attention.out_proj.weight", [SLOT_O_BIAS] = "attn.attention.out_proj.bias"},
+};
+static const llm_naming gptj_names = {
+    GPT_HEAD,
+    .layer_slots =
+        {GPT_NORMS, [SLOT_Q] = "attn.q_proj.weight", [SLOT_K] = "attn.k_proj.weight", [SLOT_V] = "attn.v_proj.weight",
+         [SLOT_O] = "attn.out_proj.weight", [SLOT_UP] = "mlp.fc_in.weight", [SLOT_UP_BIAS] = "mlp.fc_in.bias",
+         [SLOT_DOWN] = "mlp.fc_out.weight", [SLOT_DOWN_BIAS] = "mlp.fc_out.bias"},
+};
+
+/* ---- config.json's keys ------------------------------------------------------------------------------------------ */
+
+#define KEYS_BUT(eps, activation)                                                                                   \
+    {                                                                                                               \
+        [KEY_LAYERS] = "num_hidden_layers", [KEY_HIDDEN] = "hidden_size", [KEY_INTERMEDIATE] = "intermediate_size", \
+        [KEY_HEADS] = "num_attention_heads", [KEY_CONTEXT] = "max_position_embeddings", [KEY_EPS] = eps,            \
+        [KEY_ACTIVATION] = activation, [KEY_KV_HEADS] = "num_key_value_heads", [KEY_HEAD_DIM] = "head_dim"          \
+    }
+static const char *const llama_keys[LLM_KEYS] = KEYS_BUT("rms_norm_eps", "hidden_act");
+static const char *const gemma_keys[LLM_KEYS] = KEYS_BUT("rms_norm_eps", "hidden_activation");
+static const char *const layer_norm_keys[LLM_KEYS] = KEYS_BUT("layer_norm_eps", "hidden_act");
+static const char *const starcoder2_keys[LLM_KEYS] = KEYS_BUT("norm_epsilon", "hidden_act");
+static const char *const nemotron_keys[LLM_KEYS] = KEYS_BUT("norm_eps", "hidden_act");
+static const char *const olmo_keys[LLM_KEYS] = KEYS_BUT("", "hidden_act"); /* a constant of the implementation */
+static const char *const falcon_keys[LLM_KEYS] = {
+    [KEY_LAYERS] = "num_hidden_layers",
+    [KEY_HIDDEN] = "hidden_size",
+    [KEY_INTERMEDIATE] = "ffn_hidden_size",
+    [KEY_HEADS] = "num_attention_heads",
+    [KEY_CONTEXT] = "max_position_embeddings",
+    [KEY_EPS] = "layer_norm_epsilon",
+    [KEY_ACTIVATION] = "activation",
+    [KEY_KV_HEADS] = "", /* tn_llm_read_falcon */
+    [KEY_HEAD_DIM] = "",
+};
+static const char *const gpt_neo_keys[LLM_KEYS] = {
+    [KEY_LAYERS] = "num_layers",
+    [KEY_HIDDEN] = "hidden_size",
+    [KEY_INTERMEDIATE] = "intermediate_size",
+    [KEY_HEADS] = "num_heads",
+    [KEY_CONTEXT] = "max_position_embeddings",
+    [KEY_EPS] = "layer_norm_epsilon",
+    [KEY_ACTIVATION] = "activation_function",
+    [KEY_KV_HEADS] = "",
+    [KEY_HEAD_DIM] = "",
+};
+static const char *const opt_keys[LLM_KEYS] = {
+    [KEY_LAYERS] = "num_hidden_layers",
+    [KEY_HIDDEN] = "hidden_size",
+    [KEY_INTERMEDIATE] = "ffn_dim",
+    [KEY_HEADS] = "num_attention_heads",
+    [KEY_CONTEXT] = "max_position_embeddings",
+    [KEY_EPS] = "",
+    [KEY_ACTIVATION] = "activation_function",
+    [KEY_KV_HEADS] = "",
+    [KEY_HEAD_DIM] = "",
+};
+static const char *const gpt2_keys[LLM_KEYS] = {
+    [KEY_LAYERS] = "n_layer",
+    [KEY_HIDDEN] = "n_embd",
+    [KEY_INTERMEDIATE] = "n_inner",
+    [KEY_HEADS] = "n_head",
+    [KEY_CONTEXT] = "n_positions",
+    [KEY_EPS] = "layer_norm_epsilon",
+    [KEY_ACTIVATION] = "activation_function",
+    [KEY_KV_HEADS] = "num_key_value_heads",
+    [KEY_HEAD_DIM] = "head_dim",
+};
+
+/* Sizes that transformers' classes have by themselves: the text_config of a model with pictures may leave them out. */
+static const int64_t llama_usual[LLM_KEYS] = {
+    [KEY_LAYERS] = 32, [KEY_HIDDEN] = 4096, [KEY_INTERMEDIATE] = 11008, [KEY_HEADS] = 32, [KEY_CONTEXT] = 2048};
+static const int64_t mistral_usual[LLM_KEYS] = {[KEY_LAYERS] = 32, [KEY_HIDDEN] = 4096,    [KEY_INTERMEDIATE] = 14336,
+                                                [KEY_HEADS] = 32,  [KEY_CONTEXT] = 131072, [KEY_KV_HEADS] = 8};
+static const int64_t gemma3_usual[LLM_KEYS] = {
+    [KEY_LAYERS] = 26,      [KEY_HIDDEN] = 2304, [KEY_INTERMEDIATE] = 9216, [KEY_HEADS] = 8,
+    [KEY_CONTEXT] = 131072, [KEY_KV_HEADS] = 4,  [KEY_HEAD_DIM] = 256};
+static const int64_t falcon_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048}; /* rope has no end */
+
+/* ---- the table --------------------------------------------------------------------------------------------------- */
+
+/* GGUF files of the llama architecture and some others store the rows of q and k so that rope rotates neighbours; most
+ * leave them as they were trained. */
+#define LLAMA_LIKE .head_needs = PLAIN_HEAD, .naming = &llama_names, .keys = llama_keys, .activation = "silu"
+#define GEMMA_LIKE                                                                              \
+    .in_gguf = true, .head_needs = PLAIN_HEAD, .activation = "gelu_pytorch_tanh", .tied = true, \
+    .scaled_embedding = true, .norms_from_one = true
+static const llm_family families[] = {
+    {"llama", "Llama, Mistral, SmolLM", .in_gguf = true, .interleaved_rope = true, .needs = PLAIN_SLOTS,
+     .allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE, .usual = llama_usual, .experts = EXPERTS,
+     .whole_choice = true},
+    {"mistral", "Mistral", .needs = PLAIN_SLOTS, .window = 4096, LLAMA_LIKE, .usual = mistral_usual},
+    {"ministral3", "Ministral 3", .needs = PLAIN_SLOTS, .window = LLM_MOST_CONTEXT, LLAMA_LIKE, .usual = mistral_usual},
+    {"qwen2", "Qwen 2, Qwen 2.5", .in_gguf = true, .needs = PLAIN_SLOTS | BIASES, LLAMA_LIKE},
+    {"qwen3", "Qwen 3", .in_gguf = true, .needs = PLAIN_SLOTS | NORMS, .allows = BIASES | BIT(SLOT_O_BIAS), LLAMA_LIKE},
+    {"mixtral", "Mixtral", .needs = PLAIN_SLOTS, .head_needs = PLAIN_HEAD, .naming = &mixtral_names, .keys = llama_keys,
+     .activation = "silu", .experts = EXPERTS, .always_mixed = true, .whole_choice = true, .base = 1e6},
+    {"qwen2moe", "Qwen 2 MoE", .type = "qwen2_moe", .in_gguf = true, .needs = PLAIN_SLOTS | BIASES, LLAMA_LIKE,
+     .experts = EXPERTS | SHARED, .always_mixed = true, .own_width = true},
+    {"qwen3moe", "Qwen 3 MoE", .type = "qwen3_moe", .in_gguf = true, .needs = PLAIN_SLOTS | NORMS, LLAMA_LIKE,
+     .experts = EXPERTS, .always_mixed = true, .own_width = true, .whole_choice = true},
+    {"phi3", "Phi-3, Phi-4", .in_gguf = true, .needs = FUSED_SLOTS, .head_needs = PLAIN_HEAD, .naming = &phi3_names,
+     .keys = llama_keys, .activation = "silu", .fused_gate = true, .window = LLM_MOST_CONTEXT},
+    {"gpt2", "GPT-2", .in_gguf = true, .needs = GPT2_SLOTS, .head_needs = BIASED_HEAD | BIT(SLOT_POSITIONS),
+     .naming = &gpt2_names, .keys = gpt2_keys, .tied = true, .layer_norm = true, .activation = "gelu_new"},
+    {"gemma", "Gemma", .needs = PLAIN_SLOTS, GEMMA_LIKE, .naming = &llama_names, .keys = llama_keys,
+     .gelu_by_tanh = true},
+    {"gemma2", "Gemma 2", .needs = PLAIN_SLOTS | POST_NORMS, GEMMA_LIKE, .naming = &gemma_names, .keys = gemma_keys,
+     .window = 4096, .gguf_window = 4096, .pattern = 2, .attention_cap = 50, .final_cap = 30, .query_scale = 256,
+     .wide_layers = 46},
+    {"gemma3", "Gemma 3", .type = "gemma3_text", .needs = PLAIN_SLOTS | NORMS | POST_NORMS, GEMMA_LIKE,
+     .naming = &gemma_names, .keys = gemma_keys, .usual = gemma3_usual, .window = 4096, .pattern = 6, .base = 1e6,
+     .local_base = 1e4, .query_scale = 256, .wide_layers = 62},
+    {"smollm3", "SmolLM 3", .needs = PLAIN_SLOTS, .allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE,
+     .base = 2e6, .tied = true},
+    {"arcee", "AFM", .needs = UNGATED_SLOTS, .head_needs = PLAIN_HEAD, .naming = &llama_names, .keys = llama_keys,
+     .activation = "relu2"},
+    {"helium", "Helium", .folder_interleaved = true, .needs = PLAIN_SLOTS, LLAMA_LIKE},
+    {"ernie4_5", "ERNIE 4.5", .folder_interleaved = true, .needs = PLAIN_SLOTS,
+     .allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE, .base = 5e5},
+    {"seed_oss", "Seed-OSS", .needs = PLAIN_SLOTS, .allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE},
+    {"hunyuan_v1_dense", "Hunyuan", .needs = PLAIN_SLOTS | NORMS, .allows = BIASES | BIT(SLOT_O_BIAS),
+     .head_needs = PLAIN_HEAD, .naming = &hunyuan_names, .keys = llama_keys, .activation = "silu",
+     .norm_after_rope = true},
+    {"granite", "Granite 3", .needs = PLAIN_SLOTS, .allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE},
+    {"granitemoe", "Granite 3 MoE", .needs = PLAIN_SLOTS, .head_needs = PLAIN_HEAD, .naming = &granite_moe_names,
+     .keys = llama_keys, .activation = "silu", .fused_gate = true, .experts = EXPERTS & ~BIT(SLOT_EXPERT_GATE),
+     .always_mixed = true, .whole_choice = true},
+    {"olmo", "OLMo", .needs = PLAIN_SLOTS & ~PRE_NORMS, .allows = BIASES | BIT(SLOT_O_BIAS),
+     .head_needs = BIT(SLOT_EMBEDDING), .naming = &llama_names, .keys = olmo_keys, .activation = "silu",
+     .layer_norm = true, .bare_norms = true},
+    {"olmo2", "OLMo 2", .needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS, .head_needs = PLAIN_HEAD,
+     .naming = &olmo2_names, .keys = llama_keys, .activation = "silu", .head_norm = HEAD_NORM_ALL},
+    {"olmo3", "OLMo 3", .needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS, .head_needs = PLAIN_HEAD,
+     .naming = &olmo2_names, .keys = llama_keys, .activation = "silu", .head_norm = HEAD_NORM_ALL, .window = 4096,
+     .pattern = 4, .plain_local_rope = true},
+    {"olmoe", "OLMoE", .needs = PLAIN_SLOTS | NORMS, LLAMA_LIKE, .head_norm = HEAD_NORM_ALL, .experts = EXPERTS,
+     .always_mixed = true},
+    {"exaone4", "EXAONE 4", .needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS, .head_needs = PLAIN_HEAD,
+     .naming = &olmo2_names, .keys = llama_keys, .activation = "silu", .window = 4096, .pattern = 4,
+     .rope_in_windows = true},
+    {"glm", "GLM-4", .folder_interleaved = true, .needs = PLAIN_SLOTS & ~BIT(SLOT_GATE), .allows = BIASES,
+     .head_needs = PLAIN_HEAD, .naming = &glm_names, .keys = llama_keys, .activation = "silu", .fused_gate = true,
+     .part = 0.5},
+    {"glm4", "GLM-4-0414", .folder_interleaved = true, .needs = (PLAIN_SLOTS & ~BIT(SLOT_GATE)) | POST_NORMS,
+     .allows = BIASES, .head_needs = PLAIN_HEAD, .naming = &glm_names, .keys = llama_keys, .activation = "silu",
+     .fused_gate = true, .part = 0.5},
+    {"stablelm", "StableLM", .needs = PLAIN_SLOTS & ~BIT(SLOT_FFN_NORM),
+     .allows = PRE_NORM_BIASES | BIASES | BIT(SLOT_FFN_NORM), .head_needs = BIASED_HEAD, .naming = &llama_names,
+     .keys = layer_norm_keys, .activation = "silu", .layer_norm = true, .part = 0.25, .chooses_parallel = true},
+    {"cohere", "Command R", .folder_interleaved = true, .needs = PLAIN_SLOTS & ~BIT(SLOT_FFN_NORM),
+     .allows = NORMS | BIASES | BIT(SLOT_O_BIAS), .head_needs = PLAIN_HEAD, .naming = &llama_names,
+     .keys = layer_norm_keys, .activation = "silu", .tied = true, .layer_norm = true, .parallel = true,
+     .head_norm = HEAD_NORM_EACH},
+    {"cohere2", "Command R7B, Command A", .folder_interleaved = true, .needs = PLAIN_SLOTS & ~BIT(SLOT_FFN_NORM),
+     .allows = BIASES | BIT(SLOT_O_BIAS), .head_needs = PLAIN_HEAD, .naming = &llama_names, .keys = layer_norm_keys,
+     .activation = "silu", .tied = true, .layer_norm = true, .parallel = true, .window = 4096, .pattern = 4,
+     .rope_in_windows = true},
+    {"nemotron", "Nemotron", .needs = UNGATED_SLOTS | PRE_NORM_BIASES,
+     .allows = BIASES | BIT(SLOT_O_BIAS) | UNGATED_BIASES, .head_needs = BIASED_HEAD, .naming = &llama_names,
+     .keys = nemotron_keys, .activation = "relu2", .layer_norm = true, .norms_from_one = true, .part = 0.5},
+    {"starcoder2", "StarCoder 2", .needs = UNGATED_SLOTS | PRE_NORM_BIASES,
+     .allows = BIASES | BIT(SLOT_O_BIAS) | UNGATED_BIASES, .head_needs = BIASED_HEAD, .naming = &starcoder2_names,
+     .keys = starcoder2_keys, .activation = "gelu_pytorch_tanh", .tied = true, .layer_norm = true,
+     .window = LLM_MOST_CONTEXT},
+    {"phi", "Phi-1, Phi-2",
+     .needs = (UNGATED_SLOTS & ~BIT(SLOT_FFN_NORM)) | BIASES | BIT(SLOT_O_BIAS) | UNGATED_BIASES |
+              BIT(SLOT_ATTENTION_NORM_BIAS),
+     .head_needs = BIASED_HEAD | BIT(SLOT_OUTPUT_BIAS), .naming = &phi_names, .keys = layer_norm_keys,
+     .activation = "gelu_new", .layer_norm = true, .parallel = true, .part = 0.5},
+    {"gpt_neox", "GPT-NeoX, Pythia", .needs = GPT2_SLOTS & ~(BIT(SLOT_QKV_BIAS) | BIT(SLOT_O_BIAS)),
+     .allows = BIT(SLOT_QKV_BIAS) | BIT(SLOT_O_BIAS), .head_needs = BIASED_HEAD, .naming = &neox_names,
+     .keys = layer_norm_keys, .read = tn_llm_read_neox, .activation = "gelu", .layer_norm = true, .parallel = true,
+     .chooses_parallel = true, .part = 0.25},
+    {"falcon", "Falcon", .needs = FUSED_SLOTS & ~BIT(SLOT_FFN_NORM), .head_needs = BIASED_HEAD,
+     .allows = BIT(SLOT_FFN_NORM) | PRE_NORM_BIASES | BIT(SLOT_QKV_BIAS) | BIT(SLOT_O_BIAS) | UNGATED_BIASES,
+     .naming = &falcon_names, .keys = falcon_keys, .usual = falcon_usual, .read = tn_llm_read_falcon,
+     .activation = "gelu", .tied = true, .layer_norm = true, .parallel = true},
+    {"gptj", "GPT-J", .folder_interleaved = true,
+     .needs = (UNGATED_SLOTS & ~BIT(SLOT_FFN_NORM)) | UNGATED_BIASES | BIT(SLOT_ATTENTION_NORM_BIAS),
+     .head_needs = BIASED_HEAD, .head_allows = BIT(SLOT_OUTPUT_BIAS), .naming = &gptj_names, .keys = gpt2_keys,
+     .activation = "gelu_new", .layer_norm = true, .parallel = true},
+    {"gpt_bigcode", "StarCoder, SantaCoder", .needs = GPT2_SLOTS, .head_needs = BIASED_HEAD | BIT(SLOT_POSITIONS),
+     .naming = &bigcode_names, .keys = gpt2_keys, .read = tn_llm_read_bigcode, .tied = true, .layer_norm = true,
+     .activation = "gelu_pytorch_tanh"},
+    {"gpt_neo", "GPT-Neo", .needs = UNGATED_SLOTS | PRE_NORM_BIASES | BIT(SLOT_O_BIAS) | UNGATED_BIASES,
+     .head_needs = BIASED_HEAD | BIT(SLOT_POSITIONS), .naming = &gpt_neo_names, .keys = gpt_neo_keys,
+     .read = tn_llm_read_gpt_neo, .tied = true, .layer_norm = true, .activation = "gelu_new"},
+    {"opt", "OPT", .needs = UNGATED_SLOTS | PRE_NORM_BIASES, .allows = BIASES | BIT(SLOT_O_BIAS) | UNGATED_BIASES,
+     .head_needs = BIASED_HEAD | BIT(SLOT_POSITIONS), .naming = &opt_names, .keys = opt_keys, .read = tn_llm_read_opt,
+     .tied = true, .layer_norm = true, .activation = "relu", .first_position = 2},
+};
+enum { FAMILIES = sizeof families / sizeof *families };
+
+/* Models that compute as one of the families; those with pictures are read for their text. */
+static const struct {
+    const char *type, *as;
+} aliases[] = {
+    {"ministral", "mistral"}, {"qwen2_vl", "qwen2"},        {"qwen2_vl_text", "qwen2"},
+    {"qwen2_5_vl", "qwen2"},  {"qwen2_5_vl_text", "qwen2"}, {"qwen3_vl_text", "qwen3"},
+};
+
+static bool is_word(const char *known, const char *name, size_t length) {
+    return strlen(known) == length && memcmp(known, name, length) == 0;
+}
+
+const llm_family *tn_llm_find_family(const char *name, size_t length, bool gguf) {
+    for (size_t i = 0; !gguf && i < sizeof aliases / sizeof *aliases; i++)
+        if (is_word(aliases[i].type, name, length))
+            return tn_llm_find_family(aliases[i].as, strlen(aliases[i].as), false);
+    for (size_t i = 0; i < FAMILIES; i++) {
+        const char *known = !gguf && families[i].type ? families[i].type : families[i].architecture;
+        bool here = !gguf || families[i].in_gguf;
+        if (here && is_word(known, name, length)) return &families[i];
+    }
+    return NULL;
+}
+
+void tn_llm_list_families(bool gguf, char *out, size_t size) {
+    out[0] = 0;
+    for (size_t i = 0; i < FAMILIES; i++) {
+        size_t used = strlen(out);
+        if (gguf && !families[i].in_gguf) continue;
+        const char *word = !gguf && families[i].type ? families[i].type : families[i].architecture;
+        snprintf(out + used, size - used, "%s%s", i ? ", " : "", word);
+    }
+}
