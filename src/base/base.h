@@ -148,6 +148,9 @@ void tn_map_return_pages(const void *address, size_t bytes);
 /* Asks for large pages where they fit completely into memory that has not been written yet; saves TLB misses when it is
  * read in order. Only a hint. */
 void tn_large_pages(void *address, size_t bytes);
+/* Memory of tn_mem_alloc_pages with `bytes` bytes, of which only the first `used` will be written: the others get small
+ * pages, because a large page becomes resident as a whole. */
+void tn_large_pages_until(void *address, size_t used, size_t bytes);
 
 tn_status tn_file_read(const char *path, char **data, size_t *size, size_t limit); /* NUL-terminated; tn_mem_free it */
 
@@ -180,8 +183,8 @@ typedef enum tn_reason_code {
     TN_REASON_NO_DEVICE,
     TN_REASON_NO_MEMORY, /* too little memory for what was asked */
     TN_REASON_INIT_FAILED,
-    TN_REASON_CRASHED,   /* the library killed the probing child process */
-    TN_REASON_NOT_ASKED  /* only used when asked for by name */
+    TN_REASON_CRASHED,  /* the library killed the probing child process */
+    TN_REASON_NOT_ASKED /* only used when asked for by name */
 } tn_reason_code;
 
 typedef struct tn_reason {

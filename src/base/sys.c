@@ -172,6 +172,18 @@ void tn_large_pages(void *address, size_t bytes) {
 #endif
 }
 
+void tn_large_pages_until(void *address, size_t used, size_t bytes) {
+#if defined(MADV_NOHUGEPAGE)
+    const uintptr_t page = TN_LARGE_PAGE;
+    uintptr_t first = ((uintptr_t)address + used) / page * page, end = ((uintptr_t)address + bytes) / page * page;
+    if (bytes >= page && end > first) tn_advise((void *)first, end - first, MADV_NOHUGEPAGE);
+#else
+    (void)address;
+    (void)used;
+    (void)bytes;
+#endif
+}
+
 /* read() that continues after a signal. */
 static ssize_t read_some(int fd, char *buffer, size_t n) {
     ssize_t got;
@@ -335,8 +347,7 @@ static bool is_our_file(int fd, const char *path) {
  * ours. */
 static bool remove_orphan(const char *path) {
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
-    bool removed =
-        fd < 0 ? errno == ENOENT : tn_lock_file(fd) && is_our_file(fd, path) && unlink(path) == 0;
+    bool removed = fd < 0 ? errno == ENOENT : tn_lock_file(fd) && is_our_file(fd, path) && unlink(path) == 0;
     if (fd >= 0) close(fd);
     if (!removed) errno = EEXIST;
     return removed;

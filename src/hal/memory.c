@@ -232,6 +232,7 @@ static tn_status buffer_make(tn_device *d, int c, size_t bytes, tn_buffer **out)
     }
     b->device = d;
     b->size_class = (uint16_t)c;
+    if (d->is_cpu && !b->slab_block) tn_large_pages_until(b->address, bytes, class_bytes(c));
     heap_lock();
     begin_use(b, bytes);
     count_in(d->pool, b);

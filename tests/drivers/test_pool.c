@@ -1,5 +1,7 @@
 /* test_pool.c — promises of the memory pool: sizes at open, growth and limits, best fit, joining, giving back, counts,
  * and errors that say what holds the memory. Reuse between queues: test_queue.c. */
+#include <sys/mman.h>
+
 #include "test_support.h"
 
 #include "far_driver.h"
@@ -259,6 +261,27 @@ static void a_lack_of_host_memory_loses_nothing(void **state) {
     }
 }
 
+/* A tensor takes the memory of its elements: a large page of the system's would bring in up to 2 MiB behind them. */
+static void memory_behind_a_tensor_is_not_resident(void **state) {
+    (void)state;
+    enum { USED = 15 * MIB + 64 * KIB, ROUNDED = 16 * MIB };
+    tn_device *cpu;
+    assert_ok(tn_device_open("cpu", NULL, NULL, &cpu));
+    tn_buffer *b = take(cpu, USED);
+    char *address = b->address;
+    memset(address, 1, USED);
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *behind = (char *)(((uintptr_t)address + USED + page - 1) / page * page);
+    unsigned char resident[MIB / 4096];
+    size_t pages = (size_t)(address + ROUNDED - behind) / page;
+    assert_in_range(pages, 1, TN_COUNT(resident));
+    assert_int_equal(mincore(behind, pages * page, resident), 0);
+    for (size_t i = 0; i < pages; i++)
+        assert_int_equal(resident[i] & 1, 0);
+    tn_buffer_release(b);
+    tn_device_close(cpu);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_taken_at_open_is_used_first),
@@ -270,6 +293,7 @@ int main(void) {
         cmocka_unit_test(what_is_too_much_is_told_with_what_holds_it),
         cmocka_unit_test(tensors_work_in_pieces),
         cmocka_unit_test(a_lack_of_host_memory_loses_nothing),
+        cmocka_unit_test(memory_behind_a_tensor_is_not_resident),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }
