@@ -34,6 +34,9 @@ static const char help_text[] =
     "  --parts N             digits, chars: parts per batch (default: one per device of each process); the bits of "
     "the\n"
     "                        results depend on the number of parts, not on the devices and processes\n"
+    "  --zero 0|1            digits, chars: 1: optimizer state is divided among the processes (ZeRO stage 1); the "
+    "bits\n"
+    "                        of the results stay the same (0)\n"
     "  --amp f16|bf16        digits, chars: mixed precision: products in f16 or bf16, weights and optimizer state in\n"
     "                        f32; f16 with a dynamic loss scale\n"
     "  --data FILE           digits: a table, 65 integers per line: 64 pixels from 0 to 16, then the digit;\n"
@@ -76,6 +79,7 @@ enum {
     OPT_DEVICES,
     OPT_PARTS,
     OPT_AMP,
+    OPT_ZERO,
     OPT_DATA,
     OPT_SAVE,
     OPT_SAVE_EVERY,
@@ -90,6 +94,7 @@ static const struct option own_options[] = {
     {"devices", required_argument, NULL, OPT_DEVICES},
     {"parts", required_argument, NULL, OPT_PARTS},
     {"amp", required_argument, NULL, OPT_AMP},
+    {"zero", required_argument, NULL, OPT_ZERO},
     {"data", required_argument, NULL, OPT_DATA},
     {"save", required_argument, NULL, OPT_SAVE},
     {"save-every", required_argument, NULL, OPT_SAVE_EVERY},
@@ -109,6 +114,7 @@ static bool take_option(void *ctx, int val, const char *arg) {
     case OPT_POLICY: o->policy = arg; return one_of(arg, "mlp", "lstm");
     case OPT_DEVICES: o->devices = arg; return *arg != 0;
     case OPT_PARTS: return cli_parse_int(arg, 1, 256, &o->parts);
+    case OPT_ZERO: return cli_parse_int(arg, 0, 1, &o->zero);
     case OPT_AMP: o->amp = arg; return one_of(arg, "f16", "bf16");
     case OPT_DATA: o->data = arg; return *arg != 0;
     case OPT_SAVE: o->save = arg; return *arg != 0;
@@ -127,6 +133,7 @@ static const char *foreign_option(const train_options *o, const train_task *task
                 {TRAIN_TAKES_DEVICES, o->devices, "--devices"},
                 {TRAIN_TAKES_DEVICES, o->parts ? "" : NULL, "--parts"},
                 {TRAIN_TAKES_AMP, o->amp, "--amp"},
+                {TRAIN_TAKES_DEVICES, o->zero ? "" : NULL, "--zero"},
                 {TRAIN_TAKES_DATA, o->data, "--data"}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (rows[i].given && !(task->takes & rows[i].bit)) return rows[i].name;
@@ -151,6 +158,7 @@ tn_status train_amp_prepare(const train_options *o, tn_optimizer *optimizer) {
 /* ---- a run ------------------------------------------------------------------------------------------------------- */
 
 typedef struct run {
+    int64_t optimizer_bytes; /* state of the optimizer that this process kept during the steps */
     const train_options *options;
     const train_task *task;
     void *self;
@@ -184,7 +192,9 @@ static tn_checkpoint checkpoint_of(const run *r) {
 static bool is_first_rank(const run *r) { return tn_group_rank(r->options->team->group) == 0; }
 
 static tn_status save_training(const run *r) {
-    if (!is_first_rank(r)) return TN_OK;
+    tn_optimizer *optimizer = checkpoint_of(r).optimizer;
+    tn_status gathered = r->options->zero ? tn_optimizer_gather(optimizer, 0) : TN_OK;
+    if (gathered != TN_OK || !is_first_rank(r)) return gathered;
     tn_status status = r->task->before_save(r->self);
     if (status != TN_OK) return status;
     tn_checkpoint c = checkpoint_of(r);
@@ -280,7 +290,7 @@ static void put_json_training(const run *r, double rate, double metric, const ch
     cli_json_string(&j, "metric_name", r->task->metric);
     cli_json_string(&j, "device", id);
     if (r->task->shared) train_devices_json(&j, r->task->shared(r->self));
-    train_processes_json(&j, r->options->team);
+    train_processes_json(&j, r->options->team, r->optimizer_bytes);
     if (r->options->amp) cli_json_string(&j, "amp", r->options->amp);
     if (r->options->amp) cli_json_number(&j, "loss_scale", tn_optimizer_loss_scale(optimizer));
     if (r->options->amp) cli_json_int(&j, "skipped_steps", tn_optimizer_skipped_steps(optimizer));
@@ -311,6 +321,7 @@ static void put_text_training(const run *r, double rate, double metric, const ch
 static int finish_training(run *r, double rate, tn_device *device) {
     tn_device_info info = {.struct_size = sizeof info};
     double metric = NAN;
+    r->optimizer_bytes = tn_optimizer_state_bytes(checkpoint_of(r).optimizer);
     if (r->options->save && save_training(r) != TN_OK) return cli_failed();
     cli_stop_end(); /* what a signal could lose is saved */
     if (r->log && fflush(r->log) != 0)
@@ -332,6 +343,8 @@ static int execute(run *r, tn_device *device) {
     describe_training(r);
     int code = resume(r);
     if (code != CLI_OK) return code;
+    if (r->options->zero && tn_optimizer_shard(checkpoint_of(r).optimizer, r->options->team->group) != TN_OK)
+        return cli_failed();
     if (r->step >= r->last && r->options->resume)
         return cli_fail(TN_ERR_ARGUMENT,
                         "'%s' has already made %lld of %lld steps: nothing is left to do; pass a larger --steps",

@@ -26,6 +26,7 @@ typedef struct train_options {
     const char *policy;  /* cartpole: mlp, lstm */
     const char *devices; /* names with commas between; NULL: the one of `common` */
     int64_t parts;       /* of a batch; 0: one per device of each process */
+    int64_t zero;        /* stage of ZeRO: 1: optimizer state is divided among processes; 0: it is not */
     const char *amp;     /* f16, bf16; NULL: everything in f32 */
     train_team *team;    /* once they are open */
 } train_options;
@@ -90,7 +91,8 @@ void train_devices_text(FILE *to, const tn_data_parallel *all);    /* a line eac
 int train_join(train_team *team, const train_task *task);
 /* Whether any process has been told to stop: all must stop after the same step. */
 tn_status train_any_stopped(const train_team *team, bool *stopped);
-void train_processes_json(cli_json *j, const train_team *team); /* members `processes`, `group` if there are several */
+/* Members `processes`, `group`, `optimizer_bytes` (of this one) if there are several. */
+void train_processes_json(cli_json *j, const train_team *team, int64_t optimizer_bytes);
 void train_processes_text(FILE *to, const train_team *team);
 
 /* ---- random numbers of the host side (random.c): data order, environments, actions ------------------------------- */

@@ -116,8 +116,9 @@ tn_status train_any_stopped(const train_team *team, bool *stopped) {
     return status;
 }
 
-void train_processes_json(cli_json *j, const train_team *team) {
+void train_processes_json(cli_json *j, const train_team *team, int64_t optimizer_bytes) {
     if (tn_group_size(team->group) == 1) return;
+    cli_json_int(j, "optimizer_bytes", optimizer_bytes);
     cli_json_int(j, "processes", tn_group_size(team->group));
     cli_json_string(j, "group", tn_group_library(team->group));
 }

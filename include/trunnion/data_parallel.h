@@ -129,6 +129,23 @@ TN_API int tn_data_parallel_device_count(const tn_data_parallel *p); /* 0 for NU
 /* Returns the state of device i, in the order of tn_data_parallel_new. Errors: TN_ERR_ARGUMENT if i is out of range. */
 TN_API tn_status tn_data_parallel_device_at(const tn_data_parallel *p, int i, tn_data_parallel_device *out);
 
+/* ---- optimizer state divided among processes --------------------------------------------------------------------- */
+
+/* Divides the state of an optimizer (Adam: two numbers for each parameter) among the ranks of a group: each rank keeps
+ * that of its parameters, updates them in a step and sends their new values to the others. The bits are those of an
+ * undivided optimizer, whose gradients must be the same on all ranks, as with tn_data_parallel_minimize.
+ * All ranks must call it, after tn_checkpoint_load, and all of them must make every step. tn_optimizer_variables and so
+ * tn_checkpoint_save then fail on a rank that lacks state: call tn_optimizer_gather before. The group must outlive the
+ * optimizer. In a group of one process nothing happens.
+ * Errors: TN_ERR_STATE inside a capture; a step inside a capture is refused later too.
+ * Source: Rajbhandari et al. 2020 (ZeRO, stage 1); torch.distributed.optim.ZeroRedundancyOptimizer. */
+TN_API tn_status tn_optimizer_shard(tn_optimizer *o, tn_group *group);
+/* Collects the whole state on rank `root`, for a checkpoint; all ranks must call it. The optimizer stays divided, and
+ * root has the whole state until its next step or tn_optimizer_shard. Errors: TN_ERR_ARGUMENT; TN_ERR_MEMORY. */
+TN_API tn_status tn_optimizer_gather(tn_optimizer *o, int root);
+/* Bytes of the state that this process keeps of the parameters. 0 for NULL. */
+TN_API int64_t tn_optimizer_state_bytes(const tn_optimizer *o);
+
 /* ---- the caller's line, for error messages ----------------------------------------------------------------------- */
 
 #ifndef TN_NO_CALLER_LINES

@@ -210,7 +210,7 @@ static tn_status record_updates(tn_optimizer *o, captured_step *captured) {
     const tn_trained *last = NULL;
     for (int i = 0; i < o->count; i++) {
         tn_trained *v = &o->items[i];
-        if (!v->gradient) continue;
+        if (!v->gradient || !tn_optim_is_own(o, i)) continue;
         bool group_begins = !last || v->group != last->group;
         if (group_begins || count_key(o, v) != count_key(o, last)) make_scalars(o, v, scalars, captured);
         if (group_begins) m->constants(o, &o->groups[v->group], values);
@@ -245,13 +245,15 @@ static tn_status record_step(tn_optimizer *o, const gradients *g) {
 
 /* Records the step; forget: gradients are let go before the run, so that it need not store them. */
 static tn_status step(tn_optimizer *o, bool forget, const gradients *g) {
-    tn_status status = record_step(o, g);
+    tn_status status = tn_optim_shard_begin(o);
+    if (status == TN_OK) status = record_step(o, g);
     if (status == TN_OK) count_step(o, recorded_moves, o, 1);
     if (forget) tn_optimizer_zero_grad(o);
     if (status == TN_OK) {
         status = tn_eval(NULL, 0);
         if (status != TN_OK) count_step(o, recorded_moves, o, -1);
     }
+    status = tn_optim_shard_end(o, status);
     for (int i = 0; i < o->count; i++)
         o->items[i].gradient = NULL;
     if (o->scaler) o->scaler->unscaled = false;
@@ -312,6 +314,11 @@ tn_status tn_optimizer_variables(const tn_optimizer *o, tn_variable **items, int
     if (!o || !items || !count) return tn_nn_need(NULL, "tn_optimizer_variables: the optimizer, items or count");
     *items = NULL;
     *count = 0;
+    if (o->owners && !o->gathered)
+        return tn_backend_fail(TN_ERR_STATE,
+                               "optimizer: its state is divided among %d processes; call "
+                               "tn_optimizer_gather on all of them first",
+                               tn_group_size(o->group));
     int total = o->scaler ? TN_GRAD_SCALER_VARIABLES : 0;
     size_t text_size = 0;
     for (int i = 0; i < o->count; i++)

@@ -22,6 +22,7 @@ void tn_optimizer_free(tn_optimizer *o) {
     tn_grad_scaler_free(o->scaler);
     free(o->items);
     free(o->groups);
+    free(o->owners);
     free(o);
 }
 
@@ -94,6 +95,19 @@ static const tn_trained *find_trained(const tn_optimizer *o, const tn_tensor *t)
     return NULL;
 }
 
+tn_status tn_optim_make_slots(const tn_optimizer *o, tn_trained *v) {
+    tn_status status = TN_OK;
+    int rank = tn_rank(v->value);
+    for (int k = 0; k < TN_OPTIM_SLOTS && status == TN_OK; k++) {
+        int64_t shape[TN_MAX_RANK];
+        if (rank) memcpy(shape, tn_shape(v->value), (size_t)rank * sizeof *shape);
+        if (!(o->slots >> k & 1) || (o->method->slot_shape && !o->method->slot_shape(k, shape, rank))) continue;
+        if (!v->slots[k])
+            status = tn_optim_state(v->value, shape, rank, o->initial, tn_dtype_of(v->value), &v->slots[k]);
+    }
+    return status;
+}
+
 static tn_status add_trained(tn_optimizer *o, tn_tensor *value, const char *name, int group) {
     tn_trained *v = &o->items[o->count];
     v->name = strdup(name);
@@ -107,14 +121,7 @@ static tn_status add_trained(tn_optimizer *o, tn_tensor *value, const char *name
                                "%s: %s has %d dimensions; it must have 2: give other parameters to another optimizer, "
                                "by groups",
                                o->method->name, v->name, rank);
-    tn_status status = TN_OK;
-    for (int k = 0; k < TN_OPTIM_SLOTS && status == TN_OK; k++) {
-        int64_t shape[TN_MAX_RANK];
-        if (rank) memcpy(shape, tn_shape(value), (size_t)rank * sizeof *shape);
-        if (!(o->slots >> k & 1) || (o->method->slot_shape && !o->method->slot_shape(k, shape, rank))) continue;
-        status = tn_optim_state(value, shape, rank, o->initial, tn_dtype_of(value), &v->slots[k]);
-    }
-    return status;
+    return tn_optim_make_slots(o, v);
 }
 
 /* "GROUP.INDEX" into text, unless the tensor has a name. */

@@ -9,6 +9,7 @@
 
 #include "nn/make.h"
 #include "trunnion/amp.h"
+#include "trunnion/data_parallel.h"
 
 enum { TN_OPTIM_SLOTS = 3, TN_OPTIM_NUMBERS = 4 };
 
@@ -81,6 +82,10 @@ struct tn_optimizer {
     bool match_rms_adamw;
     double initial; /* value of the slots before the first step */
     bool nesterov;
+    /* Divided among processes; otherwise owners is NULL. */
+    tn_group *group;
+    int *owners;   /* of each parameter: the rank that keeps its slots */
+    bool gathered; /* this rank has the slots of all for now */
 };
 
 /* ---- optim_make.c ------------------------------------------------------------------------------------------------ */
@@ -92,6 +97,19 @@ tn_status tn_optim_out_of_memory(void);
 /* A new state, filled with `value`, on the device of `like`. NULL on failure. */
 tn_status tn_optim_state(const tn_tensor *like, const int64_t *shape, int rank, double value, tn_dtype dtype,
                          tn_tensor **out);
+
+/* Makes the slots of a parameter that are not there yet. */
+tn_status tn_optim_make_slots(const tn_optimizer *o, tn_trained *v);
+
+/* ---- optim_shard.c ----------------------------------------------------------------------------------------------- */
+
+/* Whether this process updates parameter i. */
+bool tn_optim_is_own(const tn_optimizer *o, int i);
+/* Before a step of a divided optimizer: lets go of gathered slots; TN_ERR_STATE inside a capture. */
+tn_status tn_optim_shard_begin(tn_optimizer *o);
+/* After it, on every rank, whatever `status` it had there: fails on all if it failed on one, otherwise copies the new
+ * values of all parameters with a gradient from their owners. */
+tn_status tn_optim_shard_end(tn_optimizer *o, tn_status status);
 
 /* ---- clip.c ------------------------------------------------------------------------------------------------------ */
 

@@ -547,6 +547,10 @@ static void data_parallel_refuses(void **state) {
     tn_data_parallel_options options = TN_DATA_PARALLEL_DEFAULTS;
     options.parts = 2;
     char byte = 0;
+    FAILS(tn_optimizer_shard(NULL, NULL))
+    FAILS(tn_optimizer_shard(o, NULL))
+    FAILS(tn_optimizer_gather(NULL, 0))
+    YIELDS(0, tn_optimizer_state_bytes(NULL))
     FAILS(tn_group_open(NULL, NULL))
     CALLS(tn_group_close(NULL))
     CALLS(tn_group_abort(NULL, 1))

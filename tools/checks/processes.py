@@ -1,7 +1,7 @@
 """processes.py BUILD [MOMENTS [SEED]] — training on several processes under the launchers of Open MPI and MPICH.
 
 Losses and checkpoints have the bits of one process with the same parts, also with dropout and batch normalization, with
-mixed precision, and with more processes than parts. SIGTERM to the launcher saves the run; SIGKILL of a random rank at a
+mixed precision, with more processes than parts, and with optimizer state divided among the processes. SIGTERM to the launcher saves the run; SIGKILL of a random rank at a
 random moment (MOMENTS of them, default 2) ends the job with a message, and --resume goes on to the bits of an
 undisturbed run. What cannot work is refused. Launchers that are not installed are skipped.
 """
@@ -72,6 +72,24 @@ def check_bits(suite, name, launcher):
             equal = one and file and several.get("final_loss") == one["final_loss"] and file == file_of_one
             suite.expect(equal and several.get("processes") == count,
                          f"{name}: train {' '.join(map(str, words))} on {count} processes: loss and checkpoint as on one")
+
+
+def check_sharded(suite, name, launcher):
+    """ZeRO: the same bits, and a rank keeps its share of the optimizer's state. A checkpoint of N ranks resumes on M."""
+    words = ["digits", "--steps", STEPS, "--save-every", 7]
+    one, file_of_one = suite.train([], "one.safetensors", *words)
+    whole, _ = suite.train(launcher(4), "whole.safetensors", *words)
+    several, file = suite.train(launcher(4), "sharded.safetensors", *words, "--zero", 1)
+    suite.expect(one and file and several.get("final_loss") == one["final_loss"] and file == file_of_one,
+                 f"{name}: --zero 1 on 4 processes: loss and checkpoint as on one")
+    share = several.get("optimizer_bytes", 0) / max(whole.get("optimizer_bytes", 0), 1)
+    suite.expect(0 < share < 0.8, f"{name}: rank 0 keeps {share:.0%} of the optimizer's state")
+    half = suite.folder / "half.safetensors"
+    suite.train(launcher(4), half.name, "digits", "--steps", STEPS // 2, "--zero", 1)
+    half.rename(suite.folder / "begun.safetensors")
+    again, file = suite.train(launcher(2), "again.safetensors", "digits", "--steps", STEPS, "--zero", 1, "--resume",
+                              suite.folder / "begun.safetensors")
+    suite.expect(again and file == file_of_one, f"{name}: a checkpoint of 4 processes resumes on 2 to the same bits")
 
 
 def start(suite, launcher, path, *more):
@@ -188,6 +206,7 @@ def main():
                 return [*words, str(count)]
 
             check_bits(suite, name, launcher)
+            check_sharded(suite, name, launcher)
             check_death(suite, name, launcher, moments, randomness)
             check_stop(suite, name, launcher)
             check_refusals(suite, name, launcher)
