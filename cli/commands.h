@@ -18,6 +18,7 @@ extern const cli_command cli_logits;
 extern const cli_command cli_onnx_test;
 extern const cli_command cli_perplexity;
 extern const cli_command cli_run;
+extern const cli_command cli_serve;
 extern const cli_command cli_tokenize;
 extern const cli_command cli_train;
 extern const cli_command cli_tune;

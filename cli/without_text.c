@@ -30,6 +30,7 @@ WITHOUT_TEXT(embed);
 WITHOUT_TEXT(generate);
 WITHOUT_TEXT(logits);
 WITHOUT_TEXT(perplexity);
+WITHOUT_TEXT(serve);
 WITHOUT_TEXT(tokenize);
 
 int explain_language(const cli_options *o, const explain_wishes *w, const char *path) {

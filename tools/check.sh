@@ -56,6 +56,7 @@ bench     | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $
 backend   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/backend.py $BUILD
 faults    | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/command_faults.py $BUILD
 chat      | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/chat.py $BUILD
+serve     | check     | 180 | tools/build.sh $BUILD all $plain && python3 tools/checks/serve.py $BUILD
 signals   | check     | 180 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD
 help      | check     | 480 | tools/build.sh $BUILD all $plain && $run_command $BUILD help
 install   | check     | 120 | tools/checks/install.sh $BUILD
@@ -95,6 +96,7 @@ opinfo    | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools
 torch-engine | check-all | 900 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD test_engine_torch $plain && python3 tools/digits.py && python3 tools/checks/torch_engine.py $BUILD
 encoder   | check-all | 600 | python3 tools/text/minilm.py --or-skip
 folders   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/text/hf_folders.py $BUILD/trunnion
+serve-load | check-all | 1200 | tools/build.sh $BUILD all $plain && python3 tools/checks/serve_load.py $BUILD
 tokenize  | check-all | 1800 | tools/build.sh $BUILD all $plain && tools/checks/tokenizers.sh $BUILD
 doubles-all | check-all | 3600 | tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD --all
 templates | check-all | 300 | tools/build.sh $BUILD all $plain && tools/checks/templates.sh $BUILD

@@ -68,7 +68,7 @@ static tn_status add_token(answer *a, int32_t id) {
     return status;
 }
 
-static tn_status end_text(answer *a) {
+tn_status answer_end(answer *a) {
     tn_status status = tn_tokenizer_stream_end(&a->stream, &a->raw);
     if (status == TN_OK && a->stop < 0) status = feed_stops(a);
     if (status == TN_OK) status = tn_stop_strings_end(a->stops, &a->text);
@@ -78,7 +78,7 @@ static tn_status end_text(answer *a) {
 
 /* ---- log probabilities ------------------------------------------------------------------------------------------- */
 
-static tn_status add_chance(answer *a, const float *logits, int32_t vocabulary, int32_t id) {
+static tn_status add_chance(answer *a, const float *logits, int32_t id) {
     if (a->logprobs < 0) return TN_OK;
     if (a->ids.count == a->chance_room) {
         size_t room = a->chance_room ? 2 * a->chance_room : 64;
@@ -88,10 +88,10 @@ static tn_status add_chance(answer *a, const float *logits, int32_t vocabulary, 
         a->chance_room = room;
     }
     answer_logprob *c = &a->chances[a->ids.count];
-    int n = a->logprobs < vocabulary ? a->logprobs : (int)vocabulary;
+    int n = a->logprobs < a->vocabulary ? a->logprobs : (int)a->vocabulary;
     *c = (answer_logprob){.top_count = n, .top = calloc((size_t)n + 1, sizeof *c->top)};
     if (!c->top) return tn_backend_fail(TN_ERR_MEMORY, "%d log probabilities: out of memory", n);
-    tn_status status = tn_logprobs(logits, vocabulary, id, &c->own, c->top, n);
+    tn_status status = tn_logprobs(logits, a->vocabulary, id, &c->own, c->top, n);
     if (status != TN_OK) free(c->top);
     return status;
 }
@@ -102,12 +102,12 @@ static bool ends(const answer *a, int32_t id) {
 
 /* ---- grammars ---------------------------------------------------------------------------------------------------- */
 
-static tn_status begin_grammar(answer *a, int32_t vocabulary) {
+static tn_status begin_grammar(answer *a) {
     if (!a->grammar) return TN_OK;
-    a->ends = calloc((size_t)vocabulary, sizeof *a->ends);
-    a->logits = calloc((size_t)vocabulary, sizeof *a->logits);
+    a->ends = calloc((size_t)a->vocabulary, sizeof *a->ends);
+    a->logits = calloc((size_t)a->vocabulary, sizeof *a->logits);
     if (!a->ends || !a->logits) return tn_backend_fail(TN_ERR_MEMORY, "grammar: out of memory");
-    for (int32_t id = 0; id < vocabulary; id++)
+    for (int32_t id = 0; id < a->vocabulary; id++)
         a->ends[id] = ends(a, id);
     return TN_OK;
 }
@@ -119,7 +119,8 @@ static bool any_is_left(const float *logits, int32_t count) {
 }
 
 /* Draws again among the tokens that the grammar allows. */
-static tn_status pick_allowed(answer *a, const float *logits, int32_t vocabulary, int32_t *id) {
+static tn_status pick_allowed(answer *a, const float *logits, int32_t *id) {
+    int32_t vocabulary = a->vocabulary;
     memcpy(a->logits, logits, (size_t)vocabulary * sizeof *logits);
     tn_status status = tn_grammar_filter(a->grammar, a->ends, a->logits, vocabulary);
     if (status != TN_OK) return status;
@@ -132,51 +133,67 @@ static tn_status pick_allowed(answer *a, const float *logits, int32_t vocabulary
 }
 
 /* The draw is made first: looking at all tokens takes longer, and the distribution is the same. */
-static tn_status pick(answer *a, const float *logits, int32_t vocabulary, int32_t *id) {
+static tn_status pick(answer *a, const float *logits, int32_t *id) {
     bool allowed = true;
-    tn_status status = tn_sampler_pick(a->sampler, logits, vocabulary, id);
+    tn_status status = tn_sampler_pick(a->sampler, logits, a->vocabulary, id);
     if (status != TN_OK || !a->grammar) return status;
     if (a->ends[*id])
         allowed = tn_grammar_may_end(a->grammar);
     else
         status = tn_grammar_allows(a->grammar, *id, &allowed);
-    if (status == TN_OK && !allowed) status = pick_allowed(a, logits, vocabulary, id);
+    if (status == TN_OK && !allowed) status = pick_allowed(a, logits, id);
     if (status == TN_OK && !a->stopped && !a->ends[*id]) status = tn_grammar_accept(a->grammar, *id);
     return status;
 }
 
 /* ---- the loop ---------------------------------------------------------------------------------------------------- */
 
+tn_status answer_begin(answer *a) {
+    tn_llm_facts facts = {.struct_size = sizeof facts};
+    a->stop = -1;
+    tn_status status = tn_llm_get_facts(a->model, &facts);
+    a->vocabulary = (int32_t)facts.vocabulary;
+    a->context = facts.context;
+    return status == TN_OK ? begin_grammar(a) : status;
+}
+
+bool answer_continues(answer *a) {
+    if (a->stopped) return false;
+    bool enough = a->most >= 0 && (int64_t)a->ids.count >= a->most;
+    a->full = !enough && a->ids.count > 0 && tn_llm_position(a->model) == a->context;
+    if (enough || a->full) a->stopped = "length";
+    return !a->stopped;
+}
+
+tn_status answer_draw(answer *a, const float *logits) {
+    int32_t id = 0;
+    tn_status status = pick(a, logits, &id);
+    if (status != TN_OK) return status;
+    if (!a->stopped && ends(a, id)) a->stopped = "end";
+    if (a->stopped) return TN_OK;
+    status = add_chance(a, logits, id);
+    return status == TN_OK ? add_token(a, id) : status;
+}
+
 /* The last token is shown and not computed: nothing is wanted behind it. */
-static tn_status draw_tokens(answer *a, const tn_llm_facts *f, const float *logits) {
-    while (!a->stopped) {
-        int32_t id = 0;
-        if (a->most >= 0 && (int64_t)a->ids.count >= a->most) break;
-        a->full = (int64_t)a->ids.count > 0 && tn_llm_position(a->model) == f->context;
-        if (a->full) break;
+static tn_status draw_tokens(answer *a, const float *logits) {
+    while (answer_continues(a)) {
         tn_status status = a->ids.count > 0 ? tn_llm_step(a->model, a->ids.data[a->ids.count - 1], &logits) : TN_OK;
         a->steps += a->ids.count > 0;
-        if (status == TN_OK) status = pick(a, logits, (int32_t)f->vocabulary, &id);
         if (status != TN_OK) return status;
-        if (!a->stopped && ends(a, id)) a->stopped = "end";
         if (cli_stopped() || ferror(stdout)) a->stopped = "cancelled"; /* main.c reports what standard output has */
         if (a->stopped) break;
-        status = add_chance(a, logits, (int32_t)f->vocabulary, id);
-        if (status == TN_OK) status = add_token(a, id);
+        status = answer_draw(a, logits);
         if (status != TN_OK) return status;
     }
-    if (!a->stopped) a->stopped = "length";
     return TN_OK;
 }
 
 tn_status answer_generate(answer *a, const float *logits) {
-    tn_llm_facts facts = {.struct_size = sizeof facts};
     double start = cli_now();
-    a->stop = -1;
-    tn_status status = tn_llm_get_facts(a->model, &facts);
-    if (status == TN_OK) status = begin_grammar(a, (int32_t)facts.vocabulary);
-    if (status == TN_OK) status = draw_tokens(a, &facts, logits);
-    if (status == TN_OK) status = end_text(a);
+    tn_status status = answer_begin(a);
+    if (status == TN_OK) status = draw_tokens(a, logits);
+    if (status == TN_OK) status = answer_end(a);
     a->token_seconds = cli_now() - start;
     return status;
 }

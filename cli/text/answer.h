@@ -1,5 +1,5 @@
 /* answer.h — one generated text: the prompt is computed, tokens are drawn until one of the limits, and the text appears
- * while it grows. What generate and chat share. */
+ * while it grows. What generate and chat share; serve drives the steps itself. */
 #ifndef TRUNNION_CLI_ANSWER_H
 #define TRUNNION_CLI_ANSWER_H
 
@@ -40,6 +40,8 @@ typedef struct answer {
     tn_text_stream stream;
     tn_bytes raw;
     size_t shown, chance_room;
+    int32_t vocabulary;
+    int64_t context;
     bool *ends;    /* with a grammar: which tokens end the text */
     float *logits; /* and the logits of those that may come next */
 } answer;
@@ -48,6 +50,13 @@ typedef struct answer {
  * signal between cli_stop_begin and cli_stop_end leaves the rest: a->stopped is then "cancelled" and *logits NULL. */
 tn_status answer_prompt(answer *a, const int32_t *ids, int64_t count, const float **logits);
 tn_status answer_generate(answer *a, const float *logits);
+
+/* The parts of answer_generate. begin; while answer_continues: compute the last token, if there is one, and draw from
+ * its logits; end. */
+tn_status answer_begin(answer *a);
+bool answer_continues(answer *a); /* false: a->stopped says why */
+tn_status answer_draw(answer *a, const float *logits);
+tn_status answer_end(answer *a);
 void answer_free(answer *a); /* the results */
 
 #endif

@@ -5,7 +5,7 @@
 # interface, so a version is fixed by one number and one hash. It is run beside us and read by nobody: nothing of it is
 # compiled into Trunnion. Made once (six minutes on two processors) in .deps/peers, which git ignores; TRUNNION_PEERS
 # names another folder. There, llama.cpp-VERSION holds bin/ (llama-bench, llama-completion, llama-perplexity,
-# llama-tokenize, the shared libraries) and python/llama_cpp.
+# llama-tokenize, llama-server, the shared libraries) and python/llama_cpp.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -13,7 +13,7 @@ version=0.3.36
 sha256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 peers=${TRUNNION_PEERS:-$PWD/.deps/peers}
 folder=$peers/llama.cpp-$version
-targets="llama llama-bench llama-completion llama-perplexity llama-tokenize"
+targets="llama llama-bench llama-completion llama-perplexity llama-tokenize llama-server"
 
 say() { echo "llama_cpp.sh: $*" >&2; }
 
@@ -45,7 +45,7 @@ tar -xzf "$archive" -C "$work" --strip-components 1
 say "building in $work: log in $work/build.log"
 options="-DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DCMAKE_BUILD_RPATH_USE_ORIGIN=ON
          -DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF
-         -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF
+         -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF
          -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF"
 if ! { cmake -S "$work/vendor/llama.cpp" -B "$work/build" $options &&
     nice -n 10 cmake --build "$work/build" -j "${JOBS:-2}" --target $targets; } >"$work/build.log" 2>&1; then

@@ -1,0 +1,103 @@
+/* embeddings.c — a thread of its own computes embeddings, one request after the other. */
+#include <stdlib.h>
+
+#include "cli/serve/serve.h"
+
+#include "trunnion/backend.h"
+#include "trunnion/embed.h"
+
+struct serve_embedder {
+    server *server;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t news;
+    serve_job *first, *last;
+    int waiting;
+    bool stopping;
+};
+
+bool embedder_submit(serve_embedder *e, serve_job *j) {
+    pthread_mutex_lock(&e->lock);
+    bool full = e->waiting >= e->server->queue, stopping = e->stopping;
+    if (!full && !stopping) {
+        atomic_fetch_add(&j->users, 1);
+        j->next = NULL;
+        if (e->last)
+            e->last->next = j;
+        else
+            e->first = j;
+        e->last = j;
+        e->waiting++;
+        pthread_cond_signal(&e->news);
+    }
+    pthread_mutex_unlock(&e->lock);
+    if (stopping) return serve_refuse(&j->fault, 503, "stopping", NULL, "the server stops");
+    if (!full) return true;
+    metrics_add(COUNT_REFUSED, 1);
+    return serve_refuse(&j->fault, 503, "overloaded", NULL, "%d requests wait already; try again later",
+                        (int)e->server->queue);
+}
+
+/* NULL: the server stops. */
+static serve_job *await_job(serve_embedder *e) {
+    pthread_mutex_lock(&e->lock);
+    while (!e->first && !e->stopping)
+        pthread_cond_wait(&e->news, &e->lock);
+    serve_job *j = e->first;
+    if (j) {
+        e->first = j->next;
+        if (!e->first) e->last = NULL;
+        e->waiting--;
+    }
+    pthread_mutex_unlock(&e->lock);
+    return j;
+}
+
+static void compute_job(serve_embedder *e, serve_job *j) {
+    if (cli_now() > j->deadline)
+        serve_refuse(&j->fault, 503, "timeout", NULL, "the request waited too long; try again later");
+    if (j->fault.code != 0 || atomic_load(&j->gone) || http_gone(j)) return;
+    tn_status status = tn_embedder_run(e->server->encoder, j->texts.data, j->lengths, j->count, j->vectors);
+    if (status == TN_OK) status = reply_embeddings(j, e->server);
+    if (status != TN_OK) serve_refuse_lack(&j->fault, status);
+    if (status == TN_OK) metrics_add(COUNT_PROMPT_TOKENS, (int64_t)j->texts.count);
+}
+
+static void *run_embedder(void *ctx) {
+    serve_embedder *e = ctx;
+    tn_set_current_device(e->server->device);
+    for (serve_job *j; (j = await_job(e)) != NULL;) {
+        compute_job(e, j);
+        metrics_time(TIME_REQUEST, cli_now() - j->arrived);
+        http_done(j);
+        job_release(j);
+    }
+    tn_set_current_device(NULL);
+    return NULL;
+}
+
+tn_status embedder_start(server *s) {
+    serve_embedder *e = calloc(1, sizeof *e);
+    if (!e) return tn_backend_fail(TN_ERR_MEMORY, "embeddings: out of memory");
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->news, NULL);
+    e->server = s;
+    if (pthread_create(&e->thread, NULL, run_embedder, e) != 0) {
+        free(e);
+        return tn_backend_fail(TN_ERR_MEMORY, "embeddings: no thread could be started");
+    }
+    s->embedder = e;
+    return TN_OK;
+}
+
+void embedder_stop(serve_embedder *e) {
+    if (!e) return;
+    pthread_mutex_lock(&e->lock);
+    e->stopping = true;
+    pthread_cond_signal(&e->news);
+    pthread_mutex_unlock(&e->lock);
+    pthread_join(e->thread, NULL);
+    pthread_mutex_destroy(&e->lock);
+    pthread_cond_destroy(&e->news);
+    free(e);
+}

@@ -1,0 +1,436 @@
+/* engine.c — one thread computes the texts of all running requests together (continuous batching).
+ *
+ * There are `parallel` conversations over one set of weights. A request takes a free one, preferably one whose
+ * sequence begins as its prompt does: what they share is not computed again. Each turn of the loop computes pieces of
+ * prompts, at most PROMPT_TOKENS together, and then the next token of every running answer in one pass. Requests
+ * therefore enter and leave between any two tokens.
+ *
+ * A batch of the library is a fixed list of conversations: there is one for the first 2, 3, 4, 6, 8 … of them, made
+ * when it is first needed. Conversations in it that have nothing to compute cost time too; therefore requests take the
+ * lowest free one, and few of many are computed one by one. */
+#include <stdlib.h>
+
+#include "cli/serve/serve.h"
+
+#include "trunnion/backend.h"
+#include "trunnion/text.h"
+
+enum { PROMPT_TOKENS = TN_PROMPT_CHUNK, LEAST_SHARED = 16, BATCHES = 11 };
+static const int batch_sizes[BATCHES] = {2, 3, 4, 6, 8, 12, 16, 24, 32, 48, SERVE_MOST_PARALLEL};
+static const double LOOK_AFTER_SECONDS = 0.2; /* how often clients are looked for that went away */
+enum { MOST_UNSENT = 4 << 20 };               /* bytes that a client does not read, until it is given up */
+
+typedef struct slot {
+    tn_llm *model;
+    serve_job *job; /* NULL: free */
+    int64_t at;     /* tokens of the prompt that are in the sequence */
+    bool drawing;   /* the prompt is done */
+} slot;
+
+struct serve_engine {
+    server *server;
+    pthread_t thread;
+    bool started;
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t news;
+    serve_job *first, *last;
+    int waiting, running;
+    atomic_bool stopping;
+    double cut_at; /* when stopping: cli_now at which running answers end */
+    /* the thread's own */
+    slot slots[SERVE_MOST_PARALLEL];
+    int count;
+    double looked; /* for clients that went away */
+    tn_llm_batch *batches[BATCHES];
+    int32_t ids[SERVE_MOST_PARALLEL];
+};
+
+/* ---- the end of a job -------------------------------------------------------------------------------------------- */
+
+static void end_job(serve_job *j) {
+    metrics_time(TIME_REQUEST, cli_now() - j->arrived);
+    http_done(j);
+    job_release(j);
+}
+
+/* A failed step leaves its text in tn_error(). */
+static void fail_job(serve_job *j, tn_status status) {
+    serve_refuse_lack(&j->fault, status);
+    end_job(j);
+}
+
+static void free_slot(serve_engine *e, slot *s) {
+    int64_t position = tn_llm_position(s->model);
+    /* A full sequence could not be part of a batch. What it loses is one token that the next prompt may share. */
+    if (position > 0 && position == e->server->facts.context) (void)tn_llm_rewind(s->model, position - 1);
+    s->job = NULL;
+    pthread_mutex_lock(&e->lock);
+    e->running--;
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void finish_slot(serve_engine *e, slot *s) {
+    serve_job *j = s->job;
+    tn_status status = answer_end(&j->answer);
+    if (status == TN_OK) status = reply_end(j, e->server);
+    free_slot(e, s);
+    if (status == TN_OK)
+        end_job(j);
+    else
+        fail_job(j, status);
+}
+
+static void fail_slot(serve_engine *e, slot *s, tn_status status) {
+    serve_job *j = s->job;
+    serve_refuse_lack(&j->fault, status);
+    free_slot(e, s);
+    end_job(j);
+}
+
+/* ---- the queue --------------------------------------------------------------------------------------------------- */
+
+bool engine_submit(serve_engine *e, serve_job *j) {
+    pthread_mutex_lock(&e->lock);
+    bool full = e->waiting >= e->server->queue && e->running + e->waiting >= e->count, stopping = e->stopping;
+    if (!full && !stopping) {
+        atomic_fetch_add(&j->users, 1);
+        j->next = NULL;
+        if (e->last)
+            e->last->next = j;
+        else
+            e->first = j;
+        e->last = j;
+        e->waiting++;
+        pthread_cond_signal(&e->news);
+    }
+    pthread_mutex_unlock(&e->lock);
+    if (stopping) return serve_refuse(&j->fault, 503, "stopping", NULL, "the server stops");
+    if (!full) return true;
+    metrics_add(COUNT_REFUSED, 1);
+    return serve_refuse(&j->fault, 503, "overloaded", NULL,
+                        "all %d sequences are busy and %d requests wait already; try again later", e->count,
+                        (int)e->server->queue);
+}
+
+serve_gauges engine_gauges(serve_engine *e) {
+    pthread_mutex_lock(&e->lock);
+    serve_gauges g = {e->running, e->waiting, e->count};
+    pthread_mutex_unlock(&e->lock);
+    return g;
+}
+
+static serve_job *next_job(serve_engine *e) {
+    pthread_mutex_lock(&e->lock);
+    serve_job *j = e->first;
+    if (j) {
+        e->first = j->next;
+        if (!e->first) e->last = NULL;
+        e->waiting--;
+        e->running++;
+    }
+    pthread_mutex_unlock(&e->lock);
+    return j;
+}
+
+/* The free slot that has most of the prompt already; the first one if none has much. NULL: all are busy. */
+static slot *choose_slot(serve_engine *e, const serve_job *j) {
+    slot *best = NULL;
+    int64_t most = LEAST_SHARED - 1;
+    for (int i = 0; i < e->count; i++) {
+        slot *s = &e->slots[i];
+        if (s->job) continue;
+        int64_t shared = tn_llm_common_prefix(s->model, j->prompt.data, (int64_t)j->prompt.count);
+        if (!best || shared > most) best = s;
+        if (shared > most) most = shared;
+    }
+    return best;
+}
+
+static bool slot_is_free(const serve_engine *e) {
+    for (int i = 0; i < e->count; i++)
+        if (!e->slots[i].job) return true;
+    return false;
+}
+
+static void begin_job(serve_engine *e, slot *s, serve_job *j) {
+    answer *a = &j->answer;
+    s->job = j;
+    s->drawing = false;
+    a->model = s->model;
+    a->keep = s->at = tn_llm_common_prefix(s->model, j->prompt.data, (int64_t)j->prompt.count);
+    tn_status status = tn_llm_rewind(s->model, s->at);
+    for (size_t i = 0; i < j->prompt.count; i++)
+        tn_sampler_accept(a->sampler, j->prompt.data[i]);
+    if (status == TN_OK) status = answer_begin(a);
+    metrics_add(COUNT_CACHED_TOKENS, s->at);
+    if (status != TN_OK) fail_slot(e, s, status);
+}
+
+/* Whether the job was not worth beginning; then it has ended. */
+static bool drop_job(serve_engine *e, serve_job *j) {
+    bool late = cli_now() > j->deadline, gone = atomic_load(&j->gone) || http_gone(j);
+    if (!e->stopping && !late && !gone) return false;
+    if (e->stopping)
+        serve_refuse(&j->fault, 503, "stopping", NULL, "the server stops");
+    else if (late)
+        serve_refuse(&j->fault, 503, "timeout", NULL,
+                     "the request waited for %d s without being computed; try again "
+                     "later",
+                     (int)e->server->timeout);
+    if (gone) metrics_add(COUNT_DISCONNECTS, 1);
+    pthread_mutex_lock(&e->lock);
+    e->running--;
+    pthread_mutex_unlock(&e->lock);
+    end_job(j);
+    return true;
+}
+
+static void take_jobs(serve_engine *e) {
+    while (slot_is_free(e) || e->stopping) {
+        serve_job *j = next_job(e);
+        if (!j) return;
+        if (!drop_job(e, j)) begin_job(e, choose_slot(e, j), j);
+    }
+}
+
+/* ---- clients that went away, time limits ------------------------------------------------------------------------- */
+
+static void check_waiting(serve_engine *e) {
+    pthread_mutex_lock(&e->lock);
+    for (serve_job *j = e->first; j; j = j->next)
+        if (http_gone(j)) atomic_store(&j->gone, true); /* dropped when its turn comes */
+    pthread_mutex_unlock(&e->lock);
+}
+
+static size_t unsent_bytes(serve_job *j) {
+    pthread_mutex_lock(&j->lock);
+    size_t n = j->output.size - j->taken;
+    pthread_mutex_unlock(&j->lock);
+    return n;
+}
+
+static void check_running(serve_engine *e, double now) {
+    for (int i = 0; i < e->count; i++) {
+        slot *s = &e->slots[i];
+        if (!s->job) continue;
+        serve_job *j = s->job;
+        if (atomic_load(&j->gone) || http_gone(j) || unsent_bytes(j) > MOST_UNSENT) {
+            metrics_add(COUNT_DISCONNECTS, 1);
+            atomic_store(&j->gone, true);
+            free_slot(e, s);
+            end_job(j);
+        } else if (now > j->deadline || (e->stopping && now > e->cut_at)) {
+            metrics_add(COUNT_CUT, 1);
+            j->answer.stopped = "length";
+            finish_slot(e, s);
+        }
+    }
+}
+
+static void look_for_clients(serve_engine *e) {
+    double now = cli_now();
+    if (now - e->looked < LOOK_AFTER_SECONDS) return;
+    e->looked = now;
+    check_waiting(e);
+    check_running(e, now);
+}
+
+/* ---- computing --------------------------------------------------------------------------------------------------- */
+
+static void draw(serve_engine *e, slot *s, const float *logits) {
+    serve_job *j = s->job;
+    size_t before = j->answer.ids.count;
+    tn_status status = answer_draw(&j->answer, logits);
+    metrics_add(COUNT_TOKENS, (int64_t)(j->answer.ids.count - before));
+    if (before == 0) metrics_time(TIME_FIRST_TOKEN, cli_now() - j->arrived);
+    if (status == TN_OK && !answer_continues(&j->answer)) {
+        finish_slot(e, s);
+        return;
+    }
+    if (status == TN_OK && j->stream) {
+        status = reply_chunk(j, e->server);
+        http_wake(j);
+    }
+    if (status != TN_OK) fail_slot(e, s, status);
+}
+
+/* Returns how many tokens were computed. */
+static int64_t compute_piece(serve_engine *e, slot *s, int64_t most) {
+    serve_job *j = s->job;
+    const float *logits = NULL;
+    int64_t count = (int64_t)j->prompt.count, n = count - s->at < most ? count - s->at : most;
+    double start = cli_now();
+    tn_status status = tn_llm_prompt(s->model, j->prompt.data + s->at, n, &logits);
+    metrics_time(TIME_PROMPTS, cli_now() - start);
+    if (status != TN_OK) {
+        fail_slot(e, s, status);
+        return n;
+    }
+    metrics_add(COUNT_PROMPT_TOKENS, n);
+    s->at += n;
+    s->drawing = s->at == count;
+    if (s->drawing) draw(e, s, logits);
+    return n;
+}
+
+/* The oldest requests first. */
+static void compute_prompts(serve_engine *e) {
+    int64_t left = PROMPT_TOKENS;
+    while (left > 0) {
+        slot *oldest = NULL;
+        for (int i = 0; i < e->count; i++) {
+            slot *s = &e->slots[i];
+            if (s->job && !s->drawing && (!oldest || s->job->arrived < oldest->job->arrived)) oldest = s;
+        }
+        if (!oldest) return;
+        left -= compute_piece(e, oldest, left);
+    }
+}
+
+static int32_t last_token(const slot *s) { return s->job->answer.ids.data[s->job->answer.ids.count - 1]; }
+
+static void step_alone(serve_engine *e, slot *s) {
+    const float *logits;
+    double start = cli_now();
+    tn_status status = tn_llm_step(s->model, last_token(s), &logits);
+    metrics_time(TIME_STEPS, cli_now() - start);
+    metrics_add(COUNT_STEPS, 1);
+    metrics_add(COUNT_STEP_ROWS, 1);
+    s->job->answer.steps++;
+    if (status != TN_OK)
+        fail_slot(e, s, status);
+    else
+        draw(e, s, logits);
+}
+
+static int batch_size(const serve_engine *e, int index) {
+    return batch_sizes[index] < e->count ? batch_sizes[index] : e->count;
+}
+
+/* The batch of the first conversations that has them all. */
+static tn_status find_batch(serve_engine *e, int highest, int *index) {
+    tn_llm *models[SERVE_MOST_PARALLEL];
+    *index = 0;
+    while (batch_sizes[*index] <= highest)
+        ++*index;
+    if (e->batches[*index]) return TN_OK;
+    int count = batch_size(e, *index);
+    for (int i = 0; i < count; i++)
+        models[i] = e->slots[i].model;
+    return tn_llm_batch_new(models, count, &e->batches[*index]);
+}
+
+static void step_together(serve_engine *e, int highest, int active) {
+    const float *logits = NULL;
+    int index;
+    double start = cli_now();
+    tn_status status = find_batch(e, highest, &index);
+    int count = batch_size(e, index);
+    for (int i = 0; i < count; i++)
+        e->ids[i] = e->slots[i].job && e->slots[i].drawing ? last_token(&e->slots[i]) : -1;
+    if (status == TN_OK) status = tn_llm_batch_step(e->batches[index], e->ids, &logits);
+    metrics_time(TIME_STEPS, cli_now() - start);
+    metrics_add(COUNT_STEPS, 1);
+    metrics_add(COUNT_STEP_ROWS, active);
+    for (int i = 0; i < count; i++) {
+        slot *s = &e->slots[i];
+        if (e->ids[i] < 0) continue;
+        s->job->answer.steps++;
+        if (status != TN_OK)
+            fail_slot(e, s, status);
+        else
+            draw(e, s, logits + (int64_t)i * e->server->facts.vocabulary);
+    }
+}
+
+static void compute_tokens(serve_engine *e) {
+    int active = 0, highest = 0;
+    for (int i = 0; i < e->count; i++) {
+        if (!e->slots[i].job || !e->slots[i].drawing) continue;
+        active++;
+        highest = i;
+    }
+    if (active == 0) return;
+    if (active == 1 || active * 4 <= highest) { /* a batch costs about a quarter of a token for each conversation */
+        for (int i = 0; i <= highest; i++)
+            if (e->slots[i].job && e->slots[i].drawing) step_alone(e, &e->slots[i]);
+        return;
+    }
+    step_together(e, highest, active);
+}
+
+/* ---- the thread -------------------------------------------------------------------------------------------------- */
+
+/* Waits until there is work. false: there will be none. */
+static bool wait_for_work(serve_engine *e) {
+    pthread_mutex_lock(&e->lock);
+    while (!e->first && e->running == 0 && !e->stopping)
+        pthread_cond_wait(&e->news, &e->lock);
+    bool work = e->first || e->running > 0;
+    pthread_mutex_unlock(&e->lock);
+    return work;
+}
+
+static void *run_engine(void *ctx) {
+    serve_engine *e = ctx;
+    tn_set_current_device(e->server->device);
+    while (wait_for_work(e)) {
+        take_jobs(e);
+        look_for_clients(e);
+        compute_prompts(e);
+        compute_tokens(e);
+    }
+    tn_set_current_device(NULL);
+    return NULL;
+}
+
+static tn_status make_conversations(serve_engine *e, server *s) {
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.context = s->context;
+    o.cache = s->cache;
+    o.device = s->device;
+    e->slots[e->count++].model = s->model;
+    while (e->count < s->parallel) {
+        tn_status status = tn_llm_new_conversation(s->model, &o, &e->slots[e->count].model);
+        if (status != TN_OK)
+            return tn_backend_fail(status, "sequence %d of %d: %s; use a smaller --parallel or --context", e->count + 1,
+                                   (int)s->parallel, tn_error());
+        e->count++;
+    }
+    return tn_llm_prepare(s->model);
+}
+
+tn_status engine_start(server *s) {
+    serve_engine *e = calloc(1, sizeof *e);
+    if (!e) return tn_backend_fail(TN_ERR_MEMORY, "engine: out of memory");
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->news, NULL);
+    e->server = s;
+    s->engine = e;
+    tn_status status = make_conversations(e, s);
+    if (status != TN_OK) return status;
+    e->started = pthread_create(&e->thread, NULL, run_engine, e) == 0;
+    return e->started ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "engine: no thread could be started");
+}
+
+void engine_stop(serve_engine *e, double seconds) {
+    if (!e || !e->started) return;
+    pthread_mutex_lock(&e->lock);
+    e->cut_at = cli_now() + seconds;
+    e->stopping = true;
+    pthread_cond_signal(&e->news);
+    pthread_mutex_unlock(&e->lock);
+    pthread_join(e->thread, NULL);
+    e->started = false;
+}
+
+void engine_free(serve_engine *e) {
+    if (!e) return;
+    for (int i = 0; i < BATCHES; i++)
+        tn_llm_batch_free(e->batches[i]);
+    for (int i = 1; i < e->count; i++) /* the first is the server's model */
+        tn_llm_close(e->slots[i].model);
+    pthread_mutex_destroy(&e->lock);
+    pthread_cond_destroy(&e->news);
+    free(e);
+}

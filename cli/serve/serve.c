@@ -1,0 +1,249 @@
+/* serve.c — `trunnion serve`: a language model behind OpenAI's HTTP interface. Options, start and end. */
+#include <inttypes.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cli/serve/serve.h"
+
+#include "cli/commands.h"
+#include "trunnion/backend.h"
+#include "trunnion/text.h"
+
+enum {
+    OPT_EMBED = 256,
+    OPT_HOST,
+    OPT_PORT,
+    OPT_KEY,
+    OPT_ALIAS,
+    OPT_PARALLEL,
+    OPT_CONTEXT,
+    OPT_CACHE,
+    OPT_QUEUE,
+    OPT_BODY,
+    OPT_TIMEOUT,
+    OPT_GRACE
+};
+
+static int run_serve(int argc, char **argv);
+
+const cli_command cli_serve = {
+    .name = "serve",
+    .summary = "serve a language model over HTTP, with OpenAI's interface",
+    .usage = "serve -m MODEL [options]",
+    .help = "  -m, --model MODEL     a GGUF file, or a Hugging Face model folder\n"
+            "      --embed FOLDER    an encoder's folder, for /v1/embeddings; -m may then be left out\n"
+            "      --host HOST       address to listen at (default 127.0.0.1: this machine only)\n"
+            "      --port N          port (default 8080); 0: any free one\n"
+            "      --api-key KEY     the key that clients have to send; default: the environment's\n"
+            "                        TRUNNION_API_KEY, else none\n"
+            "      --alias NAME      the model's name in the interface (default: its file's name)\n"
+            "      --parallel N      requests that are computed at once, 1 to 64 (default 4); each\n"
+            "                        has a key/value cache of its own\n"
+            "      --context N       tokens of a prompt and its answer (default: the model's, at most 4096)\n"
+            "      --cache TYPE      type of the key/value cache: f16, bf16 or f32 (default f16)\n"
+            "      --queue N         requests that may wait; more get code 503 (default 64)\n"
+            "      --max-body SIZE   longest body of a request (default 4M)\n"
+            "      --timeout N       seconds after which an answer is cut (default 600)\n"
+            "      --grace N         seconds that running answers have to end after Ctrl-C or SIGTERM\n"
+            "                        (default 30)\n" CLI_SAMPLING_HELP
+            "      --seed N          seed of requests without one (default: a random one each)\n"
+            "      --json            once it listens: url, host, port, model, embedding_model, context, parallel\n"
+            "  -v, --verbose         a line on standard error for each request\n"
+            "\n"
+            "The options of sampling are what requests leave open. Interface: /v1/chat/completions,\n"
+            "/v1/completions, /v1/embeddings, /v1/models, /health, /metrics (Prometheus), and a page\n"
+            "to chat at /. Beyond OpenAI's fields requests may have top_k, min_p, repeat_penalty and\n"
+            "grammar (GBNF). Without --api-key, everyone who can reach the address can use the model.\n"
+            "To try it: curl http://127.0.0.1:8080/v1/completions -d '{\"prompt\": \"Once upon a time\"}'\n"
+            "\n"
+            "examples:\n"
+            "  trunnion serve -m model.gguf\n"
+            "  trunnion serve -m model.gguf --host 0.0.0.0 --parallel 16 --context 1024 --api-key secret\n",
+    .accepts = CLI_ALL,
+    .run = run_serve,
+};
+
+static const struct option options[] = {
+    {"model", required_argument, NULL, 'm'},
+    {"embed", required_argument, NULL, OPT_EMBED},
+    {"host", required_argument, NULL, OPT_HOST},
+    {"port", required_argument, NULL, OPT_PORT},
+    {"api-key", required_argument, NULL, OPT_KEY},
+    {"alias", required_argument, NULL, OPT_ALIAS},
+    {"parallel", required_argument, NULL, OPT_PARALLEL},
+    {"context", required_argument, NULL, OPT_CONTEXT},
+    {"cache", required_argument, NULL, OPT_CACHE},
+    {"queue", required_argument, NULL, OPT_QUEUE},
+    {"max-body", required_argument, NULL, OPT_BODY},
+    {"timeout", required_argument, NULL, OPT_TIMEOUT},
+    {"grace", required_argument, NULL, OPT_GRACE},
+    {0},
+};
+
+static bool take_serve_option(void *ctx, int val, const char *arg) {
+    server *s = ctx;
+    if (val >= CLI_SAMPLING_VALUES) return cli_sampling_take(&s->sampling, val, arg);
+    switch (val) {
+    case 'm': s->path = arg; return *arg != 0;
+    case OPT_EMBED: s->embed_path = arg; return *arg != 0;
+    case OPT_HOST: s->host = arg; return *arg != 0;
+    case OPT_PORT: return cli_parse_int(arg, 0, 65535, &s->port);
+    case OPT_KEY: s->key = arg; return *arg != 0;
+    case OPT_ALIAS: s->alias = arg; return *arg != 0;
+    case OPT_PARALLEL: return cli_parse_int(arg, 1, SERVE_MOST_PARALLEL, &s->parallel);
+    case OPT_CONTEXT: return cli_parse_int(arg, 1, INT32_MAX, &s->context);
+    case OPT_CACHE: return cli_take_cache(arg, &s->cache);
+    case OPT_QUEUE: return cli_parse_int(arg, 0, 1 << 20, &s->queue);
+    case OPT_BODY: return cli_parse_bytes(arg, &s->body_bytes) && s->body_bytes > 0 && s->body_bytes <= 64 << 20;
+    case OPT_TIMEOUT: return cli_parse_int(arg, 1, 1 << 20, &s->timeout);
+    default: return cli_parse_int(arg, 0, 1 << 20, &s->grace);
+    }
+}
+
+/* ---- start ------------------------------------------------------------------------------------------------------- */
+
+/* A file's name without its ending, or a folder's. */
+static void name_model(const char *path, char *out, size_t size) {
+    size_t end = strlen(path);
+    while (end > 1 && path[end - 1] == '/')
+        end--;
+    size_t begin = end;
+    while (begin > 0 && path[begin - 1] != '/')
+        begin--;
+    size_t n = end - begin < size - 1 ? end - begin : size - 1;
+    memcpy(out, path + begin, n);
+    out[n] = 0;
+    if (n > 5 && strcmp(out + n - 5, ".gguf") == 0) out[n - 5] = 0;
+}
+
+static size_t longest_token(const tn_tokenizer *t) {
+    size_t longest = 1, size = 0;
+    for (int32_t id = 0; id < tn_tokenizer_count(t); id++)
+        if (tn_tokenizer_spelling(t, id, &size) && size > longest) longest = size;
+    return longest;
+}
+
+static tn_status load_model(server *s) {
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.context = s->context;
+    o.cache = s->cache;
+    o.device = s->device;
+    s->facts.struct_size = sizeof s->facts;
+    tn_status status = tn_llm_open(s->path, &o, &s->model);
+    if (status == TN_OK) status = tn_llm_get_facts(s->model, &s->facts);
+    if (status == TN_OK) status = vocabulary_open(&s->words, s->path, &s->facts);
+    if (status != TN_OK) return status;
+    name_model(s->path, s->name, sizeof s->name);
+    if (s->alias) snprintf(s->name, sizeof s->name, "%s", s->alias);
+    s->longest_token = longest_token(s->words.tokenizer);
+    return engine_start(s);
+}
+
+static tn_status load_encoder(server *s) {
+    tn_embedder_options o = TN_EMBEDDER_DEFAULTS;
+    o.device = s->device;
+    s->encoder_facts.struct_size = sizeof s->encoder_facts;
+    tn_status status = tn_embedder_open(s->embed_path, &o, &s->encoder);
+    if (status == TN_OK) status = tn_embedder_get_facts(s->encoder, &s->encoder_facts);
+    if (status == TN_OK) status = tn_tokenizer_open(s->embed_path, &s->encoder_words);
+    if (status != TN_OK) return status;
+    name_model(s->embed_path, s->embed_name, sizeof s->embed_name);
+    return embedder_start(s);
+}
+
+/* "[::1]": an address of IPv6 in a URL. */
+static void tell_address(const server *s, int port) {
+    char url[300];
+    bool six = strchr(s->host, ':');
+    snprintf(url, sizeof url, "http://%s%s%s:%d", six ? "[" : "", s->host, six ? "]" : "", port);
+    if (!s->common.json) {
+        cli_print(stderr, "%s%s%s: listening at %s; Ctrl-C stops\n", s->name, *s->name && *s->embed_name ? ", " : "",
+                  s->embed_name, url);
+        return;
+    }
+    cli_json j = {.out = stdout};
+    cli_json_object(&j, NULL);
+    cli_json_string(&j, "url", url);
+    cli_json_string(&j, "host", s->host);
+    cli_json_int(&j, "port", port);
+    cli_json_string(&j, "model", s->model ? s->name : NULL);
+    cli_json_string(&j, "embedding_model", s->encoder ? s->embed_name : NULL);
+    cli_json_int(&j, "context", s->facts.context);
+    cli_json_int(&j, "parallel", s->parallel);
+    cli_json_end(&j, '}');
+    fflush(stdout);
+}
+
+/* ---- end --------------------------------------------------------------------------------------------------------- */
+
+static void stop_server(server *s, serve_http *h) {
+    cli_print(stderr, "trunnion: %s: running answers have %d s to end\n", cli_stop_signal(), (int)s->grace);
+    http_quiesce(h);
+    engine_stop(s->engine, (double)s->grace);
+    embedder_stop(s->embedder);
+    s->embedder = NULL;
+    /* What is computed has to be read, too: clients get a moment. */
+    (void)poll(NULL, 0, 200);
+}
+
+static void close_server(server *s, serve_http *h) {
+    engine_stop(s->engine, 0);
+    embedder_stop(s->embedder);
+    http_stop(h);
+    engine_free(s->engine);
+    tn_llm_close(s->model);
+    vocabulary_close(&s->words);
+    tn_embedder_close(s->encoder);
+    tn_tokenizer_free(s->encoder_words);
+    tn_set_current_device(NULL);
+    tn_device_close(s->device);
+}
+
+static int serve(server *s) {
+    int code = CLI_OK, port = 0;
+    serve_http *h = NULL;
+    cli_return_memory();
+    s->device = cli_open_device(&s->common, &code);
+    if (!s->device) return code;
+    s->started = (int64_t)time(NULL);
+    tn_status status = s->path ? load_model(s) : TN_OK;
+    if (status == TN_OK && s->embed_path) status = load_encoder(s);
+    cli_show_compiling(false);
+    cli_stop_begin();
+    if (status == TN_OK && !cli_stopped()) status = http_start(s, &h, &port);
+    if (status == TN_OK && !cli_stopped()) {
+        tell_address(s, port);
+        while (!cli_stopped())
+            (void)poll(NULL, 0, 100);
+        stop_server(s, h);
+    }
+    code = status != TN_OK ? cli_failed() : CLI_OK;
+    close_server(s, h);
+    return code;
+}
+
+static int run_serve(int argc, char **argv) {
+    server s = {.host = "127.0.0.1",
+                .port = 8080,
+                .parallel = 4,
+                .queue = 64,
+                .body_bytes = 4 << 20,
+                .timeout = 600,
+                .grace = 30,
+                .key = getenv("TRUNNION_API_KEY")};
+    struct option all[CLI_OPTIONS_MOST];
+    char found[CLI_PATH];
+    int status;
+    cli_sampling_begin(&s.sampling);
+    cli_sampling_options(options, all);
+    int at = cli_parse(&cli_serve, argc, argv, &s.common, all, "m:", take_serve_option, &s, &status);
+    if (at < 0) return status;
+    if (at < argc) return cli_wrong_usage(&cli_serve, "unexpected argument \"%s\"", argv[at]);
+    if (!s.path && !s.embed_path)
+        return cli_wrong_usage(&cli_serve, "missing model: pass its GGUF file or folder with -m");
+    if (s.key && !*s.key) s.key = NULL;
+    if (s.path && !cli_find_model(&s.path, found)) return CLI_FAILED;
+    return serve(&s);
+}

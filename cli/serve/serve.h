@@ -1,0 +1,188 @@
+/* serve.h — what the files of `trunnion serve` share: a request's job on its way through the server.
+ *
+ * http.c takes a request and has it read (request.c) into a job. The job waits in a queue for one of two threads: the
+ * engine (engine.c), which computes the texts of all running jobs together, or the embedder's (embeddings.c). What is
+ * computed becomes JSON (reply.c) in the job's output, from where http.c sends it. A job is held by its connection and
+ * by its thread; it is freed when both have released it. */
+#ifndef TRUNNION_CLI_SERVE_H
+#define TRUNNION_CLI_SERVE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "cli/text/answer.h"
+#include "cli/text/conversation.h"
+#include "cli/text/language.h"
+#include "cli/text/sampling.h"
+#include "trunnion/embed.h"
+#include "trunnion/llm.h"
+#include "trunnion/text.h"
+
+/* An error as OpenAI's interface has it: a code of HTTP, and the fields of its object. */
+typedef struct serve_fault {
+    int code;         /* 0: none */
+    const char *type; /* "invalid_request_error" */
+    const char *kind; /* the object's "code"; NULL: null */
+    char param[48];   /* the field of the request; "": none */
+    char text[512];
+} serve_fault;
+
+/* Fills the fault and returns false. param may be NULL. */
+bool serve_refuse(serve_fault *f, int code, const char *kind, const char *param, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+/* The same for a failure of the library, whose text is tn_error(), while a request was read: it is wrong (400), or … */
+bool serve_refuse_failed(serve_fault *f, tn_status status, const char *param);
+/* … there is no memory (503). Another failure of computing is ours (500). */
+bool serve_refuse_lack(serve_fault *f, tn_status status);
+
+typedef enum serve_kind { SERVE_CHAT, SERVE_COMPLETION, SERVE_EMBEDDING, SERVE_KINDS } serve_kind;
+
+typedef struct serve_job {
+    atomic_int users;
+    serve_kind kind;
+    char id[32];
+    int64_t created;          /* seconds since 1970 */
+    double arrived, deadline; /* cli_now */
+    bool stream, usage;       /* usage: a last chunk of a stream has the counts */
+    const char *model;        /* its name in answers */
+    struct serve_job *next;   /* in a queue */
+
+    /* a text */
+    tn_ids prompt;
+    answer answer; /* its sampler, stop strings and grammar state belong to the job */
+    tn_grammar *grammar;
+    size_t sent_text, sent_ids; /* of the answer, in a stream */
+    bool streamed;              /* a chunk was written */
+
+    /* embeddings */
+    tn_ids texts; /* of all texts, one behind the other */
+    int64_t *lengths, count;
+    bool base64;
+    float *vectors; /* [count, width] */
+    int64_t width;
+
+    /* what the connection and the thread share */
+    pthread_mutex_t lock;
+    void *connection; /* to be resumed when there is output, if `suspended` */
+    int socket;
+    bool suspended, done;
+    atomic_bool gone; /* nobody waits for the answer any more */
+    tn_bytes output;
+    size_t taken; /* bytes of the output that were sent */
+    serve_fault fault;
+} serve_job;
+
+serve_job *job_new(serve_kind kind);
+void job_release(serve_job *j); /* NULL is allowed */
+
+/* ---- metrics (metrics.c) ----------------------------------------------------------------------------------------- */
+
+typedef enum serve_counter {
+    COUNT_PROMPT_TOKENS,
+    COUNT_CACHED_TOKENS,
+    COUNT_TOKENS,
+    COUNT_STEPS,
+    COUNT_STEP_ROWS,
+    COUNT_DISCONNECTS,
+    COUNT_REFUSED,
+    COUNT_CUT,
+    SERVE_COUNTERS
+} serve_counter;
+typedef enum serve_histogram {
+    TIME_FIRST_TOKEN,
+    TIME_REQUEST,
+    TIME_PROMPTS,
+    TIME_STEPS,
+    SERVE_HISTOGRAMS
+} serve_histogram;
+
+void metrics_add(serve_counter c, int64_t n);
+void metrics_time(serve_histogram h, double seconds);
+void metrics_answered(int code); /* a request got this code of HTTP */
+/* Appends all of them in Prometheus' text format, with the gauges given. */
+typedef struct serve_gauges {
+    int running, waiting, slots;
+} serve_gauges;
+tn_status metrics_write(const serve_gauges *g, tn_bytes *out);
+
+/* ---- the server -------------------------------------------------------------------------------------------------- */
+
+typedef struct serve_engine serve_engine;
+typedef struct serve_embedder serve_embedder;
+
+typedef struct server {
+    cli_options common;
+    const char *path, *embed_path, *host, *alias;
+    const char *key; /* NULL: none is asked for */
+    int64_t port, parallel, context, queue, body_bytes, timeout, grace;
+    tn_llm_cache cache;
+    cli_sampling sampling; /* what requests leave open */
+    char name[128], embed_name[128];
+    int64_t started; /* seconds since 1970 */
+
+    tn_device *device;
+    tn_llm *model; /* NULL: embeddings only */
+    vocabulary words;
+    tn_llm_facts facts;
+    size_t longest_token; /* bytes */
+    serve_engine *engine;
+
+    tn_embedder *encoder; /* NULL: no embeddings */
+    tn_tokenizer *encoder_words;
+    tn_embedder_facts encoder_facts;
+    serve_embedder *embedder;
+} server;
+
+/* ---- request.c --------------------------------------------------------------------------------------------------- */
+
+/* Reads a request's body into the job. false: j->fault says why. */
+bool request_read(const server *s, const char *body, size_t size, serve_job *j);
+
+/* ---- reply.c ----------------------------------------------------------------------------------------------------- */
+
+/* Append to the job's output: the next piece of a stream, if there is something new; the end of a stream; all of an
+ * answer. One thread; the output is locked within. */
+tn_status reply_chunk(serve_job *j, const server *s);
+tn_status reply_end(serve_job *j, const server *s);
+tn_status reply_embeddings(serve_job *j, const server *s);
+/* An error's object, and in a stream as an event. */
+tn_status reply_fault(const serve_fault *f, bool event, tn_bytes *out);
+tn_status reply_models(const server *s, const char *name, tn_bytes *out);
+
+/* ---- engine.c ---------------------------------------------------------------------------------------------------- */
+
+enum { SERVE_MOST_PARALLEL = TN_LLM_BATCH };
+
+/* Makes the conversations and starts the thread. */
+tn_status engine_start(server *s);
+/* Takes over a reference to the job. false: the queue is full or the server stops, j->fault says so. */
+bool engine_submit(serve_engine *e, serve_job *j);
+/* Takes no further jobs. Those that wait are refused; those that run may end until the time is over, then they are cut.
+ * Returns when the thread has ended. */
+void engine_stop(serve_engine *e, double seconds);
+void engine_free(serve_engine *e); /* NULL is allowed */
+serve_gauges engine_gauges(serve_engine *e);
+
+/* ---- embeddings.c ------------------------------------------------------------------------------------------------ */
+
+tn_status embedder_start(server *s);
+bool embedder_submit(serve_embedder *e, serve_job *j);
+void embedder_stop(serve_embedder *e); /* ends when the job that it works on has ended; NULL is allowed */
+
+/* ---- http.c ------------------------------------------------------------------------------------------------------ */
+
+typedef struct serve_http serve_http;
+/* Listens. The failure says which address, and why. *port: the one in use. */
+tn_status http_start(server *s, serve_http **out, int *port);
+void http_quiesce(serve_http *h); /* takes no further connections */
+void http_stop(serve_http *h);    /* NULL is allowed */
+
+/* Job threads: there is output, or the end. */
+void http_wake(serve_job *j);
+void http_done(serve_job *j);
+/* The client has closed the connection; also when nothing was sent to it. */
+bool http_gone(serve_job *j);
+
+extern const char serve_page[]; /* page.c: the chat page */
+
+#endif
