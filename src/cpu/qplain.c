@@ -109,22 +109,24 @@ static void round_blocks(const float *x, int count, const tn_qformat *f, uint8_t
 
 /* ---- halves ------------------------------------------------------------------------------------------------------ */
 
-#define HALF_KERNELS(name, brain)                                                                          \
-    static void name##_full(const half_tile *t) { multiply_half(t, TILE, 2, brain); }                      \
-    static void name##_third(const half_tile *t) { multiply_half(t, TILE / 3, 2, brain); }                 \
-    static void name##_one(const half_tile *t) { multiply_half(t, 1, 2, brain); }                          \
-    static void name##_full_last(const half_tile *t) { multiply_half(t, TILE, HALF_LAST, brain); }         \
-    static void name##_third_last(const half_tile *t) { multiply_half(t, TILE / 3, HALF_LAST, brain); }    \
-    static void name##_one_last(const half_tile *t) { multiply_half(t, 1, HALF_LAST, brain); }             \
-    static void name##_row(const uint8_t *weights, int64_t group, int64_t k, const float *x, float *c) {   \
-        multiply_half_row(weights, group, 1, k, x, c, brain);                                              \
-    }                                                                                                      \
-    static void name##_rows(const uint8_t *weights, int64_t group, int64_t k, const float *x, float *c) {  \
-        multiply_half_row(weights, group, HALF_GROUPS, k, x, c, brain);                                    \
-    }                                                                                                      \
-    static const half_set name##_kernels = {                                                               \
-        {{name##_full, name##_third, name##_one}, {name##_full_last, name##_third_last, name##_one_last}}, \
-        {name##_row, name##_rows}};
+#define HALF_KERNELS(name, brain)                                                                                      \
+    static void name##_full(const half_tile *t) { multiply_half(t, TILE, 2, brain); }                                  \
+    static void name##_two(const half_tile *t) { multiply_half(t, 2 * TILE / 3, 2, brain); }                           \
+    static void name##_third(const half_tile *t) { multiply_half(t, TILE / 3, 2, brain); }                             \
+    static void name##_one(const half_tile *t) { multiply_half(t, 1, 2, brain); }                                      \
+    static void name##_full_last(const half_tile *t) { multiply_half(t, TILE, HALF_LAST, brain); }                     \
+    static void name##_two_last(const half_tile *t) { multiply_half(t, 2 * TILE / 3, HALF_LAST, brain); }              \
+    static void name##_third_last(const half_tile *t) { multiply_half(t, TILE / 3, HALF_LAST, brain); }                \
+    static void name##_one_last(const half_tile *t) { multiply_half(t, 1, HALF_LAST, brain); }                         \
+    static void name##_row(const uint8_t *weights, int64_t group, int64_t k, const float *x, float *c) {               \
+        multiply_half_row(weights, group, 1, k, x, c, brain);                                                          \
+    }                                                                                                                  \
+    static void name##_rows(const uint8_t *weights, int64_t group, int64_t k, const float *x, float *c) {              \
+        multiply_half_row(weights, group, HALF_GROUPS, k, x, c, brain);                                                \
+    }                                                                                                                  \
+    static const half_set name##_kernels = {{{name##_full, name##_two, name##_third, name##_one},                      \
+                                             {name##_full_last, name##_two_last, name##_third_last, name##_one_last}}, \
+                                            {name##_row, name##_rows}};
 
 HALF_KERNELS(half, false)
 HALF_KERNELS(brain, true)
@@ -193,7 +195,7 @@ static void scales_to_panel(tn_qscales form, const uint8_t *from, const tn_qlayo
 /* ---- the set ----------------------------------------------------------------------------------------------------- */
 
 const qplain_set QPLAIN = {.tiles = &TILES,
-                           .heights = {TILE, TILE / 3, 1},
+                           .heights = {TILE, 2 * TILE / 3, TILE / 3, 1},
                            .round_at_once = ROUND_AT_ONCE,
                            .halves_at_once = HALF_AT_ONCE,
                            .round = round_blocks,

@@ -141,10 +141,12 @@ KERNEL void multiply_stripe(const stripe *p, tn_qbits bits, tn_qscales form, tn_
 
 /* ---- their instances --------------------------------------------------------------------------------------------- */
 
-#define PANEL_KERNELS(name, parts, has_minimum, wide)                                                   \
-    static void name##_full(const qtile *t) { multiply_panel(t, TILE, parts, has_minimum, wide); }      \
-    static void name##_third(const qtile *t) { multiply_panel(t, TILE / 3, parts, has_minimum, wide); } \
-    static void name##_one(const qtile *t) { multiply_panel(t, 1, parts, has_minimum, wide); }
+#define PANEL_KERNELS(name, parts, has_minimum, wide)                                                     \
+    static void name##_full(const qtile *t) { multiply_panel(t, TILE, parts, has_minimum, wide); }        \
+    static void name##_two(const qtile *t) { multiply_panel(t, 2 * TILE / 3, parts, has_minimum, wide); } \
+    static void name##_third(const qtile *t) { multiply_panel(t, TILE / 3, parts, has_minimum, wide); }   \
+    static void name##_one(const qtile *t) { multiply_panel(t, 1, parts, has_minimum, wide); }            \
+    static const panel_kernels name##_panels = {{name##_full, name##_two, name##_third, name##_one}};
 
 PANEL_KERNELS(plain, 1, false, false)
 PANEL_KERNELS(plain_wide, 1, false, true)
@@ -153,18 +155,10 @@ PANEL_KERNELS(parts, 2, false, false)
 PANEL_KERNELS(parts_wide, 2, false, true)
 PANEL_KERNELS(parts_with_minimum, 2, true, false)
 
-static const panel_kernels panels_plain = {{plain_full, plain_third, plain_one}};
-static const panel_kernels panels_wide = {{plain_wide_full, plain_wide_third, plain_wide_one}};
-static const panel_kernels panels_minimum = {{with_minimum_full, with_minimum_third, with_minimum_one}};
-static const panel_kernels panels_parts_wide = {{parts_wide_full, parts_wide_third, parts_wide_one}};
-static const panel_kernels panels_parts = {{parts_full, parts_third, parts_one}};
-static const panel_kernels panels_parts_minimum = {
-    {parts_with_minimum_full, parts_with_minimum_third, parts_with_minimum_one}};
-
 static const panel_kernels *kernels_of(const tn_qformat *f) {
-    if (f->bits == TN_QBITS_8) return f->parts == 2 ? &panels_parts_wide : &panels_wide;
-    if (f->parts == 2) return f->has_minimum ? &panels_parts_minimum : &panels_parts;
-    return f->has_minimum ? &panels_minimum : &panels_plain;
+    if (f->bits == TN_QBITS_8) return f->parts == 2 ? &parts_wide_panels : &plain_wide_panels;
+    if (f->parts == 2) return f->has_minimum ? &parts_with_minimum_panels : &parts_panels;
+    return f->has_minimum ? &with_minimum_panels : &plain_panels;
 }
 
 #define LAYOUT(low, high, scale, blocks) \

@@ -12,7 +12,7 @@ enum {
     QCHUNKS = TN_QBLOCK / 4,
     QLINE = 4 * TN_QROWS,    /* bytes of a chunk */
     QBITS = QCHUNKS * QLINE, /* bytes of a panel's block before its scales */
-    QHEIGHTS = 3,            /* heights of tiles */
+    QHEIGHTS = 4,            /* heights of tiles */
     ROUND_BLOCKS = 16,       /* of a row, rounded side by side at most */
     HALF_GROUPS = 4,         /* for one row of x with weights in half precision, side by side */
     QAHEAD = 5120            /* prefetch distance in bytes: over ten blocks, because memory is the limit */
