@@ -63,7 +63,8 @@ tn_status convert_rope_open(convert_folder *f);
 tn_status convert_rope_put(const convert_folder *f, tn_gguf_writer *w);
 bool convert_rope_is_table(const char *name);
 bool convert_rope_is_known(const tn_gguf *file, const char *architecture);
-void convert_rope_back(const tn_gguf *file, const char *architecture, int64_t context, cli_json *j);
+/* head: elements of a head. */
+void convert_rope_back(const tn_gguf *file, const char *architecture, int64_t context, int64_t head, cli_json *j);
 /* Experts (convert_experts.c), which count as tensors behind all others: how many tensors, and number i of them, whose
  * name is made at *name where there is none yet. */
 tn_status convert_experts_open(convert_folder *f, int64_t experts, int64_t layers);

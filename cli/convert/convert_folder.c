@@ -528,9 +528,6 @@ static tn_status put_sizes(const convert_folder *f, tn_gguf_writer *w) {
         int64_t inner = folder_number_of(f, "n_inner", 4 * folder_number_of(f, "n_embd", 0));
         return tn_gguf_put_int(w, folder_key_of(f, "feed_forward_length", key), TN_GGUF_U32, inner);
     }
-    int64_t head = folder_number_of(f, "head_dim", folder_number_of(f, "hidden_size", 0) / f->heads);
-    tn_status status = tn_gguf_put_int(w, folder_key_of(f, "rope.dimension_count", key), TN_GGUF_U32, head);
-    if (status != TN_OK) return status;
     return tn_gguf_put_int(w, folder_key_of(f, "attention.head_count_kv", key), TN_GGUF_U32, f->kv_heads);
 }
 

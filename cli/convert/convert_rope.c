@@ -88,10 +88,19 @@ static int64_t trained_of(const convert_folder *f) {
     return whole_of(rope_of(f), key, whole_of(tn_json_root(f->config), key, context_of(f)));
 }
 
-static int64_t half_of(const convert_folder *f) {
+static int64_t head_of(const convert_folder *f) {
     const tn_json *root = tn_json_root(f->config);
-    return whole_of(root, "head_dim", whole_of(root, "hidden_size", 0) / f->heads) / 2;
+    return whole_of(root, "head_dim", whole_of(root, "hidden_size", 0) / f->heads);
 }
+
+/* Elements of a head that rope rotates. */
+static int64_t rotated_of(const convert_folder *f) {
+    double part =
+        real_of(rope_of(f), "partial_rotary_factor", real_of(tn_json_root(f->config), "partial_rotary_factor", 1));
+    return part > 0 && part < 1 ? (int64_t)((double)head_of(f) * part) : head_of(f);
+}
+
+static int64_t half_of(const convert_folder *f) { return rotated_of(f) / 2; }
 
 static tn_status add_table(convert_folder *f, int which, const float *numbers, int64_t half) {
     f->table_names[f->table_count] = table_names[which];
@@ -197,6 +206,8 @@ tn_status convert_rope_put(const convert_folder *f, tn_gguf_writer *w) {
     char key[KEY];
     const char *type = rope_type_of(f);
     tn_status status = put_real(f, w, "freq_base", base_of(f));
+    if (status == TN_OK)
+        status = tn_gguf_put_int(w, rope_key_of(f->architecture, "dimension_count", key), TN_GGUF_U32, rotated_of(f));
     for (size_t i = 0; i < sizeof ways / sizeof *ways && status == TN_OK; i++) {
         if (strcmp(ways[i].type, type) != 0) continue;
         if (ways[i].named)
@@ -345,10 +356,12 @@ bool convert_rope_is_known(const tn_gguf *file, const char *architecture) {
     return yarn || linear || !has_key(&b, "scaling.type") || type_is(&b, "none");
 }
 
-void convert_rope_back(const tn_gguf *file, const char *architecture, int64_t context, cli_json *j) {
+void convert_rope_back(const tn_gguf *file, const char *architecture, int64_t context, int64_t head, cli_json *j) {
     rope_back b = {file, architecture, j};
     double base = key_real(&b, "freq_base", 10000), factor = key_real(&b, "scaling.factor", 1);
     cli_json_number(j, "rope_theta", base);
+    if (has_key(&b, "dimension_count") && head > 0 && key_whole(&b, "dimension_count", head) < head)
+        cli_json_number(j, "partial_rotary_factor", (double)key_whole(&b, "dimension_count", head) / (double)head);
     cli_json_object(j, "rope_scaling");
     if (!back_tables(&b, context) && !back_table(&b, base, context)) back_rule(&b, factor, context);
     cli_json_end(j, '}');

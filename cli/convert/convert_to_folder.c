@@ -195,7 +195,9 @@ static void put_gpt2(folder_writer *f) {
 static void put_llama_like(folder_writer *f, const char *type, int64_t window) {
     cli_json_int(&f->j, "num_key_value_heads", f->in->folder->kv_heads);
     cli_json_number(&f->j, "rms_norm_eps", to_folder_number_of(f, "attention.layer_norm_rms_epsilon", 1e-6));
-    convert_rope_back(f->file, f->architecture, to_folder_count_of(f, "context_length", 0), &f->j);
+    int64_t hidden = to_folder_count_of(f, "embedding_length", 0), heads = f->in->folder->heads;
+    int64_t head = to_folder_count_of(f, "attention.key_length", heads > 0 ? hidden / heads : 0);
+    convert_rope_back(f->file, f->architecture, to_folder_count_of(f, "context_length", 0), head, &f->j);
     bool gemma = strncmp(type, "gemma", 5) == 0, newer = convert_is_gemma(f->architecture);
     cli_json_string(&f->j, newer ? "hidden_activation" : "hidden_act", gemma ? "gelu_pytorch_tanh" : "silu");
     if (convert_is_gemma(f->architecture)) {

@@ -22,7 +22,8 @@ const cli_command cli_embed = {
     .help = "  -m, --model FOLDER    a Hugging Face folder: config.json, weights (safetensors, .bin), tokenizer.json\n"
             "  TEXT…                 texts, one embedding each; - reads standard input\n"
             "  -f, --file FILE       texts, one per line; - reads standard input\n"
-            "      --pooling P       mean, cls or max of the token embeddings (default: from the folder, else mean)\n"
+            "      --pooling P       mean, cls, max or last of the tokens (default: the folder's; else mean, or last\n"
+            "                        for models that see only earlier tokens)\n"
             "      --normalize       scale embeddings to length 1 (default: from the folder)\n"
             "      --no-normalize    do not scale embeddings\n"
             "      --ids             texts are token ids, separated by commas or spaces\n"
@@ -60,8 +61,8 @@ typedef struct work {
 } work;
 
 static bool take_pooling(const char *name, tn_pooling *out) {
-    static const char *const names[] = {"", "mean", "cls", "max"}; /* by tn_pooling */
-    for (int i = 1; i < 4; i++)
+    static const char *const names[] = {"", "mean", "cls", "max", "last"}; /* by tn_pooling */
+    for (int i = 1; i < 5; i++)
         if (strcmp(name, names[i]) == 0) *out = (tn_pooling)i;
     return *out != TN_POOLING_DEFAULT;
 }

@@ -1,5 +1,6 @@
-/* embed.h — sentence embeddings from encoders in Hugging Face folders (BERT, MiniLM, RoBERTa, DistilBERT): token ids
- * in, one vector per text out.
+/* embed.h — sentence embeddings from encoders in Hugging Face folders (BERT, MiniLM, RoBERTa, DistilBERT, MPNet,
+ * nomic-bert, GTE, ModernBERT, EuroBERT) and from language models (Qwen3-Embedding, EmbeddingGemma, …): token ids in,
+ * one vector per text out.
  *
  * Part of libtrunnion-text; it uses only libtrunnion's public interface. text.h converts texts to ids (TN_ENCODE_ENDS
  * adds the begin and end tokens that an encoder expects).
@@ -24,10 +25,11 @@ typedef struct tn_embedder tn_embedder;
 
 /* How the embeddings of a text's tokens are combined. */
 typedef enum tn_pooling {
-    TN_POOLING_DEFAULT = 0, /* from the folder (1_Pooling/config.json), else mean */
+    TN_POOLING_DEFAULT = 0, /* from the folder (1_Pooling/config.json), else mean; last for causal models */
     TN_POOLING_MEAN,        /* mean of all tokens */
     TN_POOLING_CLS,         /* the first token */
-    TN_POOLING_MAX          /* element-wise maximum */
+    TN_POOLING_MAX,         /* element-wise maximum */
+    TN_POOLING_LAST         /* the last token */
 } tn_pooling;
 
 typedef enum tn_embed_norm {
@@ -78,7 +80,7 @@ TN_API tn_status tn_embedder_run(tn_embedder *e, const int32_t *ids, const int64
 /* Writes the encoder with its pooling as an ONNX model (onnx.h): "input_ids" and "attention_mask" [batch, tokens] i64
  * (1 for tokens, 0 for padding) → "embedding" [batch, width] f32. Weights keep their names; the projections of queries,
  * keys and values are merged as "LAYER.qkv", the embeddings of positions and of token type 0 as "places.weight".
- * Errors: those of tn_onnx_export. */
+ * Errors: those of tn_onnx_export; TN_ERR_UNSUPPORTED for the families of llm.h. */
 TN_API tn_status tn_embedder_export_onnx(tn_embedder *e, const char *path);
 
 #ifdef __cplusplus

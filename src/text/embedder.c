@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "text/encoder.h"
+#include "text/llm_model.h"
 #include "trunnion/onnx.h"
 
 enum {
@@ -23,6 +24,7 @@ struct tn_embedder {
     tn_device *device;
     encoder_config config;
     encoder_weights weights;
+    tn_llm *reader; /* NULL, or the language model whose hidden states are pooled */
 };
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
@@ -51,7 +53,8 @@ static tn_status keep_embedder(tn_tensor *t, tn_tensor **out) {
 static tn_status take_pair(const tn_embedder *e, int64_t layer, int part, encoder_linear *out) {
     TN_SCOPE;
     tn_status status = keep_embedder(load_part(e, layer, part, ".weight"), &out->weight);
-    if (status == TN_OK) status = keep_embedder(load_part(e, layer, part, ".bias"), &out->bias);
+    bool bare = layer >= 0 && e->config.family->bare & 1u << part;
+    if (status == TN_OK && !bare) status = keep_embedder(load_part(e, layer, part, ".bias"), &out->bias);
     return status;
 }
 
@@ -64,13 +67,25 @@ static tn_status take_joined(const tn_embedder *e, int64_t layer, const char *en
 }
 
 static tn_status take_layer(const tn_embedder *e, int64_t layer, encoder_layer *l) {
-    TRY(take_joined(e, layer, ".weight", &l->qkv.weight));
-    TRY(take_joined(e, layer, ".bias", &l->qkv.bias));
+    if (e->config.family->parts[PART_QKV]) {
+        TRY(take_pair(e, layer, PART_QKV, &l->qkv));
+    } else {
+        TRY(take_joined(e, layer, ".weight", &l->qkv.weight));
+        TRY(take_joined(e, layer, ".bias", &l->qkv.bias));
+    }
+    if (e->config.family->parts[PART_GATE]) TRY(take_pair(e, layer, PART_GATE, &l->gate));
     TRY(take_pair(e, layer, PART_O, &l->out));
     TRY(take_pair(e, layer, PART_NORM1, &l->norm1));
     TRY(take_pair(e, layer, PART_UP, &l->up));
     TRY(take_pair(e, layer, PART_DOWN, &l->down));
     return take_pair(e, layer, PART_NORM2, &l->norm2);
+}
+
+/* Of rope: base^(-i / half), in steps that f32 can hold for any base. */
+static tn_tensor *frequencies_of(const encoder_config *c) {
+    int64_t half = c->hidden / c->heads / 2;
+    tn_tensor *steps = tn_arange(0, (double)half, 1, TN_F64);
+    return tn_cast(tn_exp(tn_mul_scalar(steps, -log(c->base) / (double)half)), TN_F32);
 }
 
 static tn_status take_tables(tn_embedder *e) {
@@ -79,9 +94,15 @@ static tn_status take_tables(tn_embedder *e) {
     {
         TN_SCOPE;
         status = keep_embedder(load_part(e, -1, TABLE_WORDS, ".weight"), &e->weights.words);
-        tn_tensor *places = tn_narrow(load_part(e, -1, TABLE_POSITIONS, ".weight"), 0, c->first_position, c->longest);
-        if (c->types > 0) places = tn_add(places, tn_select(load_part(e, -1, TABLE_TYPES, ".weight"), 0, 0));
-        if (status == TN_OK) status = keep_embedder(tn_contiguous(places), &e->weights.places);
+        tn_tensor *type = c->types > 0 ? tn_narrow(load_part(e, -1, TABLE_TYPES, ".weight"), 0, 0, 1) : NULL;
+        tn_tensor *places = type;
+        if (c->family->tables[TABLE_POSITIONS])
+            places = tn_narrow(load_part(e, -1, TABLE_POSITIONS, ".weight"), 0, c->first_position, c->longest);
+        if (type && places != type) places = tn_add(places, type);
+        if (status == TN_OK && places) status = keep_embedder(tn_contiguous(places), &e->weights.places);
+        if (status == TN_OK && c->buckets > 0)
+            status = keep_embedder(load_part(e, -1, TABLE_BUCKETS, ".weight"), &e->weights.buckets);
+        if (status == TN_OK && c->base > 0) status = keep_embedder(frequencies_of(c), &e->weights.frequencies);
     }
     return status == TN_OK ? take_pair(e, -1, TABLE_NORM, &e->weights.norm) : status;
 }
@@ -118,7 +139,7 @@ static void free_pair(const encoder_linear *l) {
 }
 
 static void free_layer(const encoder_layer *l) {
-    const encoder_linear *const all[] = {&l->qkv, &l->out, &l->norm1, &l->up, &l->down, &l->norm2};
+    const encoder_linear *const all[] = {&l->qkv, &l->out, &l->norm1, &l->up, &l->gate, &l->down, &l->norm2};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free_pair(all[i]);
 }
@@ -137,19 +158,48 @@ static tn_status leave_embedder(const tn_embedder *e, tn_device *before, tn_stat
     return status;
 }
 
+static bool is_language_model(const hf_folder *f) {
+    const char *type = tn_hf_text(f, "model_type", "");
+    return tn_json_get(f->config, "text_config") || tn_llm_find_family(type, strlen(type), false);
+}
+
+/* The sizes of the language model; pooling and what follows are the folder's. */
+static tn_status read_by_language_model(tn_embedder *e, const char *folder, const tn_embedder_options *options) {
+    encoder_config *c = &e->config;
+    TRY(tn_llm_open_reader(folder, e->device, &e->reader));
+    const llm_config *l = &e->reader->config;
+    c->layers = l->layers;
+    c->heads = l->heads;
+    c->hidden = l->size[SIZE_HIDDEN];
+    c->intermediate = l->size[SIZE_INTERMEDIATE];
+    c->vocabulary = l->size[SIZE_VOCABULARY];
+    c->longest = l->context;
+    c->parameters = l->parameters;
+    c->weights_bytes = l->weights_bytes;
+    c->pooling = l->bidirectional ? TN_POOLING_MEAN : TN_POOLING_LAST;
+    TRY(tn_encoder_modules(&e->folder, options, c));
+    tn_device *before = enter_embedder(e);
+    tn_status status = TN_OK;
+    for (int i = 0; i < c->dense_count && status == TN_OK; i++)
+        status = take_dense(e, &c->dense[i], &e->weights.dense[i]);
+    return leave_embedder(e, before, status);
+}
+
 static tn_status open_embedder(tn_embedder *e, const char *folder, const tn_embedder_options *options) {
     TRY(tn_hf_open(folder, &e->folder));
+    if (!tn_encoder_knows(tn_hf_text(&e->folder, "model_type", "")) && is_language_model(&e->folder))
+        return read_by_language_model(e, folder, options);
     TRY(tn_encoder_configure(&e->folder, options, &e->config));
     tn_device *before = enter_embedder(e);
     return leave_embedder(e, before, take_weights(e));
 }
 
 static tn_status check_options(const tn_embedder_options *o) {
-    if ((unsigned)o->pooling > TN_POOLING_MAX)
+    if ((unsigned)o->pooling > TN_POOLING_LAST)
         return tn_backend_fail(
             TN_ERR_ARGUMENT,
             "tn_embedder_open: pooling is %d; it must be one of TN_POOLING_DEFAULT, TN_POOLING_MEAN, "
-            "TN_POOLING_CLS, TN_POOLING_MAX",
+            "TN_POOLING_CLS, TN_POOLING_MAX, TN_POOLING_LAST",
             (int)o->pooling);
     if ((unsigned)o->norm > TN_EMBED_NORM_UNIT)
         return tn_backend_fail(
@@ -186,6 +236,9 @@ void tn_embedder_close(tn_embedder *e) {
     tn_txt_free(e->weights.layers);
     tn_free(e->weights.words);
     tn_free(e->weights.places);
+    tn_free(e->weights.buckets);
+    tn_free(e->weights.frequencies);
+    tn_llm_close(e->reader);
     free_pair(&e->weights.norm);
     for (int i = 0; i < e->config.dense_count; i++)
         free_pair(&e->weights.dense[i]);
@@ -198,27 +251,35 @@ tn_status tn_embedder_get_facts(const tn_embedder *e, tn_embedder_facts *facts) 
         return tn_backend_fail(TN_ERR_ARGUMENT,
                                "tn_embedder_get_facts: an argument is NULL or facts->struct_size is not set");
     const encoder_config *c = &e->config;
-    *facts = (tn_embedder_facts){.struct_size = sizeof *facts,
-                                 .architecture = c->family->model_type,
-                                 .layers = c->layers,
-                                 .hidden = c->hidden,
-                                 .intermediate = c->intermediate,
-                                 .heads = c->heads,
-                                 .vocabulary = c->vocabulary,
-                                 .width = c->width,
-                                 .longest = c->longest,
-                                 .parameters = c->parameters,
-                                 .weights_bytes = c->weights_bytes,
-                                 .pooling = c->pooling,
-                                 .norm = c->norm};
+    *facts =
+        (tn_embedder_facts){.struct_size = sizeof *facts,
+                            .architecture = e->reader ? e->reader->config.family->architecture : c->family->model_type,
+                            .layers = c->layers,
+                            .hidden = c->hidden,
+                            .intermediate = c->intermediate,
+                            .heads = c->heads,
+                            .vocabulary = c->vocabulary,
+                            .width = c->width,
+                            .longest = c->longest,
+                            .parameters = c->parameters,
+                            .weights_bytes = c->weights_bytes,
+                            .pooling = c->pooling,
+                            .norm = c->norm};
     return TN_OK;
 }
 
 tn_status tn_embedder_export_onnx(tn_embedder *e, const char *path) {
     if (!e || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_embedder_export_onnx: the embedder or path is NULL");
+    if (e->reader)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s': an embedder of the family %s cannot become an ONNX model; BERT's relatives can",
+                               e->folder.path, e->reader->config.family->architecture);
     tn_device *before = enter_embedder(e);
     return leave_embedder(e, before, tn_encoder_write_onnx(&e->config, &e->weights, path));
 }
+
+static tn_tensor *pool_and_finish(const encoder_config *c, const encoder_weights *w, const tn_tensor *x,
+                                  const tn_tensor *seen);
 
 /* ---- passes ------------------------------------------------------------------------------------------------------ */
 
@@ -283,7 +344,27 @@ static tn_status run_pass(const tn_embedder *e, const text_place *texts, int64_t
     return status;
 }
 
+/* One text by the language model. */
+static tn_status run_reader(const tn_embedder *e, const text_place *text, const pass_memory *m) {
+    tn_status status;
+    fill_embedder(text, 1, m);
+    {
+        TN_SCOPE;
+        TN_NO_GRAD;
+        tn_tensor *ids = tn_from_data(m->ids, TN_DIMS(text->length), TN_I64);
+        tn_tensor *places = tn_from_data(m->places, TN_DIMS(text->length), TN_I64);
+        tn_tensor *states = tn_llm_record_states(&e->reader->config, &e->reader->weights, ids, places);
+        tn_tensor *y = pool_and_finish(&e->config, &e->weights, tn_unsqueeze(states, 0), NULL);
+        status = tn_read(y, text->out, (size_t)e->config.width * sizeof *text->out);
+        tn_free(states);
+    }
+    return status;
+}
+
 static tn_status run_passes(const tn_embedder *e, const text_place *texts, int64_t count, const pass_memory *m) {
+    for (int64_t i = 0; e->reader && i < count; i++)
+        TRY(run_reader(e, &texts[i], m));
+    if (e->reader) return TN_OK;
     for (int64_t done = 0, n; done < count; done += n) {
         n = choose_batch(texts + done, count - done);
         TRY(run_pass(e, texts + done, n, m));
@@ -365,21 +446,39 @@ static tn_tensor *heads(const encoder_config *c, const tn_tensor *qkv, int64_t i
     return tn_transpose(tn_reshape(part, TN_DIMS(batch, length, c->heads, c->hidden / c->heads)), 1, 2);
 }
 
-static tn_tensor *attention(const encoder_config *c, const encoder_layer *l, const tn_tensor *x, const tn_tensor *mask,
-                            const encoder_batch *b) {
-    tn_tensor *qkv = linear(x, &l->qkv), *part[3];
+/* What all layers share: which keys are seen, or what is added to scores, and rope's angles. */
+typedef struct encoder_shared {
+    tn_tensor *mask, *cosine, *sine; /* NULL: none */
+} encoder_shared;
+
+static tn_tensor *attention(const encoder_config *c, const encoder_layer *l, const tn_tensor *x,
+                            const encoder_shared *with, const encoder_batch *b) {
+    tn_tensor *qkv = linear(x, &l->qkv), *part[3], *mask = with->mask;
     for (int64_t i = 0; i < 3; i++)
         part[i] = heads(c, qkv, i, b);
+    for (int i = 0; i < 2 && with->cosine; i++)
+        part[i] = tn_rope(part[i], with->cosine, with->sine, NULL);
     tn_tensor *mixed = tn_scaled_dot_product_attention(part[0], part[1], part[2], mask, NULL);
     return linear(rows(c, tn_transpose(mixed, 1, 2), b), &l->out);
 }
 
-static tn_tensor *layers(const encoder_config *c, const encoder_weights *w, tn_tensor *x, const tn_tensor *mask,
+static tn_tensor *feed_forward(const encoder_config *c, const encoder_layer *l, const tn_tensor *x) {
+    tn_tensor *up = linear(x, &l->up), *gate = NULL;
+    if (c->family->fused_gate) {
+        gate = tn_narrow(up, -1, c->intermediate, c->intermediate);
+        up = tn_narrow(up, -1, 0, c->intermediate);
+    } else if (l->gate.weight) {
+        gate = linear(x, &l->gate);
+    }
+    return linear(gate ? tn_mul(c->activation(gate), up) : c->activation(up), &l->down);
+}
+
+static tn_tensor *layers(const encoder_config *c, const encoder_weights *w, tn_tensor *x, const encoder_shared *with,
                          const encoder_batch *b) {
     for (int64_t i = 0; i < c->layers; i++) {
         const encoder_layer *l = &w->layers[i];
-        x = norm(c, tn_add(x, attention(c, l, x, mask, b)), &l->norm1);
-        x = norm(c, tn_add(x, linear(c->activation(linear(x, &l->up)), &l->down)), &l->norm2);
+        x = norm(c, tn_add(x, attention(c, l, x, with, b)), &l->norm1);
+        x = norm(c, tn_add(x, feed_forward(c, l, x)), &l->norm2);
     }
     return x;
 }
@@ -387,6 +486,12 @@ static tn_tensor *layers(const encoder_config *c, const encoder_weights *w, tn_t
 /* x [batch, length, hidden] → [batch, hidden]. */
 static tn_tensor *pool(const encoder_config *c, const tn_tensor *x, const tn_tensor *seen) {
     if (c->pooling == TN_POOLING_CLS) return tn_select(x, 1, 0);
+    if (c->pooling == TN_POOLING_LAST && !seen) return tn_select(x, 1, tn_size(x, 1) - 1);
+    if (c->pooling == TN_POOLING_LAST) { /* the token that is the text's length-th to be seen */
+        tn_tensor *last = tn_eq(tn_cumsum(seen, 1), tn_sum(seen, (int64_t[]){1}, 1, true));
+        tn_tensor *chosen = tn_mul(tn_cast(last, TN_F32), seen);
+        return tn_sum(tn_mul(x, tn_unsqueeze(chosen, 2)), (int64_t[]){1}, 1, false);
+    }
     if (c->pooling == TN_POOLING_MAX) {
         if (seen) x = tn_masked_fill(x, tn_unsqueeze(tn_eq_scalar(seen, 0), 2), -1e30);
         return tn_amax(x, (int64_t[]){1}, 1, false);
@@ -409,18 +514,62 @@ static tn_tensor *encoder_mask_of(const encoder_batch *b, int64_t batch, int64_t
     return tn_gt_scalar(keys, 0);
 }
 
+static tn_tensor *pool_and_finish(const encoder_config *c, const encoder_weights *w, const tn_tensor *x,
+                                  const tn_tensor *seen) {
+    tn_tensor *y = pool(c, x, seen);
+    for (int i = 0; i < c->dense_count; i++)
+        y = c->dense[i].activation(linear(y, &w->dense[i]));
+    return c->norm == TN_EMBED_NORM_UNIT ? to_unit(y) : y;
+}
+
+/* What a query's distance to each key adds to their score, [batch or 1, heads, length, length]. Near distances have a
+ * row of the table each, far ones share rows by their logarithm, half of the rows for either side.
+ * Source: Raffel et al. 2020, section 2.1, as transformers' MPNet computes it. */
+static tn_tensor *distance_bias(const encoder_config *c, const encoder_weights *w, const encoder_batch *b) {
+    enum { MOST_DISTANCE = 128 };
+    double side = (double)(c->buckets / 2), exact = floor(side / 2);
+    tn_tensor *places = tn_cast(b->places, TN_F32);
+    tn_tensor *back = tn_sub(tn_unsqueeze(places, -1), tn_unsqueeze(places, -2)), *away = tn_abs(back);
+    tn_tensor *far = tn_log(tn_clamp(tn_div_scalar(away, exact), 1, INFINITY));
+    far = tn_mul_scalar(tn_div_scalar(far, log(MOST_DISTANCE / exact)), side - exact);
+    far = tn_clamp(tn_add_scalar(tn_floor(far), exact), 0, side - 1);
+    tn_tensor *row = tn_where(tn_lt_scalar(away, exact), away, far);
+    row = tn_add(row, tn_mul_scalar(tn_cast(tn_lt_scalar(back, 0), TN_F32), side));
+    tn_tensor *bias = tn_embedding(tn_cast(row, TN_I64), w->buckets);
+    if (tn_rank(bias) == 3) bias = tn_unsqueeze(bias, 0);
+    return tn_permute(bias, TN_DIMS(0, 3, 1, 2));
+}
+
+static encoder_shared share(const encoder_config *c, const encoder_weights *w, const encoder_batch *b) {
+    encoder_shared s = {0};
+    if (b->seen) s.mask = encoder_mask_of(b, tn_size(b->ids, 0), tn_size(b->ids, 1));
+    if (w->buckets) {
+        tn_tensor *bias = distance_bias(c, w, b);
+        s.mask = s.mask ? tn_where(s.mask, bias, tn_scalar(-INFINITY)) : bias;
+    }
+    if (!w->frequencies) return s;
+    tn_tensor *angle = tn_mul(tn_unsqueeze(tn_cast(b->places, TN_F32), -1), w->frequencies);
+    if (tn_rank(angle) == 3) angle = tn_unsqueeze(angle, 1);
+    s.cosine = tn_cos(angle);
+    s.sine = tn_sin(angle);
+    return s;
+}
+
+/* Rows of the words, with those of their positions or of the first type. */
+static tn_tensor *embed_words(const encoder_config *c, const encoder_weights *w, const encoder_batch *b) {
+    tn_tensor *x = tn_embedding(b->ids, w->words);
+    if (!w->places) return x;
+    return tn_add(x, c->family->tables[TABLE_POSITIONS] ? tn_embedding(b->places, w->places) : w->places);
+}
+
 tn_tensor *tn_encoder_record(const encoder_config *c, const encoder_weights *w, const encoder_batch *b) {
     int64_t batch = tn_size(b->ids, 0), length = tn_size(b->ids, 1);
     tn_tensor *result = NULL;
     TN_SCOPE;
-    tn_tensor *x = tn_add(tn_embedding(b->ids, w->words), tn_embedding(b->places, w->places));
-    x = norm(c, rows(c, x, b), &w->norm);
-    tn_tensor *mask = b->seen ? encoder_mask_of(b, batch, length) : NULL;
-    x = tn_reshape(layers(c, w, x, mask, b), TN_DIMS(batch, length, c->hidden));
-    tn_tensor *y = pool(c, x, b->seen);
-    for (int i = 0; i < c->dense_count; i++)
-        y = c->dense[i].activation(linear(y, &w->dense[i]));
-    result = tn_retain(c->norm == TN_EMBED_NORM_UNIT ? to_unit(y) : y);
+    tn_tensor *x = norm(c, rows(c, embed_words(c, w, b), b), &w->norm);
+    const encoder_shared with = share(c, w, b);
+    x = tn_reshape(layers(c, w, x, &with, b), TN_DIMS(batch, length, c->hidden));
+    result = tn_retain(pool_and_finish(c, w, x, b->seen));
     return result;
 }
 
@@ -428,7 +577,7 @@ tn_tensor *tn_encoder_record(const encoder_config *c, const encoder_weights *w, 
 /* Exports the recording that also computes embeddings, with batch and token count as symbolic extents. Positions are
  * counted inside the model, so its inputs are exactly the outputs of Hugging Face's tokenizers. */
 
-enum { SYMBOL_BATCH = 0, SYMBOL_TOKENS = 1, SOME_TEXTS = 2, SOME_TOKENS = 8, MOST_PARTS = 6 };
+enum { SYMBOL_BATCH = 0, SYMBOL_TOKENS = 1, SOME_TEXTS = 2, SOME_TOKENS = 8, MOST_PARTS = 7 };
 
 /* Tensors with names. */
 typedef struct named_weights {
@@ -445,6 +594,7 @@ static void add_name(named_weights *n, const tn_tensor *t) {
 static void name_pair(named_weights *n, const encoder_config *c, int64_t layer, int part, const encoder_linear *l) {
     tn_encoder_name(c, layer, part, ".weight", n->names[n->count]);
     add_name(n, l->weight);
+    if (!l->bias) return;
     tn_encoder_name(c, layer, part, ".bias", n->names[n->count]);
     add_name(n, l->bias);
 }
@@ -453,23 +603,28 @@ static void name_layer(named_weights *n, const encoder_config *c, int64_t layer,
     name_pair(n, c, layer, PART_O, &l->out);
     name_pair(n, c, layer, PART_NORM1, &l->norm1);
     name_pair(n, c, layer, PART_UP, &l->up);
+    if (l->gate.weight) name_pair(n, c, layer, PART_GATE, &l->gate);
     name_pair(n, c, layer, PART_DOWN, &l->down);
     name_pair(n, c, layer, PART_NORM2, &l->norm2);
     snprintf(n->names[n->count], HF_NAME_SIZE, "%s%lld.qkv.weight", c->family->layer, (long long)layer);
     add_name(n, l->qkv.weight);
     snprintf(n->names[n->count], HF_NAME_SIZE, "%s%lld.qkv.bias", c->family->layer, (long long)layer);
-    add_name(n, l->qkv.bias);
+    if (l->qkv.bias) add_name(n, l->qkv.bias);
 }
 
 static tn_status name_weights(const encoder_config *c, const encoder_weights *w, named_weights *n) {
-    size_t most = 4 + 2 * MOST_PARTS * (size_t)c->layers + 2 * ENC_MOST_DENSE;
+    size_t most = 6 + 2 * MOST_PARTS * (size_t)c->layers + 2 * ENC_MOST_DENSE;
     n->list = tn_txt_zalloc(most, sizeof *n->list);
     n->names = tn_txt_zalloc(most, sizeof *n->names);
     if (!n->list || !n->names) return TN_ERR_MEMORY;
     tn_encoder_name(c, -1, TABLE_WORDS, ".weight", n->names[n->count]);
     add_name(n, w->words);
     snprintf(n->names[n->count], HF_NAME_SIZE, "places.weight"); /* a position's row and the first type's together */
-    add_name(n, w->places);
+    if (w->places) add_name(n, w->places);
+    tn_encoder_name(c, -1, TABLE_BUCKETS, ".weight", n->names[n->count]);
+    if (w->buckets) add_name(n, w->buckets);
+    snprintf(n->names[n->count], HF_NAME_SIZE, "rotary_emb.inv_freq");
+    if (w->frequencies) add_name(n, w->frequencies);
     name_pair(n, c, -1, TABLE_NORM, &w->norm);
     for (int64_t i = 0; i < c->layers; i++)
         name_layer(n, c, i, &w->layers[i]);

@@ -1,5 +1,8 @@
 /* encoder.h — shared by the files of the embedder: an encoder's checked sizes, its weights by slot.
  *
+ * Encoders with a norm behind attention and feed-forward (BERT's kind) are computed here. Models of the families of
+ * llm_families.c become embedders by their hidden states: of them this has only the sizes and the modules.
+ *
  * encoder_config.c reads a folder into an encoder_config, with the modules after the encoder, and checks the shape of
  * every weight. embedder.c opens models, records network and pooling, batches and runs, and exports to ONNX. */
 #ifndef TN_TEXT_ENCODER_H
@@ -19,6 +22,8 @@ typedef enum encoder_part {
     PART_UP,
     PART_DOWN,
     PART_NORM2, /* behind the feed-forward */
+    PART_GATE,  /* multiplies PART_UP's result */
+    PART_QKV,   /* in place of the three */
     LAYER_PARTS
 } encoder_part;
 
@@ -28,6 +33,7 @@ typedef enum encoder_table {
     TABLE_POSITIONS,
     TABLE_TYPES, /* of which every token here is of the first */
     TABLE_NORM,
+    TABLE_BUCKETS, /* added to scores: a row for each distance, a column for each head */
     TABLES
 } encoder_table;
 
@@ -47,9 +53,13 @@ typedef struct encoder_family {
     const char *model_type;        /* config.json */
     const char *prefix, *layer;    /* of weights' names: "bert.", "encoder.layer." */
     const char *const *keys;       /* [ENC_KEYS]; NULL: a constant of the family */
-    const char *const *parts;      /* [LAYER_PARTS], without ".weight" and ".bias" */
+    const char *const *parts;      /* [LAYER_PARTS], without ".weight" and ".bias"; NULL: it has none */
     const char *const *tables;     /* [TABLES]; NULL: it has none */
     bool positions_behind_padding; /* they count from pad_token_id + 1 on */
+    double rope;                   /* its base where config.json says nothing; 0: none */
+    bool fused_gate;               /* PART_UP has what is multiplied in front, then the gate */
+    unsigned bare;                 /* bits of parts without biases */
+    const char *activation;        /* where config.json says nothing */
 } encoder_family;
 
 /* A layer behind pooling: a folder of its own. */
@@ -63,7 +73,8 @@ typedef struct encoder_dense {
 
 typedef struct encoder_config {
     const encoder_family *family;
-    int64_t layers, heads, hidden, intermediate, vocabulary, positions, types;
+    int64_t layers, heads, hidden, intermediate, vocabulary, positions, types, buckets;
+    double base;            /* of rope */
     int64_t first_position; /* of a text, in the table of positions */
     int64_t longest;        /* tokens of a text */
     double eps;
@@ -76,6 +87,8 @@ typedef struct encoder_config {
     int64_t parameters, weights_bytes;
 } encoder_config;
 
+/* Whether config.json's model_type is a family of this kind. */
+bool tn_encoder_knows(const char *type);
 /* Reads and checks; sets the folder's prefix. */
 tn_status tn_encoder_configure(hf_folder *f, const tn_embedder_options *options, encoder_config *out);
 
@@ -93,11 +106,15 @@ typedef struct encoder_linear {
 
 /* Queries, keys and values are one product. */
 typedef struct encoder_layer {
-    encoder_linear qkv, out, norm1, up, down, norm2;
+    encoder_linear qkv, out, norm1, up, gate, down, norm2;
 } encoder_layer;
 
 typedef struct encoder_weights {
-    tn_tensor *words, *places; /* places: a token's position and type together, from a text's first position on */
+    tn_tensor *words;
+    tn_tensor *places;      /* a token's position and type together, from a text's first position on; a single row if
+                             * positions are not learned; NULL: neither */
+    tn_tensor *buckets;     /* NULL, or TABLE_BUCKETS */
+    tn_tensor *frequencies; /* NULL, or rope's, [half] */
     encoder_linear norm;
     encoder_layer *layers;
     encoder_linear dense[ENC_MOST_DENSE]; /* bias: NULL where there is none */

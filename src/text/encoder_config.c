@@ -56,11 +56,58 @@ static const char *const distilbert_tables[TABLES] = {
     [TABLE_NORM] = "embeddings.LayerNorm",
 };
 
+static const char *const mpnet_parts[LAYER_PARTS] = {
+    [PART_Q] = "attention.attn.q", [PART_K] = "attention.attn.k",        [PART_V] = "attention.attn.v",
+    [PART_O] = "attention.attn.o", [PART_NORM1] = "attention.LayerNorm", [PART_UP] = "intermediate.dense",
+    [PART_DOWN] = "output.dense",  [PART_NORM2] = "output.LayerNorm",
+};
+static const char *const mpnet_tables[TABLES] = {
+    [TABLE_WORDS] = "embeddings.word_embeddings",
+    [TABLE_POSITIONS] = "embeddings.position_embeddings",
+    [TABLE_NORM] = "embeddings.LayerNorm",
+    [TABLE_BUCKETS] = "encoder.relative_attention_bias",
+};
+
+static const char *const nomic_parts[LAYER_PARTS] = {
+    [PART_QKV] = "attn.Wqkv", [PART_O] = "attn.out_proj", [PART_NORM1] = "norm1", [PART_UP] = "mlp.fc11",
+    [PART_GATE] = "mlp.fc12", [PART_DOWN] = "mlp.fc2",    [PART_NORM2] = "norm2",
+};
+static const char *const jina_parts[LAYER_PARTS] = {
+    [PART_QKV] = "mixer.Wqkv", [PART_O] = "mixer.out_proj", [PART_NORM1] = "norm1",
+    [PART_UP] = "mlp.fc1",     [PART_DOWN] = "mlp.fc2",     [PART_NORM2] = "norm2",
+};
+static const char *const rope_tables[TABLES] = {
+    [TABLE_WORDS] = "embeddings.word_embeddings",
+    [TABLE_TYPES] = "embeddings.token_type_embeddings",
+    [TABLE_NORM] = "emb_ln",
+};
+static const char *const gte_parts[LAYER_PARTS] = {
+    [PART_QKV] = "attention.qkv_proj", [PART_O] = "attention.o_proj", [PART_NORM1] = "attn_ln",
+    [PART_UP] = "mlp.up_gate_proj",    [PART_DOWN] = "mlp.down_proj", [PART_NORM2] = "mlp_ln",
+};
+static const char *const gte_tables[TABLES] = {
+    [TABLE_WORDS] = "embeddings.word_embeddings",
+    [TABLE_TYPES] = "embeddings.token_type_embeddings",
+    [TABLE_NORM] = "embeddings.LayerNorm",
+};
+
+#define PART_BIT(part) (1u << (part))
+enum {
+    NOMIC_BARE = PART_BIT(PART_QKV) | PART_BIT(PART_O) | PART_BIT(PART_UP) | PART_BIT(PART_GATE) | PART_BIT(PART_DOWN),
+    MPNET_BUCKETS = 32
+};
 static const encoder_family families[] = {
-    {"bert", "bert.", "encoder.layer.", bert_keys, bert_parts, bert_tables, false},
-    {"roberta", "roberta.", "encoder.layer.", bert_keys, bert_parts, bert_tables, true},
-    {"xlm-roberta", "roberta.", "encoder.layer.", bert_keys, bert_parts, bert_tables, true},
-    {"distilbert", "distilbert.", "transformer.layer.", distilbert_keys, distilbert_parts, distilbert_tables, false},
+    {"bert", "bert.", "encoder.layer.", bert_keys, bert_parts, bert_tables, .rope = 0},
+    {"roberta", "roberta.", "encoder.layer.", bert_keys, bert_parts, bert_tables, .positions_behind_padding = true},
+    {"xlm-roberta", "roberta.", "encoder.layer.", bert_keys, bert_parts, bert_tables, .positions_behind_padding = true},
+    {"distilbert", "distilbert.", "transformer.layer.", distilbert_keys, distilbert_parts, distilbert_tables,
+     .rope = 0},
+    {"mpnet", "mpnet.", "encoder.layer.", bert_keys, mpnet_parts, mpnet_tables, .positions_behind_padding = true},
+    {"nomic_bert", "", "encoder.layers.", bert_keys, nomic_parts, rope_tables, .rope = 1000, .bare = NOMIC_BARE,
+     .activation = "silu"},
+    {"gte", "", "encoder.layer.", bert_keys, gte_parts, gte_tables, .rope = 160000, .fused_gate = true,
+     .bare = PART_BIT(PART_UP)},
+    {"jina_embeddings_v3", "", "encoder.layers.", bert_keys, jina_parts, rope_tables, .rope = 20000},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
@@ -87,18 +134,26 @@ void tn_encoder_name(const encoder_config *c, int64_t layer, int part, const cha
 
 /* ---- config.json ------------------------------------------------------------------------------------------------- */
 
+bool tn_encoder_knows(const char *type) {
+    for (size_t i = 0; i < FAMILIES; i++)
+        if (strcmp(type, families[i].model_type) == 0) return true;
+    return false;
+}
+
 static tn_status find_family(const hf_folder *f, encoder_config *c) {
     const char *type = tn_hf_text(f, "model_type", "");
-    char known[160] = "";
+    char known[200] = "";
     for (size_t i = 0; i < FAMILIES; i++) {
         if (strcmp(type, families[i].model_type) == 0) c->family = &families[i];
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", families[i].model_type);
     }
     if (c->family) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s/config.json': the model_type '%s' is not a supported encoder; supported are %s",
-                           f->path, tn_txt_shown(type, strlen(type)).text, known);
+    return tn_backend_fail(
+        TN_ERR_UNSUPPORTED,
+        "'%s/config.json': the model_type '%s' is not a supported encoder; supported are %s, and the "
+        "language models that trunnion generate supports",
+        f->path, tn_txt_shown(type, strlen(type)).text, known);
 }
 
 static tn_status refuse_features(const hf_folder *f) {
@@ -110,6 +165,18 @@ static tn_status refuse_features(const hf_folder *f) {
                            tn_txt_shown(how, strlen(how)).text);
 }
 
+static tn_status read_rope(const hf_folder *f, encoder_config *c) {
+    const tn_json *o = tn_json_get(f->config, "rope_parameters"), *older = tn_json_get(f->config, "rope_scaling");
+    if (c->family->rope == 0) return TN_OK;
+    if (tn_json_kind_of(o) != TN_JSON_OBJECT) o = older;
+    const char *type = tn_json_string(tn_json_get(o, "rope_type"), tn_json_string(tn_json_get(o, "type"), "default"));
+    if (strcmp(type, "default") != 0)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': rope type '%s' is not supported in %s encoders",
+                               f->path, tn_txt_shown(type, strlen(type)).text, c->family->model_type);
+    TRY(tn_hf_real(f, f->config, "rope_theta", c->family->rope, 1.0001, 1e12, &c->base));
+    return tn_hf_real(f, o, "rope_theta", c->base, 1.0001, 1e12, &c->base);
+}
+
 static tn_status read_sizes_encoder(const hf_folder *f, encoder_config *c) {
     const char *const *key = c->family->keys;
     TRY(tn_hf_size(f, key[ENC_LAYERS], -1, HF_MOST_LAYERS, &c->layers));
@@ -117,13 +184,18 @@ static tn_status read_sizes_encoder(const hf_folder *f, encoder_config *c) {
     TRY(tn_hf_size(f, key[ENC_INTERMEDIATE], -1, HF_MOST_WIDTH, &c->intermediate));
     TRY(tn_hf_size(f, key[ENC_HEADS], -1, HF_MOST_HEADS, &c->heads));
     TRY(tn_hf_size(f, key[ENC_POSITIONS], -1, HF_MOST_WIDTH, &c->positions));
-    TRY(tn_hf_activation(f, key[ENC_ACTIVATION], "gelu", &c->activation));
+    const char *usual = c->family->activation ? c->family->activation : "gelu";
+    TRY(tn_hf_activation(f, key[ENC_ACTIVATION], usual, &c->activation));
+    TRY(read_rope(f, c));
     c->eps = DISTILBERT_EPS;
     if (key[ENC_EPS]) TRY(tn_hf_real(f, f->config, key[ENC_EPS], 1e-12, 1e-20, 1, &c->eps));
     if (c->hidden % c->heads != 0)
         return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s/config.json': %" PRId64 " heads do not divide the hidden size %" PRId64,
-                               f->path, c->heads, c->hidden);
+                               "'%s/config.json': %" PRId64 " heads do not divide the hidden size %" PRId64, f->path,
+                               c->heads, c->hidden);
+    if (c->base > 0 && c->hidden / c->heads % 2 != 0)
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': heads of %" PRId64 " cannot be rotated in pairs",
+                               f->path, c->hidden / c->heads);
     int64_t padding = -1;
     if (c->family->positions_behind_padding) {
         padding = tn_json_int(tn_json_get(f->config, "pad_token_id"), 1);
@@ -155,13 +227,16 @@ static tn_status check_pair(const hf_folder *f, encoder_config *c, int64_t layer
     tn_encoder_name(c, layer, part, ".weight", name);
     TRY(check_weight(f, c, name, rows, columns));
     tn_encoder_name(c, layer, part, ".bias", name);
-    return check_weight(f, c, name, rows, 0);
+    return layer >= 0 && c->family->bare & PART_BIT(part) ? TN_OK : check_weight(f, c, name, rows, 0);
 }
 
 static tn_status check_layer(const hf_folder *f, encoder_config *c, int64_t layer) {
     for (int part = 0; part < LAYER_PARTS; part++) {
         bool norm = part == PART_NORM1 || part == PART_NORM2;
-        int64_t rows = part == PART_UP ? c->intermediate : c->hidden;
+        int64_t rows = part == PART_UP || part == PART_GATE ? c->intermediate : c->hidden;
+        if (!c->family->parts[part]) continue;
+        if (part == PART_UP && c->family->fused_gate) rows *= 2;
+        if (part == PART_QKV) rows *= 3;
         int64_t columns = norm ? 0 : part == PART_DOWN ? c->intermediate : c->hidden;
         TRY(check_pair(f, c, layer, part, rows, columns));
     }
@@ -187,7 +262,7 @@ static bool is_beside(const char *name) {
 }
 
 /* Whether the name, which has lost its ending, is one that tn_encoder_name makes. */
-static bool is_known(const encoder_config *c, const char *name) {
+static bool is_known(const encoder_config *c, const char *name, bool bias) {
     const encoder_family *f = c->family;
     size_t length = strlen(f->layer);
     for (int i = 0; i < TABLES; i++)
@@ -196,7 +271,7 @@ static bool is_known(const encoder_config *c, const char *name) {
     char *end;
     int64_t layer = strtoll(name + length, &end, 10);
     for (int i = 0; i < LAYER_PARTS && layer >= 0 && layer < c->layers && *end == '.'; i++)
-        if (strcmp(end + 1, f->parts[i]) == 0) return true;
+        if (f->parts[i] && strcmp(end + 1, f->parts[i]) == 0) return !(bias && f->bare & PART_BIT(i));
     return false;
 }
 
@@ -207,7 +282,7 @@ static tn_status refuse_unknown(const hf_folder *f, const encoder_config *c) {
         const char *name = tn_hf_strip(f, t.name), *ending = strrchr(name, '.');
         char stem[HF_NAME_SIZE];
         snprintf(stem, sizeof stem, "%.*s", ending ? (int)(ending - name) : 0, name);
-        bool fits = ending && tn_hf_is_parameter(ending) && is_known(c, stem);
+        bool fits = ending && tn_hf_is_parameter(ending) && is_known(c, stem, strcmp(ending, ".bias") == 0);
         if (!fits && !is_beside(name))
             return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                    "'%s': tensor '%.100s' is not known in a %s encoder of %" PRId64
@@ -219,10 +294,18 @@ static tn_status refuse_unknown(const hf_folder *f, const encoder_config *c) {
 
 static tn_status check_weights(const hf_folder *f, encoder_config *c) {
     TRY(check_table(f, c, TABLE_WORDS, &c->vocabulary));
-    if (c->family->tables[TABLE_TYPES]) TRY(check_table(f, c, TABLE_TYPES, &c->types));
+    bool types = c->family->tables[TABLE_TYPES] && tn_json_int(tn_json_get(f->config, "type_vocab_size"), 1) != 0;
+    if (types) TRY(check_table(f, c, TABLE_TYPES, &c->types));
     char name[HF_NAME_SIZE];
-    tn_encoder_name(c, -1, TABLE_POSITIONS, ".weight", name);
-    TRY(check_weight(f, c, name, c->positions, c->hidden));
+    if (c->family->tables[TABLE_POSITIONS]) {
+        tn_encoder_name(c, -1, TABLE_POSITIONS, ".weight", name);
+        TRY(check_weight(f, c, name, c->positions, c->hidden));
+    }
+    if (c->family->tables[TABLE_BUCKETS]) {
+        TRY(tn_hf_size(f, "relative_attention_num_buckets", MPNET_BUCKETS, HF_MOST_WIDTH, &c->buckets));
+        tn_encoder_name(c, -1, TABLE_BUCKETS, ".weight", name);
+        TRY(check_weight(f, c, name, c->buckets, c->heads));
+    }
     TRY(check_pair(f, c, -1, TABLE_NORM, c->hidden, 0));
     for (int64_t layer = 0; layer < c->layers; layer++)
         TRY(check_layer(f, c, layer));
@@ -230,7 +313,7 @@ static tn_status check_weights(const hf_folder *f, encoder_config *c) {
 }
 
 tn_status tn_encoder_configure(hf_folder *f, const tn_embedder_options *options, encoder_config *out) {
-    *out = (encoder_config){0};
+    *out = (encoder_config){.pooling = TN_POOLING_MEAN};
     TRY(find_family(f, out));
     TRY(refuse_features(f));
     TRY(read_sizes_encoder(f, out));
@@ -258,7 +341,7 @@ static const pooling_row pooling_rows[] = {
     {"pooling_mode_max_tokens", TN_POOLING_MAX},
     {"pooling_mode_mean_sqrt_len_tokens", TN_POOLING_DEFAULT},
     {"pooling_mode_weightedmean_tokens", TN_POOLING_DEFAULT},
-    {"pooling_mode_lasttoken", TN_POOLING_DEFAULT},
+    {"pooling_mode_lasttoken", TN_POOLING_LAST},
 };
 
 static tn_status take_pooling(const hf_folder *f, const char *path, const tn_json *config, encoder_config *c) {
@@ -450,7 +533,6 @@ static tn_status read_longest(const hf_folder *f, encoder_config *c) {
 
 tn_status tn_encoder_modules(const hf_folder *f, const tn_embedder_options *o, encoder_config *c) {
     modules m = {.pooling = "1_Pooling"};
-    c->pooling = TN_POOLING_MEAN;
     c->width = c->hidden;
     TRY(read_modules(f, c, &m));
     c->norm = m.normalizes ? TN_EMBED_NORM_UNIT : TN_EMBED_NORM_NONE;

@@ -404,6 +404,31 @@ tn_status tn_llm_open(const char *path, const tn_llm_options *options, tn_llm **
     return TN_OK;
 }
 
+static tn_status open_reader(tn_llm *m, const char *path) {
+    m->file = tn_txt_zalloc(1, sizeof *m->file);
+    if (!m->file) return TN_ERR_MEMORY;
+    m->file->users = 1;
+    TRY(tn_llm_source_open(path, &m->file->source));
+    TRY(tn_llm_configure_reader(&m->file->source, &m->config));
+    m->weights.layers = tn_txt_zalloc((size_t)m->config.layers, sizeof *m->weights.layers);
+    if (!m->weights.layers) return TN_ERR_MEMORY;
+    TRY(take_weights(m));
+    TRY(make_frequencies(m, false));
+    return m->config.two_ropes ? make_frequencies(m, true) : TN_OK;
+}
+
+tn_status tn_llm_open_reader(const char *path, tn_device *device, tn_llm **out) {
+    tn_llm *m = *out = tn_txt_zalloc(1, sizeof *m);
+    if (!m) return TN_ERR_MEMORY;
+    m->device = device;
+    tn_device *before = tn_llm_enter(m);
+    tn_status status = leave_llm(m, before, open_reader(m, path));
+    if (status == TN_OK) return TN_OK;
+    tn_llm_close(m);
+    *out = NULL;
+    return status;
+}
+
 /* o: NULL for those of `with`. */
 static tn_status join_conversation(tn_llm *m, const tn_llm *with, const tn_llm_options *o) {
     const tn_llm_options usual = TN_LLM_DEFAULTS;

@@ -54,6 +54,7 @@ static const llm_size head_shapes[HEAD_SLOTS][3] = {
     [SLOT_ROPE_FACTORS] = {SIZE_HALF},
     [SLOT_OUTPUT_NORM_BIAS] = {SIZE_HIDDEN},
     [SLOT_OUTPUT_BIAS] = {SIZE_VOCABULARY},
+    [SLOT_EMBEDDING_NORM] = {SIZE_HIDDEN},
     [SLOT_POSITIONS] = {SIZE_POSITIONS, SIZE_HIDDEN},
     [SLOT_ROPE_SHORT] = {SIZE_HALF},
     [SLOT_ROPE_LONG] = {SIZE_HALF},
@@ -233,6 +234,10 @@ static tn_status read_vocabulary(const llm_source *s, llm_config *c) {
     return TN_OK;
 }
 
+static bool is_needed(const llm_config *c, int64_t layer, int slot) {
+    return (c->needs | (layer > 0 ? c->family->needs_later : 0)) & BIT(slot);
+}
+
 static tn_status check_tensors(const llm_source *s, llm_config *c) {
     TRY(read_vocabulary(s, c));
     uint64_t head = c->family->head_needs | (c->tied ? 0 : BIT(SLOT_OUTPUT));
@@ -241,7 +246,7 @@ static tn_status check_tensors(const llm_source *s, llm_config *c) {
         if (!is_spare_output(c, -1, slot)) TRY(check_tensor(s, c, -1, slot, head & BIT(slot)));
     for (int64_t layer = 0; layer < c->layers; layer++)
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
-            if ((c->needs | c->allows) & BIT(slot)) TRY(check_tensor(s, c, layer, slot, c->needs & BIT(slot)));
+            if ((c->needs | c->allows) & BIT(slot)) TRY(check_tensor(s, c, layer, slot, is_needed(c, layer, slot)));
     return refuse_unknown(s, c);
 }
 
@@ -316,14 +321,32 @@ static tn_status take_options(const llm_source *s, const tn_llm_options *options
     return TN_OK;
 }
 
-tn_status tn_llm_configure(llm_source *s, const tn_llm_options *options, llm_config *out) {
+static tn_status configure(llm_source *s, const tn_llm_options *options, bool reader, llm_config *out) {
     *out = (llm_config){
         .size = {[SIZE_ONE] = 1}, .scale = TN_AUTO, .embedding_scale = 1, .residual_scale = 1, .logit_scale = 1};
     TRY(s->gguf ? tn_llm_read_gguf(s->gguf, out) : tn_llm_read_folder(&s->folder, out));
+    if (reader) out->tied = true;
+    if (!reader && out->bidirectional)
+        return tn_backend_fail(
+            TN_ERR_UNSUPPORTED,
+            "'%s': each token sees the whole text, so this %s model embeds texts (trunnion embed) and "
+            "does not generate them",
+            tn_llm_source_path(s), out->family->architecture);
     TRY(check_tensors(s, out));
     TRY(take_options(s, options, out));
     if (out->window >= out->context) out->window = 0; /* nothing is ever that far back */
     return TN_OK;
+}
+
+tn_status tn_llm_configure(llm_source *s, const tn_llm_options *options, llm_config *out) {
+    return configure(s, options, false, out);
+}
+
+tn_status tn_llm_configure_reader(llm_source *s, llm_config *out) {
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    TRY(configure(s, NULL, true, out));
+    o.context = out->trained_context < LLM_READER_CONTEXT ? out->trained_context : LLM_READER_CONTEXT;
+    return configure(s, &o, true, out);
 }
 
 static tn_status estimate(const llm_config *c, tn_memory_estimate *out) {

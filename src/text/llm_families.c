@@ -146,6 +146,22 @@ static const llm_naming hunyuan_names = {
                     [SLOT_K_NORM] = "self_attn.key_layernorm.weight"},
 };
 
+static const llm_naming modernbert_names = {
+    .prefix = "model.",
+    .layer = "layers.",
+    .layer_slots = {[SLOT_ATTENTION_NORM] = "attn_norm.weight",
+                    [SLOT_QKV] = "attn.Wqkv.weight",
+                    [SLOT_O] = "attn.Wo.weight",
+                    [SLOT_FFN_NORM] = "mlp_norm.weight",
+                    [SLOT_UP] = "mlp.Wi.weight",
+                    [SLOT_DOWN] = "mlp.Wo.weight"},
+    .head_slots = {[SLOT_EMBEDDING] = "embeddings.tok_embeddings.weight",
+                   [SLOT_EMBEDDING_NORM] = "embeddings.norm.weight",
+                   [SLOT_OUTPUT_NORM] = "final_norm.weight",
+                   [SLOT_OUTPUT] = "decoder.weight"},
+    .beside = {"head.dense.weight", "head.norm.weight", "decoder.bias"},
+};
+
 static const llm_naming phi_names = {
     .prefix = "model.",
     .layer = "layers.",
@@ -259,6 +275,7 @@ static const char *const gemma_keys[LLM_KEYS] = KEYS_BUT("rms_norm_eps", "hidden
 static const char *const layer_norm_keys[LLM_KEYS] = KEYS_BUT("layer_norm_eps", "hidden_act");
 static const char *const starcoder2_keys[LLM_KEYS] = KEYS_BUT("norm_epsilon", "hidden_act");
 static const char *const nemotron_keys[LLM_KEYS] = KEYS_BUT("norm_eps", "hidden_act");
+static const char *const modernbert_keys[LLM_KEYS] = KEYS_BUT("norm_eps", "hidden_activation");
 static const char *const olmo_keys[LLM_KEYS] = KEYS_BUT("", "hidden_act"); /* a constant of the implementation */
 static const char *const falcon_keys[LLM_KEYS] = {
     [KEY_LAYERS] = "num_hidden_layers",
@@ -424,6 +441,11 @@ static const llm_family families[] = {
     {"gpt_neo", "GPT-Neo", .needs = UNGATED_SLOTS | PRE_NORM_BIASES | BIT(SLOT_O_BIAS) | UNGATED_BIASES,
      .head_needs = BIASED_HEAD | BIT(SLOT_POSITIONS), .naming = &gpt_neo_names, .keys = gpt_neo_keys,
      .read = tn_llm_read_gpt_neo, .tied = true, .layer_norm = true, .activation = "gelu_new"},
+    {"modernbert", "ModernBERT", .needs = FUSED_SLOTS & ~BIT(SLOT_ATTENTION_NORM), .allows = BIT(SLOT_ATTENTION_NORM),
+     .needs_later = BIT(SLOT_ATTENTION_NORM), .head_needs = PLAIN_HEAD | BIT(SLOT_EMBEDDING_NORM),
+     .naming = &modernbert_names, .keys = modernbert_keys, .read = tn_llm_read_modernbert, .activation = "gelu",
+     .tied = true, .layer_norm = true, .fused_gate = true, .bidirectional = true, .base = 160000, .local_base = 10000},
+    {"eurobert", "EuroBERT", .needs = PLAIN_SLOTS, LLAMA_LIKE, .bidirectional = true},
     {"opt", "OPT", .needs = UNGATED_SLOTS | PRE_NORM_BIASES, .allows = BIASES | BIT(SLOT_O_BIAS) | UNGATED_BIASES,
      .head_needs = BIASED_HEAD | BIT(SLOT_POSITIONS), .naming = &opt_names, .keys = opt_keys, .read = tn_llm_read_opt,
      .tied = true, .layer_norm = true, .activation = "relu", .first_position = 2},

@@ -29,12 +29,8 @@ static tn_status find_family(const hf_folder *f, llm_config *c) {
 
 /* Features that would change the results. */
 static tn_status refuse_features(const hf_folder *f) {
-    static const char *const keys[] = {"quantization_config",
-                                       "scale_attn_by_inverse_layer_idx",
-                                       "add_cross_attention",
-                                       "use_bidirectional_attention",
-                                       "clip_qkv",
-                                       "alibi"};
+    static const char *const keys[] = {"quantization_config", "scale_attn_by_inverse_layer_idx", "add_cross_attention",
+                                       "clip_qkv", "alibi"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         TRY(tn_hf_refuse(f, keys[i]));
     const tn_json *scaled = tn_json_get(f->config, "scale_attn_weights");
@@ -156,7 +152,9 @@ static tn_status read_rope(const hf_folder *f, llm_config *c) {
     type = tn_json_string(tn_json_get(o, "rope_type"), type);
     double base = c->family->base > 0 ? c->family->base : 10000;
     c->rope = (llm_rope){.scale = 1, .amplitude = 1};
-    TRY(tn_hf_real(f, f->config, "rotary_emb_base", base, 1.0001, 1e12, &base)); /* GPT-NeoX's older word */
+    TRY(tn_hf_real(f, f->config, "rotary_emb_base", base, 1.0001, 1e12,
+                   &base)); /* older words of GPT-NeoX, ModernBERT */
+    TRY(tn_hf_real(f, f->config, "global_rope_theta", base, 1.0001, 1e12, &base));
     TRY(tn_hf_real(f, f->config, "rope_theta", base, 1.0001, 1e12, &c->rope.base));
     TRY(tn_hf_real(f, o, "rope_theta", c->rope.base, 1.0001, 1e12, &c->rope.base));
     if (strcmp(type, "default") == 0) return TN_OK;
@@ -186,6 +184,7 @@ static tn_status read_local_rope(const hf_folder *f, llm_config *c) {
     c->two_ropes = true;
     c->local_rope = (llm_rope){.scale = 1, .amplitude = 1};
     TRY(tn_hf_real(f, f->config, "rope_local_base_freq", base, 1.0001, 1e12, &base));
+    TRY(tn_hf_real(f, f->config, "local_rope_theta", base, 1.0001, 1e12, &base));
     return tn_hf_real(f, o, "rope_theta", base, 1.0001, 1e12, &c->local_rope.base);
 }
 
@@ -257,6 +256,10 @@ static tn_status read_scales(const hf_folder *f, llm_config *c) {
 }
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
+
+static bool flag(const hf_folder *f, const char *key, bool usual) {
+    return tn_json_bool(tn_json_get(f->config, key), usual);
+}
 
 /* A size of config.json; what config.json leaves out, a family may know; `usual` < 0: nobody does. */
 static tn_status read_size(const hf_folder *f, const llm_config *c, llm_key key, int64_t usual, int64_t most,
@@ -347,13 +350,20 @@ static tn_status read_sizes_folder(const hf_folder *f, llm_config *c) {
     TRY(read_local_rope(f, c));
     TRY(read_window(f, c));
     read_unrotated(f, c);
+    c->bidirectional = c->family->bidirectional || flag(f, "use_bidirectional_attention", false);
+    if (c->bidirectional && c->window > 0) c->window = c->window / 2 + 1; /* the file counts both sides together */
     return TN_OK;
 }
 
 /* ---- single families --------------------------------------------------------------------------------------------- */
 
-static bool flag(const hf_folder *f, const char *key, bool usual) {
-    return tn_json_bool(tn_json_get(f->config, key), usual);
+tn_status tn_llm_read_modernbert(const hf_folder *f, llm_config *c) {
+    int64_t pattern;
+    TRY(tn_hf_size(f, "local_attention", 128, LLM_MOST_CONTEXT, &c->window));
+    TRY(tn_hf_size(f, "global_attn_every_n_layers", 3, LLM_MOST_LAYERS, &pattern));
+    for (int64_t i = 0; i < c->layers; i++)
+        tn_llm_set_window(c, i, i % pattern != 0);
+    return TN_OK;
 }
 
 static tn_status refuse_value(const hf_folder *f, const char *key, const char *value) {

@@ -90,7 +90,8 @@ typedef enum llm_head_slot {
     SLOT_ROPE_LONG,    /* of longer ones (longrope) */
     SLOT_OUTPUT_NORM_BIAS,
     SLOT_OUTPUT_BIAS,
-    SLOT_POSITIONS, /* learned ones, in place of rope */
+    SLOT_EMBEDDING_NORM, /* of what the first layer reads */
+    SLOT_POSITIONS,      /* learned ones, in place of rope */
     HEAD_SLOTS
 } llm_head_slot;
 
@@ -136,6 +137,8 @@ typedef struct llm_family {
     bool fused_gate;       /* the product of SLOT_UP has the gate in front; that of SLOT_EXPERT_UP too */
     bool layer_norm;       /* with a mean; else by the root of the mean square */
     bool bare_norms;       /* norms have no weights */
+    uint64_t needs_later;  /* bits of layer slots that only the first layer may lack */
+    bool bidirectional;    /* a token sees the whole text: the model can embed, not generate */
     bool parallel;         /* attention and feed-forward read the same input, and both are added to it */
     bool chooses_parallel; /* "use_parallel_residual" in config.json; where it says nothing: `parallel` */
     bool norm_after_rope;  /* norms of queries and keys */
@@ -206,6 +209,7 @@ struct llm_config {
     int64_t window;                         /* 0: none */
     uint8_t slides[LLM_MOST_LAYERS / 8];    /* bits of the layers that have it */
     uint8_t unrotated[LLM_MOST_LAYERS / 8]; /* bits of the layers without rope */
+    bool bidirectional;                     /* a window is then of so many tokens to either side, its own included */
     bool parallel, grouped_qkv; /* grouped: SLOT_QKV has, for each key head, its queries, the key and the value */
     double embedding_scale, residual_scale, logit_scale; /* by which they are multiplied */
     double late_scale; /* queries are multiplied by 1 + late_scale · log(1 + ⌊position / rope.trained⌋) */
@@ -265,11 +269,14 @@ tn_status tn_llm_read_bigcode(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_neox(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_gpt_neo(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_opt(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_modernbert(const hf_folder *f, llm_config *c);
 extern const llm_naming tn_llm_falcon_two;
 extern const llm_naming tn_llm_gguf_names, tn_llm_gguf_apart; /* apart: experts have a tensor each */
 
 /* Reads and checks; options may be NULL. */
 tn_status tn_llm_configure(llm_source *s, const tn_llm_options *options, llm_config *out);
+/* The same of a model whose hidden states are read, and whose output matrix is not needed. */
+tn_status tn_llm_configure_reader(llm_source *s, llm_config *out);
 /* Windows: all layers, or those of a pattern, have one. */
 void tn_llm_set_window(llm_config *c, int64_t layer, bool slides);
 void tn_llm_set_pattern(llm_config *c, int64_t pattern);
@@ -375,6 +382,13 @@ typedef enum llm_probe { PROBE_ATTENTION, PROBE_O, PROBE_FFN, PROBE_DOWN, LLM_PR
 
 /* Records one pass that appends to the caches; the logits [rows, vocabulary] as a new handle, NULL for LLM_NO_ROWS. */
 tn_tensor *tn_llm_record(const llm_config *c, const llm_weights *w, const llm_inputs *in, llm_rows rows);
+
+/* llm.c: opens a model without caches, to read its hidden states. Close it with tn_llm_close. */
+tn_status tn_llm_open_reader(const char *path, tn_device *device, tn_llm **out);
+/* The hidden states behind the last norm of a text alone, [n, hidden], as a new handle. ids, places: [n] i64. */
+tn_tensor *tn_llm_record_states(const llm_config *c, const llm_weights *w, const tn_tensor *ids,
+                                const tn_tensor *places);
+enum { LLM_READER_CONTEXT = 8192 }; /* tokens of a text at most: scores are written out for each pair */
 
 /* llm_record.c */
 tn_status tn_llm_write_onnx(const llm_source *s, const llm_config *c, const llm_weights *w, const char *path,

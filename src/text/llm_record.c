@@ -243,6 +243,7 @@ static tn_tensor *embed(const llm_config *c, const llm_weights *w, const llm_inp
     tn_tensor *x = tn_cast(in->rows, TN_F32);
     if (tn_dtype_of(x) != TN_F32) x = tn_cast(x, TN_F32); /* rows of a table in half precision */
     x = scaled(x, c->embedding_scale);
+    if (w->head[SLOT_EMBEDDING_NORM]) x = norm(c, x, w->head[SLOT_EMBEDDING_NORM], NULL);
     if (!w->head[SLOT_POSITIONS]) return x;
     tn_tensor *places = tn_reshape(tn_cast(in->positions, TN_I64), TN_DIMS(tn_size(in->positions, 0)));
     if (c->family->first_position > 0) places = tn_add(places, tn_scalar_int(c->family->first_position));
@@ -341,10 +342,21 @@ static llm_inputs inputs_of(const llm_config *c, const llm_weights *w, const tn_
     llm_inputs in = {.rows = tn_embedding(ids, w->head[SLOT_EMBEDDING]),
                      .positions = tn_reshape(tn_cast(positions, TN_F32), TN_DIMS(tn_size(ids, 0), 1, 1))};
     query = tn_unsqueeze(query, 1), key = tn_unsqueeze(key, 0);
-    in.seen = tn_le(key, query);
+    in.seen = c->bidirectional ? tn_ge_scalar(tn_add(key, query), 0) : tn_le(key, query);
     if (there) in.seen = tn_logical_or(tn_logical_and(in.seen, there), tn_eq(key, query));
-    if (c->window) in.near = tn_logical_and(in.seen, tn_lt_scalar(tn_sub(query, key), (double)c->window));
+    tn_tensor *away = c->bidirectional ? tn_abs(tn_sub(query, key)) : tn_sub(query, key);
+    if (c->window) in.near = tn_logical_and(in.seen, tn_lt_scalar(away, (double)c->window));
     return in;
+}
+
+tn_tensor *tn_llm_record_states(const llm_config *c, const llm_weights *w, const tn_tensor *ids,
+                                const tn_tensor *places) {
+    tn_tensor *states = NULL;
+    TN_SCOPE;
+    llm_inputs in = inputs_of(c, w, ids, places, places, places, NULL);
+    tn_tensor *x = llm_record_layers(c, w, &in, LLM_ALL_ROWS);
+    states = tn_retain(norm(c, x, w->head[SLOT_OUTPUT_NORM], w->head[SLOT_OUTPUT_NORM_BIAS]));
+    return states;
 }
 
 /* What becomes a file. Lists belong to it, tensors to the scope. */

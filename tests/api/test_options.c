@@ -752,7 +752,7 @@ static const choice choices[] = {
     CHOICE(tn_engine_level, "tn_engine_set_options: level", TN_ENGINE_LEVEL_EXTENDED, choose_level),
     CHOICE(tn_numerics, "tn_set_numerics: numerics", TN_NUMERICS_FAST, choose_numerics),
     CHOICE(tn_tuning, "tn_set_tuning: mode", TN_TUNING_OFF, choose_tuning),
-    CHOICE(tn_pooling, "tn_embedder_open: pooling", TN_POOLING_MAX, choose_pooling),
+    CHOICE(tn_pooling, "tn_embedder_open: pooling", TN_POOLING_LAST, choose_pooling),
     CHOICE(tn_embed_norm, "tn_embedder_open: norm", TN_EMBED_NORM_UNIT, choose_norm),
 };
 

@@ -112,7 +112,7 @@ enum { TEXTS = 4 };
 static void texts_together_are_as_texts_alone(void **state) {
     (void)state;
     const char *folder = make_bert("bert", "");
-    for (int pooling = TN_POOLING_MEAN; pooling <= TN_POOLING_MAX; pooling++) {
+    for (int pooling = TN_POOLING_MEAN; pooling <= TN_POOLING_LAST; pooling++) {
         tn_embedder_options o = TN_EMBEDDER_DEFAULTS;
         o.pooling = (tn_pooling)pooling;
         o.norm = TN_EMBED_NORM_UNIT;
@@ -497,7 +497,9 @@ static void tensors_that_nobody_knows_are_refused(void **state) {
 static void logits_of_folder(const char *folder, float out[WORDS]) {
     tn_llm *m;
     const float *last;
-    assert_ok(tn_llm_open(folder, NULL, &m));
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.cache = TN_LLM_CACHE_F32;
+    assert_ok(tn_llm_open(folder, &o, &m));
     assert_ok(tn_llm_prompt(m, ids, 5, &last));
     memcpy(out, last, WORDS * sizeof *out);
     tn_llm_close(m);
@@ -553,6 +555,79 @@ static void a_model_with_pictures_is_read_for_its_text(void **state) {
     snprintf(config, sizeof config, "{\"text_config\":%s", llama_config);
     assert_int_equal(tn_llm_open(make_folder("pictures", rows, MORE, config, "}"), NULL, &m), TN_ERR_UNSUPPORTED);
     assert_text_has(tn_error(), "vision_tower");
+}
+
+/* Its last token's hidden state, with the embedding's rows: the logits. With one layer, that token sees the same keys
+ * where each sees the whole text; such a model is not for generating. */
+static void a_language_model_embeds_texts(void **state) {
+    (void)state;
+    const char *folder = make_llama("reader", "");
+    float want[WORDS], words[WORDS * HIDDEN], all[TEXTS * HIDDEN];
+    tn_embedder_facts f = {.struct_size = sizeof f};
+    tn_embedder_options last = TN_EMBEDDER_DEFAULTS;
+    tn_embedder *e;
+    tn_llm *m;
+    tn_safetensors *file;
+    logits_of_folder(folder, want);
+    assert_ok(tn_safetensors_open(folder, &file));
+    {
+        TN_SCOPE;
+        assert_ok(tn_read(tn_safetensors_tensor(file, "model.embed_tokens.weight"), words, sizeof words));
+    }
+    tn_safetensors_close(file);
+    last.pooling = TN_POOLING_LAST;
+    for (int both = 0; both < 2; both++) {
+        if (both) make_llama("reader", ",\"use_bidirectional_attention\":true");
+        assert_ok(tn_embedder_open(folder, NULL, &e));
+        assert_ok(tn_embedder_get_facts(e, &f));
+        assert_int_equal(f.pooling, both ? TN_POOLING_MEAN : TN_POOLING_LAST);
+        assert_int_equal(f.longest, 10);
+        tn_embedder_close(e);
+        assert_ok(tn_embedder_open(folder, &last, &e));
+        assert_ok(tn_embedder_run(e, ids, lengths, TEXTS, all));
+        assert_int_equal(tn_embedder_export_onnx(e, test_scratch("x.onnx")), TN_ERR_UNSUPPORTED);
+        tn_embedder_close(e);
+        for (int w = 0; w < WORDS; w++) {
+            double sum = 0;
+            for (int i = 0; i < HIDDEN; i++)
+                sum += (double)words[w * HIDDEN + i] * (double)all[i];
+            assert_true(fabs(sum - (double)want[w]) < 1e-5);
+        }
+    }
+    assert_int_equal(tn_llm_open(folder, NULL, &m), TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), "embeds texts");
+}
+
+/* A part of this family has no bias: one in the file would be left out of the computation. */
+static void a_bias_that_is_not_computed_is_refused(void **state) {
+    (void)state;
+    static const char config[] =
+        "{\"model_type\":\"nomic_bert\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":1,"
+        "\"num_attention_heads\":2,\"max_position_embeddings\":10,\"layer_norm_eps\":1e-12";
+    static const row rows[] = {
+        {"embeddings.word_embeddings.weight", WORDS, HIDDEN},
+        {"embeddings.token_type_embeddings.weight", 2, HIDDEN},
+        {"emb_ln.weight", HIDDEN, 0},
+        {"emb_ln.bias", HIDDEN, 0},
+        {"encoder.layers.0.attn.Wqkv.weight", 3 * HIDDEN, HIDDEN},
+        {"encoder.layers.0.attn.out_proj.weight", HIDDEN, HIDDEN},
+        {"encoder.layers.0.norm1.weight", HIDDEN, 0},
+        {"encoder.layers.0.norm1.bias", HIDDEN, 0},
+        {"encoder.layers.0.mlp.fc11.weight", INNER, HIDDEN},
+        {"encoder.layers.0.mlp.fc12.weight", INNER, HIDDEN},
+        {"encoder.layers.0.mlp.fc2.weight", HIDDEN, INNER},
+        {"encoder.layers.0.norm2.weight", HIDDEN, 0},
+        {"encoder.layers.0.norm2.bias", HIDDEN, 0},
+        {"encoder.layers.0.mlp.fc2.bias", HIDDEN, 0},
+    };
+    tn_embedder *e;
+    float out[TEXTS * HIDDEN];
+    assert_ok(tn_embedder_open(make_folder("nomic", rows, TN_COUNT(rows) - 1, config, ""), NULL, &e));
+    assert_ok(tn_embedder_run(e, ids, lengths, TEXTS, out));
+    tn_embedder_close(e);
+    assert_int_equal(tn_embedder_open(make_folder("nomic", rows, TN_COUNT(rows), config, ""), NULL, &e),
+                     TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), "mlp.fc2.bias");
 }
 
 /* The sizes of a language model whose weights are elsewhere. */
@@ -807,7 +882,7 @@ static void an_encoder_becomes_a_network(void **state) {
             tokens[i * LONGEST + k] = ids[at++];
             mask[i * LONGEST + k] = 1;
         }
-    for (int pooling = TN_POOLING_MEAN; pooling <= TN_POOLING_MAX; pooling++) {
+    for (int pooling = TN_POOLING_MEAN; pooling <= TN_POOLING_LAST; pooling++) {
         tn_embedder_options o = TN_EMBEDDER_DEFAULTS;
         o.pooling = (tn_pooling)pooling;
         o.norm = TN_EMBED_NORM_UNIT;
@@ -880,6 +955,8 @@ int main(void) {
         cmocka_unit_test(tensors_that_nobody_knows_are_refused),
         cmocka_unit_test(a_family_computes_as_its_configuration_says),
         cmocka_unit_test(a_model_with_pictures_is_read_for_its_text),
+        cmocka_unit_test(a_language_model_embeds_texts),
+        cmocka_unit_test(a_bias_that_is_not_computed_is_refused),
         cmocka_unit_test(config_json_alone_tells_the_sizes),
         cmocka_unit_test(a_folder_tells_its_sizes_and_ends),
         cmocka_unit_test(memory_may_run_out_anywhere),
