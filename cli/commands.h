@@ -11,6 +11,7 @@ extern const cli_command cli_convert;
 extern const cli_command cli_devices;
 extern const cli_command cli_embed;
 extern const cli_command cli_explain;
+extern const cli_command cli_finetune;
 extern const cli_command cli_fit;
 extern const cli_command cli_generate;
 extern const cli_command cli_info;

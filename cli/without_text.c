@@ -27,6 +27,7 @@ const int bench_llm_work_count = 0;
 
 WITHOUT_TEXT(chat);
 WITHOUT_TEXT(embed);
+WITHOUT_TEXT(finetune);
 WITHOUT_TEXT(generate);
 WITHOUT_TEXT(logits);
 WITHOUT_TEXT(perplexity);
@@ -59,6 +60,14 @@ bool convert_find_importance(const cli_options *o, const char *model, const char
     tn_backend_fail(TN_ERR_UNSUPPORTED, "--importance requires the library trunnion-text: %s", TN_TEXT_MISSING);
     return false;
 }
+
+bool convert_merge(const char *in, const char *adapter, const char *out, char merged[CLI_PATH]) {
+    (void)in, (void)adapter, (void)out, *merged = 0;
+    (void)cli_fail(TN_ERR_UNSUPPORTED, "--lora requires the library trunnion-text: %s", TN_TEXT_MISSING);
+    return false;
+}
+
+void convert_merge_end(const char *merged) { (void)merged; }
 
 bool convert_perplexity(const cli_options *o, const char *model, const char *text, int64_t context, double *out) {
     (void)o, (void)model, (void)text, (void)context;

@@ -55,6 +55,7 @@ processes | check     | 240 | tools/build.sh $BUILD all $plain && tools/build.sh
 bench     | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD bench
 backend   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/backend.py $BUILD
 faults    | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/command_faults.py $BUILD
+finetune  | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/finetune.py $BUILD
 chat      | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/chat.py $BUILD
 serve     | check     | 180 | tools/build.sh $BUILD all $plain && python3 tools/checks/serve.py $BUILD
 signals   | check     | 180 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD
@@ -88,6 +89,7 @@ engine-networks | check-all | 1800 | tools/build.sh $BUILD all $plain && python3
 unit-full | check-all | 3600 | tools/build.sh $BUILD tests $plain && TRUNNION_TEST_FULL=1 $run_programs $BUILD tests --each 1800
 programs  | check-all | 3600 | tools/build.sh $BUILD test_programs $plain && python3 tools/checks/many_programs.py $BUILD 100000
 signals-all | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD 20
+finetune-all  | check-all | 900 | tools/build.sh $BUILD all $plain && python3 tools/checks/finetune.py $BUILD all
 processes-all | check-all | 3600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD examples $plain && python3 tools/checks/processes.py $BUILD 20
 bugs      | check-all | 1800 | python3 tools/checks/seed_bugs.py
 certified | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/checks/certify_all.py $BUILD vulkan swiftshader webgpu oclgrind opencl --budget 3000

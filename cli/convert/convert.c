@@ -13,7 +13,7 @@
 #include "cli/commands.h"
 #include "trunnion/backend.h"
 
-enum { OPT_QUANTIZE = 256, OPT_LIKE, OPT_VERIFY, OPT_TEXT, OPT_CONTEXT, OPT_IMPORTANCE, OPT_NO_CACHE };
+enum { OPT_QUANTIZE = 256, OPT_LIKE, OPT_VERIFY, OPT_TEXT, OPT_CONTEXT, OPT_IMPORTANCE, OPT_NO_CACHE, OPT_LORA };
 
 static int run_convert(int argc, char **argv);
 
@@ -36,6 +36,8 @@ const cli_command cli_convert = {
         "                        Q8_0. Vectors are not quantized\n"
         "  --importance FILE     run the model (IN) over this text first, to quantize columns that meet large\n"
         "                        activations more precisely (importance matrix)\n"
+        "  --lora DIR            merge a LoRA adapter in PEFT's format into the language model (IN) first; its\n"
+        "                        quantized matrices become F16 unless --quantize says otherwise\n"
         "  --like FILE.gguf      take the metadata (sizes, tokenizer) from this file\n"
         "  --no-cache            for OUT.onnx: no key/value cache: token ids of a whole text in, logits out\n"
         "  --verify              open OUT again and compare every number. For a network: compare the weights that "
@@ -61,6 +63,7 @@ static bool take_convert_option(void *ctx, int val, const char *arg) {
     convert_wishes *w = ctx;
     switch (val) {
     case OPT_QUANTIZE: w->quantize = arg; return *arg != 0;
+    case OPT_LORA: w->lora = arg; return *arg != 0;
     case OPT_LIKE: w->like = arg; return *arg != 0;
     case OPT_VERIFY: w->verify = true; return true;
     case OPT_NO_CACHE: w->no_cache = true; return true;
@@ -98,6 +101,8 @@ static const char *wrong_wish(const convert_wishes *w, convert_kind from, conver
     if (is_same_file(w->in, w->out)) return "OUT must differ from IN: quantization cannot be undone";
     if (w->importance && (w->to == TN_DTYPE_COUNT || tn_dtype_block(w->to) == 1))
         return "--importance requires --quantize with a block type";
+    if (w->lora && from != CONVERT_GGUF && !cli_is_folder(w->in))
+        return "--lora requires a language model as IN: a .gguf or a model folder";
     if (w->like && to != CONVERT_GGUF) return "--like requires an OUT that ends with .gguf";
     if (w->no_cache && to != CONVERT_ONNX) return "--no-cache requires an OUT that ends with .onnx";
     if (w->context && !w->text) return "--context has no effect without --text";
@@ -163,10 +168,15 @@ static tn_status convert(const convert_wishes *w, convert_kind to, const convert
 
 static int run_convert(int argc, char **argv) {
     static const struct option own[] = {
-        {"quantize", required_argument, NULL, OPT_QUANTIZE}, {"like", required_argument, NULL, OPT_LIKE},
-        {"verify", no_argument, NULL, OPT_VERIFY},           {"text", required_argument, NULL, OPT_TEXT},
-        {"context", required_argument, NULL, OPT_CONTEXT},   {"importance", required_argument, NULL, OPT_IMPORTANCE},
-        {"no-cache", no_argument, NULL, OPT_NO_CACHE},       {0},
+        {"quantize", required_argument, NULL, OPT_QUANTIZE},
+        {"like", required_argument, NULL, OPT_LIKE},
+        {"verify", no_argument, NULL, OPT_VERIFY},
+        {"text", required_argument, NULL, OPT_TEXT},
+        {"context", required_argument, NULL, OPT_CONTEXT},
+        {"importance", required_argument, NULL, OPT_IMPORTANCE},
+        {"no-cache", no_argument, NULL, OPT_NO_CACHE},
+        {"lora", required_argument, NULL, OPT_LORA},
+        {0},
     };
     convert_wishes w = {.to = TN_DTYPE_COUNT};
     char names[160];
@@ -191,7 +201,11 @@ static int run_convert(int argc, char **argv) {
         free(r);
         return r ? code : CLI_FAILED;
     }
-    if (w.text && !convert_perplexity(&o, w.in, w.text, w.context, &r->perplexity[0])) code = cli_failed();
+    char merged[CLI_PATH] = "";
+    if (w.lora && !convert_merge(w.in, w.lora, w.out, merged)) code = CLI_FAILED;
+    if (*merged) w.in = merged;
+    if (code == CLI_OK && w.text && !convert_perplexity(&o, w.in, w.text, w.context, &r->perplexity[0]))
+        code = cli_failed();
     convert_importance importance = {0};
     if (code == CLI_OK && w.importance && !convert_find_importance(&o, w.in, w.importance, &importance))
         code = cli_failed();
@@ -205,6 +219,7 @@ static int run_convert(int argc, char **argv) {
                   "error to the first. Use the original weights if possible\n",
                   (long long)r->requantized, w.in, tn_dtype_name(w.to));
     if (code == CLI_OK) (o.json ? convert_put_json : convert_put_text)(&w, r);
+    convert_merge_end(merged);
     tn_device_close(device);
     free(r);
     return code;

@@ -146,8 +146,13 @@ float *convert_numbers(const convert_file *f, const convert_tensor *t);
 
 /* ---- what is asked for, and what is told of it ------------------------------------------------------------------- */
 
+/* convert_lora.c: writes the model with the adapter merged beside OUT; *merged is its path. false after a message. end
+ * removes it; "" is fine. */
+bool convert_merge(const char *in, const char *adapter, const char *out, char merged[CLI_PATH]);
+void convert_merge_end(const char *merged);
+
 typedef struct convert_wishes {
-    const char *in, *out, *quantize, *like, *text, *importance;
+    const char *in, *out, *quantize, *like, *text, *importance, *lora;
     int64_t context;
     bool verify, no_cache;
     tn_dtype to; /* TN_DTYPE_COUNT: as it is */

@@ -17,7 +17,7 @@
 #include "trunnion/backend.h"
 #include "trunnion/text.h"
 
-enum { OPT_SYSTEM = 256, OPT_MESSAGES, OPT_CONTEXT, OPT_CACHE, OPT_STOP };
+enum { OPT_SYSTEM = 256, OPT_MESSAGES, OPT_CONTEXT, OPT_CACHE, OPT_STOP, OPT_LORA };
 enum {
     MOST_STOPS = 16,
     LEAST_ANSWER = 256 /* tokens that a turn leaves free for the answer, if the context has them */
@@ -34,6 +34,7 @@ const cli_command cli_chat = {
             "      --messages FILE   begin with this conversation, as /save writes it\n"
             "  -n, --predict N       at most N tokens for an answer (default -1: until it ends)\n"
             "      --stop TEXT       end an answer before TEXT; may be given up to 16 times\n" CLI_SAMPLING_HELP
+            "      --lora DIR        add a LoRA adapter in PEFT's format (see finetune)\n"
             "      --context N       context length in tokens (default: the model's, at most 4096)\n"
             "      --cache TYPE      type of the key/value cache: f16, bf16 or f32\n"
             "                        (default f16)\n"
@@ -58,6 +59,7 @@ static const struct option options[] = {
     {"tokens", required_argument, NULL, 'n'},
     {"system", required_argument, NULL, OPT_SYSTEM},
     {"messages", required_argument, NULL, OPT_MESSAGES},
+    {"lora", required_argument, NULL, OPT_LORA},
     {"context", required_argument, NULL, OPT_CONTEXT},
     {"cache", required_argument, NULL, OPT_CACHE},
     {"stop", required_argument, NULL, OPT_STOP},
@@ -66,7 +68,7 @@ static const struct option options[] = {
 
 typedef struct session {
     cli_options common;
-    const char *path, *system, *messages;
+    const char *path, *lora, *system, *messages;
     tn_text_slice stops[MOST_STOPS];
     int stop_count;
     int64_t tokens, context;
@@ -91,6 +93,7 @@ static bool take_chat_option(void *ctx, int val, const char *arg) {
     case OPT_MESSAGES: s->messages = arg; break;
     case OPT_CONTEXT: return cli_parse_int(arg, 1, INT32_MAX, &s->context);
     case OPT_CACHE: return cli_take_cache(arg, &s->cache);
+    case OPT_LORA: s->lora = arg; return *arg != 0;
     default:
         if (!*arg || s->stop_count == MOST_STOPS) return false;
         s->stops[s->stop_count++] = (tn_text_slice){arg, strlen(arg)};
@@ -360,6 +363,7 @@ static tn_llm_options model_options(const session *s) {
     tn_llm_options o = TN_LLM_DEFAULTS;
     o.context = s->context;
     o.cache = s->cache;
+    o.adapter = s->lora;
     return o;
 }
 

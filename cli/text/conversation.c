@@ -147,7 +147,7 @@ static tn_status read_message(conversation *c, const tn_json *m, const char *pat
     return status;
 }
 
-static tn_status read_messages(conversation *c, const tn_json *root, const char *path) {
+tn_status conversation_take(conversation *c, const tn_json *root, const char *path) {
     const tn_json *list = tn_json_kind_of(root) == TN_JSON_OBJECT ? tn_json_get(root, "messages") : root;
     if (tn_json_kind_of(list) != TN_JSON_ARRAY || tn_json_length(list) == 0)
         return tn_backend_fail(
@@ -171,7 +171,7 @@ tn_status conversation_read(conversation *c, const char *path) {
     tn_bytes_free(&text);
     if (status != TN_OK) return tn_backend_fail(status, "'%s': %s", path, tn_error());
     int before = c->count;
-    status = read_messages(c, tn_json_root(doc), path);
+    status = conversation_take(c, tn_json_root(doc), path);
     tn_json_free(doc);
     if (status != TN_OK) conversation_remove(c, before, c->count - before);
     return status;
@@ -197,21 +197,22 @@ tn_status conversation_write(const conversation *c, const char *path) {
 
 /* ---- the prompt -------------------------------------------------------------------------------------------------- */
 
-static tn_status render(const conversation *c, const vocabulary *v, const char *source, tn_bytes *out) {
+static tn_status render(const conversation *c, const vocabulary *v, const char *source, bool answer, tn_bytes *out) {
     tn_chat_template *template = NULL;
     tn_status status = tn_chat_template_new(source, strlen(source), &template);
     if (status != TN_OK) return status;
     tn_chat chat = TN_CHAT_DEFAULTS;
     chat.messages = c->messages;
     chat.count = c->count;
-    chat.add_generation_prompt = true;
+    chat.add_generation_prompt = answer;
     chat.tokenizer = v->tokenizer;
     status = tn_chat_template_apply(template, &chat, NULL, out);
     tn_chat_template_free(template);
     return status;
 }
 
-tn_status conversation_encode(const conversation *c, const vocabulary *v, tn_ids *out) {
+/* answer: up to where an answer begins. */
+static tn_status encode(const conversation *c, const vocabulary *v, bool answer, tn_ids *out) {
     const char *source = tn_tokenizer_chat_template(v->tokenizer);
     if (!source)
         return tn_backend_fail(
@@ -220,7 +221,7 @@ tn_status conversation_encode(const conversation *c, const vocabulary *v, tn_ids
             "in folders), which chats require; use generate without --chat and write the whole prompt",
             v->path);
     tn_bytes rendered = {0};
-    tn_status status = render(c, v, source, &rendered);
+    tn_status status = render(c, v, source, answer, &rendered);
     if (status != TN_OK && status != TN_ERR_MEMORY)
         status = tn_backend_fail(status, "'%s': byte %" PRId64 ": the chat template: %s", v->path, v->template_place,
                                  tn_error());
@@ -228,4 +229,12 @@ tn_status conversation_encode(const conversation *c, const vocabulary *v, tn_ids
         status = tn_tokenizer_encode(v->tokenizer, rendered.data, rendered.size, TN_ENCODE_SPECIAL, out);
     tn_bytes_free(&rendered);
     return status;
+}
+
+tn_status conversation_encode(const conversation *c, const vocabulary *v, tn_ids *out) {
+    return encode(c, v, true, out);
+}
+
+tn_status conversation_encode_whole(const conversation *c, const vocabulary *v, tn_ids *out) {
+    return encode(c, v, false, out);
 }

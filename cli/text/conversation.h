@@ -4,6 +4,7 @@
 #define TRUNNION_CLI_CONVERSATION_H
 
 #include "cli/cli.h"
+#include "trunnion/json.h"
 #include "trunnion/llm.h"
 #include "trunnion/text.h"
 
@@ -32,10 +33,14 @@ void conversation_free(conversation *c);
 /* Appends the messages of a JSON file: an array of {"role", "content"}, or an object that has it as "messages". content
  * is a text, or a list of {"type": "text", "text"}. "-" is standard input. Errors name the message. */
 tn_status conversation_read(conversation *c, const char *path);
+/* The same for JSON that was read; path: for messages. Messages before a faulty one stay. */
+tn_status conversation_take(conversation *c, const tn_json *root, const char *path);
 /* Writes such a file, whole or not at all. */
 tn_status conversation_write(const conversation *c, const char *path);
 
 /* Appends the tokens of the conversation as the model's chat template has it, up to where the answer begins. */
 tn_status conversation_encode(const conversation *c, const vocabulary *v, tn_ids *out);
+/* The same without the beginning of an answer. */
+tn_status conversation_encode_whole(const conversation *c, const vocabulary *v, tn_ids *out);
 
 #endif

@@ -29,7 +29,8 @@ enum {
     OPT_LOGPROBS,
     OPT_PROMPT_CACHE,
     OPT_GRAMMAR,
-    OPT_SCHEMA
+    OPT_SCHEMA,
+    OPT_LORA
 };
 enum { DEFAULT_TOKENS = 128, NOT_GIVEN = -2, MOST_STOPS = 16, MOST_LOGPROBS = 20, ROOM_FOR_ALL = 4096 };
 
@@ -51,6 +52,7 @@ const cli_command cli_generate = {
             "      --chat            the prompt is a user's message; applies the model's chat template\n"
             "      --system TEXT     system prompt, with --chat\n" CLI_SAMPLING_HELP
             "      --ids IDS         the prompt as token ids, separated by commas, instead of -p; prints ids\n"
+            "      --lora DIR        add a LoRA adapter in PEFT's format (see finetune)\n"
             "      --context N       context length in tokens, prompt and answer together\n"
             "                        (default: what they need; with -n -1 at least 4096 if the model has them)\n"
             "      --cache TYPE      type of the key/value cache: f16, bf16 or f32\n"
@@ -90,6 +92,7 @@ static const struct option options[] = {
     {"json-schema", required_argument, NULL, OPT_SCHEMA},
     {"chat", no_argument, NULL, OPT_CHAT},
     {"system", required_argument, NULL, OPT_SYSTEM},
+    {"lora", required_argument, NULL, OPT_LORA},
     {"context", required_argument, NULL, OPT_CONTEXT},
     {"ids", required_argument, NULL, OPT_IDS},
     {"cache", required_argument, NULL, OPT_CACHE},
@@ -100,7 +103,7 @@ static const struct option options[] = {
 
 typedef struct request {
     cli_options common;
-    const char *model, *prompt, *file, *messages, *ids, *system, *prompt_cache, *grammar, *schema;
+    const char *model, *lora, *prompt, *file, *messages, *ids, *system, *prompt_cache, *grammar, *schema;
     tn_text_slice stops[MOST_STOPS];
     int stop_count;
     int64_t tokens, context; /* tokens: ANSWER_ALL: until the end; context 0: not given */
@@ -146,6 +149,7 @@ static bool take_generate_option(void *ctx, int val, const char *arg) {
     case OPT_CONTEXT: return cli_parse_int(arg, 1, INT32_MAX, &r->context);
     case OPT_IDS: r->ids = arg; break;
     case OPT_CACHE: return cli_take_cache(arg, &r->cache);
+    case OPT_LORA: r->lora = arg; return *arg != 0;
     case OPT_GRAMMAR: r->grammar = arg; break;
     case OPT_SCHEMA: r->schema = arg; break;
     case OPT_PROMPT_CACHE: r->prompt_cache = arg; return *arg != 0;
@@ -230,6 +234,7 @@ static tn_status open_model(work *w, const tn_llm_facts *facts) {
     o.context = choose_context(w, facts);
     o.cache = w->asked->cache;
     o.device = w->device;
+    o.adapter = w->asked->lora;
     tn_status status = tn_llm_open(w->asked->model, &o, &w->answer.model);
     return status == TN_OK ? tn_llm_prepare(w->answer.model) : status;
 }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "cli/commands.h"
+#include "cli/train/report.h"
 #include "cli/train/train.h"
 
 /* The exit status if another process of the group was told to stop: that of SIGTERM. */
@@ -45,6 +46,7 @@ static const char help_text[] =
     "  --save-every N        also save after every N steps\n"
     "  --resume FILE         continue from a checkpoint; with the same options the result has the same bits as an\n"
     "                        uninterrupted run\n"
+    "  --report FILE         an HTML page with charts, written while training\n"
     "  --log FILE            one JSON object per line for each step shown: step, loss; cartpole: mean return\n"
     "\n"
     "digits and chars also train on several processes, started by mpirun (Open MPI, MPICH): each computes its parts\n"
@@ -84,6 +86,7 @@ enum {
     OPT_SAVE,
     OPT_SAVE_EVERY,
     OPT_RESUME,
+    OPT_REPORT,
     OPT_LOG
 };
 
@@ -99,6 +102,7 @@ static const struct option own_options[] = {
     {"save", required_argument, NULL, OPT_SAVE},
     {"save-every", required_argument, NULL, OPT_SAVE_EVERY},
     {"resume", required_argument, NULL, OPT_RESUME},
+    {"report", required_argument, NULL, OPT_REPORT},
     {"log", required_argument, NULL, OPT_LOG},
     {NULL, 0, NULL, 0},
 };
@@ -119,6 +123,7 @@ static bool take_option(void *ctx, int val, const char *arg) {
     case OPT_DATA: o->data = arg; return *arg != 0;
     case OPT_SAVE: o->save = arg; return *arg != 0;
     case OPT_RESUME: o->resume = arg; return *arg != 0;
+    case OPT_REPORT: o->report = arg; return *arg != 0;
     default: o->log = arg; return *arg != 0;
     }
 }
@@ -169,6 +174,7 @@ typedef struct run {
     int points;
     int64_t stride, advances;
     FILE *log;
+    report report;
     bool stopped;           /* by a signal to this process or another one of its group */
     tn_selection selection; /* how the device was chosen */
 } run;
@@ -256,17 +262,40 @@ static bool time_to_save(const run *r, int64_t before) {
     return r->options->save && every > 0 && r->step < r->last && r->step / every != before / every;
 }
 
+static void begin_run_report(run *r, const char *device) {
+    if (!is_first_rank(r)) return;
+    r->report = (report){.path = r->options->report, .title = "trunnion train", .speed_unit = "steps a second"};
+    report_fact(&r->report, "task", "%s: %s", r->task->name, r->task->unit);
+    report_fact(&r->report, "run", "%s", r->description);
+    report_fact(&r->report, "device", "%s", device);
+}
+
+/* made: steps since `begun`. */
+static tn_status add_to_report(run *r, int64_t made, double begun) {
+    const tn_optimizer *optimizer = checkpoint_of(r).optimizer;
+    double seconds = cli_now() - begun;
+    const report_point p = {.step = r->step,
+                            .loss = r->loss,
+                            .validation = NAN,
+                            .rate = optimizer ? tn_optimizer_lr(optimizer) : NAN,
+                            .norm = NAN,
+                            .speed = seconds > 0 ? (double)made / seconds : NAN,
+                            .memory = (double)cli_peak_bytes()};
+    return report_add(&r->report, &p);
+}
+
 static tn_status train_on(run *r, cli_progress *progress) {
     while (r->step < r->last) {
         tn_status joined = train_any_stopped(r->options->team, &r->stopped);
         if (joined != TN_OK || r->stopped) return joined;
         int64_t before = r->step, made = 0;
-        double loss = NAN;
+        double loss = NAN, begun = cli_now();
         tn_status status = r->task->advance(r->self, r->step, &made, &loss);
         if (status != TN_OK) return status;
         r->step += made;
         note_loss(r, loss);
         if (!log_step(r)) return tn_backend_fail(TN_ERR_IO, "writing '%s' failed: is the disk full?", r->options->log);
+        if ((status = add_to_report(r, made, begun)) != TN_OK) return status;
         if (time_to_save(r, before) && (status = save_training(r)) != TN_OK) return status;
         char words[96], text[128];
         r->task->status_text(r->self, words, sizeof words);
@@ -323,6 +352,7 @@ static int finish_training(run *r, double rate, tn_device *device) {
     double metric = NAN;
     r->optimizer_bytes = tn_optimizer_state_bytes(checkpoint_of(r).optimizer);
     if (r->options->save && save_training(r) != TN_OK) return cli_failed();
+    if (report_write(&r->report, true) != TN_OK) return cli_failed();
     cli_stop_end(); /* what a signal could lose is saved */
     if (r->log && fflush(r->log) != 0)
         return cli_fail(TN_ERR_IO, "writing the log '%s': %s", r->options->log, strerror(errno));
@@ -341,6 +371,7 @@ static int execute(run *r, tn_device *device) {
     tn_manual_seed(r->options->common.seed);
     if (r->task->begin(r->options, &r->self) != TN_OK) return cli_failed();
     describe_training(r);
+    begin_run_report(r, r->selection.chosen);
     int code = resume(r);
     if (code != CLI_OK) return code;
     if (r->options->zero && tn_optimizer_shard(checkpoint_of(r).optimizer, r->options->team->group) != TN_OK)
@@ -408,6 +439,7 @@ static int run_task(train_options *o, const train_task *task) {
     if (code == CLI_OK) code = execute(&r, team.devices[0]);
     task->end(r.self);
     if (r.log && fclose(r.log) != 0 && code == CLI_OK) code = CLI_FAILED;
+    report_free(&r.report);
     free(r.curve);
     if (code != CLI_OK && !r.stopped) tn_group_abort(team.group, code); /* the other processes wait for this one */
     train_close(&team);

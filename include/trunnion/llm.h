@@ -38,9 +38,13 @@ typedef struct tn_llm_options {
     tn_llm_cache cache; /* default TN_LLM_CACHE_F16 */
     tn_device *device;  /* default NULL: the thread's current device */
     int64_t memory;     /* bytes that may be used; default 0: all free memory of the device */
+    /* Folder of a LoRA adapter in PEFT's format (adapter_config.json, adapter_model.safetensors) that is added to the
+     * products of the model; default NULL: none. For a GGUF file too. Adapters with trained embeddings, biases, DoRA or
+     * ranks that vary are refused. */
+    const char *adapter;
 } tn_llm_options;
 #define TN_LLM_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_llm_options, memory), 0, TN_LLM_CACHE_F16, NULL, 0 }
+    { TN_OPTIONS_SIZE(tn_llm_options, adapter), 0, TN_LLM_CACHE_F16, NULL, 0, NULL }
 
 /* A model's sizes and memory. Strings are valid as long as the file or model that was asked. */
 typedef struct tn_llm_facts {
@@ -176,6 +180,15 @@ TN_API tn_status tn_llm_load(tn_llm *m, const char *path);
  * 0. Source: llama.cpp, imatrix. */
 typedef tn_status tn_llm_take(void *ctx, const char *name, const float *squares, int64_t columns);
 TN_API tn_status tn_llm_importance(tn_llm *m, const int32_t *ids, int64_t count, tn_llm_take *take, void *ctx);
+
+/* Writes the model with what was added or trained: a GGUF file for a GGUF file, with its metadata, or a folder for a
+ * folder, with its other files. The adapter of tn_llm_options, or that of a trainer (finetune.h), is merged into the
+ * matrices; weights that were trained are written. Tensors keep their types, except quantized ones that changed: they
+ * become f16 (`trunnion convert --quantize` makes them small again).
+ *   path: must not be the path of m. A folder is made if it does not exist; its model.safetensors is replaced.
+ * Errors: TN_ERR_IO; TN_ERR_ARGUMENT for the path of m; TN_ERR_UNSUPPORTED for trained experts of a file that has a
+ * tensor for each expert. */
+TN_API tn_status tn_llm_save_model(tn_llm *m, const char *path);
 
 typedef struct tn_llm_export_onnx_options {
     size_t struct_size;

@@ -5,6 +5,7 @@
 #include "trunnion/amp.h"
 #include "trunnion/autograd.h"
 #include "trunnion/certify.h"
+#include "trunnion/data.h"
 #include "trunnion/data_parallel.h"
 #include "trunnion/device.h"
 #include "trunnion/distributed.h"

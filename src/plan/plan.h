@@ -149,9 +149,9 @@ typedef struct tn_value {
     /* placement.c */
     struct tn_vendor_call *vendor; /* computed by a library on the device, unfused; NULL: by our kernels */
     const char *vendor_why;        /* … though a library was asked for; NULL: none was */
-    bool by_engine;         /* the device's engine computes it, alone (op_engine.h) */
-    const char *engine_why; /* … or why not: the rest of a sentence; NULL: nobody was asked */
-    bool of_nothing;        /* constants, counters, random bits, or made of nothing else */
+    bool by_engine;                /* the device's engine computes it, alone (op_engine.h) */
+    const char *engine_why;        /* … or why not: the rest of a sentence; NULL: nobody was asked */
+    bool of_nothing;               /* constants, counters, random bits, or made of nothing else */
 } tn_value;
 
 enum { TN_BLOCK = -3 };
@@ -208,7 +208,7 @@ typedef struct tn_group {
     tn_native *native;
     tn_engine_op *engine_op;
     const tn_op_engine *engine; /* whose engine_op is */
-    tn_kernel *kernel; /* of the program; placement.c loads it early to see whether the device takes it */
+    tn_kernel *kernel;          /* of the program; placement.c loads it early to see whether the device takes it */
 } tn_group;
 
 /* A vendor library's answer for a convolution (placement.c). */
@@ -255,6 +255,7 @@ typedef struct tn_graph_plan {
     int forbid;          /* value that must not join a group, found while lowering; -1 */
     bool crowded;        /* … because the group needs too many buffers */
     bool counts_buffers; /* fusing counts them, since a group had too many */
+    bool trains;         /* some value requires gradients */
 } tn_graph_plan;
 
 tn_status tn_values_make(tn_graph_plan *g);
@@ -374,10 +375,10 @@ typedef struct tn_command {
     struct tn_engine_call *engine; /* ENGINE */
     const tn_op_engine *op_engine; /* ENGINE_OP */
     tn_engine_op *engine_op;
-    tn_device *device;             /* KERNEL: where; the plan's, or the cpu */
-    void **pointers;               /* operands, inside the plan's pointers; COPY, FETCH, SEND: to, from */
-    kir_scalar *scalars;           /* NATIVE: its epilogue's; ENGINE: the recording's */
-    size_t bytes;                  /* COPY, FETCH, SEND */
+    tn_device *device;   /* KERNEL: where; the plan's, or the cpu */
+    void **pointers;     /* operands, inside the plan's pointers; COPY, FETCH, SEND: to, from */
+    kir_scalar *scalars; /* NATIVE: its epilogue's; ENGINE: the recording's */
+    size_t bytes;        /* COPY, FETCH, SEND */
     bool commit;
     tn_command_list *list; /* KERNEL: this and the next listed - 1 commands gathered, NULL: not (yet) */
     int32_t listed;        /* commands in it */
@@ -402,7 +403,7 @@ typedef struct tn_plan {
     size_t arena_bytes, host_bytes;
     int32_t *first_on_host; /* engines: numbers of nodes in the key that are to be computed before (engine.h) */
     size_t first_count;
-    bool failed_there; /* an engine failed to run it: the host computes it from then on */
+    bool failed_there;        /* an engine failed to run it: the host computes it from then on */
     struct tn_placed *placed; /* what the host computes, an operation each */
     size_t placed_count;
     int64_t operations; /* computed here and there, as fused */

@@ -8,8 +8,8 @@
 
 #include "hal/hal.h"
 #include "ops/ops_common.h"
-#include "plan/plan.h"
 #include "plan/passes.h"
+#include "plan/plan.h"
 
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
 
@@ -152,6 +152,7 @@ static tn_status value_add(tn_graph_plan *g, const tn_node *n, int *id) {
     if (g->value_count == g->value_capacity) TRY(grow_values(g));
     *id = (int)g->value_count;
     tn_value *v = &g->values[g->value_count++];
+    g->trains |= (n->flags & TN_NODE_GRAD) != 0;
     *v = (tn_value){
         .node = n, .root = *id, .slot = -1, .output = -1, .scalar = -1, .group = -1, .place = -1, .concat_into = -1};
     tn_strides_contiguous(n->shape, n->rank, v->stride);

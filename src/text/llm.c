@@ -320,6 +320,7 @@ static tn_status check_memory(const tn_llm *m, const tn_llm_options *o, bool sha
 size_t tn_llm_embedding_row(const tn_llm *m) {
     char name[LLM_NAME_SIZE];
     llm_tensor info = {.struct_size = sizeof info};
+    if (m->trained_embedding) return (size_t)m->config.size[SIZE_HIDDEN] * sizeof(float);
     tn_llm_name(m->config.naming, name, -1, SLOT_EMBEDDING);
     bool found = tn_llm_source_find(&m->file->source, name, &info) == TN_OK;
     return found ? tn_dtype_bytes(info.dtype, m->config.size[SIZE_HIDDEN]) : 0;
@@ -334,6 +335,16 @@ static tn_status take_memory(tn_llm *m) {
     m->rows = tn_txt_alloc(LLM_CHUNK, tn_llm_embedding_row(m));
     bool all = m->weights.layers && m->logits && m->tokens && m->numbers && m->places && m->rows;
     return all ? TN_OK : TN_ERR_MEMORY;
+}
+
+/* Rows of the embedding come from the tensor, in f32, from now on. */
+tn_status tn_llm_train_embedding(tn_llm *m) {
+    void *rows = tn_txt_alloc(LLM_CHUNK, (size_t)m->config.size[SIZE_HIDDEN] * sizeof(float));
+    if (!rows) return TN_ERR_MEMORY;
+    tn_txt_free(m->rows);
+    m->rows = rows;
+    m->trained_embedding = true;
+    return TN_OK;
 }
 
 /* The model's tensors live on its device, whichever the caller's thread works on. Returns the one to go back to. */
@@ -352,9 +363,22 @@ static tn_status leave_llm(const tn_llm *m, tn_device *before, tn_status status)
     return status;
 }
 
+/* Handles of another conversation's adapter. */
+static tn_status share_adapter(tn_llm *m, const tn_llm *with) {
+    if (!with->weights.lora) return TN_OK;
+    TRY(tn_llm_lora_new(&m->config, &m->weights.lora));
+    m->weights.lora_scale = with->weights.lora_scale;
+    for (int64_t i = 0; i < m->config.layers * LAYER_SLOTS; i++) {
+        const llm_lora *pair = &with->weights.lora[i];
+        if (pair->a) m->weights.lora[i] = (llm_lora){tn_retain(pair->a), tn_retain(pair->b)};
+    }
+    return TN_OK;
+}
+
 /* Handles of another conversation's weights: what is made of them for kernels belongs to their memory, and is shared
  * too. */
-static void share_weights(tn_llm *m, const tn_llm *with) {
+static tn_status share_weights(tn_llm *m, const tn_llm *with) {
+    m->trained = with->trained;
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
         m->weights.head[slot] = with->weights.head[slot] ? tn_retain(with->weights.head[slot]) : NULL;
     for (int64_t i = 0; i < m->config.layers; i++)
@@ -362,15 +386,14 @@ static void share_weights(tn_llm *m, const tn_llm *with) {
             tn_tensor *weight = with->weights.layers[i].weight[slot];
             m->weights.layers[i].weight[slot] = weight ? tn_retain(weight) : NULL;
         }
+    return share_adapter(m, with);
 }
 
-/* with: NULL, or whose weights are shared. */
-static tn_status set_up(tn_llm *m, const tn_llm *with) {
+/* with: NULL, or whose weights are shared; adapter: NULL, or a folder. */
+static tn_status set_up(tn_llm *m, const tn_llm *with, const char *adapter) {
     TRY(take_memory(m));
-    if (with)
-        share_weights(m, with);
-    else
-        TRY(take_weights(m));
+    TRY(with ? share_weights(m, with) : take_weights(m));
+    if (adapter) TRY(tn_llm_lora_read(m, adapter));
     TRY(make_frequencies(m, false));
     if (m->config.two_ropes) TRY(make_frequencies(m, true));
     return make_caches(m);
@@ -384,7 +407,7 @@ static tn_status open_model(tn_llm *m, const char *path, const tn_llm_options *o
     TRY(tn_llm_configure(&m->file->source, options, &m->config));
     TRY(check_memory(m, options, false));
     tn_device *before = tn_llm_enter(m);
-    return leave_llm(m, before, set_up(m, NULL));
+    return leave_llm(m, before, set_up(m, NULL, options->adapter));
 }
 
 tn_status tn_llm_open(const char *path, const tn_llm_options *options, tn_llm **out) {
@@ -439,10 +462,13 @@ static tn_status join_conversation(tn_llm *m, const tn_llm *with, const tn_llm_o
     if (o && o->device && o->device != m->device)
         return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_new_conversation: the weights are on another device; open the "
                                                 "model there (tn_llm_open)");
+    if (o && o->adapter)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_new_conversation: adapter must be NULL; the conversation has "
+                                                "the adapter of the model");
     if (o) TRY(tn_llm_configure(&m->file->source, o, &m->config));
     TRY(check_memory(m, o ? o : &usual, true));
     tn_device *before = tn_llm_enter(m);
-    return leave_llm(m, before, set_up(m, with));
+    return leave_llm(m, before, set_up(m, with, NULL));
 }
 
 tn_status tn_llm_new_conversation(const tn_llm *with, const tn_llm_options *options, tn_llm **out) {
@@ -483,6 +509,7 @@ void tn_llm_close(tn_llm *m) {
     tn_free(m->weights.rope[0]);
     tn_free(m->weights.rope[1]);
     tn_free(m->weights.pages);
+    tn_llm_lora_free(m->weights.lora, &m->config);
     tn_txt_free(m->weights.layers);
     tn_txt_free(m->logits);
     tn_free(m->shown);
@@ -563,6 +590,14 @@ static tn_status check_ids(const tn_llm *m, const int32_t *ids, int64_t count) {
     return TN_OK;
 }
 
+/* Of an embedding that was trained. */
+static tn_status read_trained_rows(tn_llm *m, int64_t n) {
+    TN_SCOPE;
+    TN_NO_GRAD;
+    tn_tensor *rows = tn_embedding(tn_from_data(m->numbers, TN_DIMS(n), TN_I64), m->weights.head[SLOT_EMBEDDING]);
+    return tn_read(rows, m->rows, (size_t)n * tn_llm_embedding_row(m));
+}
+
 /* Reads the rows of these tokens in the embedding from the file, a few hundred bytes each: looked up in its mapping
  * they would bring large parts of a matrix to memory that stands there already, packed, as the output's weight. */
 static tn_status read_rows(tn_llm *m, const int32_t *ids, int64_t n) {
@@ -570,6 +605,7 @@ static tn_status read_rows(tn_llm *m, const int32_t *ids, int64_t n) {
     tn_llm_name(m->config.naming, name, -1, SLOT_EMBEDDING);
     for (int64_t i = 0; i < n; i++)
         m->numbers[i] = ids[i];
+    if (m->trained_embedding) return read_trained_rows(m, n);
     return tn_llm_source_rows(&m->file->source, name, m->numbers, n, m->rows);
 }
 

@@ -153,8 +153,7 @@ static bool is_spelt(const char *name, const char *spelt, int64_t experts) {
     return expert >= 0 && expert < experts && tn_llm_expert_name(spelt, expert, own) && strcmp(name, own) == 0;
 }
 
-/* The slot whose name this is; false when there is none. */
-static bool find_slot(const llm_naming *n, const char *name, int64_t experts, int64_t *layer, int *slot) {
+bool tn_llm_find_slot(const llm_naming *n, const char *name, int64_t experts, int64_t *layer, int *slot) {
     size_t length = strlen(n->layer);
     *layer = strncmp(name, n->layer, length) == 0 ? strtoll(name + length, NULL, 10) : -1;
     int count = *layer >= 0 ? (int)LAYER_SLOTS : (int)HEAD_SLOTS;
@@ -188,7 +187,7 @@ static tn_status check_known(const llm_source *s, const llm_config *c, const llm
     const char *name = s->gguf ? t->name : tn_hf_strip(&s->folder, t->name);
     int64_t layer;
     int slot;
-    bool fits = find_slot(c->naming, name, c->size[SIZE_EXPERTS], &layer, &slot) && layer < c->layers;
+    bool fits = tn_llm_find_slot(c->naming, name, c->size[SIZE_EXPERTS], &layer, &slot) && layer < c->layers;
     *counts = fits && !is_spare_output(c, layer, slot);
     if (fits && (layer < 0 ? head : known) & BIT(slot)) return TN_OK;
     if (is_beside(c->naming, name)) return TN_OK;

@@ -301,6 +301,8 @@ enum {
     LLM_MOST_CONTEXT = 1 << 30
 };
 bool tn_llm_name(const llm_naming *n, char name[LLM_NAME_SIZE], int64_t layer, int slot);
+/* The slot of a tensor of this name, without the prefix; false if there is none. *layer is -1 for a head slot. */
+bool tn_llm_find_slot(const llm_naming *n, const char *name, int64_t experts, int64_t *layer, int *slot);
 /* In such a name, the number of an expert instead of *; false where there is none. */
 bool tn_llm_expert_name(const char name[LLM_NAME_SIZE], int64_t expert, char out[LLM_NAME_SIZE]);
 /* Experts and choices are in c; what else follows from them, checked. `place`: of the file, for messages. */
@@ -311,12 +313,20 @@ typedef struct llm_layer {
     tn_tensor *k_cache, *v_cache;   /* state [pages, kv_heads, LLM_PAGE, head_dim] */
 } llm_layer;
 
+/* LoRA's pair for a matrix [out, in]: scale · (x · aᵀ) · bᵀ is added to its product. a [rank, in], b [out, rank], in
+ * f32; NULL: none. The rows of b are in the order of the matrix's rows. */
+typedef struct llm_lora {
+    tn_tensor *a, *b;
+} llm_lora;
+
 typedef struct llm_weights {
     tn_tensor *head[HEAD_SLOTS];
     tn_tensor *rope[2]; /* [1, 1, half], by which a position is multiplied; NULL: positions are learned. Local ones:
                          * NULL where all layers have the same */
     tn_tensor *pages;   /* [pages] i64: one sequence, so page i is i */
     llm_layer *layers;
+    llm_lora *lora; /* [layers · LAYER_SLOTS], or NULL: no adapter */
+    double lora_scale;
 } llm_weights;
 
 /* The open file, which conversations share. */
@@ -331,20 +341,23 @@ struct tn_llm {
     llm_config config;
     llm_weights weights;
     int64_t position;
-    int32_t *tokens;  /* [context]; the first `position` are the sequence */
-    float *logits;    /* of the last token: what callers get to see … */
-    tn_tensor *shown; /* … unless they lie where this was computed; or NULL */
-    tn_graph *token;  /* captured at the first single token */
-    int64_t *numbers; /* LLM_CHUNK ids, */
-    void *rows;       /* their rows of the embedding as the file has them, */
-    float *places;    /* and their positions, on their way into tensors */
+    int32_t *tokens;        /* [context]; the first `position` are the sequence */
+    float *logits;          /* of the last token: what callers get to see … */
+    tn_tensor *shown;       /* … unless they lie where this was computed; or NULL */
+    tn_graph *token;        /* captured at the first single token */
+    int64_t *numbers;       /* LLM_CHUNK ids, */
+    void *rows;             /* their rows of the embedding as the file has them, */
+    float *places;          /* and their positions, on their way into tensors */
+    bool trained;           /* has or had a trainer */
+    bool trained_embedding; /* rows of the embedding come from the tensor, in f32, not from the file */
 };
 
 /* llm.c: a conversation's parts that llm_state.c and llm_batch.c need. enter makes the model's device the thread's
  * current one, and gives the one that leave goes back to. */
 tn_device *tn_llm_enter(const tn_llm *m);
 void tn_llm_leave(const tn_llm *m, tn_device *before);
-size_t tn_llm_embedding_row(const tn_llm *m);                     /* bytes of a token's row */
+size_t tn_llm_embedding_row(const tn_llm *m); /* bytes of a token's row */
+tn_status tn_llm_train_embedding(tn_llm *m);  /* for a trainer: its rows are those of the tensor from now on */
 void tn_llm_append(tn_llm *m, const int32_t *ids, int64_t count); /* these were computed */
 /* After a failure: makes caches anew that a failed write has left as errors. Returns the failure. */
 tn_status tn_llm_mend(tn_llm *m, tn_status failure);
@@ -371,6 +384,7 @@ typedef struct llm_inputs {
      * joined: what is seen is [n, past + n]; and what takes handles to both together. */
     tn_tensor *const *past;
     tn_tensor **present;
+    bool trains; /* gradients are wanted: a mixture computes all experts, by operations that have gradients */
     /* Row i is the next token of sequence i, and goes to its caches; NULL: all rows belong to one. */
     const llm_sequence *sequences;
     int sequence_count;
@@ -389,6 +403,20 @@ tn_status tn_llm_open_reader(const char *path, tn_device *device, tn_llm **out);
 tn_tensor *tn_llm_record_states(const llm_config *c, const llm_weights *w, const tn_tensor *ids,
                                 const tn_tensor *places);
 enum { LLM_READER_CONTEXT = 8192 }; /* tokens of a text at most: scores are written out for each pair */
+
+/* llm_lora.c: adapters. Makes an empty list of pairs for m; reads the adapter of a folder; frees a list. */
+tn_status tn_llm_lora_new(const llm_config *c, llm_lora **out);
+tn_status tn_llm_lora_read(tn_llm *m, const char *folder);
+void tn_llm_lora_free(llm_lora *list, const llm_config *c);
+/* Whether an adapter may have a pair for this slot. *name (if not NULL): PEFT's name of the module. */
+bool tn_llm_lora_slot(const llm_config *c, int64_t layer, int slot, char name[LLM_NAME_SIZE]);
+/* b with rows in the order of folders, from that of this file's matrix; and back. Returns a new handle. */
+tn_tensor *tn_llm_lora_rows(const llm_config *c, int slot, const tn_tensor *b, bool to_folder);
+/* The weight with its pair added, in f32: a new handle, or NULL if there is no such weight. */
+tn_tensor *tn_llm_merged(const tn_llm *m, int64_t layer, int slot);
+
+/* llm_save.c */
+tn_status tn_llm_save_adapter(const tn_llm *m, const char *folder, const char *base_model);
 
 /* llm_record.c */
 tn_status tn_llm_write_onnx(const llm_source *s, const llm_config *c, const llm_weights *w, const char *path,

@@ -88,11 +88,19 @@ static void ungroup(const llm_config *c, const tn_tensor *joined, tn_tensor *out
     out[2] = tn_reshape(tn_narrow(groups, 2, share + 1, 1), TN_DIMS(n, keys));
 }
 
+/* A layer's product with the weight of a slot and a bias (NULL: none), and what an adapter adds. */
+static tn_tensor *product(const llm_weights *w, int64_t layer, int slot, const tn_tensor *x, const tn_tensor *bias) {
+    tn_tensor *y = tn_linear(x, w->layers[layer].weight[slot], bias);
+    const llm_lora *l = w->lora ? &w->lora[layer * LAYER_SLOTS + slot] : NULL;
+    if (!l || !l->a) return y;
+    return tn_add(y, tn_mul_scalar(tn_linear(tn_linear(x, l->a, NULL), l->b, NULL), w->lora_scale));
+}
+
 /* Queries, keys and values, of three products or of one. */
-static void project(const llm_config *c, const llm_layer *l, const tn_tensor *x, tn_tensor *out[3]) {
-    tn_tensor *const *weight = l->weight;
+static void project(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x, tn_tensor *out[3]) {
+    tn_tensor *const *weight = w->layers[layer].weight;
     if (weight[SLOT_QKV]) {
-        tn_tensor *joined = tn_linear(x, weight[SLOT_QKV], weight[SLOT_QKV_BIAS]);
+        tn_tensor *joined = product(w, layer, SLOT_QKV, x, weight[SLOT_QKV_BIAS]);
         int64_t queries = c->size[SIZE_QUERIES], keys = c->size[SIZE_KEYS];
         if (c->grouped_qkv) {
             ungroup(c, joined, out);
@@ -103,9 +111,9 @@ static void project(const llm_config *c, const llm_layer *l, const tn_tensor *x,
         out[2] = tn_narrow(joined, 1, queries + keys, keys);
         return;
     }
-    out[0] = tn_linear(x, weight[SLOT_Q], weight[SLOT_Q_BIAS]);
-    out[1] = tn_linear(x, weight[SLOT_K], weight[SLOT_K_BIAS]);
-    out[2] = tn_linear(x, weight[SLOT_V], weight[SLOT_V_BIAS]);
+    out[0] = product(w, layer, SLOT_Q, x, weight[SLOT_Q_BIAS]);
+    out[1] = product(w, layer, SLOT_K, x, weight[SLOT_K_BIAS]);
+    out[2] = product(w, layer, SLOT_V, x, weight[SLOT_V_BIAS]);
 }
 
 /* [n, heads, head_dim] as [1, heads, n, head_dim]. */
@@ -173,7 +181,7 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
     const llm_layer *l = &w->layers[layer];
     tn_tensor *const *weight = l->weight, *qkv_parts[3];
     look_at(in, layer, PROBE_ATTENTION, x);
-    project(c, l, x, qkv_parts);
+    project(c, w, layer, x, qkv_parts);
     int64_t window = tn_llm_window(c, layer);
     const rotation *turn = &turns[c->two_ropes && tn_llm_slides(c, layer)];
     if (!tn_llm_has_rope(c, layer)) turn = NULL;
@@ -185,15 +193,16 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
                                        : attend_cached(c, w, l, in, window, qkv);
     tn_tensor *joined = tn_reshape(mixed, TN_DIMS(tn_size(mixed, 0), c->size[SIZE_QUERIES]));
     look_at(in, layer, PROBE_O, joined);
-    return tn_linear(joined, weight[SLOT_O], weight[SLOT_O_BIAS]);
+    return product(w, layer, SLOT_O, joined, weight[SLOT_O_BIAS]);
 }
 
 /* The expert that all tokens have, by how much each of them wants it. */
-static tn_tensor *share(const llm_config *c, tn_tensor *const *weight, const tn_tensor *x) {
+static tn_tensor *share(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
+    tn_tensor *const *weight = w->layers[layer].weight;
     tn_tensor *wish = tn_linear(x, tn_reshape(weight[SLOT_SHARED_ROUTER], TN_DIMS(1, c->size[SIZE_HIDDEN])), NULL);
-    tn_tensor *gate = tn_linear(x, weight[SLOT_SHARED_GATE], NULL), *up = tn_linear(x, weight[SLOT_SHARED_UP], NULL);
+    tn_tensor *gate = product(w, layer, SLOT_SHARED_GATE, x, NULL), *up = product(w, layer, SLOT_SHARED_UP, x, NULL);
     tn_tensor *inner = tn_mul(c->activation(gate), up);
-    return tn_mul(tn_sigmoid(wish), tn_linear(inner, weight[SLOT_SHARED_DOWN], NULL));
+    return tn_mul(tn_sigmoid(wish), product(w, layer, SLOT_SHARED_DOWN, inner, NULL));
 }
 
 /* One product's two parts along a dimension: the gate, which is returned, and what it gates. */
@@ -203,19 +212,42 @@ static tn_tensor *split_gate(tn_tensor **up, int dim, int64_t width) {
     return gate;
 }
 
+/* The sum over all experts, each times what the router gives it: 0 for those that are not chosen.
+ *   by, chosen: [n, choices].
+ * Costs experts / choices times as much as the chosen ones, and has gradients. */
+static tn_tensor *mix_all(const llm_config *c, tn_tensor *const *weight, const tn_tensor *x, const tn_tensor *chosen,
+                          const tn_tensor *by) {
+    tn_tensor *y = NULL;
+    for (int64_t e = 0; e < c->size[SIZE_EXPERTS]; e++) {
+        tn_tensor *share = tn_sum(tn_mul(by, tn_eq_scalar(chosen, (double)e)), (int64_t[]){1}, 1, true);
+        tn_tensor *up = tn_linear(x, tn_select(weight[SLOT_EXPERT_UP], 0, e), NULL);
+        tn_tensor *gate = c->family->fused_gate ? split_gate(&up, 1, c->size[SIZE_EXPERT])
+                                                : tn_linear(x, tn_select(weight[SLOT_EXPERT_GATE], 0, e), NULL);
+        tn_tensor *inner = tn_mul(c->activation(gate), up);
+        tn_tensor *made = tn_mul(tn_linear(inner, tn_select(weight[SLOT_EXPERT_DOWN], 0, e), NULL), share);
+        y = y ? tn_add(y, made) : made;
+    }
+    return y;
+}
+
 /* A mixture: each token goes through the experts that its router likes best, and what they make is added by how much it
  * likes them. No matrix has columns to be looked at: they differ from expert to expert. */
-static tn_tensor *mix(const llm_config *c, tn_tensor *const *weight, const tn_tensor *x) {
+static tn_tensor *mix(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
+                      const tn_tensor *x) {
+    tn_tensor *const *weight = w->layers[layer].weight, *y;
     tn_tensor *likes = tn_softmax(tn_linear(x, weight[SLOT_ROUTER], NULL), -1);
     tn_tensor *chosen = tn_topk_indices(likes, c->choices, 1, true), *by = tn_topk(likes, c->choices, 1, true);
     if (c->whole_choice) by = tn_div(by, tn_sum(by, (int64_t[]){1}, 1, true));
-    tn_tensor *up = tn_linear_experts(x, weight[SLOT_EXPERT_UP], chosen);
-    tn_tensor *gate = c->family->fused_gate ? split_gate(&up, 2, c->size[SIZE_EXPERT])
-                                            : tn_linear_experts(x, weight[SLOT_EXPERT_GATE], chosen);
-    tn_tensor *inner = tn_mul(c->activation(gate), up);
-    tn_tensor *made = tn_linear_experts(inner, weight[SLOT_EXPERT_DOWN], chosen);
-    tn_tensor *y = tn_sum(tn_mul(made, tn_unsqueeze(by, 2)), (int64_t[]){1}, 1, false);
-    return weight[SLOT_SHARED_ROUTER] ? tn_add(y, share(c, weight, x)) : y;
+    if (in->trains) {
+        y = mix_all(c, weight, x, chosen, by);
+    } else {
+        tn_tensor *up = tn_linear_experts(x, weight[SLOT_EXPERT_UP], chosen);
+        tn_tensor *gate = c->family->fused_gate ? split_gate(&up, 2, c->size[SIZE_EXPERT])
+                                                : tn_linear_experts(x, weight[SLOT_EXPERT_GATE], chosen);
+        tn_tensor *made = tn_linear_experts(tn_mul(c->activation(gate), up), weight[SLOT_EXPERT_DOWN], chosen);
+        y = tn_sum(tn_mul(made, tn_unsqueeze(by, 2)), (int64_t[]){1}, 1, false);
+    }
+    return weight[SLOT_SHARED_ROUTER] ? tn_add(y, share(c, w, layer, x)) : y;
 }
 
 static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
@@ -224,18 +256,18 @@ static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_
     look_at(in, layer, PROBE_FFN, x);
     if (c->choices > 0) {
         look_at(in, layer, PROBE_DOWN, x); /* nobody asks for it, but each place has one */
-        return mix(c, weight, x);
+        return mix(c, w, layer, in, x);
     }
-    tn_tensor *up = tn_linear(x, weight[SLOT_UP], weight[SLOT_UP_BIAS]);
+    tn_tensor *up = product(w, layer, SLOT_UP, x, weight[SLOT_UP_BIAS]);
     tn_tensor *gate = NULL;
     if (c->family->fused_gate) {
         gate = split_gate(&up, 1, c->size[SIZE_INTERMEDIATE]);
     } else if (weight[SLOT_GATE]) {
-        gate = tn_linear(x, weight[SLOT_GATE], weight[SLOT_GATE_BIAS]);
+        gate = product(w, layer, SLOT_GATE, x, weight[SLOT_GATE_BIAS]);
     }
     tn_tensor *inner = gate ? tn_mul(c->activation(gate), up) : c->activation(up);
     look_at(in, layer, PROBE_DOWN, inner);
-    return tn_linear(inner, weight[SLOT_DOWN], weight[SLOT_DOWN_BIAS]);
+    return product(w, layer, SLOT_DOWN, inner, weight[SLOT_DOWN_BIAS]);
 }
 
 /* Rows of the embedding, with those of their positions where a model has learned them. */

@@ -16,6 +16,7 @@
 #include "trunnion/autograd.h"
 #include "trunnion/backend.h"
 #include "trunnion/certify.h"
+#include "trunnion/data.h"
 #include "trunnion/data_parallel.h"
 #include "trunnion/engine.h"
 #include "trunnion/json.h"
@@ -494,6 +495,8 @@ static void optimizers_refuse(void **state) {
     tn_tensor *const nothing[1] = {NULL};
     FAILS(tn_fused_adam_step(nothing, nothing, nothing, nothing, 1, 1, NULL))
     YIELDS(true, isnan(tn_plateau_step(NULL, 1)))
+    YIELDS(true, tn_batches_per_epoch(NULL) == 0)
+    YIELDS(true, tn_batches_next(NULL, NULL) == 0)
     tn_ema *averages = NULL;
     FAILS(tn_ema_new(NULL, 0.9, &averages))
     FAILS(tn_ema_new(root, 0.9, NULL))

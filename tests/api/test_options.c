@@ -9,10 +9,12 @@
 
 #include "trunnion/amp.h"
 #include "trunnion/certify.h"
+#include "trunnion/data.h"
 #include "trunnion/data_parallel.h"
 #include "trunnion/distributed.h"
 #include "trunnion/embed.h"
 #include "trunnion/engine.h"
+#include "trunnion/finetune.h"
 #include "trunnion/llm.h"
 #include "trunnion/onnx.h"
 #include "trunnion/ops.h"
@@ -205,6 +207,11 @@ static tn_status try_llm(const void *o) {
     tn_llm *m;
     return tn_llm_open("no such model", o, &m);
 }
+static tn_status try_finetune(const void *o) {
+    tn_finetune *t;
+    return tn_finetune_new(NULL, o, &t);
+}
+static tn_status try_batches(const void *o) { return tn_batches_per_epoch(o) ? TN_OK : TN_ERR_ARGUMENT; }
 static tn_status try_llm_export_onnx(const void *o) { return tn_llm_export_onnx(NULL, "no such folder/x", o); }
 
 static tn_status try_embedder(const void *o) {
@@ -314,6 +321,8 @@ static tn_status try_engine(const void *o) {
     X(DEVICE, tn_device_options, try_device)                            \
     X(LLM, tn_llm_options, try_llm)                                     \
     X(LLM_EXPORT_ONNX, tn_llm_export_onnx_options, try_llm_export_onnx) \
+    X(FINETUNE, tn_finetune_options, try_finetune)                      \
+    X(BATCHES, tn_batches, try_batches)                                 \
     X(EMBEDDER, tn_embedder_options, try_embedder)                      \
     X(VOCABULARY, tn_vocabulary, try_vocabulary)                        \
     X(PAIR, tn_pair_options, try_pair)                                  \

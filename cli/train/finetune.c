@@ -1,0 +1,663 @@
+/* finetune.c — `trunnion finetune`: trains a language model, or an adapter for one, on a file of texts.
+ *
+ * A step is a function of its number: the order of the texts follows from the seed, the learning rate from the
+ * schedule. So a checkpoint needs only the trained numbers, the optimizer and the step, and a resumed run has
+ * the same bits. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cli/commands.h"
+#include "cli/text/language.h"
+#include "cli/train/finetune_data.h"
+#include "cli/train/report.h"
+#include "trunnion/backend.h"
+#include "trunnion/data.h"
+#include "trunnion/finetune.h"
+#include "trunnion/trunnion.h"
+
+static const char CHECKPOINT[] = "checkpoint.safetensors", MERGED[] = "model.gguf";
+enum { PLOT_ROWS = 8, SAMPLE_TOKENS = 48, VALIDATION_BATCH = 8, MOST_DESCRIPTION = 640, DEFAULT_CONTEXT = 512 };
+
+static const char help_text[] =
+    "  -m, --model MODEL     a GGUF file (also quantized), or a Hugging Face model folder\n"
+    "      --data FILE       NAME.jsonl: an object a line, with \"messages\" (as for chat; the model's\n"
+    "                        template is applied), \"prompt\" and \"completion\", or \"text\"; the loss\n"
+    "                        counts answers, completions and texts. Other names: plain text\n"
+    "      --out DIR         folder for the result and checkpoints\n"
+    "      --lora R          rank of the adapter (8)\n"
+    "      --lora-alpha A    the adapter is scaled by A / R (twice the rank)\n"
+    "      --targets NAMES   matrices with an adapter, as in q,v or q_proj,v_proj (all)\n"
+    "      --full            train all weights in f32 instead of an adapter\n"
+    "      --lr X            highest learning rate (2e-4; with --full 2e-5)\n"
+    "      --schedule KIND   cosine, linear or constant (cosine, to 0)\n"
+    "      --warmup N        steps in which the rate rises (3 % of all)\n"
+    "      --weight-decay X  of AdamW (0)\n"
+    "      --clip X          limit of the gradient's norm (1)\n"
+    "      --epochs N        passes over the data (1)\n"
+    "      --steps N         this many steps instead\n"
+    "      --batch N         texts of a batch (8)\n"
+    "      --accumulate N    batches of a step (1); memory does not depend on either\n"
+    "      --context N       most tokens of a text; longer ones are cut (512)\n"
+    "      --validation V    a file like --data, or a share of the data between 0 and 1, whose\n"
+    "                        loss is measured at the start, after each epoch and at the end\n"
+    "      --save-every N    write a checkpoint after every N steps; always when stopped\n"
+    "      --resume          go on from the checkpoint in --out, with the same options: the\n"
+    "                        result has the bits of a run that was not interrupted\n"
+    "      --log FILE        a JSON object a line for each step\n"
+    "      --report FILE     an HTML page with charts and samples, written while training\n"
+    "      --json            loss, validation_loss, validation_loss_before, steps, tokens,\n"
+    "                        tokens_per_second, trained_parameters, texts, out, peak_bytes,\n"
+    "                        device, fallback[], seed, interrupted\n"
+    "\n"
+    "Writes DIR/adapter_model.safetensors and adapter_config.json (PEFT's format), which\n"
+    "generate, chat and convert take with --lora DIR. With --full: DIR/model.gguf, or a model\n"
+    "folder. Ctrl-C saves a checkpoint and ends the run.\n"
+    "\n"
+    "examples:\n"
+    "  trunnion finetune -m model.gguf --data chats.jsonl --out adapter --report run.html\n"
+    "  trunnion finetune -m folder --data notes.txt --out tuned --full --epochs 2\n"
+    "  trunnion generate -m model.gguf --lora adapter --chat -p 'Hello'\n";
+
+static int run_finetune(int argc, char **argv);
+
+const cli_command cli_finetune = {
+    .name = "finetune",
+    .summary = "fine-tune a language model on your texts",
+    .usage = "finetune -m MODEL --data FILE --out DIR [options]",
+    .help = help_text,
+    .accepts = CLI_ALL,
+    .run = run_finetune,
+};
+
+/* ---- options ----------------------------------------------------------------------------------------------------- */
+
+enum {
+    OPT_DATA = 256,
+    OPT_OUT,
+    OPT_LORA,
+    OPT_ALPHA,
+    OPT_TARGETS,
+    OPT_FULL,
+    OPT_LR,
+    OPT_SCHEDULE,
+    OPT_WARMUP,
+    OPT_DECAY,
+    OPT_CLIP,
+    OPT_EPOCHS,
+    OPT_STEPS,
+    OPT_BATCH,
+    OPT_ACCUMULATE,
+    OPT_CONTEXT,
+    OPT_VALIDATION,
+    OPT_SAVE_EVERY,
+    OPT_RESUME,
+    OPT_LOG,
+    OPT_REPORT
+};
+
+static const struct option own_options[] = {
+    {"model", required_argument, NULL, 'm'},
+    {"data", required_argument, NULL, OPT_DATA},
+    {"out", required_argument, NULL, OPT_OUT},
+    {"lora", required_argument, NULL, OPT_LORA},
+    {"lora-alpha", required_argument, NULL, OPT_ALPHA},
+    {"targets", required_argument, NULL, OPT_TARGETS},
+    {"full", no_argument, NULL, OPT_FULL},
+    {"lr", required_argument, NULL, OPT_LR},
+    {"schedule", required_argument, NULL, OPT_SCHEDULE},
+    {"warmup", required_argument, NULL, OPT_WARMUP},
+    {"weight-decay", required_argument, NULL, OPT_DECAY},
+    {"clip", required_argument, NULL, OPT_CLIP},
+    {"epochs", required_argument, NULL, OPT_EPOCHS},
+    {"steps", required_argument, NULL, OPT_STEPS},
+    {"batch", required_argument, NULL, OPT_BATCH},
+    {"accumulate", required_argument, NULL, OPT_ACCUMULATE},
+    {"context", required_argument, NULL, OPT_CONTEXT},
+    {"validation", required_argument, NULL, OPT_VALIDATION},
+    {"save-every", required_argument, NULL, OPT_SAVE_EVERY},
+    {"resume", no_argument, NULL, OPT_RESUME},
+    {"log", required_argument, NULL, OPT_LOG},
+    {"report", required_argument, NULL, OPT_REPORT},
+    {0},
+};
+
+typedef struct order {
+    cli_options common;
+    const char *model, *data, *out, *targets, *validation, *log, *report, *schedule;
+    int64_t rank, epochs, steps, batch, accumulate, context, save_every, warmup; /* 0: not given; warmup: -1 */
+    double alpha, lr, decay, clip;                                               /* alpha, lr: 0: not given */
+    bool full, resume;
+} order;
+
+static bool parse_real(const char *text, double least, double most, double *out) {
+    char *end;
+    errno = 0;
+    double v = strtod(text, &end);
+    if (end == text || *end || errno != 0 || !(v >= least && v <= most)) return false;
+    *out = v;
+    return true;
+}
+
+static bool take_finetune_option(void *ctx, int val, const char *arg) {
+    enum { MOST = 1 << 30 };
+    order *o = ctx;
+    switch (val) {
+    case 'm': o->model = arg; return *arg != 0;
+    case OPT_DATA: o->data = arg; return *arg != 0;
+    case OPT_OUT: o->out = arg; return *arg != 0;
+    case OPT_LORA: return cli_parse_int(arg, 1, 1 << 16, &o->rank);
+    case OPT_ALPHA: return parse_real(arg, 1e-6, 1e6, &o->alpha);
+    case OPT_TARGETS: o->targets = arg; return *arg != 0;
+    case OPT_FULL: o->full = true; return true;
+    case OPT_LR: return parse_real(arg, 1e-12, 10, &o->lr);
+    case OPT_SCHEDULE:
+        o->schedule = arg;
+        return !strcmp(arg, "cosine") || !strcmp(arg, "linear") || !strcmp(arg, "constant");
+    case OPT_WARMUP: return cli_parse_int(arg, 0, MOST, &o->warmup);
+    case OPT_DECAY: return parse_real(arg, 0, 10, &o->decay);
+    case OPT_CLIP: return parse_real(arg, 1e-6, 1e9, &o->clip);
+    case OPT_EPOCHS: return cli_parse_int(arg, 1, MOST, &o->epochs);
+    case OPT_STEPS: return cli_parse_int(arg, 1, MOST, &o->steps);
+    case OPT_BATCH: return cli_parse_int(arg, 1, 4096, &o->batch);
+    case OPT_ACCUMULATE: return cli_parse_int(arg, 1, 4096, &o->accumulate);
+    case OPT_CONTEXT: return cli_parse_int(arg, 8, 1 << 20, &o->context);
+    case OPT_VALIDATION: o->validation = arg; return *arg != 0;
+    case OPT_SAVE_EVERY: return cli_parse_int(arg, 1, MOST, &o->save_every);
+    case OPT_RESUME: o->resume = true; return true;
+    case OPT_LOG: o->log = arg; return *arg != 0;
+    default: o->report = arg; return *arg != 0;
+    }
+}
+
+/* ---- a run ------------------------------------------------------------------------------------------------------- */
+
+typedef struct tuning {
+    const order *asked;
+    tn_device *device;
+    tn_selection selection;
+    vocabulary words;
+    finetune_data data, other; /* other: of --validation FILE */
+    int64_t *train, *held;     /* numbers of texts; held: of `other`, if it has texts */
+    int64_t train_count, held_count;
+    tn_finetune_example *batch;
+    tn_llm *model;
+    tn_finetune *trainer;
+    tn_batches batches;
+    tn_schedule schedule;
+    int64_t first, step, last, tokens;
+    double loss, before, after; /* before, after: of validation; NAN: not measured */
+    double *curve, seconds;
+    FILE *log;
+    report report;
+    char description[MOST_DESCRIPTION]; /* which run a checkpoint belongs to */
+} tuning;
+
+static tn_status join(const char *folder, const char *name, char out[CLI_PATH]) {
+    if (snprintf(out, CLI_PATH, "%s/%s", folder, name) < CLI_PATH) return TN_OK;
+    return tn_backend_fail(TN_ERR_ARGUMENT, "the path '%.80s…/%s' is too long", folder, name);
+}
+
+/* The folder of the result, before anything is computed. */
+static tn_status prepare_out(const order *o) {
+    char path[CLI_PATH];
+    if (mkdir(o->out, 0777) != 0 && errno != EEXIST)
+        return tn_backend_fail(TN_ERR_IO, "cannot make the folder '%s': %s", o->out, strerror(errno));
+    if (!cli_is_folder(o->out) || access(o->out, W_OK | X_OK) != 0)
+        return tn_backend_fail(TN_ERR_IO, "'%s' is not a folder that can be written to; pass another --out", o->out);
+    tn_status status = join(o->out, CHECKPOINT, path);
+    bool there = access(path, F_OK) == 0;
+    if (status == TN_OK && there && !o->resume)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "'%s' has the checkpoint of a run; pass --resume to go on with it, or "
+                               "another --out",
+                               o->out);
+    if (status == TN_OK && !there && o->resume)
+        return tn_backend_fail(TN_ERR_IO, "'%s' has no %s to resume from", o->out, CHECKPOINT);
+    return status;
+}
+
+/* ---- texts ------------------------------------------------------------------------------------------------------- */
+
+/* A share of the data is held out: the texts that come first in an order of its own. */
+static tn_status split_texts(tuning *t, double share) {
+    int64_t n = t->data.count, held = share > 0 ? (int64_t)ceil(share * (double)n) : 0;
+    if (held >= n)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has %lld texts, and --validation leaves none to learn from",
+                               t->asked->data, (long long)n);
+    tn_batches all = TN_BATCHES_DEFAULTS;
+    all.count = all.batch = n;
+    all.seed = t->asked->common.seed + 0x5EED;
+    all.shuffle = held > 0;
+    t->train = malloc((size_t)n * sizeof *t->train);
+    t->held = malloc((size_t)n * sizeof *t->held);
+    if (!t->train || !t->held) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
+    if (tn_batches_next(&all, t->held) != n) return TN_ERR_ARGUMENT;
+    t->held_count = held;
+    t->train_count = n - held;
+    memcpy(t->train, t->held + held, (size_t)t->train_count * sizeof *t->train);
+    return TN_OK;
+}
+
+static tn_status read_texts(tuning *t, const tn_llm_facts *facts) {
+    const order *o = t->asked;
+    double share = 0;
+    bool file = o->validation && !parse_real(o->validation, 0, 1, &share);
+    tn_status status = vocabulary_open(&t->words, o->model, facts);
+    if (status == TN_OK) status = finetune_data_read(&t->data, o->data, &t->words, facts->context);
+    if (status == TN_OK) status = split_texts(t, share);
+    if (status != TN_OK || !file) return status;
+    t->held_count = 0;
+    status = finetune_data_read(&t->other, o->validation, &t->words, facts->context);
+    if (status == TN_OK) t->held_count = t->other.count;
+    return status;
+}
+
+static tn_finetune_example held_text(const tuning *t, int64_t i) {
+    return t->other.count > 0 ? finetune_data_at(&t->other, i) : finetune_data_at(&t->data, t->held[i]);
+}
+
+/* ---- setting up -------------------------------------------------------------------------------------------------- */
+
+static int64_t default_warmup(int64_t steps) { return (steps * 3 + 99) / 100; }
+
+static tn_status plan_steps(tuning *t) {
+    const order *o = t->asked;
+    t->batches = (tn_batches)TN_BATCHES_DEFAULTS;
+    t->batches.count = t->train_count;
+    t->batches.batch = o->batch * o->accumulate;
+    t->batches.seed = o->common.seed;
+    int64_t each = tn_batches_per_epoch(&t->batches);
+    if (each == 0) return TN_ERR_ARGUMENT;
+    t->last = o->steps ? o->steps : (o->epochs ? o->epochs : 1) * each;
+    t->schedule = (tn_schedule)TN_SCHEDULE_DEFAULTS;
+    t->schedule.kind = !strcmp(o->schedule, "cosine")   ? TN_SCHEDULE_COSINE
+                       : !strcmp(o->schedule, "linear") ? TN_SCHEDULE_LINEAR
+                                                        : TN_SCHEDULE_CONSTANT;
+    t->schedule.lr = o->lr > 0 ? o->lr : o->full ? 2e-5 : 2e-4;
+    t->schedule.warmup = o->warmup >= 0 ? o->warmup : default_warmup(t->last);
+    t->schedule.total = t->last;
+    t->batch = calloc((size_t)t->batches.batch, sizeof *t->batch);
+    t->curve = calloc((size_t)t->last, sizeof *t->curve);
+    return t->batch && t->curve ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "out of memory");
+}
+
+static void describe(tuning *t) {
+    const order *o = t->asked;
+    snprintf(
+        t->description, sizeof t->description,
+        "{\"finetune\": \"%016llx\", \"rank\": %lld, \"alpha\": %.9g, \"targets\": \"%.80s\", \"lr\": %.9g, "
+        "\"schedule\": \"%s\", \"warmup\": %lld, \"decay\": %.9g, \"clip\": %.9g, \"steps\": %lld, \"batch\": %lld, "
+        "\"context\": %lld, \"held\": %lld, \"seed\": %llu}",
+        (unsigned long long)t->data.hash, (long long)o->rank, o->alpha, o->targets ? o->targets : "all", t->schedule.lr,
+        o->schedule, (long long)t->schedule.warmup, o->decay, o->clip, (long long)t->last, (long long)t->batches.batch,
+        (long long)o->context, (long long)t->held_count, (unsigned long long)o->common.seed);
+}
+
+static tn_checkpoint checkpoint_of(const tuning *t) {
+    tn_checkpoint c = TN_CHECKPOINT_DEFAULTS;
+    c.step = t->step;
+    c.json = t->description;
+    c.model = tn_finetune_module(t->trainer);
+    c.optimizer = tn_finetune_optimizer(t->trainer);
+    return c;
+}
+
+static tn_status save_checkpoint(const tuning *t) {
+    char path[CLI_PATH];
+    tn_checkpoint c = checkpoint_of(t);
+    tn_status status = join(t->asked->out, CHECKPOINT, path);
+    return status == TN_OK ? tn_checkpoint_save(path, &c) : status;
+}
+
+static tn_status load_checkpoint(tuning *t) {
+    char path[CLI_PATH];
+    tn_safetensors *file;
+    tn_checkpoint c = checkpoint_of(t);
+    tn_status status = join(t->asked->out, CHECKPOINT, path);
+    if (status == TN_OK) status = tn_safetensors_open(path, &file);
+    if (status != TN_OK) return status;
+    const char *whose = tn_safetensors_metadata(file, "json");
+    if (!whose || strcmp(whose, t->description) != 0)
+        status =
+            tn_backend_fail(TN_ERR_ARGUMENT, "'%s' belongs to another run: %s, not %s; use the options of that run",
+                            path, whose ? whose : "unknown", t->description);
+    tn_safetensors_close(file);
+    if (status == TN_OK) status = tn_checkpoint_load(path, &c);
+    if (status != TN_OK) return status;
+    tn_text_free(c.loaded_json);
+    t->first = t->step = c.step;
+    int64_t each = tn_batches_per_epoch(&t->batches);
+    t->batches.epoch = t->step / each;
+    t->batches.next = t->step % each;
+    return TN_OK;
+}
+
+static tn_status open_trainer(tuning *t) {
+    const order *o = t->asked;
+    tn_llm_options model = TN_LLM_DEFAULTS;
+    tn_finetune_options f = TN_FINETUNE_DEFAULTS;
+    model.context = o->context;
+    model.device = t->device;
+    f.rank = o->full ? 0 : o->rank;
+    f.alpha = o->alpha;
+    f.targets = o->targets;
+    f.adam.lr = t->schedule.lr;
+    f.adam.weight_decay = o->decay;
+    f.adam.max_grad_norm = o->clip;
+    tn_manual_seed(o->common.seed);
+    tn_status status = tn_llm_open(o->model, &model, &t->model);
+    return status == TN_OK ? tn_finetune_new(t->model, &f, &t->trainer) : status;
+}
+
+static tn_status set_up_tuning(tuning *t, tn_llm_facts *facts) {
+    const order *o = t->asked;
+    tn_llm_options model = TN_LLM_DEFAULTS;
+    model.context = o->context;
+    cli_return_memory();
+    tn_status status = prepare_out(o);
+    if (status == TN_OK) status = tn_llm_inspect_path(o->model, &model, facts);
+    if (status == TN_OK) status = read_texts(t, facts);
+    if (status == TN_OK) status = plan_steps(t);
+    if (status == TN_OK) status = open_trainer(t);
+    describe(t);
+    if (status == TN_OK && o->resume) status = load_checkpoint(t);
+    if (status == TN_OK && t->step >= t->last)
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has already made %lld of %lld steps: nothing is left to do",
+                                 o->out, (long long)t->step, (long long)t->last);
+    if (status == TN_OK && o->log && !(t->log = fopen(o->log, o->resume ? "a" : "w")))
+        status = tn_backend_fail(TN_ERR_IO, "cannot open the log '%s': %s", o->log, strerror(errno));
+    return status;
+}
+
+/* ---- measuring --------------------------------------------------------------------------------------------------- */
+
+/* The mean over all predicted tokens; NAN without texts, or when stopped. */
+static tn_status validate(tuning *t, double *out) {
+    double sum = 0, predicted = 0;
+    tn_finetune_example some[VALIDATION_BATCH];
+    *out = NAN;
+    for (int64_t at = 0; at < t->held_count; at += VALIDATION_BATCH) {
+        tn_finetune_stats stats = {.struct_size = sizeof stats};
+        int64_t n = t->held_count - at < VALIDATION_BATCH ? t->held_count - at : VALIDATION_BATCH;
+        for (int64_t i = 0; i < n; i++)
+            some[i] = held_text(t, at + i);
+        tn_status status = tn_finetune_evaluate(t->trainer, some, n, &stats);
+        if (status != TN_OK || cli_stopped()) return status;
+        sum += stats.loss * (double)stats.predicted;
+        predicted += (double)stats.predicted;
+    }
+    if (predicted > 0) *out = sum / predicted;
+    return TN_OK;
+}
+
+static int32_t best_of(const float *logits, int64_t count) {
+    int64_t best = 0;
+    for (int64_t i = 1; i < count; i++)
+        if (logits[i] > logits[best]) best = i;
+    return (int32_t)best;
+}
+
+/* How the model answers the first text's prompt now, greedily: for the report. */
+static tn_status add_sample(tuning *t, const tn_llm_facts *facts) {
+    if (!t->report.path) return TN_OK;
+    tn_finetune_example e = t->held_count > 0 ? held_text(t, 0) : finetune_data_at(&t->data, t->train[0]);
+    int64_t count = 1;
+    while (count < e.count - 1 && !e.answer[count])
+        count++;
+    if (count + SAMPLE_TOKENS > facts->context) return TN_OK;
+    tn_ids ids = {0};
+    tn_bytes text = {0};
+    const float *logits = NULL;
+    tn_status status = tn_llm_rewind(t->model, 0);
+    for (int64_t i = 0; i < count && status == TN_OK; i++)
+        status = tn_ids_append(&ids, e.ids[i]);
+    if (status == TN_OK) status = tn_llm_prompt(t->model, ids.data, count, &logits);
+    for (int i = 0; i < SAMPLE_TOKENS && status == TN_OK; i++) {
+        int32_t id = best_of(logits, facts->vocabulary);
+        status = tn_ids_append(&ids, id);
+        if (tn_tokenizer_ends(t->words.tokenizer, id) || tn_llm_ends(t->model, id)) break;
+        if (status == TN_OK && i + 1 < SAMPLE_TOKENS) status = tn_llm_step(t->model, id, &logits);
+    }
+    if (status == TN_OK)
+        status = tn_tokenizer_decode(t->words.tokenizer, ids.data, ids.count, TN_DECODE_SPECIAL, &text);
+    if (status == TN_OK) status = tn_bytes_append(&text, "", 1);
+    if (status == TN_OK) {
+        cli_whole_characters(text.data, text.size - 1);
+        status = report_sample(&t->report, t->step, text.data);
+    }
+    tn_ids_free(&ids);
+    tn_bytes_free(&text);
+    return status;
+}
+
+/* ---- training ---------------------------------------------------------------------------------------------------- */
+
+static bool log_tuning(const tuning *t, const report_point *p) {
+    if (!t->log) return true;
+    cli_json j = {.out = t->log};
+    cli_json_object(&j, NULL);
+    cli_json_int(&j, "step", p->step);
+    if (isfinite(p->loss)) cli_json_number(&j, "loss", p->loss);
+    if (isfinite(p->validation)) cli_json_number(&j, "validation_loss", p->validation);
+    if (isfinite(p->rate)) cli_json_number(&j, "learning_rate", p->rate);
+    if (isfinite(p->norm)) cli_json_number(&j, "gradient_norm", p->norm);
+    if (isfinite(p->speed)) cli_json_number(&j, "tokens_per_second", p->speed);
+    cli_json_end(&j, '}');
+    return fflush(t->log) == 0;
+}
+
+static tn_status note_point(tuning *t, const report_point *p) {
+    if (!log_tuning(t, p)) return tn_backend_fail(TN_ERR_IO, "writing '%s' failed: is the disk full?", t->asked->log);
+    return report_add(&t->report, p);
+}
+
+static tn_status note_validation(tuning *t, double *out, const tn_llm_facts *facts) {
+    tn_status status = validate(t, out);
+    const report_point p = {t->step, NAN, *out, NAN, NAN, NAN, NAN};
+    if (status == TN_OK && isfinite(*out)) status = note_point(t, &p);
+    return status == TN_OK && !cli_stopped() ? add_sample(t, facts) : status;
+}
+
+static tn_status one_step(tuning *t, report_point *p) {
+    int64_t *numbers = malloc((size_t)t->batches.batch * sizeof *numbers);
+    if (!numbers) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
+    tn_finetune_stats stats = {.struct_size = sizeof stats};
+    double rate = tn_schedule_at(&t->schedule, t->step), begun = cli_now();
+    int64_t count = tn_batches_next(&t->batches, numbers);
+    for (int64_t i = 0; i < count; i++)
+        t->batch[i] = finetune_data_at(&t->data, t->train[numbers[i]]);
+    free(numbers);
+    tn_status status = tn_optimizer_set_lr(tn_finetune_optimizer(t->trainer), rate);
+    if (status == TN_OK) status = tn_finetune_step(t->trainer, t->batch, count, &stats);
+    double seconds = cli_now() - begun;
+    t->seconds += seconds;
+    t->tokens += stats.tokens;
+    t->loss = stats.loss;
+    *p = (report_point){
+        t->step + 1, stats.loss, NAN, rate, stats.grad_norm, (double)stats.tokens / seconds, (double)cli_peak_bytes()};
+    return status;
+}
+
+static tn_status after_step(tuning *t, const report_point *p, cli_progress *progress, const tn_llm_facts *facts) {
+    char text[128], best[40] = "";
+    t->curve[t->step++ - t->first] = p->loss;
+    tn_status status = note_point(t, p);
+    bool ends = t->step % tn_batches_per_epoch(&t->batches) == 0 || t->step == t->last;
+    if (status == TN_OK && ends) status = note_validation(t, &t->after, facts);
+    bool save = t->asked->save_every && t->step % t->asked->save_every == 0 && t->step < t->last;
+    if (status == TN_OK && save) status = save_checkpoint(t);
+    if (isfinite(t->after)) snprintf(best, sizeof best, "  validation %.4g", t->after);
+    snprintf(text, sizeof text, "loss %.4g%s  %.0f tokens/s", p->loss, best, p->speed);
+    cli_progress_update(progress, t->step - t->first, text);
+    return status;
+}
+
+static tn_status train_tuning(tuning *t, const tn_llm_facts *facts) {
+    cli_progress progress;
+    cli_stop_begin();
+    cli_progress_begin(&progress, "finetune", "steps", t->last - t->first);
+    tn_status status = note_validation(t, &t->before, facts);
+    while (status == TN_OK && t->step < t->last && !cli_stopped()) {
+        report_point p;
+        status = one_step(t, &p);
+        if (status == TN_OK) status = after_step(t, &p, &progress, facts);
+    }
+    cli_progress_end(&progress);
+    return status;
+}
+
+/* ---- the result -------------------------------------------------------------------------------------------------- */
+
+static tn_status save_result(const tuning *t) {
+    char path[CLI_PATH];
+    const order *o = t->asked;
+    if (cli_stopped()) return save_checkpoint(t);
+    if (!o->full) return tn_finetune_save_adapter(t->trainer, o->out, NULL);
+    if (cli_is_folder(o->model)) return tn_llm_save_model(t->model, o->out);
+    tn_status status = join(o->out, MERGED, path);
+    return status == TN_OK ? tn_llm_save_model(t->model, path) : status;
+}
+
+/* A finished run leaves its result alone; what could go on is over. */
+static void remove_checkpoint(const tuning *t) {
+    char path[CLI_PATH];
+    if (!cli_stopped() && join(t->asked->out, CHECKPOINT, path) == TN_OK) (void)unlink(path);
+}
+
+static double speed_of(const tuning *t) { return t->seconds > 0 ? (double)t->tokens / t->seconds : 0; }
+
+static void put_json_finetune(const tuning *t) {
+    cli_json j = {.out = stdout};
+    cli_json_object(&j, NULL);
+    cli_json_number(&j, "loss", t->loss);
+    cli_json_number(&j, "validation_loss_before", t->before);
+    cli_json_number(&j, "validation_loss", t->after);
+    cli_json_int(&j, "steps", t->step);
+    cli_json_int(&j, "tokens", t->tokens);
+    cli_json_number(&j, "tokens_per_second", speed_of(t));
+    cli_json_int(&j, "trained_parameters", tn_finetune_parameter_count(t->trainer));
+    cli_json_int(&j, "texts", t->train_count);
+    cli_json_int(&j, "texts_cut", t->data.truncated);
+    cli_json_int(&j, "texts_left_out", t->data.left_out);
+    cli_json_string(&j, "out", t->asked->out);
+    cli_json_int(&j, "peak_bytes", cli_peak_bytes());
+    cli_json_string(&j, "device", t->selection.chosen);
+    cli_json_fallback(&j, &t->selection, t->device);
+    cli_json_unsigned(&j, "seed", t->asked->common.seed);
+    cli_json_bool(&j, "interrupted", cli_stopped());
+    cli_json_end(&j, '}');
+}
+
+static void put_text_finetune(const tuning *t) {
+    const order *o = t->asked;
+    int64_t made = t->step - t->first;
+    if (made > 1) cli_plot(stdout, "loss", "steps", t->curve, (int)made, PLOT_ROWS);
+    cli_print(stdout, "%lld steps on %lld texts, %lld trained numbers, %.0f tokens/s, loss %.4g\n", (long long)made,
+              (long long)t->train_count, (long long)tn_finetune_parameter_count(t->trainer), speed_of(t), t->loss);
+    if (isfinite(t->after)) cli_print(stdout, "validation loss: %.4g before, %.4g after\n", t->before, t->after);
+    if (t->data.truncated || t->data.left_out)
+        cli_print(stdout, "%lld texts were cut to the context, %lld left out without an answer\n",
+                  (long long)t->data.truncated, (long long)t->data.left_out);
+    if (cli_stopped())
+        cli_print(stdout, "saved: %s/%s (go on with --resume)\n", o->out, CHECKPOINT);
+    else if (o->full)
+        cli_print(stdout, "saved: %s%s%s\n", o->out, cli_is_folder(o->model) ? "" : "/",
+                  cli_is_folder(o->model) ? "" : MERGED);
+    else
+        cli_print(stdout, "saved: %s (trunnion generate -m %s --lora %s)\n", o->out, o->model, o->out);
+}
+
+static void begin_report(tuning *t, const tn_llm_facts *facts) {
+    const order *o = t->asked;
+    report *r = &t->report;
+    *r = (report){.path = o->report, .title = "trunnion finetune", .speed_unit = "tokens a second"};
+    report_fact(r, "model", "%s (%s, %lld weights)", o->model, facts->architecture, (long long)facts->parameters);
+    report_fact(r, "data", "%s: %lld texts, %lld held out", o->data, (long long)t->train_count,
+                (long long)t->held_count);
+    report_fact(r, "trained", "%lld numbers, %s", (long long)tn_finetune_parameter_count(t->trainer),
+                o->full ? "all weights" : "LoRA");
+    report_fact(r, "device", "%s", t->selection.chosen);
+    report_fact(r, "steps", "%lld of %lld texts, context %lld", (long long)t->last, (long long)t->batches.batch,
+                (long long)o->context);
+    report_fact(r, "seed", "%llu", (unsigned long long)o->common.seed);
+}
+
+static int finish_tuning(tuning *t, tn_status status) {
+    if (status == TN_OK) status = save_result(t);
+    if (status == TN_OK)
+        report_fact(&t->report, "result", "loss %.5g, validation %.5g before, %.5g after, %.1f tokens/s", t->loss,
+                    t->before, t->after, speed_of(t));
+    if (status == TN_OK) status = report_write(&t->report, true);
+    cli_stop_end();
+    if (status == TN_OK && t->log && fflush(t->log) != 0)
+        status = tn_backend_fail(TN_ERR_IO, "writing '%s': %s", t->asked->log, strerror(errno));
+    if (status != TN_OK) return cli_failed();
+    remove_checkpoint(t);
+    if (cli_stopped())
+        fprintf(stderr, "trunnion finetune: stopped by %s after %lld steps\n", cli_stop_signal(), (long long)t->step);
+    (t->asked->common.json ? put_json_finetune : put_text_finetune)(t);
+    return cli_stopped() ? cli_stop_status() : CLI_OK;
+}
+
+static void free_tuning(tuning *t) {
+    tn_finetune_free(t->trainer);
+    tn_llm_close(t->model);
+    vocabulary_close(&t->words);
+    finetune_data_free(&t->data);
+    finetune_data_free(&t->other);
+    free(t->train);
+    free(t->held);
+    free(t->batch);
+    free(t->curve);
+    report_free(&t->report);
+    if (t->log) fclose(t->log);
+    tn_set_current_device(NULL);
+    tn_device_close(t->device);
+}
+
+static int tune_model(const order *o) {
+    tuning t = {.asked = o, .loss = NAN, .before = NAN, .after = NAN};
+    tn_llm_facts facts = {.struct_size = sizeof facts};
+    int code = CLI_OK;
+    t.device = cli_choose_device(&o->common, &t.selection, &code);
+    if (!t.device) return code;
+    if (set_up_tuning(&t, &facts) != TN_OK) {
+        code = cli_failed();
+    } else {
+        begin_report(&t, &facts);
+        code = finish_tuning(&t, train_tuning(&t, &facts));
+    }
+    free_tuning(&t);
+    return code;
+}
+
+static const char *conflict_in_order(const order *o) {
+    if (!o->model) return "missing model: pass its GGUF file or folder with -m";
+    if (!o->data) return "missing texts: pass a file with --data";
+    if (!o->out) return "missing folder for the result: pass --out";
+    if (o->full && (o->rank || o->alpha > 0 || o->targets)) return "--lora, --lora-alpha and --targets exclude --full";
+    if (o->epochs && o->steps) return "--epochs and --steps exclude each other; remove one of them";
+    return NULL;
+}
+
+static int run_finetune(int argc, char **argv) {
+    order o = {.batch = 8, .accumulate = 1, .warmup = -1, .clip = 1, .schedule = "cosine"};
+    int status;
+    int at = cli_parse(&cli_finetune, argc, argv, &o.common, own_options, "m:", take_finetune_option, &o, &status);
+    if (at < 0) return status;
+    if (at < argc) return cli_wrong_usage(&cli_finetune, "unexpected argument \"%s\"", argv[at]);
+    const char *wrong = conflict_in_order(&o);
+    if (wrong) return cli_wrong_usage(&cli_finetune, "%s", wrong);
+    char found[CLI_PATH];
+    if (!cli_find_model(&o.model, found)) return CLI_FAILED;
+    if (!o.full && !o.rank) o.rank = 8;
+    if (!o.full && !(o.alpha > 0)) o.alpha = 2 * (double)o.rank;
+    tn_llm_facts facts = {.struct_size = sizeof facts};
+    if (!o.context && tn_llm_inspect_path(o.model, NULL, &facts) != TN_OK) return cli_failed();
+    if (!o.context) o.context = facts.trained_context < DEFAULT_CONTEXT ? facts.trained_context : DEFAULT_CONTEXT;
+    return tune_model(&o);
+}

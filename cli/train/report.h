@@ -1,0 +1,42 @@
+/* report.h — a training run as one HTML page without anything from outside: charts, numbers, samples. */
+#ifndef TRUNNION_CLI_REPORT_H
+#define TRUNNION_CLI_REPORT_H
+
+#include "cli/cli.h"
+
+/* What is known after a step; NAN: nothing. */
+typedef struct report_point {
+    int64_t step;
+    double loss, validation, rate, norm, speed, memory; /* rate: of learning; speed: units a second; memory: bytes */
+} report_point;
+
+enum { REPORT_FACTS = 24, REPORT_SAMPLES = 16 };
+
+typedef struct report {
+    const char *path; /* NULL: no report; nothing happens */
+    const char *title, *speed_unit;
+    struct {
+        char name[48], value[256];
+    } facts[REPORT_FACTS];
+    int fact_count;
+    report_point *points;
+    int64_t count, room;
+    struct {
+        int64_t step;
+        char *text;
+    } samples[REPORT_SAMPLES];
+    int sample_count;
+    double written; /* when, in seconds of cli_now */
+} report;
+
+/* Begins as {.path, .title, .speed_unit}. A fact is a row of the table; one of the same name is replaced. */
+void report_fact(report *r, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Adds a point, and writes the page if it is older than two seconds. */
+tn_status report_add(report *r, const report_point *p);
+/* Keeps the first ones and the newest. */
+tn_status report_sample(report *r, int64_t step, const char *text);
+/* Writes the page now, whole or not at all. done: whether the run has ended; else the page reloads itself. */
+tn_status report_write(report *r, bool done);
+void report_free(report *r);
+
+#endif

@@ -1,0 +1,468 @@
+/* llm_train.c — training a language model: which variables are trained, the loss of a batch, a step.
+ *
+ * The graph is that of inference (llm_record.c): the tokens of several texts are one list, and a mask lets each see
+ * only the earlier ones of its own text. So nothing is padded, and one plan with two symbolic extents, tokens and
+ * predicted tokens, serves all passes. Logits are computed only where a token is predicted. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "text/llm_model.h"
+#include "trunnion/finetune.h"
+
+enum { SYMBOL_TOKENS, SYMBOL_PREDICTED };
+
+struct tn_finetune {
+    tn_llm *m;
+    tn_module *root;
+    tn_optimizer *optimizer;
+    int64_t rank; /* 0: all weights are trained */
+    double alpha, max_grad_norm;
+    tn_variable *parameters;
+    int parameter_count;
+    tn_tensor **grads; /* [parameter_count + 1]: what a pass evaluates */
+    /* of a pass: at most `context` tokens */
+    int64_t *ids, *rows, *targets;
+    float *positions;
+    int32_t *segments; /* the text of each token */
+    bool *seen, *near;
+    void *embedded; /* rows of the embedding, as in the file */
+    int64_t tokens, predicted;
+};
+
+/* ==== the trained variables ======================================================================================= */
+
+/* Adds the variable under its dotted name, in modules made on the way. Returns a handle of its own for the model. */
+static tn_status add_variable(tn_finetune *t, const char *name, tn_tensor *initial, tn_tensor **out) {
+    tn_module *at = t->root;
+    const char *part = name, *dot;
+    for (; (dot = strchr(part, '.')) != NULL; part = dot + 1) {
+        char own[LLM_NAME_SIZE];
+        snprintf(own, sizeof own, "%.*s", (int)(dot - part), part);
+        tn_module *child = tn_module_child(at, own);
+        at = child ? child : tn_module_new(at, own, NULL, NULL);
+        if (!at) return tn_module_status(t->root);
+    }
+    tn_tensor *variable = tn_module_add_parameter(at, part, initial);
+    if (!variable) return tn_module_status(t->root);
+    *out = tn_retain(variable);
+    return TN_OK;
+}
+
+/* Takes the place of *slot in the model. */
+static tn_status train_in_place(tn_finetune *t, const char *name, tn_tensor *initial, tn_tensor **slot) {
+    tn_tensor *variable = NULL;
+    TRY(add_variable(t, name, initial, &variable));
+    tn_free(*slot);
+    *slot = variable;
+    return TN_OK;
+}
+
+/* ---- LoRA -------------------------------------------------------------------------------------------------------- */
+
+/* "q_proj" of "model.layers.0.self_attn.q_proj" is asked for as "q_proj" or "q". */
+static bool is_target(const char *targets, const char *name) {
+    const char *last = strrchr(name, '.') ? strrchr(name, '.') + 1 : name;
+    size_t length = strlen(last), plain = length;
+    if (length > 5 && strcmp(last + length - 5, "_proj") == 0) plain = length - 5;
+    for (const char *at = targets; at && *at;) {
+        size_t size = strcspn(at, ",");
+        if ((size == length || size == plain) && strncmp(at, last, size) == 0) return true;
+        at += size + (at[size] == ',');
+    }
+    return targets == NULL;
+}
+
+/* Every word of the targets must be one of the model's modules. */
+static tn_status check_targets(const llm_config *c, const char *targets) {
+    char known[512] = "";
+    for (int slot = 0; slot < LAYER_SLOTS; slot++) {
+        char name[LLM_NAME_SIZE];
+        if (!tn_llm_lora_slot(c, 0, slot, name)) continue;
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", strrchr(name, '.') + 1);
+    }
+    for (const char *at = targets; at && *at;) {
+        char word[64], name[LLM_NAME_SIZE];
+        size_t size = strcspn(at, ",");
+        bool found = false;
+        snprintf(word, sizeof word, "%.*s", (int)(size < 60 ? size : 60), at);
+        for (int slot = 0; slot < LAYER_SLOTS && !found; slot++)
+            found = tn_llm_lora_slot(c, 0, slot, name) && is_target(word, name);
+        if (!found)
+            return tn_backend_fail(TN_ERR_ARGUMENT, "tn_finetune_new: \"%s\" is not a matrix of this model; it has %s",
+                                   word, known);
+        at += size + (at[size] == ',');
+    }
+    return TN_OK;
+}
+
+/* A and B of a module, at first as they were read or as PEFT draws them. */
+static tn_status add_pair(tn_finetune *t, const char *module, const tn_tensor *weight, llm_lora *pair) {
+    char name[2 * LLM_NAME_SIZE];
+    TN_SCOPE;
+    tn_tensor *a = pair->a, *b = pair->b;
+    if (!a) a = tn_init_kaiming_uniform(TN_DIMS(t->rank, tn_size(weight, 1)), sqrt(5));
+    if (!b) b = tn_init_constant(TN_DIMS(tn_size(weight, 0), t->rank), 0);
+    snprintf(name, sizeof name, "base_model.model.%s.lora_A.weight", module);
+    TRY(train_in_place(t, name, a, &pair->a));
+    snprintf(name, sizeof name, "base_model.model.%s.lora_B.weight", module);
+    return train_in_place(t, name, b, &pair->b);
+}
+
+static tn_status add_pairs(tn_finetune *t, const char *targets) {
+    tn_llm *m = t->m;
+    bool fresh = !m->weights.lora;
+    if (fresh) {
+        TRY(tn_llm_lora_new(&m->config, &m->weights.lora));
+        m->weights.lora_scale = t->alpha / (double)t->rank;
+    }
+    for (int64_t i = 0; i < m->config.layers; i++)
+        for (int slot = 0; slot < LAYER_SLOTS; slot++) {
+            char name[LLM_NAME_SIZE];
+            const tn_tensor *weight = m->weights.layers[i].weight[slot];
+            llm_lora *pair = &m->weights.lora[i * LAYER_SLOTS + slot];
+            if (!weight || !tn_llm_lora_slot(&m->config, i, slot, name)) continue;
+            if (fresh ? !is_target(targets, name) : !pair->a) continue;
+            if (!fresh) {
+                t->rank = tn_size(pair->a, 0);
+                t->alpha = m->weights.lora_scale * (double)t->rank;
+            }
+            TRY(add_pair(t, name, weight, pair));
+        }
+    return TN_OK;
+}
+
+/* ---- all weights ------------------------------------------------------------------------------------------------- */
+
+static tn_status add_weight(tn_finetune *t, int64_t layer, int slot, tn_tensor **weight) {
+    const llm_config *c = &t->m->config;
+    char name[LLM_NAME_SIZE], whole[2 * LLM_NAME_SIZE];
+    if (!*weight || !tn_llm_name(c->naming, name, layer, slot)) return TN_OK;
+    char *star = strstr(name, "*.");
+    if (star) memmove(star, star + 2, strlen(star + 2) + 1); /* experts that were joined */
+    snprintf(whole, sizeof whole, "%s%s", layer < 0 && slot == SLOT_OUTPUT ? "" : c->naming->prefix, name);
+    TN_SCOPE;
+    return train_in_place(t, whole, tn_cast(*weight, TN_F32), weight);
+}
+
+static tn_status add_weights(tn_finetune *t) {
+    llm_weights *w = &t->m->weights;
+    static const uint8_t trained[HEAD_SLOTS] = {
+        [SLOT_EMBEDDING] = 1,        [SLOT_OUTPUT_NORM] = 1, [SLOT_OUTPUT] = 1,
+        [SLOT_OUTPUT_NORM_BIAS] = 1, [SLOT_POSITIONS] = 1,   [SLOT_OUTPUT_BIAS] = 1};
+    for (int slot = 0; slot < HEAD_SLOTS; slot++)
+        if (trained[slot]) TRY(add_weight(t, -1, slot, &w->head[slot]));
+    for (int64_t i = 0; i < t->m->config.layers; i++)
+        for (int slot = 0; slot < LAYER_SLOTS; slot++)
+            TRY(add_weight(t, i, slot, &w->layers[i].weight[slot]));
+    return tn_llm_train_embedding(t->m);
+}
+
+/* ==== creating ==================================================================================================== */
+
+static tn_status take_buffers(tn_finetune *t) {
+    size_t n = (size_t)t->m->config.context;
+    t->ids = tn_txt_alloc(n, sizeof *t->ids);
+    t->rows = tn_txt_alloc(n, sizeof *t->rows);
+    t->targets = tn_txt_alloc(n, sizeof *t->targets);
+    t->positions = tn_txt_alloc(n, sizeof *t->positions);
+    t->segments = tn_txt_alloc(n, sizeof *t->segments);
+    t->grads = tn_txt_zalloc((size_t)t->parameter_count + 1, sizeof(tn_tensor *));
+    bool all = t->ids && t->rows && t->targets && t->positions && t->segments && t->grads;
+    return all ? TN_OK : TN_ERR_MEMORY;
+}
+
+static tn_status set_up_trainer(tn_finetune *t, const tn_finetune_options *o) {
+    t->root = tn_module_root();
+    if (!t->root) return TN_ERR_MEMORY;
+    TRY(t->rank > 0 || t->m->weights.lora ? add_pairs(t, o->targets) : add_weights(t));
+    TRY(tn_module_parameters(t->root, &t->parameters, &t->parameter_count));
+    tn_adam_options adam = o->adam;
+    adam.max_grad_norm = INFINITY; /* tn_finetune_step clips, because it also reports the norm */
+    TRY(tn_optimizer_adamw(t->root, &adam, &t->optimizer));
+    return take_buffers(t);
+}
+
+static tn_status check_trainer_options(const tn_llm *m, const tn_finetune_options *o) {
+    if (m->trained) return tn_backend_fail(TN_ERR_STATE, "tn_finetune_new: the model has a trainer or trained weights");
+    if (o->rank < 0 || o->rank > m->config.size[SIZE_HIDDEN] || (o->rank && !(o->alpha > 0 && o->alpha < INFINITY)))
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "tn_finetune_new: rank is %" PRId64 " and alpha %g; rank must be 0 to %" PRId64
+                               " (the width of the model), alpha positive",
+                               o->rank, o->alpha, m->config.size[SIZE_HIDDEN]);
+    if (!(o->adam.max_grad_norm >= 0) || o->adam.groups)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "tn_finetune_new: adam.max_grad_norm is %g; it must be at least 0 (INFINITY: no limit), "
+                               "and adam.groups must be NULL",
+                               o->adam.max_grad_norm);
+    return TN_OK;
+}
+
+tn_status tn_finetune_new(tn_llm *m, const tn_finetune_options *options, tn_finetune **out) {
+    tn_finetune_options o = TN_FINETUNE_DEFAULTS;
+    TRY(tn_options_read(&o, options, "tn_finetune_new", "tn_finetune_options o = TN_FINETUNE_DEFAULTS"));
+    if (!m || !out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_finetune_new: the model or out is NULL");
+    *out = NULL;
+    TRY(check_trainer_options(m, &o));
+    if (o.rank > 0 && !m->weights.lora) TRY(check_targets(&m->config, o.targets));
+    tn_finetune *t = tn_txt_zalloc(1, sizeof *t);
+    if (!t) return TN_ERR_MEMORY;
+    *t = (tn_finetune){.m = m, .rank = o.rank, .alpha = o.alpha, .max_grad_norm = o.adam.max_grad_norm};
+    m->position = 0;
+    tn_graph_free(m->token); /* it computes with the weights of before */
+    m->token = NULL;
+    tn_device *before = tn_llm_enter(m);
+    tn_status status = set_up_trainer(t, &o);
+    tn_llm_leave(m, before);
+    m->trained = true;
+    if (status == TN_OK) {
+        *out = t;
+        return TN_OK;
+    }
+    tn_finetune_free(t);
+    return status;
+}
+
+void tn_finetune_free(tn_finetune *t) {
+    if (!t) return;
+    tn_optimizer_free(t->optimizer);
+    tn_variables_free(t->parameters);
+    tn_module_free(t->root);
+    tn_txt_free(t->grads);
+    tn_txt_free(t->ids);
+    tn_txt_free(t->rows);
+    tn_txt_free(t->targets);
+    tn_txt_free(t->positions);
+    tn_txt_free(t->segments);
+    tn_txt_free(t->seen);
+    tn_txt_free(t->near);
+    tn_txt_free(t->embedded);
+    tn_txt_free(t);
+}
+
+tn_module *tn_finetune_module(tn_finetune *t) { return t ? t->root : NULL; }
+tn_optimizer *tn_finetune_optimizer(tn_finetune *t) { return t ? t->optimizer : NULL; }
+int64_t tn_finetune_parameter_count(tn_finetune *t) { return t ? tn_module_parameter_count(t->root) : -1; }
+
+/* ==== a batch ===================================================================================================== */
+
+static tn_status check_example(const tn_finetune *t, const tn_finetune_example *e, int64_t index) {
+    const llm_config *c = &t->m->config;
+    if (!e->ids || e->count < 2 || e->count > c->context)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "finetune: text %" PRId64 " has %" PRId64
+                               " tokens; it must have at least 2 and at most the context of %" PRId64,
+                               index, e->ids ? e->count : 0, c->context);
+    for (int64_t i = 0; i < e->count; i++)
+        if (e->ids[i] < 0 || e->ids[i] >= c->size[SIZE_VOCABULARY])
+            return tn_backend_fail(TN_ERR_ARGUMENT,
+                                   "finetune: text %" PRId64 ": token %" PRId64 " is %" PRId32
+                                   ", but the vocabulary has %" PRId64 " tokens",
+                                   index, i, e->ids[i], c->size[SIZE_VOCABULARY]);
+    return TN_OK;
+}
+
+static bool is_answer(const tn_finetune_example *e, int64_t i) { return !e->answer || e->answer[i]; }
+
+static tn_status check_batch(const tn_finetune *t, const tn_finetune_example *examples, int64_t count,
+                             const tn_finetune_stats *result, tn_finetune_stats *out) {
+    if (result && result->struct_size < sizeof *result)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "finetune: result->struct_size is not set");
+    if (!t || !examples || count < 1)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "finetune: the trainer or the texts are NULL, or their number is %" PRId64, count);
+    *out = (tn_finetune_stats){.struct_size = sizeof *out, .grad_norm = NAN};
+    for (int64_t k = 0; k < count; k++) {
+        TRY(check_example(t, &examples[k], k));
+        out->tokens += examples[k].count - 1;
+        for (int64_t i = 1; i < examples[k].count; i++)
+            out->predicted += is_answer(&examples[k], i);
+    }
+    if (out->predicted > 0) return TN_OK;
+    return tn_backend_fail(TN_ERR_ARGUMENT, "finetune: the %" PRId64 " texts have no token to predict", count);
+}
+
+/* Appends a text but its last token, which predicts nothing. */
+static void append_text(tn_finetune *t, const tn_finetune_example *e, int32_t segment) {
+    for (int64_t i = 0; i + 1 < e->count; i++) {
+        int64_t at = t->tokens++;
+        t->ids[at] = e->ids[i];
+        t->positions[at] = (float)i;
+        t->segments[at] = segment;
+        if (!is_answer(e, i + 1)) continue;
+        t->rows[t->predicted] = at;
+        t->targets[t->predicted++] = e->ids[i + 1];
+    }
+}
+
+/* The texts from `first` on that fit into the context. Returns the first of the next pass. */
+static int64_t fill_pass(tn_finetune *t, const tn_finetune_example *examples, int64_t first, int64_t count) {
+    int64_t k = first;
+    t->tokens = t->predicted = 0;
+    for (; k < count && (k == first || t->tokens + examples[k].count <= t->m->config.context); k++)
+        append_text(t, &examples[k], (int32_t)(k - first));
+    return k;
+}
+
+static void fill_masks(tn_finetune *t) {
+    int64_t n = t->tokens, window = t->m->config.window;
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j < n; j++) {
+            bool seen = j <= i && t->segments[i] == t->segments[j];
+            t->seen[i * n + j] = seen;
+            if (t->near) t->near[i * n + j] = seen && i - j < window;
+        }
+}
+
+/* Buffers that grow with the longest pass: masks and rows of the embedding. */
+static tn_status prepare_pass(tn_finetune *t) {
+    size_t n = (size_t)t->tokens;
+    tn_txt_free(t->seen);
+    tn_txt_free(t->near);
+    tn_txt_free(t->embedded);
+    t->near = NULL;
+    t->embedded = NULL;
+    t->seen = tn_txt_alloc(n * n, sizeof *t->seen);
+    if (!t->seen) return TN_ERR_MEMORY;
+    if (t->m->config.window && !(t->near = tn_txt_alloc(n * n, sizeof *t->near))) return TN_ERR_MEMORY;
+    fill_masks(t);
+    if (t->rank == 0) return TN_OK;
+    char name[LLM_NAME_SIZE];
+    t->embedded = tn_txt_alloc(n, tn_llm_embedding_row(t->m));
+    if (!t->embedded) return TN_ERR_MEMORY;
+    tn_llm_name(t->m->config.naming, name, -1, SLOT_EMBEDDING);
+    return tn_llm_source_rows(&t->m->file->source, name, t->ids, t->tokens, t->embedded);
+}
+
+static tn_tensor *symbolic_list(const void *data, int64_t n, tn_dtype dtype, int symbol) {
+    return tn_symbolic(tn_from_data(data, TN_DIMS(n), dtype), 0, symbol);
+}
+
+static tn_tensor *mask_of(const bool *mask, int64_t n) {
+    return mask ? tn_symbolic(tn_symbolic(tn_from_data(mask, TN_DIMS(n, n), TN_BOOL), 0, SYMBOL_TOKENS), 1,
+                              SYMBOL_TOKENS)
+                : NULL;
+}
+
+static tn_tensor *embedding_rows(const tn_finetune *t) {
+    const tn_tensor *table = t->m->weights.head[SLOT_EMBEDDING];
+    int64_t n = t->tokens;
+    if (t->rank == 0) return tn_embedding(symbolic_list(t->ids, n, TN_I64, SYMBOL_TOKENS), table);
+    return tn_symbolic(tn_from_data(t->embedded, TN_DIMS(n, t->m->config.size[SIZE_HIDDEN]), tn_dtype_of(table)), 0,
+                       SYMBOL_TOKENS);
+}
+
+/* The sum of the cross-entropies of a pass. */
+static tn_tensor *pass_loss(const tn_finetune *t, bool trains) {
+    int64_t n = t->tokens;
+    llm_inputs in = {.rows = embedding_rows(t),
+                     .positions = tn_symbolic(tn_from_data(t->positions, TN_DIMS(n, 1, 1), TN_F32), 0, SYMBOL_TOKENS),
+                     .last = symbolic_list(t->rows, t->predicted, TN_I64, SYMBOL_PREDICTED),
+                     .seen = mask_of(t->seen, n),
+                     .near = mask_of(t->near, n),
+                     .trains = trains};
+    tn_tensor *targets = symbolic_list(t->targets, t->predicted, TN_I64, SYMBOL_PREDICTED);
+    tn_cross_entropy_options o = TN_CROSS_ENTROPY_DEFAULTS;
+    o.reduction = TN_REDUCTION_SUM;
+    tn_tensor *logits = tn_llm_record(&t->m->config, &t->m->weights, &in, LLM_LAST_ROW);
+    tn_tensor *loss = tn_cross_entropy(logits, targets, NULL, &o);
+    tn_free(logits);
+    return loss;
+}
+
+/* Adds the gradients of the pass's share of the mean and evaluates them together with the loss. */
+static tn_status backward_pass(tn_finetune *t, int64_t predicted, double *loss) {
+    TRY(prepare_pass(t));
+    TN_SCOPE;
+    tn_tensor *share = tn_mul(pass_loss(t, true), tn_runtime_scalar(1.0 / (double)predicted));
+    TRY(tn_backward(share));
+    int count = 0;
+    t->grads[count++] = share;
+    for (int i = 0; i < t->parameter_count; i++) {
+        tn_tensor *g = tn_grad(t->parameters[i].tensor);
+        if (g) t->grads[count++] = g;
+    }
+    TRY(tn_eval(t->grads, count));
+    *loss += tn_item(share);
+    return TN_OK;
+}
+
+static tn_status evaluate_pass(tn_finetune *t, int64_t predicted, double *loss) {
+    TRY(prepare_pass(t));
+    TN_SCOPE;
+    TN_NO_GRAD;
+    tn_tensor *sum = pass_loss(t, false);
+    TRY(tn_eval(&sum, 1));
+    *loss += tn_item(sum) / (double)predicted;
+    return TN_OK;
+}
+
+static tn_status run_batch(tn_finetune *t, const tn_finetune_example *examples, int64_t count, bool trains,
+                           tn_finetune_stats *result) {
+    for (int64_t at = 0; at < count;) {
+        at = fill_pass(t, examples, at, count);
+        if (t->predicted == 0) continue;
+        TRY((trains ? backward_pass : evaluate_pass)(t, result->predicted, &result->loss));
+    }
+    return TN_OK;
+}
+
+static tn_status leave_batch(tn_finetune *t, tn_device *before, tn_status status, const tn_finetune_stats *found,
+                             tn_finetune_stats *result) {
+    tn_llm_leave(t->m, before);
+    if (status == TN_OK && result) *result = *found;
+    return status;
+}
+
+tn_status tn_finetune_backward(tn_finetune *t, const tn_finetune_example *examples, int64_t count,
+                               tn_finetune_stats *result) {
+    tn_finetune_stats found;
+    TRY(check_batch(t, examples, count, result, &found));
+    tn_device *before = tn_llm_enter(t->m);
+    tn_status status = run_batch(t, examples, count, true, &found);
+    if (status != TN_OK) tn_optimizer_zero_grad(t->optimizer);
+    return leave_batch(t, before, status, &found, result);
+}
+
+tn_status tn_finetune_evaluate(tn_finetune *t, const tn_finetune_example *examples, int64_t count,
+                               tn_finetune_stats *result) {
+    tn_finetune_stats found;
+    TRY(check_batch(t, examples, count, result, &found));
+    tn_device *before = tn_llm_enter(t->m);
+    return leave_batch(t, before, run_batch(t, examples, count, false, &found), &found, result);
+}
+
+static tn_status update(tn_finetune *t, double *norm) {
+    TN_SCOPE;
+    tn_tensor *total = NULL;
+    TRY(tn_clip_grad_norm(t->root, t->max_grad_norm, &total));
+    TRY(tn_eval(&total, 1));
+    *norm = tn_item(total);
+    if (isfinite(*norm)) return tn_optimizer_step(t->optimizer);
+    return tn_backend_fail(TN_ERR_STATE, "finetune: the norm of the gradients is %g; use a smaller learning rate",
+                           *norm);
+}
+
+tn_status tn_finetune_step(tn_finetune *t, const tn_finetune_example *examples, int64_t count,
+                           tn_finetune_stats *result) {
+    tn_finetune_stats found;
+    TRY(check_batch(t, examples, count, result, &found));
+    tn_device *before = tn_llm_enter(t->m);
+    tn_status status = run_batch(t, examples, count, true, &found);
+    if (status == TN_OK) status = update(t, &found.grad_norm);
+    tn_optimizer_zero_grad(t->optimizer);
+    t->m->position = 0; /* the caches hold what other weights computed */
+    return leave_batch(t, before, status, &found, result);
+}
+
+tn_status tn_finetune_save_adapter(tn_finetune *t, const char *folder, const char *base_model) {
+    if (!t || !folder)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_finetune_save_adapter: the trainer or folder is NULL");
+    if (t->rank == 0)
+        return tn_backend_fail(TN_ERR_STATE, "tn_finetune_save_adapter: all weights are trained, so there is no "
+                                             "adapter; use tn_llm_save_model");
+    tn_device *before = tn_llm_enter(t->m);
+    return leave_batch(t, before, tn_llm_save_adapter(t->m, folder, base_model), NULL, NULL);
+}

@@ -1,0 +1,487 @@
+/* test_finetune.c — fine-tuning follows transformers and peft, resumes to the same bits, and what it saves computes the
+ * same when it is opened again. */
+#include "test_support.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+#include "tests/golden/lora.h"
+#include "text/text_common.h"
+#include "trunnion/data.h"
+#include "trunnion/finetune.h"
+#include "trunnion/trunnion.h"
+
+enum { ROWS = sizeof lora_rows / sizeof *lora_rows, MOST_NAMED = 64, LONGEST = 20 };
+
+static const lora_row *row_named(const char *name) {
+    for (int i = 0; i < ROWS; i++)
+        if (!strcmp(lora_rows[i].name, name)) return &lora_rows[i];
+    fail_msg("no row %s", name);
+    return NULL;
+}
+
+/* ---- the models of tools/torch_lora.py --------------------------------------------------------------------------- */
+
+/* numbers() there: the same bits. */
+static void fill(float *out, int64_t count, int64_t seed, double middle, double width) {
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t h = (uint64_t)(i * INT64_C(2654435761) + seed * 40503 + 977) % (UINT64_C(1) << 32);
+        h = h * 2246822519u % (UINT64_C(1) << 32) >> 16;
+        out[i] = (float)(middle + width * ((double)h / 32768 - 1));
+    }
+}
+
+static tn_tensor *tensor_of(const lora_tensor *t, int64_t seed, double middle, double width) {
+    int64_t count = 1;
+    for (int d = 0; d < t->rank; d++)
+        count *= t->shape[d];
+    float *data = malloc((size_t)count * sizeof *data);
+    assert_non_null(data);
+    fill(data, count, seed, middle, width);
+    tn_tensor *x = tn_from_data(data, t->shape, t->rank, TN_F32);
+    free(data);
+    return x;
+}
+
+static void write_text(const char *path, const char *text) {
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_true(fputs(text, f) >= 0);
+    assert_int_equal(fclose(f), 0);
+}
+
+static void save_tensors(const lora_tensor *list, int count, bool adapter, const char *path) {
+    TN_SCOPE;
+    tn_named_tensor named[MOST_NAMED];
+    assert_true(count <= MOST_NAMED);
+    for (int i = 0; i < count; i++) {
+        bool bias = strlen(list[i].name) > 4 && !strcmp(list[i].name + strlen(list[i].name) - 4, "bias");
+        double middle = !adapter && list[i].rank == 1 && !bias ? 1 : 0;
+        double width = adapter || list[i].rank == 1 ? 0.125 : 0.25;
+        named[i] = (tn_named_tensor){list[i].name, tensor_of(&list[i], adapter ? 1000 + i : i, middle, width)};
+    }
+    assert_ok(tn_safetensors_save(path, named, count, NULL, 0));
+}
+
+typedef struct paths {
+    char model[512], adapter[512];
+} paths;
+
+static void in_folder(const char *folder, const char *name, char out[512]) {
+    assert_true(snprintf(out, 512, "%s/%s", folder, name) < 512);
+}
+
+static void write_model(const lora_row *r, paths *p) {
+    char path[512], config[256];
+    snprintf(p->model, sizeof p->model, "%s-model", test_scratch(r->name));
+    snprintf(p->adapter, sizeof p->adapter, "%s-adapter", test_scratch(r->name));
+    mkdir(p->model, 0777);
+    mkdir(p->adapter, 0777);
+    in_folder(p->model, "config.json", path);
+    write_text(path, r->config);
+    in_folder(p->model, "model.safetensors", path);
+    save_tensors(r->weights, r->weight_count, false, path);
+    if (!*r->targets) return;
+    in_folder(p->adapter, "adapter_config.json", path);
+    snprintf(config, sizeof config, "{\"peft_type\": \"LORA\", \"r\": %d, \"lora_alpha\": %d, \"bias\": \"none\"}",
+             LORA_RANK, LORA_ALPHA);
+    write_text(path, config);
+    in_folder(p->adapter, "adapter_model.safetensors", path);
+    save_tensors(r->adapter, r->adapter_count, true, path);
+}
+
+static tn_llm *open_model(const char *path, const char *adapter) {
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    tn_llm *m;
+    o.context = 64;
+    o.cache = TN_LLM_CACHE_F32;
+    o.adapter = adapter;
+    assert_ok(tn_llm_open(path, &o, &m));
+    return m;
+}
+
+static tn_finetune *train(tn_llm *m, const lora_row *r) {
+    tn_finetune_options o = TN_FINETUNE_DEFAULTS;
+    tn_finetune *t;
+    o.rank = *r->targets ? LORA_RANK : 0;
+    o.alpha = LORA_ALPHA;
+    o.targets = *r->targets ? r->targets : NULL;
+    o.adam.lr = LORA_RATE;
+    assert_ok(tn_finetune_new(m, &o, &t));
+    return t;
+}
+
+typedef struct batch {
+    int32_t ids[LORA_TEXTS][LONGEST];
+    uint8_t answer[LORA_TEXTS][LONGEST];
+    tn_finetune_example examples[LORA_TEXTS];
+} batch;
+
+static void make_batch(batch *b, int64_t step) {
+    for (int64_t k = 0; k < LORA_TEXTS; k++) {
+        for (int64_t i = 0; i < lora_lengths[k]; i++) {
+            b->ids[k][i] = (int32_t)(3 + (i * i * 7 + i * 5 + k * 11 + step * 3) % 61);
+            b->answer[k][i] = i >= lora_answers[k];
+        }
+        b->examples[k] = (tn_finetune_example){b->ids[k], b->answer[k], lora_lengths[k]};
+    }
+}
+
+static tn_finetune_stats step_once(tn_finetune *t, int64_t step) {
+    batch b;
+    tn_finetune_stats r = {.struct_size = sizeof r};
+    make_batch(&b, step);
+    assert_ok(tn_finetune_step(t, b.examples, LORA_TEXTS, &r));
+    return r;
+}
+
+static void close_all(tn_finetune *t, tn_llm *m) {
+    tn_finetune_free(t);
+    tn_llm_close(m);
+}
+
+/* ---- against transformers and peft ------------------------------------------------------------------------------- */
+
+static void assert_near(double got, double want, double bound, const char *row, const char *what, int i) {
+    if (fabs(got - want) <= bound * fabs(want)) return;
+    fail_msg("%s: %s %d is %.9g, expected %.9g (bound %.1g)", row, what, i, got, want, bound);
+}
+
+static double absolute_sum(const tn_tensor *x) {
+    TN_SCOPE;
+    TN_NO_GRAD;
+    return tn_item(tn_sum(tn_abs(tn_cast(x, TN_F64)), NULL, 0, false));
+}
+
+/* Both compute in f32; rounding differs, and Adam divides small gradients by their size. */
+static void check_row(const lora_row *r) {
+    enum { LOSS, NORM, SUM };
+    static const double bound[] = {[LOSS] = 2e-5, [NORM] = 1e-3, [SUM] = 1e-3};
+    paths p;
+    write_model(r, &p);
+    tn_llm *m = open_model(p.model, *r->targets ? p.adapter : NULL);
+    tn_finetune *t = train(m, r);
+    for (int i = 0; i < LORA_STEPS; i++) {
+        tn_finetune_stats got = step_once(t, i);
+        assert_near(got.loss, r->losses[i], bound[LOSS], r->name, "loss", i);
+        assert_near(got.grad_norm, r->norms[i], bound[NORM], r->name, "gradient norm", i);
+        assert_int_equal(got.predicted, 11 + 9 + 6);
+        assert_int_equal(got.tokens, 19 + 12 + 6);
+    }
+    for (int i = 0; i < r->adapter_count; i++) {
+        const tn_tensor *x = tn_module_variable(tn_finetune_module(t), r->adapter[i].name);
+        if (!x) fail_msg("%s: no variable %s", r->name, r->adapter[i].name);
+        assert_near(absolute_sum(x), r->adapter[i].sum, bound[SUM], r->adapter[i].name, "sum", i);
+    }
+    close_all(t, m);
+}
+
+static void training_follows_transformers_and_peft(void **state) {
+    (void)state;
+    for (int i = 0; i < ROWS; i++)
+        check_row(&lora_rows[i]);
+}
+
+/* ---- passes ------------------------------------------------------------------------------------------------------ */
+
+/* Texts in one pass do not see each other, and a batch of several passes has the loss of all. */
+static void the_loss_does_not_depend_on_how_texts_are_grouped(void **state) {
+    (void)state;
+    const lora_row *r = row_named("llama");
+    paths p;
+    batch b;
+    write_model(r, &p);
+    make_batch(&b, 0);
+    double together, sum = 0;
+    tn_llm *m = open_model(p.model, p.adapter);
+    tn_finetune *t = train(m, r);
+    tn_finetune_stats got = {.struct_size = sizeof got};
+    assert_ok(tn_finetune_evaluate(t, b.examples, LORA_TEXTS, &got));
+    together = got.loss;
+    for (int k = 0; k < LORA_TEXTS; k++) {
+        assert_ok(tn_finetune_evaluate(t, &b.examples[k], 1, &got));
+        sum += got.loss * (double)got.predicted;
+    }
+    assert_near(sum / 26, together, 1e-6, "llama", "loss", 0);
+    tn_finetune_example many[9];
+    for (int k = 0; k < 9; k++)
+        many[k] = b.examples[k % LORA_TEXTS]; /* 120 tokens: two passes of at most 64 */
+    assert_ok(tn_finetune_evaluate(t, many, 9, &got));
+    assert_near(got.loss, together, 1e-6, "llama", "loss of passes", 0);
+    assert_true(isnan(got.grad_norm));
+    close_all(t, m);
+}
+
+/* ---- resuming ---------------------------------------------------------------------------------------------------- */
+
+static void read_all(tn_finetune *t, float *out, size_t room) {
+    tn_variable *list;
+    int count;
+    size_t at = 0;
+    assert_ok(tn_module_parameters(tn_finetune_module(t), &list, &count));
+    for (int i = 0; i < count; i++) {
+        size_t n = (size_t)tn_numel(list[i].tensor);
+        assert_true(at + n <= room);
+        assert_ok(tn_read(list[i].tensor, out + at, n * sizeof *out));
+        at += n;
+    }
+    tn_variables_free(list);
+}
+
+static void a_resumed_run_has_the_same_bits(const char *name) {
+    enum { ROOM = 1 << 16 };
+    static float straight[ROOM], resumed[ROOM];
+    const lora_row *r = row_named(name);
+    paths p;
+    write_model(r, &p);
+    memset(straight, 0, sizeof straight);
+    memset(resumed, 0, sizeof resumed);
+    for (int run = 0; run < 3; run++) { /* 0: four steps; 1: two, saved; 2: two more */
+        tn_manual_seed(5);
+        tn_llm *m = open_model(p.model, NULL);
+        tn_finetune *t = train(m, r);
+        tn_checkpoint c = TN_CHECKPOINT_DEFAULTS;
+        c.model = tn_finetune_module(t);
+        c.optimizer = tn_finetune_optimizer(t);
+        if (run == 2) assert_ok(tn_checkpoint_load(test_scratch("resume"), &c));
+        for (int i = run == 2 ? 2 : 0; i < (run == 1 ? 2 : 4); i++)
+            step_once(t, i);
+        if (run == 1) assert_ok(tn_checkpoint_save(test_scratch("resume"), &c));
+        if (run != 1) read_all(t, run == 0 ? straight : resumed, ROOM);
+        close_all(t, m);
+    }
+    assert_memory_equal(straight, resumed, sizeof straight);
+}
+
+static void a_resumed_adapter_has_the_same_bits(void **state) {
+    (void)state;
+    a_resumed_run_has_the_same_bits("llama");
+}
+
+static void resumed_weights_have_the_same_bits(void **state) {
+    (void)state;
+    a_resumed_run_has_the_same_bits("whole");
+}
+
+/* ---- adapters ---------------------------------------------------------------------------------------------------- */
+
+enum { VOCABULARY = 64, PROMPT = 12 };
+
+static void logits_of(tn_llm *m, float out[PROMPT * VOCABULARY]) {
+    int32_t ids[PROMPT];
+    for (int i = 0; i < PROMPT; i++)
+        ids[i] = 5 + i * 3;
+    assert_ok(tn_llm_rewind(m, 0));
+    assert_ok(tn_llm_logits(m, ids, PROMPT, out));
+}
+
+static double difference(const float *x, const float *y, int n) {
+    double most = 0;
+    for (int i = 0; i < n; i++)
+        most = fmax(most, fabs((double)x[i] - (double)y[i]));
+    return most;
+}
+
+/* The model with its trainer, the model with the saved adapter, and the model in which it is merged. */
+static void saved_models_compute_what_was_trained(void **state) {
+    (void)state;
+    static float plain[PROMPT * VOCABULARY], trained[PROMPT * VOCABULARY], again[PROMPT * VOCABULARY];
+    for (int i = 0; i < ROWS; i++) {
+        const lora_row *r = &lora_rows[i];
+        paths p;
+        char adapter[512], merged[512];
+        snprintf(adapter, sizeof adapter, "%s-saved", test_scratch(r->name));
+        snprintf(merged, sizeof merged, "%s-merged", test_scratch(r->name));
+        write_model(r, &p);
+        tn_llm *m = open_model(p.model, NULL);
+        logits_of(m, plain);
+        tn_finetune *t = train(m, r);
+        step_once(t, 0);
+        step_once(t, 1);
+        logits_of(m, trained);
+        assert_true(difference(plain, trained, PROMPT * VOCABULARY) > 1e-2);
+        if (*r->targets) assert_ok(tn_finetune_save_adapter(t, adapter, NULL));
+        if (!*r->targets) assert_int_equal(tn_finetune_save_adapter(t, adapter, NULL), TN_ERR_STATE);
+        assert_ok(tn_llm_save_model(m, merged));
+        close_all(t, m);
+        if (*r->targets) {
+            m = open_model(p.model, adapter);
+            logits_of(m, again);
+            assert_memory_equal(again, trained, sizeof again);
+            tn_llm_close(m);
+        }
+        m = open_model(merged, NULL);
+        logits_of(m, again);
+        if (difference(again, trained, PROMPT * VOCABULARY) > 2e-5)
+            fail_msg("%s: merged differs by %g", r->name, difference(again, trained, PROMPT * VOCABULARY));
+        tn_llm_close(m);
+    }
+}
+
+static void hostile_adapters_are_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *config, *error;
+    } rows[] = {
+        {"{\"peft_type\": \"IA3\", \"r\": 4, \"lora_alpha\": 8}", "peft_type"},
+        {"{\"peft_type\": \"LORA\", \"r\": 0, \"lora_alpha\": 8}", "r must be at least 1"},
+        {"{\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 8, \"use_dora\": true}", "use_dora"},
+        {"{\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 8, \"bias\": \"all\"}", "bias"},
+        {"{\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 8, \"modules_to_save\": [\"x\"]}", "modules_to_save"},
+        {"{\"peft_type\": \"LORA\", \"r\": 5, \"lora_alpha\": 8}", "this model needs [5, 48]"},
+        {"[", "adapter_config.json"}};
+    paths p;
+    char path[512];
+    write_model(row_named("llama"), &p);
+    in_folder(p.adapter, "adapter_config.json", path);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        tn_llm_options o = TN_LLM_DEFAULTS;
+        tn_llm *m = NULL;
+        write_text(path, rows[i].config);
+        o.adapter = p.adapter;
+        assert_true(tn_llm_open(p.model, &o, &m) != TN_OK);
+        assert_null(m);
+        assert_text_has(tn_error(), rows[i].error);
+    }
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    tn_llm *m = NULL;
+    write_model(row_named("gpt2"), &p); /* another family's adapter */
+    snprintf(p.model, sizeof p.model, "%s-model", test_scratch("llama"));
+    o.adapter = p.adapter;
+    assert_int_equal(tn_llm_open(p.model, &o, &m), TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), "not an adapter of a matrix of this llama model");
+}
+
+/* ---- quantized weights ------------------------------------------------------------------------------------------- */
+
+/* y = x·Wᵀ + s·(x·Aᵀ)·Bᵀ with W in blocks: gradients to x, A and B against f64, with W's decoded values. */
+static void gradients_beside_quantized_weights_match_f64(void **state) {
+    (void)state;
+    enum { N = 5, IN = 64, OUT = 48, R = 4 };
+    static float w[OUT * IN], decoded[OUT * IN], x[N * IN], a[R * IN], b[OUT * R], dy[N * OUT], got[N * IN];
+    static unsigned char blocks[OUT * IN * 4];
+    static const tn_dtype dtypes[] = {TN_Q4_1, TN_Q8_0};
+    fill(w, OUT * IN, 1, 0, 0.5);
+    fill(x, N * IN, 2, 0, 1);
+    fill(a, R * IN, 3, 0, 0.5);
+    fill(b, OUT * R, 4, 0, 0.5);
+    fill(dy, N * OUT, 5, 0, 1);
+    for (size_t k = 0; k < 2; k++) {
+        TN_SCOPE;
+        assert_ok(tn_quantize_blocks(dtypes[k], w, OUT * IN, blocks));
+        tn_tensor *weight = tn_from_data(blocks, TN_DIMS(OUT, IN), dtypes[k]);
+        assert_ok(tn_read(tn_cast(weight, TN_F32), decoded, sizeof decoded));
+        tn_tensor *tx = tn_from_data(x, TN_DIMS(N, IN), TN_F32), *ta = tn_from_data(a, TN_DIMS(R, IN), TN_F32);
+        tn_tensor *tb = tn_from_data(b, TN_DIMS(OUT, R), TN_F32), *tdy = tn_from_data(dy, TN_DIMS(N, OUT), TN_F32);
+        assert_ok(tn_set_requires_grad(tx, true));
+        assert_ok(tn_set_requires_grad(ta, true));
+        assert_ok(tn_set_requires_grad(tb, true));
+        tn_tensor *y = tn_add(tn_linear(tx, weight, NULL), tn_linear(tn_linear(tx, ta, NULL), tb, NULL));
+        assert_ok(tn_backward(tn_sum(tn_mul(y, tdy), NULL, 0, false)));
+        assert_ok(tn_read(tn_grad(tx), got, sizeof got));
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < IN; i++) {
+                double want = 0;
+                for (int o = 0; o < OUT; o++) {
+                    double whole = (double)decoded[o * IN + i];
+                    for (int r = 0; r < R; r++)
+                        whole += (double)b[o * R + r] * (double)a[r * IN + i];
+                    want += (double)dy[n * OUT + o] * whole;
+                }
+                if (fabs((double)got[n * IN + i] - want) > 1e-5 * (1 + fabs(want)))
+                    fail_msg("dtype %d: dx[%d, %d] is %g, expected %g", (int)dtypes[k], n, i, (double)got[n * IN + i],
+                             want);
+            }
+    }
+}
+
+/* ---- errors ------------------------------------------------------------------------------------------------------ */
+
+static void wrong_batches_and_options_are_refused(void **state) {
+    (void)state;
+    const lora_row *r = row_named("llama");
+    paths p;
+    batch b;
+    write_model(r, &p);
+    make_batch(&b, 0);
+    tn_llm *m = open_model(p.model, NULL);
+    tn_finetune_options o = TN_FINETUNE_DEFAULTS;
+    tn_finetune *t = NULL;
+    o.targets = "q_proj,w_proj";
+    assert_int_equal(tn_finetune_new(m, &o, &t), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "\"w_proj\" is not a matrix of this model; it has q_proj, k_proj");
+    tn_llm_close(m);
+    m = open_model(p.model, NULL);
+    o.targets = NULL;
+    o.rank = 33;
+    assert_int_equal(tn_finetune_new(m, &o, &t), TN_ERR_ARGUMENT);
+    o.rank = 4;
+    assert_ok(tn_finetune_new(m, &o, &t));
+    tn_finetune *second = NULL;
+    assert_int_equal(tn_finetune_new(m, &o, &second), TN_ERR_STATE);
+    b.ids[1][3] = 64;
+    assert_int_equal(tn_finetune_step(t, b.examples, LORA_TEXTS, NULL), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "text 1: token 3 is 64");
+    make_batch(&b, 0);
+    b.examples[2].count = 1;
+    assert_int_equal(tn_finetune_step(t, b.examples, LORA_TEXTS, NULL), TN_ERR_ARGUMENT);
+    memset(b.answer, 0, sizeof b.answer);
+    b.examples[2].count = 7;
+    assert_int_equal(tn_finetune_step(t, b.examples, LORA_TEXTS, NULL), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "no token to predict");
+    close_all(t, m);
+}
+
+/* ---- order of batches -------------------------------------------------------------------------------------------- */
+
+/* Every sample once an epoch, another order each epoch, the same from a saved position. */
+static void batches_visit_every_sample_once(void **state) {
+    (void)state;
+    for (int64_t count = 1; count < 70; count += 3) {
+        tn_batches b = TN_BATCHES_DEFAULTS, second;
+        int64_t got[8], seen[70] = {0}, moved = 0, at = 0;
+        b.count = count;
+        b.batch = 4;
+        b.seed = 7;
+        assert_int_equal(tn_batches_per_epoch(&b), (count + 3) / 4);
+        for (int64_t k = 0; k < (count + 3) / 4; k++) {
+            second = b;
+            int64_t n = tn_batches_next(&b, got), twice[8];
+            assert_int_equal(tn_batches_next(&second, twice), n);
+            assert_memory_equal(got, twice, (size_t)n * sizeof *got);
+            for (int64_t i = 0; i < n; i++) {
+                assert_true(got[i] >= 0 && got[i] < count);
+                seen[got[i]]++;
+                moved += got[i] != at++;
+            }
+        }
+        for (int64_t i = 0; i < count; i++)
+            assert_int_equal(seen[i], 1);
+        if (count > 20) assert_true(moved > count / 2);
+        assert_true(tn_batches_next(&b, got) > 0);
+        assert_int_equal(b.epoch, 1);
+    }
+    tn_batches b = TN_BATCHES_DEFAULTS;
+    b.count = 10;
+    b.batch = 4;
+    b.drop_last = true;
+    assert_int_equal(tn_batches_per_epoch(&b), 2);
+    b.count = 3;
+    assert_int_equal(tn_batches_per_epoch(&b), 0);
+    assert_text_has(tn_error(), "at least one batch");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(training_follows_transformers_and_peft),
+        cmocka_unit_test(the_loss_does_not_depend_on_how_texts_are_grouped),
+        cmocka_unit_test(a_resumed_adapter_has_the_same_bits),
+        cmocka_unit_test(resumed_weights_have_the_same_bits),
+        cmocka_unit_test(saved_models_compute_what_was_trained),
+        cmocka_unit_test(hostile_adapters_are_refused),
+        cmocka_unit_test(gradients_beside_quantized_weights_match_f64),
+        cmocka_unit_test(wrong_batches_and_options_are_refused),
+        cmocka_unit_test(batches_visit_every_sample_once),
+    };
+    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
+}

@@ -1,0 +1,239 @@
+"""finetune.py BUILD [all] — `trunnion finetune` on a small random model: what it learns, saves, resumes and refuses.
+
+The model is a folder made here: two layers, the small tokenizer of the tests, a chat template. Looked at: the validation
+loss falls; the adapter has PEFT's names; a run stopped by SIGINT and resumed has the bits of one that was not; `generate
+--lora` says what the merged model says; a quantized GGUF file and all weights train, too; the report is one page whose
+text is escaped. With `all`, also SmolLM2-135M (tools/text/smollm2.py): LoRA beside its quantized weights.
+"""
+
+import json
+import pathlib
+import random
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+from text import smollm2  # noqa: E402
+from checks.command import Report  # noqa: E402
+
+LIMIT = 300
+HIDDEN, INNER, LAYERS, HEADS, KV_HEADS = 32, 48, 2, 4, 2
+TEMPLATE = ("{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}\n{% endfor %}"
+            "{% if add_generation_prompt %}[assistant] {% endif %}")
+END = "<|end|>"
+COLOURS = ["red", "green", "blue", "white"]
+
+
+def save_tensors(path, tensors):
+    """tensors: name → (shape, floats)."""
+    header, at, blobs = {}, 0, []
+    for name, (shape, values) in tensors.items():
+        blob = struct.pack(f"<{len(values)}f", *values)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + len(blob)]}
+        at += len(blob)
+        blobs.append(blob)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+
+
+def header_of(path):
+    with open(path, "rb") as file:
+        return json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+
+
+def byte_tokenizer():
+    """GPT-2's letters for the 256 bytes and a token that ends texts; no merges."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {b: chr(b) for b in plain}
+    letters |= {b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in plain)}
+    return {"version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
+            "added_tokens": [{"id": 256, "content": END, "single_word": False, "lstrip": False, "rstrip": False,
+                              "normalized": False, "special": True}],
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+            "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+            "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                      "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+                      "vocab": {letters[b]: b for b in range(256)} | {END: 256}, "merges": []}}
+
+
+def make_model(folder):
+    vocabulary, chance = 257, random.Random(3)
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(byte_tokenizer()))
+    (folder / "tokenizer_config.json").write_text(json.dumps(
+        {"tokenizer_class": "GPT2Tokenizer", "chat_template": TEMPLATE, "eos_token": END, "bos_token": END}))
+    (folder / "config.json").write_text(json.dumps({
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": HIDDEN, "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
+        "vocab_size": vocabulary, "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+        "rope_theta": 10000.0, "tie_word_embeddings": True, "eos_token_id": 256, "bos_token_id": 256}))
+    keys = HIDDEN * KV_HEADS // HEADS
+    shapes = {"model.embed_tokens.weight": [vocabulary, HIDDEN], "model.norm.weight": [HIDDEN]}
+    for i in range(LAYERS):
+        for name, shape in {"self_attn.q_proj": [HIDDEN, HIDDEN], "self_attn.k_proj": [keys, HIDDEN],
+                            "self_attn.v_proj": [keys, HIDDEN], "self_attn.o_proj": [HIDDEN, HIDDEN],
+                            "mlp.gate_proj": [INNER, HIDDEN], "mlp.up_proj": [INNER, HIDDEN],
+                            "mlp.down_proj": [HIDDEN, INNER], "input_layernorm": [HIDDEN],
+                            "post_attention_layernorm": [HIDDEN]}.items():
+            shapes[f"model.layers.{i}.{name}.weight"] = shape
+    save_tensors(folder / "model.safetensors", {
+        name: (shape, [1.0] * shape[0] if len(shape) == 1 else [chance.gauss(0, 0.2) for _ in range(shape[0] * shape[1])])
+        for name, shape in shapes.items()})
+
+
+def make_data(path, count):
+    lines = []
+    for i in range(count):
+        colour, thing = COLOURS[i % 4], ["sky", "tree", "snow"][i % 3]
+        if i % 3 == 0:
+            lines.append({"messages": [{"role": "user", "content": f"The {thing}?"},
+                                       {"role": "assistant", "content": f"It is {colour} <b>&"}]})
+        elif i % 3 == 1:
+            lines.append({"prompt": f"What about the {thing}? ", "completion": f"It is {colour}"})
+        else:
+            lines.append({"text": f"The {thing} is {colour}."})
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+
+
+class Suite(Report):
+    def __init__(self, build, folder):
+        super().__init__()
+        self.program, self.folder = build / "trunnion", folder
+        self.model, self.data = folder / "model", folder / "data.jsonl"
+        make_model(self.model)
+        make_data(self.data, 40)
+
+    def expect(self, good, text, detail=""):
+        self.add(good, text if good else f"{text}: {detail}")
+
+    def run(self, *words):
+        return subprocess.run([self.program, *map(str, words)], capture_output=True, text=True, timeout=LIMIT)
+
+    def tune(self, out, *words, model=None, data=None):
+        done = self.run("finetune", "-m", model or self.model, "--data", data or self.data, "--out", self.folder / out,
+                        "--context", 96, "--batch", 4, "--seed", 2, "--json", *words)
+        try:
+            return json.loads(done.stdout), done
+        except ValueError:
+            return {}, done
+
+    def ids(self, model, *words):
+        done = self.run("generate", "-m", model, "--ids", "5,6,7,8,9", "-n", 12, "--greedy", "--json", "--cache", "f32",
+                        *words)
+        return json.loads(done.stdout).get("ids", done.stderr) if done.stdout else done.stderr
+
+
+LORA = ("--lora", 4, "--lr", 0.02, "--validation", 0.2, "--steps", 16)
+
+
+def learns(suite):
+    report, log = suite.folder / "run.html", suite.folder / "log.jsonl"
+    got, done = suite.tune("lora", *LORA, "--report", report, "--log", log)
+    before, after = got.get("validation_loss_before"), got.get("validation_loss")
+    suite.expect(done.returncode == 0 and after and after < 0.8 * before, "LoRA learns", (before, after, done.stderr))
+    names = header_of(suite.folder / "lora" / "adapter_model.safetensors")
+    suite.expect(names["base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"]["shape"] == [4, HIDDEN]
+                 and len(names) == 1 + 2 * 7 * LAYERS, "the adapter has PEFT's names", list(names)[:3])
+    settings = json.loads((suite.folder / "lora" / "adapter_config.json").read_text())
+    suite.expect(settings["r"] == 4 and settings["lora_alpha"] == 8 and sorted(settings["target_modules"]) ==
+                 ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"], "and its settings",
+                 settings)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    suite.expect([line["step"] for line in steps] == list(range(1, 17)) and all(line["gradient_norm"] > 0 for line in
+                 steps) and any("validation_loss" in line for line in lines), "the log has a line a step", lines[:2])
+    page = report.read_text()
+    suite.expect("finished" in page and page.count("[16,") >= 1 and "<b>" not in page and "http" not in
+                 page.replace("http-equiv", ""), "the report is a page of its own, with escaped text")
+
+
+def resumes(suite):
+    whole, _ = suite.tune("straight", *LORA[:-1], 60)
+    log = suite.folder / "stopped.jsonl"
+    child = subprocess.Popen([suite.program, "finetune", "-m", suite.model, "--data", suite.data, "--out", suite.folder /
+                              "stopped", "--context", "96", "--batch", "4", "--seed", "2", "--json", "--log", log,
+                              *map(str, LORA[:-1]), "60"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    end = time.monotonic() + LIMIT
+    while child.poll() is None and time.monotonic() < end and not (log.exists() and log.read_text().count("\n") > 4):
+        time.sleep(0.002)
+    child.send_signal(signal.SIGINT)
+    text, _ = child.communicate(timeout=LIMIT)
+    stopped = json.loads(text or "{}")
+    suite.expect(child.returncode == 130 and stopped.get("interrupted") and 0 < stopped["steps"] < 60,
+                 f"SIGINT saves after step {stopped.get('steps')} and ends", (child.returncode, text))
+    _, done = suite.tune("stopped", *LORA[:-1], 60)
+    suite.expect(done.returncode == 1 and "--resume" in done.stderr, "a checkpoint is not overwritten", done.stderr)
+    _, done = suite.tune("stopped", *LORA[:-1], 61, "--resume")
+    suite.expect(done.returncode == 1 and "another run" in done.stderr, "nor resumed with other options", done.stderr)
+    again, done = suite.tune("stopped", *LORA[:-1], 60, "--resume")
+    same = all((suite.folder / "straight" / name).read_bytes() == (suite.folder / "stopped" / name).read_bytes()
+               for name in ("adapter_model.safetensors", "adapter_config.json")) if again else False
+    suite.expect(same and again["loss"] == whole["loss"], "a resumed run has the same bits", done.stderr)
+    suite.expect(not (suite.folder / "stopped" / "checkpoint.safetensors").exists(), "and leaves no checkpoint")
+
+
+def merges(suite):
+    adapter, merged = suite.folder / "lora", suite.folder / "merged.gguf"
+    done = suite.run("convert", suite.model, merged, "--lora", adapter, "--quantize", "F32")
+    beside = suite.ids(suite.model, "--lora", adapter)
+    suite.expect(done.returncode == 0 and beside == suite.ids(merged) and beside != suite.ids(suite.model),
+                 "the merged model says what the adapter says", (done.stderr, beside))
+    suite.expect(not list(suite.folder.glob("*.merged*")), "nothing is left of merging")
+
+
+def other_weights(suite):
+    quantized = suite.folder / "small.gguf"
+    done = suite.run("convert", suite.model, quantized, "--quantize", "Q8_0")
+    got, tuned = suite.tune("quantized", *LORA, model=quantized)
+    suite.expect(done.returncode == 0 and "validation_loss" in got and got["validation_loss"] < 0.8 * got["validation_loss_before"],
+                 "LoRA learns beside quantized weights", (done.stderr, tuned.stderr, got))
+    beside = suite.ids(quantized, "--lora", suite.folder / "quantized")
+    suite.expect(beside != suite.ids(quantized) and isinstance(beside, list), "and its adapter counts", beside)
+    for model, out, made in ((suite.model, "full", "full"), (quantized, "whole", "whole/model.gguf")):
+        got, tuned = suite.tune(out, "--full", "--lr", 0.01, "--validation", 0.2, "--steps", 16, model=model)
+        good = "validation_loss" in got and got["validation_loss"] < 0.8 * got["validation_loss_before"]
+        suite.expect(good, f"all weights of {model.name} learn", (tuned.stderr, got))
+        suite.expect(isinstance(suite.ids(suite.folder / made), list), "and the saved model generates",
+                     suite.ids(suite.folder / made))
+
+
+def refuses(suite):
+    bad = suite.folder / "bad.jsonl"
+    for text, words in (('{"text": "a b c"}\n{"texts": 1}\n', "line 2: the object needs"), ("{\n", "line 1"),
+                        ('{"messages": [{"role": "user", "content": "a"}]}\n', "no text to learn from")):
+        bad.write_text(text)
+        _, done = suite.tune("bad", data=bad)
+        suite.expect(done.returncode == 1 and words in done.stderr, f"refused: {words}", done.stderr)
+    for words, said in ((("--targets", "x"), '"x" is not a matrix'), (("--validation", "1"), "leaves none"),
+                        (("--full", "--lora", "4"), "exclude")):
+        _, done = suite.tune("bad", *words)
+        suite.expect(done.returncode in (1, 2) and said in done.stderr, f"refused: {words[0]}", done.stderr)
+    done = suite.run("generate", "-m", suite.model, "-p", "a", "--lora", suite.folder / "none")
+    suite.expect(done.returncode == 1 and "adapter_config.json" in done.stderr, "a missing adapter is named", done.stderr)
+
+
+def smollm(suite):
+    if not smollm2.is_there():
+        suite.skip("SmolLM2 is not there (tools/text/smollm2.py)")
+        return
+    got, done = suite.tune("smollm", "--steps", 12, "--lr", 1e-3, "--validation", 0.2, model=smollm2.path())
+    suite.expect(got and got["validation_loss"] < 0.7 * got["validation_loss_before"], "SmolLM2 learns", (got, done.stderr))
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        suite = Suite(pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(folder))
+        for check in (learns, resumes, merges, other_weights, refuses, *([smollm] if "all" in sys.argv else [])):
+            check(suite)
+        print(f"{suite.passed} passed, {suite.failed} failed, {suite.skipped} skipped")
+        return suite.failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
