@@ -8,6 +8,8 @@ void cli_help_environment(FILE *to) {
                  "  TRUNNION_THREADS      CPU threads if --threads is not given\n"
                  "  TRUNNION_CACHE        folder of models, compiled kernels and tuning\n"
                  "                        (default ~/.cache/trunnion)\n"
+                 "  HF_ENDPOINT, HF_TOKEN  address of the model hub (default https://huggingface.co) and\n"
+                 "                        access token, for `trunnion pull`\n"
                  "  TRUNNION_LOG          0: silent, 1: notices, 2: details\n"
                  "  TRUNNION_LIBRARY      libraries for matrix products, as --library\n"
                  "  TRUNNION_NUMERICS     exact or fast, as --numerics\n"

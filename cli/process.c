@@ -1,6 +1,7 @@
-/* process.c — this command once more, in a process of its own: what may crash or hang, or must start afresh.
+/* process.c — this command once more, or another program, in a process of its own: what may crash or hang, or must
+ * start afresh.
  *
- * The child runs the same executable. Its output is dropped or kept, a time limit kills it, and a signal that ends this
+ * The child's output is dropped or kept, a time limit kills it, and a signal that ends this
  * process ends the child too (signals.c). */
 #include "cli/process.h"
 
@@ -13,6 +14,7 @@
 #if CLI_HAS_PROCESSES
 
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -59,15 +61,30 @@ static bool read_output(int from, double until, cli_process *p) {
     return false;
 }
 
-static int start(const char *path, char *const arguments[], int output, int other, pid_t *child) {
+/* input: -1: that of this process. */
+static int start(const char *path, char *const arguments[], int input, int output, int other, pid_t *child) {
     posix_spawn_file_actions_t files;
     int error = posix_spawn_file_actions_init(&files);
     if (error) return error;
     error = posix_spawn_file_actions_adddup2(&files, output, STDOUT_FILENO);
+    if (!error && input >= 0) error = posix_spawn_file_actions_adddup2(&files, input, STDIN_FILENO);
     if (!error) error = posix_spawn_file_actions_addclose(&files, other);
-    if (!error) error = posix_spawn(child, path, &files, NULL, arguments, environ);
+    if (!error) error = posix_spawnp(child, path, &files, NULL, arguments, environ);
     posix_spawn_file_actions_destroy(&files);
     return error;
+}
+
+/* A pipe that holds the text; -1 where that fails. */
+static int filled_pipe(const char *text) {
+    int ends[2];
+    size_t size = strlen(text);
+    if (size > PIPE_BUF || pipe(ends) != 0) return -1;
+    (void)fcntl(ends[0], F_SETFD, FD_CLOEXEC);
+    ssize_t written = write(ends[1], text, size);
+    close(ends[1]);
+    if (written == (ssize_t)size) return ends[0];
+    close(ends[0]);
+    return -1;
 }
 
 cli_process_end cli_process_run(char *const arguments[], cli_process *p) {
@@ -76,16 +93,19 @@ cli_process_end cli_process_run(char *const arguments[], cli_process *p) {
     pid_t child = 0;
     p->status = -1;
     p->error = ENOENT;
-    if (!cli_own_path(path, sizeof path)) return CLI_PROCESS_NOT_STARTED;
-    if (pipe(ends) != 0) {
-        p->error = errno;
+    if (!p->program && !cli_own_path(path, sizeof path)) return CLI_PROCESS_NOT_STARTED;
+    int input = p->input ? filled_pipe(p->input) : -1;
+    if ((p->input && input < 0) || pipe(ends) != 0) {
+        p->error = errno ? errno : EINVAL;
+        if (input >= 0) close(input);
         return CLI_PROCESS_NOT_STARTED;
     }
     (void)fcntl(ends[0], F_SETFD, FD_CLOEXEC);
     (void)fcntl(ends[1], F_SETFD, FD_CLOEXEC);
     double begun = cli_now();
-    p->error = start(path, arguments, ends[1], ends[0], &child);
+    p->error = start(p->program ? p->program : path, arguments, input, ends[1], ends[0], &child);
     close(ends[1]);
+    if (input >= 0) close(input);
     if (p->error == 0) cli_child_begin((int)child);
     bool late = p->error == 0 && !read_output(ends[0], p->limit > 0 ? begun + p->limit : 0, p);
     close(ends[0]);

@@ -1,4 +1,4 @@
-/* process.h — this command once more, in a process of its own. */
+/* process.h — this command once more, or another program, in a process of its own. */
 #ifndef TN_CLI_PROCESS_H
 #define TN_CLI_PROCESS_H
 
@@ -13,12 +13,14 @@
 #endif
 
 typedef struct cli_process {
-    double limit;       /* seconds until the child is killed; 0: none */
-    char *output;       /* receives the last bytes that it writes, NUL-terminated; NULL: they are dropped */
-    size_t output_size; /* at least 2 */
-    double seconds;     /* out: how long it ran */
-    int status;         /* out: its exit status, -1 if it did not exit by itself */
-    int error;          /* out: the errno that kept it from starting, else 0 */
+    const char *program; /* NULL: this executable; else the name of one, looked for as a shell does */
+    const char *input;   /* NULL, or its standard input: at most PIPE_BUF bytes */
+    double limit;        /* seconds until the child is killed; 0: none */
+    char *output;        /* receives the last bytes that it writes, NUL-terminated; NULL: they are dropped */
+    size_t output_size;  /* at least 2 */
+    double seconds;      /* out: how long it ran */
+    int status;          /* out: its exit status, -1 if it did not exit by itself */
+    int error;           /* out: the errno that kept it from starting, else 0 */
 } cli_process;
 
 typedef enum cli_process_end {
@@ -28,7 +30,7 @@ typedef enum cli_process_end {
     CLI_PROCESS_NOT_STARTED
 } cli_process_end;
 
-/* Runs this executable with `arguments` (NULL-terminated, the first one is the name) and waits for its end. */
+/* Runs the program with `arguments` (NULL-terminated, the first one is the name) and waits for its end. */
 cli_process_end cli_process_run(char *const arguments[], cli_process *p);
 
 /* The path of this executable; false if the system does not tell. */

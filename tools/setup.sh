@@ -27,6 +27,7 @@ have_utf8proc() { have pkg-config && pkg-config --exists libutf8proc; }
 have_png() { have pkg-config && pkg-config --exists libpng; }
 have_jpeg() { have pkg-config && pkg-config --exists libjpeg; }
 have_microhttpd() { have pkg-config && pkg-config --exists libmicrohttpd; }
+have_curl() { have curl; }
 have_zlib() { have pkg-config && pkg-config --exists zlib; }
 have_venv() { [ -x $venv/bin/python ] && [ -d "$(echo $venv/lib/python3*/site-packages/pip)" ]; }
 have_ensurepip() { have_venv || python3 -c 'import venv, ensurepip' 2>/dev/null; }
@@ -46,6 +47,7 @@ have_png          | libpng-dev     | text  | pictures as inputs of trunnion run
 have_jpeg         | libjpeg-dev    | text  | the same
 have_zlib         | zlib1g-dev     | text  | packed .npz files
 have_microhttpd   | libmicrohttpd-dev | text | HTTP of trunnion serve, which loads it at its start
+have_curl         | curl           | check | downloads of trunnion pull, which starts it if it is there
 have_libedit      | libedit2       | check | line editing of trunnion chat, which loads it if it is there
 have_readelf      | binutils       | check | looks into the built library
 have_cmocka       | libcmocka-dev  | check | the test framework
