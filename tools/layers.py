@@ -1,7 +1,7 @@
 """layers.py — every #include goes upwards: a folder of src/ may include its own headers and those of folders above it.
 
 The order below is the architecture. Everything may include the public headers (include/trunnion) and the system's;
-nn, text, cli and examples may include nothing else but headers of their own folder, which proves that the public interface is
+functions, nn, text, cli and examples may include nothing else but headers of their own folder, which proves that the public interface is
 enough. Each folder has a budget of lines. Prints one line a fault, as file:line, and fails if there is one.
 tools/checks/links.py proves the same of calls.
 """
@@ -11,13 +11,13 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ORDER = ["base", "kir", "cpu", "gpu", "vendor", "hal", "drivers", "tensor", "ops", "plan", "autograd", "check", "nn",
-         "formats", "onnx", "engines", "text"]
+ORDER = ["base", "kir", "cpu", "gpu", "vendor", "hal", "drivers", "tensor", "ops", "plan", "autograd", "check",
+         "functions", "nn", "formats", "onnx", "engines", "text"]
 # Generated files are in src/gen, each on the layer that it is generated for.
 GENERATED = {"render_prelude.h": "kir", "legal_table.h": "kir", "op_ids.h": "tensor", "ops_build.h": "ops", "ops_table.c": "ops",
              "torch_signatures.h": "vendor",
              "iquant_tables.h": "formats", "scripts.h": "text"}
-PUBLIC_ONLY = {"nn", "text"}
+PUBLIC_ONLY = {"functions", "nn", "text"}
 # At most so many lines in each folder (gen/ is not counted). A folder that grows beyond it needs a reason in the commit
 # that raises its budget, or something that leaves.
 BUDGET = {
@@ -29,10 +29,11 @@ BUDGET = {
     "hal": 7850,
     "drivers": 8250,
     "tensor": 2900,
-    "ops": 12700,
+    "ops": 13300,
     "plan": 11500,
     "autograd": 650,
     "check": 1700,
+    "functions": 3200,
     "nn": 4800,
     "formats": 4700,
     "onnx": 17000,

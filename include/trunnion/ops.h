@@ -488,6 +488,66 @@ TN_API tn_tensor *tn_gt_scalar(const tn_tensor *x, double other);
  * Dtypes: any → bool. */
 TN_API tn_tensor *tn_ge_scalar(const tn_tensor *x, double other);
 
+/* ---- special ----------------------------------------------------------------------------------------------------- */
+
+/* True where x is negative, −0 included.
+ * Dtypes: any → bool. */
+TN_API tn_tensor *tn_signbit(const tn_tensor *x);
+
+/* The size of x with the sign of y, which may be that of a zero.
+ * Dtypes: float → same; integer, bool → f32. Errors: TN_ERR_SHAPE. */
+TN_API tn_tensor *tn_copysign(const tn_tensor *x, const tn_tensor *y);
+
+/* The element-wise maximum; NaN only where both operands are NaN.
+ * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
+TN_API tn_tensor *tn_fmax(const tn_tensor *x, const tn_tensor *y);
+
+/* The element-wise minimum; NaN only where both operands are NaN.
+ * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
+TN_API tn_tensor *tn_fmin(const tn_tensor *x, const tn_tensor *y);
+
+/* log2(2^x + 2^y) without overflow.
+ * Dtypes: float → same; integer, bool → f32. Errors: TN_ERR_SHAPE. */
+TN_API tn_tensor *tn_logaddexp2(const tn_tensor *x, const tn_tensor *y);
+
+/* True where |x − y| ≤ atol + rtol·|y|, or both are equal, or (with equal_nan) both are NaN.
+ * Dtypes: any → bool. Errors: TN_ERR_ARGUMENT, TN_ERR_SHAPE. */
+typedef struct tn_isclose_options {
+    size_t struct_size;
+    double rtol;    /* default 1e-5 */
+    double atol;    /* default 1e-8 */
+    bool equal_nan; /* default false */
+} tn_isclose_options;
+#define TN_ISCLOSE_DEFAULTS {TN_OPTIONS_SIZE(tn_isclose_options, equal_nan), 1e-5, 1e-8, false}
+TN_API tn_tensor *tn_isclose(const tn_tensor *x, const tn_tensor *y, const tn_isclose_options *o);
+
+/* True if isclose is true for all elements; rank 0.
+ * Dtypes: any → bool. Errors: TN_ERR_ARGUMENT, TN_ERR_SHAPE. */
+typedef struct tn_allclose_options {
+    size_t struct_size;
+    double rtol;    /* default 1e-5 */
+    double atol;    /* default 1e-8 */
+    bool equal_nan; /* default false */
+} tn_allclose_options;
+#define TN_ALLCLOSE_DEFAULTS {TN_OPTIONS_SIZE(tn_allclose_options, equal_nan), 1e-5, 1e-8, false}
+TN_API tn_tensor *tn_allclose(const tn_tensor *x, const tn_tensor *y, const tn_allclose_options *o);
+
+/* sin(πx) / (πx); 1 at 0.
+ * Dtypes: float → same; integer, bool → f32. */
+TN_API tn_tensor *tn_sinc(const tn_tensor *x);
+
+/* log(x / (1 − x)); with eps ≥ 0, of x clamped to [eps, 1 − eps]; a negative eps: no clamping.
+ * Dtypes: float → same; integer, bool → f32. */
+TN_API tn_tensor *tn_logit(const tn_tensor *x, double eps);
+
+/* x · log(1 + y); 0 for x = 0, unless y is NaN.
+ * Dtypes: float → same; integer, bool → f32. Errors: TN_ERR_SHAPE. */
+TN_API tn_tensor *tn_xlog1py(const tn_tensor *x, const tn_tensor *y);
+
+/* −x · log(x); 0 at 0, −∞ below (torch.special.entr).
+ * Dtypes: float → same; integer, bool → f32. */
+TN_API tn_tensor *tn_entr(const tn_tensor *x);
+
 /* ---- create ------------------------------------------------------------------------------------------------------ */
 
 /* a tensor of zeros.
@@ -824,6 +884,14 @@ TN_API tn_tensor *tn_all(const tn_tensor *x, const int64_t *dims, int dim_count,
  * Dtypes: any → i64. */
 TN_API tn_tensor *tn_count_nonzero(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim);
 
+/* The sum over dims (TN_ALL: all) of all elements that are not NaN.
+ * Dtypes: float → same; integer, bool → i64. */
+TN_API tn_tensor *tn_nansum(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim);
+
+/* The mean over dims (TN_ALL: all) of all elements that are not NaN.
+ * Dtypes: float → same. Errors: TN_ERR_DTYPE. */
+TN_API tn_tensor *tn_nanmean(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim);
+
 /* The maximum along dim; the gradient goes to the first of equal elements (amax shares it). argmax gives its index.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_max(const tn_tensor *x, int64_t dim, bool keepdim);
@@ -1020,11 +1088,39 @@ TN_API tn_tensor *tn_gelu(const tn_tensor *x, const tn_gelu_options *o);
  * Dtypes: float → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_glu(const tn_tensor *x, int64_t dim);
 
+/* x where x > 0, else alpha · (exp(x / alpha) - 1). Source: Barron 2017.
+ * Dtypes: float → same. Errors: TN_ERR_ARGUMENT, TN_ERR_DTYPE. */
+TN_API tn_tensor *tn_celu(const tn_tensor *x, double alpha);
+
+/* x / (1 + |x|).
+ * Dtypes: float → same; integer, bool → f32. */
+TN_API tn_tensor *tn_softsign(const tn_tensor *x);
+
+/* x - tanh(x).
+ * Dtypes: float → same; integer, bool → f32. */
+TN_API tn_tensor *tn_tanhshrink(const tn_tensor *x);
+
+/* 0 where |x| ≤ lambd, else x; usually 0.5.
+ * Dtypes: float → same. Errors: TN_ERR_DTYPE. */
+TN_API tn_tensor *tn_hardshrink(const tn_tensor *x, double lambd);
+
+/* x moved by lambd towards 0, and 0 where |x| ≤ lambd; usually 0.5.
+ * Dtypes: float → same. Errors: TN_ERR_ARGUMENT, TN_ERR_DTYPE. */
+TN_API tn_tensor *tn_softshrink(const tn_tensor *x, double lambd);
+
+/* x where x > threshold, else value.
+ * Dtypes: float, integer → same. Errors: TN_ERR_ARGUMENT, TN_ERR_DTYPE. */
+TN_API tn_tensor *tn_threshold(const tn_tensor *x, double threshold, double value);
+
 /* silu(gate) · up. Source: Shazeer 2020.
  * Dtypes: float → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_swiglu(const tn_tensor *gate, const tn_tensor *up);
 
 /* ---- norm -------------------------------------------------------------------------------------------------------- */
+
+/* Softmax of −x.
+ * Dtypes: float → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
+TN_API tn_tensor *tn_softmin(const tn_tensor *x, int64_t dim);
 
 /* exp(x) / Σ exp(x) along dim, computed from x - max(x).
  * Dtypes: float → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
@@ -1319,6 +1415,54 @@ typedef struct tn_huber_loss_options {
 TN_API tn_tensor *tn_huber_loss(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
                                 const tn_huber_loss_options *o);
 
+/* log(1 + exp(−target·x)), targets being 1 or −1.
+ * Dtypes: float → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
+TN_API tn_tensor *tn_soft_margin_loss(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction);
+
+/* x where target is 1, max(0, margin − x) where it is −1.
+ * Dtypes: float → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
+typedef struct tn_hinge_embedding_loss_options {
+    size_t struct_size;
+    double margin; /* default 1.0 */
+} tn_hinge_embedding_loss_options;
+#define TN_HINGE_EMBEDDING_LOSS_DEFAULTS {TN_OPTIONS_SIZE(tn_hinge_embedding_loss_options, margin), 1.0}
+TN_API tn_tensor *tn_hinge_embedding_loss(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
+                                          const tn_hinge_embedding_loss_options *o);
+
+/* max(0, margin − target·(x1 − x2)), targets being 1 or −1.
+ * Dtypes: float → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
+typedef struct tn_margin_ranking_loss_options {
+    size_t struct_size;
+    double margin; /* default 0.0 */
+} tn_margin_ranking_loss_options;
+#define TN_MARGIN_RANKING_LOSS_DEFAULTS {TN_OPTIONS_SIZE(tn_margin_ranking_loss_options, margin), 0.0}
+TN_API tn_tensor *tn_margin_ranking_loss(const tn_tensor *x1, const tn_tensor *x2, const tn_tensor *target,
+                                         tn_reduction reduction, const tn_margin_ranking_loss_options *o);
+
+/* exp(x) − target·x, or with log_input false x − target·log(x + eps); full adds Stirling's approximation of
+ * log(target!) where target > 1.
+ * Dtypes: float → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
+typedef struct tn_poisson_nll_loss_options {
+    size_t struct_size;
+    bool log_input; /* default true */
+    bool full;      /* default false */
+    double eps;     /* default 1e-8 */
+} tn_poisson_nll_loss_options;
+#define TN_POISSON_NLL_LOSS_DEFAULTS {TN_OPTIONS_SIZE(tn_poisson_nll_loss_options, eps), true, false, 1e-8}
+TN_API tn_tensor *tn_poisson_nll_loss(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
+                                      const tn_poisson_nll_loss_options *o);
+
+/* (log(v) + (x − target)²/v) / 2 with v = max(var, eps); full adds log(2π)/2.
+ * Dtypes: float → same. Errors: TN_ERR_ARGUMENT, TN_ERR_SHAPE, TN_ERR_DTYPE. */
+typedef struct tn_gaussian_nll_loss_options {
+    size_t struct_size;
+    bool full;  /* default false */
+    double eps; /* default 1e-6 */
+} tn_gaussian_nll_loss_options;
+#define TN_GAUSSIAN_NLL_LOSS_DEFAULTS {TN_OPTIONS_SIZE(tn_gaussian_nll_loss_options, eps), false, 1e-6}
+TN_API tn_tensor *tn_gaussian_nll_loss(const tn_tensor *x, const tn_tensor *target, const tn_tensor *var,
+                                       tn_reduction reduction, const tn_gaussian_nll_loss_options *o);
+
 /* Target · (log(target) - x), x holding log-probabilities; with log_target the target does too. The mean a sample
  * (PyTorch's batchmean) is the sum divided by the batch. Source: Kullback, Leibler 1951.
  * Dtypes: float → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
@@ -1389,6 +1533,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_addcmul_(...) (tn_at(__FILE__, __LINE__), tn_addcmul_(__VA_ARGS__))
 #define tn_addmm(...) (tn_at(__FILE__, __LINE__), tn_addmm(__VA_ARGS__))
 #define tn_all(...) (tn_at(__FILE__, __LINE__), tn_all(__VA_ARGS__))
+#define tn_allclose(...) (tn_at(__FILE__, __LINE__), tn_allclose(__VA_ARGS__))
 #define tn_amax(...) (tn_at(__FILE__, __LINE__), tn_amax(__VA_ARGS__))
 #define tn_amin(...) (tn_at(__FILE__, __LINE__), tn_amin(__VA_ARGS__))
 #define tn_any(...) (tn_at(__FILE__, __LINE__), tn_any(__VA_ARGS__))
@@ -1429,6 +1574,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_cat(...) (tn_at(__FILE__, __LINE__), tn_cat(__VA_ARGS__))
 #define tn_ceil(...) (tn_at(__FILE__, __LINE__), tn_ceil(__VA_ARGS__))
 #define tn_ceil_(...) (tn_at(__FILE__, __LINE__), tn_ceil_(__VA_ARGS__))
+#define tn_celu(...) (tn_at(__FILE__, __LINE__), tn_celu(__VA_ARGS__))
 #define tn_chunk(...) (tn_at(__FILE__, __LINE__), tn_chunk(__VA_ARGS__))
 #define tn_clamp(...) (tn_at(__FILE__, __LINE__), tn_clamp(__VA_ARGS__))
 #define tn_clamp_(...) (tn_at(__FILE__, __LINE__), tn_clamp_(__VA_ARGS__))
@@ -1436,6 +1582,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_conv1d(...) (tn_at(__FILE__, __LINE__), tn_conv1d(__VA_ARGS__))
 #define tn_conv2d(...) (tn_at(__FILE__, __LINE__), tn_conv2d(__VA_ARGS__))
 #define tn_conv_transpose2d(...) (tn_at(__FILE__, __LINE__), tn_conv_transpose2d(__VA_ARGS__))
+#define tn_copysign(...) (tn_at(__FILE__, __LINE__), tn_copysign(__VA_ARGS__))
 #define tn_cos(...) (tn_at(__FILE__, __LINE__), tn_cos(__VA_ARGS__))
 #define tn_cos_(...) (tn_at(__FILE__, __LINE__), tn_cos_(__VA_ARGS__))
 #define tn_cosh(...) (tn_at(__FILE__, __LINE__), tn_cosh(__VA_ARGS__))
@@ -1455,6 +1602,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_dropout(...) (tn_at(__FILE__, __LINE__), tn_dropout(__VA_ARGS__))
 #define tn_elu(...) (tn_at(__FILE__, __LINE__), tn_elu(__VA_ARGS__))
 #define tn_embedding(...) (tn_at(__FILE__, __LINE__), tn_embedding(__VA_ARGS__))
+#define tn_entr(...) (tn_at(__FILE__, __LINE__), tn_entr(__VA_ARGS__))
 #define tn_eq(...) (tn_at(__FILE__, __LINE__), tn_eq(__VA_ARGS__))
 #define tn_eq_scalar(...) (tn_at(__FILE__, __LINE__), tn_eq_scalar(__VA_ARGS__))
 #define tn_erf(...) (tn_at(__FILE__, __LINE__), tn_erf(__VA_ARGS__))
@@ -1475,6 +1623,8 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_floor_divide(...) (tn_at(__FILE__, __LINE__), tn_floor_divide(__VA_ARGS__))
 #define tn_floor_divide_(...) (tn_at(__FILE__, __LINE__), tn_floor_divide_(__VA_ARGS__))
 #define tn_floor_divide_scalar(...) (tn_at(__FILE__, __LINE__), tn_floor_divide_scalar(__VA_ARGS__))
+#define tn_fmax(...) (tn_at(__FILE__, __LINE__), tn_fmax(__VA_ARGS__))
+#define tn_fmin(...) (tn_at(__FILE__, __LINE__), tn_fmin(__VA_ARGS__))
 #define tn_fmod(...) (tn_at(__FILE__, __LINE__), tn_fmod(__VA_ARGS__))
 #define tn_fmod_(...) (tn_at(__FILE__, __LINE__), tn_fmod_(__VA_ARGS__))
 #define tn_fmod_scalar(...) (tn_at(__FILE__, __LINE__), tn_fmod_scalar(__VA_ARGS__))
@@ -1482,6 +1632,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_full(...) (tn_at(__FILE__, __LINE__), tn_full(__VA_ARGS__))
 #define tn_full_like(...) (tn_at(__FILE__, __LINE__), tn_full_like(__VA_ARGS__))
 #define tn_gather(...) (tn_at(__FILE__, __LINE__), tn_gather(__VA_ARGS__))
+#define tn_gaussian_nll_loss(...) (tn_at(__FILE__, __LINE__), tn_gaussian_nll_loss(__VA_ARGS__))
 #define tn_ge(...) (tn_at(__FILE__, __LINE__), tn_ge(__VA_ARGS__))
 #define tn_ge_scalar(...) (tn_at(__FILE__, __LINE__), tn_ge_scalar(__VA_ARGS__))
 #define tn_gelu(...) (tn_at(__FILE__, __LINE__), tn_gelu(__VA_ARGS__))
@@ -1491,11 +1642,13 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_group_norm(...) (tn_at(__FILE__, __LINE__), tn_group_norm(__VA_ARGS__))
 #define tn_gt(...) (tn_at(__FILE__, __LINE__), tn_gt(__VA_ARGS__))
 #define tn_gt_scalar(...) (tn_at(__FILE__, __LINE__), tn_gt_scalar(__VA_ARGS__))
+#define tn_hardshrink(...) (tn_at(__FILE__, __LINE__), tn_hardshrink(__VA_ARGS__))
 #define tn_hardsigmoid(...) (tn_at(__FILE__, __LINE__), tn_hardsigmoid(__VA_ARGS__))
 #define tn_hardswish(...) (tn_at(__FILE__, __LINE__), tn_hardswish(__VA_ARGS__))
 #define tn_hardtanh(...) (tn_at(__FILE__, __LINE__), tn_hardtanh(__VA_ARGS__))
 #define tn_heaviside(...) (tn_at(__FILE__, __LINE__), tn_heaviside(__VA_ARGS__))
 #define tn_heaviside_(...) (tn_at(__FILE__, __LINE__), tn_heaviside_(__VA_ARGS__))
+#define tn_hinge_embedding_loss(...) (tn_at(__FILE__, __LINE__), tn_hinge_embedding_loss(__VA_ARGS__))
 #define tn_huber_loss(...) (tn_at(__FILE__, __LINE__), tn_huber_loss(__VA_ARGS__))
 #define tn_hypot(...) (tn_at(__FILE__, __LINE__), tn_hypot(__VA_ARGS__))
 #define tn_index_add(...) (tn_at(__FILE__, __LINE__), tn_index_add(__VA_ARGS__))
@@ -1504,6 +1657,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_instance_norm(...) (tn_at(__FILE__, __LINE__), tn_instance_norm(__VA_ARGS__))
 #define tn_int_conv2d(...) (tn_at(__FILE__, __LINE__), tn_int_conv2d(__VA_ARGS__))
 #define tn_int_mm(...) (tn_at(__FILE__, __LINE__), tn_int_mm(__VA_ARGS__))
+#define tn_isclose(...) (tn_at(__FILE__, __LINE__), tn_isclose(__VA_ARGS__))
 #define tn_isfinite(...) (tn_at(__FILE__, __LINE__), tn_isfinite(__VA_ARGS__))
 #define tn_isinf(...) (tn_at(__FILE__, __LINE__), tn_isinf(__VA_ARGS__))
 #define tn_isnan(...) (tn_at(__FILE__, __LINE__), tn_isnan(__VA_ARGS__))
@@ -1532,14 +1686,17 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_log_(...) (tn_at(__FILE__, __LINE__), tn_log_(__VA_ARGS__))
 #define tn_log_softmax(...) (tn_at(__FILE__, __LINE__), tn_log_softmax(__VA_ARGS__))
 #define tn_logaddexp(...) (tn_at(__FILE__, __LINE__), tn_logaddexp(__VA_ARGS__))
+#define tn_logaddexp2(...) (tn_at(__FILE__, __LINE__), tn_logaddexp2(__VA_ARGS__))
 #define tn_logical_and(...) (tn_at(__FILE__, __LINE__), tn_logical_and(__VA_ARGS__))
 #define tn_logical_not(...) (tn_at(__FILE__, __LINE__), tn_logical_not(__VA_ARGS__))
 #define tn_logical_or(...) (tn_at(__FILE__, __LINE__), tn_logical_or(__VA_ARGS__))
 #define tn_logical_xor(...) (tn_at(__FILE__, __LINE__), tn_logical_xor(__VA_ARGS__))
+#define tn_logit(...) (tn_at(__FILE__, __LINE__), tn_logit(__VA_ARGS__))
 #define tn_logsigmoid(...) (tn_at(__FILE__, __LINE__), tn_logsigmoid(__VA_ARGS__))
 #define tn_logsumexp(...) (tn_at(__FILE__, __LINE__), tn_logsumexp(__VA_ARGS__))
 #define tn_lt(...) (tn_at(__FILE__, __LINE__), tn_lt(__VA_ARGS__))
 #define tn_lt_scalar(...) (tn_at(__FILE__, __LINE__), tn_lt_scalar(__VA_ARGS__))
+#define tn_margin_ranking_loss(...) (tn_at(__FILE__, __LINE__), tn_margin_ranking_loss(__VA_ARGS__))
 #define tn_masked_fill(...) (tn_at(__FILE__, __LINE__), tn_masked_fill(__VA_ARGS__))
 #define tn_masked_fill_(...) (tn_at(__FILE__, __LINE__), tn_masked_fill_(__VA_ARGS__))
 #define tn_matmul(...) (tn_at(__FILE__, __LINE__), tn_matmul(__VA_ARGS__))
@@ -1562,6 +1719,8 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_mul_scalar_(...) (tn_at(__FILE__, __LINE__), tn_mul_scalar_(__VA_ARGS__))
 #define tn_mv(...) (tn_at(__FILE__, __LINE__), tn_mv(__VA_ARGS__))
 #define tn_nan_to_num(...) (tn_at(__FILE__, __LINE__), tn_nan_to_num(__VA_ARGS__))
+#define tn_nanmean(...) (tn_at(__FILE__, __LINE__), tn_nanmean(__VA_ARGS__))
+#define tn_nansum(...) (tn_at(__FILE__, __LINE__), tn_nansum(__VA_ARGS__))
 #define tn_narrow(...) (tn_at(__FILE__, __LINE__), tn_narrow(__VA_ARGS__))
 #define tn_ne(...) (tn_at(__FILE__, __LINE__), tn_ne(__VA_ARGS__))
 #define tn_ne_scalar(...) (tn_at(__FILE__, __LINE__), tn_ne_scalar(__VA_ARGS__))
@@ -1576,6 +1735,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_outer(...) (tn_at(__FILE__, __LINE__), tn_outer(__VA_ARGS__))
 #define tn_pad(...) (tn_at(__FILE__, __LINE__), tn_pad(__VA_ARGS__))
 #define tn_permute(...) (tn_at(__FILE__, __LINE__), tn_permute(__VA_ARGS__))
+#define tn_poisson_nll_loss(...) (tn_at(__FILE__, __LINE__), tn_poisson_nll_loss(__VA_ARGS__))
 #define tn_pow(...) (tn_at(__FILE__, __LINE__), tn_pow(__VA_ARGS__))
 #define tn_pow_(...) (tn_at(__FILE__, __LINE__), tn_pow_(__VA_ARGS__))
 #define tn_pow_scalar(...) (tn_at(__FILE__, __LINE__), tn_pow_scalar(__VA_ARGS__))
@@ -1616,14 +1776,20 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_sigmoid(...) (tn_at(__FILE__, __LINE__), tn_sigmoid(__VA_ARGS__))
 #define tn_sigmoid_(...) (tn_at(__FILE__, __LINE__), tn_sigmoid_(__VA_ARGS__))
 #define tn_sign(...) (tn_at(__FILE__, __LINE__), tn_sign(__VA_ARGS__))
+#define tn_signbit(...) (tn_at(__FILE__, __LINE__), tn_signbit(__VA_ARGS__))
 #define tn_silu(...) (tn_at(__FILE__, __LINE__), tn_silu(__VA_ARGS__))
 #define tn_sin(...) (tn_at(__FILE__, __LINE__), tn_sin(__VA_ARGS__))
 #define tn_sin_(...) (tn_at(__FILE__, __LINE__), tn_sin_(__VA_ARGS__))
+#define tn_sinc(...) (tn_at(__FILE__, __LINE__), tn_sinc(__VA_ARGS__))
 #define tn_sinh(...) (tn_at(__FILE__, __LINE__), tn_sinh(__VA_ARGS__))
 #define tn_slice(...) (tn_at(__FILE__, __LINE__), tn_slice(__VA_ARGS__))
 #define tn_smooth_l1_loss(...) (tn_at(__FILE__, __LINE__), tn_smooth_l1_loss(__VA_ARGS__))
+#define tn_soft_margin_loss(...) (tn_at(__FILE__, __LINE__), tn_soft_margin_loss(__VA_ARGS__))
 #define tn_softmax(...) (tn_at(__FILE__, __LINE__), tn_softmax(__VA_ARGS__))
+#define tn_softmin(...) (tn_at(__FILE__, __LINE__), tn_softmin(__VA_ARGS__))
 #define tn_softplus(...) (tn_at(__FILE__, __LINE__), tn_softplus(__VA_ARGS__))
+#define tn_softshrink(...) (tn_at(__FILE__, __LINE__), tn_softshrink(__VA_ARGS__))
+#define tn_softsign(...) (tn_at(__FILE__, __LINE__), tn_softsign(__VA_ARGS__))
 #define tn_sort(...) (tn_at(__FILE__, __LINE__), tn_sort(__VA_ARGS__))
 #define tn_split(...) (tn_at(__FILE__, __LINE__), tn_split(__VA_ARGS__))
 #define tn_sqrt(...) (tn_at(__FILE__, __LINE__), tn_sqrt(__VA_ARGS__))
@@ -1644,6 +1810,8 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_tan(...) (tn_at(__FILE__, __LINE__), tn_tan(__VA_ARGS__))
 #define tn_tanh(...) (tn_at(__FILE__, __LINE__), tn_tanh(__VA_ARGS__))
 #define tn_tanh_(...) (tn_at(__FILE__, __LINE__), tn_tanh_(__VA_ARGS__))
+#define tn_tanhshrink(...) (tn_at(__FILE__, __LINE__), tn_tanhshrink(__VA_ARGS__))
+#define tn_threshold(...) (tn_at(__FILE__, __LINE__), tn_threshold(__VA_ARGS__))
 #define tn_tile(...) (tn_at(__FILE__, __LINE__), tn_tile(__VA_ARGS__))
 #define tn_topk(...) (tn_at(__FILE__, __LINE__), tn_topk(__VA_ARGS__))
 #define tn_topk_indices(...) (tn_at(__FILE__, __LINE__), tn_topk_indices(__VA_ARGS__))
@@ -1661,6 +1829,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_view_as(...) (tn_at(__FILE__, __LINE__), tn_view_as(__VA_ARGS__))
 #define tn_view_dtype(...) (tn_at(__FILE__, __LINE__), tn_view_dtype(__VA_ARGS__))
 #define tn_where(...) (tn_at(__FILE__, __LINE__), tn_where(__VA_ARGS__))
+#define tn_xlog1py(...) (tn_at(__FILE__, __LINE__), tn_xlog1py(__VA_ARGS__))
 #define tn_xlogy(...) (tn_at(__FILE__, __LINE__), tn_xlogy(__VA_ARGS__))
 #define tn_zero(...) (tn_at(__FILE__, __LINE__), tn_zero(__VA_ARGS__))
 #define tn_zero_(...) (tn_at(__FILE__, __LINE__), tn_zero_(__VA_ARGS__))

@@ -10,6 +10,7 @@
 #include "trunnion/device.h"
 #include "trunnion/distributed.h"
 #include "trunnion/engine.h"
+#include "trunnion/functions.h"
 #include "trunnion/json.h"
 #include "trunnion/kernels.h"
 #include "trunnion/linalg.h"

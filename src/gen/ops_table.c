@@ -29,7 +29,7 @@ typedef struct maker {
     char takes[15];
 } maker;
 
-static const double defaults[] = {TN_AUTO, -100, 0, 1e-08, 1e-05, 1, 20}; /* a, b, … */
+static const double defaults[] = {TN_AUTO, -100, 0, 1e-08, 1e-06, 1e-05, 1, 20}; /* a, b, … */
 
 static const struct enumeration {
     const char *name, *choices;
@@ -326,29 +326,32 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_add_scalar, tn_impl_sub_scalar, tn_impl_rsub_scalar, tn_impl_mul_scalar, tn_impl_div_scalar,
     tn_impl_rdiv_scalar, tn_impl_floor_divide_scalar, tn_impl_remainder_scalar, tn_impl_fmod_scalar,
     tn_impl_maximum_scalar, tn_impl_minimum_scalar, tn_impl_pow_scalar, tn_impl_eq_scalar, tn_impl_ne_scalar,
-    tn_impl_lt_scalar, tn_impl_le_scalar, tn_impl_gt_scalar, tn_impl_ge_scalar, tn_impl_zeros, tn_impl_ones,
-    tn_impl_zeros_like, tn_impl_ones_like, tn_impl_full_like, tn_impl_fill, tn_impl_zero, tn_impl_linspace,
-    tn_impl_eye, tn_impl_tril, tn_impl_triu, tn_impl_one_hot, tn_impl_stack, tn_impl_repeat, tn_impl_tile,
-    tn_impl_flip, tn_impl_roll, tn_impl_view, tn_impl_permute, tn_impl_expand, tn_impl_slice, tn_impl_as_strided,
-    tn_impl_detach, tn_impl_contiguous, tn_impl_cat_few, tn_impl_cat, tn_impl_pad, tn_impl_gather,
-    tn_impl_index_select, tn_impl_scatter_sum, tn_impl_index_add_rows, tn_impl_index_add, tn_impl_take_along_dim,
-    tn_impl_scatter_prod, tn_impl_scatter_amax, tn_impl_scatter_amin, tn_impl_scatter_extreme, tn_impl_scatter_last,
-    tn_impl_scatter, tn_impl_scatter_add, tn_impl_scatter_reduce, tn_impl_argsort_last, tn_impl_argsort, tn_impl_sort,
-    tn_impl_topk, tn_impl_topk_indices, tn_impl_assign_view, tn_impl_unfold2d, tn_impl_fold2d, tn_impl_sum,
-    tn_impl_prod, tn_impl_amax, tn_impl_amin, tn_impl_argmax, tn_impl_argmin, tn_impl_cumsum, tn_impl_cumprod,
-    tn_impl_mean, tn_impl_var, tn_impl_std, tn_impl_norm, tn_impl_logsumexp, tn_impl_any, tn_impl_all,
-    tn_impl_count_nonzero, tn_impl_max, tn_impl_min, tn_impl_matmul_batched, tn_impl_matmul_wide, tn_impl_matmul,
-    tn_impl_mm, tn_impl_int_mm, tn_impl_bmm, tn_impl_mv, tn_impl_dot, tn_impl_outer, tn_impl_linear, tn_impl_addmm,
-    tn_impl_baddbmm, tn_impl_gemm, tn_impl_gemv, tn_impl_trace, tn_impl_cosine_similarity,
-    tn_impl_linalg_cholesky_lower, tn_impl_linalg_solve_systems, tn_impl_linalg_solve_lower,
-    tn_impl_linalg_solve_upper, tn_impl_linalg_determinants, tn_impl_linalg_qr_packed, tn_impl_linalg_eigh_packed,
-    tn_impl_linalg_svd_packed, tn_impl_linalg_cholesky, tn_impl_linalg_solve, tn_impl_linalg_solve_triangular,
-    tn_impl_linalg_inv, tn_impl_linalg_det, tn_impl_linalg_eigvalsh, tn_impl_linalg_svdvals, tn_impl_relu,
-    tn_impl_relu6, tn_impl_hardtanh, tn_impl_hardsigmoid, tn_impl_hardswish, tn_impl_leaky_relu, tn_impl_prelu,
-    tn_impl_elu, tn_impl_selu, tn_impl_sigmoid, tn_impl_silu, tn_impl_softplus, tn_impl_mish, tn_impl_logsigmoid,
-    tn_impl_gelu, tn_impl_glu, tn_impl_swiglu, tn_impl_softmax, tn_impl_log_softmax, tn_impl_standardize,
-    tn_impl_rms_scale, tn_impl_layer_norm, tn_impl_rms_norm, tn_impl_group_norm, tn_impl_instance_norm,
-    tn_impl_batch_norm, tn_impl_batch_normalize, tn_impl_batch_mean, tn_impl_batch_var, tn_impl_conv1d, tn_impl_conv2d,
+    tn_impl_lt_scalar, tn_impl_le_scalar, tn_impl_gt_scalar, tn_impl_ge_scalar, tn_impl_signbit, tn_impl_copysign,
+    tn_impl_fmax, tn_impl_fmin, tn_impl_logaddexp2, tn_impl_isclose, tn_impl_allclose, tn_impl_sinc, tn_impl_logit,
+    tn_impl_xlog1py, tn_impl_entr, tn_impl_zeros, tn_impl_ones, tn_impl_zeros_like, tn_impl_ones_like,
+    tn_impl_full_like, tn_impl_fill, tn_impl_zero, tn_impl_linspace, tn_impl_eye, tn_impl_tril, tn_impl_triu,
+    tn_impl_one_hot, tn_impl_stack, tn_impl_repeat, tn_impl_tile, tn_impl_flip, tn_impl_roll, tn_impl_view,
+    tn_impl_permute, tn_impl_expand, tn_impl_slice, tn_impl_as_strided, tn_impl_detach, tn_impl_contiguous,
+    tn_impl_cat_few, tn_impl_cat, tn_impl_pad, tn_impl_gather, tn_impl_index_select, tn_impl_scatter_sum,
+    tn_impl_index_add_rows, tn_impl_index_add, tn_impl_take_along_dim, tn_impl_scatter_prod, tn_impl_scatter_amax,
+    tn_impl_scatter_amin, tn_impl_scatter_extreme, tn_impl_scatter_last, tn_impl_scatter, tn_impl_scatter_add,
+    tn_impl_scatter_reduce, tn_impl_argsort_last, tn_impl_argsort, tn_impl_sort, tn_impl_topk, tn_impl_topk_indices,
+    tn_impl_assign_view, tn_impl_unfold2d, tn_impl_fold2d, tn_impl_sum, tn_impl_prod, tn_impl_amax, tn_impl_amin,
+    tn_impl_argmax, tn_impl_argmin, tn_impl_cumsum, tn_impl_cumprod, tn_impl_mean, tn_impl_var, tn_impl_std,
+    tn_impl_norm, tn_impl_logsumexp, tn_impl_any, tn_impl_all, tn_impl_count_nonzero, tn_impl_nansum, tn_impl_nanmean,
+    tn_impl_max, tn_impl_min, tn_impl_matmul_batched, tn_impl_matmul_wide, tn_impl_matmul, tn_impl_mm, tn_impl_int_mm,
+    tn_impl_bmm, tn_impl_mv, tn_impl_dot, tn_impl_outer, tn_impl_linear, tn_impl_addmm, tn_impl_baddbmm, tn_impl_gemm,
+    tn_impl_gemv, tn_impl_trace, tn_impl_cosine_similarity, tn_impl_linalg_cholesky_lower,
+    tn_impl_linalg_solve_systems, tn_impl_linalg_solve_lower, tn_impl_linalg_solve_upper, tn_impl_linalg_determinants,
+    tn_impl_linalg_qr_packed, tn_impl_linalg_eigh_packed, tn_impl_linalg_svd_packed, tn_impl_linalg_cholesky,
+    tn_impl_linalg_solve, tn_impl_linalg_solve_triangular, tn_impl_linalg_inv, tn_impl_linalg_det,
+    tn_impl_linalg_eigvalsh, tn_impl_linalg_svdvals, tn_impl_relu, tn_impl_relu6, tn_impl_hardtanh,
+    tn_impl_hardsigmoid, tn_impl_hardswish, tn_impl_leaky_relu, tn_impl_prelu, tn_impl_elu, tn_impl_selu,
+    tn_impl_sigmoid, tn_impl_silu, tn_impl_softplus, tn_impl_mish, tn_impl_logsigmoid, tn_impl_gelu, tn_impl_glu,
+    tn_impl_celu, tn_impl_softsign, tn_impl_tanhshrink, tn_impl_hardshrink, tn_impl_softshrink, tn_impl_threshold,
+    tn_impl_softmin, tn_impl_swiglu, tn_impl_softmax, tn_impl_log_softmax, tn_impl_standardize, tn_impl_rms_scale,
+    tn_impl_layer_norm, tn_impl_rms_norm, tn_impl_group_norm, tn_impl_instance_norm, tn_impl_batch_norm,
+    tn_impl_batch_normalize, tn_impl_batch_mean, tn_impl_batch_var, tn_impl_conv1d, tn_impl_conv2d,
     tn_impl_conv2d_forward, tn_impl_int_conv2d, tn_impl_conv2d_dgrad, tn_impl_conv2d_wgrad, tn_impl_conv_transpose2d,
     tn_impl_max_pool2d, tn_impl_max_pool2d_indices, tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding,
     tn_impl_rope_rows, tn_impl_rope, tn_impl_attention_dense, tn_impl_attention_dense_gradient,
@@ -356,8 +359,10 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_linear_experts, tn_impl_linear_experts_rows, tn_impl_cache_append, tn_impl_cache_append_rows,
     tn_impl_cached_attention, tn_impl_cached_attention_rows, tn_impl_random_bits, tn_impl_random_uniform,
     tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by, tn_impl_dropout_by, tn_impl_mse_loss,
-    tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div, tn_impl_binary_cross_entropy,
-    tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
+    tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_soft_margin_loss,
+    tn_impl_hinge_embedding_loss, tn_impl_margin_ranking_loss, tn_impl_poisson_nll_loss, tn_impl_gaussian_nll_loss,
+    tn_impl_kl_div, tn_impl_binary_cross_entropy, tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss,
+    tn_impl_cross_entropy;
 
 const tn_op_row tn_op_rows[] = {
     [TN_OP_NEG] = {"neg", TN_KERNEL, "(Tensor x)", "Neg", &tn_impl_neg},
@@ -481,6 +486,21 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_LE_SCALAR] = {"le_scalar", TN_COMPOSED, "(Tensor x, float other)", "", &tn_impl_le_scalar},
     [TN_OP_GT_SCALAR] = {"gt_scalar", TN_COMPOSED, "(Tensor x, float other)", "", &tn_impl_gt_scalar},
     [TN_OP_GE_SCALAR] = {"ge_scalar", TN_COMPOSED, "(Tensor x, float other)", "", &tn_impl_ge_scalar},
+    [TN_OP_SIGNBIT] = {"signbit", TN_COMPOSED, "(Tensor x)", "", &tn_impl_signbit},
+    [TN_OP_COPYSIGN] = {"copysign", TN_COMPOSED, "(Tensor x, Tensor y)", "", &tn_impl_copysign},
+    [TN_OP_FMAX] = {"fmax", TN_COMPOSED, "(Tensor x, Tensor y)", "", &tn_impl_fmax},
+    [TN_OP_FMIN] = {"fmin", TN_COMPOSED, "(Tensor x, Tensor y)", "", &tn_impl_fmin},
+    [TN_OP_LOGADDEXP2] = {"logaddexp2", TN_COMPOSED, "(Tensor x, Tensor y)", "", &tn_impl_logaddexp2},
+    [TN_OP_ISCLOSE] = {"isclose", TN_COMPOSED,
+        "(Tensor x, Tensor y, *, float rtol=1e-5, float atol=1e-8, bool equal_nan=false)",
+        "", &tn_impl_isclose},
+    [TN_OP_ALLCLOSE] = {"allclose", TN_COMPOSED,
+        "(Tensor x, Tensor y, *, float rtol=1e-5, float atol=1e-8, bool equal_nan=false)",
+        "", &tn_impl_allclose},
+    [TN_OP_SINC] = {"sinc", TN_COMPOSED, "(Tensor x)", "", &tn_impl_sinc},
+    [TN_OP_LOGIT] = {"logit", TN_COMPOSED, "(Tensor x, float eps)", "", &tn_impl_logit},
+    [TN_OP_XLOG1PY] = {"xlog1py", TN_COMPOSED, "(Tensor x, Tensor y)", "", &tn_impl_xlog1py},
+    [TN_OP_ENTR] = {"entr", TN_COMPOSED, "(Tensor x)", "", &tn_impl_entr},
     [TN_OP_ZEROS] = {"zeros", TN_COMPOSED, "(int[] shape, dtype dtype)", "", &tn_impl_zeros},
     [TN_OP_ONES] = {"ones", TN_COMPOSED, "(int[] shape, dtype dtype)", "", &tn_impl_ones},
     [TN_OP_ZEROS_LIKE] = {"zeros_like", TN_COMPOSED, "(Tensor x)", "", &tn_impl_zeros_like},
@@ -594,6 +614,8 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_COUNT_NONZERO] = {"count_nonzero", TN_COMPOSED,
         "(Tensor x, int[] dims, bool keepdim)",
         "", &tn_impl_count_nonzero},
+    [TN_OP_NANSUM] = {"nansum", TN_COMPOSED, "(Tensor x, int[] dims, bool keepdim)", "", &tn_impl_nansum},
+    [TN_OP_NANMEAN] = {"nanmean", TN_COMPOSED, "(Tensor x, int[] dims, bool keepdim)", "", &tn_impl_nanmean},
     [TN_OP_MAX] = {"max", TN_COMPOSED, "(Tensor x, int dim, bool keepdim)", "ReduceMax", &tn_impl_max},
     [TN_OP_MIN] = {"min", TN_COMPOSED, "(Tensor x, int dim, bool keepdim)", "ReduceMin", &tn_impl_min},
     [TN_OP_MATMUL_BATCHED] = {"matmul_batched", TN_KERNEL, "(Tensor x, Tensor y)", "", &tn_impl_matmul_batched},
@@ -669,6 +691,13 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_LOGSIGMOID] = {"logsigmoid", TN_COMPOSED, "(Tensor x)", "", &tn_impl_logsigmoid},
     [TN_OP_GELU] = {"gelu", TN_COMPOSED, "(Tensor x, *, {none|tanh} approximate=none)", "Gelu", &tn_impl_gelu},
     [TN_OP_GLU] = {"glu", TN_COMPOSED, "(Tensor x, int dim)", "", &tn_impl_glu},
+    [TN_OP_CELU] = {"celu", TN_COMPOSED, "(Tensor x, float alpha)", "Celu", &tn_impl_celu},
+    [TN_OP_SOFTSIGN] = {"softsign", TN_COMPOSED, "(Tensor x)", "Softsign", &tn_impl_softsign},
+    [TN_OP_TANHSHRINK] = {"tanhshrink", TN_COMPOSED, "(Tensor x)", "", &tn_impl_tanhshrink},
+    [TN_OP_HARDSHRINK] = {"hardshrink", TN_COMPOSED, "(Tensor x, float lambd)", "", &tn_impl_hardshrink},
+    [TN_OP_SOFTSHRINK] = {"softshrink", TN_COMPOSED, "(Tensor x, float lambd)", "", &tn_impl_softshrink},
+    [TN_OP_THRESHOLD] = {"threshold", TN_COMPOSED, "(Tensor x, float threshold, float value)", "", &tn_impl_threshold},
+    [TN_OP_SOFTMIN] = {"softmin", TN_COMPOSED, "(Tensor x, int dim)", "", &tn_impl_softmin},
     [TN_OP_SWIGLU] = {"swiglu", TN_COMPOSED, "(Tensor gate, Tensor up)", "", &tn_impl_swiglu},
     [TN_OP_SOFTMAX] = {"softmax", TN_COMPOSED, "(Tensor x, int dim)", "Softmax", &tn_impl_softmax, TN_AUTOCAST_F32},
     [TN_OP_LOG_SOFTMAX] = {"log_softmax", TN_COMPOSED,
@@ -798,6 +827,21 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_HUBER_LOSS] = {"huber_loss", TN_COMPOSED,
         "(Tensor x, Tensor target, {mean|sum|none} reduction, *, float delta=1.0)",
         "", &tn_impl_huber_loss, TN_AUTOCAST_F32},
+    [TN_OP_SOFT_MARGIN_LOSS] = {"soft_margin_loss", TN_COMPOSED,
+        "(Tensor x, Tensor target, {mean|sum|none} reduction)",
+        "", &tn_impl_soft_margin_loss, TN_AUTOCAST_F32},
+    [TN_OP_HINGE_EMBEDDING_LOSS] = {"hinge_embedding_loss", TN_COMPOSED,
+        "(Tensor x, Tensor target, {mean|sum|none} reduction, *, float margin=1.0)",
+        "", &tn_impl_hinge_embedding_loss, TN_AUTOCAST_F32},
+    [TN_OP_MARGIN_RANKING_LOSS] = {"margin_ranking_loss", TN_COMPOSED,
+        "(Tensor x1, Tensor x2, Tensor target, {mean|sum|none} reduction, *, float margin=0.0)",
+        "", &tn_impl_margin_ranking_loss, TN_AUTOCAST_F32},
+    [TN_OP_POISSON_NLL_LOSS] = {"poisson_nll_loss", TN_COMPOSED,
+        "(Tensor x, Tensor target, {mean|sum|none} reduction, *, bool log_input=true, bool full=false, float eps=1e-8)",
+        "", &tn_impl_poisson_nll_loss, TN_AUTOCAST_F32},
+    [TN_OP_GAUSSIAN_NLL_LOSS] = {"gaussian_nll_loss", TN_COMPOSED,
+        "(Tensor x, Tensor target, Tensor var, {mean|sum|none} reduction, *, bool full=false, float eps=1e-6)",
+        "", &tn_impl_gaussian_nll_loss},
     [TN_OP_KL_DIV] = {"kl_div", TN_COMPOSED,
         "(Tensor x, Tensor target, {mean|sum|none} reduction, *, bool log_target=false)",
         "", &tn_impl_kl_div, TN_AUTOCAST_F32},
@@ -1233,6 +1277,50 @@ tn_node *tn_b_gt_scalar(tn_build *b, tn_node *x, double other) { return build(b,
 static const maker make_ge_scalar = {TN_OP_GE_SCALAR, 0, "tf"};
 tn_tensor *(tn_ge_scalar)(const tn_tensor *x, double other) { return record(&make_ge_scalar, x, other); }
 tn_node *tn_b_ge_scalar(tn_build *b, tn_node *x, double other) { return build(b, &make_ge_scalar, x, other); }
+
+tn_tensor *(tn_signbit)(const tn_tensor *x) { return record_1(x, TN_OP_SIGNBIT); }
+tn_node *tn_b_signbit(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_SIGNBIT); }
+
+tn_tensor *(tn_copysign)(const tn_tensor *x, const tn_tensor *y) { return record_2(x, y, TN_OP_COPYSIGN); }
+tn_node *tn_b_copysign(tn_build *b, tn_node *x, tn_node *y) { return build_2(b, x, y, TN_OP_COPYSIGN); }
+
+tn_tensor *(tn_fmax)(const tn_tensor *x, const tn_tensor *y) { return record_2(x, y, TN_OP_FMAX); }
+tn_node *tn_b_fmax(tn_build *b, tn_node *x, tn_node *y) { return build_2(b, x, y, TN_OP_FMAX); }
+
+tn_tensor *(tn_fmin)(const tn_tensor *x, const tn_tensor *y) { return record_2(x, y, TN_OP_FMIN); }
+tn_node *tn_b_fmin(tn_build *b, tn_node *x, tn_node *y) { return build_2(b, x, y, TN_OP_FMIN); }
+
+tn_tensor *(tn_logaddexp2)(const tn_tensor *x, const tn_tensor *y) { return record_2(x, y, TN_OP_LOGADDEXP2); }
+tn_node *tn_b_logaddexp2(tn_build *b, tn_node *x, tn_node *y) { return build_2(b, x, y, TN_OP_LOGADDEXP2); }
+
+static const maker make_isclose = {TN_OP_ISCLOSE, (uint16_t)TN_OPTIONS_SIZE(tn_isclose_options, equal_nan), "ttofffdbc"};
+tn_tensor *(tn_isclose)(const tn_tensor *x, const tn_tensor *y, const tn_isclose_options *o) {
+    return record(&make_isclose, x, y, (const void *)o);
+}
+tn_node *tn_b_isclose(tn_build *b, tn_node *x, tn_node *y, const tn_isclose_options *o) {
+    return build(b, &make_isclose, x, y, (const void *)o);
+}
+
+static const maker make_allclose = {TN_OP_ALLCLOSE, (uint16_t)TN_OPTIONS_SIZE(tn_allclose_options, equal_nan), "ttofffdbc"};
+tn_tensor *(tn_allclose)(const tn_tensor *x, const tn_tensor *y, const tn_allclose_options *o) {
+    return record(&make_allclose, x, y, (const void *)o);
+}
+tn_node *tn_b_allclose(tn_build *b, tn_node *x, tn_node *y, const tn_allclose_options *o) {
+    return build(b, &make_allclose, x, y, (const void *)o);
+}
+
+tn_tensor *(tn_sinc)(const tn_tensor *x) { return record_1(x, TN_OP_SINC); }
+tn_node *tn_b_sinc(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_SINC); }
+
+static const maker make_logit = {TN_OP_LOGIT, 0, "tf"};
+tn_tensor *(tn_logit)(const tn_tensor *x, double eps) { return record(&make_logit, x, eps); }
+tn_node *tn_b_logit(tn_build *b, tn_node *x, double eps) { return build(b, &make_logit, x, eps); }
+
+tn_tensor *(tn_xlog1py)(const tn_tensor *x, const tn_tensor *y) { return record_2(x, y, TN_OP_XLOG1PY); }
+tn_node *tn_b_xlog1py(tn_build *b, tn_node *x, tn_node *y) { return build_2(b, x, y, TN_OP_XLOG1PY); }
+
+tn_tensor *(tn_entr)(const tn_tensor *x) { return record_1(x, TN_OP_ENTR); }
+tn_node *tn_b_entr(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_ENTR); }
 
 static const maker make_zeros = {TN_OP_ZEROS, 0, "le"};
 tn_tensor *(tn_zeros)(const int64_t *shape, int rank, tn_dtype dtype) {
@@ -1766,6 +1854,22 @@ tn_node *tn_b_count_nonzero(tn_build *b, tn_node *x, const int64_t *dims, int di
     return build(b, &make_count_nonzero, x, dims, dim_count, keepdim);
 }
 
+static const maker make_nansum = {TN_OP_NANSUM, 0, "tle"};
+tn_tensor *(tn_nansum)(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim) {
+    return record(&make_nansum, x, dims, dim_count, keepdim);
+}
+tn_node *tn_b_nansum(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, bool keepdim) {
+    return build(b, &make_nansum, x, dims, dim_count, keepdim);
+}
+
+static const maker make_nanmean = {TN_OP_NANMEAN, 0, "tle"};
+tn_tensor *(tn_nanmean)(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim) {
+    return record(&make_nanmean, x, dims, dim_count, keepdim);
+}
+tn_node *tn_b_nanmean(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, bool keepdim) {
+    return build(b, &make_nanmean, x, dims, dim_count, keepdim);
+}
+
 static const maker make_max = {TN_OP_MAX, 0, "tie"};
 tn_tensor *(tn_max)(const tn_tensor *x, int64_t dim, bool keepdim) { return record(&make_max, x, dim, keepdim); }
 tn_node *tn_b_max(tn_build *b, tn_node *x, int64_t dim, bool keepdim) { return build(b, &make_max, x, dim, keepdim); }
@@ -1949,7 +2053,7 @@ tn_node *tn_b_sigmoid(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_SIGM
 tn_tensor *(tn_silu)(const tn_tensor *x) { return record_1(x, TN_OP_SILU); }
 tn_node *tn_b_silu(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_SILU); }
 
-static const maker make_softplus = {TN_OP_SOFTPLUS, (uint16_t)TN_OPTIONS_SIZE(tn_softplus_options, threshold), "tofffg"};
+static const maker make_softplus = {TN_OP_SOFTPLUS, (uint16_t)TN_OPTIONS_SIZE(tn_softplus_options, threshold), "tofgfh"};
 tn_tensor *(tn_softplus)(const tn_tensor *x, const tn_softplus_options *o) {
     return record(&make_softplus, x, (const void *)o);
 }
@@ -1973,6 +2077,36 @@ static const maker make_glu = {TN_OP_GLU, 0, "ti"};
 tn_tensor *(tn_glu)(const tn_tensor *x, int64_t dim) { return record(&make_glu, x, dim); }
 tn_node *tn_b_glu(tn_build *b, tn_node *x, int64_t dim) { return build(b, &make_glu, x, dim); }
 
+static const maker make_celu = {TN_OP_CELU, 0, "tf"};
+tn_tensor *(tn_celu)(const tn_tensor *x, double alpha) { return record(&make_celu, x, alpha); }
+tn_node *tn_b_celu(tn_build *b, tn_node *x, double alpha) { return build(b, &make_celu, x, alpha); }
+
+tn_tensor *(tn_softsign)(const tn_tensor *x) { return record_1(x, TN_OP_SOFTSIGN); }
+tn_node *tn_b_softsign(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_SOFTSIGN); }
+
+tn_tensor *(tn_tanhshrink)(const tn_tensor *x) { return record_1(x, TN_OP_TANHSHRINK); }
+tn_node *tn_b_tanhshrink(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_TANHSHRINK); }
+
+static const maker make_hardshrink = {TN_OP_HARDSHRINK, 0, "tf"};
+tn_tensor *(tn_hardshrink)(const tn_tensor *x, double lambd) { return record(&make_hardshrink, x, lambd); }
+tn_node *tn_b_hardshrink(tn_build *b, tn_node *x, double lambd) { return build(b, &make_hardshrink, x, lambd); }
+
+static const maker make_softshrink = {TN_OP_SOFTSHRINK, 0, "tf"};
+tn_tensor *(tn_softshrink)(const tn_tensor *x, double lambd) { return record(&make_softshrink, x, lambd); }
+tn_node *tn_b_softshrink(tn_build *b, tn_node *x, double lambd) { return build(b, &make_softshrink, x, lambd); }
+
+static const maker make_threshold = {TN_OP_THRESHOLD, 0, "tff"};
+tn_tensor *(tn_threshold)(const tn_tensor *x, double threshold, double value) {
+    return record(&make_threshold, x, threshold, value);
+}
+tn_node *tn_b_threshold(tn_build *b, tn_node *x, double threshold, double value) {
+    return build(b, &make_threshold, x, threshold, value);
+}
+
+static const maker make_softmin = {TN_OP_SOFTMIN, 0, "ti"};
+tn_tensor *(tn_softmin)(const tn_tensor *x, int64_t dim) { return record(&make_softmin, x, dim); }
+tn_node *tn_b_softmin(tn_build *b, tn_node *x, int64_t dim) { return build(b, &make_softmin, x, dim); }
+
 tn_tensor *(tn_swiglu)(const tn_tensor *gate, const tn_tensor *up) { return record_2(gate, up, TN_OP_SWIGLU); }
 tn_node *tn_b_swiglu(tn_build *b, tn_node *gate, tn_node *up) { return build_2(b, gate, up, TN_OP_SWIGLU); }
 
@@ -1994,7 +2128,7 @@ tn_node *tn_b_rms_scale(tn_build *b, tn_node *x, const int64_t *dims, int dim_co
     return build(b, &make_rms_scale, x, dims, dim_count, eps);
 }
 
-static const maker make_layer_norm = {TN_OP_LAYER_NORM, (uint16_t)TN_OPTIONS_SIZE(tn_layer_norm_options, eps), "tl??ofe"};
+static const maker make_layer_norm = {TN_OP_LAYER_NORM, (uint16_t)TN_OPTIONS_SIZE(tn_layer_norm_options, eps), "tl??off"};
 tn_tensor *(tn_layer_norm)(const tn_tensor *x, const int64_t *normalized_shape, int normalized_shape_count,
                            const tn_tensor *weight, const tn_tensor *bias, const tn_layer_norm_options *o) {
     return record(&make_layer_norm, x, normalized_shape, normalized_shape_count, weight, bias, (const void *)o);
@@ -2014,7 +2148,7 @@ tn_node *tn_b_rms_norm(tn_build *b, tn_node *x, const int64_t *normalized_shape,
     return build(b, &make_rms_norm, x, normalized_shape, normalized_shape_count, weight, (const void *)o);
 }
 
-static const maker make_group_norm = {TN_OP_GROUP_NORM, (uint16_t)TN_OPTIONS_SIZE(tn_group_norm_options, eps), "ti??ofe"};
+static const maker make_group_norm = {TN_OP_GROUP_NORM, (uint16_t)TN_OPTIONS_SIZE(tn_group_norm_options, eps), "ti??off"};
 tn_tensor *(tn_group_norm)(const tn_tensor *x, int64_t num_groups, const tn_tensor *weight, const tn_tensor *bias,
                            const tn_group_norm_options *o) {
     return record(&make_group_norm, x, num_groups, weight, bias, (const void *)o);
@@ -2024,7 +2158,7 @@ tn_node *tn_b_group_norm(tn_build *b, tn_node *x, int64_t num_groups, tn_node *w
     return build(b, &make_group_norm, x, num_groups, weight, bias, (const void *)o);
 }
 
-static const maker make_instance_norm = {TN_OP_INSTANCE_NORM, (uint16_t)TN_OPTIONS_SIZE(tn_instance_norm_options, eps), "t??ofe"};
+static const maker make_instance_norm = {TN_OP_INSTANCE_NORM, (uint16_t)TN_OPTIONS_SIZE(tn_instance_norm_options, eps), "t??off"};
 tn_tensor *(tn_instance_norm)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
                               const tn_instance_norm_options *o) {
     return record(&make_instance_norm, x, weight, bias, (const void *)o);
@@ -2034,7 +2168,7 @@ tn_node *tn_b_instance_norm(tn_build *b, tn_node *x, tn_node *weight, tn_node *b
     return build(b, &make_instance_norm, x, weight, bias, (const void *)o);
 }
 
-static const maker make_batch_norm = {TN_OP_BATCH_NORM, (uint16_t)TN_OPTIONS_SIZE(tn_batch_norm_options, eps), "t????eofe"};
+static const maker make_batch_norm = {TN_OP_BATCH_NORM, (uint16_t)TN_OPTIONS_SIZE(tn_batch_norm_options, eps), "t????eoff"};
 tn_tensor *(tn_batch_norm)(const tn_tensor *x, const tn_tensor *running_mean, const tn_tensor *running_var,
                            const tn_tensor *weight, const tn_tensor *bias, bool training,
                            const tn_batch_norm_options *o) {
@@ -2056,7 +2190,7 @@ tn_node *tn_b_batch_mean(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_B
 tn_tensor *(tn_batch_var)(const tn_tensor *x) { return record_1(x, TN_OP_BATCH_VAR); }
 tn_node *tn_b_batch_var(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_BATCH_VAR); }
 
-static const maker make_conv1d = {TN_OP_CONV1D, (uint16_t)TN_OPTIONS_SIZE(tn_conv1d_options, groups), "tt?oificifif"};
+static const maker make_conv1d = {TN_OP_CONV1D, (uint16_t)TN_OPTIONS_SIZE(tn_conv1d_options, groups), "tt?oigicigig"};
 tn_tensor *(tn_conv1d)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias, const tn_conv1d_options *o) {
     return record(&make_conv1d, x, weight, bias, (const void *)o);
 }
@@ -2064,7 +2198,7 @@ tn_node *tn_b_conv1d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, co
     return build(b, &make_conv1d, x, weight, bias, (const void *)o);
 }
 
-static const maker make_conv2d = {TN_OP_CONV2D, (uint16_t)TN_OPTIONS_SIZE(tn_conv2d_options, groups), "tt?o2f2c2fif"};
+static const maker make_conv2d = {TN_OP_CONV2D, (uint16_t)TN_OPTIONS_SIZE(tn_conv2d_options, groups), "tt?o2g2c2gig"};
 tn_tensor *(tn_conv2d)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias, const tn_conv2d_options *o) {
     return record(&make_conv2d, x, weight, bias, (const void *)o);
 }
@@ -2079,7 +2213,7 @@ tn_node *tn_b_conv2d_forward(tn_build *b, tn_node *x, tn_node *weight, const int
     return build(b, &make_conv2d_forward, x, weight, out_size, stride, pad_before, dilation, groups);
 }
 
-static const maker make_int_conv2d = {TN_OP_INT_CONV2D, (uint16_t)TN_OPTIONS_SIZE(tn_int_conv2d_options, outside), "tto2f4c2fific"};
+static const maker make_int_conv2d = {TN_OP_INT_CONV2D, (uint16_t)TN_OPTIONS_SIZE(tn_int_conv2d_options, outside), "tto2g4c2gigic"};
 tn_tensor *(tn_int_conv2d)(const tn_tensor *x, const tn_tensor *weight, const tn_int_conv2d_options *o) {
     return record(&make_int_conv2d, x, weight, (const void *)o);
 }
@@ -2099,7 +2233,7 @@ tn_node *tn_b_conv2d_wgrad(tn_build *b, tn_node *x, tn_node *y, const int64_t ke
     return build(b, &make_conv2d_wgrad, x, y, kernel, stride, padding, dilation, groups);
 }
 
-static const maker make_conv_transpose2d = {TN_OP_CONV_TRANSPOSE2D, (uint16_t)TN_OPTIONS_SIZE(tn_conv_transpose2d_options, dilation), "tt?o2f2c2cif2f"};
+static const maker make_conv_transpose2d = {TN_OP_CONV_TRANSPOSE2D, (uint16_t)TN_OPTIONS_SIZE(tn_conv_transpose2d_options, dilation), "tt?o2g2c2cig2g"};
 tn_tensor *(tn_conv_transpose2d)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
                                  const tn_conv_transpose2d_options *o) {
     return record(&make_conv_transpose2d, x, weight, bias, (const void *)o);
@@ -2109,7 +2243,7 @@ tn_node *tn_b_conv_transpose2d(tn_build *b, tn_node *x, tn_node *weight, tn_node
     return build(b, &make_conv_transpose2d, x, weight, bias, (const void *)o);
 }
 
-static const maker make_max_pool2d = {TN_OP_MAX_POOL2D, (uint16_t)TN_OPTIONS_SIZE(tn_max_pool2d_options, ceil_mode), "t2o2c2c2fbc"};
+static const maker make_max_pool2d = {TN_OP_MAX_POOL2D, (uint16_t)TN_OPTIONS_SIZE(tn_max_pool2d_options, ceil_mode), "t2o2c2c2gbc"};
 tn_tensor *(tn_max_pool2d)(const tn_tensor *x, const int64_t kernel_size[2], const tn_max_pool2d_options *o) {
     return record(&make_max_pool2d, x, kernel_size, (const void *)o);
 }
@@ -2117,7 +2251,7 @@ tn_node *tn_b_max_pool2d(tn_build *b, tn_node *x, const int64_t kernel_size[2], 
     return build(b, &make_max_pool2d, x, kernel_size, (const void *)o);
 }
 
-static const maker make_max_pool2d_indices = {TN_OP_MAX_POOL2D_INDICES, (uint16_t)TN_OPTIONS_SIZE(tn_max_pool2d_indices_options, ceil_mode), "t2o2c2c2fbc"};
+static const maker make_max_pool2d_indices = {TN_OP_MAX_POOL2D_INDICES, (uint16_t)TN_OPTIONS_SIZE(tn_max_pool2d_indices_options, ceil_mode), "t2o2c2c2gbc"};
 tn_tensor *(tn_max_pool2d_indices)(const tn_tensor *x, const int64_t kernel_size[2],
                                    const tn_max_pool2d_indices_options *o) {
     return record(&make_max_pool2d_indices, x, kernel_size, (const void *)o);
@@ -2127,7 +2261,7 @@ tn_node *tn_b_max_pool2d_indices(tn_build *b, tn_node *x, const int64_t kernel_s
     return build(b, &make_max_pool2d_indices, x, kernel_size, (const void *)o);
 }
 
-static const maker make_avg_pool2d = {TN_OP_AVG_POOL2D, (uint16_t)TN_OPTIONS_SIZE(tn_avg_pool2d_options, divisor_override), "t2o2c2cbcbfic"};
+static const maker make_avg_pool2d = {TN_OP_AVG_POOL2D, (uint16_t)TN_OPTIONS_SIZE(tn_avg_pool2d_options, divisor_override), "t2o2c2cbcbgic"};
 tn_tensor *(tn_avg_pool2d)(const tn_tensor *x, const int64_t kernel_size[2], const tn_avg_pool2d_options *o) {
     return record(&make_avg_pool2d, x, kernel_size, (const void *)o);
 }
@@ -2291,7 +2425,7 @@ tn_node *tn_b_l1_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduction red
     return build(b, &make_l1_loss, x, target, reduction);
 }
 
-static const maker make_smooth_l1_loss = {TN_OP_SMOOTH_L1_LOSS, (uint16_t)TN_OPTIONS_SIZE(tn_smooth_l1_loss_options, beta), "ttCoff"};
+static const maker make_smooth_l1_loss = {TN_OP_SMOOTH_L1_LOSS, (uint16_t)TN_OPTIONS_SIZE(tn_smooth_l1_loss_options, beta), "ttCofg"};
 tn_tensor *(tn_smooth_l1_loss)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
                                const tn_smooth_l1_loss_options *o) {
     return record(&make_smooth_l1_loss, x, target, reduction, (const void *)o);
@@ -2301,7 +2435,7 @@ tn_node *tn_b_smooth_l1_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduct
     return build(b, &make_smooth_l1_loss, x, target, reduction, (const void *)o);
 }
 
-static const maker make_huber_loss = {TN_OP_HUBER_LOSS, (uint16_t)TN_OPTIONS_SIZE(tn_huber_loss_options, delta), "ttCoff"};
+static const maker make_huber_loss = {TN_OP_HUBER_LOSS, (uint16_t)TN_OPTIONS_SIZE(tn_huber_loss_options, delta), "ttCofg"};
 tn_tensor *(tn_huber_loss)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
                            const tn_huber_loss_options *o) {
     return record(&make_huber_loss, x, target, reduction, (const void *)o);
@@ -2309,6 +2443,54 @@ tn_tensor *(tn_huber_loss)(const tn_tensor *x, const tn_tensor *target, tn_reduc
 tn_node *tn_b_huber_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduction reduction,
                          const tn_huber_loss_options *o) {
     return build(b, &make_huber_loss, x, target, reduction, (const void *)o);
+}
+
+static const maker make_soft_margin_loss = {TN_OP_SOFT_MARGIN_LOSS, 0, "ttC"};
+tn_tensor *(tn_soft_margin_loss)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction) {
+    return record(&make_soft_margin_loss, x, target, reduction);
+}
+tn_node *tn_b_soft_margin_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduction reduction) {
+    return build(b, &make_soft_margin_loss, x, target, reduction);
+}
+
+static const maker make_hinge_embedding_loss = {TN_OP_HINGE_EMBEDDING_LOSS, (uint16_t)TN_OPTIONS_SIZE(tn_hinge_embedding_loss_options, margin), "ttCofg"};
+tn_tensor *(tn_hinge_embedding_loss)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
+                                     const tn_hinge_embedding_loss_options *o) {
+    return record(&make_hinge_embedding_loss, x, target, reduction, (const void *)o);
+}
+tn_node *tn_b_hinge_embedding_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduction reduction,
+                                   const tn_hinge_embedding_loss_options *o) {
+    return build(b, &make_hinge_embedding_loss, x, target, reduction, (const void *)o);
+}
+
+static const maker make_margin_ranking_loss = {TN_OP_MARGIN_RANKING_LOSS, (uint16_t)TN_OPTIONS_SIZE(tn_margin_ranking_loss_options, margin), "tttCofc"};
+tn_tensor *(tn_margin_ranking_loss)(const tn_tensor *x1, const tn_tensor *x2, const tn_tensor *target,
+                                    tn_reduction reduction, const tn_margin_ranking_loss_options *o) {
+    return record(&make_margin_ranking_loss, x1, x2, target, reduction, (const void *)o);
+}
+tn_node *tn_b_margin_ranking_loss(tn_build *b, tn_node *x1, tn_node *x2, tn_node *target, tn_reduction reduction,
+                                  const tn_margin_ranking_loss_options *o) {
+    return build(b, &make_margin_ranking_loss, x1, x2, target, reduction, (const void *)o);
+}
+
+static const maker make_poisson_nll_loss = {TN_OP_POISSON_NLL_LOSS, (uint16_t)TN_OPTIONS_SIZE(tn_poisson_nll_loss_options, eps), "ttCobgbcfd"};
+tn_tensor *(tn_poisson_nll_loss)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
+                                 const tn_poisson_nll_loss_options *o) {
+    return record(&make_poisson_nll_loss, x, target, reduction, (const void *)o);
+}
+tn_node *tn_b_poisson_nll_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduction reduction,
+                               const tn_poisson_nll_loss_options *o) {
+    return build(b, &make_poisson_nll_loss, x, target, reduction, (const void *)o);
+}
+
+static const maker make_gaussian_nll_loss = {TN_OP_GAUSSIAN_NLL_LOSS, (uint16_t)TN_OPTIONS_SIZE(tn_gaussian_nll_loss_options, eps), "tttCobcfe"};
+tn_tensor *(tn_gaussian_nll_loss)(const tn_tensor *x, const tn_tensor *target, const tn_tensor *var,
+                                  tn_reduction reduction, const tn_gaussian_nll_loss_options *o) {
+    return record(&make_gaussian_nll_loss, x, target, var, reduction, (const void *)o);
+}
+tn_node *tn_b_gaussian_nll_loss(tn_build *b, tn_node *x, tn_node *target, tn_node *var, tn_reduction reduction,
+                                const tn_gaussian_nll_loss_options *o) {
+    return build(b, &make_gaussian_nll_loss, x, target, var, reduction, (const void *)o);
 }
 
 static const maker make_kl_div = {TN_OP_KL_DIV, (uint16_t)TN_OPTIONS_SIZE(tn_kl_div_options, log_target), "ttCobc"};

@@ -424,3 +424,119 @@ const tn_op_impl tn_impl_swiglu = {.promote = true,
                                    .compose = compose_swiglu,
                                    .cases =
                                        "tol=4e-6 atol=2e-6; [3,4] [3,4]; [3,4] [4]; error=floating [3]:i64 [3]:i64"};
+
+/* ---- shrinking and thresholds ------------------------------------------------------------------------------------ */
+
+static tn_status infer_celu(tn_infer *c) {
+    if (c->attrs->f[0] == 0) return tn_fail(TN_ERR_ARGUMENT, "celu: alpha is 0; it must not be 0");
+    return tn_infer_float(c);
+}
+
+static tn_node *compose_celu(tn_build *b, const tn_node *n) {
+    double alpha = n->f[TN_CELU_ALPHA];
+    tn_node *x = n->in[0];
+    tn_node *low = tn_b_scale(b, tn_b_expm1(b, tn_b_scale(b, at_most(b, x, 0.0), 1.0 / alpha)), alpha);
+    return tn_b_where(b, positive(b, x), x, low);
+}
+
+static tn_status grad_celu(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *x = n->in[0], *slope = tn_b_exp(b, tn_b_scale(b, at_most(b, x, 0.0), 1.0 / n->f[TN_CELU_ALPHA]));
+    grads[0] = tn_b_where(b, positive(b, x), dy, tn_b_mul(b, dy, slope));
+    return b->status;
+}
+
+/* celu(x, alpha): x where x > 0, else alpha · (exp(x / alpha) - 1). Source: Barron 2017. */
+const tn_op_impl tn_impl_celu = {.infer = infer_celu,
+                                 .compose = compose_celu,
+                                 .grad = grad_celu,
+                                 .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1 alpha=1.5; [2,0] alpha=1; "
+                                          "error=alpha [3] alpha=0; error=floating [3]:i64 alpha=1"};
+
+static tn_node *compose_softsign(tn_build *b, const tn_node *n) {
+    return tn_b_div(b, n->in[0], tn_b_offset(b, tn_b_abs(b, n->in[0]), 1.0));
+}
+
+static tn_status grad_softsign(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *below = tn_b_offset(b, tn_b_abs(b, n->in[0]), 1.0);
+    grads[0] = tn_b_div(b, tn_b_div(b, dy, below), below);
+    return b->status;
+}
+
+/* softsign(x): x / (1 + |x|). */
+const tn_op_impl tn_impl_softsign = {.to_float = true,
+                                     .infer = tn_infer_float,
+                                     .compose = compose_softsign,
+                                     .grad = grad_softsign,
+                                     .cases = "types=f32,f64,i32 tol=4ulp; [3,5]@-4..4~0.1; [2,0]; []"};
+
+static tn_node *compose_tanhshrink(tn_build *b, const tn_node *n) {
+    return tn_b_sub(b, n->in[0], tn_b_tanh(b, n->in[0]));
+}
+
+static tn_status grad_tanhshrink(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *t = tn_b_tanh(b, n->in[0]);
+    grads[0] = tn_b_mul(b, dy, tn_b_mul(b, t, t));
+    return b->status;
+}
+
+/* tanhshrink(x): x - tanh(x). */
+const tn_op_impl tn_impl_tanhshrink = {.to_float = true,
+                                       .infer = tn_infer_float,
+                                       .compose = compose_tanhshrink,
+                                       .grad = grad_tanhshrink,
+                                       .cases = "tol=4e-6 atol=1e-6; [3,5]; [2,0]; []"};
+
+static tn_node *compose_hardshrink(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0];
+    return tn_b_where(b, less_equal(b, tn_b_abs(b, x), n->f[TN_HARDSHRINK_LAMBD]), zero(b, x), x);
+}
+
+/* hardshrink(x, lambd): 0 where |x| ≤ lambd, else x; usually 0.5. */
+const tn_op_impl tn_impl_hardshrink = {.infer = tn_infer_float,
+                                       .compose = compose_hardshrink,
+                                       .cases = "[3,5]@-4..4~0.1 lambd=0.5; [2,0] lambd=1; [] lambd=3; "
+                                                "error=floating [3]:i64 lambd=1"};
+
+static tn_status infer_softshrink(tn_infer *c) {
+    TRY(tn_need_range(c, "lambd", c->attrs->f[0], 0, INFINITY));
+    return tn_infer_float(c);
+}
+
+static tn_node *compose_softshrink(tn_build *b, const tn_node *n) {
+    double width = n->f[TN_SOFTSHRINK_LAMBD];
+    tn_node *x = n->in[0];
+    tn_node *low = tn_b_where(b, activation_less(b, x, -width), tn_b_offset(b, x, width), tn_b_mul(b, x, zero(b, x)));
+    return tn_b_where(b, tn_b_lt(b, tn_b_const(b, width, x), x), tn_b_offset(b, x, -width), low);
+}
+
+static tn_status grad_softshrink(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *flat = less_equal(b, tn_b_abs(b, n->in[0]), n->f[TN_SOFTSHRINK_LAMBD]);
+    grads[0] = tn_b_where(b, flat, zero(b, dy), dy);
+    return b->status;
+}
+
+/* softshrink(x, lambd): x moved by lambd towards 0, and 0 where |x| ≤ lambd; usually 0.5. */
+const tn_op_impl tn_impl_softshrink = {.infer = infer_softshrink,
+                                       .compose = compose_softshrink,
+                                       .grad = grad_softshrink,
+                                       .cases = "[3,5]@-4..4~0.1 lambd=0.5; [2,0] lambd=1; [] lambd=3; "
+                                                "error=lambd [3] lambd=-1; error=floating [3]:i64 lambd=1"};
+
+static tn_status infer_threshold(tn_infer *c) {
+    TRY(tn_infer_not_bool(c));
+    return tn_need_held(c, c->dtype, "value", c->attrs->f[TN_THRESHOLD_VALUE]);
+}
+
+static tn_node *compose_threshold(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0];
+    tn_node *low = less_equal(b, x, bound_for(x, n->f[TN_THRESHOLD_THRESHOLD]));
+    return tn_b_where(b, low, tn_b_const(b, bound_for(x, n->f[TN_THRESHOLD_VALUE]), x), x);
+}
+
+/* threshold(x, threshold, value): x where x > threshold, else value. */
+const tn_op_impl tn_impl_threshold = {.keeps_half = true,
+                                      .infer = infer_threshold,
+                                      .compose = compose_threshold,
+                                      .cases =
+                                          "types=f32,f64,i32; [3,5]@-4..4~0.1 threshold=0.5 value=-2; "
+                                          "[2,0] threshold=1 value=0; types=u8; error=value [3] threshold=1 value=-1"};

@@ -2,6 +2,8 @@
  *
  * Most gradients follow from the composition. Cross-entropy states its own, softmax minus one-hot, which needs no
  * logarithm and no gather; binary cross-entropy does because of its clamped logarithms. */
+#include <math.h>
+
 #include "ops/ops_common.h"
 
 /* ---- shared ------------------------------------------------------------------------------------------------------ */
@@ -118,6 +120,111 @@ const tn_op_impl tn_impl_huber_loss = {
     .cases = "tol=4e-6 atol=1e-6; [3,4] [3,4] reduction=mean; [3,4] [3,4] reduction=sum delta=0.3; "
              "[3,4] [4] reduction=none delta=2; error= types=f16,bf16 tol=1ulp atol=0; [9]@-90..90 [9] reduction=mean "
              "delta=1"};
+
+/* ---- margins and likelihoods ------------------------------------------------------------------------------------- */
+
+static tn_node *not_negative(tn_build *b, tn_node *x) { return x ? tn_b_relu(b, x) : NULL; }
+
+static tn_node *compose_soft_margin_loss(tn_build *b, const tn_node *n) {
+    tn_node *agreed = tn_b_mul(b, n->in[1], n->in[0]);
+    return reduced(b, tn_b_neg(b, tn_b_logsigmoid(b, agreed)), n->i[0]);
+}
+
+/* soft_margin_loss(x, target, reduction): log(1 + exp(−target·x)), targets being 1 or −1. */
+const tn_op_impl tn_impl_soft_margin_loss = {
+    .promote = true,
+    .infer = infer_distance,
+    .compose = compose_soft_margin_loss,
+    .cases = "tol=1e-5 atol=2e-6; [3,4] [3,4] reduction=mean; [3,4] [4] reduction=none; [3,4] [3,4] reduction=sum"};
+
+static tn_node *compose_hinge_embedding_loss(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0], *t = n->in[1], *zero = x ? tn_b_const(b, 0, x) : NULL;
+    tn_node *apart = not_negative(b, tn_b_sub(b, x ? tn_b_const(b, n->f[TN_HINGE_EMBEDDING_LOSS_MARGIN], x) : NULL, x));
+    tn_node *unlike = tn_b_where(b, tn_b_ne(b, t, t ? tn_b_const(b, 1, t) : NULL), apart, zero);
+    tn_node *like = tn_b_where(b, tn_b_ne(b, t, t ? tn_b_const(b, -1, t) : NULL), x, zero);
+    return reduced(b, tn_b_add(b, unlike, like), n->i[0]);
+}
+
+/* hinge_embedding_loss(x, target, reduction, margin): x where target is 1, max(0, margin − x) where it is −1. */
+const tn_op_impl tn_impl_hinge_embedding_loss = {
+    .promote = true,
+    .infer = infer_distance,
+    .compose = compose_hinge_embedding_loss,
+    .cases = "tol=1e-5 atol=2e-6; [3,4] [3,4] reduction=mean; [3,4] [4] reduction=none margin=0.5"};
+
+static tn_node *compose_margin_ranking_loss(tn_build *b, const tn_node *n) {
+    tn_node *d = tn_b_mul(b, tn_b_neg(b, n->in[2]), difference(b, n));
+    return reduced(b, not_negative(b, tn_b_offset(b, d, n->f[TN_MARGIN_RANKING_LOSS_MARGIN])), n->i[0]);
+}
+
+/* margin_ranking_loss(x1, x2, target, reduction, margin): max(0, margin − target·(x1 − x2)), targets being 1 or −1. */
+const tn_op_impl tn_impl_margin_ranking_loss = {
+    .promote = true,
+    .infer = infer_distance,
+    .compose = compose_margin_ranking_loss,
+    .cases = "tol=1e-5 atol=2e-6; [3,4] [3,4] [3,4] reduction=mean; [3,4] [4] [4] reduction=none margin=0.5"};
+
+static tn_node *compose_poisson_nll_loss(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0], *t = n->in[1];
+    double eps = n->f[TN_POISSON_NLL_LOSS_EPS];
+    tn_node *loss = n->i[TN_POISSON_NLL_LOSS_LOG_INPUT]
+                        ? tn_b_sub(b, tn_b_exp(b, x), tn_b_mul(b, t, x))
+                        : tn_b_sub(b, x, tn_b_mul(b, t, tn_b_log(b, tn_b_offset(b, x, eps))));
+    if (n->i[TN_POISSON_NLL_LOSS_FULL] && t) { /* Stirling's approximation of log(target!) */
+        tn_node *one = tn_b_const(b, 1, t), *many = tn_b_lt(b, one, t), *safe = tn_b_where(b, many, t, one);
+        tn_node *log = tn_b_sub(b, tn_b_mul(b, safe, tn_b_log(b, safe)), safe);
+        log = tn_b_add(b, log, tn_b_scale(b, tn_b_log(b, tn_b_scale(b, safe, 2 * M_PI)), 0.5));
+        loss = tn_b_add(b, loss, tn_b_where(b, many, log, tn_b_const(b, 0, t)));
+    }
+    return reduced(b, loss, n->i[0]);
+}
+
+/* poisson_nll_loss(x, target, reduction, log_input, full, eps): exp(x) − target·x, or with log_input false
+ * x − target·log(x + eps); full adds Stirling's approximation of log(target!) where target > 1. */
+const tn_op_impl tn_impl_poisson_nll_loss = {
+    .promote = true,
+    .infer = infer_distance,
+    .compose = compose_poisson_nll_loss,
+    .cases = "tol=1e-5 atol=2e-6; [3,4] [3,4]@0.1..4 reduction=mean; [3,4]@0.1..4 [4]@1.1..4 reduction=none "
+             "log_input=false full=true eps=1e-3; error=floating [3]:i64 [3]:i64 reduction=mean"};
+
+static tn_status infer_gaussian_nll_loss(tn_infer *c) {
+    TRY(tn_need_range(c, "eps", c->attrs->f[TN_GAUSSIAN_NLL_LOSS_EPS], 0, INFINITY));
+    return infer_distance(c);
+}
+
+static tn_node *held_variance(tn_build *b, const tn_node *n) {
+    return tn_b_maximum(b, n->in[2], tn_b_const(b, n->f[TN_GAUSSIAN_NLL_LOSS_EPS], n->in[2]));
+}
+
+static tn_node *compose_gaussian_nll_loss(tn_build *b, const tn_node *n) {
+    tn_node *d = difference(b, n), *var = held_variance(b, n);
+    tn_node *loss = tn_b_scale(b, tn_b_add(b, tn_b_log(b, var), tn_b_div(b, tn_b_mul(b, d, d), var)), 0.5);
+    if (n->i[TN_GAUSSIAN_NLL_LOSS_FULL]) loss = tn_b_offset(b, loss, 0.91893853320467274178); /* log(2π) / 2 */
+    return reduced(b, loss, n->i[0]);
+}
+
+/* The variance is bounded by eps as if that were its value: its gradient goes on, as in PyTorch. */
+static tn_status grad_gaussian_nll_loss(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *d = difference(b, n), *var = held_variance(b, n), *slope = tn_b_div(b, d, var);
+    if (!slope) return b->status;
+    tn_node *g = spread_loss(b, dy, n->i[0], tn_node_numel(slope)), *to_x = tn_b_mul(b, g, slope);
+    tn_node *to_var = tn_b_sub(b, tn_b_reciprocal(b, var), tn_b_mul(b, slope, slope));
+    if (tn_needs_grad(n, 0)) grads[0] = tn_b_sum_to(b, to_x, n->in[0]);
+    if (tn_needs_grad(n, 1)) grads[1] = tn_b_sum_to(b, tn_b_neg(b, to_x), n->in[1]);
+    if (tn_needs_grad(n, 2)) grads[2] = tn_b_sum_to(b, tn_b_mul(b, g, tn_b_scale(b, to_var, 0.5)), n->in[2]);
+    return b->status;
+}
+
+/* gaussian_nll_loss(x, target, var, reduction, full, eps): (log(v) + (x − target)²/v) / 2 with v = max(var, eps); full
+ * adds log(2π)/2. */
+const tn_op_impl tn_impl_gaussian_nll_loss = {
+    .promote = true,
+    .infer = infer_gaussian_nll_loss,
+    .compose = compose_gaussian_nll_loss,
+    .grad = grad_gaussian_nll_loss,
+    .cases = "tol=1e-5 atol=4e-6; [3,4] [3,4] [3,4]@0.3..4 reduction=mean; [3,4] [4] [3,1]@0.3..4 reduction=none "
+             "full=true; error=eps [3] [3] [3] reduction=mean eps=-1"};
 
 static tn_node *compose_kl_div(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *t = n->in[1];

@@ -57,6 +57,15 @@ const tn_op_impl tn_impl_softmax = {
              "[3,0] dim=1; error=range [3] dim=1; error=floating [3]:i64 dim=0; error= types=f16,bf16 tol=1ulp atol=0; "
              "[3,5] dim=1"};
 
+static tn_node *compose_softmin(tn_build *b, const tn_node *n) {
+    return tn_b_softmax(b, tn_b_neg(b, n->in[0]), n->i[0]);
+}
+
+/* softmin(x, dim): softmax of −x. */
+const tn_op_impl tn_impl_softmin = {.infer = infer_softmax,
+                                    .compose = compose_softmin,
+                                    .cases = "tol=4e-6 atol=1e-7; [3,5] dim=1; [] dim=0; error=range [3] dim=1"};
+
 static tn_node *compose_log_softmax(tn_build *b, const tn_node *n) {
     tn_node *z = below_maximum(b, n);
     tn_node *sum = tn_b_sum(b, tn_b_exp(b, z), n->i, one_dim(n), true);

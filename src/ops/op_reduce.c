@@ -635,6 +635,39 @@ static tn_node *compose_count_nonzero(tn_build *b, const tn_node *n) {
 }
 const tn_op_impl tn_impl_count_nonzero = {.infer = infer_count, .compose = compose_count_nonzero, .cases = TRUTHS};
 
+/* ---- composed: without NaN --------------------------------------------------------------------------------------- */
+
+static tn_node *without_nan(tn_build *b, tn_node *x) {
+    if (!x || !tn_dtype_is_float((tn_dtype)x->dtype)) return x;
+    return tn_b_where(b, tn_b_eq(b, x, x), x, tn_b_const(b, 0, x));
+}
+
+/* nansum(x, dims, keepdim): the sum over dims (TN_ALL: all) of all elements that are not NaN. */
+static tn_node *compose_nansum(tn_build *b, const tn_node *n) {
+    return tn_b_sum(b, without_nan(b, n->in[0]), dims_of(n), (int)dims_count(n), keeps_dims(n));
+}
+static tn_status infer_nansum(tn_infer *c) {
+    TRY(tn_infer_reduce(c));
+    if (!tn_dtype_is_float((tn_dtype)c->in[0]->dtype)) c->dtype = TN_I64;
+    return TN_OK;
+}
+const tn_op_impl tn_impl_nansum = {
+    .infer = infer_nansum,
+    .compose = compose_nansum,
+    .cases = "types=f32,f64,i32 tol=1e-5 atol=1e-6; [2,3] dims=() keepdim=false; [2,3,4] dims=(0,-1) keepdim=true"};
+
+/* nanmean(x, dims, keepdim): the mean over dims (TN_ALL: all) of all elements that are not NaN. */
+static tn_node *compose_nanmean(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0], *sum = tn_b_nansum(b, x, dims_of(n), (int)dims_count(n), keeps_dims(n));
+    tn_node *count = tn_b_sum(b, tn_b_eq(b, x, x), dims_of(n), (int)dims_count(n), keeps_dims(n));
+    return sum ? tn_b_div(b, sum, tn_b_cast(b, count, (tn_dtype)sum->dtype)) : NULL;
+}
+const tn_op_impl tn_impl_nanmean = {
+    .infer = infer_float_reduce,
+    .compose = compose_nanmean,
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] dims=() keepdim=false; [2,3,4] dims=(0,-1) keepdim=true; "
+             "types=i32; error=cast [2] dims=() keepdim=false"};
+
 /* ---- composed: one extreme element ------------------------------------------------------------------------------- */
 
 /* The shape of reducing one dim; attributes: dim, keepdim. */

@@ -15,6 +15,7 @@
 #include "trunnion/embed.h"
 #include "trunnion/engine.h"
 #include "trunnion/finetune.h"
+#include "trunnion/functions.h"
 #include "trunnion/llm.h"
 #include "trunnion/onnx.h"
 #include "trunnion/ops.h"
@@ -48,30 +49,38 @@ static tn_tensor *cached(const tn_cached_attention_options *o) {
 #define MEAN TN_REDUCTION_MEAN
 
 /* X(operation, its initialiser, a call with options o) */
-#define OPERATIONS(X)                                                                                     \
-    X(cosine_similarity, COSINE_SIMILARITY, tn_cosine_similarity(MATRIX, tn_add_scalar(MATRIX, 1), 1, o)) \
-    X(softplus, SOFTPLUS, tn_softplus(MATRIX, o))                                                         \
-    X(gelu, GELU, tn_gelu(MATRIX, o))                                                                     \
-    X(layer_norm, LAYER_NORM, tn_layer_norm(MATRIX, TN_DIMS(4), NULL, NULL, o))                           \
-    X(rms_norm, RMS_NORM, tn_rms_norm(MATRIX, TN_DIMS(4), NULL, o))                                       \
-    X(group_norm, GROUP_NORM, tn_group_norm(MATRIX, 2, NULL, NULL, o))                                    \
-    X(instance_norm, INSTANCE_NORM, tn_instance_norm(IMAGE, NULL, NULL, o))                               \
-    X(batch_norm, BATCH_NORM, tn_batch_norm(MATRIX, NULL, NULL, NULL, NULL, true, o))                     \
-    X(conv1d, CONV1D, tn_conv1d(ramp(TN_DIMS(1, 2, 6)), ramp(TN_DIMS(2, 2, 3)), NULL, o))                 \
-    X(conv2d, CONV2D, tn_conv2d(IMAGE, FILTER, NULL, o))                                                  \
-    X(int_conv2d, INT_CONV2D, tn_int_conv2d(BYTES(1, 2, 6, 6), tn_cast(BYTES(2, 2, 3, 3), TN_I8), o))     \
-    X(conv_transpose2d, CONV_TRANSPOSE2D, tn_conv_transpose2d(IMAGE, FILTER, NULL, o))                    \
-    X(max_pool2d, MAX_POOL2D, tn_max_pool2d(IMAGE, KERNEL, o))                                            \
-    X(max_pool2d_indices, MAX_POOL2D_INDICES, tn_max_pool2d_indices(IMAGE, KERNEL, o))                    \
-    X(avg_pool2d, AVG_POOL2D, tn_avg_pool2d(IMAGE, KERNEL, o))                                            \
-    X(rope, ROPE, tn_rope(MATRIX, tn_cos(ramp(TN_DIMS(3, 2))), tn_sin(ramp(TN_DIMS(3, 2))), o))           \
-    X(scaled_dot_product_attention, SCALED_DOT_PRODUCT_ATTENTION,                                         \
-      tn_scaled_dot_product_attention(MATRIX, MATRIX, MATRIX, NULL, o))                                   \
-    X(cached_attention, CACHED_ATTENTION, cached(o))                                                      \
-    X(smooth_l1_loss, SMOOTH_L1_LOSS, tn_smooth_l1_loss(MATRIX, tn_zeros_like(MATRIX), MEAN, o))          \
-    X(huber_loss, HUBER_LOSS, tn_huber_loss(MATRIX, tn_zeros_like(MATRIX), MEAN, o))                      \
-    X(kl_div, KL_DIV, tn_kl_div(MATRIX, tn_ones_like(MATRIX), MEAN, o))                                   \
-    X(nll_loss, NLL_LOSS, tn_nll_loss(MATRIX, classes(), NULL, o))                                        \
+#define OPERATIONS(X)                                                                                             \
+    X(cosine_similarity, COSINE_SIMILARITY, tn_cosine_similarity(MATRIX, tn_add_scalar(MATRIX, 1), 1, o))         \
+    X(softplus, SOFTPLUS, tn_softplus(MATRIX, o))                                                                 \
+    X(gelu, GELU, tn_gelu(MATRIX, o))                                                                             \
+    X(layer_norm, LAYER_NORM, tn_layer_norm(MATRIX, TN_DIMS(4), NULL, NULL, o))                                   \
+    X(rms_norm, RMS_NORM, tn_rms_norm(MATRIX, TN_DIMS(4), NULL, o))                                               \
+    X(group_norm, GROUP_NORM, tn_group_norm(MATRIX, 2, NULL, NULL, o))                                            \
+    X(instance_norm, INSTANCE_NORM, tn_instance_norm(IMAGE, NULL, NULL, o))                                       \
+    X(batch_norm, BATCH_NORM, tn_batch_norm(MATRIX, NULL, NULL, NULL, NULL, true, o))                             \
+    X(conv1d, CONV1D, tn_conv1d(ramp(TN_DIMS(1, 2, 6)), ramp(TN_DIMS(2, 2, 3)), NULL, o))                         \
+    X(conv2d, CONV2D, tn_conv2d(IMAGE, FILTER, NULL, o))                                                          \
+    X(int_conv2d, INT_CONV2D, tn_int_conv2d(BYTES(1, 2, 6, 6), tn_cast(BYTES(2, 2, 3, 3), TN_I8), o))             \
+    X(conv_transpose2d, CONV_TRANSPOSE2D, tn_conv_transpose2d(IMAGE, FILTER, NULL, o))                            \
+    X(max_pool2d, MAX_POOL2D, tn_max_pool2d(IMAGE, KERNEL, o))                                                    \
+    X(max_pool2d_indices, MAX_POOL2D_INDICES, tn_max_pool2d_indices(IMAGE, KERNEL, o))                            \
+    X(avg_pool2d, AVG_POOL2D, tn_avg_pool2d(IMAGE, KERNEL, o))                                                    \
+    X(rope, ROPE, tn_rope(MATRIX, tn_cos(ramp(TN_DIMS(3, 2))), tn_sin(ramp(TN_DIMS(3, 2))), o))                   \
+    X(scaled_dot_product_attention, SCALED_DOT_PRODUCT_ATTENTION,                                                 \
+      tn_scaled_dot_product_attention(MATRIX, MATRIX, MATRIX, NULL, o))                                           \
+    X(cached_attention, CACHED_ATTENTION, cached(o))                                                              \
+    X(smooth_l1_loss, SMOOTH_L1_LOSS, tn_smooth_l1_loss(MATRIX, tn_zeros_like(MATRIX), MEAN, o))                  \
+    X(huber_loss, HUBER_LOSS, tn_huber_loss(MATRIX, tn_zeros_like(MATRIX), MEAN, o))                              \
+    X(isclose, ISCLOSE, tn_cast(tn_isclose(MATRIX, tn_add_scalar(MATRIX, 1e-6), o), TN_F32))                      \
+    X(allclose, ALLCLOSE, tn_cast(tn_allclose(MATRIX, tn_add_scalar(MATRIX, 1e-6), o), TN_F32))                   \
+    X(hinge_embedding_loss, HINGE_EMBEDDING_LOSS, tn_hinge_embedding_loss(MATRIX, tn_ones_like(MATRIX), MEAN, o)) \
+    X(margin_ranking_loss, MARGIN_RANKING_LOSS,                                                                   \
+      tn_margin_ranking_loss(MATRIX, tn_zeros_like(MATRIX), tn_ones_like(MATRIX), MEAN, o))                       \
+    X(poisson_nll_loss, POISSON_NLL_LOSS, tn_poisson_nll_loss(MATRIX, tn_ones_like(MATRIX), MEAN, o))             \
+    X(gaussian_nll_loss, GAUSSIAN_NLL_LOSS,                                                                       \
+      tn_gaussian_nll_loss(MATRIX, tn_zeros_like(MATRIX), tn_zeros_like(MATRIX), MEAN, o))                        \
+    X(kl_div, KL_DIV, tn_kl_div(MATRIX, tn_ones_like(MATRIX), MEAN, o))                                           \
+    X(nll_loss, NLL_LOSS, tn_nll_loss(MATRIX, classes(), NULL, o))                                                \
     X(cross_entropy, CROSS_ENTROPY, tn_cross_entropy(MATRIX, classes(), NULL, o))
 
 #define RUN(op, NAME, call)                         \
@@ -694,6 +703,46 @@ static tn_status choose_reduce(int v) {
     return outcome(tn_scatter_reduce(x, 0, classes(), x, (tn_reduce)v, true));
 }
 
+static tn_status choose_pad_mode(int v) {
+    TN_SCOPE;
+    return outcome(tn_pad_by(MATRIX, (int64_t[]){1, 1}, 2, (tn_pad_mode)v));
+}
+
+static tn_status choose_interpolate_mode(int v) {
+    TN_SCOPE;
+    return outcome(tn_interpolate(IMAGE, (int64_t[]){3, 4}, 2, NULL, (tn_interpolate_mode)v, false));
+}
+
+static tn_status choose_grid_mode(int v) {
+    TN_SCOPE;
+    return outcome(tn_grid_sample(IMAGE, ramp(TN_DIMS(1, 2, 2, 2)), (tn_grid_mode)v, TN_GRID_ZEROS, false));
+}
+
+static tn_status choose_grid_padding(int v) {
+    TN_SCOPE;
+    return outcome(tn_grid_sample(IMAGE, ramp(TN_DIMS(1, 2, 2, 2)), TN_GRID_BILINEAR, (tn_grid_padding)v, false));
+}
+
+static tn_status choose_bag_mode(int v) {
+    TN_SCOPE;
+    return outcome(tn_embedding_bag(tn_unsqueeze(classes(), 0), MATRIX, NULL, (tn_bag_mode)v, NULL));
+}
+
+static tn_status choose_quantile_mode(int v) {
+    TN_SCOPE;
+    return outcome(tn_quantile(MATRIX, tn_full(TN_DIMS(2), 0.3, TN_F32), 0, false, (tn_quantile_mode)v));
+}
+
+static tn_status choose_matrix_norm(int v) {
+    TN_SCOPE;
+    return outcome(tn_linalg_matrix_norm(MATRIX, (tn_matrix_norm)v, false));
+}
+
+static tn_status choose_loss_reduction(int v) {
+    TN_SCOPE;
+    return outcome(tn_triplet_margin_loss(MATRIX, MATRIX, MATRIX, 1, 2, 1e-6, false, (tn_reduction)v));
+}
+
 static tn_status choose_schedule(int v) {
     tn_schedule o = TN_SCHEDULE_DEFAULTS;
     o.kind = (tn_schedule_kind)v;
@@ -754,6 +803,14 @@ static const choice choices[] = {
     CHOICE(tn_reduction, "mse_loss: reduction", TN_REDUCTION_NONE, choose_reduction),
     CHOICE(tn_reduction, "cross_entropy: reduction", TN_REDUCTION_NONE, choose_class_reduction),
     CHOICE(tn_reduce, "scatter_reduce: reduce", TN_REDUCE_AMIN, choose_reduce),
+    CHOICE(tn_pad_mode, "pad: mode", TN_PAD_CIRCULAR, choose_pad_mode),
+    CHOICE(tn_interpolate_mode, "interpolate: mode", TN_INTERPOLATE_AREA, choose_interpolate_mode),
+    CHOICE(tn_grid_mode, "grid_sample: mode", TN_GRID_NEAREST, choose_grid_mode),
+    CHOICE(tn_grid_padding, "grid_sample: padding", TN_GRID_REFLECTION, choose_grid_padding),
+    CHOICE(tn_bag_mode, "embedding_bag: mode", TN_BAG_MAX, choose_bag_mode),
+    CHOICE(tn_quantile_mode, "quantile: mode", TN_QUANTILE_NEAREST, choose_quantile_mode),
+    CHOICE(tn_matrix_norm, "linalg_matrix_norm: ord", TN_MATRIX_NORM_NUC, choose_matrix_norm),
+    CHOICE(tn_reduction, "loss: reduction", TN_REDUCTION_NONE, choose_loss_reduction),
     CHOICE(tn_schedule_kind, "tn_schedule_at: kind", TN_SCHEDULE_ONE_CYCLE, choose_schedule),
     CHOICE(tn_fallback, "fallback", TN_FALLBACK_SILENT, choose_fallback),
     CHOICE(tn_fallback, "data parallel: fallback", TN_FALLBACK_SILENT, choose_parallel_fallback),

@@ -61,6 +61,7 @@ static const struct cancels {
     {"tanh", "1 - y² for |x| > 7", 0, 0x1p-23},
     {"sigmoid", "y · (1 - y) for x > 12", 0, 0x1p-23},
     {"expm1", "y + 1 for x < -13", 0, 0x1p-23},
+    {"tanhshrink", "x - tanh(x) near 0", 0x1p-24, 0},
 };
 
 static double slack_of(int op, bool gradient) {

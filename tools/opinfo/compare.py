@@ -24,7 +24,7 @@ SLACK = 8  # times PyTorch's own error: two right orders of summation differ by 
 
 
 # Indices of equal elements may be in any order: then what they lead to is compared, along the sample's dim.
-CHOICES = {"sort": 1, "argsort": 0, "topk": 1}
+CHOICES = {"sort": 1, "argsort": 0, "topk": 1, "kthvalue": 1, "mode": 1, "median": 1, "nanmedian": 1}
 
 
 def own_signs(name, results):
@@ -245,11 +245,11 @@ class Entry:
         x = sample.input.detach()
         if x.ndim == 0:
             return index
-        given = sample.kwargs.get("dim", next((a for a in sample.args[self.op.formatted_name == "topk":]
+        given = sample.kwargs.get("dim", next((a for a in sample.args[self.op.formatted_name in ("topk", "kthvalue"):]
                                                if isinstance(a, int) and not isinstance(a, bool)), -1))
         if index.numel() and (index.min() < 0 or index.max() >= x.shape[given]):
             raise Different("an index is out of range")
-        return x.gather(given, index)
+        return x.gather(given, index if index.ndim == x.ndim else index.unsqueeze(given))
 
     # ---- backward ----------------------------------------------------------------------------------------------------
 

@@ -893,13 +893,6 @@ layer("prelu")(lambda L, x, weight: L.prelu(x, weight))
 layer("gelu")(lambda L, x, approximate="none": L.gelu(x, approximate=approximate))
 layer("glu")(lambda L, x, dim=-1: L.glu(x, dim))
 layer("softplus")(lambda L, x, beta=1, threshold=20: L.softplus(x, beta=beta, threshold=threshold))
-layer("celu")(lambda L, x, alpha=1.0, inplace=False: celu(L, x, alpha))
-layer("tanhshrink")(lambda L, x: L.sub(x, L.tanh(x)))
-layer("softsign")(lambda L, x: L.div(x, L.add(L.abs(x), L.number(1))))
-
-
-def celu(L, x, alpha):
-    return L.mul(L.elu(L.div(x, L.number(float(alpha))), 1.0), L.number(float(alpha)))
 
 
 @layer("elu")
@@ -1113,3 +1106,716 @@ def cross_entropy(L, x, target, weight=None, size_average=None, ignore_index=-10
                   label_smoothing=0.0):
     return L.cross_entropy(x, target, weight, reduction=reduction, label_smoothing=label_smoothing,
                            **ignored(L, "cross_entropy", ignore_index))
+
+
+# ---- functions.h: indexing ---------------------------------------------------------------------------------------------
+
+def index_entry(L, i):
+    if isinstance(i, (list, tuple)):
+        i = torch.tensor(i)
+    return L.tensor(i) if isinstance(i, torch.Tensor) else i
+
+
+@entry("__getitem__")
+def getitem(L, x, index):
+    """Slices, numbers and new dims one by one, then tn_index with the tensors."""
+    index = list(index) if isinstance(index, tuple) else [index]
+    lacks(any(isinstance(i, bool) for i in index), "a bool as index")
+    index = [index_entry(L, i) for i in index]
+    covered = sum(1 if not isinstance(i, Tensor) or i.dtype != torch.bool else i.ndim for i in index
+                  if i is not None and i is not Ellipsis)
+    need(covered <= x.ndim, "as many indices as dims")
+    if Ellipsis not in [i for i in index if not isinstance(i, Tensor)]:
+        index.append(Ellipsis)
+    at = next(k for k, i in enumerate(index) if i is Ellipsis)
+    index[at:at + 1] = [slice(None)] * (x.ndim - covered)
+    several = any(isinstance(i, Tensor) for i in index)
+    found, dim = [], 0
+    for i in index:
+        if i is None:
+            x = L.unsqueeze(x, dim)
+        elif isinstance(i, int) and not several:
+            x = L.select(x, dim, i)
+            continue
+        elif isinstance(i, int):
+            i = L.tensor(torch.tensor(i))
+        elif isinstance(i, slice):
+            need(i.step is None or i.step > 0, "a positive step")
+            x = slice_(L, x, dim, i.start, i.stop, i.step or 1)
+        found.append(i if isinstance(i, Tensor) else None)
+        dim += i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1
+    lacks(any(isinstance(i, Tensor) and i.dtype == torch.bool and i.ndim == 0 for i in found), "a mask without dimensions")
+    return L.index(x, found) if several else x
+
+
+@entry("index_put")
+def index_put(L, x, indices, values, accumulate=False):
+    lacks(any(isinstance(i, Tensor) and i.dtype == torch.bool and i.ndim == 0 for i in indices), "a mask without dimensions")
+    return L.index_put(x, list(indices), values, accumulate)
+
+
+TABLE["nonzero"] = lambda L, x, as_tuple=False: (
+    [L.select(L.nonzero(x), 1, d) for d in range(x.ndim)] if as_tuple else L.nonzero(x))
+TABLE["argwhere"] = lambda L, x: L.nonzero(x)
+TABLE["masked_select"] = lambda L, x, mask: L.masked_select(x, mask)
+TABLE["masked_scatter"] = lambda L, x, mask, source: L.masked_scatter(x, mask, source)
+TABLE["take"] = lambda L, x, index: L.take(x, index)
+TABLE["put"] = lambda L, x, index, source, accumulate=False: L.put(x, index, source, accumulate)
+
+
+@entry("index_fill")
+def index_fill(L, x, dim, index, value):
+    lacks(isinstance(value, Tensor) and value.ndim == 0, "a tensor to fill with")
+    need(not isinstance(value, Tensor), "a value without dimensions")
+    return L.index_fill(x, dim, index, value)
+
+
+TABLE["index_copy"] = lambda L, x, dim, index, source: L.index_copy(x, dim, index, source)
+
+
+@entry("index_reduce_prod", "index_reduce_amin", "index_reduce_amax")
+def index_reduce(L, x, dim, index, source, reduce, include_self=True):
+    return L.index_reduce(x, dim, index, source, reduce, include_self)
+
+
+@entry("scatter_reduce_mean")
+def scatter_mean(L, x, dim, index, src, reduce="mean", include_self=True):
+    return L.scatter_mean(x, dim, index, src, include_self)
+
+
+@entry("unique")
+def unique(L, x, sorted=True, return_inverse=False, return_counts=False, dim=None):
+    lacks(dim is not None, "unique rows")
+    y, inverse, counts = L.unique(x, results=2)
+    return [y, *([inverse] if return_inverse else []), *([counts] if return_counts else [])]
+
+
+@entry("unique_consecutive")
+def unique_consecutive(L, x, return_inverse=False, return_counts=False, dim=None):
+    lacks(dim is not None, "unique rows")
+    y, inverse, counts = L.unique_consecutive(x, results=2)
+    return [y, *([inverse] if return_inverse else []), *([counts] if return_counts else [])]
+
+
+TABLE["bincount"] = lambda L, x, weights=None, minlength=0: L.bincount(x, weights, minlength)
+TABLE["histc"] = lambda L, x, bins=100, min=0, max=0: L.histc(x, bins, min, max)
+
+
+@entry("searchsorted")
+def searchsorted(L, sorted_, values, out_int32=False, right=False, side=None, sorter=None):
+    need(side is None or not (right and side == "left"), "side and right to agree")
+    if sorter is not None:
+        need(sorter.shape == sorted_.shape and sorter.dtype == torch.int64, "a sorter")
+        sorted_ = L.gather(sorted_, -1, sorter)
+    y = L.searchsorted(sorted_, tensors(L, values), right or side == "right")
+    return L.cast(y, torch.int32) if out_int32 else y
+
+
+@entry("bucketize")
+def bucketize(L, x, boundaries, out_int32=False, right=False):
+    y = L.bucketize(tensors(L, x), boundaries, right)
+    return L.cast(y, torch.int32) if out_int32 else y
+
+
+TABLE["isin"] = lambda L, x, values, assume_unique=False, invert=False: L.isin(tensors(L, x), tensors(L, values), invert)
+
+
+@entry("repeat_interleave")
+def repeat_interleave(L, x, repeats, dim=None, output_size=None):
+    if dim is None:
+        x, dim = L.reshape(x, [-1]), 0
+    by = isinstance(repeats, Tensor)
+    return (L.repeat_interleave_by if by else L.repeat_interleave)(x, repeats, dim)
+
+
+# ---- functions.h: shapes -----------------------------------------------------------------------------------------------
+
+TABLE["diagonal"] = TABLE["diagonal_copy"] = lambda L, x, offset=0, dim1=0, dim2=1: L.diagonal(x, offset, dim1, dim2)
+TABLE["linalg_diagonal"] = lambda L, x, offset=0, dim1=-2, dim2=-1: L.diagonal(x, offset, dim1, dim2)
+TABLE["diagonal_scatter"] = lambda L, x, src, offset=0, dim1=0, dim2=1: L.diagonal_scatter(x, src, offset, dim1, dim2)
+TABLE["diag_embed"] = lambda L, x, offset=0, dim1=-2, dim2=-1: L.diag_embed(x, offset, dim1, dim2)
+TABLE["diag"] = lambda L, x, diagonal=0: L.diag(x, diagonal)
+TABLE["diagflat"] = lambda L, x, offset=0: L.diagflat(x, offset)
+TABLE["select_scatter"] = lambda L, x, src, dim, index: L.select_scatter(x, src, dim, index)
+
+
+@entry("slice_scatter")
+def slice_scatter(L, x, src, dim=0, start=None, end=None, step=1):
+    return L.slice_scatter(x, src, dim, 0 if start is None else start, 2**63 - 1 if end is None else end, step)
+
+
+@entry("as_strided_scatter")
+def as_strided_scatter(L, x, src, size, stride, storage_offset=0):
+    return L.as_strided_scatter(x, src, list(size), list(stride), storage_offset or 0)
+
+
+for NAME in ("tril_indices", "triu_indices"):
+    TABLE[NAME] = lambda L, row, col, offset=0, f=NAME, dtype=torch.int64, **kw: (
+        ignore_memory(kw), cast(L, getattr(L, f)(row, col, offset), dtype))[1]
+
+
+@entry("meshgrid_variadic_tensors", "meshgrid_list_of_tensors")
+def meshgrid(L, *given, indexing="ij"):
+    given = given[0] if isinstance(given[0], (list, tuple)) else given
+    need(indexing in ("ij", "xy"), "indexing")
+    need(all(t.dtype == given[0].dtype for t in given), "one dtype")
+    return L.meshgrid(list(given), indexing == "xy", results=1)
+
+
+TABLE["cartesian_prod"] = lambda L, *given: L.cartesian_prod(list(given))
+TABLE["combinations"] = lambda L, x, r=2, with_replacement=False: L.combinations(x, r, with_replacement)
+TABLE["block_diag"] = lambda L, *given: L.block_diag(list(given))
+TABLE["unfold"] = TABLE["unfold_copy"] = lambda L, x, dim, size, step: L.unfold(x, dim, size, step)
+TABLE["linalg_vander"] = lambda L, x, N=None: L.vander(x, x.shape[-1] if N is None else N)
+TABLE["fft_fftshift"] = lambda L, x, dim=None: shifted(L, x, dim, lambda n: n // 2)
+TABLE["fft_ifftshift"] = lambda L, x, dim=None: shifted(L, x, dim, lambda n: (n + 1) // 2)
+
+
+def shifted(L, x, dim, by):
+    dims = dims_of(dim) or list(range(x.ndim))
+    return L.roll(x, [by(x.shape[d]) for d in dims], dims) if dims else L.contiguous(x)
+
+
+@entry("broadcast_shapes")
+def broadcast_shapes(L, *shapes):
+    given = [L.zeros([s] if isinstance(s, int) else list(s), FLOAT) for s in shapes]
+    total = given[0]
+    for t in given[1:]:
+        total = L.add(total, t)
+    return [L.tensor(torch.tensor(n)) for n in total.shape]
+
+
+for NAME, MODE in (("reflect", 0), ("replicate", 1), ("replicate_negative", 1), ("circular", 2)):
+    TABLE[f"nn_functional_pad_{NAME}"] = lambda L, x, pads, mode=None, value=None, m=MODE: (
+        need(len(pads) // 2 <= x.ndim - 1, "dims to pad"), L.pad_by(x, list(pads), m))[1]
+
+
+# ---- functions.h: products ---------------------------------------------------------------------------------------------
+
+@entry("einsum")
+def einsum(L, given, equation):
+    lacks(any(not isinstance(t, Tensor) for t in given), "lists of labels")
+    return L.einsum(equation, list(given))
+
+
+@entry("tensordot")
+def tensordot(L, x, y, dims=2):
+    if isinstance(dims, Tensor):
+        dims = dims.read().tolist()
+    if isinstance(dims, int):
+        need(0 <= dims <= min(x.ndim, y.ndim), "dims")
+        dims = (list(range(x.ndim - dims, x.ndim)), list(range(dims)))
+    a, b = [[d] if isinstance(d, int) else list(d) for d in dims]
+    return L.tensordot(x, y, a, b)
+
+
+TABLE["inner"] = lambda L, x, y: L.inner(x, y)
+TABLE["kron"] = lambda L, x, y: L.kron(x, y)
+
+
+@entry("linalg_cross", "cross")
+def cross(L, x, y, dim=None):
+    if dim is None:
+        shape = torch.broadcast_shapes(x.shape, y.shape)
+        dim = next((d for d, n in enumerate(shape) if n == 3), -1)
+    shape = list(torch.broadcast_shapes(x.shape, y.shape))
+    need(x.ndim == y.ndim, "equal ranks")
+    return L.linalg_cross(L.broadcast_to(x, shape), L.broadcast_to(y, shape), dim)
+
+
+TABLE["linalg_cross"] = lambda L, x, y, dim=-1: (
+    need(x.shape[dim] == 3 and y.shape[dim] == 3, "three elements"), cross(L, x, y, dim))[1]
+TABLE["nn_functional_bilinear"] = lambda L, a, b, weight, bias=None: L.bilinear(a, b, weight, bias)
+TABLE["linalg_matrix_power"] = lambda L, x, n: L.linalg_matrix_power(x, n)
+TABLE["matrix_exp"] = lambda L, x: L.linalg_matrix_exp(x)
+
+
+def cutoff(atol, rtol):
+    lacks(atol is not None or isinstance(rtol, Tensor), "atol, or rtol as a tensor")
+    return -1 if rtol is None else rtol
+
+
+@entry("linalg_pinv")
+def pinv(L, x, atol=None, rtol=None, hermitian=False, rcond=None):
+    lacks(hermitian, "hermitian")
+    return L.linalg_pinv(x, cutoff(atol, rtol if rtol is not None else rcond))
+
+
+TABLE["pinverse"] = lambda L, x, rcond=1e-15: L.linalg_pinv(x, rcond)
+
+@entry("linalg_matrix_rank")
+def matrix_rank(L, x, atol=None, rtol=None, hermitian=False, tol=None):
+    lacks(hermitian or tol is not None, "hermitian, tol")
+    return L.linalg_matrix_rank(x, cutoff(atol, rtol))
+
+
+def norm_of_matrix(L, x, ord, keepdim):
+    if ord in ("fro", "nuc"):
+        return L.linalg_matrix_norm(x, ("fro", "nuc").index(ord), keepdim)
+    return L.linalg_matrix_norm_of(x, ord, keepdim)
+
+
+@entry("linalg_matrix_norm")
+def matrix_norm(L, x, ord="fro", dim=(-2, -1), keepdim=False, dtype=None):
+    x = cast(L, x, dtype)
+    need(len(dim) == 2 and x.ndim >= 2 and dim[0] % x.ndim != dim[1] % x.ndim, "two dims")
+    a, b = [d % x.ndim for d in dim]
+    rest = [d for d in range(x.ndim) if d not in (a, b)]
+    y = norm_of_matrix(L, L.permute(x, [*rest, a, b]), ord, keepdim)
+    if not keepdim:
+        return y
+    order = [*rest, a, b]
+    return L.permute(y, [order.index(d) for d in range(x.ndim)])
+
+
+@entry("linalg_norm", "linalg_norm_subgradients_at_zero")
+def linalg_norm(L, x, ord=None, dim=None, keepdim=False, dtype=None):
+    dims = dims_of(dim)
+    if ord is not None and (len(dims) == 2 or (dim is None and x.ndim == 2)):
+        return matrix_norm(L, x, ord, dims or (0, 1), keepdim, dtype)
+    need(ord is None or isinstance(ord, (int, float)), "a number")
+    need(ord is None or dim is not None or x.ndim < 3, "dims")
+    return L.norm(cast(L, x, dtype), 2 if ord is None else ord, dims, keepdim)
+
+
+TABLE["norm_nuc"] = lambda L, x, p="nuc", dim=None, keepdim=False: matrix_norm(L, x, "nuc", dim or (0, 1), keepdim)
+
+
+@entry("linalg_cond")
+def cond(L, x, p=None):
+    if p in ("fro", "nuc"):
+        return L.mul(norm_of_matrix(L, x, p, False), norm_of_matrix(L, L.linalg_inv(x), p, False))
+    return L.linalg_cond(x, 2 if p is None else p)
+
+
+# ---- functions.h: statistics -------------------------------------------------------------------------------------------
+
+@entry("kthvalue")
+def kthvalue(L, x, k, dim=-1, keepdim=False):
+    return L.kthvalue(x, k, dim, keepdim, results=1)
+
+
+@entry("median")
+def median(L, x, dim=None, keepdim=False):
+    return L.median(L.reshape(x, [-1]), 0, False) if dim is None else L.median(x, dim, keepdim, results=1)
+
+
+@entry("nanmedian")
+def nanmedian(L, x, dim=None, keepdim=False):
+    return L.nanmedian(L.reshape(x, [-1]), 0, False) if dim is None else L.nanmedian(x, dim, keepdim, results=1)
+
+
+TABLE["mode"] = lambda L, x, dim=-1, keepdim=False: L.mode(x, dim, keepdim, results=1)
+QUANTILES = ["linear", "lower", "higher", "midpoint", "nearest"]
+
+
+def quantile_of(name):
+    def call(L, x, q, dim=None, keepdim=False, interpolation="linear"):
+        need(interpolation in QUANTILES, "an interpolation")
+        q = q if isinstance(q, Tensor) else L.tensor(torch.tensor(q, dtype=x.dtype))
+        rank = x.ndim
+        y = getattr(L, name)(L.reshape(x, [-1]) if dim is None else x, q, 0 if dim is None else dim,
+                             keepdim and dim is not None, QUANTILES.index(interpolation))
+        return L.reshape(y, [*q.shape, *[1] * rank]) if keepdim and dim is None else y
+    TABLE[name] = call
+
+
+quantile_of("quantile")
+quantile_of("nanquantile")
+for NAME in ("cummax", "cummin"):
+    TABLE[NAME] = lambda L, x, dim, f=NAME: getattr(L, f)(x, dim, results=1)
+TABLE["logcumsumexp"] = lambda L, x, dim: L.logcumsumexp(x, dim)
+
+
+@entry("diff")
+def diff(L, x, n=1, dim=-1, prepend=None, append=None):
+    need(x.ndim > 0, "a dimension")
+    if n == 0:
+        return L.contiguous(x)
+    given = [t for t in (prepend, x, append) if t is not None]
+    return L.diff(L.cat(given, dim) if len(given) > 1 else x, n, dim)
+
+
+@entry("trapz", "trapezoid")
+def trapezoid(L, y, x=None, dim=-1, dx=1):
+    return L.trapezoid(y, x, dx, dim)
+
+
+TABLE["cumulative_trapezoid"] = lambda L, y, x=None, dim=-1, dx=1: L.cumulative_trapezoid(y, x, dx, dim)
+
+
+@entry("cov")
+def cov(L, x, correction=1, fweights=None, aweights=None):
+    lacks(fweights is not None or aweights is not None, "weights")
+    return L.cov(x, correction)
+
+
+TABLE["corrcoef"] = lambda L, x: L.corrcoef(x)
+TABLE["renorm"] = lambda L, x, p, dim, maxnorm: L.renorm(x, p, dim, maxnorm)
+TABLE["nansum"] = lambda L, x, dim=None, keepdim=False, dtype=None: cast(
+    L, L.nansum(cast(L, x, dtype), dims_of(dim), keepdim), dtype)
+TABLE["nanmean"] = lambda L, x, dim=None, keepdim=False, dtype=None: L.nanmean(cast(L, x, dtype), dims_of(dim), keepdim)
+
+
+# ---- element by element ------------------------------------------------------------------------------------------------
+
+for NAME in "copysign fmax fmin logaddexp2".split():
+    two_operands(NAME)
+two_operands("special_xlog1py", "xlog1py")
+for NAME in ("signbit", "sinc"):
+    one_operand(NAME)
+one_operand("special_entr", "entr")
+TABLE["logit"] = lambda L, x, eps=None: L.logit(x, -1 if eps is None else eps)
+TABLE["isclose"] = lambda L, x, y, rtol=1e-5, atol=1e-8, equal_nan=False: (
+    need(x.dtype == y.dtype, "one dtype"), L.isclose(x, y, rtol=rtol, atol=atol, equal_nan=equal_nan))[1]
+TABLE["allclose"] = lambda L, x, y, rtol=1e-5, atol=1e-8, equal_nan=False: (
+    need(x.dtype == y.dtype, "one dtype"), L.allclose(x, y, rtol=rtol, atol=atol, equal_nan=equal_nan))[1]
+TABLE["isposinf"] = lambda L, x: L.eq(x, L.number(math.inf))
+TABLE["isneginf"] = lambda L, x: L.eq(x, L.number(-math.inf))
+TABLE["isreal"] = lambda L, x: L.ones(x.shape, torch.bool)
+TABLE["ldexp"] = lambda L, x, y: L.mul(x, cast(L, L.pow(L.number(2.0), y), x.dtype if x.dtype.is_floating_point else None))
+TABLE["equal"] = lambda L, x, y: (
+    L.all(L.eq(x, y), [], False) if x.shape == y.shape else L.zeros([], torch.bool))
+
+
+@entry("round_decimals_0", "round_decimals_3", "round_decimals_neg_3")
+def round_decimals(L, x, decimals=0):
+    if not x.dtype.is_floating_point or decimals == 0:
+        return L.round(x)
+    scale = L.number(10.0 ** abs(decimals))
+    up, down = (L.mul, L.div) if decimals > 0 else (L.div, L.mul)
+    return down(L.round(up(x, scale)), scale)
+
+
+@entry("logspace", "logspace_tensor_overload")
+def logspace(L, start, end, steps, base=10.0, dtype=FLOAT, **kwargs):
+    ignore_memory(kwargs)
+    need(all(not isinstance(v, Tensor) or v.numel() == 1 for v in (start, end)), "numbers")
+    start, end = [v.read().item() if isinstance(v, Tensor) else v for v in (start, end)]
+    lacks(any(isinstance(v, complex) for v in (start, end, base)), "complex numbers")
+    power = L.linspace(start, end, steps, torch.float64)
+    return L.cast(L.pow(L.number(float(base)), power), dtype or FLOAT)
+
+
+@entry("item")
+def item(L, x):
+    need(x.numel() == 1, "one element")
+    whole = x.dtype == torch.bool or not x.dtype.is_floating_point
+    return L.reshape(cast(L, x, (x.dtype if x.dtype == torch.bool else torch.int64) if whole else FLOAT), [])
+
+
+for NAME, CALL in (("exponential", lambda L, s, lambd=1.0: L.exponential(lambd, s)),
+                   ("cauchy", lambda L, s, median=0.0, sigma=1.0: L.cauchy(median, sigma, s)),
+                   ("log_normal", lambda L, s, mean=1.0, std=2.0: L.log_normal(mean, std, s)),
+                   ("geometric", lambda L, s, p=0.5: L.geometric(p, s))):
+    SHAPE_ONLY.add(NAME)
+    TABLE[NAME] = lambda L, x, *a, f=CALL, **kw: (ignore_memory(kw), L.cast(f(L, x.shape, *a), x.dtype))[1]
+
+
+@entry("multinomial", shape_only=True)
+def multinomial(L, p, num_samples, replacement=False, generator=None):
+    return L.multinomial(p, num_samples, replacement)
+
+
+# ---- functions.h: layers -----------------------------------------------------------------------------------------------
+
+for NAME in ("softsign", "tanhshrink"):
+    TABLE[f"nn_functional_{NAME}"] = lambda L, x, f=NAME: getattr(L, f)(x)
+layer("celu")(lambda L, x, alpha=1.0, inplace=False: L.celu(x, alpha))
+layer("hardshrink")(lambda L, x, lambd=0.5: L.hardshrink(x, lambd))
+layer("softshrink")(lambda L, x, lambd=0.5: L.softshrink(x, lambd))
+layer("threshold")(lambda L, x, threshold, value, inplace=False: L.threshold(x, threshold, value))
+TABLE["nn_functional_softmin"] = TABLE["nn_functional_softmin_with_dtype"] = (
+    lambda L, x, dim, dtype=None: L.softmin(cast(L, x, dtype), dim))
+
+
+@layer("rrelu")
+def rrelu(L, x, lower=1.0 / 8, upper=1.0 / 3, training=False, inplace=False):
+    lacks(training, "random slopes, which differ")
+    return L.rrelu(x, lower, upper, False)
+
+
+def numbers_of(v, axes):
+    """An argument with one number an axis, or None."""
+    if v is None or v == ():
+        return None
+    v = list(v) if isinstance(v, (list, tuple)) else [v]
+    return v * axes if len(v) == 1 else v
+
+
+def pooled(axes, average):
+    def largest(L, x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
+        need(kernel_size and all(s > 0 for s in numbers_of(stride, axes) or [1]), "a kernel and strides")
+        y = L.max_pool(x, axes, numbers_of(kernel_size, axes), numbers_of(stride, axes), numbers_of(padding, axes),
+                       numbers_of(dilation, axes), ceil_mode, results=int(return_indices))
+        return y
+
+    def mean(L, x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
+        need(divisor_override != 0, "a divisor")
+        return L.avg_pool(x, axes, numbers_of(kernel_size, axes), numbers_of(stride, axes), numbers_of(padding, axes),
+                          ceil_mode, count_include_pad, divisor_override or 0)
+    return mean if average else largest
+
+
+layer("max_pool3d")(pooled(3, False))
+layer("avg_pool3d")(pooled(3, True))
+
+
+def adaptive(axes, average):
+    def call(L, x, output_size, return_indices=False):
+        size = output_size if isinstance(output_size, (list, tuple)) else [output_size] * axes
+        need(len(size) == axes and all(n is None or n >= 0 for n in size), "a size for each axis")
+        size = [-1 if s is None else s for s in size]
+        if average:
+            return L.adaptive_avg_pool(x, axes, size)
+        return L.adaptive_max_pool(x, axes, size, results=int(return_indices))
+    return call
+
+
+layer("adaptive_avg_pool3d")(adaptive(3, True))
+for AXES in (1, 2, 3):
+    layer(f"adaptive_max_pool{AXES}d")(adaptive(AXES, False))
+
+
+def unpooled(axes):
+    def call(L, x, indices, kernel_size, stride=None, padding=0, output_size=None):
+        kernel, padding = numbers_of(kernel_size, axes), numbers_of(padding, axes)
+        stride = numbers_of(stride, axes) or kernel
+        rows = indices.read().flatten(-axes).flatten(0, -2).tolist() if indices.ndim > axes else []
+        lacks(any(len(set(row)) < len(row) for row in rows), "a place that is named twice")
+        size = [(n - 1) * s - 2 * p + k for n, s, p, k in zip(x.shape[-axes:], stride, padding, kernel)]
+        return L.max_unpool(x, indices, axes, size if output_size is None else list(output_size)[-axes:])
+    return call
+
+
+for AXES in (1, 2, 3):
+    TABLE[f"nn_functional_max_unpool{AXES}d"] = TABLE[f"nn_functional_max_unpool{AXES}d_grad"] = unpooled(AXES)
+
+
+@layer("conv3d")
+def conv3d(L, x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+    return L.conv3d(x, weight, bias, numbers_of(stride, 3), numbers_of(same_padding(L, padding), 3),
+                    numbers_of(dilation, 3), groups)
+
+
+@layer("conv_transpose1d")
+def conv_transpose1d(L, x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
+    return L.conv_transpose1d(x, weight, bias, single(stride), single(padding), single(output_padding), groups,
+                              single(dilation))
+
+
+@layer("conv_transpose3d")
+def conv_transpose3d(L, x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
+    return L.conv_transpose3d(x, weight, bias, numbers_of(stride, 3), numbers_of(padding, 3),
+                              numbers_of(output_padding, 3), groups, numbers_of(dilation, 3))
+
+
+layer("local_response_norm")(lambda L, x, size, alpha=1e-4, beta=0.75, k=1.0: (
+    lacks(not x.dtype.is_floating_point, "integers"), L.local_response_norm(x, size, alpha, beta, k))[1])
+layer("pixel_shuffle")(lambda L, x, upscale_factor: L.pixel_shuffle(x, upscale_factor))
+layer("pixel_unshuffle")(lambda L, x, downscale_factor: L.pixel_unshuffle(x, downscale_factor))
+layer("channel_shuffle")(lambda L, x, groups: L.channel_shuffle(x, groups))
+
+
+@layer("unfold")
+def im2col(L, x, kernel_size, dilation=1, padding=0, stride=1):
+    return L.im2col(x, *[numbers_of(v, 2) for v in (kernel_size, dilation, padding, stride)])
+
+
+MODES = {"nearest": 0, "nearest-exact": 1, "linear": 2, "bilinear": 2, "trilinear": 2, "bicubic": 3, "area": 4}
+
+
+@entry(*[f"nn_functional_interpolate_{m}" for m in MODES])
+def interpolate(L, x, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None,
+                antialias=False):
+    lacks(antialias, "antialias")
+    axes = x.ndim - 2
+    scales = None
+    if size is None:
+        given = scale_factor if isinstance(scale_factor, (list, tuple)) else [scale_factor] * axes
+        size = [math.floor(n * s) for n, s in zip(x.shape[2:], given)]
+        scales = None if recompute_scale_factor or mode == "area" else [float(s) for s in given]
+    size = list(size) if isinstance(size, (list, tuple)) else [size] * axes
+    need(mode in ("nearest", "nearest-exact", "area") or {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}[mode] == axes,
+         "as many axes as the mode has")
+    return L.interpolate(x, size, scales, MODES[mode], bool(align_corners))
+
+
+layer("upsample_bilinear")(lambda L, x, size=None, scale_factor=None: interpolate(L, x, size, scale_factor, "bilinear", True))
+layer("upsample_nearest")(lambda L, x, size=None, scale_factor=None: interpolate(L, x, size, scale_factor, "nearest"))
+
+
+@layer("grid_sample")
+def grid_sample(L, x, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
+    lacks(mode == "bicubic", "bicubic")
+    return L.grid_sample(x, grid, ("bilinear", "nearest").index(mode),
+                         ("zeros", "border", "reflection").index(padding_mode), bool(align_corners))
+
+
+@entry("grid_sampler_2d", "grid_sampler_3d")
+def grid_sampler(L, x, grid, mode, padding, align_corners):
+    lacks(mode == 2, "bicubic")
+    return L.grid_sample(x, grid, mode, padding, align_corners)
+
+
+@layer("embedding_bag")
+def embedding_bag(L, weight, index, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean",
+                  sparse=False, per_sample_weights=None, include_last_offset=False, padding_idx=None):
+    lacks(max_norm is not None or padding_idx is not None or scale_grad_by_freq or include_last_offset,
+          "max_norm, padding_idx, scale_grad_by_freq, include_last_offset")
+    return L.embedding_bag(index, weight, offsets, ("sum", "mean", "max").index(mode), per_sample_weights)
+
+
+for NAME in ("dropout2d", "dropout3d", "alpha_dropout"):
+    SHAPE_ONLY.add(f"nn_functional_{NAME}")
+    layer(NAME)(lambda L, x, p=0.5, training=True, inplace=False, f=NAME: (
+        L.alpha_dropout(x, p, training) if f == "alpha_dropout" else L.feature_dropout(x, p, training, True)))
+
+
+# ---- functions.h: distances and losses ---------------------------------------------------------------------------------
+
+layer("pairwise_distance")(lambda L, x, y, p=2.0, eps=1e-6, keepdim=False: L.pairwise_distance(x, y, p, eps, keepdim))
+layer("pdist")(lambda L, x, p=2.0: L.pdist(x, p))
+TABLE["cdist"] = lambda L, x, y, p=2.0, compute_mode=None: L.cdist(x, y, p)
+
+
+@layer("soft_margin_loss")
+def soft_margin_loss(L, x, target, size_average=None, reduce=None, reduction="mean"):
+    return L.soft_margin_loss(x, target, reduction_of(reduction, size_average, reduce))
+
+
+@layer("hinge_embedding_loss")
+def hinge_embedding_loss(L, x, target, margin=1.0, size_average=None, reduce=None, reduction="mean"):
+    return L.hinge_embedding_loss(x, target, reduction_of(reduction, size_average, reduce), margin=margin)
+
+
+@layer("margin_ranking_loss")
+def margin_ranking_loss(L, a, b, target, margin=0.0, size_average=None, reduce=None, reduction="mean"):
+    need(a.ndim == b.ndim == target.ndim, "equal ranks")
+    lacks(not a.dtype.is_floating_point, "integers")
+    return L.margin_ranking_loss(a, b, target, reduction_of(reduction, size_average, reduce), margin=margin)
+
+
+@layer("poisson_nll_loss")
+def poisson_nll_loss(L, x, target, log_input=True, full=False, size_average=None, eps=1e-8, reduce=None, reduction="mean"):
+    need(reduction in ("mean", "sum", "none"), "a reduction")
+    lacks(not x.dtype.is_floating_point, "integers")
+    return L.poisson_nll_loss(x, target, reduction_of(reduction, size_average, reduce), log_input=log_input, full=full, eps=eps)
+
+
+@layer("gaussian_nll_loss")
+def gaussian_nll_loss(L, x, target, var, full=False, eps=1e-6, reduction="mean"):
+    need(reduction in ("mean", "sum", "none"), "a reduction")
+    need(eps > 0, "eps")
+    if isinstance(var, float):
+        var = L.full_like(x, var)
+    if var.shape != x.shape:
+        if var.shape == x.shape[:-1]:
+            var = L.unsqueeze(var, -1)
+        else:
+            need(var.ndim == x.ndim and var.shape[-1] == 1 and var.shape[:-1] == x.shape[:-1], "a variance that fits")
+    return L.gaussian_nll_loss(x, target, var, reduction, full=full, eps=eps)
+
+
+@layer("cosine_embedding_loss")
+def cosine_embedding_loss(L, a, b, target, margin=0.0, size_average=None, reduce=None, reduction="mean"):
+    return L.cosine_embedding_loss(a, b, target, margin, reduction_of(reduction, size_average, reduce))
+
+
+@layer("triplet_margin_loss")
+def triplet_margin_loss(L, anchor, positive, negative, margin=1.0, p=2, eps=1e-6, swap=False, size_average=None, reduce=None,
+                        reduction="mean"):
+    return L.triplet_margin_loss(anchor, positive, negative, margin, p, eps, swap, reduction_of(reduction, size_average, reduce))
+
+
+@layer("triplet_margin_with_distance_loss")
+def triplet_margin_with_distance(L, anchor, positive, negative, distance_function=None, margin=1.0, swap=False,
+                                 reduction="mean"):
+    lacks(distance_function is not None, "a distance of the caller")
+    return L.triplet_margin_loss(anchor, positive, negative, margin, 2, 1e-6, swap, reduction)
+
+
+@layer("multi_margin_loss")
+def multi_margin_loss(L, x, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"):
+    return L.multi_margin_loss(x, target, weight, p, margin, reduction_of(reduction, size_average, reduce))
+
+
+@layer("multilabel_margin_loss")
+def multilabel_margin_loss(L, x, target, size_average=None, reduce=None, reduction="mean"):
+    return L.multilabel_margin_loss(x, target, reduction_of(reduction, size_average, reduce))
+
+
+@layer("multilabel_soft_margin_loss")
+def multilabel_soft_margin_loss(L, x, target, weight=None, size_average=None, reduce=None, reduction="mean"):
+    return L.multilabel_soft_margin_loss(x, target, weight, reduction_of(reduction, size_average, reduce))
+
+
+@layer("ctc_loss")
+def ctc_loss(L, log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False):
+    lengths = [L.tensor(torch.tensor(v)) if not isinstance(v, Tensor) else v for v in (input_lengths, target_lengths)]
+    lacks(targets.ndim == 1, "targets in one row")
+    return L.ctc_loss(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+
+
+# ---- windows of signals ------------------------------------------------------------------------------------------------
+
+def cosine_window(weights):
+    """Σ (−1)^k a[k] cos(2πk i / n)."""
+    def call(L, M, *, sym=True, dtype=FLOAT, **kwargs):
+        ignore_memory(kwargs)
+        need(M >= 0, "a length")
+        dtype = dtype or FLOAT
+        if M == 0:
+            return L.zeros([0], dtype)
+        place = L.arange(0, M, 1, torch.float64)
+        n = (M - 1 if sym else M) or 1
+        out = L.full([M], 0.0, torch.float64)
+        for k, a in enumerate(weights):
+            angle = L.mul(place, L.number(2 * math.pi * k / n))
+            out = L.add(out, L.mul(L.cos(angle), L.number((-1) ** k * a)))
+        return L.cast(out if M > 1 else L.ones([1], torch.float64), dtype)
+    return call
+
+
+for NAME, WEIGHTS in (("hann", [0.5, 0.5]), ("hamming", [0.54, 0.46]), ("blackman", [0.42, 0.5, 0.08]),
+                      ("nuttall", [0.3635819, 0.4891775, 0.1365995, 0.0106411])):
+    TABLE[f"signal_windows_{NAME}"] = cosine_window(WEIGHTS)
+TABLE["signal_windows_general_cosine"] = lambda L, M, *, a, **kw: cosine_window(a)(L, M, **kw)
+TABLE["signal_windows_general_hamming"] = lambda L, M, *, alpha=0.54, **kw: cosine_window([alpha, 1 - alpha])(L, M, **kw)
+
+
+# ---- masked reductions: with what changes nothing in place of masked elements -------------------------------------------
+
+def masked(name, neutral, call):
+    def run(L, x, *args, mask=None, dtype=None, **kwargs):
+        x = cast(L, x, dtype)
+        lacks(x.dtype == torch.bool, "bools")
+        value = neutral(x.dtype)
+        if mask is not None:
+            x = L.where(L.broadcast_to(mask, x.shape), x, L.tensor(torch.tensor(value, dtype=x.dtype)))
+        return call(L, x, *args, **kwargs)
+    TABLE[f"masked_{name}"] = run
+
+
+def least_of(dtype):
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def most_of(dtype):
+    return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+masked("sum", lambda t: 0, lambda L, x, dim=None, keepdim=False: L.sum(x, dims_of(dim), keepdim))
+masked("prod", lambda t: 1, lambda L, x, dim=None, keepdim=False: L.prod(x, dims_of(dim), keepdim))
+masked("cumsum", lambda t: 0, lambda L, x, dim: L.cumsum(x, dim))
+masked("cumprod", lambda t: 1, lambda L, x, dim: L.cumprod(x, dim))
+masked("amax", least_of, lambda L, x, dim=None, keepdim=False: L.amax(x, dims_of(dim), keepdim))
+masked("amin", most_of, lambda L, x, dim=None, keepdim=False: L.amin(x, dims_of(dim), keepdim))
+masked("softmax", least_of, lambda L, x, dim: L.softmax(x, dim))
+masked("log_softmax", least_of, lambda L, x, dim: L.log_softmax(x, dim))
+masked("softmin", most_of, lambda L, x, dim: L.softmin(x, dim))
+masked("logsumexp", least_of, lambda L, x, dim=None, keepdim=False: (
+    lacks(not x.dtype.is_floating_point, "integers"), L.logsumexp(x, dims_of(dim), keepdim))[1])
+masked("norm", lambda t: 0, lambda L, x, ord=2.0, dim=None, keepdim=False: L.norm(x, ord, dims_of(dim), keepdim))
+masked("normalize", lambda t: 0, lambda L, x, ord, dim, eps=1e-12: L.div(
+    x, L.maximum(L.norm(x, ord, dims_of(dim), True), L.number(eps))))

@@ -1,7 +1,7 @@
 """library.py — libtrunnion through ctypes, for the suite opinfo: every function of ops.def by its name, on tensors of PyTorch.
 
-The prototypes and the options structs are made of the op table as tools/gen/gen_ops.py reads it, so nothing here repeats a
-signature. A failed call raises Refused with the library's message.
+The prototypes and the options structs are made of the op table as tools/gen/gen_ops.py reads it, those of functions.h are
+read from the header, so nothing here repeats a signature. A failed call raises Refused with the library's message.
 """
 
 import ctypes
@@ -24,6 +24,8 @@ HANDLE = ctypes.c_void_p
 OPTIONS_MARK = int(re.search(r"TN_OPTIONS_MARK \(\(size_t\)(0x[0-9A-F]+)\)",
                              (ROOT / "include/trunnion/status.h").read_text()).group(1), 16)
 PLAIN = {"double": ctypes.c_double, "bool": ctypes.c_bool, "int64_t": ctypes.c_int64}
+PROTOTYPE = re.compile(r"^TN_API (?P<result>tn_tensor \*|tn_status )tn_(?P<name>\w+)\((?P<arguments>[^;]*)\);", re.M)
+ENUMERATION = re.compile(r"typedef enum tn_\w+ \{(.*?)\} (tn_\w+);", re.S)
 # Functions that are written by hand, with their results: name → number of tensors they write.
 FACTORIZATIONS = {"linalg_qr": 2, "linalg_eigh": 2, "linalg_svd": 3, "linalg_slogdet": 2}
 
@@ -85,6 +87,10 @@ class Library:
         self.dll = ctypes.CDLL(str(pathlib.Path(build) / "libtrunnion.so"))
         self.ops = {op.name: op for op in gen_ops.read_table()}
         self.choices = gen_ops.enumerations(self.ops.values())
+        header = re.sub(r"/\*.*?\*/", "", (ROOT / "include/trunnion/functions.h").read_text(), flags=re.S)
+        self.functions = {m["name"]: [" ".join(a.split()) for a in m["arguments"].split(",")]
+                          for m in PROTOTYPE.finditer(header)}
+        self.constants = {n: i for m in ENUMERATION.finditer(header) for i, n in enumerate(re.findall(r"TN_\w+", m[1]))}
         self.structs = {name: self._struct(op) for name, op in self.ops.items() if op.options}
         for name, result, arguments in (
                 ("tn_error", ctypes.c_char_p, []), ("tn_rank", ctypes.c_int, [HANDLE]),
@@ -229,7 +235,64 @@ class Library:
                                         *[ctypes.byref(o) for o in out])
         return [Tensor(self, o.value) for o in out]
 
+    def _function(self, name, values, results):
+        """A function of functions.h, its values in the header's order, None for NULL. An int that counts a list is not
+        passed. The first of its results, or with results=n a list with the first n of those behind pointers."""
+        values, arguments, keep, behind = list(values), [], [], []
+        declared = self.functions[name]
+        for i, a in enumerate(declared):
+            follows = declared[i + 1] if i + 1 < len(declared) else ""
+            if a.startswith("tn_tensor **"):
+                room = (HANDLE * 8)() if len(behind) < results else None
+                behind.append(room)
+                arguments.append(room)
+                continue
+            if a.startswith("int ") and (declared[i - 1].startswith(("tn_tensor *const", "const int64_t *"))):
+                continue
+            value = values.pop(0)
+            if a.startswith("const tn_tensor *"):
+                arguments.append(HANDLE(self._handle(value, keep)))
+            elif a.startswith("tn_tensor *const *"):
+                handles = [self._handle(v, keep) for v in value]
+                arguments += [(HANDLE * max(len(handles), 1))(*handles), ctypes.c_int(len(handles))]
+            elif a.startswith("const int64_t "):
+                arguments.append(None if value is None else _c_int64s(list(value)))
+                if follows.startswith("int "):
+                    arguments.append(ctypes.c_int(len(value)))
+            elif a.startswith("const double *"):
+                arguments.append(None if value is None else (ctypes.c_double * len(value))(*value))
+            elif a.startswith("const char *"):
+                arguments.append(ctypes.c_char_p(value.encode()))
+            elif a.startswith(("int64_t ", "double ", "bool ")):
+                kind = PLAIN[a.split()[0]]
+                arguments.append(kind(float(value) if kind is ctypes.c_double else int(value)))
+            elif a.startswith("int "):
+                arguments.append(ctypes.c_int(value))
+            else:
+                arguments.append(ctypes.c_int(self.constants.get(value, self._reduction(value))))
+        if values:
+            raise TypeError(f"{name}: {len(values)} arguments too many")
+        return arguments, keep, behind
+
+    @staticmethod
+    def _reduction(value):
+        names = (("mean", "sum", "none"), ("sum", "prod", "amax", "amin"))
+        return next((n.index(value) for n in names if value in n), value)
+
+    def _call_function(self, name, values, results=0):
+        function = getattr(self.dll, f"tn_{name}")
+        arguments, keep, behind = self._function(name, values, results)
+        function.restype = HANDLE
+        out = function(*arguments)
+        del keep
+        if name == "meshgrid":
+            return [Tensor(self, handle) for handle in behind[0][:len(values[0])]]
+        first = Tensor(self, out)
+        return [first, *[Tensor(self, room[0]) for room in behind if room is not None]] if results else first
+
     def __getattr__(self, name):
+        if name in self.functions and (name not in self.ops or self.ops[name].internal):
+            return lambda *values, results=0: self._call_function(name, values, results)
         if name in FACTORIZATIONS:
             return lambda x, *flags: self._factorize(name, x, *flags)
         op = self.ops.get(name) or self.ops.get(name.removesuffix("_"))

@@ -1,0 +1,442 @@
+/* products.c — einsum and its kin, as batched matrix products; functions of matrices. */
+#include <ctype.h>
+#include <float.h>
+
+#include "functions/common.h"
+
+/* ---- pairs ------------------------------------------------------------------------------------------------------- */
+
+/* Σ x·y over the dims marked in `summed`, both of the same rank; the result keeps all dims, the summed ones as 1. Dims
+ * that both have are batches, the others rows, columns and the length of one batched product. */
+static tn_tensor *sum_of_products(tn_tensor *x, tn_tensor *y, const bool *summed) {
+    enum { BATCH, ROW, COLUMN, LENGTH, KINDS };
+    int rank = tn_rank(x), at = 0;
+    int64_t shape[TN_MAX_RANK], order_x[TN_MAX_RANK], order_y[TN_MAX_RANK], back[TN_MAX_RANK],
+        size[KINDS] = {1, 1, 1, 1};
+    int kind[TN_MAX_RANK];
+    for (int d = 0; d < rank; d++) {
+        int64_t a = tn_size(x, d), b = tn_size(y, d);
+        if (summed[d] && a == 1 && b != 1) y = sum_dim(y, d, true), b = 1;
+        if (summed[d] && b == 1 && a != 1) x = sum_dim(x, d, true), a = 1;
+        kind[d] = summed[d] ? LENGTH : a != 1 && b != 1 ? BATCH : b == 1 ? ROW : COLUMN;
+        shape[d] = summed[d] ? 1 : a == 1 ? b : a;
+        size[kind[d]] *= kind[d] == LENGTH ? a : shape[d];
+    }
+    static const int kinds_x[KINDS] = {BATCH, ROW, LENGTH, COLUMN}, kinds_y[KINDS] = {BATCH, LENGTH, COLUMN, ROW};
+    static const int kinds_out[KINDS] = {BATCH, ROW, COLUMN, LENGTH};
+    int64_t out_shape[TN_MAX_RANK];
+    int in_x = 0, in_y = 0;
+    for (int k = 0; k < KINDS; k++)
+        for (int d = 0; d < rank; d++) {
+            if (kind[d] == kinds_x[k]) order_x[in_x++] = d;
+            if (kind[d] == kinds_y[k]) order_y[in_y++] = d;
+            if (kind[d] == kinds_out[k]) out_shape[at] = shape[d], back[d] = at++;
+        }
+    tn_tensor *a = tn_reshape(tn_permute(x, order_x, rank), (int64_t[]){size[BATCH], size[ROW], size[LENGTH]}, 3);
+    tn_tensor *b = tn_reshape(tn_permute(y, order_y, rank), (int64_t[]){size[BATCH], size[LENGTH], size[COLUMN]}, 3);
+    return tn_permute(tn_reshape(tn_matmul(a, b), out_shape, rank), back, rank);
+}
+
+/* ---- einsum ------------------------------------------------------------------------------------------------------ */
+
+enum { LABELS = 52, DOTS = LABELS, MOST_OPERANDS = 32 };
+
+typedef struct equation {
+    int in[MOST_OPERANDS][TN_MAX_RANK], in_count[MOST_OPERANDS]; /* labels; DOTS for "..." */
+    int out[LABELS + 1], out_count;
+    int seen[LABELS + 1]; /* how often each label occurs in the operands */
+    int operands, dots;   /* dots: the most dims that "..." stands for */
+    bool has_arrow;
+} equation;
+
+static int label_of(char c) { return islower((unsigned char)c) ? c - 'a' + 26 : c - 'A'; }
+
+/* One list of labels; returns where it ended, NULL for an error. Upper case comes first, as in PyTorch's order. */
+static const char *read_labels(const char *p, int *labels, int most, int *count) {
+    for (*count = 0; *p && *p != ',' && strncmp(p, "->", 2) != 0; p++) {
+        if (*p == ' ') continue;
+        if (*count == most) return NULL;
+        if (strncmp(p, "...", 3) == 0)
+            labels[(*count)++] = DOTS, p += 2;
+        else if (isalpha((unsigned char)*p))
+            labels[(*count)++] = label_of(*p);
+        else
+            return NULL;
+    }
+    return p;
+}
+
+static tn_tensor *read_equation(const char *text, int count, equation *e) {
+    const char *p = text;
+    if (!text || count < 1 || count > MOST_OPERANDS)
+        return tn_failed(TN_ERR_ARGUMENT, "einsum: an equation and 1 to %d tensors are needed", MOST_OPERANDS);
+    for (e->operands = 0;;) {
+        if (e->operands == count)
+            return tn_failed(TN_ERR_ARGUMENT, "einsum: \"%s\" has more than %d operands", text, count);
+        p = read_labels(p, e->in[e->operands], TN_MAX_RANK, &e->in_count[e->operands]);
+        if (!p)
+            return tn_failed(TN_ERR_ARGUMENT, "einsum: \"%s\": operand %d is not a list of at most %d letters", text,
+                             e->operands, TN_MAX_RANK);
+        e->operands++;
+        if (*p != ',') break;
+        p++;
+    }
+    if (e->operands != count)
+        return tn_failed(TN_ERR_ARGUMENT, "einsum: \"%s\" has %d operands, but %d tensors were passed", text,
+                         e->operands, count);
+    for (int k = 0; k < count; k++)
+        for (int i = 0; i < e->in_count[k]; i++)
+            e->seen[e->in[k][i]]++;
+    if (*p == '-') {
+        int out[TN_MAX_RANK + 1];
+        p = read_labels(p + 2, out, TN_MAX_RANK + 1, &e->out_count);
+        if (!p || *p)
+            return tn_failed(TN_ERR_ARGUMENT, "einsum: \"%s\": the result is not a list of at most %d letters", text,
+                             TN_MAX_RANK);
+        for (int i = 0; i < e->out_count; i++) {
+            e->out[i] = out[i];
+            for (int j = 0; j < i; j++)
+                if (out[j] == out[i])
+                    return tn_failed(TN_ERR_ARGUMENT, "einsum: \"%s\": a label occurs twice in the result", text);
+            if (!e->seen[out[i]] && out[i] != DOTS)
+                return tn_failed(TN_ERR_ARGUMENT, "einsum: \"%s\": a label of the result is in no operand", text);
+        }
+        return NULL;
+    }
+    if (*p) return tn_failed(TN_ERR_ARGUMENT, "einsum: \"%s\" cannot be read from \"%s\" on", text, p);
+    if (e->seen[DOTS]) e->out[e->out_count++] = DOTS;
+    for (int l = 0; l < LABELS; l++)
+        if (e->seen[l] == 1) e->out[e->out_count++] = l;
+    return NULL;
+}
+
+/* Operand k with one dim a place of the result, then one a summed label: place[label] is the first (of "..." the last
+ * is the last of its places). */
+static tn_tensor *aligned(const equation *e, int k, const tn_tensor *x, const int *place, int rank, tn_tensor **error) {
+    tn_tensor *t = tn_contiguous(x);
+    int labels[2 * TN_MAX_RANK], count = 0, dots = tn_rank(x), have[TN_MAX_RANK];
+    for (int i = 0; i < e->in_count[k]; i++)
+        dots -= e->in[k][i] != DOTS;
+    for (int i = 0; i < e->in_count[k]; i++) {
+        int l = e->in[k][i];
+        for (int j = 0; j < (l == DOTS ? dots : 1); j++)
+            labels[count++] = l == DOTS ? place[DOTS] + e->dots - dots + j : place[l];
+    }
+    for (int p = 0; p < rank; p++)
+        have[p] = -1;
+    for (int d = 0; d < count; d++) {
+        int p = labels[d];
+        if (have[p] < 0) {
+            have[p] = d;
+            continue;
+        }
+        if (tn_size(t, have[p]) != tn_size(t, d)) {
+            *error = tn_failed(TN_ERR_SHAPE, "einsum: operand %d repeats a label with extents %lld and %lld", k,
+                               (long long)tn_size(t, have[p]), (long long)tn_size(t, d));
+            return NULL;
+        }
+        t = tn_movedim(tn_diagonal(t, 0, have[p], d), -1, have[p]); /* the dim that was d is gone */
+        memmove(labels + d, labels + d + 1, (size_t)(count - d - 1) * sizeof *labels);
+        count--, d--;
+    }
+    int64_t order[TN_MAX_RANK], shape[TN_MAX_RANK];
+    int at = 0;
+    for (int p = 0; p < rank; p++) {
+        shape[p] = have[p] < 0 ? 1 : tn_size(t, have[p]);
+        if (have[p] >= 0) order[at++] = have[p];
+    }
+    return tn_reshape(tn_permute(t, order, at), shape, rank);
+}
+
+/* Dims of "...", and places: first those of the result in its order, then the summed labels. Returns their number. */
+static int place_labels(equation *e, tn_tensor *const *tensors, int *place, tn_tensor **error) {
+    int rank = 0;
+    for (int k = 0; k < e->operands; k++) {
+        int named = 0, dots = 0;
+        for (int i = 0; i < e->in_count[k]; i++)
+            e->in[k][i] == DOTS ? dots++ : named++;
+        int rest = tn_rank(tensors[k]) - named;
+        if (dots > 1 || rest < 0 || (!dots && rest)) {
+            *error = tn_failed(TN_ERR_SHAPE, "einsum: operand %d has rank %d, but its labels stand for %d dims", k,
+                               tn_rank(tensors[k]), named);
+            return -1;
+        }
+        if (dots && rest > e->dots) e->dots = rest;
+    }
+    for (int l = 0; l <= LABELS; l++)
+        place[l] = -1;
+    for (int i = 0; i < e->out_count; i++) {
+        place[e->out[i]] = rank;
+        rank += e->out[i] == DOTS ? e->dots : 1;
+    }
+    for (int l = LABELS; l >= 0; l--)
+        if (e->seen[l] && place[l] < 0) place[l] = rank, rank += l == DOTS ? e->dots : 1;
+    if (rank > TN_MAX_RANK)
+        *error =
+            tn_failed(TN_ERR_SHAPE, "einsum: the equation has %d dims; at most %d are possible", rank, TN_MAX_RANK);
+    return rank;
+}
+
+/* Extents of one label must be equal, or 1. */
+static tn_tensor *check_extents(tn_tensor *const *t, int count, int rank) {
+    for (int d = 0; d < rank; d++) {
+        int64_t extent = 1;
+        for (int k = 0; k < count; k++) {
+            int64_t n = tn_size(t[k], d);
+            if (n == 1 || n == extent) continue;
+            if (extent != 1)
+                return tn_failed(TN_ERR_SHAPE, "einsum: a label has extents %lld and %lld", (long long)extent,
+                                 (long long)n);
+            extent = n;
+        }
+    }
+    return NULL;
+}
+
+tn_tensor *(tn_einsum)(const char *text, tn_tensor *const *tensors, int count) {
+    equation e = {0};
+    int place[LABELS + 1];
+    tn_tensor *operand[MOST_OPERANDS] = {0}, *error = NULL;
+    if (!tensors) count = 0;
+    for (int k = 0; k < count; k++)
+        if (tn_status_of(tensors[k]) != TN_OK) return tn_contiguous(tensors[k]);
+    TN_SCOPE;
+    error = read_equation(text, count, &e);
+    if (error) return tn_keep(error);
+    int rank = place_labels(&e, tensors, place, &error), kept = 0;
+    if (error) return tn_keep(error);
+    for (int i = 0; i < e.out_count; i++)
+        kept += e.out[i] == DOTS ? e.dots : 1;
+    for (int k = 0; k < count && !error; k++)
+        operand[k] = aligned(&e, k, tensors[k], place, rank, &error);
+    if (!error) error = check_extents(operand, count, rank);
+    if (error) return tn_keep(error);
+    tn_tensor *y = operand[0];
+    for (int k = 1; k < count; k++) {
+        bool summed[TN_MAX_RANK];
+        for (int d = 0; d < rank; d++) {
+            summed[d] = d >= kept;
+            for (int j = k + 1; j < count; j++)
+                summed[d] &= tn_size(operand[j], d) == 1;
+        }
+        y = sum_of_products(y, operand[k], summed);
+    }
+    int64_t rest[TN_MAX_RANK];
+    for (int d = kept; d < rank; d++)
+        rest[d - kept] = d;
+    if (rank > kept)
+        y = count == 1 ? tn_cast(tn_sum(y, rest, rank - kept, false), tn_dtype_of(y))
+                       : tn_squeeze(tn_sum(y, rest, rank - kept, true), rest, rank - kept);
+    return tn_keep(tn_contiguous(y));
+}
+
+/* ---- other products ---------------------------------------------------------------------------------------------- */
+
+tn_tensor *(tn_tensordot)(const tn_tensor *x, const tn_tensor *y, const int64_t *dims_x, int dims_x_count,
+                          const int64_t *dims_y, int dims_y_count) {
+    int64_t order_x[TN_MAX_RANK], order_y[TN_MAX_RANK], shape[2 * TN_MAX_RANK], length = 1, rows = 1, columns = 1;
+    bool used_x[TN_MAX_RANK] = {0}, used_y[TN_MAX_RANK] = {0};
+    tn_tensor *bad = refused2(x, y);
+    if (bad) return bad;
+    TN_SCOPE;
+    int rank_x = tn_rank(x), rank_y = tn_rank(y), rank = 0, at = 0;
+    bool fits = dims_x_count == dims_y_count && (!dims_x_count || (dims_x && dims_y)) && dims_x_count >= 0 &&
+                dims_x_count <= rank_x && dims_x_count <= rank_y;
+    for (int k = 0; fits && k < dims_x_count; k++) {
+        int64_t a = dim_of(x, dims_x[k]), b = dim_of(y, dims_y[k]);
+        fits = a >= 0 && b >= 0 && !used_x[a] && !used_y[b];
+        if (!fits) break;
+        if (tn_size(y, b) == 1 && tn_size(x, a) != 1) x = sum_dim(x, a, true); /* an extent of 1 is repeated */
+        if (tn_size(x, a) == 1 && tn_size(y, b) != 1) y = sum_dim(y, b, true);
+        fits = tn_size(x, a) == tn_size(y, b);
+        if (!fits) break;
+        used_x[a] = used_y[b] = true;
+        order_x[rank_x - dims_x_count + k] = a;
+        order_y[k] = b;
+        length *= tn_size(x, a);
+    }
+    if (!fits || rank_x + rank_y - 2 * dims_x_count > TN_MAX_RANK)
+        return tn_keep(tn_failed(
+            TN_ERR_SHAPE, "tensordot: the lists must name as many different dims of x and y, with equal extents"));
+    for (int d = 0; d < rank_x; d++)
+        if (!used_x[d]) order_x[at++] = d, shape[rank++] = tn_size(x, d), rows *= tn_size(x, d);
+    at = dims_y_count;
+    for (int d = 0; d < rank_y; d++)
+        if (!used_y[d]) order_y[at++] = d, shape[rank++] = tn_size(y, d), columns *= tn_size(y, d);
+    tn_tensor *a = tn_reshape(tn_permute(x, order_x, rank_x), (int64_t[]){rows, length}, 2);
+    tn_tensor *b = tn_reshape(tn_permute(y, order_y, rank_y), (int64_t[]){length, columns}, 2);
+    return tn_keep(tn_reshape(tn_matmul(a, b), shape, rank));
+}
+
+tn_tensor *(tn_inner)(const tn_tensor *x, const tn_tensor *y) {
+    tn_tensor *bad = refused2(x, y);
+    if (bad) return bad;
+    if (!tn_rank(x) || !tn_rank(y)) return tn_mul(x, y);
+    return (tn_tensordot)(x, y, (int64_t[]){-1}, 1, (int64_t[]){-1}, 1);
+}
+
+tn_tensor *(tn_kron)(const tn_tensor *x, const tn_tensor *y) {
+    int64_t a[2 * TN_MAX_RANK], b[2 * TN_MAX_RANK], shape[TN_MAX_RANK];
+    tn_tensor *bad = refused2(x, y);
+    if (bad) return bad;
+    TN_SCOPE;
+    int rank = tn_rank(x) > tn_rank(y) ? tn_rank(x) : tn_rank(y), pairs = 0;
+    for (int d = 0; d < rank; d++) {
+        int64_t n = d < rank - tn_rank(x) ? 1 : tn_size(x, d - rank + tn_rank(x));
+        int64_t m = d < rank - tn_rank(y) ? 1 : tn_size(y, d - rank + tn_rank(y));
+        shape[d] = n * m;
+        if (n != 1) a[pairs] = n, b[pairs++] = 1;
+        if (m != 1) a[pairs] = 1, b[pairs++] = m;
+    }
+    if (pairs > TN_MAX_RANK)
+        return tn_keep(
+            tn_failed(TN_ERR_SHAPE, "kron: the product needs %d dims; at most %d are possible", pairs, TN_MAX_RANK));
+    return tn_keep(tn_reshape(tn_mul(tn_reshape(x, a, pairs), tn_reshape(y, b, pairs)), shape, rank));
+}
+
+tn_tensor *(tn_linalg_cross)(const tn_tensor *x, const tn_tensor *y, int64_t dim) {
+    tn_tensor *bad = refused2(x, y);
+    if (bad) return bad;
+    TN_SCOPE;
+    int64_t at = dim_of(x, dim);
+    if (tn_rank(x) != tn_rank(y) || !tn_rank(x) || at < 0 || tn_size(x, at) != 3 || tn_size(y, at) != 3)
+        return tn_keep(tn_failed(TN_ERR_SHAPE,
+                                 "linalg_cross: both tensors must have the same rank and extent 3 in dim %lld",
+                                 (long long)dim));
+    tn_tensor *once = tn_mul(tn_roll(x, (int64_t[]){-1}, 1, &at, 1), tn_roll(y, (int64_t[]){-2}, 1, &at, 1));
+    tn_tensor *turned = tn_mul(tn_roll(x, (int64_t[]){-2}, 1, &at, 1), tn_roll(y, (int64_t[]){-1}, 1, &at, 1));
+    return tn_keep(tn_sub(once, turned));
+}
+
+tn_tensor *(tn_bilinear)(const tn_tensor *x1, const tn_tensor *x2, const tn_tensor *weight, const tn_tensor *bias) {
+    tn_tensor *bad = refused2(x1, x2);
+    if (!bad) bad = bias ? refused2(weight, bias) : refused(weight);
+    if (bad) return bad;
+    TN_SCOPE;
+    bool fits = tn_rank(weight) == 3 && tn_rank(x1) && tn_rank(x1) == tn_rank(x2) &&
+                tn_size(x1, -1) == tn_size(weight, 1) && tn_size(x2, -1) == tn_size(weight, 2);
+    if (!fits)
+        return tn_keep(tn_failed(TN_ERR_SHAPE, "bilinear: x1 [..., a], x2 [..., b] and weight [out, a, b] are needed"));
+    tn_tensor *y = tn_einsum("...a,oab,...b->...o",
+                             (tn_tensor *[]){tn_contiguous(x1), tn_contiguous(weight), tn_contiguous(x2)}, 3);
+    return tn_keep(bias ? tn_add(y, bias) : y);
+}
+
+/* ---- functions of matrices --------------------------------------------------------------------------------------- */
+
+static tn_tensor *not_square(const char *name, const tn_tensor *x) {
+    if (tn_status_of(x) != TN_OK) return tn_contiguous(x);
+    if (tn_rank(x) >= 2 && tn_size(x, -1) == tn_size(x, -2)) return NULL;
+    return tn_failed(TN_ERR_SHAPE, "%s: square matrices [..., n, n] are needed", name);
+}
+
+tn_tensor *(tn_linalg_matrix_power)(const tn_tensor *x, int64_t n) {
+    TN_SCOPE;
+    tn_tensor *bad = not_square("linalg_matrix_power", x), *y = NULL;
+    if (bad) return tn_keep(bad);
+    tn_tensor *square = n < 0 ? tn_linalg_inv(x) : tn_contiguous(x);
+    for (uint64_t left = n < 0 ? 0 - (uint64_t)n : (uint64_t)n; left; left >>= 1) {
+        if (left & 1) y = y ? tn_matmul(y, square) : square;
+        if (left > 1) square = tn_matmul(square, square);
+    }
+    if (y) return tn_keep(tn_contiguous(y));
+    /* x to the power of 0 depends on x, with a gradient of 0 */
+    return tn_keep(tn_where(tn_zeros(NULL, 0, TN_BOOL), x, tn_eye(tn_size(x, -1), tn_size(x, -1), tn_dtype_of(x))));
+}
+
+/* x / 2^s with a 1-norm of at most 1/2, Taylor's series to degree 18, then s squarings of each matrix (those that need
+ * fewer keep their value). */
+tn_tensor *(tn_linalg_matrix_exp)(const tn_tensor *x) {
+    enum { DEGREE = 18, MOST_SQUARINGS = 12 };
+    TN_SCOPE;
+    tn_tensor *bad = not_square("linalg_matrix_exp", x);
+    if (bad) return tn_keep(bad);
+    if (!is_float(x))
+        return tn_keep(tn_failed(TN_ERR_DTYPE, "linalg_matrix_exp: the matrices must be of a floating point type"));
+    if (tn_numel(x) == 0) return tn_keep(tn_contiguous(x));
+    tn_tensor *one = tn_eye(tn_size(x, -1), tn_size(x, -1), tn_dtype_of(x));
+    tn_tensor *size = tn_amax(sum_dim(tn_abs(tn_detach(x)), -2, true), (int64_t[]){-1}, 1, true);
+    tn_tensor *doublings = tn_ceil(plus(tn_log2(tn_maximum(size, tn_scalar(0.25))), 1));
+    doublings = tn_minimum(tn_maximum(doublings, tn_scalar(0)), tn_scalar(MOST_SQUARINGS));
+    tn_tensor *small = tn_div(x, tn_exp2(doublings)), *y = tn_add(tn_div(small, tn_scalar(DEGREE)), one);
+    for (int k = DEGREE - 1; k >= 1; k--)
+        y = tn_add(tn_div(tn_matmul(small, y), tn_scalar(k)), one);
+    for (int k = 0; k < MOST_SQUARINGS; k++)
+        y = tn_where(tn_gt(doublings, tn_scalar(k)), tn_matmul(y, y), y);
+    return tn_keep(y);
+}
+
+static double unit_of(const tn_tensor *x) { return tn_dtype_of(x) == TN_F64 ? DBL_EPSILON : (double)FLT_EPSILON; }
+
+/* Singular values that count, as a mask. */
+static tn_tensor *counting(const tn_tensor *x, const tn_tensor *s, double rtol) {
+    int64_t m = tn_size(x, -2), n = tn_size(x, -1);
+    if (rtol < 0) rtol = (double)(m > n ? m : n) * unit_of(s);
+    return tn_gt(s, times(tn_amax(s, (int64_t[]){-1}, 1, true), rtol));
+}
+
+static tn_tensor *not_matrix(const char *name, const tn_tensor *x) {
+    if (tn_status_of(x) != TN_OK) return tn_contiguous(x);
+    return tn_rank(x) >= 2 ? NULL : tn_failed(TN_ERR_SHAPE, "%s: matrices [..., m, n] are needed", name);
+}
+
+tn_tensor *(tn_linalg_pinv)(const tn_tensor *x, double rtol) {
+    TN_SCOPE;
+    tn_tensor *bad = not_matrix("linalg_pinv", x), *u, *s, *vh;
+    if (bad) return tn_keep(bad);
+    if (tn_numel(x) == 0) return tn_keep(tn_contiguous(tn_transpose(x, -2, -1)));
+    tn_linalg_svd(x, false, &u, &s, &vh);
+    tn_tensor *kept = counting(x, s, rtol);
+    tn_tensor *inverse = tn_where(kept, tn_reciprocal(tn_where(kept, s, tn_scalar(1))), tn_scalar(0));
+    tn_tensor *left = tn_mul(tn_transpose(vh, -2, -1), tn_unsqueeze(inverse, -2));
+    return tn_keep(tn_matmul(left, tn_transpose(u, -2, -1)));
+}
+
+tn_tensor *(tn_linalg_matrix_rank)(const tn_tensor *x, double rtol) {
+    TN_SCOPE;
+    tn_tensor *bad = not_matrix("linalg_matrix_rank", x);
+    if (bad) return tn_keep(bad);
+    if (tn_numel(x) == 0) return tn_keep(tn_zeros(tn_shape(x), tn_rank(x) - 2, TN_I64));
+    return tn_keep(sum_dim(counting(x, tn_linalg_svdvals(x), rtol), -1, false));
+}
+
+tn_tensor *(tn_linalg_matrix_norm)(const tn_tensor *x, tn_matrix_norm ord, bool keepdim) {
+    TN_SCOPE;
+    tn_tensor *bad = not_matrix("linalg_matrix_norm", x);
+    if (!bad)
+        bad = no_choice("linalg_matrix_norm: ord", (int)ord, TN_MATRIX_NORM_NUC,
+                        "TN_MATRIX_NORM_FRO, TN_MATRIX_NORM_NUC");
+    if (bad) return tn_keep(bad);
+    if (ord == TN_MATRIX_NORM_FRO) return tn_keep(tn_norm(x, 2, (int64_t[]){-2, -1}, 2, keepdim));
+    tn_tensor *sum = sum_dim(tn_linalg_svdvals(x), -1, false);
+    return tn_keep(keepdim ? tn_unsqueeze(tn_unsqueeze(sum, -1), -1) : sum);
+}
+
+tn_tensor *(tn_linalg_matrix_norm_of)(const tn_tensor *x, double ord, bool keepdim) {
+    TN_SCOPE;
+    tn_tensor *bad = not_matrix("linalg_matrix_norm", x), *v;
+    if (bad) return tn_keep(bad);
+    double size = fabs(ord);
+    if (size == 2)
+        v = tn_unsqueeze(tn_linalg_svdvals(x), -1);
+    else if (size == 1)
+        v = sum_dim(tn_abs(x), -2, true);
+    else if (isinf(ord))
+        v = sum_dim(tn_abs(x), -1, true);
+    else
+        return tn_keep(tn_failed(
+            TN_ERR_ARGUMENT, "linalg_matrix_norm: ord is %g; 1, 2, infinity and their negatives are possible", ord));
+    v = ord > 0 ? tn_amax(v, (int64_t[]){-2, -1}, 2, keepdim) : tn_amin(v, (int64_t[]){-2, -1}, 2, keepdim);
+    return tn_keep(v);
+}
+
+tn_tensor *(tn_linalg_cond)(const tn_tensor *x, double p) {
+    TN_SCOPE;
+    tn_tensor *bad = fabs(p) == 2 ? not_matrix("linalg_cond", x) : not_square("linalg_cond", x);
+    if (bad) return tn_keep(bad);
+    if (fabs(p) != 2)
+        return tn_keep(
+            tn_mul(tn_linalg_matrix_norm_of(x, p, false), tn_linalg_matrix_norm_of(tn_linalg_inv(x), p, false)));
+    tn_tensor *s = tn_linalg_svdvals(x), *most = tn_select(s, -1, 0), *least = tn_select(s, -1, -1);
+    return tn_keep(p > 0 ? tn_div(most, least) : tn_div(least, most));
+}

@@ -1,0 +1,286 @@
+/* op_special.c — element by element, composed: signs, extremes that pass over NaN, closeness, functions of
+ * torch.special. */
+#include <math.h>
+
+#include "ops/ops_common.h"
+
+static tn_node *constant(tn_build *b, double v, const tn_node *like) { return like ? tn_b_const(b, v, like) : NULL; }
+
+/* ---- signs ------------------------------------------------------------------------------------------------------- */
+
+/* The bit that also −0 and NaN have. */
+static tn_node *is_negative(tn_build *b, tn_node *x) {
+    if (!x) return NULL;
+    tn_dtype t = (tn_dtype)x->dtype;
+    if (t == TN_BOOL) return tn_b_lt(b, x, x);
+    if (tn_dtype_is_float(t)) {
+        size_t size = tn_dtype_size(t);
+        x = tn_b_view_dtype(b, x, size == 8 ? TN_I64 : size == 4 ? TN_I32 : TN_I16);
+    }
+    return tn_b_lt(b, x, constant(b, 0, x));
+}
+
+static tn_node *compose_signbit(tn_build *b, const tn_node *n) { return is_negative(b, n->in[0]); }
+
+/* signbit(x): true where x is negative, −0 included. */
+const tn_op_impl tn_impl_signbit = {.infer = tn_infer_compare,
+                                    .compose = compose_signbit,
+                                    .grad = tn_grad_none,
+                                    .cases = "types=f32,f64,f16,i32,u8,bool; [2,3]; [0]; []"};
+
+static tn_node *compose_copysign(tn_build *b, const tn_node *n) {
+    tn_node *size = tn_b_abs(b, n->in[0]);
+    return tn_b_where(b, is_negative(b, n->in[1]), tn_b_neg(b, size), size);
+}
+
+static tn_status grad_copysign(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *turned = tn_b_mul(b, tn_b_sign(b, n->in[0]), tn_b_sign(b, tn_b_self(n)));
+    if (tn_needs_grad(n, 0)) grads[0] = tn_b_sum_to(b, tn_b_mul(b, dy, turned), n->in[0]);
+    return b->status;
+}
+
+static void reference_copysign(const tn_reference *r) {
+    for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
+        r->out[w.place] = copysign(r->in[0][w.in[0]], r->in[1][w.in[1]]);
+}
+
+/* copysign(x, y): the size of x with the sign of y, which may be that of a zero. */
+const tn_op_impl tn_impl_copysign = {.promote = true,
+                                     .to_float = true,
+                                     .infer = tn_infer_float,
+                                     .compose = compose_copysign,
+                                     .grad = grad_copysign,
+                                     .reference = reference_copysign,
+                                     .cases = "types=f32,f64; [2,3] [2,3]; [3,1] [4]; error=broadcast [2] [3]"};
+
+/* ---- extremes ---------------------------------------------------------------------------------------------------- */
+
+/* The whole gradient goes to x where both are equal, as in PyTorch. */
+static tn_node *chosen(tn_build *b, const tn_node *n, tn_node *x_wins) {
+    tn_node *y = n->in[1];
+    tn_node *takes = tn_b_logical_or(b, x_wins, tn_b_ne(b, y, y));
+    return tn_b_where(b, takes, n->in[0], y);
+}
+
+static tn_node *compose_fmax(tn_build *b, const tn_node *n) { return chosen(b, n, tn_b_le(b, n->in[1], n->in[0])); }
+static tn_node *compose_fmin(tn_build *b, const tn_node *n) { return chosen(b, n, tn_b_le(b, n->in[0], n->in[1])); }
+
+/* fmax(x, y): the element-wise maximum; NaN only where both operands are NaN. */
+const tn_op_impl tn_impl_fmax = {.keeps_half = true,
+                                 .promote = true,
+                                 .infer = tn_infer_broadcast,
+                                 .compose = compose_fmax,
+                                 .cases = "types=f32,f64,i32; [2,3] [2,3]; [3,1] [4]; error=broadcast [2] [3]"};
+
+/* fmin(x, y): the element-wise minimum; NaN only where both operands are NaN. */
+const tn_op_impl tn_impl_fmin = {.keeps_half = true,
+                                 .promote = true,
+                                 .infer = tn_infer_broadcast,
+                                 .compose = compose_fmin,
+                                 .cases = "types=f32,f64,i32; [2,3] [2,3]; [3,1] [4]; error=broadcast [2] [3]"};
+
+/* ---- closeness --------------------------------------------------------------------------------------------------- */
+
+static tn_status infer_isclose(tn_infer *c) {
+    TRY(tn_need_range(c, "rtol", c->attrs->f[TN_ISCLOSE_RTOL], 0, INFINITY));
+    TRY(tn_need_range(c, "atol", c->attrs->f[TN_ISCLOSE_ATOL], 0, INFINITY));
+    return tn_infer_compare(c);
+}
+
+static tn_node *compose_isclose(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0], *y = n->in[1], *close = tn_b_eq(b, x, y);
+    double rtol = n->f[TN_ISCLOSE_RTOL], atol = n->f[TN_ISCLOSE_ATOL];
+    if (n->i[TN_ISCLOSE_EQUAL_NAN])
+        close = tn_b_logical_or(b, close, tn_b_logical_and(b, tn_b_ne(b, x, x), tn_b_ne(b, y, y)));
+    if (!x || (rtol == 0 && atol == 0)) return close;
+    tn_dtype wide = tn_dtype_is_float((tn_dtype)x->dtype) ? (tn_dtype)x->dtype : TN_F32;
+    tn_node *apart =
+        x->dtype == TN_BOOL ? tn_b_cast(b, tn_b_ne(b, x, y), wide) : tn_b_cast(b, tn_b_abs(b, tn_b_sub(b, x, y)), wide);
+    tn_node *allowed = tn_b_offset(b, tn_b_scale(b, tn_b_abs(b, tn_b_cast(b, y, wide)), rtol), atol);
+    tn_node *within = tn_b_logical_and(b, tn_b_isfinite(b, apart), tn_b_le(b, apart, allowed));
+    return tn_b_logical_or(b, close, within);
+}
+
+/* isclose(x, y, rtol, atol, equal_nan): true where |x − y| ≤ atol + rtol·|y|, or both are equal, or (with equal_nan)
+ * both are NaN. */
+const tn_op_impl tn_impl_isclose = {
+    .promote = true,
+    .infer = infer_isclose,
+    .compose = compose_isclose,
+    .grad = tn_grad_none,
+    .cases = "types=f32,f64,i32,bool; [9] [9] rtol=0 atol=1.1; [3,1] [4]; [2] [] rtol=0.5 atol=0 equal_nan=true; "
+             "types=f32; error=rtol [2] [2] rtol=-1"};
+
+static tn_status infer_allclose(tn_infer *c) {
+    TRY(infer_isclose(c));
+    c->rank = 0;
+    return TN_OK;
+}
+
+static tn_node *compose_allclose(tn_build *b, const tn_node *n) {
+    tn_isclose_options o = TN_ISCLOSE_DEFAULTS;
+    o.rtol = n->f[TN_ISCLOSE_RTOL];
+    o.atol = n->f[TN_ISCLOSE_ATOL];
+    o.equal_nan = n->i[TN_ISCLOSE_EQUAL_NAN] != 0;
+    return tn_b_all(b, tn_b_isclose(b, n->in[0], n->in[1], &o), TN_ALL, false);
+}
+
+/* allclose(x, y, rtol, atol, equal_nan): true if isclose is true for all elements; rank 0. */
+const tn_op_impl tn_impl_allclose = {.promote = true,
+                                     .infer = infer_allclose,
+                                     .compose = compose_allclose,
+                                     .grad = tn_grad_none,
+                                     .cases = "types=f32,f64,i32; [9] [9] rtol=0 atol=1.1; [3,1] [4] atol=9; "
+                                              "[0] [0]; error=atol [2]:f32 [2]:f32 atol=-1"};
+
+/* ---- logarithms, entropy ----------------------------------------------------------------------------------------- */
+
+static tn_node *compose_logaddexp2(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0], *y = n->in[1];
+    tn_node *distance = tn_b_abs(b, tn_b_sub(b, x, y));
+    tn_node *apart = tn_b_scale(b, tn_b_log1p(b, tn_b_exp2(b, tn_b_neg(b, distance))), M_LOG2E);
+    /* Equal ones, infinite ones too, whose distance would be NaN. */
+    tn_node *more = tn_b_where(b, tn_b_eq(b, x, y), constant(b, 1, x), apart);
+    return tn_b_add(b, tn_b_maximum(b, x, y), more);
+}
+static tn_status grad_logaddexp2(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    for (int i = 0; i < 2; i++) {
+        if (!tn_needs_grad(n, i)) continue;
+        tn_node *x = n->in[i], *y = tn_b_self(n);
+        tn_node *share = tn_b_exp2(b, tn_b_sub(b, x, y));
+        share = tn_b_where(b, tn_b_eq(b, x, y), constant(b, 1, n), share);
+        share = tn_b_where(b, tn_b_eq(b, x, n->in[1 - i]), constant(b, 0.5, n), share);
+        grads[i] = tn_b_sum_to(b, tn_b_mul(b, dy, share), x);
+    }
+    return b->status;
+}
+
+/* logaddexp2(x, y): log2(2^x + 2^y) without overflow. */
+const tn_op_impl tn_impl_logaddexp2 = {.promote = true,
+                                       .to_float = true,
+                                       .infer = tn_infer_float,
+                                       .compose = compose_logaddexp2,
+                                       .grad = grad_logaddexp2,
+                                       .cases = "types=f32,f64 tol=4ulp atol=4ulp; [2,3] [2,3]; [3,1] [4]@-50..50"};
+
+/* x without zeros, so that no infinity meets one in a branch that is not taken. */
+static tn_node *or_one(tn_build *b, tn_node *is_zero, tn_node *x) {
+    return tn_b_where(b, is_zero, constant(b, 1, x), x);
+}
+
+/* sin(πx), exact at whole numbers: x − 2·round(x / 2) is in [−1, 1], and sin(πr) = sin(π(±1 − r)) leaves |r| ≤ 1/2. */
+static tn_node *sine_of_turns(tn_build *b, tn_node *x) {
+    tn_node *r = tn_b_sub(b, x, tn_b_scale(b, tn_b_round(b, tn_b_scale(b, x, 0.5)), 2)), *half = constant(b, 0.5, r);
+    tn_node *turned = tn_b_sub(b, tn_b_sign(b, r), r);
+    r = tn_b_where(b, tn_b_lt(b, half, tn_b_abs(b, r)), turned, r);
+    return tn_b_sin(b, tn_b_scale(b, r, M_PI));
+}
+
+/* cos(πx) = sin(π(1/2 − |r|)) with the same r. */
+static tn_node *cosine_of_turns(tn_build *b, tn_node *x) {
+    tn_node *r = tn_b_sub(b, x, tn_b_scale(b, tn_b_round(b, tn_b_scale(b, x, 0.5)), 2));
+    tn_node *apart = tn_b_offset(b, tn_b_neg(b, tn_b_abs(b, r)), 0.5);
+    return tn_b_sin(b, tn_b_scale(b, apart, M_PI));
+}
+
+static tn_node *compose_sinc(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0], *is_zero = tn_b_eq(b, x, constant(b, 0, x));
+    tn_node *safe = or_one(b, is_zero, x), *angle = tn_b_scale(b, safe, M_PI);
+    return tn_b_where(b, is_zero, constant(b, 1, x), tn_b_div(b, sine_of_turns(b, safe), angle));
+}
+
+static tn_status grad_sinc(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *x = n->in[0], *safe = or_one(b, tn_b_eq(b, x, constant(b, 0, x)), x);
+    tn_node *slope = tn_b_div(b, tn_b_sub(b, cosine_of_turns(b, safe), tn_b_self(n)), safe);
+    /* Near 0 that cancels. There it is π · Σ (−1)^k · 2k / (2k + 1)! · (πx)^(2k − 1). */
+    static const double series[] = {1. / 518918400, -1. / 3991680, 1. / 45360, -1. / 840, 1. / 30, -1. / 3};
+    tn_node *angle = tn_b_scale(b, x, M_PI), *square = tn_b_mul(b, angle, angle), *sum = constant(b, 0, x);
+    for (size_t k = 0; k < sizeof series / sizeof *series; k++)
+        sum = tn_b_offset(b, tn_b_mul(b, sum, square), series[k]);
+    tn_node *small = tn_b_lt(b, tn_b_abs(b, x), constant(b, 0.08, x));
+    sum = tn_b_scale(b, tn_b_mul(b, sum, angle), M_PI);
+    grads[0] = tn_b_mul(b, dy, tn_b_where(b, small, sum, slope));
+    return b->status;
+}
+
+/* sinc(x): sin(πx) / (πx); 1 at 0. */
+const tn_op_impl tn_impl_sinc = {.to_float = true,
+                                 .infer = tn_infer_float,
+                                 .compose = compose_sinc,
+                                 .grad = grad_sinc,
+                                 .cases = "types=f32,f64,i32 tol=4ulp atol=4ulp; [2,3]@-2..2~0.1; [0,3]; []@0.1..0.9"};
+
+static tn_node *compose_logit(tn_build *b, const tn_node *n) {
+    double eps = n->f[TN_LOGIT_EPS];
+    tn_node *x = n->in[0];
+    if (eps >= 0) { /* as PyTorch, whose lower bound may be above the upper one */
+        tn_node *low = constant(b, eps, x), *high = constant(b, 1 - eps, x);
+        tn_node *bounded = tn_b_where(b, tn_b_lt(b, high, x), high, x);
+        x = tn_b_where(b, tn_b_lt(b, x, low), low, bounded);
+    }
+    return x ? tn_b_log(b, tn_b_div(b, x, tn_b_sub(b, constant(b, 1, x), x))) : NULL;
+}
+static tn_status grad_logit(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    double eps = n->f[TN_LOGIT_EPS];
+    tn_node *x = n->in[0], *g = tn_b_div(b, dy, tn_b_mul(b, x, tn_b_sub(b, constant(b, 1, x), x)));
+    if (eps >= 0) {
+        tn_node *outside =
+            tn_b_logical_or(b, tn_b_lt(b, x, constant(b, eps, x)), tn_b_lt(b, constant(b, 1 - eps, x), x));
+        g = tn_b_where(b, outside, constant(b, 0, x), g);
+    }
+    grads[0] = g;
+    return b->status;
+}
+
+/* logit(x, eps): log(x / (1 − x)); with eps ≥ 0, of x clamped to [eps, 1 − eps]; a negative eps: no clamping. */
+const tn_op_impl tn_impl_logit = {
+    .to_float = true,
+    .infer = tn_infer_float,
+    .compose = compose_logit,
+    .grad = grad_logit,
+    .cases = "types=f32,f64 tol=4ulp atol=4ulp; [2,3]@0.1..0.9 eps=-1; [9]@0.15..0.85 eps=0.1; []@0.1..0.9 eps=-1"};
+
+/* x · v, and 0 where x is 0 unless y is NaN. */
+static tn_node *zero_times(tn_build *b, tn_node *x, tn_node *y, tn_node *v) {
+    tn_node *nothing = tn_b_bitwise_and(b, tn_b_eq(b, x, constant(b, 0, x)), tn_b_eq(b, y, y));
+    return tn_b_where(b, nothing, constant(b, 0, x), tn_b_mul(b, x, v));
+}
+
+static tn_node *compose_xlog1py(tn_build *b, const tn_node *n) {
+    return zero_times(b, n->in[0], n->in[1], tn_b_log1p(b, n->in[1]));
+}
+static tn_status grad_xlog1py(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *x = n->in[0], *y = n->in[1], *zero = constant(b, 0, x);
+    tn_node *nothing = tn_b_bitwise_and(b, tn_b_eq(b, x, zero), tn_b_le(b, y, constant(b, -1, y)));
+    tn_node *log_y = tn_b_where(b, nothing, zero, tn_b_log1p(b, y));
+    if (tn_needs_grad(n, 0)) grads[0] = tn_b_sum_to(b, tn_b_mul(b, dy, log_y), x);
+    if (tn_needs_grad(n, 1)) grads[1] = tn_b_sum_to(b, tn_b_div(b, tn_b_mul(b, dy, x), tn_b_offset(b, y, 1)), y);
+    return b->status;
+}
+
+/* xlog1py(x, y): x · log(1 + y); 0 for x = 0, unless y is NaN. */
+const tn_op_impl tn_impl_xlog1py = {
+    .promote = true,
+    .to_float = true,
+    .infer = tn_infer_float,
+    .compose = compose_xlog1py,
+    .grad = grad_xlog1py,
+    .cases = "types=f32,f64 tol=4ulp; [2,3] [2,3]@0.1..4; [3,1] [4]@-0.5..2; [3]@0..0 [3]@-1..-1 grad=off"};
+
+static tn_node *compose_entr(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0], *zero = constant(b, 0, x);
+    tn_node *v = tn_b_neg(b, zero_times(b, x, x, tn_b_log(b, x)));
+    return tn_b_where(b, tn_b_lt(b, x, zero), constant(b, -INFINITY, x), v);
+}
+static tn_status grad_entr(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *slope = tn_b_offset(b, tn_b_neg(b, tn_b_log(b, n->in[0])), -1);
+    grads[0] = tn_b_mul(b, dy, slope);
+    return b->status;
+}
+
+/* entr(x): −x · log(x); 0 at 0, −∞ below (torch.special.entr). */
+const tn_op_impl tn_impl_entr = {.to_float = true,
+                                 .infer = tn_infer_float,
+                                 .compose = compose_entr,
+                                 .grad = grad_entr,
+                                 .cases = "types=f32,f64,i32 tol=4ulp; [2,3]@0.1..4; [0,3]; [3]@-2..-1 grad=off"};

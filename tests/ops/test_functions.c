@@ -1,0 +1,347 @@
+/* test_functions.c — the functions of functions.h agree with PyTorch's, and refuse what does not fit.
+ *
+ * tests/golden/functions.h holds calls, results and gradients that tools/pytorch/torch_functions.py computed in f64. Each case
+ * runs in f64, where only the nine digits of the file may differ, and in f32. Inputs follow from formulas. */
+#include "test_support.h"
+
+#include <math.h>
+
+#include "trunnion/trunnion.h"
+
+enum { MOST_INPUTS = 4 };
+
+typedef struct golden_input {
+    char kind; /* f, p: floats; i: integers below `below`; b: bools */
+    int64_t below;
+    int rank;
+    int64_t shape[TN_MAX_RANK];
+    const double *gradient; /* NULL: none is compared */
+} golden_input;
+
+typedef struct golden_case {
+    const char *name;
+    tn_tensor *(*call)(tn_tensor *const *x);
+    int inputs;
+    golden_input in[MOST_INPUTS];
+    int rank;
+    int64_t shape[TN_MAX_RANK];
+    const double *out;
+} golden_case;
+
+/* ---- words of the cases ------------------------------------------------------------------------------------------ */
+
+#define LIST(...) (tn_tensor *[]){__VA_ARGS__}, (int)(sizeof((tn_tensor *[]){__VA_ARGS__}) / sizeof(tn_tensor *))
+
+typedef tn_tensor *two_more(const tn_tensor *x, tn_tensor **first, tn_tensor **second);
+
+/* The first (0) or second (1) further result of f. */
+static tn_tensor *second(two_more *f, const tn_tensor *x, int which) {
+    tn_tensor *more[2];
+    tn_free(tn_retain(f(x, &more[0], &more[1])));
+    return more[which];
+}
+
+static tn_tensor *median(const tn_tensor *x, tn_tensor **first, tn_tensor **last) {
+    *last = NULL;
+    return tn_median(x, 1, false, first);
+}
+
+static tn_tensor *cummax(const tn_tensor *x, tn_tensor **first, tn_tensor **last) {
+    *last = NULL;
+    return tn_cummax(x, 1, first);
+}
+
+static tn_tensor *pool_places(const tn_tensor *x, const int64_t *kernel) {
+    tn_tensor *places;
+    tn_max_pool(x, 2, kernel, NULL, NULL, NULL, true, &places);
+    return places;
+}
+
+/* The last of two grids. */
+static tn_tensor *grid(tn_tensor *a, tn_tensor *b, bool xy) {
+    tn_tensor *out[2];
+    assert_ok(tn_meshgrid((tn_tensor *[]){a, b}, 2, xy, out));
+    return out[1];
+}
+
+static tn_tensor *numbers(const char *text) {
+    int64_t list[8], count = 0;
+    for (char *end; *text; text = end, count++)
+        list[count] = strtoll(text, &end, 10);
+    return tn_from_data(list, &count, 1, TN_I64);
+}
+
+#include "golden/functions.h"
+
+/* ---- comparing --------------------------------------------------------------------------------------------------- */
+
+static int64_t elements(const int64_t *shape, int rank) {
+    int64_t n = 1;
+    for (int d = 0; d < rank; d++)
+        n *= shape[d];
+    return n;
+}
+
+static double formula(const golden_input *in, int64_t i, int k) {
+    if (in->kind == 'f') return (double)((i * 37 + k * 11) % 41 - 20) / 8;
+    if (in->kind == 'p') return (double)((i * 37 + k * 11) % 41 + 2) / 8;
+    if (in->kind == 'i') return (double)((i * 7 + k) % in->below);
+    return (i * 5 + k) % 3 == 0;
+}
+
+static tn_tensor *input_of(const golden_input *in, int k, tn_dtype floating) {
+    int64_t n = elements(in->shape, in->rank);
+    double *v = malloc((size_t)(n + 1) * sizeof *v);
+    assert_non_null(v);
+    for (int64_t i = 0; i < n; i++)
+        v[i] = formula(in, i, k);
+    tn_dtype t = in->kind == 'i' ? TN_I64 : in->kind == 'b' ? TN_BOOL : floating;
+    tn_tensor *x = tn_from_data(v, in->shape, in->rank, TN_F64);
+    x = t == TN_F64 ? x : tn_cast(x, t);
+    free(v);
+    assert_ok(tn_eval(&x, 1));
+    return x;
+}
+
+static void compare(const char *name, const char *what, const tn_tensor *is, const int64_t *shape, int rank,
+                    const double *want, tn_dtype floating) {
+    int64_t n = elements(shape, rank);
+    if (tn_status_of(is) != TN_OK) fail_msg("%s, %s: %s", name, what, tn_error());
+    bool same = tn_rank(is) == rank;
+    for (int d = 0; same && d < rank; d++)
+        same = tn_size(is, d) == shape[d];
+    if (!same) fail_msg("%s, %s: another shape than PyTorch's", name, what);
+    double *v = malloc((size_t)(n + 1) * sizeof *v), most = 0;
+    assert_non_null(v);
+    tn_tensor *wide = tn_cast(is, TN_F64);
+    if (tn_read(wide, v, (size_t)n * sizeof *v) != TN_OK) fail_msg("%s, %s: %s", name, what, tn_error());
+    for (int64_t i = 0; i < n; i++)
+        if (isfinite(want[i]) && fabs(want[i]) > most) most = fabs(want[i]);
+    /* f32: a few hundred roundings of 6e-8, as far as the greatest element magnifies them */
+    double relative = floating == TN_F64 ? 2e-8 : 4e-5,
+           absolute = relative * (floating == TN_F64 ? 0.1 : 1) * fmax(1, most);
+    for (int64_t i = 0; i < n; i++) {
+        bool agree = (isnan(v[i]) && isnan(want[i])) || v[i] == want[i] ||
+                     fabs(v[i] - want[i]) <= relative * fabs(want[i]) + absolute;
+        if (!agree)
+            fail_msg("%s, %s (%s): [%lld] is %.9g, PyTorch has %.9g", name, what, tn_dtype_name(floating), (long long)i,
+                     v[i], want[i]);
+    }
+    free(v);
+}
+
+static void run_case(const golden_case *c, tn_dtype floating) {
+    TN_SCOPE;
+    tn_tensor *x[MOST_INPUTS] = {0}, *leaf[MOST_INPUTS], *found[MOST_INPUTS];
+    int leaves = 0, from[MOST_INPUTS];
+    for (int k = 0; k < c->inputs; k++) {
+        x[k] = input_of(&c->in[k], k, floating);
+        if (!c->in[k].gradient) continue;
+        assert_ok(tn_set_requires_grad(x[k], true));
+        from[leaves] = k;
+        leaf[leaves++] = x[k];
+    }
+    tn_tensor *y = c->call(x);
+    compare(c->name, "result", y, c->shape, c->rank, c->out, floating);
+    if (leaves == 0) return;
+    int64_t n = elements(c->shape, c->rank);
+    double *seed = malloc((size_t)(n + 1) * sizeof *seed);
+    assert_non_null(seed);
+    for (int64_t i = 0; i < n; i++)
+        seed[i] = (double)((i * 29 + 5) % 17 - 8) / 4;
+    tn_tensor *dy = tn_cast(tn_from_data(seed, c->shape, c->rank, TN_F64), tn_dtype_of(y));
+    free(seed);
+    if (tn_gradients(&y, 1, &dy, leaf, leaves, false, found) != TN_OK) fail_msg("%s: %s", c->name, tn_error());
+    for (int k = 0; k < leaves; k++) {
+        char what[32];
+        snprintf(what, sizeof what, "gradient %d", from[k]);
+        compare(c->name, what, found[k], c->in[from[k]].shape, c->in[from[k]].rank, c->in[from[k]].gradient, floating);
+    }
+}
+
+static void functions_are_pytorchs_in_f64(void **state) {
+    (void)state;
+    for (size_t i = 0; i < TN_COUNT(golden_cases); i++)
+        run_case(&golden_cases[i], TN_F64);
+}
+
+static void functions_are_pytorchs_in_f32(void **state) {
+    (void)state;
+    for (size_t i = 0; i < TN_COUNT(golden_cases); i++)
+        run_case(&golden_cases[i], TN_F32);
+}
+
+/* ---- what is refused --------------------------------------------------------------------------------------------- */
+
+/* Refused where it is recorded, or (an index that is computed) where it is evaluated. */
+static void refuses(tn_tensor *t, tn_status code, const char *words) {
+    if ((tn_status_of(t) != TN_OK ? tn_status_of(t) : tn_eval(&t, 1)) != code)
+        fail_msg("\"%s\": status %d: %s", words, (int)tn_status_of(t), tn_error());
+    if (!strstr(tn_error(), words)) fail_msg("\"%s\" is not in: %s", words, tn_error());
+}
+
+static void arguments_that_do_not_fit_are_refused(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *m = tn_ones(TN_DIMS(3, 4), TN_F32), *v = tn_ones(TN_DIMS(4), TN_F32), *i = numbers("0 1 7");
+    tn_tensor *mask = tn_ones(TN_DIMS(2), TN_BOOL), *image = tn_ones(TN_DIMS(1, 2, 4, 4), TN_F32);
+    refuses(tn_index(m, LIST(mask)), TN_ERR_SHAPE, "the mask has extent 2");
+    refuses(tn_index(m, LIST(v)), TN_ERR_DTYPE, "entry 0 must be bool or an integer type");
+    refuses(tn_index(m, LIST(NULL, NULL, i)), TN_ERR_SHAPE, "too many indices");
+    refuses(tn_index(m, LIST(i)), TN_ERR_ARGUMENT, "out of bounds");
+    refuses(tn_index(m, LIST(NULL, i)), TN_ERR_ARGUMENT, "out of bounds");
+    refuses(tn_index_put(m, LIST(numbers("0 1")), tn_ones(TN_DIMS(3), TN_F32), false), TN_ERR_SHAPE, "expand");
+    refuses(tn_bincount(numbers("1 -1"), NULL, 0), TN_ERR_ARGUMENT, "at least 0");
+    refuses(tn_histc(v, 0, 0, 1), TN_ERR_ARGUMENT, "bins is 0");
+    refuses(tn_repeat_interleave_by(v, numbers("1 2"), 0), TN_ERR_SHAPE, "one for each of the 4 slices");
+    refuses(tn_einsum("ij,jk", LIST(m)), TN_ERR_ARGUMENT, "more than 1 operands");
+    refuses(tn_einsum("ij->ik", LIST(m)), TN_ERR_ARGUMENT, "in no operand");
+    refuses(tn_einsum("ijk", LIST(m)), TN_ERR_SHAPE, "stand for 3 dims");
+    refuses(tn_einsum("i1", LIST(m)), TN_ERR_ARGUMENT, "not a list");
+    refuses(tn_einsum("ij,ij", LIST(m, tn_t(m))), TN_ERR_SHAPE, "extents 4 and 3");
+    refuses(tn_einsum(NULL, LIST(m)), TN_ERR_ARGUMENT, "an equation");
+    refuses(tn_tensordot(m, m, TN_DIMS(0), TN_DIMS(1)), TN_ERR_SHAPE, "tensordot");
+    refuses(tn_diagonal(m, 0, 1, 1), TN_ERR_SHAPE, "two different dims");
+    refuses(tn_unfold(v, 0, 5, 1), TN_ERR_ARGUMENT, "do not fit extent 4");
+    refuses(tn_pad_by(v, (int64_t[]){4, 0}, 2, TN_PAD_REFLECT), TN_ERR_SHAPE, "too large for extent 4");
+    refuses(tn_kthvalue(v, 5, 0, false, NULL), TN_ERR_ARGUMENT, "from 1 to 4");
+    refuses(tn_quantile(m, tn_ones(TN_DIMS(1), TN_F64), 0, false, TN_QUANTILE_LINEAR), TN_ERR_DTYPE, "quantile");
+    refuses(tn_median(tn_zeros(TN_DIMS(2, 0), TN_F32), 1, false, NULL), TN_ERR_SHAPE, "no elements");
+    refuses(tn_cdist(m, tn_t(m), 2), TN_ERR_SHAPE, "equal d");
+    refuses(tn_ctc_loss(m, i, i, i, 0, TN_REDUCTION_MEAN, false), TN_ERR_SHAPE, "ctc_loss");
+    refuses(tn_max_pool(image, 2, (int64_t[]){2, 2}, NULL, (int64_t[]){2, 0}, NULL, false, NULL), TN_ERR_ARGUMENT,
+            "half");
+    refuses(tn_max_pool(image, 2, (int64_t[]){5, 2}, NULL, NULL, NULL, false, NULL), TN_ERR_SHAPE,
+            "does not fit extent 4");
+    refuses(tn_avg_pool(image, 1, (int64_t[]){1}, NULL, NULL, false, true, 0), TN_ERR_SHAPE, "rank 4");
+    refuses(tn_interpolate(image, TN_DIMS(0, 2), NULL, TN_INTERPOLATE_NEAREST, false), TN_ERR_SHAPE, "at least 1");
+    refuses(tn_grid_sample(image, m, TN_GRID_BILINEAR, TN_GRID_ZEROS, false), TN_ERR_SHAPE, "grid_sample");
+    refuses(tn_pixel_shuffle(image, 2), TN_ERR_SHAPE, "does not divide");
+    refuses(tn_multinomial(v, 5, false), TN_ERR_ARGUMENT, "5 samples without replacement from 4");
+    refuses(tn_exponential(0, TN_DIMS(2)), TN_ERR_ARGUMENT, "lambd is 0");
+    refuses(tn_linalg_matrix_power(m, 2), TN_ERR_SHAPE, "square");
+    refuses(tn_linalg_matrix_norm_of(m, 3, false), TN_ERR_ARGUMENT, "ord is 3");
+    refuses(tn_nonzero(NULL), TN_ERR_ARGUMENT, "NULL");
+}
+
+/* With every pointer NULL. */
+static void null_is_refused(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *m = tn_ones(TN_DIMS(1, 1, 4, 4), TN_F32), *more;
+    refuses(tn_index(NULL, NULL, 0), TN_ERR_ARGUMENT, "NULL");
+    refuses(tn_index(m, NULL, 1), TN_ERR_ARGUMENT, "list of indices is NULL");
+    refuses(tn_index_put(m, NULL, 1, m, false), TN_ERR_ARGUMENT, "list of indices is NULL");
+    refuses(tn_masked_scatter(m, m, NULL), TN_ERR_ARGUMENT, "NULL");
+    refuses(tn_index_copy(m, 0, NULL, m), TN_ERR_ARGUMENT, "NULL");
+    refuses(tn_unique(NULL, NULL, NULL), TN_ERR_ARGUMENT, "NULL");
+    refuses(tn_cartesian_prod(NULL, 2), TN_ERR_ARGUMENT, "cartesian_prod");
+    refuses(tn_block_diag(NULL, 2), TN_ERR_ARGUMENT, "block_diag");
+    assert_int_equal(tn_meshgrid(NULL, 2, false, NULL), TN_ERR_ARGUMENT);
+    refuses(tn_einsum("ij", NULL, 1), TN_ERR_ARGUMENT, "einsum");
+    refuses(tn_tensordot(m, m, NULL, 1, NULL, 1), TN_ERR_SHAPE, "tensordot");
+    refuses(tn_as_strided_scatter(m, m, NULL, 2, NULL, 2, 0), TN_ERR_ARGUMENT, "");
+    refuses(tn_pad_by(m, NULL, 2, TN_PAD_REFLECT), TN_ERR_ARGUMENT, "list of pads is NULL");
+    refuses(tn_max_pool(m, 2, NULL, NULL, NULL, NULL, false, &more), TN_ERR_ARGUMENT, "kernel size is NULL");
+    refuses(more, TN_ERR_ARGUMENT, "kernel size is NULL");
+    refuses(tn_lp_pool(m, 2, 2, NULL, NULL, false), TN_ERR_ARGUMENT, "kernel size is NULL");
+    refuses(tn_adaptive_avg_pool(m, 2, NULL), TN_ERR_ARGUMENT, "output_size is NULL");
+    refuses(tn_max_unpool(m, tn_zeros(TN_DIMS(1, 1, 4, 4), TN_I64), 2, NULL), TN_ERR_SHAPE, "max_unpool");
+    refuses(tn_im2col(m, NULL, NULL, NULL, NULL), TN_ERR_ARGUMENT, "NULL");
+    refuses(tn_col2im(m, NULL, NULL, NULL, NULL, NULL), TN_ERR_ARGUMENT, "NULL");
+    refuses(tn_interpolate(m, NULL, 2, NULL, TN_INTERPOLATE_LINEAR, false), TN_ERR_SHAPE, "interpolate");
+    refuses(tn_affine_grid(m, NULL, 4, false), TN_ERR_SHAPE, "affine_grid");
+    refuses(tn_conv3d(m, NULL, NULL, NULL, NULL, NULL, 1), TN_ERR_ARGUMENT, "NULL");
+    refuses(tn_exponential(1, NULL, 2), TN_ERR_ARGUMENT, "rand");
+}
+
+static void an_error_is_handed_on_with_its_first_cause(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *bad = tn_failed(TN_ERR_STATE, "the first cause"), *inverse, *counts;
+    refuses(tn_kron(bad, tn_ones(TN_DIMS(2), TN_F32)), TN_ERR_STATE, "the first cause");
+    refuses(tn_unique(bad, &inverse, &counts), TN_ERR_STATE, "the first cause");
+    refuses(inverse, TN_ERR_STATE, "the first cause");
+    refuses(counts, TN_ERR_STATE, "the first cause");
+    refuses(tn_cummax(bad, 0, &counts), TN_ERR_STATE, "the first cause");
+    refuses(counts, TN_ERR_STATE, "the first cause");
+}
+
+/* ---- other promises ---------------------------------------------------------------------------------------------- */
+
+static void a_clone_has_storage_of_its_own(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = tn_zeros(TN_DIMS(3), TN_F32), *y = tn_clone(x);
+    tn_add_(y, tn_scalar(1));
+    assert_true(tn_item(tn_sum(x, TN_ALL, false)) == 0);
+    assert_true(tn_item(tn_sum(y, TN_ALL, false)) == 3);
+    assert_true(tn_value_id(x) != tn_value_id(y));
+}
+
+static void unpooling_inverts_pooling(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = tn_reshape(tn_arange(0, 32, 1, TN_F32), TN_DIMS(1, 2, 4, 4)), *places;
+    tn_tensor *y = tn_max_pool(x, 2, (int64_t[]){2, 2}, NULL, NULL, NULL, false, &places);
+    tn_tensor *back = tn_max_unpool(y, places, 2, (int64_t[]){4, 4});
+    tn_tensor *hit = tn_ne(back, tn_scalar(0));
+    assert_true(tn_item(tn_sum(hit, TN_ALL, false)) == 8);
+    assert_true(tn_item(tn_all(tn_logical_or(tn_logical_not(hit), tn_eq(back, x)), TN_ALL, false)) == 1);
+}
+
+/* Means of many draws, with ten times the deviation that is to be expected. */
+static void distributions_have_their_means(void **state) {
+    enum { N = 40000 };
+    (void)state;
+    TN_SCOPE;
+    tn_manual_seed(3);
+    const int64_t n = N;
+    tn_tensor *weights = tn_div(numbers("1 2 5 0"), tn_scalar(8));
+    assert_true(fabs(tn_item(tn_mean(tn_exponential(2, &n, 1), TN_ALL, false)) - 0.5) < 10 * 0.5 / sqrt(N));
+    assert_true(fabs(tn_item(tn_mean(tn_geometric(0.25, &n, 1), TN_ALL, false)) - 4) < 10 * 3.5 / sqrt(N));
+    assert_true(fabs(tn_item(tn_mean(tn_log(tn_log_normal(1, 2, &n, 1)), TN_ALL, false)) - 1) < 10 * 2 / sqrt(N));
+    assert_true(fabs(tn_item(tn_median(tn_cauchy(3, 1, &n, 1), 0, false, NULL)) - 3) < 10 * 1.6 / sqrt(N));
+    tn_tensor *drawn = tn_multinomial(weights, N, true), *count = tn_bincount(drawn, NULL, 4);
+    const double share[] = {0.125, 0.25, 0.625, 0};
+    for (int k = 0; k < 4; k++)
+        assert_true(fabs(tn_item(tn_select(count, 0, k)) / N - share[k]) <= 10 * 0.5 / sqrt(N) * (share[k] > 0));
+    tn_tensor *rows = tn_expand(weights, TN_DIMS(5000, 4)), *first = tn_select(tn_multinomial(rows, 3, false), 1, 0);
+    assert_true(fabs(tn_item(tn_mean(tn_cast(tn_eq(first, tn_scalar_int(2)), TN_F32), TN_ALL, false)) - 0.625) < 0.07);
+    tn_tensor *all = tn_sort(tn_multinomial(rows, 4, false), 1, false);
+    assert_true(tn_item(tn_all(tn_eq(all, numbers("0 1 2 3")), TN_ALL, false)) == 1);
+    tn_tensor *kept = tn_feature_dropout(tn_ones(TN_DIMS(50, 40, 7), TN_F32), 0.25, true, true);
+    assert_true(tn_item(tn_all(tn_eq(kept, tn_slice(kept, 2, 0, 1, 1)), TN_ALL, false)) == 1);
+    assert_true(fabs(tn_item(tn_mean(kept, TN_ALL, false)) - 1) < 10 * 0.6 / sqrt(2000));
+    assert_true(fabs(tn_item(tn_mean(tn_alpha_dropout(tn_randn(&n, 1), 0.2, true), TN_ALL, false))) < 10 / sqrt(N));
+}
+
+/* A function that evaluates cannot be part of a graph: it says so, and the capture goes on. */
+static void what_evaluates_is_refused_in_a_capture(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = tn_ones(TN_DIMS(3), TN_F32), *y;
+    tn_graph *g = NULL;
+    assert_ok(tn_eval(&x, 1));
+    assert_ok(tn_capture_begin());
+    y = tn_mul(x, x);
+    tn_tensor *places = tn_nonzero(y);
+    assert_int_equal(tn_status_of(places), TN_ERR_STATE);
+    assert_ok(tn_capture_end(&x, 1, &y, 1, &g));
+    tn_graph_free(g);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(functions_are_pytorchs_in_f64),
+        cmocka_unit_test(functions_are_pytorchs_in_f32),
+        cmocka_unit_test(arguments_that_do_not_fit_are_refused),
+        cmocka_unit_test(null_is_refused),
+        cmocka_unit_test(an_error_is_handed_on_with_its_first_cause),
+        cmocka_unit_test(a_clone_has_storage_of_its_own),
+        cmocka_unit_test(unpooling_inverts_pooling),
+        cmocka_unit_test(distributions_have_their_means),
+        cmocka_unit_test(what_evaluates_is_refused_in_a_capture),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
