@@ -15,11 +15,22 @@
 #ifndef TRUNNION_FUNCTIONS_H
 #define TRUNNION_FUNCTIONS_H
 
+#include "trunnion/autograd.h"
 #include "trunnion/ops.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* ---- text -------------------------------------------------------------------------------------------------------- */
+
+/* Writes x as text into `to`, as PyTorch's repr lays it out: four digits, one format for all elements, the three outer
+ * ones of each dimension if there are more than 1000. dtype and requires_grad follow where they are not the default;
+ * dtypes have the names of tn_dtype_name. Evaluates x.
+ *   to, size: a buffer, always ended by a 0; what does not fit is left out. to may be NULL.
+ *   length: receives the characters of the whole text, without the 0; may be NULL. */
+TN_API tn_status tn_tensor_text(const tn_tensor *x, char *to, size_t size, size_t *length);
+TN_API tn_status tn_print(const tn_tensor *x); /* to standard output, with a line feed */
 
 /* ---- indexing ---------------------------------------------------------------------------------------------------- */
 
@@ -257,6 +268,7 @@ TN_API tn_tensor *tn_alpha_dropout(const tn_tensor *x, double p, bool training);
 #endif
 
 #ifndef TN_NO_CALLER_LINES
+#define tn_print(...) (tn_at(__FILE__, __LINE__), tn_print(__VA_ARGS__))
 #define tn_index(...) (tn_at(__FILE__, __LINE__), tn_index(__VA_ARGS__))
 #define tn_index_put(...) (tn_at(__FILE__, __LINE__), tn_index_put(__VA_ARGS__))
 #define tn_nonzero(...) (tn_at(__FILE__, __LINE__), tn_nonzero(__VA_ARGS__))

@@ -143,6 +143,12 @@ typedef struct tn_nn_conv2d_options {
  * width] → [batch, out_channels, out_h, out_w]. Source: torch.nn.Conv2d. */
 TN_API tn_module *tn_nn_conv2d(tn_module *parent, const char *name, int64_t in_channels, int64_t out_channels,
                                int64_t kernel, const tn_nn_conv2d_options *options);
+/* The same in one dimension, x [batch, in_channels, time], and three, x [batch, in_channels, depth, height, width].
+ * Source: torch.nn.Conv1d, Conv3d. */
+TN_API tn_module *tn_nn_conv1d(tn_module *parent, const char *name, int64_t in_channels, int64_t out_channels,
+                               int64_t kernel, const tn_nn_conv2d_options *options);
+TN_API tn_module *tn_nn_conv3d(tn_module *parent, const char *name, int64_t in_channels, int64_t out_channels,
+                               int64_t kernel, const tn_nn_conv2d_options *options);
 
 /* Normalization layers. */
 typedef struct tn_nn_norm_options {
@@ -158,10 +164,22 @@ typedef struct tn_nn_norm_options {
  * evaluation mode uses the running ones. Source: torch.nn.BatchNorm2d. */
 TN_API tn_module *tn_nn_batch_norm2d(tn_module *parent, const char *name, int64_t channels,
                                      const tn_nn_norm_options *options);
+/* The same for x [batch, channels] or [batch, channels, time], and [batch, channels, depth, height, width].
+ * Source: torch.nn.BatchNorm1d, BatchNorm3d. */
+TN_API tn_module *tn_nn_batch_norm1d(tn_module *parent, const char *name, int64_t channels,
+                                     const tn_nn_norm_options *options);
+TN_API tn_module *tn_nn_batch_norm3d(tn_module *parent, const char *name, int64_t channels,
+                                     const tn_nn_norm_options *options);
 /* Layer normalization over the last dimension, of extent `features`; weight and bias [features].
  * Source: torch.nn.LayerNorm. */
 TN_API tn_module *tn_nn_layer_norm(tn_module *parent, const char *name, int64_t features,
                                    const tn_nn_norm_options *options);
+/* Normalization of groups of channels; weight and bias [channels]; x [batch, channels, …]. With as many groups as
+ * channels it is instance normalization. Source: torch.nn.GroupNorm. */
+TN_API tn_module *tn_nn_group_norm(tn_module *parent, const char *name, int64_t groups, int64_t channels,
+                                   const tn_nn_norm_options *options);
+/* x / sqrt(mean(x²) + eps) · weight over the last dimension, of extent `features`. Source: torch.nn.RMSNorm. */
+TN_API tn_module *tn_nn_rms_norm(tn_module *parent, const char *name, int64_t features, double eps);
 
 /* Lookup of rows of weight [count, features] by integer indices; x [...] → [..., features].
  * Source: torch.nn.Embedding. */
@@ -185,6 +203,36 @@ TN_API tn_module *tn_nn_lstm_cell(tn_module *parent, const char *name, int64_t i
  * tensors on failure. A pointer may be NULL if the result is not needed. */
 TN_API void tn_lstm_cell_forward(tn_module *m, const tn_tensor *x, const tn_tensor *h, const tn_tensor *c,
                                  tn_tensor **new_h, tn_tensor **new_c);
+
+/* Recurrent layers over sequences. */
+typedef struct tn_nn_recurrent_options {
+    size_t struct_size;
+    int64_t layers;     /* 1 to 32; default 1 */
+    double dropout;     /* of the outputs between layers, in training mode; default 0 */
+    bool bidirectional; /* outputs of both directions side by side; default false */
+    bool batch_first;   /* x and the output are [batch, time, …] instead of [time, batch, …]; default false */
+    bool bias;          /* default true */
+    bool relu;          /* rnn only: relu instead of tanh; default false */
+} tn_nn_recurrent_options;
+#define TN_NN_RECURRENT_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_nn_recurrent_options, relu), 1, 0, false, false, true, false }
+/* Weights have PyTorch's names: weight_ih_l0 [gates·hidden, input], weight_hh_l0 [gates·hidden, hidden], bias_ih_l0,
+ * bias_hh_l0 [gates·hidden]; "_reverse" of the backward direction. gates: 1, 3 (reset, update, new), 4 (input, forget,
+ * cell, output). Source: torch.nn.RNN, GRU, LSTM. */
+TN_API tn_module *tn_nn_rnn(tn_module *parent, const char *name, int64_t input, int64_t hidden,
+                            const tn_nn_recurrent_options *options);
+TN_API tn_module *tn_nn_gru(tn_module *parent, const char *name, int64_t input, int64_t hidden,
+                            const tn_nn_recurrent_options *options);
+TN_API tn_module *tn_nn_lstm(tn_module *parent, const char *name, int64_t input, int64_t hidden,
+                             const tn_nn_recurrent_options *options);
+/* x [time, batch, input] (or batch first) → [time, batch, directions·hidden], a new handle. tn_forward calls it with
+ * NULL for the rest.
+ *   lengths: NULL, or steps of each sequence [batch] (integers): behind its end a sequence yields 0; its state stays.
+ *   h0, c0: first states [layers·directions, batch, hidden], c0 of an lstm; NULL: 0.
+ *   h_n, c_n: receive the last states in this shape; may be NULL.
+ * Errors: TN_ERR_SHAPE. Source: torch.nn.LSTM with pack_padded_sequence, enforce_sorted=False. */
+TN_API tn_tensor *tn_recurrent_forward(tn_module *m, const tn_tensor *x, const tn_tensor *lengths, const tn_tensor *h0,
+                                       const tn_tensor *c0, tn_tensor **h_n, tn_tensor **c_n);
 
 /* Multi-head attention, batch first. in_proj_weight [3·features, features] and in_proj_bias contain query, key and
  * value in this order; out_proj is linear. dropout applies to the attention weights. tn_forward computes self-attention

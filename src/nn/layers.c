@@ -6,6 +6,7 @@
 #include "nn/make.h"
 #include "trunnion/autograd.h"
 #include "trunnion/backend.h"
+#include "trunnion/functions.h"
 #include "trunnion/nn.h"
 #include "trunnion/ops.h"
 
@@ -208,55 +209,74 @@ tn_module *tn_nn_linear(tn_module *parent, const char *name, int64_t in_features
 
 /* ---- convolution ------------------------------------------------------------------------------------------------- */
 
-typedef struct conv2d {
+typedef struct conv {
     tn_tensor *weight, *bias;
-    tn_conv2d_options options;
-} conv2d;
+    int axes;
+    int64_t stride, padding, dilation, groups; /* the same for each axis */
+} conv;
 
-static tn_tensor *conv2d_forward(tn_module *m, const tn_tensor *x) {
-    const conv2d *s = tn_module_self(m);
-    return tn_conv2d(x, s->weight, s->bias, &s->options);
+static tn_tensor *conv_forward(tn_module *m, const tn_tensor *x) {
+    const conv *s = tn_module_self(m);
+    const int64_t stride[] = {s->stride, s->stride, s->stride}, padding[] = {s->padding, s->padding, s->padding};
+    const int64_t dilation[] = {s->dilation, s->dilation, s->dilation};
+    if (s->axes == 3) return tn_conv3d(x, s->weight, s->bias, stride, padding, dilation, s->groups);
+    if (s->axes == 1) {
+        tn_conv1d_options o = TN_CONV1D_DEFAULTS;
+        o.stride = s->stride, o.padding = s->padding, o.dilation = s->dilation, o.groups = s->groups;
+        return tn_conv1d(x, s->weight, s->bias, &o);
+    }
+    tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+    for (int k = 0; k < 2; k++)
+        o.stride[k] = s->stride, o.padding[k] = s->padding, o.dilation[k] = s->dilation;
+    o.groups = s->groups;
+    return tn_conv2d(x, s->weight, s->bias, &o);
 }
 
-static const tn_module_type conv2d_type = {sizeof(tn_module_type), "conv2d", conv2d_forward, free};
-
-static bool conv2d_check(tn_module *parent, const char *name, int64_t in, int64_t out, int64_t kernel,
-                         const tn_nn_conv2d_options *o) {
-    if (!tn_nn_check_sizes(parent, "conv2d", name, in, out) ||
-        !tn_nn_check_sizes(parent, "conv2d", name, kernel, o->stride))
+static bool conv_check(tn_module *parent, const char *kind, const char *name, int64_t in, int64_t out, int64_t kernel,
+                       const tn_nn_conv2d_options *o) {
+    if (!tn_nn_check_sizes(parent, kind, name, in, out) || !tn_nn_check_sizes(parent, kind, name, kernel, o->stride))
         return false;
     if (o->padding >= 0 && o->dilation > 0 && o->groups > 0 && in % o->groups == 0 && out % o->groups == 0) return true;
     tn_module_fail(parent, tn_backend_fail(TN_ERR_ARGUMENT,
-                                           "conv2d \"%s\": padding %lld, dilation %lld, groups %lld; channels %lld and "
+                                           "%s \"%s\": padding %lld, dilation %lld, groups %lld; channels %lld and "
                                            "%lld must be multiples of groups",
-                                           name, (long long)o->padding, (long long)o->dilation, (long long)o->groups,
-                                           (long long)in, (long long)out));
+                                           kind, name, (long long)o->padding, (long long)o->dilation,
+                                           (long long)o->groups, (long long)in, (long long)out));
     return false;
 }
 
-tn_module *tn_nn_conv2d(tn_module *parent, const char *name, int64_t in_channels, int64_t out_channels, int64_t kernel,
-                        const tn_nn_conv2d_options *options) {
+static tn_module *make_conv(tn_module *parent, const char *name, int axes, const tn_module_type *type,
+                            int64_t in_channels, int64_t out_channels, int64_t kernel,
+                            const tn_nn_conv2d_options *options) {
     tn_nn_conv2d_options o = TN_NN_CONV2D_DEFAULTS;
-    tn_status status = tn_options_read(&o, options, "conv2d", "tn_nn_conv2d_options o = TN_NN_CONV2D_DEFAULTS");
+    tn_status status = tn_options_read(&o, options, type->name, "tn_nn_conv2d_options o = TN_NN_CONV2D_DEFAULTS");
     if (tn_module_fail(parent, status) != TN_OK) return NULL;
-    if (!conv2d_check(parent, name, in_channels, out_channels, kernel, &o)) return NULL;
-    tn_module *m = tn_nn_make(parent, name, &conv2d_type, sizeof(conv2d));
+    if (!conv_check(parent, type->name, name, in_channels, out_channels, kernel, &o)) return NULL;
+    tn_module *m = tn_nn_make(parent, name, type, sizeof(conv));
     if (!m) return NULL;
-    conv2d *s = tn_module_self(m);
-    s->options = (tn_conv2d_options)TN_CONV2D_DEFAULTS;
-    s->options.stride[0] = s->options.stride[1] = o.stride;
-    s->options.padding[0] = s->options.padding[1] = o.padding;
-    s->options.dilation[0] = s->options.dilation[1] = o.dilation;
-    s->options.groups = o.groups;
-    int64_t shape[] = {out_channels, in_channels / o.groups, kernel, kernel};
-    double bound = 1 / sqrt((double)(shape[1] * kernel * kernel));
+    conv *s = tn_module_self(m);
+    s->axes = axes, s->stride = o.stride, s->padding = o.padding, s->dilation = o.dilation, s->groups = o.groups;
+    int64_t shape[] = {out_channels, in_channels / o.groups, kernel, kernel, kernel}, fan = shape[1];
+    for (int k = 0; k < axes; k++)
+        fan *= kernel;
+    double bound = 1 / sqrt((double)fan);
     {
         TN_SCOPE;
-        s->weight = tn_module_add_parameter(m, "weight", tn_init_kaiming_uniform(shape, 4, sqrt_5));
+        s->weight = tn_module_add_parameter(m, "weight", tn_init_kaiming_uniform(shape, axes + 2, sqrt_5));
         if (o.bias) s->bias = tn_module_add_parameter(m, "bias", tn_init_uniform(&out_channels, 1, -bound, bound));
     }
     return tn_nn_made(m);
 }
+
+#define CONV(axes)                                                                                                   \
+    static const tn_module_type conv##axes##d_type = {sizeof(tn_module_type), "conv" #axes "d", conv_forward, free}; \
+    tn_module *tn_nn_conv##axes##d(tn_module *parent, const char *name, int64_t in_channels, int64_t out_channels,   \
+                                   int64_t kernel, const tn_nn_conv2d_options *options) {                            \
+        return make_conv(parent, name, axes, &conv##axes##d_type, in_channels, out_channels, kernel, options);       \
+    }
+CONV(1)
+CONV(2)
+CONV(3)
 
 /* ---- normalisation ----------------------------------------------------------------------------------------------- */
 
@@ -264,7 +284,8 @@ typedef struct layers_norm {
     tn_tensor *weight, *bias;              /* may be NULL */
     tn_tensor *running_mean, *running_var; /* batch normalisation */
     tn_tensor *batches;                    /* how many batches moved them */
-    int64_t features;
+    int axes;                              /* batch normalisation */
+    int64_t features, groups;              /* groups: group normalisation */
     double eps, momentum;
 } layers_norm;
 
@@ -290,14 +311,14 @@ static void move_statistics(const layers_norm *s, const tn_tensor *x) {
     tn_add_(s->batches, tn_scalar_int(1));
 }
 
-static tn_tensor *batch_norm2d_forward(tn_module *m, const tn_tensor *x) {
+static tn_tensor *batch_norm_forward(tn_module *m, const tn_tensor *x) {
     const layers_norm *s = tn_module_self(m);
-    bool training = tn_module_is_training(m);
-    if (tn_status_of(x) == TN_OK && (tn_rank(x) != 4 || tn_size(x, 1) != s->features))
-        return tn_failed(
-            TN_ERR_SHAPE,
-            "batch_norm2d: x must be [batch, %lld, height, width]; its rank is %d and it has %lld channels",
-            (long long)s->features, tn_rank(x), (long long)tn_size(x, 1));
+    bool training = tn_module_is_training(m), fits = tn_rank(x) == s->axes + 2 || (s->axes == 1 && tn_rank(x) == 2);
+    static const char *const sizes[] = {"(, time)", ", height, width", ", depth, height, width"};
+    if (tn_status_of(x) == TN_OK && (!fits || tn_size(x, 1) != s->features))
+        return tn_failed(TN_ERR_SHAPE,
+                         "batch_norm%dd: x must be [batch, %lld%s]; its rank is %d and it has %lld channels", s->axes,
+                         (long long)s->features, sizes[s->axes - 1], tn_rank(x), (long long)tn_size(x, 1));
     tn_batch_norm_options o = TN_BATCH_NORM_DEFAULTS;
     o.eps = s->eps;
     tn_tensor *y = tn_batch_norm(x, s->running_mean, s->running_var, s->weight, s->bias, training, &o);
@@ -308,16 +329,15 @@ static tn_tensor *batch_norm2d_forward(tn_module *m, const tn_tensor *x) {
     return y;
 }
 
-static const tn_module_type batch_norm2d_type = {sizeof(tn_module_type), "batch_norm2d", batch_norm2d_forward, free};
-
-tn_module *tn_nn_batch_norm2d(tn_module *parent, const char *name, int64_t channels,
-                              const tn_nn_norm_options *options) {
+static tn_module *make_batch_norm(tn_module *parent, const char *name, int axes, const tn_module_type *type,
+                                  int64_t channels, const tn_nn_norm_options *options) {
     tn_nn_norm_options o;
-    if (!norm_options(parent, "batch_norm2d", options, &o)) return NULL;
-    if (!tn_nn_check_sizes(parent, "batch_norm2d", name, channels, channels)) return NULL;
-    tn_module *m = tn_nn_make(parent, name, &batch_norm2d_type, sizeof(layers_norm));
+    if (!norm_options(parent, type->name, options, &o)) return NULL;
+    if (!tn_nn_check_sizes(parent, type->name, name, channels, channels)) return NULL;
+    tn_module *m = tn_nn_make(parent, name, type, sizeof(layers_norm));
     if (!m) return NULL;
     layers_norm *s = tn_module_self(m);
+    s->axes = axes;
     add_affine(m, s, &o, channels);
     {
         TN_SCOPE;
@@ -327,6 +347,17 @@ tn_module *tn_nn_batch_norm2d(tn_module *parent, const char *name, int64_t chann
     }
     return tn_nn_made(m);
 }
+
+#define BATCH_NORM(axes)                                                                                    \
+    static const tn_module_type batch_norm##axes##d_type = {sizeof(tn_module_type), "batch_norm" #axes "d", \
+                                                            batch_norm_forward, free};                      \
+    tn_module *tn_nn_batch_norm##axes##d(tn_module *parent, const char *name, int64_t channels,             \
+                                         const tn_nn_norm_options *options) {                               \
+        return make_batch_norm(parent, name, axes, &batch_norm##axes##d_type, channels, options);           \
+    }
+BATCH_NORM(1)
+BATCH_NORM(2)
+BATCH_NORM(3)
 
 static tn_tensor *layer_norm_forward(tn_module *m, const tn_tensor *x) {
     const layers_norm *s = tn_module_self(m);
@@ -344,6 +375,62 @@ tn_module *tn_nn_layer_norm(tn_module *parent, const char *name, int64_t feature
     tn_module *m = tn_nn_make(parent, name, &layer_norm_type, sizeof(layers_norm));
     if (!m) return NULL;
     add_affine(m, tn_module_self(m), &o, features);
+    return tn_nn_made(m);
+}
+
+static tn_tensor *group_norm_forward(tn_module *m, const tn_tensor *x) {
+    const layers_norm *s = tn_module_self(m);
+    tn_group_norm_options o = TN_GROUP_NORM_DEFAULTS;
+    o.eps = s->eps;
+    return tn_group_norm(x, s->groups, s->weight, s->bias, &o);
+}
+
+static const tn_module_type group_norm_type = {sizeof(tn_module_type), "group_norm", group_norm_forward, free};
+
+tn_module *tn_nn_group_norm(tn_module *parent, const char *name, int64_t groups, int64_t channels,
+                            const tn_nn_norm_options *options) {
+    tn_nn_norm_options o;
+    if (!norm_options(parent, "group_norm", options, &o)) return NULL;
+    if (!tn_nn_check_sizes(parent, "group_norm", name, groups, channels)) return NULL;
+    if (channels % groups) {
+        tn_module_fail(parent, tn_backend_fail(TN_ERR_ARGUMENT,
+                                               "group_norm \"%s\": %lld channels are no multiple of "
+                                               "%lld groups",
+                                               name, (long long)channels, (long long)groups));
+        return NULL;
+    }
+    tn_module *m = tn_nn_make(parent, name, &group_norm_type, sizeof(layers_norm));
+    if (!m) return NULL;
+    add_affine(m, tn_module_self(m), &o, channels);
+    ((layers_norm *)tn_module_self(m))->groups = groups;
+    return tn_nn_made(m);
+}
+
+static tn_tensor *rms_norm_forward(tn_module *m, const tn_tensor *x) {
+    const layers_norm *s = tn_module_self(m);
+    tn_rms_norm_options o = TN_RMS_NORM_DEFAULTS;
+    o.eps = s->eps;
+    return tn_rms_norm(x, &s->features, 1, s->weight, &o);
+}
+
+static const tn_module_type rms_norm_type = {sizeof(tn_module_type), "rms_norm", rms_norm_forward, free};
+
+tn_module *tn_nn_rms_norm(tn_module *parent, const char *name, int64_t features, double eps) {
+    if (!tn_nn_check_sizes(parent, "rms_norm", name, features, features)) return NULL;
+    if (!(eps >= 0)) {
+        tn_module_fail(
+            parent, tn_backend_fail(TN_ERR_ARGUMENT, "rms_norm \"%s\": eps is %g; it must be at least 0", name, eps));
+        return NULL;
+    }
+    tn_module *m = tn_nn_make(parent, name, &rms_norm_type, sizeof(layers_norm));
+    if (!m) return NULL;
+    layers_norm *s = tn_module_self(m);
+    s->features = features;
+    s->eps = eps;
+    {
+        TN_SCOPE;
+        s->weight = tn_module_add_parameter(m, "weight", tn_init_constant(&features, 1, 1));
+    }
     return tn_nn_made(m);
 }
 

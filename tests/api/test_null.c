@@ -88,6 +88,8 @@ static void ops_refuse(void **state) {
 
 static void functions_refuse(void **state) {
     (void)state;
+    FAILS(tn_tensor_text(NULL, NULL, 2, NULL))
+    FAILS(tn_print(NULL))
     REFUSES(tn_index(NULL, NULL, 2))
     REFUSES(tn_index_put(NULL, NULL, 2, NULL, false))
     REFUSES(tn_nonzero(NULL))
@@ -503,6 +505,12 @@ static void layers_refuse(void **state) {
     (void)state;
     YIELDS(NULL, tn_nn_linear(NULL, "x", 1, 1, true))
     YIELDS(NULL, tn_nn_conv2d(NULL, "x", 1, 1, 1, NULL))
+    YIELDS(NULL, tn_nn_conv1d(NULL, "x", 1, 1, 1, NULL))
+    YIELDS(NULL, tn_nn_conv3d(NULL, "x", 1, 1, 1, NULL))
+    YIELDS(NULL, tn_nn_batch_norm1d(NULL, "x", 1, NULL))
+    YIELDS(NULL, tn_nn_batch_norm3d(NULL, "x", 1, NULL))
+    YIELDS(NULL, tn_nn_group_norm(NULL, "x", 1, 1, NULL))
+    YIELDS(NULL, tn_nn_rms_norm(NULL, "x", 1, 0))
     YIELDS(NULL, tn_nn_batch_norm2d(NULL, "x", 1, NULL))
     YIELDS(NULL, tn_nn_layer_norm(NULL, "x", 1, NULL))
     YIELDS(NULL, tn_nn_embedding(NULL, "x", 1, 1))
@@ -510,6 +518,10 @@ static void layers_refuse(void **state) {
     YIELDS(NULL, tn_nn_function(NULL, "x", tn_relu))
     YIELDS(NULL, tn_nn_sequential(NULL, "x"))
     YIELDS(NULL, tn_nn_lstm_cell(NULL, "x", 1, 1))
+    YIELDS(NULL, tn_nn_rnn(NULL, "x", 1, 1, NULL))
+    YIELDS(NULL, tn_nn_gru(NULL, "x", 1, 1, NULL))
+    YIELDS(NULL, tn_nn_lstm(NULL, "x", 1, 1, NULL))
+    REFUSES(tn_recurrent_forward(NULL, NULL, NULL, NULL, NULL, NULL, NULL))
     YIELDS(NULL, tn_nn_multihead_attention(NULL, "x", 1, 1, 0))
     YIELDS(NULL, tn_nn_transformer_encoder_layer(NULL, "x", 1, 1, NULL))
     for (int i = 0; i < 4; i++) {

@@ -189,6 +189,12 @@ static tn_status try_nn_norm(const void *o) {
     return a;
 }
 
+static tn_status try_nn_recurrent(const void *o) {
+    tn_module *root = tn_module_root();
+    tn_nn_lstm(root, "lstm", 4, 2, o);
+    return made(root);
+}
+
 static tn_status try_nn_encoder(const void *o) {
     tn_module *root = tn_module_root();
     tn_nn_transformer_encoder_layer(root, "block", 4, 2, o);
@@ -325,6 +331,7 @@ static tn_status try_engine(const void *o) {
     X(SCHEDULE, tn_schedule, try_schedule)                              \
     X(NN_CONV2D, tn_nn_conv2d_options, try_nn_conv2d)                   \
     X(NN_NORM, tn_nn_norm_options, try_nn_norm)                         \
+    X(NN_RECURRENT, tn_nn_recurrent_options, try_nn_recurrent)          \
     X(NN_ENCODER, tn_nn_encoder_options, try_nn_encoder)                \
     X(POLICY, tn_policy_options, try_policy)                            \
     X(DEVICE, tn_device_options, try_device)                            \

@@ -1,7 +1,7 @@
 /* test_functions.c — the functions of functions.h agree with PyTorch's, and refuse what does not fit.
  *
- * tests/golden/functions.h holds calls, results and gradients that tools/pytorch/torch_functions.py computed in f64. Each case
- * runs in f64, where only the nine digits of the file may differ, and in f32. Inputs follow from formulas. */
+ * tests/golden/functions.h holds calls, results and gradients that torch_functions.py computed in f64. Each case runs
+ * in f64, where only the nine digits of the file may differ, and in f32. Inputs follow from formulas. */
 #include "test_support.h"
 
 #include <math.h>
@@ -71,7 +71,7 @@ static tn_tensor *numbers(const char *text) {
     return tn_from_data(list, &count, 1, TN_I64);
 }
 
-#include "golden/functions.h"
+#include "tests/golden/functions.h"
 
 /* ---- comparing --------------------------------------------------------------------------------------------------- */
 
@@ -267,6 +267,77 @@ static void an_error_is_handed_on_with_its_first_cause(void **state) {
     refuses(counts, TN_ERR_STATE, "the first cause");
 }
 
+/* ---- text -------------------------------------------------------------------------------------------------------- */
+
+static tn_tensor *eighths(const int64_t *shape, int rank) {
+    return input_of(&(golden_input){.kind = 'f', .rank = rank, .shape = {shape[0], rank > 1 ? shape[1] : 0, 2, 2}}, 0,
+                    TN_F32);
+}
+
+static tn_tensor *of_three(double a, double b, double c) {
+    const float v[] = {(float)a, (float)b, (float)c};
+    return tn_from_data(v, TN_DIMS(3), TN_F32);
+}
+
+static void prints(const tn_tensor *x, const char *want) {
+    char is[2000], part[12];
+    size_t length, again;
+    assert_ok(tn_tensor_text(x, is, sizeof is, &length));
+    assert_string_equal(is, want);
+    assert_int_equal(length, strlen(want));
+    assert_ok(tn_tensor_text(x, part, sizeof part, &again)); /* a buffer that is too small */
+    assert_int_equal(again, length);
+    assert_int_equal(strncmp(part, want, sizeof part - 1), 0);
+}
+
+/* What PyTorch 2.15 prints. */
+static void text_is_laid_out_as_pytorchs(void **state) {
+    (void)state;
+    TN_SCOPE;
+    prints(eighths(TN_DIMS(2, 3)), "tensor([[-2.5000,  2.1250,  1.6250],\n"
+                                   "        [ 1.1250,  0.6250,  0.1250]])");
+    prints(tn_mul(eighths(TN_DIMS(5)), tn_scalar(1000)), "tensor([-2500.,  2125.,  1625.,  1125.,   625.])");
+    prints(tn_full(NULL, 0, 3, TN_F32), "tensor(3.)");
+    prints(of_three(1.5, NAN, -INFINITY), "tensor([1.5000,    nan,   -inf])");
+    prints(tn_lt(tn_sub(tn_reshape(tn_arange(0, 2, 1, TN_F32), TN_DIMS(1, 2)), tn_scalar(1)), tn_scalar(0)),
+           "tensor([[ True, False]])");
+    prints(tn_reshape(tn_arange(-3, 3, 1, TN_I64), TN_DIMS(1, 2, 3)), "tensor([[[-3, -2, -1],\n"
+                                                                      "         [ 0,  1,  2]]])");
+    prints(tn_zeros(TN_DIMS(0, 3), TN_F32), "tensor([], size=(0, 3))");
+    prints(tn_zeros(TN_DIMS(0), TN_F32), "tensor([])");
+    prints(eighths(TN_DIMS(30)), "tensor([-2.5000,  2.1250,  1.6250,  1.1250,  0.6250,  0.1250, -0.3750, -0.8750,\n"
+                                 "        -1.3750, -1.8750, -2.3750,  2.2500,  1.7500,  1.2500,  0.7500,  0.2500,\n"
+                                 "        -0.2500, -0.7500, -1.2500, -1.7500, -2.2500,  2.3750,  1.8750,  1.3750,\n"
+                                 "         0.8750,  0.3750, -0.1250, -0.6250, -1.1250, -1.6250])");
+    prints(eighths(TN_DIMS(40, 30)), "tensor([[-2.5000,  2.1250,  1.6250,  ..., -0.6250, -1.1250, -1.6250],\n"
+                                     "        [-2.1250,  2.5000,  2.0000,  ..., -0.2500, -0.7500, -1.2500],\n"
+                                     "        [-1.7500, -2.2500,  2.3750,  ...,  0.1250, -0.3750, -0.8750],\n"
+                                     "        ...,\n"
+                                     "        [ 1.1250,  0.6250,  0.1250,  ..., -2.1250,  2.5000,  2.0000],\n"
+                                     "        [ 1.5000,  1.0000,  0.5000,  ..., -1.7500, -2.2500,  2.3750],\n"
+                                     "        [ 1.8750,  1.3750,  0.8750,  ..., -1.3750, -1.8750, -2.3750]])");
+    prints(tn_zeros(TN_DIMS(2), TN_F32), "tensor([0., 0.])");
+    prints(of_three(1, 2, 1e5), "tensor([1.0000e+00, 2.0000e+00, 1.0000e+05])");
+    prints(tn_arange(0, 2000, 1, TN_I64), "tensor([   0,    1,    2,  ..., 1997, 1998, 1999])");
+    prints(eighths(TN_DIMS(2, 2, 2, 2)), "tensor([[[[-2.5000,  2.1250],\n"
+                                         "          [ 1.6250,  1.1250]],\n"
+                                         "\n"
+                                         "         [[ 0.6250,  0.1250],\n"
+                                         "          [-0.3750, -0.8750]]],\n"
+                                         "\n"
+                                         "\n"
+                                         "        [[[-1.3750, -1.8750],\n"
+                                         "          [-2.3750,  2.2500]],\n"
+                                         "\n"
+                                         "         [[ 1.7500,  1.2500],\n"
+                                         "          [ 0.7500,  0.2500]]]])");
+    tn_tensor *leaf = tn_cast(eighths(TN_DIMS(2, 2)), TN_F64);
+    assert_ok(tn_set_requires_grad(leaf, true));
+    prints(leaf, "tensor([[-2.5000,  2.1250],\n        [ 1.6250,  1.1250]], dtype=f64, requires_grad=True)");
+    prints(tn_cast(tn_full(TN_DIMS(1), 200, TN_F32), TN_U8), "tensor([200], dtype=u8)");
+    assert_int_equal(tn_tensor_text(NULL, NULL, 0, NULL), TN_ERR_ARGUMENT);
+}
+
 /* ---- other promises ---------------------------------------------------------------------------------------------- */
 
 static void a_clone_has_storage_of_its_own(void **state) {
@@ -338,6 +409,7 @@ int main(void) {
         cmocka_unit_test(arguments_that_do_not_fit_are_refused),
         cmocka_unit_test(null_is_refused),
         cmocka_unit_test(an_error_is_handed_on_with_its_first_cause),
+        cmocka_unit_test(text_is_laid_out_as_pytorchs),
         cmocka_unit_test(a_clone_has_storage_of_its_own),
         cmocka_unit_test(unpooling_inverts_pooling),
         cmocka_unit_test(distributions_have_their_means),

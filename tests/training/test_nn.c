@@ -141,6 +141,17 @@ static int load_fixture(void **state) {
     tn_nn_transformer_encoder_layer(f.root, "encoder", 12, 3, &encoder);
     tn_nn_transformer_encoder_layer(f.root, "encoder_first", 12, 3, &first);
     tn_nn_lstm_cell(f.root, "lstm_cell", 5, 6);
+    conv = (tn_nn_conv2d_options)TN_NN_CONV2D_DEFAULTS;
+    conv.stride = conv.dilation = 2;
+    conv.padding = 1;
+    tn_nn_conv1d(f.root, "conv1d", 4, 6, 3, &conv);
+    conv.stride = conv.dilation = 1;
+    conv.groups = 2;
+    tn_nn_conv3d(f.root, "conv3d", 2, 4, 2, &conv);
+    tn_nn_batch_norm1d(f.root, "batch_norm1d", 5, NULL);
+    tn_nn_batch_norm3d(f.root, "batch_norm3d", 2, NULL);
+    tn_nn_group_norm(f.root, "group_norm", 2, 6, NULL);
+    tn_nn_rms_norm(f.root, "rms_norm", 7, 1e-6);
     *state = &f;
     if (tn_module_status(f.root) == TN_OK && tn_module_load(f.root, golden_path) == TN_OK &&
         tn_safetensors_open(golden_path, &f.file) == TN_OK)
@@ -193,8 +204,9 @@ static void assert_gradient(const fixture *f, tn_tensor *x, tn_tensor *y, const 
 
 static void layers_compute_what_pytorch_computes(void **state) {
     const fixture *f = *state;
-    static const char *const names[] = {"linear",    "conv2d",    "batch_norm2d", "layer_norm",
-                                        "embedding", "attention", "encoder",      "encoder_first"};
+    static const char *const names[] = {"linear",       "conv2d",       "batch_norm2d",  "layer_norm", "embedding",
+                                        "attention",    "encoder",      "encoder_first", "conv1d",     "conv3d",
+                                        "batch_norm1d", "batch_norm3d", "group_norm",    "rms_norm"};
     for (size_t i = 0; i < TN_COUNT(names); i++) {
         TN_SCOPE;
         tn_tensor *x = input(f, names[i]), *y = tn_forward(tn_module_child(f->root, names[i]), x);

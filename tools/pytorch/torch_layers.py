@@ -40,6 +40,12 @@ def main():
         "encoder": (nn.TransformerEncoderLayer(12, **encoder), torch.randn(2, 5, 12)),
         "encoder_first": (nn.TransformerEncoderLayer(12, norm_first=True, **encoder), torch.randn(2, 5, 12)),
         "lstm_cell": (nn.LSTMCell(5, 6), torch.randn(3, 5)),
+        "conv1d": (nn.Conv1d(4, 6, 3, stride=2, padding=1, dilation=2), torch.randn(2, 4, 9)),
+        "conv3d": (nn.Conv3d(2, 4, 2, padding=1, groups=2), torch.randn(2, 2, 3, 4, 3)),
+        "batch_norm1d": (nn.BatchNorm1d(5), torch.randn(6, 5) * 2 + 1),
+        "batch_norm3d": (nn.BatchNorm3d(2), torch.randn(2, 2, 3, 2, 2) * 2 + 1),
+        "group_norm": (nn.GroupNorm(2, 6), torch.randn(3, 6, 4)),
+        "rms_norm": (nn.RMSNorm(7, 1e-6), torch.randn(4, 7)),
     }
     tensors = {}
     for name, (layer, x) in layers.items():

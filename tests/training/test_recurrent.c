@@ -1,0 +1,143 @@
+/* test_recurrent.c — recurrent layers over sequences have PyTorch's results and gradients (tests/golden/recurrent.h),
+ * for packed lengths too; long sequences; what is refused. */
+#include "test_support.h"
+
+#include <math.h>
+
+#include "trunnion/autograd.h"
+#include "trunnion/nn.h"
+#include "trunnion/ops.h"
+
+#include "tests/golden/recurrent.h"
+
+/* The values of torch_recurrent.py. */
+static tn_tensor *values(const int64_t *shape, int rank, int k) {
+    int64_t n = 1;
+    for (int d = 0; d < rank; d++)
+        n *= shape[d];
+    float *v = malloc((size_t)(n + 1) * sizeof *v);
+    assert_non_null(v);
+    for (int64_t i = 0; i < n; i++)
+        v[i] = (float)((i * 37 + k * 11) % 41 - 20) / 32;
+    tn_tensor *t = tn_from_data(v, shape, rank, TN_F32);
+    free(v);
+    return t;
+}
+
+static void fill_weights(tn_module *m) {
+    tn_variable *items;
+    int count;
+    assert_ok(tn_module_parameters(m, &items, &count));
+    TN_NO_GRAD;
+    for (int k = 0; k < count; k++)
+        assert_ok(
+            tn_status_of(tn_copy_(items[k].tensor, values(tn_shape(items[k].tensor), tn_rank(items[k].tensor), k))));
+    tn_variables_free(items);
+}
+
+static void agrees(const char *what, const tn_tensor *t, const double *want) {
+    int64_t n = tn_numel(t);
+    float *v = malloc((size_t)(n + 1) * sizeof *v);
+    assert_non_null(v);
+    if (tn_read(t, v, (size_t)n * sizeof *v) != TN_OK) fail_msg("%s: %s", what, tn_error());
+    for (int64_t i = 0; i < n; i++)
+        if (!(fabs((double)v[i] - want[i]) <= 2e-6 + 1e-5 * fabs(want[i])))
+            fail_msg("%s: [%lld] is %.8g, PyTorch has %.8g", what, (long long)i, (double)v[i], want[i]);
+    free(v);
+}
+
+typedef struct golden {
+    const double *y, *h, *dx;
+} golden;
+
+/* x [a, b, features], with first states [states, batch, hidden] if states is not 0. */
+static void follow(tn_module *m, const int64_t *shape, const tn_tensor *lengths, const int64_t *states, bool cells,
+                   golden want) {
+    fill_weights(m);
+    tn_tensor *x = values(shape, 3, 50), *h0 = states ? values(states, 3, 60) : NULL, *h, *dx;
+    tn_tensor *c0 = cells ? values(states, 3, 61) : NULL;
+    assert_ok(tn_set_requires_grad(x, true));
+    tn_tensor *y = tn_recurrent_forward(m, x, lengths, h0, c0, &h, NULL);
+    agrees("output", y, want.y);
+    agrees("last state", h, want.h);
+    tn_tensor *out[] = {y, h}, *seed[] = {values(tn_shape(y), 3, 70), tn_ones_like(h)};
+    assert_ok(tn_gradients(out, 2, seed, &x, 1, false, &dx));
+    agrees("gradient", dx, want.dx);
+}
+
+static void recurrent_layers_are_pytorchs(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_module *root = tn_module_root();
+    tn_nn_recurrent_options o = TN_NN_RECURRENT_DEFAULTS;
+    o.relu = true;
+    follow(tn_nn_rnn(root, "rnn", 3, 4, &o), (int64_t[]){5, 2, 3}, NULL, NULL, false, (golden){rnn_y, rnn_h, rnn_dx});
+    o = (tn_nn_recurrent_options)TN_NN_RECURRENT_DEFAULTS;
+    o.layers = 2;
+    o.bidirectional = o.batch_first = true;
+    follow(tn_nn_gru(root, "gru", 3, 4, &o), (int64_t[]){2, 5, 3}, NULL, (int64_t[]){4, 2, 4}, false,
+           (golden){gru_y, gru_h, gru_dx});
+    o.batch_first = false;
+    const int64_t steps[] = {3, 5, 1}, three = 3;
+    follow(tn_nn_lstm(root, "lstm", 3, 4, &o), (int64_t[]){5, 3, 3}, tn_from_data(steps, &three, 1, TN_I64),
+           (int64_t[]){4, 3, 4}, true, (golden){lstm_y, lstm_h, lstm_dx});
+    o = (tn_nn_recurrent_options)TN_NN_RECURRENT_DEFAULTS;
+    o.bias = false;
+    o.batch_first = true;
+    follow(tn_nn_lstm(root, "plain", 2, 3, &o), (int64_t[]){2, 4, 2}, NULL, NULL, false,
+           (golden){plain_y, plain_h, plain_dx});
+    assert_non_null(tn_module_variable(root, "gru.weight_hh_l1_reverse"));
+    assert_null(tn_module_variable(root, "plain.bias_ih_l0"));
+    tn_module_free(root);
+}
+
+/* More steps than one stack takes; the same as the steps of a cell by hand, which is this layer on one step each. */
+static void a_long_sequence_is_its_steps(void **state) {
+    enum { STEPS = 300 };
+    (void)state;
+    TN_SCOPE;
+    tn_module *root = tn_module_root(), *m = tn_nn_gru(root, "gru", 2, 3, NULL);
+    tn_tensor *x = values((int64_t[]){STEPS, 1, 2}, 3, 5), *h = NULL, *last;
+    tn_tensor *y = tn_recurrent_forward(m, x, NULL, NULL, NULL, &last, NULL);
+    for (int t = 0; t < STEPS; t++) {
+        tn_recurrent_forward(m, tn_narrow(x, 0, t, 1), NULL, h, NULL, &h, NULL);
+        assert_ok(tn_eval(&h, 1));
+    }
+    assert_true(tn_item(tn_amax(tn_abs(tn_sub(h, last)), TN_ALL, false)) < 1e-6);
+    assert_true(tn_item(tn_amax(tn_abs(tn_sub(tn_select(y, 0, STEPS - 1), tn_select(last, 0, 0))), TN_ALL, false)) ==
+                0);
+    tn_module_free(root);
+}
+
+static void refused(tn_tensor *t, const char *words) {
+    assert_int_not_equal(tn_status_of(t), TN_OK);
+    if (!strstr(tn_error(), words)) fail_msg("\"%s\" is not in: %s", words, tn_error());
+}
+
+static void what_does_not_fit_is_refused(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_module *root = tn_module_root(), *m = tn_nn_gru(root, "gru", 2, 3, NULL);
+    tn_tensor *x = tn_ones(TN_DIMS(4, 5, 2), TN_F32), *two = tn_ones(TN_DIMS(2), TN_I64), *c;
+    refused(tn_forward(m, tn_ones(TN_DIMS(4, 5, 3), TN_F32)), "its rank is 3 and its last extent 3");
+    refused(tn_forward(m, tn_ones(TN_DIMS(0, 5, 2), TN_F32)), "at least one step");
+    refused(tn_recurrent_forward(m, x, two, NULL, NULL, NULL, NULL), "one number for each of the 5 sequences");
+    refused(tn_recurrent_forward(m, x, NULL, x, NULL, NULL, NULL), "states must be [1, 5, 3]");
+    refused(tn_recurrent_forward(NULL, x, NULL, NULL, NULL, NULL, NULL), "the module is NULL");
+    tn_recurrent_forward(m, x, NULL, NULL, NULL, NULL, &c);
+    refused(c, "only an lstm has cell states");
+    tn_nn_recurrent_options o = TN_NN_RECURRENT_DEFAULTS;
+    o.layers = 0;
+    assert_null(tn_nn_lstm(root, "none", 2, 3, &o));
+    assert_int_equal(tn_module_status(root), TN_ERR_ARGUMENT);
+    tn_module_free(root);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(recurrent_layers_are_pytorchs),
+        cmocka_unit_test(a_long_sequence_is_its_steps),
+        cmocka_unit_test(what_does_not_fit_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
