@@ -41,12 +41,13 @@ static const head *report_of(const tn_ranks *r, int rank) {
     return (const head *)(const void *)(r->reports + (size_t)rank * r->report_bytes);
 }
 
+/* A rank that has failed keeps its own words: it may have them from the others. */
 static tn_status first_failure(const tn_ranks *r) {
+    const head *own = report_of(r, tn_group_rank(r->group));
+    if (own->status != TN_OK) return tn_backend_fail((tn_status)own->status, "%s", own->words);
     for (int rank = 0; rank < tn_group_size(r->group); rank++) {
         const head *h = report_of(r, rank);
-        if (h->status == TN_OK) continue;
-        if (rank == tn_group_rank(r->group)) return tn_backend_fail((tn_status)h->status, "%s", h->words);
-        return tn_backend_fail((tn_status)h->status, "rank %d: %s", rank, h->words);
+        if (h->status != TN_OK) return tn_backend_fail((tn_status)h->status, "rank %d: %s", rank, h->words);
     }
     return TN_OK;
 }
