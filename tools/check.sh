@@ -55,6 +55,7 @@ processes | check     | 240 | tools/build.sh $BUILD all $plain && tools/build.sh
 bench     | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD bench
 backend   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/backend.py $BUILD
 pull      | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/pull.py $BUILD
+embed     | check     |  30 | tools/build.sh $BUILD all $plain && $run_command $BUILD embed
 faults    | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/command_faults.py $BUILD
 finetune  | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/finetune.py $BUILD
 chat      | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/chat.py $BUILD

@@ -17,7 +17,7 @@ enum { MOST_SAMPLES = 20, LEAST_SAMPLES = 3, WARM_RUNS = 3, STARTS = 7, PROFILED
 static const double SAMPLE_SECONDS = 2e-3, WORK_SECONDS = 1.5, LONG_RUN = 0.3;
 
 static const char help_text[] =
-    "works: gemm-f32-256 … conv3x3-64-56-fast (default: all; an unknown name prints the list), and:\n"
+    "works: gemm-f32-256 … conv3x3-64-56-fast (default: all; --list prints them), and:\n"
     "  start                 a whole `trunnion devices`\n"
     "  size                  bytes of this command\n"
     "  peak-memory-WORK      the most memory of a process that does WORK\n"
@@ -26,6 +26,7 @@ static const char help_text[] =
     "A name that ends in * selects all works with that prefix. The limit of a work, if it has one, is the machine's\n"
     "rate of arithmetic or of reading memory.\n"
     "\n"
+    "      --list            print the names of the works\n"
     "      --seconds S       time each work for at most S seconds (default 1.5)\n"
     "      --model MODEL     the GGUF file for the works llm-…, or the folder for minilm-… (default: SmolLM2 and\n"
     "                        MiniLM in the cache folder)\n"
@@ -61,18 +62,19 @@ typedef struct bench {
     cli_options common;
     cli_json json;
     double seconds; /* a work is timed for at most */
-    bool profile;
+    bool profile, list;
     const char *model, *folder;
     double fma, read, read_bytes; /* limits a second; 0: not measured yet */
 } bench;
 
-enum { OPT_SECONDS = 256, OPT_MODEL, OPT_SAVE, OPT_PROFILE };
+enum { OPT_SECONDS = 256, OPT_MODEL, OPT_SAVE, OPT_PROFILE, OPT_LIST };
 
 static const struct option options[] = {
     {"seconds", required_argument, NULL, OPT_SECONDS},
     {"model", required_argument, NULL, OPT_MODEL},
     {"save", required_argument, NULL, OPT_SAVE},
     {"profile", no_argument, NULL, OPT_PROFILE},
+    {"list", no_argument, NULL, OPT_LIST},
     {0},
 };
 
@@ -80,6 +82,7 @@ static bool take_option(void *ctx, int val, const char *arg) {
     bench *b = ctx;
     char *end = NULL;
     if (val == OPT_PROFILE) return b->profile = true;
+    if (val == OPT_LIST) return b->list = true;
     if (val == OPT_MODEL) b->model = arg;
     if (val == OPT_SAVE) b->folder = arg;
     if (val != OPT_SECONDS) return *arg != 0;
@@ -363,6 +366,23 @@ static int run_all_bench(bench *b, int count, char **names) {
     return count == 0 ? run_everything(b) : code;
 }
 
+static int list_works(const bench *b) {
+    int count = work_count();
+    cli_json j = {.out = stdout};
+    if (b->common.json) cli_json_object(&j, NULL);
+    if (b->common.json) cli_json_array(&j, "works");
+    for (int i = 0; i < count + OTHERS; i++) {
+        const char *name = i < count ? work_at(i)->name : others[i - count].name;
+        if (b->common.json)
+            cli_json_string(&j, NULL, name);
+        else
+            printf("%s\n", name);
+    }
+    if (b->common.json) cli_json_end(&j, ']');
+    if (b->common.json) cli_json_end(&j, '}');
+    return CLI_OK;
+}
+
 static int unknown_work(const char *name) {
     char known[1024] = "";
     for (int i = 0, n = 0; i < work_count() && n < (int)sizeof known; i++)
@@ -376,6 +396,8 @@ static int run_bench(int argc, char **argv) {
     int status = CLI_USAGE;
     int at = cli_parse(&cli_bench, argc, argv, &b.common, options, "", take_option, &b, &status);
     if (at < 0) return status;
+    if (b.list && at < argc) return cli_wrong_usage(&cli_bench, "--list lists all works; leave the names out");
+    if (b.list) return list_works(&b);
     for (int i = at; i < argc; i++)
         if (count_matches(argv[i]) == 0) return unknown_work(argv[i]);
     if (b.folder && (b.profile || b.seconds >= 0))

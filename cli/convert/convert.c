@@ -33,7 +33,8 @@ const cli_command cli_convert = {
         "                        Llama, Mistral, Mixtral, Qwen, Phi-3, Gemma or GPT-2 model\n"
         "  --quantize TYPE       type of the matrices: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K … Q6_K (GGUF), F16, BF16\n"
         "                        or F32. If rows are not a multiple of 256, a K type becomes Q4_0, Q5_0, Q5_1 or\n"
-        "                        Q8_0. Vectors are not quantized\n"
+        "                        Q8_0. Vectors are not quantized. Mixes: Q3_K_S, Q3_K_M, Q3_K_L, Q4_K_S, Q4_K_M,\n"
+        "                        Q5_K_S, Q5_K_M: as llama.cpp's, the most sensitive matrices in a larger type\n"
         "  --importance FILE     run the model (IN) over this text first, to quantize columns that meet large\n"
         "                        activations more precisely (importance matrix)\n"
         "  --lora DIR            merge a LoRA adapter in PEFT's format into the language model (IN) first; its\n"
@@ -49,7 +50,7 @@ const cli_command cli_convert = {
         "                        verified, output_error, perplexity{}, requantized\n"
         "\n"
         "examples:\n"
-        "  trunnion convert model.gguf small.gguf --quantize Q4_K --verify\n"
+        "  trunnion convert model.gguf small.gguf --quantize Q4_K_M --verify\n"
         "  trunnion convert model.gguf model.safetensors\n"
         "  trunnion convert model.gguf model.onnx --verify\n"
         "  trunnion run model.onnx -i input_ids=prompt.npy --steps 20\n"
@@ -131,8 +132,7 @@ static tn_status check_architecture(const convert_file *in, const convert_wishes
                            w->in, key);
 }
 
-static tn_status convert(const convert_wishes *w, convert_kind to, const convert_importance *importance,
-                         convert_report *r) {
+static tn_status convert(convert_wishes *w, convert_kind to, const convert_importance *importance, convert_report *r) {
     convert_file in;
     double begun = cli_now();
     convert_folder folder;
@@ -149,6 +149,7 @@ static tn_status convert(const convert_wishes *w, convert_kind to, const convert
         if (status == TN_OK) status = convert_leave_out(&in);
     }
     if (status == TN_OK && to == CONVERT_GGUF) status = check_architecture(&in, w);
+    if (status == TN_OK) status = convert_mix_open(&in, w);
     if (status == TN_OK) status = ways[to].write(&in, w, r);
     r->tensors = in.count;
     for (int64_t i = 0; i < in.count && status == TN_OK; i++) {
@@ -186,9 +187,9 @@ static int run_convert(int argc, char **argv) {
     if (argc - first != 2) return cli_wrong_usage(&cli_convert, "expected two files: IN and OUT");
     w.in = argv[first];
     w.out = argv[first + 1];
-    if (w.quantize && !convert_parse_type(w.quantize, &w.to))
-        return cli_wrong_usage(&cli_convert, "unknown --quantize type \"%s\"; the types are %s", w.quantize,
-                               convert_type_names(names, sizeof names));
+    if (w.quantize && !convert_parse_mix(w.quantize, &w) && !convert_parse_type(w.quantize, &w.to))
+        return cli_wrong_usage(&cli_convert, "unknown --quantize type \"%s\"; the types are Q4_K_M and other mixes, %s",
+                               w.quantize, convert_type_names(names, sizeof names));
     convert_kind from = convert_kind_of(w.in), to = convert_kind_of(w.out);
     if (cli_is_folder(w.out) || w.out[strlen(w.out) - 1] == '/') to = CONVERT_FOLDER;
     const char *wrong = wrong_wish(&w, from, to);

@@ -156,6 +156,9 @@ typedef struct convert_wishes {
     int64_t context;
     bool verify, no_cache;
     tn_dtype to; /* TN_DTYPE_COUNT: as it is */
+    const struct convert_mix *mix; /* NULL, or how matrices have different types; `to` is that of most */
+    int64_t layers;                /* of a mix: of the model, */
+    bool tied;                     /* and whether the embedding is its output matrix too */
 } convert_wishes;
 
 enum { CONVERT_MOST_CLASSES = 512 };
@@ -194,6 +197,11 @@ const char *convert_type_names(char *out, size_t size);   /* "F32, F16, …"; re
 int convert_file_type(tn_dtype dtype);                    /* GGUF's general.file_type for it */
 /* What a tensor becomes; *same: it stays as it is, byte for byte. */
 tn_dtype convert_type_for(const convert_wishes *w, const convert_tensor *t, bool to_gguf, bool *same);
+/* Mixed types (convert_mix.c): the name of one; what the model has that they depend on; and of a matrix of it. */
+bool convert_parse_mix(const char *text, convert_wishes *w);
+tn_status convert_mix_open(const convert_file *in, convert_wishes *w);
+tn_dtype convert_mix_type(const convert_wishes *w, const convert_tensor *t);
+int convert_mix_file_type(const convert_wishes *w);
 convert_class *convert_class_of(convert_report *r, const convert_tensor *t, const char *to);
 void convert_measure(convert_class *row, const float *x, const float *y, int64_t n);
 tn_status convert_read_same(const convert_file *in, const convert_tensor *t, convert_bytes *out);

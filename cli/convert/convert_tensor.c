@@ -64,7 +64,7 @@ tn_dtype convert_type_for(const convert_wishes *w, const convert_tensor *t, bool
     places |= strstr(t->name, "ffn_gate_inp") != NULL;          /* small, and decides which expert it is */
     tn_dtype to = t->dtype;
     if (w->to != TN_DTYPE_COUNT && t->rank >= 2 && !places && (blocks || is_plain_float(t->dtype))) {
-        to = w->to;
+        to = w->mix ? convert_mix_type(w, t) : w->to;
         while (!converted_fits(to, t))
             to = targets[find_target(to)].instead;
     } else if (blocks && !to_gguf) {

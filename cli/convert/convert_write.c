@@ -43,7 +43,8 @@ static tn_status put_metadata(const convert_file *in, const convert_wishes *w, c
         if (!is_ours(key)) status = tn_gguf_put_string(out, key, text, (int64_t)strlen(text));
     }
     if (status == TN_OK && w->to != TN_DTYPE_COUNT)
-        status = tn_gguf_put_int(out, "general.file_type", TN_GGUF_U32, convert_file_type(w->to));
+        status = tn_gguf_put_int(out, "general.file_type", TN_GGUF_U32,
+                                 w->mix ? convert_mix_file_type(w) : convert_file_type(w->to));
     if (status == TN_OK) status = tn_gguf_put_int(out, "general.quantization_version", TN_GGUF_U32, 2);
     return status;
 }

@@ -671,6 +671,45 @@ static void models_become_networks(void **state) {
     assert_same_model("bytes.gguf", "back.gguf");
 }
 
+/* The rules of Q4_K_M for 16 layers: the first two, the last two and every third between. Without an output matrix the
+ * embedding has its type. */
+static void a_mix_takes_larger_types_where_errors_harm(void **state) {
+    (void)state;
+    enum { LAYERS = 16, PARTS = 3, MOST = LAYERS * PARTS + 2 };
+    static const char *const parts[PARTS] = {"attn_v", "ffn_down", "attn_q"};
+    char names[MOST][64];
+    const tn_metadata metadata = {"general.architecture", "llama"};
+    for (int tied = 0; tied < 2; tied++) {
+        tn_named_tensor tensors[MOST];
+        int count = 0;
+        tn_gguf *file;
+        TN_SCOPE;
+        tn_tensor *x = tn_randn(TN_DIMS(2, 256));
+        for (int i = 0; i < LAYERS * PARTS; i++) {
+            snprintf(names[count], sizeof names[count], "blk.%d.%s.weight", i / PARTS, parts[i % PARTS]);
+            tensors[count] = (tn_named_tensor){names[count], x};
+            count++;
+        }
+        tensors[count++] = (tn_named_tensor){"token_embd.weight", x};
+        if (!tied) tensors[count++] = (tn_named_tensor){"output.weight", x};
+        assert_ok(tn_safetensors_save(test_scratch("mix.safetensors"), tensors, count, &metadata, 1));
+        convert("mix.safetensors mix.gguf --quantize q4_k_m --verify");
+        assert_ok(tn_gguf_open(test_scratch("mix.gguf"), &file));
+        for (int i = 0; i < count; i++) {
+            tn_gguf_info info = {.struct_size = sizeof info};
+            int layer = i / PARTS, part = i % PARTS;
+            bool eager = layer < 2 || layer >= 14 || (layer - 2) % 3 == 2;
+            bool six = i < LAYERS * PARTS ? part < 2 && eager : tied || i == count - 1;
+            assert_ok(tn_gguf_find(file, tensors[i].name, &info));
+            if (info.dtype != (six ? TN_Q6_K : TN_Q4_K)) fail_msg("%s is %s", info.name, info.dtype_name);
+        }
+        double type;
+        assert_ok(tn_gguf_float(tn_gguf_get(file, "general.file_type"), 0, &type));
+        assert_true(type == 15);
+        tn_gguf_close(file);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sentencepiece_models_become_folders_and_come_back),
@@ -685,6 +724,7 @@ int main(void) {
         cmocka_unit_test(what_is_not_computed_is_not_converted),
         cmocka_unit_test(metadata_of_another_file_do_not_hide_what_is_not_computed),
         cmocka_unit_test(models_become_networks),
+        cmocka_unit_test(a_mix_takes_larger_types_where_errors_harm),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

@@ -1,8 +1,9 @@
-"""command.py BUILD devices | train | bench | help | left-out PART… — the command on this machine.
+"""command.py BUILD devices | train | bench | embed | help | left-out PART… — the command on this machine.
 
 devices    lists the devices; the processor has to be among the usable ones.
 train      trains a small network on every backend that the listing calls available, with --strict, so that none of it
            can run elsewhere unseen; says "ran on: NAME" for each. A backend that is listed and then fails is a failure.
+embed      embeddings as JSON, as an .npy file, and the texts that are most similar; wrong options.
 bench      what a work starts from and yields, as files; rows with their keys; wrong options.
 help       runs the examples of each command's help; a training for a few steps only.
 left-out   in a build without PARTs the listing names each with the reason not_built.
@@ -12,6 +13,7 @@ import json
 import math
 import os
 import pathlib
+import random
 import re
 import struct
 import subprocess
@@ -115,8 +117,59 @@ def check_bench(program, report, _):
                   ["add-16", "--seconds", ""], ["add-16", "--save", ""]):
         ended = subprocess.run([program, "bench", *words], capture_output=True).returncode
         report.add(ended == 2, f"wrong usage: bench {' '.join(words)}")
+    works = (call(program, "bench", "--list") or {}).get("works", [])
+    lines = subprocess.run([program, "bench", "--list"], capture_output=True, text=True).stdout.split()
+    report.add({"add-16", "gemm-f32-256", "start", "quiet"} <= set(works) and works == lines, "--list: all works")
     missing = subprocess.run([program, "bench", "llm-prompt-512", "--model", "no.gguf"], capture_output=True).returncode
     report.add(missing != 0, "a model that is not there is a failure")
+
+
+def write_encoder(folder):
+    """A BERT of one layer with random weights."""
+    random.seed(5)
+    both, layer = (8, 8), "encoder.layer.0."
+    shapes = {"embeddings.word_embeddings.weight": (20, 8), "embeddings.position_embeddings.weight": (10, 8),
+              "embeddings.token_type_embeddings.weight": (2, 8)}
+    for name, shape in (("attention.self.query", both), ("attention.self.key", both), ("attention.self.value", both),
+                        ("attention.output.dense", both), ("attention.output.LayerNorm", (8,)),
+                        ("intermediate.dense", (12, 8)), ("output.dense", (8, 12)), ("output.LayerNorm", (8,))):
+        shapes |= {f"{layer}{name}.weight": shape, f"{layer}{name}.bias": shape[:1]}
+    shapes |= {"embeddings.LayerNorm.weight": (8,), "embeddings.LayerNorm.bias": (8,)}
+    header, data = {}, b""
+    for name, shape in shapes.items():
+        count = math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + 4 * count]}
+        data += struct.pack(f"<{count}f", *(random.gauss(0, 1) for _ in range(count)))
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+    (folder / "config.json").write_text(json.dumps(
+        {"model_type": "bert", "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1,
+         "num_attention_heads": 2, "max_position_embeddings": 10}))
+
+
+def check_embed(program, report, _):
+    texts = ["1 2 3", "4", "5 6 7 8", "1 2 4"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        write_encoder(folder)
+        vectors = (call(program, "embed", "-m", name, "--ids", *texts) or {}).get("embeddings", [])
+        call(program, "embed", "-m", name, "--ids", *texts, "-o", name + "/v.npy")
+        data = (folder / "v.npy").read_bytes()
+        numbers = struct.unpack("<32f", data[-128:])
+        near = max(abs(a - b) for a, b in zip(numbers, sum(vectors, [])))
+        report.add(data.startswith(b"\x93NUMPY") and b"(4, 8" in data[:128] and near < 1e-6, "-o: the embeddings as .npy")
+        similar = (call(program, "embed", "-m", name, "--ids", "--similar", texts[0], *texts[1:], "--top", "2") or {})["similar"]
+        norm = lambda v: math.sqrt(sum(x * x for x in v))
+        cosines = sorted(((sum(a * b for a, b in zip(vectors[0], v)) / norm(vectors[0]) / norm(v), i)
+                          for i, v in enumerate(vectors[1:])), reverse=True)[:2]
+        good = [s["index"] for s in similar] == [i for _, i in cosines] and all(
+            abs(s["cosine"] - c) < 1e-5 and s["text"] == texts[1 + i] for s, (c, i) in zip(similar, cosines))
+        report.add(good, f"--similar: the two nearest, {similar}")
+        for words in (["--top", "1", "1"], ["--similar", "1"], ["--similar", "1", "2", "-o", name + "/x.npy"],
+                      ["1", "--pooling", "sum"]):
+            ended = subprocess.run([program, "embed", "-m", name, "--ids", *words], capture_output=True).returncode
+            report.add(ended == 2, f"wrong usage: embed {' '.join(words)}")
 
 
 def examples_of(text):
@@ -229,7 +282,7 @@ def check_left_out(program, report, parts):
         report.add(backend.get("reason_code", backend.get("reason")) == "not_built", f"{part} is listed as not built")
 
 
-CHECKS = {"devices": check_devices, "train": check_train, "bench": check_bench, "help": check_help,
+CHECKS = {"devices": check_devices, "train": check_train, "bench": check_bench, "embed": check_embed, "help": check_help,
           "left-out": check_left_out}
 
 
