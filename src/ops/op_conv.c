@@ -379,11 +379,39 @@ static tn_node *conv_forward_im2col(tn_build *b, tn_node *x, tn_node *weight, co
     return tn_b_view(b, y, (int64_t[]){x->shape[0], weight->shape[0], out_size[0], out_size[1]}, 4);
 }
 
+/* Does tap `tap` of an axis see the image from any output pixel? */
+static bool tap_sees(const tn_window *w, int axis, int64_t tap, int64_t size, int64_t out_size) {
+    const int64_t stride = w->stride[axis], first = tap * w->dilation[axis] - w->padding[axis];
+    const int64_t last = first + (out_size - 1) * stride;
+    const int64_t inside = first < 0 ? first + tn_ceil_div(-first, stride) * stride : first;
+    return inside < size && inside <= last;
+}
+
+/* The window without the taps at its ends that see only zeros, as those of a widely dilated window do on a small image:
+ * they take no part in the sums. At least one tap stays. Changes w's padding; returns the filters that are left. */
+static tn_node *seeing_taps(tn_build *b, const tn_node *x, tn_node *weight, tn_window *w, const int64_t *out_size) {
+    for (int a = 0; a < 2 && weight; a++) {
+        int64_t low = 0, high = weight->shape[2 + a];
+        if (w->dilation[a] == 1) continue;
+        while (high - low > 1 && !tap_sees(w, a, low, x->shape[2 + a], out_size[a]))
+            low++;
+        while (high - low > 1 && !tap_sees(w, a, high - 1, x->shape[2 + a], out_size[a]))
+            high--;
+        if (high - low == weight->shape[2 + a]) continue;
+        weight = tn_b_slice(b, weight, 2 + a, low, high, 1);
+        w->padding[a] -= low * w->dilation[a];
+    }
+    return weight;
+}
+
 /* The convolution: x [n, channels, h, w] → [n, out, output pixels], in x's dtype or, for halves, `wide`: in f32. */
 static tn_node *conv_forward(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
                              const int64_t *out_size, bool wide) {
-    if (wide) return conv_forward_im2col(b, x, weight, w, groups, out_size, true);
-    return tn_b_conv2d_forward(b, x, weight, out_size, w->stride, w->padding, w->dilation, groups);
+    if (!x || !weight) return NULL;
+    tn_window seen = *w;
+    weight = seeing_taps(b, x, weight, &seen, out_size);
+    if (wide) return conv_forward_im2col(b, x, weight, &seen, groups, out_size, true);
+    return tn_b_conv2d_forward(b, x, weight, out_size, seen.stride, seen.padding, seen.dilation, groups);
 }
 
 /* The taps of a phase, from the last to the first. */
@@ -810,6 +838,8 @@ const tn_op_impl tn_impl_conv2d = {
     .grad = grad_conv2d,
     .cases = "tol=1e-5 atol=1e-5; [2,2,4,5] [3,2,3,2] [3]; [1,3,5,4] [2,3,3,3] [2] stride=(2,2) padding=(1,1); "
              "[1,2,5,6] [2,2,2,2] - stride=(1,2) padding=(1,0) dilation=(2,1); [1,4,3,3] [2,2,2,2] [2] groups=2; "
+             "[2,2,5,4] [3,2,3,3] [3] padding=(6,3) dilation=(6,3); [1,4,3,4] [2,2,4,3] - stride=(2,1) padding=(8,5) "
+             "dilation=(5,5) groups=2; [2,3,4,4] [3,1,3,3] [3] padding=(4,4) dilation=(4,4) groups=3; "
              "[2,3,4,4] [3,1,3,3] [3] padding=(1,1) groups=3; [1,2,3,4] [4,1,2,2] - groups=2; "
              "[2,3,3,4] [2,3,1,1] [2]; [1,3,5,4] [2,3,1,1] - stride=(2,2); [2,4,4] [3,2,2,2] [3]; "
              "[1,3,6,5] [3,1,5,5] - padding=(2,2) groups=3; [1,2,5,7] [2,1,3,3] - stride=(2,2) groups=2; "

@@ -176,22 +176,26 @@ enum {
     PACKED_CHANNELS,
     PACKED_KERNEL,
     PACKED_OFFSET = PACKED_KERNEL + 2,
-    PACKED_WAY
+    PACKED_WAY,
+    PACKED_LAYOUT /* elements from channel to channel and from row to row of taps */
 };
+static const int64_t MOST_TAPS = INT32_MAX; /* for two numbers in a word */
+_Static_assert((int)PACKED_LAYOUT < (int)TN_PACKED_WORDS, "a packed weight has room for all words");
 enum { BY_PIXELS, TURNED, WINOGRAD, QUADS }; /* ways in which filters are packed */
 
 static void pack_packed(const tn_packed_weight *weight_form, const void *from, void *to) {
     const int64_t *w = weight_form->word;
-    int64_t rows = w[PACKED_KERNEL], columns = w[PACKED_KERNEL + 1];
+    const int64_t rows = w[PACKED_KERNEL], columns = w[PACKED_KERNEL + 1];
+    const int64_t channel = w[PACKED_LAYOUT] / MOST_TAPS, row = w[PACKED_LAYOUT] % MOST_TAPS;
     tn_conv_args a = {.groups = w[PACKED_GROUPS],
                       .out_channels = w[PACKED_OUT_CHANNELS],
                       .channels = w[PACKED_CHANNELS],
                       .kernel = {rows, columns},
                       .nhwc = w[PACKED_WAY] == TURNED,
                       .winograd = w[PACKED_WAY] == WINOGRAD,
-                      .weight_group = w[PACKED_OUT_CHANNELS] * w[PACKED_CHANNELS] * rows * columns,
+                      .weight_group = w[PACKED_OUT_CHANNELS] * w[PACKED_CHANNELS] * channel,
                       .weight = (const float *)(const void *)((const char *)from + w[PACKED_OFFSET]),
-                      .weight_stride = {w[PACKED_CHANNELS] * rows * columns, rows * columns, columns, 1}};
+                      .weight_stride = {w[PACKED_CHANNELS] * channel, channel, row, 1}};
     (w[PACKED_WAY] == QUADS ? tn_conv_bytes_pack : tn_conv_pack)(&a, to);
 }
 
@@ -200,8 +204,15 @@ static void take_weight(tn_conv_args *a, const tn_value *weight) {
     a->weight_group = a->out_channels * weight->stride[0];
 }
 
+/* Filters that follow each other, with all of their taps or with the same part of these in each. */
+static bool filters_follow(const tn_conv_args *a) {
+    const int64_t *s = a->weight_stride;
+    return s[3] == 1 && s[2] > 0 && s[2] < MOST_TAPS && s[1] > 0 && s[1] < MOST_TAPS && s[0] == a->channels * s[1] &&
+           a->weight_group == a->out_channels * s[0];
+}
+
 static bool may_keep_packed(const tn_graph_plan *g, const tn_conv_args *a, const tn_value *weight) {
-    return tn_native_may_pack(g, g->values[weight->root].slot) && tn_value_dense(weight) &&
+    return tn_native_may_pack(g, g->values[weight->root].slot) && filters_follow(a) &&
            (int64_t)tn_conv_packed_bytes(a) <= PACK_LIMIT;
 }
 
@@ -212,7 +223,8 @@ static void keep_packed_weight(const tn_graph_plan *g, tn_native *n, const tn_va
     n->packed = (tn_packed_weight){.make = pack_packed,
                                    .bytes = bytes,
                                    .word = {a->groups, a->out_channels, a->channels, a->kernel[0], a->kernel[1],
-                                            (int64_t)tn_native_byte_offset(weight), way}};
+                                            (int64_t)tn_native_byte_offset(weight), way,
+                                            a->weight_stride[1] * MOST_TAPS + a->weight_stride[2]}};
     n->packed_target = &n->packed_weight;
 }
 
@@ -491,7 +503,8 @@ tn_status tn_make_conv2d_forward(const tn_graph_plan *g, const tn_group *group, 
         take_pool(&n->conv, g->values[group->pool].node);
     else
         lie_down(&n->conv);
-    if (one_tap && pixels_follow(&n->conv) && !flattens(&n->conv)) return make_one_tap(group, n, workspace);
+    const bool cut = n->conv.weight_stride[1] != 1 && may_keep_packed(g, &n->conv, weight) && tn_conv_fits(&n->conv);
+    if (one_tap && !cut && pixels_follow(&n->conv) && !flattens(&n->conv)) return make_one_tap(group, n, workspace);
     if (!each && group->pool < 0 && has_few_pixels(g, &n->conv, weight))
         return make_few_pixels(g, group, n, weight, workspace);
     TRY(tn_native_join(n, group, &n->conv.epilogue));

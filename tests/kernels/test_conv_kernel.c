@@ -993,8 +993,8 @@ static void one_tap_of_small_images_has_the_bits_of_a_product(void **state) {
         tn_tensor *rest = random_tensor(TN_DIMS(images, FILTERS, SIDE, SIDE));
         tn_tensor *w = random_tensor(TN_DIMS(FILTERS, CHANNELS, 1, 1)), *bias = random_tensor(TN_DIMS(FILTERS));
         tn_tensor *y = tn_relu(tn_add(tn_conv2d(x, w, bias, &o), rest));
-        tn_tensor *product = tn_matmul(tn_reshape(w, TN_DIMS(FILTERS, CHANNELS)),
-                                       tn_reshape(x, TN_DIMS(images, CHANNELS, SIDE * SIDE)));
+        tn_tensor *product =
+            tn_matmul(tn_reshape(w, TN_DIMS(FILTERS, CHANNELS)), tn_reshape(x, TN_DIMS(images, CHANNELS, SIDE * SIDE)));
         assert_ok(tn_eval((tn_tensor *[]){y, product}, 2));
         tn_tensor *z = tn_add(product, tn_reshape(bias, TN_DIMS(FILTERS, 1)));
         z = tn_relu(tn_add(tn_reshape(z, TN_DIMS(images, FILTERS, SIDE, SIDE)), rest));
@@ -1165,8 +1165,7 @@ static void the_greatest_of_a_window_has_the_bits_of_a_reduction(void **state) {
             if (!tn_gemm_use((tn_isa)isa)) continue;
             TN_SCOPE;
             tn_max_pool2d_options o = max_pool2d_of_row(&cases[i].o);
-            const int64_t *window = cases[i].kernel,
-                          pads[4] = {o.padding[1], o.padding[1], o.padding[0], o.padding[0]};
+            const int64_t *window = cases[i].kernel, pads[4] = {o.padding[1], o.padding[1], o.padding[0], o.padding[0]};
             tn_tensor *x = peculiar_images(CHANNELS, cases[i].size), *part[TAPS];
             tn_tensor *y = tn_max_pool2d(x, window, &o), *padded = tn_pad(x, pads, 4, -INFINITY);
             int64_t taps = window[0] * window[1];
@@ -1233,8 +1232,7 @@ static void end_so(const tn_tensor *x, const tn_tensor *w, const tn_tensor *bias
     tn_tensor *y = NULL, *row = own ? tn_reshape(bias, TN_DIMS(-1)) : NULL;
     step_to(&y, tn_conv2d(x, w, row, &o), apart);
     if (how & DOUBLED) step_to(&y, tn_add(y, y), apart);
-    if (how & (OWN | ADDED_BIAS) && !own)
-        step_to(&y, tn_add(y, tn_reshape(bias, TN_DIMS(images, -1, 1, 1))), apart);
+    if (how & (OWN | ADDED_BIAS) && !own) step_to(&y, tn_add(y, tn_reshape(bias, TN_DIMS(images, -1, 1, 1))), apart);
     if (how & CUT) step_to(&y, tn_relu(y), apart);
     if (how & POOLED_LAST) step_to(&y, tn_max_pool2d(y, (const int64_t[]){2, 2}, NULL), apart);
     assert_ok(tn_read(y, out, (size_t)tn_numel(y) * sizeof *out));
@@ -1310,6 +1308,62 @@ static void what_ends_few_pixels_has_the_bits_of_its_steps(void **state) {
         }
 }
 
+enum { CUT_ROWS = 14, CUT_COLUMNS = 11, CUT_CHANNELS = 30, CUT_FILTERS = 40 };
+enum { CUT_MOST = CUT_FILTERS * CUT_ROWS * CUT_COLUMNS };
+
+/* `w` 3×3, its taps `dilation` apart, with as much padding; or its middle columns, or only its middle. */
+static void convolve_dilated(tn_tensor *x, tn_tensor *w, tn_tensor *bias, const int64_t *dilation, int groups,
+                             float *out) {
+    tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+    o.groups = groups;
+    for (int d = 0; d < 2; d++) {
+        o.dilation[d] = tn_size(w, 2 + d) > 1 ? dilation[d] : 1;
+        o.padding[d] = tn_size(w, 2 + d) > 1 ? dilation[d] : 0;
+    }
+    for (int run = 0; run < 2; run++) { /* the second one with filters that were packed by the first */
+        tn_tensor *y = tn_relu(tn_conv2d(x, w, bias, &o));
+        assert_ok(tn_eval(&y, 1));
+        assert_ok(tn_read(y, out, CUT_MOST * sizeof *out));
+    }
+}
+
+/* A widely dilated window has taps that see no pixel of a small image from any place. They take no part: the bits are
+ * those of a convolution without them, though they are infinite. */
+static void taps_that_see_only_zeros_take_no_part(void **state) {
+    (void)state;
+    static const struct {
+        int64_t dilation[2];
+        int groups;
+        bool rows, columns; /* of the taps only the middle one is seen */
+    } cases[] = {{{CUT_ROWS, CUT_COLUMNS}, 1, true, true},      {{24, 36}, 2, true, true},
+                 {{CUT_ROWS, CUT_COLUMNS - 1}, 1, true, false}, {{3, CUT_COLUMNS}, 1, false, true},
+                 {{CUT_ROWS + 1, 2}, 5, true, false},           {{CUT_ROWS - 1, CUT_COLUMNS - 1}, 1, false, false}};
+    static float got[CUT_MOST], want[CUT_MOST], filters[CUT_FILTERS][CUT_CHANNELS][3][3];
+    for (size_t i = 0; i < TN_COUNT(cases); i++) {
+        TN_SCOPE;
+        const int64_t several = CUT_FILTERS, channels = CUT_CHANNELS / cases[i].groups;
+        const int64_t first[2] = {cases[i].rows, cases[i].columns},
+                      count[2] = {cases[i].rows ? 1 : 3, cases[i].columns ? 1 : 3};
+        float *w = &filters[0][0][0][0];
+        for (int64_t k = 0; k < CUT_FILTERS * channels * 9; k++) {
+            bool seen = (!cases[i].rows || k % 9 / 3 == 1) && (!cases[i].columns || k % 3 == 1);
+            w[k] = seen ? (float)random_from(-1000, 1000) / 700.0f : INFINITY;
+        }
+        tn_tensor *x = random_tensor(TN_DIMS(1, CUT_CHANNELS, CUT_ROWS, CUT_COLUMNS));
+        tn_tensor *bias = random_tensor(&several, 1);
+        tn_tensor *all = tn_from_data(w, TN_DIMS(CUT_FILTERS, channels, 3, 3), TN_F32);
+        tn_tensor *left = tn_narrow(tn_narrow(all, 2, first[0], count[0]), 3, first[1], count[1]);
+        left = tn_contiguous(left);
+        assert_ok(tn_eval(&left, 1));
+        assert_ok(tn_threads_set(1 + (int)i % 2));
+        convolve_dilated(x, all, bias, cases[i].dilation, cases[i].groups, got);
+        convolve_dilated(x, left, bias, cases[i].dilation, cases[i].groups, want);
+        for (int k = 0; k < CUT_MOST; k++)
+            if (!isfinite(got[k]) || memcmp(&got[k], &want[k], sizeof *got) != 0)
+                fail_msg("case %zu, element %d: %a instead of %a", i, k, (double)got[k], (double)want[k]);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_windows_have_the_bits_of_their_definition),
@@ -1335,6 +1389,7 @@ int main(void) {
         cmocka_unit_test(what_is_no_number_stands_at_the_same_pixels),
         cmocka_unit_test(what_ends_while_it_is_nhwc_has_the_bits_of_its_steps),
         cmocka_unit_test(what_ends_few_pixels_has_the_bits_of_its_steps),
+        cmocka_unit_test(taps_that_see_only_zeros_take_no_part),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
