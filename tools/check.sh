@@ -58,6 +58,7 @@ pull      | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/
 embed     | check     |  30 | tools/build.sh $BUILD all $plain && $run_command $BUILD embed
 faults    | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/command_faults.py $BUILD
 finetune  | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/finetune.py $BUILD
+survive   | check     | 180 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD
 chat      | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/chat.py $BUILD
 serve     | check     | 180 | tools/build.sh $BUILD all $plain && python3 tools/checks/serve.py $BUILD
 signals   | check     | 180 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD
@@ -82,6 +83,7 @@ decoders  | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/
 languages | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_languages.py $BUILD
 mutants   | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --count 500 --jobs $JOBS
 tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
+survive-all | check-all | 3600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD 60
 cross     | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/cross.py --check $BUILD
 bare      | check-all | 10800 | tools/checks/bare.sh
 onnx-all  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl

@@ -15,6 +15,7 @@
 
 /* The exit status if another process of the group was told to stop: that of SIGTERM. */
 enum { STOPPED_ELSEWHERE = 128 + 15 };
+enum { DEVICE_TIMEOUT = 300 }; /* seconds: the first step compiles all kernels */
 enum { PLOT_ROWS = 8, PLOT_POINTS = 4096, DESCRIPTION_BYTES = 256 };
 
 static const train_task *const tasks[] = {&train_digits, &train_cartpole, &train_chars};
@@ -47,7 +48,15 @@ static const char help_text[] =
     "  --resume FILE         continue from a checkpoint; with the same options the result has the same bits as an\n"
     "                        uninterrupted run\n"
     "  --report FILE         an HTML page with charts, written while training\n"
+    "  --device-timeout N    seconds after which a step counts as hanging, on other devices than the CPU (300; 0: "
+    "never)\n"
     "  --log FILE            one JSON object per line for each step shown: step, loss; cartpole: mean return\n"
+    "\n"
+    "If the device is lost, out of memory or hangs, the run continues on the next one from a copy of its state in "
+    "host\n"
+    "memory, and a line says so. Copies take at most 2 % of the time. --strict turns this off; with --devices the "
+    "first\n"
+    "device is indispensable.\n"
     "\n"
     "digits and chars also train on several processes, started by mpirun (Open MPI, MPICH): each computes its parts\n"
     "of the batches; rank 0 prints, saves and writes the log.\n"
@@ -87,7 +96,8 @@ enum {
     OPT_SAVE_EVERY,
     OPT_RESUME,
     OPT_REPORT,
-    OPT_LOG
+    OPT_LOG,
+    OPT_DEVICE_TIMEOUT
 };
 
 static const struct option own_options[] = {
@@ -104,6 +114,7 @@ static const struct option own_options[] = {
     {"resume", required_argument, NULL, OPT_RESUME},
     {"report", required_argument, NULL, OPT_REPORT},
     {"log", required_argument, NULL, OPT_LOG},
+    {"device-timeout", required_argument, NULL, OPT_DEVICE_TIMEOUT},
     {NULL, 0, NULL, 0},
 };
 
@@ -113,6 +124,7 @@ static bool take_option(void *ctx, int val, const char *arg) {
     train_options *o = ctx;
     switch (val) {
     case OPT_STEPS: return cli_parse_int(arg, 0, INT64_C(1) << 40, &o->steps);
+    case OPT_DEVICE_TIMEOUT: return cli_parse_int(arg, 0, 1000000, &o->device_timeout);
     case OPT_SAVE_EVERY: return cli_parse_int(arg, 1, INT64_C(1) << 40, &o->save_every);
     case OPT_MODEL: o->model = arg; return one_of(arg, "mlp", "cnn");
     case OPT_POLICY: o->policy = arg; return one_of(arg, "mlp", "lstm");
@@ -177,6 +189,11 @@ typedef struct run {
     report report;
     bool stopped;           /* by a signal to this process or another one of its group */
     tn_selection selection; /* how the device was chosen */
+    cli_progress progress;
+    bool shows; /* the progress line is on */
+    double latest, rate;
+    int code;                   /* the exit status, once a message was written */
+    tn_survive_report survived; /* which devices failed */
 } run;
 
 static void describe_training(run *r) {
@@ -220,15 +237,27 @@ static int check_belongs(const run *r) {
     return same ? CLI_OK : CLI_FAILED;
 }
 
-static int resume(run *r) {
+/* Loads the checkpoint of --resume; *step: the steps that were made before. */
+static int load_training(const run *r, int64_t *step) {
     if (!r->options->resume) return CLI_OK;
     int code = check_belongs(r);
     if (code != CLI_OK) return code;
     tn_checkpoint c = checkpoint_of(r);
     if (tn_checkpoint_load(r->options->resume, &c) != TN_OK) return cli_failed();
     tn_text_free(c.loaded_json);
-    r->first = r->step = c.step;
+    *step = c.step;
     return r->task->after_load(r->self) == TN_OK ? CLI_OK : cli_failed();
+}
+
+/* The steps of a checkpoint, before it is loaded; 0 if it cannot be read, which load_training tells. */
+static int64_t steps_before(const run *r) {
+    tn_safetensors *file = NULL;
+    int64_t step = 0;
+    if (!r->options->resume || tn_safetensors_open(r->options->resume, &file) != TN_OK) return 0;
+    const char *text = tn_safetensors_metadata(file, "step");
+    if (text && !cli_parse_int(text, 0, INT64_MAX, &step)) step = 0;
+    tn_safetensors_close(file);
+    return step < r->last ? step : r->last;
 }
 
 static double shown_now(const run *r) { return r->task->shown ? r->task->shown_now(r->self) : r->loss; }
@@ -284,28 +313,49 @@ static tn_status add_to_report(run *r, int64_t made, double begun) {
     return report_add(&r->report, &p);
 }
 
-static tn_status train_on(run *r, cli_progress *progress) {
-    while (r->step < r->last) {
-        tn_status joined = train_any_stopped(r->options->team, &r->stopped);
-        if (joined != TN_OK || r->stopped) return joined;
-        int64_t before = r->step, made = 0;
-        double loss = NAN, begun = cli_now();
-        tn_status status = r->task->advance(r->self, r->step, &made, &loss);
-        if (status != TN_OK) return status;
-        r->step += made;
-        note_loss(r, loss);
-        if (!log_step(r)) return tn_backend_fail(TN_ERR_IO, "writing '%s' failed: is the disk full?", r->options->log);
-        if ((status = add_to_report(r, made, begun)) != TN_OK) return status;
-        if (time_to_save(r, before) && (status = save_training(r)) != TN_OK) return status;
-        char words[96], text[128];
-        r->task->status_text(r->self, words, sizeof words);
-        snprintf(text, sizeof text, "loss %.3g  %s", r->loss, words);
-        cli_progress_update(progress, r->step - r->first, text);
-    }
-    return TN_OK;
+/* Whether any process was told to stop; asked before each step, by all of them. */
+static tn_status ask_stopped(run *r, bool *stop) {
+    tn_status status = r->step < r->last ? train_any_stopped(r->options->team, &r->stopped) : TN_OK;
+    *stop = r->stopped;
+    return status;
+}
+
+/* begun: when the step began. */
+static tn_status note_step(run *r, int64_t step, double begun, bool *stop) {
+    int64_t before = r->step;
+    r->step = step;
+    note_loss(r, r->latest);
+    if (!log_step(r)) return tn_backend_fail(TN_ERR_IO, "writing '%s' failed: is the disk full?", r->options->log);
+    tn_status status = add_to_report(r, r->step - before, begun);
+    if (status == TN_OK && time_to_save(r, before)) status = save_training(r);
+    if (status != TN_OK) return status;
+    char words[96], text[128];
+    r->task->status_text(r->self, words, sizeof words);
+    snprintf(text, sizeof text, "loss %.3g  %s", r->loss, words);
+    cli_progress_update(&r->progress, r->step - r->first, text);
+    return ask_stopped(r, stop);
 }
 
 /* ---- the result -------------------------------------------------------------------------------------------------- */
+
+/* The devices that failed, and from which step the next one continued. */
+static void put_json_failures(cli_json *j, const tn_survive_report *survived) {
+    int described = (int)(sizeof survived->failures / sizeof survived->failures[0]);
+    cli_json_array(j, "failed_devices");
+    for (int i = 0; i < survived->failure_count && i < described; i++) {
+        const tn_survive_failure *f = &survived->failures[i];
+        cli_json_object(j, NULL);
+        cli_json_string(j, "id", f->id);
+        cli_json_string(j, "reason", f->reason);
+        cli_json_int(j, "step", f->step);
+        cli_json_int(j, "resumed", f->resumed);
+        cli_json_end(j, '}');
+    }
+    cli_json_end(j, ']');
+    cli_json_int(j, "recomputed_steps", survived->recomputed);
+    cli_json_int(j, "state_copies", survived->copies);
+    cli_json_number(j, "state_copy_seconds", survived->copy_seconds);
+}
 
 static void put_json_training(const run *r, double rate, double metric, const char *id, const tn_device *device) {
     cli_json j = {.out = stdout};
@@ -324,6 +374,7 @@ static void put_json_training(const run *r, double rate, double metric, const ch
     if (r->options->amp) cli_json_number(&j, "loss_scale", tn_optimizer_loss_scale(optimizer));
     if (r->options->amp) cli_json_int(&j, "skipped_steps", tn_optimizer_skipped_steps(optimizer));
     cli_json_fallback(&j, &r->selection, device);
+    put_json_failures(&j, &r->survived);
     cli_json_bool(&j, "interrupted", r->stopped);
     cli_json_string(&j, "stopped", r->stopped ? "cancelled" : "end");
     cli_json_unsigned(&j, "seed", r->options->common.seed);
@@ -346,54 +397,153 @@ static void put_text_training(const run *r, double rate, double metric, const ch
     if (r->options->save) printf("saved: %s (continue with --resume %s)\n", r->options->save, r->options->save);
 }
 
-/* The metric takes as long as many steps, so a run that was stopped does without. */
-static int finish_training(run *r, double rate, tn_device *device) {
-    tn_device_info info = {.struct_size = sizeof info};
-    double metric = NAN;
-    r->optimizer_bytes = tn_optimizer_state_bytes(checkpoint_of(r).optimizer);
-    if (r->options->save && save_training(r) != TN_OK) return cli_failed();
-    if (report_write(&r->report, true) != TN_OK) return cli_failed();
-    cli_stop_end(); /* what a signal could lose is saved */
-    if (r->log && fflush(r->log) != 0)
-        return cli_fail(TN_ERR_IO, "writing the log '%s': %s", r->options->log, strerror(errno));
-    if (tn_device_get_info(device, &info) != TN_OK) return cli_failed();
-    if (!r->stopped && r->task->measure(r->self, &metric) != TN_OK) return cli_failed();
-    if (r->options->common.json)
-        put_json_training(r, rate, metric, info.id, device);
-    else
-        put_text_training(r, rate, metric, info.id);
-    if (r->stopped) return cli_stopped() ? cli_stop_status() : STOPPED_ELSEWHERE;
-    if (!r->options->common.json && r->task->show && r->task->show(r->self, stdout) != TN_OK) return cli_failed();
-    return CLI_OK;
+/* Ends a run whose message was written; the status only says that it failed. */
+static tn_status give_code(run *r, int code) {
+    r->code = code;
+    return code == CLI_OK ? TN_OK : TN_ERR_IO;
 }
 
-static int execute(run *r, tn_device *device) {
-    tn_manual_seed(r->options->common.seed);
-    if (r->task->begin(r->options, &r->self) != TN_OK) return cli_failed();
-    describe_training(r);
-    begin_run_report(r, r->selection.chosen);
-    int code = resume(r);
-    if (code != CLI_OK) return code;
-    if (r->options->zero && tn_optimizer_shard(checkpoint_of(r).optimizer, r->options->team->group) != TN_OK)
-        return cli_failed();
-    if (r->step >= r->last && r->options->resume)
-        return cli_fail(TN_ERR_ARGUMENT,
-                        "'%s' has already made %lld of %lld steps: nothing is left to do; pass a larger --steps",
-                        r->options->resume, (long long)r->step, (long long)r->last);
+static void put_result(const run *r, double metric, const tn_device *device) {
+    tn_device_info info = {.struct_size = sizeof info};
+    (void)tn_device_get_info(device, &info);
+    if (r->options->common.json)
+        put_json_training(r, r->rate, metric, info.id, device);
+    else
+        put_text_training(r, r->rate, metric, info.id);
+}
 
-    cli_progress progress;
+/* ---- a run on one device (survive.h) ----------------------------------------------------------------------------- */
+
+/* One device's share of a run. A thread that hangs keeps it, so a step writes only here. */
+typedef struct share {
+    run *r;
+    void *self;
+    double loss, begun; /* of the last step */
+} share;
+
+static tn_status share_begin(void *ctx, tn_device *device, void **out) {
+    run *r = ctx;
+    share *s = calloc(1, sizeof *s);
+    *out = s;
+    if (!s) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
+    s->r = r;
+    s->loss = NAN;
+    if (r->options->team->devices[0] != device) train_replace(r->options->team, device);
+    tn_manual_seed(r->options->common.seed);
+    tn_status status = r->task->begin(r->options, &s->self);
+    if (status != TN_OK) return status;
+    r->self = s->self;
+    describe_training(r);
+    int64_t loaded = 0;
+    int code = load_training(r, &loaded);
+    if (code != CLI_OK) return give_code(r, code);
+    if (r->options->zero) status = tn_optimizer_shard(checkpoint_of(r).optimizer, r->options->team->group);
+    if (status != TN_OK) return status;
+    if (r->shows) return TN_OK; /* on a further device: a copy of the state follows */
+    r->first = r->step = loaded;
+    begin_run_report(r, r->selection.chosen);
+    if (r->step >= r->last && r->options->resume)
+        return give_code(r, cli_fail(TN_ERR_ARGUMENT,
+                                     "'%s' has already made %lld of %lld steps: nothing is left to do; pass a larger "
+                                     "--steps",
+                                     r->options->resume, (long long)r->step, (long long)r->last));
     cli_stop_begin();
-    cli_progress_begin(&progress, r->task->name, "steps", r->last - r->first);
-    tn_status status = train_on(r, &progress);
-    progress.done = r->step - r->first;
-    double rate = cli_progress_rate(&progress);
-    cli_progress_end(&progress);
-    if (status != TN_OK) return cli_failed();
+    cli_progress_begin(&r->progress, r->task->name, "steps", r->last - r->first);
+    r->shows = true;
+    bool stop;
+    return ask_stopped(r, &stop);
+}
+
+static tn_status share_step(void *self, int64_t step, int64_t *made) {
+    share *s = self;
+    s->begun = cli_now();
+    return s->r->stopped ? TN_OK : s->r->task->advance(s->self, step, made, &s->loss);
+}
+
+static tn_status share_stepped(void *ctx, void *self, int64_t step, bool *stop) {
+    run *r = ctx;
+    *stop = r->stopped;
+    if (r->stopped) return TN_OK; /* before the first step */
+    const share *s = self;
+    r->latest = s->loss;
+    return note_step(r, step, s->begun, stop);
+}
+
+static tn_status share_state(void *self, tn_checkpoint *c) {
+    share *s = self;
+    tn_status status = s->r->task->before_save(s->self);
+    if (status == TN_OK) s->r->task->checkpoint(s->self, c);
+    return status;
+}
+
+static tn_status share_restored(void *self) {
+    share *s = self;
+    return s->r->task->after_load(s->self);
+}
+
+static void end_progress(run *r) {
+    if (!r->shows || r->rate > 0) return;
+    r->progress.done = r->step - r->first;
+    r->rate = cli_progress_rate(&r->progress);
+    cli_progress_end(&r->progress);
+}
+
+/* Saves, measures and shows the result. The metric takes as long as many steps, so a stopped run does without. */
+static tn_status share_finish(void *ctx, void *self) {
+    run *r = ctx;
+    double metric = NAN;
+    end_progress(r);
     if (r->stopped && is_first_rank(r))
         fprintf(stderr, "trunnion train: stopped by %s after %lld steps%s\n",
                 cli_stopped() ? cli_stop_signal() : "a signal to another process", (long long)r->step,
                 r->options->save ? "; saving" : "");
-    return finish_training(r, rate, device);
+    r->optimizer_bytes = tn_optimizer_state_bytes(checkpoint_of(r).optimizer);
+    tn_status status = r->options->save ? save_training(r) : TN_OK;
+    if (status != TN_OK) return status;
+    if (report_write(&r->report, true) != TN_OK) return give_code(r, cli_failed());
+    cli_stop_end(); /* what a signal could lose is saved */
+    if (r->log && fflush(r->log) != 0)
+        return give_code(r, cli_fail(TN_ERR_IO, "writing the log '%s': %s", r->options->log, strerror(errno)));
+    if (!r->stopped) status = r->task->measure(((share *)self)->self, &metric);
+    if (status != TN_OK) return status;
+    put_result(r, metric, r->options->team->devices[0]);
+    if (r->stopped || r->options->common.json || !r->task->show) return TN_OK;
+    return r->task->show(r->self, stdout) == TN_OK ? TN_OK : give_code(r, cli_failed());
+}
+
+static void share_end(void *self) {
+    share *s = self;
+    if (!s) return;
+    s->r->task->end(s->self);
+    free(s);
+}
+
+static int execute(run *r, tn_device *device) {
+    tn_survivor work = TN_SURVIVOR_DEFAULTS;
+    tn_survive_options o = TN_SURVIVE_DEFAULTS;
+    tn_device_info info = {.struct_size = sizeof info};
+    work.begin = share_begin;
+    work.step = share_step;
+    work.stepped = share_stepped;
+    work.state = share_state;
+    work.restored = share_restored;
+    work.finish = share_finish;
+    work.end = share_end;
+    const train_team *team = r->options->team;
+    bool alone = team->count == 1 && tn_group_size(team->group) == 1;
+    if (tn_device_get_info(device, &info) != TN_OK) return cli_failed();
+    o.first = steps_before(r);
+    o.last = r->last;
+    o.fallback = r->options->common.strict || !alone ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
+    o.time_limit = strcmp(info.backend, "cpu") == 0 || !alone ? 0 : (double)r->options->device_timeout;
+    r->survived.struct_size = sizeof r->survived;
+    const char *name = info.id;
+    tn_status status = tn_survive(&work, r, &name, 1, &o, &r->survived);
+    end_progress(r);
+    if (r->code != CLI_OK) return r->code;
+    if (status != TN_OK) return cli_failed();
+    if (r->stopped) return cli_stopped() ? cli_stop_status() : STOPPED_ELSEWHERE;
+    return CLI_OK;
 }
 
 /* Nobody should learn at the end of a run that it cannot be saved. */
@@ -437,7 +587,6 @@ static int run_task(train_options *o, const train_task *task) {
     if (code == CLI_OK) code = train_open(o, &team, &r.selection);
     if (code == CLI_OK) code = prepare_training(&r);
     if (code == CLI_OK) code = execute(&r, team.devices[0]);
-    task->end(r.self);
     if (r.log && fclose(r.log) != 0 && code == CLI_OK) code = CLI_FAILED;
     report_free(&r.report);
     free(r.curve);
@@ -447,7 +596,7 @@ static int run_task(train_options *o, const train_task *task) {
 }
 
 static int run_train(int argc, char **argv) {
-    train_options o = {.steps = -1};
+    train_options o = {.steps = -1, .device_timeout = DEVICE_TIMEOUT};
     int status = CLI_USAGE;
     int at = cli_parse(&cli_train, argc, argv, &o.common, own_options, NULL, take_option, &o, &status);
     if (at < 0) return status;

@@ -20,6 +20,7 @@ typedef struct train_options {
     cli_options common;
     int64_t steps;      /* -1: the task's own number */
     int64_t save_every; /* 0: at the end alone */
+    int64_t device_timeout;
     const char *save, *resume, *log, *report;
     const char *data;    /* digits: the table; NULL: in the cache folder. chars: the text; NULL: the command's help */
     const char *model;   /* digits: mlp, cnn */
@@ -82,6 +83,8 @@ tn_status train_amp_prepare(const train_options *o, tn_optimizer *optimizer);
  * message; train_close either way. */
 int train_open(const train_options *o, train_team *team, tn_selection *selection);
 void train_close(train_team *team);
+/* Another device holds the model from now on. */
+void train_replace(train_team *team, tn_device *device);
 /* What a task computes its batches with. */
 tn_status train_share(const train_options *o, tn_module *root, tn_data_parallel **out);
 void train_devices_json(cli_json *j, const tn_data_parallel *all); /* the member `devices` */

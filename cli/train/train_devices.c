@@ -66,6 +66,14 @@ void train_close(train_team *team) {
     tn_group_close(team->group);
 }
 
+void train_replace(train_team *team, tn_device *device) {
+    tn_device_info info = {.struct_size = sizeof info};
+    tn_device *opened = NULL;
+    if (tn_device_get_info(device, &info) != TN_OK || tn_device_open(info.id, NULL, NULL, &opened) != TN_OK) return;
+    tn_device_close(team->devices[0]);
+    team->devices[0] = opened;
+}
+
 tn_status train_share(const train_options *o, tn_module *root, tn_data_parallel **out) {
     return tn_data_parallel_new(root, o->team->devices, o->team->count, &o->team->options, out);
 }

@@ -20,6 +20,7 @@
 #include "trunnion/ops.h"
 #include "trunnion/optim.h"
 #include "trunnion/status.h"
+#include "trunnion/survive.h"
 #include "trunnion/tensor.h"
 #include "trunnion/tune.h"
 

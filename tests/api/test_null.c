@@ -28,6 +28,7 @@
 #include "trunnion/onnx.h"
 #include "trunnion/ops.h"
 #include "trunnion/optim.h"
+#include "trunnion/survive.h"
 #include "trunnion/tune.h"
 
 /* A failure must bring words of its own, not those of an earlier one. */
@@ -682,6 +683,7 @@ static void data_parallel_refuses(void **state) {
     FAILS(tn_group_all_gather(NULL, &byte, 1, &byte))
     FAILS(tn_group_all_to_all(NULL, &byte, 1, &byte))
     FAILS(tn_group_barrier(NULL))
+    FAILS(tn_survive(NULL, NULL, NULL, 0, NULL, NULL))
     FAILS(tn_data_parallel_new(NULL, &cpu, 1, NULL, &p))
     FAILS(tn_data_parallel_new(root, NULL, 1, NULL, &p))
     FAILS(tn_data_parallel_new(root, &missing, 1, NULL, &p))

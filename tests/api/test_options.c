@@ -21,6 +21,7 @@
 #include "trunnion/ops.h"
 #include "trunnion/optim.h"
 #include "trunnion/text.h"
+#include "trunnion/survive.h"
 #include "trunnion/tune.h"
 
 /* ---- what takes options ------------------------------------------------------------------------------------------ */
@@ -303,6 +304,34 @@ static tn_status try_data_parallel(const void *o) {
     return s;
 }
 
+static tn_status begin_nothing(void *ctx, tn_device *device, void **self) {
+    (void)ctx, (void)device;
+    *self = NULL;
+    return TN_OK;
+}
+static tn_status step_nothing(void *self, int64_t step, int64_t *made) {
+    (void)self, (void)step, (void)made;
+    return TN_OK;
+}
+static tn_status state_of_nothing(void *self, tn_checkpoint *c) {
+    (void)self, (void)c;
+    return TN_OK;
+}
+static void end_nothing(void *self) { (void)self; }
+
+static tn_status try_survive(const void *o) {
+    tn_survivor work = TN_SURVIVOR_DEFAULTS;
+    work.begin = begin_nothing;
+    work.step = step_nothing;
+    work.state = state_of_nothing;
+    work.end = end_nothing;
+    return tn_survive(&work, NULL, (const char *[]){"cpu"}, 1, o, NULL);
+}
+
+static tn_status try_survivor(const void *work) {
+    return tn_survive(work, NULL, (const char *[]){"cpu"}, 1, NULL, NULL);
+}
+
 static tn_status try_certify(const void *o) {
     tn_certify_counts counts = {.struct_size = sizeof counts};
     return tn_certify(NULL, o, &counts);
@@ -351,6 +380,8 @@ static tn_status try_engine(const void *o) {
     X(MODEL_SIZES, tn_model_sizes, try_model_sizes)                     \
     X(DATA_PARALLEL, tn_data_parallel_options, try_data_parallel)       \
     X(GROUP, tn_group_options, try_processes)                           \
+    X(SURVIVE, tn_survive_options, try_survive)                         \
+    X(SURVIVOR, tn_survivor, try_survivor)                              \
     X(ENGINE, tn_engine_options, try_engine)                            \
     X(CERTIFY, tn_certify_options, try_certify)
 
@@ -768,6 +799,12 @@ static tn_status choose_parallel_fallback(int v) {
     return try_data_parallel(&o);
 }
 
+static tn_status choose_survival(int v) {
+    tn_survive_options o = TN_SURVIVE_DEFAULTS;
+    o.fallback = (tn_fallback)v;
+    return try_survive(&o);
+}
+
 static tn_status choose_split(int v) {
     const double share = 1;
     tn_data_parallel_options o = TN_DATA_PARALLEL_DEFAULTS;
@@ -821,6 +858,7 @@ static const choice choices[] = {
     CHOICE(tn_schedule_kind, "tn_schedule_at: kind", TN_SCHEDULE_ONE_CYCLE, choose_schedule),
     CHOICE(tn_fallback, "fallback", TN_FALLBACK_SILENT, choose_fallback),
     CHOICE(tn_fallback, "data parallel: fallback", TN_FALLBACK_SILENT, choose_parallel_fallback),
+    CHOICE(tn_fallback, "tn_survive: fallback", TN_FALLBACK_SILENT, choose_survival),
     CHOICE(tn_data_split, "data parallel: split", TN_SPLIT_SHARES, choose_split),
     CHOICE(tn_engine_level, "tn_engine_set_options: level", TN_ENGINE_LEVEL_EXTENDED, choose_level),
     CHOICE(tn_numerics, "tn_set_numerics: numerics", TN_NUMERICS_FAST, choose_numerics),

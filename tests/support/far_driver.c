@@ -9,11 +9,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { DEVICES = 2, SHARED_MEMORY = 32 << 10 };
 static const uintptr_t FAR_AWAY = (uintptr_t)1 << (sizeof(uintptr_t) * 8 - 2);
 
 far_nature far_nature_now;
+_Atomic int64_t far_hangs_after = -1;
 void (*far_loaded)(const kir_program *p);
 far_counts far_counts_now;
 
@@ -223,6 +225,12 @@ static tn_status far_launch(void *device, void *module, const tn_launch *launche
     for (int64_t i = 0; i < count; i++) {
         if (far_nature_now.loses && far_nature_now.launches_left-- <= 0)
             return tn_backend_fail(TN_ERR_DEVICE, "far device: it is lost");
+        if (far_hangs_after == 0) {
+            while (far_hangs_after == 0)
+                (void)usleep(1000);
+            return tn_backend_fail(TN_ERR_DEVICE, "far device: it hung");
+        }
+        if (far_hangs_after > 0) far_hangs_after--;
         TRY(launch_one(device, module, &launches[i]));
         far_counts_now.launches++;
         far_counts_now.group_launches += ((const far_module *)module)->program.n_items > 0;

@@ -24,6 +24,9 @@ typedef struct far_nature {
 } far_nature;
 extern far_nature far_nature_now;
 
+/* While not negative: so many launches until one that does not return before this is negative again. */
+extern _Atomic int64_t far_hangs_after;
+
 /* Calls since the process began, of all far devices. */
 typedef struct far_counts {
     _Atomic int64_t allocs, frees, loads, launches, group_launches, copies_in, copies_out, copies_within, bytes_in,

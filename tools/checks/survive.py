@@ -1,0 +1,89 @@
+"""survive.py BUILD [MOMENTS] — trainings whose device fails at a random moment end as undisturbed ones.
+
+`trunnion train` runs on the doubles of CUDA, ROCm and Metal (tests/double), one call of the driver fails, with an error
+that means lost, out of memory or a failed launch, and loss, metric and steps must be those of the cpu, with one line
+that says so. With --strict the run must fail instead. MOMENTS: how many failures for each training (default 4).
+"""
+
+import json
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import tempfile
+
+DOUBLES = {
+    "cuda": ("cuda.so", ["TRUNNION_CUDA_LIB", "TRUNNION_NVRTC_LIB"], [719, 700, 2]),
+    "rocm": ("rocm.so", ["TRUNNION_ROCM_LIB", "TRUNNION_HIPRTC_LIB"], [719, 700, 2]),
+}
+TRAININGS = [("digits", 12, []), ("digits", 3, ["--model", "cnn"]), ("chars", 2, [])]
+
+
+class Report:
+    def __init__(self):
+        self.passed = self.failed = 0
+
+    def expect(self, good, text):
+        self.passed += bool(good)
+        self.failed += not good
+        if not good:
+            print(f"failed: {text}", flush=True)
+
+
+def train(program, device, task, steps, options, environment):
+    """(exit code, the JSON object, standard error)"""
+    command = [program, "train", task, "--steps", str(steps), "--device", device, "--json", *options]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+    return ended.returncode, json.loads(ended.stdout) if ended.returncode == 0 else {}, ended.stderr
+
+
+def check(report, program, name, environment, task, steps, options, moments):
+    what = " ".join([name, task, *options[:2 * ("--model" in options)]])
+    _, undisturbed, _ = train(program, "cpu", task, steps, options, environment)
+    code, there, words = train(program, name, task, steps, options, environment | {"DOUBLE_COUNTS": "1"})
+    report.expect(code == 0 and there["failed_devices"] == [] and there["device"].startswith(name), f"{what}: {words[-300:]}")
+    wanted = [undisturbed.get(k) for k in ("final_loss", "metric", "steps")]
+    launches = re.search(r"(\d+) launches", words)
+    calls = int(launches[1]) * 4 // 3 if launches else 1  # of the driver that can fail
+    generator, moved = random.Random(f"{what} {moments}"), 0
+    for i in range(moments):
+        errors = DOUBLES[name][2]
+        fault = f"any:{generator.randint(1, calls)}:{errors[i % len(errors)]}"
+        code, got, words = train(program, name, task, steps, options, environment | {"DOUBLE_FAULT": fault})
+        same = code == 0 and [got.get(k) for k in ("final_loss", "metric", "steps")] == wanted
+        report.expect(same, f"{what}, {fault}: {code}, {got}, not {wanted}\n{words[-500:]}")
+        failures = got.get("failed_devices", [])
+        moved += bool(failures)
+        told = sum("continuing from step" in line for line in words.splitlines())
+        report.expect(told == len(failures) and (not failures or got["device"] == "cpu"), f"{what}, {fault}: told {told} times")
+    report.expect(moved > 0, f"{what}: no run moved to another device")
+    fault = {"DOUBLE_FAULT": f"any:{max(1, calls // 2)}:719"}
+    code, _, words = train(program, name, task, steps, [*options, "--strict"], environment | fault)
+    report.expect(code != 0 and "continuing" not in words, f"{what}: --strict did not end the run")
+    print(f"{what}: {moved} of {moments} runs moved, about {calls} calls", flush=True)
+
+
+def main():
+    build, moments = pathlib.Path(sys.argv[1]).resolve(), int(sys.argv[2]) if len(sys.argv) > 2 else 4
+    report = Report()
+    rows = [[(r * r + 7 * r * c) % 17 for c in range(64)] + [r % 10] for r in range(320)]
+    with tempfile.TemporaryDirectory() as folder:
+        table = pathlib.Path(folder) / "digits.csv"
+        table.write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
+        for name in list(DOUBLES)[:1 if moments < 10 else 2]:
+            file, variables, _ = DOUBLES[name]
+            environment = os.environ | dict.fromkeys(variables, str(build / "doubles" / file)) | {
+                "TRUNNION_CACHE": f"{folder}/{name}", "DOUBLE_ABORT": "1", "DOUBLE_LEVEL": "0"}
+            for task, steps, options in TRAININGS[:2 if moments < 10 else 3]:
+                more = options + (["--data", str(table)] if task == "digits" else [])
+                check(report, str(build / "trunnion"), name, environment, task, steps, more, moments)
+            if not report.failed:
+                print(f"ran on: {name} double (tests/double: no hardware): trainings that lose their device")
+    print(f"{report.passed} passed, {report.failed} failed, 0 skipped")
+    return report.failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
