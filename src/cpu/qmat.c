@@ -23,9 +23,9 @@ enum {
     CUTS = 1024        /* parts of all columns, by which shares are made larger or smaller */
 };
 
-static const double BYTES_A_PART = 30e3; /* of weights: 2 to 3 µs from memory, less is not worth a fork-join … */
-static const double OPS_A_PART = 1e6;    /* … nor for this many multiplications and additions */
-static const double HALF_COST = 4;       /* of an operation on f16 or bf16 weights, relative to small integers */
+static const double BYTES_A_PART = 30e3;  /* of weights: 2 to 3 µs from memory, less is not worth a fork-join … */
+static const double OPS_A_PART = 1e6;     /* … nor for this many multiplications and additions */
+static const double HALF_COST = 4;        /* of an operation on f16 or bf16 weights, relative to small integers */
 static const int64_t ROUND_A_PART = 8192; /* numbers of x to round: as much time */
 
 /* ---- a call ------------------------------------------------------------------------------------------------------ */
@@ -178,15 +178,37 @@ static const uint8_t *group_of(const qmat *q, int64_t g) {
     return (const uint8_t *)q->args->packed + g * q->layout.group;
 }
 
-/* Rows [first, first + rows) of the slab, which start with a tile, times the panel's blocks from k on. */
+/* What is unpacked after blocks k … of group g, of groups [group0, group1). */
+static void look_ahead(const qmat *q, const part *p, int64_t g, int64_t group0, int64_t group1, int64_t k, qtile *t) {
+    const tn_qlayout *l = &q->layout;
+    bool same = g + 1 < group1, more = k + q->piece < q->blocks;
+    const uint8_t *group = (const uint8_t *)p->after;
+    if (same || more || group1 < p->end) group = group_of(q, same ? g + 1 : more ? group0 : group1);
+    if (!same) k = more ? k + q->piece : 0;
+    t->ahead[0] = group + k / l->scale_blocks * l->scale_bytes;
+    t->ahead[1] = group + l->low + k * l->low_bytes;
+    t->ahead[2] = group + l->high + k * l->high_bytes;
+    t->ahead_bytes[0] = l->scale_bytes / l->scale_blocks;
+    t->ahead_bytes[1] = l->low_bytes;
+    t->ahead_bytes[2] = l->high_bytes;
+}
+
+/* Rows [first, first + rows) of the slab, which start with a tile, times the panel's blocks from k on. `next`: what the
+ * first tile asks for. */
 static void multiply_rows(const qmat *q, const part *p, int64_t first, int64_t rows, int64_t k, int64_t blocks,
-                          float *c, int64_t c_row) {
+                          float *c, int64_t c_row, const qtile *next) {
     const int64_t most = tile_of(q);
     const int *heights = q->with->plain->heights;
     for (int64_t i = 0; i < rows; i += most) {
         int64_t height = tn_min64(most, q->rows - first - i), done = 0;
         const uint8_t *x = rounded(q) + ((first + i) * q->blocks + k * height) * q->record;
-        qtile t = {.panel = p->panel, .blocks = blocks, .x_step = height * q->record, .c_row = c_row, .add = k > 0};
+        qtile t = *next;
+        t.panel = p->panel;
+        t.blocks = blocks;
+        t.x_step = height * q->record;
+        t.c_row = c_row;
+        t.add = k > 0;
+        if (i > 0) t.ahead[0] = NULL;
         for (int64_t r = i + most; t.add && r < tn_min64(i + 2 * most, rows); r++)
             __builtin_prefetch(c + r * c_row, 1);
         for (int kind = 0; kind < QHEIGHTS; kind++) {
@@ -194,6 +216,7 @@ static void multiply_rows(const qmat *q, const part *p, int64_t first, int64_t r
                 t.x = x + done * q->record;
                 t.c = c + (i + done) * c_row;
                 q->panels->run[kind](&t);
+                t.ahead[0] = NULL;
             }
         }
     }
@@ -291,8 +314,10 @@ static void multiply_groups(const qmat *q, const part *p, int64_t group0, int64_
     do {
         int64_t blocks = tn_min64(q->piece, q->blocks - k);
         for (int64_t g = group0; g < group1; g++) {
+            qtile next;
+            look_ahead(q, p, g, group0, group1, k, &next);
             unpack_panel(q, p, g, k, blocks);
-            multiply_rows(q, p, first, rows, k, blocks, c + (g - group0) * TN_QROWS, c_row);
+            multiply_rows(q, p, first, rows, k, blocks, c + (g - group0) * TN_QROWS, c_row, &next);
         }
         k += q->piece;
     } while (k < q->blocks);

@@ -67,6 +67,13 @@ VEC_INLINE VI first_sum(const uint8_t *record, int part, bool has_minimum) {
     return q_set1(has_minimum ? 0 : read_int(record + RECORD_PARTS + 4 * part));
 }
 
+/* Block b of what comes next. */
+KERNEL void ask_next(const qtile *t, int64_t b) {
+    for (int region = 0; region < QREGIONS; region++)
+        for (int64_t i = 0; i < t->ahead_bytes[region]; i += 64)
+            __builtin_prefetch(t->ahead[region] + b * t->ahead_bytes[region] + i);
+}
+
 KERNEL void multiply_panel(const qtile *t, int height, int parts, bool has_minimum, bool wide) {
     const int64_t record = record_bytes(parts), block = BITS + parts * LINE * (has_minimum ? 2 : 1);
     for (int half = 0; half < HALVES; half++) {
@@ -75,6 +82,7 @@ KERNEL void multiply_panel(const qtile *t, int height, int parts, bool has_minim
             t->add ? v_load(t->c + r * t->c_row + half * VL) : v_zero();
         const uint8_t *x = t->x, *panel = t->panel + half * VEC_BYTES;
         for (int64_t b = 0; b < t->blocks; b++, x += t->x_step, panel += block) {
+            if (half == 0 && t->ahead[0]) ask_next(t, b);
             VEC_UNROLL for (int part = 0; part < parts; part++) {
                 VI sum[TILE];
                 VEC_UNROLL for (int r = 0; r < height; r++) sum[r] = first_sum(x + r * record, part, has_minimum);

@@ -13,6 +13,7 @@ enum {
     QLINE = 4 * TN_QROWS,    /* bytes of a chunk */
     QBITS = QCHUNKS * QLINE, /* bytes of a panel's block before its scales */
     QHEIGHTS = 4,            /* heights of tiles */
+    QREGIONS = 3,            /* of a group of weights: scales, low bits, high bits */
     ROUND_BLOCKS = 16,       /* of a row, rounded side by side at most */
     HALF_GROUPS = 4,         /* for one row of x with weights in half precision, side by side */
     QAHEAD = 5120            /* prefetch distance in bytes: over ten blocks, because memory is the limit */
@@ -42,6 +43,9 @@ typedef struct qtile {
     float *c;
     int64_t c_row;
     bool add; /* to the contents of c: earlier blocks */
+    /* What the next panel is made of: scales, low and high bits. It comes from memory while this one is multiplied. */
+    const uint8_t *ahead[QREGIONS]; /* the first is NULL: nothing */
+    int64_t ahead_bytes[QREGIONS];  /* of a block */
 } qtile;
 
 /* A tile of rows of x, packed step by step, one chain at most; and one group of weights, or two. */

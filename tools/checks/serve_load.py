@@ -28,6 +28,7 @@ VENV = ROOT / ".deps" / "openai"
 LONGEST = 60        # seconds that a request may take
 GROWTH = 24 << 20   # bytes of memory over the whole time
 BUSY = 503
+PARALLEL = 16
 
 CLIENT = """
 import json, sys
@@ -176,9 +177,21 @@ class Load:
         self.server.await_metric("trunnion_requests_running", lambda n: n == 0)
 
 
+def fill_caches(server):
+    """Every sequence up to its end: caches take memory when they are first written."""
+    threads = [threading.Thread(target=server.post, args=("/v1/completions",), kwargs={
+        "prompt": f"{i} " + "word " * 470, "max_tokens": 30, "grammar": "root ::= [a-z ]{400,999}"})
+        for i in range(PARALLEL)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def check_load(report, server, seconds, clients):
     ask = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 12}
     before = server.post("/v1/completions", **ask)[1]["choices"]
+    fill_caches(server)
     Load(server, min(20, seconds), clients).run()  # until buffers and plans are there
     memory, load = server.resident(), Load(server, seconds, clients)
     load.run()
@@ -202,7 +215,7 @@ def main():
         else:
             encoder = serve.encoder_folder(pathlib.Path(folder))
             with serve.serving(program, "-m", str(smollm2.path()), "--embed", str(encoder), "--context", "512",
-                               "--parallel", "16", "--max-body", "64K", "--queue", "24", "--api-key", serve.KEY,
+                               "--parallel", str(PARALLEL), "--max-body", "64K", "--queue", "24", "--api-key", serve.KEY,
                                key=serve.KEY) as server:
                 check_client(report, server)
                 check_load(report, server, seconds, clients)
