@@ -9,6 +9,7 @@
 struct serve_embedder {
     server *server;
     pthread_t thread;
+    bool started;
     pthread_mutex_t lock;
     pthread_cond_t news;
     serve_job *first, *last;
@@ -82,12 +83,9 @@ tn_status embedder_start(server *s) {
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->news, NULL);
     e->server = s;
-    if (pthread_create(&e->thread, NULL, run_embedder, e) != 0) {
-        free(e);
-        return tn_backend_fail(TN_ERR_MEMORY, "embeddings: no thread could be started");
-    }
     s->embedder = e;
-    return TN_OK;
+    e->started = pthread_create(&e->thread, NULL, run_embedder, e) == 0;
+    return e->started ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "embeddings: no thread could be started");
 }
 
 void embedder_stop(serve_embedder *e) {
@@ -96,7 +94,12 @@ void embedder_stop(serve_embedder *e) {
     e->stopping = true;
     pthread_cond_signal(&e->news);
     pthread_mutex_unlock(&e->lock);
-    pthread_join(e->thread, NULL);
+    if (e->started) pthread_join(e->thread, NULL);
+    e->started = false;
+}
+
+void embedder_free(serve_embedder *e) {
+    if (!e) return;
     pthread_mutex_destroy(&e->lock);
     pthread_cond_destroy(&e->news);
     free(e);

@@ -16,6 +16,7 @@
 #include <microhttpd.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -73,6 +74,7 @@ struct serve_http {
     server *server;
     struct MHD_Daemon *daemon;
     int listener;
+    atomic_int calls; /* requests whose answer was not sent completely */
 };
 
 /* ---- a request on its way ---------------------------------------------------------------------------------------- */
@@ -347,6 +349,7 @@ static result begin_call(serve_http *h, struct MHD_Connection *to, const char *p
     if (!c) return MHD_NO;
     c->http = h;
     c->begun = cli_now();
+    atomic_fetch_add(&h->calls, 1);
     *ctx = c;
     bool found = find_route(c, path, method);
     serve_fault fault = c->fault;
@@ -397,6 +400,7 @@ static void end_call(void *ctx, struct MHD_Connection *to, void **own, enum MHD_
         job_release(c->job);
     }
     tn_bytes_free(&c->body);
+    atomic_fetch_sub(&c->http->calls, 1);
     free(c);
     *own = NULL;
 }
@@ -460,6 +464,14 @@ void http_quiesce(serve_http *h) {
     h->listener = -1;
 }
 
+/* A resumed connection is known to its thread only after a moment. */
+void http_drain(serve_http *h, double seconds) {
+    double end = cli_now() + seconds;
+    do
+        (void)poll(NULL, 0, 50);
+    while (atomic_load(&h->calls) > 0 && cli_now() < end);
+}
+
 void http_stop(serve_http *h) {
     if (!h) return;
     bool own = h->listener >= 0 && !h->daemon; /* the daemon closes it else */
@@ -477,6 +489,7 @@ tn_status http_start(server *s, serve_http **out, int *port) {
 }
 
 void http_quiesce(serve_http *h) { (void)h; }
+void http_drain(serve_http *h, double seconds) { (void)h, (void)seconds; }
 void http_stop(serve_http *h) { (void)h; }
 void http_wake(serve_job *j) { (void)j; }
 void http_done(serve_job *j) { (void)j; }

@@ -26,6 +26,8 @@ enum {
     OPT_GRACE
 };
 
+static const double DRAIN_SECONDS = 5; /* in which clients have to read what is computed, at the end */
+
 static int run_serve(int argc, char **argv);
 
 const cli_command cli_serve = {
@@ -183,9 +185,7 @@ static void stop_server(server *s, serve_http *h) {
     http_quiesce(h);
     engine_stop(s->engine, (double)s->grace);
     embedder_stop(s->embedder);
-    s->embedder = NULL;
-    /* What is computed has to be read, too: clients get a moment. */
-    (void)poll(NULL, 0, 200);
+    http_drain(h, DRAIN_SECONDS);
 }
 
 static void close_server(server *s, serve_http *h) {
@@ -193,6 +193,7 @@ static void close_server(server *s, serve_http *h) {
     embedder_stop(s->embedder);
     http_stop(h);
     engine_free(s->engine);
+    embedder_free(s->embedder);
     tn_llm_close(s->model);
     vocabulary_close(&s->words);
     tn_embedder_close(s->encoder);

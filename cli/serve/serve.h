@@ -167,7 +167,8 @@ serve_gauges engine_gauges(serve_engine *e);
 
 tn_status embedder_start(server *s);
 bool embedder_submit(serve_embedder *e, serve_job *j);
-void embedder_stop(serve_embedder *e); /* ends when the job that it works on has ended; NULL is allowed */
+void embedder_stop(serve_embedder *e); /* returns when the jobs that it has are done; further ones are refused */
+void embedder_free(serve_embedder *e); /* both: NULL is allowed */
 
 /* ---- http.c ------------------------------------------------------------------------------------------------------ */
 
@@ -175,7 +176,9 @@ typedef struct serve_http serve_http;
 /* Listens. The failure says which address, and why. *port: the one in use. */
 tn_status http_start(server *s, serve_http **out, int *port);
 void http_quiesce(serve_http *h); /* takes no further connections */
-void http_stop(serve_http *h);    /* NULL is allowed */
+/* Waits until all answers have been sent, if no job runs any more; so many seconds at most. */
+void http_drain(serve_http *h, double seconds);
+void http_stop(serve_http *h); /* NULL is allowed */
 
 /* Job threads: there is output, or the end. */
 void http_wake(serve_job *j);

@@ -93,8 +93,11 @@ class Server:
 
     def end(self):
         """SIGTERM. Returns the exit status and how long it took."""
-        start = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self):
+        start = time.monotonic()
         try:
             self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -438,11 +441,20 @@ def check_queue(program, report):
         report.add(b'"finish_reason": "length"' in read_all(first), "an answer beyond the time limit is cut")
         report.add(b"HTTP/1.1 " in read_all(second), "the one that waited is answered")
     with serving(program, *options) as server:
+        idle = server.connect()
+        idle.request("GET", "/health")
+        idle.getresponse().read()
         running, waiting = open_request(server, max_tokens=60, stream=True), None
         server.await_metric("trunnion_requests_running", lambda n: n == 1)
         waiting = open_request(server)
         server.await_metric("trunnion_requests_waiting", lambda n: n == 1)
-        status, seconds = server.end()
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        idle.request("POST", "/v1/completions", json.dumps({"prompt": "x"}))
+        late = idle.getresponse()
+        report.add(late.status == 503 and json.loads(late.read())["error"]["code"] == "stopping",
+                   "a request at the end, on an open connection, is refused")
+        status, seconds = server.wait()
         answer, refused = read_all(running), read_all(waiting)
         report.add(status == ENDED_BY_SIGTERM and b"data: [DONE]" in answer and answer.count(b"data: {") == 61,
                    f"SIGTERM lets a running answer end ({seconds:.1f} s)")
