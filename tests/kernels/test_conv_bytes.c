@@ -12,7 +12,7 @@
 #include "cpu/isa.h"
 #include "trunnion/ops.h"
 
-enum { MAX_POINTS = 64, CASES = 90, MAX_THREADS = 3, MARK = 12345 };
+enum { MAX_POINTS = 64, CASES = TEST_SWEEP(90), MAX_THREADS = 3, MARK = 12345 };
 
 static uint64_t random_state = 20;
 

@@ -15,7 +15,7 @@
 #include "cpu/isa.h"
 #include "trunnion/ops.h"
 
-enum { MAX_POINTS = 64, CASES = 60, MAX_THREADS = 3 };
+enum { MAX_POINTS = 64, CASES = TEST_SWEEP(60), MAX_THREADS = 3 };
 
 static const float MARK = 12345.0f;
 

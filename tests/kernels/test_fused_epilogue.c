@@ -12,7 +12,8 @@
 
 #include "cpu/isa.h"
 
-enum { AXES = TN_GEMM_BATCH_AXES + 2, ROW = TN_GEMM_BATCH_AXES, COLUMN = ROW + 1, CASES = 120, MAX_THREADS = 3 };
+enum { AXES = TN_GEMM_BATCH_AXES + 2, ROW = TN_GEMM_BATCH_AXES, COLUMN = ROW + 1 };
+enum { CASES = TEST_SWEEP(120), MAX_THREADS = 3 };
 enum { BLOCK, TO, ADD, TIMES, GATE, BUFFERS };
 enum { GAP = 3, FIRST = 5 }; /* elements behind a row, and before all of them, of matrices */
 

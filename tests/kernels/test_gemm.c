@@ -12,7 +12,8 @@
 #include "cpu/isa.h"
 #include "kir/kir_math.h"
 
-enum { AXES = TN_GEMM_BATCH_AXES + 2, ROW = TN_GEMM_BATCH_AXES, COL = ROW + 1, MAX_THREADS = 3, CASES = 300 };
+enum { AXES = TN_GEMM_BATCH_AXES + 2, ROW = TN_GEMM_BATCH_AXES, COL = ROW + 1 };
+enum { MAX_THREADS = 3, CASES = TEST_SWEEP(300) };
 
 /* ---- random numbers ---------------------------------------------------------------------------------------------- */
 
