@@ -223,7 +223,7 @@ static void say_steps(const tn_selection *s) {
 /* The device was asked for by name: then another one in its place is a fallback, whatever the reason. */
 static bool by_name;
 
-/* A backend of which this machine has nothing is no fallback of `auto`. */
+/* `auto` does not fall back to a backend without devices on this machine. */
 static bool is_absent(const tn_selection_step *step) {
     static const char *const codes[] = {"not_built", "platform", "library_not_found", "no_device", "not_asked"};
     for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++)

@@ -28,7 +28,7 @@ BUDGET = {
     "vendor": 3000,
     "hal": 7850,
     "drivers": 8250,
-    "tensor": 2900,
+    "tensor": 2950,
     "ops": 13300,
     "plan": 11500,
     "autograd": 650,

@@ -31,7 +31,7 @@ convert_kind convert_kind_of(const char *path) {
     return CONVERT_UNKNOWN;
 }
 
-/* What our exporter makes up is no weight: constants (_c0, _c1 …), rope's frequencies. */
+/* Not weights: values that our exporter adds, such as constants (_c0, _c1 …) and RoPE frequencies. */
 static bool is_weight(const char *name) {
     bool constant = strncmp(name, "_c", 2) == 0 && name[2] && name[2 + strspn(name + 2, "0123456789")] == 0;
     return !constant && strcmp(name, "rotary_emb.inv_freq") != 0;

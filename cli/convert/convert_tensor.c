@@ -60,7 +60,7 @@ static bool is_plain_float(tn_dtype t) { return t < TN_DTYPE_COUNT && tn_dtype_i
 /* What a tensor becomes; *same: it stays as it is, byte for byte. */
 tn_dtype convert_type_for(const convert_wishes *w, const convert_tensor *t, bool to_gguf, bool *same) {
     bool blocks = t->dtype < TN_DTYPE_COUNT && tn_dtype_block(t->dtype) > 1;
-    bool places = strcmp(t->name, "position_embd.weight") == 0; /* small, and added: nobody rounds it */
+    bool places = strcmp(t->name, "position_embd.weight") == 0; /* small, and only added: never quantized */
     places |= strstr(t->name, "ffn_gate_inp") != NULL;          /* small, and decides which expert it is */
     tn_dtype to = t->dtype;
     if (w->to != TN_DTYPE_COUNT && t->rank >= 2 && !places && (blocks || is_plain_float(t->dtype))) {

@@ -260,7 +260,7 @@ static void copies_keep_their_order(conform *c) {
     CALL(c->driver->alloc(c->device, 64, &b));
     int sum = 0;
     CALL(c->driver->copy(c->device, a, &sum, sizeof sum, 0));
-    for (int i = 0; i < STEPS; i++) { /* nobody waits in between */
+    for (int i = 0; i < STEPS; i++) { /* no wait in between */
         int value = i;
         CALL(c->driver->copy(c->device, a, &value, sizeof value, 0));
         CALL(c->driver->copy(c->device, b, a, sizeof value, 2));

@@ -53,7 +53,7 @@ const cli_command cli_onnx_test = {
 typedef struct test_case {
     char *folder;
     onnx_result result;
-    char *why; /* NULL where there is no memory for it */
+    char *why; /* NULL if the allocation failed */
 } test_case;
 
 typedef struct tests {

@@ -173,7 +173,7 @@ static tn_status encode_chat(work *w, const tn_bytes *given) {
     return status;
 }
 
-/* Editors end a file with a newline that is no part of the prompt. */
+/* Editors end a file with a newline that is not part of the prompt. */
 static tn_status read_given(const request *r, tn_bytes *out) {
     if (!r->file) return cli_take_text(r->ids ? r->ids : r->prompt, out);
     tn_status status = cli_read_file(r->file, out);

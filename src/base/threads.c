@@ -442,7 +442,7 @@ enum { NOWHERE = -1 };
 typedef struct pinned_worker {
     pthread_t thread;
     int cpu;     /* NOWHERE: it may run on the whole mask */
-    bool others; /* its mask was set by somebody else: left alone */
+    bool others; /* its mask was set by other code: do not change it */
 } pinned_worker;
 
 /* All belongs to the thread that uses the pool. */

@@ -218,7 +218,7 @@ bool tn_child_run(void (*body)(void *ctx, void *out), void *ctx, void *out, size
     return complete;
 }
 
-#else /* a system without processes: whoever asks is told so */
+#else /* a system without processes: callers get an error */
 
 void tn_child_start(const tn_driver *driver, tn_child *c) {
     (void)driver;

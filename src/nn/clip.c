@@ -1,4 +1,4 @@
-/* clip.c — gradients of many parameters together: their norm, clipping, whether all are finite. */
+/* clip.c — operations on the gradients of many parameters: norm, clipping, test for finite values. */
 #include <math.h>
 #include <stdlib.h>
 

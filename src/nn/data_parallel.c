@@ -1,10 +1,10 @@
-/* data_parallel.c — training and inference on several devices: a batch in parts.
+/* data_parallel.c — training and inference on several devices: each computes a part of the batch.
  *
- * While a part is recorded, the module's handles stand for the copies on the part's device (tn_swap), so every forward
- * function that works on one device works here. Parts go to the devices' queues one after the other and are fetched in
- * their order; nothing of the model is written before all have arrived, so a part whose device failed can be computed
- * by another one. Buffers (running statistics) are copied for each part: what the first part makes of them is written
- * together with the optimiser's step. */
+ * While a part is recorded, the module's handles refer to the copies on that part's device (tn_swap), so any forward
+ * function works here unchanged. Parts are submitted to the devices' queues one after another and fetched in order.
+ * The model is written only after all parts have arrived, so a part whose device failed can be computed by another
+ * device. Buffers (running statistics) are copied for each part; the first part's new values are written together with
+ * the optimizer's step. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -380,7 +380,7 @@ static member *another(const tn_data_parallel *p, const member *than) {
     return NULL;
 }
 
-/* The part's device is not asked again. *next: who is. */
+/* The part's device is not asked again. *next: the device to ask. */
 static tn_status lose(const tn_data_parallel *p, member *m, tn_status why, member **next) {
     tn_device_info info, home;
     char text[sizeof m->reason];
@@ -398,7 +398,7 @@ static tn_status lose(const tn_data_parallel *p, member *m, tn_status why, membe
     return TN_OK;
 }
 
-/* Has the part computed by whoever can. */
+/* Computes the part on the first device that can. */
 static tn_status compute_anywhere(const call *c, work *w) {
     for (;;) {
         if (w->by->lost) w->by = another(c->p, w->by);

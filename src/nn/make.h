@@ -1,4 +1,4 @@
-/* make.h — what the files of this folder share: how a layer is made. */
+/* make.h — shared by the files of this folder: helpers that make layers. */
 #ifndef TN_NN_MAKE_H
 #define TN_NN_MAKE_H
 

@@ -1,6 +1,6 @@
-/* optim_methods.c — the formulas of the optimizers: PyTorch's (torch.optim) where it has them.
+/* optim_methods.c — the update formulas of the optimizers: PyTorch's (torch.optim) where it has them.
  *
- * An update is recorded as element-wise writes to states; equal updates of several parameters share a launch. */
+ * An update is recorded as element-wise writes to states. Parameters with equal updates share one launch. */
 #include <math.h>
 
 #include "nn/optimizer.h"

@@ -1,7 +1,7 @@
-/* policy.c — the generic policy: observations and state in, logits, value and state out, whatever network is inside.
+/* policy.c — the generic policy: maps observations and state to logits, value and new state.
  *
- * A policy is a table of functions, a module that owns its variables, and a pointer of its own. The two that come with
- * the library share their hidden layers and heads; the recurrent one has an LSTM cell in between. */
+ * A policy is a table of functions, a module that owns its variables, and a private pointer. The two built-in policies
+ * share hidden layers and heads; the recurrent one has an LSTM cell between them. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

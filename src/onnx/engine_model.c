@@ -1,8 +1,7 @@
-/* engine_model.c — a model that ONNX Runtime runs as a whole, from its own file: what tn_onnx_open makes of one while
- * the engine's device is the current one.
+/* engine_model.c — runs a whole model file in ONNX Runtime: used by tn_onnx_open if the current device is that engine.
  *
- * Our reader still tells inputs, outputs and weights; operators are the library's business. Inputs are read where they
- * lie, and results stay in the library's memory, which a tensor of ours then owns. Source: onnxruntime_c_api.h. */
+ * Our reader still lists inputs, outputs and weights; the library handles the operators. Inputs are read in place;
+ * results stay in the library's memory, which a tensor of ours then owns. Source: onnxruntime_c_api.h. */
 #include <stdio.h>
 #include <string.h>
 
@@ -19,7 +18,7 @@ bool onnx_engine_is_current(void) {
     return d && d->is_engine && !strcmp(d->info.backend, "engine:onnxruntime");
 }
 
-/* Each of the library's names is a port of ours. */
+/* Each name in the library is one of our ports. */
 static tn_status find_ports(const onnx_port *ports, int port_count, int count,
                             const char *(*name)(const tn_ort_session *s, int i), const tn_ort_session *s, int *order) {
     for (int i = 0; i < count; i++) {

@@ -1,12 +1,12 @@
-/* export.c — a recording as an ONNX model.
+/* export.c — writes a recording as an ONNX model.
  *
- * The walk goes from the outputs back to the inputs, as the planner's does (plan/values.c), with a stack of its own.
- * What ONNX has an operator for becomes a node of it (export_ops.c); anything else becomes what it is composed of, down
- * to primitives, so that gradients and steps of optimisers come out as well. Leaves become initialisers; states that
- * were written become an input, whose default is the value that they have, and an output NAME_out.
+ * The walk goes from the outputs back to the inputs with an explicit stack, like the planner's (plan/values.c). An op
+ * that ONNX has an operator for becomes a node (export_ops.c); any other op is replaced by its composition, down to
+ * primitives, so gradients and optimizer steps can be exported, too. Leaves become initializers. A written state
+ * becomes an input, whose default is its current value, and an output NAME_out.
  *
- * Nothing is computed: what was recorded is still to be evaluated afterwards. Source: onnx.proto and IR.md of the ONNX
- * standard. */
+ * Exporting computes nothing; the recording can still be evaluated afterwards. Source: onnx.proto and IR.md of the
+ * ONNX standard. */
 #include "onnx/export.h"
 
 #include <stdarg.h>
@@ -753,7 +753,7 @@ static void export_end(onnx_export *x) {
 
 int onnx_element_type(tn_dtype dtype) { return (int)export_type_of(dtype); }
 
-/* Weights in blocks are given to nobody: what reads one is refused. */
+/* Block-quantized weights cannot be exported: an op that reads one is refused. */
 static void add_engine_input(onnx_export *x, const tn_node *n, const char *name) {
     if (tn_dtype_is_quantized((tn_dtype)n->dtype)) return;
     name_is(x, n, name);

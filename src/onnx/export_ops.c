@@ -1,8 +1,8 @@
-/* export_ops.c — what each op is in ONNX: one row an op that has an operator, or a few.
+/* export_ops.c — how each op is written in ONNX: as one operator, or as a few.
  *
- * An op without attributes whose row in ops.def names an operator needs no row here. What has neither is written as
- * what it is composed of. Where both fit, the operator is taken: it is what a reader of the model expects, and what
- * other engines have kernels for. Operators are those of opset 21. Source: Operators.md of the ONNX standard. */
+ * An op without attributes whose row in ops.def names an operator needs no row here. An op with neither is written as
+ * its composition. If both are possible the operator is preferred: readers expect it, and other engines have kernels
+ * for it. Operators are those of opset 21. Source: Operators.md of the ONNX standard. */
 #include <math.h>
 #include <string.h>
 

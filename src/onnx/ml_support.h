@@ -1,4 +1,4 @@
-/* ml_support.h — what the classical models of ai.onnx.ml share: rows of numbers on the host, scores, labels. */
+/* ml_support.h — shared by the classical models of ai.onnx.ml: rows of numbers on the host, scores, labels. */
 #ifndef TN_ONNX_ML_SUPPORT_H
 #define TN_ONNX_ML_SUPPORT_H
 

@@ -1,7 +1,8 @@
-/* model.c — the structure of a model: graphs, nodes, attributes, functions; order of its nodes; list of its weights.
+/* model.c — the structure of a model: graphs, nodes, attributes, functions; node order; list of weights.
  *
- * Names are looked up once, while the file is read: a node then knows its inputs by slot. A name that a subgraph does
- * not have is looked for in the graphs around it, and becomes a captured slot of each graph on the way. */
+ * Names are resolved once, while the file is read; after that a node refers to its inputs by slot. A name that a
+ * subgraph does not define is looked up in the enclosing graphs and becomes a captured slot of each graph in between.
+ */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -134,7 +135,7 @@ static tn_status read_declared_shape(onnx_arena *a, onnx_text message, onnx_decl
     while (onnx_wire_next(&w, &f, &status)) {
         if (f.number != 1) continue;
         if (t->rank == TN_MAX_RANK) {
-            t->rank = -1; /* a value of that rank cannot be: whoever makes one is refused */
+            t->rank = -1; /* no tensor has that rank: a node that produces one is refused */
             return TN_OK;
         }
         TRY(read_dim(a, f.bytes, t, t->rank++));
@@ -465,7 +466,7 @@ static tn_status read_input(reader *r, graph_reading *g, onnx_text message) {
     onnx_text name;
     TRY(read_port(r, g->fields, message, p, &name));
     bool has_value = scope_find(r->scope, name) >= 0;
-    if (has_value && !r->scope->outer) return TN_OK; /* an initialiser: nobody needs to give it */
+    if (has_value && !r->scope->outer) return TN_OK; /* an initializer: callers need not pass it */
     if (has_value) return tn_fail(TN_ERR_FORMAT, "two inputs of a graph are named '%s'", p->name);
     TRY(scope_define(r->scope, name, &p->slot));
     g->graph->input_count++;

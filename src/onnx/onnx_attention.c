@@ -1,7 +1,8 @@
-/* onnx_attention.c — ONNX: attention and its relatives with a state, rotary positions, GroupQueryAttention.
+/* onnx_attention.c — ONNX: attention operators with a state, rotary positions, GroupQueryAttention.
  *
- * Attention is scaled_dot_product_attention, which has kernels, unless somebody asks for the scores or bends them; then
- * it is written out. What a query may see — causal order, windows, lengths, a bool mask — is one bool tensor. */
+ * Attention becomes scaled_dot_product_attention, which has kernels, unless the node returns or changes the scores;
+ * then products and softmax are recorded. All restrictions (causal order, windows, lengths, a bool mask) become one
+ * bool tensor. */
 #include <math.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
-/* onnx_contrib.c — com.microsoft: operators that ONNX Runtime's optimiser, quantisers and exporters write.
+/* onnx_contrib.c — com.microsoft: operators that ONNX Runtime's optimizer, quantizers and exporters write.
  *
- * Attention comes in three dressings here. Each brings queries, keys and values to [batch, heads, positions, features],
- * what may be seen to one mask, and hands them to scaled dot-product attention. */
+ * There are three attention operators. Each brings queries, keys and values to [batch, heads, positions, features],
+ * combines everything that restricts attention into one mask, and calls scaled dot-product attention. */
 #include <float.h>
 #include <math.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* onnx_control.c — ONNX: constants, subgraphs (If, Loop, Scan), sequences and optionals.
  *
- * A subgraph is recorded as its nodes are met, once a step: what conditions and trip counts depend on decides whether
- * the whole can be replayed. */
+ * A subgraph is recorded node by node, once per step. The model can be replayed only if conditions and trip counts do
+ * not depend on values that are computed. */
 #include <limits.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
-/* onnx_image.c — ONNX: images: resizing, boxes, sampling between pixels, decoding.
+/* onnx_image.c — ONNX: resizing, boxes, sampling between pixels, image decoding.
  *
- * Resizing is separable. For each axis the host computes from the sizes alone which elements weigh how much in which
- * result; what is recorded are selections along the axis, or one product where there are many. */
+ * Resizing is separable. For each axis the host computes the weight of each input element in each result from the
+ * sizes only. The recorded ops are selections along the axis, or one matrix product if there are many. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
-/* onnx_index.c — rows that read, write or choose elements at places which a tensor names.
+/* onnx_index.c — ONNX: operators that read, write or select elements by an index tensor.
  *
- * Indices count from the end where they are negative. GatherND and ScatterND see the dimensions that an index names as
- * one, and what lies behind as rows: then both are a choice or a placing of rows. What decides extents (NonZero,
- * Compress, Unique) is found on the host. */
+ * Negative indices count from the end. GatherND and ScatterND flatten the dimensions that an index addresses into one,
+ * and the rest into rows, so both select or write rows. Operators whose result size depends on values (NonZero,
+ * Compress, Unique) run on the host. */
 #include <string.h>
 
 #include "onnx/operator_support.h"

@@ -1,8 +1,8 @@
 /* onnx_math.c — ONNX: arithmetic, comparisons, logic, reductions, products, Einsum.
  *
- * Most are a name beside the operation of ops.h. What an operator reads from inputs as numbers (axes, k, bounds of a
- * range) comes through onnx_read_…, so it costs nothing where it is constant. Rows say since = 1 where later versions
- * only added types, or turned an attribute into an input: the functions take either. */
+ * Most rows only name an op of ops.h. Numbers that an operator reads from inputs (axes, k, limits of a range) come
+ * from onnx_read_…, which costs nothing if they are constant. Rows state since = 1 if later versions only added dtypes
+ * or turned an attribute into an input: the functions accept both. */
 #include <math.h>
 #include <string.h>
 
@@ -495,7 +495,7 @@ static void take_diagonals(term *x) {
         }
 }
 
-/* Sums over what nobody else names. */
+/* Sums over letters that occur in no other operand and not in the result. */
 static void sum_out(term *x, const bool *wanted) {
     int64_t dims[TN_MAX_RANK];
     int count = 0;

@@ -1,8 +1,8 @@
-/* onnx_ml.c — ai.onnx.ml: what scikit-learn's exporters write. Encoders, scalers, linear models; onnx_trees.c and
- * onnx_svm.c have the others.
+/* onnx_ml.c — ai.onnx.ml, which scikit-learn's exporters write: encoders, scalers, linear models. See also
+ * onnx_trees.c, onnx_svm.c.
  *
- * What is arithmetic over whole tensors is recorded as such. Look-ups of labels and the few numbers of classical models
- * are the host's: it reads the input, computes in f64, and gives f32 on. */
+ * Arithmetic over whole tensors is recorded. Label look-ups and models with few numbers run on the host: it reads the
+ * input, computes in f64, and returns f32. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

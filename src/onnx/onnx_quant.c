@@ -348,7 +348,7 @@ static tn_tensor *convolve_small(const tn_tensor *x, const tn_tensor *filters, c
     return tn_cast(tn_round(onnx_convolve(wide, filters, NULL, w, groups)), TN_I32);
 }
 
-/* How far the filters' zero points are from the centre of their bytes at most; −1: nobody knows. */
+/* Largest distance of the filters' zero points from the middle of their range; −1: unknown. */
 static int64_t zero_off(const onnx_call *c, int zero, double centre) {
     double *list = NULL, most = fabs(centre);
     int64_t count = 0;
@@ -362,7 +362,7 @@ static int64_t zero_off(const onnx_call *c, int zero, double centre) {
     return (int64_t)most;
 }
 
-/* The largest sum of a filter's centred bytes without their signs; −1: nobody knows. Constants are looked at once. */
+/* The largest sum of absolute values of a filter's centred bytes; −1: unknown. Constants are examined once. */
 static int64_t spread_of(const onnx_call *c, int weight, double centre) {
     onnx_value *v = c->in[weight];
     double *list = NULL;

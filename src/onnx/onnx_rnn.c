@@ -1,11 +1,11 @@
 /* onnx_rnn.c — ONNX: RNN, GRU and LSTM.
  *
- * What a step gets from its input does not depend on the steps before, so it is one product for all steps; what is left
- * of a step is a product with the state and a few element-wise operations, which fuse. Two directions walk together
- * where they can, the second from the end: half as many steps, of twice the size.
+ * The contribution of the inputs does not depend on earlier steps, so it is one product for all steps. What remains
+ * per step is a product with the state and a few element-wise ops, which fuse. Where possible both directions advance
+ * together, the second from the end: half as many steps of twice the size.
  *
- * DynamicQuantizeLSTM of ONNX Runtime is the same network with matrices of bytes, [inputs, gates]: what they are
- * multiplied with is rounded to bytes at each step. */
+ * DynamicQuantizeLSTM of ONNX Runtime is the same network with matrices of bytes, [inputs, gates]; the other operand
+ * is rounded to bytes at each step. */
 #include <string.h>
 
 #include "onnx/operator_support.h"

@@ -293,7 +293,7 @@ static void frame_end(onnx_frame *f) {
     tn_mem_free(f->slots);
 }
 
-/* What a graph is given is no constant to it, even where it is one outside: another call may bring another. */
+/* An input of a subgraph is not a constant, even if the caller passes one: another call may pass another value. */
 static onnx_value *as_input(onnx_value *v) {
     if (!v || v->fixed != ONNX_CONSTANT) return onnx_value_retain(v);
     return onnx_value_as(onnx_value_retain(v), ONNX_EXTENTS);
@@ -775,7 +775,7 @@ static tn_status add_replay(tn_onnx *m, replay_input *key, onnx_run *r) {
 
 /* ---- inputs as a captured graph takes them ----------------------------------------------------------------------- */
 
-/* A handle over a whole buffer with a value; NULL when t cannot be one without a copy that nobody asked for. */
+/* A handle over a complete computed buffer; NULL if that would need a copy. */
 static tn_tensor *replay_whole(tn_tensor *t) {
     tn_tensor *c = tn_contiguous(t);
     if (tn_eval(&c, 1) != TN_OK) {

@@ -1,7 +1,7 @@
-/* onnx_shape.c — shapes, views, joins, patterns: the rows of onnx_shape_ops.
+/* onnx_shape.c — ONNX: shapes, views, joins, patterns: the rows of onnx_shape_ops.
  *
- * What the extents of inputs tell is known when a run begins (onnx_put_fixed), and so is all that a model computes of
- * it. Operators that only move elements also move texts (onnx_text.c). */
+ * Values that follow from input extents are known when a run begins (onnx_put_fixed), and so is everything that a
+ * model computes from them. Operators that only move elements also accept texts (onnx_text.c). */
 #include <string.h>
 
 #include "onnx/operator_support.h"

@@ -1,8 +1,8 @@
 /* onnx_tensor.c — TensorProto and its relatives as values.
  *
- * Whatever field a tensor's numbers stand in, they become little-endian bytes first; bytes of types that Trunnion
- * computes with stay where they are in the mapping, if they are aligned, and others are widened. What a file claims is
- * checked against what it holds before memory is taken for it. */
+ * Whichever field holds a tensor's numbers, they are converted to little-endian bytes first. Data of a dtype that
+ * Trunnion computes with stays in the mapped file if it is aligned; other dtypes are widened. The size that a file
+ * claims is compared with its content before memory is allocated. */
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>

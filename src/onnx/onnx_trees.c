@@ -155,7 +155,7 @@ static void score_rows(const forest *f, const double *x, int64_t width, int coun
 
 static void finish_row(const forest *f, double *out) {
     for (int64_t t = 0; t < f->targets; t++) {
-        if (fabs(out[t]) > 3.4e38 && f->how >= MIN) out[t] = 0; /* nobody voted */
+        if (fabs(out[t]) > 3.4e38 && f->how >= MIN) out[t] = 0; /* no leaf had a vote */
         if (f->how == AVERAGE && f->root_count) out[t] /= (double)f->root_count;
         if (t < f->base_count) out[t] += f->base[t];
     }
@@ -227,7 +227,7 @@ static tn_status make_steps(const onnx_call *c, forest *f) {
     return TN_OK;
 }
 
-/* All places are looked at once, so that no walk has to; votes are sorted by leaf, and leaves told where theirs lie. */
+/* All references are checked once, so that no walk has to. Votes are sorted by leaf; each leaf gets their range. */
 static tn_status finish_trees(const onnx_call *c, forest *f) {
     f->all_positive = true;
     f->one_score = f->targets == 2;

@@ -1,8 +1,8 @@
-/* onnx_window.c — ONNX: operators with a window that slides over images: convolutions, pooling, their inverses.
+/* onnx_window.c — ONNX: operators with a sliding window: convolution, pooling and their inverses.
  *
- * An image may have one to three axes. Convolutions of one and two axes are conv2d, which has kernels; of three they
- * are sums of those over the taps of the first axis. Pooling looks through one view of the padded image, whose dims are
- * the kernel's and the places'. */
+ * An image may have one to three axes. Convolutions of one and two axes are conv2d, which has kernels; those of three
+ * axes are sums of conv2d over the taps of the first axis. Pooling reads one view of the padded image, whose dims are
+ * the kernel's and the output's. */
 #include <math.h>
 #include <string.h>
 

@@ -1,9 +1,9 @@
-/* operator_call.c — what operators' rows are given: inputs, attributes, host numbers, outputs; values; the registry of
- * operators.
+/* operator_call.c — the interface of operator rows: inputs, attributes, host numbers, outputs; values; the operator
+ * registry.
  *
- * Numbers that are read on the host decide what is recorded. Those that constants and extents alone tell are noted in
- * order while a run is recorded, so that the recording for a replay reads them from the notes; anything else that is
- * read ends replay (onnx_run.c). */
+ * Numbers that are read on the host decide what is recorded. Those that depend only on constants and extents are noted
+ * in order while a run is recorded, and the recording for a replay reads them from these notes. Reading any other
+ * number disables replay (onnx_run.c). */
 #include <limits.h>
 #include <stdarg.h>
 #include <stdatomic.h>

@@ -1,4 +1,4 @@
-/* operator_support.h — what operators' rows share: operands, axes, casts, texts; windows and activations. */
+/* operator_support.h — shared by the operator rows: operands, axes, casts, texts; windows and activations. */
 #ifndef TN_OPERATOR_SUPPORT_H
 #define TN_OPERATOR_SUPPORT_H
 

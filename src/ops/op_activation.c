@@ -1,8 +1,8 @@
-/* op_activation.c — the functions between layers.
+/* op_activation.c — activation functions.
  *
- * All are composed. Most also state their gradient: the derived one would split ties as minimum and maximum do, where
- * PyTorch sends the whole gradient to one side, or would multiply an infinity of the branch not taken by zero.
- * Gradients use the result instead of recomputing it where the formula allows it. */
+ * All are composed. Most also state their gradient, for two reasons: the derived gradient would split ties between
+ * both sides, where PyTorch gives all of it to one, or it would multiply infinity by zero in the branch that was not
+ * taken. Gradients reuse the result where the formula allows it. */
 #include <math.h>
 
 #include "ops/ops_common.h"

@@ -1,10 +1,9 @@
-/* op_attention.c — scaled dot-product attention, attention over a paged cache of keys and values, embedding, rotary
- * positions.
+/* op_attention.c — scaled dot-product attention, attention over a paged key/value cache, embedding, rotary positions.
  *
- * scaled_dot_product_attention becomes attention_dense on [batch, heads, positions, features] in f32; its gradients
- * are one operation too, and neither keeps anything of the size queries × keys (cpu/sdpa.c). Where there is no
- * kernel both are products and a softmax, and so is what that operation does not take: f64, a mask that learns, few
- * queries. */
+ * scaled_dot_product_attention becomes attention_dense on [batch, heads, positions, features] in f32. Its gradients
+ * are one op, too; neither stores a tensor of queries × keys elements (cpu/sdpa.c). Without a kernel both are composed
+ * of products and a softmax. The same composition serves the cases that the kernels do not take: f64, a mask that
+ * requires a gradient, few queries. */
 #include <math.h>
 #include <string.h>
 
@@ -672,7 +671,7 @@ static tn_node *compose_cached_attention(tn_build *b, const tn_node *n) {
                                       n->i[TN_CACHED_ATTENTION_WINDOW], n->f[TN_CACHED_ATTENTION_SOFTCAP]);
 }
 
-/* ---- where there is no kernel ------------------------------------------------------------------------------------ */
+/* ---- without a kernel -------------------------------------------------------------------------------------------- */
 
 static tn_node *i64(tn_build *b, double v) { return tn_b_full(b, NULL, 0, v, TN_I64); }
 

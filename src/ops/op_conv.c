@@ -605,6 +605,7 @@ static void reference_conv2d_forward(const tn_reference *r) {
  * kernel] over the windows of images [n, channels, h, w] at out_size[0] × out_size[1]: the window of output pixel (u,
  * v) begins at (u, v) · stride − before, and what lies outside of the image is zero. */
 const tn_op_impl tn_impl_conv2d_forward = {
+    .facts = TN_FACT_CONV_FORWARD,
     .class_ = TN_NATIVE,
     .infer = infer_conv2d_forward,
     .compose = compose_conv2d_forward,
@@ -749,6 +750,7 @@ static void reference_conv2d_dgrad(const tn_reference *r) {
 /* conv2d_dgrad(y, weight, size, stride, padding, dilation, groups): the adjoint of conv2d_forward: results y [n, groups
  * · in, output pixels] times filters [groups · in, out, kernel, kernel], to images of `size`. */
 const tn_op_impl tn_impl_conv2d_dgrad = {
+    .facts = TN_FACT_CONV_DGRAD,
     .class_ = TN_NATIVE,
     .infer = infer_conv2d_dgrad,
     .compose = compose_conv2d_dgrad,
@@ -978,6 +980,7 @@ static tn_status grad_conv2d_wgrad(tn_build *b, const tn_node *n, tn_node *dy, t
 /* conv2d_wgrad(x, y, kernel, stride, padding, dilation, groups): the gradient of a convolution's weight: images x
  * times results y, over all output pixels of the window. */
 const tn_op_impl tn_impl_conv2d_wgrad = {
+    .facts = TN_FACT_CONV_WGRAD,
     .class_ = TN_NATIVE,
     .infer = infer_conv2d_wgrad,
     .compose = compose_conv2d_wgrad,

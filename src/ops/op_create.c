@@ -1,4 +1,4 @@
-/* op_create.c — tensors made of numbers alone: constants, patterns, random numbers (Philox-4x32-10). */
+/* op_create.c — tensors without tensor inputs: constants, patterns, random numbers (Philox-4x32-10). */
 #include <math.h>
 #include <string.h>
 
@@ -418,6 +418,7 @@ static void reference_random_bits(const tn_reference *r) {
 /* random_bits(key, counter, skip, shape): 32 random bits an element: Philox of key at counter
  * + skip + the element's number. */
 const tn_op_impl tn_impl_random_bits = {
+    .facts = TN_FACT_SOURCE | TN_FACT_RANDOM,
     .class_ = TN_ELEMENTWISE,
     .infer = infer_random_bits,
     .lower = lower_random_bits,
@@ -448,6 +449,7 @@ static tn_node *compose_random_uniform(tn_build *b, const tn_node *n) {
 
 /* random_uniform(key, counter, skip, shape): f32 in [0, 1) of random_bits. */
 const tn_op_impl tn_impl_random_uniform = {
+    .facts = TN_FACT_RANDOM,
     .infer = infer_random_uniform,
     .compose = compose_random_uniform,
     .cases = "[]:i64@0..99 []:i64@0..99 skip=0 shape=(2,3,5); []:i64@0..9 []:i64@0..9 skip=7 shape=(); "
@@ -470,6 +472,7 @@ static tn_node *compose_random_normal(tn_build *b, const tn_node *n) {
 
 /* random_normal(key, counter, shape): f32 with mean 0 and variance 1. Source: Box and Muller 1958. */
 const tn_op_impl tn_impl_random_normal = {
+    .facts = TN_FACT_RANDOM,
     .infer = infer_random_normal,
     .compose = compose_random_normal,
     .cases = "tol=4e-6 atol=4e-6; []:i64@0..99 []:i64@0..99 shape=(2,3,50); []:i64@0..9 []:i64@0..9 shape=()"};
@@ -493,7 +496,8 @@ static tn_node *compose_random_integers(tn_build *b, const tn_node *n) {
 }
 
 /* random_integers(key, counter, low, high, shape): i64 from low to below high, all equally likely. */
-const tn_op_impl tn_impl_random_integers = {.infer = infer_random_integers,
+const tn_op_impl tn_impl_random_integers = {.facts = TN_FACT_RANDOM,
+                                            .infer = infer_random_integers,
                                             .compose = compose_random_integers,
                                             .cases = "[]:i64@0..99 []:i64@0..99 low=-3 high=4 shape=(2,30); "
                                                      "error=range []:i64@0..9 []:i64@0..9 low=2 high=2 shape=(3)"};
@@ -513,7 +517,8 @@ static tn_status no_gradient(tn_build *b, const tn_node *n, tn_node *dy, tn_node
 }
 
 /* bernoulli_by(p, key, counter): 1 with probability p, else 0, in p's dtype. */
-const tn_op_impl tn_impl_bernoulli_by = {.keeps_half = true,
+const tn_op_impl tn_impl_bernoulli_by = {.facts = TN_FACT_RANDOM,
+                                         .keeps_half = true,
                                          .infer = infer_bernoulli_by,
                                          .compose = compose_bernoulli_by,
                                          .grad = no_gradient,
@@ -547,6 +552,7 @@ static tn_status grad_dropout_by(tn_build *b, const tn_node *n, tn_node *dy, tn_
 
 /* dropout_by(x, key, counter, p): x with each element 0 with probability p, the others times 1/(1 - p). */
 const tn_op_impl tn_impl_dropout_by = {
+    .facts = TN_FACT_RANDOM,
     .infer = infer_dropout_by,
     .compose = compose_dropout_by,
     .grad = grad_dropout_by,
@@ -602,7 +608,7 @@ static tn_tensor *scalar(int64_t kind, int64_t value, int64_t count) {
     return tn_record(TN_OP_RUNTIME_SCALAR, NULL, 0, &a);
 }
 
-/* Seed and a run of `count` counters that nobody else gets. */
+/* Seed, and a range of `count` counters that is used once. */
 typedef struct draw {
     tn_tensor *key, *counter;
 } draw;

@@ -1,7 +1,7 @@
 /* op_elementwise.c — element-wise primitives, and reinterpreting bits as another dtype.
  *
- * Most are one instruction of the kernel language, so lowering and reference are a line each in two tables, and what is
- * left to say of an op is its gradient, its cases and its dtypes. Gradients are PyTorch's, ties and edges included. */
+ * Most ops are one KIR instruction, so their lowering and reference are one line each in two tables. The rest of an op
+ * is its gradient, its test cases and its dtypes. Gradients are PyTorch's, including ties and edge cases. */
 #include <math.h>
 #include <string.h>
 
@@ -282,6 +282,7 @@ static void reference_cast(const tn_reference *r) {
     }
 }
 const tn_op_impl tn_impl_cast = {
+    .facts = TN_FACT_CAST,
     .class_ = TN_ELEMENTWISE,
     .keeps_half = true,
     .quantized = 1,
@@ -386,7 +387,8 @@ static tn_status give_two(tn_build *b, const tn_node *n, tn_node *gx, tn_node *g
 static tn_status grad_add(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     return give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, tn_needs_grad(n, 1) ? dy : NULL, grads);
 }
-const tn_op_impl tn_impl_add = {.class_ = TN_ELEMENTWISE,
+const tn_op_impl tn_impl_add = {.facts = TN_FACT_ADD,
+                                .class_ = TN_ELEMENTWISE,
                                 .keeps_half = true,
                                 .promote = true,
                                 .infer = tn_infer_broadcast,
@@ -434,6 +436,7 @@ static tn_status grad_div(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     return give_two(b, n, gx, gy, grads);
 }
 const tn_op_impl tn_impl_div = {
+    .facts = TN_FACT_DIV,
     .class_ = TN_ELEMENTWISE,
     .promote = true,
     .to_float = true,
@@ -757,6 +760,7 @@ static void reference_full(const tn_reference *r) {
         r->out[i] = r->node->f[TN_FULL_VALUE];
 }
 const tn_op_impl tn_impl_full = {
+    .facts = TN_FACT_CONSTANT | TN_FACT_SOURCE,
     .class_ = TN_ELEMENTWISE,
     .varies = true,
     .infer = infer_full,
@@ -817,6 +821,7 @@ static void reference_arange(const tn_reference *r) {
 }
 /* Start and step are rounded to the type, then one fma: an error of one step's rounding a place. */
 const tn_op_impl tn_impl_arange = {
+    .facts = TN_FACT_SOURCE,
     .class_ = TN_ELEMENTWISE,
     .infer = infer_arange,
     .lower = lower_arange,
@@ -839,8 +844,10 @@ static void reference_runtime_scalar(const tn_reference *r) {
     r->out[0] =
         n->i[TN_RUNTIME_SCALAR_KIND] == 0 ? n->f[TN_RUNTIME_SCALAR_NUMBER] : (double)n->i[TN_RUNTIME_SCALAR_VALUE];
 }
-const tn_op_impl tn_impl_runtime_scalar = {
-    .class_ = TN_LEAF_VALUE, .infer = infer_runtime_scalar, .reference = reference_runtime_scalar};
+const tn_op_impl tn_impl_runtime_scalar = {.facts = TN_FACT_LAUNCH_SCALAR | TN_FACT_SOURCE,
+                                           .class_ = TN_LEAF_VALUE,
+                                           .infer = infer_runtime_scalar,
+                                           .reference = reference_runtime_scalar};
 
 /* ==== the same bits as another dtype ============================================================================== */
 /* Types of one size share their bits. Small ones compute in wider types, so what the memory would hold is made of the

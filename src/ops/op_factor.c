@@ -1,12 +1,13 @@
-/* op_factor.c — systems of equations, factorizations, determinants, eigenvalues and singular values of matrices.
+/* op_factor.c — linear systems, factorizations, determinants, eigenvalues and singular values.
  *
- * A primitive each computes all results of a factorization into one tensor, for batches of matrices; the functions of
- * PyTorch's names are views of it, and with several results they are in trunnion/linalg.h. Only the processor has these
- * kernels (cpu/linalg.h says what they yield, to the sign); for other devices the host computes them. Gradients are
- * the usual ones of the implicit function, made of products and systems; they exist where the result is smooth: no two
- * equal eigenvalues or singular values, full rank of QR.
+ * One primitive per factorization computes all of its results into one tensor, for batches of matrices. The functions
+ * with PyTorch's names are views of that tensor; those with several results are in trunnion/linalg.h. Only the CPU has
+ * these kernels (cpu/linalg.h states what they return, including signs); for other devices the host computes them.
+ * Gradients follow from implicit differentiation and use products and solves. They exist where the result is smooth:
+ * distinct eigenvalues or singular values, full rank for QR.
  *
- * The definitions in f64 go another way than the kernels: complete pivoting, Gram and Schmidt, Jacobi's rotations. */
+ * The f64 references use other algorithms than the kernels, so that both do not share a mistake: complete pivoting,
+ * Gram-Schmidt, Jacobi rotations. */
 #include <math.h>
 #include <string.h>
 

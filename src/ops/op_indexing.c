@@ -134,6 +134,7 @@ static void reference_index_select(const tn_reference *r) {
     }
 }
 const tn_op_impl tn_impl_index_select = {
+    .facts = TN_FACT_TAKE,
     .class_ = TN_MOVEMENT,
     .infer = infer_index_select,
     .grad = grad_index_select,
@@ -270,7 +271,8 @@ static void reference_scatter_sum(const tn_reference *r) {
             r->out[tn_element_offset(n, to)] += r->in[1][tn_element_offset(n->in[1], w.at)];
     }
 }
-const tn_op_impl tn_impl_scatter_sum = {.class_ = TN_REDUCTION,
+const tn_op_impl tn_impl_scatter_sum = {.facts = TN_FACT_SORTS,
+                                        .class_ = TN_REDUCTION,
                                         .reduce = KIR_SEQ,
                                         .infer = infer_scatter_sum,
                                         .compose = compose_scatter_sum,
@@ -778,7 +780,7 @@ static tn_status infer_argsort_last(tn_infer *c) {
     c->dtype = TN_I64;
     return c->rank > 0 ? TN_OK : tn_fail(TN_ERR_SHAPE, "argsort: the tensor has no dimension");
 }
-/* Insertion sort: short, stable, and a definition that nobody doubts. */
+/* Insertion sort: short, stable, and obviously correct. */
 static void reference_argsort_last(const tn_reference *r) {
     const tn_node *n = r->node;
     int64_t length = n->shape[n->rank - 1], count = tn_node_numel(n);

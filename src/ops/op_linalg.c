@@ -199,6 +199,7 @@ static tn_status grad_matmul_batched(tn_build *b, const tn_node *n, tn_node *dy,
 
 /* matmul_batched(x, y): matrix product of the last two dimensions, the others broadcast together. */
 const tn_op_impl tn_impl_matmul_batched = {
+    .facts = TN_FACT_VENDOR_PRODUCT,
     .class_ = TN_MATMUL,
     .reduce = KIR_CHAIN,
     .infer = infer_matmul_batched,
@@ -234,6 +235,7 @@ static tn_status grad_matmul_wide(tn_build *b, const tn_node *n, tn_node *dy, tn
 
 /* matmul_wide(x, y): matmul_batched of f16 or bf16 with its sums in f32: for what is added before they are rounded. */
 const tn_op_impl tn_impl_matmul_wide = {
+    .facts = TN_FACT_WIDE_PRODUCT,
     .class_ = TN_MATMUL,
     .reduce = KIR_CHAIN,
     .infer = infer_matmul_wide,
@@ -307,6 +309,7 @@ static tn_status infer_int_mm(tn_infer *c) {
 /* int_mm(x, y): matrix product of i8 or u8 matrices (they may differ), accumulated in i32, exact modulo 2^32
  * (torch._int_mm takes only i8). */
 const tn_op_impl tn_impl_int_mm = {
+    .facts = TN_FACT_INT_PRODUCT,
     .class_ = TN_MATMUL,
     .reduce = KIR_SUM,
     .infer = infer_int_mm,

@@ -1,7 +1,7 @@
-/* op_loss.c — losses. Each is an element-wise distance and then one of three reductions: the mean, the sum, or none.
+/* op_loss.c — losses: an element-wise distance, then the mean, the sum, or no reduction.
  *
- * Most gradients follow from the composition. Cross-entropy states its own, softmax minus one-hot, which needs no
- * logarithm and no gather; binary cross-entropy does because of its clamped logarithms. */
+ * Most gradients follow from the composition. Two are stated: that of cross-entropy (softmax minus one-hot: no
+ * logarithm, no gather), and that of binary cross-entropy, whose logarithms are clamped. */
 #include <math.h>
 
 #include "ops/ops_common.h"

@@ -1,9 +1,9 @@
-/* op_movement.c — moving elements without changing them: views, copies, writes; functions composed of views.
+/* op_movement.c — ops that move elements without changing them: views, copies, writes, and functions composed of
+ * views.
  *
- * A view op's infer() says where its elements lie in the buffer of its root, from where those of its input lie; its
- * lower() maps an index of the result to one of the input, for kernels that compute the input on the way instead of
- * loading it. A copy's lower() asks for its inputs at other indices, under a mask where
- * such an index can lie outside. */
+ * The infer() of a view op computes where its elements lie in the buffer of its root. Its lower() maps an index of the
+ * result to an index of the input, for kernels that compute the input instead of loading it. The lower() of a copy
+ * reads its inputs at other indices, masked where an index may be out of range. */
 #include <string.h>
 
 #include "ops/ops_common.h"
@@ -118,7 +118,8 @@ static kir_val lower_view(tn_lower *lw, const tn_node *n, const kir_aff *at) {
 static void reference_copy(const tn_reference *r) {
     memcpy(r->out, r->in[0], (size_t)tn_node_numel(r->node) * sizeof *r->out);
 }
-const tn_op_impl tn_impl_view = {.class_ = TN_VIEW_OP,
+const tn_op_impl tn_impl_view = {.facts = TN_FACT_RESHAPE | TN_FACT_EXTENTS,
+                                 .class_ = TN_VIEW_OP,
                                  .quantized = 1,
                                  .infer = infer_view,
                                  .grad = grad_view,
@@ -217,6 +218,7 @@ static void reference_expand(const tn_reference *r) {
         r->out[w.place] = r->in[0][w.in[0]];
 }
 const tn_op_impl tn_impl_expand = {
+    .facts = TN_FACT_EXTENTS,
     .class_ = TN_VIEW_OP,
     .infer = infer_expand,
     .grad = grad_expand,
@@ -374,6 +376,7 @@ static void reference_as_strided(const tn_reference *r) {
     }
 }
 const tn_op_impl tn_impl_as_strided = {
+    .facts = TN_FACT_RAW_STRIDES,
     .class_ = TN_VIEW_OP,
     .infer = infer_as_strided,
     .grad = grad_as_strided,
@@ -403,7 +406,8 @@ static tn_status grad_contiguous(tn_build *b, const tn_node *n, tn_node *dy, tn_
     grads[0] = dy;
     return b->status;
 }
-const tn_op_impl tn_impl_contiguous = {.class_ = TN_ELEMENTWISE,
+const tn_op_impl tn_impl_contiguous = {.facts = TN_FACT_COPY,
+                                       .class_ = TN_ELEMENTWISE,
                                        .infer = tn_infer_same,
                                        .grad = grad_contiguous,
                                        .lower = lower_expand,
@@ -506,7 +510,8 @@ static void reference_cat_few(const tn_reference *r) {
         r->out[w.place] = r->in[i][tn_element_offset(n->in[i], from)];
     }
 }
-const tn_op_impl tn_impl_cat_few = {.class_ = TN_MOVEMENT,
+const tn_op_impl tn_impl_cat_few = {.facts = TN_FACT_CONCAT,
+                                    .class_ = TN_MOVEMENT,
                                     .flops = 4, /* finding the tensor */
                                     .promote = true,
                                     .infer = infer_cat,

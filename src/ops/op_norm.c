@@ -1,8 +1,8 @@
-/* op_norm.c — softmax and the normalisations.
+/* op_norm.c — softmax and normalization layers.
  *
- * Layer, group, instance and batch normalisation differ only in the dimensions over which they standardise, so one
- * internal op does that for all of them and has the one gradient rule; what is around it (reshaping, weight, bias) is
- * composed and differentiates by itself. */
+ * Layer, group, instance and batch normalization differ only in the dimensions that they standardize. One internal op
+ * does that for all four and states the only gradient rule; reshaping, weight and bias are composed around it and
+ * differentiated automatically. */
 #include <float.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,7 +1,7 @@
-/* op_pool.c — pooling of images, and im2col with its adjoint.
+/* op_pool.c — pooling of images; im2col and its adjoint.
  *
- * The gradient is made at the pixels, not at the windows: each pixel looks which of the
- * windows that cover it chose it. */
+ * The gradient of max pooling runs over input pixels, not over windows: each pixel tests which of the windows that
+ * cover it selected it. So no two threads write the same element. */
 #include <math.h>
 #include <string.h>
 

@@ -1,9 +1,8 @@
-/* op_quantized.c — weights that take less room than f32: decoded, and multiplied as they are stored.
+/* op_quantized.c — block-quantized weights: decoding, and products with them.
  *
- * An op that reads such a weight element by element needs nothing of its own: lowering decodes an element where it is
- * asked for (plan/lower.c), so a gather decodes the rows that it takes and no others. The product has a kernel
- * (cpu_kernels.h), which rounds the other operand to eight bits a block as well; so does its lowering, where there is
- * none. */
+ * Ops that read such a weight element by element need no code of their own: lowering decodes the elements that are
+ * read (plan/lower.c), so a gather decodes only its rows. The product has a native kernel (cpu_kernels.h). Like that
+ * kernel, its lowering for other devices rounds the other operand to eight bits per block. */
 #include <math.h>
 #include <string.h>
 
@@ -65,7 +64,7 @@ static tn_status infer_linear_stored(tn_infer *c) {
     return TN_OK;
 }
 
-/* ---- where there is no kernel ------------------------------------------------------------------------------------ */
+/* ---- without a kernel -------------------------------------------------------------------------------------------- */
 
 enum { PART = 16 }; /* fewest weights that share a scale */
 
@@ -233,6 +232,7 @@ static void reference_linear_half(const tn_reference *r) {
  * In the case of 300 products of numbers within ±2 partial sums grow to about 25 and are rounded 300 times: independent
  * errors add up to √300 · 2⁻²⁴ · 25 = 2.6e-5, its tolerance is four times that. */
 const tn_op_impl tn_impl_linear_half = {
+    .facts = TN_FACT_WEIGHT_FIRST,
     .class_ = TN_MATMUL,
     .reduce = KIR_CHAIN,
     .infer = infer_linear_stored,

@@ -1,7 +1,7 @@
-/* op_reduce.c — what is taken over dimensions: sums, extremes, running sums, orders; and what is composed of them.
+/* op_reduce.c — reductions over dimensions: sums, extremes, running sums, order statistics, and ops composed of them.
  *
- * A reduction's dims are a list; the shape rule writes it in full and ascending, so the code behind it need not know of
- * negative or left-out dims. */
+ * The shape rule replaces the list of dims by the full ascending list, so the code after it never sees negative or
+ * omitted dims. */
 #include <math.h>
 #include <string.h>
 

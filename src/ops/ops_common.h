@@ -1,4 +1,4 @@
-/* ops_common.h — what the files of ops/ share: steps of view functions, constants, f64 references; indices; windows. */
+/* ops_common.h — shared by the files of ops/: steps of view functions, constants, f64 references, indices, windows. */
 #ifndef TN_OPS_COMMON_H
 #define TN_OPS_COMMON_H
 

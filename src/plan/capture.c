@@ -449,7 +449,7 @@ tn_status tn_capture_add_hook(const tn_capture_hook *hook, tn_tensor *const *sca
     for (int i = 0; i < count; i++) {
         const tn_node *n = tn_tensor_node(scalars[i]);
         if (n->flags & TN_NODE_ERROR) return tn_fail(n->status, "%s", n->error);
-        if (n->op != TN_OP_RUNTIME_SCALAR || n->i[0] == TN_SCALAR_RANDOM || n->i[0] == TN_SCALAR_SEED)
+        if (!tn_op_has(n, TN_FACT_LAUNCH_SCALAR) || n->i[0] == TN_SCALAR_RANDOM || n->i[0] == TN_SCALAR_SEED)
             return tn_fail(TN_ERR_ARGUMENT, "tn_capture_add_hook: tensor %d was not made by tn_runtime_scalar", i);
     }
     return add_hook(tn_plans_of(r)->capture, hook, scalars, count);

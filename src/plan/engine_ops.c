@@ -13,12 +13,10 @@ const tn_op_engine *tn_op_engine_of(const tn_device *d) {
 
 /* Numbers that are made of nothing: constants, counters, random bits. As data, they come from the host; the bits of
  * random numbers are then the same on every device. */
-static bool is_source(int op) {
-    return op == TN_OP_FULL || op == TN_OP_ARANGE || op == TN_OP_RUNTIME_SCALAR || op == TN_OP_RANDOM_BITS;
-}
+static bool is_source(const tn_node *n) { return tn_op_has(n, TN_FACT_SOURCE); }
 
 bool tn_engine_made_of_nothing(const tn_graph_plan *g, const tn_value *v) {
-    if (is_source(v->node->op)) return true;
+    if (is_source(v->node)) return true;
     for (int k = 0; k < v->n_in; k++)
         if (v->in[k] >= 0 && !g->values[v->in[k]].of_nothing) return false;
     return v->n_in > 0;
@@ -28,13 +26,13 @@ bool tn_engine_made_of_nothing(const tn_graph_plan *g, const tn_value *v) {
 bool tn_engine_takes(const tn_graph_plan *g, const tn_node *n, const char **why) {
     *why = NULL;
     if (!g->engine || n->op == TN_OP_NONE || tn_node_computed(n) || n->expansion) return false;
-    if (is_source(n->op) || (n->flags & TN_NODE_VIEW)) return false;
+    if (is_source(n) || (n->flags & TN_NODE_VIEW)) return false;
     return g->engine->takes(n, why);
 }
 
 bool tn_engine_has_constant(const tn_graph_plan *g, int value) {
     const tn_value *root = &g->values[g->values[value].root];
-    return root->row && root->node->op == TN_OP_FULL && root->scalar < 0;
+    return root->row && tn_op_has(root->node, TN_FACT_CONSTANT) && root->scalar < 0;
 }
 
 tn_status tn_engine_op_make(tn_graph_plan *g, tn_group *group) {

@@ -262,13 +262,7 @@ tn_status tn_engine_refuse(tn_engine_refusal *why, const tn_node *n) {
 }
 
 /* Random numbers are ours on every device. */
-static bool is_random(const tn_node *n) {
-    static const uint16_t ops[] = {TN_OP_RANDOM_BITS,     TN_OP_RANDOM_UNIFORM, TN_OP_RANDOM_NORMAL,
-                                   TN_OP_RANDOM_INTEGERS, TN_OP_BERNOULLI_BY,   TN_OP_DROPOUT_BY};
-    for (size_t i = 0; i < TN_COUNT(ops); i++)
-        if (n->op == ops[i]) return true;
-    return false;
-}
+static bool is_random(const tn_node *n) { return tn_op_has(n, TN_FACT_RANDOM); }
 
 static void note(tn_plan *p, const tn_node *n, const char *code, const char *why) {
     tn_placed *at = &p->placed[p->placed_count++];

@@ -269,9 +269,9 @@ static int64_t to_whole(kir_type t, double number) {
 /* The value of a runtime scalar or of a varying number. */
 kir_scalar tn_runtime_scalar_value_of(const tn_node *scalar) {
     kir_scalar d;
-    if (scalar->op != TN_OP_RUNTIME_SCALAR && !tn_dtype_is_float((tn_dtype)scalar->dtype))
+    if (!tn_op_has(scalar, TN_FACT_LAUNCH_SCALAR) && !tn_dtype_is_float((tn_dtype)scalar->dtype))
         d.i = to_whole(kir_type_of((tn_dtype)scalar->dtype), scalar->f[0]);
-    else if (scalar->op != TN_OP_RUNTIME_SCALAR || scalar->i[0] == TN_SCALAR_FLOAT)
+    else if (!tn_op_has(scalar, TN_FACT_LAUNCH_SCALAR) || scalar->i[0] == TN_SCALAR_FLOAT)
         d.f = scalar->f[0];
     else
         d.i = scalar->i[1];
@@ -356,7 +356,7 @@ static tn_status indices_failed(tn_recorder *r, tn_plan_cache *c, const tn_plan 
     return status;
 }
 
-/* ---- what there is no memory for --------------------------------------------------------------------------------- */
+/* ---- values without memory ------------------------------------------------------------------------------------- */
 
 /* Prefixes the device's error with the value that could not be allocated. */
 static tn_status name_refused(const tn_plan_cache *c, const tn_plan *p, tn_status s) {

@@ -54,8 +54,8 @@ static bool of_columns(const tn_graph_plan *g, const tn_value *v) {
 
 /* A view whose index can be mapped to its input's: all but a reshape that merges dimensions, and raw strides. */
 static bool view_maps(const tn_value *v) {
-    if (!v->row->impl->lower || v->node->op == TN_OP_AS_STRIDED) return false;
-    if (v->node->op != TN_OP_VIEW) return true;
+    if (!v->row->impl->lower || tn_op_has(v->node, TN_FACT_RAW_STRIDES)) return false;
+    if (!tn_op_has(v->node, TN_FACT_RESHAPE)) return true;
     /* Each input extent must be the product of consecutive extents of the result. */
     const tn_node *out = v->node, *in = v->node->in[0];
     int o = 0;
@@ -106,7 +106,7 @@ static void want_memory(tn_graph_plan *g, int value) { g->values[g->values[value
 
 /* A reshaped concatenation: a fused reader would compute for each element which part its index falls into. */
 static bool reshapes_joined(const tn_graph_plan *g, const tn_value *u, const tn_value *in) {
-    return g->binding->device->is_cpu && u->node->op == TN_OP_VIEW && in->node->op == TN_OP_CAT_FEW &&
+    return g->binding->device->is_cpu && tn_op_has(u->node, TN_FACT_RESHAPE) && tn_op_has(in->node, TN_FACT_CONCAT) &&
            tn_value_numel(in) >= MANY_ELEMENTS;
 }
 
@@ -266,7 +266,7 @@ static bool epilogue_fits(const tn_value *v, const tn_node *space) {
 static bool adds_bias(const tn_graph_plan *g, const tn_group *to, const tn_value *v) {
     enum { MANY_ROWS = 512 };
     const tn_value *sum = &g->values[to->lead];
-    if (to->member_count != 1 || sum->node->op != TN_OP_ADD || sum->node->rank != 2) return false;
+    if (to->member_count != 1 || !tn_op_has(sum->node, TN_FACT_ADD) || sum->node->rank != 2) return false;
     if (sum->node->shape[0] > MANY_ROWS) return false;
     const tn_value *bias = &g->values[sum->in[&g->values[sum->in[0]] == v]];
     const tn_node *n = bias->node;
@@ -673,7 +673,7 @@ static bool lies_in_pieces(const tn_value *v) {
 }
 
 static bool can_be_in_place(const tn_graph_plan *g, const tn_value *v) {
-    if (v->node->op != TN_OP_CAT_FEW || v->n_in < 2 || v->vendor || v->by_engine || v->host_only) return false;
+    if (!tn_op_has(v->node, TN_FACT_CONCAT) || v->n_in < 2 || v->vendor || v->by_engine || v->host_only) return false;
     if (v->output >= 0 && g->binding->outputs[v->output].home >= 0) return false;
     return lies_in_pieces(v) && tn_value_numel(v) >= MANY && tn_dtype_block((tn_dtype)v->node->dtype) == 1;
 }
@@ -752,7 +752,7 @@ static bool feeds_kernel(const tn_graph_plan *g, const tn_value *v, int depth) {
     for (int k = 0; k < v->user_count && depth < DEEPEST; k++) {
         const tn_value *u = &g->values[v->users[k]];
         tn_op_class c = tn_value_class(u);
-        if (u->node->op != TN_OP_CAT_FEW && (c == TN_MATMUL || c == TN_NATIVE)) return true;
+        if (!tn_op_has(u->node, TN_FACT_CONCAT) && (c == TN_MATMUL || c == TN_NATIVE)) return true;
         if (c == TN_VIEW_OP && feeds_kernel(g, u, depth + 1)) return true;
     }
     return false;
@@ -796,7 +796,7 @@ void tn_concat_choose(tn_graph_plan *g) {
     for (size_t i = 0; i < g->value_count; i++) {
         tn_value *v = &g->values[i];
         v->concat_into = -1;
-        v->copied = v->row && v->node->op == TN_OP_CAT_FEW && is_copied(g, v);
+        v->copied = tn_op_has(v->node, TN_FACT_CONCAT) && v->row && is_copied(g, v);
     }
     for (size_t i = 0; i < g->value_count; i++)
         choose_concat(g, (int)i);
@@ -806,7 +806,7 @@ void tn_concat_choose(tn_graph_plan *g) {
 bool tn_concat_is_in_place(const tn_graph_plan *g, int value) {
     const tn_value *v = &g->values[value];
     int64_t element = (int64_t)tn_dtype_size((tn_dtype)v->node->dtype), at = 0;
-    if (v->node->op != TN_OP_CAT_FEW) return false; /* others may lack inputs */
+    if (!tn_op_has(v->node, TN_FACT_CONCAT)) return false; /* others may lack inputs */
     for (int k = 0; k < v->n_in; k++) {
         const tn_value *x = &g->values[v->in[k]], *r = &g->values[x->root];
         if (r->concat_into != value || r->concat_at + element * x->offset != at) return false;
@@ -877,5 +877,5 @@ static void leave_border(tn_graph_plan *g, tn_group *reader) {
 void tn_pad_conv_results(tn_graph_plan *g) {
     if (!g->binding->device->is_cpu) return;
     for (size_t i = 0; i < g->group_count; i++)
-        if (g->values[g->groups[i].lead].node->op == TN_OP_CONV2D_FORWARD) leave_border(g, &g->groups[i]);
+        if (tn_op_has(g->values[g->groups[i].lead].node, TN_FACT_CONV_FORWARD)) leave_border(g, &g->groups[i]);
 }

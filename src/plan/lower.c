@@ -263,7 +263,7 @@ static bool is_structural(double v) {
  * count and differ with each shape. Everything else made only of numbers is computed now. */
 static bool comes_with_launch(const tn_lowering *w, const tn_node *n) {
     tn_dtype t = (tn_dtype)n->dtype;
-    return n->op == TN_OP_FULL && (w->dividing || !w->g->binding->device->is_cpu) && !w->folding &&
+    return tn_op_has(n, TN_FACT_CONSTANT) && (w->dividing || !w->g->binding->device->is_cpu) && !w->folding &&
            tn_dtype_is_float(t) && !is_structural(n->f[TN_FULL_VALUE]);
 }
 
@@ -354,7 +354,7 @@ static kir_val lower_at(tn_lower *lw, const tn_node *node, const kir_aff *at) {
 
 static bool of_numbers_alone(const tn_node *n) {
     for (int k = 0; k < n->n_in; k++)
-        if (!n->in[k] || n->in[k]->op != TN_OP_FULL) return false;
+        if (!n->in[k] || !tn_op_has(n->in[k], TN_FACT_CONSTANT)) return false;
     return true;
 }
 
@@ -376,8 +376,9 @@ static kir_val lower_in(tn_lower *lw, const tn_node *n, int i, const kir_aff *at
         at_in = index;
     }
     bool folding = w->folding, dividing = w->dividing;
-    w->folding = of_numbers_alone(n) && n->op != TN_OP_DIV; /* 1 / elements differs from one batch to the next */
-    w->dividing = n->op == TN_OP_DIV && i == 1;
+    /* 1 / elements differs from one batch to the next. */
+    w->folding = of_numbers_alone(n) && !tn_op_has(n, TN_FACT_DIV);
+    w->dividing = tn_op_has(n, TN_FACT_DIV) && i == 1;
     kir_val r = lower_at(lw, in, at_in);
     w->folding = folding;
     w->dividing = dividing;

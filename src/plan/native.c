@@ -142,7 +142,7 @@ static tn_status make_cat(const tn_graph_plan *g, const tn_group *group, tn_nati
     if (!a) return TN_ERR_MEMORY;
     n->run = run_cat;
     n->cat = a;
-    bool joins = v->node->op == TN_OP_CAT_FEW; /* else a copy: of one part, cut along its other dims */
+    bool joins = tn_op_has(v->node, TN_FACT_CONCAT); /* else a copy: of one part, cut along its other dims */
     int dim = joins ? (int)v->node->i[0] : v->node->rank - 1;
     *a = (tn_cat_args){.rank = v->node->rank, .dim = dim, .parts = v->n_in};
     memcpy(a->shape, v->node->shape, sizeof a->shape);

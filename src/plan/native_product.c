@@ -132,7 +132,7 @@ tn_status tn_make_matmul(const tn_graph_plan *g, const tn_group *group, tn_nativ
     const tn_value *c = &g->values[group->lead];
     n->run = run_matmul;
     tn_native_product(g, c, &n->gemm);
-    n->gemm.wide = c->node->op == TN_OP_MATMUL_WIDE;
+    n->gemm.wide = tn_op_has(c->node, TN_FACT_WIDE_PRODUCT);
     if (n->gemm.wide) n->dtype = n->gemm.a_dtype;
     TRY(tn_native_join_product(n, group, &n->gemm.c.fused));
     choose_way(g, n, &g->values[c->in[1]]);

@@ -263,15 +263,15 @@ static tn_status ask_vendor(tn_graph_plan *g, const tn_vendor_library *l, tn_val
 /* ---- convolutions ------------------------------------------------------------------------------------------------ */
 
 static const struct conv_kind {
-    tn_op_id op;
+    uint32_t fact;
     tn_vendor_way way;
-} conv_kinds[] = {{TN_OP_CONV2D_FORWARD, TN_VENDOR_RESULTS},
-                  {TN_OP_CONV2D_DGRAD, TN_VENDOR_INPUT},
-                  {TN_OP_CONV2D_WGRAD, TN_VENDOR_WEIGHT}};
+} conv_kinds[] = {{TN_FACT_CONV_FORWARD, TN_VENDOR_RESULTS},
+                  {TN_FACT_CONV_DGRAD, TN_VENDOR_INPUT},
+                  {TN_FACT_CONV_WGRAD, TN_VENDOR_WEIGHT}};
 
 static const struct conv_kind *conv_kind_of(const tn_node *n) {
     for (size_t i = 0; i < TN_COUNT(conv_kinds); i++)
-        if (n->op == conv_kinds[i].op && !tn_node_computed(n))
+        if (tn_op_has(n, conv_kinds[i].fact) && !tn_node_computed(n))
             return n->rank == 4 && n->in[0]->rank == 4 ? &conv_kinds[i] : NULL;
     return NULL;
 }
@@ -368,7 +368,8 @@ tn_status tn_vendor_choose(tn_graph_plan *g) {
     const tn_device *d = g->binding->device;
     const tn_vendor_library *l = d->is_cpu ? NULL : tn_vendor_for(d, false);
     for (size_t i = 0; l && i < g->value_count; i++)
-        if (g->values[i].row && g->values[i].node->op == TN_OP_MATMUL_BATCHED) TRY(ask_vendor(g, l, &g->values[i]));
+        if (g->values[i].row && tn_op_has(g->values[i].node, TN_FACT_VENDOR_PRODUCT))
+            TRY(ask_vendor(g, l, &g->values[i]));
     give_answers(g);
     return TN_OK;
 }

@@ -690,7 +690,7 @@ static tn_status copy_key(tn_plan *p, const tn_binding *b) {
     p->size_count = b->size_count;
     p->shift_count = b->shift_count;
     for (size_t i = 0; i < b->scalar_count; i++)
-        p->varying_numbers += b->scalar_nodes[i]->op != TN_OP_RUNTIME_SCALAR;
+        p->varying_numbers += !tn_op_has(b->scalar_nodes[i], TN_FACT_LAUNCH_SCALAR);
     p->bound_count = (int)b->buffer_count;
     p->output_count = (int)b->output_count;
     for (size_t i = 0; i < b->output_count; i++) {

@@ -576,7 +576,6 @@ static inline bool tn_number_varies(const tn_binding *b, const tn_node *n) {
 tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count);
 tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *targets, int count);
 void tn_binding_free(tn_binding *b);
-bool tn_attributes_are_extents(int op); /* … and not in the key */
 /* Called if no plan was found: notes the source lines of numbers that may vary, and warns about other lines
  * (values.c). */
 typedef struct tn_plan_cache tn_plan_cache;

@@ -243,12 +243,11 @@ static tn_status put_runtime_scalar(tn_binding *b, uint64_t **at, const tn_node 
     return note_runtime_scalar(b, n);
 }
 
-/* Extents are already in the key, by symbol where they may vary; they are not repeated as attributes. */
-bool tn_attributes_are_extents(int op) { return op == TN_OP_VIEW || op == TN_OP_EXPAND; }
-
 static tn_status put_attributes(tn_binding *b, uint64_t **at, const tn_node *n) {
-    if (n->op == TN_OP_RUNTIME_SCALAR) return put_runtime_scalar(b, at, n);
-    for (int k = 0; k < n->n_i && !tn_attributes_are_extents(n->op); k++)
+    uint32_t facts = tn_op_facts(n);
+    if (facts & TN_FACT_LAUNCH_SCALAR) return put_runtime_scalar(b, at, n);
+    /* Extents are already in the key, by symbol where they may vary. */
+    for (int k = 0; k < n->n_i && !(facts & TN_FACT_EXTENTS); k++)
         put_key(at, (uint64_t)n->i[k]);
     if (tn_number_varies(b, n))
         return n->expansion ? TN_OK : note_runtime_scalar(b, n); /* a composed one's are its expansion's */

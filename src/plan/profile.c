@@ -9,9 +9,9 @@
 
 const char *tn_command_kind_name(const tn_command *c) {
     static const char *const name[] = {
-        [TN_CMD_KERNEL] = "kernel", [TN_CMD_NATIVE] = "native",  [TN_CMD_COPY] = "copy",     [TN_CMD_FETCH] = "fetch",
-        [TN_CMD_SEND] = "send",     [TN_CMD_VENDOR] = "library", [TN_CMD_ENGINE] = "engine",
-        [TN_CMD_ENGINE_OP] = "engine",
+        [TN_CMD_KERNEL] = "kernel", [TN_CMD_NATIVE] = "native",    [TN_CMD_COPY] = "copy",
+        [TN_CMD_FETCH] = "fetch",   [TN_CMD_SEND] = "send",        [TN_CMD_VENDOR] = "library",
+        [TN_CMD_ENGINE] = "engine", [TN_CMD_ENGINE_OP] = "engine",
     };
     return c->host ? "host" : name[c->kind];
 }
@@ -59,9 +59,9 @@ static bool is_product(const tn_graph_plan *g, const tn_group *group, int value)
 
 /* How many products are summed up in each element of a convolution or of its filters' gradient; else 0. */
 static double convolved(const tn_node *n) {
-    if (n->op != TN_OP_CONV2D_FORWARD && n->op != TN_OP_CONV2D_WGRAD) return 0;
+    if (!tn_op_has(n, TN_FACT_CONV_FORWARD | TN_FACT_CONV_WGRAD)) return 0;
     const tn_node *other = n->in[1];
-    int64_t apart = other->shape[n->op == TN_OP_CONV2D_FORWARD ? 0 : other->rank - 3];
+    int64_t apart = other->shape[tn_op_has(n, TN_FACT_CONV_FORWARD) ? 0 : other->rank - 3];
     return apart ? (double)tn_node_numel(other) / (double)apart : 0;
 }
 

@@ -20,16 +20,17 @@ static bool has_kernel(const tn_value *v) {
     const tn_node *n = v->node;
     if (!n->device->is_cpu && !v->host_only) return tn_workgroup_takes(v);
     return v->row->impl->class_ == TN_NATIVE ||
-           ((tn_dtype_is_float((tn_dtype)n->dtype) || n->op == TN_OP_INT_MM) && n->rank <= TN_GEMM_BATCH_AXES + 2);
+           ((tn_dtype_is_float((tn_dtype)n->dtype) || tn_op_has(n, TN_FACT_INT_PRODUCT)) &&
+            n->rank <= TN_GEMM_BATCH_AXES + 2);
 }
 
 tn_op_class tn_value_class(const tn_value *v) {
     if (!v->row) return TN_LEAF_VALUE;
     if (v->by_engine) return TN_NATIVE;
     tn_op_class c = v->row->impl->class_;
-    uint16_t op = v->node->op;
-    if (c == TN_ELEMENTWISE && op != TN_OP_CONTIGUOUS) return c;
-    bool moves = (op == TN_OP_CAT_FEW && v->copied) || op == TN_OP_CONTIGUOUS || op == TN_OP_INDEX_SELECT;
+    uint32_t facts = v->row->impl->facts;
+    if (c == TN_ELEMENTWISE && !(facts & TN_FACT_COPY)) return c;
+    bool moves = (facts & (TN_FACT_COPY | TN_FACT_TAKE)) || ((facts & TN_FACT_CONCAT) && v->copied);
     if (moves && v->node->device->is_cpu && tn_native_takes(v->node)) return TN_NATIVE;
     if (c == TN_MATMUL && !v->vendor && tn_is_outer_product(v->node)) return TN_MOVEMENT;
     if ((c != TN_MATMUL && c != TN_NATIVE) || v->vendor || has_kernel(v)) return c;
@@ -63,7 +64,7 @@ static bool is_composed(const tn_graph_plan *g, const tn_node *n) {
     if (row->kind == TN_COMPOSED && (row->impl->class_ != TN_NATIVE || tn_is_widened(n))) return true;
     if (!row->impl->compose) return false;
     /* devices that are processors: not where it means to sort, which takes long there */
-    bool software = n->device->info.software && n->op == TN_OP_SCATTER_SUM;
+    bool software = n->device->info.software && (row->impl->facts & TN_FACT_SORTS);
     if (row->impl->class_ == TN_REDUCTION) return n->device->is_cpu || software;
     if (row->impl->class_ == TN_SCANNING) return n->rank == 0; /* a kernel scans along a dim */
     if (row->impl->class_ != TN_NATIVE) return false;
@@ -74,7 +75,7 @@ static bool is_composed(const tn_graph_plan *g, const tn_node *n) {
 /* A composition may end in a view with another layout than its users assume; then it is copied. */
 static tn_node *as_whole(tn_graph_plan *g, tn_node *n) {
     if (tn_node_contiguous(n)) return n;
-    return tn_b_op(&g->build, TN_OP_CONTIGUOUS, &n, 1, NULL);
+    return tn_b_contiguous(&g->build, n);
 }
 
 static tn_status check_planned_expansion(const tn_node *n, const tn_node *e) {
@@ -230,12 +231,12 @@ static bool value_whole(const tn_graph_plan *g, const tn_value *v) {
 }
 
 static tn_status computed_value(tn_graph_plan *g, const tn_node *n, const int *in, int n_in, int *id) {
-    bool same = n->op == TN_OP_CONTIGUOUS || (n->op == TN_OP_CAST && n->dtype == n->in[0]->dtype);
+    bool same = tn_op_has(n, TN_FACT_COPY) || (tn_op_has(n, TN_FACT_CAST) && n->dtype == n->in[0]->dtype);
     if (same && !g->copying && value_whole(g, &g->values[in[0]])) {
         *id = in[0]; /* in order already, and of this type */
         return tn_map_put(&g->value_of, n, *id);
     }
-    int equal = n->op == TN_OP_RUNTIME_SCALAR ? -1 : find_equal(g, n, in, n_in);
+    int equal = tn_op_has(n, TN_FACT_LAUNCH_SCALAR) ? -1 : find_equal(g, n, in, n_in);
     if (equal >= 0) {
         *id = equal;
         return tn_map_put(&g->value_of, n, equal);
@@ -339,7 +340,7 @@ static tn_status own_memory(tn_graph_plan *g, walk_stack *stack, const tn_output
     bool alias = v->slot >= 0 || v->root != *id || v->output >= 0;
     if (!alias) return TN_OK;
     tn_node *n = (tn_node *)(uintptr_t)v->node;
-    tn_node *copy = tn_b_op(&g->build, TN_OP_CONTIGUOUS, &n, 1, NULL);
+    tn_node *copy = tn_b_contiguous(&g->build, n);
     if (!copy) return g->build.status;
     g->copying = true;
     tn_status s = walk_from(g, stack, copy, id);
@@ -481,11 +482,11 @@ static void compare_input(difference *d, const tn_node *in) {
 }
 
 static void compare_attributes(difference *d, const tn_node *n) {
-    if (n->op == TN_OP_RUNTIME_SCALAR) {
+    if (tn_op_has(n, TN_FACT_LAUNCH_SCALAR)) {
         d->other |= differs(d);
         return;
     }
-    bool moved = any_differs(d, tn_attributes_are_extents(n->op) ? 0 : n->n_i);
+    bool moved = any_differs(d, tn_op_has(n, TN_FACT_EXTENTS) ? 0 : n->n_i);
     size_t moved_at = d->last;
     bool numbers = any_differs(d, tn_number_varies(d->b, n) ? 0 : n->n_f);
     bool view_of_memory = (n->flags & TN_NODE_VIEW) && n->root->buffer && d->b->device->is_cpu;

@@ -43,7 +43,7 @@ static tn_group_limits limits_of(const tn_device *d) {
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
 /* Is the second operand [n, k], as weights are? */
-static bool weight_first(const tn_node *n) { return n->op == TN_OP_LINEAR_HALF; }
+static bool weight_first(const tn_node *n) { return tn_op_has(n, TN_FACT_WEIGHT_FIRST); }
 
 static void product_begin(void *context, kir_builder *kb) { ((workgroup_kernel *)context)->lw.kb = kb; }
 

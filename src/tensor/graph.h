@@ -23,6 +23,8 @@ typedef struct tn_node tn_node;
 typedef struct tn_build tn_build;
 typedef struct tn_lower tn_lower;
 
+enum { TN_OP_NONE = UINT16_MAX }; /* op of data and error nodes */
+
 /* ---- attributes -------------------------------------------------------------------------------------------------- */
 
 enum { TN_MAX_INPUTS = 64 }; /* of a node; longer lists of tensors become trees of nodes: tn_node_make */
@@ -200,9 +202,36 @@ static inline bool tn_is_outer_product(const tn_node *n) {
     return one_step && n->dtype == TN_F32 && n->shape[n->rank - 2] * n->shape[n->rank - 1] >= MANY;
 }
 
+/* Facts that the planner asks about ops; each states those that hold (tn_op_impl.facts). plan/ names no op, except in
+ * the tables that register kernels: suite `source`. */
+enum {
+    TN_FACT_CONSTANT = 1 << 0,        /* every element is one number, an attribute */
+    TN_FACT_LAUNCH_SCALAR = 1 << 1,   /* a scalar whose value comes with each run */
+    TN_FACT_SOURCE = 1 << 2,          /* made of attributes or seeds only, not of tensors */
+    TN_FACT_RANDOM = 1 << 3,          /* random numbers: the same on every device, so engines do not compute them */
+    TN_FACT_RESHAPE = 1 << 4,         /* a view of the elements in order, with other extents */
+    TN_FACT_EXTENTS = 1 << 5,         /* its integer attributes are the extents of its result */
+    TN_FACT_RAW_STRIDES = 1 << 6,     /* a view by strides: its index cannot be mapped to its input's */
+    TN_FACT_COPY = 1 << 7,            /* copies its input into contiguous memory */
+    TN_FACT_CONCAT = 1 << 8,          /* joins its inputs along dim i[0] */
+    TN_FACT_TAKE = 1 << 9,            /* copies rows that an index chooses */
+    TN_FACT_CAST = 1 << 10,           /* only the dtype changes */
+    TN_FACT_ADD = 1 << 11,            /* x + y: a product can start from y */
+    TN_FACT_DIV = 1 << 12,            /* x / y: y is often an element count, which differs with each shape */
+    TN_FACT_INT_PRODUCT = 1 << 13,    /* a matrix product of integers that the CPU has a kernel for */
+    TN_FACT_WIDE_PRODUCT = 1 << 14,   /* a matrix product whose result is wider than its inputs */
+    TN_FACT_VENDOR_PRODUCT = 1 << 15, /* a matrix product that vendors' libraries compute */
+    TN_FACT_WEIGHT_FIRST = 1 << 16,   /* a matrix product whose second operand is [n, k], as weights are */
+    TN_FACT_SORTS = 1 << 17,          /* its composition sorts, which is slow on devices that are processors */
+    TN_FACT_CONV_FORWARD = 1 << 18,
+    TN_FACT_CONV_DGRAD = 1 << 19,
+    TN_FACT_CONV_WGRAD = 1 << 20,
+};
+
 /* Code of an op. Which fields an op needs follows from its kind and class: docs/new-op.md. */
 typedef struct tn_op_impl {
     tn_op_class class_;
+    uint32_t facts;       /* TN_FACT_… */
     bool promote;         /* inputs are cast to their common dtype first (PyTorch's rules) */
     bool varies;          /* its float may come with each run: a number (plan/values.c) */
     bool to_float;        /* integer inputs are cast to f32 (exp, div …) */
@@ -240,6 +269,9 @@ typedef struct tn_op_row {
 
 extern const tn_op_row tn_op_rows[]; /* by tn_op_id */
 static inline const tn_op_row *tn_op(int id) { return &tn_op_rows[id]; }
+/* The facts of a node's op; none for data and error nodes. */
+static inline uint32_t tn_op_facts(const tn_node *n) { return n->op == TN_OP_NONE ? 0 : tn_op(n->op)->impl->facts; }
+static inline bool tn_op_has(const tn_node *n, uint32_t facts) { return (tn_op_facts(n) & facts) != 0; }
 int tn_op_count(void);
 
 /* ---- lowering: what an op's `lower` gets and calls --------------------------------------------------------------- */
@@ -463,14 +495,12 @@ void tn_node_fix(tn_node *n);
 typedef struct tn_evaluator {
     /* Gives buffers to the nodes of `targets`, to every pending node with live handles, and to states. */
     tn_status (*flush)(tn_recorder *r, tn_node *const *targets, int count);
-    tn_status (*expand)(tn_node *n); /* makes n->expansion (plan/passes.h) */
+    tn_status (*expand)(tn_node *n);                                /* makes n->expansion (plan/passes.h) */
     tn_tensor *(*to_device)(const tn_tensor *t, tn_device *device); /* as tn_to_device */
 } tn_evaluator;
 extern const tn_evaluator tn_graph_evaluator;
 
 /* ==== the recorder, for the planner =============================================================================== */
-
-enum { TN_OP_NONE = UINT16_MAX }; /* op of data and error nodes */
 
 tn_node *tn_node_number(double v);              /* a rank-0 f32 that does not raise dtypes; the caller's reference */
 tn_node *tn_node_cast(tn_node *x, tn_dtype to); /* a number keeps all its digits; the caller's reference */

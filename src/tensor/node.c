@@ -222,7 +222,7 @@ static __attribute__((noinline)) void merge_biased_count(biased_count *l) {
     if (n && count && tn_node_count(n, &n->refs, -count) == count) tn_node_end(n);
 }
 
-/* The list's own reference alone is left of a pending node: nobody can ask for it any more, so it goes now and not with
+/* Only the list's own reference to a pending node is left, so nothing can use it: free it now and not with
  * the next flush, which may never come, while its inputs keep memory. Not while a plan is made: the planner ends its
  * part of the list itself. */
 static bool leave_list(tn_node *n) {
@@ -395,7 +395,7 @@ bool tn_node_computed(const tn_node *n) {
 
 /* ---- making ------------------------------------------------------------------------------------------------------ */
 
-/* Shown when there is no memory for an error node either: one node for all, never freed. */
+/* Used if allocating an error node fails, too: one static node, never freed. */
 static tn_node out_of_memory = {.refs = 1 << 30,
                                 .flags = TN_NODE_ERROR,
                                 .index = -1,
@@ -487,7 +487,7 @@ static bool flush_shortens(const tn_recorder *r) {
     return 2 * stays < r->count;
 }
 
-/* A recording that nobody reads must not grow without bound. Every flush resets the limit, so equal steps are cut at
+/* A recording that is never read must not grow without bound. Every flush resets the limit, so equal steps are cut at
  * equal places and reuse their plans. */
 static tn_status recorder_bound(tn_recorder *r) {
     if (r->count < TN_MAX_PENDING || r->count < r->limit) return TN_OK;
@@ -691,7 +691,7 @@ static tn_status node_try(tn_recorder *r, int op, tn_node *const *in, int n_in, 
     tn_attrs own;
     tn_infer c;
     copy_attributes(&own, attrs);
-    /* By hand, as an initialiser would clear all of it, strides of what is no view included. */
+    /* Field by field: an initializer would also clear the strides, which only views need. */
     c.row = row;
     c.in = in;
     c.n_in = n_in;

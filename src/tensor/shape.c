@@ -1,7 +1,7 @@
-/* shape.c — shape and dtype rules that ops share, and what their lower functions share.
+/* shape.c — shape and dtype rules that ops share, and helpers that their lower functions share.
  *
- * A rule reads the inputs of a tn_infer and fills in the result, symbols of extents included. What it refuses it
- * explains: the op, the shapes as they are, and what would fit. */
+ * A rule reads the inputs of a tn_infer and fills in the result, including symbolic extents. Its errors name the op,
+ * the actual shapes, and what would be accepted. */
 #include <math.h>
 #include <string.h>
 

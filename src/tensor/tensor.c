@@ -317,7 +317,7 @@ void tn_storage_restore(tn_storage *s) {
  * long chains are no deep stack. */
 static inline __attribute__((always_inline)) void release_chain(tn_handle *t) {
     while (t && t->slot != NOT_FREED) {
-        /* A sole owner needs no locked instruction: nobody else can be counting. */
+        /* A sole owner needs no atomic instruction: no other thread can change the count. */
         if (atomic_load_explicit(&t->refs, memory_order_acquire) != 1 &&
             atomic_fetch_sub_explicit(&t->refs, 1, memory_order_acq_rel) != 1)
             return;
@@ -387,7 +387,7 @@ static bool refresh(tn_handle *t, const tn_storage *s) {
         chain[length++] = up;
         up = up->base;
     }
-    /* What is no view is the storage's value; its handle may stand for another storage by now (tn_swap). */
+    /* Not a view: the value of the storage. The handle may refer to another storage by now (tn_swap). */
     if (!up->base && up->version != s->version && atomic_load_explicit(&up->storage, memory_order_relaxed) == s) {
         tn_node_unpin(up->node);
         up->node = pin(tn_node_retain(s->value));
@@ -458,7 +458,7 @@ static __attribute__((noinline)) tn_status input_was_freed(int op, const tn_tens
     return tn_need_tensor(in[i], what);
 }
 
-/* A long list, as cat and stack may be given. The result is no view. */
+/* A long list, as cat and stack accept. The result is not a view. */
 static tn_tensor *record_many(int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs) {
     tn_node **nodes = tn_mem_alloc((size_t)n_in * sizeof *nodes);
     if (!nodes) return tn_tensor_error(TN_ERR_MEMORY);
@@ -537,7 +537,7 @@ tn_tensor *tn_tensor_error(tn_status status) { return tn_tensor_new(tn_node_fail
 tn_tensor *tn_failed(tn_status code, const char *format, ...) {
     char text[512];
     va_list args;
-    if (code == TN_OK) code = TN_ERR_ARGUMENT; /* there is no failure that is none */
+    if (code == TN_OK) code = TN_ERR_ARGUMENT; /* TN_OK is not a failure */
     va_start(args, format);
     vsnprintf(text, sizeof text, format ? format : "failed", args);
     va_end(args);
@@ -588,7 +588,7 @@ static tn_node *expand_to(tn_node *value, const tn_node *like) {
     return tn_node_make(TN_OP_EXPAND, &value, 1, &a);
 }
 
-/* A node that may become the whole value of a storage: not a view, and nobody else's value. */
+/* A node that may become the complete value of a storage: not a view, and not the value of another tensor. */
 static tn_node *own_value(tn_node *value, bool fresh) {
     if (fresh && !(value->flags & TN_NODE_VIEW) && value->op != TN_OP_NONE && value->n_in > 0)
         return tn_node_retain(value);
@@ -656,7 +656,7 @@ static void storage_set(tn_recorder *r, tn_storage *s, tn_node *whole) {
     r->written = s;
 }
 
-/* Takes the reference. A failure that nobody has looked at yet stays the one that is told. */
+/* Takes the reference. An earlier failure that has not been read yet is kept. */
 static tn_tensor *refuse_tensor(tn_node *error) {
     tn_handle *t = refusal.handle;
     if (refusal.unreported) {
@@ -756,7 +756,7 @@ static tn_tensor *write_node(tn_tensor *dst, tn_node *value, bool fresh, const c
     bool earlier = tn_node_computed(s->value) && !(s->value->flags & TN_NODE_CAPTURED);
     if (r->capturing && !s->state && earlier) r->captured_write = what;
     storage_set(r, s, whole);
-    tn_tensor_node(dst); /* lets go of the old value, which nobody needs to store now */
+    tn_tensor_node(dst); /* releases the old value, which need not be stored now */
     return dst;
 }
 

@@ -176,7 +176,7 @@ static tn_status split_sentencepiece(tn_txt_work *w, uint32_t *count) {
     for (size_t at = 0; at < w->text.size; n++) {
         TRY(tn_txt_reserve(&w->symbols, &w->symbol_capacity, (size_t)n + 1, sizeof *w->symbols));
         size_t left = w->text.size - at, size = tn_txt_utf8(w->text.data + at, left, NULL);
-        if (size == 0) size = 1; /* a byte that is no part of UTF-8 is a symbol of its own */
+        if (size == 0) size = 1; /* a byte that is not valid UTF-8 is a symbol of its own */
         w->symbols[n] = (tn_txt_symbol){
             .id = tn_txt_find_plain(w->tokenizer, w->text.data + at, size),
             .prev = n > 0 ? n - 1 : TN_TXT_NONE,

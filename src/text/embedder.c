@@ -1,8 +1,7 @@
-/* embedder.c — an open encoder: its weights, its operations, texts in batches of like length; export to ONNX.
+/* embedder.c — an open encoder: its weights, its operations, batches of texts of similar length; export to ONNX.
  *
- * Weights in f32 are borrowed from the mapped file; the projections of queries, keys and values are joined, since one
- * product is faster than three. Texts are sorted by length and cut into passes, so that little is computed that nobody
- * sees. */
+ * f32 weights are borrowed from the mapped file. The projections of queries, keys and values are joined, because one
+ * product is faster than three. Texts are sorted by length and cut into passes, so little padding is computed. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

@@ -488,7 +488,7 @@ JJ_FUNCTION(filter_map) {
     return TN_OK;
 }
 
-/* The items for which a test on them, or on an attribute of theirs, gives `wanted`. */
+/* The items for which a test of the item, or of one of its attributes, returns `wanted`. */
 static tn_status pick(jj_run *r, const jj_value *self, const jj_arguments *given, bool by_attribute, bool wanted,
                       jj_value *out) {
     int skip = by_attribute ? 1 : 0;

@@ -1,6 +1,6 @@
-/* jinja_methods.c — what strings, lists, dicts and loops can do: Python's methods by their names, as tables.
+/* jinja_methods.c — Python's methods of strings, lists, dicts and loops, as tables.
  *
- * Methods that change a list or dict are not there: templates run as in transformers' sandbox, where values stay. */
+ * Methods that modify a list or dict are missing on purpose: transformers runs templates in an immutable sandbox. */
 #include <string.h>
 #include <utf8proc.h>
 

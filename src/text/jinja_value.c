@@ -566,7 +566,7 @@ tn_status tn_jj_item(jj_run *r, const jj_value *v, const jj_value *key, jj_value
         if (found) return TN_OK;
     }
     if (key->kind != JJ_STRING || key->size >= 32) return TN_OK;
-    char name[32]; /* as Jinja does: what is no item may be a method */
+    char name[32]; /* like Jinja: a name that is not an item may be a method */
     memcpy(name, key->text, key->size);
     name[key->size] = 0;
     const jj_row *method = strlen(name) == key->size ? tn_jj_find_method(v->kind, name) : NULL;
@@ -724,7 +724,7 @@ static tn_status read_code(reader *x, char *out, size_t *written) {
         code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
         x->at += 6;
     }
-    if (code >= 0xd800 && code < 0xe000) code = 0xfffd; /* half a pair is no character */
+    if (code >= 0xd800 && code < 0xe000) code = 0xfffd; /* half of a surrogate pair is not a character */
     *written += tn_txt_utf8_write(code, out + *written);
     return TN_OK;
 }

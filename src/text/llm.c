@@ -843,7 +843,7 @@ tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits) {
 
 /* ---- preparing --------------------------------------------------------------------------------------------------- */
 
-/* What these tokens leave in the cache lies behind the sequence: nobody sees it before it is written anew. */
+/* The cache entries of these tokens lie after the sequence: they are overwritten before they are read. */
 static tn_status prepare_llm(tn_llm *m) {
     const int32_t any[2] = {0, 0};
     int64_t room = m->config.context - m->position;

@@ -104,7 +104,7 @@ static tn_status check_step(const tn_llm_batch *b, const int32_t *ids) {
     return TN_OK;
 }
 
-/* A conversation that waits gets a token behind its sequence, which nobody sees before it is overwritten. */
+/* A waiting conversation gets a dummy token after its sequence; it is overwritten before it is read. */
 static tn_status read_batch_rows(tn_llm_batch *b, const int32_t *ids) {
     char name[LLM_NAME_SIZE];
     tn_llm_name(b->models[0]->config.naming, name, -1, SLOT_EMBEDDING);

@@ -196,7 +196,7 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
     return product(w, layer, SLOT_O, joined, weight[SLOT_O_BIAS]);
 }
 
-/* The expert that all tokens have, by how much each of them wants it. */
+/* The shared expert, weighted by its gate value for each token. */
 static tn_tensor *share(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
     tn_tensor *const *weight = w->layers[layer].weight;
     tn_tensor *wish = tn_linear(x, tn_reshape(weight[SLOT_SHARED_ROUTER], TN_DIMS(1, c->size[SIZE_HIDDEN])), NULL);
@@ -255,7 +255,7 @@ static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_
     tn_tensor *const *weight = w->layers[layer].weight;
     look_at(in, layer, PROBE_FFN, x);
     if (c->choices > 0) {
-        look_at(in, layer, PROBE_DOWN, x); /* nobody asks for it, but each place has one */
+        look_at(in, layer, PROBE_DOWN, x); /* not read, but each probe position needs a value */
         return mix(c, w, layer, in, x);
     }
     tn_tensor *up = product(w, layer, SLOT_UP, x, weight[SLOT_UP_BIAS]);

@@ -1,8 +1,8 @@
-/* normalizer.c — the normalizers of tokenizer.json: each rewrites a text before it is cut into words.
+/* normalizer.c — the normalizers of tokenizer.json, which rewrite a text before it is split into words.
  *
- * They run one after the other, from one buffer into another. What a chain may make of a text is bounded, for a file
- * can ask that every letter become a book. `first` follows the text's first byte as the library's offsets do: a later
- * step may ask whether a word stands at the begin of what was given. */
+ * They run one after another, from one buffer into another. The size of the result is limited, because a file can
+ * demand that each letter be replaced by a long text. `first` tracks the position of the text's first byte as the
+ * tokenizers package does; a later step may ask whether a word is at the start of the input. */
 #include <string.h>
 
 #include <utf8proc.h>

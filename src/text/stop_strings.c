@@ -1,7 +1,7 @@
-/* stop_strings.c — ends a text at the first of some strings, and withholds what may be the beginning of one.
+/* stop_strings.c — ends a text at the first stop string, and withholds text that may be the beginning of one.
  *
- * Each string is matched by its own automaton (Knuth, Morris and Pratt 1977), so a byte is looked at once however often
- * beginnings repeat. What is withheld is always a beginning of a string: of the one that has matched the most. */
+ * Each stop string has its own automaton (Knuth, Morris and Pratt 1977), so each byte is examined once, however often
+ * beginnings repeat. The withheld text is always a prefix of the stop string that has matched the most. */
 #include <string.h>
 
 #include "text/text_common.h"

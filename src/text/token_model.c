@@ -1,9 +1,9 @@
-/* token_model.c — the models of tokenizer.json: what a word's tokens are.
+/* token_model.c — the models of tokenizer.json, which split a word into tokens.
  *
- * WordPiece takes the longest token at the begin of what is left (Schuster and Nakajima 2012); Unigram the tokens that
- * together are the likeliest (Kudo 2018, by Viterbi's algorithm); both walk one tree of the vocabulary, so each byte is
- * looked at once a place. BPE merges by rank (bpe.c), from characters or, where the vocabulary spells every byte, from
- * bytes. WordLevel looks the word up. */
+ * WordPiece takes the longest token that matches the rest of the word (Schuster and Nakajima 2012). Unigram takes the
+ * most probable sequence of tokens (Kudo 2018, Viterbi algorithm). Both walk one tree of the vocabulary, so each byte
+ * is examined once per position. BPE merges by rank (bpe.c), starting from characters, or from bytes if the vocabulary
+ * contains every byte. WordLevel looks up the whole word. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -275,8 +275,8 @@ bool tn_tokenizer_adds_bos(const tn_tokenizer *t) { return t && t->add_bos; }
 const char *tn_tokenizer_chat_template(const tn_tokenizer *t) { return t ? t->chat_template : NULL; }
 
 /* ==== vocabulary ================================================================================================== */
-/* Vocabularies come out of strangers' files, so everything is checked here once; afterwards ids are indices. Two open
- * hash tables, at most half full, hold indices alone: a spelling's id, a pair's rank. */
+/* Vocabularies come from untrusted files, so everything is checked here once; afterwards ids are valid indices. Two
+ * hash tables with open addressing, at most half full, hold only indices: the id of a spelling, the rank of a pair. */
 
 /* Tokens that end a generation, where they are control or user-defined tokens. */
 static const char *const ending_tokens[] = {
