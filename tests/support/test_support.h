@@ -41,8 +41,8 @@ enum { TEST_SANITIZED = 1 };
 enum { TEST_SANITIZED = 0 };
 #endif
 
-/* Cases of a random sweep: a third of them under a sanitizer, which takes ten times as long for each and reports a wrong
- * access in the first case that makes it. Wrong values can need many cases; the plain build runs them all. */
+/* Cases of a random sweep: a third of them under a sanitizer, which takes ten times as long for each and reports a
+ * wrong access in its first case. Wrong values can need many cases; the plain build runs them all. */
 #define TEST_SWEEP(cases) (TEST_SANITIZED ? (cases) / 3 : (cases))
 
 /* Fails with the library's own words instead of a bare number. */
