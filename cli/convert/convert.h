@@ -75,6 +75,7 @@ bool convert_is_gemma(const char *architecture);
 tn_status convert_gemma_put(const convert_folder *f, tn_gguf_writer *w);
 bool convert_gemma_is_known(const tn_gguf *file, const char *architecture); /* has a folder words for it? */
 void convert_gemma_back(const tn_gguf *file, const char *architecture, int64_t heads, cli_json *j);
+void convert_scales_back(const tn_gguf *file, const char *architecture, cli_json *j); /* Granite's multipliers */
 tn_status convert_tokenizer(const convert_folder *f, tn_gguf_writer *w); /* tokenizer.json (convert_tokenizer.c) */
 
 /* ---- which columns count (convert_importance.c; refused where there is no libtrunnion-text) ---------------------- */

@@ -117,6 +117,22 @@ static const name_row gemma_names[] = {
     {"post_feedforward_layernorm.weight", "post_ffw_norm.weight", 0},
 };
 
+static const name_row olmo2_names[] = {
+    {"embed_tokens.weight", "token_embd.weight", 0},
+    {"norm.weight", "output_norm.weight", 0},
+    {"self_attn.q_proj.weight", "attn_q.weight", 0},
+    {"self_attn.k_proj.weight", "attn_k.weight", 0},
+    {"self_attn.v_proj.weight", "attn_v.weight", 0},
+    {"self_attn.o_proj.weight", "attn_output.weight", 0},
+    {"self_attn.q_norm.weight", "attn_q_norm.weight", 0},
+    {"self_attn.k_norm.weight", "attn_k_norm.weight", 0},
+    {"post_attention_layernorm.weight", "post_attention_norm.weight", 0},
+    {"mlp.gate_proj.weight", "ffn_gate.weight", 0},
+    {"mlp.up_proj.weight", "ffn_up.weight", 0},
+    {"mlp.down_proj.weight", "ffn_down.weight", 0},
+    {"post_feedforward_layernorm.weight", "post_ffw_norm.weight", 0},
+};
+
 static const convert_size llama_sizes[] = {
     {"num_hidden_layers", "block_count", true},
     {"max_position_embeddings", "context_length", true},
@@ -146,6 +162,7 @@ struct convert_family {
     const convert_size *sizes;
     const char *heads, *eps, *gguf_eps;
     bool turns;                                              /* rope */
+    bool rotates_neighbours;                                 /* in GGUF files: rows of q and k change places */
     bool norms_from_one;                                     /* the weights of norms are less 1 */
     double base;                                             /* of rope where config.json says nothing; 0: 10000 */
     enum { NO_MIXTURE, ANY_WEIGHTS, WHOLE_WEIGHTS } mixture; /* whole: those of the chosen experts add up to 1 */
@@ -160,17 +177,21 @@ struct convert_family {
 #define LLAMA_LIKE LLAMA_LIKE_BUT_NAMES(llama_names), .beside = {".rotary_emb.inv_freq"}
 #define GEMMA_LIKE LLAMA_LIKE_BUT_NAMES(gemma_names), .norms_from_one = true
 static const struct convert_family families[] = {
-    {"llama", "llama", LLAMA_LIKE},
-    {"mistral", "llama", LLAMA_LIKE, .window = 4096},
+    {"llama", "llama", LLAMA_LIKE, .rotates_neighbours = true},
+    {"mistral", "llama", LLAMA_LIKE, .rotates_neighbours = true, .window = 4096},
     {"qwen2", "qwen2", LLAMA_LIKE},
     {"qwen3", "qwen3", LLAMA_LIKE},
-    {"mixtral", "llama", LLAMA_LIKE, .base = 1e6, .mixture = WHOLE_WEIGHTS},
+    {"mixtral", "llama", LLAMA_LIKE, .rotates_neighbours = true, .base = 1e6, .mixture = WHOLE_WEIGHTS},
     {"qwen2_moe", "qwen2moe", LLAMA_LIKE_BUT_NAMES(qwen_moe_names), .mixture = ANY_WEIGHTS},
     {"qwen3_moe", "qwen3moe", LLAMA_LIKE_BUT_NAMES(qwen_moe_names), .mixture = WHOLE_WEIGHTS},
     {"phi3", "phi3", LLAMA_LIKE_BUT_NAMES(phi3_names), .window = 1 << 30},
     {"gemma", "gemma", LLAMA_LIKE, .norms_from_one = true},
     {"gemma2", "gemma2", GEMMA_LIKE},
     {"gemma3_text", "gemma3", GEMMA_LIKE, .base = 1e6},
+    {"granite", "granite", LLAMA_LIKE, .rotates_neighbours = true},
+    {"smollm3", "smollm3", LLAMA_LIKE, .rotates_neighbours = true, .base = 2e6},
+    {"arcee", "arcee", LLAMA_LIKE, .rotates_neighbours = true},
+    {"olmo2", "olmo2", LLAMA_LIKE_BUT_NAMES(olmo2_names)},
     {"gpt2", "gpt2", .prefix = "transformer.", .layer = "h.", .names = gpt2_names,
      .count = sizeof gpt2_names / sizeof *gpt2_names, .top = 4, .sizes = gpt2_sizes, .heads = "n_head",
      .eps = "layer_norm_epsilon", .gguf_eps = "attention.layer_norm_epsilon",
@@ -325,8 +346,14 @@ static tn_status refuse_activation(const convert_folder *f) {
     } kinds[] = {{"activation_function", "gelu_new", {"gelu_pytorch_tanh", ""}},
                  {"hidden_act", "silu", {"swish", ""}},
                  {"hidden_act", "gelu_pytorch_tanh", {"gelu_new", "gelu"}}, /* Gemma 1, whose "gelu" means this one */
-                 {"hidden_activation", "gelu_pytorch_tanh", {"gelu_new", ""}}};
-    int kind = !f->family->turns ? 0 : !f->family->norms_from_one ? 1 : !convert_is_gemma(f->architecture) ? 2 : 3;
+                 {"hidden_activation", "gelu_pytorch_tanh", {"gelu_new", ""}},
+                 {"hidden_act", "relu2", {"", ""}}};
+    bool arcee = strcmp(f->architecture, "arcee") == 0;
+    int kind = arcee                                ? 4
+               : !f->family->turns                  ? 0
+               : !f->family->norms_from_one         ? 1
+               : !convert_is_gemma(f->architecture) ? 2
+                                                    : 3;
     const char *key = kinds[kind].key, *usual = kinds[kind].usual;
     const char *told = tn_json_string(tn_json_get(tn_json_root(f->config), key), usual);
     bool known = strcmp(told, usual) == 0;
@@ -408,7 +435,7 @@ tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder 
     f->base = f->family->base > 0 ? f->family->base : 10000;
     f->heads = folder_number_of(f, f->family->heads, 0);
     f->kv_heads = folder_number_of(f, "num_key_value_heads", f->heads);
-    f->turned = strcmp(f->architecture, "llama") == 0;
+    f->turned = f->family->rotates_neighbours;
     status = open_mixture(f);
     if (status == TN_OK) status = take_names(f);
     if (status != TN_OK) return status;
@@ -453,7 +480,7 @@ tn_status convert_folder_from(const tn_gguf *file, int64_t tensors, convert_fold
                                "'%s': models of architecture '%.*s' cannot be converted to folders; supported are %s",
                                f->path, (int)length, word, known_types(true, known, sizeof known));
     f->architecture = f->family->architecture;
-    f->turned = strcmp(f->architecture, "llama") == 0;
+    f->turned = f->family->rotates_neighbours;
     status = tn_gguf_get_int(file, folder_key_of(f, "attention.head_count", key), &f->heads);
     f->kv_heads = f->heads;
     if (tn_gguf_get(file, folder_key_of(f, "attention.head_count_kv", key)) && status == TN_OK)
@@ -531,13 +558,54 @@ static tn_status put_sizes(const convert_folder *f, tn_gguf_writer *w) {
     return tn_gguf_put_int(w, folder_key_of(f, "attention.head_count_kv", key), TN_GGUF_U32, f->kv_heads);
 }
 
+/* Granite's multipliers, by config.json's words and GGUF's. */
+static const char *const scales[][2] = {{"embedding_multiplier", "embedding_scale"},
+                                        {"residual_multiplier", "residual_scale"},
+                                        {"attention_multiplier", "attention.scale"},
+                                        {"logits_scaling", "logit_scale"}};
+enum { SCALES = sizeof scales / sizeof *scales };
+
+static tn_status put_scales(const convert_folder *f, tn_gguf_writer *w) {
+    char key[KEY_SIZE];
+    tn_status status = TN_OK;
+    for (int i = 0; i < SCALES && status == TN_OK && strcmp(f->architecture, "granite") == 0; i++) {
+        double v = tn_json_number(tn_json_get(tn_json_root(f->config), scales[i][0]), 1);
+        status = tn_gguf_put_float(w, folder_key_of(f, scales[i][1], key), TN_GGUF_F32, v);
+    }
+    return status;
+}
+
+void convert_scales_back(const tn_gguf *file, const char *architecture, cli_json *j) {
+    for (int i = 0; i < SCALES && strcmp(architecture, "granite") == 0; i++) {
+        char key[KEY_SIZE];
+        double v;
+        snprintf(key, sizeof key, "%s.%s", architecture, scales[i][1]);
+        if (tn_gguf_get(file, key) && tn_gguf_get_float(file, key, &v) == TN_OK) cli_json_number(j, scales[i][0], v);
+    }
+}
+
+/* GGUF has no word for the layers without rope of SmolLM 3: they are every fourth. */
+static tn_status refuse_unrotated(const convert_folder *f) {
+    const tn_json *root = tn_json_root(f->config), *list = tn_json_get(root, "no_rope_layers");
+    bool usual = list || folder_number_of(f, "no_rope_layer_interval", 4) == 4;
+    for (size_t i = 0; i < tn_json_length(list); i++)
+        usual &= (tn_json_int(tn_json_at(list, i), 1) == 0) == ((i + 1) % 4 == 0);
+    if (usual || strcmp(f->architecture, "smollm3") != 0) return TN_OK;
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "'%s/config.json': GGUF files of smollm3 models have no rope in every fourth layer; other "
+                           "layers without rope cannot be stored",
+                           f->path);
+}
+
 /* ---- all of it --------------------------------------------------------------------------------------------------- */
 
 tn_status convert_folder_metadata(const convert_folder *f, tn_gguf_writer *w) {
     char key[KEY_SIZE];
     double small = tn_json_number(tn_json_get(tn_json_root(f->config), f->family->eps), f->family->turns ? 1e-6 : 1e-5);
     tn_status status = tn_gguf_put_string(w, "general.architecture", f->architecture, (int64_t)strlen(f->architecture));
+    if (status == TN_OK) status = refuse_unrotated(f);
     if (status == TN_OK) status = put_sizes(f, w);
+    if (status == TN_OK) status = put_scales(f, w);
     if (status == TN_OK && f->family->turns) status = convert_rope_put(f, w);
     if (status == TN_OK) status = convert_is_gemma(f->architecture) ? convert_gemma_put(f, w) : put_window(f, w);
     if (status == TN_OK) status = tn_gguf_put_float(w, folder_key_of(f, f->family->gguf_eps, key), TN_GGUF_F32, small);

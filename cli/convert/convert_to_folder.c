@@ -140,7 +140,9 @@ static const struct {
     {"llama", "LlamaForCausalLM"},     {"mistral", "MistralForCausalLM"},    {"qwen2", "Qwen2ForCausalLM"},
     {"qwen3", "Qwen3ForCausalLM"},     {"phi3", "Phi3ForCausalLM"},          {"gpt2", "GPT2LMHeadModel"},
     {"mixtral", "MixtralForCausalLM"}, {"qwen2_moe", "Qwen2MoeForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"},
-    {"gemma", "GemmaForCausalLM"},     {"gemma2", "Gemma2ForCausalLM"},      {"gemma3_text", "Gemma3ForCausalLM"}};
+    {"gemma", "GemmaForCausalLM"},     {"gemma2", "Gemma2ForCausalLM"},      {"gemma3_text", "Gemma3ForCausalLM"},
+    {"granite", "GraniteForCausalLM"}, {"smollm3", "SmolLM3ForCausalLM"},    {"arcee", "ArceeForCausalLM"},
+    {"olmo2", "Olmo2ForCausalLM"}};
 
 static bool has_tensor(const folder_writer *f, const char *name) {
     tn_gguf_info info = {.struct_size = sizeof info};
@@ -199,7 +201,9 @@ static void put_llama_like(folder_writer *f, const char *type, int64_t window) {
     int64_t head = to_folder_count_of(f, "attention.key_length", heads > 0 ? hidden / heads : 0);
     convert_rope_back(f->file, f->architecture, to_folder_count_of(f, "context_length", 0), head, &f->j);
     bool gemma = strncmp(type, "gemma", 5) == 0, newer = convert_is_gemma(f->architecture);
-    cli_json_string(&f->j, newer ? "hidden_activation" : "hidden_act", gemma ? "gelu_pytorch_tanh" : "silu");
+    const char *activation = gemma ? "gelu_pytorch_tanh" : strcmp(type, "arcee") == 0 ? "relu2" : "silu";
+    cli_json_string(&f->j, newer ? "hidden_activation" : "hidden_act", activation);
+    convert_scales_back(f->file, f->architecture, &f->j);
     if (convert_is_gemma(f->architecture)) {
         convert_gemma_back(f->file, f->architecture, f->in->folder->heads, &f->j);
         return;
@@ -216,7 +220,11 @@ static void put_llama_like(folder_writer *f, const char *type, int64_t window) {
         cli_json_bool(&f->j, "norm_topk_prob", convert_folder_weighs_whole(f->in->folder));
         cli_json_bool(&f->j, "attention_bias", has_tensor(f, "blk.0.attn_q.bias"));
     }
-    if (strcmp(type, "llama") != 0) return;
+    static const char *const biased[] = {"llama", "granite", "smollm3", "arcee"};
+    bool may_have = false;
+    for (size_t i = 0; i < sizeof biased / sizeof *biased; i++)
+        may_have |= strcmp(type, biased[i]) == 0;
+    if (!may_have) return;
     cli_json_bool(&f->j, "attention_bias", has_tensor(f, "blk.0.attn_q.bias"));
     cli_json_bool(&f->j, "mlp_bias", has_tensor(f, "blk.0.ffn_up.bias"));
 }

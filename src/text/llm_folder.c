@@ -719,6 +719,24 @@ static tn_status gguf_read_gemma(const tn_gguf *f, llm_config *c) {
     return read_real(f, c, "rope.freq_base_swa", c->local_rope.base, 1e12, &c->local_rope.base);
 }
 
+/* Granite's multipliers. */
+static tn_status gguf_read_scales(const tn_gguf *f, llm_config *c) {
+    double divisor;
+    if (strcmp(c->family->architecture, "granite") != 0) return TN_OK;
+    TRY(read_real(f, c, "embedding_scale", 1, 1e6, &c->embedding_scale));
+    TRY(read_real(f, c, "residual_scale", 1, 1e6, &c->residual_scale));
+    if (has(f, c, "attention.scale")) TRY(read_real(f, c, "attention.scale", 1, 1e6, &c->scale));
+    TRY(read_real(f, c, "logit_scale", 1, 1e6, &divisor));
+    c->logit_scale = 1 / divisor;
+    return TN_OK;
+}
+
+/* SmolLM 3's files do not say which layers have no rope: every fourth. */
+static void gguf_read_unrotated(llm_config *c) {
+    for (int64_t i = 3; strcmp(c->family->architecture, "smollm3") == 0 && i < c->layers; i += 4)
+        tn_llm_set_rope(c, i, false);
+}
+
 static tn_status read_sizes_gguf(const tn_gguf *f, llm_config *c) {
     TRY(get_size(f, c, "block_count", LLM_MOST_LAYERS, &c->layers));
     TRY(get_size(f, c, "embedding_length", LLM_MOST_WIDTH, &c->size[SIZE_HIDDEN]));
@@ -734,6 +752,8 @@ static tn_status read_sizes_gguf(const tn_gguf *f, llm_config *c) {
     if (has(f, c, "rope.freq_base")) TRY(get_real(f, c, "rope.freq_base", 1, 1e12, &c->rope.base));
     TRY(read_rope_scaling(f, c));
     TRY(gguf_read_window(f, c));
+    TRY(gguf_read_scales(f, c));
+    gguf_read_unrotated(c);
     return gguf_read_gemma(f, c);
 }
 
