@@ -34,7 +34,7 @@ BUDGET = {
     "autograd": 650,
     "check": 1700,
     "functions": 3200,
-    "nn": 5600,
+    "nn": 6300,
     "formats": 4700,
     "onnx": 17000,
     "engines": 1500,

@@ -18,12 +18,9 @@ static tn_dtype packed_dtype(const tn_native *n) { return n->dtype == TN_I32 ? T
 
 static bool worth_keeping_packed(const tn_graph_plan *g, const tn_native *n, const tn_value *b) {
     enum { FEW = 8 }; /* columns that are packed in no time, or few enough for the kernel to swap its sides */
-    /* Rows that pay for packing in each run. Forward and backward read a frozen weight in two orders, so training would
-     * keep two packed copies of it. */
-    enum { MANY = 64 };
     const tn_value *root = &g->values[b->root];
     if (!tn_native_may_pack(g, root->slot) || n->gemm.n < FEW) return false;
-    if (g->trains && n->gemm.m >= MANY) return false;
+    if (g->trains) return false; /* forward and backward read a frozen weight in two orders: two packed copies */
     if (n->dtype == TN_I32 && !tn_gemm_takes_quads(&n->gemm)) return false;
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         if (n->gemm.b.batch_stride[axis] != 0) return false;

@@ -391,8 +391,7 @@ static tn_status backward_pass(tn_finetune *t, int64_t predicted, double *loss) 
 
 static tn_status evaluate_pass(tn_finetune *t, int64_t predicted, double *loss) {
     TRY(prepare_pass(t));
-    TN_SCOPE;
-    TN_NO_GRAD;
+    TN_SCOPE; /* gradients stay on: plans without them would keep packed copies of all weights */
     tn_tensor *sum = pass_loss(t, false);
     TRY(tn_eval(&sum, 1));
     *loss += tn_item(sum) / (double)predicted;

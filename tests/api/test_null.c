@@ -615,6 +615,21 @@ static void optimizers_refuse(void **state) {
     YIELDS(true, isnan(tn_plateau_step(NULL, 1)))
     YIELDS(true, tn_batches_per_epoch(NULL) == 0)
     YIELDS(true, tn_batches_next(NULL, NULL) == 0)
+    tn_dataset *source = NULL;
+    FAILS(tn_dataset_new(1, NULL, 1, NULL, NULL, NULL, &source))
+    tn_dataset_free(NULL);
+    YIELDS(true, tn_dataset_count(NULL) == 0)
+    YIELDS(true, tn_dataset_fields(NULL) == 0)
+    FAILS(tn_dataset_npy(NULL, 1, &source))
+    FAILS(tn_dataset_idx(NULL, NULL, &source))
+    FAILS(tn_dataset_tokens(NULL, 2, 1, &source))
+    FAILS(tn_dataset_csv(NULL, 0, &source))
+    tn_loader *loader = NULL;
+    FAILS(tn_loader_new(NULL, NULL, &loader))
+    tn_loader_free(NULL);
+    FAILS(tn_loader_next(NULL, NULL, NULL))
+    tn_loader_position(NULL, NULL, NULL);
+    FAILS(tn_loader_seek(NULL, 0, 0))
     tn_ema *averages = NULL;
     FAILS(tn_ema_new(NULL, 0.9, &averages))
     FAILS(tn_ema_new(root, 0.9, NULL))

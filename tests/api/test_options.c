@@ -227,6 +227,10 @@ static tn_status try_finetune(const void *o) {
     tn_finetune *t;
     return tn_finetune_new(NULL, o, &t);
 }
+static tn_status try_loader(const void *o) {
+    tn_loader *l;
+    return tn_loader_new(NULL, o, &l);
+}
 static tn_status try_batches(const void *o) { return tn_batches_per_epoch(o) ? TN_OK : TN_ERR_ARGUMENT; }
 static tn_status try_llm_export_onnx(const void *o) { return tn_llm_export_onnx(NULL, "no such folder/x", o); }
 
@@ -368,6 +372,7 @@ static tn_status try_engine(const void *o) {
     X(LLM_EXPORT_ONNX, tn_llm_export_onnx_options, try_llm_export_onnx) \
     X(FINETUNE, tn_finetune_options, try_finetune)                      \
     X(BATCHES, tn_batches, try_batches)                                 \
+    X(LOADER, tn_loader_options, try_loader)                            \
     X(EMBEDDER, tn_embedder_options, try_embedder)                      \
     X(VOCABULARY, tn_vocabulary, try_vocabulary)                        \
     X(PAIR, tn_pair_options, try_pair)                                  \
