@@ -3,6 +3,7 @@
 #include "test_support.h"
 
 #include "gguf_make.h"
+#include "random_numbers.h"
 #include "trunnion/ops.h"
 
 enum { F32 = 0, F16 = 1, Q8_0 = 8, IQ4_NL = 20, I8 = 24 }; /* the file's numbers of some types */
@@ -542,8 +543,7 @@ static void make_coded(gguf_make *g, int number, int elements, int size, int fac
     make_padding(g, 32);
     uint64_t state = 1;
     for (int i = 0; i < CODED_BLOCKS * size; i++) {
-        state = state * 6364136223846793005U + 1442695040888963407U;
-        uint64_t byte = state >> 56;
+        uint64_t byte = random_step(&state) >> 56;
         make_number(g, i % size == factor ? (byte & 0x8f) | 0x20 : byte, 1);
     }
 }

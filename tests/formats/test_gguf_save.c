@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "cpu/cpu_kernels.h"
+#include "random_numbers.h"
 #include "trunnion/model.h"
 #include "trunnion/ops.h"
 
@@ -183,8 +184,7 @@ static void make_weights(float *x) {
     for (int i = 0; i < NUMBERS; i++) {
         double sum = -6;
         for (int k = 0; k < 12; k++) {
-            state = state * 6364136223846793005U + 1442695040888963407U;
-            sum += (double)(state >> 11) * 0x1p-53;
+            sum += (double)(random_step(&state) >> 11) * 0x1p-53;
         }
         x[i] = (float)(sum * 0.02);
     }

@@ -10,6 +10,7 @@
 #include "cpu/conv.h"
 #include "cpu/conv_vec.h"
 #include "cpu/isa.h"
+#include "random_numbers.h"
 #include "trunnion/ops.h"
 
 enum { MAX_POINTS = 64, CASES = TEST_SWEEP(90), MAX_THREADS = 3, MARK = 12345 };
@@ -17,9 +18,7 @@ enum { MAX_POINTS = 64, CASES = TEST_SWEEP(90), MAX_THREADS = 3, MARK = 12345 };
 static uint64_t random_state = 20;
 
 static int64_t random_below(int64_t n) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    uint64_t x = random_state ^ random_state >> 29;
-    return (int64_t)((x * 0x9e3779b97f4a7c15u >> 16) % (uint64_t)n);
+    return (int64_t)(random_mixed(&random_state) % (uint64_t)n);
 }
 
 static int64_t random_from(int64_t low, int64_t high) { return low + random_below(high - low + 1); }

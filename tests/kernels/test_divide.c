@@ -3,13 +3,13 @@
 #include "test_support.h"
 
 #include "hal/kernel_code.h"
+#include "random_numbers.h"
 
 enum { MOST = 4096 }; /* elements of a buffer */
 
 static uint64_t seed = 1;
 static int64_t draw(int64_t n) {
-    seed = seed * 6364136223846793005u + 1442695040888963407u;
-    return (int64_t)(seed >> 33) % n;
+    return (int64_t)(random_step(&seed) >> 33) % n;
 }
 
 /* out[i, j, k] = Σ_l a[…] · 2 + value of the index, over random extents; a is read with random strides. */

@@ -11,6 +11,7 @@
 #include <math.h>
 
 #include "cpu/isa.h"
+#include "random_numbers.h"
 
 enum { AXES = TN_GEMM_BATCH_AXES + 2, ROW = TN_GEMM_BATCH_AXES, COLUMN = ROW + 1 };
 enum { CASES = TEST_SWEEP(120), MAX_THREADS = 3 };
@@ -145,8 +146,7 @@ static tn_fused_program make_epilogue(const struct kind *kind, int64_t m, int64_
 static uint64_t random_state;
 
 static int64_t random_below(int64_t n) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (int64_t)((random_state >> 33) % (uint64_t)n);
+    return (int64_t)((random_step(&random_state) >> 33) % (uint64_t)n);
 }
 
 /* One in `rare` is no finite number. */

@@ -8,13 +8,13 @@
 #include <pthread.h>
 
 #include "cpu/cpu_kernels.h"
+#include "random_numbers.h"
 #include "trunnion/trunnion.h"
 
 static uint64_t random_state;
 
 static int64_t random_below(int64_t n) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (int64_t)((random_state >> 33) % (uint64_t)n);
+    return (int64_t)((random_step(&random_state) >> 33) % (uint64_t)n);
 }
 
 static float *random_numbers(int64_t count) {

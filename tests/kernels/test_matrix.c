@@ -10,6 +10,7 @@
 
 #include "far_driver.h"
 #include "kir/rules.h"
+#include "random_numbers.h"
 #include "sources.h"
 #include "spirv_val.h"
 #include "trunnion/trunnion.h"
@@ -36,8 +37,7 @@ typedef struct product {
 static uint64_t next_number = 1;
 
 static float number(void) {
-    next_number = next_number * 6364136223846793005u + 1442695040888963407u;
-    return (float)((int64_t)(next_number >> 40) - (1 << 23)) / (float)(1 << 22);
+    return (float)((int64_t)(random_step(&next_number) >> 40) - (1 << 23)) / (float)(1 << 22);
 }
 
 /* What a tensor of `dtype` holds, as f32 on the host. */

@@ -6,6 +6,7 @@
 
 #include "cpu/isa.h"
 #include "kir/kir_math.h"
+#include "random_numbers.h"
 #include "trunnion/trunnion.h"
 
 enum { CHUNK = TN_PAGE_TOKENS, LANES = 16, MAX_POINTS = 5 };
@@ -27,8 +28,7 @@ static const shape shapes[] = {
 
 static uint64_t random_state = 1;
 static float random_real(void) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (float)(random_state >> 40) / (float)(1 << 23) - 1.0f;
+    return (float)(random_step(&random_state) >> 40) / (float)(1 << 23) - 1.0f;
 }
 
 /* [batch, heads, rows, columns], with room between rows; turned: [batch, heads, columns, rows]. */

@@ -11,6 +11,7 @@
 
 #include "cpu/conv.h"
 #include "cpu/isa.h"
+#include "random_numbers.h"
 #include "trunnion/autograd.h"
 #include "trunnion/ops.h"
 
@@ -21,8 +22,7 @@ static const float MARK = 12345.0f;
 static uint64_t random_state = 1;
 
 static int64_t random_from(int64_t low, int64_t high) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return low + (int64_t)((random_state >> 33) % (uint64_t)(high - low + 1));
+    return low + (int64_t)((random_step(&random_state) >> 33) % (uint64_t)(high - low + 1));
 }
 
 static float random_number(void) { return (float)random_from(-1000, 1000) / 700.0f; }

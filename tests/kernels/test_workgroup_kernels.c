@@ -9,6 +9,7 @@
 #include "check/check.h"
 #include "conv_options.h"
 #include "far_driver.h"
+#include "random_numbers.h"
 #include "sources.h"
 #include "trunnion/trunnion.h"
 
@@ -40,8 +41,7 @@ static tn_tensor *numbers(const int64_t *shape, int rank, tn_dtype t, uint64_t s
         n *= shape[d];
     float *values = malloc((size_t)(n + 1) * sizeof *values);
     for (int64_t i = 0; i < n; i++) {
-        seed = seed * 6364136223846793005u + 1442695040888963407u;
-        values[i] = (float)((int64_t)(seed >> 40) - (1 << 23)) / (float)(1 << 22);
+        values[i] = (float)((int64_t)(random_step(&seed) >> 40) - (1 << 23)) / (float)(1 << 22);
     }
     tn_tensor *x = tn_from_data(values, shape, rank, TN_F32);
     free(values);

@@ -5,14 +5,14 @@
 #include <math.h>
 
 #include "cpu/cpu_kernels.h"
+#include "random_numbers.h"
 
 enum { MAX_THREADS = 3 };
 
 static uint64_t random_state = 1;
 
 static uint64_t random_bits(void) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (random_state ^ random_state >> 29) * 0x9e3779b97f4a7c15u >> 16;
+    return random_mixed(&random_state);
 }
 
 static int64_t random_below(int64_t n) { return (int64_t)(random_bits() % (uint64_t)n); }

@@ -3,6 +3,7 @@
 #ifndef TN_TESTS_STEP_BY_STEP_H
 #define TN_TESTS_STEP_BY_STEP_H
 
+#include "random_numbers.h"
 #include "test_support.h"
 
 #include "trunnion/trunnion.h"
@@ -13,8 +14,7 @@ static uint64_t state_of_numbers; /* set by the network, from its seed */
 static bool apart;                /* every step is evaluated before the next one is recorded */
 
 static inline int64_t below(int64_t n) {
-    state_of_numbers = state_of_numbers * 6364136223846793005u + 1442695040888963407u;
-    return (int64_t)((state_of_numbers >> 33) % (uint64_t)n);
+    return (int64_t)((random_step(&state_of_numbers) >> 33) % (uint64_t)n);
 }
 
 static inline tn_tensor *step(tn_tensor *t) {
