@@ -147,6 +147,7 @@ bool cli_utf8(void);      /* the locale's characters are UTF-8 */
 
 /* Text for people, which is UTF-8 here: as it is where the locale's characters are, else its signs in ASCII. */
 void cli_put(FILE *to, const char *text);
+extern bool cli_quiet; /* --quiet: cli_print writes nothing to standard error, and no progress is shown */
 void cli_print(FILE *to, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The same, broken between words at the width of a terminal; what is not the first line begins with `indent` blanks. */
 void cli_put_wrapped(FILE *to, const char *text, int indent);

@@ -23,6 +23,6 @@ static void on_load(void *ctx, const char *device, int64_t number, bool done) {
 }
 
 void cli_show_compiling(bool show) {
-    bool live = show && cli_colour(stderr);
+    bool live = show && cli_colour(stderr) && !cli_quiet;
     tn_on_kernel_load(live ? on_load : NULL, NULL);
 }

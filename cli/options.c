@@ -7,7 +7,17 @@
 #include "cli/cli.h"
 
 enum { MOST_OWN = 64, FIRST_COMMON = 1000, MOST_THREADS = 512 /* the library's limit */ };
-enum { OPT_JSON = FIRST_COMMON, OPT_DEVICE, OPT_STRICT, OPT_MEM, OPT_THREADS, OPT_LIBRARY, OPT_NUMERICS, OPT_SEED };
+enum {
+    OPT_JSON = FIRST_COMMON,
+    OPT_DEVICE,
+    OPT_STRICT,
+    OPT_MEM,
+    OPT_THREADS,
+    OPT_LIBRARY,
+    OPT_NUMERICS,
+    OPT_SEED,
+    OPT_QUIET
+};
 
 static const struct {
     struct option option;
@@ -37,6 +47,7 @@ static const struct {
      "                        (cpu only)"},
     {{"seed", required_argument, NULL, OPT_SEED}, CLI_SEED, "  --seed N              random seed (default 0)"},
     {{"verbose", no_argument, NULL, 'v'}, CLI_VERBOSE, "  -v, --verbose         show more details"},
+    {{"quiet", no_argument, NULL, OPT_QUIET}, 0, "  --quiet               errors only: no notices, no progress"},
     {{"help", no_argument, NULL, 'h'}, 0, "  -h, --help            show this text"},
 };
 enum { COMMON = sizeof common / sizeof common[0] };
@@ -103,6 +114,9 @@ static bool take_common(cli_options *o, int val, const char *arg) {
     case OPT_JSON: return o->json = true;
     case OPT_STRICT: return o->strict = true;
     case 'v': return o->verbose = true;
+    case OPT_QUIET:
+        (void)setenv("TRUNNION_LOG", "0", 1); /* the library's notices */
+        return cli_quiet = true;
     case OPT_DEVICE: o->device = arg; return *arg != 0;
     case OPT_LIBRARY: o->library = arg; return *arg != 0;
     case OPT_NUMERICS: o->numerics = arg; return !strcmp(arg, "exact") || !strcmp(arg, "fast");

@@ -13,7 +13,7 @@ static const double SMOOTHING = 0.3; /* weight of the newest rate */
 void cli_progress_begin(cli_progress *p, const char *what, const char *unit, int64_t total) {
     double t = cli_now();
     *p = (cli_progress){.what = what, .unit = unit, .total = total, .begun = t, .shown = t};
-    p->live = cli_colour(stderr);
+    p->live = cli_colour(stderr) && !cli_quiet;
 }
 
 /* A bar in eighths of a column, or in whole ones where the locale has no such characters. */

@@ -70,7 +70,10 @@ static void put_bytes(FILE *to, const char *text, size_t size, bool utf8) {
 
 void cli_put(FILE *to, const char *text) { put_bytes(to, text, strlen(text), cli_utf8()); }
 
+bool cli_quiet;
+
 void cli_print(FILE *to, const char *format, ...) {
+    if (cli_quiet && to == stderr) return;
     char *text = NULL;
     va_list args;
     va_start(args, format);

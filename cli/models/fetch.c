@@ -79,7 +79,7 @@ static int run_curl(transfer *t) {
         options, sizeof options,
         "fail\nlocation\ngloboff\nproto = \"=http,https\"\nproto-redir = \"=http,https\"\nmax-redirs = 10\n"
         "continue-at = -\nconnect-timeout = 30\nspeed-limit = 1\nspeed-time = 60\nwrite-out = \"%%{http_code}\"\n%s",
-        cli_is_terminal(stderr) ? "progress-bar\n" : "silent\n");
+        cli_is_terminal(stderr) && !cli_quiet ? "progress-bar\n" : "silent\n");
     bool fits = add_value(options, "url", "", t->file->url) && add_value(options, "output", "", t->part);
     if (fits && t->file->token) fits = add_value(options, "header", "Authorization: Bearer ", t->file->token);
     if (!fits) {

@@ -94,7 +94,7 @@ static int fetch_file(const repository *r, const tn_json *entry, const char *fol
     if (stat(target, &s) == 0 && (int64_t)s.st_size == f.size) return CLI_OK; /* renamed when it was whole */
     if (!models_make_folders(target))
         return cli_fail(TN_ERR_IO, "cannot create the folder of '%s': %s", target, strerror(errno));
-    fprintf(stderr, "%s\n", path);
+    cli_print(stderr, "%s\n", path);
     return models_fetch(&f);
 }
 

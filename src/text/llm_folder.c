@@ -612,6 +612,10 @@ static tn_status gguf_read_heads(const tn_gguf *f, llm_config *c) {
     int64_t width = c->size[SIZE_HEAD];
     if (has(f, c, "rope.dimension_count")) TRY(get_size(f, c, "rope.dimension_count", c->size[SIZE_HEAD], &width));
     c->size[SIZE_HALF] = width / 2;
+    if (width % 2 != 0)
+        return tn_backend_fail(TN_ERR_FORMAT,
+                               "'%s': key '%s' is %" PRId64 "; it must be even, because rope rotates pairs",
+                               tn_gguf_path(f), gguf_key_of(c, "rope.dimension_count").text, width);
     return TN_OK;
 }
 

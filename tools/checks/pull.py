@@ -189,6 +189,9 @@ class Suite:
         folder = self.models / "folder"
         files = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
         self.expect(files == ["1_Pooling/config.json", "config.json", "model.safetensors"], f"folder: {files}")
+        self.expect("model.safetensors" in told.stderr, f"folder: names no files: {told.stderr}")
+        quiet = self.run("pull", "me/folder", "--name", "quiet", "--quiet", "--json")
+        self.expect(quiet.returncode == 0 and not quiet.stderr, f"--quiet: {quiet.stderr}")
         (folder / "model.safetensors").unlink()
         fits = self.run("fit", "folder", "--json")
         self.expect(fits.returncode == 0, f"fit of a name: {fits.stderr}")
