@@ -1,4 +1,4 @@
-/* lora.h — five steps of LoRA by transformers and peft; written by tools/torch_lora.py. */
+/* lora.h — five steps of LoRA by transformers and peft; written by tools/pytorch/torch_lora.py. */
 
 enum { LORA_RANK = 4, LORA_ALPHA = 8, LORA_STEPS = 5, LORA_TEXTS = 3 };
 static const double LORA_RATE = 0.01;

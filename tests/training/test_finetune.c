@@ -20,7 +20,7 @@ static const lora_row *row_named(const char *name) {
     return NULL;
 }
 
-/* ---- the models of tools/torch_lora.py --------------------------------------------------------------------------- */
+/* ---- the models of tools/pytorch/torch_lora.py ------------------------------------------------------------------- */
 
 /* numbers() there: the same bits. */
 static void fill(float *out, int64_t count, int64_t seed, double middle, double width) {

@@ -144,7 +144,8 @@ def check_networks(build):
     """tools/formats/onnx_models.py computes and compares."""
     counts = [0, 0, 0]
     for options in [[], ["--recorded"]]:
-        command = [sys.executable, str(ROOT / "tools" / "onnx_models.py"), build, "--device", ENGINE, "--rounds", "1", *options]
+        command = [sys.executable, str(ROOT / "tools" / "formats" / "onnx_models.py"), build, "--device", ENGINE,
+                   "--rounds", "1", *options]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment())
         lines = done.stdout.strip().splitlines()
         print("\n".join(["recorded:" if options else "from their files:", *lines[:-1]]), flush=True)

@@ -105,7 +105,7 @@ def list_of(values):
 
 
 def main():
-    print("/* lora.h — five steps of LoRA by transformers and peft; written by tools/torch_lora.py. */\n")
+    print("/* lora.h — five steps of LoRA by transformers and peft; written by tools/pytorch/torch_lora.py. */\n")
     print(f"enum {{ LORA_RANK = {RANK}, LORA_ALPHA = {ALPHA}, LORA_STEPS = {STEPS}, LORA_TEXTS = {len(LENGTHS)} }};")
     print(f"static const double LORA_RATE = {RATE};")
     print(f"static const int64_t lora_lengths[] = {{{list_of(LENGTHS)}}}, lora_answers[] = {{{list_of(ANSWER_FROM)}}};\n")
