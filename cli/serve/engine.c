@@ -53,9 +53,17 @@ static void end_job(serve_job *j) {
     job_release(j);
 }
 
-/* A failed step leaves its text in tn_error(). */
+/* A failed step leaves its text in tn_error(). A grammar may lead nowhere, or beyond its limits: that is the request's
+ * fault. */
+static void blame(serve_job *j, tn_status status) {
+    if (j->grammar && status == TN_ERR_UNSUPPORTED)
+        serve_refuse_failed(&j->fault, status, "grammar");
+    else
+        serve_refuse_lack(&j->fault, status);
+}
+
 static void fail_job(serve_job *j, tn_status status) {
-    serve_refuse_lack(&j->fault, status);
+    blame(j, status);
     end_job(j);
 }
 
@@ -82,7 +90,7 @@ static void finish_slot(serve_engine *e, slot *s) {
 
 static void fail_slot(serve_engine *e, slot *s, tn_status status) {
     serve_job *j = s->job;
-    serve_refuse_lack(&j->fault, status);
+    blame(j, status);
     free_slot(e, s);
     end_job(j);
 }

@@ -336,6 +336,7 @@ def check_refusals(report, server):
         (400, embed, {"input": "a", "encoding_format": "hex"}), (404, embed, {"input": "a", "model": "other"}),
         (413, chat, b'{"messages": "' + b"x" * 70000 + b'"}'), (404, "/v1/nothing", {}), (405, "/v1/models", {}),
         (404, "/v1/models/", {}),
+        (400, plain, {"prompt": "a a a", "max_tokens": 9, "grammar": "root ::= " + '(("a"? "a"?){1,99}){1,99} ' * 2 + '"b"'}),
     ]
     wrong = []
     for code, path, body in cases:
