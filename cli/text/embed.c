@@ -40,7 +40,7 @@ const cli_command cli_embed = {
         "\n"
         "examples:\n"
         "  trunnion embed -m all-MiniLM-L6-v2 'How are you?' 'Is it raining?' --json\n"
-        "  trunnion embed -m all-MiniLM-L6-v2 -f lines.txt --similar 'Is it raining?' --top 3\n"
+        "  trunnion embed -m all-MiniLM-L6-v2 -f lines.txt --similar 'Is it raining?'\n"
         "  trunnion embed -m all-MiniLM-L6-v2 -f lines.txt -o vectors.npy\n",
     .accepts = CLI_JSON | CLI_DEVICE | CLI_THREADS | CLI_VERBOSE,
     .run = run_embed,
