@@ -50,15 +50,15 @@ typedef struct tn_code {
     int64_t local_bytes;
     bool params_in_buffer; /* the driver puts the struct into memory that the kernel reads */
     const bool *written;   /* buffer_count of them: the kernel stores there; valid during load() */
-    const char *options;   /* for the compiler, "" when there are none */
-    /* What `binary` gave for this code, device and version before, or NULL. A driver that cannot use it (any more)
-     * compiles `data`. */
+    const char *options;   /* for the compiler; "": none */
+    /* What `binary` returned earlier for this code, device and version, or NULL. A driver that cannot use it compiles
+     * `data` instead. */
     const void *binary;
     size_t binary_size;
-    const tn_dtype *elements; /* of each buffer, valid during load(); NULL: nobody knows */
-    /* TN_CODE_WGSL: the first bytes of `data` declare the bindings, and functions by which the rest reaches them:
-     * word3(i), put3(i, v) and flip3(i, v) read, write and exclusive-or the u32 number i of buffer 3. A driver may put
-     * others in their place. */
+    const tn_dtype *elements; /* of each buffer, valid during load(); NULL: unknown */
+    /* TN_CODE_WGSL: the first head_size bytes of `data` declare the bindings and the functions that access them:
+     * word3(i), put3(i, v) and flip3(i, v) read, write and xor u32 number i of buffer 3. A driver may replace these
+     * bytes by its own declarations. */
     size_t head_size;
     int subgroup; /* items that have to run in step, whole subgroups of them; 0: the kernel has no subgroups */
     /* TN_CODE_SPIRV, of a device with TN_SPIRV_WINDOWS: bindings that each buffer takes behind each other, valid during
@@ -174,8 +174,8 @@ typedef struct tn_lent {
      * metal: the MTLCommandBuffer to encode into, inside of a pool; no encoder is open */
     void *stream;
     void *device; /* metal: MTLDevice */
-    /* Where addresses are no pointers: the interface's handle of the memory that holds these bytes, and where in it
-     * they begin; NULL: there is none. metal: MTLBuffer */
+    /* For interfaces without pointers: returns the handle of the memory that contains these bytes, and their offset in
+     * it; NULL: not found. metal: MTLBuffer */
     void *(*find)(const struct tn_lent *lent, const void *address, size_t bytes, size_t *offset);
     void *own; /* the driver's */
 } tn_lent;
@@ -205,59 +205,61 @@ typedef struct tn_driver {
     tn_status (*sync)(void *device);
     /* Optional from here. */
     tn_status (*memory)(void *device, int64_t *total, int64_t *free); /* default: what the probe said */
-    /* Names, through `add`, each file and folder (existing or not) whose change could change what the probe finds: the
-     * library, its configuration, device nodes; and each environment variable that it heeds as "$NAME". Findings of an
-     * isolated probe are kept on disk until one of them changes. */
+    /* Calls `add` for each file and folder (existing or not) on which the probe's result depends: the library, its
+     * configuration, device nodes; and for each environment variable that it reads, as "$NAME". The result of an
+     * isolated probe is cached on disk until one of them changes. */
     void (*watch)(void (*add)(void *ctx, const char *what), void *ctx);
     bool isolate; /* the probe loads code that could disturb the process: it runs in a child process, 5 s at most */
-    bool only_by_name; /* `auto` never takes it */
-    /* Takes whatever memory the same launch would take besides its arguments. States are written by the last launches
-     * of a plan; they are prepared before the first of them begins, so that a lack of memory
-     * finds all states as they were. */
+    bool only_by_name; /* `auto` never selects it */
+    /* Allocates the memory that the same launch would allocate, apart from its arguments. The last launches of a plan
+     * write states; they are prepared before the first of them starts, so that out-of-memory leaves all states
+     * unchanged. */
     tn_status (*prepare)(void *device, void *module, const tn_launch *launches, int64_t count);
-    /* As launch, for rendered kernels. What a dispatch points to may be gone when the call has returned. */
+    /* As launch, for rendered kernels. Pointers in a dispatch are valid only during the call. */
     tn_status (*dispatch)(void *device, void *module, const tn_dispatch *dispatches, int64_t count);
-    /* The module in a form that load() takes back as tn_code.binary, for the disk cache. *data stays the module's and
-     * is valid until its unload. Default: compiled kernels are not kept. */
+    /* Returns the compiled module, for the disk cache; load() gets it back as tn_code.binary. *data belongs to the
+     * module and is valid until it is unloaded. Default: compiled kernels are not cached. */
     tn_status (*binary)(void *device, void *module, void **data, size_t *size);
-    /* Queues. A further queue works beside the device's own, in order within itself. Its handle stands in the place of
-     * `device` in launch, dispatch, prepare, copy, copy_async, fill, sync, event_record and event_wait. Used only with
-     * all of queue_new … event_sync; else hal gives each queue a thread that makes the calls above with `device`.
-     * queue_free: everything in it has ended. */
+    /* Queues. An additional queue runs concurrently with the device's own, and in order within itself. Its handle
+     * replaces `device` in launch, dispatch, prepare, copy, copy_async, fill, sync, event_record and event_wait. The
+     * functions queue_new … event_sync are used only if all of them are there; else hal gives each queue a thread that
+     * makes these calls with `device`. queue_free: called after all work in the queue has finished. */
     tn_status (*queue_new)(void *device, void **queue);
     void (*queue_free)(void *device, void *queue);
-    /* A mark in a queue. record: behind all that the queue was given so far, an earlier mark is forgotten. wait: what
-     * the queue is given from now on begins when the event has passed; the caller goes on, and may record or free the
-     * event meanwhile. query: whether it has passed. sync: the caller waits for it, and hears of work before it that
-     * failed. Several threads may use one event at once, but for record and free. time: seconds by the device's clock
-     * at which it passed; only of events made `timed`, and only once they have passed. */
+    /* Events. record: the event completes when all work submitted to the queue so far has finished; it replaces an
+     * earlier record. wait: work submitted to the queue from now on starts after the event has completed; the call
+     * returns at once, and the event may be recorded again or freed meanwhile. query: whether the event has completed.
+     * sync: waits for it and returns the failure of earlier work, if any. Several threads may use one event at once,
+     * except for record and free. time: when it completed, in seconds of the device's clock; only for completed events
+     * that were made with `timed`. */
     tn_status (*event_new)(void *device, bool timed, void **event);
     void (*event_free)(void *device, void *event);
     tn_status (*event_record)(void *queue, void *event);
     tn_status (*event_wait)(void *queue, void *event);
     tn_status (*event_query)(void *device, void *event, bool *passed);
     tn_status (*event_sync)(void *device, void *event);
-    tn_status (*event_time)(void *device, void *event, double *seconds); /* default: there are no times */
-    /* As copy, but the host's memory must stay as it is until an event behind it has passed. Default: copy. */
+    tn_status (*event_time)(void *device, void *event, double *seconds); /* default: no times */
+    /* As copy, but returns at once: the host's memory must not change until an event recorded later has completed.
+     * Default: copy. */
     tn_status (*copy_async)(void *queue, void *dst, const void *src, size_t bytes, int kind);
     /* Sets each byte to `value`, in order. Default: copies from the host. */
     tn_status (*fill)(void *queue, void *dst, uint8_t value, size_t bytes);
-    /* Memory of the host that the device copies from and to without a detour. Default: pages of the process. */
+    /* Pinned host memory, which the device copies directly. Default: ordinary memory. */
     tn_status (*host_alloc)(void *device, size_t bytes, void **host);
     void (*host_free)(void *device, void *host);
-    /* The host's view of device memory: with `read` it shows what is there, and the device sees what was written once
-     * it is unmapped. The device leaves the range alone in between. Default, also for a map that is
-     * TN_ERR_UNSUPPORTED: a copy. */
+    /* Maps device memory into the host. With `read` the host sees its content; the device sees what the host wrote
+     * after unmap. The device does not access the range in between. Default, also if map returns TN_ERR_UNSUPPORTED: a
+     * copy. */
     tn_status (*map)(void *device, void *address, size_t bytes, bool read, void **host);
     tn_status (*unmap)(void *device, void *address, void *host);
-    /* As dispatch, for a list of several modules that is run again and again: the next run has the same modules and
-     * workgroups at the same `items`, with other buffers and parameters. Default: dispatch for each row of one
+    /* As dispatch, for a list of several modules that runs repeatedly: the next run has the same modules and workgroups
+     * at the same `items`, with other buffers and parameters. Default: one dispatch for each run of rows with the same
      * module. */
     tn_status (*dispatch_list)(void *queue, const tn_list_item *items, int64_t count);
-    /* A list in a form that takes little to start it: a graph, a command buffer. make: from the list's first run, whose
-     * `items` it must not keep. run: as dispatch_list, with the items of this time; one thread at a time. free: of a
-     * list that may be under way. Default: dispatch_list; so too for a list that could not be made unless the device is
-     * lost, and from a run on that is TN_ERR_UNSUPPORTED and has begun with nothing. */
+    /* A list in a form that is cheap to launch: a graph or a command buffer. make: from the list's first run; it must
+     * not keep `items`. run: as dispatch_list, with the current items; one thread at a time. free: the list may still
+     * be running. Default: dispatch_list. It is also used if make fails (unless the device is lost), and after a run that
+     * returns TN_ERR_UNSUPPORTED before it has started anything. */
     tn_status (*list_make)(void *device, const tn_list_item *items, int64_t count, void **list);
     tn_status (*list_run)(void *queue, void *list, const tn_list_item *items, int64_t count);
     void (*list_free)(void *device, void *list);
@@ -274,7 +276,7 @@ typedef struct tn_driver {
  * or probe, where tn_backend_driver may be called. */
 TN_API tn_status tn_backend_register(const tn_driver *driver);
 
-/* The driver of a backend of this build, or of one that was added: "opencl". NULL: there is none of that name. */
+/* The driver of a backend of this build, or of one that was added: "opencl". NULL: no such backend. */
 TN_API const tn_driver *tn_backend_driver(const char *name);
 
 /* Sets the calling thread's error text, for drivers outside the library: return tn_backend_fail(TN_ERR_DEVICE, "…"). */
@@ -282,22 +284,23 @@ TN_API tn_status tn_backend_fail(tn_status code, const char *format, ...) __attr
 
 /* ---- a driver in a shared library of its own --------------------------------------------------------------------- */
 
-/* What the library lends a driver that was loaded from a file, so that the file need not be linked with anything. Lives
- * as long as the process. */
+/* What the library gives to a driver that it loads from a file, so that the file need not be linked with the library.
+ * Valid for the life of the process. */
 typedef struct tn_backend_host {
     size_t struct_size;
     int abi;                                                    /* TN_BACKEND_ABI of the library */
     tn_status (*fail)(tn_status code, const char *format, ...); /* tn_backend_fail */
 } tn_backend_host;
 
-/* The one symbol of such a file: `const tn_driver *trunnion_driver(const tn_backend_host *host)`. NULL refuses, with
- * host->fail called before. docs/new-backend.md goes through it; tools/new_backend.py writes a working one. */
+/* The only symbol that such a file must export: `const tn_driver *trunnion_driver(const tn_backend_host *host)`. To
+ * refuse, call host->fail and return NULL. docs/new-backend.md explains the steps; tools/new_backend.py writes a driver
+ * that works. */
 typedef const tn_driver *tn_backend_entry(const tn_backend_host *host);
 #define TN_BACKEND_ENTRY "trunnion_driver"
 
 /* Loads a driver from `path` and registers it. The files of TRUNNION_DRIVERS in the environment, separated by colons,
- * are loaded so before the first listing; one that cannot be is a line of the listing, with its reason.
- * Errors: TN_ERR_UNAVAILABLE, with the linker's words, when the file or its symbol is not there; tn_backend_register's.
+ * are loaded this way before the first listing; if one cannot be loaded, the listing has a line with the reason.
+ * Errors: TN_ERR_UNAVAILABLE, with the linker's message, if the file or its symbol is missing; tn_backend_register's.
  * Nothing is unloaded again. */
 TN_API tn_status tn_backend_load(const char *path);
 
