@@ -258,8 +258,8 @@ typedef struct tn_driver {
     tn_status (*dispatch_list)(void *queue, const tn_list_item *items, int64_t count);
     /* A list in a form that is cheap to launch: a graph or a command buffer. make: from the list's first run; it must
      * not keep `items`. run: as dispatch_list, with the current items; one thread at a time. free: the list may still
-     * be running. Default: dispatch_list. It is also used if make fails (unless the device is lost), and after a run that
-     * returns TN_ERR_UNSUPPORTED before it has started anything. */
+     * be running. Default: dispatch_list. It is also used if make fails (unless the device is lost), and after a run
+     * that returns TN_ERR_UNSUPPORTED before it has started anything. */
     tn_status (*list_make)(void *device, const tn_list_item *items, int64_t count, void **list);
     tn_status (*list_run)(void *queue, void *list, const tn_list_item *items, int64_t count);
     void (*list_free)(void *device, void *list);
