@@ -6,7 +6,7 @@
  * of equal maxima the first in row-major order is chosen. */
 #include "functions/common.h"
 
-enum { MOST_AXES = 3 };
+enum { MOST_AXES = 3, MOST_NUMBER = 1 << 30 /* of a window, so that products fit 63 bits */ };
 
 /* ---- windows of one axis ----------------------------------------------------------------------------------------- */
 
@@ -53,7 +53,8 @@ static tn_tensor *read_axes(const char *name, const tn_tensor *x, int axes, cons
                                       : 1,
                     .padding = padding ? padding[k] : 0,
                     .dilation = dilation ? dilation[k] : 1};
-        if (t->kernel < 1 || t->stride < 1 || t->padding < 0 || t->dilation < 1)
+        if (t->kernel < 1 || t->kernel > MOST_NUMBER || t->stride < 1 || t->stride > MOST_NUMBER ||
+            t->dilation > MOST_NUMBER || t->padding > MOST_NUMBER || t->padding < 0 || t->dilation < 1)
             return tn_failed(
                 TN_ERR_ARGUMENT, "%s: kernel %lld, stride %lld, padding %lld, dilation %lld of axis %d: invalid", name,
                 (long long)t->kernel, (long long)t->stride, (long long)t->padding, (long long)t->dilation, k);
@@ -522,11 +523,11 @@ tn_tensor *(tn_interpolate)(const tn_tensor *x, const int64_t *size, int siz_cou
     if (bad) return tn_keep(bad);
     bool fits = size && siz_count >= 1 && siz_count <= MOST_AXES && tn_rank(x) == siz_count + 2;
     for (int k = 0; fits && k < siz_count; k++)
-        fits = size[k] >= 1 && tn_size(x, k + 2) >= 1;
+        fits = size[k] >= 1 && size[k] <= MOST_NUMBER && tn_size(x, k + 2) >= 1;
     if (!fits)
-        return tn_keep(tn_failed(TN_ERR_SHAPE,
-                                 "interpolate: x [batch, channels, …] of rank %d and %d sizes of at least 1 do not fit",
-                                 tn_rank(x), siz_count));
+        return tn_keep(tn_failed(
+            TN_ERR_SHAPE, "interpolate: x [batch, channels, …] of rank %d and %d sizes from 1 to 2^30 do not fit",
+            tn_rank(x), siz_count));
     if (mode == TN_INTERPOLATE_AREA) return tn_keep(tn_adaptive_avg_pool(x, siz_count, size));
     if (!is_float(x) && mode != TN_INTERPOLATE_NEAREST && mode != TN_INTERPOLATE_NEAREST_EXACT)
         return tn_keep(tn_failed(TN_ERR_DTYPE, "interpolate: the tensor must be of a floating point type"));
@@ -542,7 +543,7 @@ tn_tensor *(tn_interpolate)(const tn_tensor *x, const int64_t *size, int siz_cou
 static tn_tensor *shuffled(const char *name, const tn_tensor *x, int64_t r, bool up) {
     tn_tensor *bad = refused(x);
     if (bad) return bad;
-    if (tn_rank(x) < 3 || r < 1)
+    if (tn_rank(x) < 3 || r < 1 || r > MOST_NUMBER)
         return tn_failed(TN_ERR_SHAPE,
                          "%s: a tensor [..., channels, height, width] and a factor of at least 1 are needed", name);
     int rank = tn_rank(x);
@@ -639,37 +640,36 @@ tn_tensor *(tn_grid_sample)(const tn_tensor *x, const tn_tensor *grid, tn_grid_m
     if (bad) return tn_keep(bad);
     int axes = tn_rank(x) - 2;
     bool fits = (axes == 2 || axes == 3) && tn_rank(grid) == axes + 2 && tn_size(grid, -1) == axes &&
-                tn_size(grid, 0) == tn_size(x, 0) && tn_numel(x) > 0;
+                tn_numel(grid) > 0 && tn_size(grid, 0) == tn_size(x, 0) && tn_numel(x) > 0;
     if (!fits || !is_float(x) || tn_dtype_of(x) != tn_dtype_of(grid))
         return tn_keep(tn_failed(
             TN_ERR_SHAPE,
             "grid_sample: x [n, c, (d,) h, w] and a grid [n, (od,) oh, ow, 2 or 3] of the same dtype are needed"));
-    int64_t points = product(tn_shape(grid) + 1, axes), shape[TN_MAX_RANK] = {tn_size(x, 0), tn_size(x, 1)};
-    tn_tensor *low[MOST_AXES], *part[MOST_AXES], *rows = tn_flatten(x, 2, -1), *sum = NULL;
+    int64_t n = tn_size(x, 0), points = product(tn_shape(grid) + 1, axes), shape[TN_MAX_RANK] = {n, tn_size(x, 1)};
+    int corners = mode == TN_GRID_NEAREST ? 1 : 2; /* along each axis; each axis of corners is a dim of its own */
+    tn_tensor *place = NULL, *inside = NULL, *weight = NULL;
     for (int k = 0; k < axes; k++) {
-        tn_tensor *own = tn_reshape(tn_select(grid, -1, axes - 1 - k), (int64_t[]){tn_size(x, 0), 1, points}, 3);
-        tn_tensor *at = place_on_axis(own, tn_size(x, 2 + k), padding, align_corners);
-        low[k] = mode == TN_GRID_NEAREST ? tn_round(at) : tn_floor(at);
-        part[k] = tn_sub(at, low[k]);
+        int64_t extent = tn_size(x, 2 + k), own[MOST_AXES + 2] = {n, 1, 1, 1, points},
+                corner[MOST_AXES + 1] = {1, 1, 1, 1};
+        corner[k] = corners;
+        tn_tensor *at = tn_reshape(tn_select(grid, -1, axes - 1 - k), own, 5);
+        at = place_on_axis(at, extent, padding, align_corners);
+        tn_tensor *low = corners == 1 ? tn_round(at) : tn_floor(at), *part = tn_sub(at, low);
+        tn_tensor *upper = tn_reshape(tn_arange(0, corners, 1, tn_dtype_of(x)), corner, 4), *i = tn_add(low, upper);
+        tn_tensor *fits_here = tn_logical_and(tn_ge(i, tn_scalar(0)), tn_le(i, tn_scalar((double)(extent - 1))));
+        tn_tensor *share = tn_where(tn_gt(upper, tn_scalar(0)), part, tn_sub(tn_scalar(1), part));
+        tn_tensor *number = tn_cast(i, TN_I64);
+        place = place ? tn_add(tn_mul(place, tn_scalar_int(extent)), number) : number;
+        inside = inside ? tn_logical_and(inside, fits_here) : fits_here;
+        weight = weight ? tn_mul(weight, share) : share;
         shape[2 + k] = tn_size(grid, 1 + k);
     }
-    for (int corner = 0; corner < (mode == TN_GRID_NEAREST ? 1 : 1 << axes); corner++) {
-        tn_tensor *place = NULL, *inside = NULL, *weight = NULL;
-        for (int k = 0; k < axes; k++) {
-            bool upper = corner >> k & 1;
-            int64_t n = tn_size(x, 2 + k);
-            tn_tensor *i = upper ? tn_add(low[k], tn_scalar(1)) : low[k];
-            tn_tensor *fits_here = tn_logical_and(tn_ge(i, tn_scalar(0)), tn_le(i, tn_scalar((double)(n - 1))));
-            tn_tensor *w = upper ? part[k] : tn_sub(tn_scalar(1), part[k]), *number = tn_cast(i, TN_I64);
-            place = place ? tn_add(tn_mul(place, tn_scalar_int(n)), number) : number;
-            inside = inside ? tn_logical_and(inside, fits_here) : fits_here;
-            weight = weight ? tn_mul(weight, w) : w;
-        }
-        tn_tensor *v = look_up(rows, place, inside);
-        if (mode != TN_GRID_NEAREST) v = tn_mul(v, weight);
-        sum = sum ? tn_add(sum, v) : v;
-    }
-    return tn_keep(tn_reshape(sum, shape, axes + 2));
+    int64_t seen = tn_numel(place) / (n * points), flat_shape[] = {n, 1, seen * points},
+            by_corner[] = {n, shape[1], seen, points};
+    tn_tensor *v = look_up(tn_flatten(x, 2, -1), tn_reshape(place, flat_shape, 3), tn_reshape(inside, flat_shape, 3));
+    if (corners == 1) return tn_keep(tn_reshape(v, shape, axes + 2));
+    v = tn_mul(v, tn_reshape(weight, flat_shape, 3));
+    return tn_keep(tn_reshape(sum_dim(tn_reshape(v, by_corner, 4), 2, false), shape, axes + 2));
 }
 
 tn_tensor *(tn_affine_grid)(const tn_tensor *theta, const int64_t *size, int siz_count, bool align_corners) {

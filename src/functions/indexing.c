@@ -399,6 +399,8 @@ tn_tensor *(tn_bincount)(const tn_tensor *x, const tn_tensor *weights, int64_t m
     }
     if (least < 0)
         return tn_keep(tn_failed(TN_ERR_ARGUMENT, "bincount: x holds %g; its numbers must be at least 0", least));
+    if (most >= 0x1p53)
+        return tn_keep(tn_failed(TN_ERR_ARGUMENT, "bincount: x holds %g; that many places are impossible", most));
     int64_t size = (int64_t)most + 1 > minlength ? (int64_t)most + 1 : minlength;
     tn_dtype t = weights && tn_dtype_of(weights) == TN_F32 ? TN_F32 : TN_F64; /* f64 counts exactly, and has a kernel */
     tn_tensor *each = weights ? tn_cast(weights, t) : tn_ones(tn_shape(x), 1, t);

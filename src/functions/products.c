@@ -46,7 +46,6 @@ typedef struct equation {
     int out[LABELS + 1], out_count;
     int seen[LABELS + 1]; /* how often each label occurs in the operands */
     int operands, dots;   /* dots: the most dims that "..." stands for */
-    bool has_arrow;
 } equation;
 
 static int label_of(char c) { return islower((unsigned char)c) ? c - 'a' + 26 : c - 'A'; }

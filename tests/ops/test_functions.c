@@ -214,9 +214,16 @@ static void arguments_that_do_not_fit_are_refused(void **state) {
     refuses(tn_max_pool(image, 2, (int64_t[]){5, 2}, NULL, NULL, NULL, false, NULL), TN_ERR_SHAPE,
             "does not fit extent 4");
     refuses(tn_avg_pool(image, 1, (int64_t[]){1}, NULL, NULL, false, true, 0), TN_ERR_SHAPE, "rank 4");
-    refuses(tn_interpolate(image, TN_DIMS(0, 2), NULL, TN_INTERPOLATE_NEAREST, false), TN_ERR_SHAPE, "at least 1");
+    refuses(tn_interpolate(image, TN_DIMS(0, 2), NULL, TN_INTERPOLATE_NEAREST, false), TN_ERR_SHAPE, "interpolate");
     refuses(tn_grid_sample(image, m, TN_GRID_BILINEAR, TN_GRID_ZEROS, false), TN_ERR_SHAPE, "grid_sample");
     refuses(tn_pixel_shuffle(image, 2), TN_ERR_SHAPE, "does not divide");
+    /* numbers whose products would overflow */
+    refuses(tn_pixel_shuffle(image, INT64_C(1) << 32), TN_ERR_SHAPE, "pixel_shuffle");
+    refuses(tn_interpolate(image, TN_DIMS(INT64_C(1) << 61, 2), NULL, TN_INTERPOLATE_LINEAR, false), TN_ERR_SHAPE,
+            "interpolate");
+    refuses(tn_max_pool(image, 2, (int64_t[]){INT64_MAX, 2}, NULL, NULL, (int64_t[]){INT64_MAX, 1}, false, NULL),
+            TN_ERR_ARGUMENT, "invalid");
+    refuses(tn_bincount(tn_full(TN_DIMS(1), 1e18, TN_I64), NULL, 0), TN_ERR_ARGUMENT, "impossible");
     refuses(tn_multinomial(v, 5, false), TN_ERR_ARGUMENT, "5 samples without replacement from 4");
     refuses(tn_exponential(0, TN_DIMS(2)), TN_ERR_ARGUMENT, "lambd is 0");
     refuses(tn_linalg_matrix_power(m, 2), TN_ERR_SHAPE, "square");

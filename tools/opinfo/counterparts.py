@@ -1652,7 +1652,7 @@ def grid_sample(L, x, grid, mode="bilinear", padding_mode="zeros", align_corners
                          ("zeros", "border", "reflection").index(padding_mode), bool(align_corners))
 
 
-@entry("grid_sampler_2d")  # three dimensions: nn_functional_grid_sample
+@entry("grid_sampler_2d", "grid_sampler_3d")
 def grid_sampler(L, x, grid, mode, padding, align_corners):
     lacks(mode == 2, "bicubic")
     return L.grid_sample(x, grid, mode, padding, align_corners)
