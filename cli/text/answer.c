@@ -18,8 +18,10 @@ tn_status answer_prompt(answer *a, const int32_t *ids, int64_t count, const floa
     bool long_one = !a->silent && count - a->keep > TN_PROMPT_CHUNK;
     tn_status status = tn_llm_rewind(a->model, a->keep);
     *logits = NULL;
-    for (int64_t i = 0; i < count; i++)
+    a->computed = 0;
+    for (int64_t i = 0; !a->heard && i < count; i++)
         tn_sampler_accept(a->sampler, ids[i]);
+    a->heard = true;
     if (long_one) cli_progress_begin(&bar, "prompt", "tokens", count - a->keep);
     for (int64_t at = a->keep, n; at < count && status == TN_OK && !cli_stopped(); at += n) {
         n = count - at < TN_PROMPT_CHUNK ? count - at : TN_PROMPT_CHUNK;

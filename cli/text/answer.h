@@ -40,6 +40,7 @@ typedef struct answer {
     tn_text_stream stream;
     tn_bytes raw;
     size_t shown, chance_room;
+    bool heard; /* the sampler was given the prompt */
     int32_t vocabulary;
     int64_t context;
     bool *ends;    /* with a grammar: which tokens end the text */

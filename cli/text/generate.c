@@ -16,6 +16,7 @@
 #include "cli/text/sampling.h"
 #include "trunnion/backend.h"
 #include "trunnion/llm.h"
+#include "trunnion/survive.h"
 #include "trunnion/text.h"
 
 enum {
@@ -123,7 +124,8 @@ typedef struct work {
     tn_ids prompt;
     tn_grammar *grammar;
     answer answer;
-    double load_seconds;
+    double load_seconds, text_begun;
+    bool ended; /* the text is complete */
 } work;
 
 /* ---- options ----------------------------------------------------------------------------------------------------- */
@@ -229,14 +231,14 @@ static tn_status read_grammar(work *w) {
     return status;
 }
 
-static tn_status open_model(work *w, const tn_llm_facts *facts) {
+static tn_status open_model(work *w, tn_device *device, tn_llm **out) {
     tn_llm_options o = TN_LLM_DEFAULTS;
-    o.context = choose_context(w, facts);
+    o.context = choose_context(w, &w->facts);
     o.cache = w->asked->cache;
-    o.device = w->device;
+    o.device = device;
     o.adapter = w->asked->lora;
-    tn_status status = tn_llm_open(w->asked->model, &o, &w->answer.model);
-    return status == TN_OK ? tn_llm_prepare(w->answer.model) : status;
+    tn_status status = tn_llm_open(w->asked->model, &o, out);
+    return status == TN_OK ? tn_llm_prepare(*out) : status;
 }
 
 /* The file of --prompt-cache, if there is one by now. */
@@ -248,40 +250,133 @@ static tn_status load_prompt_cache(work *w) {
     return status;
 }
 
+/* All but the model. */
 static tn_status load_generate(work *w) {
-    double start = cli_now();
     const request *r = w->asked;
     cli_return_memory();
-    tn_llm_facts facts = {.struct_size = sizeof facts};
-    tn_status status = tn_llm_inspect_path(r->model, NULL, &facts);
-    if (status == TN_OK && !r->ids) status = vocabulary_open(&w->words, r->model, &facts);
+    w->facts.struct_size = sizeof w->facts;
+    tn_status status = tn_llm_inspect_path(r->model, NULL, &w->facts);
+    if (status == TN_OK && !r->ids) status = vocabulary_open(&w->words, r->model, &w->facts);
     if (status == TN_OK) status = make_prompt(w);
     if (status == TN_OK) status = cli_sampling_make(&r->sampling, w->words.tokenizer, &w->answer.sampler);
     if (status == TN_OK) status = tn_stop_strings_new(r->stops, r->stop_count, &w->answer.stops);
     if (status == TN_OK) status = read_grammar(w);
-    if (status == TN_OK) status = open_model(w, &facts);
-    if (status == TN_OK) status = load_prompt_cache(w);
-    w->facts.struct_size = sizeof w->facts;
-    if (status == TN_OK) status = tn_llm_get_facts(w->answer.model, &w->facts);
-    w->load_seconds = cli_now() - start;
+    w->answer.tokenizer = w->words.tokenizer;
+    w->answer.most = r->tokens;
+    w->answer.logprobs = (int)r->logprobs;
+    w->answer.silent = r->common.json;
     return status;
 }
 
-/* ---- generating -------------------------------------------------------------------------------------------------- */
+/* ---- generating (survive.h) -------------------------------------------------------------------------------------- */
+
+/* One device's share: step 0 computes the prompt, step i the logits behind token i. On a further device the steps
+ * are computed again from the tokens, which fills its cache with the same bits. */
+typedef struct share {
+    work *w;
+    tn_llm *model;
+    const float *logits;
+} share;
+
+static tn_status share_begin(void *ctx, tn_device *device, void **self) {
+    work *w = ctx;
+    double start = cli_now();
+    share *s = calloc(1, sizeof *s);
+    *self = s;
+    if (!s) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
+    s->w = w;
+    tn_status status = open_model(w, device, &s->model);
+    w->answer.model = s->model;
+    w->answer.keep = 0;
+    if (status == TN_OK) status = load_prompt_cache(w);
+    if (status == TN_OK) status = tn_llm_get_facts(s->model, &w->facts);
+    w->load_seconds += cli_now() - start;
+    return status;
+}
+
+static tn_status share_step(void *self, int64_t step, int64_t *made) {
+    share *s = self;
+    answer *a = &s->w->answer;
+    (void)made;
+    if (step > 0) return tn_llm_step(s->model, a->ids.data[step - 1], &s->logits);
+    return answer_prompt(a, s->w->prompt.data, (int64_t)s->w->prompt.count, &s->logits);
+}
+
+/* Draws the next token. The last one is shown and not computed: nothing is wanted behind it. */
+static tn_status share_stepped(void *ctx, void *self, int64_t step, bool *stop) {
+    work *w = ctx;
+    answer *a = &w->answer;
+    const share *s = self;
+    tn_status status = TN_OK;
+    if (step == 1) {
+        cli_stop_begin(); /* from here on there is a text to keep */
+        w->text_begun = cli_now();
+        status = answer_begin(a);
+    }
+    a->steps += step > 1;
+    if (status == TN_OK && step == 1) (void)answer_continues(a);
+    if (cli_stopped() || ferror(stdout)) a->stopped = "cancelled"; /* main.c reports what standard output has */
+    if (status == TN_OK && !a->stopped) status = answer_draw(a, s->logits);
+    *stop = status == TN_OK && !answer_continues(a);
+    return status;
+}
+
+static tn_status share_state(void *self, tn_checkpoint *c) {
+    (void)self, (void)c; /* the tokens are enough */
+    return TN_OK;
+}
+
+static tn_status share_finish(void *ctx, void *self) {
+    work *w = ctx;
+    if (!w->ended) {
+        tn_status status = answer_end(&w->answer);
+        w->answer.token_seconds = cli_now() - w->text_begun;
+        if (status != TN_OK) return status;
+        w->ended = true;
+    }
+    return w->asked->prompt_cache ? tn_llm_save(((share *)self)->model, w->asked->prompt_cache) : TN_OK;
+}
+
+static void share_end(void *self) {
+    share *s = self;
+    if (!s) return;
+    tn_llm_close(s->model);
+    free(s);
+}
+
+/* The device that finished is the one that is reported. */
+static tn_status note_device(work *w, const char *ran) {
+    tn_device *device = NULL;
+    if (!*ran || strcmp(ran, w->selection.chosen) == 0) return TN_OK;
+    tn_status status = tn_device_open(ran, NULL, NULL, &device);
+    if (status != TN_OK) return status;
+    tn_set_current_device(device);
+    tn_device_close(w->device);
+    w->device = device;
+    snprintf(w->selection.chosen, sizeof w->selection.chosen, "%s", ran);
+    return TN_OK;
+}
 
 static tn_status generate(work *w) {
-    const float *logits = NULL;
-    answer *a = &w->answer;
-    a->tokenizer = w->words.tokenizer;
-    a->most = w->asked->tokens;
-    a->logprobs = (int)w->asked->logprobs;
-    a->silent = w->asked->common.json;
-    tn_status status = answer_prompt(a, w->prompt.data, (int64_t)w->prompt.count, &logits);
-    cli_stop_begin(); /* from here on there is a text to keep */
-    if (status == TN_OK) status = answer_generate(a, logits);
-    if (status == TN_OK && w->asked->prompt_cache) status = tn_llm_save(a->model, w->asked->prompt_cache);
+    tn_survivor sur = TN_SURVIVOR_DEFAULTS;
+    tn_survive_options o = TN_SURVIVE_DEFAULTS;
+    tn_survive_report report = {.struct_size = sizeof report};
+    sur.begin = share_begin;
+    sur.step = share_step;
+    sur.stepped = share_stepped;
+    sur.state = share_state;
+    sur.finish = share_finish;
+    sur.end = share_end;
+    o.last = o.every = INT64_MAX;
+    o.fallback = w->asked->common.strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
+    const char *name = w->selection.chosen;
+    char chosen[sizeof w->selection.chosen];
+    snprintf(chosen, sizeof chosen, "%s", name);
+    name = chosen;
+    tn_status status = tn_survive(&sur, w, &name, 1, &o, &report);
+    w->answer.model = NULL; /* `end` closed it */
     cli_stop_end();
-    return status;
+    return status == TN_OK ? note_device(w, report.ran) : status;
 }
 
 /* ---- telling ----------------------------------------------------------------------------------------------------- */
@@ -381,7 +476,6 @@ static void put_json_generate(const work *w) {
 /* ---- the work ---------------------------------------------------------------------------------------------------- */
 
 static void finish_generate(work *w) {
-    tn_llm_close(w->answer.model);
     tn_sampler_free(w->answer.sampler);
     tn_stop_strings_free(w->answer.stops);
     tn_grammar_state_free(w->answer.grammar);
@@ -398,7 +492,9 @@ static int work_on(const request *r) {
     int result = CLI_OK;
     w.device = cli_choose_device(&r->common, &w.selection, &result);
     if (!w.device) return result;
+    double start = cli_now();
     tn_status status = load_generate(&w);
+    w.load_seconds = cli_now() - start;
     if (status == TN_OK) status = generate(&w);
     if (status == TN_OK) (r->common.json ? put_json_generate : tell)(&w);
     if (status == TN_OK) tell_cut(&w);

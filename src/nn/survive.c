@@ -474,8 +474,13 @@ static void try_name(survival *r, const char *name) {
     if (tried) return;
     if (s == TN_OK) snprintf(r->report.ran, sizeof r->report.ran, "%s", id);
     if (s != TN_OK) note_failure(r, id, s, reason);
-    r->status = s == TN_OK ? TN_OK : tn_backend_fail(s, "%s: %s", id, reason);
     bool further = moves_on(s) || !opened;
+    if (s == TN_OK)
+        r->status = TN_OK;
+    else if (further)
+        r->status = tn_backend_fail(s, "%s: %s", id, reason);
+    else
+        r->status = tn_backend_fail(s, "%s", reason);
     r->over = s == TN_OK || s == TN_ERR_ARGUMENT || !further || r->options.fallback == TN_FALLBACK_STRICT;
 }
 

@@ -1,8 +1,9 @@
-"""survive.py BUILD [MOMENTS] — trainings whose device fails at a random moment end as undisturbed ones.
+"""survive.py BUILD [MOMENTS] — trainings and texts whose device fails at a random moment end as undisturbed ones.
 
 `trunnion train` runs on the doubles of CUDA, ROCm and Metal (tests/double), one call of the driver fails, with an error
 that means lost, out of memory or a failed launch, and loss, metric and steps must be those of the cpu, with one line
-that says so. With --strict the run must fail instead. MOMENTS: how many failures for each training (default 4).
+that says so; texts of a small random model (tools/checks/finetune.py makes it) those of the cpu. With --strict the run
+must fail instead. MOMENTS: how many failures for each training (default 4).
 """
 
 import json
@@ -13,6 +14,9 @@ import re
 import subprocess
 import sys
 import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from checks.finetune import make_model  # noqa: E402
 
 DOUBLES = {
     "cuda": ("cuda.so", ["TRUNNION_CUDA_LIB", "TRUNNION_NVRTC_LIB"], [719, 700, 2]),
@@ -65,6 +69,31 @@ def check(report, program, name, environment, task, steps, options, moments):
     print(f"{what}: {moved} of {moments} runs moved, about {calls} calls", flush=True)
 
 
+def check_texts(report, program, name, environment, model, moments):
+    def generate(device, **more):
+        command = [program, "generate", "-m", str(model), "-p", "a red house", "-n", "12", "--seed", "5", "--json",
+                   "--device", device]
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment | more, timeout=240)
+        return ended.returncode, json.loads(ended.stdout) if ended.returncode == 0 else {}, ended.stderr
+
+    wanted = generate("cpu")[1].get("ids")
+    code, there, words = generate(name, DOUBLE_COUNTS="1")
+    report.expect(code == 0 and there["ids"] == wanted and len(wanted) > 3 and there["device"].startswith(name),
+                  f"{name} generate: {words[-300:]}")
+    launches = re.search(r"(\d+) launches", words)
+    calls = int(launches[1]) * 4 // 3 if launches else 1
+    generator, moved = random.Random(f"{name} {moments}"), 0
+    for i in range(moments):
+        fault = f"any:{generator.randint(1, calls)}:{DOUBLES[name][2][i % 3]}"
+        code, got, words = generate(name, DOUBLE_FAULT=fault)
+        told = "continuing from step" in words
+        moved += told
+        report.expect(code == 0 and got.get("ids") == wanted and (not told or got["device"] == "cpu"),
+                      f"{name} generate, {fault}: {code}, {got.get('ids')}, not {wanted}\n{words[-500:]}")
+    report.expect(moved > 0, f"{name} generate: no run moved to another device")
+    print(f"{name} generate: {moved} of {moments} runs moved, about {calls} calls", flush=True)
+
+
 def main():
     build, moments = pathlib.Path(sys.argv[1]).resolve(), int(sys.argv[2]) if len(sys.argv) > 2 else 4
     report = Report()
@@ -72,6 +101,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         table = pathlib.Path(folder) / "digits.csv"
         table.write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
+        model = pathlib.Path(folder) / "model"
+        make_model(model)
         for name in list(DOUBLES)[:1 if moments < 10 else 2]:
             file, variables, _ = DOUBLES[name]
             environment = os.environ | dict.fromkeys(variables, str(build / "doubles" / file)) | {
@@ -79,8 +110,9 @@ def main():
             for task, steps, options in TRAININGS[:2 if moments < 10 else 3]:
                 more = options + (["--data", str(table)] if task == "digits" else [])
                 check(report, str(build / "trunnion"), name, environment, task, steps, more, moments)
+            check_texts(report, str(build / "trunnion"), name, environment, model, moments)
             if not report.failed:
-                print(f"ran on: {name} double (tests/double: no hardware): trainings that lose their device")
+                print(f"ran on: {name} double (tests/double: no hardware): trainings and texts that lose their device")
     print(f"{report.passed} passed, {report.failed} failed, 0 skipped")
     return report.failed > 0
 
