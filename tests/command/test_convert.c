@@ -130,7 +130,7 @@ static void what_cannot_be_converted_is_refused_in_words(void **state) {
     expect(1, "absent.onnx x.gguf", "absent.onnx");
     expect(2, "model.gguf x.txt", "OUT must end with");
     expect(2, "model.gguf", "two files");
-    expect(2, "model.gguf x.gguf --quantize Q9", "the types are f32");
+    expect(2, "model.gguf x.gguf --quantize Q9", "the types are Q4_K_M and other mixes, f32");
     expect(2, "model.gguf x.safetensors --quantize Q4_0", "no quantized types");
     expect(2, "model.gguf ./model.gguf --quantize Q4_0", "OUT must differ from IN");
     expect(1, "absent.gguf x.gguf", "absent.gguf");
