@@ -68,7 +68,8 @@ typedef struct tn_finetune_stats {
 
 /* Computes the loss of a batch and adds its gradients to tn_grad of the variables of tn_finetune_module, for optimizers
  * of your own. Texts that fit into the context together are computed in one pass, each token seeing only its own text:
- * nothing is padded, and memory depends on the context, not on the batch.
+ * nothing is padded, and memory depends on the context, not on the batch. A pass that is longer than all before clears
+ * the thread's cached plans (tn_clear_plans).
  * Errors: TN_ERR_ARGUMENT for a text that is too short or longer than the context, an id outside the vocabulary, or no
  * token to predict. On failure the gradients are removed. */
 TN_API tn_status tn_finetune_backward(tn_finetune *t, const tn_finetune_example *examples, int64_t count,

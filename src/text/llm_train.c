@@ -29,6 +29,7 @@ struct tn_finetune {
     bool *seen, *near;
     void *embedded; /* rows of the embedding, as in the file */
     int64_t tokens, predicted;
+    int64_t longest; /* tokens of a pass so far */
 };
 
 /* ==== the trained variables ======================================================================================= */
@@ -319,6 +320,11 @@ static void fill_masks(tn_finetune *t) {
 /* Buffers that grow with the longest pass: masks and rows of the embedding. */
 static tn_status prepare_pass(tn_finetune *t) {
     size_t n = (size_t)t->tokens;
+    if (t->tokens > t->longest) { /* the plan keeps an arena that is too small: let it go before there is another */
+        tn_clear_plans();
+        TRY(tn_device_trim(t->m->device, NULL));
+        t->longest = t->tokens;
+    }
     tn_txt_free(t->seen);
     tn_txt_free(t->near);
     tn_txt_free(t->embedded);

@@ -1,7 +1,7 @@
 """torch_finetune.py MODEL DATA.jsonl ADAPTER [options] — what `trunnion finetune` does, by transformers and peft.
 
-MODEL is a folder, ADAPTER the initial adapter (from `trunnion finetune --steps 1 --lr 1e-12` with the same seed). The same
-texts, marks, held-out share, order, schedule and clipping in f32; texts of a batch are padded. Prints a JSON object:
+MODEL is a folder, ADAPTER the initial adapter (from `trunnion finetune --steps 1 --lr 1e-12` with the same seed). The
+same texts, marks, held-out share, order, schedule and clipping in f32; texts of a batch are padded. Prints a JSON object:
 losses, validation before and after, tokens a second, peak memory. Needs torch, transformers and peft.
 """
 
@@ -96,7 +96,7 @@ def main():
     model = PeftModel.from_pretrained(model, o.adapter, is_trainable=True)
     trained = [q for q in model.parameters() if q.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=o.lr, weight_decay=0)
-    before, losses, tokens, seconds = validate(model, held), [], 0, 0.0
+    before, losses, tokens, seconds, busy = validate(model, held) if held else None, [], 0, 0.0, 0.0
     each = math.ceil(len(texts) / o.batch)
     warmup = math.ceil(o.steps * 3 / 100)
     for step in range(o.steps):
@@ -105,7 +105,7 @@ def main():
         part = [texts[i] for i in places[step % each * o.batch:(step % each + 1) * o.batch]]
         rate = (step + 1) / warmup if step < warmup else 0.5 * (1 + math.cos(math.pi * (step - warmup) / (o.steps - warmup)))
         optimizer.param_groups[0]["lr"] = o.lr * rate
-        begun = time.monotonic()
+        begun, worked = time.monotonic(), time.process_time()
         batch, _ = batch_of(part)
         loss = model(**batch).loss
         loss.backward()
@@ -113,10 +113,11 @@ def main():
         optimizer.step()
         optimizer.zero_grad()
         seconds += time.monotonic() - begun
+        busy += time.process_time() - worked
         tokens += sum(len(ids) - 1 for ids, _ in part)
         losses.append(float(loss.detach()))
-    print(json.dumps({"losses": losses, "validation_loss_before": before, "validation_loss": validate(model, held),
-                      "tokens": tokens, "tokens_per_second": tokens / seconds,
+    print(json.dumps({"losses": losses, "validation_loss_before": before, "validation_loss": validate(model, held) if held else None,
+                      "tokens": tokens, "tokens_per_second": tokens / seconds, "cpu_seconds": busy,
                       "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 
 
