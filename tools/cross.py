@@ -2,8 +2,9 @@
 
 The compiler is the package `ziglang`, which compiles C for every target without further files; it and `wasmtime` go
 into .deps/cross. A target is built in build-TARGET. With --check the command of each target runs: Linux programs under
-QEMU's user emulation, WebAssembly in wasmtime. It must certify every operation and train to the same bits as BUILD, the
-command of this machine. What cannot run here is built and reported as compiled only.
+QEMU's user emulation, WebAssembly in wasmtime. It must certify every operation, train to the same bits and generate the
+same tokens as BUILD, the command of this machine; the kernels' tests run on each kind of ARM64 processor. What cannot
+run here is built and reported as compiled only.
 
 Without TARGET all of them; `cross.py --list` names them. docs/platforms.md says what ran where.
 """
@@ -19,6 +20,9 @@ import subprocess
 import sys
 import tempfile
 
+import cross_libraries
+import smollm2
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEPS = ROOT / ".deps" / "cross"
 PYTHON = DEPS / "venv" / "bin" / "python"
@@ -30,13 +34,16 @@ class Target:
     triple: str  # in Zig's words
     emulator: tuple = ()  # programs of which one runs it; empty: compiled only
     program: str = "trunnion"
+    processors: tuple = ()  # of the emulator, on which the kernels' tests run; empty: its usual one
+    without: tuple = ()  # libraries that cannot be built
 
 
+ARM64 = ("cortex-a72", "cortex-a76", "max")  # NEON; with dot products; with i8mm as well
 TARGETS = [
-    Target("aarch64-linux", "aarch64-linux-musl", ("qemu-aarch64-static", "qemu-aarch64")),
+    Target("aarch64-linux", "aarch64-linux-musl", ("qemu-aarch64-static", "qemu-aarch64"), processors=ARM64),
     Target("riscv64-linux", "riscv64-linux-musl", ("qemu-riscv64-static", "qemu-riscv64")),
     Target("x86_64-musl", "x86_64-linux-musl", ("env",)),
-    Target("wasm32-wasi", "wasm32-wasi", ("wasmtime",), "trunnion.wasm"),
+    Target("wasm32-wasi", "wasm32-wasi", ("wasmtime",), "trunnion.wasm", without=("cmocka",)),
     Target("aarch64-macos", "aarch64-macos"),
     Target("x86_64-macos", "x86_64-macos"),
 ]
@@ -65,10 +72,13 @@ def prepare():
 def build(target, wrappers):
     """The target's command, made in build-TARGET."""
     folder = ROOT / f"build-{target.name}"
-    environment = os.environ | {"PKG_CONFIG_LIBDIR": str(DEPS / "no-packages")}  # the host's libraries are not the target's
-    run([ROOT / "tools" / "build.sh", folder, "all", f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake' / 'zig.cmake'}",
-         f"-DTN_ZIG_TARGET={target.triple}", f"-DTN_ZIG_WRAPPERS={wrappers}", "-DTRUNNION_SHARED=OFF",
-         "-DTRUNNION_TEXT=OFF"], env=environment, stdout=subprocess.DEVNULL, cwd=ROOT)
+    compiler = [wrappers / "zig-cc", "-target", target.triple]
+    packages = cross_libraries.build(DEPS, target.name, compiler, wrappers / "zig-ar", target.without)
+    environment = os.environ | {"PKG_CONFIG_LIBDIR": str(packages)}  # the host's libraries are not the target's
+    for wanted in ("all", *(KERNEL_TESTS if target.processors else ())):
+        run([ROOT / "tools" / "build.sh", folder, wanted, f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake' / 'zig.cmake'}",
+             f"-DTN_ZIG_TARGET={target.triple}", f"-DTN_ZIG_WRAPPERS={wrappers}", "-DTRUNNION_SHARED=OFF", "-DTRUNNION_TEXT=ON"],
+            env=environment, stdout=subprocess.DEVNULL, cwd=ROOT)
     return folder / target.program
 
 
@@ -77,6 +87,23 @@ def launcher(target):
     if target.name.startswith("wasm"):
         return [PYTHON, ROOT / "tools" / "run_wasi.py"]
     return next(([path] for path in map(shutil.which, target.emulator) if path), None)
+
+
+# Programs that compare the kernels with their definition, bit by bit.
+KERNEL_TESTS = ("test_gemm", "test_conv_kernel", "test_conv_bytes", "test_attention_kernel", "test_sdpa", "test_qmat", "test_kir_vm")
+
+
+def test_kernels(target):
+    """Runs the kernels' tests on each of the target's processors; the list of those that fail."""
+    wrong = []
+    for processor in target.processors:
+        for name in KERNEL_TESTS:
+            test = subprocess.run([*map(str, launcher(target)), "-cpu", processor, str(ROOT / f"build-{target.name}" / name)],
+                                  capture_output=True, text=True, cwd=ROOT)
+            if test.returncode != 0:
+                wrong.append(f"{name} on {processor}: exit status {test.returncode}: {test.stderr[-500:]}")
+        print(f"{target.name}: kernels on {processor}: {'passed' if not wrong else 'failed'}", flush=True)
+    return wrong
 
 
 TRAININGS = (("mlp", 40), ("cnn", 6))  # networks of `trunnion train digits`, and their steps
@@ -96,6 +123,13 @@ def results(*command):
     return certified.split(": ")[-1], checkpoints
 
 
+@functools.cache
+def tokens(*command):
+    """What a language model answers, greedily."""
+    return run([*command, "generate", "-m", smollm2.path(), "-p", "Once upon a time, the", "-n", "8", "--greedy", "--device",
+                "cpu"], capture_output=True, text=True).stdout
+
+
 def check(target, program, native):
     """Compares the target's command with this machine's; the list of what differs."""
     here, here_bits = results(native)
@@ -106,6 +140,10 @@ def check(target, program, native):
     for (model, steps), ours, theirs in zip(TRAININGS, here_bits, there_bits):
         if ours != theirs:
             wrong.append(f"digits ({model}, {steps} steps): the checkpoint differs from this machine's")
+    if smollm2.is_there():
+        ours, theirs = tokens(native), tokens(*launcher(target), program)
+        if ours != theirs:
+            wrong.append(f"generate: {theirs!r}; on this machine {ours!r}")
     print(f"{target.name}: certify {there}; digits: {'the same' if here_bits == there_bits else 'other'} bits", flush=True)
     return wrong
 
@@ -127,6 +165,7 @@ def main():
     wrappers = prepare()
     if o.check:
         run([sys.executable, ROOT / "tools" / "digits.py"], stdout=subprocess.DEVNULL)
+        run([sys.executable, ROOT / "tools" / "smollm2.py", "--or-skip"], stdout=subprocess.DEVNULL)
     passed, failed, skipped = 0, 0, 0
     for target in [by_name[name] for name in o.targets] or TARGETS:
         try:
@@ -145,7 +184,7 @@ def main():
             skipped += 1
             continue
         try:
-            wrong = check(target, program, pathlib.Path(o.check) / "trunnion")
+            wrong = check(target, program, pathlib.Path(o.check) / "trunnion") + test_kernels(target)
         except subprocess.CalledProcessError as e:
             wrong = [f"exit status {e.returncode}: {' '.join(map(str, e.cmd))[:300]}: {(e.stderr or '')[:500]}"]
         for line in wrong:

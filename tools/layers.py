@@ -23,7 +23,7 @@ PUBLIC_ONLY = {"functions", "nn", "text"}
 BUDGET = {
     "base": 3700,
     "kir": 17000,
-    "cpu": 13900,
+    "cpu": 14050,
     "gpu": 2800,
     "vendor": 3000,
     "hal": 7850,

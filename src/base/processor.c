@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/arm64.h"
 #include "base/base.h"
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -90,6 +91,7 @@ static tn_isa detect_isa(void) { return TN_ISA_BASE; }
 static void detect_features(tn_cpu_info *info) {
 #if defined(__aarch64__)
     info->neon = true; /* part of the architecture */
+    info->vnni = tn_arm64_has_dotprod();
 #else
     (void)info;
 #endif

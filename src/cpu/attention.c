@@ -55,6 +55,10 @@ VEC_INLINE V load_f16(const uint16_t *h) {
 VEC_INLINE void store_f16(uint16_t *h, V x) {
     _mm_storeu_si128((__m128i *)(void *)h, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
 }
+#elif defined(VEC_NEON)
+#define HAS_F16 1
+VEC_INLINE V load_f16(const uint16_t *h) { return (V)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h))); }
+VEC_INLINE void store_f16(uint16_t *h, V x) { vst1_u16(h, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x))); }
 #else
 #define HAS_F16 0
 #endif

@@ -33,6 +33,7 @@ extern const struct tile_set tn_tiles_f32_base, tn_tiles_f32_avx2, tn_tiles_f32_
 extern const struct tile_set tn_tiles_f64_base, tn_tiles_f64_avx2, tn_tiles_f64_avx512;
 extern const struct tile_set tn_tiles_bf16_avx512bf16;                           /* only for bf16 */
 extern const struct tile_set tn_tiles_bytes_avx2vnni, tn_tiles_bytes_avx512vnni; /* u8 by i8; others are widened */
+extern const struct tile_set tn_tiles_bytes_i8mm;
 bool tn_gemm_pairs_pay(void); /* is their instruction fast here? Takes some microseconds. */
 
 typedef struct tn_attention_table {

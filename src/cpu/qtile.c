@@ -7,13 +7,22 @@
 
 /* ==== dot products of small integers ============================================================================== */
 /* q_dot adds the products of four weights of each of VL rows with four activations to VL sums. That is one instruction
- * on processors with VNNI; otherwise it goes through 16 bits, where u·q + u·q must fit, as it does below 7 bits. Wider
- * weights are split into two parts, with the top bit separate. */
+ * on processors with VNNI; on AVX2 without, it goes through 16 bits, where u·q + u·q must fit, as it does below 7 bits.
+ * Wider weights are split into two parts, with the top bit separate. ARM64's sdot multiplies signed bytes: weights of 8
+ * bits are taken minus 128, and their sums start at 0; usdot, which is part of i8mm, takes them as they are. */
+
+/* Whether the sum of 8-bit weights starts at 0 instead of −128 · Σ q, because q_dot2 takes the weights minus 128. */
+#if defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
+enum { DOT_CENTERS = true };
+#else
+enum { DOT_CENTERS = false };
+#endif
 
 #if defined(__AVX512F__)
 VEC_INLINE VI q_dot(VI sum, VB w, VI q) { return (VI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)q); }
 #elif defined(__AVXVNNI__)
 VEC_INLINE VI q_dot(VI sum, VB w, VI q) { return (VI)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, (__m256i)q); }
+#elif defined(__ARM_FEATURE_DOTPROD)
 #elif defined(__AVX2__)
 VEC_INLINE VI q_pairs(VB w, VI q) { return (VI)_mm256_maddubs_epi16((__m256i)w, (__m256i)q); }
 VEC_INLINE VI q_add16(VI a, VI b) { return (VI)_mm256_add_epi16((__m256i)a, (__m256i)b); }
@@ -30,8 +39,30 @@ VEC_INLINE VI q_dot(VI sum, VB w, VI q) {
 }
 #endif
 
-/* Two steps of four weights; `wide`: they may have 8 bits. */
-VEC_INLINE VI q_dot2(VI sum, VB w0, VI q0, VB w1, VI q1, bool wide) {
+VEC_INLINE int32_t read_int(const uint8_t *p) {
+    int32_t x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+/* Two steps of four weights, with the eight activations at q; `wide`: weights may have 8 bits. */
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+VEC_INLINE VI q_dot2(VI sum, VB w0, VB w1, const uint8_t *q, bool wide) {
+    int8x8_t x = vld1_s8((const int8_t *)q);
+    (void)wide;
+    int32x4_t first = vusdotq_lane_s32((int32x4_t)sum, (uint8x16_t)w0, x, 0);
+    return (VI)vusdotq_lane_s32(first, (uint8x16_t)w1, x, 1);
+}
+#elif defined(__ARM_FEATURE_DOTPROD)
+VEC_INLINE VI q_dot2(VI sum, VB w0, VB w1, const uint8_t *q, bool wide) {
+    int8x8_t x = vld1_s8((const int8_t *)q);
+    const uint8_t center = wide ? 128 : 0;
+    int32x4_t first = vdotq_lane_s32((int32x4_t)sum, (int8x16_t)(w0 ^ center), x, 0);
+    return (VI)vdotq_lane_s32(first, (int8x16_t)(w1 ^ center), x, 1);
+}
+#else
+VEC_INLINE VI q_dot2(VI sum, VB w0, VB w1, const uint8_t *q, bool wide) {
+    VI q0 = q_set1(read_int(q)), q1 = q_set1(read_int(q + 4));
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !defined(__AVX2__)
     (void)wide;
     return q_dot(q_dot(sum, w0, q0), w1, q1);
@@ -43,13 +74,9 @@ VEC_INLINE VI q_dot2(VI sum, VB w0, VI q0, VB w1, VI q1, bool wide) {
     return sum + q_widen(q_pairs(q_and(w1, 127), q1), 1);
 #endif
 }
-/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+#endif
 
-VEC_INLINE int32_t read_int(const uint8_t *p) {
-    int32_t x;
-    memcpy(&x, p, sizeof x);
-    return x;
-}
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
 VEC_INLINE float read_real(const uint8_t *p) {
     float x;
@@ -63,8 +90,8 @@ VEC_INLINE V finish_part(V acc, VI sum, const uint8_t *record, int part, V s, V 
     return has_minimum ? v_fma(t, v_set1(read_real(record + RECORD_PARTS + 4 * part)), acc) : acc;
 }
 
-VEC_INLINE VI first_sum(const uint8_t *record, int part, bool has_minimum) {
-    return q_set1(has_minimum ? 0 : read_int(record + RECORD_PARTS + 4 * part));
+VEC_INLINE VI first_sum(const uint8_t *record, int part, bool has_minimum, bool wide) {
+    return q_set1(has_minimum || (DOT_CENTERS && wide) ? 0 : read_int(record + RECORD_PARTS + 4 * part));
 }
 
 /* Block b of what comes next. */
@@ -85,13 +112,11 @@ KERNEL void multiply_panel(const qtile *t, int height, int parts, bool has_minim
             if (half == 0 && t->ahead[0]) ask_next(t, b);
             VEC_UNROLL for (int part = 0; part < parts; part++) {
                 VI sum[TILE];
-                VEC_UNROLL for (int r = 0; r < height; r++) sum[r] = first_sum(x + r * record, part, has_minimum);
+                VEC_UNROLL for (int r = 0; r < height; r++) sum[r] = first_sum(x + r * record, part, has_minimum, wide);
                 VEC_UNROLL for (int c = CHUNKS / parts * part; c < CHUNKS / parts * (part + 1); c += 2) {
                     VB w0 = q_load(panel + c * LINE), w1 = q_load(panel + (c + 1) * LINE);
-                    VEC_UNROLL for (int r = 0; r < height; r++) {
-                        const uint8_t *q = x + r * record + 4 * c;
-                        sum[r] = q_dot2(sum[r], w0, q_set1(read_int(q)), w1, q_set1(read_int(q + 4)), wide);
-                    }
+                    VEC_UNROLL for (int r = 0; r < height; r++) sum[r] =
+                        q_dot2(sum[r], w0, w1, x + r * record + 4 * c, wide);
                 }
                 V s = *(const V *)(const void *)(panel + BITS + part * LINE);
                 V m = has_minimum ? *(const V *)(const void *)(panel + BITS + (parts + part) * LINE) : v_zero();
@@ -132,11 +157,9 @@ KERNEL void multiply_stripe(const stripe *p, tn_qbits bits, tn_qscales form, tn_
             unpack_bits(bits, low + half * VEC_BYTES, high + half * VEC_BYTES, w);
             unpack_scales(form, unit, (int)(b % l.scale_blocks), half * VL, &sc);
             VEC_UNROLL for (int part = 0; part < parts; part++) {
-                VI sum = first_sum(x, part, has_minimum);
-                VEC_UNROLL for (int c = CHUNKS / parts * part; c < CHUNKS / parts * (part + 1); c += 2) {
-                    sum = q_dot2(sum, w[c], q_set1(read_int(x + 4 * c)), w[c + 1], q_set1(read_int(x + 4 * c + 4)),
-                                 bits == TN_QBITS_8);
-                }
+                VI sum = first_sum(x, part, has_minimum, bits == TN_QBITS_8);
+                VEC_UNROLL for (int c = CHUNKS / parts * part; c < CHUNKS / parts * (part + 1); c += 2) sum =
+                    q_dot2(sum, w[c], w[c + 1], x + 4 * c, bits == TN_QBITS_8);
                 acc[half] = finish_part(acc[half], sum, x, part, sc.s[part], sc.t[part], has_minimum);
             }
         }

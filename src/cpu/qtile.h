@@ -95,6 +95,7 @@ typedef struct qtile_set {
 extern const qplain_set tn_qplain_base, tn_qplain_avx2, tn_qplain_avx512;
 extern const qtile_set tn_qtiles_base, tn_qtiles_avx2;
 extern const qtile_set tn_qtiles_avx2vnni, tn_qtiles_avx512vnni; /* with dot products of small integers */
+extern const qtile_set tn_qtiles_dotprod, tn_qtiles_i8mm;        /* ARM64's */
 const qtile_set *tn_qtiles(void);                                /* the processor's (select.c) */
 
 #endif

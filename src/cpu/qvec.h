@@ -13,7 +13,7 @@
 
 /* A function that is instantiated for each format. Without vector units one function for all is small and hardly
  * slower. */
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(VEC_NEON)
 #define KERNEL VEC_INLINE
 #else
 #define KERNEL static __attribute__((noinline))
@@ -51,25 +51,18 @@ VEC_INLINE VI q_i8(const void *p) { return (VI)_mm256_cvtepi8_epi32(_mm_loadl_ep
 
 VEC_INLINE VI q_set1(int32_t x) { return (VI){0} + x; }
 
-VEC_INLINE V q_float(VI x) {
-    V v;
-    for (int i = 0; i < VL; i++)
-        v[i] = (float)x[i];
-    return v;
-}
+VEC_INLINE V q_float(VI x) { return __builtin_convertvector(x, V); }
 
 VEC_INLINE VI q_u8(const void *p) {
-    VI v;
-    for (int i = 0; i < VL; i++)
-        v[i] = ((const uint8_t *)p)[i];
-    return v;
+    uint8_t b __attribute__((vector_size(VL)));
+    memcpy(&b, p, sizeof b);
+    return __builtin_convertvector(b, VI);
 }
 
 VEC_INLINE VI q_i8(const void *p) {
-    VI v;
-    for (int i = 0; i < VL; i++)
-        v[i] = ((const int8_t *)p)[i];
-    return v;
+    int8_t b __attribute__((vector_size(VL)));
+    memcpy(&b, p, sizeof b);
+    return __builtin_convertvector(b, VI);
 }
 
 #endif
@@ -152,6 +145,27 @@ VEC_INLINE void q_round(const float *x, const float *factor, uint8_t *q, int64_t
     sum[0][1] = (int32_t)(of_eight[2] + of_eight[3]) - 128 * 16;
 }
 
+#elif defined(VEC_NEON)
+enum { ROUND_AT_ONCE = 1 };
+
+VEC_INLINE void q_most(const float *x, int32_t *most) {
+    uint32x4_t a = vdupq_n_u32(0);
+    VEC_UNROLL for (int i = 0; i < 8; i++) a = vmaxq_u32(a, vreinterpretq_u32_f32(vabsq_f32(vld1q_f32(x + 4 * i))));
+    *most = (int32_t)vmaxvq_u32(a);
+}
+
+VEC_INLINE void q_round(const float *x, const float *factor, uint8_t *q, int64_t step, int32_t sum[][2]) {
+    (void)step;
+    VEC_UNROLL for (int part = 0; part < 2; part++, x += 16, q += 16) {
+        int16x4_t a[4];
+        VEC_UNROLL for (int i = 0; i < 4; i++) a[i] =
+            vqmovn_s32(vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + 4 * i), *factor)));
+        int8x16_t bytes = vcombine_s8(vqmovn_s16(vcombine_s16(a[0], a[1])), vqmovn_s16(vcombine_s16(a[2], a[3])));
+        vst1q_s8((int8_t *)q, bytes);
+        sum[0][part] = vaddlvq_s8(bytes);
+    }
+}
+
 #else
 enum { ROUND_AT_ONCE = 1 };
 
@@ -178,7 +192,7 @@ VEC_INLINE void q_round(const float *x, const float *factor, uint8_t *q, int64_t
 /* ==== unpacking weights =========================================================================================== */
 
 /* Rows of x at once: 12 sums and 12 accumulators of 32 registers, 6 and 6 of 16. */
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(VEC_NEON)
 enum { TILE = 12 };
 #elif defined(__AVX2__)
 enum { TILE = 6 };

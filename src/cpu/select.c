@@ -1,6 +1,7 @@
 /* select.c — chooses the native kernels for this processor, once.
  *
  * Every instruction set gives the same bits, so the choice affects only speed; TRUNNION_ISA lowers it (tn_cpu). */
+#include "base/arm64.h"
 #include "cpu/conv_vec.h"
 #include "cpu/isa.h"
 #include "cpu/qtile.h"
@@ -77,14 +78,15 @@ bool tn_gemm_use_pairs(bool pairs) { return !pairs; }
 #endif
 
 /* Which dot products of bytes the processor has; looked up once, as products ask at each run. */
-enum { DOTS_KNOWN = 1, DOTS_512 = 2, DOTS_256 = 4 };
+enum { DOTS_KNOWN = 1, DOTS_512 = 2, DOTS_256 = 4, DOTS_I8MM = 8 };
 
 static int dots(void) {
     static _Atomic int known;
     int now = atomic_load_explicit(&known, memory_order_relaxed);
     if (now) return now;
     tn_cpu_info cpu = tn_cpu();
-    now = DOTS_KNOWN | (cpu.vnni ? DOTS_512 : 0) | (cpu.avx_vnni ? DOTS_256 : 0);
+    now =
+        DOTS_KNOWN | (cpu.vnni ? DOTS_512 : 0) | (cpu.avx_vnni ? DOTS_256 : 0) | (tn_arm64_has_i8mm() ? DOTS_I8MM : 0);
     atomic_store_explicit(&known, now, memory_order_relaxed);
     return now;
 }
@@ -99,6 +101,9 @@ static const struct tile_set *byte_tiles(const kernel_tables *t) {
 #endif
 #ifdef TN_HAVE_AVX2_VNNI
     if (t == &built[TN_ISA_AVX2] && (dots() & DOTS_256)) return &tn_tiles_bytes_avx2vnni;
+#endif
+#ifdef TN_HAVE_I8MM
+    if (t == &built[TN_ISA_BASE] && (dots() & DOTS_I8MM)) return &tn_tiles_bytes_i8mm;
 #endif
     return NULL;
 }
@@ -174,10 +179,15 @@ const tile_set *tn_byte_tiles(void) { return byte_tiles(tables()); }
 #else
 #define QTILES_AVX2_VNNI NULL
 #endif
+#ifdef TN_HAVE_DOTPROD
+#define QTILES_DOTPROD &tn_qtiles_dotprod
+#else
+#define QTILES_DOTPROD NULL
+#endif
 
 /* By level, without and with dot products. */
 static const qtile_set *const qmat_built[TN_ISA_COUNT][2] = {
-    [TN_ISA_BASE] = {&tn_qtiles_base, NULL},
+    [TN_ISA_BASE] = {&tn_qtiles_base, QTILES_DOTPROD},
 #ifdef TN_HAVE_AVX2
     [TN_ISA_AVX2] = {&tn_qtiles_avx2, QTILES_AVX2_VNNI},
 #endif
@@ -186,6 +196,14 @@ static const qtile_set *const qmat_built[TN_ISA_COUNT][2] = {
 #endif
 };
 
+/* NULL: not in this build. ARM's i8mm includes dot products, of bytes without a sign too. */
+static const qtile_set *qmat_set(int isa, bool dot_products) {
+#ifdef TN_HAVE_I8MM
+    if (dot_products && tn_arm64_has_i8mm()) return &tn_qtiles_i8mm;
+#endif
+    return qmat_built[isa][dot_products];
+}
+
 static _Atomic(const qtile_set *) qmat_chosen;
 
 static const qtile_set *choose_qmat(void) {
@@ -193,7 +211,7 @@ static const qtile_set *choose_qmat(void) {
     int isa = (int)cpu.isa;
     while (isa > TN_ISA_BASE && !qmat_built[isa][0])
         isa--;
-    const qtile_set *best = qmat_built[isa][cpu.vnni] ? qmat_built[isa][cpu.vnni] : qmat_built[isa][0];
+    const qtile_set *best = qmat_set(isa, cpu.vnni) ? qmat_set(isa, cpu.vnni) : qmat_built[isa][0];
     atomic_store_explicit(&qmat_chosen, best, memory_order_relaxed);
     return best;
 }
@@ -206,7 +224,7 @@ const qtile_set *tn_qtiles(void) {
 bool tn_qmat_use(tn_isa isa, bool vnni) {
     tn_cpu_info cpu = tn_cpu();
     bool has_vnni = isa == cpu.isa ? cpu.vnni : isa == TN_ISA_AVX2 && cpu.avx_vnni;
-    if (isa > cpu.isa || (vnni && !has_vnni) || !qmat_built[isa][vnni]) return false;
-    atomic_store_explicit(&qmat_chosen, qmat_built[isa][vnni], memory_order_relaxed);
+    if (isa > cpu.isa || (vnni && !has_vnni) || !qmat_set(isa, vnni)) return false;
+    atomic_store_explicit(&qmat_chosen, qmat_set(isa, vnni), memory_order_relaxed);
     return true;
 }

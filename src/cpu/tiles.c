@@ -398,6 +398,19 @@ enum { TILE_ROWS = 6, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 2, WIDE_4 = 1 };
 #define TILE_HEIGHTS(X) X(1) X(4)
 #define TILE_SPLITS(X) X(2, 1, 1) X(3, 2, 1)
 enum { TILE_ROWS = 4, WIDE_1 = 1, WIDE_2 = 1, WIDE_3 = 1, WIDE_4 = 1 };
+#elif defined(VEC_NEON) && defined(TN_VEC_F64)
+#define TILE_HEIGHTS(X) X(1) X(2) X(4) X(8) X(12)
+#define TILE_SPLITS(X) X(3, 2, 1) X(5, 4, 1) X(6, 4, 2) X(7, 4, 3) X(9, 8, 1) X(10, 8, 2) X(11, 8, 3)
+enum { TILE_ROWS = 12, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
+#elif defined(VEC_NEON) && defined(TN_VEC_WORDS)
+#define TILE_HEIGHTS(X) X(1) X(2) X(4) X(8) X(12)
+#define TILE_SPLITS(X) X(3, 2, 1) X(5, 4, 1) X(6, 4, 2) X(7, 4, 3) X(9, 8, 1) X(10, 8, 2) X(11, 8, 3)
+enum { TILE_ROWS = 12, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 1, WIDE_4 = 1 };
+#elif defined(VEC_NEON)
+#define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(10) X(12)
+#define TILE_SPLITS(X) X(9, 5, 4) X(11, 6, 5)
+#define TILE_LOWER(t) tile_split(t, tile_full_6, 6, tile_full_6) /* for strided rows */
+enum { TILE_ROWS = 12, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
 #else
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4)
 enum { TILE_ROWS = 4, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
@@ -434,6 +447,12 @@ enum {
     STRETCH = 64 / sizeof(real) /* steps between two prefetches of a row of A: one cache line */
 };
 
+#if defined(VEC_NEON)
+enum { FOLDS_ALL = true, TAKES_LANES = true };
+#else
+enum { FOLDS_ALL = false, TAKES_LANES = false };
+#endif
+
 /* Layout of the rows of A: strided, contiguous, or TILE_COPY apart. */
 typedef enum tile_rows { APART, ADJACENT, COPIED } tile_rows;
 
@@ -442,7 +461,21 @@ typedef enum tile_rows { APART, ADJACENT, COPIED } tile_rows;
  * on Emerald Rapids). Addresses of strided rows would cost more than the gain and need more registers than there are;
  * so such rows are copied to a constant distance. */
 VEC_INLINE bool tile_folds(const int row, const int rows, const tile_rows lie) {
-    return V_FOLDS && rows == TILE_ROWS && lie != APART && row % 2 == 1;
+    return V_FOLDS && rows == TILE_ROWS && lie != APART && (FOLDS_ALL || row % 2 == 1);
+}
+
+/* Where a lane of a register can be the factor, contiguous rows of A are loaded as vectors. */
+VEC_INLINE bool tile_takes_lanes(const int rows) { return TAKES_LANES && rows % VL == 0; }
+
+/* One step of `rows` contiguous elements of A. */
+VEC_INLINE void tile_step_by_lanes(V *sum, const int sums, const real *a, const V *y, const int rows, const int width) {
+    VEC_UNROLL for (int i = 0; i < rows; i += VL) {
+        V x = v_load(a + i);
+        VEC_UNROLL for (int lane = 0; lane < VL; lane++) {
+            VEC_UNROLL for (int j = 0; j < width; j++) sum[(i + lane) * sums + j] =
+                v_step_lane(x, lane, y[j], sum[(i + lane) * sums + j]);
+        }
+    }
 }
 
 /* Before a loop over steps: two of them for one look at whether it is over. */
@@ -464,6 +497,10 @@ VEC_INLINE void tile_step(V sum[TILE_ROWS][2 * WIDEST], const real *a, const int
         const real *from = b + (j / vectors) * b_panel + (j % vectors) * VL;
         if (rows >= TALL && far) __builtin_prefetch(from + B_AHEAD * b_k);
         y[j] = edge ? v_part_load(from, mask) : v_load(from);
+    }
+    if (lie == ADJACENT && tile_takes_lanes(rows)) {
+        tile_step_by_lanes(sum[0], 2 * WIDEST, a, y, rows, width);
+        return;
     }
     VEC_UNROLL for (int i = 0; i < rows; i++) {
         if (tile_folds(i, rows, lie)) {
@@ -642,7 +679,7 @@ VEC_INLINE void tile_split(const tile *t, tile_fn *upper, int64_t rows, tile_fn 
     below.ahead_rows = 0; /* the upper one asked for them */
     lower(&below);
 }
-#if defined(__AVX512F__) && !defined(TN_VEC_F64) && !defined(TN_VEC_WORDS)
+#if (defined(__AVX512F__) || defined(VEC_NEON)) && !defined(TN_VEC_F64) && !defined(TN_VEC_WORDS)
 static tile_fn tile_full_6, tile_full_8;
 #endif
 
@@ -722,8 +759,12 @@ static tile_fn *const tile_tapped[] = {TAPPED_HEIGHTS(TILE_TAPPED_ROW) TAPPED_SP
 /* One step of an NHWC tile: contiguous elements of A times a step of a packed panel. */
 VEC_INLINE void tile_nhwc_step(V sum[TILE_ROWS][2], const real *a, const real *b, const int rows) {
     V y[2] = {v_load(b), v_load(b + VL)};
+    if (tile_takes_lanes(rows)) {
+        tile_step_by_lanes(sum[0], 2, a, y, rows, 2);
+        return;
+    }
     VEC_UNROLL for (int i = 0; i < rows; i++) {
-        if (V_FOLDS && rows >= FOLDING && i % 2 == 1) {
+        if (V_FOLDS && (FOLDS_ALL || (rows >= FOLDING && i % 2 == 1))) {
             VEC_UNROLL for (int j = 0; j < 2; j++) sum[i][j] = v_fold(a + i, y[j], sum[i][j]);
             continue;
         }

@@ -41,6 +41,10 @@ enum { VEC_BYTES = 64 };
 enum { VEC_BYTES = 32 };
 #else
 enum { VEC_BYTES = 16 };
+#if defined(__aarch64__) && defined(__ARM_NEON)
+#define VEC_NEON
+#include <arm_neon.h>
+#endif
 #endif
 
 enum {
@@ -114,14 +118,24 @@ VEC_INLINE void v_part_store(real *p, M m, V x) { VEC_OP(maskstore)(p, m, x); }
 
 #else
 
+#if defined(VEC_NEON) && defined(TN_VEC_F64)
+VEC_INLINE V v_set1(real x) { return (V)vdupq_n_f64(x); }
+#elif defined(VEC_NEON)
+VEC_INLINE V v_set1(real x) { return (V)vdupq_n_f32(x); }
+#else
 VEC_INLINE V v_set1(real x) {
     V v;
     for (int i = 0; i < VL; i++)
         v[i] = x;
     return v;
 }
+#endif
 
-#if defined(TN_VEC_F64) || VEC_HAS_FMA
+#if defined(VEC_NEON) && defined(TN_VEC_F64)
+VEC_INLINE V v_fma(V a, V b, V c) { return (V)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b); }
+#elif defined(VEC_NEON)
+VEC_INLINE V v_fma(V a, V b, V c) { return (V)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
+#elif defined(TN_VEC_F64) || VEC_HAS_FMA
 VEC_INLINE V v_fma(V a, V b, V c) {
     V v;
     for (int i = 0; i < VL; i++) {
@@ -230,10 +244,26 @@ VEC_INLINE V v_least(V x, V y) {
 VEC_INLINE V v_step(V a, V b, V c) { return (V)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b); }
 #elif defined(TN_VEC_QUADS) && defined(__AVX512F__)
 VEC_INLINE V v_step(V a, V b, V c) { return (V)_mm512_dpbusd_epi32((__m512i)c, (__m512i)a, (__m512i)b); }
+#elif defined(TN_VEC_QUADS) && defined(VEC_NEON)
+VEC_INLINE V v_step(V a, V b, V c) { return (V)vusdotq_s32((int32x4_t)c, (uint8x16_t)a, (int8x16_t)b); }
 #elif defined(TN_VEC_QUADS)
 VEC_INLINE V v_step(V a, V b, V c) { return (V)_mm256_dpbusd_avx_epi32((__m256i)c, (__m256i)a, (__m256i)b); }
 #else
 VEC_INLINE V v_step(V a, V b, V c) { return v_fma(a, b, c); }
+#endif
+
+/* The same with one lane of x in all lanes of a; `lane` is constant after inlining. */
+#if defined(TN_VEC_QUADS) && defined(VEC_NEON)
+VEC_INLINE V v_step_lane(V x, const int lane, V b, V c) {
+    switch (lane) {
+    case 0: return (V)vsudotq_laneq_s32((int32x4_t)c, (int8x16_t)b, (uint8x16_t)x, 0);
+    case 1: return (V)vsudotq_laneq_s32((int32x4_t)c, (int8x16_t)b, (uint8x16_t)x, 1);
+    case 2: return (V)vsudotq_laneq_s32((int32x4_t)c, (int8x16_t)b, (uint8x16_t)x, 2);
+    default: return (V)vsudotq_laneq_s32((int32x4_t)c, (int8x16_t)b, (uint8x16_t)x, 3);
+    }
+}
+#else
+VEC_INLINE V v_step_lane(V x, const int lane, V b, V c) { return v_step(v_set1(x[lane]), b, c); }
 #endif
 
 /* Sums of sums. */
@@ -244,11 +274,18 @@ VEC_INLINE V v_plus(V a, V b) { return (V)((v_counts)a + (v_counts)b); }
 VEC_INLINE V v_plus(V a, V b) { return a + b; }
 #endif
 
-/* The same with one number at `a` in all lanes, in one instruction; where there is none, tiles do without. */
+/* The same with one number at `a` in all lanes, in one instruction; where there is none, tiles do without. NEON
+ * multiplies by a lane of a register, so a number that is loaded alone need not be repeated in all lanes. */
 #if defined(__AVX512F__) && !defined(TN_VEC_F64) && !defined(TN_VEC_WORDS)
 enum { V_FOLDS = true };
 VEC_INLINE V v_fold(const real *a, V b, V c) {
     __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(c) : "v"(b), "m"(*a));
+    return c;
+}
+#elif defined(VEC_NEON) && !defined(TN_VEC_F64) && !defined(TN_VEC_WORDS)
+enum { V_FOLDS = true };
+VEC_INLINE V v_fold(const real *a, V b, V c) {
+    __asm__("fmla %0.4s, %1.4s, %2.s[0]" : "+w"(c) : "w"(b), "w"(*a));
     return c;
 }
 #else
@@ -283,15 +320,22 @@ VEC_INLINE void v_transpose_in_pieces(V *r) {
 
 #else
 
+#ifdef TN_VEC_F64
 VEC_INLINE void v_transpose_in_pieces(V *r) {
-    for (int i = 0; i < PIECE; i++) {
-        for (int j = 0; j < i; j++) {
-            real x = r[i][j];
-            r[i][j] = r[j][i];
-            r[j][i] = x;
-        }
-    }
+    V low = __builtin_shufflevector(r[0], r[1], 0, 2);
+    r[1] = __builtin_shufflevector(r[0], r[1], 1, 3);
+    r[0] = low;
 }
+#else
+VEC_INLINE void v_transpose_in_pieces(V *r) {
+    V low02 = __builtin_shufflevector(r[0], r[2], 0, 4, 1, 5), high02 = __builtin_shufflevector(r[0], r[2], 2, 6, 3, 7);
+    V low13 = __builtin_shufflevector(r[1], r[3], 0, 4, 1, 5), high13 = __builtin_shufflevector(r[1], r[3], 2, 6, 3, 7);
+    r[0] = __builtin_shufflevector(low02, low13, 0, 4, 1, 5);
+    r[1] = __builtin_shufflevector(low02, low13, 2, 6, 3, 7);
+    r[2] = __builtin_shufflevector(high02, high13, 0, 4, 1, 5);
+    r[3] = __builtin_shufflevector(high02, high13, 2, 6, 3, 7);
+}
+#endif
 
 #endif
 

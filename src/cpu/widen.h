@@ -45,6 +45,9 @@ VEC_INLINE v_halves v_narrow_f16(V x) { return (v_halves)_mm512_cvtps_ph((__m512
 #elif defined(__AVX2__)
 VEC_INLINE V v_widen_f16(v_halves h) { return (V)_mm256_cvtph_ps((__m128i)h); }
 VEC_INLINE v_halves v_narrow_f16(V x) { return (v_halves)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT); }
+#elif defined(VEC_NEON)
+VEC_INLINE V v_widen_f16(v_halves h) { return (V)vcvt_f32_f16((float16x4_t)h); }
+VEC_INLINE v_halves v_narrow_f16(V x) { return (v_halves)vcvt_f16_f32((float32x4_t)x); }
 #else
 VEC_INLINE V v_widen_f16(v_halves h) {
     V v;
@@ -74,10 +77,11 @@ VEC_INLINE V v_widen_bytes(const void *p, bool with_sign) {
 }
 #else
 VEC_INLINE V v_widen_bytes(const void *p, bool with_sign) {
-    V v;
-    for (int i = 0; i < VL; i++)
-        v[i] = with_sign ? (real)((const int8_t *)p)[i] : (real)((const uint8_t *)p)[i];
-    return v;
+    typedef int8_t with __attribute__((vector_size(VL)));
+    typedef uint8_t without __attribute__((vector_size(VL)));
+    with b;
+    memcpy(&b, p, sizeof b);
+    return with_sign ? __builtin_convertvector(b, V) : __builtin_convertvector((without)b, V);
 }
 #endif
 

@@ -11,6 +11,8 @@
 
 #if defined(__F16C__) || defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__) && defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 #pragma GCC diagnostic ignored "-Wunused-function" /* what the list leaves out */
@@ -381,6 +383,12 @@ static void widen_halves(float *d, const uint16_t *a) {
 }
 static void narrow_halves(uint16_t *d, const float *a) {
     _mm_storeu_si128((__m128i *)(void *)d, _mm256_cvtps_ph(_mm256_loadu_ps(a), _MM_FROUND_TO_NEAREST_INT));
+}
+#elif defined(__aarch64__) && defined(__ARM_NEON)
+enum { HALVES = 4 };
+static void widen_halves(float *d, const uint16_t *a) { vst1q_f32(d, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(a)))); }
+static void narrow_halves(uint16_t *d, const float *a) {
+    vst1_u16(d, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(a))));
 }
 #else
 enum { HALVES = 1 };

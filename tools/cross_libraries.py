@@ -1,0 +1,107 @@
+"""cross_libraries.py — builds PCRE2, utf8proc and cmocka for the targets of cross.py, from Debian's source packages.
+
+The sources come through apt-get with lists of its own in .deps/cross/apt, so that neither this machine's sources nor its
+packages change. Each target gets .deps/cross/libraries/TARGET with include, lib and pkgconfig, for CMake's
+PKG_CONFIG_LIBDIR. cmocka needs setjmp, which WASI has not: there are no test programs there.
+"""
+
+import dataclasses
+import pathlib
+import platform
+import subprocess
+import tarfile
+
+MIRROR = "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian {} main\n"
+
+
+@dataclasses.dataclass
+class Library:
+    name: str  # of the archive and of its .pc file
+    package: str
+    sources: tuple  # patterns
+    header: str
+    copies: tuple = ()  # files of the package that a configure script would make: (from, to)
+    flags: tuple = ()
+    uses: str = ""  # defined for what includes the header
+
+
+PCRE2_TOOLS = {"pcre2_dftables.c", "pcre2_fuzzsupport.c", "pcre2_jit_test.c", "pcre2demo.c", "pcre2grep.c", "pcre2test.c",
+               "pcre2posix.c", "pcre2posix_test.c", "pcre2_jit_match.c", "pcre2_jit_misc.c", "pcre2_ucptables.c",
+               "pcre2_printint.c"}
+LIBRARIES = [
+    Library("pcre2-8", "pcre2", ("src/pcre2_*.c",), "src/pcre2.h",
+            (("src/config.h.generic", "src/config.h"), ("src/pcre2.h.generic", "src/pcre2.h"),
+             ("src/pcre2_chartables.c.dist", "src/pcre2_chartables.c")),
+            ("-DHAVE_CONFIG_H", "-DPCRE2_CODE_UNIT_WIDTH=8", "-DSUPPORT_UNICODE", "-DPCRE2_STATIC"), "-DPCRE2_STATIC"),
+    Library("utf8proc", "utf8proc", ("utf8proc.c",), "utf8proc.h", (), ("-DUTF8PROC_STATIC",), "-DUTF8PROC_STATIC"),
+    Library("cmocka", "cmocka", ("src/cmocka.c",), "include/cmocka.h", (),
+            ("-DHAVE_INTTYPES_H", "-DHAVE_SIGNAL_H", "-DHAVE_STRUCT_TIMESPEC", "-DHAVE_GCC_THREAD_LOCAL_STORAGE")),
+]
+POSIX = ("-D_UINTPTR_T_DEFINED",)  # else cmocka.h defines uintptr_t, which musl's stdint.h then defines again
+
+
+def run(command, **options):
+    return subprocess.run([str(part) for part in command], check=True, **options)
+
+
+def fetch(deps):
+    """The sources of all libraries, unpacked: a folder by package."""
+    place = deps / "apt"
+    for folder in ("lists/partial", "cache/archives/partial", "unpacked"):
+        (place / folder).mkdir(parents=True, exist_ok=True)
+    (place / "sources.list").write_text(MIRROR.format(platform.freedesktop_os_release().get("VERSION_CODENAME", "stable")))
+    (place / "status").touch()
+    options = [f"Dir::State={place}", f"Dir::State::status={place / 'status'}", f"Dir::Cache={place / 'cache'}",
+               "Dir::Etc::sourceparts=/nonexistent", f"Dir::Etc::sourcelist={place / 'sources.list'}", "APT::Sandbox::User=root"]
+    apt = ["apt-get", "-q", *(word for option in options for word in ("-o", option))]
+    missing = [library.package for library in LIBRARIES if not list(place.glob(f"{library.package}_*.orig.tar.*z"))]
+    if missing:
+        run([*apt, "update"], stdout=subprocess.DEVNULL, cwd=place)
+        run([*apt, "source", "--download-only", *missing], stdout=subprocess.DEVNULL, cwd=place)
+    folders = {}
+    for library in LIBRARIES:
+        archive = next(p for p in place.glob(f"{library.package}_*.orig.tar.*") if p.suffix != ".asc")
+        folder = place / "unpacked" / library.package
+        if not folder.exists():
+            with tarfile.open(archive) as tar:
+                tar.extractall(folder, filter="data")
+        folders[library.package] = next(folder.iterdir())
+    return folders
+
+
+def build_one(library, source, place, compiler, archiver, defines):
+    for origin, copy in library.copies:
+        (source / copy).write_bytes((source / origin).read_bytes())
+    objects = []
+    for pattern in library.sources:
+        for path in sorted(source.glob(pattern)):
+            if path.name in PCRE2_TOOLS:
+                continue
+            objects.append(place / "objects" / f"{library.name}-{path.stem}.o")
+            run([*compiler, "-O2", "-w", *library.flags, *defines, f"-I{source}", f"-I{source / 'src'}", f"-I{source / 'include'}", "-c", path,
+                 "-o", objects[-1]])
+    archive = place / "lib" / f"lib{library.name}.a"
+    archive.unlink(missing_ok=True)
+    run([archiver, "rcs", archive, *objects])
+    header = source / library.header
+    (place / "include" / header.name).write_bytes(header.read_bytes())
+    name = f"lib{library.name}" if library.name != "cmocka" else library.name
+    (place / "pkgconfig" / f"{name}.pc").write_text(
+        f"Name: {name}\nDescription: {library.package}\nVersion: 1\nCflags: -I{place / 'include'} {library.uses} {' '.join(defines)}\n"
+        f"Libs: -L{place / 'lib'} -l{library.name}\n")
+
+
+def build(deps, name, compiler, archiver, without=()):
+    """Builds the libraries of target `name`, once; returns the folder of their .pc files."""
+    place = deps / "libraries" / name
+    done = place / "done"
+    if not done.exists():
+        sources = fetch(deps)
+        for folder in ("include", "lib", "pkgconfig", "objects"):
+            (place / folder).mkdir(parents=True, exist_ok=True)
+        for library in LIBRARIES:
+            if library.name not in without:
+                build_one(library, sources[library.package], place, compiler, archiver,
+                          POSIX if library.name == "cmocka" and "windows" not in name else ())
+        done.touch()
+    return place / "pkgconfig"
