@@ -62,7 +62,7 @@ const cli_command cli_serve = {
             "\n"
             "examples:\n"
             "  trunnion serve -m model.gguf\n"
-            "  trunnion serve -m model.gguf --host 0.0.0.0 --parallel 16 --context 1024 --api-key secret\n",
+            "  trunnion serve -m model.gguf --host 0.0.0.0 --parallel 16 --api-key secret\n",
     .accepts = CLI_ALL,
     .run = run_serve,
 };
