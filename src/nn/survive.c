@@ -177,7 +177,8 @@ typedef struct attempt {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool watched, abandoned, done;
-    double since; /* when the work that is watched began */
+    bool owns_from, lacks_memory; /* of an abandoned one: `from` is its own; the run could not copy it */
+    double since;                 /* when the work that is watched began */
     int holders;
 } attempt;
 
@@ -298,6 +299,7 @@ static bool end_work(attempt *a, tn_status s) {
     if (!watch(a, true)) return false;
     if (s != TN_OK) (void)tn_device_synchronize(a->device); /* reports what failed once, for the next user */
     a->work.end(a->self);
+    a->self = NULL;
     return watch(a, false);
 }
 
@@ -335,6 +337,15 @@ static void *attempt_thread(void *argument) {
     attempt *a = argument;
     tn_status s = work_through(a);
     pthread_mutex_lock(&a->lock);
+    bool woke = a->abandoned; /* what it hung in returned: only this thread has these by now */
+    pthread_mutex_unlock(&a->lock);
+    if (woke) {
+        a->work.end(a->self);
+        snapshot_end(&a->spare);
+        if (a->owns_from) snapshot_end(&a->from);
+        tn_device_close(a->device);
+    }
+    pthread_mutex_lock(&a->lock);
     a->status = s;
     a->done = true;
     pthread_cond_broadcast(&a->changed);
@@ -359,6 +370,10 @@ static void wait_watching(attempt *a, double limit) {
         until.tv_sec = (time_t)at;
         until.tv_nsec = (long)((at - (double)until.tv_sec) * 1e9);
         if (!a->abandoned) (void)pthread_cond_timedwait(&a->changed, &a->lock, &until);
+    }
+    if (a->abandoned && a->from.made >= 0 && a->run->copy.values == a->from.values) { /* it may be reading it */
+        a->owns_from = true;
+        a->lacks_memory = !snapshot_keep(&a->run->copy);
     }
     pthread_mutex_unlock(&a->lock);
 }
@@ -404,7 +419,7 @@ static tn_status attempt_on(survival *r, tn_device *device, bool last, char *rea
     if (s != TN_OK && !a->text[0]) snprintf(a->text, sizeof a->text, "%s", tn_error());
     snprintf(reason, TN_REASON_BYTES, "%s", a->text);
     *kept = a->abandoned;
-    if (*kept && !snapshot_keep(&r->copy)) s = tn_backend_fail(TN_ERR_INTERNAL, "survive: out of host memory");
+    if (a->lacks_memory) s = tn_backend_fail(TN_ERR_INTERNAL, "survive: out of host memory");
     leave(a);
     return s;
 }
