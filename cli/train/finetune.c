@@ -58,7 +58,7 @@ static const char help_text[] =
     "folder. Ctrl-C saves a checkpoint and ends the run.\n"
     "\n"
     "examples:\n"
-    "  trunnion finetune -m model.gguf --data chat.jsonl --out lora --report run.html\n"
+    "  trunnion finetune -m model.gguf --data qa.jsonl --out adapter --report r.html\n"
     "  trunnion finetune -m folder --data notes.txt --out tuned --full --epochs 2\n"
     "  trunnion generate -m model.gguf --lora adapter --chat -p 'Hello'\n";
 

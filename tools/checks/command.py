@@ -15,6 +15,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -242,6 +243,11 @@ def furnish(folder):
     (folder / "lines.txt").write_text("A quick fox.\nA lazy dog.\n")
     for text in ("text.txt", "other.txt"):
         (folder / text).write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    from checks import finetune  # it imports this file
+    finetune.make_model(folder / "folder")
+    (folder / "notes.txt").write_text("A quick fox.\n\nA lazy dog.\n")
+    chat = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning!"}]}
+    (folder / "qa.jsonl").write_text((json.dumps(chat) + "\n") * 4)
     return [name for name, _, there in models if not there] + write_decoders(folder)
 
 
@@ -251,7 +257,9 @@ def check_help(program, report, _):
     commands = re.search(r"^commands:\n((?:  .*\n)+)", overview, re.MULTILINE).group(1)
     names = [line.split()[0] for line in commands.splitlines() if line.split()[0] != "help"]
     found = backends(program)
-    environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+    # Open MPI refuses root and more processes than processors unless told otherwise.
+    environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                                "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             absent = furnish(pathlib.Path(folder))
@@ -262,6 +270,9 @@ def check_help(program, report, _):
                 device = re.search(r"trunnion tune .*--device (\w+)", example)  # never another one in its place
                 if device and not found[device[1]]["available"]:
                     report.skip(f"no device for: {example}")
+                    continue
+                if example.startswith("mpirun") and not shutil.which("mpirun"):
+                    report.skip(f"no mpirun for: {example}")
                     continue
                 line = re.sub(r"trunnion train (\w+)", rf"trunnion train \1 --steps {STEPS}", example)
                 if line.startswith("trunnion pull"):  # suite `pull` has a server of its own

@@ -432,7 +432,7 @@ def check_queue(program, report):
     """One sequence and one place in the queue: the third request is refused; time limits; the end."""
     options = ["-m", str(smollm2.path()), "--context", "1024", "--parallel", "1", "--queue", "1", "--grace", "20"]
     with serving(program, *options, "--timeout", "2") as server:
-        first = open_request(server)
+        first = open_request(server, max_tokens=900, grammar="root ::= [a-z ]{4000,9999}")  # for more than two seconds
         server.await_metric("trunnion_requests_running", lambda n: n == 1)
         second = open_request(server, max_tokens=1)
         server.await_metric("trunnion_requests_waiting", lambda n: n == 1)
