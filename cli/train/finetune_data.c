@@ -76,29 +76,13 @@ static tn_status append_text(finetune_data *d, const vocabulary *v, const char *
     return status == TN_OK ? mark(d, d->ids.count - before, what) : status;
 }
 
-/* The token that ends a text, if it does not end with it already. */
-static tn_status append_end(finetune_data *d, const vocabulary *v) {
+/* The token that ends the text whose tokens begin at `first`, if it does not end with it already. */
+static tn_status append_end(finetune_data *d, const vocabulary *v, size_t first) {
     int32_t end = tn_tokenizer_special(v->tokenizer, TN_SPECIAL_EOS);
-    bool there = d->ids.count > 0 && d->ids.data[d->ids.count - 1] == end;
+    bool there = d->ids.count > first && d->ids.data[d->ids.count - 1] == end;
     if (end < 0 || there) return TN_OK;
     tn_status status = tn_ids_append(&d->ids, end);
     return status == TN_OK ? mark(d, 1, ANSWER) : status;
-}
-
-static tn_status take_completion(finetune_data *d, const vocabulary *v, const tn_json *prompt, const tn_json *answer) {
-    tn_status status = append_text(d, v, tn_json_string(prompt, ""), tn_json_length(prompt), TN_ENCODE_ENDS, PROMPT);
-    int32_t end = tn_tokenizer_special(v->tokenizer, TN_SPECIAL_EOS);
-    if (status == TN_OK && d->ids.count > 1 && d->ids.data[d->ids.count - 1] == end) { /* which belongs behind all */
-        d->ids.count--;
-        d->answer.size--;
-    }
-    if (status == TN_OK) status = append_text(d, v, tn_json_string(answer, ""), tn_json_length(answer), 0, ANSWER);
-    return status == TN_OK ? append_end(d, v) : status;
-}
-
-static tn_status take_plain(finetune_data *d, const vocabulary *v, const tn_json *text) {
-    tn_status status = append_text(d, v, tn_json_string(text, ""), tn_json_length(text), TN_ENCODE_ENDS, ANSWER);
-    return status == TN_OK ? append_end(d, v) : status;
 }
 
 static size_t common(const tn_ids *ids, const int32_t *whole, size_t count) {
@@ -106,6 +90,33 @@ static size_t common(const tn_ids *ids, const int32_t *whole, size_t count) {
     while (n < ids->count && n < count && ids->data[n] == whole[n])
         n++;
     return n;
+}
+
+/* Prompt and completion are one text, as when the model continues the prompt: a token may span both. The tokens that
+ * the prompt alone has at the same places are no answer. */
+static tn_status take_completion(finetune_data *d, const vocabulary *v, const tn_json *prompt, const tn_json *answer) {
+    size_t first = d->ids.count, length = tn_json_length(prompt);
+    int32_t end = tn_tokenizer_special(v->tokenizer, TN_SPECIAL_EOS);
+    tn_bytes whole = {0};
+    tn_ids before = {0};
+    tn_status status = tn_bytes_append(&whole, tn_json_string(prompt, ""), length);
+    if (status == TN_OK) status = tn_bytes_append(&whole, tn_json_string(answer, ""), tn_json_length(answer));
+    if (status == TN_OK) status = tn_bytes_append(&whole, "", 1);
+    if (status == TN_OK) status = tn_tokenizer_encode(v->tokenizer, whole.data, length, TN_ENCODE_ENDS, &before);
+    if (status == TN_OK) status = append_text(d, v, whole.data, whole.size - 1, TN_ENCODE_ENDS, ANSWER);
+    if (before.count > 0 && before.data[before.count - 1] == end) before.count--; /* it belongs after the completion */
+    size_t same = status == TN_OK ? common(&before, d->ids.data + first, d->ids.count - first) : 0;
+    for (size_t i = 0; i < same; i++)
+        d->answer.data[first + i] = PROMPT;
+    tn_bytes_free(&whole);
+    tn_ids_free(&before);
+    return status == TN_OK ? append_end(d, v, first) : status;
+}
+
+static tn_status take_plain(finetune_data *d, const vocabulary *v, const tn_json *text) {
+    size_t first = d->ids.count;
+    tn_status status = append_text(d, v, tn_json_string(text, ""), tn_json_length(text), TN_ENCODE_ENDS, ANSWER);
+    return status == TN_OK ? append_end(d, v, first) : status;
 }
 
 /* Marks the tokens of message i, an answer: those between the conversation before it, ended by the beginning of an
@@ -204,6 +215,9 @@ tn_status finetune_data_read(finetune_data *d, const char *path, const vocabular
     size_t length = strlen(path), size = sizeof ending - 1;
     bool lines = length > size && strcmp(path + length - size, ending) == 0;
     tn_bytes file = {0};
+    if (context < 2)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "the context is %lld tokens; it must be at least 2 to learn from",
+                               (long long)context);
     tn_status status = cli_read_file(path, &file);
     if (status == TN_OK) status = (lines ? read_lines(d, &file, path, v, context) : read_pieces(d, &file, v, context));
     tn_bytes_free(&file);

@@ -457,7 +457,8 @@ static tn_status share_begin(void *ctx, tn_device *device, void **out) {
 static tn_status share_step(void *self, int64_t step, int64_t *made) {
     share *s = self;
     s->begun = cli_now();
-    return s->r->stopped ? TN_OK : s->r->task->advance(s->self, step, made, &s->loss);
+    bool repeated = step < s->r->step; /* on a further device, which must reach the step that was stopped */
+    return s->r->stopped && !repeated ? TN_OK : s->r->task->advance(s->self, step, made, &s->loss);
 }
 
 static tn_status share_stepped(void *ctx, void *self, int64_t step, bool *stop) {

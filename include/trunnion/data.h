@@ -112,8 +112,8 @@ TN_API void tn_loader_free(tn_loader *l); /* NULL is allowed */
  * the next call then tries the batch after it. Threads: one at a time. */
 TN_API tn_status tn_loader_next(tn_loader *l, tn_tensor **fields, int64_t *rows);
 
-/* The position behind the last batch that was handed out; and going on from such a position, which discards what was
- * read ahead. Errors: TN_ERR_ARGUMENT for negative numbers. */
+/* tn_loader_position: the position after the last batch handed out. tn_loader_seek: continues from such a position and
+ * discards what was read ahead. Errors: TN_ERR_ARGUMENT for negative numbers. */
 TN_API void tn_loader_position(const tn_loader *l, int64_t *epoch, int64_t *next);
 TN_API tn_status tn_loader_seek(tn_loader *l, int64_t epoch, int64_t next);
 

@@ -35,7 +35,7 @@ static int64_t permuted(const tn_batches *b, int64_t place) {
 int64_t tn_batches_per_epoch(const tn_batches *b) {
     tn_batches o = TN_BATCHES_DEFAULTS;
     if (!b || tn_options_read(&o, b, "tn_batches", "tn_batches b = TN_BATCHES_DEFAULTS") != TN_OK) return 0;
-    int64_t batches = o.batch < 1 ? 0 : o.drop_last ? o.count / o.batch : (o.count + o.batch - 1) / o.batch;
+    int64_t batches = o.batch < 1 ? 0 : o.drop_last ? o.count / o.batch : o.count / o.batch + (o.count % o.batch != 0);
     if (o.count >= 1 && o.count <= INT64_C(1) << 60 && batches >= 1 && o.epoch >= 0 && o.next >= 0) return batches;
     (void)tn_backend_fail(TN_ERR_ARGUMENT,
                           "tn_batches: %lld samples in batches of %lld%s at epoch %lld, batch %lld; there must be at "

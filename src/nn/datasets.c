@@ -374,8 +374,9 @@ static tn_status read_table(table *t, FILE *f) {
     size_t room = 0;
     tn_status status = TN_OK;
     while (status == TN_OK && getline(&line, &room, f) >= 0) {
-        t->line++;
-        status = take_line(t, line);
+        static const char mark[] = "\xEF\xBB\xBF"; /* UTF-8's byte order mark, which spreadsheets write */
+        bool marked = t->line++ == 0 && strncmp(line, mark, sizeof mark - 1) == 0;
+        status = take_line(t, line + (marked ? sizeof mark - 1 : 0));
     }
     free(line);
     if (status == TN_OK && ferror(f)) status = tn_backend_fail(TN_ERR_IO, "reading '%s': %s", t->path, strerror(errno));

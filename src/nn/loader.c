@@ -93,7 +93,7 @@ struct tn_loader {
     tn_batches position; /* behind the last one handed out */
     slot *slots;
     int ahead, thread_count;
-    int64_t taken, given; /* batches that threads have begun, and that were handed out */
+    int64_t begun, handed_out; /* batches that threads have begun, and that were handed out */
     bool ends;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -105,7 +105,7 @@ static void assign(tn_loader *l, slot *s) {
     s->rows = tn_batches_next(&l->batches, s->samples);
     s->behind = l->batches;
     s->state = SLOT_TAKEN;
-    l->taken++;
+    l->begun++;
 }
 
 static void fill(const tn_dataset *d, slot *s) {
@@ -122,7 +122,7 @@ static void *read_ahead(void *of) {
     tn_loader *l = of;
     pthread_mutex_lock(&l->lock);
     while (!l->ends) {
-        slot *s = &l->slots[l->taken % l->ahead];
+        slot *s = &l->slots[l->begun % l->ahead];
         if (s->state != SLOT_FREE) {
             pthread_cond_wait(&l->changed, &l->lock);
             continue;
@@ -233,13 +233,18 @@ static tn_status hand_out(const tn_loader *l, const slot *s, tn_tensor **fields)
         int64_t shape[TN_MAX_RANK] = {s->rows};
         memcpy(shape + 1, field->shape, (size_t)field->rank * sizeof *shape);
         fields[f] = tn_from_data(s->data[f], shape, field->rank + 1, field->dtype);
+        tn_status status = tn_status_of(fields[f]);
+        if (status == TN_OK) continue;
+        for (int i = 0; i <= f; i++)
+            tn_free(fields[i]);
+        return status;
     }
-    return tn_status_of(fields[l->d->field_count - 1]);
+    return TN_OK;
 }
 
 tn_status tn_loader_next(tn_loader *l, tn_tensor **fields, int64_t *rows) {
     if (!l || !fields) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_loader_next: the loader or fields is NULL");
-    slot *s = &l->slots[l->given % l->ahead];
+    slot *s = &l->slots[l->handed_out % l->ahead];
     pthread_mutex_lock(&l->lock);
     if (l->thread_count == 0) {
         assign(l, s);
@@ -254,7 +259,7 @@ tn_status tn_loader_next(tn_loader *l, tn_tensor **fields, int64_t *rows) {
     pthread_mutex_lock(&l->lock);
     l->position = s->behind;
     s->state = SLOT_FREE;
-    l->given++;
+    l->handed_out++;
     pthread_cond_broadcast(&l->changed);
     pthread_mutex_unlock(&l->lock);
     return status;
@@ -274,7 +279,7 @@ tn_status tn_loader_seek(tn_loader *l, int64_t epoch, int64_t next) {
     stop_threads(l);
     for (int i = 0; i < l->ahead; i++)
         l->slots[i].state = SLOT_FREE;
-    l->taken = l->given = 0;
+    l->begun = l->handed_out = 0;
     l->batches.epoch = epoch;
     l->batches.next = next;
     l->position = l->batches;

@@ -149,7 +149,7 @@ typedef struct survival {
     tn_survive_options options;
     tn_survive_report report, *published; /* the caller's copy of it; may be NULL */
     snapshot copy;                        /* the last complete one; made -1: none */
-    int64_t told;                         /* steps that `stepped` was called for */
+    int64_t reported;                     /* steps that `stepped` was called for */
     int64_t made;                         /* steps, on the device that computes now */
     bool stop;                            /* `stepped` asked for it */
     double fastest;                       /* seconds of a step; 0: not known */
@@ -263,12 +263,12 @@ static tn_status one_step(attempt *a) {
     if (made < 1) return tn_backend_fail(TN_ERR_ARGUMENT, "survive: step made %lld steps", (long long)made);
     r->made += made;
     if (r->fastest <= 0 || seconds < r->fastest) r->fastest = seconds;
-    if (r->made <= r->told) {
+    if (r->made <= r->reported) {
         r->report.recomputed += made;
         return TN_OK;
     }
     s = a->work.stepped ? a->work.stepped(r->ctx, a->self, r->made, &r->stop) : TN_OK;
-    if (s == TN_OK) r->told = r->made;
+    if (s == TN_OK) r->reported = r->made;
     return s;
 }
 
@@ -282,7 +282,8 @@ static void publish(survival *r) {
 static tn_status make_steps(attempt *a) {
     survival *r = a->run;
     int64_t since_copy = 0;
-    while (r->made < r->options.last && !r->stop) {
+    /* A stopped run repeats what the device lost after its last copy, and ends at the step that was stopped. */
+    while (r->made < r->options.last && !(r->stop && r->made >= r->reported)) {
         tn_status s = one_step(a);
         if (s != TN_OK) return s; /* the run may be gone */
         r->report.every = interval_of(r);
@@ -337,7 +338,7 @@ static void *attempt_thread(void *argument) {
     attempt *a = argument;
     tn_status s = work_through(a);
     pthread_mutex_lock(&a->lock);
-    bool woke = a->abandoned; /* what it hung in returned: only this thread has these by now */
+    bool woke = a->abandoned; /* the hung call returned after tn_survive gave up: free what only this thread holds */
     pthread_mutex_unlock(&a->lock);
     if (woke) {
         a->work.end(a->self);
@@ -557,7 +558,7 @@ tn_status tn_survive(const tn_survivor *work, void *ctx, const char *const *pref
         if (!preferences[i]) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_survive: preference %d is NULL", i);
     if (report && report->struct_size < sizeof report->struct_size)
         return tn_backend_fail(TN_ERR_ARGUMENT, "tn_survive: report->struct_size is not set");
-    r.told = r.made = r.options.first;
+    r.reported = r.made = r.options.first;
     s = try_in_order(&r, preferences, count);
     if (s == TN_OK) tn_set_random_state(r.random);
     snapshot_end(&r.copy);

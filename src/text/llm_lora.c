@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "text/llm_model.h"
 
@@ -85,6 +86,20 @@ typedef struct adapter_file {
     int pairs;
 } adapter_file;
 
+/* Initializations that also change the base weights: the adapter alone is not what was trained. */
+static tn_status refuse_changed_base(const adapter_file *f, const tn_json *o) {
+    static const char *const kinds[] = {"pissa", "olora", "corda", "loftq"};
+    const char *kind = tn_json_string(tn_json_get(o, "init_lora_weights"), "");
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (strncasecmp(kind, kinds[i], strlen(kinds[i])) == 0)
+            return tn_backend_fail(
+                TN_ERR_UNSUPPORTED,
+                "'%s': init_lora_weights is \"%.40s\", which changes the model's own weights; save it "
+                "with PEFT's path_initial_model_for_weight_conversion",
+                f->folder, kind);
+    return TN_OK;
+}
+
 /* Settings that would change the results and are not computed here. */
 static tn_status refuse_settings(const adapter_file *f, const tn_json *o) {
     const char *type = tn_json_string(tn_json_get(o, "peft_type"), "?");
@@ -95,8 +110,9 @@ static tn_status refuse_settings(const adapter_file *f, const tn_json *o) {
     if (strcmp(bias, "none") != 0)
         return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': bias is \"%.40s\"; only \"none\" is supported", f->folder,
                                bias);
-    static const char *const none[] = {"use_dora",     "lora_bias",     "megatron_config",   "modules_to_save",
-                                       "rank_pattern", "alpha_pattern", "layer_replication", "exclude_modules"};
+    static const char *const none[] = {"use_dora",          "lora_bias",       "megatron_config",
+                                       "modules_to_save",   "rank_pattern",    "alpha_pattern",
+                                       "layer_replication", "exclude_modules", "alora_invocation_tokens"};
     for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
         const tn_json *v = tn_json_get(o, none[i]);
         bool empty =
@@ -107,17 +123,17 @@ static tn_status refuse_settings(const adapter_file *f, const tn_json *o) {
             return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': adapter_config.json sets %s, which is not supported",
                                    f->folder, none[i]);
     }
-    return TN_OK;
+    return refuse_changed_base(f, o);
 }
 
 static tn_status read_settings(adapter_file *f, const tn_json *o) {
     TRY(refuse_settings(f, o));
     f->rank = tn_json_int(tn_json_get(o, "r"), 0);
-    double alpha = tn_json_number(tn_json_get(o, "lora_alpha"), 0);
+    double alpha = tn_json_number(tn_json_get(o, "lora_alpha"), NAN);
     if (f->rank < 1 || f->rank > LLM_MOST_WIDTH || !(fabs(alpha) < INFINITY))
         return tn_backend_fail(TN_ERR_FORMAT,
                                "'%s': adapter_config.json: r is %" PRId64
-                               " and lora_alpha %g; r must be at least 1, lora_alpha finite",
+                               " and lora_alpha %g; r must be at least 1, lora_alpha a finite number",
                                f->folder, f->rank, alpha);
     bool root = tn_json_bool(tn_json_get(o, "use_rslora"), false);
     f->m->weights.lora_scale = alpha / (root ? sqrt((double)f->rank) : (double)f->rank);

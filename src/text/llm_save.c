@@ -267,8 +267,8 @@ static bool ends_in(const char *name, const char *ending) {
 }
 
 static bool is_weights_file(const char *name) {
-    static const char *const endings[] = {".safetensors", ".bin",  ".pt",  ".pth",        ".gguf",
-                                          ".index.json",  ".onnx", ".md5", "optimizer.pt"};
+    static const char *const endings[] = {".safetensors", ".bin", ".pt",        ".pth", ".gguf",    ".index.json",
+                                          ".onnx",        ".md5", ".onnx_data", ".h5",  ".msgpack", "rust_model.ot"};
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
         if (ends_in(name, endings[i])) return true;
     return false;
@@ -279,13 +279,20 @@ static tn_status copy_file(const char *from, const char *to, const char *name) {
     struct stat facts;
     TRY(join_path(from, name, path));
     if (is_weights_file(name) || stat(path, &facts) != 0 || !S_ISREG(facts.st_mode)) return TN_OK;
-    if (facts.st_size > MOST_COPIED) return TN_OK;
+    if (facts.st_size > MOST_COPIED)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s' has %lld bytes; files beside the weights are copied up to %d: move it elsewhere",
+                               path, (long long)facts.st_size, MOST_COPIED);
     FILE *f = fopen(path, "rb");
     if (!f) return tn_backend_fail(TN_ERR_IO, "cannot read '%s': %s", path, strerror(errno));
     char *data = tn_txt_alloc((size_t)facts.st_size + 1, 1);
     size_t size = data ? fread(data, 1, (size_t)facts.st_size, f) : 0;
+    bool whole = size == (size_t)facts.st_size;
     fclose(f);
-    tn_status status = data ? write_text(to, name, data, size) : TN_ERR_MEMORY;
+    tn_status status = data ? TN_OK : TN_ERR_MEMORY;
+    if (status == TN_OK && !whole)
+        status = tn_backend_fail(TN_ERR_IO, "reading '%s': %zu of %lld bytes", path, size, (long long)facts.st_size);
+    if (status == TN_OK) status = write_text(to, name, data, size);
     tn_txt_free(data);
     return status;
 }

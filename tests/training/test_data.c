@@ -205,6 +205,14 @@ static void tables_hold_values_and_a_label(void **state) {
     read_sample(d, 0, 1, &label, sizeof label);
     assert_int_equal(label, 2);
     tn_dataset_free(d);
+    static const char marked[] = "\xEF\xBB\xBF"
+                                 "5,6\n7,8\n"; /* a byte order mark is no text */
+    put_file(path, marked, sizeof marked - 1);
+    assert_ok(tn_dataset_csv(path, -1, &d));
+    assert_int_equal(tn_dataset_count(d), 2);
+    read_sample(d, 0, 0, got, sizeof got);
+    assert_true(got[0] == 5 && got[1] == 6);
+    tn_dataset_free(d);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         put_file(path, wrong[i].text, strlen(wrong[i].text));
         assert_int_equal(tn_dataset_csv(path, 1, &d), TN_ERR_FORMAT);

@@ -328,6 +328,14 @@ static void hostile_adapters_are_refused(void **state) {
         {"{\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 8, \"use_dora\": true}", "use_dora"},
         {"{\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 8, \"bias\": \"all\"}", "bias"},
         {"{\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 8, \"modules_to_save\": [\"x\"]}", "modules_to_save"},
+        {"{\"peft_type\": \"LORA\", \"r\": 4}", "lora_alpha a finite number"},
+        {"{\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": \"8\"}", "lora_alpha a finite number"},
+        {"{\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 8, \"alora_invocation_tokens\": [1]}",
+         "alora_invocation_tokens"},
+        {"{\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 8, \"init_lora_weights\": \"pissa_niter_16\"}",
+         "init_lora_weights"},
+        {"{\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 8, \"init_lora_weights\": \"OLoRA\"}",
+         "init_lora_weights"},
         {"{\"peft_type\": \"LORA\", \"r\": 5, \"lora_alpha\": 8}", "this model needs [5, 48]"},
         {"[", "adapter_config.json"}};
     paths p;
@@ -466,6 +474,11 @@ static void batches_visit_every_sample_once(void **state) {
     b.batch = 4;
     b.drop_last = true;
     assert_int_equal(tn_batches_per_epoch(&b), 2);
+    b.drop_last = false;
+    b.batch = INT64_MAX;
+    assert_int_equal(tn_batches_per_epoch(&b), 1);
+    b.batch = 4;
+    b.drop_last = true;
     b.count = 3;
     assert_int_equal(tn_batches_per_epoch(&b), 0);
     assert_text_has(tn_error(), "at least one batch");

@@ -29,6 +29,7 @@ typedef struct net {
 
 static int refuse_at = -1; /* the step that fails for a reason that is the program's */
 static int stop_at = -1;
+static bool lost_at_finish; /* the next `finish` fails */
 
 static tn_status begin(void *ctx, tn_device *device, void **self) {
     (void)device;
@@ -110,6 +111,9 @@ static tn_status restored(void *self) {
 static tn_status finish(void *ctx, void *self) {
     outcome *out = ctx;
     net *n = self;
+    bool lost = lost_at_finish;
+    lost_at_finish = false;
+    if (lost) return tn_backend_fail(TN_ERR_LOST, "the device is lost");
     tn_status s = tn_read(tn_module_variable(n->root, "net.0.weight"), out->weights, sizeof out->weights);
     return s == TN_OK ? tn_read(n->total, &out->total, sizeof out->total) : s;
 }
@@ -309,6 +313,26 @@ static void a_run_can_be_stopped(void **state) {
     assert_true(got.total != 0); /* `finish` was called */
 }
 
+/* The next device repeats the steps after the last copy, so the result belongs to the step that was stopped. */
+static void a_device_lost_after_the_stop_loses_no_step(void **state) {
+    (void)state;
+    tn_survivor w = the_work();
+    tn_survive_options o = the_options();
+    tn_survive_report r = {.struct_size = sizeof r};
+    outcome expected = {.told = 0}, got = {.told = 0};
+    stop_at = EVERY + 2;
+    assert_ok(tn_survive(&w, &expected, (const char *[]){"cpu"}, 1, &o, NULL));
+    lost_at_finish = true;
+    assert_ok(tn_survive(&w, &got, (const char *[]){"far:0", "cpu"}, 2, &o, &r));
+    stop_at = -1;
+    assert_int_equal(r.failure_count, 1);
+    assert_int_equal(r.failures[0].step, EVERY + 2);
+    assert_int_equal(r.recomputed, 2);
+    assert_int_equal(got.told, expected.told);
+    assert_memory_equal(got.weights, expected.weights, sizeof got.weights);
+    assert_memory_equal(&got.total, &expected.total, sizeof got.total);
+}
+
 static void wrong_arguments_are_refused(void **state) {
     (void)state;
     tn_survivor w = the_work(), none = TN_SURVIVOR_DEFAULTS;
@@ -361,6 +385,7 @@ int main(void) {
         cmocka_unit_test(strictly_the_first_failure_is_final),
         cmocka_unit_test(a_failure_of_the_program_ends_the_run),
         cmocka_unit_test(a_run_can_be_stopped),
+        cmocka_unit_test(a_device_lost_after_the_stop_loses_no_step),
         cmocka_unit_test(wrong_arguments_are_refused),
         cmocka_unit_test(copies_take_their_share_of_the_time),
         cmocka_unit_test(a_device_that_hangs_is_left), /* last: the devices that hung stay open */

@@ -48,7 +48,7 @@ def header_of(path):
 
 
 def byte_tokenizer():
-    """GPT-2's letters for the 256 bytes and a token that ends texts; no merges."""
+    """GPT-2's letters for the 256 bytes, a token that ends texts, and one merge."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {b: chr(b) for b in plain}
     letters |= {b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in plain)}
@@ -59,11 +59,11 @@ def byte_tokenizer():
             "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
             "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
                       "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-                      "vocab": {letters[b]: b for b in range(256)} | {END: 256}, "merges": []}}
+                      "vocab": {letters[b]: b for b in range(256)} | {END: 256, "QZ": 257}, "merges": ["Q Z"]}}
 
 
 def make_model(folder):
-    vocabulary, chance = 257, random.Random(3)
+    vocabulary, chance = 258, random.Random(3)
     folder.mkdir()
     (folder / "tokenizer.json").write_text(json.dumps(byte_tokenizer()))
     (folder / "tokenizer_config.json").write_text(json.dumps(
@@ -178,6 +178,15 @@ def resumes(suite):
     suite.expect(not (suite.folder / "stopped" / "checkpoint.safetensors").exists(), "and leaves no checkpoint")
 
 
+def joins(suite):
+    """A prompt and its completion are one text: "xQ" + "Z" has the tokens x, QZ, end; "" + "Z" leaves the text before
+    it alone. The last token of a text is not computed."""
+    data = suite.folder / "joined.jsonl"
+    data.write_text('{"prompt": "xQ", "completion": "Z"}\n{"prompt": "", "completion": "ZZ"}\n')
+    got, done = suite.tune("joined", "--steps", 1, data=data)
+    suite.expect(got.get("tokens") == 2 + 2, "tokens may span a prompt and its completion", (got, done.stderr))
+
+
 def merges(suite):
     adapter, merged = suite.folder / "lora", suite.folder / "merged.gguf"
     done = suite.run("convert", suite.model, merged, "--lora", adapter, "--quantize", "F32")
@@ -229,7 +238,7 @@ def smollm(suite):
 def main():
     with tempfile.TemporaryDirectory() as folder:
         suite = Suite(pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(folder))
-        for check in (learns, resumes, merges, other_weights, refuses, *([smollm] if "all" in sys.argv else [])):
+        for check in (learns, resumes, joins, merges, other_weights, refuses, *([smollm] if "all" in sys.argv else [])):
             check(suite)
         print(f"{suite.passed} passed, {suite.failed} failed, {suite.skipped} skipped")
         return suite.failed > 0
