@@ -85,13 +85,15 @@ typedef struct tn_part {
 } tn_part;
 
 /* A function that records the computation for the rows of a part and returns a new handle. It is called again for a
- * part whose device failed, and must then record the same. Inputs other than the module's variables must be on
- * part->device (tn_from_data creates them there; tn_part_rows and tn_to_device copy them). */
+ * part whose device failed, or, in a group, whose random numbers must be drawn again; it must then record the same.
+ * Inputs other than the module's variables must be on part->device (tn_from_data creates them there; tn_part_rows and
+ * tn_to_device copy them). */
 typedef tn_tensor *tn_part_function(void *ctx, const tn_part *part);
 
 /* Prepares the module for `count` devices, which must stay open; the home device should be one of them. A device that
  * is listed twice gets two queues. m must be complete and outlive *out, which is freed with tn_data_parallel_free.
- * With options.group all ranks must call it: rank 0's variables and random state are copied to the others.
+ * With options.group all ranks must call it: rank 0's variables and random state are copied to the others. The
+ * optimizer's state is not: every rank must load the checkpoint.
  * Errors: TN_ERR_ARGUMENT for options out of range, or if m's variables are on several devices; TN_ERR_MEMORY;
  * TN_ERR_STATE if a rank's variables or parts differ from rank 0's.
  * Source: torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel. */
@@ -137,6 +139,8 @@ TN_API tn_status tn_data_parallel_device_at(const tn_data_parallel *p, int i, tn
  * All ranks must call it, after tn_checkpoint_load, and all of them must make every step. tn_optimizer_variables and so
  * tn_checkpoint_save then fail on a rank that lacks state: call tn_optimizer_gather before. The group must outlive the
  * optimizer. In a group of one process nothing happens.
+ * If a step fails while one rank evaluates it, all ranks return an error; their parameters then differ, so every later
+ * step is TN_ERR_STATE until a checkpoint has been loaded and tn_optimizer_shard called again.
  * Errors: TN_ERR_STATE inside a capture; a step inside a capture is refused later too.
  * Source: Rajbhandari et al. 2020 (ZeRO, stage 1); torch.distributed.optim.ZeroRedundancyOptimizer. */
 TN_API tn_status tn_optimizer_shard(tn_optimizer *o, tn_group *group);

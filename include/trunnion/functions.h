@@ -122,7 +122,8 @@ TN_API tn_tensor *tn_kron(const tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_linalg_cross(const tn_tensor *x, const tn_tensor *y, int64_t dim);
 TN_API tn_tensor *tn_bilinear(const tn_tensor *x1, const tn_tensor *x2, const tn_tensor *weight, const tn_tensor *bias);
 TN_API tn_tensor *tn_linalg_matrix_power(const tn_tensor *x, int64_t n);
-TN_API tn_tensor *tn_linalg_matrix_exp(const tn_tensor *x); /* degree 18, scaled and squared */
+/* Taylor's series to degree 18, scaled and squared. NaN for matrices whose 1-norm is above 2048. */
+TN_API tn_tensor *tn_linalg_matrix_exp(const tn_tensor *x);
 /* The pseudo-inverse: singular values below rtol · the greatest one count as 0; rtol < 0: max(m, n) · eps. */
 TN_API tn_tensor *tn_linalg_pinv(const tn_tensor *x, double rtol);
 TN_API tn_tensor *tn_linalg_matrix_rank(const tn_tensor *x, double rtol); /* i64; rtol as for pinv */

@@ -102,6 +102,8 @@ tn_tensor *(tn_alpha_dropout)(const tn_tensor *x, double p, bool training) {
     if (bad) return bad;
     TN_SCOPE;
     if (!(p >= 0 && p <= 1)) return wrong("alpha_dropout", "p", p);
+    if (!is_float(x))
+        return tn_keep(tn_failed(TN_ERR_DTYPE, "alpha_dropout: the tensor must be of a floating point type"));
     if (!training || p == 0) return tn_keep(tn_contiguous(x));
     if (p == 1) return tn_keep(tn_mul(x, tn_scalar(0)));
     double a = 1 / sqrt((1 - p) * (1 + p * low * low)), b = -a * low * p;

@@ -121,17 +121,18 @@ tn_tensor *(tn_max_pool)(const tn_tensor *x, int axes, const int64_t *kernel_siz
     tn_tensor *bad = refused(x);
     if (!bad) bad = read_axes("max_pool", x, axes, kernel_size, stride, padding, dilation, ceil_mode, true, a);
     if (bad) return failed_pool(bad, indices);
-    tn_tensor *y = tn_contiguous(x), *place = indices ? image_numbers(x, axes) : NULL;
+    bool widens = indices && !is_float(x) && tn_dtype_of(x) != TN_U64; /* the padding must lose against every element */
+    tn_tensor *y = widens ? tn_cast(x, TN_I64) : tn_contiguous(x), *place = indices ? image_numbers(x, axes) : NULL;
     if (tn_dtype_of(x) == TN_BOOL)
         return failed_pool(tn_failed(TN_ERR_DTYPE, "max_pool: bool is not supported: cast it"), indices);
     for (int k = axes - 1; k >= 0; k--) {
         int dim = tn_rank(x) - axes + k;
-        tn_tensor *seen = axis_windows(y, dim, &a[k], least_number(x)),
+        tn_tensor *seen = axis_windows(y, dim, &a[k], least_number(y)),
                   *from = place ? axis_windows(place, dim, &a[k], -1) : NULL;
         y = greatest(seen, from, indices ? &place : NULL);
     }
     if (indices) *indices = tn_keep(tn_contiguous(place));
-    return tn_keep(tn_contiguous(y));
+    return tn_keep(widens ? tn_cast(y, tn_dtype_of(x)) : tn_contiguous(y));
 }
 
 /* Elements of each window of the axis that count: [out] in x's dtype, or i64. */
@@ -212,7 +213,7 @@ static tn_tensor *check_adaptive(const char *name, const tn_tensor *x, int axes,
                          "%s: the tensor has rank %d; it must be [batch, channels, …] or [channels, …] with %d sizes",
                          name, tn_rank(x), axes);
     for (int k = 0; k < axes; k++)
-        if (output_size[k] < -1 || tn_size(x, k - axes) == 0)
+        if (output_size[k] < -1 || output_size[k] > MOST_NUMBER || tn_size(x, k - axes) == 0)
             return tn_failed(TN_ERR_SHAPE, "%s: output size %lld of extent %lld: invalid", name,
                              (long long)output_size[k], (long long)tn_size(x, k - axes));
     if (!is_float(x)) return tn_failed(TN_ERR_DTYPE, "%s: the tensor must be of a floating point type", name);
@@ -416,6 +417,12 @@ tn_tensor *(tn_col2im)(const tn_tensor *x, const int64_t size[2], const int64_t 
     if (bad) return bad;
     TN_SCOPE;
     if (!size || !kernel) return tn_keep(tn_failed(TN_ERR_ARGUMENT, "fold: size or kernel is NULL"));
+    for (int k = 0; k < 2; k++)
+        if (size[k] < 1 || size[k] > MOST_NUMBER || kernel[k] < 1 || kernel[k] > MOST_NUMBER ||
+            (padding && (padding[k] < 0 || padding[k] > MOST_NUMBER)))
+            return tn_keep(
+                tn_failed(TN_ERR_ARGUMENT, "fold: size %lld, kernel %lld or padding %lld of axis %d is out of range",
+                          (long long)size[k], (long long)kernel[k], (long long)(padding ? padding[k] : 0), k));
     int64_t whole[2], taps = kernel[0] * kernel[1];
     for (int k = 0; k < 2; k++)
         whole[k] = size[k] + 2 * (padding ? padding[k] : 0);
@@ -461,13 +468,14 @@ static void fill_taps(taps *t, int64_t n, int64_t out, double scale, tn_interpol
     for (int64_t i = 0; i < out; i++) {
         if (t->count == 1) {
             double exact = mode == TN_INTERPOLATE_NEAREST_EXACT ? 0.5 : 0, at = ((double)i + exact) * scale;
-            int64_t p = (int64_t)floor(in_f32 ? (double)(float)at : at);
+            int64_t p = (int64_t)floor(fmin(in_f32 ? (double)(float)at : at, (double)n));
             t->place[0][i] = p < n ? p : n - 1;
             t->weight[0][i] = 1;
             continue;
         }
         double at = align ? (double)i * scale : ((double)i + 0.5) * scale - 0.5;
         if (t->count == 2 && at < 0) at = 0;
+        at = fmin(at, (double)n + 1); /* a tiny scale: the last element */
         double low = floor(at), part = at - low;
         for (int k = 0; k < t->count; k++) {
             int64_t p = (int64_t)low + k - (t->count == 4);

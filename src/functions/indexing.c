@@ -63,6 +63,7 @@ tn_tensor *(tn_masked_scatter)(const tn_tensor *x, const tn_tensor *mask, const 
     if (tn_numel(to) == 0) return tn_keep(tn_contiguous(to));
     tn_tensor *order = tn_sub(tn_cumsum(tn_cast(flat(set), TN_I64), 0), tn_scalar_int(1));
     tn_tensor *from = tn_where(flat(set), order, tn_scalar_int(0));
+    if (tn_numel(source) == 0) from = tn_where(flat(set), tn_scalar_int(1), tn_scalar_int(0)); /* out of range */
     if (tn_numel(source) == 0) source = tn_zeros((int64_t[]){1}, 1, tn_dtype_of(source));
     tn_tensor *taken = tn_reshape(tn_index_select(flat(source), 0, from), shape, rank);
     return tn_keep(tn_where(set, taken, to));
@@ -202,8 +203,10 @@ tn_tensor *(tn_index_put)(const tn_tensor *x, tn_tensor *const *indices, int cou
         return tn_keep(tn_failed(TN_ERR_DTYPE, "index_put: tensor and values must have the same dtype"));
     by_rows r = rows_for(x, indices, count);
     if (r.error) return tn_keep(r.error);
-    if (r.indexed == 0)
-        return tn_keep(accumulate ? tn_add(x, values) : tn_contiguous(tn_expand(values, tn_shape(x), tn_rank(x))));
+    if (r.indexed == 0) {
+        tn_tensor *all = tn_expand(values, tn_shape(x), tn_rank(x));
+        return tn_keep(accumulate ? tn_add(x, all) : tn_contiguous(all));
+    }
     int rank = shape_of_rows(&r, shape);
     if (product(shape, rank) == 0) return tn_keep(tn_clone(x)); /* nothing is put */
     order_of_result(&r, false, order);
@@ -272,7 +275,7 @@ tn_tensor *(tn_index_fill)(const tn_tensor *x, int64_t dim, const tn_tensor *ind
     tn_tensor *bad = check_slices("index_fill", x, &dim, index);
     if (bad) return tn_keep(bad);
     int64_t size = extent_of(x, dim);
-    tn_tensor *none = tn_zeros(&size, 1, TN_BOOL), *from = flat(index);
+    tn_tensor *none = tn_zeros(&size, 1, TN_BOOL), *from = tn_cast(flat(index), TN_I64);
     from = tn_where(tn_lt(from, tn_scalar_int(0)), tn_add(from, tn_scalar_int(size)), from);
     tn_tensor *hit = tn_scatter(none, 0, from, tn_ones((int64_t[]){tn_numel(index)}, 1, TN_BOOL));
     hit = tn_rank(x) ? along(hit, (int)dim, tn_rank(x)) : tn_squeeze(hit, NULL, 0);
@@ -505,6 +508,9 @@ tn_tensor *(tn_repeat_interleave)(const tn_tensor *x, int64_t repeats, int64_t d
                                  (long long)repeats));
     tn_tensor *line = as_line(x);
     int64_t n = tn_size(line, at);
+    if (n && repeats > INT64_MAX / n)
+        return tn_keep(tn_failed(TN_ERR_ARGUMENT, "repeat_interleave: repeats is %lld; so many slices are impossible",
+                                 (long long)repeats));
     tn_tensor *from =
         tn_reshape(tn_expand(tn_unsqueeze(numbers(0, n), 1), (int64_t[]){n, repeats}, 2), (int64_t[]){n * repeats}, 1);
     return tn_keep(tn_index_select(line, at, from));
@@ -512,7 +518,7 @@ tn_tensor *(tn_repeat_interleave)(const tn_tensor *x, int64_t repeats, int64_t d
 
 /* Slice k ends where the running sum of the repeats says: each place of the result looks up which slice that is. */
 tn_tensor *(tn_repeat_interleave_by)(const tn_tensor *x, const tn_tensor *repeats, int64_t dim) {
-    double total = 0, least = 0;
+    double total = 0, least = 0, most = 0;
     tn_tensor *bad = refused2(x, repeats);
     if (bad) return bad;
     TN_SCOPE;
@@ -526,10 +532,14 @@ tn_tensor *(tn_repeat_interleave_by)(const tn_tensor *x, const tn_tensor *repeat
                                  (long long)n));
     tn_tensor *each = tn_expand(tn_cast(flat(repeats), TN_I64), &n, 1);
     if (n && (tn_read_item(tn_sum(each, NULL, 0, false), &total) != TN_OK ||
-              tn_read_item(tn_amin(each, NULL, 0, false), &least) != TN_OK))
+              tn_read_item(tn_amin(each, NULL, 0, false), &least) != TN_OK ||
+              tn_read_item(tn_amax(each, NULL, 0, false), &most) != TN_OK))
         return tn_keep(tn_failed(TN_ERR_STATE, "repeat_interleave: %s", tn_error()));
     if (least < 0)
         return tn_keep(tn_failed(TN_ERR_ARGUMENT, "repeat_interleave: a repeat is %g; it must be at least 0", least));
+    if (most * (double)n >= 0x1p53) /* the sum might not fit */
+        return tn_keep(
+            tn_failed(TN_ERR_ARGUMENT, "repeat_interleave: a repeat is %g; so many slices are impossible", most));
     if (n == 0) return tn_keep(tn_contiguous(line));
     tn_tensor *from = search(tn_cumsum(each, 0), numbers(0, (int64_t)total), true);
     return tn_keep(tn_index_select(line, at, from));

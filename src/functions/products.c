@@ -356,13 +356,14 @@ tn_tensor *(tn_linalg_matrix_exp)(const tn_tensor *x) {
     tn_tensor *one = tn_eye(tn_size(x, -1), tn_size(x, -1), tn_dtype_of(x));
     tn_tensor *size = tn_amax(sum_dim(tn_abs(tn_detach(x)), -2, true), (int64_t[]){-1}, 1, true);
     tn_tensor *doublings = tn_ceil(plus(tn_log2(tn_maximum(size, tn_scalar(0.25))), 1));
+    tn_tensor *too_large = tn_gt(doublings, tn_scalar(MOST_SQUARINGS));
     doublings = tn_minimum(tn_maximum(doublings, tn_scalar(0)), tn_scalar(MOST_SQUARINGS));
     tn_tensor *small = tn_div(x, tn_exp2(doublings)), *y = tn_add(tn_div(small, tn_scalar(DEGREE)), one);
     for (int k = DEGREE - 1; k >= 1; k--)
         y = tn_add(tn_div(tn_matmul(small, y), tn_scalar(k)), one);
     for (int k = 0; k < MOST_SQUARINGS; k++)
         y = tn_where(tn_gt(doublings, tn_scalar(k)), tn_matmul(y, y), y);
-    return tn_keep(y);
+    return tn_keep(tn_where(too_large, tn_scalar(NAN), y));
 }
 
 static double unit_of(const tn_tensor *x) { return tn_dtype_of(x) == TN_F64 ? DBL_EPSILON : (double)FLT_EPSILON; }

@@ -55,9 +55,9 @@ tn_tensor *(tn_as_strided_scatter)(const tn_tensor *x, const tn_tensor *src, con
 static tn_tensor *diagonal_of_last(const tn_tensor *x, int64_t offset) {
     int64_t n = tn_size(x, -2), m = tn_size(x, -1);
     int64_t rows = offset < 0 ? n + offset : n, columns = offset > 0 ? m - offset : m;
-    int64_t count = rows < columns ? rows : columns, first = offset < 0 ? -offset * m : offset;
-    int64_t stop = first + (count - 1) * (m + 1) + 1;
-    if (count <= 0) first = stop = 0;
+    int64_t count = rows < columns ? rows : columns;
+    int64_t first = count <= 0 ? 0 : offset < 0 ? -offset * m : offset;
+    int64_t stop = count <= 0 ? 0 : first + (count - 1) * (m + 1) + 1;
     return tn_slice(tn_flatten(x, -2, -1), -1, first, stop, m + 1);
 }
 

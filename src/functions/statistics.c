@@ -113,15 +113,17 @@ static tn_tensor *quantiles(const char *name, const tn_tensor *x, const tn_tenso
     if (!is_float(x) || tn_dtype_of(q) != tn_dtype_of(x) || tn_rank(q) > 1)
         return tn_failed(TN_ERR_DTYPE, "%s: x must be of a floating point type, and q of the same with rank 0 or 1",
                          name);
+    tn_dtype wide = tn_dtype_of(x) == TN_F64 ? TN_F64 : TN_F32; /* places must be exact */
     tn_tensor *sorted = tn_gather(r.x, -1, r.order), *last = tn_scalar((double)(r.n - 1));
-    if (over_nan) last = plus(tn_cast(sum_dim(tn_logical_not(tn_isnan(r.x)), -1, true), tn_dtype_of(x)), -1);
-    tn_tensor *place = tn_mul(flat(q), last);              /* [..., k] or [k] */
-    if (over_nan) place = tn_maximum(place, tn_scalar(0)); /* a row of NaN alone */
+    if (over_nan) last = plus(tn_cast(sum_dim(tn_logical_not(tn_isnan(r.x)), -1, true), wide), -1);
+    tn_tensor *place = tn_mul(tn_cast(flat(q), wide), last); /* [..., k] or [k] */
+    if (over_nan) place = tn_maximum(place, tn_scalar(0));   /* a row of NaN alone */
     tn_tensor *half = tn_scalar(0.5);
     if (mode == TN_QUANTILE_LOWER) place = tn_floor(place);
     if (mode == TN_QUANTILE_HIGHER) place = tn_ceil(place);
     if (mode == TN_QUANTILE_NEAREST) place = tn_round(place);
     tn_tensor *low = tn_floor(place), *weight = tn_sub(place, low);
+    weight = tn_cast(weight, tn_dtype_of(x));
     if (mode == TN_QUANTILE_MIDPOINT) weight = tn_mul(tn_cast(tn_gt(weight, tn_scalar(0)), tn_dtype_of(x)), half);
     int64_t shape[TN_MAX_RANK], rank = tn_rank(r.x), k = tn_numel(q);
     memcpy(shape, tn_shape(r.x), (size_t)rank * sizeof *shape);

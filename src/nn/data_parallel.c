@@ -77,7 +77,7 @@ typedef struct call {
     int count;
     int next;         /* variable that is likely asked for next */
     int first;        /* the first part of the batch that has rows */
-    tn_tensor **sums; /* the gradients, but for those of the last work, and the buffers' new values */
+    tn_tensor **sums; /* sums of the gradients of all works except the last, and the buffers' new values */
 } call;
 
 static tn_status data_parallel_out_of_memory(void) {
@@ -181,25 +181,26 @@ static tn_status take_options(tn_data_parallel *p, const tn_data_parallel_option
     return o.split == TN_SPLIT_SHARES ? take_shares(p, o.shares) : TN_OK;
 }
 
-static tn_status join_group(tn_data_parallel *p) {
+/* status: how this rank has prepared itself; a rank that has failed tells the others, which would wait for it. */
+static tn_status join_group(tn_data_parallel *p, tn_status status) {
     p->totals = calloc((size_t)p->count + 1, sizeof *p->totals);
     p->reports = calloc((size_t)p->parts, sizeof *p->reports);
-    if (!p->totals || !p->reports) return data_parallel_out_of_memory();
-    return tn_ranks_begin(&p->ranks, p->group, p->variables, p->count, p->parts);
+    if (status == TN_OK && (!p->totals || !p->reports)) status = data_parallel_out_of_memory();
+    return tn_ranks_begin(&p->ranks, p->group, p->variables, p->count, p->parts, status);
 }
 
 static tn_status build_data_parallel(tn_data_parallel *p, tn_module *m, tn_device *const *devices, int count,
                                      const tn_data_parallel_options *options) {
     tn_status status = take_options(p, options, count);
-    if (status == TN_OK) status = take_module(p, m, devices[0]);
     if (status != TN_OK) return status;
+    status = take_module(p, m, devices[0]);
     p->stand_ins = calloc((size_t)p->count + 1, sizeof *p->stand_ins);
     p->members = calloc((size_t)count, sizeof *p->members);
     p->ran = calloc((size_t)p->parts * ((size_t)p->count + 1), sizeof *p->ran);
-    if (!p->stand_ins || !p->members || !p->ran) return data_parallel_out_of_memory();
+    if (status == TN_OK && (!p->stand_ins || !p->members || !p->ran)) status = data_parallel_out_of_memory();
     for (int i = 0; i < count && status == TN_OK; i++)
         status = add_member(p, devices[i], count == 1);
-    return status == TN_OK && p->group ? join_group(p) : status;
+    return p->group ? join_group(p, status) : status;
 }
 
 tn_status tn_data_parallel_new(tn_module *m, tn_device *const *devices, int count,
@@ -597,7 +598,10 @@ static tn_status compute_parts(call *c, int64_t rows) {
         memcpy(assumed, p->reports, (size_t)p->parts * sizeof *assumed);
         tn_status status = compute_own(c, start, assumed, own, again);
         status = tn_ranks_agree(&p->ranks, status, own, p->reports);
-        if (status != TN_OK) return status;
+        if (status != TN_OK) {
+            tn_set_random_state(start); /* each rank stopped at the numbers of its own parts */
+            return status;
+        }
         again = !again && !equal_random(assumed, p->reports, p->parts);
     } while (again);
     tn_set_random_state((tn_random_state){start.seed, start.offset + random_before(p->reports, p->parts)});
@@ -615,7 +619,7 @@ static tn_status exchange_totals(call *c, int64_t rows) {
         parts[i] = (tn_rank_part){c->works[i].part.index, c->works[i].values};
     for (int i = 0; i < p->parts; i++)
         has_rows[i] = rows_of(p, rows, i) > 0;
-    tn_status status = tn_ranks_agree(&p->ranks, tn_ranks_compare(&p->ranks, owner, values), NULL, NULL);
+    tn_status status = tn_ranks_agree(&p->ranks, tn_ranks_compare(&p->ranks, owner, parts, c->count), NULL, NULL);
     c->sums = p->totals;
     if (status != TN_OK) return status;
     /* Both, even if this rank could not make the sums: the others wait for it. */
@@ -626,6 +630,7 @@ static tn_status exchange_totals(call *c, int64_t rows) {
 
 static tn_status minimize_in_group(call *c, tn_optimizer *o, int64_t rows, double *value) {
     tn_data_parallel *p = c->p;
+    p->ranks.rows = rows;
     tn_status status = compute_parts(c, rows);
     if (status == TN_OK) status = tn_ranks_agree(&p->ranks, exchange_totals(c, rows), NULL, NULL);
     if (status == TN_OK) status = tn_ranks_agree(&p->ranks, tn_nn_step(o, gradient_of, write_buffers, c), NULL, NULL);

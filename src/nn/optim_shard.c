@@ -2,7 +2,8 @@
  *
  * Each parameter has an owner: the rank that keeps its slots. A step records the updates of this rank's own parameters
  * only; then every owner sends the new values. All ranks must take part in every exchange, so errors are exchanged
- * first: a step fails on all ranks or on none. */
+ * first. If one rank cannot evaluate its step, all ranks return an error, but the others have updated the parameters
+ * that they own: later steps are refused, and training must continue from a checkpoint. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,6 +61,7 @@ tn_status tn_optimizer_shard(tn_optimizer *o, tn_group *group) {
     if (status == TN_OK) status = tn_nn_need(group, "tn_optimizer_shard: the group");
     if (status != TN_OK || tn_group_size(group) == 1) return status;
     if (tn_capturing()) return tn_backend_fail(TN_ERR_STATE, "tn_optimizer_shard: a graph is being captured");
+    o->diverged = false;
     if (!o->owners) status = choose_owners(o, group);
     if (status == TN_OK) free_slots_of_others(o);
     return status;
@@ -81,7 +83,7 @@ static tn_status agree(const tn_optimizer *o, tn_status status) {
     return status != TN_OK ? status : sent;
 }
 
-/* Copies `from` of the owner to `to` of those that want it; block: its bytes. */
+/* Broadcasts t's value from its owner; ranks with `wants` store it in their t. block: at least `bytes` bytes. */
 static tn_status send_tensor(const tn_optimizer *o, int owner, tn_tensor *t, bool wants, char *block, int64_t bytes) {
     tn_status status = TN_OK;
     bool own = tn_group_rank(o->group) == owner;
@@ -117,6 +119,9 @@ tn_status tn_optim_shard_begin(tn_optimizer *o) {
     if (!o->owners) return TN_OK;
     if (tn_capturing())
         return tn_backend_fail(TN_ERR_STATE, "optimizer: a step that is divided among processes cannot be captured");
+    if (o->diverged)
+        return tn_backend_fail(TN_ERR_STATE, "optimizer: a step failed on another process after this one made it; load "
+                                             "a checkpoint on all, and call tn_optimizer_shard again");
     if (o->gathered) free_slots_of_others(o);
     return TN_OK;
 }
@@ -125,7 +130,9 @@ tn_status tn_optim_shard_end(tn_optimizer *o, tn_status status) {
     if (!o->owners || tn_capturing()) return status;
     char *block = block_for_values(o);
     if (status == TN_OK && !block) status = tn_optim_out_of_memory();
+    bool stepped = status == TN_OK;
     status = agree(o, status);
+    o->diverged = stepped && status != TN_OK;
     if (status == TN_OK) status = agree(o, share_values(o, block));
     free(block);
     return status;
@@ -165,6 +172,9 @@ tn_status tn_optimizer_gather(tn_optimizer *o, int root) {
     if (status == TN_OK) status = agree(o, gather_slots(o, root, block));
     if (status == TN_OK && is_root) status = tn_eval(NULL, 0);
     free(block);
-    if (status == TN_OK) o->gathered = is_root;
+    if (status == TN_OK && is_root)
+        o->gathered = true;
+    else
+        free_slots_of_others(o); /* also those of an earlier root, and those that a failure left incomplete */
     return status;
 }

@@ -86,6 +86,7 @@ struct tn_optimizer {
     tn_group *group;
     int *owners;   /* of each parameter: the rank that keeps its slots */
     bool gathered; /* this rank has the slots of all for now */
+    bool diverged; /* a step failed on another rank only: parameters differ */
 };
 
 /* ---- optim_make.c ------------------------------------------------------------------------------------------------ */

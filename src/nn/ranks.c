@@ -18,6 +18,7 @@ enum { WORDS = 400, ALIGN = 64 /* bytes: pieces of ranks begin at vectors */ };
 
 /* The head of a rank's report; a tn_part_report for each of its parts follows. */
 typedef struct head {
+    int64_t rows; /* of the batch; also aligns the reports behind it */
     int32_t status;
     char words[WORDS];
 } head;
@@ -48,6 +49,9 @@ static tn_status first_failure(const tn_ranks *r) {
     for (int rank = 0; rank < tn_group_size(r->group); rank++) {
         const head *h = report_of(r, rank);
         if (h->status != TN_OK) return tn_backend_fail((tn_status)h->status, "rank %d: %s", rank, h->words);
+        if (h->rows != own->rows)
+            return tn_backend_fail(TN_ERR_STATE, "data parallel: the batch has %lld rows here and %lld on rank %d",
+                                   (long long)own->rows, (long long)h->rows, rank);
     }
     return TN_OK;
 }
@@ -59,6 +63,7 @@ tn_status tn_ranks_agree(tn_ranks *r, tn_status status, const tn_part_report *ow
     int next = tn_ranks_first_part(r, tn_group_rank(r->group) + 1);
     memset(r->report, 0, r->report_bytes);
     h->status = (int32_t)status;
+    h->rows = r->rows;
     if (status != TN_OK) snprintf(h->words, sizeof h->words, "%s", tn_error());
     if (own) memcpy(mine, own, (size_t)(next - first) * sizeof *own);
     tn_status sent = tn_group_all_gather(r->group, r->report, r->report_bytes, r->reports);
@@ -75,20 +80,26 @@ static unsigned char presence_of(const tn_variable *v, const tn_tensor *value) {
     return v->parameter ? TN_HAS_GRADIENT : TN_HAS_BUFFER;
 }
 
-tn_status tn_ranks_compare(tn_ranks *r, int owner, tn_tensor *const *values) {
-    bool is_owner = tn_group_rank(r->group) == owner;
-    for (int i = 0; i < r->count && is_owner; i++)
-        r->presence[i] = values ? presence_of(&r->variables[i], values[i]) : 0;
-    tn_status status = tn_group_broadcast(r->group, r->presence, (size_t)r->count, owner);
-    for (int i = 0; i < r->count && status == TN_OK && values && !is_owner; i++) {
+static tn_status compare_part(const tn_ranks *r, int owner, const tn_rank_part *part) {
+    for (int i = 0; i < r->count; i++) {
         const tn_variable *v = &r->variables[i];
-        bool here = v->parameter && values[i], there = r->presence[i] & TN_HAS_GRADIENT;
+        bool here = v->parameter && part->values[i], there = r->presence[i] & TN_HAS_GRADIENT;
         if (here != there)
             return tn_backend_fail(TN_ERR_STATE,
-                                   "the loss %s the parameter %s, but on rank %d it %s; all ranks must record the "
-                                   "same computation",
-                                   here ? "uses" : "does not use", v->name, owner, there ? "does" : "does not");
+                                   "data parallel: the loss of part %d %s the parameter %s, but that of the first part "
+                                   "(rank %d) %s; all parts must record the same computation",
+                                   part->index, here ? "uses" : "does not use", v->name, owner,
+                                   there ? "does" : "does not");
     }
+    return TN_OK;
+}
+
+tn_status tn_ranks_compare(tn_ranks *r, int owner, const tn_rank_part *own, int own_count) {
+    for (int i = 0; i < r->count && tn_group_rank(r->group) == owner; i++)
+        r->presence[i] = own_count ? presence_of(&r->variables[i], own[0].values[i]) : 0;
+    tn_status status = tn_group_broadcast(r->group, r->presence, (size_t)r->count, owner);
+    for (int k = 0; k < own_count && status == TN_OK; k++)
+        status = compare_part(r, owner, &own[k]);
     return status;
 }
 
@@ -109,6 +120,20 @@ static uint64_t structure_of(const tn_variable *variables, int count) {
                 hash = (hash ^ (unsigned char)*c) * 0x100000001b3u;
     }
     return hash;
+}
+
+/* Agreement before the ranks know that their reports have one length. */
+static tn_status agree_on_status(tn_group *group, tn_status status) {
+    int size = tn_group_size(group);
+    int32_t own = (int32_t)status, *all = calloc((size_t)size, sizeof *all);
+    if (!all) return out_of_memory();
+    tn_status sent = tn_group_all_gather(group, &own, sizeof own, all);
+    for (int rank = 0; rank < size && sent == TN_OK && status == TN_OK; rank++)
+        if (all[rank] != TN_OK)
+            sent = tn_backend_fail((tn_status)all[rank], "data parallel: rank %d failed: %s", rank,
+                                   tn_status_name((tn_status)all[rank]));
+    free(all);
+    return status != TN_OK ? status : sent;
 }
 
 /* All ranks must have the model and the number of parts of rank 0. */
@@ -171,7 +196,8 @@ static tn_status take_random_state(tn_ranks *r) {
     return status;
 }
 
-tn_status tn_ranks_begin(tn_ranks *r, tn_group *group, const tn_variable *variables, int count, int parts) {
+tn_status tn_ranks_begin(tn_ranks *r, tn_group *group, const tn_variable *variables, int count, int parts,
+                         tn_status status) {
     int size = tn_group_size(group);
     *r = (tn_ranks){.group = group, .variables = variables, .count = count, .parts = parts};
     r->most = (parts + size - 1) / size;
@@ -179,8 +205,9 @@ tn_status tn_ranks_begin(tn_ranks *r, tn_group *group, const tn_variable *variab
     r->presence = calloc((size_t)count + 1, 1);
     r->reports = malloc((size_t)size * r->report_bytes);
     r->report = malloc(r->report_bytes);
-    if (!r->presence || !r->reports || !r->report) return out_of_memory();
-    tn_status status = tn_ranks_agree(r, check_structure(r), NULL, NULL);
+    if (status == TN_OK && (!r->presence || !r->reports || !r->report)) status = out_of_memory();
+    status = agree_on_status(group, status);
+    if (status == TN_OK) status = agree_on_status(group, check_structure(r));
     if (status == TN_OK) status = copy_all_from_first(r);
     return status == TN_OK ? take_random_state(r) : status;
 }

@@ -11,6 +11,7 @@ typedef struct tn_ranks {
     const tn_variable *variables; /* the model's, untied */
     int count, parts;
     int most;                /* parts of a rank at most */
+    int64_t rows;            /* of the batch; must be the same on all ranks */
     unsigned char *presence; /* TN_HAS_… of each variable in this step, as the owner of the first part has it */
     char *reports, *report;  /* of all ranks; this rank's */
     size_t report_bytes;
@@ -24,8 +25,10 @@ typedef struct tn_part_report {
     uint64_t random; /* how many random numbers recording it used */
 } tn_part_report;
 
-/* Checks that all ranks have the same variables and copies rank 0's values and random state to all. */
-tn_status tn_ranks_begin(tn_ranks *r, tn_group *group, const tn_variable *variables, int count, int parts);
+/* Checks that all ranks have the same variables and copies rank 0's values and random state to all. status: whether
+ * this rank is ready; if one is not, it fails on all. */
+tn_status tn_ranks_begin(tn_ranks *r, tn_group *group, const tn_variable *variables, int count, int parts,
+                         tn_status status);
 void tn_ranks_end(tn_ranks *r);
 
 int tn_ranks_first_part(const tn_ranks *r, int rank);
@@ -34,15 +37,16 @@ int tn_ranks_first_part(const tn_ranks *r, int rank);
  * part of the batch. Fails on every rank if one has failed, with its words. */
 tn_status tn_ranks_agree(tn_ranks *r, tn_status status, const tn_part_report *own, tn_part_report *all);
 
-/* values: the `count` tensors of this rank's first part, NULL if it has none. Takes over the presence that `owner` has
- * and compares: TN_ERR_STATE (on this rank) if this rank's gradients are of other variables. */
-tn_status tn_ranks_compare(tn_ranks *r, int owner, tn_tensor *const *values);
-
 /* A part of this rank that has rows: values[i] is the gradient of variable i. */
 typedef struct tn_rank_part {
     int index;
     tn_tensor *const *values;
 } tn_rank_part;
+
+/* own: this rank's parts. Takes over the presence that the owner's first part has and compares: TN_ERR_STATE (on this
+ * rank) if a part of this rank has gradients of other variables. */
+tn_status tn_ranks_compare(tn_ranks *r, int owner, const tn_rank_part *own, int own_count);
+
 /* Adds the gradients of all parts of all ranks that have rows (has_rows[part]), in the order of the parts: totals[i] is
  * a new handle on `home` for each variable that has one. */
 tn_status tn_ranks_sum(tn_ranks *r, const tn_rank_part *own, int own_count, const bool *has_rows, tn_device *home,

@@ -408,7 +408,8 @@ tn_status tn_llm_read_gpt_neo(const hf_folder *f, llm_config *c) {
     for (size_t t = 0; t < tn_json_length(types); t++) {
         const tn_json *kinds = tn_json_at(tn_json_at(types, t), 0);
         int64_t times = tn_json_int(tn_json_at(tn_json_at(types, t), 1), 0), count = (int64_t)tn_json_length(kinds);
-        for (int64_t i = 0; i < count * times && count <= c->layers && times <= c->layers && layer < c->layers; i++)
+        bool fits = count <= c->layers && times >= 0 && times <= c->layers;
+        for (int64_t i = 0; fits && i < count * times && layer < c->layers; i++)
             tn_llm_set_window(c, layer++,
                               strcmp(tn_json_string(tn_json_at(kinds, (size_t)(i % count)), ""), "local") == 0);
     }

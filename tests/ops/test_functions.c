@@ -409,8 +409,45 @@ static void what_evaluates_is_refused_in_a_capture(void **state) {
     tn_graph_free(g);
 }
 
+static void expect_refused(const tn_tensor *t, const char *words) {
+    assert_int_not_equal(tn_status_of(t), TN_OK);
+    assert_text_has(tn_error(), words);
+}
+
+/* Places and sums must not wrap around or round in a narrow dtype. */
+static void narrow_dtypes_and_extreme_numbers_do_not_wrap(void **state) {
+    (void)state;
+    TN_SCOPE;
+    float filled[300], last;
+    tn_tensor *index = tn_from_data((int8_t[]){-1}, TN_DIMS(1), TN_I8);
+    assert_ok(tn_read(tn_index_fill(tn_zeros(TN_DIMS(300), TN_F32), 0, index, 7), filled, sizeof filled));
+    for (int i = 0; i < 300; i++)
+        assert_true(filled[i] == (i == 299 ? 7 : 0));
+
+    tn_tensor *many = tn_cast(tn_arange(0, 1000, 1, TN_F32), TN_BF16);
+    tn_tensor *top = tn_quantile(many, tn_ones(NULL, 0, TN_BF16), 0, false, TN_QUANTILE_LINEAR);
+    assert_ok(tn_read(tn_cast(top, TN_F32), &last, sizeof last));
+    assert_true(last == 1000); /* 999 in bf16 */
+
+    int64_t places[4], window[] = {2, 2}, one[] = {1, 1};
+    tn_tensor *zeros = tn_zeros(TN_DIMS(1, 2, 2), TN_U8), *indices;
+    assert_ok(tn_status_of(tn_max_pool(zeros, 2, window, window, one, NULL, false, &indices)));
+    assert_ok(tn_read(indices, places, sizeof places));
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(places[i], i);
+
+    tn_tensor *x = tn_ones(TN_DIMS(4), TN_F32), *huge = tn_full(TN_DIMS(4), 0x1p62, TN_I64);
+    expect_refused(tn_repeat_interleave(x, INT64_C(1) << 62, 0), "so many slices");
+    expect_refused(tn_repeat_interleave_by(x, huge, 0), "so many slices");
+    expect_refused(tn_index_put(x, (tn_tensor *[]){NULL}, 1, tn_ones(TN_DIMS(2, 4), TN_F32), true), "");
+    expect_refused(tn_alpha_dropout(tn_ones(TN_DIMS(2), TN_I32), 0.5, true), "floating point");
+    assert_ok(tn_read(tn_linalg_matrix_exp(tn_full(TN_DIMS(1, 1), 1e5, TN_F32)), &last, sizeof last));
+    assert_true(isnan(last));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(narrow_dtypes_and_extreme_numbers_do_not_wrap),
         cmocka_unit_test(functions_are_pytorchs_in_f64),
         cmocka_unit_test(functions_are_pytorchs_in_f32),
         cmocka_unit_test(arguments_that_do_not_fit_are_refused),
