@@ -3,6 +3,7 @@
  * A step is a function of its number: the order of the texts follows from the seed, the learning rate from the
  * schedule. So a checkpoint needs only the trained numbers, the optimizer and the step, and a resumed run has
  * the same bits. */
+#include <dirent.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -20,7 +21,7 @@
 #include "trunnion/trunnion.h"
 
 static const char CHECKPOINT[] = "checkpoint.safetensors", MERGED[] = "model.gguf";
-enum { PLOT_ROWS = 8, SAMPLE_TOKENS = 48, VALIDATION_BATCH = 8, MOST_DESCRIPTION = 640, DEFAULT_CONTEXT = 512 };
+enum { PLOT_ROWS = 8, SAMPLE_TOKENS = 48, VALIDATION_BATCH = 8, MOST_DESCRIPTION = 768, DEFAULT_CONTEXT = 512 };
 
 static const char help_text[] =
     "  -m, --model MODEL     a GGUF file (also quantized), or a Hugging Face model folder\n"
@@ -191,6 +192,8 @@ typedef struct tuning {
     int64_t first, step, last, tokens;
     double loss, before, after; /* before, after: of validation; NAN: not measured */
     double *curve, seconds;
+    bool stopped; /* by a signal, before the last step */
+    uint64_t model_hash;
     FILE *log;
     report report;
     char description[MOST_DESCRIPTION]; /* which run a checkpoint belongs to */
@@ -199,6 +202,22 @@ typedef struct tuning {
 static tn_status join(const char *folder, const char *name, char out[CLI_PATH]) {
     if (snprintf(out, CLI_PATH, "%s/%s", folder, name) < CLI_PATH) return TN_OK;
     return tn_backend_fail(TN_ERR_ARGUMENT, "the path '%.80s…/%s' is too long", folder, name);
+}
+
+/* Where --full saves: the model's kind of file. `path` may hold it. */
+static tn_status result_path(const order *o, char path[CLI_PATH], const char **out) {
+    *out = o->out;
+    if (cli_is_folder(o->model)) return TN_OK;
+    *out = path;
+    return join(o->out, MERGED, path);
+}
+
+/* Nobody should learn after the training that the result cannot be saved. */
+static tn_status check_result(const tuning *t) {
+    char path[CLI_PATH];
+    const char *to;
+    tn_status status = result_path(t->asked, path, &to);
+    return status == TN_OK ? tn_llm_can_save_model(t->model, to) : status;
 }
 
 /* The folder of the result, before anything is computed. */
@@ -285,16 +304,56 @@ static tn_status plan_steps(tuning *t) {
     return t->batch && t->curve ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "out of memory");
 }
 
+/* FNV-1a over a file's size and samples of its bytes; 0 if it cannot be read. */
+static uint64_t sampled_hash(const char *path) {
+    enum { SAMPLES = 64, BYTES = 1024 };
+    unsigned char data[BYTES];
+    struct stat s;
+    FILE *f = fopen(path, "rb");
+    if (!f || fstat(fileno(f), &s) != 0) {
+        if (f) fclose(f);
+        return 0;
+    }
+    uint64_t hash = 0xCBF29CE484222325u ^ (uint64_t)s.st_size;
+    for (int64_t i = 0; i < SAMPLES && fseeko(f, (off_t)((int64_t)s.st_size / SAMPLES * i), SEEK_SET) == 0; i++) {
+        size_t size = fread(data, 1, BYTES, f);
+        for (size_t k = 0; k < size; k++)
+            hash = (hash ^ data[k]) * 0x100000001B3u;
+    }
+    fclose(f);
+    return hash;
+}
+
+/* Tells models apart by their weights, wherever they are. */
+static uint64_t hash_model(const char *model) {
+    static const char ending[] = ".safetensors";
+    char path[CLI_PATH];
+    uint64_t hash = 0;
+    DIR *d = cli_is_folder(model) ? opendir(model) : NULL;
+    if (!d) return sampled_hash(model);
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        size_t length = strlen(e->d_name), size = sizeof ending - 1;
+        bool weights = length > size && strcmp(e->d_name + length - size, ending) == 0;
+        if (!weights || strcmp(e->d_name, CHECKPOINT) == 0) continue;
+        if (join(model, e->d_name, path) == TN_OK) hash += sampled_hash(path); /* in any order */
+    }
+    closedir(d);
+    return hash;
+}
+
 static void describe(tuning *t) {
     const order *o = t->asked;
+    t->model_hash = hash_model(o->model);
     snprintf(
         t->description, sizeof t->description,
         "{\"finetune\": \"%016llx\", \"rank\": %lld, \"alpha\": %.9g, \"targets\": \"%.80s\", \"lr\": %.9g, "
         "\"schedule\": \"%s\", \"warmup\": %lld, \"decay\": %.9g, \"clip\": %.9g, \"steps\": %lld, \"batch\": %lld, "
-        "\"context\": %lld, \"held\": %lld, \"seed\": %llu}",
+        "\"context\": %lld, \"texts\": %lld, \"held\": %lld, \"validation\": \"%016llx\", \"model\": \"%016llx\", "
+        "\"seed\": %llu}",
         (unsigned long long)t->data.hash, (long long)o->rank, o->alpha, o->targets ? o->targets : "all", t->schedule.lr,
         o->schedule, (long long)t->schedule.warmup, o->decay, o->clip, (long long)t->last, (long long)t->batches.batch,
-        (long long)o->context, (long long)t->held_count, (unsigned long long)o->common.seed);
+        (long long)o->context, (long long)t->train_count, (long long)t->held_count, (unsigned long long)t->other.hash,
+        (unsigned long long)t->model_hash, (unsigned long long)o->common.seed);
 }
 
 static tn_checkpoint checkpoint_of(const tuning *t) {
@@ -363,11 +422,12 @@ static tn_status set_up_tuning(tuning *t, tn_llm_facts *facts) {
     if (status == TN_OK) status = read_texts(t, facts);
     if (status == TN_OK) status = plan_steps(t);
     if (status == TN_OK) status = open_trainer(t);
-    describe(t);
+    if (status == TN_OK && o->full) status = check_result(t);
+    if (status == TN_OK) describe(t);
     if (status == TN_OK && o->resume) status = load_checkpoint(t);
-    if (status == TN_OK && t->step >= t->last)
-        status = tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has already made %lld of %lld steps: nothing is left to do",
-                                 o->out, (long long)t->step, (long long)t->last);
+    if (status == TN_OK && t->step > t->last)
+        status = tn_backend_fail(TN_ERR_FORMAT, "'%s/%s' has made %lld of %lld steps", o->out, CHECKPOINT,
+                                 (long long)t->step, (long long)t->last);
     if (status == TN_OK && o->log && !(t->log = fopen(o->log, o->resume ? "a" : "w")))
         status = tn_backend_fail(TN_ERR_IO, "cannot open the log '%s': %s", o->log, strerror(errno));
     return status;
@@ -507,6 +567,8 @@ static tn_status train_tuning(tuning *t, const tn_llm_facts *facts) {
         if (status == TN_OK) status = after_step(t, &p, &progress, facts);
     }
     cli_progress_end(&progress);
+    t->stopped = cli_stopped() && t->step < t->last;
+    if (t->first == t->last) t->after = t->before; /* resumed only for the result */
     return status;
 }
 
@@ -514,18 +576,29 @@ static tn_status train_tuning(tuning *t, const tn_llm_facts *facts) {
 
 static tn_status save_result(const tuning *t) {
     char path[CLI_PATH];
+    const char *to;
     const order *o = t->asked;
-    if (cli_stopped()) return save_checkpoint(t);
+    if (t->stopped) return save_checkpoint(t);
     if (!o->full) return tn_finetune_save_adapter(t->trainer, o->out, NULL);
-    if (cli_is_folder(o->model)) return tn_llm_save_model(t->model, o->out);
-    tn_status status = join(o->out, MERGED, path);
-    return status == TN_OK ? tn_llm_save_model(t->model, path) : status;
+    tn_status status = result_path(o, path, &to);
+    return status == TN_OK ? tn_llm_save_model(t->model, to) : status;
 }
 
-/* A finished run leaves its result alone; what could go on is over. */
+/* If the result cannot be saved, a checkpoint keeps what was trained. Returns the first failure. */
+static tn_status save_or_keep(const tuning *t) {
+    char why[TN_REASON_BYTES];
+    tn_status status = save_result(t);
+    if (status == TN_OK || t->stopped) return status;
+    snprintf(why, sizeof why, "%s", tn_error());
+    bool kept = save_checkpoint(t) == TN_OK;
+    return tn_backend_fail(status, "%s%s", why,
+                           kept ? "; a checkpoint is in --out: pass --resume to save the result again" : "");
+}
+
+/* A finished run has nothing to resume: removes its checkpoint. */
 static void remove_checkpoint(const tuning *t) {
     char path[CLI_PATH];
-    if (!cli_stopped() && join(t->asked->out, CHECKPOINT, path) == TN_OK) (void)unlink(path);
+    if (!t->stopped && join(t->asked->out, CHECKPOINT, path) == TN_OK) (void)unlink(path);
 }
 
 static double speed_of(const tuning *t) { return t->seconds > 0 ? (double)t->tokens / t->seconds : 0; }
@@ -548,7 +621,7 @@ static void put_json_finetune(const tuning *t) {
     cli_json_string(&j, "device", t->selection.chosen);
     cli_json_fallback(&j, &t->selection, t->device);
     cli_json_unsigned(&j, "seed", t->asked->common.seed);
-    cli_json_bool(&j, "interrupted", cli_stopped());
+    cli_json_bool(&j, "interrupted", t->stopped);
     cli_json_end(&j, '}');
 }
 
@@ -562,7 +635,7 @@ static void put_text_finetune(const tuning *t) {
     if (t->data.truncated || t->data.left_out)
         cli_print(stdout, "%lld texts were cut to the context, %lld left out without an answer\n",
                   (long long)t->data.truncated, (long long)t->data.left_out);
-    if (cli_stopped())
+    if (t->stopped)
         cli_print(stdout, "saved: %s/%s (go on with --resume)\n", o->out, CHECKPOINT);
     else if (o->full)
         cli_print(stdout, "saved: %s%s%s\n", o->out, cli_is_folder(o->model) ? "" : "/",
@@ -586,21 +659,34 @@ static void begin_report(tuning *t, const tn_llm_facts *facts) {
     report_fact(r, "seed", "%llu", (unsigned long long)o->common.seed);
 }
 
+/* What was measured; a run without validation, or without a step, has less to tell. */
+static void report_result(tuning *t) {
+    char loss[40] = "", validation[96] = "";
+    if (isfinite(t->loss)) snprintf(loss, sizeof loss, "loss %.5g, ", t->loss);
+    if (isfinite(t->before) && isfinite(t->after))
+        snprintf(validation, sizeof validation, "validation %.5g before, %.5g after, ", t->before, t->after);
+    report_fact(&t->report, "result", "%s%s%.1f tokens/s", loss, validation, speed_of(t));
+}
+
+static int fail_tuning(tuning *t) {
+    int code = cli_failed();
+    report_failure(&t->report, tn_error());
+    return code;
+}
+
 static int finish_tuning(tuning *t, tn_status status) {
-    if (status == TN_OK) status = save_result(t);
-    if (status == TN_OK)
-        report_fact(&t->report, "result", "loss %.5g, validation %.5g before, %.5g after, %.1f tokens/s", t->loss,
-                    t->before, t->after, speed_of(t));
+    if (status == TN_OK) status = save_or_keep(t);
+    if (status == TN_OK) report_result(t);
     if (status == TN_OK) status = report_write(&t->report, true);
     cli_stop_end();
     if (status == TN_OK && t->log && fflush(t->log) != 0)
         status = tn_backend_fail(TN_ERR_IO, "writing '%s': %s", t->asked->log, strerror(errno));
-    if (status != TN_OK) return cli_failed();
+    if (status != TN_OK) return fail_tuning(t);
     remove_checkpoint(t);
-    if (cli_stopped())
+    if (t->stopped)
         fprintf(stderr, "trunnion finetune: stopped by %s after %lld steps\n", cli_stop_signal(), (long long)t->step);
     (t->asked->common.json ? put_json_finetune : put_text_finetune)(t);
-    return cli_stopped() ? cli_stop_status() : CLI_OK;
+    return t->stopped ? cli_stop_status() : CLI_OK;
 }
 
 static void free_tuning(tuning *t) {

@@ -153,7 +153,8 @@ static void put_page(const report *r, bool done, FILE *to) {
     put_escaped(to, r->title);
     fprintf(to, "</title>\n%s<h1>", style);
     put_escaped(to, r->title);
-    fprintf(to, " <small>%s</small></h1>\n<table>\n", done ? "finished" : "running");
+    const char *state = r->failed ? "failed" : done ? "finished" : "running";
+    fprintf(to, " <small>%s</small></h1>\n<table>\n", state);
     for (int i = 0; i < r->fact_count; i++) {
         fputs("<tr><td>", to);
         put_escaped(to, r->facts[i].name);
@@ -180,4 +181,10 @@ tn_status report_write(report *r, bool done) {
     put_page(r, done, out.file);
     r->written = cli_now();
     return cli_output_commit(&out);
+}
+
+void report_failure(report *r, const char *why) {
+    r->failed = true;
+    if (why) report_fact(r, "result", "%s", why);
+    (void)report_write(r, true);
 }

@@ -26,6 +26,7 @@ typedef struct report {
         char *text;
     } samples[REPORT_SAMPLES];
     int sample_count;
+    bool failed;
     double written; /* when, in seconds of cli_now */
 } report;
 
@@ -37,6 +38,8 @@ tn_status report_add(report *r, const report_point *p);
 tn_status report_sample(report *r, int64_t step, const char *text);
 /* Writes the page now, whole or not at all. done: whether the run has ended; else the page reloads itself. */
 tn_status report_write(report *r, bool done);
+/* Writes the page of a run that has failed, as far as it can be written. why: NULL if it is not known. */
+void report_failure(report *r, const char *why);
 void report_free(report *r);
 
 #endif

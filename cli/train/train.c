@@ -589,6 +589,7 @@ static int run_task(train_options *o, const train_task *task) {
     if (code == CLI_OK) code = prepare_training(&r);
     if (code == CLI_OK) code = execute(&r, team.devices[0]);
     if (r.log && fclose(r.log) != 0 && code == CLI_OK) code = CLI_FAILED;
+    if (code != CLI_OK && !r.stopped) report_failure(&r.report, NULL);
     report_free(&r.report);
     free(r.curve);
     if (code != CLI_OK && !r.stopped) tn_group_abort(team.group, code); /* the other processes wait for this one */

@@ -189,6 +189,8 @@ TN_API tn_status tn_llm_importance(tn_llm *m, const int32_t *ids, int64_t count,
  * Errors: TN_ERR_IO; TN_ERR_ARGUMENT for the path of m; TN_ERR_UNSUPPORTED for trained experts of a file that has a
  * tensor for each expert. */
 TN_API tn_status tn_llm_save_model(tn_llm *m, const char *path);
+/* Checks, before a long training, whether tn_llm_save_model could write m there: its errors except those of writing. */
+TN_API tn_status tn_llm_can_save_model(const tn_llm *m, const char *path);
 
 typedef struct tn_llm_export_onnx_options {
     size_t struct_size;

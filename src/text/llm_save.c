@@ -274,6 +274,7 @@ static bool is_weights_file(const char *name) {
     return false;
 }
 
+/* to: NULL: only checks whether it could be copied. */
 static tn_status copy_file(const char *from, const char *to, const char *name) {
     char path[PATH_SIZE];
     struct stat facts;
@@ -283,6 +284,7 @@ static tn_status copy_file(const char *from, const char *to, const char *name) {
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s' has %lld bytes; files beside the weights are copied up to %d: move it elsewhere",
                                path, (long long)facts.st_size, MOST_COPIED);
+    if (!to) return TN_OK;
     FILE *f = fopen(path, "rb");
     if (!f) return tn_backend_fail(TN_ERR_IO, "cannot read '%s': %s", path, strerror(errno));
     char *data = tn_txt_alloc((size_t)facts.st_size + 1, 1);
@@ -345,11 +347,18 @@ static bool is_same(const char *a, const char *b) {
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-tn_status tn_llm_save_model(tn_llm *m, const char *path) {
+tn_status tn_llm_can_save_model(const tn_llm *m, const char *path) {
+    bool widened;
     if (!m || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_save_model: the model or the path is NULL");
     if (is_same(tn_llm_source_path(&m->file->source), path))
         return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_save_model: '%s' is the model itself, which is still read",
                                path);
+    TRY(add_tensors(m, NULL, &widened));
+    return m->file->source.gguf ? TN_OK : copy_others(m->file->source.folder.path, NULL);
+}
+
+tn_status tn_llm_save_model(tn_llm *m, const char *path) {
+    TRY(tn_llm_can_save_model(m, path));
     tn_device *before = tn_llm_enter(m);
     tn_status status = m->file->source.gguf ? save_gguf(m, path) : save_folder(m, path);
     tn_llm_leave(m, before);

@@ -62,24 +62,32 @@ def byte_tokenizer():
                       "vocab": {letters[b]: b for b in range(256)} | {END: 256, "QZ": 257}, "merges": ["Q Z"]}}
 
 
-def make_model(folder):
-    vocabulary, chance = 258, random.Random(3)
+def make_model(folder, seed=3, experts=0):
+    """experts: 0, or the number of experts of a mixture, each with tensors of its own."""
+    vocabulary, chance = 258, random.Random(seed)
     folder.mkdir()
     (folder / "tokenizer.json").write_text(json.dumps(byte_tokenizer()))
     (folder / "tokenizer_config.json").write_text(json.dumps(
         {"tokenizer_class": "GPT2Tokenizer", "chat_template": TEMPLATE, "eos_token": END, "bos_token": END}))
     (folder / "config.json").write_text(json.dumps({
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": HIDDEN, "intermediate_size": INNER,
+        **({"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": experts,
+            "num_experts_per_tok": 1} if experts else {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}),
+        "hidden_size": HIDDEN, "intermediate_size": INNER,
         "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
         "vocab_size": vocabulary, "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "hidden_act": "silu",
         "rope_theta": 10000.0, "tie_word_embeddings": True, "eos_token_id": 256, "bos_token_id": 256}))
     keys = HIDDEN * KV_HEADS // HEADS
     shapes = {"model.embed_tokens.weight": [vocabulary, HIDDEN], "model.norm.weight": [HIDDEN]}
     for i in range(LAYERS):
+        inner = {"mlp.gate_proj": [INNER, HIDDEN], "mlp.up_proj": [INNER, HIDDEN], "mlp.down_proj": [HIDDEN, INNER]}
+        if experts:
+            inner = {"block_sparse_moe.gate": [experts, HIDDEN]}
+        for k in range(experts):
+            inner |= {f"block_sparse_moe.experts.{k}.{w}": [HIDDEN, INNER] if w == "w2" else [INNER, HIDDEN]
+                      for w in ("w1", "w2", "w3")}
         for name, shape in {"self_attn.q_proj": [HIDDEN, HIDDEN], "self_attn.k_proj": [keys, HIDDEN],
                             "self_attn.v_proj": [keys, HIDDEN], "self_attn.o_proj": [HIDDEN, HIDDEN],
-                            "mlp.gate_proj": [INNER, HIDDEN], "mlp.up_proj": [INNER, HIDDEN],
-                            "mlp.down_proj": [HIDDEN, INNER], "input_layernorm": [HIDDEN],
+                            **inner, "input_layernorm": [HIDDEN],
                             "post_attention_layernorm": [HIDDEN]}.items():
             shapes[f"model.layers.{i}.{name}.weight"] = shape
     save_tensors(folder / "model.safetensors", {
@@ -178,6 +186,62 @@ def resumes(suite):
     suite.expect(not (suite.folder / "stopped" / "checkpoint.safetensors").exists(), "and leaves no checkpoint")
 
 
+def stops_late(suite):
+    """SIGINT during the last validation, when nothing is left to train: the run ends with its result."""
+    many, log, out = suite.folder / "many.jsonl", suite.folder / "late.jsonl", suite.folder / "late"
+    make_data(many, 600)
+    child = subprocess.Popen([suite.program, "finetune", "-m", suite.model, "--data", many, "--out", out, "--steps", "1",
+                              "--validation", "0.9", "--log", log, "--json"], stdout=subprocess.PIPE,
+                             stderr=subprocess.DEVNULL, text=True)
+    end = time.monotonic() + LIMIT
+    while child.poll() is None and time.monotonic() < end and not (log.exists() and '"loss"' in log.read_text()):
+        time.sleep(0.002)
+    child.send_signal(signal.SIGINT)
+    text, _ = child.communicate(timeout=LIMIT)
+    suite.expect(child.returncode in (0, 130) and json.loads(text or "{}").get("interrupted") is False
+                 and (out / "adapter_model.safetensors").exists() and not (out / "checkpoint.safetensors").exists(),
+                 "SIGINT after the last step leaves the result", (child.returncode, text))
+
+
+def keeps(suite):
+    """A result that cannot be saved: a checkpoint keeps it, and --resume of the same model saves it."""
+    out, report = suite.folder / "kept", suite.folder / "kept.html"
+    words = ("--lora", 4, "--lr", 0.02, "--steps", 3)
+    (out / "adapter_model.safetensors").mkdir(parents=True)
+    _, done = suite.tune("kept", *words, "--report", report)
+    suite.expect(done.returncode == 1 and "--resume" in done.stderr and (out / "checkpoint.safetensors").exists(),
+                 "a result that cannot be saved is kept", done.stderr)
+    suite.expect("<small>failed</small>" in report.read_text(), "and the report says that the run failed")
+    (out / "adapter_model.safetensors").rmdir()
+    other = suite.folder / "other"
+    make_model(other, seed=4)
+    _, done = suite.tune("kept", *words, "--resume", model=other)
+    suite.expect(done.returncode == 1 and "another run" in done.stderr, "another model is refused", done.stderr)
+    got, done = suite.tune("kept", *words, "--resume")
+    _, _ = suite.tune("unkept", *words, "--report", report)
+    same = [(suite.folder / name / "adapter_model.safetensors").read_bytes() for name in ("kept", "unkept")
+            if (suite.folder / name / "adapter_model.safetensors").is_file()]
+    suite.expect(done.returncode == 0 and got["steps"] == 3 and len(same) == 2 and same[0] == same[1],
+                 "--resume after the last step saves the result", done.stderr)
+    suite.expect("nan" not in report.read_text().split("<script>")[0], "a report without validation has no nan")
+
+
+def foresees(suite):
+    """What could not be saved is refused before a step is made."""
+    log, place, mixture = suite.folder / "none.jsonl", suite.folder / "place", suite.folder / "mixture"
+    place.mkdir()
+    done = suite.run("convert", suite.model, place / "model.gguf", "--quantize", "Q8_0")
+    before = (place / "model.gguf").read_bytes()
+    make_model(mixture, experts=2)
+    for model, out, words in ((place / "model.gguf", "place", "is the model itself"),
+                              (suite.model, "model", "is the model itself"),
+                              (mixture, "experts", "saving trained experts is not supported")):
+        _, done = suite.tune(out, "--full", "--steps", 2, "--log", log, model=model)
+        suite.expect(done.returncode == 1 and words in done.stderr and not log.exists(),
+                     f"refused before training: {out}", done.stderr)
+    suite.expect((place / "model.gguf").read_bytes() == before, "the model is as it was")
+
+
 def joins(suite):
     """A prompt and its completion are one text: "xQ" + "Z" has the tokens x, QZ, end; "" + "Z" leaves the text before
     it alone. The last token of a text is not computed."""
@@ -238,7 +302,7 @@ def smollm(suite):
 def main():
     with tempfile.TemporaryDirectory() as folder:
         suite = Suite(pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(folder))
-        for check in (learns, resumes, joins, merges, other_weights, refuses, *([smollm] if "all" in sys.argv else [])):
+        for check in (learns, resumes, stops_late, keeps, foresees, joins, merges, other_weights, refuses, *([smollm] if "all" in sys.argv else [])):
             check(suite)
         print(f"{suite.passed} passed, {suite.failed} failed, {suite.skipped} skipped")
         return suite.failed > 0
