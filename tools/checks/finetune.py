@@ -246,9 +246,10 @@ def joins(suite):
     """A prompt and its completion are one text: "xQ" + "Z" has the tokens x, QZ, end; "" + "Z" leaves the text before
     it alone. The last token of a text is not computed."""
     data = suite.folder / "joined.jsonl"
-    data.write_text('{"prompt": "xQ", "completion": "Z"}\n{"prompt": "", "completion": "ZZ"}\n')
+    lines = [{"prompt": "xQ", "completion": "Z"}] * 2 + [{"prompt": "", "completion": "ZZ"}]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
     got, done = suite.tune("joined", "--steps", 1, data=data)
-    suite.expect(got.get("tokens") == 2 + 2, "tokens may span a prompt and its completion", (got, done.stderr))
+    suite.expect(got.get("tokens") == 2 + 2 + 2, "tokens may span a prompt and its completion", (got, done.stderr))
 
 
 def merges(suite):
