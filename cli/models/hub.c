@@ -14,7 +14,7 @@
 #include "cli/models/models.h"
 #include "trunnion/json.h"
 
-enum { MOST_FILES = 4096 };
+enum { PAGE_FILES = 1000 }; /* entries of a list's first page, and only that is read */
 
 typedef struct repository {
     const char *name, *endpoint, *token;
@@ -75,11 +75,19 @@ static int fetch_list(repository *r, const char *models) {
     return cli_fail(TN_ERR_FORMAT, "'%s': the answer is not a list of files", url);
 }
 
-static int fetch_file(const repository *r, const tn_json *entry, const char *folder, int64_t *bytes) {
+/* A file of the same size may be another repository's, from a download that was interrupted. */
+static bool is_there(const models_file *f) {
+    char sum[MODELS_SUM];
+    struct stat s;
+    return f->sum && stat(f->target, &s) == 0 && (int64_t)s.st_size == f->size && models_sum(f->target, sum) &&
+           strcasecmp(sum, f->sum) == 0;
+}
+
+/* Fetches a file of the list as `as` into the folder. */
+static int fetch_file(const repository *r, const tn_json *entry, const char *folder, const char *as) {
     char url[CLI_PATH], target[CLI_PATH];
     const char *path = file_name(entry);
     const tn_json *large = tn_json_get(entry, "lfs");
-    struct stat s;
     models_file f = {.url = url,
                      .target = target,
                      .token = r->token,
@@ -88,10 +96,9 @@ static int fetch_file(const repository *r, const tn_json *entry, const char *fol
     if (f.sum && !models_is_sum(f.sum)) f.sum = NULL;
     if (!is_plain(path)) return cli_fail(TN_ERR_FORMAT, "'%s': a file's name leads out of its folder", r->name);
     bool fits = snprintf(url, sizeof url, "%s/%s/resolve/main/%s", r->endpoint, r->name, path) < (int)sizeof url &&
-                snprintf(target, sizeof target, "%s/%s", folder, path) < (int)sizeof target;
+                snprintf(target, sizeof target, "%s/%s", folder, as) < (int)sizeof target;
     if (!fits) return cli_fail(TN_ERR_ARGUMENT, "'%s': the name '%.80s' is too long", r->name, path);
-    *bytes += f.size;
-    if (stat(target, &s) == 0 && (int64_t)s.st_size == f.size) return CLI_OK; /* renamed when it was whole */
+    if (is_there(&f)) return CLI_OK;
     if (!models_make_folders(target))
         return cli_fail(TN_ERR_IO, "cannot create the folder of '%s': %s", target, strerror(errno));
     cli_print(stderr, "%s\n", path);
@@ -100,21 +107,24 @@ static int fetch_file(const repository *r, const tn_json *entry, const char *fol
 
 static int fetch_folder(const repository *r, const char *target, int *files) {
     char part[CLI_PATH];
-    int64_t bytes = 0;
     bool config = false;
     if (snprintf(part, sizeof part, "%s.part", target) >= (int)sizeof part)
         return cli_fail(TN_ERR_ARGUMENT, "the path '%s' is too long", target);
+    if (tn_json_length(r->list) >= PAGE_FILES)
+        return cli_fail(TN_ERR_UNSUPPORTED,
+                        "'%s' has %d files or more, too many for a model's folder; choose a GGUF file: %s:FILE",
+                        r->name, (int)PAGE_FILES, r->name);
     for (size_t i = 0; i < tn_json_length(r->list); i++)
         config |= strcmp(file_name(tn_json_at(r->list, i)), "config.json") == 0;
     if (!config)
         return cli_fail(TN_ERR_UNSUPPORTED,
                         "'%s' has no config.json, so it is no folder of a model; choose a GGUF file: %s:FILE", r->name,
                         r->name);
-    for (size_t i = 0; i < tn_json_length(r->list) && i < MOST_FILES; i++) {
+    for (size_t i = 0; i < tn_json_length(r->list); i++) {
         const tn_json *entry = tn_json_at(r->list, i);
         if (strcmp(tn_json_string(tn_json_get(entry, "type"), ""), "file") != 0) continue;
         if (file_name(entry)[0] == '.' || !is_needed(r, file_name(entry))) continue;
-        int status = cli_stopped() ? CLI_FAILED : fetch_file(r, entry, part, &bytes);
+        int status = cli_stopped() ? CLI_FAILED : fetch_file(r, entry, part, file_name(entry));
         if (status != CLI_OK) return status;
         ++*files;
     }
@@ -125,7 +135,6 @@ static int fetch_folder(const repository *r, const char *target, int *files) {
 static int fetch_choice(const repository *r, const char *choice, const char *models, char target[CLI_PATH]) {
     const tn_json *chosen = NULL;
     int found = 0;
-    int64_t bytes = 0;
     for (size_t i = 0; i < tn_json_length(r->list); i++) {
         const tn_json *entry = tn_json_at(r->list, i);
         if (!is_chosen(file_name(entry), choice)) continue;
@@ -139,9 +148,10 @@ static int fetch_choice(const repository *r, const char *choice, const char *mod
     if (found != 1)
         return cli_fail(TN_ERR_ARGUMENT, "'%s' has %d GGUF files whose names contain '%s'%s%s; name one", r->name,
                         found, choice, found ? ", the first is " : "", found ? file_name(chosen) : "");
-    if (snprintf(target, CLI_PATH, "%s/%s", models, file_name(chosen)) >= CLI_PATH)
+    const char *slash = strrchr(file_name(chosen), '/'), *base = slash ? slash + 1 : file_name(chosen);
+    if (snprintf(target, CLI_PATH, "%s/%s", models, base) >= CLI_PATH)
         return cli_fail(TN_ERR_ARGUMENT, "the path '%s' is too long", models);
-    return fetch_file(r, chosen, models, &bytes);
+    return fetch_file(r, chosen, models, base);
 }
 
 int models_fetch_repository(const char *name, const char *choice, const char *as, const char *models,

@@ -28,7 +28,7 @@ enum { DEPTH = 4 };
 
 typedef struct entry {
     char name[256], path[CLI_PATH];
-    const char *kind;
+    char kind[16]; /* "folder", or the ending of a file's name */
     int64_t bytes;
     bool complete;
 } entry;
@@ -61,7 +61,7 @@ static bool fill_entry(const char *folder, const char *name, entry *e) {
     if (strlen(name) >= sizeof e->name) return false;
     strcpy(e->name, name);
     const char *dot = strrchr(name, '.');
-    e->kind = cli_is_folder(e->path) ? "folder" : dot && e->complete ? dot + 1 : "file";
+    snprintf(e->kind, sizeof e->kind, "%s", cli_is_folder(e->path) ? "folder" : dot && e->complete ? dot + 1 : "file");
     e->bytes = bytes_below(e->path, 0);
     return true;
 }

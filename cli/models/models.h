@@ -30,9 +30,10 @@ bool models_make_folders(const char *path); /* those above a file */
 
 /* ---- hub.c ------------------------------------------------------------------------------------------------------- */
 
-/* Fetches REPOSITORY ("owner/name"), or of it only the GGUF file that `choice` names, into the folder `models`; the
- * name of what is there then in `name`. Returns as models_fetch. */
-int models_fetch_repository(const char *repository, const char *choice, const char *name, const char *models,
+/* Fetches the repository ("owner/name") into the folder `models`, as a folder with the name `as`. If `choice` is not
+ * NULL, fetches only the GGUF file that it names; `as` is not used then. target: the path of the result. *files grows
+ * by the number of files. Returns as models_fetch. */
+int models_fetch_repository(const char *repository, const char *choice, const char *as, const char *models,
                             char target[CLI_PATH], int *files);
 
 #endif

@@ -89,11 +89,12 @@ def listing(*files, sums=True):
 POOLING = b'{"pooling_mode_mean_tokens": true}'
 FOLDER = (("config.json", CONFIG), ("1_Pooling/config.json", POOLING), ("model.safetensors", DATA),
           ("pytorch_model.bin", b"no"), ("onnx/model.json", b"no"), ("README.md", b"no"), (".gitattributes", b"no"))
-QUANTS = (("m-Q4_K_M.gguf", DATA), ("m-Q8_0.gguf", b"x"), ("m-Q8_0-fast.gguf", b"x"))
+QUANTS = (("m-Q4_K_M.gguf", DATA), ("m-Q8_0.gguf", b"x"), ("m-Q8_0-fast.gguf", b"x"), ("sub/deep-F16.gguf", DATA))
+MANY = (("config.json", CONFIG), *((f"{i}.json", b"{}") for i in range(998)))  # and a folder: 1000 entries
 FILES = {"/api/models/me/folder/tree/main": listing(*FOLDER), "/api/models/me/wrong/tree/main": listing(*FOLDER, sums=False),
          "/api/models/me/quants/tree/main": listing(*QUANTS),
          "/api/models/me/evil/tree/main": listing(("config.json", CONFIG), ("1_x/../../evil.json", b"{}")),
-         "/api/models/me/odd/tree/main": b"{}"}
+         "/api/models/me/odd/tree/main": b"{}", "/api/models/me/many/tree/main": listing(*MANY)}
 for repository, files in (("folder", FOLDER), ("wrong", FOLDER), ("quants", QUANTS), ("evil", (("config.json", CONFIG),))):
     FILES |= {f"/me/{repository}/resolve/main/{name}": data for name, data in files}
 
@@ -200,14 +201,28 @@ class Suite:
         self.refuses("me/evil", say="leads out of its folder", leaves=("evil.part",))
         self.expect(not (self.models / "evil.json").exists(), "a file outside its folder")
         shutil.rmtree(self.models / "evil.part")
+        (self.models / "mixed.part").mkdir()  # an interrupted download of another repository, with files of the same sizes
+        (self.models / "mixed.part/config.json").write_bytes(b" " * len(CONFIG))
+        (self.models / "mixed.part/model.safetensors").write_bytes(b"x" * len(DATA))
+        mixed = self.run("pull", "me/folder", "--name", "mixed")
+        self.expect(mixed.returncode == 0 and (self.models / "mixed/config.json").read_bytes() == CONFIG
+                    and (self.models / "mixed/model.safetensors").read_bytes() == DATA, f"files of another: {mixed.stderr}")
+        self.refuses("me/many", say="1000 files or more")
         self.refuses("me/odd", say="not a list of files")
         self.refuses("me/absent", say="HTTP status 404")
         self.refuses("me/quants", say="me/quants:FILE")
         self.pulls("me/quants:q4_k_m", name="m-Q4_K_M.gguf")
         self.pulls("me/quants:m-Q8_0.gguf", name="m-Q8_0.gguf", data=b"x")
+        told = self.pulls("me/quants:F16", name="deep-F16.gguf")
+        self.expect(told.get("name") == "deep-F16.gguf", f"a file of a subfolder: {told}")
+        Site.ranges = []
+        self.pulls("me/quants:F16", name="deep-F16.gguf")
+        self.expect(len(Site.ranges) == 1, f"a file that is there with its checksum is fetched again: {Site.ranges}")
         self.refuses("me/quants:Q8_0", say="2 GGUF files")
         self.refuses("me/quants:Q2_K", say="0 GGUF files")
         self.refuses("me/folder/more", say="neither an address", code=2)
+        kinds = {m["name"]: m["kind"] for m in json.loads(self.run("list", "--json").stdout)["models"]}
+        self.expect(kinds.get("m-Q8_0.gguf") == "gguf" and kinds.get("folder") == "folder", f"list: kinds {kinds}")
         listed = self.run("list")
         self.expect(listed.returncode == 0 and "folder" in listed.stdout and "293.0 KiB" in listed.stdout,
                     f"list: {listed.stdout}{listed.stderr}")
