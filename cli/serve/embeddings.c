@@ -1,4 +1,6 @@
-/* embeddings.c — a thread of its own computes embeddings, one request after the other. */
+/* embeddings.c — the thread that computes embeddings, one request after the other.
+ *
+ * It has a queue of its own and works beside the engine's thread, on the same device. */
 #include <stdlib.h>
 
 #include "cli/serve/serve.h"
@@ -14,7 +16,7 @@ struct serve_embedder {
     pthread_cond_t news;
     serve_job *first, *last;
     int waiting;
-    bool stopping;
+    atomic_bool stopping;
 };
 
 bool embedder_submit(serve_embedder *e, serve_job *j) {
@@ -57,6 +59,7 @@ static serve_job *await_job(serve_embedder *e) {
 static void compute_job(serve_embedder *e, serve_job *j) {
     if (cli_now() > j->deadline)
         serve_refuse(&j->fault, 503, "timeout", NULL, "the request waited too long; try again later");
+    if (atomic_load(&e->stopping)) serve_refuse(&j->fault, 503, "stopping", NULL, "the server stops");
     if (j->fault.code != 0 || atomic_load(&j->gone) || http_gone(j)) return;
     tn_status status = tn_embedder_run(e->server->encoder, j->texts.data, j->lengths, j->count, j->vectors);
     if (status == TN_OK) status = reply_embeddings(j, e->server);

@@ -174,8 +174,8 @@ static void begin_job(serve_engine *e, slot *s, serve_job *j) {
     if (status != TN_OK) fail_slot(e, s, status);
 }
 
-/* Whether the job was not worth beginning; then it has ended. */
-static bool drop_job(serve_engine *e, serve_job *j) {
+/* Whether a waiting job is not worth beginning; its fault says why, unless its client is gone. */
+static bool is_lost(const serve_engine *e, serve_job *j) {
     bool late = cli_now() > j->deadline, gone = atomic_load(&j->gone) || http_gone(j);
     if (!e->stopping && !late && !gone) return false;
     if (e->stopping)
@@ -186,6 +186,12 @@ static bool drop_job(serve_engine *e, serve_job *j) {
                      "later",
                      (int)e->server->timeout);
     if (gone) metrics_add(COUNT_DISCONNECTS, 1);
+    return true;
+}
+
+/* Whether the job was lost; then it has ended. */
+static bool drop_job(serve_engine *e, serve_job *j) {
+    if (!is_lost(e, j)) return false;
     pthread_mutex_lock(&e->lock);
     e->running--;
     pthread_mutex_unlock(&e->lock);
@@ -203,11 +209,27 @@ static void take_jobs(serve_engine *e) {
 
 /* ---- clients that went away, time limits ------------------------------------------------------------------------- */
 
+/* Lost jobs leave the queue at once: their places are for others. */
 static void check_waiting(serve_engine *e) {
+    serve_job *lost = NULL;
     pthread_mutex_lock(&e->lock);
-    for (serve_job *j = e->first; j; j = j->next)
-        if (http_gone(j)) atomic_store(&j->gone, true); /* dropped when its turn comes */
+    e->last = NULL;
+    for (serve_job **at = &e->first, *j; (j = *at) != NULL;) {
+        if (is_lost(e, j)) {
+            *at = j->next;
+            j->next = lost;
+            lost = j;
+            e->waiting--;
+        } else {
+            e->last = j;
+            at = &j->next;
+        }
+    }
     pthread_mutex_unlock(&e->lock);
+    for (serve_job *next; lost; lost = next) {
+        next = lost->next;
+        end_job(lost);
+    }
 }
 
 static size_t unsent_bytes(serve_job *j) {
@@ -215,6 +237,24 @@ static size_t unsent_bytes(serve_job *j) {
     size_t n = j->output.size - j->taken;
     pthread_mutex_unlock(&j->lock);
     return n;
+}
+
+/* The time is over: what there is of the answer is the answer, but without a prompt there is none. */
+static void cut_slot(serve_engine *e, slot *s, bool late) {
+    serve_job *j = s->job;
+    metrics_add(COUNT_CUT, 1);
+    if (s->drawing) {
+        j->answer.stopped = "length";
+        finish_slot(e, s);
+        return;
+    }
+    if (late)
+        serve_refuse(&j->fault, 503, "timeout", NULL, "the prompt was not computed within %d s; try again later",
+                     (int)e->server->timeout);
+    else
+        serve_refuse(&j->fault, 503, "stopping", NULL, "the server stops");
+    free_slot(e, s);
+    end_job(j);
 }
 
 static void check_running(serve_engine *e, double now) {
@@ -228,9 +268,7 @@ static void check_running(serve_engine *e, double now) {
             free_slot(e, s);
             end_job(j);
         } else if (now > j->deadline || (e->stopping && now > e->cut_at)) {
-            metrics_add(COUNT_CUT, 1);
-            j->answer.stopped = "length";
-            finish_slot(e, s);
+            cut_slot(e, s, now > j->deadline);
         }
     }
 }
@@ -266,6 +304,7 @@ static void draw(serve_engine *e, slot *s, const float *logits) {
 static int64_t compute_piece(serve_engine *e, slot *s, int64_t most) {
     serve_job *j = s->job;
     const float *logits = NULL;
+    s->at = tn_llm_position(s->model); /* a batch that failed may have restarted the sequence */
     int64_t count = (int64_t)j->prompt.count, n = count - s->at < most ? count - s->at : most;
     double start = cli_now();
     tn_status status = tn_llm_prompt(s->model, j->prompt.data + s->at, n, &logits);
@@ -328,6 +367,16 @@ static tn_status find_batch(serve_engine *e, int highest, int *index) {
     return tn_llm_batch_new(models, count, &e->batches[*index]);
 }
 
+/* A batch requires more memory than its sequences one by one. Those that the failure restarted cannot go on. */
+static void step_after_failure(serve_engine *e, int count, tn_status status) {
+    for (int i = 0; i < count; i++) { /* first, while tn_error() has the failure's text */
+        slot *s = &e->slots[i];
+        if (e->ids[i] >= 0 && (status != TN_ERR_MEMORY || tn_llm_position(s->model) == 0)) fail_slot(e, s, status);
+    }
+    for (int i = 0; i < count; i++)
+        if (e->ids[i] >= 0 && e->slots[i].job) step_alone(e, &e->slots[i]);
+}
+
 static void step_together(serve_engine *e, int highest, int active) {
     const float *logits = NULL;
     int index;
@@ -338,16 +387,17 @@ static void step_together(serve_engine *e, int highest, int active) {
         e->ids[i] = e->slots[i].job && e->slots[i].drawing ? last_token(&e->slots[i]) : -1;
     if (status == TN_OK) status = tn_llm_batch_step(e->batches[index], e->ids, &logits);
     metrics_time(TIME_STEPS, cli_now() - start);
+    if (status != TN_OK) {
+        step_after_failure(e, count, status);
+        return;
+    }
     metrics_add(COUNT_STEPS, 1);
     metrics_add(COUNT_STEP_ROWS, active);
     for (int i = 0; i < count; i++) {
         slot *s = &e->slots[i];
         if (e->ids[i] < 0) continue;
         s->job->answer.steps++;
-        if (status != TN_OK)
-            fail_slot(e, s, status);
-        else
-            draw(e, s, logits + (int64_t)i * e->server->facts.vocabulary);
+        draw(e, s, logits + (int64_t)i * e->server->facts.vocabulary);
     }
 }
 

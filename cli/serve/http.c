@@ -29,6 +29,7 @@ enum {
     IDLE_SECONDS = 60,           /* of a connection on which nothing moves, unless its answer is being computed */
     BODY_SECONDS = 60,           /* in which a body has to arrive */
     BLOCK_BYTES = 16 << 10,
+    MOST_BODY_BYTES = 256 << 20, /* of all bodies that are being read */
     BACKLOG = 512
 };
 
@@ -74,7 +75,8 @@ struct serve_http {
     server *server;
     struct MHD_Daemon *daemon;
     int listener;
-    atomic_int calls; /* requests whose answer was not sent completely */
+    atomic_int calls;        /* requests whose answer was not sent completely */
+    atomic_llong body_bytes; /* of all bodies that are being read */
 };
 
 /* ---- a request on its way ---------------------------------------------------------------------------------------- */
@@ -251,13 +253,31 @@ bool http_gone(serve_job *j) {
     return gone;
 }
 
+/* Adds to the body, if all bodies together may become so long. */
+static bool add_to_body(call *c, const char *data, size_t size) {
+    if (atomic_fetch_add(&c->http->body_bytes, (long long)size) + (long long)size > MOST_BODY_BYTES) {
+        atomic_fetch_sub(&c->http->body_bytes, (long long)size);
+        metrics_add(COUNT_REFUSED, 1);
+        return serve_refuse(&c->fault, 503, "overloaded", NULL,
+                            "too many long requests arrive at once; try again later");
+    }
+    if (tn_bytes_append(&c->body, data, size) == TN_OK) return true;
+    atomic_fetch_sub(&c->http->body_bytes, (long long)size);
+    return serve_refuse(&c->fault, 503, "unavailable", NULL, "out of memory");
+}
+
+static void free_body(call *c) {
+    atomic_fetch_sub(&c->http->body_bytes, (long long)c->body.size);
+    tn_bytes_free(&c->body);
+}
+
 static bool submit_job(call *c, struct MHD_Connection *to) {
     server *s = c->http->server;
     serve_job *j = c->job = job_new(c->route->kind);
     if (!j) return serve_refuse(&c->fault, 503, "unavailable", NULL, "out of memory");
     j->arrived = c->begun;
     bool good = request_read(s, c->body.data ? c->body.data : "", c->body.size, j);
-    tn_bytes_free(&c->body);
+    free_body(c);
     const union MHD_ConnectionInfo *info = p_MHD_get_connection_info(to, MHD_CONNECTION_INFO_CONNECTION_FD);
     j->connection = to;
     j->socket = info ? info->connect_fd : -1;
@@ -364,9 +384,7 @@ static bool take_body(call *c, const char *data, size_t size) {
     if (c->fault.code != 0) return !late;
     if (late) serve_refuse(&c->fault, 408, "timeout", NULL, "the body did not arrive within %d s", (int)BODY_SECONDS);
     if (!late && c->body.size + size > (size_t)c->http->server->body_bytes) too_large(c);
-    if (c->fault.code == 0 && tn_bytes_append(&c->body, data, size) != TN_OK)
-        serve_refuse(&c->fault, 503, "unavailable", NULL, "out of memory");
-    if (c->fault.code != 0) tn_bytes_free(&c->body);
+    if (c->fault.code != 0 || !add_to_body(c, data, size)) free_body(c);
     return true;
 }
 
@@ -383,14 +401,20 @@ static result take_call(void *ctx, struct MHD_Connection *to, const char *path, 
     return c->fault.code != 0 ? send_fault(c, to, &c->fault) : take_request(c, to);
 }
 
+/* The rest of a path is a stranger's, and a terminal obeys control characters. */
+static void log_call(call *c) {
+    for (char *at = c->rest; *at; at++)
+        if (*at < ' ' || *at > '~') *at = '?';
+    fprintf(stderr, "%s %s%s: %d, %.3f s\n", c->route ? c->route->method : "-", c->route ? c->route->path : "-",
+            c->rest, c->code, cli_now() - c->begun);
+}
+
 static void end_call(void *ctx, struct MHD_Connection *to, void **own, enum MHD_RequestTerminationCode why) {
     (void)ctx, (void)to, (void)why;
     call *c = *own;
     if (!c) return;
     if (c->code != 0) metrics_answered(c->code);
-    if (c->http->server->common.verbose)
-        fprintf(stderr, "%s %s%s: %d, %.3f s\n", c->route ? c->route->method : "-", c->route ? c->route->path : "-",
-                c->rest, c->code, cli_now() - c->begun);
+    if (c->http->server->common.verbose) log_call(c);
     if (c->job) {
         pthread_mutex_lock(&c->job->lock);
         c->job->connection = NULL;
@@ -399,7 +423,7 @@ static void end_call(void *ctx, struct MHD_Connection *to, void **own, enum MHD_
         pthread_mutex_unlock(&c->job->lock);
         job_release(c->job);
     }
-    tn_bytes_free(&c->body);
+    free_body(c);
     atomic_fetch_sub(&c->http->calls, 1);
     free(c);
     *own = NULL;
@@ -432,7 +456,11 @@ static tn_status open_listener(const server *s, int *out, int *port) {
     int failed = getaddrinfo(s->host, number, &hints, &found);
     if (failed) return tn_backend_fail(TN_ERR_ARGUMENT, "host '%s': %s", s->host, gai_strerror(failed));
     *out = listen_at(found);
+    for (const struct addrinfo *a = found->ai_next; a && *out < 0 && errno != EADDRINUSE; a = a->ai_next)
+        *out = listen_at(a); /* "localhost" may be ::1 first, where there is no IPv6 */
+    int error = errno;
     freeaddrinfo(found);
+    errno = error;
     if (*out < 0)
         return tn_backend_fail(TN_ERR_IO, "cannot listen at %s, port %d: %s; use another --port (0: any free one)",
                                s->host, (int)s->port, strerror(errno));

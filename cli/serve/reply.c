@@ -250,18 +250,20 @@ static char *base64_of(const void *data, size_t size) {
     return text;
 }
 
-static void put_vector(cli_json *j, const serve_job *job, int64_t index) {
+static tn_status put_vector(cli_json *j, const serve_job *job, int64_t index) {
     const float *v = job->vectors + index * job->width;
     if (job->base64) { /* of f32, least byte first, as all our processors have them */
         char *text = base64_of(v, (size_t)job->width * sizeof *v);
+        if (!text) return tn_backend_fail(TN_ERR_MEMORY, "answer: out of memory");
         cli_json_string(j, "embedding", text);
         free(text);
-        return;
+        return TN_OK;
     }
     cli_json_array(j, "embedding");
     for (int64_t i = 0; i < job->width; i++)
         cli_json_number(j, NULL, (double)v[i]);
     cli_json_end(j, ']');
+    return TN_OK;
 }
 
 tn_status reply_embeddings(serve_job *j, const server *s) {
@@ -273,11 +275,11 @@ tn_status reply_embeddings(serve_job *j, const server *s) {
     cli_json_string(&p.json, "object", "list");
     cli_json_string(&p.json, "model", j->model);
     cli_json_array(&p.json, "data");
-    for (int64_t i = 0; i < j->count; i++) {
+    for (int64_t i = 0; status == TN_OK && i < j->count; i++) {
         cli_json_object(&p.json, NULL);
         cli_json_string(&p.json, "object", "embedding");
         cli_json_int(&p.json, "index", i);
-        put_vector(&p.json, j, i);
+        status = put_vector(&p.json, j, i);
         cli_json_end(&p.json, '}');
     }
     cli_json_end(&p.json, ']');
@@ -286,7 +288,8 @@ tn_status reply_embeddings(serve_job *j, const server *s) {
     cli_json_int(&p.json, "total_tokens", (int64_t)j->texts.count);
     cli_json_end(&p.json, '}');
     cli_json_end(&p.json, '}');
-    return page_end_locked(&p, j, false);
+    tn_status ended = page_end_locked(&p, j, false);
+    return status != TN_OK ? status : ended;
 }
 
 /* ---- errors, models ---------------------------------------------------------------------------------------------- */

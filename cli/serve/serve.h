@@ -30,9 +30,10 @@ typedef struct serve_fault {
 /* Fills the fault and returns false. param may be NULL. */
 bool serve_refuse(serve_fault *f, int code, const char *kind, const char *param, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
-/* The same for a failure of the library, whose text is tn_error(), while a request was read: it is wrong (400), or … */
+/* The same for a failure of the library, with the text of tn_error(). While a request is read, most failures are the
+ * request's fault (400); the others are as with serve_refuse_lack. */
 bool serve_refuse_failed(serve_fault *f, tn_status status, const char *param);
-/* … there is no memory (503). Another failure of computing is ours (500). */
+/* While a request is computed: 503 if there is not enough memory, else 500. */
 bool serve_refuse_lack(serve_fault *f, tn_status status);
 
 typedef enum serve_kind { SERVE_CHAT, SERVE_COMPLETION, SERVE_EMBEDDING, SERVE_KINDS } serve_kind;
@@ -157,8 +158,8 @@ enum { SERVE_MOST_PARALLEL = TN_LLM_BATCH };
 tn_status engine_start(server *s);
 /* Takes over a reference to the job. false: the queue is full or the server stops, j->fault says so. */
 bool engine_submit(serve_engine *e, serve_job *j);
-/* Takes no further jobs. Those that wait are refused; those that run may end until the time is over, then they are cut.
- * Returns when the thread has ended. */
+/* Refuses further jobs, and those that wait. Those that run have so many seconds to end; then their answers are cut.
+ * Returns when the thread has ended. NULL is allowed. */
 void engine_stop(serve_engine *e, double seconds);
 void engine_free(serve_engine *e); /* NULL is allowed */
 serve_gauges engine_gauges(serve_engine *e);
@@ -167,7 +168,8 @@ serve_gauges engine_gauges(serve_engine *e);
 
 tn_status embedder_start(server *s);
 bool embedder_submit(serve_embedder *e, serve_job *j);
-void embedder_stop(serve_embedder *e); /* returns when the jobs that it has are done; further ones are refused */
+/* Refuses further jobs, and those that wait. Returns when the one that is computed has ended. */
+void embedder_stop(serve_embedder *e);
 void embedder_free(serve_embedder *e); /* both: NULL is allowed */
 
 /* ---- http.c ------------------------------------------------------------------------------------------------------ */

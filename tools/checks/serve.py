@@ -29,6 +29,7 @@ from checks.command import Report  # noqa: E402
 PATIENCE = 120
 KEY = "a secret"
 ENDED_BY_SIGTERM = 143
+ENDLESS = 'root ::= [a-z ]+ "~~~~"'  # a limit ends the answer
 
 
 class Server:
@@ -432,16 +433,24 @@ def check_queue(program, report):
     """One sequence and one place in the queue: the third request is refused; time limits; the end."""
     options = ["-m", str(smollm2.path()), "--context", "1024", "--parallel", "1", "--queue", "1", "--grace", "20"]
     with serving(program, *options, "--timeout", "2") as server:
-        first = open_request(server, max_tokens=900, grammar="root ::= [a-z ]{4000,9999}")  # for more than two seconds
+        first = open_request(server, max_tokens=900, grammar=ENDLESS)  # for more than two seconds
         server.await_metric("trunnion_requests_running", lambda n: n == 1)
-        second = open_request(server, max_tokens=1)
+        second = open_request(server, prompt="word " * 800, max_tokens=1)
         server.await_metric("trunnion_requests_waiting", lambda n: n == 1)
         code, headers, data = server.call("POST", "/v1/completions", {"prompt": "x"})
         report.add(code == 503 and int(headers["Retry-After"]) >= 1 and json.loads(data)["error"]["code"] == "overloaded",
                    "a request beyond the queue gets 503 and when to try again")
         report.add(b'"finish_reason": "length"' in read_all(first), "an answer beyond the time limit is cut")
-        report.add(b"HTTP/1.1 " in read_all(second), "the one that waited is answered")
-    with serving(program, *options) as server:
+        answer = read_all(second)
+        report.add(answer.startswith(b"HTTP/1.1 503") and b'"timeout"' in answer,
+                   "the one that waited, and whose prompt was not computed in time, is refused")
+    with serving(program, "-m", str(smollm2.path()), "--context", "2048", "--parallel", "1", "--timeout", "1") as server:
+        code, answer = server.post("/v1/completions", prompt="word " * 1900, max_tokens=1)
+        report.add(code == 503 and answer["error"]["code"] == "timeout", f"a prompt beyond the time limit has no answer: {code}")
+    with serving(program, *options, "--max-body", "64M", "--verbose") as server:
+        check_gone_waiting(report, server)
+        check_bodies(report, server)
+        report.add(server.call("GET", "/v1/models/%1b%5b2Jx%0aforged")[0] == 404, "a path with control characters")
         idle = server.connect()
         idle.request("GET", "/health")
         idle.getresponse().read()
@@ -460,6 +469,8 @@ def check_queue(program, report):
         report.add(status == ENDED_BY_SIGTERM and b"data: [DONE]" in answer and answer.count(b"data: {") == 61,
                    f"SIGTERM lets a running answer end ({seconds:.1f} s)")
         report.add(refused.startswith(b"HTTP/1.1 503"), "and refuses one that waits")
+        log = server.process.stderr.read()
+        report.add("GET /v1/models/?[2Jx?forged: 404" in log and "\x1b" not in log, f"which the log does not have: {log[-400:]!r}")
     with serving(program, *options[:-1], "0") as server:
         running = open_request(server)
         server.await_metric("trunnion_requests_running", lambda n: n == 1)
@@ -467,6 +478,37 @@ def check_queue(program, report):
         answer = read_all(running)
         report.add(status == ENDED_BY_SIGTERM and b'"finish_reason": "length"' in answer and seconds < 10,
                    f"without time for it an answer is cut at the end ({seconds:.1f} s)")
+
+
+def check_gone_waiting(report, server):
+    """A waiting client that goes away leaves its place in the queue at once."""
+    running = open_request(server, max_tokens=900, grammar=ENDLESS)
+    server.await_metric("trunnion_requests_running", lambda n: n == 1)
+    waiting = open_request(server)
+    server.await_metric("trunnion_requests_waiting", lambda n: n == 1)
+    waiting.close()
+    left = server.await_metric("trunnion_requests_waiting", lambda n: n == 0)
+    report.add(left and server.metric("trunnion_requests_running") == 1, "a client that goes away leaves the queue at once")
+    running.close()
+    report.add(server.await_metric("trunnion_requests_running", lambda n: n == 0), "and the running one its sequence")
+
+
+def check_bodies(report, server):
+    """All bodies that are being read have a common limit, 256 MiB."""
+    size, block = 64 << 20, b" " * (1 << 20)
+    slow = [socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) for _ in range(4)]
+    for s in slow:
+        s.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode())
+        for _ in range(63):
+            s.sendall(block)
+    code, _, data = server.call("POST", "/v1/completions", block * 32)
+    report.add(code == 503 and json.loads(data)["error"]["code"] == "overloaded", f"bodies beyond the common limit: {code}")
+    for s in slow:
+        s.close()
+    end = time.monotonic() + PATIENCE
+    while (code := server.call("POST", "/v1/completions", block * 32)[0]) == 503 and time.monotonic() < end:
+        time.sleep(0.05)
+    report.add(code == 400, f"and when the others are gone there is place again: {code}")
 
 
 def read_all(s):
