@@ -121,7 +121,9 @@ static void list_adapter(const tn_llm *m, adapter_list *l) {
         if (!pair->a || !tn_llm_lora_slot(&m->config, i / LAYER_SLOTS, slot, module)) continue;
         l->rank = tn_size(pair->a, 0);
         add_half(l, module, 'A', tn_detach(pair->a));
-        add_half(l, module, 'B', tn_detach(tn_llm_lora_rows(&m->config, slot, pair->b, true)));
+        tn_tensor *rows = tn_llm_lora_rows(&m->config, slot, pair->b, true);
+        add_half(l, module, 'B', tn_detach(rows));
+        tn_free(rows);
     }
 }
 
