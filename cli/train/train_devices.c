@@ -103,10 +103,14 @@ void train_devices_text(FILE *to, const tn_data_parallel *all) {
 
 int train_join(train_team *team, const train_task *task) {
     if (tn_group_open(NULL, &team->group) != TN_OK) return cli_failed();
-    if (tn_group_size(team->group) > 1 && !(task->takes & TRAIN_TAKES_DEVICES))
+    int size = tn_group_size(team->group);
+    if (size > 1 && !(task->takes & TRAIN_TAKES_DEVICES)) {
+        tn_group_close(team->group); /* all processes refuse: none waits, and an abort could cut their words off */
+        team->group = NULL;
         return cli_fail(TN_ERR_UNSUPPORTED,
-                        "%d processes were started, but %s is trained by one; start it without mpirun",
-                        tn_group_size(team->group), task->name);
+                        "%d processes were started, but %s is trained by one; start it without mpirun", size,
+                        task->name);
+    }
     /* Rank 0 speaks for all. */
     if (tn_group_rank(team->group) > 0 && !freopen("/dev/null", "w", stdout))
         return cli_fail(TN_ERR_IO, "/dev/null: %s", strerror(errno));
