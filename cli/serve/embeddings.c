@@ -23,13 +23,7 @@ bool embedder_submit(serve_embedder *e, serve_job *j) {
     pthread_mutex_lock(&e->lock);
     bool full = e->waiting >= e->server->queue, stopping = e->stopping;
     if (!full && !stopping) {
-        atomic_fetch_add(&j->users, 1);
-        j->next = NULL;
-        if (e->last)
-            e->last->next = j;
-        else
-            e->first = j;
-        e->last = j;
+        job_enqueue(&e->first, &e->last, j);
         e->waiting++;
         pthread_cond_signal(&e->news);
     }

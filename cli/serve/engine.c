@@ -101,13 +101,7 @@ bool engine_submit(serve_engine *e, serve_job *j) {
     pthread_mutex_lock(&e->lock);
     bool full = e->waiting >= e->server->queue && e->running + e->waiting >= e->count, stopping = e->stopping;
     if (!full && !stopping) {
-        atomic_fetch_add(&j->users, 1);
-        j->next = NULL;
-        if (e->last)
-            e->last->next = j;
-        else
-            e->first = j;
-        e->last = j;
+        job_enqueue(&e->first, &e->last, j);
         e->waiting++;
         pthread_cond_signal(&e->news);
     }

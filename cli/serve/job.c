@@ -73,3 +73,13 @@ void job_release(serve_job *j) {
     pthread_mutex_destroy(&j->lock);
     free(j);
 }
+
+void job_enqueue(serve_job **first, serve_job **last, serve_job *j) {
+    atomic_fetch_add(&j->users, 1);
+    j->next = NULL;
+    if (*last)
+        (*last)->next = j;
+    else
+        *first = j;
+    *last = j;
+}

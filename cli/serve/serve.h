@@ -75,6 +75,8 @@ typedef struct serve_job {
 
 serve_job *job_new(serve_kind kind);
 void job_release(serve_job *j); /* NULL is allowed */
+/* Appends a job, and a reference to it, to a queue. The caller holds the queue's lock. */
+void job_enqueue(serve_job **first, serve_job **last, serve_job *j);
 
 /* ---- metrics (metrics.c) ----------------------------------------------------------------------------------------- */
 

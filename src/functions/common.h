@@ -39,7 +39,6 @@ static inline tn_tensor *times(const tn_tensor *x, double v) {
 static inline tn_tensor *plus(const tn_tensor *x, double v) {
     return tn_add(x, is_float(x) ? tn_scalar(v) : tn_scalar_int((int64_t)v));
 }
-static inline tn_tensor *minus(const tn_tensor *x) { return tn_neg(x); }
 
 static inline tn_tensor *numbers(int64_t first, int64_t count) {
     return tn_arange((double)first, (double)(first + count), 1, TN_I64);
@@ -67,15 +66,7 @@ static inline tn_tensor *no_dim(const char *name, const tn_tensor *x, int64_t di
                              tn_rank(x)));
 }
 
-/* Swaps the dims so that dim is the last one; again puts it back. */
-static inline tn_tensor *last_dim(const tn_tensor *x, int64_t dim) { return tn_movedim(x, dim, -1); }
-static inline tn_tensor *back_from_last(const tn_tensor *x, int64_t dim) { return tn_movedim(x, -1, dim); }
-
 static inline int64_t extent_of(const tn_tensor *x, int64_t dim) { return tn_rank(x) ? tn_size(x, dim) : 1; }
-
-static inline tn_tensor *zeros_like_shape(const int64_t *shape, int rank, tn_dtype t) {
-    return tn_zeros(shape, rank, t);
-}
 
 static inline tn_tensor *sum_dim(const tn_tensor *x, int64_t dim, bool keep) { return tn_sum(x, &dim, 1, keep); }
 

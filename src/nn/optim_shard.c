@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "nn/optimizer.h"
+#include "nn/ranks.h"
 #include "trunnion/autograd.h"
 #include "trunnion/backend.h"
 #include "trunnion/ops.h"
@@ -69,20 +70,6 @@ tn_status tn_optimizer_shard(tn_optimizer *o, tn_group *group) {
 
 /* ---- exchanges --------------------------------------------------------------------------------------------------- */
 
-/* Every rank learns whether one has failed. */
-static tn_status agree(const tn_optimizer *o, tn_status status) {
-    int size = tn_group_size(o->group);
-    int32_t own = (int32_t)status, *all = calloc((size_t)size, sizeof *all);
-    if (!all) return tn_optim_out_of_memory();
-    tn_status sent = tn_group_all_gather(o->group, &own, sizeof own, all);
-    for (int rank = 0; rank < size && sent == TN_OK && status == TN_OK; rank++)
-        if (all[rank] != TN_OK)
-            sent = tn_backend_fail((tn_status)all[rank], "optimizer: the step failed on rank %d (%s)", rank,
-                                   tn_status_name((tn_status)all[rank]));
-    free(all);
-    return status != TN_OK ? status : sent;
-}
-
 /* Broadcasts t's value from its owner; ranks with `wants` store it in their t. block: at least `bytes` bytes. */
 static tn_status send_tensor(const tn_optimizer *o, int owner, tn_tensor *t, bool wants, char *block, int64_t bytes) {
     tn_status status = TN_OK;
@@ -131,9 +118,9 @@ tn_status tn_optim_shard_end(tn_optimizer *o, tn_status status) {
     char *block = block_for_values(o);
     if (status == TN_OK && !block) status = tn_optim_out_of_memory();
     bool stepped = status == TN_OK;
-    status = agree(o, status);
+    status = tn_ranks_status(o->group, status, "optimizer");
     o->diverged = stepped && status != TN_OK;
-    if (status == TN_OK) status = agree(o, share_values(o, block));
+    if (status == TN_OK) status = tn_ranks_status(o->group, share_values(o, block), "optimizer");
     free(block);
     return status;
 }
@@ -168,8 +155,8 @@ tn_status tn_optimizer_gather(tn_optimizer *o, int root) {
     if (!block) status = tn_optim_out_of_memory();
     for (int i = 0; i < o->count && is_root && status == TN_OK; i++)
         status = tn_optim_make_slots(o, &o->items[i]);
-    status = agree(o, status);
-    if (status == TN_OK) status = agree(o, gather_slots(o, root, block));
+    status = tn_ranks_status(o->group, status, "optimizer");
+    if (status == TN_OK) status = tn_ranks_status(o->group, gather_slots(o, root, block), "optimizer");
     if (status == TN_OK && is_root) status = tn_eval(NULL, 0);
     free(block);
     if (status == TN_OK && is_root)

@@ -85,7 +85,7 @@ struct tn_optimizer {
     /* Divided among processes; otherwise owners is NULL. */
     tn_group *group;
     int *owners;   /* of each parameter: the rank that keeps its slots */
-    bool gathered; /* this rank has the slots of all for now */
+    bool gathered; /* this rank has the slots of all until its next step */
     bool diverged; /* a step failed on another rank only: parameters differ */
 };
 

@@ -27,16 +27,24 @@ static tn_status out_of_memory(void) { return tn_backend_fail(TN_ERR_MEMORY, "da
 
 static size_t bytes_of(const tn_tensor *t) { return (size_t)tn_numel(t) * tn_dtype_size(tn_dtype_of(t)); }
 
-static void shape_of(const tn_tensor *t, int64_t shape[TN_MAX_RANK]) {
-    for (int d = 0; d < tn_rank(t); d++)
-        shape[d] = tn_size(t, d);
-}
-
 int tn_ranks_first_part(const tn_ranks *r, int rank) {
     return (int)((int64_t)r->parts * rank / tn_group_size(r->group));
 }
 
 /* ---- agreement --------------------------------------------------------------------------------------------------- */
+
+tn_status tn_ranks_status(tn_group *group, tn_status status, const char *what) {
+    int size = tn_group_size(group);
+    int32_t own = (int32_t)status, *all = calloc((size_t)size, sizeof *all);
+    if (!all) return tn_backend_fail(TN_ERR_MEMORY, "%s: out of memory", what);
+    tn_status sent = tn_group_all_gather(group, &own, sizeof own, all);
+    for (int rank = 0; rank < size && sent == TN_OK && status == TN_OK; rank++)
+        if (all[rank] != TN_OK)
+            sent = tn_backend_fail((tn_status)all[rank], "%s: rank %d failed: %s", what, rank,
+                                   tn_status_name((tn_status)all[rank]));
+    free(all);
+    return status != TN_OK ? status : sent;
+}
 
 static const head *report_of(const tn_ranks *r, int rank) {
     return (const head *)(const void *)(r->reports + (size_t)rank * r->report_bytes);
@@ -122,20 +130,6 @@ static uint64_t structure_of(const tn_variable *variables, int count) {
     return hash;
 }
 
-/* Agreement before the ranks know that their reports have one length. */
-static tn_status agree_on_status(tn_group *group, tn_status status) {
-    int size = tn_group_size(group);
-    int32_t own = (int32_t)status, *all = calloc((size_t)size, sizeof *all);
-    if (!all) return out_of_memory();
-    tn_status sent = tn_group_all_gather(group, &own, sizeof own, all);
-    for (int rank = 0; rank < size && sent == TN_OK && status == TN_OK; rank++)
-        if (all[rank] != TN_OK)
-            sent = tn_backend_fail((tn_status)all[rank], "data parallel: rank %d failed: %s", rank,
-                                   tn_status_name((tn_status)all[rank]));
-    free(all);
-    return status != TN_OK ? status : sent;
-}
-
 /* All ranks must have the model and the number of parts of rank 0. */
 static tn_status check_structure(tn_ranks *r) {
     struct {
@@ -166,11 +160,9 @@ static tn_status copy_from_first(tn_ranks *r, int i, void *block) {
     if (status != TN_OK) memset(block, 0, bytes);
     tn_status sent = tn_group_broadcast(r->group, block, bytes, 0);
     if (status != TN_OK || sent != TN_OK || first) return status != TN_OK ? status : sent;
-    int64_t shape[TN_MAX_RANK];
-    shape_of(t, shape);
     TN_SCOPE;
     TN_NO_GRAD;
-    status = tn_status_of(tn_copy_(t, tn_from_data(block, shape, tn_rank(t), tn_dtype_of(t))));
+    status = tn_status_of(tn_copy_(t, tn_from_data(block, tn_shape(t), tn_rank(t), tn_dtype_of(t))));
     return status == TN_OK ? tn_eval(NULL, 0) : status;
 }
 
@@ -206,8 +198,8 @@ tn_status tn_ranks_begin(tn_ranks *r, tn_group *group, const tn_variable *variab
     r->reports = malloc((size_t)size * r->report_bytes);
     r->report = malloc(r->report_bytes);
     if (status == TN_OK && (!r->presence || !r->reports || !r->report)) status = out_of_memory();
-    status = agree_on_status(group, status);
-    if (status == TN_OK) status = agree_on_status(group, check_structure(r));
+    status = tn_ranks_status(group, status, "data parallel");
+    if (status == TN_OK) status = tn_ranks_status(group, check_structure(r), "data parallel");
     if (status == TN_OK) status = copy_all_from_first(r);
     return status == TN_OK ? take_random_state(r) : status;
 }
@@ -286,9 +278,7 @@ static tn_status add_pieces(const tn_ranks *r, exchange *e, const bool *has_rows
 }
 
 static tn_tensor *slice_of(const tn_tensor *flat, int64_t first, const tn_tensor *like) {
-    int64_t shape[TN_MAX_RANK];
-    shape_of(like, shape);
-    return tn_reshape(tn_slice(flat, 0, first, first + tn_numel(like), 1), shape, tn_rank(like));
+    return tn_reshape(tn_slice(flat, 0, first, first + tn_numel(like), 1), tn_shape(like), tn_rank(like));
 }
 
 /* Makes the totals from `flat`. */
@@ -347,9 +337,7 @@ static size_t buffer_bytes(const tn_ranks *r, int i) {
 }
 
 static tn_tensor *tensor_at(const char *data, const tn_tensor *like, tn_device *home) {
-    int64_t shape[TN_MAX_RANK];
-    shape_of(like, shape);
-    return tn_to_device(tn_from_data(data, shape, tn_rank(like), tn_dtype_of(like)), home);
+    return tn_to_device(tn_from_data(data, tn_shape(like), tn_rank(like), tn_dtype_of(like)), home);
 }
 
 /* block: the buffers, one after the other. */

@@ -25,6 +25,10 @@ typedef struct tn_part_report {
     uint64_t random; /* how many random numbers recording it used */
 } tn_part_report;
 
+/* Every rank learns whether one has failed: returns this rank's status, or else that of the first rank that failed, as
+ * "WHAT: rank 1 failed: …". */
+tn_status tn_ranks_status(tn_group *group, tn_status status, const char *what);
+
 /* Checks that all ranks have the same variables and copies rank 0's values and random state to all. status: whether
  * this rank is ready; if one is not, it fails on all. */
 tn_status tn_ranks_begin(tn_ranks *r, tn_group *group, const tn_variable *variables, int count, int parts,
