@@ -60,6 +60,77 @@ typedef struct tn_grad_mode {
 TN_API tn_grad_mode tn_no_grad_begin(void);
 TN_API void tn_no_grad_end(tn_grad_mode *mode);
 
+/* ---- less memory for the backward pass --------------------------------------------------------------------------- */
+
+/* Activation checkpointing. TN_RECOMPUTE; is a declaration: what this thread records from here to the end of the
+ * enclosing block is a region whose intermediate values are not kept for the backward pass, which computes them again
+ * from the region's inputs. Results and gradients have the same bits. Of nested regions the innermost one counts. Saves
+ * memory where forward and backward pass are evaluated together, as tn_minimize does.
+ *
+ *     for (int i = 0; i < layers; i++) {
+ *         TN_RECOMPUTE;
+ *         x = block(i, x);
+ *     }
+ *
+ * tn_module_set_recompute (nn.h) does it for each call of a module. Source: torch.utils.checkpoint. */
+#define TN_RECOMPUTE TN_CLEANUP_(tn_recompute, tn_recompute_end, tn_recompute_begin, __LINE__)
+
+typedef struct tn_recompute {
+    int32_t before;
+} tn_recompute;
+TN_API tn_recompute tn_recompute_begin(void);
+TN_API void tn_recompute_end(tn_recompute *scope);
+
+/* ---- watching gradients ------------------------------------------------------------------------------------------ */
+
+/* Called when the gradient of a tensor is complete, before it is passed on or collected. Returns NULL to keep it, or a
+ * new handle of the same shape, dtype and device that takes its place (grad itself only after tn_retain). An error
+ * tensor ends the backward pass. grad is valid during the call; it is recorded, and reading it evaluates it. A captured
+ * graph repeats what was recorded, without calling the hook again. */
+typedef tn_tensor *tn_grad_hook(void *ctx, const tn_tensor *grad);
+/* Adds a hook to t, which requires gradients. Hooks are called in the order in which they were added, by every
+ * tn_backward and tn_gradients that passes t, as long as t's value exists. *id: for tn_remove_hook; may be NULL.
+ * Errors: TN_ERR_STATE if t does not require gradients. Source: torch.Tensor.register_hook. */
+TN_API tn_status tn_register_hook(tn_tensor *t, tn_grad_hook *hook, void *ctx, int64_t *id);
+/* Removes a hook; also inside one. Errors: TN_ERR_ARGUMENT if t has none with this id. */
+TN_API tn_status tn_remove_hook(tn_tensor *t, int64_t id);
+/* tn_backward collects t's gradient, although t is not a leaf: tn_grad(t) returns it.
+ * Errors: TN_ERR_STATE if t does not require gradients. Source: torch.Tensor.retain_grad. */
+TN_API tn_status tn_retain_grad(tn_tensor *t);
+
+/* ---- finding faults ---------------------------------------------------------------------------------------------- */
+
+/* Anomaly detection: every operation, forward and backward, is evaluated when it is recorded, and the first whose
+ * result has a NaN fails, with its name, shapes and the caller's file and line. For finding errors: it is slow, writes
+ * of states are evaluated one by one, and what is recorded in a graph capture is not examined.
+ * TN_ANOMALY_INF: also for the first that makes an infinity of finite inputs. Applies to all threads. The environment
+ * variable TRUNNION_DETECT_ANOMALY (nan or inf) is the default. Source: torch.autograd.set_detect_anomaly. */
+typedef enum tn_anomaly { TN_ANOMALY_OFF = 0, TN_ANOMALY_NAN, TN_ANOMALY_INF } tn_anomaly;
+/* Errors: TN_ERR_ARGUMENT for another value. */
+TN_API tn_status tn_set_detect_anomaly(tn_anomaly mode);
+TN_API tn_anomaly tn_detect_anomaly(void);
+
+/* A function of `inputs` that records its result and returns a new handle. */
+typedef tn_tensor *tn_differentiable(void *ctx, tn_tensor *const *inputs);
+
+typedef struct tn_gradcheck_options {
+    size_t struct_size;
+    double eps;  /* step of the differences; default 1e-6 */
+    double atol; /* |analytic - numerical| <= atol + rtol * |numerical|; default 1e-5 */
+    double rtol; /* default 1e-3 */
+    int order;   /* 2: the gradients of the gradients are compared as well; default 1 */
+} tn_gradcheck_options;
+#define TN_GRADCHECK_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_gradcheck_options, order), 1e-6, 1e-5, 1e-3, 1 }
+
+/* Compares the gradients of a function with central differences, (f(x + eps) - f(x - eps)) / (2 eps), for every element
+ * of every input that requires gradients and every element of the result. The function must be deterministic. Inputs
+ * that require gradients must be f64; they keep their values and gradients.
+ * Errors: TN_ERR_STATE with the first element that differs and both numbers; TN_ERR_DTYPE; TN_ERR_ARGUMENT; what the
+ * function fails with. Source: torch.autograd.gradcheck, gradgradcheck. */
+TN_API tn_status tn_gradcheck(tn_differentiable *function, void *ctx, tn_tensor *const *inputs, int count,
+                              const tn_gradcheck_options *options);
+
 /* ---- the caller's line, for error messages ----------------------------------------------------------------------- */
 
 #ifndef TN_NO_CALLER_LINES

@@ -99,6 +99,10 @@ TN_API int64_t tn_module_parameter_count(const tn_module *m);
  * normalization differ between them. Source: torch.nn.Module.train. */
 TN_API void tn_module_train(tn_module *m, bool training);
 TN_API bool tn_module_is_training(const tn_module *m);
+/* Activation checkpointing: each tn_forward of m, including its children, is a region of TN_RECOMPUTE (autograd.h): the
+ * backward pass computes its intermediate values again instead of keeping them. Default: false. For a deep network, set
+ * it for each block. m may be NULL. Source: torch.utils.checkpoint. */
+TN_API void tn_module_set_recompute(tn_module *m, bool recompute);
 
 /* Computes the module's result for x. Returns a new handle; an error tensor if m is NULL or has no forward function of
  * one tensor. */

@@ -5,7 +5,11 @@
  * reverse of it each node has its whole gradient when its turn comes, and its row's grad() builds the gradients of its
  * inputs out of ordinary nodes. A composed op without a rule of its own is differentiated through its expansion, the
  * one that the planner computes it with. Nothing outside changes until all has been built: a failure leaves every leaf
- * as it was. */
+ * as it was.
+ *
+ * Regions of TN_RECOMPUTE: a rule sees copies of the region's nodes instead of the nodes. The copies begin at views of
+ * what the region was given; these views depend on the first gradient that reached the region, so the planner neither
+ * merges the copies with what the forward pass computed nor computes them before they are needed. */
 #include <string.h>
 
 #include "ops/ops_common.h"
@@ -27,6 +31,13 @@ typedef struct tape_entry {
     bool needed; /* it, or something below it, is asked for */
 } tape_entry;
 
+/* The copies of one region of TN_RECOMPUTE. */
+typedef struct region {
+    int32_t origin;
+    tn_node *gate;         /* the first gradient that reached it */
+    tn_pointer_map copied; /* nodes → place in t->copies */
+} region;
+
 typedef struct tape {
     tn_build build;
     tape_entry *entries;
@@ -35,6 +46,10 @@ typedef struct tape {
     int32_t *table; /* open addressing by key; entry + 1, 0 where empty */
     size_t count, capacity, order_count, order_capacity, depth, stack_capacity, table_size;
     bool leaves_needed; /* tn_backward: every leaf is asked for */
+    region *regions;
+    size_t region_count, region_capacity;
+    tn_node **copies, **copying; /* owned by the build; a stack of nodes that wait for copies of their inputs */
+    size_t copy_count, copy_capacity, copying_capacity;
 } tape;
 
 static const void *gradient_key_of(const tn_node *n) {
@@ -97,6 +112,11 @@ static void tape_free(tape *t) {
     tn_mem_free(t->order);
     tn_mem_free(t->stack);
     tn_mem_free(t->table);
+    for (size_t i = 0; i < t->region_count; i++)
+        tn_map_free(&t->regions[i].copied);
+    tn_mem_free(t->regions);
+    tn_mem_free(t->copies);
+    tn_mem_free(t->copying);
 }
 
 /* ---- walking down ------------------------------------------------------------------------------------------------ */
@@ -205,17 +225,140 @@ static tn_status check_stale(const tape *t, size_t first, const tn_node *n) {
     return TN_OK;
 }
 
+/* ---- recomputing ------------------------------------------------------------------------------------------------- */
+
+static tn_status region_of(tape *t, int32_t origin, tn_node *gate, region **out) {
+    for (size_t i = t->region_count; i-- > 0;)
+        if (t->regions[i].origin == origin) {
+            *out = &t->regions[i];
+            return TN_OK;
+        }
+    TRY(tn_mem_grow(&t->regions, &t->region_capacity, t->region_count + 1, sizeof *t->regions));
+    *out = &t->regions[t->region_count++];
+    **out = (region){.origin = origin, .gate = gate};
+    return TN_OK;
+}
+
+static tn_node *copied(const tape *t, const region *g, const tn_node *n) {
+    int32_t at = tn_map_find(&g->copied, n);
+    return at < 0 ? NULL : t->copies[at];
+}
+
+static tn_status note_copy(tape *t, region *g, const tn_node *n, tn_node *copy) {
+    TRY(t->build.status);
+    TRY(tn_mem_grow(&t->copies, &t->copy_capacity, t->copy_count + 1, sizeof *t->copies));
+    t->copies[t->copy_count] = copy;
+    return tn_map_put(&g->copied, n, (int32_t)t->copy_count++);
+}
+
+/* What a region was given: activations are gated; numbers and leaves (weights) are there anyway. */
+static tn_node *given(tape *t, const region *g, tn_node *n) {
+    const tn_node *root = n->root ? n->root : n;
+    bool there = (root->flags & TN_NODE_LEAF) || tn_node_numel(n) < 2 || tn_dtype_is_quantized((tn_dtype)n->dtype);
+    return there || n->device != g->gate->device ? n : tn_b_gated(&t->build, n, g->gate);
+}
+
+/* The same operation on copies of the inputs; n itself if they are the same. */
+static tn_node *copy_node(tape *t, const region *g, tn_node *n) {
+    tn_recorder *r = tn_recorder_here();
+    tn_node *in[TN_MAX_INPUTS];
+    tn_attrs attrs = {.n_i = n->n_i, .n_f = n->n_f};
+    bool same = true;
+    for (int i = 0; i < n->n_in; i++) {
+        in[i] = n->in[i] ? copied(t, g, n->in[i]) : NULL;
+        same = same && in[i] == n->in[i];
+    }
+    if (same) return n;
+    if (n->n_i) memcpy(attrs.i, n->i, n->n_i * sizeof *n->i);
+    if (n->n_f) memcpy(attrs.f, n->f, n->n_f * sizeof *n->f);
+    r->varying = (n->flags & TN_NODE_VARIES) && !(n->flags & TN_NODE_VIEW);
+    tn_node *copy = tn_b_op(&t->build, n->op, in, n->n_in, &attrs);
+    r->varying = false;
+    return copy;
+}
+
+/* A composed node's value is that of its expansion, whose layout may be another. */
+static tn_node *copy_of_expansion(tape *t, const region *g, const tn_node *n) {
+    tn_node *copy = copied(t, g, n->expansion);
+    return tn_node_contiguous(copy) ? copy : tn_b_contiguous(&t->build, copy);
+}
+
+static tn_status push_copying(tape *t, size_t *depth, tn_node *n) {
+    TRY(tn_mem_grow(&t->copying, &t->copying_capacity, *depth + 1, sizeof *t->copying));
+    t->copying[(*depth)++] = n;
+    return TN_OK;
+}
+
+/* Pushes the nodes whose copies n's copy is made of. */
+static tn_status push_sources(tape *t, const region *g, tn_node *n, size_t *depth) {
+    if (n->expansion) return copied(t, g, n->expansion) ? TN_OK : push_copying(t, depth, n->expansion);
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i] && !copied(t, g, n->in[i])) TRY(push_copying(t, depth, n->in[i]));
+    return TN_OK;
+}
+
+static tn_status make_copies(tape *t, region *g, tn_node *n) {
+    size_t depth = 0;
+    TRY(push_copying(t, &depth, n));
+    while (depth > 0) {
+        size_t before = depth;
+        tn_node *top = t->copying[depth - 1];
+        bool inside = top->origin == g->origin && !(top->flags & TN_NODE_LEAF) && top->op != TN_OP_NONE;
+        if (copied(t, g, top)) {
+            depth--;
+            continue;
+        }
+        if (inside) TRY(push_sources(t, g, top, &depth));
+        if (depth > before) continue;
+        depth--;
+        TRY(note_copy(t, g, top,
+                      !inside          ? given(t, g, top)
+                      : top->expansion ? copy_of_expansion(t, g, top)
+                                       : copy_node(t, g, top)));
+    }
+    return TN_OK;
+}
+
+/* n, or its copy if it was recorded in a region of TN_RECOMPUTE. dy: its gradient. */
+static tn_status recomputed(tape *t, tn_node *n, tn_node *dy, const tn_node **out) {
+    *out = n;
+    if (n->origin <= 0) return TN_OK;
+    tn_recorder *r = tn_recorder_here();
+    bool no_grad = r->no_grad;
+    region *g;
+    TRY(region_of(t, n->origin, dy, &g));
+    r->no_grad = false; /* rules ask which inputs require gradients */
+    r->origin = 0;
+    tn_status s = make_copies(t, g, n);
+    r->no_grad = no_grad;
+    TRY(s);
+    const tn_node *copy = copied(t, g, n);
+    if (copy->op == n->op && copy->n_in == n->n_in) *out = copy;
+    return TN_OK;
+}
+
 enum { FEW_INPUTS = 8 };
 
-static tn_status spread_gradient(tape *t, const tn_node *n, tn_node *dy, tn_node **grads) {
-    size_t first = t->build.count;
+static tn_status examine(const tape *t, size_t first, const tn_node *n) {
+    if (atomic_load_explicit(&tn_anomaly_mode, memory_order_relaxed) == 0) return TN_OK;
+    tn_status s = tn_graph_evaluator.find_anomaly(t->build.made + first, t->build.count - first);
+    return s == TN_OK ? s
+                      : tn_fail_prefix(s, "backward: in the gradient of %s (%s:%d)", tn_op(n->op)->name,
+                                       n->file ? n->file : "?", n->line);
+}
+
+static tn_status spread_gradient(tape *t, tn_node *n, tn_node *dy, tn_node **grads) {
     tn_recorder *r = tn_recorder_here();
+    const tn_node *seen;
+    TRY(recomputed(t, n, dy, &seen));
+    size_t first = t->build.count;
     r->varying = (n->flags & TN_NODE_VARIES) && !(n->flags & TN_NODE_VIEW);
-    tn_status s = tn_op(n->op)->impl->grad(&t->build, n, dy, grads);
+    tn_status s = tn_op(n->op)->impl->grad(&t->build, seen, dy, grads);
     r->varying = false;
     TRY(s);
     TRY(t->build.status);
     TRY(check_stale(t, first, n));
+    TRY(examine(t, first, n));
     for (int i = 0; i < n->n_in; i++) {
         if (!grads[i] || !n->in[i] || !(n->in[i]->flags & TN_NODE_GRAD)) continue;
         tape_entry *e = tape_find(t, n->in[i]);
@@ -228,7 +371,7 @@ static tn_status spread_gradient(tape *t, const tn_node *n, tn_node *dy, tn_node
 
 /* Hands the gradient of one entry to what lies below it. */
 static tn_status step_back(tape *t, const tape_entry *e) {
-    const tn_node *n = e->node;
+    tn_node *n = e->node;
     if (n->flags & TN_NODE_LEAF) return TN_OK;
     if (through_expansion(n)) {
         tape_entry *below = tape_find(t, n->expansion);
@@ -244,10 +387,56 @@ static tn_status step_back(tape *t, const tape_entry *e) {
     return s;
 }
 
+/* What a hook returns, NULL or another gradient, takes the gradient's place. */
+static tn_status take_hooked(tape *t, tape_entry *e, tn_tensor *result) {
+    if (!result) return TN_OK;
+    tn_node *n = tn_tensor_node(result), *g = tn_b_own(&t->build, tn_node_retain(n));
+    char is[96], want[96];
+    bool fits = g && tn_same_shape(g, e->grad) && g->dtype == e->grad->dtype && g->device == e->grad->device;
+    tn_status s = t->build.status;
+    if (s == TN_OK && !fits)
+        s = tn_fail(TN_ERR_SHAPE, "backward: a hook returned a gradient %s %s for the gradient %s %s",
+                    tn_shape_text(n, is, sizeof is), tn_dtype_name((tn_dtype)n->dtype),
+                    tn_shape_text(e->grad, want, sizeof want), tn_dtype_name((tn_dtype)e->grad->dtype));
+    if (s == TN_OK) e->grad = g;
+    tn_free(result);
+    return s;
+}
+
+static void drop_removed(tn_grad_slot *slot) {
+    for (tn_slot_hook **at = &slot->hooks; *at;) {
+        tn_slot_hook *h = *at;
+        if (h->function) {
+            at = &h->next;
+            continue;
+        }
+        *at = h->next;
+        tn_mem_free(h);
+    }
+}
+
+static tn_status call_hooks(tape *t, tape_entry *e) {
+    tn_grad_slot *slot = e->node->slot;
+    tn_status s = TN_OK;
+    bool calling = slot->calling; /* a hook may itself compute a gradient */
+    slot->calling = true;
+    for (const tn_slot_hook *h = slot->hooks; h && s == TN_OK; h = h->next) {
+        if (!h->function) continue;
+        tn_tensor *grad = tn_tensor_unscoped(tn_tensor_new(tn_node_retain(e->grad)));
+        s = take_hooked(t, e, h->function(h->ctx, grad));
+        tn_free(grad);
+    }
+    slot->calling = calling;
+    if (!calling) drop_removed(slot);
+    return s;
+}
+
 static tn_status go_back(tape *t) {
     for (size_t i = t->order_count; i-- > 0;) {
-        const tape_entry *e = &t->entries[t->order[i]];
-        if (e->needed && e->grad) TRY(step_back(t, e));
+        tape_entry *e = &t->entries[t->order[i]];
+        if (!e->needed || !e->grad) continue;
+        if (e->node->slot && e->node->slot->hooks) TRY(call_hooks(t, e));
+        TRY(step_back(t, e));
     }
     return TN_OK;
 }
@@ -294,7 +483,7 @@ static tn_status make_handles(tape *t, tn_tensor **handles) {
     tn_recorder *r = tn_recorder_here();
     for (size_t i = 0; i < t->count; i++) {
         const tape_entry *e = &t->entries[i];
-        if (!e->grad || !(e->node->flags & TN_NODE_LEAF) || !e->node->slot || e->node->slot->closed) continue;
+        if (!e->grad || !e->node->slot || !e->node->slot->keeps || e->node->slot->closed) continue;
         const tn_tensor *before = e->node->slot->grad;
         TRY(note_gradient(r, e->node->slot, TN_GRADIENT_ADDED));
         tn_node *g = before ? tn_b_add(&t->build, tn_tensor_node(before), e->grad) : own_memory(t, e->grad);
@@ -336,12 +525,20 @@ static tn_status check_leaf(const tn_tensor *t) {
     return TN_OK;
 }
 
-static tn_status mark_leaf(tn_node *n, tn_storage *s) {
+/* For the node and its storage. */
+static tn_grad_slot *slot_new(tn_node *n) {
     tn_grad_slot *slot = tn_mem_zalloc(1, sizeof *slot);
-    if (!slot) return TN_ERR_MEMORY;
+    if (!slot) return NULL;
     atomic_init(&slot->refs, 2);
-    s->slot = slot;
     n->slot = slot;
+    return slot;
+}
+
+static tn_status mark_leaf(tn_node *n, tn_storage *s) {
+    tn_grad_slot *slot = slot_new(n);
+    if (!slot) return TN_ERR_MEMORY;
+    slot->keeps = true;
+    s->slot = slot;
     n->flags |= TN_NODE_GRAD | TN_NODE_LEAF;
     return TN_OK;
 }
@@ -392,6 +589,57 @@ void tn_zero_grad(tn_tensor *leaf) {
     slot->grad = NULL;
 }
 
+/* ---- hooks ------------------------------------------------------------------------------------------------------- */
+
+static tn_status watched_slot(tn_tensor *t, const char *what, tn_grad_slot **slot) {
+    TRY(tn_need_tensor(t, what));
+    TRY(tn_status_of(t));
+    tn_node *n = tn_tensor_node(t);
+    if (!(n->flags & TN_NODE_GRAD)) return tn_fail(TN_ERR_STATE, "%s does not require gradients", what);
+    *slot = n->slot;
+    if (*slot) return TN_OK;
+    tn_storage *s = tn_tensor_storage(t);
+    *slot = s ? slot_new(n) : NULL;
+    if (!*slot) return TN_ERR_MEMORY;
+    (*slot)->next = s->watched;
+    s->watched = *slot;
+    return TN_OK;
+}
+
+tn_status tn_retain_grad(tn_tensor *t) {
+    tn_grad_slot *slot;
+    TRY(watched_slot(t, "tn_retain_grad: the tensor", &slot));
+    slot->keeps = true;
+    return TN_OK;
+}
+
+tn_status tn_register_hook(tn_tensor *t, tn_grad_hook *hook, void *ctx, int64_t *id) {
+    static _Atomic int64_t hooks;
+    tn_grad_slot *slot;
+    TRY(tn_need((const void *)(uintptr_t)hook, "tn_register_hook: hook"));
+    TRY(watched_slot(t, "tn_register_hook: the tensor", &slot));
+    tn_slot_hook *h = tn_mem_zalloc(1, sizeof *h), **end = &slot->hooks;
+    if (!h) return TN_ERR_MEMORY;
+    *h = (tn_slot_hook){.function = hook, .ctx = ctx, .id = 1 + atomic_fetch_add(&hooks, 1)};
+    while (*end)
+        end = &(*end)->next;
+    *end = h;
+    if (id) *id = h->id;
+    return TN_OK;
+}
+
+tn_status tn_remove_hook(tn_tensor *t, int64_t id) {
+    TRY(tn_need_tensor(t, "tn_remove_hook: the tensor"));
+    tn_grad_slot *slot = tn_tensor_node(t)->slot;
+    for (tn_slot_hook *h = slot ? slot->hooks : NULL; h; h = h->next) {
+        if (h->id != id || !h->function) continue;
+        h->function = NULL;
+        if (!slot->calling) drop_removed(slot);
+        return TN_OK;
+    }
+    return tn_fail(TN_ERR_ARGUMENT, "tn_remove_hook: the tensor has no hook with id %lld", (long long)id);
+}
+
 /* ---- the public functions ---------------------------------------------------------------------------------------- */
 
 static tn_status backward_on(tape *t, const tn_tensor *loss) {
@@ -423,14 +671,17 @@ tn_status tn_backward(const tn_tensor *loss) {
     if (!r) return TN_ERR_MEMORY;
     tape t = {.leaves_needed = true};
     bool before = r->no_grad;
+    int32_t origin = r->origin;
     tn_device *chosen = tn_chosen_device();
     (void)tn_set_current_device(tn_device_of(loss));
     r->no_grad = true;
+    r->origin = 0;
     size_t count = r->count;
     bool within = tn_recorder_begin_gradient(r);
     tn_status s = backward_on(&t, loss);
     tn_recorder_end_gradient(r, within, count);
     r->no_grad = before;
+    r->origin = origin;
     (void)tn_set_current_device(chosen);
     tape_free(&t);
     return s;
@@ -524,12 +775,15 @@ tn_status tn_gradients(tn_tensor *const *outputs, int output_count, tn_tensor *c
         grads[i] = NULL;
     tape t = {0};
     bool before = r->no_grad;
+    int32_t origin = r->origin;
     r->no_grad = !create_graph;
+    r->origin = 0;
     size_t count = r->count;
     bool within = tn_recorder_begin_gradient(r);
     tn_status s = gradients_on(&t, &q, grads);
     tn_recorder_end_gradient(r, within, count);
     r->no_grad = before;
+    r->origin = origin;
     tape_free(&t);
     for (int i = 0; s != TN_OK && i < input_count; i++) {
         tn_free(grads[i]);

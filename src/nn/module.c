@@ -26,7 +26,7 @@ struct tn_module {
     size_t child_count, child_capacity;
     variable *variables;
     size_t variable_count, variable_capacity;
-    bool training;
+    bool training, recompute;
     tn_status status; /* roots: the first failure of the tree */
     char *error;
 };
@@ -368,6 +368,10 @@ void tn_module_train(tn_module *m, bool training) {
         tn_module_train(m->children[i], training);
 }
 
+void tn_module_set_recompute(tn_module *m, bool recompute) {
+    if (m) m->recompute = recompute;
+}
+
 bool tn_module_is_training(const tn_module *m) { return m && m->training; }
 
 tn_tensor *tn_forward(tn_module *m, const tn_tensor *x) {
@@ -377,6 +381,8 @@ tn_tensor *tn_forward(tn_module *m, const tn_tensor *x) {
     if (!m->type->forward)
         return tn_failed(TN_ERR_ARGUMENT, "forward: \"%s\", of type %s, has no forward function of one tensor",
                          m->name ? m->name : "", m->type->name);
+    if (!m->recompute) return m->type->forward(m, x);
+    TN_RECOMPUTE;
     return m->type->forward(m, x);
 }
 

@@ -786,6 +786,7 @@ static const onnx_writer writers[] = {
     {TN_OP_AS_STRIDED, NULL, write_as_strided, has_few_places, NULL, 0},
     {TN_OP_DETACH, NULL, write_same, NULL, NULL, 0},
     {TN_OP_CONTIGUOUS, NULL, write_same, NULL, NULL, 0},
+    {TN_OP_GATED, NULL, write_same, NULL, NULL, 0},
     {TN_OP_ASSIGN_VIEW, NULL, write_assign_view, writes_few_places, NULL, 0},
     {TN_OP_CAT, NULL, write_cat, NULL, NULL, 0},
     {TN_OP_CAT_FEW, NULL, write_cat, NULL, NULL, 0},

@@ -398,6 +398,21 @@ const tn_op_impl tn_impl_detach = {.class_ = TN_VIEW_OP,
                                    .reference = reference_copy,
                                    .cases = "types=f32,i32; [2,3]; [0]; []"};
 
+/* gated(x, gate): x, as a value of its own that is computed after gate; a view. The gradient of a region of
+ * TN_RECOMPUTE begins with it. */
+static tn_status grad_gated(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    (void)n;
+    grads[0] = dy;
+    return b->status;
+}
+const tn_op_impl tn_impl_gated = {.facts = TN_FACT_GATE,
+                                  .class_ = TN_VIEW_OP,
+                                  .infer = infer_detach,
+                                  .grad = grad_gated,
+                                  .lower = lower_expand,
+                                  .reference = reference_copy,
+                                  .cases = "types=f32,f64,i32; [2,3] [4]; [0] [1]; [] [2,2]"};
+
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 
 /* contiguous(x): x in row-major order; a copy if it is not contiguous. */

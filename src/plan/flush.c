@@ -667,7 +667,8 @@ tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
     return s;
 }
 
-const tn_evaluator tn_graph_evaluator = {.flush = tn_flush, .expand = tn_expand_node, .to_device = tn_to_device};
+const tn_evaluator tn_graph_evaluator = {
+    .flush = tn_flush, .expand = tn_expand_node, .to_device = tn_to_device, .find_anomaly = tn_find_anomaly};
 
 /* ==== order between queues ======================================================================================== */
 /* On queues of the interface and on a device's default queue the caller makes the driver's calls. For a queue with its

@@ -377,10 +377,20 @@ static bool buffers_suffice(tn_graph_plan *g, int group, int value) {
 
 static bool has_zero_extent(const tn_node *n) { return tn_node_numel(n) == 0; }
 
+/* A weight's gradient: updates run last, and until then its operands, which are larger, would be kept. */
+static bool keeps_operands(const tn_graph_plan *g, const tn_group *to, const tn_value *v) {
+    int64_t operands = 0;
+    if (!g->recomputes || !kernel_of_its_own(tn_value_class(v)) || !tn_group_writes_state(g, to)) return false;
+    for (int k = 0; k < v->n_in; k++)
+        if (v->in[k] >= 0 && g->values[g->values[v->in[k]].root].slot < 0)
+            operands += tn_value_numel(&g->values[v->in[k]]);
+    return operands > tn_value_numel(v);
+}
+
 static bool may_join(tn_graph_plan *g, int group, int value) {
     const tn_value *v = &g->values[value];
-    if (v->alone || v->vendor || has_zero_extent(v->node)) return false;
     const tn_group *to = &g->groups[group];
+    if (v->alone || v->vendor || has_zero_extent(v->node) || keeps_operands(g, to, v)) return false;
     for (size_t i = 0; i < to->member_count; i++)
         if (g->values[to->members[i]].alone || g->values[to->members[i]].vendor) return false;
     if (!space_fits(g, to, v) || (g->counts_buffers && !buffers_suffice(g, group, value))) return false;

@@ -256,6 +256,7 @@ typedef struct tn_graph_plan {
     bool crowded;        /* … because the group needs too many buffers */
     bool counts_buffers; /* fusing counts them, since a group had too many */
     bool trains;         /* some value requires gradients */
+    bool recomputes;     /* there are regions of TN_RECOMPUTE: memory comes before speed */
 } tn_graph_plan;
 
 tn_status tn_values_make(tn_graph_plan *g);
@@ -573,6 +574,7 @@ static inline bool tn_number_varies(const tn_binding *b, const tn_node *n) {
     return (n->flags & TN_NODE_VARIES) && !(n->flags & TN_NODE_VIEW) && b->varies;
 }
 /* tn_evaluator's flush: computes what is pending. */
+tn_status tn_find_anomaly(tn_node *const *nodes, size_t count); /* tn_evaluator.find_anomaly (anomaly.c) */
 tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count);
 tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *targets, int count);
 void tn_binding_free(tn_binding *b);

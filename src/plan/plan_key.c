@@ -417,11 +417,14 @@ tn_status tn_expand_node(tn_node *n) {
     tn_recorder *r = tn_recorder_here();
     if (!r) return TN_ERR_MEMORY;
     bool no_grad = r->no_grad;
+    int32_t origin = r->origin;
     r->no_grad = !(n->flags & TN_NODE_GRAD);
+    r->origin = n->origin;
     tn_build b = {0};
     tn_status s = expand_with(&b, n);
     tn_build_end(&b);
     r->no_grad = no_grad;
+    r->origin = origin;
     return s;
 }
 

@@ -357,9 +357,33 @@ static tn_status make_checked(tn_graph_plan *g, walk_stack *stack) {
     return tn_find_checked(g);
 }
 
+static const tn_node *needed_node(const tn_graph_plan *g, size_t i) {
+    return g->binding->marks[i] & TN_MARK_NEEDED ? g->binding->recorder->pending[i] : NULL;
+}
+
+static bool has_gate(const tn_graph_plan *g) {
+    for (size_t i = 0; i < g->pending_before; i++) {
+        const tn_node *n = needed_node(g, i);
+        if (n && tn_op_has(n, TN_FACT_GATE)) return true;
+    }
+    return false;
+}
+
+/* Values in the order of the recording: a weight's gradient follows the gradient that it is made of, whose memory is
+ * then free, and does not wait for the weight's update. */
+static tn_status walk_in_order(tn_graph_plan *g, walk_stack *stack) {
+    tn_status s = TN_OK;
+    int id = -1;
+    for (size_t i = 0; i < g->pending_before && s == TN_OK; i++)
+        if (needed_node(g, i)) s = walk_from(g, stack, needed_node(g, i), &id);
+    return s;
+}
+
 tn_status tn_values_make(tn_graph_plan *g) {
     walk_stack stack = {0};
     tn_status s = TN_OK;
+    g->recomputes = has_gate(g);
+    if (g->recomputes) s = walk_in_order(g, &stack);
     for (size_t i = 0; i < g->binding->output_count && s == TN_OK; i++) {
         int id = -1;
         s = walk_from(g, &stack, g->binding->outputs[i].node, &id);

@@ -54,11 +54,24 @@ enum {
     TN_NODE_CAPTURED = 128 /* data that was made inside a capture */
 };
 
-/* Where a leaf's gradient is collected; shared by the storage and its leaf nodes. */
+/* A function that sees a gradient before it is passed on (tn_register_hook). */
+typedef struct tn_slot_hook {
+    tn_tensor *(*function)(void *ctx, const tn_tensor *grad);
+    void *ctx;
+    int64_t id;
+    struct tn_slot_hook *next;
+} tn_slot_hook;
+
+/* Where the gradient of a leaf, or of another node that somebody watches, is collected; shared by the storage and its
+ * nodes. */
 typedef struct tn_grad_slot {
     _Atomic int32_t refs;
     tn_tensor *grad;
-    bool closed; /* the leaf's tensor is gone: nobody can ask for a gradient any more, and none is collected */
+    bool closed;  /* the tensor is gone: nobody can ask for a gradient any more, and none is collected */
+    bool calling; /* hooks are being called: one that is removed meanwhile only loses its function */
+    bool keeps;   /* the gradient is collected: of leaves, and after tn_retain_grad */
+    tn_slot_hook *hooks;
+    struct tn_grad_slot *next; /* another watched node of the same storage */
 } tn_grad_slot;
 
 /* An extent that is the sum of several with symbols: 16 and a bit for each of the symbols 0 … 3. */
@@ -103,6 +116,7 @@ struct tn_node {
     tn_node *in_small[4];
     char *error; /* error nodes */
     tn_status status;
+    int32_t origin; /* the region of TN_RECOMPUTE that it was recorded in; 0: none */
 };
 
 int64_t tn_node_numel(const tn_node *n);
@@ -223,6 +237,7 @@ enum {
     TN_FACT_VENDOR_PRODUCT = 1 << 15, /* a matrix product that vendors' libraries compute */
     TN_FACT_WEIGHT_FIRST = 1 << 16,   /* a matrix product whose second operand is [n, k], as weights are */
     TN_FACT_SORTS = 1 << 17,          /* its composition sorts, which is slow on devices that are processors */
+    TN_FACT_GATE = 1 << 21,           /* a view that is computed after its second input: recomputing begins there */
     TN_FACT_CONV_FORWARD = 1 << 18,
     TN_FACT_CONV_DGRAD = 1 << 19,
     TN_FACT_CONV_WGRAD = 1 << 20,
@@ -374,6 +389,7 @@ typedef struct tn_storage {
     tn_buffer *home;
     tn_node *resident;               /* the node whose value lies at home now; value, unless a write is pending */
     tn_grad_slot *slot;              /* when it is a leaf that requires gradients */
+    tn_grad_slot *watched;           /* of other nodes: a list */
     struct tn_storage *next_written; /* recorder's list of states to commit */
     bool in_written;
 } tn_storage;
@@ -459,6 +475,7 @@ typedef struct tn_recorder {
     size_t count, capacity;
     tn_storage *written; /* states whose value is pending */
     bool no_grad;
+    int32_t origin;   /* of the nodes recorded now */
     uint8_t autocast; /* the low precision of TN_AUTOCAST, a tn_dtype; TN_F32: off */
     bool capturing;
     const char *captured_write; /* an op that wrote, in a capture, to a tensor from before that is no state; or NULL */
@@ -497,6 +514,8 @@ typedef struct tn_evaluator {
     tn_status (*flush)(tn_recorder *r, tn_node *const *targets, int count);
     tn_status (*expand)(tn_node *n);                                /* makes n->expansion (plan/passes.h) */
     tn_tensor *(*to_device)(const tn_tensor *t, tn_device *device); /* as tn_to_device */
+    /* Evaluates the nodes and fails for the first with a NaN or infinity (plan/anomaly.c); TN_OK if that is off. */
+    tn_status (*find_anomaly)(tn_node *const *nodes, size_t count);
 } tn_evaluator;
 extern const tn_evaluator tn_graph_evaluator;
 
@@ -523,6 +542,7 @@ static inline bool tn_same_shape(const tn_node *a, const tn_node *b) {
 }
 void tn_grad_slot_release(tn_grad_slot *s);
 void tn_grad_slot_close(tn_grad_slot *s); /* the same by the leaf's storage, whose gradient goes with it */
+extern _Atomic int tn_anomaly_mode;       /* a tn_anomaly (autograd.h); -1: TRUNNION_DETECT_ANOMALY was not read yet */
 size_t tn_recorder_limit(const tn_recorder *r);
 /* Between the two a gradient is recorded. No automatic flush happens in between, because half a gradient would turn all
  * that the other half needs into results. A long gradient raises the limit for the following step. begin returns the

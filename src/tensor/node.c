@@ -168,6 +168,7 @@ static inline tn_node *node_new(void) {
     n->f = NULL;
     n->error = NULL;
     n->status = TN_OK;
+    n->origin = 0;
     return n;
 }
 
@@ -186,6 +187,11 @@ static void node_recycle(tn_node *n) {
 void tn_grad_slot_release(tn_grad_slot *s) {
     if (!s || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) return;
     tn_free(s->grad);
+    while (s->hooks) {
+        tn_slot_hook *next = s->hooks->next;
+        tn_mem_free(s->hooks);
+        s->hooks = next;
+    }
     tn_mem_free(s);
 }
 
@@ -673,6 +679,7 @@ static inline tn_status node_finish(tn_recorder *r, tn_node *n, const tn_op_row 
     n->device = f->device;
     n->file = r->file;
     n->line = r->line;
+    n->origin = r->origin;
     if (!n->device) {
         n->device = tn_current_device();
         s = n->device ? retain_device(r, n->device) : tn_error_code();

@@ -303,6 +303,11 @@ void tn_storage_release(tn_storage *s) {
     if (s->resident) tn_node_release(s->resident);
     tn_buffer_release(s->home);
     tn_grad_slot_close(s->slot);
+    while (s->watched) {
+        tn_grad_slot *next = s->watched->next;
+        tn_grad_slot_close(s->watched);
+        s->watched = next;
+    }
     tn_mem_free(s);
 }
 
@@ -520,14 +525,25 @@ static __attribute__((noinline)) tn_node *make_autocast(const tn_recorder *r, in
     return n;
 }
 
+_Atomic int tn_anomaly_mode = -1;
+
+/* The node itself, or an error in its place if it has a NaN or infinity that anomaly detection looks for. */
+static tn_node *examined(tn_node *n) {
+    tn_status s = n->flags & TN_NODE_ERROR ? TN_OK : tn_graph_evaluator.find_anomaly(&n, 1);
+    if (s == TN_OK) return n;
+    tn_node_release(n);
+    return tn_node_failed(s);
+}
+
 tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs) {
     tn_node *nodes[TN_MAX_INPUTS];
     if (n_in > TN_MAX_INPUTS) return record_many(op, in, n_in, attrs);
     for (int i = 0; i < n_in; i++)
         nodes[i] = in[i] ? node_of(in[i]) : NULL;
     bool cast = atomic_load_explicit(&autocast_used, memory_order_relaxed) && tn_autocast_dtype() != TN_F32;
-    tn_node *n = cast ? make_autocast(tn_recorder_here(), op, nodes, n_in, attrs)
-                      : tn_node_make(op, nodes, n_in, attrs);
+    tn_node *n =
+        cast ? make_autocast(tn_recorder_here(), op, nodes, n_in, attrs) : tn_node_make(op, nodes, n_in, attrs);
+    if (__builtin_expect(atomic_load_explicit(&tn_anomaly_mode, memory_order_relaxed) != 0, false)) n = examined(n);
     if (!(n->flags & (TN_NODE_VIEW | TN_NODE_ERROR))) return tn_tensor_new(n);
     return n == &freed_node ? tn_tensor_error(input_was_freed(op, in, n_in)) : view_handle(op, in, n);
 }
@@ -779,6 +795,7 @@ tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in,
     for (int i = 0; i < n_in && i < TN_MAX_INPUTS; i++)
         nodes[i] = in[i] ? tn_tensor_node(in[i]) : NULL;
     tn_node *n = tn_node_make(op, nodes, n_in < TN_MAX_INPUTS ? n_in : TN_MAX_INPUTS, attrs);
+    if (__builtin_expect(atomic_load_explicit(&tn_anomaly_mode, memory_order_relaxed) != 0, false)) n = examined(n);
     bool freed = n == &freed_node && tn_tensor_is_live(dst); /* an operand, not the target */
     tn_status s = freed ? input_was_freed(op, in, n_in) : tn_takes_indices(op) ? tn_check_indices(n) : TN_OK;
     dst = s != TN_OK ? tn_refuse_write(s) : write_node(dst, n, true, tn_op(op)->name);
@@ -1029,6 +1046,19 @@ tn_autocast tn_autocast_begin(tn_dtype dtype) {
 
 void tn_autocast_end(tn_autocast *scope) {
     if (scope) (void)tn_autocast_begin(scope->before);
+}
+
+tn_recompute tn_recompute_begin(void) {
+    static _Atomic uint32_t regions;
+    tn_recorder *r = tn_recorder_here();
+    tn_recompute before = {.before = r ? r->origin : 0};
+    if (r) r->origin = 1 + (int32_t)(atomic_fetch_add_explicit(&regions, 1, memory_order_relaxed) % INT32_MAX);
+    return before;
+}
+
+void tn_recompute_end(tn_recompute *scope) {
+    tn_recorder *r = scope ? tn_recorder_here() : NULL;
+    if (r) r->origin = scope->before;
 }
 
 tn_grad_mode tn_no_grad_begin(void) { return (tn_grad_mode){.before = tn_set_grad_enabled(false)}; }

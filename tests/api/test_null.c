@@ -346,6 +346,11 @@ static void graphs_refuse(void **state) {
     tn_free(y);
 }
 
+static tn_tensor *first_input(void *ctx, tn_tensor *const *in) {
+    (void)ctx;
+    return tn_contiguous(in[0]);
+}
+
 static void gradients_refuse(void **state) {
     (void)state;
     tn_tensor *x = tn_full(TN_DIMS(2), 1, TN_F32), *grad = NULL;
@@ -359,6 +364,12 @@ static void gradients_refuse(void **state) {
     YIELDS(NULL, tn_grad(NULL))
     CALLS(tn_zero_grad(NULL))
     CALLS(tn_no_grad_end(NULL))
+    CALLS(tn_recompute_end(NULL))
+    FAILS(tn_register_hook(NULL, NULL, NULL, NULL))
+    FAILS(tn_remove_hook(NULL, 1))
+    FAILS(tn_retain_grad(NULL))
+    FAILS(tn_gradcheck(NULL, NULL, &x, 1, NULL))
+    FAILS(tn_gradcheck(first_input, NULL, NULL, 1, NULL))
     CALLS(tn_autocast_end(NULL))
     tn_free(x);
 }
@@ -485,6 +496,7 @@ static void modules_refuse(void **state) {
     CALLS(tn_variables_free(NULL))
     YIELDS(0, tn_module_parameter_count(NULL))
     CALLS(tn_module_train(NULL, true))
+    CALLS(tn_module_set_recompute(NULL, true))
     YIELDS(false, tn_module_is_training(NULL))
     REFUSES(tn_forward(NULL, NULL))
     REFUSES(tn_init_uniform(NULL, 2, 0, 1))

@@ -20,8 +20,8 @@
 #include "trunnion/onnx.h"
 #include "trunnion/ops.h"
 #include "trunnion/optim.h"
-#include "trunnion/text.h"
 #include "trunnion/survive.h"
+#include "trunnion/text.h"
 #include "trunnion/tune.h"
 
 /* ---- what takes options ------------------------------------------------------------------------------------------ */
@@ -336,6 +336,18 @@ static tn_status try_survivor(const void *work) {
     return tn_survive(work, NULL, (const char *[]){"cpu"}, 1, NULL, NULL);
 }
 
+static tn_tensor *square_of(void *ctx, tn_tensor *const *in) {
+    (void)ctx;
+    return tn_mul(in[0], in[0]);
+}
+
+static tn_status try_gradcheck(const void *o) {
+    TN_SCOPE;
+    tn_tensor *x = tn_ones(TN_DIMS(2), TN_F64);
+    assert_ok(tn_set_requires_grad(x, true));
+    return tn_gradcheck(square_of, NULL, &x, 1, o);
+}
+
 static tn_status try_certify(const void *o) {
     tn_certify_counts counts = {.struct_size = sizeof counts};
     return tn_certify(NULL, o, &counts);
@@ -388,7 +400,8 @@ static tn_status try_engine(const void *o) {
     X(SURVIVE, tn_survive_options, try_survive)                         \
     X(SURVIVOR, tn_survivor, try_survivor)                              \
     X(ENGINE, tn_engine_options, try_engine)                            \
-    X(CERTIFY, tn_certify_options, try_certify)
+    X(CERTIFY, tn_certify_options, try_certify)                         \
+    X(GRADCHECK, tn_gradcheck_options, try_gradcheck)
 
 #define OTHER_DEFAULTS(NAME, type, call) static const type NAME##_defaults = TN_##NAME##_DEFAULTS;
 OTHERS(OTHER_DEFAULTS)
@@ -824,6 +837,8 @@ static tn_status choose_level(int v) {
     return try_engine(&o);
 }
 
+static tn_status choose_anomaly(int v) { return tn_set_detect_anomaly((tn_anomaly)v); }
+
 static tn_status choose_numerics(int v) { return tn_set_numerics((tn_numerics)v); }
 static tn_status choose_tuning(int v) { return tn_set_tuning((tn_tuning)v); }
 
@@ -866,6 +881,7 @@ static const choice choices[] = {
     CHOICE(tn_fallback, "tn_survive: fallback", TN_FALLBACK_SILENT, choose_survival),
     CHOICE(tn_data_split, "data parallel: split", TN_SPLIT_SHARES, choose_split),
     CHOICE(tn_engine_level, "tn_engine_set_options: level", TN_ENGINE_LEVEL_EXTENDED, choose_level),
+    CHOICE(tn_anomaly, "tn_set_detect_anomaly: mode", TN_ANOMALY_INF, choose_anomaly),
     CHOICE(tn_numerics, "tn_set_numerics: numerics", TN_NUMERICS_FAST, choose_numerics),
     CHOICE(tn_tuning, "tn_set_tuning: mode", TN_TUNING_OFF, choose_tuning),
     CHOICE(tn_pooling, "tn_embedder_open: pooling", TN_POOLING_LAST, choose_pooling),

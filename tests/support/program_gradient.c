@@ -179,8 +179,14 @@ bool program_run_gradient(const program *p, char *why, size_t size) {
     *c = (check){.p = p, .why = why, .size = size};
     loss_at(c, -1, 0, 0, true);
     bool ok = true;
-    for (int n = 0; n < p->count && ok; n++)
+    tn_recompute region = {0};
+    enum { STEPS = 5 }; /* of a region; every other program has regions */
+    for (int n = 0; n < p->count && ok; n++) {
+        if (p->count % 2 && n % STEPS == 1) region = tn_recompute_begin();
         ok = !c->ran[n] || do_step(c, n);
+        if (p->count % 2 && n % STEPS == 0) tn_recompute_end(&region);
+    }
+    tn_recompute_end(&(tn_recompute){0});
     ok = ok && backward(c);
     for (int k = 0; k < c->leaf_count && ok; k++)
         if (c->reg[p->steps[c->leaves[k]].to]) ok = check_leaf(c, c->leaves[k]);

@@ -1,0 +1,328 @@
+/* test_watch_gradients.c — what helps with gradients: regions that are recomputed, hooks, retained gradients, anomaly
+ * detection, gradcheck. */
+#include "test_support.h"
+
+#include <math.h>
+
+#include "tensor/graph.h"
+#include "trunnion/autograd.h"
+#include "trunnion/functions.h"
+#include "trunnion/nn.h"
+#include "trunnion/ops.h"
+#include "trunnion/optim.h"
+
+static tn_tensor *vector(const double *values, int64_t count) {
+    tn_tensor *t = tn_from_data(values, &count, 1, TN_F64);
+    assert_ok(tn_set_requires_grad(t, true));
+    return t;
+}
+#define LEAF(...) \
+    vector((const double[]){__VA_ARGS__}, (int64_t)(sizeof((const double[]){__VA_ARGS__}) / sizeof(double)))
+
+static void assert_f64(const tn_tensor *t, const double *want, int64_t count) {
+    double is[16];
+    assert_non_null(t);
+    assert_ok(tn_read_as(t, is, count, TN_F64));
+    for (int64_t i = 0; i < count; i++)
+        if (fabs(is[i] - want[i]) > 1e-12 * fmax(1, fabs(want[i])))
+            fail_msg("element %lld is %g, it should be %g", (long long)i, is[i], want[i]);
+}
+#define ASSERT_F64(t, ...) \
+    assert_f64(t, (const double[]){__VA_ARGS__}, (int64_t)(sizeof((const double[]){__VA_ARGS__}) / sizeof(double)))
+
+static tn_tensor *total(const tn_tensor *x) { return tn_sum(x, TN_ALL, false); }
+
+/* ---- recomputing ------------------------------------------------------------------------------------------------- */
+
+enum { LAYERS = 6, WIDTH = 64, ROWS = 512, STEPS = 3 };
+
+/* Residual blocks with everything that makes copies hard: composed operations, random numbers, a cast to half
+ * precision, views, reductions. */
+static tn_module *deep_network(tn_module *root, bool recompute) {
+    tn_module *net = tn_nn_sequential(root, "net");
+    for (int i = 0; i < LAYERS; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "%d", i);
+        tn_module *block = tn_nn_sequential(net, name);
+        tn_nn_linear(block, "up", WIDTH, 4 * WIDTH, true);
+        tn_nn_function(block, "act", i % 2 ? tn_silu : tn_relu);
+        if (i % 3 == 0) tn_nn_dropout(block, "drop", 0.25);
+        tn_nn_linear(block, "down", 4 * WIDTH, WIDTH, true);
+        tn_nn_layer_norm(block, "norm", WIDTH, NULL);
+        tn_module_set_recompute(block, recompute);
+    }
+    assert_ok(tn_module_status(root));
+    return net;
+}
+
+static int64_t train_deep(bool recompute, bool read_first, float *weights, int64_t room) {
+    tn_manual_seed(7);
+    tn_clear_plans();
+    tn_module *root = tn_module_root(), *net = deep_network(root, recompute);
+    tn_optimizer *adam;
+    assert_ok(tn_optimizer_adam(net, NULL, &adam));
+    tn_tensor *x = tn_randn(TN_DIMS(ROWS, WIDTH));
+    assert_ok(tn_eval(&x, 1));
+    tn_runtime_stats stats = {.struct_size = sizeof stats};
+    for (int step = 0; step < STEPS; step++) {
+        TN_SCOPE;
+        tn_tensor *y = tn_forward(net, x);
+        tn_tensor *loss = tn_mean(tn_mul(y, tn_tanh(y)), TN_ALL, false);
+        if (read_first) assert_true(isfinite(tn_item(loss)));
+        assert_ok(tn_minimize(adam, loss));
+        if (step == 0) tn_reset_runtime_stats();
+    }
+    assert_ok(tn_get_runtime_stats(&stats));
+    tn_variable *v;
+    int count;
+    int64_t at = 0;
+    assert_ok(tn_module_variables(net, &v, &count));
+    for (int i = 0; i < count; i++) {
+        assert_true(at + tn_numel(v[i].tensor) <= room);
+        assert_ok(tn_read_as(v[i].tensor, weights + at, tn_numel(v[i].tensor), TN_F32));
+        at += tn_numel(v[i].tensor);
+    }
+    tn_variables_free(v);
+    tn_optimizer_free(adam);
+    tn_module_free(root);
+    tn_free(x);
+    tn_clear_plans();
+    return stats.peak_bytes;
+}
+
+static void recomputing_keeps_the_bits_and_saves_memory(void **state) {
+    (void)state;
+    enum { ROOM = LAYERS * (8 * WIDTH * WIDTH + 8 * WIDTH) };
+    float *kept = calloc(ROOM, sizeof *kept), *again = calloc(ROOM, sizeof *again);
+    int64_t with_all = train_deep(false, false, kept, ROOM), less = train_deep(true, false, again, ROOM);
+    print_message("peak: %lld bytes, with recomputing %lld\n", (long long)with_all, (long long)less);
+    assert_memory_equal(kept, again, ROOM * sizeof *kept);
+    assert_true(kept[0] != 0);
+    assert_true(less * 10 < with_all * 7);
+    memset(again, 0, ROOM * sizeof *again);
+    train_deep(true, true, again, ROOM);
+    assert_memory_equal(kept, again, ROOM * sizeof *kept);
+    free(kept);
+    free(again);
+}
+
+/* Nested regions, values of one region that another one and the outside use, a second derivative. */
+static tn_tensor *nested(tn_tensor *x, bool recompute) {
+    tn_tensor *y, *z;
+    if (!recompute) {
+        y = tn_tanh(tn_mul(x, x));
+        z = tn_exp(tn_sin(y));
+        return total(tn_mul(tn_add(z, y), tn_sigmoid(z)));
+    }
+    TN_RECOMPUTE;
+    y = tn_tanh(tn_mul(x, x));
+    {
+        TN_RECOMPUTE;
+        z = tn_exp(tn_sin(y));
+    }
+    return total(tn_mul(tn_add(z, y), tn_sigmoid(z)));
+}
+
+static void regions_nest_and_can_be_differentiated_twice(void **state) {
+    (void)state;
+    double grads[2][2][4];
+    for (int recompute = 0; recompute < 2; recompute++) {
+        TN_SCOPE;
+        tn_tensor *x = LEAF(0.5, -1, 2, 0.1), *y = nested(x, recompute), *first, *second;
+        assert_ok(tn_gradients(&y, 1, NULL, &x, 1, true, &first));
+        tn_tensor *squares = total(tn_mul(first, first));
+        assert_ok(tn_gradients(&squares, 1, NULL, &x, 1, false, &second));
+        assert_ok(tn_read_as(first, grads[recompute][0], 4, TN_F64));
+        assert_ok(tn_read_as(second, grads[recompute][1], 4, TN_F64));
+    }
+    assert_memory_equal(grads[0], grads[1], sizeof grads[0]);
+}
+
+/* ---- hooks ------------------------------------------------------------------------------------------------------- */
+
+typedef struct seen {
+    int calls, order;
+    int64_t id;
+    tn_tensor *from;
+    double first;
+} seen;
+
+static tn_tensor *double_it(void *ctx, const tn_tensor *grad) {
+    seen *s = ctx;
+    s->calls++;
+    return tn_mul(grad, tn_scalar(2));
+}
+
+static tn_tensor *look_and_leave(void *ctx, const tn_tensor *grad) {
+    seen *s = ctx;
+    double values[2];
+    s->calls++;
+    assert_ok(tn_read_as(grad, values, 2, TN_F64));
+    s->first = values[0];
+    assert_ok(tn_remove_hook(s->from, s->id));
+    return NULL;
+}
+
+static tn_tensor *wrong_shape(void *ctx, const tn_tensor *grad) {
+    (void)ctx;
+    return tn_sum(grad, TN_ALL, false);
+}
+
+static void hooks_see_and_replace_gradients(void **state) {
+    (void)state;
+    TN_SCOPE;
+    seen twice = {0}, once = {0};
+    tn_tensor *x = LEAF(2, 3), *middle = tn_mul(x, x);
+    once.from = middle;
+    assert_ok(tn_register_hook(middle, double_it, &twice, NULL));
+    assert_ok(tn_register_hook(middle, look_and_leave, &once, &once.id));
+    for (int i = 0; i < 2; i++) {
+        tn_zero_grad(x);
+        assert_ok(tn_backward(total(tn_mul(middle, middle))));
+        ASSERT_F64(tn_grad(x), 2 * (2 * 4) * (2 * 2), 2 * (2 * 9) * (2 * 3));
+    }
+    assert_int_equal(twice.calls, 2);
+    assert_int_equal(once.calls, 1);
+    assert_true(once.first == 16); /* after the first hook */
+    assert_int_equal(tn_remove_hook(middle, once.id), TN_ERR_ARGUMENT);
+}
+
+static void a_hook_of_a_leaf_acts_before_the_gradient_is_added(void **state) {
+    (void)state;
+    TN_SCOPE;
+    seen s = {0};
+    tn_tensor *x = LEAF(2, 3);
+    assert_ok(tn_register_hook(x, double_it, &s, &s.id));
+    assert_ok(tn_backward(total(x)));
+    assert_ok(tn_backward(total(x)));
+    ASSERT_F64(tn_grad(x), 4, 4);
+    assert_ok(tn_remove_hook(x, s.id));
+    assert_ok(tn_backward(total(x)));
+    ASSERT_F64(tn_grad(x), 5, 5);
+}
+
+static void a_wrong_hook_fails_the_backward_pass(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = LEAF(2, 3), *y = tn_exp(x);
+    assert_ok(tn_register_hook(y, wrong_shape, NULL, NULL));
+    assert_int_equal(tn_backward(total(y)), TN_ERR_SHAPE);
+    assert_text_has(tn_error(), "hook");
+    assert_null(tn_grad(x));
+    assert_int_equal(tn_register_hook(tn_detach(x), double_it, NULL, NULL), TN_ERR_STATE);
+    assert_int_equal(tn_register_hook(x, NULL, NULL, NULL), TN_ERR_ARGUMENT);
+}
+
+static void a_retained_gradient_is_collected(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = LEAF(2, 3), *middle = tn_mul(x, x), *view = tn_slice(middle, 0, 0, 1, 1);
+    assert_null(tn_grad(middle));
+    assert_ok(tn_retain_grad(middle));
+    assert_ok(tn_retain_grad(view));
+    for (int i = 1; i <= 2; i++) {
+        assert_ok(tn_backward(tn_add(total(tn_mul(middle, middle)), total(view))));
+        ASSERT_F64(tn_grad(middle), 9 * i, 18 * i);
+        ASSERT_F64(tn_grad(view), 1 * i);
+    }
+    tn_zero_grad(middle);
+    assert_null(tn_grad(middle));
+}
+
+/* ---- anomalies --------------------------------------------------------------------------------------------------- */
+
+static void the_first_operation_with_a_nan_is_named(void **state) {
+    (void)state;
+    assert_ok(tn_set_detect_anomaly(TN_ANOMALY_NAN));
+    {
+        TN_SCOPE;
+        tn_tensor *x = LEAF(1, -1, 4);
+        int line = __LINE__ + 1;
+        tn_tensor *bad = tn_log(x);
+        char where[64];
+        snprintf(where, sizeof where, "test_watch_gradients.c:%d: log", line);
+        assert_int_equal(tn_status_of(total(tn_mul(bad, bad))), TN_ERR_STATE);
+        assert_text_has(tn_error(), where);
+        assert_text_has(tn_error(), "[3] f64 has NaN at element 1 (1 of 3");
+        /* an infinity is none */
+        assert_ok(tn_status_of(tn_log(LEAF(0, 1))));
+    }
+    assert_ok(tn_set_detect_anomaly(TN_ANOMALY_INF));
+    {
+        TN_SCOPE;
+        tn_tensor *masked = tn_where(tn_gt(LEAF(1, -1), tn_scalar(0)), LEAF(1, 2), tn_scalar(-INFINITY));
+        assert_ok(tn_status_of(tn_softmax(masked, 0)));
+        assert_int_equal(tn_status_of(tn_exp(LEAF(1, 1000))), TN_ERR_STATE);
+        assert_text_has(tn_error(), "exp: the result [2] f64 has an infinity at element 1");
+    }
+    assert_ok(tn_set_detect_anomaly(TN_ANOMALY_OFF));
+    {
+        TN_SCOPE;
+        assert_ok(tn_status_of(tn_log(LEAF(-1))));
+    }
+    assert_int_equal(tn_set_detect_anomaly((tn_anomaly)3), TN_ERR_ARGUMENT);
+}
+
+static void a_nan_of_the_backward_pass_names_the_forward_operation(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = LEAF(4, 0), *y = NULL;
+    assert_ok(tn_set_detect_anomaly(TN_ANOMALY_NAN));
+    int line = __LINE__ + 1;
+    y = tn_mul(tn_sqrt(x), LEAF(1, 0)); /* 0 · ∞ */
+    tn_status s = tn_backward(total(y));
+    assert_ok(tn_set_detect_anomaly(TN_ANOMALY_OFF));
+    char where[64];
+    snprintf(where, sizeof where, "test_watch_gradients.c:%d", line);
+    assert_int_equal(s, TN_ERR_STATE);
+    assert_text_has(tn_error(), "in the gradient of sqrt");
+    assert_text_has(tn_error(), where);
+    assert_null(tn_grad(x));
+}
+
+/* ---- gradcheck --------------------------------------------------------------------------------------------------- */
+
+static tn_tensor *right(void *ctx, tn_tensor *const *in) {
+    (void)ctx;
+    return tn_mul(tn_sin(in[0]), tn_exp(tn_mul(in[1], in[0])));
+}
+
+/* x² whose gradient forgets a factor: the detached operand counts as constant. */
+static tn_tensor *wrong(void *ctx, tn_tensor *const *in) {
+    (void)ctx;
+    return tn_mul(in[0], tn_detach(in[0]));
+}
+
+static void gradcheck_finds_wrong_gradients(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *in[] = {LEAF(0.3, -0.7), LEAF(0.2, 0.9)}, *single = tn_cast(in[0], TN_F32);
+    tn_gradcheck_options o = TN_GRADCHECK_DEFAULTS;
+    o.order = 2;
+    assert_ok(tn_gradcheck(right, NULL, in, 2, &o));
+    ASSERT_F64(in[0], 0.3, -0.7);
+    assert_null(tn_grad(in[0]));
+    assert_int_equal(tn_gradcheck(wrong, NULL, in, 1, NULL), TN_ERR_STATE);
+    assert_text_has(tn_error(), "element 0 of the result with respect to element 0 of input 0 is 0.3, but");
+    o.rtol = 2; /* a bound that even this keeps */
+    assert_ok(tn_gradcheck(wrong, NULL, in, 1, &(tn_gradcheck_options){o.struct_size, 1e-6, 0, 2, 1}));
+    assert_int_equal(tn_gradcheck(right, NULL, (tn_tensor *[]){single, in[1]}, 2, NULL), TN_ERR_DTYPE);
+    o.eps = 0;
+    assert_int_equal(tn_gradcheck(right, NULL, in, 2, &o), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_gradcheck(right, NULL, in, 0, NULL), TN_ERR_ARGUMENT);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(recomputing_keeps_the_bits_and_saves_memory),
+        cmocka_unit_test(regions_nest_and_can_be_differentiated_twice),
+        cmocka_unit_test(hooks_see_and_replace_gradients),
+        cmocka_unit_test(a_hook_of_a_leaf_acts_before_the_gradient_is_added),
+        cmocka_unit_test(a_wrong_hook_fails_the_backward_pass),
+        cmocka_unit_test(a_retained_gradient_is_collected),
+        cmocka_unit_test(the_first_operation_with_a_nan_is_named),
+        cmocka_unit_test(a_nan_of_the_backward_pass_names_the_forward_operation),
+        cmocka_unit_test(gradcheck_finds_wrong_gradients),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
