@@ -29,7 +29,7 @@ BUDGET = {
     "hal": 7850,
     "drivers": 8250,
     "tensor": 2970,
-    "ops": 13330,
+    "ops": 13390,
     "plan": 11600,
     "autograd": 880,
     "check": 1700,
@@ -38,7 +38,7 @@ BUDGET = {
     "formats": 4700,
     "onnx": 17000,
     "engines": 1500,
-    "text": 17930,
+    "text": 18030,
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')

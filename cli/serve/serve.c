@@ -132,6 +132,7 @@ static tn_status load_model(server *s) {
     o.context = s->context;
     o.cache = s->cache;
     o.device = s->device;
+    o.conversations = (int)s->parallel;
     s->facts.struct_size = sizeof s->facts;
     tn_status status = tn_llm_open(s->path, &o, &s->model);
     if (status == TN_OK) status = tn_llm_get_facts(s->model, &s->facts);

@@ -26,6 +26,7 @@ extern "C" {
 #endif
 
 typedef struct tn_llm tn_llm;
+enum { TN_LLM_BATCH = 64 }; /* conversations of a batch, and of a pool of caches, at most */
 
 /* Type of the elements of the key/value cache. */
 typedef enum tn_llm_cache { TN_LLM_CACHE_F16 = 0, TN_LLM_CACHE_BF16, TN_LLM_CACHE_F32 } tn_llm_cache;
@@ -42,9 +43,14 @@ typedef struct tn_llm_options {
      * products of the model; default NULL: none. For a GGUF file too. Adapters with trained embeddings, biases, DoRA or
      * ranks that vary are refused. */
     const char *adapter;
+    /* Number of conversations, this one included, whose caches form one pool, 1 to TN_LLM_BATCH; default 1. The pool is
+     * allocated by tn_llm_open; tn_llm_new_conversation takes room there while there is some, if context and cache type
+     * are the same. A batch of conversations of one pool computes their attention in one call, which is faster. All
+     * conversations of a pool must be used by one thread at a time. */
+    int conversations;
 } tn_llm_options;
 #define TN_LLM_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_llm_options, adapter), 0, TN_LLM_CACHE_F16, NULL, 0, NULL }
+    { TN_OPTIONS_SIZE(tn_llm_options, conversations), 0, TN_LLM_CACHE_F16, NULL, 0, NULL, 1 }
 
 /* A model's sizes and memory. Strings are valid as long as the file or model that was asked. */
 typedef struct tn_llm_facts {
@@ -138,13 +144,12 @@ TN_API tn_status tn_llm_logits(tn_llm *m, const int32_t *ids, int64_t count, flo
 /* ---- several conversations at once ------------------------------------------------------------------------------- */
 
 /* Computes the next tokens of several conversations in one pass, which reads each weight once for all of them:
- *   tn_llm *talks[8] = {model};                                    // and seven of tn_llm_new_conversation
+ *   tn_llm *talks[8] = {model};        // opened with conversations = 8; and seven of tn_llm_new_conversation
  *   tn_llm_batch *batch;
  *   tn_llm_batch_new(talks, 8, &batch);
  *   tn_llm_batch_step(batch, next_ids, &logits);
  * Between steps each conversation may be used alone: for prompts, rewinding, saving. */
 typedef struct tn_llm_batch tn_llm_batch;
-enum { TN_LLM_BATCH = 64 }; /* conversations of a batch at most */
 
 /* models [count]: conversations over the same weights, all different; they must be closed after the batch. *out: freed
  * with tn_llm_batch_free. Threads: one at a time for the batch and all its conversations.

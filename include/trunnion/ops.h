@@ -1346,7 +1346,8 @@ TN_API tn_tensor *tn_scaled_dot_product_attention(const tn_tensor *q, const tn_t
  * rounded) at logical places position, position + 1, …: place t is row t % 64 of page pages[t / 64]. position: one
  * i64 (tn_runtime_scalar_int), pages: a list of i64. What has no page is not written; where a page stands twice in
  * the list, any of the tokens that belong into a row may be there. In place on a state (tn_cache_append_), only
- * these rows are touched; what reads the cache's old value should be recorded before.
+ * these rows are touched; what reads the cache's old value should be recorded before. Of a batch, position is [n]
+ * and pages [n, count]: token i goes to place position[i] of the sequence whose pages are row i.
  * Dtypes: f32 → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_cache_append(const tn_tensor *cache, const tn_tensor *x, const tn_tensor *position,
                                   const tn_tensor *pages);
@@ -1358,7 +1359,8 @@ TN_API tn_tensor *tn_cache_append_(tn_tensor *cache, const tn_tensor *x, const t
  * the new ones only afterwards. k and v count as the caches would hold them, so a result does not depend on how a
  * text was cut. heads is a multiple of kv_heads; scale TN_AUTO means 1/sqrt(head_dim); window: the greatest number
  * of keys a query sees, itself included, 0 for all. softcap: a score s becomes softcap · tanh(s / softcap), 0 for
- * none. Result [n, heads, head_dim]; no gradient.
+ * none. Of a batch, position is [n] and pages [n, count]: token i follows position[i] tokens of the sequence whose
+ * pages are row i, and sees only those and itself. Result [n, heads, head_dim]; no gradient.
  * Dtypes: f32 → same. Errors: TN_ERR_ARGUMENT, TN_ERR_SHAPE, TN_ERR_DTYPE. */
 typedef struct tn_cached_attention_options {
     size_t struct_size;

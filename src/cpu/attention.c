@@ -191,10 +191,10 @@ void multiply(product p, int64_t rows, int64_t columns) {
 
 /* ---- pages ------------------------------------------------------------------------------------------------------- */
 
-/* Address of a kv head's first row in the page of a chunk; NULL: there is no such page. */
-static char *find_page(const tn_kv_cache *cache, int64_t chunk, int64_t head, int64_t head_dim) {
+/* Address of a kv head's first row in the page of a sequence's chunk; NULL: there is no such page. */
+static char *find_page(const tn_kv_cache *cache, int64_t sequence, int64_t chunk, int64_t head, int64_t head_dim) {
     if (chunk < 0 || chunk >= cache->page_count) return NULL;
-    int64_t page = cache->pages ? cache->pages[chunk] : chunk;
+    int64_t page = cache->pages ? cache->pages[sequence * cache->page_count + chunk] : chunk;
     if (page < 0 || page >= cache->n_pages) return NULL;
     int64_t element = page * cache->page_stride + head * KEYS * head_dim;
     return (char *)cache->data + (size_t)element * tn_dtype_size(cache->dtype);
@@ -205,10 +205,10 @@ static void append_tokens(void *ctx, int64_t begin, int64_t end, int worker) {
     (void)worker;
     int64_t row_bytes = x->head_dim * (int64_t)tn_dtype_size(x->cache.dtype);
     for (int64_t i = begin; i < end; i++) {
-        int64_t place = x->position + i;
+        int64_t place = x->batch ? x->positions[i] : x->position + i;
         if (place < 0) continue;
         for (int64_t head = 0; head < x->kv_heads; head++) {
-            char *page = find_page(&x->cache, place / KEYS, head, x->head_dim);
+            char *page = find_page(&x->cache, x->batch ? i : 0, place / KEYS, head, x->head_dim);
             if (!page) break;
             const float *from = x->x + i * x->x_token_stride + head * x->x_head_stride;
             narrow(from, x->cache.dtype, x->head_dim, page + place % KEYS * row_bytes);
@@ -219,7 +219,7 @@ static void append_tokens(void *ctx, int64_t begin, int64_t end, int worker) {
 static void append_paged(const tn_kv_cache_write_args *args) {
     enum { PART_ELEMENTS = 32768 };
     int64_t last;
-    if (tn_add_overflow(args->position, args->n, &last)) return;
+    if (!args->batch && tn_add_overflow(args->position, args->n, &last)) return;
     int64_t width = tn_max64(args->kv_heads * args->head_dim, 1);
     tn_parallel(args->n, PART_ELEMENTS / width + 1, append_tokens, (void *)(uintptr_t)args);
 }
@@ -228,7 +228,7 @@ static void append_paged(const tn_kv_cache_write_args *args) {
 
 typedef struct attention {
     const tn_attention_args *args;
-    int64_t position;   /* within the pages */
+    int64_t most;       /* tokens that the pages of a sequence hold */
     int64_t group;      /* heads that share a kv head */
     int64_t width;      /* head_dim, rounded up to whole vectors */
     int64_t queries;    /* of a block, at most */
@@ -245,6 +245,9 @@ typedef struct attention {
 /* A block: queries [first, end) of one kv head's heads; row (i - first) · group + h is query i of the h-th head. */
 typedef struct block {
     int64_t head, first, end;
+    int64_t sequence;      /* whose pages are read */
+    int64_t start;         /* the sequence's first query … */
+    int64_t position;      /* … and its place, within the pages */
     int64_t chunk, chunks; /* the first visible chunk, and how many */
 } block;
 
@@ -255,32 +258,35 @@ typedef struct range {
 static int64_t round_up(int64_t x, int64_t unit) { return tn_ceil_div(x, unit) * unit; }
 
 /* Keys that a query sees. */
-static range visible_keys(const attention *a, int64_t query) {
-    int64_t end = a->position + query + 1, window = a->args->window;
+static range visible_keys(const attention *a, const block *b, int64_t query) {
+    int64_t end = b->position + query - b->start + 1, window = a->args->window;
     return (range){window > 0 && window < end ? end - window : 0, end};
 }
 
 /* … as places of a chunk; empty where it sees none of them. */
-static range visible_places(const attention *a, int64_t query, int64_t chunk) {
-    range keys = visible_keys(a, query);
+static range visible_places(const attention *a, const block *b, int64_t query, int64_t chunk) {
+    range keys = visible_keys(a, b, query);
     return (range){tn_max64(keys.begin - chunk * KEYS, 0), tn_min64(keys.end - chunk * KEYS, KEYS)};
 }
 
 /* Queries of a block that see a chunk: a contiguous range, because both ends of a query's range increase with it. */
 static range seeing_queries(const attention *a, const block *b, int64_t chunk) {
     range seen = {b->first, b->end};
-    while (seen.begin < seen.end && visible_keys(a, seen.begin).end <= chunk * KEYS)
+    while (seen.begin < seen.end && visible_keys(a, b, seen.begin).end <= chunk * KEYS)
         seen.begin++;
-    while (seen.begin < seen.end && visible_keys(a, seen.end - 1).begin >= (chunk + 1) * KEYS)
+    while (seen.begin < seen.end && visible_keys(a, b, seen.end - 1).begin >= (chunk + 1) * KEYS)
         seen.end--;
     return seen;
 }
 
 static block block_at(const attention *a, int64_t index) {
+    const tn_attention_args *x = a->args;
     block b = {.head = index / a->blocks, .first = index % a->blocks * a->queries};
-    b.end = tn_min64(b.first + a->queries, a->args->n);
-    b.chunk = visible_keys(a, b.first).begin / KEYS;
-    b.chunks = (visible_keys(a, b.end - 1).end - 1) / KEYS + 1 - b.chunk;
+    b.end = tn_min64(b.first + a->queries, x->n);
+    if (x->batch) b.sequence = b.start = b.first;
+    b.position = tn_max64(tn_min64(x->batch ? x->positions[b.first] : x->position, a->most), 0);
+    b.chunk = visible_keys(a, &b, b.first).begin / KEYS;
+    b.chunks = (visible_keys(a, &b, b.end - 1).end - 1) / KEYS + 1 - b.chunk;
     return b;
 }
 
@@ -374,8 +380,8 @@ typedef struct source {
  * own memory, of which only the rows `at` are filled. */
 static const char *bring_page(const attention *a, part *p, const source *s, const block *b, int64_t chunk, range at) {
     int64_t d = a->args->head_dim, row_bytes = d * (int64_t)tn_dtype_size(s->cache->dtype);
-    int64_t cached = tn_max64(tn_min64(a->position - chunk * KEYS, KEYS), 0);
-    const char *page = find_page(s->cache, chunk, b->head, d);
+    int64_t cached = tn_max64(tn_min64(b->position - chunk * KEYS, KEYS), 0);
+    const char *page = find_page(s->cache, b->sequence, chunk, b->head, d);
     if (page && cached == KEYS) return page;
     char *own = (char *)p->own;
     range old = {at.begin, tn_min64(at.end, cached)};
@@ -385,7 +391,7 @@ static const char *bring_page(const attention *a, part *p, const source *s, cons
         if (!page) memset(own + old.begin * row_bytes, 0, bytes);
     }
     for (int64_t i = tn_max64(at.begin, cached); i < at.end; i++) {
-        int64_t token = chunk * KEYS + i - a->position;
+        int64_t token = b->start + chunk * KEYS + i - b->position;
         narrow(s->x + token * s->token_stride + b->head * s->head_stride, s->cache->dtype, d, own + i * row_bytes);
     }
     return own;
@@ -567,8 +573,8 @@ static bool same_range(range x, range y) { return x.begin == y.begin && x.end ==
 static void weigh_paged(const attention *a, part *p, const block *b, int64_t chunk, range queries, matrix v,
                         sums *out) {
     for (int64_t i = queries.begin, next; i < queries.end; i = next) {
-        range seen = visible_places(a, i, chunk);
-        for (next = i + 1; next < queries.end && same_range(seen, visible_places(a, next, chunk));)
+        range seen = visible_places(a, b, i, chunk);
+        for (next = i + 1; next < queries.end && same_range(seen, visible_places(a, b, next, chunk));)
             next++;
         int64_t row = paged_row_of(a, b, i);
         product w = {.a = p->scores + row * KEYS + seen.begin,
@@ -586,7 +592,7 @@ static void weigh_paged(const attention *a, part *p, const block *b, int64_t chu
 
 static void attend_paged(const attention *a, part *p, const block *b, int64_t chunk, sums *out) {
     range queries = seeing_queries(a, b, chunk);
-    range keys = {visible_places(a, queries.begin, chunk).begin, visible_places(a, queries.end - 1, chunk).end};
+    range keys = {visible_places(a, b, queries.begin, chunk).begin, visible_places(a, b, queries.end - 1, chunk).end};
     int64_t row = paged_row_of(a, b, queries.begin), rows = (queries.end - queries.begin) * a->group;
     matrix k = bring_keys(a, p, b, chunk, keys), v = bring_values(a, p, b, chunk, keys);
     for (int64_t i = 0; i < a->args->head_dim; i += KIR_KSUM) {
@@ -604,7 +610,7 @@ static void attend_paged(const attention *a, part *p, const block *b, int64_t ch
         multiply(s, rows, KEYS);
     }
     for (int64_t i = queries.begin, r = row; i < queries.end; i++) {
-        range seen = visible_places(a, i, chunk);
+        range seen = visible_places(a, b, i, chunk);
         for (int64_t h = 0; h < a->group; h++, r++)
             soften(a->args, p->scores + r * KEYS, seen, &out->most[r], &out->weight[r]);
     }
@@ -725,6 +731,7 @@ static void join_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
 /* Large blocks, but several for each thread. */
 static int64_t choose_queries(const attention *a, int threads) {
     const tn_attention_args *x = a->args;
+    if (x->batch) return 1;
     if (a->split) return x->n;
     int64_t most = tn_max64(BLOCK_ROWS / a->group, 1), least = tn_max64(2 * TILE_ROWS / a->group, 1);
     int64_t wanted = tn_ceil_div(4 * (int64_t)threads, x->kv_heads);
@@ -735,11 +742,18 @@ static bool paged_is_empty(const tn_attention_args *x) {
     return x->n <= 0 || x->heads <= 0 || x->kv_heads <= 0 || x->head_dim <= 0;
 }
 
-static void plan_paged(attention *a, const tn_attention_args *args, int threads) {
+/* Many sequences are blocks enough for all threads. */
+static bool must_split(const tn_attention_args *args, int threads) {
+    int64_t group = args->heads / args->kv_heads;
+    if (!args->batch) return args->n * group <= SPLIT_ROWS;
+    return group <= SPLIT_ROWS && args->n * args->kv_heads < 4 * (int64_t)threads;
+}
+
+static void plan_paged(attention *a, const tn_attention_args *args, int threads, bool split) {
     *a = (attention){.args = args, .group = args->heads / args->kv_heads, .width = round_up(args->head_dim, VL)};
     int64_t pages = tn_min64(args->k_cache.page_count, args->v_cache.page_count);
-    a->position = tn_max64(tn_min64(args->position, tn_min64(pages, INT32_MAX) * KEYS), 0);
-    a->split = args->n * a->group <= SPLIT_ROWS;
+    a->most = tn_min64(pages, INT32_MAX) * KEYS;
+    a->split = split;
     a->queries = choose_queries(a, threads);
     a->blocks = tn_ceil_div(args->n, a->queries);
     a->rows = tn_min64(a->queries, args->n) * a->group;
@@ -751,13 +765,13 @@ static void plan_paged(attention *a, const tn_attention_args *args, int threads)
 static size_t workspace(const tn_attention_args *args, int threads) {
     if (paged_is_empty(args)) return 64;
     attention a;
-    plan_paged(&a, args, 1);
+    plan_paged(&a, args, 1, must_split(args, threads));
     size_t floats = (size_t)tn_max64(threads, 1) * a.part_floats;
     if (a.split) {
-        size_t heads = (size_t)args->kv_heads;
+        size_t blocks = (size_t)(args->kv_heads * a.blocks);
         size_t chunks = (size_t)(tn_max64(args->k_cache.page_count, 0) + tn_ceil_div(args->n, KEYS) + 1);
-        if (threads > 1) floats += heads * (chunks + 1) * sums_floats(&a);
-        floats += heads * (sizeof(int64_t) / sizeof(float));
+        if (threads > 1) floats += blocks * (chunks + 1) * sums_floats(&a);
+        floats += blocks * (sizeof(int64_t) / sizeof(float));
     }
     return floats * sizeof(float);
 }
@@ -773,14 +787,14 @@ static void run(const tn_attention_args *args) {
     if (paged_is_empty(args)) return;
     attention a;
     int threads = tn_threads();
-    plan_paged(&a, args, threads);
+    plan_paged(&a, args, threads, must_split(args, threads));
     int64_t count = args->kv_heads * a.blocks, units = 0;
     for (int64_t i = 0; i < count; i++)
         units += block_at(&a, i).chunks;
     float *rest = part_memory(&a, threads);
     a.done = (int64_t *)(void *)rest;
-    a.states = rest + args->kv_heads * (int64_t)(sizeof(int64_t) / sizeof(float));
-    a.waiting = a.states + (size_t)args->kv_heads * sums_floats(&a);
+    a.states = rest + count * (int64_t)(sizeof(int64_t) / sizeof(float));
+    a.waiting = a.states + (size_t)count * sums_floats(&a);
     tn_parallel(units, choose_grain(&a, units, threads), run_units, &a);
     if (!a.split || threads == 1) return;
     int64_t merged = tn_max64((int64_t)(JOIN_COST / (double)(a.rows * a.width) / (double)units), 1);

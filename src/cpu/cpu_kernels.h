@@ -272,7 +272,7 @@ typedef struct tn_kv_cache {
     tn_dtype dtype;       /* TN_F32, TN_F16 or TN_BF16 */
     int64_t n_pages;      /* pages in data; a number in `pages` outside [0, n_pages) names no page */
     int64_t page_stride;  /* elements from page to page, at least kv_heads · TN_PAGE_TOKENS · head_dim */
-    const int64_t *pages; /* [page_count]; NULL: page i is i */
+    const int64_t *pages; /* [page_count], of a batch [n, page_count]; NULL: page i is i */
     int64_t page_count;   /* pages of this sequence; with pages NULL at most n_pages of them exist */
 } tn_kv_cache;
 
@@ -281,6 +281,8 @@ typedef struct tn_kv_cache {
 typedef struct tn_kv_cache_write_args {
     tn_kv_cache cache;
     int64_t n, kv_heads, head_dim, position;
+    bool batch;                            /* token i is appended to sequence i instead, … */
+    const int64_t *positions;              /* … [n], which has a row of `pages`; no page is in two rows */
     const float *x;                        /* [n, kv_heads, head_dim], the last axis contiguous */
     int64_t x_token_stride, x_head_stride; /* elements */
 } tn_kv_cache_write_args;
@@ -310,6 +312,8 @@ typedef struct tn_attention_args {
     int64_t n;                         /* may be 0 */
     int64_t heads, kv_heads, head_dim; /* heads is a multiple of kv_heads */
     int64_t position, window;          /* window ≥ 0 */
+    bool batch;                        /* each token follows another sequence, in its row of `pages` … */
+    const int64_t *positions;          /* … [n], which has that many tokens */
     float scale, cap;                  /* cap ≥ 0; 0: none */
     const float *q, *k, *v; /* [n, heads or kv_heads, head_dim], the last axis contiguous; strides in elements */
     int64_t q_token_stride, q_head_stride;
@@ -321,7 +325,7 @@ typedef struct tn_attention_args {
     void *workspace;              /* tn_attention_workspace bytes, 64-byte aligned */
 } tn_attention_args;
 
-/* Enough for any position. Reads only n, heads, kv_heads, head_dim, window and page_count. `threads`: at least
+/* Enough for any position. Reads only n, heads, kv_heads, head_dim, window, batch and page_count. `threads`: at least
  * tn_threads() at the time of the call. */
 size_t tn_attention_workspace(const tn_attention_args *args, int threads);
 void tn_attention(const tn_attention_args *args);

@@ -512,8 +512,10 @@ static tn_status check_tokens(const tn_infer *c, int input, const tn_node *cache
                    queries ? "a multiple of kv_heads" : "kv_heads");
 }
 
-static tn_status check_place(const tn_infer *c, int position, int pages) {
+/* tokens: the input whose first extent is their number. */
+static tn_status check_place(const tn_infer *c, int position, int pages, int tokens) {
     const tn_node *p = c->in[position], *table = c->in[pages];
+    int64_t n = c->in[tokens]->shape[0];
     char a[96], b[96];
     if (p->dtype != TN_I64 || table->dtype != TN_I64)
         return tn_fail(
@@ -521,8 +523,12 @@ static tn_status check_place(const tn_infer *c, int position, int pages) {
             "%s: position and pages must be i64; they are %s and %s (tn_runtime_scalar_int makes a position)",
             c->row->name, tn_dtype_name((tn_dtype)p->dtype), tn_dtype_name((tn_dtype)table->dtype));
     if (p->rank == 0 && table->rank == 1) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "%s: position must be one number and pages a vector; they are %s and %s", c->row->name,
-                   tn_shape_text(p, a, sizeof a), tn_shape_text(table, b, sizeof b));
+    if (p->rank == 1 && table->rank == 2 && p->shape[0] == n && table->shape[0] == n) return TN_OK;
+    return tn_fail(TN_ERR_SHAPE,
+                   "%s: position must be one number and pages a vector, or for %lld sequences of a token each [%lld] "
+                   "and [%lld, pages]; they are %s and %s",
+                   c->row->name, (long long)n, (long long)n, (long long)n, tn_shape_text(p, a, sizeof a),
+                   tn_shape_text(table, b, sizeof b));
 }
 
 /* Are the dims from `first` on laid out one behind the other? */
@@ -545,12 +551,30 @@ static tn_node *cache_rows_of(tn_build *b, tn_node *x) {
     return x && !laid_out_from(x, x->rank - 1) ? tn_b_contiguous(b, x) : x;
 }
 
-/* Element [token, head, ·] of the page that holds a logical place; -1 when there is none. */
-static int64_t place_in(const tn_node *cache, const double *pages, int64_t page_count, int64_t token, int64_t head) {
-    if (token < 0 || token / TN_PAGE_TOKENS >= page_count) return -1;
-    double page = pages[token / TN_PAGE_TOKENS];
+/* The pages of one sequence, or of a batch: a row for each token. */
+typedef struct page_table {
+    const double *pages;
+    int64_t count; /* of a sequence */
+    bool batch;
+} page_table;
+
+static page_table table_of(const tn_reference *r, int input) {
+    const tn_node *n = r->node->in[input];
+    return (page_table){r->in[input], n->shape[n->rank - 1], n->rank == 2};
+}
+
+/* The logical place of a new token. */
+static int64_t token_place(const tn_reference *r, int input, int64_t token) {
+    bool batch = r->node->in[input]->rank == 1;
+    return batch ? (int64_t)r->in[input][token] : (int64_t)r->in[input][0] + token;
+}
+
+/* Element [place, head, ·] of the page that holds a logical place of a new token's sequence; -1 when there is none. */
+static int64_t place_in(const tn_node *cache, const page_table *t, int64_t token, int64_t place, int64_t head) {
+    if (place < 0 || place / TN_PAGE_TOKENS >= t->count) return -1;
+    double page = t->pages[(t->batch ? token * t->count : 0) + place / TN_PAGE_TOKENS];
     if (!(page >= 0 && page < (double)cache->shape[0])) return -1;
-    return (((int64_t)page * cache->shape[1] + head) * TN_PAGE_TOKENS + token % TN_PAGE_TOKENS) * cache->shape[3];
+    return (((int64_t)page * cache->shape[1] + head) * TN_PAGE_TOKENS + place % TN_PAGE_TOKENS) * cache->shape[3];
 }
 
 /* ---- append ------------------------------------------------------------------------------------------------------ */
@@ -560,7 +584,7 @@ enum { APPEND_CACHE, APPEND_X, APPEND_POSITION, APPEND_PAGES };
 static tn_status infer_cache_append(tn_infer *c) {
     TRY(check_cache(c, APPEND_CACHE));
     TRY(check_tokens(c, APPEND_X, c->in[APPEND_CACHE], false));
-    TRY(check_place(c, APPEND_POSITION, APPEND_PAGES));
+    TRY(check_place(c, APPEND_POSITION, APPEND_PAGES, APPEND_X));
     return tn_infer_same(c);
 }
 
@@ -568,21 +592,24 @@ static tn_status infer_cache_append_rows(tn_infer *c) {
     TRY(infer_cache_append(c));
     TRY(tn_need_contiguous(c, APPEND_CACHE));
     TRY(need_laid_out(c, APPEND_X, 2));
+    TRY(need_laid_out(c, APPEND_POSITION, 0));
     return need_laid_out(c, APPEND_PAGES, 0);
 }
 
 static tn_node *compose_cache_append(tn_build *b, const tn_node *n) {
     tn_node *cache = tn_b_laid_out(b, n->in[APPEND_CACHE]), *pages = tn_b_laid_out(b, n->in[APPEND_PAGES]);
-    return tn_b_cache_append_rows(b, cache, cache_rows_of(b, n->in[APPEND_X]), n->in[APPEND_POSITION], pages);
+    return tn_b_cache_append_rows(b, cache, cache_rows_of(b, n->in[APPEND_X]), tn_b_laid_out(b, n->in[APPEND_POSITION]),
+                                  pages);
 }
 
 static void reference_cache_append(const tn_reference *r) {
     const tn_node *cache = r->node, *x = r->node->in[APPEND_X];
-    int64_t heads = cache->shape[1], width = cache->shape[3], position = (int64_t)r->in[APPEND_POSITION][0];
+    int64_t heads = cache->shape[1], width = cache->shape[3];
+    page_table table = table_of(r, APPEND_PAGES);
     memcpy(r->out, r->in[APPEND_CACHE], (size_t)tn_node_numel(cache) * sizeof *r->out);
     for (int64_t i = 0; i < x->shape[0]; i++)
         for (int64_t h = 0; h < heads; h++) {
-            int64_t to = place_in(cache, r->in[APPEND_PAGES], r->node->in[APPEND_PAGES]->shape[0], position + i, h);
+            int64_t to = place_in(cache, &table, i, token_place(r, APPEND_POSITION, i), h);
             for (int64_t k = 0; k < width && to >= 0; k++)
                 r->out[to + k] = as_cached((tn_dtype)cache->dtype, r->in[APPEND_X][(i * heads + h) * width + k]);
         }
@@ -592,7 +619,9 @@ static void reference_cache_append(const tn_reference *r) {
  * x [n, kv_heads, head_dim] (f32, rounded) at logical places position, position + 1, …: place t is row t % 64 of page
  * pages[t / 64]. position: one i64 (tn_runtime_scalar_int), pages: a list of i64. What has no page is not written;
  * where a page stands twice in the list, any of the tokens that belong into a row may be there. In place on a state
- * (tn_cache_append_), only these rows are touched; what reads the cache's old value should be recorded before. */
+ * (tn_cache_append_), only these rows are touched; what reads the cache's old value should be recorded before.
+ * Of a batch, position is [n] and pages [n, count]: token i goes to place position[i] of the sequence whose pages are
+ * row i. */
 const tn_op_impl tn_impl_cache_append = {
     .keeps_half = true,
     .infer = infer_cache_append,
@@ -600,6 +629,8 @@ const tn_op_impl tn_impl_cache_append = {
     .cases =
         "types=f32; [3,2,64,4] [2,2,4] []:i64@0..100 [3]:i64@0..2; [2,1,64,3]:f16 [3,1,3] []:i64@62..62 [2]:i64@0..1; "
         "[2,1,64,3]:bf16 [1,1,3] []:i64@5..5 [1]:i64@1..1; [2,1,64,3] [70,1,3] []:i64@-4..-4 [1]:i64@0..0; "
+        "[3,2,64,4] [1,2,4] [1]:i64@60..100 [1,2]:i64@0..3; error=sequences [3,2,64,4] [2,2,4] [2]:i64@0..9 "
+        "[2]:i64@0..2; "
         "[1,1,64,2] [0,1,2] []:i64@0..0 [1]:i64@0..0; error=f16 [2,1,64,3]:i32 [1,1,3] []:i64@0..0 [1]:i64@0..0; "
         "error=head_dim [2,1,32,3] [1,1,3] []:i64@0..0 [1]:i64@0..0; error=kv_heads [2,1,64,3] [1,2,3] []:i64@0..0 "
         "[1]:i64@0..0; "
@@ -630,7 +661,7 @@ static tn_status infer_cached_attention(tn_infer *c) {
     TRY(check_tokens(c, ATTEND_Q, keys, true));
     TRY(check_tokens(c, ATTEND_K, keys, false));
     TRY(check_tokens(c, ATTEND_V, keys, false));
-    TRY(check_place(c, ATTEND_POSITION, ATTEND_PAGES));
+    TRY(check_place(c, ATTEND_POSITION, ATTEND_PAGES, ATTEND_Q));
     if (c->in[ATTEND_K]->shape[0] != q->shape[0] || c->in[ATTEND_V]->shape[0] != q->shape[0])
         return tn_fail(TN_ERR_SHAPE, "%s: q %s, k %s and v must have the same number of tokens", c->row->name,
                        tn_shape_text(q, a, sizeof a), tn_shape_text(c->in[ATTEND_K], b, sizeof b));
@@ -651,6 +682,7 @@ static tn_status infer_cached_attention_rows(tn_infer *c) {
         TRY(need_laid_out(c, i, 2));
     TRY(need_laid_out(c, ATTEND_K_CACHE, 1));
     TRY(need_laid_out(c, ATTEND_V_CACHE, 1));
+    TRY(need_laid_out(c, ATTEND_POSITION, 0));
     return need_laid_out(c, ATTEND_PAGES, 0);
 }
 
@@ -666,9 +698,9 @@ static double scale_of(const tn_node *n) {
 static tn_node *compose_cached_attention(tn_build *b, const tn_node *n) {
     return tn_b_cached_attention_rows(b, cache_rows_of(b, n->in[ATTEND_Q]), cache_rows_of(b, n->in[ATTEND_K]),
                                       cache_rows_of(b, n->in[ATTEND_V]), pages_laid_out(b, n->in[ATTEND_K_CACHE]),
-                                      pages_laid_out(b, n->in[ATTEND_V_CACHE]), n->in[ATTEND_POSITION],
-                                      tn_b_laid_out(b, n->in[ATTEND_PAGES]), scale_of(n),
-                                      n->i[TN_CACHED_ATTENTION_WINDOW], n->f[TN_CACHED_ATTENTION_SOFTCAP]);
+                                      pages_laid_out(b, n->in[ATTEND_V_CACHE]),
+                                      tn_b_laid_out(b, n->in[ATTEND_POSITION]), tn_b_laid_out(b, n->in[ATTEND_PAGES]),
+                                      scale_of(n), n->i[TN_CACHED_ATTENTION_WINDOW], n->f[TN_CACHED_ATTENTION_SOFTCAP]);
 }
 
 /* ---- without a kernel -------------------------------------------------------------------------------------------- */
@@ -727,8 +759,30 @@ static tn_node *visible_places(tn_build *b, const tn_node *n, tn_node *place, tn
     return tn_b_logical_and(b, seen, tn_b_lt(b, tn_b_sub(b, last, i64(b, (double)window)), place));
 }
 
+/* A batch: each sequence alone. */
+static tn_node *compose_each_sequence(tn_build *b, const tn_node *n) {
+    tn_node *all = NULL;
+    for (int64_t i = 0; i < n->shape[0]; i++) {
+        tn_node *in[7];
+        for (int k = 0; k < 7; k++)
+            in[k] = n->in[k];
+        for (int k = ATTEND_Q; k <= ATTEND_V; k++)
+            in[k] = tn_b_slice(b, in[k], 0, i, i + 1, 1);
+        in[ATTEND_POSITION] = tn_b_reshape(b, tn_b_slice(b, in[ATTEND_POSITION], 0, i, i + 1, 1), NULL, 0);
+        int64_t pages = in[ATTEND_PAGES]->shape[1];
+        in[ATTEND_PAGES] = tn_b_reshape(b, tn_b_slice(b, in[ATTEND_PAGES], 0, i, i + 1, 1), &pages, 1);
+        tn_node *one = tn_b_cached_attention_rows(
+            b, in[ATTEND_Q], in[ATTEND_K], in[ATTEND_V], in[ATTEND_K_CACHE], in[ATTEND_V_CACHE], in[ATTEND_POSITION],
+            in[ATTEND_PAGES], n->f[TN_CACHED_ATTENTION_ROWS_SCALE], n->i[TN_CACHED_ATTENTION_ROWS_WINDOW],
+            n->f[TN_CACHED_ATTENTION_ROWS_SOFTCAP]);
+        all = all ? tn_b_cat(b, (tn_node *[]){all, one}, 2, 0) : one;
+    }
+    return all;
+}
+
 /* The softmax in one piece over all places that there can be: the definition but for the order of its sums. */
 static tn_node *compose_cached_attention_rows(tn_build *b, const tn_node *n) {
+    if (n->in[ATTEND_POSITION]->rank == 1 && tn_node_numel(n) > 0) return compose_each_sequence(b, n);
     tn_node *q = n->in[ATTEND_Q], *k_cache = n->in[ATTEND_K_CACHE], *pages = n->in[ATTEND_PAGES];
     int64_t tokens = n->shape[0], heads = n->shape[1], width = n->shape[2], kv_heads = k_cache->shape[1];
     int64_t old_places = pages->shape[0] * TN_PAGE_TOKENS, places = old_places + tokens, groups = heads / kv_heads;
@@ -767,17 +821,20 @@ static tn_node *compose_cached_attention_rows(tn_build *b, const tn_node *n) {
 typedef struct attention {
     const tn_reference *r;
     const tn_node *cache;
-    int64_t position, page_count, heads, kv_heads, width;
+    page_table table;
+    int64_t position; /* of query `start` */
+    int64_t start;    /* the sequence's first query: 0, or of a batch each */
+    int64_t heads, kv_heads, width;
 } attention;
 
 /* Element k of the key or value (`input`: ATTEND_K or ATTEND_V) at a logical place. */
 static double token_value(const attention *a, int input, int64_t token, int64_t head, int64_t k) {
     int cache = input == ATTEND_K ? ATTEND_K_CACHE : ATTEND_V_CACHE;
     if (token >= a->position) {
-        double fresh = a->r->in[input][((token - a->position) * a->kv_heads + head) * a->width + k];
+        double fresh = a->r->in[input][((a->start + token - a->position) * a->kv_heads + head) * a->width + k];
         return as_cached((tn_dtype)a->cache->dtype, fresh);
     }
-    int64_t from = place_in(a->cache, a->r->in[ATTEND_PAGES], a->page_count, token, head);
+    int64_t from = place_in(a->cache, &a->table, a->start, token, head);
     return from < 0 ? 0 : a->r->in[cache][from + k];
 }
 
@@ -791,7 +848,7 @@ static double score_of(const attention *a, int64_t query, int64_t head, int64_t 
 }
 
 static void attend_cache(const attention *a, int64_t query, int64_t head) {
-    int64_t window = a->r->node->i[TN_CACHED_ATTENTION_WINDOW], last = a->position + query;
+    int64_t window = a->r->node->i[TN_CACHED_ATTENTION_WINDOW], last = a->position + query - a->start;
     int64_t first = window > 0 && last + 1 > window ? last + 1 - window : 0;
     double most = -INFINITY, sum = 0, *out = a->r->out + (query * a->heads + head) * a->width;
     for (int64_t t = first; t <= last; t++)
@@ -812,15 +869,17 @@ static void reference_cached_attention(const tn_reference *r) {
     const tn_node *q = r->node, *cache = q->in[ATTEND_K_CACHE];
     attention a = {.r = r,
                    .cache = cache,
-                   .page_count = q->in[ATTEND_PAGES]->shape[0],
+                   .table = table_of(r, ATTEND_PAGES),
                    .heads = q->shape[1],
                    .kv_heads = cache->shape[1],
                    .width = q->shape[2]};
-    int64_t most = a.page_count * TN_PAGE_TOKENS;
-    a.position = tn_min64(tn_max64((int64_t)r->in[ATTEND_POSITION][0], 0), most);
-    for (int64_t i = 0; i < q->shape[0]; i++)
+    int64_t most = a.table.count * TN_PAGE_TOKENS;
+    for (int64_t i = 0; i < q->shape[0]; i++) {
+        a.start = a.table.batch ? i : 0;
+        a.position = tn_min64(tn_max64(token_place(r, ATTEND_POSITION, a.start), 0), most);
         for (int64_t h = 0; h < a.heads; h++)
             attend_cache(&a, i, h);
+    }
 }
 
 /* cached_attention(q, k, v, k_cache, v_cache, position, pages, scale, window, softcap): causal attention of n new
@@ -828,8 +887,9 @@ static void reference_cached_attention(const tn_reference *r) {
  * [pages, kv_heads, 64, head_dim], which tn_cache_append_ has filled and which hold the new ones only afterwards. k and
  * v count as the caches would hold them, so a result does not depend on how a text was cut. heads is a multiple of
  * kv_heads; scale TN_AUTO means 1/sqrt(head_dim); window: the greatest number of keys a query sees, itself included, 0
- * for all. softcap: a score s becomes softcap · tanh(s / softcap), 0 for none. Result [n, heads, head_dim]; no
- * gradient. */
+ * for all. softcap: a score s becomes softcap · tanh(s / softcap), 0 for none. Of a batch, position is [n] and pages
+ * [n, count]: token i follows position[i] tokens of the sequence whose pages are row i, and sees only those and itself.
+ * Result [n, heads, head_dim]; no gradient. */
 const tn_op_impl tn_impl_cached_attention = {
     .infer = infer_cached_attention,
     .compose = compose_cached_attention,
@@ -839,6 +899,9 @@ const tn_op_impl tn_impl_cached_attention = {
              "[5,1,3] [5,1,3] [5,1,3] [2,1,64,3]:bf16 [2,1,64,3]:bf16 []:i64@62..62 [2]:i64@0..1 window=3; "
              "[3,4,8] [3,2,8] [3,2,8] [3,2,64,8] [3,2,64,8] []:i64@60..130 [3]:i64@0..2 scale=1.5 softcap=2.5; "
              "[2,1,3] [2,1,3] [2,1,3] [2,1,64,3] [2,1,64,3] []:i64@90..90 [2]:i64@2..2; "
+             "[3,4,5] [3,2,5] [3,2,5] [6,2,64,5] [6,2,64,5] [3]:i64@0..120 [3,2]:i64@0..5; "
+             "[4,2,8] [4,2,8] [4,2,8] [3,2,64,8]:f16 [3,2,64,8]:f16 [4]:i64@60..70 [4,1]:i64@0..3 window=9; "
+             "error=sequences [3,4,5] [3,2,5] [3,2,5] [6,2,64,5] [6,2,64,5] [2]:i64@0..9 [3,2]:i64@0..5; "
              "[0,1,3] [0,1,3] [0,1,3] [1,1,64,3] [1,1,64,3] []:i64@0..0 [1]:i64@0..0; "
              "error=multiple [2,3,4] [2,2,4] [2,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0; "
              "error=alike [2,2,4] [2,2,4] [2,2,4] [1,2,64,4] [2,2,64,4] []:i64@0..0 [1]:i64@0..0; "

@@ -407,13 +407,14 @@ static tn_kv_cache cache_of(const tn_value *cache, const tn_value *pages) {
     return (tn_kv_cache){.dtype = (tn_dtype)cache->node->dtype,
                          .n_pages = cache->node->shape[0],
                          .page_stride = cache->stride[0],
-                         .page_count = tn_value_numel(pages)};
+                         .page_count = pages->node->shape[pages->node->rank - 1]};
 }
 
 static void run_cache_append(tn_native *n, void *const *pointers) {
     n->append.cache.data = pointers[0];
     n->append.x = pointers[2];
-    n->append.position = *(const int64_t *)pointers[3];
+    n->append.positions = pointers[3];
+    n->append.position = n->append.batch ? 0 : *n->append.positions;
     n->append.cache.pages = pointers[4];
     tn_kv_cache_write(&n->append);
 }
@@ -428,6 +429,7 @@ tn_status tn_make_cache_append(const tn_graph_plan *g, const tn_group *group, tn
                                          .n = x->node->shape[0],
                                          .kv_heads = x->node->shape[1],
                                          .head_dim = x->node->shape[2],
+                                         .batch = pages->node->rank == 2,
                                          .x_token_stride = x->stride[0],
                                          .x_head_stride = x->stride[1]};
     *workspace = 0;
@@ -441,6 +443,14 @@ void tn_cost_of_cache_append(const tn_native *n, tn_cost *cost) {
     cost->bytes = a->n * a->kv_heads * a->head_dim * element;
 }
 
+/* For the estimate of its cost. */
+static int64_t mean_position(const tn_attention_args *a) {
+    double sum = 0;
+    for (int64_t i = 0; i < a->n; i++)
+        sum += (double)a->positions[i];
+    return a->n > 0 ? (int64_t)(sum / (double)a->n) : 0;
+}
+
 static void run_cached_attention(tn_native *n, void *const *pointers) {
     tn_attention_args *a = &n->attention;
     a->out = pointers[0];
@@ -449,7 +459,8 @@ static void run_cached_attention(tn_native *n, void *const *pointers) {
     a->v = pointers[3];
     a->k_cache.data = pointers[4];
     a->v_cache.data = pointers[5];
-    a->position = *(const int64_t *)pointers[6];
+    a->positions = pointers[6];
+    a->position = a->batch ? mean_position(a) : *a->positions;
     a->k_cache.pages = a->v_cache.pages = pointers[7];
     a->workspace = pointers[8];
     tn_attention(a);
@@ -466,6 +477,7 @@ tn_status tn_make_cached_attention(const tn_graph_plan *g, const tn_group *group
                                        .kv_heads = in[3]->node->shape[1],
                                        .head_dim = out->node->shape[2],
                                        .window = out->node->i[0],
+                                       .batch = in[6]->node->rank == 2,
                                        .scale = (float)out->node->f[0],
                                        .cap = (float)out->node->f[1],
                                        .q_token_stride = in[0]->stride[0],
@@ -486,12 +498,12 @@ tn_status tn_make_cached_attention(const tn_graph_plan *g, const tn_group *group
  * ones. */
 void tn_cost_of_cached_attention(const tn_native *n, tn_cost *cost) {
     const tn_attention_args *a = &n->attention;
-    double old = (double)a->position, met = old + 0.5 * (double)(a->n + 1);
+    double old = (double)a->position, met = old + (a->batch ? 1 : 0.5 * (double)(a->n + 1));
     if (a->window > 0 && met > (double)a->window) met = (double)a->window;
     if (a->window > 0 && old > (double)a->window) old = (double)a->window;
     double key = (double)(a->kv_heads * a->head_dim), query = (double)(a->heads * a->head_dim);
-    double bytes =
-        2 * old * key * (double)tn_dtype_size(a->k_cache.dtype) + (double)a->n * (2 * key + 2 * query) * sizeof(float);
+    double bytes = 2 * old * key * (double)(a->batch ? a->n : 1) * (double)tn_dtype_size(a->k_cache.dtype) +
+                   (double)a->n * (2 * key + 2 * query) * sizeof(float);
     *cost = (tn_cost){.bytes = (int64_t)bytes, .flops = 4 * (double)a->n * query * met};
 }
 

@@ -198,14 +198,15 @@ static tn_status make_frequencies(tn_llm *m, bool local) {
 /* ---- cache ------------------------------------------------------------------------------------------------------- */
 
 /* Those of all layers together: each token reads a little of each. */
-static tn_status make_all_caches(const llm_config *c, llm_layer *layers) {
+static tn_status make_all_caches(const llm_config *c, int conversations, llm_layer *layers) {
+    int64_t pages = c->pages * conversations;
     int count = 2 * (int)c->layers;
     tn_tensor **all = tn_txt_zalloc((size_t)count, sizeof(tn_tensor *));
     if (!all) return TN_ERR_MEMORY;
     tn_status status = TN_OK;
     {
         TN_SCOPE;
-        status = tn_zero_states(TN_DIMS(c->pages, c->kv_heads, LLM_PAGE, c->size[SIZE_HEAD]), c->cache, all, count);
+        status = tn_zero_states(TN_DIMS(pages, c->kv_heads, LLM_PAGE, c->size[SIZE_HEAD]), c->cache, all, count);
         for (int64_t i = 0; i < c->layers && status == TN_OK; i++) {
             layers[i].k_cache = tn_retain(all[2 * i]);
             layers[i].v_cache = tn_retain(all[2 * i + 1]);
@@ -215,32 +216,85 @@ static tn_status make_all_caches(const llm_config *c, llm_layer *layers) {
     return status;
 }
 
-static tn_status make_caches(tn_llm *m) {
-    TRY(make_all_caches(&m->config, m->weights.layers));
-    {
-        TN_SCOPE;
-        m->weights.pages = tn_retain(tn_arange(0, (double)m->config.pages, 1, TN_I64));
+static void free_caches(const llm_config *c, llm_layer *layers) {
+    for (int64_t i = 0; i < c->layers; i++) {
+        tn_free(layers[i].k_cache);
+        tn_free(layers[i].v_cache);
+        layers[i].k_cache = layers[i].v_cache = NULL;
     }
-    return tn_eval(&m->weights.pages, 1);
+}
+
+static void leave_pool(tn_llm *m) {
+    llm_pool *p = m->pool;
+    m->pool = NULL;
+    if (!p) return;
+    p->taken &= ~(UINT64_C(1) << m->slot);
+    if (--p->users > 0) return;
+    if (p->layers) free_caches(&m->config, p->layers);
+    tn_txt_free(p->layers);
+    tn_txt_free(p);
+}
+
+static tn_status make_pool(tn_llm *m, int room) {
+    llm_pool *p = m->pool = tn_txt_zalloc(1, sizeof *p);
+    if (!p) return TN_ERR_MEMORY;
+    *p = (llm_pool){.users = 1, .room = room, .taken = 1};
+    p->layers = tn_txt_zalloc((size_t)m->config.layers, sizeof *p->layers);
+    return p->layers ? make_all_caches(&m->config, room, p->layers) : TN_ERR_MEMORY;
 }
 
 static bool is_lost(const tn_tensor *cache) { return !cache || tn_status_of(cache) != TN_OK; }
 
-static bool caches_are_lost(const tn_llm *m) {
-    for (int64_t i = 0; i < m->config.layers; i++)
-        if (is_lost(m->weights.layers[i].k_cache) || is_lost(m->weights.layers[i].v_cache)) return true;
+static bool caches_are_lost(const llm_config *c, const llm_layer *layers) {
+    for (int64_t i = 0; i < c->layers; i++)
+        if (is_lost(layers[i].k_cache) || is_lost(layers[i].v_cache)) return true;
     return false;
 }
 
-/* They are one block, which goes with the last of them: only then is there room for others. */
-static void renew_caches(tn_llm *m) {
-    for (int64_t i = 0; i < m->config.layers; i++) {
-        llm_layer *l = &m->weights.layers[i];
-        tn_free(l->k_cache);
-        tn_free(l->v_cache);
-        l->k_cache = l->v_cache = NULL;
+static bool has_room(const llm_pool *p) { return p && p->users < p->room; }
+
+/* Takes a place in the pool of another conversation if there is one that fits. */
+static void join_pool(tn_llm *m, const tn_llm *with) {
+    llm_pool *p = with->pool;
+    bool same = m->config.pages == with->config.pages && m->config.cache == with->config.cache;
+    if (!has_room(p) || !same || caches_are_lost(&m->config, p->layers)) return;
+    while (p->taken >> m->slot & 1)
+        m->slot++;
+    p->taken |= UINT64_C(1) << m->slot;
+    p->users++;
+    m->pool = p;
+}
+
+int64_t tn_llm_first_page(const tn_llm *m) { return m->pool ? m->slot * m->config.pages : 0; }
+
+static tn_status number_pages(tn_llm *m) {
+    tn_free(m->weights.pages);
+    {
+        TN_SCOPE;
+        tn_tensor *first = tn_runtime_scalar_int(tn_llm_first_page(m)); /* one plan for all conversations */
+        m->weights.pages = tn_retain(tn_add(tn_arange(0, (double)m->config.pages, 1, TN_I64), first));
     }
-    (void)make_all_caches(&m->config, m->weights.layers); /* the next call finds out, and tries again */
+    return tn_eval(&m->weights.pages, 1);
+}
+
+/* In a pool, or its own ones. */
+static tn_status take_caches(tn_llm *m) {
+    llm_layer *layers = m->weights.layers;
+    TRY(number_pages(m));
+    if (!m->pool) return make_all_caches(&m->config, 1, layers);
+    for (int64_t i = 0; i < m->config.layers; i++) {
+        layers[i].k_cache = tn_retain(m->pool->layers[i].k_cache);
+        layers[i].v_cache = tn_retain(m->pool->layers[i].v_cache);
+    }
+    return TN_OK;
+}
+
+/* They are one block, which goes with the last of them: only then is there room for others. A conversation of a pool
+ * gets caches of its own. */
+static void renew_caches(tn_llm *m) {
+    free_caches(&m->config, m->weights.layers);
+    leave_pool(m);
+    (void)take_caches(m); /* the next call finds out, and tries again */
 }
 
 /* A write to a cache that could not be recorded leaves an error in its place: then the cache is made anew, and the
@@ -249,7 +303,7 @@ tn_status tn_llm_mend(tn_llm *m, tn_status failure) {
     if (failure == TN_OK) return TN_OK;
     char words[1024]; /* looking at the caches may leave others */
     snprintf(words, sizeof words, "%s", tn_error());
-    if (!caches_are_lost(m)) return tn_backend_fail(failure, "%s", words);
+    if (!caches_are_lost(&m->config, m->weights.layers)) return tn_backend_fail(failure, "%s", words);
     tn_graph_free(m->token); /* it writes to the old caches */
     m->token = NULL;
     m->position = 0;
@@ -275,7 +329,7 @@ static size_unit unit_of(int64_t bytes) {
 /* What would make it fit: a context that is as long as the room allows. */
 static tn_status too_large(const tn_llm *m, const tn_llm_facts *f, int64_t room) {
     int64_t fixed = f->total_bytes - f->cache_bytes;
-    int64_t a_page = f->cache_bytes / m->config.pages;
+    int64_t a_page = f->cache_bytes / m->config.pages; /* of each conversation */
     int64_t pages = room > fixed ? (room - fixed) / a_page : 0;
     char fix[160];
     if (pages > 0)
@@ -297,13 +351,16 @@ static tn_status too_large(const tn_llm *m, const tn_llm_facts *f, int64_t room)
 static tn_status read_options_llm(const tn_llm_options *given, const char *function, tn_llm_options *o) {
     *o = (tn_llm_options)TN_LLM_DEFAULTS;
     TRY(tn_options_read(o, given, function, "tn_llm_options o = TN_LLM_DEFAULTS"));
+    if (o->conversations < 1 || o->conversations > TN_LLM_BATCH)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "%s: conversations is %d; a pool of caches is for 1 to %d", function,
+                               o->conversations, (int)TN_LLM_BATCH);
     if (o->memory >= 0) return TN_OK;
     return tn_backend_fail(TN_ERR_ARGUMENT, "%s: memory is %" PRId64 " bytes; 0 means all that is free", function,
                            o->memory);
 }
 
-/* shared: the weights are in memory already. */
-static tn_status check_memory(const tn_llm *m, const tn_llm_options *o, bool shared) {
+/* shared: the weights are in memory already. caches: how many are allocated. */
+static tn_status check_memory(const tn_llm *m, const tn_llm_options *o, bool shared, int caches) {
     tn_llm_facts facts = {.struct_size = sizeof facts};
     tn_device_info info = {.struct_size = sizeof info};
     TRY(tn_llm_describe(&m->config, &m->file->source, &facts));
@@ -312,6 +369,8 @@ static tn_status check_memory(const tn_llm *m, const tn_llm_options *o, bool sha
         facts.total_bytes -= facts.weights_bytes + facts.runtime_bytes;
         facts.weights_bytes = facts.runtime_bytes = 0;
     }
+    facts.total_bytes += (caches - 1) * facts.cache_bytes;
+    facts.cache_bytes *= caches;
     int64_t room = o->memory > 0 ? o->memory : info.free_memory;
     return room > 0 && facts.total_bytes > room ? too_large(m, &facts, room) : TN_OK;
 }
@@ -396,7 +455,7 @@ static tn_status set_up(tn_llm *m, const tn_llm *with, const char *adapter) {
     if (adapter) TRY(tn_llm_lora_read(m, adapter));
     TRY(make_frequencies(m, false));
     if (m->config.two_ropes) TRY(make_frequencies(m, true));
-    return make_caches(m);
+    return take_caches(m);
 }
 
 static tn_status open_model(tn_llm *m, const char *path, const tn_llm_options *options) {
@@ -405,9 +464,10 @@ static tn_status open_model(tn_llm *m, const char *path, const tn_llm_options *o
     m->file->users = 1;
     TRY(tn_llm_source_open(path, &m->file->source));
     TRY(tn_llm_configure(&m->file->source, options, &m->config));
-    TRY(check_memory(m, options, false));
+    TRY(check_memory(m, options, false, options->conversations));
     tn_device *before = tn_llm_enter(m);
-    return leave_llm(m, before, set_up(m, NULL, options->adapter));
+    tn_status status = options->conversations > 1 ? make_pool(m, options->conversations) : TN_OK;
+    return leave_llm(m, before, status == TN_OK ? set_up(m, NULL, options->adapter) : status);
 }
 
 tn_status tn_llm_open(const char *path, const tn_llm_options *options, tn_llm **out) {
@@ -466,7 +526,8 @@ static tn_status join_conversation(tn_llm *m, const tn_llm *with, const tn_llm_o
         return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_new_conversation: adapter must be NULL; the conversation has "
                                                 "the adapter of the model");
     if (o) TRY(tn_llm_configure(&m->file->source, o, &m->config));
-    TRY(check_memory(m, o ? o : &usual, true));
+    join_pool(m, with);
+    TRY(check_memory(m, o ? o : &usual, true, m->pool ? 0 : 1));
     tn_device *before = tn_llm_enter(m);
     return leave_llm(m, before, set_up(m, with, NULL));
 }
@@ -510,6 +571,7 @@ void tn_llm_close(tn_llm *m) {
     tn_free(m->weights.rope[1]);
     tn_free(m->weights.pages);
     tn_llm_lora_free(m->weights.lora, &m->config);
+    leave_pool(m);
     tn_txt_free(m->weights.layers);
     tn_txt_free(m->logits);
     tn_free(m->shown);

@@ -1,8 +1,8 @@
 /* llm_batch.c — the next token of several conversations in one pass.
  *
- * Each weight is read once for all of them: the tokens are the rows of every product. Only attention is per
- * conversation, over its own cache. A captured graph serves every step; its inputs are the rows of the embedding, its
- * runtime scalars the positions. */
+ * Each weight is read once for all of them: the tokens are the rows of every product. Attention is one call for all
+ * conversations if their caches are one pool, else one for each. A captured graph serves every step; its inputs are the
+ * rows of the embedding and the positions. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -14,7 +14,8 @@ struct tn_llm_batch {
     tn_graph *graph;
     tn_tensor **first_caches; /* that the graph was captured with: a model may have made others */
     llm_sequence *sequences;
-    int64_t *numbers;
+    const llm_pool *pool; /* that had all caches when the graph was captured; NULL: there was none */
+    int64_t *numbers;     /* ids, then positions */
     void *rows;
     float *places;
     float *logits; /* [count, vocabulary] */
@@ -115,11 +116,44 @@ static tn_status read_batch_rows(tn_llm_batch *b, const int32_t *ids) {
     return tn_llm_source_rows(&b->models[0]->file->source, name, b->numbers, b->count, b->rows);
 }
 
-static void batch_inputs(const tn_llm_batch *b, tn_tensor *out[2]) {
+enum { MOST_INPUTS = 3 };
+
+/* Returns how many: a pool has the positions as whole numbers too. */
+static int batch_inputs(const tn_llm_batch *b, tn_tensor *out[MOST_INPUTS]) {
     const tn_llm *m = b->models[0];
     tn_dtype dtype = tn_dtype_of(m->weights.head[SLOT_EMBEDDING]);
     out[0] = tn_from_data(b->rows, TN_DIMS(b->count, m->config.size[SIZE_HIDDEN]), dtype);
     out[1] = tn_from_data(b->places, TN_DIMS(b->count, 1, 1), TN_F32);
+    if (!b->pool) return 2;
+    for (int i = 0; i < b->count; i++)
+        b->numbers[i] = b->models[i]->position;
+    out[2] = tn_from_data(b->numbers, TN_DIMS(b->count), TN_I64);
+    return 3;
+}
+
+/* The pool that the caches of all conversations are in; NULL: there is no such pool. */
+static const llm_pool *find_pool(const tn_llm_batch *b) {
+    for (int i = 1; i < b->count; i++)
+        if (b->models[i]->pool != b->models[0]->pool) return NULL;
+    return b->models[0]->pool;
+}
+
+/* Pages of all conversations, a row each. */
+static tn_tensor *all_pages(const tn_llm_batch *b) {
+    tn_tensor *rows[TN_LLM_BATCH];
+    for (int i = 0; i < b->count; i++)
+        rows[i] = tn_unsqueeze(b->models[i]->weights.pages, 0);
+    return b->count == 1 ? rows[0] : tn_cat(rows, b->count, 0);
+}
+
+/* Each conversation's caches and position. */
+static void list_sequences(tn_llm_batch *b, llm_inputs *in) {
+    for (int i = 0; i < b->count; i++) {
+        const tn_llm *own = b->models[i];
+        b->sequences[i] = (llm_sequence){tn_runtime_scalar_int(own->position), own->weights.pages, own->weights.layers};
+    }
+    in->sequences = b->sequences;
+    in->sequence_count = b->count;
 }
 
 static bool is_current(const tn_llm_batch *b) {
@@ -133,18 +167,21 @@ static tn_status capture_batch(tn_llm_batch *b) {
     const tn_llm *m = b->models[0];
     tn_graph_free(b->graph);
     b->graph = NULL;
-    TRY(tn_capture_begin());
+    b->pool = find_pool(b);
     TN_SCOPE;
-    tn_tensor *inputs[2];
-    batch_inputs(b, inputs);
-    llm_inputs in = {.rows = inputs[0], .positions = inputs[1], .sequences = b->sequences, .sequence_count = b->count};
-    for (int i = 0; i < b->count; i++) {
-        const tn_llm *own = b->models[i];
-        b->sequences[i] = (llm_sequence){tn_runtime_scalar_int(own->position), own->weights.pages, own->weights.layers};
-        b->first_caches[i] = own->weights.layers[0].k_cache;
-    }
+    tn_tensor *pages = b->pool ? all_pages(b) : NULL, *inputs[MOST_INPUTS];
+    if (pages) TRY(tn_eval(&pages, 1));
+    TRY(tn_capture_begin());
+    int count = batch_inputs(b, inputs);
+    llm_inputs in = {.rows = inputs[0], .positions = inputs[1], .pages = pages};
+    if (pages)
+        in.position = inputs[2];
+    else
+        list_sequences(b, &in);
+    for (int i = 0; i < b->count; i++)
+        b->first_caches[i] = b->models[i]->weights.layers[0].k_cache;
     tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, LLM_ALL_ROWS);
-    tn_status status = tn_capture_end(inputs, 2, &logits, 1, &b->graph);
+    tn_status status = tn_capture_end(inputs, count, &logits, 1, &b->graph);
     if (status == TN_OK)
         status =
             tn_read(logits, b->logits, (size_t)b->count * (size_t)m->config.size[SIZE_VOCABULARY] * sizeof *b->logits);
@@ -154,11 +191,11 @@ static tn_status capture_batch(tn_llm_batch *b) {
 
 static tn_status launch_batch(tn_llm_batch *b) {
     const tn_llm *m = b->models[0];
-    for (int i = 0; i < b->count; i++)
+    for (int i = 0; i < b->count && !b->pool; i++)
         TRY(tn_graph_set_runtime_scalar(b->graph, i, (double)b->models[i]->position));
     TN_SCOPE;
-    tn_tensor *inputs[2], *logits = NULL;
-    batch_inputs(b, inputs);
+    tn_tensor *inputs[MOST_INPUTS], *logits = NULL;
+    (void)batch_inputs(b, inputs);
     TRY(tn_graph_launch(b->graph, inputs, &logits));
     size_t bytes = (size_t)b->count * (size_t)m->config.size[SIZE_VOCABULARY] * sizeof *b->logits;
     tn_status status = tn_read(logits, b->logits, bytes);

@@ -323,11 +323,18 @@ typedef struct llm_weights {
     tn_tensor *head[HEAD_SLOTS];
     tn_tensor *rope[2]; /* [1, 1, half], by which a position is multiplied; NULL: positions are learned. Local ones:
                          * NULL where all layers have the same */
-    tn_tensor *pages;   /* [pages] i64: one sequence, so page i is i */
+    tn_tensor *pages;   /* [pages] i64: the pages of the sequence in the caches */
     llm_layer *layers;
     llm_lora *lora; /* [layers · LAYER_SLOTS], or NULL: no adapter */
     double lora_scale;
 } llm_weights;
+
+/* One block of pages for the caches of several conversations: `context` pages for each, in order. */
+typedef struct llm_pool {
+    int users, room;
+    uint64_t taken;    /* bits of the conversations */
+    llm_layer *layers; /* caches only */
+} llm_pool;
 
 /* The open file, which conversations share. */
 typedef struct llm_file {
@@ -340,6 +347,8 @@ struct tn_llm {
     tn_device *device;
     llm_config config;
     llm_weights weights;
+    llm_pool *pool; /* that the caches are in; NULL: they are its own */
+    int slot;       /* its place in the pool */
     int64_t position;
     int32_t *tokens;        /* [context]; the first `position` are the sequence */
     float *logits;          /* of the last token: what callers get to see … */
@@ -359,6 +368,7 @@ void tn_llm_leave(const tn_llm *m, tn_device *before);
 size_t tn_llm_embedding_row(const tn_llm *m); /* bytes of a token's row */
 tn_status tn_llm_train_embedding(tn_llm *m);  /* for a trainer: its rows are those of the tensor from now on */
 void tn_llm_append(tn_llm *m, const int32_t *ids, int64_t count); /* these were computed */
+int64_t tn_llm_first_page(const tn_llm *m);                       /* of its caches; the others follow */
 /* After a failure: makes caches anew that a failed write has left as errors. Returns the failure. */
 tn_status tn_llm_mend(tn_llm *m, tn_status failure);
 
@@ -388,6 +398,8 @@ typedef struct llm_inputs {
     /* Row i is the next token of sequence i, and goes to its caches; NULL: all rows belong to one. */
     const llm_sequence *sequences;
     int sequence_count;
+    /* NULL, or the same where the caches of all sequences are one pool: `position` is [n] i64, and pages [n, pages] */
+    tn_tensor *pages;
     tn_tensor **probes; /* NULL, or takes a handle for each of LLM_PROBES a layer, and the output's */
 } llm_inputs;
 

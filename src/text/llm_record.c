@@ -155,9 +155,10 @@ static tn_tensor *attend_cached(const llm_config *c, const llm_weights *w, const
     o.scale = c->scale;
     o.window = window;
     o.softcap = c->attention_cap;
-    tn_tensor *mixed = tn_cached_attention(qkv[0], qkv[1], qkv[2], l->k_cache, l->v_cache, in->position, w->pages, &o);
-    tn_cache_append_(l->k_cache, qkv[1], in->position, w->pages);
-    tn_cache_append_(l->v_cache, qkv[2], in->position, w->pages);
+    const tn_tensor *pages = in->pages ? in->pages : w->pages; /* of a batch, or of one sequence */
+    tn_tensor *mixed = tn_cached_attention(qkv[0], qkv[1], qkv[2], l->k_cache, l->v_cache, in->position, pages, &o);
+    tn_cache_append_(l->k_cache, qkv[1], in->position, pages);
+    tn_cache_append_(l->v_cache, qkv[2], in->position, pages);
     return mixed;
 }
 

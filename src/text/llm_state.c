@@ -61,7 +61,8 @@ static tn_status write_state(const tn_llm *m, const char *path, tn_named_tensor 
     list[count++] = (tn_named_tensor){"tokens", tn_from_data(m->tokens, TN_DIMS(m->position), TN_I32)};
     for (int64_t i = 0; i < caches; i++) {
         cache_name(names[i], i);
-        list[count++] = (tn_named_tensor){names[i], tn_contiguous(tn_narrow(cache_of(m, i), 0, 0, pages))};
+        list[count++] =
+            (tn_named_tensor){names[i], tn_contiguous(tn_narrow(cache_of(m, i), 0, tn_llm_first_page(m), pages))};
     }
     return tn_safetensors_save(path, list, count, facts, 2);
 }
@@ -131,7 +132,7 @@ static tn_status fill_caches(const tn_llm *m, const tn_safetensors *f, int64_t p
         TN_SCOPE;
         tn_tensor *saved = tn_retain(tn_safetensors_tensor(f, name));
         tn_tensor *cache = cache_of(m, i);
-        tn_status status = tn_status_of(tn_copy_(tn_narrow(cache, 0, 0, pages), saved));
+        tn_status status = tn_status_of(tn_copy_(tn_narrow(cache, 0, tn_llm_first_page(m), pages), saved));
         if (status == TN_OK) status = tn_eval(&cache, 1);
         tn_free(saved);
         if (status != TN_OK) return status;

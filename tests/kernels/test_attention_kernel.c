@@ -20,9 +20,7 @@ static const float MARK = 12345.0f;
 
 static uint64_t random_state;
 
-static uint64_t random_bits(void) {
-    return random_mixed(&random_state);
-}
+static uint64_t random_bits(void) { return random_mixed(&random_state); }
 
 static int64_t random_below(int64_t n) { return (int64_t)(random_bits() % (uint64_t)n); }
 
@@ -317,6 +315,144 @@ static void a_token_has_the_bits_of_its_definition_at_every_border(void **unused
     }
 }
 
+/* ---- batches ----------------------------------------------------------------------------------------------------- */
+
+enum { MOST_SEQUENCES = 9 };
+
+/* Sequences of different lengths whose pages lie among each other in one cache. */
+typedef struct batch {
+    int count;
+    sequence each[MOST_SEQUENCES];
+    int64_t positions[MOST_SEQUENCES];
+    int64_t *pages; /* [count, page_count] */
+    float *q, *k, *v;
+} batch;
+
+static void make_batch(batch *b, const sequence *like) {
+    int64_t page_count = 1 + random_below(5);
+    sequence all = *like;
+    all.tokens = page_count * b->count * PAGE;
+    make_sequence(&all);
+    b->pages = tn_mem_alloc((size_t)(all.n_pages) * sizeof *b->pages);
+    assert_non_null(b->pages);
+    for (int64_t i = 0; i < all.n_pages; i++)
+        b->pages[i] = all.pages ? all.pages[i] : i;
+    tn_mem_free(all.pages);
+    int64_t rows = all.heads * all.head_dim, width = all.kv_heads * all.head_dim;
+    for (int i = 0; i < b->count; i++) {
+        sequence *s = &b->each[i];
+        int64_t first = i * page_count * PAGE;
+        *s = all;
+        s->pages = b->pages + i * page_count;
+        s->page_count = page_count;
+        s->q = all.q + first * rows, s->k = all.k + first * width, s->v = all.v + first * width;
+        b->positions[i] = 1 + random_below(page_count * PAGE - 1);
+    }
+    b->q = random_numbers(b->count * rows);
+    b->k = random_numbers(b->count * width);
+    b->v = random_numbers(b->count * width);
+}
+
+static void free_batch(batch *b) {
+    sequence all = b->each[0];
+    all.pages = b->pages;
+    free_sequence(&all);
+    tn_mem_free(b->q);
+    tn_mem_free(b->k);
+    tn_mem_free(b->v);
+}
+
+/* Token positions[i] + step of each sequence, as a row each. */
+static void gather_rows(const batch *b, int64_t step) {
+    const sequence *s = &b->each[0];
+    int64_t rows = s->heads * s->head_dim, width = s->kv_heads * s->head_dim;
+    for (int i = 0; i < b->count; i++) {
+        int64_t at = b->positions[i] + step;
+        memcpy(b->q + i * rows, b->each[i].q + at * rows, (size_t)rows * sizeof(float));
+        memcpy(b->k + i * width, b->each[i].k + at * width, (size_t)width * sizeof(float));
+        memcpy(b->v + i * width, b->each[i].v + at * width, (size_t)width * sizeof(float));
+    }
+}
+
+/* All but the last token of each sequence alone, the last ones together. */
+static void append_batch(batch *b) {
+    const sequence *s = &b->each[0];
+    int64_t before[MOST_SEQUENCES];
+    for (int i = 0; i < b->count; i++) {
+        before[i] = b->positions[i] - 1;
+        append(&b->each[i], 0, before[i]);
+    }
+    tn_kv_cache_write_args a = {.n = b->count,
+                                .kv_heads = s->kv_heads,
+                                .head_dim = s->head_dim,
+                                .batch = true,
+                                .positions = before,
+                                .x_token_stride = s->kv_heads * s->head_dim,
+                                .x_head_stride = s->head_dim};
+    gather_rows(b, -1);
+    a.cache = cache_of(s, true), a.x = b->k;
+    tn_kv_cache_write(&a);
+    a.cache = cache_of(s, false), a.x = b->v;
+    tn_kv_cache_write(&a);
+}
+
+static void check_batch(const batch *b, int threads, const float *wanted, float *out) {
+    const sequence *s = &b->each[0];
+    int64_t width = s->kv_heads * s->head_dim, rows = s->heads * s->head_dim;
+    tn_attention_args a = {.n = b->count, .heads = s->heads, .kv_heads = s->kv_heads, .head_dim = s->head_dim};
+    a.window = s->window, a.scale = s->scale, a.cap = s->cap;
+    a.batch = true, a.positions = b->positions;
+    a.q = b->q, a.k = b->k, a.v = b->v, a.out = out;
+    a.q_token_stride = a.out_token_stride = rows;
+    a.k_token_stride = a.v_token_stride = width;
+    a.q_head_stride = a.k_head_stride = a.v_head_stride = a.out_head_stride = s->head_dim;
+    a.k_cache = cache_of(s, true), a.v_cache = cache_of(s, false);
+    assert_ok(tn_threads_set(threads));
+    size_t bytes = tn_attention_workspace(&a, threads);
+    a.workspace = tn_mem_alloc(bytes);
+    assert_non_null(a.workspace);
+    memset(a.workspace, 0xff, bytes);
+    tn_attention(&a);
+    tn_mem_free(a.workspace);
+    assert_same(s, out, wanted, b->count * rows, "batch");
+}
+
+static void each_sequence_of_a_batch_has_the_bits_of_its_definition(void **unused) {
+    (void)unused;
+    static const int64_t head_dims[] = {5, 64, 128}, groups[] = {1, 3, 17};
+    random_state = 4;
+    for (int round = 0; round < 30; round++) {
+        sequence like = {.head_dim = head_dims[round % 3],
+                         .kv_heads = 1 + random_below(3),
+                         .window = round % 4 ? 0 : 70,
+                         .cap = round % 5 ? 0 : 3,
+                         .k_dtype = dtypes[random_below(3)],
+                         .v_dtype = dtypes[random_below(3)]};
+        like.heads = like.kv_heads * groups[random_below(3)];
+        batch b = {.count = 1 + (int)random_below(MOST_SEQUENCES)};
+        make_batch(&b, &like);
+        append_batch(&b);
+        gather_rows(&b, 0);
+        int64_t rows = like.heads * like.head_dim;
+        float *wanted = tn_mem_alloc((size_t)(b.count * rows) * sizeof *wanted);
+        float *out = tn_mem_alloc((size_t)(b.count * rows) * sizeof *out);
+        assert_non_null(wanted);
+        assert_non_null(out);
+        for (int i = 0; i < b.count; i++)
+            for (int64_t h = 0; h < like.heads; h++)
+                define(&b.each[i], b.positions[i], h, wanted + i * rows + h * like.head_dim);
+        for (tn_isa isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
+            if (!tn_gemm_use(isa)) continue;
+            for (int threads = 1; threads <= MAX_THREADS; threads++)
+                check_batch(&b, threads, wanted, out);
+        }
+        assert_true(tn_gemm_use(tn_cpu().isa));
+        tn_mem_free(wanted);
+        tn_mem_free(out);
+        free_batch(&b);
+    }
+}
+
 /* ---- cuts -------------------------------------------------------------------------------------------------------- */
 
 static void cutting_a_prompt_differently_gives_the_same_bits(void **unused) {
@@ -543,6 +679,7 @@ static void nothing_to_do_is_fine(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_row_has_the_bits_of_its_definition),
+        cmocka_unit_test(each_sequence_of_a_batch_has_the_bits_of_its_definition),
         cmocka_unit_test(a_token_has_the_bits_of_its_definition_at_every_border),
         cmocka_unit_test(cutting_a_prompt_differently_gives_the_same_bits),
         cmocka_unit_test(a_row_does_not_depend_on_keys_that_it_does_not_see),

@@ -1139,59 +1139,105 @@ static void sequences_that_do_not_fit_are_refused(void **state) {
     free_model(&other);
 }
 
-/* Conversations of different lengths and contexts, one of which waits now and then, and goes on alone between steps. */
+enum { TALKS = 5, BATCH_STEPS = 12 };
+
+/* talks[i] have the first 17 · i ids; alone[i] are equal to them. A pool has room for the talks only. */
+static void open_talks(const char *path, bool pool, const int32_t *ids, tn_llm **talks, tn_llm **alone) {
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    tn_llm *gone;
+    o.conversations = pool ? TALKS : 1;
+    assert_ok(tn_llm_open(path, &o, &talks[0]));
+    assert_ok(tn_llm_new_conversation(talks[0], NULL, &gone)); /* leaves its room to another one */
+    for (int i = 1; i < TALKS; i++) {
+        o.context = 90 + i;
+        if (pool && i == TALKS - 1) tn_llm_close(gone);
+        assert_ok(tn_llm_new_conversation(talks[0], pool ? NULL : &o, &talks[i]));
+    }
+    if (!pool) tn_llm_close(gone);
+    for (int i = 0; i < TALKS; i++) {
+        assert_ok(tn_llm_new_conversation(talks[0], NULL, &alone[i]));
+        for (int j = 0; j < 2; j++)
+            if (i > 0) assert_ok(tn_llm_prompt(j ? talks[i] : alone[i], ids + i, 17 * i, NULL));
+    }
+}
+
+/* One of the conversations waits now and then, and goes on alone between steps. */
+static void batch_like_alone(const char *path, bool pool, const int32_t *ids, size_t width) {
+    tn_llm *talks[TALKS], *alone[TALKS];
+    tn_llm_batch *batch;
+    open_talks(path, pool, ids, talks, alone);
+    assert_ok(tn_llm_batch_new(talks, TALKS, &batch));
+    for (int s = 0; s < BATCH_STEPS; s++) {
+        int32_t next[TALKS];
+        const float *logits, *own;
+        for (int i = 0; i < TALKS; i++)
+            next[i] = (s + i) % 4 == 3 ? -1 : ids[10 * i + s];
+        assert_ok(tn_llm_batch_step(batch, next, &logits));
+        for (int i = 0; i < TALKS; i++) {
+            if (next[i] < 0) continue;
+            assert_ok(tn_llm_step(alone[i], next[i], &own));
+            assert_memory_equal(logits + (size_t)i * width, own, width * sizeof *own);
+        }
+        if (s == 5) {
+            assert_ok(tn_llm_prompt(talks[2], ids, 3, NULL));
+            assert_ok(tn_llm_prompt(alone[2], ids, 3, NULL));
+        }
+        if (s == 8) { /* from one sequence's pages to another's */
+            assert_ok(tn_llm_save(talks[3], test_scratch("talk.safetensors")));
+            assert_ok(tn_llm_load(talks[1], test_scratch("talk.safetensors")));
+            assert_ok(tn_llm_load(alone[1], test_scratch("talk.safetensors")));
+        }
+        for (int i = 0; i < TALKS; i++)
+            assert_int_equal(tn_llm_position(talks[i]), tn_llm_position(alone[i]));
+    }
+    assert_int_equal(tn_llm_batch_step(batch, (int32_t[]){0, 0, 0, 0, (int32_t)width}, NULL), TN_ERR_ARGUMENT);
+    tn_llm_batch_free(batch);
+    assert_int_equal(tn_llm_batch_new((tn_llm *[]){talks[0], talks[0]}, 2, &batch), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_llm_batch_new(talks, 0, &batch), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_llm_batch_new((tn_llm *[]){NULL}, 1, &batch), TN_ERR_ARGUMENT);
+    tn_llm_batch_free(NULL);
+    for (int i = 0; i < TALKS; i++) {
+        tn_llm_close(talks[i]);
+        tn_llm_close(alone[i]);
+    }
+}
+
 static void a_batch_computes_what_each_conversation_does_alone(void **state) {
     (void)state;
-    enum { TALKS = 5, STEPS = 12 };
     static const spec *const kinds[] = {&llama, &gemma2, &qwen3moe};
     for (size_t k = 0; k < TN_COUNT(kinds); k++) {
         model m;
         int32_t ids[100];
-        tn_llm *talks[TALKS], *alone[TALKS];
-        tn_llm_batch *batch;
         make_model(&m, kinds[k]);
         fill_ids(ids, 100, kinds[k]->vocabulary);
-        size_t width = (size_t)kinds[k]->vocabulary;
-        talks[0] = open_llm(write_model(&m, NULL, "batch.gguf"), TN_LLM_CACHE_F16);
-        for (int i = 0; i < TALKS; i++) {
-            tn_llm_options o = TN_LLM_DEFAULTS;
-            o.context = 90 + i;
-            if (i > 0) assert_ok(tn_llm_new_conversation(talks[0], &o, &talks[i]));
-            assert_ok(tn_llm_new_conversation(talks[0], NULL, &alone[i]));
-            for (int j = 0; j < 2; j++)
-                if (i > 0) assert_ok(tn_llm_prompt(j ? talks[i] : alone[i], ids + i, 17 * i, NULL));
-        }
-        assert_ok(tn_llm_batch_new(talks, TALKS, &batch));
-        for (int s = 0; s < STEPS; s++) {
-            int32_t next[TALKS];
-            const float *logits, *own;
-            for (int i = 0; i < TALKS; i++)
-                next[i] = (s + i) % 4 == 3 ? -1 : ids[10 * i + s];
-            assert_ok(tn_llm_batch_step(batch, next, &logits));
-            for (int i = 0; i < TALKS; i++) {
-                if (next[i] < 0) continue;
-                assert_ok(tn_llm_step(alone[i], next[i], &own));
-                assert_memory_equal(logits + (size_t)i * width, own, width * sizeof *own);
-            }
-            if (s == 5) {
-                assert_ok(tn_llm_prompt(talks[2], ids, 3, NULL));
-                assert_ok(tn_llm_prompt(alone[2], ids, 3, NULL));
-            }
-            for (int i = 0; i < TALKS; i++)
-                assert_int_equal(tn_llm_position(talks[i]), tn_llm_position(alone[i]));
-        }
-        assert_int_equal(tn_llm_batch_step(batch, (int32_t[]){0, 0, 0, 0, (int32_t)width}, NULL), TN_ERR_ARGUMENT);
-        tn_llm_batch_free(batch);
-        assert_int_equal(tn_llm_batch_new((tn_llm *[]){talks[0], talks[0]}, 2, &batch), TN_ERR_ARGUMENT);
-        assert_int_equal(tn_llm_batch_new(talks, 0, &batch), TN_ERR_ARGUMENT);
-        assert_int_equal(tn_llm_batch_new((tn_llm *[]){NULL}, 1, &batch), TN_ERR_ARGUMENT);
-        tn_llm_batch_free(NULL);
-        for (int i = 0; i < TALKS; i++) {
-            tn_llm_close(alone[i]);
-            tn_llm_close(talks[i]);
-        }
+        const char *path = write_model(&m, NULL, "batch.gguf");
+        for (int pool = 0; pool < 2; pool++)
+            batch_like_alone(path, pool, ids, (size_t)kinds[k]->vocabulary);
         free_model(&m);
     }
+}
+
+static void a_pool_of_caches_has_limits(void **state) {
+    (void)state;
+    model m;
+    tn_llm *llm = NULL;
+    tn_llm_facts facts = {.struct_size = sizeof facts};
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    make_model(&m, &llama);
+    const char *path = write_model(&m, NULL, "pool.gguf");
+    for (int i = 0; i < 2; i++) {
+        o.conversations = i ? TN_LLM_BATCH + 1 : 0;
+        assert_int_equal(tn_llm_open(path, &o, &llm), TN_ERR_ARGUMENT);
+        assert_text_has(tn_error(), "1 to 64");
+    }
+    o.conversations = 8;
+    assert_ok(tn_llm_inspect_path(path, NULL, &facts));
+    o.memory = facts.total_bytes + 3 * facts.cache_bytes; /* enough for four */
+    assert_int_equal(tn_llm_open(path, &o, &llm), TN_ERR_MEMORY);
+    o.conversations = 4;
+    assert_ok(tn_llm_open(path, &o, &llm));
+    tn_llm_close(llm);
+    free_model(&m);
 }
 
 static void null_arguments_are_answered(void **state) {
@@ -1251,6 +1297,7 @@ int main(void) {
         cmocka_unit_test(a_saved_sequence_goes_on_with_the_same_bits),
         cmocka_unit_test(sequences_that_do_not_fit_are_refused),
         cmocka_unit_test(a_batch_computes_what_each_conversation_does_alone),
+        cmocka_unit_test(a_pool_of_caches_has_limits),
         cmocka_unit_test(null_arguments_are_answered),
         cmocka_unit_test(far_from_the_host_all_this_is_so_too),
     };
