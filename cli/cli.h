@@ -169,6 +169,7 @@ extern bool cli_json_begun; /* an object was begun on standard output; from then
  * between leaves no half object on standard output. */
 void cli_json_hold(cli_json *j);
 void cli_json_release(cli_json *j);
+void cli_json_drop(cli_json *j); /* instead of release: writes nothing */
 
 void cli_json_object(cli_json *j, const char *key);
 void cli_json_array(cli_json *j, const char *key);

@@ -24,6 +24,7 @@ extern const cli_command cli_run;
 extern const cli_command cli_serve;
 extern const cli_command cli_tokenize;
 extern const cli_command cli_train;
+extern const cli_command cli_transcribe;
 extern const cli_command cli_tune;
 
 #endif

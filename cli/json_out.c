@@ -83,6 +83,13 @@ void cli_json_release(cli_json *j) {
     j->pending = NULL;
 }
 
+void cli_json_drop(cli_json *j) {
+    if (j->out == stdout) return;
+    fclose(j->out);
+    free(j->pending);
+    *j = (cli_json){.out = stdout};
+}
+
 void cli_json_object(cli_json *j, const char *key) { open_level(j, key, '{'); }
 void cli_json_array(cli_json *j, const char *key) { open_level(j, key, '['); }
 

@@ -8,9 +8,10 @@
 #include "cli/commands.h"
 
 static const cli_command *const commands[] = {
-    &cli_bench,      &cli_certify, &cli_chat,     &cli_convert, &cli_devices,  &cli_embed,  &cli_explain,
-    &cli_finetune,   &cli_fit,     &cli_generate, &cli_info,    &cli_list,     &cli_logits, &cli_onnx_test,
-    &cli_perplexity, &cli_pull,    &cli_run,      &cli_serve,   &cli_tokenize, &cli_train,  &cli_tune,
+    &cli_bench,    &cli_certify,   &cli_chat,       &cli_convert,  &cli_devices, &cli_embed,
+    &cli_explain,  &cli_finetune,  &cli_fit,        &cli_generate, &cli_info,    &cli_list,
+    &cli_logits,   &cli_onnx_test, &cli_perplexity, &cli_pull,     &cli_run,     &cli_serve,
+    &cli_tokenize, &cli_train,     &cli_transcribe, &cli_tune,
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 

@@ -33,6 +33,7 @@ WITHOUT_TEXT(logits);
 WITHOUT_TEXT(perplexity);
 WITHOUT_TEXT(serve);
 WITHOUT_TEXT(tokenize);
+WITHOUT_TEXT(transcribe);
 
 int explain_language(const cli_options *o, const explain_wishes *w, const char *path) {
     (void)o, (void)w;

@@ -102,6 +102,7 @@ opinfo    | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools
 torch-engine | check-all | 900 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD test_engine_torch $plain && python3 tools/digits.py && python3 tools/checks/torch_engine.py $BUILD
 encoder   | check-all | 600 | python3 tools/text/minilm.py --or-skip
 folders   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/text/hf_folders.py $BUILD/trunnion
+speech    | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/text/speech.py $BUILD/trunnion
 serve-load | check-all | 1200 | tools/build.sh $BUILD all $plain && python3 tools/checks/serve_load.py $BUILD
 tokenize  | check-all | 1800 | tools/build.sh $BUILD all $plain && tools/checks/tokenizers.sh $BUILD
 doubles-all | check-all | 3600 | tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD --all

@@ -20,6 +20,7 @@
 #include "trunnion/onnx.h"
 #include "trunnion/ops.h"
 #include "trunnion/optim.h"
+#include "trunnion/speech.h"
 #include "trunnion/survive.h"
 #include "trunnion/text.h"
 #include "trunnion/tune.h"
@@ -239,6 +240,12 @@ static tn_status try_embedder(const void *o) {
     return tn_embedder_open("no such folder", o, &e);
 }
 
+static tn_status try_speech(const void *o) {
+    tn_speech *s;
+    return tn_speech_open("no such folder", o, &s);
+}
+static tn_status try_transcribe(const void *o) { return tn_speech_transcribe(NULL, NULL, 0, o, NULL, NULL); }
+
 static tn_status try_vocabulary(const void *o) {
     tn_tokenizer *t;
     return tn_tokenizer_new(o, &t);
@@ -386,6 +393,8 @@ static tn_status try_engine(const void *o) {
     X(BATCHES, tn_batches, try_batches)                                 \
     X(LOADER, tn_loader_options, try_loader)                            \
     X(EMBEDDER, tn_embedder_options, try_embedder)                      \
+    X(SPEECH, tn_speech_options, try_speech)                            \
+    X(TRANSCRIBE, tn_transcribe_options, try_transcribe)                \
     X(VOCABULARY, tn_vocabulary, try_vocabulary)                        \
     X(PAIR, tn_pair_options, try_pair)                                  \
     X(CHAT_TEMPLATE, tn_chat_template_options, try_template)            \

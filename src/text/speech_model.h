@@ -1,0 +1,94 @@
+/* speech_model.h — shared by the files of speech recognition: the log-mel front end, the model, its special tokens. */
+#ifndef TN_TEXT_SPEECH_MODEL_H
+#define TN_TEXT_SPEECH_MODEL_H
+
+#include "text/folder.h"
+#include "trunnion/speech.h"
+#include "trunnion/trunnion.h"
+
+/* ---- log-mel spectrogram (log_mel.c) ----------------------------------------------------------------------------- */
+
+enum { MEL_HOP = 160, MEL_WINDOW_FRAMES = 3000 /* 30 s */ };
+
+typedef struct log_mel {
+    int64_t mels;
+    tn_device *device;                    /* the CPU: f64 is not available everywhere */
+    tn_tensor *cosines, *sines, *filters; /* f64 */
+} log_mel;
+
+tn_status tn_log_mel_init(log_mel *m, int64_t mels); /* free it in either case */
+void tn_log_mel_free(log_mel *m);
+int64_t tn_log_mel_frames(int64_t count);
+/* samples [count] → out [mels, tn_log_mel_frames(count)] */
+tn_status tn_log_mel_run(const log_mel *m, const float *samples, int64_t count, float *out);
+
+/* ---- model (speech.c) -------------------------------------------------------------------------------------------- */
+
+/* What a layer holds; an encoder's has no cross attention. */
+typedef enum speech_part {
+    SELF_Q,
+    SELF_K,
+    SELF_V,
+    SELF_O,
+    SELF_NORM,
+    FFN_UP,
+    FFN_DOWN,
+    FFN_NORM,
+    ENCODER_PARTS,
+    CROSS_Q = ENCODER_PARTS,
+    CROSS_K,
+    CROSS_V,
+    CROSS_O,
+    CROSS_NORM,
+    SPEECH_PARTS
+} speech_part;
+
+typedef struct speech_linear {
+    tn_tensor *weight, *bias; /* bias: NULL for keys */
+} speech_linear;
+
+typedef struct speech_layer {
+    speech_linear part[SPEECH_PARTS];
+    tn_tensor *k_cache, *v_cache; /* decoder: states [pages, heads, 64, head_dim] */
+    tn_tensor *k_cross, *v_cross; /* decoder: states [1, heads, positions, head_dim], of the encoded window */
+} speech_layer;
+
+/* Ids of special tokens. */
+typedef struct speech_tokens {
+    int32_t start, end, no_timestamps, transcribe, translate;
+    int32_t first_language, language_count; /* their tokens follow each other */
+    int64_t last_initial;                   /* the latest timestamp that a window may begin with, in steps of 20 ms */
+    int32_t *suppressed, *suppressed_first; /* never, and not as the first token of a window */
+    int64_t suppressed_count, suppressed_first_count;
+} speech_tokens;
+
+typedef struct speech_config {
+    int64_t layers[2]; /* of encoder and decoder */
+    int64_t heads[2], inner[2];
+    int64_t hidden, mels, vocabulary, source_positions, context;
+    tn_activation *activation;
+    bool multilingual;
+    int64_t parameters, weights_bytes;
+} speech_config;
+
+struct tn_speech {
+    hf_folder folder;
+    tn_device *device;
+    tn_tokenizer *tokenizer;
+    speech_config config;
+    speech_tokens tokens;
+    log_mel front;
+    speech_linear conv[2], norm[2]; /* norm: behind the last layer of encoder and decoder */
+    tn_tensor *positions[2], *embedding, *pages;
+    speech_layer *layers[2];
+    tn_graph *token; /* captured at the first token */
+    float *logits;
+    tn_tensor *shown; /* NULL, or whose memory the last logits are in */
+    int64_t position; /* tokens of the sequence */
+    bool encoded;
+};
+
+/* speech_tokens.c: reads generation_config.json, config.json and the tokenizer. */
+tn_status tn_speech_read_tokens(tn_speech *s);
+
+#endif

@@ -1,0 +1,279 @@
+/* wav.c — WAV files as one channel of floats at a wanted rate.
+ *
+ * A file is a list of chunks; "fmt " says how the samples of "data" are stored. Resampling convolves with a windowed
+ * sinc. The ratio of the rates is a fraction up / down, so only `up` different sets of filter taps occur: they are
+ * computed once, and an output sample is one dot product. */
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "text/text_common.h"
+#include "trunnion/speech.h"
+
+enum {
+    LEAST_RATE = 1000,
+    MOST_RATE = 192000, /* bounds the table of taps: 16000 sets of 3072 … */
+    MOST_CHANNELS = 64,
+    ZEROS = 32 /* zero crossings of the sinc to either side */
+};
+static const double ROLLOFF = 0.945, BETA = 10.06; /* pass band, and a Kaiser window with 100 dB stop band */
+static const double PI = 3.14159265358979323846;
+
+/* ---- chunks ------------------------------------------------------------------------------------------------------ */
+
+typedef struct wav_bytes {
+    const uint8_t *data;
+    size_t size;
+} wav_bytes;
+
+enum { CODE_PCM = 1, CODE_FLOAT = 3, CODE_EXTENSIBLE = 0xfffe };
+
+/* How samples are stored. */
+typedef struct wav_format {
+    unsigned code, channels, bits, frame_bytes;
+    int64_t rate;
+} wav_format;
+
+static uint32_t little16(const uint8_t *p) { return p[0] | (uint32_t)p[1] << 8; }
+static uint32_t little32(const uint8_t *p) { return little16(p) | little16(p + 2) << 16; }
+
+static tn_status bad(const char *what) { return tn_backend_fail(TN_ERR_FORMAT, "WAV: %s", what); }
+
+/* Programs that write to a pipe do not know the length, and write 0 or nearly the greatest number. */
+static bool is_open_end(uint32_t size) { return size >= 0x7fff0000u; }
+
+/* The first chunk with this name; chunks begin at even bytes. */
+static tn_status find_chunk(wav_bytes file, const char *name, wav_bytes *out) {
+    size_t at = 12;
+    while (file.size - at >= 8) {
+        const uint8_t *head = file.data + at;
+        uint32_t size = little32(head + 4);
+        size_t left = file.size - at - 8;
+        bool wanted = memcmp(head, name, 4) == 0;
+        if (wanted && (is_open_end(size) || (size == 0 && left > 0 && memcmp(name, "data", 4) == 0)))
+            size = (uint32_t)(left < UINT32_MAX ? left : UINT32_MAX);
+        if (size > left)
+            return tn_backend_fail(TN_ERR_FORMAT,
+                                   "WAV: the chunk at byte %zu has %" PRIu32 " bytes, but only %zu follow: is the file "
+                                   "complete?",
+                                   at, size, left);
+        *out = (wav_bytes){head + 8, size};
+        if (wanted) return TN_OK;
+        at += 8 + (size_t)size + (size & 1 && size < left);
+    }
+    return tn_backend_fail(TN_ERR_FORMAT, "WAV: the chunk '%s' is missing", name);
+}
+
+static tn_status read_format(wav_bytes chunk, wav_format *f) {
+    if (chunk.size < 16) return bad("the chunk 'fmt ' is shorter than 16 bytes");
+    const uint8_t *p = chunk.data;
+    *f = (wav_format){little16(p), little16(p + 2), little16(p + 14), little16(p + 12), little32(p + 4)};
+    if (f->code == CODE_EXTENSIBLE && chunk.size >= 26) f->code = little16(p + 24);
+    bool pcm = f->code == CODE_PCM && (f->bits == 8 || f->bits == 16 || f->bits == 24 || f->bits == 32);
+    bool real = f->code == CODE_FLOAT && (f->bits == 32 || f->bits == 64);
+    if (!pcm && !real)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "WAV: encoding %u with %u bits is not supported; convert the file to 16-bit PCM "
+                               "(ffmpeg -i IN -c:a pcm_s16le OUT.wav)",
+                               f->code, f->bits);
+    if (f->channels < 1 || f->channels > MOST_CHANNELS)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "WAV: %u channels; supported are 1 to %d", f->channels,
+                               MOST_CHANNELS);
+    if (f->frame_bytes != f->channels * f->bits / 8)
+        return tn_backend_fail(TN_ERR_FORMAT, "WAV: %u channels of %u bits take %u bytes, but the file says %u",
+                               f->channels, f->bits, f->channels * f->bits / 8, f->frame_bytes);
+    if (f->rate >= LEAST_RATE && f->rate <= MOST_RATE) return TN_OK;
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "WAV: %" PRId64 " samples per second; supported are %d to %d", f->rate,
+                           LEAST_RATE, MOST_RATE);
+}
+
+/* ---- samples ----------------------------------------------------------------------------------------------------- */
+
+static double sample_of(const uint8_t *p, const wav_format *f) {
+    float single;
+    double number;
+    uint64_t wide;
+    uint32_t word;
+    if (f->code == CODE_FLOAT && f->bits == 32) {
+        word = little32(p);
+        memcpy(&single, &word, sizeof single);
+        return single;
+    }
+    if (f->code == CODE_FLOAT) {
+        wide = little32(p) | (uint64_t)little32(p + 4) << 32;
+        memcpy(&number, &wide, sizeof number);
+        return number;
+    }
+    if (f->bits == 8) return (p[0] - 128.0) / 128;
+    if (f->bits == 16) return (int16_t)little16(p) / 32768.0;
+    if (f->bits == 24) return (int32_t)((little16(p) << 8) | (uint32_t)p[2] << 24) / 2147483648.0;
+    return (int32_t)little32(p) / 2147483648.0;
+}
+
+static tn_status read_samples(wav_bytes data, const wav_format *f, tn_audio *out) {
+    int64_t count = (int64_t)(data.size / f->frame_bytes);
+    if (count < 1) return bad("it has no samples");
+    out->samples = tn_txt_alloc((size_t)count, sizeof *out->samples);
+    if (!out->samples) return TN_ERR_MEMORY;
+    for (int64_t i = 0; i < count; i++) {
+        const uint8_t *frame = data.data + (size_t)i * f->frame_bytes;
+        double sum = 0;
+        for (unsigned c = 0; c < f->channels; c++)
+            sum += sample_of(frame + c * f->bits / 8, f);
+        out->samples[i] = (float)(sum / f->channels);
+        if (!isfinite(out->samples[i]))
+            return tn_backend_fail(TN_ERR_FORMAT, "WAV: sample %" PRId64 " is not a finite number", i);
+    }
+    out->count = count;
+    out->rate = out->source_rate = f->rate;
+    out->channels = (int)f->channels;
+    return TN_OK;
+}
+
+/* ---- resampling -------------------------------------------------------------------------------------------------- */
+
+/* The modified Bessel function I0, by its series. */
+static double bessel(double x) {
+    double sum = 1, term = 1;
+    for (int k = 1; term > sum * 1e-17; k++) {
+        term *= x / (2 * k) * (x / (2 * k));
+        sum += term;
+    }
+    return sum;
+}
+
+/* The filter at a distance in zero crossings: a sinc inside a Kaiser window. */
+static double filter_at(double x) {
+    double inside = 1 - x / ZEROS * (x / ZEROS);
+    if (inside <= 0) return 0;
+    double sinc = x == 0 ? 1 : sin(PI * x) / (PI * x);
+    return sinc * bessel(BETA * sqrt(inside)) / bessel(BETA);
+}
+
+typedef struct resampler {
+    int64_t up, down; /* output rate : input rate, without a common factor */
+    int64_t taps;     /* of one set */
+    double scale;     /* zero crossings per input sample */
+    float *table;     /* [up, taps] */
+} resampler;
+
+static int64_t common_factor(int64_t a, int64_t b) { return b ? common_factor(b, a % b) : a; }
+
+/* Output sample i lies at i · down / up of the input. Taps of set p = i · down mod up begin at the first input sample
+ * within reach of it. */
+static tn_status make_taps(int64_t from, int64_t to, resampler *r) {
+    int64_t factor = common_factor(from, to);
+    r->up = to / factor;
+    r->down = from / factor;
+    r->scale = ROLLOFF * (to < from ? (double)to / (double)from : 1);
+    int64_t reach = (int64_t)ceil(ZEROS / r->scale);
+    r->taps = 2 * reach;
+    r->table = tn_txt_alloc((size_t)r->up, (size_t)r->taps * sizeof *r->table);
+    if (!r->table) return TN_ERR_MEMORY;
+    for (int64_t p = 0; p < r->up; p++) {
+        float *set = r->table + p * r->taps;
+        double sum = 0;
+        for (int64_t k = 0; k < r->taps; k++) {
+            double away = fabs((double)(k - reach + 1) - (double)p / (double)r->up);
+            set[k] = (float)filter_at(away * r->scale);
+            sum += (double)set[k];
+        }
+        for (int64_t k = 0; k < r->taps; k++)
+            set[k] = (float)((double)set[k] / sum); /* a constant stays what it is */
+    }
+    return TN_OK;
+}
+
+static void resample(const resampler *r, const float *in, int64_t count, float *out, int64_t out_count) {
+    for (int64_t i = 0; i < out_count; i++) {
+        int64_t at = i * r->down / r->up, p = i * r->down % r->up, first = at - r->taps / 2 + 1;
+        const float *set = r->table + p * r->taps;
+        double sum = 0;
+        for (int64_t k = first < 0 ? -first : 0; k < r->taps && first + k < count; k++)
+            sum += (double)set[k] * (double)in[first + k];
+        out[i] = (float)sum;
+    }
+}
+
+static tn_status change_rate(tn_audio *a, int64_t rate) {
+    resampler r = {0};
+    if (a->count > INT64_MAX / MOST_RATE) return bad("it is too long");
+    int64_t count = (a->count * rate + a->rate - 1) / a->rate;
+    float *out = tn_txt_alloc((size_t)count, sizeof *out);
+    tn_status status = out ? make_taps(a->rate, rate, &r) : TN_ERR_MEMORY;
+    if (status == TN_OK) {
+        resample(&r, a->samples, a->count, out, count);
+        tn_txt_free(a->samples);
+        a->samples = out;
+        a->count = count;
+        a->rate = rate;
+        out = NULL;
+    }
+    tn_txt_free(out);
+    tn_txt_free(r.table);
+    return status;
+}
+
+/* ---- files ------------------------------------------------------------------------------------------------------- */
+
+void tn_audio_free(tn_audio *audio) {
+    if (!audio) return;
+    tn_txt_free(audio->samples);
+    *audio = (tn_audio){0};
+}
+
+static tn_status parse(wav_bytes file, int64_t rate, tn_audio *out) {
+    wav_bytes format, data;
+    wav_format f = {0};
+    if (file.size < 12 || memcmp(file.data, "RIFF", 4) != 0 || memcmp(file.data + 8, "WAVE", 4) != 0)
+        return bad(
+            "not a WAV file (it does not begin with RIFF and WAVE); convert it, such as with ffmpeg -i IN OUT.wav");
+    TRY(find_chunk(file, "fmt ", &format));
+    TRY(read_format(format, &f));
+    TRY(find_chunk(file, "data", &data));
+    TRY(read_samples(data, &f, out));
+    return rate == 0 || rate == out->rate ? TN_OK : change_rate(out, rate);
+}
+
+tn_status tn_audio_parse(const void *data, size_t size, int64_t rate, tn_audio *out) {
+    if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_audio_parse: out is NULL");
+    *out = (tn_audio){0};
+    if (!data) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_audio_parse: data is NULL");
+    if (rate != 0 && (rate < LEAST_RATE || rate > MOST_RATE))
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_audio_parse: the rate is %" PRId64 "; it must be 0, or %d to %d",
+                               rate, LEAST_RATE, MOST_RATE);
+    tn_status status = parse((wav_bytes){data, size}, rate, out);
+    if (status != TN_OK) tn_audio_free(out);
+    return status;
+}
+
+static tn_status read_all(FILE *f, tn_bytes *out) {
+    char part[1 << 14];
+    size_t n;
+    while ((n = fread(part, 1, sizeof part, f)) > 0)
+        TRY(tn_bytes_append(out, part, n));
+    return ferror(f) ? TN_ERR_IO : TN_OK;
+}
+
+tn_status tn_audio_read(const char *path, int64_t rate, tn_audio *out) {
+    if (!path || !out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_audio_read: the path or out is NULL");
+    *out = (tn_audio){0};
+    FILE *f = fopen(path, "rb");
+    if (!f) return tn_backend_fail(TN_ERR_IO, "cannot open '%s': %s", path, strerror(errno));
+    tn_bytes bytes = {0};
+    tn_status status = read_all(f, &bytes);
+    if (status == TN_ERR_IO) status = tn_backend_fail(TN_ERR_IO, "reading '%s' failed: %s", path, strerror(errno));
+    fclose(f);
+    if (status == TN_OK) {
+        status = tn_audio_parse(bytes.size ? bytes.data : "", bytes.size, rate, out);
+        if (status == TN_ERR_FORMAT || status == TN_ERR_UNSUPPORTED) {
+            char reason[400];
+            snprintf(reason, sizeof reason, "%s", tn_error());
+            tn_backend_fail(status, "'%s': %s", path, reason);
+        }
+    }
+    tn_bytes_free(&bytes);
+    return status;
+}
