@@ -22,9 +22,10 @@ enum { MOST_UNSENT = 4 << 20 };               /* bytes that a client does not re
 
 typedef struct slot {
     tn_llm *model;
-    serve_job *job; /* NULL: free */
-    int64_t at;     /* tokens of the prompt that are in the sequence */
-    bool drawing;   /* the prompt is done */
+    serve_job *job;             /* NULL: free */
+    int64_t at;                 /* tokens of the prompt that are in the sequence */
+    bool drawing;               /* the prompt is done */
+    tn_llm_draft_facts drafted; /* what was counted of its draft */
 } slot;
 
 struct serve_engine {
@@ -330,6 +331,14 @@ static void compute_prompts(serve_engine *e) {
 
 static int32_t last_token(const slot *s) { return s->job->answer.ids.data[s->job->answer.ids.count - 1]; }
 
+static void count_drafts(slot *s) {
+    tn_llm_draft_facts now = {.struct_size = sizeof now};
+    if (tn_llm_get_draft_facts(s->model, &now) != TN_OK) return;
+    metrics_add(COUNT_DRAFTED, now.drafted - s->drafted.drafted);
+    metrics_add(COUNT_ACCEPTED, now.accepted - s->drafted.accepted);
+    s->drafted = now;
+}
+
 static void step_alone(serve_engine *e, slot *s) {
     const float *logits;
     double start = cli_now();
@@ -337,6 +346,7 @@ static void step_alone(serve_engine *e, slot *s) {
     metrics_time(TIME_STEPS, cli_now() - start);
     metrics_add(COUNT_STEPS, 1);
     metrics_add(COUNT_STEP_ROWS, 1);
+    count_drafts(s);
     s->job->answer.steps++;
     if (status != TN_OK)
         fail_slot(e, s, status);
@@ -449,7 +459,10 @@ static tn_status make_conversations(serve_engine *e, server *s) {
                                    (int)s->parallel, tn_error());
         e->count++;
     }
-    return tn_llm_prepare(s->model);
+    tn_status status = cli_draft_open(&s->draft, s->model, s->device, s->words.tokenizer);
+    for (int i = 1; i < e->count && status == TN_OK; i++)
+        status = cli_draft_set(&s->draft, e->slots[i].model);
+    return status == TN_OK ? tn_llm_prepare(s->model) : status;
 }
 
 tn_status engine_start(server *s) {

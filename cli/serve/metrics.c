@@ -16,6 +16,8 @@ static const struct {
     [COUNT_STEP_ROWS] = {"trunnion_decode_rows_total", "Sequences that these passes computed a token for."},
     [COUNT_DISCONNECTS] = {"trunnion_disconnects_total", "Requests whose client went away before the answer."},
     [COUNT_REFUSED] = {"trunnion_refused_total", "Requests that were refused because the queue was full."},
+    [COUNT_DRAFTED] = {"trunnion_draft_tokens_total", "Tokens that a draft guessed."},
+    [COUNT_ACCEPTED] = {"trunnion_draft_accepted_total", "Guessed tokens that were the next ones."},
     [COUNT_CUT] = {"trunnion_cut_total", "Answers that were cut by the time limit or at the end of the server."},
 };
 

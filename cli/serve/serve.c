@@ -23,7 +23,9 @@ enum {
     OPT_QUEUE,
     OPT_BODY,
     OPT_TIMEOUT,
-    OPT_GRACE
+    OPT_GRACE,
+    OPT_DRAFT,
+    OPT_DRAFT_TOKENS
 };
 
 static const double DRAIN_SECONDS = 5; /* in which clients have to read what is computed, at the end */
@@ -44,7 +46,8 @@ const cli_command cli_serve = {
             "      --parallel N      requests that are computed at once, 1 to 64 (default 4); each\n"
             "                        has a key/value cache of its own\n"
             "      --context N       tokens of a prompt and its answer (default: the model's, at most 4096)\n"
-            "      --cache TYPE      type of the key/value cache: f16, bf16 or f32 (default f16)\n"
+            "      --cache TYPE      type of the key/value cache: f16, bf16 or f32 (default f16)\n" CLI_DRAFT_HELP
+            "                        (while one request is computed; several share each pass instead)\n"
             "      --queue N         requests that may wait; more get code 503 (default 64)\n"
             "      --max-body SIZE   longest body of a request (default 4M)\n"
             "      --timeout N       seconds after which an answer is cut (default 600)\n"
@@ -77,6 +80,8 @@ static const struct option options[] = {
     {"parallel", required_argument, NULL, OPT_PARALLEL},
     {"context", required_argument, NULL, OPT_CONTEXT},
     {"cache", required_argument, NULL, OPT_CACHE},
+    {"draft", required_argument, NULL, OPT_DRAFT},
+    {"draft-tokens", required_argument, NULL, OPT_DRAFT_TOKENS},
     {"queue", required_argument, NULL, OPT_QUEUE},
     {"max-body", required_argument, NULL, OPT_BODY},
     {"timeout", required_argument, NULL, OPT_TIMEOUT},
@@ -97,6 +102,8 @@ static bool take_serve_option(void *ctx, int val, const char *arg) {
     case OPT_PARALLEL: return cli_parse_int(arg, 1, SERVE_MOST_PARALLEL, &s->parallel);
     case OPT_CONTEXT: return cli_parse_int(arg, 1, INT32_MAX, &s->context);
     case OPT_CACHE: return cli_take_cache(arg, &s->cache);
+    case OPT_DRAFT: s->draft.path = arg; return *arg != 0;
+    case OPT_DRAFT_TOKENS: return cli_draft_take_tokens(&s->draft, arg);
     case OPT_QUEUE: return cli_parse_int(arg, 0, 1 << 20, &s->queue);
     case OPT_BODY: return cli_parse_bytes(arg, &s->body_bytes) && s->body_bytes > 0 && s->body_bytes <= 64 << 20;
     case OPT_TIMEOUT: return cli_parse_int(arg, 1, 1 << 20, &s->timeout);
@@ -196,6 +203,7 @@ static void close_server(server *s, serve_http *h) {
     engine_free(s->engine);
     embedder_free(s->embedder);
     tn_llm_close(s->model);
+    cli_draft_close(&s->draft);
     vocabulary_close(&s->words);
     tn_embedder_close(s->encoder);
     tn_tokenizer_free(s->encoder_words);
@@ -246,6 +254,10 @@ static int run_serve(int argc, char **argv) {
     if (!s.path && !s.embed_path)
         return cli_wrong_usage(&cli_serve, "missing model: pass its GGUF file or folder with -m");
     if (s.key && !*s.key) s.key = NULL;
+    const char *wrong = cli_draft_conflict(&s.draft);
+    if (!wrong && s.draft.path && !s.path) wrong = "--draft requires -m";
+    if (wrong) return cli_wrong_usage(&cli_serve, "%s", wrong);
     if (s.path && !cli_find_model(&s.path, found)) return CLI_FAILED;
+    if (!cli_draft_find(&s.draft)) return CLI_FAILED;
     return serve(&s);
 }

@@ -12,6 +12,7 @@
 
 #include "cli/text/answer.h"
 #include "cli/text/conversation.h"
+#include "cli/text/drafting.h"
 #include "cli/text/language.h"
 #include "cli/text/sampling.h"
 #include "trunnion/embed.h"
@@ -89,6 +90,8 @@ typedef enum serve_counter {
     COUNT_DISCONNECTS,
     COUNT_REFUSED,
     COUNT_CUT,
+    COUNT_DRAFTED,
+    COUNT_ACCEPTED,
     SERVE_COUNTERS
 } serve_counter;
 typedef enum serve_histogram {
@@ -120,6 +123,7 @@ typedef struct server {
     int64_t port, parallel, context, queue, body_bytes, timeout, grace;
     tn_llm_cache cache;
     cli_sampling sampling; /* what requests leave open */
+    cli_draft draft;
     char name[128], embed_name[128];
     int64_t started; /* seconds since 1970 */
 

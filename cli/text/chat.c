@@ -11,13 +11,14 @@
 #include "cli/commands.h"
 #include "cli/text/answer.h"
 #include "cli/text/conversation.h"
+#include "cli/text/drafting.h"
 #include "cli/text/language.h"
 #include "cli/text/line_editor.h"
 #include "cli/text/sampling.h"
 #include "trunnion/backend.h"
 #include "trunnion/text.h"
 
-enum { OPT_SYSTEM = 256, OPT_MESSAGES, OPT_CONTEXT, OPT_CACHE, OPT_STOP, OPT_LORA };
+enum { OPT_SYSTEM = 256, OPT_MESSAGES, OPT_CONTEXT, OPT_CACHE, OPT_STOP, OPT_LORA, OPT_DRAFT, OPT_DRAFT_TOKENS };
 enum {
     MOST_STOPS = 16,
     LEAST_ANSWER = 256 /* tokens that a turn leaves free for the answer, if the context has them */
@@ -37,7 +38,7 @@ const cli_command cli_chat = {
             "      --lora DIR        add a LoRA adapter in PEFT's format (see finetune)\n"
             "      --context N       context length in tokens (default: the model's, at most 4096)\n"
             "      --cache TYPE      type of the key/value cache: f16, bf16 or f32\n"
-            "                        (default f16)\n"
+            "                        (default f16)\n" CLI_DRAFT_HELP
             "      --seed N          random seed (default: a random one, which is shown)\n"
             "\n"
             "Type a message and press Enter; \"\"\" begins and ends a message of several lines.\n"
@@ -62,6 +63,8 @@ static const struct option options[] = {
     {"lora", required_argument, NULL, OPT_LORA},
     {"context", required_argument, NULL, OPT_CONTEXT},
     {"cache", required_argument, NULL, OPT_CACHE},
+    {"draft", required_argument, NULL, OPT_DRAFT},
+    {"draft-tokens", required_argument, NULL, OPT_DRAFT_TOKENS},
     {"stop", required_argument, NULL, OPT_STOP},
     {0},
 };
@@ -74,6 +77,7 @@ typedef struct session {
     int64_t tokens, context;
     tn_llm_cache cache;
     cli_sampling sampling;
+    cli_draft draft;
     cli_language language; /* its tokenizer is NULL: `words` has it */
     vocabulary words;
     tn_llm_facts facts;
@@ -94,6 +98,8 @@ static bool take_chat_option(void *ctx, int val, const char *arg) {
     case OPT_CONTEXT: return cli_parse_int(arg, 1, INT32_MAX, &s->context);
     case OPT_CACHE: return cli_take_cache(arg, &s->cache);
     case OPT_LORA: s->lora = arg; return *arg != 0;
+    case OPT_DRAFT: s->draft.path = arg; return *arg != 0;
+    case OPT_DRAFT_TOKENS: return cli_draft_take_tokens(&s->draft, arg);
     default:
         if (!*arg || s->stop_count == MOST_STOPS) return false;
         s->stops[s->stop_count++] = (tn_text_slice){arg, strlen(arg)};
@@ -158,6 +164,10 @@ static void tell_turn(const session *s, const answer *a, size_t prompt) {
         cli_print(stderr, "[prompt: %zu tokens, %" PRId64 " computed in %.2f s — answer: %zu tokens, %.1f/s]\n", prompt,
                   a->computed, a->prompt_seconds, a->ids.count,
                   a->token_seconds > 0 ? (double)a->steps / a->token_seconds : 0.0);
+    tn_llm_draft_facts drafts = {.struct_size = sizeof drafts};
+    if (s->common.verbose && s->draft.path && tn_llm_get_draft_facts(s->language.model, &drafts) == TN_OK)
+        cli_print(stderr, "[draft: %" PRId64 " of %" PRId64 " tokens accepted since the start]\n", drafts.accepted,
+                  drafts.drafted);
 }
 
 static tn_status generate_answer(session *s, const tn_ids *ids) {
@@ -392,7 +402,10 @@ static int run_session(session *s) {
     if (load_session(s) != TN_OK) {
         cli_failed();
     } else if (cli_language_open(&s->language, &s->common, s->path, &o, false)) {
-        result = tn_llm_prepare(s->language.model) == TN_OK ? CLI_OK : cli_failed();
+        tn_status status = tn_llm_prepare(s->language.model);
+        if (status == TN_OK)
+            status = cli_draft_open(&s->draft, s->language.model, s->language.device, s->words.tokenizer);
+        result = status == TN_OK ? CLI_OK : cli_failed();
     } else {
         result = s->language.code;
     }
@@ -406,6 +419,9 @@ static int run_session(session *s) {
     tn_stop_strings_free(s->stop_strings);
     conversation_free(&s->talk);
     vocabulary_close(&s->words);
+    tn_llm_close(s->language.model);
+    s->language.model = NULL;
+    cli_draft_close(&s->draft);
     cli_language_close(&s->language);
     return result;
 }
@@ -424,7 +440,9 @@ static int run_chat(int argc, char **argv) {
     if (!s.path) return cli_wrong_usage(&cli_chat, "missing model: pass its GGUF file or folder with -m");
     const char *idle = cli_sampling_conflict(&s.sampling);
     if (idle) return cli_wrong_usage(&cli_chat, "--%s has no effect with --greedy; remove one of them", idle);
-    if (!cli_find_model(&s.path, found)) return CLI_FAILED;
+    const char *wrong = cli_draft_conflict(&s.draft);
+    if (wrong) return cli_wrong_usage(&cli_chat, "%s", wrong);
+    if (!cli_find_model(&s.path, found) || !cli_draft_find(&s.draft)) return CLI_FAILED;
     cli_sampling_seed(&s.sampling, &s.common);
     return run_session(&s);
 }

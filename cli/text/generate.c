@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/text/answer.h"
 #include "cli/text/conversation.h"
+#include "cli/text/drafting.h"
 #include "cli/text/language.h"
 #include "cli/text/sampling.h"
 #include "trunnion/backend.h"
@@ -31,7 +32,9 @@ enum {
     OPT_PROMPT_CACHE,
     OPT_GRAMMAR,
     OPT_SCHEMA,
-    OPT_LORA
+    OPT_LORA,
+    OPT_DRAFT,
+    OPT_DRAFT_TOKENS
 };
 enum { DEFAULT_TOKENS = 128, NOT_GIVEN = -2, MOST_STOPS = 16, MOST_LOGPROBS = 20, ROOM_FOR_ALL = 4096 };
 
@@ -57,7 +60,7 @@ const cli_command cli_generate = {
             "      --context N       context length in tokens, prompt and answer together\n"
             "                        (default: what they need; with -n -1 at least 4096 if the model has them)\n"
             "      --cache TYPE      type of the key/value cache: f16, bf16 or f32\n"
-            "                        (default f16)\n"
+            "                        (default f16)\n" CLI_DRAFT_HELP
             "      --seed N          random seed (default: a random one, which is shown)\n"
             "      --prompt-cache FILE  go on with the sequence in FILE as far as the prompt is the same,\n"
             "                        and write the sequence there at the end\n"
@@ -67,7 +70,8 @@ const cli_command cli_generate = {
             "                        prompt_tokens_computed, tokens_per_second, device, fallback[], load_seconds,\n"
             "                        weights_bytes, cache_bytes, context, seed,\n"
             "                        stopped (end, length, stop, cancelled), stop (the string),\n"
-            "                        logprobs[] {id, token, logprob, top[]}\n"
+            "                        logprobs[] {id, token, logprob, top[]}; with --draft: draft_tokens,\n"
+            "                        draft_accepted\n"
             "\n"
             "The same seed gives the same text with any number of threads. Ctrl-C stops the\n"
             "generation after printing what was generated; the exit status is then 130 (SIGTERM: 143).\n"
@@ -97,6 +101,8 @@ static const struct option options[] = {
     {"context", required_argument, NULL, OPT_CONTEXT},
     {"ids", required_argument, NULL, OPT_IDS},
     {"cache", required_argument, NULL, OPT_CACHE},
+    {"draft", required_argument, NULL, OPT_DRAFT},
+    {"draft-tokens", required_argument, NULL, OPT_DRAFT_TOKENS},
     {"prompt-cache", required_argument, NULL, OPT_PROMPT_CACHE},
     {"logprobs", required_argument, NULL, OPT_LOGPROBS},
     {0},
@@ -112,6 +118,7 @@ typedef struct request {
     bool chat, limited;      /* limited: to DEFAULT_TOKENS */
     tn_llm_cache cache;
     cli_sampling sampling;
+    cli_draft draft;
 } request;
 
 /* What a run works with and what it yields. */
@@ -124,6 +131,7 @@ typedef struct work {
     tn_ids prompt;
     tn_grammar *grammar;
     answer answer;
+    tn_llm_draft_facts drafted;
     double load_seconds, text_begun;
     bool ended; /* the text is complete */
 } work;
@@ -152,6 +160,8 @@ static bool take_generate_option(void *ctx, int val, const char *arg) {
     case OPT_IDS: r->ids = arg; break;
     case OPT_CACHE: return cli_take_cache(arg, &r->cache);
     case OPT_LORA: r->lora = arg; return *arg != 0;
+    case OPT_DRAFT: r->draft.path = arg; return *arg != 0;
+    case OPT_DRAFT_TOKENS: return cli_draft_take_tokens(&r->draft, arg);
     case OPT_GRAMMAR: r->grammar = arg; break;
     case OPT_SCHEMA: r->schema = arg; break;
     case OPT_PROMPT_CACHE: r->prompt_cache = arg; return *arg != 0;
@@ -275,6 +285,7 @@ static tn_status load_generate(work *w) {
 typedef struct share {
     work *w;
     tn_llm *model;
+    cli_draft draft;
     const float *logits;
 } share;
 
@@ -286,6 +297,8 @@ static tn_status share_begin(void *ctx, tn_device *device, void **self) {
     if (!s) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     s->w = w;
     tn_status status = open_model(w, device, &s->model);
+    s->draft = w->asked->draft;
+    if (status == TN_OK) status = cli_draft_open(&s->draft, s->model, device, w->words.tokenizer);
     w->answer.model = s->model;
     w->answer.keep = 0;
     if (status == TN_OK) status = load_prompt_cache(w);
@@ -328,6 +341,9 @@ static tn_status share_state(void *self, tn_checkpoint *c) {
 
 static tn_status share_finish(void *ctx, void *self) {
     work *w = ctx;
+    w->drafted.struct_size = sizeof w->drafted;
+    tn_status counted = tn_llm_get_draft_facts(((share *)self)->model, &w->drafted);
+    if (counted != TN_OK) return counted;
     if (!w->ended) {
         tn_status status = answer_end(&w->answer);
         w->answer.token_seconds = cli_now() - w->text_begun;
@@ -341,6 +357,7 @@ static void share_end(void *self) {
     share *s = self;
     if (!s) return;
     tn_llm_close(s->model);
+    cli_draft_close(&s->draft);
     free(s);
 }
 
@@ -407,6 +424,9 @@ static void tell(const work *w) {
     cli_print(stderr, "\n[prompt: %zu tokens, %.1f/s — generation: %zu tokens, %.1f/s — %s, %s, %d threads; %s",
               w->prompt.count, prompt_rate(w), w->answer.ids.count, token_rate(w), info.id, info.name, info.threads,
               why);
+    if (w->asked->draft.path)
+        cli_print(stderr, "; draft: %" PRId64 " of %" PRId64 " tokens accepted", w->drafted.accepted,
+                  w->drafted.drafted);
     if (!w->asked->sampling.greedy) cli_print(stderr, "; seed %" PRIu64, w->asked->sampling.options.seed);
     cli_print(stderr, "]\n");
 }
@@ -469,6 +489,10 @@ static void put_json_generate(const work *w) {
     cli_json_unsigned(&j, "seed", w->asked->sampling.options.seed);
     cli_json_string(&j, "stopped", a->stopped);
     cli_json_string(&j, "stop", a->stop >= 0 ? w->asked->stops[a->stop].data : NULL);
+    if (w->asked->draft.path) {
+        cli_json_int(&j, "draft_tokens", w->drafted.drafted);
+        cli_json_int(&j, "draft_accepted", w->drafted.accepted);
+    }
     if (a->logprobs >= 0) put_logprobs(&j, w);
     cli_json_end(&j, '}');
 }
@@ -517,7 +541,7 @@ static const char *conflict_in(const request *r) {
     if (r->grammar && r->schema) return "--grammar and --json-schema exclude each other; remove one of them";
     if ((r->grammar || r->schema) && r->ids) return "--grammar and --json-schema require a text; --ids prints ids";
     if (r->logprobs >= 0 && !r->common.json) return "--logprobs requires --json";
-    return NULL;
+    return cli_draft_conflict(&r->draft);
 }
 
 static int run_generate(int argc, char **argv) {
@@ -537,7 +561,7 @@ static int run_generate(int argc, char **argv) {
         return cli_wrong_usage(&cli_generate,
                                "--%s has no effect with --greedy, which does not sample; remove one of them", idle);
     char found[CLI_PATH];
-    if (!cli_find_model(&r.model, found)) return CLI_FAILED;
+    if (!cli_find_model(&r.model, found) || !cli_draft_find(&r.draft)) return CLI_FAILED;
     r.limited = r.tokens == NOT_GIVEN;
     if (r.limited) r.tokens = DEFAULT_TOKENS;
     cli_sampling_seed(&r.sampling, &r.common);

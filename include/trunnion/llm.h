@@ -164,6 +164,41 @@ TN_API void tn_llm_batch_free(tn_llm_batch *b); /* NULL is fine */
  * full. */
 TN_API tn_status tn_llm_batch_step(tn_llm_batch *b, const int32_t *ids, const float **logits);
 
+/* ---- speculative decoding ---------------------------------------------------------------------------------------- */
+
+/* Lets tn_llm_step compute several tokens in one pass: a draft guesses the tokens that follow, the model computes the
+ * logits behind all of them together, and while the next steps' ids are the guessed ones, their logits are there
+ * already. The logits have the same bits as without a draft, so greedy and sampled texts stay the same for the same
+ * seed; only the time changes. Guesses come from the sequence itself (what followed the last tokens where they occurred
+ * before), or from a smaller model with the same tokenizer. */
+enum { TN_LLM_DRAFT = 15 }; /* tokens of a draft at most */
+
+typedef struct tn_llm_draft_options {
+    size_t struct_size;
+    tn_llm *model; /* guesses by its most probable tokens; borrowed, used by m's thread; default NULL: n-grams */
+    int tokens;    /* of a draft at most, 1 to TN_LLM_DRAFT; default 7. Drafts are shorter while few are accepted. */
+    int ngram;     /* without a model: the longest n-gram that is looked for, 2 to 16; default 4 */
+    /* With a model: a draft ends at the first token that it thinks less probable; 0 to 1, default 0.5. */
+    double least_probability;
+} tn_llm_draft_options;
+#define TN_LLM_DRAFT_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_llm_draft_options, least_probability), NULL, 7, 4, 0.5 }
+
+/* Sets the draft of m; options NULL: none. m must be closed, or get another draft, before options->model is closed.
+ * One model may be the draft of several conversations of one thread. Batches (tn_llm_batch_step) do without drafts.
+ * Errors: TN_ERR_ARGUMENT for values out of range, TN_ERR_MEMORY. tn_llm_step then also has those of the draft's
+ * steps. */
+TN_API tn_status tn_llm_set_draft(tn_llm *m, const tn_llm_draft_options *options);
+
+typedef struct tn_llm_draft_facts {
+    size_t struct_size; /* set by the caller */
+    int64_t passes;     /* of the model over a draft, */
+    int64_t drafted;    /* tokens guessed in them, */
+    int64_t accepted;   /* and of these the ones that were the next tokens */
+} tn_llm_draft_facts;
+/* What the draft of m has done since it was set; zeros without a draft. */
+TN_API tn_status tn_llm_get_draft_facts(const tn_llm *m, tn_llm_draft_facts *facts);
+
 /* ---- a sequence in a file ---------------------------------------------------------------------------------------- */
 
 /* Writes the sequence, its tokens and what the cache has of them, to a safetensors file: whole or not at all.

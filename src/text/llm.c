@@ -306,6 +306,7 @@ tn_status tn_llm_mend(tn_llm *m, tn_status failure) {
     if (!caches_are_lost(&m->config, m->weights.layers)) return tn_backend_fail(failure, "%s", words);
     tn_graph_free(m->token); /* it writes to the old caches */
     m->token = NULL;
+    tn_llm_drop_draft_graphs(m);
     m->position = 0;
     renew_caches(m);
     return tn_backend_fail(failure, "%s (the sequence is lost; the conversation starts again)", words);
@@ -558,6 +559,7 @@ static void release_file(llm_file *f) {
 void tn_llm_close(tn_llm *m) {
     if (!m) return;
     tn_graph_free(m->token);
+    tn_llm_draft_free(m->draft);
     for (int64_t i = 0; m->weights.layers && i < m->config.layers; i++) {
         llm_layer *l = &m->weights.layers[i];
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
@@ -614,6 +616,7 @@ tn_status tn_llm_rewind(tn_llm *m, int64_t position) {
         return tn_backend_fail(TN_ERR_ARGUMENT,
                                "tn_llm_rewind: cannot rewind to %" PRId64 " tokens; the sequence has %" PRId64,
                                position, m->position);
+    if (position < m->position) tn_llm_drop_draft(m);
     m->position = position;
     return TN_OK;
 }
@@ -662,7 +665,7 @@ static tn_status read_trained_rows(tn_llm *m, int64_t n) {
 
 /* Reads the rows of these tokens in the embedding from the file, a few hundred bytes each: looked up in its mapping
  * they would bring large parts of a matrix to memory that stands there already, packed, as the output's weight. */
-static tn_status read_rows(tn_llm *m, const int32_t *ids, int64_t n) {
+tn_status tn_llm_read_rows(tn_llm *m, const int32_t *ids, int64_t n) {
     char name[LLM_NAME_SIZE];
     tn_llm_name(m->config.naming, name, -1, SLOT_EMBEDDING);
     for (int64_t i = 0; i < n; i++)
@@ -696,7 +699,7 @@ static llm_inputs make_inputs(tn_llm *m, int64_t first, int64_t n) {
 }
 
 static tn_status run_piece(tn_llm *m, const int32_t *ids, int64_t done, int64_t n, llm_rows rows, float *out) {
-    tn_status status = read_rows(m, ids + done, n);
+    tn_status status = tn_llm_read_rows(m, ids + done, n);
     if (status != TN_OK) return status;
     TN_SCOPE;
     llm_inputs in = make_inputs(m, m->position + done, n);
@@ -709,7 +712,10 @@ static tn_status run_piece(tn_llm *m, const int32_t *ids, int64_t done, int64_t 
 }
 
 /* These were computed, and belong to the sequence now. */
+void tn_llm_append_accepted(tn_llm *m, int32_t id) { m->tokens[m->position++] = id; }
+
 void tn_llm_append(tn_llm *m, const int32_t *ids, int64_t count) {
+    tn_llm_drop_draft(m);
     memcpy(m->tokens + m->position, ids, (size_t)count * sizeof *ids);
     m->position += count;
 }
@@ -776,7 +782,7 @@ static tn_status add_probes(importance *p) {
 }
 
 static tn_status probe_piece(tn_llm *m, const int32_t *ids, int64_t n, importance *p) {
-    tn_status status = read_rows(m, ids, n);
+    tn_status status = tn_llm_read_rows(m, ids, n);
     if (status != TN_OK) return status;
     memset(p->probes, 0, (size_t)p->count * sizeof(tn_tensor *));
     {
@@ -862,7 +868,7 @@ static tn_status show_logits(tn_llm *m, tn_tensor *logits, const float **out) {
 
 /* Capturing computes the token that it is captured with. */
 static tn_status capture(tn_llm *m, int32_t id, const float **out) {
-    tn_status status = read_rows(m, &id, 1);
+    tn_status status = tn_llm_read_rows(m, &id, 1);
     if (status == TN_OK) status = tn_capture_begin();
     if (status != TN_OK) return status;
     TN_SCOPE;
@@ -875,7 +881,7 @@ static tn_status capture(tn_llm *m, int32_t id, const float **out) {
 }
 
 static tn_status launch_llm(tn_llm *m, int32_t id, const float **out) {
-    tn_status status = read_rows(m, &id, 1);
+    tn_status status = tn_llm_read_rows(m, &id, 1);
     if (status == TN_OK) status = tn_graph_set_runtime_scalar(m->token, 0, (double)m->position);
     if (status != TN_OK) return status;
     TN_SCOPE;
@@ -892,8 +898,7 @@ static tn_status run_token(tn_llm *m, int32_t id, const float **out) {
     return m->token ? launch_llm(m, id, out) : capture(m, id, out);
 }
 
-tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits) {
-    TRY(check_ids(m, &id, 1));
+tn_status tn_llm_step_alone(tn_llm *m, int32_t id, const float **logits) {
     tn_device *before = tn_llm_enter(m);
     const float *found = NULL;
     tn_status status = leave_llm(m, before, tn_llm_mend(m, run_token(m, id, &found)));
@@ -901,6 +906,11 @@ tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits) {
     tn_llm_append(m, &id, 1);
     if (logits) *logits = found;
     return TN_OK;
+}
+
+tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits) {
+    TRY(check_ids(m, &id, 1));
+    return m->draft ? tn_llm_step_drafted(m, id, logits) : tn_llm_step_alone(m, id, logits);
 }
 
 /* ---- preparing --------------------------------------------------------------------------------------------------- */

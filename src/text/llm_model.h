@@ -350,15 +350,16 @@ struct tn_llm {
     llm_pool *pool; /* that the caches are in; NULL: they are its own */
     int slot;       /* its place in the pool */
     int64_t position;
-    int32_t *tokens;        /* [context]; the first `position` are the sequence */
-    float *logits;          /* of the last token: what callers get to see … */
-    tn_tensor *shown;       /* … unless they lie where this was computed; or NULL */
-    tn_graph *token;        /* captured at the first single token */
-    int64_t *numbers;       /* LLM_CHUNK ids, */
-    void *rows;             /* their rows of the embedding as the file has them, */
-    float *places;          /* and their positions, on their way into tensors */
-    bool trained;           /* has or had a trainer */
-    bool trained_embedding; /* rows of the embedding come from the tensor, in f32, not from the file */
+    int32_t *tokens;         /* [context]; the first `position` are the sequence */
+    float *logits;           /* of the last token: what callers get to see … */
+    tn_tensor *shown;        /* … unless they lie where this was computed; or NULL */
+    tn_graph *token;         /* captured at the first single token */
+    int64_t *numbers;        /* LLM_CHUNK ids, */
+    void *rows;              /* their rows of the embedding as the file has them, */
+    float *places;           /* and their positions, on their way into tensors */
+    struct llm_draft *draft; /* or NULL */
+    bool trained;            /* has or had a trainer */
+    bool trained_embedding;  /* rows of the embedding come from the tensor, in f32, not from the file */
 };
 
 /* llm.c: a conversation's parts that llm_state.c and llm_batch.c need. enter makes the model's device the thread's
@@ -367,10 +368,20 @@ tn_device *tn_llm_enter(const tn_llm *m);
 void tn_llm_leave(const tn_llm *m, tn_device *before);
 size_t tn_llm_embedding_row(const tn_llm *m); /* bytes of a token's row */
 tn_status tn_llm_train_embedding(tn_llm *m);  /* for a trainer: its rows are those of the tensor from now on */
-void tn_llm_append(tn_llm *m, const int32_t *ids, int64_t count); /* these were computed */
-int64_t tn_llm_first_page(const tn_llm *m);                       /* of its caches; the others follow */
+void tn_llm_append(tn_llm *m, const int32_t *ids, int64_t count); /* these were computed; a draft is obsolete */
+void tn_llm_append_accepted(tn_llm *m, int32_t id); /* the same for a step that the draft stays valid in */
+tn_status tn_llm_step_alone(tn_llm *m, int32_t id, const float **logits); /* without a draft */
+tn_status tn_llm_read_rows(tn_llm *m, const int32_t *ids,
+                           int64_t n);      /* the tokens' rows of the embedding, to m->rows */
+int64_t tn_llm_first_page(const tn_llm *m); /* of its caches; the others follow */
 /* After a failure: makes caches anew that a failed write has left as errors. Returns the failure. */
 tn_status tn_llm_mend(tn_llm *m, tn_status failure);
+
+/* llm_draft.c: a step with a draft, its checked id; the guesses, or also the captured graphs, are obsolete. */
+tn_status tn_llm_step_drafted(tn_llm *m, int32_t id, const float **logits);
+void tn_llm_drop_draft(tn_llm *m);
+void tn_llm_drop_draft_graphs(tn_llm *m);
+void tn_llm_draft_free(struct llm_draft *d);
 
 /* Which logits a recording yields. */
 typedef enum llm_rows { LLM_NO_ROWS, LLM_LAST_ROW, LLM_ALL_ROWS } llm_rows;

@@ -149,6 +149,7 @@ static tn_status read_state(tn_llm *m, const tn_safetensors *f, const char *path
     TRY(read_tokens(m, f, path, tokens, &count));
     for (int64_t i = 0; i < 2 * m->config.layers; i++)
         TRY(check_cache(m, f, path, i, pages_of(count)));
+    tn_llm_drop_draft(m);
     m->position = 0; /* until the caches are whole */
     TRY(fill_caches(m, f, pages_of(count)));
     memcpy(m->tokens, tokens, (size_t)count * sizeof *tokens);

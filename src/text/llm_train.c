@@ -214,6 +214,7 @@ tn_status tn_finetune_new(tn_llm *m, const tn_finetune_options *options, tn_fine
     m->position = 0;
     tn_graph_free(m->token); /* it computes with the weights of before */
     m->token = NULL;
+    tn_llm_drop_draft_graphs(m);
     tn_device *before = tn_llm_enter(m);
     tn_status status = set_up_trainer(t, &o);
     tn_llm_leave(m, before);
@@ -459,6 +460,7 @@ tn_status tn_finetune_step(tn_finetune *t, const tn_finetune_example *examples, 
     if (status == TN_OK) status = update(t, &found.grad_norm);
     tn_optimizer_zero_grad(t->optimizer);
     t->m->position = 0; /* the caches hold what other weights computed */
+    tn_llm_drop_draft(t->m);
     return leave_batch(t, before, status, &found, result);
 }
 

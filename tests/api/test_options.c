@@ -224,6 +224,7 @@ static tn_status try_llm(const void *o) {
     tn_llm *m;
     return tn_llm_open("no such model", o, &m);
 }
+static tn_status try_draft(const void *o) { return tn_llm_set_draft(NULL, o); }
 static tn_status try_finetune(const void *o) {
     tn_finetune *t;
     return tn_finetune_new(NULL, o, &t);
@@ -389,6 +390,7 @@ static tn_status try_engine(const void *o) {
     X(DEVICE, tn_device_options, try_device)                            \
     X(LLM, tn_llm_options, try_llm)                                     \
     X(LLM_EXPORT_ONNX, tn_llm_export_onnx_options, try_llm_export_onnx) \
+    X(LLM_DRAFT, tn_llm_draft_options, try_draft)                       \
     X(FINETUNE, tn_finetune_options, try_finetune)                      \
     X(BATCHES, tn_batches, try_batches)                                 \
     X(LOADER, tn_loader_options, try_loader)                            \

@@ -8,6 +8,7 @@
 enum { LETTERS = 256, VOCABULARY = LETTERS + 2, WIDTH = 32, MIDDLE = 64, CONTEXT = 100 };
 
 static char model_path[512];
+static int letters_from; /* the byte of token 0 */
 
 /* ---- the model --------------------------------------------------------------------------------------------------- */
 
@@ -29,7 +30,7 @@ static void put_tokenizer(gguf_make *g, bool template) {
     make_key_text(g, "tokenizer.ggml.pre", "gpt-2");
     make_key_array(g, "tokenizer.ggml.tokens", TN_GGUF_STRING, VOCABULARY);
     for (int i = 0; i < LETTERS; i++)
-        put_letter(g, i, &spare);
+        put_letter(g, (i + letters_from) % LETTERS, &spare);
     make_text(g, "<|s|>");
     make_text(g, "<|e|>");
     make_key_array(g, "tokenizer.ggml.token_type", TN_GGUF_I32, VOCABULARY);
@@ -152,6 +153,10 @@ static void it_ends_with_the_promised_codes(void **state) {
         {"-m /not/there -p x 2>&1", 1, "/not/there"},
         {"-m /proc/self/exe -p x 2>&1", 1, "does not begin with"},
         {"-m @ -p x --device nothing 2>&1", 2, "nothing"},
+        {"-m @ -p x --draft-tokens 3 2>&1", 2, "--draft-tokens requires --draft"},
+        {"-m @ -p x --draft ngrams --draft-tokens 16 2>&1", 2, "1 to 15"},
+        {"-m @ -p x --draft /not/there 2>&1", 1, "/not/there"},
+        {"-m @ -p x -n 40 --greedy --draft ngrams 2>&1", 0, "tokens accepted"},
     };
     char heard[65536];
     for (size_t i = 0; i < TN_COUNT(rows); i++) {
@@ -372,6 +377,39 @@ static void the_same_seed_gives_the_same_text(void **state) {
     tn_json_free(other);
 }
 
+/* The model itself and one with other tokens as drafts. */
+static void a_draft_changes_the_time_only(void **state) {
+    (void)state;
+    static const char *const runs[] = {"-n 60 --greedy", "-n 60 --temperature 0.3 --seed 5"};
+    char arguments[1200], heard[4096];
+    const char *other = test_scratch("draft.gguf");
+    write_model(other, true);
+    for (size_t i = 0; i < TN_COUNT(runs); i++) {
+        snprintf(arguments, sizeof arguments, "-m @ -p 'ab ab ab' %s --json", runs[i]);
+        tn_json_doc *plain = ask(arguments);
+        assert_null(tn_json_get(tn_json_root(plain), "draft_tokens"));
+        for (int k = 0; k < 2; k++) {
+            snprintf(arguments, sizeof arguments, "-m @ -p 'ab ab ab' %s --json --draft-tokens 6 --draft %s", runs[i],
+                     k ? other : "ngrams");
+            tn_json_doc *drafted = ask(arguments);
+            const tn_json *root = tn_json_root(drafted);
+            double guessed = tn_json_number(tn_json_get(root, "draft_tokens"), -1);
+            double accepted = tn_json_number(tn_json_get(root, "draft_accepted"), -1);
+            assert_true(same_ids(plain, drafted));
+            assert_true(accepted >= 0 && accepted <= guessed);
+            if (k && i == 0 && guessed > 0) assert_true(accepted > 0.7 * guessed); /* the same weights */
+            tn_json_free(drafted);
+        }
+        tn_json_free(plain);
+    }
+    letters_from = 1;
+    write_model(other, true);
+    letters_from = 0;
+    snprintf(arguments, sizeof arguments, "-m @ -p x --draft %s 2>&1", other);
+    assert_int_equal(run_generate(arguments, heard, sizeof heard), 1);
+    assert_text_has(heard, "must have the tokenizer of the model");
+}
+
 static void a_model_without_a_template_does_not_chat(void **state) {
     (void)state;
     char heard[4096], arguments[700];
@@ -394,6 +432,7 @@ int main(void) {
         cmocka_unit_test(a_grammar_is_followed),
         cmocka_unit_test(a_prompt_cache_saves_computing_a_prompt_again),
         cmocka_unit_test(the_same_seed_gives_the_same_text),
+        cmocka_unit_test(a_draft_changes_the_time_only),
         cmocka_unit_test(a_model_without_a_template_does_not_chat),
     };
     return cmocka_run_group_tests(tests, make_model, remove_scratch);

@@ -10,6 +10,7 @@
 #include "text/text_common.h"
 #include "trunnion/llm.h"
 #include "trunnion/ops.h"
+#include "trunnion/text.h"
 
 enum { F32 = 0, F16 = 1, Q8_0 = 8, F64 = 28, BLOCK = 32 };
 
@@ -1240,6 +1241,141 @@ static void a_pool_of_caches_has_limits(void **state) {
     free_model(&m);
 }
 
+/* ---- speculative decoding ---------------------------------------------------------------------------------------- */
+
+enum { DRAFT_STEPS = 60 };
+
+/* Generates after a prompt and compares the logits of every step with those of a sequence without a draft; text and
+ * context end together. Rewinds once, and once adds a prompt. Returns what the draft did. */
+static tn_llm_draft_facts generate_with_draft(tn_llm *m, tn_llm *plain, const tn_llm_draft_options *o,
+                                              int64_t vocabulary, double temperature) {
+    tn_llm_draft_facts facts = {.struct_size = sizeof facts};
+    tn_sampler_options so = TN_SAMPLER_DEFAULTS;
+    so.temperature = temperature;
+    so.seed = 7;
+    tn_sampler *sampler;
+    int32_t ids[16], id;
+    const float *logits, *wanted;
+    fill_ids(ids, 16, vocabulary);
+    assert_ok(tn_sampler_new(&so, &sampler));
+    assert_ok(tn_llm_set_draft(m, o));
+    assert_ok(tn_llm_rewind(m, 0));
+    assert_ok(tn_llm_rewind(plain, 0));
+    assert_ok(tn_llm_prompt(m, ids, 16, &logits));
+    assert_ok(tn_llm_prompt(plain, ids, 16, &wanted));
+    for (int s = 0; s < DRAFT_STEPS; s++) {
+        assert_memory_equal(logits, wanted, (size_t)vocabulary * sizeof *logits);
+        assert_ok(tn_sampler_pick(sampler, wanted, (int32_t)vocabulary, &id));
+        if (s == 20) {
+            assert_ok(tn_llm_rewind(m, tn_llm_position(m) - 1));
+            assert_ok(tn_llm_rewind(plain, tn_llm_position(plain) - 1));
+        }
+        if (s == 40) {
+            assert_ok(tn_llm_prompt(m, ids, 3, NULL));
+            assert_ok(tn_llm_prompt(plain, ids, 3, NULL));
+        }
+        assert_ok(tn_llm_step(m, id, &logits));
+        assert_ok(tn_llm_step(plain, id, &wanted));
+        assert_int_equal(tn_llm_position(m), tn_llm_position(plain));
+        assert_memory_equal(tn_llm_tokens(m), tn_llm_tokens(plain), (size_t)tn_llm_position(m) * sizeof(int32_t));
+    }
+    assert_int_equal(tn_llm_step(m, 0, NULL), TN_ERR_ARGUMENT); /* the context is full */
+    tn_sampler_free(sampler);
+    assert_ok(tn_llm_get_draft_facts(m, &facts));
+    assert_true(facts.accepted <= facts.drafted && facts.passes <= facts.drafted);
+    return facts;
+}
+
+static tn_llm *open_for_drafts(const spec *kind, const char *name, int64_t context) {
+    model m;
+    tn_llm *llm = NULL;
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.context = context;
+    make_model(&m, kind);
+    assert_ok(tn_llm_open(write_model(&m, NULL, name), &o, &llm));
+    free_model(&m);
+    return llm;
+}
+
+static void drafts_change_no_bits(void **state) {
+    (void)state;
+    static const spec *const kinds[] = {&llama, &gemma2, &qwen3moe};
+    for (size_t k = 0; k < TN_COUNT(kinds); k++) {
+        const int64_t context = 16 - 1 + 3 + DRAFT_STEPS, vocabulary = kinds[k]->vocabulary;
+        tn_llm *m = open_for_drafts(kinds[k], "drafted.gguf", context), *plain, *same, *other;
+        assert_ok(tn_llm_new_conversation(m, NULL, &plain));
+        assert_ok(tn_llm_new_conversation(m, NULL, &same));
+        spec changed = *kinds[k];
+        changed.layers = 1;                               /* other guesses, most of which are wrong */
+        if (kinds[k] == &llama) changed.vocabulary -= 20; /* and which does not know all tokens */
+        other = open_for_drafts(&changed, "draft.gguf", context);
+        for (int i = 0; i < 2; i++) {
+            double temperature = i ? 0.5 : 0;
+            tn_llm_draft_options o = TN_LLM_DRAFT_DEFAULTS;
+            o.tokens = i ? 3 : TN_LLM_DRAFT;
+            o.ngram = 2;
+            generate_with_draft(m, plain, &o, vocabulary, temperature);
+            o.least_probability = 0;
+            o.model = other;
+            generate_with_draft(m, plain, &o, vocabulary, temperature);
+            o.model = same;
+            tn_llm_draft_facts facts = generate_with_draft(m, plain, &o, vocabulary, temperature);
+            if (i == 0 && (facts.accepted * 4 < DRAFT_STEPS * 3 || facts.passes * 3 > DRAFT_STEPS))
+                fail_msg("%lld of %lld guesses accepted in %lld passes, though the draft is the model",
+                         (long long)facts.accepted, (long long)facts.drafted, (long long)facts.passes);
+        }
+        assert_ok(tn_llm_set_draft(m, NULL));
+        tn_llm_close(m);
+        tn_llm_close(plain);
+        tn_llm_close(same);
+        tn_llm_close(other);
+    }
+}
+
+/* A text that repeats itself is guessed from itself. */
+static void ngrams_guess_what_occurred_before(void **state) {
+    (void)state;
+    tn_llm *m = open_for_drafts(&llama, "drafted.gguf", 200);
+    tn_llm_draft_options o = TN_LLM_DRAFT_DEFAULTS;
+    tn_llm_draft_facts facts = {.struct_size = sizeof facts};
+    int32_t ids[120];
+    for (int i = 0; i < 120; i++)
+        ids[i] = (i % 24) * (i % 24) % 97 % (int32_t)llama.vocabulary;
+    assert_ok(tn_llm_set_draft(m, &o));
+    assert_ok(tn_llm_prompt(m, ids, 30, NULL));
+    for (int i = 30; i < 120; i++)
+        assert_ok(tn_llm_step(m, ids[i], NULL));
+    assert_ok(tn_llm_get_draft_facts(m, &facts));
+    assert_true(facts.accepted >= 70 && facts.passes <= 20);
+    assert_int_equal(tn_llm_position(m), 120);
+    tn_llm_close(m);
+}
+
+static void wrong_drafts_are_refused(void **state) {
+    (void)state;
+    tn_llm *m = open_for_drafts(&llama, "drafted.gguf", 50), *other;
+    assert_ok(tn_llm_new_conversation(m, NULL, &other));
+    tn_llm_draft_options o = TN_LLM_DRAFT_DEFAULTS;
+    o.tokens = 0;
+    assert_int_equal(tn_llm_set_draft(m, &o), TN_ERR_ARGUMENT);
+    o.tokens = TN_LLM_DRAFT + 1;
+    assert_int_equal(tn_llm_set_draft(m, &o), TN_ERR_ARGUMENT);
+    o.tokens = 3, o.ngram = 1;
+    assert_int_equal(tn_llm_set_draft(m, &o), TN_ERR_ARGUMENT);
+    o.ngram = 2, o.least_probability = NAN;
+    assert_int_equal(tn_llm_set_draft(m, &o), TN_ERR_ARGUMENT);
+    o.least_probability = 0.5, o.model = m;
+    assert_int_equal(tn_llm_set_draft(m, &o), TN_ERR_ARGUMENT);
+    o.model = NULL;
+    assert_ok(tn_llm_set_draft(other, &o));
+    o.model = other;
+    assert_int_equal(tn_llm_set_draft(m, &o), TN_ERR_ARGUMENT); /* it has a draft itself */
+    assert_int_equal(tn_llm_set_draft(NULL, &o), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_llm_get_draft_facts(m, NULL), TN_ERR_ARGUMENT);
+    tn_llm_close(m);
+    tn_llm_close(other);
+}
+
 static void null_arguments_are_answered(void **state) {
     (void)state;
     tn_llm *llm = NULL;
@@ -1298,6 +1434,9 @@ int main(void) {
         cmocka_unit_test(sequences_that_do_not_fit_are_refused),
         cmocka_unit_test(a_batch_computes_what_each_conversation_does_alone),
         cmocka_unit_test(a_pool_of_caches_has_limits),
+        cmocka_unit_test(drafts_change_no_bits),
+        cmocka_unit_test(ngrams_guess_what_occurred_before),
+        cmocka_unit_test(wrong_drafts_are_refused),
         cmocka_unit_test(null_arguments_are_answered),
         cmocka_unit_test(far_from_the_host_all_this_is_so_too),
     };

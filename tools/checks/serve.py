@@ -553,6 +553,17 @@ def check_memory(report, server):
     report.add(set(codes) == {200, 400} and grown < 8 << 20, f"320 requests: memory grew by {grown / 1024:.0f} KiB")
 
 
+def check_drafts(program, report):
+    """Tokens guessed from the text change no answer."""
+    prompt = "one two three four five six, one two three four five six, one two three four"
+    expected = generate(program, "-p", prompt, "-n", "40")
+    with serving(program, "-m", str(smollm2.path()), "--context", "256", "--parallel", "2", "--draft", "ngrams") as server:
+        code, answer = server.post("/v1/completions", prompt=prompt, temperature=0, max_tokens=40)
+        accepted, passes = (server.metric(f"trunnion_{name}_total") for name in ("draft_accepted", "draft_tokens"))
+        report.add(code == 200 and answer["choices"][0]["text"] == expected["text"] and 0 < accepted <= passes,
+                   f"with --draft ngrams the answer is the same; {accepted:.0f} of {passes:.0f} guesses were right")
+
+
 def check_start(program, report):
     """What keeps the server from starting is said."""
     with socket.socket() as taken:
@@ -593,6 +604,7 @@ def main():
                 report.add(server.end()[0] == ENDED_BY_SIGTERM, "an idle server ends at once")
         if not report.skipped:
             check_queue(program, report)
+            check_drafts(program, report)
             check_start(program, report)
     print(f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped")
     return 1 if report.failed else 0
