@@ -163,7 +163,8 @@ static tn_tensor *with_blanks(const tn_tensor *targets, int64_t blank) {
     return tn_pad(pair, (int64_t[]){0, 1}, 2, (double)blank);
 }
 
-/* Log probability of reaching each place of the extended target, step by step; past an input's length it stays. */
+/* Log probability of reaching each place of the extended target, step by step; past an input's length it stays. Before
+ * the first step that is 0 at the first blank: an input of length 0 has the empty target with probability 1. */
 static tn_tensor *ctc_alpha(const tn_tensor *log_probs, const tn_tensor *extended, const tn_tensor *input_lengths,
                             int64_t blank) {
     int64_t steps = tn_size(log_probs, 0), places = tn_size(extended, 1);
@@ -172,18 +173,21 @@ static tn_tensor *ctc_alpha(const tn_tensor *log_probs, const tn_tensor *extende
                                 (int64_t[]){places > 2 ? 2 : places, 0}, 2, (double)blank);
     tn_tensor *skips = tn_logical_and(tn_ne(extended, tn_scalar_int(blank)), tn_ne(extended, before2));
     skips = tn_logical_and(skips, tn_ge(numbers(0, places), tn_scalar_int(2)));
-    tn_tensor *alpha = NULL;
+    tn_tensor *alpha = tn_where(tn_lt(numbers(0, places), tn_scalar_int(1)), tn_scalar(0), low);
+    alpha = tn_cast(alpha, tn_dtype_of(log_probs));
     for (int64_t t = 0; t < steps; t++) {
         tn_tensor *p = tn_maximum(tn_gather(tn_select(log_probs, 0, t), 1, extended), low);
-        if (!alpha) {
-            alpha = tn_where(tn_lt(numbers(0, places), tn_scalar_int(2)), p, low);
+        tn_tensor *goes_on = tn_unsqueeze(tn_gt(input_lengths, tn_scalar_int(t)), 1);
+        if (t == 0) {
+            tn_tensor *first = tn_where(tn_lt(numbers(0, places), tn_scalar_int(2)), p, low);
+            alpha = tn_where(goes_on, first, alpha);
             continue;
         }
         tn_tensor *one = tn_pad(tn_slice(alpha, 1, 0, places - 1, 1), (int64_t[]){1, 0}, 2, nothing);
         tn_tensor *two = tn_pad(tn_slice(alpha, 1, 0, places > 2 ? places - 2 : 0, 1),
                                 (int64_t[]){places > 2 ? 2 : places, 0}, 2, nothing);
         tn_tensor *next = tn_maximum(tn_add(log_sum3(alpha, one, tn_where(skips, two, low)), p), low);
-        alpha = tn_where(tn_unsqueeze(tn_gt(input_lengths, tn_scalar_int(t)), 1), next, alpha);
+        alpha = tn_where(goes_on, next, alpha);
     }
     return alpha;
 }

@@ -110,10 +110,12 @@ static tn_status expand(tn_graph_plan *g, const tn_node *n, tn_node **out) {
     return TN_OK;
 }
 
-/* A composition may look past the node that has the check, to what that is a view of. */
+/* A composition may look past the node that has the check, to what that is a view of. The indices of an op that was
+ * computed before this plan were checked then, and nothing binds them now. */
 static tn_status note_indices(tn_graph_plan *g, const tn_node *n) {
     if (n->check) TRY(tn_note_checked(g, n));
-    if (n->op >= TN_OP_COUNT || !tn_takes_indices(n->op) || n->n_in <= tn_index_rules[n->op].input) return TN_OK;
+    if (tn_node_computed(n) || n->op >= TN_OP_COUNT || !tn_takes_indices(n->op)) return TN_OK;
+    if (n->n_in <= tn_index_rules[n->op].input) return TN_OK;
     const tn_node *index = n->in[tn_index_rules[n->op].input];
     return index && index->check ? tn_note_checked(g, index) : TN_OK;
 }

@@ -8,6 +8,7 @@
 #include "tensor/graph.h"
 #include "trunnion/autograd.h"
 #include "trunnion/device.h"
+#include "trunnion/functions.h"
 #include "trunnion/ops.h"
 
 static tn_tensor *x, *src, *weight;
@@ -586,6 +587,40 @@ static void an_empty_dimension_is_named(void **state) {
     assert_text_has(tn_error(), "the dimension is empty");
 }
 
+static tn_tensor *zeros_for(const tn_tensor *i) { return tn_zeros(tn_shape(i), 1, TN_F32); }
+static tn_tensor *gathered(const tn_tensor *t, const tn_tensor *i) { return tn_gather(t, 0, i); }
+static tn_tensor *scattered(const tn_tensor *t, const tn_tensor *i) { return tn_scatter(t, 0, i, zeros_for(i)); }
+static tn_tensor *scatter_added(const tn_tensor *t, const tn_tensor *i) { return tn_scatter_add(t, 0, i, zeros_for(i)); }
+static tn_tensor *index_copied(const tn_tensor *t, const tn_tensor *i) { return tn_index_copy(t, 0, i, zeros_for(i)); }
+static tn_tensor *put(const tn_tensor *t, const tn_tensor *i) { return tn_put(t, i, zeros_for(i), true); }
+
+/* An op whose gradient is still needed keeps its indices. Plans that read its computed result must not check them. */
+static void a_computed_result_is_read_without_its_indices(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        tn_tensor *(*with)(const tn_tensor *t, const tn_tensor *index);
+        double of_none, of_two; /* gradients of the sum of squares, summed: without an index, with indices 0 and 1 */
+    } ops[] = {{"gather", gathered, 0, 4},
+               {"scatter", scattered, 6, 2},
+               {"scatter_add", scatter_added, 6, 6},
+               {"index_copy", index_copied, 6, 2},
+               {"put", put, 6, 6}};
+    for (size_t k = 0; k < TN_COUNT(ops); k++)
+        for (int count = 0; count <= 2; count += 2) {
+            TN_SCOPE;
+            tn_tensor *t = tn_contiguous(tn_ones(TN_DIMS(3), TN_F32));
+            assert_ok(tn_set_requires_grad(t, true));
+            tn_tensor *y = ops[k].with(t, count ? tn_arange(0, 2, 1, TN_I64) : tn_zeros(TN_DIMS(0), TN_I64));
+            assert_ok(tn_eval(&y, 1));
+            tn_tensor *sum = tn_sum(tn_mul(y, y), TN_ALL, false);
+            if (tn_eval(&sum, 1) != TN_OK) fail_msg("%s of %d indices: %s", ops[k].name, count, tn_error());
+            assert_ok(tn_backward(sum));
+            double got = tn_item(tn_sum(tn_grad(t), TN_ALL, false)), want = count ? ops[k].of_two : ops[k].of_none;
+            if (got != want) fail_msg("%s of %d indices: gradient %g, not %g", ops[k].name, count, got, want);
+        }
+}
+
 static void one_hot_refuses_what_is_no_class(void **state) {
     (void)state;
     TN_SCOPE;
@@ -641,6 +676,7 @@ int main(void) {
         cmocka_unit_test(narrow_indices_count_in_large_tensors),
         cmocka_unit_test(a_large_unsigned_index_is_named),
         cmocka_unit_test(an_empty_dimension_is_named),
+        cmocka_unit_test(a_computed_result_is_read_without_its_indices),
         cmocka_unit_test(one_hot_refuses_what_is_no_class),
         cmocka_unit_test(a_queue_reports_an_index_outside),
     };

@@ -213,6 +213,10 @@ def losses():
          [f(7, 3, 5), i(4, 3, 3)], lambda x, t: F.ctc_loss(F.log_softmax(x, 2), t + 1, torch.tensor([7, 5, 6]), torch.tensor([3, 0, 2])))
     case(f'tn_ctc_loss(tn_log_softmax(x[0], 2), x[1], numbers("4 2"), numbers("3 3"), 3, TN_REDUCTION_SUM, true)',
          [f(4, 2, 4), i(3, 2, 3)], lambda x, t: F.ctc_loss(F.log_softmax(x, 2), t, torch.tensor([4, 2]), torch.tensor([3, 3]), 3, "sum", True))
+    case(f'tn_ctc_loss(tn_log_softmax(x[0], 2), x[1], numbers("0 4 0"), numbers("0 2 1"), 3, TN_REDUCTION_NONE, true)',
+         [f(4, 3, 4), i(3, 3, 2)], lambda x, t: F.ctc_loss(F.log_softmax(x, 2), t, torch.tensor([0, 4, 0]), torch.tensor([0, 2, 1]), 3, "none", True))
+    case(f'tn_exp(tn_neg(tn_ctc_loss(tn_log_softmax(x[0], 2), x[1], numbers("0 4 0"), numbers("0 2 1"), 3, TN_REDUCTION_NONE, false)))',
+         [f(4, 3, 4), i(3, 3, 2)], lambda x, t: torch.exp(-F.ctc_loss(F.log_softmax(x, 2), t, torch.tensor([0, 4, 0]), torch.tensor([0, 2, 1]), 3, "none", False)))
 
 
 def images():
