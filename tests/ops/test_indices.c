@@ -590,7 +590,9 @@ static void an_empty_dimension_is_named(void **state) {
 static tn_tensor *zeros_for(const tn_tensor *i) { return tn_zeros(tn_shape(i), 1, TN_F32); }
 static tn_tensor *gathered(const tn_tensor *t, const tn_tensor *i) { return tn_gather(t, 0, i); }
 static tn_tensor *scattered(const tn_tensor *t, const tn_tensor *i) { return tn_scatter(t, 0, i, zeros_for(i)); }
-static tn_tensor *scatter_added(const tn_tensor *t, const tn_tensor *i) { return tn_scatter_add(t, 0, i, zeros_for(i)); }
+static tn_tensor *scatter_added(const tn_tensor *t, const tn_tensor *i) {
+    return tn_scatter_add(t, 0, i, zeros_for(i));
+}
 static tn_tensor *index_copied(const tn_tensor *t, const tn_tensor *i) { return tn_index_copy(t, 0, i, zeros_for(i)); }
 static tn_tensor *put(const tn_tensor *t, const tn_tensor *i) { return tn_put(t, i, zeros_for(i), true); }
 

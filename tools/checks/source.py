@@ -8,8 +8,8 @@ characters (`make format` sees to code, the writer to comments). Relative links 
 that exist, and to the newest record of a kind; tests and suites that documents name exist; README.md has at most 150 lines.
 A file begins with its name and what it holds, and no other file of src/ and cli/ has that name. No file includes a
 header twice. A comment that names a source file names one that exists; in src/ and cli/ it is another one than its own.
-No two functions of four lines or more have the same body. src/plan names no op outside the tables that register kernels:
-it asks for facts of the op's row (TN_FACT_… in tensor/graph.h); the few names that are left are counted.
+A Python program prints its help instead of beginning its work. No two functions of four lines or more have the same body.
+src/plan names no op outside the tables that register kernels: it asks for facts of the op's row (TN_FACT_… in tensor/graph.h); the few names that are left are counted.
 """
 
 import pathlib
@@ -209,12 +209,19 @@ def named_ops():
             yield f"{path.relative_to(ROOT)}:{lines[0]}: names an op; add a fact to the op's row (tn_op_impl.facts) instead"
 
 
+def without_help():
+    for path in files(["tools", "bench"], {".py"}):
+        text = path.read_text(encoding="utf-8")
+        if '__name__ == "__main__"' in text and "argparse" not in text and '"--help"' not in text:
+            yield f"{path.relative_to(ROOT)}: begins its work if --help is asked for"
+
+
 def markdown():
     return sorted(ROOT.glob("*.md")) + files(["docs", "bench", "examples"], {".md"})
 
 
 def main():
-    found = [*unproven_nulls(), *dead_bugs(), *shared_names(), *twins(), *named_ops()]
+    found = [*unproven_nulls(), *dead_bugs(), *shared_names(), *twins(), *named_ops(), *without_help()]
     for path in files(LIBRARY, {".c", ".h", ".def", ".inc"}):
         code = COMMENTS_AND_STRINGS.sub(blank, path.read_text(encoding="utf-8"))
         found += faults(path, code, ENDS_PROCESS, "ends the caller's process")
@@ -237,4 +244,6 @@ def main():
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.exit(print(__doc__))
     sys.exit(main())

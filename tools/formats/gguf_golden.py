@@ -8,6 +8,7 @@ ordinary size; the first block of each format has the smallest and the greatest 
 """
 
 import pathlib
+import sys
 
 import gguf
 import numpy as np
@@ -79,4 +80,6 @@ def gguf_version():
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.exit(print(__doc__))
     main()

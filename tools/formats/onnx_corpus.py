@@ -4,6 +4,7 @@ Needs the onnx package. One model a feature of the reader or the executor; test_
 """
 
 import pathlib
+import sys
 
 import numpy as np
 import onnx
@@ -220,6 +221,8 @@ def values():
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.exit(print(__doc__))
     FOLDER.mkdir(parents=True, exist_ok=True)
     for make in (mlp, branch, loop, scan, function, unsorted, sparse, pool, external, two, told, few_bits, chosen, unfit,
                  empty, limits, types, values):

@@ -6,6 +6,7 @@ numbers out of three, or four out of eight; it becomes the 16 bits of their indi
 """
 
 import pathlib
+import sys
 
 import numpy as np
 from gguf import quants
@@ -40,4 +41,6 @@ def main():
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.exit(print(__doc__))
     main()

@@ -8,6 +8,7 @@ holds shapes, results and gradients alone.
 """
 
 import pathlib
+import sys
 import warnings
 
 import torch
@@ -310,6 +311,8 @@ def write():
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.exit(print(__doc__))
     for part in (indexing, shapes, products, statistics, losses, images, pools):
         part()
     write()

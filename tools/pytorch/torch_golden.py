@@ -10,6 +10,7 @@ and what PyTorch gives back. Inputs have two decimals, so that they read back ex
 import json
 import math
 import pathlib
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -377,4 +378,6 @@ def main():
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.exit(print(__doc__))
     main()

@@ -8,6 +8,7 @@ stand before a layer's name. Run it by hand where PyTorch is; the file it writes
 import json
 import pathlib
 import struct
+import sys
 
 import torch
 
@@ -76,4 +77,6 @@ def main():
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.exit(print(__doc__))
     main()

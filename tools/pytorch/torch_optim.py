@@ -7,6 +7,7 @@ count. Run it by hand where PyTorch is; the table it writes is committed.
 
 import math
 import pathlib
+import sys
 
 import torch
 
@@ -229,4 +230,6 @@ def main():
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.exit(print(__doc__))
     main()

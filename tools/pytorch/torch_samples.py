@@ -6,6 +6,7 @@ same state_dict in the layout before version 1.6, in module.pt a whole module, w
 """
 
 import pathlib
+import sys
 
 import torch
 
@@ -38,4 +39,6 @@ def main():
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.exit(print(__doc__))
     main()

