@@ -206,6 +206,17 @@ static void go_to_item(interp *m, int item) {
     if (p->n_items > 0) at[0] = item;
 }
 
+static void go_to_next_item(interp *m) {
+    int64_t *at = m->at + m->p->n_par - m->p->n_items;
+    int k = m->p->n_items - 1;
+    m->item++;
+    m->values += m->p->n_ins;
+    m->states += m->n_states;
+    while (k > 0 && ++at[k] == m->p->item[k])
+        at[k--] = 0;
+    if (k == 0) at[0]++;
+}
+
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static int64_t element_of(const interp *m, const kir_ins *in) {
@@ -674,9 +685,11 @@ static kir_value scalar_of(const interp *m, const kir_ins *in) {
 static void run_plain(interp *m, int i, const kir_ins *in) {
     kir_value v[3] = {{.u64 = 0}, {.u64 = 0}, {.u64 = 0}};
     kir_type t = (kir_type)in->type;
-    for (int k = 0; k < kir_arity(in); k++) {
-        v[k] = m->values[kir_operand(in, k)];
-        t = (kir_type)m->p->ins[kir_operand(in, k)].type;
+    for (int k = 0; k < 3; k++) {
+        kir_val operand = kir_operand(in, k);
+        if (operand == KIR_NONE) continue;
+        v[k] = m->values[operand];
+        t = (kir_type)m->p->ins[operand].type;
     }
     kir_eval(in, t, v, &m->values[i]);
 }
@@ -704,12 +717,12 @@ static void run_all_items(interp *m, int i) {
         kir_shadow_barrier(m->shadow);
         return;
     }
-    for (int item = 0; item < m->n_items && m->status == TN_OK; item++) {
-        if (m->n_items > 1) go_to_item(m, item);
-        if (m->p->ins[i].op > KIR_BARRIER)
-            run_moving(m, i);
-        else
-            run_one(m, i);
+    void (*run)(interp *, int) = m->p->ins[i].op > KIR_BARRIER ? run_moving : run_one;
+    if (m->n_items > 1) go_to_item(m, 0);
+    run(m, i);
+    for (int item = 1; item < m->n_items && m->status == TN_OK; item++) {
+        go_to_next_item(m);
+        run(m, i);
     }
 }
 
