@@ -254,6 +254,7 @@ static void check_call(const sequence *s, int64_t position, int64_t n) {
     for (tn_isa isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
         if (!tn_gemm_use(isa)) continue;
         for (int threads = 1; threads <= MAX_THREADS; threads++) {
+            if (test_leaves_out(threads, isa == TN_ISA_BASE && TEST_BASE_IS_SLOW)) continue;
             char how[96];
             snprintf(how, sizeof how, "%s, %d threads, n %lld at %lld", tn_isa_name(isa), threads, (long long)n,
                      (long long)position);

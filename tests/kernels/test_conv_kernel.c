@@ -16,15 +16,14 @@
 #include "random_numbers.h"
 #include "trunnion/ops.h"
 
-enum { MAX_POINTS = 64, CASES = TEST_SWEEP(60), MAX_THREADS = 3 };
+enum { MAX_POINTS = 64, MAX_THREADS = 3 };
+#define CASES TEST_SWEEP(60)
 
 static const float MARK = 12345.0f;
 
 static uint64_t random_state;
 
-static int64_t random_below(int64_t n) {
-    return (int64_t)(random_mixed(&random_state) % (uint64_t)n);
-}
+static int64_t random_below(int64_t n) { return (int64_t)(random_mixed(&random_state) % (uint64_t)n); }
 
 static int64_t random_from(int64_t low, int64_t high) { return low + random_below(high - low + 1); }
 
@@ -314,6 +313,7 @@ static void check_everywhere(problem *p) {
     for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
         if (!tn_gemm_use((tn_isa)isa)) continue;
         for (int threads = 1; threads <= MAX_THREADS; threads++) {
+            if (test_leaves_out(threads, isa == TN_ISA_BASE && TEST_BASE_IS_SLOW)) continue;
             assert_ok(tn_threads_set(threads));
             check_out_channels(p, threads, results, y);
             a->nhwc = tn_conv_prefers_nhwc(a);
@@ -474,6 +474,7 @@ static void the_gradient_of_few_taps_has_the_bits_of_the_definition(void **state
         define_gradient(&p, dw);
         for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
             for (int threads = 1; tn_gemm_use((tn_isa)isa) && threads <= MAX_THREADS; threads++) {
+                if (test_leaves_out(threads, isa == TN_ISA_BASE && TEST_BASE_IS_SLOW)) continue;
                 assert_ok(tn_threads_set(threads));
                 run_once(&p, tn_conv_wgrad, tn_conv_wgrad_workspace(a, threads), weights, NULL, dw, "gradient");
             }

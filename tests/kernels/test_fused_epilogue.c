@@ -14,7 +14,8 @@
 #include "random_numbers.h"
 
 enum { AXES = TN_GEMM_BATCH_AXES + 2, ROW = TN_GEMM_BATCH_AXES, COLUMN = ROW + 1 };
-enum { CASES = TEST_SWEEP(120), MAX_THREADS = 3 };
+enum { MAX_THREADS = 3 };
+#define CASES TEST_SWEEP(120)
 enum { BLOCK, TO, ADD, TIMES, GATE, BUFFERS };
 enum { GAP = 3, FIRST = 5 }; /* elements behind a row, and before all of them, of matrices */
 
@@ -145,9 +146,7 @@ static tn_fused_program make_epilogue(const struct kind *kind, int64_t m, int64_
 
 static uint64_t random_state;
 
-static int64_t random_below(int64_t n) {
-    return (int64_t)((random_step(&random_state) >> 33) % (uint64_t)n);
-}
+static int64_t random_below(int64_t n) { return (int64_t)((random_step(&random_state) >> 33) % (uint64_t)n); }
 
 /* One in `rare` is no finite number. */
 static float *random_floats(int64_t count, int64_t rare) {

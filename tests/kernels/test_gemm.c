@@ -14,15 +14,14 @@
 #include "random_numbers.h"
 
 enum { AXES = TN_GEMM_BATCH_AXES + 2, ROW = TN_GEMM_BATCH_AXES, COL = ROW + 1 };
-enum { MAX_THREADS = 3, CASES = TEST_SWEEP(300) };
+enum { MAX_THREADS = 3 };
+#define CASES TEST_SWEEP(300)
 
 /* ---- random numbers ---------------------------------------------------------------------------------------------- */
 
 static uint64_t random_state;
 
-static uint64_t random_bits(void) {
-    return random_mixed(&random_state);
-}
+static uint64_t random_bits(void) { return random_mixed(&random_state); }
 
 static int64_t random_below(int64_t n) { return (int64_t)(random_bits() % (uint64_t)n); }
 
@@ -307,10 +306,11 @@ static void *dirty_memory(size_t bytes) {
     return memory;
 }
 
-/* Products of pairs: each of k sums is off by 2⁻²⁴ of at most k, and the result by half a place of bf16. */
+/* Products of pairs: each of k sums is off by 2⁻²⁴ of at most k. The result and the definition's are each rounded to
+ * bf16, by half a place: next to the middle of two numbers they differ by a place, 2⁻⁷ of them. */
 static bool is_near(const product *p, double got, double want) {
     double k = (double)p->k;
-    return fabs(got - want) <= 0x1p-8 * fabs(want) + k * k * 0x1p-24;
+    return fabs(got - want) <= 0x1p-7 * fabs(want) + k * k * 0x1p-24;
 }
 
 static bool pairs; /* the kernels in use multiply pairs of bf16 */
@@ -402,8 +402,9 @@ static void check_product(const product *p) {
     tn_mem_free(c.memory);
 }
 
-static void check_on_threads(const product *p) {
+static void check_on_threads(const product *p, bool slow) {
     for (int threads = 1; threads <= MAX_THREADS; threads++) {
+        if (test_leaves_out(threads, slow)) continue;
         assert_ok(tn_threads_set(threads));
         check_product(p);
     }
@@ -414,10 +415,10 @@ static void check_everywhere(const product *p) {
         if (!tn_gemm_use((tn_isa)isa)) continue;
         tn_gemm_use_pairs(false);
         tn_gemm_use_quads(false);
-        check_on_threads(p);
-        if (tn_gemm_use_quads(true) && p->dtype == TN_I32) check_on_threads(p);
+        check_on_threads(p, isa == TN_ISA_BASE && TEST_BASE_IS_SLOW);
+        if (tn_gemm_use_quads(true) && p->dtype == TN_I32) check_on_threads(p, false);
         pairs = isa == TN_ISA_AVX512 && p->dtype == TN_BF16 && tn_gemm_use_pairs(true);
-        if (pairs) check_on_threads(p);
+        if (pairs) check_on_threads(p, false);
         pairs = false;
     }
 }

@@ -626,7 +626,7 @@ static void failure_of_any_allocation_is_an_error_and_loses_nothing(void **state
 
 /* ---- random programs --------------------------------------------------------------------------------------------- */
 
-enum { CASES = TEST_SWEEP(300) };
+#define CASES TEST_SWEEP(300)
 
 /* Interprets; afterwards once more for each barrier without it. Returns how many of them were missed. */
 static int missed_barriers(const kir_random *t, uint64_t seed, int *barriers) {

@@ -7,7 +7,8 @@
 #include "gpu/gpu.h"
 #include "kir_random.h"
 
-enum { CASES = TEST_SWEEP(60), LONG_CASES = 2, MOST_POINTS = 300 };
+enum { LONG_CASES = 2, MOST_POINTS = 300 };
+#define CASES TEST_SWEEP(60)
 
 static const tn_dtype DTYPES[KIR_TYPE_COUNT] = {TN_F32, TN_F64, TN_I32, TN_I64, TN_U32, TN_U64, TN_BOOL};
 

@@ -14,7 +14,8 @@
 #include "kir_cases.h"
 #include "kir_random.h"
 
-enum { CASES = TEST_SWEEP(30), LONG_CASES = 2 };
+enum { LONG_CASES = 2 };
+#define CASES TEST_SWEEP(30)
 
 static bool full(void) { return getenv("TRUNNION_TEST_FULL") != NULL; }
 static uint64_t cases(uint64_t few) { return full() ? 10 * few : few; }
