@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# build.sh FOLDER TARGET [CMAKE OPTION…] — configures FOLDER if that is needed, and builds TARGET there.
+# build.sh FOLDER TARGET [CMAKE OPTION…] — configures FOLDER if that is needed, and builds TARGET there (several: one word
+# with spaces between them).
 #
 # CMake runs again if FOLDER is new, if the options differ from those of the last call, or if the compiler or the
 # packages that pkg-config knows have changed since: what tools/setup.sh installs later must reach a folder that was
@@ -24,6 +25,13 @@ configured_from() {
     return 0
 }
 
+# One build at a time in a folder: suites of check.sh run beside each other.
+mkdir -p "$folder"
+if command -v flock >/dev/null; then
+    exec 9>"$folder/build.lock"
+    flock 9
+fi
+
 # A folder keeps the generator that it was made with.
 generator=()
 if [ ! -e "$folder/CMakeCache.txt" ] && [ -z "${CMAKE_GENERATOR:-}" ] && command -v ninja >/dev/null; then
@@ -37,4 +45,4 @@ if [ ! -e "$folder/CMakeCache.txt" ] || [ "$(cat "$record" 2>/dev/null)" != "$no
     cmake -S . -B "$folder" "${generator[@]}" -U '__pkg_config_*' -U 'pkgcfg_lib_*' -U 'TN_*_ARCHIVE' "$@"
     echo "$now" >"$record"
 fi
-cmake --build "$folder" --target "$target" -j "${JOBS:-2}"
+cmake --build "$folder" --target $target -j "${JOBS:-2}"

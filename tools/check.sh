@@ -33,11 +33,15 @@ tsan="-DCMAKE_BUILD_TYPE=RelWithDebInfo -DTRUNNION_SHARED=OFF -DTRUNNION_SANITIZ
 # The tests that run threads against each other; each is built and run under the thread sanitizer.
 threaded=$(find tests -name test_base.c -o -name 'test_*thread*.c' | sed 's|.*/||; s|\.c$||' | sort -u | tr '\n' ' ')
 
+# Suites that keep all processors busy, and so run alone, as those of check-all do. Of the others, up to JOBS run at the
+# same time: put rows next to each other.
+alone=" setup build unit doubles renderings signals mutants minimal asan fuzz tsan "
+
 # name | runs in | budget, seconds | command
 table="
 setup     | check     | 900 | tools/setup.sh check
-layers    | check     |  20 | python3 tools/layers.py
-source    | check     |  20 | python3 tools/checks/source.py
+layers    | check     |  60 | python3 tools/layers.py
+source    | check     |  60 | python3 tools/checks/source.py
 generated | check     | 120 | python3 tools/check_generated.py
 headers   | check     | 120 | tools/checks/headers.sh
 build     | check     | 600 | tools/build.sh $BUILD programs $plain && tools/build.sh $BUILD all $plain
@@ -48,6 +52,9 @@ links     | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/
 library   | check     |  60 | tools/build.sh $BUILD all $plain && tools/checks/library.sh $BUILD
 unit      | check     | 600 | tools/build.sh $BUILD tests $plain && python3 tools/digits.py && $run_programs $BUILD tests
 doubles   | check     | 300 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD
+renderings | check    | 120 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD
+signals   | check     | 180 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD
+mutants   | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --count 500 --jobs $JOBS
 blas      | check     |  60 | tools/build.sh $BUILD test_library $plain && tools/checks/blas.sh $BUILD
 examples  | check     | 120 | tools/build.sh $BUILD examples $plain && $run_programs $BUILD examples
 train     | check     | 240 | tools/build.sh $BUILD all $plain && $run_command $BUILD train
@@ -55,13 +62,12 @@ processes | check     | 240 | tools/build.sh $BUILD all $plain && tools/build.sh
 bench     | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD bench
 backend   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/backend.py $BUILD
 pull      | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/pull.py $BUILD
-embed     | check     |  30 | tools/build.sh $BUILD all $plain && $run_command $BUILD embed
+embed     | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD embed
 faults    | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/command_faults.py $BUILD
 finetune  | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/finetune.py $BUILD
 survive   | check     | 180 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD
 chat      | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/chat.py $BUILD
 serve     | check     | 180 | tools/build.sh $BUILD all $plain && python3 tools/checks/serve.py $BUILD
-signals   | check     | 180 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD
 help      | check     | 480 | tools/build.sh $BUILD all $plain && $run_command $BUILD help
 install   | check     | 120 | tools/checks/install.sh $BUILD
 vulkan    | check     | 240 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && tools/checks/vulkan.sh $BUILD
@@ -69,19 +75,17 @@ webgpu    | check     | 300 | tools/build.sh $BUILD all $plain && tools/build.sh
 oclgrind  | check     | 300 | tools/build.sh $BUILD tests $plain && tools/checks/oclgrind.sh $BUILD
 onnx      | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD
 onnx-ocl  | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl --every 75
-gpu-headers | check   |  20 | python3 tools/checks/gpu_headers.py
-renderings | check    | 120 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD
-minimal   | check     | 300 | tools/checks/minimal.sh $BUILD-minimal
-asan      | check     | 900 | tools/build.sh $BUILD-asan tests $asan && $run_programs $BUILD-asan tests --each 300
-fuzz      | check     | 300 | tools/build.sh $BUILD-asan fuzzers $asan && $run_programs $BUILD-asan fuzzers
+gpu-headers | check   |  60 | python3 tools/checks/gpu_headers.py
 llm       | check     | 300 | tools/build.sh $BUILD all $plain && python3 tools/checks/llm.py $BUILD
-onnx-schemas | check  |  30 | python3 tools/checks/onnx_attributes.py
+onnx-schemas | check  |  60 | python3 tools/checks/onnx_attributes.py
 export    | check     | 120 | tools/build.sh $BUILD tests $plain && python3 tools/checks/onnx_export.py $BUILD
 engine-nodes | check  | 180 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_engine.py $BUILD
 runtime-ops | check   |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_runtime_ops.py $BUILD
 decoders  | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_decoders.py $BUILD
 languages | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_languages.py $BUILD
-mutants   | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --count 500 --jobs $JOBS
+minimal   | check     | 300 | tools/checks/minimal.sh $BUILD-minimal
+asan      | check     | 900 | tools/build.sh $BUILD-asan tests $asan && $run_programs $BUILD-asan tests --each 300
+fuzz      | check     | 300 | tools/build.sh $BUILD-asan fuzzers $asan && $run_programs $BUILD-asan fuzzers
 tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
 survive-all | check-all | 3600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD 60
 cross     | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/cross.py --check $BUILD
@@ -90,6 +94,7 @@ onnx-all  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools
 rendered-all | check-all | 1800 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD --all
 networks  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/formats/onnx_models.py $BUILD --fast
 engine-networks | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_engine.py $BUILD --networks
+asan-full | check-all | 7200 | tools/build.sh $BUILD-asan tests $asan && TRUNNION_TEST_FULL=1 $run_programs $BUILD-asan tests --each 3600
 unit-full | check-all | 3600 | tools/build.sh $BUILD tests $plain && TRUNNION_TEST_FULL=1 $run_programs $BUILD tests --each 1800
 programs  | check-all | 3600 | tools/build.sh $BUILD test_programs $plain && python3 tools/checks/many_programs.py $BUILD 100000
 signals-all | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD 20
@@ -111,6 +116,7 @@ llama     | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 bench
 fuzz-long | check-all | 43200 | tools/checks/libfuzzer.sh $BUILD-fuzz '$asan' 3600 1000000
 mutated   | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --jobs $JOBS
 "
+
 
 # ---- running one suite -----------------------------------------------------------------------------------------------
 
@@ -136,41 +142,75 @@ counts_of() {
     fi
 }
 
+# Runs a suite and prints, at once, what it came to. Suites run beside each other, so the counts go to LOG.counts.
 run_suite() {
-    local name=$1 budget=$2 command=$3 log=$logs/$1.log start=$EPOCHREALTIME code p f s seconds load verdict=ok
-    timeout --kill-after=10 "$budget" bash -c "$command" >"$log" 2>&1 </dev/null
+    local name=$1 budget=$2 command=$3 log=$logs/$1.log start=$EPOCHREALTIME code p f s seconds processor load
+    local TIMEFORMAT='%U %S'
+    { time timeout --kill-after=10 "$budget" bash -c "$command" >"$log" 2>&1 </dev/null; } 2>"$log.times"
     code=$?
     seconds=$(awk "BEGIN { printf \"%.1f\", $EPOCHREALTIME - $start }")
     [ $code = 124 ] || [ $code = 137 ] && echo "stopped: it ran past its budget of $budget s" >>"$log"
+    processor=$(tail -n 1 "$log.times" | awk '{ printf "%.1f", $1 + $2 }')
     read -r p f s <<<"$(counts_of "$log" $code)"
-    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     load=$(cut -d ' ' -f 1 /proc/loadavg 2>/dev/null || echo unknown)
-    printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$name" "$(date '+%F %H:%M')" "$commit" "$seconds" "$budget" \
-        "$p" "$f" "$s" "$load" >>"$logs/ran.tsv"
+    printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$name" "$(date '+%F %H:%M')" "$commit" "$seconds" "$budget" \
+        "$p" "$f" "$s" "$load" "$processor" >>"$logs/ran.tsv"
+    report "$name" "$seconds" "$p" "$f" "$s" "$processor" >"$log.report" 2>&1
+    cat "$log.report"
+    echo "$p $f $s" >"$log.counts"
+}
 
-    [ "$p $f" = "0 0" ] && verdict=none
-    [ "$f" != 0 ] && verdict=FAIL
-    printf '%-4s  %-10s %7s s   %s passed, %s failed, %s skipped\n' "$verdict" "$name" "$seconds" "$p" "$f" "$s"
+report() {
+    local name=$1 log=$logs/$1.log verdict=ok
+    [ "$3 $4" = "0 0" ] && verdict=none
+    [ "$4" != 0 ] && verdict=FAIL
+    printf '%-4s  %-12s %7s s  (processor %7s s)   %s passed, %s failed, %s skipped\n' \
+        "$verdict" "$name" "$2" "$6" "$3" "$4" "$5"
     grep '^skipped: ' "$log" | sort | uniq -c | sed 's/^ *\([0-9]*\) skipped: /        skipped (\1): /'
-    ran_on+=$(sed -n 's/^ran on: //p' "$log")$'\n'
     sed -n 's/^listing: /        /p; s/^size: /        size: /p' "$log"
-    if [ "$f" != 0 ]; then
+    if [ "$4" != 0 ]; then
         echo "        log: $log; its end:"
         tail -n 30 "$log" | sed 's/^/      | /'
     fi
+}
+
+# Adds what a suite came to; a suite that left no counts has failed.
+add_counts() {
+    local log=$logs/$1.log p=0 f=1 s=0
+    [ -s "$log.counts" ] && read -r p f s <"$log.counts"
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    ran_on+=$(sed -n 's/^ran on: //p' "$log")$'\n'
 }
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
 
 trim() { sed 's/^ *//; s/ *$//' <<<"$1"; }
 
+# As many suites at the same time as there are JOBS, if builds can wait for each other (tools/build.sh).
+beside=1 running=0 names=""
+command -v flock >/dev/null && beside=$JOBS
 while IFS='|' read -r name when budget command <&3; do
     name=$(trim "$name")
     [ -n "$name" ] || continue
     [ "$only" != "  " ] && [[ $only != *" $name "* ]] && continue
     [ "$only" = "  " ] && [ "$level" = check ] && [ "$(trim "$when")" != check ] && continue
-    run_suite "$name" "$(($(trim "$budget") * ${PATIENCE:-1}))" "$(trim "$command")"
+    names+=" $name"
+    rm -f "$logs/$name.log".*
+    budget=$(($(trim "$budget") * ${PATIENCE:-1})) command=$(trim "$command")
+    if [[ $alone == *" $name "* || $(trim "$when") != check ]]; then
+        wait
+        running=0
+        run_suite "$name" "$budget" "$command"
+        continue
+    fi
+    [ $running -lt "$beside" ] || { wait -n; running=$((running - 1)); }
+    run_suite "$name" "$budget" "$command" &
+    running=$((running + 1))
 done 3<<<"$table"
+wait
+for name in $names; do
+    add_counts "$name"
+done
 
 echo
 echo "devices and engines that ran:"

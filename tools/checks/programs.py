@@ -28,6 +28,9 @@ TAIL = 40
 SANITIZERS = {"ASAN_OPTIONS": "print_legend=0", "UBSAN_OPTIONS": "print_stacktrace=1",
               "LSAN_OPTIONS": f"print_suppressions=0:suppressions={ROOT}/tools/checks/leaks_of_others.txt"}
 PASSED_ON = ("ran on: ", "skipped: ")
+# Begun first, so that no processor waits for one of them at the end.
+LONGEST = ("test_conv_kernel", "test_gemm", "test_in_place_concat", "test_driver_faults", "test_device_training",
+           "test_winograd", "test_llm_model", "test_options", "test_far_ops")
 MEMORY = "/dev/shm"  # files of fuzzers, which write some for each input
 
 
@@ -185,7 +188,8 @@ def main():
     options = parser.parse_intermixed_args()
 
     pattern, program_name, run = KINDS[options.kind]
-    names = sorted(p.stem for p in ROOT.glob(pattern) if p.stem != "fuzz_replay")
+    names = sorted((p.stem for p in ROOT.glob(pattern) if p.stem != "fuzz_replay"),
+                   key=lambda name: (name not in LONGEST, name))
     unknown = [name for name in options.names if name not in names]
     if unknown:
         sys.exit(f"no source for: {', '.join(unknown)}")

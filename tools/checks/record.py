@@ -12,7 +12,7 @@ import sys
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-FIELDS = ["suite", "ended", "commit", "seconds", "budget", "passed", "failed", "skipped", "load"]
+FIELDS = ["suite", "ended", "commit", "seconds", "budget", "passed", "failed", "skipped", "load", "processor"]
 
 
 def slow_suites():
@@ -27,7 +27,7 @@ def last_runs(path):
 
 def row(run):
     verdict = "red" if run["failed"] != "0" else "green" if run["passed"] != "0" else "skipped"
-    return f"| {run['suite']} | {verdict} | " + " | ".join(run[field] for field in FIELDS[1:]) + " |"
+    return f"| {run['suite']} | {verdict} | " + " | ".join(run.get(field, "") for field in FIELDS[1:]) + " |"
 
 
 def main():
@@ -36,7 +36,7 @@ def main():
     words = (f"Written by `tools/checks/record.py BUILD`: the last run of each suite of `make check-all`, on "
              f"{processor[1] if processor else 'an unknown processor'}, {os.cpu_count()} threads. A commit with + had "
              "uncommitted changes. Load: of the machine, when the suite ended; with a load above the number of threads, "
-             "the seconds do not hold for a quiet machine.")
+             "the seconds do not hold for a quiet machine. Processor: its seconds.")
     lines = [f"# The slow suites, {datetime.date.today()}", "", textwrap.fill(words, 120), "",
              "| suite | | " + " | ".join(FIELDS[1:]) + " |", "|---" * (len(FIELDS) + 1) + "|"]
     lines += [row(runs[name]) for name in suites if name in runs]

@@ -4,9 +4,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 build=$1 options=$2
 shift 2
-for name in "$@"; do
-    tools/build.sh "$build" "$name" $options
-done
+tools/build.sh "$build" "$*" $options
 
 # The sanitizer needs the address space laid out as it expects; some kernels scatter it too widely.
 fixed=()
