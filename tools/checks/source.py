@@ -213,7 +213,7 @@ def without_help():
     for path in files(["tools", "bench"], {".py"}):
         text = path.read_text(encoding="utf-8")
         if '__name__ == "__main__"' in text and "argparse" not in text and '"--help"' not in text:
-            yield f"{path.relative_to(ROOT)}: begins its work if --help is asked for"
+            yield f"{path.relative_to(ROOT)}: begins its work if --help is asked for; print __doc__ first, as this file does at its end"
 
 
 def markdown():

@@ -6,6 +6,7 @@ tests/text/test_speech.c has too, so the header holds results alone.
 """
 
 import pathlib
+import sys
 
 import numpy
 import torch
@@ -61,4 +62,6 @@ def main():
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.exit(print(__doc__))
     main()
