@@ -35,15 +35,32 @@ static int open_further(const train_options *o, train_team *team, const char *na
     return CLI_OK;
 }
 
+/* "cuda" for several processes: each process of a machine takes another of its devices. */
+static void take_own(const char **device, char *room, size_t size) {
+    tn_device_list *list = NULL;
+    int local = tn_group_launched_local_rank();
+    if (!*device || strchr(*device, ':') || tn_device_list_new(false, &list) != TN_OK) return;
+    for (int i = 0; i < tn_device_list_count(list); i++) {
+        const tn_backend_info *b = tn_device_list_at(list, i);
+        if (strcmp(b->name, *device) != 0 || b->device_count < 2) continue;
+        snprintf(room, size, "%s:%d", *device, local % b->device_count);
+        *device = room;
+        break;
+    }
+    tn_device_list_free(list);
+}
+
 int train_open(const train_options *o, train_team *team, tn_selection *selection) {
     cli_options common = o->common;
     char *names = o->devices ? strdup(o->devices) : NULL, *rest = names;
     int code = CLI_OK, named = 1;
+    char own[64];
     if (o->devices && !names) {
         (void)cli_fail(TN_ERR_MEMORY, "out of memory");
         return CLI_FAILED;
     }
     if (names) common.device = next_name(&rest);
+    if (tn_group_size(team->group) > 1) take_own(&common.device, own, sizeof own);
     team->devices[0] = cli_choose_device(&common, selection, &code);
     team->count = team->devices[0] != NULL;
     for (char *name; team->count && code == CLI_OK && (name = next_name(&rest)); named++)
@@ -61,9 +78,9 @@ int train_open(const train_options *o, train_team *team, tn_selection *selection
 }
 
 void train_close(train_team *team) {
+    tn_group_close(team->group); /* which may use a device */
     for (int i = 0; i < team->count; i++)
         tn_device_close(team->devices[i]);
-    tn_group_close(team->group);
 }
 
 void train_replace(train_team *team, tn_device *device) {
@@ -133,9 +150,13 @@ void train_processes_json(cli_json *j, const train_team *team, int64_t optimizer
     cli_json_int(j, "optimizer_bytes", optimizer_bytes);
     cli_json_int(j, "processes", tn_group_size(team->group));
     cli_json_string(j, "group", tn_group_library(team->group));
+    cli_json_string(j, "transport", tn_group_backend(team->group));
+    cli_json_string(j, "device_library", tn_group_device_library(team->group));
 }
 
 void train_processes_text(FILE *to, const train_team *team) {
     if (tn_group_size(team->group) == 1) return;
-    cli_print(to, "  %d processes, %s\n", tn_group_size(team->group), tn_group_library(team->group));
+    const char *library = tn_group_library(team->group), *device = tn_group_device_library(team->group);
+    cli_print(to, "  %d processes, %s%s%s\n", tn_group_size(team->group),
+              library[0] ? library : tn_group_backend(team->group), device[0] ? ", " : "", device);
 }

@@ -11,19 +11,25 @@
  *     ...
  *     tn_group_close(group);
  *
- * The functions below work on host memory. All ranks must call them in the same order, with the same counts; a call
- * returns when this rank's part of it is done.
+ * All ranks must call the functions below in the same order, with the same counts; a call returns when this rank's part
+ * of it is done.
  *
- * Backend: MPI (Open MPI, MPICH and libraries with MPICH's binary interface), loaded at run time when a launcher's
+ * Backends: MPI (Open MPI, MPICH and libraries with MPICH's binary interface), loaded at run time when a launcher's
  * environment asks for it; TRUNNION_MPI_LIB names another file. A process that dies ends the job (MPI's default), and
- * the launcher says which one it was.
+ * the launcher says which one it was. TCP for launchers without MPI (torchrun, srun): all ranks connect to rank 0 at
+ * MASTER_ADDR and port MASTER_PORT + 1, or at SLURM_LAUNCH_NODE_IPADDR and a port that follows from the job's number,
+ * within TRUNNION_GROUP_SECONDS (default 120). Nothing is encrypted: use it in a network that you trust.
+ *
+ * Tensors on CUDA and ROCm devices are exchanged by NCCL or RCCL if all ranks have it (TRUNNION_NCCL_LIB names another
+ * file), otherwise through the host. A rank that dies in such an exchange leaves the others waiting; launchers end the
+ * job.
  *
  * Threads: a group is used by one thread, the one that opened it.
  * Source: MPI: A Message-Passing Interface Standard, version 3.1; torch.distributed. */
 #ifndef TRUNNION_DISTRIBUTED_H
 #define TRUNNION_DISTRIBUTED_H
 
-#include "trunnion/status.h"
+#include "trunnion/tensor.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -33,9 +39,9 @@ typedef struct tn_group tn_group;
 
 typedef struct tn_group_options {
     size_t struct_size;
-    /* "mpi"; "self": a group of this process only; "auto": "mpi" if the environment says that a launcher started
-     * several processes (OMPI_COMM_WORLD_SIZE, PMI_SIZE, PMIX_RANK with SLURM_NTASKS), otherwise "self".
-     * Default "auto". */
+    /* "mpi"; "tcp"; "self": a group of this process only; "auto": if the environment says that a launcher started
+     * several processes, "mpi" (OMPI_COMM_WORLD_SIZE, PMI_SIZE, PMIX_RANK with SLURM_NTASKS) or "tcp" (WORLD_SIZE with
+     * RANK, SLURM_NTASKS with SLURM_PROCID), otherwise "self". Default "auto". */
     const char *backend;
 } tn_group_options;
 #define TN_GROUP_DEFAULTS \
@@ -46,6 +52,9 @@ TN_API int tn_group_launched_size(void);
 /* The rank that a launcher's environment announces; 0 without a launcher. Loads nothing. */
 TN_API int tn_group_launched_rank(void);
 
+/* The number of this process among those on its machine, from 0: which GPU is its own. 0 without a launcher. */
+TN_API int tn_group_launched_local_rank(void);
+
 /* Joins the group of all processes of the job. MPI is started if the program has not started it; then
  * tn_group_close ends it, so a program may open such a group once. *out is freed with tn_group_close.
  * Errors: TN_ERR_ARGUMENT for an unknown backend; TN_ERR_UNAVAILABLE if MPI is missing or too old (before 3.0), with
@@ -53,15 +62,22 @@ TN_API int tn_group_launched_rank(void);
 TN_API tn_status tn_group_open(const tn_group_options *options, tn_group **out);
 /* Waits for the other ranks, then leaves the group. NULL is allowed. */
 TN_API void tn_group_close(tn_group *g);
-/* Ends all processes of the job, this one too, with `code` as their exit status: for a rank that cannot continue while
- * the others wait for it. In a group of one process it does nothing. */
+/* For a rank that cannot continue while the others wait for it. MPI ends all processes of the job, this one too, with
+ * `code` as their exit status. Over TCP the connection is closed, so that the others' next call fails, and the caller
+ * ends this process. In a group of one process it does nothing. */
 TN_API void tn_group_abort(tn_group *g, int code);
 
 TN_API int tn_group_rank(const tn_group *g);            /* 0 for NULL */
 TN_API int tn_group_size(const tn_group *g);            /* 1 for NULL */
-TN_API const char *tn_group_backend(const tn_group *g); /* "self", "mpi"; "self" for NULL */
+TN_API const char *tn_group_backend(const tn_group *g); /* "self", "mpi", "tcp"; "self" for NULL */
 /* Name and version of the library, "Open MPI v4.1.4"; "" without one. */
 TN_API const char *tn_group_library(const tn_group *g);
+
+/* Name and version of the library that exchanges tensors of GPUs, "NCCL 2.27.3", after the first such exchange; "" if
+ * there is none. */
+TN_API const char *tn_group_device_library(const tn_group *g);
+
+/* ---- host memory ------------------------------------------------------------------------------------------------- */
 
 /* Copies `bytes` bytes at `data` of rank `root` to `data` of all other ranks.
  * Errors: TN_ERR_ARGUMENT; TN_ERR_DEVICE with the library's words. */
@@ -74,6 +90,19 @@ TN_API tn_status tn_group_all_gather(tn_group *g, const void *send, size_t bytes
 TN_API tn_status tn_group_all_to_all(tn_group *g, const void *send, size_t bytes, void *receive);
 /* Returns when all ranks have called it. */
 TN_API tn_status tn_group_barrier(tn_group *g);
+
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
+
+/* The same for tensors, which must have the same shape and dtype on all ranks and lie on devices of the same kind. They
+ * are evaluated first; if that fails on one rank, the call fails on all. Return a new handle without gradients, an
+ * error tensor on failure; TN_ERR_STATE inside a graph capture. */
+TN_API tn_tensor *tn_group_broadcast_tensor(tn_group *g, const tn_tensor *t, int root); /* rank root's t */
+TN_API tn_tensor *tn_group_all_gather_tensor(tn_group *g, const tn_tensor *t);          /* [size, ...] */
+/* t: [size, ...]; slice i goes to rank i. Returns what this rank received, [size, ...] by the sender's rank. */
+TN_API tn_tensor *tn_group_all_to_all_tensor(tn_group *g, const tn_tensor *t);
+/* The sum over all ranks, added in their order: the same bits on every rank, and for every transport. Sends as much as
+ * a ring. Source: torch.distributed.all_reduce. */
+TN_API tn_tensor *tn_group_all_reduce_tensor(tn_group *g, const tn_tensor *t);
 
 #ifdef __cplusplus
 }

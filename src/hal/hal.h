@@ -247,6 +247,16 @@ tn_status tn_vendor_run(tn_device *d, const tn_vendor_call *c, void *const *poin
 /* When the device ends. */
 void tn_vendors_close(tn_device *d);
 
+/* ==== collective operations on device memory (group.c) ============================================================ */
+
+typedef struct tn_group tn_group;
+typedef enum tn_collective { TN_COLLECTIVE_BROADCAST, TN_COLLECTIVE_GATHER, TN_COLLECTIVE_TRADE } tn_collective;
+bool tn_group_agree(tn_group *g, bool yes); /* whether all ranks say yes */
+/* As the functions of distributed.h, on buffers of one device, which is of the same kind on all ranks: by NCCL or RCCL,
+ * else through the host. bytes: of a rank's piece. receive is complete when the call returns. */
+tn_status tn_group_collect(tn_group *g, tn_collective what, int root, tn_buffer *send, size_t bytes,
+                           tn_buffer *receive);
+
 /* ==== large pieces of device memory =============================================================================== */
 
 typedef struct tn_slab_pool tn_slab_pool;

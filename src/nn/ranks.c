@@ -216,117 +216,104 @@ void tn_ranks_end(tn_ranks *r) {
 /* The gradients of one dtype, one after the other, cut into a piece for each rank. */
 typedef struct exchange {
     tn_dtype dtype;
-    size_t item, bytes;   /* of an element; of all elements */
-    size_t piece;         /* bytes of a rank's piece; the last ones may reach beyond `bytes` */
-    char *flat;           /* one part's gradients, or all sums: size pieces */
-    char *send, *receive; /* [rank][its part][piece] */
+    int64_t elements, piece; /* of all gradients; of a rank's piece: the last ones may reach beyond `elements` */
 } exchange;
 
 static bool takes_part(const tn_ranks *r, int i, tn_dtype dtype) {
     return (r->presence[i] & TN_HAS_GRADIENT) && tn_dtype_of(r->variables[i].tensor) == dtype;
 }
 
-static void exchange_free(exchange *e) {
-    free(e->flat);
-    free(e->send);
-    free(e->receive);
-}
-
-static tn_status exchange_make(const tn_ranks *r, tn_dtype dtype, exchange *e) {
-    size_t size = (size_t)tn_group_size(r->group);
-    *e = (exchange){.dtype = dtype, .item = tn_dtype_size(dtype)};
+static exchange exchange_of(const tn_ranks *r, tn_dtype dtype) {
+    exchange e = {.dtype = dtype};
+    int64_t size = tn_group_size(r->group), align = ALIGN / (int64_t)tn_dtype_size(dtype);
     for (int i = 0; i < r->count; i++)
-        if (takes_part(r, i, dtype)) e->bytes += bytes_of(r->variables[i].tensor);
-    e->piece = ((e->bytes + size - 1) / size + ALIGN - 1) / ALIGN * ALIGN;
-    if (!e->bytes) return TN_OK;
-    size_t rows = size * (size_t)r->most;
-    e->flat = calloc(size, e->piece);
-    e->send = calloc(rows, e->piece);
-    e->receive = malloc(rows * e->piece);
-    return e->flat && e->send && e->receive ? TN_OK : out_of_memory();
+        if (takes_part(r, i, dtype)) e.elements += tn_numel(r->variables[i].tensor);
+    e.piece = ((e.elements + size - 1) / size + align - 1) / align * align;
+    return e;
 }
 
-/* The gradients of a part into `send`, as its k-th of this rank. */
-static tn_status pack_part(const tn_ranks *r, exchange *e, tn_tensor *const *values, int k) {
-    size_t at = 0;
-    for (int i = 0; i < r->count; i++) {
-        if (!takes_part(r, i, e->dtype)) continue;
-        size_t bytes = bytes_of(r->variables[i].tensor);
-        tn_status status = tn_read(values[i], e->flat + at, bytes);
-        if (status != TN_OK) return status;
-        at += bytes;
+/* The gradients of a part as [ranks, piece]; NULL: the part is none of this rank's. */
+static tn_tensor *pack_part(const tn_ranks *r, const exchange *e, tn_tensor *const *values, tn_tensor **room) {
+    int64_t size = tn_group_size(r->group), shape[] = {size, e->piece};
+    int count = 0;
+    if (!values) return tn_zeros(shape, 2, e->dtype);
+    for (int i = 0; i < r->count; i++)
+        if (takes_part(r, i, e->dtype)) room[count++] = tn_reshape(values[i], (int64_t[]){-1}, 1);
+    tn_tensor *flat = tn_cat(room, count, 0);
+    return tn_reshape(tn_pad(flat, (int64_t[]){0, size * e->piece - e->elements}, 2, 0), shape, 2);
+}
+
+/* What this rank sends, [ranks, its parts, piece], evaluated. */
+static tn_status pack(const tn_ranks *r, const exchange *e, const tn_rank_part *own, int own_count, tn_tensor **send) {
+    int first = tn_ranks_first_part(r, tn_group_rank(r->group));
+    tn_tensor **room = malloc(((size_t)r->count + (size_t)r->most) * sizeof *room), **parts = room + r->count;
+    if (!room) return out_of_memory();
+    for (int k = 0; k < r->most; k++) {
+        tn_tensor *const *values = NULL;
+        for (int i = 0; i < own_count; i++)
+            if (own[i].index - first == k) values = own[i].values;
+        parts[k] = pack_part(r, e, values, room);
     }
-    for (size_t rank = 0; rank < (size_t)tn_group_size(r->group); rank++)
-        memcpy(e->send + (rank * (size_t)r->most + (size_t)k) * e->piece, e->flat + rank * e->piece, e->piece);
-    return TN_OK;
+    *send = tn_stack(parts, r->most, 1);
+    free(room);
+    return tn_eval(send, 1);
 }
 
-/* Adds this rank's piece of all parts, in their order, at the beginning of `send`. */
-static tn_status add_pieces(const tn_ranks *r, exchange *e, const bool *has_rows) {
-    int64_t elements = (int64_t)(e->piece / e->item);
+/* This rank's piece of all parts, added in their order. */
+static tn_tensor *add_pieces(const tn_ranks *r, const tn_tensor *received, const bool *has_rows) {
     tn_tensor *sum = NULL;
-    TN_SCOPE;
-    TN_NO_GRAD;
     for (int rank = 0; rank < tn_group_size(r->group); rank++)
         for (int i = tn_ranks_first_part(r, rank), k = 0; i < tn_ranks_first_part(r, rank + 1); i++, k++) {
             if (!has_rows[i]) continue;
-            const char *from = e->receive + ((size_t)rank * (size_t)r->most + (size_t)k) * e->piece;
-            tn_tensor *piece = tn_from_data(from, &elements, 1, e->dtype);
+            tn_tensor *piece = tn_select(tn_select(received, 0, rank), 0, k);
             sum = sum ? tn_add(sum, piece) : piece;
         }
-    return tn_read(sum, e->send, e->piece);
+    return sum;
 }
 
-static tn_tensor *slice_of(const tn_tensor *flat, int64_t first, const tn_tensor *like) {
-    return tn_reshape(tn_slice(flat, 0, first, first + tn_numel(like), 1), tn_shape(like), tn_rank(like));
-}
-
-/* Makes the totals from `flat`. */
-static tn_status unpack(const tn_ranks *r, const exchange *e, tn_device *home, tn_tensor **totals) {
-    tn_device *before = tn_current_device();
-    int64_t elements = (int64_t)(e->bytes / e->item), first = 0;
-    tn_status status = tn_set_current_device(home);
-    {
-        TN_SCOPE;
-        TN_NO_GRAD;
-        tn_tensor *flat = tn_from_data(e->flat, &elements, 1, e->dtype);
-        for (int i = 0; i < r->count && status == TN_OK; i++) {
-            if (!takes_part(r, i, e->dtype)) continue;
-            totals[i] = tn_retain(slice_of(flat, first, r->variables[i].tensor));
-            first += tn_numel(r->variables[i].tensor);
-            status = tn_status_of(totals[i]);
-        }
+static tn_status unpack(const tn_ranks *r, const exchange *e, const tn_tensor *all, tn_tensor **totals) {
+    tn_tensor *flat = tn_reshape(all, (int64_t[]){-1}, 1);
+    tn_status status = tn_status_of(flat);
+    int64_t first = 0;
+    for (int i = 0; i < r->count && status == TN_OK; i++) {
+        const tn_tensor *like = r->variables[i].tensor;
+        if (!takes_part(r, i, e->dtype)) continue;
+        tn_tensor *slice = tn_slice(flat, 0, first, first + tn_numel(like), 1);
+        totals[i] = tn_retain(tn_reshape(slice, tn_shape(like), tn_rank(like)));
+        first += tn_numel(like);
+        status = tn_status_of(totals[i]);
     }
-    (void)tn_set_current_device(before);
     return status;
 }
 
 /* *late: what failed on this rank only when nothing remains to be exchanged. */
 static tn_status sum_of_dtype(tn_ranks *r, tn_dtype dtype, const tn_rank_part *own, int own_count, const bool *has_rows,
-                              tn_device *home, tn_tensor **totals, tn_status *late) {
-    exchange e;
-    int first = tn_ranks_first_part(r, tn_group_rank(r->group));
-    tn_status status = exchange_make(r, dtype, &e);
-    for (int k = 0; k < own_count && status == TN_OK && e.bytes; k++)
-        status = pack_part(r, &e, own[k].values, own[k].index - first);
-    if (e.bytes) status = tn_ranks_agree(r, status, NULL, NULL);
-    if (status == TN_OK && e.bytes) {
-        status = tn_group_all_to_all(r->group, e.send, (size_t)r->most * e.piece, e.receive);
-        if (status == TN_OK) status = tn_ranks_agree(r, add_pieces(r, &e, has_rows), NULL, NULL);
-        if (status == TN_OK) status = tn_group_all_gather(r->group, e.send, e.piece, e.flat);
-        tn_status unpacked = status == TN_OK ? unpack(r, &e, home, totals) : TN_OK;
-        if (*late == TN_OK) *late = unpacked;
-    }
-    exchange_free(&e);
+                              tn_tensor **totals, tn_status *late) {
+    exchange e = exchange_of(r, dtype);
+    tn_tensor *send = NULL;
+    TN_SCOPE;
+    TN_NO_GRAD;
+    if (!e.elements) return TN_OK;
+    tn_status status = tn_ranks_agree(r, pack(r, &e, own, own_count, &send), NULL, NULL);
+    if (status != TN_OK) return status;
+    tn_tensor *received = tn_group_all_to_all_tensor(r->group, send);
+    status = tn_ranks_status(r->group, tn_status_of(received), "data parallel");
+    if (status != TN_OK) return status;
+    tn_tensor *all = tn_group_all_gather_tensor(r->group, add_pieces(r, received, has_rows));
+    status = tn_status_of(all);
+    tn_status unpacked = status == TN_OK ? unpack(r, &e, all, totals) : TN_OK;
+    if (*late == TN_OK) *late = unpacked;
     return status;
 }
 
 tn_status tn_ranks_sum(tn_ranks *r, const tn_rank_part *own, int own_count, const bool *has_rows, tn_device *home,
                        tn_tensor **totals) {
     static const tn_dtype dtypes[] = {TN_F32, TN_F64, TN_F16, TN_BF16};
-    tn_status status = TN_OK, late = TN_OK;
+    tn_device *before = tn_current_device();
+    tn_status status = tn_set_current_device(home), late = TN_OK;
     for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] && status == TN_OK; i++)
-        status = sum_of_dtype(r, dtypes[i], own, own_count, has_rows, home, totals, &late);
+        status = sum_of_dtype(r, dtypes[i], own, own_count, has_rows, totals, &late);
+    (void)tn_set_current_device(before);
     return status != TN_OK ? status : late;
 }
 

@@ -213,16 +213,14 @@ void tn_reset_runtime_stats(void) {
 
 static tn_tensor *refuse_move(tn_status s) { return tn_tensor_error(s); }
 
-/* A computed tensor with the same value whose elements are contiguous from the start of its memory. */
-static tn_status whole_value(const tn_tensor *t, tn_tensor **whole, const tn_node **node) {
+tn_status tn_whole_value(const tn_tensor *t, tn_tensor **whole, const tn_node **node) {
     tn_tensor *c = tn_contiguous(t);
     tn_status s = tn_eval(&c, 1);
     const tn_node *n = tn_tensor_node(c);
     const tn_node *root = n->flags & TN_NODE_VIEW ? n->root : n;
     if (s == TN_OK && (n->flags & TN_NODE_ERROR)) s = tn_fail(n->status, "%s", n->error);
     if (s == TN_OK && !root->buffer)
-        s = tn_fail(TN_ERR_STATE,
-                    "tn_to_device: another thread recorded this tensor and must evaluate it (tn_eval) first");
+        s = tn_fail(TN_ERR_STATE, "this tensor was recorded by another thread, which must evaluate it (tn_eval) first");
     if (s != TN_OK) {
         tn_free(c);
         return s;
@@ -254,12 +252,12 @@ tn_tensor *tn_to_device(const tn_tensor *t, tn_device *device) {
         return refuse_move(tn_fail(
             TN_ERR_STATE, "tn_to_device: a capture runs on one device; move the tensor before the capture begins"));
     if (n->flags & TN_NODE_GRAD && !r->no_grad)
-        return refuse_move(
-            tn_fail(TN_ERR_UNSUPPORTED, "tn_to_device: gradients do not flow between devices: move a tensor that does "
-                                        "not require gradients, or move it inside TN_NO_GRAD"));
+        return refuse_move(tn_fail(TN_ERR_UNSUPPORTED,
+                                   "tn_to_device: gradients do not flow between devices: move a tensor that does "
+                                   "not require gradients, or move it inside TN_NO_GRAD"));
     tn_tensor *whole = NULL;
     tn_node *moved = NULL;
-    tn_status s = whole_value(t, &whole, &n);
+    tn_status s = tn_whole_value(t, &whole, &n);
     if (s != TN_OK) return refuse_move(s);
     s = copy_there(n, device, &moved);
     tn_free(whole);

@@ -574,6 +574,8 @@ static inline bool tn_number_varies(const tn_binding *b, const tn_node *n) {
     return (n->flags & TN_NODE_VARIES) && !(n->flags & TN_NODE_VIEW) && b->varies;
 }
 /* tn_evaluator's flush: computes what is pending. */
+/* A computed tensor with the value of t whose elements are contiguous from the start of its memory (host_read.c). */
+tn_status tn_whole_value(const tn_tensor *t, tn_tensor **whole, const tn_node **node);
 tn_status tn_find_anomaly(tn_node *const *nodes, size_t count); /* tn_evaluator.find_anomaly (anomaly.c) */
 tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count);
 tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *targets, int count);

@@ -6,9 +6,23 @@
 
 /* Runs with the environment of no launcher, but for the given variables: name, value, …, NULL. */
 static void launched_with(const char *const *variables) {
-    static const char *const all[] = {
-        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK",
-        "SLURM_NTASKS",         "TRUNNION_MPI_LIB"};
+    static const char *const all[] = {"OMPI_COMM_WORLD_RANK",
+                                      "OMPI_COMM_WORLD_SIZE",
+                                      "PMI_RANK",
+                                      "PMI_SIZE",
+                                      "PMIX_RANK",
+                                      "SLURM_NTASKS",
+                                      "TRUNNION_MPI_LIB",
+                                      "RANK",
+                                      "WORLD_SIZE",
+                                      "LOCAL_RANK",
+                                      "MASTER_ADDR",
+                                      "MASTER_PORT",
+                                      "SLURM_PROCID",
+                                      "SLURM_LOCALID",
+                                      "TRUNNION_GROUP_SECONDS",
+                                      "OMPI_COMM_WORLD_LOCAL_RANK",
+                                      "MPI_LOCALRANKID"};
     for (size_t i = 0; i < TN_COUNT(all); i++)
         unsetenv(all[i]);
     for (; variables && variables[0]; variables += 2)
@@ -25,6 +39,8 @@ static void launchers_announce_rank_and_size(void **state) {
         {{"OMPI_COMM_WORLD_RANK", "2", "OMPI_COMM_WORLD_SIZE", "3", NULL}, 2, 3},
         {{"PMI_RANK", "0", "PMI_SIZE", "4", NULL}, 0, 4},
         {{"PMIX_RANK", "7", "SLURM_NTASKS", "8", NULL}, 7, 8},
+        {{"RANK", "1", "WORLD_SIZE", "2", NULL}, 1, 2},
+        {{"SLURM_PROCID", "3", "SLURM_NTASKS", "4", NULL}, 3, 4},
         {{"PMI_RANK", "4", "PMI_SIZE", "4", NULL}, 0, 1},   /* not a rank */
         {{"PMI_RANK", "one", "PMI_SIZE", "4", NULL}, 0, 1}, /* not a number */
         {{"PMI_SIZE", "4", NULL}, 0, 1},                    /* no rank */
@@ -37,6 +53,48 @@ static void launchers_announce_rank_and_size(void **state) {
         assert_int_equal(tn_group_launched_size(), rows[i].size);
     }
     launched_with(NULL);
+}
+
+/* What two processes see; returns what was wrong, NULL if nothing. */
+static const char *exchange_tensors(int rank) {
+    TN_SCOPE;
+    tn_group *g;
+    float own[] = {1.0f + (float)rank, 0x1p-24f, 3}, is[6];
+    if (tn_group_open(NULL, &g) != TN_OK) return tn_error();
+    tn_tensor *x = tn_from_data(own, TN_DIMS(3), TN_F32), *y = tn_from_data(own, TN_DIMS(3), TN_F32);
+    tn_tensor *sum = tn_group_all_reduce_tensor(g, x), *first = tn_group_broadcast_tensor(g, x, 0);
+    tn_tensor *all = tn_group_all_gather_tensor(g, tn_slice(x, 0, 1, 3, 1));
+    tn_tensor *pair = tn_slice(y, 0, 0, 2, 1), *turned = tn_group_all_to_all_tensor(g, pair);
+    const char *wrong = NULL;
+    if (tn_read_as(sum, is, 3, TN_F32) != TN_OK || is[0] != 3 || is[1] != 0x1p-23f || is[2] != 6) wrong = "all_reduce";
+    if (tn_read_as(first, is, 3, TN_F32) != TN_OK || is[0] != 1 || is[2] != 3) wrong = "broadcast";
+    if (tn_read_as(all, is, 4, TN_F32) != TN_OK || is[1] != 3 || is[2] != 0x1p-24f || is[3] != 3) wrong = "all_gather";
+    if (tn_read_as(turned, is, 2, TN_F32) != TN_OK || is[0] != (rank ? 0x1p-24f : 1) || is[1] != (rank ? 0x1p-24f : 2))
+        wrong = "all_to_all";
+    if (tn_status_of(tn_group_all_to_all_tensor(g, x)) != TN_ERR_SHAPE) wrong = "a wrong first extent";
+    tn_group_close(g);
+    return wrong;
+}
+
+/* First, because a process with threads cannot be forked well. */
+static void two_processes_exchange_tensors_over_tcp(void **state) {
+    (void)state;
+    char port[16];
+    snprintf(port, sizeof port, "%d", 20000 + (int)getpid() % 20000);
+    launched_with((const char *const[]){"WORLD_SIZE", "2", "RANK", "1", "MASTER_ADDR", "127.0.0.1", "MASTER_PORT", port,
+                                        "TRUNNION_GROUP_SECONDS", "20", NULL});
+    pid_t child = fork();
+    if (child != 0) setenv("RANK", "0", 1);
+    const char *wrong = exchange_tensors(child == 0);
+    if (child == 0) {
+        if (wrong) fprintf(stderr, "rank 1: %s\n", wrong);
+        _exit(wrong != NULL);
+    }
+    int code = 0;
+    assert_int_equal(waitpid(child, &code, 0), child);
+    launched_with(NULL);
+    if (wrong) fail_msg("rank 0: %s", wrong);
+    assert_int_equal(code, 0);
 }
 
 static void a_group_of_one_copies(void **state) {
@@ -68,7 +126,7 @@ static void wrong_arguments_are_refused(void **state) {
     tn_group_options o = TN_GROUP_DEFAULTS;
     o.backend = "carrier pigeon";
     assert_int_equal(tn_group_open(&o, &g), TN_ERR_ARGUMENT);
-    assert_text_has(tn_error(), "unknown backend \"carrier pigeon\"; known are auto, mpi and self");
+    assert_text_has(tn_error(), "unknown backend \"carrier pigeon\"; known are auto, mpi, self and tcp");
     assert_null(g);
     assert_int_equal(tn_group_open(NULL, NULL), TN_ERR_ARGUMENT);
     assert_ok(tn_group_open(NULL, &g));
@@ -114,6 +172,7 @@ static void data_parallel_trains_in_a_group_of_one(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(two_processes_exchange_tensors_over_tcp),
         cmocka_unit_test(launchers_announce_rank_and_size),
         cmocka_unit_test(a_group_of_one_copies),
         cmocka_unit_test(wrong_arguments_are_refused),

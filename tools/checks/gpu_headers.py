@@ -24,7 +24,7 @@ SMALL = {"int", "unsigned", "unsigned int", "unsigned char", "CUdevice", "hipDev
          "cublasLtMatmulPreferenceAttributes_t", "rocblas_operation", "rocblas_int", "rocblas_datatype",
          "rocblas_gemm_algo", "rocblas_atomics_mode", "int32_t", "cudnnTensorFormat_t", "cudnnDataType_t",
          "cudnnConvolutionMode_t", "cudnnMathType_t", "cudnnConvolutionFwdAlgo_t", "cudnnConvolutionBwdDataAlgo_t",
-         "cudnnConvolutionBwdFilterAlgo_t"}
+         "cudnnConvolutionBwdFilterAlgo_t", "ncclDataType_t"}
 WIDE = {"size_t", "unsigned long", "unsigned long long", "cuuint64_t", "int64_t", "uint64_t", "rocblas_stride"}
 # Names behind which pointers are, or integers as wide.
 HANDLES = {"CUdeviceptr", "hipDeviceptr_t", "CUcontext", "CUstream", "hipStream_t", "CUevent", "hipEvent_t", "CUmodule",
@@ -32,7 +32,7 @@ HANDLES = {"CUdeviceptr", "hipDeviceptr_t", "CUcontext", "CUstream", "hipStream_
            "CUfunction", "hipFunction_t", "nvrtcProgram", "hiprtcProgram", "cudaStream_t", "cublasLtHandle_t",
            "cublasLtMatmulDesc_t", "cublasLtMatrixLayout_t", "cublasLtMatmulPreference_t",
            "rocblas_handle", "cudnnHandle_t", "cudnnTensorDescriptor_t", "cudnnFilterDescriptor_t",
-           "cudnnConvolutionDescriptor_t"}
+           "cudnnConvolutionDescriptor_t", "ncclComm_t", "ncclUniqueId", "tn_nccl_id"}
 
 # Our name of a number: the vendors'.
 NUMBERS = {
@@ -181,6 +181,11 @@ def compare_structs(vendor, title, file, report):
 PERFORMANCE = {"algorithm": "algo", "state": "status", "time": "time", "workspace": "memory", "same_bits": "determinism",
                "math": "mathType", "reserved": "reserved"}
 LIBRARIES = {
+    "src/vendor/nccl.c": {
+        "title": "NCCL", "variable": "CUDA_INCLUDE", "headers": ["nccl.h"],
+        "places": ["/usr/local/cuda*/include/", "/usr/include/", "/usr/local/include/"], "result": "ncclResult_t",
+        "structs": {},
+    },
     "src/vendor/cudnn.c": {
         "title": "cuDNN", "variable": "CUDNN_INCLUDE",
         "places": ["/usr/local/cuda*/include/", "/usr/include/", "/usr/include/x86_64-linux-gnu/"],

@@ -12,6 +12,7 @@ import pathlib
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -183,6 +184,89 @@ def check_refusals(suite, name, launcher):
                  f"{name}: a missing library is named")
 
 
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def start_ranks(words, count, variables):
+    """What torchrun and srun do: `count` processes with their variables; variables(rank) is a dictionary."""
+    return [subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             env=environment() | variables(rank)) for rank in range(count)]
+
+
+def check_tcp(suite):
+    """Launchers without MPI."""
+    example = suite.build / "example_distributed"
+    alone = suite.run([], [example]).stdout.split(",")[0]
+    port = free_port()
+    launchers = {
+        "torchrun": lambda r, n: {"RANK": str(r), "WORLD_SIZE": str(n), "LOCAL_RANK": str(r), "MASTER_ADDR": "127.0.0.1",
+                                  "MASTER_PORT": str(port - 1)},
+        "srun": lambda r, n: {"SLURM_PROCID": str(r), "SLURM_NTASKS": str(n), "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+                              "SLURM_JOB_ID": str(port)},
+    }
+    for name, variables in launchers.items():
+        for count in (2, 3):
+            ranks = start_ranks([example], count, lambda r: variables(r, count))
+            done = [p.communicate(timeout=LIMIT) for p in ranks]
+            suite.expect(alone and done[0][0].split(",")[0] == alone and f", {count} processes, tcp" in done[0][0],
+                         f"{name}: {count} processes: {done[0][0].strip()} {done[0][1][-200:]}")
+    # a stranger at the port, and a rank that is killed: the others end with a message
+    line = [suite.build / "trunnion", "train", "digits", "--steps", 100000, "--threads", 1]
+    ranks = start_ranks(line, 3, lambda r: launchers["torchrun"](r, 3))
+    for _ in range(20):
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).sendall(b"GET / HTTP/1.0\r\n\r\n")
+            break
+        except OSError:
+            time.sleep(0.05)
+    time.sleep(2)
+    ranks[1].kill()
+    ended = [p.communicate(timeout=LIMIT) for p in ranks]
+    suite.expect(ranks[0].returncode != 0 and ranks[2].returncode != 0 and "rank 1" in ended[0][1],
+                 f"tcp: a killed rank ends the others: {ended[0][1].strip()[-200:]}")
+    lonely = dict(environment(), RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()),
+                  TRUNNION_GROUP_SECONDS="0.3")
+    done = suite.run([], [example], env=lonely)
+    suite.expect(done.returncode != 0 and "cannot connect to rank 0" in done.stderr, "tcp: a missing rank 0 is named")
+    del lonely["MASTER_ADDR"]
+    done = suite.run([], [example], env=lonely)
+    suite.expect(done.returncode != 0 and "set MASTER_ADDR" in done.stderr, "tcp: a missing address is named")
+
+
+def check_nccl(suite):
+    """Gradients exchanged in device memory: the doubles of CUDA and ROCm in several processes."""
+    for backend, library, title in (("cuda", "NVRTC", "NCCL 2.27.3"), ("rocm", "HIPRTC", "RCCL 2.27.3")):
+        double = str(suite.build / "doubles" / f"{backend}.so")
+        port = free_port()
+
+        def variables(rank, count, backend=backend, library=library, double=double, port=port):
+            own = {f"TRUNNION_{backend.upper()}_LIB": double, f"TRUNNION_{library}_LIB": double,
+                   "TRUNNION_NCCL_LIB": double, "TMPDIR": str(suite.folder)}
+            return own if count == 1 else own | {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank),
+                                                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 1)}
+
+        results = {}
+        for count in (1, 2):
+            path = suite.folder / f"{backend}{count}.safetensors"
+            line = [suite.build / "trunnion", "train", "digits", "--steps", 4, "--parts", 2, "--device", backend, "--strict",
+                    "--threads", 1, "--json", "--save", path]
+            ranks = start_ranks(line, count, lambda r: variables(r, count))
+            done = [p.communicate(timeout=LIMIT) for p in ranks]
+            try:
+                results[count] = json.loads(done[0][0]) | {"file": path.read_bytes()}
+            except (ValueError, OSError):
+                print(done)
+        one, two = results.get(1, {}), results.get(2, {})
+        suite.expect(one and two and one["final_loss"] == two["final_loss"] and one["file"] == two["file"]
+                     and two["device_library"] == title,
+                     f"{backend}: two processes with {two.get('device_library')}: loss and checkpoint as on one")
+        if two:
+            print(f"ran on: {backend} (double), {title}")
+
+
 def check_mixed_up(suite):
     """The launcher of one library with the other: each process would be alone."""
     other = dict(environment(), TRUNNION_MPI_LIB="libmpi.so.40")
@@ -197,6 +281,8 @@ def main():
     randomness = random.Random(int(sys.argv[3]) if len(sys.argv) > 3 else 1)
     with tempfile.TemporaryDirectory() as folder:
         suite = Suite(build, pathlib.Path(folder))
+        check_tcp(suite)
+        check_nccl(suite)
         for name, words in LAUNCHERS.items():
             if not shutil.which(words[0]):
                 suite.skipped += 1
