@@ -88,6 +88,9 @@ static bool asks_for_json(const cli_command *c, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+#if defined(_WIN32)
+    tn_win_begin(&argc, &argv);
+#endif
     const char *name = argc > 1 ? argv[1] : NULL;
     cli_signals_begin();
     setenv("XDG_RUNTIME_DIR", "/nowhere", 0); /* without one, Mesa's Vulkan complains on standard error */

@@ -24,7 +24,9 @@
 #include <mach-o/dyld.h>
 #endif
 
+#if !defined(_WIN32)
 extern char **environ;
+#endif
 
 bool cli_own_path(char *out, size_t size) {
 #if defined(__APPLE__)

@@ -5,11 +5,16 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* WebAssembly (WASI) has no processes and no signals. */
+/* WebAssembly (WASI) has no processes and no signals; Windows starts programs, but cannot fork. */
 #if defined(__wasi__)
 #define CLI_HAS_PROCESSES 0
 #elif !defined(CLI_HAS_PROCESSES)
 #define CLI_HAS_PROCESSES 1
+#endif
+#if defined(_WIN32)
+#define CLI_HAS_FORK 0
+#else
+#define CLI_HAS_FORK CLI_HAS_PROCESSES
 #endif
 
 typedef struct cli_process {

@@ -91,8 +91,10 @@ void cli_signals_begin(void) {
     for (int i = 0; i < HANDLED; i++) /* nohup and background jobs ignore some: they stay ignored */
         if (sigaction(handled[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
             sigaction(handled[i], &action, NULL);
+#if CLI_HAS_FORK
     signal(SIGXFSZ, SIG_IGN); /* a file beyond the size limit is then an error of write */
     signal(SIGCHLD, SIG_DFL); /* if the caller ignored it, waitpid could not tell how a child ended */
+#endif
 }
 
 #else /* no signals come */

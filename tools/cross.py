@@ -21,7 +21,7 @@ import sys
 import tempfile
 
 import cross_libraries
-import smollm2
+from text import smollm2
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEPS = ROOT / ".deps" / "cross"
@@ -36,14 +36,16 @@ class Target:
     program: str = "trunnion"
     processors: tuple = ()  # of the emulator, on which the kernels' tests run; empty: its usual one
     without: tuple = ()  # libraries that cannot be built
+    tests: tuple = ()  # programs that run on it once
 
 
 ARM64 = ("cortex-a72", "cortex-a76", "max")  # NEON; with dot products; with i8mm as well
 TARGETS = [
     Target("aarch64-linux", "aarch64-linux-musl", ("qemu-aarch64-static", "qemu-aarch64"), processors=ARM64),
     Target("riscv64-linux", "riscv64-linux-musl", ("qemu-riscv64-static", "qemu-riscv64")),
-    Target("x86_64-musl", "x86_64-linux-musl", ("env",)),
+    Target("x86_64-musl", "x86_64-linux-musl", ("env",), tests=("test_posix",)),
     Target("wasm32-wasi", "wasm32-wasi", ("wasmtime",), "trunnion.wasm", without=("cmocka",)),
+    Target("x86_64-windows", "x86_64-windows-gnu", ("wine64", "/usr/lib/wine/wine64"), "trunnion.exe", tests=("test_posix",)),
     Target("aarch64-macos", "aarch64-macos"),
     Target("x86_64-macos", "x86_64-macos"),
 ]
@@ -58,7 +60,7 @@ def prepare():
     if not PYTHON.exists():
         run([sys.executable, "-m", "venv", DEPS / "venv"])
         run([PYTHON, "-m", "pip", "install", "-q", "ziglang", "wasmtime"])
-    place = run([PYTHON, "-c", "import ziglang, pathlib; print(pathlib.Path(ziglang.__file__).parent / 'zig')"],
+    place = run([PYTHON, "-c", "import ziglang, pathlib; print(pathlib.Path(ziglang.__file__).resolve().parent / 'zig')"],
                 capture_output=True, text=True).stdout.strip()
     folder = DEPS / "bin"
     folder.mkdir(exist_ok=True)
@@ -75,18 +77,26 @@ def build(target, wrappers):
     compiler = [wrappers / "zig-cc", "-target", target.triple]
     packages = cross_libraries.build(DEPS, target.name, compiler, wrappers / "zig-ar", target.without)
     environment = os.environ | {"PKG_CONFIG_LIBDIR": str(packages)}  # the host's libraries are not the target's
-    for wanted in ("all", *(KERNEL_TESTS if target.processors else ())):
+    for wanted in ("all", *(KERNEL_TESTS if target.processors else ()), *target.tests):
         run([ROOT / "tools" / "build.sh", folder, wanted, f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake' / 'zig.cmake'}",
              f"-DTN_ZIG_TARGET={target.triple}", f"-DTN_ZIG_WRAPPERS={wrappers}", "-DTRUNNION_SHARED=OFF", "-DTRUNNION_TEXT=ON"],
             env=environment, stdout=subprocess.DEVNULL, cwd=ROOT)
     return folder / target.program
 
 
+# No debugger in a window if the program crashes, no questions about browsers and .NET when Wine makes its folder.
+WITHOUT_WINDOWS = "WINEDLLOVERRIDES=winedbg.exe=d;mscoree,mshtml="
+
+
 def launcher(target):
     """The words before the program's own arguments, or None: it cannot run here."""
     if target.name.startswith("wasm"):
         return [PYTHON, ROOT / "tools" / "run_wasi.py"]
-    return next(([path] for path in map(shutil.which, target.emulator) if path), None)
+    found = next(([path] for path in map(shutil.which, target.emulator) if path), None)
+    if found and "windows" in target.name:
+        prefix = ROOT / f"build-{target.name}" / "wine"
+        return ["env", "LC_ALL=C.UTF-8", f"WINEPREFIX={prefix}", "WINEDEBUG=-all", WITHOUT_WINDOWS, *found]
+    return found
 
 
 # Programs that compare the kernels with their definition, bit by bit.
@@ -106,20 +116,36 @@ def test_kernels(target):
     return wrong
 
 
+def test_system(target):
+    """Runs the target's tests of its system's functions; the list of those that fail."""
+    wrong = []
+    for name in target.tests:
+        program = ROOT / f"build-{target.name}" / (name + ("" if target.program == "trunnion" else ".exe"))
+        test = subprocess.run([*map(str, launcher(target)), str(program)], capture_output=True, text=True, cwd=ROOT)
+        print(f"{target.name}: {name}: {'failed' if test.returncode else 'passed'}", flush=True)
+        if test.returncode:
+            wrong.append(f"{name}: exit status {test.returncode}: {test.stderr[-1000:]}")
+    return wrong
+
+
 TRAININGS = (("mlp", 40), ("cnn", 6))  # networks of `trunnion train digits`, and their steps
+NETWORK = ROOT / "tests" / "corpus" / "onnx" / "mlp.onnx"
 
 
 @functools.cache  # this machine's command is compared with every target's
 def results(*command):
-    """What a command certifies ("N passed, …"), and its checkpoint after each training."""
+    """What a command certifies ("N passed, …"), its checkpoint after each training, and a network's outputs."""
     certified = run([*command, "certify", "--device", "cpu"], capture_output=True, text=True).stdout.splitlines()[-1]
     checkpoints = []
     with tempfile.TemporaryDirectory() as folder:
         for model, steps in TRAININGS:
-            path = pathlib.Path(folder) / model
+            path = pathlib.Path(folder) / f"größe 模型 {model}"
             run([*command, "train", "digits", "--model", model, "--steps", str(steps), "--device", "cpu", "--save", path,
                  "--json"], stdout=subprocess.DEVNULL)
             checkpoints.append(path.read_bytes())
+        outputs = pathlib.Path(folder) / "выход"
+        run([*command, "run", NETWORK, "--random", "-o", outputs, "--device", "cpu"], stdout=subprocess.DEVNULL)
+        checkpoints += [path.read_bytes() for path in sorted(outputs.iterdir())]
     return certified.split(": ")[-1], checkpoints
 
 
@@ -137,14 +163,17 @@ def check(target, program, native):
     wrong = []
     if here != there or " 0 failed" not in there:
         wrong.append(f"certify: {there}; on this machine {here}")
-    for (model, steps), ours, theirs in zip(TRAININGS, here_bits, there_bits):
+    if len(here_bits) != len(there_bits):
+        wrong.append(f"run {NETWORK.name}: {len(there_bits)} files, on this machine {len(here_bits)}")
+    names = [f"digits ({model}, {steps} steps)" for model, steps in TRAININGS] + len(here_bits) * [f"run {NETWORK.name}"]
+    for name, ours, theirs in zip(names, here_bits, there_bits):
         if ours != theirs:
-            wrong.append(f"digits ({model}, {steps} steps): the checkpoint differs from this machine's")
+            wrong.append(f"{name}: the bits differ from this machine's")
     if smollm2.is_there():
         ours, theirs = tokens(native), tokens(*launcher(target), program)
         if ours != theirs:
             wrong.append(f"generate: {theirs!r}; on this machine {ours!r}")
-    print(f"{target.name}: certify {there}; digits: {'the same' if here_bits == there_bits else 'other'} bits", flush=True)
+    print(f"{target.name}: certify {there}; digits and a network: {'the same' if here_bits == there_bits else 'other'} bits", flush=True)
     return wrong
 
 
@@ -165,7 +194,7 @@ def main():
     wrappers = prepare()
     if o.check:
         run([sys.executable, ROOT / "tools" / "digits.py"], stdout=subprocess.DEVNULL)
-        run([sys.executable, ROOT / "tools" / "smollm2.py", "--or-skip"], stdout=subprocess.DEVNULL)
+        run([sys.executable, ROOT / "tools" / "text" / "smollm2.py", "--or-skip"], stdout=subprocess.DEVNULL)
     passed, failed, skipped = 0, 0, 0
     for target in [by_name[name] for name in o.targets] or TARGETS:
         try:
@@ -184,7 +213,7 @@ def main():
             skipped += 1
             continue
         try:
-            wrong = check(target, program, pathlib.Path(o.check) / "trunnion") + test_kernels(target)
+            wrong = check(target, program, pathlib.Path(o.check) / "trunnion") + test_kernels(target) + test_system(target)
         except subprocess.CalledProcessError as e:
             wrong = [f"exit status {e.returncode}: {' '.join(map(str, e.cmd))[:300]}: {(e.stderr or '')[:500]}"]
         for line in wrong:

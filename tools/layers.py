@@ -11,7 +11,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ORDER = ["base", "kir", "cpu", "gpu", "vendor", "hal", "drivers", "tensor", "ops", "plan", "autograd", "check",
+ORDER = ["windows", "base", "kir", "cpu", "gpu", "vendor", "hal", "drivers", "tensor", "ops", "plan", "autograd", "check",
          "functions", "nn", "formats", "onnx", "engines", "text"]
 # Generated files are in src/gen, each on the layer that it is generated for.
 GENERATED = {"render_prelude.h": "kir", "legal_table.h": "kir", "op_ids.h": "tensor", "ops_build.h": "ops", "ops_table.c": "ops",
@@ -21,7 +21,8 @@ PUBLIC_ONLY = {"functions", "nn", "text"}
 # At most so many lines in each folder (gen/ is not counted). A folder that grows beyond it needs a reason in the commit
 # that raises its budget, or something that leaves.
 BUDGET = {
-    "base": 3700,
+    "windows": 1450,
+    "base": 3750,
     "kir": 17000,
     "cpu": 14050,
     "gpu": 2800,

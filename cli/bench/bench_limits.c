@@ -162,11 +162,12 @@ static void choose_readers(probe *readers[2]) {
 #endif
 }
 
-/* Memory that is written once, in large pages where the system has some. */
-static void *memory_to_read(size_t bytes) {
+/* Memory that is written once, in large pages where the system has some; it lies inside *block, which is freed. */
+static void *memory_to_read(size_t bytes, void **block) {
     enum { LARGE_PAGE = 2 << 20 };
-    void *memory = NULL;
-    if (posix_memalign(&memory, LARGE_PAGE, bytes) != 0) return NULL;
+    *block = malloc(bytes + LARGE_PAGE);
+    if (!*block) return NULL;
+    char *memory = (char *)*block + (LARGE_PAGE - (uintptr_t)*block % LARGE_PAGE);
 #if defined(MADV_HUGEPAGE) && CLI_HAS_PROCESSES
     (void)madvise(memory, bytes, MADV_HUGEPAGE);
 #endif
@@ -177,13 +178,13 @@ static void *memory_to_read(size_t bytes) {
 
 typedef struct crew {
     probe *probe;
-    pthread_mutex_t gate; /* held until all threads are there */
-    int threads;                 /* that meet: */
+    pthread_mutex_t gate;         /* held until all threads are there */
+    int threads;                  /* that meet: */
     _Atomic int arrived, meeting; /* how many are there; how often all have been */
-    double work, best, all; /* of one thread; seconds of the fastest round and of all, kept by the first thread */
-    int rounds, probes;     /* rounds of so many probes: to wait for each other takes some microseconds, too */
-    bool reads;             /* each thread has memory of its own */
-    bool incomplete;        /* a thread could not be started: all go home */
+    double work, best, all;       /* of one thread; seconds of the fastest round and of all, kept by the first thread */
+    int rounds, probes;           /* rounds of so many probes: to wait for each other takes some microseconds, too */
+    bool reads;                   /* each thread has memory of its own */
+    bool incomplete;              /* a thread could not be started: all go home */
     _Atomic bool failed;
 } crew;
 
@@ -229,7 +230,7 @@ static void *work_along(void *arg) {
     pthread_mutex_unlock(&c->gate);
     if (incomplete) return NULL;
     tie(m->index);
-    void *memory = c->reads ? memory_to_read(read_bytes) : NULL;
+    void *block = NULL, *memory = c->reads ? memory_to_read(read_bytes, &block) : NULL;
     if (c->reads && !memory) c->failed = true;
     read_from = memory;
     for (int i = 0; i < c->rounds; i++) {
@@ -244,7 +245,7 @@ static void *work_along(void *arg) {
         c->all += seconds;
         if (seconds < c->best) c->best = seconds;
     }
-    free(memory);
+    free(block);
     return NULL;
 }
 

@@ -13,7 +13,7 @@
 #include "cli/run/onnx_case.h"
 #include "trunnion/onnx.h"
 
-#if CLI_HAS_PROCESSES
+#if CLI_HAS_FORK
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -142,7 +142,7 @@ static void note_onnx_test(tests *t, size_t i, int result, const char *why) {
     fflush(stdout);
 }
 
-#if CLI_HAS_PROCESSES
+#if CLI_HAS_FORK
 
 /* ---- the process that runs them ---------------------------------------------------------------------------------- */
 
@@ -316,12 +316,9 @@ static void free_cases(tests *t) {
 
 static int run_onnx_test(int argc, char **argv) {
     static const struct option own[] = {
-        {"atol", required_argument, NULL, OPT_ATOL},
-        {"rtol", required_argument, NULL, OPT_RTOL},
-        {"filter", required_argument, NULL, OPT_FILTER},
-        {"seconds", required_argument, NULL, OPT_SECONDS},
-        {"recorded", no_argument, NULL, OPT_RECORDED},
-        {0},
+        {"atol", required_argument, NULL, OPT_ATOL},     {"rtol", required_argument, NULL, OPT_RTOL},
+        {"filter", required_argument, NULL, OPT_FILTER}, {"seconds", required_argument, NULL, OPT_SECONDS},
+        {"recorded", no_argument, NULL, OPT_RECORDED},   {0},
     };
     tests t = {.tolerance = {-1, -1}, .seconds = 60};
     tn_onnx_set_image_decoder(image_decode_for_onnx);

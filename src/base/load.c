@@ -7,6 +7,7 @@
  *   site-packages/torch/lib/…     a path below any folder of Python packages (virtual environment, user's, system's)
  * Known folders are those of LD_LIBRARY_PATH, of the linker's configuration, and the usual ones. */
 #include "base/base.h"
+#include "base/os.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -73,7 +74,7 @@ void tn_reason_set(tn_reason *r, tn_reason_code code, const char *fix, const cha
 typedef tn_str folder_list;
 
 static void add_folder(folder_list *list, const char *folder, size_t n) {
-    if (n == 0 || folder[0] != '/') return; /* never load relative to the working directory */
+    if (n == 0 || !tn_is_absolute(folder)) return; /* never load relative to the working directory */
     tn_str_addn(list, folder, n);
     tn_str_addn(list, "\n", 1);
 }
@@ -90,7 +91,7 @@ static bool next_folder(const char **cursor, char *out, size_t size) {
 
 static void add_search_path(folder_list *list, const char *path) {
     while (path != NULL && *path != '\0') {
-        size_t n = strcspn(path, ":;");
+        size_t n = strcspn(path, TN_PATH_LIST);
         add_folder(list, path, n);
         path += n + (path[n] != '\0');
     }
@@ -157,7 +158,7 @@ static folder_list library_folders(void) {
 static void add_packages_below(folder_list *list, const char *prefix, const char *kind) {
     if (prefix == NULL) return;
     char pattern[PATH_MAX];
-    snprintf(pattern, sizeof pattern, "%s/lib/python3*/%s", prefix, kind);
+    snprintf(pattern, sizeof pattern, TN_ON_WINDOWS ? "%s/Lib/%s" : "%s/lib/python3*/%s", prefix, kind);
     add_matching_folders(list, pattern);
 }
 
@@ -291,11 +292,14 @@ static bool visit_override(const walk *w, const tn_library_spec *spec, const cha
 
 static const char *override_of(const tn_library_spec *spec) { return spec->env != NULL ? tn_env(spec->env) : NULL; }
 
+/* The tables have the names of all systems; those of Windows end in ".dll". */
+static bool is_for_this_system(const char *name) { return (strstr(name, ".dll") != NULL) == (bool)TN_ON_WINDOWS; }
+
 static bool visit_candidates(const walk *w, const tn_library_spec *spec) {
     const char *value = override_of(spec);
     if (value != NULL) return visit_override(w, spec, value);
     for (size_t i = 0; spec->names[i] != NULL; i++) {
-        if (visit_name(w, spec->names[i])) return true;
+        if (is_for_this_system(spec->names[i]) && visit_name(w, spec->names[i])) return true;
     }
     return false;
 }
@@ -410,10 +414,15 @@ static void explain_absence(const tn_library_spec *spec, tn_reason *why) {
     char names[TN_REASON_BYTES] = "";
     size_t used = 0;
     for (size_t i = 0; spec->names[i] != NULL && used < sizeof names; i++) {
-        int n = snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "", spec->names[i]);
+        if (!is_for_this_system(spec->names[i])) continue;
+        int n = snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "", spec->names[i]);
         used += n > 0 ? (size_t)n : 0;
     }
-    tn_reason_set(why, TN_REASON_LIBRARY_NOT_FOUND, spec->fix, "%s: not found: %s", spec->title, names);
+    if (used == 0)
+        tn_reason_set(why, TN_REASON_LIBRARY_NOT_FOUND, spec->fix, "%s: its file's name on this system is not known",
+                      spec->title);
+    else
+        tn_reason_set(why, TN_REASON_LIBRARY_NOT_FOUND, spec->fix, "%s: not found: %s", spec->title, names);
 }
 
 void *tn_library_open(const tn_library_spec *spec, tn_reason *why) {

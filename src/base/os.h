@@ -1,7 +1,8 @@
 /* os.h — what operating systems spell differently or lack: signal masks, user ids, file locks, times of files.
  *
  * The sources are written for POSIX. WebAssembly (WASI) has one user, no signals, no processes and no locks of files;
- * there each function below does what is right for a program that is alone. */
+ * there each function below does what is right for a program that is alone. Windows gets the POSIX functions that it
+ * lacks from src/windows, except fork, masks of signals and owners of files. */
 #ifndef TN_OS_H
 #define TN_OS_H
 
@@ -13,8 +14,8 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-#if defined(__wasi__)
-#define TN_HAS_PROCESSES 0 /* fork, pipes between processes, and memory that becomes code */
+#if defined(__wasi__) || defined(_WIN32)
+#define TN_HAS_PROCESSES 0       /* fork, and what belongs to it */
 #elif !defined(TN_HAS_PROCESSES) /* a test compiles the ways without processes on a system that has them */
 #define TN_HAS_PROCESSES 1
 #endif
@@ -58,9 +59,24 @@ static inline void tn_signals_restore(const tn_signals *s) {
 #endif
 }
 
+#if defined(_WIN32)
+#define TN_SEPARATORS "/\\" /* of a path's components */
+#define TN_PATH_LIST ";"
+enum { TN_ON_WINDOWS = 1 };
+#else
+#define TN_SEPARATORS "/"
+#define TN_PATH_LIST ":;"
+enum { TN_ON_WINDOWS = 0 };
+#endif
+
+/* Whether a path does not depend on the working directory. */
+static inline bool tn_is_absolute(const char *path) {
+    return path[0] == '/' || (TN_ON_WINDOWS && path[0] != '\0' && (path[0] == '\\' || path[1] == ':'));
+}
+
 /* Takes the lock of an open file, which ends with the process; false with errno EWOULDBLOCK: another process has it. */
 static inline bool tn_lock_file(int fd) {
-#if TN_HAS_PROCESSES
+#if TN_HAS_PROCESSES || defined(_WIN32)
     return flock(fd, LOCK_EX | LOCK_NB) == 0;
 #else
     return fd >= 0;

@@ -183,7 +183,7 @@ static int count_cores(void) {
     int count = sched_getaffinity(0, sizeof sets, sets) == 0 ? CPU_COUNT_S(sizeof sets, sets) : 0;
     if (count > 0) return count;
 #endif
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    int64_t online = sysconf(_SC_NPROCESSORS_ONLN);
     return online > 0 ? (int)online : 1;
 }
 

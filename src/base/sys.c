@@ -530,10 +530,11 @@ tn_status tn_make_dirs(const char *path, unsigned mode) {
     char *copy = tn_mem_strdup(path);
     if (copy == NULL) return TN_ERR_MEMORY;
     tn_status status = TN_OK;
-    for (char *p = strchr(copy + 1, '/'); p != NULL && status == TN_OK; p = strchr(p + 1, '/')) {
+    for (char *p = strpbrk(copy + 1, TN_SEPARATORS); p != NULL && status == TN_OK; p = strpbrk(p + 1, TN_SEPARATORS)) {
+        char separator = *p;
         *p = '\0';
         status = make_dir(copy, mode);
-        *p = '/';
+        *p = separator;
     }
     if (status == TN_OK) status = make_dir(copy, mode);
     tn_mem_free(copy);
@@ -545,7 +546,7 @@ static int cache_dir_name(char *out, size_t size) {
     const char *own = tn_env("TRUNNION_CACHE");
     if (own != NULL) return snprintf(out, size, "%s", own);
     const char *xdg = tn_env("XDG_CACHE_HOME");
-    if (xdg != NULL && xdg[0] == '/') return snprintf(out, size, "%s/trunnion", xdg);
+    if (xdg != NULL && tn_is_absolute(xdg)) return snprintf(out, size, "%s/trunnion", xdg);
     const char *home = tn_env("HOME");
     if (home != NULL) return snprintf(out, size, "%s/.cache/trunnion", home);
     return -1;

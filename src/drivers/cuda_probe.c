@@ -148,7 +148,8 @@ static const tn_symbol nvrtc_symbols[] = {COMPILER_CALLS(X) NVRTC_CALLS(X) NVRTC
 #undef VENDOR_CALLS
 #undef CUDA_OR_HIP
 
-static const char *const cuda_names[] = {"libcuda.so.1", "libcuda.so", "/usr/lib/wsl/lib/libcuda.so.1", NULL};
+static const char *const cuda_names[] = {"libcuda.so.1", "libcuda.so", "/usr/lib/wsl/lib/libcuda.so.1", "nvcuda.dll",
+                                         NULL};
 /* Two names for each version of CUDA, from NVRTC_LATEST down: the plain library, and that of Python's packages. */
 static const char *const nvrtc_names[] = {
     "libnvrtc.so.13",
@@ -159,6 +160,10 @@ static const char *const nvrtc_names[] = {
     "site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.11.2",
     "libnvrtc.so",
     "/usr/local/cuda*/lib64/libnvrtc.so",
+    "nvrtc64_130_0.dll",
+    "nvrtc64_120_0.dll",
+    "C:/Program Files/NVIDIA GPU Computing Toolkit/CUDA/v*/bin/nvrtc64_1*_0.dll",
+    "site-packages/nvidia/cuda_nvrtc/bin/nvrtc64_1*_0.dll",
     NULL,
 };
 static const char INSTALL_NVIDIA[] = "install NVIDIA's driver (the toolkit is not needed)";
@@ -190,7 +195,7 @@ static const meaning cuda_meanings[] = {
 /* Free memory without a context on the device: NVML knows it. */
 static int64_t nvml_free_memory(const char *pci) {
     static int (*init)(void), (*by_pci)(const char *, void **), (*memory)(void *, unsigned long long[3]);
-    static const char *const names[] = {"libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1", NULL};
+    static const char *const names[] = {"libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1", "nvml.dll", NULL};
     static const tn_symbol symbols[] = {
         {"nvmlInit_v2", (void **)&init, false},
         {"nvmlDeviceGetHandleByPciBusId_v2", (void **)&by_pci, false},
@@ -274,7 +279,13 @@ static const tn_symbol hiprtc_symbols[] = {COMPILER_CALLS(X)};
 #undef VENDOR_CALLS
 #undef CUDA_OR_HIP
 
-static const char *const rocm_names[] = {"libamdhip64.so", "libamdhip64.so.*", "/opt/rocm*/lib/libamdhip64.so", NULL};
+static const char *const rocm_names[] = {"libamdhip64.so",
+                                         "libamdhip64.so.*",
+                                         "/opt/rocm*/lib/libamdhip64.so",
+                                         "amdhip64_7.dll",
+                                         "amdhip64_6.dll",
+                                         "amdhip64.dll",
+                                         NULL};
 /* Up to ROCm 5.2 the run time is the compiler too. */
 static const char *const hiprtc_names[] = {
     "libhiprtc.so",
@@ -283,6 +294,8 @@ static const char *const hiprtc_names[] = {
     "libamdhip64.so",
     "libamdhip64.so.*",
     "/opt/rocm*/lib/libamdhip64.so",
+    "C:/Program Files/AMD/ROCm/*/bin/hiprtc0*.dll",
+    "amdhip64.dll",
     NULL,
 };
 

@@ -29,10 +29,7 @@ static struct {
 } cl;
 
 static const char *const names[] = {
-    "libOpenCL.so.1",
-    "libOpenCL.so",
-    "/System/Library/Frameworks/OpenCL.framework/OpenCL",
-    NULL,
+    "libOpenCL.so.1", "libOpenCL.so", "/System/Library/Frameworks/OpenCL.framework/OpenCL", "OpenCL.dll", NULL,
 };
 static const tn_symbol symbols[] = {
 #define X(name, result, parameters) {"cl" #name, (void **)&cl.name, false},

@@ -8,13 +8,15 @@
 #include "base/base.h"
 #include "trunnion/backend.h"
 
-/* A probe that loads a vendor's code runs in a child process; but Apple's frameworks do not work in a forked child. */
-#ifdef __APPLE__
-enum { TN_PROBE_ON_APPLE = 1 };
+/* A probe that loads a vendor's code runs in a child process. Apple's frameworks do not work in a forked child, and
+ * Windows cannot fork: there it runs in this process. */
+#if defined(__APPLE__)
+enum { TN_PROBE_ON_APPLE = 1, TN_PROBE_ISOLATE = 0 };
+#elif defined(_WIN32)
+enum { TN_PROBE_ON_APPLE = 0, TN_PROBE_ISOLATE = 0 };
 #else
-enum { TN_PROBE_ON_APPLE = 0 };
+enum { TN_PROBE_ON_APPLE = 0, TN_PROBE_ISOLATE = 1 };
 #endif
-enum { TN_PROBE_ISOLATE = !TN_PROBE_ON_APPLE };
 
 typedef void tn_watch_add(void *ctx, const char *what);
 

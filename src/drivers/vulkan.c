@@ -638,7 +638,8 @@ enum { MOST = 16, MOST_LISTED = 512 };
 
 tn_vk_calls tn_vk;
 
-static const char *const names[] = {"libvulkan.so.1", "libvulkan.so", "libvulkan.1.dylib", "libMoltenVK.dylib", NULL};
+static const char *const names[] = {"libvulkan.so.1",    "libvulkan.so", "libvulkan.1.dylib",
+                                    "libMoltenVK.dylib", "vulkan-1.dll", NULL};
 static const tn_symbol symbols[] = {{"vkGetInstanceProcAddr", (void **)&tn_vk.GetInstanceProcAddr, false}};
 static const tn_library_spec library = {
     "Vulkan loader",

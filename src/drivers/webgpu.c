@@ -936,7 +936,8 @@ enum {
 
 wg_calls tn_wg_gpu;
 
-static const char *const names[] = {"libwgpu_native.*", "site-packages/wgpu/resources/libwgpu_native*", NULL};
+static const char *const names[] = {"libwgpu_native.*", "site-packages/wgpu/resources/libwgpu_native*",
+                                    "wgpu_native.dll", "site-packages/wgpu/resources/wgpu_native*.dll", NULL};
 static const tn_symbol symbols[] = {
 /* all optional: an old version is told by its number, whatever it lacks */
 #define X(name, result, parameters) {"wgpu" #name, (void **)&tn_wg_gpu.name, true},

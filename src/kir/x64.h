@@ -243,7 +243,12 @@ typedef struct x64_args {
     const kir_value *scalars;
     int64_t at[X64_MOST_ACCESS], row_step[X64_MOST_ACCESS], step[X64_MOST_ACCESS];
 } x64_args;
+/* The code takes its argument in rdi, as on Linux, and may change every vector register. */
+#if defined(__x86_64__)
+typedef void __attribute__((sysv_abi)) x64_fn(x64_args *args);
+#else
 typedef void x64_fn(x64_args *args);
+#endif
 
 typedef enum x64_class { X64_SAME, X64_NEXT, X64_FAR } x64_class; /* a step along the row: none, one element, any */
 

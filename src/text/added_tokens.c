@@ -12,7 +12,7 @@
 /* ---- making the trees -------------------------------------------------------------------------------------------- */
 
 /* What the normalizers make of a token is what is looked for, and what it decodes to. */
-static tn_status rename(tn_tokenizer *t, int32_t id, const char *text, size_t size) {
+static tn_status rename_token(tn_tokenizer *t, int32_t id, const char *text, size_t size) {
     tn_hf *hf = t->hf;
     if (hf->names.size + size > INT32_MAX - 1) return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: tokens are too long");
     if (!hf->renamed) {
@@ -35,7 +35,7 @@ static tn_status fill_one(tn_hf_work *w, tn_tokenizer *t, int32_t index) {
     TRY(tn_txt_matcher_set(&w->matcher, size));
     TRY(tn_hf_normalize(w, &text, &length, &first));
     bool same = length == size && !memcmp(text, spelling, size);
-    if (!same && !memchr(text, 0, length)) TRY(rename(t, a->id, text, length));
+    if (!same && !memchr(text, 0, length)) TRY(rename_token(t, a->id, text, length));
     return tn_txt_special_add(&t->hf->normal, text, length, index);
 }
 

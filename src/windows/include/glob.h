@@ -1,0 +1,1 @@
+/* glob.h — empty: posix.h, which every file includes, has what it declares elsewhere. */

@@ -1,0 +1,1 @@
+/* netdb.h — empty: posix.h, which every file includes, has what it declares elsewhere. */

@@ -1,0 +1,1 @@
+/* in.h — empty: posix.h, which every file includes, has what it declares elsewhere. */

@@ -1,0 +1,1 @@
+/* resource.h — empty: posix.h, which every file includes, has what it declares elsewhere. */
