@@ -13,10 +13,12 @@
 #include "cli/text/answer.h"
 #include "cli/text/conversation.h"
 #include "cli/text/drafting.h"
+#include "cli/text/generate_seq2seq.h"
 #include "cli/text/language.h"
 #include "cli/text/sampling.h"
 #include "trunnion/backend.h"
 #include "trunnion/llm.h"
+#include "trunnion/seq2seq.h"
 #include "trunnion/survive.h"
 #include "trunnion/text.h"
 
@@ -45,7 +47,7 @@ const cli_command cli_generate = {
     .summary = "continue a text with a language model, or answer a chat message",
     .usage = "generate -m MODEL -p TEXT [-n N] [options]",
     .help = "  -m, --model MODEL     a GGUF file, or a Hugging Face model folder\n"
-            "  -p, --prompt TEXT     the prompt; - reads standard input\n"
+            "  -p, --prompt TEXT     the prompt (T5: what its encoder reads); - reads standard input\n"
             "  -f, --file FILE       the prompt from a file, without one newline at its end; - is standard input\n"
             "      --messages FILE   a conversation to answer: JSON, [{\"role\", \"content\"}, …]\n"
             "  -n, --predict N       generate at most N tokens (default 128); -1: until the text ends or\n"
@@ -544,6 +546,25 @@ static const char *conflict_in(const request *r) {
     return cli_draft_conflict(&r->draft);
 }
 
+/* Encoder-decoder models have no conversations, and options that need the sequence of a decoder. */
+static int answer_by_encoder(const request *r) {
+    const struct {
+        bool given;
+        const char *name;
+    } others[] = {
+        {r->chat, "chat"},        {r->messages, "messages"},      {r->system, "system"},
+        {r->stop_count, "stop"},  {r->grammar, "grammar"},        {r->schema, "json-schema"},
+        {r->lora, "lora"},        {r->logprobs >= 0, "logprobs"}, {r->prompt_cache, "prompt-cache"},
+        {r->draft.path, "draft"},
+    };
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (others[i].given)
+            return cli_fail(TN_ERR_UNSUPPORTED, "'%s': --%s is not supported for encoder-decoder models; remove it",
+                            r->model, others[i].name);
+    const seq2seq_wishes w = {&r->common, &r->sampling, r->model, r->prompt, r->file, r->ids, r->tokens, r->context};
+    return seq2seq_generate(&w);
+}
+
 static int run_generate(int argc, char **argv) {
     request r = {.tokens = NOT_GIVEN, .logprobs = -1};
     struct option all[CLI_OPTIONS_MOST];
@@ -565,5 +586,5 @@ static int run_generate(int argc, char **argv) {
     r.limited = r.tokens == NOT_GIVEN;
     if (r.limited) r.tokens = DEFAULT_TOKENS;
     cli_sampling_seed(&r.sampling, &r.common);
-    return work_on(&r);
+    return tn_seq2seq_knows(r.model) ? answer_by_encoder(&r) : work_on(&r);
 }

@@ -20,6 +20,7 @@
 #include "trunnion/onnx.h"
 #include "trunnion/ops.h"
 #include "trunnion/optim.h"
+#include "trunnion/seq2seq.h"
 #include "trunnion/speech.h"
 #include "trunnion/survive.h"
 #include "trunnion/text.h"
@@ -241,6 +242,11 @@ static tn_status try_embedder(const void *o) {
     return tn_embedder_open("no such folder", o, &e);
 }
 
+static tn_status try_seq2seq(const void *o) {
+    tn_seq2seq *m;
+    return tn_seq2seq_open("no such folder", o, &m);
+}
+
 static tn_status try_speech(const void *o) {
     tn_speech *s;
     return tn_speech_open("no such folder", o, &s);
@@ -395,6 +401,7 @@ static tn_status try_engine(const void *o) {
     X(BATCHES, tn_batches, try_batches)                                 \
     X(LOADER, tn_loader_options, try_loader)                            \
     X(EMBEDDER, tn_embedder_options, try_embedder)                      \
+    X(SEQ2SEQ, tn_seq2seq_options, try_seq2seq)                         \
     X(SPEECH, tn_speech_options, try_speech)                            \
     X(TRANSCRIBE, tn_transcribe_options, try_transcribe)                \
     X(VOCABULARY, tn_vocabulary, try_vocabulary)                        \

@@ -7,6 +7,7 @@ llama.cpp, where TRUNNION_PEERS has it; and a folder again, in which transformer
 Python with torch and transformers; without them all is skipped. With names, these rows alone.
 """
 
+import ctypes
 import json
 import os
 import pathlib
@@ -193,6 +194,16 @@ ENCODERS = [  # name, stem, configuration, pooling, vectors of length 1
     ("qwen3-embedding", "Qwen3", COMMON | {"head_dim": 16}, "last", True),
     ("embedding-gemma", "Gemma3", GEMMA3 | {"use_bidirectional_attention": True}, "mean", True),
 ]
+T5 = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 12, "d_ff": 48, "num_layers": 3, "num_decoder_layers": 2,
+      "num_heads": 3, "decoder_start_token_id": 0}
+ENCODER_DECODERS = [  # name, stem, configuration
+    ("t5", "T5", {}),
+    ("t5-v1.1", "T5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    ("t5-silu", "T5", {"feed_forward_proj": "gated-silu", "relative_attention_num_buckets": 16,
+                       "relative_attention_max_distance": 40}),
+    ("mt5", "MT5", {"feed_forward_proj": "gated-gelu"}),
+    ("umt5", "UMT5", {"feed_forward_proj": "gated-gelu"}),
+]
 READERS = ("modernbert", "modernbert-mean", "eurobert", "qwen3-embedding", "embedding-gemma")  # no ONNX models
 TEXTS = ["How is the weather?", "Is it raining?", "", "a", "Ünïcödé — naïve café, 東京 🙂", "word " * 400,
          "def f(x):\n    return x ** 2", "The quick brown fox jumps over the lazy dog. " * 5]
@@ -330,6 +341,48 @@ class Suite:
         self.expect(error <= GGUF_BOUND, f"{name}: the folder of the GGUF file differs by {error:.2g}")
         return f"{told}, a folder again {error:.1e}"
 
+    def encoder_decoder(self, name, stem, config):
+        torch, numpy, folder = self.torch, self.numpy, self.folder / name
+        model = self.make(name, stem, "ForConditionalGeneration", T5 | config)
+        with torch.no_grad():
+            for key, p in model.named_parameters():  # scores are not scaled: they must not grow too large
+                p.mul_(3 if "bias" in key else 0.5 if p.dim() > 1 else 1)
+        model.save_pretrained(folder)
+        worst = same = 0
+        for length in (70, 5, 150):
+            ids = torch.randint(2, VOCABULARY, (1, length))
+            words = " ".join(map(str, ids[0].tolist()))
+            answer = torch.cat([torch.zeros(1, 1, dtype=torch.long), torch.randint(2, VOCABULARY, (1, TOKENS))], 1)
+            with torch.no_grad():
+                wanted = model(input_ids=ids, decoder_input_ids=answer).logits[0].numpy()
+                greedy = model.generate(ids, max_new_tokens=GREEDY, do_sample=False)[0, 1:].tolist()
+            got = self.answer_logits(folder, ids[0].tolist(), answer[0].tolist())
+            worst = max(worst, numpy.abs(got - wanted).max() / numpy.abs(wanted).max())
+            got = self.command("generate", "-m", folder, "--ids", words, "-n", GREEDY, "--greedy", "--json")["ids"]
+            greedy = greedy[:greedy.index(1)] if 1 in greedy else greedy
+            self.expect(got == greedy, f"{name}: greedy tokens {got}, by transformers {greedy}")
+            same += got == greedy
+        self.expect(worst <= LOGITS_BOUND, f"{name}: logits differ by {worst:.2g} of the largest")
+        print(f"{name}: logits {worst:.1e}, greedy tokens of {same} texts", flush=True)
+
+    def answer_logits(self, folder, text, answer):
+        """By the library, of each token of the answer."""
+        library, numpy = ctypes.CDLL(str(self.program.resolve().parent / "libtrunnion-text.so")), self.numpy
+        library.tn_error.restype = ctypes.c_char_p
+        model, at, rows = ctypes.c_void_p(), ctypes.POINTER(ctypes.c_float)(), []
+
+        def call(function, *arguments):
+            if function(*arguments):
+                raise RuntimeError(library.tn_error().decode())
+
+        call(library.tn_seq2seq_open, str(folder).encode(), None, ctypes.byref(model))
+        call(library.tn_seq2seq_encode, model, (ctypes.c_int32 * len(text))(*text), ctypes.c_int64(len(text)))
+        for i in answer:
+            call(library.tn_seq2seq_step, model, ctypes.c_int32(i), ctypes.byref(at))
+            rows.append(numpy.ctypeslib.as_array(at, (VOCABULARY,)).copy())
+        library.tn_seq2seq_close(model)
+        return numpy.stack(rows)
+
     def encoder(self, name, stem, config, pooling, unit):
         torch, numpy, folder = self.torch, self.numpy, self.folder / name
         model = self.make(name, stem, "Model", config)
@@ -428,7 +481,7 @@ def main():
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory(prefix="trunnion-folders-") as folder:
         suite = Suite(pathlib.Path(sys.argv[1]), torch, transformers, numpy, pathlib.Path(folder))
-        for one, rows in ((suite.decoder, DECODERS), (suite.encoder, ENCODERS)):
+        for one, rows in ((suite.decoder, DECODERS), (suite.encoder, ENCODERS), (suite.encoder_decoder, ENCODER_DECODERS)):
             for row in rows:
                 if sys.argv[2:] and row[0] not in sys.argv[2:]:
                     continue

@@ -1,0 +1,147 @@
+/* generate_seq2seq.c — `trunnion generate` with an encoder-decoder model (T5): the prompt goes to the encoder, the
+ * answer comes from the decoder. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/text/generate_seq2seq.h"
+
+#include "cli/text/language.h"
+#include "trunnion/backend.h"
+#include "trunnion/seq2seq.h"
+
+enum { MOST_ANSWER = 512 /* tokens, if -n says nothing */ };
+
+typedef struct work {
+    const seq2seq_wishes *asked;
+    tn_device *device;
+    tn_selection selection;
+    tn_seq2seq *model;
+    tn_tokenizer *tokenizer; /* NULL: ids are printed */
+    tn_sampler *sampler;
+    tn_ids prompt, ids;
+    tn_bytes text;
+    tn_text_stream stream;
+    bool ended;
+    double prompt_seconds, token_seconds;
+} work;
+
+static tn_status make_prompt(work *w) {
+    const seq2seq_wishes *a = w->asked;
+    tn_bytes given = {0};
+    tn_status status = a->file ? cli_read_file(a->file, &given) : cli_take_text(a->ids ? a->ids : a->prompt, &given);
+    if (status == TN_OK && a->file && given.size > 0 && given.data[given.size - 1] == '\n')
+        given.data[--given.size] = 0;
+    if (status == TN_OK)
+        status = a->ids ? cli_read_ids(given.data, &w->prompt)
+                        : tn_tokenizer_encode(w->tokenizer, given.data, given.size, TN_ENCODE_ENDS, &w->prompt);
+    bool empty = given.size == 0;
+    tn_bytes_free(&given);
+    if (status == TN_OK && (empty || w->prompt.count == 0))
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "the prompt is empty");
+    return status;
+}
+
+static tn_status load(work *w) {
+    const seq2seq_wishes *a = w->asked;
+    tn_seq2seq_options o = TN_SEQ2SEQ_DEFAULTS;
+    o.device = w->device;
+    o.context = a->context > 0 ? a->context : a->tokens > 0 ? a->tokens + 1 : MOST_ANSWER;
+    tn_status status = tn_seq2seq_open(a->model, &o, &w->model);
+    if (status == TN_OK && !a->ids) status = tn_tokenizer_open(a->model, &w->tokenizer);
+    if (status == TN_OK) status = make_prompt(w);
+    if (status == TN_OK) status = cli_sampling_make(a->sampling, w->tokenizer, &w->sampler);
+    return status;
+}
+
+/* Shows what is complete of the text, and keeps it. */
+static tn_status show(work *w, int32_t id, bool first) {
+    size_t before = w->text.size;
+    if (!w->tokenizer) {
+        if (!w->asked->common->json) cli_print(stdout, "%s%d", first ? "" : " ", (int)id);
+    } else {
+        tn_status status = tn_tokenizer_stream(w->tokenizer, &w->stream, id, 0, &w->text);
+        if (status != TN_OK) return status;
+        if (!w->asked->common->json && w->text.size > before) cli_print(stdout, "%s", w->text.data + before);
+    }
+    fflush(stdout);
+    return TN_OK;
+}
+
+static tn_status answer(work *w, int32_t id, int64_t vocabulary) {
+    int64_t most = w->asked->tokens;
+    const float *logits;
+    tn_status status = TN_OK;
+    while (status == TN_OK && (most < 0 || (int64_t)w->ids.count < most)) {
+        status = tn_seq2seq_step(w->model, id, &logits);
+        if (status == TN_OK) status = tn_sampler_pick(w->sampler, logits, (int32_t)vocabulary, &id);
+        if (status != TN_OK || (w->ended = tn_seq2seq_ends(w->model, id))) break;
+        tn_sampler_accept(w->sampler, id);
+        status = tn_ids_append(&w->ids, id);
+        if (status == TN_OK) status = show(w, id, w->ids.count == 1);
+    }
+    return status;
+}
+
+static tn_status generate(work *w) {
+    tn_seq2seq_facts facts = {.struct_size = sizeof facts};
+    tn_status status = tn_seq2seq_get_facts(w->model, &facts);
+    double begun = cli_now();
+    if (status == TN_OK) status = tn_seq2seq_encode(w->model, w->prompt.data, (int64_t)w->prompt.count);
+    w->prompt_seconds = cli_now() - begun;
+    if (status == TN_OK) status = answer(w, facts.start, facts.vocabulary);
+    w->token_seconds = cli_now() - begun - w->prompt_seconds;
+    size_t before = w->text.size;
+    if (status == TN_OK && w->tokenizer) status = tn_tokenizer_stream_end(&w->stream, &w->text);
+    if (status == TN_OK && !w->asked->common->json && w->text.size > before)
+        cli_print(stdout, "%s", w->text.data + before);
+    return status;
+}
+
+static double rate(size_t count, double seconds) { return seconds > 0 ? (double)count / seconds : 0; }
+
+static void tell(const work *w) {
+    printf("\n");
+    fflush(stdout);
+    cli_print(stderr, "\n[prompt: %zu tokens, %.1f/s — generation: %zu tokens, %.1f/s — %s]\n", w->prompt.count,
+              rate(w->prompt.count, w->prompt_seconds), w->ids.count, rate(w->ids.count, w->token_seconds),
+              w->selection.chosen);
+}
+
+static void put_json(const work *w) {
+    cli_json j = {.out = stdout};
+    cli_json_object(&j, NULL);
+    cli_json_text(&j, "text", w->text.data, w->text.size);
+    cli_json_ids(&j, "prompt_ids", &w->prompt);
+    cli_json_ids(&j, "ids", &w->ids);
+    cli_json_number(&j, "prompt_tokens_per_second", rate(w->prompt.count, w->prompt_seconds));
+    cli_json_number(&j, "tokens_per_second", rate(w->ids.count, w->token_seconds));
+    cli_json_string(&j, "device", w->selection.chosen);
+    cli_json_fallback(&j, &w->selection, w->device);
+    cli_json_unsigned(&j, "seed", w->asked->sampling->options.seed);
+    cli_json_string(&j, "stopped", w->ended ? "end" : "length");
+    cli_json_end(&j, '}');
+}
+
+static void finish(work *w) {
+    tn_seq2seq_close(w->model);
+    tn_tokenizer_free(w->tokenizer);
+    tn_sampler_free(w->sampler);
+    tn_ids_free(&w->prompt);
+    tn_ids_free(&w->ids);
+    tn_bytes_free(&w->text);
+    tn_set_current_device(NULL);
+    tn_device_close(w->device);
+}
+
+int seq2seq_generate(const seq2seq_wishes *asked) {
+    work w = {.asked = asked};
+    int result = CLI_OK;
+    w.device = cli_choose_device(asked->common, &w.selection, &result);
+    if (!w.device) return result;
+    tn_status status = load(&w);
+    if (status == TN_OK) status = generate(&w);
+    if (status == TN_OK) (asked->common->json ? put_json : tell)(&w);
+    if (status != TN_OK) result = cli_failed();
+    finish(&w);
+    return result;
+}

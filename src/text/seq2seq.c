@@ -1,0 +1,614 @@
+/* seq2seq.c — T5 and its relatives: opening, the encoder of a text, tokens of an answer by a captured plan.
+ *
+ * Positions are known only by what the distance of two tokens adds to their score. Distances are sorted into buckets on
+ * the host; a table gives each bucket's bias for each head. Texts are padded to whole pages, so that texts of similar
+ * length share a plan. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "text/folder.h"
+#include "trunnion/seq2seq.h"
+#include "trunnion/trunnion.h"
+
+enum { ENCODER, DECODER, PAGE = 64, MOST_CONTEXT = 8192, MOST_BUCKETS = 1 << 16, MOST_ENDS = 16, PART_NAME = 64 };
+
+enum {
+    SELF_Q,
+    SELF_K,
+    SELF_V,
+    SELF_O,
+    SELF_NORM,
+    UP,
+    GATE,
+    DOWN,
+    FFN_NORM,
+    CROSS_Q,
+    CROSS_K,
+    CROSS_V,
+    CROSS_O,
+    CROSS_NORM,
+    BIAS,
+    PARTS
+};
+
+typedef struct layer {
+    tn_tensor *part[PARTS];       /* NULL: not in this layer */
+    tn_tensor *k_cache, *v_cache; /* states [pages, heads, PAGE, width] */
+    tn_tensor *k_text, *v_text;   /* states [1, heads, padded, width]: the encoded text */
+} layer;
+
+/* A kind of model. */
+typedef struct family {
+    const char *type; /* config.json's model_type */
+    bool each_bias;   /* each layer has a table of biases; else the first one's is that of all */
+    bool scales;      /* the decoder's output by 1 / sqrt(hidden), if the embedding is the output's matrix too */
+} family;
+
+static const family families[] = {{"t5", false, true}, {"mt5", false, false}, {"umt5", true, true}};
+enum { FAMILIES = sizeof families / sizeof *families };
+
+struct tn_seq2seq {
+    hf_folder folder;
+    tn_device *device;
+    const family *family;
+    int64_t layer_count[2], hidden, width, heads, inner, vocabulary, buckets, most_distance, context;
+    double eps, output_scale;
+    bool gated;
+    tn_activation *activation;
+    int32_t start, ends[MOST_ENDS];
+    int end_count;
+    int64_t parameters, weights_bytes;
+    layer *layers[2];
+    tn_tensor *norm[2], *embedding, *output; /* output NULL: the embedding */
+    tn_tensor *text_mask;                    /* state [1, 1, 1, padded]: -inf for padding */
+    int64_t padded, position, *bucket_room;  /* bucket_room [context] */
+    float *mask_room, *logits;
+    tn_graph *token;
+    tn_tensor *shown; /* NULL, or whose memory the last logits are in */
+    bool encoded;
+};
+
+/* ---- config.json ------------------------------------------------------------------------------------------------- */
+
+static const family *find_family(const char *type) {
+    for (int i = 0; i < FAMILIES; i++)
+        if (strcmp(families[i].type, type) == 0) return &families[i];
+    return NULL;
+}
+
+bool tn_seq2seq_knows(const char *path) {
+    char file[4096];
+    struct stat facts;
+    tn_json_doc *doc = NULL;
+    if (!tn_hf_is_folder(path) || snprintf(file, sizeof file, "%s/config.json", path) >= (int)sizeof file) return false;
+    if (stat(file, &facts) != 0 || tn_json_open(file, &doc) != TN_OK) return false;
+    bool known = find_family(tn_json_string(tn_json_get(tn_json_root(doc), "model_type"), "")) != NULL;
+    tn_json_free(doc);
+    return known;
+}
+
+/* "relu", "gated-gelu": the latter means the approximation by tanh. */
+static tn_status read_activation(tn_seq2seq *m) {
+    const char *name = tn_hf_text(&m->folder, "feed_forward_proj", "relu");
+    m->gated = strncmp(name, "gated-", 6) == 0;
+    const char *bare = m->gated ? name + 6 : name;
+    m->activation = tn_txt_activation(m->gated && strcmp(bare, "gelu") == 0 ? "gelu_new" : bare);
+    if (m->activation) return TN_OK;
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': feed_forward_proj '%s' is not supported",
+                           m->folder.path, tn_txt_shown(name, strlen(name)).text);
+}
+
+/* One id, or a list. */
+static tn_status read_ends(tn_seq2seq *m) {
+    const tn_json *v = tn_json_get(m->folder.config, "eos_token_id");
+    bool list = tn_json_kind_of(v) == TN_JSON_ARRAY;
+    size_t count = list ? tn_json_length(v) : 1;
+    if (count > MOST_ENDS)
+        return tn_backend_fail(TN_ERR_FORMAT,
+                               "'%s/config.json': eos_token_id lists %zu tokens, at most %d are supported",
+                               m->folder.path, count, MOST_ENDS);
+    for (size_t i = 0; i < count; i++) {
+        int64_t id = tn_json_int(list ? tn_json_at(v, i) : v, 1);
+        if (id >= 0 && id < m->vocabulary) m->ends[m->end_count++] = (int32_t)id;
+    }
+    return TN_OK;
+}
+
+static tn_status read_config(tn_seq2seq *m) {
+    const hf_folder *f = &m->folder;
+    const char *type = tn_hf_text(f, "model_type", "");
+    m->family = find_family(type);
+    if (!m->family)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s/config.json': model_type is '%s'; encoder-decoder models are t5, mt5 and umt5",
+                               f->path, tn_txt_shown(type, strlen(type)).text);
+    TRY(tn_hf_size(f, "d_model", -1, HF_MOST_WIDTH, &m->hidden));
+    TRY(tn_hf_size(f, "d_kv", 64, HF_MOST_WIDTH, &m->width));
+    TRY(tn_hf_size(f, "d_ff", -1, HF_MOST_WIDTH, &m->inner));
+    TRY(tn_hf_size(f, "num_heads", -1, HF_MOST_HEADS, &m->heads));
+    TRY(tn_hf_size(f, "num_layers", -1, HF_MOST_LAYERS, &m->layer_count[ENCODER]));
+    TRY(tn_hf_size(f, "num_decoder_layers", m->layer_count[ENCODER], HF_MOST_LAYERS, &m->layer_count[DECODER]));
+    TRY(tn_hf_size(f, "vocab_size", -1, INT32_MAX, &m->vocabulary));
+    TRY(tn_hf_size(f, "relative_attention_num_buckets", 32, MOST_BUCKETS, &m->buckets));
+    TRY(tn_hf_size(f, "relative_attention_max_distance", 128, INT32_MAX, &m->most_distance));
+    TRY(tn_hf_real(f, f->config, "layer_norm_epsilon", 1e-6, 0, 1, &m->eps));
+    if (m->buckets < 4 || m->buckets % 2 != 0 || m->most_distance <= m->buckets / 2)
+        return tn_backend_fail(TN_ERR_FORMAT,
+                               "'%s/config.json': relative_attention_num_buckets is %" PRId64
+                               " and relative_attention_max_distance %" PRId64
+                               "; the first must be even and at least 4, the second more than its half",
+                               f->path, m->buckets, m->most_distance);
+    bool tied = tn_json_bool(tn_json_get(f->config, "tie_word_embeddings"), true);
+    bool scales = tn_json_bool(tn_json_get(f->config, "scale_decoder_outputs"), tied);
+    m->output_scale = scales && m->family->scales ? 1 / sqrt((double)m->hidden) : 1;
+    int64_t start = tn_json_int(tn_json_get(f->config, "decoder_start_token_id"), 0);
+    if (start < 0 || start >= m->vocabulary)
+        return tn_backend_fail(TN_ERR_FORMAT,
+                               "'%s/config.json': decoder_start_token_id %" PRId64
+                               " is outside the vocabulary of %" PRId64 " tokens",
+                               f->path, start, m->vocabulary);
+    m->start = (int32_t)start;
+    TRY(read_ends(m));
+    return read_activation(m);
+}
+
+/* ---- weights ----------------------------------------------------------------------------------------------------- */
+
+/* What stands between "encoder.block.N." and ".weight"; the decoder's feed-forward is its layer 2. */
+static void put_name(const tn_seq2seq *m, int side, int part, char name[PART_NAME]) {
+    static const char *const attention[] = {"q", "k", "v", "o"};
+    int ffn = side == DECODER ? 2 : 1;
+    if (part <= SELF_O) snprintf(name, PART_NAME, "layer.0.SelfAttention.%s", attention[part]);
+    if (part == SELF_NORM) snprintf(name, PART_NAME, "layer.0.layer_norm");
+    if (part == UP) snprintf(name, PART_NAME, "layer.%d.DenseReluDense.%s", ffn, m->gated ? "wi_1" : "wi");
+    if (part == GATE) snprintf(name, PART_NAME, "layer.%d.DenseReluDense.wi_0", ffn);
+    if (part == DOWN) snprintf(name, PART_NAME, "layer.%d.DenseReluDense.wo", ffn);
+    if (part == FFN_NORM) snprintf(name, PART_NAME, "layer.%d.layer_norm", ffn);
+    if (part >= CROSS_Q && part <= CROSS_O)
+        snprintf(name, PART_NAME, "layer.1.EncDecAttention.%s", attention[part - CROSS_Q]);
+    if (part == CROSS_NORM) snprintf(name, PART_NAME, "layer.1.layer_norm");
+    if (part == BIAS) snprintf(name, PART_NAME, "layer.0.SelfAttention.relative_attention_bias");
+}
+
+/* Matrices keep the type of the file; norms, tables of biases and what is optional are f32. columns 0: a vector. */
+static tn_status take(tn_seq2seq *m, const char *name, int64_t rows, int64_t columns, bool f32, tn_tensor **out) {
+    tn_safetensors_info info = {.struct_size = sizeof info};
+    if (!tn_hf_find(&m->folder, name, &info))
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s' has no tensor '%s'", m->folder.path, name);
+    TRY(tn_hf_check(&m->folder, &info, (int64_t[]){rows, columns}));
+    {
+        TN_SCOPE;
+        tn_tensor *t = tn_hf_weights_tensor(m->folder.weights, info.name);
+        *out = tn_retain(f32 && info.dtype != TN_F32 ? tn_cast(t, TN_F32) : t);
+    }
+    m->parameters += tn_numel(*out);
+    m->weights_bytes += (int64_t)info.bytes;
+    return tn_eval(out, 1);
+}
+
+static tn_status take_part(tn_seq2seq *m, int side, int64_t i, int part, tn_tensor **out) {
+    char name[HF_NAME_SIZE], own[PART_NAME];
+    int64_t all = m->heads * m->width;
+    const int64_t shapes[PARTS][2] = {
+        [SELF_Q] = {all, m->hidden},    [SELF_K] = {all, m->hidden},    [SELF_V] = {all, m->hidden},
+        [SELF_O] = {m->hidden, all},    [SELF_NORM] = {m->hidden, 0},   [UP] = {m->inner, m->hidden},
+        [GATE] = {m->inner, m->hidden}, [DOWN] = {m->hidden, m->inner}, [FFN_NORM] = {m->hidden, 0},
+        [CROSS_Q] = {all, m->hidden},   [CROSS_K] = {all, m->hidden},   [CROSS_V] = {all, m->hidden},
+        [CROSS_O] = {m->hidden, all},   [CROSS_NORM] = {m->hidden, 0},  [BIAS] = {m->buckets, m->heads},
+    };
+    bool cross = part >= CROSS_Q && part <= CROSS_NORM;
+    if ((cross && side == ENCODER) || (part == GATE && !m->gated)) return TN_OK;
+    if (part == BIAS && i > 0 && !m->family->each_bias) return TN_OK;
+    put_name(m, side, part, own);
+    snprintf(name, sizeof name, "%s.block.%" PRId64 ".%s.weight", side == ENCODER ? "encoder" : "decoder", i, own);
+    return take(m, name, shapes[part][0], shapes[part][1], part == BIAS || shapes[part][1] == 0, out);
+}
+
+static tn_status take_side(tn_seq2seq *m, int side) {
+    m->layers[side] = tn_txt_zalloc((size_t)m->layer_count[side], sizeof *m->layers[side]);
+    if (!m->layers[side]) return TN_ERR_MEMORY;
+    for (int64_t i = 0; i < m->layer_count[side]; i++)
+        for (int part = 0; part < PARTS; part++)
+            TRY(take_part(m, side, i, part, &m->layers[side][i].part[part]));
+    const char *name = side == ENCODER ? "encoder.final_layer_norm.weight" : "decoder.final_layer_norm.weight";
+    return take(m, name, m->hidden, 0, true, &m->norm[side]);
+}
+
+static tn_status take_weights(tn_seq2seq *m) {
+    tn_safetensors_info info = {.struct_size = sizeof info};
+    TRY(take(m, "shared.weight", m->vocabulary, m->hidden, false, &m->embedding));
+    if (tn_hf_find(&m->folder, "lm_head.weight", &info))
+        TRY(take(m, "lm_head.weight", m->vocabulary, m->hidden, false, &m->output));
+    TRY(take_side(m, ENCODER));
+    return take_side(m, DECODER);
+}
+
+/* ---- states ------------------------------------------------------------------------------------------------------ */
+
+static void drop(tn_tensor **t) {
+    tn_free(*t);
+    *t = NULL;
+}
+
+static void free_states(tn_seq2seq *m) {
+    for (int64_t i = 0; m->layers[DECODER] && i < m->layer_count[DECODER]; i++) {
+        layer *l = &m->layers[DECODER][i];
+        drop(&l->k_cache);
+        drop(&l->v_cache);
+        drop(&l->k_text);
+        drop(&l->v_text);
+    }
+    drop(&m->text_mask);
+    tn_graph_free(m->token); /* it reads and writes them */
+    m->token = NULL;
+    m->padded = 0;
+}
+
+static tn_status fill_states(tn_seq2seq *m, int64_t padded, tn_tensor **all) {
+    int count = 2 * (int)m->layer_count[DECODER];
+    int64_t pages = (m->context + PAGE - 1) / PAGE;
+    TRY(tn_zero_states(TN_DIMS(pages, m->heads, PAGE, m->width), TN_F32, all, count));
+    TRY(tn_zero_states(TN_DIMS(1, m->heads, padded, m->width), TN_F32, all + count, count));
+    TRY(tn_zero_states(TN_DIMS(1, 1, 1, padded), TN_F32, all + 2 * count, 1));
+    for (int64_t i = 0; i < m->layer_count[DECODER]; i++) {
+        layer *l = &m->layers[DECODER][i];
+        l->k_cache = tn_retain(all[2 * i]);
+        l->v_cache = tn_retain(all[2 * i + 1]);
+        l->k_text = tn_retain(all[count + 2 * i]);
+        l->v_text = tn_retain(all[count + 2 * i + 1]);
+    }
+    m->text_mask = tn_retain(all[2 * count]);
+    m->padded = padded;
+    return TN_OK;
+}
+
+static tn_status make_states(tn_seq2seq *m, int64_t padded) {
+    tn_tensor **all = tn_txt_zalloc(4 * (size_t)m->layer_count[DECODER] + 1, sizeof(tn_tensor *));
+    if (!all) return TN_ERR_MEMORY;
+    tn_status status;
+    free_states(m);
+    {
+        TN_SCOPE;
+        status = fill_states(m, padded, all);
+    }
+    tn_txt_free(all);
+    return status;
+}
+
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
+
+static tn_device *enter(const tn_seq2seq *m) {
+    tn_device *before = tn_current_device();
+    if (before != m->device) tn_set_current_device(m->device);
+    return before;
+}
+
+static tn_status leave(const tn_seq2seq *m, tn_device *before, tn_status status) {
+    if (before != m->device) tn_set_current_device(before);
+    return status;
+}
+
+static tn_status open_model(tn_seq2seq *m, const char *folder) {
+    if (!tn_hf_is_folder(folder)) return tn_backend_fail(TN_ERR_IO, "'%s' is not a folder", folder);
+    TRY(tn_hf_open(folder, &m->folder));
+    TRY(read_config(m));
+    m->logits = tn_txt_alloc((size_t)m->vocabulary, sizeof *m->logits);
+    m->bucket_room = tn_txt_alloc((size_t)m->context + PAGE, sizeof *m->bucket_room);
+    m->mask_room = tn_txt_alloc((size_t)m->context + PAGE, sizeof *m->mask_room);
+    if (!m->logits || !m->bucket_room || !m->mask_room) return TN_ERR_MEMORY;
+    tn_device *before = enter(m);
+    return leave(m, before, take_weights(m));
+}
+
+tn_status tn_seq2seq_open(const char *folder, const tn_seq2seq_options *options, tn_seq2seq **out) {
+    if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_seq2seq_open: out is NULL");
+    *out = NULL;
+    if (!folder) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_seq2seq_open: the folder is NULL");
+    tn_seq2seq_options o = TN_SEQ2SEQ_DEFAULTS;
+    TRY(tn_options_read(&o, options, "tn_seq2seq_open", "tn_seq2seq_options o = TN_SEQ2SEQ_DEFAULTS"));
+    if (o.context < 1 || o.context > MOST_CONTEXT)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_seq2seq_open: context is %" PRId64 "; it must be 1 to %d",
+                               o.context, MOST_CONTEXT);
+    tn_seq2seq *m = tn_txt_zalloc(1, sizeof *m);
+    if (!m) return TN_ERR_MEMORY;
+    m->folder.prefix = "";
+    m->context = o.context;
+    m->device = o.device ? o.device : tn_current_device();
+    tn_status status = m->device ? open_model(m, folder) : TN_ERR_MEMORY;
+    if (status != TN_OK) {
+        tn_seq2seq_close(m);
+        return status;
+    }
+    *out = m;
+    return TN_OK;
+}
+
+void tn_seq2seq_close(tn_seq2seq *m) {
+    if (!m) return;
+    tn_free(m->shown);
+    free_states(m);
+    for (int side = 0; side < 2; side++) {
+        for (int64_t i = 0; m->layers[side] && i < m->layer_count[side]; i++)
+            for (int part = 0; part < PARTS; part++)
+                tn_free(m->layers[side][i].part[part]);
+        tn_txt_free(m->layers[side]);
+        tn_free(m->norm[side]);
+    }
+    tn_free(m->embedding);
+    tn_free(m->output);
+    tn_txt_free(m->logits);
+    tn_txt_free(m->bucket_room);
+    tn_txt_free(m->mask_room);
+    tn_hf_close(&m->folder);
+    tn_txt_free(m);
+}
+
+tn_status tn_seq2seq_get_facts(const tn_seq2seq *m, tn_seq2seq_facts *facts) {
+    if (!m || !facts || facts->struct_size < sizeof *facts)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "tn_seq2seq_get_facts: an argument is NULL or facts->struct_size is not set");
+    *facts = (tn_seq2seq_facts){.struct_size = sizeof *facts,
+                                .architecture = m->family->type,
+                                .encoder_layers = m->layer_count[ENCODER],
+                                .decoder_layers = m->layer_count[DECODER],
+                                .hidden = m->hidden,
+                                .heads = m->heads,
+                                .vocabulary = m->vocabulary,
+                                .context = m->context,
+                                .parameters = m->parameters,
+                                .weights_bytes = m->weights_bytes,
+                                .start = m->start};
+    return TN_OK;
+}
+
+bool tn_seq2seq_ends(const tn_seq2seq *m, int32_t id) {
+    for (int i = 0; m && i < m->end_count; i++)
+        if (m->ends[i] == id) return true;
+    return false;
+}
+
+/* ---- biases ------------------------------------------------------------------------------------------------------ */
+
+/* The bucket of a key that is `back` tokens before the query. Near distances have a bucket each, far ones share buckets
+ * by their logarithm; half of the encoder's are for keys behind the query. In f32, as transformers computes it. */
+static int64_t bucket_of(const tn_seq2seq *m, int64_t back, bool both) {
+    int64_t count = both ? m->buckets / 2 : m->buckets, exact = count / 2, first = both && back < 0 ? count : 0;
+    int64_t away = back < 0 ? -back : back;
+    if (away < exact) return first + away;
+    float far = logf((float)away / (float)exact) / (float)log((double)m->most_distance / (double)exact);
+    int64_t i = exact + (int64_t)(far * (float)(count - exact));
+    return first + (i < count ? i : count - 1);
+}
+
+/* [padded, padded] of the encoder. */
+static tn_tensor *text_buckets(const tn_seq2seq *m) {
+    int64_t n = m->padded, *room = tn_txt_alloc((size_t)(n * n), sizeof *room);
+    if (!room) return tn_failed(TN_ERR_MEMORY, "out of memory for the biases of %" PRId64 " tokens", n);
+    for (int64_t q = 0; q < n; q++)
+        for (int64_t k = 0; k < n; k++)
+            room[q * n + k] = bucket_of(m, q - k, true);
+    tn_tensor *t = tn_from_data(room, TN_DIMS(n, n), TN_I64);
+    tn_txt_free(room);
+    return t;
+}
+
+/* ---- operations -------------------------------------------------------------------------------------------------- */
+
+static tn_tensor *norm(const tn_seq2seq *m, const tn_tensor *x, const tn_tensor *weight) {
+    tn_rms_norm_options o = TN_RMS_NORM_DEFAULTS;
+    o.eps = m->eps;
+    return tn_rms_norm(x, TN_DIMS(m->hidden), weight, &o);
+}
+
+/* The product of a part as [1, heads, n, width]. */
+static tn_tensor *heads_of(const tn_seq2seq *m, const tn_tensor *x, const tn_tensor *weight) {
+    tn_tensor *y = tn_reshape(tn_linear(x, weight, NULL), TN_DIMS(1, tn_size(x, 0), m->heads, m->width));
+    return tn_transpose(y, 1, 2);
+}
+
+/* [1, heads, n, width] through the output's matrix. */
+static tn_tensor *project_back(const tn_seq2seq *m, const tn_tensor *mixed, const tn_tensor *weight) {
+    tn_tensor *rows = tn_reshape(tn_transpose(mixed, 1, 2), TN_DIMS(tn_size(mixed, 2), m->heads * m->width));
+    return tn_linear(rows, weight, NULL);
+}
+
+/* Scores are not scaled: the trained matrices are. */
+static tn_tensor *attend(const tn_tensor *q, const tn_tensor *k, const tn_tensor *v, const tn_tensor *bias) {
+    tn_scaled_dot_product_attention_options o = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;
+    o.scale = 1;
+    return tn_scaled_dot_product_attention(q, k, v, bias, &o);
+}
+
+static tn_tensor *feed_forward(const tn_seq2seq *m, const layer *l, const tn_tensor *x) {
+    tn_tensor *y = norm(m, x, l->part[FFN_NORM]), *up = tn_linear(y, l->part[UP], NULL);
+    tn_tensor *inner = m->gated ? tn_mul(m->activation(tn_linear(y, l->part[GATE], NULL)), up) : m->activation(up);
+    return tn_add(x, tn_linear(inner, l->part[DOWN], NULL));
+}
+
+static tn_tensor *embed(const tn_seq2seq *m, const tn_tensor *ids) {
+    return tn_cast(tn_embedding(ids, m->embedding), TN_F32);
+}
+
+static tn_tensor *record_encoder(const tn_seq2seq *m, const tn_tensor *ids, const tn_tensor *mask) {
+    tn_tensor *x = embed(m, ids), *buckets = text_buckets(m), *bias = NULL;
+    for (int64_t i = 0; i < m->layer_count[ENCODER]; i++) {
+        const layer *l = &m->layers[ENCODER][i];
+        if (l->part[BIAS])
+            bias = tn_add(tn_unsqueeze(tn_permute(tn_embedding(buckets, l->part[BIAS]), TN_DIMS(2, 0, 1)), 0), mask);
+        tn_tensor *y = norm(m, x, l->part[SELF_NORM]);
+        tn_tensor *mixed = attend(heads_of(m, y, l->part[SELF_Q]), heads_of(m, y, l->part[SELF_K]),
+                                  heads_of(m, y, l->part[SELF_V]), bias);
+        x = feed_forward(m, l, tn_add(x, project_back(m, mixed, l->part[SELF_O])));
+    }
+    return norm(m, x, m->norm[ENCODER]);
+}
+
+/* A token on its way through the decoder. */
+typedef struct step_inputs {
+    tn_tensor *ids;      /* [1] i64 */
+    tn_tensor *buckets;  /* [slots] i64: of the tokens before, at their places in the cache */
+    tn_tensor *mask;     /* [1, 1, slots]: -inf for places that are not filled */
+    tn_tensor *position; /* rank 0, i64 */
+    tn_tensor *pages;
+} step_inputs;
+
+/* Scores of the tokens before and of the token itself are computed apart: so the cache is read where it lies. */
+static tn_tensor *attend_cached(const tn_seq2seq *m, const layer *l, const tn_tensor *bias, const step_inputs *in,
+                                tn_tensor *const qkv[3]) {
+    int64_t slots = tn_size(in->buckets, 0), pages = slots / PAGE;
+    tn_tensor *near = tn_reshape(tn_narrow(bias, 0, 0, 1), TN_DIMS(m->heads, 1, 1));
+    tn_tensor *far = tn_unsqueeze(tn_transpose(tn_embedding(in->buckets, bias), 0, 1), 1);
+    tn_tensor *before = tn_matmul(qkv[0], tn_transpose(l->k_cache, 2, 3)); /* [pages, heads, 1, PAGE] */
+    before = tn_reshape(tn_permute(before, TN_DIMS(1, 2, 0, 3)), TN_DIMS(m->heads, 1, slots));
+    before = tn_add(tn_add(before, far), in->mask);
+    tn_tensor *own = tn_reshape(tn_sum(tn_mul(qkv[0], qkv[1]), (int64_t[]){3}, 1, false), TN_DIMS(m->heads, 1, 1));
+    tn_tensor *scores = tn_softmax(tn_cat((tn_tensor *[]){before, tn_add(own, near)}, 2, 2), -1);
+    tn_tensor *by_page = tn_reshape(tn_narrow(scores, 2, 0, slots), TN_DIMS(m->heads, 1, pages, PAGE));
+    tn_tensor *past = tn_matmul(tn_permute(by_page, TN_DIMS(2, 0, 1, 3)), l->v_cache);
+    tn_tensor *self = tn_mul(tn_unsqueeze(tn_narrow(scores, 2, slots, 1), 0), qkv[2]);
+    tn_tensor *mixed = tn_add(tn_sum(past, (int64_t[]){0}, 1, true), self);
+    for (int i = 1; i < 3; i++) {
+        tn_tensor *row = tn_reshape(qkv[i], TN_DIMS(1, m->heads, m->width));
+        tn_cache_append_(i == 1 ? l->k_cache : l->v_cache, row, in->position, in->pages);
+    }
+    return mixed;
+}
+
+static tn_tensor *record_token(const tn_seq2seq *m, const step_inputs *in) {
+    tn_tensor *x = embed(m, in->ids), *qkv[3];
+    const tn_tensor *bias = NULL;
+    for (int64_t i = 0; i < m->layer_count[DECODER]; i++) {
+        const layer *l = &m->layers[DECODER][i];
+        if (l->part[BIAS]) bias = l->part[BIAS];
+        tn_tensor *y = norm(m, x, l->part[SELF_NORM]);
+        for (int k = 0; k < 3; k++)
+            qkv[k] = heads_of(m, y, l->part[SELF_Q + k]);
+        x = tn_add(x, project_back(m, attend_cached(m, l, bias, in, qkv), l->part[SELF_O]));
+        tn_tensor *q = heads_of(m, norm(m, x, l->part[CROSS_NORM]), l->part[CROSS_Q]);
+        x = tn_add(x, project_back(m, attend(q, l->k_text, l->v_text, m->text_mask), l->part[CROSS_O]));
+        x = feed_forward(m, l, x);
+    }
+    x = norm(m, x, m->norm[DECODER]);
+    if (m->output_scale != 1) x = tn_mul_scalar(x, m->output_scale);
+    return tn_linear(x, m->output ? m->output : m->embedding, NULL);
+}
+
+/* ---- a text ------------------------------------------------------------------------------------------------------ */
+
+static tn_status run_encoder(tn_seq2seq *m, const int64_t *ids, const float *mask) {
+    TN_SCOPE;
+    TN_NO_GRAD;
+    tn_copy_(m->text_mask, tn_from_data(mask, TN_DIMS(1, 1, 1, m->padded), TN_F32));
+    tn_tensor *seen = tn_from_data(mask, TN_DIMS(1, 1, 1, m->padded), TN_F32);
+    tn_tensor *x = record_encoder(m, tn_from_data(ids, TN_DIMS(m->padded), TN_I64), seen);
+    for (int64_t i = 0; i < m->layer_count[DECODER]; i++) {
+        const layer *l = &m->layers[DECODER][i];
+        tn_copy_(l->k_text, heads_of(m, x, l->part[CROSS_K]));
+        tn_copy_(l->v_text, heads_of(m, x, l->part[CROSS_V]));
+    }
+    return tn_eval(NULL, 0);
+}
+
+static tn_status encode(tn_seq2seq *m, const int32_t *ids, int64_t count) {
+    int64_t padded = (count + PAGE - 1) / PAGE * PAGE;
+    if (!m->encoded || padded != m->padded) TRY(make_states(m, padded)); /* after a failure they may be errors */
+    int64_t *room = tn_txt_zalloc((size_t)padded, sizeof *room);
+    float *mask = tn_txt_alloc((size_t)padded, sizeof *mask);
+    tn_status status = room && mask ? TN_OK : TN_ERR_MEMORY;
+    for (int64_t i = 0; status == TN_OK && i < padded; i++) {
+        if (i < count) room[i] = ids[i];
+        mask[i] = i < count ? 0 : -INFINITY;
+    }
+    if (status == TN_OK) status = run_encoder(m, room, mask);
+    tn_txt_free(room);
+    tn_txt_free(mask);
+    return status;
+}
+
+static tn_status check_id(const tn_seq2seq *m, int32_t id) {
+    if (id >= 0 && id < m->vocabulary) return TN_OK;
+    return tn_backend_fail(TN_ERR_ARGUMENT, "token %" PRId32 " is outside the vocabulary of %" PRId64 " tokens", id,
+                           m->vocabulary);
+}
+
+tn_status tn_seq2seq_encode(tn_seq2seq *m, const int32_t *ids, int64_t count) {
+    if (!m || !ids) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_seq2seq_encode: an argument is NULL");
+    if (count < 1 || count > TN_SEQ2SEQ_TEXT)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "the text has %" PRId64 " tokens; supported are 1 to %d", count,
+                               TN_SEQ2SEQ_TEXT);
+    for (int64_t i = 0; i < count; i++)
+        TRY(check_id(m, ids[i]));
+    m->position = 0;
+    tn_device *before = enter(m);
+    tn_status status = leave(m, before, encode(m, ids, count));
+    m->encoded = status == TN_OK;
+    return status;
+}
+
+/* ---- tokens of the answer ---------------------------------------------------------------------------------------- */
+
+static tn_status show(tn_seq2seq *m, tn_tensor *logits, const float **out) {
+    const void *at = NULL;
+    TRY(tn_peek(logits, &at));
+    if (!at) {
+        *out = m->logits;
+        return tn_read(logits, m->logits, (size_t)m->vocabulary * sizeof *m->logits);
+    }
+    *out = at;
+    m->shown = tn_retain(logits);
+    return TN_OK;
+}
+
+static step_inputs make_inputs(tn_seq2seq *m, int32_t id) {
+    int64_t slots = (m->context + PAGE - 1) / PAGE * PAGE;
+    for (int64_t k = 0; k < slots; k++) {
+        bool filled = k < m->position;
+        m->bucket_room[k] = filled ? bucket_of(m, m->position - k, false) : 0;
+        m->mask_room[k] = filled ? 0 : -INFINITY;
+    }
+    return (step_inputs){.ids = tn_from_data(&(int64_t){id}, TN_DIMS(1), TN_I64),
+                         .buckets = tn_from_data(m->bucket_room, TN_DIMS(slots), TN_I64),
+                         .mask = tn_from_data(m->mask_room, TN_DIMS(1, 1, slots), TN_F32)};
+}
+
+static tn_status step(tn_seq2seq *m, int32_t id, const float **out) {
+    bool first = !m->token;
+    if (first) TRY(tn_capture_begin());
+    TN_SCOPE;
+    TN_NO_GRAD;
+    step_inputs in = make_inputs(m, id);
+    tn_tensor *logits = NULL, *inputs[] = {in.ids, in.buckets, in.mask};
+    if (first) {
+        in.position = tn_runtime_scalar_int(m->position);
+        in.pages = tn_arange(0, (double)(tn_size(in.buckets, 0) / PAGE), 1, TN_I64);
+        logits = record_token(m, &in);
+        TRY(tn_capture_end(inputs, 3, &logits, 1, &m->token));
+    } else {
+        TRY(tn_graph_set_runtime_scalar(m->token, 0, (double)m->position));
+        TRY(tn_graph_launch(m->token, inputs, &logits));
+    }
+    return show(m, logits, out);
+}
+
+tn_status tn_seq2seq_step(tn_seq2seq *m, int32_t id, const float **logits) {
+    if (!m) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_seq2seq_step: the model is NULL");
+    if (!m->encoded) return tn_backend_fail(TN_ERR_STATE, "tn_seq2seq_step: no text was encoded (tn_seq2seq_encode)");
+    TRY(check_id(m, id));
+    if (m->position == m->context)
+        return tn_backend_fail(
+            TN_ERR_ARGUMENT, "the answer is full: %" PRId64 " tokens; tn_seq2seq_options.context (--context) sets more",
+            m->context);
+    const float *found = NULL;
+    tn_free(m->shown); /* its memory is for the next ones */
+    m->shown = NULL;
+    tn_device *before = enter(m);
+    tn_status status = leave(m, before, step(m, id, &found));
+    m->encoded = status == TN_OK;
+    if (status != TN_OK) return status;
+    m->position++;
+    if (logits) *logits = found;
+    return TN_OK;
+}

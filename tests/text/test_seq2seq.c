@@ -1,0 +1,262 @@
+/* test_seq2seq.c — small encoder-decoder models: their logits are those of transformers, a text does not depend on the
+ * one before, and what does not fit is refused.
+ *
+ * tools/text/hf_folders.py compares more kinds, and whole answers of `trunnion generate`. */
+#include "test_support.h"
+
+#include <errno.h>
+#include <math.h>
+
+#include "tests/golden/seq2seq.h"
+#include "text/text_common.h"
+#include "trunnion/seq2seq.h"
+#include "trunnion/trunnion.h"
+
+enum { HIDDEN = 8, WIDTH = 12, INNER = 12, WORDS = 20, HEADS = 2, BUCKETS = 4, MOST = 80, LAYERS = 2 };
+
+static const char config[] =
+    "{\"d_model\":8,\"d_kv\":6,\"d_ff\":12,\"num_layers\":2,\"num_heads\":2,\"vocab_size\":20,"
+    "\"relative_attention_num_buckets\":4,\"relative_attention_max_distance\":5,\"decoder_start_token_id\":0,"
+    "\"eos_token_id\":1";
+
+typedef struct weights {
+    tn_named_tensor list[MOST];
+    char names[MOST][96];
+    int count;
+} weights;
+
+/* As tools/pytorch/torch_seq2seq.py fills them; columns 0: a norm. */
+static void add_weight(weights *w, const char *name, int64_t rows, int64_t columns) {
+    static float room[WORDS * INNER];
+    double seed = 0;
+    for (const char *c = name; *c; c++)
+        seed += *c;
+    for (int64_t i = 0; i < rows * (columns ? columns : 1); i++)
+        room[i] = (float)(0.3 * sin(0.7 * (double)i + seed) + (columns ? 0 : 1));
+    snprintf(w->names[w->count], sizeof w->names[0], "%s", name);
+    int64_t shape[] = {rows, columns};
+    w->list[w->count] = (tn_named_tensor){w->names[w->count], tn_from_data(room, shape, columns ? 2 : 1, TN_F32)};
+    w->count++;
+}
+
+static void add_part(weights *w, const char *block, const char *part, int64_t rows, int64_t columns) {
+    char name[160];
+    snprintf(name, sizeof name, "%s.%s.weight", block, part);
+    add_weight(w, name, rows, columns);
+}
+
+static void add_attention(weights *w, const char *block, const char *name) {
+    char part[64];
+    for (const char *c = "qkvo"; *c; c++) {
+        snprintf(part, sizeof part, "%s.%c", name, *c);
+        add_part(w, block, part, *c == 'o' ? HIDDEN : WIDTH, *c == 'o' ? WIDTH : HIDDEN);
+    }
+}
+
+static void add_block(weights *w, const char *side, int i, bool modern) {
+    char block[48], part[64];
+    int ffn = side[0] == 'd' ? 2 : 1;
+    snprintf(block, sizeof block, "%s.block.%d", side, i);
+    add_attention(w, block, "layer.0.SelfAttention");
+    if (modern || i == 0) add_part(w, block, "layer.0.SelfAttention.relative_attention_bias", BUCKETS, HEADS);
+    if (ffn == 2) add_attention(w, block, "layer.1.EncDecAttention");
+    for (int k = 0; k <= ffn; k++) {
+        snprintf(part, sizeof part, "layer.%d.layer_norm", k);
+        add_part(w, block, part, HIDDEN, 0);
+    }
+    static const char *const matrices[] = {"wi", "wi_0", "wi_1", "wo"};
+    for (int k = 0; k < 4; k++) {
+        if ((k == 0 && modern) || ((k == 1 || k == 2) && !modern)) continue;
+        snprintf(part, sizeof part, "layer.%d.DenseReluDense.%s", ffn, matrices[k]);
+        add_part(w, block, part, k == 3 ? HIDDEN : INNER, k == 3 ? INNER : HIDDEN);
+    }
+}
+
+/* modern: UMT5, with a gate and a bias in each layer; else T5. more: for config.json. */
+static const char *make_model(const char *name, bool modern, const char *more, const char *without) {
+    const char *folder = test_scratch(name);
+    static weights w;
+    char path[700], text[900];
+    w.count = 0;
+    assert_true(mkdir(folder, 0700) == 0 || errno == EEXIST);
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    {
+        TN_SCOPE;
+        add_weight(&w, "shared.weight", WORDS, HIDDEN);
+        add_weight(&w, "encoder.final_layer_norm.weight", HIDDEN, 0);
+        add_weight(&w, "decoder.final_layer_norm.weight", HIDDEN, 0);
+        for (int i = 0; i < LAYERS; i++) {
+            add_block(&w, "encoder", i, modern);
+            add_block(&w, "decoder", i, modern);
+        }
+        for (int i = 0; i < w.count; i++)
+            if (without && strcmp(w.names[i], without) == 0) w.list[i] = w.list[--w.count];
+        assert_ok(tn_safetensors_save(path, w.list, w.count, NULL, 0));
+    }
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    snprintf(text, sizeof text, "%s,\"model_type\":\"%s\",\"feed_forward_proj\":\"%s\"%s}", config,
+             modern ? "umt5" : "t5", modern ? "gated-gelu" : "relu", more);
+    write_file(path, text);
+    return folder;
+}
+
+static void expect_answer(tn_seq2seq *m, const double *wanted) {
+    const float *logits;
+    assert_ok(tn_seq2seq_encode(m, seq2seq_text, TN_COUNT(seq2seq_text)));
+    for (size_t i = 0; i < TN_COUNT(seq2seq_answer); i++) {
+        assert_ok(tn_seq2seq_step(m, seq2seq_answer[i], &logits));
+        for (size_t k = 0; k < WORDS; k++)
+            if (fabs((double)logits[k] - wanted[WORDS * i + k]) > 1e-5)
+                fail_msg("token %zu, logit %zu: %.7g, by transformers %.7g", i, k, (double)logits[k],
+                         wanted[WORDS * i + k]);
+    }
+}
+
+/* Another text in between, of another number of pages, leaves nothing behind. */
+static void logits_are_those_of_transformers(void **state) {
+    (void)state;
+    int32_t longer[100];
+    for (int i = 0; i < 100; i++)
+        longer[i] = 3 + i % 15;
+    for (int modern = 0; modern < 2; modern++) {
+        tn_seq2seq *m;
+        const double *wanted = modern ? seq2seq_umt5 : seq2seq_t5;
+        assert_ok(tn_seq2seq_open(make_model(modern ? "umt5" : "t5", modern, "", NULL), NULL, &m));
+        expect_answer(m, wanted);
+        assert_ok(tn_seq2seq_encode(m, longer, 100));
+        for (int i = 0; i < 70; i++) /* more than a page of the cache */
+            assert_ok(tn_seq2seq_step(m, longer[i], NULL));
+        expect_answer(m, wanted);
+        expect_answer(m, wanted);
+        tn_seq2seq_close(m);
+    }
+}
+
+static void facts_and_ends_are_those_of_the_folder(void **state) {
+    (void)state;
+    tn_seq2seq *m;
+    tn_seq2seq_facts facts = {.struct_size = sizeof facts};
+    const char *folder = make_model("facts", false, ",\"eos_token_id\":[1,7]", NULL);
+    assert_true(tn_seq2seq_knows(folder));
+    assert_false(tn_seq2seq_knows("README.md"));
+    assert_false(tn_seq2seq_knows("tests"));
+    assert_ok(tn_seq2seq_open(folder, NULL, &m));
+    assert_ok(tn_seq2seq_get_facts(m, &facts));
+    assert_string_equal(facts.architecture, "t5");
+    assert_int_equal(facts.vocabulary, WORDS);
+    assert_int_equal(facts.weights_bytes, 4 * facts.parameters);
+    assert_true(tn_seq2seq_ends(m, 7) || tn_seq2seq_ends(m, 1));
+    assert_false(tn_seq2seq_ends(m, 2));
+    assert_false(tn_seq2seq_ends(NULL, 1));
+    tn_seq2seq_close(m);
+}
+
+static void wrong_calls_are_refused(void **state) {
+    (void)state;
+    tn_seq2seq *m;
+    tn_seq2seq_options o = TN_SEQ2SEQ_DEFAULTS;
+    const char *folder = make_model("calls", false, "", NULL);
+    static int32_t many[TN_SEQ2SEQ_TEXT + 1];
+    o.context = 2;
+    assert_ok(tn_seq2seq_open(folder, &o, &m));
+    assert_int_equal(tn_seq2seq_step(m, 0, NULL), TN_ERR_STATE);
+    assert_int_equal(tn_seq2seq_encode(m, many, 0), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_seq2seq_encode(m, many, TN_SEQ2SEQ_TEXT + 1), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_seq2seq_encode(m, &(int32_t){WORDS}, 1), TN_ERR_ARGUMENT);
+    assert_ok(tn_seq2seq_encode(m, many, 1));
+    assert_int_equal(tn_seq2seq_step(m, -1, NULL), TN_ERR_ARGUMENT);
+    assert_ok(tn_seq2seq_step(m, 0, NULL));
+    assert_ok(tn_seq2seq_step(m, 0, NULL));
+    assert_int_equal(tn_seq2seq_step(m, 0, NULL), TN_ERR_ARGUMENT);
+    tn_seq2seq_close(m);
+    for (int64_t wrong = 0; wrong <= 8193; wrong += 8193) {
+        o.context = wrong;
+        assert_int_equal(tn_seq2seq_open(folder, &o, &m), TN_ERR_ARGUMENT);
+    }
+    assert_int_equal(tn_seq2seq_open("README.md", NULL, &m), TN_ERR_IO);
+    assert_int_equal(tn_seq2seq_open(NULL, NULL, &m), TN_ERR_ARGUMENT);
+    tn_seq2seq_close(NULL);
+}
+
+static void folders_that_do_not_fit_are_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *more, *without;
+        tn_status status;
+        const char *says;
+    } rows[] = {
+        {",\"model_type\":\"bart\"", NULL, TN_ERR_UNSUPPORTED, "model_type is 'bart'"},
+        {",\"d_model\":10", NULL, TN_ERR_FORMAT, "according to config.json"},
+        {",\"num_heads\":0", NULL, TN_ERR_FORMAT, "num_heads"},
+        {",\"num_layers\":3", NULL, TN_ERR_FORMAT, "no tensor 'encoder.block.2"},
+        {",\"num_decoder_layers\":3", NULL, TN_ERR_FORMAT, "no tensor 'decoder.block.2"},
+        {",\"feed_forward_proj\":\"gated-mish\"", NULL, TN_ERR_UNSUPPORTED, "gated-mish"},
+        {",\"feed_forward_proj\":\"gated-gelu\"", NULL, TN_ERR_FORMAT, "wi_1"},
+        {",\"relative_attention_num_buckets\":3", NULL, TN_ERR_FORMAT, "must be even"},
+        {",\"relative_attention_max_distance\":2", NULL, TN_ERR_FORMAT, "more than its half"},
+        {",\"decoder_start_token_id\":20", NULL, TN_ERR_FORMAT, "decoder_start_token_id 20"},
+        {"", "decoder.block.1.layer.1.EncDecAttention.k.weight", TN_ERR_FORMAT, "EncDecAttention.k"},
+    };
+    tn_seq2seq *m;
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        tn_status status = tn_seq2seq_open(make_model("wrong", false, rows[i].more, rows[i].without), NULL, &m);
+        if (status != rows[i].status || !strstr(tn_error(), rows[i].says))
+            fail_msg("row %zu: %s", i, status == TN_OK ? "opened" : tn_error());
+        assert_null(m);
+    }
+}
+
+/* The command takes such a folder as it takes others, and says which options it does not have for it. */
+static void generate_answers_by_the_encoder(void **state) {
+    (void)state;
+    char line[1200], heard[2000];
+    const char *folder = make_model("command", true, "", NULL);
+    snprintf(line, sizeof line, "%%s generate -m %s --ids 5,9,2 -n 4 --greedy --json --device cpu", folder);
+    assert_int_equal(run_trunnion(line, heard, sizeof heard), 0);
+    assert_non_null(strstr(heard, "\"prompt_ids\": [5, 9, 2], \"ids\": ["));
+    snprintf(line, sizeof line, "%%s generate -m %s -p a --chat --device cpu 2>&1", folder);
+    assert_int_equal(run_trunnion(line, heard, sizeof heard), 1);
+    assert_non_null(strstr(heard, "--chat is not supported for encoder-decoder models"));
+}
+
+static tn_status use_once(const char *folder) {
+    tn_seq2seq *m;
+    tn_status status = tn_seq2seq_open(folder, NULL, &m);
+    if (status == TN_OK) status = tn_seq2seq_encode(m, seq2seq_text, TN_COUNT(seq2seq_text));
+    for (int i = 0; i < 2 && status == TN_OK; i++)
+        status = tn_seq2seq_step(m, 0, NULL);
+    tn_seq2seq_close(m);
+    return status;
+}
+
+static void memory_may_run_out_anywhere(void **state) {
+    (void)state;
+    const char *folder = make_model("memory", false, "", NULL);
+    assert_ok(use_once(folder));
+    tn_status status = TN_ERR_MEMORY;
+    for (int64_t n = 1; status != TN_OK; n++) {
+        tn_txt_fail_at(n);
+        status = use_once(folder);
+        tn_txt_fail_at(0);
+        assert_true(status == TN_OK || status == TN_ERR_MEMORY);
+        assert_int_equal(tn_txt_live_blocks(), 0);
+        assert_true(n < 500);
+    }
+    for (int64_t n = 1; n < 900; n += 29) {
+        tn_mem_fail_at(n);
+        status = use_once(folder);
+        tn_mem_fail_at(0);
+        assert_true(status == TN_OK || status == TN_ERR_MEMORY);
+        assert_int_equal(tn_txt_live_blocks(), 0);
+    }
+    assert_ok(use_once(folder));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(logits_are_those_of_transformers), cmocka_unit_test(facts_and_ends_are_those_of_the_folder),
+        cmocka_unit_test(wrong_calls_are_refused),          cmocka_unit_test(folders_that_do_not_fit_are_refused),
+        cmocka_unit_test(generate_answers_by_the_encoder),  cmocka_unit_test(memory_may_run_out_anywhere),
+    };
+    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
+}
