@@ -5,6 +5,7 @@
 #   make check           sets up, runs all tests (ONLY="unit layers" runs just these suites)
 #   make check-all       the slower suites too
 #   make cross           builds for other processors and systems (ONLY="wasm32-wasi": just this one; docs/platforms.md)
+#   make gpu-report      checks and times a GPU, writes a record (ARGS="--device cuda --stage train"; ARGS=--help)
 #   make bench           measures (WORK="gemm policy" just these; bench/README.md says what and how)
 #   BUILD=elsewhere      another build folder; WERROR=OFF builds in spite of warnings; JOBS=1 on a small machine
 
@@ -13,12 +14,13 @@ WERROR ?= ON
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 PREFIX ?= /usr/local
 ONLY   ?=
+ARGS   ?=
 WORK   ?= $(patsubst bench/%.c,%,$(sort $(wildcard bench/*.c)))
 
 MAKEFLAGS += --no-print-directory
 export BUILD WERROR JOBS
 
-.PHONY: all demo check check-all cross bench format clean install
+.PHONY: all demo check check-all cross bench gpu-report format clean install
 
 all:
 	@tools/build.sh $(BUILD) all -DTRUNNION_WERROR=$(WERROR)
@@ -40,6 +42,9 @@ cross:
 bench:
 	@tools/build.sh $(BUILD) benches -DTRUNNION_WERROR=$(WERROR)
 	@for work in $(WORK); do echo "== $$work"; $(BUILD)/bench_$$work || exit 1; done
+
+gpu-report: all
+	@python3 tools/gpu_report --build $(BUILD) $(ARGS)
 
 format:
 	@git ls-files -z --cached --others --exclude-standard '*.c' '*.h' | xargs -0 clang-format -i

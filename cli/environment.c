@@ -14,6 +14,7 @@ void cli_help_environment(FILE *to) {
                  "  TRUNNION_LIBRARY      libraries for matrix products, as --library\n"
                  "  TRUNNION_NUMERICS     exact or fast, as --numerics\n"
                  "  TRUNNION_MATRIX       0: no matrix units; tf32: f32 products use them too\n"
+                 "  TRUNNION_GRAPHS       0: no graphs or command buffers of the driver for repeated work\n"
                  "  TRUNNION_TUNE         1: measure products at their first use; 0: ignore the\n"
                  "                        tuning file\n"
                  "  TRUNNION_CHECK_INDICES  1: indices are checked on other devices than the CPU too\n"

@@ -64,6 +64,7 @@ backend   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/
 pull      | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/pull.py $BUILD
 embed     | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD embed
 faults    | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/command_faults.py $BUILD
+gpu-report | check    |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/gpu_report.py $BUILD
 finetune  | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/finetune.py $BUILD
 survive   | check     | 180 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD
 chat      | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/chat.py $BUILD
@@ -110,6 +111,7 @@ folders   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/
 speech    | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/text/speech.py $BUILD/trunnion
 serve-load | check-all | 1200 | tools/build.sh $BUILD all $plain && python3 tools/checks/serve_load.py $BUILD
 tokenize  | check-all | 1800 | tools/build.sh $BUILD all $plain && tools/checks/tokenizers.sh $BUILD
+gpu-report-all | check-all | 3600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/gpu_report.py $BUILD opencl vulkan cuda
 doubles-all | check-all | 3600 | tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD --all
 templates | check-all | 300 | tools/build.sh $BUILD all $plain && tools/checks/templates.sh $BUILD
 llama     | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 bench/compare.py --build $BUILD --rounds 1 --rows 'llm-*'

@@ -2,6 +2,7 @@
 
     torch_works.py serve THREADS             obeys lines of JSON on standard input, answers each with one
     torch_works.py peak WORK FILE THREADS    does a work some times, prints the peak of resident memory in bytes
+    torch_works.py time WORK FOLDER SECONDS DEVICE THREADS    one work on "cpu" or "cuda": prints the answer as JSON
 
 Each work starts from the numbers that `trunnion bench --save` wrote (WORK.start.safetensors) and shows that it gets the
 same results (WORK.result.safetensors) before it is timed. It is written as PyTorch's own documentation would have it:
@@ -22,10 +23,11 @@ sys.path[:0] = [str(HERE), str(HERE.parent.parent / "tools")]
 from text import minilm  # noqa: E402
 from timing import peak_bytes, sample  # noqa: E402
 
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32}
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}  # of the largest value
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64, "I32": torch.int32}
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of the largest value
 CHANGE = 2e-2  # of what a training step changes, in the 2-norm: Adam's first step divides by the gradient's size
 PEAK_SECONDS = 0.5
+device = "cpu"  # where the works run
 
 
 def read(path):
@@ -35,7 +37,7 @@ def read(path):
     header = json.loads(data[8:8 + length])
     header.pop("__metadata__", None)
     body = memoryview(data)[8 + length:]
-    return {name: torch.frombuffer(body[slice(*t["data_offsets"])], dtype=DTYPES[t["dtype"]]).reshape(t["shape"]).clone()
+    return {name: torch.frombuffer(body[slice(*t["data_offsets"])], dtype=DTYPES[t["dtype"]]).reshape(t["shape"]).clone().to(device)
             for name, t in header.items()}
 
 
@@ -80,7 +82,7 @@ class Network:
     """A network on its inputs: evaluated, or trained by step()."""
 
     def __init__(self, start, net):
-        self.net, self.x, self.turn = net, inputs(start), 0
+        self.net, self.x, self.turn = net.to(device), inputs(start), 0
         net.load_state_dict(below(start, "model."))
 
     def run(self):
@@ -232,6 +234,7 @@ WORKS = {
     "record-15": Call,
     "add-": lambda start: Plain(start, torch.add),
     "chain5-": lambda start: Plain(start, chain),
+    "attention-": lambda start: Plain(start, F.scaled_dot_product_attention),
     "conv3x3-": lambda start: Plain(start, lambda x, w: F.conv2d(x, w, padding=1)),
     "minilm-": Sentences,
     "policy-forward-": PolicyForward,
@@ -293,10 +296,22 @@ def serve():
         print(json.dumps(answer), flush=True)
 
 
+def time_once(work, folder, seconds):
+    """The answer to one work on `device`: its results compared, then its time."""
+    torch.backends.cudnn.allow_tf32 = False  # as ours by default; torch.mm's default is the same
+    answer = {"version": torch.__version__, "wrong": check(work, folder)}
+    run = make(work, read(f"{folder}/{work}.start.safetensors")).run
+    print(json.dumps(answer | sample(run, seconds, torch.cuda.synchronize if device == "cuda" else lambda: None)))
+
+
 def main():
+    global device
     torch.set_num_threads(int(sys.argv[-1]))
     if sys.argv[1] == "serve":
         serve()
+    elif sys.argv[1] == "time":
+        device = sys.argv[5]
+        time_once(sys.argv[2], sys.argv[3], float(sys.argv[4]))
     else:
         work = make(sys.argv[2], read(sys.argv[3]))
         sample(work.run, PEAK_SECONDS)

@@ -17,7 +17,8 @@ enum { MOST_SAMPLES = 20, LEAST_SAMPLES = 3, WARM_RUNS = 3, STARTS = 7, PROFILED
 static const double SAMPLE_SECONDS = 2e-3, WORK_SECONDS = 1.5, LONG_RUN = 0.3;
 
 static const char help_text[] =
-    "works: gemm-f32-256 … conv3x3-64-56-fast (default: all; --list prints them), and:\n"
+    "works: gemm-f32-256 … download-64m (--list prints them; default: all except gemm-f16-…, …-4096, attention-…,\n"
+    "upload-… and download-…, which are for GPUs), and:\n"
     "  start                 a whole `trunnion devices`\n"
     "  size                  bytes of this command\n"
     "  peak-memory-WORK      the most memory of a process that does WORK\n"
@@ -318,10 +319,12 @@ static const struct {
 enum { OTHERS = sizeof others / sizeof others[0] };
 
 static const bench_work *work_at(int i) {
-    return i < bench_work_count ? &bench_works[i] : &bench_llm_works[i - bench_work_count];
+    if (i < bench_work_count) return &bench_works[i];
+    i -= bench_work_count;
+    return i < bench_llm_work_count ? &bench_llm_works[i] : &bench_device_works[i - bench_llm_work_count];
 }
 
-static int work_count(void) { return bench_work_count + bench_llm_work_count; }
+static int work_count(void) { return bench_work_count + bench_llm_work_count + bench_device_work_count; }
 
 static bool is_peak(const char *name) { return strncmp(name, PEAK, sizeof PEAK - 1) == 0 && !strchr(name, '*'); }
 
@@ -345,7 +348,7 @@ static int run_named(bench *b, const char *pattern) {
     return code;
 }
 
-/* All but the language model's, whose file may not be there; that is said then. */
+/* Without the works for GPUs, and the language model's if its file is not there; that is said then. */
 static int run_everything(bench *b) {
     static const char *const rest[] = {"peak-memory-policy-train-4096", "peak-memory-transformer-train-8x128",
                                        "peak-memory-cnn-train-32", "start", "size"};

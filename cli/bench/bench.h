@@ -30,8 +30,8 @@ typedef struct bench_work {
     const char *model; /* the file of a language model; NULL: the cache folder's */
 } bench_work;
 
-extern const bench_work bench_works[], bench_llm_works[];
-extern const int bench_work_count, bench_llm_work_count;
+extern const bench_work bench_works[], bench_llm_works[], bench_device_works[];
+extern const int bench_work_count, bench_llm_work_count, bench_device_work_count;
 
 /* Does a work once. Writes its inputs and first weights to FOLDER/NAME.start.safetensors, its results, trained weights
  * and gradients to FOLDER/NAME.result.safetensors: "input.0" …, "model.…", "result.0" …, "gradient.…". */

@@ -5,6 +5,7 @@
  * differ, as in life: on one alone many gradients vanish, and arithmetic on numbers next to zero is slow. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "cli/bench/bench.h"
 #include "trunnion/backend.h"
@@ -99,6 +100,7 @@ static tn_status begin_gemm_as(bench_work *w, void **self, tn_dtype dtype) {
 
 static tn_status begin_gemm(bench_work *w, void **self) { return begin_gemm_as(w, self, TN_F32); }
 static tn_status begin_gemm_bf16(bench_work *w, void **self) { return begin_gemm_as(w, self, TN_BF16); }
+static tn_status begin_gemm_f16(bench_work *w, void **self) { return begin_gemm_as(w, self, TN_F16); }
 
 static tn_status run_gemm(void *self) {
     holder *h = self;
@@ -199,6 +201,63 @@ static tn_status run_fast(tn_status (*run)(void *self), void *self) {
 }
 
 static tn_status run_conv_fast(void *self) { return run_fast(run_conv, self); }
+
+/* ---- attention --------------------------------------------------------------------------------------------------- */
+
+enum { ATTENTION_HEADS = 16, HEAD_SIZE = 64 };
+
+/* size: queries, and keys. */
+static tn_status begin_attention_as(bench_work *w, void **self, tn_dtype dtype) {
+    holder *h = new_holder(self);
+    if (!h) return bench_work_out_of_memory();
+    for (int i = 0; i < 3; i++)
+        h->t[i] = numbers((int64_t[]){1, ATTENTION_HEADS, w->size[i > 0], HEAD_SIZE}, 4, dtype);
+    h->inputs = 3;
+    return TN_OK;
+}
+
+static tn_status begin_attention(bench_work *w, void **self) { return begin_attention_as(w, self, TN_F32); }
+static tn_status begin_attention_f16(bench_work *w, void **self) { return begin_attention_as(w, self, TN_F16); }
+
+static tn_status run_attention(void *self) {
+    holder *h = self;
+    TN_SCOPE;
+    return finish_bench_work(h, tn_scaled_dot_product_attention(h->t[0], h->t[1], h->t[2], NULL, NULL));
+}
+
+/* ---- copies between host and device ------------------------------------------------------------------------------ */
+
+typedef struct transfer {
+    void *device_memory, *host; /* host: pinned where the device can */
+    tn_device *device;
+    size_t bytes;
+    bool up;
+} transfer;
+
+static void end_transfer(void *self) {
+    transfer *t = self;
+    if (!t) return;
+    tn_host_free(t->host);
+    tn_device_dealloc(t->device, t->device_memory);
+    free(t);
+}
+
+static tn_status begin_transfer(bench_work *w, void **self) {
+    transfer *t = *self = calloc(1, sizeof *t);
+    if (!t) return bench_work_out_of_memory();
+    t->device = tn_current_device();
+    t->bytes = (size_t)w->size[0];
+    t->up = w->size[1] != 0;
+    tn_status s = tn_host_alloc(t->device, t->bytes, &t->host, NULL);
+    if (s == TN_OK) memset(t->host, 1, t->bytes);
+    return s == TN_OK ? tn_device_alloc(t->device, t->bytes, 64, &t->device_memory) : s;
+}
+
+static tn_status run_transfer(void *self) {
+    const transfer *t = self;
+    return t->up ? tn_device_copy(t->device, t->device_memory, NULL, t->host, t->bytes)
+                 : tn_device_copy(NULL, t->host, t->device, t->device_memory, t->bytes);
+}
 
 /* ---- a small policy ---------------------------------------------------------------------------------------------- */
 
@@ -435,3 +494,24 @@ const bench_work bench_works[] = {
     WORK("conv3x3-64-56-fast", begin_conv, run_conv_fast, 64, 56, 2.0 * 64 * 64 * 9 * 56 * 56, 0),
 };
 const int bench_work_count = sizeof bench_works / sizeof bench_works[0];
+
+#define ATTENTION(name, m, n, begin) \
+    WORK(name, begin, run_attention, m, n, 4.0 * ATTENTION_HEADS * HEAD_SIZE * (m) * (n), 0)
+#define TRANSFER(name, bytes, up) \
+    { name, {bytes, up}, begin_transfer, run_transfer, end_transfer, 0, 0, 1, NULL, NULL, NULL }
+
+/* Works of sizes that only show what a GPU can do, and copies to it: not part of a run of all works. */
+const bench_work bench_device_works[] = {
+    GEMM("gemm-f32-4096", 4096, begin_gemm),
+    GEMM("gemm-f16-256", 256, begin_gemm_f16),
+    GEMM("gemm-f16-4096", 4096, begin_gemm_f16),
+    GEMM("gemm-bf16-4096", 4096, begin_gemm_bf16),
+    ATTENTION("attention-f32-256", 256, 256, begin_attention),
+    ATTENTION("attention-f32-2048", 2048, 2048, begin_attention),
+    ATTENTION("attention-f16-2048", 2048, 2048, begin_attention_f16),
+    ATTENTION("attention-token-f32-4096", 1, 4096, begin_attention),
+    ATTENTION("attention-token-f16-4096", 1, 4096, begin_attention_f16),
+    TRANSFER("upload-64m", 1 << 26, 1),
+    TRANSFER("download-64m", 1 << 26, 0),
+};
+const int bench_device_work_count = sizeof bench_device_works / sizeof bench_device_works[0];

@@ -202,6 +202,8 @@ static tn_status device_start(tn_device *d, const tn_device_options *o) {
     const char *matrices = tn_env("TRUNNION_MATRIX");
     if (matrices && strcmp(matrices, "0") == 0) d->caps.matrix = 0;
     if (!matrices || strcmp(matrices, "tf32") != 0) d->caps.matrix &= ~(uint32_t)TN_MATRIX_TF32;
+    const char *graphs = tn_env("TRUNNION_GRAPHS");
+    d->no_graphs = graphs && strcmp(graphs, "0") == 0;
     d->says_exact = d->caps.exact;
     if (tn_certify_list_has(d, "exact", NULL, 0)) d->caps.exact = false;
     TRY(tn_kernels_open(d));

@@ -29,6 +29,7 @@ struct tn_device {
     bool says_exact;                /* caps.exact by the driver's word; certification may have found otherwise */
     bool is_cpu;                    /* native kernels of src/cpu may run on its buffers */
     bool is_engine;                 /* another library computes the graphs; memory and kernels are the cpu's */
+    bool no_graphs;                 /* repeated command lists are submitted one by one, not as the driver's graphs */
     tn_fallback fallback;           /* may the host compute what it cannot? */
     struct tn_host_rows *host_rows; /* device.c: what it did compute; NULL: nothing */
     void *kernels;                  /* kernel.c's table, by structure */

@@ -675,7 +675,8 @@ static tn_status run_rows(const tn_command_list *l) {
 static tn_status need_driver_list(tn_command_list *l) {
     tn_device *d = l->device;
     void *driver_list = NULL;
-    if (l->format || l->no_driver_list || !d->driver->list_make || !d->driver->list_run || !d->driver->list_free)
+    if (l->format || l->no_driver_list || d->no_graphs || !d->driver->list_make || !d->driver->list_run ||
+        !d->driver->list_free)
         return TN_OK;
     tn_status s = d->driver->list_make(d->handle, l->calls, (int64_t)l->n_items, &driver_list);
     l->no_driver_list = s != TN_OK && s != TN_ERR_LOST;
