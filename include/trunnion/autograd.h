@@ -81,6 +81,13 @@ typedef struct tn_recompute {
 TN_API tn_recompute tn_recompute_begin(void);
 TN_API void tn_recompute_end(tn_recompute *scope);
 
+/* Recomputation without marks: while it is on, each tn_backward of this thread divides the forward pass into regions by
+ * itself, so that what is kept and the largest region together take few bytes. Takes about the time of a second forward
+ * pass; the bits stay the same. Regions of TN_RECOMPUTE stay as they are. tn_data_parallel_options.save_memory turns it
+ * on if a step runs out of memory. Default: off. Returns the previous setting.
+ * Source: Chen et al. 2016, "Training deep nets with sublinear memory cost". */
+TN_API bool tn_set_auto_recompute(bool on);
+
 /* ---- watching gradients ------------------------------------------------------------------------------------------ */
 
 /* Called when the gradient of a tensor is complete, before it is passed on or collected. Returns NULL to keep it, or a

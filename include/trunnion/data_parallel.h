@@ -71,9 +71,16 @@ typedef struct tn_data_parallel_options {
      * TN_FALLBACK_WARN. */
     tn_fallback fallback;
     tn_group *group; /* the processes that train together; must outlive the tn_data_parallel; default NULL: this one */
+    /* If a training step runs out of memory (tn_device_options.pool_max limits it), it is tried again with
+     * recomputation (tn_set_auto_recompute), which keeps its bits, then in two, four … times as many parts, without and
+     * with recomputation. Later steps use what was found. For one process, and even splits. Default false. */
+    bool save_memory;
 } tn_data_parallel_options;
-#define TN_DATA_PARALLEL_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_data_parallel_options, group), 0, TN_SPLIT_EVEN, NULL, false, TN_FALLBACK_WARN, NULL }
+#define TN_DATA_PARALLEL_DEFAULTS                                                                                      \
+    {                                                                                                                  \
+        TN_OPTIONS_SIZE(tn_data_parallel_options, save_memory), 0, TN_SPLIT_EVEN, NULL, false, TN_FALLBACK_WARN, NULL, \
+            false                                                                                                      \
+    }
 
 /* The part of a batch that is being recorded: its device is the thread's current one. */
 typedef struct tn_part {
@@ -110,6 +117,16 @@ TN_API void tn_data_parallel_free(tn_data_parallel *p); /* NULL is allowed */
  * changes, as in tn_minimize. */
 TN_API tn_status tn_data_parallel_minimize(tn_data_parallel *p, tn_optimizer *o, int64_t rows, tn_part_function *loss,
                                            void *ctx, double *value);
+
+/* How training steps save memory. */
+typedef struct tn_memory_report {
+    size_t struct_size; /* set by the caller */
+    bool recomputes;
+    int parts;             /* of a batch */
+    int64_t refused_bytes; /* the least that a step would have needed that ran out of memory; 0: none did */
+} tn_memory_report;
+/* Errors: TN_ERR_ARGUMENT if a pointer is NULL or out->struct_size is not set. */
+TN_API tn_status tn_data_parallel_get_saving(const tn_data_parallel *p, tn_memory_report *out);
 
 /* Computes all parts for inference, each [part->rows, …], and concatenates them to one tensor [rows, …] on the home
  * device, without gradients; in a group each rank computes all parts by itself. Returns a new handle; an error tensor

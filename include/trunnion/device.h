@@ -303,9 +303,15 @@ typedef struct tn_pool_stats {
     int64_t pieces;                   /* slabs that blocks are cut out of */
     int64_t free_bytes, largest_free; /* free in slabs, without cached blocks; the largest contiguous part */
     double fragmentation;             /* 0 to 1: share of free_bytes outside of the largest contiguous part */
+    /* bytes that would have been in use if the last evaluation or buffer for which there was no memory had got it; 0:
+     * there always was */
+    int64_t refused_bytes;
 } tn_pool_stats;
 TN_API tn_status tn_device_get_pool_stats(const tn_device *device, tn_pool_stats *stats);
 TN_API void tn_device_reset_pool_peak(tn_device *device); /* also allocations and hits; NULL is allowed */
+/* Sets pool_max of a device that is open: a limit in bytes of what the pool allocates; 0: none. Memory in use stays,
+ * but no more is allocated while it exceeds the limit. Errors: TN_ERR_ARGUMENT for NULL. */
+TN_API tn_status tn_device_set_pool_max(tn_device *device, size_t bytes);
 /* Returns cached blocks, and slabs without blocks in use (except pool_initial), to the driver. *given (may be NULL):
  * the number of bytes returned. Source: torch.cuda.empty_cache. */
 TN_API tn_status tn_device_trim(tn_device *device, int64_t *given);

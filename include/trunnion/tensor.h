@@ -123,6 +123,11 @@ TN_API tn_status tn_status_of(const tn_tensor *t);
  *   - Everything else is computed, except on the device of an engine, where all results become errors. Of several
  *     indices out of range in one evaluation the first is reported. */
 TN_API tn_status tn_eval(tn_tensor *const *tensors, int count);
+/* Drops what this thread has recorded as new values of states but not evaluated: the states keep the values that they
+ * have. Without this call, writes of an evaluation for which there was no memory are made by the next evaluation.
+ * (Those of a device that was lost are dropped by themselves.) Has no effect in a capture. tn_minimize calls it on
+ * failure. */
+TN_API void tn_discard_writes(void);
 
 /* Submits what tn_eval would run to `queue` (device.h; NULL: this thread's current queue) and returns without waiting.
  *   event: recorded after the work; may be NULL.

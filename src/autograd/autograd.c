@@ -12,6 +12,7 @@
  * merges the copies with what the forward pass computed nor computes them before they are needed. */
 #include <string.h>
 
+#include "autograd/tape.h"
 #include "ops/ops_common.h"
 #include "plan/capture.h"
 #include "plan/passes.h"
@@ -21,36 +22,6 @@
 #include "gen/ops_build.h"
 
 /* ---- the tape of one call ---------------------------------------------------------------------------------------- */
-
-/* A node on the tape. Leaves are known by their slot: all versions of one parameter share an entry. */
-typedef struct tape_entry {
-    tn_node *node;
-    tn_node *grad; /* sum of what has arrived; owned by the build */
-    int32_t next_child;
-    bool visited;
-    bool needed; /* it, or something below it, is asked for */
-} tape_entry;
-
-/* The copies of one region of TN_RECOMPUTE. */
-typedef struct region {
-    int32_t origin;
-    tn_node *gate;         /* the first gradient that reached it */
-    tn_pointer_map copied; /* nodes → place in t->copies */
-} region;
-
-typedef struct tape {
-    tn_build build;
-    tape_entry *entries;
-    int32_t *order; /* entries, inputs before their users */
-    int32_t *stack; /* entries whose children are being visited */
-    int32_t *table; /* open addressing by key; entry + 1, 0 where empty */
-    size_t count, capacity, order_count, order_capacity, depth, stack_capacity, table_size;
-    bool leaves_needed; /* tn_backward: every leaf is asked for */
-    region *regions;
-    size_t region_count, region_capacity;
-    tn_node **copies, **copying; /* owned by the build; a stack of nodes that wait for copies of their inputs */
-    size_t copy_count, copy_capacity, copying_capacity;
-} tape;
 
 static const void *gradient_key_of(const tn_node *n) {
     return (n->flags & TN_NODE_LEAF) && n->slot ? (const void *)n->slot : (const void *)n;
@@ -65,7 +36,7 @@ static size_t table_place(const tape *t, const void *key) {
     return at;
 }
 
-static tape_entry *tape_find(const tape *t, const tn_node *n) {
+tape_entry *tn_tape_find(const tape *t, const tn_node *n) {
     if (!t->table_size) return NULL;
     int32_t found = t->table[table_place(t, gradient_key_of(n))];
     return found ? &t->entries[found - 1] : NULL;
@@ -131,7 +102,7 @@ static bool reads_stale(const tn_node *n) {
 
 /* Half precision: the op's rule is applied to its f32 form, so that the gradient is rounded once. Where an input has
  * been overwritten, only the rule itself can tell whether it is needed. */
-static bool through_expansion(const tn_node *n) {
+bool tn_tape_through_expansion(const tn_node *n) {
     const tn_op_row *row = tn_op(n->op);
     if (!row->impl->grad) return row->kind == TN_COMPOSED;
     bool half = tn_dtype_is_half(n->dtype);
@@ -143,7 +114,7 @@ static tn_status next_child(tape_entry *e, tn_node **child) {
     tn_node *n = e->node;
     *child = NULL;
     if (n->flags & TN_NODE_LEAF) return TN_OK;
-    if (through_expansion(n)) {
+    if (tn_tape_through_expansion(n)) {
         if (e->next_child++ > 0) return TN_OK;
         TRY(tn_expand_node(n));
         if (n->expansion->flags & TN_NODE_GRAD) *child = n->expansion;
@@ -361,7 +332,7 @@ static tn_status spread_gradient(tape *t, tn_node *n, tn_node *dy, tn_node **gra
     TRY(examine(t, first, n));
     for (int i = 0; i < n->n_in; i++) {
         if (!grads[i] || !n->in[i] || !(n->in[i]->flags & TN_NODE_GRAD)) continue;
-        tape_entry *e = tape_find(t, n->in[i]);
+        tape_entry *e = tn_tape_find(t, n->in[i]);
         if (!e || !e->needed) continue;
         TRY(check_gradient(n, i, grads[i]));
         TRY(add_gradient(t, e, grads[i]));
@@ -373,8 +344,8 @@ static tn_status spread_gradient(tape *t, tn_node *n, tn_node *dy, tn_node **gra
 static tn_status step_back(tape *t, const tape_entry *e) {
     tn_node *n = e->node;
     if (n->flags & TN_NODE_LEAF) return TN_OK;
-    if (through_expansion(n)) {
-        tape_entry *below = tape_find(t, n->expansion);
+    if (tn_tape_through_expansion(n)) {
+        tape_entry *below = tn_tape_find(t, n->expansion);
         return below && below->needed ? add_gradient(t, below, e->grad) : TN_OK;
     }
     if (!tn_op(n->op)->impl->grad) return TN_OK;
@@ -448,7 +419,7 @@ static tn_node *filled_like(tape *t, const tn_node *n, double value) {
 }
 
 static tn_status seed(tape *t, tn_node *output, tn_node *grad) {
-    tape_entry *e = tape_find(t, output);
+    tape_entry *e = tn_tape_find(t, output);
     if (!e || !e->needed) return TN_OK;
     tn_node *g = grad ? grad : filled_like(t, output, 1.0);
     TRY(t->build.status);
@@ -645,6 +616,7 @@ tn_status tn_remove_hook(tn_tensor *t, int64_t id) {
 static tn_status backward_on(tape *t, const tn_tensor *loss) {
     tn_node *n = tn_tensor_node(loss);
     TRY(walk_gradient(t, n));
+    if (tn_recorder_here()->recomputes) TRY(tn_regions_choose(t));
     TRY(seed(t, n, NULL));
     TRY(go_back(t));
     return collect_leaves(t);
@@ -679,6 +651,7 @@ tn_status tn_backward(const tn_tensor *loss) {
     size_t count = r->count;
     bool within = tn_recorder_begin_gradient(r);
     tn_status s = backward_on(&t, loss);
+    if (r->recomputes) tn_regions_forget(&t);
     tn_recorder_end_gradient(r, within, count);
     r->no_grad = before;
     r->origin = origin;
@@ -753,7 +726,7 @@ static tn_status gradients_on(tape *t, const request *q, tn_tensor **grads) {
     TRY(go_back(t));
     for (int i = 0; i < q->input_count; i++) {
         tn_node *n = tn_tensor_node(q->inputs[i]);
-        tn_node *g = tape_find(t, n)->grad;
+        tn_node *g = tn_tape_find(t, n)->grad;
         g = g ? own_memory(t, g) : filled_like(t, n, 0.0);
         TRY(t->build.status);
         grads[i] = tn_tensor_new(tn_node_retain(g));

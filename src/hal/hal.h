@@ -80,6 +80,8 @@ typedef struct tn_buffer {
 /* 64-byte aligned; freed blocks are reused. The device may still be executing the work that used the block before: work
  * submitted to a queue (queue.h) waits for it; a caller that accesses `address` itself calls tn_buffer_await. */
 tn_status tn_buffer_new(tn_device *d, size_t bytes, tn_buffer **out);
+/* After a request that failed: so many bytes would have been requested next (tn_pool_stats.refused_bytes). */
+void tn_pool_refuse_more(tn_device *d, int64_t bytes);
 tn_status tn_buffer_new_for_host(tn_device *d, size_t bytes, tn_buffer **out); /* prefers a block that nothing uses */
 /* *out uses memory that the caller owns; release(ctx) (may be NULL) is called when the last reference is released. */
 tn_status tn_buffer_borrow(tn_device *d, void *address, size_t bytes, void (*release)(void *), void *ctx,

@@ -37,6 +37,7 @@ typedef struct pool {
     bool closing;
     tn_buffer *given[GIVEN_SLOTS];
     int64_t in_use_bytes, in_use_peak; /* of blocks, whole classes */
+    int64_t refused;                   /* bytes in use if the last request that failed had not; 0: none failed */
     int64_t asked, hits;               /* buffers asked for, and those that a kept block was right for */
     tn_slab_pool *pieces;              /* NULL: every block is allocated by the driver */
     size_t growth;                     /* bytes of a piece; 0: only what was taken at open is cut */
@@ -123,7 +124,18 @@ static void say_use(const tn_device *d, char *text, size_t size) {
     if (n > 0 && s.limit) (void)snprintf(text + n, size - (size_t)n, ", limit %s", tn_bytes_text(most, s.limit));
 }
 
+void tn_pool_refuse_more(tn_device *d, int64_t bytes) {
+    pool *p = d->pool;
+    heap_lock();
+    p->refused += bytes;
+    heap_unlock();
+}
+
 static tn_status pool_out_of_memory(tn_device *d, size_t bytes) {
+    pool *p = d->pool;
+    heap_lock();
+    p->refused = p->in_use_bytes + (int64_t)bytes;
+    heap_unlock();
     char want[24], total[24], left[24], use[240];
     int64_t all = d->info.total_memory, unused = d->info.free_memory;
     if (d->driver->memory) (void)d->driver->memory(d->handle, &all, &unused);
@@ -497,6 +509,16 @@ void tn_pool_free(tn_device *d) {
     d->pool = NULL;
 }
 
+tn_status tn_device_set_pool_max(tn_device *d, size_t bytes) {
+    TRY(tn_need(d, "tn_device_set_pool_max: device"));
+    pool *p = d->pool;
+    heap_lock();
+    p->taken_limit = bytes > INT64_MAX ? INT64_MAX : (int64_t)bytes;
+    heap_unlock();
+    if (bytes) tn_memory_trim(d); /* cached blocks would be handed out without asking for the limit */
+    return TN_OK;
+}
+
 tn_status tn_device_get_pool_stats(const tn_device *d, tn_pool_stats *out) {
     if (!d || !out) return tn_fail(TN_ERR_ARGUMENT, "tn_device_get_pool_stats: %s is NULL", d ? "stats" : "device");
     if (out->struct_size < sizeof(size_t))
@@ -512,7 +534,8 @@ tn_status tn_device_get_pool_stats(const tn_device *d, tn_pool_stats *out) {
                        .limit = p->taken_limit,
                        .buffers = p->live_buffers,
                        .allocations = p->asked,
-                       .hits = p->hits};
+                       .hits = p->hits,
+                       .refused_bytes = p->refused};
     heap_unlock();
     s.pieces = f.pieces;
     s.free_bytes = f.free_bytes;

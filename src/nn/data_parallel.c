@@ -47,6 +47,8 @@ struct tn_data_parallel {
     double *shares;  /* of the parts, up to and with each: the last is the sum; NULL: even */
     tn_tensor **ran; /* what parts yield, `row` tensors each */
     bool sum;
+    bool saves_memory, recomputes;
+    int64_t refused; /* the least that a step needed for which there was no memory; 0: there always was */
     tn_fallback fallback;
     /* In a group of several processes; otherwise group is NULL. */
     tn_group *group;
@@ -167,6 +169,7 @@ static tn_status take_options(tn_data_parallel *p, const tn_data_parallel_option
     p->parts = o.parts ? o.parts : devices * tn_group_size(p->group);
     p->sum = o.sum;
     p->fallback = o.fallback;
+    p->saves_memory = o.save_memory && !p->group;
     if (p->parts < 1 || p->parts > MOST_PARTS)
         return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: %d parts; must be 1 to %d", p->parts, MOST_PARTS);
     if (o.split != TN_SPLIT_EVEN && o.split != TN_SPLIT_SHARES)
@@ -196,7 +199,7 @@ static tn_status build_data_parallel(tn_data_parallel *p, tn_module *m, tn_devic
     status = take_module(p, m, devices[0]);
     p->stand_ins = calloc((size_t)p->count + 1, sizeof *p->stand_ins);
     p->members = calloc((size_t)count, sizeof *p->members);
-    p->ran = calloc((size_t)p->parts * ((size_t)p->count + 1), sizeof *p->ran);
+    p->ran = calloc((size_t)(p->saves_memory ? MOST_PARTS : p->parts) * ((size_t)p->count + 1), sizeof *p->ran);
     if (status == TN_OK && (!p->stand_ins || !p->members || !p->ran)) status = data_parallel_out_of_memory();
     for (int i = 0; i < count && status == TN_OK; i++)
         status = add_member(p, devices[i], count == 1);
@@ -406,6 +409,7 @@ static tn_status compute_anywhere(const call *c, work *w) {
         if (!w->by) return tn_backend_fail(TN_ERR_DEVICE, "data parallel: all devices have failed");
         tn_status status = compute(c, w);
         if (status == TN_OK || same_everywhere(status)) return status;
+        if (status == TN_ERR_MEMORY && c->p->saves_memory) return status;
         member *next;
         status = lose(c->p, w->by, status, &next);
         if (status != TN_OK) return status;
@@ -419,6 +423,7 @@ static tn_status fetch_anyhow(const call *c, work *w) {
         if (!w->by->lost) {
             tn_status status = fetch(c, w);
             if (status == TN_OK || same_everywhere(status)) return status;
+            if (status == TN_ERR_MEMORY && c->p->saves_memory) return status;
             status = lose(c->p, w->by, status, &next);
             if (status != TN_OK) return status;
         }
@@ -463,35 +468,43 @@ static void cut_data_parallel(call *c, int64_t rows, int begin, int end) {
     }
 }
 
-/* Adds the parts' gradients to the first one's as they arrive; the last are added in the step itself. */
+/* Adds the parts' gradients to the first one's as they arrive; the last are added in the step itself, unless memory is
+ * to be saved. */
 static tn_status add_up(const call *c, const work *w) {
     const tn_data_parallel *p = c->p;
     tn_tensor **sums = c->works[0].values;
-    if (w == c->works || w == c->works + c->count - 1) return TN_OK;
+    if (w == c->works || (w == c->works + c->count - 1 && !p->saves_memory)) return TN_OK;
+    tn_status status = TN_OK;
     {
         TN_SCOPE;
         TN_NO_GRAD;
-        for (int i = 0; i < p->count; i++) {
+        for (int i = 0; i < p->count && status == TN_OK; i++) {
             if (!w->values[i]) continue;
             tn_tensor *sum = sums[i] ? tn_retain(tn_add(sums[i], w->values[i])) : tn_retain(w->values[i]);
             tn_free(sums[i]);
             sums[i] = sum;
+            if (!p->saves_memory) continue;
+            tn_free(w->values[i]); /* else old and new sums of all would be in memory at once */
+            w->values[i] = NULL;
+            status = tn_eval(&sum, 1);
         }
     }
     free_tensors(w->values, p->count);
-    return tn_eval(NULL, 0);
+    return status == TN_OK ? tn_eval(NULL, 0) : status;
 }
 
 static tn_status compute_all(call *c, int64_t rows) {
     tn_status status = TN_OK;
     cut_data_parallel(c, rows, 0, c->p->parts);
     c->sums = c->works[0].values;
-    for (int i = 0; i < c->count && status == TN_OK; i++) {
-        c->works[i].random = tn_get_random_state();
-        status = compute_anywhere(c, &c->works[i]);
-    }
-    for (int i = 0; i < c->count && status == TN_OK; i++) {
-        status = fetch_anyhow(c, &c->works[i]);
+    /* A device alone has nothing to wait for: the gradients of a part are added before the next part makes others. */
+    int ahead = c->p->member_count == 1 ? 1 : c->count;
+    for (int i = 0, computed = 0; i < c->count && status == TN_OK; i++) {
+        for (; computed < c->count && computed < i + ahead && status == TN_OK; computed++) {
+            c->works[computed].random = tn_get_random_state();
+            status = compute_anywhere(c, &c->works[computed]);
+        }
+        if (status == TN_OK) status = fetch_anyhow(c, &c->works[i]);
         if (status == TN_OK && c->train) status = add_up(c, &c->works[i]);
     }
     return status;
@@ -529,7 +542,7 @@ static tn_tensor *gradient_of(void *ctx, const tn_tensor *parameter) {
         int i = (c->next + k) % p->count;
         if (p->variables[i].tensor != parameter) continue;
         c->next = i + 1;
-        bool divided = !p->group && c->count > 1;
+        bool divided = !p->group && c->count > 1 && !p->saves_memory;
         tn_tensor *sum = c->sums[i], *last = divided ? c->works[c->count - 1].values[i] : NULL;
         return sum && last ? tn_add(sum, last) : sum ? sum : last;
     }
@@ -658,8 +671,8 @@ static tn_status minimize_here(const call *c, tn_optimizer *o, int64_t rows, dou
     return status;
 }
 
-tn_status tn_data_parallel_minimize(tn_data_parallel *p, tn_optimizer *o, int64_t rows, tn_part_function *loss,
-                                    void *ctx, double *value) {
+static tn_status minimize_once(tn_data_parallel *p, tn_optimizer *o, int64_t rows, tn_part_function *loss, void *ctx,
+                               double *value) {
     call c = {.p = p, .function = loss, .ctx = ctx, .train = true, .wants_loss = value != NULL, .optimizer = o};
     tn_status status = tn_nn_need(o, "tn_data_parallel_minimize: the optimizer");
     if (status == TN_OK) status = call_begin(&c, "tn_data_parallel_minimize: p or the loss function", rows);
@@ -677,6 +690,73 @@ tn_status tn_data_parallel_minimize(tn_data_parallel *p, tn_optimizer *o, int64_
     call_end(&c);
     if (status == TN_OK) status = tn_eval(NULL, 0); /* lets go of what was recorded on other devices */
     return status;
+}
+
+/* ---- a step that runs out of memory ------------------------------------------------------------------------------ */
+
+/* Recomputation first, which keeps the bits; then more parts, where it costs less to leave it. false: nothing is left.
+ * */
+static bool save_more(tn_data_parallel *p, int64_t rows) {
+    if (!p->recomputes) return p->recomputes = true;
+    int64_t parts = 2 * (int64_t)p->parts;
+    if (p->shares || p->parts >= rows || p->parts == MOST_PARTS) return false;
+    parts = parts < rows ? parts : rows;
+    p->parts = parts < MOST_PARTS ? (int)parts : MOST_PARTS;
+    p->recomputes = false;
+    return true;
+}
+
+static void note_refused_step(tn_data_parallel *p) {
+    tn_pool_stats s = {.struct_size = sizeof s};
+    if (tn_device_get_pool_stats(p->home, &s) != TN_OK || s.refused_bytes <= 0) return;
+    if (!p->refused || s.refused_bytes < p->refused) p->refused = s.refused_bytes;
+}
+
+static tn_status memory_is_missing(const tn_data_parallel *p, int first_parts) {
+    tn_pool_stats s = {.struct_size = sizeof s};
+    tn_device_info info;
+    char parts[64] = "a batch that cannot be divided further";
+    (void)tn_device_get_pool_stats(p->home, &s);
+    if (p->parts > first_parts) snprintf(parts, sizeof parts, "its batch in %d parts", p->parts);
+    return tn_backend_fail(TN_ERR_MEMORY,
+                           "%s: a training step needs at least %.1f MiB, with recomputation and %s, but the limit is "
+                           "%.1f MiB: %.1f MiB are missing; %.1f MiB are in use before the step (weights, optimizer "
+                           "state, data)",
+                           id_of(p->home, &info), (double)p->refused / 0x1p20, parts, (double)s.limit / 0x1p20,
+                           (double)(p->refused - s.limit) / 0x1p20, (double)s.in_use_bytes / 0x1p20);
+}
+
+tn_status tn_data_parallel_minimize(tn_data_parallel *p, tn_optimizer *o, int64_t rows, tn_part_function *loss,
+                                    void *ctx, double *value) {
+    if (!p || !p->saves_memory) return minimize_once(p, o, rows, loss, ctx, value);
+    tn_random_state start = tn_get_random_state();
+    int parts = p->parts;
+    bool before = tn_set_auto_recompute(p->recomputes), recomputed = p->recomputes;
+    tn_status status = minimize_once(p, o, rows, loss, ctx, value);
+    while (status == TN_ERR_MEMORY) {
+        note_refused_step(p);
+        tn_clear_plans(); /* their memory, too */
+        if (!save_more(p, rows)) break;
+        tn_set_random_state(start);
+        (void)tn_set_auto_recompute(p->recomputes);
+        status = minimize_once(p, o, rows, loss, ctx, value);
+    }
+    (void)tn_set_auto_recompute(before);
+    if (status != TN_ERR_MEMORY) return status;
+    tn_pool_stats s = {.struct_size = sizeof s};
+    bool limited = tn_device_get_pool_stats(p->home, &s) == TN_OK && s.limit && p->refused;
+    status = limited ? memory_is_missing(p, parts) : status;
+    p->parts = parts;
+    p->recomputes = recomputed;
+    return status;
+}
+
+tn_status tn_data_parallel_get_saving(const tn_data_parallel *p, tn_memory_report *out) {
+    if (!p || !out) return tn_nn_need(NULL, "tn_data_parallel_get_saving: p or out");
+    if (out->struct_size < sizeof *out)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_data_parallel_get_saving: out->struct_size is not set");
+    *out = (tn_memory_report){out->struct_size, p->recomputes, p->parts, p->refused};
+    return TN_OK;
 }
 
 tn_tensor *tn_data_parallel_forward(tn_data_parallel *p, int64_t rows, tn_part_function *forward, void *ctx) {

@@ -251,7 +251,10 @@ static tn_status step(tn_optimizer *o, bool forget, const gradients *g) {
     if (forget) tn_optimizer_zero_grad(o);
     if (status == TN_OK) {
         status = tn_eval(NULL, 0);
-        if (status != TN_OK) count_step(o, recorded_moves, o, -1);
+        if (status != TN_OK) {
+            count_step(o, recorded_moves, o, -1);
+            tn_discard_writes(); /* else a later evaluation would make this step, too */
+        }
     }
     status = tn_optim_shard_end(o, status);
     for (int i = 0; i < o->count; i++)

@@ -161,15 +161,21 @@ void tn_plan_release_outputs(tn_plan_cache *c, const tn_plan *p, int count) {
         tn_buffer_release(c->outputs[i]);
 }
 
-static tn_status note_refused_output(tn_plan_cache *c, int what, tn_status s) {
-    if (s == TN_ERR_MEMORY) c->refused = what;
+/* what: the output, or TN_REFUSED_ARENA. The device also counts what would have been reserved behind it. */
+static tn_status note_refused_output(tn_plan_cache *c, const tn_plan *p, int what, tn_status s) {
+    if (s != TN_ERR_MEMORY) return s;
+    c->refused = what;
+    int64_t rest = 0;
+    for (int i = what == TN_REFUSED_ARENA ? 0 : what + 1; i < p->output_count; i++)
+        rest += p->output_home[i] < 0 ? p->output_bytes[i] : 0;
+    tn_pool_refuse_more(p->device, rest);
     return s;
 }
 
 tn_status tn_plan_reserve(tn_plan_cache *c, const tn_plan *p, tn_buffer *const *bound) {
     c->refused = TN_REFUSED_NONE;
     TRY(tn_mem_grow(&c->outputs, &c->output_capacity, (size_t)p->output_count, sizeof *c->outputs));
-    TRY(note_refused_output(c, TN_REFUSED_ARENA, reserve_arena(c, p)));
+    TRY(note_refused_output(c, p, TN_REFUSED_ARENA, reserve_arena(c, p)));
     for (int i = 0; i < p->output_count; i++) {
         if (p->output_home[i] >= 0) {
             c->outputs[i] = tn_buffer_retain(bound[p->output_home[i]]);
@@ -178,7 +184,7 @@ tn_status tn_plan_reserve(tn_plan_cache *c, const tn_plan *p, tn_buffer *const *
         tn_status s = tn_buffer_new(p->device, (size_t)p->output_bytes[i], &c->outputs[i]);
         if (s == TN_OK) continue;
         tn_plan_release_outputs(c, p, i);
-        return note_refused_output(c, i, s);
+        return note_refused_output(c, p, i, s);
     }
     return TN_OK;
 }
@@ -454,6 +460,10 @@ static tn_status run_bound(tn_recorder *r, tn_plan_cache *c, tn_plan *p, bool *a
         return s;
     }
     if (s == TN_ERR_ARGUMENT && p->failed) return indices_failed(r, c, p, s);
+    if (s == TN_ERR_LOST) { /* no later evaluation can succeed, and each would try these writes again */
+        give_up(r, b, s, false);
+        return s;
+    }
     if (s != TN_OK) return name_refused(c, p, s);
     c->launches += (int64_t)p->command_count;
     c->last = p;
@@ -665,6 +675,11 @@ tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
     r->limit = 2 * r->count;
     tn_recorder_merge_counts();
     return s;
+}
+
+void tn_discard_writes(void) {
+    tn_recorder *r = tn_recorder_here();
+    if (r && !r->capturing) restore_states(r, NULL, false);
 }
 
 const tn_evaluator tn_graph_evaluator = {

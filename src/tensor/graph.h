@@ -475,6 +475,7 @@ typedef struct tn_recorder {
     size_t count, capacity;
     tn_storage *written; /* states whose value is pending */
     bool no_grad;
+    bool recomputes;  /* tn_set_auto_recompute */
     int32_t origin;   /* of the nodes recorded now */
     uint8_t autocast; /* the low precision of TN_AUTOCAST, a tn_dtype; TN_F32: off */
     bool capturing;
@@ -502,6 +503,7 @@ typedef struct tn_recorder {
     void (*plans_free)(void *plans);
 } tn_recorder;
 tn_recorder *tn_recorder_here(void); /* NULL only when memory is out */
+int32_t tn_recompute_regions(int count); /* the first of so many new regions: tn_node.origin */
 tn_recorder *tn_random_here(void);   /* the same with its seed set (ops/op_create.c) */
 /* A composition depends on this number's value: it may not vary, now and at its line from now on. */
 void tn_node_fix(tn_node *n);

@@ -1031,6 +1031,14 @@ bool tn_set_grad_enabled(bool enabled) {
     return before;
 }
 
+bool tn_set_auto_recompute(bool on) {
+    tn_recorder *r = tn_recorder_here();
+    if (!r) return false;
+    bool before = r->recomputes;
+    r->recomputes = on;
+    return before;
+}
+
 tn_dtype tn_autocast_dtype(void) {
     const tn_recorder *r = tn_recorder_here();
     return r ? (tn_dtype)r->autocast : TN_F32;
@@ -1048,11 +1056,16 @@ void tn_autocast_end(tn_autocast *scope) {
     if (scope) (void)tn_autocast_begin(scope->before);
 }
 
-tn_recompute tn_recompute_begin(void) {
+int32_t tn_recompute_regions(int count) {
     static _Atomic uint32_t regions;
+    uint32_t first = atomic_fetch_add_explicit(&regions, (uint32_t)count, memory_order_relaxed);
+    return 1 + (int32_t)(first % (uint32_t)(INT32_MAX - count));
+}
+
+tn_recompute tn_recompute_begin(void) {
     tn_recorder *r = tn_recorder_here();
     tn_recompute before = {.before = r ? r->origin : 0};
-    if (r) r->origin = 1 + (int32_t)(atomic_fetch_add_explicit(&regions, 1, memory_order_relaxed) % INT32_MAX);
+    if (r) r->origin = tn_recompute_regions(1);
     return before;
 }
 

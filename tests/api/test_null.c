@@ -460,6 +460,7 @@ static void queues_refuse(void **state) {
     FAILS(tn_device_get_pool_stats(tn_best_device(), &unset))
     CALLS(tn_device_reset_pool_peak(NULL))
     FAILS(tn_device_trim(NULL, NULL))
+    FAILS(tn_device_set_pool_max(NULL, 0))
     FAILS(tn_device_defragment(NULL, NULL))
     FAILS(tn_host_alloc(NULL, 4, &out, NULL))
     FAILS(tn_host_alloc(tn_best_device(), 4, NULL, NULL))
@@ -725,6 +726,7 @@ static void data_parallel_refuses(void **state) {
     REFUSES(tn_data_parallel_forward(NULL, 1, no_part, NULL))
     YIELDS(0, tn_data_parallel_device_count(NULL))
     FAILS(tn_data_parallel_device_at(NULL, 0, &device))
+    FAILS(tn_data_parallel_get_saving(NULL, &(tn_memory_report){.struct_size = sizeof(tn_memory_report)}))
     REFUSES(tn_part_rows(NULL, NULL))
     REFUSES(tn_part_rows(&part, NULL))
     assert_ok(tn_data_parallel_new(root, &cpu, 1, &options, &p));

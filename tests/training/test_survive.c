@@ -263,6 +263,49 @@ static void a_time_limit_changes_nothing(void **state) {
     assert_same(&expected, &got);
 }
 
+/* ---- without tn_survive ------------------------------------------------------------------------------------------ */
+
+/* Writes of states that were recorded for a lost device are dropped: another device's are evaluated by the same thread.
+ * */
+static void a_thread_computes_on_after_its_device_is_lost(void **state) {
+    (void)state;
+    wrap_reset();
+    const char *name = wrap_driver(&far_driver)->name;
+    tn_device *far = NULL, *cpu = NULL;
+    assert_ok(tn_device_open(name, NULL, NULL, &far));
+    assert_ok(tn_device_open("cpu", NULL, NULL, &cpu));
+    tn_tensor *state_far, *state_cpu;
+    float value = 0;
+    assert_ok(tn_set_current_device(far));
+    state_far = tn_full((int64_t[]){32, 32}, 2, 1, TN_F32);
+    assert_ok(tn_make_state(state_far));
+    assert_ok(tn_set_current_device(cpu));
+    state_cpu = tn_full((int64_t[]){1}, 1, 1, TN_F32);
+    assert_ok(tn_make_state(state_cpu));
+    wrap_now.fail_at = 1;
+    wrap_now.fail_kind = WRAP_LAUNCH;
+    wrap_now.fail_with = TN_ERR_LOST;
+    wrap_now.stays = true;
+    {
+        TN_SCOPE;
+        /* Its first kernel fails, before any that writes the state. */
+        tn_add_(state_far, tn_softmax(tn_matmul(state_far, state_far), 1));
+        assert_int_equal(tn_eval(NULL, 0), TN_ERR_LOST);
+        for (int i = 0; i < 2; i++) {
+            tn_add_(state_cpu, tn_scalar(1));
+            assert_ok(tn_eval(NULL, 0));
+        }
+    }
+    assert_ok(tn_read(state_cpu, &value, sizeof value));
+    assert_float_equal(value, 3, 0);
+    tn_free(state_far);
+    tn_free(state_cpu);
+    wrap_reset();
+    assert_ok(tn_set_current_device(NULL));
+    tn_device_close(far);
+    tn_device_close(cpu);
+}
+
 /* ---- what is no device's failure --------------------------------------------------------------------------------- */
 
 static void strictly_the_first_failure_is_final(void **state) {
@@ -382,6 +425,7 @@ int main(void) {
         cmocka_unit_test(a_device_lost_at_any_launch_is_replaced),
         cmocka_unit_test(any_failing_call_is_survived),
         cmocka_unit_test(a_time_limit_changes_nothing),
+        cmocka_unit_test(a_thread_computes_on_after_its_device_is_lost),
         cmocka_unit_test(strictly_the_first_failure_is_final),
         cmocka_unit_test(a_failure_of_the_program_ends_the_run),
         cmocka_unit_test(a_run_can_be_stopped),

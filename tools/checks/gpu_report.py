@@ -15,6 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "checks")]
 import certify_all  # noqa: E402
 from device_work import Report  # noqa: E402
+from finetune import make_model  # noqa: E402
 
 WANTED = {"passes": ("ok", 1), "fails": ("failed", 2), "raises": ("failed", 1), "crashes": ("failed", 0), "hangs": ("hung", 1),
           "ends": ("ok", 1)}
@@ -68,6 +69,8 @@ def rehearse(report, build, name, folder):
         print(f"skipped: {name}: {missing}")
         return
     environment["TRUNNION_CACHE"] = os.environ.get("TRUNNION_CACHE") or str(pathlib.Path.home() / ".cache" / "trunnion")
+    environment["TRUNNION_REPORT_MODEL"] = f"{folder}/model"
+    make_model(pathlib.Path(folder) / "model")
     device = certify_all.DEVICES[name][1]
     ended = report_on(build, "--device", device, "--quick", "--out", folder, environment=environment)
     files = list(pathlib.Path(folder).glob(f"gpu-{device}-*.json"))
@@ -94,4 +97,6 @@ def main():
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.exit(print(__doc__))
     sys.exit(main())
