@@ -5,6 +5,7 @@
 #   make check           sets up, runs all tests (ONLY="unit layers" runs just these suites)
 #   make check-all       the slower suites too
 #   make cross           builds for other processors and systems (ONLY="wasm32-wasi": just this one; docs/platforms.md)
+#   make web             builds the web page and the npm package, in build-web (docs/platforms.md)
 #   make gpu-report      checks and times a GPU, writes a record (ARGS="--device cuda --stage train"; ARGS=--help)
 #   make bench           measures (WORK="gemm policy" just these; bench/README.md says what and how)
 #   BUILD=elsewhere      another build folder; WERROR=OFF builds in spite of warnings; JOBS=1 on a small machine
@@ -20,7 +21,7 @@ WORK   ?= $(patsubst bench/%.c,%,$(sort $(wildcard bench/*.c)))
 MAKEFLAGS += --no-print-directory
 export BUILD WERROR JOBS
 
-.PHONY: all demo check check-all cross bench gpu-report format clean install
+.PHONY: all demo check check-all cross web bench gpu-report format clean install
 
 all:
 	@tools/build.sh $(BUILD) all -DTRUNNION_WERROR=$(WERROR)
@@ -39,6 +40,9 @@ check-all:
 cross:
 	@python3 tools/cross.py $(ONLY)
 
+web:
+	@python3 tools/web.py
+
 bench:
 	@tools/build.sh $(BUILD) benches -DTRUNNION_WERROR=$(WERROR)
 	@for work in $(WORK); do echo "== $$work"; $(BUILD)/bench_$$work || exit 1; done
@@ -50,7 +54,7 @@ format:
 	@git ls-files -z --cached --others --exclude-standard '*.c' '*.h' | xargs -0 clang-format -i
 
 clean:
-	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz $(BUILD)-minimal
+	rm -rf $(BUILD) build-web $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz $(BUILD)-minimal
 
 install: all
 	cmake --install $(BUILD) --prefix $(PREFIX)

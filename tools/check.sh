@@ -77,6 +77,7 @@ oclgrind  | check     | 300 | tools/build.sh $BUILD tests $plain && tools/checks
 onnx      | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD
 onnx-ocl  | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl --every 75
 gpu-headers | check   |  60 | python3 tools/checks/gpu_headers.py
+web-node  | check     | 300 | tools/build.sh $BUILD all $plain && python3 tools/checks/web.py $BUILD node
 llm       | check     | 300 | tools/build.sh $BUILD all $plain && python3 tools/checks/llm.py $BUILD
 onnx-schemas | check  |  60 | python3 tools/checks/onnx_attributes.py
 export    | check     | 120 | tools/build.sh $BUILD tests $plain && python3 tools/checks/onnx_export.py $BUILD
@@ -90,6 +91,7 @@ fuzz      | check     | 300 | tools/build.sh $BUILD-asan fuzzers $asan && $run_p
 tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
 survive-all | check-all | 3600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD 60
 cross     | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/cross.py --check $BUILD
+web       | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/web.py $BUILD
 bare      | check-all | 10800 | tools/checks/bare.sh
 onnx-all  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl
 rendered-all | check-all | 1800 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD --all

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "cpu/attention.h"
+#include "cpu/widen.h"
 
 enum {
     BLOCK_ROWS = 96, /* at most, or one query: then bringing a chunk costs a twentieth of what is done with it */
@@ -59,6 +60,13 @@ VEC_INLINE void store_f16(uint16_t *h, V x) {
 #define HAS_F16 1
 VEC_INLINE V load_f16(const uint16_t *h) { return (V)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h))); }
 VEC_INLINE void store_f16(uint16_t *h, V x) { vst1_u16(h, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x))); }
+#elif defined(VEC_WASM)
+#define HAS_F16 1
+VEC_INLINE V load_f16(const uint16_t *h) { return v_f16(h); }
+VEC_INLINE void store_f16(uint16_t *h, V x) {
+    v_halves halves = v_narrow_f16(x);
+    memcpy(h, &halves, sizeof halves);
+}
 #else
 #define HAS_F16 0
 #endif

@@ -9,7 +9,8 @@
 /* q_dot adds the products of four weights of each of VL rows with four activations to VL sums. That is one instruction
  * on processors with VNNI; on AVX2 without, it goes through 16 bits, where u·q + u·q must fit, as it does below 7 bits.
  * Wider weights are split into two parts, with the top bit separate. ARM64's sdot multiplies signed bytes: weights of 8
- * bits are taken minus 128, and their sums start at 0; usdot, which is part of i8mm, takes them as they are. */
+ * bits are taken minus 128, and their sums start at 0; usdot, which is part of i8mm, takes them as they are.
+ * WebAssembly's relaxed SIMD has a product of weights below 7 bits; without it, pairs of 16 bits are multiplied. */
 
 /* Whether the sum of 8-bit weights starts at 0 instead of −128 · Σ q, because q_dot2 takes the weights minus 128. */
 #if defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
@@ -29,6 +30,11 @@ VEC_INLINE VI q_add16(VI a, VI b) { return (VI)_mm256_add_epi16((__m256i)a, (__m
 VEC_INLINE VI q_widen(VI pairs, int factor) {
     return (VI)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16((short)factor));
 }
+#elif defined(__wasm_relaxed_simd__)
+VEC_INLINE VI q_dot(VI sum, VB w, VI q) {
+    return (VI)wasm_i32x4_relaxed_dot_i8x16_i7x16_add((v128_t)q, (v128_t)w, (v128_t)sum);
+}
+#elif defined(VEC_WASM)
 #else
 VEC_INLINE VI q_dot(VI sum, VB w, VI q) {
     int8_t x[VEC_BYTES];
@@ -59,6 +65,25 @@ VEC_INLINE VI q_dot2(VI sum, VB w0, VB w1, const uint8_t *q, bool wide) {
     const uint8_t center = wide ? 128 : 0;
     int32x4_t first = vdotq_lane_s32((int32x4_t)sum, (int8x16_t)(w0 ^ center), x, 0);
     return (VI)vdotq_lane_s32(first, (int8x16_t)(w1 ^ center), x, 1);
+}
+#elif defined(__wasm_relaxed_simd__)
+VEC_INLINE VI q_dot2(VI sum, VB w0, VB w1, const uint8_t *q, bool wide) {
+    VI q0 = q_set1(read_int(q)), q1 = q_set1(read_int(q + 4));
+    if (!wide) return q_dot(q_dot(sum, w0, q0), w1, q1);
+    VI top = q_dot(q_dot((VI){0}, w0 >> 7, q0), w1 >> 7, q1);
+    return q_dot(q_dot(sum + (top << 7), w0 & 127, q0), w1 & 127, q1);
+}
+#elif defined(VEC_WASM)
+/* Of the rows 0 and 1, and of the rows 2 and 3, two sums each. */
+VEC_INLINE VI q_dot2(VI sum, VB w0, VB w1, const uint8_t *q, bool wide) {
+    v128_t x = wasm_i16x8_load8x8(q), x0 = wasm_i64x2_shuffle(x, x, 0, 0), x1 = wasm_i64x2_shuffle(x, x, 1, 1);
+    (void)wide;
+    v128_t low = wasm_i32x4_add(wasm_i32x4_dot_i16x8(wasm_u16x8_extend_low_u8x16((v128_t)w0), x0),
+                                wasm_i32x4_dot_i16x8(wasm_u16x8_extend_low_u8x16((v128_t)w1), x1));
+    v128_t high = wasm_i32x4_add(wasm_i32x4_dot_i16x8(wasm_u16x8_extend_high_u8x16((v128_t)w0), x0),
+                                 wasm_i32x4_dot_i16x8(wasm_u16x8_extend_high_u8x16((v128_t)w1), x1));
+    return sum +
+           (VI)wasm_i32x4_add(wasm_i32x4_shuffle(low, high, 0, 2, 4, 6), wasm_i32x4_shuffle(low, high, 1, 3, 5, 7));
 }
 #else
 VEC_INLINE VI q_dot2(VI sum, VB w0, VB w1, const uint8_t *q, bool wide) {

@@ -13,7 +13,7 @@
 
 /* A function that is instantiated for each format. Without vector units one function for all is small and hardly
  * slower. */
-#if defined(__AVX2__) || defined(VEC_NEON)
+#if defined(__AVX2__) || defined(VEC_NEON) || defined(VEC_WASM)
 #define KERNEL VEC_INLINE
 #else
 #define KERNEL static __attribute__((noinline))
@@ -166,6 +166,39 @@ VEC_INLINE void q_round(const float *x, const float *factor, uint8_t *q, int64_t
     }
 }
 
+#elif defined(VEC_WASM)
+enum { ROUND_AT_ONCE = 1 };
+
+VEC_INLINE int32_t q_add_lanes(v128_t x) {
+    x = wasm_i32x4_add(x, wasm_i32x4_shuffle(x, x, 2, 3, 0, 1));
+    return wasm_i32x4_extract_lane(x, 0) + wasm_i32x4_extract_lane(x, 1);
+}
+
+VEC_INLINE void q_most(const float *x, int32_t *most) {
+    v128_t a = wasm_i32x4_splat(0);
+    for (int i = 0; i < 8; i++)
+        a = wasm_i32x4_max(a, wasm_f32x4_abs(wasm_v128_load(x + 4 * i)));
+    a = wasm_i32x4_max(a, wasm_i32x4_shuffle(a, a, 2, 3, 0, 1));
+    *most = wasm_i32x4_extract_lane(wasm_i32x4_max(a, wasm_i32x4_shuffle(a, a, 1, 0, 3, 2)), 0);
+}
+
+/* Adding 1.5 · 2²³ leaves no room for a fraction: the integer is what the bits exceed that number's by. */
+VEC_INLINE v128_t q_integers(const float *x, float factor) {
+    const v128_t large = wasm_f32x4_splat(12582912.0f);
+    return wasm_i32x4_sub(wasm_f32x4_add(wasm_f32x4_mul(wasm_v128_load(x), wasm_f32x4_splat(factor)), large), large);
+}
+
+VEC_INLINE void q_round(const float *x, const float *factor, uint8_t *q, int64_t step, int32_t sum[][2]) {
+    (void)step;
+    for (int part = 0; part < 2; part++, x += 16, q += 16) {
+        v128_t a = wasm_i16x8_narrow_i32x4(q_integers(x, *factor), q_integers(x + 4, *factor));
+        v128_t b = wasm_i16x8_narrow_i32x4(q_integers(x + 8, *factor), q_integers(x + 12, *factor));
+        v128_t bytes = wasm_i8x16_narrow_i16x8(a, b);
+        wasm_v128_store(q, bytes);
+        sum[0][part] = q_add_lanes(wasm_i32x4_extadd_pairwise_i16x8(wasm_i16x8_extadd_pairwise_i8x16(bytes)));
+    }
+}
+
 #else
 enum { ROUND_AT_ONCE = 1 };
 
@@ -194,7 +227,7 @@ VEC_INLINE void q_round(const float *x, const float *factor, uint8_t *q, int64_t
 /* Rows of x at once: 12 sums and 12 accumulators of 32 registers, 6 and 6 of 16. */
 #if defined(__AVX512F__) || defined(VEC_NEON)
 enum { TILE = 12 };
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(__wasm_relaxed_simd__)
 enum { TILE = 6 };
 #else
 enum { TILE = 4 };

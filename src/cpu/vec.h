@@ -17,15 +17,15 @@
 #define VEC_JOIN_(a, b) a##_##b
 #define VEC_JOIN(a, b) VEC_JOIN_(a, b)
 /* Whether the compiler makes one instruction of a multiplication and an addition that are rounded once. */
-#if defined(__AVX2__) || defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
+#if defined(__AVX2__) || defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA) || defined(__wasm_relaxed_simd__)
 #define VEC_HAS_FMA 1
 #else
 #define VEC_HAS_FMA 0
 #endif
 
-/* Before a loop of constant length: unrolls it completely, so that an array of vectors can be in registers. Not done if
- * fma is no single instruction. */
-#if !VEC_HAS_FMA
+/* Before a loop of constant length: unrolls it completely, so that an array of vectors can be in registers. Processors
+ * without fma get small code instead. */
+#if !VEC_HAS_FMA && !defined(__wasm_simd128__)
 #define VEC_UNROLL
 #elif defined(__clang__)
 #define VEC_UNROLL _Pragma("clang loop unroll(full)")
@@ -44,6 +44,9 @@ enum { VEC_BYTES = 16 };
 #if defined(__aarch64__) && defined(__ARM_NEON)
 #define VEC_NEON
 #include <arm_neon.h>
+#elif defined(__wasm_simd128__)
+#define VEC_WASM
+#include <wasm_simd128.h>
 #endif
 #endif
 
@@ -135,6 +138,10 @@ VEC_INLINE V v_set1(real x) {
 VEC_INLINE V v_fma(V a, V b, V c) { return (V)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b); }
 #elif defined(VEC_NEON)
 VEC_INLINE V v_fma(V a, V b, V c) { return (V)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
+#elif defined(__wasm_relaxed_simd__) && defined(TN_VEC_F64) /* the module runs only where these round once */
+VEC_INLINE V v_fma(V a, V b, V c) { return (V)wasm_f64x2_relaxed_madd((v128_t)a, (v128_t)b, (v128_t)c); }
+#elif defined(__wasm_relaxed_simd__)
+VEC_INLINE V v_fma(V a, V b, V c) { return (V)wasm_f32x4_relaxed_madd((v128_t)a, (v128_t)b, (v128_t)c); }
 #elif defined(TN_VEC_F64) || VEC_HAS_FMA
 VEC_INLINE V v_fma(V a, V b, V c) {
     V v;

@@ -49,11 +49,13 @@ VEC_INLINE v_halves v_narrow_f16(V x) { return (v_halves)_mm256_cvtps_ph((__m256
 VEC_INLINE V v_widen_f16(v_halves h) { return (V)vcvt_f32_f16((float16x4_t)h); }
 VEC_INLINE v_halves v_narrow_f16(V x) { return (v_halves)vcvt_f16_f32((float32x4_t)x); }
 #else
+/* kir_from_f16 for each lane. */
 VEC_INLINE V v_widen_f16(v_halves h) {
-    V v;
-    for (int i = 0; i < VL; i++)
-        v[i] = kir_from_f16(h[i]);
-    return v;
+    v_words w = v_widen_words(h), magnitude = w & 0x7fffU, shifted = magnitude << 13;
+    v_words subnormal = (v_words)((V)(shifted | 0x38800000U) - 0x1p-14f), small = (v_words)(magnitude < 0x400U);
+    v_words special = (v_words)(magnitude >= 0x7c00U) & 0x7f800000U;
+    v_words bits = (small & subnormal) | (~small & (shifted + (112U << 23)));
+    return (V)((bits | special) | (w & 0x8000U) << 16);
 }
 
 VEC_INLINE v_halves v_narrow_f16(V x) {
