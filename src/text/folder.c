@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "text/folder.h"
+#include "text/folder_quant.h"
 #include "trunnion/ops.h"
 
 shown_word tn_txt_shown(const char *text, size_t length) {
@@ -47,7 +48,9 @@ static tn_status open_all(hf_folder *f) {
     if (!f->doc) return tn_backend_fail(TN_ERR_IO, "'%s' has no config.json: is it a model folder?", f->path);
     if (tn_json_kind_of(f->config) != TN_JSON_OBJECT)
         return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' is not an object", f->path);
-    return tn_hf_weights_open(f->path, &f->weights);
+    TRY(tn_hf_weights_open(f->path, &f->weights));
+    const tn_json *quant = tn_json_get(f->config, "quantization_config");
+    return tn_json_kind_of(quant) == TN_JSON_NULL ? TN_OK : tn_hf_weights_unpack(f->weights, f->path, quant);
 }
 
 tn_status tn_hf_open(const char *path, hf_folder *out) {
@@ -253,6 +256,7 @@ typedef struct pickled {
 
 struct hf_weights {
     tn_safetensors *safe; /* NULL: they are pickled */
+    hf_quant *quant;      /* NULL: they are stored plainly */
     tn_pickle **files;
     int64_t file_count;
     pickled *tensors; /* of all files, by name */
@@ -378,8 +382,13 @@ tn_status tn_hf_weights_open(const char *folder, hf_weights **out) {
     return *out ? weights_open_all(*out, folder) : TN_ERR_MEMORY;
 }
 
+tn_status tn_hf_weights_unpack(hf_weights *w, const char *folder, const tn_json *config) {
+    return tn_hf_quant_open(folder, config, w->safe, &w->quant);
+}
+
 void tn_hf_weights_close(hf_weights *w) {
     if (!w) return;
+    tn_hf_quant_close(w->quant);
     tn_safetensors_close(w->safe);
     for (int64_t i = 0; i < w->file_count; i++)
         tn_pickle_close(w->files[i]);
@@ -390,7 +399,10 @@ void tn_hf_weights_close(hf_weights *w) {
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-int64_t tn_hf_weights_count(const hf_weights *w) { return w->safe ? tn_safetensors_count(w->safe) : w->count; }
+int64_t tn_hf_weights_count(const hf_weights *w) {
+    if (w->quant) return tn_hf_quant_count(w->quant);
+    return w->safe ? tn_safetensors_count(w->safe) : w->count;
+}
 
 static tn_status describe_weights(const pickled *p, tn_safetensors_info *out) {
     tn_pickle_info t = {.struct_size = sizeof t};
@@ -412,6 +424,7 @@ static tn_status describe_weights(const pickled *p, tn_safetensors_info *out) {
 }
 
 tn_status tn_hf_weights_at(const hf_weights *w, int64_t i, tn_safetensors_info *info) {
+    if (w->quant) return tn_hf_quant_at(w->quant, i, info), TN_OK;
     return w->safe ? tn_safetensors_at(w->safe, (int)i, info) : describe_weights(&w->tensors[i], info);
 }
 
@@ -421,12 +434,14 @@ static const pickled *find_weights(const hf_weights *w, const char *name) {
 }
 
 bool tn_hf_weights_find(const hf_weights *w, const char *name, tn_safetensors_info *info) {
+    if (w->quant) return tn_hf_quant_find(w->quant, name, info);
     if (w->safe) return tn_safetensors_find(w->safe, name, info) == TN_OK;
     const pickled *p = find_weights(w, name);
     return p && describe_weights(p, info) == TN_OK;
 }
 
 tn_tensor *tn_hf_weights_tensor(const hf_weights *w, const char *name) {
+    if (w->quant) return tn_hf_quant_tensor(w->quant, name);
     if (w->safe) return tn_safetensors_tensor(w->safe, name);
     const pickled *p = find_weights(w, name);
     return p ? tn_pickle_tensor(p->file, name) : tn_failed(TN_ERR_FORMAT, "no tensor '%s'", name);

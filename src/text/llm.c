@@ -74,8 +74,8 @@ tn_status tn_llm_source_rows(const llm_source *s, const char *name, const int64_
     TRY(tn_llm_source_find(s, name, &t));
     if (!t.data)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s': tensor '%s' is not contiguous in its file; save it again with "
-                               ".contiguous()",
+                               "'%s': tensor '%s' cannot be read row by row: it is quantized, or not contiguous in its "
+                               "file (save it again with .contiguous())",
                                s->folder.path, name);
     size_t bytes = (size_t)t.shape[1] * tn_dtype_size(t.dtype);
     for (int64_t i = 0; i < count; i++)
@@ -93,6 +93,13 @@ enum { SYMBOL_TOKENS = 0 };
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
+/* A tensor's bytes; read through a tensor where they are not in the file as they are. */
+static tn_status copy_bytes(const llm_source *s, const llm_tensor *t, char *out) {
+    if (t->data) return memcpy(out, t->data, (size_t)t->bytes), TN_OK;
+    TN_SCOPE;
+    return tn_read(tn_llm_source_tensor(s, t), out, (size_t)t->bytes);
+}
+
 /* The matrices of experts that have a tensor each, as one: copied side by side. */
 static tn_status join_experts(const tn_llm *m, const char *name, tn_tensor **out) {
     char own[LLM_NAME_SIZE];
@@ -107,7 +114,7 @@ static tn_status join_experts(const tn_llm *m, const char *name, tn_tensor **out
         if (status == TN_OK && (next.dtype != info.dtype || next.bytes != info.bytes))
             status = tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': '%s' has another type than that of the first expert",
                                      tn_llm_source_path(&m->file->source), own);
-        if (status == TN_OK) memcpy(all + (size_t)e * (size_t)info.bytes, next.data, (size_t)info.bytes);
+        if (status == TN_OK) status = copy_bytes(&m->file->source, &next, all + (size_t)e * (size_t)info.bytes);
     }
     {
         TN_SCOPE;

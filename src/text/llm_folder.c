@@ -29,8 +29,7 @@ static tn_status find_family(const hf_folder *f, llm_config *c) {
 
 /* Features that would change the results. */
 static tn_status refuse_features(const hf_folder *f) {
-    static const char *const keys[] = {"quantization_config", "scale_attn_by_inverse_layer_idx", "add_cross_attention",
-                                       "clip_qkv", "alibi"};
+    static const char *const keys[] = {"scale_attn_by_inverse_layer_idx", "add_cross_attention", "clip_qkv", "alibi"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         TRY(tn_hf_refuse(f, keys[i]));
     const tn_json *scaled = tn_json_get(f->config, "scale_attn_weights");

@@ -6,6 +6,7 @@ too, so the header holds results alone.
 """
 
 import pathlib
+import sys
 
 import torch
 from transformers import T5Config, T5ForConditionalGeneration, UMT5Config, UMT5ForConditionalGeneration
@@ -44,4 +45,6 @@ def main():
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.exit(print(__doc__))
     main()

@@ -204,6 +204,17 @@ ENCODER_DECODERS = [  # name, stem, configuration
     ("mt5", "MT5", {"feed_forward_proj": "gated-gelu"}),
     ("umt5", "UMT5", {"feed_forward_proj": "gated-gelu"}),
 ]
+QUANTIZED = [  # name, quantization_config; how weights are stored follows from it
+    ("gptq", {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": False}),
+    ("gptq-act-order", {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": True}),
+    ("gptq-8-bits", {"quant_method": "gptq", "bits": 8, "group_size": 16}),
+    ("gptq-one-group", {"quant_method": "gptq", "bits": 2, "group_size": -1}),
+    ("gptq-v2", {"quant_method": "gptq", "bits": 4, "group_size": 16, "checkpoint_format": "gptq_v2"}),
+    ("awq", {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"}),
+    ("fp8", {"quant_method": "fp8", "weight_block_size": [32, 24]}),
+    ("fp8-channel", {"quant_method": "compressed-tensors", "format": "float-quantized"}),
+]
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # which output each place of a word has
 READERS = ("modernbert", "modernbert-mean", "eurobert", "qwen3-embedding", "embedding-gemma")  # no ONNX models
 TEXTS = ["How is the weather?", "Is it raining?", "", "a", "Ünïcödé — naïve café, 東京 🙂", "word " * 400,
          "def f(x):\n    return x ** 2", "The quick brown fox jumps over the lazy dog. " * 5]
@@ -340,6 +351,73 @@ class Suite:
             error = worst(again(torch.tensor([ids])).logits[0].numpy())
         self.expect(error <= GGUF_BOUND, f"{name}: the folder of the GGUF file differs by {error:.2g}")
         return f"{told}, a folder again {error:.1e}"
+
+    def packed(self, weight, config):
+        """The parts in which a matrix is stored, by their names' ends, and the matrix that they stand for."""
+        torch, bits, awq = self.torch, config["bits"], config["quant_method"] == "awq"
+        rows, columns = weight.shape
+        size = columns if config["group_size"] < 0 else config["group_size"]
+        groups = torch.arange(columns) // size
+        if config.get("desc_act"):
+            groups = groups[torch.randperm(columns)]
+        parts = [weight[:, groups == g] for g in range(-(-columns // size))]
+        low = torch.stack([p.min(1).values.clamp(max=0) for p in parts])
+        high = torch.stack([p.max(1).values.clamp(min=0) for p in parts])
+        scales = ((high - low) / (2 ** bits - 1)).clamp(min=1e-4).half()
+        zeros = (-low / scales.float()).round().clamp(1, 2 ** bits - 1).long()
+        numbers = (weight.T / scales.float()[groups] + zeros[groups]).round().clamp(0, 2 ** bits - 1).long()
+
+        def words(x):
+            x = x.reshape(*x.shape[:-1], -1, 32 // bits)
+            x = x[..., AWQ_ORDER] if awq else x
+            return ((x << torch.arange(32 // bits) * bits).sum(-1)).to(torch.uint32).view(torch.int32).contiguous()
+
+        less = 0 if awq or config.get("checkpoint_format") == "gptq_v2" else 1
+        stored = {"scales": scales, "qzeros": words(zeros - less),
+                  "qweight": words(numbers) if awq else words(numbers.T.contiguous()).T.contiguous()}
+        if not awq:
+            stored |= {"g_idx": groups.to(torch.int32), "bias": torch.zeros(rows).half()}
+        return stored, (scales.float()[groups] * (numbers - zeros[groups])).half().T
+
+    def eight_bits(self, weight, config):
+        torch, block = self.torch, config.get("weight_block_size")
+        scales = weight.abs().amax(1, keepdim=True) / 448
+        whole, name = scales, "weight_scale"
+        if block:
+            rows, columns = ([x * size for x in range(-(-n // size))] for n, size in zip(weight.shape, block))
+            scales = torch.tensor([[weight[r:r + block[0], c:c + block[1]].abs().max() / 448 for c in columns]
+                                   for r in rows])
+            whole = scales.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+            whole, name = whole[:weight.shape[0], :weight.shape[1]], "weight_scale_inv"
+        stored = (weight / whole).to(torch.float8_e4m3fn)
+        return {"weight": stored, name: scales}, (stored.float() * whole).bfloat16()
+
+    def quantized(self, name, config):
+        from safetensors.torch import save_file
+
+        torch, numpy, folder = self.torch, self.numpy, self.folder / name
+        model = self.make(name, "Llama", "ForCausalLM", COMMON)
+        stored = {}
+        folder.mkdir()
+        with torch.no_grad():
+            for key, p in model.state_dict().items():
+                if "proj" not in key:
+                    stored[key] = p.clone()
+                    continue
+                parts, stands_for = (self.packed if "bits" in config else self.eight_bits)(p.clone(), config)
+                stored |= {key.removesuffix("weight") + end: t for end, t in parts.items()}
+                p.copy_(stands_for.float())
+        save_file(stored, folder / "model.safetensors", {"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(model.config.to_dict() | {"quantization_config": config}))
+        ids = torch.randint(3, VOCABULARY, (1, TOKENS))
+        with torch.no_grad():
+            wanted = model(ids).logits[0].numpy()
+        out = self.folder / "logits.npy"
+        self.command("logits", "-m", folder, "--ids", " ".join(map(str, ids[0].tolist())), "-o", out, "--cache", "f32",
+                     "--json")
+        error = numpy.abs(numpy.load(out) - wanted).max() / numpy.abs(wanted).max()
+        self.expect(error <= LOGITS_BOUND, f"{name}: logits differ by {error:.2g} of the largest")
+        print(f"{name}: logits {error:.1e}", flush=True)
 
     def encoder_decoder(self, name, stem, config):
         torch, numpy, folder = self.torch, self.numpy, self.folder / name
@@ -481,7 +559,8 @@ def main():
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory(prefix="trunnion-folders-") as folder:
         suite = Suite(pathlib.Path(sys.argv[1]), torch, transformers, numpy, pathlib.Path(folder))
-        for one, rows in ((suite.decoder, DECODERS), (suite.encoder, ENCODERS), (suite.encoder_decoder, ENCODER_DECODERS)):
+        for one, rows in ((suite.decoder, DECODERS), (suite.encoder, ENCODERS), (suite.encoder_decoder, ENCODER_DECODERS),
+                          (suite.quantized, QUANTIZED)):
             for row in rows:
                 if sys.argv[2:] and row[0] not in sys.argv[2:]:
                     continue
