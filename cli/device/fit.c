@@ -15,13 +15,11 @@ enum { OPT_CONFIG = 256, OPT_CONTEXT, OPT_WEIGHTS, OPT_CACHE, OPT_TRAIN, OPT_BAT
 
 static int run_fit(int argc, char **argv);
 
-static const struct option options[] = {{"config", required_argument, NULL, OPT_CONFIG},
-                                        {"context", required_argument, NULL, OPT_CONTEXT},
-                                        {"weights", required_argument, NULL, OPT_WEIGHTS},
-                                        {"cache", required_argument, NULL, OPT_CACHE},
-                                        {"train", no_argument, NULL, OPT_TRAIN},
-                                        {"batch", required_argument, NULL, OPT_BATCH},
-                                        {0}};
+static const struct option options[] = {
+    {"config", required_argument, NULL, OPT_CONFIG},    {"context", required_argument, NULL, OPT_CONTEXT},
+    {"weights", required_argument, NULL, OPT_WEIGHTS},  {"cache", required_argument, NULL, OPT_CACHE},
+    {"cache-type", required_argument, NULL, OPT_CACHE}, {"train", no_argument, NULL, OPT_TRAIN},
+    {"batch", required_argument, NULL, OPT_BATCH},      {0}};
 
 const cli_command cli_fit = {
     .name = "fit",
@@ -37,7 +35,7 @@ const cli_command cli_fit = {
         "  --weights TYPE        type of the weights, with --config or config.json alone: f32, f16, bf16, q8_0, q6_K, "
         "q5_K, q5_1, q5_0, "
         "q4_K, q4_1, q4_0, q3_K, q2_K (default f32)\n"
-        "  --cache TYPE          type of the key/value cache: f16, bf16 or f32 (default f16)\n"
+        "  --cache TYPE          type of the key/value cache: f16, bf16, f32 or q8_0 (default f16)\n"
         "  --train               training with Adam in f32 instead of inference\n"
         "  --batch N             sequences per training step (default 1)\n"
         "  --json                total_bytes, weights_bytes, cache_bytes, activation_bytes, runtime_bytes,\n"
@@ -135,7 +133,8 @@ static bool take_fit_option(void *ctx, int val, const char *arg) {
         return r->weights_given && (tn_dtype_is_float(r->weights) || tn_dtype_block(r->weights) > 1);
     case OPT_CACHE:
         r->cache_given = true;
-        return find_dtype(arg, &r->cache) && (r->cache == TN_F16 || r->cache == TN_BF16 || r->cache == TN_F32);
+        return find_dtype(arg, &r->cache) &&
+               (r->cache == TN_F16 || r->cache == TN_BF16 || r->cache == TN_F32 || r->cache == TN_Q8_0);
     default: return r->train = true;
     }
 }

@@ -46,7 +46,7 @@ const cli_command cli_serve = {
             "      --parallel N      requests that are computed at once, 1 to 64 (default 4); each\n"
             "                        has a key/value cache of its own\n"
             "      --context N       tokens of a prompt and its answer (default: the model's, at most 4096)\n"
-            "      --cache TYPE      type of the key/value cache: f16, bf16 or f32 (default f16)\n" CLI_DRAFT_HELP
+            "      --cache TYPE      type of the key/value cache: f16, bf16, f32 or q8_0 (default f16)\n" CLI_DRAFT_HELP
             "                        (while one request is computed; several share each pass instead)\n"
             "      --queue N         requests that may wait; more get code 503 (default 64)\n"
             "      --max-body SIZE   longest body of a request (default 4M)\n"
@@ -80,6 +80,7 @@ static const struct option options[] = {
     {"parallel", required_argument, NULL, OPT_PARALLEL},
     {"context", required_argument, NULL, OPT_CONTEXT},
     {"cache", required_argument, NULL, OPT_CACHE},
+    {"cache-type", required_argument, NULL, OPT_CACHE},
     {"draft", required_argument, NULL, OPT_DRAFT},
     {"draft-tokens", required_argument, NULL, OPT_DRAFT_TOKENS},
     {"queue", required_argument, NULL, OPT_QUEUE},

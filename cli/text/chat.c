@@ -37,7 +37,7 @@ const cli_command cli_chat = {
             "      --stop TEXT       end an answer before TEXT; may be given up to 16 times\n" CLI_SAMPLING_HELP
             "      --lora DIR        add a LoRA adapter in PEFT's format (see finetune)\n"
             "      --context N       context length in tokens (default: the model's, at most 4096)\n"
-            "      --cache TYPE      type of the key/value cache: f16, bf16 or f32\n"
+            "      --cache TYPE      type of the key/value cache: f16, bf16, f32 or q8_0\n"
             "                        (default f16)\n" CLI_DRAFT_HELP
             "      --seed N          random seed (default: a random one, which is shown)\n"
             "\n"
@@ -63,6 +63,7 @@ static const struct option options[] = {
     {"lora", required_argument, NULL, OPT_LORA},
     {"context", required_argument, NULL, OPT_CONTEXT},
     {"cache", required_argument, NULL, OPT_CACHE},
+    {"cache-type", required_argument, NULL, OPT_CACHE},
     {"draft", required_argument, NULL, OPT_DRAFT},
     {"draft-tokens", required_argument, NULL, OPT_DRAFT_TOKENS},
     {"stop", required_argument, NULL, OPT_STOP},

@@ -61,7 +61,7 @@ const cli_command cli_generate = {
             "      --lora DIR        add a LoRA adapter in PEFT's format (see finetune)\n"
             "      --context N       context length in tokens, prompt and answer together\n"
             "                        (default: what they need; with -n -1 at least 4096 if the model has them)\n"
-            "      --cache TYPE      type of the key/value cache: f16, bf16 or f32\n"
+            "      --cache TYPE      type of the key/value cache: f16, bf16, f32 or q8_0\n"
             "                        (default f16)\n" CLI_DRAFT_HELP
             "      --seed N          random seed (default: a random one, which is shown)\n"
             "      --prompt-cache FILE  go on with the sequence in FILE as far as the prompt is the same,\n"
@@ -103,6 +103,7 @@ static const struct option options[] = {
     {"context", required_argument, NULL, OPT_CONTEXT},
     {"ids", required_argument, NULL, OPT_IDS},
     {"cache", required_argument, NULL, OPT_CACHE},
+    {"cache-type", required_argument, NULL, OPT_CACHE},
     {"draft", required_argument, NULL, OPT_DRAFT},
     {"draft-tokens", required_argument, NULL, OPT_DRAFT_TOKENS},
     {"prompt-cache", required_argument, NULL, OPT_PROMPT_CACHE},

@@ -24,7 +24,7 @@ const cli_command cli_logits = {
             "  -p, --prompt TEXT     the prompt; - reads standard input\n"
             "      --ids IDS         the prompt as token ids, separated by commas or spaces, instead of -p\n"
             "  -o, --output FILE     a NumPy file: f32 [positions, vocabulary]\n"
-            "      --cache TYPE      type of the key/value cache: f16, bf16 or f32 (default f16)\n"
+            "      --cache TYPE      type of the key/value cache: f16, bf16, f32 or q8_0 (default f16)\n"
             "      --no-special      do not parse control tokens such as <|im_end|> in the prompt\n"
             "  --json                shape[], ids[], file, device, fallback[]\n"
             "\n"
@@ -178,6 +178,7 @@ static int run_logits(int argc, char **argv) {
         {"no-special", no_argument, NULL, OPT_NO_SPECIAL},
         {"ids", required_argument, NULL, OPT_IDS},
         {"cache", required_argument, NULL, OPT_CACHE},
+    {"cache-type", required_argument, NULL, OPT_CACHE},
         {0},
     };
     wishes w = {0};

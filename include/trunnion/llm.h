@@ -28,8 +28,10 @@ extern "C" {
 typedef struct tn_llm tn_llm;
 enum { TN_LLM_BATCH = 64 }; /* conversations of a batch, and of a pool of caches, at most */
 
-/* Type of the elements of the key/value cache. */
-typedef enum tn_llm_cache { TN_LLM_CACHE_F16 = 0, TN_LLM_CACHE_BF16, TN_LLM_CACHE_F32 } tn_llm_cache;
+/* Type of the elements of the key/value cache. Q8_0: blocks of 32 numbers with a common scale, 53 % of the memory of
+ * F16; on the CPU, for models whose heads have a multiple of 32 numbers. Logits of a model with quantized weights
+ * differ from those of F32 by about 4 % of their standard deviation (SmolLM2 in Q4_1; F16: 3 %). */
+typedef enum tn_llm_cache { TN_LLM_CACHE_F16 = 0, TN_LLM_CACHE_BF16, TN_LLM_CACHE_F32, TN_LLM_CACHE_Q8_0 } tn_llm_cache;
 
 typedef struct tn_llm_options {
     size_t struct_size;

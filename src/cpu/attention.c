@@ -71,10 +71,24 @@ VEC_INLINE void store_f16(uint16_t *h, V x) {
 #define HAS_F16 0
 #endif
 
+static void decode_blocks(const uint8_t *from, int64_t count, float *restrict to) {
+    for (int64_t i = 0; i < count; i += TN_KV_BLOCK, from += TN_KV_BLOCK_BYTES) {
+        const int8_t *q = (const int8_t *)from + 2;
+        uint16_t h;
+        memcpy(&h, from, sizeof h);
+        float d = kir_from_f16(h);
+        for (int j = 0; j < TN_KV_BLOCK; j++)
+            to[i + j] = d * (float)q[j];
+    }
+}
+
+/* count: for q8_0 a multiple of TN_KV_BLOCK. */
 static void widen_paged(const void *from, tn_dtype dtype, int64_t count, float *restrict to) {
     const uint16_t *h = from;
     int64_t i = 0;
-    if (dtype == TN_F32) {
+    if (dtype == TN_U8) {
+        decode_blocks(from, count, to);
+    } else if (dtype == TN_F32) {
         memcpy(to, from, (size_t)count * sizeof *to);
     } else if (dtype == TN_BF16) {
         for (; i < count; i++)
@@ -99,7 +113,10 @@ static void widen_paged(const void *from, tn_dtype dtype, int64_t count, float *
 static void narrow(const float *from, tn_dtype dtype, int64_t count, void *restrict to) {
     uint16_t *h = to;
     int64_t i = 0;
-    if (dtype == TN_F32) {
+    if (dtype == TN_U8) {
+        for (; i < count; i += TN_KV_BLOCK)
+            tn_kv_block_encode(from + i, (uint8_t *)to + i / TN_KV_BLOCK * TN_KV_BLOCK_BYTES);
+    } else if (dtype == TN_F32) {
         memcpy(to, from, (size_t)count * sizeof *from);
     } else if (dtype == TN_BF16) {
         for (; i < count; i++)
@@ -199,19 +216,23 @@ void multiply(product p, int64_t rows, int64_t columns) {
 
 /* ---- pages ------------------------------------------------------------------------------------------------------- */
 
+static int64_t row_bytes_of(tn_dtype dtype, int64_t head_dim) {
+    return tn_kv_row(dtype, head_dim) * (int64_t)tn_dtype_size(dtype);
+}
+
 /* Address of a kv head's first row in the page of a sequence's chunk; NULL: there is no such page. */
 static char *find_page(const tn_kv_cache *cache, int64_t sequence, int64_t chunk, int64_t head, int64_t head_dim) {
     if (chunk < 0 || chunk >= cache->page_count) return NULL;
     int64_t page = cache->pages ? cache->pages[sequence * cache->page_count + chunk] : chunk;
     if (page < 0 || page >= cache->n_pages) return NULL;
-    int64_t element = page * cache->page_stride + head * KEYS * head_dim;
+    int64_t element = page * cache->page_stride + head * KEYS * tn_kv_row(cache->dtype, head_dim);
     return (char *)cache->data + (size_t)element * tn_dtype_size(cache->dtype);
 }
 
 static void append_tokens(void *ctx, int64_t begin, int64_t end, int worker) {
     const tn_kv_cache_write_args *x = ctx;
     (void)worker;
-    int64_t row_bytes = x->head_dim * (int64_t)tn_dtype_size(x->cache.dtype);
+    int64_t row_bytes = row_bytes_of(x->cache.dtype, x->head_dim);
     for (int64_t i = begin; i < end; i++) {
         int64_t place = x->batch ? x->positions[i] : x->position + i;
         if (place < 0) continue;
@@ -387,7 +408,7 @@ typedef struct source {
 /* The rows of a chunk in the cache's dtype: its page, or if new tokens are among the visible ones, a copy in the part's
  * own memory, of which only the rows `at` are filled. */
 static const char *bring_page(const attention *a, part *p, const source *s, const block *b, int64_t chunk, range at) {
-    int64_t d = a->args->head_dim, row_bytes = d * (int64_t)tn_dtype_size(s->cache->dtype);
+    int64_t d = a->args->head_dim, row_bytes = row_bytes_of(s->cache->dtype, d);
     int64_t cached = tn_max64(tn_min64(b->position - chunk * KEYS, KEYS), 0);
     const char *page = find_page(s->cache, b->sequence, chunk, b->head, d);
     if (page && cached == KEYS) return page;
@@ -479,7 +500,7 @@ static bool may_stay_half(const attention *a, const tn_kv_cache *cache) {
 
 /* A page of keys in columns, a vector of keys at a time. */
 static void put_page_of_any(const attention *a, part *p, const char *page, tn_dtype dtype) {
-    int64_t d = a->args->head_dim, row_bytes = d * (int64_t)tn_dtype_size(dtype);
+    int64_t d = a->args->head_dim, row_bytes = row_bytes_of(dtype, d);
     for (int64_t i = 0; i < KEYS; i += VL, page += VL * row_bytes) {
         if (dtype == TN_F32 && d == a->width) {
             put_columns((const float *)(const void *)page, d, d, p->keys + i);
@@ -497,7 +518,7 @@ static matrix bring_keys(const attention *a, part *p, const block *b, int64_t ch
     source s = {&x->k_cache, x->k, x->k_token_stride, x->k_head_stride};
     const char *page = bring_page(a, p, &s, b, chunk, at);
 #if HAS_PIECES
-    if (x->k_cache.dtype != TN_F32 && x->head_dim % 8 == 0) {
+    if (tn_dtype_size(x->k_cache.dtype) == 2 && x->head_dim % 8 == 0) {
         put_page((const uint16_t *)(const void *)page, at.end, x->head_dim, (uint16_t *)(void *)p->nhwc);
         if (may_stay_half(a, &x->k_cache)) return (matrix){p->nhwc, KEYS, true};
         widen_paged(p->nhwc, x->k_cache.dtype, x->head_dim * KEYS, p->keys);
@@ -512,7 +533,7 @@ static matrix bring_keys(const attention *a, part *p, const block *b, int64_t ch
 static matrix bring_values(const attention *a, part *p, const block *b, int64_t chunk, range at) {
     const tn_attention_args *x = a->args;
     tn_dtype dtype = x->v_cache.dtype;
-    int64_t d = x->head_dim, row_bytes = d * (int64_t)tn_dtype_size(dtype);
+    int64_t d = x->head_dim, row_bytes = row_bytes_of(dtype, d);
     source s = {&x->v_cache, x->v, x->v_token_stride, x->v_head_stride};
     const char *page = bring_page(a, p, &s, b, chunk, at);
     bool half = may_stay_half(a, &x->v_cache);

@@ -265,19 +265,33 @@ void tn_rope_f32(const tn_rope_args *args);
 
 enum { TN_PAGE_TOKENS = 64 }; /* tokens of a page of a cache, keys of a chunk of the softmax: part of the contract */
 
-/* Keys or values of all tokens so far: data [n_pages, kv_heads, TN_PAGE_TOKENS, head_dim], contiguous within a page.
- * Token t is row t % TN_PAGE_TOKENS of page pages[t / TN_PAGE_TOKENS]. */
+/* A cache of TN_U8 holds q8_0 blocks: TN_KV_BLOCK numbers x are an f16 scale d and as many bytes q, little endian; x is
+ * about d · q. In f32, d = min(max |x| / 127, 65504) and q = x · (1 / d), rounded to the nearest, halves away from
+ * zero; then d is rounded to f16. A block with a NaN or an infinity is NaN. */
+enum { TN_KV_BLOCK = 32, TN_KV_BLOCK_BYTES = 34 };
+void tn_kv_block_encode(const float *x, uint8_t *block);
+void tn_kv_block_decode(const uint8_t *block, float *x);
+/* Elements of a token's row, of head_dim numbers, in a cache of this dtype; and how many numbers a row has. */
+static inline int64_t tn_kv_row(tn_dtype dtype, int64_t head_dim) {
+    return dtype == TN_U8 ? head_dim / TN_KV_BLOCK * TN_KV_BLOCK_BYTES : head_dim;
+}
+static inline int64_t tn_kv_numbers(tn_dtype dtype, int64_t row) {
+    return dtype == TN_U8 ? row / TN_KV_BLOCK_BYTES * TN_KV_BLOCK : row;
+}
+
+/* Keys or values of all tokens so far: data [n_pages, kv_heads, TN_PAGE_TOKENS, row], contiguous within a page; a row
+ * is head_dim numbers, or their q8_0 blocks. Token t is row t % TN_PAGE_TOKENS of page pages[t / TN_PAGE_TOKENS]. */
 typedef struct tn_kv_cache {
     void *data;
-    tn_dtype dtype;       /* TN_F32, TN_F16 or TN_BF16 */
+    tn_dtype dtype;       /* TN_F32, TN_F16, TN_BF16, or TN_U8: q8_0; head_dim is then whole blocks */
     int64_t n_pages;      /* pages in data; a number in `pages` outside [0, n_pages) names no page */
-    int64_t page_stride;  /* elements from page to page, at least kv_heads · TN_PAGE_TOKENS · head_dim */
+    int64_t page_stride;  /* elements from page to page, at least kv_heads · TN_PAGE_TOKENS · row */
     const int64_t *pages; /* [page_count], of a batch [n, page_count]; NULL: page i is i */
     int64_t page_count;   /* pages of this sequence; with pages NULL at most n_pages of them exist */
 } tn_kv_cache;
 
-/* Rounds x (f32, nearest even) to the cache's dtype and writes token i to logical position position + i. Tokens without
- * a page are not written. Cannot fail. */
+/* Rounds x (f32, to nearest even or to q8_0) to the cache's dtype and writes token i to logical position position + i.
+ * Tokens without a page are not written. Cannot fail. */
 typedef struct tn_kv_cache_write_args {
     tn_kv_cache cache;
     int64_t n, kv_heads, head_dim, position;

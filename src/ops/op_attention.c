@@ -474,13 +474,50 @@ tn_node *tn_attention_of_product(tn_build *b, const tn_node *n) {
  * functions lay their operands out for the kernels (cpu_kernels.h has the definition) and are those
  * of the primitives behind them. */
 
-static bool is_cache_dtype(tn_dtype t) { return t == TN_F32 || t == TN_F16 || t == TN_BF16; }
+static bool is_cache_dtype(tn_dtype t) { return t == TN_F32 || t == TN_F16 || t == TN_BF16 || t == TN_U8; }
 
-/* v as a cache of this dtype holds it. */
-static double as_cached(tn_dtype t, double v) {
-    if (t == TN_F16) return (double)kir_from_f16(kir_to_f16((float)v));
-    if (t == TN_BF16) return (double)kir_from_bf16(kir_to_bf16((float)v));
-    return v;
+static int64_t numbers_of(const tn_node *cache) { return tn_kv_numbers((tn_dtype)cache->dtype, cache->shape[3]); }
+
+/* Number k of a row as a cache of this dtype holds it. */
+static double as_cached(tn_dtype t, const double *row, int64_t k) {
+    if (t == TN_F16) return (double)kir_from_f16(kir_to_f16((float)row[k]));
+    if (t == TN_BF16) return (double)kir_from_bf16(kir_to_bf16((float)row[k]));
+    if (t != TN_U8) return row[k];
+    float x[TN_KV_BLOCK];
+    uint8_t block[TN_KV_BLOCK_BYTES];
+    for (int i = 0; i < TN_KV_BLOCK; i++)
+        x[i] = (float)row[k / TN_KV_BLOCK * TN_KV_BLOCK + i];
+    tn_kv_block_encode(x, block);
+    tn_kv_block_decode(block, x);
+    return (double)x[k % TN_KV_BLOCK];
+}
+
+/* Number k of a row in a cache; of q8_0 the row is bytes. */
+static double cached_number(tn_dtype t, const double *row, int64_t k) {
+    if (t != TN_U8) return row[k];
+    float x[TN_KV_BLOCK];
+    uint8_t block[TN_KV_BLOCK_BYTES];
+    for (int i = 0; i < TN_KV_BLOCK_BYTES; i++)
+        block[i] = (uint8_t)row[k / TN_KV_BLOCK * TN_KV_BLOCK_BYTES + i];
+    tn_kv_block_decode(block, x);
+    return (double)x[k % TN_KV_BLOCK];
+}
+
+static void cache_row(const tn_node *cache, const double *row, double *out) {
+    if (cache->dtype != TN_U8) {
+        for (int64_t k = 0; k < cache->shape[3]; k++)
+            out[k] = as_cached((tn_dtype)cache->dtype, row, k);
+        return;
+    }
+    for (int64_t b = 0; b < cache->shape[3] / TN_KV_BLOCK_BYTES; b++) {
+        float x[TN_KV_BLOCK];
+        uint8_t block[TN_KV_BLOCK_BYTES];
+        for (int i = 0; i < TN_KV_BLOCK; i++)
+            x[i] = (float)row[b * TN_KV_BLOCK + i];
+        tn_kv_block_encode(x, block);
+        for (int i = 0; i < TN_KV_BLOCK_BYTES; i++)
+            out[b * TN_KV_BLOCK_BYTES + i] = block[i];
+    }
 }
 
 /* ---- shapes ------------------------------------------------------------------------------------------------------ */
@@ -489,8 +526,11 @@ static tn_status check_cache(const tn_infer *c, int input) {
     const tn_node *cache = c->in[input];
     char text[96];
     if (!is_cache_dtype((tn_dtype)cache->dtype))
-        return tn_fail(TN_ERR_DTYPE, "%s: the cache is %s; it must be f32, f16 or bf16", c->row->name,
+        return tn_fail(TN_ERR_DTYPE, "%s: the cache is %s; it must be f32, f16, bf16 or u8 (q8_0 blocks)", c->row->name,
                        tn_dtype_name((tn_dtype)cache->dtype));
+    if (cache->rank == 4 && cache->dtype == TN_U8 && cache->shape[3] % TN_KV_BLOCK_BYTES != 0)
+        return tn_fail(TN_ERR_SHAPE, "%s: the rows of the cache %s must be whole q8_0 blocks of %d bytes", c->row->name,
+                       tn_shape_text(cache, text, sizeof text), TN_KV_BLOCK_BYTES);
     if (cache->rank == 4 && cache->shape[2] == TN_PAGE_TOKENS) return TN_OK;
     return tn_fail(TN_ERR_SHAPE, "%s: the cache must be [pages, kv_heads, %d, head_dim]; it is %s", c->row->name,
                    TN_PAGE_TOKENS, tn_shape_text(cache, text, sizeof text));
@@ -504,7 +544,7 @@ static tn_status check_tokens(const tn_infer *c, int input, const tn_node *cache
         return tn_fail(TN_ERR_DTYPE, "%s: input %d is %s; tokens must be f32: cast it (tn_cast)", c->row->name,
                        input + 1, tn_dtype_name((tn_dtype)x->dtype));
     int64_t heads = cache->shape[1];
-    bool fits = x->rank == 3 && x->shape[2] == cache->shape[3];
+    bool fits = x->rank == 3 && x->shape[2] == numbers_of(cache);
     fits = fits && (queries ? heads > 0 && x->shape[1] % heads == 0 : x->shape[1] == heads);
     if (fits) return TN_OK;
     return tn_fail(TN_ERR_SHAPE, "%s: input %d, %s, does not fit the cache %s: it must be [tokens, %s, head_dim]",
@@ -604,14 +644,13 @@ static tn_node *compose_cache_append(tn_build *b, const tn_node *n) {
 
 static void reference_cache_append(const tn_reference *r) {
     const tn_node *cache = r->node, *x = r->node->in[APPEND_X];
-    int64_t heads = cache->shape[1], width = cache->shape[3];
+    int64_t heads = cache->shape[1], width = numbers_of(cache);
     page_table table = table_of(r, APPEND_PAGES);
     memcpy(r->out, r->in[APPEND_CACHE], (size_t)tn_node_numel(cache) * sizeof *r->out);
     for (int64_t i = 0; i < x->shape[0]; i++)
         for (int64_t h = 0; h < heads; h++) {
             int64_t to = place_in(cache, &table, i, token_place(r, APPEND_POSITION, i), h);
-            for (int64_t k = 0; k < width && to >= 0; k++)
-                r->out[to + k] = as_cached((tn_dtype)cache->dtype, r->in[APPEND_X][(i * heads + h) * width + k]);
+            if (to >= 0) cache_row(cache, r->in[APPEND_X] + (i * heads + h) * width, r->out + to);
         }
 }
 
@@ -621,7 +660,7 @@ static void reference_cache_append(const tn_reference *r) {
  * where a page stands twice in the list, any of the tokens that belong into a row may be there. In place on a state
  * (tn_cache_append_), only these rows are touched; what reads the cache's old value should be recorded before.
  * Of a batch, position is [n] and pages [n, count]: token i goes to place position[i] of the sequence whose pages are
- * row i. */
+ * row i. A cache of u8 holds q8_0 blocks, 34 bytes for 32 numbers: [pages, kv_heads, 64, head_dim / 32 · 34]. */
 const tn_op_impl tn_impl_cache_append = {
     .keeps_half = true,
     .infer = infer_cache_append,
@@ -632,6 +671,8 @@ const tn_op_impl tn_impl_cache_append = {
         "[3,2,64,4] [1,2,4] [1]:i64@60..100 [1,2]:i64@0..3; error=sequences [3,2,64,4] [2,2,4] [2]:i64@0..9 "
         "[2]:i64@0..2; "
         "[1,1,64,2] [0,1,2] []:i64@0..0 [1]:i64@0..0; error=f16 [2,1,64,3]:i32 [1,1,3] []:i64@0..0 [1]:i64@0..0; "
+        "[2,2,64,68]:u8 [3,2,64] []:i64@63..63 [2]:i64@0..1; error=q8_0 [2,2,64,64]:u8 [3,2,64] []:i64@0..0 "
+        "[2]:i64@0..1; "
         "error=head_dim [2,1,32,3] [1,1,3] []:i64@0..0 [1]:i64@0..0; error=kv_heads [2,1,64,3] [1,2,3] []:i64@0..0 "
         "[1]:i64@0..0; "
         "error=i64 [2,1,64,3] [1,1,3] []:f32 [1]:i64@0..0; error=number [2,1,64,3] [1,1,3] [1]:i64@0..0 [1]:i64@0..0"};
@@ -782,6 +823,11 @@ static tn_node *compose_each_sequence(tn_build *b, const tn_node *n) {
 
 /* The softmax in one piece over all places that there can be: the definition but for the order of its sums. */
 static tn_node *compose_cached_attention_rows(tn_build *b, const tn_node *n) {
+    if (n->in[ATTEND_K_CACHE]->dtype == TN_U8) {
+        b->status = tn_fail(TN_ERR_UNSUPPORTED,
+                            "cached_attention: a cache in q8_0 is supported on the device cpu only; use f16");
+        return NULL;
+    }
     if (n->in[ATTEND_POSITION]->rank == 1 && tn_node_numel(n) > 0) return compose_each_sequence(b, n);
     tn_node *q = n->in[ATTEND_Q], *k_cache = n->in[ATTEND_K_CACHE], *pages = n->in[ATTEND_PAGES];
     int64_t tokens = n->shape[0], heads = n->shape[1], width = n->shape[2], kv_heads = k_cache->shape[1];
@@ -831,11 +877,11 @@ typedef struct attention {
 static double token_value(const attention *a, int input, int64_t token, int64_t head, int64_t k) {
     int cache = input == ATTEND_K ? ATTEND_K_CACHE : ATTEND_V_CACHE;
     if (token >= a->position) {
-        double fresh = a->r->in[input][((a->start + token - a->position) * a->kv_heads + head) * a->width + k];
-        return as_cached((tn_dtype)a->cache->dtype, fresh);
+        int64_t row = (a->start + token - a->position) * a->kv_heads + head;
+        return as_cached((tn_dtype)a->cache->dtype, a->r->in[input] + row * a->width, k);
     }
     int64_t from = place_in(a->cache, &a->table, a->start, token, head);
-    return from < 0 ? 0 : a->r->in[cache][from + k];
+    return from < 0 ? 0 : cached_number((tn_dtype)a->cache->dtype, a->r->in[cache] + from, k);
 }
 
 static double score_of(const attention *a, int64_t query, int64_t head, int64_t token) {

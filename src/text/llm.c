@@ -213,7 +213,7 @@ static tn_status make_all_caches(const llm_config *c, int conversations, llm_lay
     tn_status status = TN_OK;
     {
         TN_SCOPE;
-        status = tn_zero_states(TN_DIMS(pages, c->kv_heads, LLM_PAGE, c->size[SIZE_HEAD]), c->cache, all, count);
+        status = tn_zero_states(TN_DIMS(pages, c->kv_heads, LLM_PAGE, tn_llm_cache_row(c)), c->cache, all, count);
         for (int64_t i = 0; i < c->layers && status == TN_OK; i++) {
             layers[i].k_cache = tn_retain(all[2 * i]);
             layers[i].v_cache = tn_retain(all[2 * i + 1]);

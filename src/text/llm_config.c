@@ -293,6 +293,11 @@ bool tn_llm_slides(const llm_config *c, int64_t layer) { return has_bit(c->slide
 
 int64_t tn_llm_window(const llm_config *c, int64_t layer) { return has_bit(c->slides, layer) ? c->window : 0; }
 
+int64_t tn_llm_cache_row(const llm_config *c) {
+    int64_t head = c->size[SIZE_HEAD];
+    return c->cache == TN_U8 ? head / LLM_BLOCK * LLM_BLOCK_BYTES : head;
+}
+
 void tn_llm_set_rope(llm_config *c, int64_t layer, bool rotates) { set_bit(c->unrotated, layer, !rotates); }
 
 bool tn_llm_has_rope(const llm_config *c, int64_t layer) { return !has_bit(c->unrotated, layer); }
@@ -300,19 +305,25 @@ bool tn_llm_has_rope(const llm_config *c, int64_t layer) { return !has_bit(c->un
 /* ---- the configuration ------------------------------------------------------------------------------------------- */
 
 static tn_status take_options(const llm_source *s, const tn_llm_options *options, llm_config *c) {
-    static const tn_dtype caches[] = {
-        [TN_LLM_CACHE_F16] = TN_F16, [TN_LLM_CACHE_BF16] = TN_BF16, [TN_LLM_CACHE_F32] = TN_F32};
+    static const tn_dtype caches[] = {[TN_LLM_CACHE_F16] = TN_F16,
+                                      [TN_LLM_CACHE_BF16] = TN_BF16,
+                                      [TN_LLM_CACHE_F32] = TN_F32,
+                                      [TN_LLM_CACHE_Q8_0] = TN_U8}; /* bytes of its blocks */
     tn_llm_options o = TN_LLM_DEFAULTS;
     TRY(tn_options_read(&o, options, "language model", "tn_llm_options o = TN_LLM_DEFAULTS"));
     if (o.context < 0 || o.context > c->trained_context)
         return tn_backend_fail(TN_ERR_ARGUMENT,
                                "a context of %" PRId64 " tokens is not supported; '%s' supports 1 to %" PRId64,
                                o.context, tn_llm_source_path(s), c->trained_context);
-    if ((unsigned)o.cache > TN_LLM_CACHE_F32)
+    if ((unsigned)o.cache > TN_LLM_CACHE_Q8_0)
         return tn_backend_fail(TN_ERR_ARGUMENT,
                                "language model: cache is %d; it must be one of TN_LLM_CACHE_F16, TN_LLM_CACHE_BF16, "
-                               "TN_LLM_CACHE_F32",
+                               "TN_LLM_CACHE_F32, TN_LLM_CACHE_Q8_0",
                                (int)o.cache);
+    if (o.cache == TN_LLM_CACHE_Q8_0 && c->size[SIZE_HEAD] % LLM_BLOCK != 0)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s': heads of %" PRId64 " numbers; a cache in q8_0 requires a multiple of %d: use f16",
+                               tn_llm_source_path(s), c->size[SIZE_HEAD], LLM_BLOCK);
     int64_t usual = c->trained_context < LLM_DEFAULT_CONTEXT ? c->trained_context : LLM_DEFAULT_CONTEXT;
     c->context = o.context ? o.context : usual;
     c->cache = caches[o.cache];
@@ -358,7 +369,7 @@ static tn_status estimate(const llm_config *c, tn_memory_estimate *out) {
     sizes.kv_heads = c->kv_heads;
     sizes.head_dim = c->size[SIZE_HEAD];
     sizes.sequence = c->context;
-    sizes.bytes_per_cache = (double)tn_dtype_size(c->cache);
+    sizes.bytes_per_cache = (double)tn_llm_cache_row(c) * (double)tn_dtype_size(c->cache) / (double)c->size[SIZE_HEAD];
     sizes.weights_bytes = c->weights_bytes;
     sizes.tied_embeddings = c->tied;
     *out = (tn_memory_estimate){.struct_size = sizeof *out};

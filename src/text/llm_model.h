@@ -13,7 +13,9 @@
 #include <stdatomic.h>
 
 enum {
-    LLM_PAGE = 64, /* tokens of a page of the cache: the attention's contract */
+    LLM_PAGE = 64, /* tokens of a page of the cache: the attention's contract, */
+    LLM_BLOCK = 32,
+    LLM_BLOCK_BYTES = 34, /* and so are the blocks of q8_0 */
     LLM_CHUNK =
         TN_PROMPT_CHUNK,   /* tokens of a prompt that are computed at once: enough rows to be bound by arithmetic */
     LLM_LOGITS_CHUNK = 64, /* the same where all logits are wanted: these are the widest values of all */
@@ -285,6 +287,7 @@ int64_t tn_llm_window(const llm_config *c, int64_t layer); /* 0: none */
 bool tn_llm_slides(const llm_config *c, int64_t layer);
 void tn_llm_set_rope(llm_config *c, int64_t layer, bool rotates);
 bool tn_llm_has_rope(const llm_config *c, int64_t layer);
+int64_t tn_llm_cache_row(const llm_config *c); /* elements of a token's row of a head in the cache */
 /* llm_config.c: yarn's factor of sines and cosines; a model that it stretches may be asked for longer texts. */
 double tn_llm_yarn_amplitude(double factor, double by);
 void tn_llm_lengthen(llm_config *c);

@@ -114,14 +114,14 @@ static tn_status read_tokens(const tn_llm *m, const tn_safetensors *f, const cha
 static tn_status check_cache(const tn_llm *m, const tn_safetensors *f, const char *path, int64_t i, int64_t pages) {
     char name[STATE_NAME];
     tn_safetensors_info t = {.struct_size = sizeof t};
-    const int64_t shape[] = {pages, m->config.kv_heads, LLM_PAGE, m->config.size[SIZE_HEAD]};
+    const int64_t shape[] = {pages, m->config.kv_heads, LLM_PAGE, tn_llm_cache_row(&m->config)};
     cache_name(name, i);
     TRY(tn_safetensors_find(f, name, &t));
-    if (t.rank != 4 || memcmp(t.shape, shape, sizeof shape) != 0)
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s': the shape of '%s' does not match the model", path, name);
-    if (t.dtype == m->config.cache) return TN_OK;
-    return tn_backend_fail(TN_ERR_DTYPE, "'%s': the cache is %s; open the model with that type of cache", path,
-                           t.dtype_name);
+    if (t.dtype != m->config.cache)
+        return tn_backend_fail(TN_ERR_DTYPE, "'%s': the cache is %s; open the model with that type of cache", path,
+                               t.dtype == TN_U8 ? "q8_0" : t.dtype_name);
+    if (t.rank == 4 && memcmp(t.shape, shape, sizeof shape) == 0) return TN_OK;
+    return tn_backend_fail(TN_ERR_FORMAT, "'%s': the shape of '%s' does not match the model", path, name);
 }
 
 static tn_status fill_caches(const tn_llm *m, const tn_safetensors *f, int64_t pages) {

@@ -69,7 +69,8 @@ static void shuffle_pages(sequence *s) {
 static void make_sequence(sequence *s) {
     s->page_count = tn_ceil_div(s->tokens, PAGE);
     s->n_pages = s->page_count + random_below(3);
-    s->page_stride = s->kv_heads * PAGE * s->head_dim + (random_below(2) ? 0 : 24);
+    s->page_stride = s->kv_heads * PAGE * tn_kv_row(s->k_dtype, s->head_dim) + (random_below(2) ? 0 : 24);
+    if (s->v_dtype == TN_U8) s->page_stride = s->kv_heads * PAGE * tn_kv_row(TN_U8, s->head_dim);
     s->scale = 1.0f / sqrtf((float)s->head_dim);
     s->q = random_numbers(s->tokens * s->heads * s->head_dim);
     s->k = random_numbers(s->tokens * s->kv_heads * s->head_dim);
@@ -150,10 +151,22 @@ static void attend(const sequence *s, int64_t position, int64_t n, int threads, 
 
 /* ---- the definition ---------------------------------------------------------------------------------------------- */
 
-static float rounded(float x, tn_dtype dtype) {
-    if (dtype == TN_F16) return kir_from_f16(kir_to_f16(x));
-    if (dtype == TN_BF16) return kir_from_bf16(kir_to_bf16(x));
-    return x;
+/* Number i of a row of q8_0 blocks. */
+static float from_block(const float *row, int64_t i) {
+    const float *x = row + i / TN_KV_BLOCK * TN_KV_BLOCK;
+    float most = 0;
+    for (int j = 0; j < TN_KV_BLOCK; j++)
+        most = fmaxf(most, fabsf(x[j]));
+    float d = most / 127;
+    return d > 0 ? kir_from_f16(kir_to_f16(d)) * roundf(row[i] * (1 / d)) : 0;
+}
+
+/* Number i of a token's row as the cache holds it. */
+static float rounded(const float *row, int64_t i, tn_dtype dtype) {
+    if (dtype == TN_U8) return from_block(row, i);
+    if (dtype == TN_F16) return kir_from_f16(kir_to_f16(row[i]));
+    if (dtype == TN_BF16) return kir_from_bf16(kir_to_bf16(row[i]));
+    return row[i];
 }
 
 static float product(const sequence *s, const float *q, const float *k) {
@@ -161,7 +174,7 @@ static float product(const sequence *s, const float *q, const float *k) {
     for (int64_t at = 0; at < s->head_dim; at += KIR_KSUM) {
         float chain = 0;
         for (int64_t i = at; i < tn_min64(at + KIR_KSUM, s->head_dim); i++)
-            chain = fmaf(q[i], rounded(k[i], s->k_dtype), chain);
+            chain = fmaf(q[i], rounded(k, i, s->k_dtype), chain);
         total = at ? total + chain : chain;
     }
     return total;
@@ -201,7 +214,7 @@ static void add_chunk(const sequence *s, const float *q, int64_t kv, int64_t bas
     for (int64_t e = 0; e < d; e++) {
         float chain = 0;
         for (int64_t i = lo; i < hi; i++)
-            chain = fmaf(p[i], rounded(s->v[(base + i) * width + kv * d + e], s->v_dtype), chain);
+            chain = fmaf(p[i], rounded(s->v + (base + i) * width + kv * d, e, s->v_dtype), chain);
         all->value[e] = fmaf(chain, now, all->value[e] * before);
     }
     all->most = greatest;
@@ -284,6 +297,8 @@ static void every_row_has_the_bits_of_its_definition(void **unused) {
                       .window = windows[random_below(TN_COUNT(windows))],
                       .k_dtype = dtypes[random_below(3)],
                       .v_dtype = dtypes[random_below(3)]};
+        if (s.head_dim % TN_KV_BLOCK == 0 && i % 3 == 0) s.k_dtype = TN_U8;
+        if (s.head_dim % TN_KV_BLOCK == 0 && i % 5 < 2) s.v_dtype = TN_U8;
         s.heads = s.kv_heads * groups[random_below(TN_COUNT(groups))];
         int64_t n = random_below(3) ? 1 + random_below(5) : 1 + random_below(70);
         int64_t position = random_below(4) ? random_below(260) : 0;
@@ -430,6 +445,7 @@ static void each_sequence_of_a_batch_has_the_bits_of_its_definition(void **unuse
                          .k_dtype = dtypes[random_below(3)],
                          .v_dtype = dtypes[random_below(3)]};
         like.heads = like.kv_heads * groups[random_below(3)];
+        if (like.head_dim % TN_KV_BLOCK == 0 && round % 2) like.k_dtype = like.v_dtype = TN_U8;
         batch b = {.count = 1 + (int)random_below(MOST_SEQUENCES)};
         make_batch(&b, &like);
         append_batch(&b);
@@ -527,7 +543,7 @@ static void results_are_as_near_to_softmax_as_their_roundings_allow(void **unuse
             for (int64_t j = 0; j < s.tokens; j++) {
                 double dot = 0, absolute = 0;
                 for (int64_t e = 0; e < d; e++) {
-                    double x = (double)s.q[(token * s.heads + h) * d + e] * (double)rounded(s.k[j * d + e], s.k_dtype);
+                    double x = (double)s.q[(token * s.heads + h) * d + e] * (double)rounded(s.k + j * d, e, s.k_dtype);
                     dot += x, absolute += fabs(x);
                 }
                 score[j] = dot * (double)s.scale;
@@ -542,7 +558,7 @@ static void results_are_as_near_to_softmax_as_their_roundings_allow(void **unuse
             for (int64_t e = 0; e < d; e++) {
                 double wanted = 0, absolute = 0;
                 for (int64_t j = 0; j < s.tokens; j++) {
-                    double x = exp(score[j] - most) / total * (double)rounded(s.v[j * d + e], s.v_dtype);
+                    double x = exp(score[j] - most) / total * (double)rounded(s.v + j * d, e, s.v_dtype);
                     wanted += x, absolute += fabs(x);
                 }
                 double bound = 2 * (weight_error + sum_error) * absolute + 1e-40;
@@ -669,6 +685,34 @@ static void appending_rounds_and_writes_tokens_alone(void **unused) {
     assert_true(tn_gemm_use(tn_cpu().isa));
 }
 
+/* Scales from zero to beyond f16, and what is not a number. */
+static void blocks_hold_any_floats(void **unused) {
+    (void)unused;
+    static const float scales[] = {0, 1e-45f, 1e-38f, 1e-12f, 1e-6f, 1, 60000, 8e6f, 1e7f, 1e38f};
+    float x[TN_KV_BLOCK], y[TN_KV_BLOCK];
+    uint8_t block[TN_KV_BLOCK_BYTES];
+    random_state = 9;
+    for (size_t k = 0; k < TN_COUNT(scales); k++) {
+        for (int i = 0; i < TN_KV_BLOCK; i++)
+            x[i] = random_real() * scales[k];
+        x[7] = -scales[k];
+        tn_kv_block_encode(x, block);
+        tn_kv_block_decode(block, y);
+        float step = scales[k] / 127, most = 127.0f * 65504;
+        for (int i = 0; i < TN_KV_BLOCK; i++) {
+            float wanted = x[i] > most ? most : x[i] < -most ? -most : x[i];
+            float off = fabsf(y[i] - wanted), allowed = step * 0.5f + fabsf(wanted) * 1e-3f + 127 * 0x1p-25f;
+            if (!(off <= allowed)) fail_msg("scale %g: %g became %g", (double)scales[k], (double)x[i], (double)y[i]);
+        }
+    }
+    for (int k = 0; k < 2; k++) {
+        x[3] = k ? INFINITY : NAN;
+        tn_kv_block_encode(x, block);
+        tn_kv_block_decode(block, y);
+        assert_true(isnan(y[0]) && isnan(y[3]));
+    }
+}
+
 static void nothing_to_do_is_fine(void **unused) {
     (void)unused;
     tn_attention_args a = {.n = 0, .heads = 3, .kv_heads = 3, .head_dim = 64};
@@ -689,6 +733,7 @@ int main(void) {
         cmocka_unit_test(a_chunk_of_minus_infinities_weighs_nothing),
         cmocka_unit_test(pages_that_do_not_exist_are_neither_read_nor_written),
         cmocka_unit_test(appending_rounds_and_writes_tokens_alone),
+        cmocka_unit_test(blocks_hold_any_floats),
         cmocka_unit_test(nothing_to_do_is_fine),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

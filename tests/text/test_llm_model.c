@@ -918,9 +918,9 @@ static void too_little_memory_is_told_before_the_start(void **state) {
     assert_int_equal(tn_llm_open(path, &o, &llm), TN_ERR_MEMORY);
     assert_text_has(tn_error(), "a smaller or more quantized model");
     o.memory = facts.total_bytes;
-    o.cache = (tn_llm_cache)3;
+    o.cache = (tn_llm_cache)4;
     assert_int_equal(tn_llm_open(path, &o, &llm), TN_ERR_ARGUMENT);
-    assert_text_has(tn_error(), "cache is 3; it must be one of TN_LLM_CACHE_F16, TN_LLM_CACHE_BF16, TN_LLM_CACHE_F32");
+    assert_text_has(tn_error(), "cache is 4; it must be one of TN_LLM_CACHE_F16, TN_LLM_CACHE_BF16, TN_LLM_CACHE_F32");
     o.cache = TN_LLM_CACHE_F16;
     assert_ok(tn_llm_open(path, &o, &llm));
     tn_llm_close(llm);
@@ -1097,6 +1097,53 @@ static void a_saved_sequence_goes_on_with_the_same_bits(void **state) {
         free(again);
         free_model(&m);
     }
+}
+
+/* Half the memory, logits that are a little off, and the same sequence from a file. */
+static void a_cache_in_q8_0_is_half_as_large(void **state) {
+    (void)state;
+    spec wide = llama;
+    wide.head_dim = 32;
+    distance f16 = distance_from_definition(&wide, TN_LLM_CACHE_F16),
+             q8 = distance_from_definition(&wide, TN_LLM_CACHE_Q8_0);
+    if (!(q8.mean < 0.02 && q8.mean > f16.mean)) fail_msg("mean distances: f16 %g, q8_0 %g", f16.mean, q8.mean);
+    model m;
+    int32_t ids[70];
+    const float *logits;
+    tn_llm_facts half = {.struct_size = sizeof half}, small = {.struct_size = sizeof small};
+    make_model(&m, &wide);
+    fill_ids(ids, 70, wide.vocabulary);
+    const char *path = write_model(&m, NULL, "q8.gguf");
+    size_t row = (size_t)wide.vocabulary * sizeof(float);
+    float *kept = malloc(row);
+    tn_llm *f = open_llm(path, TN_LLM_CACHE_F16), *q = open_llm(path, TN_LLM_CACHE_Q8_0);
+    assert_ok(tn_llm_get_facts(f, &half));
+    assert_ok(tn_llm_get_facts(q, &small));
+    assert_int_equal(small.cache_bytes * 32, half.cache_bytes * 17);
+    assert_ok(tn_llm_prompt(q, ids, 70, NULL));
+    assert_ok(tn_llm_save(q, test_scratch("q8.safetensors")));
+    assert_ok(tn_llm_step(q, 3, &logits));
+    memcpy(kept, logits, row);
+    assert_ok(tn_llm_rewind(q, 0));
+    for (int i = 0; i < 70; i++)
+        assert_ok(tn_llm_step(q, ids[i], NULL));
+    assert_ok(tn_llm_step(q, 3, &logits));
+    assert_memory_equal(logits, kept, row); /* however the text is cut */
+    assert_ok(tn_llm_load(q, test_scratch("q8.safetensors")));
+    assert_ok(tn_llm_step(q, 3, &logits));
+    assert_memory_equal(logits, kept, row);
+    assert_int_equal(tn_llm_load(f, test_scratch("q8.safetensors")), TN_ERR_DTYPE);
+    assert_text_has(tn_error(), "the cache is q8_0");
+    free(kept);
+    tn_llm_close(f);
+    tn_llm_close(q);
+    free_model(&m);
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.cache = TN_LLM_CACHE_Q8_0;
+    make_model(&m, &llama); /* heads of 8 */
+    assert_int_equal(tn_llm_open(write_model(&m, NULL, "narrow.gguf"), &o, &q), TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), "a multiple of 32: use f16");
+    free_model(&m);
 }
 
 static void sequences_that_do_not_fit_are_refused(void **state) {
@@ -1431,6 +1478,7 @@ int main(void) {
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(after_a_failure_all_goes_on),
         cmocka_unit_test(a_saved_sequence_goes_on_with_the_same_bits),
+        cmocka_unit_test(a_cache_in_q8_0_is_half_as_large),
         cmocka_unit_test(sequences_that_do_not_fit_are_refused),
         cmocka_unit_test(a_batch_computes_what_each_conversation_does_alone),
         cmocka_unit_test(a_pool_of_caches_has_limits),
