@@ -84,6 +84,9 @@ static tn_status read_tokens(tn_speech *s, const settings *from) {
     TRY(read_list(from, "suppress_tokens", &t->suppressed, &t->suppressed_count));
     TRY(read_list(from, "begin_suppress_tokens", &t->suppressed_first, &t->suppressed_first_count));
     t->last_initial = tn_json_int(setting(from, "max_initial_timestamp_index"), INT32_MAX);
+    if (t->last_initial < 0)
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s': max_initial_timestamp_index is %" PRId64 "; it must be at least 0",
+                               s->folder.path, t->last_initial);
     bool many = setting(from, "lang_to_id") || s->config.vocabulary >= MULTILINGUAL_VOCABULARY;
     s->config.multilingual = tn_json_bool(setting(from, "is_multilingual"), many);
     if (!s->config.multilingual) return TN_OK;

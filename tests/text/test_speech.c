@@ -472,6 +472,7 @@ static void folders_that_do_not_fit_are_refused(void **state) {
         {"", NULL, "{\"eos_token_id\":5000}", TN_ERR_FORMAT, "id 5000"},
         {"", NULL, "{\"suppress_tokens\":[1,90000]}", TN_ERR_FORMAT, "id 90000"},
         {"", NULL, "{\"is_multilingual\":true,\"decoder_start_token_id\":19}", TN_ERR_FORMAT, "no tokens of languages"},
+        {"", NULL, "{\"max_initial_timestamp_index\":-1000000}", TN_ERR_FORMAT, "it must be at least 0"},
         {"", NULL, "[", TN_ERR_FORMAT, "generation_config.json"},
     };
     tn_speech *s;
