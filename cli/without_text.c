@@ -5,6 +5,7 @@
 #include "cli/commands.h"
 #include "cli/convert/convert.h"
 #include "cli/device/explain.h"
+#include "cli/run/sound.h"
 #include "trunnion/backend.h"
 
 static int refuse_without_text(int argc, char **argv) {
@@ -75,4 +76,11 @@ bool convert_perplexity(const cli_options *o, const char *model, const char *tex
     *out = 0;
     tn_backend_fail(TN_ERR_UNSUPPORTED, "--text requires the library trunnion-text: %s", TN_TEXT_MISSING);
     return false;
+}
+
+tn_status sound_tensor(const unsigned char *bytes, size_t size, int64_t rate, const int64_t *shape, int rank,
+                       tn_dtype dtype, tn_tensor **out) {
+    (void)bytes, (void)size, (void)rate, (void)shape, (void)rank, (void)dtype;
+    *out = NULL;
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "WAV files require the library trunnion-text: %s", TN_TEXT_MISSING);
 }

@@ -15,6 +15,7 @@
 #include "cli/run/onnx_input.h"
 #include "cli/run/run_output.h"
 #include "cli/run/run_steps.h"
+#include "cli/run/sound.h"
 #include "trunnion/backend.h"
 #include "trunnion/onnx.h"
 #include "trunnion/ops.h"
@@ -34,6 +35,7 @@ enum {
     OPT_STD,
     OPT_BGR,
     OPT_SIZE,
+    OPT_RATE,
     OPT_TOP,
     OPT_LABELS,
     MOST = 64,
@@ -47,7 +49,8 @@ const cli_command cli_run = {
     .summary = "run an ONNX network",
     .usage = "run MODEL.onnx [-i NAME=FILE.npy]… [-o DIR] [--random] [--repeat N]",
     .help = "  -i, --input NAME=FILE  a NumPy file (.npy, numbers or strings) or an image (JPEG, PNG,\n"
-            "                         PNM, BMP) for an input; FILE.npz: one input per member\n"
+            "                         PNM, BMP) or sound (WAV) for an input; FILE.npz: one input\n"
+            "                         per member\n"
             "      --size HxW         scale images to this size if the input has an open size\n"
             "      --resize HOW       if sizes differ: stretch (default), crop or fit\n"
             "      --scale X          multiply pixels, 0 to 255, by X (default 1/255; for\n"
@@ -55,6 +58,8 @@ const cli_command cli_run = {
             "      --mean R,G,B       then subtract a mean (default 0),\n"
             "      --std R,G,B        and divide by this (default 1)\n"
             "      --bgr              order the channels blue, green, red\n"
+            "      --rate N           resample sound to N samples per second (default: as in\n"
+            "                         the file)\n"
             "  -o, --output DIR       write NAME.npy for each output\n"
             "      --top K            show the K largest values of each output, as classes\n"
             "      --labels FILE      class names, one per line\n"
@@ -100,6 +105,8 @@ typedef struct work {
     bool random, profile, recorded;
     image_options picture;
     bool for_pictures, has_picture; /* an option of theirs was given; an input is one */
+    int64_t rate;                   /* of sounds; 0: as in the file */
+    bool has_sound;
     int64_t repeat;
     run_steps steps;
     tn_onnx *model;
@@ -187,6 +194,7 @@ static bool take_network_option(void *ctx, int val, const char *arg) {
     case OPT_STD: return take_numbers(arg, w->picture.std, 3) && none_is_zero(w->picture.std, 3);
     case OPT_BGR: return w->picture.bgr = true;
     case OPT_SIZE: return take_size(arg, w->picture.size);
+    case OPT_RATE: return cli_parse_int(arg, 1000, 192000, &w->rate);
     case OPT_TOP: return cli_parse_int(arg, 1, 1 << 20, &w->top.count);
     case OPT_LABELS: w->top.path = arg; return *arg != 0;
     default: return cli_parse_int(arg, 1, 1 << 30, &w->repeat);
@@ -194,6 +202,10 @@ static bool take_network_option(void *ctx, int val, const char *arg) {
 }
 
 /* ---- inputs ------------------------------------------------------------------------------------------------------ */
+
+bool sound_is(const unsigned char *bytes, size_t size) {
+    return size >= 12 && memcmp(bytes, "RIFF", 4) == 0 && memcmp(bytes + 8, "WAVE", 4) == 0;
+}
 
 static tn_onnx_info input_info(const work *w, int i) {
     tn_onnx_info info = {.struct_size = sizeof info};
@@ -252,7 +264,20 @@ static tn_status give_members(work *w, const char *path, const unsigned char *by
                            path, at, size);
 }
 
-/* As the input of this name takes it. */
+/* Sounds, as the input of this name takes them. */
+static tn_status decode_sound(const work *w, const char *name, const unsigned char *bytes, size_t size,
+                              const char *path, tn_tensor **out) {
+    for (int i = 0; i < tn_onnx_input_count(w->model); i++) {
+        tn_onnx_info info = input_info(w, i);
+        if (strcmp(info.name, name) != 0) continue;
+        tn_dtype dtype = info.dtype == TN_DTYPE_COUNT ? TN_F32 : info.dtype;
+        tn_status status = sound_tensor(bytes, size, w->rate, info.shape, info.rank, dtype, out);
+        return status == TN_OK ? status : tn_backend_fail(status, "'%s' for input '%s': %s", path, name, tn_error());
+    }
+    return no_such_input(name);
+}
+
+/* The same of pictures. */
 static tn_status decode_picture(const work *w, const char *name, const unsigned char *bytes, size_t size,
                                 const char *path, tn_tensor **out) {
     image picture;
@@ -281,8 +306,10 @@ static tn_status give_file(work *w, const named *n) {
     } else if (npy_is_text(bytes, size)) {
         status = give_texts(w, name, bytes, size, n->text);
     } else {
-        status = image_is(bytes, size) ? decode_picture(w, name, bytes, size, n->text, &t)
-                                       : npy_decode(bytes, size, n->text, &t);
+        status = image_is(bytes, size)   ? decode_picture(w, name, bytes, size, n->text, &t)
+                 : sound_is(bytes, size) ? decode_sound(w, name, bytes, size, n->text, &t)
+                                         : npy_decode(bytes, size, n->text, &t);
+        w->has_sound |= sound_is(bytes, size);
         w->has_picture |= image_is(bytes, size);
         if (status == TN_OK) status = give_network(w, name, t);
     }
@@ -316,6 +343,8 @@ static tn_status make_inputs(work *w) {
         status = tn_backend_fail(
             TN_ERR_ARGUMENT,
             "--size, --resize, --scale, --mean, --std and --bgr apply to images, but no input is one; remove them");
+    if (status == TN_OK && w->rate && !w->has_sound)
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "--rate applies to sound, but no input is a WAV file; remove it");
     return status;
 }
 
@@ -528,16 +557,26 @@ static int do_work(work *w, const char *path) {
 
 static int run_network(int argc, char **argv) {
     static const struct option own[] = {
-        {"input", required_argument, NULL, 'i'},         {"output", required_argument, NULL, 'o'},
-        {"random", no_argument, NULL, OPT_RANDOM},       {"repeat", required_argument, NULL, OPT_REPEAT},
-        {"steps", required_argument, NULL, OPT_STEPS},   {"feed", required_argument, NULL, OPT_FEED},
+        {"input", required_argument, NULL, 'i'},
+        {"output", required_argument, NULL, 'o'},
+        {"random", no_argument, NULL, OPT_RANDOM},
+        {"repeat", required_argument, NULL, OPT_REPEAT},
+        {"steps", required_argument, NULL, OPT_STEPS},
+        {"feed", required_argument, NULL, OPT_FEED},
         {"recorded", no_argument, NULL, OPT_RECORDED},
-        {"dim", required_argument, NULL, OPT_DIM},       {"profile", no_argument, NULL, OPT_PROFILE},
-        {"trace", required_argument, NULL, OPT_TRACE},   {"resize", required_argument, NULL, OPT_RESIZE},
-        {"scale", required_argument, NULL, OPT_SCALE},   {"mean", required_argument, NULL, OPT_MEAN},
-        {"std", required_argument, NULL, OPT_STD},       {"bgr", no_argument, NULL, OPT_BGR},
-        {"size", required_argument, NULL, OPT_SIZE},     {"top", required_argument, NULL, OPT_TOP},
-        {"labels", required_argument, NULL, OPT_LABELS}, {0},
+        {"dim", required_argument, NULL, OPT_DIM},
+        {"profile", no_argument, NULL, OPT_PROFILE},
+        {"trace", required_argument, NULL, OPT_TRACE},
+        {"resize", required_argument, NULL, OPT_RESIZE},
+        {"scale", required_argument, NULL, OPT_SCALE},
+        {"mean", required_argument, NULL, OPT_MEAN},
+        {"std", required_argument, NULL, OPT_STD},
+        {"bgr", no_argument, NULL, OPT_BGR},
+        {"size", required_argument, NULL, OPT_SIZE},
+        {"rate", required_argument, NULL, OPT_RATE},
+        {"top", required_argument, NULL, OPT_TOP},
+        {"labels", required_argument, NULL, OPT_LABELS},
+        {0},
     };
     work w = {0};
     tn_onnx_set_image_decoder(image_decode_for_onnx);
