@@ -41,6 +41,9 @@ static const char help_text[] =
     "                        of the results stay the same (0)\n"
     "  --amp f16|bf16        digits, chars: mixed precision: products in f16 or bf16, weights and optimizer state in\n"
     "                        f32; f16 with a dynamic loss scale\n"
+    "  --memory SIZE         digits, chars: the most memory of the device that training may take, as in 500M: values\n"
+    "                        are computed twice, then batches are divided into parts; or the first step fails and\n"
+    "                        says what is missing. One device; a run within a limit does not change devices\n"
     "  --data FILE           digits: a table, 65 integers per line: 64 pixels from 0 to 16, then the digit;\n"
     "                        chars: the text (default: the help of some commands)\n"
     "  --save FILE           write a checkpoint at the end, or when stopped (Ctrl-C, SIGTERM)\n"
@@ -92,6 +95,7 @@ enum {
     OPT_PARTS,
     OPT_AMP,
     OPT_ZERO,
+    OPT_MEMORY,
     OPT_DATA,
     OPT_SAVE,
     OPT_SAVE_EVERY,
@@ -109,6 +113,7 @@ static const struct option own_options[] = {
     {"parts", required_argument, NULL, OPT_PARTS},
     {"amp", required_argument, NULL, OPT_AMP},
     {"zero", required_argument, NULL, OPT_ZERO},
+    {"memory", required_argument, NULL, OPT_MEMORY},
     {"data", required_argument, NULL, OPT_DATA},
     {"save", required_argument, NULL, OPT_SAVE},
     {"save-every", required_argument, NULL, OPT_SAVE_EVERY},
@@ -132,6 +137,7 @@ static bool take_option(void *ctx, int val, const char *arg) {
     case OPT_DEVICES: o->devices = arg; return *arg != 0;
     case OPT_PARTS: return cli_parse_int(arg, 1, 256, &o->parts);
     case OPT_ZERO: return cli_parse_int(arg, 0, 1, &o->zero);
+    case OPT_MEMORY: return cli_parse_bytes(arg, &o->memory) && o->memory > 0;
     case OPT_AMP: o->amp = arg; return one_of(arg, "f16", "bf16");
     case OPT_DATA: o->data = arg; return *arg != 0;
     case OPT_SAVE: o->save = arg; return *arg != 0;
@@ -152,6 +158,7 @@ static const char *foreign_option(const train_options *o, const train_task *task
                 {TRAIN_TAKES_DEVICES, o->parts ? "" : NULL, "--parts"},
                 {TRAIN_TAKES_AMP, o->amp, "--amp"},
                 {TRAIN_TAKES_DEVICES, o->zero ? "" : NULL, "--zero"},
+                {TRAIN_TAKES_DEVICES, o->memory ? "" : NULL, "--memory"},
                 {TRAIN_TAKES_DATA, o->data, "--data"}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (rows[i].given && !(task->takes & rows[i].bit)) return rows[i].name;
@@ -370,6 +377,7 @@ static void put_json_training(const run *r, double rate, double metric, const ch
     cli_json_string(&j, "metric_name", r->task->metric);
     cli_json_string(&j, "device", id);
     if (r->task->shared) train_devices_json(&j, r->task->shared(r->self));
+    if (r->options->memory) train_memory_json(&j, r->options, r->task->shared(r->self));
     train_processes_json(&j, r->options->team, r->optimizer_bytes);
     if (r->options->amp) cli_json_string(&j, "amp", r->options->amp);
     if (r->options->amp) cli_json_number(&j, "loss_scale", tn_optimizer_loss_scale(optimizer));
@@ -394,6 +402,7 @@ static void put_text_training(const run *r, double rate, double metric, const ch
         printf("mixed precision with %s: loss scale %g, %lld steps skipped\n", r->options->amp,
                tn_optimizer_loss_scale(optimizer), (long long)tn_optimizer_skipped_steps(optimizer));
     if (r->task->shared) train_devices_text(stdout, r->task->shared(r->self));
+    if (r->options->memory) train_memory_text(stdout, r->options, r->task->shared(r->self));
     train_processes_text(stdout, r->options->team);
     if (r->options->save) printf("saved: %s (continue with --resume %s)\n", r->options->save, r->options->save);
 }
@@ -506,6 +515,7 @@ static tn_status share_finish(void *ctx, void *self) {
     cli_stop_end(); /* what a signal could lose is saved */
     if (r->log && fflush(r->log) != 0)
         return give_code(r, cli_fail(TN_ERR_IO, "writing the log '%s': %s", r->options->log, strerror(errno)));
+    if (r->options->memory) train_lift_limit(r->options->team);
     if (!r->stopped) status = r->task->measure(((share *)self)->self, &metric);
     if (status != TN_OK) return status;
     put_result(r, metric, r->options->team->devices[0]);
@@ -536,7 +546,8 @@ static int execute(run *r, tn_device *device) {
     if (tn_device_get_info(device, &info) != TN_OK) return cli_failed();
     o.first = steps_before(r);
     o.last = r->last;
-    o.fallback = r->options->common.strict || !alone ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
+    bool stays = r->options->common.strict || r->options->memory || !alone;
+    o.fallback = stays ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
     o.time_limit = strcmp(info.backend, "cpu") == 0 || !alone ? 0 : (double)r->options->device_timeout;
     r->survived.struct_size = sizeof r->survived;
     const char *name = info.id;

@@ -11,7 +11,8 @@ enum { TRAIN_MOST_DEVICES = 16 };
 typedef struct train_team {
     tn_device *devices[TRAIN_MOST_DEVICES];
     int count;
-    tn_group *group; /* of the processes that a launcher started */
+    tn_group *group;     /* of the processes that a launcher started */
+    int64_t memory_peak; /* of the steps, with --memory */
     tn_data_parallel_options options;
 } train_team;
 
@@ -28,6 +29,7 @@ typedef struct train_options {
     const char *devices; /* names with commas between; NULL: the one of `common` */
     int64_t parts;       /* of a batch; 0: one per device of each process */
     int64_t zero;        /* stage of ZeRO: 1: optimizer state is divided among processes; 0: it is not */
+    int64_t memory;      /* that steps may take on the device, in bytes; 0: no limit */
     const char *amp;     /* f16, bf16; NULL: everything in f32 */
     train_team *team;    /* once they are open */
 } train_options;
@@ -89,6 +91,11 @@ void train_replace(train_team *team, tn_device *device);
 tn_status train_share(const train_options *o, tn_module *root, tn_data_parallel **out);
 void train_devices_json(cli_json *j, const tn_data_parallel *all); /* the member `devices` */
 void train_devices_text(FILE *to, const tn_data_parallel *all);    /* a line each where there are several */
+/* After the steps, for which --memory is: notes their peak. */
+void train_lift_limit(train_team *team);
+/* Members `memory_limit`, `memory_peak`, `recomputes`, `parts` of a run with --memory; a line. */
+void train_memory_json(cli_json *j, const train_options *o, const tn_data_parallel *all);
+void train_memory_text(FILE *to, const train_options *o, const tn_data_parallel *all);
 /* Joins the processes that a launcher started: CLI_OK, or the exit status after a message. Only rank 0 keeps its
  * standard output. */
 int train_join(train_team *team, const train_task *task);

@@ -74,6 +74,12 @@ int train_open(const train_options *o, train_team *team, tn_selection *selection
     team->options.parts = o->parts ? (int)o->parts : named * tn_group_size(team->group);
     team->options.group = team->group;
     team->options.fallback = o->common.strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
+    if (o->memory && code == CLI_OK && (named > 1 || tn_group_size(team->group) > 1)) {
+        (void)cli_fail(TN_ERR_ARGUMENT, "--memory limits one device of one process; leave it out, or --devices");
+        return CLI_USAGE;
+    }
+    team->options.save_memory = o->memory != 0;
+    if (o->memory && team->count) (void)tn_device_set_pool_max(team->devices[0], (size_t)o->memory);
     return code;
 }
 
@@ -114,6 +120,31 @@ void train_devices_text(FILE *to, const tn_data_parallel *all) {
     for (int i = 0; tn_data_parallel_device_count(all) > 1 && tn_data_parallel_device_at(all, i, &d) == TN_OK; i++)
         cli_print(to, "  %s: %lld parts of batches%s%s\n", d.id, (long long)d.parts, d.lost ? ", then it failed: " : "",
                   d.reason);
+}
+
+/* ---- a limit of memory ------------------------------------------------------------------------------------------- */
+
+void train_lift_limit(train_team *team) {
+    tn_pool_stats s = {.struct_size = sizeof s};
+    if (tn_device_get_pool_stats(team->devices[0], &s) == TN_OK) team->memory_peak = s.peak_bytes;
+    (void)tn_device_set_pool_max(team->devices[0], 0);
+}
+
+void train_memory_json(cli_json *j, const train_options *o, const tn_data_parallel *all) {
+    tn_memory_report m = {.struct_size = sizeof m};
+    (void)tn_data_parallel_get_saving(all, &m);
+    cli_json_int(j, "memory_limit", o->memory);
+    cli_json_int(j, "memory_peak", o->team->memory_peak);
+    cli_json_bool(j, "recomputes", m.recomputes);
+    cli_json_int(j, "parts", m.parts);
+}
+
+void train_memory_text(FILE *to, const train_options *o, const tn_data_parallel *all) {
+    tn_memory_report m = {.struct_size = sizeof m};
+    (void)tn_data_parallel_get_saving(all, &m);
+    cli_print(to, "memory: at most %.1f of %.1f MiB%s; batches in %d part%s\n", (double)o->team->memory_peak / 0x1p20,
+              (double)o->memory / 0x1p20, m.recomputes ? ", values computed twice" : "", m.parts,
+              m.parts > 1 ? "s" : "");
 }
 
 /* ---- several processes ------------------------------------------------------------------------------------------- */

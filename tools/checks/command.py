@@ -81,6 +81,25 @@ def check_train(program, report, _):
         report.add(good, f"ran on: {name} (train digits, {STEPS} steps)")
     if report.passed + report.failed == 0:
         report.add(False, "no backend is available, not even the processor")
+    check_memory_limit(program, report)
+
+
+def check_memory_limit(program, report):
+    """A transformer within a limit: the loss of the free run, to the last bit if the batch stays whole."""
+    words = ["train", "chars", "--steps", "2", "--device", "cpu"]
+    wide = call(program, *words, "--memory", "4G")
+    for percent in (75, 50, 35) if wide else ():
+        limit = wide["memory_peak"] * percent // 100
+        got = call(program, *words, "--memory", str(limit))
+        good = got is not None and got["memory_peak"] <= limit and (got["recomputes"] or got["parts"] > 1) and (
+            got["final_loss"] == wide["final_loss"] if got["parts"] == 1 else
+            abs(got["final_loss"] - wide["final_loss"]) < 1e-4)
+        report.add(good, f"--memory: {percent} % of {wide['memory_peak'] >> 20} MiB: {got and got['memory_peak'] >> 20} MiB, "
+                         f"recomputes: {got and got['recomputes']}, parts: {got and got['parts']}")
+    ended = subprocess.run([program, *words, "--memory", "4M"], capture_output=True, text=True)
+    report.add(wide and ended.returncode == 1 and "are missing" in ended.stderr, "--memory: what is missing is told")
+    ended = subprocess.run([program, *words, "--memory", "1G", "--devices", "cpu,cpu"], capture_output=True, text=True)
+    report.add(ended.returncode == 2, "wrong usage: --memory with --devices")
 
 
 def read_floats(path):
