@@ -27,6 +27,7 @@ typedef struct gradients {
     tn_tensor *(*of)(void *ctx, const tn_tensor *parameter);
     tn_status (*also)(void *ctx); /* may be NULL */
     void *ctx;
+    const tn_tensor *loss; /* computed in the same evaluation, or the step fails; NULL: none */
 } gradients;
 
 static tn_tensor *collected(void *ctx, const tn_tensor *parameter) {
@@ -250,7 +251,8 @@ static tn_status step(tn_optimizer *o, bool forget, const gradients *g) {
     if (status == TN_OK) count_step(o, recorded_moves, o, 1);
     if (forget) tn_optimizer_zero_grad(o);
     if (status == TN_OK) {
-        status = tn_eval(NULL, 0);
+        tn_tensor *loss = (tn_tensor *)(uintptr_t)g->loss;
+        status = tn_eval(&loss, loss && !tn_capturing());
         if (status != TN_OK) {
             count_step(o, recorded_moves, o, -1);
             tn_discard_writes(); /* else a later evaluation would make this step, too */
@@ -276,14 +278,14 @@ tn_status tn_minimize(tn_optimizer *o, const tn_tensor *loss) {
         TN_SCOPE;
         status = tn_backward(tn_optimizer_scale_loss(o, loss));
     }
-    if (status == TN_OK) return step(o, true, &(gradients){.of = collected});
+    if (status == TN_OK) return step(o, true, &(gradients){.of = collected, .loss = loss});
     tn_optimizer_zero_grad(o);
     return status;
 }
 
 tn_status tn_nn_step(tn_optimizer *o, tn_tensor *(*gradient)(void *ctx, const tn_tensor *parameter),
                      tn_status (*also)(void *ctx), void *ctx) {
-    return step(o, true, &(gradients){gradient, also, ctx});
+    return step(o, true, &(gradients){gradient, also, ctx, NULL});
 }
 
 /* ---- facts ------------------------------------------------------------------------------------------------------- */

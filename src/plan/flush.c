@@ -679,7 +679,12 @@ tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
 
 void tn_discard_writes(void) {
     tn_recorder *r = tn_recorder_here();
-    if (r && !r->capturing) restore_states(r, NULL, false);
+    if (!r || r->capturing) return;
+    /* Handles refer to the new values until they are used again, and nothing may compute these. */
+    for (tn_storage *s = r->written; s; s = s->next_written)
+        if (s->value->recorder == r && !tn_node_computed(s->value) && !(s->value->flags & TN_NODE_ERROR))
+            (void)node_fails(s->value, TN_ERR_STATE);
+    restore_states(r, NULL, false);
 }
 
 const tn_evaluator tn_graph_evaluator = {
