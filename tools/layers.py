@@ -35,7 +35,7 @@ BUDGET = {
     "autograd": 1040,
     "check": 1700,
     "functions": 3260,
-    "nn": 6350,
+    "nn": 6650,
     "formats": 4700,
     "onnx": 17000,
     "engines": 1500,

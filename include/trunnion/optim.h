@@ -273,6 +273,35 @@ TN_API int tn_optimizer_count(const tn_optimizer *o);
 TN_API int64_t tn_optimizer_steps(const tn_optimizer *o, int i); /* -1 if i is out of range */
 TN_API tn_status tn_optimizer_set_steps(tn_optimizer *o, int i, int64_t steps);
 
+/* ---- L-BFGS ------------------------------------------------------------------------------------------------------ */
+
+/* A quasi-Newton method for small problems whose loss has no noise: a step evaluates the loss several times. All
+ * parameters are one vector, which is kept 2 · history_size times. Source: torch.optim.LBFGS. */
+typedef struct tn_lbfgs tn_lbfgs;
+typedef struct tn_lbfgs_options {
+    size_t struct_size;
+    double lr;               /* default 1 */
+    int max_iter;            /* iterations of a step; default 20 */
+    int max_eval;            /* evaluations of a step; default 0: max_iter · 5/4 */
+    double tolerance_grad;   /* a step ends if no gradient is larger; default 1e-7 */
+    double tolerance_change; /* … or parameters or loss change by less; default 1e-9 */
+    int history_size;        /* default 100 */
+    bool strong_wolfe;       /* line search for the strong Wolfe conditions; default false: the step length is lr */
+} tn_lbfgs_options;
+#define TN_LBFGS_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_lbfgs_options, strong_wolfe), 1, 20, 0, 1e-7, 1e-9, 100, false }
+
+/* Records the loss with the current parameters and returns a new handle. */
+typedef tn_tensor *tn_loss_function(void *ctx);
+
+/* Trains the parameters below m that require gradients, all of one dtype. m must outlive *out, which is freed with
+ * tn_lbfgs_free. Errors: TN_ERR_ARGUMENT for options out of range or nothing to train; TN_ERR_DTYPE. */
+TN_API tn_status tn_lbfgs_new(tn_module *m, const tn_lbfgs_options *options, tn_lbfgs **out);
+TN_API void tn_lbfgs_free(tn_lbfgs *l); /* NULL is allowed */
+/* Makes one step, up to max_iter iterations. *value: the loss before it; may be NULL. If the loss fails, the parameters
+ * are those of the last completed iteration. Errors: what the loss fails with; TN_ERR_STATE inside a capture. */
+TN_API tn_status tn_lbfgs_step(tn_lbfgs *l, tn_loss_function *loss, void *ctx, double *value);
+
 /* ---- learning-rate schedules ------------------------------------------------------------------------------------- */
 
 typedef enum tn_schedule_kind {

@@ -362,6 +362,16 @@ static tn_status try_gradcheck(const void *o) {
     return tn_gradcheck(square_of, NULL, &x, 1, o);
 }
 
+static tn_status try_lbfgs(const void *o) {
+    tn_lbfgs *l = NULL;
+    tn_module *root = tn_module_root();
+    tn_nn_linear(root, "fc", 2, 1, true);
+    tn_status s = tn_lbfgs_new(root, o, &l);
+    tn_lbfgs_free(l);
+    tn_module_free(root);
+    return s;
+}
+
 static tn_status try_certify(const void *o) {
     tn_certify_counts counts = {.struct_size = sizeof counts};
     return tn_certify(NULL, o, &counts);
@@ -419,7 +429,8 @@ static tn_status try_engine(const void *o) {
     X(SURVIVOR, tn_survivor, try_survivor)                              \
     X(ENGINE, tn_engine_options, try_engine)                            \
     X(CERTIFY, tn_certify_options, try_certify)                         \
-    X(GRADCHECK, tn_gradcheck_options, try_gradcheck)
+    X(GRADCHECK, tn_gradcheck_options, try_gradcheck)                   \
+    X(LBFGS, tn_lbfgs_options, try_lbfgs)
 
 #define OTHER_DEFAULTS(NAME, type, call) static const type NAME##_defaults = TN_##NAME##_DEFAULTS;
 OTHERS(OTHER_DEFAULTS)
