@@ -249,6 +249,36 @@ typedef enum tn_bag_mode { TN_BAG_SUM, TN_BAG_MEAN, TN_BAG_MAX } tn_bag_mode;
 TN_API tn_tensor *tn_embedding_bag(const tn_tensor *index, const tn_tensor *weight, const tn_tensor *offsets,
                                    tn_bag_mode mode, const tn_tensor *per_sample_weights);
 
+/* ---- Fourier transforms ------------------------------------------------------------------------------------------ */
+
+/* Complex tensors have a last dimension of extent 2, the real and the imaginary part, as torch.view_as_real; `dim` and
+ * `dims` count without it. n: points of the transform, to which x is cut or padded with zeros; −1: as many as there are
+ * (irfft: 2 · (extent − 1)). Any length up to 2^24. Sums are f32's, in f64 f64's; half precision is computed in f32.
+ * norm: what is scaled. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE, TN_ERR_ARGUMENT. Source: torch.fft. */
+typedef enum tn_fft_norm {
+    TN_FFT_BACKWARD, /* 1/n in the inverse */
+    TN_FFT_ORTHO,    /* 1/sqrt(n) in both */
+    TN_FFT_FORWARD   /* 1/n in the forward transform */
+} tn_fft_norm;
+TN_API tn_tensor *tn_fft(const tn_tensor *x, int64_t n, int64_t dim, tn_fft_norm norm);
+TN_API tn_tensor *tn_ifft(const tn_tensor *x, int64_t n, int64_t dim, tn_fft_norm norm);
+TN_API tn_tensor *tn_rfft(const tn_tensor *x, int64_t n, int64_t dim, tn_fft_norm norm);  /* real: n / 2 + 1 points */
+TN_API tn_tensor *tn_irfft(const tn_tensor *x, int64_t n, int64_t dim, tn_fft_norm norm); /* of those: n real ones */
+/* Over several dims, of which rfftn and irfftn halve the last one. n: NULL, or one number for each of `count` dims;
+ * dims: NULL: the last `count` (2: fft2). */
+TN_API tn_tensor *tn_fftn(const tn_tensor *x, const int64_t *n, const int64_t *dims, int count, tn_fft_norm norm);
+TN_API tn_tensor *tn_ifftn(const tn_tensor *x, const int64_t *n, const int64_t *dims, int count, tn_fft_norm norm);
+TN_API tn_tensor *tn_rfftn(const tn_tensor *x, const int64_t *n, const int64_t *dims, int count, tn_fft_norm norm);
+TN_API tn_tensor *tn_irfftn(const tn_tensor *x, const int64_t *n, const int64_t *dims, int count, tn_fft_norm norm);
+/* Spectra of frames of n_fft points, hop apart: x [length] or [batch, length] to [batch, n_fft / 2 + 1, frames, 2].
+ * window: a vector of at most n_fft elements, in the middle of a frame; NULL: ones. center: x is padded with n_fft / 2
+ * reflected points at both ends. normalized: divided by sqrt(n_fft). Source: torch.stft, torch.istft. */
+TN_API tn_tensor *tn_stft(const tn_tensor *x, int64_t n_fft, int64_t hop, const tn_tensor *window, bool center,
+                          bool normalized);
+/* The signal of such spectra, `length` points of it (−1: all); Inf or NaN where windows do not overlap. */
+TN_API tn_tensor *tn_istft(const tn_tensor *x, int64_t n_fft, int64_t hop, const tn_tensor *window, bool center,
+                           bool normalized, int64_t length);
+
 /* ---- random numbers (f32) ---------------------------------------------------------------------------------------- */
 
 /* num_samples places drawn by the weights p [classes] or [rows, classes]: i64. Without replacement a place is drawn
@@ -269,6 +299,16 @@ TN_API tn_tensor *tn_alpha_dropout(const tn_tensor *x, double p, bool training);
 #endif
 
 #ifndef TN_NO_CALLER_LINES
+#define tn_fft(...) (tn_at(__FILE__, __LINE__), tn_fft(__VA_ARGS__))
+#define tn_ifft(...) (tn_at(__FILE__, __LINE__), tn_ifft(__VA_ARGS__))
+#define tn_rfft(...) (tn_at(__FILE__, __LINE__), tn_rfft(__VA_ARGS__))
+#define tn_irfft(...) (tn_at(__FILE__, __LINE__), tn_irfft(__VA_ARGS__))
+#define tn_fftn(...) (tn_at(__FILE__, __LINE__), tn_fftn(__VA_ARGS__))
+#define tn_ifftn(...) (tn_at(__FILE__, __LINE__), tn_ifftn(__VA_ARGS__))
+#define tn_rfftn(...) (tn_at(__FILE__, __LINE__), tn_rfftn(__VA_ARGS__))
+#define tn_irfftn(...) (tn_at(__FILE__, __LINE__), tn_irfftn(__VA_ARGS__))
+#define tn_stft(...) (tn_at(__FILE__, __LINE__), tn_stft(__VA_ARGS__))
+#define tn_istft(...) (tn_at(__FILE__, __LINE__), tn_istft(__VA_ARGS__))
 #define tn_print(...) (tn_at(__FILE__, __LINE__), tn_print(__VA_ARGS__))
 #define tn_index(...) (tn_at(__FILE__, __LINE__), tn_index(__VA_ARGS__))
 #define tn_index_put(...) (tn_at(__FILE__, __LINE__), tn_index_put(__VA_ARGS__))

@@ -8,7 +8,7 @@
 
 #include "trunnion/status.h"
 
-#if defined(__wasi__)
+#if defined(__wasi__) || defined(_WIN32)
 
 tn_status tn_tcp_open(const char *address, int port, int rank, int size, double seconds, tn_tcp **out) {
     (void)address, (void)port, (void)rank, (void)size, (void)seconds;

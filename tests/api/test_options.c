@@ -866,6 +866,7 @@ static tn_status choose_level(int v) {
     return try_engine(&o);
 }
 
+static tn_status choose_fft_norm(int v) { return outcome(tn_rfft(MATRIX, -1, 0, (tn_fft_norm)v)); }
 static tn_status choose_anomaly(int v) { return tn_set_detect_anomaly((tn_anomaly)v); }
 
 static tn_status choose_numerics(int v) { return tn_set_numerics((tn_numerics)v); }
@@ -910,6 +911,7 @@ static const choice choices[] = {
     CHOICE(tn_fallback, "tn_survive: fallback", TN_FALLBACK_SILENT, choose_survival),
     CHOICE(tn_data_split, "data parallel: split", TN_SPLIT_SHARES, choose_split),
     CHOICE(tn_engine_level, "tn_engine_set_options: level", TN_ENGINE_LEVEL_EXTENDED, choose_level),
+    CHOICE(tn_fft_norm, "fft: norm", TN_FFT_FORWARD, choose_fft_norm),
     CHOICE(tn_anomaly, "tn_set_detect_anomaly: mode", TN_ANOMALY_INF, choose_anomaly),
     CHOICE(tn_numerics, "tn_set_numerics: numerics", TN_NUMERICS_FAST, choose_numerics),
     CHOICE(tn_tuning, "tn_set_tuning: mode", TN_TUNING_OFF, choose_tuning),

@@ -275,6 +275,30 @@ def pools():
          lambda r, w, s: F.embedding_bag(r, w, mode="sum", per_sample_weights=s))
 
 
+def transforms():
+    """Complex numbers are pairs (torch.view_as_real)."""
+    real, pairs = torch.view_as_real, lambda x: torch.view_as_complex(x.contiguous())
+    for norm in ("backward", "ortho", "forward"):
+        ours = f"TN_FFT_{norm.upper()}"
+        case(f"tn_fft(x[0], -1, 0, {ours})", [f(5, 2, 2)], lambda x: real(torch.fft.fft(pairs(x), dim=0, norm=norm)))
+        case(f"tn_ifft(x[0], 4, -1, {ours})", [f(2, 6, 2)], lambda x: real(torch.fft.ifft(pairs(x), 4, norm=norm)))
+        case(f"tn_rfft(x[0], 7, -1, {ours})", [f(2, 6)], lambda x: real(torch.fft.rfft(x, 7, norm=norm)))
+        case(f"tn_irfft(x[0], -1, -1, {ours})", [f(2, 4, 2)], lambda x: torch.fft.irfft(pairs(x), norm=norm))
+    case("tn_irfft(x[0], 5, 0, TN_FFT_BACKWARD)", [f(4, 2, 2)], lambda x: torch.fft.irfft(pairs(x), 5, 0))
+    case("tn_fftn(x[0], NULL, NULL, 2, TN_FFT_BACKWARD)", [f(2, 3, 4, 2)], lambda x: real(torch.fft.fft2(pairs(x))))
+    case("tn_ifftn(x[0], TN_DIMS(3, 2), TN_DIMS(2, 0), 2, TN_FFT_ORTHO)".replace("TN_DIMS(3, 2)", "(int64_t[]){3, 2}").replace(
+         "TN_DIMS(2, 0)", "(int64_t[]){2, 0}"), [f(2, 3, 4, 2)],
+         lambda x: real(torch.fft.ifftn(pairs(x), (3, 2), (2, 0), norm="ortho")))
+    case("tn_rfftn(x[0], NULL, NULL, 3, TN_FFT_BACKWARD)", [f(2, 3, 4)], lambda x: real(torch.fft.rfftn(x)))
+    case("tn_irfftn(x[0], NULL, NULL, 2, TN_FFT_BACKWARD)", [f(2, 3, 3, 2)], lambda x: torch.fft.irfft2(pairs(x)))
+    case("tn_stft(x[0], 8, 3, x[1], true, false)", [f(2, 20), p(6)],
+         lambda x, w: real(torch.stft(x, 8, 3, 6, w, return_complex=True)))
+    case("tn_stft(x[0], 7, 2, NULL, false, true)", [f(12)], lambda x: real(torch.stft(
+        x, 7, 2, window=torch.ones(7), center=False, normalized=True, return_complex=True)))
+    case("tn_istft(x[0], 8, 3, x[1], true, false, 12)", [f(5, 5, 2), p(8)],
+         lambda x, w: torch.istft(pairs(x), 8, 3, 8, w, length=12))
+
+
 def number(v):
     if v != v:
         return "NAN"
@@ -313,6 +337,6 @@ def write():
 if __name__ == "__main__":
     if {"-h", "--help"} & set(sys.argv[1:]):
         sys.exit(print(__doc__))
-    for part in (indexing, shapes, products, statistics, losses, images, pools):
+    for part in (indexing, shapes, products, statistics, losses, images, pools, transforms):
         part()
     write()
