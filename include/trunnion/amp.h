@@ -40,7 +40,7 @@ extern "C" {
 #define TN_AUTOCAST(dtype) TN_AUTOCAST_AT_(dtype, __LINE__)
 #define TN_AUTOCAST_AT_(dtype, line) TN_AUTOCAST_ON_(dtype, line)
 #define TN_AUTOCAST_ON_(dtype, line) \
-    tn_autocast tn_autocast_##line __attribute__((cleanup(tn_autocast_end), unused)) = tn_autocast_begin(dtype)
+    TN_AT_BLOCK_END_(tn_autocast, tn_autocast_end, tn_autocast_begin(dtype), tn_autocast_##line)
 
 typedef struct tn_autocast {
     tn_dtype before;

@@ -280,7 +280,7 @@ TN_API tn_status tn_backend_register(const tn_driver *driver);
 TN_API const tn_driver *tn_backend_driver(const char *name);
 
 /* Sets the calling thread's error text, for drivers outside the library: return tn_backend_fail(TN_ERR_DEVICE, "…"). */
-TN_API tn_status tn_backend_fail(tn_status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+TN_API tn_status tn_backend_fail(tn_status code, const char *format, ...) TN_FORMAT_(2, 3);
 
 /* ---- a driver in a shared library of its own --------------------------------------------------------------------- */
 

@@ -16,6 +16,37 @@
 #define TN_API __attribute__((visibility("default")))
 #endif
 
+/* Whether the compiler can call a function where a variable's block ends. TN_SCOPE, TN_NO_GRAD and TN_AUTOCAST need it,
+ * or C++; without it their functions (tn_scope_begin and tn_scope_end, …) are called by hand. */
+#if !defined(TN_HAS_CLEANUP)
+#if defined(__GNUC__)
+#define TN_HAS_CLEANUP 1
+#else
+#define TN_HAS_CLEANUP 0
+#endif
+#endif
+
+/* Declares `name` of `type` with the value `begin`; end(&name) is called where its block ends. */
+#if TN_HAS_CLEANUP
+#define TN_AT_BLOCK_END_(type, end, begin, name) type name __attribute__((cleanup(end), unused)) = begin
+#elif defined(__cplusplus)
+#define TN_AT_BLOCK_END_(type, end, begin, name) \
+    struct name##_guard {                        \
+        type value;                              \
+        ~name##_guard() { end(&value); }         \
+    } name = {begin}
+#else
+#define TN_AT_BLOCK_END_(type, end, begin, name) \
+    this compiler has no attribute cleanup : call the functions that begin and end this block by hand
+#endif
+
+/* gcc and clang check the arguments of a function whose format is argument number `text`. */
+#if defined(__GNUC__)
+#define TN_FORMAT_(text, arguments) __attribute__((format(printf, text, arguments)))
+#else
+#define TN_FORMAT_(text, arguments)
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif

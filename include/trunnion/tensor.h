@@ -87,7 +87,7 @@ TN_API tn_status tn_make_state(tn_tensor *t);
 TN_API tn_status tn_zero_states(const int64_t *shape, int rank, tn_dtype dtype, tn_tensor **out, int count);
 
 /* Returns an error tensor with your own message (a printf format): for functions that you build on operations. */
-TN_API tn_tensor *tn_failed(tn_status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+TN_API tn_tensor *tn_failed(tn_status code, const char *format, ...) TN_FORMAT_(2, 3);
 
 /* ---- properties -------------------------------------------------------------------------------------------------- */
 
@@ -167,7 +167,14 @@ TN_API void tn_free(tn_tensor *t);
 /* TN_SCOPE; is a declaration. Handles that this thread creates from here to the end of the enclosing block are freed at
  * its end, also if break, continue, return or goto leaves the block. Do not free such a handle yourself (references
  * added with tn_retain are yours). tn_keep moves a handle to the outer scope, or to the caller if there is none.
- * Requires the attribute cleanup (gcc, clang).
+ * In C this takes the attribute cleanup of gcc and clang (TN_HAS_CLEANUP, status.h). Other compilers of C, such as
+ * MSVC's, refuse TN_SCOPE; there call tn_scope_begin and, on every way out of the block, tn_scope_end:
+ *
+ *     tn_scope scope = tn_scope_begin();
+ *     ...
+ *     tn_scope_end(&scope);
+ *
+ * C++ has TN_SCOPE with every compiler.
  *
  *     for (int i = 0; i < steps; i++) {
  *         TN_SCOPE;
@@ -185,7 +192,7 @@ TN_API tn_tensor *tn_keep(tn_tensor *t); /* returns t; outside any scope it does
 
 /* Declares a variable of `type`, initialized by begin(); end(&variable) is called where its block ends. */
 #define TN_CLEANUP_(type, end, begin, line) TN_CLEANUP_AT_(type, end, begin, line)
-#define TN_CLEANUP_AT_(type, end, begin, line) type type##_##line __attribute__((cleanup(end), unused)) = begin()
+#define TN_CLEANUP_AT_(type, end, begin, line) TN_AT_BLOCK_END_(type, end, begin(), type##_##line)
 
 /* ---- in place ---------------------------------------------------------------------------------------------------- */
 
