@@ -168,7 +168,7 @@ static int run_transcribe(int argc, char **argv) {
     int code = CLI_OK, first = cli_parse(&cli_transcribe, argc, argv, &o, own, "m:", take_option, &w, &code);
     if (first < 0) return code;
     if (!w.model) return cli_wrong_usage(&cli_transcribe, "missing model: pass its folder with -m");
-    if (first + 1 != argc) return cli_wrong_usage(&cli_transcribe, "pass one sound file");
+    if (first + 1 != argc) return cli_wrong_usage(&cli_transcribe, "pass one WAV file (- reads standard input)");
     w.file = argv[first];
     if (!cli_find_model(&w.model, found)) return CLI_FAILED;
     tn_device *device = cli_choose_device(&o, &selection, &code);

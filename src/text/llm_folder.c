@@ -16,10 +16,22 @@ static void enter_text_config(hf_folder *f) {
 
 static bool has_text_config(const hf_folder *f) { return f->config != tn_json_root(f->doc); }
 
+/* Models that other functions open. */
+static const struct {
+    const char *type, *by;
+} others[] = {{"whisper", "tn_speech_open (trunnion transcribe)"},
+              {"t5", "tn_seq2seq_open (trunnion generate)"},
+              {"mt5", "tn_seq2seq_open (trunnion generate)"},
+              {"umt5", "tn_seq2seq_open (trunnion generate)"}};
+
 static tn_status find_family(const hf_folder *f, llm_config *c) {
     const char *type = tn_hf_text(f, "model_type", "");
     c->family = tn_llm_find_family(type, strlen(type), false);
     if (c->family) return TN_OK;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (strcmp(others[i].type, type) == 0)
+            return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': a model of type '%s' is no decoder; use %s",
+                                   f->path, type, others[i].by);
     char known[LLM_LIST_SIZE];
     tn_llm_list_families(false, known, sizeof known);
     return tn_backend_fail(TN_ERR_UNSUPPORTED,

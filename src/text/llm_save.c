@@ -355,7 +355,7 @@ tn_status tn_llm_can_save_model(const tn_llm *m, const char *path) {
     if (is_same(tn_llm_source_path(&m->file->source), path))
         return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_save_model: '%s' is the model itself, which is still read",
                                path);
-    if (!m->file->source.gguf && tn_hf_has(&m->file->source.folder, "quantization_config"))
+    if (!m->file->source.gguf && tn_json_get(tn_json_root(m->file->source.folder.doc), "quantization_config"))
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s' has quantized weights, which cannot be written; save the adapter alone, or train "
                                "the model that it was quantized from",

@@ -9,6 +9,7 @@
 
 #include "tests/golden/seq2seq.h"
 #include "text/text_common.h"
+#include "trunnion/llm.h"
 #include "trunnion/seq2seq.h"
 #include "trunnion/trunnion.h"
 
@@ -173,6 +174,9 @@ static void wrong_calls_are_refused(void **state) {
         o.context = wrong;
         assert_int_equal(tn_seq2seq_open(folder, &o, &m), TN_ERR_ARGUMENT);
     }
+    tn_llm *decoder;
+    assert_int_equal(tn_llm_open(folder, NULL, &decoder), TN_ERR_UNSUPPORTED);
+    assert_non_null(strstr(tn_error(), "use tn_seq2seq_open"));
     assert_int_equal(tn_seq2seq_open("README.md", NULL, &m), TN_ERR_IO);
     assert_int_equal(tn_seq2seq_open(NULL, NULL, &m), TN_ERR_ARGUMENT);
     tn_seq2seq_close(NULL);
