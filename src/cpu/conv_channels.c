@@ -12,7 +12,7 @@
 #include "cpu/isa.h"
 
 enum {
-    CHANNELS_TILE = 3 << 13, /* elements of the input tile: in the second cache, and pieces share few rows */
+    CHANNELS_TILE = 3 << 13,      /* elements of the input tile: in the second cache, and pieces share few rows */
     CHANNELS_MOST_TILE = 1 << 17, /* … of one that a single row of output pixels fills */
     RUN_PIXELS = TN_GEMM_BLOCK_LD /* that are turned back at once, while they are in the first cache */
 };
@@ -25,19 +25,12 @@ typedef struct by_channels {
     int64_t pitch, tile_rows;                         /* columns and rows of the input tile */
     tap_chains chains;
     int64_t end[KIR_LANES];
-    int64_t *number, *at; /* [taps], chain after chain: where a tap lies in a filter and in the input tile */
-    bool filters_follow;  /* taps lie in a filter as in the chains */
     float outside;
     bool ends; /* all that the epilogue does is … */
     epilogue_ops epilogue_ops;
     size_t order_bytes, tile_bytes, weight_bytes, sums_bytes, block_bytes, part_bytes;
     char *parts;
 } by_channels;
-
-static int64_t chain_count(const tn_conv_args *a) {
-    const int64_t taps = a->kernel[0] * a->kernel[1];
-    return a->pass > 0 ? tn_ceil_div(taps, a->pass) : tn_min64(taps, KIR_LANES);
-}
 
 static void plan_by_channels(by_channels *e, const tn_conv_args *a) {
     const int64_t lanes = tn_conv_vec()->tiles->lanes, taps = a->kernel[0] * a->kernel[1];
@@ -52,7 +45,7 @@ static void plan_by_channels(by_channels *e, const tn_conv_args *a) {
     e->row_pieces = tn_ceil_div(a->out_size[0], e->rows);
     e->rows = tn_ceil_div(a->out_size[0], e->row_pieces);
     e->tile_rows = (e->rows - 1) * a->stride[0] + window_reach(a, 0);
-    e->order_bytes = ((size_t)taps * 2 * sizeof(int64_t) + 63) / 64 * 64;
+    e->order_bytes = tap_chains_bytes(a);
     e->tile_bytes = im2col_bytes(e->tile_rows * e->pitch * lanes);
     e->weight_bytes = im2col_bytes(taps * lanes);
     e->sums_bytes = im2col_bytes(RUN_PIXELS * lanes);
@@ -66,27 +59,6 @@ bool tn_conv_by_channels_fits(const tn_conv_args *a) {
     if (a->groups < tn_conv_vec()->tiles->lanes) return false;
     plan_by_channels(&e, a);
     return (double)e.tile_rows * (double)e.pitch * (double)e.lanes <= CHANNELS_MOST_TILE;
-}
-
-static void order_by_channels(by_channels *e, int64_t *memory) {
-    const tn_conv_args *a = &e->a;
-    int64_t taps = a->kernel[0] * a->kernel[1], n = 0;
-    e->number = memory;
-    e->at = memory + taps;
-    e->chains = (tap_chains){.at = e->at, .end = e->end, .chains = chain_count(a), .taps = taps, .pass = a->pass};
-    e->chains.from_zero = !a->max_pool && (a->pass == 0 || e->chains.chains > 1);
-    for (int64_t l = 0; l < e->chains.chains; l++) {
-        int64_t first = a->pass > 0 ? l * a->pass : l, step = a->pass > 0 ? 1 : KIR_LANES;
-        int64_t last = a->pass > 0 ? tn_min64(first + a->pass, taps) : taps;
-        for (int64_t t = first; t < last; t += step, n++) {
-            int64_t i = t / a->kernel[1], j = t % a->kernel[1];
-            e->number[n] = i * a->weight_stride[2] + j * a->weight_stride[3];
-            e->at[n] = (i * a->dilation[0] * e->pitch + j * a->dilation[1]) * e->lanes;
-        }
-        e->end[l] = n;
-    }
-    bool in_order = a->pass > 0 || taps <= KIR_LANES;
-    e->filters_follow = in_order && a->weight_stride[3] == 1 && a->weight_stride[2] == a->kernel[1];
 }
 
 /* ---- what a piece sees ------------------------------------------------------------------------------------------- */
@@ -140,25 +112,9 @@ static void see_piece(const by_channels *e, channels_part *p, const piece_at *at
 }
 
 static void take_filters(const by_channels *e, channels_part *p, const piece_at *at) {
-    const tn_conv_args *a = &e->a;
-    if (a->max_pool || p->channel == at->channel) return;
+    if (e->a.max_pool || p->channel == at->channel) return;
     p->channel = at->channel;
-    if (e->filters_follow) {
-        e->with->tiles->pack(&(pack){.to = p->weight,
-                                     .distance = e->lanes,
-                                     .group = e->lanes,
-                                     .from = a->weight + at->channel * a->weight_group,
-                                     .along = 1,
-                                     .across = a->weight_group,
-                                     .steps = e->chains.taps,
-                                     .lines = at->channels});
-        return;
-    }
-    for (int64_t c = 0; c < at->channels; c++) {
-        const float *filter = a->weight + (at->channel + c) * a->weight_group;
-        for (int64_t k = 0; k < e->chains.taps; k++)
-            p->weight[k * e->lanes + c] = filter[e->number[k]];
-    }
+    tn_conv_take_filters(e->with, &e->a, at->channel, at->channels, e->lanes, p->weight);
 }
 
 /* ---- a piece ----------------------------------------------------------------------------------------------------- */
@@ -187,7 +143,7 @@ static void write_run(const by_channels *e, channels_part *p, const piece_at *at
 
 static void compute_piece(const by_channels *e, channels_part *p, const piece_at *at) {
     const tn_conv_args *a = &e->a;
-    const int64_t step = a->stride[1] * e->lanes, row = a->stride[0] * e->pitch * e->lanes;
+    const int64_t row = a->stride[0] * e->pitch * e->lanes;
     const int64_t most = RUN_PIXELS / at->columns;
     take_filters(e, p, at);
     see_piece(e, p, at);
@@ -195,10 +151,16 @@ static void compute_piece(const by_channels *e, channels_part *p, const piece_at
         piece_at run = *at;
         run.row += first;
         run.rows = tn_min64(most, at->rows - first);
-        for (int64_t r = 0; r < run.rows; r++)
-            (a->max_pool ? e->with->greatest_channels : e->with->weigh_channels)(
-                &e->chains, p->tile + (first + r) * row, p->weight, p->sums + r * run.columns * e->lanes, run.columns,
-                step);
+        e->with->weigh(&(weigh_rows){.chains = &e->chains,
+                                     .from = p->tile + first * row,
+                                     .from_row = row,
+                                     .step = a->stride[1] * e->lanes,
+                                     .weight = a->max_pool ? NULL : p->weight,
+                                     .to = p->sums,
+                                     .to_row = run.columns * e->lanes,
+                                     .rows = run.rows,
+                                     .vectors = run.columns,
+                                     .last = e->lanes});
         write_run(e, p, &run);
     }
 }
@@ -241,7 +203,8 @@ static void share_pieces(by_channels *e, int threads) {
 void tn_conv_by_channels(const tn_conv_args *args, int threads) {
     by_channels e;
     plan_by_channels(&e, args);
-    order_by_channels(&e, args->workspace);
+    e.chains = (tap_chains){.row = e.pitch * e.lanes, .phases = 1, .step = e.lanes};
+    tn_conv_order_taps(&e.chains, args, args->workspace, e.end);
     e.parts = (char *)args->workspace + e.order_bytes;
     e.ends = epilogue_by_channels(&args->epilogue, &e.epilogue_ops);
     share_pieces(&e, threads);

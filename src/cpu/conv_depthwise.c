@@ -1,10 +1,10 @@
-/* conv_depthwise.c — one filter a channel, and the greatest number of each window: what meets no other channel.
+/* conv_depthwise.c — depthwise convolution and max pooling: what meets no other channel.
  *
- * A product of matrices would be all edges. Many channels are computed a vector at a time: conv_channels.c. Of few, a
- * block of an image's rows is brought to an input tile (conv_paths.h),
- * zeros around it (-∞ where the greatest is looked for), where each tap is a fixed distance away from its output pixel;
- * runs of output pixels are weighed there by whole vectors. Chains are those of the composition, so its bits come out.
- * */
+ * Lanes of a vector are output pixels of a row, or, if these would leave many lanes empty, channels: conv_channels.c.
+ * Here a block of an image's rows is brought to an input tile, zeros around it (-∞ where the greatest is looked for),
+ * each row as the columns of each of the stride's phases. So what one tap shows to a row of output pixels lies side by
+ * side, a fixed distance away. A bias, max(…, 0) and clipping are done to sums in registers. Chains are those of the
+ * composition, so its bits come out. */
 #include "cpu/conv.h"
 
 #include <math.h>
@@ -21,15 +21,15 @@ typedef struct depthwise {
     tn_conv_args a;
     im2col_plan w;          /* of one image's block: row, phase */
     int64_t rows, blocks;   /* of output pixels in a block; blocks an image */
-    int64_t chains;         /* sums side by side */
-    int64_t end[KIR_LANES]; /* of each chain, in `order` and in the input tile's distances */
-    /* [taps], one chain after the other: where a tap's number lies in a filter, and what it sees in the input tile */
-    int64_t *number, *at;
-    int64_t plane; /* distance of the phases' planes in the input tile */
-    float outside; /* what the window sees there */
+    int64_t tile_rows;      /* of the input tile */
+    int64_t lanes, vectors; /* of a row of output pixels */
+    tap_chains chains;
+    int64_t end[KIR_LANES];
+    float outside;
     bool of_four, pairs;
-    bool run; /* short rows are weighed as one, with the output pixels between them that are none */
-    size_t order_bytes, input_tile_bytes, run_bytes, sums_bytes, part_bytes;
+    bool ends; /* all that the epilogue does is … */
+    epilogue_ops epilogue_ops;
+    size_t order_bytes, input_tile_bytes, weight_bytes, sums_bytes, part_bytes;
     char *parts;
 } depthwise;
 
@@ -66,47 +66,40 @@ static void depthwise_join_rows(tn_conv_args *a) {
     a->x_stride[2] *= most;
 }
 
-/* Rows of a phase that `rows` rows of output pixels see. */
-static int64_t phase_rows(const depthwise *e, int64_t rows) {
-    return tn_ceil_div((rows - 1) * e->a.stride[0] + window_reach(&e->a, 0), e->a.stride[0]);
-}
-
-static int64_t depthwise_input_tile(const depthwise *e, int64_t rows) {
-    return phase_rows(e, rows) * e->w.phase * e->a.stride[0] * e->a.stride[1];
-}
-
-/* Where row i and column j of what is seen lie: each of the stride's phases has a plane, in which all that one tap
- * meets lies side by side. */
-static int64_t tile_place(const depthwise *e, int64_t i, int64_t j) {
-    const int64_t *s = e->a.stride;
-    return (i % s[0] * s[1] + j % s[1]) * e->plane + i / s[0] * e->w.phase + j / s[1];
-}
+/* Rows of the image that `rows` rows of output pixels see. */
+static int64_t rows_seen(const tn_conv_args *a, int64_t rows) { return (rows - 1) * a->stride[0] + window_reach(a, 0); }
 
 static void plan_depthwise(depthwise *e, const tn_conv_args *a) {
     *e = (depthwise){.a = *a, .w.with = tn_conv_vec(), .outside = a->max_pool ? -INFINITY : 0, .of_four = of_four(a)};
     depthwise_join_rows(&e->a);
     a = &e->a;
     e->pairs = are_pairs(a);
-    int64_t taps = a->kernel[0] * a->kernel[1];
+    e->lanes = e->w.with->tiles->lanes;
+    e->vectors = tn_ceil_div(a->out_size[1], e->lanes);
     e->w.a = &e->a;
     e->w.phase = tn_ceil_div((a->out_size[1] - 1) * a->stride[1] + window_reach(a, 1), a->stride[1]);
     e->w.row = e->w.phase * a->stride[1];
-    int64_t more = (DEPTHWISE_INPUT_TILE - depthwise_input_tile(e, 1)) / (a->stride[0] * e->w.row);
+    int64_t more = (DEPTHWISE_INPUT_TILE - rows_seen(a, 1) * e->w.row) / (a->stride[0] * e->w.row);
     e->rows = tn_min64(1 + tn_max64(more, 0), a->out_size[0]);
-    e->plane = phase_rows(e, e->rows) * e->w.phase;
-    e->chains = a->pass > 0 ? tn_ceil_div(taps, a->pass) : tn_min64(taps, KIR_LANES);
-    e->order_bytes = ((size_t)taps * 2 * sizeof(int64_t) + 63) / 64 * 64;
-    e->input_tile_bytes = im2col_bytes(depthwise_input_tile(e, e->rows) + (WEIGH_RUN + 1) * MOST_LANES);
-    e->run = a->out_size[1] < WEIGH_RUN * MOST_LANES && e->rows > 1;
-    e->run_bytes = e->run ? im2col_bytes(e->rows * e->w.phase) : 0;
+    e->tile_rows = rows_seen(a, e->rows);
+    e->chains = (tap_chains){.row = e->w.row, .phase = e->w.phase, .phases = a->stride[1], .step = 1};
+    e->order_bytes = tap_chains_bytes(a);
+    e->input_tile_bytes = im2col_bytes(e->tile_rows * e->w.row + 2 * MOST_LANES);
+    e->weight_bytes = a->max_pool ? 0 : im2col_bytes(a->kernel[0] * a->kernel[1]);
     e->sums_bytes = a->epilogue.vm ? im2col_bytes(e->rows * a->out_size[1]) : 0;
-    e->part_bytes =
-        e->input_tile_bytes + im2col_bytes(taps) + e->run_bytes + e->sums_bytes + fused_call_scratch(&a->epilogue, 0);
+    e->part_bytes = e->input_tile_bytes + e->weight_bytes + e->sums_bytes + fused_call_scratch(&a->epilogue, 0);
 }
 
-/* Windows that lie side by side need no input tile. */
+/* Windows that lie side by side need no input tile. Pixels as lanes need no transposes, but pay only for small windows
+ * in rows that are several times as long and fill their vectors (measured), and not under an epilogue's program, which
+ * would get one channel at a time. */
 static bool goes_by_channels(const tn_conv_args *a) {
-    return !of_four(a) && !are_pairs(a) && tn_conv_by_channels_fits(a);
+    const int64_t side = a->kernel[1], across = a->out_size[1];
+    const bool small = a->kernel[0] == side && side <= 5 && a->dilation[0] == 1 && a->dilation[1] == 1;
+    const bool filled = 8 * across >= 7 * round_up(across, tn_conv_vec()->tiles->lanes) && across >= 4 * side;
+    const bool program = a->epilogue.vm && !a->epilogue.epilogue_ops;
+    if (of_four(a) || are_pairs(a) || (small && a->stride[1] <= 2 && filled && !program)) return false;
+    return tn_conv_by_channels_fits(a);
 }
 
 bool tn_conv_depthwise_fits(const tn_conv_args *a) {
@@ -119,101 +112,128 @@ bool tn_conv_depthwise_fits(const tn_conv_args *a) {
     return (double)window_reach(a, 0) * (double)e.w.row <= INPUT_TILE_ELEMENTS;
 }
 
-static void order_taps(depthwise *e, int64_t *memory) {
-    const tn_conv_args *a = &e->a;
-    int64_t taps = a->kernel[0] * a->kernel[1], n = 0;
-    e->number = memory;
-    e->at = memory + taps;
-    for (int64_t l = 0; l < e->chains; l++) {
-        int64_t first = a->pass > 0 ? l * a->pass : l, step = a->pass > 0 ? 1 : KIR_LANES;
-        int64_t last = a->pass > 0 ? tn_min64(first + a->pass, taps) : taps;
-        for (int64_t t = first; t < last; t += step, n++) {
-            int64_t i = t / a->kernel[1], j = t % a->kernel[1];
-            e->number[n] = i * a->weight_stride[2] + j * a->weight_stride[3];
-            e->at[n] = tile_place(e, i * a->dilation[0], j * a->dilation[1]);
-        }
-        e->end[l] = n;
+/* ---- taps and filters -------------------------------------------------------------------------------------------- */
+
+void tn_conv_order_taps(tap_chains *c, const tn_conv_args *a, int64_t *memory, int64_t *end) {
+    const int64_t taps = a->kernel[0] * a->kernel[1], chains = a->pass > 0 ? tn_ceil_div(taps, a->pass) : taps;
+    int64_t *at = memory, *order = memory + taps, n = 0;
+    for (int64_t t = 0; t < taps; t++) {
+        const int64_t i = t / a->kernel[1] * a->dilation[0], j = t % a->kernel[1] * a->dilation[1];
+        at[t] = i * c->row + j % c->phases * c->phase + j / c->phases * c->step;
     }
+    c->chains = tn_min64(chains, KIR_LANES);
+    for (int64_t l = 0; l < c->chains; l++) {
+        const int64_t first = a->pass > 0 ? l * a->pass : l, step = a->pass > 0 ? 1 : KIR_LANES;
+        const int64_t last = a->pass > 0 ? tn_min64(first + a->pass, taps) : taps;
+        for (int64_t t = first; t < last; t += step)
+            order[n++] = t;
+        end[l] = n;
+    }
+    const bool square = a->kernel[0] == a->kernel[1] && a->dilation[0] == 1 && a->dilation[1] == 1;
+    c->at = at;
+    c->order = order;
+    c->end = end;
+    c->taps = taps;
+    c->pass = a->pass;
+    c->square = square ? a->kernel[0] : 0;
+    c->from_zero = a->pass == 0 || c->chains > 1;
 }
+
+void tn_conv_take_filters(const conv_vec *with, const tn_conv_args *a, int64_t channel, int64_t count, int64_t lanes,
+                          float *to) {
+    const int64_t taps = a->kernel[0] * a->kernel[1];
+    const float *from = a->weight + channel * a->weight_group;
+    if (filters_follow(a)) {
+        with->tiles->pack(&(pack){.to = to,
+                                  .distance = lanes,
+                                  .group = lanes,
+                                  .from = from,
+                                  .along = 1,
+                                  .across = a->weight_group,
+                                  .steps = taps,
+                                  .lines = count});
+        return;
+    }
+    for (int64_t c = 0; c < count; c++, from += a->weight_group)
+        for (int64_t t = 0; t < taps; t++)
+            to[t * lanes + c] = from[t / a->kernel[1] * a->weight_stride[2] + t % a->kernel[1] * a->weight_stride[3]];
+}
+
+/* ---- input tile -------------------------------------------------------------------------------------------------- */
 
 static void fill(float *to, float value, int64_t count) {
     for (int64_t i = 0; i < count; i++)
         to[i] = value;
 }
 
-/* Rows [first, end) of a phase that lie outside of the image. */
-static void fill_outside(const depthwise *e, int64_t row, int64_t first, int64_t end, float *input_tile) {
-    const int64_t side = e->a.stride[1];
-    for (int64_t column = 0; column < side && first < end; column++)
-        fill(input_tile + (row * side + column) * e->plane + first * e->w.phase, e->outside,
-             (end - first) * e->w.phase);
-}
-
 /* `rows` rows of the input tile from row `first` of the image on. What lies left and right of them never changes, and
  * is there; so are rows outside of the image if the tile had this place before. */
 static void fill_depthwise(const depthwise *e, const float *x, int64_t first, int64_t rows, bool same, float *to) {
     const tn_conv_args *a = &e->a;
-    const int64_t down = a->stride[0], side = a->stride[1];
-    for (int64_t row = 0; row < down && row < rows; row++) {
-        const int64_t count = tn_ceil_div(rows - row, down), begin = first + row;
-        const int64_t low = tn_min64(begin < 0 ? tn_ceil_div(-begin, down) : 0, count);
-        const int64_t high = tn_max64(tn_min64(tn_ceil_div(a->size[0] - begin, down), count), low);
-        if (!same) fill_outside(e, row, 0, low, to);
-        if (!same) fill_outside(e, row, high, count, to);
-        for (int64_t column = 0; column < side && low < high; column++) {
-            const inside in = tn_inside_phase(&e->w, column, -a->pad_before[1]);
-            if (in.low >= in.high) continue;
-            e->w.with->copy_rows(to + (row * side + column) * e->plane + low * e->w.phase + in.low, e->w.phase,
-                                 x + (begin + low * down) * a->x_stride[2] + in.first * a->x_stride[3],
-                                 down * a->x_stride[2], high - low, side * a->x_stride[3], in.high - in.low);
-        }
+    const range down = look_at(first, 1, rows, a->size[0]);
+    const int64_t high = down.first + down.count;
+    if (!same) fill(to, e->outside, down.first * e->w.row);
+    if (!same) fill(to + high * e->w.row, e->outside, (rows - high) * e->w.row);
+    for (int64_t phase = 0; phase < a->stride[1] && down.count > 0; phase++) {
+        const inside in = tn_inside_phase(&e->w, phase, -a->pad_before[1]);
+        if (in.low >= in.high) continue;
+        e->w.with->copy_rows(to + down.first * e->w.row + phase * e->w.phase + in.low, e->w.row,
+                             x + (first + down.first) * a->x_stride[2] + in.first * a->x_stride[3], a->x_stride[2],
+                             down.count, a->stride[1] * a->x_stride[3], in.high - in.low);
     }
 }
 
-/* A channel's numbers in the order of the taps. */
-static void take_filter(const depthwise *e, int64_t channel, float *weight) {
-    const tn_conv_args *a = &e->a;
-    const float *filter = a->weight + channel * a->weight_group;
-    for (int64_t k = 0; k < a->kernel[0] * a->kernel[1]; k++)
-        weight[k] = filter[e->number[k]];
-}
+/* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
 /* Memory of one thread. */
 typedef struct part {
-    float *input_tile, *weight, *run;
-    tap_chains chains;
+    float *input_tile, *weight, *sums;
+    fused_call epilogue;
     int64_t top, rows; /* of what the input tile holds; rows is 0: nothing yet */
 } part;
+
+static void pool_rows(const depthwise *e, const float *x, int64_t top, int64_t rows, float *to) {
+    const tn_conv_args *a = &e->a;
+    for (int64_t r = 0; r < rows; r++, to += a->out_size[1]) {
+        const float *row = x + (top + r * a->stride[0]) * a->x_stride[2];
+        if (e->of_four)
+            e->w.with->greatest_of_four(row, row + a->x_stride[2], to, a->out_size[1]);
+        else
+            e->w.with->greatest_pairs(row, to, a->out_size[1]);
+    }
+}
 
 /* Output pixels of some rows of one channel of an image. */
 static void compute_rows(const depthwise *e, part *p, int64_t plane, int64_t row, int64_t rows, float *to) {
     const tn_conv_args *a = &e->a;
-    const conv_vec *with = e->w.with;
-    int64_t channel = plane % a->groups, down = a->stride[0], top = row * down - a->pad_before[0];
+    const int64_t channel = plane % a->groups, top = row * a->stride[0] - a->pad_before[0], seen = rows_seen(a, rows);
     const float *x = a->x + plane / a->groups * a->x_stride[0] + channel * a->x_stride[1];
-    if (e->of_four) {
-        for (int64_t r = 0; r < rows; r++, to += a->out_size[1])
-            with->greatest_of_four(x + (top + 2 * r) * a->x_stride[2], x + (top + 2 * r + 1) * a->x_stride[2], to,
-                                   a->out_size[1]);
+    if (e->of_four || e->pairs) {
+        pool_rows(e, x, top, rows, to);
         return;
     }
-    for (int64_t r = 0; e->pairs && r < rows; r++, to += a->out_size[1])
-        with->greatest_pairs(x + (top + r * down) * a->x_stride[2], to, a->out_size[1]);
-    if (e->pairs) return;
-    if (!a->max_pool) take_filter(e, channel, p->weight);
-    if (p->rows == 0) fill(p->input_tile, e->outside, e->plane * a->stride[0] * a->stride[1]);
-    fill_depthwise(e, x, top, (rows - 1) * down + window_reach(a, 0), p->rows == rows && p->top == top, p->input_tile);
+    const float *weight = a->max_pool ? NULL : a->weight + channel * a->weight_group;
+    if (weight && !filters_follow(a)) {
+        tn_conv_take_filters(e->w.with, a, channel, 1, 1, p->weight);
+        weight = p->weight;
+    }
+    if (p->rows == 0) fill(p->input_tile, e->outside, e->tile_rows * e->w.row);
+    fill_depthwise(e, x, top, seen, p->rows == rows && p->top == top, p->input_tile);
     p->top = top;
     p->rows = rows;
-    void (*look)(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_pixels) =
-        a->max_pool ? with->greatest_row : with->weigh_row;
-    if (e->run) {
-        look(&p->chains, p->input_tile, p->weight, p->run, (rows - 1) * e->w.phase + a->out_size[1]);
-        with->copy_rows(to, a->out_size[1], p->run, e->w.phase, rows, 1, a->out_size[1]);
-        return;
-    }
-    for (int64_t r = 0; r < rows; r++, to += a->out_size[1])
-        look(&p->chains, p->input_tile + r * e->w.phase, p->weight, to, a->out_size[1]);
+    epilogue_ops end = e->epilogue_ops;
+    if (end.add) end.add += channel;
+    e->w.with->weigh(&(weigh_rows){.chains = &e->chains,
+                                   .from = p->input_tile,
+                                   .from_row = a->stride[0] * e->w.row,
+                                   .step = e->lanes,
+                                   .weight = weight,
+                                   .to = to,
+                                   .to_row = a->out_size[1],
+                                   .rows = rows,
+                                   .vectors = e->vectors,
+                                   .last = a->out_size[1] - (e->vectors - 1) * e->lanes,
+                                   .end = e->ends ? &end : NULL});
 }
 
 static void compute_parts(void *ctx, int64_t begin, int64_t end, int worker) {
@@ -221,21 +241,16 @@ static void compute_parts(void *ctx, int64_t begin, int64_t end, int worker) {
     const tn_conv_args *a = &e->a;
     char *memory = e->parts + (size_t)worker * e->part_bytes;
     part p = {.input_tile = (float *)(void *)memory, .weight = (float *)(void *)(memory + e->input_tile_bytes)};
-    p.run = (float *)(void *)(memory + e->input_tile_bytes + im2col_bytes(a->kernel[0] * a->kernel[1]));
-    float *sums = (float *)(void *)((char *)p.run + e->run_bytes);
-    fused_call epilogue;
-    fused_call_open(&epilogue, &a->epilogue, (char *)sums + e->sums_bytes);
-    p.chains = (tap_chains){.at = e->at, .end = e->end, .chains = e->chains};
-    p.chains.taps = a->kernel[0] * a->kernel[1];
-    p.chains.pass = a->pass;
-    p.chains.from_zero = !a->max_pool && (a->pass == 0 || e->chains > 1);
+    p.sums = (float *)(void *)(memory + e->input_tile_bytes + e->weight_bytes);
+    fused_call_open(&p.epilogue, &a->epilogue, (char *)p.sums + e->sums_bytes);
+    const bool joined = p.epilogue.vm && !e->ends;
     for (int64_t n = begin; n < end; n++) {
         int64_t plane = n / e->blocks, row = n % e->blocks * e->rows, rows = tn_min64(e->rows, a->out_size[0] - row);
-        compute_rows(e, &p, plane, row, rows,
-                     epilogue.vm ? sums : a->out + (plane * a->out_size[0] + row) * a->out_size[1]);
-        if (!epilogue.vm) continue;
+        float *out = a->out + (plane * a->out_size[0] + row) * a->out_size[1];
+        compute_rows(e, &p, plane, row, rows, joined ? p.sums : out);
+        if (!joined) continue;
         box at = {plane % a->groups, 1, row * a->out_size[1], rows * a->out_size[1]};
-        fused_call_run(&epilogue, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, plane / a->groups}, at, sums);
+        fused_call_run(&p.epilogue, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, plane / a->groups}, at, p.sums);
     }
 }
 
@@ -261,7 +276,8 @@ void tn_conv_depthwise(const tn_conv_args *args) {
         return;
     }
     plan_depthwise(&e, args);
-    order_taps(&e, args->workspace);
+    tn_conv_order_taps(&e.chains, &e.a, args->workspace, e.end);
+    e.ends = !e.of_four && !e.pairs && epilogue_by_channels(&args->epilogue, &e.epilogue_ops);
     e.parts = (char *)args->workspace + e.order_bytes;
     int64_t planes = args->batch * args->groups;
     if (planes < threads) e.rows = tn_min64(e.rows, tn_ceil_div(e.a.out_size[0], threads));

@@ -57,6 +57,24 @@ static inline bool epilogue_by_channels(const tn_fused_program *epilogue, epilog
     return true;
 }
 
+/* ==== depthwise windows =========================================================================================== */
+
+/* The order of a window's taps, in memory for two numbers a tap and `end` for KIR_LANES. Where taps lie, which `c` has
+ * already: conv_vec.h. */
+static inline size_t tap_chains_bytes(const tn_conv_args *a) {
+    return ((size_t)(a->kernel[0] * a->kernel[1]) * 2 * sizeof(int64_t) + 63) / 64 * 64;
+}
+void tn_conv_order_taps(tap_chains *c, const tn_conv_args *a, int64_t *memory, int64_t *end);
+
+/* Are a filter's taps consecutive? */
+static inline bool filters_follow(const tn_conv_args *a) {
+    return a->weight_stride[3] == 1 && a->weight_stride[2] == a->kernel[1];
+}
+
+/* Of channels from `channel` on: to[tap · lanes + channel], `count` of them. */
+void tn_conv_take_filters(const conv_vec *with, const tn_conv_args *a, int64_t channel, int64_t count, int64_t lanes,
+                          float *to);
+
 /* ==== a vector of channels at a time ============================================================================== */
 
 /* Of tn_conv_depthwise: are there as many channels, and does the input tile of a row of output pixels fit? */

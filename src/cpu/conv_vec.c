@@ -151,30 +151,38 @@ static void copy_steps(float *to, const float *input_tile, const piece *p, int n
     }
 }
 
-/* ---- one filter a channel ---------------------------------------------------------------------------------------- */
+/* ---- depthwise windows ------------------------------------------------------------------------------------------- */
+/* Lanes are output pixels of a row or channels, in one code: only where taps lie differs. */
+
+enum {
+    WEIGH_RUN = 4, /* vectors that are weighed at once */
+    MOST_FIXED_TAPS = 81
+};
+
+/* Of output pixels as lanes all have one weight. */
+VEC_INLINE V weight_of(const weigh_rows *w, int64_t tap, const bool pixels) {
+    return pixels ? v_set1(w->weight[tap]) : v_load(w->weight + tap * VL);
+}
 
 VEC_INLINE V weigh_step(V sum, V x, V weight, const bool greatest) {
     return greatest ? v_greatest(sum, x) : sum + x * weight;
 }
 
-VEC_INLINE V weight_at(const float *weight, int64_t tap, const bool channels) {
-    return channels ? v_load(weight + tap * VL) : v_set1(weight[tap]);
-}
-
-/* `n` vectors of output pixels, or one of `channels`, into sum[0 … n): the chains, then folded by halves. `n`,
- * `channels` and `greatest` are constants. */
-VEC_INLINE void weigh_run(const tap_chains *c, const float *from, const float *weight, V *sum, const int n,
-                          const bool channels, const bool greatest) {
-    const int64_t *at = c->at;
+/* `n` vectors of any window into sum[0 … n): the chains, then folded by halves. `n` and `greatest` are constants. */
+VEC_INLINE void weigh_run(const weigh_rows *w, const float *from, V *sum, const int n, const bool greatest) {
+    const tap_chains *c = w->chains;
+    const bool pixels = c->step == 1;
     for (int64_t l = 0, k = 0; l < c->chains; l++) {
-        V s[WEIGH_RUN], w = greatest ? v_zero() : weight_at(weight, k, channels);
+        const float *x = from + c->at[c->order[k]];
+        V s[WEIGH_RUN], weight = greatest ? v_zero() : weight_of(w, c->order[k], pixels);
         VEC_UNROLL for (int i = 0; i < n; i++) {
-            s[i] = v_load(from + at[k] + i * VL);
-            if (!greatest) s[i] = s[i] * w;
+            s[i] = v_load(x + i * w->step);
+            if (!greatest) s[i] = s[i] * weight;
         }
         for (k++; k < c->end[l]; k++) {
-            w = greatest ? w : weight_at(weight, k, channels);
-            VEC_UNROLL for (int i = 0; i < n; i++) s[i] = weigh_step(s[i], v_load(from + at[k] + i * VL), w, greatest);
+            x = from + c->at[c->order[k]];
+            weight = greatest ? weight : weight_of(w, c->order[k], pixels);
+            VEC_UNROLL for (int i = 0; i < n; i++) s[i] = weigh_step(s[i], v_load(x + i * w->step), weight, greatest);
         }
         VEC_UNROLL for (int i = 0; i < n; i++) sum[l * n + i] = s[i];
     }
@@ -185,69 +193,70 @@ VEC_INLINE void weigh_run(const tap_chains *c, const float *from, const float *w
                 sum[l * n + i] = greatest ? v_greatest(sum[l * n + i], other) : sum[l * n + i] + other;
             }
         }
-    if (!c->from_zero) return;
-    VEC_UNROLL for (int i = 0; i < n; i++) sum[i] += v_zero();
 }
 
-VEC_INLINE void depthwise_pixel(const tap_chains *c, const float *from, const float *weight, float *to,
-                                int64_t out_pixels, const bool greatest) {
-    V sum[KIR_LANES * WEIGH_RUN];
-    int64_t i = 0;
-    for (; i + WEIGH_RUN * VL <= out_pixels; i += WEIGH_RUN * VL) {
-        weigh_run(c, from + i, weight, sum, WEIGH_RUN, false, greatest);
-        VEC_UNROLL for (int k = 0; k < WEIGH_RUN; k++) v_store(to + i + k * VL, sum[k]);
-    }
-    if (i >= out_pixels) return;
-    bool several = out_pixels - i > VL;
-    if (several)
-        weigh_run(c, from + i, weight, sum, WEIGH_RUN, false, greatest);
+/* A row's vector `v`: its sum, which begins at +0, and what happens to it. */
+VEC_INLINE void weigh_store(const weigh_rows *w, const epilogue_ops *end, const M last, float *to, int64_t v, V x,
+                            const bool from_zero) {
+    if (from_zero) x += v_zero();
+    if (w->end) x = v_end(end, 0, x);
+    if (v + 1 < w->vectors)
+        v_store(to + v * VL, x);
     else
-        weigh_run(c, from + i, weight, sum, 1, false, greatest);
-    for (int k = 0; i < out_pixels; i += VL, k++)
-        v_part_store(to + i, v_mask(out_pixels - i), sum[k]);
+        v_part_store(to + v * VL, last, x);
 }
 
-static void weigh_row(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_pixels) {
-    depthwise_pixel(c, from, weight, to, out_pixels, false);
+VEC_INLINE void weigh_any(const weigh_rows *w, const bool greatest) {
+    V sum[KIR_LANES * WEIGH_RUN];
+    const bool from_zero = !greatest && w->chains->from_zero;
+    const M last = v_mask(w->last);
+    for (int64_t r = 0; r < w->rows; r++) {
+        const float *from = w->from + r * w->from_row;
+        float *to = w->to + r * w->to_row;
+        int64_t v = 0;
+        for (; v + WEIGH_RUN <= w->vectors; v += WEIGH_RUN, from += WEIGH_RUN * w->step) {
+            weigh_run(w, from, sum, WEIGH_RUN, greatest);
+            for (int i = 0; i < WEIGH_RUN; i++)
+                weigh_store(w, w->end, last, to, v + i, sum[i], from_zero);
+        }
+        for (; v < w->vectors; v++, from += w->step) {
+            weigh_run(w, from, sum, 1, greatest);
+            weigh_store(w, w->end, last, to, v, sum[0], from_zero);
+        }
+    }
 }
 
-static void greatest_row(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_pixels) {
-    depthwise_pixel(c, from, weight, to, out_pixels, true);
-}
-
-/* ---- a vector of channels ---------------------------------------------------------------------------------------- */
-/* Of the usual windows the number of taps is a constant, so that filters and sums stay in registers. */
-
-enum { MOST_FIXED_TAPS = 81 };
-
-typedef struct fixed_taps {
-    const int64_t *at;
+/* Of the usual windows, side × side taps, where taps lie and their number are constants, so that filters and sums stay
+ * in registers. */
+typedef struct fixed_window {
     const float *from;
+    int64_t row, phase;
     const V *weight; /* NULL: the greatest is looked for */
-} fixed_taps;
+    int side, phases, step;
+} fixed_window;
 
-VEC_INLINE V fixed_tap(const fixed_taps *t, const int tap) {
-    V x = v_load(t->from + t->at[tap]);
+VEC_INLINE V fixed_tap(const fixed_window *t, const int tap) {
+    const int i = tap / t->side, j = tap % t->side;
+    V x = v_load(t->from + i * t->row + j % t->phases * t->phase + j / t->phases * t->step);
     return t->weight ? x * t->weight[tap] : x;
 }
 
-VEC_INLINE V fixed_sum(const fixed_taps *t, V first, V second) {
+VEC_INLINE V fixed_sum(const fixed_window *t, V first, V second) {
     return t->weight ? first + second : v_greatest(first, second);
 }
 
-/* Lane `lane` of a reduction: its tap, or its two taps where there are more than lanes; these follow each other. */
-VEC_INLINE V fold_lane(const fixed_taps *t, const int lane, const int taps) {
-    const int twice = taps > KIR_LANES ? taps - KIR_LANES : 0;
-    if (lane >= twice) return fixed_tap(t, lane + twice);
-    return fixed_sum(t, fixed_tap(t, 2 * lane), fixed_tap(t, 2 * lane + 1));
+/* Lane `lane` of a reduction: its tap, or its two taps where there are more than lanes. */
+VEC_INLINE V fold_lane(const fixed_window *t, const int lane, const int taps) {
+    V first = fixed_tap(t, lane);
+    return lane + KIR_LANES < taps ? fixed_sum(t, first, fixed_tap(t, lane + KIR_LANES)) : first;
 }
 
 /* Lanes folded by halves: s[l] += s[l + 32], then 16 … 1, a branch of that tree after the other. */
-#define FOLD(level, next, half)                                              \
-    VEC_INLINE V level(const fixed_taps *t, const int tap, const int taps) { \
-        V first = next(t, tap, taps);                                        \
-        if (tap + half >= taps) return first;                                \
-        return fixed_sum(t, first, next(t, tap + half, taps));               \
+#define FOLD(level, next, half)                                                \
+    VEC_INLINE V level(const fixed_window *t, const int tap, const int taps) { \
+        V first = next(t, tap, taps);                                          \
+        if (tap + half >= taps) return first;                                  \
+        return fixed_sum(t, first, next(t, tap + half, taps));                 \
     }
 FOLD(fold_32, fold_lane, 32)
 FOLD(fold_16, fold_32, 16)
@@ -257,14 +266,14 @@ FOLD(fold_2, fold_4, 2)
 FOLD(fold_1, fold_2, 1)
 _Static_assert(KIR_LANES == 64 && MOST_FIXED_TAPS <= 2 * KIR_LANES, "as fold_lane and fold_32 have it");
 
-VEC_INLINE V fixed_pass(const fixed_taps *t, const int tap, const int end) {
+VEC_INLINE V fixed_pass(const fixed_window *t, const int tap, const int end) {
     V sum = fixed_tap(t, tap);
     VEC_UNROLL for (int k = 1; k < end - tap; k++) sum += fixed_tap(t, tap + k);
     return sum;
 }
 
 /* Up to eight chains of `pass` taps, folded by halves. */
-VEC_INLINE V fixed_passes(const fixed_taps *t, const int taps, const int pass) {
+VEC_INLINE V fixed_passes(const fixed_window *t, const int taps, const int pass) {
     enum { MOST_PASSES = 8 };
     V sum[MOST_PASSES];
     const int passes = (taps + pass - 1) / pass;
@@ -280,70 +289,61 @@ VEC_INLINE V fixed_passes(const fixed_taps *t, const int taps, const int pass) {
     return passes > 1 ? sum[0] + sum[1] : sum[0];
 }
 
-/* `taps`, `pass` and `greatest` are constants. */
-VEC_INLINE void channels_fixed(const tap_chains *c, const float *from, const float *weight, float *to,
-                               int64_t out_pixels, int64_t step, const int taps, const int pass, const bool greatest) {
+/* All but `rows` are constants. What is read in the loop is copied: results might be anywhere. */
+VEC_INLINE void weigh_fixed(const weigh_rows *rows, const int side, const int pass, const bool greatest,
+                            const int phases, const int step) {
+    const int taps = side * side;
+    const weigh_rows w = *rows;
+    const epilogue_ops end = w.end ? *w.end : (epilogue_ops){0};
+    const M last = v_mask(w.last);
     V filter[MOST_FIXED_TAPS];
     for (int k = 0; !greatest && k < taps; k++)
-        filter[k] = v_load(weight + k * VL);
-    for (int64_t i = 0; i < out_pixels; i++, from += step, to += VL) {
-        const fixed_taps t = {c->at, from, greatest ? NULL : filter};
-        V sum = pass > 0 ? fixed_passes(&t, taps, pass) : fold_1(&t, 0, taps);
-        if (!greatest && (pass == 0 || pass < taps)) sum += v_zero(); /* a reduction begins with +0 */
-        v_store(to, sum);
+        filter[k] = weight_of(&w, k, step == 1);
+    fixed_window t = {NULL, w.chains->row, w.chains->phase, greatest ? NULL : filter, side, phases, step};
+    for (int64_t r = 0; r < w.rows; r++) {
+        t.from = w.from + r * w.from_row;
+        for (int64_t v = 0; v < w.vectors; v++, t.from += w.step) {
+            V sum = pass > 0 ? fixed_passes(&t, taps, pass) : fold_1(&t, 0, taps);
+            weigh_store(&w, &end, last, w.to + r * w.to_row, v, sum, !greatest && (pass == 0 || pass < taps));
+        }
     }
 }
 
-VEC_INLINE void channels_any(const tap_chains *c, const float *from, const float *weight, float *to,
-                             int64_t out_pixels, int64_t step, const bool greatest) {
-    V sum[KIR_LANES];
-    for (int64_t i = 0; i < out_pixels; i++, from += step, to += VL) {
-        weigh_run(c, from, weight, sum, 1, true, greatest);
-        v_store(to, sum[0]);
+/* Side of the window, taps of a chain, whether the greatest is looked for, phases, and elements between taps: lanes are
+ * pixels (1) or channels (VL). Windows of pixels with a stride of 1 and few taps are added in passes. */
+#define FIXED_WINDOWS(X)                                                                                            \
+    X(3, 9, 0, 1, 1)                                                                                                \
+    X(5, 9, 0, 1, 1) X(3, 0, 0, 2, 1) X(5, 0, 0, 2, 1) X(3, 0, 1, 1, 1) X(3, 0, 1, 2, 1) X(3, 9, 0, 1, VL)          \
+        X(3, 0, 0, 1, VL) X(5, 9, 0, 1, VL) X(5, 0, 0, 1, VL) X(7, 9, 0, 1, VL) X(9, 0, 0, 1, VL) X(3, 0, 1, 1, VL) \
+            X(5, 0, 1, 1, VL)
+#define FIXED(side, pass, greatest, phases, step)                                             \
+    static void weigh_##side##_##pass##_##greatest##_##phases##_##step(const weigh_rows *w) { \
+        weigh_fixed(w, side, pass, greatest, phases, step);                                   \
     }
-}
-
-enum { PASS = 9 }; /* op_conv.c's AT_ONCE */
-#define FIXED(taps, pass, greatest)                                                                              \
-    static void channels_##taps##_##pass##_##greatest(const tap_chains *c, const float *from, const float *weight, \
-                                                      float *to, int64_t out_pixels, int64_t step) {             \
-        channels_fixed(c, from, weight, to, out_pixels, step, taps, pass, greatest);                             \
-    }
-#define FIXED_WINDOWS(X) X(9, 9, 0) X(9, 0, 0) X(25, 9, 0) X(25, 0, 0) X(49, 9, 0) X(81, 0, 0) X(9, 0, 1) X(25, 0, 1)
 FIXED_WINDOWS(FIXED)
 
-/* false: no window with so many taps has a routine of its own. */
-VEC_INLINE bool channels_of_window(const tap_chains *c, const float *from, const float *weight, float *to,
-                                   int64_t out_pixels, int64_t step, const bool greatest) {
-    typedef void channels_fn(const tap_chains *c, const float *from, const float *weight, float *to,
-                             int64_t out_pixels, int64_t step);
+static void weigh(const weigh_rows *w) {
     static const struct {
-        int taps, pass;
-        bool greatest;
-        channels_fn *run;
+        int side, pass, greatest, phases, step;
+        void (*run)(const weigh_rows *w);
     } windows[] = {
-#define ROW(taps, pass, greatest) {taps, pass, greatest, channels_##taps##_##pass##_##greatest},
+#define ROW(side, pass, greatest, phases, step) \
+    {side, pass, greatest, phases, step, weigh_##side##_##pass##_##greatest##_##phases##_##step},
         FIXED_WINDOWS(ROW)
 #undef ROW
     };
+    const tap_chains *c = w->chains;
+    const bool greatest = !w->weight;
     for (size_t i = 0; i < sizeof windows / sizeof *windows; i++)
-        if (windows[i].taps == c->taps && windows[i].pass == c->pass && windows[i].greatest == greatest) {
-            windows[i].run(c, from, weight, to, out_pixels, step);
-            return true;
+        if (windows[i].side == c->square && windows[i].pass == c->pass && windows[i].greatest == greatest &&
+            windows[i].phases == c->phases && windows[i].step == c->step) {
+            windows[i].run(w);
+            return;
         }
-    return false;
-}
-
-static void weigh_channels(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_pixels,
-                           int64_t step) {
-    if (!channels_of_window(c, from, weight, to, out_pixels, step, false))
-        channels_any(c, from, weight, to, out_pixels, step, false);
-}
-
-static void greatest_channels(const tap_chains *c, const float *from, const float *weight, float *to,
-                              int64_t out_pixels, int64_t step) {
-    if (!channels_of_window(c, from, weight, to, out_pixels, step, true))
-        channels_any(c, from, weight, to, out_pixels, step, true);
+    if (greatest)
+        weigh_any(w, true);
+    else
+        weigh_any(w, false);
 }
 
 /* ---- pooling of windows side by side ----------------------------------------------------------------------------- */
@@ -653,6 +653,5 @@ static void winograd_taps(const float *sums, int64_t point, float *to, int64_t c
         winograd_images, winograd_gradients, winograd_taps
 #endif
 
-const conv_vec VEC_JOIN(tn_conv_vec, TN_ISA_SUFFIX) = {&TILES,         copy_rows, spread_row,   copy_piece,
-                                                       copy_steps,     weigh_row, greatest_row, weigh_channels,
-                                                       greatest_channels, greatest_of_four, greatest_pairs, WINOGRAD};
+const conv_vec VEC_JOIN(tn_conv_vec, TN_ISA_SUFFIX) = {&TILES, copy_rows,        spread_row,     copy_piece, copy_steps,
+                                                       weigh,  greatest_of_four, greatest_pairs, WINOGRAD};

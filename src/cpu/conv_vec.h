@@ -9,8 +9,7 @@
 #include "cpu/tile_set.h"
 
 enum {
-    MOST_LANES = 16, /* of a vector of any instruction set */
-    WEIGH_RUN = 4    /* vectors of output pixels that are weighed at once */
+    MOST_LANES = 16 /* of a vector of any instruction set */
 };
 
 /* At most a vector's elements of an input tile that become columns [to, to + count) of a run of output pixels. */
@@ -18,15 +17,30 @@ typedef struct piece {
     int32_t from, to, count;
 } piece;
 
-/* Taps in the order of their sums: chain l is at[end[l - 1] … end[l]), which are distances in an input tile. The
- * chains' sums are added by halves; `from_zero`: to +0, as a reduction begins.
+/* The window of a depthwise convolution in an input tile, and the order of its sums. Tap (i, j) lies at
+ * i · row + j % phases · phase + j / phases · step, dilation included. Chain l adds the products of taps
+ * order[end[l - 1] … end[l]); the chains' sums are added by halves; `from_zero`: to +0, as a reduction begins.
  * The same of the greatest numbers, without from_zero. */
 typedef struct tap_chains {
-    const int64_t *at, *end;
-    int64_t chains; /* KIR_LANES at most */
+    const int64_t *at, *order, *end; /* at: [taps] */
+    int64_t row, phase, phases, step;
+    int64_t chains;     /* KIR_LANES at most */
     int64_t taps, pass; /* of a chain, taps in their order; pass is 0 where each of at most KIR_LANES taps is a chain */
+    int64_t square;     /* taps of a row of a square window without dilation; 0: another window */
     bool from_zero;
 } tap_chains;
+
+/* Rows of vectors of results of a depthwise convolution. Lanes are output pixels of a row, or channels. */
+typedef struct weigh_rows {
+    const tap_chains *chains;
+    const float *from;      /* where the first vector's windows begin; elements … */
+    int64_t from_row, step; /* … from row to row and from vector to vector */
+    const float *weight;    /* [taps] of pixels, [taps, lanes] of channels; NULL: the greatest is looked for */
+    float *to;              /* vectors side by side */
+    int64_t to_row, rows, vectors;
+    int64_t last;                   /* lanes of a row's last vector that are stored */
+    const struct epilogue_ops *end; /* done to the results, with one number to add to all of them; NULL: nothing */
+} weigh_rows;
 
 /* A piece of one image's results in tiles of 4×4 (conv_vec.c): where each row begins, the results that it has (rows ×
  * columns; of the last tiles not all exist), and the tiles. */
@@ -51,18 +65,9 @@ typedef struct conv_vec {
      * vector behind the panel is touched too. */
     void (*copy_steps)(float *to, const float *input_tile, const piece *p, int n, const int64_t *tap, int64_t base,
                        int64_t steps);
-    /* A row of output pixels, each the sum of weight[k] · from[at[k]]; products are rounded before they are added. Or
-     * the greatest of from[at[k]]; there is no weight then. */
-    void (*weigh_row)(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_size);
-    void (*greatest_row)(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_size);
-    /* The same of a vector of channels, whose numbers lie side by side in `from`, `weight` and `to`; an output pixel
-     * sees what lies `step` elements behind what the one before it sees. */
-    void (*weigh_channels)(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_size,
-                           int64_t step);
-    void (*greatest_channels)(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_size,
-                              int64_t step);
-    /* A row of output pixels, each the greatest of two neighbours in two rows: as greatest_row, without an input tile.
-     * */
+    /* Products are rounded before they are added. */
+    void (*weigh)(const weigh_rows *w);
+    /* A row of output pixels, each the greatest of two neighbours in two rows, without an input tile. */
     void (*greatest_of_four)(const float *upper, const float *lower, float *to, int64_t out_size);
     void (*greatest_pairs)(const float *from, float *to, int64_t out_size); /* … of four neighbours in one row */
     /* Winograd's transforms; NULL: none of them. Lines of 4 · across + 2 numbers, `line` apart: value i of tile t

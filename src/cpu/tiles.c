@@ -185,18 +185,7 @@ VEC_INLINE V pack_end(const epilogue_ops *e, int64_t step, V x) {
     return x;
 }
 #else
-VEC_INLINE V end_clip(const epilogue_ops *e, V x) {
-    if (e->floor) x = v_greatest(x, v_set1(*e->floor));
-    return e->ceiling ? v_least(x, v_set1(*e->ceiling)) : x;
-}
-
-/* A bias, max(…, 0), and clipping. */
-VEC_INLINE V pack_end(const epilogue_ops *e, int64_t step, V x) {
-    if (!e) return x;
-    if (e->add) x = x + v_set1(e->add[step]);
-    if (e->relu) x = v_gate(x, x, v_zero());
-    return end_clip(e, x);
-}
+VEC_INLINE V pack_end(const epilogue_ops *e, int64_t step, V x) { return e ? v_end(e, step, x) : x; }
 #endif
 
 /* VL lines from `line` on; a line that is missing at the end is read from the last one there is, and not stored. */
@@ -565,7 +554,7 @@ VEC_INLINE void tile_end_rows(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const
             x = x + (gated ? v_fma(by, add[j], zero) : add[j]);
             if (also) x = x + v_load(also + j * VL);
             x = v_gate(x, gated ? v_load(gate + j * VL) : x, floor);
-            v_store(c + j * VL, ending == COMBINED ? end_clip(e, x) : x);
+            v_store(c + j * VL, ending == COMBINED ? v_clip(e, x) : x);
         }
         gate += gated ? e->gate_row : 0;
         also += also ? e->also_row : 0;
@@ -1008,7 +997,7 @@ VEC_INLINE V end_columns(const epilogue_ops *e, V x, int64_t row, int64_t column
     if (e->each) x = x + v_set1(e->each[row * e->each_row]);
     if (e->also) x = x + v_part_load(e->also + row * e->also_row + column, mask);
     if (e->relu) x = v_gate(x, e->gate ? v_part_load(e->gate + row * e->gate_row + column, mask) : x, v_zero());
-    return end_clip(e, x);
+    return v_clip(e, x);
 }
 
 static void end_block(const epilogue_block *b) {

@@ -243,6 +243,18 @@ VEC_INLINE V v_least(V x, V y) {
     return (V)((first & (bits)x) | (~first & (bits)y));
 #endif
 }
+
+VEC_INLINE V v_clip(const epilogue_ops *e, V x) {
+    if (e->floor) x = v_greatest(x, v_set1(*e->floor));
+    return e->ceiling ? v_least(x, v_set1(*e->ceiling)) : x;
+}
+
+/* Column `column` of an epilogue that is a bias, max(…, 0) and clipping. */
+VEC_INLINE V v_end(const epilogue_ops *e, int64_t column, V x) {
+    if (e->add) x = x + v_set1(e->add[column]);
+    if (e->relu) x = v_gate(x, x, v_zero());
+    return v_clip(e, x);
+}
 #endif
 
 /* One step of a micro-kernel: a·b + c; with pairs c + a₁·b₁ + a₀·b₀, rounded as the processor does; with quads the sum

@@ -594,6 +594,22 @@ static void one_filter_a_channel_has_the_bits_of_its_definition(void **state) {
         {.batch = 1, .groups = 17, .size = {20, 20}, .kernel = {9, 9}, .out_size = {20, 20}},
         {.batch = 1, .groups = 33, .size = {2, 1300}, .kernel = {1, 9}, .out_size = {2, 1300}},
         {.batch = 1, .groups = 16, .size = {70, 90}, .kernel = {3, 3}, .out_size = {70, 90}, .pass = 9},
+        /* pixels as lanes: the windows that have code of their own, some with a stride, and rows with a rest */
+        {.batch = 2, .groups = 19, .size = {9, 31}, .kernel = {3, 3}, .out_size = {9, 31}, .pass = 9},
+        {.batch = 1, .groups = 17, .size = {28, 28}, .kernel = {5, 5}, .out_size = {28, 28}, .pass = 9},
+        {.batch = 1, .groups = 17, .size = {29, 57}, .kernel = {3, 3}, .out_size = {15, 29}, .stride = {2, 2}},
+        {.batch = 1, .groups = 16, .size = {40, 56}, .kernel = {5, 5}, .out_size = {20, 28}, .stride = {2, 2}},
+        {.batch = 1,
+         .groups = 16,
+         .size = {30, 30},
+         .kernel = {3, 3},
+         .out_size = {15, 30},
+         .stride = {2, 1},
+         .pass = 9},
+        /* channels as lanes */
+        {.batch = 1, .groups = 40, .size = {7, 7}, .kernel = {5, 5}, .out_size = {7, 7}, .pass = 9},
+        {.batch = 1, .groups = 33, .size = {15, 15}, .kernel = {5, 5}, .out_size = {8, 8}, .stride = {2, 2}},
+        {.batch = 1, .groups = 33, .size = {21, 21}, .kernel = {3, 3}, .out_size = {11, 11}, .stride = {2, 2}},
     };
     random_state = 3;
     for (int i = 0; i < CASES; i++) {
@@ -615,7 +631,8 @@ static void one_filter_a_channel_has_the_bits_of_its_definition(void **state) {
         problem p = {.a = large[i]};
         p.a.channels = p.a.out_channels = 1;
         for (int d = 0; d < 2; d++) {
-            p.a.stride[d] = p.a.dilation[d] = 1;
+            if (p.a.stride[d] == 0) p.a.stride[d] = 1;
+            p.a.dilation[d] = 1;
             p.a.pad_before[d] = p.a.kernel[d] / 2;
         }
         check_depthwise(&p, true);
