@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import shutil
 import struct
 import subprocess
@@ -70,6 +71,43 @@ class Command:
     def answer(self):
         asked = ("generate", "-m", smollm2.path(), "--chat", "-p", MESSAGE, "-n", ANSWER_TOKENS, "--greedy", "--json")
         return json.loads(self.run(*asked))["text"]
+
+
+# ---- the modules ----------------------------------------------------------------------------------------------------
+
+# Source, kernel, and the instruction that it consists of in each module, at least so many times.
+VECTORS = [("objects_dot_base.dir/src/cpu/qtile.c.obj", name, {"simd": "i32x4.dot_i16x8_s", "relaxed": "dot_i8x16_i7x16_add"}, 32)
+           for name in ("stripe_q4_1", "stripe_q8_0", "with_minimum_full")]
+VECTORS.append(("objects_base.dir/src/cpu/tiles.c.obj", "tile_nhwc_4", {"simd": "f64x2.mul", "relaxed": "f32x4.relaxed_madd"}, 8))
+
+
+def operations(disassembly):
+    """The instructions of each function."""
+    functions, current = {}, []
+    for line in disassembly.splitlines():
+        if match := re.match(r"[0-9a-f]+ func\[\d+\] <(.*)>", line):
+            current = functions.setdefault(match[1], [])
+        elif "|" in line and (words := line.split("|", 1)[1].split()):
+            current.append(words[0])
+    return functions
+
+
+def test_vectors():
+    """Kernels of both modules are vector code."""
+    program = shutil.which("wasm-objdump")
+    if not program:
+        print("skipped: no wasm-objdump (package wabt), which counts instructions")
+        return 0, 0, 1
+    passed, failed = 0, 0
+    for folder, _ in web.MODULES.values():
+        for source, kernel, wanted, least in VECTORS:
+            path = web.BUILD / folder / "CMakeFiles" / source
+            found = operations(subprocess.run([program, "-d", path], capture_output=True, text=True).stdout).get(kernel, [])
+            count = sum(wanted[folder] in operation for operation in found)
+            passed, failed = passed + (count >= least), failed + (count < least)
+            if count < least:
+                print(f"{folder}: {kernel} has {count} of {wanted[folder]} among {len(found)} instructions, expected {least}")
+    return passed, failed, 0
 
 
 # ---- the package ----------------------------------------------------------------------------------------------------
@@ -349,7 +387,7 @@ def main():
         folder = pathlib.Path(name)
         counts = [test_package(command, folder)]
         if o.part == "all":
-            counts.append(test_page(command, folder, o.picture))
+            counts += [test_vectors(), test_page(command, folder, o.picture)]
     passed, failed, skipped = map(sum, zip(*counts))
     print(f"{passed} passed, {failed} failed, {skipped} skipped")
     return 1 if failed else 0
