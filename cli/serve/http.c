@@ -19,6 +19,7 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -334,6 +335,50 @@ static bool check_key(call *c, struct MHD_Connection *to) {
                         given ? "the API key is wrong" : "no API key was given: send \"Authorization: Bearer KEY\"");
 }
 
+/* ---- pages of other sites ---------------------------------------------------------------------------------------- */
+/* Without a key, a page of another site in a browser on this machine could use the server: by a request to its address,
+ * which has the page's Origin, or by a name of its own that is made to lead here (DNS rebinding), which is the Host. */
+
+/* "name" of "http://name:80", "name:80" or "[::1]:80", without brackets. */
+static void host_of(const char *from, char *out, size_t size) {
+    const char *scheme = strstr(from, "://"), *at = scheme ? scheme + 3 : from;
+    bool brackets = *at == '[';
+    at += brackets;
+    size_t n = strcspn(at, brackets ? "]" : ":/");
+    snprintf(out, size, "%.*s", (int)(n < size ? n : size - 1), at);
+}
+
+/* 127.evil.example is a name, not an address. */
+static bool is_loopback(const char *host) {
+    bool address = strncmp(host, "127.", 4) == 0 && host[strspn(host, "0123456789.")] == 0;
+    return address || strcasecmp(host, "localhost") == 0 || strcmp(host, "::1") == 0;
+}
+
+static bool is_allowed(const server *s, const char *host) {
+    return s->allow_host && (strcmp(s->allow_host, "*") == 0 || strcasecmp(s->allow_host, host) == 0);
+}
+
+static bool check_site(call *c, struct MHD_Connection *to) {
+    enum { LONGEST_HOST = 256 };
+    const server *s = c->http->server;
+    const char *host = p_MHD_lookup_connection_value(to, MHD_HEADER_KIND, "Host");
+    const char *origin = p_MHD_lookup_connection_value(to, MHD_HEADER_KIND, "Origin");
+    char name[LONGEST_HOST] = "", page[LONGEST_HOST] = "";
+    if (s->key) return true;
+    if (host) host_of(host, name, sizeof name);
+    if (origin) host_of(origin, page, sizeof page);
+    if (host && is_loopback(s->host) && !is_loopback(name) && !is_allowed(s, name))
+        return serve_refuse(&c->fault, 403, "forbidden_host", NULL,
+                            "the request is for the host \"%.80s\"; without a key this server answers for this machine "
+                            "only: start it with --api-key KEY or --allow-host NAME",
+                            name);
+    if (!origin || is_allowed(s, page) || (host && strcasecmp(page, name) == 0)) return true;
+    return serve_refuse(&c->fault, 403, "forbidden_origin", NULL,
+                        "the request comes from a page of \"%.80s\"; without a key this server answers only its own "
+                        "pages: start it with --api-key KEY or --allow-host NAME",
+                        origin);
+}
+
 static bool find_route(call *c, const char *path, const char *method) {
     bool known = false;
     if (strcmp(method, "HEAD") == 0) method = "GET";
@@ -373,7 +418,7 @@ static result begin_call(serve_http *h, struct MHD_Connection *to, const char *p
     *ctx = c;
     bool found = find_route(c, path, method);
     serve_fault fault = c->fault;
-    if (!check_key(c, to)) return send_fault(c, to, &c->fault);
+    if (!check_site(c, to) || !check_key(c, to)) return send_fault(c, to, &c->fault);
     if (!found) return send_fault(c, to, &fault);
     return check_length(c, to) ? MHD_YES : send_fault(c, to, &c->fault);
 }

@@ -25,7 +25,8 @@ enum {
     OPT_TIMEOUT,
     OPT_GRACE,
     OPT_DRAFT,
-    OPT_DRAFT_TOKENS
+    OPT_DRAFT_TOKENS,
+    OPT_ALLOW_HOST
 };
 
 static const double DRAIN_SECONDS = 5; /* in which clients have to read what is computed, at the end */
@@ -42,6 +43,8 @@ const cli_command cli_serve = {
             "      --port N          port (default 8080); 0: any free one\n"
             "      --api-key KEY     the key that clients have to send; default: the environment's\n"
             "                        TRUNNION_API_KEY, else none\n"
+            "      --allow-host NAME without a key: also answer requests for the host NAME and from\n"
+            "                        pages of NAME, not only this machine's; * allows all\n"
             "      --alias NAME      the model's name in the interface (default: its file's name)\n"
             "      --parallel N      requests that are computed at once, 1 to 64 (default 4); each\n"
             "                        has a key/value cache of its own\n"
@@ -76,6 +79,7 @@ static const struct option options[] = {
     {"host", required_argument, NULL, OPT_HOST},
     {"port", required_argument, NULL, OPT_PORT},
     {"api-key", required_argument, NULL, OPT_KEY},
+    {"allow-host", required_argument, NULL, OPT_ALLOW_HOST},
     {"alias", required_argument, NULL, OPT_ALIAS},
     {"parallel", required_argument, NULL, OPT_PARALLEL},
     {"context", required_argument, NULL, OPT_CONTEXT},
@@ -99,6 +103,7 @@ static bool take_serve_option(void *ctx, int val, const char *arg) {
     case OPT_HOST: s->host = arg; return *arg != 0;
     case OPT_PORT: return cli_parse_int(arg, 0, 65535, &s->port);
     case OPT_KEY: s->key = arg; return *arg != 0;
+    case OPT_ALLOW_HOST: s->allow_host = arg; return *arg != 0;
     case OPT_ALIAS: s->alias = arg; return *arg != 0;
     case OPT_PARALLEL: return cli_parse_int(arg, 1, SERVE_MOST_PARALLEL, &s->parallel);
     case OPT_CONTEXT: return cli_parse_int(arg, 1, INT32_MAX, &s->context);

@@ -119,7 +119,8 @@ typedef struct serve_embedder serve_embedder;
 typedef struct server {
     cli_options common;
     const char *path, *embed_path, *host, *alias;
-    const char *key; /* NULL: none is asked for */
+    const char *key;        /* NULL: none is asked for */
+    const char *allow_host; /* NULL, "*", or a further name that requests without a key may be for or from */
     int64_t port, parallel, context, queue, body_bytes, timeout, grace;
     tn_llm_cache cache;
     cli_sampling sampling; /* what requests leave open */

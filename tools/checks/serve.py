@@ -564,6 +564,23 @@ def check_drafts(program, report):
                    f"with --draft ngrams the answer is the same; {accepted:.0f} of {passes:.0f} guesses were right")
 
 
+def check_sites(program, report):
+    """Without a key, pages of other sites get nothing."""
+    own = {"Content-Type": "application/json"}
+    rows = (("of this machine", {"Host": "localhost:1"}, 200), ("IPv6", {"Host": "[::1]:80"}, 200),
+            ("another host", {"Host": "evil.example"}, 403), ("allowed", {"Host": "good.example"}, 200),
+            ("a name like an address", {"Host": "127.evil.example"}, 403),
+            ("own page", {"Host": "127.0.0.1:80", "Origin": "http://127.0.0.1:80"}, 200),
+            ("another page", {"Host": "127.0.0.1:80", "Origin": "https://evil.example"}, 403),
+            ("a file's page", {"Host": "127.0.0.1:80", "Origin": "null"}, 403),
+            ("an allowed page", {"Host": "127.0.0.1:80", "Origin": "http://good.example:99"}, 200))
+    with serving(program, "-m", str(smollm2.path()), "--context", "64", "--parallel", "1", "--allow-host",
+                 "good.example") as server:
+        codes = [server.call("GET", "/v1/models", None, own | headers)[0] for _, headers, _ in rows]
+    wrong = [f"{name}: {code}" for (name, _, expected), code in zip(rows, codes) if code != expected]
+    report.add(not wrong, f"requests for other hosts and of other sites' pages are refused {wrong}")
+
+
 def check_start(program, report):
     """What keeps the server from starting is said."""
     with socket.socket() as taken:
@@ -605,6 +622,7 @@ def main():
         if not report.skipped:
             check_queue(program, report)
             check_drafts(program, report)
+            check_sites(program, report)
             check_start(program, report)
     print(f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped")
     return 1 if report.failed else 0
