@@ -77,7 +77,7 @@ oclgrind  | check     | 300 | tools/build.sh $BUILD tests $plain && tools/checks
 onnx      | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD
 onnx-ocl  | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl --every 75
 gpu-headers | check   |  60 | python3 tools/checks/gpu_headers.py
-web-node  | check     | 300 | tools/build.sh $BUILD all $plain && python3 tools/checks/web.py $BUILD node
+web-node  | check     | 900 | tools/build.sh $BUILD all $plain && python3 tools/checks/web.py $BUILD node
 llm       | check     | 300 | tools/build.sh $BUILD all $plain && python3 tools/checks/llm.py $BUILD
 onnx-schemas | check  |  60 | python3 tools/checks/onnx_attributes.py
 export    | check     | 120 | tools/build.sh $BUILD tests $plain && python3 tools/checks/onnx_export.py $BUILD

@@ -104,16 +104,17 @@ class Calls {
 
   text(address) {
     const bytes = new Uint8Array(this.exports.memory.buffer);
-    return new TextDecoder().decode(bytes.slice(address, bytes.indexOf(0, address)));
+    const from = address >>> 0; // addresses from 2 GiB on come as negative numbers
+    return new TextDecoder().decode(bytes.slice(from, bytes.indexOf(0, from)));
   }
 
   /** Calls use(address) with a copy of the bytes in the module's memory. */
   with(bytes, use) {
-    const address = this.call('web_alloc', bytes.length);
+    const address = this.call('web_alloc', bytes.length) >>> 0;
     if (address === 0) throw new TrunnionError(`no memory for ${bytes.length} bytes`);
     try {
       new Uint8Array(this.exports.memory.buffer, address, bytes.length).set(bytes);
-      return use(address >>> 0);
+      return use(address);
     } finally {
       if (!this.stopped) this.call('web_free', address);
     }
@@ -316,7 +317,7 @@ export class OnnxModel extends Handle {
   #take(i) {
     const { dtype, shape } = this.calls.described('web_onnx_output', this.handle, i);
     const array = ARRAYS[dtype], count = shape.reduce((product, extent) => product * extent, 1);
-    const address = this.calls.call('web_onnx_data', this.handle);
+    const address = this.calls.call('web_onnx_data', this.handle) >>> 0;
     const bytes = this.calls.exports.memory.buffer.slice(address, address + count * array.BYTES_PER_ELEMENT);
     return { data: new array(bytes), shape };
   }
@@ -350,7 +351,7 @@ export class DigitsTraining extends Handle {
     const bytes = new Uint8Array(Float32Array.from(pixels).buffer);
     return this.calls.with(bytes, (at) => this.calls.with(new Uint8Array(40), (out) => {
       this.calls.checked('web_digits_predict', this.handle, at, out);
-      return new Float32Array(this.calls.exports.memory.buffer.slice(out, out + 40));
+      return new Float32Array(this.calls.exports.memory.buffer.slice(out, out + 40)); // 10 of 4 bytes
     }));
   }
 }

@@ -202,7 +202,12 @@ export class Wasi {
   /** The imports of a module. What is not above would write: it fails. */
   imports(module) {
     const all = this.functions();
-    for (const { name } of WebAssembly.Module.imports(module)) all[name] ??= () => (name.startsWith('path_') ? ROFS : NOTSUP);
-    return { wasi_snapshot_preview1: all };
+    const found = {};
+    for (const { name } of WebAssembly.Module.imports(module)) {
+      const call = all[name] ?? (() => (name.startsWith('path_') ? ROFS : NOTSUP));
+      // Addresses from 2 GiB on come as negative numbers.
+      found[name] = (...given) => call(...given.map((value) => (typeof value === 'number' ? value >>> 0 : value)));
+    }
+    return { wasi_snapshot_preview1: found };
   }
 }

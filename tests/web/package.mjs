@@ -111,6 +111,21 @@ for (const relaxed of hasFusedSimd() ? [false, true] : [false]) {
   }
 }
 
+await test('addresses beyond 2 GiB', async () => {
+  const { Wasi } = await import(pathToFileURL(path.resolve(at('wasi.js'))));
+  const packed = new Blob([fs.readFileSync(at('trunnion.wasm.gz'))]).stream().pipeThrough(new DecompressionStream('gzip'));
+  const module = await WebAssembly.compile(await new Response(packed).arrayBuffer()), wasi = new Wasi();
+  const { exports } = await WebAssembly.instantiate(module, wasi.imports(module));
+  wasi.memory = exports.memory;
+  exports._initialize();
+  for (let i = 0; i < 3; i++) assert.notEqual(exports.web_alloc(800 << 20), 0);
+  const trunnion = new others.Trunnion(exports, wasi, false), run = await trunnion.trainDigits(at('digits.csv'), { seed: 7 });
+  assert.ok(run.step() > 0);
+  assert.equal(run.predict(new Float32Array(64)).length, 10);
+  await refuses(() => trunnion.openModel(new Uint8Array(100).fill(65)), /'memory': byte 0.*not a GGUF file/);
+  assert.ok(trunnion.memoryBytes > 2 ** 31);
+});
+
 await test('index.d.ts declares what trunnion.js exports', () => {
   const types = fs.readFileSync(at('index.d.ts'), 'utf8');
   const declared = [...types.matchAll(/^export (?:class|function) (\w+)/gm)].map((match) => match[1]);
