@@ -59,6 +59,7 @@ blas      | check     |  60 | tools/build.sh $BUILD test_library $plain && tools
 examples  | check     | 120 | tools/build.sh $BUILD examples $plain && $run_programs $BUILD examples
 train     | check     | 240 | tools/build.sh $BUILD all $plain && $run_command $BUILD train
 processes | check     | 240 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD examples $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/processes.py $BUILD
+empty-root | check    |  30 | tools/build.sh $BUILD all $plain && python3 tools/digits.py && python3 tools/checks/empty_root.py $BUILD
 bench     | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD bench
 backend   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/backend.py $BUILD
 pull      | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/pull.py $BUILD

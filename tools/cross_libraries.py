@@ -87,8 +87,8 @@ def build_one(library, source, place, compiler, archiver, defines):
     (place / "include" / header.name).write_bytes(header.read_bytes())
     name = f"lib{library.name}" if library.name != "cmocka" else library.name
     (place / "pkgconfig" / f"{name}.pc").write_text(
-        f"Name: {name}\nDescription: {library.package}\nVersion: 1\nCflags: -I{place / 'include'} {library.uses} {' '.join(defines)}\n"
-        f"Libs: -L{place / 'lib'} -l{library.name}\n")
+        f"Name: {name}\nDescription: {library.package}\nVersion: 1\n"  # folders relative to this file, which may be moved
+        f"Cflags: -I${{pcfiledir}}/../include {library.uses} {' '.join(defines)}\nLibs: -L${{pcfiledir}}/../lib -l{library.name}\n")
 
 
 def build(deps, name, compiler, archiver, without=()):

@@ -95,10 +95,21 @@ const char *cli_sampling_conflict(const cli_sampling *s) {
     return NULL;
 }
 
+static bool draw(void *to, size_t bytes) {
+#if defined(__GLIBC__) && __GLIBC__ == 2 && __GLIBC_MINOR__ < 25 /* no getentropy */
+    FILE *f = fopen("/dev/urandom", "rb");
+    bool drawn = f && fread(to, 1, bytes, f) == bytes;
+    if (f) fclose(f);
+    return drawn;
+#else
+    return getentropy(to, bytes) == 0;
+#endif
+}
+
 /* 32 bits: short enough to be typed again. */
 static uint64_t random_seed(void) {
     uint32_t seed;
-    if (getentropy(&seed, sizeof seed) == 0) return seed;
+    if (draw(&seed, sizeof seed)) return seed;
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
     return (uint32_t)(t.tv_nsec ^ t.tv_sec);

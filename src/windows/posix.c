@@ -131,7 +131,7 @@ int tn_win_open(const char *path, int flags, ...) {
         if (folder && !(flags & _O_EXCL)) errno = EISDIR;
         return -1;
     }
-    int fd = _open_osfhandle((intptr_t)h, flags & (_O_RDWR | _O_WRONLY | _O_APPEND) | _O_BINARY | _O_NOINHERIT);
+    int fd = _open_osfhandle((intptr_t)h, (flags & (_O_RDWR | _O_WRONLY | _O_APPEND)) | _O_BINARY | _O_NOINHERIT);
     if (fd < 0) CloseHandle(h);
     return fd;
 }
@@ -318,7 +318,8 @@ int tn_win_rename(const char *from, const char *to) {
 int tn_win_mkdir(const char *path, unsigned mode) {
     (void)mode;
     wchar_t wide[TN_WIDE_PATH];
-    return tn_win_path(path, wide) && CreateDirectoryW(wide, NULL) ? 0 : errno == EILSEQ ? -1 : tn_win_error();
+    if (!tn_win_path(path, wide)) return -1;
+    return CreateDirectoryW(wide, NULL) ? 0 : tn_win_error();
 }
 
 int tn_win_rmdir(const char *path) {

@@ -34,6 +34,7 @@
 #undef PATH_MAX
 #define PATH_MAX 4096
 #define PIPE_BUF 4096
+#undef X_OK
 #define X_OK 0 /* files have no permission to be run */
 #define popen _popen
 #define pclose _pclose

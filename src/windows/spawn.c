@@ -345,6 +345,7 @@ static BOOL WINAPI on_control(DWORD event) {
     if (!handlers[number]) return FALSE;
     handlers[number](number);
     atomic_fetch_add(&signals_seen, 1);
+    if (event >= CTRL_CLOSE_EVENT) Sleep(INFINITE); /* Windows ends the process when this returns: first it may save */
     return TRUE;
 }
 
