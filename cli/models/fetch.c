@@ -134,7 +134,7 @@ static int download(transfer *t) {
     if (t->file->size > 0 && size_of(t->part) == t->file->size) return CLI_OK;
     for (int i = 0; i < MOST_TRIES && status != 0 && !cli_stopped(); i++) {
         status = run_curl(t);
-        if (status == 0 && t->http == 416) status = 33; /* what is there is as long as the file, or longer */
+        if (status == 0 && t->http == 416) status = 33; /* the partial file is as long as the remote one, or longer */
         if (status != 0 && (status < 0 || !try_again(t, status))) break;
     }
     if (status == 0) return CLI_OK;

@@ -234,7 +234,7 @@ static size_t unsent_bytes(serve_job *j) {
     return n;
 }
 
-/* The time is over: what there is of the answer is the answer, but without a prompt there is none. */
+/* Ends a job whose time is up: with the tokens generated so far, or with a fault if its prompt was not computed yet. */
 static void cut_slot(serve_engine *e, slot *s, bool late) {
     serve_job *j = s->job;
     metrics_add(COUNT_CUT, 1);

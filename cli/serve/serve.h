@@ -163,10 +163,11 @@ enum { SERVE_MOST_PARALLEL = TN_LLM_BATCH };
 
 /* Makes the conversations and starts the thread. */
 tn_status engine_start(server *s);
-/* Takes over a reference to the job. false: the queue is full or the server stops, j->fault says so. */
+/* Takes a reference to the job. Returns false, with the reason in j->fault, if the queue is full or the server is
+ * stopping. */
 bool engine_submit(serve_engine *e, serve_job *j);
-/* Refuses further jobs, and those that wait. Those that run have so many seconds to end; then their answers are cut.
- * Returns when the thread has ended. NULL is allowed. */
+/* Refuses new and waiting jobs. Running jobs get `seconds` to finish; then their answers are cut off. Returns after the
+ * thread has ended. NULL is allowed. */
 void engine_stop(serve_engine *e, double seconds);
 void engine_free(serve_engine *e); /* NULL is allowed */
 serve_gauges engine_gauges(serve_engine *e);
@@ -175,17 +176,17 @@ serve_gauges engine_gauges(serve_engine *e);
 
 tn_status embedder_start(server *s);
 bool embedder_submit(serve_embedder *e, serve_job *j);
-/* Refuses further jobs, and those that wait. Returns when the one that is computed has ended. */
+/* Refuses new and waiting jobs. Returns after the running job has finished. */
 void embedder_stop(serve_embedder *e);
 void embedder_free(serve_embedder *e); /* both: NULL is allowed */
 
 /* ---- http.c ------------------------------------------------------------------------------------------------------ */
 
 typedef struct serve_http serve_http;
-/* Listens. The failure says which address, and why. *port: the one in use. */
+/* Starts to listen and sets *port to the port in use. Errors name the address and the reason. */
 tn_status http_start(server *s, serve_http **out, int *port);
 void http_quiesce(serve_http *h); /* takes no further connections */
-/* Waits until all answers have been sent, if no job runs any more; so many seconds at most. */
+/* Waits until all answers have been sent, at most `seconds`. No job may be running. */
 void http_drain(serve_http *h, double seconds);
 void http_stop(serve_http *h); /* NULL is allowed */
 
