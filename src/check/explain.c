@@ -27,8 +27,8 @@ tn_status tn_get_placement(tn_placement *out) {
     tn_placement full = {.struct_size = out->struct_size};
     if (p) {
         snprintf(full.device, sizeof full.device, "%s", p->device->info.id);
-        full.on_device = p->operations - (int64_t)p->placed_count;
-        full.on_host = (int64_t)p->placed_count;
+        full.on_device = p->placement.operations - (int64_t)p->placement.placed_count;
+        full.on_host = (int64_t)p->placement.placed_count;
         full.to_host = bytes_of(p, TN_CMD_FETCH);
         full.from_host = bytes_of(p, TN_CMD_SEND);
     }
@@ -41,11 +41,11 @@ tn_status tn_get_placed(int64_t i, tn_placed_operation *out) {
     if (out->struct_size < sizeof(size_t))
         return tn_fail(TN_ERR_ARGUMENT, "tn_get_placed: out->struct_size is not set");
     const tn_plan *p = last_plan();
-    int64_t count = p ? (int64_t)p->placed_count : 0;
+    int64_t count = p ? (int64_t)p->placement.placed_count : 0;
     if (i < 0 || i >= count)
         return tn_fail(TN_ERR_ARGUMENT, "tn_get_placed: index %lld is out of range; %lld operations run on the host",
                        (long long)i, (long long)count);
-    const tn_placed *at = &p->placed[i];
+    const tn_placed *at = &p->placement.placed[i];
     tn_placed_operation full = {.struct_size = out->struct_size};
     snprintf(full.op, sizeof full.op, "%s", at->op);
     snprintf(full.where, sizeof full.where, "%s", at->where);
@@ -92,14 +92,15 @@ char *tn_explain_last(void) {
         states += p->output_home[i] >= 0;
     tn_str_add(&out,
                "plan on %s: %lld values in %zu commands; reads %d buffers, computes %d results, updates %d states\n",
-               p->device->info.id, (long long)p->values_planned, p->command_count, p->bound_count,
+               p->device->info.id, (long long)p->report.values_planned, p->command_count, p->bound_count,
                p->output_count - states, states);
     tn_str_add(&out, "arena %zu bytes; %lld runs; plans: %lld made, %lld hits, %lld misses, %lld resized\n",
-               p->arena_bytes, (long long)p->runs, (long long)c->made, (long long)c->hits, (long long)c->misses,
+               p->arena_bytes, (long long)p->runs.count, (long long)c->made, (long long)c->hits, (long long)c->misses,
                (long long)c->resized);
     put_varying(&out, r, p);
-    for (size_t i = 0; i < p->placed_count; i++)
-        tn_str_add(&out, "host: %s: %s %s\n", p->placed[i].where, p->device->info.id, p->placed[i].reason);
+    for (size_t i = 0; i < p->placement.placed_count; i++)
+        tn_str_add(&out, "host: %s: %s %s\n", p->placement.placed[i].where, p->device->info.id,
+                   p->placement.placed[i].reason);
     for (size_t i = 0; i < p->command_count; i++)
         put_command(&out, i, &p->commands[i]);
     if (out.failed) {

@@ -301,7 +301,7 @@ static tn_status launch_graph_plan(tn_plan_cache *c, tn_graph *g, tn_tensor **ou
     TRY(tn_plan_reserve(c, g->plan, g->bound));
     tn_status s = tn_plan_submit(c, g->plan, g->bound, g->scalars);
     if (s == TN_ERR_ARGUMENT) s = tn_check_name_line(g->plan, NULL, s);
-    bool partially_committed = s != TN_OK && g->plan->partially_committed;
+    bool partially_committed = s != TN_OK && g->plan->runs.partially_committed;
     *ran = s == TN_OK;
     if (s == TN_OK || partially_committed) mark_written(g);
     if (partially_committed) {

@@ -59,12 +59,12 @@ extern const tn_engine *const tn_engines[]; /* ended by NULL */
 /* ---- engine_plan.c ----------------------------------------------------------------------------------------------- */
 
 /* Makes the whole plan for a device that is an engine's. p has its key. *made: false when the engine refused, which is
- * noted in p->placed. Then p->first_on_host has the operations that the host is to compute before, and there are no
+ * noted in p->placement. Then its first_on_host has the operations that the host is to compute before, and there are no
  * commands; or, if there are none or b->whole, the plan is to be made as one of the cpu. Errors: TN_ERR_UNSUPPORTED
  * when the engine refused and the device was opened strictly. */
 tn_status tn_engine_plan(const tn_binding *b, tn_plan *p, bool *made);
 /* The graph's run failed with `status`, see tn_error: the cpu computes it. An index out of range (TN_ERR_ARGUMENT) is
- * told there. What the engine failed at is noted in p->placed, and told (tn_place_tell) once the cpu has computed it,
+ * told there. What the engine failed at is noted in p->placement, and told (tn_place_tell) once the cpu has computed it,
  * which then does so from the beginning. Errors: TN_ERR_UNSUPPORTED when the device was opened strictly. */
 tn_status tn_engine_failed(tn_plan *p, tn_status status);
 /* What a plan's command runs. */

@@ -59,20 +59,20 @@ static bool is_left(const tn_value *v) {
 }
 
 tn_status tn_engine_note_rest(const tn_graph_plan *g, tn_plan *p) {
-    p->placed = tn_plan_own(p, ((size_t)p->operations + 1) * sizeof *p->placed);
-    if (!p->placed) return TN_ERR_MEMORY;
+    p->placement.placed = tn_plan_own(p, ((size_t)p->placement.operations + 1) * sizeof *p->placement.placed);
+    if (!p->placement.placed) return TN_ERR_MEMORY;
     for (size_t i = 0; i < g->group_count; i++)
         for (size_t k = 0; k < g->groups[i].member_count; k++) {
             const tn_value *v = &g->values[g->groups[i].members[k]];
             if (!is_left(v)) continue;
-            tn_placed *at = &p->placed[p->placed_count++];
+            tn_placed *at = &p->placement.placed[p->placement.placed_count++];
             *at = (tn_placed){.op = v->row->name, .code = NO_KERNEL};
             snprintf(at->reason, sizeof at->reason, "%s", v->engine_why);
             tn_node_describe(v->node, at->where, sizeof at->where);
         }
-    if (!p->placed_count || p->device->fallback != TN_FALLBACK_STRICT) return TN_OK;
+    if (!p->placement.placed_count || p->device->fallback != TN_FALLBACK_STRICT) return TN_OK;
     return tn_fail(
         TN_ERR_UNSUPPORTED,
         "%s: %s %s, and the cpu may not compute it (strict): choose another dtype or device, or allow fallback",
-        p->placed[0].where, p->device->info.id, p->placed[0].reason);
+        p->placement.placed[0].where, p->device->info.id, p->placement.placed[0].reason);
 }

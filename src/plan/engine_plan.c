@@ -136,10 +136,10 @@ static tn_status make_room(engine_maker *m) {
     p->patches = tn_plan_own(p, p->pointer_count * sizeof *p->patches);
     p->scalars = tn_plan_own(p, p->scalar_count * sizeof *p->scalars);
     p->scalar_source = tn_plan_own(p, p->scalar_count * sizeof *p->scalar_source);
-    p->addresses = tn_plan_own(p, tn_plan_slots(p) * sizeof *p->addresses);
+    p->runs.addresses = tn_plan_own(p, tn_plan_slots(p) * sizeof *p->runs.addresses);
     c->gathered = tn_mem_zalloc(inputs + 1, sizeof *c->gathered);
     c->checks = tn_mem_zalloc(inputs + outputs + 1, sizeof *c->checks);
-    if (!p->commands || !p->pointers || !p->patches || !p->scalars || !p->scalar_source || !p->addresses ||
+    if (!p->commands || !p->pointers || !p->patches || !p->scalars || !p->scalar_source || !p->runs.addresses ||
         !c->gathered || !c->checks)
         return TN_ERR_MEMORY;
     for (size_t i = 0; i < p->scalar_count; i++)
@@ -241,7 +241,7 @@ static tn_status add_commands(engine_maker *m) {
     add_gathered(m);
     tn_command *c = &p->commands[p->command_count++];
     *c = (tn_command){.kind = TN_CMD_ENGINE, .pointers = p->pointers, .scalars = p->scalars, .engine = m->call};
-    snprintf(c->label, sizeof c->label, "graph of %lld operations", (long long)p->operations);
+    snprintf(c->label, sizeof c->label, "graph of %lld operations", (long long)p->placement.operations);
     for (int i = 0; i < m->input_count; i++)
         c->cost.bytes += (int64_t)tn_node_bytes(m->inputs[i]);
     for (int i = 0; i < m->output_count; i++)
@@ -265,7 +265,7 @@ tn_status tn_engine_refuse(tn_engine_refusal *why, const tn_node *n) {
 static bool is_random(const tn_node *n) { return tn_op_has(n, TN_FACT_RANDOM); }
 
 static void note(tn_plan *p, const tn_node *n, const char *code, const char *why) {
-    tn_placed *at = &p->placed[p->placed_count++];
+    tn_placed *at = &p->placement.placed[p->placement.placed_count++];
     *at = (tn_placed){.op = tn_op(n->op)->name, .code = code};
     snprintf(at->reason, sizeof at->reason, "%s", why);
     tn_node_describe(n, at->where, sizeof at->where);
@@ -280,14 +280,15 @@ static bool is_computed(const engine_maker *m, size_t i) {
 static tn_status note_all(engine_maker *m, const tn_engine_refusal *why) {
     static const char FOLLOWS[] = "follows";
     tn_plan *p = m->p;
-    p->placed = tn_plan_own(p, ((size_t)p->operations + why->count + 1) * sizeof *p->placed);
-    if (!p->placed) return TN_ERR_MEMORY;
+    p->placement.placed =
+        tn_plan_own(p, ((size_t)p->placement.operations + why->count + 1) * sizeof *p->placement.placed);
+    if (!p->placement.placed) return TN_ERR_MEMORY;
     for (size_t i = 0; i < why->count; i++)
         note(p, why->nodes[i], why->code, why->why);
     for (size_t i = 0; i < m->b->recorder->count; i++) {
         const tn_node *n = m->b->recorder->pending[i];
         if (!is_computed(m, i)) continue;
-        if (p->placed_count)
+        if (p->placement.placed_count)
             note(p, n, FOLLOWS, "stands in one evaluation with what the engine lacks");
         else
             note(p, n, why->code, why->why);
@@ -298,11 +299,11 @@ static tn_status note_all(engine_maker *m, const tn_engine_refusal *why) {
 /* The cpu computes these before the engine's graph. */
 static tn_status note_first(engine_maker *m, const tn_engine_refusal *why) {
     tn_plan *p = m->p;
-    p->placed = tn_plan_own(p, (why->count + 1) * sizeof *p->placed);
-    p->first_on_host = tn_plan_own(p, (why->count + 1) * sizeof *p->first_on_host);
-    if (!p->placed || !p->first_on_host) return TN_ERR_MEMORY;
+    p->placement.placed = tn_plan_own(p, (why->count + 1) * sizeof *p->placement.placed);
+    p->placement.first_on_host = tn_plan_own(p, (why->count + 1) * sizeof *p->placement.first_on_host);
+    if (!p->placement.placed || !p->placement.first_on_host) return TN_ERR_MEMORY;
     for (size_t i = 0; i < why->count; i++) {
-        p->first_on_host[p->first_count++] = m->b->numbers[why->nodes[i]->index];
+        p->placement.first_on_host[p->placement.first_count++] = m->b->numbers[why->nodes[i]->index];
         if (!is_random(why->nodes[i])) note(p, why->nodes[i], why->code, why->why);
     }
     return TN_OK;
@@ -346,7 +347,7 @@ tn_status tn_engine_plan(const tn_binding *b, tn_plan *p, bool *made) {
     if (!engine) return TN_OK;
     if (!(m.call = tn_mem_zalloc(1, sizeof *m.call))) return TN_ERR_MEMORY;
     m.call->engine = engine;
-    p->operations = count_operations(b);
+    p->placement.operations = count_operations(b);
     tn_status s = list_values(&m);
     const tn_engine_graph g = {.device = p->device,
                                .inputs = m.inputs,
@@ -369,19 +370,19 @@ tn_status tn_engine_plan(const tn_binding *b, tn_plan *p, bool *made) {
 }
 
 tn_status tn_engine_failed(tn_plan *p, tn_status status) {
-    p->failed_there = status == TN_ERR_ARGUMENT || p->device->fallback != TN_FALLBACK_STRICT;
+    p->runs.failed_there = status == TN_ERR_ARGUMENT || p->device->fallback != TN_FALLBACK_STRICT;
     if (status == TN_ERR_ARGUMENT) return TN_OK;
     char why[TN_REASON_BYTES];
     snprintf(why, sizeof why, "failed to run the graph (%.*s)", (int)sizeof why - 30, tn_error());
-    if (!p->failed_there)
+    if (!p->runs.failed_there)
         return tn_fail(TN_ERR_UNSUPPORTED, "%s %s, and no other device may compute it (strict)", p->device->info.id,
                        why);
-    p->placed = tn_plan_own(p, sizeof *p->placed);
-    if (!p->placed) return TN_ERR_MEMORY;
-    p->placed_count = 1;
-    *p->placed = (tn_placed){.op = "graph", .code = "refused_by_compiler"};
-    snprintf(p->placed->reason, sizeof p->placed->reason, "%s", why);
-    snprintf(p->placed->where, sizeof p->placed->where, "%.150s", p->commands[0].label);
+    p->placement.placed = tn_plan_own(p, sizeof *p->placement.placed);
+    if (!p->placement.placed) return TN_ERR_MEMORY;
+    p->placement.placed_count = 1;
+    *p->placement.placed = (tn_placed){.op = "graph", .code = "refused_by_compiler"};
+    snprintf(p->placement.placed->reason, sizeof p->placement.placed->reason, "%s", why);
+    snprintf(p->placement.placed->where, sizeof p->placement.placed->where, "%.150s", p->commands[0].label);
     return TN_OK;
 }
 

@@ -63,12 +63,12 @@ tn_plan_cache *tn_plans_of(tn_recorder *r) {
 }
 
 static bool same_key(const tn_plan *p, const tn_binding *b) {
-    return p->key_count == b->key_count && memcmp(p->key, b->key, b->key_count * sizeof *b->key) == 0;
+    return p->key.count == b->key_count && memcmp(p->key.words, b->key, b->key_count * sizeof *b->key) == 0;
 }
 
 static bool same_sizes(const tn_plan *p, const tn_binding *b) {
-    if (p->size_count != b->size_count) return false;
-    return b->size_count == 0 || memcmp(p->sizes, b->sizes, b->size_count * sizeof *b->sizes) == 0;
+    if (p->key.size_count != b->size_count) return false;
+    return b->size_count == 0 || memcmp(p->key.sizes, b->sizes, b->size_count * sizeof *b->sizes) == 0;
 }
 
 static int cached_plan_index(const tn_plan_cache *c, const tn_binding *b, uint64_t hash) {
@@ -119,7 +119,6 @@ tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out) {
         tn_plan_free(p);
         return TN_OK;
     }
-    p->hash = hash;
     if (at >= 0) {
         c->resized++;
         drop_plan(c, at);
@@ -372,7 +371,7 @@ static tn_status name_refused(const tn_plan_cache *c, const tn_plan *p, tn_statu
         return tn_fail_prefix(s, "%s", text);
     }
     if (c->refused == TN_REFUSED_ARENA)
-        return tn_fail_prefix(s, "the intermediate values of this evaluation, the largest being %s", p->largest);
+        return tn_fail_prefix(s, "the intermediate values of this evaluation, the largest being %s", p->report.largest);
     return s;
 }
 
@@ -447,7 +446,7 @@ static inline tn_status bind_plan(tn_recorder *r, tn_plan_cache *c, tn_node *con
 static tn_status run_bound(tn_recorder *r, tn_plan_cache *c, tn_plan *p, bool *again) {
     tn_binding *b = &c->binding;
     tn_status s = run_plan(c, p, b);
-    if (s != TN_OK && p->partially_committed) {
+    if (s != TN_OK && p->runs.partially_committed) {
         s = tn_fail_prefix(s,
                            "the device failed while states were being written; their values are lost, load them again");
         give_up(r, b, s, true);
@@ -459,7 +458,7 @@ static tn_status run_bound(tn_recorder *r, tn_plan_cache *c, tn_plan *p, bool *a
         if (!*again) give_up(r, b, s, false);
         return s;
     }
-    if (s == TN_ERR_ARGUMENT && p->failed) return indices_failed(r, c, p, s);
+    if (s == TN_ERR_ARGUMENT && p->runs.failed) return indices_failed(r, c, p, s);
     if (s == TN_ERR_LOST) { /* no later evaluation can succeed, and each would try these writes again */
         give_up(r, b, s, false);
         return s;
@@ -491,15 +490,15 @@ static bool is_written_state(const tn_recorder *r, const tn_node *n) {
 /* Those of the plan's first nodes that depend on no other one. */
 static tn_status find_first(const tn_recorder *r, const tn_binding *b, const tn_plan *p, first_nodes *first) {
     bool *waits = tn_mem_zalloc(r->count + 1, sizeof *waits); /* it is one of the first, or depends on one */
-    first->at = tn_mem_alloc((p->first_count + 1) * sizeof *first->at);
+    first->at = tn_mem_alloc((p->placement.first_count + 1) * sizeof *first->at);
     tn_status s = waits && first->at ? TN_OK : TN_ERR_MEMORY;
     for (bool again = true; again && s == TN_OK;) { /* expansions stand behind their users */
         again = false;
         for (size_t i = 0; i < r->count; i++) {
             const tn_node *n = r->pending[i];
             if (!n || !(b->marks[i] & TN_MARK_NEEDED) || waits[i]) continue;
-            for (size_t k = 0; k < p->first_count && !waits[i]; k++)
-                waits[i] = p->first_on_host[k] == b->numbers[i];
+            for (size_t k = 0; k < p->placement.first_count && !waits[i]; k++)
+                waits[i] = p->placement.first_on_host[k] == b->numbers[i];
             bool named = waits[i];
             for (int k = 0; k < n->n_in && !waits[i]; k++)
                 waits[i] = n->in[k] && n->in[k]->recorder == r && waits[n->in[k]->index];
@@ -511,8 +510,8 @@ static tn_status find_first(const tn_recorder *r, const tn_binding *b, const tn_
         const tn_node *n = r->pending[i];
         bool is_first = false, depends = false;
         if (!n || !(b->marks[i] & TN_MARK_NEEDED) || is_written_state(r, n)) continue;
-        for (size_t k = 0; k < p->first_count; k++)
-            is_first |= p->first_on_host[k] == b->numbers[i];
+        for (size_t k = 0; k < p->placement.first_count; k++)
+            is_first |= p->placement.first_on_host[k] == b->numbers[i];
         for (int k = 0; k < n->n_in; k++)
             depends |= n->in[k] && n->in[k]->recorder == r && waits[n->in[k]->index];
         if (is_first && !depends) first->at[first->count++] = tn_node_retain((tn_node *)(uintptr_t)n);
@@ -549,7 +548,7 @@ static void release_first(first_nodes *f) {
 static void settle_failed(tn_plan_cache *c, tn_plan *failed, tn_status s) {
     for (int i = 0; i < c->count; i++) {
         if (c->plans[i] != failed) continue; /* it may have made room for another */
-        failed->failed_there = s == TN_OK;
+        failed->runs.failed_there = s == TN_OK;
         if (s == TN_OK) tn_place_tell(failed);
     }
 }
@@ -571,11 +570,11 @@ static tn_status evaluate_only(tn_recorder *r, tn_plan_cache *c, const first_nod
         b->only_count = 0;
         b->on_host = false;
         if (s != TN_OK || !p) break;
-        again = p->first_count || p->failed_there;
-        on_host |= p->failed_there;
-        if (p->first_count) s = evaluate_first(r, c, p);
+        again = p->placement.first_count || p->runs.failed_there;
+        on_host |= p->runs.failed_there;
+        if (p->placement.first_count) s = evaluate_first(r, c, p);
         if (!again) s = run_bound(r, c, p, &again);
-        if (again && p->failed_there) failed = p;
+        if (again && p->runs.failed_there) failed = p;
     }
     if (failed) settle_failed(c, failed, s);
     if (s == TN_OK) prune(r);
@@ -600,8 +599,8 @@ static tn_status bind_rest(tn_recorder *r, tn_plan_cache *c, tn_node *const *tar
     for (tn_status s = TN_OK; s != TN_ERR_STATE;) {
         *p = NULL;
         TRY(bind_plan(r, c, targets, count, p));
-        if (!*p || !((*p)->first_count || (*p)->failed_there)) return TN_OK;
-        s = (*p)->failed_there ? TN_ERR_STATE : evaluate_first(r, c, *p);
+        if (!*p || !((*p)->placement.first_count || (*p)->runs.failed_there)) return TN_OK;
+        s = (*p)->runs.failed_there ? TN_ERR_STATE : evaluate_first(r, c, *p);
         if (s != TN_ERR_STATE) TRY(s);
     }
     *p = NULL;
@@ -697,8 +696,8 @@ const tn_evaluator tn_graph_evaluator = {
  * points keep the memory until the run has completed, although later work of the same queue may reuse it. */
 
 void tn_plan_await(tn_plan *p) {
-    (void)tn_timeline_point_wait(p->point);
-    p->point = 0;
+    (void)tn_timeline_point_wait(p->runs.point);
+    p->runs.point = 0;
 }
 
 static bool is_home(const tn_plan *p, int slot) {
@@ -731,7 +730,7 @@ static tn_status run_here(tn_plan_cache *c, tn_plan *p, tn_queue *q, tn_buffer *
     note_uses(&o, c, p, bound);
     TRY(tn_submission_start(&o));
     *ran = true;
-    p->partially_committed = false;
+    p->runs.partially_committed = false;
     return tn_submission_end(&o, tn_plan_run(p, bound, c->outputs, c->arena, c->staged, scalars, &c->run_seconds));
 }
 
@@ -747,7 +746,7 @@ typedef struct run_task {
 static tn_status run_in_thread(tn_task *t) {
     const run_task *r = (const run_task *)t;
     tn_status s = tn_plan_execute(r->plan, r->slots, r->packed_weights, r->scalars);
-    t->partially_committed = s != TN_OK && r->plan->partially_committed;
+    t->partially_committed = s != TN_OK && r->plan->runs.partially_committed;
     return s;
 }
 
@@ -795,8 +794,8 @@ static tn_status hand_over_run_task(tn_plan_cache *c, tn_plan *p, tn_queue *q, t
     tn_submission o;
     tn_submission_begin(&o, p->device, q);
     note_uses(&o, c, p, bound);
-    tn_submission_wait_for(&o, p->point); /* a run uses the plan's own pointers */
-    p->point = tn_submission_point(&o);
+    tn_submission_wait_for(&o, p->runs.point); /* a run uses the plan's own pointers */
+    p->runs.point = tn_submission_point(&o);
     tn_submission_enqueue(&o, &r->task);
     return TN_OK;
 }
@@ -817,7 +816,7 @@ tn_status tn_plan_submit(tn_plan_cache *c, tn_plan *p, tn_buffer *const *bound, 
     tn_status s = give_run_task(c, p, bound, scalars, &ran);
     if (s == TN_OK || ran) return s;
     tn_plan_await(p); /* it has not run: `partially_committed` is of an earlier time */
-    p->partially_committed = false;
+    p->runs.partially_committed = false;
     return s;
 }
 

@@ -67,8 +67,8 @@ void tn_mark_checked(tn_graph_plan *g) {
 
 tn_status tn_make_checks(const tn_graph_plan *g, tn_plan *p) {
     if (g->checked_count == 0) return TN_OK;
-    p->checks = tn_plan_own(p, g->checked_count * sizeof *p->checks);
-    return p->checks ? TN_OK : TN_ERR_MEMORY;
+    p->checks.list = tn_plan_own(p, g->checked_count * sizeof *p->checks.list);
+    return p->checks.list ? TN_OK : TN_ERR_MEMORY;
 }
 
 static int place_in_binding(const tn_binding *b, const tn_node *n) {
@@ -80,7 +80,7 @@ static int place_in_binding(const tn_binding *b, const tn_node *n) {
 /* The check of node n, whose value is v. */
 static tn_status add_check(tn_plan *p, const tn_node *n, const tn_value *v, const tn_value *root, void ***pointer) {
     int64_t size = (int64_t)tn_dtype_size((tn_dtype)v->node->dtype);
-    tn_plan_check *k = &p->checks[p->check_count];
+    tn_plan_check *k = &p->checks.list[p->checks.count];
     *k = (tn_plan_check){.range = n->check->range,
                          .op = n->check->op,
                          .line = n->check->line,
@@ -98,8 +98,8 @@ static tn_status add_check(tn_plan *p, const tn_node *n, const tn_value *v, cons
     memcpy(k->list.stride, v->stride, sizeof k->list.stride);
     if (!p->device->is_cpu && !(k->fetched = tn_plan_own(p, k->bytes))) return TN_ERR_MEMORY;
     tn_plan_patch(p, (*pointer)++, root->place, root->byte_offset + root->byte_first);
-    p->check_count++;
-    if (root->slot >= 0) p->leaf_check_count++;
+    p->checks.count++;
+    if (root->slot >= 0) p->checks.leaf_count++;
     return TN_OK;
 }
 
@@ -110,7 +110,7 @@ tn_status tn_add_checks(const tn_graph_plan *g, tn_plan *p, int group, void ***p
         bool here = group < 0 ? root->slot >= 0 : root->slot < 0 && root->group == group;
         if (!here || root->place < 0 || tn_value_numel(v) == 0) continue;
         TRY(add_check(p, g->checked[i].node, v, root, pointer));
-        p->checks[p->check_count - 1].node = place_in_binding(g->binding, g->checked[i].node);
+        p->checks.list[p->checks.count - 1].node = place_in_binding(g->binding, g->checked[i].node);
     }
     return TN_OK;
 }
@@ -125,7 +125,7 @@ static tn_status check(tn_plan *p, tn_plan_check *k) {
         k->list.first = k->fetched + k->first;
     }
     if (tn_indices_inside(&k->list, &k->range)) return TN_OK;
-    p->failed = k;
+    p->runs.failed = k;
     return tn_indices_refuse(k->op, &k->list, &k->range);
 }
 
@@ -135,8 +135,8 @@ static bool seen_before(const tn_plan *p, const tn_plan_check *k, const tn_buffe
 }
 
 tn_status tn_check_leaves(tn_plan *p, tn_buffer *const *bound) {
-    for (size_t i = 0; i < p->leaf_check_count; i++) {
-        tn_plan_check *k = &p->checks[i];
+    for (size_t i = 0; i < p->checks.leaf_count; i++) {
+        tn_plan_check *k = &p->checks.list[i];
         if (bound && seen_before(p, k, bound[k->slot])) continue;
         TRY(check(p, k));
         k->checked = bound ? bound[k->slot] : NULL;
@@ -146,17 +146,17 @@ tn_status tn_check_leaves(tn_plan *p, tn_buffer *const *bound) {
 }
 
 tn_status tn_check_before(tn_plan *p, size_t command, size_t *next) {
-    for (; *next < p->check_count && p->checks[*next].before <= command; ++*next)
-        TRY(check(p, &p->checks[*next]));
+    for (; *next < p->checks.count && p->checks.list[*next].before <= command; ++*next)
+        TRY(check(p, &p->checks.list[*next]));
     return TN_OK;
 }
 
 const tn_node *tn_failed_indices(const tn_plan *p, const tn_binding *b) {
-    return p->failed && p->failed->node >= 0 ? b->checked[p->failed->node] : NULL;
+    return p->runs.failed && p->runs.failed->node >= 0 ? b->checked[p->runs.failed->node] : NULL;
 }
 
 tn_status tn_check_name_line(const tn_plan *p, const tn_node *indices, tn_status s) {
-    const tn_plan_check *k = p->failed;
+    const tn_plan_check *k = p->runs.failed;
     if (s == TN_OK || !k) return s;
     const char *file = indices ? indices->check->file : k->file;
     int line = indices ? (int)indices->check->line : (int)k->line;

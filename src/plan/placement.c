@@ -114,7 +114,7 @@ static tn_status device_takes_group(const tn_plan *p, const tn_graph_plan *g, tn
 static void add_host_ops(tn_plan *p, const tn_graph_plan *g, const tn_group *group, const char *why) {
     for (size_t i = 0; i < group->member_count; i++) {
         const tn_value *v = &g->values[group->members[i]];
-        tn_placed *at = &p->placed[p->placed_count++];
+        tn_placed *at = &p->placement.placed[p->placement.placed_count++];
         *at = (tn_placed){.op = v->row->name, .code = group->host};
         snprintf(at->reason, sizeof at->reason, "%s", why);
         tn_node_describe(v->node, at->where, sizeof at->where);
@@ -175,9 +175,9 @@ static void let_neighbours_follow(tn_graph_plan *g, tn_plan *p) {
 /* ---- placing ----------------------------------------------------------------------------------------------------- */
 
 static tn_status allocate_host_ops(tn_plan *p) {
-    p->placed_count = 0;
-    p->placed = tn_plan_own(p, (size_t)p->operations * sizeof *p->placed);
-    return p->placed ? TN_OK : TN_ERR_MEMORY;
+    p->placement.placed_count = 0;
+    p->placement.placed = tn_plan_own(p, (size_t)p->placement.operations * sizeof *p->placement.placed);
+    return p->placement.placed ? TN_OK : TN_ERR_MEMORY;
 }
 
 static bool has_elements(const tn_graph_plan *g, const tn_group *group) {
@@ -199,8 +199,8 @@ tn_status tn_place_groups(tn_graph_plan *g, tn_plan *p, bool *again) {
         group->host = reason.code;
         add_host_ops(p, g, group, reason.why);
     }
-    if (*again || !p->placed_count) return TN_OK;
-    if (p->device->fallback == TN_FALLBACK_STRICT) return refuse_strictly(p, &p->placed[0]);
+    if (*again || !p->placement.placed_count) return TN_OK;
+    if (p->device->fallback == TN_FALLBACK_STRICT) return refuse_strictly(p, &p->placement.placed[0]);
     if (!tn_host_device()) return tn_error_code();
     let_neighbours_follow(g, p);
     return TN_OK;
@@ -210,14 +210,14 @@ tn_status tn_place_groups(tn_graph_plan *g, tn_plan *p, bool *again) {
 
 static int64_t count_host_ops(const tn_plan *p, const char *code) {
     int64_t count = 0;
-    for (size_t i = 0; i < p->placed_count; i++)
-        count += strcmp(p->placed[i].code, code) == 0;
+    for (size_t i = 0; i < p->placement.placed_count; i++)
+        count += strcmp(p->placement.placed[i].code, code) == 0;
     return count;
 }
 
 void tn_place_tell(const tn_plan *p) {
-    for (size_t i = 0; i < p->placed_count; i++) {
-        const tn_placed *at = &p->placed[i];
+    for (size_t i = 0; i < p->placement.placed_count; i++) {
+        const tn_placed *at = &p->placement.placed[i];
         bool first = tn_device_note_host(p->device, at->op, at->code, at->reason);
         if (!first || p->device->fallback != TN_FALLBACK_WARN) continue;
         int64_t count = count_host_ops(p, at->code);

@@ -220,7 +220,7 @@ static void describe_largest(const tn_graph_plan *g, tn_plan *p) {
         const tn_value *v = &g->values[i];
         if (v->place == arena_slot(p) && (!largest || v->bytes > largest->bytes)) largest = v;
     }
-    if (largest) tn_node_describe(largest->node, p->largest, sizeof p->largest);
+    if (largest) tn_node_describe(largest->node, p->report.largest, sizeof p->report.largest);
 }
 
 /* ---- commands ---------------------------------------------------------------------------------------------------- */
@@ -229,20 +229,22 @@ static void describe_largest(const tn_graph_plan *g, tn_plan *p) {
 void *tn_plan_own(tn_plan *p, size_t bytes) {
     enum { TOGETHER = 4096, ALIGN = 64 };
     size_t rounded = bytes > SIZE_MAX - TOGETHER ? bytes : (bytes / ALIGN + 1) * ALIGN;
-    if (rounded > p->spare_bytes) {
+    if (rounded > p->blocks.spare_bytes) {
         size_t taken = rounded > TOGETHER / 2 ? rounded : TOGETHER;
-        if (tn_mem_grow(&p->owned, &p->owned_capacity, p->owned_count + 1, sizeof *p->owned) != TN_OK) return NULL;
+        if (tn_mem_grow(&p->blocks.owned, &p->blocks.owned_capacity, p->blocks.owned_count + 1,
+                        sizeof *p->blocks.owned) != TN_OK)
+            return NULL;
         char *block = taken == TOGETHER ? tn_mem_alloc(taken) : tn_mem_zalloc(1, taken);
         if (!block) return NULL;
-        p->owned[p->owned_count++] = block;
+        p->blocks.owned[p->blocks.owned_count++] = block;
         p->bytes += taken;
         if (taken != TOGETHER) return block;
-        p->spare = block;
-        p->spare_bytes = taken;
+        p->blocks.spare = block;
+        p->blocks.spare_bytes = taken;
     }
-    char *block = p->spare;
-    p->spare += rounded;
-    p->spare_bytes -= rounded;
+    char *block = p->blocks.spare;
+    p->blocks.spare += rounded;
+    p->blocks.spare_bytes -= rounded;
     memset(block, 0, rounded);
     return block;
 }
@@ -554,10 +556,10 @@ static tn_status allocate_commands(command_maker *m, size_t copies) {
     p->scalars = tn_plan_own(p, scalars * sizeof *p->scalars);
     p->scalar_source = tn_plan_own(p, scalars * sizeof *p->scalar_source);
     p->natives = tn_plan_own(p, groups * sizeof *p->natives);
-    p->addresses = tn_plan_own(p, (size_t)(host_slot(p) + 1) * sizeof *p->addresses);
+    p->runs.addresses = tn_plan_own(p, (size_t)(host_slot(p) + 1) * sizeof *p->runs.addresses);
     m->launches = tn_plan_own(p, groups * sizeof *m->launches);
     if (!p->commands || !p->pointers || !p->patches || !p->scalars || !p->scalar_source || !p->natives ||
-        !p->addresses || !m->launches)
+        !p->runs.addresses || !m->launches)
         return TN_ERR_MEMORY;
     m->next_pointer = p->pointers;
     m->next_scalar = p->scalars;
@@ -655,9 +657,9 @@ static tn_status fuse_and_place(tn_graph_plan *g, tn_plan *p) {
     for (bool again = true; again;) {
         again = false;
         TRY(fuse_and_lower(g));
-        p->operations = 0;
+        p->placement.operations = 0;
         for (size_t i = 0; i < g->group_count; i++)
-            p->operations += (int64_t)g->groups[i].member_count;
+            p->placement.operations += (int64_t)g->groups[i].member_count;
         if (g->group_count > 0 && !p->device->is_cpu) TRY(tn_place_groups(g, p, &again));
     }
     return TN_OK;
@@ -678,16 +680,16 @@ static tn_status prepare_groups(tn_graph_plan *g) {
 }
 
 static tn_status copy_key(tn_plan *p, const tn_binding *b) {
-    p->key = tn_plan_own(p, b->key_count * sizeof *p->key);
-    p->sizes = tn_plan_own(p, b->size_count * sizeof *p->sizes);
+    p->key.words = tn_plan_own(p, b->key_count * sizeof *p->key.words);
+    p->key.sizes = tn_plan_own(p, b->size_count * sizeof *p->key.sizes);
     p->shifts = tn_plan_own(p, b->shift_count * sizeof *p->shifts);
     p->output_bytes = tn_plan_own(p, b->output_count * sizeof *p->output_bytes);
     p->output_home = tn_plan_own(p, b->output_count * sizeof *p->output_home);
-    if (!p->key || !p->sizes || !p->shifts || !p->output_bytes || !p->output_home) return TN_ERR_MEMORY;
-    if (b->key_count) memcpy(p->key, b->key, b->key_count * sizeof *p->key);
-    if (b->size_count) memcpy(p->sizes, b->sizes, b->size_count * sizeof *p->sizes);
-    p->key_count = b->key_count;
-    p->size_count = b->size_count;
+    if (!p->key.words || !p->key.sizes || !p->shifts || !p->output_bytes || !p->output_home) return TN_ERR_MEMORY;
+    if (b->key_count) memcpy(p->key.words, b->key, b->key_count * sizeof *p->key.words);
+    if (b->size_count) memcpy(p->key.sizes, b->sizes, b->size_count * sizeof *p->key.sizes);
+    p->key.count = b->key_count;
+    p->key.size_count = b->size_count;
     p->shift_count = b->shift_count;
     for (size_t i = 0; i < b->scalar_count; i++)
         p->varying_numbers += !tn_op_has(b->scalar_nodes[i], TN_FACT_LAUNCH_SCALAR);
@@ -705,7 +707,7 @@ static tn_status run_plan_passes(tn_graph_plan *g, tn_plan *p) {
     bool made = false;
     TRY(copy_key(p, g->binding));
     if (p->device->is_engine && !g->binding->on_host) TRY(tn_engine_plan(g->binding, p, &made));
-    if (made || p->first_count) return TN_OK;
+    if (made || p->placement.first_count) return TN_OK;
     TRY(tn_values_make(g));
     TRY(tn_vendor_choose(g));
     TRY(fuse_and_place(g, p));
@@ -718,8 +720,8 @@ static tn_status run_plan_passes(tn_graph_plan *g, tn_plan *p) {
     tn_pad_conv_results(g);
     TRY(tn_lay_out(g, &p->arena_bytes, &p->host_bytes, &copies));
     describe_largest(g, p);
-    p->values_planned = (int64_t)g->value_count;
-    p->planning_work = g->work;
+    p->report.values_planned = (int64_t)g->value_count;
+    p->report.planning_work = g->work;
     return make_commands(g, p, copies);
 }
 
@@ -784,9 +786,9 @@ void tn_plan_free(tn_plan *p) {
         tn_engine_call_free(p->commands[i].engine);
         if (p->commands[i].op_engine) p->commands[i].op_engine->free(p->commands[i].engine_op);
     }
-    for (size_t i = 0; i < p->owned_count; i++)
-        tn_mem_free(p->owned[i]);
-    tn_mem_free(p->owned);
+    for (size_t i = 0; i < p->blocks.owned_count; i++)
+        tn_mem_free(p->blocks.owned[i]);
+    tn_mem_free(p->blocks.owned);
     tn_mem_free(p);
 }
 
@@ -796,8 +798,8 @@ size_t tn_plan_slots(const tn_plan *p) { return (size_t)host_slot(p) + 1; }
 
 /* Unchanged addresses are not written, because the pool's threads have the cache line. */
 static void bind_slot(tn_plan *p, size_t slot, void *address) {
-    if (p->addresses[slot] == address) return;
-    p->addresses[slot] = address;
+    if (p->runs.addresses[slot] == address) return;
+    p->runs.addresses[slot] = address;
     for (size_t i = p->patches_of[slot]; i < p->patches_of[slot + 1]; i++)
         p->pointers[p->patches[i].pointer] = (char *)address + p->patches[i].offset;
 }
@@ -894,26 +896,26 @@ static void gather_all(const tn_plan *p) {
     }
 }
 
-/* p->partially_committed: it fails at a time when states are partly written. */
+/* p->runs.partially_committed: it fails at a time when states are partly written. */
 static tn_status run_commands(tn_plan *p) {
     tn_profile *profile = tn_profile_here();
     bool committing = false;
-    size_t check = p->leaf_check_count;
-    p->partially_committed = false;
+    size_t check = p->checks.leaf_count;
+    p->runs.partially_committed = false;
     for (size_t i = 0, n; i < p->command_count; i += n) {
         const tn_command *c = &p->commands[i];
-        if (check < p->check_count) TRY(tn_check_before(p, i, &check));
+        if (check < p->checks.count) TRY(tn_check_before(p, i, &check));
         if (c->commit && !committing) TRY(prepare_commits(p, i));
         committing |= c->commit;
-        p->partially_committed = committing;
+        p->runs.partially_committed = committing;
         n = c->list && !profile ? (size_t)c->listed : 1;
         if (profile)
             TRY(run_timed(profile, p, c));
         else
             TRY(c->list ? tn_command_list_run(c->list) : run_command(p, c));
     }
-    p->partially_committed = false;
-    return check < p->check_count ? tn_check_before(p, p->command_count, &check) : TN_OK;
+    p->runs.partially_committed = false;
+    return check < p->checks.count ? tn_check_before(p, p->command_count, &check) : TN_OK;
 }
 
 /* Reading the clock costs as much as a small kernel. If the first runs of a plan were short, only every 16th run is
@@ -921,7 +923,7 @@ static tn_status run_commands(tn_plan *p) {
 static bool is_timed(const tn_plan *p) {
     enum { FIRST_RUNS = 4, TIMED_OF = 16 };
     const double little = 10e-6;
-    return p->runs < FIRST_RUNS || p->last_seconds > little || p->runs % TIMED_OF == 0;
+    return p->runs.count < FIRST_RUNS || p->runs.last_seconds > little || p->runs.count % TIMED_OF == 0;
 }
 
 tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *memory,
@@ -930,22 +932,22 @@ tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *out
     for (size_t i = 0; i < p->native_count; i++)
         TRY(tn_native_prepare(p->natives[i], bound));
     bind(p, bound, outputs, memory, host, scalars);
-    p->partially_committed = false;
-    p->failed = NULL;
-    if (p->leaf_check_count) TRY(tn_check_leaves(p, bound));
-    if (p->runs == GATHER_AFTER && !p->device->is_cpu && p->check_count == p->leaf_check_count) gather_all(p);
+    p->runs.partially_committed = false;
+    p->runs.failed = NULL;
+    if (p->checks.leaf_count) TRY(tn_check_leaves(p, bound));
+    if (p->runs.count == GATHER_AFTER && !p->device->is_cpu && p->checks.count == p->checks.leaf_count) gather_all(p);
     bool timed = is_timed(p);
     double begun = timed ? tn_now() : 0;
     int limit = tn_threads_limit(p->threads);
     tn_status status = run_commands(p);
     tn_threads_limit(limit);
     TRY(status);
-    p->runs++;
-    p->untimed_runs++;
+    p->runs.count++;
+    p->runs.untimed++;
     if (!timed) return TN_OK;
-    p->last_seconds = tn_now() - begun;
-    *seconds += p->last_seconds * (double)p->untimed_runs;
-    p->untimed_runs = 0;
+    p->runs.last_seconds = tn_now() - begun;
+    *seconds += p->runs.last_seconds * (double)p->runs.untimed;
+    p->runs.untimed = 0;
     return TN_OK;
 }
 
@@ -956,13 +958,13 @@ tn_status tn_plan_execute(tn_plan *p, void *const *slots, void *const *packed_we
         bind_slot(p, i, slots[i]);
     if (p->scalar_count) memcpy(p->scalars, scalars, p->scalar_count * sizeof *scalars);
     int limit = tn_threads_limit(p->threads);
-    p->partially_committed = false;
-    p->failed = NULL;
-    tn_status status = p->leaf_check_count ? tn_check_leaves(p, NULL) : TN_OK;
+    p->runs.partially_committed = false;
+    p->runs.failed = NULL;
+    tn_status status = p->checks.leaf_count ? tn_check_leaves(p, NULL) : TN_OK;
     if (status == TN_OK) status = run_commands(p);
     tn_threads_limit(limit);
-    p->runs++;
+    p->runs.count++;
     status = tn_check_name_line(p, NULL, status);
-    p->failed = NULL; /* the caller does not wait for it */
+    p->runs.failed = NULL; /* the caller does not wait for it */
     return status;
 }

@@ -389,12 +389,56 @@ typedef struct tn_command {
     tn_cost cost;          /* of all its launches */
 } tn_command;
 
-typedef struct tn_plan {
-    uint64_t hash;
-    uint64_t *key;
-    size_t key_count;
-    int64_t *sizes; /* of symbolic extents, as planned */
+/* What a plan is found by: the recording in words, and the symbolic extents as planned. */
+typedef struct tn_plan_key {
+    uint64_t *words;
+    size_t count;
+    int64_t *sizes;
     size_t size_count;
+} tn_plan_key;
+
+/* Blocks that are freed with the plan (tn_plan_own). */
+typedef struct tn_plan_blocks {
+    void **owned;
+    size_t owned_count, owned_capacity;
+    char *spare; /* of the last of them: what small blocks are cut from */
+    size_t spare_bytes;
+} tn_plan_blocks;
+
+/* The checks of indices, ordered by the command before which they run; those of bound memory are first. */
+typedef struct tn_plan_checks {
+    struct tn_plan_check *list;
+    size_t count, leaf_count;
+} tn_plan_checks;
+
+/* What the host computes for the plan's device. */
+typedef struct tn_plan_placement {
+    struct tn_placed *placed; /* an operation each */
+    size_t placed_count;
+    int64_t operations;     /* computed here and there, as fused */
+    int32_t *first_on_host; /* engines: numbers of nodes in the key that are to be computed before (engine.h) */
+    size_t first_count;
+} tn_plan_placement;
+
+/* What runs leave behind; all else of a plan stays as it was planned. */
+typedef struct tn_plan_runs {
+    void **addresses;                   /* of the slots, at the last run */
+    int64_t count, untimed;             /* untimed: since one was timed */
+    double last_seconds;                /* what that one took */
+    bool partially_committed;           /* the last run failed when it had begun to write states */
+    bool failed_there;                  /* an engine failed to run it: the host computes it from then on */
+    const struct tn_plan_check *failed; /* the check that ended the last run, or NULL */
+    tn_timeline_point point; /* its last run by a queue's thread, which uses its pointers and runtime scalars */
+} tn_plan_runs;
+
+/* What messages and tn_explain tell of the planning. */
+typedef struct tn_plan_report {
+    int64_t values_planned, planning_work; /* planning_work: tn_graph_plan's */
+    char largest[160];                     /* of the values in the arena: line, op, shape */
+} tn_plan_report;
+
+typedef struct tn_plan {
+    tn_plan_key key;
     tn_device *device;
     int bound_count, output_count; /* slots: bound buffers, outputs, the arena, the host's part */
     tn_shift *shifts;              /* of bound buffers, at the last run */
@@ -402,12 +446,7 @@ typedef struct tn_plan {
     int64_t *output_bytes;
     int *output_home; /* slot of the state's memory, or -1: a new buffer */
     size_t arena_bytes, host_bytes;
-    int32_t *first_on_host; /* engines: numbers of nodes in the key that are to be computed before (engine.h) */
-    size_t first_count;
-    bool failed_there;        /* an engine failed to run it: the host computes it from then on */
-    struct tn_placed *placed; /* what the host computes, an operation each */
-    size_t placed_count;
-    int64_t operations; /* computed here and there, as fused */
+    tn_plan_placement placement;
     tn_command *commands;
     size_t command_count;
     void **pointers;
@@ -418,26 +457,15 @@ typedef struct tn_plan {
     kir_scalar *scalars;
     int *scalar_source; /* runtime scalar of the binding for each; -1: a constant number */
     size_t scalar_count;
-    void **addresses;                            /* of the slots, at the last run */
-    int64_t runs, values_planned, planning_work; /* planning_work: tn_graph_plan's */
-    int64_t untimed_runs;                        /* since one was timed */
-    /* the last run failed when it had begun to write states */
-    bool partially_committed;
-    double last_seconds;     /* what that one took */
-    char largest[160];       /* of the values in the arena: line, op, shape */
-    tn_timeline_point point; /* its last run by a queue's thread, which uses its pointers and runtime scalars */
+    tn_plan_runs runs;
+    tn_plan_report report;
     uint64_t last_used;
     int followed_by; /* place in the cache of the plan that was asked for after this one */
     size_t bytes;    /* of host memory that it takes, kernels apart: these are shared */
-    void **owned;    /* blocks freed with the plan */
-    size_t owned_count, owned_capacity;
-    char *spare; /* of the last of them: what small blocks are cut from */
-    size_t spare_bytes;
+    tn_plan_blocks blocks;
     tn_native **natives;
     size_t native_count;
-    struct tn_plan_check *checks;         /* ordered by the command before which they run */
-    size_t check_count, leaf_check_count; /* checks of bound memory are first */
-    const struct tn_plan_check *failed;   /* the check that ended the last run, or NULL */
+    tn_plan_checks checks;
     int threads; /* that memory was measured out for: a run uses no more, however many there are by then */
 } tn_plan;
 
@@ -479,7 +507,7 @@ tn_status tn_make_checks(const tn_graph_plan *g, tn_plan *p);  /* room for them 
 /* Adds the checks of the values that `group` makes, before the next command; group -1: of those in bound memory.
  * *pointer: the next of the plan's. */
 tn_status tn_add_checks(const tn_graph_plan *g, tn_plan *p, int group, void ***pointer);
-/* TN_ERR_ARGUMENT with the first index outside its range, and p->failed. bound: NULL if not known. */
+/* TN_ERR_ARGUMENT with the first index outside its range, and p->runs.failed. bound: NULL if not known. */
 tn_status tn_check_leaves(tn_plan *p, tn_buffer *const *bound);
 tn_status tn_check_before(tn_plan *p, size_t command, size_t *next); /* those that stand before the command */
 /* The node of the recording whose check has ended the run; NULL if it is not known. */

@@ -551,11 +551,11 @@ static bool find_difference(const tn_plan_cache *c, const tn_binding *b, differe
     bool found = false;
     for (int i = 0; i < TN_NEWEST_PLANS; i++) {
         const tn_plan *p = c->newest[i];
-        if (!p || p->key_count != b->key_count) continue;
-        if (found && p->key[d->blamed_at] != b->key[d->blamed_at]) continue; /* it is to blame here too */
+        if (!p || p->key.count != b->key_count) continue;
+        if (found && p->key.words[d->blamed_at] != b->key[d->blamed_at]) continue; /* it is to blame here too */
         difference with;
         with.b = b;
-        with.old = p->key;
+        with.old = p->key.words;
         with.at = with.last = with.fresh = 0;
         with.varying_count = 0;
         with.blamed = NULL;

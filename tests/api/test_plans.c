@@ -100,7 +100,7 @@ static int64_t work_of_plans(void) {
     const tn_plan_cache *c = tn_plans_of(tn_recorder_here());
     int64_t work = 0;
     for (int i = 0; i < c->count; i++)
-        work += c->plans[i]->planning_work;
+        work += c->plans[i]->report.planning_work;
     return work;
 }
 
