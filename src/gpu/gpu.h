@@ -148,9 +148,11 @@ tn_status tn_dense_workgroup(const tn_dense_shape *s, const tn_group_limits *lim
 /* Operations on rows (indexed_rows.c).
  *
  * Appending to a cache: operands the cache [n_pages, kv_heads, TN_PAGE_TOKENS, width], x [n, kv_heads, width],
- * position, pages [page_count]. The result's memory already has the cache; elements of the new tokens are stored. */
+ * position, pages [page_count]. The result's memory already has the cache; elements of the new tokens are stored. Of a
+ * batch of sequences: position [n], pages [n, page_count]. */
 typedef struct tn_append_shape {
     int64_t n, kv_heads, width, n_pages, page_count;
+    bool batch;
 } tn_append_shape;
 tn_status tn_append_workgroup(const tn_append_shape *s, const tn_operand_callbacks *callbacks,
                               tn_workgroup_program *out);

@@ -30,39 +30,46 @@ static kir_val rows_both(kir_builder *kb, kir_val a, kir_val b) { return kir_bin
 enum { PAGE_SHIFT = 6 };
 _Static_assert(1 << PAGE_SHIFT == TN_PAGE_TOKENS, "a token's page by shifting");
 
-tn_status tn_append_workgroup(const tn_append_shape *s, const tn_operand_callbacks *callbacks,
-                              tn_workgroup_program *out) {
-    enum { TOKEN, HEAD, FEATURE, PARALLEL, LATER = PARALLEL, AXES };
-    enum { X = 1, POSITION, PAGES }; /* operands */
-    kir_builder *kb;
-    int64_t extents[AXES] = {s->n, s->kv_heads, s->width, s->n > 0 ? (s->n - 1) / TN_PAGE_TOKENS : 0};
-    TRY(kir_begin(PARALLEL, AXES - PARALLEL, extents, &kb));
-    callbacks->begin(callbacks->context, kb);
-    kir_aff token = tn_along(TOKEN, 1), end = tn_along(TOKEN, 1);
-    kir_val position = callbacks->load(callbacks->context, POSITION, NULL, KIR_NONE);
-    kir_val place = kir_binary(kb, KIR_ADD, position, kir_index(kb, &token));
-    kir_val there = in_range(kb, place, s->page_count * TN_PAGE_TOKENS);
-    kir_aff number = value(kir_binary(kb, KIR_SHR, place, rows_whole(kb, PAGE_SHIFT)));
-    kir_val page = callbacks->load(callbacks->context, PAGES, &number, there);
-    there = rows_both(kb, there, in_range(kb, page, s->n_pages));
-    /* A list may name a page twice: is there a later token of this page and row? */
-    kir_loop(kb, LATER, 1);
-    kir_aff next = number;
-    next.s[LATER] = 1;
+enum { APPEND_TOKEN, APPEND_HEAD, APPEND_FEATURE, APPEND_PARALLEL, APPEND_LATER = APPEND_PARALLEL, APPEND_AXES };
+enum { APPEND_X = 1, APPEND_POSITION, APPEND_PAGES }; /* operands */
+
+/* Where `there` and no later token goes to this page and row: a list may name a page twice. */
+static kir_val last_of_row(kir_builder *kb, const tn_append_shape *s, const tn_operand_callbacks *callbacks,
+                           kir_aff number, kir_val page, kir_val there) {
+    kir_aff next = number, end = tn_along(APPEND_TOKEN, 1);
+    kir_loop(kb, APPEND_LATER, 1);
+    next.s[APPEND_LATER] = 1;
     next.c = 1;
-    end.s[LATER] = TN_PAGE_TOKENS;
+    end.s[APPEND_LATER] = TN_PAGE_TOKENS;
     end.c = TN_PAGE_TOKENS - s->n;
     kir_val also = kir_binary(kb, KIR_LT, kir_index(kb, &end), rows_whole(kb, 0));
     also = rows_both(kb, rows_both(kb, also, there), in_range(kb, kir_index(kb, &next), s->page_count));
-    kir_val same = kir_binary(kb, KIR_EQ, callbacks->load(callbacks->context, PAGES, &next, also), page);
+    kir_val same = kir_binary(kb, KIR_EQ, callbacks->load(callbacks->context, APPEND_PAGES, &next, also), page);
     kir_val hit = kir_cast(kb, KIR_I64, rows_both(kb, also, same));
     kir_val hits = kir_reduce_value(kb, KIR_SUM, hit, KIR_NONE);
     kir_end(kb);
-    there = rows_both(kb, there, kir_binary(kb, KIR_EQ, hits, rows_whole(kb, 0)));
+    return rows_both(kb, there, kir_binary(kb, KIR_EQ, hits, rows_whole(kb, 0)));
+}
+
+tn_status tn_append_workgroup(const tn_append_shape *s, const tn_operand_callbacks *callbacks,
+                              tn_workgroup_program *out) {
+    kir_builder *kb;
+    int64_t extents[APPEND_AXES] = {s->n, s->kv_heads, s->width, s->n > 0 ? (s->n - 1) / TN_PAGE_TOKENS : 0};
+    TRY(kir_begin(APPEND_PARALLEL, s->batch ? 0 : 1, extents, &kb));
+    callbacks->begin(callbacks->context, kb);
+    kir_aff token = tn_along(APPEND_TOKEN, 1);
+    kir_val place = callbacks->load(callbacks->context, APPEND_POSITION, s->batch ? &token : NULL, KIR_NONE);
+    if (!s->batch) place = kir_binary(kb, KIR_ADD, place, kir_index(kb, &token));
+    kir_val there = in_range(kb, place, s->page_count * TN_PAGE_TOKENS);
+    kir_aff number = value(kir_binary(kb, KIR_SHR, place, rows_whole(kb, PAGE_SHIFT)));
+    kir_aff in_batch[2] = {token, number};
+    kir_val page = callbacks->load(callbacks->context, APPEND_PAGES, s->batch ? in_batch : &number, there);
+    there = rows_both(kb, there, in_range(kb, page, s->n_pages));
+    if (!s->batch) there = last_of_row(kb, s, callbacks, number, page, there);
     kir_val row = kir_binary(kb, KIR_AND, place, rows_whole(kb, TN_PAGE_TOKENS - 1));
-    kir_aff from[3] = {token, tn_along(HEAD, 1), tn_along(FEATURE, 1)};
-    kir_aff to[4] = {value(page), tn_along(HEAD, 1), value(row), tn_along(FEATURE, 1)};
-    callbacks->store(callbacks->context, to, callbacks->load(callbacks->context, X, from, there), there);
+    kir_aff head = tn_along(APPEND_HEAD, 1), feature = tn_along(APPEND_FEATURE, 1);
+    kir_aff from[3] = {token, head, feature}, to[4] = {value(page), head, value(row), feature};
+    callbacks->store(callbacks->context, to, callbacks->load(callbacks->context, APPEND_X, from, there), there);
     return kir_finish(kb, &out->program, &out->sizes);
 }
 

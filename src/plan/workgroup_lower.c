@@ -522,7 +522,8 @@ static tn_status make_append(workgroup_kernel *t, tn_workgroup_program *out) {
                          .kv_heads = n->shape[1],
                          .width = n->shape[3],
                          .n_pages = n->shape[0],
-                         .page_count = n->in[3]->shape[0]};
+                         .page_count = n->in[3]->shape[n->in[3]->rank - 1],
+                         .batch = n->in[3]->rank == 2};
     t->w.group->updates = true;
     return tn_append_workgroup(&s, &callbacks, out);
 }
@@ -532,7 +533,7 @@ static bool takes_append(const tn_node *n, const tn_group_limits *limits) {
     return n->rank == 4;
 }
 
-enum { ATTEND_K = 1, ATTEND_V, ATTEND_K_CACHE, ATTEND_PAGES = 6 };
+enum { ATTEND_K = 1, ATTEND_V, ATTEND_K_CACHE, ATTEND_POSITION = 5, ATTEND_PAGES };
 
 /* New keys and values are what the caches will hold. */
 static kir_val load_attended(void *context, int i, const kir_aff *at, kir_val mask) {
@@ -561,9 +562,10 @@ static tn_status make_attention(workgroup_kernel *t, tn_workgroup_program *out) 
     return tn_attention_workgroup(&s, &callbacks, out);
 }
 
+/* Of one sequence: tokens of a batch have a position each. */
 static bool takes_attention(const tn_node *n, const tn_group_limits *limits) {
     tn_attention_shape s = attention_shape(n);
-    return tn_attention_workgroup_fits(&s, limits);
+    return n->in[ATTEND_POSITION]->rank == 0 && tn_attention_workgroup_fits(&s, limits);
 }
 
 /* Dims of extent 1 broadcast. */
