@@ -151,8 +151,10 @@ counts_of() {
 run_suite() {
     local name=$1 budget=$2 command=$3 log=$logs/$1.log start=$EPOCHREALTIME code p f s seconds processor load
     local TIMEFORMAT='%U %S'
+    command="echo \$PPID >'$log.pid'; $command"
     { time timeout --kill-after=10 "$budget" bash -c "$command" >"$log" 2>&1 </dev/null; } 2>"$log.times"
     code=$?
+    rm -f "$log.pid"
     seconds=$(awk "BEGIN { printf \"%.1f\", $EPOCHREALTIME - $start }")
     [ $code = 124 ] || [ $code = 137 ] && echo "stopped: it ran past its budget of $budget s" >>"$log"
     processor=$(tail -n 1 "$log.times" | awk '{ printf "%.1f", $1 + $2 }')
@@ -191,6 +193,9 @@ add_counts() {
 
 trim() { sed 's/^ *//; s/ *$//' <<<"$1"; }
 
+# A suite has a process group of its own, which Ctrl-C does not reach.
+trap 'cat "$logs"/*.log.pid 2>/dev/null | xargs -r kill; exit 130' INT TERM
+
 # As many suites at the same time as there are JOBS, if builds can wait for each other (tools/build.sh).
 beside=1 running=0 names=""
 command -v flock >/dev/null && beside=$JOBS
@@ -204,8 +209,9 @@ while IFS='|' read -r name when budget command <&3; do
     budget=$(($(trim "$budget") * ${PATIENCE:-1})) command=$(trim "$command")
     if [[ $alone == *" $name "* || $(trim "$when") != check ]]; then
         wait
+        run_suite "$name" "$budget" "$command" &
+        wait
         running=0
-        run_suite "$name" "$budget" "$command"
         continue
     fi
     [ $running -lt "$beside" ] || { wait -n; running=$((running - 1)); }

@@ -194,8 +194,8 @@ static tn_status read_lines(finetune_data *d, const tn_bytes *file, const char *
     return TN_OK;
 }
 
-/* Splits plain text into samples of `context` tokens. Each begins with the last token of the previous one, so that every
- * token but the first is predicted once. */
+/* Splits plain text into samples of `context` tokens. Each begins with the last token of the previous one, so that
+ * every token but the first is predicted once. */
 static tn_status read_pieces(finetune_data *d, const tn_bytes *file, const vocabulary *v, int64_t context) {
     tn_ids all = {0};
     tn_status status = tn_tokenizer_encode(v->tokenizer, file->data, file->size, TN_ENCODE_ENDS, &all);

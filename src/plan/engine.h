@@ -64,8 +64,8 @@ extern const tn_engine *const tn_engines[]; /* ended by NULL */
  * when the engine refused and the device was opened strictly. */
 tn_status tn_engine_plan(const tn_binding *b, tn_plan *p, bool *made);
 /* The graph's run failed with `status`, see tn_error: the cpu computes it. An index out of range (TN_ERR_ARGUMENT) is
- * told there. What the engine failed at is noted in p->placement, and told (tn_place_tell) once the cpu has computed it,
- * which then does so from the beginning. Errors: TN_ERR_UNSUPPORTED when the device was opened strictly. */
+ * told there. What the engine failed at is noted in p->placement, and told (tn_place_tell) once the cpu has computed
+ * it, which then does so from the beginning. Errors: TN_ERR_UNSUPPORTED when the device was opened strictly. */
 tn_status tn_engine_failed(tn_plan *p, tn_status status);
 /* What a plan's command runs. */
 typedef struct tn_engine_call tn_engine_call;
