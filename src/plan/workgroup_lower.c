@@ -528,9 +528,10 @@ static tn_status make_append(workgroup_kernel *t, tn_workgroup_program *out) {
     return tn_append_workgroup(&s, &callbacks, out);
 }
 
+/* The kernel stores numbers; the host writes the blocks of a q8_0 cache. */
 static bool takes_append(const tn_node *n, const tn_group_limits *limits) {
     (void)limits;
-    return n->rank == 4;
+    return n->rank == 4 && n->dtype != TN_U8;
 }
 
 enum { ATTEND_K = 1, ATTEND_V, ATTEND_K_CACHE, ATTEND_POSITION = 5, ATTEND_PAGES };
