@@ -367,8 +367,8 @@ tn_tensor *tn_hf_quant_tensor(const hf_quant *q, const char *name) {
     tn_tensor *made = NULL;
     if (status == TN_OK) {
         TN_SCOPE;
-        made = tn_retain(tn_cast(tn_from_data(values, t->info.shape, 2, TN_F32), t->info.dtype));
+        made = tn_keep(tn_cast(tn_from_data(values, t->info.shape, 2, TN_F32), t->info.dtype)); /* the caller's */
     }
     tn_txt_free(values);
-    return made ? tn_keep(made) : tn_failed(status, "%s", tn_error());
+    return made ? made : tn_failed(status, "%s", tn_error());
 }

@@ -261,6 +261,19 @@ static tn_status use_once(const char *folder) {
     return read_weight(folder, ROWS, COLUMNS, got);
 }
 
+static void reading_leaves_nothing_behind(void **state) {
+    (void)state;
+    raw r = {0};
+    put_packed(&r, false, 1, NULL);
+    const char *folder = write_folder(&r, "\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":8");
+    for (int i = 0; i < 3; i++) /* plans are kept */
+        assert_ok(use_once(folder));
+    int64_t before = (int64_t)tn_mem_get_stats().live_blocks;
+    for (int i = 0; i < 5; i++)
+        assert_ok(use_once(folder));
+    assert_int_equal(tn_mem_get_stats().live_blocks, before);
+}
+
 static void memory_may_run_out_anywhere(void **state) {
     (void)state;
     raw r = {0};
@@ -281,7 +294,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_byte_of_fp8_has_its_value), cmocka_unit_test(packed_numbers_have_their_values),
         cmocka_unit_test(other_methods_are_refused),       cmocka_unit_test(parts_that_do_not_fit_are_refused),
-        cmocka_unit_test(scales_of_fp8_must_fit),          cmocka_unit_test(memory_may_run_out_anywhere),
+        cmocka_unit_test(scales_of_fp8_must_fit),          cmocka_unit_test(reading_leaves_nothing_behind),
+        cmocka_unit_test(memory_may_run_out_anywhere),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }
