@@ -15,6 +15,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -44,6 +45,7 @@ TARGETS = [
     Target("aarch64-linux", "aarch64-linux-musl", ("qemu-aarch64-static", "qemu-aarch64"), processors=ARM64),
     Target("riscv64-linux", "riscv64-linux-musl", ("qemu-riscv64-static", "qemu-riscv64")),
     Target("x86_64-musl", "x86_64-linux-musl", ("env",), tests=("test_posix",)),
+    Target("x86_64-glibc2.17", "x86_64-linux-gnu.2.17", ("env",), tests=("test_posix",)),
     Target("wasm32-wasi", "wasm32-wasi", ("wasmtime",), "trunnion.wasm", without=("cmocka",)),
     Target("x86_64-windows", "x86_64-windows-gnu", ("wine64", "/usr/lib/wine/wine64"), "trunnion.exe", tests=("test_posix",)),
     Target("aarch64-macos", "aarch64-macos"),
@@ -126,6 +128,16 @@ def test_system(target):
         if test.returncode:
             wrong.append(f"{name}: exit status {test.returncode}: {test.stderr[-1000:]}")
     return wrong
+
+
+def newer_symbols(target, program):
+    """The versions of glibc that the command needs although its target is older."""
+    if "glibc" not in target.name or not shutil.which("readelf"):
+        return []
+    versions = run(["readelf", "-V", program], capture_output=True, text=True).stdout
+    needed = {tuple(map(int, text.split("."))) for text in re.findall(r"GLIBC_([0-9.]+)", versions)}
+    most = tuple(map(int, target.name.split("glibc")[1].split(".")))
+    return [f"needs glibc {'.'.join(map(str, version))}" for version in sorted(needed) if version > most]
 
 
 TRAININGS = (("mlp", 40), ("cnn", 6))  # networks of `trunnion train digits`, and their steps
@@ -214,6 +226,7 @@ def main():
             continue
         try:
             wrong = check(target, program, pathlib.Path(o.check) / "trunnion") + test_kernels(target) + test_system(target)
+            wrong += newer_symbols(target, program)
         except subprocess.CalledProcessError as e:
             wrong = [f"exit status {e.returncode}: {' '.join(map(str, e.cmd))[:300]}: {(e.stderr or '')[:500]}"]
         for line in wrong:
