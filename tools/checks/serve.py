@@ -373,9 +373,9 @@ def raw(server, data, wait=5):
 def check_bytes(report, server):
     """What is no HTTP, or only nearly."""
     key = f"Authorization: Bearer {KEY}\r\n".encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + key
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n" + key
     report.add(raw(server, b"nonsense\r\n\r\n")[:12] in (b"HTTP/1.1 400", b""), "bytes that are no HTTP")
-    report.add(raw(server, b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100000 + b"\r\n\r\n").startswith(b"HTTP/1.1 4"),
+    report.add(raw(server, b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 100000 + b"\r\n\r\n").startswith(b"HTTP/1.1 4"),
                "headers that are too long")
     report.add(raw(server, head + b"Content-Length: 99999999999\r\n\r\n").startswith(b"HTTP/1.1 413"),
                "a length beyond the limit is refused before the body")
@@ -398,7 +398,7 @@ def open_request(server, **fields):
                        "grammar": "root ::= [a-z ]{400,999}"} | fields).encode()
     s = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
     key = f"Authorization: Bearer {server.key}\r\n" if server.key else ""
-    s.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{key}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    s.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{key}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     return s
 
 
@@ -498,7 +498,7 @@ def check_bodies(report, server):
     size, block = 64 << 20, b" " * (1 << 20)
     slow = [socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) for _ in range(4)]
     for s in slow:
-        s.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode())
+        s.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode())
         for _ in range(63):
             s.sendall(block)
     code, _, data = server.call("POST", "/v1/completions", block * 32)
