@@ -30,7 +30,7 @@ const cli_command cli_transcribe = {
         "\n"
         "examples:\n"
         "  trunnion transcribe -m whisper-tiny talk.wav\n"
-        "  trunnion transcribe -m whisper-small talk.wav --language de --translate --timestamps\n",
+        "  trunnion transcribe -m whisper-small talk.wav --language de --timestamps\n",
     .accepts = CLI_JSON | CLI_DEVICE | CLI_THREADS | CLI_VERBOSE,
     .run = run_transcribe,
 };
