@@ -27,7 +27,7 @@ BUDGET = {
     "cpu": 14190,
     "gpu": 2800,
     "vendor": 3150,
-    "hal": 8300,
+    "hal": 8330,
     "drivers": 8250,
     "tensor": 2980,
     "ops": 13430,

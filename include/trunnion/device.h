@@ -98,9 +98,13 @@ typedef struct tn_device_options {
     size_t pool_initial, pool_max; /* bytes allocated at open, default 0; limit in bytes, default 0: no limit */
     size_t pool_growth;            /* bytes of a slab that smaller blocks share; default 0: one slab per block */
     const char *library;           /* as in tn_set_library; default NULL: unchanged */
+    /* Of this device only; default 0: as the environment and the process say. */
+    int matrix;   /* matrix units: 1 none, 2 for f16 and bf16 products, 3 also for f32 (tf32); 0: TRUNNION_MATRIX */
+    int numerics; /* cpu: 1 exact, 2 fast; 0: tn_set_numerics, TRUNNION_NUMERICS */
+    int graphs;   /* repeated work: 1 launched one by one, 2 as graphs of the interface; 0: TRUNNION_GRAPHS */
 } tn_device_options;
 #define TN_DEVICE_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_device_options, library), TN_FALLBACK_WARN, 0, 0, 0, 0, 0, 0, NULL }
+    { TN_OPTIONS_SIZE(tn_device_options, graphs), TN_FALLBACK_WARN, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0 }
 
 /* One step of a selection: a device or backend that was tried. */
 typedef struct tn_selection_step {
@@ -123,8 +127,9 @@ typedef struct tn_selection {
  *     Metal, Vulkan, OpenCL, WebGPU and CPU in this order, software devices last; engines are used only if named.
  *   options: NULL for the defaults.
  *   selection: receives everything that was tried, also on failure; may be NULL; the caller sets struct_size.
- *   *out: shared: opening the same id again returns the same device, with the options of the first call. Close it once
- *     per open with tn_device_close.
+ *   *out: shared: opening the same id again returns the same device, with the options of the first call; a notice names
+ *     settings (simd, pool sizes, matrix, numerics, graphs) that differ and have no effect. Close it once per open with
+ *     tn_device_close.
  * Errors: TN_ERR_ARGUMENT for an unknown name; TN_ERR_UNAVAILABLE, with the reasons, if no device can be used. */
 TN_API tn_status tn_device_open(const char *preference, const tn_device_options *options, tn_selection *selection,
                                 tn_device **out);

@@ -191,6 +191,8 @@ void tn_device_end(tn_device *d) {
     tn_mem_free(d);
 }
 
+enum { MATRIX_NONE = 1, MATRIX_HALF, MATRIX_ALL }; /* tn_device_options.matrix */
+
 static tn_status device_start(tn_device *d, const tn_device_options *o) {
     TRY(d->driver->open(d->info.index, o, &d->handle));
     d->caps.struct_size = sizeof d->caps;
@@ -199,15 +201,41 @@ static tn_status device_start(tn_device *d, const tn_device_options *o) {
     if (rendered ? !d->driver->dispatch : !d->driver->launch)
         return tn_fail(TN_ERR_UNSUPPORTED, "%s: its driver lacks the function %s, which its code kind requires",
                        d->info.id, rendered ? "dispatch" : "launch");
-    const char *matrices = tn_env("TRUNNION_MATRIX");
-    if (matrices && strcmp(matrices, "0") == 0) d->caps.matrix = 0;
-    if (!matrices || strcmp(matrices, "tf32") != 0) d->caps.matrix &= ~(uint32_t)TN_MATRIX_TF32;
-    const char *graphs = tn_env("TRUNNION_GRAPHS");
-    d->no_graphs = graphs && strcmp(graphs, "0") == 0;
+    const char *matrices = tn_env("TRUNNION_MATRIX"), *graphs = tn_env("TRUNNION_GRAPHS");
+    int said = !matrices                       ? MATRIX_HALF
+               : strcmp(matrices, "0") == 0    ? MATRIX_NONE
+               : strcmp(matrices, "tf32") == 0 ? MATRIX_ALL
+                                               : MATRIX_HALF;
+    int matrix = o->matrix ? o->matrix : said;
+    if (matrix == MATRIX_NONE) d->caps.matrix = 0;
+    if (matrix != MATRIX_ALL) d->caps.matrix &= ~(uint32_t)TN_MATRIX_TF32;
+    d->no_graphs = o->graphs ? o->graphs == 1 : graphs && strcmp(graphs, "0") == 0;
     d->says_exact = d->caps.exact;
     if (tn_certify_list_has(d, "exact", NULL, 0)) d->caps.exact = false;
     TRY(tn_kernels_open(d));
     return tn_pool_open(d, o);
+}
+
+static void add_ignored(char *text, size_t size, const char *name, int64_t asked, int64_t is) {
+    size_t n = strlen(text);
+    if (asked && asked != is)
+        snprintf(text + n, size - n, "%s%s %lld (it has %lld)", n ? ", " : "", name, (long long)asked, (long long)is);
+}
+
+/* The device is open: what this open asks for and the first one did not has no effect. */
+static void say_ignored(const tn_device *d, const tn_device_options *o) {
+    const tn_device_options *is = &d->settings;
+    char text[320] = "";
+    add_ignored(text, sizeof text, "simd", o->simd, is->simd);
+    add_ignored(text, sizeof text, "pool_initial", (int64_t)o->pool_initial, (int64_t)is->pool_initial);
+    add_ignored(text, sizeof text, "pool_max", (int64_t)o->pool_max, (int64_t)is->pool_max);
+    add_ignored(text, sizeof text, "pool_growth", (int64_t)o->pool_growth, (int64_t)is->pool_growth);
+    add_ignored(text, sizeof text, "matrix", o->matrix, is->matrix);
+    add_ignored(text, sizeof text, "numerics", o->numerics, is->numerics);
+    add_ignored(text, sizeof text, "graphs", o->graphs, is->graphs);
+    if (text[0])
+        tn_log_line(TN_LOG_NOTICE, "%s is open already, so these settings have no effect: %s; close it first",
+                    d->info.id, text);
 }
 
 /* A device from the list of open ones, or newly opened and added. */
@@ -216,6 +244,7 @@ static tn_status device_get(const tn_backend *b, const tn_device_info *info, con
     for (tn_device *d = open_devices; d; d = d->next) {
         if (strcmp(d->info.id, info->id) != 0) continue;
         d->opens++;
+        say_ignored(d, o);
         *out = d;
         return TN_OK;
     }
@@ -226,7 +255,9 @@ static tn_status device_get(const tn_backend *b, const tn_device_info *info, con
     d->is_cpu = b->is_cpu || b->is_engine;
     d->is_engine = b->is_engine;
     d->fallback = o->fallback;
-    static uint64_t serial; /* guarded by the registry's lock */
+    d->settings = *o;
+    d->settings.library = NULL; /* the caller's text */
+    static uint64_t serial;     /* guarded by the registry's lock */
     d->serial = ++serial;
     d->opens = 1;
     tn_status s = device_start(d, o);
@@ -425,7 +456,7 @@ static void append_texts(char *text, size_t size, const char *first, const char 
 
 /* Backends without anything installed on this machine, which are seldom the reason why a request failed. */
 static bool is_absent(const tn_selection_step *step) {
-    static const tn_reason_code absent[] = {TN_REASON_NOT_BUILT, TN_REASON_PLATFORM,  TN_REASON_LIBRARY_NOT_FOUND,
+    static const tn_reason_code absent[] = {TN_REASON_NOT_BUILT, TN_REASON_PLATFORM, TN_REASON_LIBRARY_NOT_FOUND,
                                             TN_REASON_NO_DEVICE, TN_REASON_NOT_ASKED};
     for (size_t i = 0; i < TN_COUNT(absent); i++)
         if (strcmp(step->reason_code, tn_reason_code_name(absent[i])) == 0) return true;
@@ -487,6 +518,13 @@ static tn_status read_device_options(const tn_device_options *given, tn_device_o
         return tn_fail(TN_ERR_ARGUMENT,
                        "tn_device_open: threads %d, minimum_memory %lld, simd %d: a value is out of range",
                        out->threads, (long long)out->minimum_memory, out->simd);
+    if (out->matrix < 0 || out->matrix > MATRIX_ALL || out->numerics < 0 || out->numerics > 2 || out->graphs < 0 ||
+        out->graphs > 2)
+        return tn_fail(
+            TN_ERR_ARGUMENT,
+            "tn_device_open: matrix %d (0 to 3), numerics %d (0 to 2), graphs %d (0 to 2): a value is out of "
+            "range",
+            out->matrix, out->numerics, out->graphs);
     if ((unsigned)out->fallback > TN_FALLBACK_SILENT)
         return tn_fail(TN_ERR_ARGUMENT,
                        "tn_device_open: fallback is %d; it must be one of TN_FALLBACK_WARN, TN_FALLBACK_STRICT, "
@@ -697,6 +735,11 @@ tn_status tn_set_numerics(tn_numerics numerics) {
 tn_numerics tn_get_numerics(void) {
     int now = atomic_load_explicit(&chosen, memory_order_relaxed);
     return (tn_numerics)(now == UNDECIDED ? heed_environment() : now);
+}
+
+tn_numerics tn_device_numerics(const tn_device *d) {
+    if (!d->settings.numerics) return tn_get_numerics();
+    return d->settings.numerics == 2 ? TN_NUMERICS_FAST : TN_NUMERICS_EXACT;
 }
 
 /* ==== meaning of reason codes ===================================================================================== */

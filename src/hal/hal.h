@@ -29,6 +29,7 @@ struct tn_device {
     bool says_exact;                /* caps.exact by the driver's word; certification may have found otherwise */
     bool is_cpu;                    /* native kernels of src/cpu may run on its buffers */
     bool is_engine;                 /* another library computes the graphs; memory and kernels are the cpu's */
+    tn_device_options settings;     /* of the first open */
     bool no_graphs;                 /* repeated command lists are submitted one by one, not as the driver's graphs */
     tn_fallback fallback;           /* may the host compute what it cannot? */
     struct tn_host_rows *host_rows; /* device.c: what it did compute; NULL: nothing */
@@ -42,6 +43,8 @@ struct tn_device {
     tn_device *next; /* device.c's list of open devices */
 };
 
+/* Of plans for this device: its own setting, or the process's. */
+tn_numerics tn_device_numerics(const tn_device *d);
 /* Notes that a plan runs an operation on the host. true: for the first time with this reason, so it should be
  * reported. */
 bool tn_device_note_host(tn_device *d, const char *op, const char *code, const char *reason);

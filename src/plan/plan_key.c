@@ -321,7 +321,7 @@ static tn_status write_key_key(tn_binding *b) {
     const tn_recorder *r = b->recorder;
     TRY(room(b, 5));
     put_word(b, b->device->serial << 2 | (uint64_t)b->on_host << 1 | b->whole);
-    b->numerics = tn_get_numerics();
+    b->numerics = tn_device_numerics(b->device);
     put_word(b, (uint64_t)tn_threads() | (uint64_t)b->numerics << 32);
     put_word(b, (uint64_t)(uintptr_t)tn_library_chosen() + tn_blas_is_open_choice());
     put_word(b, tn_vendors_chosen());

@@ -1,0 +1,113 @@
+/* test_device_settings.c — settings of tn_device_options that belong to a device, not to the process. */
+#include "test_support.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "hal/hal.h"
+#include "trunnion/trunnion.h"
+
+enum { CHANNELS = 64, SIDE = 56, ELEMENTS = CHANNELS * SIDE * SIDE };
+
+static tn_device *open_with(const tn_device_options *o) {
+    tn_device *device = NULL;
+    assert_ok(tn_device_open("cpu", o, NULL, &device));
+    return device;
+}
+
+/* A convolution that Winograd's algorithm computes under fast numerics. */
+static void convolve(tn_device *device, float out[ELEMENTS]) {
+    assert_ok(tn_set_current_device(device));
+    tn_manual_seed(1);
+    tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+    o.padding[0] = o.padding[1] = 1;
+    {
+        TN_SCOPE;
+        tn_tensor *x = tn_randn(TN_DIMS(1, CHANNELS, SIDE, SIDE)), *w = tn_randn(TN_DIMS(CHANNELS, CHANNELS, 3, 3));
+        assert_ok(tn_read(tn_conv2d(x, w, NULL, &o), out, ELEMENTS * sizeof *out));
+    }
+    assert_ok(tn_set_current_device(NULL));
+}
+
+static void numerics_belong_to_the_device(void **state) {
+    (void)state;
+    static float by[3][ELEMENTS];
+    for (int numerics = 0; numerics < 3; numerics++) {
+        tn_device_options o = TN_DEVICE_DEFAULTS;
+        o.numerics = numerics;
+        tn_device *device = open_with(&o);
+        assert_int_equal(tn_device_numerics(device), numerics == 2 ? TN_NUMERICS_FAST : TN_NUMERICS_EXACT);
+        convolve(device, by[numerics]);
+        tn_clear_plans();
+        tn_device_close(device);
+    }
+    assert_int_equal(tn_get_numerics(), TN_NUMERICS_EXACT);
+    assert_memory_equal(by[0], by[1], sizeof by[0]);
+    assert_true(memcmp(by[1], by[2], sizeof by[1]) != 0);
+}
+
+static void graphs_can_be_turned_off(void **state) {
+    (void)state;
+    for (int graphs = 0; graphs < 3; graphs++) {
+        tn_device_options o = TN_DEVICE_DEFAULTS;
+        o.graphs = graphs;
+        o.matrix = 1;
+        tn_device *device = open_with(&o);
+        assert_int_equal(device->no_graphs, graphs == 1);
+        assert_int_equal(device->caps.matrix, 0);
+        tn_device_close(device);
+    }
+}
+
+static void values_out_of_range_are_refused(void **state) {
+    (void)state;
+    tn_device *device;
+    for (int k = 0; k < 6; k++) {
+        tn_device_options o = TN_DEVICE_DEFAULTS;
+        int *fields[] = {&o.matrix, &o.numerics, &o.graphs};
+        *fields[k / 2] = k % 2 ? 4 : -1;
+        assert_int_equal(tn_device_open("cpu", &o, NULL, &device), TN_ERR_ARGUMENT);
+        assert_text_has(tn_error(), "out of range");
+    }
+}
+
+/* What opening the device a second time prints. */
+static void second_open_says(const tn_device_options *second, char *text, size_t size) {
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.numerics = 1;
+    tn_device *first = open_with(&o);
+    int kept = dup(2), file = open(test_scratch("notices"), O_RDWR | O_CREAT | O_TRUNC, 0600);
+    assert_true(kept >= 0 && file >= 0 && dup2(file, 2) == 2);
+    tn_device *again = open_with(second);
+    assert_int_equal(dup2(kept, 2), 2);
+    ssize_t n = pread(file, text, size - 1, 0);
+    text[n > 0 ? n : 0] = 0;
+    close(kept);
+    close(file);
+    assert_ptr_equal(first, again);
+    tn_device_close(first);
+    tn_device_close(again);
+}
+
+static void a_second_open_names_what_has_no_effect(void **state) {
+    (void)state;
+    char text[512];
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    second_open_says(&o, text, sizeof text);
+    assert_string_equal(text, "");
+    o.numerics = 2;
+    o.pool_max = 1 << 20;
+    second_open_says(&o, text, sizeof text);
+    assert_text_has(text, "pool_max 1048576 (it has 0), numerics 2 (it has 1)");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(numerics_belong_to_the_device),
+        cmocka_unit_test(graphs_can_be_turned_off),
+        cmocka_unit_test(values_out_of_range_are_refused),
+        cmocka_unit_test(a_second_open_names_what_has_no_effect),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
