@@ -156,7 +156,8 @@ static void copy_steps(float *to, const float *input_tile, const piece *p, int n
 
 enum {
     WEIGH_RUN = 4, /* vectors that are weighed at once */
-    MOST_FIXED_TAPS = 81
+    MOST_FIXED_SIDE = 9,
+    MOST_FIXED_TAPS = MOST_FIXED_SIDE * MOST_FIXED_SIDE
 };
 
 /* Of output pixels as lanes all have one weight. */
@@ -229,15 +230,15 @@ VEC_INLINE void weigh_any(const weigh_rows *w, const bool greatest) {
 /* Of the usual windows, side × side taps, where taps lie and their number are constants, so that filters and sums stay
  * in registers. */
 typedef struct fixed_window {
-    const float *from;
-    int64_t row, phase;
+    const float *row[MOST_FIXED_SIDE]; /* each a pointer, so that taps are at constant distances */
+    int64_t phase;
     const V *weight; /* NULL: the greatest is looked for */
     int side, phases, step;
 } fixed_window;
 
 VEC_INLINE V fixed_tap(const fixed_window *t, const int tap) {
     const int i = tap / t->side, j = tap % t->side;
-    V x = v_load(t->from + i * t->row + j % t->phases * t->phase + j / t->phases * t->step);
+    V x = v_load(t->row[i] + j % t->phases * t->phase + j / t->phases * t->step);
     return t->weight ? x * t->weight[tap] : x;
 }
 
@@ -299,23 +300,25 @@ VEC_INLINE void weigh_fixed(const weigh_rows *rows, const int side, const int pa
     V filter[MOST_FIXED_TAPS];
     for (int k = 0; !greatest && k < taps; k++)
         filter[k] = weight_of(&w, k, step == 1);
-    fixed_window t = {NULL, w.chains->row, w.chains->phase, greatest ? NULL : filter, side, phases, step};
+    fixed_window t = {{NULL}, w.chains->phase, greatest ? NULL : filter, side, phases, step};
+    const int64_t row = w.chains->row;
     for (int64_t r = 0; r < w.rows; r++) {
-        t.from = w.from + r * w.from_row;
-        for (int64_t v = 0; v < w.vectors; v++, t.from += w.step) {
+        VEC_UNROLL for (int i = 0; i < side; i++) t.row[i] = w.from + r * w.from_row + i * row;
+        for (int64_t v = 0; v < w.vectors; v++) {
             V sum = pass > 0 ? fixed_passes(&t, taps, pass) : fold_1(&t, 0, taps);
             weigh_store(&w, &end, last, w.to + r * w.to_row, v, sum, !greatest && (pass == 0 || pass < taps));
+            VEC_UNROLL for (int i = 0; i < side; i++) t.row[i] += w.step;
         }
     }
 }
 
 /* Side of the window, taps of a chain, whether the greatest is looked for, phases, and elements between taps: lanes are
  * pixels (1) or channels (VL). Windows of pixels with a stride of 1 and few taps are added in passes. */
-#define FIXED_WINDOWS(X)                                                                                            \
-    X(3, 9, 0, 1, 1)                                                                                                \
-    X(5, 9, 0, 1, 1) X(3, 0, 0, 2, 1) X(5, 0, 0, 2, 1) X(3, 0, 1, 1, 1) X(3, 0, 1, 2, 1) X(3, 9, 0, 1, VL)          \
-        X(3, 0, 0, 1, VL) X(5, 9, 0, 1, VL) X(5, 0, 0, 1, VL) X(7, 9, 0, 1, VL) X(9, 0, 0, 1, VL) X(3, 0, 1, 1, VL) \
-            X(5, 0, 1, 1, VL)
+#define FIXED_WINDOWS(X)                                                                                    \
+    X(3, 9, 0, 1, 1)                                                                                        \
+    X(5, 9, 0, 1, 1)                                                                                        \
+    X(3, 0, 0, 2, 1) X(5, 0, 0, 2, 1) X(3, 0, 1, 1, 1) X(3, 0, 1, 2, 1) X(3, 9, 0, 1, VL) X(3, 0, 0, 1, VL) \
+        X(5, 9, 0, 1, VL) X(5, 0, 0, 1, VL) X(7, 9, 0, 1, VL) X(9, 0, 0, 1, VL) X(3, 0, 1, 1, VL) X(5, 0, 1, 1, VL)
 #define FIXED(side, pass, greatest, phases, step)                                             \
     static void weigh_##side##_##pass##_##greatest##_##phases##_##step(const weigh_rows *w) { \
         weigh_fixed(w, side, pass, greatest, phases, step);                                   \
@@ -340,10 +343,7 @@ static void weigh(const weigh_rows *w) {
             windows[i].run(w);
             return;
         }
-    if (greatest)
-        weigh_any(w, true);
-    else
-        weigh_any(w, false);
+    greatest ? weigh_any(w, true) : weigh_any(w, false);
 }
 
 /* ---- pooling of windows side by side ----------------------------------------------------------------------------- */
