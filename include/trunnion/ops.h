@@ -548,6 +548,10 @@ TN_API tn_tensor *tn_xlog1py(const tn_tensor *x, const tn_tensor *y);
  * Dtypes: float → same; integer, bool → f32. */
 TN_API tn_tensor *tn_entr(const tn_tensor *x);
 
+/* The y with erf(y) = x; infinite at ±1, NaN beyond.
+ * Dtypes: float → same; integer, bool → f32. */
+TN_API tn_tensor *tn_erfinv(const tn_tensor *x);
+
 /* ---- create ------------------------------------------------------------------------------------------------------ */
 
 /* a tensor of zeros.
@@ -1610,6 +1614,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_eq_scalar(...) (tn_at(__FILE__, __LINE__), tn_eq_scalar(__VA_ARGS__))
 #define tn_erf(...) (tn_at(__FILE__, __LINE__), tn_erf(__VA_ARGS__))
 #define tn_erf_(...) (tn_at(__FILE__, __LINE__), tn_erf_(__VA_ARGS__))
+#define tn_erfinv(...) (tn_at(__FILE__, __LINE__), tn_erfinv(__VA_ARGS__))
 #define tn_exp(...) (tn_at(__FILE__, __LINE__), tn_exp(__VA_ARGS__))
 #define tn_exp2(...) (tn_at(__FILE__, __LINE__), tn_exp2(__VA_ARGS__))
 #define tn_exp_(...) (tn_at(__FILE__, __LINE__), tn_exp_(__VA_ARGS__))

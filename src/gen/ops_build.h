@@ -291,6 +291,7 @@ tn_node *tn_b_sinc(tn_build *b, tn_node *x);
 tn_node *tn_b_logit(tn_build *b, tn_node *x, double eps);
 tn_node *tn_b_xlog1py(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_entr(tn_build *b, tn_node *x);
+tn_node *tn_b_erfinv(tn_build *b, tn_node *x);
 tn_node *tn_b_zeros(tn_build *b, const int64_t *shape, int rank, tn_dtype dtype);
 tn_node *tn_b_ones(tn_build *b, const int64_t *shape, int rank, tn_dtype dtype);
 tn_node *tn_b_zeros_like(tn_build *b, tn_node *x);

@@ -328,7 +328,7 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_maximum_scalar, tn_impl_minimum_scalar, tn_impl_pow_scalar, tn_impl_eq_scalar, tn_impl_ne_scalar,
     tn_impl_lt_scalar, tn_impl_le_scalar, tn_impl_gt_scalar, tn_impl_ge_scalar, tn_impl_signbit, tn_impl_copysign,
     tn_impl_fmax, tn_impl_fmin, tn_impl_logaddexp2, tn_impl_isclose, tn_impl_allclose, tn_impl_sinc, tn_impl_logit,
-    tn_impl_xlog1py, tn_impl_entr, tn_impl_zeros, tn_impl_ones, tn_impl_zeros_like, tn_impl_ones_like,
+    tn_impl_xlog1py, tn_impl_entr, tn_impl_erfinv, tn_impl_zeros, tn_impl_ones, tn_impl_zeros_like, tn_impl_ones_like,
     tn_impl_full_like, tn_impl_fill, tn_impl_zero, tn_impl_linspace, tn_impl_eye, tn_impl_tril, tn_impl_triu,
     tn_impl_one_hot, tn_impl_stack, tn_impl_repeat, tn_impl_tile, tn_impl_flip, tn_impl_roll, tn_impl_view,
     tn_impl_permute, tn_impl_expand, tn_impl_slice, tn_impl_as_strided, tn_impl_gated, tn_impl_detach,
@@ -501,6 +501,7 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_LOGIT] = {"logit", TN_COMPOSED, "(Tensor x, float eps)", "", &tn_impl_logit},
     [TN_OP_XLOG1PY] = {"xlog1py", TN_COMPOSED, "(Tensor x, Tensor y)", "", &tn_impl_xlog1py},
     [TN_OP_ENTR] = {"entr", TN_COMPOSED, "(Tensor x)", "", &tn_impl_entr},
+    [TN_OP_ERFINV] = {"erfinv", TN_COMPOSED, "(Tensor x)", "", &tn_impl_erfinv},
     [TN_OP_ZEROS] = {"zeros", TN_COMPOSED, "(int[] shape, dtype dtype)", "", &tn_impl_zeros},
     [TN_OP_ONES] = {"ones", TN_COMPOSED, "(int[] shape, dtype dtype)", "", &tn_impl_ones},
     [TN_OP_ZEROS_LIKE] = {"zeros_like", TN_COMPOSED, "(Tensor x)", "", &tn_impl_zeros_like},
@@ -1322,6 +1323,9 @@ tn_node *tn_b_xlog1py(tn_build *b, tn_node *x, tn_node *y) { return build_2(b, x
 
 tn_tensor *(tn_entr)(const tn_tensor *x) { return record_1(x, TN_OP_ENTR); }
 tn_node *tn_b_entr(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_ENTR); }
+
+tn_tensor *(tn_erfinv)(const tn_tensor *x) { return record_1(x, TN_OP_ERFINV); }
+tn_node *tn_b_erfinv(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_ERFINV); }
 
 static const maker make_zeros = {TN_OP_ZEROS, 0, "le"};
 tn_tensor *(tn_zeros)(const int64_t *shape, int rank, tn_dtype dtype) {

@@ -284,3 +284,73 @@ const tn_op_impl tn_impl_entr = {.to_float = true,
                                  .compose = compose_entr,
                                  .grad = grad_entr,
                                  .cases = "types=f32,f64,i32 tol=4ulp; [2,3]@0.1..4; [0,3]; [3]@-2..-1 grad=off"};
+
+/* ---- inverse of erf ----------------------------------------------------------------------------------------------- */
+
+/* coefficients[0] · xᵐ + … + coefficients[m]. */
+static tn_node *polynomial(tn_build *b, tn_node *x, const double *coefficients, int count) {
+    tn_node *sum = constant(b, coefficients[0], x);
+    for (int k = 1; k < count; k++)
+        sum = tn_b_offset(b, tn_b_mul(b, sum, x), coefficients[k]);
+    return sum;
+}
+
+/* Giles 2010: x times a polynomial of w = −log(1 − x²), or of its root. */
+static tn_node *compose_erfinv(tn_build *b, const tn_node *n) {
+    static const double near[] = {
+        -3.6444120640178196996e-21, -1.685059138182016589e-19,  1.2858480715256400167e-18,  1.115787767802518096e-17,
+        -1.333171662854620906e-16,  2.0972767875968561637e-17,  6.6376381343583238325e-15,  -4.0545662729752068639e-14,
+        -8.1519341976054721522e-14, 2.6335093153082322977e-12,  -1.2975133253453532498e-11, -5.4154120542946279317e-11,
+        1.051212273321532285e-09,   -4.1126339803469836976e-09, -2.9070369957882005086e-08, 4.2347877827932403518e-07,
+        -1.3654692000834678645e-06, -1.3882523362786468719e-05, 0.0001867342080340571352,   -0.00074070253416626697512,
+        -0.0060336708714301490533,  0.24015818242558961693,     1.6536545626831027356};
+    static const double far[] = {
+        2.2137376921775787049e-09,  9.0756561938885390979e-08, -2.7517406297064545428e-07, 1.8239629214389227755e-08,
+        1.5027403968909827627e-06,  -4.013867526981545969e-06, 2.9234449089955446044e-06,  1.2475304481671778723e-05,
+        -4.7318229009055733981e-05, 6.8284851459573175448e-05, 2.4031110387097893999e-05,  -0.0003550375203628474796,
+        0.00095328937973738049703,  -0.0016882755560235047313, 0.0024914420961078508066,   -0.0037512085075692412107,
+        0.005370914553590063617,    1.0052589676941592334,     3.0838856104922207635};
+    static const double last[] = {-2.7109920616438573243e-11, -2.5556418169965252055e-10, 1.5076572693500548083e-09,
+                                  -3.7894654401267369937e-09, 7.6157012080783393804e-09,  -1.4960026627149240478e-08,
+                                  2.9147953450901080826e-08,  -6.7711997758452339498e-08, 2.2900482228026654717e-07,
+                                  -9.9298272942317002539e-07, 4.5260625972231537039e-06,  -1.9681778105531670567e-05,
+                                  7.5995277030017761139e-05,  -0.00021503011930044477347, -0.00013871931833623122026,
+                                  1.0103004648645343977,      4.8499064014085844221};
+    tn_node *x = n->in[0], *one = constant(b, 1, x), *edge = tn_b_eq(b, tn_b_abs(b, x), one);
+    tn_node *inside = tn_b_where(b, edge, constant(b, 0, x), x);
+    tn_node *w = tn_b_neg(b, tn_b_log(b, tn_b_mul(b, tn_b_sub(b, one, inside), tn_b_offset(b, inside, 1))));
+    tn_node *root = tn_b_sqrt(b, w);
+    tn_node *p = tn_b_where(b, tn_b_lt(b, w, constant(b, 16, w)),
+                            polynomial(b, tn_b_offset(b, root, -3.25), far, sizeof far / sizeof *far),
+                            polynomial(b, tn_b_offset(b, root, -5), last, sizeof last / sizeof *last));
+    p = tn_b_where(b, tn_b_lt(b, w, constant(b, 6.25, w)),
+                   polynomial(b, tn_b_offset(b, w, -3.125), near, sizeof near / sizeof *near), p);
+    return tn_b_where(b, edge, tn_b_scale(b, x, INFINITY), tn_b_mul(b, p, inside));
+}
+static tn_status grad_erfinv(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *y = tn_b_self(n), *slope = tn_b_scale(b, tn_b_exp(b, tn_b_mul(b, y, y)), 1 / M_2_SQRTPI);
+    grads[0] = tn_b_mul(b, dy, slope);
+    return b->status;
+}
+static double inverse_of_erf(double x) {
+    double low = 0, high = 7, size = fabs(x);
+    for (int k = 0; k < 200; k++) {
+        double middle = (low + high) / 2;
+        bool below = size < 0.5 ? erf(middle) < size : erfc(middle) > 1 - size;
+        *(below ? &low : &high) = middle;
+    }
+    return size > 1 ? NAN : size == 1 ? x * INFINITY : copysign((low + high) / 2, x);
+}
+static void reference_erfinv(const tn_reference *r) {
+    for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
+        r->out[w.place] = inverse_of_erf(r->in[0][w.in[0]]);
+}
+
+/* erfinv(x): the y with erf(y) = x; infinite at ±1, NaN beyond. */
+const tn_op_impl tn_impl_erfinv = {.to_float = true,
+                                   .infer = tn_infer_float,
+                                   .compose = compose_erfinv,
+                                   .grad = grad_erfinv,
+                                   .reference = reference_erfinv,
+                                   .cases = "types=f32,f64 tol=8ulp atol=1ulp special=off; [3,5]@-0.9..0.9; "
+                                            "[9]@0.9..0.99; [2]@1..1 grad=off; [0,3]; []@0.1..0.3"};

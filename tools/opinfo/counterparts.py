@@ -1465,6 +1465,7 @@ two_operands("special_xlog1py", "xlog1py")
 for NAME in ("signbit", "sinc"):
     one_operand(NAME)
 one_operand("special_entr", "entr")
+one_operand("erfinv", "erfinv")
 TABLE["logit"] = lambda L, x, eps=None: L.logit(x, -1 if eps is None else eps)
 TABLE["isclose"] = lambda L, x, y, rtol=1e-5, atol=1e-8, equal_nan=False: (
     need(x.dtype == y.dtype, "one dtype"), L.isclose(x, y, rtol=rtol, atol=atol, equal_nan=equal_nan))[1]
