@@ -285,7 +285,7 @@ const tn_op_impl tn_impl_entr = {.to_float = true,
                                  .grad = grad_entr,
                                  .cases = "types=f32,f64,i32 tol=4ulp; [2,3]@0.1..4; [0,3]; [3]@-2..-1 grad=off"};
 
-/* ---- inverse of erf ----------------------------------------------------------------------------------------------- */
+/* ---- inverse of erf ---------------------------------------------------------------------------------------------- */
 
 /* coefficients[0] · xᵐ + … + coefficients[m]. */
 static tn_node *polynomial(tn_build *b, tn_node *x, const double *coefficients, int count) {
