@@ -120,6 +120,14 @@ static void put_wrapped(FILE *to, const char *text, int indent, int width) {
     fputc('\n', to);
 }
 
+/* Standard error has no buffer: the text is written in one go, so that other processes cannot write in between. */
 void cli_put_wrapped(FILE *to, const char *text, int indent) {
-    put_wrapped(to, text, indent, cli_is_terminal(to) ? cli_columns(to) : INT_MAX);
+    int width = cli_is_terminal(to) ? cli_columns(to) : INT_MAX;
+    char *lines = NULL;
+    size_t size;
+    FILE *memory = open_memstream(&lines, &size);
+    put_wrapped(memory ? memory : to, text, indent, width);
+    if (!memory) return;
+    if (fclose(memory) == 0) fwrite(lines, 1, size, to);
+    free(lines);
 }

@@ -424,6 +424,11 @@ tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder 
     *f = (convert_folder){.path = path, .count = tensors};
     tn_status status = convert_folder_json(f, "config.json", true, &f->config);
     if (status != TN_OK) return status;
+    if (tn_json_kind_of(tn_json_get(tn_json_root(f->config), "quantization_config")) != TN_JSON_NULL)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s/config.json': 'quantization_config' is set, and convert does not decode quantized "
+                               "folders; convert the model that this one was quantized from",
+                               path);
     const char *type = tn_json_string(tn_json_get(tn_json_root(f->config), "model_type"), "");
     for (int i = 0; i < FAMILIES; i++)
         if (strcmp(families[i].type, type) == 0) f->family = &families[i];

@@ -262,8 +262,11 @@ def furnish(folder):
     (folder / "lines.txt").write_text("A quick fox.\nA lazy dog.\n")
     for text in ("text.txt", "other.txt"):
         (folder / text).write_text("The quick brown fox jumps over the lazy dog. " * 40)
-    from checks import finetune  # it imports this file
+    from checks import finetune, whisper_model  # they import this file
     finetune.make_model(folder / "folder")
+    for name in ("whisper-tiny", "whisper-small"):
+        whisper_model.make_model(folder / name)
+    whisper_model.make_sound(folder / "talk.wav")
     (folder / "notes.txt").write_text("A quick fox.\n\nA lazy dog.\n")
     chat = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning!"}]}
     (folder / "qa.jsonl").write_text((json.dumps(chat) + "\n") * 4)
