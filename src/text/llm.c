@@ -706,6 +706,7 @@ static llm_inputs make_inputs(tn_llm *m, int64_t first, int64_t n) {
 }
 
 static tn_status run_piece(tn_llm *m, const int32_t *ids, int64_t done, int64_t n, llm_rows rows, float *out) {
+    tn_llm_drop_draft(m); /* what the cache has of its guesses is overwritten, even if this fails */
     tn_status status = tn_llm_read_rows(m, ids + done, n);
     if (status != TN_OK) return status;
     TN_SCOPE;

@@ -212,8 +212,12 @@ tn_status tn_llm_batch_step(tn_llm_batch *b, const int32_t *ids, const float **l
         status = tn_llm_mend(b->models[i], status);
     tn_llm_leave(first, before);
     if (status != TN_OK) return status;
-    for (int i = 0; i < b->count; i++)
-        if (ids[i] >= 0) tn_llm_append(b->models[i], &ids[i], 1);
+    for (int i = 0; i < b->count; i++) {
+        if (ids[i] >= 0)
+            tn_llm_append(b->models[i], &ids[i], 1);
+        else
+            tn_llm_drop_draft(b->models[i]); /* the dummy token overwrote what the cache had of its guesses */
+    }
     if (logits) *logits = b->logits;
     return TN_OK;
 }

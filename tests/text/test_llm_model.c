@@ -1398,6 +1398,46 @@ static void ngrams_guess_what_occurred_before(void **state) {
     tn_llm_close(m);
 }
 
+/* Dummy tokens of a batch that a conversation waits in, and those of tn_llm_prepare, overwrite what the cache has of
+ * its guesses: these must not be taken any more. */
+static void guesses_end_when_the_cache_is_overwritten(void **state) {
+    (void)state;
+    const int64_t vocabulary = llama.vocabulary;
+    tn_llm *m = open_for_drafts(&llama, "drafted.gguf", 60), *plain, *same, *busy;
+    tn_llm_draft_options o = TN_LLM_DRAFT_DEFAULTS;
+    tn_llm_batch *batch;
+    int32_t ids[16];
+    const float *logits, *wanted;
+    assert_ok(tn_llm_new_conversation(m, NULL, &plain));
+    assert_ok(tn_llm_new_conversation(m, NULL, &same));
+    assert_ok(tn_llm_new_conversation(m, NULL, &busy));
+    assert_ok(tn_llm_batch_new((tn_llm *[]){m, busy}, 2, &batch));
+    o.model = same; /* guesses right */
+    o.least_probability = 0;
+    assert_ok(tn_llm_set_draft(m, &o));
+    fill_ids(ids, 16, vocabulary);
+    for (int prepares = 0; prepares < 2; prepares++) {
+        assert_ok(tn_llm_rewind(m, 0));
+        assert_ok(tn_llm_rewind(plain, 0));
+        assert_ok(tn_llm_prompt(m, ids, 16, &logits));
+        assert_ok(tn_llm_prompt(plain, ids, 16, &wanted));
+        for (int s = 0; s < 20; s++) { /* beyond the guesses that are there at the overwriting */
+            int32_t id = 0;
+            for (int32_t i = 1; i < vocabulary; i++)
+                if (wanted[i] > wanted[id]) id = i;
+            assert_ok(tn_llm_step(m, id, &logits));
+            assert_ok(tn_llm_step(plain, id, &wanted));
+            assert_memory_equal(logits, wanted, (size_t)vocabulary * sizeof *logits);
+            if (s == 2) assert_ok(prepares ? tn_llm_prepare(m) : tn_llm_batch_step(batch, (int32_t[]){-1, 1}, NULL));
+        }
+    }
+    tn_llm_batch_free(batch);
+    tn_llm_close(m);
+    tn_llm_close(plain);
+    tn_llm_close(same);
+    tn_llm_close(busy);
+}
+
 static void wrong_drafts_are_refused(void **state) {
     (void)state;
     tn_llm *m = open_for_drafts(&llama, "drafted.gguf", 50), *other;
@@ -1484,6 +1524,7 @@ int main(void) {
         cmocka_unit_test(a_pool_of_caches_has_limits),
         cmocka_unit_test(drafts_change_no_bits),
         cmocka_unit_test(ngrams_guess_what_occurred_before),
+        cmocka_unit_test(guesses_end_when_the_cache_is_overwritten),
         cmocka_unit_test(wrong_drafts_are_refused),
         cmocka_unit_test(null_arguments_are_answered),
         cmocka_unit_test(far_from_the_host_all_this_is_so_too),
