@@ -72,10 +72,11 @@ static tn_status read_settings(hf_quant *q, const tn_json *c) {
     const char *version = tn_json_string(tn_json_get(c, "version"), "gemm");
     if (q->method == QUANT_AWQ && strcmp(version, "gemm") != 0 && strcmp(version, "GEMM") != 0)
         return unsupported(q, "version", version);
+    if (q->method == QUANT_AWQ) return TN_OK;
     /* The first format of GPTQ's files stores zero points less 1. */
     const char *format = tn_json_string(tn_json_get(c, "checkpoint_format"), "gptq");
-    q->offset = q->method == QUANT_GPTQ && strcmp(format, "gptq_v2") != 0;
-    return TN_OK;
+    q->offset = strcmp(format, "gptq") == 0;
+    return q->offset || strcmp(format, "gptq_v2") == 0 ? TN_OK : unsupported(q, "checkpoint_format", format);
 }
 
 /* ---- the list of tensors ----------------------------------------------------------------------------------------- */
@@ -276,7 +277,7 @@ static float decode(const packed *p, int64_t group, int64_t row, uint32_t number
     int64_t bits = p->q->bits, in_word = WORD_BITS / bits;
     uint32_t word = word_at(&p->zeros, group * (p->rows / in_word) + row / in_word), mask = (1u << bits) - 1;
     int shift = p->q->method == QUANT_AWQ ? awq_shift(row % in_word) : (int)(row % in_word * bits);
-    int64_t zero = (word >> shift & mask) + (uint32_t)p->q->offset;
+    int64_t zero = ((word >> shift) + (uint32_t)p->q->offset) & mask; /* 0 less 1 is stored as all ones */
     return p->scales[group * p->rows + row] * (float)((int64_t)number - zero);
 }
 

@@ -112,7 +112,7 @@ static void every_byte_of_fp8_has_its_value(void **state) {
 enum { ROWS = 16, COLUMNS = 16, GROUPS = 2 };
 
 static int number_of(int row, int column) { return (row * 7 + column * 3) % 16; }
-static int zero_of(int group, int row) { return 1 + (group * 5 + row) % 15; }
+static int zero_of(int group, int row) { return (group * 5 + row) % 16; }
 
 /* Packed parts of a matrix with these numbers; order NULL: groups follow each other. */
 static void put_packed(raw *r, bool awq, int offset, const int32_t *order) {
@@ -125,7 +125,7 @@ static void put_packed(raw *r, bool awq, int offset, const int32_t *order) {
             while (awq_order[place] != o % 8)
                 place++;
             int shift = 4 * (awq ? place : o % 8);
-            zeros[g * (ROWS / 8) + o / 8] |= (uint32_t)(zero_of(g, o) - offset) << shift;
+            zeros[g * (ROWS / 8) + o / 8] |= (uint32_t)((zero_of(g, o) - offset) & 15) << shift;
             scales[g * ROWS + o] = ldexpf(1, g - o % 3);
             for (int i = g * COLUMNS / GROUPS; i < (g + 1) * COLUMNS / GROUPS; i++) {
                 if (awq) words[i * (ROWS / 8) + o / 8] |= (uint32_t)number_of(o, i) << shift;
@@ -181,6 +181,7 @@ static void other_methods_are_refused(void **state) {
         {"\"bits\":4", "quant_method ''"},
         {"\"quant_method\":\"gptq\",\"bits\":3", "bits '3'"},
         {"\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":-7", "group_size '-7'"},
+        {"\"quant_method\":\"gptq\",\"bits\":4,\"checkpoint_format\":\"marlin\"", "checkpoint_format 'marlin'"},
         {"\"quant_method\":\"awq\",\"bits\":8", "bits '8'"},
         {"\"quant_method\":\"awq\",\"bits\":4,\"version\":\"gemv\"", "version 'gemv'"},
         {"\"quant_method\":\"compressed-tensors\",\"format\":\"pack-quantized\"", "format 'pack-quantized'"},
