@@ -59,7 +59,7 @@ const cli_command cli_generate = {
             "      --system TEXT     system prompt, with --chat\n" CLI_SAMPLING_HELP
             "      --ids IDS         the prompt as token ids, separated by commas, instead of -p; prints ids\n"
             "      --lora DIR        add a LoRA adapter in PEFT's format (see finetune)\n"
-            "      --context N       context length in tokens, prompt and answer together\n"
+            "      --context N       context length in tokens, prompt and answer together; T5: only the answer\n"
             "                        (default: what they need; with -n -1 at least 4096 if the model has them)\n"
             "      --cache TYPE      type of the key/value cache: f16, bf16, f32 or q8_0\n"
             "                        (default f16)\n" CLI_DRAFT_HELP
@@ -553,10 +553,17 @@ static int answer_by_encoder(const request *r) {
         bool given;
         const char *name;
     } others[] = {
-        {r->chat, "chat"},        {r->messages, "messages"},      {r->system, "system"},
-        {r->stop_count, "stop"},  {r->grammar, "grammar"},        {r->schema, "json-schema"},
-        {r->lora, "lora"},        {r->logprobs >= 0, "logprobs"}, {r->prompt_cache, "prompt-cache"},
+        {r->chat, "chat"},
+        {r->messages, "messages"},
+        {r->system, "system"},
+        {r->stop_count, "stop"},
+        {r->grammar, "grammar"},
+        {r->schema, "json-schema"},
+        {r->lora, "lora"},
+        {r->logprobs >= 0, "logprobs"},
+        {r->prompt_cache, "prompt-cache"},
         {r->draft.path, "draft"},
+        {r->cache != TN_LLM_CACHE_F16, "cache"},
     };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (others[i].given)

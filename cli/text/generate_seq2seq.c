@@ -21,7 +21,7 @@ typedef struct work {
     tn_ids prompt, ids;
     tn_bytes text;
     tn_text_stream stream;
-    bool ended;
+    bool ended, full; /* full: the answer has all the tokens of the context */
     double prompt_seconds, token_seconds;
 } work;
 
@@ -45,7 +45,7 @@ static tn_status load(work *w) {
     const seq2seq_wishes *a = w->asked;
     tn_seq2seq_options o = TN_SEQ2SEQ_DEFAULTS;
     o.device = w->device;
-    o.context = a->context > 0 ? a->context : a->tokens > 0 ? a->tokens + 1 : MOST_ANSWER;
+    o.context = a->context > 0 ? a->context : a->tokens > 0 ? a->tokens : MOST_ANSWER;
     tn_status status = tn_seq2seq_open(a->model, &o, &w->model);
     if (status == TN_OK && !a->ids) status = tn_tokenizer_open(a->model, &w->tokenizer);
     if (status == TN_OK) status = make_prompt(w);
@@ -67,13 +67,16 @@ static tn_status show(work *w, int32_t id, bool first) {
     return TN_OK;
 }
 
-static tn_status answer(work *w, int32_t id, int64_t vocabulary) {
+static tn_status answer(work *w, const tn_seq2seq_facts *facts) {
     int64_t most = w->asked->tokens;
+    int32_t id = facts->start;
     const float *logits;
     tn_status status = TN_OK;
     while (status == TN_OK && (most < 0 || (int64_t)w->ids.count < most)) {
+        w->full = (int64_t)w->ids.count == facts->context;
+        if (w->full) break;
         status = tn_seq2seq_step(w->model, id, &logits);
-        if (status == TN_OK) status = tn_sampler_pick(w->sampler, logits, (int32_t)vocabulary, &id);
+        if (status == TN_OK) status = tn_sampler_pick(w->sampler, logits, (int32_t)facts->vocabulary, &id);
         if (status != TN_OK || (w->ended = tn_seq2seq_ends(w->model, id))) break;
         tn_sampler_accept(w->sampler, id);
         status = tn_ids_append(&w->ids, id);
@@ -88,7 +91,7 @@ static tn_status generate(work *w) {
     double begun = cli_now();
     if (status == TN_OK) status = tn_seq2seq_encode(w->model, w->prompt.data, (int64_t)w->prompt.count);
     w->prompt_seconds = cli_now() - begun;
-    if (status == TN_OK) status = answer(w, facts.start, facts.vocabulary);
+    if (status == TN_OK) status = answer(w, &facts);
     w->token_seconds = cli_now() - begun - w->prompt_seconds;
     size_t before = w->text.size;
     if (status == TN_OK && w->tokenizer) status = tn_tokenizer_stream_end(&w->stream, &w->text);
@@ -141,6 +144,8 @@ int seq2seq_generate(const seq2seq_wishes *asked) {
     tn_status status = load(&w);
     if (status == TN_OK) status = generate(&w);
     if (status == TN_OK) (asked->common->json ? put_json : tell)(&w);
+    if (status == TN_OK && w.full)
+        cli_print(stderr, "trunnion: the context of %zu tokens is full; --context N sets a longer one\n", w.ids.count);
     if (status != TN_OK) result = cli_failed();
     finish(&w);
     return result;

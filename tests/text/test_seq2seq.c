@@ -221,6 +221,24 @@ static void generate_answers_by_the_encoder(void **state) {
     snprintf(line, sizeof line, "%%s generate -m %s -p a --chat --device cpu 2>&1", folder);
     assert_int_equal(run_trunnion(line, heard, sizeof heard), 1);
     assert_non_null(strstr(heard, "--chat is not supported for encoder-decoder models"));
+    snprintf(line, sizeof line, "%%s generate -m %s --ids 5 --cache q8_0 --device cpu 2>&1", folder);
+    assert_int_equal(run_trunnion(line, heard, sizeof heard), 1);
+    assert_non_null(strstr(heard, "--cache is not supported for encoder-decoder models"));
+}
+
+/* As with decoders: what was generated is an answer, not a failure. */
+static void a_full_context_ends_the_answer(void **state) {
+    (void)state;
+    char line[1200], heard[2000];
+    const char *folder = make_model("full", true, ",\"eos_token_id\":[]", NULL);
+    static const char *const limits[] = {"-n 9", "-n -1"};
+    for (size_t i = 0; i < TN_COUNT(limits); i++) {
+        snprintf(line, sizeof line, "%%s generate -m %s --ids 5 %s --context 3 --greedy --json --device cpu 2>&1",
+                 folder, limits[i]);
+        assert_int_equal(run_trunnion(line, heard, sizeof heard), 0);
+        assert_non_null(strstr(heard, "\"stopped\": \"length\""));
+        assert_non_null(strstr(heard, "the context of 3 tokens is full"));
+    }
 }
 
 static tn_status use_once(const char *folder) {
@@ -260,7 +278,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_are_those_of_transformers), cmocka_unit_test(facts_and_ends_are_those_of_the_folder),
         cmocka_unit_test(wrong_calls_are_refused),          cmocka_unit_test(folders_that_do_not_fit_are_refused),
-        cmocka_unit_test(generate_answers_by_the_encoder),  cmocka_unit_test(memory_may_run_out_anywhere),
+        cmocka_unit_test(generate_answers_by_the_encoder),  cmocka_unit_test(a_full_context_ends_the_answer),
+        cmocka_unit_test(memory_may_run_out_anywhere),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }
