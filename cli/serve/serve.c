@@ -262,6 +262,8 @@ static int run_serve(int argc, char **argv) {
     if (s.key && !*s.key) s.key = NULL;
     const char *wrong = cli_draft_conflict(&s.draft);
     if (!wrong && s.draft.path && !s.path) wrong = "--draft requires -m";
+    if (!wrong && s.key && s.allow_host)
+        wrong = "--allow-host has no effect with a key (--api-key or TRUNNION_API_KEY); remove one of them";
     if (wrong) return cli_wrong_usage(&cli_serve, "%s", wrong);
     if (s.path && !cli_find_model(&s.path, found)) return CLI_FAILED;
     if (!cli_draft_find(&s.draft)) return CLI_FAILED;

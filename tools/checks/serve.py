@@ -583,6 +583,9 @@ def check_sites(program, report):
 
 def check_start(program, report):
     """What keeps the server from starting is said."""
+    wrong = subprocess.run([program, "serve", "-m", smollm2.path(), "--api-key", "k", "--allow-host", "name"],
+                           capture_output=True, text=True, timeout=PATIENCE)
+    report.add(wrong.returncode == 2 and "--allow-host has no effect" in wrong.stderr, "--allow-host with a key")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
