@@ -305,6 +305,7 @@ static kir_val pull_member(tn_lower *lw, tn_lowering *w, int value, const kir_af
     if (!at_own_place(w, v->node, at) || lw->mask != KIR_NONE) return give_up(lw, w, value);
     if (w->lead_value != KIR_NONE && value == w->group->lead) return w->lead_value;
     if (w->group->kind == TN_GROUP_MATMUL && value == w->group->lead) return load_block(lw, w);
+    if (!v->row->impl->lower && tn_value_class(v) != TN_REDUCTION) return give_up(lw, w, value);
     if (tn_value_class(v) != TN_REDUCTION) return compute(lw, w, value, at);
     /* A reduction's result was noted when its loop was made; asked for too early, it cannot be shared. */
     uint64_t hash = index_hash(lw, w->row, v->node->rank);

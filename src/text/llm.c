@@ -383,6 +383,17 @@ static tn_status check_memory(const tn_llm *m, const tn_llm_options *o, bool sha
     return room > 0 && facts.total_bytes > room ? too_large(m, &facts, room) : TN_OK;
 }
 
+/* Kernels of other devices do not read the blocks. */
+static tn_status check_cache_type(const tn_llm *m) {
+    tn_device_info info = {.struct_size = sizeof info};
+    TRY(tn_device_get_info(m->device, &info));
+    if (m->config.cache != TN_U8 || strcmp(info.backend, "cpu") == 0) return TN_OK;
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "a key/value cache in q8_0 is supported on the device cpu only, not on %s; set cache to f16 "
+                           "in tn_llm_options (--cache of the command)",
+                           info.id);
+}
+
 /* Bytes of a token's row. */
 size_t tn_llm_embedding_row(const tn_llm *m) {
     char name[LLM_NAME_SIZE];
@@ -472,6 +483,7 @@ static tn_status open_model(tn_llm *m, const char *path, const tn_llm_options *o
     m->file->users = 1;
     TRY(tn_llm_source_open(path, &m->file->source));
     TRY(tn_llm_configure(&m->file->source, options, &m->config));
+    TRY(check_cache_type(m));
     TRY(check_memory(m, options, false, options->conversations));
     tn_device *before = tn_llm_enter(m);
     tn_status status = options->conversations > 1 ? make_pool(m, options->conversations) : TN_OK;
@@ -534,6 +546,7 @@ static tn_status join_conversation(tn_llm *m, const tn_llm *with, const tn_llm_o
         return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_new_conversation: adapter must be NULL; the conversation has "
                                                 "the adapter of the model");
     if (o) TRY(tn_llm_configure(&m->file->source, o, &m->config));
+    TRY(check_cache_type(m));
     join_pool(m, with);
     TRY(check_memory(m, o ? o : &usual, true, m->pool ? 0 : 1));
     tn_device *before = tn_llm_enter(m);

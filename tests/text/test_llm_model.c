@@ -1485,6 +1485,25 @@ static void null_arguments_are_answered(void **state) {
 
 /* ---- other devices ----------------------------------------------------------------------------------------------- */
 
+/* The kernels of devices do not know the blocks. */
+static void a_q8_0_cache_far_from_the_host_is_refused(void **state) {
+    (void)state;
+    model m;
+    spec wide = llama;
+    tn_llm *llm;
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    far_nature_now = (far_nature){.max_group = 1};
+    o.device = far_open(0, NULL);
+    o.cache = TN_LLM_CACHE_Q8_0;
+    wide.head_dim = BLOCK;
+    make_model(&m, &wide);
+    assert_int_equal(tn_llm_open(write_model(&m, NULL, "far.gguf"), &o, &llm), TN_ERR_UNSUPPORTED);
+    assert_non_null(strstr(tn_error(), "supported on the device cpu only"));
+    free_model(&m);
+    tn_device_close(o.device);
+    far_nature_now = (far_nature){0};
+}
+
 /* Everything is computed there, as the device is opened strictly; without workgroups, which the interpreter would take
  * minutes for. */
 static void far_from_the_host_all_this_is_so_too(void **state) {
@@ -1527,6 +1546,7 @@ int main(void) {
         cmocka_unit_test(guesses_end_when_the_cache_is_overwritten),
         cmocka_unit_test(wrong_drafts_are_refused),
         cmocka_unit_test(null_arguments_are_answered),
+        cmocka_unit_test(a_q8_0_cache_far_from_the_host_is_refused),
         cmocka_unit_test(far_from_the_host_all_this_is_so_too),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
