@@ -10,6 +10,7 @@
 
 #if TN_HAVE_MICROHTTPD
 
+#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -354,6 +355,16 @@ static bool is_loopback(const char *host) {
     return address || strcasecmp(host, "localhost") == 0 || strcmp(host, "::1") == 0;
 }
 
+/* Names that no other site can make lead here. A server for other machines is asked by its address or its name. */
+static bool is_own(const server *s, const char *host) {
+    unsigned char address[sizeof(struct in6_addr)];
+    char own[256] = "";
+    if (is_loopback(host)) return true;
+    if (is_loopback(s->host)) return false;
+    if (inet_pton(AF_INET, host, address) == 1 || inet_pton(AF_INET6, host, address) == 1) return true;
+    return gethostname(own, sizeof own - 1) == 0 && own[0] && strcasecmp(host, own) == 0;
+}
+
 static bool is_allowed(const server *s, const char *host) {
     return s->allow_host && (strcmp(s->allow_host, "*") == 0 || strcasecmp(s->allow_host, host) == 0);
 }
@@ -367,15 +378,15 @@ static bool check_site(call *c, struct MHD_Connection *to) {
     if (s->key) return true;
     if (host) host_of(host, name, sizeof name);
     if (origin) host_of(origin, page, sizeof page);
-    if (host && is_loopback(s->host) && !is_loopback(name) && !is_allowed(s, name))
+    if (host && !is_own(s, name) && !is_allowed(s, name))
         return serve_refuse(&c->fault, 403, "forbidden_host", NULL,
                             "the request is for the host \"%.80s\"; without a key this server answers for this machine "
-                            "only: start it with --api-key KEY or --allow-host NAME",
+                            "and its addresses only: start it with --api-key KEY or --allow-host NAME",
                             name);
     if (!origin || is_allowed(s, page) || (host && strcasecmp(page, name) == 0)) return true;
     return serve_refuse(&c->fault, 403, "forbidden_origin", NULL,
                         "the request comes from a page of \"%.80s\"; without a key this server answers only its own "
-                        "pages: start it with --api-key KEY or --allow-host NAME",
+                        "pages: start it with --api-key KEY, or with --allow-host NAME if a proxy offers it as NAME",
                         origin);
 }
 

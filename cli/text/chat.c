@@ -38,7 +38,7 @@ const cli_command cli_chat = {
             "      --lora DIR        add a LoRA adapter in PEFT's format (see finetune)\n"
             "      --context N       context length in tokens (default: the model's, at most 4096)\n"
             "      --cache TYPE      type of the key/value cache: f16, bf16, f32 or q8_0\n"
-            "                        (default f16)\n" CLI_DRAFT_HELP
+            "                        (default f16); q8_0: on the processor only\n" CLI_DRAFT_HELP
             "      --seed N          random seed (default: a random one, which is shown)\n"
             "\n"
             "Type a message and press Enter; \"\"\" begins and ends a message of several lines.\n"

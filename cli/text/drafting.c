@@ -16,7 +16,11 @@ const char *cli_draft_conflict(const cli_draft *d) {
 
 static bool has_model(const cli_draft *d) { return d->path && strcmp(d->path, NGRAMS) != 0; }
 
-bool cli_draft_find(cli_draft *d) { return !has_model(d) || cli_find_model(&d->path, d->found); }
+bool cli_draft_find(cli_draft *d) {
+    if (!has_model(d) || cli_find_model(&d->path, d->found)) return true;
+    fprintf(stderr, "  --draft takes a model or \"%s\"\n", NGRAMS);
+    return false;
+}
 
 /* Models of one family may have unused tokens at the end, a different number of them. */
 static tn_status compare_words(const cli_draft *d, const tn_tokenizer *words) {

@@ -62,7 +62,7 @@ const cli_command cli_generate = {
             "      --context N       context length in tokens, prompt and answer together; T5: only the answer\n"
             "                        (default: what they need; with -n -1 at least 4096 if the model has them)\n"
             "      --cache TYPE      type of the key/value cache: f16, bf16, f32 or q8_0\n"
-            "                        (default f16)\n" CLI_DRAFT_HELP
+            "                        (default f16); q8_0: on the processor only\n" CLI_DRAFT_HELP
             "      --seed N          random seed (default: a random one, which is shown)\n"
             "      --prompt-cache FILE  go on with the sequence in FILE as far as the prompt is the same,\n"
             "                        and write the sequence there at the end\n"

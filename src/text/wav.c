@@ -41,18 +41,19 @@ static uint32_t little32(const uint8_t *p) { return little16(p) | little16(p + 2
 
 static tn_status bad(const char *what) { return tn_backend_fail(TN_ERR_FORMAT, "WAV: %s", what); }
 
-/* Programs that write to a pipe do not know the length, and write 0 or nearly the greatest number. */
+/* Programs that write to a pipe do not know the length, and write nearly the greatest number, or 0 for file and data. */
 static bool is_open_end(uint32_t size) { return size >= 0x7fff0000u; }
 
 /* The first chunk with this name; chunks begin at even bytes. */
 static tn_status find_chunk(wav_bytes file, const char *name, wav_bytes *out) {
+    bool open = little32(file.data + 4) == 0 && memcmp(name, "data", 4) == 0;
     size_t at = 12;
     while (file.size - at >= 8) {
         const uint8_t *head = file.data + at;
         uint32_t size = little32(head + 4);
         size_t left = file.size - at - 8;
         bool wanted = memcmp(head, name, 4) == 0;
-        if (wanted && (is_open_end(size) || (size == 0 && left > 0 && memcmp(name, "data", 4) == 0)))
+        if (wanted && (is_open_end(size) || (size == 0 && open)))
             size = (uint32_t)(left < UINT32_MAX ? left : UINT32_MAX);
         if (size > left)
             return tn_backend_fail(TN_ERR_FORMAT,
@@ -124,7 +125,7 @@ static tn_status read_samples(wav_bytes data, const wav_format *f, tn_audio *out
             sum += sample_of(frame + c * f->bits / 8, f);
         out->samples[i] = (float)(sum / f->channels);
         if (!isfinite(out->samples[i]))
-            return tn_backend_fail(TN_ERR_FORMAT, "WAV: sample %" PRId64 " is not a finite number", i);
+            return tn_backend_fail(TN_ERR_FORMAT, "WAV: sample %" PRId64 " is %g, not a finite number of f32", i, sum);
     }
     out->count = count;
     out->rate = out->source_rate = f->rate;
@@ -144,12 +145,12 @@ static double bessel(double x) {
     return sum;
 }
 
-/* The filter at a distance in zero crossings: a sinc inside a Kaiser window. */
-static double filter_at(double x) {
+/* The filter at a distance in zero crossings: a sinc inside a Kaiser window. peak: bessel(BETA). */
+static double filter_at(double x, double peak) {
     double inside = 1 - x / ZEROS * (x / ZEROS);
     if (inside <= 0) return 0;
     double sinc = x == 0 ? 1 : sin(PI * x) / (PI * x);
-    return sinc * bessel(BETA * sqrt(inside)) / bessel(BETA);
+    return sinc * bessel(BETA * sqrt(inside)) / peak;
 }
 
 typedef struct resampler {
@@ -164,6 +165,7 @@ static int64_t common_factor(int64_t a, int64_t b) { return b ? common_factor(b,
 /* Output sample i lies at i · down / up of the input. Taps of set p = i · down mod up begin at the first input sample
  * within reach of it. */
 static tn_status make_taps(int64_t from, int64_t to, resampler *r) {
+    double peak = bessel(BETA);
     int64_t factor = common_factor(from, to);
     r->up = to / factor;
     r->down = from / factor;
@@ -177,7 +179,7 @@ static tn_status make_taps(int64_t from, int64_t to, resampler *r) {
         double sum = 0;
         for (int64_t k = 0; k < r->taps; k++) {
             double away = fabs((double)(k - reach + 1) - (double)p / (double)r->up);
-            set[k] = (float)filter_at(away * r->scale);
+            set[k] = (float)filter_at(away * r->scale, peak);
             sum += (double)set[k];
         }
         for (int64_t k = 0; k < r->taps; k++)
@@ -249,11 +251,16 @@ tn_status tn_audio_parse(const void *data, size_t size, int64_t rate, tn_audio *
     return status;
 }
 
+/* Stops early where the file is something else, or longer than a WAV file can be: /dev/zero has no end. */
 static tn_status read_all(FILE *f, tn_bytes *out) {
+    const size_t most = (size_t)UINT32_MAX;
     char part[1 << 14];
     size_t n;
-    while ((n = fread(part, 1, sizeof part, f)) > 0)
+    while ((n = fread(part, 1, sizeof part, f)) > 0) {
         TRY(tn_bytes_append(out, part, n));
+        if (out->size >= 4 && memcmp(out->data, "RIFF", 4) != 0) return TN_OK;
+        if (out->size > most - sizeof part) return bad("it is longer than 4 GiB");
+    }
     return ferror(f) ? TN_ERR_IO : TN_OK;
 }
 

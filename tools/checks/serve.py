@@ -574,10 +574,14 @@ def check_sites(program, report):
             ("another page", {"Host": "127.0.0.1:80", "Origin": "https://evil.example"}, 403),
             ("a file's page", {"Host": "127.0.0.1:80", "Origin": "null"}, 403),
             ("an allowed page", {"Host": "127.0.0.1:80", "Origin": "http://good.example:99"}, 200))
-    with serving(program, "-m", str(smollm2.path()), "--context", "64", "--parallel", "1", "--allow-host",
-                 "good.example") as server:
-        codes = [server.call("GET", "/v1/models", None, own | headers)[0] for _, headers, _ in rows]
-    wrong = [f"{name}: {code}" for (name, _, expected), code in zip(rows, codes) if code != expected]
+    others = (("an address", {"Host": "192.168.7.7:80"}, 200), ("the machine", {"Host": socket.gethostname()}, 200),
+              ("another host, for other machines", {"Host": "evil.example", "Origin": "http://evil.example"}, 403))
+    wrong = []
+    for listening, asked in (("127.0.0.1", rows), ("0.0.0.0", others)):
+        with serving(program, "-m", str(smollm2.path()), "--context", "64", "--parallel", "1", "--allow-host",
+                     "good.example", "--host", listening) as server:
+            codes = [server.call("GET", "/v1/models", None, own | headers)[0] for _, headers, _ in asked]
+        wrong += [f"{name}: {code}" for (name, _, expected), code in zip(asked, codes) if code != expected]
     report.add(not wrong, f"requests for other hosts and of other sites' pages are refused {wrong}")
 
 
