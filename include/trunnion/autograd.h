@@ -16,7 +16,8 @@ extern "C" {
 
 /* Marks t as a leaf whose gradients are computed. t must be a leaf (not computed from tensors that require gradients),
  * of a floating dtype, and not a view (tn_detach returns a view; tn_contiguous copies one).
- * Errors: TN_ERR_DTYPE; TN_ERR_ARGUMENT if t is not a leaf or is a view. Source: torch.Tensor.requires_grad_. */
+ * Errors: TN_ERR_DTYPE; TN_ERR_ARGUMENT if t is not a leaf or is a view; TN_ERR_STATE if a hook unmarks a leaf.
+ * Source: torch.Tensor.requires_grad_. */
 TN_API tn_status tn_set_requires_grad(tn_tensor *t, bool requires_grad);
 /* Returns whether t requires gradients, as a leaf or because it was computed from one. */
 TN_API bool tn_requires_grad(const tn_tensor *t);

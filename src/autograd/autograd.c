@@ -529,6 +529,8 @@ tn_status tn_set_requires_grad(tn_tensor *t, bool requires_grad) {
     if (!s) return TN_ERR_MEMORY;
     if (requires_grad == ((n->flags & TN_NODE_LEAF) != 0)) return TN_OK;
     if (requires_grad) return mark_leaf(n, s);
+    if (tn_recorder_here()->differentiating) /* the tape refers to its leaves by their slots */
+        return tn_fail(TN_ERR_STATE, "set_requires_grad: a hook cannot unmark a leaf; do it after the backward pass");
     unmark_leaf(n, s);
     return TN_OK;
 }

@@ -213,6 +213,26 @@ static void a_wrong_hook_fails_the_backward_pass(void **state) {
     assert_int_equal(tn_register_hook(x, NULL, NULL, NULL), TN_ERR_ARGUMENT);
 }
 
+static tn_tensor *unmark(void *ctx, const tn_tensor *grad) {
+    (void)grad;
+    assert_int_equal(tn_set_requires_grad(ctx, false), TN_ERR_STATE);
+    return NULL;
+}
+
+static void a_hook_cannot_unmark_a_leaf(void **state) {
+    (void)state;
+    TN_SCOPE;
+    seen s = {0};
+    tn_tensor *x = LEAF(2, 3), *w = LEAF(5, 7);
+    assert_ok(tn_register_hook(x, unmark, x, NULL));
+    assert_ok(tn_register_hook(x, unmark, w, NULL));
+    assert_ok(tn_register_hook(x, double_it, &s, NULL));
+    assert_ok(tn_backward(total(tn_mul(w, tn_mul(x, x)))));
+    ASSERT_F64(tn_grad(x), 40, 84);
+    ASSERT_F64(tn_grad(w), 4, 9);
+    assert_ok(tn_set_requires_grad(x, false));
+}
+
 static void a_retained_gradient_is_collected(void **state) {
     (void)state;
     TN_SCOPE;
@@ -319,6 +339,7 @@ int main(void) {
         cmocka_unit_test(hooks_see_and_replace_gradients),
         cmocka_unit_test(a_hook_of_a_leaf_acts_before_the_gradient_is_added),
         cmocka_unit_test(a_wrong_hook_fails_the_backward_pass),
+        cmocka_unit_test(a_hook_cannot_unmark_a_leaf),
         cmocka_unit_test(a_retained_gradient_is_collected),
         cmocka_unit_test(the_first_operation_with_a_nan_is_named),
         cmocka_unit_test(a_nan_of_the_backward_pass_names_the_forward_operation),
