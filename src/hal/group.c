@@ -113,8 +113,19 @@ static tn_status mpi_all_to_all(void *own, const void *send, size_t bytes, void 
     return tn_mpi_all_to_all(send, bytes, receive);
 }
 
+/* After tn_group_abort. */
+static tn_status left_broadcast(void *own, void *data, size_t bytes, int root) {
+    (void)own, (void)data, (void)bytes, (void)root;
+    return tn_fail(TN_ERR_STATE, "group: this rank has left the group (tn_group_abort)");
+}
+static tn_status left_exchange(void *own, const void *send, size_t bytes, void *receive) {
+    (void)send, (void)receive;
+    return left_broadcast(own, NULL, bytes, 0);
+}
+
 static const transport by_self = {"self", self_broadcast, self_copy, self_copy};
 static const transport by_mpi = {"mpi", mpi_broadcast, mpi_all_gather, mpi_all_to_all};
+static const transport left = {"tcp", left_broadcast, left_exchange, left_exchange};
 static const transport by_tcp = {"tcp", tn_tcp_broadcast, tn_tcp_all_gather, tn_tcp_all_to_all};
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
@@ -205,7 +216,7 @@ void tn_group_abort(tn_group *g, int code) {
     if (g->by == &by_mpi) tn_mpi_abort(code);
     tn_tcp_close(g->tcp);
     g->tcp = NULL;
-    g->by = &by_self;
+    g->by = &left;
 }
 
 int tn_group_rank(const tn_group *g) { return g ? g->rank : 0; }
@@ -225,14 +236,14 @@ static tn_status check_call(const tn_group *g, const void *a, const void *b, siz
     return TN_OK;
 }
 
-static tn_status check_root(const tn_group *g, int root) {
+tn_status tn_group_check_root(const tn_group *g, int root) {
     if (root >= 0 && root < g->size) return TN_OK;
     return tn_fail(TN_ERR_ARGUMENT, "tn_group_broadcast: root %d is not a rank; there are %d", root, g->size);
 }
 
 tn_status tn_group_broadcast(tn_group *g, void *data, size_t bytes, int root) {
     TRY(check_call(g, data, data, bytes, "tn_group_broadcast"));
-    TRY(check_root(g, root));
+    TRY(tn_group_check_root(g, root));
     return g->by->broadcast(g->tcp, data, bytes, root);
 }
 
@@ -271,25 +282,29 @@ static tn_status join(void *ctx, const tn_lent *lent) {
     return tn_nccl_join(&c->id, c->g->rank, c->g->size, &c->g->comm);
 }
 
-bool tn_group_agree(tn_group *g, bool yes) {
-    char *all = g->answers, own = yes;
-    bool agreed = tn_group_all_gather(g, &own, 1, all) == TN_OK;
-    for (int r = 0; r < g->size && agreed; r++)
-        agreed = all[r] != 0;
-    return agreed;
+tn_status tn_group_agree(tn_group *g, tn_status s) {
+    char own = s == TN_OK;
+    tn_status reached = tn_group_all_gather(g, &own, 1, g->answers);
+    if (s != TN_OK || reached != TN_OK) return s != TN_OK ? s : reached;
+    for (int r = 0; r < g->size; r++)
+        if (!g->answers[r])
+            return tn_fail(TN_ERR_STATE, "group: rank %d failed before the exchange; its error says why", r);
+    return TN_OK;
 }
 
-/* Does this device have a communicator? All ranks ask together, once. */
+static bool all_can(tn_group *g, bool can) { return tn_group_agree(g, can ? TN_OK : TN_ERR_UNAVAILABLE) == TN_OK; }
+
+/* Does this device have a communicator? All ranks ask together, once, for the first tensors of a GPU. */
 static bool has_comm(tn_group *g, tn_device *d) {
     collective c = {.g = g};
-    if (g->asked) return g->comm && g->device == d;
+    if (g->asked || !d->driver->lend) return g->comm && g->device == d;
     g->asked = true;
-    bool able = g->size > 1 && d->driver->lend && tn_nccl_load(d->driver->name) == TN_OK;
+    bool able = g->size > 1 && tn_nccl_load(d->driver->name) == TN_OK;
     if (able && g->rank == 0) able = tn_nccl_make_id(&c.id) == TN_OK;
-    if (!tn_group_agree(g, able) || tn_group_broadcast(g, &c.id, sizeof c.id, 0) != TN_OK) return false;
+    if (!all_can(g, able) || tn_group_broadcast(g, &c.id, sizeof c.id, 0) != TN_OK) return false;
     bool joined = d->driver->lend(tn_stream_handle(d), join, &c) == TN_OK;
     if (!joined) tn_log_line(TN_LOG_NOTICE, "%s: %s; exchanging through the host", d->info.id, tn_error());
-    if (tn_group_agree(g, joined)) {
+    if (all_can(g, joined)) {
         tn_device_retain(d);
         g->device = d;
         return true;
@@ -318,8 +333,7 @@ static tn_status through_host(collective *c, tn_buffer *send, size_t send_bytes,
     void *from = tn_mem_alloc(send_bytes + 1), *to = tn_mem_alloc(bytes + 1);
     tn_status s = from && to ? TN_OK : tn_fail(TN_ERR_MEMORY, "group: out of host memory for an exchange");
     if (s == TN_OK) s = tn_buffer_read(send, 0, from, send_bytes);
-    if (!tn_group_agree(c->g, s == TN_OK) && s == TN_OK)
-        s = tn_fail(TN_ERR_STATE, "group: another rank had no memory for the exchange");
+    s = tn_group_agree(c->g, s);
     if (s == TN_OK && c->what == TN_COLLECTIVE_BROADCAST) memcpy(to, from, bytes);
     c->send = from;
     c->receive = to;
@@ -337,7 +351,7 @@ tn_status tn_group_collect(tn_group *g, tn_collective what, int root, tn_buffer 
     size_t receive_bytes = what == TN_COLLECTIVE_BROADCAST ? bytes : size * bytes;
     collective c = {.g = g, .what = what, .root = root, .bytes = bytes};
     TRY(check_call(g, send, receive, bytes, "group"));
-    if (what == TN_COLLECTIVE_BROADCAST) TRY(check_root(g, root));
+    if (what == TN_COLLECTIVE_BROADCAST) TRY(tn_group_check_root(g, root));
     if (!bytes) return TN_OK;
     if (!has_comm(g, d)) return through_host(&c, send, send_bytes, receive, receive_bytes);
     if (what == TN_COLLECTIVE_BROADCAST) TRY(tn_buffer_copy(receive, send, bytes));

@@ -40,7 +40,7 @@ tn_status tn_tcp_all_to_all(void *tcp, const void *send, size_t bytes, void *rec
 #include <time.h>
 #include <unistd.h>
 
-enum { RETRY_MS = 50, GREETING_MS = 2000 };
+enum { RETRY_MS = 50, GREETING_MS = 2000, GO = 'g' };
 
 struct tn_tcp {
     int rank, size;
@@ -144,10 +144,19 @@ static tn_status accept_all(tn_tcp *t, int port, double end) {
                    t->size, port);
 }
 
+/* While nobody listens at a port that the system also gives to connections, a connection may reach itself. */
+static bool reached_itself(int s) {
+    struct sockaddr_in own = {0}, peer = {0};
+    socklen_t n = sizeof own, m = sizeof peer;
+    return getsockname(s, (struct sockaddr *)(void *)&own, &n) == 0 &&
+           getpeername(s, (struct sockaddr *)(void *)&peer, &m) == 0 && own.sin_port == peer.sin_port &&
+           own.sin_addr.s_addr == peer.sin_addr.s_addr;
+}
+
 static int connect_once(const struct addrinfo *found) {
     for (const struct addrinfo *a = found; a; a = a->ai_next) {
         int s = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (s >= 0 && connect(s, a->ai_addr, a->ai_addrlen) == 0) return s;
+        if (s >= 0 && connect(s, a->ai_addr, a->ai_addrlen) == 0 && !reached_itself(s)) return s;
         if (s >= 0) close(s);
     }
     return -1;
@@ -175,7 +184,7 @@ tn_status tn_tcp_open(const char *address, int port, int rank, int size, double 
     tn_tcp *t = tn_mem_zalloc(1, sizeof *t);
     int *peers = tn_mem_alloc((size_t)size * sizeof *peers);
     double end = tn_now() + seconds;
-    char go = 1;
+    char go = rank == 0 ? GO : 0;
     *out = NULL;
     if (!t || !peers) {
         tn_mem_free(t);
@@ -187,6 +196,8 @@ tn_status tn_tcp_open(const char *address, int port, int rank, int size, double 
         peers[i] = -1;
     tn_status s = rank == 0 ? accept_all(t, port, end) : connect_to_hub(t, address, port, end);
     if (s == TN_OK) s = tn_tcp_broadcast(t, &go, 1, 0); /* all are there */
+    if (s == TN_OK && go != GO)
+        s = tn_fail(TN_ERR_UNAVAILABLE, "group: what answers at %s:%d is not rank 0", address, port);
     if (s == TN_OK)
         *out = t;
     else

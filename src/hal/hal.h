@@ -257,7 +257,9 @@ void tn_vendors_close(tn_device *d);
 
 typedef struct tn_group tn_group;
 typedef enum tn_collective { TN_COLLECTIVE_BROADCAST, TN_COLLECTIVE_GATHER, TN_COLLECTIVE_TRADE } tn_collective;
-bool tn_group_agree(tn_group *g, bool yes); /* whether all ranks say yes */
+/* TN_OK if all ranks call it with TN_OK; else s, or an error that names the rank or the broken connection. */
+tn_status tn_group_agree(tn_group *g, tn_status s);
+tn_status tn_group_check_root(const tn_group *g, int root);
 /* As the functions of distributed.h, on buffers of one device, which is of the same kind on all ranks: by NCCL or RCCL,
  * else through the host. bytes: of a rank's piece. receive is complete when the call returns. */
 tn_status tn_group_collect(tn_group *g, tn_collective what, int root, tn_buffer *send, size_t bytes,

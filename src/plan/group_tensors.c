@@ -24,9 +24,7 @@ static tn_status collect(tn_group *g, tn_collective what, int from, const tn_ten
                          tn_tensor **out) {
     exchange e = {.to = NULL};
     size_t size = (size_t)tn_group_size(g);
-    tn_status s = prepare(&e, t, what == TN_COLLECTIVE_GATHER ? size : 1);
-    if (!tn_group_agree(g, s == TN_OK) && s == TN_OK)
-        s = tn_fail(TN_ERR_STATE, "group: another rank failed before the exchange; its error says why");
+    tn_status s = tn_group_agree(g, prepare(&e, t, what == TN_COLLECTIVE_GATHER ? size : 1));
     if (s == TN_OK) {
         const tn_node *n = e.node;
         size_t bytes = tn_node_bytes(n);
@@ -54,16 +52,25 @@ static tn_status check_tensor(const tn_group *g, const tn_tensor *t, const char 
     return tn_fail(TN_ERR_SHAPE, "%s: the tensor has rank %d; at most %d", what, tn_rank(t), most);
 }
 
+/* The other ranks may have called with a good tensor and wait for this one: their `exchanges` fail, too. */
+static tn_tensor *refused(tn_group *g, tn_status s, int exchanges) {
+    tn_tensor *error = tn_tensor_error(s);
+    for (int i = 0; g && i < exchanges; i++)
+        (void)tn_group_agree(g, s);
+    return error;
+}
+
 tn_tensor *tn_group_broadcast_tensor(tn_group *g, const tn_tensor *t, int root) {
     tn_status s = check_tensor(g, t, "tn_group_broadcast_tensor", TN_MAX_RANK);
-    if (s != TN_OK) return tn_tensor_error(s);
+    if (s == TN_OK) s = tn_group_check_root(g, root);
+    if (s != TN_OK) return refused(g, s, 1);
     return collected(g, TN_COLLECTIVE_BROADCAST, root, t, tn_shape(t), tn_rank(t));
 }
 
 tn_tensor *tn_group_all_gather_tensor(tn_group *g, const tn_tensor *t) {
     int64_t shape[TN_MAX_RANK] = {tn_group_size(g)};
     tn_status s = check_tensor(g, t, "tn_group_all_gather_tensor", TN_MAX_RANK - 1);
-    if (s != TN_OK) return tn_tensor_error(s);
+    if (s != TN_OK) return refused(g, s, 1);
     for (int d = 0; d < tn_rank(t); d++)
         shape[1 + d] = tn_size(t, d);
     return collected(g, TN_COLLECTIVE_GATHER, 0, t, shape, 1 + tn_rank(t));
@@ -76,14 +83,14 @@ tn_tensor *tn_group_all_to_all_tensor(tn_group *g, const tn_tensor *t) {
         s = tn_fail(TN_ERR_SHAPE,
                     "tn_group_all_to_all_tensor: the first extent is %lld; it must be the number of ranks, %lld",
                     tn_rank(t) ? (long long)tn_size(t, 0) : -1LL, (long long)size);
-    if (s != TN_OK) return tn_tensor_error(s);
+    if (s != TN_OK) return refused(g, s, 1);
     return collected(g, TN_COLLECTIVE_TRADE, 0, t, tn_shape(t), tn_rank(t));
 }
 
 /* Each rank adds its piece of all, then all gather the sums. */
 tn_tensor *tn_group_all_reduce_tensor(tn_group *g, const tn_tensor *t) {
     tn_status s = check_tensor(g, t, "tn_group_all_reduce_tensor", TN_MAX_RANK);
-    if (s != TN_OK) return tn_tensor_error(s);
+    if (s != TN_OK) return refused(g, s, 2);
     tn_tensor *result;
     TN_SCOPE;
     TN_NO_GRAD;

@@ -55,6 +55,28 @@ static void launchers_announce_rank_and_size(void **state) {
     launched_with(NULL);
 }
 
+/* A call that one rank cannot make fails on all, and what follows finds the right partner. */
+static const char *one_rank_fails(tn_group *g, int rank) {
+    float own[] = {1.0f + (float)rank, 2}, is[4] = {-1, -1, -1, -1};
+    tn_tensor *good = tn_from_data(own, TN_DIMS(2), TN_F32);
+    tn_tensor *x = rank ? tn_matmul(good, tn_zeros(TN_DIMS(7, 2), TN_F32)) : good;
+    tn_status want = rank ? TN_ERR_SHAPE : TN_ERR_STATE;
+    if (tn_status_of(tn_group_all_gather_tensor(g, x)) != want) return "all_gather of an error";
+    if (tn_status_of(tn_group_all_to_all_tensor(g, x)) != want) return "all_to_all of an error";
+    if (tn_status_of(tn_group_broadcast_tensor(g, x, 0)) != want) return "broadcast of an error";
+    if (tn_status_of(tn_group_all_reduce_tensor(g, x)) != want) return "all_reduce of an error";
+    if (!rank && !strstr(tn_error(), "rank 1 failed before the exchange")) return tn_error();
+    if (tn_status_of(tn_group_broadcast_tensor(g, good, 2 * rank)) != (rank ? TN_ERR_ARGUMENT : TN_ERR_STATE))
+        return "broadcast from no rank";
+    if (tn_read_as(tn_group_all_reduce_tensor(g, good), is, 2, TN_F32) != TN_OK || is[0] != 3) return "after errors";
+    if (tn_group_barrier(g) != TN_OK) return "barrier";
+    if (rank) return tn_group_abort(g, 1), NULL;
+    tn_tensor *gathered = tn_group_all_gather_tensor(g, good);
+    if (tn_status_of(gathered) != TN_ERR_DEVICE || !strstr(tn_error(), "that process has ended")) return "an abort";
+    tn_group_abort(g, 1);
+    return tn_group_all_gather(g, own, sizeof own, is) == TN_ERR_STATE ? NULL : "a call after tn_group_abort";
+}
+
 /* What two processes see; returns what was wrong, NULL if nothing. */
 static const char *exchange_tensors(int rank) {
     TN_SCOPE;
@@ -72,6 +94,7 @@ static const char *exchange_tensors(int rank) {
     if (tn_read_as(turned, is, 2, TN_F32) != TN_OK || is[0] != (rank ? 0x1p-24f : 1) || is[1] != (rank ? 0x1p-24f : 2))
         wrong = "all_to_all";
     if (tn_status_of(tn_group_all_to_all_tensor(g, x)) != TN_ERR_SHAPE) wrong = "a wrong first extent";
+    if (!wrong) wrong = one_rank_fails(g, rank);
     tn_group_close(g);
     return wrong;
 }
