@@ -124,7 +124,8 @@ TN_API tn_status tn_status_of(const tn_tensor *t);
  *     indices out of range in one evaluation the first is reported. */
 TN_API tn_status tn_eval(tn_tensor *const *tensors, int count);
 /* Drops what this thread has recorded as new values of states but not evaluated: the states keep the values that they
- * have. Without this call, writes of an evaluation for which there was no memory are made by the next evaluation.
+ * have, and unevaluated tensors that depend on the dropped values become errors (TN_ERR_STATE). Without this call,
+ * writes of an evaluation for which there was no memory are made by the next evaluation.
  * (Those of a device that was lost are dropped by themselves.) Has no effect in a capture. tn_minimize calls it on
  * failure. */
 TN_API void tn_discard_writes(void);

@@ -295,15 +295,17 @@ static tn_status run_plan(tn_plan_cache *c, tn_plan *p, const tn_binding *b) {
     return s;
 }
 
-/* The node becomes an error with this thread's error text. */
-static tn_status node_fails(tn_node *n, tn_status status) {
-    char *text = tn_mem_strdup(tn_error());
+static tn_status node_fails_with(tn_node *n, tn_status status, const char *why) {
+    char *text = tn_mem_strdup(why);
     if (!text) return TN_ERR_MEMORY;
     n->flags |= TN_NODE_ERROR;
     n->status = status;
     n->error = text;
     return TN_OK;
 }
+
+/* The node becomes an error with this thread's error text. */
+static tn_status node_fails(tn_node *n, tn_status status) { return node_fails_with(n, status, tn_error()); }
 
 static tn_status results_fail(const tn_binding *b, tn_status status) {
     for (size_t i = 0; i < b->output_count; i++)
@@ -676,13 +678,21 @@ tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
     return s;
 }
 
+static void drop_value(const tn_recorder *r, tn_node *n) {
+    if (n->recorder == r && !tn_node_computed(n) && !(n->flags & TN_NODE_ERROR))
+        (void)node_fails_with(n, TN_ERR_STATE,
+                              "this value depends on a write of a state that was dropped, by tn_discard_writes or "
+                              "because a training step failed; compute it again");
+}
+
 void tn_discard_writes(void) {
     tn_recorder *r = tn_recorder_here();
     if (!r || r->capturing) return;
-    /* Handles refer to the new values until they are used again, and nothing may compute these. */
+    /* Handles refer to the new values until they are used again, and nothing may compute these, or what reads them. */
     for (tn_storage *s = r->written; s; s = s->next_written)
-        if (s->value->recorder == r && !tn_node_computed(s->value) && !(s->value->flags & TN_NODE_ERROR))
-            (void)node_fails(s->value, TN_ERR_STATE);
+        drop_value(r, s->value);
+    for (size_t i = 0; i < r->count; i++)
+        if (r->pending[i] && reads(r->pending[i], NULL)) drop_value(r, r->pending[i]);
     restore_states(r, NULL, false);
 }
 

@@ -308,6 +308,26 @@ static void a_thread_computes_on_after_its_device_is_lost(void **state) {
 
 /* ---- what is no device's failure --------------------------------------------------------------------------------- */
 
+/* A value that was recorded from a dropped write is an error, and does not fail later evaluations. */
+static void discarded_writes_leave_nothing_behind(void **state) {
+    (void)state;
+    TN_SCOPE;
+    float value = 0;
+    tn_tensor *s = tn_full((int64_t[]){1}, 1, 5, TN_F32);
+    assert_ok(tn_make_state(s));
+    tn_add_(s, tn_scalar(10));
+    tn_tensor *twice = tn_mul(s, tn_scalar(2)), *more = tn_softmax(tn_add(twice, tn_scalar(1)), 0);
+    tn_discard_writes();
+    for (int i = 0; i < 2; i++) {
+        tn_add_(s, tn_scalar(1));
+        assert_ok(tn_eval(NULL, 0));
+    }
+    assert_ok(tn_read(s, &value, sizeof value));
+    assert_float_equal(value, 7, 0);
+    assert_int_equal(tn_read(more, &value, sizeof value), TN_ERR_STATE);
+    assert_non_null(strstr(tn_error(), "depends on a write of a state that was dropped"));
+}
+
 static void strictly_the_first_failure_is_final(void **state) {
     (void)state;
     tn_survivor w = the_work();
@@ -426,6 +446,7 @@ int main(void) {
         cmocka_unit_test(any_failing_call_is_survived),
         cmocka_unit_test(a_time_limit_changes_nothing),
         cmocka_unit_test(a_thread_computes_on_after_its_device_is_lost),
+        cmocka_unit_test(discarded_writes_leave_nothing_behind),
         cmocka_unit_test(strictly_the_first_failure_is_final),
         cmocka_unit_test(a_failure_of_the_program_ends_the_run),
         cmocka_unit_test(a_run_can_be_stopped),
