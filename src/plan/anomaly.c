@@ -105,10 +105,14 @@ tn_status tn_set_detect_anomaly(tn_anomaly mode) {
 }
 
 tn_anomaly tn_detect_anomaly(void) {
-    int mode = atomic_load(&tn_anomaly_mode);
+    int mode = atomic_load(&tn_anomaly_mode), before = -1;
     if (mode >= 0) return (tn_anomaly)mode;
     const char *text = tn_env("TRUNNION_DETECT_ANOMALY");
-    mode = !text ? TN_ANOMALY_OFF : strcmp(text, "inf") == 0 ? TN_ANOMALY_INF : TN_ANOMALY_NAN;
-    atomic_store(&tn_anomaly_mode, mode);
-    return (tn_anomaly)mode;
+    mode = !text                      ? TN_ANOMALY_OFF
+           : strcmp(text, "nan") == 0 ? TN_ANOMALY_NAN
+           : strcmp(text, "inf") == 0 ? TN_ANOMALY_INF
+                                      : TN_ANOMALY_OFF;
+    if (text && !mode)
+        tn_log_line(TN_LOG_NOTICE, "TRUNNION_DETECT_ANOMALY=%s is neither nan nor inf; anomaly detection is off", text);
+    return (tn_anomaly)(atomic_compare_exchange_strong(&tn_anomaly_mode, &before, mode) ? mode : before);
 }
