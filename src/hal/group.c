@@ -33,7 +33,7 @@ struct tn_group {
     tn_device *device; /* whose memory the communicator works on; NULL: the host's way */
     void *comm;        /* NCCL's */
     bool asked;        /* whether there is one has been agreed */
-    char *answers;     /* room for a byte of each rank */
+    uint64_t *answers; /* room for a word of each rank */
 };
 
 /* ---- the launcher ------------------------------------------------------------------------------------------------ */
@@ -181,7 +181,7 @@ tn_status tn_group_open(const tn_group_options *options, tn_group **out) {
     TRY(tn_need(o.backend, "tn_group_open: options->backend"));
     tn_group *g = tn_mem_zalloc(1, sizeof *g);
     tn_status status = g ? open_backend(g, o.backend) : TN_ERR_MEMORY;
-    if (status == TN_OK && !(g->answers = tn_mem_alloc((size_t)g->size))) status = TN_ERR_MEMORY;
+    if (status == TN_OK && !(g->answers = tn_mem_alloc((size_t)g->size * sizeof *g->answers))) status = TN_ERR_MEMORY;
     if (status == TN_ERR_MEMORY) status = tn_fail(status, "group: out of memory");
     if (status == TN_OK) {
         *out = g;
@@ -282,17 +282,19 @@ static tn_status join(void *ctx, const tn_lent *lent) {
     return tn_nccl_join(&c->id, c->g->rank, c->g->size, &c->g->comm);
 }
 
-tn_status tn_group_agree(tn_group *g, tn_status s) {
-    char own = s == TN_OK;
-    tn_status reached = tn_group_all_gather(g, &own, 1, g->answers);
+tn_status tn_group_agree(tn_group *g, tn_status s, uint64_t call) {
+    uint64_t own = s == TN_OK ? call : 0, *all = g->answers;
+    tn_status reached = tn_group_all_gather(g, &own, sizeof own, all);
     if (s != TN_OK || reached != TN_OK) return s != TN_OK ? s : reached;
     for (int r = 0; r < g->size; r++)
-        if (!g->answers[r])
-            return tn_fail(TN_ERR_STATE, "group: rank %d failed before the exchange; its error says why", r);
+        if (!all[r]) return tn_fail(TN_ERR_STATE, "group: rank %d failed before the exchange; its error says why", r);
+    for (int r = 0; r < g->size; r++)
+        if (all[r] != own)
+            return tn_fail(TN_ERR_STATE, "group: rank %d calls another function, or with another dtype or size", r);
     return TN_OK;
 }
 
-static bool all_can(tn_group *g, bool can) { return tn_group_agree(g, can ? TN_OK : TN_ERR_UNAVAILABLE) == TN_OK; }
+static bool all_can(tn_group *g, bool can) { return tn_group_agree(g, can ? TN_OK : TN_ERR_UNAVAILABLE, 1) == TN_OK; }
 
 /* Does this device have a communicator? All ranks ask together, once, for the first tensors of a GPU. */
 static bool has_comm(tn_group *g, tn_device *d) {
@@ -333,7 +335,7 @@ static tn_status through_host(collective *c, tn_buffer *send, size_t send_bytes,
     void *from = tn_mem_alloc(send_bytes + 1), *to = tn_mem_alloc(bytes + 1);
     tn_status s = from && to ? TN_OK : tn_fail(TN_ERR_MEMORY, "group: out of host memory for an exchange");
     if (s == TN_OK) s = tn_buffer_read(send, 0, from, send_bytes);
-    s = tn_group_agree(c->g, s);
+    s = tn_group_agree(c->g, s, 1);
     if (s == TN_OK && c->what == TN_COLLECTIVE_BROADCAST) memcpy(to, from, bytes);
     c->send = from;
     c->receive = to;

@@ -24,7 +24,10 @@ static tn_status collect(tn_group *g, tn_collective what, int from, const tn_ten
                          tn_tensor **out) {
     exchange e = {.to = NULL};
     size_t size = (size_t)tn_group_size(g);
-    tn_status s = tn_group_agree(g, prepare(&e, t, what == TN_COLLECTIVE_GATHER ? size : 1));
+    tn_status s = prepare(&e, t, what == TN_COLLECTIVE_GATHER ? size : 1);
+    uint64_t call =
+        s == TN_OK ? (uint64_t)tn_node_bytes(e.node) << 10 | (uint64_t)e.node->dtype << 3 | what << 1 | 1 : 0;
+    s = tn_group_agree(g, s, call);
     if (s == TN_OK) {
         const tn_node *n = e.node;
         size_t bytes = tn_node_bytes(n);
@@ -56,7 +59,7 @@ static tn_status check_tensor(const tn_group *g, const tn_tensor *t, const char 
 static tn_tensor *refused(tn_group *g, tn_status s, int exchanges) {
     tn_tensor *error = tn_tensor_error(s);
     for (int i = 0; g && i < exchanges; i++)
-        (void)tn_group_agree(g, s);
+        (void)tn_group_agree(g, s, 0);
     return error;
 }
 

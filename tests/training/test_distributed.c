@@ -68,6 +68,10 @@ static const char *one_rank_fails(tn_group *g, int rank) {
     if (!rank && !strstr(tn_error(), "rank 1 failed before the exchange")) return tn_error();
     if (tn_status_of(tn_group_broadcast_tensor(g, good, 2 * rank)) != (rank ? TN_ERR_ARGUMENT : TN_ERR_STATE))
         return "broadcast from no rank";
+    tn_tensor *short_one = tn_slice(good, 0, 0, 2 - rank, 1), *other = tn_cast(good, rank ? TN_I32 : TN_F32);
+    if (tn_status_of(tn_group_all_gather_tensor(g, short_one)) != TN_ERR_STATE) return "another size";
+    if (tn_status_of(tn_group_all_reduce_tensor(g, other)) != TN_ERR_STATE) return "another dtype";
+    if (!strstr(tn_error(), "with another dtype or size")) return tn_error();
     if (tn_read_as(tn_group_all_reduce_tensor(g, good), is, 2, TN_F32) != TN_OK || is[0] != 3) return "after errors";
     if (tn_group_barrier(g) != TN_OK) return "barrier";
     if (rank) return tn_group_abort(g, 1), NULL;
