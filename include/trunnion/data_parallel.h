@@ -73,7 +73,9 @@ typedef struct tn_data_parallel_options {
     tn_group *group; /* the processes that train together; must outlive the tn_data_parallel; default NULL: this one */
     /* If a training step runs out of memory (tn_device_options.pool_max limits it), it is tried again with
      * recomputation (tn_set_auto_recompute), which keeps its bits, then in two, four … times as many parts, without and
-     * with recomputation. Later steps use what was found. For one process, and even splits. Default false. */
+     * with recomputation. Later steps use what was found. The function that records the loss is called again for each
+     * try, with the same parts: it must not take the next batch by itself. For one process, and even splits. Default
+     * false. */
     bool save_memory;
 } tn_data_parallel_options;
 #define TN_DATA_PARALLEL_DEFAULTS                                                                                      \

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "hal/discovery.h"
 #include "hal/hal.h"
 
 enum {
@@ -515,6 +516,9 @@ tn_status tn_device_set_pool_max(tn_device *d, size_t bytes) {
     heap_lock();
     p->taken_limit = bytes > INT64_MAX ? INT64_MAX : (int64_t)bytes;
     heap_unlock();
+    tn_registry_lock();
+    d->settings.pool_max = bytes;
+    tn_registry_unlock();
     if (bytes) tn_memory_trim(d); /* cached blocks would be handed out without asking for the limit */
     return TN_OK;
 }

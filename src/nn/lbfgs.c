@@ -26,6 +26,7 @@ struct tn_lbfgs {
     tn_tensor *direction, *earlier; /* of the iteration before: direction and gradient */
     double length, scale;           /* its step length; the diagonal of the first Hessian */
     int64_t iterations;
+    tn_status status; /* of this step: the first number that could not be read */
 };
 
 /* One call of tn_lbfgs_step. */
@@ -49,8 +50,18 @@ static void take(tn_tensor **to, tn_tensor *t) {
     tn_free(old);
 }
 
-static double dot(const tn_tensor *a, const tn_tensor *b) { return tn_item(tn_sum(tn_mul(a, b), TN_ALL, false)); }
-static double greatest(const tn_tensor *a) { return tn_item(tn_amax(tn_abs(a), TN_ALL, false)); }
+/* NaN if it cannot be read; then l->status says why. */
+static double number(tn_lbfgs *l, const tn_tensor *t) {
+    double value = NAN;
+    tn_status status = tn_read_item(t, &value);
+    if (l->status == TN_OK) l->status = status;
+    return value;
+}
+
+static double dot(tn_lbfgs *l, const tn_tensor *a, const tn_tensor *b) {
+    return number(l, tn_sum(tn_mul(a, b), TN_ALL, false));
+}
+static double greatest(tn_lbfgs *l, const tn_tensor *a) { return number(l, tn_amax(tn_abs(a), TN_ALL, false)); }
 
 /* values or gradients of all parameters, one after the other; zeros where there is no gradient. */
 static tn_tensor *flat_of(const tn_lbfgs *l, bool gradients) {
@@ -107,8 +118,9 @@ static tn_status evaluate_at(walk *w, double t, place *p) {
     tn_status status = move_to(w, t);
     if (status == TN_OK) status = evaluate(w, &p->f, &p->g);
     TN_SCOPE;
-    if (status == TN_OK) p->slope = dot(p->g, w->l->direction);
-    return status;
+    if (status != TN_OK) return status;
+    p->slope = dot(w->l, p->g, w->l->direction);
+    return w->l->status;
 }
 
 static void copy_place(place *to, const place *from) {
@@ -177,7 +189,7 @@ static tn_status zoom(walk *w, const place *zero, place b[2], int tried, place *
     tn_status status = TN_OK;
     {
         TN_SCOPE;
-        widest = greatest(w->l->direction);
+        widest = greatest(w->l, w->l->direction);
     }
     while (!done && tried < MOST_SEARCH && status == TN_OK && !(fabs(b[1].t - b[0].t) * widest < SEARCH_CHANGE)) {
         status = evaluate_at(w, choose_within(b, &stuck), &now);
@@ -223,7 +235,7 @@ static void remember(tn_lbfgs *l, tn_tensor *y, tn_tensor *s, double ys) {
     l->y[l->kept] = tn_retain(y);
     l->s[l->kept] = tn_retain(s);
     l->ro[l->kept++] = 1 / ys;
-    l->scale = ys / dot(y, y);
+    l->scale = ys / dot(l, y, y);
 }
 
 static tn_tensor *plus_scaled(const tn_tensor *x, const tn_tensor *y, double factor) {
@@ -235,21 +247,22 @@ static tn_status choose_direction(tn_lbfgs *l, tn_tensor *g) {
     TN_SCOPE;
     TN_NO_GRAD;
     tn_tensor *q = tn_neg(g);
-    if (l->iterations > 1) {
+    if (l->earlier) {
         tn_tensor *y = tn_sub(g, l->earlier), *s = tn_mul(l->direction, tn_scalar(l->length));
         tn_status status = tn_eval((tn_tensor *[]){y, s}, 2);
         if (status != TN_OK) return status;
-        double ys = dot(y, s);
+        double ys = dot(l, y, s);
         if (ys > CURVATURE) remember(l, y, s, ys);
         for (int i = l->kept; i-- > 0;) {
-            l->al[i] = dot(l->s[i], q) * l->ro[i];
+            l->al[i] = dot(l, l->s[i], q) * l->ro[i];
             q = plus_scaled(q, l->y[i], -l->al[i]);
         }
         q = tn_mul(q, tn_scalar(l->scale));
         for (int i = 0; i < l->kept; i++)
-            q = plus_scaled(q, l->s[i], l->al[i] - dot(l->y[i], q) * l->ro[i]);
+            q = plus_scaled(q, l->s[i], l->al[i] - dot(l, l->y[i], q) * l->ro[i]);
     }
     tn_status status = tn_eval(&q, 1);
+    if (status == TN_OK) status = l->status;
     if (status == TN_OK) take(&l->direction, q);
     if (status == TN_OK) take(&l->earlier, g);
     return status;
@@ -261,15 +274,15 @@ static tn_status choose_direction(tn_lbfgs *l, tn_tensor *g) {
 static tn_status iterate(walk *w, place *at, bool last, bool *end) {
     tn_lbfgs *l = w->l;
     TN_SCOPE;
-    l->iterations++;
     tn_status status = choose_direction(l, at->g);
     if (status != TN_OK) return status;
-    double before = at->f, first = l->o.lr / fmax(1, tn_item(tn_sum(tn_abs(at->g), TN_ALL, false)));
+    l->iterations++;
+    double before = at->f, first = l->o.lr / fmax(1, number(l, tn_sum(tn_abs(at->g), TN_ALL, false)));
     l->length = l->iterations == 1 ? first : l->o.lr;
-    at->slope = dot(at->g, l->direction);
+    at->slope = dot(l, at->g, l->direction);
     at->t = 0;
     *end = at->slope > -l->o.tolerance_change;
-    if (*end) return TN_OK;
+    if (*end || l->status != TN_OK) return l->status;
     tn_tensor *start = flat_of(l, false);
     status = tn_eval(&start, 1);
     if (status != TN_OK) return status;
@@ -288,9 +301,10 @@ static tn_status iterate(walk *w, place *at, bool last, bool *end) {
         (void)move_to(w, 0);
         return status;
     }
-    *end = greatest(at->g) <= l->o.tolerance_grad || greatest(l->direction) * l->length <= l->o.tolerance_change ||
+    *end = greatest(l, at->g) <= l->o.tolerance_grad ||
+           greatest(l, l->direction) * l->length <= l->o.tolerance_change ||
            fabs(at->f - before) < l->o.tolerance_change;
-    return TN_OK;
+    return l->status;
 }
 
 tn_status tn_lbfgs_step(tn_lbfgs *l, tn_loss_function *loss, void *ctx, double *value) {
@@ -300,11 +314,13 @@ tn_status tn_lbfgs_step(tn_lbfgs *l, tn_loss_function *loss, void *ctx, double *
     place at = {.g = NULL};
     int most = l->o.max_eval > 0 ? l->o.max_eval : l->o.max_iter * 5 / 4;
     bool end = false;
+    l->status = TN_OK;
     tn_status status = evaluate(&w, &at.f, &at.g);
     if (status == TN_OK && value) *value = at.f;
     if (status == TN_OK) {
         TN_SCOPE;
-        end = greatest(at.g) <= l->o.tolerance_grad;
+        end = greatest(l, at.g) <= l->o.tolerance_grad;
+        status = l->status;
     }
     for (int n = 1; n <= l->o.max_iter && status == TN_OK && !end && w.evaluations < most; n++)
         status = iterate(&w, &at, n == l->o.max_iter, &end);

@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "base/base.h"
 #include "trunnion/trunnion.h"
 
 typedef struct task {
@@ -91,10 +92,40 @@ static void a_failing_loss_leaves_the_last_point(void **state) {
     tn_module_free(t.root);
 }
 
+/* Whichever allocation fails: an error, parameters that are numbers, and the next step works. */
+static void failing_memory_leaves_numbers(void **state) {
+    (void)state;
+    enum { MOST = 4000, STRIDE = 7 };
+    tn_status status = TN_ERR_MEMORY;
+    int failed = 0;
+    for (int64_t n = 1; n < MOST && status != TN_OK; n += STRIDE) {
+        task t = begin();
+        tn_lbfgs_options o = TN_LBFGS_DEFAULTS;
+        tn_lbfgs *l;
+        double x[3];
+        o.max_iter = 4;
+        o.strong_wolfe = true;
+        assert_ok(tn_lbfgs_new(t.root, &o, &l));
+        tn_mem_fail_at(n);
+        status = tn_lbfgs_step(l, rosenbrock, &t, NULL);
+        tn_mem_fail_at(0);
+        failed += status != TN_OK;
+        assert_ok(tn_read_as(t.x, x, 3, TN_F64));
+        assert_true(isfinite(x[0]) && isfinite(x[1]) && isfinite(x[2]));
+        assert_ok(tn_lbfgs_step(l, rosenbrock, &t, NULL));
+        assert_ok(tn_read_as(t.x, x, 3, TN_F64));
+        assert_true(isfinite(x[0]) && isfinite(x[1]) && isfinite(x[2]));
+        tn_lbfgs_free(l);
+        tn_module_free(t.root);
+    }
+    assert_true(failed > 10);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps_are_those_of_pytorch),
         cmocka_unit_test(a_failing_loss_leaves_the_last_point),
+        cmocka_unit_test(failing_memory_leaves_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
