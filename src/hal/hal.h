@@ -257,8 +257,8 @@ void tn_vendors_close(tn_device *d);
 
 typedef struct tn_group tn_group;
 typedef enum tn_collective { TN_COLLECTIVE_BROADCAST, TN_COLLECTIVE_GATHER, TN_COLLECTIVE_TRADE } tn_collective;
-/* TN_OK if all ranks call it with TN_OK and the same `call`, not 0; else s, or an error that names the rank or the broken
- * connection. */
+/* TN_OK if all ranks call it with TN_OK and the same `call`, not 0; else s, or an error that names the rank or the
+ * broken connection. */
 tn_status tn_group_agree(tn_group *g, tn_status s, uint64_t call);
 tn_status tn_group_check_root(const tn_group *g, int root);
 /* As the functions of distributed.h, on buffers of one device, which is of the same kind on all ranks: by NCCL or RCCL,

@@ -41,7 +41,7 @@ static uint32_t little32(const uint8_t *p) { return little16(p) | little16(p + 2
 
 static tn_status bad(const char *what) { return tn_backend_fail(TN_ERR_FORMAT, "WAV: %s", what); }
 
-/* Programs that write to a pipe do not know the length, and write nearly the greatest number, or 0 for file and data. */
+/* Programs that write to a pipe do not know the length, and write nearly the greatest number, or 0 for all lengths. */
 static bool is_open_end(uint32_t size) { return size >= 0x7fff0000u; }
 
 /* The first chunk with this name; chunks begin at even bytes. */
