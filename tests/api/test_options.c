@@ -866,7 +866,10 @@ static tn_status choose_level(int v) {
     return try_engine(&o);
 }
 
-static tn_status choose_fft_norm(int v) { return outcome(tn_rfft(MATRIX, -1, 0, (tn_fft_norm)v)); }
+static tn_status choose_fft_norm(int v) {
+    TN_SCOPE;
+    return outcome(tn_rfft(MATRIX, -1, 0, (tn_fft_norm)v));
+}
 static tn_status choose_anomaly(int v) { return tn_set_detect_anomaly((tn_anomaly)v); }
 
 static tn_status choose_numerics(int v) { return tn_set_numerics((tn_numerics)v); }

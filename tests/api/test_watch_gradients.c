@@ -41,7 +41,7 @@ enum { LAYERS = 6, WIDTH = 64, ROWS = 512, STEPS = 3 };
 static tn_module *deep_network(tn_module *root, bool recompute) {
     tn_module *net = tn_nn_sequential(root, "net");
     for (int i = 0; i < LAYERS; i++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "%d", i);
         tn_module *block = tn_nn_sequential(net, name);
         tn_nn_linear(block, "up", WIDTH, 4 * WIDTH, true);

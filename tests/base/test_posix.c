@@ -10,6 +10,7 @@
 #include <glob.h>
 #include <locale.h>
 #include <poll.h>
+#include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 
@@ -300,6 +301,16 @@ static void a_program_that_is_absent_is_not_started(void **state) {
 
 #endif
 
+/* As a program without a sanitizer, which would end it with an exit status. */
+static void crash(void) {
+#if defined(_WIN32) || defined(__wasi__)
+    *(volatile int *)(uintptr_t)8 = 1;
+#else
+    signal(SIGSEGV, SIG_DFL);
+    raise(SIGSEGV);
+#endif
+}
+
 int main(int argc, char **argv) {
 #if defined(_WIN32)
     tn_win_begin(&argc, &argv);
@@ -307,7 +318,7 @@ int main(int argc, char **argv) {
     for (int i = 2; i < argc && !strcmp(argv[1], "--words"); i++)
         printf("%s\n", argv[i]);
     if (argc > 1 && !strcmp(argv[1], "--words")) return 3;
-    if (argc > 1 && !strcmp(argv[1], "--crash")) *(volatile int *)(uintptr_t)argc = 1;
+    if (argc > 1 && !strcmp(argv[1], "--crash")) crash();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_name_of_any_script_is_saved_listed_and_read),
         cmocka_unit_test(a_long_path_is_no_limit),
