@@ -398,17 +398,18 @@ const tn_op_impl tn_impl_detach = {.class_ = TN_VIEW_OP,
                                    .reference = reference_copy,
                                    .cases = "types=f32,i32; [2,3]; [0]; []"};
 
-/* gated(x, gate): x, as a value of its own that is computed after gate; a view. The gradient of a region of
- * TN_RECOMPUTE begins with it. */
-static tn_status grad_gated(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_status grad_same(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     (void)n;
     grads[0] = dy;
     return b->status;
 }
+
+/* gated(x, gate): x, as a value of its own that is computed after gate; a view. The gradient of a region of
+ * TN_RECOMPUTE begins with it. */
 const tn_op_impl tn_impl_gated = {.facts = TN_FACT_GATE,
                                   .class_ = TN_VIEW_OP,
                                   .infer = infer_detach,
-                                  .grad = grad_gated,
+                                  .grad = grad_same,
                                   .lower = lower_expand,
                                   .reference = reference_copy,
                                   .cases = "types=f32,f64,i32; [2,3] [4]; [0] [1]; [] [2,2]"};
@@ -416,15 +417,10 @@ const tn_op_impl tn_impl_gated = {.facts = TN_FACT_GATE,
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 
 /* contiguous(x): x in row-major order; a copy if it is not contiguous. */
-static tn_status grad_contiguous(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    (void)n;
-    grads[0] = dy;
-    return b->status;
-}
 const tn_op_impl tn_impl_contiguous = {.facts = TN_FACT_COPY,
                                        .class_ = TN_ELEMENTWISE,
                                        .infer = tn_infer_same,
-                                       .grad = grad_contiguous,
+                                       .grad = grad_same,
                                        .lower = lower_expand,
                                        .reference = reference_copy,
                                        .cases = "types=f32,f64,i32,bool; [2,3]; [0]; []"};

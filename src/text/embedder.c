@@ -145,18 +145,6 @@ static void free_layer(const encoder_layer *l) {
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
-/* The tensors live on the embedder's device, whichever the caller's thread works on. Returns the one to go back to. */
-static tn_device *enter_embedder(const tn_embedder *e) {
-    tn_device *before = tn_current_device();
-    if (before != e->device) tn_set_current_device(e->device);
-    return before;
-}
-
-static tn_status leave_embedder(const tn_embedder *e, tn_device *before, tn_status status) {
-    if (before != e->device) tn_set_current_device(before);
-    return status;
-}
-
 static bool is_language_model(const hf_folder *f) {
     const char *type = tn_hf_text(f, "model_type", "");
     return tn_json_get(f->config, "text_config") || tn_llm_find_family(type, strlen(type), false);
@@ -177,11 +165,11 @@ static tn_status read_by_language_model(tn_embedder *e, const char *folder, cons
     c->weights_bytes = l->weights_bytes;
     c->pooling = l->bidirectional ? TN_POOLING_MEAN : TN_POOLING_LAST;
     TRY(tn_encoder_modules(&e->folder, options, c));
-    tn_device *before = enter_embedder(e);
+    tn_device *before = tn_txt_enter(e->device);
     tn_status status = TN_OK;
     for (int i = 0; i < c->dense_count && status == TN_OK; i++)
         status = take_dense(e, &c->dense[i], &e->weights.dense[i]);
-    return leave_embedder(e, before, status);
+    return tn_txt_leave(e->device, before, status);
 }
 
 static tn_status open_embedder(tn_embedder *e, const char *folder, const tn_embedder_options *options) {
@@ -189,8 +177,8 @@ static tn_status open_embedder(tn_embedder *e, const char *folder, const tn_embe
     if (!tn_encoder_knows(tn_hf_text(&e->folder, "model_type", "")) && is_language_model(&e->folder))
         return read_by_language_model(e, folder, options);
     TRY(tn_encoder_configure(&e->folder, options, &e->config));
-    tn_device *before = enter_embedder(e);
-    return leave_embedder(e, before, take_weights(e));
+    tn_device *before = tn_txt_enter(e->device);
+    return tn_txt_leave(e->device, before, take_weights(e));
 }
 
 static tn_status check_options(const tn_embedder_options *o) {
@@ -273,8 +261,8 @@ tn_status tn_embedder_export_onnx(tn_embedder *e, const char *path) {
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s': an embedder of the family %s cannot become an ONNX model; BERT's relatives can",
                                e->folder.path, e->reader->config.family->architecture);
-    tn_device *before = enter_embedder(e);
-    return leave_embedder(e, before, tn_encoder_write_onnx(&e->config, &e->weights, path));
+    tn_device *before = tn_txt_enter(e->device);
+    return tn_txt_leave(e->device, before, tn_encoder_write_onnx(&e->config, &e->weights, path));
 }
 
 static tn_tensor *pool_and_finish(const encoder_config *c, const encoder_weights *w, const tn_tensor *x,
@@ -413,10 +401,10 @@ tn_status tn_embedder_run(tn_embedder *e, const int32_t *ids, const int64_t *len
         texts[i] = (text_place){ids, lengths[i], out + i * e->config.width};
         ids += lengths[i];
     }
-    tn_device *before = enter_embedder(e);
+    tn_device *before = tn_txt_enter(e->device);
     if (status == TN_OK) status = embed(e, texts, count);
     tn_txt_free(texts);
-    return leave_embedder(e, before, status);
+    return tn_txt_leave(e->device, before, status);
 }
 
 /* ==== operations ================================================================================================== */

@@ -426,20 +426,8 @@ tn_status tn_llm_train_embedding(tn_llm *m) {
 }
 
 /* The model's tensors live on its device, whichever the caller's thread works on. Returns the one to go back to. */
-tn_device *tn_llm_enter(const tn_llm *m) {
-    tn_device *before = tn_current_device();
-    if (before != m->device) tn_set_current_device(m->device);
-    return before;
-}
-
-void tn_llm_leave(const tn_llm *m, tn_device *before) {
-    if (before != m->device) tn_set_current_device(before);
-}
-
-static tn_status leave_llm(const tn_llm *m, tn_device *before, tn_status status) {
-    tn_llm_leave(m, before);
-    return status;
-}
+tn_device *tn_llm_enter(const tn_llm *m) { return tn_txt_enter(m->device); }
+void tn_llm_leave(const tn_llm *m, tn_device *before) { (void)tn_txt_leave(m->device, before, TN_OK); }
 
 /* Handles of another conversation's adapter. */
 static tn_status share_adapter(tn_llm *m, const tn_llm *with) {
@@ -487,7 +475,7 @@ static tn_status open_model(tn_llm *m, const char *path, const tn_llm_options *o
     TRY(check_memory(m, options, false, options->conversations));
     tn_device *before = tn_llm_enter(m);
     tn_status status = options->conversations > 1 ? make_pool(m, options->conversations) : TN_OK;
-    return leave_llm(m, before, status == TN_OK ? set_up(m, NULL, options->adapter) : status);
+    return tn_txt_leave(m->device, before, status == TN_OK ? set_up(m, NULL, options->adapter) : status);
 }
 
 tn_status tn_llm_open(const char *path, const tn_llm_options *options, tn_llm **out) {
@@ -525,7 +513,7 @@ tn_status tn_llm_open_reader(const char *path, tn_device *device, tn_llm **out) 
     if (!m) return TN_ERR_MEMORY;
     m->device = device;
     tn_device *before = tn_llm_enter(m);
-    tn_status status = leave_llm(m, before, open_reader(m, path));
+    tn_status status = tn_txt_leave(m->device, before, open_reader(m, path));
     if (status == TN_OK) return TN_OK;
     tn_llm_close(m);
     *out = NULL;
@@ -550,7 +538,7 @@ static tn_status join_conversation(tn_llm *m, const tn_llm *with, const tn_llm_o
     join_pool(m, with);
     TRY(check_memory(m, o ? o : &usual, true, m->pool ? 0 : 1));
     tn_device *before = tn_llm_enter(m);
-    return leave_llm(m, before, set_up(m, with, NULL));
+    return tn_txt_leave(m->device, before, set_up(m, with, NULL));
 }
 
 tn_status tn_llm_new_conversation(const tn_llm *with, const tn_llm_options *options, tn_llm **out) {
@@ -647,7 +635,7 @@ tn_status tn_llm_export_onnx(tn_llm *m, const char *path, const tn_llm_export_on
                         "tn_llm_export_onnx_options o = TN_LLM_EXPORT_ONNX_DEFAULTS"));
     if (!m || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_export_onnx: the model or the path is NULL");
     tn_device *before = tn_llm_enter(m);
-    return leave_llm(m, before, tn_llm_write_onnx(&m->file->source, &m->config, &m->weights, path, o.cache));
+    return tn_txt_leave(m->device, before, tn_llm_write_onnx(&m->file->source, &m->config, &m->weights, path, o.cache));
 }
 
 /* ---- pieces of a prompt ------------------------------------------------------------------------------------------ */
@@ -755,7 +743,7 @@ tn_status tn_llm_prompt(tn_llm *m, const int32_t *ids, int64_t count, const floa
     TRY(check_ids(m, ids, count));
     if (count == 1) return tn_llm_step(m, ids[0], logits);
     tn_device *before = tn_llm_enter(m);
-    tn_status status = leave_llm(m, before, tn_llm_mend(m, run_prompt_llm(m, ids, count, logits != NULL)));
+    tn_status status = tn_txt_leave(m->device, before, tn_llm_mend(m, run_prompt_llm(m, ids, count, logits != NULL)));
     if (status == TN_OK && logits) *logits = m->logits;
     return status;
 }
@@ -773,7 +761,7 @@ tn_status tn_llm_logits(tn_llm *m, const int32_t *ids, int64_t count, float *out
     TRY(check_ids(m, ids, count));
     if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_logits: out is NULL");
     tn_device *before = tn_llm_enter(m);
-    return leave_llm(m, before, tn_llm_mend(m, run_logits(m, ids, count, out)));
+    return tn_txt_leave(m->device, before, tn_llm_mend(m, run_logits(m, ids, count, out)));
 }
 
 /* ---- how large the numbers are that weights are multiplied with -------------------------------------------------- */
@@ -872,7 +860,7 @@ tn_status tn_llm_importance(tn_llm *m, const int32_t *ids, int64_t count, tn_llm
     tn_txt_free(p.probes);
     tn_txt_free(p.sums);
     tn_txt_free(p.read);
-    return leave_llm(m, before, status);
+    return tn_txt_leave(m->device, before, status);
 }
 
 /* ---- single tokens ----------------------------------------------------------------------------------------------- */
@@ -922,7 +910,7 @@ static tn_status run_token(tn_llm *m, int32_t id, const float **out) {
 tn_status tn_llm_step_alone(tn_llm *m, int32_t id, const float **logits) {
     tn_device *before = tn_llm_enter(m);
     const float *found = NULL;
-    tn_status status = leave_llm(m, before, tn_llm_mend(m, run_token(m, id, &found)));
+    tn_status status = tn_txt_leave(m->device, before, tn_llm_mend(m, run_token(m, id, &found)));
     if (status != TN_OK) return status;
     tn_llm_append(m, &id, 1);
     if (logits) *logits = found;
@@ -949,5 +937,5 @@ static tn_status prepare_llm(tn_llm *m) {
 tn_status tn_llm_prepare(tn_llm *m) {
     if (!m) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_prepare: the model is NULL");
     tn_device *before = tn_llm_enter(m);
-    return leave_llm(m, before, tn_llm_mend(m, prepare_llm(m)));
+    return tn_txt_leave(m->device, before, tn_llm_mend(m, prepare_llm(m)));
 }

@@ -65,11 +65,8 @@ static tn_status make_tables(log_mel *m) {
 tn_status tn_log_mel_init(log_mel *m, int64_t mels) {
     *m = (log_mel){.mels = mels};
     TRY(tn_device_open("cpu", NULL, NULL, &m->device));
-    tn_device *before = tn_current_device();
-    tn_set_current_device(m->device);
-    tn_status status = make_tables(m);
-    tn_set_current_device(before);
-    return status;
+    tn_device *before = tn_txt_enter(m->device);
+    return tn_txt_leave(m->device, before, make_tables(m));
 }
 
 void tn_log_mel_free(log_mel *m) {
@@ -149,10 +146,8 @@ tn_status tn_log_mel_run(const log_mel *m, const float *samples, int64_t count, 
     const mirrored x = {samples, count, count > window ? count : window};
     double *room = tn_txt_zalloc((size_t)CHUNK * (size_t)(BINS + ODD + m->mels), sizeof *room);
     if (!room) return TN_ERR_MEMORY;
-    tn_device *before = tn_current_device();
-    tn_set_current_device(m->device);
-    tn_status status = run_chunks(m, &x, room, out);
-    tn_set_current_device(before);
+    tn_device *before = tn_txt_enter(m->device);
+    tn_status status = tn_txt_leave(m->device, before, run_chunks(m, &x, room, out));
     tn_txt_free(room);
     return status;
 }

@@ -280,17 +280,6 @@ static tn_status make_states(tn_seq2seq *m, int64_t padded) {
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
-static tn_device *enter(const tn_seq2seq *m) {
-    tn_device *before = tn_current_device();
-    if (before != m->device) tn_set_current_device(m->device);
-    return before;
-}
-
-static tn_status leave(const tn_seq2seq *m, tn_device *before, tn_status status) {
-    if (before != m->device) tn_set_current_device(before);
-    return status;
-}
-
 static tn_status open_model(tn_seq2seq *m, const char *folder) {
     if (!tn_hf_is_folder(folder)) return tn_backend_fail(TN_ERR_IO, "'%s' is not a folder", folder);
     TRY(tn_hf_open(folder, &m->folder));
@@ -299,8 +288,8 @@ static tn_status open_model(tn_seq2seq *m, const char *folder) {
     m->bucket_room = tn_txt_alloc((size_t)m->context + PAGE, sizeof *m->bucket_room);
     m->mask_room = tn_txt_alloc((size_t)m->context + PAGE, sizeof *m->mask_room);
     if (!m->logits || !m->bucket_room || !m->mask_room) return TN_ERR_MEMORY;
-    tn_device *before = enter(m);
-    return leave(m, before, take_weights(m));
+    tn_device *before = tn_txt_enter(m->device);
+    return tn_txt_leave(m->device, before, take_weights(m));
 }
 
 tn_status tn_seq2seq_open(const char *folder, const tn_seq2seq_options *options, tn_seq2seq **out) {
@@ -542,8 +531,8 @@ tn_status tn_seq2seq_encode(tn_seq2seq *m, const int32_t *ids, int64_t count) {
     for (int64_t i = 0; i < count; i++)
         TRY(check_id(m, ids[i]));
     m->position = 0;
-    tn_device *before = enter(m);
-    tn_status status = leave(m, before, encode(m, ids, count));
+    tn_device *before = tn_txt_enter(m->device);
+    tn_status status = tn_txt_leave(m->device, before, encode(m, ids, count));
     m->encoded = status == TN_OK;
     return status;
 }
@@ -604,8 +593,8 @@ tn_status tn_seq2seq_step(tn_seq2seq *m, int32_t id, const float **logits) {
     const float *found = NULL;
     tn_free(m->shown); /* its memory is for the next ones */
     m->shown = NULL;
-    tn_device *before = enter(m);
-    tn_status status = leave(m, before, step(m, id, &found));
+    tn_device *before = tn_txt_enter(m->device);
+    tn_status status = tn_txt_leave(m->device, before, step(m, id, &found));
     m->encoded = status == TN_OK;
     if (status != TN_OK) return status;
     m->position++;

@@ -221,18 +221,6 @@ static tn_status renew_states(tn_speech *s) {
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
-/* The tensors live on the model's device, whichever the caller's thread works on. Returns the one to go back to. */
-static tn_device *enter(const tn_speech *s) {
-    tn_device *before = tn_current_device();
-    if (before != s->device) tn_set_current_device(s->device);
-    return before;
-}
-
-static tn_status leave(const tn_speech *s, tn_device *before, tn_status status) {
-    if (before != s->device) tn_set_current_device(before);
-    return status;
-}
-
 static tn_status set_up(tn_speech *s) {
     TRY(take_weights(s));
     s->logits = tn_txt_alloc((size_t)s->config.vocabulary, sizeof *s->logits);
@@ -252,8 +240,8 @@ static tn_status open_speech(tn_speech *s, const char *folder) {
     TRY(tn_tokenizer_open(folder, &s->tokenizer));
     TRY(tn_speech_read_tokens(s));
     TRY(tn_log_mel_init(&s->front, s->config.mels));
-    tn_device *before = enter(s);
-    return leave(s, before, set_up(s));
+    tn_device *before = tn_txt_enter(s->device);
+    return tn_txt_leave(s->device, before, set_up(s));
 }
 
 tn_status tn_speech_open(const char *folder, const tn_speech_options *options, tn_speech **out) {
@@ -440,8 +428,8 @@ static tn_status encode(tn_speech *s, const float *features) {
 tn_status tn_speech_encode(tn_speech *s, const float *features) {
     if (!s || !features) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_speech_encode: an argument is NULL");
     s->position = 0;
-    tn_device *before = enter(s);
-    tn_status status = leave(s, before, encode(s, features));
+    tn_device *before = tn_txt_enter(s->device);
+    tn_status status = tn_txt_leave(s->device, before, encode(s, features));
     s->encoded = status == TN_OK;
     return status;
 }
@@ -490,8 +478,8 @@ tn_status tn_speech_step(tn_speech *s, int32_t id, const float **logits) {
     const float *found = NULL;
     tn_free(s->shown); /* its memory is for the next ones */
     s->shown = NULL;
-    tn_device *before = enter(s);
-    tn_status status = leave(s, before, s->token ? launch(s, id, &found) : capture(s, id, &found));
+    tn_device *before = tn_txt_enter(s->device);
+    tn_status status = tn_txt_leave(s->device, before, s->token ? launch(s, id, &found) : capture(s, id, &found));
     s->encoded = status == TN_OK; /* otherwise the states may be lost */
     if (status != TN_OK) return status;
     s->position++;

@@ -34,6 +34,20 @@ static inline tn_status tn_txt_reserve(void *items, size_t *capacity, size_t nee
     return need <= *capacity ? TN_OK : tn_txt_grow(items, capacity, need, size);
 }
 
+/* A model's tensors live on its device, whichever the caller's thread works on: that device becomes the current one, and
+ * the one to go back to is returned. */
+static inline tn_device *tn_txt_enter(tn_device *device) {
+    tn_device *before = tn_current_device();
+    if (before != device) tn_set_current_device(device);
+    return before;
+}
+
+/* Goes back from a model's device; returns status. */
+static inline tn_status tn_txt_leave(tn_device *device, tn_device *before, tn_status status) {
+    if (before != device) tn_set_current_device(before);
+    return status;
+}
+
 /* For tests: the n-th allocation from now on fails (once); 0 switches this off. Blocks not yet freed. */
 void tn_txt_fail_at(int64_t n);
 int64_t tn_txt_live_blocks(void);

@@ -115,6 +115,17 @@ static void append(const sequence *s, int64_t position, int64_t n) {
     tn_kv_cache_write(&a);
 }
 
+/* Runs with a workspace that has anything in it. */
+static void run_with_garbage(tn_attention_args *a, int threads) {
+    assert_ok(tn_threads_set(threads));
+    size_t bytes = tn_attention_workspace(a, threads);
+    a->workspace = tn_mem_alloc(bytes);
+    assert_non_null(a->workspace);
+    memset(a->workspace, 0xff, bytes);
+    tn_attention(a);
+    tn_mem_free(a->workspace);
+}
+
 /* Tokens [position, position + n) as queries; out [n, heads, head_dim]. */
 static void attend(const sequence *s, int64_t position, int64_t n, int threads, float *out) {
     int64_t width = s->kv_heads * s->head_dim, rows = s->heads * s->head_dim;
@@ -140,13 +151,7 @@ static void attend(const sequence *s, int64_t position, int64_t n, int threads, 
                            .out_head_stride = s->head_dim,
                            .k_cache = cache_of(s, true),
                            .v_cache = cache_of(s, false)};
-    assert_ok(tn_threads_set(threads));
-    size_t bytes = tn_attention_workspace(&a, threads);
-    a.workspace = tn_mem_alloc(bytes);
-    assert_non_null(a.workspace);
-    memset(a.workspace, 0xff, bytes);
-    tn_attention(&a);
-    tn_mem_free(a.workspace);
+    run_with_garbage(&a, threads);
 }
 
 /* ---- the definition ---------------------------------------------------------------------------------------------- */
@@ -423,13 +428,7 @@ static void check_batch(const batch *b, int threads, const float *wanted, float 
     a.k_token_stride = a.v_token_stride = width;
     a.q_head_stride = a.k_head_stride = a.v_head_stride = a.out_head_stride = s->head_dim;
     a.k_cache = cache_of(s, true), a.v_cache = cache_of(s, false);
-    assert_ok(tn_threads_set(threads));
-    size_t bytes = tn_attention_workspace(&a, threads);
-    a.workspace = tn_mem_alloc(bytes);
-    assert_non_null(a.workspace);
-    memset(a.workspace, 0xff, bytes);
-    tn_attention(&a);
-    tn_mem_free(a.workspace);
+    run_with_garbage(&a, threads);
     assert_same(s, out, wanted, b->count * rows, "batch");
 }
 
