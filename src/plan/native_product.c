@@ -16,22 +16,6 @@ enum { PACKED_DTYPE, PACKED_ROWS, PACKED_COLUMNS, PACKED_OFFSET, PACKED_ROW_STRI
 /* Bytes that are widened to floats would be four times as large: they are not kept. */
 static tn_dtype packed_dtype(const tn_native *n) { return n->dtype == TN_I32 ? TN_I8 : n->dtype; }
 
-/* Do products of the plan read the memory of b both along rows and along columns, as forward and backward pass do? */
-static bool read_in_two_orders(const tn_graph_plan *g, const tn_value *b) {
-    bool along[2] = {false, false};
-    int slot = g->values[b->root].slot;
-    for (size_t i = 0; i < g->value_count; i++) {
-        const tn_value *v = &g->values[i];
-        if (!v->row || v->row->impl->class_ != TN_MATMUL) continue;
-        for (int k = 0; k < v->n_in; k++) {
-            const tn_value *x = v->in[k] < 0 ? NULL : &g->values[v->in[k]];
-            if (!x || g->values[x->root].slot != slot || x->node->rank < 1) continue;
-            along[x->stride[x->node->rank - 1] == 1] = true;
-        }
-    }
-    return along[0] && along[1];
-}
-
 static bool worth_keeping_packed(const tn_graph_plan *g, const tn_native *n, const tn_value *b) {
     enum { FEW = 8 }; /* columns that are packed in no time, or few enough for the kernel to swap its sides */
     const tn_value *root = &g->values[b->root];
@@ -40,7 +24,7 @@ static bool worth_keeping_packed(const tn_graph_plan *g, const tn_native *n, con
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         if (n->gemm.b.batch_stride[axis] != 0) return false;
     if ((int64_t)tn_gemm_packed_bytes(n->gemm.n, n->gemm.k, packed_dtype(n)) > PACK_LIMIT) return false;
-    return !g->trains || !read_in_two_orders(g, b); /* a frozen weight would be kept twice, packed */
+    return !g->read_along || g->read_along[root->slot] != TN_READ_BOTH; /* it would be kept twice, packed */
 }
 
 static void pack_operand(const tn_packed_weight *weight_form, const void *from, void *to) {

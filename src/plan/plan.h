@@ -225,6 +225,9 @@ typedef struct tn_checked_value {
     int value;
 } tn_checked_value;
 
+/* How products read a slot: along its columns, its rows, or both, as forward and backward pass read a frozen weight. */
+enum { TN_READ_COLUMNS = 1, TN_READ_ROWS = 2, TN_READ_BOTH = TN_READ_COLUMNS | TN_READ_ROWS };
+
 typedef struct tn_graph_plan {
     const tn_binding *binding;
     const tn_op_engine *engine; /* of the device; NULL: none */
@@ -249,6 +252,7 @@ typedef struct tn_graph_plan {
     int *order;           /* groups in order of execution */
     int *users;           /* of all values */
     struct tn_memo *memo; /* passes.h */
+    uint8_t *read_along;  /* by slot: TN_READ_…; NULL where nothing trains */
     uint32_t stamp;
     int64_t work;        /* values and groups that fusing has looked at, each round and search counted */
     bool copying;        /* contiguous() copies even a value that is in order, to get an output of its own */

@@ -381,6 +381,23 @@ static tn_status walk_in_order(tn_graph_plan *g, walk_stack *stack) {
     return s;
 }
 
+static tn_status note_product_reads(tn_graph_plan *g) {
+    g->read_along = tn_scratch_take(&g->scratch, g->binding->buffer_count + 1);
+    if (!g->read_along) return TN_ERR_MEMORY;
+    memset(g->read_along, 0, g->binding->buffer_count + 1);
+    for (size_t i = 0; i < g->value_count; i++) {
+        const tn_value *v = &g->values[i];
+        if (!v->row || v->row->impl->class_ != TN_MATMUL) continue;
+        for (int k = 0; k < v->n_in; k++) {
+            const tn_value *x = v->in[k] < 0 ? NULL : &g->values[v->in[k]];
+            int slot = x ? g->values[x->root].slot : -1;
+            if (slot < 0 || x->node->rank < 1) continue;
+            g->read_along[slot] |= x->stride[x->node->rank - 1] == 1 ? TN_READ_ROWS : TN_READ_COLUMNS;
+        }
+    }
+    return TN_OK;
+}
+
 tn_status tn_values_make(tn_graph_plan *g) {
     walk_stack stack = {0};
     tn_status s = TN_OK;
@@ -393,7 +410,8 @@ tn_status tn_values_make(tn_graph_plan *g) {
         if (s == TN_OK) g->values[id].output = (int)i;
     }
     if (s == TN_OK) s = mark_runtime_scalars(g);
-    return s == TN_OK ? make_checked(g, &stack) : s;
+    if (s == TN_OK) s = make_checked(g, &stack);
+    return s == TN_OK && g->trains ? note_product_reads(g) : s;
 }
 
 void tn_group_free(tn_group *group) {
