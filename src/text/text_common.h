@@ -34,8 +34,8 @@ static inline tn_status tn_txt_reserve(void *items, size_t *capacity, size_t nee
     return need <= *capacity ? TN_OK : tn_txt_grow(items, capacity, need, size);
 }
 
-/* A model's tensors live on its device, whichever the caller's thread works on: that device becomes the current one, and
- * the one to go back to is returned. */
+/* A model's tensors live on its device, whichever the caller's thread works on: that device becomes the current one.
+ * Returns the one to go back to. */
 static inline tn_device *tn_txt_enter(tn_device *device) {
     tn_device *before = tn_current_device();
     if (before != device) tn_set_current_device(device);
