@@ -150,8 +150,8 @@ typedef enum tn_quantile_mode {
     TN_QUANTILE_MIDPOINT,
     TN_QUANTILE_NEAREST
 } tn_quantile_mode;
-/* Quantiles q (rank 0 or 1, in x's dtype) along dim: [size of q, …] or […]. NaN if a row has NaN; nanquantile passes
- * over them. */
+/* Quantiles q (rank 0 or 1, in x's dtype) along dim: [size of q, …] or […]. NaN where q is not in [0, 1], and if a row
+ * has NaN; nanquantile passes over them. */
 TN_API tn_tensor *tn_quantile(const tn_tensor *x, const tn_tensor *q, int64_t dim, bool keepdim, tn_quantile_mode mode);
 TN_API tn_tensor *tn_nanquantile(const tn_tensor *x, const tn_tensor *q, int64_t dim, bool keepdim,
                                  tn_quantile_mode mode);
@@ -282,8 +282,8 @@ TN_API tn_tensor *tn_istft(const tn_tensor *x, int64_t n_fft, int64_t hop, const
 /* ---- random numbers (f32) ---------------------------------------------------------------------------------------- */
 
 /* num_samples places drawn by the weights p [classes] or [rows, classes]: i64. Without replacement a place is drawn
- * once
- * (Efraimidis and Spirakis 2006); weights of 0 then come last. */
+ * once (Efraimidis and Spirakis 2006); weights of 0 then come last. −1 for a row with a weight that is negative, NaN or
+ * infinite, and for one whose weights are all 0. */
 TN_API tn_tensor *tn_multinomial(const tn_tensor *p, int64_t num_samples, bool replacement);
 TN_API tn_tensor *tn_exponential(double lambd, const int64_t *shape, int rank);
 TN_API tn_tensor *tn_cauchy(double median, double sigma, const int64_t *shape, int rank);

@@ -157,9 +157,10 @@ TN_API tn_module *tn_nn_conv3d(tn_module *parent, const char *name, int64_t in_c
 /* Normalization layers. */
 typedef struct tn_nn_norm_options {
     size_t struct_size;
-    double eps;      /* default 1e-5 */
-    double momentum; /* batch normalization: weight of the newest batch in the running statistics; default 0.1 */
-    bool affine;     /* with weight and bias; default true */
+    double eps; /* at least 0; default 1e-5 */
+    double
+        momentum; /* batch normalization: weight of the newest batch in the running statistics, 0 to 1; default 0.1 */
+    bool affine;  /* with weight and bias; default true */
 } tn_nn_norm_options;
 #define TN_NN_NORM_DEFAULTS \
     { TN_OPTIONS_SIZE(tn_nn_norm_options, affine), 1e-5, 0.1, true }

@@ -648,7 +648,7 @@ TN_API tn_tensor *tn_randint(int64_t low, int64_t high, const int64_t *shape, in
 /* The numbers 0 … n - 1 in random order, as i64. */
 TN_API tn_tensor *tn_randperm(int64_t n);
 
-/* 1 with probability p, else 0, element by element, in p's dtype. No gradient.
+/* 1 with probability p, else 0, element by element, in p's dtype; NaN where p is not in [0, 1]. No gradient.
  * Dtypes: float → same. Errors: TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_bernoulli(const tn_tensor *p);
 

@@ -41,6 +41,10 @@ static void parts_free(parts *p) {
 }
 
 static tn_status parts_collect(const tn_checkpoint *c, parts *p) {
+    *p = (parts){0};
+    if (c->step < 0 || c->extra_count < 0)
+        return tn_fail(TN_ERR_ARGUMENT, "checkpoint: step is %lld and extra_count %d; they must be at least 0",
+                       (long long)c->step, c->extra_count);
     *p = (parts){.part = {{"model.", NULL, 0}, {"optimizer.", NULL, 0}, {"extra.", c->extras, c->extra_count}}};
     tn_status status = TN_OK;
     if (c->model) status = tn_module_variables(c->model, &p->model, &p->part[PART_MODEL].count);

@@ -52,14 +52,17 @@ tn_tensor *(tn_multinomial)(const tn_tensor *p, int64_t num_samples, bool replac
         return tn_keep(tn_failed(TN_ERR_ARGUMENT, "multinomial: %lld samples without replacement from %lld classes",
                                  (long long)num_samples, (long long)classes));
     tn_tensor *weights = tn_cast(p, tn_dtype_of(p) == TN_F64 ? TN_F64 : TN_F32);
+    tn_tensor *sums = tn_cumsum(weights, -1), *total = tn_slice(sums, -1, classes - 1, classes, 1);
+    tn_tensor *valid = tn_logical_and(tn_gt(total, tn_scalar(0)), tn_isfinite(total));
+    valid = tn_logical_and(valid, tn_ge(tn_amin(weights, (int64_t[]){-1}, 1, true), tn_scalar(0)));
+    tn_tensor *none = tn_scalar_int(-1);
     if (!replacement) { /* the first arrivals of Poisson processes with these rates */
         tn_tensor *time = tn_maximum(standard_exponential(tn_shape(p), rank), tn_scalar(1e-30));
-        return tn_keep(tn_topk_indices(tn_div(weights, time), num_samples, -1, true));
+        return tn_keep(tn_where(valid, tn_topk_indices(tn_div(weights, time), num_samples, -1, true), none));
     }
-    tn_tensor *sums = tn_cumsum(weights, -1), *total = tn_slice(sums, -1, classes - 1, classes, 1);
     tn_tensor *at = tn_mul(tn_rand(shape, rank), total);
     tn_tensor *place = tn_searchsorted(sums, at, true);
-    return tn_keep(tn_minimum(place, tn_scalar_int(classes - 1)));
+    return tn_keep(tn_where(valid, tn_minimum(place, tn_scalar_int(classes - 1)), none));
 }
 
 /* ---- dropouts, leaky slopes -------------------------------------------------------------------------------------- */

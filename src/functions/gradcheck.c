@@ -150,9 +150,11 @@ tn_status tn_gradcheck(tn_differentiable *function, void *ctx, tn_tensor *const 
         return tn_status_of(tn_failed(TN_ERR_ARGUMENT, "gradcheck: needs a function and 1 to %d inputs, but has %d",
                                       MOST_INPUTS, count));
     tn_status s = tn_options_read(&c.o, options, "gradcheck", "tn_gradcheck_options o = TN_GRADCHECK_DEFAULTS");
-    if (s == TN_OK && (!(c.o.eps > 0) || !(c.o.atol >= 0) || !(c.o.rtol >= 0) || c.o.order < 1 || c.o.order > 2))
+    if (s == TN_OK &&
+        (!(c.o.eps > 0 && isfinite(c.o.eps)) || !(c.o.atol >= 0) || !(c.o.rtol >= 0) || c.o.order < 1 || c.o.order > 2))
         s = tn_status_of(tn_failed(TN_ERR_ARGUMENT,
-                                   "gradcheck: eps %g, atol %g, rtol %g, order %d; must be > 0, >= 0, >= 0, 1 or 2",
+                                   "gradcheck: eps %g, atol %g, rtol %g, order %d; eps must be finite and "
+                                   "greater than 0, atol and rtol at least 0, order 1 or 2",
                                    c.o.eps, c.o.atol, c.o.rtol, c.o.order));
     for (int i = 0; i < count && s == TN_OK; i++)
         s = take_input(inputs[i], i, &copies[i]);

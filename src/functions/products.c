@@ -375,6 +375,10 @@ static tn_tensor *counting(const tn_tensor *x, const tn_tensor *s, double rtol) 
     return tn_gt(s, times(tn_amax(s, (int64_t[]){-1}, 1, true), rtol));
 }
 
+static tn_tensor *bad_rtol(const char *name, double rtol) {
+    return isnan(rtol) ? tn_failed(TN_ERR_ARGUMENT, "%s: rtol is nan; it must be a number", name) : NULL;
+}
+
 static tn_tensor *not_matrix(const char *name, const tn_tensor *x) {
     if (tn_status_of(x) != TN_OK) return tn_contiguous(x);
     return tn_rank(x) >= 2 ? NULL : tn_failed(TN_ERR_SHAPE, "%s: matrices [..., m, n] are needed", name);
@@ -383,6 +387,7 @@ static tn_tensor *not_matrix(const char *name, const tn_tensor *x) {
 tn_tensor *(tn_linalg_pinv)(const tn_tensor *x, double rtol) {
     TN_SCOPE;
     tn_tensor *bad = not_matrix("linalg_pinv", x), *u, *s, *vh;
+    if (!bad) bad = bad_rtol("linalg_pinv", rtol);
     if (bad) return tn_keep(bad);
     if (tn_numel(x) == 0) return tn_keep(tn_contiguous(tn_transpose(x, -2, -1)));
     tn_linalg_svd(x, false, &u, &s, &vh);
@@ -395,6 +400,7 @@ tn_tensor *(tn_linalg_pinv)(const tn_tensor *x, double rtol) {
 tn_tensor *(tn_linalg_matrix_rank)(const tn_tensor *x, double rtol) {
     TN_SCOPE;
     tn_tensor *bad = not_matrix("linalg_matrix_rank", x);
+    if (!bad) bad = bad_rtol("linalg_matrix_rank", rtol);
     if (bad) return tn_keep(bad);
     if (tn_numel(x) == 0) return tn_keep(tn_zeros(tn_shape(x), tn_rank(x) - 2, TN_I64));
     return tn_keep(sum_dim(counting(x, tn_linalg_svdvals(x), rtol), -1, false));

@@ -116,8 +116,10 @@ static tn_tensor *quantiles(const char *name, const tn_tensor *x, const tn_tenso
     tn_dtype wide = tn_dtype_of(x) == TN_F64 ? TN_F64 : TN_F32; /* places must be exact */
     tn_tensor *sorted = tn_gather(r.x, -1, r.order), *last = tn_scalar((double)(r.n - 1));
     if (over_nan) last = plus(tn_cast(sum_dim(tn_logical_not(tn_isnan(r.x)), -1, true), wide), -1);
-    tn_tensor *place = tn_mul(tn_cast(flat(q), wide), last); /* [..., k] or [k] */
-    if (over_nan) place = tn_maximum(place, tn_scalar(0));   /* a row of NaN alone */
+    tn_tensor *given = tn_cast(flat(q), wide);
+    tn_tensor *valid = tn_logical_and(tn_ge(given, tn_scalar(0)), tn_le(given, tn_scalar(1)));
+    tn_tensor *place = tn_mul(tn_where(valid, given, tn_scalar(0)), last); /* [..., k] or [k] */
+    if (over_nan) place = tn_maximum(place, tn_scalar(0));                 /* a row of NaN alone */
     tn_tensor *half = tn_scalar(0.5);
     if (mode == TN_QUANTILE_LOWER) place = tn_floor(place);
     if (mode == TN_QUANTILE_HIGHER) place = tn_ceil(place);
@@ -133,6 +135,7 @@ static tn_tensor *quantiles(const char *name, const tn_tensor *x, const tn_tenso
     tn_tensor *a = tn_gather(sorted, -1, from), *b = tn_gather(sorted, -1, to);
     tn_tensor *y = tn_where(tn_eq(from, to), a, tn_lerp(a, b, tn_expand(weight, shape, (int)rank)));
     if (!over_nan) y = tn_where(has_nan(&r), tn_scalar(NAN), y);
+    y = tn_where(tn_expand(valid, shape, (int)rank), y, tn_scalar(NAN));
     y = tn_movedim(y, -1, 0); /* [k, the other dims] */
     if (keepdim && tn_rank(x)) y = tn_unsqueeze(y, r.dim + 1);
     return tn_contiguous(tn_rank(q) ? y : tn_select(y, 0, 0));

@@ -176,6 +176,10 @@ void tn_nn_write(tn_module *m, const char *name, const tn_tensor *value) {
 static bool norm_options(tn_module *parent, const char *what, const tn_nn_norm_options *given, tn_nn_norm_options *o) {
     *o = (tn_nn_norm_options)TN_NN_NORM_DEFAULTS;
     tn_status status = tn_options_read(o, given, what, "tn_nn_norm_options o = TN_NN_NORM_DEFAULTS");
+    if (status == TN_OK && (!(o->eps >= 0 && isfinite(o->eps)) || !(o->momentum >= 0 && o->momentum <= 1)))
+        status = tn_backend_fail(TN_ERR_ARGUMENT,
+                                 "%s: eps is %g and momentum %g; eps must be finite and at least 0, momentum in [0, 1]",
+                                 what, o->eps, o->momentum);
     return tn_module_fail(parent, status) == TN_OK;
 }
 
@@ -417,9 +421,10 @@ static const tn_module_type rms_norm_type = {sizeof(tn_module_type), "rms_norm",
 
 tn_module *tn_nn_rms_norm(tn_module *parent, const char *name, int64_t features, double eps) {
     if (!tn_nn_check_sizes(parent, "rms_norm", name, features, features)) return NULL;
-    if (!(eps >= 0)) {
-        tn_module_fail(
-            parent, tn_backend_fail(TN_ERR_ARGUMENT, "rms_norm \"%s\": eps is %g; it must be at least 0", name, eps));
+    if (!(eps >= 0 && isfinite(eps))) {
+        tn_module_fail(parent,
+                       tn_backend_fail(TN_ERR_ARGUMENT, "rms_norm \"%s\": eps is %g; it must be finite and at least 0",
+                                       name, eps));
         return NULL;
     }
     tn_module *m = tn_nn_make(parent, name, &rms_norm_type, sizeof(layers_norm));
@@ -733,14 +738,16 @@ tn_module *tn_nn_transformer_encoder_layer(tn_module *parent, const char *name, 
     tn_nn_encoder_options o = TN_NN_ENCODER_DEFAULTS;
     tn_status status =
         tn_options_read(&o, options, "transformer_encoder_layer", "tn_nn_encoder_options o = TN_NN_ENCODER_DEFAULTS");
-    if (tn_module_fail(parent, status) != TN_OK) return NULL;
+    tn_nn_norm_options norm_given = TN_NN_NORM_DEFAULTS, norm;
+    norm_given.eps = o.eps;
+    if (tn_module_fail(parent, status) != TN_OK ||
+        !norm_options(parent, "transformer_encoder_layer", &norm_given, &norm))
+        return NULL;
     int64_t inner = o.feedforward ? o.feedforward : 4 * features;
     if (!tn_nn_check_sizes(parent, "transformer_encoder_layer", name, features, inner)) return NULL;
     tn_module *m = tn_nn_make(parent, name, &encoder_type, sizeof(encoder));
     if (!m) return NULL;
     encoder *s = tn_module_self(m);
-    tn_nn_norm_options norm = TN_NN_NORM_DEFAULTS;
-    norm.eps = o.eps;
     s->activation = o.activation ? o.activation : exact_gelu;
     s->norm_first = o.norm_first;
     s->p = o.dropout;

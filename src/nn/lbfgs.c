@@ -348,13 +348,14 @@ void tn_lbfgs_free(tn_lbfgs *l) {
 }
 
 static tn_status check_lbfgs(const tn_lbfgs_options *o) {
-    if (o->lr > 0 && o->max_iter > 0 && o->tolerance_grad >= 0 && o->tolerance_change >= 0 && o->history_size > 0)
+    if (o->lr > 0 && isfinite(o->lr) && o->max_iter > 0 && o->max_eval >= 0 && o->tolerance_grad >= 0 &&
+        o->tolerance_change >= 0 && o->history_size > 0)
         return TN_OK;
     return tn_backend_fail(
         TN_ERR_ARGUMENT,
-        "lbfgs: lr %g, max_iter %d, tolerance_grad %g, tolerance_change %g, history_size %d; must be "
-        "> 0, > 0, >= 0, >= 0, > 0",
-        o->lr, o->max_iter, o->tolerance_grad, o->tolerance_change, o->history_size);
+        "lbfgs: lr %g, max_iter %d, max_eval %d, tolerance_grad %g, tolerance_change %g, history_size %d; lr must be "
+        "finite; lr, max_iter and history_size must be greater than 0, the others at least 0",
+        o->lr, o->max_iter, o->max_eval, o->tolerance_grad, o->tolerance_change, o->history_size);
 }
 
 static tn_status take_parameters(tn_lbfgs *l, const tn_module *m) {

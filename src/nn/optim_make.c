@@ -1,4 +1,5 @@
 /* optim_make.c — making optimizers: their settings, parameters in groups, and the memory of the methods. */
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -249,6 +250,8 @@ tn_status tn_optimizer_sgd(tn_module *m, const tn_sgd_options *options, tn_optim
     tn_sgd_options o = TN_SGD_DEFAULTS;
     tn_status status = read_options(out, &o, options, "sgd", "tn_sgd_options o = TN_SGD_DEFAULTS");
     if (status != TN_OK) return status;
+    if (!isfinite(o.dampening))
+        return tn_backend_fail(TN_ERR_ARGUMENT, "sgd: dampening is %g; it must be finite", o.dampening);
     if (o.nesterov && (o.momentum == 0 || o.dampening != 0))
         return tn_backend_fail(TN_ERR_ARGUMENT, "sgd: nesterov requires momentum above 0 and dampening 0");
     tn_optimizer model = {.method = &tn_optim_sgd,
@@ -351,7 +354,7 @@ tn_status tn_optimizer_lamb(tn_module *m, const tn_lamb_options *options, tn_opt
 tn_status tn_optimizer_adafactor(tn_module *m, const tn_adafactor_options *options, tn_optimizer **out) {
     tn_adafactor_options o = TN_ADAFACTOR_DEFAULTS;
     tn_status status = read_options(out, &o, options, "adafactor", "tn_adafactor_options o = TN_ADAFACTOR_DEFAULTS");
-    if (status == TN_OK) status = tn_optim_check("beta2_decay", o.beta2_decay, -INFINITY, 0x1p-1022);
+    if (status == TN_OK) status = tn_optim_check("beta2_decay", o.beta2_decay, -DBL_MAX, 0x1p-1022);
     if (status == TN_OK) status = tn_optim_check("eps2", o.eps2, 0, INFINITY);
     if (status == TN_OK) status = tn_optim_check("d", o.d, 1, INFINITY);
     if (status != TN_OK) return status;

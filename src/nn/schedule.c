@@ -71,13 +71,15 @@ double tn_schedule_at(const tn_schedule *given, int64_t at) {
 /* ---- by a metric ------------------------------------------------------------------------------------------------- */
 
 static tn_status check_plateau(const tn_plateau *p) {
-    if (p->factor > 0 && p->factor < 1 && p->lr >= 0 && isfinite(p->lr) && p->min_lr >= 0 && p->patience >= 0 &&
-        p->cooldown >= 0 && p->threshold >= 0)
+    if (p->factor > 0 && p->factor < 1 && p->lr >= 0 && isfinite(p->lr) && p->min_lr >= 0 && isfinite(p->min_lr) &&
+        p->patience >= 0 && p->cooldown >= 0 && p->threshold >= 0 && isfinite(p->threshold) && p->bad_steps >= 0 &&
+        p->cooling >= 0)
         return TN_OK;
     return tn_backend_fail(TN_ERR_ARGUMENT,
-                           "tn_plateau_step: lr %g, factor %g, min_lr %g, threshold %g, patience %lld, cooldown %lld; "
-                           "factor must be in (0, 1), the others finite and at least 0",
-                           p->lr, p->factor, p->min_lr, p->threshold, (long long)p->patience, (long long)p->cooldown);
+                           "tn_plateau_step: lr %g, factor %g, min_lr %g, threshold %g, patience %lld, cooldown %lld, "
+                           "bad_steps %lld, cooling %lld; factor must be in (0, 1), the others finite and at least 0",
+                           p->lr, p->factor, p->min_lr, p->threshold, (long long)p->patience, (long long)p->cooldown,
+                           (long long)p->bad_steps, (long long)p->cooling);
 }
 
 static bool is_better(const tn_plateau *p, double metric) {

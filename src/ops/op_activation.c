@@ -277,6 +277,12 @@ static tn_node *log1p_exp(tn_build *b, tn_node *x) {
     return tn_b_add(b, at_least(b, x, 0.0), tn_b_log1p(b, tn_b_exp(b, tn_b_neg(b, tn_b_abs(b, x)))));
 }
 
+static tn_status infer_softplus(tn_infer *c) {
+    TRY(tn_need_finite(c, "beta", c->attrs->f[TN_SOFTPLUS_BETA]));
+    TRY(tn_need_range(c, "threshold", c->attrs->f[TN_SOFTPLUS_THRESHOLD], -INFINITY, INFINITY));
+    return tn_infer_float(c);
+}
+
 static tn_node *compose_softplus(tn_build *b, const tn_node *n) {
     double beta = n->f[TN_SOFTPLUS_BETA], threshold = n->f[TN_SOFTPLUS_THRESHOLD];
     tn_node *x = n->in[0], *z = tn_b_scale(b, x, beta);
@@ -295,7 +301,7 @@ static tn_status grad_softplus(tn_build *b, const tn_node *n, tn_node *dy, tn_no
 
 /* softplus(x, beta, threshold): log(1 + exp(beta·x)) / beta; x itself where beta·x > threshold. */
 const tn_op_impl tn_impl_softplus = {
-    .infer = tn_infer_float,
+    .infer = infer_softplus,
     .compose = compose_softplus,
     .grad = grad_softplus,
     .cases = "tol=4e-6 atol=2e-6; [3,5]@-8..8; [3,5]@-8..8~0.1 beta=2 threshold=5; [40]@-200..200~0.1; "

@@ -508,15 +508,18 @@ static tn_status infer_bernoulli_by(tn_infer *c) {
 }
 
 static tn_node *compose_bernoulli_by(tn_build *b, const tn_node *n) {
-    tn_node *u = uniform(b, n->in[1], n->in[2], 0, n->shape, n->rank);
-    return tn_b_cast_like(b, tn_b_lt(b, u, tn_b_cast(b, n->in[0], TN_F32)), n);
+    tn_node *u = uniform(b, n->in[1], n->in[2], 0, n->shape, n->rank), *p = tn_b_cast(b, n->in[0], TN_F32);
+    if (!p) return NULL;
+    tn_node *valid = tn_b_logical_and(b, tn_b_le(b, tn_b_const(b, 0, p), p), tn_b_le(b, p, tn_b_const(b, 1, p)));
+    tn_node *drawn = tn_b_cast(b, tn_b_lt(b, u, p), TN_F32);
+    return tn_b_cast_like(b, tn_b_where(b, valid, drawn, tn_b_const(b, NAN, p)), n);
 }
 
 static tn_status no_gradient(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     return tn_grad_none(b, n, dy, grads);
 }
 
-/* bernoulli_by(p, key, counter): 1 with probability p, else 0, in p's dtype. */
+/* bernoulli_by(p, key, counter): 1 with probability p, else 0, in p's dtype; NaN where p is not in [0, 1]. */
 const tn_op_impl tn_impl_bernoulli_by = {.facts = TN_FACT_RANDOM,
                                          .keeps_half = true,
                                          .infer = infer_bernoulli_by,
@@ -721,7 +724,8 @@ tn_tensor *(tn_randperm)(int64_t n) {
     return order;
 }
 
-/* bernoulli(p): 1 with probability p, else 0, element by element, in p's dtype. No gradient. */
+/* bernoulli(p): 1 with probability p, else 0, element by element, in p's dtype; NaN where p is not in [0, 1]. No
+ * gradient. */
 tn_tensor *(tn_bernoulli)(const tn_tensor *p) {
     if (!p) return tn_tensor_error(tn_fail(TN_ERR_ARGUMENT, "bernoulli: the tensor is NULL"));
     return record_on(TN_OP_BERNOULLI_BY, p, &(tn_attrs){0});

@@ -137,6 +137,11 @@ const tn_op_impl tn_impl_soft_margin_loss = {
     .compose = compose_soft_margin_loss,
     .cases = "tol=1e-5 atol=2e-6; [3,4] [3,4] reduction=mean; [3,4] [4] reduction=none; [3,4] [3,4] reduction=sum"};
 
+static tn_status infer_hinge_embedding_loss(tn_infer *c) {
+    TRY(tn_need_finite(c, "margin", c->attrs->f[TN_HINGE_EMBEDDING_LOSS_MARGIN]));
+    return infer_distance(c);
+}
+
 static tn_node *compose_hinge_embedding_loss(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *t = n->in[1], *zero = x ? tn_b_const(b, 0, x) : NULL;
     tn_node *apart = not_negative(b, tn_b_sub(b, x ? tn_b_const(b, n->f[TN_HINGE_EMBEDDING_LOSS_MARGIN], x) : NULL, x));
@@ -148,9 +153,14 @@ static tn_node *compose_hinge_embedding_loss(tn_build *b, const tn_node *n) {
 /* hinge_embedding_loss(x, target, reduction, margin): x where target is 1, max(0, margin − x) where it is −1. */
 const tn_op_impl tn_impl_hinge_embedding_loss = {
     .promote = true,
-    .infer = infer_distance,
+    .infer = infer_hinge_embedding_loss,
     .compose = compose_hinge_embedding_loss,
     .cases = "tol=1e-5 atol=2e-6; [3,4] [3,4] reduction=mean; [3,4] [4] reduction=none margin=0.5"};
+
+static tn_status infer_margin_ranking_loss(tn_infer *c) {
+    TRY(tn_need_finite(c, "margin", c->attrs->f[TN_MARGIN_RANKING_LOSS_MARGIN]));
+    return infer_distance(c);
+}
 
 static tn_node *compose_margin_ranking_loss(tn_build *b, const tn_node *n) {
     tn_node *d = tn_b_mul(b, tn_b_neg(b, n->in[2]), difference(b, n));
@@ -160,9 +170,14 @@ static tn_node *compose_margin_ranking_loss(tn_build *b, const tn_node *n) {
 /* margin_ranking_loss(x1, x2, target, reduction, margin): max(0, margin − target·(x1 − x2)), targets being 1 or −1. */
 const tn_op_impl tn_impl_margin_ranking_loss = {
     .promote = true,
-    .infer = infer_distance,
+    .infer = infer_margin_ranking_loss,
     .compose = compose_margin_ranking_loss,
     .cases = "tol=1e-5 atol=2e-6; [3,4] [3,4] [3,4] reduction=mean; [3,4] [4] [4] reduction=none margin=0.5"};
+
+static tn_status infer_poisson_nll_loss(tn_infer *c) {
+    TRY(tn_need_finite(c, "eps", c->attrs->f[TN_POISSON_NLL_LOSS_EPS]));
+    return infer_distance(c);
+}
 
 static tn_node *compose_poisson_nll_loss(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *t = n->in[1];
@@ -183,7 +198,7 @@ static tn_node *compose_poisson_nll_loss(tn_build *b, const tn_node *n) {
  * x − target·log(x + eps); full adds Stirling's approximation of log(target!) where target > 1. */
 const tn_op_impl tn_impl_poisson_nll_loss = {
     .promote = true,
-    .infer = infer_distance,
+    .infer = infer_poisson_nll_loss,
     .compose = compose_poisson_nll_loss,
     .cases = "tol=1e-5 atol=2e-6; [3,4] [3,4]@0.1..4 reduction=mean; [3,4]@0.1..4 [4]@1.1..4 reduction=none "
              "log_input=false full=true eps=1e-3; error=floating [3]:i64 [3]:i64 reduction=mean"};

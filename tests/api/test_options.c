@@ -6,6 +6,7 @@
 
 #include <dirent.h>
 #include <math.h>
+#include <stddef.h>
 
 #include "trunnion/amp.h"
 #include "trunnion/certify.h"
@@ -754,6 +755,214 @@ static void values_without_a_meaning_are_refused(void **state) {
     refused(tn_dropout(x, NAN, true), "p is nan");
 }
 
+/* ---- NaN in numbers ---------------------------------------------------------------------------------------------- */
+
+/* Every floating-point field of every struct, and where it lies. */
+typedef struct number {
+    const char *type, *field;
+    size_t at;
+} number;
+
+#define NUMBER(type, field) \
+    { #type, #field, offsetof(type, field) }
+static const number numbers[] = {
+    NUMBER(tn_grad_scaler_options, init_scale),
+    NUMBER(tn_grad_scaler_options, growth_factor),
+    NUMBER(tn_grad_scaler_options, backoff_factor),
+    NUMBER(tn_gradcheck_options, eps),
+    NUMBER(tn_gradcheck_options, atol),
+    NUMBER(tn_gradcheck_options, rtol),
+    NUMBER(tn_finetune_options, alpha),
+    NUMBER(tn_llm_draft_options, least_probability),
+    NUMBER(tn_model_sizes, bytes_per_weight),
+    NUMBER(tn_model_sizes, bytes_per_cache),
+    NUMBER(tn_nn_norm_options, eps),
+    NUMBER(tn_nn_norm_options, momentum),
+    NUMBER(tn_nn_recurrent_options, dropout),
+    NUMBER(tn_nn_encoder_options, dropout),
+    NUMBER(tn_nn_encoder_options, eps),
+    NUMBER(tn_policy_options, hidden_gain),
+    NUMBER(tn_policy_options, logits_gain),
+    NUMBER(tn_policy_options, value_gain),
+    NUMBER(tn_isclose_options, rtol),
+    NUMBER(tn_isclose_options, atol),
+    NUMBER(tn_allclose_options, rtol),
+    NUMBER(tn_allclose_options, atol),
+    NUMBER(tn_cosine_similarity_options, eps),
+    NUMBER(tn_softplus_options, beta),
+    NUMBER(tn_softplus_options, threshold),
+    NUMBER(tn_layer_norm_options, eps),
+    NUMBER(tn_rms_norm_options, eps),
+    NUMBER(tn_group_norm_options, eps),
+    NUMBER(tn_instance_norm_options, eps),
+    NUMBER(tn_batch_norm_options, eps),
+    NUMBER(tn_scaled_dot_product_attention_options, scale),
+    NUMBER(tn_cached_attention_options, scale),
+    NUMBER(tn_cached_attention_options, softcap),
+    NUMBER(tn_smooth_l1_loss_options, beta),
+    NUMBER(tn_huber_loss_options, delta),
+    NUMBER(tn_hinge_embedding_loss_options, margin),
+    NUMBER(tn_margin_ranking_loss_options, margin),
+    NUMBER(tn_poisson_nll_loss_options, eps),
+    NUMBER(tn_gaussian_nll_loss_options, eps),
+    NUMBER(tn_cross_entropy_options, label_smoothing),
+    NUMBER(tn_param_group, lr_factor),
+    NUMBER(tn_param_group, weight_decay),
+    NUMBER(tn_sgd_options, lr),
+    NUMBER(tn_sgd_options, momentum),
+    NUMBER(tn_sgd_options, dampening),
+    NUMBER(tn_sgd_options, weight_decay),
+    NUMBER(tn_sgd_options, max_grad_norm),
+    NUMBER(tn_adam_options, lr),
+    NUMBER(tn_adam_options, beta1),
+    NUMBER(tn_adam_options, beta2),
+    NUMBER(tn_adam_options, eps),
+    NUMBER(tn_adam_options, weight_decay),
+    NUMBER(tn_adam_options, max_grad_norm),
+    NUMBER(tn_rmsprop_options, lr),
+    NUMBER(tn_rmsprop_options, alpha),
+    NUMBER(tn_rmsprop_options, eps),
+    NUMBER(tn_rmsprop_options, momentum),
+    NUMBER(tn_rmsprop_options, weight_decay),
+    NUMBER(tn_rmsprop_options, max_grad_norm),
+    NUMBER(tn_adagrad_options, lr),
+    NUMBER(tn_adagrad_options, lr_decay),
+    NUMBER(tn_adagrad_options, weight_decay),
+    NUMBER(tn_adagrad_options, initial_accumulator_value),
+    NUMBER(tn_adagrad_options, eps),
+    NUMBER(tn_adagrad_options, max_grad_norm),
+    NUMBER(tn_lion_options, lr),
+    NUMBER(tn_lion_options, beta1),
+    NUMBER(tn_lion_options, beta2),
+    NUMBER(tn_lion_options, weight_decay),
+    NUMBER(tn_lion_options, max_grad_norm),
+    NUMBER(tn_lamb_options, lr),
+    NUMBER(tn_lamb_options, beta1),
+    NUMBER(tn_lamb_options, beta2),
+    NUMBER(tn_lamb_options, eps),
+    NUMBER(tn_lamb_options, weight_decay),
+    NUMBER(tn_lamb_options, max_grad_norm),
+    NUMBER(tn_adafactor_options, lr),
+    NUMBER(tn_adafactor_options, beta2_decay),
+    NUMBER(tn_adafactor_options, eps1),
+    NUMBER(tn_adafactor_options, eps2),
+    NUMBER(tn_adafactor_options, d),
+    NUMBER(tn_adafactor_options, weight_decay),
+    NUMBER(tn_adafactor_options, max_grad_norm),
+    NUMBER(tn_muon_options, lr),
+    NUMBER(tn_muon_options, momentum),
+    NUMBER(tn_muon_options, weight_decay),
+    NUMBER(tn_muon_options, ns_coefficients),
+    NUMBER(tn_muon_options, eps),
+    NUMBER(tn_muon_options, max_grad_norm),
+    NUMBER(tn_lbfgs_options, lr),
+    NUMBER(tn_lbfgs_options, tolerance_grad),
+    NUMBER(tn_lbfgs_options, tolerance_change),
+    NUMBER(tn_schedule, lr),
+    NUMBER(tn_schedule, final_lr),
+    NUMBER(tn_schedule, gamma),
+    NUMBER(tn_schedule, pct_start),
+    NUMBER(tn_schedule, div_factor),
+    NUMBER(tn_schedule, final_div_factor),
+    NUMBER(tn_plateau, lr),
+    NUMBER(tn_plateau, factor),
+    NUMBER(tn_plateau, min_lr),
+    NUMBER(tn_plateau, threshold),
+    NUMBER(tn_survive_options, overhead),
+    NUMBER(tn_survive_options, time_limit),
+    NUMBER(tn_sampler_options, temperature),
+    NUMBER(tn_sampler_options, top_p),
+    NUMBER(tn_sampler_options, min_p),
+    NUMBER(tn_sampler_options, repeat_penalty),
+    NUMBER(tn_sampler_options, frequency_penalty),
+    NUMBER(tn_sampler_options, presence_penalty),
+    NUMBER(tn_sampler_options, dry_multiplier),
+    NUMBER(tn_sampler_options, dry_base),
+    NUMBER(tn_sampler_options, mirostat_tau),
+    NUMBER(tn_sampler_options, mirostat_eta),
+};
+
+/* Gives fields that are checked before its numbers a value. */
+static void complete(const char *type, void *options) {
+    if (!strcmp(type, "tn_policy_options")) {
+        tn_policy_options *o = options;
+        o->observations = o->actions = 2;
+    }
+    if (!strcmp(type, "tn_model_sizes")) {
+        tn_model_sizes *s = options;
+        s->hidden = s->intermediate = s->layers = s->vocabulary = s->heads = s->kv_heads = s->sequence = 2;
+    }
+}
+
+/* Read after a model that there is none of here; test_finetune and test_llm_model pass NaN there. */
+static bool needs_a_model(const char *type) {
+    return !strcmp(type, "tn_finetune_options") || !strcmp(type, "tn_llm_draft_options");
+}
+
+static void nan_is_refused_for_every_number(void **state) {
+    (void)state;
+    const double nan = NAN;
+    for (size_t i = 0; i < TN_COUNT(numbers); i++)
+        for (size_t k = 0; k < TN_COUNT(rows); k++) {
+            const number *n = &numbers[i];
+            size_t o[MOST_BYTES / sizeof(size_t)] = {0};
+            if (strcmp(rows[k].type, n->type) != 0 || needs_a_model(n->type)) continue;
+            memcpy(o, rows[k].defaults, rows[k].bytes);
+            complete(n->type, o);
+            memcpy((uint8_t *)o + n->at, &nan, sizeof nan);
+            assert_refused(&rows[k], o, "nan");
+        }
+}
+
+/* In text such as "double lr, final_lr; ": is each name in the table? best of tn_plateau may be NaN: none yet. */
+static void check_numbers_of(const char *type, char *names) {
+    for (char *name = strtok(names, ", ;[\n"); name; name = strtok(NULL, ", ;[\n")) {
+        int found = !strcmp(type, "tn_plateau") && !strcmp(name, "best");
+        if (strchr("/*0123456789]", *name)) return;
+        for (size_t i = 0; i < TN_COUNT(numbers); i++)
+            found += !strcmp(numbers[i].type, type) && !strcmp(numbers[i].field, name);
+        if (!found) fail_msg("%s.%s has no row in %s", type, name, __FILE__);
+    }
+}
+
+static void check_header_numbers(const char *path) {
+    char line[512], type[128] = "", word[128];
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f)) {
+        if (sscanf(line, "typedef struct %127[a-z0-9_] {", word) == 1) snprintf(type, sizeof type, "%s", word);
+        if (!strncmp(line, "    double ", 11) && strchr(line, ';') && has_row(NULL, type))
+            check_numbers_of(type, line + 11);
+    }
+    fclose(f);
+}
+
+static void every_number_of_the_headers_is_in_the_table(void **state) {
+    (void)state;
+    DIR *folder = opendir("include/trunnion");
+    assert_non_null(folder);
+    for (struct dirent *e = readdir(folder); e; e = readdir(folder)) {
+        char path[512];
+        snprintf(path, sizeof path, "include/trunnion/%.200s", e->d_name);
+        if (e->d_name[0] != '.') check_header_numbers(path);
+    }
+    closedir(folder);
+}
+
+static void weights_and_quantiles_without_a_meaning_show_in_the_result(void **state) {
+    (void)state;
+    TN_SCOPE;
+    const float bad[] = {NAN, -1, INFINITY};
+    for (size_t i = 0; i < TN_COUNT(bad); i++) {
+        tn_tensor *p = tn_from_data((float[]){0.5f, bad[i], 0.5f}, TN_DIMS(3), TN_F32);
+        assert_true(tn_item(tn_multinomial(p, 1, true)) == -1);
+        assert_true(tn_item(tn_multinomial(p, 1, false)) == -1);
+        assert_true(isnan(tn_item(tn_select(tn_bernoulli(p), 0, 1))));
+        tn_tensor *q = tn_quantile(ramp(TN_DIMS(3)), p, 0, false, TN_QUANTILE_LINEAR);
+        assert_true(tn_item(tn_sum(tn_cast(tn_isnan(q), TN_F32), TN_ALL, false)) == 1);
+    }
+}
+
 /* ---- choices ----------------------------------------------------------------------------------------------------- */
 
 /* The status of an op's result, which is freed. */
@@ -1080,6 +1289,9 @@ int main(void) {
         cmocka_unit_test(a_momentum_of_zero_keeps_the_running_statistics),
         cmocka_unit_test(a_time_of_zero_is_1970),
         cmocka_unit_test(values_without_a_meaning_are_refused),
+        cmocka_unit_test(nan_is_refused_for_every_number),
+        cmocka_unit_test(every_number_of_the_headers_is_in_the_table),
+        cmocka_unit_test(weights_and_quantiles_without_a_meaning_show_in_the_result),
         cmocka_unit_test(a_choice_that_there_is_not_is_refused),
         cmocka_unit_test(every_enumeration_of_the_headers_is_in_the_table),
         cmocka_unit_test(initial_values_without_a_meaning_are_refused),

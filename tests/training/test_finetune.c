@@ -424,6 +424,10 @@ static void wrong_batches_and_options_are_refused(void **state) {
     o.rank = 33;
     assert_int_equal(tn_finetune_new(m, &o, &t), TN_ERR_ARGUMENT);
     o.rank = 4;
+    o.alpha = NAN;
+    assert_int_equal(tn_finetune_new(m, &o, &t), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "alpha nan");
+    o.alpha = 8;
     assert_ok(tn_finetune_new(m, &o, &t));
     tn_finetune *second = NULL;
     assert_int_equal(tn_finetune_new(m, &o, &second), TN_ERR_STATE);
