@@ -1,6 +1,8 @@
 /* main.c — the command `trunnion`: finds the subcommand and runs it.
  *
  * A subcommand is one line of the table below and one file. */
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -75,9 +77,11 @@ static int run_help(const char *name) {
 /* What was written has to have arrived: a full disk or a closed pipe is a failure like another. */
 static int finish_command(int status, bool json) {
     cli_failure_end(json, status);
+    errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout)) return cli_stopped() && status == CLI_OK ? cli_stop_status() : status;
-    perror("trunnion: writing to standard output");
-    return status ? status : CLI_FAILED;
+    if (status != CLI_OK && errno == 0) return status; /* an earlier write failed, and the command told so */
+    fprintf(stderr, "trunnion: writing to standard output: %s\n", errno ? strerror(errno) : "an earlier write failed");
+    return status != CLI_OK ? status : CLI_FAILED;
 }
 
 /* Before the options are parsed: what is wrong with them is told as JSON too. */

@@ -1,4 +1,5 @@
 /* serve.c — `trunnion serve`: a language model behind OpenAI's HTTP interface. Options, start and end. */
+#include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -171,14 +172,14 @@ static tn_status load_encoder(server *s) {
 }
 
 /* "[::1]": an address of IPv6 in a URL. */
-static void tell_address(const server *s, int port) {
+static tn_status tell_address(const server *s, int port) {
     char url[300];
     bool six = strchr(s->host, ':');
     snprintf(url, sizeof url, "http://%s%s%s:%d", six ? "[" : "", s->host, six ? "]" : "", port);
     if (!s->common.json) {
         cli_print(stderr, "%s%s%s: listening at %s; Ctrl-C stops\n", s->name, *s->name && *s->embed_name ? ", " : "",
                   s->embed_name, url);
-        return;
+        return TN_OK;
     }
     cli_json j = {.out = stdout};
     cli_json_object(&j, NULL);
@@ -190,7 +191,8 @@ static void tell_address(const server *s, int port) {
     cli_json_int(&j, "context", s->facts.context);
     cli_json_int(&j, "parallel", s->parallel);
     cli_json_end(&j, '}');
-    fflush(stdout);
+    if (fflush(stdout) == 0) return TN_OK;
+    return tn_backend_fail(TN_ERR_IO, "writing the address to standard output: %s", strerror(errno));
 }
 
 /* ---- end --------------------------------------------------------------------------------------------------------- */
@@ -230,8 +232,8 @@ static int serve(server *s) {
     cli_show_compiling(false);
     cli_stop_begin();
     if (status == TN_OK && !cli_stopped()) status = http_start(s, &h, &port);
+    if (status == TN_OK && !cli_stopped()) status = tell_address(s, port);
     if (status == TN_OK && !cli_stopped()) {
-        tell_address(s, port);
         while (!cli_stopped())
             (void)poll(NULL, 0, 100);
         stop_server(s, h);

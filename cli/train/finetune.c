@@ -265,6 +265,11 @@ static tn_status read_texts(tuning *t, const tn_llm_facts *facts) {
     const order *o = t->asked;
     double share = 0;
     bool file = o->validation && !parse_real(o->validation, 0, 1, &share);
+    char *end = NULL;
+    if (file) (void)strtod(o->validation, &end);
+    if (file && !*end && access(o->validation, F_OK) != 0) /* a number out of range, and no file of that name */
+        return tn_backend_fail(TN_ERR_ARGUMENT, "--validation %s: it must be a file or a number from 0 to 1",
+                               o->validation);
     tn_status status = vocabulary_open(&t->words, o->model, facts);
     if (status == TN_OK) status = finetune_data_read(&t->data, o->data, &t->words, facts->context);
     if (status == TN_OK) status = split_texts(t, share);
@@ -511,7 +516,7 @@ static bool log_tuning(const tuning *t, const report_point *p) {
 }
 
 static tn_status note_point(tuning *t, const report_point *p) {
-    if (!log_tuning(t, p)) return tn_backend_fail(TN_ERR_IO, "writing '%s' failed: is the disk full?", t->asked->log);
+    if (!log_tuning(t, p)) return tn_backend_fail(TN_ERR_IO, "writing '%s': %s", t->asked->log, strerror(errno));
     return report_add(&t->report, p);
 }
 
@@ -584,15 +589,13 @@ static tn_status save_result(const tuning *t) {
     return status == TN_OK ? tn_llm_save_model(t->model, to) : status;
 }
 
-/* If the result cannot be saved, a checkpoint keeps what was trained. Returns the first failure. */
-static tn_status save_or_keep(const tuning *t) {
+/* If the training, its log or the saving of the result fails, a checkpoint keeps the steps so far. Returns that
+ * failure. */
+static tn_status keep_steps(const tuning *t, tn_status status) {
     char why[TN_REASON_BYTES];
-    tn_status status = save_result(t);
-    if (status == TN_OK || t->stopped) return status;
     snprintf(why, sizeof why, "%s", tn_error());
     bool kept = save_checkpoint(t) == TN_OK;
-    return tn_backend_fail(status, "%s%s", why,
-                           kept ? "; a checkpoint is in --out: pass --resume to save the result again" : "");
+    return tn_backend_fail(status, "%s%s", why, kept ? "; a checkpoint is in --out: pass --resume to go on" : "");
 }
 
 /* A finished run has nothing to resume: removes its checkpoint. */
@@ -675,7 +678,9 @@ static int fail_tuning(tuning *t) {
 }
 
 static int finish_tuning(tuning *t, tn_status status) {
-    if (status == TN_OK) status = save_or_keep(t);
+    bool saves = status == TN_OK;
+    if (saves) status = save_result(t);
+    if (status != TN_OK && t->step > 0 && !(saves && t->stopped)) status = keep_steps(t, status);
     if (status == TN_OK) report_result(t);
     if (status == TN_OK) status = report_write(&t->report, true);
     cli_stop_end();

@@ -291,7 +291,7 @@ static bool log_step(const run *r) {
     cli_json_number(&j, "loss", r->loss);
     if (r->task->shown) cli_json_number(&j, r->task->shown, shown_now(r));
     cli_json_end(&j, '}');
-    return !ferror(r->log);
+    return fflush(r->log) == 0;
 }
 
 static bool time_to_save(const run *r, int64_t before) {
@@ -321,6 +321,19 @@ static tn_status add_to_report(run *r, int64_t made, double begun) {
     return report_add(&r->report, &p);
 }
 
+/* Writes the log and the report. If that fails, the run ends, and one process saves the steps so far. */
+static tn_status tell_step(run *r, int64_t made, double begun) {
+    char why[TN_REASON_BYTES];
+    const char *log = r->options->log, *save = r->options->save;
+    tn_status status = log_step(r) ? TN_OK : tn_backend_fail(TN_ERR_IO, "writing '%s': %s", log, strerror(errno));
+    if (status == TN_OK) status = add_to_report(r, made, begun);
+    if (status == TN_OK || !save || tn_group_size(r->options->team->group) > 1) return status;
+    snprintf(why, sizeof why, "%s", tn_error());
+    bool saved = save_training(r) == TN_OK;
+    return tn_backend_fail(status, "%s%s%s", why, saved ? "; the steps so far are saved: pass --resume " : "",
+                           saved ? save : "");
+}
+
 /* Whether any process was told to stop; asked before each step, by all of them. */
 static tn_status ask_stopped(run *r, bool *stop) {
     tn_status status = r->step < r->last ? train_any_stopped(r->options->team, &r->stopped) : TN_OK;
@@ -333,8 +346,7 @@ static tn_status note_step(run *r, int64_t step, double begun, bool *stop) {
     int64_t before = r->step;
     r->step = step;
     note_loss(r, r->latest);
-    if (!log_step(r)) return tn_backend_fail(TN_ERR_IO, "writing '%s' failed: is the disk full?", r->options->log);
-    tn_status status = add_to_report(r, r->step - before, begun);
+    tn_status status = tell_step(r, r->step - before, begun);
     if (status == TN_OK && time_to_save(r, before)) status = save_training(r);
     if (status != TN_OK) return status;
     char words[96], text[128];

@@ -20,6 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 sys.path.insert(0, str(ROOT / "tools/checks"))
 import command  # noqa: E402
+import finetune  # noqa: E402
 import signals  # noqa: E402
 from text import smollm2  # noqa: E402
 
@@ -251,6 +252,21 @@ def check_train(program, folder, report):
     again = run(program, line + " --resume t.safetensors", folder)
     report.add(first.returncode == 0 and again.returncode == 1 and "nothing is left to do" in again.stdout,
                "--resume past the last step is an error")
+    more = line.replace("--steps 4", "--steps 9").replace("t.safetensors", "u.safetensors")
+    full = run(program, more + " --log /dev/full", folder)
+    report.add(full.returncode == 1 and "No space left" in full.stdout, f"a log on a full disk: {full.stdout[-200:]}")
+    again = run(program, more + " --resume u.safetensors", folder)
+    whole = run(program, more.replace("u.safe", "v.safe"), folder)
+    same = whole.returncode == 0 and (folder / "u.safetensors").read_bytes() == (folder / "v.safetensors").read_bytes()
+    report.add(again.returncode == 0 and same, f"and loses no step: {again.stdout[-200:]}")
+
+
+def check_serve(program, folder, report):
+    finetune.make_model(folder / "small")
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([program, "serve", "-m", folder / "small", "--port", "0", "--context", "64", "--json"],
+                               stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    report.add(ended.returncode == 1 and "No space left" in ended.stderr, f"serve on a full disk: {ended.stderr[-200:]}")
 
 
 def check_end_of_file(program, folder, report, model):
@@ -300,7 +316,7 @@ def main():
         folder.mkdir()
         prepare(folder)
         for check in (check_rows, check_guess, check_help, check_subgraphs, check_outputs, check_convert, check_fit,
-                      check_devices, check_train):
+                      check_devices, check_train, check_serve):
             attempt(check, program, folder, report)
         model = smollm2.path()
         if model.exists():

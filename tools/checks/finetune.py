@@ -223,6 +223,17 @@ def keeps(suite):
             if (suite.folder / name / "adapter_model.safetensors").is_file()]
     suite.expect(done.returncode == 0 and got["steps"] == 3 and len(same) == 2 and same[0] == same[1],
                  "--resume after the last step saves the result", done.stderr)
+    log = suite.folder / "full.jsonl"
+    log.symlink_to("/dev/full")
+    _, done = suite.tune("logged", *words, "--log", log)
+    suite.expect(done.returncode == 1 and "No space left" in done.stderr and "--resume" in done.stderr,
+                 "a log that cannot be written ends the run and loses no step", done.stderr)
+    got, done = suite.tune("logged", *words, "--resume")
+    bits = [suite.folder / name / "adapter_model.safetensors" for name in ("logged", "unkept")]
+    suite.expect(done.returncode == 0 and bits[0].read_bytes() == bits[1].read_bytes(), "which is continued", done.stderr)
+    for value in ("1.5", "-1", "nan"):
+        _, done = suite.tune("shares", *words, f"--validation={value}")
+        suite.expect("a file or a number from 0 to 1" in done.stderr, f"--validation {value}", done.stderr)
     suite.expect("nan" not in report.read_text().split("<script>")[0], "a report without validation has no nan")
 
 
