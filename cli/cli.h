@@ -14,6 +14,7 @@
 
 #include "cli/clock.h"
 #include "trunnion/device.h"
+#include "trunnion/survive.h"
 
 enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 
@@ -137,6 +138,9 @@ tn_device *cli_choose_device(const cli_options *o, tn_selection *s, int *code);
 /* The member `fallback`: devices that were passed over (s may be NULL), and what the host computed for the chosen
  * one. */
 void cli_json_fallback(cli_json *j, const tn_selection *s, const tn_device *device);
+/* The members `failed_devices` (and from which step the next one continued), `recomputed_steps`, `state_copies` and
+ * `state_copy_seconds` (json_out.c). */
+void cli_json_survived(cli_json *j, const tn_survive_report *survived);
 
 /* ---- terminal (terminal.c) --------------------------------------------------------------------------------------- */
 

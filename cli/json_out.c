@@ -143,3 +143,21 @@ void cli_json_bool(cli_json *j, const char *key, bool v) {
     begin_value(j, key);
     fputs(v ? "true" : "false", j->out);
 }
+
+void cli_json_survived(cli_json *j, const tn_survive_report *survived) {
+    int described = (int)(sizeof survived->failures / sizeof survived->failures[0]);
+    cli_json_array(j, "failed_devices");
+    for (int i = 0; i < survived->failure_count && i < described; i++) {
+        const tn_survive_failure *f = &survived->failures[i];
+        cli_json_object(j, NULL);
+        cli_json_string(j, "id", f->id);
+        cli_json_string(j, "reason", f->reason);
+        cli_json_int(j, "step", f->step);
+        cli_json_int(j, "resumed", f->resumed);
+        cli_json_end(j, '}');
+    }
+    cli_json_end(j, ']');
+    cli_json_int(j, "recomputed_steps", survived->recomputed);
+    cli_json_int(j, "state_copies", survived->copies);
+    cli_json_number(j, "state_copy_seconds", survived->copy_seconds);
+}

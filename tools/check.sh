@@ -109,6 +109,7 @@ certified | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools
 devwork   | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/device_work.py $BUILD
 opinfo    | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/opinfo.py $BUILD
 torch-engine | check-all | 900 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD test_engine_torch $plain && python3 tools/digits.py && python3 tools/checks/torch_engine.py $BUILD
+memory    | check-all | 900 | tools/build.sh $BUILD all $plain && python3 tools/text/smollm2.py --or-skip && python3 tools/checks/memory.py $BUILD
 encoder   | check-all | 600 | python3 tools/text/minilm.py --or-skip
 folders   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/text/hf_folders.py $BUILD/trunnion
 speech    | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/text/speech.py $BUILD/trunnion

@@ -27,7 +27,7 @@ BUDGET = {
     "cpu": 14190,
     "gpu": 2800,
     "vendor": 3150,
-    "hal": 8360,
+    "hal": 8370,
     "drivers": 8250,
     "tensor": 2980,
     "ops": 13520,

@@ -2,7 +2,8 @@
  *
  * A step is a function of its number: the order of the texts follows from the seed, the learning rate from the
  * schedule. So a checkpoint needs only the trained numbers, the optimizer and the step, and a resumed run has
- * the same bits. */
+ * the same bits, as has one that moves to another device (survive.h): `tuning` is the run, `share` what one device
+ * has of it. */
 #include <dirent.h>
 #include <errno.h>
 #include <math.h>
@@ -18,10 +19,12 @@
 #include "trunnion/backend.h"
 #include "trunnion/data.h"
 #include "trunnion/finetune.h"
+#include "trunnion/survive.h"
 #include "trunnion/trunnion.h"
 
 static const char CHECKPOINT[] = "checkpoint.safetensors", MERGED[] = "model.gguf";
 enum { PLOT_ROWS = 8, SAMPLE_TOKENS = 48, VALIDATION_BATCH = 8, MOST_DESCRIPTION = 768, DEFAULT_CONTEXT = 512 };
+enum { DEVICE_TIMEOUT = 600 }; /* seconds: the first step compiles all kernels */
 
 static const char help_text[] =
     "  -m, --model MODEL     a GGUF file (also quantized), or a Hugging Face model folder\n"
@@ -50,13 +53,18 @@ static const char help_text[] =
     "                        result has the bits of a run that was not interrupted\n"
     "      --log FILE        a JSON object a line for each step\n"
     "      --report FILE     an HTML page with charts and samples, written while training\n"
+    "      --device-timeout N  seconds after which a step counts as hanging, on other devices than\n"
+    "                        the CPU (600; 0: never)\n"
     "      --json            loss, validation_loss, validation_loss_before, steps, tokens,\n"
     "                        tokens_per_second, trained_parameters, texts, out, peak_bytes,\n"
-    "                        device, fallback[], seed, interrupted\n"
+    "                        device, fallback[], seed, interrupted, failed_devices[],\n"
+    "                        recomputed_steps, state_copies, state_copy_seconds\n"
     "\n"
     "Writes DIR/adapter_model.safetensors and adapter_config.json (PEFT's format), which\n"
     "generate, chat and convert take with --lora DIR. With --full: DIR/model.gguf, or a model\n"
-    "folder. Ctrl-C saves a checkpoint and ends the run.\n"
+    "folder. Ctrl-C saves a checkpoint and ends the run. If the device is lost, out of memory or\n"
+    "hangs, the run continues on the next one from a copy of its state in host memory, and a line\n"
+    "says so; --strict turns this off.\n"
     "\n"
     "examples:\n"
     "  trunnion finetune -m model.gguf --data qa.jsonl --out adapter --report r.html\n"
@@ -97,7 +105,8 @@ enum {
     OPT_SAVE_EVERY,
     OPT_RESUME,
     OPT_LOG,
-    OPT_REPORT
+    OPT_REPORT,
+    OPT_DEVICE_TIMEOUT
 };
 
 static const struct option own_options[] = {
@@ -123,6 +132,7 @@ static const struct option own_options[] = {
     {"resume", no_argument, NULL, OPT_RESUME},
     {"log", required_argument, NULL, OPT_LOG},
     {"report", required_argument, NULL, OPT_REPORT},
+    {"device-timeout", required_argument, NULL, OPT_DEVICE_TIMEOUT},
     {0},
 };
 
@@ -131,6 +141,7 @@ typedef struct order {
     const char *model, *data, *out, *targets, *validation, *log, *report, *schedule;
     int64_t rank, epochs, steps, batch, accumulate, context, save_every, warmup; /* 0: not given; warmup: -1 */
     double alpha, lr, decay, clip;                                               /* alpha, lr: 0: not given */
+    int64_t device_timeout;
     bool full, resume;
 } order;
 
@@ -170,6 +181,7 @@ static bool take_finetune_option(void *ctx, int val, const char *arg) {
     case OPT_SAVE_EVERY: return cli_parse_int(arg, 1, MOST, &o->save_every);
     case OPT_RESUME: o->resume = true; return true;
     case OPT_LOG: o->log = arg; return *arg != 0;
+    case OPT_DEVICE_TIMEOUT: return cli_parse_int(arg, 0, 1000000, &o->device_timeout);
     default: o->report = arg; return *arg != 0;
     }
 }
@@ -180,24 +192,40 @@ typedef struct tuning {
     const order *asked;
     tn_device *device;
     tn_selection selection;
+    tn_llm_facts facts;
     vocabulary words;
     finetune_data data, other; /* other: of --validation FILE */
     int64_t *train, *held;     /* numbers of texts; held: of `other`, if it has texts */
     int64_t train_count, held_count;
-    tn_finetune_example *batch;
-    tn_llm *model;
-    tn_finetune *trainer;
-    tn_batches batches;
+    tn_batches batches; /* of the first step */
     tn_schedule schedule;
-    int64_t first, step, last, tokens;
-    double loss, before, after; /* before, after: of validation; NAN: not measured */
+    int64_t first, step, last, tokens; /* step: steps that were noted */
+    double loss, before, after;        /* before, after: of validation; NAN: not measured */
     double *curve, seconds;
-    bool stopped; /* by a signal, before the last step */
+    int64_t parameters; /* trained numbers */
+    bool shows;         /* the progress line */
+    bool compared;      /* what the model is before the first step was measured */
+    bool stopped;       /* by a signal, before the last step */
     uint64_t model_hash;
     FILE *log;
     report report;
+    cli_progress progress;
+    tn_survive_report survived;
     char description[MOST_DESCRIPTION]; /* which run a checkpoint belongs to */
 } tuning;
+
+/* One device's share of a run. A thread that hangs keeps it, so a step writes only here. */
+typedef struct share {
+    tuning *t;
+    tn_llm *model;
+    tn_finetune *trainer;
+    tn_finetune_example *batch;
+    int64_t *numbers; /* of the batch's texts */
+    tn_finetune_stats stats;
+    double rate, seconds; /* of the last step */
+    bool idle;            /* the last step was not computed, because the run was stopped before it */
+    bool last;            /* no other device continues if this one fails */
+} share;
 
 static tn_status join(const char *folder, const char *name, char out[CLI_PATH]) {
     if (snprintf(out, CLI_PATH, "%s/%s", folder, name) < CLI_PATH) return TN_OK;
@@ -213,11 +241,11 @@ static tn_status result_path(const order *o, char path[CLI_PATH], const char **o
 }
 
 /* Nobody should learn after the training that the result cannot be saved. */
-static tn_status check_result(const tuning *t) {
+static tn_status check_result(const share *s) {
     char path[CLI_PATH];
     const char *to;
-    tn_status status = result_path(t->asked, path, &to);
-    return status == TN_OK ? tn_llm_can_save_model(t->model, to) : status;
+    tn_status status = result_path(s->t->asked, path, &to);
+    return status == TN_OK ? tn_llm_can_save_model(s->model, to) : status;
 }
 
 /* The folder of the result, before anything is computed. */
@@ -242,8 +270,8 @@ static tn_status prepare_out(const order *o) {
 /* ---- texts ------------------------------------------------------------------------------------------------------- */
 
 /* A share of the data is held out: the texts that come first in an order of its own. */
-static tn_status split_texts(tuning *t, double share) {
-    int64_t n = t->data.count, held = share > 0 ? (int64_t)ceil(share * (double)n) : 0;
+static tn_status split_texts(tuning *t, double held_share) {
+    int64_t n = t->data.count, held = held_share > 0 ? (int64_t)ceil(held_share * (double)n) : 0;
     if (held >= n)
         return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has %lld texts, and --validation leaves none to learn from",
                                t->asked->data, (long long)n);
@@ -263,8 +291,8 @@ static tn_status split_texts(tuning *t, double share) {
 
 static tn_status read_texts(tuning *t, const tn_llm_facts *facts) {
     const order *o = t->asked;
-    double share = 0;
-    bool file = o->validation && !parse_real(o->validation, 0, 1, &share);
+    double held_share = 0;
+    bool file = o->validation && !parse_real(o->validation, 0, 1, &held_share);
     char *end = NULL;
     if (file) (void)strtod(o->validation, &end);
     if (file && !*end && access(o->validation, F_OK) != 0) /* a number out of range, and no file of that name */
@@ -272,7 +300,7 @@ static tn_status read_texts(tuning *t, const tn_llm_facts *facts) {
                                o->validation);
     tn_status status = vocabulary_open(&t->words, o->model, facts);
     if (status == TN_OK) status = finetune_data_read(&t->data, o->data, &t->words, facts->context);
-    if (status == TN_OK) status = split_texts(t, share);
+    if (status == TN_OK) status = split_texts(t, held_share);
     if (status != TN_OK || !file) return status;
     t->held_count = 0;
     status = finetune_data_read(&t->other, o->validation, &t->words, facts->context);
@@ -304,9 +332,8 @@ static tn_status plan_steps(tuning *t) {
     t->schedule.lr = o->lr > 0 ? o->lr : o->full ? 2e-5 : 2e-4;
     t->schedule.warmup = o->warmup >= 0 ? o->warmup : default_warmup(t->last);
     t->schedule.total = t->last;
-    t->batch = calloc((size_t)t->batches.batch, sizeof *t->batch);
     t->curve = calloc((size_t)t->last, sizeof *t->curve);
-    return t->batch && t->curve ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "out of memory");
+    return t->curve ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "out of memory");
 }
 
 /* FNV-1a over a file's size and samples of its bytes; 0 if it cannot be read. */
@@ -361,26 +388,27 @@ static void describe(tuning *t) {
         (unsigned long long)t->model_hash, (unsigned long long)o->common.seed);
 }
 
-static tn_checkpoint checkpoint_of(const tuning *t) {
+static tn_checkpoint checkpoint_of(const share *s) {
     tn_checkpoint c = TN_CHECKPOINT_DEFAULTS;
-    c.step = t->step;
-    c.json = t->description;
-    c.model = tn_finetune_module(t->trainer);
-    c.optimizer = tn_finetune_optimizer(t->trainer);
+    c.json = s->t->description;
+    c.model = tn_finetune_module(s->trainer);
+    c.optimizer = tn_finetune_optimizer(s->trainer);
     return c;
 }
 
-static tn_status save_checkpoint(const tuning *t) {
+static tn_status save_checkpoint(const share *s, int64_t step) {
     char path[CLI_PATH];
-    tn_checkpoint c = checkpoint_of(t);
-    tn_status status = join(t->asked->out, CHECKPOINT, path);
+    tn_checkpoint c = checkpoint_of(s);
+    c.step = step;
+    tn_status status = join(s->t->asked->out, CHECKPOINT, path);
     return status == TN_OK ? tn_checkpoint_save(path, &c) : status;
 }
 
-static tn_status load_checkpoint(tuning *t) {
+static tn_status load_checkpoint(const share *s) {
     char path[CLI_PATH];
+    const tuning *t = s->t;
     tn_safetensors *file;
-    tn_checkpoint c = checkpoint_of(t);
+    tn_checkpoint c = checkpoint_of(s);
     tn_status status = join(t->asked->out, CHECKPOINT, path);
     if (status == TN_OK) status = tn_safetensors_open(path, &file);
     if (status != TN_OK) return status;
@@ -393,19 +421,17 @@ static tn_status load_checkpoint(tuning *t) {
     if (status == TN_OK) status = tn_checkpoint_load(path, &c);
     if (status != TN_OK) return status;
     tn_text_free(c.loaded_json);
-    t->first = t->step = c.step;
-    int64_t each = tn_batches_per_epoch(&t->batches);
-    t->batches.epoch = t->step / each;
-    t->batches.next = t->step % each;
-    return TN_OK;
+    if (c.step == t->first) return TN_OK;
+    return tn_backend_fail(TN_ERR_STATE, "'%s' was replaced while it was read", path);
 }
 
-static tn_status open_trainer(tuning *t) {
+static tn_status open_trainer(share *s, tn_device *device) {
+    const tuning *t = s->t;
     const order *o = t->asked;
     tn_llm_options model = TN_LLM_DEFAULTS;
     tn_finetune_options f = TN_FINETUNE_DEFAULTS;
     model.context = o->context;
-    model.device = t->device;
+    model.device = device;
     f.rank = o->full ? 0 : o->rank;
     f.alpha = o->alpha;
     f.targets = o->targets;
@@ -413,35 +439,51 @@ static tn_status open_trainer(tuning *t) {
     f.adam.weight_decay = o->decay;
     f.adam.max_grad_norm = o->clip;
     tn_manual_seed(o->common.seed);
-    tn_status status = tn_llm_open(o->model, &model, &t->model);
-    return status == TN_OK ? tn_finetune_new(t->model, &f, &t->trainer) : status;
+    s->batch = calloc((size_t)t->batches.batch, sizeof *s->batch);
+    s->numbers = calloc((size_t)t->batches.batch, sizeof *s->numbers);
+    if (!s->batch || !s->numbers) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
+    tn_status status = tn_llm_open(o->model, &model, &s->model);
+    return status == TN_OK ? tn_finetune_new(s->model, &f, &s->trainer) : status;
 }
 
-static tn_status set_up_tuning(tuning *t, tn_llm_facts *facts) {
+/* The first step, as the checkpoint to resume from says. */
+static tn_status find_first(tuning *t) {
+    char path[CLI_PATH];
+    tn_safetensors *file;
+    if (!t->asked->resume) return TN_OK;
+    tn_status status = join(t->asked->out, CHECKPOINT, path);
+    if (status == TN_OK) status = tn_safetensors_open(path, &file);
+    if (status != TN_OK) return status;
+    const char *step = tn_safetensors_metadata(file, "step");
+    int64_t made = step ? strtoll(step, NULL, 10) : 0;
+    tn_safetensors_close(file);
+    if (made < 0 || made > t->last)
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s' has made %lld of %lld steps", path, (long long)made,
+                               (long long)t->last);
+    t->first = t->step = made;
+    return TN_OK;
+}
+
+/* All that no device takes part in. */
+static tn_status set_up_tuning(tuning *t) {
     const order *o = t->asked;
     tn_llm_options model = TN_LLM_DEFAULTS;
     model.context = o->context;
     cli_return_memory();
     tn_status status = prepare_out(o);
-    if (status == TN_OK) status = tn_llm_inspect_path(o->model, &model, facts);
-    if (status == TN_OK) status = read_texts(t, facts);
+    if (status == TN_OK) status = tn_llm_inspect_path(o->model, &model, &t->facts);
+    if (status == TN_OK) status = read_texts(t, &t->facts);
     if (status == TN_OK) status = plan_steps(t);
-    if (status == TN_OK) status = open_trainer(t);
-    if (status == TN_OK && o->full) status = check_result(t);
+    if (status == TN_OK) status = find_first(t);
     if (status == TN_OK) describe(t);
-    if (status == TN_OK && o->resume) status = load_checkpoint(t);
-    if (status == TN_OK && t->step > t->last)
-        status = tn_backend_fail(TN_ERR_FORMAT, "'%s/%s' has made %lld of %lld steps", o->out, CHECKPOINT,
-                                 (long long)t->step, (long long)t->last);
-    if (status == TN_OK && o->log && !(t->log = fopen(o->log, o->resume ? "a" : "w")))
-        status = tn_backend_fail(TN_ERR_IO, "cannot open the log '%s': %s", o->log, strerror(errno));
     return status;
 }
 
 /* ---- measuring --------------------------------------------------------------------------------------------------- */
 
 /* The mean over all predicted tokens; NAN without texts, or when stopped. */
-static tn_status validate(tuning *t, double *out) {
+static tn_status validate(const share *s, double *out) {
+    const tuning *t = s->t;
     double sum = 0, predicted = 0;
     tn_finetune_example some[VALIDATION_BATCH];
     *out = NAN;
@@ -450,7 +492,7 @@ static tn_status validate(tuning *t, double *out) {
         int64_t n = t->held_count - at < VALIDATION_BATCH ? t->held_count - at : VALIDATION_BATCH;
         for (int64_t i = 0; i < n; i++)
             some[i] = held_text(t, at + i);
-        tn_status status = tn_finetune_evaluate(t->trainer, some, n, &stats);
+        tn_status status = tn_finetune_evaluate(s->trainer, some, n, &stats);
         if (status != TN_OK || cli_stopped()) return status;
         sum += stats.loss * (double)stats.predicted;
         predicted += (double)stats.predicted;
@@ -466,40 +508,44 @@ static int32_t best_of(const float *logits, int64_t count) {
     return (int32_t)best;
 }
 
-/* How the model answers the first text's prompt now, greedily: for the report. */
-static tn_status add_sample(tuning *t, const tn_llm_facts *facts) {
+/* How the model answers the first text's prompt now, greedily: for the report. Left empty without a report. */
+static tn_status make_sample(const share *s, tn_bytes *text) {
+    const tuning *t = s->t;
     if (!t->report.path) return TN_OK;
     tn_finetune_example e = t->held_count > 0 ? held_text(t, 0) : finetune_data_at(&t->data, t->train[0]);
     int64_t count = 1;
     while (count < e.count - 1 && !e.answer[count])
         count++;
-    if (count + SAMPLE_TOKENS > facts->context) return TN_OK;
+    if (count + SAMPLE_TOKENS > t->facts.context) return TN_OK;
     tn_ids ids = {0};
-    tn_bytes text = {0};
     const float *logits = NULL;
-    tn_status status = tn_llm_rewind(t->model, 0);
+    tn_status status = tn_llm_rewind(s->model, 0);
     for (int64_t i = 0; i < count && status == TN_OK; i++)
         status = tn_ids_append(&ids, e.ids[i]);
-    if (status == TN_OK) status = tn_llm_prompt(t->model, ids.data, count, &logits);
+    if (status == TN_OK) status = tn_llm_prompt(s->model, ids.data, count, &logits);
     for (int i = 0; i < SAMPLE_TOKENS && status == TN_OK; i++) {
-        int32_t id = best_of(logits, facts->vocabulary);
+        int32_t id = best_of(logits, t->facts.vocabulary);
         status = tn_ids_append(&ids, id);
-        if (tn_tokenizer_ends(t->words.tokenizer, id) || tn_llm_ends(t->model, id)) break;
-        if (status == TN_OK && i + 1 < SAMPLE_TOKENS) status = tn_llm_step(t->model, id, &logits);
+        if (tn_tokenizer_ends(t->words.tokenizer, id) || tn_llm_ends(s->model, id)) break;
+        if (status == TN_OK && i + 1 < SAMPLE_TOKENS) status = tn_llm_step(s->model, id, &logits);
     }
-    if (status == TN_OK)
-        status = tn_tokenizer_decode(t->words.tokenizer, ids.data, ids.count, TN_DECODE_SPECIAL, &text);
-    if (status == TN_OK) status = tn_bytes_append(&text, "", 1);
-    if (status == TN_OK) {
-        cli_whole_characters(text.data, text.size - 1);
-        status = report_sample(&t->report, t->step, text.data);
-    }
+    if (status == TN_OK) status = tn_tokenizer_decode(t->words.tokenizer, ids.data, ids.count, TN_DECODE_SPECIAL, text);
+    if (status == TN_OK) status = tn_bytes_append(text, "", 1);
     tn_ids_free(&ids);
-    tn_bytes_free(&text);
     return status;
 }
 
-/* ---- training ---------------------------------------------------------------------------------------------------- */
+/* What is measured between steps. It is computed completely before any of it is noted, because the device may fail,
+ * and then the next one measures again. */
+typedef struct measured {
+    double validation;
+    tn_bytes sample;
+} measured;
+
+static tn_status measure(const share *s, measured *m) {
+    tn_status status = validate(s, &m->validation);
+    return status == TN_OK && !cli_stopped() ? make_sample(s, &m->sample) : status;
+}
 
 static bool log_tuning(const tuning *t, const report_point *p) {
     if (!t->log) return true;
@@ -520,83 +566,208 @@ static tn_status note_point(tuning *t, const report_point *p) {
     return report_add(&t->report, p);
 }
 
-static tn_status note_validation(tuning *t, double *out, const tn_llm_facts *facts) {
-    tn_status status = validate(t, out);
-    const report_point p = {t->step, NAN, *out, NAN, NAN, NAN, NAN};
-    if (status == TN_OK && isfinite(*out)) status = note_point(t, &p);
-    return status == TN_OK && !cli_stopped() ? add_sample(t, facts) : status;
-}
-
-static tn_status one_step(tuning *t, report_point *p) {
-    int64_t *numbers = malloc((size_t)t->batches.batch * sizeof *numbers);
-    if (!numbers) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
-    tn_finetune_stats stats = {.struct_size = sizeof stats};
-    double rate = tn_schedule_at(&t->schedule, t->step), begun = cli_now();
-    int64_t count = tn_batches_next(&t->batches, numbers);
-    for (int64_t i = 0; i < count; i++)
-        t->batch[i] = finetune_data_at(&t->data, t->train[numbers[i]]);
-    free(numbers);
-    tn_status status = tn_optimizer_set_lr(tn_finetune_optimizer(t->trainer), rate);
-    if (status == TN_OK) status = tn_finetune_step(t->trainer, t->batch, count, &stats);
-    double seconds = cli_now() - begun;
-    t->seconds += seconds;
-    t->tokens += stats.tokens;
-    t->loss = stats.loss;
-    *p = (report_point){
-        t->step + 1, stats.loss, NAN, rate, stats.grad_norm, (double)stats.tokens / seconds, (double)cli_peak_bytes()};
-    return status;
-}
-
-static tn_status after_step(tuning *t, const report_point *p, cli_progress *progress, const tn_llm_facts *facts) {
-    char text[128], best[40] = "";
-    t->curve[t->step++ - t->first] = p->loss;
-    tn_status status = note_point(t, p);
-    bool ends = t->step % tn_batches_per_epoch(&t->batches) == 0 || t->step == t->last;
-    if (status == TN_OK && ends) status = note_validation(t, &t->after, facts);
-    bool save = t->asked->save_every && t->step % t->asked->save_every == 0 && t->step < t->last;
-    if (status == TN_OK && save) status = save_checkpoint(t);
-    if (isfinite(t->after)) snprintf(best, sizeof best, "  validation %.4g", t->after);
-    snprintf(text, sizeof text, "loss %.4g%s  %.0f tokens/s", p->loss, best, p->speed);
-    cli_progress_update(progress, t->step - t->first, text);
-    return status;
-}
-
-static tn_status train_tuning(tuning *t, const tn_llm_facts *facts) {
-    cli_progress progress;
-    cli_stop_begin();
-    cli_progress_begin(&progress, "finetune", "steps", t->last - t->first);
-    tn_status status = note_validation(t, &t->before, facts);
-    while (status == TN_OK && t->step < t->last && !cli_stopped()) {
-        report_point p;
-        status = one_step(t, &p);
-        if (status == TN_OK) status = after_step(t, &p, &progress, facts);
+/* Takes over m; *out: where its validation loss belongs. */
+static tn_status note_measured(tuning *t, measured *m, double *out) {
+    const report_point p = {t->step, NAN, m->validation, NAN, NAN, NAN, NAN};
+    *out = m->validation;
+    tn_status status = isfinite(*out) ? note_point(t, &p) : TN_OK;
+    if (status == TN_OK && m->sample.size > 0) {
+        cli_whole_characters(m->sample.data, m->sample.size - 1);
+        status = report_sample(&t->report, t->step, m->sample.data);
     }
-    cli_progress_end(&progress);
+    return status;
+}
+
+/* ---- training on one device (survive.h) -------------------------------------------------------------------------- */
+
+static void begin_report(tuning *t) {
+    const order *o = t->asked;
+    const tn_llm_facts *facts = &t->facts;
+    report *r = &t->report;
+    *r = (report){.path = o->report, .title = "trunnion finetune", .speed_unit = "tokens a second"};
+    report_fact(r, "model", "%s (%s, %lld weights)", o->model, facts->architecture, (long long)facts->parameters);
+    report_fact(r, "data", "%s: %lld texts, %lld held out", o->data, (long long)t->train_count,
+                (long long)t->held_count);
+    report_fact(r, "trained", "%lld numbers, %s", (long long)t->parameters, o->full ? "all weights" : "LoRA");
+    report_fact(r, "device", "%s", t->selection.chosen);
+    report_fact(r, "steps", "%lld of %lld texts, context %lld", (long long)t->last, (long long)t->batches.batch,
+                (long long)o->context);
+    report_fact(r, "seed", "%llu", (unsigned long long)o->common.seed);
+}
+
+/* Once in a run: what the result looks like, and how good the model is before. */
+static tn_status begin_tuning(share *s) {
+    tuning *t = s->t;
+    t->parameters = tn_finetune_parameter_count(s->trainer);
+    if (t->asked->full) {
+        tn_status status = check_result(s);
+        if (status != TN_OK) return status;
+    }
+    const char *log = t->asked->log;
+    if (log && !(t->log = fopen(log, t->asked->resume ? "a" : "w")))
+        return tn_backend_fail(TN_ERR_IO, "cannot open the log '%s': %s", log, strerror(errno));
+    begin_report(t);
+    cli_stop_begin();
+    cli_progress_begin(&t->progress, "finetune", "steps", t->last - t->first);
+    t->shows = true;
+    return TN_OK;
+}
+
+static tn_status share_begin(void *ctx, tn_device *device, void **self) {
+    tuning *t = ctx;
+    share *s = calloc(1, sizeof *s);
+    measured m = {.validation = NAN};
+    *self = s;
+    if (!s) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
+    s->t = t;
+    tn_device_info info = {.struct_size = sizeof info};
+    tn_status status = tn_device_get_info(device, &info);
+    s->last = t->asked->common.strict || strcmp(info.backend, "cpu") == 0;
+    if (status == TN_OK) status = open_trainer(s, device);
+    if (status == TN_OK && t->asked->resume) status = load_checkpoint(s);
+    if (status == TN_OK && !t->shows) status = begin_tuning(s);
+    if (status != TN_OK || t->compared) return status;
+    status = measure(s, &m);
+    t->compared = status == TN_OK;
+    if (t->compared) status = note_measured(t, &m, &t->before);
+    tn_bytes_free(&m.sample);
+    return status;
+}
+
+/* If the training, its log or the saving of the result fails, and no other device continues, a checkpoint keeps the
+ * steps so far. Returns that failure. */
+static tn_status keep_steps(const share *s, tn_status status, int64_t step) {
+    char why[TN_REASON_BYTES];
+    bool moves = status == TN_ERR_LOST || status == TN_ERR_DEVICE || status == TN_ERR_MEMORY;
+    if (status == TN_OK || step == 0 || (moves && !s->last)) return status;
+    snprintf(why, sizeof why, "%s", tn_error());
+    bool kept = save_checkpoint(s, step) == TN_OK;
+    return tn_backend_fail(status, "%s%s", why, kept ? "; a checkpoint is in --out: pass --resume to go on" : "");
+}
+
+/* The texts of a step follow from its number. */
+static int64_t take_batch(share *s, int64_t step) {
+    const tuning *t = s->t;
+    tn_batches batches = t->batches;
+    int64_t each = tn_batches_per_epoch(&batches);
+    batches.epoch = step / each;
+    batches.next = step % each;
+    int64_t count = tn_batches_next(&batches, s->numbers);
+    for (int64_t i = 0; i < count; i++)
+        s->batch[i] = finetune_data_at(&t->data, t->train[s->numbers[i]]);
+    return count;
+}
+
+static tn_status share_step(void *self, int64_t step, int64_t *made) {
+    share *s = self;
+    const tuning *t = s->t;
+    (void)made;
+    s->idle = cli_stopped() && step >= t->step; /* what was noted is made again on a further device */
+    if (s->idle) return TN_OK;
+    double begun = cli_now();
+    s->stats = (tn_finetune_stats){.struct_size = sizeof s->stats};
+    s->rate = tn_schedule_at(&t->schedule, step);
+    tn_status status = tn_optimizer_set_lr(tn_finetune_optimizer(s->trainer), s->rate);
+    if (status == TN_OK) status = tn_finetune_step(s->trainer, s->batch, take_batch(s, step), &s->stats);
+    s->seconds = cli_now() - begun;
+    return keep_steps(s, status, step);
+}
+
+static tn_status note_step(tuning *t, const share *s) {
+    double speed = (double)s->stats.tokens / s->seconds;
+    const report_point p = {t->step + 1, s->stats.loss,           NAN, s->rate, s->stats.grad_norm,
+                            speed,       (double)cli_peak_bytes()};
+    t->seconds += s->seconds;
+    t->tokens += s->stats.tokens;
+    t->loss = s->stats.loss;
+    t->curve[t->step++ - t->first] = s->stats.loss;
+    return note_point(t, &p);
+}
+
+static void show_step(tuning *t, const share *s) {
+    char text[128], best[40] = "";
+    if (isfinite(t->after)) snprintf(best, sizeof best, "  validation %.4g", t->after);
+    snprintf(text, sizeof text, "loss %.4g%s  %.0f tokens/s", t->loss, best, (double)s->stats.tokens / s->seconds);
+    cli_progress_update(&t->progress, t->step - t->first, text);
+}
+
+static tn_status share_stepped(void *ctx, void *self, int64_t step, bool *stop) {
+    tuning *t = ctx;
+    const share *s = self;
+    *stop = true;
+    if (s->idle) return TN_OK;
+    measured m = {.validation = NAN};
+    bool ends = step % tn_batches_per_epoch(&t->batches) == 0 || step == t->last;
+    bool saves = t->asked->save_every && step % t->asked->save_every == 0 && step < t->last;
+    tn_status status = ends ? measure(s, &m) : TN_OK;
+    if (status == TN_OK && saves) status = save_checkpoint(s, step);
+    if (status == TN_OK) status = note_step(t, s);
+    if (status == TN_OK && ends) status = note_measured(t, &m, &t->after);
+    tn_bytes_free(&m.sample);
+    show_step(t, s);
+    *stop = cli_stopped();
+    return keep_steps(s, status, step);
+}
+
+static tn_status share_state(void *self, tn_checkpoint *c) {
+    *c = checkpoint_of(self);
+    return TN_OK;
+}
+
+static tn_status save_result(const share *s) {
+    char path[CLI_PATH];
+    const char *to;
+    const tuning *t = s->t;
+    const order *o = t->asked;
+    if (t->stopped) return save_checkpoint(s, t->step);
+    if (!o->full) return tn_finetune_save_adapter(s->trainer, o->out, NULL);
+    tn_status status = result_path(o, path, &to);
+    return status == TN_OK ? tn_llm_save_model(s->model, to) : status;
+}
+
+static tn_status share_finish(void *ctx, void *self) {
+    tuning *t = ctx;
     t->stopped = cli_stopped() && t->step < t->last;
     if (t->first == t->last) t->after = t->before; /* resumed only for the result */
+    tn_status status = save_result(self);
+    return t->stopped ? status : keep_steps(self, status, t->step);
+}
+
+static void share_end(void *self) {
+    share *s = self;
+    if (!s) return;
+    tn_finetune_free(s->trainer);
+    tn_llm_close(s->model);
+    free(s->batch);
+    free(s->numbers);
+    free(s);
+}
+
+static tn_status train_tuning(tuning *t) {
+    tn_survivor work = TN_SURVIVOR_DEFAULTS;
+    tn_survive_options o = TN_SURVIVE_DEFAULTS;
+    char chosen[sizeof t->selection.chosen];
+    work.begin = share_begin;
+    work.step = share_step;
+    work.stepped = share_stepped;
+    work.state = share_state;
+    work.finish = share_finish;
+    work.end = share_end;
+    o.first = t->first;
+    o.last = t->last;
+    o.fallback = t->asked->common.strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
+    bool cpu = strcmp(t->selection.chosen, "cpu") == 0;
+    o.time_limit = cpu ? 0 : (double)t->asked->device_timeout;
+    snprintf(chosen, sizeof chosen, "%s", t->selection.chosen);
+    const char *name = chosen;
+    t->survived.struct_size = sizeof t->survived;
+    tn_status status = tn_survive(&work, t, &name, 1, &o, &t->survived);
+    if (t->shows) cli_progress_end(&t->progress);
+    if (status == TN_OK) snprintf(t->selection.chosen, sizeof t->selection.chosen, "%s", t->survived.ran);
     return status;
 }
 
 /* ---- the result -------------------------------------------------------------------------------------------------- */
-
-static tn_status save_result(const tuning *t) {
-    char path[CLI_PATH];
-    const char *to;
-    const order *o = t->asked;
-    if (t->stopped) return save_checkpoint(t);
-    if (!o->full) return tn_finetune_save_adapter(t->trainer, o->out, NULL);
-    tn_status status = result_path(o, path, &to);
-    return status == TN_OK ? tn_llm_save_model(t->model, to) : status;
-}
-
-/* If the training, its log or the saving of the result fails, a checkpoint keeps the steps so far. Returns that
- * failure. */
-static tn_status keep_steps(const tuning *t, tn_status status) {
-    char why[TN_REASON_BYTES];
-    snprintf(why, sizeof why, "%s", tn_error());
-    bool kept = save_checkpoint(t) == TN_OK;
-    return tn_backend_fail(status, "%s%s", why, kept ? "; a checkpoint is in --out: pass --resume to go on" : "");
-}
 
 /* A finished run has nothing to resume: removes its checkpoint. */
 static void remove_checkpoint(const tuning *t) {
@@ -615,7 +786,7 @@ static void put_json_finetune(const tuning *t) {
     cli_json_int(&j, "steps", t->step);
     cli_json_int(&j, "tokens", t->tokens);
     cli_json_number(&j, "tokens_per_second", speed_of(t));
-    cli_json_int(&j, "trained_parameters", tn_finetune_parameter_count(t->trainer));
+    cli_json_int(&j, "trained_parameters", t->parameters);
     cli_json_int(&j, "texts", t->train_count);
     cli_json_int(&j, "texts_cut", t->data.truncated);
     cli_json_int(&j, "texts_left_out", t->data.left_out);
@@ -625,6 +796,7 @@ static void put_json_finetune(const tuning *t) {
     cli_json_fallback(&j, &t->selection, t->device);
     cli_json_unsigned(&j, "seed", t->asked->common.seed);
     cli_json_bool(&j, "interrupted", t->stopped);
+    cli_json_survived(&j, &t->survived);
     cli_json_end(&j, '}');
 }
 
@@ -633,7 +805,7 @@ static void put_text_finetune(const tuning *t) {
     int64_t made = t->step - t->first;
     if (made > 1) cli_plot(stdout, "loss", "steps", t->curve, (int)made, PLOT_ROWS);
     cli_print(stdout, "%lld steps on %lld texts, %lld trained numbers, %.0f tokens/s, loss %.4g\n", (long long)made,
-              (long long)t->train_count, (long long)tn_finetune_parameter_count(t->trainer), speed_of(t), t->loss);
+              (long long)t->train_count, (long long)t->parameters, speed_of(t), t->loss);
     if (isfinite(t->after)) cli_print(stdout, "validation loss: %.4g before, %.4g after\n", t->before, t->after);
     if (t->data.truncated || t->data.left_out)
         cli_print(stdout, "%lld texts were cut to the context, %lld left out without an answer\n",
@@ -645,21 +817,6 @@ static void put_text_finetune(const tuning *t) {
                   cli_is_folder(o->model) ? "" : MERGED);
     else
         cli_print(stdout, "saved: %s (trunnion generate -m %s --lora %s)\n", o->out, o->model, o->out);
-}
-
-static void begin_report(tuning *t, const tn_llm_facts *facts) {
-    const order *o = t->asked;
-    report *r = &t->report;
-    *r = (report){.path = o->report, .title = "trunnion finetune", .speed_unit = "tokens a second"};
-    report_fact(r, "model", "%s (%s, %lld weights)", o->model, facts->architecture, (long long)facts->parameters);
-    report_fact(r, "data", "%s: %lld texts, %lld held out", o->data, (long long)t->train_count,
-                (long long)t->held_count);
-    report_fact(r, "trained", "%lld numbers, %s", (long long)tn_finetune_parameter_count(t->trainer),
-                o->full ? "all weights" : "LoRA");
-    report_fact(r, "device", "%s", t->selection.chosen);
-    report_fact(r, "steps", "%lld of %lld texts, context %lld", (long long)t->last, (long long)t->batches.batch,
-                (long long)o->context);
-    report_fact(r, "seed", "%llu", (unsigned long long)o->common.seed);
 }
 
 /* What was measured; a run without validation, or without a step, has less to tell. */
@@ -678,9 +835,6 @@ static int fail_tuning(tuning *t) {
 }
 
 static int finish_tuning(tuning *t, tn_status status) {
-    bool saves = status == TN_OK;
-    if (saves) status = save_result(t);
-    if (status != TN_OK && t->step > 0 && !(saves && t->stopped)) status = keep_steps(t, status);
     if (status == TN_OK) report_result(t);
     if (status == TN_OK) status = report_write(&t->report, true);
     cli_stop_end();
@@ -695,14 +849,11 @@ static int finish_tuning(tuning *t, tn_status status) {
 }
 
 static void free_tuning(tuning *t) {
-    tn_finetune_free(t->trainer);
-    tn_llm_close(t->model);
     vocabulary_close(&t->words);
     finetune_data_free(&t->data);
     finetune_data_free(&t->other);
     free(t->train);
     free(t->held);
-    free(t->batch);
     free(t->curve);
     report_free(&t->report);
     if (t->log) fclose(t->log);
@@ -711,17 +862,11 @@ static void free_tuning(tuning *t) {
 }
 
 static int tune_model(const order *o) {
-    tuning t = {.asked = o, .loss = NAN, .before = NAN, .after = NAN};
-    tn_llm_facts facts = {.struct_size = sizeof facts};
+    tuning t = {.asked = o, .loss = NAN, .before = NAN, .after = NAN, .facts = {.struct_size = sizeof t.facts}};
     int code = CLI_OK;
     t.device = cli_choose_device(&o->common, &t.selection, &code);
     if (!t.device) return code;
-    if (set_up_tuning(&t, &facts) != TN_OK) {
-        code = cli_failed();
-    } else {
-        begin_report(&t, &facts);
-        code = finish_tuning(&t, train_tuning(&t, &facts));
-    }
+    code = set_up_tuning(&t) == TN_OK ? finish_tuning(&t, train_tuning(&t)) : cli_failed();
     free_tuning(&t);
     return code;
 }
@@ -737,6 +882,7 @@ static const char *conflict_in_order(const order *o) {
 
 static int run_finetune(int argc, char **argv) {
     order o = {.batch = 8, .accumulate = 1, .warmup = -1, .clip = 1, .schedule = "cosine"};
+    o.device_timeout = DEVICE_TIMEOUT;
     int status;
     int at = cli_parse(&cli_finetune, argc, argv, &o.common, own_options, "m:", take_finetune_option, &o, &status);
     if (at < 0) return status;

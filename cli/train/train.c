@@ -358,25 +358,6 @@ static tn_status note_step(run *r, int64_t step, double begun, bool *stop) {
 
 /* ---- the result -------------------------------------------------------------------------------------------------- */
 
-/* The devices that failed, and from which step the next one continued. */
-static void put_json_failures(cli_json *j, const tn_survive_report *survived) {
-    int described = (int)(sizeof survived->failures / sizeof survived->failures[0]);
-    cli_json_array(j, "failed_devices");
-    for (int i = 0; i < survived->failure_count && i < described; i++) {
-        const tn_survive_failure *f = &survived->failures[i];
-        cli_json_object(j, NULL);
-        cli_json_string(j, "id", f->id);
-        cli_json_string(j, "reason", f->reason);
-        cli_json_int(j, "step", f->step);
-        cli_json_int(j, "resumed", f->resumed);
-        cli_json_end(j, '}');
-    }
-    cli_json_end(j, ']');
-    cli_json_int(j, "recomputed_steps", survived->recomputed);
-    cli_json_int(j, "state_copies", survived->copies);
-    cli_json_number(j, "state_copy_seconds", survived->copy_seconds);
-}
-
 static void put_json_training(const run *r, double rate, double metric, const char *id, const tn_device *device) {
     cli_json j = {.out = stdout};
     const tn_optimizer *optimizer = checkpoint_of(r).optimizer;
@@ -395,7 +376,7 @@ static void put_json_training(const run *r, double rate, double metric, const ch
     if (r->options->amp) cli_json_number(&j, "loss_scale", tn_optimizer_loss_scale(optimizer));
     if (r->options->amp) cli_json_int(&j, "skipped_steps", tn_optimizer_skipped_steps(optimizer));
     cli_json_fallback(&j, &r->selection, device);
-    put_json_failures(&j, &r->survived);
+    cli_json_survived(&j, &r->survived);
     cli_json_bool(&j, "interrupted", r->stopped);
     cli_json_string(&j, "stopped", r->stopped ? "cancelled" : "end");
     cli_json_unsigned(&j, "seed", r->options->common.seed);

@@ -310,8 +310,8 @@ typedef struct tn_memory_estimate {
     size_t struct_size; /* set by the caller */
     int64_t weights_bytes, cache_bytes, activation_bytes, total_bytes;
     int64_t gradient_bytes, optimizer_bytes; /* training only */
-    int64_t runtime_bytes;                   /* the library, and its data per token of the vocabulary */
-    int64_t parameters;                      /* number of weights */
+    int64_t runtime_bytes; /* the library, its data per token of the vocabulary, unused ends of blocks of weights */
+    int64_t parameters;    /* number of weights */
 } tn_memory_estimate;
 
 /* Estimates the memory for inference of one sequence: weights, key/value cache, activations. Compare it with

@@ -24,10 +24,11 @@ enum {
     SAVED_LOGITS = 3, /* logits, their exponentials, their gradient */
 
     /* Measured: what a generation has resident beyond weights, cache and activations: the libraries, the plans of a
-     * prompt and of a token, blocks kept for reuse, and of large pages what their blocks leave empty; and for each
-     * token its text, its rank and its places in tables of names. */
+     * prompt and of a token, and blocks kept for reuse; for each token its text, its rank and its places in tables of
+     * names; and of the weights the part that their blocks leave empty in large pages, 1 / EMPTY_SHARE. */
     RUNTIME_BYTES = 16 << 20,
-    TOKEN_BYTES = 140
+    TOKEN_BYTES = 140,
+    EMPTY_SHARE = 50
 };
 
 typedef struct parts {
@@ -79,7 +80,7 @@ static double count_parameters(const tn_model_sizes *s) {
 static void count_model(const tn_model_sizes *s, parts *p) {
     p->parameters = count_parameters(s);
     p->weights = s->weights_bytes ? (double)s->weights_bytes : ceil(p->parameters * s->bytes_per_weight);
-    p->runtime = RUNTIME_BYTES + (double)TOKEN_BYTES * (double)s->vocabulary;
+    p->runtime = ceil(RUNTIME_BYTES + (double)TOKEN_BYTES * (double)s->vocabulary + p->weights / EMPTY_SHARE);
 }
 
 /* The widest point of a layer: in attention the residual, its norm's result, q, k, v and attention's result; in the

@@ -673,22 +673,32 @@ static void make_entry(packed_entry *e, const tn_buffer *b) {
 
 /* Many weights of a model are smaller than a large page, and each token reads all of them. They are placed next to each
  * other in slabs of large pages. A slab is freed with its last packed weight. */
-enum { SLAB_BYTES = 16 << 20, PACKED_ALIGNMENT = 64 };
+enum { SLAB_BYTES = 16 << 20, PACKED_ALIGNMENT = 64, SLAB_REST = 64 << 10 /* no longer searched with less left */ };
 
 typedef struct slab {
     tn_buffer *memory;
     size_t used;
     int64_t packed_weights;
+    struct slab *next;
 } slab;
 
 static pthread_mutex_t slab_lock = PTHREAD_MUTEX_INITIALIZER;
-static slab *newest; /* NULL, or the piece that is being filled */
+static slab *open_slabs; /* with room left, newest first: small weights fill what large ones leave */
+
+/* The caller holds the lock. */
+static void slab_unlink(const slab *s) {
+    for (slab **link = &open_slabs; *link; link = &(*link)->next)
+        if (*link == s) {
+            *link = s->next;
+            return;
+        }
+}
 
 static void slab_release(void *ctx) {
     slab *s = ctx;
     pthread_mutex_lock(&slab_lock);
     bool last = --s->packed_weights == 0;
-    if (last && newest == s) newest = NULL;
+    if (last) slab_unlink(s);
     pthread_mutex_unlock(&slab_lock);
     if (!last) return;
     tn_buffer_release(s->memory);
@@ -710,14 +720,21 @@ static tn_status slab_new(tn_device *d, slab **out) {
 
 /* The caller holds the lock. */
 static tn_status slab_carve(tn_device *d, size_t bytes, tn_buffer **out) {
-    slab *s = newest;
-    if (!s || s->memory->device != d || bytes > SLAB_BYTES - s->used) TRY(slab_new(d, &s));
+    slab *s = open_slabs;
+    while (s && (s->memory->device != d || bytes > SLAB_BYTES - s->used))
+        s = s->next;
+    bool fresh = !s;
+    if (fresh) TRY(slab_new(d, &s));
     tn_status status = tn_buffer_borrow(d, (char *)s->memory->address + s->used, bytes, slab_release, s, out);
     if (status == TN_OK) {
         s->used += (bytes + PACKED_ALIGNMENT - 1) / PACKED_ALIGNMENT * PACKED_ALIGNMENT;
         s->packed_weights++;
-        newest = s;
-    } else if (s->packed_weights == 0) {
+        if (fresh) {
+            s->next = open_slabs;
+            open_slabs = s;
+        }
+        if (SLAB_BYTES - s->used < SLAB_REST) slab_unlink(s);
+    } else if (fresh) {
         tn_buffer_release(s->memory);
         tn_mem_free(s);
     }

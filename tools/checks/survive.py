@@ -2,21 +2,25 @@
 
 `trunnion train` runs on the doubles of CUDA, ROCm and Metal (tests/double), one call of the driver fails, with an error
 that means lost, out of memory or a failed launch, and loss, metric and steps must be those of the cpu, with one line
-that says so; texts of a small random model (tools/checks/finetune.py makes it) those of the cpu. With --strict the run
-must fail instead. MOMENTS: how many failures for each training (default 4).
+that says so; texts of a small random model (tools/checks/finetune.py makes it) those of the cpu; an adapter that
+`trunnion finetune` trains has the cpu's values within 5e-6, because devices compose attention's gradient. With --strict
+the run must fail instead. MOMENTS: how many failures for each (default 4).
 """
 
 import json
+import math
 import os
 import pathlib
 import random
 import re
+import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from checks.finetune import make_model  # noqa: E402
+from checks.finetune import make_data, make_model  # noqa: E402
 
 DOUBLES = {
     "cuda": ("cuda.so", ["TRUNNION_CUDA_LIB", "TRUNNION_NVRTC_LIB"], [719, 700, 2]),
@@ -94,6 +98,60 @@ def check_texts(report, program, name, environment, model, moments):
     print(f"{name} generate: {moved} of {moments} runs moved, about {calls} calls", flush=True)
 
 
+def values_of(path):
+    """The tensors of a safetensors file: (header, all values)."""
+    data = path.read_bytes()
+    start = 8 + struct.unpack("<Q", data[:8])[0]
+    return data[8:start], struct.unpack(f"<{(len(data) - start) // 4}f", data[start:])
+
+
+def near(one, other):
+    """Two finetunings of check_finetune: the same steps and validations, and values within the bound."""
+    if not one or not other or one[0] != other[0] or len(one[1]) != len(other[1]):
+        return False
+    return ([line.keys() for line in one[2]] == [line.keys() for line in other[2]] and
+            all(abs(a - b) < 5e-6 for a, b in zip(one[1], other[1])) and
+            all(math.isclose(a[k], b[k], rel_tol=5e-6) for a, b in zip(one[2], other[2]) for k in a if "loss" in k or k == "step"))
+
+
+def check_finetune(report, program, name, environment, folder, moments):
+    """An adapter of a small model; its log has each step once."""
+    out, log = folder / "adapter", folder / "steps.jsonl"
+    command = [program, "finetune", "-m", str(folder / "model"), "--data", str(folder / "texts.jsonl"), "--out", str(out),
+               "--lora", "4", "--lr", "0.02", "--context", "48", "--batch", "2", "--validation", "0.2", "--steps", "5",
+               "--seed", "2", "--log", str(log), "--json"]
+
+    def tune(device, *words, **more):
+        shutil.rmtree(out, ignore_errors=True)
+        ended = subprocess.run([*command, "--device", device, *words], capture_output=True, text=True,
+                               env=environment | more, timeout=240)
+        got = json.loads(ended.stdout) if ended.returncode == 0 else {}
+        lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        return ended, got, (*values_of(out / "adapter_model.safetensors"), lines) if got else None
+
+    wanted = tune("cpu")[2]
+    ended, got, there = tune(name, DOUBLE_COUNTS="1")
+    report.expect(near(there, wanted) and got["failed_devices"] == [] and got["device"].startswith(name) and
+                  [line["step"] for line in wanted[2] if "loss" in line] == [1, 2, 3, 4, 5],
+                  f"{name} finetune: {there and there[2]}, not {wanted[2]}: {ended.stderr[-300:]}")
+    launches = re.search(r"(\d+) launches", ended.stderr)
+    calls = int(launches[1]) * 4 // 3 if launches else 1
+    generator, moved = random.Random(f"{name} finetune {moments}"), 0
+    for i in range(moments):
+        fault = f"any:{generator.randint(1, calls)}:{DOUBLES[name][2][i % 3]}"
+        ended, got, there = tune(name, DOUBLE_FAULT=fault)
+        failures = got.get("failed_devices", [])
+        told = ended.stderr.count("continuing from step")
+        moved += bool(failures)
+        report.expect(near(there, wanted) and told == len(failures) and (not failures or got["device"] == "cpu"),
+                      f"{name} finetune, {fault}: {ended.returncode}, {there and there[2]}, not {wanted[2]}, told {told} times\n"
+                      f"{ended.stderr[-500:]}")
+    report.expect(moved > 0, f"{name} finetune: no run moved to another device")
+    ended, _, _ = tune(name, "--strict", DOUBLE_FAULT=f"any:{max(1, calls // 2)}:719")
+    report.expect(ended.returncode != 0 and "continuing" not in ended.stderr, f"{name} finetune: --strict did not end it")
+    print(f"{name} finetune: {moved} of {moments} runs moved, about {calls} calls", flush=True)
+
+
 def main():
     build, moments = pathlib.Path(sys.argv[1]).resolve(), int(sys.argv[2]) if len(sys.argv) > 2 else 4
     report = Report()
@@ -103,6 +161,7 @@ def main():
         table.write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
         model = pathlib.Path(folder) / "model"
         make_model(model)
+        make_data(pathlib.Path(folder) / "texts.jsonl", 12)
         for name in list(DOUBLES)[:1 if moments < 10 else 2]:
             file, variables, _ = DOUBLES[name]
             environment = os.environ | dict.fromkeys(variables, str(build / "doubles" / file)) | {
@@ -111,6 +170,7 @@ def main():
                 more = options + (["--data", str(table)] if task == "digits" else [])
                 check(report, str(build / "trunnion"), name, environment, task, steps, more, moments)
             check_texts(report, str(build / "trunnion"), name, environment, model, moments)
+            check_finetune(report, str(build / "trunnion"), name, environment, pathlib.Path(folder), moments)
             if not report.failed:
                 print(f"ran on: {name} double (tests/double: no hardware): trainings and texts that lose their device")
     print(f"{report.passed} passed, {report.failed} failed, 0 skipped")
