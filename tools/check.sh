@@ -33,28 +33,29 @@ tsan="-DCMAKE_BUILD_TYPE=RelWithDebInfo -DTRUNNION_SHARED=OFF -DTRUNNION_SANITIZ
 # The tests that run threads against each other; each is built and run under the thread sanitizer.
 threaded=$(find tests -name test_base.c -o -name 'test_*thread*.c' | sed 's|.*/||; s|\.c$||' | sort -u | tr '\n' ' ')
 
-# Suites that keep all processors busy, and so run alone, as those of check-all do. Of the others, up to JOBS run at the
-# same time: put rows next to each other.
-alone=" setup build unit doubles renderings signals mutants minimal asan fuzz tsan "
+# Suites that keep all processors busy, and so run alone, as those of check-all do. Of the others, up to JOBS + 1 run at
+# the same time, since they wait for servers, files and each other's builds: put rows next to each other.
+alone=" setup unit doubles signals mutants minimal asan fuzz tsan "
 
 # name | runs in | budget, seconds | command
 table="
-setup     | check     | 900 | tools/setup.sh check
+setup     | check     | 900 | tools/setup.sh tests
+packages  | check     | 900 | tools/setup.sh check
 layers    | check     |  60 | python3 tools/layers.py
 source    | check     |  60 | python3 tools/checks/source.py
 generated | check     | 120 | python3 tools/check_generated.py
 headers   | check     | 120 | tools/checks/headers.sh
-build     | check     | 600 | tools/build.sh $BUILD programs $plain && tools/build.sh $BUILD all $plain
+build     | check     | 900 | tools/build.sh $BUILD 'tests examples benches' $plain && tools/build.sh $BUILD all $plain
 digits    | check     | 300 | python3 tools/digits.py
 model     | check     | 600 | python3 tools/text/smollm2.py --or-skip
+unit      | check     | 600 | tools/build.sh $BUILD tests $plain && python3 tools/digits.py && $run_programs $BUILD tests
+doubles   | check     | 300 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD
+signals   | check     | 180 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD
+mutants   | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --count 500 --jobs $JOBS
 devices   | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD devices
 links     | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/links.py $BUILD
 library   | check     |  60 | tools/build.sh $BUILD all $plain && tools/checks/library.sh $BUILD
-unit      | check     | 600 | tools/build.sh $BUILD tests $plain && python3 tools/digits.py && $run_programs $BUILD tests
-doubles   | check     | 300 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD
 renderings | check    | 120 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD
-signals   | check     | 180 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD
-mutants   | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --count 500 --jobs $JOBS
 blas      | check     |  60 | tools/build.sh $BUILD test_library $plain && tools/checks/blas.sh $BUILD
 examples  | check     | 120 | tools/build.sh $BUILD examples $plain && $run_programs $BUILD examples
 train     | check     | 240 | tools/build.sh $BUILD all $plain && $run_command $BUILD train
@@ -87,8 +88,8 @@ runtime-ops | check   |  60 | tools/build.sh $BUILD all $plain && python3 tools/
 decoders  | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_decoders.py $BUILD
 languages | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_languages.py $BUILD
 minimal   | check     | 300 | tools/checks/minimal.sh $BUILD-minimal
-asan      | check     | 900 | tools/build.sh $BUILD-asan tests $asan && $run_programs $BUILD-asan tests --each 300
-fuzz      | check     | 300 | tools/build.sh $BUILD-asan fuzzers $asan && $run_programs $BUILD-asan fuzzers
+asan      | check     | 900 | tools/build.sh $BUILD-asan all_tests $asan && $run_programs $BUILD-asan tests --in all_tests --each 300
+fuzz      | check     | 300 | tools/build.sh $BUILD-asan all_tests $asan && $run_programs $BUILD-asan fuzzers --in all_tests --fuzz 2
 tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
 survive-all | check-all | 3600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD 60
 cross     | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/cross.py --check $BUILD
@@ -98,7 +99,7 @@ onnx-all  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools
 rendered-all | check-all | 1800 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD --all
 networks  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/formats/onnx_models.py $BUILD --fast
 engine-networks | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_engine.py $BUILD --networks
-asan-full | check-all | 7200 | tools/build.sh $BUILD-asan tests $asan && TRUNNION_TEST_FULL=1 $run_programs $BUILD-asan tests --each 3600
+asan-full | check-all | 7200 | tools/build.sh $BUILD-asan-full all_tests $asan -DTRUNNION_SANITIZE_FULL=ON && TRUNNION_TEST_FULL=1 $run_programs $BUILD-asan-full tests --in all_tests --each 3600
 unit-full | check-all | 3600 | tools/build.sh $BUILD tests $plain && TRUNNION_TEST_FULL=1 $run_programs $BUILD tests --each 1800
 programs  | check-all | 3600 | tools/build.sh $BUILD test_programs $plain && python3 tools/checks/many_programs.py $BUILD 100000
 signals-all | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD 20
@@ -197,9 +198,9 @@ trim() { sed 's/^ *//; s/ *$//' <<<"$1"; }
 # A suite has a process group of its own, which Ctrl-C does not reach.
 trap 'cat "$logs"/*.log.pid 2>/dev/null | xargs -r kill; exit 130' INT TERM
 
-# As many suites at the same time as there are JOBS, if builds can wait for each other (tools/build.sh).
+# Suites at the same time, if builds can wait for each other (tools/build.sh).
 beside=1 running=0 names=""
-command -v flock >/dev/null && beside=$JOBS
+command -v flock >/dev/null && [ "$JOBS" -gt 1 ] && beside=$((JOBS + 1))
 while IFS='|' read -r name when budget command <&3; do
     name=$(trim "$name")
     [ -n "$name" ] || continue

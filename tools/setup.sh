@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# setup.sh [build|check] — installs what building (or, the default, building and checking) needs, and nothing twice.
+# setup.sh [build|tests|check] — installs what building, building the tests or (the default) checking needs, and nothing
+# twice. check.sh asks for `tests` first and fetches the rest while it builds.
 #
 # With root or a sudo that asks nothing, packages come from apt. Otherwise CMake comes from pip into .deps/venv, and for
 # the rest the script says exactly what is missing and fails. When all is there it only looks, and takes no time.
@@ -32,8 +33,8 @@ have_zlib() { have pkg-config && pkg-config --exists zlib; }
 have_venv() { [ -x $venv/bin/python ] && [ -d "$(echo $venv/lib/python3*/site-packages/pip)" ]; }
 have_ensurepip() { have_venv || python3 -c 'import venv, ensurepip' 2>/dev/null; }
 
-# test | package | needed for | what it does. `text` is needed to check; a build goes on without it, and then says which
-# subcommands are left out.
+# test | package | needed for | what it does. `text` is needed to build the tests; a build goes on without it, and then
+# says which subcommands are left out.
 needs="
 have_compiler     | gcc libc6-dev  | build | the C compiler
 have_generator    | make           | build | runs the compiler
@@ -50,8 +51,8 @@ have_microhttpd   | libmicrohttpd-dev | text | HTTP of trunnion serve, which loa
 have_curl         | curl           | check | downloads of trunnion pull, which starts it if it is there
 have_libedit      | libedit2       | check | line editing of trunnion chat, which loads it if it is there
 have_readelf      | binutils       | check | looks into the built library
-have_cmocka       | libcmocka-dev  | check | the test framework
-have_cxx          | g++            | check | proves that C++ programs can include the headers, compiles kernels for doubles
+have_cmocka       | libcmocka-dev  | tests | the test framework
+have_cxx          | g++            | tests | proves that C++ programs can include the headers, compiles kernels for doubles
 have_opencl       | ocl-icd-libopencl1 | check | finds OpenCL drivers
 have_opencl_driver | pocl-opencl-icd | check | OpenCL on the processor, where the tests run kernels made for GPUs
 have_oclgrind     | oclgrind       | check | an OpenCL that finds data races and stray accesses in kernels
@@ -79,11 +80,17 @@ have_open_mpi() { have mpirun.openmpi; }
 have_mpich() { have mpirun.mpich; }
 have_spirv_val() { have spirv-val; }
 
+case $purpose in # kinds of rows that are not asked for
+build) not_asked="tests check" ;;
+tests) not_asked="check" ;;
+*) not_asked="" ;;
+esac
+
 # missing [NOT] — prints the rows of `needs` whose test fails, for this purpose; without those of the kind NOT.
 missing() {
     while IFS='|' read -r test package for what; do
         [ -n "${test// /}" ] || continue
-        [ "$purpose" = build ] && [ "${for// /}" = check ] && continue
+        [[ " $not_asked " == *" ${for// /} "* ]] && continue
         [ "${for// /}" = "${1:-}" ] && continue
         ${test// /} || echo "$(echo $package)|$what"
     done <<<"$needs"
@@ -162,10 +169,12 @@ if [ -n "$lacking" ] && may_install; then
     install_packages "$(cut -d'|' -f1 <<<"$lacking" | tr '\n' ' ')"
 fi
 have_cmake || cmake_from_pip
-[ "$purpose" = build ] || have_openblas || openblas_from_pip || say "OpenBLAS could not be fetched with pip"
-[ "$purpose" = build ] || have_onnx || onnx_from_pip || say "onnx could not be fetched with pip"
-[ "$purpose" = build ] || have_onnxruntime || onnxruntime_from_pip || say "onnxruntime could not be fetched with pip"
-[ "$purpose" = build ] || have_wgpu || wgpu_from_pip || say "wgpu could not be fetched with pip"
+if [ "$purpose" = check ]; then
+    have_openblas || openblas_from_pip || say "OpenBLAS could not be fetched with pip"
+    have_onnx || onnx_from_pip || say "onnx could not be fetched with pip"
+    have_onnxruntime || onnxruntime_from_pip || say "onnxruntime could not be fetched with pip"
+    have_wgpu || wgpu_from_pip || say "wgpu could not be fetched with pip"
+fi
 have_venv || make_venv || say "no virtual environment for Python could be made: install python3-venv"
 
 lacking=$(missing)
@@ -182,4 +191,4 @@ if [ -n "$lacking" ]; then
     say "the build goes on without them, and without the parts that need them"
     exit 0
 fi
-say "all that is needed to $purpose is here"
+say "nothing that is needed for '$purpose' is missing"

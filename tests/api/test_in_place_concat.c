@@ -152,9 +152,9 @@ static void concat_parts_are_computed_in_place(void **state) {
     (void)state;
     for (int threads = TEST_SANITIZED ? 3 : 1; threads <= 3; threads++) {
         assert_ok(tn_threads_set(threads));
-        for (size_t i = 0; i < TN_COUNT(networks); i++)
+        for (int64_t i = 0; i < (int64_t)TN_COUNT(networks); i++)
             for (int64_t images = 1; images <= 2; images++)
-                compare(&networks[i], images, TN_F32);
+                if (!test_is_thin() || images == 1 + i % 2) compare(&networks[i], images, TN_F32);
     }
     assert_ok(tn_threads_set(0));
 }
@@ -219,6 +219,7 @@ static void a_far_device_and_its_host_have_the_same_bits(void **state) {
         tn_device *d = far_open(0, &o);
         assert_ok(tn_set_current_device(d));
         for (size_t i = 0; i < TN_COUNT(networks); i++) {
+            if (test_is_thin() && i % 2 != k) continue;
             compare(&networks[i], 1, TN_F32);
             if (k > 0) compare(&networks[i], 1, TN_F64);
         }

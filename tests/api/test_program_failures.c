@@ -17,11 +17,7 @@
 #include "trunnion/autograd.h"
 #include "trunnion/ops.h"
 
-#if defined(TEST_ADDRESS_SANITIZER) || defined(TEST_THREAD_SANITIZER)
-enum { PROGRAMS = 8, FAR_STRIDE = 4 }; /* an allocation costs ten times as much */
-#else
-enum { PROGRAMS = 120, FAR_STRIDE = 1 };
-#endif
+enum { PROGRAMS = 90, THIN_PROGRAMS = 6, THIN_STRIDE = 3, THIN_FAR_STRIDE = 8 };
 enum { ROWS = 4, COLUMNS = 3, ELEMENTS = ROWS * COLUMNS, TRIES = 12 };
 
 /* Where it happens. */
@@ -29,6 +25,9 @@ static struct {
     bool far;    /* on a device whose memory is not the host's */
     bool shares; /* which leaves to the host what it lacks: the host's kernels and blocks then stay for the process */
 } place;
+
+/* From one allocation that fails to the next. Under a sanitizer each costs ten times as much. */
+static int64_t stride(void) { return !test_is_thin() ? 1 : place.far ? THIN_FAR_STRIDE : THIN_STRIDE; }
 
 /* A device for one try. It must be the only one in the process: kernels live as long as their device. */
 static tn_device *begin(void) {
@@ -185,7 +184,7 @@ static void each_allocation_of_a_training_step_may_fail(void **state) {
     expected e;
     find_expected(&e);
     int64_t before = test_live_blocks(), n = 1;
-    for (bool failed = true; failed; n += place.far ? FAR_STRIDE : 1) {
+    for (bool failed = true; failed; n += stride()) {
         tn_device *device = begin();
         failed = fail_once(n, &e);
         end(device);
@@ -280,7 +279,7 @@ static void *fail_half_way(void *ctx) {
 static void fail_everywhere(half_way h) {
     h.n = 1;
     h.reached = true;
-    for (; h.reached; h.n += place.far ? FAR_STRIDE : 1) {
+    for (; h.reached; h.n += stride()) {
         pthread_t thread;
         assert_int_equal(pthread_create(&thread, NULL, fail_half_way, &h), 0);
         pthread_join(thread, NULL);
@@ -329,9 +328,10 @@ static void fail_somewhere(const program *p, run_mode mode, uint64_t *random) {
 
 static void random_allocations_of_random_programs_may_fail(void **state) {
     (void)state;
+    const int programs = test_is_thin() ? THIN_PROGRAMS : PROGRAMS;
     program *p = malloc(sizeof *p);
     uint64_t random = 7;
-    for (int n = 1; n <= (place.far ? PROGRAMS / 4 : PROGRAMS); n++) {
+    for (int n = 1; n <= (place.far ? programs / 4 : programs); n++) {
         program_make(p, (uint64_t)n, PROGRAM_PLAIN, NULL, 0);
         fail_somewhere(p, n % 2 ? RUN_LAZY : RUN_EAGER, &random);
         program_make(p, (uint64_t)n, PROGRAM_CAPTURE, NULL, 0);

@@ -1,6 +1,6 @@
 /* test_programs.c — laziness changes nothing: random programs by the library and by an eager oracle, bit for bit.
  *
- * TRUNNION_PROGRAMS says how many (2000), TRUNNION_FIRST with which seed they begin (1). A difference is printed with
+ * TRUNNION_PROGRAMS says how many (1200), TRUNNION_FIRST with which seed they begin (1). A difference is printed with
  * its seed and the shortest program that shows it; TRUNNION_FIRST=seed TRUNNION_PROGRAMS=1 shows it again, and with
  * TRUNNION_ISOLATE=1 programs that crash or do not end are shortened as well. */
 #include "test_support.h"
@@ -11,12 +11,7 @@
 #include "programs.h"
 #include "trunnion/ops.h"
 
-/* Under a sanitizer a program takes ten times as long. */
-#if defined(TEST_ADDRESS_SANITIZER) || defined(TEST_THREAD_SANITIZER)
-enum { PROGRAMS = 250 };
-#else
-enum { PROGRAMS = 2000 };
-#endif
+enum { PROGRAMS = 1200, THIN_PROGRAMS = 100 };
 enum { ENOUGH_FAILURES = 3, COUNTED = 400 };
 
 static int64_t number_from(const char *name, int64_t otherwise) {
@@ -26,7 +21,7 @@ static int64_t number_from(const char *name, int64_t otherwise) {
 
 static uint64_t first_seed(void) { return (uint64_t)number_from("TRUNNION_FIRST", 1); }
 
-static int programs(void) { return (int)number_from("TRUNNION_PROGRAMS", PROGRAMS); }
+static int programs(void) { return (int)number_from("TRUNNION_PROGRAMS", test_is_thin() ? THIN_PROGRAMS : PROGRAMS); }
 
 /* ---- a crash tells its seed -------------------------------------------------------------------------------------- */
 

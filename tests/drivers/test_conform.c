@@ -148,7 +148,7 @@ static void random_kernels_have_the_interpreters_bits(void **state) {
         int ran = 0, refused = 0;
         bool quick = d->caps.code == TN_CODE_KIR; /* others compile each */
         kir_random_options o = {.no_f64 = !d->caps.f64};
-        for (int n = 0; n < count * (quick ? 30 : 1); n++) {
+        for (int n = 0; n < count * (!quick ? 1 : test_is_thin() ? 6 : 30); n++) {
             o.group = n % 3 == 1; /* plain and group, with and without variables, long loops */
             o.variables = n % 2 == 1;
             o.long_loop = n % 6 == 5;

@@ -365,7 +365,7 @@ static tn_status run(const char *name, long n, int error, bool forever) {
 }
 
 /* From one call that fails to the next. */
-static long step_of(long usual) { return getenv("TRUNNION_TEST_FULL") ? 1 : usual * now->every; }
+static long step_of(long usual) { return test_is_full() ? 1 : usual * now->every * (SANITIZED ? 2 : 1); }
 
 static void fail_every_call(void) {
     assert_ok(run(NULL, 0, 0, false));

@@ -49,7 +49,7 @@ static bytes random_bytes(const int64_t *extent, bool plain) {
     return x;
 }
 
-static const uint8_t *at(const bytes *x, int64_t i, int64_t j, int64_t k, int64_t l) {
+TEST_DEFINITION static const uint8_t *at(const bytes *x, int64_t i, int64_t j, int64_t k, int64_t l) {
     return x->memory + x->first + i * x->stride[0] + j * x->stride[1] + k * x->stride[2] + l * x->stride[3];
 }
 
@@ -59,7 +59,7 @@ typedef struct problem {
     bytes x, weight;
 } problem;
 
-static int32_t pixel_of(const problem *p, int64_t image, int64_t o, int64_t u, int64_t v) {
+TEST_DEFINITION static int32_t pixel_of(const problem *p, int64_t image, int64_t o, int64_t u, int64_t v) {
     const tn_conv_args *a = &p->a;
     uint32_t sum = 0;
     for (int64_t k = 0; k < a->channels * a->kernel[0] * a->kernel[1]; k++) {
@@ -74,7 +74,7 @@ static int32_t pixel_of(const problem *p, int64_t image, int64_t o, int64_t u, i
     return (int32_t)sum;
 }
 
-static void define(const problem *p, int32_t *out) {
+TEST_DEFINITION static void define(const problem *p, int32_t *out) {
     const tn_conv_args *a = &p->a;
     int64_t all = a->groups * a->out_channels, plane = a->out_size[0] * a->out_size[1];
     for (int64_t n = 0; n < a->batch * all * plane; n++)

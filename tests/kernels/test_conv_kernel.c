@@ -55,7 +55,7 @@ static array random_array(const int64_t *extent, bool plain) {
     return x;
 }
 
-static float at(const array *x, int64_t i, int64_t j, int64_t k, int64_t l) {
+TEST_DEFINITION static float at(const array *x, int64_t i, int64_t j, int64_t k, int64_t l) {
     return x->memory[x->first + i * x->stride[0] + j * x->stride[1] + k * x->stride[2] + l * x->stride[3]];
 }
 
@@ -67,7 +67,7 @@ typedef struct chain {
 } chain;
 
 /* A chain begins at +0; the first one is the total, the others are added to it. */
-static void chain_step(chain *c, float x, float y) {
+TEST_DEFINITION static void chain_step(chain *c, float x, float y) {
     if (c->steps % KIR_KSUM == 0) {
         if (c->steps == KIR_KSUM) c->total = c->sum;
         if (c->steps > KIR_KSUM) c->total += c->sum;
@@ -77,7 +77,7 @@ static void chain_step(chain *c, float x, float y) {
     c->steps++;
 }
 
-static float chain_end(const chain *c) { return c->steps <= KIR_KSUM ? c->sum : c->total + c->sum; }
+TEST_DEFINITION static float chain_end(const chain *c) { return c->steps <= KIR_KSUM ? c->sum : c->total + c->sum; }
 
 typedef struct problem {
     tn_conv_args a;
@@ -85,7 +85,8 @@ typedef struct problem {
 } problem;
 
 /* What tap (i, j) of the window at output pixel (u, v) sees. */
-static float seen_at(const problem *p, int64_t image, int64_t channel, int64_t u, int64_t v, int64_t i, int64_t j) {
+TEST_DEFINITION static float seen_at(const problem *p, int64_t image, int64_t channel, int64_t u, int64_t v, int64_t i,
+                                     int64_t j) {
     const tn_conv_args *a = &p->a;
     int64_t row = u * a->stride[0] + i * a->dilation[0] - a->pad_before[0];
     int64_t column = v * a->stride[1] + j * a->dilation[1] - a->pad_before[1];
@@ -93,7 +94,7 @@ static float seen_at(const problem *p, int64_t image, int64_t channel, int64_t u
     return at(&p->x, image, channel, row, column);
 }
 
-static void define_result(const problem *p, float *out) {
+TEST_DEFINITION static void define_result(const problem *p, float *out) {
     const tn_conv_args *a = &p->a;
     int64_t all = a->groups * a->out_channels, plane = a->out_size[0] * a->out_size[1];
     for (int64_t n = 0; n < a->batch * all * plane; n++) {
@@ -108,19 +109,20 @@ static void define_result(const problem *p, float *out) {
     }
 }
 
-static float test_result_at(const problem *p, int64_t image, int64_t channel, int64_t u, int64_t v) {
+TEST_DEFINITION static float test_result_at(const problem *p, int64_t image, int64_t channel, int64_t u, int64_t v) {
     bool test_inside = u >= 0 && u < p->a.out_size[0] && v >= 0 && v < p->a.out_size[1];
     return test_inside ? at(&p->y, image, channel, u, v) : 0;
 }
 
 /* The taps of an axis that meet a pixel: from the last to the first, every stride-th; -1: none. */
-static int64_t last_tap(const tn_conv_args *a, int axis, int64_t pixel) {
+TEST_DEFINITION static int64_t last_tap(const tn_conv_args *a, int axis, int64_t pixel) {
     int64_t first = (pixel + a->pad_before[axis]) % a->stride[axis];
     if (first >= a->kernel[axis]) return -1;
     return first + (a->kernel[axis] - 1 - first) / a->stride[axis] * a->stride[axis];
 }
 
-static float spread_pixel(const problem *p, int64_t image, int64_t group, int64_t channel, int64_t y, int64_t x) {
+TEST_DEFINITION static float spread_pixel(const problem *p, int64_t image, int64_t group, int64_t channel, int64_t y,
+                                          int64_t x) {
     const tn_conv_args *a = &p->a;
     chain c = {0};
     for (int64_t o = group * a->out_channels; o < (group + 1) * a->out_channels; o++) {
@@ -136,7 +138,7 @@ static float spread_pixel(const problem *p, int64_t image, int64_t group, int64_
     return chain_end(&c);
 }
 
-static void define_spread(const problem *p, float *out) {
+TEST_DEFINITION static void define_spread(const problem *p, float *out) {
     const tn_conv_args *a = &p->a;
     int64_t plane = a->size[0] * a->size[1], all = a->groups * a->channels;
     for (int64_t n = 0; n < a->batch * all * plane; n++) {
@@ -145,7 +147,7 @@ static void define_spread(const problem *p, float *out) {
     }
 }
 
-static void define_gradient(const problem *p, float *out) {
+TEST_DEFINITION static void define_gradient(const problem *p, float *out) {
     const tn_conv_args *a = &p->a;
     int64_t taps = a->kernel[0] * a->kernel[1], plane = a->out_size[0] * a->out_size[1];
     for (int64_t n = 0; n < a->groups * a->out_channels * a->channels * taps; n++) {
@@ -161,7 +163,7 @@ static void define_gradient(const problem *p, float *out) {
 }
 
 /* A reduction as kir.h has it, of at most one block. */
-static float add_in_lanes(const float *x, int64_t count) {
+TEST_DEFINITION static float add_in_lanes(const float *x, int64_t count) {
     float lane[KIR_LANES] = {0};
     for (int64_t i = 0; i < count; i++)
         lane[i % KIR_LANES] += x[i];
@@ -171,7 +173,7 @@ static float add_in_lanes(const float *x, int64_t count) {
     return lane[0];
 }
 
-static float depthwise_pixel(const problem *p, int64_t image, int64_t channel, int64_t u, int64_t v) {
+TEST_DEFINITION static float depthwise_pixel(const problem *p, int64_t image, int64_t channel, int64_t u, int64_t v) {
     enum { MOST = 144 };
     const tn_conv_args *a = &p->a;
     float part[MOST];
@@ -189,7 +191,7 @@ static float depthwise_pixel(const problem *p, int64_t image, int64_t channel, i
     return a->pass > 0 && count == 1 ? part[0] : add_in_lanes(part, count);
 }
 
-static void define_depthwise(const problem *p, float *out) {
+TEST_DEFINITION static void define_depthwise(const problem *p, float *out) {
     const tn_conv_args *a = &p->a;
     int64_t plane = a->out_size[0] * a->out_size[1];
     for (int64_t n = 0; n < a->batch * a->groups * plane; n++)
@@ -429,6 +431,7 @@ static void large_windows_have_the_bits_of_their_definition(void **state) {
         {.batch = 2, .channels = 7, .out_channels = 200, .size = {31, 25}, .kernel = {3, 3}, .out_size = {31, 25}},
         {.batch = 1, .channels = 530, .out_channels = 29, .size = {9, 28}, .kernel = {1, 3}, .out_size = {9, 26}},
     };
+    enum { LARGEST = 10 }; /* from here on half of the combinations: padded, and with strides */
     random_state = 2;
     turned = edged = 0;
     for (size_t i = 0; i < TN_COUNT(sizes); i++) {
@@ -441,11 +444,11 @@ static void large_windows_have_the_bits_of_their_definition(void **state) {
                 p.a.pad_before[d] = p.a.kernel[d] / 2;
                 p.a.out_size[d] = (p.a.out_size[d] + stride - 1) / stride;
             }
-            check_problem(&p, true);
+            if (i < LARGEST || stride == 1) check_problem(&p, true);
             for (int d = 0; d < 2; d++)
                 p.a.size[d] += 2 * p.a.pad_before[d];
             p.a.pad_before[0] = p.a.pad_before[1] = 0; /* windows that never leave the image */
-            check_problem(&p, true);
+            if (i < LARGEST || stride == 2) check_problem(&p, true);
         }
     }
     assert_true(turned > 0 && edged > 0);
@@ -882,9 +885,12 @@ static bool is_quick(size_t number, int threads, int isa) {
 static void compare_all_with_what_was_stored(const two_convolutions *c, size_t count, bool large) {
     char name[16];
     for (size_t i = 0; i < count; i++)
-        for (int threads = 1; threads <= 3; threads++)
-            for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
-                if (!tn_gemm_use((tn_isa)isa) || (large && !is_quick(i, threads, isa))) continue;
+        for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++)
+            for (int threads = 1; threads <= MAX_THREADS; threads++) {
+                if (!tn_gemm_use((tn_isa)isa)) continue;
+                if (large ? !is_quick(i, threads, isa)
+                          : test_leaves_out(threads, isa == TN_ISA_BASE && TEST_BASE_IS_SLOW))
+                    continue;
                 snprintf(name, sizeof name, "case %zu", i);
                 compare_with_what_was_stored(&c[i], name, threads, isa);
             }

@@ -149,7 +149,7 @@ static const format formats[] = {
 
 static const format halves[] = {{TN_F16, 1, 2, 1, false, {0, -1}, half}, {TN_BF16, 1, 2, 1, false, {-1, -1}, brain}};
 
-static weight weight_at(const format *f, const uint8_t *blocks, int64_t i) {
+TEST_DEFINITION static weight weight_at(const format *f, const uint8_t *blocks, int64_t i) {
     return f->at(blocks + i / f->elements * f->bytes, (int)(i % f->elements));
 }
 
@@ -184,7 +184,7 @@ typedef struct product {
     int64_t c_size;
 } product;
 
-static void define_rounding(const float *x, float *dx, int *q) {
+TEST_DEFINITION static void define_rounding(const float *x, float *dx, int *q) {
     float most = 0;
     bool finite = true;
     for (int i = 0; i < 32; i++) {
@@ -201,7 +201,7 @@ static void define_rounding(const float *x, float *dx, int *q) {
 }
 
 /* The product in f32 with the widened weight. */
-static float define_half(const product *p, int64_t row, int64_t column) {
+TEST_DEFINITION static float define_half(const product *p, int64_t row, int64_t column) {
     const uint8_t *weights = p->blocks + column * p->k * 2;
     float total = 0;
     for (int64_t from = 0; from < p->k; from += KIR_KSUM) {
@@ -213,7 +213,7 @@ static float define_half(const product *p, int64_t row, int64_t column) {
     return total;
 }
 
-static float define(const product *p, int64_t row, int64_t column) {
+TEST_DEFINITION static float define(const product *p, int64_t row, int64_t column) {
     const format *f = p->f;
     if (f->elements == 1) return define_half(p, row, column);
     const uint8_t *blocks = p->blocks + column * (p->k / f->elements) * f->bytes;

@@ -145,7 +145,7 @@ static void check_hand_made(const kir_target *target) {
     free(all);
 }
 
-static uint64_t cases(uint64_t few) { return getenv("TRUNNION_TEST_FULL") ? 10 * few : few; }
+static uint64_t cases(uint64_t few) { return test_is_full() ? 10 * few : TEST_SWEEP(few); }
 
 static const kir_target TARGET = {.dialect = &kir_dialect_c, .group_size = GROUP, .f64 = true};
 

@@ -93,7 +93,7 @@ static void every_operation_is_valid(void **state) {
     }
 }
 
-static uint64_t cases(uint64_t few) { return getenv("TRUNNION_TEST_FULL") ? 10 * few : few; }
+static uint64_t cases(uint64_t few) { return test_is_full() ? 10 * few : TEST_SWEEP(few); }
 
 static void check_random(uint64_t count, kir_random_options options) {
     for (uint64_t seed = 0; seed < count; seed++) {

@@ -69,7 +69,7 @@ static int make_matrices(void **state) {
 }
 
 /* |M| · |x| · |Mᵀ|, x [columns, columns], to [rows, rows]. */
-static void magnitudes(const double *m, int rows, int columns, const double *x, double *to) {
+TEST_DEFINITION static void magnitudes(const double *m, int rows, int columns, const double *x, double *to) {
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < rows; j++) {
             double sum = 0;
@@ -88,7 +88,7 @@ typedef struct problem {
     double *want, *bound; /* of each result */
 } problem;
 
-static double seen_at(const problem *p, int64_t image, int64_t channel, int64_t row, int64_t column) {
+TEST_DEFINITION static double seen_at(const problem *p, int64_t image, int64_t channel, int64_t row, int64_t column) {
     const tn_conv_args *a = &p->a;
     row -= a->pad_before[0];
     column -= a->pad_before[1];
@@ -99,8 +99,8 @@ static double seen_at(const problem *p, int64_t image, int64_t channel, int64_t 
 
 /* Adds one channel to a tile of results that begins at output pixel (u, v), whose rows are as far apart as the taps'.
  * */
-static void add_channel(problem *p, int64_t image, int64_t filter, int64_t channel, int64_t u, int64_t v, double *sums,
-                        double *sizes) {
+TEST_DEFINITION static void add_channel(problem *p, int64_t image, int64_t filter, int64_t channel, int64_t u,
+                                        int64_t v, double *sums, double *sizes) {
     const tn_conv_args *a = &p->a;
     double d[IN * IN], g[TAPS * TAPS], big_d[IN * IN], big_g[IN * IN];
     for (int k = 0; k < IN * IN; k++)
@@ -118,7 +118,7 @@ static void add_channel(problem *p, int64_t image, int64_t filter, int64_t chann
         sizes[k] += big_d[k] * big_g[k];
 }
 
-static void define_tile(problem *p, int64_t image, int64_t filter, int64_t u, int64_t v) {
+TEST_DEFINITION static void define_tile(problem *p, int64_t image, int64_t filter, int64_t u, int64_t v) {
     const tn_conv_args *a = &p->a;
     const double rounding = ldexp(1, -24) * (double)(a->channels + 16);
     double sums[OUT * OUT] = {0}, sizes[IN * IN] = {0}, big[OUT * OUT];
@@ -138,7 +138,7 @@ static int64_t results_of(const tn_conv_args *a) {
     return a->batch * a->out_channels * a->out_size[0] * a->out_size[1];
 }
 
-static double magnitude(const double *row, const double *x, int count) {
+TEST_DEFINITION static double magnitude(const double *row, const double *x, int count) {
     double sum = 0;
     for (int k = 0; k < count; k++)
         sum += fabs(row[k]) * fabs(x[k]);
@@ -146,7 +146,7 @@ static double magnitude(const double *row, const double *x, int count) {
 }
 
 /* Two results of five taps in a row, from output pixel (u, v) on. */
-static void define_line(problem *p, int64_t image, int64_t filter, int64_t u, int64_t v) {
+TEST_DEFINITION static void define_line(problem *p, int64_t image, int64_t filter, int64_t u, int64_t v) {
     const tn_conv_args *a = &p->a;
     const double rounding = ldexp(1, -24) * (double)(a->channels + 16);
     double sums[LINE_OUT] = {0}, sizes[IN] = {0}, d[IN], g[LINE_TAPS];
@@ -169,7 +169,7 @@ static void define_line(problem *p, int64_t image, int64_t filter, int64_t u, in
 
 static bool is_line(const tn_conv_args *a) { return a->kernel[1] == LINE_TAPS; }
 
-static void define(problem *p) {
+TEST_DEFINITION static void define(problem *p) {
     const tn_conv_args *a = &p->a;
     const int64_t pairs = tn_ceil_div(a->out_size[1], LINE_OUT), all = a->batch * a->out_channels * a->out_size[0];
     for (int64_t n = 0; is_line(a) && n < all * pairs; n++) {
@@ -355,8 +355,8 @@ static void check(const tn_conv_args *sizes, bool by_pixels, int64_t between) {
 /* ---- the gradient of filters ------------------------------------------------------------------------------------- */
 
 /* Adds what one tile of results, which begins at output pixel (u, v), and what it has seen give to nine gradients. */
-static void add_gradient(const problem *p, const float *y, int64_t image, int64_t channel, int64_t u, int64_t v,
-                         double *sums, double *sizes) {
+TEST_DEFINITION static void add_gradient(const problem *p, const float *y, int64_t image, int64_t channel, int64_t u,
+                                         int64_t v, double *sums, double *sizes) {
     const tn_conv_args *a = &p->a;
     double d[IN * IN], r[OUT * OUT], big_d[IN * IN], big_r[IN * IN];
     for (int k = 0; k < IN * IN; k++)
@@ -377,7 +377,7 @@ static void add_gradient(const problem *p, const float *y, int64_t image, int64_
 }
 
 /* Gradients in f64, and their bounds, of filter n / channels and channel n % channels. */
-static void define_gradient(const problem *p, int64_t n, double *want, double *bound) {
+TEST_DEFINITION static void define_gradient(const problem *p, int64_t n, double *want, double *bound) {
     const tn_conv_args *a = &p->a;
     double sizes[IN * IN] = {0}, big[TAPS * TAPS];
     int64_t tiles = 0;

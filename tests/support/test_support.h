@@ -41,11 +41,18 @@ enum { TEST_SANITIZED = 1 };
 enum { TEST_SANITIZED = 0 };
 #endif
 
-/* Cases of a random sweep: a third of them under a sanitizer, which takes ten times as long for each and reports a
+/* Cases of a random sweep: a tenth of them under a sanitizer, which takes ten times as long for each and reports a
  * wrong access in its first case. Wrong values can need many cases; the plain build runs them all. */
-#define TEST_SWEEP(cases) (TEST_SANITIZED && !test_is_full() ? (cases) / 3 : (cases))
+#define TEST_SWEEP(cases) (test_is_thin() ? ((cases) + 9) / 10 : (cases))
+
+/* For the scalar loops that define results: sanitizers leave them alone. They are not under test, and take half of a
+ * sweep's time when every access is looked at. A function so marked inlines only others that are. */
+#define TEST_DEFINITION __attribute__((no_sanitize("address", "undefined")))
 
 static inline bool test_is_full(void) { return getenv("TRUNNION_TEST_FULL") != NULL; }
+
+/* Whether a sweep may leave out what differs only in its numbers: under a sanitizer, unless all is asked for. */
+static inline bool test_is_thin(void) { return TEST_SANITIZED && !test_is_full(); }
 
 /* Whether a sweep over 1 to 3 threads leaves this count out. Under a sanitizer, and for instruction sets whose kernels
  * emulate fma (`slow`), each case runs with one count, by turns: a wrong access or bit does not hide from all cases of

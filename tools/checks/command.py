@@ -282,9 +282,11 @@ def check_help(program, report, _):
     # Open MPI refuses root and more processes than processors unless told otherwise.
     environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}", "OMPI_ALLOW_RUN_AS_ROOT": "1",
                                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+    furnished = tempfile.TemporaryDirectory()
+    absent = furnish(pathlib.Path(furnished.name))
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            absent = furnish(pathlib.Path(folder))
+            shutil.copytree(furnished.name, folder, symlinks=True, dirs_exist_ok=True)
             for example in examples_of(subprocess.run([program, "help", name], capture_output=True, text=True).stdout):
                 if any(model in example for model in absent):
                     report.skip(f"no model for: {example}")

@@ -9,6 +9,7 @@ Lines "ran on: DEVICE" and "skipped: …" of theirs are passed on.
   --fuzz N     seconds for each fuzzer (5)
   --runs N     inputs for each fuzzer, if they come before these seconds; fewer count as failed
   --jobs N     programs that run at the same time (JOBS of the environment, else one a processor)
+  --in NAME    the program that holds all of them (all_tests), if it was built; it gets the name as an argument
 """
 
 import argparse
@@ -108,9 +109,9 @@ def leak_checker_broke(log):
 
 def run_test(program, log, options, environment):
     environment = environment | {"CMOCKA_MESSAGE_OUTPUT": "TAP"}
-    code = execute([program], log, options.each, environment)
+    code = execute(program, log, options.each, environment)
     if code and leak_checker_broke(log):
-        code = execute([program], log, options.each, environment)
+        code = execute(program, log, options.each, environment)
     count, failed = count_tap(pathlib.Path(f"{log}.out").read_text(errors="replace"))
     if end_of(code) and count.failed == 0:
         count.failed = 1
@@ -123,16 +124,16 @@ def run_test(program, log, options, environment):
 
 
 def run_example(program, log, options, environment):
-    end = end_of(execute([program], log, options.each, environment))
+    end = end_of(execute(program, log, options.each, environment))
     return (Count(failed=1), [end]) if end else (Count(passed=1), [])
 
 
 def run_fuzzer(program, log, options, environment):
     """New inputs go to a folder of the run; the corpus in tests/ is only read."""
-    corpus = ROOT / "tests" / "corpus" / program.name.removeprefix("fuzz_")
+    corpus = ROOT / "tests" / "corpus" / log.name.removeprefix("fuzz_")
     found = pathlib.Path(environment["TMPDIR"]) / "found"
     found.mkdir()
-    command = [program, f"-max_total_time={options.fuzz}", f"-artifact_prefix={log}-"]
+    command = [*program, f"-max_total_time={options.fuzz}", f"-artifact_prefix={log}-"]
     command += [f"-runs={options.runs}"] if options.runs else []
     command += [found, corpus] if corpus.is_dir() else [found]
     end = end_of(execute(command, log, options.fuzz + 60, environment))
@@ -157,18 +158,19 @@ KINDS = {
 
 
 def run_one(program, log, options, run):
-    """Runs one program. Returns its count and what is to be said of it."""
-    if not program.exists():
-        return Count(failed=1), f"{program.name}: was not built"
+    """Runs one program: its path, and its name if it is a part of another. Returns its count and what is to be said of
+    it."""
+    if not program[0].exists():
+        return Count(failed=1), f"{program[0].name}: was not built"
     in_memory = MEMORY if run is run_fuzzer and os.access(MEMORY, os.W_OK) else None
-    folder = tempfile.mkdtemp(prefix=f"{program.name}-", dir=in_memory)
+    folder = tempfile.mkdtemp(prefix=f"{log.name}-", dir=in_memory)
     os.chmod(folder, 0o755)  # some tests look at it as a user without rights
     start = time.monotonic()
     try:
         count, failed = run(program, log, options, os.environ | {"TMPDIR": folder} | SANITIZERS)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    said = [f"{program.name}: {count} ({time.monotonic() - start:.1f} s)"]
+    said = [f"{log.name}: {count} ({time.monotonic() - start:.1f} s)"]
     lines = words(log).splitlines()
     said += [line for line in lines if line.startswith(PASSED_ON)]
     if count.failed:
@@ -185,6 +187,7 @@ def main():
     parser.add_argument("--fuzz", type=int, default=5)
     parser.add_argument("--runs", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS") or os.cpu_count() or 1))
+    parser.add_argument("--in", dest="inside")
     options = parser.parse_intermixed_args()
 
     pattern, program_name, run = KINDS[options.kind]
@@ -197,7 +200,10 @@ def main():
     logs.mkdir(parents=True, exist_ok=True)
 
     def one(name):
-        return run_one((ROOT / options.build / program_name.format(name)).resolve(), logs / name, options, run)
+        build = (ROOT / options.build).resolve()
+        whole = build / options.inside if options.inside else None
+        program = [whole, name] if whole and whole.exists() else [build / program_name.format(name)]
+        return run_one(program, logs / name, options, run)
 
     total = Count()
     with concurrent.futures.ThreadPoolExecutor(max(options.jobs, 1)) as workers:

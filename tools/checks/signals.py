@@ -1,7 +1,7 @@
-"""signals.py BUILD [MOMENTS [SEED]] — every subcommand is stopped by SIGINT and SIGTERM at random moments (default: 3 each).
+"""signals.py BUILD [MOMENTS [SEED]] — every subcommand is stopped by SIGINT and SIGTERM at random moments.
 
-A stopped command ends with 130 or 143. It leaves nothing in its output folder that a complete run would not leave, and
-every file that is there has the bytes of a complete run, or those of before. With --json standard output is one JSON
+MOMENTS of each signal, default 2. A stopped command ends with 130 or 143. It leaves nothing in its output folder that a
+complete run would not leave, and every file that is there has the bytes of a complete run, or those of before. With --json standard output is one JSON
 object or, if the text was cut off while it was written, nothing. A training that had begun saves the steps it made; a
 fine-tuning and a download are continued by the same command to the bytes of a run that was not stopped. Each subcommand
 of `trunnion help` must be in the table.
@@ -357,7 +357,7 @@ def check_file_limit(program, read):
 
 
 def main():
-    build, moments, seed = (sys.argv[1:] + ["3", "1"][len(sys.argv) - 2:])[:3]
+    build, moments, seed = (sys.argv[1:] + ["2", "1"][len(sys.argv) - 2:])[:3]
     program = (ROOT / build / "trunnion").resolve()
     report = command.Report()
     with tempfile.TemporaryDirectory() as folder:
