@@ -18,7 +18,7 @@ static bool is_source(const tn_node *n) { return tn_op_has(n, TN_FACT_SOURCE); }
 bool tn_engine_made_of_nothing(const tn_graph_plan *g, const tn_value *v) {
     if (is_source(v->node)) return true;
     for (int k = 0; k < v->n_in; k++)
-        if (v->in[k] >= 0 && !g->values[v->in[k]].of_nothing) return false;
+        if (v->in[k] >= 0 && !g->values[v->in[k]].by.of_nothing) return false;
     return v->n_in > 0;
 }
 
@@ -55,7 +55,7 @@ tn_status tn_engine_op_make(tn_graph_plan *g, tn_group *group) {
 static const char NO_KERNEL[] = "no_kernel"; /* a word of placement.c's table */
 
 static bool is_left(const tn_value *v) {
-    return !v->by_engine && v->engine_why && !v->of_nothing && tn_value_numel(v) > 0;
+    return !v->by.engine && v->by.engine_why && !v->by.of_nothing && tn_value_numel(v) > 0;
 }
 
 tn_status tn_engine_note_rest(const tn_graph_plan *g, tn_plan *p) {
@@ -67,7 +67,7 @@ tn_status tn_engine_note_rest(const tn_graph_plan *g, tn_plan *p) {
             if (!is_left(v)) continue;
             tn_placed *at = &p->placement.placed[p->placement.placed_count++];
             *at = (tn_placed){.op = v->row->name, .code = NO_KERNEL};
-            snprintf(at->reason, sizeof at->reason, "%s", v->engine_why);
+            snprintf(at->reason, sizeof at->reason, "%s", v->by.engine_why);
             tn_node_describe(v->node, at->where, sizeof at->where);
         }
     if (!p->placement.placed_count || p->device->fallback != TN_FALLBACK_STRICT) return TN_OK;

@@ -72,26 +72,26 @@ static bool view_maps(const tn_value *v) {
 static tn_status find_users(tn_graph_plan *g) {
     size_t all = 0;
     for (size_t i = 0; i < g->value_count; i++)
-        g->values[i].user_count = 0;
+        g->values[i].fusion.user_count = 0;
     for (size_t i = 0; i < g->value_count; i++)
         for (int k = 0; k < g->values[i].n_in; k++)
-            if (g->values[i].in[k] >= 0) g->values[g->values[i].in[k]].user_count++;
+            if (g->values[i].in[k] >= 0) g->values[g->values[i].in[k]].fusion.user_count++;
     for (size_t i = 0; i < g->value_count; i++)
-        all += (size_t)g->values[i].user_count;
+        all += (size_t)g->values[i].fusion.user_count;
     if (!g->users) g->users = tn_scratch_take(&g->scratch, all * sizeof *g->users);
     if (!g->users) return TN_ERR_MEMORY;
     int *next = g->users;
     for (size_t i = 0; i < g->value_count; i++) {
         tn_value *v = &g->values[i];
-        v->users = next;
-        next += v->user_count;
-        v->user_count = 0;
+        v->fusion.users = next;
+        next += v->fusion.user_count;
+        v->fusion.user_count = 0;
     }
     for (size_t i = 0; i < g->value_count; i++)
         for (int k = 0; k < g->values[i].n_in; k++) {
             if (g->values[i].in[k] < 0) continue;
             tn_value *in = &g->values[g->values[i].in[k]];
-            in->users[in->user_count++] = (int)i;
+            in->fusion.users[in->fusion.user_count++] = (int)i;
         }
     return TN_OK;
 }
@@ -102,7 +102,7 @@ static bool kernel_of_its_own(tn_op_class c) {
     return c == TN_MATMUL || c == TN_NATIVE || c == TN_REDUCTION || c == TN_SCANNING;
 }
 
-static void want_memory(tn_graph_plan *g, int value) { g->values[g->values[value].root].wants_memory = true; }
+static void want_memory(tn_graph_plan *g, int value) { g->values[g->values[value].root].fusion.wants_memory = true; }
 
 /* A reshaped concatenation: a fused reader would compute for each element which part its index falls into. */
 static bool reshapes_joined(const tn_graph_plan *g, const tn_value *u, const tn_value *in) {
@@ -114,31 +114,31 @@ static bool reshapes_joined(const tn_graph_plan *g, const tn_value *u, const tn_
 static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
     const tn_value *root = &g->values[g->values[x].root], *in = &g->values[x];
     tn_op_class c = tn_value_class(u);
-    bool dear = in->loads > 0 && in->weight > MOVED_WEIGHT;
-    bool spread = in->weight > SPREAD_WEIGHT && tn_value_numel(u) > 4 * tn_value_numel(in) && c != TN_REDUCTION;
-    if (root->slot >= 0 || (u->by_engine && tn_engine_has_constant(g, x))) return;
+    bool dear = in->fusion.loads > 0 && in->fusion.weight > MOVED_WEIGHT;
+    bool spread = in->fusion.weight > SPREAD_WEIGHT && tn_value_numel(u) > 4 * tn_value_numel(in) && c != TN_REDUCTION;
+    if (root->slot >= 0 || (u->by.engine && tn_engine_has_constant(g, x))) return;
     /* it has an epilogue, which elements pass a few times */
-    if (c == TN_MATMUL && !u->vendor && tn_workgroup_takes(u)) {
+    if (c == TN_MATMUL && !u->by.vendor && tn_workgroup_takes(u)) {
         if (dear) want_memory(g, x);
         return;
     }
-    if (c == TN_NATIVE && !u->vendor && in->scalar >= 0 && tn_workgroup_takes(u)) return; /* a runtime scalar */
+    if (c == TN_NATIVE && !u->by.vendor && in->scalar >= 0 && tn_workgroup_takes(u)) return; /* a runtime scalar */
     if (c == TN_MATMUL || c == TN_NATIVE || (c == TN_VIEW_OP && (!view_maps(u) || reshapes_joined(g, u, in))) ||
         (c == TN_MOVEMENT && dear) || spread)
         want_memory(g, x);
     if (c == TN_REDUCTION && !over_dims(u) && dear) want_memory(g, x);
-    if (of_columns(g, u) && in->loads > 0 && in->weight > 1) want_memory(g, x);
+    if (of_columns(g, u) && in->fusion.loads > 0 && in->fusion.weight > 1) want_memory(g, x);
 }
 
 static void weigh_fusion(tn_graph_plan *g) {
     for (size_t i = 0; i < g->value_count; i++)
-        g->values[i].wants_memory = g->values[i].concat_into >= 0;
+        g->values[i].fusion.wants_memory = g->values[i].memory.into >= 0;
     if (g->checked_count) tn_want_checked(g);
     for (size_t i = 0; i < g->value_count; i++) {
         tn_value *v = &g->values[i];
         tn_op_class c = tn_value_class(v);
-        v->loads = 1;
-        v->weight = 1;
+        v->fusion.loads = 1;
+        v->fusion.weight = 1;
         if (!v->row || kernel_of_its_own(c)) {
             if (v->row && v->scalar < 0)
                 for (int k = 0; k < v->n_in; k++)
@@ -151,20 +151,20 @@ static void weigh_fusion(tn_graph_plan *g) {
             if (v->in[k] < 0) continue;
             input_needs(g, v, v->in[k]);
             const tn_value *in = &g->values[v->in[k]];
-            bool memory = g->values[in->root].wants_memory;
-            weight += memory ? 1.0f : in->weight;
+            bool memory = g->values[in->root].fusion.wants_memory;
+            weight += memory ? 1.0f : in->fusion.weight;
             bool output = g->values[in->root].output >= 0; /* stored, so it can be read instead of computed */
-            loads += memory || (output && in->loads == 0) ? 1 : in->loads;
+            loads += memory || (output && in->fusion.loads == 0) ? 1 : in->fusion.loads;
         }
-        v->weight = weight;
-        v->loads = loads;
+        v->fusion.weight = weight;
+        v->fusion.loads = loads;
         /* Many operands with many loads each (joined tensors): each of them is made first. */
         for (int k = 0; loads > KIR_MAX_BUFFERS - FREE_BUFFERS && k < v->n_in; k++)
-            if (v->in[k] >= 0 && g->values[v->in[k]].loads > 1) want_memory(g, v->in[k]);
+            if (v->in[k] >= 0 && g->values[v->in[k]].fusion.loads > 1) want_memory(g, v->in[k]);
         if (weight > MAX_WEIGHT || loads > MAX_LOADS) {
             want_memory(g, (int)i);
-            v->weight = 1;
-            v->loads = 1;
+            v->fusion.weight = 1;
+            v->fusion.loads = 1;
         }
     }
 }
@@ -300,7 +300,7 @@ static const tn_value *convolution_behind(const tn_graph_plan *g, const tn_value
 static bool pools(const tn_graph_plan *g, const tn_group *to, const tn_value *v) {
     const tn_value *pool = &g->values[to->lead];
     if (to->kind != TN_GROUP_NATIVE || to->member_count != 1 || pool->in[0] < 0 || &g->values[pool->in[0]] != v ||
-        v->user_count != 1 || v->output >= 0)
+        v->fusion.user_count != 1 || v->output >= 0)
         return false;
     const tn_value *lead = convolution_behind(g, v);
     return lead && tn_native_pools(lead, pool);
@@ -341,7 +341,7 @@ static void take_lead(tn_graph_plan *g, int group, int value) {
 /* Whether the value is read from memory. Some values that are inlined now are stored later; their operands are counted
  * instead, so the count is never too low. */
 static bool is_operand(const tn_value *root) {
-    return !root->row || root->wants_memory || root->output >= 0 || kernel_of_its_own(tn_value_class(root));
+    return !root->row || root->fusion.wants_memory || root->output >= 0 || kernel_of_its_own(tn_value_class(root));
 }
 
 /* Buffers that computing `value` needs, besides those that this count has met; it stops above `most`. */
@@ -351,16 +351,16 @@ static int count_buffers(tn_graph_plan *g, int value, int most) {
     for (int k = 0; k < v->n_in && count <= most; k++) {
         if (v->in[k] < 0) continue;
         tn_value *root = &g->values[g->values[v->in[k]].root], *in = is_operand(root) ? root : &g->values[v->in[k]];
-        if (in->counted == g->stamp || in->scalar >= 0) continue;
-        in->counted = g->stamp;
+        if (in->fusion.counted == g->stamp || in->scalar >= 0) continue;
+        in->fusion.counted = g->stamp;
         count += in == root && is_operand(root) ? 1 : count_buffers(g, v->in[k], most - count);
     }
     return count;
 }
 
 static int count_member(tn_graph_plan *g, int value, int most) {
-    bool met = g->values[value].counted == g->stamp;
-    g->values[value].counted = g->stamp;
+    bool met = g->values[value].fusion.counted == g->stamp;
+    g->values[value].fusion.counted = g->stamp;
     return !met + count_buffers(g, value, most);
 }
 
@@ -390,11 +390,11 @@ static bool keeps_operands(const tn_graph_plan *g, const tn_group *to, const tn_
 static bool may_join(tn_graph_plan *g, int group, int value) {
     const tn_value *v = &g->values[value];
     const tn_group *to = &g->groups[group];
-    if (v->alone || v->vendor || has_zero_extent(v->node) || keeps_operands(g, to, v)) return false;
+    if (v->alone || v->by.vendor || has_zero_extent(v->node) || keeps_operands(g, to, v)) return false;
     for (size_t i = 0; i < to->member_count; i++)
-        if (g->values[to->members[i]].alone || g->values[to->members[i]].vendor) return false;
+        if (g->values[to->members[i]].alone || g->values[to->members[i]].by.vendor) return false;
     if (!space_fits(g, to, v) || (g->counts_buffers && !buffers_suffice(g, group, value))) return false;
-    return !reads_any(g, group, v->pulls, v->pull_count);
+    return !reads_any(g, group, v->fusion.pulls, v->fusion.pull_count);
 }
 
 static tn_group_kind kind_alone(tn_op_class c) {
@@ -435,12 +435,12 @@ static int sibling_of(tn_graph_plan *g, int value) {
 
 static tn_status place_value(tn_graph_plan *g, int value) {
     tn_value *v = &g->values[value];
-    for (int k = 0; k < v->pull_count; k++) {
-        int group = v->pulls[k];
+    for (int k = 0; k < v->fusion.pull_count; k++) {
+        int group = v->fusion.pulls[k];
         if (!may_join(g, group, value)) continue;
         take_lead(g, group, value);
-        v->stored =
-            !tn_group_pools(g, &g->groups[group], value) && (v->output >= 0 || v->wants_memory || v->pull_count > 1);
+        v->stored = !tn_group_pools(g, &g->groups[group], value) &&
+                    (v->output >= 0 || v->fusion.wants_memory || v->fusion.pull_count > 1);
         return group_add(g, group, value);
     }
     int sibling = sibling_of(g, value);
@@ -457,29 +457,29 @@ static tn_status place_value(tn_graph_plan *g, int value) {
 /* ---- the pass ---------------------------------------------------------------------------------------------------- */
 
 static tn_status pull_add(tn_graph_plan *g, tn_value *v, int group) {
-    for (int k = 0; k < v->pull_count; k++)
-        if (v->pulls[k] == group) return TN_OK;
-    TRY(room_for(g, &v->pulls, &v->pull_capacity, (size_t)v->pull_count, sizeof *v->pulls));
-    v->pulls[v->pull_count++] = group;
+    for (int k = 0; k < v->fusion.pull_count; k++)
+        if (v->fusion.pulls[k] == group) return TN_OK;
+    TRY(room_for(g, &v->fusion.pulls, &v->fusion.pull_capacity, (size_t)v->fusion.pull_count, sizeof *v->fusion.pulls));
+    v->fusion.pulls[v->fusion.pull_count++] = group;
     return TN_OK;
 }
 
 /* Groups that compute or read v: those of its stored users, and those into which users are inlined. */
 static tn_status collect_pulls(tn_graph_plan *g, tn_value *v) {
-    v->pull_count = 0;
-    for (int k = 0; k < v->user_count; k++) {
-        const tn_value *u = &g->values[v->users[k]];
+    v->fusion.pull_count = 0;
+    for (int k = 0; k < v->fusion.user_count; k++) {
+        const tn_value *u = &g->values[v->fusion.users[k]];
         if (u->group >= 0) TRY(pull_add(g, v, u->group));
-        for (int j = 0; u->group < 0 && j < u->pull_count; j++)
-            TRY(pull_add(g, v, u->pulls[j]));
+        for (int j = 0; u->group < 0 && j < u->fusion.pull_count; j++)
+            TRY(pull_add(g, v, u->fusion.pulls[j]));
     }
     return TN_OK;
 }
 
 static tn_status add_dependencies(tn_graph_plan *g, const tn_value *v) {
-    for (int k = 0; k < v->pull_count; k++) {
-        tn_group *reader = &g->groups[v->pulls[k]];
-        if (v->pulls[k] == v->group) continue;
+    for (int k = 0; k < v->fusion.pull_count; k++) {
+        tn_group *reader = &g->groups[v->fusion.pulls[k]];
+        if (v->fusion.pulls[k] == v->group) continue;
         TRY(room_for(g, &reader->deps, &reader->dep_capacity, reader->dep_count, sizeof *reader->deps));
         reader->deps[reader->dep_count++] = v->group;
     }
@@ -494,10 +494,10 @@ static bool is_decoded(const tn_graph_plan *g, const tn_value *v) {
 }
 
 static bool must_store(const tn_graph_plan *g, const tn_value *v) {
-    if (v->output >= 0 || v->wants_memory || v->alone) return true;
+    if (v->output >= 0 || v->fusion.wants_memory || v->alone) return true;
     if (kernel_of_its_own(tn_value_class(v))) return true;
-    bool dear = v->loads > 0 && (v->weight > CHEAP_WEIGHT || is_decoded(g, v));
-    return (v->pull_count > 1 && dear && !tn_is_rematerialized(g, v)) || v->pull_count > MAX_PULLS;
+    bool dear = v->fusion.loads > 0 && (v->fusion.weight > CHEAP_WEIGHT || is_decoded(g, v));
+    return (v->fusion.pull_count > 1 && dear && !tn_is_rematerialized(g, v)) || v->fusion.pull_count > MAX_PULLS;
 }
 
 /* Views are never stored: a user reads the root's memory or computes through the view. */
@@ -506,11 +506,11 @@ static tn_status visit_group_value(tn_graph_plan *g, int value) {
     v->group = -1;
     v->stored = false;
     /* It is a runtime scalar and needs no memory. */
-    bool in_launch = v->scalar >= 0 && v->output < 0 && !v->wants_memory && !v->alone;
+    bool in_launch = v->scalar >= 0 && v->output < 0 && !v->fusion.wants_memory && !v->alone;
     if (!v->row || in_launch) return TN_OK;
     TRY(collect_pulls(g, v));
     if (tn_value_class(v) == TN_VIEW_OP) return TN_OK;
-    if (v->pull_count == 0 && v->output < 0) return TN_OK;
+    if (v->fusion.pull_count == 0 && v->output < 0) return TN_OK;
     if (!must_store(g, v)) return TN_OK;
     TRY(place_value(g, value));
     return add_dependencies(g, &g->values[value]);
@@ -573,7 +573,7 @@ static bool rematerialized_is_wide(const tn_value *in, const tn_value *v) {
 /* It is computed by its own kernel whatever is decided here. */
 static bool must_lie_in_memory(const tn_value *v) {
     tn_op_class c = tn_value_class(v);
-    return !v->row || v->wants_memory || (c != TN_ELEMENTWISE && c != TN_VIEW_OP && c != TN_MOVEMENT);
+    return !v->row || v->fusion.wants_memory || (c != TN_ELEMENTWISE && c != TN_VIEW_OP && c != TN_MOVEMENT);
 }
 
 /* ---- not stored -------------------------------------------------------------------------------------------------- */
@@ -592,8 +592,8 @@ static bool add_source(const tn_graph_plan *g, sources *s, int value) {
     for (int k = 0; k < s->count; k++)
         if (s->of[k] == value) return true;
     if (s->count == MOST_SOURCES) return false;
-    for (int k = 0; k < in->user_count && !later; k++)
-        later = in->users[k] > s->last;
+    for (int k = 0; k < in->fusion.user_count && !later; k++)
+        later = in->fusion.users[k] > s->last;
     s->of[s->count++] = value;
     s->dying += !later;
     return true;
@@ -614,9 +614,9 @@ static bool find_sources(const tn_graph_plan *g, const tn_value *v, sources *s) 
 bool tn_is_rematerialized(const tn_graph_plan *g, const tn_value *v) {
     sources s = {.last = -1};
     if (!is_candidate(g, v)) return false;
-    for (int k = 0; k < v->user_count; k++)
-        s.last = v->users[k] > s.last ? v->users[k] : s.last;
-    bool saves = find_sources(g, v, &s) && (v->pull_count - 1) * s.count < v->pull_count + 1;
+    for (int k = 0; k < v->fusion.user_count; k++)
+        s.last = v->fusion.users[k] > s.last ? v->fusion.users[k] : s.last;
+    bool saves = find_sources(g, v, &s) && (v->fusion.pull_count - 1) * s.count < v->fusion.pull_count + 1;
     return saves && s.dying <= 1; /* no more is kept for it than it would take itself */
 }
 
@@ -627,8 +627,8 @@ static bool is_there(const tn_graph_plan *g, const tn_value *v, int group, int o
     const tn_value *in = &g->values[operand], *root = &g->values[in->root];
     bool wide = rematerialized_is_wide(in, v);
     if (!root->row || in->scalar >= 0) return !wide;
-    for (int k = 0; root->stored && k < root->pull_count; k++)
-        if (root->pulls[k] == group) return true;
+    for (int k = 0; root->stored && k < root->fusion.pull_count; k++)
+        if (root->fusion.pulls[k] == group) return true;
     if (root->stored || (tn_value_class(in) != TN_ELEMENTWISE && tn_value_class(in) != TN_VIEW_OP)) return false;
     if (wide) *work += work_of(in);
     for (int k = 0; k < in->n_in; k++)
@@ -660,7 +660,7 @@ enum {
 /* Whether this value may be inside another value's memory. */
 static bool can_be_part(const tn_value *r) {
     tn_op_class c = tn_value_class(r);
-    return r->row && r->slot < 0 && r->output < 0 && r->scalar < 0 && r->concat_into < 0 && r->n_in > 0 &&
+    return r->row && r->slot < 0 && r->output < 0 && r->scalar < 0 && r->memory.into < 0 && r->n_in > 0 &&
            c != TN_LEAF_VALUE && c != TN_VIEW_OP && tn_value_numel(r) > 0;
 }
 
@@ -670,7 +670,7 @@ static bool is_made(const tn_graph_plan *g, int value, int depth) {
     const tn_value *r = &g->values[g->values[value].root];
     tn_op_class c = tn_value_class(r);
     if (r->slot >= 0 || depth > DEEPEST) return false;
-    if ((c != TN_ELEMENTWISE && c != TN_MOVEMENT) || (depth == 0 && r->user_count > 1) || r->alone) return true;
+    if ((c != TN_ELEMENTWISE && c != TN_MOVEMENT) || (depth == 0 && r->fusion.user_count > 1) || r->alone) return true;
     for (int k = 0; k < r->n_in; k++)
         if (r->in[k] >= 0 && is_made(g, r->in[k], depth + 1)) return true;
     return false;
@@ -683,7 +683,8 @@ static bool lies_in_pieces(const tn_value *v) {
 }
 
 static bool can_be_in_place(const tn_graph_plan *g, const tn_value *v) {
-    if (!tn_op_has(v->node, TN_FACT_CONCAT) || v->n_in < 2 || v->vendor || v->by_engine || v->host_only) return false;
+    if (!tn_op_has(v->node, TN_FACT_CONCAT) || v->n_in < 2 || v->by.vendor || v->by.engine || v->host.only)
+        return false;
     if (v->output >= 0 && g->binding->outputs[v->output].home >= 0) return false;
     return lies_in_pieces(v) && tn_value_numel(v) >= MANY && tn_dtype_block((tn_dtype)v->node->dtype) == 1;
 }
@@ -717,8 +718,8 @@ static int note_parts(tn_graph_plan *g, int joined, int64_t *made) {
         if (!count) continue;
         found += count;
         if (is_made(g, v->in[k], 0)) *made += tn_value_numel(r);
-        r->concat_into = joined;
-        r->concat_at = at - element * tn_value_numel(r);
+        r->memory.into = joined;
+        r->memory.into_at = at - element * tn_value_numel(r);
     }
     return found;
 }
@@ -727,7 +728,7 @@ static void leave_parts(tn_graph_plan *g, int joined) {
     const tn_value *v = &g->values[joined];
     for (int k = 0; k < v->n_in; k++) {
         tn_value *r = &g->values[g->values[v->in[k]].root];
-        if (r->concat_into == joined) r->concat_into = -1;
+        if (r->memory.into == joined) r->memory.into = -1;
     }
 }
 
@@ -759,8 +760,8 @@ static int computed_input(const tn_graph_plan *g, const tn_value *x) {
 /* Does a kernel read it that can only read memory? */
 static bool feeds_kernel(const tn_graph_plan *g, const tn_value *v, int depth) {
     enum { DEEPEST = 4 };
-    for (int k = 0; k < v->user_count && depth < DEEPEST; k++) {
-        const tn_value *u = &g->values[v->users[k]];
+    for (int k = 0; k < v->fusion.user_count && depth < DEEPEST; k++) {
+        const tn_value *u = &g->values[v->fusion.users[k]];
         tn_op_class c = tn_value_class(u);
         if (!tn_op_has(u->node, TN_FACT_CONCAT) && (c == TN_MATMUL || c == TN_NATIVE)) return true;
         if (c == TN_VIEW_OP && feeds_kernel(g, u, depth + 1)) return true;
@@ -805,7 +806,7 @@ static bool is_copied(const tn_graph_plan *g, const tn_value *v) {
 void tn_concat_choose(tn_graph_plan *g) {
     for (size_t i = 0; i < g->value_count; i++) {
         tn_value *v = &g->values[i];
-        v->concat_into = -1;
+        v->memory.into = -1;
         v->copied = tn_op_has(v->node, TN_FACT_CONCAT) && v->row && is_copied(g, v);
     }
     for (size_t i = 0; i < g->value_count; i++)
@@ -819,7 +820,7 @@ bool tn_concat_is_in_place(const tn_graph_plan *g, int value) {
     if (!tn_op_has(v->node, TN_FACT_CONCAT)) return false; /* others may lack inputs */
     for (int k = 0; k < v->n_in; k++) {
         const tn_value *x = &g->values[v->in[k]], *r = &g->values[x->root];
-        if (r->concat_into != value || r->concat_at + element * x->offset != at) return false;
+        if (r->memory.into != value || r->memory.into_at + element * x->offset != at) return false;
         at += element * tn_value_numel(x);
     }
     return true;
@@ -828,7 +829,7 @@ bool tn_concat_is_in_place(const tn_graph_plan *g, int value) {
 /* The host has its own memory. */
 void tn_concat_leave_host(tn_graph_plan *g) {
     for (size_t i = 0; i < g->value_count; i++) {
-        int joined = g->values[i].concat_into;
+        int joined = g->values[i].memory.into;
         if (joined < 0) continue;
         int own = g->values[i].group, whole = g->values[joined].group;
         if (own < 0 || whole < 0 || g->groups[own].host || g->groups[whole].host) leave_parts(g, joined);
@@ -837,8 +838,8 @@ void tn_concat_leave_host(tn_graph_plan *g) {
 
 static int last_reader(const tn_graph_plan *g, const tn_value *v) {
     int last = g->groups[v->group].position;
-    for (int k = 0; k < v->pull_count; k++)
-        last = (int)tn_max64(last, g->groups[v->pulls[k]].position);
+    for (int k = 0; k < v->fusion.pull_count; k++)
+        last = (int)tn_max64(last, g->groups[v->fusion.pulls[k]].position);
     return last;
 }
 
@@ -847,7 +848,7 @@ int tn_last_reader(const tn_graph_plan *g, int value) {
     int last = last_reader(g, v);
     for (int k = 0; k < v->n_in; k++) {
         int part = v->in[k] >= 0 ? g->values[v->in[k]].root : -1;
-        if (part >= 0 && g->values[part].concat_into == value) last = (int)tn_max64(last, tn_last_reader(g, part));
+        if (part >= 0 && g->values[part].memory.into == value) last = (int)tn_max64(last, tn_last_reader(g, part));
     }
     return last;
 }
@@ -863,7 +864,8 @@ int tn_last_reader(const tn_graph_plan *g, int value) {
 static bool is_read_once(const tn_graph_plan *g, int value, int reader) {
     const tn_value *v = &g->values[value];
     const tn_group *group = &g->groups[reader];
-    if (!v->stored || v->output >= 0 || v->concat_into >= 0 || v->pull_count != 1 || v->pulls[0] != reader)
+    if (!v->stored || v->output >= 0 || v->memory.into >= 0 || v->fusion.pull_count != 1 ||
+        v->fusion.pulls[0] != reader)
         return false;
     int reads = 0;
     for (int k = 0; k < group->read_count; k++)

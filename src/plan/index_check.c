@@ -54,7 +54,7 @@ tn_status tn_find_checked(tn_graph_plan *g) {
 void tn_want_checked(tn_graph_plan *g) {
     for (size_t i = 0; i < g->checked_count; i++) {
         tn_value *root = &g->values[g->values[g->checked[i].value].root];
-        if (root->row) root->wants_memory = true;
+        if (root->row) root->fusion.wants_memory = true;
     }
 }
 
@@ -88,8 +88,8 @@ static tn_status add_check(tn_plan *p, const tn_node *n, const tn_value *v, cons
                          .before = p->command_count,
                          .slot = root->slot,
                          .pointer = *pointer,
-                         .first = v->offset * size - root->byte_first,
-                         .bytes = (size_t)root->bytes};
+                         .first = v->offset * size - root->memory.first,
+                         .bytes = (size_t)root->memory.bytes};
     k->list = (tn_index_list){.dtype = (tn_dtype)v->node->dtype,
                               .rank = v->node->rank,
                               .dense = tn_value_dense(v),
@@ -97,7 +97,7 @@ static tn_status add_check(tn_plan *p, const tn_node *n, const tn_value *v, cons
     memcpy(k->list.shape, v->node->shape, sizeof k->list.shape);
     memcpy(k->list.stride, v->stride, sizeof k->list.stride);
     if (!p->device->is_cpu && !(k->fetched = tn_plan_own(p, k->bytes))) return TN_ERR_MEMORY;
-    tn_plan_patch(p, (*pointer)++, root->place, root->byte_offset + root->byte_first);
+    tn_plan_patch(p, (*pointer)++, root->memory.place, root->memory.offset + root->memory.first);
     p->checks.count++;
     if (root->slot >= 0) p->checks.leaf_count++;
     return TN_OK;
@@ -108,7 +108,7 @@ tn_status tn_add_checks(const tn_graph_plan *g, tn_plan *p, int group, void ***p
     for (size_t i = 0; i < g->checked_count; i++) {
         const tn_value *v = &g->values[g->checked[i].value], *root = &g->values[v->root];
         bool here = group < 0 ? root->slot >= 0 : root->slot < 0 && root->group == group;
-        if (!here || root->place < 0 || tn_value_numel(v) == 0) continue;
+        if (!here || root->memory.place < 0 || tn_value_numel(v) == 0) continue;
         TRY(add_check(p, g->checked[i].node, v, root, pointer));
         p->checks.list[p->checks.count - 1].node = place_in_binding(g->binding, g->checked[i].node);
     }

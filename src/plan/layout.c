@@ -74,8 +74,8 @@ static bool is_factor(const tn_graph_plan *g, const tn_group *group, int value) 
 /* Whether the group reads a part of this value as a separate value. Then it does not read only the whole one. */
 static bool reads_part(const tn_graph_plan *g, const tn_group *group, int value) {
     for (int b = 0; b < group->buffer_count; b++)
-        for (int x = group->buffer_values[b]; x >= 0 && g->values[x].concat_into >= 0;) {
-            x = g->values[x].concat_into;
+        for (int x = group->buffer_values[b]; x >= 0 && g->values[x].memory.into >= 0;) {
+            x = g->values[x].memory.into;
             if (x == value) return true;
         }
     return false;
@@ -90,7 +90,9 @@ static int value_to_replace(const tn_graph_plan *g, const tn_arena *a, const tn_
         int x = group->buffer_values[b];
         if (x == TN_BLOCK || is_factor(g, group, x)) continue; /* a product reads its factors all over */
         if (reads_part(g, group, x)) continue;
-        if (g->values[x].group == v->group || g->values[x].bytes != v->bytes || !group->buffer_same_place[b]) continue;
+        if (g->values[x].group == v->group || g->values[x].memory.bytes != v->memory.bytes ||
+            !group->buffer_same_place[b])
+            continue;
         if (tn_dtype_size((tn_dtype)g->values[x].node->dtype) != tn_dtype_size((tn_dtype)v->node->dtype)) continue;
         const tn_arena_block *block = tn_arena_find(a, x);
         if (block && block->last == group->position) return x;
@@ -100,14 +102,14 @@ static int value_to_replace(const tn_graph_plan *g, const tn_arena *a, const tn_
 
 static tn_status place_in_arena(tn_graph_plan *g, tn_arena *a, const tn_group *group, tn_value *v, int value,
                                 int last) {
-    v->place = (int)(g->binding->buffer_count + g->binding->output_count);
+    v->memory.place = (int)(g->binding->buffer_count + g->binding->output_count);
     int replaced = value_to_replace(g, a, group, v);
     if (replaced < 0) {
-        TRY(tn_arena_take(a, v->bytes, last, value, &v->byte_offset));
-        v->byte_offset += v->padded_before;
+        TRY(tn_arena_take(a, v->memory.bytes, last, value, &v->memory.offset));
+        v->memory.offset += v->memory.before;
         return TN_OK;
     }
-    v->byte_offset = tn_arena_find(a, replaced)->offset;
+    v->memory.offset = tn_arena_find(a, replaced)->offset;
     tn_arena_pass_on(a, replaced, value, last);
     return TN_OK;
 }
@@ -117,8 +119,8 @@ static tn_status place_in_arena(tn_graph_plan *g, tn_arena *a, const tn_group *g
 /* Does the device's memory need this value of a group? Results do; between groups of the host a value stays there. */
 static bool needed_there(const tn_graph_plan *g, const tn_group *maker, const tn_value *v) {
     if (!maker->host || maker->checked || v->output >= 0) return true;
-    for (int k = 0; k < v->pull_count; k++)
-        if (!g->groups[v->pulls[k]].host) return true;
+    for (int k = 0; k < v->fusion.pull_count; k++)
+        if (!g->groups[v->fusion.pulls[k]].host) return true;
     return false;
 }
 
@@ -141,9 +143,9 @@ static int last_host_reader(const tn_graph_plan *g, int root, int first) {
  * group that makes or reads it to the last. */
 static tn_status place_on_host(tn_graph_plan *g, tn_arena *h, int value, int position) {
     tn_value *v = &g->values[value];
-    if (v->host_from >= 0) return TN_OK;
-    v->host_from = position;
-    return tn_arena_take(h, v->bytes, last_host_reader(g, value, position), -1, &v->host_offset);
+    if (v->host.from >= 0) return TN_OK;
+    v->host.from = position;
+    return tn_arena_take(h, v->memory.bytes, last_host_reader(g, value, position), -1, &v->host.offset);
 }
 
 static tn_status lay_out_host(tn_graph_plan *g, tn_arena *h, tn_group *group, int position) {
@@ -163,26 +165,26 @@ static tn_status place_value(tn_graph_plan *g, tn_arena *a, const tn_group *grou
 
 /* The part's place in the concatenated tensor. The first part that is computed allocates it. */
 static tn_status place_part(tn_graph_plan *g, tn_arena *a, const tn_group *group, tn_value *v, size_t *copies) {
-    tn_value *joined = &g->values[v->concat_into];
-    TRY(place_value(g, a, group, v->concat_into, copies));
-    v->place = joined->place;
-    v->byte_offset = joined->byte_offset + v->concat_at;
+    tn_value *joined = &g->values[v->memory.into];
+    TRY(place_value(g, a, group, v->memory.into, copies));
+    v->memory.place = joined->memory.place;
+    v->memory.offset = joined->memory.offset + v->memory.into_at;
     return TN_OK;
 }
 
 /* copies: states whose new value had to be made outside their home. */
 static tn_status place_value(tn_graph_plan *g, tn_arena *a, const tn_group *group, int value, size_t *copies) {
     tn_value *v = &g->values[value];
-    v->bytes = v->padded_bytes > 0 ? v->padded_bytes : (int64_t)tn_node_bytes(v->node);
-    if (v->place >= 0 || !v->stored || !needed_there(g, group, v)) return TN_OK;
-    if (v->concat_into >= 0) return place_part(g, a, group, v, copies);
+    v->memory.bytes = v->memory.padded > 0 ? v->memory.padded : (int64_t)tn_node_bytes(v->node);
+    if (v->memory.place >= 0 || !v->stored || !needed_there(g, group, v)) return TN_OK;
+    if (v->memory.into >= 0) return place_part(g, a, group, v, copies);
     int home = v->output >= 0 ? g->binding->outputs[v->output].home : -1;
     if (v->output >= 0 && home < 0) {
-        v->place = (int)g->binding->buffer_count + v->output;
+        v->memory.place = (int)g->binding->buffer_count + v->output;
         return TN_OK;
     }
     if (home >= 0 && home_is_free(g, v, home)) {
-        v->place = home;
+        v->memory.place = home;
         return TN_OK;
     }
     if (home >= 0) (*copies)++;
@@ -193,23 +195,23 @@ static tn_status place_value(tn_graph_plan *g, tn_arena *a, const tn_group *grou
 void tn_leaf_byte_range(tn_value *v) {
     tn_dtype dtype = (tn_dtype)v->node->dtype;
     int64_t first = v->offset, last = v->offset, block = tn_dtype_block(dtype);
-    v->byte_first = v->bytes = 0;
+    v->memory.first = v->memory.bytes = 0;
     if (tn_value_numel(v) == 0) return;
     for (int d = 0; d < v->node->rank; d++) {
         int64_t reach = (v->node->shape[d] - 1) * v->stride[d];
         first += tn_min64(reach, 0);
         last += tn_max64(reach, 0);
     }
-    v->byte_first = (int64_t)tn_dtype_bytes(dtype, first / block * block);
-    v->bytes = (int64_t)tn_dtype_bytes(dtype, (last / block + 1) * block) - v->byte_first;
+    v->memory.first = (int64_t)tn_dtype_bytes(dtype, first / block * block);
+    v->memory.bytes = (int64_t)tn_dtype_bytes(dtype, (last / block + 1) * block) - v->memory.first;
 }
 
 static void place_leaves(tn_graph_plan *g) {
     for (size_t i = 0; i < g->value_count; i++) {
         tn_value *v = &g->values[i];
-        v->host_from = -1;
+        v->host.from = -1;
         if (v->slot < 0) continue;
-        v->place = v->slot;
+        v->memory.place = v->slot;
         tn_leaf_byte_range(v);
     }
 }

@@ -85,7 +85,7 @@ static int part_to_leave(const tn_lowering *w) {
     for (int k = 0; k < lead->n_in; k++) {
         int root = lead->in[k] >= 0 ? w->g->values[lead->in[k]].root : -1;
         if (root < 0 || tn_value_in_memory(w->g, root) || w->g->values[root].scalar >= 0) continue;
-        if (most < 0 || w->g->values[root].loads > w->g->values[most].loads) most = root;
+        if (most < 0 || w->g->values[root].fusion.loads > w->g->values[most].fusion.loads) most = root;
     }
     return most;
 }
@@ -563,7 +563,7 @@ static void emit_scan(tn_lower *lw, tn_lowering *w) {
 static int phase_of(tn_lowering *w, int value) {
     tn_value *v = &w->g->values[value];
     bool here = v->group == w->group_id;
-    if (v->phase_stamp == w->g->stamp) return v->phase;
+    if (v->lowering.phase_stamp == w->g->stamp) return v->lowering.phase;
     if (!v->row || v->scalar >= 0 || (!here && is_read(w, value))) return 0;
     int phase = 0;
     for (int k = 0; k < v->n_in; k++) {
@@ -571,8 +571,8 @@ static int phase_of(tn_lowering *w, int value) {
         if (p > phase) phase = p;
     }
     if (here && tn_value_class(v) == TN_REDUCTION) phase++;
-    v->phase = phase;
-    v->phase_stamp = w->g->stamp;
+    v->lowering.phase = phase;
+    v->lowering.phase_stamp = w->g->stamp;
     return phase;
 }
 
@@ -715,7 +715,7 @@ void tn_lowering_results(tn_lower *lw, const kir_aff *at, kir_val value, kir_val
 tn_status tn_lower_group(tn_graph_plan *g, int group_id) {
     tn_group *group = &g->groups[group_id];
     bool by_kernel = group->kind == TN_GROUP_NATIVE || group->kind == TN_GROUP_MATMUL;
-    group->workgroup = by_kernel && !g->values[group->lead].vendor && tn_workgroup_takes(&g->values[group->lead]);
+    group->workgroup = by_kernel && !g->values[group->lead].by.vendor && tn_workgroup_takes(&g->values[group->lead]);
     group->updates = false;
     if (group->workgroup) return tn_workgroup_lower(g, group_id);
     if (group->kind == TN_GROUP_NATIVE || (group->kind == TN_GROUP_MATMUL && group->member_count == 1)) return TN_OK;

@@ -21,7 +21,7 @@ int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values
     } else {
         values[count++] = group->lead;
         for (int k = 0; k < v->n_in; k++) {
-            bool none = v->by_engine && v->in[k] >= 0 && tn_engine_has_constant(g, v->in[k]);
+            bool none = v->by.engine && v->in[k] >= 0 && tn_engine_has_constant(g, v->in[k]);
             values[count++] = none ? -1 : v->in[k];
         }
     }
@@ -62,24 +62,24 @@ tn_status tn_native_join(tn_native *n, const tn_group *group, tn_fused_program *
     if (!group->program) return TN_OK;
     tn_device *host = tn_host_device();
     if (!host) return tn_error_code();
-    TRY(tn_kernel_get(host, group->program, &n->kernel));
-    TRY(kir_vm_share(tn_kernel_vm(n->kernel), &n->vm));
+    TRY(tn_kernel_get(host, group->program, &n->fused.kernel));
+    TRY(kir_vm_share(tn_kernel_vm(n->fused.kernel), &n->fused.vm));
     size_t bytes = kir_sizes_count(group->program) * sizeof(int64_t);
-    n->sizes = tn_mem_alloc(bytes);
-    if (!n->sizes) return TN_ERR_MEMORY;
-    memcpy(n->sizes, group->sizes, bytes);
-    *program = (tn_fused_program){.vm = n->vm,
-                                  .launch = {.sizes = n->sizes},
+    n->fused.sizes = tn_mem_alloc(bytes);
+    if (!n->fused.sizes) return TN_ERR_MEMORY;
+    memcpy(n->fused.sizes, group->sizes, bytes);
+    *program = (tn_fused_program){.vm = n->fused.vm,
+                                  .launch = {.sizes = n->fused.sizes},
                                   .block_buffer = group->block_buffer,
                                   .buffer_count = group->buffer_count};
-    n->epilogue = program;
+    n->fused.program = program;
     return TN_OK;
 }
 
 tn_status tn_native_join_product(tn_native *n, const tn_group *group, tn_fused_program *program) {
     TRY(tn_native_join(n, group, program));
-    if (n->epilogue && tn_fused_epilogue_read(group->program, n->sizes, group->block_buffer, &n->epilogue_ops))
-        program->epilogue_ops = &n->epilogue_ops;
+    if (n->fused.program && tn_fused_epilogue_read(group->program, n->fused.sizes, group->block_buffer, &n->fused.ops))
+        program->epilogue_ops = &n->fused.ops;
     return TN_OK;
 }
 
@@ -286,7 +286,7 @@ bool tn_native_takes(const tn_node *n) {
 }
 
 bool tn_native_joins(const tn_value *v) {
-    if (!v->row || v->host_only || !v->node->device->is_cpu) return false;
+    if (!v->row || v->host.only || !v->node->device->is_cpu) return false;
     const tn_native_row *row = row_of(v->node);
     return row && row->epilogue && row->takes(v->node) && row->epilogue->pays(v->node);
 }
@@ -296,12 +296,12 @@ bool tn_native_epilogue_fits(const tn_value *lead, const tn_group *group) {
 }
 
 bool tn_native_pools(const tn_value *lead, const tn_value *pool) {
-    bool here = pool->row && !pool->host_only && lead->row && lead->node->device->is_cpu;
+    bool here = pool->row && !pool->host.only && lead->row && lead->node->device->is_cpu;
     return here && tn_conv_joins_pool(lead->node, pool->node);
 }
 
 static result_kind result_kind_of(const tn_value *v) {
-    const tn_native_row *row = v->by_engine ? NULL : row_of(v->node);
+    const tn_native_row *row = v->by.engine ? NULL : row_of(v->node);
     return row ? row->result : RESULT_FRESH;
 }
 
@@ -327,7 +327,7 @@ tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_nativ
     *out = n;
     n->row = row;
     n->dtype = (tn_dtype)v->node->dtype;
-    n->packed_slot = -1;
+    n->weight.slot = -1;
     return row->make(g, group, n, workspace);
 }
 
@@ -336,38 +336,38 @@ tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_nativ
  * two tokens. */
 static tn_status find_packed(tn_native *n, tn_buffer *const *bound) {
     enum { BETWEEN = 64 };
-    tn_buffer *b = bound[n->packed_slot];
-    if (b == n->packed_of && b->version == n->packed_version && ++n->packed_uses % BETWEEN != 0) return TN_OK;
-    n->packed_of = NULL;
-    TRY(tn_buffer_packed_weight(b, &n->packed, &n->packed_found));
-    n->packed_of = b;
-    n->packed_version = b->version;
+    tn_buffer *b = bound[n->weight.slot];
+    if (b == n->weight.of && b->version == n->weight.version && ++n->weight.uses % BETWEEN != 0) return TN_OK;
+    n->weight.of = NULL;
+    TRY(tn_buffer_packed_weight(b, &n->weight.packed, &n->weight.found));
+    n->weight.of = b;
+    n->weight.version = b->version;
     return TN_OK;
 }
 
 tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound) {
-    if (n->packed_slot < 0) return TN_OK;
+    if (n->weight.slot < 0) return TN_OK;
     TRY(find_packed(n, bound));
-    tn_native_set_packed(n, n->packed_found);
+    tn_native_set_packed(n, n->weight.found);
     return TN_OK;
 }
 
 tn_status tn_native_packed_weight(tn_native *n, tn_buffer *const *bound, void **weight_form) {
     *weight_form = NULL;
-    if (n->packed_slot < 0) return TN_OK;
+    if (n->weight.slot < 0) return TN_OK;
     TRY(find_packed(n, bound));
-    *weight_form = n->packed_found;
+    *weight_form = n->weight.found;
     return TN_OK;
 }
 
 void tn_native_set_packed(tn_native *n, void *weight_form) {
-    if (n->packed_slot >= 0 && *n->packed_target != weight_form) *n->packed_target = weight_form;
+    if (n->weight.slot >= 0 && *n->weight.target != weight_form) *n->weight.target = weight_form;
 }
 
 static void bind_epilogue(tn_native *n, void *const *pointers, const kir_scalar *scalars) {
-    if (!n->epilogue) return;
-    n->epilogue->launch.buffers = pointers + TN_PRODUCT_POINTERS;
-    n->epilogue->launch.scalars = scalars;
+    if (!n->fused.program) return;
+    n->fused.program->launch.buffers = pointers + TN_PRODUCT_POINTERS;
+    n->fused.program->launch.scalars = scalars;
 }
 
 void tn_native_run(tn_native *n, void *const *pointers, const kir_scalar *scalars) {
@@ -392,9 +392,9 @@ size_t tn_native_bytes(void) { return sizeof(tn_native); }
 
 void tn_native_free(tn_native *n) {
     if (!n) return;
-    kir_vm_free(n->vm);
-    tn_kernel_release(n->kernel);
-    tn_mem_free(n->sizes);
+    kir_vm_free(n->fused.vm);
+    tn_kernel_release(n->fused.kernel);
+    tn_mem_free(n->fused.sizes);
     tn_mem_free(n->own);
     tn_mem_free(n);
 }

@@ -19,26 +19,28 @@ struct tn_native {
     const struct tn_native_row *row;
     tn_dtype dtype;     /* the result's */
     size_t result_from; /* bytes of the first operand that are copied to the result first, unless they share memory */
-    /* the epilogue */
-    tn_kernel *kernel; /* of the program, compiled once a structure */
-    kir_vm *vm;        /* the same, with its own caches */
-    int64_t *sizes;
-    tn_fused_program *epilogue;     /* the kernel's, in its arguments; NULL: none */
-    tn_fused_epilogue epilogue_ops; /* the same, where it is one */
-    /* the packed weight that the kernel reads */
-    tn_packed_weight packed; /* of the buffer bound to packed_slot */
-    int packed_slot;         /* -1: none */
-    uint32_t packed_uses;
-    const tn_buffer *packed_of; /* what was found: in this buffer … */
-    uint64_t packed_version;    /* … as it was then */
-    void *packed_found;
-    void **packed_target; /* where the kernel looks for it */
-    bool packed_valid;
-    void *packed_weight;
+    struct {            /* the epilogue */
+        tn_kernel *kernel; /* of the program, compiled once a structure */
+        kir_vm *vm;        /* the same, with its own caches */
+        int64_t *sizes;
+        tn_fused_program *program; /* the kernel's, in its arguments; NULL: none */
+        tn_fused_epilogue ops;     /* the same, where it is one */
+    } fused;
+    struct {                     /* the packed weight that the kernel reads */
+        tn_packed_weight packed; /* of the buffer bound to `slot` */
+        int slot;                /* -1: none */
+        uint32_t uses;
+        const tn_buffer *of; /* what was found: in this buffer … */
+        uint64_t version;    /* … as it was then */
+        void *found;
+        void **target; /* where the kernel looks for it */
+        bool valid;
+        void *memory;
+        size_t at; /* offset in the workspace of a weight that is packed at each run */
+    } weight;
     const tn_blas *library; /* computes a product of floats instead; NULL: our kernel does */
     const char *by;         /* the library, or the way that measured fastest; NULL: neither */
     void *own;              /* memory of the kernel's arguments, or NULL */
-    size_t packed_at;       /* offset in the workspace of a weight that is packed at each run */
     /* a further kernel of the same launch, and what it is run with */
     tn_native *next;
     void *const *pointers;

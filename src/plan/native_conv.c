@@ -219,13 +219,13 @@ static bool may_keep_packed(const tn_graph_plan *g, const tn_conv_args *a, const
 static void keep_packed_weight(const tn_graph_plan *g, tn_native *n, const tn_value *weight, size_t bytes,
                                int64_t way) {
     const tn_conv_args *a = &n->conv;
-    n->packed_slot = g->values[weight->root].slot;
-    n->packed = (tn_packed_weight){.make = pack_packed,
-                                   .bytes = bytes,
-                                   .word = {a->groups, a->out_channels, a->channels, a->kernel[0], a->kernel[1],
-                                            (int64_t)tn_native_byte_offset(weight), way,
-                                            a->weight_stride[1] * MOST_TAPS + a->weight_stride[2]}};
-    n->packed_target = &n->packed_weight;
+    n->weight.slot = g->values[weight->root].slot;
+    n->weight.packed = (tn_packed_weight){.make = pack_packed,
+                                          .bytes = bytes,
+                                          .word = {a->groups, a->out_channels, a->channels, a->kernel[0], a->kernel[1],
+                                                   (int64_t)tn_native_byte_offset(weight), way,
+                                                   a->weight_stride[1] * MOST_TAPS + a->weight_stride[2]}};
+    n->weight.target = &n->weight.memory;
 }
 
 static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *weight) {
@@ -250,13 +250,13 @@ static void choose_way(const tn_graph_plan *g, tn_native *n, const tn_value *wei
 
 /* Sets the operands: as a product has them if it has its own result or an epilogue, else as other kernels have them. */
 static void take_operands(tn_native *n, void *const *pointers) {
-    bool joined = n->epilogue;
+    bool joined = n->fused.program;
     n->conv.out = joined ? NULL : pointers[0];
     if (n->conv.pool[0] > 0) n->conv.out = pointers[TN_PRODUCT_C];
     if (joined && n->joined_out) n->conv.out = pointers[TN_PRODUCT_POINTERS + n->joined_out - 1];
     n->conv.x = pointers[joined ? TN_PRODUCT_A : 1];
     n->conv.weight = pointers[joined ? TN_PRODUCT_B : 2];
-    n->conv.packed = n->packed_weight;
+    n->conv.packed = n->weight.memory;
     n->conv.workspace = pointers[TN_PRODUCT_WORKSPACE];
 }
 
@@ -351,9 +351,9 @@ const tn_native_epilogue tn_max_pool2d_epilogue = {planes_are_large, fit_epilogu
 
 /* Of a product whose rows are output pixels, and its columns channels. */
 static void swap_epilogue(tn_native *n, const kir_program *p, int block_buffer) {
-    int64_t *axis = n->sizes;
+    int64_t *axis = n->fused.sizes;
     for (int i = -1; i < p->n_sized; i++) {
-        if (i >= 0) axis = n->sizes + AXES + i * (AXES + 1) + 1;
+        if (i >= 0) axis = n->fused.sizes + AXES + i * (AXES + 1) + 1;
         if (i >= 0 && p->access[i].buffer == block_buffer) continue;
         int64_t channels = axis[AXIS_ROWS];
         axis[AXIS_ROWS] = axis[AXIS_COLUMNS];
@@ -402,9 +402,9 @@ static void run_few_pixels(tn_native *n, void *const *pointers) {
             write_window(a, x, place / a->out_size[1], place % a->out_size[1], to);
     product->b.data = (void *)(uintptr_t)a->weight;
     product->c.data = a->out;
-    product->packed_b = n->packed_weight;
-    product->packed_valid = &n->packed_valid;
-    product->workspace = (char *)a->workspace + n->packed_at;
+    product->packed_b = n->weight.memory;
+    product->packed_valid = &n->weight.valid;
+    product->workspace = (char *)a->workspace + n->weight.at;
     tn_gemm_f32(product);
 }
 
@@ -428,16 +428,16 @@ static tn_status make_few_pixels(const tn_graph_plan *g, const tn_group *group, 
     n->few_pixels.c =
         (tn_matrix){.batch_stride = {0, 0, 0, out_pixels * a->out_channels}, .row_stride = 1, .col_stride = out_pixels};
     TRY(tn_native_join(n, group, &n->few_pixels.c.fused));
-    if (n->epilogue) swap_epilogue(n, group->program, group->block_buffer);
-    n->packed_slot = g->values[weight->root].slot;
-    n->packed = (tn_packed_weight){
+    if (n->fused.program) swap_epilogue(n, group->program, group->block_buffer);
+    n->weight.slot = g->values[weight->root].slot;
+    n->weight.packed = (tn_packed_weight){
         .make = pack_columns,
         .bytes = tn_gemm_packed_bytes(a->out_channels, k, TN_F32),
         .word = {1, a->out_channels, a->channels, a->kernel[0], a->kernel[1], (int64_t)tn_native_byte_offset(weight)}};
-    n->packed_target = &n->packed_weight;
-    n->packed_valid = true;
-    n->packed_at = ((size_t)(a->batch * out_pixels * k) * sizeof(float) + 63) / 64 * 64;
-    *workspace = n->packed_at + tn_gemm_workspace(&n->few_pixels, TN_F32, tn_threads());
+    n->weight.target = &n->weight.memory;
+    n->weight.valid = true;
+    n->weight.at = ((size_t)(a->batch * out_pixels * k) * sizeof(float) + 63) / 64 * 64;
+    *workspace = n->weight.at + tn_gemm_workspace(&n->few_pixels, TN_F32, tn_threads());
     return TN_OK;
 }
 
@@ -487,9 +487,9 @@ static bool flattens(tn_conv_args *a) {
 
 /* Of an epilogue whose only result lies as the convolution's would, or in the block that is pooled. */
 static bool reads_epilogue(tn_native *n, const tn_group *group) {
-    if (!n->epilogue || (group->pool < 0 && !n->joined_out)) return false;
-    bool read = tn_epilogue_read_channels(group->program, n->sizes, group->block_buffer, &n->epilogue_ops);
-    return read && (group->pool < 0 || n->epilogue_ops.to.buffer == group->block_buffer);
+    if (!n->fused.program || (group->pool < 0 && !n->joined_out)) return false;
+    bool read = tn_epilogue_read_channels(group->program, n->fused.sizes, group->block_buffer, &n->fused.ops);
+    return read && (group->pool < 0 || n->fused.ops.to.buffer == group->block_buffer);
 }
 
 tn_status tn_make_conv2d_forward(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
@@ -508,8 +508,8 @@ tn_status tn_make_conv2d_forward(const tn_graph_plan *g, const tn_group *group, 
     if (!each && group->pool < 0 && has_few_pixels(g, &n->conv, weight))
         return make_few_pixels(g, group, n, weight, workspace);
     TRY(tn_native_join(n, group, &n->conv.epilogue));
-    if (n->epilogue && group->pool < 0) n->joined_out = only_result(group->program, n->sizes);
-    if (reads_epilogue(n, group)) n->conv.epilogue.epilogue_ops = &n->epilogue_ops;
+    if (n->fused.program && group->pool < 0) n->joined_out = only_result(group->program, n->fused.sizes);
+    if (reads_epilogue(n, group)) n->conv.epilogue.epilogue_ops = &n->fused.ops;
     if (each) {
         n->run = run_conv2d_depthwise;
         *workspace = tn_conv_depthwise_workspace(&n->conv, tn_threads());
@@ -555,7 +555,7 @@ static bool both_stand(const tn_node *image, const tn_conv_args *made, const tn_
 static void run_padded_rows(tn_native *n, const kir_program *p, int64_t image) {
     for (int i = 0; i < p->n_ins; i++) {
         if (p->ins[i].op != KIR_STORE) continue;
-        int64_t *stride = n->sizes + AXES + (int64_t)p->ins[i].imm.i * (AXES + 1) + 1;
+        int64_t *stride = n->fused.sizes + AXES + (int64_t)p->ins[i].imm.i * (AXES + 1) + 1;
         stride[AXIS_ROWS] = n->conv.border.plane;
         stride[AXIS_CHANNELS] = image;
     }
@@ -594,7 +594,7 @@ bool tn_conv_agree_on_producer(tn_value *v, tn_group *producer, tn_group *reader
 /* ---- edges ------------------------------------------------------------------------------------------------------- */
 
 static bool writes_border(const tn_native *n) {
-    bool whole = n->conv.pool[0] > 0 || !n->epilogue || n->joined_out;
+    bool whole = n->conv.pool[0] > 0 || !n->fused.program || n->joined_out;
     return n->run == run_conv2d_forward && whole && tn_conv_writes_border(&n->conv);
 }
 
@@ -605,11 +605,11 @@ void tn_conv_agree_on_border(tn_value *v, tn_group *producer, tn_group *reader) 
     if (to->run != run_conv2d_forward || !tn_conv_wants_border(read, &edge) || !writes_border(from)) return;
     if (!both_stand(v->node, made, read)) return;
     int64_t first, planes = read->batch * read->groups * read->channels;
-    v->padded_bytes = tn_conv_padded_elements(&edge, planes, &first) * (int64_t)sizeof(float);
-    v->padded_before = first * (int64_t)sizeof(float);
+    v->memory.padded = tn_conv_padded_elements(&edge, planes, &first) * (int64_t)sizeof(float);
+    v->memory.before = first * (int64_t)sizeof(float);
     made->border = edge;
     made->border.buffer = from->joined_out - 1;
-    if (from->epilogue && made->pool[0] == 0)
+    if (from->fused.program && made->pool[0] == 0)
         run_padded_rows(from, producer->program, edge.plane * made->groups * made->out_channels);
     memcpy(read->x_stride, (const int64_t[]){edge.plane * read->groups * read->channels, edge.plane, edge.row, 1},
            sizeof read->x_stride);
@@ -621,7 +621,7 @@ void tn_conv_agree_on_border(tn_value *v, tn_group *producer, tn_group *reader) 
 /* ---- the greatest of each window --------------------------------------------------------------------------------- */
 
 static void run_max_pool2d(tn_native *n, void *const *pointers) {
-    bool joined = n->epilogue;
+    bool joined = n->fused.program;
     n->conv.out = joined ? NULL : pointers[0];
     n->conv.x = pointers[joined ? TN_PRODUCT_A : 1];
     n->conv.workspace = pointers[joined ? TN_PRODUCT_WORKSPACE : 2];

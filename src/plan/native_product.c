@@ -41,14 +41,14 @@ static void pack_operand(const tn_packed_weight *weight_form, const void *from, 
 static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *b) {
     if (!worth_keeping_packed(g, n, b)) return;
     tn_gemm_args *gemm = &n->gemm;
-    n->packed_slot = g->values[b->root].slot;
-    n->packed = (tn_packed_weight){.make = pack_operand,
-                                   .bytes = tn_gemm_packed_bytes(gemm->n, gemm->k, packed_dtype(n)),
-                                   .word = {n->dtype, gemm->k, gemm->n, (int64_t)tn_native_byte_offset(b),
-                                            gemm->b.row_stride, gemm->b.col_stride}};
-    n->packed_target = &gemm->packed_b;
-    n->packed_valid = true;
-    gemm->packed_valid = &n->packed_valid;
+    n->weight.slot = g->values[b->root].slot;
+    n->weight.packed = (tn_packed_weight){.make = pack_operand,
+                                          .bytes = tn_gemm_packed_bytes(gemm->n, gemm->k, packed_dtype(n)),
+                                          .word = {n->dtype, gemm->k, gemm->n, (int64_t)tn_native_byte_offset(b),
+                                                   gemm->b.row_stride, gemm->b.col_stride}};
+    n->weight.target = &gemm->packed_b;
+    n->weight.valid = true;
+    gemm->packed_valid = &n->weight.valid;
 }
 
 static void bind_matmul(tn_gemm_args *args, void *const *pointers) {
@@ -168,7 +168,7 @@ static void bind_linear_stored(tn_native *n, void *const *pointers) {
     args->x = pointers[TN_PRODUCT_A];
     args->c.data = pointers[TN_PRODUCT_C];
     args->workspace = pointers[TN_PRODUCT_WORKSPACE];
-    args->packed = n->packed_weight;
+    args->packed = n->weight.memory;
 }
 
 static void run_linear_stored(tn_native *n, void *const *pointers) {
@@ -176,9 +176,9 @@ static void run_linear_stored(tn_native *n, void *const *pointers) {
     bind_linear_stored(n, pointers);
     for (tn_native *next = n->next; next; next = next->next)
         bind_linear_stored(next, next->pointers);
-    if (n->packed_slot < 0) {
-        args->packed = (char *)args->workspace + n->packed_at;
-        pack_blocks(&n->packed, pointers[TN_PRODUCT_B], (char *)args->workspace + n->packed_at);
+    if (n->weight.slot < 0) {
+        args->packed = (char *)args->workspace + n->weight.at;
+        pack_blocks(&n->weight.packed, pointers[TN_PRODUCT_B], (char *)args->workspace + n->weight.at);
     }
     tn_qmat(args);
 }
@@ -186,7 +186,7 @@ static void run_linear_stored(tn_native *n, void *const *pointers) {
 bool tn_native_are_siblings(const tn_native *a, const tn_native *b) {
     const tn_qmat_args *x = &a->qmat, *y = &b->qmat;
     bool stored =
-        a->run == run_linear_stored && b->run == run_linear_stored && a->packed_slot >= 0 && b->packed_slot >= 0;
+        a->run == run_linear_stored && b->run == run_linear_stored && a->weight.slot >= 0 && b->weight.slot >= 0;
     bool same = stored && x->m == y->m && x->k == y->k && x->dtype == y->dtype && x->x_stride == y->x_stride;
     return same && x->m > 0 && x->n > 0 && y->n > 0;
 }
@@ -218,22 +218,22 @@ tn_status tn_make_linear_stored(const tn_graph_plan *g, const tn_group *group, t
     if (rows >= MANY_ROWS)
         n->own = n->qmat.column_cuts = tn_mem_zalloc((size_t)tn_threads(), sizeof *n->qmat.column_cuts);
     if (rows >= MANY_ROWS && !n->own) return TN_ERR_MEMORY;
-    n->packed_target = &n->packed_weight;
-    n->packed = (tn_packed_weight){.make = pack_blocks, .bytes = tn_qmat_packed_bytes(rows, k, dtype)};
-    n->packed.word[PACKED_DTYPE] = dtype;
-    n->packed.word[PACKED_ROWS] = rows;
-    n->packed.word[PACKED_COLUMNS] = k;
+    n->weight.target = &n->weight.memory;
+    n->weight.packed = (tn_packed_weight){.make = pack_blocks, .bytes = tn_qmat_packed_bytes(rows, k, dtype)};
+    n->weight.packed.word[PACKED_DTYPE] = dtype;
+    n->weight.packed.word[PACKED_ROWS] = rows;
+    n->weight.packed.word[PACKED_COLUMNS] = k;
     *workspace = tn_qmat_workspace(&n->qmat, tn_threads());
     int slot = g->values[w->root].slot;
     if (tn_native_may_pack(g, slot)) {
-        n->packed.word[PACKED_OFFSET] = (int64_t)tn_native_byte_offset(w);
-        n->packed.replaces = true;
-        n->packed_slot = slot;
+        n->weight.packed.word[PACKED_OFFSET] = (int64_t)tn_native_byte_offset(w);
+        n->weight.packed.replaces = true;
+        n->weight.slot = slot;
         return TN_OK;
     }
     /* Made or written in this plan, or fetched from a device: packed at each run. */
-    n->packed_at = (*workspace + PACKED_ALIGN - 1) / PACKED_ALIGN * PACKED_ALIGN;
-    *workspace = n->packed_at + n->packed.bytes;
+    n->weight.at = (*workspace + PACKED_ALIGN - 1) / PACKED_ALIGN * PACKED_ALIGN;
+    *workspace = n->weight.at + n->weight.packed.bytes;
     return TN_OK;
 }
 
@@ -259,10 +259,10 @@ static void run_experts(tn_native *n, void *const *pointers) {
     a->x = pointers[X];
     a->chosen = pointers[CHOSEN];
     a->workspace = pointers[WORKSPACE];
-    a->weight = n->packed_target ? n->packed_weight : pointers[WEIGHT];
-    if (n->packed_target && n->packed_slot < 0) {
-        a->weight = (char *)a->workspace + n->packed_at;
-        pack_experts(&n->packed, pointers[WEIGHT], (char *)a->workspace + n->packed_at);
+    a->weight = n->weight.target ? n->weight.memory : pointers[WEIGHT];
+    if (n->weight.target && n->weight.slot < 0) {
+        a->weight = (char *)a->workspace + n->weight.at;
+        pack_experts(&n->weight.packed, pointers[WEIGHT], (char *)a->workspace + n->weight.at);
     }
     tn_experts(a);
 }
@@ -285,19 +285,20 @@ tn_status tn_make_experts(const tn_graph_plan *g, const tn_group *group, tn_nati
                                    .threads = tn_threads()};
     *workspace = tn_experts_workspace(&n->experts, tn_threads());
     if (dtype == TN_F32) return TN_OK;
-    n->packed_target = &n->packed_weight;
-    n->packed = (tn_packed_weight){.make = pack_experts,
-                                   .bytes = (size_t)n->experts.experts * tn_qmat_packed_bytes(rows, k, dtype),
-                                   .word = {dtype, rows, k, (int64_t)tn_native_byte_offset(w), n->experts.experts}};
+    n->weight.target = &n->weight.memory;
+    n->weight.packed =
+        (tn_packed_weight){.make = pack_experts,
+                           .bytes = (size_t)n->experts.experts * tn_qmat_packed_bytes(rows, k, dtype),
+                           .word = {dtype, rows, k, (int64_t)tn_native_byte_offset(w), n->experts.experts}};
     int slot = g->values[w->root].slot;
     if (tn_native_may_pack(g, slot)) {
-        n->packed.replaces = true;
-        n->packed_slot = slot;
+        n->weight.packed.replaces = true;
+        n->weight.slot = slot;
         return TN_OK;
     }
-    n->packed.word[PACKED_OFFSET] = 0; /* the address is the weight's */
-    n->packed_at = (*workspace + PACKED_ALIGN - 1) / PACKED_ALIGN * PACKED_ALIGN;
-    *workspace = n->packed_at + n->packed.bytes;
+    n->weight.packed.word[PACKED_OFFSET] = 0; /* the address is the weight's */
+    n->weight.at = (*workspace + PACKED_ALIGN - 1) / PACKED_ALIGN * PACKED_ALIGN;
+    *workspace = n->weight.at + n->weight.packed.bytes;
     return TN_OK;
 }
 

@@ -32,7 +32,7 @@ static const char NO_KERNEL[] = "no_kernel", REFUSED[] = "refused_by_compiler", 
 
 static bool has_native_kernel(const tn_value *v) {
     tn_op_class c = v->row->impl->class_;
-    return !v->host_only && (c == TN_NATIVE || c == TN_MATMUL);
+    return !v->host.only && (c == TN_NATIVE || c == TN_MATMUL);
 }
 
 /* Of what the device refused, the host has better than the program that was meant for the device: a native kernel. */
@@ -43,8 +43,8 @@ static bool take_back(tn_plan *p, tn_graph_plan *g, const tn_group *group, const
         tn_value *v = &g->values[group->members[i]];
         if (tn_group_is_native(group) || !has_native_kernel(v)) continue;
         if (!any && (kept = tn_plan_own(p, sizeof *kept))) *kept = *reason;
-        any = v->host_only = true;
-        v->refusal = kept;
+        any = v->host.only = true;
+        v->host.refusal = kept;
     }
     return any;
 }
@@ -52,8 +52,8 @@ static bool take_back(tn_plan *p, tn_graph_plan *g, const tn_group *group, const
 /* A native kernel is the host's: because the device refused the program that stood there before, or has none at all. */
 static void explain_native(const tn_graph_plan *g, const tn_group *group, tn_kernel_answer *reason) {
     for (size_t i = 0; i < group->member_count; i++)
-        if (g->values[group->members[i]].refusal) {
-            *reason = *g->values[group->members[i]].refusal;
+        if (g->values[group->members[i]].host.refusal) {
+            *reason = *g->values[group->members[i]].host.refusal;
             return;
         }
     reason->code = NO_KERNEL;
@@ -66,9 +66,9 @@ static void list_bytes(const tn_graph_plan *g, const tn_group *group, int64_t *b
         bytes[b] = 0;
         if (group->buffer_values[b] == TN_BLOCK) continue;
         tn_value v = g->values[group->buffer_values[b]];
-        v.bytes = (int64_t)tn_node_bytes(v.node);
+        v.memory.bytes = (int64_t)tn_node_bytes(v.node);
         if (v.slot >= 0) tn_leaf_byte_range(&v);
-        bytes[b] = v.byte_first + v.bytes;
+        bytes[b] = v.memory.first + v.memory.bytes;
     }
 }
 
@@ -94,7 +94,7 @@ static bool can_run(const tn_plan *p, const tn_graph_plan *g, const tn_group *gr
 /* Why the device does not take a group. *takes: it does, and the kernel is loaded. */
 static tn_status device_takes_group(const tn_plan *p, const tn_graph_plan *g, tn_group *group, tn_kernel_answer *reason,
                                     bool *takes) {
-    *takes = g->values[group->lead].vendor != NULL;
+    *takes = g->values[group->lead].by.vendor != NULL;
     if (*takes) return TN_OK;
     if (tn_group_is_native(group)) {
         explain_native(g, group, reason);
@@ -154,8 +154,8 @@ static bool feeds_host_only(const tn_graph_plan *g, const tn_group *group) {
     for (size_t i = 0; i < group->member_count; i++) {
         const tn_value *v = &g->values[group->members[i]];
         if (v->output >= 0) return false;
-        for (int k = 0; k < v->pull_count; k++)
-            if (!g->groups[v->pulls[k]].host && v->pulls[k] != v->group) return false;
+        for (int k = 0; k < v->fusion.pull_count; k++)
+            if (!g->groups[v->fusion.pulls[k]].host && v->fusion.pulls[k] != v->group) return false;
     }
     return true;
 }
@@ -253,11 +253,11 @@ static tn_status ask_vendor(tn_graph_plan *g, const tn_vendor_library *l, tn_val
     const int64_t alignment[] = {alignment_of(a), alignment_of(b), alignment_of(c)};
     tn_vendor_product p;
     tn_gemm_args args;
-    c->vendor_why = "takes one batch dimension; this product has several";
+    c->by.vendor_why = "takes one batch dimension; this product has several";
     if (c->node->rank > TN_GEMM_BATCH_AXES + 2) return TN_OK;
     tn_native_product(g, c, &args);
-    if (!tn_vendor_product_of(&args, (tn_dtype)c->node->dtype, alignment, &p, &c->vendor_why)) return TN_OK;
-    return tn_vendor_make(g->binding->device, l, &p, NULL, &c->vendor, &c->vendor_why);
+    if (!tn_vendor_product_of(&args, (tn_dtype)c->node->dtype, alignment, &p, &c->by.vendor_why)) return TN_OK;
+    return tn_vendor_make(g->binding->device, l, &p, NULL, &c->by.vendor, &c->by.vendor_why);
 }
 
 /* ---- convolutions ------------------------------------------------------------------------------------------------ */
@@ -349,9 +349,9 @@ static void give_answers(tn_graph_plan *g) {
         int id = tn_value_of(g, answer->node);
         tn_value *v = id < 0 ? NULL : &g->values[g->values[id].root];
         if (!v) continue;
-        if (!answer->taken) v->vendor_why = answer->why;
-        if (!answer->taken || v->vendor) continue;
-        v->vendor = answer->call;
+        if (!answer->taken) v->by.vendor_why = answer->why;
+        if (!answer->taken || v->by.vendor) continue;
+        v->by.vendor = answer->call;
         answer->call = NULL;
     }
 }

@@ -106,7 +106,7 @@ static void mark_commits(tn_graph_plan *g) {
         g->groups[i].commit = true;
     for (int i = count; i-- > 0;) {
         tn_group *group = &g->groups[g->order[i]];
-        bool may_fail = g->values[group->lead].by_engine; /* its results are copied home when all has gone well */
+        bool may_fail = g->values[group->lead].by.engine; /* its results are copied home when all has gone well */
         if (!tn_group_writes_state(g, group) || group->checked || may_fail) group->commit = false;
         for (size_t k = 0; k < group->dep_count && !group->commit; k++)
             g->groups[group->deps[k]].commit = false;
@@ -218,7 +218,7 @@ static void describe_largest(const tn_graph_plan *g, tn_plan *p) {
     const tn_value *largest = NULL;
     for (size_t i = 0; i < g->value_count; i++) {
         const tn_value *v = &g->values[i];
-        if (v->place == arena_slot(p) && (!largest || v->bytes > largest->bytes)) largest = v;
+        if (v->memory.place == arena_slot(p) && (!largest || v->memory.bytes > largest->memory.bytes)) largest = v;
     }
     if (largest) tn_node_describe(largest->node, p->report.largest, sizeof p->report.largest);
 }
@@ -255,12 +255,12 @@ void tn_plan_patch(tn_plan *p, void **at, int slot, int64_t offset) {
 
 static void patch_value(tn_plan *p, void **at, const tn_graph_plan *g, int value, int64_t first) {
     const tn_value *v = &g->values[value];
-    if (v->place >= 0) tn_plan_patch(p, at, v->place, v->byte_offset + first);
+    if (v->memory.place >= 0) tn_plan_patch(p, at, v->memory.place, v->memory.offset + first);
 }
 
 static void patch_on_host(tn_plan *p, void **at, const tn_graph_plan *g, int value, int64_t first) {
     const tn_value *v = &g->values[value];
-    if (v->host_from >= 0) tn_plan_patch(p, at, host_slot(p), v->host_offset - v->byte_first + first);
+    if (v->host.from >= 0) tn_plan_patch(p, at, host_slot(p), v->host.offset - v->memory.first + first);
 }
 
 /* A value where a group reads or writes it, or a view of it that begins at byte `first`. */
@@ -290,8 +290,9 @@ static void add_by(tn_command *c, const char *words, const char *by) {
 }
 
 static bool ranges_meet(const tn_value *a, const tn_value *b) {
-    int64_t first = a->byte_offset + a->byte_first, other = b->byte_offset + b->byte_first;
-    return a->place >= 0 && a->place == b->place && first < other + b->bytes && other < first + a->bytes;
+    int64_t first = a->memory.offset + a->memory.first, other = b->memory.offset + b->memory.first;
+    return a->memory.place >= 0 && a->memory.place == b->memory.place && first < other + b->memory.bytes &&
+           other < first + a->memory.bytes;
 }
 
 static bool touches(const tn_graph_plan *g, const tn_group *writer, const tn_group *other) {
@@ -391,7 +392,7 @@ static tn_status add_kernel(command_maker *m, int position) {
                       .host = group->host != NULL};
     c->cost = tn_group_cost(m->g, group);
     add_label(m->g, group, c->label, sizeof c->label);
-    const char *why = m->g->values[group->lead].vendor_why;
+    const char *why = m->g->values[group->lead].by.vendor_why;
     if (why) add_by(c, " not by the library, which ", why);
     return TN_OK;
 }
@@ -424,8 +425,8 @@ static void add_vendor(command_maker *m, tn_group *group) {
     tn_command *c = add_call(m, group);
     tn_value *v = &m->g->values[group->lead];
     c->kind = TN_CMD_VENDOR;
-    c->vendor = v->vendor;
-    v->vendor = NULL;
+    c->vendor = v->by.vendor;
+    v->by.vendor = NULL;
     add_by(c, " by ", c->vendor->library->name);
 }
 
@@ -476,8 +477,8 @@ static void add_native(command_maker *m, tn_group *group) {
 static tn_command *add_copy(command_maker *m, tn_command_kind kind, int value, bool commit) {
     const tn_value *v = &m->g->values[value];
     tn_command *c = &m->p->commands[m->p->command_count++];
-    *c = (tn_command){.kind = kind, .pointers = m->next_pointer, .bytes = (size_t)v->bytes, .commit = commit};
-    c->cost.bytes = 2 * v->bytes;
+    *c = (tn_command){.kind = kind, .pointers = m->next_pointer, .bytes = (size_t)v->memory.bytes, .commit = commit};
+    c->cost.bytes = 2 * v->memory.bytes;
     return c;
 }
 
@@ -486,12 +487,12 @@ static void add_fetches(command_maker *m, const tn_group *group) {
     for (int k = 0; k < group->read_count; k++) {
         tn_value *v = &m->g->values[group->reads[k]];
         bool made_there = v->group >= 0 && m->g->groups[v->group].host;
-        if (made_there || v->fetched) continue;
-        v->fetched = true;
+        if (made_there || v->host.fetched) continue;
+        v->host.fetched = true;
         tn_command *c = add_copy(m, TN_CMD_FETCH, group->reads[k], group->commit);
         tn_node_describe(v->node, c->label, sizeof c->label);
-        tn_plan_patch(m->p, m->next_pointer++, host_slot(m->p), v->host_offset);
-        tn_plan_patch(m->p, m->next_pointer++, v->place, v->byte_offset + v->byte_first);
+        tn_plan_patch(m->p, m->next_pointer++, host_slot(m->p), v->host.offset);
+        tn_plan_patch(m->p, m->next_pointer++, v->memory.place, v->memory.offset + v->memory.first);
     }
 }
 
@@ -499,7 +500,7 @@ static void add_fetches(command_maker *m, const tn_group *group) {
 static void add_sends(command_maker *m, const tn_group *group) {
     for (size_t k = 0; k < group->member_count; k++) {
         const tn_value *v = &m->g->values[group->members[k]];
-        if (!v->stored || v->place < 0) continue;
+        if (!v->stored || v->memory.place < 0) continue;
         tn_command *c = add_copy(m, TN_CMD_SEND, group->members[k], group->commit);
         tn_node_describe(v->node, c->label, sizeof c->label);
         patch_value(m->p, m->next_pointer++, m->g, group->members[k], 0);
@@ -511,7 +512,7 @@ static void add_copies(command_maker *m) {
     for (size_t i = 0; i < m->g->value_count; i++) {
         const tn_value *v = &m->g->values[i];
         int home = v->output >= 0 ? m->g->binding->outputs[v->output].home : -1;
-        if (home < 0 || v->place == home) continue;
+        if (home < 0 || v->memory.place == home) continue;
         tn_command *c = add_copy(m, TN_CMD_COPY, (int)i, true);
         snprintf(c->label, sizeof c->label, "copy to state");
         tn_plan_patch(m->p, m->next_pointer++, home, 0);
@@ -523,12 +524,12 @@ static void add_copies(command_maker *m) {
  * memory. */
 static void add_update_copy(command_maker *m, const tn_group *group) {
     const tn_value *v = &m->g->values[group->lead], *old = &m->g->values[v->in[0]], *root = &m->g->values[old->root];
-    int64_t offset = root->byte_offset + (int64_t)tn_dtype_bytes((tn_dtype)old->node->dtype, old->offset);
-    if (root->place == v->place && offset == v->byte_offset) return;
+    int64_t offset = root->memory.offset + (int64_t)tn_dtype_bytes((tn_dtype)old->node->dtype, old->offset);
+    if (root->memory.place == v->memory.place && offset == v->memory.offset) return;
     tn_command *c = add_copy(m, TN_CMD_COPY, group->lead, group->commit);
     snprintf(c->label, sizeof c->label, "copy to update");
     patch_value(m->p, m->next_pointer++, m->g, group->lead, 0);
-    tn_plan_patch(m->p, m->next_pointer++, root->place, offset);
+    tn_plan_patch(m->p, m->next_pointer++, root->memory.place, offset);
 }
 
 static bool computes_nothing(const tn_graph_plan *g, const tn_group *group) {
@@ -594,7 +595,7 @@ static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
         if (computes_nothing(g, group)) continue;
         if (group->host) add_fetches(&m, group);
         if (group->updates) add_update_copy(&m, group);
-        if (g->values[group->lead].vendor)
+        if (g->values[group->lead].by.vendor)
             add_vendor(&m, group);
         else if (group->engine_op)
             add_engine_op(&m, group);
@@ -669,9 +670,9 @@ static tn_status prepare_groups(tn_graph_plan *g) {
     for (size_t i = 0; i < g->group_count; i++) {
         tn_group *group = &g->groups[i];
         TRY(tn_group_find_reads(g, group));
-        if (g->values[group->lead].vendor)
-            group->workspace = g->values[group->lead].vendor->workspace;
-        else if (g->values[group->lead].by_engine)
+        if (g->values[group->lead].by.vendor)
+            group->workspace = g->values[group->lead].by.vendor->workspace;
+        else if (g->values[group->lead].by.engine)
             TRY(tn_engine_op_make(g, group));
         else if (tn_group_is_native(group))
             TRY(tn_native_make(g, group, &group->native, &group->workspace));

@@ -114,44 +114,48 @@ typedef struct tn_value {
     int slot;                            /* leaves: bound buffer */
     int output;                          /* index among the plan's outputs, or -1 */
     int scalar;                          /* runtime scalars: index among the binding's runtime scalars, or -1 */
-    /* fuse.c */
-    bool stored;  /* gets memory */
-    bool copied;  /* a cat_few: its parts are made first and copied */
-    bool alone;   /* joining it failed: always stored, in a group of its own */
-    int group;    /* where it is computed, -1 while inlined */
-    float weight; /* work to compute it again from what is in memory */
-    int *pulls;   /* groups that need it, while inlined; then those that read it */
-    int pull_count;
-    size_t pull_capacity;
-    bool wants_memory; /* some user can only read it from memory */
-    int loads;         /* memory operands behind it */
-    uint32_t counted;  /* stamp of the last count of a group's buffers that met it */
-    int *users;
-    int user_count;
-    bool plain;           /* workgroup_lower.c: none of its workgroup kernels can be made of what joins it */
-    uint32_t phase_stamp; /* lower.c: phase is known for the group being lowered */
-    int phase;
-    /* plan.c */
-    int place; /* slot of its memory once planned (bound, output or arena), -1: none */
-    int64_t byte_offset, bytes;
-    /* fuse.c: its bytes with what is around it, and those before it; 0: no more */
-    int64_t padded_bytes, padded_before;
-    int64_t byte_first; /* leaves: of the byte that is first, from the beginning of what is bound; `bytes` follow */
-    /* placement.c: the device refused what it would be there; as a native group the host computes it */
-    bool host_only;
-    const tn_kernel_answer *refusal; /* placement.c: why it refused; NULL: it did not, or nobody knows any more */
-    int host_from;                   /* position of the first group of the host that makes or reads it; -1: none does */
-    int64_t host_offset;             /* in the host's part of the plan's memory */
-    bool fetched;                    /* a command that copies it there has been made */
-    /* fuse.c */
-    int concat_into; /* value whose memory contains this one's, from byte joined_at; -1: it has its own memory */
-    int64_t concat_at;
-    /* placement.c */
-    struct tn_vendor_call *vendor; /* computed by a library on the device, unfused; NULL: by our kernels */
-    const char *vendor_why;        /* … though a library was asked for; NULL: none was */
-    bool by_engine;                /* the device's engine computes it, alone (op_engine.h) */
-    const char *engine_why;        /* … or why not: the rest of a sentence; NULL: nobody was asked */
-    bool of_nothing;               /* constants, counters, random bits, or made of nothing else */
+    bool stored;                         /* gets memory */
+    bool copied;                         /* a cat_few: its parts are made first and copied */
+    bool alone;                          /* joining it failed: always stored, in a group of its own */
+    bool plain;                          /* none of the device's workgroup kernels can be made of what joins it */
+    int group;                           /* where it is computed, -1 while inlined */
+    struct {                             /* fuse.c */
+        float weight;                    /* work to compute it again from what is in memory */
+        int loads;                       /* memory operands behind it */
+        int *pulls;                      /* groups that need it, while inlined; then those that read it */
+        int pull_count;
+        size_t pull_capacity;
+        bool wants_memory; /* some user can only read it from memory */
+        uint32_t counted;  /* stamp of the last count of a group's buffers that met it */
+        int *users;
+        int user_count;
+    } fusion;
+    struct {                  /* lower.c */
+        uint32_t phase_stamp; /* phase is known for the group being lowered */
+        int phase;
+    } lowering;
+    struct {                    /* where its bytes are: layout.c, fuse.c */
+        int place;              /* slot of its memory once planned (bound, output or arena), -1: none */
+        int64_t offset, bytes;  /* in that slot */
+        int64_t padded, before; /* bytes with the border around it, and of these the ones before it; 0: no border */
+        int64_t first;          /* leaves: the first byte, from the beginning of what is bound; `bytes` follow */
+        int into;               /* value whose memory contains this one's, from byte into_at; -1: it has its own */
+        int64_t into_at;
+    } memory;
+    struct {                             /* what the host does for a device: placement.c, layout.c */
+        bool only;                       /* the device refused it; as a native group the host computes it */
+        const tn_kernel_answer *refusal; /* why it refused; NULL: it did not, or nobody knows any more */
+        int from;                        /* position of the first group of the host that makes or reads it; -1: none */
+        int64_t offset;                  /* in the host's part of the plan's memory */
+        bool fetched;                    /* a command that copies it there has been made */
+    } host;
+    struct {                           /* what computes it instead of our kernels: placement.c, engine_ops.c */
+        struct tn_vendor_call *vendor; /* a library on the device, unfused; NULL: none */
+        const char *vendor_why;        /* … though a library was asked for; NULL: none was */
+        bool engine;                   /* the device's engine, alone (op_engine.h) */
+        const char *engine_why;        /* … or why not: the rest of a sentence; NULL: nobody was asked */
+        bool of_nothing;               /* constants, counters, random bits, or made of nothing else */
+    } by;
 } tn_value;
 
 enum { TN_BLOCK = -3 };

@@ -18,7 +18,7 @@ int64_t tn_value_numel(const tn_value *v) { return tn_node_numel(v->node); }
 /* A product without a kernel (its dtype, its device, too many batch axes) is the reduction that defines it. */
 static bool has_kernel(const tn_value *v) {
     const tn_node *n = v->node;
-    if (!n->device->is_cpu && !v->host_only) return tn_workgroup_takes(v);
+    if (!n->device->is_cpu && !v->host.only) return tn_workgroup_takes(v);
     return v->row->impl->class_ == TN_NATIVE ||
            ((tn_dtype_is_float((tn_dtype)n->dtype) || tn_op_has(n, TN_FACT_INT_PRODUCT)) &&
             n->rank <= TN_GEMM_BATCH_AXES + 2);
@@ -26,14 +26,14 @@ static bool has_kernel(const tn_value *v) {
 
 tn_op_class tn_value_class(const tn_value *v) {
     if (!v->row) return TN_LEAF_VALUE;
-    if (v->by_engine) return TN_NATIVE;
+    if (v->by.engine) return TN_NATIVE;
     tn_op_class c = v->row->impl->class_;
     uint32_t facts = v->row->impl->facts;
     if (c == TN_ELEMENTWISE && !(facts & TN_FACT_COPY)) return c;
     bool moves = (facts & (TN_FACT_COPY | TN_FACT_TAKE)) || ((facts & TN_FACT_CONCAT) && v->copied);
     if (moves && v->node->device->is_cpu && tn_native_takes(v->node)) return TN_NATIVE;
-    if (c == TN_MATMUL && !v->vendor && tn_is_outer_product(v->node)) return TN_MOVEMENT;
-    if ((c != TN_MATMUL && c != TN_NATIVE) || v->vendor || has_kernel(v)) return c;
+    if (c == TN_MATMUL && !v->by.vendor && tn_is_outer_product(v->node)) return TN_MOVEMENT;
+    if ((c != TN_MATMUL && c != TN_NATIVE) || v->by.vendor || has_kernel(v)) return c;
     if (c == TN_NATIVE && !v->row->impl->lower) return c;
     return v->row->impl->loops ? TN_REDUCTION : TN_MOVEMENT;
 }
@@ -156,8 +156,13 @@ static tn_status value_add(tn_graph_plan *g, const tn_node *n, int *id) {
     *id = (int)g->value_count;
     tn_value *v = &g->values[g->value_count++];
     g->trains |= (n->flags & TN_NODE_GRAD) != 0;
-    *v = (tn_value){
-        .node = n, .root = *id, .slot = -1, .output = -1, .scalar = -1, .group = -1, .place = -1, .concat_into = -1};
+    *v = (tn_value){.node = n,
+                    .root = *id,
+                    .slot = -1,
+                    .output = -1,
+                    .scalar = -1,
+                    .group = -1,
+                    .memory = {.place = -1, .into = -1}};
     tn_strides_contiguous(n->shape, n->rank, v->stride);
     return tn_map_put(&g->value_of, n, *id);
 }
@@ -251,8 +256,8 @@ static tn_status computed_value(tn_graph_plan *g, const tn_node *n, const int *i
     v->row = tn_op(n->op);
     v->in = own;
     v->n_in = n_in;
-    v->by_engine = v->alone = tn_engine_takes(g, n, &v->engine_why);
-    v->of_nothing = g->engine && tn_engine_made_of_nothing(g, v);
+    v->by.engine = v->alone = tn_engine_takes(g, n, &v->by.engine_why);
+    v->by.of_nothing = g->engine && tn_engine_made_of_nothing(g, v);
     if (n->flags & TN_NODE_VIEW) {
         /* The root is the value whose memory holds the input's elements. A composed root was made contiguous, so
          * layouts agree. */
@@ -425,7 +430,7 @@ void tn_group_free(tn_group *group) {
 
 void tn_graph_plan_free(tn_graph_plan *g) {
     for (size_t i = 0; i < g->value_count; i++)
-        tn_vendor_free(g->values[i].vendor);
+        tn_vendor_free(g->values[i].by.vendor);
     for (size_t i = 0; i < g->group_count; i++)
         tn_group_free(&g->groups[i]);
     tn_map_free(&g->checked_nodes);

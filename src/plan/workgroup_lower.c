@@ -645,7 +645,7 @@ bool tn_workgroup_takes_node(const tn_node *n) {
 }
 
 bool tn_workgroup_takes(const tn_value *v) {
-    return v->row && !v->host_only && !v->plain && tn_workgroup_takes_node(v->node);
+    return v->row && !v->host.only && !v->plain && tn_workgroup_takes_node(v->node);
 }
 
 bool tn_workgroup_fuses(const tn_value *v) {
@@ -658,7 +658,7 @@ static void leave_out(tn_graph_plan *g, const tn_group *group) {
         if (group->members[i] != group->lead) g->forbid = group->members[i];
     if (g->forbid >= 0) return;
     tn_value *lead = &g->values[group->lead];
-    *(lead->row->impl->lower ? &lead->plain : &lead->host_only) = true;
+    *(lead->row->impl->lower ? &lead->plain : &lead->host.only) = true;
     g->forbid = group->lead;
 }
 
