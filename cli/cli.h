@@ -30,7 +30,7 @@ typedef struct cli_command {
 /* A subcommand's help page, and other help text, at most 80 columns wide (help.c). */
 void cli_help(const cli_command *c, FILE *to);
 void cli_put_help(const char *text, FILE *to);
-void cli_help_environment(FILE *to); /* environment.c */
+void cli_help_environment(FILE *to);
 
 /* ---- failures (failure.c) ---------------------------------------------------------------------------------------- */
 
@@ -120,7 +120,7 @@ int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const
 void cli_common_help(const cli_command *c, FILE *to);
 
 /* The name that a mistyped word is nearest to, by letters inserted, deleted or replaced; NULL if none is near
- * (nearest.c). */
+ * (options.c). */
 const char *cli_nearest(const char *typed, const char *const *names, int count);
 
 /* "6G", "512M", "1.5GiB", "100000" → bytes. Powers of 1024. */
@@ -222,7 +222,7 @@ void cli_progress_update(cli_progress *p, int64_t done, const char *text);
 void cli_progress_end(cli_progress *p);          /* takes the line away */
 double cli_progress_rate(const cli_progress *p); /* over all, units a second */
 
-/* Whether compilations for a device are told in such a line too (compiling.c); cli_open_device begins with it. To be
+/* Whether compilations for a device are told in such a line too (progress.c); cli_open_device begins with it. To be
  * ended before standard output gets lines bit by bit. */
 void cli_show_compiling(bool show);
 

@@ -78,7 +78,7 @@ void convert_gemma_back(const tn_gguf *file, const char *architecture, int64_t h
 void convert_scales_back(const tn_gguf *file, const char *architecture, cli_json *j); /* Granite's multipliers */
 tn_status convert_tokenizer(const convert_folder *f, tn_gguf_writer *w); /* tokenizer.json (convert_tokenizer.c) */
 
-/* ---- which columns count (convert_importance.c; refused where there is no libtrunnion-text) ---------------------- */
+/* ---- which columns count (convert_llm.c; refused where there is no libtrunnion-text) ---------------------- */
 
 typedef struct convert_importance {
     struct convert_columns {
@@ -147,7 +147,7 @@ float *convert_numbers(const convert_file *f, const convert_tensor *t);
 
 /* ---- what is asked for, and what is told of it ------------------------------------------------------------------- */
 
-/* convert_lora.c: writes the model with the adapter merged beside OUT; *merged is its path. false after a message. end
+/* convert_llm.c: writes the model with the adapter merged beside OUT; *merged is its path. false after a message. end
  * removes it; "" is fine. */
 bool convert_merge(const char *in, const char *adapter, const char *out, char merged[CLI_PATH]);
 void convert_merge_end(const char *merged);

@@ -24,11 +24,6 @@ typedef struct repository {
 
 static const char *file_name(const tn_json *entry) { return tn_json_string(tn_json_get(entry, "path"), ""); }
 
-static bool ends_with(const char *text, const char *ending) {
-    size_t n = strlen(text), m = strlen(ending);
-    return n >= m && strcasecmp(text + n - m, ending) == 0;
-}
-
 /* Parts of names that are no path of their own: not empty, not hidden, not "..". */
 static bool is_plain(const char *path) {
     for (const char *at = path; *at; at++) {
@@ -37,7 +32,7 @@ static bool is_plain(const char *path) {
             *at == '?' || *at == '#')
             return false;
     }
-    return path[0] && !ends_with(path, "/");
+    return path[0] && !models_ends_with(path, "/");
 }
 
 /* What a folder of a language model or an encoder is made of: files at its top, and in modules' folders (1_Pooling). */
@@ -47,17 +42,17 @@ static bool is_needed(const repository *r, const char *path) {
     bool safe = false;
     if (slash && !(isdigit((unsigned char)path[0]) && path[1] == '_')) return false;
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
-        if (ends_with(path, endings[i])) return true;
+        if (models_ends_with(path, endings[i])) return true;
     for (size_t i = 0; i < tn_json_length(r->list); i++)
-        safe |= ends_with(file_name(tn_json_at(r->list, i)), ".safetensors");
-    return !safe && ends_with(path, ".bin") && strstr(path, "pytorch_model");
+        safe |= models_ends_with(file_name(tn_json_at(r->list, i)), ".safetensors");
+    return !safe && models_ends_with(path, ".bin") && strstr(path, "pytorch_model");
 }
 
 /* Of GGUF files: the one of that name, or whose name has the word in it: "Q4_K_M". */
 static bool is_chosen(const char *path, const char *choice) {
     if (strcmp(path, choice) == 0) return true;
     size_t n = strlen(choice);
-    for (const char *at = path; ends_with(path, ".gguf") && *at; at++)
+    for (const char *at = path; models_ends_with(path, ".gguf") && *at; at++)
         if (strncasecmp(at, choice, n) == 0) return true;
     return false;
 }

@@ -6,6 +6,7 @@
 
 #include "cli/cli.h"
 #include "cli/commands.h"
+#include "cli/models/models.h"
 
 static int run_list(int argc, char **argv);
 
@@ -33,11 +34,6 @@ typedef struct entry {
     bool complete;
 } entry;
 
-static bool ends_with(const char *text, const char *ending) {
-    size_t n = strlen(text), m = strlen(ending);
-    return n > m && strcmp(text + n - m, ending) == 0;
-}
-
 static int64_t bytes_below(const char *path, int depth) {
     struct stat s;
     if (stat(path, &s) != 0) return 0;
@@ -55,8 +51,8 @@ static int64_t bytes_below(const char *path, int depth) {
 }
 
 static bool fill_entry(const char *folder, const char *name, entry *e) {
-    *e = (entry){.complete = !ends_with(name, ".part")};
-    if (name[0] == '.' || ends_with(name, ".part.url")) return false;
+    *e = (entry){.complete = !models_ends_with(name, ".part")};
+    if (name[0] == '.' || models_ends_with(name, ".part.url")) return false;
     if (snprintf(e->path, sizeof e->path, "%s/%s", folder, name) >= (int)sizeof e->path) return false;
     if (strlen(name) >= sizeof e->name) return false;
     strcpy(e->name, name);

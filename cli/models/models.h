@@ -2,9 +2,18 @@
 #ifndef TRUNNION_CLI_MODELS_H
 #define TRUNNION_CLI_MODELS_H
 
+#include <string.h>
+#include <strings.h>
+
 #include "cli/cli.h"
 
 enum { MODELS_SUM = 65 }; /* a SHA-256 as text */
+
+/* Whether a file's name or path ends so, in capitals or not. */
+static inline bool models_ends_with(const char *text, const char *ending) {
+    size_t n = strlen(text), m = strlen(ending);
+    return n >= m && strcasecmp(text + n - m, ending) == 0;
+}
 
 /* ---- sha256.c ---------------------------------------------------------------------------------------------------- */
 

@@ -177,7 +177,7 @@ static void work_onnx_test(const tests *t, size_t from, int pipe) {
 
 /* ---- the process that listens ------------------------------------------------------------------------------------ */
 
-static bool read_all(int pipe, void *out, size_t size) {
+static bool read_pipe(int pipe, void *out, size_t size) {
     for (size_t done = 0; done < size;) {
         ssize_t n = read(pipe, (char *)out + done, size - done);
         if (n <= 0 && !(n < 0 && errno == EINTR)) return false;
@@ -208,8 +208,8 @@ static size_t listen_to(tests *t, size_t next, int pipe, pid_t child, bool *late
             kill(child, SIGKILL);
             break;
         }
-        if (!read_all(pipe, &r, sizeof r) || r.length < 0 || r.length > WHY) break;
-        if (!read_all(pipe, text, (size_t)r.length)) break;
+        if (!read_pipe(pipe, &r, sizeof r) || r.length < 0 || r.length > WHY) break;
+        if (!read_pipe(pipe, text, (size_t)r.length)) break;
         text[r.length] = 0;
         if (r.result == ONNX_RESULTS)
             snprintf(t->device, sizeof t->device, "%.*s", (int)sizeof t->device - 1, text);

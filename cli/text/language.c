@@ -81,7 +81,7 @@ tn_status cli_read_ids(const char *text, tn_ids *out) {
     return TN_OK;
 }
 
-static tn_status read_all(FILE *f, const char *path, tn_bytes *out) {
+static tn_status read_stream(FILE *f, const char *path, tn_bytes *out) {
     char part[65536];
     size_t n;
     tn_status status = tn_bytes_append(out, "", 0);
@@ -94,10 +94,10 @@ static tn_status read_all(FILE *f, const char *path, tn_bytes *out) {
 }
 
 tn_status cli_read_file(const char *path, tn_bytes *out) {
-    if (!strcmp(path, "-")) return read_all(stdin, "standard input", out);
+    if (!strcmp(path, "-")) return read_stream(stdin, "standard input", out);
     FILE *f = fopen(path, "rb");
     if (!f) return tn_backend_fail(TN_ERR_IO, "cannot open '%s': %s", path, strerror(errno));
-    tn_status status = read_all(f, path, out);
+    tn_status status = read_stream(f, path, out);
     fclose(f);
     return status;
 }

@@ -195,7 +195,7 @@ static ssize_t read_some(int fd, char *buffer, size_t n) {
 
 /* Reads to the end of the file, whatever size it reports: files in /proc report 0. Asks for one byte more than
  * expected, to reach the end or to detect that the file is too large. */
-static tn_status read_all(int fd, const char *path, size_t expected, size_t limit, tn_str *s) {
+static tn_status read_to_end(int fd, const char *path, size_t expected, size_t limit, tn_str *s) {
     enum { READ_STEP = 64 << 10 };
     size_t room = (expected < limit ? expected : limit) + 1;
     for (;;) {
@@ -229,7 +229,7 @@ tn_status tn_file_read(const char *path, char **data, size_t *size, size_t limit
         return tn_fail(TN_ERR_FORMAT, "'%s' has %zu bytes, which exceeds the limit of %zu", path, expected, limit);
     }
     tn_str content = {0};
-    tn_status status = read_all(fd, path, expected, most, &content);
+    tn_status status = read_to_end(fd, path, expected, most, &content);
     close(fd);
     if (status != TN_OK) {
         tn_str_free(&content);

@@ -81,17 +81,12 @@ static tn_status read_settings(hf_quant *q, const tn_json *c) {
 
 /* ---- the list of tensors ----------------------------------------------------------------------------------------- */
 
-static bool ends_with(const char *name, const char *ending) {
-    size_t n = strlen(name), k = strlen(ending);
-    return n > k && strcmp(name + n - k, ending) == 0;
-}
-
 /* Parts of other tensors. */
 static bool is_part(const char *name) {
     static const char *const endings[] = {".qzeros",       ".scales",      ".g_idx",           ".weight_scale_inv",
                                           ".weight_scale", ".input_scale", ".activation_scale"};
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
-        if (ends_with(name, endings[i])) return true;
+        if (tn_txt_ends_with(name, endings[i])) return true;
     return false;
 }
 
@@ -106,7 +101,7 @@ static bool find_part(const hf_quant *q, const char *stem, const char *ending, t
 /* Older programs write a bias of zeros for each packed matrix. */
 static bool is_empty_bias(const hf_quant *q, const tn_safetensors_info *t) {
     tn_safetensors_info words;
-    if (!ends_with(t->name, ".bias") || !find_part(q, t->name, "qweight", &words)) return false;
+    if (!tn_txt_ends_with(t->name, ".bias") || !find_part(q, t->name, "qweight", &words)) return false;
     for (int64_t i = 0; i < t->bytes; i++)
         if (((const char *)t->data)[i]) return false;
     return true;
@@ -154,8 +149,8 @@ static tn_status check_packed(const hf_quant *q, const tn_safetensors_info *t, i
 
 static tn_status present(hf_quant *q, const tn_safetensors_info *t, item *out) {
     static const char packed[] = ".qweight";
-    bool is_packed = q->method != QUANT_FP8 && ends_with(t->name, packed),
-         byte = is_fp8(t) && t->rank == 2 && ends_with(t->name, ".weight");
+    bool is_packed = q->method != QUANT_FP8 && tn_txt_ends_with(t->name, packed),
+         byte = is_fp8(t) && t->rank == 2 && tn_txt_ends_with(t->name, ".weight");
     *out = (item){.info = *t};
     if (!is_packed && !byte) return TN_OK;
     size_t length = strlen(t->name);

@@ -164,14 +164,9 @@ bool tn_llm_find_slot(const llm_naming *n, const char *name, int64_t experts, in
     return false;
 }
 
-static bool ends_with(const char *text, const char *ending) {
-    size_t n = strlen(text), m = strlen(ending);
-    return n >= m && strcmp(text + n - m, ending) == 0;
-}
-
 static bool is_beside(const llm_naming *n, const char *name) {
     for (size_t i = 0; i < sizeof n->beside / sizeof *n->beside; i++)
-        if (n->beside[i] && ends_with(name, n->beside[i])) return true;
+        if (n->beside[i] && tn_txt_ends_with(name, n->beside[i])) return true;
     return false;
 }
 

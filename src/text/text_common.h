@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "trunnion/backend.h"
 #include "trunnion/text.h"
@@ -32,6 +33,11 @@ void tn_txt_free(void *p);
 tn_status tn_txt_grow(void *items, size_t *capacity, size_t need, size_t size);
 static inline tn_status tn_txt_reserve(void *items, size_t *capacity, size_t need, size_t size) {
     return need <= *capacity ? TN_OK : tn_txt_grow(items, capacity, need, size);
+}
+
+static inline bool tn_txt_ends_with(const char *text, const char *ending) {
+    size_t n = strlen(text), k = strlen(ending);
+    return n >= k && memcmp(text + n - k, ending, k) == 0;
 }
 
 /* A model's tensors live on its device, whichever the caller's thread works on: that device becomes the current one.

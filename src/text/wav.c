@@ -252,7 +252,7 @@ tn_status tn_audio_parse(const void *data, size_t size, int64_t rate, tn_audio *
 }
 
 /* Stops early where the file is something else, or longer than a WAV file can be: /dev/zero has no end. */
-static tn_status read_all(FILE *f, tn_bytes *out) {
+static tn_status read_wav(FILE *f, tn_bytes *out) {
     const size_t most = (size_t)UINT32_MAX;
     char part[1 << 14];
     size_t n;
@@ -270,7 +270,7 @@ tn_status tn_audio_read(const char *path, int64_t rate, tn_audio *out) {
     FILE *f = fopen(path, "rb");
     if (!f) return tn_backend_fail(TN_ERR_IO, "cannot open '%s': %s", path, strerror(errno));
     tn_bytes bytes = {0};
-    tn_status status = read_all(f, &bytes);
+    tn_status status = read_wav(f, &bytes);
     if (status == TN_ERR_IO) status = tn_backend_fail(TN_ERR_IO, "reading '%s' failed: %s", path, strerror(errno));
     fclose(f);
     if (status == TN_OK) {

@@ -4,9 +4,7 @@
 
 #include <math.h>
 
-#include "cli/compiling.c"
 #include "cli/json_out.c"
-#include "cli/nearest.c"
 #include "cli/options.c"
 #include "cli/plot.c"
 #include "cli/progress.c"
