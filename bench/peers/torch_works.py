@@ -179,6 +179,58 @@ class ImagesTrain(Network):
         return [loss.detach()]
 
 
+class RecurrentNet(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.net = kind(128, 128)
+
+    def forward(self, x):
+        return self.net(x)[0]
+
+
+class RecurrentForward(Network):
+    def __init__(self, start, kind):
+        super().__init__(start, RecurrentNet(kind).eval())
+
+
+class RecurrentTrain(TransformerTrain):
+    def __init__(self, start, kind):
+        Network.__init__(self, start, RecurrentNet(kind))
+
+
+class AdamStep:
+    """One fused step over many tensors that have their gradients."""
+
+    def __init__(self, start):
+        x = inputs(start)
+        count = len(x) // 2
+        self.params = [nn.Parameter(p) for p in x[:count]]
+        for p, g in zip(self.params, x[count:]):
+            p.grad = g
+        self.optimizer = torch.optim.Adam(self.params, lr=1e-3, fused=True)
+
+    def run(self):
+        self.optimizer.step()
+        return [p.detach() for p in self.params[::len(self.params) // 2]]
+
+
+class Batches:
+    """A loader over tensors in memory; the epoch's order is given, so that batches compare."""
+
+    def __init__(self, start, workers):
+        data, labels, order = inputs(start)
+        self.loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data, labels), batch_size=64,
+                                                  sampler=order.tolist(), num_workers=workers, persistent_workers=workers > 0)
+        self.at = iter(self.loader)
+
+    def run(self):
+        try:
+            return next(self.at)
+        except StopIteration:
+            self.at = iter(self.loader)
+            return next(self.at)
+
+
 class Call(Plain):
     """One call, which is what fifteen recorded operations are measured by; they are checked as fifteen."""
 
@@ -241,6 +293,13 @@ WORKS = {
     "policy-train-": PolicyTrain,
     "transformer-forward-": TransformerForward,
     "transformer-train-": TransformerTrain,
+    "lstm-forward-": lambda start: RecurrentForward(start, nn.LSTM),
+    "lstm-train-": lambda start: RecurrentTrain(start, nn.LSTM),
+    "gru-forward-": lambda start: RecurrentForward(start, nn.GRU),
+    "gru-train-": lambda start: RecurrentTrain(start, nn.GRU),
+    "adam-": AdamStep,
+    "loader-64-ahead": lambda start: Batches(start, 1),
+    "loader-64": lambda start: Batches(start, 0),
     "cnn-forward-": ImagesForward,
     "cnn-train-": ImagesTrain,
 }
@@ -255,7 +314,7 @@ def make(work, start):
 
 def differs(got, want):
     """None, or what differs: by the largest value."""
-    bound = TOLERANCE[want.dtype] * want.float().abs().max().item()
+    bound = TOLERANCE.get(want.dtype, 0) * want.float().abs().max().item()
     error = (got.float() - want.float()).abs().max().item()
     return None if error <= bound else f"{error:.2g}, where {bound:.2g} is allowed"
 

@@ -318,13 +318,28 @@ static const struct {
 } others[] = {{"start", run_start}, {"size", run_size}, {"quiet", run_quiet}};
 enum { OTHERS = sizeof others / sizeof others[0] };
 
+static const struct {
+    const bench_work *works;
+    const int *count;
+} tables[] = {{bench_works, &bench_work_count},
+              {bench_training_works, &bench_training_work_count},
+              {bench_llm_works, &bench_llm_work_count},
+              {bench_device_works, &bench_device_work_count}};
+enum { TABLES = sizeof tables / sizeof tables[0] };
+
 static const bench_work *work_at(int i) {
-    if (i < bench_work_count) return &bench_works[i];
-    i -= bench_work_count;
-    return i < bench_llm_work_count ? &bench_llm_works[i] : &bench_device_works[i - bench_llm_work_count];
+    int t = 0;
+    while (i >= *tables[t].count)
+        i -= *tables[t++].count;
+    return &tables[t].works[i];
 }
 
-static int work_count(void) { return bench_work_count + bench_llm_work_count + bench_device_work_count; }
+static int work_count(void) {
+    int count = 0;
+    for (int t = 0; t < TABLES; t++)
+        count += *tables[t].count;
+    return count;
+}
 
 static bool is_peak(const char *name) { return strncmp(name, PEAK, sizeof PEAK - 1) == 0 && !strchr(name, '*'); }
 
@@ -353,8 +368,8 @@ static int run_everything(bench *b) {
     static const char *const rest[] = {"peak-memory-policy-train-4096", "peak-memory-transformer-train-8x128",
                                        "peak-memory-cnn-train-32", "start", "size"};
     int code = CLI_OK;
-    for (int i = 0; i < bench_work_count && code == CLI_OK; i++)
-        code = run_work(b, &bench_works[i]);
+    for (int i = 0; i < bench_work_count + bench_training_work_count && code == CLI_OK; i++)
+        code = run_work(b, work_at(i));
     for (size_t i = 0; i < sizeof rest / sizeof rest[0] && code == CLI_OK && !b->folder; i++)
         code = run_named(b, rest[i]);
     for (int i = 0; i < bench_llm_work_count && code == CLI_OK && !b->folder; i++)

@@ -1,5 +1,5 @@
-/* bench.h — `trunnion bench`: works to be timed (bench_work.c, bench_llm.c), what they are made of, for other programs
- * to do the same (bench_save.c), and the limits beside them (bench_limits.h). */
+/* bench.h — `trunnion bench`: works to be timed (bench_work.c, bench_training.c, bench_llm.c), what they are made of,
+ * for other programs to do the same (bench_save.c), and the limits beside them (bench_limits.h). */
 #ifndef TRUNNION_CLI_BENCH_H
 #define TRUNNION_CLI_BENCH_H
 
@@ -30,8 +30,8 @@ typedef struct bench_work {
     const char *model; /* the file of a language model; NULL: the cache folder's */
 } bench_work;
 
-extern const bench_work bench_works[], bench_llm_works[], bench_device_works[];
-extern const int bench_work_count, bench_llm_work_count, bench_device_work_count;
+extern const bench_work bench_works[], bench_training_works[], bench_llm_works[], bench_device_works[];
+extern const int bench_work_count, bench_training_work_count, bench_llm_work_count, bench_device_work_count;
 
 /* Does a work once. Writes its inputs and first weights to FOLDER/NAME.start.safetensors, its results, trained weights
  * and gradients to FOLDER/NAME.result.safetensors: "input.0" …, "model.…", "result.0" …, "gradient.…". */

@@ -7,34 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/bench/bench.h"
+#include "cli/bench/bench_holder.h"
 #include "trunnion/backend.h"
 
-enum {
-    BLOCKS = 4,
-    BATCHES = 64,
-    BATCH_PARTS = 3,
-    MOST_TENSORS = BATCHES * BATCH_PARTS,
-    MOST_RESULTS = 2,
-    RECORDED = 15
-};
+enum { RECORDED = 15 };
 
-/* What a work holds; which fields it uses is its own matter. */
-typedef struct holder {
-    tn_tensor *t[MOST_TENSORS], *result[MOST_RESULTS];
-    int inputs, results; /* of t and result */
-    int batches, turn;
-    tn_module *module, *block[BLOCKS];
-    tn_policy *policy;
-    tn_optimizer *optimizer;
-    tn_graph *graph;
-    bool training, keeps;
-} holder;
-
-static void end_work(void *self) {
-    holder *h = self;
+void bench_end_work(void *self) {
+    bench_holder *h = self;
     if (!h) return;
-    for (int i = 0; i < MOST_TENSORS; i++)
+    for (int i = 0; i < BENCH_TENSORS; i++)
         tn_free(h->t[i]);
     for (int i = 0; i < h->results; i++)
         tn_free(h->result[i]);
@@ -42,32 +23,32 @@ static void end_work(void *self) {
     tn_optimizer_free(h->optimizer);
     tn_policy_free(h->policy);
     tn_module_free(h->module);
+    tn_loader_free(h->loader);
+    tn_dataset_free(h->dataset);
     free(h);
 }
 
-static holder *new_holder(void **self) {
+bench_holder *bench_new_holder(void **self) {
     tn_manual_seed(1);
-    return *self = calloc(1, sizeof(holder));
+    return *self = calloc(1, sizeof(bench_holder));
 }
 
-/* Holds a handle of its own on a result, if results are wanted. */
-static void keep_result(holder *h, tn_tensor *y) {
-    if (!h->keeps || h->results == MOST_RESULTS) return;
+void bench_keep_result(bench_holder *h, tn_tensor *y) {
+    if (!h->keeps || h->results == BENCH_RESULTS) return;
     h->result[h->results++] = tn_retain(y);
 }
 
-static void keep_results(void *self) { ((holder *)self)->keeps = true; }
+void bench_keep_results(void *self) { ((bench_holder *)self)->keeps = true; }
 
-static bench_parts parts_of(const void *self) {
-    const holder *h = self;
+bench_parts bench_parts_of(const void *self) {
+    const bench_holder *h = self;
     const tn_module *module = h->policy ? tn_policy_module(h->policy) : h->module;
     return (bench_parts){h->t, h->result, h->inputs, h->results, module};
 }
 
-static tn_status bench_work_out_of_memory(void) { return tn_backend_fail(TN_ERR_MEMORY, "out of memory"); }
+tn_status bench_work_out_of_memory(void) { return tn_backend_fail(TN_ERR_MEMORY, "out of memory"); }
 
-/* Numbers from -1 to 1, in memory. */
-static tn_tensor *numbers(const int64_t *shape, int rank, tn_dtype dtype) {
+tn_tensor *bench_numbers(const int64_t *shape, int rank, tn_dtype dtype) {
     tn_tensor *x = NULL;
     {
         TN_SCOPE;
@@ -78,19 +59,19 @@ static tn_tensor *numbers(const int64_t *shape, int rank, tn_dtype dtype) {
 }
 
 static tn_tensor *matrix(int64_t rows, int64_t columns, tn_dtype dtype) {
-    return numbers((int64_t[]){rows, columns}, 2, dtype);
+    return bench_numbers((int64_t[]){rows, columns}, 2, dtype);
 }
 
-static tn_status finish_bench_work(holder *h, tn_tensor *y) {
+tn_status bench_finish(bench_holder *h, tn_tensor *y) {
     tn_status s = tn_eval(&y, 1);
-    keep_result(h, y);
+    bench_keep_result(h, y);
     return s;
 }
 
 /* ---- matrix products --------------------------------------------------------------------------------------------- */
 
 static tn_status begin_gemm_as(bench_work *w, void **self, tn_dtype dtype) {
-    holder *h = new_holder(self);
+    bench_holder *h = bench_new_holder(self);
     if (!h) return bench_work_out_of_memory();
     h->t[0] = matrix(w->size[0], w->size[0], dtype);
     h->t[1] = matrix(w->size[0], w->size[1], dtype);
@@ -103,38 +84,38 @@ static tn_status begin_gemm_bf16(bench_work *w, void **self) { return begin_gemm
 static tn_status begin_gemm_f16(bench_work *w, void **self) { return begin_gemm_as(w, self, TN_F16); }
 
 static tn_status run_gemm(void *self) {
-    holder *h = self;
+    bench_holder *h = self;
     TN_SCOPE;
-    return finish_bench_work(h, tn_matmul(h->t[0], h->t[1]));
+    return bench_finish(h, tn_matmul(h->t[0], h->t[1]));
 }
 
 /* ---- element by element ------------------------------------------------------------------------------------------ */
 
 static tn_status begin_pair(bench_work *w, void **self) {
-    holder *h = new_holder(self);
+    bench_holder *h = bench_new_holder(self);
     if (!h) return bench_work_out_of_memory();
-    h->t[0] = numbers(w->size, 1, TN_F32);
-    h->t[1] = numbers(w->size, 1, TN_F32);
+    h->t[0] = bench_numbers(w->size, 1, TN_F32);
+    h->t[1] = bench_numbers(w->size, 1, TN_F32);
     h->inputs = 2;
     return TN_OK;
 }
 
 static tn_status run_add(void *self) {
-    holder *h = self;
+    bench_holder *h = self;
     TN_SCOPE;
-    return finish_bench_work(h, tn_add(h->t[0], h->t[1]));
+    return bench_finish(h, tn_add(h->t[0], h->t[1]));
 }
 
 /* Fifteen operations in a row, each freed when the next one is recorded: what recording and finding a plan cost. */
 static tn_status run_record(void *self) {
-    holder *h = self;
+    bench_holder *h = self;
     tn_tensor *y = tn_add(h->t[0], h->t[1]);
     for (int i = 1; i < RECORDED; i++) {
         tn_tensor *z = i % 2 ? tn_mul(y, h->t[0]) : tn_add(y, h->t[0]);
         tn_free(y);
         y = z;
     }
-    tn_status s = finish_bench_work(h, y);
+    tn_status s = bench_finish(h, y);
     tn_free(y);
     return s;
 }
@@ -143,7 +124,7 @@ static tn_status begin_replay(bench_work *w, void **self) {
     tn_status s = begin_pair(w, self);
     if (s == TN_OK) s = tn_capture_begin();
     if (s != TN_OK) return s;
-    holder *h = *self;
+    bench_holder *h = *self;
     TN_SCOPE;
     tn_tensor *y = tn_add(h->t[0], h->t[1]);
     s = tn_capture_end(h->t, 2, &y, 1, &h->graph);
@@ -151,23 +132,23 @@ static tn_status begin_replay(bench_work *w, void **self) {
 }
 
 static tn_status run_replay(void *self) {
-    holder *h = self;
+    bench_holder *h = self;
     tn_tensor *y = NULL;
     tn_status s = tn_graph_launch(h->graph, h->t, &y);
-    keep_result(h, y);
+    bench_keep_result(h, y);
     tn_free(y);
     return s;
 }
 
 /* The handles of what is between end before it is computed, as PyTorch's do: what has a handle is stored. */
 static tn_status run_chain(void *self) {
-    holder *h = self;
+    bench_holder *h = self;
     tn_tensor *y = NULL;
     {
         TN_SCOPE;
         y = tn_keep(tn_relu(tn_mul(tn_tanh(tn_add_scalar(tn_mul(h->t[0], h->t[1]), 1)), h->t[0])));
     }
-    tn_status s = finish_bench_work(h, y);
+    tn_status s = bench_finish(h, y);
     tn_free(y);
     return s;
 }
@@ -175,20 +156,20 @@ static tn_status run_chain(void *self) {
 /* ---- convolution ------------------------------------------------------------------------------------------------- */
 
 static tn_status begin_conv(bench_work *w, void **self) {
-    holder *h = new_holder(self);
+    bench_holder *h = bench_new_holder(self);
     if (!h) return bench_work_out_of_memory();
-    h->t[0] = numbers((int64_t[]){1, w->size[0], w->size[1], w->size[1]}, 4, TN_F32);
-    h->t[1] = numbers((int64_t[]){w->size[0], w->size[0], 3, 3}, 4, TN_F32);
+    h->t[0] = bench_numbers((int64_t[]){1, w->size[0], w->size[1], w->size[1]}, 4, TN_F32);
+    h->t[1] = bench_numbers((int64_t[]){w->size[0], w->size[0], 3, 3}, 4, TN_F32);
     h->inputs = 2;
     return TN_OK;
 }
 
 static tn_status run_conv(void *self) {
-    holder *h = self;
+    bench_holder *h = self;
     tn_conv2d_options o = TN_CONV2D_DEFAULTS;
     o.padding[0] = o.padding[1] = 1;
     TN_SCOPE;
-    return finish_bench_work(h, tn_conv2d(h->t[0], h->t[1], NULL, &o));
+    return bench_finish(h, tn_conv2d(h->t[0], h->t[1], NULL, &o));
 }
 
 /* A work under fast numerics, whatever the other works are under. */
@@ -208,10 +189,10 @@ enum { ATTENTION_HEADS = 16, HEAD_SIZE = 64 };
 
 /* size: queries, and keys. */
 static tn_status begin_attention_as(bench_work *w, void **self, tn_dtype dtype) {
-    holder *h = new_holder(self);
+    bench_holder *h = bench_new_holder(self);
     if (!h) return bench_work_out_of_memory();
     for (int i = 0; i < 3; i++)
-        h->t[i] = numbers((int64_t[]){1, ATTENTION_HEADS, w->size[i > 0], HEAD_SIZE}, 4, dtype);
+        h->t[i] = bench_numbers((int64_t[]){1, ATTENTION_HEADS, w->size[i > 0], HEAD_SIZE}, 4, dtype);
     h->inputs = 3;
     return TN_OK;
 }
@@ -220,9 +201,9 @@ static tn_status begin_attention(bench_work *w, void **self) { return begin_atte
 static tn_status begin_attention_f16(bench_work *w, void **self) { return begin_attention_as(w, self, TN_F16); }
 
 static tn_status run_attention(void *self) {
-    holder *h = self;
+    bench_holder *h = self;
     TN_SCOPE;
-    return finish_bench_work(h, tn_scaled_dot_product_attention(h->t[0], h->t[1], h->t[2], NULL, NULL));
+    return bench_finish(h, tn_scaled_dot_product_attention(h->t[0], h->t[1], h->t[2], NULL, NULL));
 }
 
 /* ---- copies between host and device ------------------------------------------------------------------------------ */
@@ -263,7 +244,7 @@ static tn_status run_transfer(void *self) {
 
 enum { OBSERVATIONS = 64, WIDTH = 128, ACTIONS = 8, MOST_ROWS = 4096 };
 
-static tn_tensor *class_numbers(int64_t count, int64_t classes) {
+tn_tensor *bench_class_numbers(int64_t count, int64_t classes) {
     tn_tensor *x = NULL;
     {
         TN_SCOPE;
@@ -283,13 +264,13 @@ static tn_status begin_policy(bench_work *w, void **self) {
     adam.lr = 1e-3;
     o.hidden = hidden;
     o.hidden_count = 2;
-    holder *h = new_holder(self);
+    bench_holder *h = bench_new_holder(self);
     if (!h) return bench_work_out_of_memory();
-    h->batches = w->size[0] < MOST_ROWS / BATCHES ? BATCHES : (int)(MOST_ROWS / w->size[0]);
-    h->inputs = h->batches * BATCH_PARTS;
-    for (int i = 0; i < h->inputs; i += BATCH_PARTS) {
+    h->batches = w->size[0] < MOST_ROWS / BENCH_BATCHES ? BENCH_BATCHES : (int)(MOST_ROWS / w->size[0]);
+    h->inputs = h->batches * BENCH_BATCH_PARTS;
+    for (int i = 0; i < h->inputs; i += BENCH_BATCH_PARTS) {
         h->t[i] = matrix(w->size[0], OBSERVATIONS, TN_F32);
-        h->t[i + 1] = class_numbers(w->size[0], ACTIONS);
+        h->t[i + 1] = bench_class_numbers(w->size[0], ACTIONS);
         h->t[i + 2] = matrix(w->size[0], 1, TN_F32);
     }
     tn_status s = tn_policy_mlp(&o, &h->policy);
@@ -297,27 +278,27 @@ static tn_status begin_policy(bench_work *w, void **self) {
 }
 
 static tn_status run_policy_forward(void *self) {
-    holder *h = self;
+    bench_holder *h = self;
     TN_SCOPE;
     TN_NO_GRAD;
     tn_tensor *out[2];
     tn_policy_forward(h->policy, h->t[0], NULL, &out[0], &out[1], NULL);
     tn_status s = tn_eval(out, 2);
-    keep_result(h, out[0]);
-    keep_result(h, out[1]);
+    bench_keep_result(h, out[0]);
+    bench_keep_result(h, out[1]);
     return s;
 }
 
 static tn_status run_policy_train(void *self) {
-    holder *h = self;
-    tn_tensor *const *batch = &h->t[h->turn++ % h->batches * BATCH_PARTS];
+    bench_holder *h = self;
+    tn_tensor *const *batch = &h->t[h->turn++ % h->batches * BENCH_BATCH_PARTS];
     TN_SCOPE;
     tn_tensor *logits, *value;
     tn_policy_forward(h->policy, batch[0], NULL, &logits, &value, NULL);
     tn_tensor *loss =
         tn_add(tn_cross_entropy(logits, batch[1], NULL, NULL), tn_mse_loss(value, batch[2], TN_REDUCTION_MEAN));
     tn_status s = tn_minimize(h->optimizer, loss);
-    keep_result(h, loss);
+    bench_keep_result(h, loss);
     return s;
 }
 
@@ -328,48 +309,47 @@ enum { FEATURES = 384, HEADS = 6, FEEDFORWARD = 1536 };
 static tn_status begin_transformer(bench_work *w, void **self) {
     tn_nn_encoder_options o = TN_NN_ENCODER_DEFAULTS;
     o.feedforward = FEEDFORWARD;
-    holder *h = new_holder(self);
+    bench_holder *h = bench_new_holder(self);
     if (!h) return bench_work_out_of_memory();
-    h->t[0] = numbers((int64_t[]){w->size[0], w->size[1], FEATURES}, 3, TN_F32);
+    h->t[0] = bench_numbers((int64_t[]){w->size[0], w->size[1], FEATURES}, 3, TN_F32);
     h->inputs = 1;
     h->module = tn_module_root();
-    for (int i = 0; i < BLOCKS; i++) {
+    for (int i = 0; i < BENCH_BLOCKS; i++) {
         char name[16];
         snprintf(name, sizeof name, "block%d", i);
         h->block[i] = tn_nn_transformer_encoder_layer(h->module, name, FEATURES, HEADS, &o);
     }
     /* The mean of squares of what was normalised would be 1 whatever came before, and all gradients rounding errors. */
-    tn_tensor *weight = tn_module_variable(h->block[BLOCKS - 1], "norm2.weight");
+    tn_tensor *weight = tn_module_variable(h->block[BENCH_BLOCKS - 1], "norm2.weight");
     if (weight) {
         TN_SCOPE;
         TN_NO_GRAD;
-        tn_copy_(weight, numbers((int64_t[]){FEATURES}, 1, TN_F32));
+        tn_copy_(weight, bench_numbers((int64_t[]){FEATURES}, 1, TN_F32));
     }
     return tn_module_status(h->module);
 }
 
-static tn_tensor *through_blocks(const holder *h) {
+static tn_tensor *through_blocks(const bench_holder *h) {
     tn_tensor *x = h->t[0];
-    for (int i = 0; i < BLOCKS; i++)
+    for (int i = 0; i < BENCH_BLOCKS; i++)
         x = tn_forward(h->block[i], x);
     return x;
 }
 
 static tn_status run_transformer_forward(void *self) {
-    holder *h = self;
+    bench_holder *h = self;
     TN_SCOPE;
     TN_NO_GRAD;
-    return finish_bench_work(h, through_blocks(h));
+    return bench_finish(h, through_blocks(h));
 }
 
-static tn_status run_transformer_train(void *self) {
-    holder *h = self;
+tn_status bench_gradients(bench_holder *h, const tn_tensor *y) {
     tn_variable *v = NULL;
     int count = 0;
     tn_status s = tn_module_variables(h->module, &v, &count);
     {
         TN_SCOPE;
-        tn_tensor *y = through_blocks(h), *gradients[256] = {NULL};
+        tn_tensor *gradients[256] = {NULL};
         for (int i = 0; i < count && s == TN_OK; i++)
             tn_zero_grad(v[i].tensor);
         tn_tensor *loss = tn_mean(tn_mul(y, y), NULL, 0, false);
@@ -380,9 +360,21 @@ static tn_status run_transformer_train(void *self) {
             n += gradients[n] != NULL;
         }
         if (s == TN_OK) s = tn_eval(gradients, n);
-        keep_result(h, loss);
+        bench_keep_result(h, loss);
     }
     tn_variables_free(v);
+    return s;
+}
+
+static tn_status run_transformer_train(void *self) {
+    bench_holder *h = self;
+    tn_tensor *y = NULL;
+    {
+        TN_SCOPE;
+        y = tn_keep(through_blocks(h));
+    }
+    tn_status s = bench_gradients(h, y);
+    tn_free(y);
     return s;
 }
 
@@ -408,10 +400,10 @@ static void add_convolution(tn_module *net, int at, int64_t in, int64_t out, int
 static tn_status begin_cnn(bench_work *w, void **self) {
     tn_sgd_options sgd = TN_SGD_DEFAULTS;
     sgd.lr = 1e-2;
-    holder *h = new_holder(self);
+    bench_holder *h = bench_new_holder(self);
     if (!h) return bench_work_out_of_memory();
-    h->t[0] = numbers((int64_t[]){IMAGES, 3, SIDE, SIDE}, 4, TN_F32);
-    h->t[1] = class_numbers(IMAGES, CLASSES);
+    h->t[0] = bench_numbers((int64_t[]){IMAGES, 3, SIDE, SIDE}, 4, TN_F32);
+    h->t[1] = bench_class_numbers(IMAGES, CLASSES);
     h->inputs = 2;
     h->module = tn_module_root();
     tn_module *net = h->block[0] = tn_nn_sequential(h->module, "net");
@@ -427,41 +419,40 @@ static tn_status begin_cnn(bench_work *w, void **self) {
 }
 
 static tn_status run_cnn(void *self) {
-    holder *h = self;
+    bench_holder *h = self;
     TN_SCOPE;
     if (h->training) {
         tn_tensor *loss = tn_cross_entropy(tn_forward(h->block[0], h->t[0]), h->t[1], NULL, NULL);
         tn_status s = tn_minimize(h->optimizer, loss);
-        keep_result(h, loss);
+        bench_keep_result(h, loss);
         return s;
     }
     TN_NO_GRAD;
-    return finish_bench_work(h, tn_forward(h->block[0], h->t[0]));
+    return bench_finish(h, tn_forward(h->block[0], h->t[0]));
 }
 
 static tn_status run_cnn_fast(void *self) { return run_fast(run_cnn, self); }
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
-#define WORK(name, begin, run, size0, size1, flops, bytes) \
-    { name, {size0, size1}, begin, run, end_work, flops, bytes, 1, keep_results, parts_of, NULL }
-#define GEMM(name, n, begin) WORK(name, begin, run_gemm, n, n, 2.0 * n * n * n, 0)
+#define GEMM(name, n, begin) BENCH_WORK(name, begin, run_gemm, n, n, 2.0 * n * n * n, 0)
 /* Training multiplies thrice as much, but for the gradient of what came in, which nobody asks for. */
 #define TRAIN_FLOPS(all, first) (3.0 * (all) - (first))
 #define POLICY_FIRST(b) (2.0 * (b)*OBSERVATIONS * WIDTH)
 #define POLICY_FLOPS(b) (POLICY_FIRST(b) + 2.0 * (b)*WIDTH * (WIDTH + ACTIONS + 1))
-#define POLICY(b)                                                                                                     \
-    WORK("policy-forward-" #b, begin_policy, run_policy_forward, b, 0, POLICY_FLOPS(b), 0),                           \
-        WORK("policy-train-" #b, begin_policy, run_policy_train, b, 0, TRAIN_FLOPS(POLICY_FLOPS(b), POLICY_FIRST(b)), \
-             0)
+#define POLICY(b)                                                                                 \
+    BENCH_WORK("policy-forward-" #b, begin_policy, run_policy_forward, b, 0, POLICY_FLOPS(b), 0), \
+        BENCH_WORK("policy-train-" #b, begin_policy, run_policy_train, b, 0,                      \
+                   TRAIN_FLOPS(POLICY_FLOPS(b), POLICY_FIRST(b)), 0)
 /* Four products and two of attention a block: 2·(4·d² + 2·d·ff)·n + 4·n·s·d. */
 #define BLOCK_FLOPS(b, s) \
     (4.0 *                \
      (2.0 * (4.0 * FEATURES * FEATURES + 2.0 * FEATURES * FEEDFORWARD) * (b) * (s) + 4.0 * (b) * (s) * (s)*FEATURES))
 #define TRANSFORMER(b, s)                                                                                             \
-    WORK("transformer-forward-" #b "x" #s, begin_transformer, run_transformer_forward, b, s, BLOCK_FLOPS(b, s), 0),   \
-        WORK("transformer-train-" #b "x" #s, begin_transformer, run_transformer_train, b, s, 3.0 * BLOCK_FLOPS(b, s), \
-             0)
+    BENCH_WORK("transformer-forward-" #b "x" #s, begin_transformer, run_transformer_forward, b, s, BLOCK_FLOPS(b, s), \
+               0),                                                                                                    \
+        BENCH_WORK("transformer-train-" #b "x" #s, begin_transformer, run_transformer_train, b, s,                    \
+                   3.0 * BLOCK_FLOPS(b, s), 0)
 /* A convolution of 3×3 over side² places; the second and the fourth of the network halve the side. */
 #define CONV_FLOPS(side, in, out) (2.0 * IMAGES * (side) * (side)*9 * (in) * (out))
 #define CNN_FIRST CONV_FLOPS(SIDE, 3, 32)
@@ -475,28 +466,28 @@ const bench_work bench_works[] = {
     GEMM("gemm-f32-1024", 1024, begin_gemm),
     GEMM("gemm-f32-2048", 2048, begin_gemm),
     GEMM("gemm-bf16-1024", 1024, begin_gemm_bf16),
-    WORK("gemv-4096", begin_gemm, run_gemm, 4096, 1, 0, 4096.0 * 4096 * 4),
-    WORK("add-16", begin_replay, run_replay, 16, 0, 0, 0),
-    WORK("record-15", begin_pair, run_record, 16, 0, 0, 0),
-    WORK("add-64k", begin_pair, run_add, 65536, 0, 0, 0),
-    WORK("chain5-16m", begin_pair, run_chain, 1 << 24, 0, 0, 3.0 * 4 * (1 << 24)),
+    BENCH_WORK("gemv-4096", begin_gemm, run_gemm, 4096, 1, 0, 4096.0 * 4096 * 4),
+    BENCH_WORK("add-16", begin_replay, run_replay, 16, 0, 0, 0),
+    BENCH_WORK("record-15", begin_pair, run_record, 16, 0, 0, 0),
+    BENCH_WORK("add-64k", begin_pair, run_add, 65536, 0, 0, 0),
+    BENCH_WORK("chain5-16m", begin_pair, run_chain, 1 << 24, 0, 0, 3.0 * 4 * (1 << 24)),
     POLICY(1),
     POLICY(64),
     POLICY(4096),
     TRANSFORMER(1, 16),
     TRANSFORMER(8, 128),
     TRANSFORMER(2, 512),
-    WORK("cnn-forward-32", begin_cnn, run_cnn, 0, 0, CNN_FLOPS, 0),
-    WORK("cnn-train-32", begin_cnn, run_cnn, 1, 0, TRAIN_FLOPS(CNN_FLOPS, CNN_FIRST), 0),
-    WORK("cnn-forward-32-fast", begin_cnn, run_cnn_fast, 0, 0, CNN_FLOPS, 0),
-    WORK("cnn-train-32-fast", begin_cnn, run_cnn_fast, 1, 0, TRAIN_FLOPS(CNN_FLOPS, CNN_FIRST), 0),
-    WORK("conv3x3-64-56", begin_conv, run_conv, 64, 56, 2.0 * 64 * 64 * 9 * 56 * 56, 0),
-    WORK("conv3x3-64-56-fast", begin_conv, run_conv_fast, 64, 56, 2.0 * 64 * 64 * 9 * 56 * 56, 0),
+    BENCH_WORK("cnn-forward-32", begin_cnn, run_cnn, 0, 0, CNN_FLOPS, 0),
+    BENCH_WORK("cnn-train-32", begin_cnn, run_cnn, 1, 0, TRAIN_FLOPS(CNN_FLOPS, CNN_FIRST), 0),
+    BENCH_WORK("cnn-forward-32-fast", begin_cnn, run_cnn_fast, 0, 0, CNN_FLOPS, 0),
+    BENCH_WORK("cnn-train-32-fast", begin_cnn, run_cnn_fast, 1, 0, TRAIN_FLOPS(CNN_FLOPS, CNN_FIRST), 0),
+    BENCH_WORK("conv3x3-64-56", begin_conv, run_conv, 64, 56, 2.0 * 64 * 64 * 9 * 56 * 56, 0),
+    BENCH_WORK("conv3x3-64-56-fast", begin_conv, run_conv_fast, 64, 56, 2.0 * 64 * 64 * 9 * 56 * 56, 0),
 };
 const int bench_work_count = sizeof bench_works / sizeof bench_works[0];
 
 #define ATTENTION(name, m, n, begin) \
-    WORK(name, begin, run_attention, m, n, 4.0 * ATTENTION_HEADS * HEAD_SIZE * (m) * (n), 0)
+    BENCH_WORK(name, begin, run_attention, m, n, 4.0 * ATTENTION_HEADS * HEAD_SIZE * (m) * (n), 0)
 #define TRANSFER(name, bytes, up) \
     { name, {bytes, up}, begin_transfer, run_transfer, end_transfer, 0, 0, 1, NULL, NULL, NULL }
 

@@ -1378,6 +1378,22 @@ TN_API tn_tensor *tn_cached_attention(const tn_tensor *q, const tn_tensor *k, co
                                       const tn_tensor *k_cache, const tn_tensor *v_cache, const tn_tensor *position,
                                       const tn_tensor *pages, const tn_cached_attention_options *o);
 
+/* ---- recurrent --------------------------------------------------------------------------------------------------- */
+
+/* All steps of an LSTM layer in one direction. from_x [steps, batch, 4·hidden] are the products of the inputs with
+ * their weights, gates in PyTorch's order i, f, g, o; weight [4·hidden, hidden] and bias [4·hidden], or NULL, are
+ * those of the state; h0 and c0 [batch, hidden]. reverse: the last step comes first. Returns h and c of all steps,
+ * [2, steps, batch, hidden]. For layers, tn_nn_lstm uses it.
+ * Dtypes: float → same; integer, bool → f32. Errors: TN_ERR_SHAPE. */
+TN_API tn_tensor *tn_lstm_steps(const tn_tensor *from_x, const tn_tensor *weight, const tn_tensor *bias,
+                                const tn_tensor *h0, const tn_tensor *c0, bool reverse);
+
+/* The same of a GRU layer, gates in PyTorch's order r, z, n: from_x [steps, batch, 3·hidden], weight [3·hidden,
+ * hidden]. Returns h of all steps, [steps, batch, hidden].
+ * Dtypes: float → same; integer, bool → f32. Errors: TN_ERR_SHAPE. */
+TN_API tn_tensor *tn_gru_steps(const tn_tensor *from_x, const tn_tensor *weight, const tn_tensor *bias,
+                               const tn_tensor *h0, bool reverse);
+
 /* ---- quantized --------------------------------------------------------------------------------------------------- */
 
 /* The values of a tensor that is quantised in blocks, as f32, f16, bf16 or f64.
@@ -1648,6 +1664,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_gemv(...) (tn_at(__FILE__, __LINE__), tn_gemv(__VA_ARGS__))
 #define tn_glu(...) (tn_at(__FILE__, __LINE__), tn_glu(__VA_ARGS__))
 #define tn_group_norm(...) (tn_at(__FILE__, __LINE__), tn_group_norm(__VA_ARGS__))
+#define tn_gru_steps(...) (tn_at(__FILE__, __LINE__), tn_gru_steps(__VA_ARGS__))
 #define tn_gt(...) (tn_at(__FILE__, __LINE__), tn_gt(__VA_ARGS__))
 #define tn_gt_scalar(...) (tn_at(__FILE__, __LINE__), tn_gt_scalar(__VA_ARGS__))
 #define tn_hardshrink(...) (tn_at(__FILE__, __LINE__), tn_hardshrink(__VA_ARGS__))
@@ -1702,6 +1719,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_logit(...) (tn_at(__FILE__, __LINE__), tn_logit(__VA_ARGS__))
 #define tn_logsigmoid(...) (tn_at(__FILE__, __LINE__), tn_logsigmoid(__VA_ARGS__))
 #define tn_logsumexp(...) (tn_at(__FILE__, __LINE__), tn_logsumexp(__VA_ARGS__))
+#define tn_lstm_steps(...) (tn_at(__FILE__, __LINE__), tn_lstm_steps(__VA_ARGS__))
 #define tn_lt(...) (tn_at(__FILE__, __LINE__), tn_lt(__VA_ARGS__))
 #define tn_lt_scalar(...) (tn_at(__FILE__, __LINE__), tn_lt_scalar(__VA_ARGS__))
 #define tn_margin_ranking_loss(...) (tn_at(__FILE__, __LINE__), tn_margin_ranking_loss(__VA_ARGS__))

@@ -387,4 +387,28 @@ typedef struct tn_sdpa_args {
 size_t tn_sdpa_workspace(const tn_sdpa_args *args, bool backward, int threads);
 void tn_sdpa(const tn_sdpa_args *args, bool backward);
 
+/* ---- recurrent layers (cpu/recurrent_walk.c) --------------------------------------------------------------------- */
+
+/* All steps of an LSTM (4 gates) or GRU (3) layer in one direction in f32, and their gradients; tensors contiguous.
+ * The definitions are the compositions in ops/op_recurrent.c, whose operations and order these are; products are those
+ * of tn_gemm_run, functions those of kir_math.h. A result's bits do not depend on threads or instruction set. */
+typedef struct tn_recurrent_args {
+    int64_t steps, batch, hidden;
+    int gates;
+    bool reverse, backward;
+    const float *x;      /* from_x, or backward for an LSTM the gates' sums: [steps, batch, gates · hidden] */
+    const float *weight; /* [gates · hidden, hidden] */
+    const float *bias;   /* [gates · hidden], or NULL; not backward */
+    const float *h;      /* h0 [batch, hidden]; backward for a GRU: the states before each step */
+    const float *c;      /* LSTM: c0; GRU backward: from_h [steps, batch, 3 · hidden] */
+    const float *cells;  /* LSTM backward: c of all steps */
+    const float *dy;     /* backward: gradient of the result */
+    float *out;          /* [h and c of an LSTM, steps, batch, hidden]; backward as the ops have it */
+    void *workspace;     /* tn_recurrent_workspace bytes, 64-byte aligned */
+} tn_recurrent_args;
+
+/* Reads only the extents. `threads`: at least tn_threads() at the time of the call. */
+size_t tn_recurrent_workspace(const tn_recurrent_args *args, int threads);
+void tn_recurrent(const tn_recurrent_args *args);
+
 #endif

@@ -1,9 +1,9 @@
 /* isa.h — native kernels that exist once per instruction set: tables, selection, and the interface of product kernels.
  *
- * tiles.c, tiles_f64.c, conv_vec.c, qplain.c, attention.c and sdpa.c are compiled with the flags of each instruction
- * set and export one table each (tiles_bf16.c: only one for AVX-512). qtile.c and tiles_bytes.c have other variants:
- * they need dot products of small integers, and AVX-512 without these does not help them. select.c examines the
- * processor once and keeps the best tables of this build. */
+ * tiles.c, tiles_f64.c, conv_vec.c, qplain.c, attention.c, sdpa.c and recurrent_step.c are compiled with the flags of
+ * each instruction set and export one table each (tiles_bf16.c: only one for AVX-512). qtile.c and tiles_bytes.c have
+ * other variants: they need dot products of small integers, and AVX-512 without these does not help them. select.c
+ * examines the processor once and keeps the best tables of this build. */
 #ifndef TN_ISA_H
 #define TN_ISA_H
 
@@ -50,6 +50,18 @@ typedef struct tn_sdpa_table {
 } tn_sdpa_table;
 
 extern const tn_sdpa_table tn_sdpa_table_base, tn_sdpa_table_avx2, tn_sdpa_table_avx512;
+
+/* A step of recurrent_walk.c for rows [begin, end) of the batch: the products' results become states, and back. */
+struct recurrent_step;
+typedef struct tn_recurrent_table {
+    void (*lstm)(const struct recurrent_step *s, int64_t begin, int64_t end);
+    void (*gru)(const struct recurrent_step *s, int64_t begin, int64_t end);
+    void (*lstm_back)(const struct recurrent_step *s, int64_t begin, int64_t end);
+    void (*gru_back)(const struct recurrent_step *s, int64_t begin, int64_t end);
+} tn_recurrent_table;
+
+extern const tn_recurrent_table tn_recurrent_table_base, tn_recurrent_table_avx2, tn_recurrent_table_avx512;
+const tn_recurrent_table *tn_recurrent_steps(void);
 
 /* Test hook: uses the kernels of `isa` from now on. false, without effect, if this build or this processor does not
  * have them. Packed weights and workspace sizes from before must not be used again. */

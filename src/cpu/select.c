@@ -13,10 +13,14 @@ typedef struct kernel_tables {
     const tn_attention_table *attention;
     const conv_vec *conv;
     const tn_sdpa_table *sdpa;
+    const tn_recurrent_table *recurrent;
 } kernel_tables;
 
-#define TABLES_OF(isa) \
-    { &tn_tiles_f32_##isa, &tn_tiles_f64_##isa, &tn_attention_table_##isa, &tn_conv_vec_##isa, &tn_sdpa_table_##isa }
+#define TABLES_OF(isa)                                                                                                 \
+    {                                                                                                                  \
+        &tn_tiles_f32_##isa, &tn_tiles_f64_##isa, &tn_attention_table_##isa, &tn_conv_vec_##isa, &tn_sdpa_table_##isa, \
+            &tn_recurrent_table_##isa                                                                                  \
+    }
 
 /* Best last; what this build lacks takes the row before it. */
 static const kernel_tables built[TN_ISA_COUNT] = {
@@ -165,6 +169,8 @@ size_t tn_sdpa_workspace(const tn_sdpa_args *args, bool backward, int threads) {
 }
 
 void tn_sdpa(const tn_sdpa_args *args, bool backward) { tables()->sdpa->run(args, backward); }
+
+const tn_recurrent_table *tn_recurrent_steps(void) { return tables()->recurrent; }
 
 void tn_kv_cache_write(const tn_kv_cache_write_args *args) { tables()->attention->append(args); }
 

@@ -159,6 +159,12 @@ enum { TN_ATTENTION_DENSE_IS_CAUSAL = 0, TN_ATTENTION_DENSE_SCALE = 0, TN_ATTENT
 enum { TN_ATTENTION_DENSE_GRADIENT_IS_CAUSAL = 0, TN_ATTENTION_DENSE_GRADIENT_SCALE = 0,
        TN_ATTENTION_DENSE_GRADIENT_BLIND = 1, TN_ATTENTION_DENSE_GRADIENT_HIDES = 2 };
 enum { TN_SCALED_DOT_PRODUCT_ATTENTION_IS_CAUSAL = 0, TN_SCALED_DOT_PRODUCT_ATTENTION_SCALE = 0 };
+enum { TN_LSTM_ROWS_REVERSE = 0 };
+enum { TN_LSTM_GRADIENT_REVERSE = 0 };
+enum { TN_LSTM_STEPS_REVERSE = 0 };
+enum { TN_GRU_ROWS_REVERSE = 0 };
+enum { TN_GRU_GRADIENT_REVERSE = 0 };
+enum { TN_GRU_STEPS_REVERSE = 0 };
 enum { TN_DEQUANTIZE_DTYPE = 0 };
 enum { TN_CACHED_ATTENTION_SCALE = 0, TN_CACHED_ATTENTION_WINDOW = 0, TN_CACHED_ATTENTION_SOFTCAP = 1 };
 enum { TN_CACHED_ATTENTION_ROWS_SCALE = 0, TN_CACHED_ATTENTION_ROWS_WINDOW = 0, TN_CACHED_ATTENTION_ROWS_SOFTCAP = 1 };
@@ -479,6 +485,16 @@ tn_node *tn_b_attention_dense_gradient(tn_build *b, tn_node *q, tn_node *k, tn_n
                                        tn_node *dout, bool is_causal, double scale, bool blind, bool hides);
 tn_node *tn_b_scaled_dot_product_attention(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *mask,
                                            const tn_scaled_dot_product_attention_options *o);
+tn_node *tn_b_lstm_rows(tn_build *b, tn_node *from_x, tn_node *weight, tn_node *bias, tn_node *h0, tn_node *c0,
+                        bool reverse);
+tn_node *tn_b_lstm_gradient(tn_build *b, tn_node *sums, tn_node *weight, tn_node *cells, tn_node *c0, tn_node *dy,
+                            bool reverse);
+tn_node *tn_b_lstm_steps(tn_build *b, tn_node *from_x, tn_node *weight, tn_node *bias, tn_node *h0, tn_node *c0,
+                         bool reverse);
+tn_node *tn_b_gru_rows(tn_build *b, tn_node *from_x, tn_node *weight, tn_node *bias, tn_node *h0, bool reverse);
+tn_node *tn_b_gru_gradient(tn_build *b, tn_node *from_x, tn_node *weight, tn_node *from_h, tn_node *before,
+                           tn_node *dy, bool reverse);
+tn_node *tn_b_gru_steps(tn_build *b, tn_node *from_x, tn_node *weight, tn_node *bias, tn_node *h0, bool reverse);
 tn_node *tn_b_dequantize(tn_build *b, tn_node *x, tn_dtype dtype);
 tn_node *tn_b_linear_quantized(tn_build *b, tn_node *x, tn_node *weight);
 tn_node *tn_b_linear_half(tn_build *b, tn_node *x, tn_node *weight);

@@ -355,7 +355,8 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_conv1d, tn_impl_conv2d, tn_impl_conv2d_forward, tn_impl_int_conv2d, tn_impl_conv2d_dgrad,
     tn_impl_conv2d_wgrad, tn_impl_conv_transpose2d, tn_impl_max_pool2d, tn_impl_max_pool2d_indices, tn_impl_avg_pool2d,
     tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope_rows, tn_impl_rope, tn_impl_attention_dense,
-    tn_impl_attention_dense_gradient, tn_impl_scaled_dot_product_attention, tn_impl_dequantize,
+    tn_impl_attention_dense_gradient, tn_impl_scaled_dot_product_attention, tn_impl_lstm_rows, tn_impl_lstm_gradient,
+    tn_impl_lstm_steps, tn_impl_gru_rows, tn_impl_gru_gradient, tn_impl_gru_steps, tn_impl_dequantize,
     tn_impl_linear_quantized, tn_impl_linear_half, tn_impl_linear_experts, tn_impl_linear_experts_rows,
     tn_impl_cache_append, tn_impl_cache_append_rows, tn_impl_cached_attention, tn_impl_cached_attention_rows,
     tn_impl_random_bits, tn_impl_random_uniform, tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by,
@@ -776,6 +777,24 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_SCALED_DOT_PRODUCT_ATTENTION] = {"scaled_dot_product_attention", TN_COMPOSED,
         "(Tensor q, Tensor k, Tensor v, Tensor? mask, *, bool is_causal=false, float scale=auto)",
         "Attention", &tn_impl_scaled_dot_product_attention, TN_AUTOCAST_LOW},
+    [TN_OP_LSTM_ROWS] = {"lstm_rows", TN_COMPOSED,
+        "(Tensor from_x, Tensor weight, Tensor? bias, Tensor h0, Tensor c0, bool reverse)",
+        "", &tn_impl_lstm_rows},
+    [TN_OP_LSTM_GRADIENT] = {"lstm_gradient", TN_COMPOSED,
+        "(Tensor sums, Tensor weight, Tensor cells, Tensor c0, Tensor dy, bool reverse)",
+        "", &tn_impl_lstm_gradient},
+    [TN_OP_LSTM_STEPS] = {"lstm_steps", TN_COMPOSED,
+        "(Tensor from_x, Tensor weight, Tensor? bias, Tensor h0, Tensor c0, bool reverse)",
+        "", &tn_impl_lstm_steps},
+    [TN_OP_GRU_ROWS] = {"gru_rows", TN_COMPOSED,
+        "(Tensor from_x, Tensor weight, Tensor? bias, Tensor h0, bool reverse)",
+        "", &tn_impl_gru_rows},
+    [TN_OP_GRU_GRADIENT] = {"gru_gradient", TN_COMPOSED,
+        "(Tensor from_x, Tensor weight, Tensor from_h, Tensor before, Tensor dy, bool reverse)",
+        "", &tn_impl_gru_gradient},
+    [TN_OP_GRU_STEPS] = {"gru_steps", TN_COMPOSED,
+        "(Tensor from_x, Tensor weight, Tensor? bias, Tensor h0, bool reverse)",
+        "", &tn_impl_gru_steps},
     [TN_OP_DEQUANTIZE] = {"dequantize", TN_COMPOSED, "(Tensor x, dtype dtype)", "", &tn_impl_dequantize},
     [TN_OP_LINEAR_QUANTIZED] = {"linear_quantized", TN_KERNEL,
         "(Tensor x, Tensor weight)",
@@ -2324,6 +2343,48 @@ tn_tensor *(tn_scaled_dot_product_attention)(const tn_tensor *q, const tn_tensor
 tn_node *tn_b_scaled_dot_product_attention(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *mask,
                                            const tn_scaled_dot_product_attention_options *o) {
     return build(b, &make_scaled_dot_product_attention, q, k, v, mask, (const void *)o);
+}
+
+static const maker make_lstm_rows = {TN_OP_LSTM_ROWS, 0, "tt?tte"};
+tn_node *tn_b_lstm_rows(tn_build *b, tn_node *from_x, tn_node *weight, tn_node *bias, tn_node *h0, tn_node *c0,
+                        bool reverse) {
+    return build(b, &make_lstm_rows, from_x, weight, bias, h0, c0, reverse);
+}
+
+static const maker make_lstm_gradient = {TN_OP_LSTM_GRADIENT, 0, "ttttte"};
+tn_node *tn_b_lstm_gradient(tn_build *b, tn_node *sums, tn_node *weight, tn_node *cells, tn_node *c0, tn_node *dy,
+                            bool reverse) {
+    return build(b, &make_lstm_gradient, sums, weight, cells, c0, dy, reverse);
+}
+
+static const maker make_lstm_steps = {TN_OP_LSTM_STEPS, 0, "tt?tte"};
+tn_tensor *(tn_lstm_steps)(const tn_tensor *from_x, const tn_tensor *weight, const tn_tensor *bias,
+                           const tn_tensor *h0, const tn_tensor *c0, bool reverse) {
+    return record(&make_lstm_steps, from_x, weight, bias, h0, c0, reverse);
+}
+tn_node *tn_b_lstm_steps(tn_build *b, tn_node *from_x, tn_node *weight, tn_node *bias, tn_node *h0, tn_node *c0,
+                         bool reverse) {
+    return build(b, &make_lstm_steps, from_x, weight, bias, h0, c0, reverse);
+}
+
+static const maker make_gru_rows = {TN_OP_GRU_ROWS, 0, "tt?te"};
+tn_node *tn_b_gru_rows(tn_build *b, tn_node *from_x, tn_node *weight, tn_node *bias, tn_node *h0, bool reverse) {
+    return build(b, &make_gru_rows, from_x, weight, bias, h0, reverse);
+}
+
+static const maker make_gru_gradient = {TN_OP_GRU_GRADIENT, 0, "ttttte"};
+tn_node *tn_b_gru_gradient(tn_build *b, tn_node *from_x, tn_node *weight, tn_node *from_h, tn_node *before,
+                           tn_node *dy, bool reverse) {
+    return build(b, &make_gru_gradient, from_x, weight, from_h, before, dy, reverse);
+}
+
+static const maker make_gru_steps = {TN_OP_GRU_STEPS, 0, "tt?te"};
+tn_tensor *(tn_gru_steps)(const tn_tensor *from_x, const tn_tensor *weight, const tn_tensor *bias, const tn_tensor *h0,
+                          bool reverse) {
+    return record(&make_gru_steps, from_x, weight, bias, h0, reverse);
+}
+tn_node *tn_b_gru_steps(tn_build *b, tn_node *from_x, tn_node *weight, tn_node *bias, tn_node *h0, bool reverse) {
+    return build(b, &make_gru_steps, from_x, weight, bias, h0, reverse);
 }
 
 static const maker make_dequantize = {TN_OP_DEQUANTIZE, 0, "te"};

@@ -1,8 +1,9 @@
 /* recurrent.c — recurrent layers over sequences: RNN, GRU and LSTM, in layers and both directions.
  *
- * The inputs of all steps of a layer are one product; each step then adds the product with its state. Sequences of
- * different lengths lie in one batch: behind its end a sequence keeps its state and yields 0, so the backward direction
- * begins at each sequence's own last step. */
+ * The inputs of all steps of a layer are one product; each step then adds the product with its state. All steps of a
+ * GRU or LSTM are one operation if the sequences have one length. Sequences of different lengths lie in one batch:
+ * behind its end a sequence keeps its state and yields 0, so the backward direction begins at each sequence's own last
+ * step. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,11 +62,36 @@ static void step_lstm(const recurrent *s, const direction *d, const tn_tensor *f
     *h = tn_mul(output, tn_tanh(*c));
 }
 
+/* ---- all steps in one operation ---------------------------------------------------------------------------------- */
+
+/* Sequences of one length: returns the states of all steps; *h and *c become the last ones. */
+typedef tn_tensor *recurrent_steps(const direction *d, const tn_tensor *from_x, bool backward, tn_tensor **h,
+                                   tn_tensor **c);
+
+static tn_tensor *last_of(const tn_tensor *states, bool backward) {
+    return tn_select(states, 0, backward ? 0 : tn_size(states, 0) - 1);
+}
+
+static tn_tensor *steps_gru(const direction *d, const tn_tensor *from_x, bool backward, tn_tensor **h, tn_tensor **c) {
+    (void)c;
+    tn_tensor *all = tn_gru_steps(from_x, d->weight_hh, d->bias_hh, *h, backward);
+    *h = last_of(all, backward);
+    return all;
+}
+
+static tn_tensor *steps_lstm(const direction *d, const tn_tensor *from_x, bool backward, tn_tensor **h, tn_tensor **c) {
+    tn_tensor *both = tn_lstm_steps(from_x, d->weight_hh, d->bias_hh, *h, *c, backward), *all = tn_select(both, 0, 0);
+    *h = last_of(all, backward);
+    *c = last_of(tn_select(both, 0, 1), backward);
+    return all;
+}
+
 static const struct kind {
     const char *name;
     int64_t gates;
     recurrent_step *step;
-} kinds[] = {{"rnn", 1, step_rnn}, {"gru", 3, step_gru}, {"lstm", 4, step_lstm}};
+    recurrent_steps *steps; /* NULL: step by step */
+} kinds[] = {{"rnn", 1, step_rnn, NULL}, {"gru", 3, step_gru, steps_gru}, {"lstm", 4, step_lstm, steps_lstm}};
 
 static const struct kind *kind_of(const recurrent *s) {
     const struct kind *k = kinds;
@@ -88,7 +114,9 @@ static tn_tensor *stacked(tn_tensor *const *t, int64_t count) {
 static tn_tensor *run_direction(const recurrent *s, const direction *d, const tn_tensor *x, const tn_tensor *lengths,
                                 bool backward, tn_tensor **h, tn_tensor **c) {
     int64_t steps = tn_size(x, 0);
-    tn_tensor *from_x = tn_linear(x, d->weight_ih, d->bias_ih), *none = tn_zeros_like(*h), *result;
+    tn_tensor *from_x = tn_linear(x, d->weight_ih, d->bias_ih), *none, *result;
+    if (!lengths && kind_of(s)->steps) return kind_of(s)->steps(d, from_x, backward, h, c);
+    none = tn_zeros_like(*h);
     tn_tensor **out = calloc((size_t)steps, sizeof *out);
     if (!out) return tn_failed(TN_ERR_MEMORY, "%s: no memory for %lld steps", s->name, (long long)steps);
     for (int64_t i = 0; i < steps; i++) {

@@ -1,8 +1,8 @@
 /* native.c — groups that a native kernel computes: the table of kernels; attention; linear algebra.
  *
  * Everything that is the same in every run is computed once: strides, workspace, the compiled epilogue, the packed
- * weight. Products are in native_product.c, convolutions in native_conv.c; attention, linear algebra, argsort,
- * index_add, cat_few and index_select are here. */
+ * weight. Products are in native_product.c, convolutions in native_conv.c; attention, recurrent layers, linear algebra,
+ * argsort, index_add, cat_few and index_select are here. */
 #include <string.h>
 
 #include "cpu/linalg.h"
@@ -226,6 +226,60 @@ static bool takes_take(const tn_node *n) {
            (is_there(n->in[0]) || tn_node_numel(n->in[0]) <= tn_node_numel(n));
 }
 
+/* ---- recurrent layers -------------------------------------------------------------------------------------------- */
+
+/* The operands of each op in the order of tn_recurrent_args: x, weight, bias, h, c, cells, dy; -1: none. */
+static const struct {
+    uint16_t op;
+    int8_t gates, backward, from[7];
+} recurrent_ops[] = {
+    {TN_OP_LSTM_ROWS, 4, 0, {0, 1, 2, 3, 4, -1, -1}},
+    {TN_OP_LSTM_GRADIENT, 4, 1, {0, 1, -1, -1, 3, 2, 4}},
+    {TN_OP_GRU_ROWS, 3, 0, {0, 1, 2, 3, -1, -1, -1}},
+    {TN_OP_GRU_GRADIENT, 3, 1, {0, 1, -1, 3, 2, -1, 4}},
+};
+
+static int recurrent_op_of(int op) {
+    int i = 0;
+    while (recurrent_ops[i].op != op)
+        i++;
+    return i;
+}
+
+static void run_recurrent(tn_native *n, void *const *pointers) {
+    tn_recurrent_args *a = &n->recurrent;
+    const int8_t *from = recurrent_ops[n->recurrent_op].from;
+    const float **to[] = {&a->x, &a->weight, &a->bias, &a->h, &a->c, &a->cells, &a->dy};
+    a->out = pointers[0];
+    for (size_t i = 0; i < TN_COUNT(to); i++)
+        *to[i] = from[i] >= 0 ? pointers[1 + from[i]] : NULL;
+    a->workspace = pointers[1 + n->recurrent_inputs];
+    tn_recurrent(a);
+}
+
+static tn_status make_recurrent(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *v = &g->values[group->lead], *x = &g->values[v->in[0]], *w = &g->values[v->in[1]];
+    n->run = run_recurrent;
+    n->recurrent_op = recurrent_op_of(v->node->op);
+    n->recurrent_inputs = v->n_in;
+    n->recurrent = (tn_recurrent_args){.steps = x->node->shape[0],
+                                       .batch = x->node->shape[1],
+                                       .hidden = w->node->shape[1],
+                                       .gates = recurrent_ops[n->recurrent_op].gates,
+                                       .backward = recurrent_ops[n->recurrent_op].backward,
+                                       .reverse = v->node->i[0] != 0};
+    *workspace = tn_recurrent_workspace(&n->recurrent, tn_threads());
+    return TN_OK;
+}
+
+/* Of each step the product with the weight. */
+static void cost_of_recurrent(const tn_native *n, tn_cost *cost) {
+    const tn_recurrent_args *a = &n->recurrent;
+    cost->flops = 2.0 * (double)(a->steps * a->batch * a->hidden) * (double)(a->gates * a->hidden);
+}
+
+static bool takes_recurrent(const tn_node *n) { return n->dtype == TN_F32; }
+
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
 /* A kernel's result: new memory; its first operand with some elements updated in place; or the same with elements
@@ -257,6 +311,10 @@ static const tn_native_row natives[] = {
     {TN_OP_CACHE_APPEND_ROWS, tn_make_cache_append, RESULT_APPENDED, tn_cost_of_cache_append, NULL, NULL},
     {TN_OP_ATTENTION_DENSE, tn_make_sdpa, RESULT_FRESH, tn_cost_of_sdpa, NULL, NULL},
     {TN_OP_ATTENTION_DENSE_GRADIENT, tn_make_sdpa_gradient, RESULT_FRESH, tn_cost_of_sdpa_gradient, NULL, NULL},
+    {TN_OP_LSTM_ROWS, make_recurrent, RESULT_FRESH, cost_of_recurrent, takes_recurrent, NULL},
+    {TN_OP_LSTM_GRADIENT, make_recurrent, RESULT_FRESH, cost_of_recurrent, takes_recurrent, NULL},
+    {TN_OP_GRU_ROWS, make_recurrent, RESULT_FRESH, cost_of_recurrent, takes_recurrent, NULL},
+    {TN_OP_GRU_GRADIENT, make_recurrent, RESULT_FRESH, cost_of_recurrent, takes_recurrent, NULL},
     {TN_OP_CACHED_ATTENTION_ROWS, tn_make_cached_attention, RESULT_FRESH, tn_cost_of_cached_attention, NULL, NULL},
     {TN_OP_CONV2D_FORWARD, tn_make_conv2d_forward, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_forward,
      &tn_conv2d_epilogue},

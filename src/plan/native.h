@@ -67,6 +67,10 @@ struct tn_native {
             tn_sdpa_args sdpa;
             int64_t sdpa_at[2]; /* gradients: of k and of v in the result, elements */
         };
+        struct {
+            tn_recurrent_args recurrent;
+            int recurrent_op, recurrent_inputs; /* row of recurrent_ops; operands */
+        };
     };
 };
 

@@ -109,6 +109,45 @@ static void a_long_sequence_is_its_steps(void **state) {
     tn_module_free(root);
 }
 
+static double furthest(const tn_tensor *x, const tn_tensor *y) {
+    return tn_item(tn_amax(tn_abs(tn_sub(x, y)), TN_ALL, false));
+}
+
+/* y, its last states, and the gradients of x and of two weights. */
+static void layer_results(tn_module *m, tn_tensor *x, const tn_tensor *lengths, bool cells, tn_tensor *out[6]) {
+    tn_tensor *to[] = {x, tn_module_variable(m, "weight_hh_l0"), tn_module_variable(m, "weight_ih_l0_reverse")};
+    out[0] = tn_recurrent_forward(m, x, lengths, NULL, NULL, &out[1], cells ? &out[2] : NULL);
+    if (!cells) out[2] = tn_zeros_like(out[1]);
+    tn_tensor *loss = tn_add(tn_sum(tn_mul(out[0], out[0]), TN_ALL, false), tn_sum(out[2], TN_ALL, false));
+    assert_ok(tn_gradients(&loss, 1, NULL, to, 3, false, out + 3));
+}
+
+/* Sequences that all have their full length go step by step if the lengths are given: states have the same bits. */
+static void all_steps_at_once_have_the_bits_of_the_steps(void **state) {
+    enum { STEPS = 6, BATCH = 5, HIDDEN = 37 };
+    (void)state;
+    TN_SCOPE;
+    const int64_t full[BATCH] = {STEPS, STEPS, STEPS, STEPS, STEPS}, batch = BATCH;
+    tn_nn_recurrent_options o = TN_NN_RECURRENT_DEFAULTS;
+    o.bidirectional = true;
+    tn_module *root = tn_module_root();
+    tn_module *layers[] = {tn_nn_lstm(root, "lstm", 3, HIDDEN, &o), tn_nn_gru(root, "gru", 3, HIDDEN, &o)};
+    tn_tensor *x = values((int64_t[]){STEPS, BATCH, 3}, 3, 5), *lengths = tn_from_data(full, &batch, 1, TN_I64);
+    assert_ok(tn_set_requires_grad(x, true));
+    for (int i = 0; i < 2; i++) {
+        tn_tensor *at_once[6], *by_step[6];
+        layer_results(layers[i], x, NULL, i == 0, at_once);
+        layer_results(layers[i], x, lengths, i == 0, by_step);
+        for (int k = 0; k < 3; k++)
+            assert_true(furthest(at_once[k], by_step[k]) == 0);
+        for (int k = 3; k < 6; k++) {
+            double most = tn_item(tn_amax(tn_abs(by_step[k]), TN_ALL, false)), off = furthest(at_once[k], by_step[k]);
+            if (!(off <= 2e-6 * most)) fail_msg("layer %d, gradient %d: %g off, of at most %g", i, k - 3, off, most);
+        }
+    }
+    tn_module_free(root);
+}
+
 static void refused(tn_tensor *t, const char *words) {
     assert_int_not_equal(tn_status_of(t), TN_OK);
     if (!strstr(tn_error(), words)) fail_msg("\"%s\" is not in: %s", words, tn_error());
@@ -137,6 +176,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(recurrent_layers_are_pytorchs),
         cmocka_unit_test(a_long_sequence_is_its_steps),
+        cmocka_unit_test(all_steps_at_once_have_the_bits_of_the_steps),
         cmocka_unit_test(what_does_not_fit_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
