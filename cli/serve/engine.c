@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "cli/serve/serve.h"
+#include "cli/text/moving.h"
 
 #include "trunnion/backend.h"
 #include "trunnion/text.h"
@@ -39,6 +40,8 @@ struct serve_engine {
     atomic_bool stopping;
     double cut_at; /* when stopping: cli_now at which running answers end */
     /* the thread's own */
+    tn_device *device; /* NULL: the server's; else the one that computes after others failed */
+    cli_moves moves;
     slot slots[SERVE_MOST_PARALLEL];
     int count;
     double looked; /* for clients that went away */
@@ -159,6 +162,10 @@ static void begin_job(serve_engine *e, slot *s, serve_job *j) {
     answer *a = &j->answer;
     s->job = j;
     s->drawing = false;
+    if (!s->model) {
+        fail_slot(e, s, tn_backend_fail(TN_ERR_UNAVAILABLE, "no device is left that can compute: %s", e->moves.reason));
+        return;
+    }
     a->model = s->model;
     a->keep = s->at = tn_llm_common_prefix(s->model, j->prompt.data, (int64_t)j->prompt.count);
     tn_status status = tn_llm_rewind(s->model, s->at);
@@ -276,6 +283,96 @@ static void look_for_clients(serve_engine *e) {
     check_running(e, now);
 }
 
+/* ---- devices that fail ------------------------------------------------------------------------------------------- */
+
+static tn_status make_conversations(serve_engine *e, server *s) {
+    tn_device *device = e->device ? e->device : s->device;
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.context = s->context;
+    o.cache = s->cache;
+    o.device = device;
+    e->slots[0].model = s->model;
+    for (int i = 1; i < e->count; i++) {
+        tn_status status = tn_llm_new_conversation(s->model, &o, &e->slots[i].model);
+        if (status != TN_OK)
+            return tn_backend_fail(status, "sequence %d of %d: %s; use a smaller --parallel or --context", i + 1,
+                                   e->count, tn_error());
+    }
+    tn_status status = cli_draft_open(&s->draft, s->model, device, s->words.tokenizer);
+    for (int i = 1; i < e->count && status == TN_OK; i++)
+        status = cli_draft_set(&s->draft, e->slots[i].model);
+    return status == TN_OK ? tn_llm_prepare(s->model) : status;
+}
+
+static void close_conversations(serve_engine *e) {
+    for (int i = 0; i < BATCHES; i++) {
+        tn_llm_batch_free(e->batches[i]);
+        e->batches[i] = NULL;
+    }
+    for (int i = 1; i < e->count; i++) {
+        tn_llm_close(e->slots[i].model);
+        e->slots[i].model = NULL;
+    }
+    tn_llm_close(e->server->model); /* that of the first */
+    e->server->model = e->slots[0].model = NULL;
+    cli_draft_close(&e->server->draft);
+}
+
+/* Computes again what the sequence had: the prompt, and the text but its last token. Prompts that were not complete
+ * begin anew. */
+static tn_status replay(slot *s) {
+    serve_job *j = s->job;
+    const float *logits;
+    s->at = 0;
+    s->drafted = (tn_llm_draft_facts){0};
+    if (!j) return TN_OK;
+    j->answer.model = s->model;
+    if (!s->drawing) return TN_OK;
+    int64_t count = (int64_t)j->prompt.count;
+    tn_status status = tn_llm_prompt(s->model, j->prompt.data, count, &logits);
+    for (size_t i = 0; i + 1 < j->answer.ids.count && status == TN_OK; i++)
+        status = tn_llm_step(s->model, j->answer.ids.data[i], &logits);
+    s->at = count;
+    return status;
+}
+
+static tn_status continue_on(serve_engine *e, tn_device *device) {
+    server *s = e->server;
+    e->device = device;
+    tn_status status = server_open_model(s, device);
+    if (status == TN_OK) status = make_conversations(e, s);
+    for (int i = 0; i < e->count && status == TN_OK; i++)
+        status = replay(&e->slots[i]);
+    return status;
+}
+
+static void fail_all(serve_engine *e, tn_status status) {
+    char why[TN_REASON_BYTES];
+    snprintf(why, sizeof why, "%s", tn_error());
+    for (int i = 0; i < e->count; i++)
+        if (e->slots[i].job) fail_slot(e, &e->slots[i], tn_backend_fail(status, "%s", why));
+}
+
+/* If the device was lost, or refuses to compute, all sequences continue on the next one. false: the failure is the
+ * caller's. What lacks memory is: a shorter request may have it. */
+static bool move_all(serve_engine *e, tn_status status) {
+    if (e->server->common.strict || (status != TN_ERR_LOST && status != TN_ERR_DEVICE)) return false;
+    do {
+        tn_device *next, *failed = e->device;
+        cli_moves_note(&e->moves, failed ? failed : e->server->device);
+        close_conversations(e);
+        tn_status found = cli_moves_next(&e->moves, status, &next);
+        if (found != TN_OK) {
+            fail_all(e, found);
+            return true;
+        }
+        tn_device_close(failed); /* the server closes its own, where encoders may compute */
+        status = continue_on(e, next);
+    } while (cli_moves_on(status));
+    if (status != TN_OK) fail_all(e, status);
+    return true;
+}
+
 /* ---- computing --------------------------------------------------------------------------------------------------- */
 
 static void draw(serve_engine *e, slot *s, const float *logits) {
@@ -305,7 +402,7 @@ static int64_t compute_piece(serve_engine *e, slot *s, int64_t most) {
     tn_status status = tn_llm_prompt(s->model, j->prompt.data + s->at, n, &logits);
     metrics_time(TIME_PROMPTS, cli_now() - start);
     if (status != TN_OK) {
-        fail_slot(e, s, status);
+        if (!move_all(e, status)) fail_slot(e, s, status);
         return n;
     }
     metrics_add(COUNT_PROMPT_TOKENS, n);
@@ -346,6 +443,7 @@ static void step_alone(serve_engine *e, slot *s) {
     metrics_time(TIME_STEPS, cli_now() - start);
     metrics_add(COUNT_STEPS, 1);
     metrics_add(COUNT_STEP_ROWS, 1);
+    if (move_all(e, status)) return; /* the token is computed in the next turn */
     count_drafts(s);
     s->job->answer.steps++;
     if (status != TN_OK)
@@ -392,7 +490,7 @@ static void step_together(serve_engine *e, int highest, int active) {
     if (status == TN_OK) status = tn_llm_batch_step(e->batches[index], e->ids, &logits);
     metrics_time(TIME_STEPS, cli_now() - start);
     if (status != TN_OK) {
-        step_after_failure(e, count, status);
+        if (!move_all(e, status)) step_after_failure(e, count, status);
         return;
     }
     metrics_add(COUNT_STEPS, 1);
@@ -446,31 +544,13 @@ static void *run_engine(void *ctx) {
     return NULL;
 }
 
-static tn_status make_conversations(serve_engine *e, server *s) {
-    tn_llm_options o = TN_LLM_DEFAULTS;
-    o.context = s->context;
-    o.cache = s->cache;
-    o.device = s->device;
-    e->slots[e->count++].model = s->model;
-    while (e->count < s->parallel) {
-        tn_status status = tn_llm_new_conversation(s->model, &o, &e->slots[e->count].model);
-        if (status != TN_OK)
-            return tn_backend_fail(status, "sequence %d of %d: %s; use a smaller --parallel or --context", e->count + 1,
-                                   (int)s->parallel, tn_error());
-        e->count++;
-    }
-    tn_status status = cli_draft_open(&s->draft, s->model, s->device, s->words.tokenizer);
-    for (int i = 1; i < e->count && status == TN_OK; i++)
-        status = cli_draft_set(&s->draft, e->slots[i].model);
-    return status == TN_OK ? tn_llm_prepare(s->model) : status;
-}
-
 tn_status engine_start(server *s) {
     serve_engine *e = calloc(1, sizeof *e);
     if (!e) return tn_backend_fail(TN_ERR_MEMORY, "engine: out of memory");
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->news, NULL);
     e->server = s;
+    e->count = (int)s->parallel;
     s->engine = e;
     tn_status status = make_conversations(e, s);
     if (status != TN_OK) return status;
@@ -491,10 +571,8 @@ void engine_stop(serve_engine *e, double seconds) {
 
 void engine_free(serve_engine *e) {
     if (!e) return;
-    for (int i = 0; i < BATCHES; i++)
-        tn_llm_batch_free(e->batches[i]);
-    for (int i = 1; i < e->count; i++) /* the first is the server's model */
-        tn_llm_close(e->slots[i].model);
+    close_conversations(e);
+    tn_device_close(e->device);
     pthread_mutex_destroy(&e->lock);
     pthread_cond_destroy(&e->news);
     free(e);

@@ -156,7 +156,7 @@ static result get_models(call *c, struct MHD_Connection *to) {
 static result get_model(call *c, struct MHD_Connection *to) {
     const server *s = c->http->server;
     tn_bytes text = {0};
-    const char *name = s->model && strcmp(c->rest, s->name) == 0           ? s->name
+    const char *name = s->path && strcmp(c->rest, s->name) == 0            ? s->name
                        : s->encoder && strcmp(c->rest, s->embed_name) == 0 ? s->embed_name
                                                                            : NULL;
     if (name) return send_json(c, to, reply_models(s, name, &text), &text);

@@ -331,7 +331,7 @@ tn_status reply_models(const server *s, const char *name, tn_bytes *out) {
     cli_json_object(&p.json, NULL);
     cli_json_string(&p.json, "object", "list");
     cli_json_array(&p.json, "data");
-    if (s->model) put_model(&p.json, s, s->name);
+    if (s->path) put_model(&p.json, s, s->name);
     if (s->encoder) put_model(&p.json, s, s->embed_name);
     cli_json_end(&p.json, ']');
     cli_json_end(&p.json, '}');

@@ -59,7 +59,7 @@ static bool check_model(const reader *r) {
     if (embedding && !s->encoder)
         return serve_refuse(&r->job->fault, 404, "model_not_found", "model",
                             "this server has no model for embeddings; start it with --embed FOLDER");
-    if (!embedding && !s->model)
+    if (!embedding && !s->path)
         return serve_refuse(&r->job->fault, 404, "model_not_found", "model",
                             "this server has no language model; start it with -m MODEL");
     if (!is_given(v)) return true;

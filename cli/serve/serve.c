@@ -64,7 +64,9 @@ const cli_command cli_serve = {
             "\n"
             "The options of sampling are what requests leave open. Interface: /v1/chat/completions,\n"
             "/v1/completions, /v1/embeddings, /v1/models, /health, /metrics (Prometheus), and a page\n"
-            "to chat at /. Beyond OpenAI's fields requests may have top_k, min_p, repeat_penalty and\n"
+            "to chat at /. If the device is lost or refuses to compute, the texts continue on the next one,\n"
+            "and a line says so; --strict turns this off. Beyond OpenAI's fields requests may have top_k, min_p, "
+            "repeat_penalty and\n"
             "grammar (GBNF). Without --api-key, everyone who can reach the address can use the model.\n"
             "To try it: curl http://127.0.0.1:8080/v1/completions -d '{\"prompt\": \"Once upon a time\"}'\n"
             "\n"
@@ -142,14 +144,18 @@ static size_t longest_token(const tn_tokenizer *t) {
     return longest;
 }
 
-static tn_status load_model(server *s) {
+tn_status server_open_model(server *s, tn_device *device) {
     tn_llm_options o = TN_LLM_DEFAULTS;
     o.context = s->context;
     o.cache = s->cache;
-    o.device = s->device;
+    o.device = device;
     o.conversations = (int)s->parallel;
+    return tn_llm_open(s->path, &o, &s->model);
+}
+
+static tn_status load_model(server *s) {
     s->facts.struct_size = sizeof s->facts;
-    tn_status status = tn_llm_open(s->path, &o, &s->model);
+    tn_status status = server_open_model(s, s->device);
     if (status == TN_OK) status = tn_llm_get_facts(s->model, &s->facts);
     if (status == TN_OK) status = vocabulary_open(&s->words, s->path, &s->facts);
     if (status != TN_OK) return status;
@@ -186,7 +192,7 @@ static tn_status tell_address(const server *s, int port) {
     cli_json_string(&j, "url", url);
     cli_json_string(&j, "host", s->host);
     cli_json_int(&j, "port", port);
-    cli_json_string(&j, "model", s->model ? s->name : NULL);
+    cli_json_string(&j, "model", s->path ? s->name : NULL);
     cli_json_string(&j, "embedding_model", s->encoder ? s->embed_name : NULL);
     cli_json_int(&j, "context", s->facts.context);
     cli_json_int(&j, "parallel", s->parallel);

@@ -118,7 +118,8 @@ typedef struct serve_embedder serve_embedder;
 
 typedef struct server {
     cli_options common;
-    const char *path, *embed_path, *host, *alias;
+    const char *path; /* of the language model; NULL: embeddings only */
+    const char *embed_path, *host, *alias;
     const char *key;        /* NULL: none is asked for */
     const char *allow_host; /* NULL, "*", or a further name that requests without a key may be for or from */
     int64_t port, parallel, context, queue, body_bytes, timeout, grace;
@@ -129,7 +130,7 @@ typedef struct server {
     int64_t started; /* seconds since 1970 */
 
     tn_device *device;
-    tn_llm *model; /* NULL: embeddings only */
+    tn_llm *model; /* the engine's once it runs */
     vocabulary words;
     tn_llm_facts facts;
     size_t longest_token; /* bytes */
@@ -140,6 +141,9 @@ typedef struct server {
     tn_embedder_facts encoder_facts;
     serve_embedder *embedder;
 } server;
+
+/* Opens the language model on this device, in s->model (serve.c). */
+tn_status server_open_model(server *s, tn_device *device);
 
 /* ---- request.c --------------------------------------------------------------------------------------------------- */
 

@@ -12,16 +12,11 @@
 
 /* ---- the prompt -------------------------------------------------------------------------------------------------- */
 
-tn_status answer_prompt(answer *a, const int32_t *ids, int64_t count, const float **logits) {
+/* Computes a sequence behind its first `keep` tokens. */
+static tn_status compute(answer *a, const int32_t *ids, int64_t count, const float **logits) {
     cli_progress bar;
-    double start = cli_now();
     bool long_one = !a->silent && count - a->keep > TN_PROMPT_CHUNK;
     tn_status status = tn_llm_rewind(a->model, a->keep);
-    *logits = NULL;
-    a->computed = 0;
-    for (int64_t i = 0; !a->heard && i < count; i++)
-        tn_sampler_accept(a->sampler, ids[i]);
-    a->heard = true;
     if (long_one) cli_progress_begin(&bar, "prompt", "tokens", count - a->keep);
     for (int64_t at = a->keep, n; at < count && status == TN_OK && !cli_stopped(); at += n) {
         n = count - at < TN_PROMPT_CHUNK ? count - at : TN_PROMPT_CHUNK;
@@ -30,6 +25,37 @@ tn_status answer_prompt(answer *a, const int32_t *ids, int64_t count, const floa
         if (long_one) cli_progress_update(&bar, a->computed, "");
     }
     if (long_one) cli_progress_end(&bar);
+    return status;
+}
+
+/* After a failure: the prompt and the text so far are computed on the next device, until one does. */
+static tn_status move_on(answer *a, tn_status why, const float **logits) {
+    tn_status status = why;
+    const float *behind_prompt = NULL;
+    while ((status == TN_ERR_LOST || status == TN_ERR_DEVICE || status == TN_ERR_MEMORY) && a->move) {
+        status = a->move(a->ctx, status, &a->model);
+        if (status != TN_OK) return status;
+        a->keep = 0;
+        *logits = NULL;
+        status = compute(a, a->prompt, a->prompt_count, &behind_prompt);
+        *logits = behind_prompt;
+        for (size_t i = 0; i < a->ids.count && status == TN_OK; i++)
+            status = tn_llm_step(a->model, a->ids.data[i], logits);
+    }
+    return status;
+}
+
+tn_status answer_prompt(answer *a, const int32_t *ids, int64_t count, const float **logits) {
+    double start = cli_now();
+    *logits = NULL;
+    a->prompt = ids;
+    a->prompt_count = count;
+    a->computed = 0;
+    for (int64_t i = 0; !a->heard && i < count; i++)
+        tn_sampler_accept(a->sampler, ids[i]);
+    a->heard = true;
+    tn_status status = compute(a, ids, count, logits);
+    if (status != TN_OK) status = move_on(a, status, logits);
     if (status == TN_OK && !*logits) a->stopped = "cancelled";
     a->prompt_seconds = cli_now() - start;
     return status;
@@ -182,6 +208,7 @@ static tn_status draw_tokens(answer *a, const float *logits) {
     while (answer_continues(a)) {
         tn_status status = a->ids.count > 0 ? tn_llm_step(a->model, a->ids.data[a->ids.count - 1], &logits) : TN_OK;
         a->steps += a->ids.count > 0;
+        if (status != TN_OK) status = move_on(a, status, &logits);
         if (status != TN_OK) return status;
         if (cli_stopped() || ferror(stdout)) a->stopped = "cancelled"; /* main.c reports what standard output has */
         if (a->stopped) break;

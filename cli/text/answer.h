@@ -27,6 +27,10 @@ typedef struct answer {
     int64_t keep; /* tokens of the model's sequence that the prompt begins with: they are not computed again */
     bool silent;  /* nothing goes to standard output */
     int logprobs; /* the most probable tokens to list in each place; -1: no log probabilities */
+    /* NULL, or called if the model's device failed with `why` and the text of tn_error(): opens the model on another
+     * one, or returns the failure. The text so far is then computed again there. */
+    tn_status (*move)(void *ctx, tn_status why, tn_llm **model);
+    void *ctx;
     /* results */
     tn_ids ids;
     tn_bytes text;
@@ -37,6 +41,8 @@ typedef struct answer {
     double prompt_seconds, token_seconds;
     int64_t computed, steps; /* tokens of the prompt, and behind it, that were computed */
     /* private */
+    const int32_t *prompt; /* [prompt_count], the caller's */
+    int64_t prompt_count;
     tn_text_stream stream;
     tn_bytes raw;
     size_t shown, chance_room;

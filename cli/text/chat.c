@@ -14,6 +14,7 @@
 #include "cli/text/drafting.h"
 #include "cli/text/language.h"
 #include "cli/text/line_editor.h"
+#include "cli/text/moving.h"
 #include "cli/text/sampling.h"
 #include "trunnion/backend.h"
 #include "trunnion/text.h"
@@ -45,7 +46,8 @@ const cli_command cli_chat = {
             "Ctrl-C stops the answer, Ctrl-D ends the session, /help lists the commands. If\n"
             "standard input is not a terminal, each line is a message. When the context is full,\n"
             "the oldest messages are dropped; the system prompt stays. With libedit installed,\n"
-            "lines can be edited and recalled.\n"
+            "lines can be edited and recalled. If the device fails, the conversation continues on\n"
+            "the next one, and a line says so; --strict turns this off.\n"
             "\n"
             "examples:\n"
             "  trunnion chat -m model.gguf\n"
@@ -85,6 +87,7 @@ typedef struct session {
     tn_sampler *sampler;
     tn_stop_strings *stop_strings;
     conversation talk;
+    cli_moves moves;
     bool ended, failed;
 } session;
 
@@ -171,14 +174,58 @@ static void tell_turn(const session *s, const answer *a, size_t prompt) {
                   drafts.drafted);
 }
 
+static tn_llm_options model_options(const session *s) {
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.context = s->context;
+    o.cache = s->cache;
+    o.adapter = s->lora;
+    return o;
+}
+
+static void close_models(session *s) {
+    tn_llm_close(s->language.model);
+    s->language.model = NULL;
+    cli_draft_close(&s->draft);
+}
+
+static tn_status open_on(session *s, tn_device *device) {
+    tn_llm_options o = model_options(s);
+    o.device = device;
+    tn_status status = tn_llm_open(s->path, &o, &s->language.model);
+    if (status == TN_OK) status = tn_llm_prepare(s->language.model);
+    return status == TN_OK ? cli_draft_open(&s->draft, s->language.model, device, s->words.tokenizer) : status;
+}
+
+/* The device failed: opens the model on the next one, until one can. */
+static tn_status move_session(void *ctx, tn_status why, tn_llm **model) {
+    session *s = ctx;
+    if (s->common.strict) return why;
+    do {
+        tn_device *next;
+        cli_moves_note(&s->moves, s->language.device);
+        close_models(s);
+        tn_status status = cli_moves_next(&s->moves, why, &next);
+        if (status != TN_OK) return status;
+        tn_device_close(s->language.device);
+        s->language.device = next;
+        why = open_on(s, next);
+    } while (cli_moves_on(why));
+    *model = s->language.model;
+    return why;
+}
+
 static tn_status generate_answer(session *s, const tn_ids *ids) {
     const float *logits;
+    if (!s->language.model)
+        return tn_backend_fail(TN_ERR_UNAVAILABLE, "no device is left that can compute: %s", s->moves.reason);
     answer a = {.model = s->language.model,
                 .tokenizer = s->words.tokenizer,
                 .sampler = s->sampler,
                 .stops = s->stop_strings,
                 .most = s->tokens,
                 .logprobs = -1,
+                .move = move_session,
+                .ctx = s,
                 .keep = tn_llm_common_prefix(s->language.model, ids->data, (int64_t)ids->count)};
     tn_sampler_reset(s->sampler);
     tn_status status = answer_prompt(&a, ids->data, (int64_t)ids->count, &logits);
@@ -370,14 +417,6 @@ static void talk(session *s) {
     line_editor_end();
 }
 
-static tn_llm_options model_options(const session *s) {
-    tn_llm_options o = TN_LLM_DEFAULTS;
-    o.context = s->context;
-    o.cache = s->cache;
-    o.adapter = s->lora;
-    return o;
-}
-
 static tn_status load_session(session *s) {
     tn_llm_options o = model_options(s);
     s->facts.struct_size = sizeof s->facts;
@@ -420,9 +459,7 @@ static int run_session(session *s) {
     tn_stop_strings_free(s->stop_strings);
     conversation_free(&s->talk);
     vocabulary_close(&s->words);
-    tn_llm_close(s->language.model);
-    s->language.model = NULL;
-    cli_draft_close(&s->draft);
+    close_models(s);
     cli_language_close(&s->language);
     return result;
 }

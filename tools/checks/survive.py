@@ -4,9 +4,11 @@
 that means lost, out of memory or a failed launch, and loss, metric and steps must be those of the cpu, with one line
 that says so; texts of a small random model (tools/checks/finetune.py makes it) those of the cpu; an adapter that
 `trunnion finetune` trains has the cpu's values within 5e-6, because devices compose attention's gradient. With --strict
-the run must fail instead. MOMENTS: how many failures for each (default 4).
+the run must fail instead. Conversations (`chat`) and texts that `serve` computes together go on, too. MOMENTS: how many
+failures for each (default 4).
 """
 
+import concurrent.futures
 import json
 import math
 import os
@@ -14,10 +16,13 @@ import pathlib
 import random
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from checks.finetune import make_data, make_model  # noqa: E402
@@ -98,6 +103,80 @@ def check_texts(report, program, name, environment, model, moments):
     print(f"{name} generate: {moved} of {moments} runs moved, about {calls} calls", flush=True)
 
 
+def check_chat(report, program, name, environment, model, moments):
+    """A conversation of two turns, whose device fails in one of them."""
+    command = [program, "chat", "-m", str(model), "--greedy", "-n", "10", "--context", "200"]
+
+    def chat(device, *words, **more):
+        return subprocess.run([*command, "--device", device, *words], capture_output=True, text=True, timeout=240,
+                              errors="backslashreplace", input="The sky?\nAnd the tree?\n", env=environment | more)
+
+    wanted, there = chat("cpu"), chat(name, DOUBLE_COUNTS="1")
+    report.expect(wanted.returncode == 0 and there.returncode == 0 and there.stdout == wanted.stdout and len(wanted.stdout) > 8,
+                  f"{name} chat: {there.stdout!r}, not {wanted.stdout!r}: {there.stderr[-300:]}")
+    launches = re.search(r"(\d+) launches", there.stderr)
+    calls = int(launches[1]) * 4 // 3 if launches else 1
+    generator, moved = random.Random(f"{name} chat {moments}"), 0
+    for i in range(moments):
+        fault = f"any:{generator.randint(calls // 3, calls)}:{DOUBLES[name][2][i % 3]}"
+        ended = chat(name, DOUBLE_FAULT=fault)
+        told = ended.stderr.count("continuing on")
+        moved += told
+        early = ended.returncode != 0 and ">" not in ended.stderr and "/help" not in ended.stderr  # before the session
+        report.expect(early or (ended.stdout == wanted.stdout and ended.returncode == 0 and told <= 1),
+                      f"{name} chat, {fault}: {ended.returncode}, {ended.stdout!r}, not {wanted.stdout!r}\n{ended.stderr[-500:]}")
+    report.expect(moved > 0, f"{name} chat: no conversation moved to another device")
+    ended = chat(name, "--strict", DOUBLE_FAULT=f"any:{calls * 3 // 4}:719")
+    report.expect(ended.returncode != 0 and "continuing" not in ended.stderr, f"{name} chat: --strict did not end it")
+    print(f"{name} chat: {moved} of {moments} conversations moved, about {calls} calls", flush=True)
+
+
+def check_serve(report, program, name, environment, model, moments):
+    """Four texts at once, whose device fails: each is that of the cpu, also when streamed."""
+    prompts = ["a red house", "The sky", "What about", "one two three"]
+
+    def serve(device, *words, **more):
+        process = subprocess.Popen([program, "serve", "-m", str(model), "--port", "0", "--json", "--context", "128",
+                                    "--device", device, *words], env=environment | more, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        line = process.stdout.readline()
+        answers = []
+        if line.strip():
+            url = json.loads(line)["url"].rstrip("/") + "/v1/completions"
+
+            def ask(prompt):
+                fields = {"prompt": prompt, "max_tokens": 14, "temperature": 0, "seed": 3}
+                request = urllib.request.Request(url, json.dumps(fields).encode(), {"Content-Type": "application/json"})
+                try:
+                    with urllib.request.urlopen(request, timeout=200) as reply:
+                        return json.loads(reply.read())["choices"][0]["text"]
+                except urllib.error.HTTPError as error:
+                    return error.code
+
+            with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+                answers = list(pool.map(ask, prompts)) + [ask(prompts[0])]
+        process.send_signal(signal.SIGTERM)
+        return answers, process.communicate(timeout=100)[1]
+
+    wanted, _ = serve("cpu")
+    there, words = serve(name, DOUBLE_COUNTS="1")
+    report.expect(there == wanted and len(wanted) == 5 and all(isinstance(text, str) and text for text in wanted),
+                  f"{name} serve: {there}, not {wanted}: {words[-300:]}")
+    launches = re.search(r"(\d+) launches", words)
+    calls = int(launches[1]) * 4 // 3 if launches else 1
+    generator, moved = random.Random(f"{name} serve {moments}"), 0
+    for i in range(moments):
+        fault = f"any:{generator.randint(calls // 3, calls)}:{DOUBLES[name][2][i % 2]}"
+        answers, words = serve(name, DOUBLE_FAULT=fault)
+        told = words.count("continuing on")
+        moved += told
+        report.expect(not answers or (answers == wanted and told <= 1), f"{name} serve, {fault}: {answers}, not {wanted}\n{words[-500:]}")
+    report.expect(moved > 0, f"{name} serve: no text moved to another device")
+    answers, words = serve(name, "--strict", DOUBLE_FAULT=f"any:{calls * 3 // 4}:719")
+    report.expect("continuing" not in words and answers != wanted, f"{name} serve: --strict moved")
+    print(f"{name} serve: {moved} of {moments} servers moved, about {calls} calls", flush=True)
+
+
 def values_of(path):
     """The tensors of a safetensors file: (header, all values)."""
     data = path.read_bytes()
@@ -170,6 +249,8 @@ def main():
                 more = options + (["--data", str(table)] if task == "digits" else [])
                 check(report, str(build / "trunnion"), name, environment, task, steps, more, moments)
             check_texts(report, str(build / "trunnion"), name, environment, model, moments)
+            check_chat(report, str(build / "trunnion"), name, environment, model, moments)
+            check_serve(report, str(build / "trunnion"), name, environment, model, moments)
             check_finetune(report, str(build / "trunnion"), name, environment, pathlib.Path(folder), moments)
             if not report.failed:
                 print(f"ran on: {name} double (tests/double: no hardware): trainings and texts that lose their device")
