@@ -53,12 +53,16 @@ static const char help_text[] =
     "                        result has the bits of a run that was not interrupted\n"
     "      --log FILE        a JSON object a line for each step\n"
     "      --report FILE     an HTML page with charts and samples, written while training\n"
+    "      --memory SIZE     the most memory of the device that training may take, as in 500M: values are\n"
+    "                        computed twice, then a pass has fewer texts; or the first step fails and\n"
+    "                        says what is missing. A run within a limit does not change devices\n"
     "      --device-timeout N  seconds after which a step counts as hanging, on other devices than\n"
     "                        the CPU (600; 0: never)\n"
     "      --json            loss, validation_loss, validation_loss_before, steps, tokens,\n"
     "                        tokens_per_second, trained_parameters, texts, out, peak_bytes,\n"
     "                        device, fallback[], seed, interrupted, failed_devices[],\n"
-    "                        recomputed_steps, state_copies, state_copy_seconds\n"
+    "                        recomputed_steps, state_copies, state_copy_seconds; with --memory:\n"
+    "                        memory_limit, memory_peak, recomputes, pass_tokens\n"
     "\n"
     "Writes DIR/adapter_model.safetensors and adapter_config.json (PEFT's format), which\n"
     "generate, chat and convert take with --lora DIR. With --full: DIR/model.gguf, or a model\n"
@@ -106,7 +110,8 @@ enum {
     OPT_RESUME,
     OPT_LOG,
     OPT_REPORT,
-    OPT_DEVICE_TIMEOUT
+    OPT_DEVICE_TIMEOUT,
+    OPT_MEMORY
 };
 
 static const struct option own_options[] = {
@@ -133,6 +138,7 @@ static const struct option own_options[] = {
     {"log", required_argument, NULL, OPT_LOG},
     {"report", required_argument, NULL, OPT_REPORT},
     {"device-timeout", required_argument, NULL, OPT_DEVICE_TIMEOUT},
+    {"memory", required_argument, NULL, OPT_MEMORY},
     {0},
 };
 
@@ -142,6 +148,7 @@ typedef struct order {
     int64_t rank, epochs, steps, batch, accumulate, context, save_every, warmup; /* 0: not given; warmup: -1 */
     double alpha, lr, decay, clip;                                               /* alpha, lr: 0: not given */
     int64_t device_timeout;
+    int64_t memory; /* bytes; 0: no limit */
     bool full, resume;
 } order;
 
@@ -181,6 +188,7 @@ static bool take_finetune_option(void *ctx, int val, const char *arg) {
     case OPT_SAVE_EVERY: return cli_parse_int(arg, 1, MOST, &o->save_every);
     case OPT_RESUME: o->resume = true; return true;
     case OPT_LOG: o->log = arg; return *arg != 0;
+    case OPT_MEMORY: return cli_parse_bytes(arg, &o->memory) && o->memory > 0;
     case OPT_DEVICE_TIMEOUT: return cli_parse_int(arg, 0, 1000000, &o->device_timeout);
     default: o->report = arg; return *arg != 0;
     }
@@ -202,10 +210,13 @@ typedef struct tuning {
     int64_t first, step, last, tokens; /* step: steps that were noted */
     double loss, before, after;        /* before, after: of validation; NAN: not measured */
     double *curve, seconds;
-    int64_t parameters; /* trained numbers */
-    bool shows;         /* the progress line */
-    bool compared;      /* what the model is before the first step was measured */
-    bool stopped;       /* by a signal, before the last step */
+    int64_t parameters;  /* trained numbers */
+    int64_t memory_peak; /* bytes, with a limit */
+    bool recomputes;     /* of the last step */
+    int64_t pass;
+    bool shows;    /* the progress line */
+    bool compared; /* what the model is before the first step was measured */
+    bool stopped;  /* by a signal, before the last step */
     uint64_t model_hash;
     FILE *log;
     report report;
@@ -438,6 +449,7 @@ static tn_status open_trainer(share *s, tn_device *device) {
     f.adam.lr = t->schedule.lr;
     f.adam.weight_decay = o->decay;
     f.adam.max_grad_norm = o->clip;
+    f.save_memory = o->memory > 0;
     tn_manual_seed(o->common.seed);
     s->batch = calloc((size_t)t->batches.batch, sizeof *s->batch);
     s->numbers = calloc((size_t)t->batches.batch, sizeof *s->numbers);
@@ -622,7 +634,8 @@ static tn_status share_begin(void *ctx, tn_device *device, void **self) {
     s->t = t;
     tn_device_info info = {.struct_size = sizeof info};
     tn_status status = tn_device_get_info(device, &info);
-    s->last = t->asked->common.strict || strcmp(info.backend, "cpu") == 0;
+    s->last = t->asked->common.strict || t->asked->memory || strcmp(info.backend, "cpu") == 0;
+    if (t->asked->memory) (void)tn_device_set_pool_max(device, (size_t)t->asked->memory);
     if (status == TN_OK) status = open_trainer(s, device);
     if (status == TN_OK && t->asked->resume) status = load_checkpoint(s);
     if (status == TN_OK && !t->shows) status = begin_tuning(s);
@@ -680,6 +693,8 @@ static tn_status note_step(tuning *t, const share *s) {
     t->seconds += s->seconds;
     t->tokens += s->stats.tokens;
     t->loss = s->stats.loss;
+    t->recomputes = s->stats.recomputes;
+    t->pass = s->stats.pass;
     t->curve[t->step++ - t->first] = s->stats.loss;
     return note_point(t, &p);
 }
@@ -725,8 +740,16 @@ static tn_status save_result(const share *s) {
     return status == TN_OK ? tn_llm_save_model(s->model, to) : status;
 }
 
+/* The result is saved without the limit. */
+static void lift_limit(tuning *t) {
+    tn_pool_stats s = {.struct_size = sizeof s};
+    if (tn_device_get_pool_stats(t->device, &s) == TN_OK) t->memory_peak = s.peak_bytes;
+    (void)tn_device_set_pool_max(t->device, 0);
+}
+
 static tn_status share_finish(void *ctx, void *self) {
     tuning *t = ctx;
+    if (t->asked->memory) lift_limit(t);
     t->stopped = cli_stopped() && t->step < t->last;
     if (t->first == t->last) t->after = t->before; /* resumed only for the result */
     tn_status status = save_result(self);
@@ -755,7 +778,8 @@ static tn_status train_tuning(tuning *t) {
     work.end = share_end;
     o.first = t->first;
     o.last = t->last;
-    o.fallback = t->asked->common.strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
+    bool stays = t->asked->common.strict || t->asked->memory;
+    o.fallback = stays ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
     bool cpu = strcmp(t->selection.chosen, "cpu") == 0;
     o.time_limit = cpu ? 0 : (double)t->asked->device_timeout;
     snprintf(chosen, sizeof chosen, "%s", t->selection.chosen);
@@ -797,6 +821,12 @@ static void put_json_finetune(const tuning *t) {
     cli_json_unsigned(&j, "seed", t->asked->common.seed);
     cli_json_bool(&j, "interrupted", t->stopped);
     cli_json_survived(&j, &t->survived);
+    if (t->asked->memory) {
+        cli_json_int(&j, "memory_limit", t->asked->memory);
+        cli_json_int(&j, "memory_peak", t->memory_peak);
+        cli_json_bool(&j, "recomputes", t->recomputes);
+        cli_json_int(&j, "pass_tokens", t->pass);
+    }
     cli_json_end(&j, '}');
 }
 
@@ -810,6 +840,10 @@ static void put_text_finetune(const tuning *t) {
     if (t->data.truncated || t->data.left_out)
         cli_print(stdout, "%lld texts were cut to the context, %lld left out without an answer\n",
                   (long long)t->data.truncated, (long long)t->data.left_out);
+    if (o->memory)
+        cli_print(stdout, "memory of the device: %.1f of %.1f MiB%s, passes of at most %lld tokens\n",
+                  (double)t->memory_peak / 0x1p20, (double)o->memory / 0x1p20,
+                  t->recomputes ? ", values are computed twice" : "", (long long)t->pass);
     if (t->stopped)
         cli_print(stdout, "saved: %s/%s (go on with --resume)\n", o->out, CHECKPOINT);
     else if (o->full)

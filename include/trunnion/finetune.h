@@ -32,12 +32,15 @@ typedef struct tn_finetune_options {
      * without "_proj": "q,v" or "q_proj,v_proj", "c_attn". Default NULL: all of the layers, but experts and routers. */
     const char *targets;
     tn_adam_options adam; /* of AdamW; default lr 2e-4, weight_decay 0, max_grad_norm 1; groups are not supported */
+    /* If a batch runs out of memory (tn_device_set_pool_max limits it), it is computed again with recomputation
+     * (tn_set_auto_recompute), which keeps its bits, then in passes of a half, a quarter … of the context, down to one
+     * text; the first that fits stays. Default false. */
+    bool save_memory;
 } tn_finetune_options;
-#define TN_FINETUNE_DEFAULTS                                                                            \
-    {                                                                                                   \
-        TN_OPTIONS_SIZE(tn_finetune_options, adam), 8, 16, NULL, {                                      \
-            TN_OPTIONS_SIZE(tn_adam_options, group_count), 2e-4, 0.9, 0.999, 1e-8, 0, 1, false, NULL, 0 \
-        }                                                                                               \
+#define TN_FINETUNE_DEFAULTS                                                                                     \
+    {                                                                                                            \
+        TN_OPTIONS_SIZE(tn_finetune_options, save_memory), 8, 16, NULL,                                          \
+            {TN_OPTIONS_SIZE(tn_adam_options, group_count), 2e-4, 0.9, 0.999, 1e-8, 0, 1, false, NULL, 0}, false \
     }
 
 /* Creates a trainer for m, which must outlive it. A is drawn from the thread's random generator as in PEFT (uniform in
@@ -64,6 +67,8 @@ typedef struct tn_finetune_stats {
     int64_t predicted;  /* tokens that the loss is a mean of */
     int64_t tokens;     /* that were computed */
     double grad_norm;   /* Euclidean norm of all gradients before clipping; NAN from tn_finetune_evaluate */
+    bool recomputes;    /* with save_memory: the backward pass computes values again */
+    int64_t pass;       /* most tokens of a pass */
 } tn_finetune_stats;
 
 /* Computes the loss of a batch and adds its gradients to tn_grad of the variables of tn_finetune_module, for optimizers
@@ -71,7 +76,8 @@ typedef struct tn_finetune_stats {
  * nothing is padded, and memory depends on the context, not on the batch. A pass that is longer than all before clears
  * the thread's cached plans (tn_clear_plans).
  * Errors: TN_ERR_ARGUMENT for a text that is too short or longer than the context, an id outside the vocabulary, or no
- * token to predict. On failure the gradients are removed. */
+ * token to predict; TN_ERR_MEMORY, with save_memory and a limit with what is missing. On failure the gradients are
+ * removed. */
 TN_API tn_status tn_finetune_backward(tn_finetune *t, const tn_finetune_example *examples, int64_t count,
                                       tn_finetune_stats *result);
 

@@ -30,6 +30,9 @@ struct tn_finetune {
     void *embedded; /* rows of the embedding, as in the file */
     int64_t tokens, predicted;
     int64_t longest; /* tokens of a pass so far */
+    int64_t most;    /* tokens of a pass, or one text */
+    bool saves, recomputes;
+    int64_t refused; /* the fewest bytes that a batch would have needed that ran out of memory; 0: none did */
 };
 
 /* ==== the trained variables ======================================================================================= */
@@ -211,6 +214,8 @@ tn_status tn_finetune_new(tn_llm *m, const tn_finetune_options *options, tn_fine
     tn_finetune *t = tn_txt_zalloc(1, sizeof *t);
     if (!t) return TN_ERR_MEMORY;
     *t = (tn_finetune){.m = m, .rank = o.rank, .alpha = o.alpha, .max_grad_norm = o.adam.max_grad_norm};
+    t->most = m->config.context;
+    t->saves = o.save_memory;
     m->position = 0;
     tn_graph_free(m->token); /* it computes with the weights of before */
     m->token = NULL;
@@ -299,11 +304,11 @@ static void append_text(tn_finetune *t, const tn_finetune_example *e, int32_t se
     }
 }
 
-/* The texts from `first` on that fit into the context. Returns the first of the next pass. */
+/* The texts from `first` on that fit into a pass. Returns the first of the next pass. */
 static int64_t fill_pass(tn_finetune *t, const tn_finetune_example *examples, int64_t first, int64_t count) {
     int64_t k = first;
     t->tokens = t->predicted = 0;
-    for (; k < count && (k == first || t->tokens + examples[k].count <= t->m->config.context); k++)
+    for (; k < count && (k == first || t->tokens + examples[k].count <= t->most); k++)
         append_text(t, &examples[k], (int32_t)(k - first));
     return k;
 }
@@ -405,14 +410,70 @@ static tn_status evaluate_pass(tn_finetune *t, int64_t predicted, double *loss) 
     return TN_OK;
 }
 
-static tn_status run_batch(tn_finetune *t, const tn_finetune_example *examples, int64_t count, bool trains,
-                           tn_finetune_stats *result) {
+static tn_status run_passes(tn_finetune *t, const tn_finetune_example *examples, int64_t count, bool trains,
+                            tn_finetune_stats *result) {
+    result->loss = 0;
     for (int64_t at = 0; at < count;) {
         at = fill_pass(t, examples, at, count);
         if (t->predicted == 0) continue;
         TRY((trains ? backward_pass : evaluate_pass)(t, result->predicted, &result->loss));
     }
     return TN_OK;
+}
+
+/* ---- less memory ------------------------------------------------------------------------------------------------- */
+
+static int64_t longest_text(const tn_finetune_example *examples, int64_t count) {
+    int64_t longest = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (examples[i].count > longest) longest = examples[i].count;
+    return longest;
+}
+
+/* The next way to need less; false: there is none. */
+static bool save_more(tn_finetune *t, bool trains, int64_t longest) {
+    if (trains && !t->recomputes) return t->recomputes = true;
+    if (t->most <= longest) return false;
+    t->most = t->most / 2 > longest ? t->most / 2 : longest;
+    return true;
+}
+
+static tn_status memory_is_missing(const tn_finetune *t) {
+    tn_pool_stats s = {.struct_size = sizeof s};
+    if (tn_device_get_pool_stats(t->m->device, &s) != TN_OK || !s.limit || !t->refused) return TN_ERR_MEMORY;
+    return tn_backend_fail(TN_ERR_MEMORY,
+                           "finetune: a pass of one text needs at least %.1f MiB with recomputation, but the limit is "
+                           "%.1f MiB: %.1f MiB are missing; use a shorter context, a lower rank or fewer targets",
+                           (double)t->refused / 0x1p20, (double)s.limit / 0x1p20,
+                           (double)(t->refused - s.limit) / 0x1p20);
+}
+
+static tn_status run_batch(tn_finetune *t, const tn_finetune_example *examples, int64_t count, bool trains,
+                           tn_finetune_stats *result) {
+    bool before = tn_set_auto_recompute(t->recomputes), recomputes = t->recomputes;
+    int64_t longest = longest_text(examples, count), most = t->most;
+    tn_status status = run_passes(t, examples, count, trains, result);
+    while (status == TN_ERR_MEMORY && t->saves) {
+        tn_pool_stats s = {.struct_size = sizeof s};
+        if (tn_device_get_pool_stats(t->m->device, &s) == TN_OK && s.refused_bytes > 0 &&
+            (!t->refused || s.refused_bytes < t->refused))
+            t->refused = s.refused_bytes;
+        if (trains) tn_optimizer_zero_grad(t->optimizer);
+        tn_clear_plans(); /* their memory, too */
+        t->longest = 0;
+        if (!save_more(t, trains, longest)) {
+            status = memory_is_missing(t);
+            t->recomputes = recomputes;
+            t->most = most;
+            break;
+        }
+        (void)tn_set_auto_recompute(t->recomputes);
+        status = run_passes(t, examples, count, trains, result);
+    }
+    (void)tn_set_auto_recompute(before);
+    result->recomputes = t->recomputes;
+    result->pass = t->most;
+    return status;
 }
 
 static tn_status leave_batch(tn_finetune *t, tn_device *before, tn_status status, const tn_finetune_stats *found,

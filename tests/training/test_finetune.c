@@ -263,6 +263,74 @@ static void resumed_weights_have_the_same_bits(void **state) {
     a_resumed_run_has_the_same_bits("whole");
 }
 
+/* ---- a limit of memory ------------------------------------------------------------------------------------------- */
+
+enum { WEIGHTS_ROOM = 1 << 14, TEXTS = 9 };
+
+typedef struct limited {
+    tn_finetune_stats stats;
+    float weights[WEIGHTS_ROOM];
+    int64_t before, peak; /* bytes in use before the step; the most in it */
+} limited;
+
+/* A step on two passes of at most 64 tokens. limit: bytes beyond those in use before; 0: none. */
+static tn_status step_within(const char *model, int64_t limit, limited *out) {
+    batch b;
+    tn_finetune_example many[TEXTS];
+    tn_pool_stats s = {.struct_size = sizeof s};
+    tn_finetune_options o = TN_FINETUNE_DEFAULTS;
+    tn_finetune *t;
+    o.save_memory = true;
+    make_batch(&b, 0);
+    for (int k = 0; k < TEXTS; k++)
+        many[k] = b.examples[k % LORA_TEXTS];
+    *out = (limited){.stats = {.struct_size = sizeof out->stats}};
+    tn_clear_plans();
+    tn_manual_seed(5);
+    tn_llm *m = open_model(model, NULL);
+    tn_device *device = tn_current_device();
+    assert_ok(tn_finetune_new(m, &o, &t));
+    assert_ok(tn_device_trim(device, NULL));
+    assert_ok(tn_device_get_pool_stats(device, &s));
+    out->before = s.in_use_bytes;
+    tn_device_reset_pool_peak(device);
+    if (limit) assert_ok(tn_device_set_pool_max(device, (size_t)(s.in_use_bytes + limit)));
+    tn_status status = tn_finetune_step(t, many, TEXTS, &out->stats);
+    assert_ok(tn_device_get_pool_stats(device, &s));
+    out->peak = s.peak_bytes;
+    assert_ok(tn_device_set_pool_max(device, 0));
+    if (status == TN_OK) read_all(t, out->weights, WEIGHTS_ROOM);
+    close_all(t, m);
+    return status;
+}
+
+/* First with recomputation and the same bits, then in smaller passes, at last with what is missing. */
+static void a_limit_of_memory_is_kept_or_told(void **state) {
+    (void)state;
+    static limited wide, tight;
+    paths p;
+    int same = 0, divided = 0;
+    write_model(row_named("llama"), &p);
+    assert_ok(step_within(p.model, 0, &wide));
+    assert_false(wide.stats.recomputes);
+    assert_int_equal(wide.stats.pass, 64);
+    for (int percent = 96;; percent -= 4) {
+        int64_t limit = (wide.peak - wide.before) * percent / 100;
+        tn_status status = step_within(p.model, limit, &tight);
+        assert_true(percent > 0);
+        if (status == TN_ERR_MEMORY) break;
+        assert_ok(status);
+        assert_true(tight.peak <= tight.before + limit);
+        if (tight.stats.pass == 64) assert_memory_equal(tight.weights, wide.weights, sizeof wide.weights);
+        assert_near(tight.stats.loss, wide.stats.loss, 1e-6, "llama", "loss within a limit", percent);
+        same += tight.stats.recomputes && tight.stats.pass == 64;
+        divided += tight.stats.pass < 64;
+    }
+    assert_non_null(strstr(tn_error(), "are missing"));
+    assert_true(same > 0);
+    assert_true(divided > 0);
+}
+
 /* ---- adapters ---------------------------------------------------------------------------------------------------- */
 
 enum { VOCABULARY = 64, PROMPT = 12 };
@@ -494,6 +562,7 @@ int main(void) {
         cmocka_unit_test(the_loss_does_not_depend_on_how_texts_are_grouped),
         cmocka_unit_test(a_resumed_adapter_has_the_same_bits),
         cmocka_unit_test(resumed_weights_have_the_same_bits),
+        cmocka_unit_test(a_limit_of_memory_is_kept_or_told),
         cmocka_unit_test(saved_models_compute_what_was_trained),
         cmocka_unit_test(hostile_adapters_are_refused),
         cmocka_unit_test(gradients_beside_quantized_weights_match_f64),

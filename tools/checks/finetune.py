@@ -253,6 +253,18 @@ def foresees(suite):
     suite.expect((place / "model.gguf").read_bytes() == before, "the model is as it was")
 
 
+def fits(suite):
+    """Within a limit of memory, or refused with what is missing."""
+    words = ("--lora", 4, "--steps", 2)
+    wide, _ = suite.tune("wide", *words, "--memory", "1G")
+    limit = wide["memory_peak"] * 7 // 10
+    got, done = suite.tune("narrow", *words, "--memory", limit)
+    suite.expect(done.returncode == 0 and got["memory_peak"] <= limit and got["recomputes"] and not wide["recomputes"] and
+                 abs(got["loss"] - wide["loss"]) < 1e-5, "--memory: 70 % of the peak", (got, done.stderr))
+    _, done = suite.tune("none", *words, "--memory", "300K")
+    suite.expect(done.returncode == 1 and "are missing" in done.stderr, "--memory: what is missing is told", done.stderr)
+
+
 def joins(suite):
     """A prompt and its completion are one text: "xQ" + "Z" has the tokens x, QZ, end; "" + "Z" leaves the text before
     it alone. The last token of a text is not computed."""
@@ -314,7 +326,8 @@ def smollm(suite):
 def main():
     with tempfile.TemporaryDirectory() as folder:
         suite = Suite(pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(folder))
-        for check in (learns, resumes, stops_late, keeps, foresees, joins, merges, other_weights, refuses, *([smollm] if "all" in sys.argv else [])):
+        for check in (learns, resumes, stops_late, keeps, foresees, fits, joins, merges, other_weights, refuses,
+                      *([smollm] if "all" in sys.argv else [])):
             check(suite)
         print(f"{suite.passed} passed, {suite.failed} failed, {suite.skipped} skipped")
         return suite.failed > 0
