@@ -31,6 +31,14 @@ static inline bool is_float(const tn_tensor *x) {
     return t == TN_F32 || t == TN_F64 || t == TN_F16 || t == TN_BF16;
 }
 
+/* Whether x is of a half type, and y, which may be NULL, of the same: functions whose steps would lose or overflow in
+ * halves call themselves with f32 (in_f32) and round the result once. */
+static inline bool are_halves(const tn_tensor *x, const tn_tensor *y) {
+    tn_dtype t = tn_dtype_of(x);
+    return (t == TN_F16 || t == TN_BF16) && (!y || tn_dtype_of(y) == t);
+}
+static inline tn_tensor *in_f32(const tn_tensor *x) { return x ? tn_cast(x, TN_F32) : NULL; }
+
 static inline bool is_index(const tn_tensor *x) { return !is_float(x) && tn_dtype_of(x) != TN_BOOL; }
 
 static inline tn_tensor *times(const tn_tensor *x, double v) {

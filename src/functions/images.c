@@ -173,6 +173,9 @@ tn_tensor *(tn_lp_pool)(const tn_tensor *x, int axes, double norm_type, const in
     tn_tensor *bad = refused(x);
     if (bad) return bad;
     TN_SCOPE;
+    if (are_halves(x, NULL))
+        return tn_keep(
+            tn_cast((tn_lp_pool)(in_f32(x), axes, norm_type, kernel_size, stride, ceil_mode), tn_dtype_of(x)));
     for (int k = 0; kernel_size && k < axes && k < MOST_AXES; k++)
         count *= (double)kernel_size[k];
     tn_tensor *mean = tn_avg_pool(tn_pow_scalar(x, norm_type), axes, kernel_size, stride, NULL, ceil_mode, true, 0);
@@ -597,6 +600,8 @@ tn_tensor *(tn_local_response_norm)(const tn_tensor *x, int64_t size, double alp
     tn_tensor *bad = refused(x);
     if (bad) return bad;
     TN_SCOPE;
+    if (are_halves(x, NULL))
+        return tn_keep(tn_cast((tn_local_response_norm)(in_f32(x), size, alpha, beta, k), tn_dtype_of(x)));
     if (tn_rank(x) < 3 || size < 1)
         return tn_keep(tn_failed(
             TN_ERR_SHAPE, "local_response_norm: a tensor [batch, channels, …] and a size of at least 1 are needed"));

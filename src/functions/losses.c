@@ -38,6 +38,9 @@ tn_tensor *(tn_cosine_embedding_loss)(const tn_tensor *x1, const tn_tensor *x2, 
     if (!bad) bad = refused(target);
     if (bad) return bad;
     TN_SCOPE;
+    if (are_halves(x1, x2))
+        return tn_keep(
+            tn_cast((tn_cosine_embedding_loss)(in_f32(x1), in_f32(x2), target, margin, reduction), tn_dtype_of(x1)));
     int rank = tn_rank(target) + 1;
     if (tn_rank(target) > 1 || tn_rank(x1) != rank || tn_rank(x2) != rank)
         return tn_keep(tn_failed(
@@ -60,6 +63,10 @@ tn_tensor *(tn_triplet_margin_loss)(const tn_tensor *anchor, const tn_tensor *po
     if (!bad) bad = refused(negative);
     if (bad) return bad;
     TN_SCOPE;
+    if (are_halves(anchor, positive) && are_halves(anchor, negative))
+        return tn_keep(tn_cast((tn_triplet_margin_loss)(in_f32(anchor), in_f32(positive), in_f32(negative), margin, p,
+                                                        eps, swap, reduction),
+                               tn_dtype_of(anchor)));
     if (tn_rank(anchor) != tn_rank(positive) || tn_rank(anchor) != tn_rank(negative))
         return tn_keep(
             tn_failed(TN_ERR_SHAPE, "triplet_margin_loss: anchor, positive and negative must have the same rank"));
@@ -79,6 +86,9 @@ tn_tensor *(tn_multi_margin_loss)(const tn_tensor *x, const tn_tensor *target, c
     if (!bad && weight) bad = refused(weight);
     if (bad) return bad;
     TN_SCOPE;
+    if (are_halves(x, weight))
+        return tn_keep(
+            tn_cast((tn_multi_margin_loss)(in_f32(x), target, in_f32(weight), p, margin, reduction), tn_dtype_of(x)));
     int64_t classes = tn_rank(x) ? tn_size(x, -1) : 1;
     if (p != 1 && p != 2)
         return tn_keep(tn_failed(TN_ERR_ARGUMENT, "multi_margin_loss: p is %g; it must be 1 or 2", p));

@@ -312,6 +312,8 @@ tn_tensor *(tn_bilinear)(const tn_tensor *x1, const tn_tensor *x2, const tn_tens
     if (!bad) bad = bias ? refused2(weight, bias) : refused(weight);
     if (bad) return bad;
     TN_SCOPE;
+    if (are_halves(x1, x2) && are_halves(x1, weight) && are_halves(x1, bias))
+        return tn_keep(tn_cast((tn_bilinear)(in_f32(x1), in_f32(x2), in_f32(weight), in_f32(bias)), tn_dtype_of(x1)));
     bool fits = tn_rank(weight) == 3 && tn_rank(x1) && tn_rank(x1) == tn_rank(x2) &&
                 tn_size(x1, -1) == tn_size(weight, 1) && tn_size(x2, -1) == tn_size(weight, 2);
     if (!fits)

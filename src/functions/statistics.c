@@ -257,6 +257,7 @@ tn_tensor *(tn_trapezoid)(const tn_tensor *y, const tn_tensor *x, double dx, int
     tn_tensor *bad = x ? refused2(y, x) : refused(y);
     if (bad) return bad;
     TN_SCOPE;
+    if (are_halves(y, x)) return tn_keep(tn_cast((tn_trapezoid)(in_f32(y), in_f32(x), dx, dim), tn_dtype_of(y)));
     return tn_keep(sum_dim(areas("trapezoid", y, x, dx, dim), dim, false));
 }
 
@@ -264,6 +265,8 @@ tn_tensor *(tn_cumulative_trapezoid)(const tn_tensor *y, const tn_tensor *x, dou
     tn_tensor *bad = x ? refused2(y, x) : refused(y);
     if (bad) return bad;
     TN_SCOPE;
+    if (are_halves(y, x))
+        return tn_keep(tn_cast((tn_cumulative_trapezoid)(in_f32(y), in_f32(x), dx, dim), tn_dtype_of(y)));
     return tn_keep(tn_cumsum(areas("cumulative_trapezoid", y, x, dx, dim), dim));
 }
 
@@ -286,6 +289,7 @@ tn_tensor *(tn_cov)(const tn_tensor *x, int64_t correction) {
     tn_tensor *bad = refused(x);
     if (bad) return bad;
     TN_SCOPE;
+    if (are_halves(x, NULL)) return tn_keep(tn_cast((tn_cov)(in_f32(x), correction), tn_dtype_of(x)));
     return tn_keep(tn_contiguous(covariance("cov", x, correction)));
 }
 
@@ -293,6 +297,7 @@ tn_tensor *(tn_corrcoef)(const tn_tensor *x) {
     tn_tensor *bad = refused(x);
     if (bad) return bad;
     TN_SCOPE;
+    if (are_halves(x, NULL)) return tn_keep(tn_cast((tn_corrcoef)(in_f32(x)), tn_dtype_of(x)));
     tn_tensor *c = covariance("corrcoef", x, 1);
     if (tn_status_of(c) != TN_OK) return tn_keep(c);
     if (tn_rank(c) == 0) return tn_keep(tn_div(c, c));

@@ -445,9 +445,66 @@ static void narrow_dtypes_and_extreme_numbers_do_not_wrap(void **state) {
     assert_true(isnan(last));
 }
 
+/* ---- halves ------------------------------------------------------------------------------------------------------ */
+
+enum { IN_HALF = 10, MOST_RESULTS = 2048 };
+
+/* Function i of x and y, both [4, 512]. */
+static tn_tensor *half_case(int i, const tn_tensor *x, const tn_tensor *y) {
+    tn_tensor *image = tn_reshape(x, TN_DIMS(2, 4, 16, 16)), *ones = tn_ones(TN_DIMS(4), TN_F32);
+    tn_tensor *near = tn_narrow(x, 1, 0, 16), *weight = tn_reshape(tn_narrow(y, 0, 0, 2), TN_DIMS(4, 16, 16));
+    switch (i) {
+    case 0: return tn_cov(x, 1);
+    case 1: return tn_corrcoef(x);
+    case 2: return tn_trapezoid(x, NULL, 1, 1);
+    case 3: return tn_cumulative_trapezoid(x, NULL, 1, 1);
+    case 4: return tn_lp_pool(image, 2, 5, (int64_t[]){2, 2}, NULL, false);
+    case 5: return tn_local_response_norm(image, 3, 1, 0.75, 1);
+    case 6: return tn_cosine_embedding_loss(x, y, ones, 0, TN_REDUCTION_NONE);
+    case 7: return tn_triplet_margin_loss(x, y, tn_mul_scalar(y, 0.5), 1, 2, 1e-6, false, TN_REDUCTION_NONE);
+    case 8:
+        return tn_multi_margin_loss(x, tn_from_data((int64_t[]){1, 2, 3, 4}, TN_DIMS(4), TN_I64), NULL, 1, 1,
+                                    TN_REDUCTION_NONE);
+    default: return tn_bilinear(near, tn_narrow(y, 1, 0, 16), weight, NULL);
+    }
+}
+
+/* Each result is that of f64 rounded once, up to an ulp: an intermediate of f16 would be infinite or lose digits. */
+static void functions_of_halves_round_once(void **state) {
+    (void)state;
+    static double got[MOST_RESULTS], want[MOST_RESULTS];
+    for (int i = 0; i < IN_HALF * 2 * 2; i++) {
+        TN_SCOPE;
+        tn_dtype type = i / IN_HALF % 2 ? TN_BF16 : TN_F16;
+        double scale = i / IN_HALF / 2 ? 300 : 1, ulp = type == TN_F16 ? 0x1p-10 : 0x1p-7;
+        double most = type == TN_F16 ? 65504 : 3e38, least = type == TN_F16 ? 0x1p-14 : 0x1p-100;
+        tn_manual_seed(1);
+        tn_tensor *x = tn_cast(tn_mul_scalar(tn_randn(TN_DIMS(4, 512)), scale), type);
+        tn_tensor *y = tn_cast(tn_mul_scalar(tn_randn(TN_DIMS(4, 512)), scale), type);
+        tn_tensor *is = half_case(i % IN_HALF, x, y);
+        tn_tensor *exact = half_case(i % IN_HALF, tn_cast(x, TN_F64), tn_cast(y, TN_F64));
+        int64_t count = tn_numel(exact);
+        assert_ok(tn_status_of(is));
+        assert_int_equal(tn_dtype_of(is), type);
+        assert_true(count <= MOST_RESULTS && count == tn_numel(is));
+        assert_ok(tn_read(tn_cast(is, TN_F64), got, (size_t)count * sizeof *got));
+        assert_ok(tn_read(exact, want, (size_t)count * sizeof *want));
+        for (int64_t k = 0; k < count; k++) {
+            /* what sums in f32 lose where they cancel */
+            double slack = scale * 0x1p-10, off = fabs(got[k] - want[k]);
+            bool same = off <= fmax(ulp * fmax(fabs(want[k]), least), slack) || (isnan(got[k]) && isnan(want[k])) ||
+                        (fabs(want[k]) > most && isinf(got[k]) && (got[k] < 0) == (want[k] < 0));
+            if (!same)
+                fail_msg("case %d, %s, scale %g: result %lld is %.9g, not %.9g", i % IN_HALF, tn_dtype_name(type),
+                         scale, (long long)k, got[k], want[k]);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(narrow_dtypes_and_extreme_numbers_do_not_wrap),
+        cmocka_unit_test(functions_of_halves_round_once),
         cmocka_unit_test(functions_are_pytorchs_in_f64),
         cmocka_unit_test(functions_are_pytorchs_in_f32),
         cmocka_unit_test(arguments_that_do_not_fit_are_refused),
