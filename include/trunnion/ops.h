@@ -1352,7 +1352,8 @@ TN_API tn_tensor *tn_scaled_dot_product_attention(const tn_tensor *q, const tn_t
  * the list, any of the tokens that belong into a row may be there. In place on a state (tn_cache_append_), only
  * these rows are touched; what reads the cache's old value should be recorded before. Of a batch, position is [n]
  * and pages [n, count]: token i goes to place position[i] of the sequence whose pages are row i. A cache of u8 holds
- * q8_0 blocks, 34 bytes for 32 numbers: [pages, kv_heads, 64, head_dim / 32 · 34].
+ * q8_0 blocks, 34 bytes for 32 numbers: [pages, kv_heads, 64, head_dim / 32 · 34]; only the processor has kernels
+ * for it.
  * Dtypes: f32 → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_cache_append(const tn_tensor *cache, const tn_tensor *x, const tn_tensor *position,
                                   const tn_tensor *pages);

@@ -52,6 +52,11 @@ static inline tn_tensor *numbers(int64_t first, int64_t count) {
     return tn_arange((double)first, (double)(first + count), 1, TN_I64);
 }
 
+/* The vector x of integers, which must be 0 to `most`: any other is an error where indices are checked, else 0. */
+static inline tn_tensor *within(const tn_tensor *x, int64_t most) {
+    return tn_index_select(numbers(0, most + 1), 0, tn_cast(x, TN_I64));
+}
+
 static inline tn_tensor *flat(const tn_tensor *x) { return tn_reshape(x, (int64_t[]){-1}, 1); }
 
 /* The vector v along `dim` of a tensor of this rank. */

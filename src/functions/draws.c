@@ -129,6 +129,14 @@ static tn_tensor *join_bags(const tn_tensor *rows, const tn_tensor *bag, int64_t
     return tn_div(sum, tn_unsqueeze(count, 1));
 }
 
+/* Offsets of bags, which must begin with 0, never fall, and not exceed n. */
+static tn_tensor *ascending(const tn_tensor *offsets, int64_t n) {
+    int64_t bags = tn_numel(offsets);
+    tn_tensor *o = tn_cast(offsets, TN_I64), *first = within(tn_slice(o, 0, 0, 1, 1), 0);
+    tn_tensor *steps = tn_sub(o, tn_pad(tn_slice(o, 0, 0, bags - 1, 1), (int64_t[]){1, 0}, 2, 0));
+    return within(tn_add(tn_cumsum(within(steps, n), 0), first), n);
+}
+
 tn_tensor *(tn_embedding_bag)(const tn_tensor *index, const tn_tensor *weight, const tn_tensor *offsets,
                               tn_bag_mode mode, const tn_tensor *per_sample_weights) {
     tn_tensor *bad = refused2(index, weight);
@@ -157,6 +165,6 @@ tn_tensor *(tn_embedding_bag)(const tn_tensor *index, const tn_tensor *weight, c
         return tn_keep(mode == TN_BAG_MEAN ? tn_div(sum, tn_scalar((double)each)) : sum);
     }
     if (n == 0 || bags == 0) return tn_keep(tn_zeros((int64_t[]){bags, tn_size(weight, 1)}, 2, tn_dtype_of(weight)));
-    tn_tensor *bag = tn_sub(tn_searchsorted(tn_cast(offsets, TN_I64), numbers(0, n), true), tn_scalar_int(1));
+    tn_tensor *bag = tn_sub(tn_searchsorted(ascending(offsets, n), numbers(0, n), true), tn_scalar_int(1));
     return tn_keep(join_bags(rows, bag, bags, mode));
 }

@@ -113,7 +113,7 @@ static int spread_masks(const tn_tensor *x, tn_tensor *const *indices, int count
     return dims;
 }
 
-/* Row numbers of the indexed dims; an index outside its own dim becomes −1, which the operation then refuses. */
+/* Row numbers of the indexed dims; an index outside its dim stays (of several, −1), and the operation refuses it. */
 static void join_places(by_rows *r, const tn_tensor *x, tn_tensor *const *index) {
     tn_tensor *place = NULL, *inside = NULL;
     for (int k = 0; k < r->indexed; k++) {
@@ -124,7 +124,8 @@ static void join_places(by_rows *r, const tn_tensor *x, tn_tensor *const *index)
         place = place ? tn_add(tn_mul(place, tn_scalar_int(size)), i) : i;
         inside = inside ? tn_logical_and(inside, fits) : fits;
     }
-    r->places = flat(tn_expand(tn_where(inside, place, tn_scalar_int(-1)), r->shape, r->rank));
+    tn_tensor *outside = r->indexed == 1 ? index[r->order[0]] : tn_scalar_int(-1);
+    r->places = flat(tn_expand(tn_where(inside, place, outside), r->shape, r->rank));
 }
 
 static by_rows rows_for(const tn_tensor *x, tn_tensor *const *indices, int count) {

@@ -128,7 +128,7 @@ tn_tensor *(tn_multilabel_margin_loss)(const tn_tensor *x, const tn_tensor *targ
     tn_tensor *rows = tn_reshape(x, (int64_t[]){batch, classes}, 2),
               *t = tn_reshape(target, (int64_t[]){batch, classes}, 2);
     tn_tensor *counts = tn_eq(tn_cumsum(tn_cast(tn_lt(t, tn_scalar_int(0)), TN_I64), 1), tn_scalar_int(0));
-    tn_tensor *known = tn_where(counts, t, tn_scalar_int(0));
+    tn_tensor *known = tn_where(tn_logical_or(counts, tn_lt(t, tn_scalar_int(-1))), t, tn_scalar_int(0));
     tn_tensor *is_own = tn_logical_and(tn_unsqueeze(counts, 2), tn_eq(tn_unsqueeze(known, 2), numbers(0, classes)));
     tn_tensor *labelled = tn_any(is_own, (int64_t[]){1}, 1, true);
     tn_tensor *v = tn_sub(tn_unsqueeze(tn_gather(rows, 1, known), 2), tn_unsqueeze(rows, 1));
@@ -218,8 +218,10 @@ tn_tensor *(tn_ctc_loss)(const tn_tensor *log_probs, const tn_tensor *targets, c
     if (blank < 0 || blank >= tn_size(log_probs, 2))
         return tn_keep(tn_failed(TN_ERR_ARGUMENT, "ctc_loss: blank is %lld; it must be one of the %lld classes",
                                  (long long)blank, (long long)tn_size(log_probs, 2)));
+    input_lengths = within(input_lengths, tn_size(log_probs, 0));
+    target_lengths = within(target_lengths, tn_size(targets, 1));
     tn_tensor *extended = with_blanks(targets, blank), *alpha = ctc_alpha(log_probs, extended, input_lengths, blank);
-    tn_tensor *last = tn_mul(tn_cast(target_lengths, TN_I64), tn_scalar_int(2));
+    tn_tensor *last = tn_mul(target_lengths, tn_scalar_int(2));
     tn_tensor *ends_blank = tn_squeeze(tn_gather(alpha, 1, tn_unsqueeze(last, 1)), (int64_t[]){1}, 1);
     tn_tensor *label = tn_maximum(tn_sub(last, tn_scalar_int(1)), tn_scalar_int(0));
     tn_tensor *ends_label = tn_squeeze(tn_gather(alpha, 1, tn_unsqueeze(label, 1)), (int64_t[]){1}, 1);

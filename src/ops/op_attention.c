@@ -660,7 +660,8 @@ static void reference_cache_append(const tn_reference *r) {
  * where a page stands twice in the list, any of the tokens that belong into a row may be there. In place on a state
  * (tn_cache_append_), only these rows are touched; what reads the cache's old value should be recorded before.
  * Of a batch, position is [n] and pages [n, count]: token i goes to place position[i] of the sequence whose pages are
- * row i. A cache of u8 holds q8_0 blocks, 34 bytes for 32 numbers: [pages, kv_heads, 64, head_dim / 32 · 34]. */
+ * row i. A cache of u8 holds q8_0 blocks, 34 bytes for 32 numbers: [pages, kv_heads, 64, head_dim / 32 · 34]; only the
+ * processor has kernels for it. */
 const tn_op_impl tn_impl_cache_append = {
     .keeps_half = true,
     .infer = infer_cache_append,

@@ -333,9 +333,13 @@ static void give_up(tn_recorder *r, const tn_binding *b, tn_status status, bool 
     if (results_fail(b, status) == TN_OK) restore_states(r, b->device, partially_committed);
 }
 
+/* The views that hold checks are not in the recording, so what they read is looked at here. */
 static bool reads(const tn_node *n, const tn_node *x) {
-    for (int k = 0; k < n->n_in; k++)
-        if (n->in[k] && (n->in[k] == x || (n->in[k]->flags & TN_NODE_ERROR))) return true;
+    for (int k = 0; k < n->n_in; k++) {
+        const tn_node *in = n->in[k];
+        if (in && in != x && in->check && in->n_in > 0) in = in->in[0];
+        if (in && (in == x || (in->flags & TN_NODE_ERROR))) return true;
+    }
     return false;
 }
 

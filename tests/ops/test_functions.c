@@ -445,6 +445,42 @@ static void narrow_dtypes_and_extreme_numbers_do_not_wrap(void **state) {
     assert_true(isnan(last));
 }
 
+static void expect_told(tn_tensor *t, const char *words) {
+    tn_status s = tn_status_of(t);
+    if (s == TN_OK) s = tn_eval(&t, 1);
+    if (s == TN_OK) fail_msg("nothing is told; expected \"%s\"", words);
+    assert_text_has(tn_error(), words);
+}
+
+/* Lengths, offsets and labels that do not fit are an error with their value, not a plausible number. */
+static void integers_out_of_range_are_told(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = tn_ones(TN_DIMS(2, 3), TN_F32), *v = tn_ones(TN_DIMS(3), TN_F32);
+    tn_tensor *index = tn_from_data((int64_t[]){0, 1}, TN_DIMS(2), TN_I64), *offsets;
+    for (int i = 0; i < 2; i++) {
+        int64_t length = i ? 9 : -1, one = 1, two = 2, time = 4;
+        char words[32];
+        snprintf(words, sizeof words, "index %lld,", (long long)length);
+        tn_tensor *log = tn_log_softmax(tn_ones(TN_DIMS(4, 1, 3), TN_F32), 2), *targets = tn_unsqueeze(index, 0);
+        tn_tensor *wrong = tn_from_data(&length, TN_DIMS(1), TN_I64), *good = tn_from_data(&two, TN_DIMS(1), TN_I64);
+        tn_tensor *whole = tn_from_data(&time, TN_DIMS(1), TN_I64);
+        expect_told(tn_ctc_loss(log, targets, wrong, good, 0, TN_REDUCTION_MEAN, false), words);
+        expect_told(tn_ctc_loss(log, targets, whole, wrong, 0, TN_REDUCTION_MEAN, false), words);
+        offsets = tn_from_data((int64_t[]){0, length}, TN_DIMS(2), TN_I64);
+        expect_told(tn_embedding_bag(index, x, offsets, TN_BAG_SUM, NULL), words);
+        length = i ? 9 : -9;
+        snprintf(words, sizeof words, "index %lld,", (long long)length);
+        expect_told(tn_take(v, tn_from_data(&length, TN_DIMS(1), TN_I64)), words);
+        tn_tensor *labels = tn_from_data((int64_t[]){0, length, -1}, TN_DIMS(3), TN_I64);
+        expect_told(tn_multilabel_margin_loss(v, labels, TN_REDUCTION_MEAN), words);
+        offsets = tn_from_data(&one, TN_DIMS(1), TN_I64); /* must begin with 0 */
+        expect_told(tn_embedding_bag(index, x, offsets, TN_BAG_SUM, NULL), "index 1,");
+    }
+    offsets = tn_from_data((int64_t[]){0, 2, 1}, TN_DIMS(3), TN_I64); /* must not fall */
+    expect_told(tn_embedding_bag(index, x, offsets, TN_BAG_SUM, NULL), "index -1,");
+}
+
 /* ---- halves ------------------------------------------------------------------------------------------------------ */
 
 enum { IN_HALF = 10, MOST_RESULTS = 2048 };
@@ -504,6 +540,7 @@ static void functions_of_halves_round_once(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(narrow_dtypes_and_extreme_numbers_do_not_wrap),
+        cmocka_unit_test(integers_out_of_range_are_told),
         cmocka_unit_test(functions_of_halves_round_once),
         cmocka_unit_test(functions_are_pytorchs_in_f64),
         cmocka_unit_test(functions_are_pytorchs_in_f32),

@@ -652,6 +652,23 @@ static void a_queue_reports_an_index_outside(void **state) {
     tn_queue_free(q);
 }
 
+/* An index that is chosen by another index: the failure of the first reaches what the second chooses, and no more. */
+static void a_chain_of_indices_fails_as_a_whole_and_alone(void **state) {
+    (void)state;
+    TN_SCOPE;
+    int64_t eight = 8;
+    double sum;
+    tn_tensor *v = tn_ones(TN_DIMS(3), TN_F32), *table = tn_arange(0, 5, 1, TN_I64);
+    tn_tensor *place = tn_add(tn_from_data(&eight, TN_DIMS(1), TN_I64), tn_scalar_int(1));
+    tn_tensor *chosen = tn_index_select(table, 0, place), *result = tn_index_select(v, 0, chosen);
+    assert_int_equal(tn_eval(&result, 1), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "index 9,");
+    assert_int_equal(tn_status_of(chosen), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_status_of(result), TN_ERR_ARGUMENT);
+    assert_ok(tn_read_item(tn_sum(v, TN_ALL, false), &sum));
+    assert_true(sum == 3);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_index_outside_is_refused_by_every_op),
@@ -680,6 +697,7 @@ int main(void) {
         cmocka_unit_test(an_empty_dimension_is_named),
         cmocka_unit_test(a_computed_result_is_read_without_its_indices),
         cmocka_unit_test(one_hot_refuses_what_is_no_class),
+        cmocka_unit_test(a_chain_of_indices_fails_as_a_whole_and_alone),
         cmocka_unit_test(a_queue_reports_an_index_outside),
     };
     return cmocka_run_group_tests(tests, make_operands, free_operands);

@@ -196,6 +196,40 @@ static tn_tensor *part_loss(void *ctx, const tn_part *part) {
 }
 
 /* Two parts on one device: the stand-in of a tied variable is put in its place once, and taken out once. */
+/* The loss of a step of L-BFGS: Σ (w_i · (i + 1) − 1)². */
+static tn_tensor *quadratic_loss(void *ctx) {
+    tn_tensor *w = ctx, *scale = tn_arange(1, 5, 1, TN_F32), *loss;
+    {
+        TN_SCOPE;
+        tn_tensor *apart = tn_sub_scalar(tn_mul(w, tn_retain(scale)), 1);
+        loss = tn_keep(tn_sum(tn_mul(apart, apart), TN_ALL, false));
+    }
+    tn_free(scale);
+    return loss;
+}
+
+/* With one name, or with two: L-BFGS has the same vector of parameters. */
+static void lbfgs_has_a_tied_parameter_once(void **state) {
+    (void)state;
+    float weights[2][4];
+    for (int tied = 0; tied < 2; tied++) {
+        tn_module *root = tn_module_root();
+        TN_SCOPE;
+        tn_tensor *w = tn_module_add_parameter(root, "a", tn_zeros(TN_DIMS(4), TN_F32));
+        if (tied) tn_module_add_parameter(root, "b", w);
+        tn_lbfgs_options o = TN_LBFGS_DEFAULTS;
+        tn_lbfgs *l;
+        o.lr = 0.1;
+        o.max_iter = 3;
+        assert_ok(tn_lbfgs_new(root, &o, &l));
+        assert_ok(tn_lbfgs_step(l, quadratic_loss, w, NULL));
+        assert_ok(tn_read(w, weights[tied], sizeof weights[tied]));
+        tn_lbfgs_free(l);
+        tn_module_free(root);
+    }
+    assert_memory_equal(weights[0], weights[1], sizeof weights[0]);
+}
+
 static void data_parallel_trains_tied_parameters(void **state) {
     (void)state;
     float whole[VOCABULARY * WIDTH], parts[VOCABULARY * WIDTH];
@@ -225,6 +259,7 @@ int main(void) {
         cmocka_unit_test(a_clipped_step_sees_a_tied_parameter_once),
         cmocka_unit_test(files_have_both_names_and_fill_one_storage),
         cmocka_unit_test(one_name_in_a_file_is_enough_and_two_values_are_refused),
+        cmocka_unit_test(lbfgs_has_a_tied_parameter_once),
         cmocka_unit_test(data_parallel_trains_tied_parameters),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
