@@ -119,7 +119,7 @@ static tn_tensor *run_layer(const layer *l, tn_tensor *x, tn_tensor *position, t
               *v = heads_of(tn_linear(in, l->v, NULL), KV_HEADS);
     q = turned(heads_of(q, HEADS), cosine, sine);
     k = turned(heads_of(k, KV_HEADS), cosine, sine);
-    tn_tensor *a = tn_cached_attention(q, k, v, l->keys, l->values, position, model.pages, NULL);
+    tn_tensor *a = tn_cached_attention(q, k, v, l->keys, l->values, position, model.pages, NULL, NULL);
     tn_cache_append_(l->keys, k, position, model.pages);
     tn_cache_append_(l->values, v, position, model.pages);
     x = tn_add(x, tn_linear(tn_reshape(a, TN_DIMS(n, HIDDEN)), l->o, NULL));

@@ -24,14 +24,14 @@ BUDGET = {
     "windows": 1450,
     "base": 3780,
     "kir": 17000,
-    "cpu": 14560,
+    "cpu": 14575,
     "gpu": 2800,
     "vendor": 3150,
     "hal": 8370,
     "drivers": 8250,
     "tensor": 2980,
-    "ops": 13910,
-    "plan": 11890,
+    "ops": 13935,
+    "plan": 11895,
     "autograd": 1040,
     "check": 1700,
     "functions": 3704,
@@ -39,7 +39,7 @@ BUDGET = {
     "formats": 4700,
     "onnx": 17000,
     "engines": 1500,
-    "text": 20890,
+    "text": 21930,
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')

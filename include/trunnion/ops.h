@@ -1365,8 +1365,9 @@ TN_API tn_tensor *tn_cache_append_(tn_tensor *cache, const tn_tensor *x, const t
  * the new ones only afterwards. k and v count as the caches would hold them, so a result does not depend on how a
  * text was cut. heads is a multiple of kv_heads; scale TN_AUTO means 1/sqrt(head_dim); window: the greatest number
  * of keys a query sees, itself included, 0 for all. softcap: a score s becomes softcap · tanh(s / softcap), 0 for
- * none. Of a batch, position is [n] and pages [n, count]: token i follows position[i] tokens of the sequence whose
- * pages are row i, and sees only those and itself. Result [n, heads, head_dim]; no gradient.
+ * none. sinks: NULL, or [heads], a score of each head that belongs to no key: it takes its share of the softmax and
+ * yields nothing. Of a batch, position is [n] and pages [n, count]: token i follows position[i] tokens of the
+ * sequence whose pages are row i, and sees only those and itself. Result [n, heads, head_dim]; no gradient.
  * Dtypes: f32 → same. Errors: TN_ERR_ARGUMENT, TN_ERR_SHAPE, TN_ERR_DTYPE. */
 typedef struct tn_cached_attention_options {
     size_t struct_size;
@@ -1377,7 +1378,8 @@ typedef struct tn_cached_attention_options {
 #define TN_CACHED_ATTENTION_DEFAULTS {TN_OPTIONS_SIZE(tn_cached_attention_options, softcap), TN_AUTO, 0, 0.0}
 TN_API tn_tensor *tn_cached_attention(const tn_tensor *q, const tn_tensor *k, const tn_tensor *v,
                                       const tn_tensor *k_cache, const tn_tensor *v_cache, const tn_tensor *position,
-                                      const tn_tensor *pages, const tn_cached_attention_options *o);
+                                      const tn_tensor *pages, const tn_tensor *sinks,
+                                      const tn_cached_attention_options *o);
 
 /* ---- recurrent --------------------------------------------------------------------------------------------------- */
 

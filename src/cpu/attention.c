@@ -698,6 +698,15 @@ static void bring_queries(const attention *a, part *p, const block *b) {
     }
 }
 
+/* A sink is a score without a value. */
+static void start_from_sinks(const attention *a, const block *b, sums *total) {
+    int64_t rows = (b->end - b->first) * a->group;
+    for (int64_t r = 0; r < rows; r++) {
+        total->most[r] = a->args->sinks[b->head * a->group + r % a->group];
+        total->weight[r] = 1;
+    }
+}
+
 /* Chunks of a block, whose first unit is `unit`. The run from the block's first chunk on is merged; if it is not the
  * whole block, its result is stored. Each chunk of a later run is stored separately. */
 static void run_block(const attention *a, part *p, int64_t index, const block *b, int64_t unit, range run) {
@@ -712,6 +721,7 @@ static void run_block(const attention *a, part *p, int64_t index, const block *b
     if (a->split) a->done[index] = run.end;
     sums total = run.end == b->chunks ? p->total : sums_at(a, a->states, index);
     clear(a, &total);
+    if (a->args->sinks) start_from_sinks(a, b, &total);
     for (int64_t c = 0; c < run.end; c++) {
         attend_paged(a, p, b, b->chunk + c, &p->chunk);
         merge_paged(a, p, b, b->chunk + c, &p->chunk, &total);

@@ -317,8 +317,9 @@ void tn_kv_cache_write(const tn_kv_cache_write_args *args);
  *   - chunk: m = max s_j, NaN ignored; p_j = exp(s_j - m), with 0 instead of an m of -inf; l = Σ p_j, where position t
  *     of the page is added to lane t % 16, ascending, invisible ones as +0, and then lane t adds lane t + w for w = 8,
  *     4, 2, 1; o = Σ p_j · v_j, one fma chain from +0 over the visible keys, ascending;
- *   - the chunks are merged ascending from M = -inf, L = 0, O = 0: M' = max(M, m), a = exp(M - M'), b = exp(m - M'),
- *     with 0 instead of an M' of -inf; L = fma(l, b, L·a), O = fma(o, b, O·a), M = M';
+ *   - the chunks are merged ascending from M = -inf, L = 0, O = 0, or with a sink from M = the sink, L = 1, O = 0:
+ *     M' = max(M, m), a = exp(M - M'), b = exp(m - M'), with 0 instead of an M' of -inf; L = fma(l, b, L·a),
+ *     O = fma(o, b, O·a), M = M';
  *   - out = O / L. Scores that are all -inf give NaN, and so does a NaN or +inf among them.
  * exp is kir_exp_f32. A row's bits depend only on its own query and visible keys: not on n, the division of a prompt,
  * the position of pages, threads or instruction set. */
@@ -329,6 +330,7 @@ typedef struct tn_attention_args {
     bool batch;                        /* each token follows another sequence, in its row of `pages` … */
     const int64_t *positions;          /* … [n], which has that many tokens */
     float scale, cap;                  /* cap ≥ 0; 0: none */
+    const float *sinks;                /* [heads], or NULL */
     const float *q, *k, *v; /* [n, heads or kv_heads, head_dim], the last axis contiguous; strides in elements */
     int64_t q_token_stride, q_head_stride;
     int64_t k_token_stride, k_head_stride;

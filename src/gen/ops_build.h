@@ -503,10 +503,11 @@ tn_node *tn_b_linear_experts_rows(tn_build *b, tn_node *x, tn_node *weight, tn_n
 tn_node *tn_b_cache_append(tn_build *b, tn_node *cache, tn_node *x, tn_node *position, tn_node *pages);
 tn_node *tn_b_cache_append_rows(tn_build *b, tn_node *cache, tn_node *x, tn_node *position, tn_node *pages);
 tn_node *tn_b_cached_attention(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *k_cache, tn_node *v_cache,
-                               tn_node *position, tn_node *pages, const tn_cached_attention_options *o);
+                               tn_node *position, tn_node *pages, tn_node *sinks,
+                               const tn_cached_attention_options *o);
 tn_node *tn_b_cached_attention_rows(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *k_cache,
-                                    tn_node *v_cache, tn_node *position, tn_node *pages, double scale, int64_t window,
-                                    double softcap);
+                                    tn_node *v_cache, tn_node *position, tn_node *pages, tn_node *sinks, double scale,
+                                    int64_t window, double softcap);
 tn_node *tn_b_random_bits(tn_build *b, tn_node *key, tn_node *counter, int64_t skip, const int64_t *shape, int rank);
 tn_node *tn_b_random_uniform(tn_build *b, tn_node *key, tn_node *counter, int64_t skip, const int64_t *shape, int rank);
 tn_node *tn_b_random_normal(tn_build *b, tn_node *key, tn_node *counter, const int64_t *shape, int rank);

@@ -13,7 +13,7 @@
 
 enum {
     LONGEST_LIST = 2 * TN_MAX_RANK, /* pads: two a dimension */
-    MOST_TENSORS = 7,
+    MOST_TENSORS = 8,
     MOST_BEHIND = 2 /* numbers behind a function's last list */
 };
 
@@ -26,7 +26,7 @@ enum {
 typedef struct maker {
     int16_t op;       /* below zero: -1 - the number of a function that is some view ops */
     uint16_t options; /* the options' struct_size without its mark; 0 for none */
-    char takes[15];
+    char takes[16];
 } maker;
 
 static const double defaults[] = {TN_AUTO, -100, 0, 1e-08, 1e-06, 1e-05, 1, 20}; /* a, b, … */
@@ -813,10 +813,10 @@ const tn_op_row tn_op_rows[] = {
         "(Tensor cache, Tensor x, Tensor position, Tensor pages)",
         "", &tn_impl_cache_append_rows},
     [TN_OP_CACHED_ATTENTION] = {"cached_attention", TN_COMPOSED,
-        "(Tensor q, Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor position, Tensor pages, *, float scale=auto, int window=0, float softcap=0.0)",
+        "(Tensor q, Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor position, Tensor pages, Tensor? sinks, *, float scale=auto, int window=0, float softcap=0.0)",
         "", &tn_impl_cached_attention},
     [TN_OP_CACHED_ATTENTION_ROWS] = {"cached_attention_rows", TN_KERNEL,
-        "(Tensor q, Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor position, Tensor pages, float scale, int window, float softcap)",
+        "(Tensor q, Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor position, Tensor pages, Tensor? sinks, float scale, int window, float softcap)",
         "", &tn_impl_cached_attention_rows},
     [TN_OP_RANDOM_BITS] = {"random_bits", TN_KERNEL,
         "(Tensor key, Tensor counter, int skip, int[] shape)",
@@ -2427,22 +2427,23 @@ tn_node *tn_b_cache_append_rows(tn_build *b, tn_node *cache, tn_node *x, tn_node
     return build(b, &make_cache_append_rows, cache, x, position, pages);
 }
 
-static const maker make_cached_attention = {TN_OP_CACHED_ATTENTION, (uint16_t)TN_OPTIONS_SIZE(tn_cached_attention_options, softcap), "tttttttofaicfc"};
+static const maker make_cached_attention = {TN_OP_CACHED_ATTENTION, (uint16_t)TN_OPTIONS_SIZE(tn_cached_attention_options, softcap), "ttttttt?ofaicfc"};
 tn_tensor *(tn_cached_attention)(const tn_tensor *q, const tn_tensor *k, const tn_tensor *v, const tn_tensor *k_cache,
                                  const tn_tensor *v_cache, const tn_tensor *position, const tn_tensor *pages,
-                                 const tn_cached_attention_options *o) {
-    return record(&make_cached_attention, q, k, v, k_cache, v_cache, position, pages, (const void *)o);
+                                 const tn_tensor *sinks, const tn_cached_attention_options *o) {
+    return record(&make_cached_attention, q, k, v, k_cache, v_cache, position, pages, sinks, (const void *)o);
 }
 tn_node *tn_b_cached_attention(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *k_cache, tn_node *v_cache,
-                               tn_node *position, tn_node *pages, const tn_cached_attention_options *o) {
-    return build(b, &make_cached_attention, q, k, v, k_cache, v_cache, position, pages, (const void *)o);
+                               tn_node *position, tn_node *pages, tn_node *sinks,
+                               const tn_cached_attention_options *o) {
+    return build(b, &make_cached_attention, q, k, v, k_cache, v_cache, position, pages, sinks, (const void *)o);
 }
 
-static const maker make_cached_attention_rows = {TN_OP_CACHED_ATTENTION_ROWS, 0, "tttttttfif"};
+static const maker make_cached_attention_rows = {TN_OP_CACHED_ATTENTION_ROWS, 0, "ttttttt?fif"};
 tn_node *tn_b_cached_attention_rows(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *k_cache,
-                                    tn_node *v_cache, tn_node *position, tn_node *pages, double scale, int64_t window,
-                                    double softcap) {
-    return build(b, &make_cached_attention_rows, q, k, v, k_cache, v_cache, position, pages, scale, window, softcap);
+                                    tn_node *v_cache, tn_node *position, tn_node *pages, tn_node *sinks, double scale,
+                                    int64_t window, double softcap) {
+    return build(b, &make_cached_attention_rows, q, k, v, k_cache, v_cache, position, pages, sinks, scale, window, softcap);
 }
 
 static const maker make_random_bits = {TN_OP_RANDOM_BITS, 0, "ttil"};

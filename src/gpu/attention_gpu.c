@@ -12,7 +12,7 @@
 enum { SHIFT = 6, ITEMS = 1 << SHIFT, LANES = 16, MOST_FEATURES = 4 * ITEMS };
 _Static_assert((int)ITEMS == (int)TN_PAGE_TOKENS, "an item a key of a page");
 _Static_assert((int)MOST_FEATURES <= (int)KIR_KSUM, "a score is one chain");
-enum { Q, K, V, K_CACHE, V_CACHE, POSITION, PAGES }; /* operands */
+enum { Q, K, V, K_CACHE, V_CACHE, POSITION, PAGES, SINKS }; /* operands */
 
 static int features_of(const tn_attention_shape *s) { return (int)((s->width + ITEMS - 1) / ITEMS); }
 
@@ -233,8 +233,10 @@ static void begin_paged(maker *m) {
     kir_val since = kir_binary(kb, KIR_ADD, minus(m, m->last, size(m, m->s->window)), paged_whole(m, 1));
     m->first = m->s->window ? kir_binary(kb, KIR_MAX, since, paged_whole(m, 0)) : paged_whole(m, 0);
     m->first_chunk = m->s->window ? chunk_of(m, m->first) : KIR_NONE;
-    m->most = kir_var(kb, real(m, -INFINITY));
-    m->total = kir_var(kb, real(m, 0));
+    kir_aff own = head(m);
+    kir_val sink = m->s->sinks ? m->callbacks->load(m->callbacks->context, SINKS, &own, KIR_NONE) : KIR_NONE;
+    m->most = kir_var(kb, m->s->sinks ? sink : real(m, -INFINITY));
+    m->total = kir_var(kb, real(m, m->s->sinks ? 1 : 0));
     for (int r = 0; r < features_of(m->s); r++) {
         kir_aff at[3] = {tn_along(TOKEN, 1), head(m), own_feature(r)}, to = own_feature(r);
         m->sum[r] = kir_var(kb, real(m, 0));

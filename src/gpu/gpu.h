@@ -124,10 +124,12 @@ typedef struct tn_operand_callbacks {
 
 /* Attention over a paged cache (attention_gpu.c), as cpu_kernels.h defines it. Operands: q [n, heads, width], k and v
  * [n, kv_heads, width] rounded to the caches' dtype when they are loaded, the caches of keys and of values [n_pages,
- * kv_heads, TN_PAGE_TOKENS, width], position, pages [page_count]; result [n, heads, width]. */
+ * kv_heads, TN_PAGE_TOKENS, width], position, pages [page_count], with `sinks` those [heads]; result [n, heads,
+ * width]. */
 typedef struct tn_attention_shape {
     int64_t n, heads, kv_heads, width, n_pages, page_count, window;
     float scale, cap;
+    bool sinks;
 } tn_attention_shape;
 bool tn_attention_workgroup_fits(const tn_attention_shape *s, const tn_group_limits *limits);
 tn_status tn_attention_workgroup(const tn_attention_shape *s, const tn_operand_callbacks *callbacks,

@@ -689,7 +689,7 @@ const tn_op_impl tn_impl_cache_append_rows = {
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
-enum { ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_K_CACHE, ATTEND_V_CACHE, ATTEND_POSITION, ATTEND_PAGES };
+enum { ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_K_CACHE, ATTEND_V_CACHE, ATTEND_POSITION, ATTEND_PAGES, ATTEND_SINKS };
 
 static tn_status infer_cached_attention(tn_infer *c) {
     const tn_node *keys = c->in[ATTEND_K_CACHE], *values = c->in[ATTEND_V_CACHE], *q = c->in[ATTEND_Q];
@@ -707,6 +707,11 @@ static tn_status infer_cached_attention(tn_infer *c) {
     if (c->in[ATTEND_K]->shape[0] != q->shape[0] || c->in[ATTEND_V]->shape[0] != q->shape[0])
         return tn_fail(TN_ERR_SHAPE, "%s: q %s, k %s and v must have the same number of tokens", c->row->name,
                        tn_shape_text(q, a, sizeof a), tn_shape_text(c->in[ATTEND_K], b, sizeof b));
+    const tn_node *sinks = c->in[ATTEND_SINKS];
+    if (sinks && (sinks->dtype != TN_F32 || sinks->rank != 1 || sinks->shape[0] != q->shape[1]))
+        return tn_fail(TN_ERR_SHAPE, "%s: sinks are %s of %s; they must be f32 with one for each of the %lld heads",
+                       c->row->name, tn_shape_text(sinks, a, sizeof a), tn_dtype_name((tn_dtype)sinks->dtype),
+                       (long long)q->shape[1]);
     if (c->attrs->i[TN_CACHED_ATTENTION_WINDOW] < 0)
         return tn_fail(TN_ERR_ARGUMENT, "%s: window is %lld; it must be at least 0 (0: all keys)", c->row->name,
                        (long long)c->attrs->i[TN_CACHED_ATTENTION_WINDOW]);
@@ -725,6 +730,7 @@ static tn_status infer_cached_attention_rows(tn_infer *c) {
     TRY(need_laid_out(c, ATTEND_K_CACHE, 1));
     TRY(need_laid_out(c, ATTEND_V_CACHE, 1));
     TRY(need_laid_out(c, ATTEND_POSITION, 0));
+    if (c->in[ATTEND_SINKS]) TRY(need_laid_out(c, ATTEND_SINKS, 0));
     return need_laid_out(c, ATTEND_PAGES, 0);
 }
 
@@ -738,11 +744,13 @@ static double scale_of(const tn_node *n) {
 }
 
 static tn_node *compose_cached_attention(tn_build *b, const tn_node *n) {
+    tn_node *sinks = n->in[ATTEND_SINKS];
     return tn_b_cached_attention_rows(b, cache_rows_of(b, n->in[ATTEND_Q]), cache_rows_of(b, n->in[ATTEND_K]),
                                       cache_rows_of(b, n->in[ATTEND_V]), pages_laid_out(b, n->in[ATTEND_K_CACHE]),
                                       pages_laid_out(b, n->in[ATTEND_V_CACHE]),
                                       tn_b_laid_out(b, n->in[ATTEND_POSITION]), tn_b_laid_out(b, n->in[ATTEND_PAGES]),
-                                      scale_of(n), n->i[TN_CACHED_ATTENTION_WINDOW], n->f[TN_CACHED_ATTENTION_SOFTCAP]);
+                                      sinks ? tn_b_laid_out(b, sinks) : NULL, scale_of(n),
+                                      n->i[TN_CACHED_ATTENTION_WINDOW], n->f[TN_CACHED_ATTENTION_SOFTCAP]);
 }
 
 /* ---- without a kernel -------------------------------------------------------------------------------------------- */
@@ -805,8 +813,8 @@ static tn_node *visible_places(tn_build *b, const tn_node *n, tn_node *place, tn
 static tn_node *compose_each_sequence(tn_build *b, const tn_node *n) {
     tn_node *all = NULL;
     for (int64_t i = 0; i < n->shape[0]; i++) {
-        tn_node *in[7];
-        for (int k = 0; k < 7; k++)
+        tn_node *in[ATTEND_SINKS + 1];
+        for (int k = 0; k <= ATTEND_SINKS; k++)
             in[k] = n->in[k];
         for (int k = ATTEND_Q; k <= ATTEND_V; k++)
             in[k] = tn_b_slice(b, in[k], 0, i, i + 1, 1);
@@ -815,8 +823,8 @@ static tn_node *compose_each_sequence(tn_build *b, const tn_node *n) {
         in[ATTEND_PAGES] = tn_b_reshape(b, tn_b_slice(b, in[ATTEND_PAGES], 0, i, i + 1, 1), &pages, 1);
         tn_node *one = tn_b_cached_attention_rows(
             b, in[ATTEND_Q], in[ATTEND_K], in[ATTEND_V], in[ATTEND_K_CACHE], in[ATTEND_V_CACHE], in[ATTEND_POSITION],
-            in[ATTEND_PAGES], n->f[TN_CACHED_ATTENTION_ROWS_SCALE], n->i[TN_CACHED_ATTENTION_ROWS_WINDOW],
-            n->f[TN_CACHED_ATTENTION_ROWS_SOFTCAP]);
+            in[ATTEND_PAGES], in[ATTEND_SINKS], n->f[TN_CACHED_ATTENTION_ROWS_SCALE],
+            n->i[TN_CACHED_ATTENTION_ROWS_WINDOW], n->f[TN_CACHED_ATTENTION_ROWS_SOFTCAP]);
         all = all ? tn_b_cat(b, (tn_node *[]){all, one}, 2, 0) : one;
     }
     return all;
@@ -850,9 +858,15 @@ static tn_node *compose_cached_attention_rows(tn_build *b, const tn_node *n) {
     tn_node *seen = visible_places(b, n, place, position), *least = tn_b_full(b, NULL, 0, -INFINITY, TN_F32);
     tn_node *counted = tn_b_where(b, tn_b_logical_and(b, seen, tn_b_eq(b, scores, scores)), scores, least);
     tn_node *most = tn_b_amax(b, counted, (int64_t[]){3}, 1, true), *none = tn_b_full(b, NULL, 0, 0, TN_F32);
+    tn_node *sinks = n->in[ATTEND_SINKS];
+    if (sinks) {
+        sinks = tn_b_reshape(b, sinks, (int64_t[]){kv_heads, groups, 1, 1}, 4);
+        most = tn_b_maximum(b, most, sinks);
+    }
     most = tn_b_where(b, tn_b_eq(b, most, least), none, most);
     tn_node *weights = tn_b_where(b, seen, tn_b_exp(b, tn_b_sub(b, scores, most)), none);
     tn_node *total = tn_b_sum(b, weights, (int64_t[]){3}, 1, true);
+    if (sinks) total = tn_b_add(b, total, tn_b_exp(b, tn_b_sub(b, sinks, most)));
     /* Not a product of matrices: what a query does not see may be NaN. */
     tn_node *each = tn_b_mul(b, tn_b_unsqueeze(b, weights, 4),
                              tn_b_reshape(b, values, (int64_t[]){kv_heads, 1, 1, places, width}, 5));
@@ -872,6 +886,7 @@ typedef struct attention {
     int64_t position; /* of query `start` */
     int64_t start;    /* the sequence's first query: 0, or of a batch each */
     int64_t heads, kv_heads, width;
+    const double *sinks; /* [heads], or NULL */
 } attention;
 
 /* Element k of the key or value (`input`: ATTEND_K or ATTEND_V) at a logical place. */
@@ -900,6 +915,8 @@ static void attend_cache(const attention *a, int64_t query, int64_t head) {
     double most = -INFINITY, sum = 0, *out = a->r->out + (query * a->heads + head) * a->width;
     for (int64_t t = first; t <= last; t++)
         most = fmax(most, score_of(a, query, head, t));
+    if (a->sinks) most = fmax(most, a->sinks[head]);
+    if (a->sinks) sum = exp(a->sinks[head] - most);
     for (int64_t k = 0; k < a->width; k++)
         out[k] = 0;
     for (int64_t t = first; t <= last; t++) {
@@ -919,7 +936,8 @@ static void reference_cached_attention(const tn_reference *r) {
                    .table = table_of(r, ATTEND_PAGES),
                    .heads = q->shape[1],
                    .kv_heads = cache->shape[1],
-                   .width = q->shape[2]};
+                   .width = q->shape[2],
+                   .sinks = q->in[ATTEND_SINKS] ? r->in[ATTEND_SINKS] : NULL};
     int64_t most = a.table.count * TN_PAGE_TOKENS;
     for (int64_t i = 0; i < q->shape[0]; i++) {
         a.start = a.table.batch ? i : 0;
@@ -929,44 +947,48 @@ static void reference_cached_attention(const tn_reference *r) {
     }
 }
 
-/* cached_attention(q, k, v, k_cache, v_cache, position, pages, scale, window, softcap): causal attention of n new
- * tokens, q [n, heads, head_dim], k and v [n, kv_heads, head_dim] (f32), that follow `position` tokens in the caches
- * [pages, kv_heads, 64, head_dim], which tn_cache_append_ has filled and which hold the new ones only afterwards. k and
- * v count as the caches would hold them, so a result does not depend on how a text was cut. heads is a multiple of
- * kv_heads; scale TN_AUTO means 1/sqrt(head_dim); window: the greatest number of keys a query sees, itself included, 0
- * for all. softcap: a score s becomes softcap · tanh(s / softcap), 0 for none. Of a batch, position is [n] and pages
- * [n, count]: token i follows position[i] tokens of the sequence whose pages are row i, and sees only those and itself.
- * Result [n, heads, head_dim]; no gradient. */
+/* cached_attention(q, k, v, k_cache, v_cache, position, pages, sinks, scale, window, softcap): causal attention of n
+ * new tokens, q [n, heads, head_dim], k and v [n, kv_heads, head_dim] (f32), that follow `position` tokens in the
+ * caches [pages, kv_heads, 64, head_dim], which tn_cache_append_ has filled and which hold the new ones only
+ * afterwards. k and v count as the caches would hold them, so a result does not depend on how a text was cut. heads is
+ * a multiple of kv_heads; scale TN_AUTO means 1/sqrt(head_dim); window: the greatest number of keys a query sees,
+ * itself included, 0 for all. softcap: a score s becomes softcap · tanh(s / softcap), 0 for none. sinks: NULL, or
+ * [heads], a score of each head that belongs to no key: it takes its share of the softmax and yields nothing. Of a
+ * batch, position is [n] and pages [n, count]: token i follows position[i] tokens of the sequence whose pages are row
+ * i, and sees only those and itself. Result [n, heads, head_dim]; no gradient. */
 const tn_op_impl tn_impl_cached_attention = {
     .infer = infer_cached_attention,
     .compose = compose_cached_attention,
-    .cases = "types=f32 tol=1e-5 atol=1e-5; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..0 [3]:i64@0..2; "
-             "[2,2,4] [2,2,4] [2,2,4] [3,2,64,4] [3,2,64,4] []:i64@0..150 [3]:i64@0..2; "
-             "[1,6,8] [1,2,8] [1,2,8] [3,2,64,8]:f16 [3,2,64,8]:f16 []:i64@63..66 [3]:i64@0..2 scale=0.2; "
-             "[5,1,3] [5,1,3] [5,1,3] [2,1,64,3]:bf16 [2,1,64,3]:bf16 []:i64@62..62 [2]:i64@0..1 window=3; "
-             "[3,4,8] [3,2,8] [3,2,8] [3,2,64,8] [3,2,64,8] []:i64@60..130 [3]:i64@0..2 scale=1.5 softcap=2.5; "
-             "[2,1,3] [2,1,3] [2,1,3] [2,1,64,3] [2,1,64,3] []:i64@90..90 [2]:i64@2..2; "
-             "[3,4,5] [3,2,5] [3,2,5] [6,2,64,5] [6,2,64,5] [3]:i64@0..120 [3,2]:i64@0..5; "
-             "[4,2,8] [4,2,8] [4,2,8] [3,2,64,8]:f16 [3,2,64,8]:f16 [4]:i64@60..70 [4,1]:i64@0..3 window=9; "
-             "error=sequences [3,4,5] [3,2,5] [3,2,5] [6,2,64,5] [6,2,64,5] [2]:i64@0..9 [3,2]:i64@0..5; "
-             "[0,1,3] [0,1,3] [0,1,3] [1,1,64,3] [1,1,64,3] []:i64@0..0 [1]:i64@0..0; "
-             "error=multiple [2,3,4] [2,2,4] [2,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0; "
-             "error=alike [2,2,4] [2,2,4] [2,2,4] [1,2,64,4] [2,2,64,4] []:i64@0..0 [1]:i64@0..0; "
-             "error=tokens [2,2,4] [1,2,4] [2,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0; "
-             "error=window [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 window=-1; "
-             "error=softcap [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 softcap=-1"};
+    .cases = "types=f32 tol=1e-5 atol=1e-5; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..0 [3]:i64@0..2 -; "
+             "[2,2,4] [2,2,4] [2,2,4] [3,2,64,4] [3,2,64,4] []:i64@0..150 [3]:i64@0..2 -; "
+             "[1,6,8] [1,2,8] [1,2,8] [3,2,64,8]:f16 [3,2,64,8]:f16 []:i64@63..66 [3]:i64@0..2 - scale=0.2; "
+             "[5,1,3] [5,1,3] [5,1,3] [2,1,64,3]:bf16 [2,1,64,3]:bf16 []:i64@62..62 [2]:i64@0..1 - window=3; "
+             "[3,4,8] [3,2,8] [3,2,8] [3,2,64,8] [3,2,64,8] []:i64@60..130 [3]:i64@0..2 - scale=1.5 softcap=2.5; "
+             "[3,4,8] [3,2,8] [3,2,8] [3,2,64,8] [3,2,64,8] []:i64@60..130 [3]:i64@0..2 [4] window=70; "
+             "[3,4,5] [3,2,5] [3,2,5] [6,2,64,5] [6,2,64,5] [3]:i64@0..120 [3,2]:i64@0..5 [4]; "
+             "error=sinks [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 [3]; "
+             "[2,1,3] [2,1,3] [2,1,3] [2,1,64,3] [2,1,64,3] []:i64@90..90 [2]:i64@2..2 -; "
+             "[3,4,5] [3,2,5] [3,2,5] [6,2,64,5] [6,2,64,5] [3]:i64@0..120 [3,2]:i64@0..5 -; "
+             "[4,2,8] [4,2,8] [4,2,8] [3,2,64,8]:f16 [3,2,64,8]:f16 [4]:i64@60..70 [4,1]:i64@0..3 - window=9; "
+             "error=sequences [3,4,5] [3,2,5] [3,2,5] [6,2,64,5] [6,2,64,5] [2]:i64@0..9 [3,2]:i64@0..5 -; "
+             "[0,1,3] [0,1,3] [0,1,3] [1,1,64,3] [1,1,64,3] []:i64@0..0 [1]:i64@0..0 -; "
+             "error=multiple [2,3,4] [2,2,4] [2,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 -; "
+             "error=alike [2,2,4] [2,2,4] [2,2,4] [1,2,64,4] [2,2,64,4] []:i64@0..0 [1]:i64@0..0 -; "
+             "error=tokens [2,2,4] [1,2,4] [2,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 -; "
+             "error=window [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 - window=-1; "
+             "error=softcap [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 - softcap=-1"};
 
-/* cached_attention_rows(q, k, v, k_cache, v_cache, position, pages, scale, window, softcap): cached_attention on
+/* cached_attention_rows(q, k, v, k_cache, v_cache, position, pages, sinks, scale, window, softcap): cached_attention on
  * operands whose rows are contiguous. */
 const tn_op_impl tn_impl_cached_attention_rows = {
     .class_ = TN_NATIVE,
     .infer = infer_cached_attention_rows,
     .compose = compose_cached_attention_rows,
     .reference = reference_cached_attention,
-    .cases = "types=f32 tol=1e-5 atol=1e-5; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..70 [3]:i64@0..2 "
+    .cases = "types=f32 tol=1e-5 atol=1e-5; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..70 [3]:i64@0..2 - "
              "scale=0.3 window=0 softcap=0; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..70 "
-             "[3]:i64@0..2 scale=2 window=0 softcap=1.5;"
-             "error=f32 [1,2,4]:f64 [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 scale=1 window=0 "
+             "[3]:i64@0..2 - scale=2 window=0 softcap=1.5;"
+             "error=f32 [1,2,4]:f64 [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 - scale=1 window=0 "
              "softcap=0",
     .flops = 2};
 

@@ -520,11 +520,12 @@ static void run_cached_attention(tn_native *n, void *const *pointers) {
     a->positions = pointers[6];
     a->position = a->batch ? mean_position(a) : *a->positions;
     a->k_cache.pages = a->v_cache.pages = pointers[7];
-    a->workspace = pointers[8];
+    a->sinks = pointers[8];
+    a->workspace = pointers[9];
     tn_attention(a);
 }
 
-/* cached_attention_rows(q, k, v, k_cache, v_cache, position, pages; scale; window; softcap) */
+/* cached_attention_rows(q, k, v, k_cache, v_cache, position, pages, sinks; scale; window; softcap) */
 tn_status tn_make_cached_attention(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
     const tn_value *out = &g->values[group->lead], *in[7];
     for (int i = 0; i < 7; i++)

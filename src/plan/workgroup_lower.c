@@ -534,7 +534,7 @@ static bool takes_append(const tn_node *n, const tn_group_limits *limits) {
     return n->rank == 4 && n->dtype != TN_U8;
 }
 
-enum { ATTEND_K = 1, ATTEND_V, ATTEND_K_CACHE, ATTEND_POSITION = 5, ATTEND_PAGES };
+enum { ATTEND_K = 1, ATTEND_V, ATTEND_K_CACHE, ATTEND_POSITION = 5, ATTEND_PAGES, ATTEND_SINKS };
 
 /* New keys and values are what the caches will hold. */
 static kir_val load_attended(void *context, int i, const kir_aff *at, kir_val mask) {
@@ -554,7 +554,8 @@ static tn_attention_shape attention_shape(const tn_node *n) {
                                 .page_count = n->in[ATTEND_PAGES]->shape[0],
                                 .window = n->i[TN_CACHED_ATTENTION_ROWS_WINDOW],
                                 .scale = (float)n->f[TN_CACHED_ATTENTION_ROWS_SCALE],
-                                .cap = (float)n->f[TN_CACHED_ATTENTION_ROWS_SOFTCAP]};
+                                .cap = (float)n->f[TN_CACHED_ATTENTION_ROWS_SOFTCAP],
+                                .sinks = n->in[ATTEND_SINKS] != NULL};
 }
 
 static tn_status make_attention(workgroup_kernel *t, tn_workgroup_program *out) {

@@ -1,7 +1,7 @@
-/* folder_quant.c — folders with quantized weights (GPTQ, AWQ, FP8), presented as if their weights were stored plainly.
+/* folder_quant.c — folders with quantized weights (GPTQ, AWQ, FP8, MXFP4), presented as if they were stored plainly.
  *
  * A weight that is stored in several tensors appears as one, in half precision; its values are computed when it is
- * read. So models need not know how a folder was quantized. GPTQ and AWQ become f16 and FP8 becomes bf16, which are the
+ * read. So models need not know how a folder was quantized. GPTQ and AWQ become f16, FP8 and MXFP4 bf16, which are the
  * types that their authors' own programs compute with. */
 #include <inttypes.h>
 #include <math.h>
@@ -14,8 +14,8 @@
 
 enum { MOST_GROUPS_NAME = 24, WORD_BITS = 32 };
 
-typedef enum quant_method { QUANT_GPTQ, QUANT_AWQ, QUANT_FP8, QUANT_METHODS } quant_method;
-static const char *const method_names[QUANT_METHODS] = {"gptq", "awq", "fp8"};
+typedef enum quant_method { QUANT_GPTQ, QUANT_AWQ, QUANT_FP8, QUANT_MXFP4, QUANT_METHODS } quant_method;
+static const char *const method_names[QUANT_METHODS] = {"gptq", "awq", "fp8", "mxfp4"};
 
 /* A tensor as it is presented. */
 typedef struct item {
@@ -39,7 +39,7 @@ struct hf_quant {
 static tn_status unsupported(const hf_quant *q, const char *key, const char *value) {
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "'%s/config.json': quantization_config has the %s '%s'; supported are gptq with 2, 4 or 8 "
-                           "bits, awq with 4 bits (version gemm), and fp8 (e4m3)",
+                           "bits, awq with 4 bits (version gemm), fp8 (e4m3) and mxfp4",
                            q->path, key, tn_txt_shown(value, strlen(value)).text);
 }
 
@@ -64,7 +64,7 @@ static tn_status read_settings(hf_quant *q, const tn_json *c) {
     const tn_json *block = tn_json_get(c, "weight_block_size");
     for (size_t i = 0; i < 2; i++)
         q->block[i] = tn_json_int(tn_json_at(block, i), 0);
-    if (q->method == QUANT_FP8) return TN_OK;
+    if (q->method == QUANT_FP8 || q->method == QUANT_MXFP4) return TN_OK;
     bool known = q->bits == 4 || (q->method == QUANT_GPTQ && (q->bits == 2 || q->bits == 8));
     snprintf(shown, sizeof shown, "%" PRId64, known ? q->group : q->bits);
     if (!known) return unsupported(q, "bits", shown);
@@ -147,9 +147,76 @@ static tn_status check_packed(const hf_quant *q, const tn_safetensors_info *t, i
     return TN_OK;
 }
 
+/* ---- MXFP4 ------------------------------------------------------------------------------------------------------- */
+
+/* "X_blocks" [experts, out, groups, 16] of two numbers a byte, "X_scales" [experts, out, groups]: exponents. */
+static const char BLOCKS[] = "_blocks";
+enum { MXFP4_BYTES = 16, MXFP4_NUMBERS = 32 };
+
+/* The tensor that belongs to "X_blocks". */
+static bool find_exponents(const hf_quant *q, const char *blocks, tn_safetensors_info *out) {
+    char name[HF_NAME_SIZE + MOST_GROUPS_NAME];
+    *out = (tn_safetensors_info){.struct_size = sizeof *out};
+    int n = snprintf(name, sizeof name, "%.*s_scales", (int)(strlen(blocks) - strlen(BLOCKS)), blocks);
+    return n < (int)sizeof name && tn_safetensors_find(q->file, name, out) == TN_OK;
+}
+
+/* Appears as "X" [experts, in, out]. */
+static tn_status present_mxfp4(hf_quant *q, const tn_safetensors_info *t, item *out) {
+    tn_safetensors_info s;
+    size_t length = strlen(t->name) - strlen(BLOCKS);
+    const int64_t *shape = t->shape;
+    if (t->dtype != TN_U8 || t->rank != 4 || shape[3] != MXFP4_BYTES || shape[2] > INT32_MAX / MXFP4_NUMBERS)
+        return misfit(q, t->name, "blocks of mxfp4 must be U8 with four dimensions, the last of 16 bytes");
+    if (!find_exponents(q, t->name, &s) || s.dtype != TN_U8 || s.rank != 3 || memcmp(s.shape, shape, 3 * sizeof *shape))
+        return misfit(q, t->name, "its scales are missing, or do not fit the blocks");
+    out->name = tn_txt_zalloc(length + 1, 1);
+    if (!out->name) return TN_ERR_MEMORY;
+    memcpy(out->name, t->name, length);
+    out->info = (tn_safetensors_info){.struct_size = sizeof out->info,
+                                      .name = out->name,
+                                      .dtype_name = "BF16",
+                                      .dtype = TN_BF16,
+                                      .rank = 3,
+                                      .shape = {shape[0], MXFP4_NUMBERS * shape[2], shape[1]},
+                                      .bytes = 2 * MXFP4_NUMBERS / MXFP4_BYTES * t->bytes};
+    return TN_OK;
+}
+
+static bool is_exponents(const hf_quant *q, const char *name) {
+    char blocks[HF_NAME_SIZE + MOST_GROUPS_NAME];
+    tn_safetensors_info t = {.struct_size = sizeof t};
+    if (q->method != QUANT_MXFP4 || !tn_txt_ends_with(name, "_scales")) return false;
+    int n = snprintf(blocks, sizeof blocks, "%.*s%s", (int)(strlen(name) - strlen("_scales")), name, BLOCKS);
+    return n < (int)sizeof blocks && tn_safetensors_find(q->file, blocks, &t) == TN_OK;
+}
+
+/* A number is a sign, two bits of exponent and one of mantissa; its block's byte is a power of two. */
+static tn_status read_mxfp4(const hf_quant *q, const item *t, float *out) {
+    static const float values[] = {0, 0.5F, 1, 1.5F, 2, 3, 4, 6};
+    char name[HF_NAME_SIZE + MOST_GROUPS_NAME];
+    tn_safetensors_info s, b = {.struct_size = sizeof b};
+    snprintf(name, sizeof name, "%s%s", t->name, BLOCKS);
+    TRY(tn_safetensors_find(q->file, name, &b));
+    if (!find_exponents(q, name, &s)) return misfit(q, name, "its scales are missing");
+    int64_t rows = t->info.shape[2], columns = t->info.shape[1], blocks = s.bytes;
+    for (int64_t i = 0; i < blocks; i++) {
+        const uint8_t *from = (const uint8_t *)b.data + i * MXFP4_BYTES;
+        int64_t groups = columns / MXFP4_NUMBERS, row = i / groups % rows, expert = i / groups / rows;
+        float scale = ldexpf(1, ((const uint8_t *)s.data)[i] - 127);
+        float *to = out + (expert * columns + i % groups * MXFP4_NUMBERS) * rows + row;
+        for (int k = 0; k < MXFP4_NUMBERS; k++, to += rows) {
+            int code = k % 2 ? from[k / 2] >> 4 : from[k / 2] & 15;
+            *to = scale * (code & 8 ? -values[code & 7] : values[code & 7]);
+        }
+    }
+    return TN_OK;
+}
+
 static tn_status present(hf_quant *q, const tn_safetensors_info *t, item *out) {
     static const char packed[] = ".qweight";
-    bool is_packed = q->method != QUANT_FP8 && tn_txt_ends_with(t->name, packed),
+    if (q->method == QUANT_MXFP4 && tn_txt_ends_with(t->name, BLOCKS)) return present_mxfp4(q, t, out);
+    bool is_packed = q->method < QUANT_FP8 && tn_txt_ends_with(t->name, packed),
          byte = is_fp8(t) && t->rank == 2 && tn_txt_ends_with(t->name, ".weight");
     *out = (item){.info = *t};
     if (!is_packed && !byte) return TN_OK;
@@ -183,7 +250,8 @@ static tn_status list_items(hf_quant *q) {
     for (int i = 0; i < count; i++) {
         tn_safetensors_info t = {.struct_size = sizeof t};
         TRY(tn_safetensors_at(q->file, i, &t));
-        if (!is_part(t.name) && !is_empty_bias(q, &t)) TRY(present(q, &t, &q->items[q->count++]));
+        if (!is_part(t.name) && !is_exponents(q, t.name) && !is_empty_bias(q, &t))
+            TRY(present(q, &t, &q->items[q->count++]));
     }
     qsort(q->items, (size_t)q->count, sizeof *q->items, by_name);
     for (int64_t i = 1; i < q->count; i++)
@@ -357,13 +425,16 @@ tn_tensor *tn_hf_quant_tensor(const hf_quant *q, const char *name) {
     const item *t = find_item(q, name);
     if (!t) return tn_failed(TN_ERR_FORMAT, "'%s' has no tensor '%s'", q->path, name);
     if (!t->name) return tn_safetensors_tensor(q->file, name);
-    float *values = tn_txt_alloc((size_t)(t->info.shape[0] * t->info.shape[1]), sizeof *values);
+    static tn_status (*const readers[])(const hf_quant *q, const item *t, float *out) = {
+        [QUANT_GPTQ] = read_packed, [QUANT_AWQ] = read_packed, [QUANT_FP8] = read_fp8, [QUANT_MXFP4] = read_mxfp4};
+    float *values = tn_txt_alloc((size_t)(t->info.bytes / 2), sizeof *values);
     tn_status status = values ? TN_OK : TN_ERR_MEMORY;
-    if (status == TN_OK) status = q->method == QUANT_FP8 ? read_fp8(q, t, values) : read_packed(q, t, values);
+    if (status == TN_OK) status = readers[q->method](q, t, values);
     tn_tensor *made = NULL;
     if (status == TN_OK) {
         TN_SCOPE;
-        made = tn_keep(tn_cast(tn_from_data(values, t->info.shape, 2, TN_F32), t->info.dtype)); /* the caller's */
+        made = tn_keep(
+            tn_cast(tn_from_data(values, t->info.shape, t->info.rank, TN_F32), t->info.dtype)); /* the caller's */
     }
     tn_txt_free(values);
     return made ? made : tn_failed(status, "%s", tn_error());

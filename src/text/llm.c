@@ -140,7 +140,7 @@ static tn_status take_weight(tn_llm *m, int64_t layer, int slot, tn_tensor **out
         TN_SCOPE;
         tn_tensor *t = tn_llm_source_tensor(&m->file->source, &info);
         if (info.rank == 1 && info.dtype != TN_F32) t = tn_cast(t, TN_F32);
-        if (layer >= 0 && n->transposed & BIT(slot)) t = tn_contiguous(tn_transpose(t, 0, 1));
+        if (layer >= 0 && n->transposed & BIT(slot)) t = tn_contiguous(tn_transpose(t, -2, -1));
         *out = tn_retain(t);
     }
     return tn_eval(out, 1);
@@ -190,7 +190,7 @@ static tn_status fill_frequencies(const tn_llm *m, bool local, float *divisors, 
 static tn_status make_frequencies(tn_llm *m, bool local) {
     int64_t half = m->config.size[SIZE_HALF];
     tn_tensor **out = &m->weights.rope[local];
-    if (m->weights.head[SLOT_POSITIONS]) return TN_OK; /* they are learned */
+    if (m->weights.head[SLOT_POSITIONS] || half == 0) return TN_OK; /* they are learned, or no layer needs them */
     float *values = tn_txt_alloc((size_t)half, 2 * sizeof *values);
     if (!values) return TN_ERR_MEMORY;
     tn_status status = fill_frequencies(m, local, values + half, values);
@@ -207,7 +207,8 @@ static tn_status make_frequencies(tn_llm *m, bool local) {
 /* Those of all layers together: each token reads a little of each. */
 static tn_status make_all_caches(const llm_config *c, int conversations, llm_layer *layers) {
     int64_t pages = c->pages * conversations;
-    int count = 2 * (int)c->layers;
+    int count = 2 * (int)(c->layers - c->recurrent_layers), used = 0;
+    if (count == 0) return TN_OK;
     tn_tensor **all = tn_txt_zalloc((size_t)count, sizeof(tn_tensor *));
     if (!all) return TN_ERR_MEMORY;
     tn_status status = TN_OK;
@@ -215,20 +216,37 @@ static tn_status make_all_caches(const llm_config *c, int conversations, llm_lay
         TN_SCOPE;
         status = tn_zero_states(TN_DIMS(pages, c->kv_heads, LLM_PAGE, tn_llm_cache_row(c)), c->cache, all, count);
         for (int64_t i = 0; i < c->layers && status == TN_OK; i++) {
-            layers[i].k_cache = tn_retain(all[2 * i]);
-            layers[i].v_cache = tn_retain(all[2 * i + 1]);
+            if (tn_llm_is_recurrent(c, i)) continue;
+            layers[i].cache[CACHE_KEYS] = tn_retain(all[used++]);
+            layers[i].cache[CACHE_VALUES] = tn_retain(all[used++]);
         }
     }
     tn_txt_free(all);
     return status;
 }
 
-static void free_caches(const llm_config *c, llm_layer *layers) {
+/* What recurrent layers of one conversation keep. */
+static tn_status make_recurrent_states(const llm_config *c, llm_layer *layers) {
+    int64_t shape[3], conv[] = {c->size[SIZE_CHANNELS], c->size[SIZE_KERNEL] - 1};
+    int rank = tn_llm_state_shape(c, shape);
+    TN_SCOPE;
     for (int64_t i = 0; i < c->layers; i++) {
-        tn_free(layers[i].k_cache);
-        tn_free(layers[i].v_cache);
-        layers[i].k_cache = layers[i].v_cache = NULL;
+        tn_tensor *made[2] = {NULL, NULL};
+        if (!tn_llm_is_recurrent(c, i)) continue;
+        TRY(tn_zero_states(conv, 2, TN_F32, &made[0], 1));
+        if (rank > 0) TRY(tn_zero_states(shape, rank, TN_F32, &made[1], 1));
+        layers[i].cache[CACHE_CONV] = tn_retain(made[0]);
+        layers[i].cache[CACHE_STATE] = made[1] ? tn_retain(made[1]) : NULL;
     }
+    return TN_OK;
+}
+
+static void free_caches(const llm_config *c, llm_layer *layers) {
+    for (int64_t i = 0; i < c->layers; i++)
+        for (int k = 0; k < LLM_CACHES; k++) {
+            tn_free(layers[i].cache[k]);
+            layers[i].cache[k] = NULL;
+        }
 }
 
 static void leave_pool(tn_llm *m) {
@@ -252,9 +270,17 @@ static tn_status make_pool(tn_llm *m, int room) {
 
 static bool is_lost(const tn_tensor *cache) { return !cache || tn_status_of(cache) != TN_OK; }
 
-static bool caches_are_lost(const llm_config *c, const llm_layer *layers) {
-    for (int64_t i = 0; i < c->layers; i++)
-        if (is_lost(layers[i].k_cache) || is_lost(layers[i].v_cache)) return true;
+/* pool: only caches of attention are looked at. */
+static bool caches_are_lost(const llm_config *c, const llm_layer *layers, bool pool) {
+    int64_t shape[3];
+    bool has_state = tn_llm_state_shape(c, shape) > 0;
+    for (int64_t i = 0; i < c->layers; i++) {
+        tn_tensor *const *cache = layers[i].cache;
+        bool recurrent = tn_llm_is_recurrent(c, i);
+        if (recurrent && !pool && (is_lost(cache[CACHE_CONV]) || (has_state && is_lost(cache[CACHE_STATE]))))
+            return true;
+        if (!recurrent && (is_lost(cache[CACHE_KEYS]) || is_lost(cache[CACHE_VALUES]))) return true;
+    }
     return false;
 }
 
@@ -264,7 +290,7 @@ static bool has_room(const llm_pool *p) { return p && p->users < p->room; }
 static void join_pool(tn_llm *m, const tn_llm *with) {
     llm_pool *p = with->pool;
     bool same = m->config.pages == with->config.pages && m->config.cache == with->config.cache;
-    if (!has_room(p) || !same || caches_are_lost(&m->config, p->layers)) return;
+    if (!has_room(p) || !same || caches_are_lost(&m->config, p->layers, true)) return;
     while (p->taken >> m->slot & 1)
         m->slot++;
     p->taken |= UINT64_C(1) << m->slot;
@@ -288,11 +314,12 @@ static tn_status number_pages(tn_llm *m) {
 static tn_status take_caches(tn_llm *m) {
     llm_layer *layers = m->weights.layers;
     TRY(number_pages(m));
+    TRY(make_recurrent_states(&m->config, layers));
+    m->stale = false;
     if (!m->pool) return make_all_caches(&m->config, 1, layers);
-    for (int64_t i = 0; i < m->config.layers; i++) {
-        layers[i].k_cache = tn_retain(m->pool->layers[i].k_cache);
-        layers[i].v_cache = tn_retain(m->pool->layers[i].v_cache);
-    }
+    for (int64_t i = 0; i < m->config.layers; i++)
+        for (int k = CACHE_KEYS; k <= CACHE_VALUES && !tn_llm_is_recurrent(&m->config, i); k++)
+            layers[i].cache[k] = tn_retain(m->pool->layers[i].cache[k]);
     return TN_OK;
 }
 
@@ -308,9 +335,10 @@ static void renew_caches(tn_llm *m) {
  * sequence begins anew. Any other failure has changed nothing. Returns the failure. */
 tn_status tn_llm_mend(tn_llm *m, tn_status failure) {
     if (failure == TN_OK) return TN_OK;
+    m->stale = m->config.recurrent_layers > 0;
     char words[1024]; /* looking at the caches may leave others */
     snprintf(words, sizeof words, "%s", tn_error());
-    if (!caches_are_lost(&m->config, m->weights.layers)) return tn_backend_fail(failure, "%s", words);
+    if (!caches_are_lost(&m->config, m->weights.layers, false)) return tn_backend_fail(failure, "%s", words);
     tn_graph_free(m->token); /* it writes to the old caches */
     m->token = NULL;
     tn_llm_drop_draft_graphs(m);
@@ -338,7 +366,7 @@ static size_unit unit_of(int64_t bytes) {
 static tn_status too_large(const tn_llm *m, const tn_llm_facts *f, int64_t room) {
     int64_t fixed = f->total_bytes - f->cache_bytes;
     int64_t a_page = f->cache_bytes / m->config.pages; /* of each conversation */
-    int64_t pages = room > fixed ? (room - fixed) / a_page : 0;
+    int64_t pages = room > fixed && a_page > 0 ? (room - fixed) / a_page : 0;
     char fix[160];
     if (pages > 0)
         snprintf(fix, sizeof fix,
@@ -572,9 +600,8 @@ void tn_llm_close(tn_llm *m) {
         llm_layer *l = &m->weights.layers[i];
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
             tn_free(l->weight[slot]);
-        tn_free(l->k_cache);
-        tn_free(l->v_cache);
     }
+    if (m->weights.layers) free_caches(&m->config, m->weights.layers);
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
         tn_free(m->weights.head[slot]);
     tn_free(m->weights.rope[0]);
@@ -618,13 +645,22 @@ int64_t tn_llm_common_prefix(const tn_llm *m, const int32_t *ids, int64_t count)
     return kept;
 }
 
+tn_status tn_llm_refuse_recurrent(const tn_llm *m, const char *function) {
+    if (m->config.recurrent_layers == 0) return TN_OK;
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s: '%s' has recurrent layers, for which this is not supported",
+                           function, tn_llm_source_path(&m->file->source));
+}
+
 tn_status tn_llm_rewind(tn_llm *m, int64_t position) {
     if (!m) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_rewind: the model is NULL");
     if (position < 0 || position > m->position)
         return tn_backend_fail(TN_ERR_ARGUMENT,
                                "tn_llm_rewind: cannot rewind to %" PRId64 " tokens; the sequence has %" PRId64,
                                position, m->position);
-    if (position < m->position) tn_llm_drop_draft(m);
+    if (position < m->position) {
+        tn_llm_drop_draft(m);
+        m->stale = m->config.recurrent_layers > 0;
+    }
     m->position = position;
     return TN_OK;
 }
@@ -634,6 +670,7 @@ tn_status tn_llm_export_onnx(tn_llm *m, const char *path, const tn_llm_export_on
     TRY(tn_options_read(&o, options, "tn_llm_export_onnx",
                         "tn_llm_export_onnx_options o = TN_LLM_EXPORT_ONNX_DEFAULTS"));
     if (!m || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_export_onnx: the model or the path is NULL");
+    TRY(tn_llm_refuse_recurrent(m, "tn_llm_export_onnx"));
     tn_device *before = tn_llm_enter(m);
     return tn_txt_leave(m->device, before, tn_llm_write_onnx(&m->file->source, &m->config, &m->weights, path, o.cache));
 }
@@ -729,9 +766,31 @@ void tn_llm_append(tn_llm *m, const int32_t *ids, int64_t count) {
     m->position += count;
 }
 
+/* Tokens that are computed at once: recurrent layers are recorded for one. */
+static int64_t piece_of(const tn_llm *m, int64_t most) { return m->config.recurrent_layers > 0 ? 1 : most; }
+
+/* The states of recurrent layers after a rewind: those of no text, then of each token of the sequence. */
+static tn_status compute_anew(tn_llm *m) {
+    int64_t position = m->position;
+    for (int64_t i = 0; i < m->config.layers; i++)
+        for (int k = CACHE_CONV; k <= CACHE_STATE; k++)
+            if (m->weights.layers[i].cache[k]) tn_zero_(m->weights.layers[i].cache[k]);
+    tn_status status = tn_eval(NULL, 0);
+    m->position = 0;
+    for (int64_t i = 0; i < position && status == TN_OK; i++)
+        status = run_piece(m, m->tokens, i, 1, LLM_NO_ROWS, NULL);
+    m->position = position;
+    m->stale = status != TN_OK;
+    return status;
+}
+
+static tn_status refresh(tn_llm *m) { return m->stale ? compute_anew(m) : TN_OK; }
+
 static tn_status run_prompt_llm(tn_llm *m, const int32_t *ids, int64_t count, bool wanted) {
+    int64_t piece = piece_of(m, LLM_CHUNK);
+    TRY(refresh(m));
     for (int64_t done = 0, n; done < count; done += n) {
-        n = count - done < LLM_CHUNK ? count - done : LLM_CHUNK;
+        n = count - done < piece ? count - done : piece;
         bool last = wanted && done + n == count;
         TRY(run_piece(m, ids, done, n, last ? LLM_LAST_ROW : LLM_NO_ROWS, m->logits));
     }
@@ -749,8 +808,10 @@ tn_status tn_llm_prompt(tn_llm *m, const int32_t *ids, int64_t count, const floa
 }
 
 static tn_status run_logits(tn_llm *m, const int32_t *ids, int64_t count, float *out) {
+    int64_t piece = piece_of(m, LLM_LOGITS_CHUNK);
+    TRY(refresh(m));
     for (int64_t done = 0, n; done < count; done += n) {
-        n = count - done < LLM_LOGITS_CHUNK ? count - done : LLM_LOGITS_CHUNK;
+        n = count - done < piece ? count - done : piece;
         TRY(run_piece(m, ids, done, n, LLM_ALL_ROWS, out + done * m->config.size[SIZE_VOCABULARY]));
     }
     tn_llm_append(m, ids, count);
@@ -844,6 +905,7 @@ static tn_status find_importance(tn_llm *m, const int32_t *ids, int64_t count, i
 
 tn_status tn_llm_importance(tn_llm *m, const int32_t *ids, int64_t count, tn_llm_take *take, void *ctx) {
     if (!m || !take) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_importance: the model or the function is NULL");
+    TRY(tn_llm_refuse_recurrent(m, "tn_llm_importance"));
     TRY(tn_llm_rewind(m, 0));
     TRY(check_ids(m, ids, count < m->config.context ? count : m->config.context));
     for (int64_t i = 0; i < count; i++)
@@ -904,6 +966,7 @@ static tn_status launch_llm(tn_llm *m, int32_t id, const float **out) {
 static tn_status run_token(tn_llm *m, int32_t id, const float **out) {
     tn_free(m->shown); /* its memory is for the next ones */
     m->shown = NULL;
+    TRY(refresh(m));
     return m->token ? launch_llm(m, id, out) : capture(m, id, out);
 }
 
@@ -928,10 +991,13 @@ tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits) {
 static tn_status prepare_llm(tn_llm *m) {
     const int32_t any[2] = {0, 0};
     int64_t room = m->config.context - m->position;
-    if (room >= 2) TRY(run_piece(m, any, 0, 2, LLM_LAST_ROW, m->logits));
-    if (room > LLM_CHUNK) TRY(run_piece(m, any, 0, 2, LLM_NO_ROWS, m->logits));
+    bool pieces = m->config.recurrent_layers == 0;
+    if (pieces && room >= 2) TRY(run_piece(m, any, 0, 2, LLM_LAST_ROW, m->logits));
+    if (pieces && room > LLM_CHUNK) TRY(run_piece(m, any, 0, 2, LLM_NO_ROWS, m->logits));
     const float *unseen;
-    return room >= 1 && !m->token ? run_token(m, any[0], &unseen) : TN_OK;
+    if (room >= 1 && !m->token) TRY(run_token(m, any[0], &unseen));
+    m->stale = m->config.recurrent_layers > 0;
+    return TN_OK;
 }
 
 tn_status tn_llm_prepare(tn_llm *m) {

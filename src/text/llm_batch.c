@@ -158,7 +158,7 @@ static void list_sequences(tn_llm_batch *b, llm_inputs *in) {
 
 static bool is_current(const tn_llm_batch *b) {
     for (int i = 0; i < b->count; i++)
-        if (b->first_caches[i] != b->models[i]->weights.layers[0].k_cache) return false;
+        if (b->first_caches[i] != b->models[i]->weights.layers[0].cache[CACHE_KEYS]) return false;
     return b->graph != NULL;
 }
 
@@ -179,7 +179,7 @@ static tn_status capture_batch(tn_llm_batch *b) {
     else
         list_sequences(b, &in);
     for (int i = 0; i < b->count; i++)
-        b->first_caches[i] = b->models[i]->weights.layers[0].k_cache;
+        b->first_caches[i] = b->models[i]->weights.layers[0].cache[CACHE_KEYS];
     tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, LLM_ALL_ROWS);
     tn_status status = tn_capture_end(inputs, count, &logits, 1, &b->graph);
     if (status == TN_OK)
@@ -202,8 +202,31 @@ static tn_status launch_batch(tn_llm_batch *b) {
     return status;
 }
 
+/* Conversations with recurrent layers: one after the other, and all or none. */
+static tn_status step_each(tn_llm_batch *b, const int32_t *ids) {
+    size_t count = (size_t)b->models[0]->config.size[SIZE_VOCABULARY];
+    for (int i = 0; i < b->count; i++) {
+        const float *row;
+        if (ids[i] < 0) continue;
+        tn_status status = tn_llm_step(b->models[i], ids[i], &row);
+        if (status == TN_OK) {
+            memcpy(b->logits + (size_t)i * count, row, count * sizeof *row);
+            continue;
+        }
+        for (int k = 0; k < i; k++)
+            if (ids[k] >= 0) (void)tn_llm_rewind(b->models[k], b->models[k]->position - 1);
+        return status;
+    }
+    return TN_OK;
+}
+
 tn_status tn_llm_batch_step(tn_llm_batch *b, const int32_t *ids, const float **logits) {
     TRY(check_step(b, ids));
+    if (b->models[0]->config.recurrent_layers > 0) {
+        TRY(step_each(b, ids));
+        if (logits) *logits = b->logits;
+        return TN_OK;
+    }
     const tn_llm *first = b->models[0];
     tn_device *before = tn_llm_enter(first);
     tn_status status = read_batch_rows(b, ids);

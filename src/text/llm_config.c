@@ -14,10 +14,10 @@
 
 static const llm_size layer_shapes[LAYER_SLOTS][3] = {
     [SLOT_ATTENTION_NORM] = {SIZE_HIDDEN},
-    [SLOT_Q] = {SIZE_QUERIES, SIZE_HIDDEN},
+    [SLOT_Q] = {SIZE_ASK, SIZE_HIDDEN},
     [SLOT_K] = {SIZE_KEYS, SIZE_HIDDEN},
     [SLOT_V] = {SIZE_KEYS, SIZE_HIDDEN},
-    [SLOT_O] = {SIZE_HIDDEN, SIZE_QUERIES},
+    [SLOT_O] = {SIZE_HIDDEN, SIZE_MIXED},
     [SLOT_FFN_NORM] = {SIZE_HIDDEN},
     [SLOT_GATE] = {SIZE_INTERMEDIATE, SIZE_HIDDEN},
     [SLOT_UP] = {SIZE_UP, SIZE_HIDDEN},
@@ -45,6 +45,33 @@ static const llm_size layer_shapes[LAYER_SLOTS][3] = {
     [SLOT_SHARED_GATE] = {SIZE_SHARED, SIZE_HIDDEN},
     [SLOT_SHARED_UP] = {SIZE_SHARED, SIZE_HIDDEN},
     [SLOT_SHARED_DOWN] = {SIZE_HIDDEN, SIZE_SHARED},
+    [SLOT_ROUTER_BIAS] = {SIZE_EXPERTS},
+    [SLOT_EXPERT_UP_BIAS] = {SIZE_EXPERTS, SIZE_EXPERT_UP},
+    [SLOT_EXPERT_DOWN_BIAS] = {SIZE_EXPERTS, SIZE_HIDDEN},
+    [SLOT_SINKS] = {SIZE_HEADS},
+    [SLOT_CHOICE_BIAS] = {SIZE_EXPERTS},
+    [SLOT_Q_DOWN] = {SIZE_Q_RANK, SIZE_HIDDEN},
+    [SLOT_Q_DOWN_NORM] = {SIZE_Q_RANK},
+    [SLOT_Q_UP] = {SIZE_QUERIES, SIZE_Q_RANK},
+    [SLOT_KV_DOWN] = {SIZE_KV_DOWN, SIZE_HIDDEN},
+    [SLOT_KV_DOWN_NORM] = {SIZE_KV_RANK},
+    [SLOT_KV_UP] = {SIZE_KV_UP, SIZE_KV_RANK},
+    [SLOT_MIX_IN] = {SIZE_MIX_IN, SIZE_HIDDEN},
+    [SLOT_MIX_IN_BIAS] = {SIZE_MIX_IN},
+    [SLOT_CONV] = {SIZE_CHANNELS, SIZE_UNIT, SIZE_KERNEL},
+    [SLOT_CONV_BIAS] = {SIZE_CHANNELS},
+    [SLOT_MIX_X] = {SIZE_MIX_X, SIZE_INNER},
+    [SLOT_STEP] = {SIZE_INNER, SIZE_STEP_RANK},
+    [SLOT_STEP_BIAS] = {SIZE_DECAYS},
+    [SLOT_DECAY] = {SIZE_DECAYS, SIZE_DECAY_STATES},
+    [SLOT_SKIP] = {SIZE_DECAYS},
+    [SLOT_MIX_NORM] = {SIZE_MIX_NORM},
+    [SLOT_MIX_GATE] = {SIZE_INNER, SIZE_HIDDEN},
+    [SLOT_RATES] = {SIZE_RATES, SIZE_HIDDEN},
+    [SLOT_WRITE_RATE] = {SIZE_DECAYS, SIZE_HIDDEN},
+    [SLOT_DECAY_RATE] = {SIZE_DECAYS, SIZE_HIDDEN},
+    [SLOT_MIX_OUT] = {SIZE_HIDDEN, SIZE_INNER},
+    [SLOT_MIX_OUT_BIAS] = {SIZE_HIDDEN},
 };
 
 static const llm_size head_shapes[HEAD_SLOTS][3] = {
@@ -99,7 +126,12 @@ static tn_status check_shape(const llm_source *s, const llm_config *c, const llm
     int rank = 0;
     for (const llm_size *size = shape + alone; rank < 3 - alone && size[rank] != SIZE_ONE && c->size[size[rank]];
          rank++)
-        wanted[rank] = c->size[size[transposed ? 1 - rank : rank]];
+        wanted[rank] = c->size[size[rank]];
+    if (transposed && rank > 1) { /* the last two are exchanged */
+        int64_t rows = wanted[rank - 2];
+        wanted[rank - 2] = wanted[rank - 1];
+        wanted[rank - 1] = rows;
+    }
     row = row && t->rank == 2 && t->shape[0] == 1;
     bool fits = row || t->rank == rank;
     for (int d = 0; d < rank && fits; d++)
@@ -176,7 +208,6 @@ static bool is_spare_output(const llm_config *c, int64_t layer, int slot) {
 }
 
 static tn_status check_known(const llm_source *s, const llm_config *c, const llm_tensor *t, bool *counts) {
-    uint64_t known = c->needs | c->allows;
     uint64_t head = c->family->head_needs | c->family->head_allows | BIT(SLOT_OUTPUT);
     head |= c->rope.kind == ROPE_LONG ? ROPE_TABLES : BIT(SLOT_ROPE_FACTORS);
     const char *name = s->gguf ? t->name : tn_hf_strip(&s->folder, t->name);
@@ -184,7 +215,9 @@ static tn_status check_known(const llm_source *s, const llm_config *c, const llm
     int slot;
     bool fits = tn_llm_find_slot(c->naming, name, c->size[SIZE_EXPERTS], &layer, &slot) && layer < c->layers;
     *counts = fits && !is_spare_output(c, layer, slot);
-    if (fits && (layer < 0 ? head : known) & BIT(slot)) return TN_OK;
+    if (layer >= c->layers && layer - c->layers < c->predicting_layers) return TN_OK;
+    if (c->family->recurrence == RECURRENCE_DELTANET && strncmp(t->name, "mtp.", 4) == 0) return TN_OK;
+    if (fits && (layer < 0 ? head : tn_llm_needs(c, layer) | tn_llm_allows(c, layer)) & BIT(slot)) return TN_OK;
     if (is_beside(c->naming, name)) return TN_OK;
     if (!s->gguf && tn_hf_is_other_part(&s->folder, t->name)) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
@@ -228,19 +261,17 @@ static tn_status read_vocabulary(const llm_source *s, llm_config *c) {
     return TN_OK;
 }
 
-static bool is_needed(const llm_config *c, int64_t layer, int slot) {
-    return (c->needs | (layer > 0 ? c->family->needs_later : 0)) & BIT(slot);
-}
-
 static tn_status check_tensors(const llm_source *s, llm_config *c) {
     TRY(read_vocabulary(s, c));
     uint64_t head = c->family->head_needs | (c->tied ? 0 : BIT(SLOT_OUTPUT));
     if (s->gguf && c->rope.kind == ROPE_LONG) head |= ROPE_TABLES;
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
         if (!is_spare_output(c, -1, slot)) TRY(check_tensor(s, c, -1, slot, head & BIT(slot)));
-    for (int64_t layer = 0; layer < c->layers; layer++)
+    for (int64_t layer = 0; layer < c->layers; layer++) {
+        uint64_t needs = tn_llm_needs(c, layer), allows = tn_llm_allows(c, layer);
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
-            if ((c->needs | c->allows) & BIT(slot)) TRY(check_tensor(s, c, layer, slot, is_needed(c, layer, slot)));
+            if ((needs | allows) & BIT(slot)) TRY(check_tensor(s, c, layer, slot, needs & BIT(slot)));
+    }
     return refuse_unknown(s, c);
 }
 
@@ -297,6 +328,27 @@ void tn_llm_set_rope(llm_config *c, int64_t layer, bool rotates) { set_bit(c->un
 
 bool tn_llm_has_rope(const llm_config *c, int64_t layer) { return !has_bit(c->unrotated, layer); }
 
+void tn_llm_set_unmixed(llm_config *c, int64_t layer) { set_bit(c->unmixed, layer, true); }
+
+void tn_llm_set_recurrent(llm_config *c, int64_t layer) {
+    set_bit(c->recurrent, layer, true);
+    c->recurrent_layers++;
+}
+
+bool tn_llm_is_recurrent(const llm_config *c, int64_t layer) { return has_bit(c->recurrent, layer); }
+
+uint64_t tn_llm_needs(const llm_config *c, int64_t layer) {
+    uint64_t needs = c->needs | (layer > 0 ? c->family->needs_later : 0);
+    if (tn_llm_is_recurrent(c, layer)) needs = (needs & ~ATTENTION_SLOTS) | c->family->recurrent;
+    return has_bit(c->unmixed, layer) ? (needs & ~c->family->experts) | (c->family->needs & FFN_MATRICES) : needs;
+}
+
+uint64_t tn_llm_allows(const llm_config *c, int64_t layer) {
+    uint64_t allows = c->allows;
+    if (tn_llm_is_recurrent(c, layer)) allows = (allows & ~ATTENTION_SLOTS) | c->family->recurrent_allows;
+    return has_bit(c->unmixed, layer) ? (allows & ~c->family->experts) | (c->family->allows & GATED_BIASES) : allows;
+}
+
 /* ---- the configuration ------------------------------------------------------------------------------------------- */
 
 static tn_status take_options(const llm_source *s, const tn_llm_options *options, llm_config *c) {
@@ -327,8 +379,12 @@ static tn_status take_options(const llm_source *s, const tn_llm_options *options
 }
 
 static tn_status configure(llm_source *s, const tn_llm_options *options, bool reader, llm_config *out) {
-    *out = (llm_config){
-        .size = {[SIZE_ONE] = 1}, .scale = TN_AUTO, .embedding_scale = 1, .residual_scale = 1, .logit_scale = 1};
+    *out = (llm_config){.size = {[SIZE_ONE] = 1, [SIZE_UNIT] = 1},
+                        .scale = TN_AUTO,
+                        .embedding_scale = 1,
+                        .residual_scale = 1,
+                        .logit_scale = 1,
+                        .choice_scale = 1};
     TRY(s->gguf ? tn_llm_read_gguf(s->gguf, out) : tn_llm_read_folder(&s->folder, out));
     if (reader) out->tied = true;
     if (!reader && out->bidirectional)
@@ -371,6 +427,18 @@ static tn_status estimate(const llm_config *c, tn_memory_estimate *out) {
     return tn_estimate_inference_memory(&sizes, out);
 }
 
+/* Recurrent layers keep a state instead of keys and values. */
+static void exchange_caches(const llm_config *c, tn_memory_estimate *m) {
+    int64_t shape[3] = {0}, state = 1, conv = c->size[SIZE_CHANNELS] * (c->size[SIZE_KERNEL] - 1);
+    int rank = tn_llm_state_shape(c, shape);
+    for (int d = 0; d < rank; d++)
+        state *= shape[d];
+    if (c->recurrent_layers == 0) return;
+    int64_t before = m->cache_bytes, own = (int64_t)sizeof(float) * (conv + (rank > 0 ? state : 0));
+    m->cache_bytes = before / c->layers * (c->layers - c->recurrent_layers) + own * c->recurrent_layers;
+    m->total_bytes += m->cache_bytes - before;
+}
+
 /* What a folder is called, a file's general.name. */
 static tn_status find_name(const llm_source *s, const char **name, int64_t *length) {
     *name = "";
@@ -389,6 +457,7 @@ tn_status tn_llm_describe(const llm_config *c, const llm_source *s, tn_llm_facts
     int64_t length;
     tn_memory_estimate memory;
     TRY(estimate(c, &memory));
+    exchange_caches(c, &memory);
     TRY(find_name(s, &name, &length));
     int64_t experts = c->choices > 0 ? c->size[SIZE_EXPERTS] : 1;
     *facts = (tn_llm_facts){

@@ -91,6 +91,34 @@ static const llm_naming llama_names = {
          [SLOT_SHARED_DOWN] = "mlp.shared_expert.down_proj.weight"},
 };
 
+#define DEEPSEEK_EXPERTS                                                                                               \
+    [SLOT_ROUTER] = "mlp.gate.weight", [SLOT_CHOICE_BIAS] = "mlp.gate.e_score_correction_bias",                        \
+    [SLOT_EXPERT_GATE] = "mlp.experts.*.gate_proj.weight", [SLOT_EXPERT_UP] = "mlp.experts.*.up_proj.weight",          \
+    [SLOT_EXPERT_DOWN] = "mlp.experts.*.down_proj.weight", [SLOT_SHARED_GATE] = "mlp.shared_experts.gate_proj.weight", \
+    [SLOT_SHARED_UP] = "mlp.shared_experts.up_proj.weight", [SLOT_SHARED_DOWN] = "mlp.shared_experts.down_proj.weight"
+static const llm_naming deepseek_names = {
+    NAMES,
+    .layer_slots =
+        {TWO_NORMS, MATRICES,
+         DEEPSEEK_EXPERTS, [SLOT_Q] = "self_attn.q_proj.weight", [SLOT_O] = "self_attn.o_proj.weight",
+         [SLOT_Q_DOWN] = "self_attn.q_a_proj.weight", [SLOT_Q_DOWN_NORM] = "self_attn.q_a_layernorm.weight",
+         [SLOT_Q_UP] = "self_attn.q_b_proj.weight", [SLOT_KV_DOWN] = "self_attn.kv_a_proj_with_mqa.weight",
+         [SLOT_KV_DOWN_NORM] = "self_attn.kv_a_layernorm.weight", [SLOT_KV_UP] = "self_attn.kv_b_proj.weight"},
+};
+
+static const llm_naming glm4_moe_names = {
+    NAMES, .layer_slots = {TWO_NORMS, ATTENTION, HEAD_NORMS, MATRICES, DEEPSEEK_EXPERTS}};
+
+static const llm_naming gpt_oss_names = {
+    NAMES,
+    .layer_slots =
+        {TWO_NORMS, ATTENTION, [SLOT_SINKS] = "self_attn.sinks", [SLOT_ROUTER] = "mlp.router.weight",
+         [SLOT_ROUTER_BIAS] = "mlp.router.bias", [SLOT_EXPERT_UP] = "mlp.experts.gate_up_proj",
+         [SLOT_EXPERT_UP_BIAS] = "mlp.experts.gate_up_proj_bias", [SLOT_EXPERT_DOWN] = "mlp.experts.down_proj",
+         [SLOT_EXPERT_DOWN_BIAS] = "mlp.experts.down_proj_bias"},
+    .transposed = BIT(SLOT_EXPERT_UP) | BIT(SLOT_EXPERT_DOWN),
+};
+
 static const llm_naming mixtral_names = {
     NAMES,
     .layer_slots = {TWO_NORMS, ATTENTION, [SLOT_ROUTER] = "block_sparse_moe.gate.weight",
@@ -119,6 +147,90 @@ static const llm_naming olmo2_names = {
     NAMES,
     .layer_slots = {ATTENTION, HEAD_NORMS, MATRICES, [SLOT_ATTENTION_POST_NORM] = "post_attention_layernorm.weight",
                     [SLOT_FFN_POST_NORM] = "post_feedforward_layernorm.weight"},
+};
+
+#define DELTANET_LAYER                                                                                                \
+    [SLOT_CONV] = "linear_attn.conv1d.weight", [SLOT_STEP_BIAS] = "linear_attn.dt_bias",                              \
+    [SLOT_DECAY] = "linear_attn.A_log", [SLOT_MIX_NORM] = "linear_attn.norm.weight",                                  \
+    [SLOT_MIX_OUT] = "linear_attn.out_proj.weight", [SLOT_ROUTER] = "mlp.gate.weight",                                \
+    [SLOT_EXPERT_GATE] = "mlp.experts.*.gate_proj.weight", [SLOT_EXPERT_UP] = "mlp.experts.*.up_proj.weight",         \
+    [SLOT_EXPERT_DOWN] = "mlp.experts.*.down_proj.weight", [SLOT_SHARED_ROUTER] = "mlp.shared_expert_gate.weight",    \
+    [SLOT_SHARED_GATE] = "mlp.shared_expert.gate_proj.weight", [SLOT_SHARED_UP] = "mlp.shared_expert.up_proj.weight", \
+    [SLOT_SHARED_DOWN] = "mlp.shared_expert.down_proj.weight"
+static const llm_naming qwen3_next_names = {
+    NAMES,
+    .layer_slots = {TWO_NORMS, ATTENTION, HEAD_NORMS, MATRICES, DELTANET_LAYER,
+                    [SLOT_MIX_IN] = "linear_attn.in_proj_qkvz.weight", [SLOT_RATES] = "linear_attn.in_proj_ba.weight"},
+};
+static const llm_naming qwen3_5_names = {
+    NAMES,
+    .layer_slots =
+        {TWO_NORMS, ATTENTION, HEAD_NORMS, MATRICES, DELTANET_LAYER, [SLOT_MIX_IN] = "linear_attn.in_proj_qkv.weight",
+         [SLOT_MIX_GATE] = "linear_attn.in_proj_z.weight", [SLOT_WRITE_RATE] = "linear_attn.in_proj_b.weight",
+         [SLOT_DECAY_RATE] = "linear_attn.in_proj_a.weight"},
+};
+
+static const llm_naming lfm2_names = {
+    .prefix = "model.",
+    .layer = "layers.",
+    .layer_slots = {[SLOT_ATTENTION_NORM] = "operator_norm.weight",
+                    [SLOT_FFN_NORM] = "ffn_norm.weight",
+                    [SLOT_Q] = "self_attn.q_proj.weight",
+                    [SLOT_K] = "self_attn.k_proj.weight",
+                    [SLOT_V] = "self_attn.v_proj.weight",
+                    [SLOT_O] = "self_attn.out_proj.weight",
+                    [SLOT_Q_NORM] = "self_attn.q_layernorm.weight",
+                    [SLOT_K_NORM] = "self_attn.k_layernorm.weight",
+                    [SLOT_GATE] = "feed_forward.w1.weight",
+                    [SLOT_UP] = "feed_forward.w3.weight",
+                    [SLOT_DOWN] = "feed_forward.w2.weight",
+                    [SLOT_MIX_IN] = "conv.in_proj.weight",
+                    [SLOT_MIX_IN_BIAS] = "conv.in_proj.bias",
+                    [SLOT_CONV] = "conv.conv.weight",
+                    [SLOT_CONV_BIAS] = "conv.conv.bias",
+                    [SLOT_MIX_OUT] = "conv.out_proj.weight",
+                    [SLOT_MIX_OUT_BIAS] = "conv.out_proj.bias"},
+    .head_slots = {[SLOT_EMBEDDING] = "embed_tokens.weight",
+                   [SLOT_OUTPUT_NORM] = "embedding_norm.weight",
+                   [SLOT_OUTPUT] = "lm_head.weight"},
+};
+
+static const llm_naming mamba_names = {
+    .prefix = "backbone.",
+    .layer = "layers.",
+    .layer_slots = {[SLOT_ATTENTION_NORM] = "norm.weight",
+                    [SLOT_MIX_IN] = "mixer.in_proj.weight",
+                    [SLOT_MIX_IN_BIAS] = "mixer.in_proj.bias",
+                    [SLOT_CONV] = "mixer.conv1d.weight",
+                    [SLOT_CONV_BIAS] = "mixer.conv1d.bias",
+                    [SLOT_MIX_X] = "mixer.x_proj.weight",
+                    [SLOT_STEP] = "mixer.dt_proj.weight",
+                    [SLOT_STEP_BIAS] = "mixer.dt_proj.bias",
+                    [SLOT_DECAY] = "mixer.A_log",
+                    [SLOT_SKIP] = "mixer.D",
+                    [SLOT_MIX_OUT] = "mixer.out_proj.weight",
+                    [SLOT_MIX_OUT_BIAS] = "mixer.out_proj.bias"},
+    .head_slots = {[SLOT_EMBEDDING] = "embeddings.weight",
+                   [SLOT_OUTPUT_NORM] = "norm_f.weight",
+                   [SLOT_OUTPUT] = "lm_head.weight"},
+};
+static const llm_naming mamba2_names = {
+    .prefix = "backbone.",
+    .layer = "layers.",
+    .layer_slots = {[SLOT_ATTENTION_NORM] = "norm.weight",
+                    [SLOT_MIX_IN] = "mixer.in_proj.weight",
+                    [SLOT_MIX_IN_BIAS] = "mixer.in_proj.bias",
+                    [SLOT_CONV] = "mixer.conv1d.weight",
+                    [SLOT_CONV_BIAS] = "mixer.conv1d.bias",
+                    [SLOT_STEP_BIAS] = "mixer.dt_bias",
+                    [SLOT_DECAY] = "mixer.A_log",
+                    [SLOT_SKIP] = "mixer.D",
+                    [SLOT_MIX_NORM] = "mixer.norm.weight",
+                    [SLOT_MIX_OUT] = "mixer.out_proj.weight",
+                    [SLOT_MIX_OUT_BIAS] = "mixer.out_proj.bias"},
+    .head_slots = {[SLOT_EMBEDDING] = "embeddings.weight",
+                   [SLOT_OUTPUT_NORM] = "norm_f.weight",
+                   [SLOT_OUTPUT] = "lm_head.weight"},
 };
 
 static const llm_naming phi3_names = {
@@ -288,6 +400,18 @@ static const char *const falcon_keys[LLM_KEYS] = {
     [KEY_KV_HEADS] = "", /* tn_llm_read_falcon */
     [KEY_HEAD_DIM] = "",
 };
+static const char *const lfm2_keys[LLM_KEYS] = KEYS_BUT("norm_eps", "hidden_act");
+static const char *const mamba_keys[LLM_KEYS] = {
+    [KEY_LAYERS] = "num_hidden_layers",
+    [KEY_HIDDEN] = "hidden_size",
+    [KEY_INTERMEDIATE] = "",
+    [KEY_HEADS] = "",
+    [KEY_CONTEXT] = "",
+    [KEY_EPS] = "layer_norm_epsilon",
+    [KEY_ACTIVATION] = "hidden_act",
+    [KEY_KV_HEADS] = "",
+    [KEY_HEAD_DIM] = "",
+};
 static const char *const gpt_neo_keys[LLM_KEYS] = {
     [KEY_LAYERS] = "num_layers",
     [KEY_HIDDEN] = "hidden_size",
@@ -330,12 +454,30 @@ static const int64_t mistral_usual[LLM_KEYS] = {[KEY_LAYERS] = 32, [KEY_HIDDEN] 
 static const int64_t gemma3_usual[LLM_KEYS] = {
     [KEY_LAYERS] = 26,      [KEY_HIDDEN] = 2304, [KEY_INTERMEDIATE] = 9216, [KEY_HEADS] = 8,
     [KEY_CONTEXT] = 131072, [KEY_KV_HEADS] = 4,  [KEY_HEAD_DIM] = 256};
-static const int64_t falcon_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048}; /* rope has no end */
+static const int64_t mamba_usual[LLM_KEYS] = {[KEY_INTERMEDIATE] = 1, [KEY_CONTEXT] = 1 << 20}; /* neither is there */
+static const int64_t falcon_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048};                           /* rope has no end */
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
 /* GGUF files of the llama architecture and some others store the rows of q and k so that rope rotates neighbours; most
  * leave them as they were trained. */
+#define OSS_EXPERTS                                                                              \
+    (BIT(SLOT_ROUTER) | BIT(SLOT_ROUTER_BIAS) | BIT(SLOT_EXPERT_UP) | BIT(SLOT_EXPERT_UP_BIAS) | \
+     BIT(SLOT_EXPERT_DOWN) | BIT(SLOT_EXPERT_DOWN_BIAS))
+#define DEEPSEEK_SLOTS \
+    (EXPERTS | BIT(SLOT_CHOICE_BIAS) | BIT(SLOT_SHARED_GATE) | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN))
+#define LATENT_SLOTS ((PLAIN_SLOTS & ~(BIT(SLOT_Q) | BIT(SLOT_K) | BIT(SLOT_V))) | QUERY_RANKS | KEY_RANKS)
+#define DEEPSEEK_LIKE                                                                               \
+    .needs = LATENT_SLOTS, .head_needs = PLAIN_HEAD, .naming = &deepseek_names, .keys = llama_keys, \
+    .activation = "silu", .always_mixed = true, .own_width = true, .latent = true
+#define MIXER_SLOTS (BIT(SLOT_MIX_IN) | BIT(SLOT_CONV) | BIT(SLOT_MIX_OUT))
+#define MIXER_BIASES (BIT(SLOT_MIX_IN_BIAS) | BIT(SLOT_CONV_BIAS) | BIT(SLOT_MIX_OUT_BIAS))
+#define DECAY_SLOTS (BIT(SLOT_STEP_BIAS) | BIT(SLOT_DECAY))
+#define DELTANET_SLOTS (MIXER_SLOTS | DECAY_SLOTS | BIT(SLOT_MIX_NORM))
+#define DELTANET_APART (BIT(SLOT_MIX_GATE) | BIT(SLOT_WRITE_RATE) | BIT(SLOT_DECAY_RATE))
+#define DELTANET_LIKE                                                                                 \
+    .needs = PLAIN_SLOTS | NORMS, .head_needs = PLAIN_HEAD, .keys = llama_keys, .activation = "silu", \
+    .norms_from_one = true, .part = 0.25, .gated_queries = true, .recurrence = RECURRENCE_DELTANET, .interval = 4
 #define LLAMA_LIKE .head_needs = PLAIN_HEAD, .naming = &llama_names, .keys = llama_keys, .activation = "silu"
 #define GEMMA_LIKE                                                                              \
     .in_gguf = true, .head_needs = PLAIN_HEAD, .activation = "gelu_pytorch_tanh", .tied = true, \
@@ -396,6 +538,17 @@ static const llm_family families[] = {
     {"exaone4", "EXAONE 4", .needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS, .head_needs = PLAIN_HEAD,
      .naming = &olmo2_names, .keys = llama_keys, .activation = "silu", .window = 4096, .pattern = 4,
      .rope_in_windows = true},
+    {"gpt_oss", "GPT-OSS", .needs = PLAIN_SLOTS | BIT(SLOT_SINKS), .allows = BIASES | BIT(SLOT_O_BIAS),
+     .head_needs = PLAIN_HEAD, .naming = &gpt_oss_names, .keys = llama_keys, .activation = "silu", .fused_gate = true,
+     .clamped_gate = true, .experts = OSS_EXPERTS, .always_mixed = true, .whole_choice = true, .window = 128,
+     .pattern = 2, .base = 150000},
+    {"deepseek_v2", "DeepSeek V2", .folder_interleaved = true, DEEPSEEK_LIKE,
+     .experts = DEEPSEEK_SLOTS & ~BIT(SLOT_CHOICE_BIAS)},
+    {"deepseek_v3", "DeepSeek V3, R1", .folder_interleaved = true, DEEPSEEK_LIKE, .experts = DEEPSEEK_SLOTS,
+     .by_sigmoid = true},
+    {"glm4_moe", "GLM-4.5, GLM-4.6", .needs = PLAIN_SLOTS, .allows = BIASES | NORMS, .head_needs = PLAIN_HEAD,
+     .naming = &glm4_moe_names, .keys = llama_keys, .activation = "silu", .experts = DEEPSEEK_SLOTS,
+     .always_mixed = true, .own_width = true, .by_sigmoid = true, .part = 0.5},
     {"glm", "GLM-4", .folder_interleaved = true, .needs = PLAIN_SLOTS & ~BIT(SLOT_GATE), .allows = BIASES,
      .head_needs = PLAIN_HEAD, .naming = &glm_names, .keys = llama_keys, .activation = "silu", .fused_gate = true,
      .part = 0.5},
@@ -448,6 +601,23 @@ static const llm_family families[] = {
      .naming = &modernbert_names, .keys = modernbert_keys, .read = tn_llm_read_modernbert, .activation = "gelu",
      .tied = true, .layer_norm = true, .fused_gate = true, .bidirectional = true, .base = 160000, .local_base = 10000},
     {"eurobert", "EuroBERT", .needs = PLAIN_SLOTS, LLAMA_LIKE, .bidirectional = true},
+    {"lfm2", "LFM2", .needs = PLAIN_SLOTS | NORMS, .head_needs = PLAIN_HEAD, .naming = &lfm2_names, .keys = lfm2_keys,
+     .read = tn_llm_read_lfm2, .activation = "silu", .tied = true, .base = 1e6, .recurrence = RECURRENCE_CONV,
+     .recurrent = MIXER_SLOTS, .recurrent_allows = MIXER_BIASES},
+    {"mamba", "Mamba", .needs = BIT(SLOT_ATTENTION_NORM), .head_needs = PLAIN_HEAD, .naming = &mamba_names,
+     .keys = mamba_keys, .usual = mamba_usual, .activation = "silu", .tied = true, .recurrence = RECURRENCE_MAMBA,
+     .recurrent = MIXER_SLOTS | DECAY_SLOTS | BIT(SLOT_SKIP) | BIT(SLOT_MIX_X) | BIT(SLOT_STEP),
+     .recurrent_allows = MIXER_BIASES},
+    {"mamba2", "Mamba 2", .needs = BIT(SLOT_ATTENTION_NORM), .head_needs = PLAIN_HEAD, .naming = &mamba2_names,
+     .keys = mamba_keys, .usual = mamba_usual, .activation = "silu", .recurrence = RECURRENCE_MAMBA2,
+     .recurrent = MIXER_SLOTS | DECAY_SLOTS | BIT(SLOT_SKIP) | BIT(SLOT_MIX_NORM), .recurrent_allows = MIXER_BIASES},
+    {"qwen3_next", "Qwen3-Next", DELTANET_LIKE, .naming = &qwen3_next_names,
+     .recurrent = DELTANET_SLOTS | BIT(SLOT_RATES), .experts = EXPERTS | SHARED, .always_mixed = true,
+     .own_width = true, .whole_choice = true},
+    {"qwen3_5_text", "Qwen3.5", DELTANET_LIKE, .naming = &qwen3_5_names, .recurrent = DELTANET_SLOTS | DELTANET_APART},
+    {"qwen3_5_moe_text", "Qwen3.5 MoE", DELTANET_LIKE, .naming = &qwen3_5_names,
+     .recurrent = DELTANET_SLOTS | DELTANET_APART, .experts = EXPERTS | SHARED, .always_mixed = true, .own_width = true,
+     .whole_choice = true},
     {"opt", "OPT", .needs = UNGATED_SLOTS | PRE_NORM_BIASES, .allows = BIASES | BIT(SLOT_O_BIAS) | UNGATED_BIASES,
      .head_needs = BIASED_HEAD | BIT(SLOT_POSITIONS), .naming = &opt_names, .keys = opt_keys, .read = tn_llm_read_opt,
      .tied = true, .layer_norm = true, .activation = "relu", .first_position = 2},

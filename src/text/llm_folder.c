@@ -289,10 +289,58 @@ static void set_head_sizes(llm_config *c) {
     c->size[SIZE_Q_NORM] = all ? c->size[SIZE_QUERIES] : each ? c->heads : head;
     c->size[SIZE_K_NORM] = all ? c->size[SIZE_KEYS] : each ? c->kv_heads : head;
     c->size[SIZE_NORM_WIDTH] = each ? head : 0;
+    c->size[SIZE_MIXED] = c->size[SIZE_QUERIES];
+    c->size[SIZE_HEADS] = c->heads;
+    c->size[SIZE_ASK] = c->size[SIZE_QUERIES] * (c->family->gated_queries ? 2 : 1);
+}
+
+/* Latent attention: a head has a part that rope rotates and one that it does not; each head has keys of its own. */
+static tn_status read_latent(const hf_folder *f, llm_config *c) {
+    int64_t rope, plain, values;
+    TRY(read_size(f, c, KEY_HEADS, -1, LLM_MOST_HEADS, &c->heads));
+    TRY(tn_hf_size(f, "qk_rope_head_dim", -1, LLM_MOST_WIDTH, &rope));
+    TRY(tn_hf_size(f, "qk_nope_head_dim", -1, LLM_MOST_WIDTH, &plain));
+    TRY(tn_hf_size(f, "v_head_dim", -1, LLM_MOST_WIDTH, &values));
+    TRY(tn_hf_size(f, "kv_lora_rank", -1, LLM_MOST_WIDTH, &c->size[SIZE_KV_RANK]));
+    c->kv_heads = c->heads;
+    c->size[SIZE_HEAD] = rope + plain;
+    c->size[SIZE_HALF] = rope / 2;
+    set_head_sizes(c);
+    c->size[SIZE_MIXED] = c->heads * values;
+    c->size[SIZE_KV_DOWN] = c->size[SIZE_KV_RANK] + rope;
+    c->size[SIZE_KV_UP] = c->heads * (plain + values);
+    c->interleaved_rope = flag(f, "rope_interleave", c->interleaved_rope);
+    if (rope % 2 != 0 || values > rope + plain)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s/config.json': a 'qk_rope_head_dim' of %" PRId64 " and a 'v_head_dim' of %" PRId64
+                               " are not supported: the first must be even, the second at most 'qk_rope_head_dim' + "
+                               "'qk_nope_head_dim'",
+                               f->path, rope, values);
+    if (!tn_hf_has(f, "q_lora_rank")) { /* queries are not made of a short vector */
+        c->needs = (c->needs & ~QUERY_RANKS) | BIT(SLOT_Q);
+        return TN_OK;
+    }
+    return tn_hf_size(f, "q_lora_rank", -1, LLM_MOST_WIDTH, &c->size[SIZE_Q_RANK]);
+}
+
+/* Stretched by yarn, scores are larger by the square of its factor. */
+static tn_status read_latent_scale(const hf_folder *f, llm_config *c) {
+    double all;
+    const tn_json *o = rope_of(f, "full_attention");
+    if (!c->family->latent || c->rope.kind != ROPE_YARN) return TN_OK;
+    TRY(tn_hf_real(f, o, "mscale_all_dim", 0, 0, 1e6, &all));
+    double by = all > 0 ? tn_llm_yarn_amplitude(c->rope.factor, all) : 1;
+    c->scale = by * by / sqrt((double)c->size[SIZE_HEAD]);
+    return TN_OK;
 }
 
 static tn_status read_heads(const hf_folder *f, llm_config *c) {
     int64_t *head = &c->size[SIZE_HEAD], hidden = c->size[SIZE_HIDDEN];
+    if (c->family->latent) return read_latent(f, c);
+    if (c->recurrent_layers == c->layers) {
+        c->heads = c->kv_heads = *head = 1;
+        return TN_OK;
+    }
     TRY(read_size(f, c, KEY_HEADS, -1, LLM_MOST_HEADS, &c->heads));
     TRY(read_size(f, c, KEY_KV_HEADS, c->kv_heads > 0 ? c->kv_heads : c->heads, LLM_MOST_HEADS, &c->kv_heads));
     TRY(read_size(f, c, KEY_HEAD_DIM, hidden % c->heads == 0 ? hidden / c->heads : -1, LLM_MOST_WIDTH, head));
@@ -306,31 +354,72 @@ static tn_status read_heads(const hf_folder *f, llm_config *c) {
 
 /* ---- mixtures of experts ----------------------------------------------------------------------------------------- */
 
-/* Layers without a mixture among others, and other ways to choose. */
-static tn_status refuse_mixtures(const hf_folder *f) {
-    const tn_json *plain = tn_json_get(f->config, "mlp_only_layers");
+/* Layers without a mixture among others: the first ones (DeepSeek), all but one in so many, or a list (Qwen). */
+static tn_status read_unmixed(const hf_folder *f, llm_config *c) {
+    const tn_json *list = tn_json_get(f->config, "mlp_only_layers");
+    int64_t first = tn_json_int(tn_json_get(f->config, "first_k_dense_replace"), 0);
     int64_t step = tn_json_int(tn_json_get(f->config, "decoder_sparse_step"), 1);
-    if (tn_json_length(plain) == 0 && step == 1) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s/config.json': 'mlp_only_layers' or 'decoder_sparse_step' gives layers without experts, "
-                           "which is not supported",
-                           f->path);
+    if (tn_json_int(tn_json_get(f->config, "moe_layer_freq"), 1) != 1 || step < 1)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s/config.json': 'moe_layer_freq' other than 1 and 'decoder_sparse_step' below 1 are "
+                               "not supported",
+                               f->path);
+    for (int64_t i = 0; i < c->layers; i++)
+        if (i < first || (i + 1) % step != 0) tn_llm_set_unmixed(c, i);
+    for (size_t i = 0; i < tn_json_length(list); i++) {
+        int64_t layer = tn_json_int(tn_json_at(list, i), -1);
+        if (layer >= 0 && layer < c->layers) tn_llm_set_unmixed(c, layer);
+    }
+    return TN_OK;
+}
+
+/* Groups of experts, and the factor of what they yield: DeepSeek's. */
+static tn_status read_choice(const hf_folder *f, llm_config *c) {
+    int64_t experts = c->size[SIZE_EXPERTS], least = c->family->by_sigmoid ? 2 : 1;
+    const char *method = tn_hf_text(f, "topk_method", c->family->by_sigmoid ? "noaux_tc" : "greedy");
+    TRY(tn_hf_real(f, f->config, "routed_scaling_factor", 1, 1e-6, 1e6, &c->choice_scale));
+    if (strcmp(method, "greedy") == 0) return TN_OK;
+    TRY(tn_hf_size(f, "n_group", 1, experts, &c->groups));
+    TRY(tn_hf_size(f, "topk_group", c->groups, c->groups, &c->chosen_groups));
+    bool fits = experts % c->groups == 0 && experts / c->groups >= least &&
+                c->chosen_groups * (experts / c->groups) >= c->choices;
+    if (!fits && c->groups > 1)
+        return tn_backend_fail(TN_ERR_FORMAT,
+                               "'%s/config.json': %" PRId64 " experts in %" PRId64
+                               " groups, of which a token has %" PRId64 " with %" PRId64
+                               " experts: 'n_group', 'topk_group' and the numbers of experts must fit",
+                               f->path, experts, c->groups, c->chosen_groups, c->choices);
+    if (c->chosen_groups == c->groups) c->groups = 0; /* no limit */
+    return TN_OK;
 }
 
 static tn_status read_experts(const hf_folder *f, llm_config *c) {
-    int64_t experts = 0, choices = 0;
+    static const char *const counts[] = {"num_experts", "n_routed_experts", "num_local_experts"};
+    int64_t experts = 0, choices = 0, shared = 0, i = 0;
     int64_t *inner = &c->size[SIZE_EXPERT], usual = c->family->own_width ? -1 : c->size[SIZE_INTERMEDIATE];
     if (c->family->always_mixed) {
-        TRY(tn_hf_size(f, tn_hf_has(f, "num_experts") ? "num_experts" : "num_local_experts", -1, INT32_MAX, &experts));
+        while (i < 2 && !tn_hf_has(f, counts[i]))
+            i++;
+        TRY(tn_hf_size(f, counts[i], -1, INT32_MAX, &experts));
         TRY(tn_hf_size(f, "num_experts_per_tok", -1, INT32_MAX, &choices));
-        TRY(refuse_mixtures(f));
     }
     TRY(tn_llm_set_experts(c, f->path, experts, choices));
+    c->predicting_layers = tn_json_int(tn_json_get(f->config, "num_nextn_predict_layers"), 0);
     if (c->choices == 0) return TN_OK;
+    TRY(read_unmixed(f, c));
+    TRY(tn_hf_real(f, f->config, "swiglu_limit", 7, 1e-6, 1e6, &c->gate_limit));
+    TRY(tn_hf_real(f, f->config, "swiglu_alpha", 1.702, 1e-6, 1e6, &c->gate_slope));
     bool own = c->family->own_width;
-    if (own) c->whole_choice = tn_json_bool(tn_json_get(f->config, "norm_topk_prob"), false); /* Mixtral: always */
+    if (own)
+        c->whole_choice =
+            flag(f, "norm_topk_prob", c->family->by_sigmoid || c->family->recurrence); /* Mixtral: always */
     TRY(tn_hf_size(f, own ? "moe_intermediate_size" : "intermediate_size", usual, LLM_MOST_WIDTH, inner));
     c->size[SIZE_EXPERT_UP] = *inner * (c->family->fused_gate ? 2 : 1);
+    if (tn_hf_has(f, "n_routed_experts")) {
+        TRY(tn_hf_size(f, "n_shared_experts", 1, LLM_MOST_EXPERTS, &shared));
+        c->size[SIZE_SHARED] = shared * *inner;
+        return read_choice(f, c);
+    }
     return tn_hf_size(f, "shared_expert_intermediate_size", c->size[SIZE_INTERMEDIATE], LLM_MOST_WIDTH,
                       &c->size[SIZE_SHARED]);
 }
@@ -354,8 +443,10 @@ static tn_status read_sizes_folder(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_real(f, f->config, key[KEY_EPS], c->family->layer_norm ? 1e-5 : 1e-6, 1e-20, 1, &c->eps));
     bool usual_one = c->family->gelu_by_tanh && strcmp(tn_hf_text(f, key[KEY_ACTIVATION], "gelu"), "gelu") == 0;
     TRY(tn_hf_activation(f, usual_one ? "" : key[KEY_ACTIVATION], c->family->activation, &c->activation));
+    TRY(tn_llm_read_recurrent(f, c));
     TRY(read_heads(f, c));
     TRY(read_rope(f, c));
+    TRY(read_latent_scale(f, c));
     TRY(read_gemma(f, c));
     TRY(read_scales(f, c));
     TRY(read_local_rope(f, c));
@@ -433,6 +524,20 @@ tn_status tn_llm_read_opt(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_refuse(f, "_remove_final_layer_norm"));
     if (tn_json_int(tn_json_get(f->config, "word_embed_proj_dim"), c->size[SIZE_HIDDEN]) != c->size[SIZE_HIDDEN])
         return refuse_value(f, "word_embed_proj_dim", "not the hidden size");
+    return TN_OK;
+}
+
+/* The width of feed-forward is given before it is made two thirds and rounded up. */
+tn_status tn_llm_read_lfm2(const hf_folder *f, llm_config *c) {
+    int64_t *width = &c->size[SIZE_INTERMEDIATE], unit;
+    double by;
+    TRY(tn_hf_size(f, "block_ff_dim", *width, LLM_MOST_WIDTH, width));
+    TRY(tn_hf_size(f, "block_multiple_of", 256, LLM_MOST_WIDTH, &unit));
+    TRY(tn_hf_real(f, f->config, "block_ffn_dim_multiplier", 1, 1e-6, 1e6, &by));
+    if (!flag(f, "block_auto_adjust_ff_dim", true)) return TN_OK;
+    *width = (int64_t)(by * (double)(2 * *width / 3));
+    *width = (*width + unit - 1) / unit * unit;
+    c->size[SIZE_UP] = *width;
     return TN_OK;
 }
 

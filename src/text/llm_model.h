@@ -42,6 +42,25 @@ typedef enum llm_size {
     SIZE_EXPERT,    /* inner width of one */
     SIZE_EXPERT_UP, /* the same, or twice that where one product makes the gate too */
     SIZE_SHARED,    /* of the one that all tokens have */
+    SIZE_MIXED,     /* what attention yields: SIZE_QUERIES, unless values are narrower than keys */
+    SIZE_Q_RANK,    /* latent attention: of queries and … */
+    SIZE_KV_RANK,   /* … of keys and values; 0: the family has none */
+    SIZE_KV_DOWN,   /* the latter, and the part of keys that rope rotates */
+    SIZE_KV_UP,     /* of all heads, keys without that part and values */
+    SIZE_HEADS,
+    SIZE_ASK,          /* rows of the matrix of queries: SIZE_QUERIES, or twice that with a gate for each */
+    SIZE_UNIT,         /* 1, within a shape */
+    SIZE_MIX_IN,       /* recurrent layers: rows of the first product; 0: the family has none */
+    SIZE_CHANNELS,     /* that the convolution runs over, */
+    SIZE_KERNEL,       /* and its length */
+    SIZE_INNER,        /* what the last product reads */
+    SIZE_STATE,        /* numbers that the state has for each of them, or for each of a head */
+    SIZE_DECAYS,       /* heads, or channels, that decay together … */
+    SIZE_DECAY_STATES, /* … where each number of a state has its own: SIZE_STATE; else 0 */
+    SIZE_STEP_RANK,    /* of the vector that steps are made of */
+    SIZE_MIX_X,        /* that, and two of SIZE_STATE */
+    SIZE_MIX_NORM,
+    SIZE_RATES, /* two for each value head */
     SIZE_COUNT
 } llm_size;
 
@@ -79,6 +98,33 @@ typedef enum llm_slot {
     SLOT_SHARED_GATE,
     SLOT_SHARED_UP,
     SLOT_SHARED_DOWN,
+    SLOT_ROUTER_BIAS,
+    SLOT_EXPERT_UP_BIAS,
+    SLOT_EXPERT_DOWN_BIAS,
+    SLOT_SINKS,       /* of attention: for each head a score that belongs to no key */
+    SLOT_CHOICE_BIAS, /* added to the router's values where experts are chosen, not where they are weighted */
+    SLOT_Q_DOWN,      /* latent attention: queries are made of a short vector, */
+    SLOT_Q_DOWN_NORM,
+    SLOT_Q_UP,
+    SLOT_KV_DOWN, /* keys and values of another */
+    SLOT_KV_DOWN_NORM,
+    SLOT_KV_UP,
+    SLOT_MIX_IN, /* recurrent layers: what the convolution reads, gates, and what else the family has */
+    SLOT_MIX_IN_BIAS,
+    SLOT_CONV,
+    SLOT_CONV_BIAS,
+    SLOT_MIX_X,
+    SLOT_STEP,
+    SLOT_STEP_BIAS,
+    SLOT_DECAY,
+    SLOT_SKIP, /* by which inputs are added to what the state yields */
+    SLOT_MIX_NORM,
+    SLOT_MIX_GATE, /* of a gated delta net, where SLOT_MIX_IN has no gates: those, */
+    SLOT_RATES,    /* how much each head writes and how fast it decays, together … */
+    SLOT_WRITE_RATE,
+    SLOT_DECAY_RATE, /* … or by a product each */
+    SLOT_MIX_OUT,
+    SLOT_MIX_OUT_BIAS,
     LAYER_SLOTS
 } llm_slot;
 
@@ -110,6 +156,11 @@ typedef struct llm_naming {
 #define FFN_MATRICES (BIT(SLOT_GATE) | BIT(SLOT_UP) | BIT(SLOT_DOWN))
 #define GATED_BIASES (BIT(SLOT_GATE_BIAS) | BIT(SLOT_UP_BIAS) | BIT(SLOT_DOWN_BIAS))
 #define EXPERTS (BIT(SLOT_ROUTER) | BIT(SLOT_EXPERT_GATE) | BIT(SLOT_EXPERT_UP) | BIT(SLOT_EXPERT_DOWN))
+#define QUERY_RANKS (BIT(SLOT_Q_DOWN) | BIT(SLOT_Q_DOWN_NORM) | BIT(SLOT_Q_UP))
+#define ATTENTION_SLOTS                                                                                               \
+    (BIT(SLOT_Q) | BIT(SLOT_K) | BIT(SLOT_V) | BIT(SLOT_O) | BIT(SLOT_Q_BIAS) | BIT(SLOT_K_BIAS) | BIT(SLOT_V_BIAS) | \
+     BIT(SLOT_O_BIAS) | BIT(SLOT_Q_NORM) | BIT(SLOT_K_NORM))
+#define KEY_RANKS (BIT(SLOT_KV_DOWN) | BIT(SLOT_KV_DOWN_NORM) | BIT(SLOT_KV_UP))
 #define ROPE_TABLES (BIT(SLOT_ROPE_SHORT) | BIT(SLOT_ROPE_LONG))
 
 typedef struct llm_config llm_config;
@@ -120,6 +171,15 @@ typedef enum llm_head_norm {
     HEAD_NORM_EACH,   /* each head; its own weights */
     HEAD_NORM_ALL     /* all heads at once */
 } llm_head_norm;
+
+/* Layers that keep a state of fixed size in place of keys and values (llm_recurrent.c). */
+typedef enum llm_recurrence {
+    RECURRENCE_NONE,
+    RECURRENCE_CONV,    /* a short gated convolution (LFM2) */
+    RECURRENCE_MAMBA,   /* Gu and Dao 2023, "Mamba" */
+    RECURRENCE_MAMBA2,  /* Dao and Gu 2024, "Transformers are SSMs" */
+    RECURRENCE_DELTANET /* Yang et al. 2024, "Gated Delta Networks" */
+} llm_recurrence;
 
 /* How one kind of model differs from the others: a row of the table in llm_families.c. */
 typedef struct llm_family {
@@ -151,10 +211,18 @@ typedef struct llm_family {
     int64_t window;         /* where config.json says nothing; 0: none */
     const char *activation; /* the same */
     /* mixtures of experts */
-    uint64_t experts;  /* bits of slots that a layer has instead of feed-forward's matrices; 0: no such models */
-    bool always_mixed; /* all models are mixtures */
-    bool own_width;    /* experts have a width of their own */
-    bool whole_choice; /* weights of the chosen experts are made to add up to 1, where config.json says nothing */
+    uint64_t experts;   /* bits of slots that a layer has instead of feed-forward's matrices; 0: no such models */
+    bool always_mixed;  /* all models are mixtures */
+    bool own_width;     /* experts have a width of their own */
+    bool whole_choice;  /* weights of the chosen experts are made to add up to 1, where config.json says nothing */
+    bool by_sigmoid;    /* the router's values, each alone; else by softmax */
+    bool clamped_gate;  /* the product of SLOT_EXPERT_UP has gates and what they gate by turns, and both are clamped */
+    bool latent;        /* keys and values are made of a short vector (MLA) */
+    bool gated_queries; /* SLOT_Q has, behind the queries of each head, gates of what attention yields */
+    llm_recurrence recurrence;
+    uint64_t recurrent;        /* bits of slots that a recurrent layer has instead of attention's, */
+    uint64_t recurrent_allows; /* and that it may have */
+    int64_t interval;          /* one layer in so many, the last of them, has attention; 0: config.json says which */
     /* Gemma's */
     bool scaled_embedding;           /* rows of the embedding are multiplied by the root of their length */
     bool gelu_by_tanh;               /* "gelu" in config.json means its approximation, in which they were trained */
@@ -207,7 +275,15 @@ struct llm_config {
     int64_t layers, heads, kv_heads, trained_context, context, pages;
     int64_t choices; /* experts that a token has; 0: no mixture */
     bool whole_choice;
-    uint64_t needs, allows;                 /* bits of layer slots */
+    int64_t groups, chosen_groups;          /* of experts; 0, or from how many of them a token may choose */
+    double gate_slope, gate_limit;          /* of clamped gates */
+    double choice_scale;                    /* by which the weights of the chosen experts are multiplied */
+    uint64_t needs, allows;                 /* bits of layer slots: of the first layer that is like most */
+    uint8_t unmixed[LLM_MOST_LAYERS / 8];   /* bits of the layers without experts in a mixture */
+    uint8_t recurrent[LLM_MOST_LAYERS / 8]; /* bits of the layers with a state in place of attention */
+    int64_t recurrent_layers;
+    int64_t predicting_layers;              /* behind the others, for guesses of further tokens: not read */
+    int64_t key_heads, value_heads;         /* of recurrent layers: groups of Mamba 2 that share a key, and its heads */
     int64_t window;                         /* 0: none */
     uint8_t slides[LLM_MOST_LAYERS / 8];    /* bits of the layers that have it */
     uint8_t unrotated[LLM_MOST_LAYERS / 8]; /* bits of the layers without rope */
@@ -264,13 +340,14 @@ tn_status tn_llm_read_folder(hf_folder *f, llm_config *c);
 /* The row of this name; or TN_ERR_UNSUPPORTED with the list of those that are known in such files. */
 const llm_family *tn_llm_find_family(const char *name, size_t length, bool gguf);
 void tn_llm_list_families(bool gguf, char *out, size_t size);
-enum { LLM_LIST_SIZE = 800 }; /* for such a list */
+enum { LLM_LIST_SIZE = 1600 }; /* for such a list */
 /* What single families have in config.json (llm_folder.c). */
 tn_status tn_llm_read_falcon(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_bigcode(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_neox(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_gpt_neo(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_opt(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_lfm2(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_modernbert(const hf_folder *f, llm_config *c);
 extern const llm_naming tn_llm_falcon_two;
 extern const llm_naming tn_llm_gguf_names, tn_llm_gguf_apart; /* apart: experts have a tensor each */
@@ -287,6 +364,12 @@ int64_t tn_llm_window(const llm_config *c, int64_t layer); /* 0: none */
 bool tn_llm_slides(const llm_config *c, int64_t layer);
 void tn_llm_set_rope(llm_config *c, int64_t layer, bool rotates);
 bool tn_llm_has_rope(const llm_config *c, int64_t layer);
+void tn_llm_set_unmixed(llm_config *c, int64_t layer);
+void tn_llm_set_recurrent(llm_config *c, int64_t layer);
+bool tn_llm_is_recurrent(const llm_config *c, int64_t layer);
+/* Bits of the slots that this layer must or may have. */
+uint64_t tn_llm_needs(const llm_config *c, int64_t layer);
+uint64_t tn_llm_allows(const llm_config *c, int64_t layer);
 int64_t tn_llm_cache_row(const llm_config *c); /* elements of a token's row of a head in the cache */
 /* llm_config.c: yarn's factor of sines and cosines; a model that it stretches may be asked for longer texts. */
 double tn_llm_yarn_amplitude(double factor, double by);
@@ -311,9 +394,19 @@ bool tn_llm_expert_name(const char name[LLM_NAME_SIZE], int64_t expert, char out
 /* Experts and choices are in c; what else follows from them, checked. `place`: of the file, for messages. */
 tn_status tn_llm_set_experts(llm_config *c, const char *place, int64_t experts, int64_t choices);
 
+/* States of a layer: those of attention are pages, those of a recurrent layer are of one conversation. */
+typedef enum llm_cache {
+    CACHE_KEYS,
+    CACHE_VALUES,
+    CACHE_CONV,  /* [channels, kernel - 1]: the last inputs of the convolution */
+    CACHE_STATE, /* tn_llm_state_shape */
+    LLM_CACHES
+} llm_cache;
+
 typedef struct llm_layer {
     tn_tensor *weight[LAYER_SLOTS]; /* NULL where the file has none */
-    tn_tensor *k_cache, *v_cache;   /* state [pages, kv_heads, LLM_PAGE, head_dim] */
+    /* The sequence's, by llm_cache; NULL: not in this layer. Keys and values: [pages, kv_heads, LLM_PAGE, head_dim] */
+    tn_tensor *cache[LLM_CACHES];
 } llm_layer;
 
 /* LoRA's pair for a matrix [out, in]: scale · (x · aᵀ) · bᵀ is added to its product. a [rank, in], b [out, rank], in
@@ -361,6 +454,7 @@ struct tn_llm {
     void *rows;              /* their rows of the embedding as the file has them, */
     float *places;           /* and their positions, on their way into tensors */
     struct llm_draft *draft; /* or NULL */
+    bool stale;              /* states of recurrent layers are not those of the sequence: they are computed anew */
     bool trained;            /* has or had a trainer */
     bool trained_embedding;  /* rows of the embedding come from the tensor, in f32, not from the file */
 };
@@ -377,6 +471,8 @@ tn_status tn_llm_step_alone(tn_llm *m, int32_t id, const float **logits); /* wit
 tn_status tn_llm_read_rows(tn_llm *m, const int32_t *ids,
                            int64_t n);      /* the tokens' rows of the embedding, to m->rows */
 int64_t tn_llm_first_page(const tn_llm *m); /* of its caches; the others follow */
+/* TN_ERR_UNSUPPORTED for a model with recurrent layers. */
+tn_status tn_llm_refuse_recurrent(const tn_llm *m, const char *function);
 /* After a failure: makes caches anew that a failed write has left as errors. Returns the failure. */
 tn_status tn_llm_mend(tn_llm *m, tn_status failure);
 
@@ -444,7 +540,25 @@ tn_tensor *tn_llm_merged(const tn_llm *m, int64_t layer, int slot);
 /* llm_save.c */
 tn_status tn_llm_save_adapter(const tn_llm *m, const char *folder, const char *base_model);
 
-/* llm_record.c */
+/* llm_record.c: a layer's product with the weight of a slot and a bias (NULL: none), and what an adapter adds; a norm
+ * of the family's kind; and the two parts of a product along a dimension: returns the gate, *up becomes what it gates.
+ */
+tn_tensor *tn_llm_product(const llm_weights *w, int64_t layer, int slot, const tn_tensor *x, const tn_tensor *bias);
+tn_tensor *tn_llm_norm(const llm_config *c, const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias);
+tn_tensor *tn_llm_split_gate(tn_tensor **up, int dim, int64_t width);
+/* llm_mixture.c: a layer's mixture of experts. */
+tn_tensor *tn_llm_mix(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
+                      const tn_tensor *x);
+/* llm_latent.c: queries, keys and values [n, heads · head_dim] of latent attention; in each head the part that rope
+ * rotates is in front, values have zeros behind them. And the values [n, SIZE_MIXED] of what attention yields. */
+void tn_llm_project_latent(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x,
+                           tn_tensor *out[3]);
+tn_tensor *tn_llm_latent_values(const llm_config *c, const tn_tensor *mixed);
+/* llm_recurrent.c: sizes of recurrent layers from config.json; the shape of their state (rank 0: none); one layer for
+ * one token x [1, hidden], which changes its states. */
+tn_status tn_llm_read_recurrent(const hf_folder *f, llm_config *c);
+int tn_llm_state_shape(const llm_config *c, int64_t shape[3]);
+tn_tensor *tn_llm_recur(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x);
 tn_status tn_llm_write_onnx(const llm_source *s, const llm_config *c, const llm_weights *w, const char *path,
                             bool cache);
 

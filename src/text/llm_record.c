@@ -24,7 +24,7 @@ static rotation make_rotation(const llm_rope *rope, const tn_tensor *frequencies
     return (rotation){tn_mul_scalar(r.cosine, rope->amplitude), tn_mul_scalar(r.sine, rope->amplitude)};
 }
 
-static tn_tensor *norm(const llm_config *c, const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
+tn_tensor *tn_llm_norm(const llm_config *c, const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
     tn_rms_norm_options rms = TN_RMS_NORM_DEFAULTS;
     rms.eps = c->eps;
     tn_layer_norm_options layer = TN_LAYER_NORM_DEFAULTS;
@@ -36,12 +36,12 @@ static tn_tensor *norm(const llm_config *c, const tn_tensor *x, const tn_tensor 
 
 /* Before attention or feed-forward, where the family has such a norm. */
 static tn_tensor *norm_before(const llm_config *c, tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
-    return weight || c->family->bare_norms ? norm(c, x, weight, bias) : x;
+    return weight || c->family->bare_norms ? tn_llm_norm(c, x, weight, bias) : x;
 }
 
 /* The same of what they yield. */
 static tn_tensor *norm_behind(const llm_config *c, tn_tensor *x, const tn_tensor *weight) {
-    return weight ? norm(c, x, weight, NULL) : x;
+    return weight ? tn_llm_norm(c, x, weight, NULL) : x;
 }
 
 /* Numbers that come to no more than ± cap; 0: as they are. */
@@ -61,12 +61,12 @@ static tn_tensor *rotate(const llm_config *c, tn_tensor *h, const rotation *turn
 /* [n, heads · head_dim] as [n, heads, head_dim]; normalised where the family does so, and rotated. */
 static tn_tensor *heads(const llm_config *c, tn_tensor *x, const tn_tensor *weight, const rotation *turn) {
     llm_head_norm kind = c->family->head_norm;
-    if (weight && kind == HEAD_NORM_ALL) x = norm(c, x, weight, NULL);
+    if (weight && kind == HEAD_NORM_ALL) x = tn_llm_norm(c, x, weight, NULL);
     tn_tensor *h = tn_reshape(x, TN_DIMS(tn_size(x, 0), tn_size(x, 1) / c->size[SIZE_HEAD], c->size[SIZE_HEAD]));
     if (!weight || kind == HEAD_NORM_ALL) return rotate(c, h, turn);
-    if (kind == HEAD_NORM_EACH) return rotate(c, tn_mul(norm(c, h, NULL, NULL), weight), turn);
-    if (c->family->norm_after_rope) return norm(c, rotate(c, h, turn), weight, NULL);
-    return rotate(c, norm(c, h, weight, NULL), turn);
+    if (kind == HEAD_NORM_EACH) return rotate(c, tn_mul(tn_llm_norm(c, h, NULL, NULL), weight), turn);
+    if (c->family->norm_after_rope) return tn_llm_norm(c, rotate(c, h, turn), weight, NULL);
+    return rotate(c, tn_llm_norm(c, h, weight, NULL), turn);
 }
 
 /* 1 + late_scale · log(1 + ⌊position / trained length⌋) for each token: [n, 1, 1]. */
@@ -88,19 +88,30 @@ static void ungroup(const llm_config *c, const tn_tensor *joined, tn_tensor *out
     out[2] = tn_reshape(tn_narrow(groups, 2, share + 1, 1), TN_DIMS(n, keys));
 }
 
-/* A layer's product with the weight of a slot and a bias (NULL: none), and what an adapter adds. */
-static tn_tensor *product(const llm_weights *w, int64_t layer, int slot, const tn_tensor *x, const tn_tensor *bias) {
+tn_tensor *tn_llm_product(const llm_weights *w, int64_t layer, int slot, const tn_tensor *x, const tn_tensor *bias) {
     tn_tensor *y = tn_linear(x, w->layers[layer].weight[slot], bias);
     const llm_lora *l = w->lora ? &w->lora[layer * LAYER_SLOTS + slot] : NULL;
     if (!l || !l->a) return y;
     return tn_add(y, tn_mul_scalar(tn_linear(tn_linear(x, l->a, NULL), l->b, NULL), w->lora_scale));
 }
 
+/* Where each head has its queries (part 0) and then gates of as many numbers (part 1): one of them, [n, queries]. */
+static tn_tensor *ask(const llm_config *c, tn_tensor *made, int part) {
+    int64_t n = tn_size(made, 0), head = c->size[SIZE_HEAD];
+    if (!c->family->gated_queries) return made;
+    tn_tensor *both = tn_reshape(made, TN_DIMS(n, c->heads, 2 * head));
+    return tn_reshape(tn_narrow(both, 2, part * head, head), TN_DIMS(n, c->size[SIZE_QUERIES]));
+}
+
 /* Queries, keys and values, of three products or of one. */
 static void project(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x, tn_tensor *out[3]) {
     tn_tensor *const *weight = w->layers[layer].weight;
+    if (c->family->latent) {
+        tn_llm_project_latent(c, w, layer, x, out);
+        return;
+    }
     if (weight[SLOT_QKV]) {
-        tn_tensor *joined = product(w, layer, SLOT_QKV, x, weight[SLOT_QKV_BIAS]);
+        tn_tensor *joined = tn_llm_product(w, layer, SLOT_QKV, x, weight[SLOT_QKV_BIAS]);
         int64_t queries = c->size[SIZE_QUERIES], keys = c->size[SIZE_KEYS];
         if (c->grouped_qkv) {
             ungroup(c, joined, out);
@@ -111,23 +122,30 @@ static void project(const llm_config *c, const llm_weights *w, int64_t layer, co
         out[2] = tn_narrow(joined, 1, queries + keys, keys);
         return;
     }
-    out[0] = product(w, layer, SLOT_Q, x, weight[SLOT_Q_BIAS]);
-    out[1] = product(w, layer, SLOT_K, x, weight[SLOT_K_BIAS]);
-    out[2] = product(w, layer, SLOT_V, x, weight[SLOT_V_BIAS]);
+    out[0] = ask(c, tn_llm_product(w, layer, SLOT_Q, x, weight[SLOT_Q_BIAS]), 0);
+    out[1] = tn_llm_product(w, layer, SLOT_K, x, weight[SLOT_K_BIAS]);
+    out[2] = tn_llm_product(w, layer, SLOT_V, x, weight[SLOT_V_BIAS]);
 }
 
 /* [n, heads, head_dim] as [1, heads, n, head_dim]. */
 static tn_tensor *by_head(const tn_tensor *x) { return tn_unsqueeze(tn_transpose(x, 0, 1), 0); }
 
-/* Scores that are bent before the softmax: [kv_heads, heads that share one, n, head_dim]. k and v are by head. */
+/* Scores that are bent before the softmax, or have a sink in it: [kv_heads, heads that share one, n, head_dim]. k and v
+ * are by head. */
 static tn_tensor *attend_bent(const llm_config *c, const tn_tensor *seen, const tn_tensor *q, const tn_tensor *k,
-                              const tn_tensor *v) {
+                              const tn_tensor *v, const tn_tensor *sinks) {
     int64_t n = tn_size(q, 0), width = c->size[SIZE_HEAD];
     double scale = c->scale != TN_AUTO ? c->scale : 1 / sqrt((double)width);
     tn_tensor *groups = tn_reshape(tn_transpose(q, 0, 1), TN_DIMS(c->kv_heads, c->heads / c->kv_heads, n, width));
     tn_tensor *keys = tn_permute(k, TN_DIMS(1, 0, 3, 2)), *values = tn_transpose(v, 0, 1);
     tn_tensor *scores = bend(tn_mul_scalar(tn_matmul(groups, keys), scale), c->attention_cap);
-    return tn_matmul(tn_softmax(tn_masked_fill(scores, tn_logical_not(seen), -INFINITY), -1), values);
+    scores = tn_masked_fill(scores, tn_logical_not(seen), -INFINITY);
+    if (!sinks) return tn_matmul(tn_softmax(scores, -1), values);
+    tn_tensor *each = tn_reshape(sinks, TN_DIMS(c->kv_heads, c->heads / c->kv_heads, 1, 1));
+    tn_tensor *most = tn_maximum(tn_amax(scores, (int64_t[]){3}, 1, true), each);
+    tn_tensor *weights = tn_exp(tn_sub(scores, most));
+    tn_tensor *total = tn_add(tn_sum(weights, (int64_t[]){3}, 1, true), tn_exp(tn_sub(each, most)));
+    return tn_matmul(tn_div(weights, total), values);
 }
 
 /* A layer's keys (0) or values (1), behind those of before. */
@@ -139,13 +157,14 @@ static tn_tensor *behind_past(const llm_inputs *in, int64_t layer, int which, co
 }
 
 /* The sequence is these tokens alone, or what is older is an input. */
-static tn_tensor *attend_alone(const llm_config *c, const llm_inputs *in, int64_t layer, tn_tensor *const qkv[3]) {
+static tn_tensor *attend_alone(const llm_config *c, const llm_inputs *in, int64_t layer, tn_tensor *const qkv[3],
+                               const tn_tensor *sinks) {
     tn_scaled_dot_product_attention_options o = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;
     o.scale = c->scale;
     const tn_tensor *q = qkv[0], *seen = tn_llm_window(c, layer) ? in->near : in->seen;
     tn_tensor *k = behind_past(in, layer, 0, qkv[1]), *v = behind_past(in, layer, 1, qkv[2]);
-    tn_tensor *mixed = c->attention_cap > 0 ? attend_bent(c, seen, q, k, v)
-                                            : tn_scaled_dot_product_attention(by_head(q), k, v, seen, &o);
+    tn_tensor *mixed = c->attention_cap > 0 || sinks ? attend_bent(c, seen, q, k, v, sinks)
+                                                     : tn_scaled_dot_product_attention(by_head(q), k, v, seen, &o);
     return tn_transpose(tn_reshape(mixed, TN_DIMS(tn_size(q, 1), tn_size(q, 0), tn_size(q, 2))), 0, 1);
 }
 
@@ -156,9 +175,10 @@ static tn_tensor *attend_cached(const llm_config *c, const llm_weights *w, const
     o.window = window;
     o.softcap = c->attention_cap;
     const tn_tensor *pages = in->pages ? in->pages : w->pages; /* of a batch, or of one sequence */
-    tn_tensor *mixed = tn_cached_attention(qkv[0], qkv[1], qkv[2], l->k_cache, l->v_cache, in->position, pages, &o);
-    tn_cache_append_(l->k_cache, qkv[1], in->position, pages);
-    tn_cache_append_(l->v_cache, qkv[2], in->position, pages);
+    tn_tensor *mixed = tn_cached_attention(qkv[0], qkv[1], qkv[2], l->cache[CACHE_KEYS], l->cache[CACHE_VALUES],
+                                           in->position, pages, l->weight[SLOT_SINKS], &o);
+    tn_cache_append_(l->cache[CACHE_KEYS], qkv[1], in->position, pages);
+    tn_cache_append_(l->cache[CACHE_VALUES], qkv[2], in->position, pages);
     return mixed;
 }
 
@@ -189,86 +209,41 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
     tn_tensor *qkv[] = {heads(c, qkv_parts[0], weight[SLOT_Q_NORM], turn),
                         heads(c, qkv_parts[1], weight[SLOT_K_NORM], turn), heads(c, qkv_parts[2], NULL, NULL)};
     if (c->late_scale > 0) qkv[0] = tn_mul(qkv[0], late_scale(c, in));
-    tn_tensor *mixed = in->seen        ? attend_alone(c, in, layer, qkv)
+    tn_tensor *mixed = in->seen        ? attend_alone(c, in, layer, qkv, weight[SLOT_SINKS])
                        : in->sequences ? attend_batch(c, in, layer, qkv)
                                        : attend_cached(c, w, l, in, window, qkv);
-    tn_tensor *joined = tn_reshape(mixed, TN_DIMS(tn_size(mixed, 0), c->size[SIZE_QUERIES]));
+    tn_tensor *joined = c->family->latent ? tn_llm_latent_values(c, mixed)
+                                          : tn_reshape(mixed, TN_DIMS(tn_size(mixed, 0), c->size[SIZE_QUERIES]));
+    if (c->family->gated_queries)
+        joined = tn_mul(joined, tn_sigmoid(ask(c, tn_llm_product(w, layer, SLOT_Q, x, NULL), 1)));
     look_at(in, layer, PROBE_O, joined);
-    return product(w, layer, SLOT_O, joined, weight[SLOT_O_BIAS]);
+    return tn_llm_product(w, layer, SLOT_O, joined, weight[SLOT_O_BIAS]);
 }
 
-/* The shared expert, weighted by its gate value for each token. */
-static tn_tensor *share(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
-    tn_tensor *const *weight = w->layers[layer].weight;
-    tn_tensor *wish = tn_linear(x, tn_reshape(weight[SLOT_SHARED_ROUTER], TN_DIMS(1, c->size[SIZE_HIDDEN])), NULL);
-    tn_tensor *gate = product(w, layer, SLOT_SHARED_GATE, x, NULL), *up = product(w, layer, SLOT_SHARED_UP, x, NULL);
-    tn_tensor *inner = tn_mul(c->activation(gate), up);
-    return tn_mul(tn_sigmoid(wish), product(w, layer, SLOT_SHARED_DOWN, inner, NULL));
-}
-
-/* One product's two parts along a dimension: the gate, which is returned, and what it gates. */
-static tn_tensor *split_gate(tn_tensor **up, int dim, int64_t width) {
+tn_tensor *tn_llm_split_gate(tn_tensor **up, int dim, int64_t width) {
     tn_tensor *gate = tn_narrow(*up, dim, 0, width);
     *up = tn_narrow(*up, dim, width, width);
     return gate;
-}
-
-/* The sum over all experts, each times what the router gives it: 0 for those that are not chosen.
- *   by, chosen: [n, choices].
- * Costs experts / choices times as much as the chosen ones, and has gradients. */
-static tn_tensor *mix_all(const llm_config *c, tn_tensor *const *weight, const tn_tensor *x, const tn_tensor *chosen,
-                          const tn_tensor *by) {
-    tn_tensor *y = NULL;
-    for (int64_t e = 0; e < c->size[SIZE_EXPERTS]; e++) {
-        tn_tensor *share = tn_sum(tn_mul(by, tn_eq_scalar(chosen, (double)e)), (int64_t[]){1}, 1, true);
-        tn_tensor *up = tn_linear(x, tn_select(weight[SLOT_EXPERT_UP], 0, e), NULL);
-        tn_tensor *gate = c->family->fused_gate ? split_gate(&up, 1, c->size[SIZE_EXPERT])
-                                                : tn_linear(x, tn_select(weight[SLOT_EXPERT_GATE], 0, e), NULL);
-        tn_tensor *inner = tn_mul(c->activation(gate), up);
-        tn_tensor *made = tn_mul(tn_linear(inner, tn_select(weight[SLOT_EXPERT_DOWN], 0, e), NULL), share);
-        y = y ? tn_add(y, made) : made;
-    }
-    return y;
-}
-
-/* A mixture: each token goes through the experts that its router likes best, and what they make is added by how much it
- * likes them. No matrix has columns to be looked at: they differ from expert to expert. */
-static tn_tensor *mix(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
-                      const tn_tensor *x) {
-    tn_tensor *const *weight = w->layers[layer].weight, *y;
-    tn_tensor *likes = tn_softmax(tn_linear(x, weight[SLOT_ROUTER], NULL), -1);
-    tn_tensor *chosen = tn_topk_indices(likes, c->choices, 1, true), *by = tn_topk(likes, c->choices, 1, true);
-    if (c->whole_choice) by = tn_div(by, tn_sum(by, (int64_t[]){1}, 1, true));
-    if (in->trains) {
-        y = mix_all(c, weight, x, chosen, by);
-    } else {
-        tn_tensor *up = tn_linear_experts(x, weight[SLOT_EXPERT_UP], chosen);
-        tn_tensor *gate = c->family->fused_gate ? split_gate(&up, 2, c->size[SIZE_EXPERT])
-                                                : tn_linear_experts(x, weight[SLOT_EXPERT_GATE], chosen);
-        tn_tensor *made = tn_linear_experts(tn_mul(c->activation(gate), up), weight[SLOT_EXPERT_DOWN], chosen);
-        y = tn_sum(tn_mul(made, tn_unsqueeze(by, 2)), (int64_t[]){1}, 1, false);
-    }
-    return weight[SLOT_SHARED_ROUTER] ? tn_add(y, share(c, w, layer, x)) : y;
 }
 
 static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
                                const tn_tensor *x) {
     tn_tensor *const *weight = w->layers[layer].weight;
     look_at(in, layer, PROBE_FFN, x);
-    if (c->choices > 0) {
+    if (weight[SLOT_ROUTER]) {
         look_at(in, layer, PROBE_DOWN, x); /* not read, but each probe position needs a value */
-        return mix(c, w, layer, in, x);
+        return tn_llm_mix(c, w, layer, in, x);
     }
-    tn_tensor *up = product(w, layer, SLOT_UP, x, weight[SLOT_UP_BIAS]);
+    tn_tensor *up = tn_llm_product(w, layer, SLOT_UP, x, weight[SLOT_UP_BIAS]);
     tn_tensor *gate = NULL;
     if (c->family->fused_gate) {
-        gate = split_gate(&up, 1, c->size[SIZE_INTERMEDIATE]);
+        gate = tn_llm_split_gate(&up, 1, c->size[SIZE_INTERMEDIATE]);
     } else if (weight[SLOT_GATE]) {
-        gate = product(w, layer, SLOT_GATE, x, weight[SLOT_GATE_BIAS]);
+        gate = tn_llm_product(w, layer, SLOT_GATE, x, weight[SLOT_GATE_BIAS]);
     }
     tn_tensor *inner = gate ? tn_mul(c->activation(gate), up) : c->activation(up);
     look_at(in, layer, PROBE_DOWN, inner);
-    return product(w, layer, SLOT_DOWN, inner, weight[SLOT_DOWN_BIAS]);
+    return tn_llm_product(w, layer, SLOT_DOWN, inner, weight[SLOT_DOWN_BIAS]);
 }
 
 /* Rows of the embedding, with those of their positions where a model has learned them. */
@@ -276,7 +251,7 @@ static tn_tensor *embed(const llm_config *c, const llm_weights *w, const llm_inp
     tn_tensor *x = tn_cast(in->rows, TN_F32);
     if (tn_dtype_of(x) != TN_F32) x = tn_cast(x, TN_F32); /* rows of a table in half precision */
     x = scaled(x, c->embedding_scale);
-    if (w->head[SLOT_EMBEDDING_NORM]) x = norm(c, x, w->head[SLOT_EMBEDDING_NORM], NULL);
+    if (w->head[SLOT_EMBEDDING_NORM]) x = tn_llm_norm(c, x, w->head[SLOT_EMBEDDING_NORM], NULL);
     if (!w->head[SLOT_POSITIONS]) return x;
     tn_tensor *places = tn_reshape(tn_cast(in->positions, TN_I64), TN_DIMS(tn_size(in->positions, 0)));
     if (c->family->first_position > 0) places = tn_add(places, tn_scalar_int(c->family->first_position));
@@ -294,8 +269,13 @@ static tn_tensor *llm_record_layers(const llm_config *c, const llm_weights *w, c
     for (int64_t i = 0; i < c->layers; i++) {
         tn_tensor *const *weight = w->layers[i].weight;
         tn_tensor *y = norm_before(c, x, weight[SLOT_ATTENTION_NORM], weight[SLOT_ATTENTION_NORM_BIAS]);
-        tn_tensor *mixed = norm_behind(c, attention(c, w, i, in, turns, y), weight[SLOT_ATTENTION_POST_NORM]);
+        tn_tensor *mixed = tn_llm_is_recurrent(c, i) ? tn_llm_recur(c, w, i, y) : attention(c, w, i, in, turns, y);
+        mixed = norm_behind(c, mixed, weight[SLOT_ATTENTION_POST_NORM]);
         tn_tensor *sum = take_rows(c, i, in, rows, tn_add(x, scaled(mixed, c->residual_scale)));
+        if (!weight[SLOT_DOWN] && !weight[SLOT_ROUTER]) { /* Mamba */
+            x = sum;
+            continue;
+        }
         if (c->parallel && !weight[SLOT_FFN_NORM])
             y = take_rows(c, i, in, rows, y);
         else
@@ -313,7 +293,7 @@ tn_tensor *tn_llm_record(const llm_config *c, const llm_weights *w, const llm_in
     tn_tensor *x = llm_record_layers(c, w, in, rows);
     if (rows != LLM_NO_ROWS) {
         const tn_tensor *output = c->tied ? w->head[SLOT_EMBEDDING] : w->head[SLOT_OUTPUT];
-        x = norm(c, x, w->head[SLOT_OUTPUT_NORM], w->head[SLOT_OUTPUT_NORM_BIAS]);
+        x = tn_llm_norm(c, x, w->head[SLOT_OUTPUT_NORM], w->head[SLOT_OUTPUT_NORM_BIAS]);
         look_at(in, c->layers, 0, x);
         x = scaled(tn_linear(x, output, w->head[SLOT_OUTPUT_BIAS]), c->logit_scale);
         logits = tn_retain(bend(x, c->final_cap));
@@ -388,7 +368,7 @@ tn_tensor *tn_llm_record_states(const llm_config *c, const llm_weights *w, const
     TN_SCOPE;
     llm_inputs in = inputs_of(c, w, ids, places, places, places, NULL);
     tn_tensor *x = llm_record_layers(c, w, &in, LLM_ALL_ROWS);
-    states = tn_retain(norm(c, x, w->head[SLOT_OUTPUT_NORM], w->head[SLOT_OUTPUT_NORM_BIAS]));
+    states = tn_retain(tn_llm_norm(c, x, w->head[SLOT_OUTPUT_NORM], w->head[SLOT_OUTPUT_NORM_BIAS]));
     return states;
 }
 

@@ -39,30 +39,37 @@ static tn_status find_fingerprint(const tn_llm *m, char out[FINGERPRINT]) {
 
 static int64_t pages_of(int64_t tokens) { return (tokens + LLM_PAGE - 1) / LLM_PAGE; }
 
-/* Caches are numbered: keys and values of layer 0, of layer 1 … */
+/* Caches are numbered: those of layer 0, of layer 1 … */
 static void cache_name(char out[STATE_NAME], int64_t i) {
-    snprintf(out, STATE_NAME, "%" PRId64 ".%s", i / 2, i % 2 ? "values" : "keys");
+    static const char *const names[LLM_CACHES] = {"keys", "values", "conv", "state"};
+    snprintf(out, STATE_NAME, "%" PRId64 ".%s", i / LLM_CACHES, names[i % LLM_CACHES]);
 }
 
+/* NULL: the layer has no such cache. */
 static tn_tensor *cache_of(const tn_llm *m, int64_t i) {
-    const llm_layer *l = &m->weights.layers[i / 2];
-    return i % 2 ? l->v_cache : l->k_cache;
+    return m->weights.layers[i / LLM_CACHES].cache[i % LLM_CACHES];
+}
+
+/* What the sequence has of a cache: pages, or all of a state. */
+static tn_tensor *own_part(const tn_llm *m, int64_t i, int64_t pages) {
+    tn_tensor *cache = cache_of(m, i);
+    return i % LLM_CACHES > CACHE_VALUES ? cache : tn_narrow(cache, 0, tn_llm_first_page(m), pages);
 }
 
 /* ---- save -------------------------------------------------------------------------------------------------------- */
 
 static tn_status write_state(const tn_llm *m, const char *path, tn_named_tensor *list, char (*names)[STATE_NAME]) {
     char model[FINGERPRINT];
-    int64_t caches = 2 * m->config.layers, pages = pages_of(m->position);
+    int64_t caches = LLM_CACHES * m->config.layers, pages = pages_of(m->position);
     int count = 0;
     TRY(find_fingerprint(m, model));
     TN_SCOPE;
     tn_metadata facts[] = {{"format", FORMAT}, {"model", model}};
     list[count++] = (tn_named_tensor){"tokens", tn_from_data(m->tokens, TN_DIMS(m->position), TN_I32)};
     for (int64_t i = 0; i < caches; i++) {
+        if (!cache_of(m, i) || (m->stale && i % LLM_CACHES > CACHE_VALUES)) continue;
         cache_name(names[i], i);
-        list[count++] =
-            (tn_named_tensor){names[i], tn_contiguous(tn_narrow(cache_of(m, i), 0, tn_llm_first_page(m), pages))};
+        list[count++] = (tn_named_tensor){names[i], tn_contiguous(own_part(m, i, pages))};
     }
     return tn_safetensors_save(path, list, count, facts, 2);
 }
@@ -70,7 +77,7 @@ static tn_status write_state(const tn_llm *m, const char *path, tn_named_tensor 
 tn_status tn_llm_save(const tn_llm *m, const char *path) {
     if (!m || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_save: the model or the path is NULL");
     if (m->position == 0) return tn_backend_fail(TN_ERR_STATE, "tn_llm_save: the sequence has no tokens");
-    size_t caches = 2 * (size_t)m->config.layers;
+    size_t caches = LLM_CACHES * (size_t)m->config.layers;
     tn_named_tensor *list = tn_txt_zalloc(caches + 1, sizeof *list);
     char(*names)[STATE_NAME] = tn_txt_zalloc(caches, sizeof *names);
     tn_device *before = tn_llm_enter(m);
@@ -114,25 +121,38 @@ static tn_status read_tokens(const tn_llm *m, const tn_safetensors *f, const cha
 static tn_status check_cache(const tn_llm *m, const tn_safetensors *f, const char *path, int64_t i, int64_t pages) {
     char name[STATE_NAME];
     tn_safetensors_info t = {.struct_size = sizeof t};
-    const int64_t shape[] = {pages, m->config.kv_heads, LLM_PAGE, tn_llm_cache_row(&m->config)};
+    const tn_tensor *cache = cache_of(m, i);
+    if (!cache) return TN_OK;
     cache_name(name, i);
+    bool found = tn_safetensors_find(f, name, &t) == TN_OK, paged = i % LLM_CACHES <= CACHE_VALUES;
+    if (!found && !paged) return TN_OK; /* it was saved after a rewind: the states are computed anew */
     TRY(tn_safetensors_find(f, name, &t));
-    if (t.dtype != m->config.cache)
+    if (t.dtype != tn_dtype_of(cache))
         return tn_backend_fail(TN_ERR_DTYPE, "'%s': the cache is %s; open the model with that type of cache", path,
                                t.dtype == TN_U8 ? "q8_0" : t.dtype_name);
-    if (t.rank == 4 && memcmp(t.shape, shape, sizeof shape) == 0) return TN_OK;
+    bool fits = t.rank == tn_rank(cache);
+    for (int d = 0; d < t.rank && fits; d++)
+        fits = t.shape[d] == (paged && d == 0 ? pages : tn_size(cache, d));
+    if (fits) return TN_OK;
     return tn_backend_fail(TN_ERR_FORMAT, "'%s': the shape of '%s' does not match the model", path, name);
 }
 
-static tn_status fill_caches(const tn_llm *m, const tn_safetensors *f, int64_t pages) {
-    int64_t caches = 2 * m->config.layers;
+/* *stale: becomes true if the file lacks a state. */
+static tn_status fill_caches(const tn_llm *m, const tn_safetensors *f, int64_t pages, bool *stale) {
+    int64_t caches = LLM_CACHES * m->config.layers;
     for (int64_t i = 0; i < caches; i++) {
         char name[STATE_NAME];
+        tn_safetensors_info t = {.struct_size = sizeof t};
+        if (!cache_of(m, i)) continue;
         cache_name(name, i);
+        if (tn_safetensors_find(f, name, &t) != TN_OK) {
+            *stale = true;
+            continue;
+        }
         TN_SCOPE;
         tn_tensor *saved = tn_retain(tn_safetensors_tensor(f, name));
         tn_tensor *cache = cache_of(m, i);
-        tn_status status = tn_status_of(tn_copy_(tn_narrow(cache, 0, tn_llm_first_page(m), pages), saved));
+        tn_status status = tn_status_of(tn_copy_(own_part(m, i, pages), saved));
         if (status == TN_OK) status = tn_eval(&cache, 1);
         tn_free(saved);
         if (status != TN_OK) return status;
@@ -147,11 +167,14 @@ static tn_status read_state(tn_llm *m, const tn_safetensors *f, const char *path
     TRY(find_fingerprint(m, model));
     TRY(check_word(f, path, "model", model, "the sequence belongs to another model"));
     TRY(read_tokens(m, f, path, tokens, &count));
-    for (int64_t i = 0; i < 2 * m->config.layers; i++)
+    for (int64_t i = 0; i < LLM_CACHES * m->config.layers; i++)
         TRY(check_cache(m, f, path, i, pages_of(count)));
     tn_llm_drop_draft(m);
     m->position = 0; /* until the caches are whole */
-    TRY(fill_caches(m, f, pages_of(count)));
+    m->stale = m->config.recurrent_layers > 0;
+    bool stale = false;
+    TRY(fill_caches(m, f, pages_of(count), &stale));
+    m->stale = stale;
     memcpy(m->tokens, tokens, (size_t)count * sizeof *tokens);
     m->position = count;
     return TN_OK;

@@ -380,7 +380,8 @@ static tn_tensor *decoder_layer(const tn_speech *s, const speech_layer *l, const
     tn_tensor *y = norm(x, &l->part[SELF_NORM]), *qkv[3];
     for (int i = 0; i < 3; i++)
         qkv[i] = heads(linear(y, &l->part[SELF_Q + i]), count);
-    tn_tensor *mixed = tn_cached_attention(qkv[0], qkv[1], qkv[2], l->k_cache, l->v_cache, position, s->pages, NULL);
+    tn_tensor *mixed =
+        tn_cached_attention(qkv[0], qkv[1], qkv[2], l->k_cache, l->v_cache, position, s->pages, NULL, NULL);
     tn_cache_append_(l->k_cache, qkv[1], position, s->pages);
     tn_cache_append_(l->v_cache, qkv[2], position, s->pages);
     tn_tensor *own = tn_add(x, linear(tn_reshape(mixed, TN_DIMS(tn_size(x, 0), c->hidden)), &l->part[SELF_O]));

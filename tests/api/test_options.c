@@ -42,7 +42,7 @@ static tn_tensor *classes(void) { return tn_from_data((int64_t[]){1, 0, 2}, TN_D
 
 static tn_tensor *cached(const tn_cached_attention_options *o) {
     tn_tensor *x = ramp(TN_DIMS(2, 1, 4)), *cache = tn_zeros(TN_DIMS(1, 1, 64, 4), TN_F32);
-    return tn_cached_attention(x, x, x, cache, cache, tn_zeros(TN_ALL, TN_I64), tn_zeros(TN_DIMS(1), TN_I64), o);
+    return tn_cached_attention(x, x, x, cache, cache, tn_zeros(TN_ALL, TN_I64), tn_zeros(TN_DIMS(1), TN_I64), NULL, o);
 }
 
 #define IMAGE ramp(TN_DIMS(1, 2, 6, 6))

@@ -310,7 +310,7 @@ static tn_tensor *record_sequence(const void *arguments) {
     tn_cached_attention_options o = TN_CACHED_ATTENTION_DEFAULTS;
     o.window = s->window;
     o.softcap = s->cap;
-    tn_tensor *y = tn_cached_attention(q, k, v, keys, values, position, pages, &o);
+    tn_tensor *y = tn_cached_attention(q, k, v, keys, values, position, pages, NULL, &o);
     tn_cache_append_(keys, k, position, pages);
     tn_cache_append_(values, v, position, pages);
     tn_tensor *parts[3] = {tn_reshape(y, (int64_t[]){-1}, 1), tn_reshape(tn_cast(keys, TN_F32), (int64_t[]){-1}, 1),

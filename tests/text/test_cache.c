@@ -57,7 +57,7 @@ static tn_tensor *forward(const layer *l, const tn_tensor *ids, const tn_tensor 
     tn_tensor *q = tn_reshape(tn_linear(x, l->q, NULL), TN_DIMS(n, HEADS, WIDTH));
     tn_tensor *k = tn_reshape(tn_linear(x, l->k, NULL), TN_DIMS(n, KV_HEADS, WIDTH));
     tn_tensor *v = tn_reshape(tn_linear(x, l->v, NULL), TN_DIMS(n, KV_HEADS, WIDTH));
-    tn_tensor *a = tn_cached_attention(q, k, v, l->keys, l->values, position, l->pages, NULL);
+    tn_tensor *a = tn_cached_attention(q, k, v, l->keys, l->values, position, l->pages, NULL, NULL);
     tn_cache_append_(l->keys, k, position, l->pages);
     tn_cache_append_(l->values, v, position, l->pages);
     return tn_add(x, tn_linear(tn_reshape(a, TN_DIMS(n, HEADS * WIDTH)), l->o, NULL));
@@ -210,9 +210,9 @@ static void reading_follows_the_order_of_recording(void **state) {
               *one = tn_runtime_scalar_int(1);
     tn_tensor *old = tn_from_data((float[]){8, 8}, TN_DIMS(1, 1, 2), TN_F32),
               *now = tn_from_data((float[]){0, 0}, TN_DIMS(1, 1, 2), TN_F32);
-    tn_tensor *before = tn_cached_attention(now, now, now, keys, values, one, pages, NULL);
+    tn_tensor *before = tn_cached_attention(now, now, now, keys, values, one, pages, NULL, NULL);
     tn_cache_append_(values, old, zero, pages);
-    tn_tensor *after = tn_cached_attention(now, now, now, keys, values, one, pages, NULL);
+    tn_tensor *after = tn_cached_attention(now, now, now, keys, values, one, pages, NULL, NULL);
     assert_ok(tn_eval((tn_tensor *[]){before, after}, 2));
     assert_true(tn_item(tn_sum(before, TN_ALL, false)) == 0);
     assert_true(tn_item(tn_sum(after, TN_ALL, false)) == 8); /* half of (8, 8), for two equal keys */

@@ -20,15 +20,19 @@ typedef struct raw {
     int count;
 } raw;
 
-static void add(raw *r, const char *name, const char *type, int64_t rows, int64_t columns, const void *data,
-                size_t bytes) {
-    char shape[48];
-    snprintf(shape, sizeof shape, columns ? "%lld,%lld" : "%lld", (long long)rows, (long long)columns);
+static void add_shaped(raw *r, const char *name, const char *type, const char *shape, const void *data, size_t bytes) {
     r->header_size += (size_t)snprintf(r->header + r->header_size, sizeof r->header - r->header_size,
                                        "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
                                        r->count++ ? "," : "{", name, type, shape, r->data_size, r->data_size + bytes);
     memcpy(r->data + r->data_size, data, bytes);
     r->data_size += bytes;
+}
+
+static void add(raw *r, const char *name, const char *type, int64_t rows, int64_t columns, const void *data,
+                size_t bytes) {
+    char shape[48];
+    snprintf(shape, sizeof shape, columns ? "%lld,%lld" : "%lld", (long long)rows, (long long)columns);
+    add_shaped(r, name, type, shape, data, bytes);
 }
 
 static const char *write_folder(raw *r, const char *config) {
@@ -257,6 +261,68 @@ static void scales_of_fp8_must_fit(void **state) {
     assert_non_null(strstr(tn_error(), "do not fit weight_block_size"));
 }
 
+/* ---- MXFP4 ------------------------------------------------------------------------------------------------------- */
+
+enum { EXPERTS = 2, OUT = 3, PARTS = 2, IN = 32 * PARTS };
+
+static int code_of(int expert, int out, int in) { return (expert * 5 + out * 7 + in * 3) % 16; }
+
+/* Bit by bit: sign, two bits of exponent with bias 1, one of mantissa. */
+static double e2m1(int code) {
+    int exponent = code >> 1 & 3, mantissa = code & 1;
+    double value = exponent ? ldexp(1 + 0.5 * mantissa, exponent - 1) : 0.5 * mantissa;
+    return code & 8 ? -value : value;
+}
+
+static void put_mxfp4(raw *r, const char *scales_shape) {
+    uint8_t blocks[EXPERTS * OUT * PARTS * 16], scales[EXPERTS * OUT * PARTS];
+    for (int e = 0; e < EXPERTS; e++)
+        for (int o = 0; o < OUT; o++)
+            for (int i = 0; i < IN; i += 2)
+                blocks[((e * OUT + o) * IN + i) / 2] = (uint8_t)(code_of(e, o, i) | code_of(e, o, i + 1) << 4);
+    for (int i = 0; i < EXPERTS * OUT * PARTS; i++)
+        scales[i] = (uint8_t)(120 + i);
+    add_shaped(r, "x_blocks", "U8", "2,3,2,16", blocks, sizeof blocks);
+    if (scales_shape) add_shaped(r, "x_scales", "U8", scales_shape, scales, sizeof scales);
+}
+
+static void blocks_of_mxfp4_have_their_values(void **state) {
+    (void)state;
+    raw r = {0};
+    hf_folder f;
+    float got[EXPERTS * IN * OUT];
+    put_mxfp4(&r, "2,3,2");
+    assert_ok(tn_hf_open(write_folder(&r, "\"quant_method\":\"mxfp4\""), &f));
+    {
+        TN_SCOPE;
+        tn_tensor *t = tn_hf_weights_tensor(f.weights, "x");
+        assert_int_equal(tn_hf_weights_count(f.weights), 1);
+        assert_int_equal(tn_size(t, 1), IN);
+        assert_int_equal(tn_size(t, 2), OUT);
+        assert_ok(tn_read_as(tn_cast(t, TN_F32), got, TN_COUNT(got), TN_F32));
+    }
+    for (int e = 0; e < EXPERTS; e++)
+        for (int i = 0; i < IN; i++)
+            for (int o = 0; o < OUT; o++) {
+                double want = e2m1(code_of(e, o, i)) * ldexp(1, 120 + (e * OUT + o) * PARTS + i / 32 - 127);
+                assert_true((double)got[(e * IN + i) * OUT + o] == want);
+            }
+    tn_hf_close(&f);
+}
+
+static void scales_of_mxfp4_must_fit(void **state) {
+    (void)state;
+    static const char *const shapes[] = {NULL, "3,2,2", "12"};
+    for (size_t i = 0; i < TN_COUNT(shapes); i++) {
+        raw r = {0};
+        hf_folder f;
+        put_mxfp4(&r, shapes[i]);
+        assert_int_equal(tn_hf_open(write_folder(&r, "\"quant_method\":\"mxfp4\""), &f), TN_ERR_FORMAT);
+        assert_non_null(strstr(tn_error(), "do not fit the blocks"));
+        tn_hf_close(&f);
+    }
+}
+
 static tn_status use_once(const char *folder) {
     float got[ROWS * COLUMNS];
     return read_weight(folder, ROWS, COLUMNS, got);
@@ -296,7 +362,8 @@ int main(void) {
         cmocka_unit_test(every_byte_of_fp8_has_its_value), cmocka_unit_test(packed_numbers_have_their_values),
         cmocka_unit_test(other_methods_are_refused),       cmocka_unit_test(parts_that_do_not_fit_are_refused),
         cmocka_unit_test(scales_of_fp8_must_fit),          cmocka_unit_test(reading_leaves_nothing_behind),
-        cmocka_unit_test(memory_may_run_out_anywhere),
+        cmocka_unit_test(memory_may_run_out_anywhere),     cmocka_unit_test(blocks_of_mxfp4_have_their_values),
+        cmocka_unit_test(scales_of_mxfp4_must_fit),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

@@ -35,6 +35,12 @@ LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.7], "long_fac
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
 PHI3 = COMMON | {"pad_token_id": 0}
 MOE = COMMON | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "decoder_sparse_step": 1}
+OSS = COMMON | {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 9, "swiglu_limit": 2.0,
+                "hidden_size": 64, "intermediate_size": 96, "rope_parameters": YARN | {"truncate": False}}
+DEEPSEEK_EXPERTS = COMMON | {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+                             "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7}
+DEEPSEEK = DEEPSEEK_EXPERTS | {"num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 18, "qk_rope_head_dim": 8,
+                               "qk_nope_head_dim": 10, "v_head_dim": 14}
 GEMMA = PHI3 | {"head_dim": 16, "tie_word_embeddings": True, "num_hidden_layers": 4}
 GEMMA2 = GEMMA | {"query_pre_attn_scalar": 16, "sliding_window": 9, "attn_logit_softcapping": 3.0,
                   "final_logit_softcapping": 4.0}
@@ -59,6 +65,14 @@ PIXTRAL = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "
 QWEN_EYES = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 48}
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]}}
 NEW = {"gguf": False}
+STATE = {"gguf": False, "network": False}  # recurrent layers
+MAMBA = {"hidden_size": 48, "num_hidden_layers": 3, "vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2,
+         "pad_token_id": 0}
+DELTANET = COMMON | {"head_dim": 16, "num_hidden_layers": 4,
+                     "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+                     "linear_key_head_dim": 8, "linear_value_head_dim": 12}
+FEW = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}  # more, and transformers' f32
+# is 2e-5 from its f64
 MODERN = {"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 4,
           "num_attention_heads": 4, "max_position_embeddings": 64, "local_attention": 8, "pad_token_id": 0,
           "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
@@ -125,6 +139,17 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("olmo2", "Olmo2", PHI3, {}),
     ("olmo3", "Olmo3", PHI3 | {"sliding_window": 9, "num_hidden_layers": 5, "rope_parameters": {
         "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}, NEW),
+    ("gpt-oss", "GptOss", OSS, NEW),
+    ("deepseek2", "DeepseekV2", DEEPSEEK | {"num_experts": 6, "topk_method": "group_limited_greedy", "n_group": 3,
+                                            "topk_group": 2}, NEW),
+    ("deepseek2-lite", "DeepseekV2", DEEPSEEK | {"q_lora_rank": None, "routed_scaling_factor": 1.0}, NEW),
+    ("deepseek3", "DeepseekV3", DEEPSEEK | {"n_group": 2, "topk_group": 1}, NEW),
+    ("deepseek3-yarn", "DeepseekV3", DEEPSEEK | {"n_group": 1, "topk_group": 1, "norm_topk_prob": False,
+                                                 "rope_interleave": False, "rope_parameters": YARN | {
+                                                     "mscale": 0.7, "mscale_all_dim": 1.3}}, NEW),
+    ("glm4-moe", "Glm4Moe", DEEPSEEK_EXPERTS | {"head_dim": 16, "use_qk_norm": True, "n_group": 1, "topk_group": 1}, NEW),
+    ("qwen3-moe-steps", "Qwen3Moe", MOE | {"head_dim": 16, "num_hidden_layers": 4, "decoder_sparse_step": 2,
+                                           "mlp_only_layers": [3]}, NEW),
     ("olmoe", "Olmoe", PHI3 | {"num_experts": 6, "num_experts_per_tok": 2}, NEW),
     ("exaone4", "Exaone4", COMMON | {"sliding_window": 9, "sliding_window_pattern": 4, "num_hidden_layers": 5}, NEW),
     ("ministral", "Ministral", COMMON | {"head_dim": 16, "sliding_window": 9}, NEW),
@@ -154,6 +179,18 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("gpt-neo", "GPTNeo", {"hidden_size": 48, "num_layers": 4, "num_heads": 4, "max_position_embeddings": 128,
                            "attention_types": [[["global", "local"], 2]], "window_size": 9, "vocab_size": VOCABULARY,
                            "bos_token_id": 1, "eos_token_id": 2}, NEW),
+    ("lfm2", "Lfm2", PHI3 | {"num_hidden_layers": 4, "block_multiple_of": 16, "full_attn_idxs": [1, 3]}, STATE),
+    ("lfm2-bias", "Lfm2", PHI3 | {"num_hidden_layers": 3, "conv_bias": True, "conv_L_cache": 4, "layer_types": [
+        "conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}, STATE),
+    ("mamba", "Mamba", MAMBA | {"state_size": 6}, STATE),
+    ("mamba-biases", "Mamba", MAMBA | {"state_size": 4, "use_bias": True, "use_conv_bias": False, "expand": 3,
+                                       "time_step_rank": 5, "conv_kernel": 3}, STATE),
+    ("mamba2", "Mamba2", MAMBA | {"state_size": 6, "num_heads": 8, "head_dim": 12, "n_groups": 2}, STATE),
+    ("qwen3-next", "Qwen3Next", DELTANET | FEW | {"decoder_sparse_step": 1, "num_experts": 6, "num_experts_per_tok": 2,
+                                            "moe_intermediate_size": 40, "shared_expert_intermediate_size": 24}, STATE),
+    ("qwen3.5", "Qwen3_5", DELTANET | {"head_dim": 32}, STATE),
+    ("qwen3.5-moe", "Qwen3_5Moe", DELTANET | FEW | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+                                              "shared_expert_intermediate_size": 24}, STATE),
     ("opt", "OPT", {"hidden_size": 48, "ffn_dim": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
                     "vocab_size": VOCABULARY, "max_position_embeddings": 128, "word_embed_proj_dim": 48,
                     "bos_token_id": 1, "eos_token_id": 2}, NEW),
@@ -212,24 +249,29 @@ QUANTIZED = [  # name, quantization_config; how weights are stored follows from 
     ("gptq-v2", {"quant_method": "gptq", "bits": 4, "group_size": 16, "checkpoint_format": "gptq_v2"}),
     ("awq", {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"}),
     ("fp8", {"quant_method": "fp8", "weight_block_size": [32, 24]}),
+    ("mxfp4", {"quant_method": "mxfp4"}),
     ("fp8-channel", {"quant_method": "compressed-tensors", "format": "float-quantized"}),
 ]
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # which output each place of a word has
 READERS = ("modernbert", "modernbert-mean", "eurobert", "qwen3-embedding", "embedding-gemma")  # no ONNX models
 TEXTS = ["How is the weather?", "Is it raining?", "", "a", "Ünïcödé — naïve café, 東京 🙂", "word " * 400,
          "def f(x):\n    return x ** 2", "The quick brown fox jumps over the lazy dog. " * 5]
-TWO_PARTS = ("Gemma3", "Qwen2_5_VL", "Qwen3VL")  # stems of families that have pictures as well
+TWO_PARTS = ("Qwen3_5", "Qwen3_5Moe", "Gemma3", "Qwen2_5_VL", "Qwen3VL")  # stems of families that have pictures as well
 HUGGING = ("max_shard_size",)  # what of a row's last column save_pretrained takes
 POOLING = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens", "last": "lasttoken"}
 
 
 def randomize(torch, model):
     """Weights so large that every part of the network counts; norms and biases too."""
+    less_one = "Qwen3Next" in type(model).__name__ or "Qwen3_5" in type(model).__name__  # norms' weights are stored so
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.normal_(0, 0.2 if p.dim() > 1 else 0.3)
-            if p.dim() == 1 and name.endswith("weight"):
+            if p.dim() == 1 and name.endswith("weight") and not (less_one and "linear_attn" not in name):
                 p.add_(1)
+        for name, b in model.named_buffers():
+            if name.endswith("correction_bias"):
+                b.normal_(0, 0.3)
 
 
 def write_tokenizer(folder):
@@ -317,7 +359,9 @@ class Suite:
         held = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
         self.expect(whole or sizes["weights_bytes"] <= held <= sizes["weights_bytes"] + 65536,
                     f"{name}: fit says {sizes['weights_bytes']} bytes of weights, the files have {held}")
-        told = f"{name}: {count} weights, logits {error:.1e}, {len(got)} greedy tokens, as ONNX {self.network(name):.1e}"
+        told = f"{name}: {count} weights, logits {error:.1e}, {len(got)} greedy tokens"
+        if how.get("network", True):
+            told += f", as ONNX {self.network(name):.1e}"
         if how.get("gguf", True):
             self.command("logits", "-m", folder, "--ids", words, "-o", out, "--cache", "f32", "--json")
             told += ", " + self.through_gguf(name, words, wanted, greedy, kind, how.get("peer", True))
@@ -396,12 +440,21 @@ class Suite:
         from safetensors.torch import save_file
 
         torch, numpy, folder = self.torch, self.numpy, self.folder / name
-        model = self.make(name, "Llama", "ForCausalLM", COMMON)
+        mxfp4 = name == "mxfp4"
+        model = self.make(name, "GptOss" if mxfp4 else "Llama", "ForCausalLM", OSS if mxfp4 else COMMON)
         stored = {}
         folder.mkdir()
         with torch.no_grad():
             for key, p in model.state_dict().items():
-                if "proj" not in key:
+                if mxfp4 and key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+                    blocks = torch.randint(0, 256, (p.shape[0], p.shape[2], p.shape[1] // 32, 16), dtype=torch.uint8)
+                    scales = torch.randint(121, 125, blocks.shape[:3], dtype=torch.uint8)
+                    stored |= {f"{key}_blocks": blocks, f"{key}_scales": scales}
+                    p.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+                    continue
+                if mxfp4 or "proj" not in key:
                     stored[key] = p.clone()
                     continue
                 parts, stands_for = (self.packed if "bits" in config else self.eight_bits)(p.clone(), config)
@@ -531,7 +584,7 @@ class Suite:
 
 
 REFUSED = [
-    ("type", {"model_type": "mamba"}, "model_type"),
+    ("type", {"model_type": "rwkv"}, "model_type"),
     ("rope", {"rope_parameters": {"rope_type": "proportional"}}, "proportional"),
     ("longrope", {"rope_parameters": {"rope_type": "longrope", "long_factor": [1, 2]}}, "short_factor"),
     ("part", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.4}}, "rotates pairs"),

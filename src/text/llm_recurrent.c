@@ -1,0 +1,268 @@
+/* llm_recurrent.c — layers that keep a state of fixed size: short convolutions, Mamba 1 and 2, gated delta nets.
+ *
+ * A layer is recorded for one token: it reads the state, and writes that of the next token. So texts are computed token
+ * by token. */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "text/llm_model.h"
+
+/* ---- sizes ------------------------------------------------------------------------------------------------------- */
+
+static tn_status read_conv(const hf_folder *f, llm_config *c) {
+    int64_t hidden = c->size[SIZE_HIDDEN];
+    TRY(tn_hf_size(f, "conv_L_cache", 3, LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]));
+    c->size[SIZE_CHANNELS] = c->size[SIZE_INNER] = hidden;
+    c->size[SIZE_MIX_IN] = 3 * hidden;
+    return TN_OK;
+}
+
+static tn_status read_mamba(const hf_folder *f, llm_config *c) {
+    int64_t hidden = c->size[SIZE_HIDDEN], expand, *inner = &c->size[SIZE_INNER], *state = &c->size[SIZE_STATE];
+    const tn_json *rank = tn_json_get(f->config, "time_step_rank");
+    TRY(tn_hf_size(f, "expand", 2, 1024, &expand));
+    TRY(tn_hf_size(f, "intermediate_size", expand * hidden, LLM_MOST_WIDTH, inner));
+    TRY(tn_hf_size(f, "state_size", 16, LLM_MOST_WIDTH, state));
+    TRY(tn_hf_size(f, "conv_kernel", 4, LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]));
+    c->size[SIZE_STEP_RANK] = (hidden + 15) / 16; /* "auto" */
+    if (tn_json_kind_of(rank) == TN_JSON_NUMBER)
+        TRY(tn_hf_size(f, "time_step_rank", -1, LLM_MOST_WIDTH, &c->size[SIZE_STEP_RANK]));
+    c->size[SIZE_MIX_IN] = 2 * *inner;
+    c->size[SIZE_CHANNELS] = c->size[SIZE_DECAYS] = *inner;
+    c->size[SIZE_DECAY_STATES] = *state;
+    c->size[SIZE_MIX_X] = c->size[SIZE_STEP_RANK] + 2 * *state;
+    return TN_OK;
+}
+
+static tn_status read_mamba2(const hf_folder *f, llm_config *c) {
+    int64_t width, *inner = &c->size[SIZE_INNER], *state = &c->size[SIZE_STATE];
+    TRY(tn_hf_size(f, "num_heads", 128, LLM_MOST_HEADS, &c->value_heads));
+    TRY(tn_hf_size(f, "head_dim", 64, LLM_MOST_WIDTH, &width));
+    TRY(tn_hf_size(f, "n_groups", 8, c->value_heads, &c->key_heads));
+    TRY(tn_hf_size(f, "state_size", 128, LLM_MOST_WIDTH, state));
+    TRY(tn_hf_size(f, "conv_kernel", 4, LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]));
+    const tn_json *limit = tn_json_get(f->config, "time_step_limit");
+    if (tn_json_number(tn_json_at(limit, 0), 0) > 0 || tn_json_kind_of(tn_json_at(limit, 1)) == TN_JSON_NUMBER)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s/config.json': a 'time_step_limit' other than 0 to infinity is not supported",
+                               f->path);
+    if (c->value_heads % c->key_heads != 0)
+        return tn_backend_fail(TN_ERR_FORMAT,
+                               "'%s/config.json': 'num_heads' %" PRId64 " is not a multiple of 'n_groups' %" PRId64,
+                               f->path, c->value_heads, c->key_heads);
+    *inner = c->size[SIZE_MIX_NORM] = c->value_heads * width;
+    c->size[SIZE_DECAYS] = c->value_heads;
+    c->size[SIZE_CHANNELS] = *inner + 2 * c->key_heads * *state;
+    c->size[SIZE_MIX_IN] = *inner + c->size[SIZE_CHANNELS] + c->value_heads;
+    return TN_OK;
+}
+
+static tn_status read_deltanet(const hf_folder *f, llm_config *c) {
+    int64_t keys, values, *inner = &c->size[SIZE_INNER];
+    TRY(tn_hf_size(f, "linear_num_key_heads", 16, LLM_MOST_HEADS, &c->key_heads));
+    TRY(tn_hf_size(f, "linear_num_value_heads", 32, LLM_MOST_HEADS, &c->value_heads));
+    TRY(tn_hf_size(f, "linear_key_head_dim", 128, LLM_MOST_WIDTH, &keys));
+    TRY(tn_hf_size(f, "linear_value_head_dim", 128, LLM_MOST_WIDTH, &values));
+    TRY(tn_hf_size(f, "linear_conv_kernel_dim", 4, LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]));
+    if (c->value_heads % c->key_heads != 0)
+        return tn_backend_fail(TN_ERR_FORMAT,
+                               "'%s/config.json': 'linear_num_value_heads' %" PRId64
+                               " is not a multiple of 'linear_num_key_heads' %" PRId64,
+                               f->path, c->value_heads, c->key_heads);
+    *inner = c->value_heads * values;
+    c->size[SIZE_STATE] = keys;
+    c->size[SIZE_DECAYS] = c->value_heads;
+    c->size[SIZE_MIX_NORM] = values;
+    c->size[SIZE_CHANNELS] = *inner + 2 * c->key_heads * keys;
+    c->size[SIZE_MIX_IN] = c->size[SIZE_CHANNELS] + (c->family->recurrent & BIT(SLOT_MIX_GATE) ? 0 : *inner);
+    c->size[SIZE_RATES] = 2 * c->value_heads;
+    return TN_OK;
+}
+
+/* Which layers: a list of words, a list of those with attention (older LFM2), one in so many, or all. */
+static tn_status read_kinds(const hf_folder *f, llm_config *c) {
+    const tn_json *types = tn_json_get(f->config, "layer_types"), *full = tn_json_get(f->config, "full_attn_idxs");
+    bool typed = tn_json_kind_of(types) == TN_JSON_ARRAY, listed = tn_json_kind_of(full) == TN_JSON_ARRAY;
+    bool pure = !(c->family->needs & BIT(SLOT_O));
+    int64_t interval = c->family->interval;
+    if (interval > 0) TRY(tn_hf_size(f, "full_attention_interval", interval, LLM_MOST_LAYERS, &interval));
+    for (int64_t i = 0; i < c->layers; i++) {
+        bool attends = interval > 0 && (i + 1) % interval == 0;
+        for (size_t k = 0; listed && k < tn_json_length(full); k++)
+            attends = attends || tn_json_int(tn_json_at(full, k), -1) == i;
+        if (typed) attends = strcmp(tn_json_string(tn_json_at(types, (size_t)i), ""), "full_attention") == 0;
+        if (pure || !attends) tn_llm_set_recurrent(c, i);
+    }
+    if (typed || listed || pure || interval > 0) return TN_OK;
+    return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' has no list 'layer_types' of the kinds of layers", f->path);
+}
+
+tn_status tn_llm_read_recurrent(const hf_folder *f, llm_config *c) {
+    static tn_status (*const readers[])(const hf_folder *f, llm_config *c) = {[RECURRENCE_CONV] = read_conv,
+                                                                              [RECURRENCE_MAMBA] = read_mamba,
+                                                                              [RECURRENCE_MAMBA2] = read_mamba2,
+                                                                              [RECURRENCE_DELTANET] = read_deltanet};
+    if (c->family->recurrence == RECURRENCE_NONE) return TN_OK;
+    TRY(read_kinds(f, c));
+    TRY(readers[c->family->recurrence](f, c));
+    int64_t channels = c->size[SIZE_CHANNELS];
+    if (channels <= LLM_MOST_WIDTH && c->size[SIZE_MIX_IN] <= 4 * (int64_t)LLM_MOST_WIDTH && c->size[SIZE_KERNEL] > 1)
+        return TN_OK;
+    return tn_backend_fail(TN_ERR_FORMAT,
+                           "'%s/config.json': recurrent layers have %" PRId64 " channels and a kernel of %" PRId64
+                           "; at most %d and at least 2 are supported",
+                           f->path, channels, c->size[SIZE_KERNEL], (int)LLM_MOST_WIDTH);
+}
+
+int tn_llm_state_shape(const llm_config *c, int64_t shape[3]) {
+    int64_t inner = c->size[SIZE_INNER], state = c->size[SIZE_STATE], heads = c->value_heads;
+    switch (c->family->recurrence) {
+    case RECURRENCE_MAMBA: shape[0] = inner, shape[1] = state; return 2;
+    case RECURRENCE_MAMBA2: shape[0] = heads, shape[1] = inner / heads, shape[2] = state; return 3;
+    case RECURRENCE_DELTANET: shape[0] = heads, shape[1] = state, shape[2] = inner / heads; return 3;
+    default: return 0;
+    }
+}
+
+/* ---- one token --------------------------------------------------------------------------------------------------- */
+
+static tn_tensor *flat(const tn_tensor *x) { return tn_reshape(x, TN_DIMS(tn_numel(x))); }
+
+/* The causal convolution of each channel: x [1, channels] and the inputs before it. Returns [1, channels]. */
+static tn_tensor *convolve(const llm_config *c, const llm_layer *l, const tn_tensor *x) {
+    int64_t channels = c->size[SIZE_CHANNELS], kernel = c->size[SIZE_KERNEL];
+    tn_tensor *inputs = tn_cat((tn_tensor *[]){l->cache[CACHE_CONV], tn_reshape(x, TN_DIMS(channels, 1))}, 2, 1);
+    tn_tensor *weight = tn_cast(tn_reshape(l->weight[SLOT_CONV], TN_DIMS(channels, kernel)), TN_F32);
+    tn_tensor *y = tn_sum(tn_mul(inputs, weight), (int64_t[]){1}, 1, false);
+    if (l->weight[SLOT_CONV_BIAS]) y = tn_add(y, l->weight[SLOT_CONV_BIAS]);
+    tn_copy_(l->cache[CACHE_CONV], tn_narrow(inputs, 1, 1, kernel - 1));
+    return tn_reshape(y, TN_DIMS(1, channels));
+}
+
+/* log(1 + exp(x + bias)): how far a state moves. */
+static tn_tensor *step_of(const tn_tensor *x, const tn_tensor *bias) {
+    tn_softplus_options o = TN_SOFTPLUS_DEFAULTS;
+    return tn_softplus(tn_add(flat(x), bias), &o);
+}
+
+static tn_tensor *decay_of(const llm_layer *l) { return tn_neg(tn_exp(tn_cast(l->weight[SLOT_DECAY], TN_F32))); }
+
+static tn_tensor *short_convolution(const llm_config *c, const llm_layer *l, const tn_tensor *x) {
+    int64_t hidden = c->size[SIZE_HIDDEN];
+    tn_tensor *before = tn_narrow(x, 1, 0, hidden), *behind = tn_narrow(x, 1, hidden, hidden);
+    tn_tensor *y = convolve(c, l, tn_mul(before, tn_narrow(x, 1, 2 * hidden, hidden)));
+    return tn_mul(behind, y);
+}
+
+/* h = exp(step · decay) · h + step · u · B; y = h · C + skip · u. */
+static tn_tensor *mamba(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
+    const llm_layer *l = &w->layers[layer];
+    int64_t inner = c->size[SIZE_INNER], state = c->size[SIZE_STATE], rank = c->size[SIZE_STEP_RANK];
+    tn_tensor *u = c->activation(convolve(c, l, tn_narrow(x, 1, 0, inner)));
+    tn_tensor *made = tn_llm_product(w, layer, SLOT_MIX_X, u, NULL);
+    tn_tensor *step =
+        step_of(tn_llm_product(w, layer, SLOT_STEP, tn_narrow(made, 1, 0, rank), NULL), l->weight[SLOT_STEP_BIAS]);
+    tn_tensor *written = tn_narrow(made, 1, rank, state), *read = tn_narrow(made, 1, rank + state, state);
+    tn_tensor *h = tn_mul(l->cache[CACHE_STATE], tn_exp(tn_mul(tn_unsqueeze(step, 1), decay_of(l))));
+    h = tn_add(h, tn_mul(tn_unsqueeze(tn_mul(step, flat(u)), 1), written));
+    tn_tensor *y = tn_add(tn_sum(tn_mul(h, read), (int64_t[]){1}, 1, false), tn_mul(flat(u), l->weight[SLOT_SKIP]));
+    tn_copy_(l->cache[CACHE_STATE], h);
+    return tn_mul(tn_reshape(y, TN_DIMS(1, inner)), tn_silu(tn_narrow(x, 1, inner, inner)));
+}
+
+/* Each of `groups` rows of width numbers, for all heads that share it: [heads, width]. */
+static tn_tensor *for_heads(const tn_tensor *x, int64_t groups, int64_t heads) {
+    int64_t width = tn_numel(x) / groups;
+    tn_tensor *all = tn_expand(tn_reshape(x, TN_DIMS(groups, 1, width)), TN_DIMS(groups, heads / groups, width));
+    return tn_reshape(all, TN_DIMS(heads, width));
+}
+
+/* The same by heads, with one decay a head; then a norm in groups. */
+static tn_tensor *mamba2(const llm_config *c, const llm_layer *l, const tn_tensor *x) {
+    int64_t inner = c->size[SIZE_INNER], heads = c->value_heads, keys = c->key_heads * c->size[SIZE_STATE];
+    tn_tensor *made = c->activation(convolve(c, l, tn_narrow(x, 1, inner, c->size[SIZE_CHANNELS])));
+    tn_tensor *u = tn_reshape(tn_narrow(made, 1, 0, inner), TN_DIMS(heads, inner / heads, 1));
+    tn_tensor *written = tn_unsqueeze(for_heads(tn_narrow(made, 1, inner, keys), c->key_heads, heads), 1);
+    tn_tensor *read = tn_unsqueeze(for_heads(tn_narrow(made, 1, inner + keys, keys), c->key_heads, heads), 1);
+    tn_tensor *step = step_of(tn_narrow(x, 1, inner + c->size[SIZE_CHANNELS], heads), l->weight[SLOT_STEP_BIAS]);
+    tn_tensor *kept = tn_reshape(tn_exp(tn_mul(step, decay_of(l))), TN_DIMS(heads, 1, 1));
+    step = tn_reshape(step, TN_DIMS(heads, 1, 1));
+    tn_tensor *h = tn_add(tn_mul(l->cache[CACHE_STATE], kept), tn_mul(tn_mul(u, step), written));
+    tn_tensor *y = tn_sum(tn_mul(h, read), (int64_t[]){2}, 1, true);
+    y = tn_add(y, tn_mul(u, tn_reshape(l->weight[SLOT_SKIP], TN_DIMS(heads, 1, 1))));
+    tn_copy_(l->cache[CACHE_STATE], h);
+    y = tn_mul(tn_reshape(y, TN_DIMS(1, inner)), tn_silu(tn_narrow(x, 1, 0, inner)));
+    tn_rms_norm_options o = TN_RMS_NORM_DEFAULTS;
+    o.eps = c->eps;
+    tn_tensor *groups = tn_reshape(y, TN_DIMS(c->key_heads, inner / c->key_heads));
+    y = tn_reshape(tn_rms_norm(groups, TN_DIMS(inner / c->key_heads), NULL, &o), TN_DIMS(1, inner));
+    return tn_mul(y, l->weight[SLOT_MIX_NORM]);
+}
+
+/* Rows of length 1. */
+static tn_tensor *unit_rows(const tn_tensor *x) {
+    static const double EPS = 1e-6;
+    tn_tensor *squares = tn_sum(tn_mul(x, x), (int64_t[]){1}, 1, true);
+    return tn_mul(x, tn_rsqrt(tn_add_scalar(squares, EPS)));
+}
+
+/* Gated delta net: a head's state maps keys to values; what it has for a key moves towards the new value.
+ *   all: [1, queries, keys and values of the convolution]; gate [1, inner]; rates: writing and decay, [value_heads]. */
+static tn_tensor *delta_rule(const llm_config *c, const llm_layer *l, const tn_tensor *all, const tn_tensor *gate,
+                             tn_tensor *const rates[2]) {
+    int64_t heads = c->value_heads, inner = c->size[SIZE_INNER], width = inner / heads, state = c->size[SIZE_STATE];
+    int64_t keys = c->key_heads * state;
+    tn_tensor *made = c->activation(convolve(c, l, all));
+    tn_tensor *q = unit_rows(for_heads(tn_narrow(made, 1, 0, keys), c->key_heads, heads));
+    tn_tensor *k = tn_unsqueeze(unit_rows(for_heads(tn_narrow(made, 1, keys, keys), c->key_heads, heads)), 2);
+    tn_tensor *v = tn_reshape(tn_narrow(made, 1, 2 * keys, inner), TN_DIMS(heads, 1, width));
+    tn_tensor *kept = tn_exp(tn_mul(step_of(rates[1], l->weight[SLOT_STEP_BIAS]), decay_of(l)));
+    tn_tensor *h = tn_mul(l->cache[CACHE_STATE], tn_reshape(kept, TN_DIMS(heads, 1, 1)));
+    tn_tensor *known = tn_sum(tn_mul(h, k), (int64_t[]){1}, 1, true);
+    tn_tensor *change = tn_mul(tn_sub(v, known), tn_reshape(tn_sigmoid(rates[0]), TN_DIMS(heads, 1, 1)));
+    h = tn_add(h, tn_mul(k, change));
+    q = tn_mul_scalar(tn_unsqueeze(q, 2), 1 / sqrt((double)state));
+    tn_tensor *y = tn_sum(tn_mul(h, q), (int64_t[]){1}, 1, false);
+    tn_copy_(l->cache[CACHE_STATE], h);
+    tn_rms_norm_options o = TN_RMS_NORM_DEFAULTS;
+    o.eps = c->eps;
+    y = tn_rms_norm(y, TN_DIMS(width), l->weight[SLOT_MIX_NORM], &o);
+    return tn_mul(tn_reshape(y, TN_DIMS(1, inner)), tn_silu(gate));
+}
+
+/* Part [from, from + width) of each row, as one row: a product has the parts of each key head next to each other. */
+static tn_tensor *part_of(const tn_tensor *groups, int64_t from, int64_t width) {
+    return tn_reshape(tn_narrow(groups, 1, from, width), TN_DIMS(1, tn_size(groups, 0) * width));
+}
+
+static tn_tensor *deltanet(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x,
+                           const tn_tensor *made) {
+    const llm_layer *l = &w->layers[layer];
+    int64_t groups = c->key_heads, each = c->value_heads / groups, state = c->size[SIZE_STATE];
+    int64_t values = c->size[SIZE_INNER] / groups;
+    if (l->weight[SLOT_MIX_GATE]) {
+        tn_tensor *rates[] = {flat(tn_llm_product(w, layer, SLOT_WRITE_RATE, x, NULL)),
+                              flat(tn_llm_product(w, layer, SLOT_DECAY_RATE, x, NULL))};
+        return delta_rule(c, l, made, tn_llm_product(w, layer, SLOT_MIX_GATE, x, NULL), rates);
+    }
+    tn_tensor *parts = tn_reshape(made, TN_DIMS(groups, tn_numel(made) / groups));
+    tn_tensor *both = tn_reshape(tn_llm_product(w, layer, SLOT_RATES, x, NULL), TN_DIMS(groups, 2 * each));
+    tn_tensor *rates[] = {flat(part_of(both, 0, each)), flat(part_of(both, each, each))};
+    tn_tensor *all = tn_cat(
+        (tn_tensor *[]){part_of(parts, 0, state), part_of(parts, state, state), part_of(parts, 2 * state, values)}, 3,
+        1);
+    return delta_rule(c, l, all, part_of(parts, 2 * state + values, values), rates);
+}
+
+tn_tensor *tn_llm_recur(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
+    const llm_layer *l = &w->layers[layer];
+    tn_tensor *made = tn_llm_product(w, layer, SLOT_MIX_IN, x, l->weight[SLOT_MIX_IN_BIAS]), *y = NULL;
+    switch (c->family->recurrence) {
+    case RECURRENCE_CONV: y = short_convolution(c, l, made); break;
+    case RECURRENCE_MAMBA: y = mamba(c, w, layer, made); break;
+    case RECURRENCE_MAMBA2: y = mamba2(c, l, made); break;
+    default: y = deltanet(c, w, layer, x, made);
+    }
+    return tn_llm_product(w, layer, SLOT_MIX_OUT, y, l->weight[SLOT_MIX_OUT_BIAS]);
+}

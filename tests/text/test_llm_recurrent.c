@@ -1,0 +1,278 @@
+/* test_llm_recurrent.c — language models with recurrent layers: their state follows the sequence wherever it goes.
+ *
+ * That the numbers are those of transformers is what tools/text/hf_folders.py looks at. */
+#include "test_support.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "text/text_common.h"
+#include "trunnion/finetune.h"
+#include "trunnion/llm.h"
+#include "trunnion/trunnion.h"
+
+enum { HIDDEN = 8, INNER = 12, WORDS = 20, LENGTH = 9, MOST = 40 };
+
+typedef struct row {
+    const char *name;
+    int64_t shape[3]; /* ends with 0 */
+} row;
+
+typedef struct model {
+    const char *name, *config;
+    const row *rows;
+    int count;
+} model;
+
+#define SIZES                                                                                                   \
+    "\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":2,\"num_attention_heads\":2,"             \
+    "\"num_key_value_heads\":1,\"max_position_embeddings\":100,\"norm_eps\":1e-6,\"tie_word_embeddings\":true," \
+    "\"block_auto_adjust_ff_dim\":false"
+
+/* A convolution, then attention. */
+static const row lfm2_rows[] = {
+    {"model.embed_tokens.weight", {WORDS, HIDDEN}},
+    {"model.embedding_norm.weight", {HIDDEN}},
+    {"model.layers.0.operator_norm.weight", {HIDDEN}},
+    {"model.layers.0.conv.in_proj.weight", {3 * HIDDEN, HIDDEN}},
+    {"model.layers.0.conv.conv.weight", {HIDDEN, 1, 3}},
+    {"model.layers.0.conv.out_proj.weight", {HIDDEN, HIDDEN}},
+    {"model.layers.0.ffn_norm.weight", {HIDDEN}},
+    {"model.layers.0.feed_forward.w1.weight", {INNER, HIDDEN}},
+    {"model.layers.0.feed_forward.w3.weight", {INNER, HIDDEN}},
+    {"model.layers.0.feed_forward.w2.weight", {HIDDEN, INNER}},
+    {"model.layers.1.operator_norm.weight", {HIDDEN}},
+    {"model.layers.1.self_attn.q_proj.weight", {HIDDEN, HIDDEN}},
+    {"model.layers.1.self_attn.k_proj.weight", {HIDDEN / 2, HIDDEN}},
+    {"model.layers.1.self_attn.v_proj.weight", {HIDDEN / 2, HIDDEN}},
+    {"model.layers.1.self_attn.out_proj.weight", {HIDDEN, HIDDEN}},
+    {"model.layers.1.self_attn.q_layernorm.weight", {HIDDEN / 2}},
+    {"model.layers.1.self_attn.k_layernorm.weight", {HIDDEN / 2}},
+    {"model.layers.1.ffn_norm.weight", {HIDDEN}},
+    {"model.layers.1.feed_forward.w1.weight", {INNER, HIDDEN}},
+    {"model.layers.1.feed_forward.w3.weight", {INNER, HIDDEN}},
+    {"model.layers.1.feed_forward.w2.weight", {HIDDEN, INNER}},
+};
+/* No attention at all. */
+static const row mamba2_rows[] = {
+    {"backbone.embeddings.weight", {WORDS, HIDDEN}},
+    {"backbone.norm_f.weight", {HIDDEN}},
+    {"backbone.layers.0.norm.weight", {HIDDEN}},
+    {"backbone.layers.0.mixer.in_proj.weight", {16 + 28 + 4, HIDDEN}},
+    {"backbone.layers.0.mixer.conv1d.weight", {28, 1, 4}},
+    {"backbone.layers.0.mixer.conv1d.bias", {28}},
+    {"backbone.layers.0.mixer.dt_bias", {4}},
+    {"backbone.layers.0.mixer.A_log", {4}},
+    {"backbone.layers.0.mixer.D", {4}},
+    {"backbone.layers.0.mixer.norm.weight", {16}},
+    {"backbone.layers.0.mixer.out_proj.weight", {HIDDEN, 16}},
+};
+static const char lfm2_config[] = "{\"model_type\":\"lfm2\"," SIZES ",\"layer_types\":[\"conv\",\"full_attention\"]";
+static const char mamba2_config[] =
+    "{\"model_type\":\"mamba2\",\"hidden_size\":8,\"num_hidden_layers\":1,\"num_heads\":4,\"head_dim\":4,"
+    "\"n_groups\":2,\"state_size\":3,\"layer_norm_epsilon\":1e-6,\"tie_word_embeddings\":true";
+static const model models[] = {{"lfm2", lfm2_config, lfm2_rows, TN_COUNT(lfm2_rows)},
+                               {"mamba2", mamba2_config, mamba2_rows, TN_COUNT(mamba2_rows)}};
+
+static const int32_t text[LENGTH] = {3, 1, 4, 1, 5, 9, 2, 6, 5};
+
+static const char *make_folder(const model *of, const char *more) {
+    const char *folder = test_scratch(of->name);
+    char path[600], config[1024];
+    tn_named_tensor tensors[MOST];
+    assert_true(mkdir(folder, 0700) == 0 || errno == EEXIST);
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    tn_manual_seed(3);
+    {
+        TN_SCOPE;
+        for (int i = 0; i < of->count; i++) {
+            const int64_t *shape = of->rows[i].shape;
+            tensors[i] = (tn_named_tensor){of->rows[i].name, tn_randn(shape, shape[2] ? 3 : shape[1] ? 2 : 1)};
+        }
+        assert_ok(tn_safetensors_save(path, tensors, of->count, NULL, 0));
+    }
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    snprintf(config, sizeof config, "%s%s}", of->config, more);
+    write_file(path, config);
+    return folder;
+}
+
+static tn_llm *open_model(const model *of) {
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    tn_llm *m;
+    o.conversations = 3;
+    assert_ok(tn_llm_open(make_folder(of, ""), &o, &m));
+    return m;
+}
+
+static void assert_same(const float *got, const float *want) { assert_memory_equal(got, want, WORDS * sizeof *got); }
+
+/* Logits of the text's last token, as a conversation of its own computes them. */
+static void logits_of(const tn_llm *with, const int32_t *ids, int64_t count, float out[WORDS]) {
+    tn_llm *m;
+    const float *logits;
+    assert_ok(tn_llm_new_conversation(with, NULL, &m));
+    assert_ok(tn_llm_prompt(m, ids, count, &logits));
+    memcpy(out, logits, WORDS * sizeof *out);
+    tn_llm_close(m);
+}
+
+/* A prompt, single tokens and all logits agree, whatever was computed in between. */
+static void states_follow_the_sequence(void **state) {
+    (void)state;
+    for (size_t k = 0; k < TN_COUNT(models); k++) {
+        tn_llm *m = open_model(&models[k]);
+        float want[WORDS], other[WORDS], all[LENGTH * WORDS];
+        const int32_t changed[] = {3, 1, 4, 1, 7, 7};
+        const float *got;
+        logits_of(m, text, LENGTH, want);
+        logits_of(m, changed, 6, other);
+        assert_ok(tn_llm_prepare(m));
+        assert_ok(tn_llm_prompt(m, text, 4, NULL));
+        assert_ok(tn_llm_prepare(m));
+        for (int i = 4; i < LENGTH; i++)
+            assert_ok(tn_llm_step(m, text[i], &got));
+        assert_same(got, want);
+        assert_ok(tn_llm_rewind(m, 4));
+        assert_ok(tn_llm_prompt(m, changed + 4, 2, &got));
+        assert_same(got, other);
+        assert_ok(tn_llm_rewind(m, 0));
+        assert_ok(tn_llm_logits(m, text, LENGTH, all));
+        assert_same(all + (LENGTH - 1) * WORDS, want);
+        assert_true(memcmp(want, other, sizeof want) != 0);
+        tn_llm_close(m);
+    }
+}
+
+static void batches_compute_what_conversations_compute_alone(void **state) {
+    (void)state;
+    for (size_t k = 0; k < TN_COUNT(models); k++) {
+        tn_llm *m[2] = {open_model(&models[k]), NULL};
+        float want[2][WORDS];
+        const int32_t other[] = {3, 1, 8};
+        const float *got;
+        tn_llm_batch *batch;
+        logits_of(m[0], text, 4, want[0]);
+        logits_of(m[0], other, 3, want[1]);
+        assert_ok(tn_llm_new_conversation(m[0], NULL, &m[1]));
+        for (int i = 0; i < 2; i++)
+            assert_ok(tn_llm_prompt(m[i], text, 2, NULL));
+        assert_ok(tn_llm_batch_new(m, 2, &batch));
+        assert_ok(tn_llm_batch_step(batch, (int32_t[]){4, -1}, NULL));
+        assert_ok(tn_llm_batch_step(batch, (int32_t[]){1, 8}, &got));
+        assert_same(got, want[0]);
+        assert_same(got + WORDS, want[1]);
+        assert_int_equal(tn_llm_position(m[1]), 3);
+        assert_int_equal(tn_llm_batch_step(batch, (int32_t[]){1, WORDS}, &got), TN_ERR_ARGUMENT);
+        assert_int_equal(tn_llm_position(m[0]), 4);
+        tn_llm_batch_free(batch);
+        tn_llm_close(m[1]);
+        tn_llm_close(m[0]);
+    }
+}
+
+/* Also one that was rewound: its file has no states. */
+static void a_saved_sequence_goes_on(void **state) {
+    (void)state;
+    for (size_t k = 0; k < TN_COUNT(models); k++) {
+        for (int rewound = 0; rewound < 2; rewound++) {
+            tn_llm *m = open_model(&models[k]);
+            char path[600];
+            float want[WORDS];
+            const float *got;
+            snprintf(path, sizeof path, "%s", test_scratch("sequence"));
+            logits_of(m, text, LENGTH, want);
+            assert_ok(tn_llm_prompt(m, text, 5 + rewound, NULL));
+            if (rewound) assert_ok(tn_llm_rewind(m, 5));
+            assert_ok(tn_llm_save(m, path));
+            assert_ok(tn_llm_rewind(m, 0));
+            assert_ok(tn_llm_prompt(m, text + 3, 3, NULL));
+            assert_ok(tn_llm_load(m, path));
+            assert_int_equal(tn_llm_position(m), 5);
+            assert_ok(tn_llm_prompt(m, text + 5, LENGTH - 5, &got));
+            assert_same(got, want);
+            tn_llm_close(m);
+        }
+    }
+}
+
+static void what_needs_several_tokens_at_once_is_refused(void **state) {
+    (void)state;
+    tn_llm *m = open_model(&models[0]);
+    tn_llm_draft_options draft = TN_LLM_DRAFT_DEFAULTS;
+    tn_finetune *t;
+    assert_int_equal(tn_llm_set_draft(m, &draft), TN_ERR_UNSUPPORTED);
+    assert_non_null(strstr(tn_error(), "recurrent"));
+    assert_int_equal(tn_llm_export_onnx(m, test_scratch("x.onnx"), NULL), TN_ERR_UNSUPPORTED);
+    assert_int_equal(tn_finetune_new(m, NULL, &t), TN_ERR_UNSUPPORTED);
+    assert_int_equal(tn_llm_importance(m, text, LENGTH, NULL, NULL), TN_ERR_ARGUMENT);
+    tn_llm_close(m);
+}
+
+static void estimates_count_states(void **state) {
+    (void)state;
+    tn_llm_facts f = {.struct_size = sizeof f};
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    assert_ok(tn_llm_inspect_path(make_folder(&models[1], ""), &o, &f));
+    assert_int_equal(f.cache_bytes, 4 * (28 * 3 + 4 * 4 * 3));
+    o.context = 64;
+    assert_ok(tn_llm_inspect_path(make_folder(&models[0], ""), &o, &f));
+    assert_int_equal(f.cache_bytes, 4 * HIDDEN * 2 + 2 * 64 * (HIDDEN / 2) * 2);
+}
+
+static void wrong_configurations_are_refused(void **state) {
+    (void)state;
+    static const struct {
+        int model;
+        const char *more, *word;
+    } rows[] = {{0, ",\"conv_L_cache\":1", "at least 2"},
+                {0, ",\"conv_L_cache\":4", "according to the metadata"},
+                {0, ",\"layer_types\":[\"conv\",\"conv\"]", "conv.in_proj"},
+                {1, ",\"n_groups\":3", "multiple"},
+                {1, ",\"n_groups\":9", "n_groups"},
+                {1, ",\"state_size\":99999999", "state_size"},
+                {1, ",\"state_size\":4", "according to the metadata"},
+                {1, ",\"time_step_limit\":[0.1,0.2]", "time_step_limit"}};
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        tn_llm *m;
+        const char *folder = make_folder(&models[rows[i].model], rows[i].more); /* the last of equal keys counts */
+        if (tn_llm_open(folder, NULL, &m) == TN_OK) fail_msg("row %d was opened", (int)i);
+        if (!strstr(tn_error(), rows[i].word)) fail_msg("row %d: %s", (int)i, tn_error());
+    }
+}
+
+/* Allocations of the second library fail one by one while a conversation opens and goes back. */
+static void memory_may_run_out_anywhere(void **state) {
+    (void)state;
+    tn_llm *m = open_model(&models[0]);
+    float want[WORDS];
+    logits_of(m, text, 3, want);
+    tn_status status = TN_ERR_MEMORY;
+    for (int64_t n = 1; status != TN_OK; n++) {
+        tn_llm *own;
+        tn_txt_fail_at(n);
+        status = tn_llm_new_conversation(m, NULL, &own);
+        tn_txt_fail_at(0);
+        assert_true(status == TN_ERR_MEMORY || status == TN_OK);
+        if (status == TN_OK) tn_llm_close(own);
+    }
+    float got[WORDS];
+    logits_of(m, text, 3, got);
+    assert_same(got, want);
+    tn_llm_close(m);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(states_follow_the_sequence),
+        cmocka_unit_test(batches_compute_what_conversations_compute_alone),
+        cmocka_unit_test(a_saved_sequence_goes_on),
+        cmocka_unit_test(what_needs_several_tokens_at_once_is_refused),
+        cmocka_unit_test(estimates_count_states),
+        cmocka_unit_test(wrong_configurations_are_refused),
+        cmocka_unit_test(memory_may_run_out_anywhere),
+    };
+    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
+}
