@@ -385,6 +385,14 @@ static tn_tensor *pass_loss(const tn_finetune *t, bool trains) {
     return loss;
 }
 
+/* Unlike tn_item, tells the failure of a device from a number that is NaN. x: one f32. */
+static tn_status add_number(const tn_tensor *x, double divisor, double *sum) {
+    float value;
+    TRY(tn_read(x, &value, sizeof value));
+    *sum += (double)value / divisor;
+    return TN_OK;
+}
+
 /* Adds the gradients of the pass's share of the mean and evaluates them together with the loss. */
 static tn_status backward_pass(tn_finetune *t, int64_t predicted, double *loss) {
     TRY(prepare_pass(t));
@@ -398,8 +406,7 @@ static tn_status backward_pass(tn_finetune *t, int64_t predicted, double *loss) 
         if (g) t->grads[count++] = g;
     }
     TRY(tn_eval(t->grads, count));
-    *loss += tn_item(share);
-    return TN_OK;
+    return add_number(share, 1, loss);
 }
 
 static tn_status evaluate_pass(tn_finetune *t, int64_t predicted, double *loss) {
@@ -407,8 +414,7 @@ static tn_status evaluate_pass(tn_finetune *t, int64_t predicted, double *loss) 
     TN_SCOPE; /* gradients stay on: plans without them would keep packed copies of all weights */
     tn_tensor *sum = pass_loss(t, false);
     TRY(tn_eval(&sum, 1));
-    *loss += tn_item(sum) / (double)predicted;
-    return TN_OK;
+    return add_number(sum, (double)predicted, loss);
 }
 
 static tn_status run_passes(tn_finetune *t, const tn_finetune_example *examples, int64_t count, bool trains,
@@ -507,7 +513,8 @@ static tn_status update(tn_finetune *t, double *norm) {
     tn_tensor *total = NULL;
     TRY(tn_clip_grad_norm(t->root, t->max_grad_norm, &total));
     TRY(tn_eval(&total, 1));
-    *norm = tn_item(total);
+    *norm = 0;
+    TRY(add_number(total, 1, norm));
     if (isfinite(*norm)) return tn_optimizer_step(t->optimizer);
     return tn_backend_fail(TN_ERR_STATE, "finetune: the norm of the gradients is %g; use a smaller learning rate",
                            *norm);

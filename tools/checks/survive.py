@@ -31,6 +31,7 @@ DOUBLES = {
     "cuda": ("cuda.so", ["TRUNNION_CUDA_LIB", "TRUNNION_NVRTC_LIB"], [719, 700, 2]),
     "rocm": ("rocm.so", ["TRUNNION_ROCM_LIB", "TRUNNION_HIPRTC_LIB"], [719, 700, 2]),
 }
+LIMIT = 900  # seconds of a run, on a machine with much other work
 TRAININGS = [("digits", 12, []), ("digits", 3, ["--model", "cnn"]), ("chars", 2, [])]
 
 
@@ -48,7 +49,7 @@ class Report:
 def train(program, device, task, steps, options, environment):
     """(exit code, the JSON object, standard error)"""
     command = [program, "train", task, "--steps", str(steps), "--device", device, "--json", *options]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=LIMIT)
     return ended.returncode, json.loads(ended.stdout) if ended.returncode == 0 else {}, ended.stderr
 
 
@@ -82,7 +83,7 @@ def check_texts(report, program, name, environment, model, moments):
     def generate(device, **more):
         command = [program, "generate", "-m", str(model), "-p", "a red house", "-n", "12", "--seed", "5", "--json",
                    "--device", device]
-        ended = subprocess.run(command, capture_output=True, text=True, env=environment | more, timeout=240)
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment | more, timeout=LIMIT)
         return ended.returncode, json.loads(ended.stdout) if ended.returncode == 0 else {}, ended.stderr
 
     wanted = generate("cpu")[1].get("ids")
@@ -108,7 +109,7 @@ def check_chat(report, program, name, environment, model, moments):
     command = [program, "chat", "-m", str(model), "--greedy", "-n", "10", "--context", "200"]
 
     def chat(device, *words, **more):
-        return subprocess.run([*command, "--device", device, *words], capture_output=True, text=True, timeout=240,
+        return subprocess.run([*command, "--device", device, *words], capture_output=True, text=True, timeout=LIMIT,
                               errors="backslashreplace", input="The sky?\nAnd the tree?\n", env=environment | more)
 
     wanted, there = chat("cpu"), chat(name, DOUBLE_COUNTS="1")
@@ -203,7 +204,7 @@ def check_finetune(report, program, name, environment, folder, moments):
     def tune(device, *words, **more):
         shutil.rmtree(out, ignore_errors=True)
         ended = subprocess.run([*command, "--device", device, *words], capture_output=True, text=True,
-                               env=environment | more, timeout=240)
+                               env=environment | more, timeout=LIMIT)
         got = json.loads(ended.stdout) if ended.returncode == 0 else {}
         lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         return ended, got, (*values_of(out / "adapter_model.safetensors"), lines) if got else None
