@@ -552,6 +552,39 @@ TN_API tn_tensor *tn_entr(const tn_tensor *x);
  * Dtypes: float → same; integer, bool → f32. */
 TN_API tn_tensor *tn_erfinv(const tn_tensor *x);
 
+/* ---- gamma ------------------------------------------------------------------------------------------------------- */
+
+/* The natural logarithm of |Γ(x)|; infinite at 0 and negative whole numbers.
+ * Dtypes: float → same; integer, bool → f32. */
+TN_API tn_tensor *tn_lgamma(const tn_tensor *x);
+
+/* The derivative of lgamma; infinite at 0, NaN at negative whole numbers.
+ * Dtypes: float → same; integer, bool → f32. */
+TN_API tn_tensor *tn_digamma(const tn_tensor *x);
+
+/* The derivative of digamma, polygamma(1, x) of PyTorch; infinite at 0 and negative whole numbers. Its gradient
+ * follows from the composition, to any order.
+ * Dtypes: float → same; integer, bool → f32. */
+TN_API tn_tensor *tn_trigamma(const tn_tensor *x);
+
+/* ---- bessel ------------------------------------------------------------------------------------------------------ */
+
+/* The modified Bessel function of the first kind, of order 0.
+ * Dtypes: float → same; integer, bool → f32. */
+TN_API tn_tensor *tn_i0(const tn_tensor *x);
+
+/* i0(x) · exp(−|x|), which does not overflow.
+ * Dtypes: float → same; integer, bool → f32. */
+TN_API tn_tensor *tn_i0e(const tn_tensor *x);
+
+/* The modified Bessel function of the first kind, of order 1.
+ * Dtypes: float → same; integer, bool → f32. */
+TN_API tn_tensor *tn_i1(const tn_tensor *x);
+
+/* i1(x) · exp(−|x|), which does not overflow.
+ * Dtypes: float → same; integer, bool → f32. */
+TN_API tn_tensor *tn_i1e(const tn_tensor *x);
+
 /* ---- create ------------------------------------------------------------------------------------------------------ */
 
 /* a tensor of zeros.
@@ -1619,6 +1652,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_cumsum(...) (tn_at(__FILE__, __LINE__), tn_cumsum(__VA_ARGS__))
 #define tn_dequantize(...) (tn_at(__FILE__, __LINE__), tn_dequantize(__VA_ARGS__))
 #define tn_detach(...) (tn_at(__FILE__, __LINE__), tn_detach(__VA_ARGS__))
+#define tn_digamma(...) (tn_at(__FILE__, __LINE__), tn_digamma(__VA_ARGS__))
 #define tn_div(...) (tn_at(__FILE__, __LINE__), tn_div(__VA_ARGS__))
 #define tn_div_(...) (tn_at(__FILE__, __LINE__), tn_div_(__VA_ARGS__))
 #define tn_div_scalar(...) (tn_at(__FILE__, __LINE__), tn_div_scalar(__VA_ARGS__))
@@ -1679,6 +1713,10 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_hinge_embedding_loss(...) (tn_at(__FILE__, __LINE__), tn_hinge_embedding_loss(__VA_ARGS__))
 #define tn_huber_loss(...) (tn_at(__FILE__, __LINE__), tn_huber_loss(__VA_ARGS__))
 #define tn_hypot(...) (tn_at(__FILE__, __LINE__), tn_hypot(__VA_ARGS__))
+#define tn_i0(...) (tn_at(__FILE__, __LINE__), tn_i0(__VA_ARGS__))
+#define tn_i0e(...) (tn_at(__FILE__, __LINE__), tn_i0e(__VA_ARGS__))
+#define tn_i1(...) (tn_at(__FILE__, __LINE__), tn_i1(__VA_ARGS__))
+#define tn_i1e(...) (tn_at(__FILE__, __LINE__), tn_i1e(__VA_ARGS__))
 #define tn_index_add(...) (tn_at(__FILE__, __LINE__), tn_index_add(__VA_ARGS__))
 #define tn_index_add_(...) (tn_at(__FILE__, __LINE__), tn_index_add_(__VA_ARGS__))
 #define tn_index_select(...) (tn_at(__FILE__, __LINE__), tn_index_select(__VA_ARGS__))
@@ -1697,6 +1735,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_leaky_relu(...) (tn_at(__FILE__, __LINE__), tn_leaky_relu(__VA_ARGS__))
 #define tn_lerp(...) (tn_at(__FILE__, __LINE__), tn_lerp(__VA_ARGS__))
 #define tn_lerp_(...) (tn_at(__FILE__, __LINE__), tn_lerp_(__VA_ARGS__))
+#define tn_lgamma(...) (tn_at(__FILE__, __LINE__), tn_lgamma(__VA_ARGS__))
 #define tn_linalg_cholesky(...) (tn_at(__FILE__, __LINE__), tn_linalg_cholesky(__VA_ARGS__))
 #define tn_linalg_det(...) (tn_at(__FILE__, __LINE__), tn_linalg_det(__VA_ARGS__))
 #define tn_linalg_eigvalsh(...) (tn_at(__FILE__, __LINE__), tn_linalg_eigvalsh(__VA_ARGS__))
@@ -1846,6 +1885,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_topk_indices(...) (tn_at(__FILE__, __LINE__), tn_topk_indices(__VA_ARGS__))
 #define tn_trace(...) (tn_at(__FILE__, __LINE__), tn_trace(__VA_ARGS__))
 #define tn_transpose(...) (tn_at(__FILE__, __LINE__), tn_transpose(__VA_ARGS__))
+#define tn_trigamma(...) (tn_at(__FILE__, __LINE__), tn_trigamma(__VA_ARGS__))
 #define tn_tril(...) (tn_at(__FILE__, __LINE__), tn_tril(__VA_ARGS__))
 #define tn_triu(...) (tn_at(__FILE__, __LINE__), tn_triu(__VA_ARGS__))
 #define tn_trunc(...) (tn_at(__FILE__, __LINE__), tn_trunc(__VA_ARGS__))

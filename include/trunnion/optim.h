@@ -51,10 +51,12 @@ typedef struct tn_param_group {
     int count;
     const char *const *names; /* for checkpoints; default NULL: the module's, else "GROUP.INDEX" as in "0.3" */
     double lr_factor;         /* the group's learning rate is this times the optimizer's; default 1; at least 0 */
-    double weight_decay;      /* default TN_AUTO: the optimizer's */
+    double weight_decay;      /* default TN_AUTO: the optimizer's; the same below */
+    double beta1, beta2;      /* Adam, AdamW, LAMB, Lion; in [0, 1); TN_ERR_ARGUMENT for other methods */
+    double eps;               /* the same and RMSprop, Adagrad; not Lion */
 } tn_param_group;
 #define TN_PARAM_GROUP_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_param_group, weight_decay), NULL, 0, NULL, 1, TN_AUTO }
+    { TN_OPTIONS_SIZE(tn_param_group, eps), NULL, 0, NULL, 1, TN_AUTO, TN_AUTO, TN_AUTO, TN_AUTO }
 
 /* Stochastic gradient descent. With g = gradient + weight_decay·w:
  * momentum > 0: b ← momentum·b + (1 − dampening)·g (first step: b ← g); g ← g + momentum·b (nesterov) or g ← b.

@@ -328,7 +328,8 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_maximum_scalar, tn_impl_minimum_scalar, tn_impl_pow_scalar, tn_impl_eq_scalar, tn_impl_ne_scalar,
     tn_impl_lt_scalar, tn_impl_le_scalar, tn_impl_gt_scalar, tn_impl_ge_scalar, tn_impl_signbit, tn_impl_copysign,
     tn_impl_fmax, tn_impl_fmin, tn_impl_logaddexp2, tn_impl_isclose, tn_impl_allclose, tn_impl_sinc, tn_impl_logit,
-    tn_impl_xlog1py, tn_impl_entr, tn_impl_erfinv, tn_impl_zeros, tn_impl_ones, tn_impl_zeros_like, tn_impl_ones_like,
+    tn_impl_xlog1py, tn_impl_entr, tn_impl_erfinv, tn_impl_lgamma, tn_impl_digamma, tn_impl_trigamma, tn_impl_i0,
+    tn_impl_i0e, tn_impl_i1, tn_impl_i1e, tn_impl_zeros, tn_impl_ones, tn_impl_zeros_like, tn_impl_ones_like,
     tn_impl_full_like, tn_impl_fill, tn_impl_zero, tn_impl_linspace, tn_impl_eye, tn_impl_tril, tn_impl_triu,
     tn_impl_one_hot, tn_impl_stack, tn_impl_repeat, tn_impl_tile, tn_impl_flip, tn_impl_roll, tn_impl_view,
     tn_impl_permute, tn_impl_expand, tn_impl_slice, tn_impl_as_strided, tn_impl_gated, tn_impl_detach,
@@ -503,6 +504,13 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_XLOG1PY] = {"xlog1py", TN_COMPOSED, "(Tensor x, Tensor y)", "", &tn_impl_xlog1py},
     [TN_OP_ENTR] = {"entr", TN_COMPOSED, "(Tensor x)", "", &tn_impl_entr},
     [TN_OP_ERFINV] = {"erfinv", TN_COMPOSED, "(Tensor x)", "", &tn_impl_erfinv, TN_AUTOCAST_F32},
+    [TN_OP_LGAMMA] = {"lgamma", TN_COMPOSED, "(Tensor x)", "", &tn_impl_lgamma},
+    [TN_OP_DIGAMMA] = {"digamma", TN_COMPOSED, "(Tensor x)", "", &tn_impl_digamma},
+    [TN_OP_TRIGAMMA] = {"trigamma", TN_COMPOSED, "(Tensor x)", "", &tn_impl_trigamma},
+    [TN_OP_I0] = {"i0", TN_COMPOSED, "(Tensor x)", "", &tn_impl_i0},
+    [TN_OP_I0E] = {"i0e", TN_COMPOSED, "(Tensor x)", "", &tn_impl_i0e},
+    [TN_OP_I1] = {"i1", TN_COMPOSED, "(Tensor x)", "", &tn_impl_i1},
+    [TN_OP_I1E] = {"i1e", TN_COMPOSED, "(Tensor x)", "", &tn_impl_i1e},
     [TN_OP_ZEROS] = {"zeros", TN_COMPOSED, "(int[] shape, dtype dtype)", "", &tn_impl_zeros},
     [TN_OP_ONES] = {"ones", TN_COMPOSED, "(int[] shape, dtype dtype)", "", &tn_impl_ones},
     [TN_OP_ZEROS_LIKE] = {"zeros_like", TN_COMPOSED, "(Tensor x)", "", &tn_impl_zeros_like},
@@ -1345,6 +1353,27 @@ tn_node *tn_b_entr(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_ENTR); 
 
 tn_tensor *(tn_erfinv)(const tn_tensor *x) { return record_1(x, TN_OP_ERFINV); }
 tn_node *tn_b_erfinv(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_ERFINV); }
+
+tn_tensor *(tn_lgamma)(const tn_tensor *x) { return record_1(x, TN_OP_LGAMMA); }
+tn_node *tn_b_lgamma(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_LGAMMA); }
+
+tn_tensor *(tn_digamma)(const tn_tensor *x) { return record_1(x, TN_OP_DIGAMMA); }
+tn_node *tn_b_digamma(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_DIGAMMA); }
+
+tn_tensor *(tn_trigamma)(const tn_tensor *x) { return record_1(x, TN_OP_TRIGAMMA); }
+tn_node *tn_b_trigamma(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_TRIGAMMA); }
+
+tn_tensor *(tn_i0)(const tn_tensor *x) { return record_1(x, TN_OP_I0); }
+tn_node *tn_b_i0(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_I0); }
+
+tn_tensor *(tn_i0e)(const tn_tensor *x) { return record_1(x, TN_OP_I0E); }
+tn_node *tn_b_i0e(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_I0E); }
+
+tn_tensor *(tn_i1)(const tn_tensor *x) { return record_1(x, TN_OP_I1); }
+tn_node *tn_b_i1(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_I1); }
+
+tn_tensor *(tn_i1e)(const tn_tensor *x) { return record_1(x, TN_OP_I1E); }
+tn_node *tn_b_i1e(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_I1E); }
 
 static const maker make_zeros = {TN_OP_ZEROS, 0, "le"};
 tn_tensor *(tn_zeros)(const int64_t *shape, int rank, tn_dtype dtype) {

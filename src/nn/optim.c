@@ -180,7 +180,7 @@ static void make_scalars(const tn_optimizer *o, const tn_trained *v, tn_tensor *
     }
     if (c) c->set_count++;
     if (o->scaler && o->method->device_scalars)
-        o->method->device_scalars(o, numbers, tn_grad_scaler_step(o, v), scalars);
+        o->method->device_scalars(o, &o->groups[v->group], numbers, tn_grad_scaler_step(o, v), scalars);
 }
 
 /* Records the update of one parameter. With a gradient scaler, states keep their values if the step is skipped. */

@@ -154,18 +154,27 @@ static tn_status add_member(tn_optimizer *o, const wanted *w, const tn_param_gro
     return status == TN_OK ? add_trained(o, t, name, group) : status;
 }
 
+/* The settings of parameters in no group. */
+static tn_optim_group common_settings(const tn_optimizer *o) {
+    return (tn_optim_group){1, o->weight_decay, o->beta1, o->beta2, o->eps};
+}
+
 /* Groups of the caller first; what is left of the module is the last one. */
+static double own_or(double own, double common) { return own == TN_AUTO ? common : own; }
+
 static tn_status add_groups(tn_optimizer *o, const wanted *w) {
+    const tn_optim_group common = common_settings(o);
     for (int k = 0; k < w->group_count; k++) {
         const tn_param_group *g = &w->read[k];
-        double decay = g->weight_decay == TN_AUTO ? o->weight_decay : g->weight_decay;
-        o->groups[k] = (tn_optim_group){g->lr_factor, decay};
+        o->groups[k] =
+            (tn_optim_group){g->lr_factor, own_or(g->weight_decay, common.weight_decay), own_or(g->beta1, common.beta1),
+                             own_or(g->beta2, common.beta2), own_or(g->eps, common.eps)};
         tn_status status = TN_OK;
         for (int i = 0; i < g->count && status == TN_OK; i++)
             status = add_member(o, w, g, k, i);
         if (status != TN_OK) return status;
     }
-    o->groups[w->group_count] = (tn_optim_group){1, o->weight_decay};
+    o->groups[w->group_count] = common;
     tn_status status = TN_OK;
     for (int i = 0; i < w->variable_count && status == TN_OK; i++) {
         tn_tensor *t = w->variables[i].tensor;
@@ -178,7 +187,16 @@ static tn_status add_groups(tn_optimizer *o, const wanted *w) {
     return status;
 }
 
-static tn_status read_groups(const wanted *w) {
+/* A setting of a group that the method may not have: in [0, high). */
+static tn_status check_own(const tn_optimizer *o, const char *what, double value, bool has, double high) {
+    if (value == TN_AUTO) return TN_OK;
+    if (has) return tn_optim_check(what, value, 0, high);
+    return tn_backend_fail(TN_ERR_ARGUMENT, "optimizer: a group sets %s to %g, which %s does not have for groups", what,
+                           value, o->method->name);
+}
+
+static tn_status read_groups(const tn_optimizer *o, const wanted *w) {
+    const tn_optim_method *m = o->method;
     tn_status status = TN_OK;
     for (int k = 0; k < w->group_count && status == TN_OK; k++) {
         tn_param_group *g = &w->read[k];
@@ -188,6 +206,9 @@ static tn_status read_groups(const wanted *w) {
         if (status == TN_OK) status = tn_optim_check("lr_factor", g->lr_factor, 0, INFINITY);
         if (status == TN_OK && g->weight_decay != TN_AUTO)
             status = tn_optim_check("weight_decay", g->weight_decay, 0, INFINITY);
+        if (status == TN_OK) status = check_own(o, "beta1", g->beta1, m->has_betas, 1);
+        if (status == TN_OK) status = check_own(o, "beta2", g->beta2, m->has_betas, 1);
+        if (status == TN_OK) status = check_own(o, "eps", g->eps, m->has_eps, INFINITY);
         if (status == TN_OK && (g->count < 0 || (g->count > 0 && !g->params)))
             status = tn_backend_fail(TN_ERR_ARGUMENT, "optimizer: group %d has %d tensors, params is %s", k, g->count,
                                      g->params ? "there" : "NULL");
@@ -198,7 +219,7 @@ static tn_status read_groups(const wanted *w) {
 static tn_status fill_optimizer(tn_optimizer *o, wanted *w) {
     w->read = calloc((size_t)w->group_count + 1, sizeof *w->read);
     if (!w->read) return tn_optim_out_of_memory();
-    tn_status status = read_groups(w);
+    tn_status status = read_groups(o, w);
     if (status != TN_OK) return status;
     size_t most = (size_t)w->variable_count;
     for (int k = 0; k < w->group_count; k++)
@@ -438,7 +459,7 @@ static tn_status check_plain(const plain_step *p, const tn_adam_options *o) {
 
 static tn_status record_plain(const plain_step *p, const tn_optimizer *o) {
     const tn_optim_method *m = o->method;
-    const tn_optim_group group = {1, o->weight_decay};
+    const tn_optim_group group = common_settings(o);
     double values[TN_OPTIM_NUMBERS];
     tn_tensor *scalars[TN_OPTIM_NUMBERS], *constants[TN_OPTIM_NUMBERS], *factor = NULL;
     TN_SCOPE;

@@ -23,8 +23,9 @@ static void sgd_runtime_scalars(const tn_optimizer *o, const tn_optim_group *g, 
     values[SGD_NEW] = step == 1 ? 1 : 1 - o->dampening; /* all of it the first time */
 }
 
-static void sgd_device_scalars(const tn_optimizer *o, tn_tensor *const *numbers, const tn_tensor *step,
-                               tn_tensor **scalars) {
+static void sgd_device_scalars(const tn_optimizer *o, const tn_optim_group *g, tn_tensor *const *numbers,
+                               const tn_tensor *step, tn_tensor **scalars) {
+    (void)g;
     scalars[SGD_RATE] = numbers[TN_STEP_LR];
     scalars[SGD_NEW] = tn_where(tn_eq_scalar(step, 1), tn_scalar(1), tn_scalar(1 - o->dampening));
 }
@@ -64,9 +65,9 @@ enum { ADAM_MEAN, ADAM_SQUARE, ADAM_MOST };
 /* The definition's fraction, numerator and denominator times c = sqrt(1 − beta2^t):
  * lr·c / (1 − beta1^t) · m / (sqrt(v) + eps·c) has one multiplication less an element. */
 static void adam_runtime_scalars(const tn_optimizer *o, const tn_optim_group *g, int64_t step, double *values) {
-    double c = sqrt(1 - pow(o->beta2, (double)step));
-    values[ADAM_SIZE] = lr_of(o, g) * c / (1 - pow(o->beta1, (double)step));
-    values[ADAM_EPS] = o->eps * c;
+    double c = sqrt(1 - pow(g->beta2, (double)step));
+    values[ADAM_SIZE] = lr_of(o, g) * c / (1 - pow(g->beta1, (double)step));
+    values[ADAM_EPS] = g->eps * c;
 }
 
 static void adamw_runtime_scalars(const tn_optimizer *o, const tn_optim_group *g, int64_t step, double *values) {
@@ -79,30 +80,32 @@ static tn_tensor *bias_correction(double beta, const tn_tensor *step) {
     return tn_neg(tn_expm1(tn_mul(step, tn_scalar(log(beta)))));
 }
 
-static void adam_device_scalars(const tn_optimizer *o, tn_tensor *const *numbers, const tn_tensor *step,
-                                tn_tensor **scalars) {
-    tn_tensor *c = tn_sqrt(bias_correction(o->beta2, step)), *lr = numbers[TN_STEP_LR];
-    scalars[ADAM_SIZE] = tn_div(tn_mul(lr, c), bias_correction(o->beta1, step));
-    scalars[ADAM_EPS] = tn_mul(c, tn_scalar(o->eps));
+static void adam_device_scalars(const tn_optimizer *o, const tn_optim_group *g, tn_tensor *const *numbers,
+                                const tn_tensor *step, tn_tensor **scalars) {
+    (void)o;
+    tn_tensor *c = tn_sqrt(bias_correction(g->beta2, step)), *lr = numbers[TN_STEP_LR];
+    scalars[ADAM_SIZE] = tn_div(tn_mul(lr, c), bias_correction(g->beta1, step));
+    scalars[ADAM_EPS] = tn_mul(c, tn_scalar(g->eps));
 }
 
-static void adamw_device_scalars(const tn_optimizer *o, tn_tensor *const *numbers, const tn_tensor *step,
-                                 tn_tensor **scalars) {
-    adam_device_scalars(o, numbers, step, scalars);
+static void adamw_device_scalars(const tn_optimizer *o, const tn_optim_group *g, tn_tensor *const *numbers,
+                                 const tn_tensor *step, tn_tensor **scalars) {
+    adam_device_scalars(o, g, numbers, step, scalars);
     scalars[ADAMW_KEPT] = tn_sub(tn_scalar(1), numbers[TN_STEP_LR_DECAY]);
 }
 
 static void adam_constants(const tn_optimizer *o, const tn_optim_group *g, double *values) {
+    (void)o;
     values[ADAM_DECAY] = g->weight_decay;
-    values[ADAM_NEW] = 1 - o->beta1;
-    values[ADAM_BETA2] = o->beta2;
+    values[ADAM_NEW] = 1 - g->beta1;
+    values[ADAM_BETA2] = g->beta2;
 }
 
-static void adam_move(const tn_optimizer *o, tn_trained *v, tn_tensor *g, tn_tensor *const *scalars,
+static void adam_move(const tn_optim_group *group, tn_trained *v, tn_tensor *g, tn_tensor *const *scalars,
                       tn_tensor *const *constants) {
     tn_tensor *mean = v->slots[ADAM_MEAN], *square = v->slots[ADAM_SQUARE];
     tn_lerp_(mean, g, constants[ADAM_NEW]);
-    tn_addcmul_(tn_mul_(square, constants[ADAM_BETA2]), g, g, 1 - o->beta2);
+    tn_addcmul_(tn_mul_(square, constants[ADAM_BETA2]), g, g, 1 - group->beta2);
     if (v->slots[ADAM_MOST]) square = tn_copy_(v->slots[ADAM_MOST], tn_maximum(v->slots[ADAM_MOST], square));
     tn_tensor *root = tn_add(tn_sqrt(square), scalars[ADAM_EPS]);
     tn_sub_(v->value, tn_div(tn_mul(mean, scalars[ADAM_SIZE]), root));
@@ -110,16 +113,20 @@ static void adam_move(const tn_optimizer *o, tn_trained *v, tn_tensor *g, tn_ten
 
 static void adam_update(const tn_optimizer *o, const tn_optim_group *group, tn_trained *v, tn_tensor *const *scalars,
                         tn_tensor *const *constants) {
-    adam_move(o, v, decayed(group, v, constants[ADAM_DECAY]), scalars, constants);
+    (void)o;
+    adam_move(group, v, decayed(group, v, constants[ADAM_DECAY]), scalars, constants);
 }
 
 static void adamw_update(const tn_optimizer *o, const tn_optim_group *group, tn_trained *v, tn_tensor *const *scalars,
                          tn_tensor *const *constants) {
     if (group->weight_decay != 0) tn_mul_(v->value, scalars[ADAMW_KEPT]);
-    adam_move(o, v, v->gradient, scalars, constants);
+    (void)o;
+    adam_move(group, v, v->gradient, scalars, constants);
 }
 
 const tn_optim_method tn_optim_adam = {.name = "adam",
+                                       .has_betas = true,
+                                       .has_eps = true,
                                        .slot_names = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
                                        .scalar_count = ADAM_RUNTIME_SCALARS,
                                        .constant_count = ADAM_CONSTANTS,
@@ -128,6 +135,8 @@ const tn_optim_method tn_optim_adam = {.name = "adam",
                                        .constants = adam_constants,
                                        .update = adam_update};
 const tn_optim_method tn_optim_adamw = {.name = "adamw",
+                                        .has_betas = true,
+                                        .has_eps = true,
                                         .slot_names = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
                                         .scalar_count = ADAMW_RUNTIME_SCALARS,
                                         .constant_count = ADAM_CONSTANTS,
@@ -142,15 +151,16 @@ enum { LAMB_RATE, LAMB_ROOT, LAMB_MEAN, LAMB_RUNTIME_SCALARS }; /* lr, sqrt(1 �
 
 static void lamb_runtime_scalars(const tn_optimizer *o, const tn_optim_group *g, int64_t step, double *values) {
     values[LAMB_RATE] = lr_of(o, g);
-    values[LAMB_ROOT] = sqrt(1 - pow(o->beta2, (double)step));
-    values[LAMB_MEAN] = 1 - pow(o->beta1, (double)step);
+    values[LAMB_ROOT] = sqrt(1 - pow(g->beta2, (double)step));
+    values[LAMB_MEAN] = 1 - pow(g->beta1, (double)step);
 }
 
-static void lamb_device_scalars(const tn_optimizer *o, tn_tensor *const *numbers, const tn_tensor *step,
-                                tn_tensor **scalars) {
+static void lamb_device_scalars(const tn_optimizer *o, const tn_optim_group *g, tn_tensor *const *numbers,
+                                const tn_tensor *step, tn_tensor **scalars) {
+    (void)o;
     scalars[LAMB_RATE] = numbers[TN_STEP_LR];
-    scalars[LAMB_ROOT] = tn_sqrt(bias_correction(o->beta2, step));
-    scalars[LAMB_MEAN] = bias_correction(o->beta1, step);
+    scalars[LAMB_ROOT] = tn_sqrt(bias_correction(g->beta2, step));
+    scalars[LAMB_MEAN] = bias_correction(g->beta1, step);
 }
 
 static tn_tensor *norm_of(const tn_tensor *x) { return tn_sqrt(tn_sum(tn_mul(x, x), TN_ALL, false)); }
@@ -158,10 +168,11 @@ static tn_tensor *norm_of(const tn_tensor *x) { return tn_sqrt(tn_sum(tn_mul(x, 
 /* The step has the norm of the parameter; where one of the two is 0, it is Adam's. */
 static void lamb_update(const tn_optimizer *o, const tn_optim_group *group, tn_trained *v, tn_tensor *const *scalars,
                         tn_tensor *const *constants) {
+    (void)o;
     tn_tensor *mean = v->slots[ADAM_MEAN], *square = v->slots[ADAM_SQUARE], *g = v->gradient;
     tn_lerp_(mean, g, constants[ADAM_NEW]);
-    tn_addcmul_(tn_mul_(square, constants[ADAM_BETA2]), g, g, 1 - o->beta2);
-    tn_tensor *root = tn_add(tn_div(tn_sqrt(square), scalars[LAMB_ROOT]), tn_scalar(o->eps));
+    tn_addcmul_(tn_mul_(square, constants[ADAM_BETA2]), g, g, 1 - group->beta2);
+    tn_tensor *root = tn_add(tn_div(tn_sqrt(square), scalars[LAMB_ROOT]), tn_scalar(group->eps));
     tn_tensor *step = tn_div(tn_div(mean, scalars[LAMB_MEAN]), root);
     if (group->weight_decay != 0) step = tn_add(step, tn_mul(v->value, constants[ADAM_DECAY]));
     tn_tensor *weight_norm = norm_of(v->value), *step_norm = norm_of(step), *zero = tn_scalar(0);
@@ -171,6 +182,8 @@ static void lamb_update(const tn_optimizer *o, const tn_optim_group *group, tn_t
 }
 
 const tn_optim_method tn_optim_lamb = {.name = "lamb",
+                                       .has_betas = true,
+                                       .has_eps = true,
                                        .slot_names = {"exp_avg", "exp_avg_sq"},
                                        .scalar_count = LAMB_RUNTIME_SCALARS,
                                        .constant_count = ADAM_CONSTANTS,
@@ -194,7 +207,7 @@ static void rmsprop_constants(const tn_optimizer *o, const tn_optim_group *g, do
     values[RMSPROP_DECAY] = g->weight_decay;
     values[RMSPROP_MOMENTUM] = o->momentum;
     values[RMSPROP_ALPHA] = o->alpha;
-    values[RMSPROP_EPS] = o->eps;
+    values[RMSPROP_EPS] = g->eps;
 }
 
 static void rmsprop_update(const tn_optimizer *o, const tn_optim_group *group, tn_trained *v, tn_tensor *const *scalars,
@@ -213,6 +226,7 @@ static void rmsprop_update(const tn_optimizer *o, const tn_optim_group *group, t
 }
 
 const tn_optim_method tn_optim_rmsprop = {.name = "rmsprop",
+                                          .has_eps = true,
                                           .slot_names = {"square_avg", "momentum_buffer", "grad_avg"},
                                           .scalar_count = RMSPROP_RUNTIME_SCALARS,
                                           .constant_count = RMSPROP_CONSTANTS,
@@ -229,15 +243,17 @@ static void adagrad_runtime_scalars(const tn_optimizer *o, const tn_optim_group 
     values[ADAGRAD_RATE] = lr_of(o, g) / (1 + (double)(step - 1) * o->lr_decay);
 }
 
-static void adagrad_device_scalars(const tn_optimizer *o, tn_tensor *const *numbers, const tn_tensor *step,
-                                   tn_tensor **scalars) {
+static void adagrad_device_scalars(const tn_optimizer *o, const tn_optim_group *g, tn_tensor *const *numbers,
+                                   const tn_tensor *step, tn_tensor **scalars) {
+    (void)g;
     tn_tensor *slower = tn_add_scalar(tn_mul(tn_sub_scalar(step, 1), tn_scalar(o->lr_decay)), 1);
     scalars[ADAGRAD_RATE] = tn_div(numbers[TN_STEP_LR], slower);
 }
 
 static void adagrad_constants(const tn_optimizer *o, const tn_optim_group *g, double *values) {
+    (void)o;
     values[ADAGRAD_DECAY] = g->weight_decay;
-    values[ADAGRAD_EPS] = o->eps;
+    values[ADAGRAD_EPS] = g->eps;
 }
 
 static void adagrad_update(const tn_optimizer *o, const tn_optim_group *group, tn_trained *v, tn_tensor *const *scalars,
@@ -250,6 +266,7 @@ static void adagrad_update(const tn_optimizer *o, const tn_optim_group *group, t
 }
 
 const tn_optim_method tn_optim_adagrad = {.name = "adagrad",
+                                          .has_eps = true,
                                           .slot_names = {"sum"},
                                           .scalar_count = ADAGRAD_RUNTIME_SCALARS,
                                           .constant_count = ADAGRAD_CONSTANTS,
@@ -270,9 +287,9 @@ static void lion_runtime_scalars(const tn_optimizer *o, const tn_optim_group *g,
 }
 
 static void lion_constants(const tn_optimizer *o, const tn_optim_group *g, double *values) {
-    (void)g;
-    values[LION_NEW_STEP] = 1 - o->beta1;
-    values[LION_NEW_MEAN] = 1 - o->beta2;
+    (void)o;
+    values[LION_NEW_STEP] = 1 - g->beta1;
+    values[LION_NEW_MEAN] = 1 - g->beta2;
 }
 
 static void lion_update(const tn_optimizer *o, const tn_optim_group *group, tn_trained *v, tn_tensor *const *scalars,
@@ -286,6 +303,7 @@ static void lion_update(const tn_optimizer *o, const tn_optim_group *group, tn_t
 }
 
 const tn_optim_method tn_optim_lion = {.name = "lion",
+                                       .has_betas = true,
                                        .slot_names = {"exp_avg"},
                                        .scalar_count = LION_RUNTIME_SCALARS,
                                        .constant_count = LION_CONSTANTS,
@@ -304,8 +322,9 @@ static void adafactor_runtime_scalars(const tn_optimizer *o, const tn_optim_grou
     values[ADAFACTOR_KEPT] = 1 - lr_of(o, g) * g->weight_decay;
 }
 
-static void adafactor_device_scalars(const tn_optimizer *o, tn_tensor *const *numbers, const tn_tensor *step,
-                                     tn_tensor **scalars) {
+static void adafactor_device_scalars(const tn_optimizer *o, const tn_optim_group *g, tn_tensor *const *numbers,
+                                     const tn_tensor *step, tn_tensor **scalars) {
+    (void)g;
     scalars[ADAFACTOR_NEW] = tn_pow(step, tn_scalar(o->beta2_decay));
     scalars[ADAFACTOR_RHO] = tn_minimum(numbers[TN_STEP_LR], tn_rsqrt(step));
     scalars[ADAFACTOR_KEPT] = tn_sub(tn_scalar(1), numbers[TN_STEP_LR_DECAY]);

@@ -26,7 +26,7 @@ typedef struct tn_trained {
 
 /* Settings of a group of parameters. */
 typedef struct tn_optim_group {
-    double lr_factor, weight_decay;
+    double lr_factor, weight_decay, beta1, beta2, eps;
 } tn_optim_group;
 
 /* Inputs of device_scalars that come with each step. */
@@ -37,15 +37,16 @@ enum { TN_STEP_LR, TN_STEP_LR_DECAY, TN_STEP_NUMBERS }; /* learning rate; learni
 typedef struct tn_optim_method {
     const char *name;
     const char *slot_names[TN_OPTIM_SLOTS];
-    bool matrices; /* parameters must have two dimensions */
+    bool matrices;           /* parameters must have two dimensions */
+    bool has_betas, has_eps; /* groups may have their own */
     int scalar_count, constant_count;
     /* Whether a parameter of this shape has slot k; changes the shape to the slot's. NULL: the parameter's shape. */
     bool (*slot_shape)(int k, int64_t *shape, int rank);
     void (*scalars)(const tn_optimizer *o, const tn_optim_group *g, int64_t step, double *values);
     /* The same where only the device knows the step count: `step` is an f32 number. NULL: the scalars do not depend on
      * the step count. */
-    void (*device_scalars)(const tn_optimizer *o, tn_tensor *const *numbers, const tn_tensor *step,
-                           tn_tensor **scalars);
+    void (*device_scalars)(const tn_optimizer *o, const tn_optim_group *g, tn_tensor *const *numbers,
+                           const tn_tensor *step, tn_tensor **scalars);
     void (*constants)(const tn_optimizer *o, const tn_optim_group *g, double *values);
     void (*update)(const tn_optimizer *o, const tn_optim_group *g, tn_trained *v, tn_tensor *const *scalars,
                    tn_tensor *const *constants);

@@ -98,6 +98,25 @@ static tn_status make_groups(tn_module *m, const void *unused, tn_optimizer **ou
     return tn_optimizer_adamw(m, &o, out);
 }
 
+/* All settings that the groups have of their own; the optimizer's would give other results. */
+static tn_status make_own_groups(tn_module *m, const void *unused, tn_optimizer **out) {
+    (void)unused;
+    tn_tensor *both[] = {tn_module_variable(m, "first"), tn_module_variable(m, "second")};
+    tn_param_group groups[] = {TN_PARAM_GROUP_DEFAULTS, TN_PARAM_GROUP_DEFAULTS};
+    for (int i = 0; i < 2; i++) {
+        groups[i].params = &both[i];
+        groups[i].count = 1;
+        groups[i].weight_decay = 0.05;
+        groups[i].beta1 = 0.8;
+        groups[i].beta2 = 0.99;
+        groups[i].eps = 1e-6;
+    }
+    tn_adam_options o = TN_ADAM_DEFAULTS;
+    o.groups = (const tn_param_group *[]){&groups[0], &groups[1]};
+    o.group_count = 2;
+    return tn_optimizer_adam(m, &o, out);
+}
+
 typedef struct golden_run {
     const char *name;
     maker *make;
@@ -120,6 +139,7 @@ static const golden_run runs[] = {
     {"sgd with nesterov", make_sgd, SGD(1e-3, 0.9, 0, 0.05, true, INFINITY), golden_sgd_nesterov},
     {"adam", make_adam, NULL, golden_adam},
     {"adam with decay", make_adam, ADAM(1e-3, 0.8, 0.99, 1e-6, 0.05, INFINITY), golden_adam_decay},
+    {"adam with betas and eps of groups", make_own_groups, NULL, golden_adam_decay},
     {"adam, clipped", make_adam, ADAM(1e-3, 0.9, 0.999, 1e-8, 0, 0.5), golden_adam_clipped},
     {"adamw", make_adamw, NULL, golden_adamw},
     {"adam with amsgrad", make_adam, OPTIONS(tn_adam_options, 1e-3, 0.9, 0.999, 1e-8, 0.05, INFINITY, true),
@@ -352,6 +372,16 @@ static void wrong_groups_are_refused(void **state) {
         assert_int_equal(tn_optimizer_sgd(p.root, &options, &o), TN_ERR_ARGUMENT);
         assert_text_has(tn_error(), rows[i].words);
     }
+    g = (tn_param_group)TN_PARAM_GROUP_DEFAULTS;
+    g.beta1 = 0.5;
+    assert_int_equal(tn_optimizer_sgd(p.root, &options, &o), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "a group sets beta1 to 0.5, which sgd does not have");
+    tn_adam_options adam = TN_ADAM_DEFAULTS;
+    adam.groups = options.groups;
+    adam.group_count = 1;
+    g.beta1 = 1;
+    assert_int_equal(tn_optimizer_adam(p.root, &adam, &o), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "beta1 is 1");
     options.group_count = -1;
     assert_int_equal(tn_optimizer_sgd(p.root, &options, &o), TN_ERR_ARGUMENT);
     options.group_count = 0;

@@ -1466,6 +1466,12 @@ for NAME in ("signbit", "sinc"):
     one_operand(NAME)
 one_operand("special_entr", "entr")
 one_operand("erfinv", "erfinv")
+for NAME in "lgamma digamma i0".split():
+    one_operand(NAME)
+for NAME in "i0e i1 i1e".split():
+    one_operand("special_" + NAME, NAME)
+for NAME in "i0 i1".split():
+    one_operand("special_modified_bessel_" + NAME, NAME)
 TABLE["logit"] = lambda L, x, eps=None: L.logit(x, -1 if eps is None else eps)
 TABLE["isclose"] = lambda L, x, y, rtol=1e-5, atol=1e-8, equal_nan=False: (
     need(x.dtype == y.dtype, "one dtype"), L.isclose(x, y, rtol=rtol, atol=atol, equal_nan=equal_nan))[1]

@@ -1,0 +1,137 @@
+/* op_bessel.c — element by element, composed: modified Bessel functions of the first kind, i0, i0e, i1, i1e.
+ *
+ * Up to 20 the power series, whose terms are all positive; beyond, the asymptotic series. Both are computed divided by
+ * exp(|x|), as i0e and i1e. Source: Abramowitz and Stegun 9.6.10 and 9.7.1. */
+#include <math.h>
+
+#include "ops/ops_common.h"
+
+enum { POWERS = 40, ASYMPTOTIC = 24, NEAR = 20 };
+
+static tn_node *bessel_number(tn_build *b, double v, const tn_node *like) {
+    return like ? tn_b_const(b, v, like) : NULL;
+}
+
+/* Horner's scheme with the ratios of neighbouring coefficients: Σ xᵏ · ratio(1) … ratio(k). */
+static tn_node *by_ratios(tn_build *b, tn_node *x, int terms, double (*ratio)(int order, int k), int order) {
+    tn_node *sum = bessel_number(b, 1, x);
+    for (int k = terms; k > 0; k--)
+        sum = tn_b_offset(b, tn_b_mul(b, tn_b_scale(b, x, ratio(order, k)), sum), 1);
+    return sum;
+}
+
+static double power_ratio(int order, int k) { return 1.0 / ((double)k * (k + order)); }
+
+static double asymptotic_ratio(int order, int k) {
+    return ((2.0 * k - 1) * (2.0 * k - 1) - 4.0 * order * order) / (8.0 * k);
+}
+
+/* I of this order divided by exp(|x|). */
+static tn_node *scaled(tn_build *b, tn_node *x, int order) {
+    tn_node *size = tn_b_abs(b, x), *bound = bessel_number(b, NEAR, x), *near = tn_b_le(b, size, bound);
+    tn_node *small = tn_b_where(b, near, size, bessel_number(b, 0, x)), *large = tn_b_where(b, near, bound, size);
+    tn_node *half = tn_b_scale(b, small, 0.5);
+    tn_node *powers = by_ratios(b, tn_b_mul(b, half, half), POWERS, power_ratio, order);
+    if (order) powers = tn_b_mul(b, powers, half);
+    powers = tn_b_mul(b, powers, tn_b_exp(b, tn_b_neg(b, small)));
+    tn_node *far = by_ratios(b, tn_b_reciprocal(b, large), ASYMPTOTIC, asymptotic_ratio, order);
+    far = tn_b_mul(b, far, tn_b_rsqrt(b, tn_b_scale(b, large, 2 * 3.14159265358979323846)));
+    tn_node *y = tn_b_where(b, near, powers, far);
+    return order ? tn_b_where(b, tn_b_lt(b, x, bessel_number(b, 0, x)), tn_b_neg(b, y), y) : y;
+}
+
+static tn_node *grown(tn_build *b, tn_node *x, tn_node *y) { return tn_b_mul(b, y, tn_b_exp(b, tn_b_abs(b, x))); }
+
+static tn_node *compose_i0e(tn_build *b, const tn_node *n) { return scaled(b, n->in[0], 0); }
+static tn_node *compose_i1e(tn_build *b, const tn_node *n) { return scaled(b, n->in[0], 1); }
+static tn_node *compose_i0(tn_build *b, const tn_node *n) { return grown(b, n->in[0], scaled(b, n->in[0], 0)); }
+static tn_node *compose_i1(tn_build *b, const tn_node *n) { return grown(b, n->in[0], scaled(b, n->in[0], 1)); }
+
+/* y / x, the half of `even` at 0 (the limit). */
+static tn_node *over(tn_build *b, tn_node *y, tn_node *x, tn_node *even) {
+    tn_node *zero = tn_b_eq(b, x, bessel_number(b, 0, x)), *safe = tn_b_where(b, zero, bessel_number(b, 1, x), x);
+    return tn_b_where(b, zero, tn_b_scale(b, even, 0.5), tn_b_div(b, y, safe));
+}
+
+static tn_status grad_i0(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grads[0] = tn_b_mul(b, dy, tn_b_i1(b, n->in[0]));
+    return b->status;
+}
+
+static tn_status grad_i1(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *even = tn_b_i0(b, n->in[0]);
+    grads[0] = tn_b_mul(b, dy, tn_b_sub(b, even, over(b, tn_b_self(n), n->in[0], even)));
+    return b->status;
+}
+
+static tn_status grad_i0e(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *x = n->in[0], *down = tn_b_mul(b, tn_b_sign(b, x), tn_b_self(n));
+    grads[0] = tn_b_mul(b, dy, tn_b_sub(b, tn_b_i1e(b, x), down));
+    return b->status;
+}
+
+static tn_status grad_i1e(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *x = n->in[0], *even = tn_b_i0e(b, x), *y = tn_b_self(n);
+    tn_node *slope = tn_b_sub(b, even, over(b, y, x, even));
+    grads[0] = tn_b_mul(b, dy, tn_b_sub(b, slope, tn_b_mul(b, tn_b_sign(b, x), y)));
+    return b->status;
+}
+
+/* The mean of exp(x·cos t − |x|·scaled) · cos(order·t) over a period: the trapezoidal rule converges exponentially. */
+static double bessel_by_integral(double x, int order, bool is_scaled) {
+    enum { POINTS = 1 << 12 };
+    double sum = 0;
+    if (x == 0) return order ? 0 : 1;
+    for (int i = 0; i < POINTS; i++) {
+        double t = 2 * 3.14159265358979323846 * i / POINTS;
+        sum += exp(x * cos(t) - (is_scaled ? fabs(x) : 0)) * cos(order * t);
+    }
+    return sum / POINTS;
+}
+
+static void reference_bessel(const tn_reference *r, int order, bool is_scaled) {
+    for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
+        r->out[w.place] = bessel_by_integral(r->in[0][w.in[0]], order, is_scaled);
+}
+
+static void reference_i0(const tn_reference *r) { reference_bessel(r, 0, false); }
+static void reference_i0e(const tn_reference *r) { reference_bessel(r, 0, true); }
+static void reference_i1(const tn_reference *r) { reference_bessel(r, 1, false); }
+static void reference_i1e(const tn_reference *r) { reference_bessel(r, 1, true); }
+
+/* i0(x): the modified Bessel function of the first kind, of order 0. */
+const tn_op_impl tn_impl_i0 = {
+    .to_float = true,
+    .infer = tn_infer_float,
+    .compose = compose_i0,
+    .grad = grad_i0,
+    .reference = reference_i0,
+    .cases = "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@-8..8; [5]@15..40 tol=8e-6 grad=off; "
+             "[2]@0..0; [0,3]; []@2..3; types=i32; [4]@-5..9"};
+
+/* i0e(x): i0(x) · exp(−|x|), which does not overflow. */
+const tn_op_impl tn_impl_i0e = {.to_float = true,
+                                .infer = tn_infer_float,
+                                .compose = compose_i0e,
+                                .grad = grad_i0e,
+                                .reference = reference_i0e,
+                                .cases = "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@-8..8~0.1; [9]@15..1e3; "
+                                         "[2]@0..0 grad=off; [0,3]; []@2..3"};
+
+/* i1(x): the modified Bessel function of the first kind, of order 1. */
+const tn_op_impl tn_impl_i1 = {.to_float = true,
+                               .infer = tn_infer_float,
+                               .compose = compose_i1,
+                               .grad = grad_i1,
+                               .reference = reference_i1,
+                               .cases = "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@-8..8~0.1; [5]@15..40 "
+                                        "tol=8e-6 grad=off; [2]@0..0 grad=off; [0,3]; []@2..3; types=i32; [4]@-5..9"};
+
+/* i1e(x): i1(x) · exp(−|x|), which does not overflow. */
+const tn_op_impl tn_impl_i1e = {.to_float = true,
+                                .infer = tn_infer_float,
+                                .compose = compose_i1e,
+                                .grad = grad_i1e,
+                                .reference = reference_i1e,
+                                .cases = "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@-8..8~0.1; [9]@15..1e3; "
+                                         "[2]@0..0 grad=off; [0,3]; []@2..3"};
