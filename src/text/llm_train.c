@@ -189,6 +189,19 @@ static tn_status set_up_trainer(tn_finetune *t, const tn_finetune_options *o) {
     return take_buffers(t);
 }
 
+/* The optimizer's own checks of its settings, before the model is changed. */
+static tn_status check_adam(tn_adam_options o) {
+    TN_SCOPE;
+    tn_module *root = tn_module_root();
+    tn_optimizer *trial = NULL;
+    if (root) tn_module_add_parameter(root, "w", tn_init_constant(NULL, 0, 0));
+    tn_status status = root ? tn_module_status(root) : TN_ERR_MEMORY;
+    if (status == TN_OK) status = tn_optimizer_adamw(root, &o, &trial);
+    tn_optimizer_free(trial);
+    tn_module_free(root);
+    return status;
+}
+
 static tn_status check_trainer_options(const tn_llm *m, const tn_finetune_options *o) {
     if (m->trained) return tn_backend_fail(TN_ERR_STATE, "tn_finetune_new: the model has a trainer or trained weights");
     if (o->rank < 0 || o->rank > m->config.size[SIZE_HIDDEN] || (o->rank && !(o->alpha > 0 && o->alpha < INFINITY)))
@@ -201,7 +214,7 @@ static tn_status check_trainer_options(const tn_llm *m, const tn_finetune_option
                                "tn_finetune_new: adam.max_grad_norm is %g; it must be at least 0 (INFINITY: no limit), "
                                "and adam.groups must be NULL",
                                o->adam.max_grad_norm);
-    return TN_OK;
+    return check_adam(o->adam);
 }
 
 tn_status tn_finetune_new(tn_llm *m, const tn_finetune_options *options, tn_finetune **out) {

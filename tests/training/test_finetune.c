@@ -496,6 +496,10 @@ static void wrong_batches_and_options_are_refused(void **state) {
     assert_int_equal(tn_finetune_new(m, &o, &t), TN_ERR_ARGUMENT);
     assert_text_has(tn_error(), "alpha nan");
     o.alpha = 8;
+    o.adam.beta1 = NAN; /* refused before the model is changed */
+    assert_int_equal(tn_finetune_new(m, &o, &t), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "beta1 is nan");
+    o.adam.beta1 = 0.9;
     assert_ok(tn_finetune_new(m, &o, &t));
     tn_finetune *second = NULL;
     assert_int_equal(tn_finetune_new(m, &o, &second), TN_ERR_STATE);
