@@ -70,7 +70,7 @@ const cli_command cli_generate = {
             "                        probable ones in its place (0 to 20)\n"
             "      --json            text, prompt_ids[], ids[], prompt_tokens_per_second,\n"
             "                        prompt_tokens_computed, tokens_per_second, device, fallback[], load_seconds,\n"
-            "                        weights_bytes, cache_bytes, context, seed,\n"
+            "                        weights_bytes, cache_bytes (not of T5 models), context, seed,\n"
             "                        stopped (end, length, stop, cancelled), stop (the string),\n"
             "                        logprobs[] {id, token, logprob, top[]}; with --draft: draft_tokens,\n"
             "                        draft_accepted\n"

@@ -22,7 +22,8 @@ typedef struct work {
     tn_bytes text;
     tn_text_stream stream;
     bool ended, full; /* full: the answer has all the tokens of the context */
-    double prompt_seconds, token_seconds;
+    double load_seconds, prompt_seconds, token_seconds;
+    tn_seq2seq_facts facts;
 } work;
 
 static tn_status make_prompt(work *w) {
@@ -86,12 +87,12 @@ static tn_status answer(work *w, const tn_seq2seq_facts *facts) {
 }
 
 static tn_status generate(work *w) {
-    tn_seq2seq_facts facts = {.struct_size = sizeof facts};
-    tn_status status = tn_seq2seq_get_facts(w->model, &facts);
+    w->facts.struct_size = sizeof w->facts;
+    tn_status status = tn_seq2seq_get_facts(w->model, &w->facts);
     double begun = cli_now();
     if (status == TN_OK) status = tn_seq2seq_encode(w->model, w->prompt.data, (int64_t)w->prompt.count);
     w->prompt_seconds = cli_now() - begun;
-    if (status == TN_OK) status = answer(w, &facts);
+    if (status == TN_OK) status = answer(w, &w->facts);
     w->token_seconds = cli_now() - begun - w->prompt_seconds;
     size_t before = w->text.size;
     if (status == TN_OK && w->tokenizer) status = tn_tokenizer_stream_end(&w->stream, &w->text);
@@ -117,11 +118,16 @@ static void put_json(const work *w) {
     cli_json_ids(&j, "prompt_ids", &w->prompt);
     cli_json_ids(&j, "ids", &w->ids);
     cli_json_number(&j, "prompt_tokens_per_second", rate(w->prompt.count, w->prompt_seconds));
+    cli_json_int(&j, "prompt_tokens_computed", (int64_t)w->prompt.count);
     cli_json_number(&j, "tokens_per_second", rate(w->ids.count, w->token_seconds));
     cli_json_string(&j, "device", w->selection.chosen);
     cli_json_fallback(&j, &w->selection, w->device);
+    cli_json_number(&j, "load_seconds", w->load_seconds);
+    cli_json_int(&j, "weights_bytes", w->facts.weights_bytes);
+    cli_json_int(&j, "context", w->facts.context);
     cli_json_unsigned(&j, "seed", w->asked->sampling->options.seed);
     cli_json_string(&j, "stopped", w->ended ? "end" : "length");
+    cli_json_string(&j, "stop", NULL); /* such models have no stop strings */
     cli_json_end(&j, '}');
 }
 
@@ -141,7 +147,9 @@ int seq2seq_generate(const seq2seq_wishes *asked) {
     int result = CLI_OK;
     w.device = cli_choose_device(asked->common, &w.selection, &result);
     if (!w.device) return result;
+    double begun = cli_now();
     tn_status status = load(&w);
+    w.load_seconds = cli_now() - begun;
     if (status == TN_OK) status = generate(&w);
     if (status == TN_OK) (asked->common->json ? put_json : tell)(&w);
     if (status == TN_OK && w.full)

@@ -108,7 +108,7 @@ static tn_status read_tokens(const tn_llm *m, const tn_safetensors *f, const cha
     if (*count > m->config.context)
         return tn_backend_fail(TN_ERR_ARGUMENT,
                                "'%s' has %" PRId64 " tokens; the context has room for %" PRId64
-                               ": open the model with a longer one",
+                               ": set a longer one in tn_llm_options (--context of the command)",
                                path, *count, m->config.context);
     memcpy(out, t.data, (size_t)*count * sizeof *out);
     for (int64_t i = 0; i < *count; i++)

@@ -1175,7 +1175,7 @@ static void sequences_that_do_not_fit_are_refused(void **state) {
     o.context = 19;
     assert_ok(tn_llm_open(test_scratch("one.gguf"), &o, &llm));
     assert_int_equal(tn_llm_load(llm, file), TN_ERR_ARGUMENT);
-    assert_text_has(tn_error(), "a longer one");
+    assert_text_has(tn_error(), "--context of the command");
     tn_llm_close(llm);
     changed.layers++;
     make_model(&other, &changed);

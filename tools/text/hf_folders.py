@@ -257,6 +257,8 @@ READERS = ("modernbert", "modernbert-mean", "eurobert", "qwen3-embedding", "embe
 TEXTS = ["How is the weather?", "Is it raining?", "", "a", "Ünïcödé — naïve café, 東京 🙂", "word " * 400,
          "def f(x):\n    return x ** 2", "The quick brown fox jumps over the lazy dog. " * 5]
 TWO_PARTS = ("Qwen3_5", "Qwen3_5Moe", "Gemma3", "Qwen2_5_VL", "Qwen3VL")  # stems of families that have pictures as well
+ANSWER_KEYS = {"text", "prompt_ids", "ids", "prompt_tokens_per_second", "prompt_tokens_computed", "tokens_per_second",
+               "device", "fallback", "load_seconds", "weights_bytes", "context", "seed", "stopped", "stop"}
 HUGGING = ("max_shard_size",)  # what of a row's last column save_pretrained takes
 POOLING = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens", "last": "lasttoken"}
 
@@ -489,7 +491,9 @@ class Suite:
                 greedy = model.generate(ids, max_new_tokens=GREEDY, do_sample=False)[0, 1:].tolist()
             got = self.answer_logits(folder, ids[0].tolist(), answer[0].tolist())
             worst = max(worst, numpy.abs(got - wanted).max() / numpy.abs(wanted).max())
-            got = self.command("generate", "-m", folder, "--ids", words, "-n", GREEDY, "--greedy", "--json")["ids"]
+            told = self.command("generate", "-m", folder, "--ids", words, "-n", GREEDY, "--greedy", "--json")
+            got = told["ids"]
+            self.expect(ANSWER_KEYS <= set(told), f"{name}: generate --json lacks {ANSWER_KEYS - set(told)}")
             greedy = greedy[:greedy.index(1)] if 1 in greedy else greedy
             self.expect(got == greedy, f"{name}: greedy tokens {got}, by transformers {greedy}")
             same += got == greedy
