@@ -190,7 +190,8 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
                                             "moe_intermediate_size": 40, "shared_expert_intermediate_size": 24}, STATE),
     ("qwen3.5", "Qwen3_5", DELTANET | {"head_dim": 32}, STATE),
     ("qwen3.5-moe", "Qwen3_5Moe", DELTANET | FEW | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
-                                              "shared_expert_intermediate_size": 24}, STATE),
+                                              "shared_expert_intermediate_size": 24},
+     STATE | {"without": "intermediate_size"}),
     ("opt", "OPT", {"hidden_size": 48, "ffn_dim": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
                     "vocab_size": VOCABULARY, "max_position_embeddings": 128, "word_embed_proj_dim": 48,
                     "bos_token_id": 1, "eos_token_id": 2}, NEW),
@@ -341,6 +342,10 @@ class Suite:
         model = self.make(name, stem, kind, config, whole)
         kind = getattr(torch, how.get("dtype", "float32"))
         model.to(kind).save_pretrained(folder, **{k: v for k, v in how.items() if k in HUGGING})
+        if how.get("without"):
+            said = json.loads((folder / "config.json").read_text())
+            del said[how["without"]]
+            (folder / "config.json").write_text(json.dumps(said))
         if kind != torch.float32:  # opened anew: to() has rounded the frequencies of rope as well
             model = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         ids = torch.randint(3, VOCABULARY, (1, TOKENS))
