@@ -549,6 +549,9 @@ static const llm_family families[] = {
     {"glm4_moe", "GLM-4.5, GLM-4.6", .needs = PLAIN_SLOTS, .allows = BIASES | NORMS, .head_needs = PLAIN_HEAD,
      .naming = &glm4_moe_names, .keys = llama_keys, .activation = "silu", .experts = DEEPSEEK_SLOTS,
      .always_mixed = true, .own_width = true, .by_sigmoid = true, .part = 0.5},
+    {"dots1", "dots.llm1", .needs = PLAIN_SLOTS | NORMS, .allows = BIASES, .head_needs = PLAIN_HEAD,
+     .naming = &glm4_moe_names, .keys = llama_keys, .activation = "silu", .experts = DEEPSEEK_SLOTS,
+     .always_mixed = true, .own_width = true, .by_sigmoid = true},
     {"glm", "GLM-4", .folder_interleaved = true, .needs = PLAIN_SLOTS & ~BIT(SLOT_GATE), .allows = BIASES,
      .head_needs = PLAIN_HEAD, .naming = &glm_names, .keys = llama_keys, .activation = "silu", .fused_gate = true,
      .part = 0.5},
@@ -628,8 +631,8 @@ enum { FAMILIES = sizeof families / sizeof *families };
 static const struct {
     const char *type, *as;
 } aliases[] = {
-    {"ministral", "mistral"}, {"qwen2_vl", "qwen2"},        {"qwen2_vl_text", "qwen2"},
-    {"qwen2_5_vl", "qwen2"},  {"qwen2_5_vl_text", "qwen2"}, {"qwen3_vl_text", "qwen3"},
+    {"cwm", "mistral"},      {"ministral", "mistral"},     {"qwen2_vl", "qwen2"},      {"qwen2_vl_text", "qwen2"},
+    {"qwen2_5_vl", "qwen2"}, {"qwen2_5_vl_text", "qwen2"}, {"qwen3_vl_text", "qwen3"},
 };
 
 static bool is_word(const char *known, const char *name, size_t length) {

@@ -148,6 +148,8 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
                                                  "rope_interleave": False, "rope_parameters": YARN | {
                                                      "mscale": 0.7, "mscale_all_dim": 1.3}}, NEW),
     ("glm4-moe", "Glm4Moe", DEEPSEEK_EXPERTS | {"head_dim": 16, "use_qk_norm": True, "n_group": 1, "topk_group": 1}, NEW),
+    ("dots1", "Dots1", DEEPSEEK_EXPERTS | {"head_dim": 16, "n_group": 1, "topk_group": 1}, NEW),
+    ("cwm", "Cwm", COMMON | {"head_dim": 16, "sliding_window": 9, "num_hidden_layers": 5, "rope_parameters": LLAMA3}, NEW),
     ("qwen3-moe-steps", "Qwen3Moe", MOE | {"head_dim": 16, "num_hidden_layers": 4, "decoder_sparse_step": 2,
                                            "mlp_only_layers": [3]}, NEW),
     ("olmoe", "Olmoe", PHI3 | {"num_experts": 6, "num_experts_per_tok": 2}, NEW),
