@@ -107,7 +107,7 @@ BUGS = [
      "if (is_state(g, o)) TRY(tn_buffer_new", "if (is_state(g, o) && false) TRY(tn_buffer_new", LAZINESS),
     ("a refused write spoils its target", "tensor/tensor.c",
      "if (ok != TN_OK) return tn_refuse_write(ok);",
-     "if (ok != TN_OK) { tn_node_unpin(dst->node); dst->node = pin(tn_node_failed(ok)); return dst; }", LAZINESS),
+     "if (ok != TN_OK) { storage_set(r, s, tn_node_error(ok, \"spoilt\")); return tn_refuse_write(ok); }", LAZINESS),
     ("a kernel's runtime scalars are counted from the wrong one", "plan/plan.c",
      "m->p->scalar_source[m->next_scalar - m->p->scalars] = scalar < 0 ? -1 : scalar;",
      "m->p->scalar_source[m->next_scalar - m->p->scalars] = scalar < 0 ? -1 : 0;", RANDOM),
