@@ -17,7 +17,7 @@
 #include <zlib.h>
 #endif
 
-enum { ALIGNMENT = 64, PREFIX = 10 };
+enum { ALIGNMENT = 64, PREFIX = 10, BIG_ENDIAN_MACHINE = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ };
 
 static const struct {
     const char *name; /* behind the byte order */
@@ -161,11 +161,13 @@ static void swap_bytes(unsigned char *at, size_t bytes, size_t size) {
 }
 
 static tn_status make_tensor(const unsigned char *numbers, size_t bytes, const npy_header *h, tn_tensor **out) {
-    unsigned char *swapped = h->big ? malloc(bytes + 1) : NULL;
-    if (h->big && !swapped) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %zu bytes", bytes);
-    if (h->big) {
+    bool copy = h->big || BIG_ENDIAN_MACHINE;
+    unsigned char *swapped = copy ? malloc(bytes + 1) : NULL;
+    if (copy && !swapped) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %zu bytes", bytes);
+    if (copy) {
         memcpy(swapped, numbers, bytes);
-        swap_bytes(swapped, bytes, tn_dtype_size(h->dtype));
+        if (h->big) swap_bytes(swapped, bytes, tn_dtype_size(h->dtype));
+        tn_dtype_little_endian(h->dtype, swapped, (int64_t)(bytes / tn_dtype_size(h->dtype)));
         numbers = swapped;
     }
     *out = h->columns ? npy_turned(numbers, h) : tn_from_data(numbers, h->shape, h->rank, h->dtype);
@@ -417,6 +419,7 @@ static tn_status write_numbers(FILE *f, const char *path, const tn_tensor *t) {
     void *numbers = malloc(bytes ? bytes : 1);
     if (!numbers) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %zu bytes", bytes);
     tn_status status = tn_read(t, numbers, bytes);
+    tn_dtype_little_endian(tn_dtype_of(t), numbers, tn_numel(t));
     bool good = npy_write_header(f, tn_shape(t), tn_rank(t), tn_dtype_of(t)) && fwrite(numbers, 1, bytes, f) == bytes;
     if (status == TN_OK && !good) status = tn_backend_fail(TN_ERR_IO, "cannot write '%s': %s", path, strerror(errno));
     free(numbers);

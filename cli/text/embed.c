@@ -225,8 +225,10 @@ static tn_status write_embeddings(const work *w) {
     size_t count = (size_t)(shape[0] * shape[1]);
     tn_status status = cli_output_begin(&o, w->asked->output);
     if (status != TN_OK) return status;
+    tn_dtype_little_endian(TN_F32, w->texts.out, (int64_t)count);
     bool written =
         npy_write_header(o.file, shape, 2, TN_F32) && fwrite(w->texts.out, sizeof(float), count, o.file) == count;
+    tn_dtype_little_endian(TN_F32, w->texts.out, (int64_t)count);
     if (written) return cli_output_commit(&o);
     status = tn_backend_fail(TN_ERR_IO, "writing '%s' failed: %s", w->asked->output, strerror(errno));
     cli_output_abandon(&o);

@@ -68,23 +68,6 @@ static tn_status read_ids(const tn_tokenizer *t, const wishes *w, tn_ids *ids) {
 
 /* ---- the file ---------------------------------------------------------------------------------------------------- */
 
-/* The format is little-endian. */
-static void to_file_order(float *values, int64_t count) {
-    const union {
-        uint16_t whole;
-        uint8_t low;
-    } probe = {1};
-    if (probe.low) return;
-    unsigned char *b = (unsigned char *)values;
-    for (int64_t i = 0; i < count; i++, b += 4) {
-        unsigned char a0 = b[0], a1 = b[1];
-        b[0] = b[3];
-        b[1] = b[2];
-        b[2] = a1;
-        b[3] = a0;
-    }
-}
-
 static tn_status write_error(const char *path) {
     return tn_backend_fail(TN_ERR_IO, "cannot write '%s': %s", path, strerror(errno));
 }
@@ -95,7 +78,7 @@ static tn_status write_rows(tn_llm *m, const tn_ids *ids, int64_t vocabulary, fl
         n = (int64_t)ids->count - begin < PIECE ? (int64_t)ids->count - begin : PIECE;
         tn_status status = tn_llm_logits(m, ids->data + begin, n, room);
         if (status != TN_OK) return status;
-        to_file_order(room, n * vocabulary);
+        tn_dtype_little_endian(TN_F32, room, n * vocabulary);
         if (fwrite(room, sizeof *room, (size_t)(n * vocabulary), f) != (size_t)(n * vocabulary))
             return write_error(path);
     }

@@ -167,6 +167,12 @@ TN_API int64_t tn_dtype_block(tn_dtype t);
 /* Returns the bytes of numel elements; numel must be a multiple of the block size. */
 TN_API size_t tn_dtype_bytes(tn_dtype t, int64_t numel);
 
+/* Converts numel elements in place between this machine's byte order and little-endian, the order of files; the same
+ * call converts in both directions. Does nothing on little-endian machines. Of block-quantized types, the factors of
+ * each block are converted. numel must be a multiple of the block size; numbers may be unaligned; NULL is
+ * allowed. */
+TN_API void tn_dtype_little_endian(tn_dtype t, void *numbers, int64_t numel);
+
 /* Returns the name: "f32", "i64", "q4_0" …; "invalid" for a value outside the enumeration. */
 TN_API const char *tn_dtype_name(tn_dtype t);
 

@@ -16,10 +16,8 @@
 #include "trunnion/json.h"
 #include "trunnion/status.h"
 
-/* Files of weights hold little-endian numbers, which are used where they lie. */
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "Trunnion does not run on big-endian processors yet: blocks of quantized weights would be read wrong"
-#endif
+/* Files are little-endian. On other machines their numbers are converted: when a file is opened, or read. */
+enum { TN_BIG_ENDIAN = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ };
 
 #define TN_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define TN_COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -138,10 +136,16 @@ typedef struct tn_map {
     void *handle; /* private */
     int file;     /* private */
 } tn_map;
-tn_status tn_map_open(const char *path, tn_map *out); /* read-only mapping; an empty file maps to size 0 */
+/* Maps a file for reading; an empty file maps to size 0. On big-endian machines the mapping is a private copy, in which
+ * readers convert numbers (tn_map_convert). */
+tn_status tn_map_open(const char *path, tn_map *out);
 void tn_map_close(tn_map *m);
 /* Copies bytes of the file without bringing any page of the mapping into memory. */
 tn_status tn_map_read(const tn_map *m, size_t offset, void *out, size_t bytes);
+/* Converts numbers of a mapping in place to this machine's byte order; each must be converted once only. */
+static inline void tn_map_convert(tn_dtype dtype, const uint8_t *numbers, int64_t numel) {
+    if (TN_BIG_ENDIAN) tn_dtype_little_endian(dtype, (void *)(uintptr_t)numbers, numel);
+}
 /* Drops the complete pages in this range if they belong to a file that tn_map_open mapped; they are read from the file
  * again on the next access. Does nothing for other memory. */
 void tn_map_return_pages(const void *address, size_t bytes);

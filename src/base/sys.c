@@ -106,7 +106,7 @@ tn_status tn_map_open(const char *path, tn_map *out) {
         return TN_OK;
     }
     size_t size = (size_t)info.st_size;
-    void *pages = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+    void *pages = mmap(NULL, size, TN_BIG_ENDIAN ? PROT_READ | PROT_WRITE : PROT_READ, MAP_PRIVATE, fd, 0);
     if (pages == MAP_FAILED) {
         close_quietly(fd);
         return tn_fail(TN_ERR_IO, "cannot map '%s' (%zu bytes): %s", path, size, strerror(errno));

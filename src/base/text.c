@@ -212,10 +212,7 @@ static uint64_t rotate_left(uint64_t x, int k) { return x << k | x >> (64 - k); 
 static uint64_t load_word(const unsigned char *p) {
     uint64_t word;
     memcpy(&word, p, sizeof word);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    word = __builtin_bswap64(word);
-#endif
-    return word;
+    return TN_BIG_ENDIAN ? __builtin_bswap64(word) : word;
 }
 
 static uint64_t hash_word(uint64_t hash, uint64_t word) {
@@ -270,6 +267,32 @@ size_t tn_dtype_size(tn_dtype t) { return find_row(t)->size; }
 int64_t tn_dtype_block(tn_dtype t) { return find_row(t)->block; }
 
 size_t tn_dtype_bytes(tn_dtype t, int64_t numel) { return (size_t)(numel / tn_dtype_block(t)) * tn_dtype_size(t); }
+
+/* Places of the f16 factors in a block; -1: none. In blocks of TN_Q8_X, f32 factors are at bytes 0 and 4. */
+static const int16_t factors_at[TN_DTYPE_COUNT][2] = {
+    [TN_Q4_0] = {0, -1}, [TN_Q4_1] = {0, 2},    [TN_Q5_0] = {0, -1},   [TN_Q5_1] = {0, 2},
+    [TN_Q8_0] = {0, -1}, [TN_Q2_K] = {80, 82},  [TN_Q3_K] = {108, -1}, [TN_Q4_K] = {0, 2},
+    [TN_Q5_K] = {0, 2},  [TN_Q6_K] = {208, -1}, [TN_Q8_X] = {0, 4},
+};
+
+static void reverse(uint8_t *number, size_t size) {
+    for (size_t i = 0; i < size / 2; i++) {
+        uint8_t low = number[i];
+        number[i] = number[size - 1 - i];
+        number[size - 1 - i] = low;
+    }
+}
+
+void tn_dtype_little_endian(tn_dtype t, void *numbers, int64_t numel) {
+    const dtype_row *row = find_row(t);
+    if (!TN_BIG_ENDIAN || !numbers || row->size <= 1) return;
+    uint8_t *at = numbers;
+    for (int64_t i = 0; i < numel / row->block; i++, at += row->size) {
+        if (row->block == 1) reverse(at, row->size);
+        for (int k = 0; k < 2 && row->block > 1 && factors_at[t][k] >= 0; k++)
+            reverse(at + factors_at[t][k], t == TN_Q8_X ? sizeof(float) : sizeof(uint16_t));
+    }
+}
 
 const char *tn_dtype_name(tn_dtype t) { return find_row(t)->name; }
 

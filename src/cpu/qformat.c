@@ -1,15 +1,21 @@
 /* qformat.c — the block formats of quantized weights, and packing them in groups of 16 rows.
  *
- * The formats are GGUF's; numbers are little-endian. Speed does not matter here: weights are unpacked once, and few
- * rows of an embedding are read. */
+ * The formats are GGUF's; in memory, f16 factors have the machine's byte order. Speed does not matter here: weights are
+ * unpacked once, and few rows of an embedding are read. */
 #include <string.h>
 
 #include "cpu/qformat.h"
 #include "kir/kir_math.h"
 
-static uint16_t read_u16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
+static uint16_t factor(const uint8_t *p) {
+    uint16_t h;
+    memcpy(&h, p, sizeof h);
+    return h;
+}
 
-static uint32_t read_u32(const uint8_t *p) { return (uint32_t)read_u16(p) | (uint32_t)read_u16(p + 2) << 16; }
+static uint32_t four_bytes(const uint8_t *p) {
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
 
 /* ---- blocks of 32: low nibbles are weights 0 … 15, high nibbles 16 … 31 ------------------------------------------ */
 
@@ -27,31 +33,31 @@ static void add_fifth_bits(uint32_t bits, uint8_t *u) {
 }
 
 static void unpack_q4_0(const uint8_t *b, tn_qunpacked *out) {
-    out->d = read_u16(b);
+    out->d = factor(b);
     split_nibbles(b + 2, 16, out->u);
 }
 
 static void unpack_q4_1(const uint8_t *b, tn_qunpacked *out) {
-    out->d = read_u16(b);
-    out->minimum = read_u16(b + 2);
+    out->d = factor(b);
+    out->minimum = factor(b + 2);
     split_nibbles(b + 4, 16, out->u);
 }
 
 static void unpack_q5_0(const uint8_t *b, tn_qunpacked *out) {
-    out->d = read_u16(b);
+    out->d = factor(b);
     split_nibbles(b + 6, 16, out->u);
-    add_fifth_bits(read_u32(b + 2), out->u);
+    add_fifth_bits(four_bytes(b + 2), out->u);
 }
 
 static void unpack_q5_1(const uint8_t *b, tn_qunpacked *out) {
-    out->d = read_u16(b);
-    out->minimum = read_u16(b + 2);
+    out->d = factor(b);
+    out->minimum = factor(b + 2);
     split_nibbles(b + 8, 16, out->u);
-    add_fifth_bits(read_u32(b + 4), out->u);
+    add_fifth_bits(four_bytes(b + 4), out->u);
 }
 
 static void unpack_q8_0(const uint8_t *b, tn_qunpacked *out) {
-    out->d = read_u16(b);
+    out->d = factor(b);
     for (int i = 0; i < TN_QBLOCK; i++)
         out->u[i] = b[2 + i] ^ 0x80; /* i8 + 128 */
 }
@@ -80,8 +86,8 @@ static void unpack_q2_k(const uint8_t *b, tn_qunpacked *out) {
         out->min[i] = b[i] >> 4;
     }
     split_pairs(b + 16, out->u);
-    out->d = read_u16(b + 80);
-    out->minimum = read_u16(b + 82);
+    out->d = factor(b + 80);
+    out->minimum = factor(b + 82);
 }
 
 /* Bit j of byte l is one bit of weight 32j + l. */
@@ -101,7 +107,7 @@ static void unpack_q3_k(const uint8_t *b, tn_qunpacked *out) {
         int high = scales[8 + i % 4] >> (2 * (i / 4)) & 3;
         out->scale[i] = (uint8_t)(low | high << 4);
     }
-    out->d = read_u16(b + 108);
+    out->d = factor(b + 108);
 }
 
 /* Eight scales and eight minima of 6 bits in 12 bytes. */
@@ -115,16 +121,16 @@ static void split_scales(const uint8_t *b, tn_qunpacked *out) {
 }
 
 static void unpack_q4_k(const uint8_t *b, tn_qunpacked *out) {
-    out->d = read_u16(b);
-    out->minimum = read_u16(b + 2);
+    out->d = factor(b);
+    out->minimum = factor(b + 2);
     split_scales(b + 4, out);
     for (int i = 0; i < 4; i++)
         split_nibbles(b + 16 + 32 * i, 32, out->u + 64 * i);
 }
 
 static void unpack_q5_k(const uint8_t *b, tn_qunpacked *out) {
-    out->d = read_u16(b);
-    out->minimum = read_u16(b + 2);
+    out->d = factor(b);
+    out->minimum = factor(b + 2);
     split_scales(b + 4, out);
     for (int i = 0; i < 4; i++)
         split_nibbles(b + 48 + 32 * i, 32, out->u + 64 * i);
@@ -139,7 +145,7 @@ static void unpack_q6_k(const uint8_t *b, tn_qunpacked *out) {
     for (int i = 0; i < TN_QSUPER; i++)
         out->u[i] |= (uint8_t)(high[i] << 4);
     memcpy(out->scale, b + 192, 16);
-    out->d = read_u16(b + 208);
+    out->d = factor(b + 208);
 }
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */

@@ -466,6 +466,8 @@ static tn_status read_alignment(const tn_gguf *f, int64_t *out) {
     return TN_OK;
 }
 
+static int64_t elements_of(const entry *e) { return e->bytes / e->type->bytes * e->type->block; }
+
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 static void file_free(tn_gguf *f) {
@@ -527,6 +529,10 @@ static tn_status open_file(tn_gguf *f, const char *path) {
     if (!f->path) return TN_ERR_MEMORY;
     TRY(tn_map_open(path, &f->map));
     tn_status status = read_file_gguf(f);
+    for (size_t i = 0; i < f->entry_count && status == TN_OK; i++) {
+        const entry *e = &f->entries[i]; /* no two overlap; what is decoded stays as in the file */
+        if (!e->type->decode) tn_map_convert(e->type->dtype, f->map.data + e->begin, elements_of(e));
+    }
     return status == TN_OK ? TN_OK : tn_fail_prefix(status, "'%s'", path);
 }
 
@@ -878,6 +884,7 @@ tn_status tn_gguf_rows(const tn_gguf *file, const char *name, const int64_t *row
             return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_rows: '%.100s' has %lld rows; row %lld is out of range", name,
                            (long long)e->shape[0], (long long)rows[i]);
         TRY(read_row(e, (size_t)e->begin + (size_t)rows[i] * row, row, (char *)out + (size_t)i * each));
+        if (!e->type->decode) tn_dtype_little_endian(e->type->dtype, (char *)out + (size_t)i * each, e->shape[1]);
     }
     return TN_OK;
 }

@@ -10,6 +10,7 @@
 typedef struct item {
     char *name;
     int64_t bytes;
+    const tn_gguf_dtype *type;
 } item;
 
 struct tn_gguf_writer {
@@ -19,9 +20,10 @@ struct tn_gguf_writer {
     char **keys;
     item *items;
     size_t key_count, key_capacity, item_count, item_capacity;
-    bool started;    /* the head is written */
-    size_t current;  /* the item whose bytes come next */
-    int64_t written; /* bytes of it */
+    bool started;      /* the head is written */
+    size_t current;    /* the item whose bytes come next */
+    int64_t written;   /* bytes of it */
+    uint8_t unit[256]; /* big-endian machines: an element or block, of which `written` modulo its size is there */
 };
 
 /* ---- bytes ------------------------------------------------------------------------------------------------------- */
@@ -91,12 +93,15 @@ tn_status tn_gguf_put_int(tn_gguf_writer *w, const char *key, tn_gguf_type type,
 }
 
 tn_status tn_gguf_put_float(tn_gguf_writer *w, const char *key, tn_gguf_type type, double v) {
-    uint64_t bits = 0;
+    uint64_t bits;
+    uint32_t low;
     float narrow = (float)v;
     if (type != TN_GGUF_F32 && type != TN_GGUF_F64)
         return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_put_float: type %d is not a float type", (int)type);
     TRY(begin_pair(w, key, (int)type));
-    memcpy(&bits, type == TN_GGUF_F32 ? (const void *)&narrow : (const void *)&v, tn_gguf_type_size((int)type));
+    memcpy(&low, &narrow, sizeof low);
+    memcpy(&bits, &v, sizeof bits);
+    if (type == TN_GGUF_F32) bits = low;
     add_number(&w->pairs, bits, tn_gguf_type_size((int)type));
     return end_pair(w);
 }
@@ -124,7 +129,10 @@ tn_status tn_gguf_put_array(tn_gguf_writer *w, const char *key, tn_gguf_type typ
         return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_put_array: %lld items of type %d", (long long)count, (int)type);
     TRY(begin_array(w, key, (int)type, count, items));
     if (count > 0) tn_str_addn(&w->pairs, items, (size_t)bytes);
-    return end_pair(w);
+    if (w->pairs.failed) return no_memory();
+    static const tn_dtype number_of[] = {[1] = TN_U8, [2] = TN_U16, [4] = TN_U32, [8] = TN_U64};
+    if (count > 0) tn_dtype_little_endian(number_of[size], w->pairs.text + w->pairs.length - bytes, count);
+    return TN_OK;
 }
 
 tn_status tn_gguf_put_strings(tn_gguf_writer *w, const char *key, int64_t count, const char *const *texts,
@@ -181,7 +189,7 @@ tn_status tn_gguf_add(tn_gguf_writer *w, const tn_gguf_info *t) {
     TRY(tn_mem_reserve(&w->items, &w->item_capacity, w->item_count + 1, sizeof *w->items));
     char *name = tn_mem_strdup(t->name);
     if (!name) return TN_ERR_MEMORY;
-    w->items[w->item_count++] = (item){name, bytes};
+    w->items[w->item_count++] = (item){name, bytes, type};
     add_text(&w->rows, name, strlen(name));
     add_number(&w->rows, (uint64_t)t->rank, 4);
     for (int d = t->rank; d > 0; d--)
@@ -244,6 +252,21 @@ static tn_status pass_whole(tn_gguf_writer *w) {
     return TN_OK;
 }
 
+/* Writes bytes of an item in the file's order. On big-endian machines an element or block is converted when its last
+ * byte has come. */
+static tn_status write_piece(tn_gguf_writer *w, const item *t, const uint8_t *data, size_t bytes) {
+    if (!TN_BIG_ENDIAN || t->type->decode) return tn_save_write(w->save, data, bytes);
+    size_t each = t->type->bytes, have = (size_t)w->written % each;
+    for (size_t i = 0; i < bytes; i++) {
+        w->unit[have++] = data[i];
+        if (have < each) continue;
+        have = 0;
+        tn_dtype_little_endian(t->type->dtype, w->unit, t->type->block);
+        TRY(tn_save_write(w->save, w->unit, each));
+    }
+    return TN_OK;
+}
+
 tn_status tn_gguf_write(tn_gguf_writer *w, const void *data, int64_t bytes) {
     TRY(tn_need(w, "tn_gguf_write: the writer"));
     if (bytes < 0 || (bytes > 0 && !data)) return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_write: the data is NULL");
@@ -256,7 +279,7 @@ tn_status tn_gguf_write(tn_gguf_writer *w, const void *data, int64_t bytes) {
     if (bytes > t->bytes - w->written)
         return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_write: %lld bytes, but '%.100s' needs only %lld more",
                        (long long)bytes, t->name, (long long)(t->bytes - w->written));
-    TRY(tn_save_write(w->save, data, (size_t)bytes));
+    TRY(write_piece(w, t, data, (size_t)bytes));
     w->written += bytes;
     return TN_OK;
 }

@@ -261,6 +261,10 @@ static tn_status read_part(tn_safetensors *f, part *p) {
     if (!order) return TN_ERR_MEMORY;
     tn_status status = check_places(f, p, first, order);
     tn_mem_free(order);
+    for (size_t i = first; i < f->count && status == TN_OK; i++) {
+        const entry *e = &f->entries[i]; /* no two overlap */
+        tn_map_convert(e->type->dtype, p->data + e->begin, (e->end - e->begin) / e->type->size);
+    }
     return status;
 }
 
@@ -575,6 +579,7 @@ static tn_status write_tensor(tn_save *s, const tn_tensor *t) {
     void *copy = tn_mem_alloc(bytes);
     if (!copy) return TN_ERR_MEMORY;
     tn_status status = tn_read(t, copy, bytes);
+    tn_dtype_little_endian(tn_dtype_of(t), copy, tn_numel(t));
     if (status == TN_OK) status = tn_save_write(s, copy, bytes);
     tn_mem_free(copy);
     return status;

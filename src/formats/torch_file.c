@@ -25,6 +25,7 @@ typedef struct entry {
     const tn_pickle_place *tensor;
     const tn_pickle_type *type;
     const uint8_t *data; /* its first element */
+    const uint8_t *storage;
     int64_t numel;
 } entry;
 
@@ -38,6 +39,13 @@ struct tn_pickle {
     entry *entries, **by_name;
     size_t count, capacity, visits;
 };
+
+static uint64_t little(const uint8_t *p, int n) {
+    uint64_t v = 0;
+    for (int i = n; i > 0; i--)
+        v = v << 8 | p[i - 1];
+    return v;
+}
 
 /* ---- storages ---------------------------------------------------------------------------------------------------- */
 
@@ -150,7 +158,7 @@ static tn_status take_storage(const tn_pickle *f, const tn_pickle_node *key, siz
     int64_t count = 0;
     if (key->kind != TN_PICKLE_STRING || f->map.size - *at < 8)
         return tn_fail(TN_ERR_FORMAT, "byte %zu: a storage is missing", *at);
-    memcpy(&count, f->map.data + *at, 8);
+    count = (int64_t)little(f->map.data + *at, 8);
     const uint8_t *data = f->map.data + *at + 8;
     size_t left = f->map.size - *at - 8, taken = 0;
     for (size_t i = 0; i < f->values.storage_count; i++) {
@@ -213,7 +221,8 @@ static tn_status check_tensor(const tn_pickle *f, entry *e) {
     if (over || (e->numel > 0 && last >= have))
         return tn_fail(TN_ERR_FORMAT, "byte 0: tensor '%.100s' exceeds its storage of %lld elements",
                        f->names.text + e->name_at, (long long)have);
-    e->data = f->storages[t->storage] + (e->numel > 0 ? t->offset * size : 0);
+    e->storage = f->storages[t->storage];
+    e->data = e->storage + (e->numel > 0 ? t->offset * size : 0);
     return TN_OK;
 }
 
@@ -292,6 +301,42 @@ static tn_status name_entries(tn_pickle *f) {
     return TN_OK;
 }
 
+/* ---- byte order -------------------------------------------------------------------------------------------------- */
+
+static int compare_data(const void *a, const void *b) {
+    const entry *x = *(entry *const *)a, *y = *(entry *const *)b;
+    const uint8_t *p = x->storage, *q = y->storage;
+    return p != q ? (p > q) - (p < q) : (x->type->size > y->type->size) - (x->type->size < y->type->size);
+}
+
+/* On big-endian machines: converts each storage once. Tensors of one storage must agree on the size of its numbers. */
+static tn_status convert_storages(tn_pickle *f) {
+    entry **order = tn_mem_alloc((f->count + 1) * sizeof *order);
+    if (!order) return TN_ERR_MEMORY;
+    for (size_t i = 0; i < f->count; i++)
+        order[i] = &f->entries[i];
+    qsort(order, f->count, sizeof *order, compare_data);
+    const uint8_t *end = NULL;
+    tn_status status = TN_OK;
+    for (size_t i = 0; i < f->count && status == TN_OK; i++) {
+        const entry *e = order[i];
+        const tn_pickle_storage *s = &f->values.storages[e->tensor->storage];
+        int64_t bytes = s->count * tn_pickle_types[s->type].size;
+        bool again = i > 0 && order[i - 1]->storage == e->storage, wide = e->type->dtype < TN_DTYPE_COUNT;
+        if (again && order[i - 1]->type->size == e->type->size && e->storage + bytes <= end) continue;
+        if (end && e->storage < end)
+            status = tn_fail(TN_ERR_UNSUPPORTED,
+                             "'%.100s' shares bytes with a tensor whose numbers have another size; "
+                             "this is not supported on big-endian machines",
+                             e->name);
+        else if (wide)
+            tn_map_convert(e->type->dtype, e->storage, bytes / e->type->size);
+        end = e->storage + bytes;
+    }
+    tn_mem_free(order);
+    return status;
+}
+
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 static void file_release(void *file) {
@@ -316,7 +361,8 @@ static tn_status read_torch_file(tn_pickle *f) {
     } else {
         return tn_fail(TN_ERR_FORMAT, "byte 0: neither a zip archive nor a pickle: not a file of torch.save");
     }
-    return name_entries(f);
+    TRY(name_entries(f));
+    return TN_BIG_ENDIAN ? convert_storages(f) : TN_OK;
 }
 
 tn_status tn_pickle_open(const char *path, tn_pickle **out) {
@@ -447,13 +493,6 @@ typedef struct archive {
     const uint8_t *bytes;
     size_t size;
 } archive;
-
-static uint64_t little(const uint8_t *p, int n) {
-    uint64_t v = 0;
-    for (int i = n; i > 0; i--)
-        v = v << 8 | p[i - 1];
-    return v;
-}
 
 /* `n` bytes at `at` that begin with the signature. */
 static tn_status record_at(const archive *a, uint64_t at, size_t n, uint32_t signature, const uint8_t **out) {

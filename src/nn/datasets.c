@@ -54,7 +54,9 @@ static tn_status read_at(const part *p, void *out, size_t bytes, int64_t offset)
 
 static tn_status read_part(void *ctx, int64_t sample, int field, void *out) {
     const part *p = &((parts *)ctx)->list[field];
-    return read_at(p, out, (size_t)p->bytes, p->first + sample * p->bytes);
+    TRY(read_at(p, out, (size_t)p->bytes, p->first + sample * p->bytes));
+    tn_dtype_little_endian(p->field.dtype, out, p->bytes / (int64_t)tn_dtype_size(p->field.dtype));
+    return TN_OK;
 }
 
 static tn_status open_part(parts *all, const char *path, part **out) {
@@ -242,6 +244,7 @@ static tn_status read_tokens(void *ctx, int64_t sample, int field, void *out) {
     int64_t length = p->count, width = p->bytes;
     unsigned char *from = (unsigned char *)out + length * (8 - width); /* widened in place, from the front */
     TRY(read_at(p, from, (size_t)(length * width), (sample * length + field) * width));
+    tn_dtype_little_endian(width == 4 ? TN_I32 : TN_U16, from, length);
     for (int64_t i = 0; i < length; i++) {
         uint16_t narrow;
         int32_t wide;

@@ -175,6 +175,8 @@ static const char *put_constant(onnx_export *x, const char *name, const void *by
     tn_str t = {0};
     put_tensor_head(&t, name, dtype, shape, rank);
     onnx_put_bytes(&t, TENSOR_RAW, bytes, count * tn_dtype_size(dtype));
+    if (!t.failed && count)
+        tn_dtype_little_endian(dtype, t.text + t.length - count * tn_dtype_size(dtype), (int64_t)count);
     onnx_put_message(&x->constants, GRAPH_INITIALIZER, &t);
     if (x->constants.failed) sticks(x, TN_ERR_MEMORY);
     return name;
@@ -576,6 +578,7 @@ static tn_status read_leaf(const tn_node *n, void **out) {
     }
     if (s != TN_OK || decoded) tn_mem_free(raw);
     *out = decoded ? decoded : raw;
+    if (s == TN_OK) tn_dtype_little_endian(decoded ? TN_F32 : dtype, *out, tn_node_numel(n));
     return s;
 }
 

@@ -422,6 +422,17 @@ static tn_tensor *bools(const tensor_message *t, const tensor_bytes *b) {
     return made;
 }
 
+/* On big-endian machines: tensors may share bytes of the file, so each is converted apart. */
+static tn_tensor *converted(const tensor_message *t, const tensor_bytes *b, tn_dtype dtype) {
+    uint8_t *copy = tn_mem_alloc(b->size);
+    if (!copy) return tn_failed(TN_ERR_MEMORY, "out of memory for %zu bytes", b->size);
+    if (b->size > 0) memcpy(copy, b->at, b->size);
+    tn_dtype_little_endian(dtype, copy, (int64_t)(b->size / tn_dtype_size(dtype)));
+    tn_tensor *made = tn_from_data(copy, t->shape, t->rank, dtype);
+    tn_mem_free(copy);
+    return made;
+}
+
 static tn_tensor *tensor_of(tensor_message *t, const tensor_bytes *b) {
     static const uint8_t nothing[16];
     const onnx_type_row *row = &onnx_types[t->type];
@@ -434,6 +445,7 @@ static tn_tensor *tensor_of(tensor_message *t, const tensor_bytes *b) {
         return widened(t, b);
     }
     const void *at = t->numel ? b->at : nothing;
+    if (TN_BIG_ENDIAN && tn_dtype_size(row->dtype) > 1) return converted(t, b, row->dtype);
     bool in_place = t->numel && b->file && (uintptr_t)at % tn_dtype_size(row->dtype) == 0;
     if (!in_place) return tn_from_data(at, t->shape, t->rank, row->dtype);
     return tn_from_ptr((void *)(uintptr_t)at, t->shape, t->rank, row->dtype, onnx_file_release,

@@ -264,6 +264,7 @@ static void tensors_refuse(void **state) {
     YIELDS(-1, tn_size(NULL, 0))
     RETURNS(tn_shape(NULL))
     YIELDS(0, tn_numel(NULL))
+    CALLS(tn_dtype_little_endian(TN_F32, NULL, 4))
     RETURNS(tn_dtype_of(NULL))
     YIELDS(NULL, tn_device_of(NULL))
     FAILS(tn_status_of(NULL))

@@ -69,6 +69,7 @@ static void read_output(const char *folder, float *out, size_t count) {
     assert_int_equal(fread(head, sizeof head, 1, f), 1);
     assert_int_equal(fseek(f, (long)sizeof head + head[8] + head[9] * 256, SEEK_SET), 0);
     assert_int_equal(fread(out, sizeof *out, count, f), count);
+    tn_dtype_little_endian(TN_F32, out, (int64_t)count);
     assert_int_equal(fgetc(f), EOF);
     fclose(f);
 }

@@ -200,20 +200,32 @@ static const struct {
     tn_dtype dtype;
     double most;
 } limits[] = {
-    {TN_Q4_0, 0.0805},    /* 0.0846 */
+    {TN_Q4_0, 0.0805},  /* 0.0846 */
     {TN_Q4_1, 0.0699},  /* 0.0773 */
     {TN_Q5_0, 0.0403},  /* 0.0428 */
     {TN_Q5_1, 0.0337},  /* 0.0376 */
     {TN_Q8_0, 0.00495}, /* 0.00526 */
-    {TN_Q2_K, 0.267},  /* 0.2941 */
+    {TN_Q2_K, 0.267},   /* 0.2941 */
     {TN_Q3_K, 0.1446},  /* 0.1497 */
     {TN_Q4_K, 0.0702},  /* 0.0707 */
     {TN_Q5_K, 0.0347},  /* 0.0357 */
     {TN_Q6_K, 0.0169},  /* 0.0176 */
 };
 
+static __attribute__((noinline)) double product_of(float a, float b) { return (double)a * (double)b; }
+
+/* QEMU before 8.1 gets this instruction of s390x (MDEBR) wrong. */
+static bool multiplies_floats(void) {
+    volatile float a = 3, b = 5;
+    return product_of(a, b) == 15;
+}
+
 static void blocks_are_as_near_as_the_format_allows(void **state) {
     (void)state;
+    if (!multiplies_floats()) {
+        print_message("skipped: this emulator multiplies floats to double wrongly (QEMU before 8.1, s390x)\n");
+        skip();
+    }
     static float x[NUMBERS], y[NUMBERS];
     static uint8_t blocks[NUMBERS * 2], alone[NUMBERS * 2];
     make_weights(x);
@@ -280,6 +292,10 @@ static void columns_that_count_more_are_nearer(void **state) {
 /* Factors below the smallest normal f16 are kept, as well as so few bits can: 2e-6 is 34 of the smallest steps. */
 static void tiny_numbers_are_kept(void **state) {
     (void)state;
+    if (!multiplies_floats()) {
+        print_message("skipped: this emulator multiplies floats to double wrongly (QEMU before 8.1, s390x)\n");
+        skip();
+    }
     static float x[NUMBERS], y[NUMBERS];
     static uint8_t blocks[NUMBERS * 2];
     for (size_t f = 0; f < TN_COUNT(limits); f++)
@@ -298,8 +314,8 @@ static void tiny_numbers_are_kept(void **state) {
             double share = sqrt(error / size), each = sqrt(size / (NUMBERS - 768));
             double most = each > 2e-6 ? 1.5 * limits[f].most + 0.02 : 1.02;
             if (!(share <= most))
-                fail_msg("%s, scale %g: an error of %.3f; at most %.3f is allowed", tn_dtype_name(dtype),
-                         (double)scale, share, most);
+                fail_msg("%s, scale %g: an error of %.3f; at most %.3f is allowed", tn_dtype_name(dtype), (double)scale,
+                         share, most);
         }
 }
 

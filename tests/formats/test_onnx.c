@@ -405,7 +405,9 @@ static void external_data_stays_in_the_folder(void **state) {
     tn_onnx *m = NULL;
     FILE *f = fopen(test_scratch("weights.bin"), "wb");
     assert_non_null(f);
-    assert_int_equal(fwrite((float[]){10, 20}, sizeof(float), 2, f), 2);
+    float weights[2] = {10, 20};
+    tn_dtype_little_endian(TN_F32, weights, 2);
+    assert_int_equal(fwrite(weights, sizeof *weights, 2, f), 2);
     fclose(f);
     assert_ok(open_changed(MODEL("external.onnx"), "weights.bin", "weights.bin", &m, NULL));
     tn_onnx_value *in = floats((float[]){1, 2}, TN_DIMS(2)), *out = NULL;

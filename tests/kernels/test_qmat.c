@@ -39,7 +39,11 @@ typedef struct weight {
     float s, t;
 } weight;
 
-static uint16_t half_at(const uint8_t *p) { return (uint16_t)(p[0] + 256 * p[1]); }
+static uint16_t half_at(const uint8_t *p) {
+    uint16_t h;
+    memcpy(&h, p, sizeof h);
+    return h;
+}
 
 static float f16(const uint8_t *p) {
     int h = half_at(p), exponent = h >> 10 & 31, fraction = h & 1023;
@@ -153,7 +157,8 @@ TEST_DEFINITION static weight weight_at(const format *f, const uint8_t *blocks, 
     return f->at(blocks + i / f->elements * f->bytes, (int)(i % f->elements));
 }
 
-/* Any bytes; the f16 factors are ordinary numbers, or with `wild` now and then anything at all. */
+/* Any bytes, as in a little-endian file; the f16 factors are ordinary numbers, or with `wild` now and then anything at
+ * all. */
 static void random_blocks(const format *f, uint8_t *to, int64_t count, bool wild) {
     for (int64_t i = 0; i < count * f->bytes; i++)
         to[i] = (uint8_t)random_below(256);
@@ -169,6 +174,7 @@ static void random_blocks(const format *f, uint8_t *to, int64_t count, bool wild
                 (uint8_t)(sign << 7 | (f->dtype == TN_Q8_X ? 0x38 + exponent / 2 : exponent << 2 | random_below(4)));
         }
     }
+    tn_dtype_little_endian(f->dtype, to, count * f->elements);
 }
 
 /* ---- the definition ---------------------------------------------------------------------------------------------- */

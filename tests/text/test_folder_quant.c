@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <strings.h>
 
 #include "text/folder.h"
 #include "trunnion/trunnion.h"
@@ -25,6 +26,9 @@ static void add_shaped(raw *r, const char *name, const char *type, const char *s
                                        "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
                                        r->count++ ? "," : "{", name, type, shape, r->data_size, r->data_size + bytes);
     memcpy(r->data + r->data_size, data, bytes);
+    for (tn_dtype t = TN_F32; t < TN_Q4_0; t++)
+        if (strcasecmp(tn_dtype_name(t), type) == 0)
+            tn_dtype_little_endian(t, r->data + r->data_size, (int64_t)(bytes / tn_dtype_size(t)));
     r->data_size += bytes;
 }
 
@@ -44,6 +48,7 @@ static const char *write_folder(raw *r, const char *config) {
     assert_non_null(f);
     r->header[r->header_size++] = '}';
     uint64_t size = r->header_size;
+    tn_dtype_little_endian(TN_U64, &size, 1);
     assert_int_equal(fwrite(&size, 8, 1, f), 1);
     assert_int_equal(fwrite(r->header, r->header_size, 1, f), 1);
     assert_int_equal(fwrite(r->data, 1, r->data_size, f), r->data_size);

@@ -383,8 +383,15 @@ static void facts_are_told(void **state) {
 /* ---- from a file ------------------------------------------------------------------------------------------------- */
 
 /* A GGUF file of metadata alone, written value by value. */
-static void put_u32(FILE *f, uint32_t v) { assert_int_equal(fwrite(&v, sizeof v, 1, f), 1); }
-static void put_u64(FILE *f, uint64_t v) { assert_int_equal(fwrite(&v, sizeof v, 1, f), 1); }
+static void put_u32(FILE *f, uint32_t v) {
+    tn_dtype_little_endian(TN_U32, &v, 1);
+    assert_int_equal(fwrite(&v, sizeof v, 1, f), 1);
+}
+
+static void put_u64(FILE *f, uint64_t v) {
+    tn_dtype_little_endian(TN_U64, &v, 1);
+    assert_int_equal(fwrite(&v, sizeof v, 1, f), 1);
+}
 
 static void put_string(FILE *f, const char *text, size_t size) {
     put_u64(f, size);

@@ -20,6 +20,8 @@ static size_t make_npy(unsigned char *out, const char *descr, const char *shape,
     out[8] = (unsigned char)length;
     out[9] = 0;
     memcpy(out + 10 + length, data, size);
+    if (strcmp(descr, "<f4") == 0) tn_dtype_little_endian(TN_F32, out + 10 + length, (int64_t)size / 4);
+    if (strcmp(descr, "<i8") == 0) tn_dtype_little_endian(TN_I64, out + 10 + length, (int64_t)size / 8);
     return 10 + (size_t)length + size;
 }
 
@@ -162,11 +164,12 @@ static void idx_files_hold_images_and_labels(void **state) {
 
 static void token_files_hold_texts_and_what_follows(void **state) {
     (void)state;
-    const uint16_t narrow[] = {5, 60000, 7, 8, 9, 10, 11};
-    const int32_t wide[] = {1, 100000, 3, 4, 5};
+    uint16_t narrow[] = {5, 60000, 7, 8, 9, 10, 11};
+    int32_t wide[] = {1, 100000, 3, 4, 5};
     int64_t got[3];
     tn_dataset *d;
     const char *path = test_scratch("tokens");
+    tn_dtype_little_endian(TN_U16, narrow, sizeof narrow / sizeof *narrow);
     put_file(path, narrow, sizeof narrow);
     assert_ok(tn_dataset_tokens(path, 2, 3, &d));
     assert_int_equal(tn_dataset_count(d), 2);
@@ -175,6 +178,7 @@ static void token_files_hold_texts_and_what_follows(void **state) {
     read_sample(d, 1, 0, got, sizeof got);
     assert_memory_equal(got, ((const int64_t[]){8, 9, 10}), sizeof got);
     tn_dataset_free(d);
+    tn_dtype_little_endian(TN_I32, wide, sizeof wide / sizeof *wide);
     put_file(path, wide, sizeof wide);
     assert_ok(tn_dataset_tokens(path, 4, 2, &d));
     read_sample(d, 0, 0, got, 16);
