@@ -133,6 +133,52 @@ def test_package(command, folder):
     return counts[0], max(counts[1], int(result.returncode != 0)), counts[2]
 
 
+# ---- the types ------------------------------------------------------------------------------------------------------
+
+# What trunnion.js exports, and of a class the names of its methods and accessors, also those that it inherits.
+EXPORTS = """
+const all = await import(process.argv[1]), names = {};
+for (const [name, value] of Object.entries(all)) {
+  names[name] = [];
+  for (let p = value.prototype; p && p !== Object.prototype && p !== Error.prototype; p = Object.getPrototypeOf(p))
+    names[name].push(...Object.getOwnPropertyNames(p));
+}
+console.log(JSON.stringify(names));
+"""
+
+
+def missing_names(package, node):
+    """Declared classes, functions and members that trunnion.js does not have, and exports that are not declared."""
+    text = (package / "index.d.ts").read_text()
+    source = (package / "trunnion.js").read_text()
+    there = json.loads(subprocess.run([node, "--input-type=module", "-e", EXPORTS, package / "trunnion.js"], check=True,
+                                      capture_output=True, text=True).stdout)
+    declared = re.findall(r"^export (?:function|class) (\w+)", text, re.M)
+    wrong = sorted(set(declared) ^ set(there))
+    for name, body in re.findall(r"^export class (\w+)[^{]*{\n(.*?)^}", text, re.M | re.S):
+        members = re.findall(r"^  (?:readonly )?(\w+)\??[:(]", body, re.M)
+        wrong += [f"{name}.{m}" for m in members if m not in there.get(name, ()) and not re.search(rf"(this\.|^  ){m} = ", source, re.M)]
+    return wrong
+
+
+def test_types(folder, package):
+    """tests/web/types.ts compiles with index.d.ts, and index.d.ts declares what trunnion.js has."""
+    compiler, node = shutil.which("tsc"), shutil.which("node")
+    if not compiler or not node:
+        print("skipped: no TypeScript (package node-typescript)" if node else "skipped: no Node")
+        return 0, 0, 1
+    place = folder / "types"
+    shutil.copytree(package, place / "node_modules" / "trunnion")
+    shutil.copy(ROOT / "tests" / "web" / "types.ts", place)
+    (place / "package.json").write_text('{"type": "module"}')
+    compiled = subprocess.run([compiler, "--noEmit", "--strict", "--noUncheckedIndexedAccess", "--target", "es2022", "--lib",
+                               "es2022,dom", "--module", "nodenext", "types.ts"], cwd=place, capture_output=True, text=True)
+    wrong = compiled.stdout.splitlines() if compiled.returncode else []
+    wrong += [f"index.d.ts and trunnion.js do not agree on {name}" for name in missing_names(package, node)]
+    print(*(f"types: {line}" for line in wrong), sep="\n", end="\n" if wrong else "")
+    return int(not wrong), int(bool(wrong)), 0
+
+
 # ---- the page -------------------------------------------------------------------------------------------------------
 
 class Person:
@@ -387,7 +433,7 @@ def main():
         folder = pathlib.Path(name)
         counts = [test_package(command, folder)]
         if o.part == "all":
-            counts += [test_vectors(), test_page(command, folder, o.picture)]
+            counts += [test_types(folder, web.PACKAGE), test_vectors(), test_page(command, folder, o.picture)]
     passed, failed, skipped = map(sum, zip(*counts))
     print(f"{passed} passed, {failed} failed, {skipped} skipped")
     return 1 if failed else 0
