@@ -27,7 +27,7 @@ BUDGET = {
     "cpu": 14575,
     "gpu": 2800,
     "vendor": 3150,
-    "hal": 8370,
+    "hal": 8390,
     "drivers": 8250,
     "tensor": 2980,
     "ops": 14274,

@@ -102,9 +102,15 @@ typedef struct tn_device_options {
     int matrix;   /* matrix units: 1 none, 2 for f16 and bf16 products, 3 also for f32 (tf32); 0: TRUNNION_MATRIX */
     int numerics; /* cpu: 1 exact, 2 fast; 0: tn_set_numerics, TRUNNION_NUMERICS */
     int graphs;   /* repeated work: 1 launched one by one, 2 as graphs of the interface; 0: TRUNNION_GRAPHS */
+    /* Vendor libraries: 1 own kernels only, 2 all that are installed for the device's backend (cpu: as 0);
+     * 0: tn_set_library, TRUNNION_LIBRARY */
+    int vendor;
+    /* Measured variants (tune.h): 1 those in the cache, 2 also measured at the first use, 3 rules only;
+     * 0: tn_set_tuning, TRUNNION_TUNE */
+    int tuning;
 } tn_device_options;
 #define TN_DEVICE_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_device_options, graphs), TN_FALLBACK_WARN, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0 }
+    { TN_OPTIONS_SIZE(tn_device_options, tuning), TN_FALLBACK_WARN, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0 }
 
 /* One step of a selection: a device or backend that was tried. */
 typedef struct tn_selection_step {
@@ -128,8 +134,8 @@ typedef struct tn_selection {
  *   options: NULL for the defaults.
  *   selection: receives everything that was tried, also on failure; may be NULL; the caller sets struct_size.
  *   *out: shared: opening the same id again returns the same device, with the options of the first call; a notice names
- *     settings (simd, pool sizes, matrix, numerics, graphs) that differ and have no effect. Close it once per open with
- *     tn_device_close.
+ *     settings (simd, pool sizes, matrix, numerics, graphs, vendor, tuning) that differ and have no effect. Close it
+ *     once per open with tn_device_close.
  * Errors: TN_ERR_ARGUMENT for an unknown name; TN_ERR_UNAVAILABLE, with the reasons, if no device can be used. */
 TN_API tn_status tn_device_open(const char *preference, const tn_device_options *options, tn_selection *selection,
                                 tn_device **out);

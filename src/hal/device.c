@@ -233,6 +233,8 @@ static void say_ignored(const tn_device *d, const tn_device_options *o) {
     add_ignored(text, sizeof text, "matrix", o->matrix, is->matrix);
     add_ignored(text, sizeof text, "numerics", o->numerics, is->numerics);
     add_ignored(text, sizeof text, "graphs", o->graphs, is->graphs);
+    add_ignored(text, sizeof text, "vendor", o->vendor, is->vendor);
+    add_ignored(text, sizeof text, "tuning", o->tuning, is->tuning);
     if (text[0])
         tn_log_line(TN_LOG_NOTICE, "%s is open already, so these settings have no effect: %s; close it first",
                     d->info.id, text);
@@ -525,6 +527,10 @@ static tn_status read_device_options(const tn_device_options *given, tn_device_o
             "tn_device_open: matrix %d (0 to 3), numerics %d (0 to 2), graphs %d (0 to 2): a value is out of "
             "range",
             out->matrix, out->numerics, out->graphs);
+    if (out->vendor < 0 || out->vendor > VENDOR_ALL || out->tuning < 0 || out->tuning > TN_TUNING_OFF + 1)
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "tn_device_open: vendor %d (0 to 2), tuning %d (0 to 3): a value is out of range", out->vendor,
+                       out->tuning);
     if ((unsigned)out->fallback > TN_FALLBACK_SILENT)
         return tn_fail(TN_ERR_ARGUMENT,
                        "tn_device_open: fallback is %d; it must be one of TN_FALLBACK_WARN, TN_FALLBACK_STRICT, "
@@ -735,6 +741,10 @@ tn_status tn_set_numerics(tn_numerics numerics) {
 tn_numerics tn_get_numerics(void) {
     int now = atomic_load_explicit(&chosen, memory_order_relaxed);
     return (tn_numerics)(now == UNDECIDED ? heed_environment() : now);
+}
+
+tn_tuning tn_device_tuning(const tn_device *d) {
+    return d->settings.tuning ? (tn_tuning)(d->settings.tuning - 1) : tn_tuning_mode();
 }
 
 tn_numerics tn_device_numerics(const tn_device *d) {

@@ -19,6 +19,8 @@
 #include "trunnion/tune.h"
 #include "vendor/vendor.h"
 
+enum { VENDOR_NONE = 1, VENDOR_ALL }; /* tn_device_options.vendor */
+
 struct tn_device {
     const tn_driver *driver;
     void *handle; /* the driver's */
@@ -45,6 +47,9 @@ struct tn_device {
 
 /* Of plans for this device: its own setting, or the process's. */
 tn_numerics tn_device_numerics(const tn_device *d);
+tn_tuning tn_device_tuning(const tn_device *d);
+/* Likewise; NULL: own kernels. */
+const struct tn_blas *tn_device_blas(const tn_device *d);
 /* Notes that a plan runs an operation on the host. true: for the first time with this reason, so it should be
  * reported. */
 bool tn_device_note_host(tn_device *d, const char *op, const char *code, const char *reason);

@@ -186,9 +186,13 @@ struct tn_vendors {
 
 static pthread_mutex_t lists = PTHREAD_MUTEX_INITIALIZER;
 
+const tn_blas *tn_device_blas(const tn_device *d) {
+    return d->settings.vendor == VENDOR_NONE ? NULL : tn_library_chosen();
+}
+
 const tn_vendor_library *tn_vendor_for(const tn_device *d, bool convolutions) {
-    uint32_t chosen = tn_vendors_chosen();
-    if (!d->driver->lend) return NULL;
+    if (!d->driver->lend || d->settings.vendor == VENDOR_NONE) return NULL;
+    uint32_t chosen = d->settings.vendor == VENDOR_ALL ? vendors_found() : tn_vendors_chosen();
     for (int i = 0; chosen >> i; i++) {
         const tn_vendor_library *l = tn_vendor_library_at(i);
         bool computes = convolutions ? l->make_conv != NULL : l->make != NULL;

@@ -721,8 +721,8 @@ static tn_linalg_kind linalg_kind_of(int op) {
 }
 
 /* LAPACK of the requested library. */
-static void choose_library(tn_linalg_args *x, const char **by) {
-    const tn_blas *asked = tn_blas_chosen(); /* once: another thread may choose meanwhile */
+static void choose_library(const tn_device *d, tn_linalg_args *x, const char **by) {
+    const tn_blas *asked = tn_device_blas(d); /* once: another thread may choose meanwhile */
     const tn_lapack *lapack = tn_lapack_of(asked);
     if (!lapack || !tn_lapack_takes(lapack, x->kind, x->m, x->n, x->k)) return;
     x->lapack = lapack;
@@ -743,7 +743,7 @@ tn_status tn_make_linalg(const tn_graph_plan *g, const tn_group *group, tn_nativ
     for (int d = 0; d < x->rank - 2; d++)
         n->linalg.batch *= x->shape[d];
     if (tn_value_numel(v) == 0) n->linalg.batch = 0;
-    choose_library(&n->linalg, &n->by);
+    choose_library(g->binding->device, &n->linalg, &n->by);
     *workspace = tn_linalg_workspace(&n->linalg, tn_threads());
     return TN_OK;
 }

@@ -98,13 +98,14 @@ static bool is_one_tap(const tn_conv_args *a) {
 
 /* Libraries that were asked for have the product. */
 static bool takes_one_tap(const tn_node *n, const tn_conv_args *a) {
-    return n->dtype == TN_F32 && is_one_tap(a) && !tn_blas_chosen();
+    return n->dtype == TN_F32 && is_one_tap(a) && !tn_device_blas(n->device);
 }
 
 /* The NHWC path computes one-tap windows like any others and has an epilogue; it pays for many output pixels. */
 static bool takes_nhwc_tap(const tn_node *n, const tn_conv_args *a) {
     enum { MANY = 32 };
-    bool one = n->dtype == TN_F32 && a->kernel[0] * a->kernel[1] == 1 && tn_node_numel(n) > 0 && !tn_blas_chosen();
+    bool one =
+        n->dtype == TN_F32 && a->kernel[0] * a->kernel[1] == 1 && tn_node_numel(n) > 0 && !tn_device_blas(n->device);
     return one && a->out_size[0] * a->out_size[1] >= MANY && tn_conv_prefers_nhwc(a);
 }
 

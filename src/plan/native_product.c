@@ -96,13 +96,14 @@ tn_status tn_native_fuse_rows(tn_native *const *natives, int count, size_t *work
 
 /* A library that was asked for by name, else what the record of measurements says, else the rules. */
 static void choose_way(const tn_graph_plan *g, tn_native *n, const tn_value *b) {
-    const tn_blas *asked = tn_blas_chosen();
-    bool open = tn_blas_is_open_choice();
+    const tn_device *d = g->binding->device;
+    const tn_blas *asked = tn_device_blas(d);
+    bool open = asked && tn_blas_is_open_choice();
     tn_way way;
     if (asked && tn_blas_takes(asked, &n->gemm, n->dtype)) n->library = asked;
     n->by = n->library ? tn_blas_name(n->library) : NULL;
     if (asked && !open) return;
-    if (!tn_tune_product(&n->gemm, n->dtype, worth_keeping_packed(g, n, b), open, &way)) return;
+    if (!tn_tune_product(d, &n->gemm, n->dtype, worth_keeping_packed(g, n, b), open, &way)) return;
     n->library = way.library;
     n->gemm.way = way.own;
     n->by = way.name;

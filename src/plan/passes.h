@@ -136,7 +136,8 @@ typedef struct tn_way {
 
 /* Looks the product up; with TN_TUNING_FIRST_USE it is measured if it is not in the tune cache. `kept`: B's packed form
  * will be kept. `libraries`: whether they are allowed. false: choose by rule. */
-bool tn_tune_product(const tn_gemm_args *args, tn_dtype dtype, bool kept, bool libraries, tn_way *out);
+bool tn_tune_product(const struct tn_device *d, const tn_gemm_args *args, tn_dtype dtype, bool kept, bool libraries,
+                     tn_way *out);
 
 /* The tile of a workgroup kernel for this product on a device (tuner.c), as in tn_gemm_shape; 0: by rule. With
  * TN_TUNING_FIRST_USE it is measured if it is not in the tune cache. */

@@ -207,10 +207,11 @@ static void tune(const tn_gemm_args *args, tn_dtype dtype, bool kept, bool libra
     tn_tune_put(e);
 }
 
-bool tn_tune_product(const tn_gemm_args *args, tn_dtype dtype, bool kept, bool libraries, tn_way *out) {
+bool tn_tune_product(const tn_device *d, const tn_gemm_args *args, tn_dtype dtype, bool kept, bool libraries,
+                     tn_way *out) {
     char key[sizeof((tn_tuned *)NULL)->key];
     tn_tuned e;
-    tn_tuning mode = tn_tuning_mode();
+    tn_tuning mode = tn_device_tuning(d);
     if (mode == TN_TUNING_OFF || !write_matmul_key(args, dtype, kept, libraries, key, sizeof key)) return false;
     if (!tn_tune_find(key, &e)) {
         if (mode != TN_TUNING_FIRST_USE) return false;
@@ -432,7 +433,7 @@ static int tile_named(const char *way) {
 
 int tn_tune_tile(tn_device *d, const tn_gemm_shape *s, const tn_group_limits *limits) {
     tn_tuned e = {.seconds = 0};
-    tn_tuning mode = tn_tuning_mode();
+    tn_tuning mode = tn_device_tuning(d);
     char key[sizeof e.key];
     if (mode == TN_TUNING_OFF || !write_tile_key(d, s, key, sizeof key)) return 0;
     if (!tn_tune_find(key, &e)) {

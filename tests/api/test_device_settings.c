@@ -60,12 +60,42 @@ static void graphs_can_be_turned_off(void **state) {
     }
 }
 
+/* Multiplies on the cpu with this tuning; returns the number of entries in the cache. */
+static int entries_after(int tuning) {
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.tuning = tuning;
+    tn_device *device = open_with(&o);
+    assert_ok(tn_set_current_device(device));
+    {
+        TN_SCOPE;
+        tn_tensor *a = tn_randn(TN_DIMS(96, 96)), *b = tn_randn(TN_DIMS(96, 96));
+        tn_tensor *y = tn_matmul(a, tn_mul_scalar(b, 1.5));
+        assert_ok(tn_eval(&y, 1));
+    }
+    tn_clear_plans();
+    assert_ok(tn_set_current_device(NULL));
+    tn_device_close(device);
+    return tn_tuned_count();
+}
+
+static void tuning_belongs_to_the_device(void **state) {
+    (void)state;
+    setenv("TRUNNION_TUNE_CACHE", test_scratch("tune.json"), 1);
+    assert_ok(tn_set_tuning(TN_TUNING_FIRST_USE));
+    assert_int_equal(entries_after(3), 0); /* rules only */
+    assert_int_equal(entries_after(1), 0); /* nothing is measured */
+    assert_ok(tn_set_tuning(TN_TUNING_OFF));
+    assert_int_equal(entries_after(0), 0);
+    assert_int_equal(entries_after(2), 1);
+    assert_ok(tn_set_tuning(TN_TUNING_USE));
+}
+
 static void values_out_of_range_are_refused(void **state) {
     (void)state;
     tn_device *device;
-    for (int k = 0; k < 6; k++) {
+    for (int k = 0; k < 10; k++) {
         tn_device_options o = TN_DEVICE_DEFAULTS;
-        int *fields[] = {&o.matrix, &o.numerics, &o.graphs};
+        int *fields[] = {&o.matrix, &o.numerics, &o.graphs, &o.vendor, &o.tuning};
         *fields[k / 2] = k % 2 ? 4 : -1;
         assert_int_equal(tn_device_open("cpu", &o, NULL, &device), TN_ERR_ARGUMENT);
         assert_text_has(tn_error(), "out of range");
@@ -98,15 +128,15 @@ static void a_second_open_names_what_has_no_effect(void **state) {
     assert_string_equal(text, "");
     o.numerics = 2;
     o.pool_max = 1 << 20;
+    o.vendor = 1;
     second_open_says(&o, text, sizeof text);
-    assert_text_has(text, "pool_max 1048576 (it has 0), numerics 2 (it has 1)");
+    assert_text_has(text, "pool_max 1048576 (it has 0), numerics 2 (it has 1), vendor 1 (it has 0)");
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(numerics_belong_to_the_device),
-        cmocka_unit_test(graphs_can_be_turned_off),
-        cmocka_unit_test(values_out_of_range_are_refused),
+        cmocka_unit_test(numerics_belong_to_the_device),          cmocka_unit_test(graphs_can_be_turned_off),
+        cmocka_unit_test(tuning_belongs_to_the_device),           cmocka_unit_test(values_out_of_range_are_refused),
         cmocka_unit_test(a_second_open_names_what_has_no_effect),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -204,6 +204,31 @@ static void with_stand_in(void **state) {
     assert_string_equal(tn_get_library(), "openblas");
 }
 
+/* The process has chosen a library, and a device computes with own kernels. */
+static void with_own_device(void **state) {
+    (void)state;
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    tn_device *device;
+    setenv("TRUNNION_OPENBLAS_LIB", build_fake("blas.c", "libfakeblas.so", ""), 1);
+    assert_ok(tn_set_library("openblas"));
+    for (o.vendor = 0; o.vendor < 2; o.vendor++) {
+        assert_ok(tn_device_open("cpu", &o, NULL, &device));
+        assert_ok(tn_set_current_device(device));
+        {
+            TN_SCOPE;
+            tn_tensor *a = operand(1, 40, 50, false, TN_F32), *b = operand(1, 50, 60, false, TN_F32);
+            tn_tensor *y = tn_matmul(a, b);
+            assert_ok(tn_eval(&y, 1));
+            char *words = tn_explain_last();
+            if ((strstr(words, " by openblas") != NULL) != (o.vendor == 0)) fail_msg("%d: %s", o.vendor, words);
+            tn_text_free(words);
+        }
+        tn_clear_plans();
+        assert_ok(tn_set_current_device(NULL));
+        tn_device_close(device);
+    }
+}
+
 static void with_prefixed_stand_in(void **state) {
     (void)state;
     setenv("TRUNNION_OPENBLAS_LIB", build_fake("blas.c", "libfakeblas64.so", "-DPREFIXED"), 1);
@@ -289,6 +314,7 @@ static void with_real(void **state) {
 static void products_by_a_library_agree(void **state) {
     (void)state;
     apart("stand_in");
+    apart("own_device");
     apart("prefixed");
     apart("wide");
     apart("refusing");
@@ -352,6 +378,7 @@ static int prepare(void **state) {
 static int run_part(const char *name) {
     const struct CMUnitTest parts[] = {
         {"stand_in", with_stand_in, NULL, NULL, NULL},
+        {"own_device", with_own_device, NULL, NULL, NULL},
         {"prefixed", with_prefixed_stand_in, NULL, NULL, NULL},
         {"wide", with_wide_stand_in, NULL, NULL, NULL},
         {"refusing", with_refusing_stand_in, NULL, NULL, NULL},

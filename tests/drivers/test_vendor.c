@@ -108,8 +108,11 @@ typedef struct part {
     char text[500];
 } part;
 
+static int wish; /* tn_device_options.vendor */
+
 static tn_status open_device(void) {
     tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.vendor = wish;
     o.fallback = TN_FALLBACK_STRICT;
     TRY(tn_device_open(now->id, &o, NULL, &device));
     return tn_set_current_device(device);
@@ -264,6 +267,28 @@ static void multiply_all(void) {
     for (size_t i = 0; i < TN_COUNT(shapes); i++)
         if (shapes[i].dtype == TN_F32 || now->all)
             multiply(&shapes[i], is_taken(&shapes[i]) ? by : " not by the library, which");
+}
+
+static void multiply_as_wished(void) {
+    TN_SCOPE;
+    char by[60];
+    snprintf(by, sizeof by, " by %s", now->library);
+    tn_tensor *a = tn_randn((int64_t[]){40, 50}, 2), *b = tn_randn((int64_t[]){50, 60}, 2), *c = tn_matmul(a, b);
+    assert_ok(tn_eval(&c, 1));
+    char *text = tn_explain_last();
+    if ((strstr(text, by) != NULL) != (wish == 2)) fail_msg("vendor %d: %s", wish, text);
+    tn_text_free(text);
+}
+
+/* tn_device_options.vendor counts more than what the process has chosen. */
+static void the_device_decides(void **state) {
+    (void)state;
+    for (wish = 1; wish <= 2; wish++) {
+        assert_ok(tn_set_library(wish == 1 ? now->library : "none"));
+        on_device(multiply_as_wished);
+    }
+    wish = 0;
+    assert_ok(tn_set_library("none"));
 }
 
 static void products_agree(void **state) {
@@ -614,7 +639,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(libraries_are_listed),  cmocka_unit_test(products_agree),
         cmocka_unit_test(plans_hold_products),   cmocka_unit_test(failures_are_told),
-        cmocka_unit_test(every_call_fails_once),
+        cmocka_unit_test(every_call_fails_once), cmocka_unit_test(the_device_decides),
     };
     const struct CMUnitTest of_convolutions[] = {
         cmocka_unit_test(libraries_are_listed),  cmocka_unit_test(several_are_chosen_at_once),
