@@ -30,8 +30,7 @@ typedef struct tn_conv_args {
     /* what tn_conv_prefers_nhwc said of these sizes, or false: slower, same bits */
     bool nhwc;
     bool winograd; /* tn_conv_winograd_fits, and other bits are fine; turned is false then */
-    int64_t pass;  /* tn_conv_depthwise's alone, and the next one */
-    bool max_pool;
+    bool max_pool; /* of tn_conv_depthwise */
     /* A program that takes blocks of y over instead of `out` (cpu_kernels.h): its last three axes are images, channels
      * of all groups, output pixels. Of tn_conv and tn_conv_depthwise. Its ending, if there is one, is by channels. */
     tn_fused_program epilogue;
@@ -116,10 +115,9 @@ void tn_conv_bytes_pack(const tn_conv_args *args, void *to);
 size_t tn_conv_bytes_workspace(const tn_conv_args *args, int threads);
 void tn_conv_bytes(const tn_conv_args *args, uint8_t outside);
 
-/* out = y where each channel has one filter of its own (channels and filters are 1). Products are rounded before they
- * are added. `pass` > 0: sums of that many taps, ascending, and these sums added as a reduction of KIR adds (kir.h,
- * KIR_LANES; a single sum stands as it is); 0: the products themselves are added as a reduction. `greatest`: there is
- * no weight, and what is seen is reduced to its greatest element as KIR does it; outside of the image is none. */
+/* out = y where each channel has one filter of its own (channels and filters are 1): the same chains as tn_conv's.
+ * `max_pool`: there is no weight, and what is seen is reduced to its greatest element as KIR does it; outside of the
+ * image is none. */
 bool tn_conv_depthwise_fits(const tn_conv_args *args);
 size_t tn_conv_depthwise_workspace(const tn_conv_args *args, int threads);
 void tn_conv_depthwise(const tn_conv_args *args);

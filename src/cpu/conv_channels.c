@@ -23,12 +23,11 @@ typedef struct by_channels {
     int64_t lanes, channel_blocks;
     int64_t rows, columns, row_pieces, column_pieces; /* of output pixels: of a piece, at most; pieces of an image */
     int64_t pitch, tile_rows;                         /* columns and rows of the input tile */
-    tap_chains chains;
-    int64_t end[KIR_LANES];
+    window_taps taps;
     float outside;
     bool ends; /* all that the epilogue does is … */
     epilogue_ops epilogue_ops;
-    size_t order_bytes, tile_bytes, weight_bytes, sums_bytes, block_bytes, part_bytes;
+    size_t tap_bytes, tile_bytes, weight_bytes, sums_bytes, block_bytes, part_bytes;
     char *parts;
 } by_channels;
 
@@ -45,7 +44,7 @@ static void plan_by_channels(by_channels *e, const tn_conv_args *a) {
     e->row_pieces = tn_ceil_div(a->out_size[0], e->rows);
     e->rows = tn_ceil_div(a->out_size[0], e->row_pieces);
     e->tile_rows = (e->rows - 1) * a->stride[0] + window_reach(a, 0);
-    e->order_bytes = tap_chains_bytes(a);
+    e->tap_bytes = window_taps_bytes(a);
     e->tile_bytes = im2col_bytes(e->tile_rows * e->pitch * lanes);
     e->weight_bytes = im2col_bytes(taps * lanes);
     e->sums_bytes = im2col_bytes(RUN_PIXELS * lanes);
@@ -151,7 +150,7 @@ static void compute_piece(const by_channels *e, channels_part *p, const piece_at
         piece_at run = *at;
         run.row += first;
         run.rows = tn_min64(most, at->rows - first);
-        e->with->weigh(&(weigh_rows){.chains = &e->chains,
+        e->with->weigh(&(weigh_rows){.taps = &e->taps,
                                      .from = p->tile + first * row,
                                      .from_row = row,
                                      .step = a->stride[1] * e->lanes,
@@ -189,7 +188,7 @@ static void compute_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
 size_t tn_conv_by_channels_workspace(const tn_conv_args *args, int threads) {
     by_channels e;
     plan_by_channels(&e, args);
-    return e.order_bytes + (size_t)(threads > 1 ? threads : 1) * e.part_bytes;
+    return e.tap_bytes + (size_t)(threads > 1 ? threads : 1) * e.part_bytes;
 }
 
 /* Pieces become smaller where there are too few for all threads. */
@@ -203,9 +202,9 @@ static void share_pieces(by_channels *e, int threads) {
 void tn_conv_by_channels(const tn_conv_args *args, int threads) {
     by_channels e;
     plan_by_channels(&e, args);
-    e.chains = (tap_chains){.row = e.pitch * e.lanes, .phases = 1, .step = e.lanes};
-    tn_conv_order_taps(&e.chains, args, args->workspace, e.end);
-    e.parts = (char *)args->workspace + e.order_bytes;
+    e.taps = (window_taps){.row = e.pitch * e.lanes, .phases = 1, .step = e.lanes};
+    tn_conv_find_window_taps(&e.taps, args, args->workspace);
+    e.parts = (char *)args->workspace + e.tap_bytes;
     e.ends = epilogue_by_channels(&args->epilogue, &e.epilogue_ops);
     share_pieces(&e, threads);
     const int64_t pieces = args->batch * e.channel_blocks * e.row_pieces * e.column_pieces;

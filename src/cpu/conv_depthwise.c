@@ -1,10 +1,10 @@
 /* conv_depthwise.c — depthwise convolution and max pooling: what meets no other channel.
  *
  * Lanes of a vector are output pixels of a row, or, if these would leave many lanes empty, channels: conv_channels.c.
- * Here a block of an image's rows is brought to an input tile, zeros around it (-∞ where the greatest is looked for),
- * each row as the columns of each of the stride's phases. So what one tap shows to a row of output pixels lies side by
- * side, a fixed distance away. A bias, max(…, 0) and clipping are done to sums in registers. Chains are those of the
- * composition, so its bits come out. */
+ * Usual windows are read where they lie in the image, by loads with masks. Others, and instruction sets without masks:
+ * a block of an image's rows is brought to an input tile, zeros around it (-∞ where the greatest is looked for), each
+ * row as the columns of each of the stride's phases, so what one tap shows to a row of output pixels lies side by side,
+ * a fixed distance away. A bias, max(…, 0) and clipping are done to sums in registers. Chains are those of conv.c. */
 #include "cpu/conv.h"
 
 #include <math.h>
@@ -14,7 +14,8 @@
 #include "cpu/isa.h"
 
 enum {
-    DEPTHWISE_INPUT_TILE = 1 << 13 /* elements, unless one row of output pixels sees more */
+    DEPTHWISE_INPUT_TILE = 1 << 13, /* elements, unless one row of output pixels sees more */
+    IMAGE_CHANNELS = 16             /* that are read in the image at once */
 };
 
 typedef struct depthwise {
@@ -23,13 +24,13 @@ typedef struct depthwise {
     int64_t rows, blocks;   /* of output pixels in a block; blocks an image */
     int64_t tile_rows;      /* of the input tile */
     int64_t lanes, vectors; /* of a row of output pixels */
-    tap_chains chains;
-    int64_t end[KIR_LANES];
+    window_taps taps;
     float outside;
-    bool of_four, pairs;
-    bool ends; /* all that the epilogue does is … */
+    bool of_four, pairs, in_image;
+    int64_t channels; /* that are read in the image at once */
+    bool ends;        /* all that the epilogue does is … */
     epilogue_ops epilogue_ops;
-    size_t order_bytes, input_tile_bytes, weight_bytes, sums_bytes, part_bytes;
+    size_t tap_bytes, input_tile_bytes, weight_bytes, sums_bytes, part_bytes;
     char *parts;
 } depthwise;
 
@@ -47,6 +48,18 @@ static bool are_pairs(const tn_conv_args *a) {
     return a->max_pool && a->x_stride[3] == 1 && a->kernel[0] == 1 && a->kernel[1] == 4 && a->stride[1] == 4 &&
            a->dilation[1] == 1 && a->pad_before[0] == 0 && a->pad_before[1] == 0 && 4 * a->out_size[1] <= a->size[1] &&
            (a->out_size[0] - 1) * a->stride[0] < a->size[0];
+}
+
+static bool fills_vectors(const tn_conv_args *a) {
+    return 8 * a->out_size[1] >= 7 * round_up(a->out_size[1], tn_conv_vec()->tiles->lanes);
+}
+
+/* Can windows be read where they lie in the image, and does it pay? Larger ones have to fill the vectors (measured). */
+static bool reads_image(const tn_conv_args *a) {
+    const bool usual = a->kernel[0] == a->kernel[1] && (a->kernel[0] == 3 || (a->kernel[0] == 5 && fills_vectors(a)));
+    const bool dense = a->dilation[0] == 1 && a->dilation[1] == 1 && a->x_stride[3] == 1;
+    return tn_conv_vec()->weigh_image && !a->max_pool && usual && dense && a->stride[0] == a->stride[1] &&
+           a->stride[1] <= 2 && a->out_size[1] <= WEIGH_COLUMNS;
 }
 
 /* Windows that lie in one row and end where the next begins do not ask where rows end: several rows of a few output
@@ -82,30 +95,36 @@ static void plan_depthwise(depthwise *e, const tn_conv_args *a) {
     int64_t more = (DEPTHWISE_INPUT_TILE - rows_seen(a, 1) * e->w.row) / (a->stride[0] * e->w.row);
     e->rows = tn_min64(1 + tn_max64(more, 0), a->out_size[0]);
     e->tile_rows = rows_seen(a, e->rows);
-    e->chains = (tap_chains){.row = e->w.row, .phase = e->w.phase, .phases = a->stride[1], .step = 1};
-    e->order_bytes = tap_chains_bytes(a);
+    e->taps = (window_taps){.row = e->w.row, .phase = e->w.phase, .phases = a->stride[1], .step = 1};
+    e->tap_bytes = window_taps_bytes(a);
+    e->in_image = reads_image(a);
     e->input_tile_bytes = im2col_bytes(e->tile_rows * e->w.row + 2 * MOST_LANES);
-    e->weight_bytes = a->max_pool ? 0 : im2col_bytes(a->kernel[0] * a->kernel[1]);
-    e->sums_bytes = a->epilogue.vm ? im2col_bytes(e->rows * a->out_size[1]) : 0;
+    const int64_t channels = e->in_image ? IMAGE_CHANNELS : 1;
+    if (e->in_image) {
+        e->rows = a->epilogue.vm ? tn_min64(TN_GEMM_BLOCK_LD / a->out_size[1], a->out_size[0]) : a->out_size[0];
+        e->input_tile_bytes = im2col_bytes(a->size[1]);
+    }
+    e->weight_bytes = a->max_pool ? 0 : im2col_bytes(channels * a->kernel[0] * a->kernel[1]);
+    e->sums_bytes =
+        a->epilogue.vm ? im2col_bytes(e->in_image ? IMAGE_CHANNELS * TN_GEMM_BLOCK_LD : e->rows * a->out_size[1]) : 0;
     e->part_bytes = e->input_tile_bytes + e->weight_bytes + e->sums_bytes + fused_call_scratch(&a->epilogue, 0);
 }
 
-/* Windows that lie side by side need no input tile. Pixels as lanes need no transposes, but pay only for small windows
- * in rows that are several times as long and fill their vectors (measured), and not under an epilogue's program, which
- * would get one channel at a time. */
+/* Windows that lie side by side, or are read in the image, need no input tile. Without masks, pixels as lanes pay for
+ * small windows in rows that are several times as long and fill their vectors, and not under an epilogue's program,
+ * which would get one channel at a time. */
 static bool goes_by_channels(const tn_conv_args *a) {
     const int64_t side = a->kernel[1], across = a->out_size[1];
     const bool small = a->kernel[0] == side && side <= 5 && a->dilation[0] == 1 && a->dilation[1] == 1;
-    const bool filled = 8 * across >= 7 * round_up(across, tn_conv_vec()->tiles->lanes) && across >= 4 * side;
     const bool program = a->epilogue.vm && !a->epilogue.epilogue_ops;
-    if (of_four(a) || are_pairs(a) || (small && a->stride[1] <= 2 && filled && !program)) return false;
+    if (of_four(a) || are_pairs(a) || reads_image(a)) return false;
+    if (small && a->stride[1] <= 2 && fills_vectors(a) && across >= 4 * side && !program) return false;
     return tn_conv_by_channels_fits(a);
 }
 
 bool tn_conv_depthwise_fits(const tn_conv_args *a) {
     if (!tn_im2col_is_small(a)) return false;
     if ((double)a->kernel[0] * (double)a->kernel[1] > KIR_BLOCK) return false;
-    if (a->pass > 0 && a->kernel[0] * a->kernel[1] > a->pass * KIR_LANES) return false;
     depthwise e;
     e.a = *a;
     e.w.row = (a->out_size[1] - 1) * a->stride[1] + window_reach(a, 1) + a->stride[1];
@@ -114,29 +133,15 @@ bool tn_conv_depthwise_fits(const tn_conv_args *a) {
 
 /* ---- taps and filters -------------------------------------------------------------------------------------------- */
 
-void tn_conv_order_taps(tap_chains *c, const tn_conv_args *a, int64_t *memory, int64_t *end) {
-    const int64_t taps = a->kernel[0] * a->kernel[1], chains = a->pass > 0 ? tn_ceil_div(taps, a->pass) : taps;
-    int64_t *at = memory, *order = memory + taps, n = 0;
-    for (int64_t t = 0; t < taps; t++) {
-        const int64_t i = t / a->kernel[1] * a->dilation[0], j = t % a->kernel[1] * a->dilation[1];
-        at[t] = i * c->row + j % c->phases * c->phase + j / c->phases * c->step;
-    }
-    c->chains = tn_min64(chains, KIR_LANES);
-    for (int64_t l = 0; l < c->chains; l++) {
-        const int64_t first = a->pass > 0 ? l * a->pass : l, step = a->pass > 0 ? 1 : KIR_LANES;
-        const int64_t last = a->pass > 0 ? tn_min64(first + a->pass, taps) : taps;
-        for (int64_t t = first; t < last; t += step)
-            order[n++] = t;
-        end[l] = n;
-    }
+void tn_conv_find_window_taps(window_taps *w, const tn_conv_args *a, int64_t *at) {
     const bool square = a->kernel[0] == a->kernel[1] && a->dilation[0] == 1 && a->dilation[1] == 1;
-    c->at = at;
-    c->order = order;
-    c->end = end;
-    c->taps = taps;
-    c->pass = a->pass;
-    c->square = square ? a->kernel[0] : 0;
-    c->from_zero = a->pass == 0 || c->chains > 1;
+    w->at = at;
+    w->count = a->kernel[0] * a->kernel[1];
+    w->square = square ? a->kernel[0] : 0;
+    for (int64_t t = 0; t < w->count; t++) {
+        const int64_t i = t / a->kernel[1] * a->dilation[0], j = t % a->kernel[1] * a->dilation[1];
+        at[t] = i * w->row + j % w->phases * w->phase + j / w->phases * w->step;
+    }
 }
 
 void tn_conv_take_filters(const conv_vec *with, const tn_conv_args *a, int64_t channel, int64_t count, int64_t lanes,
@@ -217,13 +222,13 @@ static void compute_rows(const depthwise *e, part *p, int64_t plane, int64_t row
         tn_conv_take_filters(e->w.with, a, channel, 1, 1, p->weight);
         weight = p->weight;
     }
+    epilogue_ops end = e->epilogue_ops;
+    if (end.add) end.add += channel;
     if (p->rows == 0) fill(p->input_tile, e->outside, e->tile_rows * e->w.row);
     fill_depthwise(e, x, top, seen, p->rows == rows && p->top == top, p->input_tile);
     p->top = top;
     p->rows = rows;
-    epilogue_ops end = e->epilogue_ops;
-    if (end.add) end.add += channel;
-    e->w.with->weigh(&(weigh_rows){.chains = &e->chains,
+    e->w.with->weigh(&(weigh_rows){.taps = &e->taps,
                                    .from = p->input_tile,
                                    .from_row = a->stride[0] * e->w.row,
                                    .step = e->lanes,
@@ -236,13 +241,73 @@ static void compute_rows(const depthwise *e, part *p, int64_t plane, int64_t row
                                    .end = e->ends ? &end : NULL});
 }
 
+/* The same of some channels, without an input tile. Results go to `to`, or to the epilogue's program. */
+static void compute_channels(const depthwise *e, part *p, int64_t plane, int64_t channels, int64_t row, int64_t rows,
+                             float *out) {
+    const tn_conv_args *a = &e->a;
+    const bool joined = p->epilogue.vm && !e->ends;
+    const int64_t image = plane / a->groups, channel = plane % a->groups, taps = a->kernel[0] * a->kernel[1];
+    const bool follow = filters_follow(a);
+    epilogue_ops end = e->epilogue_ops;
+    if (end.add) end.add += channel;
+    for (int64_t c = 0; !follow && c < channels; c++)
+        tn_conv_take_filters(e->w.with, a, channel + c, 1, 1, p->weight + c * taps);
+    e->w.with->weigh_image(&(weigh_image){.x = a->x + image * a->x_stride[0] + channel * a->x_stride[1],
+                                          .x_channel = a->x_stride[1],
+                                          .x_row = a->x_stride[2],
+                                          .size = {a->size[0], a->size[1]},
+                                          .top = row * a->stride[0] - a->pad_before[0],
+                                          .left = -a->pad_before[1],
+                                          .side = a->kernel[0],
+                                          .stride = a->stride[0],
+                                          .weight = follow ? a->weight + channel * a->weight_group : p->weight,
+                                          .weight_channel = follow ? a->weight_group : taps,
+                                          .zeros = p->input_tile,
+                                          .to = joined ? p->sums : out,
+                                          .to_channel = joined ? TN_GEMM_BLOCK_LD : a->out_size[0] * a->out_size[1],
+                                          .to_row = a->out_size[1],
+                                          .channels = channels,
+                                          .rows = rows,
+                                          .columns = a->out_size[1],
+                                          .end = e->ends ? &end : NULL});
+    if (!joined) return;
+    box at = {channel, channels, row * a->out_size[1], rows * a->out_size[1]};
+    fused_call_run(&p->epilogue, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, image}, at, p->sums);
+}
+
+/* In place: the opened epilogue points into itself. */
+static void open_part(part *p, const depthwise *e, int worker) {
+    char *memory = e->parts + (size_t)worker * e->part_bytes;
+    p->input_tile = (float *)(void *)memory;
+    p->weight = (float *)(void *)(memory + e->input_tile_bytes);
+    p->sums = (float *)(void *)(memory + e->input_tile_bytes + e->weight_bytes);
+    p->rows = 0;
+    fused_call_open(&p->epilogue, &e->a.epilogue, (char *)p->sums + e->sums_bytes);
+}
+
+static int64_t channel_parts(const depthwise *e) { return tn_ceil_div(e->a.groups, e->channels); }
+
+static void compute_image_parts(void *ctx, int64_t begin, int64_t end, int worker) {
+    const depthwise *e = ctx;
+    const tn_conv_args *a = &e->a;
+    part p;
+    open_part(&p, e, worker);
+    memset(p.input_tile, 0, e->input_tile_bytes);
+    for (int64_t n = begin; n < end; n++) {
+        const int64_t row = n % e->blocks * e->rows, all = n / e->blocks;
+        const int64_t image = all / channel_parts(e), channel = all % channel_parts(e) * e->channels;
+        const int64_t plane = image * a->groups + channel;
+        compute_channels(e, &p, plane, tn_min64(e->channels, a->groups - channel), row,
+                         tn_min64(e->rows, a->out_size[0] - row),
+                         a->out + (plane * a->out_size[0] + row) * a->out_size[1]);
+    }
+}
+
 static void compute_parts(void *ctx, int64_t begin, int64_t end, int worker) {
     const depthwise *e = ctx;
     const tn_conv_args *a = &e->a;
-    char *memory = e->parts + (size_t)worker * e->part_bytes;
-    part p = {.input_tile = (float *)(void *)memory, .weight = (float *)(void *)(memory + e->input_tile_bytes)};
-    p.sums = (float *)(void *)(memory + e->input_tile_bytes + e->weight_bytes);
-    fused_call_open(&p.epilogue, &a->epilogue, (char *)p.sums + e->sums_bytes);
+    part p;
+    open_part(&p, e, worker);
     const bool joined = p.epilogue.vm && !e->ends;
     for (int64_t n = begin; n < end; n++) {
         int64_t plane = n / e->blocks, row = n % e->blocks * e->rows, rows = tn_min64(e->rows, a->out_size[0] - row);
@@ -258,7 +323,7 @@ size_t tn_conv_depthwise_workspace(const tn_conv_args *args, int threads) {
     depthwise e;
     if (goes_by_channels(args)) return tn_conv_by_channels_workspace(args, threads);
     plan_depthwise(&e, args);
-    return e.order_bytes + (size_t)(threads > 1 ? threads : 1) * e.part_bytes;
+    return e.tap_bytes + (size_t)(threads > 1 ? threads : 1) * e.part_bytes;
 }
 
 /* Windows of one channel are seen an eighth as fast as a product's: threads pay for less. */
@@ -276,15 +341,17 @@ void tn_conv_depthwise(const tn_conv_args *args) {
         return;
     }
     plan_depthwise(&e, args);
-    tn_conv_order_taps(&e.chains, &e.a, args->workspace, e.end);
+    tn_conv_find_window_taps(&e.taps, &e.a, args->workspace);
     e.ends = !e.of_four && !e.pairs && epilogue_by_channels(&args->epilogue, &e.epilogue_ops);
-    e.parts = (char *)args->workspace + e.order_bytes;
+    e.parts = (char *)args->workspace + e.tap_bytes;
     int64_t planes = args->batch * args->groups;
     if (planes < threads) e.rows = tn_min64(e.rows, tn_ceil_div(e.a.out_size[0], threads));
     e.blocks = tn_ceil_div(e.a.out_size[0], e.rows);
-    if (threads == 1) {
-        compute_parts(&e, 0, planes * e.blocks, 0);
-    } else {
-        tn_parallel(planes * e.blocks, tn_max64(planes * e.blocks / (4 * threads), 1), compute_parts, &e);
-    }
+    e.channels = threads > 1 ? tn_max64(tn_min64(IMAGE_CHANNELS, planes / (4 * threads)), 1) : IMAGE_CHANNELS;
+    const int64_t parts = (e.in_image ? args->batch * channel_parts(&e) : planes) * e.blocks;
+    tn_parallel_body *const run = e.in_image ? compute_image_parts : compute_parts;
+    if (threads == 1)
+        run(&e, 0, parts, 0);
+    else
+        tn_parallel(parts, tn_max64(parts / (4 * threads), 1), run, &e);
 }

@@ -59,12 +59,11 @@ static inline bool epilogue_by_channels(const tn_fused_program *epilogue, epilog
 
 /* ==== depthwise windows =========================================================================================== */
 
-/* The order of a window's taps, in memory for two numbers a tap and `end` for KIR_LANES. Where taps lie, which `c` has
- * already: conv_vec.h. */
-static inline size_t tap_chains_bytes(const tn_conv_args *a) {
-    return ((size_t)(a->kernel[0] * a->kernel[1]) * 2 * sizeof(int64_t) + 63) / 64 * 64;
+/* Where a window's taps lie, of which `w` has the distances: in memory for a number a tap. */
+static inline size_t window_taps_bytes(const tn_conv_args *a) {
+    return ((size_t)(a->kernel[0] * a->kernel[1]) * sizeof(int64_t) + 63) / 64 * 64;
 }
-void tn_conv_order_taps(tap_chains *c, const tn_conv_args *a, int64_t *memory, int64_t *end);
+void tn_conv_find_window_taps(window_taps *w, const tn_conv_args *a, int64_t *at);
 
 /* Are a filter's taps consecutive? */
 static inline bool filters_follow(const tn_conv_args *a) {

@@ -155,51 +155,14 @@ static void copy_steps(float *to, const float *input_tile, const piece *p, int n
 /* Lanes are output pixels of a row or channels, in one code: only where taps lie differs. */
 
 enum {
-    WEIGH_RUN = 4, /* vectors that are weighed at once */
-    MOST_FIXED_SIDE = 9,
-    MOST_FIXED_TAPS = MOST_FIXED_SIDE * MOST_FIXED_SIDE
+    WEIGH_RUN = 8,    /* vectors that are weighed at once: as many chains as keep the multipliers busy */
+    WEIGH_ROWS = 4,   /* rows of output pixels, the same */
+    GREATEST_RUN = 4, /* vectors of which the greatest numbers are looked for at once */
+    MOST_BLOCK_SIDE = 5
 };
 
-/* Of output pixels as lanes all have one weight. */
-VEC_INLINE V weight_of(const weigh_rows *w, int64_t tap, const bool pixels) {
-    return pixels ? v_set1(w->weight[tap]) : v_load(w->weight + tap * VL);
-}
-
-VEC_INLINE V weigh_step(V sum, V x, V weight, const bool greatest) {
-    return greatest ? v_greatest(sum, x) : sum + x * weight;
-}
-
-/* `n` vectors of any window into sum[0 … n): the chains, then folded by halves. `n` and `greatest` are constants. */
-VEC_INLINE void weigh_run(const weigh_rows *w, const float *from, V *sum, const int n, const bool greatest) {
-    const tap_chains *c = w->chains;
-    const bool pixels = c->step == 1;
-    for (int64_t l = 0, k = 0; l < c->chains; l++) {
-        const float *x = from + c->at[c->order[k]];
-        V s[WEIGH_RUN], weight = greatest ? v_zero() : weight_of(w, c->order[k], pixels);
-        VEC_UNROLL for (int i = 0; i < n; i++) {
-            s[i] = v_load(x + i * w->step);
-            if (!greatest) s[i] = s[i] * weight;
-        }
-        for (k++; k < c->end[l]; k++) {
-            x = from + c->at[c->order[k]];
-            weight = greatest ? weight : weight_of(w, c->order[k], pixels);
-            VEC_UNROLL for (int i = 0; i < n; i++) s[i] = weigh_step(s[i], v_load(x + i * w->step), weight, greatest);
-        }
-        VEC_UNROLL for (int i = 0; i < n; i++) sum[l * n + i] = s[i];
-    }
-    for (int64_t half = KIR_LANES / 2; half > 0; half /= 2)
-        for (int64_t l = 0; l < half && l + half < c->chains; l++) {
-            VEC_UNROLL for (int i = 0; i < n; i++) {
-                V other = sum[(l + half) * n + i];
-                sum[l * n + i] = greatest ? v_greatest(sum[l * n + i], other) : sum[l * n + i] + other;
-            }
-        }
-}
-
-/* A row's vector `v`: its sum, which begins at +0, and what happens to it. */
-VEC_INLINE void weigh_store(const weigh_rows *w, const epilogue_ops *end, const M last, float *to, int64_t v, V x,
-                            const bool from_zero) {
-    if (from_zero) x += v_zero();
+/* A row's vector `v`, and what happens to it. */
+VEC_INLINE void weigh_store(const weigh_rows *w, const epilogue_ops *end, const M last, float *to, int64_t v, V x) {
     if (w->end) x = v_end(end, 0, x);
     if (v + 1 < w->vectors)
         v_store(to + v * VL, x);
@@ -207,143 +170,297 @@ VEC_INLINE void weigh_store(const weigh_rows *w, const epilogue_ops *end, const 
         v_part_store(to + v * VL, last, x);
 }
 
-VEC_INLINE void weigh_any(const weigh_rows *w, const bool greatest) {
-    V sum[KIR_LANES * WEIGH_RUN];
-    const bool from_zero = !greatest && w->chains->from_zero;
+/* Taps [first, last) of `n` vectors, each a chain. `n` is a constant after inlining, as is `pixels`: all lanes have one
+ * weight then. */
+VEC_INLINE void weigh_chain(const weigh_rows *w, const float *from, int64_t first, int64_t last, V *sum, const int n,
+                            const bool pixels) {
+    const int64_t *at = w->taps->at, step = w->step;
+    VEC_UNROLL for (int i = 0; i < n; i++) sum[i] = v_zero();
+    for (int64_t k = first; k < last; k++) {
+        const float *x = from + at[k];
+        const V weight = pixels ? v_set1(w->weight[k]) : v_load(w->weight + k * VL);
+        VEC_UNROLL for (int i = 0; i < n; i++) sum[i] = v_fma(v_load(x + i * step), weight, sum[i]);
+    }
+}
+
+VEC_INLINE void weigh_run(const weigh_rows *w, const float *from, V *sum, const int n, const bool pixels) {
+    const int64_t taps = w->taps->count;
+    weigh_chain(w, from, 0, tn_min64(taps, KIR_KSUM), sum, n, pixels);
+    for (int64_t k = KIR_KSUM; k < taps; k += KIR_KSUM) {
+        V chain[WEIGH_RUN];
+        weigh_chain(w, from, k, tn_min64(taps, k + KIR_KSUM), chain, n, pixels);
+        VEC_UNROLL for (int i = 0; i < n; i++) sum[i] += chain[i];
+    }
+}
+
+VEC_INLINE void weigh_some(const weigh_rows *w, const float *from, V *sum, int n, const bool pixels) {
+    switch (n) {
+    case 1: weigh_run(w, from, sum, 1, pixels); break;
+    case 2: weigh_run(w, from, sum, 2, pixels); break;
+    case 3: weigh_run(w, from, sum, 3, pixels); break;
+    case 4: weigh_run(w, from, sum, 4, pixels); break;
+    case 5: weigh_run(w, from, sum, 5, pixels); break;
+    case 6: weigh_run(w, from, sum, 6, pixels); break;
+    case 7: weigh_run(w, from, sum, 7, pixels); break;
+    default: weigh_run(w, from, sum, WEIGH_RUN, pixels);
+    }
+}
+
+/* Any window, in runs of nearly the same length. */
+VEC_INLINE void weigh_any(const weigh_rows *w, const bool pixels) {
+    V sum[WEIGH_RUN];
+    const M last = v_mask(w->last);
+    const int64_t runs = tn_ceil_div(w->vectors, WEIGH_RUN);
+    for (int64_t r = 0; r < w->rows; r++) {
+        const float *from = w->from + r * w->from_row;
+        float *to = w->to + r * w->to_row;
+        for (int64_t v = 0, run = 1; run <= runs; run++) {
+            const int64_t first = v, end = w->vectors * run / runs;
+            weigh_some(w, from + v * w->step, sum, (int)(end - v), pixels);
+            for (; v < end; v++)
+                weigh_store(w, w->end, last, to, v, sum[v - first]);
+        }
+    }
+}
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+/* Windows read where they lie in the image: outside of its columns by masks, outside of its rows as a row of zeros. A
+ * block is a vector of output pixels in some rows: what several of these see is read once. */
+enum { MOST_PARTS = MOST_BLOCK_SIDE + 1 }; /* loads of a row that a block sees */
+
+/* Which lanes of each of these loads lie in the image, for each vector of a row. */
+VEC_INLINE void window_masks(const weigh_image *w, M (*mask)[MOST_PARTS], const int side, const int stride) {
+    const int parts = stride == 1 ? side : side + 1;
+    int64_t column = w->left;
+    for (int64_t v = 0; v < w->columns; v += VL, column += VL * stride, mask++) {
+        for (int k = 0; k < parts; k++) {
+            const int64_t at = column + (stride == 1 ? k : k / 2 * 2 + k % 2 * VL);
+            (*mask)[k] = v_mask_range(-at, w->size[1] - at);
+        }
+    }
+}
+
+/* What the taps of a row of the window see. With a stride of 2 the even columns of two vectors, then the odd ones. */
+VEC_INLINE void window_row(const float *from, const M *mask, V *x, const int side, const int stride) {
+    VEC_UNROLL for (int j = 0; j < side; j += stride) {
+        x[j] = v_part_load(from + j, mask[j]);
+        if (stride == 1) continue;
+        const V behind = v_part_load(from + j + VL, mask[j + 1]);
+        if (j + 1 < side) x[j + 1] = v_odds(x[j], behind);
+        x[j] = v_evens(x[j], behind);
+    }
+}
+
+/* What is done to sums, in registers. */
+typedef struct weigh_end {
+    V add, floor, ceiling;
+    bool adds, relu, floors, ceils;
+} weigh_end;
+
+VEC_INLINE weigh_end weigh_end_of(const epilogue_ops *e, int64_t channel) {
+    weigh_end end = {0};
+    if (!e) return end;
+    end = (weigh_end){.adds = e->add, .relu = e->relu, .floors = e->floor, .ceils = e->ceiling};
+    if (e->add) end.add = v_set1(e->add[channel]);
+    if (e->floor) end.floor = v_set1(*e->floor);
+    if (e->ceiling) end.ceiling = v_set1(*e->ceiling);
+    return end;
+}
+
+/* `rows` sums, as v_end does it. */
+VEC_INLINE void weigh_finish(const weigh_end *e, V *sum, const int rows) {
+    if (e->adds) {
+        VEC_UNROLL for (int r = 0; r < rows; r++) sum[r] = sum[r] + e->add;
+    }
+    if (e->relu) {
+        VEC_UNROLL for (int r = 0; r < rows; r++) sum[r] = v_gate(sum[r], sum[r], v_zero());
+    }
+    if (e->floors) {
+        VEC_UNROLL for (int r = 0; r < rows; r++) sum[r] = v_greatest(sum[r], e->floor);
+    }
+    if (e->ceils) {
+        VEC_UNROLL for (int r = 0; r < rows; r++) sum[r] = v_least(sum[r], e->ceiling);
+    }
+}
+
+/* All but the filter and the addresses are constants after inlining; filters are in registers if there is room. */
+VEC_INLINE void weigh_block(const float *const *row, int64_t column, const M *mask, const V *filter, V *sum,
+                            const int rows, const int side, const int stride) {
+    VEC_UNROLL for (int r = 0; r < rows; r++) sum[r] = v_zero();
+    VEC_UNROLL for (int i = 0; i < (rows - 1) * stride + side; i++) {
+        V x[MOST_PARTS];
+        window_row(row[i] + column, mask, x, side, stride);
+        VEC_UNROLL for (int j = 0; j < side; j++) {
+            VEC_UNROLL for (int r = 0; r < rows; r++) {
+                const int tap = i - r * stride;
+                if (tap >= 0 && tap < side) sum[r] = v_fma(x[j], filter[tap * side + j], sum[r]);
+            }
+        }
+    }
+}
+
+/* The last block of rows computes some of the one before again. */
+VEC_INLINE void weigh_channel(const weigh_image *w, const float *x, const V *filter, const weigh_end *end, float *out,
+                              const M (*mask)[MOST_PARTS], const int rows, const int side, const int stride) {
+    enum { MOST_ROWS = (WEIGH_ROWS - 1) * 2 + MOST_BLOCK_SIDE };
+    const int64_t columns = w->columns, to_row = w->to_row;
+    for (int64_t r = 0; r < w->rows; r += rows) {
+        const int64_t first = tn_min64(r, w->rows - rows), top = w->top + first * stride;
+        const float *row[MOST_ROWS];
+        VEC_UNROLL for (int i = 0; i < (rows - 1) * stride + side; i++) {
+            const bool inside = (uint64_t)(top + i) < (uint64_t)w->size[0];
+            row[i] = (inside ? x + (top + i) * w->x_row : w->zeros) + w->left;
+        }
+        float *to = out + first * to_row;
+        for (int64_t v = 0; v < columns; v += VL) {
+            V sum[WEIGH_ROWS];
+            weigh_block(row, v * stride, mask[v / VL], filter, sum, rows, side, stride);
+            weigh_finish(end, sum, rows);
+            const M there = v_mask(columns - v);
+            VEC_UNROLL for (int i = 0; i < rows; i++) v_part_store(to + i * to_row + v, there, sum[i]);
+        }
+    }
+}
+
+/* What is read in the loops is copied: results might be anywhere. */
+VEC_INLINE void weigh_blocks(const weigh_image *image, const int rows, const int side, const int stride) {
+    const weigh_image w = *image;
+    M mask[WEIGH_COLUMNS / VL][MOST_PARTS];
+    window_masks(&w, mask, side, stride);
+    for (int64_t c = 0; c < w.channels; c++) {
+        const weigh_end end = weigh_end_of(w.end, c);
+        V filter[MOST_BLOCK_SIDE * MOST_BLOCK_SIDE];
+        VEC_UNROLL for (int i = 0; i < side; i++) {
+            VEC_UNROLL for (int j = 0; j < side; j++) filter[i * side + j] =
+                v_set1(w.weight[c * w.weight_channel + i * side + j]);
+        }
+        weigh_channel(&w, w.x + c * w.x_channel, filter, &end, w.to + c * w.to_channel, mask, rows, side, stride);
+    }
+}
+
+#define BLOCKS(side, stride)                                       \
+    static void weigh_##side##_by_##stride(const weigh_image *w) { \
+        if (w->rows >= WEIGH_ROWS)                                 \
+            weigh_blocks(w, WEIGH_ROWS, side, stride);             \
+        else                                                       \
+            weigh_blocks(w, 1, side, stride);                      \
+    }
+BLOCKS(3, 1)
+BLOCKS(3, 2)
+BLOCKS(5, 1)
+BLOCKS(5, 2)
+
+static void weigh_in_image(const weigh_image *w) {
+    if (w->side == 3)
+        (w->stride == 1 ? weigh_3_by_1 : weigh_3_by_2)(w);
+    else
+        (w->stride == 1 ? weigh_5_by_1 : weigh_5_by_2)(w);
+}
+#else
+#define weigh_in_image NULL
+#endif
+
+/* The greatest of a window in `n` vectors: a chain of taps for each lane of a reduction, which are folded by halves. */
+VEC_INLINE void greatest_run(const weigh_rows *w, const float *from, V *most, const int n) {
+    const window_taps *t = w->taps;
+    const int64_t lanes = tn_min64(t->count, KIR_LANES);
+    for (int64_t l = 0; l < lanes; l++) {
+        VEC_UNROLL for (int i = 0; i < n; i++) most[l * n + i] = v_load(from + t->at[l] + i * w->step);
+        for (int64_t k = l + KIR_LANES; k < t->count; k += KIR_LANES) {
+            VEC_UNROLL for (int i = 0; i < n; i++) most[l * n + i] =
+                v_greatest(most[l * n + i], v_load(from + t->at[k] + i * w->step));
+        }
+    }
+    for (int64_t half = KIR_LANES / 2; half > 0; half /= 2)
+        for (int64_t l = 0; l < half && l + half < lanes; l++) {
+            VEC_UNROLL for (int i = 0; i < n; i++) most[l * n + i] =
+                v_greatest(most[l * n + i], most[(l + half) * n + i]);
+        }
+}
+
+static void greatest_any(const weigh_rows *w) {
+    V most[KIR_LANES * GREATEST_RUN];
     const M last = v_mask(w->last);
     for (int64_t r = 0; r < w->rows; r++) {
         const float *from = w->from + r * w->from_row;
         float *to = w->to + r * w->to_row;
         int64_t v = 0;
-        for (; v + WEIGH_RUN <= w->vectors; v += WEIGH_RUN, from += WEIGH_RUN * w->step) {
-            weigh_run(w, from, sum, WEIGH_RUN, greatest);
-            for (int i = 0; i < WEIGH_RUN; i++)
-                weigh_store(w, w->end, last, to, v + i, sum[i], from_zero);
+        for (; v + GREATEST_RUN <= w->vectors; v += GREATEST_RUN, from += GREATEST_RUN * w->step) {
+            greatest_run(w, from, most, GREATEST_RUN);
+            for (int i = 0; i < GREATEST_RUN; i++)
+                weigh_store(w, w->end, last, to, v + i, most[i]);
         }
         for (; v < w->vectors; v++, from += w->step) {
-            weigh_run(w, from, sum, 1, greatest);
-            weigh_store(w, w->end, last, to, v, sum[0], from_zero);
+            greatest_run(w, from, most, 1);
+            weigh_store(w, w->end, last, to, v, most[0]);
         }
     }
 }
 
-/* Of the usual windows, side × side taps, where taps lie and their number are constants, so that filters and sums stay
- * in registers. */
+/* The same of the usual windows, where taps lie and their number being constants. Lanes folded by halves:
+ * s[l] += s[l + 32], then 16 … 1, a branch of that tree after the other. */
 typedef struct fixed_window {
-    const float *row[MOST_FIXED_SIDE]; /* each a pointer, so that taps are at constant distances */
+    const float *row[MOST_BLOCK_SIDE]; /* each a pointer, so that taps are at constant distances */
     int64_t phase;
-    const V *weight; /* NULL: the greatest is looked for */
     int side, phases, step;
 } fixed_window;
 
-VEC_INLINE V fixed_tap(const fixed_window *t, const int tap) {
+VEC_INLINE V fold_lane(const fixed_window *t, const int tap, const int taps) {
     const int i = tap / t->side, j = tap % t->side;
-    V x = v_load(t->row[i] + j % t->phases * t->phase + j / t->phases * t->step);
-    return t->weight ? x * t->weight[tap] : x;
+    (void)taps;
+    return v_load(t->row[i] + j % t->phases * t->phase + j / t->phases * t->step);
 }
 
-VEC_INLINE V fixed_sum(const fixed_window *t, V first, V second) {
-    return t->weight ? first + second : v_greatest(first, second);
-}
-
-/* Lane `lane` of a reduction: its tap, or its two taps where there are more than lanes. */
-VEC_INLINE V fold_lane(const fixed_window *t, const int lane, const int taps) {
-    V first = fixed_tap(t, lane);
-    return lane + KIR_LANES < taps ? fixed_sum(t, first, fixed_tap(t, lane + KIR_LANES)) : first;
-}
-
-/* Lanes folded by halves: s[l] += s[l + 32], then 16 … 1, a branch of that tree after the other. */
 #define FOLD(level, next, half)                                                \
     VEC_INLINE V level(const fixed_window *t, const int tap, const int taps) { \
         V first = next(t, tap, taps);                                          \
         if (tap + half >= taps) return first;                                  \
-        return fixed_sum(t, first, next(t, tap + half, taps));                 \
+        return v_greatest(first, next(t, tap + half, taps));                   \
     }
-FOLD(fold_32, fold_lane, 32)
-FOLD(fold_16, fold_32, 16)
+FOLD(fold_16, fold_lane, 16)
 FOLD(fold_8, fold_16, 8)
 FOLD(fold_4, fold_8, 4)
 FOLD(fold_2, fold_4, 2)
 FOLD(fold_1, fold_2, 1)
-_Static_assert(KIR_LANES == 64 && MOST_FIXED_TAPS <= 2 * KIR_LANES, "as fold_lane and fold_32 have it");
+_Static_assert(MOST_BLOCK_SIDE *MOST_BLOCK_SIDE <= 32, "as fold_16 has it");
 
-VEC_INLINE V fixed_pass(const fixed_window *t, const int tap, const int end) {
-    V sum = fixed_tap(t, tap);
-    VEC_UNROLL for (int k = 1; k < end - tap; k++) sum += fixed_tap(t, tap + k);
-    return sum;
-}
-
-/* Up to eight chains of `pass` taps, folded by halves. */
-VEC_INLINE V fixed_passes(const fixed_window *t, const int taps, const int pass) {
-    enum { MOST_PASSES = 8 };
-    V sum[MOST_PASSES];
-    const int passes = (taps + pass - 1) / pass;
-    VEC_UNROLL for (int l = 0; l < MOST_PASSES; l++) {
-        if (l < passes) sum[l] = fixed_pass(t, l * pass, (l + 1) * pass < taps ? (l + 1) * pass : taps);
-    }
-    VEC_UNROLL for (int l = 0; l < 4; l++) {
-        if (l + 4 < passes) sum[l] += sum[l + 4];
-    }
-    VEC_UNROLL for (int l = 0; l < 2; l++) {
-        if (l + 2 < passes) sum[l] += sum[l + 2];
-    }
-    return passes > 1 ? sum[0] + sum[1] : sum[0];
-}
-
-/* All but `rows` are constants. What is read in the loop is copied: results might be anywhere. */
-VEC_INLINE void weigh_fixed(const weigh_rows *rows, const int side, const int pass, const bool greatest,
-                            const int phases, const int step) {
-    const int taps = side * side;
+/* All but `rows` are constants. */
+VEC_INLINE void greatest_fixed(const weigh_rows *rows, const int side, const int phases, const int step) {
     const weigh_rows w = *rows;
     const epilogue_ops end = w.end ? *w.end : (epilogue_ops){0};
     const M last = v_mask(w.last);
-    V filter[MOST_FIXED_TAPS];
-    for (int k = 0; !greatest && k < taps; k++)
-        filter[k] = weight_of(&w, k, step == 1);
-    fixed_window t = {{NULL}, w.chains->phase, greatest ? NULL : filter, side, phases, step};
-    const int64_t row = w.chains->row;
+    fixed_window t = {{NULL}, w.taps->phase, side, phases, step};
+    const int64_t row = w.taps->row;
     for (int64_t r = 0; r < w.rows; r++) {
         VEC_UNROLL for (int i = 0; i < side; i++) t.row[i] = w.from + r * w.from_row + i * row;
         for (int64_t v = 0; v < w.vectors; v++) {
-            V sum = pass > 0 ? fixed_passes(&t, taps, pass) : fold_1(&t, 0, taps);
-            weigh_store(&w, &end, last, w.to + r * w.to_row, v, sum, !greatest && (pass == 0 || pass < taps));
+            weigh_store(&w, &end, last, w.to + r * w.to_row, v, fold_1(&t, 0, side * side));
             VEC_UNROLL for (int i = 0; i < side; i++) t.row[i] += w.step;
         }
     }
 }
 
-/* Side of the window, taps of a chain, whether the greatest is looked for, phases, and elements between taps: lanes are
- * pixels (1) or channels (VL). Windows of pixels with a stride of 1 and few taps are added in passes. */
-#define FIXED_WINDOWS(X)                                                                                    \
-    X(3, 9, 0, 1, 1)                                                                                        \
-    X(5, 9, 0, 1, 1)                                                                                        \
-    X(3, 0, 0, 2, 1) X(5, 0, 0, 2, 1) X(3, 0, 1, 1, 1) X(3, 0, 1, 2, 1) X(3, 9, 0, 1, VL) X(3, 0, 0, 1, VL) \
-        X(5, 9, 0, 1, VL) X(5, 0, 0, 1, VL) X(7, 9, 0, 1, VL) X(9, 0, 0, 1, VL) X(3, 0, 1, 1, VL) X(5, 0, 1, 1, VL)
-#define FIXED(side, pass, greatest, phases, step)                                             \
-    static void weigh_##side##_##pass##_##greatest##_##phases##_##step(const weigh_rows *w) { \
-        weigh_fixed(w, side, pass, greatest, phases, step);                                   \
-    }
-FIXED_WINDOWS(FIXED)
+static void greatest(const weigh_rows *w) {
+    const window_taps *t = w->taps;
+    if (t->square == 3 && t->step == 1 && t->phases == 1)
+        greatest_fixed(w, 3, 1, 1);
+    else if (t->square == 3 && t->step == 1 && t->phases == 2)
+        greatest_fixed(w, 3, 2, 1);
+    else if (t->square == 3 && t->step == VL)
+        greatest_fixed(w, 3, 1, VL);
+    else if (t->square == 5 && t->step == VL)
+        greatest_fixed(w, 5, 1, VL);
+    else
+        greatest_any(w);
+}
 
 static void weigh(const weigh_rows *w) {
-    static const struct {
-        int side, pass, greatest, phases, step;
-        void (*run)(const weigh_rows *w);
-    } windows[] = {
-#define ROW(side, pass, greatest, phases, step) \
-    {side, pass, greatest, phases, step, weigh_##side##_##pass##_##greatest##_##phases##_##step},
-        FIXED_WINDOWS(ROW)
-#undef ROW
-    };
-    const tap_chains *c = w->chains;
-    const bool greatest = !w->weight;
-    for (size_t i = 0; i < sizeof windows / sizeof *windows; i++)
-        if (windows[i].side == c->square && windows[i].pass == c->pass && windows[i].greatest == greatest &&
-            windows[i].phases == c->phases && windows[i].step == c->step) {
-            windows[i].run(w);
-            return;
-        }
-    greatest ? weigh_any(w, true) : weigh_any(w, false);
+    if (!w->weight)
+        greatest(w);
+    else if (w->taps->step == 1)
+        weigh_any(w, true);
+    else
+        weigh_any(w, false);
 }
 
 /* ---- pooling of windows side by side ----------------------------------------------------------------------------- */
@@ -653,5 +770,6 @@ static void winograd_taps(const float *sums, int64_t point, float *to, int64_t c
         winograd_images, winograd_gradients, winograd_taps
 #endif
 
-const conv_vec VEC_JOIN(tn_conv_vec, TN_ISA_SUFFIX) = {&TILES, copy_rows,        spread_row,     copy_piece, copy_steps,
-                                                       weigh,  greatest_of_four, greatest_pairs, WINOGRAD};
+const conv_vec VEC_JOIN(tn_conv_vec, TN_ISA_SUFFIX) = {&TILES,         copy_rows, spread_row,     copy_piece,
+                                                       copy_steps,     weigh,     weigh_in_image, greatest_of_four,
+                                                       greatest_pairs, WINOGRAD};

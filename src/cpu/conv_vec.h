@@ -17,22 +17,18 @@ typedef struct piece {
     int32_t from, to, count;
 } piece;
 
-/* The window of a depthwise convolution in an input tile, and the order of its sums. Tap (i, j) lies at
- * i · row + j % phases · phase + j / phases · step, dilation included. Chain l adds the products of taps
- * order[end[l - 1] … end[l]); the chains' sums are added by halves; `from_zero`: to +0, as a reduction begins.
- * The same of the greatest numbers, without from_zero. */
-typedef struct tap_chains {
-    const int64_t *at, *order, *end; /* at: [taps] */
+/* The window of a depthwise convolution in an input tile. Tap (i, j) lies at
+ * i · row + j % phases · phase + j / phases · step, dilation included. */
+typedef struct window_taps {
+    const int64_t *at; /* [count] */
+    int64_t count;
     int64_t row, phase, phases, step;
-    int64_t chains;     /* KIR_LANES at most */
-    int64_t taps, pass; /* of a chain, taps in their order; pass is 0 where each of at most KIR_LANES taps is a chain */
-    int64_t square;     /* taps of a row of a square window without dilation; 0: another window */
-    bool from_zero;
-} tap_chains;
+    int64_t square; /* taps of a row of a square window without dilation; 0: another window */
+} window_taps;
 
 /* Rows of vectors of results of a depthwise convolution. Lanes are output pixels of a row, or channels. */
 typedef struct weigh_rows {
-    const tap_chains *chains;
+    const window_taps *taps;
     const float *from;      /* where the first vector's windows begin; elements … */
     int64_t from_row, step; /* … from row to row and from vector to vector */
     const float *weight;    /* [taps] of pixels, [taps, lanes] of channels; NULL: the greatest is looked for */
@@ -41,6 +37,24 @@ typedef struct weigh_rows {
     int64_t last;                   /* lanes of a row's last vector that are stored */
     const struct epilogue_ops *end; /* done to the results, with one number to add to all of them; NULL: nothing */
 } weigh_rows;
+
+/* The same of rows of output pixels of some channels, read where they lie in the image: square windows without
+ * dilation, the same stride along both axes. Elements from channel to channel and from row to row. */
+typedef struct weigh_image {
+    const float *x;
+    int64_t x_channel, x_row, size[2];
+    int64_t top, left; /* where the first output pixel's window begins; may be outside of the image */
+    int64_t side, stride;
+    const float *weight; /* [side, side] of each channel */
+    int64_t weight_channel;
+    const float *zeros; /* a row of the image's width */
+    float *to;
+    int64_t to_channel, to_row;
+    int64_t channels, rows, columns; /* columns: WEIGH_COLUMNS at most */
+    const struct epilogue_ops *end;  /* done to the results, with a number to add a channel; NULL: nothing */
+} weigh_image;
+
+enum { WEIGH_COLUMNS = 512 };
 
 /* A piece of one image's results in tiles of 4×4 (conv_vec.c): where each row begins, the results that it has (rows ×
  * columns; of the last tiles not all exist), and the tiles. */
@@ -65,8 +79,10 @@ typedef struct conv_vec {
      * vector behind the panel is touched too. */
     void (*copy_steps)(float *to, const float *input_tile, const piece *p, int n, const int64_t *tap, int64_t base,
                        int64_t steps);
-    /* Products are rounded before they are added. */
+    /* Sums over a window's taps: chains of KIR_KSUM fused multiply-adds. Greatest numbers: as a reduction of KIR. */
     void (*weigh)(const weigh_rows *w);
+    /* Windows of 3 × 3 and 5 × 5 with a stride of 1 or 2; NULL: loads have no masks. */
+    void (*weigh_image)(const weigh_image *w);
     /* A row of output pixels, each the greatest of two neighbours in two rows, without an input tile. */
     void (*greatest_of_four)(const float *upper, const float *lower, float *to, int64_t out_size);
     void (*greatest_pairs)(const float *from, float *to, int64_t out_size); /* … of four neighbours in one row */

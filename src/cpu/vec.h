@@ -102,6 +102,10 @@ typedef __mmask8 M;
 typedef __mmask16 M;
 #endif
 VEC_INLINE M v_mask(int64_t n) { return (M)(n >= VL ? (1u << VL) - 1u : (1u << n) - 1u); }
+/* Lanes [low, high), which may lie outside of the vector. */
+VEC_INLINE M v_mask_range(int64_t low, int64_t high) {
+    return high <= low || high <= 0 ? (M)0 : (M)(v_mask(high) & ~(low <= 0 ? (M)0 : v_mask(low)));
+}
 VEC_INLINE V v_part_load(const real *p, M m) { return VEC_OP(maskz_loadu)(m, p); }
 VEC_INLINE void v_part_store(real *p, M m, V x) { VEC_OP(mask_storeu)(p, m, x); }
 
@@ -114,6 +118,9 @@ VEC_INLINE M v_mask(int64_t n) { return _mm256_cmpgt_epi64(_mm256_set1_epi64x(n)
 VEC_INLINE M v_mask(int64_t n) {
     int lanes = n < VL ? (int)n : VL;
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+VEC_INLINE M v_mask_range(int64_t low, int64_t high) {
+    return _mm256_andnot_si256(v_mask(low > -1 ? low : 0), v_mask(high > -1 ? high : 0));
 }
 #endif
 VEC_INLINE V v_part_load(const real *p, M m) { return VEC_OP(maskload)(p, m); }

@@ -298,55 +298,6 @@ static tn_node *filters(tn_build *b, tn_node *weight, int64_t groups) {
     return tn_b_reshape(b, weight, (int64_t[]){groups, count, depth}, 3);
 }
 
-/* Σ over taps of what is seen times the filter of each channel [channels, 1, taps, taps]. */
-static tn_node *weigh_im2col(tn_build *b, tn_node *seen, tn_node *weight) {
-    if (!seen || !weight) return NULL;
-    const int64_t *s = weight->shape;
-    tn_node *filter = tn_b_reshape(b, weight, (int64_t[]){s[0], s[2], s[3], 1, 1}, 5);
-    return tn_b_sum(b, tn_b_mul(b, seen, filter), (int64_t[]){2, 3}, 2, false);
-}
-
-/* What one tap sees of an image as far as the window reaches. */
-static tn_node *tap_im2col(tn_build *b, tn_node *image, const tn_window *w, const int64_t *out_size,
-                           const int64_t *tap) {
-    for (int a = 0; a < 2; a++) {
-        int64_t from = tap[a] * w->dilation[a], to = from + (out_size[a] - 1) * w->stride[a] + 1;
-        image = tn_b_slice(b, image, 2 + a, from, to, w->stride[a]);
-    }
-    return image;
-}
-
-enum { AT_ONCE = 9, PASSES = 6 }; /* taps of a pass; passes, at most */
-
-int64_t tn_depthwise_pass(const int64_t kernel[2], const int64_t stride[2]) {
-    return tn_ceil_div(kernel[0] * kernel[1], AT_ONCE) > PASSES || stride[1] > 1 ? 0 : AT_ONCE;
-}
-
-/* The same as shifted images, each times a number a channel, in passes that store nothing in between; each takes as
- * many taps as a program has room for. Columns that are left out would be read one by one: windows then. */
-static tn_node *weigh_channels(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, const int64_t *out_size) {
-    int64_t taps = w->kernel[0] * w->kernel[1], passes = tn_ceil_div(taps, AT_ONCE), pads[4];
-    tn_node *pass[PASSES];
-    if (!x || !weight) return NULL;
-    if (tn_depthwise_pass(w->kernel, w->stride) == 0 || out_size[0] < 1 || out_size[1] < 1)
-        return weigh_im2col(b, tn_b_im2col(b, x, w, out_size, 0.0), weight);
-    for (int a = 0; a < 2; a++) {
-        int64_t end = (out_size[a] - 1) * w->stride[a] + tn_window_reach(w, a);
-        pads[2 * (1 - a)] = w->padding[a];
-        pads[2 * (1 - a) + 1] = end - w->padding[a] - x->shape[2 + a];
-    }
-    tn_node *image = tn_b_padded(b, x, pads, 0.0);
-    tn_node *filter = tn_b_reshape(b, weight, (int64_t[]){weight->shape[0], taps, 1, 1}, 4);
-    for (int64_t t = 0; t < taps; t++) {
-        tn_node **sum = &pass[t / AT_ONCE];
-        tn_node *seen = tap_im2col(b, image, w, out_size, (int64_t[]){t / w->kernel[1], t % w->kernel[1]});
-        tn_node *part = tn_b_mul(b, seen, tn_b_select(b, filter, 1, t));
-        *sum = t % AT_ONCE ? tn_b_add(b, *sum, part) : part;
-    }
-    if (passes == 1) return pass[0];
-    return tn_b_sum(b, tn_b_stack(b, pass, (int)passes, 0), (int64_t[]){0}, 1, false);
-}
-
 /* The window of filters [.., .., kernel, kernel]; of each number two. */
 static tn_window filter_taps(const tn_node *weight, const int64_t *stride, const int64_t *before,
                              const int64_t *dilation) {
@@ -370,8 +321,9 @@ static tn_node *conv_forward_im2col(tn_build *b, tn_node *x, tn_node *weight, co
                                     const int64_t *out_size, bool wide) {
     if (!x || !weight) return NULL;
     tn_window window = filter_taps(weight, w->stride, w->padding, w->dilation);
-    if (depthwise(weight, groups)) {
-        tn_node *y = weigh_channels(b, tn_b_as_f32(b, x), tn_b_as_f32(b, weight), &window, out_size); /* sums are f32 */
+    if (depthwise(weight, groups)) { /* sums are f32 */
+        tn_node *y = tn_b_conv2d_forward(b, tn_b_as_f32(b, x), tn_b_as_f32(b, weight), out_size, w->stride, w->padding,
+                                         w->dilation, groups);
         return wide ? y : tn_b_cast_like(b, y, x);
     }
     tn_node *seen = tn_b_im2col(b, x, &window, out_size, 0.0);
@@ -412,6 +364,62 @@ static tn_node *conv_forward(tn_build *b, tn_node *x, tn_node *weight, const tn_
     weight = seeing_taps(b, x, weight, &seen, out_size);
     if (wide) return conv_forward_im2col(b, x, weight, &seen, groups, out_size, true);
     return tn_b_conv2d_forward(b, x, weight, out_size, seen.stride, seen.padding, seen.dilation, groups);
+}
+
+/* Output pixels [out, out + count) of an axis, which see the image by taps [first, end). */
+typedef struct tap_band {
+    int64_t out, count, first, end;
+} tap_band;
+
+enum { MOST_BANDS = 5 };
+
+/* The bands of an axis; 0: there are too many, or they spare less than a quarter of the steps. */
+static int tap_bands(const tn_window *w, int axis, int64_t size, int64_t taps, int64_t out_size, tap_band *band) {
+    int count = 0;
+    int64_t seen = 0;
+    for (int64_t u = 0; u < out_size && w->dilation[axis] > 1; u++) {
+        const int64_t begin = u * w->stride[axis] - w->padding[axis];
+        tap_band at = {u, 1, 0, taps};
+        while (at.end - at.first > 1 && begin + at.first * w->dilation[axis] < 0)
+            at.first++;
+        while (at.end - at.first > 1 && begin + (at.end - 1) * w->dilation[axis] >= size)
+            at.end--;
+        seen += at.end - at.first;
+        tap_band *last = count > 0 ? &band[count - 1] : NULL;
+        if (last && last->first == at.first && last->end == at.end)
+            last->count++;
+        else if (count == MOST_BANDS)
+            return 0;
+        else
+            band[count++] = at;
+    }
+    return count > 1 && 4 * seen <= 3 * taps * out_size ? count : 0;
+}
+
+/* The convolution of a widely dilated window, for bands of output pixels of `axis` and the axes behind it: the taps of
+ * a band that see only padding from all of it take no part. */
+static tn_node *conv_in_bands(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
+                              const int64_t *out_size, bool wide, int axis) {
+    const int64_t few_steps = 1 << 22;
+    tap_band band[MOST_BANDS];
+    if (!x || !weight) return NULL;
+    if (axis == 2) return conv_forward(b, x, weight, w, groups, out_size, wide);
+    const int64_t *s = weight->shape;
+    const double steps = (double)(x->shape[0] * out_size[0] * out_size[1]) * (double)tn_node_numel(weight);
+    int count = 0;
+    if (!depthwise(weight, groups) && steps >= (double)few_steps)
+        count = tap_bands(w, axis, x->shape[2 + axis], s[2 + axis], out_size[axis], band);
+    if (count == 0) return conv_in_bands(b, x, weight, w, groups, out_size, wide, axis + 1);
+    tn_node *part[MOST_BANDS];
+    for (int k = 0; k < count; k++) {
+        tn_window own = *w;
+        int64_t size[2] = {out_size[0], out_size[1]};
+        own.padding[axis] -= band[k].out * w->stride[axis] + band[k].first * w->dilation[axis];
+        size[axis] = band[k].count;
+        tn_node *taps = tn_b_slice(b, weight, 2 + axis, band[k].first, band[k].end, 1);
+        part[k] = conv_in_bands(b, x, taps, &own, groups, size, wide, axis + 1);
+    }
+    return tn_b_cat(b, part, count, 2 + axis);
 }
 
 /* The taps of a phase, from the last to the first. */
@@ -557,8 +565,37 @@ static tn_status infer_conv2d_forward(tn_infer *c) {
 
 static tn_node *compose_conv2d_forward(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *weight = n->in[1];
+    const int64_t groups = n->i[TN_CONV2D_FORWARD_GROUPS];
     tn_window w = filter_window(n->i, weight);
-    return conv_forward_im2col(b, x, weight, &w, n->i[TN_CONV2D_FORWARD_GROUPS], n->shape + 2, false);
+    if (depthwise(weight, groups) && !tn_dtype_is_half((tn_dtype)n->dtype)) return tn_b_self(n); /* what it lowers to */
+    return conv_forward_im2col(b, x, weight, &w, groups, n->shape + 2, false);
+}
+
+/* Of one filter a channel: a chain over the taps of the window. */
+static int loops_conv2d_forward(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
+    memcpy(extent, n->in[1]->shape + 2, 2 * sizeof *extent);
+    return 2;
+}
+
+static kir_val lower_conv2d_forward(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    const tn_node *x = n->in[0], *weight = n->in[1];
+    const kir_aff *tap = at + 4, filter[4] = {at[1], kir_aff_const(0), tap[0], tap[1]};
+    tn_window w = filter_window(n->i, weight);
+    kir_aff in[4] = {at[0], at[1]};
+    kir_val inside = KIR_NONE;
+    for (int a = 0; a < 2; a++) {
+        kir_aff first = tn_aff_scale(lw, &at[2 + a], w.stride[a]), step = tn_aff_scale(lw, &tap[a], w.dilation[a]);
+        first = tn_aff_add(lw, &first, &step);
+        in[2 + a] = index_shifted(&first, -w.padding[a]);
+        const int64_t end = (n->shape[2 + a] - 1) * w.stride[a] + tn_window_reach(&w, a) - w.padding[a];
+        if (w.padding[a] > 0) inside = mask_both(lw->kb, inside, index_not_negative(lw->kb, &in[2 + a]));
+        if (end > x->shape[2 + a])
+            inside = mask_both(lw->kb, inside, index_below(lw->kb, &in[2 + a], -x->shape[2 + a]));
+    }
+    kir_val v = inside == KIR_NONE ? tn_lower_at(lw, x, in) : tn_lower_at_masked(lw, x, in, inside);
+    const kir_val zero = kir_const(lw->kb, kir_type_of((tn_dtype)n->dtype), 0);
+    if (inside != KIR_NONE) v = kir_select(lw->kb, inside, v, zero);
+    return kir_reduce_value(lw->kb, KIR_CHAIN, v, tn_lower_at(lw, weight, filter));
 }
 
 /* Where tap `tap` of the window at (`y`, `x`) lies in an image of `size`, row by row; -1 outside. */
@@ -607,8 +644,11 @@ static void reference_conv2d_forward(const tn_reference *r) {
 const tn_op_impl tn_impl_conv2d_forward = {
     .facts = TN_FACT_CONV_FORWARD,
     .class_ = TN_NATIVE,
+    .reduce = KIR_CHAIN,
     .infer = infer_conv2d_forward,
     .compose = compose_conv2d_forward,
+    .lower = lower_conv2d_forward,
+    .loops = loops_conv2d_forward,
     .reference = reference_conv2d_forward,
     .cases = "grad=off tol=1e-5 atol=1e-5; "
              "[2,2,4,5] [3,2,3,2] out_size=(2,4) stride=(1,1) pad_before=(0,0) dilation=(1,1) groups=1; "
@@ -805,7 +845,7 @@ static tn_node *compose_conv2d(tn_build *b, const tn_node *n) {
     const int64_t *out_size = n->shape + n->rank - 2, groups = conv_groups(n->i, 2);
     bool whole = !tn_dtype_is_float((tn_dtype)n->dtype);
     tn_node *y = whole ? conv_forward_matmul(b, x, weight, &w, groups, out_size)
-                       : conv_forward(b, x, weight, &w, groups, out_size, wants_wide(n));
+                       : conv_in_bands(b, x, weight, &w, groups, out_size, wants_wide(n), 0);
     return add_bias(b, n, n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank));
 }
 

@@ -232,9 +232,6 @@ tn_phase tn_phase_of(const tn_window *w, const int64_t *number, const int64_t *s
 static inline bool tn_phase_is_empty(const tn_phase *p) { return p->taps[0] == 0 || p->taps[1] == 0; }
 /* Results [n, c, out_h, out_w] under the phase's window: [n, c, taps, taps, pixels, pixels]. Taps run downwards. */
 tn_node *tn_b_im2col_phase(tn_build *b, tn_node *y, const tn_phase *p, double value);
-/* Taps that the composition of one filter a channel adds up before it adds these sums; 0: the products themselves are
- * the elements of one reduction. */
-int64_t tn_depthwise_pass(const int64_t kernel[2], const int64_t stride[2]);
 /* All phases' pixels [n, c, pixels, pixels], row by row, as images of `size`. */
 tn_node *tn_b_join_phases(tn_build *b, tn_node *const *parts, const tn_window *w, const int64_t *size);
 

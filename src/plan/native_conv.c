@@ -110,10 +110,8 @@ static bool takes_nhwc_tap(const tn_node *n, const tn_conv_args *a) {
 }
 
 /* A program of shifted images would be joined by what follows, and yet takes longer. */
-static bool takes_depthwise(const tn_node *n, tn_conv_args *a) {
-    if (n->dtype != TN_F32 || !is_depthwise_alone(a) || tn_node_numel(n) == 0) return false;
-    a->pass = tn_depthwise_pass(a->kernel, a->stride);
-    return tn_conv_depthwise_fits(a);
+static bool takes_depthwise(const tn_node *n, const tn_conv_args *a) {
+    return n->dtype == TN_F32 && is_depthwise_alone(a) && tn_node_numel(n) > 0 && tn_conv_depthwise_fits(a);
 }
 
 bool tn_takes_conv2d_forward(const tn_node *n) {

@@ -19,9 +19,10 @@ int64_t tn_value_numel(const tn_value *v) { return tn_node_numel(v->node); }
 static bool has_kernel(const tn_value *v) {
     const tn_node *n = v->node;
     if (!n->device->is_cpu && !v->host.only) return tn_workgroup_takes(v);
-    return v->row->impl->class_ == TN_NATIVE ||
-           ((tn_dtype_is_float((tn_dtype)n->dtype) || tn_op_has(n, TN_FACT_INT_PRODUCT)) &&
-            n->rank <= TN_GEMM_BATCH_AXES + 2);
+    const bool lowered = v->row->impl->lower && v->row->impl->compose; /* what it composes to is itself, lowered */
+    if (v->row->impl->class_ == TN_NATIVE) return !lowered || tn_native_takes(n);
+    return (tn_dtype_is_float((tn_dtype)n->dtype) || tn_op_has(n, TN_FACT_INT_PRODUCT)) &&
+           n->rank <= TN_GEMM_BATCH_AXES + 2;
 }
 
 tn_op_class tn_value_class(const tn_value *v) {

@@ -162,43 +162,6 @@ TEST_DEFINITION static void define_gradient(const problem *p, float *out) {
     }
 }
 
-/* A reduction as kir.h has it, of at most one block. */
-TEST_DEFINITION static float add_in_lanes(const float *x, int64_t count) {
-    float lane[KIR_LANES] = {0};
-    for (int64_t i = 0; i < count; i++)
-        lane[i % KIR_LANES] += x[i];
-    for (int half = KIR_LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++)
-            lane[i] += lane[i + half];
-    return lane[0];
-}
-
-TEST_DEFINITION static float depthwise_pixel(const problem *p, int64_t image, int64_t channel, int64_t u, int64_t v) {
-    enum { MOST = 144 };
-    const tn_conv_args *a = &p->a;
-    float part[MOST];
-    int64_t count = 0;
-    for (int64_t t = 0; t < a->kernel[0] * a->kernel[1]; t++) {
-        int64_t i = t / a->kernel[1], j = t % a->kernel[1];
-        volatile float product = seen_at(p, image, channel, u, v, i, j) * at(&p->weight, channel, 0, i, j);
-        bool begins = a->pass == 0 || t % a->pass == 0;
-        assert_true(count < MOST || !begins);
-        if (begins)
-            part[count++] = product;
-        else
-            part[count - 1] += product;
-    }
-    return a->pass > 0 && count == 1 ? part[0] : add_in_lanes(part, count);
-}
-
-TEST_DEFINITION static void define_depthwise(const problem *p, float *out) {
-    const tn_conv_args *a = &p->a;
-    int64_t plane = a->out_size[0] * a->out_size[1];
-    for (int64_t n = 0; n < a->batch * a->groups * plane; n++)
-        out[n] = depthwise_pixel(p, n / plane / a->groups, n / plane % a->groups, n % plane / a->out_size[1],
-                                 n % a->out_size[1]);
-}
-
 /* ---- the kernels ------------------------------------------------------------------------------------------------- */
 
 static void assert_same(const problem *p, const float *want, const float *got, int64_t count, const char *what) {
@@ -572,7 +535,7 @@ static void check_depthwise(problem *p, bool plain) {
     float *want = tn_mem_alloc((size_t)count * sizeof *want);
     assert_true(want && tn_conv_depthwise_fits(a));
     make_arrays(p, plain);
-    define_depthwise(p, want);
+    define_result(p, want);
     for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
         if (!tn_gemm_use((tn_isa)isa)) continue;
         for (int threads = 1; threads <= MAX_THREADS; threads++) {
@@ -589,28 +552,22 @@ static void check_depthwise(problem *p, bool plain) {
 static void one_filter_a_channel_has_the_bits_of_its_definition(void **state) {
     (void)state;
     static const tn_conv_args large[] = {
-        {.batch = 1, .groups = 12, .size = {3, 300}, .kernel = {5, 5}, .out_size = {3, 300}, .pass = 9},
+        {.batch = 1, .groups = 12, .size = {3, 300}, .kernel = {5, 5}, .out_size = {3, 300}},
         {.batch = 1, .groups = 1, .size = {90, 90}, .kernel = {3, 3}, .out_size = {90, 90}},
         {.batch = 2, .groups = 2, .size = {1, 9000}, .kernel = {1, 70}, .out_size = {1, 9000}},
         {.batch = 1, .groups = 3, .size = {20, 20}, .kernel = {12, 12}, .out_size = {9, 9}},
-        {.batch = 1, .groups = 18, .size = {15, 15}, .kernel = {7, 7}, .out_size = {15, 15}, .pass = 9},
+        {.batch = 1, .groups = 18, .size = {15, 15}, .kernel = {7, 7}, .out_size = {15, 15}},
         {.batch = 1, .groups = 17, .size = {20, 20}, .kernel = {9, 9}, .out_size = {20, 20}},
         {.batch = 1, .groups = 33, .size = {2, 1300}, .kernel = {1, 9}, .out_size = {2, 1300}},
-        {.batch = 1, .groups = 16, .size = {70, 90}, .kernel = {3, 3}, .out_size = {70, 90}, .pass = 9},
+        {.batch = 1, .groups = 16, .size = {70, 90}, .kernel = {3, 3}, .out_size = {70, 90}},
         /* pixels as lanes: the windows that have code of their own, some with a stride, and rows with a rest */
-        {.batch = 2, .groups = 19, .size = {9, 31}, .kernel = {3, 3}, .out_size = {9, 31}, .pass = 9},
-        {.batch = 1, .groups = 17, .size = {28, 28}, .kernel = {5, 5}, .out_size = {28, 28}, .pass = 9},
+        {.batch = 2, .groups = 19, .size = {9, 31}, .kernel = {3, 3}, .out_size = {9, 31}},
+        {.batch = 1, .groups = 17, .size = {28, 28}, .kernel = {5, 5}, .out_size = {28, 28}},
         {.batch = 1, .groups = 17, .size = {29, 57}, .kernel = {3, 3}, .out_size = {15, 29}, .stride = {2, 2}},
         {.batch = 1, .groups = 16, .size = {40, 56}, .kernel = {5, 5}, .out_size = {20, 28}, .stride = {2, 2}},
-        {.batch = 1,
-         .groups = 16,
-         .size = {30, 30},
-         .kernel = {3, 3},
-         .out_size = {15, 30},
-         .stride = {2, 1},
-         .pass = 9},
+        {.batch = 1, .groups = 16, .size = {30, 30}, .kernel = {3, 3}, .out_size = {15, 30}, .stride = {2, 1}},
         /* channels as lanes */
-        {.batch = 1, .groups = 40, .size = {7, 7}, .kernel = {5, 5}, .out_size = {7, 7}, .pass = 9},
+        {.batch = 1, .groups = 40, .size = {7, 7}, .kernel = {5, 5}, .out_size = {7, 7}},
         {.batch = 1, .groups = 33, .size = {15, 15}, .kernel = {5, 5}, .out_size = {8, 8}, .stride = {2, 2}},
         {.batch = 1, .groups = 33, .size = {21, 21}, .kernel = {3, 3}, .out_size = {11, 11}, .stride = {2, 2}},
     };
@@ -619,7 +576,6 @@ static void one_filter_a_channel_has_the_bits_of_its_definition(void **state) {
         problem p = {.a = {.batch = random_from(1, 3), .groups = random_from(1, 5), .channels = 1, .out_channels = 1}};
         tn_conv_args *a = &p.a;
         if (random_below(2)) a->groups = random_from(6, 35); /* also more than a vector has lanes */
-        a->pass = random_below(2) ? 9 : 0;
         for (int d = 0; d < 2; d++) {
             a->size[d] = random_from(1, 12);
             a->kernel[d] = random_from(1, 6);
@@ -1088,17 +1044,8 @@ static void window_means_come_from_the_depthwise_kernel(void **state) {
     }
 }
 
-/* One tap's products: what the window sees of x, which has its zeros already, times the channels' numbers. */
-static tn_tensor *tap_products(tn_tensor *x, tn_tensor *w, const tn_conv2d_options *o, const int64_t *places,
-                               int64_t tap) {
-    int64_t columns = tn_shape(w)[3], from[2] = {tap / columns * o->dilation[0], tap % columns * o->dilation[1]};
-    for (int d = 0; d < 2; d++)
-        x = tn_slice(x, 2 + d, from[d], from[d] + (places[d] - 1) * o->stride[d] + 1, o->stride[d]);
-    return tn_mul(x, tn_reshape(tn_select(tn_reshape(w, TN_DIMS(tn_shape(w)[0], -1)), 1, tap), TN_DIMS(-1, 1, 1)));
-}
-
-/* The kernel against operations that say the same: sums of nine taps, or all products, added as a reduction. */
-static void one_filter_a_channel_has_the_bits_of_its_composition(void **state) {
+/* As if each channel were a convolution of its own: the same chains. */
+static void one_filter_a_channel_has_the_bits_of_a_convolution_a_channel(void **state) {
     (void)state;
     static const struct {
         int64_t size[2], kernel[2];
@@ -1113,32 +1060,24 @@ static void one_filter_a_channel_has_the_bits_of_its_composition(void **state) {
         {{12, 12}, {8, 8}, {.stride = {1, 1}, .padding = {4, 4}, .dilation = {1, 1}}},
         {{14, 30}, {5, 5}, {.stride = {2, 2}, .padding = {2, 2}, .dilation = {1, 1}}},
         {{11, 23}, {7, 7}, {.stride = {1, 1}, .padding = {3, 3}, .dilation = {1, 1}}},
+        {{20, 20}, {18, 17}, {.stride = {1, 1}, .padding = {2, 2}, .dilation = {1, 1}}}, /* more than one chain */
     };
-    enum { CHANNELS = 3, TAPS = 64, PASS = 9, PASSES = 6 };
+    enum { CHANNELS = 3, MOST = 4096 };
     assert_ok(tn_threads_set(2));
     for (size_t i = 0; i < TN_COUNT(cases); i++) {
         TN_SCOPE;
         tn_conv2d_options o = conv2d_of_row(&cases[i].o);
-        o.groups = CHANNELS;
         tn_tensor *x = random_tensor(TN_DIMS(2, CHANNELS, cases[i].size[0], cases[i].size[1]));
-        tn_tensor *w = random_tensor(TN_DIMS(CHANNELS, 1, cases[i].kernel[0], cases[i].kernel[1]));
-        tn_tensor *y = tn_conv2d(x, w, NULL, &o), *part[TAPS];
-        int64_t pads[4] = {o.padding[1], o.padding[1], o.padding[0], o.padding[0]};
-        tn_tensor *padded = tn_pad(x, pads, 4, 0);
-        int64_t taps = cases[i].kernel[0] * cases[i].kernel[1];
-        int64_t pass = o.stride[1] > 1 || taps > PASS * PASSES ? 1 : PASS;
-        for (int64_t t = 0; t < taps; t++) {
-            tn_tensor *product = tap_products(padded, w, &o, tn_shape(y) + 2, t);
-            part[t / pass] = t % pass ? tn_add(part[t / pass], product) : product;
-        }
-        int count = (int)((taps + pass - 1) / pass);
-        tn_tensor *sum = part[0];
-        if (pass == 1 || count > 1) sum = tn_sum(tn_stack(part, count, 0), TN_DIMS(0), false);
-        float a[4096], b[4096];
-        assert_ok(tn_eval((tn_tensor *[]){y, sum}, 2));
-        assert_true(tn_numel(y) == tn_numel(sum) && tn_numel(y) <= 4096);
+        tn_tensor *w = random_tensor(TN_DIMS(CHANNELS, 1, cases[i].kernel[0], cases[i].kernel[1])), *each[CHANNELS];
+        for (int c = 0; c < CHANNELS; c++)
+            each[c] = tn_conv2d(tn_slice(x, 1, c, c + 1, 1), tn_slice(w, 0, c, c + 1, 1), NULL, &o);
+        o.groups = CHANNELS;
+        tn_tensor *y = tn_conv2d(x, w, NULL, &o), *want = tn_cat(each, CHANNELS, 1);
+        float a[MOST], b[MOST];
+        assert_ok(tn_eval((tn_tensor *[]){y, want}, 2));
+        assert_true(tn_numel(y) == tn_numel(want) && tn_numel(y) <= MOST);
         assert_ok(tn_read(y, a, (size_t)tn_numel(y) * sizeof *a));
-        assert_ok(tn_read(sum, b, (size_t)tn_numel(y) * sizeof *b));
+        assert_ok(tn_read(want, b, (size_t)tn_numel(y) * sizeof *b));
         assert_memory_equal(a, b, (size_t)tn_numel(y) * sizeof *a);
     }
 }
@@ -1387,6 +1326,32 @@ static void taps_that_see_only_zeros_take_no_part(void **state) {
     }
 }
 
+/* Each band of rows is the convolution with the taps that see the image from it. */
+static void rows_of_a_wide_window_leave_out_the_taps_that_see_only_zeros(void **state) {
+    (void)state;
+    enum { SIDE = 14, CHANNELS = 32, FILTERS = 80, WIDE = 12, BANDS = 3, MOST = FILTERS * SIDE * SIDE };
+    static const struct { int64_t row, rows, tap, taps; } bands[BANDS] = {{0, 2, 1, 2}, {2, 10, 1, 1}, {12, 2, 0, 2}};
+    static float got[MOST], want[MOST];
+    TN_SCOPE;
+    tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+    o.dilation[0] = o.padding[0] = WIDE;
+    o.dilation[1] = o.padding[1] = 2;
+    tn_tensor *x = random_tensor(TN_DIMS(1, CHANNELS, SIDE, SIDE)), *part[BANDS];
+    tn_tensor *w = random_tensor(TN_DIMS(FILTERS, CHANNELS, 3, 3)), *y = tn_conv2d(x, w, NULL, &o);
+    tn_tensor *padded = tn_pad(x, (int64_t[]){0, 0, WIDE, WIDE}, 4, 0);
+    o.padding[0] = 0;
+    for (int k = 0; k < BANDS; k++) {
+        const int64_t seen = bands[k].rows + (bands[k].taps - 1) * WIDE;
+        tn_tensor *rows = tn_narrow(padded, 2, bands[k].row + bands[k].tap * WIDE, seen);
+        part[k] = tn_conv2d(rows, tn_contiguous(tn_narrow(w, 2, bands[k].tap, bands[k].taps)), NULL, &o);
+    }
+    tn_tensor *all = tn_cat(part, BANDS, 2);
+    assert_ok(tn_eval((tn_tensor *[]){y, all}, 2));
+    assert_ok(tn_read(y, got, sizeof got));
+    assert_ok(tn_read(all, want, sizeof want));
+    assert_memory_equal(got, want, sizeof got);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_windows_have_the_bits_of_their_definition),
@@ -1403,7 +1368,7 @@ int main(void) {
         cmocka_unit_test(what_is_cheap_is_made_where_it_is_read),
         cmocka_unit_test(what_lies_down_is_stored_as_it_is),
         cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_definition),
-        cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_composition),
+        cmocka_unit_test(one_filter_a_channel_has_the_bits_of_a_convolution_a_channel),
         cmocka_unit_test(one_tap_has_the_bits_of_a_product),
         cmocka_unit_test(one_tap_of_small_images_has_the_bits_of_a_product),
         cmocka_unit_test(window_means_come_from_the_depthwise_kernel),
@@ -1413,6 +1378,7 @@ int main(void) {
         cmocka_unit_test(what_ends_while_it_is_nhwc_has_the_bits_of_its_steps),
         cmocka_unit_test(what_ends_few_pixels_has_the_bits_of_its_steps),
         cmocka_unit_test(taps_that_see_only_zeros_take_no_part),
+        cmocka_unit_test(rows_of_a_wide_window_leave_out_the_taps_that_see_only_zeros),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

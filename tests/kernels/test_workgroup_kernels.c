@@ -62,19 +62,22 @@ static char *bytes_on(tn_device *d, recording record, const void *arguments, siz
     return out;
 }
 
-static void same_bits(recording record, const void *arguments, const char *what) {
+static void any_kernel_has_the_bits(recording record, const void *arguments, const char *what) {
     size_t here, there;
-    char *a = bytes_on(cpu, record, arguments, &here);
-    int64_t before = far_counts_now.group_launches;
-    char *b = bytes_on(far, record, arguments, &there);
-    if (!getenv("TRUNNION_TEST_DEVICE") && far_counts_now.group_launches == before)
-        fail_msg("%s: computed without a template", what);
+    char *a = bytes_on(cpu, record, arguments, &here), *b = bytes_on(far, record, arguments, &there);
     assert_int_equal(here, there);
     for (size_t i = 0; i < here; i += 4)
         if (memcmp(a + i, b + i, here - i < 4 ? here - i : 4) != 0)
             fail_msg("%s: word %zu of %zu differs", what, i / 4, here / 4);
     free(a);
     free(b);
+}
+
+static void same_bits(recording record, const void *arguments, const char *what) {
+    const int64_t before = far_counts_now.group_launches;
+    any_kernel_has_the_bits(record, arguments, what);
+    if (!getenv("TRUNNION_TEST_DEVICE") && far_counts_now.group_launches == before)
+        fail_msg("%s: computed without a template", what);
 }
 
 /* Doubles are not every device's, and matrix units add in an order of their own. */
@@ -189,6 +192,19 @@ static void windows_are_never_stored(void **state) {
     };
     for (size_t i = 0; i < TN_COUNT(some); i++)
         same_bits(record_convolution, &some[i], "a convolution");
+}
+
+/* These have no kernel by workgroups: each result is a chain of its own. */
+static void one_filter_a_channel_has_the_bits_of_the_cpu(void **state) {
+    (void)state;
+    static const convolution some[] = {
+        {2, 5, 9, 8, 5, {3, 3}, {.padding = {1, 1}, .groups = 5}, true},
+        {1, 18, 7, 19, 18, {5, 5}, {.stride = {2, 2}, .padding = {2, 2}, .groups = 18}, false},
+        {1, 2, 20, 20, 2, {17, 16}, {.padding = {3, 3}, .groups = 2}, false},
+        {1, 3, 9, 11, 3, {3, 2}, {.padding = {2, 0}, .dilation = {2, 3}, .groups = 3}, true},
+    };
+    for (size_t i = 0; i < TN_COUNT(some); i++)
+        any_kernel_has_the_bits(record_convolution, &some[i], "a depthwise convolution");
 }
 
 /* ---- products with weights in blocks ----------------------------------------------------------------------------- */
@@ -429,10 +445,11 @@ int main(int argc, char **argv) {
     if ((argc > 1 && strcmp(argv[1], "--small") == 0) || (argc == 1 && test_is_thin()))
         return cmocka_run_group_tests_name("templates", small, open_devices, close_devices);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products_of_all_sizes),      cmocka_unit_test(what_joins_a_product),
-        cmocka_unit_test(windows_are_never_stored),   cmocka_unit_test(weights_in_all_formats),
-        cmocka_unit_test(odd_rows_are_rounded_alike), cmocka_unit_test(rows_are_sorted),
-        cmocka_unit_test(rows_go_where_data_says),    cmocka_unit_test(attention_over_tensors),
+        cmocka_unit_test(products_of_all_sizes),    cmocka_unit_test(what_joins_a_product),
+        cmocka_unit_test(windows_are_never_stored), cmocka_unit_test(one_filter_a_channel_has_the_bits_of_the_cpu),
+        cmocka_unit_test(weights_in_all_formats),   cmocka_unit_test(odd_rows_are_rounded_alike),
+        cmocka_unit_test(rows_are_sorted),          cmocka_unit_test(rows_go_where_data_says),
+        cmocka_unit_test(attention_over_tensors),
     };
     return cmocka_run_group_tests_name("templates", tests, open_devices, close_devices);
 }
