@@ -264,8 +264,8 @@ TN_API tn_tensor *tn_fft(const tn_tensor *x, int64_t n, int64_t dim, tn_fft_norm
 TN_API tn_tensor *tn_ifft(const tn_tensor *x, int64_t n, int64_t dim, tn_fft_norm norm);
 TN_API tn_tensor *tn_rfft(const tn_tensor *x, int64_t n, int64_t dim, tn_fft_norm norm);  /* real: n / 2 + 1 points */
 TN_API tn_tensor *tn_irfft(const tn_tensor *x, int64_t n, int64_t dim, tn_fft_norm norm); /* of those: n real ones */
-/* Over several dims, of which rfftn and irfftn halve the last one. n: NULL, or one number for each of `count` dims;
- * dims: NULL: the last `count` (2: fft2). */
+/* Over several dims; rfftn and irfftn halve the last of them. n: a length for each of the `count` dims, or NULL for the
+ * tensor's own. dims: which dims, or NULL for the last `count` (fft2 is count = 2). */
 TN_API tn_tensor *tn_fftn(const tn_tensor *x, const int64_t *n, const int64_t *dims, int count, tn_fft_norm norm);
 TN_API tn_tensor *tn_ifftn(const tn_tensor *x, const int64_t *n, const int64_t *dims, int count, tn_fft_norm norm);
 TN_API tn_tensor *tn_rfftn(const tn_tensor *x, const int64_t *n, const int64_t *dims, int count, tn_fft_norm norm);

@@ -23,7 +23,7 @@ extern "C" {
  * on the library). Source: torch.linalg.qr. */
 TN_API void tn_linalg_qr(const tn_tensor *x, tn_tensor **q, tn_tensor **r);
 
-/* Eigenvalues and eigenvectors of a symmetric x [..., n, n], of which the lower triangle is read (PyTorch's UPLO "L"):
+/* Eigenvalues and eigenvectors of a symmetric x [..., n, n]; only its lower triangle is read (PyTorch's UPLO "L"):
  * *values [..., n] ascending; *vectors [..., n, n], columns of length 1 whose element of largest magnitude is positive
  * (in PyTorch the sign depends on the library). The gradient is symmetric. Source: torch.linalg.eigh. */
 TN_API void tn_linalg_eigh(const tn_tensor *x, tn_tensor **values, tn_tensor **vectors);

@@ -329,10 +329,10 @@ TN_API tn_status tn_estimate_training_memory(const tn_model_sizes *sizes, int64_
  * length of the model. Errors: TN_ERR_FORMAT with what is missing. */
 TN_API tn_status tn_gguf_model_sizes(const tn_gguf *file, tn_model_sizes *out);
 
-/* The same for a path: a GGUF file, or a Hugging Face folder of a language model with config.json and safetensors; or
- * config.json alone, as a file or in a folder without safetensors: then weights_bytes is 0, and bytes_per_weight that
- * of f32. Errors: also those of opening; TN_ERR_UNSUPPORTED for the folder of an encoder, which has no key/value cache,
- * and for config.json alone of a mixture of experts. */
+/* The same for a path: a GGUF file, or a Hugging Face folder of a language model. Safetensors may be missing, and path
+ * may be a config.json file: without weights, weights_bytes is 0 and bytes_per_weight is that of f32.
+ * Errors: also those of opening; TN_ERR_UNSUPPORTED for the folder of an encoder, which has no key/value cache, and for
+ * a mixture of experts without weights. */
 TN_API tn_status tn_read_model_sizes(const char *path, tn_model_sizes *out);
 
 /* ---- the caller's line, for error messages ----------------------------------------------------------------------- */

@@ -969,10 +969,10 @@ TN_API tn_tensor *tn_dot(const tn_tensor *x, const tn_tensor *y);
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_outer(const tn_tensor *x, const tn_tensor *y);
 
-/* x·weightᵀ + bias; x [..., in], weight [out, in], bias [out] or NULL; or weight [in], bias [] or NULL. A weight
- * that is quantised in blocks is multiplied as it is, with x rounded to eight bits a block of 32 elements: x and
- * bias are f32, so is the result, and its gradient goes to x and bias alone. So is a weight in f16 or bf16 beside
- * f32, without any rounding.
+/* x·weightᵀ + bias; x [..., in], weight [out, in], bias [out] or NULL; or weight [in], bias [] or NULL. With a
+ * weight quantized in blocks, x, bias and the result are f32; blocks of 32 elements of x are rounded to eight bits,
+ * the weight is not dequantized, and gradients go only to x and bias. With a weight in f16 or bf16 and x in f32 the
+ * same holds, and x is not rounded.
  * Dtypes: float, integer → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_linear(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias);
 
@@ -1380,13 +1380,12 @@ TN_API tn_tensor *tn_scaled_dot_product_attention(const tn_tensor *q, const tn_t
                                                   const tn_scaled_dot_product_attention_options *o);
 
 /* The cache [pages, kv_heads, 64, head_dim] (f32, f16 or bf16) with the tokens x [n, kv_heads, head_dim] (f32,
- * rounded) at logical places position, position + 1, …: place t is row t % 64 of page pages[t / 64]. position: one
- * i64 (tn_runtime_scalar_int), pages: a list of i64. What has no page is not written; where a page stands twice in
- * the list, any of the tokens that belong into a row may be there. In place on a state (tn_cache_append_), only
- * these rows are touched; what reads the cache's old value should be recorded before. Of a batch, position is [n]
- * and pages [n, count]: token i goes to place position[i] of the sequence whose pages are row i. A cache of u8 holds
- * q8_0 blocks, 34 bytes for 32 numbers: [pages, kv_heads, 64, head_dim / 32 · 34]; only the processor has kernels
- * for it.
+ * rounded) written at positions position, position + 1, …: position t is row t % 64 of page pages[t / 64]. position:
+ * one i64 (tn_runtime_scalar_int), pages: a list of i64. Tokens without a page are not written. If a page is listed
+ * twice, each of its rows holds any one of the tokens that map to it. In place on a state (tn_cache_append_), only
+ * these rows change; record readers of the cache's old value before it. For a batch, position is [n] and pages [n,
+ * count]: token i is written at position[i] of the sequence whose pages are in row i. A cache of u8 holds q8_0
+ * blocks, 34 bytes for 32 numbers: [pages, kv_heads, 64, head_dim / 32 · 34]; only the CPU has kernels for it.
  * Dtypes: f32 → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_cache_append(const tn_tensor *cache, const tn_tensor *x, const tn_tensor *position,
                                   const tn_tensor *pages);

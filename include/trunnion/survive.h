@@ -16,9 +16,9 @@
  *     o.last = 1000;
  *     if (tn_survive(&work, &data, (const char *[]){"cuda", "cpu"}, 2, &o, NULL) != TN_OK) ...
  *
- * Threads: while the caller waits, the functions of the work are called one after the other on a thread of their own;
- * on the caller's if nothing comes after the device and there is no time limit. What they compute with is made in
- * `begin`. */
+ * Threads: the functions of the work are called one after the other on a thread of their own while the caller waits, or
+ * on the caller's thread if there is neither a further device nor a time limit. Create everything that they compute
+ * with in `begin`. */
 #ifndef TRUNNION_SURVIVE_H
 #define TRUNNION_SURVIVE_H
 

@@ -304,7 +304,7 @@ static void add_leaf(onnx_export *x, const tn_node *n, const char *name) {
     x->leaves[x->leaf_count++] = (onnx_leaf){.node = tn_node_retain((tn_node *)(uintptr_t)n), .name = name};
 }
 
-/* The value that a handle had before what was recorded: of a written state, what lies at its home. */
+/* The value of a handle before the recording: for a written state, the contents of its memory. */
 static const tn_node *node_before(const tn_tensor *t) {
     if (!tn_tensor_is_live(t)) return tn_tensor_node(t);
     const tn_storage *s = atomic_load_explicit(&tn_handle_of(t)->storage, memory_order_acquire);
@@ -409,7 +409,7 @@ static bool differs_there(const tn_node *n) {
     return n->op == TN_OP_INT_MM && n->in[0]->shape[n->in[0]->rank - 1] == 0;
 }
 
-/* Follows compositions to what is written as a node. */
+/* Follows compositions to the node that is written. */
 static const tn_node *resolve(onnx_export *x, const tn_node *n) {
     enum { MAX_NESTING = 64 };
     for (int depth = 0; x->status == TN_OK; depth++) {

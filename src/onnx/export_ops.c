@@ -66,7 +66,7 @@ static const struct {
     {TN_OP_MATMUL_BATCHED, NO_U8},
 };
 
-/* The type in which n's operator computes what is `t` here. */
+/* The type that n's ONNX operator computes in for our type `t`. */
 static tn_dtype taken_as(const tn_node *n, tn_dtype t) {
     int lacks = 0;
     for (size_t i = 0; i < TN_COUNT(lacking); i++)
@@ -434,7 +434,7 @@ static const char *write_arg(onnx_export *x, const tn_node *n, const onnx_writer
     int64_t order[TN_MAX_RANK], shape[TN_MAX_RANK] = {0}, count = n->i[0], last = 1;
     int kept = 0, reduced = v->rank - (int)count;
     for (int d = 0; d < v->rank; d++) {
-        bool gone = d - kept < count && n->i[1 + d - kept] == d; /* d − kept: so many went before */
+        bool gone = d - kept < count && n->i[1 + d - kept] == d; /* d − kept dims were removed before this one */
         order[gone ? reduced++ : kept++] = d;
         if (gone)
             last *= v->shape[d];
@@ -592,7 +592,7 @@ static void attr_both_sides(onnx_export *x, const int64_t *pad, int axes) {
     onnx_attr_ints(x, "pads", pads, 2 * axes);
 }
 
-/* `with`: how many axes; the attributes are lists of so many numbers, then the groups. */
+/* `with`: the number of axes; the attributes are lists of that length, then the groups. */
 static const char *write_conv(onnx_export *x, const tn_node *n, const onnx_writer *w) {
     int axes = w->with;
     onnx_attr_ints(x, "strides", n->i, axes);

@@ -278,7 +278,7 @@ static tn_status take_attribute_field(reader *r, const onnx_field *f, onnx_attri
     }
 }
 
-/* Lists of the attribute's own kind alone: `count` tells how long they are. */
+/* Only lists of the attribute's own kind; `count` is their length. */
 static tn_status keep_lists(reader *r, onnx_attribute *a, const attribute_lists *l) {
     if (l->ints.count && a->kind == ONNX_KIND_INTS) {
         int64_t *ints = onnx_take(&r->m->arena, l->ints.count, sizeof *ints);
@@ -720,7 +720,7 @@ static onnx_function *find_function(const tn_onnx *m, const onnx_node *n) {
     return NULL;
 }
 
-/* Depth: of subgraphs, and of functions, each of which is looked at once. */
+/* Depth of subgraphs and functions; each function is checked once. */
 static tn_status resolve_graph(resolving *r, onnx_graph *g, int depth) {
     if (depth == ONNX_MAX_FRAMES)
         return tn_fail(TN_ERR_UNSUPPORTED, "functions and subgraphs are nested more than %d deep", ONNX_MAX_FRAMES);

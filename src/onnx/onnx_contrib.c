@@ -455,7 +455,7 @@ static tn_status give_tensor(dressed *d, tn_tensor *t) {
     return TN_OK;
 }
 
-/* The standard's operator of this name, as an opset has it, over what was given: `count` tensors in out. */
+/* The standard operator of this name in the given opset, on the given inputs: `count` tensors in out. */
 static tn_status call_standard(dressed *d, const char *name, int64_t opset, int count) {
     const int32_t wanted[MOST_RESULTS] = {d->c->node->out[0], d->c->node->out[0], d->c->node->out[0]};
     onnx_node node = *d->c->node;
@@ -475,7 +475,7 @@ static tn_status call_standard(dressed *d, const char *name, int64_t opset, int 
     return TN_OK;
 }
 
-/* The same where there is one output. *y belongs to the scope around the node; what was given is let go. */
+/* The same for one output. *y belongs to the scope around the node; the inputs are released. */
 static tn_status standard(dressed *d, const char *name, int64_t opset, tn_tensor **y) {
     tn_status status = call_standard(d, name, opset, 1);
     *y = status == TN_OK ? tn_detach(d->out[0]->tensor) : NULL;

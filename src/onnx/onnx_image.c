@@ -346,7 +346,7 @@ static tn_status center_crop_pad(onnx_call *c) {
     return onnx_put_like(c, 0, tn_pad(x, pads, 2 * rank, 0), 0);
 }
 
-/* Where tap and block of each column lie in the flat image; behind it what is padding. */
+/* The index of each column's tap and block in the flat image; padding has the index behind its end. */
 static int64_t fold_place(const onnx_window *w, const int64_t *size, const int64_t *blocks, int64_t tap,
                           int64_t block) {
     int64_t place = 0, pitch = 1;
@@ -943,7 +943,7 @@ tn_status onnx_deform_conv(onnx_call *c) {
 }
 
 /* ==== ImageDecoder ================================================================================================ */
-/* The extents of what comes out stand in the bytes, so a model that decodes is recorded at each run. */
+/* The output's extents are read from the bytes, so a model that decodes is recorded at each run. */
 
 static _Atomic(tn_image_decoder *) decoder;
 

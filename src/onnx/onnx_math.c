@@ -420,7 +420,7 @@ tn_status onnx_product(onnx_call *c) {
     tn_tensor *inside = tn_eq(tn_clamp(index, 0, count - 1), index),
               *row = tn_where(inside, index, onnx_number(count, index));
     table =
-        tn_pad(tn_add(table, tn_scalar_int(0)), (int64_t[]){0, 0, 0, 1}, 4, 0); /* a row of zeros for what is outside */
+        tn_pad(tn_add(table, tn_scalar_int(0)), (int64_t[]){0, 0, 0, 1}, 4, 0); /* a row of zeros for indices outside */
     return onnx_put(c, 0, tn_embedding(row, table));
 }
 

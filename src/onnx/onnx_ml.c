@@ -119,7 +119,7 @@ static double probit(double p) {
     return copysign(M_SQRT2 * sqrt(sqrt(v * v - l / 0.147) - v), x);
 }
 
-/* A softmax; with `zero`, what is 0 stays (nearly) so. */
+/* A softmax; with `zero`, inputs of 0 stay (nearly) 0. */
 static void softmax(double *row, int64_t n, bool zero) {
     double most = -INFINITY, sum = 0;
     for (int64_t i = 0; i < n; i++)

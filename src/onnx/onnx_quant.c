@@ -555,7 +555,7 @@ static const float_grid grids[ONNX_TYPE_COUNT] = {
     [ONNX_FLOAT4E2M1] = {1, 0, false, true, 6, 6},
 };
 
-/* The f32 with x's exponent alone: 2^floor(log2|x|), ∞ for ∞ and NaN, 0 for subnormal numbers. */
+/* x with a mantissa of 1: 2^floor(log2|x|), ∞ for ∞ and NaN, 0 for subnormal numbers. */
 static tn_tensor *power_of(const tn_tensor *x) {
     tn_tensor *bits = tn_view_dtype(x, TN_I32);
     return tn_view_dtype(tn_bitwise_and(bits, onnx_number(0x7F800000, bits)), TN_F32);

@@ -44,7 +44,7 @@ static tn_tensor *gate(const net *n, const tn_tensor *x, int i) {
     return tn_narrow(x, tn_rank(x) - 1, i * n->hidden, n->hidden);
 }
 
-/* Rows `first` to `first + count` of the recurrent matrix times the state, or what was made of it. */
+/* Rows `first` to `first + count` of the recurrent matrix times the state, or times a value derived from it. */
 static tn_tensor *recur(const course *k, const tn_tensor *state, int64_t first, int64_t count) {
     if (tn_rank(state) == 2) return tn_linear(state, tn_narrow(k->recurrent, 0, first, count), NULL);
     return tn_matmul(state, tn_narrow(k->recurrent, 2, first, count));
@@ -291,7 +291,7 @@ static tn_status read_net(net *n, const tn_tensor *x, int directions) {
     return TN_OK;
 }
 
-/* The directions' final states beside each other. */
+/* The final states of the directions, concatenated. */
 static tn_status put_state(const net *n, int output, tn_tensor *const *state, int directions) {
     return onnx_wants(n->c, output) ? onnx_put(n->c, output, tn_stack(state, directions, n->batch_first ? 1 : 0))
                                     : TN_OK;

@@ -510,7 +510,7 @@ tn_status onnx_call_graph(onnx_call *c, const onnx_graph *g, onnx_value *const *
     for (int k = 0; k < out_count; k++)
         out[k] = NULL;
     TRY(run_frame(c->run, &f, in, in_count, out, out_count));
-    for (int k = 0; k < out_count; k++) { /* what was left out may be handed through */
+    for (int k = 0; k < out_count; k++) { /* an omitted value may be passed through */
         if (out[k]) continue;
         free_values(out, out_count);
         return onnx_refuse(c, "output %d of its subgraph has no value", k);

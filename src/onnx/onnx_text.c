@@ -670,7 +670,7 @@ static int32_t take_character(const char **at, const char *end) {
 
 /* ---- emitting ---------------------------------------------------------------------------------------------------- */
 
-/* Puts a step at place `at`, before what is there. */
+/* Inserts a step at index `at`. */
 static tn_status put_step(onnx_regex *r, size_t at, step s) {
     if (r->step_count >= MOST_STEPS) return beyond("the pattern is too long");
     TRY(tn_mem_reserve(&r->steps, &r->step_room, r->step_count + 1, sizeof s));

@@ -80,7 +80,7 @@ static tn_status infer_attention(tn_infer *c) {
 
 /* ---- what it is composed of -------------------------------------------------------------------------------------- */
 
-/* One call, with q's heads beside those of k that they share (as two dimensions) where there are groups. */
+/* One call. With groups, q's heads are two dimensions: heads of k, and heads of q for each of them. */
 typedef struct operands {
     tn_node *q, *k, *v, *mask;
     int64_t group; /* heads of q per head of k; 0: as many */
@@ -121,7 +121,7 @@ static tn_node *masked(tn_build *b, tn_node *attention_scores, tn_node *mask) {
     return tn_b_where(b, mask, attention_scores, tn_b_const(b, -INFINITY, attention_scores));
 }
 
-/* A mask of 0 and -inf as a bool: what is seen. */
+/* A mask of 0 and -inf as a bool: true where a key is attended to. */
 static tn_node *attention_seen(tn_build *b, tn_node *mask) {
     return mask ? tn_b_eq(b, mask, tn_b_const(b, 0, mask)) : NULL;
 }
@@ -655,13 +655,13 @@ static void reference_cache_append(const tn_reference *r) {
 }
 
 /* cache_append(cache, x, position, pages): the cache [pages, kv_heads, 64, head_dim] (f32, f16 or bf16) with the tokens
- * x [n, kv_heads, head_dim] (f32, rounded) at logical places position, position + 1, …: place t is row t % 64 of page
- * pages[t / 64]. position: one i64 (tn_runtime_scalar_int), pages: a list of i64. What has no page is not written;
- * where a page stands twice in the list, any of the tokens that belong into a row may be there. In place on a state
- * (tn_cache_append_), only these rows are touched; what reads the cache's old value should be recorded before.
- * Of a batch, position is [n] and pages [n, count]: token i goes to place position[i] of the sequence whose pages are
- * row i. A cache of u8 holds q8_0 blocks, 34 bytes for 32 numbers: [pages, kv_heads, 64, head_dim / 32 · 34]; only the
- * processor has kernels for it. */
+ * x [n, kv_heads, head_dim] (f32, rounded) written at positions position, position + 1, …: position t is row t % 64 of
+ * page pages[t / 64]. position: one i64 (tn_runtime_scalar_int), pages: a list of i64. Tokens without a page are not
+ * written. If a page is listed twice, each of its rows holds any one of the tokens that map to it. In place on a state
+ * (tn_cache_append_), only these rows change; record readers of the cache's old value before it.
+ * For a batch, position is [n] and pages [n, count]: token i is written at position[i] of the sequence whose pages are
+ * in row i. A cache of u8 holds q8_0 blocks, 34 bytes for 32 numbers: [pages, kv_heads, 64, head_dim / 32 · 34]; only
+ * the CPU has kernels for it. */
 const tn_op_impl tn_impl_cache_append = {
     .keeps_half = true,
     .infer = infer_cache_append,
@@ -809,7 +809,7 @@ static tn_node *visible_places(tn_build *b, const tn_node *n, tn_node *place, tn
     return tn_b_logical_and(b, seen, tn_b_lt(b, tn_b_sub(b, last, i64(b, (double)window)), place));
 }
 
-/* A batch: each sequence alone. */
+/* A batch: each sequence separately. */
 static tn_node *compose_each_sequence(tn_build *b, const tn_node *n) {
     tn_node *all = NULL;
     for (int64_t i = 0; i < n->shape[0]; i++) {

@@ -455,7 +455,7 @@ const tn_op_impl tn_impl_random_uniform = {
     .cases = "[]:i64@0..99 []:i64@0..99 skip=0 shape=(2,3,5); []:i64@0..9 []:i64@0..9 skip=7 shape=(); "
              "[]:i64@0..9 []:i64@0..9 skip=0 shape=(0,4)"};
 
-/* Attributes: shape alone. */
+/* Attributes: only the shape. */
 static tn_status infer_random_normal(tn_infer *c) {
     c->dtype = TN_F32;
     return tn_infer_shape(c, c->attrs->i + 1, c->attrs->i[0]);

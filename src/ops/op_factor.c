@@ -518,7 +518,7 @@ const tn_op_impl tn_impl_linalg_det = {
 
 static tn_status infer_qr_packed(tn_infer *c) { return infer_packed(c, TN_LINALG_QR, false); }
 
-/* Gram and Schmidt, each column twice; what is behind the square part of R is Qᵀ·x. */
+/* Gram and Schmidt, each column twice; the columns of R behind its square part are Qᵀ·x. */
 static void reference_qr_packed(const tn_reference *r) {
     batch b = batch_of(r);
     int64_t m = b.m, n = b.n, k = tn_min64(m, n);

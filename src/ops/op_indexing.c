@@ -161,7 +161,7 @@ static tn_status infer_scatter_sum(tn_infer *c) {
     c->dtype = (tn_dtype)src->dtype;
     return tn_infer_shape(c, shape, rank);
 }
-/* For each element of the source what v, a tensor of n's shape, has where it went; 0 for what is left out. */
+/* For each element of the source, v's value at the place to which it went; v has n's shape. 0 for omitted elements. */
 static tn_node *back_to_source(tn_build *b, const tn_node *n, tn_node *v) {
     const tn_node *index = n->in[0], *src = n->in[1];
     int64_t dim = n->i[0], pads[2 * TN_MAX_RANK], last = n->shape[dim] - 1;
@@ -679,7 +679,7 @@ static tn_node *scatter_lines(tn_build *b, const tn_node *n, scatter_of *of) {
     return n->rank ? y : tn_b_view(b, y, NULL, 0);
 }
 
-/* The bytes of bools, of which the greatest is "or" and the least "and". */
+/* The bytes of bools: their maximum is "or", their minimum "and". */
 static tn_node *reduce_bools(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn_node *src, bool all,
                              bool include_self) {
     tn_node *bytes = tn_b_cast(b, x, TN_U8), *added = tn_b_cast(b, src, TN_U8);
@@ -751,7 +751,7 @@ static tn_node *put_scattered(tn_build *b, tn_node *x, int64_t dim, tn_node *ind
     tn_node *last = x ? tn_b_scatter_last(b, index, dim, x->shape, rank) : NULL;
     if (!last) return NULL;
     tn_node *none = tn_b_const(b, 0, last);
-    /* gather wants a source that is as large as x beside dim; what it reads there is not used. */
+    /* gather requires a source of x's size in the other dims; the values read there are not used. */
     for (int d = 0; d < rank; d++) {
         pads[2 * (rank - 1 - d)] = 0;
         pads[2 * (rank - 1 - d) + 1] = d == dim ? 0 : x->shape[d] - src->shape[d];
@@ -800,7 +800,7 @@ static void reference_argsort_last(const tn_reference *r) {
         }
     }
 }
-/* Is x before y, on values alone? NaN is the greatest. */
+/* Whether x sorts before y by value; NaN sorts last. */
 static tn_node *precedes(tn_build *b, tn_node *x, tn_node *y, bool descending) {
     if (descending) return precedes(b, y, x, false);
     return tn_b_logical_or(b, tn_b_lt(b, x, y), tn_b_logical_and(b, tn_b_ne(b, y, y), tn_b_eq(b, x, x)));

@@ -233,7 +233,7 @@ static tn_status grad_matmul_wide(tn_build *b, const tn_node *n, tn_node *dy, tn
     return b->status;
 }
 
-/* matmul_wide(x, y): matmul_batched of f16 or bf16 with its sums in f32: for what is added before they are rounded. */
+/* matmul_wide(x, y): matmul_batched of f16 or bf16 that returns f32 sums, for ops that add to them before rounding. */
 const tn_op_impl tn_impl_matmul_wide = {
     .facts = TN_FACT_WIDE_PRODUCT,
     .class_ = TN_MATMUL,
@@ -383,7 +383,7 @@ const tn_op_impl tn_impl_outer = {.keeps_half = true,
 
 static bool weight_is_quantized(const tn_node *w) { return tn_dtype_is_quantized((tn_dtype)w->dtype); }
 
-/* A weight in blocks, or in half precision beside f32, is multiplied as it is stored. */
+/* A weight quantized in blocks, or in half precision with x in f32, is multiplied as it is stored. */
 static bool weight_is_stored(const tn_node *x, const tn_node *w) {
     return weight_is_quantized(w) || (x->dtype == TN_F32 && (w->dtype == TN_F16 || w->dtype == TN_BF16));
 }
@@ -497,9 +497,9 @@ static tn_status grad_linear(tn_build *b, const tn_node *n, tn_node *dy, tn_node
 }
 
 /* linear(x, weight, bias): x·weightᵀ + bias; x [..., in], weight [out, in], bias [out] or NULL; or weight [in], bias
- * [] or NULL. A weight that is quantised in blocks is multiplied as it is, with x rounded to eight bits a block of 32
- * elements: x and bias are f32, so is the result, and its gradient goes to x and bias alone. So is a weight in f16 or
- * bf16 beside f32, without any rounding. */
+ * [] or NULL. With a weight quantized in blocks, x, bias and the result are f32; blocks of 32 elements of x are rounded
+ * to eight bits, the weight is not dequantized, and gradients go only to x and bias. With a weight in f16 or bf16 and x
+ * in f32 the same holds, and x is not rounded. */
 const tn_op_impl tn_impl_linear = {
     .keeps_half = true,
     .quantized = 2,

@@ -215,7 +215,7 @@ const tn_op_impl tn_impl_log10 = {.class_ = TN_ELEMENTWISE,
 
 /* ---- pow --------------------------------------------------------------------------------------------------------- */
 
-/* By repeated squaring; a negative exponent gives 1/x^|y|, which is whole for x = ±1 alone and 0 otherwise. */
+/* By repeated squaring; a negative exponent gives 1/x^|y|, which is ±1 for x = ±1 and 0 otherwise. */
 static kir_val pow_integers(kir_builder *kb, kir_val x, kir_val y) {
     kir_type t = kir_val_type(kb, x);
     int width = (int)kir_type_size(t) * 8;

@@ -534,7 +534,7 @@ const tn_op_impl tn_impl_cat_few = {.facts = TN_FACT_CONCAT,
                                              "error=fit [2,3] [2,4] dim=0; error=stack [] [] dim=0"};
 
 /* cat(tensors, dim): the tensors concatenated along dim; their other extents must be equal. */
-enum { CAT_AT_ONCE = 16 }; /* of the 32 buffers of a kernel: room for what is fused into it */
+enum { CAT_AT_ONCE = 16 }; /* of a kernel's 32 buffers; the rest are for fused operands */
 static tn_node *compose_cat(tn_build *b, const tn_node *n) {
     tn_node *parts[UINT8_MAX];
     int count = n->n_in;

@@ -51,7 +51,7 @@ static const int64_t taps_dims[2] = {2, 3}; /* of what a window sees: [n, c, ker
 
 /* ---- the way back ------------------------------------------------------------------------------------------------ */
 
-/* The taps' numbers in row-major order, as they meet what is seen: `down` rows and `across` columns of them. */
+/* Row-major numbers of the taps at rows `down` and columns `across`, which lie inside the image. */
 static tn_node *tap_numbers(tn_build *b, const tn_window *w, tn_node *down, tn_node *across) {
     return tn_b_add(b, tn_b_scale(b, down, (double)w->kernel[1]), across);
 }

@@ -94,7 +94,7 @@ static void step_argmin(double *result, double v, int64_t number, double *extrem
     *extreme = v;
 }
 
-/* Is what is built of x recorded, because gradients of the gradient may be asked for? */
+/* Whether ops on x are recorded, because a gradient of the gradient may be requested. */
 static bool differentiated_again(tn_build *b, tn_node *x) {
     tn_node *made = tn_b_mul(b, x, tn_b_const(b, 1, x));
     return made && made->flags & TN_NODE_GRAD;

@@ -11,7 +11,7 @@
 
 /* ---- making the trees -------------------------------------------------------------------------------------------- */
 
-/* What the normalizers make of a token is what is looked for, and what it decodes to. */
+/* A token is matched, and decoded to, in its normalized form. */
 static tn_status rename_token(tn_tokenizer *t, int32_t id, const char *text, size_t size) {
     tn_hf *hf = t->hf;
     if (hf->names.size + size > INT32_MAX - 1) return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: tokens are too long");
@@ -121,7 +121,7 @@ static tn_status take_raw(tn_hf_work *w, const char *text, size_t size, bool fir
     return split_added(w, &w->hf->normal, text, size, first, cut_words);
 }
 
-/* Bytes that are no UTF-8 become U+FFFD each. */
+/* Each byte that is not UTF-8 becomes U+FFFD. */
 static tn_status repair(tn_bytes *out, const char *text, size_t size) {
     while (size > 0) {
         size_t good = tn_txt_utf8_valid(text, size), taken = good < size ? 1 : 0;

@@ -623,7 +623,7 @@ static tn_status encode_texts(const tn_tokenizer *t, const tn_text_slice given[2
     return status;
 }
 
-/* A text alone needs no list of its own where nothing is cut off: its tokens go to where they will stay. */
+/* A single text that is not truncated needs no list of its own: its tokens are appended to the result. */
 tn_status tn_hf_encode(const tn_tokenizer *t, const char *text, size_t size, unsigned flags, tn_ids *out) {
     size_t before = out->count;
     const tn_hf_items *items = &t->hf->single;

@@ -15,7 +15,7 @@
 enum {
     MOST_ROWS = 2048, /* tokens of a pass: enough to be bound by arithmetic */
     SPARE_ROWS = 32,  /* that may be filled up in vain: another pass costs as much, */
-    SPARE_SHARE = 8   /* or one of so many rows */
+    SPARE_SHARE = 8   /* or one in this many rows */
 };
 
 struct tn_embedder {
@@ -433,7 +433,7 @@ static tn_tensor *heads(const encoder_config *c, const tn_tensor *qkv, int64_t i
     return tn_transpose(tn_reshape(part, TN_DIMS(batch, length, c->heads, c->hidden / c->heads)), 1, 2);
 }
 
-/* What all layers share: which keys are seen, or what is added to scores, and rope's angles. */
+/* Shared by all layers: the mask or the bias added to the scores, and rope's angles. */
 typedef struct encoder_shared {
     tn_tensor *mask, *cosine, *sine; /* NULL: none */
 } encoder_shared;

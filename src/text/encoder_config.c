@@ -111,7 +111,7 @@ static const encoder_family families[] = {
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
-/* What stands behind the last layer in some files, and buffers that are no weights. */
+/* Heads behind the last layer that some files have, and buffers that are not weights. */
 static const char *const beside[] = {"pooler.",
                                      "cls.",
                                      "lm_head.",

@@ -193,7 +193,7 @@ typedef struct span {
 /* Sequences of byte ranges for the characters of a span whose encodings have equal length: split where a byte's range
  * would not be whole (Thompson's construction for UTF-8). */
 static tn_status add_span(tn_grammar *g, int32_t number, uint32_t least, uint32_t most) {
-    if (least > most) return TN_OK; /* surrogates, which are no characters */
+    if (least > most) return TN_OK; /* surrogates, which are not characters */
     static const uint32_t lengths[] = {0x7F, 0x7FF, 0xD7FF, 0xFFFF, LAST_CHARACTER};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
         if (least <= lengths[i] && most > lengths[i]) {
@@ -610,7 +610,7 @@ static tn_status add_to(node_set *set, int32_t n) {
 static tn_status add_work(tn_grammar_state *s, int32_t next, int32_t below) {
     int32_t n;
     const element_kind kind = s->g->elements[next].kind;
-    /* The end of an alternative goes on with what is below. */
+    /* The end of an alternative continues with the stack below it. */
     if (kind == ELEMENT_END && below == NONE) {
         s->next_may_end = true;
         return TN_OK;

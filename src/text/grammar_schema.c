@@ -119,7 +119,7 @@ static tn_status put_value(tn_bytes *out, const tn_json *v) {
 
 static tn_status write_schema(schema_writer *w, const tn_json *schema, int *rule);
 
-/* Writes what was made of one rule. */
+/* Writes the text of one rule. */
 static tn_status end_rule(schema_writer *w, const tn_bytes *body, int *rule) {
     *rule = w->rules++;
     TRY(put(w->out, "s%d ::= ", *rule));

@@ -191,7 +191,7 @@ static int32_t named_token(const tn_tokenizer *t, const tn_json *config, const c
     return text.data ? tn_tokenizer_find(t, text.data, text.size) : -1;
 }
 
-/* A text, or a list of {"name", "template"} of which the one named default is for conversations. */
+/* A text, or a list of {"name", "template"}; conversations use the one named default. */
 static tn_text_slice chat_template(const tn_json *config) {
     const tn_json *v = tn_hf_get(config, "chat_template");
     if (tn_json_kind_of(v) != TN_JSON_ARRAY) return tn_hf_slice(v);

@@ -641,7 +641,7 @@ static tn_status take_variables(jj_run *r, const char *json, size_t size) {
     return TN_OK;
 }
 
-/* Ends a run: what was written stays only when all went well. */
+/* Ends a run: the output is kept only if nothing failed. */
 static tn_status end_template(jj_run *r, tn_status status, size_t before, tn_bytes *out) {
     tn_jj_arena_free(&r->arena);
     if (status == TN_OK) return tn_bytes_append(out, "", 0);

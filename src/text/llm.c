@@ -349,7 +349,7 @@ tn_status tn_llm_mend(tn_llm *m, tn_status failure) {
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
-/* The largest unit of which `bytes` are one or more. */
+/* The largest unit that is not larger than `bytes`. */
 typedef struct size_unit {
     const char *name;
     double bytes;

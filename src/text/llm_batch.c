@@ -131,7 +131,7 @@ static int batch_inputs(const tn_llm_batch *b, tn_tensor *out[MOST_INPUTS]) {
     return 3;
 }
 
-/* The pool that the caches of all conversations are in; NULL: there is no such pool. */
+/* The pool that holds the caches of all conversations; NULL if they share none. */
 static const llm_pool *find_pool(const tn_llm_batch *b) {
     for (int i = 1; i < b->count; i++)
         if (b->models[i]->pool != b->models[0]->pool) return NULL;

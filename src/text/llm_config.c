@@ -143,7 +143,7 @@ static tn_status check_shape(const llm_source *s, const llm_config *c, const llm
                            spell(wanted, rank).text);
 }
 
-/* What the model's operations take beside activations in f32. */
+/* Types that the model's operations take besides f32. */
 static bool is_weight_dtype(tn_dtype t) {
     return t < TN_DTYPE_COUNT && (t == TN_F32 || t == TN_F16 || t == TN_BF16 || tn_dtype_block(t) > 1);
 }
@@ -490,7 +490,7 @@ tn_status tn_llm_inspect(const tn_gguf *file, const tn_llm_options *options, tn_
     if (!file || !facts || facts->struct_size < sizeof *facts)
         return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_inspect: an argument is NULL or facts->struct_size is not set");
     llm_config c;
-    llm_source s = {.gguf = (tn_gguf *)(uintptr_t)file}; /* which is read alone */
+    llm_source s = {.gguf = (tn_gguf *)(uintptr_t)file}; /* only read */
     TRY(tn_llm_configure(&s, options, &c));
     return tn_llm_describe(&c, &s, facts);
 }
@@ -529,7 +529,7 @@ void tn_llm_lengthen(llm_config *c) {
     if (longer > (double)c->trained_context && longer <= LLM_MOST_CONTEXT) c->trained_context = (int64_t)longer;
 }
 
-/* The pair, counted in halves of a head, that turns so many times within the trained context. */
+/* The pair of dims, by index in half a head, that rotates this many times within the trained context. */
 static double pair_of_turns(const llm_rope *r, int64_t half, double turns) {
     return (double)half * log(r->trained / (turns * 2 * PI)) / log(r->base);
 }

@@ -20,7 +20,7 @@ struct llm_draft {
     tn_graph *graph[WIDTHS];
     int32_t ids[TN_LLM_DRAFT]; /* guesses of the last pass … */
     int count, at;             /* … and how many of them were taken */
-    int length;                /* of the next draft at most: follows what is accepted */
+    int length;                /* of the next draft at most: adapts to the accepted tokens */
     float *logits;             /* [TN_LLM_DRAFT + 1, vocabulary] of the last pass */
     tn_llm_draft_facts facts;
 };
@@ -177,7 +177,7 @@ static tn_status guess_by_model(const tn_llm *m, const struct llm_draft *d, int3
 
 /* ---- a pass ------------------------------------------------------------------------------------------------------ */
 
-/* The narrowest graph for so many tokens that fits into the context; -1: none does. */
+/* The narrowest graph for this many tokens that fits into the context; -1: none fits. */
 static int choose_width(const tn_llm *m, int tokens) {
     for (int i = 0; i < WIDTHS; i++)
         if (widths[i] >= tokens && widths[i] <= m->config.context - m->position) return i;
@@ -228,7 +228,7 @@ static tn_status run_pass(tn_llm *m, struct llm_draft *d, int32_t id, int which)
     return status;
 }
 
-/* Longer drafts while all is accepted; else a little longer than what was. */
+/* Longer drafts while all tokens are accepted; otherwise a little longer than the accepted part. */
 static void choose_length(struct llm_draft *d) {
     if (d->count == 0) return;
     d->length = d->at == d->count ? 2 * d->length : d->at + 1;

@@ -144,7 +144,7 @@ static tn_status read_part(const hf_folder *f, llm_config *c) {
                            f->path, width, head);
 }
 
-/* Layers without rope: a list, or one in so many (SmolLM 3); or those without a window. */
+/* Layers without rope: a list, or one in every n (SmolLM 3); or those without a window. */
 static void read_unrotated(const hf_folder *f, llm_config *c) {
     const tn_json *list = tn_json_get(f->config, "no_rope_layers");
     int64_t step = tn_json_int(tn_json_get(f->config, "no_rope_layer_interval"), 4);
@@ -272,7 +272,7 @@ static bool flag(const hf_folder *f, const char *key, bool usual) {
     return tn_json_bool(tn_json_get(f->config, key), usual);
 }
 
-/* A size of config.json; what config.json leaves out, a family may know; `usual` < 0: nobody does. */
+/* A size from config.json; its default is the family's, else `usual`; `usual` < 0: it is required. */
 static tn_status read_size(const hf_folder *f, const llm_config *c, llm_key key, int64_t usual, int64_t most,
                            int64_t *out) {
     const int64_t *known = c->family->usual;

@@ -86,7 +86,7 @@ typedef struct adapter_file {
     int pairs;
 } adapter_file;
 
-/* Initializations that also change the base weights: the adapter alone is not what was trained. */
+/* Initializations that also change the base weights: without those, the adapter is incomplete. */
 static tn_status refuse_changed_base(const adapter_file *f, const tn_json *o) {
     static const char *const kinds[] = {"pissa", "olora", "corda", "loftq"};
     const char *kind = tn_json_string(tn_json_get(o, "init_lora_weights"), "");

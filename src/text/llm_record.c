@@ -156,7 +156,7 @@ static tn_tensor *behind_past(const llm_inputs *in, int64_t layer, int which, co
     return in->present[i] = tn_retain(tn_cat((tn_tensor *[]){in->past[i], own}, 2, 2));
 }
 
-/* The sequence is these tokens alone, or what is older is an input. */
+/* The sequence is only these tokens, or the older ones are an input. */
 static tn_tensor *attend_alone(const llm_config *c, const llm_inputs *in, int64_t layer, tn_tensor *const qkv[3],
                                const tn_tensor *sinks) {
     tn_scaled_dot_product_attention_options o = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;

@@ -152,7 +152,7 @@ tn_status tn_llm_save_adapter(const tn_llm *m, const char *folder, const char *b
 
 static bool is_float(tn_dtype t) { return t == TN_F32 || t == TN_F16 || t == TN_BF16; }
 
-/* The slot that a tensor of the source belongs to, if what is in memory differs from the file. */
+/* The slot of a tensor of the source if its values in memory differ from the file. */
 static tn_status find_changed(const tn_llm *m, const llm_tensor *t, bool *changed, int64_t *layer, int *slot) {
     const llm_config *c = &m->config;
     const llm_source *s = &m->file->source;

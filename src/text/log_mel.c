@@ -96,7 +96,7 @@ static double sample_at(const mirrored *x, int64_t i) {
     return i < x->count ? (double)x->samples[i] : 0;
 }
 
-/* The windowed frame in the middle of which sample `at` is: even [BINS], odd [ODD]. */
+/* The windowed frame centered at sample `at`: even [BINS], odd [ODD]. */
 static void fill_frame(const mirrored *x, int64_t at, const double *window, double *even, double *odd) {
     even[0] = 0; /* the window is 0 there */
     even[HALF] = sample_at(x, at) * window[HALF];

@@ -184,7 +184,7 @@ static tn_status cut_bert(tn_hf_work *w, const tn_hf_step *s, const char *text, 
     return tn_hf_pass(w, s->index + 1, text + start, size - start, first && start == 0);
 }
 
-/* Runs of word characters, and runs of what is neither that nor white space. */
+/* Runs of word characters, and runs of characters that are neither word characters nor white space. */
 static tn_status cut_whitespace(tn_hf_work *w, const tn_hf_step *s, const char *text, size_t size, bool first) {
     enum { NONE, WORD, OTHER } kind = NONE, now;
     size_t start = 0;
@@ -512,8 +512,8 @@ void tn_txt_cutter_free(tn_txt_cutter *c) {
 typedef struct cut_run {
     const tn_txt_cutter *cutter;
     tn_txt_matcher matcher;
-    const char *subject; /* what is matched … */
-    const char *words;   /* … and what is handed on, byte for byte at the same places */
+    const char *subject; /* the text that is matched … */
+    const char *words;   /* … and the text that is passed on, with each byte at the same offset */
     tn_txt_word take;
     void *ctx;
 } cut_run;
@@ -539,7 +539,7 @@ static tn_status cut_piece(cut_run *r, int pattern, const char *piece, size_t si
     return start < size ? cut_piece(r, pattern + 1, piece + start, size - start) : TN_OK;
 }
 
-/* ---- texts that are no UTF-8 ------------------------------------------------------------------------------------- */
+/* ---- texts that are not UTF-8 ------------------------------------------------------------------------------------ */
 
 /* What the bytes at the begin of text encode if overlong forms and surrogates are let pass; 0 bytes for nothing. */
 static size_t loose_character(const char *text, size_t size, uint32_t *c) {
@@ -557,7 +557,7 @@ static size_t loose_character(const char *text, size_t size, uint32_t *c) {
     return *c <= 0x10ffff ? length : 0;
 }
 
-/* Appends one character's bytes to what is handed on and to what is matched. */
+/* Appends one character's bytes to the words and to the subject. */
 static tn_status append_both(tn_bytes *words, tn_bytes *subject, const char *bytes, const char *matched, size_t size) {
     TRY(tn_bytes_append(words, bytes, size));
     return tn_bytes_append(subject, matched, size);

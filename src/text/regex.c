@@ -182,7 +182,7 @@ static tn_status translate_group(translation *x) {
         TRY(put_regex(x, "s"));
         x->at++;
     }
-    /* what stands behind is a sign of the group's kind, not an atom */
+    /* the next character is a sign of the group's kind, not an atom */
     if (peek(x, 0) && strchr(":=!>", peek(x, 0))) return copy(x, 1);
     if (peek(x, 0) == '<' && (peek(x, 1) == '=' || peek(x, 1) == '!')) return copy(x, 2);
     return TN_OK;
@@ -246,7 +246,7 @@ static tn_status translate(translation *x) {
     return TN_OK;
 }
 
-/* The letters of a text, none of which means anything. */
+/* The letters of a text, without any special meaning. */
 static tn_status quote(tn_bytes *out, tn_text_slice text) {
     TRY(tn_bytes_append(out, "", 0));
     for (size_t i = 0; i < text.size; i++) {

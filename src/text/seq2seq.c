@@ -173,7 +173,7 @@ static void put_name(const tn_seq2seq *m, int side, int part, char name[PART_NAM
     if (part == BIAS) snprintf(name, PART_NAME, "layer.0.SelfAttention.relative_attention_bias");
 }
 
-/* Matrices keep the type of the file; norms, tables of biases and what is optional are f32. columns 0: a vector. */
+/* Matrices keep the file's type; norms, tables of biases and optional tensors are f32. columns 0: a vector. */
 static tn_status take(tn_seq2seq *m, const char *name, int64_t rows, int64_t columns, bool f32, tn_tensor **out) {
     tn_safetensors_info info = {.struct_size = sizeof info};
     if (!tn_hf_find(&m->folder, name, &info))

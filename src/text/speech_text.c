@@ -171,7 +171,7 @@ static tn_status hand_out(transcription *r, size_t from, size_t to, double start
     return r->take(r->ctx, &segment);
 }
 
-/* Hands out what is complete of the window at `seek`, `length` frames long; *next: frames until the next one. */
+/* Returns the complete segments of the window at `seek`, `length` frames long; *next: frames until the next window. */
 static tn_status cut(transcription *r, int64_t seek, int64_t length, int64_t *next) {
     const speech_tokens *t = &r->s->tokens;
     const int32_t *ids = r->ids.data;

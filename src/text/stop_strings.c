@@ -127,7 +127,7 @@ tn_status tn_stop_strings_feed(tn_stop_strings *s, const char *data, size_t size
         return tn_backend_fail(TN_ERR_ARGUMENT, "stop strings: an argument is NULL");
     *found = s->found;
     if (s->found >= 0) return TN_OK;
-    const stop_string *best = longest_match(s); /* its text is what was withheld */
+    const stop_string *best = longest_match(s); /* its text was withheld */
     const char *before = best ? best->text : "";
     size_t before_size = best ? best->matched : 0, taken = 0;
     while (taken < size && s->found < 0)

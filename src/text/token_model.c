@@ -67,7 +67,7 @@ static tn_status word_piece(tn_hf_work *w, const char *word, size_t size) {
 /* The best way to a place in the word. */
 typedef struct tn_hf_node {
     double score;
-    uint32_t from; /* where its last token begins; TN_TXT_NONE: there is no way */
+    uint32_t from; /* where its last token begins; TN_TXT_NONE: it cannot be reached */
     int32_t id;
 } tn_hf_node;
 
@@ -432,7 +432,7 @@ static const model_row models[] = {
     {.name = "WordLevel", .run = word_level},
 };
 
-/* Files of old do not name the model; what is in it tells. */
+/* Old files do not name the model; its members tell which it is. */
 static const model_row *tokenizer_model_row_of(const tn_json *model) {
     const tn_json *type = tn_hf_get(model, "type");
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {

@@ -104,7 +104,7 @@ void tn_ids_free(tn_ids *ids) {
 }
 
 /* ==== UTF-8 ======================================================================================================= */
-/* utf8proc does the decoding; what is here fixes the conventions of this library: sizes are size_t, failure is 0. */
+/* utf8proc does the decoding; these functions add this library's conventions: sizes are size_t, failure is 0. */
 
 size_t tn_txt_utf8(const char *text, size_t size, uint32_t *c) {
     utf8proc_int32_t code = -1;

@@ -382,11 +382,7 @@ static int run_command(const char *arguments, char *heard, size_t size) {
 
 static void command_ends_with_the_promised_codes(void **state) {
     (void)state;
-    const struct {
-        const char *arguments;
-        int code;
-        const char *part;
-    } rows[] = {
+    static const test_call rows[] = {
         {"2>&1", 2, "usage: trunnion"},
         {"--version", 0, "trunnion 0."},
         {"help", 0, "devices"},
@@ -415,13 +411,8 @@ static void command_ends_with_the_promised_codes(void **state) {
         {"devices --json", 0, "\"recommended\": "},
         {"devices --json 2>&1 >/dev/full", 1, "standard output"},
     };
-    char heard[65536];
     setenv("TRUNNION_CACHE", test_scratch("cache"), 1);
-    for (size_t i = 0; i < TN_COUNT(rows); i++) {
-        int code = run_command(rows[i].arguments, heard, sizeof heard);
-        if (code != rows[i].code) fail_msg("trunnion %s ends with %d: %s", rows[i].arguments, code, heard);
-        assert_text_has(heard, rows[i].part);
-    }
+    assert_calls(rows, TN_COUNT(rows), run_command);
 }
 
 static void listing_is_ascii_where_the_locale_says_so(void **state) {

@@ -114,11 +114,7 @@ static int run_generate(const char *arguments, char *heard, size_t size) {
 
 static void it_ends_with_the_promised_codes(void **state) {
     (void)state;
-    const struct {
-        const char *arguments;
-        int code;
-        const char *part;
-    } rows[] = {
+    static const test_call rows[] = {
         {"--help", 0, "examples"},
         {"-p x 2>&1", 2, "missing model"},
         {"-m @ 2>&1", 2, "missing prompt"},
@@ -158,12 +154,7 @@ static void it_ends_with_the_promised_codes(void **state) {
         {"-m @ -p x --draft /not/there 2>&1", 1, "/not/there"},
         {"-m @ -p x -n 40 --greedy --draft ngrams 2>&1", 0, "tokens accepted"},
     };
-    char heard[65536];
-    for (size_t i = 0; i < TN_COUNT(rows); i++) {
-        int code = run_generate(rows[i].arguments, heard, sizeof heard);
-        if (code != rows[i].code) fail_msg("generate %s ends with %d: %s", rows[i].arguments, code, heard);
-        assert_text_has(heard, rows[i].part);
-    }
+    assert_calls(rows, TN_COUNT(rows), run_generate);
 }
 
 static tn_json_doc *ask(const char *arguments) {

@@ -12,6 +12,7 @@
 #include "kir_random.h"
 #include "tensor/graph.h"
 #include "trunnion/trunnion.h"
+#include "two_states.h"
 #include "wrap_driver.h"
 
 #if defined(TEST_ADDRESS_SANITIZER) || defined(TEST_THREAD_SANITIZER)
@@ -19,8 +20,6 @@ enum { NO_HUGE = 1 }; /* an allocation that nobody has ends the process */
 #else
 enum { NO_HUGE = 0 };
 #endif
-
-enum { ROWS = 4, COLUMNS = 3, ELEMENTS = ROWS * COLUMNS };
 
 static const tn_driver *driver; /* wrapped */
 
@@ -135,67 +134,9 @@ static void small_bindings_give_the_same_bits(void **state) {
 
 /* ---- calls that fail --------------------------------------------------------------------------------------------- */
 
-typedef struct model {
-    tn_tensor *weight, *momentum;           /* states; the handles of a failed step may be errors */
-    tn_tensor *weight_seen, *momentum_seen; /* other handles on the same memory */
-} model;
-
 typedef struct values {
     float weight[ELEMENTS], momentum[ELEMENTS], loss;
 } values;
-
-static tn_tensor *numbers(const int64_t *shape, int rank, double from) {
-    float v[ELEMENTS * 2];
-    int64_t count = 1;
-    for (int d = 0; d < rank; d++)
-        count *= shape[d];
-    for (int64_t n = 0; n < count; n++)
-        v[n] = (float)(from + 0.25 * (double)(n % 7));
-    return tn_from_data(v, shape, rank, TN_F32);
-}
-
-static tn_status make_model(model *m) {
-    m->weight = numbers((int64_t[]){ROWS, COLUMNS}, 2, -0.5);
-    m->momentum = numbers((int64_t[]){ROWS, COLUMNS}, 2, 0.0);
-    TRY(tn_make_state(m->weight));
-    TRY(tn_make_state(m->momentum));
-    TRY(tn_set_requires_grad(m->weight, true));
-    m->weight_seen = tn_detach(m->weight);
-    m->momentum_seen = tn_detach(m->momentum);
-    return tn_eval(NULL, 0);
-}
-
-static void free_model(model *m) {
-    tn_free(m->weight_seen);
-    tn_free(m->momentum_seen);
-    tn_free(m->weight);
-    tn_free(m->momentum);
-}
-
-static tn_status update(model *m) {
-    tn_status s = TN_OK;
-    TN_NO_GRAD;
-    tn_tensor *g = tn_grad(m->weight);
-    tn_tensor *turned = tn_mul(m->momentum, tn_scalar(0.5));
-    if (!g) g = tn_full(NULL, 0, 0.0, TN_F32);
-    tn_copy_(m->momentum, tn_add(turned, g));
-    s = tn_status_of(tn_sub_(m->weight, tn_mul(m->momentum, tn_runtime_scalar(0.125))));
-    return s;
-}
-
-/* Forward, backward, two states written; the loss read. */
-static tn_status train(model *m, float *loss_value) {
-    TN_SCOPE;
-    tn_tensor *x = numbers((int64_t[]){5, ROWS}, 2, 0.5);
-    tn_tensor *y = tn_softmax(tn_matmul(x, m->weight), -1);
-    tn_tensor *loss = tn_sum(tn_mul(y, numbers((int64_t[]){COLUMNS}, 1, 1.0)), TN_ALL, false);
-    tn_status s = tn_backward(loss);
-    if (s == TN_OK) s = update(m);
-    if (s == TN_OK) s = tn_read(loss, loss_value, sizeof *loss_value);
-    if (s == TN_OK) s = tn_status_of(m->weight);
-    if (s == TN_OK) s = tn_status_of(m->momentum);
-    return s;
-}
 
 static tn_status read_states(const model *m, values *v) {
     TRY(tn_read(m->weight_seen, v->weight, sizeof v->weight));
@@ -211,7 +152,7 @@ static void find_expected(void) {
     assert_ok(tn_set_current_device(d));
     assert_ok(make_model(&m));
     assert_ok(read_states(&m, &before_step));
-    assert_ok(train(&m, &after_step.loss));
+    assert_ok(train(&m, false, &after_step.loss));
     assert_ok(read_states(&m, &after_step));
     free_model(&m);
     end(d);
@@ -270,7 +211,7 @@ static bool run_with_fault(int64_t n, fault_run *f) {
         s = make_model(&m);
     }
     if (s == TN_OK) {
-        s = train(&m, &loss);
+        s = train(&m, false, &loss);
         if (s == TN_OK) assert_memory_equal(&loss, &after_step.loss, sizeof loss);
         if (s != TN_OK) check_error(s, f, n);
         check_states(&m, s, f, n);

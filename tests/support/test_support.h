@@ -167,6 +167,22 @@ static inline int run_trunnion(const char *command, char *heard, size_t size) {
     return run_line(line, heard, size);
 }
 
+/* A call of the command: its exit code, and a part of what it says. */
+typedef struct test_call {
+    const char *arguments;
+    int code;
+    const char *part;
+} test_call;
+
+static inline void assert_calls(const test_call *calls, size_t count, int (*run)(const char *, char *, size_t)) {
+    char heard[65536];
+    for (size_t i = 0; i < count; i++) {
+        int code = run(calls[i].arguments, heard, sizeof heard);
+        if (code != calls[i].code) fail_msg("'%s' ends with %d: %s", calls[i].arguments, code, heard);
+        assert_text_has(heard, calls[i].part);
+    }
+}
+
 /* Runs `trunnion convert` in the scratch folder; what it says, errors too, is in `said`. */
 static inline int run_convert(const char *arguments, char *said, size_t size) {
     char self[600], line[2600];
