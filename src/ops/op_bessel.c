@@ -35,12 +35,16 @@ static tn_node *scaled(tn_build *b, tn_node *x, int order) {
     if (order) powers = tn_b_mul(b, powers, half);
     powers = tn_b_mul(b, powers, tn_b_exp(b, tn_b_neg(b, small)));
     tn_node *far = by_ratios(b, tn_b_reciprocal(b, large), ASYMPTOTIC, asymptotic_ratio, order);
-    far = tn_b_mul(b, far, tn_b_rsqrt(b, tn_b_scale(b, large, 2 * 3.14159265358979323846)));
+    far = tn_b_mul(b, far, tn_b_scale(b, tn_b_rsqrt(b, large), 1 / sqrt(2 * 3.14159265358979323846)));
     tn_node *y = tn_b_where(b, near, powers, far);
     return order ? tn_b_where(b, tn_b_lt(b, x, bessel_number(b, 0, x)), tn_b_neg(b, y), y) : y;
 }
 
-static tn_node *grown(tn_build *b, tn_node *x, tn_node *y) { return tn_b_mul(b, y, tn_b_exp(b, tn_b_abs(b, x))); }
+/* y · exp(|x|), in two steps: the product may be a number where exp(|x|) is none. */
+static tn_node *grown(tn_build *b, tn_node *x, tn_node *y) {
+    tn_node *step = tn_b_exp(b, tn_b_scale(b, tn_b_abs(b, x), 0.5));
+    return tn_b_mul(b, tn_b_mul(b, y, step), step);
+}
 
 static tn_node *compose_i0e(tn_build *b, const tn_node *n) { return scaled(b, n->in[0], 0); }
 static tn_node *compose_i1e(tn_build *b, const tn_node *n) { return scaled(b, n->in[0], 1); }
@@ -59,8 +63,8 @@ static tn_status grad_i0(tn_build *b, const tn_node *n, tn_node *dy, tn_node **g
 }
 
 static tn_status grad_i1(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    tn_node *even = tn_b_i0(b, n->in[0]);
-    grads[0] = tn_b_mul(b, dy, tn_b_sub(b, even, over(b, tn_b_self(n), n->in[0], even)));
+    tn_node *x = n->in[0], *even = tn_b_i0e(b, x), *slope = tn_b_sub(b, even, over(b, tn_b_i1e(b, x), x, even));
+    grads[0] = tn_b_mul(b, dy, grown(b, x, slope));
     return b->status;
 }
 

@@ -62,6 +62,8 @@ static const struct cancels {
     {"sigmoid", "y · (1 - y) for x > 12", 0, 0x1p-23},
     {"expm1", "y + 1 for x < -13", 0, 0x1p-23},
     {"tanhshrink", "x - tanh(x) near 0", 0x1p-24, 0},
+    {"i0e", "i1e - i0e for |x| > 10 000", 0, 0x1p-31},
+    {"i1e", "i0e - i1e for |x| > 10 000", 0, 0x1p-31},
 };
 
 static double slack_of(int op, bool gradient) {
