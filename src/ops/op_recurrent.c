@@ -275,8 +275,9 @@ static tn_status infer_gru_gradient(tn_infer *c) {
 static tn_node *compose_gru_gradient(tn_build *b, const tn_node *n) {
     bool reverse = n->i[TN_GRU_GRADIENT_REVERSE];
     int64_t steps = n->in[GRU_FROM_X]->shape[0];
-    tn_node **of_x = room_for_steps(b, steps + 1, 2), **of_h = of_x + steps + 1, *carry = NULL, *both[2] = {NULL};
+    tn_node **of_x = room_for_steps(b, steps + 1, 2), *carry = NULL, *both[2] = {NULL};
     if (!of_x) return NULL;
+    tn_node **of_h = of_x + steps + 1;
     for (int64_t i = steps; i-- > 0;) {
         int64_t t = step_at(i, steps, reverse);
         tn_node *x = tn_b_select(b, n->in[GRU_FROM_X], 0, t), *from_h = tn_b_select(b, n->in[GRU_FROM_H], 0, t);
