@@ -5,6 +5,7 @@
 #include "cli/commands.h"
 #include "cli/convert/convert.h"
 #include "cli/device/explain.h"
+#include "cli/device/fit.h"
 #include "cli/run/sound.h"
 #include "trunnion/backend.h"
 
@@ -40,6 +41,11 @@ int explain_language(const cli_options *o, const explain_wishes *w, const char *
     (void)o, (void)w;
     return cli_fail(TN_ERR_UNSUPPORTED, "'%s': language models require the library trunnion-text: %s", path,
                     TN_TEXT_MISSING);
+}
+
+bool fit_inspect(const char *path, int64_t context, tn_dtype cache, tn_model_sizes *s) {
+    (void)path, (void)context, (void)cache, (void)s;
+    return false;
 }
 
 tn_status convert_is_computed(const char *path) {

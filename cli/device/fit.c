@@ -9,7 +9,7 @@
 
 #include "cli/cli.h"
 #include "cli/commands.h"
-#include "trunnion/llm.h"
+#include "cli/device/fit.h"
 #include "trunnion/model.h"
 
 enum { OPT_CONFIG = 256, OPT_CONTEXT, OPT_WEIGHTS, OPT_CACHE, OPT_TRAIN, OPT_BATCH };
@@ -198,35 +198,10 @@ static int parse_config(const char *text, tn_model_sizes *s) {
 
 static double fit_bytes_of(tn_dtype t) { return (double)tn_dtype_size(t) / (double)tn_dtype_block(t); }
 
-/* Of a model that can be opened: what its layers keep of a token may be less than heads and layers say. */
-static bool inspect(const request *r, const char *path, tn_model_sizes *s) {
-    tn_llm_options o = TN_LLM_DEFAULTS;
-    tn_llm_facts f = {.struct_size = sizeof f};
-    o.context = r->context;
-    o.cache = r->cache == TN_F32    ? TN_LLM_CACHE_F32
-              : r->cache == TN_BF16 ? TN_LLM_CACHE_BF16
-              : r->cache == TN_Q8_0 ? TN_LLM_CACHE_Q8_0
-                                    : TN_LLM_CACHE_F16;
-    if (r->train || r->weights_given || tn_llm_inspect_path(path, &o, &f) != TN_OK) return false;
-    *s = (tn_model_sizes)TN_MODEL_SIZES_DEFAULTS;
-    s->hidden = f.hidden;
-    s->intermediate = f.intermediate;
-    s->layers = f.layers;
-    s->vocabulary = f.vocabulary;
-    s->heads = f.heads;
-    s->kv_heads = f.kv_heads;
-    s->head_dim = f.head_dim;
-    s->sequence = f.context;
-    s->weights_bytes = f.weights_bytes;
-    s->tied_embeddings = f.tied_embeddings;
-    double numbers = 2 * (double)f.layers * (double)f.kv_heads * (double)f.head_dim * (double)f.context;
-    s->bytes_per_cache = (double)f.cache_bytes / numbers;
-    return true;
-}
-
 /* The sizes that were asked for, with everything filled in; CLI_OK or the exit status after a message. */
 static int find_sizes(const request *r, const char *path, tn_model_sizes *s) {
-    if (path && inspect(r, path, s)) return CLI_OK;
+    bool as_stored = path && !r->train && !r->weights_given;
+    if (as_stored && fit_inspect(path, r->context, r->cache, s)) return CLI_OK;
     int status = !path ? parse_config(r->config, s) : tn_read_model_sizes(path, s) == TN_OK ? CLI_OK : cli_failed();
     if (status != CLI_OK) return status;
     if (s->weights_bytes > 0 && r->weights_given)

@@ -57,7 +57,7 @@ good small-bindings $shrunk=1024 "$build/trunnion" certify --device webgpu --onl
 good tiny-bindings bash -c "$shrunk=48 '$build/trunnion' train digits --steps 1 --device webgpu --strict 2>&1 |
     grep 'maxStorageBufferBindingSize is 48'"
 good queues env TRUNNION_TEST_DEVICE=webgpu "$build/test_queue"
-good certify "$build/trunnion" certify --device webgpu --sample 250 --seed "${SEED:-1}"
+good certify "$build/trunnion" certify --device webgpu --sample 100 --seed "${SEED:-1}"
 "$build/trunnion" devices >"$logs/listing" 2>&1
 good twins grep -q 'webgpu:0.*the same as vulkan:0' "$logs/listing" # one software device behind two interfaces
 good silence test ! -s "$logs/certify.err" # what a user sees: no word of the library or of a driver
