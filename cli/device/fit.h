@@ -4,8 +4,8 @@
 
 #include "trunnion/model.h"
 
-/* The sizes of a language model as the library opens it; false if it does not, or is not in this build. What layers keep
- * of a token may be less than their heads say, or a state.
+/* The sizes of a language model as the library opens it; false if it does not, or is not in this build. What layers
+ * keep of a token may be less than their heads say, or a state.
  *   context: 0 is the model's own; cache: the dtype of keys and values */
 bool fit_inspect(const char *path, int64_t context, tn_dtype cache, tn_model_sizes *s);
 
