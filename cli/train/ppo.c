@@ -361,8 +361,7 @@ static tn_status learn_single(ppo *p, int64_t n, double clip, double *loss_out) 
         loss = tn_keep(objective(p, logits, values, n, clip));
     }
     status = tn_minimize(p->optimizer, loss);
-    if (status == TN_OK) *loss_out = tn_item(loss);
-    return status;
+    return status == TN_OK ? tn_read_item(loss, loss_out) : status;
 }
 
 /* The kept states of all stretches, one row each: stretch k of environment i is row k·n + i. */
@@ -406,8 +405,7 @@ static tn_status learn_stretches(ppo *p, const int64_t *chosen, int64_t m, doubl
         loss = tn_keep(stretch_objective(p, chosen, m, clip));
     }
     status = tn_minimize(p->optimizer, loss);
-    if (status == TN_OK) *loss_out = tn_item(loss);
-    return status;
+    return status == TN_OK ? tn_read_item(loss, loss_out) : status;
 }
 
 /* Part `k` of a pass over single steps. */

@@ -351,8 +351,7 @@ static tn_status compute(const call *c, work *w) {
 /* Waits for what the part yields, and brings it home. */
 static tn_status fetch(const call *c, work *w) {
     tn_status status = TN_OK;
-    if (c->wants_loss) w->loss = tn_item(w->result);
-    if (c->wants_loss && isnan(w->loss)) status = tn_eval(&w->result, 1);
+    if (c->wants_loss) status = tn_read_item(w->result, &w->loss);
     {
         TN_SCOPE;
         TN_NO_GRAD;
@@ -665,7 +664,7 @@ static tn_status minimize_here(const call *c, tn_optimizer *o, int64_t rows, dou
         tn_tensor *loss = c->function(c->ctx, &part);
         status = tn_minimize(o, loss);
         if (status == TN_OK) c->p->members[0].parts++;
-        if (status == TN_OK && value) *value = tn_item(loss);
+        if (status == TN_OK && value) status = tn_read_item(loss, value);
     }
     (void)tn_set_current_device(before);
     return status;

@@ -79,6 +79,16 @@ def check(report, program, name, environment, task, steps, options, moments):
     print(f"{what}: {moved} of {moments} runs moved, about {calls} calls", flush=True)
 
 
+def check_reads(report, program, name, environment):
+    """A loss that cannot be read back is a failure of the device, not a number that is NaN."""
+    call = {"cuda": "cuMemcpyDtoHAsync_v2", "rocm": "hipMemcpyDtoHAsync"}[name]
+    for nth in (128, 256):
+        fault = {"DOUBLE_FAULT": f"{call}:{nth}:2"}
+        code, got, words = train(program, name, "cartpole", 2048, ["--seed", "1"], environment | fault)
+        report.expect(code == 0 and len(got["failed_devices"]) == 1,
+                      f"{name} cartpole, {fault}: {code}, {got.get('failed_devices')}\n{words[-500:]}")
+
+
 def check_texts(report, program, name, environment, model, moments):
     def generate(device, **more):
         command = [program, "generate", "-m", str(model), "-p", "a red house", "-n", "12", "--seed", "5", "--json",
@@ -249,6 +259,7 @@ def main():
             for task, steps, options in TRAININGS[:2 if moments < 10 else 3]:
                 more = options + (["--data", str(table)] if task == "digits" else [])
                 check(report, str(build / "trunnion"), name, environment, task, steps, more, moments)
+            check_reads(report, str(build / "trunnion"), name, environment)
             check_texts(report, str(build / "trunnion"), name, environment, model, moments)
             check_chat(report, str(build / "trunnion"), name, environment, model, moments)
             check_serve(report, str(build / "trunnion"), name, environment, model, moments)
