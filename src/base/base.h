@@ -147,7 +147,8 @@ static inline void tn_map_convert(tn_dtype dtype, const uint8_t *numbers, int64_
     if (TN_BIG_ENDIAN) tn_dtype_little_endian(dtype, (void *)(uintptr_t)numbers, numel);
 }
 /* Drops the complete pages in this range if they belong to a file that tn_map_open mapped; they are read from the file
- * again on the next access. Does nothing for other memory. */
+ * again on the next access. Does nothing for other memory, or on big-endian machines, where the converted numbers would
+ * be lost. */
 void tn_map_return_pages(const void *address, size_t bytes);
 /* Asks for large pages where they fit completely into memory that has not been written yet; saves TLB misses when it is
  * read in order. Only a hint. */

@@ -152,7 +152,7 @@ tn_status tn_map_read(const tn_map *m, size_t offset, void *out, size_t bytes) {
 void tn_map_return_pages(const void *address, size_t bytes) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t first = ((uintptr_t)address + page - 1) / page * page, end = ((uintptr_t)address + bytes) / page * page;
-    if (end <= first) return;
+    if (TN_BIG_ENDIAN || end <= first) return;
     pthread_mutex_lock(&mappings_lock);
     const mapping *m = mappings;
     while (m && !(first >= m->begin && end <= m->end))
