@@ -115,7 +115,7 @@ static shape_text spell(const int64_t *shape, int rank) {
         size_t used = strlen(t.text);
         snprintf(t.text + used, sizeof t.text - used, "%s%" PRId64, d ? ", " : "", shape[d]);
     }
-    strcat(t.text, "]");
+    strcat(t.text, rank > 3 ? ", …]" : "]");
     return t;
 }
 

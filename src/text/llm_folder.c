@@ -379,6 +379,11 @@ static tn_status read_choice(const hf_folder *f, llm_config *c) {
     const char *method = tn_hf_text(f, "topk_method", c->family->by_sigmoid ? "noaux_tc" : "greedy");
     TRY(tn_hf_real(f, f->config, "routed_scaling_factor", 1, 1e-6, 1e6, &c->choice_scale));
     if (strcmp(method, "greedy") == 0) return TN_OK;
+    if (strcmp(method, "noaux_tc") != 0 && strcmp(method, "group_limited_greedy") != 0)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s/config.json': 'topk_method' is '%s'; supported are greedy, group_limited_greedy "
+                               "and noaux_tc",
+                               f->path, tn_txt_shown(method, strlen(method)).text);
     TRY(tn_hf_size(f, "n_group", 1, experts, &c->groups));
     TRY(tn_hf_size(f, "topk_group", c->groups, c->groups, &c->chosen_groups));
     bool fits = experts % c->groups == 0 && experts / c->groups >= least &&
@@ -539,7 +544,11 @@ tn_status tn_llm_read_lfm2(const hf_folder *f, llm_config *c) {
     *width = (int64_t)(by * (double)(2 * *width / 3));
     *width = (*width + unit - 1) / unit * unit;
     c->size[SIZE_UP] = *width;
-    return TN_OK;
+    if (*width >= 1 && *width <= LLM_MOST_WIDTH) return TN_OK;
+    return tn_backend_fail(TN_ERR_FORMAT,
+                           "'%s/config.json': 'block_ffn_dim_multiplier' %g makes the width of feed-forward %" PRId64
+                           "; it must be from 1 to %d",
+                           f->path, by, *width, (int)LLM_MOST_WIDTH);
 }
 
 /* ---- ends of a text ---------------------------------------------------------------------------------------------- */

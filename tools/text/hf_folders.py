@@ -580,9 +580,9 @@ class Suite:
         self.expect(cosine >= COSINE_BOUND, f"all-MiniLM-L6-v2: a cosine of {cosine:.6f}")
         print(f"all-MiniLM-L6-v2: {len(TEXTS)} texts, cosine {cosine:.7f}", flush=True)
 
-    def refused(self, name, change, word):
+    def refused(self, name, change, word, of="llama"):
         """A folder whose config.json was changed is refused with this word."""
-        folder = self.folder / "llama"
+        folder = self.folder / of
         config = json.loads((folder / "config.json").read_text())
         other = self.folder / f"refused-{name}"
         other.mkdir()
@@ -607,6 +607,8 @@ REFUSED = [
     ("act", {"hidden_act": "mish"}, "mish"),
     ("quantised", {"quantization_config": {"bits": 4}}, "quantization_config"),
     ("words", {"hidden_size": "wide"}, "hidden_size"),
+    ("lfm2-width", {"block_ffn_dim_multiplier": 1e-6}, "block_ffn_dim_multiplier", "lfm2"),
+    ("choice", {"topk_method": "best"}, "topk_method", "deepseek3"),
 ]
 
 
