@@ -196,16 +196,17 @@ static tn_status open_on(session *s, tn_device *device) {
     return status == TN_OK ? cli_draft_open(&s->draft, s->language.model, device, s->words.tokenizer) : status;
 }
 
-/* The device failed: opens the model on the next one, until one can. */
+/* The device failed: opens the model on the next one, until one can. If none is left, the model stays where it is: what
+ * lacked memory may have it for a shorter message. */
 static tn_status move_session(void *ctx, tn_status why, tn_llm **model) {
     session *s = ctx;
     if (s->common.strict) return why;
     do {
         tn_device *next;
         cli_moves_note(&s->moves, s->language.device);
-        close_models(s);
         tn_status status = cli_moves_next(&s->moves, why, &next);
         if (status != TN_OK) return status;
+        close_models(s);
         tn_device_close(s->language.device);
         s->language.device = next;
         why = open_on(s, next);
