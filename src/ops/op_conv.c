@@ -1,5 +1,6 @@
 /* op_conv.c — convolution of images (and, with a height of 1, of sequences), and the windows of convolution and
  * pooling. */
+#include <math.h>
 #include <string.h>
 
 #include "ops/ops_common.h"
@@ -373,10 +374,19 @@ typedef struct tap_band {
 
 enum { MOST_BANDS = 5 };
 
-/* The bands of an axis; 0: there are too many, or they spare less than a quarter of the steps. */
-static int tap_bands(const tn_window *w, int axis, int64_t size, int64_t taps, int64_t out_size, tap_band *band) {
+/* How often the taps of large filters may be packed for all bands: more costs more than the steps that are spared
+ * (measured). */
+static double most_copies(const tn_node *weight) {
+    enum { LARGE = 1 << 18 };
+    return weight && tn_node_numel(weight) < LARGE ? INFINITY : 3;
+}
+
+/* The bands of an axis; 0: there are too many, they spare less than a quarter of the steps, or they have more than
+ * `*copies` times the taps of the window, which all are packed. *copies is divided by what they have. */
+static int tap_bands(const tn_window *w, int axis, int64_t size, int64_t taps, int64_t out_size, tap_band *band,
+                     double *copies) {
     int count = 0;
-    int64_t seen = 0;
+    int64_t seen = 0, packed = 0;
     for (int64_t u = 0; u < out_size && w->dilation[axis] > 1; u++) {
         const int64_t begin = u * w->stride[axis] - w->padding[axis];
         tap_band at = {u, 1, 0, taps};
@@ -393,13 +403,17 @@ static int tap_bands(const tn_window *w, int axis, int64_t size, int64_t taps, i
         else
             band[count++] = at;
     }
-    return count > 1 && 4 * seen <= 3 * taps * out_size ? count : 0;
+    for (int k = 0; k < count; k++)
+        packed += band[k].end - band[k].first;
+    if (count < 2 || 4 * seen > 3 * taps * out_size || (double)packed > *copies * (double)taps) return 0;
+    *copies *= (double)taps / (double)packed;
+    return count;
 }
 
 /* The convolution of a widely dilated window, for bands of output pixels of `axis` and the axes behind it: the taps of
  * a band that see only padding from all of it take no part. */
 static tn_node *conv_in_bands(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
-                              const int64_t *out_size, bool wide, int axis) {
+                              const int64_t *out_size, bool wide, int axis, double copies) {
     const int64_t few_steps = 1 << 22;
     tap_band band[MOST_BANDS];
     if (!x || !weight) return NULL;
@@ -408,8 +422,8 @@ static tn_node *conv_in_bands(tn_build *b, tn_node *x, tn_node *weight, const tn
     const double steps = (double)(x->shape[0] * out_size[0] * out_size[1]) * (double)tn_node_numel(weight);
     int count = 0;
     if (!depthwise(weight, groups) && steps >= (double)few_steps)
-        count = tap_bands(w, axis, x->shape[2 + axis], s[2 + axis], out_size[axis], band);
-    if (count == 0) return conv_in_bands(b, x, weight, w, groups, out_size, wide, axis + 1);
+        count = tap_bands(w, axis, x->shape[2 + axis], s[2 + axis], out_size[axis], band, &copies);
+    if (count == 0) return conv_in_bands(b, x, weight, w, groups, out_size, wide, axis + 1, copies);
     tn_node *part[MOST_BANDS];
     for (int k = 0; k < count; k++) {
         tn_window own = *w;
@@ -417,7 +431,7 @@ static tn_node *conv_in_bands(tn_build *b, tn_node *x, tn_node *weight, const tn
         own.padding[axis] -= band[k].out * w->stride[axis] + band[k].first * w->dilation[axis];
         size[axis] = band[k].count;
         tn_node *taps = tn_b_slice(b, weight, 2 + axis, band[k].first, band[k].end, 1);
-        part[k] = conv_in_bands(b, x, taps, &own, groups, size, wide, axis + 1);
+        part[k] = conv_in_bands(b, x, taps, &own, groups, size, wide, axis + 1, copies);
     }
     return tn_b_cat(b, part, count, 2 + axis);
 }
@@ -845,7 +859,7 @@ static tn_node *compose_conv2d(tn_build *b, const tn_node *n) {
     const int64_t *out_size = n->shape + n->rank - 2, groups = conv_groups(n->i, 2);
     bool whole = !tn_dtype_is_float((tn_dtype)n->dtype);
     tn_node *y = whole ? conv_forward_matmul(b, x, weight, &w, groups, out_size)
-                       : conv_in_bands(b, x, weight, &w, groups, out_size, wants_wide(n), 0);
+                       : conv_in_bands(b, x, weight, &w, groups, out_size, wants_wide(n), 0, most_copies(weight));
     return add_bias(b, n, n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank));
 }
 

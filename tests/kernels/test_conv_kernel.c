@@ -13,7 +13,9 @@
 #include "cpu/conv.h"
 #include "cpu/conv_paths.h"
 #include "cpu/isa.h"
+#include "plan/passes.h"
 #include "random_numbers.h"
+#include "tensor/graph.h"
 #include "trunnion/ops.h"
 
 enum { MAX_POINTS = 64, MAX_THREADS = 3 };
@@ -1354,6 +1356,37 @@ static void rows_of_a_wide_window_leave_out_the_taps_that_see_only_zeros(void **
     assert_memory_equal(got, want, sizeof got);
 }
 
+/* Convolutions that n is composed of. */
+static int convolutions_in(tn_node *n) {
+    if (n->op == TN_OP_CONV2D_FORWARD) return 1;
+    if (n->op == TN_OP_CONV2D) {
+        assert_ok(tn_expand_node(n));
+        return convolutions_in(n->expansion);
+    }
+    int count = 0;
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i]) count += convolutions_in(n->in[i]);
+    return count;
+}
+
+/* Bands of both axes: 3 by 3 of 25 taps or of small filters; of 49 taps of large filters only those of rows. */
+static void bands_of_large_filters_have_few_taps(void **state) {
+    (void)state;
+    static const struct {
+        int64_t side, channels, dilation;
+        int convolutions;
+    } cases[] = {{28, 192, 18, 9}, {28, 192, 12, 3}, {32, 64, 12, 9}, {28, 192, 4, 1}};
+    for (size_t i = 0; i < TN_COUNT(cases); i++) {
+        TN_SCOPE;
+        const int64_t side = cases[i].side, channels = cases[i].channels;
+        tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+        o.dilation[0] = o.padding[0] = o.dilation[1] = o.padding[1] = cases[i].dilation;
+        tn_tensor *x = tn_zeros(TN_DIMS(1, channels, side, side), TN_F32);
+        tn_tensor *w = tn_zeros(TN_DIMS(channels, channels, 3, 3), TN_F32);
+        assert_int_equal(convolutions_in(tn_tensor_node(tn_conv2d(x, w, NULL, &o))), cases[i].convolutions);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_windows_have_the_bits_of_their_definition),
@@ -1381,6 +1414,7 @@ int main(void) {
         cmocka_unit_test(what_ends_few_pixels_has_the_bits_of_its_steps),
         cmocka_unit_test(taps_that_see_only_zeros_take_no_part),
         cmocka_unit_test(rows_of_a_wide_window_leave_out_the_taps_that_see_only_zeros),
+        cmocka_unit_test(bands_of_large_filters_have_few_taps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
