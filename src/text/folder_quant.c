@@ -217,7 +217,7 @@ static tn_status present(hf_quant *q, const tn_safetensors_info *t, item *out) {
     static const char packed[] = ".qweight";
     if (q->method == QUANT_MXFP4 && tn_txt_ends_with(t->name, BLOCKS)) return present_mxfp4(q, t, out);
     bool is_packed = q->method < QUANT_FP8 && tn_txt_ends_with(t->name, packed),
-         byte = is_fp8(t) && t->rank == 2 && tn_txt_ends_with(t->name, ".weight");
+         byte = q->method == QUANT_FP8 && is_fp8(t) && t->rank == 2 && tn_txt_ends_with(t->name, ".weight");
     *out = (item){.info = *t};
     if (!is_packed && !byte) return TN_OK;
     size_t length = strlen(t->name);

@@ -434,7 +434,7 @@ static tn_status read_sizes_folder(const hf_folder *f, llm_config *c) {
     int64_t *hidden = &c->size[SIZE_HIDDEN];
     TRY(read_size(f, c, KEY_LAYERS, -1, LLM_MOST_LAYERS, &c->layers));
     TRY(read_size(f, c, KEY_HIDDEN, -1, LLM_MOST_WIDTH, hidden));
-    int64_t usual = c->family->layer_norm ? 4 * *hidden : -1; /* GPT-2's n_inner may be null */
+    int64_t usual = c->family->layer_norm ? 4 * *hidden : -1;             /* GPT-2's n_inner may be null */
     if (c->family->always_mixed && c->family->own_width) usual = *hidden; /* it may be missing */
     TRY(read_size(f, c, KEY_INTERMEDIATE, usual, LLM_MOST_WIDTH, &c->size[SIZE_INTERMEDIATE]));
     c->size[SIZE_UP] = c->size[SIZE_INTERMEDIATE] * (c->family->fused_gate ? 2 : 1);

@@ -328,6 +328,21 @@ static void scales_of_mxfp4_must_fit(void **state) {
     }
 }
 
+/* Only folders of that method have scales for such bytes. */
+static void bytes_of_fp8_beside_mxfp4_keep_their_type(void **state) {
+    (void)state;
+    static const uint8_t bytes[6] = {0};
+    tn_safetensors_info t = {.struct_size = sizeof t};
+    raw r = {0};
+    hf_folder f;
+    put_mxfp4(&r, "2,3,2");
+    add_shaped(&r, "y.weight", "F8_E4M3", "2,3", bytes, sizeof bytes);
+    assert_ok(tn_hf_open(write_folder(&r, "\"quant_method\":\"mxfp4\""), &f));
+    assert_true(tn_hf_weights_find(f.weights, "y.weight", &t));
+    assert_string_equal(t.dtype_name, "F8_E4M3");
+    tn_hf_close(&f);
+}
+
 static tn_status use_once(const char *folder) {
     float got[ROWS * COLUMNS];
     return read_weight(folder, ROWS, COLUMNS, got);
@@ -368,7 +383,7 @@ int main(void) {
         cmocka_unit_test(other_methods_are_refused),       cmocka_unit_test(parts_that_do_not_fit_are_refused),
         cmocka_unit_test(scales_of_fp8_must_fit),          cmocka_unit_test(reading_leaves_nothing_behind),
         cmocka_unit_test(memory_may_run_out_anywhere),     cmocka_unit_test(blocks_of_mxfp4_have_their_values),
-        cmocka_unit_test(scales_of_mxfp4_must_fit),
+        cmocka_unit_test(scales_of_mxfp4_must_fit),        cmocka_unit_test(bytes_of_fp8_beside_mxfp4_keep_their_type),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }
