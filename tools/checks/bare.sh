@@ -16,7 +16,7 @@ set -u
 cd "$(dirname "$0")/../.."
 project=$PWD
 # TRUNNION_BARE_ONLY="SUITE…" names other suites for all orders.
-brief="setup source generated build digits model unit doubles blas vulkan webgpu oclgrind examples"
+brief="setup packages source generated build digits model unit doubles blas vulkan webgpu oclgrind examples"
 brief=${TRUNNION_BARE_ONLY:-$brief}
 base=${TRUNNION_BARE_BASE:-${XDG_CACHE_HOME:-$HOME/.cache}/trunnion/bare-$(. /etc/os-release && echo "${VERSION_CODENAME:-unknown}")}
 work=$(mktemp -d)
