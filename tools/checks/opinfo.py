@@ -108,6 +108,7 @@ def main():
     names = [name for name in entries if name in counterparts.TABLE and (not args.only or name in args.only)]
     if args.list:
         print("\n".join(names))
+        return
     assert len(EXCEPTIONS) <= MOST_EXCEPTIONS
 
     def work(name):
