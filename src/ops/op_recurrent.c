@@ -93,24 +93,44 @@ typedef struct state {
     tn_node *h, *c;
 } state;
 
-/* i, f, o = σ(…), g = tanh(…); c' = f·c + i·g; h' = o·tanh(c'). */
+/* i, f, o = σ(…), g = tanh(…) */
+typedef struct lstm_gates {
+    tn_node *in, *forget, *cell, *out;
+} lstm_gates;
+
+static lstm_gates lstm_gates_of(tn_build *b, tn_node *sums) {
+    return (lstm_gates){.in = tn_b_sigmoid(b, gate(b, sums, 0, LSTM_GATES)),
+                        .forget = tn_b_sigmoid(b, gate(b, sums, 1, LSTM_GATES)),
+                        .cell = tn_b_tanh(b, gate(b, sums, 2, LSTM_GATES)),
+                        .out = tn_b_sigmoid(b, gate(b, sums, 3, LSTM_GATES))};
+}
+
+/* c' = f·c + i·g; h' = o·tanh(c'). */
 static state step_lstm(tn_build *b, tn_node *from_x, tn_node *from_h, state s) {
-    tn_node *gates = tn_b_add(b, from_x, from_h);
-    tn_node *in = tn_b_sigmoid(b, gate(b, gates, 0, LSTM_GATES)),
-            *forget = tn_b_sigmoid(b, gate(b, gates, 1, LSTM_GATES));
-    tn_node *cell = tn_b_tanh(b, gate(b, gates, 2, LSTM_GATES)), *out = tn_b_sigmoid(b, gate(b, gates, 3, LSTM_GATES));
-    s.c = tn_b_add(b, tn_b_mul(b, forget, s.c), tn_b_mul(b, in, cell));
-    s.h = tn_b_mul(b, out, tn_b_tanh(b, s.c));
+    lstm_gates g = lstm_gates_of(b, tn_b_add(b, from_x, from_h));
+    s.c = tn_b_add(b, tn_b_mul(b, g.forget, s.c), tn_b_mul(b, g.in, g.cell));
+    s.h = tn_b_mul(b, g.out, tn_b_tanh(b, s.c));
     return s;
 }
 
-/* r, z = σ(…); n = tanh(x's part + r·h's part); h' = n + z·(h − n). */
+/* r, z = σ(…); n = tanh(x's part + r·h's part) */
+typedef struct gru_gates {
+    tn_node *reset, *keep, *fresh, *of_state; /* of_state: h's part of n */
+} gru_gates;
+
+static gru_gates gru_gates_of(tn_build *b, tn_node *from_x, tn_node *from_h) {
+    gru_gates g;
+    g.reset = tn_b_sigmoid(b, tn_b_add(b, gate(b, from_x, 0, GRU_GATES), gate(b, from_h, 0, GRU_GATES)));
+    g.keep = tn_b_sigmoid(b, tn_b_add(b, gate(b, from_x, 1, GRU_GATES), gate(b, from_h, 1, GRU_GATES)));
+    g.of_state = gate(b, from_h, 2, GRU_GATES);
+    g.fresh = tn_b_tanh(b, tn_b_add(b, gate(b, from_x, 2, GRU_GATES), tn_b_mul(b, g.reset, g.of_state)));
+    return g;
+}
+
+/* h' = n + z·(h − n). */
 static state step_gru(tn_build *b, tn_node *from_x, tn_node *from_h, state s) {
-    tn_node *reset = tn_b_sigmoid(b, tn_b_add(b, gate(b, from_x, 0, GRU_GATES), gate(b, from_h, 0, GRU_GATES)));
-    tn_node *keep = tn_b_sigmoid(b, tn_b_add(b, gate(b, from_x, 1, GRU_GATES), gate(b, from_h, 1, GRU_GATES)));
-    tn_node *fresh =
-        tn_b_tanh(b, tn_b_add(b, gate(b, from_x, 2, GRU_GATES), tn_b_mul(b, reset, gate(b, from_h, 2, GRU_GATES))));
-    s.h = tn_b_add(b, fresh, tn_b_mul(b, keep, tn_b_sub(b, s.h, fresh)));
+    gru_gates g = gru_gates_of(b, from_x, from_h);
+    s.h = tn_b_add(b, g.fresh, tn_b_mul(b, g.keep, tn_b_sub(b, s.h, g.fresh)));
     return s;
 }
 
@@ -235,22 +255,21 @@ static tn_node *compose_lstm_gradient(tn_build *b, const tn_node *n) {
         tn_node *sums = tn_b_select(b, n->in[SUMS], 0, t), *dy = tn_b_select(b, n->in[LSTM_DY], 1, t);
         tn_node *c_before = i ? tn_b_select(b, n->in[CELLS], 0, step_at(i - 1, steps, reverse)) : n->in[CELL_BEFORE];
         tn_node *c = tn_b_tanh(b, tn_b_select(b, n->in[CELLS], 0, t));
-        tn_node *in = tn_b_sigmoid(b, gate(b, sums, 0, 4)), *forget = tn_b_sigmoid(b, gate(b, sums, 1, 4));
-        tn_node *cell = tn_b_tanh(b, gate(b, sums, 2, 4)), *opens = tn_b_sigmoid(b, gate(b, sums, 3, 4));
+        lstm_gates g = lstm_gates_of(b, sums);
         tn_node *own = tn_b_select(b, dy, 0, 0), *dc = tn_b_select(b, dy, 0, 1);
         dh = dh ? tn_b_add(b, own, dh) : own;
         dc = carry ? tn_b_add(b, dc, carry) : dc;
-        dc = tn_b_add(b, dc, tn_b_mul(b, tn_b_mul(b, dh, opens), tanh_slope(b, c)));
-        tn_node *part[] = {tn_b_mul(b, tn_b_mul(b, dc, cell), sigmoid_slope(b, in)),
-                           tn_b_mul(b, tn_b_mul(b, dc, c_before), sigmoid_slope(b, forget)),
-                           tn_b_mul(b, tn_b_mul(b, dc, in), tanh_slope(b, cell)),
-                           tn_b_mul(b, tn_b_mul(b, dh, c), sigmoid_slope(b, opens))};
-        out[t] = tn_b_cat(b, part, 4, 1);
-        carry = tn_b_mul(b, dc, forget);
+        dc = tn_b_add(b, dc, tn_b_mul(b, tn_b_mul(b, dh, g.out), tanh_slope(b, c)));
+        tn_node *part[] = {tn_b_mul(b, tn_b_mul(b, dc, g.cell), sigmoid_slope(b, g.in)),
+                           tn_b_mul(b, tn_b_mul(b, dc, c_before), sigmoid_slope(b, g.forget)),
+                           tn_b_mul(b, tn_b_mul(b, dc, g.in), tanh_slope(b, g.cell)),
+                           tn_b_mul(b, tn_b_mul(b, dh, c), sigmoid_slope(b, g.out))};
+        out[t] = tn_b_cat(b, part, LSTM_GATES, 1);
+        carry = tn_b_mul(b, dc, g.forget);
         dh = tn_b_matmul_batched(b, out[t], n->in[BACK_WEIGHT]);
     }
     tn_node *none = b->status == TN_OK ? tn_b_zeros_like(b, dh) : NULL;
-    out[steps] = tn_b_cat(b, (tn_node *[]){dh, carry, none, none}, 4, 1);
+    out[steps] = tn_b_cat(b, (tn_node *[]){dh, carry, none, none}, LSTM_GATES, 1);
     tn_node *all = b->status == TN_OK ? stack_steps(b, out, steps + 1) : NULL;
     tn_mem_free(out);
     return all;
@@ -282,21 +301,18 @@ static tn_node *compose_gru_gradient(tn_build *b, const tn_node *n) {
         int64_t t = step_at(i, steps, reverse);
         tn_node *x = tn_b_select(b, n->in[GRU_FROM_X], 0, t), *from_h = tn_b_select(b, n->in[GRU_FROM_H], 0, t);
         tn_node *h = tn_b_select(b, n->in[GRU_BEFORE], 0, t), *dh = tn_b_select(b, n->in[GRU_DY], 0, t);
-        tn_node *reset = tn_b_sigmoid(b, tn_b_add(b, gate(b, x, 0, 3), gate(b, from_h, 0, 3)));
-        tn_node *keep = tn_b_sigmoid(b, tn_b_add(b, gate(b, x, 1, 3), gate(b, from_h, 1, 3)));
-        tn_node *in = gate(b, from_h, 2, 3);
-        tn_node *fresh = tn_b_tanh(b, tn_b_add(b, gate(b, x, 2, 3), tn_b_mul(b, reset, in)));
+        gru_gates g = gru_gates_of(b, x, from_h);
         dh = carry ? tn_b_add(b, dh, carry) : dh;
-        tn_node *d_fresh = tn_b_mul(b, tn_b_mul(b, dh, complement(b, keep)), tanh_slope(b, fresh));
-        tn_node *d_reset = tn_b_mul(b, tn_b_mul(b, d_fresh, in), sigmoid_slope(b, reset));
-        tn_node *d_keep = tn_b_mul(b, tn_b_mul(b, dh, tn_b_sub(b, h, fresh)), sigmoid_slope(b, keep));
-        of_x[t] = tn_b_cat(b, (tn_node *[]){d_reset, d_keep, d_fresh}, 3, 1);
-        of_h[t] = tn_b_cat(b, (tn_node *[]){d_reset, d_keep, tn_b_mul(b, d_fresh, reset)}, 3, 1);
-        carry = tn_b_add(b, tn_b_mul(b, dh, keep), tn_b_matmul_batched(b, of_h[t], n->in[GRU_WEIGHT]));
+        tn_node *d_fresh = tn_b_mul(b, tn_b_mul(b, dh, complement(b, g.keep)), tanh_slope(b, g.fresh));
+        tn_node *d_reset = tn_b_mul(b, tn_b_mul(b, d_fresh, g.of_state), sigmoid_slope(b, g.reset));
+        tn_node *d_keep = tn_b_mul(b, tn_b_mul(b, dh, tn_b_sub(b, h, g.fresh)), sigmoid_slope(b, g.keep));
+        of_x[t] = tn_b_cat(b, (tn_node *[]){d_reset, d_keep, d_fresh}, GRU_GATES, 1);
+        of_h[t] = tn_b_cat(b, (tn_node *[]){d_reset, d_keep, tn_b_mul(b, d_fresh, g.reset)}, GRU_GATES, 1);
+        carry = tn_b_add(b, tn_b_mul(b, dh, g.keep), tn_b_matmul_batched(b, of_h[t], n->in[GRU_WEIGHT]));
     }
     tn_node *none = b->status == TN_OK ? tn_b_zeros_like(b, carry) : NULL;
-    of_x[steps] = tn_b_cat(b, (tn_node *[]){carry, none, none}, 3, 1);
-    of_h[steps] = tn_b_cat(b, (tn_node *[]){none, none, none}, 3, 1);
+    of_x[steps] = tn_b_cat(b, (tn_node *[]){carry, none, none}, GRU_GATES, 1);
+    of_h[steps] = tn_b_cat(b, (tn_node *[]){none, none, none}, GRU_GATES, 1);
     for (int k = 0; k < 2 && b->status == TN_OK; k++)
         both[k] = stack_steps(b, of_x + k * (steps + 1), steps + 1);
     tn_mem_free(of_x);
