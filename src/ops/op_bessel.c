@@ -8,13 +8,9 @@
 
 enum { POWERS = 40, ASYMPTOTIC = 24, NEAR = 20 };
 
-static tn_node *bessel_number(tn_build *b, double v, const tn_node *like) {
-    return like ? tn_b_const(b, v, like) : NULL;
-}
-
 /* Horner's scheme with the ratios of neighbouring coefficients: Σ xᵏ · ratio(1) … ratio(k). */
 static tn_node *by_ratios(tn_build *b, tn_node *x, int terms, double (*ratio)(int order, int k), int order) {
-    tn_node *sum = bessel_number(b, 1, x);
+    tn_node *sum = tn_b_const(b, 1, x);
     for (int k = terms; k > 0; k--)
         sum = tn_b_offset(b, tn_b_mul(b, tn_b_scale(b, x, ratio(order, k)), sum), 1);
     return sum;
@@ -28,16 +24,16 @@ static double asymptotic_ratio(int order, int k) {
 
 /* I of this order divided by exp(|x|). */
 static tn_node *scaled(tn_build *b, tn_node *x, int order) {
-    tn_node *size = tn_b_abs(b, x), *bound = bessel_number(b, NEAR, x), *near = tn_b_le(b, size, bound);
-    tn_node *small = tn_b_where(b, near, size, bessel_number(b, 0, x)), *large = tn_b_where(b, near, bound, size);
+    tn_node *size = tn_b_abs(b, x), *bound = tn_b_const(b, NEAR, x), *near = tn_b_le(b, size, bound);
+    tn_node *small = tn_b_where(b, near, size, tn_b_const(b, 0, x)), *large = tn_b_where(b, near, bound, size);
     tn_node *half = tn_b_scale(b, small, 0.5);
     tn_node *powers = by_ratios(b, tn_b_mul(b, half, half), POWERS, power_ratio, order);
     if (order) powers = tn_b_mul(b, powers, half);
     powers = tn_b_mul(b, powers, tn_b_exp(b, tn_b_neg(b, small)));
     tn_node *far = by_ratios(b, tn_b_reciprocal(b, large), ASYMPTOTIC, asymptotic_ratio, order);
-    far = tn_b_mul(b, far, tn_b_scale(b, tn_b_rsqrt(b, large), 1 / sqrt(2 * 3.14159265358979323846)));
+    far = tn_b_mul(b, far, tn_b_scale(b, tn_b_rsqrt(b, large), 1 / sqrt(2 * M_PI)));
     tn_node *y = tn_b_where(b, near, powers, far);
-    return order ? tn_b_where(b, tn_b_lt(b, x, bessel_number(b, 0, x)), tn_b_neg(b, y), y) : y;
+    return order ? tn_b_where(b, tn_b_lt(b, x, tn_b_const(b, 0, x)), tn_b_neg(b, y), y) : y;
 }
 
 /* y · exp(|x|), in two steps: the product may be a number where exp(|x|) is none. */
@@ -53,7 +49,7 @@ static tn_node *compose_i1(tn_build *b, const tn_node *n) { return grown(b, n->i
 
 /* y / x, the half of `even` at 0 (the limit). */
 static tn_node *over(tn_build *b, tn_node *y, tn_node *x, tn_node *even) {
-    tn_node *zero = tn_b_eq(b, x, bessel_number(b, 0, x)), *safe = tn_b_where(b, zero, bessel_number(b, 1, x), x);
+    tn_node *zero = tn_b_eq(b, x, tn_b_const(b, 0, x)), *safe = tn_b_where(b, zero, tn_b_const(b, 1, x), x);
     return tn_b_where(b, zero, tn_b_scale(b, even, 0.5), tn_b_div(b, y, safe));
 }
 
@@ -87,7 +83,7 @@ static double bessel_by_integral(double x, int order, bool is_scaled) {
     double sum = 0;
     if (x == 0) return order ? 0 : 1;
     for (int i = 0; i < POINTS; i++) {
-        double t = 2 * 3.14159265358979323846 * i / POINTS;
+        double t = 2 * M_PI * i / POINTS;
         sum += exp(x * cos(t) - (is_scaled ? fabs(x) : 0)) * cos(order * t);
     }
     return sum / POINTS;

@@ -7,16 +7,11 @@
 #include "ops/ops_common.h"
 
 enum { SHIFT = 8, TERMS = 8 };
-static const double PI = 3.14159265358979323846;
 /* Bernoulli numbers B2, B4 … */
 static const double bernoulli[TERMS] = {1.0 / 6,  -1.0 / 30,     1.0 / 42, -1.0 / 30,
                                         5.0 / 66, -691.0 / 2730, 7.0 / 6,  -3617.0 / 510};
 
-static tn_node *gamma_number(tn_build *b, double v, const tn_node *like) {
-    return like ? tn_b_const(b, v, like) : NULL;
-}
-
-static tn_node *is_below_zero(tn_build *b, tn_node *x) { return tn_b_lt(b, x, gamma_number(b, 0, x)); }
+static tn_node *is_below_zero(tn_build *b, tn_node *x) { return tn_b_lt(b, x, tn_b_const(b, 0, x)); }
 
 /* x, or 1 − x where x is negative: never negative. */
 static tn_node *reflected(tn_build *b, tn_node *x) {
@@ -25,22 +20,22 @@ static tn_node *reflected(tn_build *b, tn_node *x) {
 
 /* π·x modulo π of a negative x, in [−π/2, π/2]; π/2 elsewhere. */
 static tn_node *turn_of_negative(tn_build *b, tn_node *x) {
-    tn_node *rest = tn_b_scale(b, tn_b_sub(b, x, tn_b_round(b, x)), PI);
-    return tn_b_where(b, is_below_zero(b, x), rest, gamma_number(b, PI / 2, x));
+    tn_node *rest = tn_b_scale(b, tn_b_sub(b, x, tn_b_round(b, x)), M_PI);
+    return tn_b_where(b, is_below_zero(b, x), rest, tn_b_const(b, M_PI / 2, x));
 }
 
 /* |sin(π·x)| of a negative x, 1 elsewhere. Near its poles and halfway between them what is small is small before it is
  * multiplied by π, and so are derivatives. */
 static tn_node *sine_of_negative(tn_build *b, tn_node *x) {
     tn_node *rest = tn_b_abs(b, tn_b_sub(b, x, tn_b_round(b, x))), *half = tn_b_rsub_scalar(b, rest, 0.5);
-    tn_node *near = tn_b_lt(b, rest, gamma_number(b, 0.25, x));
-    tn_node *sine = tn_b_where(b, near, tn_b_sin(b, tn_b_scale(b, rest, PI)), tn_b_cos(b, tn_b_scale(b, half, PI)));
-    return tn_b_where(b, is_below_zero(b, x), sine, gamma_number(b, 1, x));
+    tn_node *near = tn_b_lt(b, rest, tn_b_const(b, 0.25, x));
+    tn_node *sine = tn_b_where(b, near, tn_b_sin(b, tn_b_scale(b, rest, M_PI)), tn_b_cos(b, tn_b_scale(b, half, M_PI)));
+    return tn_b_where(b, is_below_zero(b, x), sine, tn_b_const(b, 1, x));
 }
 
 /* Σ coefficients[k] · xᵏ */
 static tn_node *series(tn_build *b, tn_node *x, const double *coefficients, int count) {
-    tn_node *sum = gamma_number(b, coefficients[count - 1], x);
+    tn_node *sum = tn_b_const(b, coefficients[count - 1], x);
     for (int k = count - 1; k-- > 0;)
         sum = tn_b_offset(b, tn_b_mul(b, sum, x), coefficients[k]);
     return sum;
@@ -68,13 +63,13 @@ static tn_node *lgamma_between(tn_build *b, tn_node *t) {
 /* log Γ(z) of 0.7 ≤ z < 8 is log Γ(z − m), which lies in the polynomial's range, plus the logarithm of `factor`,
  * (z − 1) … (z − m); of z < 0.7 it is log Γ(z + 1) − log z. Neither cancels. */
 static tn_node *lgamma_shifted(tn_build *b, tn_node *z, tn_node **factor) {
-    tn_node *one = gamma_number(b, 1, z), *rest = z, *product = one;
+    tn_node *one = tn_b_const(b, 1, z), *rest = z, *product = one;
     for (int k = 1; k <= SHIFT - 2; k++) {
-        tn_node *next = tn_b_offset(b, z, -k), *more = tn_b_gt(b, next, gamma_number(b, 1.3, z));
+        tn_node *next = tn_b_offset(b, z, -k), *more = tn_b_gt(b, next, tn_b_const(b, 1.3, z));
         product = tn_b_mul(b, product, tn_b_where(b, more, next, one));
         rest = tn_b_where(b, more, next, rest);
     }
-    tn_node *low = tn_b_lt(b, z, gamma_number(b, 0.7, z));
+    tn_node *low = tn_b_lt(b, z, tn_b_const(b, 0.7, z));
     *factor = tn_b_where(b, low, z, product);
     return tn_b_where(b, low, tn_b_offset(b, z, 1), rest);
 }
@@ -84,24 +79,24 @@ static tn_node *lgamma_of(tn_build *b, tn_node *z) {
     double coefficients[TERMS];
     for (int k = 0; k < TERMS; k++)
         coefficients[k] = lgamma_term(k);
-    tn_node *small = tn_b_lt(b, z, gamma_number(b, SHIFT, z)), *factor;
-    tn_node *shifted = lgamma_shifted(b, tn_b_where(b, small, z, gamma_number(b, 1, z)), &factor);
-    tn_node *y = tn_b_where(b, small, gamma_number(b, SHIFT, z), z), *inverse = tn_b_reciprocal(b, y);
+    tn_node *small = tn_b_lt(b, z, tn_b_const(b, SHIFT, z)), *factor;
+    tn_node *shifted = lgamma_shifted(b, tn_b_where(b, small, z, tn_b_const(b, 1, z)), &factor);
+    tn_node *y = tn_b_where(b, small, tn_b_const(b, SHIFT, z), z), *inverse = tn_b_reciprocal(b, y);
     tn_node *log_of = tn_b_log(b, tn_b_where(b, small, factor, z));
     tn_node *rest = tn_b_mul(b, series(b, tn_b_mul(b, inverse, inverse), coefficients, TERMS), inverse);
     tn_node *main_part = tn_b_sub(b, tn_b_mul(b, tn_b_offset(b, y, -0.5), log_of), y);
-    tn_node *large = tn_b_add(b, tn_b_offset(b, main_part, 0.5 * log(2 * PI)), rest);
-    tn_node *signed_log = tn_b_where(b, tn_b_lt(b, z, gamma_number(b, 0.7, z)), tn_b_neg(b, log_of), log_of);
+    tn_node *large = tn_b_add(b, tn_b_offset(b, main_part, 0.5 * log(2 * M_PI)), rest);
+    tn_node *signed_log = tn_b_where(b, tn_b_lt(b, z, tn_b_const(b, 0.7, z)), tn_b_neg(b, log_of), log_of);
     tn_node *near = tn_b_add(b, lgamma_between(b, tn_b_offset(b, shifted, -1.5)), signed_log);
     return tn_b_where(b, small, near, large);
 }
 
 static tn_node *compose_lgamma(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *own = lgamma_of(b, reflected(b, x));
-    tn_node *sine = sine_of_negative(b, x), *pole = tn_b_eq(b, sine, gamma_number(b, 0, x));
-    tn_node *mirrored = tn_b_sub(b, tn_b_rsub_scalar(b, tn_b_log(b, sine), log(PI)), own);
+    tn_node *sine = sine_of_negative(b, x), *pole = tn_b_eq(b, sine, tn_b_const(b, 0, x));
+    tn_node *mirrored = tn_b_sub(b, tn_b_rsub_scalar(b, tn_b_log(b, sine), log(M_PI)), own);
     tn_node *y = tn_b_where(b, is_below_zero(b, x), mirrored, own);
-    return tn_b_where(b, tn_b_logical_or(b, tn_b_isinf(b, x), pole), gamma_number(b, INFINITY, x), y);
+    return tn_b_where(b, tn_b_logical_or(b, tn_b_isinf(b, x), pole), tn_b_const(b, INFINITY, x), y);
 }
 
 static tn_status grad_lgamma(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -143,9 +138,9 @@ static tn_node *digamma_of(tn_build *b, tn_node *z) {
 
 static tn_node *compose_digamma(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *own = digamma_of(b, reflected(b, x)), *turn = turn_of_negative(b, x);
-    tn_node *slope = tn_b_div(b, tn_b_scale(b, tn_b_cos(b, turn), PI), tn_b_sin(b, turn));
-    tn_node *pole = tn_b_eq(b, turn, gamma_number(b, 0, turn));
-    tn_node *mirrored = tn_b_where(b, pole, gamma_number(b, NAN, x), tn_b_sub(b, own, slope));
+    tn_node *slope = tn_b_div(b, tn_b_scale(b, tn_b_cos(b, turn), M_PI), tn_b_sin(b, turn));
+    tn_node *pole = tn_b_eq(b, turn, tn_b_const(b, 0, turn));
+    tn_node *mirrored = tn_b_where(b, pole, tn_b_const(b, NAN, x), tn_b_sub(b, own, slope));
     return tn_b_where(b, is_below_zero(b, x), mirrored, own);
 }
 
@@ -158,7 +153,7 @@ static tn_status grad_digamma(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
 static double digamma_by_steps(double x) {
     double sum = 0;
     if (x < 0 && x == floor(x)) return NAN;
-    if (x < 0) return digamma_by_steps(1 - x) - PI / tan(PI * (x - floor(x)));
+    if (x < 0) return digamma_by_steps(1 - x) - M_PI / tan(M_PI * (x - floor(x)));
     for (; x < 200; x += 1)
         sum -= 1 / x;
     double s = 1 / (x * x);
@@ -197,13 +192,13 @@ static tn_node *trigamma_of(tn_build *b, tn_node *z) {
 
 static tn_node *compose_trigamma(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *own = trigamma_of(b, reflected(b, x));
-    tn_node *ratio = tn_b_scale(b, tn_b_reciprocal(b, sine_of_negative(b, x)), PI);
+    tn_node *ratio = tn_b_scale(b, tn_b_reciprocal(b, sine_of_negative(b, x)), M_PI);
     return tn_b_where(b, is_below_zero(b, x), tn_b_sub(b, tn_b_mul(b, ratio, ratio), own), own);
 }
 
 static double trigamma_by_steps(double x) {
     double sum = 0;
-    if (x < 0) return pow(PI / sin(PI * (x - floor(x))), 2) - trigamma_by_steps(1 - x);
+    if (x < 0) return pow(M_PI / sin(M_PI * (x - floor(x))), 2) - trigamma_by_steps(1 - x);
     for (; x < 200; x += 1)
         sum += 1 / (x * x);
     double s = 1 / (x * x);

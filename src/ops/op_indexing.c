@@ -316,8 +316,8 @@ static tn_status grad_scatter_prod(tn_build *b, const tn_node *n, tn_node *dy, t
     tn_node *src = n->in[1], *zero = tn_b_const(b, 0, src), *one = tn_b_const(b, 1, src);
     tn_node *is_zero = tn_b_eq(b, src, zero), *factor = tn_b_where(b, is_zero, one, src);
     tn_node *zeros = scattered(b, n, tn_b_cast(b, is_zero, TN_I64), false);
-    tn_node *no_zero = tn_b_eq(b, zeros, zeros ? tn_b_const(b, 0, zeros) : NULL);
-    tn_node *one_zero = tn_b_eq(b, zeros, zeros ? tn_b_const(b, 1, zeros) : NULL);
+    tn_node *no_zero = tn_b_eq(b, zeros, tn_b_const(b, 0, zeros));
+    tn_node *one_zero = tn_b_eq(b, zeros, tn_b_const(b, 1, zeros));
     tn_node *product = scattered(b, n, factor, true);
     tn_node *the_zero = scattered(b, n, tn_b_where(b, is_zero, src, zero), false);
     tn_node *beside_zero = tn_b_mul(b, product, tn_b_where(b, no_zero, one, tn_b_where(b, one_zero, the_zero, zero)));
@@ -441,7 +441,7 @@ static tn_node *compose_scatter_last(tn_build *b, const tn_node *n) {
     tn_node *place = flat_places(b, n), *order = tn_b_argsort_last(b, place, false);
     tn_node *sorted = tn_b_whole(b, tn_b_index_select(b, place, 0, order));
     tn_node *next = tn_b_pad(b, tn_b_slice(b, sorted, 0, 1, count, 1), pads, 2, -2);
-    tn_node *last = tn_b_where(b, tn_b_ne(b, sorted, next), sorted, sorted ? tn_b_const(b, -1, sorted) : NULL);
+    tn_node *last = tn_b_where(b, tn_b_ne(b, sorted, next), sorted, tn_b_const(b, -1, sorted));
     tn_node *number = numbers_along(b, index->shape[dim], (int)dim, n->rank);
     number = tn_b_reshape(b, tn_b_expand(b, number, index->shape, n->rank), &count, 1);
     tn_node *counted = tn_b_cast(b, tn_b_index_select(b, tn_b_whole(b, number), 0, order), TN_F64);
@@ -719,7 +719,7 @@ static tn_node *reduce_scattered(tn_build *b, tn_node *x, int64_t dim, tn_node *
                                              : tn_b_scatter_sum(b, index, src, dim, shape, x->rank);
     if (!include_self) {
         tn_node *last = tn_b_scatter_last(b, index, dim, shape, x->rank);
-        return tn_b_where(b, tn_b_le(b, last ? tn_b_const(b, 0, last) : NULL, last), made, x);
+        return tn_b_where(b, tn_b_le(b, tn_b_const(b, 0, last), last), made, x);
     }
     return kind == TN_REDUCE_PROD ? tn_b_mul(b, x, made) : tn_b_add(b, x, made);
 }

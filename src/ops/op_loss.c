@@ -74,7 +74,7 @@ static tn_node *below(tn_build *b, tn_node *x, double v) { return tn_b_lt(b, x, 
  * taken of an infinite d, whose gradient, infinity times 0, would be NaN. */
 static tn_node *rounded_distance(tn_build *b, const tn_node *n, double width) {
     tn_node *d = difference(b, n), *size = tn_b_abs(b, d), *is_near = below(b, size, width);
-    tn_node *near = tn_b_where(b, is_near, d, d ? tn_b_const(b, 0, d) : NULL);
+    tn_node *near = tn_b_where(b, is_near, d, tn_b_const(b, 0, d));
     tn_node *parabola = tn_b_scale(b, tn_b_mul(b, near, near), 0.5 / width);
     return tn_b_where(b, is_near, parabola, tn_b_offset(b, size, -0.5 * width));
 }
@@ -143,10 +143,10 @@ static tn_status infer_hinge_embedding_loss(tn_infer *c) {
 }
 
 static tn_node *compose_hinge_embedding_loss(tn_build *b, const tn_node *n) {
-    tn_node *x = n->in[0], *t = n->in[1], *zero = x ? tn_b_const(b, 0, x) : NULL;
-    tn_node *apart = not_negative(b, tn_b_sub(b, x ? tn_b_const(b, n->f[TN_HINGE_EMBEDDING_LOSS_MARGIN], x) : NULL, x));
-    tn_node *unlike = tn_b_where(b, tn_b_ne(b, t, t ? tn_b_const(b, 1, t) : NULL), apart, zero);
-    tn_node *like = tn_b_where(b, tn_b_ne(b, t, t ? tn_b_const(b, -1, t) : NULL), x, zero);
+    tn_node *x = n->in[0], *t = n->in[1], *zero = tn_b_const(b, 0, x);
+    tn_node *apart = not_negative(b, tn_b_sub(b, tn_b_const(b, n->f[TN_HINGE_EMBEDDING_LOSS_MARGIN], x), x));
+    tn_node *unlike = tn_b_where(b, tn_b_ne(b, t, tn_b_const(b, 1, t)), apart, zero);
+    tn_node *like = tn_b_where(b, tn_b_ne(b, t, tn_b_const(b, -1, t)), x, zero);
     return reduced(b, tn_b_add(b, unlike, like), n->i[0]);
 }
 
@@ -517,7 +517,7 @@ static tn_node *probability_loss(tn_build *b, const tn_node *n) {
     if (n->i[CLASS_REDUCTION] == TN_REDUCTION_NONE) return loss;
     tn_node *sum = tn_b_sum(b, loss, TN_ALL, false);
     if (n->i[CLASS_REDUCTION] == TN_REDUCTION_SUM) return sum;
-    return tn_b_div(b, sum, sum ? tn_b_const(b, (double)samples, sum) : NULL);
+    return tn_b_div(b, sum, tn_b_const(b, (double)samples, sum));
 }
 
 /* (softmax · Σ q - q) times the factor of the reduction, q the weighted target; a target's gradient is -log_softmax.

@@ -198,7 +198,7 @@ static tn_node *tap_pixel(tn_build *b, const tn_node *n, const tn_window *w, int
     int64_t count = pixels_of(n)[axis], pad = w->padding[axis], step = w->stride[axis];
     int64_t shape[2] = {count, 1};
     tn_node *first = steps(b, -pad, count, step, shape, axis ? 1 : 2);
-    return tn_b_add(b, tn_b_mul(b, number, number ? tn_b_const(b, (double)w->dilation[axis], number) : NULL), first);
+    return tn_b_add(b, tn_b_mul(b, number, tn_b_const(b, (double)w->dilation[axis], number)), first);
 }
 
 /* A window without a number above −∞, which padding is, has its first tap as the greatest. If that lies before the
@@ -213,12 +213,12 @@ static tn_node *compose_max_pool2d_indices(tn_build *b, const tn_node *n) {
     tn_window w = max_window(n->i);
     const tn_node *x = n->in[0];
     tn_node *tap = tn_b_argmax(b, im2col_for_max(b, n, &w), taps_dims, 2, false);
-    tn_node *across = tap ? tn_b_const(b, (double)w.kernel[1], tap) : NULL;
+    tn_node *across = tn_b_const(b, (double)w.kernel[1], tap);
     tn_node *row = tap_pixel(b, n, &w, 0, tn_b_floor_divide(b, tap, across));
     tn_node *column = tap_pixel(b, n, &w, 1, tn_b_remainder(b, tap, across));
     row = first_inside(b, row, w.dilation[0]);
     column = first_inside(b, column, w.dilation[1]);
-    tn_node *width = row ? tn_b_const(b, (double)x->shape[x->rank - 1], row) : NULL;
+    tn_node *width = tn_b_const(b, (double)x->shape[x->rank - 1], row);
     return tn_b_view(b, tn_b_add(b, tn_b_mul(b, row, width), column), n->shape, n->rank);
 }
 
@@ -264,7 +264,7 @@ static tn_node *divided(tn_build *b, const tn_node *n, const tn_window *w, tn_no
         double by = (double)(divisor ? divisor : w->kernel[0] * w->kernel[1]);
         if (!whole) return tn_b_scale(b, x, 1.0 / by);
         tn_node *wide = tn_dtype_holds((tn_dtype)n->dtype, by) ? x : tn_b_cast(b, x, TN_I64);
-        return tn_b_cast_like(b, tn_b_div_trunc(b, wide, wide ? tn_b_const(b, by, wide) : NULL), n);
+        return tn_b_cast_like(b, tn_b_div_trunc(b, wide, tn_b_const(b, by, wide)), n);
     }
     bool padding_counts = n->i[TN_AVG_POOL2D_COUNT_INCLUDE_PAD];
     tn_node *rows = tn_b_unsqueeze(b, pool_counted(b, n, w, 0, padding_counts), 1);

@@ -493,9 +493,9 @@ static tn_node *compose_std(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
     if (!x) return NULL;
     tn_node *v = tn_b_var(b, x, dims_of(n), (int)dims_count(n), n->i[1 + dims_count(n)], keeps_dims(n));
-    tn_node *none = v ? tn_b_const(b, 0, v) : NULL, *is_none = tn_b_eq(b, v, none);
+    tn_node *none = tn_b_const(b, 0, v), *is_none = tn_b_eq(b, v, none);
     /* of the square root of 0 the gradient is infinite, and times 0 NaN: it is not taken */
-    tn_node *root = tn_b_sqrt(b, tn_b_where(b, is_none, v ? tn_b_const(b, 1, v) : NULL, v));
+    tn_node *root = tn_b_sqrt(b, tn_b_where(b, is_none, tn_b_const(b, 1, v), v));
     return tn_b_where(b, is_none, none, root);
 }
 const tn_op_impl tn_impl_std = {.infer = infer_var, .compose = compose_std, .cases = DEVIATIONS};

@@ -4,8 +4,6 @@
 
 #include "ops/ops_common.h"
 
-static tn_node *constant(tn_build *b, double v, const tn_node *like) { return like ? tn_b_const(b, v, like) : NULL; }
-
 /* ---- signs ------------------------------------------------------------------------------------------------------- */
 
 /* The bit that also −0 and NaN have. */
@@ -17,7 +15,7 @@ static tn_node *is_negative(tn_build *b, tn_node *x) {
         size_t size = tn_dtype_size(t);
         x = tn_b_view_dtype(b, x, size == 8 ? TN_I64 : size == 4 ? TN_I32 : TN_I16);
     }
-    return tn_b_lt(b, x, constant(b, 0, x));
+    return tn_b_lt(b, x, tn_b_const(b, 0, x));
 }
 
 static tn_node *compose_signbit(tn_build *b, const tn_node *n) { return is_negative(b, n->in[0]); }
@@ -140,7 +138,7 @@ static tn_node *compose_logaddexp2(tn_build *b, const tn_node *n) {
     tn_node *distance = tn_b_abs(b, tn_b_sub(b, x, y));
     tn_node *apart = tn_b_scale(b, tn_b_log1p(b, tn_b_exp2(b, tn_b_neg(b, distance))), M_LOG2E);
     /* Equal ones, infinite ones too, whose distance would be NaN. */
-    tn_node *more = tn_b_where(b, tn_b_eq(b, x, y), constant(b, 1, x), apart);
+    tn_node *more = tn_b_where(b, tn_b_eq(b, x, y), tn_b_const(b, 1, x), apart);
     return tn_b_add(b, tn_b_maximum(b, x, y), more);
 }
 static tn_status grad_logaddexp2(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -148,8 +146,8 @@ static tn_status grad_logaddexp2(tn_build *b, const tn_node *n, tn_node *dy, tn_
         if (!tn_needs_grad(n, i)) continue;
         tn_node *x = n->in[i], *y = tn_b_self(n);
         tn_node *share = tn_b_exp2(b, tn_b_sub(b, x, y));
-        share = tn_b_where(b, tn_b_eq(b, x, y), constant(b, 1, n), share);
-        share = tn_b_where(b, tn_b_eq(b, x, n->in[1 - i]), constant(b, 0.5, n), share);
+        share = tn_b_where(b, tn_b_eq(b, x, y), tn_b_const(b, 1, n), share);
+        share = tn_b_where(b, tn_b_eq(b, x, n->in[1 - i]), tn_b_const(b, 0.5, n), share);
         grads[i] = tn_b_sum_to(b, tn_b_mul(b, dy, share), x);
     }
     return b->status;
@@ -165,12 +163,12 @@ const tn_op_impl tn_impl_logaddexp2 = {.promote = true,
 
 /* x without zeros, so that no infinity meets one in a branch that is not taken. */
 static tn_node *or_one(tn_build *b, tn_node *is_zero, tn_node *x) {
-    return tn_b_where(b, is_zero, constant(b, 1, x), x);
+    return tn_b_where(b, is_zero, tn_b_const(b, 1, x), x);
 }
 
 /* sin(πx), exact at whole numbers: x − 2·round(x / 2) is in [−1, 1], and sin(πr) = sin(π(±1 − r)) leaves |r| ≤ 1/2. */
 static tn_node *sine_of_turns(tn_build *b, tn_node *x) {
-    tn_node *r = tn_b_sub(b, x, tn_b_scale(b, tn_b_round(b, tn_b_scale(b, x, 0.5)), 2)), *half = constant(b, 0.5, r);
+    tn_node *r = tn_b_sub(b, x, tn_b_scale(b, tn_b_round(b, tn_b_scale(b, x, 0.5)), 2)), *half = tn_b_const(b, 0.5, r);
     tn_node *turned = tn_b_sub(b, tn_b_sign(b, r), r);
     r = tn_b_where(b, tn_b_lt(b, half, tn_b_abs(b, r)), turned, r);
     return tn_b_sin(b, tn_b_scale(b, r, M_PI));
@@ -184,20 +182,20 @@ static tn_node *cosine_of_turns(tn_build *b, tn_node *x) {
 }
 
 static tn_node *compose_sinc(tn_build *b, const tn_node *n) {
-    tn_node *x = n->in[0], *is_zero = tn_b_eq(b, x, constant(b, 0, x));
+    tn_node *x = n->in[0], *is_zero = tn_b_eq(b, x, tn_b_const(b, 0, x));
     tn_node *safe = or_one(b, is_zero, x), *angle = tn_b_scale(b, safe, M_PI);
-    return tn_b_where(b, is_zero, constant(b, 1, x), tn_b_div(b, sine_of_turns(b, safe), angle));
+    return tn_b_where(b, is_zero, tn_b_const(b, 1, x), tn_b_div(b, sine_of_turns(b, safe), angle));
 }
 
 static tn_status grad_sinc(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    tn_node *x = n->in[0], *safe = or_one(b, tn_b_eq(b, x, constant(b, 0, x)), x);
+    tn_node *x = n->in[0], *safe = or_one(b, tn_b_eq(b, x, tn_b_const(b, 0, x)), x);
     tn_node *slope = tn_b_div(b, tn_b_sub(b, cosine_of_turns(b, safe), tn_b_self(n)), safe);
     /* Near 0 that cancels. There it is π · Σ (−1)^k · 2k / (2k + 1)! · (πx)^(2k − 1). */
     static const double series[] = {1. / 518918400, -1. / 3991680, 1. / 45360, -1. / 840, 1. / 30, -1. / 3};
-    tn_node *angle = tn_b_scale(b, x, M_PI), *square = tn_b_mul(b, angle, angle), *sum = constant(b, 0, x);
+    tn_node *angle = tn_b_scale(b, x, M_PI), *square = tn_b_mul(b, angle, angle), *sum = tn_b_const(b, 0, x);
     for (size_t k = 0; k < sizeof series / sizeof *series; k++)
         sum = tn_b_offset(b, tn_b_mul(b, sum, square), series[k]);
-    tn_node *small = tn_b_lt(b, tn_b_abs(b, x), constant(b, 0.08, x));
+    tn_node *small = tn_b_lt(b, tn_b_abs(b, x), tn_b_const(b, 0.08, x));
     sum = tn_b_scale(b, tn_b_mul(b, sum, angle), M_PI);
     grads[0] = tn_b_mul(b, dy, tn_b_where(b, small, sum, slope));
     return b->status;
@@ -214,19 +212,19 @@ static tn_node *compose_logit(tn_build *b, const tn_node *n) {
     double eps = n->f[TN_LOGIT_EPS];
     tn_node *x = n->in[0];
     if (eps >= 0) { /* as PyTorch, whose lower bound may be above the upper one */
-        tn_node *low = constant(b, eps, x), *high = constant(b, 1 - eps, x);
+        tn_node *low = tn_b_const(b, eps, x), *high = tn_b_const(b, 1 - eps, x);
         tn_node *bounded = tn_b_where(b, tn_b_lt(b, high, x), high, x);
         x = tn_b_where(b, tn_b_lt(b, x, low), low, bounded);
     }
-    return x ? tn_b_log(b, tn_b_div(b, x, tn_b_sub(b, constant(b, 1, x), x))) : NULL;
+    return x ? tn_b_log(b, tn_b_div(b, x, tn_b_sub(b, tn_b_const(b, 1, x), x))) : NULL;
 }
 static tn_status grad_logit(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     double eps = n->f[TN_LOGIT_EPS];
-    tn_node *x = n->in[0], *g = tn_b_div(b, dy, tn_b_mul(b, x, tn_b_sub(b, constant(b, 1, x), x)));
+    tn_node *x = n->in[0], *g = tn_b_div(b, dy, tn_b_mul(b, x, tn_b_sub(b, tn_b_const(b, 1, x), x)));
     if (eps >= 0) {
         tn_node *outside =
-            tn_b_logical_or(b, tn_b_lt(b, x, constant(b, eps, x)), tn_b_lt(b, constant(b, 1 - eps, x), x));
-        g = tn_b_where(b, outside, constant(b, 0, x), g);
+            tn_b_logical_or(b, tn_b_lt(b, x, tn_b_const(b, eps, x)), tn_b_lt(b, tn_b_const(b, 1 - eps, x), x));
+        g = tn_b_where(b, outside, tn_b_const(b, 0, x), g);
     }
     grads[0] = g;
     return b->status;
@@ -242,16 +240,16 @@ const tn_op_impl tn_impl_logit = {
 
 /* x · v, and 0 where x is 0 unless y is NaN. */
 static tn_node *zero_times(tn_build *b, tn_node *x, tn_node *y, tn_node *v) {
-    tn_node *nothing = tn_b_bitwise_and(b, tn_b_eq(b, x, constant(b, 0, x)), tn_b_eq(b, y, y));
-    return tn_b_where(b, nothing, constant(b, 0, x), tn_b_mul(b, x, v));
+    tn_node *nothing = tn_b_bitwise_and(b, tn_b_eq(b, x, tn_b_const(b, 0, x)), tn_b_eq(b, y, y));
+    return tn_b_where(b, nothing, tn_b_const(b, 0, x), tn_b_mul(b, x, v));
 }
 
 static tn_node *compose_xlog1py(tn_build *b, const tn_node *n) {
     return zero_times(b, n->in[0], n->in[1], tn_b_log1p(b, n->in[1]));
 }
 static tn_status grad_xlog1py(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    tn_node *x = n->in[0], *y = n->in[1], *zero = constant(b, 0, x);
-    tn_node *nothing = tn_b_bitwise_and(b, tn_b_eq(b, x, zero), tn_b_le(b, y, constant(b, -1, y)));
+    tn_node *x = n->in[0], *y = n->in[1], *zero = tn_b_const(b, 0, x);
+    tn_node *nothing = tn_b_bitwise_and(b, tn_b_eq(b, x, zero), tn_b_le(b, y, tn_b_const(b, -1, y)));
     tn_node *log_y = tn_b_where(b, nothing, zero, tn_b_log1p(b, y));
     if (tn_needs_grad(n, 0)) grads[0] = tn_b_sum_to(b, tn_b_mul(b, dy, log_y), x);
     if (tn_needs_grad(n, 1)) grads[1] = tn_b_sum_to(b, tn_b_div(b, tn_b_mul(b, dy, x), tn_b_offset(b, y, 1)), y);
@@ -268,9 +266,9 @@ const tn_op_impl tn_impl_xlog1py = {
     .cases = "types=f32,f64 tol=4ulp; [2,3] [2,3]@0.1..4; [3,1] [4]@-0.5..2; [3]@0..0 [3]@-1..-1 grad=off"};
 
 static tn_node *compose_entr(tn_build *b, const tn_node *n) {
-    tn_node *x = n->in[0], *zero = constant(b, 0, x);
+    tn_node *x = n->in[0], *zero = tn_b_const(b, 0, x);
     tn_node *v = tn_b_neg(b, zero_times(b, x, x, tn_b_log(b, x)));
-    return tn_b_where(b, tn_b_lt(b, x, zero), constant(b, -INFINITY, x), v);
+    return tn_b_where(b, tn_b_lt(b, x, zero), tn_b_const(b, -INFINITY, x), v);
 }
 static tn_status grad_entr(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *slope = tn_b_offset(b, tn_b_neg(b, tn_b_log(b, n->in[0])), -1);
@@ -289,7 +287,7 @@ const tn_op_impl tn_impl_entr = {.to_float = true,
 
 /* coefficients[0] · xᵐ + … + coefficients[m]. */
 static tn_node *polynomial(tn_build *b, tn_node *x, const double *coefficients, int count) {
-    tn_node *sum = constant(b, coefficients[0], x);
+    tn_node *sum = tn_b_const(b, coefficients[0], x);
     for (int k = 1; k < count; k++)
         sum = tn_b_offset(b, tn_b_mul(b, sum, x), coefficients[k]);
     return sum;
@@ -316,14 +314,14 @@ static tn_node *compose_erfinv(tn_build *b, const tn_node *n) {
                                   -9.9298272942317002539e-07, 4.5260625972231537039e-06,  -1.9681778105531670567e-05,
                                   7.5995277030017761139e-05,  -0.00021503011930044477347, -0.00013871931833623122026,
                                   1.0103004648645343977,      4.8499064014085844221};
-    tn_node *x = n->in[0], *one = constant(b, 1, x), *edge = tn_b_eq(b, tn_b_abs(b, x), one);
-    tn_node *inside = tn_b_where(b, edge, constant(b, 0, x), x);
+    tn_node *x = n->in[0], *one = tn_b_const(b, 1, x), *edge = tn_b_eq(b, tn_b_abs(b, x), one);
+    tn_node *inside = tn_b_where(b, edge, tn_b_const(b, 0, x), x);
     tn_node *w = tn_b_neg(b, tn_b_log(b, tn_b_mul(b, tn_b_sub(b, one, inside), tn_b_offset(b, inside, 1))));
     tn_node *root = tn_b_sqrt(b, w);
-    tn_node *p = tn_b_where(b, tn_b_lt(b, w, constant(b, 16, w)),
+    tn_node *p = tn_b_where(b, tn_b_lt(b, w, tn_b_const(b, 16, w)),
                             polynomial(b, tn_b_offset(b, root, -3.25), far, sizeof far / sizeof *far),
                             polynomial(b, tn_b_offset(b, root, -5), last, sizeof last / sizeof *last));
-    p = tn_b_where(b, tn_b_lt(b, w, constant(b, 6.25, w)),
+    p = tn_b_where(b, tn_b_lt(b, w, tn_b_const(b, 6.25, w)),
                    polynomial(b, tn_b_offset(b, w, -3.125), near, sizeof near / sizeof *near), p);
     return tn_b_where(b, edge, tn_b_scale(b, x, INFINITY), tn_b_mul(b, p, inside));
 }

@@ -50,7 +50,7 @@ tn_status tn_view_dim(const tn_view_steps *s, int64_t dim, int rank, int64_t *ou
 /* ---- graphs ------------------------------------------------------------------------------------------------------ */
 
 tn_node *tn_b_const(tn_build *b, double v, const tn_node *like) {
-    if (b->status != TN_OK) return NULL;
+    if (b->status != TN_OK || !like) return NULL;
     tn_node *c = tn_b_full(b, NULL, 0, v, (tn_dtype)like->dtype);
     if (c) c->device = like->device;
     return c;
