@@ -429,11 +429,11 @@ static tn_status estimate(const llm_config *c, tn_memory_estimate *out) {
 
 /* Recurrent layers keep a state instead of keys and values. */
 static void exchange_caches(const llm_config *c, tn_memory_estimate *m) {
+    if (c->recurrent_layers == 0) return;
     int64_t shape[3] = {0}, state = 1, conv = c->size[SIZE_CHANNELS] * (c->size[SIZE_KERNEL] - 1);
     int rank = tn_llm_state_shape(c, shape);
     for (int d = 0; d < rank; d++)
         state *= shape[d];
-    if (c->recurrent_layers == 0) return;
     int64_t before = m->cache_bytes, own = (int64_t)sizeof(float) * (conv + (rank > 0 ? state : 0));
     m->cache_bytes = before / c->layers * (c->layers - c->recurrent_layers) + own * c->recurrent_layers;
     m->total_bytes += m->cache_bytes - before;

@@ -7,12 +7,6 @@
 /* Of the norms of the short vectors, whatever config.json says: a constant of the models' own implementation. */
 static const double LATENT_EPS = 1e-6;
 
-static tn_tensor *latent_norm(const tn_tensor *x, const tn_tensor *weight) {
-    tn_rms_norm_options o = TN_RMS_NORM_DEFAULTS;
-    o.eps = LATENT_EPS;
-    return tn_rms_norm(x, TN_DIMS(tn_size(x, -1)), weight, &o);
-}
-
 static tn_tensor *joined(tn_tensor *x) { return tn_reshape(x, TN_DIMS(tn_size(x, 0), tn_size(x, 1) * tn_size(x, 2))); }
 
 void tn_llm_project_latent(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x,
@@ -22,12 +16,12 @@ void tn_llm_project_latent(const llm_config *c, const llm_weights *w, int64_t la
     int64_t rank = c->size[SIZE_KV_RANK], values = c->size[SIZE_MIXED] / c->heads;
     tn_tensor *q = weight[SLOT_Q] ? tn_llm_product(w, layer, SLOT_Q, x, NULL) : NULL;
     if (!q) {
-        q = latent_norm(tn_llm_product(w, layer, SLOT_Q_DOWN, x, NULL), weight[SLOT_Q_DOWN_NORM]);
+        q = tn_llm_rms_norm(tn_llm_product(w, layer, SLOT_Q_DOWN, x, NULL), weight[SLOT_Q_DOWN_NORM], LATENT_EPS);
         q = tn_llm_product(w, layer, SLOT_Q_UP, q, NULL);
     }
     q = tn_reshape(q, TN_DIMS(n, c->heads, plain + rope));
     tn_tensor *down = tn_llm_product(w, layer, SLOT_KV_DOWN, x, NULL);
-    tn_tensor *latent = latent_norm(tn_narrow(down, 1, 0, rank), weight[SLOT_KV_DOWN_NORM]);
+    tn_tensor *latent = tn_llm_rms_norm(tn_narrow(down, 1, 0, rank), weight[SLOT_KV_DOWN_NORM], LATENT_EPS);
     tn_tensor *turned = tn_expand(tn_unsqueeze(tn_narrow(down, 1, rank, rope), 1), TN_DIMS(n, c->heads, rope));
     tn_tensor *kv =
         tn_reshape(tn_llm_product(w, layer, SLOT_KV_UP, latent, NULL), TN_DIMS(n, c->heads, plain + values));

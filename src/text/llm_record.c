@@ -24,14 +24,18 @@ static rotation make_rotation(const llm_rope *rope, const tn_tensor *frequencies
     return (rotation){tn_mul_scalar(r.cosine, rope->amplitude), tn_mul_scalar(r.sine, rope->amplitude)};
 }
 
+tn_tensor *tn_llm_rms_norm(const tn_tensor *x, const tn_tensor *weight, double eps) {
+    tn_rms_norm_options o = TN_RMS_NORM_DEFAULTS;
+    o.eps = eps;
+    return tn_rms_norm(x, TN_DIMS(tn_size(x, -1)), weight, &o);
+}
+
 tn_tensor *tn_llm_norm(const llm_config *c, const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
-    tn_rms_norm_options rms = TN_RMS_NORM_DEFAULTS;
-    rms.eps = c->eps;
     tn_layer_norm_options layer = TN_LAYER_NORM_DEFAULTS;
     layer.eps = c->eps;
     if (c->norms_from_one && weight) weight = tn_add_scalar(weight, 1);
     return c->family->layer_norm ? tn_layer_norm(x, TN_DIMS(tn_size(x, -1)), weight, bias, &layer)
-                                 : tn_rms_norm(x, TN_DIMS(tn_size(x, -1)), weight, &rms);
+                                 : tn_llm_rms_norm(x, weight, c->eps);
 }
 
 /* Before attention or feed-forward, where the family has such a norm. */

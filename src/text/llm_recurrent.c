@@ -193,10 +193,8 @@ static tn_tensor *mamba2(const llm_config *c, const llm_layer *l, const tn_tenso
     y = tn_add(y, tn_mul(u, tn_reshape(l->weight[SLOT_SKIP], TN_DIMS(heads, 1, 1))));
     tn_copy_(l->cache[CACHE_STATE], h);
     y = tn_mul(tn_reshape(y, TN_DIMS(1, inner)), tn_silu(tn_narrow(x, 1, 0, inner)));
-    tn_rms_norm_options o = TN_RMS_NORM_DEFAULTS;
-    o.eps = c->eps;
     tn_tensor *groups = tn_reshape(y, TN_DIMS(c->key_heads, inner / c->key_heads));
-    y = tn_reshape(tn_rms_norm(groups, TN_DIMS(inner / c->key_heads), NULL, &o), TN_DIMS(1, inner));
+    y = tn_reshape(tn_llm_rms_norm(groups, NULL, c->eps), TN_DIMS(1, inner));
     return tn_mul(y, l->weight[SLOT_MIX_NORM]);
 }
 
@@ -225,9 +223,7 @@ static tn_tensor *delta_rule(const llm_config *c, const llm_layer *l, const tn_t
     q = tn_mul_scalar(tn_unsqueeze(q, 2), 1 / sqrt((double)state));
     tn_tensor *y = tn_sum(tn_mul(h, q), (int64_t[]){1}, 1, false);
     tn_copy_(l->cache[CACHE_STATE], h);
-    tn_rms_norm_options o = TN_RMS_NORM_DEFAULTS;
-    o.eps = c->eps;
-    y = tn_rms_norm(y, TN_DIMS(width), l->weight[SLOT_MIX_NORM], &o);
+    y = tn_llm_rms_norm(y, l->weight[SLOT_MIX_NORM], c->eps);
     return tn_mul(tn_reshape(y, TN_DIMS(1, inner)), tn_silu(gate));
 }
 
