@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/text/moving.h"
 #include "trunnion/backend.h"
 #include "trunnion/model.h"
 #include "trunnion/text.h"
@@ -32,7 +33,7 @@ static tn_status compute(answer *a, const int32_t *ids, int64_t count, const flo
 static tn_status move_on(answer *a, tn_status why, const float **logits) {
     tn_status status = why;
     const float *behind_prompt = NULL;
-    while ((status == TN_ERR_LOST || status == TN_ERR_DEVICE || status == TN_ERR_MEMORY) && a->move) {
+    while (cli_moves_on(status) && a->move) {
         status = a->move(a->ctx, status, &a->model);
         if (status != TN_OK) return status;
         a->keep = 0;

@@ -14,6 +14,7 @@
 
 #include "cli/commands.h"
 #include "cli/text/language.h"
+#include "cli/text/moving.h"
 #include "cli/train/finetune_data.h"
 #include "cli/train/report.h"
 #include "trunnion/backend.h"
@@ -651,8 +652,7 @@ static tn_status share_begin(void *ctx, tn_device *device, void **self) {
  * steps so far. Returns that failure. */
 static tn_status keep_steps(const share *s, tn_status status, int64_t step) {
     char why[TN_REASON_BYTES];
-    bool moves = status == TN_ERR_LOST || status == TN_ERR_DEVICE || status == TN_ERR_MEMORY;
-    if (status == TN_OK || step == 0 || (moves && !s->last)) return status;
+    if (status == TN_OK || step == 0 || (cli_moves_on(status) && !s->last)) return status;
     snprintf(why, sizeof why, "%s", tn_error());
     bool kept = save_checkpoint(s, step) == TN_OK;
     return tn_backend_fail(status, "%s%s", why, kept ? "; a checkpoint is in --out: pass --resume to go on" : "");
