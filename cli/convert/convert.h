@@ -78,7 +78,7 @@ void convert_gemma_back(const tn_gguf *file, const char *architecture, int64_t h
 void convert_scales_back(const tn_gguf *file, const char *architecture, cli_json *j); /* Granite's multipliers */
 tn_status convert_tokenizer(const convert_folder *f, tn_gguf_writer *w); /* tokenizer.json (convert_tokenizer.c) */
 
-/* ---- which columns count (convert_llm.c; refused where there is no libtrunnion-text) ---------------------- */
+/* ---- importance of columns (convert_llm.c; an error in builds without libtrunnion-text) -------------------------- */
 
 typedef struct convert_importance {
     struct convert_columns {

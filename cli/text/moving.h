@@ -18,8 +18,8 @@ bool cli_moves_on(tn_status s);
 /* Notes that `device` failed with the text of tn_error(). Then the caller closes what lives there. */
 void cli_moves_note(cli_moves *m, const tn_device *device);
 
-/* Opens the next device in *out, makes it the thread's current one and says so in a line: another device of the list
- * that is no software, then the cpu. Errors: `why`, with the noted text, if no device is left. */
+/* Opens the next device in *out, makes it the thread's current one and says so in a line: another hardware
+ * device of the list, then the cpu. Errors: `why`, with the noted text, if no device is left. */
 tn_status cli_moves_next(cli_moves *m, tn_status why, tn_device **out);
 
 #endif

@@ -116,8 +116,7 @@ size_t tn_conv_bytes_workspace(const tn_conv_args *args, int threads);
 void tn_conv_bytes(const tn_conv_args *args, uint8_t outside);
 
 /* out = y where each channel has one filter of its own (channels and filters are 1): the same chains as tn_conv's.
- * `max_pool`: there is no weight, and what is seen is reduced to its greatest element as KIR does it; outside of the
- * image is none. */
+ * `max_pool`: there is no weight; the result is the maximum of a window, as KIR reduces it, without padding. */
 bool tn_conv_depthwise_fits(const tn_conv_args *args);
 size_t tn_conv_depthwise_workspace(const tn_conv_args *args, int threads);
 void tn_conv_depthwise(const tn_conv_args *args);

@@ -59,10 +59,11 @@ static inline bool epilogue_by_channels(const tn_fused_program *epilogue, epilog
 
 /* ==== depthwise windows =========================================================================================== */
 
-/* Where a window's taps lie, of which `w` has the distances: in memory for a number a tap. */
+/* Memory for the offset of each tap of a window. */
 static inline size_t window_taps_bytes(const tn_conv_args *a) {
     return ((size_t)(a->kernel[0] * a->kernel[1]) * sizeof(int64_t) + 63) / 64 * 64;
 }
+/* Computes these offsets from the distances in `w`, in `at`. */
 void tn_conv_find_window_taps(window_taps *w, const tn_conv_args *a, int64_t *at);
 
 /* Are a filter's taps consecutive? */

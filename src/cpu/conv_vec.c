@@ -157,7 +157,7 @@ static void copy_steps(float *to, const float *input_tile, const piece *p, int n
 enum {
     WEIGH_RUN = 8,    /* vectors that are weighed at once: as many chains as keep the multipliers busy */
     WEIGH_ROWS = 4,   /* rows of output pixels, the same */
-    GREATEST_RUN = 4, /* vectors of which the greatest numbers are looked for at once */
+    GREATEST_RUN = 4, /* vectors whose maxima are computed at once */
     MOST_BLOCK_SIDE = 5
 };
 
