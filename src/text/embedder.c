@@ -156,14 +156,14 @@ static tn_status read_by_language_model(tn_embedder *e, const char *folder, cons
     TRY(tn_llm_open_reader(folder, e->device, &e->reader));
     const llm_config *l = &e->reader->config;
     c->layers = l->layers;
-    c->heads = l->heads;
+    c->heads = l->attention.heads;
     c->hidden = l->size[SIZE_HIDDEN];
     c->intermediate = l->size[SIZE_INTERMEDIATE];
     c->vocabulary = l->size[SIZE_VOCABULARY];
     c->longest = l->context;
-    c->parameters = l->parameters;
-    c->weights_bytes = l->weights_bytes;
-    c->pooling = l->bidirectional ? TN_POOLING_MEAN : TN_POOLING_LAST;
+    c->parameters = l->file.parameters;
+    c->weights_bytes = l->file.weights_bytes;
+    c->pooling = l->attention.bidirectional ? TN_POOLING_MEAN : TN_POOLING_LAST;
     TRY(tn_encoder_modules(&e->folder, options, c));
     tn_device *before = tn_txt_enter(e->device);
     tn_status status = TN_OK;

@@ -130,7 +130,7 @@ static tn_status join_experts(const tn_llm *m, const char *name, tn_tensor **out
 static tn_status take_weight(tn_llm *m, int64_t layer, int slot, tn_tensor **out) {
     char name[LLM_NAME_SIZE];
     llm_tensor info = {.struct_size = sizeof info};
-    const llm_naming *n = m->config.naming;
+    const llm_naming *n = m->config.file.naming;
     if (!tn_llm_name(n, name, layer, slot)) return TN_OK;
     if (layer < 0 && slot == SLOT_OUTPUT && m->config.tied) return TN_OK;
     if (strchr(name, '*')) return join_experts(m, name, out);
@@ -169,7 +169,7 @@ static tn_status read_factors(const tn_llm *m, const tn_tensor *factors, float *
 /* What divides each frequency, where the model has a list: of a GGUF file's tensor, or of config.json. */
 static tn_status read_divisors(const tn_llm *m, float *out, bool *any) {
     const llm_config *c = &m->config;
-    bool tables = c->rope.kind == ROPE_LONG, beyond = (double)c->context > c->rope.trained;
+    bool tables = c->positions.rope.kind == ROPE_LONG, beyond = (double)c->context > c->positions.rope.trained;
     int64_t half = c->size[SIZE_HALF];
     const tn_tensor *factors = m->weights.head[!tables ? SLOT_ROPE_FACTORS : beyond ? SLOT_ROPE_LONG : SLOT_ROPE_SHORT];
     *any = factors || tables;
@@ -182,8 +182,8 @@ static tn_status read_divisors(const tn_llm *m, float *out, bool *any) {
 static tn_status fill_frequencies(const tn_llm *m, bool local, float *divisors, float *out) {
     bool any = false;
     if (!local) TRY(read_divisors(m, divisors, &any));
-    tn_llm_rope_fill(local ? &m->config.local_rope : &m->config.rope, m->config.size[SIZE_HALF], any ? divisors : NULL,
-                     out);
+    tn_llm_rope_fill(local ? &m->config.positions.local_rope : &m->config.positions.rope, m->config.size[SIZE_HALF],
+                     any ? divisors : NULL, out);
     return TN_OK;
 }
 
@@ -207,14 +207,15 @@ static tn_status make_frequencies(tn_llm *m, bool local) {
 /* Those of all layers together: each token reads a little of each. */
 static tn_status make_all_caches(const llm_config *c, int conversations, llm_layer *layers) {
     int64_t pages = c->pages * conversations;
-    int count = 2 * (int)(c->layers - c->recurrent_layers), used = 0;
+    int count = 2 * (int)(c->layers - c->recurrent.layers), used = 0;
     if (count == 0) return TN_OK;
     tn_tensor **all = tn_txt_zalloc((size_t)count, sizeof(tn_tensor *));
     if (!all) return TN_ERR_MEMORY;
     tn_status status = TN_OK;
     {
         TN_SCOPE;
-        status = tn_zero_states(TN_DIMS(pages, c->kv_heads, LLM_PAGE, tn_llm_cache_row(c)), c->cache, all, count);
+        status =
+            tn_zero_states(TN_DIMS(pages, c->attention.kv_heads, LLM_PAGE, tn_llm_cache_row(c)), c->cache, all, count);
         for (int64_t i = 0; i < c->layers && status == TN_OK; i++) {
             if (tn_llm_is_recurrent(c, i)) continue;
             layers[i].cache[CACHE_KEYS] = tn_retain(all[used++]);
@@ -335,7 +336,7 @@ static void renew_caches(tn_llm *m) {
  * sequence begins anew. Any other failure has changed nothing. Returns the failure. */
 tn_status tn_llm_mend(tn_llm *m, tn_status failure) {
     if (failure == TN_OK) return TN_OK;
-    m->stale = m->config.recurrent_layers > 0;
+    m->stale = m->config.recurrent.layers > 0;
     char words[1024]; /* looking at the caches may leave others */
     snprintf(words, sizeof words, "%s", tn_error());
     if (!caches_are_lost(&m->config, m->weights.layers, false)) return tn_backend_fail(failure, "%s", words);
@@ -427,7 +428,7 @@ size_t tn_llm_embedding_row(const tn_llm *m) {
     char name[LLM_NAME_SIZE];
     llm_tensor info = {.struct_size = sizeof info};
     if (m->trained_embedding) return (size_t)m->config.size[SIZE_HIDDEN] * sizeof(float);
-    tn_llm_name(m->config.naming, name, -1, SLOT_EMBEDDING);
+    tn_llm_name(m->config.file.naming, name, -1, SLOT_EMBEDDING);
     bool found = tn_llm_source_find(&m->file->source, name, &info) == TN_OK;
     return found ? tn_dtype_bytes(info.dtype, m->config.size[SIZE_HIDDEN]) : 0;
 }
@@ -489,7 +490,7 @@ static tn_status set_up(tn_llm *m, const tn_llm *with, const char *adapter) {
     TRY(with ? share_weights(m, with) : take_weights(m));
     if (adapter) TRY(tn_llm_lora_read(m, adapter));
     TRY(make_frequencies(m, false));
-    if (m->config.two_ropes) TRY(make_frequencies(m, true));
+    if (m->config.positions.two_ropes) TRY(make_frequencies(m, true));
     return take_caches(m);
 }
 
@@ -533,7 +534,7 @@ static tn_status open_reader(tn_llm *m, const char *path) {
     if (!m->weights.layers) return TN_ERR_MEMORY;
     TRY(take_weights(m));
     TRY(make_frequencies(m, false));
-    return m->config.two_ropes ? make_frequencies(m, true) : TN_OK;
+    return m->config.positions.two_ropes ? make_frequencies(m, true) : TN_OK;
 }
 
 tn_status tn_llm_open_reader(const char *path, tn_device *device, tn_llm **out) {
@@ -622,8 +623,8 @@ void tn_llm_close(tn_llm *m) {
 
 const tn_gguf *tn_llm_file(const tn_llm *m) { return m ? m->file->source.gguf : NULL; }
 bool tn_llm_ends(const tn_llm *m, int32_t id) {
-    for (int i = 0; m && i < m->config.end_count; i++)
-        if (m->config.ends[i] == id) return true;
+    for (int i = 0; m && i < m->config.ends.count; i++)
+        if (m->config.ends.ids[i] == id) return true;
     return false;
 }
 
@@ -646,7 +647,7 @@ int64_t tn_llm_common_prefix(const tn_llm *m, const int32_t *ids, int64_t count)
 }
 
 tn_status tn_llm_refuse_recurrent(const tn_llm *m, const char *function) {
-    if (m->config.recurrent_layers == 0) return TN_OK;
+    if (m->config.recurrent.layers == 0) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s: '%s' has recurrent layers, for which this is not supported",
                            function, tn_llm_source_path(&m->file->source));
 }
@@ -659,7 +660,7 @@ tn_status tn_llm_rewind(tn_llm *m, int64_t position) {
                                position, m->position);
     if (position < m->position) {
         tn_llm_drop_draft(m);
-        m->stale = m->config.recurrent_layers > 0;
+        m->stale = m->config.recurrent.layers > 0;
     }
     m->position = position;
     return TN_OK;
@@ -712,7 +713,7 @@ static tn_status read_trained_rows(tn_llm *m, int64_t n) {
  * they would bring large parts of a matrix to memory that stands there already, packed, as the output's weight. */
 tn_status tn_llm_read_rows(tn_llm *m, const int32_t *ids, int64_t n) {
     char name[LLM_NAME_SIZE];
-    tn_llm_name(m->config.naming, name, -1, SLOT_EMBEDDING);
+    tn_llm_name(m->config.file.naming, name, -1, SLOT_EMBEDDING);
     for (int64_t i = 0; i < n; i++)
         m->numbers[i] = ids[i];
     if (m->trained_embedding) return read_trained_rows(m, n);
@@ -767,7 +768,7 @@ void tn_llm_append(tn_llm *m, const int32_t *ids, int64_t count) {
 }
 
 /* Tokens that are computed at once: recurrent layers are recorded for one. */
-static int64_t piece_of(const tn_llm *m, int64_t most) { return m->config.recurrent_layers > 0 ? 1 : most; }
+static int64_t piece_of(const tn_llm *m, int64_t most) { return m->config.recurrent.layers > 0 ? 1 : most; }
 
 /* The states of recurrent layers after a rewind: those of no text, then of each token of the sequence. */
 static tn_status compute_anew(tn_llm *m) {
@@ -884,8 +885,8 @@ static tn_status hand_out_llm(tn_llm *m, int64_t layer, int slot, const importan
     char name[LLM_NAME_SIZE];
     llm_tensor info = {.struct_size = sizeof info};
     const double *sums = p->sums + p->width * (layer < 0 ? p->count - 1 : layer * LLM_PROBES + probe_of[slot] - 1);
-    bool there =
-        tn_llm_name(m->config.naming, name, layer, slot) && tn_llm_source_find(&m->file->source, name, &info) == TN_OK;
+    bool there = tn_llm_name(m->config.file.naming, name, layer, slot) &&
+                 tn_llm_source_find(&m->file->source, name, &info) == TN_OK;
     if (!there || info.rank != 2 || info.shape[1] > p->width) return TN_OK;
     for (int64_t k = 0; k < info.shape[1]; k++)
         p->read[k] = (float)sums[k];
@@ -898,7 +899,7 @@ static tn_status find_importance(tn_llm *m, const int32_t *ids, int64_t count, i
     TRY(hand_out_llm(m, -1, m->config.tied ? SLOT_EMBEDDING : SLOT_OUTPUT, p, take, ctx));
     for (int64_t i = 0; i < m->config.layers; i++)
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
-            if (probe_of[slot] && !(m->config.naming->transposed & BIT(slot)))
+            if (probe_of[slot] && !(m->config.file.naming->transposed & BIT(slot)))
                 TRY(hand_out_llm(m, i, slot, p, take, ctx));
     return TN_OK;
 }
@@ -991,12 +992,12 @@ tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits) {
 static tn_status prepare_llm(tn_llm *m) {
     const int32_t any[2] = {0, 0};
     int64_t room = m->config.context - m->position;
-    bool pieces = m->config.recurrent_layers == 0;
+    bool pieces = m->config.recurrent.layers == 0;
     if (pieces && room >= 2) TRY(run_piece(m, any, 0, 2, LLM_LAST_ROW, m->logits));
     if (pieces && room > LLM_CHUNK) TRY(run_piece(m, any, 0, 2, LLM_NO_ROWS, m->logits));
     const float *unseen;
     if (room >= 1 && !m->token) TRY(run_token(m, any[0], &unseen));
-    m->stale = m->config.recurrent_layers > 0;
+    m->stale = m->config.recurrent.layers > 0;
     return TN_OK;
 }
 

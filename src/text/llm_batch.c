@@ -32,7 +32,8 @@ static tn_status check_models(tn_llm *const *models, int count) {
                                    "tn_llm_batch_new: conversation %d has other weights than the first; make it with "
                                    "tn_llm_new_conversation",
                                    i);
-        if (models[i]->config.context != models[0]->config.context && models[0]->config.rope.kind == ROPE_LONG)
+        if (models[i]->config.context != models[0]->config.context &&
+            models[0]->config.positions.rope.kind == ROPE_LONG)
             return tn_backend_fail(TN_ERR_ARGUMENT,
                                    "tn_llm_batch_new: conversation %d has a context of %" PRId64 ", the first %" PRId64
                                    "; with longrope they have to be equal",
@@ -108,7 +109,7 @@ static tn_status check_step(const tn_llm_batch *b, const int32_t *ids) {
 /* A waiting conversation gets a dummy token after its sequence; it is overwritten before it is read. */
 static tn_status read_batch_rows(tn_llm_batch *b, const int32_t *ids) {
     char name[LLM_NAME_SIZE];
-    tn_llm_name(b->models[0]->config.naming, name, -1, SLOT_EMBEDDING);
+    tn_llm_name(b->models[0]->config.file.naming, name, -1, SLOT_EMBEDDING);
     for (int i = 0; i < b->count; i++) {
         b->numbers[i] = ids[i] < 0 ? 0 : ids[i];
         b->places[i] = (float)b->models[i]->position;
@@ -222,7 +223,7 @@ static tn_status step_each(tn_llm_batch *b, const int32_t *ids) {
 
 tn_status tn_llm_batch_step(tn_llm_batch *b, const int32_t *ids, const float **logits) {
     TRY(check_step(b, ids));
-    if (b->models[0]->config.recurrent_layers > 0) {
+    if (b->models[0]->config.recurrent.layers > 0) {
         TRY(step_each(b, ids));
         if (logits) *logits = b->logits;
         return TN_OK;

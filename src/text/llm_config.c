@@ -160,15 +160,15 @@ static tn_status check_named(const llm_source *s, llm_config *c, const char *nam
             "%s: tensor '%s' has type %s, which is not supported; use another quantization of the model",
             tn_llm_source_place(s, &t).text, name, t.dtype_name);
     bool chosen = layer >= 0 && BIT(slot) & EXPERTS & ~BIT(SLOT_ROUTER);
-    c->weights_bytes += t.bytes;
-    c->expert_bytes += chosen ? t.bytes : 0;
-    return check_shape(s, c, &t, shape, layer >= 0 && (c->naming->transposed & BIT(slot)), alone,
+    c->file.weights_bytes += t.bytes;
+    c->experts.bytes += chosen ? t.bytes : 0;
+    return check_shape(s, c, &t, shape, layer >= 0 && (c->file.naming->transposed & BIT(slot)), alone,
                        layer >= 0 && slot == SLOT_SHARED_ROUTER);
 }
 
 static tn_status check_tensor(const llm_source *s, llm_config *c, int64_t layer, int slot, bool needed) {
     char name[LLM_NAME_SIZE], own[LLM_NAME_SIZE];
-    if (!tn_llm_name(c->naming, name, layer, slot)) return TN_OK;
+    if (!tn_llm_name(c->file.naming, name, layer, slot)) return TN_OK;
     if (!strchr(name, '*')) return check_named(s, c, name, layer, slot, needed, false);
     for (int64_t e = 0; e < c->size[SIZE_EXPERTS] && tn_llm_expert_name(name, e, own); e++)
         TRY(check_named(s, c, own, layer, slot, needed, true));
@@ -208,17 +208,17 @@ static bool is_spare_output(const llm_config *c, int64_t layer, int slot) {
 }
 
 static tn_status check_known(const llm_source *s, const llm_config *c, const llm_tensor *t, bool *counts) {
-    uint64_t head = c->family->head_needs | c->family->head_allows | BIT(SLOT_OUTPUT);
-    head |= c->rope.kind == ROPE_LONG ? ROPE_TABLES : BIT(SLOT_ROPE_FACTORS);
+    uint64_t head = c->family->slots.head_needs | c->family->slots.head_allows | BIT(SLOT_OUTPUT);
+    head |= c->positions.rope.kind == ROPE_LONG ? ROPE_TABLES : BIT(SLOT_ROPE_FACTORS);
     const char *name = s->gguf ? t->name : tn_hf_strip(&s->folder, t->name);
     int64_t layer;
     int slot;
-    bool fits = tn_llm_find_slot(c->naming, name, c->size[SIZE_EXPERTS], &layer, &slot) && layer < c->layers;
+    bool fits = tn_llm_find_slot(c->file.naming, name, c->size[SIZE_EXPERTS], &layer, &slot) && layer < c->layers;
     *counts = fits && !is_spare_output(c, layer, slot);
-    if (layer >= c->layers && layer - c->layers < c->predicting_layers) return TN_OK;
-    if (c->family->recurrence == RECURRENCE_DELTANET && strncmp(t->name, "mtp.", 4) == 0) return TN_OK;
+    if (layer >= c->layers && layer - c->layers < c->file.predicting_layers) return TN_OK;
+    if (c->family->recurrent.kind == RECURRENCE_DELTANET && strncmp(t->name, "mtp.", 4) == 0) return TN_OK;
     if (fits && (layer < 0 ? head : tn_llm_needs(c, layer) | tn_llm_allows(c, layer)) & BIT(slot)) return TN_OK;
-    if (is_beside(c->naming, name)) return TN_OK;
+    if (is_beside(c->file.naming, name)) return TN_OK;
     if (!s->gguf && tn_hf_is_other_part(&s->folder, t->name)) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "%s: tensor '%.64s' is not known in a %s model of %" PRId64
@@ -238,11 +238,11 @@ static tn_status refuse_unknown(const llm_source *s, llm_config *c) {
         int64_t elements = 1;
         for (int d = 0; d < t.rank; d++)
             elements *= t.shape[d];
-        c->parameters += elements;
+        c->file.parameters += elements;
         bytes[t.dtype] += t.bytes;
         if (bytes[t.dtype] <= most) continue;
         most = bytes[t.dtype];
-        snprintf(c->quantisation, sizeof c->quantisation, "%s", t.dtype_name);
+        snprintf(c->file.quantization, sizeof c->file.quantization, "%s", t.dtype_name);
     }
     return TN_OK;
 }
@@ -250,21 +250,21 @@ static tn_status refuse_unknown(const llm_source *s, llm_config *c) {
 static tn_status read_vocabulary(const llm_source *s, llm_config *c) {
     char name[LLM_NAME_SIZE];
     llm_tensor embedding = {.struct_size = sizeof embedding}, output = {.struct_size = sizeof output};
-    tn_llm_name(c->naming, name, -1, SLOT_EMBEDDING);
+    tn_llm_name(c->file.naming, name, -1, SLOT_EMBEDDING);
     TRY(tn_llm_source_find(s, name, &embedding));
     c->size[SIZE_VOCABULARY] = embedding.rank > 0 ? embedding.shape[0] : 0;
     if (c->size[SIZE_VOCABULARY] < 1 || c->size[SIZE_VOCABULARY] > INT32_MAX)
         return tn_backend_fail(TN_ERR_FORMAT, "%s: tensor '%s' has %" PRId64 " rows; it must have one per token",
                                tn_llm_source_place(s, &embedding).text, embedding.name, c->size[SIZE_VOCABULARY]);
-    tn_llm_name(c->naming, name, -1, SLOT_OUTPUT);
+    tn_llm_name(c->file.naming, name, -1, SLOT_OUTPUT);
     if (s->gguf) c->tied = tn_llm_source_find(s, name, &output) != TN_OK;
     return TN_OK;
 }
 
 static tn_status check_tensors(const llm_source *s, llm_config *c) {
     TRY(read_vocabulary(s, c));
-    uint64_t head = c->family->head_needs | (c->tied ? 0 : BIT(SLOT_OUTPUT));
-    if (s->gguf && c->rope.kind == ROPE_LONG) head |= ROPE_TABLES;
+    uint64_t head = c->family->slots.head_needs | (c->tied ? 0 : BIT(SLOT_OUTPUT));
+    if (s->gguf && c->positions.rope.kind == ROPE_LONG) head |= ROPE_TABLES;
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
         if (!is_spare_output(c, -1, slot)) TRY(check_tensor(s, c, -1, slot, head & BIT(slot)));
     for (int64_t layer = 0; layer < c->layers; layer++) {
@@ -279,10 +279,10 @@ static tn_status check_tensors(const llm_source *s, llm_config *c) {
 
 tn_status tn_llm_set_experts(llm_config *c, const char *place, int64_t experts, int64_t choices) {
     const llm_family *f = c->family;
-    c->needs = f->needs;
-    c->allows = f->allows;
-    if (experts == 0 && !f->always_mixed) return TN_OK;
-    if (!f->experts)
+    c->needs = f->slots.needs;
+    c->allows = f->slots.allows;
+    if (experts == 0 && !f->experts.always) return TN_OK;
+    if (!f->experts.slots)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s' has %" PRId64 " experts; mixture-of-experts %s models are not supported", place,
                                experts, f->architecture);
@@ -291,11 +291,11 @@ tn_status tn_llm_set_experts(llm_config *c, const char *place, int64_t experts, 
                                "'%s' has %" PRId64 " experts and uses %" PRId64
                                " per token; it must have 1 to %d experts, and use at least one and at most all of them",
                                place, experts, choices, LLM_MOST_EXPERTS);
-    c->needs = (f->needs & ~FFN_MATRICES) | f->experts;
-    c->allows = f->allows & ~GATED_BIASES;
+    c->needs = (f->slots.needs & ~FFN_MATRICES) | f->experts.slots;
+    c->allows = f->slots.allows & ~GATED_BIASES;
     c->size[SIZE_EXPERTS] = experts;
-    c->choices = choices;
-    c->whole_choice = f->whole_choice;
+    c->experts.choices = choices;
+    c->experts.whole_choice = f->experts.whole_choice;
     return TN_OK;
 }
 
@@ -308,45 +308,51 @@ static void set_bit(uint8_t *bits, int64_t i, bool on) {
 
 static bool has_bit(const uint8_t *bits, int64_t i) { return bits[i / 8] >> i % 8 & 1; }
 
-void tn_llm_set_window(llm_config *c, int64_t layer, bool slides) { set_bit(c->slides, layer, slides); }
+void tn_llm_set_window(llm_config *c, int64_t layer, bool slides) { set_bit(c->attention.slides, layer, slides); }
 
 void tn_llm_set_pattern(llm_config *c, int64_t pattern) {
     for (int64_t i = 0; i < c->layers; i++)
         tn_llm_set_window(c, i, pattern == 0 || i % pattern < pattern - 1);
 }
 
-bool tn_llm_slides(const llm_config *c, int64_t layer) { return has_bit(c->slides, layer); }
+bool tn_llm_slides(const llm_config *c, int64_t layer) { return has_bit(c->attention.slides, layer); }
 
-int64_t tn_llm_window(const llm_config *c, int64_t layer) { return has_bit(c->slides, layer) ? c->window : 0; }
+int64_t tn_llm_window(const llm_config *c, int64_t layer) {
+    return has_bit(c->attention.slides, layer) ? c->attention.window : 0;
+}
 
 int64_t tn_llm_cache_row(const llm_config *c) {
     int64_t head = c->size[SIZE_HEAD];
     return c->cache == TN_U8 ? head / LLM_BLOCK * LLM_BLOCK_BYTES : head;
 }
 
-void tn_llm_set_rope(llm_config *c, int64_t layer, bool rotates) { set_bit(c->unrotated, layer, !rotates); }
+void tn_llm_set_rope(llm_config *c, int64_t layer, bool rotates) { set_bit(c->positions.unrotated, layer, !rotates); }
 
-bool tn_llm_has_rope(const llm_config *c, int64_t layer) { return !has_bit(c->unrotated, layer); }
+bool tn_llm_has_rope(const llm_config *c, int64_t layer) { return !has_bit(c->positions.unrotated, layer); }
 
-void tn_llm_set_unmixed(llm_config *c, int64_t layer) { set_bit(c->unmixed, layer, true); }
+void tn_llm_set_unmixed(llm_config *c, int64_t layer) { set_bit(c->experts.unmixed, layer, true); }
 
 void tn_llm_set_recurrent(llm_config *c, int64_t layer) {
-    set_bit(c->recurrent, layer, true);
-    c->recurrent_layers++;
+    set_bit(c->recurrent.which, layer, true);
+    c->recurrent.layers++;
 }
 
-bool tn_llm_is_recurrent(const llm_config *c, int64_t layer) { return has_bit(c->recurrent, layer); }
+bool tn_llm_is_recurrent(const llm_config *c, int64_t layer) { return has_bit(c->recurrent.which, layer); }
 
 uint64_t tn_llm_needs(const llm_config *c, int64_t layer) {
-    uint64_t needs = c->needs | (layer > 0 ? c->family->needs_later : 0);
-    if (tn_llm_is_recurrent(c, layer)) needs = (needs & ~ATTENTION_SLOTS) | c->family->recurrent;
-    return has_bit(c->unmixed, layer) ? (needs & ~c->family->experts) | (c->family->needs & FFN_MATRICES) : needs;
+    uint64_t needs = c->needs | (layer > 0 ? c->family->slots.needs_later : 0);
+    if (tn_llm_is_recurrent(c, layer)) needs = (needs & ~ATTENTION_SLOTS) | c->family->recurrent.needs;
+    return has_bit(c->experts.unmixed, layer)
+               ? (needs & ~c->family->experts.slots) | (c->family->slots.needs & FFN_MATRICES)
+               : needs;
 }
 
 uint64_t tn_llm_allows(const llm_config *c, int64_t layer) {
     uint64_t allows = c->allows;
-    if (tn_llm_is_recurrent(c, layer)) allows = (allows & ~ATTENTION_SLOTS) | c->family->recurrent_allows;
-    return has_bit(c->unmixed, layer) ? (allows & ~c->family->experts) | (c->family->allows & GATED_BIASES) : allows;
+    if (tn_llm_is_recurrent(c, layer)) allows = (allows & ~ATTENTION_SLOTS) | c->family->recurrent.allows;
+    return has_bit(c->experts.unmixed, layer)
+               ? (allows & ~c->family->experts.slots) | (c->family->slots.allows & GATED_BIASES)
+               : allows;
 }
 
 /* ---- the configuration ------------------------------------------------------------------------------------------- */
@@ -380,14 +386,12 @@ static tn_status take_options(const llm_source *s, const tn_llm_options *options
 
 static tn_status configure(llm_source *s, const tn_llm_options *options, bool reader, llm_config *out) {
     *out = (llm_config){.size = {[SIZE_ONE] = 1, [SIZE_UNIT] = 1},
-                        .scale = TN_AUTO,
-                        .embedding_scale = 1,
-                        .residual_scale = 1,
-                        .logit_scale = 1,
-                        .choice_scale = 1};
+                        .attention.scale = TN_AUTO,
+                        .scales = {.embedding = 1, .residual = 1, .logits = 1},
+                        .experts.scale = 1};
     TRY(s->gguf ? tn_llm_read_gguf(s->gguf, out) : tn_llm_read_folder(&s->folder, out));
     if (reader) out->tied = true;
-    if (!reader && out->bidirectional)
+    if (!reader && out->attention.bidirectional)
         return tn_backend_fail(
             TN_ERR_UNSUPPORTED,
             "'%s': each token sees the whole text, so this %s model embeds texts (trunnion embed) and "
@@ -395,7 +399,7 @@ static tn_status configure(llm_source *s, const tn_llm_options *options, bool re
             tn_llm_source_path(s), out->family->architecture);
     TRY(check_tensors(s, out));
     TRY(take_options(s, options, out));
-    if (out->window >= out->context) out->window = 0; /* nothing is ever that far back */
+    if (out->attention.window >= out->context) out->attention.window = 0; /* nothing is ever that far back */
     return TN_OK;
 }
 
@@ -416,12 +420,12 @@ static tn_status estimate(const llm_config *c, tn_memory_estimate *out) {
     sizes.intermediate = c->size[SIZE_INTERMEDIATE];
     sizes.layers = c->layers;
     sizes.vocabulary = c->size[SIZE_VOCABULARY];
-    sizes.heads = c->heads;
-    sizes.kv_heads = c->kv_heads;
+    sizes.heads = c->attention.heads;
+    sizes.kv_heads = c->attention.kv_heads;
     sizes.head_dim = c->size[SIZE_HEAD];
     sizes.sequence = c->context;
     sizes.bytes_per_cache = (double)tn_llm_cache_row(c) * (double)tn_dtype_size(c->cache) / (double)c->size[SIZE_HEAD];
-    sizes.weights_bytes = c->weights_bytes;
+    sizes.weights_bytes = c->file.weights_bytes;
     sizes.tied_embeddings = c->tied;
     *out = (tn_memory_estimate){.struct_size = sizeof *out};
     return tn_estimate_inference_memory(&sizes, out);
@@ -429,13 +433,13 @@ static tn_status estimate(const llm_config *c, tn_memory_estimate *out) {
 
 /* Recurrent layers keep a state instead of keys and values. */
 static void exchange_caches(const llm_config *c, tn_memory_estimate *m) {
-    if (c->recurrent_layers == 0) return;
+    if (c->recurrent.layers == 0) return;
     int64_t shape[3] = {0}, state = 1, conv = c->size[SIZE_CHANNELS] * (c->size[SIZE_KERNEL] - 1);
     int rank = tn_llm_state_shape(c, shape);
     for (int d = 0; d < rank; d++)
         state *= shape[d];
     int64_t before = m->cache_bytes, own = (int64_t)sizeof(float) * (conv + (rank > 0 ? state : 0));
-    m->cache_bytes = before / c->layers * (c->layers - c->recurrent_layers) + own * c->recurrent_layers;
+    m->cache_bytes = before / c->layers * (c->layers - c->recurrent.layers) + own * c->recurrent.layers;
     m->total_bytes += m->cache_bytes - before;
 }
 
@@ -459,16 +463,16 @@ tn_status tn_llm_describe(const llm_config *c, const llm_source *s, tn_llm_facts
     TRY(estimate(c, &memory));
     exchange_caches(c, &memory);
     TRY(find_name(s, &name, &length));
-    int64_t experts = c->choices > 0 ? c->size[SIZE_EXPERTS] : 1;
+    int64_t experts = c->experts.choices > 0 ? c->size[SIZE_EXPERTS] : 1;
     *facts = (tn_llm_facts){
         .struct_size = sizeof *facts,
         .architecture = c->family->architecture,
-        .parameters = c->parameters,
+        .parameters = c->file.parameters,
         .layers = c->layers,
         .hidden = c->size[SIZE_HIDDEN],
         .intermediate = c->size[SIZE_INTERMEDIATE],
-        .heads = c->heads,
-        .kv_heads = c->kv_heads,
+        .heads = c->attention.heads,
+        .kv_heads = c->attention.kv_heads,
         .head_dim = c->size[SIZE_HEAD],
         .vocabulary = c->size[SIZE_VOCABULARY],
         .trained_context = c->trained_context,
@@ -479,10 +483,10 @@ tn_status tn_llm_describe(const llm_config *c, const llm_source *s, tn_llm_facts
         .runtime_bytes = memory.runtime_bytes,
         .total_bytes = memory.total_bytes,
         .tied_embeddings = c->tied,
-        .token_bytes = memory.weights_bytes - c->expert_bytes / experts * (experts - c->choices),
+        .token_bytes = memory.weights_bytes - c->experts.bytes / experts * (experts - c->experts.choices),
     };
     snprintf(facts->name, sizeof facts->name, "%.*s", (int)(length < 120 ? length : 120), name);
-    snprintf(facts->quantisation, sizeof facts->quantisation, "%s", c->quantisation);
+    snprintf(facts->quantisation, sizeof facts->quantisation, "%s", c->file.quantization);
     return TN_OK;
 }
 
@@ -525,7 +529,7 @@ static double llama3(const llm_rope *r, double frequency) {
 double tn_llm_yarn_amplitude(double factor, double by) { return factor <= 1 ? 1 : 0.1 * by * log(factor) + 1; }
 
 void tn_llm_lengthen(llm_config *c) {
-    double longer = c->rope.trained * c->rope.factor;
+    double longer = c->positions.rope.trained * c->positions.rope.factor;
     if (longer > (double)c->trained_context && longer <= LLM_MOST_CONTEXT) c->trained_context = (int64_t)longer;
 }
 

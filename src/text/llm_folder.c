@@ -71,7 +71,7 @@ static tn_status read_llama3(const hf_folder *f, const tn_json *o, llm_rope *r) 
 }
 
 static tn_status read_yarn(const hf_folder *f, const tn_json *o, llm_config *c) {
-    llm_rope *r = &c->rope;
+    llm_rope *r = &c->positions.rope;
     double all, part;
     r->kind = ROPE_YARN;
     TRY(tn_hf_real(f, o, "factor", NAN, 1, 1e6, &r->factor));
@@ -86,7 +86,7 @@ static tn_status read_yarn(const hf_folder *f, const tn_json *o, llm_config *c) 
                         : tn_llm_yarn_amplitude(r->factor, 1);
     TRY(tn_hf_real(f, o, "attention_factor", usual, 1e-6, 1e6, &r->amplitude));
     r->whole = tn_json_bool(tn_json_get(o, "truncate"), true);
-    TRY(tn_hf_real(f, o, "llama_4_scaling_beta", 0, 0, 1e6, &c->late_scale));
+    TRY(tn_hf_real(f, o, "llama_4_scaling_beta", 0, 0, 1e6, &c->attention.late_scale));
     tn_llm_lengthen(c);
     return TN_OK;
 }
@@ -109,7 +109,7 @@ tn_status tn_llm_rope_list(const hf_folder *f, const char *key, int64_t count, f
 
 /* Source: Ding et al. 2024, "LongRoPE", as transformers computes it. */
 static tn_status read_longrope(const hf_folder *f, const tn_json *o, llm_config *c) {
-    llm_rope *r = &c->rope;
+    llm_rope *r = &c->positions.rope;
     double context = (double)c->trained_context;
     r->kind = ROPE_LONG;
     TRY(tn_hf_real(f, f->config, "original_max_position_embeddings", context, 1, LLM_MOST_CONTEXT, &r->trained));
@@ -130,7 +130,7 @@ static tn_status read_linear(const hf_folder *f, const tn_json *o, llm_rope *r) 
 /* How many pairs of a head rope rotates: of all of it, or of a part in front. */
 static tn_status read_part(const hf_folder *f, llm_config *c) {
     int64_t head = c->size[SIZE_HEAD], width = head;
-    double part = c->family->part > 0 ? c->family->part : 1;
+    double part = c->family->positions.part > 0 ? c->family->positions.part : 1;
     TRY(tn_hf_real(f, f->config, "rotary_pct", part, 0, 1, &part));
     TRY(tn_hf_real(f, f->config, "partial_rotary_factor", part, 0, 1, &part));
     TRY(tn_hf_real(f, rope_of(f, "full_attention"), "partial_rotary_factor", part, 0, 1, &part));
@@ -150,7 +150,7 @@ static void read_unrotated(const hf_folder *f, llm_config *c) {
     int64_t step = tn_json_int(tn_json_get(f->config, "no_rope_layer_interval"), 4);
     bool smollm3 = strcmp(c->family->architecture, "smollm3") == 0, listed = tn_json_kind_of(list) == TN_JSON_ARRAY;
     for (int64_t i = 0; i < c->layers; i++) {
-        if (c->family->rope_in_windows && c->window > 0) tn_llm_set_rope(c, i, tn_llm_slides(c, i));
+        if (c->family->positions.in_windows && c->attention.window > 0) tn_llm_set_rope(c, i, tn_llm_slides(c, i));
         if (!smollm3) continue;
         bool rotates = step < 1 || (i + 1) % step != 0;
         tn_llm_set_rope(c, i, listed ? tn_json_int(tn_json_at(list, (size_t)i), 1) != 0 : rotates);
@@ -161,18 +161,18 @@ static tn_status read_rope(const hf_folder *f, llm_config *c) {
     const tn_json *o = rope_of(f, "full_attention");
     const char *type = tn_json_string(tn_json_get(o, "type"), "default");
     type = tn_json_string(tn_json_get(o, "rope_type"), type);
-    double base = c->family->base > 0 ? c->family->base : 10000;
-    c->rope = (llm_rope){.scale = 1, .amplitude = 1};
+    double base = c->family->positions.base > 0 ? c->family->positions.base : 10000;
+    c->positions.rope = (llm_rope){.scale = 1, .amplitude = 1};
     TRY(tn_hf_real(f, f->config, "rotary_emb_base", base, 1.0001, 1e12,
                    &base)); /* older words of GPT-NeoX, ModernBERT */
     TRY(tn_hf_real(f, f->config, "global_rope_theta", base, 1.0001, 1e12, &base));
-    TRY(tn_hf_real(f, f->config, "rope_theta", base, 1.0001, 1e12, &c->rope.base));
-    TRY(tn_hf_real(f, o, "rope_theta", c->rope.base, 1.0001, 1e12, &c->rope.base));
+    TRY(tn_hf_real(f, f->config, "rope_theta", base, 1.0001, 1e12, &c->positions.rope.base));
+    TRY(tn_hf_real(f, o, "rope_theta", c->positions.rope.base, 1.0001, 1e12, &c->positions.rope.base));
     if (strcmp(type, "default") == 0) return TN_OK;
     if (strcmp(type, "mrope") == 0) return TN_OK;   /* in texts, all three positions of a token are the same */
     if (strcmp(type, "dynamic") == 0) return TN_OK; /* another base past the trained context, where no text may reach */
-    if (strcmp(type, "linear") == 0) return read_linear(f, o, &c->rope);
-    if (strcmp(type, "llama3") == 0) return read_llama3(f, o, &c->rope);
+    if (strcmp(type, "linear") == 0) return read_linear(f, o, &c->positions.rope);
+    if (strcmp(type, "llama3") == 0) return read_llama3(f, o, &c->positions.rope);
     if (strcmp(type, "yarn") == 0) return read_yarn(f, o, c);
     if (strcmp(type, "longrope") == 0 || strcmp(type, "su") == 0) return read_longrope(f, o, c); /* su: its old name */
     return tn_backend_fail(
@@ -184,19 +184,19 @@ static tn_status read_rope(const hf_folder *f, llm_config *c) {
 /* That of layers with a window, where it is another one. */
 static tn_status read_local_rope(const hf_folder *f, llm_config *c) {
     const tn_json *both = tn_json_get(f->config, "rope_parameters"), *o = tn_json_get(both, "sliding_attention");
-    bool told = tn_json_kind_of(o) == TN_JSON_OBJECT || c->family->plain_local_rope;
-    double base = c->family->local_base > 0 ? c->family->local_base : c->rope.base;
+    bool told = tn_json_kind_of(o) == TN_JSON_OBJECT || c->family->positions.plain_local;
+    double base = c->family->positions.local_base > 0 ? c->family->positions.local_base : c->positions.rope.base;
     const char *type = tn_json_string(tn_json_get(o, "rope_type"), "default");
-    if (!told && c->family->local_base == 0) return TN_OK;
+    if (!told && c->family->positions.local_base == 0) return TN_OK;
     if (strcmp(type, "default") != 0)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s/config.json': rope type '%s' is not supported in sliding-window layers", f->path,
                                tn_txt_shown(type, strlen(type)).text);
-    c->two_ropes = true;
-    c->local_rope = (llm_rope){.scale = 1, .amplitude = 1};
+    c->positions.two_ropes = true;
+    c->positions.local_rope = (llm_rope){.scale = 1, .amplitude = 1};
     TRY(tn_hf_real(f, f->config, "rope_local_base_freq", base, 1.0001, 1e12, &base));
     TRY(tn_hf_real(f, f->config, "local_rope_theta", base, 1.0001, 1e12, &base));
-    return tn_hf_real(f, o, "rope_theta", base, 1.0001, 1e12, &c->local_rope.base);
+    return tn_hf_real(f, o, "rope_theta", base, 1.0001, 1e12, &c->positions.local_rope.base);
 }
 
 /* ---- sliding windows --------------------------------------------------------------------------------------------- */
@@ -216,14 +216,15 @@ static tn_status read_layer_types(const hf_folder *f, const tn_json *types, llm_
 
 static tn_status read_window(const hf_folder *f, llm_config *c) {
     const tn_json *given = tn_json_get(f->config, "sliding_window"), *types = tn_json_get(f->config, "layer_types");
-    bool used = tn_json_bool(tn_json_get(f->config, "use_sliding_window"), c->family->window > 0);
+    bool used = tn_json_bool(tn_json_get(f->config, "use_sliding_window"), c->family->attention.window > 0);
     if (!used || (given && tn_json_kind_of(given) == TN_JSON_NULL)) return TN_OK;
-    TRY(tn_hf_size(f, "sliding_window", c->family->window > 0 ? c->family->window : -1, LLM_MOST_CONTEXT, &c->window));
+    TRY(tn_hf_size(f, "sliding_window", c->family->attention.window > 0 ? c->family->attention.window : -1,
+                   LLM_MOST_CONTEXT, &c->attention.window));
     if (tn_json_kind_of(types) == TN_JSON_ARRAY) return read_layer_types(f, types, c);
-    int64_t pattern = c->family->pattern;
+    int64_t pattern = c->family->attention.pattern;
     if (pattern > 0) TRY(tn_hf_size(f, "sliding_window_pattern", pattern, LLM_MOST_LAYERS, &pattern));
     tn_llm_set_pattern(c, pattern);
-    int64_t from = c->family->window > 0 ? 0 : tn_json_int(tn_json_get(f->config, "max_window_layers"), 0);
+    int64_t from = c->family->attention.window > 0 ? 0 : tn_json_int(tn_json_get(f->config, "max_window_layers"), 0);
     for (int64_t i = 0; i < c->layers && i < from; i++)
         tn_llm_set_window(c, i, false);
     return TN_OK;
@@ -240,11 +241,11 @@ static tn_status read_cap(const hf_folder *f, const char *key, double usual, dou
 
 static tn_status read_gemma(const hf_folder *f, llm_config *c) {
     double scale;
-    if (c->family->query_scale == 0) return TN_OK;
-    TRY(read_cap(f, "attn_logit_softcapping", c->family->attention_cap, &c->attention_cap));
-    TRY(read_cap(f, "final_logit_softcapping", c->family->final_cap, &c->final_cap));
-    TRY(tn_hf_real(f, f->config, "query_pre_attn_scalar", c->family->query_scale, 1e-6, 1e6, &scale));
-    c->scale = 1 / sqrt(scale);
+    if (c->family->attention.query_scale == 0) return TN_OK;
+    TRY(read_cap(f, "attn_logit_softcapping", c->family->attention.cap, &c->attention.cap));
+    TRY(read_cap(f, "final_logit_softcapping", c->family->final_cap, &c->scales.final_cap));
+    TRY(tn_hf_real(f, f->config, "query_pre_attn_scalar", c->family->attention.query_scale, 1e-6, 1e6, &scale));
+    c->attention.scale = 1 / sqrt(scale);
     return TN_OK;
 }
 
@@ -254,15 +255,15 @@ static tn_status read_gemma(const hf_folder *f, llm_config *c) {
 static tn_status read_scales(const hf_folder *f, llm_config *c) {
     double divisor;
     bool granite = strncmp(c->family->architecture, "granite", 7) == 0;
-    if (c->family->scaled_embedding) c->embedding_scale = sqrt((double)c->size[SIZE_HIDDEN]);
+    if (c->family->scaled_embedding) c->scales.embedding = sqrt((double)c->size[SIZE_HIDDEN]);
     if (strncmp(c->family->architecture, "cohere", 6) == 0)
-        return tn_hf_real(f, f->config, "logit_scale", 0.0625, 1e-6, 1e6, &c->logit_scale);
+        return tn_hf_real(f, f->config, "logit_scale", 0.0625, 1e-6, 1e6, &c->scales.logits);
     if (!granite) return TN_OK;
-    TRY(tn_hf_real(f, f->config, "embedding_multiplier", 1, 1e-6, 1e6, &c->embedding_scale));
-    TRY(tn_hf_real(f, f->config, "residual_multiplier", 1, 1e-6, 1e6, &c->residual_scale));
-    TRY(tn_hf_real(f, f->config, "attention_multiplier", 1, 1e-6, 1e6, &c->scale));
+    TRY(tn_hf_real(f, f->config, "embedding_multiplier", 1, 1e-6, 1e6, &c->scales.embedding));
+    TRY(tn_hf_real(f, f->config, "residual_multiplier", 1, 1e-6, 1e6, &c->scales.residual));
+    TRY(tn_hf_real(f, f->config, "attention_multiplier", 1, 1e-6, 1e6, &c->attention.scale));
     TRY(tn_hf_real(f, f->config, "logits_scaling", 1, 1e-6, 1e6, &divisor));
-    c->logit_scale = 1 / divisor;
+    c->scales.logits = 1 / divisor;
     return TN_OK;
 }
 
@@ -282,34 +283,34 @@ static tn_status read_size(const hf_folder *f, const llm_config *c, llm_key key,
 
 static void set_head_sizes(llm_config *c) {
     int64_t head = c->size[SIZE_HEAD];
-    bool all = c->family->head_norm == HEAD_NORM_ALL, each = c->family->head_norm == HEAD_NORM_EACH;
-    c->size[SIZE_QUERIES] = c->heads * head;
-    c->size[SIZE_KEYS] = c->kv_heads * head;
+    bool all = c->family->norms.heads == HEAD_NORM_ALL, each = c->family->norms.heads == HEAD_NORM_EACH;
+    c->size[SIZE_QUERIES] = c->attention.heads * head;
+    c->size[SIZE_KEYS] = c->attention.kv_heads * head;
     c->size[SIZE_QKV] = c->size[SIZE_QUERIES] + 2 * c->size[SIZE_KEYS];
-    c->size[SIZE_Q_NORM] = all ? c->size[SIZE_QUERIES] : each ? c->heads : head;
-    c->size[SIZE_K_NORM] = all ? c->size[SIZE_KEYS] : each ? c->kv_heads : head;
+    c->size[SIZE_Q_NORM] = all ? c->size[SIZE_QUERIES] : each ? c->attention.heads : head;
+    c->size[SIZE_K_NORM] = all ? c->size[SIZE_KEYS] : each ? c->attention.kv_heads : head;
     c->size[SIZE_NORM_WIDTH] = each ? head : 0;
     c->size[SIZE_MIXED] = c->size[SIZE_QUERIES];
-    c->size[SIZE_HEADS] = c->heads;
-    c->size[SIZE_ASK] = c->size[SIZE_QUERIES] * (c->family->gated_queries ? 2 : 1);
+    c->size[SIZE_HEADS] = c->attention.heads;
+    c->size[SIZE_ASK] = c->size[SIZE_QUERIES] * (c->family->attention.gated_queries ? 2 : 1);
 }
 
 /* Latent attention: a head has a part that rope rotates and one that it does not; each head has keys of its own. */
 static tn_status read_latent(const hf_folder *f, llm_config *c) {
     int64_t rope, plain, values;
-    TRY(read_size(f, c, KEY_HEADS, -1, LLM_MOST_HEADS, &c->heads));
+    TRY(read_size(f, c, KEY_HEADS, -1, LLM_MOST_HEADS, &c->attention.heads));
     TRY(tn_hf_size(f, "qk_rope_head_dim", -1, LLM_MOST_WIDTH, &rope));
     TRY(tn_hf_size(f, "qk_nope_head_dim", -1, LLM_MOST_WIDTH, &plain));
     TRY(tn_hf_size(f, "v_head_dim", -1, LLM_MOST_WIDTH, &values));
     TRY(tn_hf_size(f, "kv_lora_rank", -1, LLM_MOST_WIDTH, &c->size[SIZE_KV_RANK]));
-    c->kv_heads = c->heads;
+    c->attention.kv_heads = c->attention.heads;
     c->size[SIZE_HEAD] = rope + plain;
     c->size[SIZE_HALF] = rope / 2;
     set_head_sizes(c);
-    c->size[SIZE_MIXED] = c->heads * values;
+    c->size[SIZE_MIXED] = c->attention.heads * values;
     c->size[SIZE_KV_DOWN] = c->size[SIZE_KV_RANK] + rope;
-    c->size[SIZE_KV_UP] = c->heads * (plain + values);
-    c->interleaved_rope = flag(f, "rope_interleave", c->interleaved_rope);
+    c->size[SIZE_KV_UP] = c->attention.heads * (plain + values);
+    c->positions.interleaved = flag(f, "rope_interleave", c->positions.interleaved);
     if (rope % 2 != 0 || values > rope + plain)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s/config.json': a 'qk_rope_head_dim' of %" PRId64 " and a 'v_head_dim' of %" PRId64
@@ -327,29 +328,31 @@ static tn_status read_latent(const hf_folder *f, llm_config *c) {
 static tn_status read_latent_scale(const hf_folder *f, llm_config *c) {
     double all;
     const tn_json *o = rope_of(f, "full_attention");
-    if (!c->family->latent || c->rope.kind != ROPE_YARN) return TN_OK;
+    if (!c->family->attention.latent || c->positions.rope.kind != ROPE_YARN) return TN_OK;
     TRY(tn_hf_real(f, o, "mscale_all_dim", 0, 0, 1e6, &all));
-    double by = all > 0 ? tn_llm_yarn_amplitude(c->rope.factor, all) : 1;
-    c->scale = by * by / sqrt((double)c->size[SIZE_HEAD]);
+    double by = all > 0 ? tn_llm_yarn_amplitude(c->positions.rope.factor, all) : 1;
+    c->attention.scale = by * by / sqrt((double)c->size[SIZE_HEAD]);
     return TN_OK;
 }
 
 static tn_status read_heads(const hf_folder *f, llm_config *c) {
     int64_t *head = &c->size[SIZE_HEAD], hidden = c->size[SIZE_HIDDEN];
-    if (c->family->latent) return read_latent(f, c);
-    if (c->recurrent_layers == c->layers) {
-        c->heads = c->kv_heads = *head = 1;
+    if (c->family->attention.latent) return read_latent(f, c);
+    if (c->recurrent.layers == c->layers) {
+        c->attention.heads = c->attention.kv_heads = *head = 1;
         return TN_OK;
     }
-    TRY(read_size(f, c, KEY_HEADS, -1, LLM_MOST_HEADS, &c->heads));
-    TRY(read_size(f, c, KEY_KV_HEADS, c->kv_heads > 0 ? c->kv_heads : c->heads, LLM_MOST_HEADS, &c->kv_heads));
-    TRY(read_size(f, c, KEY_HEAD_DIM, hidden % c->heads == 0 ? hidden / c->heads : -1, LLM_MOST_WIDTH, head));
-    if (c->heads % c->kv_heads != 0)
+    TRY(read_size(f, c, KEY_HEADS, -1, LLM_MOST_HEADS, &c->attention.heads));
+    TRY(read_size(f, c, KEY_KV_HEADS, c->attention.kv_heads > 0 ? c->attention.kv_heads : c->attention.heads,
+                  LLM_MOST_HEADS, &c->attention.kv_heads));
+    TRY(read_size(f, c, KEY_HEAD_DIM, hidden % c->attention.heads == 0 ? hidden / c->attention.heads : -1,
+                  LLM_MOST_WIDTH, head));
+    if (c->attention.heads % c->attention.kv_heads != 0)
         return tn_backend_fail(TN_ERR_FORMAT,
                                "'%s/config.json': %" PRId64 " heads is not a multiple of %" PRId64 " key/value heads",
-                               f->path, c->heads, c->kv_heads);
+                               f->path, c->attention.heads, c->attention.kv_heads);
     set_head_sizes(c);
-    return c->family->head_needs & BIT(SLOT_POSITIONS) ? TN_OK : read_part(f, c);
+    return c->family->slots.head_needs & BIT(SLOT_POSITIONS) ? TN_OK : read_part(f, c);
 }
 
 /* ---- mixtures of experts ----------------------------------------------------------------------------------------- */
@@ -375,51 +378,51 @@ static tn_status read_unmixed(const hf_folder *f, llm_config *c) {
 
 /* Groups of experts, and the factor of what they yield: DeepSeek's. */
 static tn_status read_choice(const hf_folder *f, llm_config *c) {
-    int64_t experts = c->size[SIZE_EXPERTS], least = c->family->by_sigmoid ? 2 : 1;
-    const char *method = tn_hf_text(f, "topk_method", c->family->by_sigmoid ? "noaux_tc" : "greedy");
-    TRY(tn_hf_real(f, f->config, "routed_scaling_factor", 1, 1e-6, 1e6, &c->choice_scale));
+    int64_t experts = c->size[SIZE_EXPERTS], least = c->family->experts.by_sigmoid ? 2 : 1;
+    const char *method = tn_hf_text(f, "topk_method", c->family->experts.by_sigmoid ? "noaux_tc" : "greedy");
+    TRY(tn_hf_real(f, f->config, "routed_scaling_factor", 1, 1e-6, 1e6, &c->experts.scale));
     if (strcmp(method, "greedy") == 0) return TN_OK;
     if (strcmp(method, "noaux_tc") != 0 && strcmp(method, "group_limited_greedy") != 0)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s/config.json': 'topk_method' is '%s'; supported are greedy, group_limited_greedy "
                                "and noaux_tc",
                                f->path, tn_txt_shown(method, strlen(method)).text);
-    TRY(tn_hf_size(f, "n_group", 1, experts, &c->groups));
-    TRY(tn_hf_size(f, "topk_group", c->groups, c->groups, &c->chosen_groups));
-    bool fits = experts % c->groups == 0 && experts / c->groups >= least &&
-                c->chosen_groups * (experts / c->groups) >= c->choices;
-    if (!fits && c->groups > 1)
+    TRY(tn_hf_size(f, "n_group", 1, experts, &c->experts.groups));
+    TRY(tn_hf_size(f, "topk_group", c->experts.groups, c->experts.groups, &c->experts.chosen_groups));
+    bool fits = experts % c->experts.groups == 0 && experts / c->experts.groups >= least &&
+                c->experts.chosen_groups * (experts / c->experts.groups) >= c->experts.choices;
+    if (!fits && c->experts.groups > 1)
         return tn_backend_fail(TN_ERR_FORMAT,
                                "'%s/config.json': %" PRId64 " experts in %" PRId64
                                " groups, of which a token has %" PRId64 " with %" PRId64
                                " experts: 'n_group', 'topk_group' and the numbers of experts must fit",
-                               f->path, experts, c->groups, c->chosen_groups, c->choices);
-    if (c->chosen_groups == c->groups) c->groups = 0; /* no limit */
+                               f->path, experts, c->experts.groups, c->experts.chosen_groups, c->experts.choices);
+    if (c->experts.chosen_groups == c->experts.groups) c->experts.groups = 0; /* no limit */
     return TN_OK;
 }
 
 static tn_status read_experts(const hf_folder *f, llm_config *c) {
     static const char *const counts[] = {"num_experts", "n_routed_experts", "num_local_experts"};
     int64_t experts = 0, choices = 0, shared = 0, i = 0;
-    int64_t *inner = &c->size[SIZE_EXPERT], usual = c->family->own_width ? -1 : c->size[SIZE_INTERMEDIATE];
-    if (c->family->always_mixed) {
+    int64_t *inner = &c->size[SIZE_EXPERT], usual = c->family->experts.own_width ? -1 : c->size[SIZE_INTERMEDIATE];
+    if (c->family->experts.always) {
         while (i < 2 && !tn_hf_has(f, counts[i]))
             i++;
         TRY(tn_hf_size(f, counts[i], -1, INT32_MAX, &experts));
         TRY(tn_hf_size(f, "num_experts_per_tok", -1, INT32_MAX, &choices));
     }
     TRY(tn_llm_set_experts(c, f->path, experts, choices));
-    c->predicting_layers = tn_json_int(tn_json_get(f->config, "num_nextn_predict_layers"), 0);
-    if (c->choices == 0) return TN_OK;
+    c->file.predicting_layers = tn_json_int(tn_json_get(f->config, "num_nextn_predict_layers"), 0);
+    if (c->experts.choices == 0) return TN_OK;
     TRY(read_unmixed(f, c));
-    TRY(tn_hf_real(f, f->config, "swiglu_limit", 7, 1e-6, 1e6, &c->gate_limit));
-    TRY(tn_hf_real(f, f->config, "swiglu_alpha", 1.702, 1e-6, 1e6, &c->gate_slope));
-    bool own = c->family->own_width;
+    TRY(tn_hf_real(f, f->config, "swiglu_limit", 7, 1e-6, 1e6, &c->experts.gate_limit));
+    TRY(tn_hf_real(f, f->config, "swiglu_alpha", 1.702, 1e-6, 1e6, &c->experts.gate_slope));
+    bool own = c->family->experts.own_width;
     if (own)
-        c->whole_choice =
-            flag(f, "norm_topk_prob", c->family->by_sigmoid || c->family->recurrence); /* Mixtral: always */
+        c->experts.whole_choice =
+            flag(f, "norm_topk_prob", c->family->experts.by_sigmoid || c->family->recurrent.kind); /* Mixtral: always */
     TRY(tn_hf_size(f, own ? "moe_intermediate_size" : "intermediate_size", usual, LLM_MOST_WIDTH, inner));
-    c->size[SIZE_EXPERT_UP] = *inner * (c->family->fused_gate ? 2 : 1);
+    c->size[SIZE_EXPERT_UP] = *inner * (c->family->forward.fused_gate ? 2 : 1);
     if (tn_hf_has(f, "n_routed_experts")) {
         TRY(tn_hf_size(f, "n_shared_experts", 1, LLM_MOST_EXPERTS, &shared));
         c->size[SIZE_SHARED] = shared * *inner;
@@ -434,21 +437,21 @@ static tn_status read_sizes_folder(const hf_folder *f, llm_config *c) {
     int64_t *hidden = &c->size[SIZE_HIDDEN];
     TRY(read_size(f, c, KEY_LAYERS, -1, LLM_MOST_LAYERS, &c->layers));
     TRY(read_size(f, c, KEY_HIDDEN, -1, LLM_MOST_WIDTH, hidden));
-    int64_t usual = c->family->layer_norm ? 4 * *hidden : -1;             /* GPT-2's n_inner may be null */
-    if (c->family->always_mixed && c->family->own_width) usual = *hidden; /* it may be missing */
+    int64_t usual = c->family->norms.layer_norm ? 4 * *hidden : -1;                 /* GPT-2's n_inner may be null */
+    if (c->family->experts.always && c->family->experts.own_width) usual = *hidden; /* it may be missing */
     TRY(read_size(f, c, KEY_INTERMEDIATE, usual, LLM_MOST_WIDTH, &c->size[SIZE_INTERMEDIATE]));
-    c->size[SIZE_UP] = c->size[SIZE_INTERMEDIATE] * (c->family->fused_gate ? 2 : 1);
+    c->size[SIZE_UP] = c->size[SIZE_INTERMEDIATE] * (c->family->forward.fused_gate ? 2 : 1);
     TRY(read_experts(f, c));
     TRY(read_size(f, c, KEY_CONTEXT, -1, LLM_MOST_CONTEXT, &c->trained_context));
-    c->size[SIZE_POSITIONS] = c->trained_context + c->family->first_position;
-    c->parallel = c->family->parallel;
-    if (c->family->chooses_parallel)
-        c->parallel = tn_json_bool(tn_json_get(f->config, "use_parallel_residual"), c->parallel);
+    c->size[SIZE_POSITIONS] = c->trained_context + c->family->positions.first;
+    c->attention.parallel = c->family->attention.parallel;
+    if (c->family->attention.chooses_parallel)
+        c->attention.parallel = tn_json_bool(tn_json_get(f->config, "use_parallel_residual"), c->attention.parallel);
     if (c->family->read) TRY(c->family->read(f, c));
-    if (!c->parallel && c->family->needs & BIT(SLOT_ATTENTION_NORM)) c->needs |= BIT(SLOT_FFN_NORM);
-    TRY(tn_hf_real(f, f->config, key[KEY_EPS], c->family->layer_norm ? 1e-5 : 1e-6, 1e-20, 1, &c->eps));
-    bool usual_one = c->family->gelu_by_tanh && strcmp(tn_hf_text(f, key[KEY_ACTIVATION], "gelu"), "gelu") == 0;
-    TRY(tn_hf_activation(f, usual_one ? "" : key[KEY_ACTIVATION], c->family->activation, &c->activation));
+    if (!c->attention.parallel && c->family->slots.needs & BIT(SLOT_ATTENTION_NORM)) c->needs |= BIT(SLOT_FFN_NORM);
+    TRY(tn_hf_real(f, f->config, key[KEY_EPS], c->family->norms.layer_norm ? 1e-5 : 1e-6, 1e-20, 1, &c->eps));
+    bool usual_one = c->family->forward.gelu_by_tanh && strcmp(tn_hf_text(f, key[KEY_ACTIVATION], "gelu"), "gelu") == 0;
+    TRY(tn_hf_activation(f, usual_one ? "" : key[KEY_ACTIVATION], c->family->forward.activation, &c->activation));
     TRY(tn_llm_read_recurrent(f, c));
     TRY(read_heads(f, c));
     TRY(read_rope(f, c));
@@ -458,8 +461,9 @@ static tn_status read_sizes_folder(const hf_folder *f, llm_config *c) {
     TRY(read_local_rope(f, c));
     TRY(read_window(f, c));
     read_unrotated(f, c);
-    c->bidirectional = c->family->bidirectional || flag(f, "use_bidirectional_attention", false);
-    if (c->bidirectional && c->window > 0) c->window = c->window / 2 + 1; /* the file counts both sides together */
+    c->attention.bidirectional = c->family->attention.bidirectional || flag(f, "use_bidirectional_attention", false);
+    if (c->attention.bidirectional && c->attention.window > 0)
+        c->attention.window = c->attention.window / 2 + 1; /* the file counts both sides together */
     return TN_OK;
 }
 
@@ -467,7 +471,7 @@ static tn_status read_sizes_folder(const hf_folder *f, llm_config *c) {
 
 tn_status tn_llm_read_modernbert(const hf_folder *f, llm_config *c) {
     int64_t pattern;
-    TRY(tn_hf_size(f, "local_attention", 128, LLM_MOST_CONTEXT, &c->window));
+    TRY(tn_hf_size(f, "local_attention", 128, LLM_MOST_CONTEXT, &c->attention.window));
     TRY(tn_hf_size(f, "global_attn_every_n_layers", 3, LLM_MOST_LAYERS, &pattern));
     for (int64_t i = 0; i < c->layers; i++)
         tn_llm_set_window(c, i, i % pattern != 0);
@@ -483,28 +487,28 @@ static tn_status refuse_value(const hf_folder *f, const char *key, const char *v
 tn_status tn_llm_read_falcon(const hf_folder *f, llm_config *c) {
     bool later = flag(f, "new_decoder_architecture", false);
     int64_t norms = tn_json_int(tn_json_get(f->config, "num_ln_in_parallel_attn"), 2);
-    c->grouped_qkv = true;
-    c->parallel = later || flag(f, "parallel_attn", true);
-    TRY(tn_hf_size(f, "num_attention_heads", -1, LLM_MOST_HEADS, &c->kv_heads));
+    c->attention.grouped_qkv = true;
+    c->attention.parallel = later || flag(f, "parallel_attn", true);
+    TRY(tn_hf_size(f, "num_attention_heads", -1, LLM_MOST_HEADS, &c->attention.kv_heads));
     if (later)
-        TRY(tn_hf_size(f, "num_kv_heads", -1, LLM_MOST_HEADS, &c->kv_heads));
+        TRY(tn_hf_size(f, "num_kv_heads", -1, LLM_MOST_HEADS, &c->attention.kv_heads));
     else if (flag(f, "multi_query", true))
-        c->kv_heads = 1;
+        c->attention.kv_heads = 1;
     if (!later || norms != 2) return TN_OK;
-    c->naming = &tn_llm_falcon_two;
+    c->file.naming = &tn_llm_falcon_two;
     c->needs |= BIT(SLOT_FFN_NORM);
     return TN_OK;
 }
 
 tn_status tn_llm_read_bigcode(const hf_folder *f, llm_config *c) {
-    c->grouped_qkv = true;
-    if (flag(f, "multi_query", true)) c->kv_heads = 1;
+    c->attention.grouped_qkv = true;
+    if (flag(f, "multi_query", true)) c->attention.kv_heads = 1;
     return TN_OK;
 }
 
 tn_status tn_llm_read_neox(const hf_folder *f, llm_config *c) {
     (void)f;
-    c->grouped_qkv = true;
+    c->attention.grouped_qkv = true;
     return TN_OK;
 }
 
@@ -512,7 +516,7 @@ tn_status tn_llm_read_neox(const hf_folder *f, llm_config *c) {
 tn_status tn_llm_read_gpt_neo(const hf_folder *f, llm_config *c) {
     const tn_json *types = tn_json_get(f->config, "attention_types");
     int64_t layer = 0;
-    TRY(tn_hf_size(f, "window_size", 256, LLM_MOST_CONTEXT, &c->window));
+    TRY(tn_hf_size(f, "window_size", 256, LLM_MOST_CONTEXT, &c->attention.window));
     for (size_t t = 0; t < tn_json_length(types); t++) {
         const tn_json *kinds = tn_json_at(tn_json_at(types, t), 0);
         int64_t times = tn_json_int(tn_json_at(tn_json_at(types, t), 1), 0), count = (int64_t)tn_json_length(kinds);
@@ -521,7 +525,7 @@ tn_status tn_llm_read_gpt_neo(const hf_folder *f, llm_config *c) {
             tn_llm_set_window(c, layer++,
                               strcmp(tn_json_string(tn_json_at(kinds, (size_t)(i % count)), ""), "local") == 0);
     }
-    c->scale = 1;
+    c->attention.scale = 1;
     return layer == c->layers ? TN_OK : refuse_value(f, "attention_types", "not a list of kinds for all layers");
 }
 
@@ -555,7 +559,7 @@ tn_status tn_llm_read_lfm2(const hf_folder *f, llm_config *c) {
 
 static void add_end(llm_config *c, const tn_json *id) {
     int64_t v = tn_json_int(id, -1);
-    if (v >= 0 && v <= INT32_MAX && c->end_count < LLM_MOST_ENDS) c->ends[c->end_count++] = (int32_t)v;
+    if (v >= 0 && v <= INT32_MAX && c->ends.count < LLM_MOST_ENDS) c->ends.ids[c->ends.count++] = (int32_t)v;
 }
 
 /* One number or several. */
@@ -571,8 +575,8 @@ static tn_status read_ends(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_json(f, "generation_config.json", &doc));
     take_ends(c, tn_json_get(tn_json_root(doc), "eos_token_id"));
     tn_json_free(doc);
-    if (c->end_count == 0) take_ends(c, tn_json_get(f->config, "eos_token_id"));
-    if (c->end_count == 0) take_ends(c, tn_json_get(tn_json_root(f->doc), "eos_token_id"));
+    if (c->ends.count == 0) take_ends(c, tn_json_get(f->config, "eos_token_id"));
+    if (c->ends.count == 0) take_ends(c, tn_json_get(tn_json_root(f->doc), "eos_token_id"));
     return TN_OK;
 }
 
@@ -588,7 +592,7 @@ static void find_wrapped_prefix(hf_folder *f, const char *probe) {
 static bool tied_as_a_part(const hf_folder *f, const llm_config *c) {
     tn_safetensors_info info = {.struct_size = sizeof info};
     bool tied = tn_json_bool(tn_json_get(tn_json_root(f->doc), "tie_word_embeddings"), c->tied);
-    return tied || !tn_hf_find(f, c->naming->head_slots[SLOT_OUTPUT], &info);
+    return tied || !tn_hf_find(f, c->file.naming->head_slots[SLOT_OUTPUT], &info);
 }
 
 tn_status tn_llm_read_folder(hf_folder *f, llm_config *c) {
@@ -596,12 +600,12 @@ tn_status tn_llm_read_folder(hf_folder *f, llm_config *c) {
     enter_text_config(f);
     TRY(find_family(f, c));
     TRY(refuse_features(f));
-    c->naming = c->family->naming;
-    c->norms_from_one = c->family->norms_from_one;
-    tn_llm_name(c->naming, probe, -1, SLOT_EMBEDDING);
-    tn_hf_find_prefix(f, c->naming->prefix, probe);
+    c->file.naming = c->family->naming;
+    c->file.norms_from_one = c->family->norms.from_one;
+    tn_llm_name(c->file.naming, probe, -1, SLOT_EMBEDDING);
+    tn_hf_find_prefix(f, c->file.naming->prefix, probe);
     if (!f->prefix[0]) find_wrapped_prefix(f, probe);
-    c->interleaved_rope = c->family->folder_interleaved;
+    c->positions.interleaved = c->family->positions.folder_interleaved;
     c->tied = tn_json_bool(tn_json_get(f->config, "tie_word_embeddings"), c->family->tied);
     if (has_text_config(f)) c->tied = tied_as_a_part(f, c);
     TRY(read_sizes_folder(f, c));
@@ -681,9 +685,9 @@ static tn_status gguf_read_experts(const tn_gguf *f, llm_config *c) {
     if (has(f, c, "expert_count")) TRY(tn_gguf_get_int(f, gguf_key_of(c, "expert_count").text, &experts));
     if (has(f, c, "expert_used_count")) TRY(tn_gguf_get_int(f, gguf_key_of(c, "expert_used_count").text, &choices));
     TRY(tn_llm_set_experts(c, tn_gguf_path(f), experts, choices));
-    if (c->choices == 0) return TN_OK;
+    if (c->experts.choices == 0) return TN_OK;
     c->size[SIZE_SHARED] = inner;
-    c->size[SIZE_EXPERT] = c->family->own_width ? inner / choices : inner;
+    c->size[SIZE_EXPERT] = c->family->experts.own_width ? inner / choices : inner;
     if (has(f, c, "expert_feed_forward_length"))
         TRY(get_size(f, c, "expert_feed_forward_length", LLM_MOST_WIDTH, &c->size[SIZE_EXPERT]));
     if (has(f, c, "expert_shared_feed_forward_length"))
@@ -697,13 +701,13 @@ static tn_status read_head_dim(const tn_gguf *f, llm_config *c) {
     int64_t hidden = c->size[SIZE_HIDDEN], *head = &c->size[SIZE_HEAD];
     if (has(f, c, "attention.key_length")) {
         TRY(get_size(f, c, "attention.key_length", LLM_MOST_WIDTH, head));
-    } else if (hidden % c->heads == 0) {
-        *head = hidden / c->heads;
+    } else if (hidden % c->attention.heads == 0) {
+        *head = hidden / c->attention.heads;
     } else {
         key_name key = gguf_key_of(c, "attention.head_count");
         return tn_backend_fail(TN_ERR_FORMAT,
                                "'%s': byte %" PRId64 ": %" PRId64 " heads do not divide the embedding length %" PRId64,
-                               tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), c->heads, hidden);
+                               tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), c->attention.heads, hidden);
     }
     const char *const equal[] = {"attention.value_length"};
     for (int i = 0; i < 1; i++) {
@@ -725,15 +729,15 @@ static tn_status read_head_dim(const tn_gguf *f, llm_config *c) {
 }
 
 static tn_status gguf_read_heads(const tn_gguf *f, llm_config *c) {
-    TRY(get_size(f, c, "attention.head_count", LLM_MOST_HEADS, &c->heads));
-    c->kv_heads = c->heads;
+    TRY(get_size(f, c, "attention.head_count", LLM_MOST_HEADS, &c->attention.heads));
+    c->attention.kv_heads = c->attention.heads;
     if (has(f, c, "attention.head_count_kv"))
-        TRY(get_size(f, c, "attention.head_count_kv", LLM_MOST_HEADS, &c->kv_heads));
-    if (c->heads % c->kv_heads != 0)
+        TRY(get_size(f, c, "attention.head_count_kv", LLM_MOST_HEADS, &c->attention.kv_heads));
+    if (c->attention.heads % c->attention.kv_heads != 0)
         return tn_backend_fail(
             TN_ERR_FORMAT, "'%s': byte %" PRId64 ": %" PRId64 " heads is not a multiple of %" PRId64 " key/value heads",
-            tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, gguf_key_of(c, "attention.head_count_kv").text)), c->heads,
-            c->kv_heads);
+            tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, gguf_key_of(c, "attention.head_count_kv").text)),
+            c->attention.heads, c->attention.kv_heads);
     TRY(read_head_dim(f, c));
     set_head_sizes(c);
     int64_t width = c->size[SIZE_HEAD];
@@ -754,7 +758,7 @@ static tn_status read_real(const tn_gguf *f, const llm_config *c, const char *wh
 
 /* What llama.cpp's keys say; the trained length is the model's own where they do not. */
 static tn_status gguf_read_yarn(const tn_gguf *f, llm_config *c) {
-    llm_rope *r = &c->rope;
+    llm_rope *r = &c->positions.rope;
     r->kind = ROPE_YARN;
     r->whole = true;
     TRY(get_real(f, c, "rope.scaling.factor", 1, 1e6, &r->factor));
@@ -768,7 +772,7 @@ static tn_status gguf_read_yarn(const tn_gguf *f, llm_config *c) {
 static tn_status gguf_read_linear(const tn_gguf *f, llm_config *c) {
     double factor = 1;
     TRY(get_real(f, c, "rope.scaling.factor", 1e-3, 1e6, &factor));
-    c->rope.scale = 1 / factor;
+    c->positions.rope.scale = 1 / factor;
     return TN_OK;
 }
 
@@ -784,9 +788,9 @@ static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
     const char *type = has(f, c, "rope.scaling.factor") ? "linear" : "none"; /* of files from before there were types */
     int64_t length = (int64_t)strlen(type);
     key_name key = gguf_key_of(c, "rope.scaling.type");
-    TRY(read_real(f, c, "rope.scaling.attn_factor", 1, 1e6, &c->rope.amplitude));
+    TRY(read_real(f, c, "rope.scaling.attn_factor", 1, 1e6, &c->positions.rope.amplitude));
     TRY(read_real(f, c, "rope.scaling.original_context_length", (double)c->trained_context, LLM_MOST_CONTEXT,
-                  &c->rope.trained));
+                  &c->positions.rope.trained));
     for (size_t i = 0; i < sizeof other / sizeof *other; i++)
         if (has(f, c, other[i]))
             return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': byte %" PRId64 ": '%s' is not supported", tn_gguf_path(f),
@@ -794,7 +798,7 @@ static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
                                    gguf_key_of(c, other[i]).text);
     if (tn_gguf_get(f, key.text)) TRY(tn_gguf_get_string(f, key.text, &type, &length));
     if (text_is(type, length, "longrope") || has_tables(f)) {
-        c->rope.kind = ROPE_LONG;
+        c->positions.rope.kind = ROPE_LONG;
         return TN_OK;
     }
     if (text_is(type, length, "none")) return TN_OK;
@@ -809,7 +813,7 @@ static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
 
 /* Which layers have a window: a number, or a word a layer. */
 static tn_status read_pattern(const tn_gguf *f, llm_config *c) {
-    int64_t pattern = c->family->pattern;
+    int64_t pattern = c->family->attention.pattern;
     key_name key = gguf_key_of(c, "attention.sliding_window_pattern");
     const tn_gguf_value *list = tn_gguf_get(f, key.text);
     if (!list || pattern == 0 || tn_gguf_type_of(list) != TN_GGUF_ARRAY) {
@@ -832,33 +836,37 @@ static tn_status read_pattern(const tn_gguf *f, llm_config *c) {
 
 static tn_status gguf_read_window(const tn_gguf *f, llm_config *c) {
     const char *key = "attention.sliding_window";
-    c->window = c->family->gguf_window;
-    if (has(f, c, key)) TRY(get_size(f, c, key, LLM_MOST_CONTEXT, &c->window));
+    c->attention.window = c->family->attention.gguf_window;
+    if (has(f, c, key)) TRY(get_size(f, c, key, LLM_MOST_CONTEXT, &c->attention.window));
     return read_pattern(f, c);
 }
 
 /* Caps, the scale of scores, and a rope of layers with a window. */
 static tn_status gguf_read_gemma(const tn_gguf *f, llm_config *c) {
     const llm_family *of = c->family;
-    if (of->scaled_embedding) c->embedding_scale = sqrt((double)c->size[SIZE_HIDDEN]);
-    if (of->query_scale == 0) return TN_OK;
-    TRY(read_real(f, c, "attn_logit_softcapping", of->attention_cap, 1e6, &c->attention_cap));
-    TRY(read_real(f, c, "final_logit_softcapping", of->final_cap, 1e6, &c->final_cap));
-    if (c->layers == of->wide_layers) c->scale = sqrt((double)c->heads / (double)c->size[SIZE_HIDDEN]);
-    c->local_rope = of->local_base > 0 ? (llm_rope){.base = of->local_base, .scale = 1, .amplitude = 1} : c->rope;
-    c->two_ropes = c->window > 0 && (of->local_base > 0 || has(f, c, "rope.freq_base_swa"));
-    return read_real(f, c, "rope.freq_base_swa", c->local_rope.base, 1e12, &c->local_rope.base);
+    if (of->scaled_embedding) c->scales.embedding = sqrt((double)c->size[SIZE_HIDDEN]);
+    if (of->attention.query_scale == 0) return TN_OK;
+    TRY(read_real(f, c, "attn_logit_softcapping", of->attention.cap, 1e6, &c->attention.cap));
+    TRY(read_real(f, c, "final_logit_softcapping", of->final_cap, 1e6, &c->scales.final_cap));
+    if (c->layers == of->attention.wide_layers)
+        c->attention.scale = sqrt((double)c->attention.heads / (double)c->size[SIZE_HIDDEN]);
+    c->positions.local_rope = of->positions.local_base > 0
+                                  ? (llm_rope){.base = of->positions.local_base, .scale = 1, .amplitude = 1}
+                                  : c->positions.rope;
+    c->positions.two_ropes =
+        c->attention.window > 0 && (of->positions.local_base > 0 || has(f, c, "rope.freq_base_swa"));
+    return read_real(f, c, "rope.freq_base_swa", c->positions.local_rope.base, 1e12, &c->positions.local_rope.base);
 }
 
 /* Granite's multipliers. */
 static tn_status gguf_read_scales(const tn_gguf *f, llm_config *c) {
     double divisor;
     if (strcmp(c->family->architecture, "granite") != 0) return TN_OK;
-    TRY(read_real(f, c, "embedding_scale", 1, 1e6, &c->embedding_scale));
-    TRY(read_real(f, c, "residual_scale", 1, 1e6, &c->residual_scale));
-    if (has(f, c, "attention.scale")) TRY(read_real(f, c, "attention.scale", 1, 1e6, &c->scale));
+    TRY(read_real(f, c, "embedding_scale", 1, 1e6, &c->scales.embedding));
+    TRY(read_real(f, c, "residual_scale", 1, 1e6, &c->scales.residual));
+    if (has(f, c, "attention.scale")) TRY(read_real(f, c, "attention.scale", 1, 1e6, &c->attention.scale));
     TRY(read_real(f, c, "logit_scale", 1, 1e6, &divisor));
-    c->logit_scale = 1 / divisor;
+    c->scales.logits = 1 / divisor;
     return TN_OK;
 }
 
@@ -872,15 +880,15 @@ static tn_status read_sizes_gguf(const tn_gguf *f, llm_config *c) {
     TRY(get_size(f, c, "block_count", LLM_MOST_LAYERS, &c->layers));
     TRY(get_size(f, c, "embedding_length", LLM_MOST_WIDTH, &c->size[SIZE_HIDDEN]));
     TRY(get_size(f, c, "feed_forward_length", LLM_MOST_WIDTH, &c->size[SIZE_INTERMEDIATE]));
-    c->size[SIZE_UP] = c->size[SIZE_INTERMEDIATE] * (c->family->fused_gate ? 2 : 1);
+    c->size[SIZE_UP] = c->size[SIZE_INTERMEDIATE] * (c->family->forward.fused_gate ? 2 : 1);
     TRY(gguf_read_experts(f, c));
     TRY(get_size(f, c, "context_length", LLM_MOST_CONTEXT, &c->trained_context));
     TRY(gguf_read_heads(f, c));
     c->size[SIZE_POSITIONS] = c->trained_context;
-    const char *eps = c->family->layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
+    const char *eps = c->family->norms.layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
     TRY(get_real(f, c, eps, 1e-12, 1, &c->eps));
-    c->rope = (llm_rope){.base = 10000, .scale = 1, .amplitude = 1};
-    if (has(f, c, "rope.freq_base")) TRY(get_real(f, c, "rope.freq_base", 1, 1e12, &c->rope.base));
+    c->positions.rope = (llm_rope){.base = 10000, .scale = 1, .amplitude = 1};
+    if (has(f, c, "rope.freq_base")) TRY(get_real(f, c, "rope.freq_base", 1, 1e12, &c->positions.rope.base));
     TRY(read_rope_scaling(f, c));
     TRY(gguf_read_window(f, c));
     TRY(gguf_read_scales(f, c));
@@ -896,8 +904,8 @@ static bool has_experts_apart(const tn_gguf *f) {
 tn_status tn_llm_read_gguf(const tn_gguf *f, llm_config *c) {
     TRY(gguf_find_family(f, c));
     TRY(gguf_refuse_features(f, c));
-    c->naming = has_experts_apart(f) ? &tn_llm_gguf_apart : &tn_llm_gguf_names;
-    c->interleaved_rope = c->family->interleaved_rope;
-    c->activation = tn_txt_activation(c->family->activation);
+    c->file.naming = has_experts_apart(f) ? &tn_llm_gguf_apart : &tn_llm_gguf_names;
+    c->positions.interleaved = c->family->positions.interleaved;
+    c->activation = tn_txt_activation(c->family->forward.activation);
     return read_sizes_gguf(f, c);
 }

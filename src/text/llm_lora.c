@@ -16,10 +16,12 @@ static const uint64_t MATRICES = BIT(SLOT_Q) | BIT(SLOT_K) | BIT(SLOT_V) | BIT(S
                                  BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN);
 static const char WEIGHT[] = ".weight", BEFORE[] = "base_model.model.";
 
-static bool is_gguf(const llm_config *c) { return c->naming == &tn_llm_gguf_names || c->naming == &tn_llm_gguf_apart; }
+static bool is_gguf(const llm_config *c) {
+    return c->file.naming == &tn_llm_gguf_names || c->file.naming == &tn_llm_gguf_apart;
+}
 
 /* Of the model's folder, also if it was read from a GGUF file. */
-static const llm_naming *folder_naming(const llm_config *c) { return is_gguf(c) ? c->family->naming : c->naming; }
+static const llm_naming *folder_naming(const llm_config *c) { return is_gguf(c) ? c->family->naming : c->file.naming; }
 
 bool tn_llm_lora_slot(const llm_config *c, int64_t layer, int slot, char name[LLM_NAME_SIZE]) {
     char own[LLM_NAME_SIZE];
@@ -44,7 +46,8 @@ void tn_llm_lora_free(llm_lora *list, const llm_config *c) {
 }
 
 tn_tensor *tn_llm_lora_rows(const llm_config *c, int slot, const tn_tensor *b, bool to_folder) {
-    if (!is_gguf(c) || !c->interleaved_rope || c->family->folder_interleaved || (slot != SLOT_Q && slot != SLOT_K))
+    if (!is_gguf(c) || !c->positions.interleaved || c->family->positions.folder_interleaved ||
+        (slot != SLOT_Q && slot != SLOT_K))
         return tn_retain((tn_tensor *)(uintptr_t)b);
     tn_tensor *out;
     {

@@ -16,17 +16,17 @@ static tn_tensor *share(const llm_config *c, const llm_weights *w, int64_t layer
 
 /* What an expert's first product, [tokens, width] or [tokens, choices, width], becomes before the second one. */
 static tn_tensor *activate(const llm_config *c, tn_tensor *gate, tn_tensor *up) {
-    if (!c->family->clamped_gate) return tn_mul(c->activation(gate), up);
-    gate = tn_clamp(gate, -INFINITY, c->gate_limit);
-    up = tn_clamp(up, -c->gate_limit, c->gate_limit);
-    return tn_mul(tn_add_scalar(up, 1), tn_mul(gate, tn_sigmoid(tn_mul_scalar(gate, c->gate_slope))));
+    if (!c->family->forward.clamped_gate) return tn_mul(c->activation(gate), up);
+    gate = tn_clamp(gate, -INFINITY, c->experts.gate_limit);
+    up = tn_clamp(up, -c->experts.gate_limit, c->experts.gate_limit);
+    return tn_mul(tn_add_scalar(up, 1), tn_mul(gate, tn_sigmoid(tn_mul_scalar(gate, c->experts.gate_slope))));
 }
 
 /* Of such a product: the gate, which is returned, and what it gates. */
 static tn_tensor *part_gate(const llm_config *c, tn_tensor **up) {
     int64_t width = c->size[SIZE_EXPERT];
     int rank = tn_rank(*up);
-    if (!c->family->clamped_gate) return tn_llm_split_gate(up, rank - 1, width);
+    if (!c->family->forward.clamped_gate) return tn_llm_split_gate(up, rank - 1, width);
     tn_tensor *pairs = rank == 2 ? tn_reshape(*up, TN_DIMS(tn_size(*up, 0), width, 2))
                                  : tn_reshape(*up, TN_DIMS(tn_size(*up, 0), tn_size(*up, 1), width, 2));
     *up = tn_select(pairs, rank, 1);
@@ -48,8 +48,8 @@ static tn_tensor *mix_all(const llm_config *c, tn_tensor *const *weight, const t
         tn_tensor *up_bias = weight[SLOT_EXPERT_UP_BIAS] ? tn_select(weight[SLOT_EXPERT_UP_BIAS], 0, e) : NULL;
         tn_tensor *down_bias = weight[SLOT_EXPERT_DOWN_BIAS] ? tn_select(weight[SLOT_EXPERT_DOWN_BIAS], 0, e) : NULL;
         tn_tensor *up = tn_linear(x, tn_select(weight[SLOT_EXPERT_UP], 0, e), up_bias);
-        tn_tensor *gate =
-            c->family->fused_gate ? part_gate(c, &up) : tn_linear(x, tn_select(weight[SLOT_EXPERT_GATE], 0, e), NULL);
+        tn_tensor *gate = c->family->forward.fused_gate ? part_gate(c, &up)
+                                                        : tn_linear(x, tn_select(weight[SLOT_EXPERT_GATE], 0, e), NULL);
         tn_tensor *inner = activate(c, gate, up);
         tn_tensor *made = tn_mul(tn_linear(inner, tn_select(weight[SLOT_EXPERT_DOWN], 0, e), down_bias), share);
         y = y ? tn_add(y, made) : made;
@@ -60,11 +60,11 @@ static tn_tensor *mix_all(const llm_config *c, tn_tensor *const *weight, const t
 /* -inf for experts [n, experts] outside the best groups. A group is as good as the sum of its two best experts, or as
  * its best one. Source: DeepSeek-AI 2024, "DeepSeek-V3", section 2.1.2; transformers. */
 static tn_tensor *limit_to_groups(const llm_config *c, tn_tensor *wishes) {
-    int64_t n = tn_size(wishes, 0), each = c->size[SIZE_EXPERTS] / c->groups;
-    tn_tensor *groups = tn_reshape(wishes, TN_DIMS(n, c->groups, each));
-    tn_tensor *best = tn_sum(tn_topk(groups, c->family->by_sigmoid ? 2 : 1, 2, true), (int64_t[]){2}, 1, false);
-    tn_tensor *chosen = tn_unsqueeze(tn_topk_indices(best, c->chosen_groups, 1, true), 2);
-    tn_tensor *numbers = tn_arange(0, (double)c->groups, 1, TN_I64);
+    int64_t n = tn_size(wishes, 0), each = c->size[SIZE_EXPERTS] / c->experts.groups;
+    tn_tensor *groups = tn_reshape(wishes, TN_DIMS(n, c->experts.groups, each));
+    tn_tensor *best = tn_sum(tn_topk(groups, c->family->experts.by_sigmoid ? 2 : 1, 2, true), (int64_t[]){2}, 1, false);
+    tn_tensor *chosen = tn_unsqueeze(tn_topk_indices(best, c->experts.chosen_groups, 1, true), 2);
+    tn_tensor *numbers = tn_arange(0, (double)c->experts.groups, 1, TN_I64);
     tn_tensor *other = tn_eq_scalar(tn_sum(tn_cast(tn_eq(chosen, numbers), TN_F32), (int64_t[]){1}, 1, false), 0);
     return tn_reshape(tn_masked_fill(groups, tn_unsqueeze(other, 2), -INFINITY), TN_DIMS(n, c->size[SIZE_EXPERTS]));
 }
@@ -72,13 +72,13 @@ static tn_tensor *limit_to_groups(const llm_config *c, tn_tensor *wishes) {
 /* The experts of each token, *chosen [n, choices], and their weights. */
 static tn_tensor *choose(const llm_config *c, tn_tensor *const *weight, const tn_tensor *x, tn_tensor **chosen) {
     tn_tensor *likes = tn_linear(x, weight[SLOT_ROUTER], weight[SLOT_ROUTER_BIAS]);
-    likes = c->family->by_sigmoid ? tn_sigmoid(likes) : tn_softmax(likes, -1);
+    likes = c->family->experts.by_sigmoid ? tn_sigmoid(likes) : tn_softmax(likes, -1);
     tn_tensor *wishes = weight[SLOT_CHOICE_BIAS] ? tn_add(likes, weight[SLOT_CHOICE_BIAS]) : likes;
-    if (c->groups > 0) wishes = limit_to_groups(c, wishes);
-    *chosen = tn_topk_indices(wishes, c->choices, 1, true);
-    tn_tensor *by = wishes == likes ? tn_topk(likes, c->choices, 1, true) : tn_gather(likes, 1, *chosen);
-    if (c->whole_choice) by = tn_div(by, tn_sum(by, (int64_t[]){1}, 1, true));
-    return c->choice_scale == 1 ? by : tn_mul_scalar(by, c->choice_scale);
+    if (c->experts.groups > 0) wishes = limit_to_groups(c, wishes);
+    *chosen = tn_topk_indices(wishes, c->experts.choices, 1, true);
+    tn_tensor *by = wishes == likes ? tn_topk(likes, c->experts.choices, 1, true) : tn_gather(likes, 1, *chosen);
+    if (c->experts.whole_choice) by = tn_div(by, tn_sum(by, (int64_t[]){1}, 1, true));
+    return c->experts.scale == 1 ? by : tn_mul_scalar(by, c->experts.scale);
 }
 
 /* Each token goes through the experts that its router likes best, and what they make is added by how much it likes
@@ -93,7 +93,7 @@ tn_tensor *tn_llm_mix(const llm_config *c, const llm_weights *w, int64_t layer, 
         tn_tensor *up = tn_linear_experts(x, weight[SLOT_EXPERT_UP], chosen);
         up = biased(up, weight[SLOT_EXPERT_UP_BIAS], chosen);
         tn_tensor *gate =
-            c->family->fused_gate ? part_gate(c, &up) : tn_linear_experts(x, weight[SLOT_EXPERT_GATE], chosen);
+            c->family->forward.fused_gate ? part_gate(c, &up) : tn_linear_experts(x, weight[SLOT_EXPERT_GATE], chosen);
         tn_tensor *made = tn_linear_experts(activate(c, gate, up), weight[SLOT_EXPERT_DOWN], chosen);
         made = biased(made, weight[SLOT_EXPERT_DOWN_BIAS], chosen);
         y = tn_sum(tn_mul(made, tn_unsqueeze(by, 2)), (int64_t[]){1}, 1, false);

@@ -181,59 +181,86 @@ typedef enum llm_recurrence {
     RECURRENCE_DELTANET /* Yang et al. 2024, "Gated Delta Networks" */
 } llm_recurrence;
 
-/* How one kind of model differs from the others: a row of the table in llm_families.c. */
-typedef struct llm_family {
-    const char *architecture;         /* general.architecture, or config.json's model_type … */
-    const char *models;               /* names that people know */
-    const char *type;                 /* … where that is another word; else NULL */
-    bool in_gguf;                     /* else known from folders alone */
-    bool interleaved_rope;            /* in GGUF files rope rotates neighbours; else the halves of a head */
-    bool folder_interleaved;          /* the same in folders */
-    uint64_t needs, allows;           /* bits of layer slots */
-    uint64_t head_needs, head_allows; /* bits of head slots */
-    const llm_naming *naming;         /* in folders */
-    const char *const *keys;          /* config.json's, by llm_key */
-    const int64_t *usual;             /* sizes where config.json says nothing, by llm_key; NULL: it must say them */
-    tn_status (*read)(const hf_folder *f, llm_config *c); /* what no other family's config.json has; NULL: nothing */
-    bool tied;                                            /* where config.json says nothing */
-    bool fused_gate;       /* the product of SLOT_UP has the gate in front; that of SLOT_EXPERT_UP too */
-    bool layer_norm;       /* with a mean; else by the root of the mean square */
-    bool bare_norms;       /* norms have no weights */
-    uint64_t needs_later;  /* bits of layer slots that only the first layer may lack */
+/* How one kind of model differs from the others, by subject. */
+typedef struct llm_slots { /* of a model; bits of layer slots and of head slots */
+    uint64_t needs, allows;
+    uint64_t needs_later; /* which only the first layer may lack */
+    uint64_t head_needs, head_allows;
+} llm_slots;
+
+typedef struct llm_norms {
+    bool layer_norm; /* with a mean; else by the root of the mean square */
+    bool bare;       /* without weights */
+    bool after_rope; /* of queries and keys */
+    bool from_one;   /* folders have the weights less 1 */
+    llm_head_norm heads;
+} llm_norms;
+
+typedef struct llm_position_rules {
+    bool interleaved;        /* in GGUF files rope rotates neighbours; else the halves of a head */
+    bool folder_interleaved; /* the same in folders */
+    bool in_windows;         /* other layers have no rope, if any layer has a window */
+    bool plain_local;        /* layers with a window have the same base, not stretched */
+    double part;             /* of a head that rope rotates, where config.json says nothing; 0: all of it */
+    int64_t first;           /* row of the first token in the table of learned positions */
+    double base, local_base; /* rope's where config.json says nothing; that of layers with a window */
+} llm_position_rules;
+
+typedef struct llm_attention_rules {
     bool bidirectional;    /* a token sees the whole text: the model can embed, not generate */
     bool parallel;         /* attention and feed-forward read the same input, and both are added to it */
     bool chooses_parallel; /* "use_parallel_residual" in config.json; where it says nothing: `parallel` */
-    bool norm_after_rope;  /* norms of queries and keys */
-    bool rope_in_windows;  /* other layers have no rope, if any layer has a window */
-    llm_head_norm head_norm;
-    double part;            /* of a head that rope rotates, where config.json says nothing; 0: all of it */
-    int64_t first_position; /* row of the first token in the table of learned positions */
-    int64_t window;         /* where config.json says nothing; 0: none */
-    const char *activation; /* the same */
-    /* mixtures of experts */
-    uint64_t experts;   /* bits of slots that a layer has instead of feed-forward's matrices; 0: no such models */
-    bool always_mixed;  /* all models are mixtures */
-    bool own_width;     /* experts have a width of their own */
-    bool whole_choice;  /* weights of the chosen experts are made to add up to 1, where config.json says nothing */
-    bool by_sigmoid;    /* the router's values, each alone; else by softmax */
-    bool clamped_gate;  /* the product of SLOT_EXPERT_UP has gates and what they gate by turns, and both are clamped */
-    bool latent;        /* keys and values are made of a short vector (MLA) */
-    bool gated_queries; /* SLOT_Q has, behind the queries of each head, gates of what attention yields */
-    llm_recurrence recurrence;
-    uint64_t recurrent;        /* bits of slots that a recurrent layer has instead of attention's, */
-    uint64_t recurrent_allows; /* and that it may have */
-    int64_t interval;          /* one layer in so many, the last of them, has attention; 0: config.json says which */
-    /* Gemma's */
-    bool scaled_embedding;           /* rows of the embedding are multiplied by the root of their length */
-    bool gelu_by_tanh;               /* "gelu" in config.json means its approximation, in which they were trained */
-    bool norms_from_one;             /* folders have the norms' weights less 1 */
-    int64_t pattern;                 /* one layer in so many, the last of them, has no window; 0: all have one */
-    int64_t gguf_window;             /* where a GGUF file says nothing */
-    double base, local_base;         /* rope's where config.json says nothing; that of layers with a window */
-    bool plain_local_rope;           /* layers with a window have the same base, not stretched */
-    double attention_cap, final_cap; /* of scores and of logits, where the file says nothing */
-    double query_scale;  /* scores are divided by its root where config.json says nothing; 0: a head's width */
-    int64_t wide_layers; /* GGUF models of so many divide by the root of the width a head has of the whole */
+    bool latent;           /* keys and values are made of a short vector (MLA) */
+    bool gated_queries;    /* SLOT_Q has, behind the queries of each head, gates of what attention yields */
+    int64_t window;        /* where config.json says nothing; 0: none */
+    int64_t gguf_window;   /* where a GGUF file says nothing */
+    int64_t pattern;       /* one layer in so many, the last of them, has no window; 0: all have one */
+    double cap;            /* of scores, where the file says nothing */
+    double query_scale;    /* scores are divided by its root where config.json says nothing; 0: a head's width */
+    int64_t wide_layers;   /* GGUF models of so many divide by the root of the width a head has of the whole */
+} llm_attention_rules;
+
+typedef struct llm_forward_rules { /* of feed-forward layers and experts */
+    const char *activation;        /* where config.json says nothing */
+    bool gelu_by_tanh;             /* "gelu" in config.json means its approximation, in which they were trained */
+    bool fused_gate;               /* the product of SLOT_UP has the gate in front; that of SLOT_EXPERT_UP too */
+    bool clamped_gate; /* the product of SLOT_EXPERT_UP has gates and what they gate by turns, and both are clamped */
+} llm_forward_rules;
+
+typedef struct llm_expert_rules {
+    uint64_t slots;    /* bits of those that a layer has instead of feed-forward's matrices; 0: no such models */
+    bool always;       /* all models are mixtures */
+    bool own_width;    /* experts have a width of their own */
+    bool whole_choice; /* weights of the chosen experts are made to add up to 1, where config.json says nothing */
+    bool by_sigmoid;   /* the router's values, each alone; else by softmax */
+} llm_expert_rules;
+
+typedef struct llm_recurrent_rules {
+    llm_recurrence kind;
+    uint64_t needs, allows; /* bits of slots that a recurrent layer has instead of attention's, or may have */
+    int64_t interval;       /* one layer in so many, the last of them, has attention; 0: config.json says which */
+} llm_recurrent_rules;
+
+/* A row of the table in llm_families.c. */
+typedef struct llm_family {
+    const char *architecture; /* general.architecture, or config.json's model_type … */
+    const char *models;       /* names that people know */
+    const char *type;         /* … where that is another word; else NULL */
+    bool in_gguf;             /* else known from folders alone */
+    const llm_naming *naming; /* in folders */
+    const char *const *keys;  /* config.json's, by llm_key */
+    const int64_t *usual;     /* sizes where config.json says nothing, by llm_key; NULL: it must say them */
+    tn_status (*read)(const hf_folder *f, llm_config *c); /* what no other family's config.json has; NULL: nothing */
+    bool tied;                                            /* where config.json says nothing */
+    bool scaled_embedding; /* rows of the embedding are multiplied by the root of their length */
+    double final_cap;      /* of logits, where the file says nothing */
+    llm_slots slots;
+    llm_norms norms;
+    llm_position_rules positions;
+    llm_attention_rules attention;
+    llm_forward_rules forward;
+    llm_expert_rules experts;
+    llm_recurrent_rules recurrent;
 } llm_family;
 
 /* What config.json calls things. */
@@ -269,44 +296,76 @@ enum { LLM_MOST_ENDS = 16 };
 
 enum { LLM_MOST_LAYERS = 4096 };
 
-struct llm_config {
-    const llm_family *family;
-    const llm_naming *naming;
-    int64_t layers, heads, kv_heads, trained_context, context, pages;
+/* What one model has, by subject. */
+typedef struct llm_attention {
+    int64_t heads, kv_heads;
+    int64_t window;                      /* 0: none */
+    uint8_t slides[LLM_MOST_LAYERS / 8]; /* bits of the layers that have it */
+    bool bidirectional;                  /* a window is then of so many tokens to either side, its own included */
+    bool parallel;                       /* llm_attention_rules */
+    bool grouped_qkv;                    /* SLOT_QKV has, for each key head, its queries, the key and the value */
+    double cap;                          /* 0: none */
+    double scale;                        /* of scores; TN_AUTO: 1 / √ of a head's width */
+    double late_scale; /* queries are multiplied by 1 + late_scale · log(1 + ⌊position / rope.trained⌋) */
+} llm_attention;
+
+typedef struct llm_positions {
+    llm_rope rope, local_rope;
+    bool two_ropes; /* layers with a window have local_rope */
+    bool interleaved;
+    uint8_t unrotated[LLM_MOST_LAYERS / 8]; /* bits of the layers without rope */
+} llm_positions;
+
+typedef struct llm_experts {
     int64_t choices; /* experts that a token has; 0: no mixture */
     bool whole_choice;
-    int64_t groups, chosen_groups;          /* of experts; 0, or from how many of them a token may choose */
-    double gate_slope, gate_limit;          /* of clamped gates */
-    double choice_scale;                    /* by which the weights of the chosen experts are multiplied */
-    uint64_t needs, allows;                 /* bits of layer slots: of the first layer that is like most */
-    uint8_t unmixed[LLM_MOST_LAYERS / 8];   /* bits of the layers without experts in a mixture */
-    uint8_t recurrent[LLM_MOST_LAYERS / 8]; /* bits of the layers with a state in place of attention */
-    int64_t recurrent_layers;
-    int64_t predicting_layers;              /* behind the others, for guesses of further tokens: not read */
-    int64_t key_heads, value_heads;         /* of recurrent layers: groups of Mamba 2 that share a key, and its heads */
-    int64_t window;                         /* 0: none */
-    uint8_t slides[LLM_MOST_LAYERS / 8];    /* bits of the layers that have it */
-    uint8_t unrotated[LLM_MOST_LAYERS / 8]; /* bits of the layers without rope */
-    bool bidirectional;                     /* a window is then of so many tokens to either side, its own included */
-    bool parallel, grouped_qkv; /* grouped: SLOT_QKV has, for each key head, its queries, the key and the value */
-    double embedding_scale, residual_scale, logit_scale; /* by which they are multiplied */
-    double late_scale; /* queries are multiplied by 1 + late_scale · log(1 + ⌊position / rope.trained⌋) */
+    int64_t groups, chosen_groups;        /* of experts; 0, or from how many of them a token may choose */
+    double gate_slope, gate_limit;        /* of clamped gates */
+    double scale;                         /* by which the weights of the chosen experts are multiplied */
+    uint8_t unmixed[LLM_MOST_LAYERS / 8]; /* bits of the layers without experts in a mixture */
+    int64_t bytes;                        /* of weights_bytes, those of experts that are chosen */
+} llm_experts;
+
+typedef struct llm_recurrent {
+    uint8_t which[LLM_MOST_LAYERS / 8]; /* bits of the layers with a state in place of attention */
+    int64_t layers;
+    int64_t key_heads, value_heads; /* groups of Mamba 2 that share a key, and its heads */
+} llm_recurrent;
+
+typedef struct llm_scales {
+    double embedding, residual, logits; /* by which they are multiplied */
+    double final_cap;                   /* of logits; 0: none */
+} llm_scales;
+
+typedef struct llm_file_facts {
+    const llm_naming *naming;
+    int64_t predicting_layers; /* behind the others, for guesses of further tokens: not read */
+    bool norms_from_one;       /* the file has the weights of norms less 1 */
+    int64_t weights_bytes, parameters;
+    char quantization[16];
+} llm_file_facts;
+
+typedef struct llm_ends { /* tokens that end a text, by generation_config.json */
+    int32_t ids[LLM_MOST_ENDS];
+    int count;
+} llm_ends;
+
+struct llm_config {
+    const llm_family *family;
+    int64_t layers, trained_context, context, pages;
+    uint64_t needs, allows; /* bits of layer slots: of the first layer that is like most */
     int64_t size[SIZE_COUNT];
     double eps;
-    double attention_cap, final_cap; /* 0: none */
-    double scale;                    /* of scores; TN_AUTO: 1 / √ of a head's width */
-    llm_rope rope, local_rope;
-    bool norms_from_one; /* the file has the weights of norms less 1 */
-    bool two_ropes;      /* layers with a window have local_rope */
-    bool interleaved_rope;
     tn_activation *activation;
     tn_dtype cache;
     bool tied; /* the embedding is the output's weight too */
-    int64_t weights_bytes, parameters;
-    int64_t expert_bytes; /* of weights_bytes, those of experts that are chosen */
-    char quantisation[16];
-    int32_t ends[LLM_MOST_ENDS]; /* tokens that end a text, by generation_config.json */
-    int end_count;
+    llm_attention attention;
+    llm_positions positions;
+    llm_experts experts;
+    llm_recurrent recurrent;
+    llm_scales scales;
+    llm_file_facts file;
+    llm_ends ends;
 };
 
 /* What a model is read from. */

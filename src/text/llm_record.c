@@ -33,14 +33,14 @@ tn_tensor *tn_llm_rms_norm(const tn_tensor *x, const tn_tensor *weight, double e
 tn_tensor *tn_llm_norm(const llm_config *c, const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
     tn_layer_norm_options layer = TN_LAYER_NORM_DEFAULTS;
     layer.eps = c->eps;
-    if (c->norms_from_one && weight) weight = tn_add_scalar(weight, 1);
-    return c->family->layer_norm ? tn_layer_norm(x, TN_DIMS(tn_size(x, -1)), weight, bias, &layer)
-                                 : tn_llm_rms_norm(x, weight, c->eps);
+    if (c->file.norms_from_one && weight) weight = tn_add_scalar(weight, 1);
+    return c->family->norms.layer_norm ? tn_layer_norm(x, TN_DIMS(tn_size(x, -1)), weight, bias, &layer)
+                                       : tn_llm_rms_norm(x, weight, c->eps);
 }
 
 /* Before attention or feed-forward, where the family has such a norm. */
 static tn_tensor *norm_before(const llm_config *c, tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
-    return weight || c->family->bare_norms ? tn_llm_norm(c, x, weight, bias) : x;
+    return weight || c->family->norms.bare ? tn_llm_norm(c, x, weight, bias) : x;
 }
 
 /* The same of what they yield. */
@@ -58,25 +58,25 @@ static tn_tensor *scaled(tn_tensor *x, double by) { return by == 1 ? x : tn_mul_
 static tn_tensor *rotate(const llm_config *c, tn_tensor *h, const rotation *turn) {
     if (!turn || !turn->cosine) return h;
     tn_rope_options o = TN_ROPE_DEFAULTS;
-    o.interleaved = c->interleaved_rope;
+    o.interleaved = c->positions.interleaved;
     return tn_rope(h, turn->cosine, turn->sine, &o);
 }
 
 /* [n, heads · head_dim] as [n, heads, head_dim]; normalised where the family does so, and rotated. */
 static tn_tensor *heads(const llm_config *c, tn_tensor *x, const tn_tensor *weight, const rotation *turn) {
-    llm_head_norm kind = c->family->head_norm;
+    llm_head_norm kind = c->family->norms.heads;
     if (weight && kind == HEAD_NORM_ALL) x = tn_llm_norm(c, x, weight, NULL);
     tn_tensor *h = tn_reshape(x, TN_DIMS(tn_size(x, 0), tn_size(x, 1) / c->size[SIZE_HEAD], c->size[SIZE_HEAD]));
     if (!weight || kind == HEAD_NORM_ALL) return rotate(c, h, turn);
     if (kind == HEAD_NORM_EACH) return rotate(c, tn_mul(tn_llm_norm(c, h, NULL, NULL), weight), turn);
-    if (c->family->norm_after_rope) return tn_llm_norm(c, rotate(c, h, turn), weight, NULL);
+    if (c->family->norms.after_rope) return tn_llm_norm(c, rotate(c, h, turn), weight, NULL);
     return rotate(c, tn_llm_norm(c, h, weight, NULL), turn);
 }
 
 /* 1 + late_scale · log(1 + ⌊position / trained length⌋) for each token: [n, 1, 1]. */
 static tn_tensor *late_scale(const llm_config *c, const llm_inputs *in) {
-    tn_tensor *times = tn_floor(tn_div_scalar(in->positions, c->rope.trained));
-    return tn_add_scalar(tn_mul_scalar(tn_log(tn_add_scalar(times, 1)), c->late_scale), 1);
+    tn_tensor *times = tn_floor(tn_div_scalar(in->positions, c->positions.rope.trained));
+    return tn_add_scalar(tn_mul_scalar(tn_log(tn_add_scalar(times, 1)), c->attention.late_scale), 1);
 }
 
 static void look_at(const llm_inputs *in, int64_t layer, llm_probe which, const tn_tensor *x) {
@@ -85,8 +85,8 @@ static void look_at(const llm_inputs *in, int64_t layer, llm_probe which, const 
 
 /* [n, kv_heads · (heads that share one + 2) · head_dim] as queries, keys and values. */
 static void ungroup(const llm_config *c, const tn_tensor *joined, tn_tensor *out[3]) {
-    int64_t n = tn_size(joined, 0), share = c->heads / c->kv_heads, keys = c->size[SIZE_KEYS];
-    tn_tensor *groups = tn_reshape(joined, TN_DIMS(n, c->kv_heads, share + 2, c->size[SIZE_HEAD]));
+    int64_t n = tn_size(joined, 0), share = c->attention.heads / c->attention.kv_heads, keys = c->size[SIZE_KEYS];
+    tn_tensor *groups = tn_reshape(joined, TN_DIMS(n, c->attention.kv_heads, share + 2, c->size[SIZE_HEAD]));
     out[0] = tn_reshape(tn_narrow(groups, 2, 0, share), TN_DIMS(n, c->size[SIZE_QUERIES]));
     out[1] = tn_reshape(tn_narrow(groups, 2, share, 1), TN_DIMS(n, keys));
     out[2] = tn_reshape(tn_narrow(groups, 2, share + 1, 1), TN_DIMS(n, keys));
@@ -102,22 +102,22 @@ tn_tensor *tn_llm_product(const llm_weights *w, int64_t layer, int slot, const t
 /* Where each head has its queries (part 0) and then gates of as many numbers (part 1): one of them, [n, queries]. */
 static tn_tensor *ask(const llm_config *c, tn_tensor *made, int part) {
     int64_t n = tn_size(made, 0), head = c->size[SIZE_HEAD];
-    if (!c->family->gated_queries) return made;
-    tn_tensor *both = tn_reshape(made, TN_DIMS(n, c->heads, 2 * head));
+    if (!c->family->attention.gated_queries) return made;
+    tn_tensor *both = tn_reshape(made, TN_DIMS(n, c->attention.heads, 2 * head));
     return tn_reshape(tn_narrow(both, 2, part * head, head), TN_DIMS(n, c->size[SIZE_QUERIES]));
 }
 
 /* Queries, keys and values, of three products or of one. */
 static void project(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x, tn_tensor *out[3]) {
     tn_tensor *const *weight = w->layers[layer].weight;
-    if (c->family->latent) {
+    if (c->family->attention.latent) {
         tn_llm_project_latent(c, w, layer, x, out);
         return;
     }
     if (weight[SLOT_QKV]) {
         tn_tensor *joined = tn_llm_product(w, layer, SLOT_QKV, x, weight[SLOT_QKV_BIAS]);
         int64_t queries = c->size[SIZE_QUERIES], keys = c->size[SIZE_KEYS];
-        if (c->grouped_qkv) {
+        if (c->attention.grouped_qkv) {
             ungroup(c, joined, out);
             return;
         }
@@ -139,13 +139,15 @@ static tn_tensor *by_head(const tn_tensor *x) { return tn_unsqueeze(tn_transpose
 static tn_tensor *attend_bent(const llm_config *c, const tn_tensor *seen, const tn_tensor *q, const tn_tensor *k,
                               const tn_tensor *v, const tn_tensor *sinks) {
     int64_t n = tn_size(q, 0), width = c->size[SIZE_HEAD];
-    double scale = c->scale != TN_AUTO ? c->scale : 1 / sqrt((double)width);
-    tn_tensor *groups = tn_reshape(tn_transpose(q, 0, 1), TN_DIMS(c->kv_heads, c->heads / c->kv_heads, n, width));
+    double scale = c->attention.scale != TN_AUTO ? c->attention.scale : 1 / sqrt((double)width);
+    tn_tensor *groups = tn_reshape(
+        tn_transpose(q, 0, 1), TN_DIMS(c->attention.kv_heads, c->attention.heads / c->attention.kv_heads, n, width));
     tn_tensor *keys = tn_permute(k, TN_DIMS(1, 0, 3, 2)), *values = tn_transpose(v, 0, 1);
-    tn_tensor *scores = bend(tn_mul_scalar(tn_matmul(groups, keys), scale), c->attention_cap);
+    tn_tensor *scores = bend(tn_mul_scalar(tn_matmul(groups, keys), scale), c->attention.cap);
     scores = tn_masked_fill(scores, tn_logical_not(seen), -INFINITY);
     if (!sinks) return tn_matmul(tn_softmax(scores, -1), values);
-    tn_tensor *each = tn_reshape(sinks, TN_DIMS(c->kv_heads, c->heads / c->kv_heads, 1, 1));
+    tn_tensor *each =
+        tn_reshape(sinks, TN_DIMS(c->attention.kv_heads, c->attention.heads / c->attention.kv_heads, 1, 1));
     tn_tensor *most = tn_maximum(tn_amax(scores, (int64_t[]){3}, 1, true), each);
     tn_tensor *weights = tn_exp(tn_sub(scores, most));
     tn_tensor *total = tn_add(tn_sum(weights, (int64_t[]){3}, 1, true), tn_exp(tn_sub(each, most)));
@@ -164,10 +166,10 @@ static tn_tensor *behind_past(const llm_inputs *in, int64_t layer, int which, co
 static tn_tensor *attend_alone(const llm_config *c, const llm_inputs *in, int64_t layer, tn_tensor *const qkv[3],
                                const tn_tensor *sinks) {
     tn_scaled_dot_product_attention_options o = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;
-    o.scale = c->scale;
+    o.scale = c->attention.scale;
     const tn_tensor *q = qkv[0], *seen = tn_llm_window(c, layer) ? in->near : in->seen;
     tn_tensor *k = behind_past(in, layer, 0, qkv[1]), *v = behind_past(in, layer, 1, qkv[2]);
-    tn_tensor *mixed = c->attention_cap > 0 || sinks ? attend_bent(c, seen, q, k, v, sinks)
+    tn_tensor *mixed = c->attention.cap > 0 || sinks ? attend_bent(c, seen, q, k, v, sinks)
                                                      : tn_scaled_dot_product_attention(by_head(q), k, v, seen, &o);
     return tn_transpose(tn_reshape(mixed, TN_DIMS(tn_size(q, 1), tn_size(q, 0), tn_size(q, 2))), 0, 1);
 }
@@ -175,9 +177,9 @@ static tn_tensor *attend_alone(const llm_config *c, const llm_inputs *in, int64_
 static tn_tensor *attend_cached(const llm_config *c, const llm_weights *w, const llm_layer *l, const llm_inputs *in,
                                 int64_t window, tn_tensor *const qkv[3]) {
     tn_cached_attention_options o = TN_CACHED_ATTENTION_DEFAULTS;
-    o.scale = c->scale;
+    o.scale = c->attention.scale;
     o.window = window;
-    o.softcap = c->attention_cap;
+    o.softcap = c->attention.cap;
     const tn_tensor *pages = in->pages ? in->pages : w->pages; /* of a batch, or of one sequence */
     tn_tensor *mixed = tn_cached_attention(qkv[0], qkv[1], qkv[2], l->cache[CACHE_KEYS], l->cache[CACHE_VALUES],
                                            in->position, pages, l->weight[SLOT_SINKS], &o);
@@ -208,17 +210,18 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
     look_at(in, layer, PROBE_ATTENTION, x);
     project(c, w, layer, x, qkv_parts);
     int64_t window = tn_llm_window(c, layer);
-    const rotation *turn = &turns[c->two_ropes && tn_llm_slides(c, layer)];
+    const rotation *turn = &turns[c->positions.two_ropes && tn_llm_slides(c, layer)];
     if (!tn_llm_has_rope(c, layer)) turn = NULL;
     tn_tensor *qkv[] = {heads(c, qkv_parts[0], weight[SLOT_Q_NORM], turn),
                         heads(c, qkv_parts[1], weight[SLOT_K_NORM], turn), heads(c, qkv_parts[2], NULL, NULL)};
-    if (c->late_scale > 0) qkv[0] = tn_mul(qkv[0], late_scale(c, in));
+    if (c->attention.late_scale > 0) qkv[0] = tn_mul(qkv[0], late_scale(c, in));
     tn_tensor *mixed = in->seen        ? attend_alone(c, in, layer, qkv, weight[SLOT_SINKS])
                        : in->sequences ? attend_batch(c, in, layer, qkv)
                                        : attend_cached(c, w, l, in, window, qkv);
-    tn_tensor *joined = c->family->latent ? tn_llm_latent_values(c, mixed)
-                                          : tn_reshape(mixed, TN_DIMS(tn_size(mixed, 0), c->size[SIZE_QUERIES]));
-    if (c->family->gated_queries)
+    tn_tensor *joined = c->family->attention.latent
+                            ? tn_llm_latent_values(c, mixed)
+                            : tn_reshape(mixed, TN_DIMS(tn_size(mixed, 0), c->size[SIZE_QUERIES]));
+    if (c->family->attention.gated_queries)
         joined = tn_mul(joined, tn_sigmoid(ask(c, tn_llm_product(w, layer, SLOT_Q, x, NULL), 1)));
     look_at(in, layer, PROBE_O, joined);
     return tn_llm_product(w, layer, SLOT_O, joined, weight[SLOT_O_BIAS]);
@@ -240,7 +243,7 @@ static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_
     }
     tn_tensor *up = tn_llm_product(w, layer, SLOT_UP, x, weight[SLOT_UP_BIAS]);
     tn_tensor *gate = NULL;
-    if (c->family->fused_gate) {
+    if (c->family->forward.fused_gate) {
         gate = tn_llm_split_gate(&up, 1, c->size[SIZE_INTERMEDIATE]);
     } else if (weight[SLOT_GATE]) {
         gate = tn_llm_product(w, layer, SLOT_GATE, x, weight[SLOT_GATE_BIAS]);
@@ -254,11 +257,11 @@ static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_
 static tn_tensor *embed(const llm_config *c, const llm_weights *w, const llm_inputs *in) {
     tn_tensor *x = tn_cast(in->rows, TN_F32);
     if (tn_dtype_of(x) != TN_F32) x = tn_cast(x, TN_F32); /* rows of a table in half precision */
-    x = scaled(x, c->embedding_scale);
+    x = scaled(x, c->scales.embedding);
     if (w->head[SLOT_EMBEDDING_NORM]) x = tn_llm_norm(c, x, w->head[SLOT_EMBEDDING_NORM], NULL);
     if (!w->head[SLOT_POSITIONS]) return x;
     tn_tensor *places = tn_reshape(tn_cast(in->positions, TN_I64), TN_DIMS(tn_size(in->positions, 0)));
-    if (c->family->first_position > 0) places = tn_add(places, tn_scalar_int(c->family->first_position));
+    if (c->family->positions.first > 0) places = tn_add(places, tn_scalar_int(c->family->positions.first));
     return tn_add(x, tn_embedding(places, w->head[SLOT_POSITIONS]));
 }
 
@@ -268,25 +271,26 @@ static tn_tensor *take_rows(const llm_config *c, int64_t layer, const llm_inputs
 }
 
 static tn_tensor *llm_record_layers(const llm_config *c, const llm_weights *w, const llm_inputs *in, llm_rows rows) {
-    rotation turns[2] = {make_rotation(&c->rope, w->rope[0], in), make_rotation(&c->local_rope, w->rope[1], in)};
+    rotation turns[2] = {make_rotation(&c->positions.rope, w->rope[0], in),
+                         make_rotation(&c->positions.local_rope, w->rope[1], in)};
     tn_tensor *x = embed(c, w, in);
     for (int64_t i = 0; i < c->layers; i++) {
         tn_tensor *const *weight = w->layers[i].weight;
         tn_tensor *y = norm_before(c, x, weight[SLOT_ATTENTION_NORM], weight[SLOT_ATTENTION_NORM_BIAS]);
         tn_tensor *mixed = tn_llm_is_recurrent(c, i) ? tn_llm_recur(c, w, i, y) : attention(c, w, i, in, turns, y);
         mixed = norm_behind(c, mixed, weight[SLOT_ATTENTION_POST_NORM]);
-        tn_tensor *sum = take_rows(c, i, in, rows, tn_add(x, scaled(mixed, c->residual_scale)));
+        tn_tensor *sum = take_rows(c, i, in, rows, tn_add(x, scaled(mixed, c->scales.residual)));
         if (!weight[SLOT_DOWN] && !weight[SLOT_ROUTER]) { /* Mamba */
             x = sum;
             continue;
         }
-        if (c->parallel && !weight[SLOT_FFN_NORM])
+        if (c->attention.parallel && !weight[SLOT_FFN_NORM])
             y = take_rows(c, i, in, rows, y);
         else
-            y = norm_before(c, c->parallel ? take_rows(c, i, in, rows, x) : sum, weight[SLOT_FFN_NORM],
+            y = norm_before(c, c->attention.parallel ? take_rows(c, i, in, rows, x) : sum, weight[SLOT_FFN_NORM],
                             weight[SLOT_FFN_NORM_BIAS]);
         y = norm_behind(c, feed_forward(c, w, i, in, y), weight[SLOT_FFN_POST_NORM]);
-        x = tn_add(sum, scaled(y, c->residual_scale));
+        x = tn_add(sum, scaled(y, c->scales.residual));
     }
     return x;
 }
@@ -299,8 +303,8 @@ tn_tensor *tn_llm_record(const llm_config *c, const llm_weights *w, const llm_in
         const tn_tensor *output = c->tied ? w->head[SLOT_EMBEDDING] : w->head[SLOT_OUTPUT];
         x = tn_llm_norm(c, x, w->head[SLOT_OUTPUT_NORM], w->head[SLOT_OUTPUT_NORM_BIAS]);
         look_at(in, c->layers, 0, x);
-        x = scaled(tn_linear(x, output, w->head[SLOT_OUTPUT_BIAS]), c->logit_scale);
-        logits = tn_retain(bend(x, c->final_cap));
+        x = scaled(tn_linear(x, output, w->head[SLOT_OUTPUT_BIAS]), c->scales.logits);
+        logits = tn_retain(bend(x, c->scales.final_cap));
     }
     return logits;
 }
@@ -334,10 +338,10 @@ static tn_status name_weights(const llm_source *s, const llm_config *c, const ll
     n->list = tn_txt_zalloc(most, sizeof *n->list);
     if (!n->list) return TN_ERR_MEMORY;
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
-        add_name(n, s, c->naming, -1, slot, w->head[slot]);
+        add_name(n, s, c->file.naming, -1, slot, w->head[slot]);
     for (int64_t i = 0; i < c->layers; i++)
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
-            add_name(n, s, c->naming, i, slot, w->layers[i].weight[slot]);
+            add_name(n, s, c->file.naming, i, slot, w->layers[i].weight[slot]);
     static const char *const ropes[] = {"rotary_emb.inv_freq", "rotary_emb_local.inv_freq"};
     for (int i = 0; i < 2; i++)
         if (w->rope[i]) n->list[n->count++] = (tn_named_tensor){ropes[i], w->rope[i]};
@@ -359,10 +363,10 @@ static llm_inputs inputs_of(const llm_config *c, const llm_weights *w, const tn_
     llm_inputs in = {.rows = tn_embedding(ids, w->head[SLOT_EMBEDDING]),
                      .positions = tn_reshape(tn_cast(positions, TN_F32), TN_DIMS(tn_size(ids, 0), 1, 1))};
     query = tn_unsqueeze(query, 1), key = tn_unsqueeze(key, 0);
-    in.seen = c->bidirectional ? tn_ge_scalar(tn_add(key, query), 0) : tn_le(key, query);
+    in.seen = c->attention.bidirectional ? tn_ge_scalar(tn_add(key, query), 0) : tn_le(key, query);
     if (there) in.seen = tn_logical_or(tn_logical_and(in.seen, there), tn_eq(key, query));
-    tn_tensor *away = c->bidirectional ? tn_abs(tn_sub(query, key)) : tn_sub(query, key);
-    if (c->window) in.near = tn_logical_and(in.seen, tn_lt_scalar(away, (double)c->window));
+    tn_tensor *away = c->attention.bidirectional ? tn_abs(tn_sub(query, key)) : tn_sub(query, key);
+    if (c->attention.window) in.near = tn_logical_and(in.seen, tn_lt_scalar(away, (double)c->attention.window));
     return in;
 }
 
@@ -424,7 +428,7 @@ static tn_tensor *add_row(network *n, const char *name, int64_t extent, int symb
 }
 
 static void add_past(network *n, const llm_config *c) {
-    const int64_t shape[] = {1, c->kv_heads, SOME_PAST, c->size[SIZE_HEAD]};
+    const int64_t shape[] = {1, c->attention.kv_heads, SOME_PAST, c->size[SIZE_HEAD]};
     for (int64_t i = 0; i < A_LAYER * c->layers; i++) {
         n->past[i] = tn_symbolic(tn_from_data(n->zeros, shape, 4, TN_F32), 2, SYMBOL_PAST);
         n->in[n->in_count++] = (tn_named_tensor){layer_name(n, "past_key_values", i), n->past[i]};

@@ -37,9 +37,9 @@ static tn_status read_mamba(const hf_folder *f, llm_config *c) {
 
 static tn_status read_mamba2(const hf_folder *f, llm_config *c) {
     int64_t width, *inner = &c->size[SIZE_INNER], *state = &c->size[SIZE_STATE];
-    TRY(tn_hf_size(f, "num_heads", 128, LLM_MOST_HEADS, &c->value_heads));
+    TRY(tn_hf_size(f, "num_heads", 128, LLM_MOST_HEADS, &c->recurrent.value_heads));
     TRY(tn_hf_size(f, "head_dim", 64, LLM_MOST_WIDTH, &width));
-    TRY(tn_hf_size(f, "n_groups", 8, c->value_heads, &c->key_heads));
+    TRY(tn_hf_size(f, "n_groups", 8, c->recurrent.value_heads, &c->recurrent.key_heads));
     TRY(tn_hf_size(f, "state_size", 128, LLM_MOST_WIDTH, state));
     TRY(tn_hf_size(f, "conv_kernel", 4, LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]));
     const tn_json *limit = tn_json_get(f->config, "time_step_limit");
@@ -47,36 +47,36 @@ static tn_status read_mamba2(const hf_folder *f, llm_config *c) {
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s/config.json': a 'time_step_limit' other than 0 to infinity is not supported",
                                f->path);
-    if (c->value_heads % c->key_heads != 0)
+    if (c->recurrent.value_heads % c->recurrent.key_heads != 0)
         return tn_backend_fail(TN_ERR_FORMAT,
                                "'%s/config.json': 'num_heads' %" PRId64 " is not a multiple of 'n_groups' %" PRId64,
-                               f->path, c->value_heads, c->key_heads);
-    *inner = c->size[SIZE_MIX_NORM] = c->value_heads * width;
-    c->size[SIZE_DECAYS] = c->value_heads;
-    c->size[SIZE_CHANNELS] = *inner + 2 * c->key_heads * *state;
-    c->size[SIZE_MIX_IN] = *inner + c->size[SIZE_CHANNELS] + c->value_heads;
+                               f->path, c->recurrent.value_heads, c->recurrent.key_heads);
+    *inner = c->size[SIZE_MIX_NORM] = c->recurrent.value_heads * width;
+    c->size[SIZE_DECAYS] = c->recurrent.value_heads;
+    c->size[SIZE_CHANNELS] = *inner + 2 * c->recurrent.key_heads * *state;
+    c->size[SIZE_MIX_IN] = *inner + c->size[SIZE_CHANNELS] + c->recurrent.value_heads;
     return TN_OK;
 }
 
 static tn_status read_deltanet(const hf_folder *f, llm_config *c) {
     int64_t keys, values, *inner = &c->size[SIZE_INNER];
-    TRY(tn_hf_size(f, "linear_num_key_heads", 16, LLM_MOST_HEADS, &c->key_heads));
-    TRY(tn_hf_size(f, "linear_num_value_heads", 32, LLM_MOST_HEADS, &c->value_heads));
+    TRY(tn_hf_size(f, "linear_num_key_heads", 16, LLM_MOST_HEADS, &c->recurrent.key_heads));
+    TRY(tn_hf_size(f, "linear_num_value_heads", 32, LLM_MOST_HEADS, &c->recurrent.value_heads));
     TRY(tn_hf_size(f, "linear_key_head_dim", 128, LLM_MOST_WIDTH, &keys));
     TRY(tn_hf_size(f, "linear_value_head_dim", 128, LLM_MOST_WIDTH, &values));
     TRY(tn_hf_size(f, "linear_conv_kernel_dim", 4, LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]));
-    if (c->value_heads % c->key_heads != 0)
+    if (c->recurrent.value_heads % c->recurrent.key_heads != 0)
         return tn_backend_fail(TN_ERR_FORMAT,
                                "'%s/config.json': 'linear_num_value_heads' %" PRId64
                                " is not a multiple of 'linear_num_key_heads' %" PRId64,
-                               f->path, c->value_heads, c->key_heads);
-    *inner = c->value_heads * values;
+                               f->path, c->recurrent.value_heads, c->recurrent.key_heads);
+    *inner = c->recurrent.value_heads * values;
     c->size[SIZE_STATE] = keys;
-    c->size[SIZE_DECAYS] = c->value_heads;
+    c->size[SIZE_DECAYS] = c->recurrent.value_heads;
     c->size[SIZE_MIX_NORM] = values;
-    c->size[SIZE_CHANNELS] = *inner + 2 * c->key_heads * keys;
-    c->size[SIZE_MIX_IN] = c->size[SIZE_CHANNELS] + (c->family->recurrent & BIT(SLOT_MIX_GATE) ? 0 : *inner);
-    c->size[SIZE_RATES] = 2 * c->value_heads;
+    c->size[SIZE_CHANNELS] = *inner + 2 * c->recurrent.key_heads * keys;
+    c->size[SIZE_MIX_IN] = c->size[SIZE_CHANNELS] + (c->family->recurrent.needs & BIT(SLOT_MIX_GATE) ? 0 : *inner);
+    c->size[SIZE_RATES] = 2 * c->recurrent.value_heads;
     return TN_OK;
 }
 
@@ -84,8 +84,8 @@ static tn_status read_deltanet(const hf_folder *f, llm_config *c) {
 static tn_status read_kinds(const hf_folder *f, llm_config *c) {
     const tn_json *types = tn_json_get(f->config, "layer_types"), *full = tn_json_get(f->config, "full_attn_idxs");
     bool typed = tn_json_kind_of(types) == TN_JSON_ARRAY, listed = tn_json_kind_of(full) == TN_JSON_ARRAY;
-    bool pure = !(c->family->needs & BIT(SLOT_O));
-    int64_t interval = c->family->interval;
+    bool pure = !(c->family->slots.needs & BIT(SLOT_O));
+    int64_t interval = c->family->recurrent.interval;
     if (interval > 0) TRY(tn_hf_size(f, "full_attention_interval", interval, LLM_MOST_LAYERS, &interval));
     for (int64_t i = 0; i < c->layers; i++) {
         bool attends = interval > 0 && (i + 1) % interval == 0;
@@ -103,9 +103,9 @@ tn_status tn_llm_read_recurrent(const hf_folder *f, llm_config *c) {
                                                                               [RECURRENCE_MAMBA] = read_mamba,
                                                                               [RECURRENCE_MAMBA2] = read_mamba2,
                                                                               [RECURRENCE_DELTANET] = read_deltanet};
-    if (c->family->recurrence == RECURRENCE_NONE) return TN_OK;
+    if (c->family->recurrent.kind == RECURRENCE_NONE) return TN_OK;
     TRY(read_kinds(f, c));
-    TRY(readers[c->family->recurrence](f, c));
+    TRY(readers[c->family->recurrent.kind](f, c));
     int64_t channels = c->size[SIZE_CHANNELS];
     if (channels <= LLM_MOST_WIDTH && c->size[SIZE_MIX_IN] <= 4 * (int64_t)LLM_MOST_WIDTH && c->size[SIZE_KERNEL] > 1)
         return TN_OK;
@@ -116,8 +116,8 @@ tn_status tn_llm_read_recurrent(const hf_folder *f, llm_config *c) {
 }
 
 int tn_llm_state_shape(const llm_config *c, int64_t shape[3]) {
-    int64_t inner = c->size[SIZE_INNER], state = c->size[SIZE_STATE], heads = c->value_heads;
-    switch (c->family->recurrence) {
+    int64_t inner = c->size[SIZE_INNER], state = c->size[SIZE_STATE], heads = c->recurrent.value_heads;
+    switch (c->family->recurrent.kind) {
     case RECURRENCE_MAMBA: shape[0] = inner, shape[1] = state; return 2;
     case RECURRENCE_MAMBA2: shape[0] = heads, shape[1] = inner / heads, shape[2] = state; return 3;
     case RECURRENCE_DELTANET: shape[0] = heads, shape[1] = state, shape[2] = inner / heads; return 3;
@@ -180,11 +180,12 @@ static tn_tensor *for_heads(const tn_tensor *x, int64_t groups, int64_t heads) {
 
 /* The same by heads, with one decay a head; then a norm in groups. */
 static tn_tensor *mamba2(const llm_config *c, const llm_layer *l, const tn_tensor *x) {
-    int64_t inner = c->size[SIZE_INNER], heads = c->value_heads, keys = c->key_heads * c->size[SIZE_STATE];
+    int64_t inner = c->size[SIZE_INNER], heads = c->recurrent.value_heads,
+            keys = c->recurrent.key_heads * c->size[SIZE_STATE];
     tn_tensor *made = c->activation(convolve(c, l, tn_narrow(x, 1, inner, c->size[SIZE_CHANNELS])));
     tn_tensor *u = tn_reshape(tn_narrow(made, 1, 0, inner), TN_DIMS(heads, inner / heads, 1));
-    tn_tensor *written = tn_unsqueeze(for_heads(tn_narrow(made, 1, inner, keys), c->key_heads, heads), 1);
-    tn_tensor *read = tn_unsqueeze(for_heads(tn_narrow(made, 1, inner + keys, keys), c->key_heads, heads), 1);
+    tn_tensor *written = tn_unsqueeze(for_heads(tn_narrow(made, 1, inner, keys), c->recurrent.key_heads, heads), 1);
+    tn_tensor *read = tn_unsqueeze(for_heads(tn_narrow(made, 1, inner + keys, keys), c->recurrent.key_heads, heads), 1);
     tn_tensor *step = step_of(tn_narrow(x, 1, inner + c->size[SIZE_CHANNELS], heads), l->weight[SLOT_STEP_BIAS]);
     tn_tensor *kept = tn_reshape(tn_exp(tn_mul(step, decay_of(l))), TN_DIMS(heads, 1, 1));
     step = tn_reshape(step, TN_DIMS(heads, 1, 1));
@@ -193,7 +194,7 @@ static tn_tensor *mamba2(const llm_config *c, const llm_layer *l, const tn_tenso
     y = tn_add(y, tn_mul(u, tn_reshape(l->weight[SLOT_SKIP], TN_DIMS(heads, 1, 1))));
     tn_copy_(l->cache[CACHE_STATE], h);
     y = tn_mul(tn_reshape(y, TN_DIMS(1, inner)), tn_silu(tn_narrow(x, 1, 0, inner)));
-    tn_tensor *groups = tn_reshape(y, TN_DIMS(c->key_heads, inner / c->key_heads));
+    tn_tensor *groups = tn_reshape(y, TN_DIMS(c->recurrent.key_heads, inner / c->recurrent.key_heads));
     y = tn_reshape(tn_llm_rms_norm(groups, NULL, c->eps), TN_DIMS(1, inner));
     return tn_mul(y, l->weight[SLOT_MIX_NORM]);
 }
@@ -209,11 +210,12 @@ static tn_tensor *unit_rows(const tn_tensor *x) {
  *   all: [1, queries, keys and values of the convolution]; gate [1, inner]; rates: writing and decay, [value_heads]. */
 static tn_tensor *delta_rule(const llm_config *c, const llm_layer *l, const tn_tensor *all, const tn_tensor *gate,
                              tn_tensor *const rates[2]) {
-    int64_t heads = c->value_heads, inner = c->size[SIZE_INNER], width = inner / heads, state = c->size[SIZE_STATE];
-    int64_t keys = c->key_heads * state;
+    int64_t heads = c->recurrent.value_heads, inner = c->size[SIZE_INNER], width = inner / heads,
+            state = c->size[SIZE_STATE];
+    int64_t keys = c->recurrent.key_heads * state;
     tn_tensor *made = c->activation(convolve(c, l, all));
-    tn_tensor *q = unit_rows(for_heads(tn_narrow(made, 1, 0, keys), c->key_heads, heads));
-    tn_tensor *k = tn_unsqueeze(unit_rows(for_heads(tn_narrow(made, 1, keys, keys), c->key_heads, heads)), 2);
+    tn_tensor *q = unit_rows(for_heads(tn_narrow(made, 1, 0, keys), c->recurrent.key_heads, heads));
+    tn_tensor *k = tn_unsqueeze(unit_rows(for_heads(tn_narrow(made, 1, keys, keys), c->recurrent.key_heads, heads)), 2);
     tn_tensor *v = tn_reshape(tn_narrow(made, 1, 2 * keys, inner), TN_DIMS(heads, 1, width));
     tn_tensor *kept = tn_exp(tn_mul(step_of(rates[1], l->weight[SLOT_STEP_BIAS]), decay_of(l)));
     tn_tensor *h = tn_mul(l->cache[CACHE_STATE], tn_reshape(kept, TN_DIMS(heads, 1, 1)));
@@ -235,7 +237,7 @@ static tn_tensor *part_of(const tn_tensor *groups, int64_t from, int64_t width) 
 static tn_tensor *deltanet(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x,
                            const tn_tensor *made) {
     const llm_layer *l = &w->layers[layer];
-    int64_t groups = c->key_heads, each = c->value_heads / groups, state = c->size[SIZE_STATE];
+    int64_t groups = c->recurrent.key_heads, each = c->recurrent.value_heads / groups, state = c->size[SIZE_STATE];
     int64_t values = c->size[SIZE_INNER] / groups;
     if (l->weight[SLOT_MIX_GATE]) {
         tn_tensor *rates[] = {flat(tn_llm_product(w, layer, SLOT_WRITE_RATE, x, NULL)),
@@ -254,7 +256,7 @@ static tn_tensor *deltanet(const llm_config *c, const llm_weights *w, int64_t la
 tn_tensor *tn_llm_recur(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
     const llm_layer *l = &w->layers[layer];
     tn_tensor *made = tn_llm_product(w, layer, SLOT_MIX_IN, x, l->weight[SLOT_MIX_IN_BIAS]), *y = NULL;
-    switch (c->family->recurrence) {
+    switch (c->family->recurrent.kind) {
     case RECURRENCE_CONV: y = short_convolution(c, l, made); break;
     case RECURRENCE_MAMBA: y = mamba(c, w, layer, made); break;
     case RECURRENCE_MAMBA2: y = mamba2(c, l, made); break;

@@ -55,7 +55,7 @@ static void list_targets(const tn_llm *m, FILE *to) {
             here = m->weights.lora[i * LAYER_SLOTS + slot].a != NULL;
         if (!here || !tn_llm_lora_slot(&m->config, 0, slot, name)) continue;
         const char *dot = strrchr(name, '.'), *last = dot + 1;
-        for (const char *at = name; m->config.naming->transposed && (at = strchr(at, '.')) != NULL; at++)
+        for (const char *at = name; m->config.file.naming->transposed && (at = strchr(at, '.')) != NULL; at++)
             if (strcmp(at + 1, last) != 0 && strchr(at + 1, '.') == dot) last = at + 1; /* "attn.c_proj" */
         fprintf(to, "%s\"%s\"", any ? ", " : "", last);
         any = true;
@@ -157,13 +157,13 @@ static tn_status find_changed(const tn_llm *m, const llm_tensor *t, bool *change
     const llm_config *c = &m->config;
     const llm_source *s = &m->file->source;
     const char *name = s->gguf ? t->name : tn_hf_strip(&s->folder, t->name);
-    *changed = tn_llm_find_slot(c->naming, name, c->size[SIZE_EXPERTS], layer, slot) && *layer < c->layers;
+    *changed = tn_llm_find_slot(c->file.naming, name, c->size[SIZE_EXPERTS], layer, slot) && *layer < c->layers;
     if (!*changed) return TN_OK;
     if (*layer < 0 && *slot == SLOT_OUTPUT && c->tied) *slot = SLOT_EMBEDDING; /* a second copy in the file */
     bool rope = *layer < 0 && (*slot == SLOT_ROPE_FACTORS || *slot == SLOT_ROPE_SHORT || *slot == SLOT_ROPE_LONG);
     bool paired = *layer >= 0 && m->weights.lora && m->weights.lora[*layer * LAYER_SLOTS + *slot].a;
     *changed = paired || (m->trained_embedding && !rope);
-    const char *pattern = *layer >= 0 ? c->naming->layer_slots[*slot] : NULL;
+    const char *pattern = *layer >= 0 ? c->file.naming->layer_slots[*slot] : NULL;
     if (!*changed || !pattern || !strchr(pattern, '*')) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "tn_llm_save_model: '%s' has a tensor for each expert ('%s'); saving trained experts is not "
@@ -179,7 +179,7 @@ static tn_status tensor_to_save(const tn_llm *m, llm_tensor *out, bool *changed,
     TRY(find_changed(m, out, changed, &layer, &slot));
     if (!*changed) return TN_OK;
     tn_tensor *merged = tn_llm_merged(m, layer, slot), *x = merged;
-    if (layer >= 0 && m->config.naming->transposed & BIT(slot)) x = tn_transpose(x, 0, 1);
+    if (layer >= 0 && m->config.file.naming->transposed & BIT(slot)) x = tn_transpose(x, 0, 1);
     if (!is_float(out->dtype)) {
         out->dtype = TN_F16;
         out->dtype_name = "F16";

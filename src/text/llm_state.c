@@ -171,7 +171,7 @@ static tn_status read_state(tn_llm *m, const tn_safetensors *f, const char *path
         TRY(check_cache(m, f, path, i, pages_of(count)));
     tn_llm_drop_draft(m);
     m->position = 0; /* until the caches are whole */
-    m->stale = m->config.recurrent_layers > 0;
+    m->stale = m->config.recurrent.layers > 0;
     bool stale = false;
     TRY(fill_caches(m, f, pages_of(count), &stale));
     m->stale = stale;

@@ -143,10 +143,10 @@ static tn_status add_pairs(tn_finetune *t, const char *targets) {
 static tn_status add_weight(tn_finetune *t, int64_t layer, int slot, tn_tensor **weight) {
     const llm_config *c = &t->m->config;
     char name[LLM_NAME_SIZE], whole[2 * LLM_NAME_SIZE];
-    if (!*weight || !tn_llm_name(c->naming, name, layer, slot)) return TN_OK;
+    if (!*weight || !tn_llm_name(c->file.naming, name, layer, slot)) return TN_OK;
     char *star = strstr(name, "*.");
     if (star) memmove(star, star + 2, strlen(star + 2) + 1); /* experts that were joined */
-    snprintf(whole, sizeof whole, "%s%s", layer < 0 && slot == SLOT_OUTPUT ? "" : c->naming->prefix, name);
+    snprintf(whole, sizeof whole, "%s%s", layer < 0 && slot == SLOT_OUTPUT ? "" : c->file.naming->prefix, name);
     TN_SCOPE;
     return train_in_place(t, whole, tn_cast(*weight, TN_F32), weight);
 }
@@ -328,7 +328,7 @@ static int64_t fill_pass(tn_finetune *t, const tn_finetune_example *examples, in
 }
 
 static void fill_masks(tn_finetune *t) {
-    int64_t n = t->tokens, window = t->m->config.window;
+    int64_t n = t->tokens, window = t->m->config.attention.window;
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j < n; j++) {
             bool seen = j <= i && t->segments[i] == t->segments[j];
@@ -352,13 +352,13 @@ static tn_status prepare_pass(tn_finetune *t) {
     t->embedded = NULL;
     t->seen = tn_txt_alloc(n * n, sizeof *t->seen);
     if (!t->seen) return TN_ERR_MEMORY;
-    if (t->m->config.window && !(t->near = tn_txt_alloc(n * n, sizeof *t->near))) return TN_ERR_MEMORY;
+    if (t->m->config.attention.window && !(t->near = tn_txt_alloc(n * n, sizeof *t->near))) return TN_ERR_MEMORY;
     fill_masks(t);
     if (t->rank == 0) return TN_OK;
     char name[LLM_NAME_SIZE];
     t->embedded = tn_txt_alloc(n, tn_llm_embedding_row(t->m));
     if (!t->embedded) return TN_ERR_MEMORY;
-    tn_llm_name(t->m->config.naming, name, -1, SLOT_EMBEDDING);
+    tn_llm_name(t->m->config.file.naming, name, -1, SLOT_EMBEDDING);
     return tn_llm_source_rows(&t->m->file->source, name, t->ids, t->tokens, t->embedded);
 }
 
