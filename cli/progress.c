@@ -1,6 +1,8 @@
 /* progress.c — a live line on standard error while work goes on. */
+#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -106,19 +108,31 @@ bool cli_cache_path(const char *name, char *out, size_t size) {
     return home && *home && snprintf(out, size, "%s/.cache/trunnion/%s", home, name) < (int)size;
 }
 
+/* A model of the cache folder whose name begins with this word; "" if there is none or there are several. */
+static void find_similar(const char *folder, const char *word, char out[256]) {
+    DIR *d = opendir(folder);
+    int count = 0;
+    for (struct dirent *e = d ? readdir(d) : NULL; e; e = readdir(d))
+        if (e->d_name[0] != '.' && strncasecmp(e->d_name, word, strlen(word)) == 0 && count++ == 0)
+            snprintf(out, 256, "%s", e->d_name);
+    if (d) closedir(d);
+    if (count != 1) out[0] = 0;
+}
+
 bool cli_find_model(const char **path, char room[CLI_PATH]) {
-    char name[CLI_PATH] = "", folder[CLI_PATH] = "";
+    static const char *const endings[] = {"", ".gguf"};
+    char name[CLI_PATH] = "", folder[CLI_PATH] = "", similar[256] = "";
     if (strchr(*path, '/') || access(*path, F_OK) == 0) return true;
-    snprintf(name, sizeof name, "models/%s", *path);
-    if (cli_cache_path(name, room, CLI_PATH) && access(room, F_OK) == 0) {
+    for (int i = 0; i < 2; i++) {
+        snprintf(name, sizeof name, "models/%s%s", *path, endings[i]);
+        if (!cli_cache_path(name, room, CLI_PATH) || access(room, F_OK) != 0) continue;
         *path = room;
         return true;
     }
-    (void)cli_cache_path("models", folder, sizeof folder);
-    (void)cli_fail(TN_ERR_IO,
-                   "'%s' does not exist, neither here nor in the cache folder '%s'; pass the path of a GGUF file or of "
-                   "a Hugging Face folder",
-                   *path, folder);
+    if (cli_cache_path("models", folder, sizeof folder)) find_similar(folder, *path, similar);
+    (void)cli_fail(TN_ERR_IO, "'%s' does not exist, neither here nor in the cache folder '%s'%s%s; %s", *path, folder,
+                   *similar ? "; did you mean " : "", similar,
+                   *similar ? "`trunnion list` lists all" : "pass the path of a GGUF file or of a Hugging Face folder");
     return false;
 }
 

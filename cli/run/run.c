@@ -213,8 +213,13 @@ static tn_onnx_info input_info(const work *w, int i) {
     return info;
 }
 
-static tn_status no_such_input(const char *name) {
-    return tn_backend_fail(TN_ERR_ARGUMENT, "the model has no input '%s'; -v lists its inputs", name);
+static tn_status no_such_input(const work *w, const char *name) {
+    char names[256] = "";
+    for (int i = 0; i < tn_onnx_input_count(w->model); i++) {
+        size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", input_info(w, i).name);
+    }
+    return tn_backend_fail(TN_ERR_ARGUMENT, "the model has no input '%s'; its inputs are %s", name, names);
 }
 
 /* v, which is taken over, as the input of this name. */
@@ -227,7 +232,7 @@ static tn_status give_value(work *w, const char *name, tn_onnx_value *v) {
         return TN_OK;
     }
     tn_onnx_value_free(v);
-    return no_such_input(name);
+    return no_such_input(w, name);
 }
 
 static tn_status give_network(work *w, const char *name, tn_tensor *t) {
@@ -274,7 +279,7 @@ static tn_status decode_sound(const work *w, const char *name, const unsigned ch
         tn_status status = sound_tensor(bytes, size, w->rate, info.shape, info.rank, dtype, out);
         return status == TN_OK ? status : tn_backend_fail(status, "'%s' for input '%s': %s", path, name, tn_error());
     }
-    return no_such_input(name);
+    return no_such_input(w, name);
 }
 
 /* The same of pictures. */
@@ -291,7 +296,7 @@ static tn_status decode_picture(const work *w, const char *name, const unsigned 
         return status == TN_OK ? status : tn_backend_fail(status, "'%s' for input '%s': %s", path, name, tn_error());
     }
     free(picture.rgb);
-    return status == TN_OK ? no_such_input(name) : status;
+    return status == TN_OK ? no_such_input(w, name) : status;
 }
 
 static tn_status give_file(work *w, const named *n) {

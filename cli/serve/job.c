@@ -68,6 +68,7 @@ void job_release(serve_job *j) {
     tn_ids_free(&j->prompt);
     tn_ids_free(&j->texts);
     tn_bytes_free(&j->output);
+    tools_free(j);
     free(j->lengths);
     free(j->vectors);
     pthread_mutex_destroy(&j->lock);

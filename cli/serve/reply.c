@@ -144,9 +144,40 @@ static void put_usage(cli_json *j, const serve_job *job) {
 }
 
 /* "stop" for the end of the text or a stop string, "length" for a limit. */
-static const char *finish_reason(const answer *a) {
+static const char *finish_reason(const answer *a, bool calls) {
     if (!a->stopped) return NULL;
+    if (calls && strcmp(a->stopped, "length") != 0) return "tool_calls";
     return strcmp(a->stopped, "end") == 0 || strcmp(a->stopped, "stop") == 0 ? "stop" : "length";
+}
+
+static void put_calls(cli_json *j, const serve_job *job) {
+    cli_json_array(j, "tool_calls");
+    for (int i = 0; i < job->call_count; i++) {
+        const serve_call *c = &job->calls[i];
+        cli_json_object(j, NULL);
+        if (job->stream) cli_json_int(j, "index", i);
+        cli_json_string(j, "id", c->id);
+        cli_json_string(j, "type", "function");
+        cli_json_object(j, "function");
+        cli_json_string(j, "name", c->name);
+        cli_json_string(j, "arguments", c->arguments);
+        cli_json_end(j, '}');
+        cli_json_end(j, '}');
+    }
+    cli_json_end(j, ']');
+}
+
+/* The message of an answer, or the next part of one; without text in front of calls its content is null. */
+static void put_message(cli_json *j, const serve_job *job, const char *text, size_t size, bool last) {
+    bool calls = job->call_count > 0 && (last || !job->stream);
+    cli_json_object(j, job->stream ? "delta" : "message");
+    if (!job->streamed) cli_json_string(j, "role", "assistant");
+    if (!job->stream && calls && size == 0)
+        cli_json_string(j, "content", NULL);
+    else if (!last || !job->stream)
+        cli_json_text(j, "content", text, size);
+    if (calls) put_calls(j, job);
+    cli_json_end(j, '}');
 }
 
 /* The answer's text from `from` on, with what belongs to tokens from `first` on. */
@@ -158,14 +189,11 @@ static void put_choice(cli_json *j, const serve_job *job, const server *s, size_
     cli_json_array(j, "choices");
     cli_json_object(j, NULL);
     cli_json_int(j, "index", 0);
-    if (chat) {
-        cli_json_object(j, job->stream ? "delta" : "message");
-        if (!job->streamed) cli_json_string(j, "role", "assistant");
-        if (!finish || !job->stream) cli_json_text(j, "content", text, a->text.size - from);
-        cli_json_end(j, '}');
-    } else {
-        cli_json_text(j, "text", text, a->text.size - from);
-    }
+    size_t visible = tools_visible(job), size = visible > from ? visible - from : 0;
+    if (chat)
+        put_message(j, job, text, size, finish != NULL);
+    else
+        cli_json_text(j, "text", text, size);
     if (a->logprobs < 0 || first == a->ids.count)
         cli_json_string(j, "logprobs", NULL);
     else
@@ -187,14 +215,15 @@ static tn_status put_piece(serve_job *j, const server *s, const char *finish) {
     put_head(&p.json, j, object_name(j));
     put_choice(&p.json, j, s, j->sent_text, j->sent_ids, finish);
     cli_json_end(&p.json, '}');
-    j->sent_text = j->answer.text.size;
+    size_t visible = tools_visible(j);
+    if (visible > j->sent_text) j->sent_text = visible;
     j->sent_ids = j->answer.ids.count;
     j->streamed = true;
     return page_end_locked(&p, j, true);
 }
 
 tn_status reply_chunk(serve_job *j, const server *s) {
-    bool news = j->answer.text.size > j->sent_text || (j->answer.logprobs >= 0 && j->answer.ids.count > j->sent_ids);
+    bool news = tools_visible(j) > j->sent_text || (j->answer.logprobs >= 0 && j->answer.ids.count > j->sent_ids);
     return news || !j->streamed ? put_piece(j, s, NULL) : TN_OK;
 }
 
@@ -213,7 +242,7 @@ static tn_status put_stream_usage(serve_job *j) {
 static tn_status end_stream(serve_job *j, const server *s) {
     static const char done[] = "data: [DONE]\n\n";
     tn_status status = reply_chunk(j, s);
-    if (status == TN_OK) status = put_piece(j, s, finish_reason(&j->answer));
+    if (status == TN_OK) status = put_piece(j, s, finish_reason(&j->answer, j->call_count > 0));
     if (status == TN_OK && j->usage) status = put_stream_usage(j);
     pthread_mutex_lock(&j->lock);
     if (status == TN_OK) status = tn_bytes_append(&j->output, done, sizeof done - 1);
@@ -223,11 +252,12 @@ static tn_status end_stream(serve_job *j, const server *s) {
 
 tn_status reply_end(serve_job *j, const server *s) {
     page p;
-    if (j->stream) return end_stream(j, s);
-    tn_status status = page_begin(&p);
+    tn_status status = tools_find_calls(j);
+    if (status == TN_OK && j->stream) return end_stream(j, s);
+    if (status == TN_OK) status = page_begin(&p);
     if (status != TN_OK) return status;
     put_head(&p.json, j, object_name(j));
-    put_choice(&p.json, j, s, 0, 0, finish_reason(&j->answer));
+    put_choice(&p.json, j, s, 0, 0, finish_reason(&j->answer, j->call_count > 0));
     put_usage(&p.json, j);
     cli_json_end(&p.json, '}');
     return page_end_locked(&p, j, false);

@@ -71,8 +71,7 @@ static bool check_model(const reader *r) {
 
 /* Fields that would change the answer, unless they are empty. */
 static bool check_unsupported(const reader *r) {
-    static const char *const lists[] = {"tools",      "functions", "logit_bias", "audio",
-                                        "prediction", "suffix",    "modalities"};
+    static const char *const lists[] = {"functions", "logit_bias", "audio", "prediction", "suffix", "modalities"};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         const tn_json *v = field(r, lists[i]);
         bool text_only = strcmp(lists[i], "modalities") == 0 && tn_json_length(v) == 1 &&
@@ -192,8 +191,7 @@ static const char json_object[] =
     "number ::= \"-\"? (\"0\" | [1-9] [0-9]{0,15}) (\".\" [0-9]{1,16})? ([eE] [-+]? [0-9]{1,3})?\n"
     "ws ::= [ \\n]? [ ]{0,8}\n";
 
-/* A value as JSON again; json.h limits how deep it is. */
-static void write_value(FILE *f, const tn_json *v) {
+void serve_write_json(FILE *f, const tn_json *v) {
     cli_json plain = {.out = f};
     tn_json_kind kind = tn_json_kind_of(v);
     size_t count = kind == TN_JSON_OBJECT || kind == TN_JSON_ARRAY ? tn_json_length(v) : 0;
@@ -209,7 +207,7 @@ static void write_value(FILE *f, const tn_json *v) {
             cli_json_text(&key, NULL, tn_json_key(v, i), tn_json_key_length(v, i));
             fputc(':', f);
         }
-        write_value(f, tn_json_at(v, i));
+        serve_write_json(f, tn_json_at(v, i));
     }
     if (kind == TN_JSON_OBJECT || kind == TN_JSON_ARRAY) fputc(kind == TN_JSON_OBJECT ? '}' : ']', f);
 }
@@ -219,7 +217,7 @@ static tn_status grammar_of_schema(const tn_json *schema, tn_bytes *out) {
     size_t size = 0;
     FILE *f = open_memstream(&text, &size);
     if (!f) return TN_ERR_MEMORY;
-    write_value(f, schema);
+    serve_write_json(f, schema);
     fclose(f);
     tn_status status = text ? tn_grammar_from_json_schema(text, size, out) : TN_ERR_MEMORY;
     free(text);
@@ -301,8 +299,9 @@ static bool read_message(const reader *r, conversation *c, size_t index) {
     if (tn_json_kind_of(m) != TN_JSON_OBJECT || !role || !*role)
         return serve_refuse(&r->job->fault, 400, NULL, "messages",
                             "message %zu must be an object with \"role\" and \"content\"", index);
-    if (tn_json_length(calls) > 0 || strcmp(role, "tool") == 0 || strcmp(role, "function") == 0)
-        return serve_refuse(&r->job->fault, 400, "unsupported", "messages", "message %zu: tools are not supported",
+    if (strcmp(role, "function") == 0 || (is_given(calls) && tn_json_kind_of(calls) != TN_JSON_ARRAY))
+        return serve_refuse(&r->job->fault, 400, NULL, "messages",
+                            "message %zu: results of functions have the role \"tool\", and \"tool_calls\" is a list",
                             index);
     if (strcmp(role, "developer") == 0) role = "system"; /* its new name */
     tn_bytes text = {0};
@@ -312,12 +311,13 @@ static bool read_message(const reader *r, conversation *c, size_t index) {
     return good && (status == TN_OK || serve_refuse_failed(&r->job->fault, status, "messages"));
 }
 
-static bool encode_messages(const reader *r, const conversation *c) {
+static bool encode_messages(const reader *r, conversation *c) {
     size_t bytes = 0;
     for (int i = 0; i < c->count; i++)
         bytes += strlen(c->messages[i].content);
     if (!check_size(r, bytes, "messages")) return false;
-    tn_status status = conversation_encode(c, &r->server->words, &r->job->prompt);
+    tn_status status = tools_prepare(r->job, r->server, field(r, "messages"), c);
+    if (status == TN_OK) status = conversation_encode(c, &r->server->words, &r->job->prompt);
     return status == TN_OK || serve_refuse_failed(&r->job->fault, status, "messages");
 }
 
@@ -366,10 +366,27 @@ static bool read_prompt(const reader *r) {
     return status == TN_OK || serve_refuse_failed(&r->job->fault, status, "prompt");
 }
 
+/* A demanded call has a grammar of its own. */
+static bool read_tools(const reader *r) {
+    tn_bytes grammar = {0};
+    bool chat = r->job->kind == SERVE_CHAT;
+    if (!chat && tn_json_length(field(r, "tools")) > 0)
+        return serve_refuse(&r->job->fault, 400, "unsupported", "tools", "\"tools\" requires /v1/chat/completions");
+    bool good = !chat || tools_read(r->job, r->root, &grammar);
+    if (good && grammar.size > 0 && r->job->grammar)
+        good = serve_refuse(&r->job->fault, 400, NULL, "tool_choice",
+                            "a demanded call excludes \"grammar\" and a \"response_format\" of JSON");
+    else if (good && grammar.size > 0)
+        good = use_grammar(r, grammar.data, grammar.size, "tools");
+    tn_bytes_free(&grammar);
+    return good;
+}
+
 static bool read_text_request(const reader *r) {
     const char *param = r->job->kind == SERVE_CHAT ? "messages" : "prompt";
     bool good = check_unsupported(r) && read_stream(r) && read_length(r) && read_logprobs(r) && read_sampling(r) &&
-                read_stops(r) && read_format(r) && (r->job->kind == SERVE_CHAT ? read_messages(r) : read_prompt(r));
+                read_stops(r) && read_format(r) && read_tools(r) &&
+                (r->job->kind == SERVE_CHAT ? read_messages(r) : read_prompt(r));
     if (!good) return false;
     r->job->answer.tokenizer = r->server->words.tokenizer;
     size_t count = r->job->prompt.count;
@@ -431,6 +448,9 @@ bool request_read(const server *s, const char *body, size_t size, serve_job *j) 
                 serve_refuse(&j->fault, 400, NULL, NULL, "the body must be a JSON object");
     j->deadline = j->arrived + (double)s->timeout;
     good = good && check_model(&r) && (j->kind == SERVE_EMBEDDING ? read_embedding_request(&r) : read_text_request(&r));
-    tn_json_free(doc);
+    if (j->tools)
+        j->request = doc;
+    else
+        tn_json_free(doc);
     return good;
 }

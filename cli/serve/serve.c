@@ -37,21 +37,21 @@ static int run_serve(int argc, char **argv);
 const cli_command cli_serve = {
     .name = "serve",
     .summary = "serve a language model over HTTP, with OpenAI's interface",
-    .usage = "serve -m MODEL [options]",
+    .usage = "serve [-m] MODEL [options]",
     .help = "  -m, --model MODEL     a GGUF file, or a Hugging Face model folder\n"
             "      --embed FOLDER    an encoder's folder, for /v1/embeddings; -m may then be left out\n"
             "      --host HOST       address to listen at (default 127.0.0.1: this machine only)\n"
             "      --port N          port (default 8080); 0: any free one\n"
             "      --api-key KEY     the key that clients have to send; default: the environment's\n"
             "                        TRUNNION_API_KEY, else none\n"
-            "      --allow-host NAME without a key: also answer requests for the host NAME, as a proxy\n"
+            "      --allow-host NAME  without a key: also answer requests for the host NAME, as a proxy\n"
             "                        sends them, not only for this machine and its addresses; * allows all\n"
             "      --alias NAME      the model's name in the interface (default: its file's name)\n"
             "      --parallel N      requests that are computed at once, 1 to 64 (default 4); each\n"
             "                        has a key/value cache of its own\n"
             "      --context N       tokens of a prompt and its answer (default: the model's, at most 4096)\n"
-            "      --cache TYPE      type of the key/value cache: f16, bf16, f32 or q8_0 (default f16)\n"
-            "                        q8_0: on the processor only\n" CLI_DRAFT_HELP
+            "      --cache TYPE      type of the key/value cache: f16, bf16, f32 or q8_0\n"
+            "                        (default f16); q8_0: on the processor only\n" CLI_DRAFT_HELP
             "                        Drafts are used while one request is computed.\n"
             "      --queue N         requests that may wait; more get code 503 (default 64)\n"
             "      --max-body SIZE   longest body of a request (default 4M)\n"
@@ -65,9 +65,9 @@ const cli_command cli_serve = {
             "The options of sampling are what requests leave open. Interface: /v1/chat/completions,\n"
             "/v1/completions, /v1/embeddings, /v1/models, /health, /metrics (Prometheus), and a page\n"
             "to chat at /. If the device is lost or refuses to compute, the texts continue on the next one,\n"
-            "and a line says so; --strict turns this off. Beyond OpenAI's fields requests may have top_k, min_p, "
-            "repeat_penalty and\n"
-            "grammar (GBNF). Without --api-key, everyone who can reach the address can use the model.\n"
+            "and a line says so; --strict turns this off. Chats may have tools. Beyond OpenAI's fields\n"
+            "requests may have top_k, min_p, repeat_penalty and grammar (GBNF). Without --api-key, everyone who can "
+            "reach the address can use the model.\n"
             "To try it: curl http://127.0.0.1:8080/v1/completions -d '{\"prompt\": \"Once upon a time\"}'\n"
             "\n"
             "examples:\n"
@@ -265,6 +265,7 @@ static int run_serve(int argc, char **argv) {
     cli_sampling_options(options, all);
     int at = cli_parse(&cli_serve, argc, argv, &s.common, all, "m:", take_serve_option, &s, &status);
     if (at < 0) return status;
+    if (at < argc && !s.path) s.path = argv[at++];
     if (at < argc) return cli_wrong_usage(&cli_serve, "unexpected argument \"%s\"", argv[at]);
     if (!s.path && !s.embed_path)
         return cli_wrong_usage(&cli_serve, "missing model: pass its GGUF file or folder with -m");

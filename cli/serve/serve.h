@@ -37,6 +37,12 @@ bool serve_refuse_failed(serve_fault *f, tn_status status, const char *param);
 /* While a request is computed: 503 if there is not enough memory, else 500. */
 bool serve_refuse_lack(serve_fault *f, tn_status status);
 
+/* A call of a tool in an answer; the texts are its own. */
+typedef struct serve_call {
+    char id[16];
+    char *name, *arguments; /* arguments: JSON */
+} serve_call;
+
 typedef enum serve_kind { SERVE_CHAT, SERVE_COMPLETION, SERVE_EMBEDDING, SERVE_KINDS } serve_kind;
 
 typedef struct serve_job {
@@ -55,6 +61,15 @@ typedef struct serve_job {
     tn_grammar *grammar;
     size_t sent_text, sent_ids; /* of the answer, in a stream */
     bool streamed;              /* a chunk was written */
+
+    /* tools (tools.c) */
+    tn_json_doc *request; /* kept for `tools`; NULL without them */
+    const tn_json *tools; /* a list; NULL: none, or none to be called */
+    bool must_call;       /* the answer is a call */
+    bool calls_read;      /* the answer is complete, and its calls are in the list */
+    serve_call *calls;
+    int call_count;
+    size_t before_calls; /* bytes of the text in front of the first one */
 
     /* embeddings */
     tn_ids texts; /* of all texts, one behind the other */
@@ -149,6 +164,22 @@ tn_status server_open_model(server *s, tn_device *device);
 
 /* Reads a request's body into the job. false: j->fault says why. */
 bool request_read(const server *s, const char *body, size_t size, serve_job *j);
+
+/* A value as JSON again; json.h limits how deep it is. */
+void serve_write_json(FILE *f, const tn_json *v);
+
+/* ---- tools.c ----------------------------------------------------------------------------------------------------- */
+
+/* Reads "tools" and "tool_choice". A grammar that a demanded call must follow is appended to `grammar`. false: j->fault
+ * says why. */
+bool tools_read(serve_job *j, const tn_json *root, tn_bytes *grammar);
+/* Tools, calls and results become part of the conversation, whose messages are those of the request's list. */
+tn_status tools_prepare(const serve_job *j, const server *s, const tn_json *messages, conversation *c);
+/* Bytes of the answer's text that may be sent: what follows is a call, or may become one. */
+size_t tools_visible(const serve_job *j);
+/* The answer is complete: finds its calls. */
+tn_status tools_find_calls(serve_job *j);
+void tools_free(serve_job *j);
 
 /* ---- reply.c ----------------------------------------------------------------------------------------------------- */
 

@@ -30,7 +30,7 @@ static int run_chat(int argc, char **argv);
 const cli_command cli_chat = {
     .name = "chat",
     .summary = "talk with a language model",
-    .usage = "chat -m MODEL [options]",
+    .usage = "chat [-m] MODEL [options]",
     .help = "  -m, --model MODEL     a GGUF file, or a Hugging Face model folder, with a chat template\n"
             "      --system TEXT     system prompt\n"
             "      --messages FILE   begin with this conversation, as /save writes it\n"
@@ -474,6 +474,7 @@ static int run_chat(int argc, char **argv) {
     cli_sampling_options(options, all);
     int at = cli_parse(&cli_chat, argc, argv, &s.common, all, "m:n:", take_chat_option, &s, &status);
     if (at < 0) return status;
+    if (at < argc && !s.path) s.path = argv[at++];
     if (at < argc)
         return cli_wrong_usage(&cli_chat, "unexpected argument \"%s\"; messages are typed, or piped in", argv[at]);
     if (!s.path) return cli_wrong_usage(&cli_chat, "missing model: pass its GGUF file or folder with -m");

@@ -95,6 +95,7 @@ void conversation_remove(conversation *c, int first, int count) {
 void conversation_free(conversation *c) {
     conversation_remove(c, 0, c->count);
     free(c->messages);
+    free(c->variables);
     *c = (conversation){0};
 }
 
@@ -206,6 +207,7 @@ static tn_status render(const conversation *c, const vocabulary *v, const char *
     chat.count = c->count;
     chat.add_generation_prompt = answer;
     chat.tokenizer = v->tokenizer;
+    chat.variables = c->variables;
     status = tn_chat_template_apply(template, &chat, NULL, out);
     tn_chat_template_free(template);
     return status;

@@ -22,6 +22,7 @@ void vocabulary_close(vocabulary *v);
 typedef struct conversation {
     tn_chat_message *messages; /* role and content are its own */
     int count, room;
+    char *variables; /* NULL, or further variables of the template as JSON, its own */
 } conversation;
 
 /* Appends a message of `size` bytes; TN_ERR_ARGUMENT for a NUL byte among them. */

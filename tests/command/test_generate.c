@@ -157,6 +157,25 @@ static void it_ends_with_the_promised_codes(void **state) {
     assert_calls(rows, TN_COUNT(rows), run_generate);
 }
 
+/* A model of the cache folder is found by its name, with or without the ending; a part of it is an advice. */
+static void a_model_is_found_by_its_name(void **state) {
+    (void)state;
+    static const test_call rows[] = {
+        {"-m own-model.gguf --ids 120 -n 2 2>&1", 0, "generation: 2 tokens"},
+        {"-m own-model --ids 120 -n 2 2>&1", 0, "generation: 2 tokens"},
+        {"-m OWN --ids 120 2>&1", 1, "did you mean own-model.gguf"},
+        {"-m other --ids 120 2>&1", 1, "pass the path of a GGUF file"},
+    };
+    mkdir(test_scratch("cache"), 0700);
+    mkdir(test_scratch("cache/models"), 0700);
+    write_model(test_scratch("cache/models/own-model.gguf"), true);
+    assert_calls(rows, TN_COUNT(rows), run_generate);
+    char heard[4096], command[512];
+    snprintf(command, sizeof command, "echo abc | %%s chat own-model -n 2 2>&1");
+    assert_int_equal(run_trunnion(command, heard, sizeof heard), 0);
+    assert_text_has(heard, "context 100 tokens");
+}
+
 static tn_json_doc *ask(const char *arguments) {
     char heard[65536];
     tn_json_doc *doc = NULL;
@@ -414,6 +433,7 @@ static void a_model_without_a_template_does_not_chat(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_ends_with_the_promised_codes),
+        cmocka_unit_test(a_model_is_found_by_its_name),
         cmocka_unit_test(json_has_the_promised_keys),
         cmocka_unit_test(a_stop_string_ends_the_text_before_itself),
         cmocka_unit_test(a_file_is_a_prompt_without_its_last_newline),

@@ -308,6 +308,7 @@ REFUSED = [  # model, further words of the command, what the message names
     ("recurrent", ["--feed", "hn=h"], "--steps"),
     ("recurrent", ["-i", "x=two.npy", "--dim", "batch=5"], "an unnamed node LSTM"),
     ("recurrent", ["--steps", 3, "--repeat", 3], "--repeat"),
+    ("recurrent", ["-i", "other=two.npy"], "its inputs are "),
 ]
 
 

@@ -262,6 +262,88 @@ def check_schema(report, server):
                and answer["choices"][0]["finish_reason"] == "stop", "an answer by a grammar")
 
 
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "The weather of a city", "parameters": {
+    "type": "object", "properties": {"city": {"$ref": "#/$defs/city"}}, "required": ["city"],
+    "$defs": {"city": {"enum": ["Paris", "Rome"]}}}}}, {"type": "function", "function": {"name": "now"}}]
+
+
+def calls_of(choice):
+    """The calls of an answer: names and arguments."""
+    calls = choice.get("message", choice.get("delta", {})).get("tool_calls") or []
+    return [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls]
+
+
+def check_tools(report, server):
+    chat, ask = "/v1/chat/completions", {"messages": user("Is it warm in Rome?"), "max_tokens": 60, "temperature": 0}
+    by_name = {"type": "function", "function": {"name": "get_weather"}}
+    _, answer = server.post(chat, **ask, tools=TOOLS, tool_choice=by_name)
+    choice = answer["choices"][0]
+    report.add([n for n, _ in calls_of(choice)] == ["get_weather"] and calls_of(choice)[0][1]["city"] in ("Paris", "Rome")
+               and choice["message"]["content"] is None and choice["finish_reason"] == "tool_calls",
+               f"a demanded call follows its schema: {choice}")
+    message, first = choice["message"], calls_of(choice)
+    events, good = server.events(chat, **ask, tools=TOOLS, tool_choice=by_name)
+    last = events[-1]["choices"][0]
+    report.add(good and calls_of(last) == first and last["finish_reason"] == "tool_calls" and last["delta"]["tool_calls"][0]["index"] == 0
+               and not any(e["choices"][0]["delta"].get("content") for e in events), "the same as a stream")
+    _, answer = server.post(chat, **ask, tools=TOOLS, tool_choice="required")
+    report.add(len(calls_of(answer["choices"][0])) == 1, f"any call that is demanded: {answer['choices'][0]}")
+    written = {  # what models write by themselves: (the text, what is shown of it, the calls)
+        'Yes. <tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call><tool_call>{"name": "now"}</tool_call>':
+            ("Yes.", [("get_weather", {"city": "Rome"}), ("now", {})]),
+        '{"name": "get_weather", "parameters": {"city": "Paris"}}': (None, [("get_weather", {"city": "Paris"})]),
+        '[{"name": "now", "arguments": {}}, {"name": "now", "arguments": {}}]': (None, [("now", {})] * 2),
+        '{"name": "other", "arguments": {}}': ('{"name": "other", "arguments": {}}', []),
+        "1 < 2 <tool": ("1 < 2 <tool", []), '<tool_call>{"name": 3}</tool_call>': ('<tool_call>{"name": 3}</tool_call>', [])}
+    for text, (shown, calls) in written.items():
+        grammar = "root ::= " + json.dumps(text)
+        _, answer = server.post(chat, **ask, tools=TOOLS, grammar=grammar)
+        events, good = server.events(chat, **ask, tools=TOOLS, grammar=grammar)
+        choice, last = answer["choices"][0], events[-1]["choices"][0]
+        streamed = "".join(e["choices"][0]["delta"].get("content") or "" for e in events)
+        report.add((choice["message"]["content"], calls_of(choice)) == (shown, calls) and good and calls_of(last) == calls
+                   and streamed == (shown or "") and last["finish_reason"] == choice["finish_reason"]
+                   == ("tool_calls" if calls else "stop"), f"calls in {text[:40]!r}: {choice}, streamed {streamed!r}")
+    plain = server.post(chat, **ask)[1]
+    report.add(server.post(chat, **ask, tools=TOOLS, tool_choice="none")[1]["choices"] == plain["choices"],
+               "tool_choice none: as without tools")
+    turns = [*user("Is it warm in Rome?"), message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"],
+                                                     "content": "31 degrees"}]
+    code, answer = server.post(chat, messages=turns, tools=TOOLS, max_tokens=12, temperature=0)
+    spelt = [*user("Is it warm in Rome?"), {"role": "assistant", "content": '<tool_call>{"name": "get_weather", "arguments": '
+             + message["tool_calls"][0]["function"]["arguments"] + "}</tool_call>"},
+             *user("<tool_response>31 degrees</tool_response>")]
+    _, expected = server.post(chat, messages=spelt, max_tokens=12, temperature=0)
+    _, without = server.post(chat, messages=turns, max_tokens=12, temperature=0)
+    report.add(code == 200 and without["choices"] == expected["choices"] and answer["usage"]["prompt_tokens"]
+               > without["usage"]["prompt_tokens"] + 40, "calls and results are part of the prompt")
+
+
+def check_tool_template(program, report, folder):
+    """A template that has places for tools and calls gets them: the model's file with another template."""
+    template = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if loop.first and tools %} "
+                "{{ tools[0].function.name }}{% endif %}{% for c in m.tool_calls or [] %}{{ c.function.arguments.city }} "
+                "{{ c.id }}{% endfor %}{{ m.tool_call_id or '' }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n")
+    path, own = folder / "tools.gguf", json.loads(subprocess.run([program, "info", str(smollm2.path()), "--json"],
+                                                                 capture_output=True, text=True).stdout)["chat_template"].encode()
+    data = smollm2.path().read_bytes()
+    room = len(own) - len(template.encode())
+    report.add(data.count(own) == 1 and room > 6, "the model's template can be replaced")
+    path.write_bytes(data.replace(own, template.encode() + b"{#" + b" " * (room - 4) + b"#}"))
+    call = [{"id": "a1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}]
+    given = [*user("Go"), {"role": "assistant", "content": None, "tool_calls": call},
+             {"role": "tool", "tool_call_id": "a1", "content": "31"}]
+    same = [*user("Go get_weather"), {"role": "assistant", "content": "Rome a1"}, {"role": "tool", "content": "31a1"}]
+    with serving(program, str(path), "--context", "256", "--parallel", "1") as server:
+        ask = {"max_tokens": 8, "temperature": 0}
+        answers = [server.post("/v1/chat/completions", messages=given, tools=TOOLS, **ask)[1],
+                   server.post("/v1/chat/completions", messages=same, **ask)[1]]
+        report.add(answers[0].get("choices") == answers[1].get("choices", 0)
+                   and answers[0]["usage"]["prompt_tokens"] == answers[1]["usage"]["prompt_tokens"],
+                   f"a template with tools has tools, calls and results: {answers}")
+    path.unlink()
+
+
 def check_together(report, server):
     """More requests than sequences: all get the tokens that they get alone."""
     prompts = [f"{i} little birds sat on a" for i in range(10)]
@@ -324,7 +406,13 @@ def check_refusals(report, server):
         (400, chat, hello | {"temperature": "hot"}), (400, chat, hello | {"top_p": 2}), (400, chat, hello | {"n": 2}),
         (400, chat, hello | {"stream": 1}), (400, chat, hello | {"stop": [""]}), (400, chat, hello | {"stop": [3]}),
         (400, chat, hello | {"stop": ["x"] * 17}), (400, chat, hello | {"seed": "x"}),
-        (400, chat, hello | {"tools": [{"type": "function"}]}), (400, chat, hello | {"logit_bias": {"1": 5}}),
+        (400, chat, hello | {"tools": [{"type": "function"}]}), (400, chat, hello | {"tools": "now"}),
+        (400, chat, hello | {"tools": TOOLS, "tool_choice": "always"}), (400, chat, hello | {"tools": TOOLS, "tool_choice": 3}),
+        (400, chat, hello | {"tools": TOOLS, "tool_choice": {"function": {"name": "other"}}}),
+        (400, chat, hello | {"tools": TOOLS, "tool_choice": "required", "grammar": 'root ::= "a"'}),
+        (400, chat, hello | {"tools": [{"type": "function", "function": {"name": "f", "parameters": 3}}]}),
+        (400, chat, {"messages": [{"role": "assistant", "content": "", "tool_calls": 3}]}),
+        (400, plain, {"prompt": "x", "tools": TOOLS}), (400, chat, hello | {"logit_bias": {"1": 5}}),
         (400, chat, hello | {"top_logprobs": 3}), (400, chat, hello | {"logprobs": True, "top_logprobs": 21}),
         (400, chat, hello | {"response_format": {"type": "xml"}}), (400, chat, hello | {"response_format": "json"}),
         (400, chat, hello | {"response_format": {"type": "json_schema"}}),
@@ -618,6 +706,7 @@ def main():
                 check_answers(program, report, server)
                 check_sampling(program, report, server)
                 check_schema(report, server)
+                check_tools(report, server)
                 check_together(report, server)
                 check_embeddings(program, report, server, encoder)
                 check_refusals(report, server)
@@ -628,6 +717,7 @@ def main():
                 report.add(server.end()[0] == ENDED_BY_SIGTERM, "an idle server ends at once")
         if not report.skipped:
             check_queue(program, report)
+            check_tool_template(program, report, pathlib.Path(folder))
             check_drafts(program, report)
             check_sites(program, report)
             check_start(program, report)
