@@ -214,9 +214,10 @@ TN_API tn_status tn_optimizer_adafactor(tn_module *m, const tn_adafactor_options
 TN_API tn_status tn_optimizer_muon(tn_module *m, const tn_muon_options *options, tn_optimizer **out);
 TN_API void tn_optimizer_free(tn_optimizer *o); /* NULL is allowed */
 
-/* Records one step of Adam or AdamW on plain tensors, in place, without an optimizer; nothing is evaluated. Updates of
- * equal structure share a launch.
- *   params, exp_avgs, exp_avg_sqs, grads: `count` tensors each, of equal shapes; the first three are written.
+/* Records one step of Adam or AdamW on plain tensors, in place, without an optimizer. Updates of equal structure share
+ * a launch.
+ *   params, exp_avgs, exp_avg_sqs, grads: `count` tensors each, of equal shapes; the first three are written. Outside a
+ *     capture these are made states (tn_make_state: the first step evaluates them), except views.
  *   step: the number of this step, from 1, for the bias corrections. A captured step repeats its number.
  *   options: NULL for the defaults; amsgrad and groups are not supported (TN_ERR_UNSUPPORTED).
  * Errors: TN_ERR_ARGUMENT for a missing tensor, a step below 1, and options out of range; TN_ERR_SHAPE. On failure

@@ -457,6 +457,18 @@ static tn_status check_plain(const plain_step *p, const tn_adam_options *o) {
     return TN_OK;
 }
 
+/* Makes what is written states, which keep their memory: writing to new memory takes 1.6 times as long. Views are no
+ * states; tn_make_state refuses them. */
+static tn_status make_plain_states(const plain_step *p) {
+    tn_tensor *const *written[] = {p->params, p->exp_avgs, p->exp_avg_sqs};
+    for (int i = 0; i < p->count && !tn_capturing(); i++)
+        for (size_t k = 0; k < sizeof written / sizeof *written; k++) {
+            tn_status status = tn_make_state(written[k][i]);
+            if (status != TN_OK && status != TN_ERR_ARGUMENT) return status;
+        }
+    return TN_OK;
+}
+
 static tn_status record_plain(const plain_step *p, const tn_optimizer *o) {
     const tn_optim_method *m = o->method;
     const tn_optim_group group = common_settings(o);
@@ -492,6 +504,7 @@ static tn_status plain_adam(const tn_optim_method *how, const plain_step *p, tn_
     const tn_optimizer model = adam_model(how, &o);
     status = check_settings(&model);
     if (status == TN_OK) status = check_plain(p, &o);
+    if (status == TN_OK) status = make_plain_states(p);
     return status == TN_OK ? record_plain(p, &model) : status;
 }
 

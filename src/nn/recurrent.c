@@ -9,11 +9,12 @@
 #include <stdlib.h>
 
 #include "nn/make.h"
+#include "trunnion/autograd.h"
 #include "trunnion/backend.h"
 #include "trunnion/nn.h"
 #include "trunnion/ops.h"
 
-enum { MOST_LAYERS = 32, DIRECTIONS = 2 };
+enum { MOST_LAYERS = 32, DIRECTIONS = 2, MOST_CHUNKS = 16 };
 
 typedef struct direction {
     tn_tensor *weight_ih, *weight_hh, *bias_ih, *bias_hh; /* biases may be NULL */
@@ -110,12 +111,34 @@ static tn_tensor *stacked(tn_tensor *const *t, int64_t count) {
     return tn_cat((tn_tensor *[]){stacked(t, half), stacked(t + half, count - half)}, 2, 0);
 }
 
+/* Chunks in which the steps are computed. Without gradients the input products of a chunk stay in the second-level
+ * cache until its steps have read them, and all chunks use the same memory. */
+static int chunks_of(const recurrent *s, const tn_tensor *x) {
+    enum { CHUNK_BYTES = 3 << 19 };
+    int64_t row = tn_size(x, 1) * s->gates * s->hidden * (int64_t)tn_dtype_size(tn_dtype_of(x));
+    int64_t count = tn_grad_enabled() ? 1 : tn_size(x, 0) * row / CHUNK_BYTES;
+    return count < 1 ? 1 : count > MOST_CHUNKS ? MOST_CHUNKS : (int)count;
+}
+
+static tn_tensor *run_chunks(const recurrent *s, const direction *d, const tn_tensor *x, bool backward, tn_tensor **h,
+                             tn_tensor **c) {
+    int count = chunks_of(s, x);
+    tn_tensor *out[MOST_CHUNKS];
+    for (int i = 0; i < count; i++) {
+        int k = backward ? count - 1 - i : i;
+        int64_t first = k * tn_size(x, 0) / count, end = (k + 1) * tn_size(x, 0) / count;
+        tn_tensor *from_x = tn_linear(tn_slice(x, 0, first, end, 1), d->weight_ih, d->bias_ih);
+        out[k] = kind_of(s)->steps(d, from_x, backward, h, c);
+    }
+    return count == 1 ? out[0] : tn_cat(out, count, 0);
+}
+
 /* x [time, batch, features] → [time, batch, hidden], and the last states in *h and *c. */
 static tn_tensor *run_direction(const recurrent *s, const direction *d, const tn_tensor *x, const tn_tensor *lengths,
                                 bool backward, tn_tensor **h, tn_tensor **c) {
     int64_t steps = tn_size(x, 0);
+    if (!lengths && kind_of(s)->steps) return run_chunks(s, d, x, backward, h, c);
     tn_tensor *from_x = tn_linear(x, d->weight_ih, d->bias_ih), *none, *result;
-    if (!lengths && kind_of(s)->steps) return kind_of(s)->steps(d, from_x, backward, h, c);
     none = tn_zeros_like(*h);
     tn_tensor **out = calloc((size_t)steps, sizeof *out);
     if (!out) return tn_failed(TN_ERR_MEMORY, "%s: no memory for %lld steps", s->name, (long long)steps);
@@ -180,15 +203,16 @@ tn_tensor *tn_recurrent_forward(tn_module *m, const tn_tensor *x, const tn_tenso
     if (bad) return failed(bad, h_n, c_n);
     bool lstm = s->gates == 4, training = tn_module_is_training(m);
     int64_t batch = tn_size(x, s->batch_first ? 0 : 1), count = s->layers * s->directions;
-    tn_tensor *y = s->batch_first ? tn_transpose(x, 0, 1) : tn_contiguous(x);
+    const tn_tensor *in = s->batch_first ? tn_transpose(x, 0, 1) : x;
+    tn_tensor *y = NULL;
     for (int64_t l = 0; l < s->layers; l++) {
         tn_tensor *out[DIRECTIONS];
-        if (l && s->dropout > 0) y = tn_dropout(y, s->dropout, training);
+        if (l) in = s->dropout > 0 ? tn_dropout(y, s->dropout, training) : y;
         for (int64_t d = 0; d < s->directions; d++) {
             int64_t number = l * s->directions + d;
             tn_tensor *h = first_state(s, h0, number, batch, tn_dtype_of(x));
             tn_tensor *c = lstm ? first_state(s, c0, number, batch, tn_dtype_of(x)) : NULL;
-            out[d] = run_direction(s, &s->of[l][d], y, lengths, d == 1, &h, &c);
+            out[d] = run_direction(s, &s->of[l][d], in, lengths, d == 1, &h, &c);
             last_h[number] = h;
             last_c[number] = c;
         }

@@ -434,6 +434,37 @@ static void fused_adam_is_adam(void **state) {
     }
 }
 
+/* What a step writes keeps its memory, so a step needs no other; views can be written too. */
+static void fused_adam_steps_in_place(void **state) {
+    (void)state;
+    enum { SIDE = 512 };
+    const int64_t shape[] = {SIDE, SIDE}, bytes = SIDE * SIDE * (int64_t)sizeof(float);
+    TN_SCOPE;
+    tn_tensor *t[4], *all[] = {tn_ones(shape, 2, TN_F32)};
+    for (int i = 0; i < 4; i++)
+        t[i] = i == 1 ? tn_ones(shape, 2, TN_F32) : tn_zeros(shape, 2, TN_F32);
+    assert_ok(tn_eval(t, 4));
+    tn_pool_stats now = {.struct_size = sizeof now}, after = now;
+    for (int step = 1; step <= 3; step++) {
+        if (step == 2) {
+            tn_device_reset_pool_peak(tn_device_of(t[0]));
+            assert_ok(tn_device_get_pool_stats(tn_device_of(t[0]), &now));
+        }
+        assert_ok(tn_fused_adam_step(t, t + 1, t + 2, t + 3, 1, step, NULL));
+        assert_ok(tn_eval(NULL, 0));
+    }
+    assert_ok(tn_device_get_pool_stats(tn_device_of(t[0]), &after));
+    if (after.peak_bytes - now.in_use_bytes >= bytes)
+        fail_msg("a step took %lld bytes more than the tensors", (long long)(after.peak_bytes - now.in_use_bytes));
+    double moved = tn_item(tn_select(tn_select(t[0], 0, 3), 0, 5));
+    if (!(fabs(moved + 3e-3) < 1e-6)) fail_msg("after three steps of 1e-3 a parameter is %g", moved);
+    tn_tensor *view = tn_select(all[0], 0, 2), *zeros[2] = {tn_zeros_like(view), tn_zeros_like(view)},
+              *ones = tn_ones_like(view);
+    assert_ok(tn_fused_adam_step(&view, &ones, zeros, zeros + 1, 1, 1, NULL));
+    double sum = tn_item(tn_sum(all[0], NULL, 0, false));
+    if (!(fabs(sum - (SIDE * SIDE - SIDE * 1e-3)) < 1e-2)) fail_msg("the view's base sums up to %.9g", sum);
+}
+
 /* The gradients of parts, each divided by their number, add up to those of the whole. */
 static void gradients_accumulate_over_parts(void **state) {
     (void)state;
@@ -916,6 +947,7 @@ int main(void) {
         cmocka_unit_test(plain_tensors_are_optimized),
         cmocka_unit_test(wrong_groups_are_refused),
         cmocka_unit_test(fused_adam_is_adam),
+        cmocka_unit_test(fused_adam_steps_in_place),
         cmocka_unit_test(gradients_accumulate_over_parts),
         cmocka_unit_test(schedules_are_pytorchs),
         cmocka_unit_test(plateaus_are_pytorchs),

@@ -46,6 +46,17 @@ static void agrees(const char *what, const tn_tensor *t, const double *want) {
     free(v);
 }
 
+static void assert_same_bits(const tn_tensor *a, const tn_tensor *b) {
+    size_t bytes = (size_t)tn_numel(a) * sizeof(float);
+    assert_int_equal(tn_numel(a), tn_numel(b));
+    float *x = malloc(2 * bytes), *y = x + tn_numel(a);
+    assert_non_null(x);
+    assert_ok(tn_read(a, x, bytes));
+    assert_ok(tn_read(b, y, bytes));
+    assert_memory_equal(x, y, bytes);
+    free(x);
+}
+
 typedef struct golden {
     const double *y, *h, *dx;
 } golden;
@@ -148,6 +159,41 @@ static void all_steps_at_once_have_the_bits_of_the_steps(void **state) {
     tn_module_free(root);
 }
 
+/* Without gradients the steps are computed in chunks, whose input products share memory. */
+static void chunks_of_steps_have_the_same_bits_in_less_memory(void **state) {
+    (void)state;
+    for (int lstm = 0; lstm < 2; lstm++) {
+        TN_SCOPE;
+        tn_module *root = tn_module_root();
+        tn_nn_recurrent_options o = TN_NN_RECURRENT_DEFAULTS;
+        o.bidirectional = true;
+        tn_module *m = (lstm ? tn_nn_lstm : tn_nn_gru)(root, "net", 8, 32, &o);
+        assert_ok(tn_module_status(root));
+        fill_weights(m);
+        tn_tensor *x = values(TN_DIMS(801, 32, 8), 50), *h[2], *y[2];
+        int64_t peak[2];
+        for (int chunks = 0; chunks < 2; chunks++) {
+            tn_pool_stats now = {.struct_size = sizeof now}, after = now;
+            bool before = tn_set_grad_enabled(!chunks);
+            assert_ok(tn_eval(&x, 1));
+            tn_device_reset_pool_peak(tn_device_of(x));
+            assert_ok(tn_device_get_pool_stats(tn_device_of(x), &now));
+            y[chunks] = tn_recurrent_forward(m, x, NULL, NULL, NULL, &h[chunks], NULL);
+            assert_ok(tn_eval((tn_tensor *[]){y[chunks], h[chunks]}, 2));
+            assert_ok(tn_device_get_pool_stats(tn_device_of(x), &after));
+            peak[chunks] = after.peak_bytes - now.in_use_bytes;
+            (void)tn_set_grad_enabled(before);
+        }
+        assert_same_bits(y[1], y[0]);
+        assert_same_bits(h[1], h[0]);
+        int64_t products = tn_numel(x) / 8 * (lstm ? 4 : 3) * 32 * 4;
+        if (peak[1] > peak[0] - products / 2)
+            fail_msg("%lld bytes in chunks, %lld at once, where input products take %lld", (long long)peak[1],
+                     (long long)peak[0], (long long)products);
+        tn_module_free(root);
+    }
+}
+
 static void refused(tn_tensor *t, const char *words) {
     assert_int_not_equal(tn_status_of(t), TN_OK);
     if (!strstr(tn_error(), words)) fail_msg("\"%s\" is not in: %s", words, tn_error());
@@ -177,6 +223,7 @@ int main(void) {
         cmocka_unit_test(recurrent_layers_are_pytorchs),
         cmocka_unit_test(a_long_sequence_is_its_steps),
         cmocka_unit_test(all_steps_at_once_have_the_bits_of_the_steps),
+        cmocka_unit_test(chunks_of_steps_have_the_same_bits_in_less_memory),
         cmocka_unit_test(what_does_not_fit_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
