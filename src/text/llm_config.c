@@ -43,7 +43,7 @@ static const llm_size layer_shapes[LAYER_SLOTS][3] = {
     [SLOT_EXPERT_DOWN] = {SIZE_EXPERTS, SIZE_HIDDEN, SIZE_EXPERT},
     [SLOT_SHARED_ROUTER] = {SIZE_HIDDEN},
     [SLOT_SHARED_GATE] = {SIZE_SHARED, SIZE_HIDDEN},
-    [SLOT_SHARED_UP] = {SIZE_SHARED, SIZE_HIDDEN},
+    [SLOT_SHARED_UP] = {SIZE_SHARED_UP, SIZE_HIDDEN},
     [SLOT_SHARED_DOWN] = {SIZE_HIDDEN, SIZE_SHARED},
     [SLOT_ROUTER_BIAS] = {SIZE_EXPERTS},
     [SLOT_EXPERT_UP_BIAS] = {SIZE_EXPERTS, SIZE_EXPERT_UP},
@@ -72,6 +72,11 @@ static const llm_size layer_shapes[LAYER_SLOTS][3] = {
     [SLOT_DECAY_RATE] = {SIZE_DECAYS, SIZE_HIDDEN},
     [SLOT_MIX_OUT] = {SIZE_HIDDEN, SIZE_INNER},
     [SLOT_MIX_OUT_BIAS] = {SIZE_HIDDEN},
+    [SLOT_STEP_NORM] = {SIZE_STEP_RANK},
+    [SLOT_WRITTEN_NORM] = {SIZE_STATE},
+    [SLOT_READ_NORM] = {SIZE_STATE},
+    [SLOT_ALPHA_P] = {SIZE_UNIT},
+    [SLOT_ALPHA_N] = {SIZE_UNIT},
 };
 
 static const llm_size head_shapes[HEAD_SLOTS][3] = {
@@ -163,7 +168,7 @@ static tn_status check_named(const llm_source *s, llm_config *c, const char *nam
     c->file.weights_bytes += t.bytes;
     c->experts.bytes += chosen ? t.bytes : 0;
     return check_shape(s, c, &t, shape, layer >= 0 && (c->file.naming->transposed & BIT(slot)), alone,
-                       layer >= 0 && slot == SLOT_SHARED_ROUTER);
+                       layer >= 0 && (slot == SLOT_SHARED_ROUTER || slot == SLOT_CHOICE_BIAS));
 }
 
 static tn_status check_tensor(const llm_source *s, llm_config *c, int64_t layer, int slot, bool needed) {
@@ -263,6 +268,8 @@ static tn_status read_vocabulary(const llm_source *s, llm_config *c) {
 
 static tn_status check_tensors(const llm_source *s, llm_config *c) {
     TRY(read_vocabulary(s, c));
+    bool fused = c->family->forward.fused_gate && !(c->family->experts.slots & BIT(SLOT_SHARED_GATE));
+    c->size[SIZE_SHARED_UP] = c->size[SIZE_SHARED] * (fused ? 2 : 1);
     uint64_t head = c->family->slots.head_needs | (c->tied ? 0 : BIT(SLOT_OUTPUT));
     if (s->gguf && c->positions.rope.kind == ROPE_LONG) head |= ROPE_TABLES;
     for (int slot = 0; slot < HEAD_SLOTS; slot++)

@@ -77,25 +77,27 @@ const llm_naming tn_llm_gguf_apart = {
     .head_slots = {[SLOT_EMBEDDING] = "embed_tokens.weight", \
                    [SLOT_OUTPUT_NORM] = "norm.weight",       \
                    [SLOT_OUTPUT_NORM_BIAS] = "norm.bias",    \
-                   [SLOT_OUTPUT] = "lm_head.weight"}
+                   [SLOT_OUTPUT] = "lm_head.weight",         \
+                   [SLOT_OUTPUT_BIAS] = "lm_head.bias"}
 #define NAMES .prefix = "model.", .layer = "layers.", LLAMA_HEAD, .beside = {".rotary_emb.inv_freq"}
+
+#define EXPERT_NAMES                                                                          \
+    [SLOT_ROUTER] = "mlp.gate.weight", [SLOT_EXPERT_GATE] = "mlp.experts.*.gate_proj.weight", \
+    [SLOT_EXPERT_UP] = "mlp.experts.*.up_proj.weight", [SLOT_EXPERT_DOWN] = "mlp.experts.*.down_proj.weight"
+#define DEEPSEEK_SHARED                                         \
+    [SLOT_SHARED_GATE] = "mlp.shared_experts.gate_proj.weight", \
+    [SLOT_SHARED_UP] = "mlp.shared_experts.up_proj.weight", [SLOT_SHARED_DOWN] = "mlp.shared_experts.down_proj.weight"
+#define DEEPSEEK_EXPERTS EXPERT_NAMES, DEEPSEEK_SHARED, [SLOT_CHOICE_BIAS] = "mlp.gate.e_score_correction_bias"
 
 static const llm_naming llama_names = {
     NAMES,
-    .layer_slots =
-        {TWO_NORMS, ATTENTION, HEAD_NORMS, MATRICES, [SLOT_ROUTER] = "mlp.gate.weight",
-         [SLOT_EXPERT_GATE] = "mlp.experts.*.gate_proj.weight", [SLOT_EXPERT_UP] = "mlp.experts.*.up_proj.weight",
-         [SLOT_EXPERT_DOWN] = "mlp.experts.*.down_proj.weight", [SLOT_SHARED_ROUTER] = "mlp.shared_expert_gate.weight",
-         [SLOT_SHARED_GATE] = "mlp.shared_expert.gate_proj.weight",
-         [SLOT_SHARED_UP] = "mlp.shared_expert.up_proj.weight",
-         [SLOT_SHARED_DOWN] = "mlp.shared_expert.down_proj.weight"},
+    .layer_slots = {TWO_NORMS, ATTENTION, HEAD_NORMS, MATRICES,
+                    EXPERT_NAMES, [SLOT_SHARED_ROUTER] = "mlp.shared_expert_gate.weight",
+                    [SLOT_SHARED_GATE] = "mlp.shared_expert.gate_proj.weight",
+                    [SLOT_SHARED_UP] = "mlp.shared_expert.up_proj.weight",
+                    [SLOT_SHARED_DOWN] = "mlp.shared_expert.down_proj.weight"},
 };
 
-#define DEEPSEEK_EXPERTS                                                                                               \
-    [SLOT_ROUTER] = "mlp.gate.weight", [SLOT_CHOICE_BIAS] = "mlp.gate.e_score_correction_bias",                        \
-    [SLOT_EXPERT_GATE] = "mlp.experts.*.gate_proj.weight", [SLOT_EXPERT_UP] = "mlp.experts.*.up_proj.weight",          \
-    [SLOT_EXPERT_DOWN] = "mlp.experts.*.down_proj.weight", [SLOT_SHARED_GATE] = "mlp.shared_experts.gate_proj.weight", \
-    [SLOT_SHARED_UP] = "mlp.shared_experts.up_proj.weight", [SLOT_SHARED_DOWN] = "mlp.shared_experts.down_proj.weight"
 static const llm_naming deepseek_names = {
     NAMES,
     .layer_slots =
@@ -121,18 +123,93 @@ static const llm_naming gpt_oss_names = {
 
 static const llm_naming mixtral_names = {
     NAMES,
-    .layer_slots = {TWO_NORMS, ATTENTION, [SLOT_ROUTER] = "block_sparse_moe.gate.weight",
+    .layer_slots = {TWO_NORMS, ATTENTION, HEAD_NORMS, [SLOT_ROUTER] = "block_sparse_moe.gate.weight",
+                    [SLOT_CHOICE_BIAS] = "block_sparse_moe.e_score_correction_bias",
                     [SLOT_EXPERT_GATE] = "block_sparse_moe.experts.*.w1.weight",
                     [SLOT_EXPERT_UP] = "block_sparse_moe.experts.*.w3.weight",
                     [SLOT_EXPERT_DOWN] = "block_sparse_moe.experts.*.w2.weight"},
 };
 
+/* Granite's fused gates; Mamba's layers among others. */
+#define GRANITE_EXPERTS                                                                                                \
+    [SLOT_ROUTER] = "block_sparse_moe.router.layer.weight", [SLOT_EXPERT_UP] = "block_sparse_moe.input_linear.weight", \
+    [SLOT_EXPERT_DOWN] = "block_sparse_moe.output_linear.weight", [SLOT_SHARED_UP] = "shared_mlp.input_linear.weight", \
+    [SLOT_SHARED_DOWN] = "shared_mlp.output_linear.weight"
+#define MAMBA_PART(of)                                                                                             \
+    [SLOT_MIX_IN] = of "in_proj.weight", [SLOT_MIX_IN_BIAS] = of "in_proj.bias", [SLOT_CONV] = of "conv1d.weight", \
+    [SLOT_CONV_BIAS] = of "conv1d.bias", [SLOT_DECAY] = of "A_log", [SLOT_SKIP] = of "D",                          \
+    [SLOT_MIX_OUT] = of "out_proj.weight", [SLOT_MIX_OUT_BIAS] = of "out_proj.bias"
+#define MAMBA1_LAYER(of)                                                                  \
+    MAMBA_PART(of), [SLOT_MIX_X] = of "x_proj.weight", [SLOT_STEP] = of "dt_proj.weight", \
+                    [SLOT_STEP_BIAS] = of "dt_proj.bias"
+#define MAMBA2_LAYER(of) MAMBA_PART(of), [SLOT_STEP_BIAS] = of "dt_bias", [SLOT_MIX_NORM] = of "norm.weight"
 static const llm_naming granite_moe_names = {
-    NAMES,
-    .layer_slots = {TWO_NORMS, ATTENTION, [SLOT_ROUTER] = "block_sparse_moe.router.layer.weight",
-                    [SLOT_EXPERT_UP] = "block_sparse_moe.input_linear.weight",
-                    [SLOT_EXPERT_DOWN] = "block_sparse_moe.output_linear.weight"},
+    NAMES, .layer_slots = {TWO_NORMS, ATTENTION, GRANITE_EXPERTS, MAMBA2_LAYER("mamba.")}};
+/* Of models without experts. */
+const llm_naming tn_llm_granite_dense = {
+    NAMES, .layer_slots = {TWO_NORMS, ATTENTION, MAMBA2_LAYER("mamba."), [SLOT_UP] = "shared_mlp.input_linear.weight",
+                           [SLOT_DOWN] = "shared_mlp.output_linear.weight"}};
+
+#define JAMBA_LIKE_NAMES(mamba)                                                     \
+    .prefix = "model.", .layer = "layers.",                                         \
+    .layer_slots = {ATTENTION,                                                      \
+                    mamba,                                                          \
+                    [SLOT_ATTENTION_NORM] = "input_layernorm.weight",               \
+                    [SLOT_FFN_NORM] = "pre_ff_layernorm.weight",                    \
+                    [SLOT_GATE] = "feed_forward.gate_proj.weight",                  \
+                    [SLOT_UP] = "feed_forward.up_proj.weight",                      \
+                    [SLOT_DOWN] = "feed_forward.down_proj.weight",                  \
+                    [SLOT_ROUTER] = "feed_forward.router.weight",                   \
+                    [SLOT_EXPERT_GATE] = "feed_forward.experts.*.gate_proj.weight", \
+                    [SLOT_EXPERT_UP] = "feed_forward.experts.*.up_proj.weight",     \
+                    [SLOT_EXPERT_DOWN] = "feed_forward.experts.*.down_proj.weight", \
+                    [SLOT_STEP_NORM] = "mamba.dt_layernorm.weight",                 \
+                    [SLOT_WRITTEN_NORM] = "mamba.b_layernorm.weight",               \
+                    [SLOT_READ_NORM] = "mamba.c_layernorm.weight"},                 \
+    .head_slots = {[SLOT_EMBEDDING] = "embed_tokens.weight",                        \
+                   [SLOT_OUTPUT_NORM] = "final_layernorm.weight",                   \
+                   [SLOT_OUTPUT] = "lm_head.weight"}
+#define INNER_MAMBA1 MAMBA1_LAYER("mamba.")
+#define INNER_MAMBA2 MAMBA2_LAYER("mamba.")
+static const llm_naming jamba_names = {JAMBA_LIKE_NAMES(INNER_MAMBA1)};
+static const llm_naming bamba_names = {JAMBA_LIKE_NAMES(INNER_MAMBA2)};
+
+static const llm_naming ernie_moe_names = {
+    NAMES, .layer_slots = {TWO_NORMS, ATTENTION, MATRICES, EXPERT_NAMES,
+                           DEEPSEEK_SHARED, [SLOT_CHOICE_BIAS] = "mlp.moe_statics.e_score_correction_bias"}};
+
+static const llm_naming apertus_names = {
+    .prefix = "model.",
+    .layer = "layers.",
+    LLAMA_HEAD,
+    .beside = {".rotary_emb.inv_freq", ".mlp.act_fn.beta", ".mlp.act_fn.eps"},
+    .layer_slots = {ATTENTION, HEAD_NORMS, MATRICES, [SLOT_ATTENTION_NORM] = "attention_layernorm.weight",
+                    [SLOT_FFN_NORM] = "feedforward_layernorm.weight", [SLOT_ALPHA_P] = "mlp.act_fn.alpha_p",
+                    [SLOT_ALPHA_N] = "mlp.act_fn.alpha_n"},
 };
+
+/* EXAONE 3. */
+static const llm_naming exaone_names = {
+    .prefix = "transformer.",
+    .layer = "h.",
+    .layer_slots = {[SLOT_ATTENTION_NORM] = "ln_1.weight",
+                    [SLOT_Q] = "attn.attention.q_proj.weight",
+                    [SLOT_K] = "attn.attention.k_proj.weight",
+                    [SLOT_V] = "attn.attention.v_proj.weight",
+                    [SLOT_O] = "attn.attention.out_proj.weight",
+                    [SLOT_FFN_NORM] = "ln_2.weight",
+                    [SLOT_GATE] = "mlp.c_fc_0.weight",
+                    [SLOT_UP] = "mlp.c_fc_1.weight",
+                    [SLOT_DOWN] = "mlp.c_proj.weight"},
+    .head_slots =
+        {[SLOT_EMBEDDING] = "wte.weight", [SLOT_OUTPUT_NORM] = "ln_f.weight", [SLOT_OUTPUT] = "lm_head.weight"},
+    .beside = {".rotary.inv_freq"},
+};
+
+static const llm_naming hyperclovax_names = {
+    NAMES, .layer_slots = {
+               TWO_NORMS, ATTENTION,
+               MATRICES, [SLOT_ATTENTION_POST_NORM] = "post_norm1.weight", [SLOT_FFN_POST_NORM] = "post_norm2.weight"}};
 
 static const llm_naming gemma_names = {
     NAMES,
@@ -145,18 +222,17 @@ static const llm_naming gemma_names = {
 /* Norms of what attention and feed-forward yield, and none before. */
 static const llm_naming olmo2_names = {
     NAMES,
-    .layer_slots = {ATTENTION, HEAD_NORMS, MATRICES, [SLOT_ATTENTION_POST_NORM] = "post_attention_layernorm.weight",
+    .layer_slots = {ATTENTION, HEAD_NORMS, MATRICES,
+                    EXPERT_NAMES, [SLOT_ATTENTION_POST_NORM] = "post_attention_layernorm.weight",
                     [SLOT_FFN_POST_NORM] = "post_feedforward_layernorm.weight"},
 };
 
-#define DELTANET_LAYER                                                                                                \
-    [SLOT_CONV] = "linear_attn.conv1d.weight", [SLOT_STEP_BIAS] = "linear_attn.dt_bias",                              \
-    [SLOT_DECAY] = "linear_attn.A_log", [SLOT_MIX_NORM] = "linear_attn.norm.weight",                                  \
-    [SLOT_MIX_OUT] = "linear_attn.out_proj.weight", [SLOT_ROUTER] = "mlp.gate.weight",                                \
-    [SLOT_EXPERT_GATE] = "mlp.experts.*.gate_proj.weight", [SLOT_EXPERT_UP] = "mlp.experts.*.up_proj.weight",         \
-    [SLOT_EXPERT_DOWN] = "mlp.experts.*.down_proj.weight", [SLOT_SHARED_ROUTER] = "mlp.shared_expert_gate.weight",    \
-    [SLOT_SHARED_GATE] = "mlp.shared_expert.gate_proj.weight", [SLOT_SHARED_UP] = "mlp.shared_expert.up_proj.weight", \
-    [SLOT_SHARED_DOWN] = "mlp.shared_expert.down_proj.weight"
+#define DELTANET_LAYER                                                                                                 \
+    [SLOT_CONV] = "linear_attn.conv1d.weight", [SLOT_STEP_BIAS] = "linear_attn.dt_bias",                               \
+    [SLOT_DECAY] = "linear_attn.A_log", [SLOT_MIX_NORM] = "linear_attn.norm.weight",                                   \
+    [SLOT_MIX_OUT] = "linear_attn.out_proj.weight", EXPERT_NAMES,                                                      \
+    [SLOT_SHARED_ROUTER] = "mlp.shared_expert_gate.weight", [SLOT_SHARED_GATE] = "mlp.shared_expert.gate_proj.weight", \
+    [SLOT_SHARED_UP] = "mlp.shared_expert.up_proj.weight", [SLOT_SHARED_DOWN] = "mlp.shared_expert.down_proj.weight"
 static const llm_naming qwen3_next_names = {
     NAMES,
     .layer_slots = {TWO_NORMS, ATTENTION, HEAD_NORMS, MATRICES, DELTANET_LAYER,
@@ -195,43 +271,14 @@ static const llm_naming lfm2_names = {
                    [SLOT_OUTPUT] = "lm_head.weight"},
 };
 
-static const llm_naming mamba_names = {
-    .prefix = "backbone.",
-    .layer = "layers.",
-    .layer_slots = {[SLOT_ATTENTION_NORM] = "norm.weight",
-                    [SLOT_MIX_IN] = "mixer.in_proj.weight",
-                    [SLOT_MIX_IN_BIAS] = "mixer.in_proj.bias",
-                    [SLOT_CONV] = "mixer.conv1d.weight",
-                    [SLOT_CONV_BIAS] = "mixer.conv1d.bias",
-                    [SLOT_MIX_X] = "mixer.x_proj.weight",
-                    [SLOT_STEP] = "mixer.dt_proj.weight",
-                    [SLOT_STEP_BIAS] = "mixer.dt_proj.bias",
-                    [SLOT_DECAY] = "mixer.A_log",
-                    [SLOT_SKIP] = "mixer.D",
-                    [SLOT_MIX_OUT] = "mixer.out_proj.weight",
-                    [SLOT_MIX_OUT_BIAS] = "mixer.out_proj.bias"},
-    .head_slots = {[SLOT_EMBEDDING] = "embeddings.weight",
-                   [SLOT_OUTPUT_NORM] = "norm_f.weight",
-                   [SLOT_OUTPUT] = "lm_head.weight"},
-};
-static const llm_naming mamba2_names = {
-    .prefix = "backbone.",
-    .layer = "layers.",
-    .layer_slots = {[SLOT_ATTENTION_NORM] = "norm.weight",
-                    [SLOT_MIX_IN] = "mixer.in_proj.weight",
-                    [SLOT_MIX_IN_BIAS] = "mixer.in_proj.bias",
-                    [SLOT_CONV] = "mixer.conv1d.weight",
-                    [SLOT_CONV_BIAS] = "mixer.conv1d.bias",
-                    [SLOT_STEP_BIAS] = "mixer.dt_bias",
-                    [SLOT_DECAY] = "mixer.A_log",
-                    [SLOT_SKIP] = "mixer.D",
-                    [SLOT_MIX_NORM] = "mixer.norm.weight",
-                    [SLOT_MIX_OUT] = "mixer.out_proj.weight",
-                    [SLOT_MIX_OUT_BIAS] = "mixer.out_proj.bias"},
-    .head_slots = {[SLOT_EMBEDDING] = "embeddings.weight",
-                   [SLOT_OUTPUT_NORM] = "norm_f.weight",
-                   [SLOT_OUTPUT] = "lm_head.weight"},
-};
+#define MAMBA_NAMES(mamba)                                                                                    \
+    .prefix = "backbone.", .layer = "layers.", .layer_slots = {mamba, [SLOT_ATTENTION_NORM] = "norm.weight"}, \
+    .head_slots = {[SLOT_EMBEDDING] = "embeddings.weight",                                                    \
+                   [SLOT_OUTPUT_NORM] = "norm_f.weight",                                                      \
+                   [SLOT_OUTPUT] = "lm_head.weight"}
+#define PURE_MAMBA1 MAMBA1_LAYER("mixer.")
+#define PURE_MAMBA2 MAMBA2_LAYER("mixer.")
+static const llm_naming mamba_names = {MAMBA_NAMES(PURE_MAMBA1)}, mamba2_names = {MAMBA_NAMES(PURE_MAMBA2)};
 
 static const llm_naming phi3_names = {
     NAMES,
@@ -254,8 +301,12 @@ static const llm_naming starcoder2_names = {
 
 static const llm_naming hunyuan_names = {
     NAMES,
-    .layer_slots = {TWO_NORMS, ATTENTION, MATRICES, [SLOT_Q_NORM] = "self_attn.query_layernorm.weight",
-                    [SLOT_K_NORM] = "self_attn.key_layernorm.weight"},
+    .layer_slots =
+        {TWO_NORMS, ATTENTION, MATRICES, [SLOT_Q_NORM] = "self_attn.query_layernorm.weight",
+         [SLOT_K_NORM] = "self_attn.key_layernorm.weight", [SLOT_ROUTER] = "mlp.gate.wg.weight",
+         [SLOT_EXPERT_GATE] = "mlp.experts.*.gate_proj.weight", [SLOT_EXPERT_UP] = "mlp.experts.*.up_proj.weight",
+         [SLOT_EXPERT_DOWN] = "mlp.experts.*.down_proj.weight", [SLOT_SHARED_GATE] = "mlp.shared_mlp.gate_proj.weight",
+         [SLOT_SHARED_UP] = "mlp.shared_mlp.up_proj.weight", [SLOT_SHARED_DOWN] = "mlp.shared_mlp.down_proj.weight"},
 };
 
 static const llm_naming modernbert_names = {
@@ -383,6 +434,7 @@ static const llm_naming gptj_names = {
         [KEY_ACTIVATION] = activation, [KEY_KV_HEADS] = "num_key_value_heads", [KEY_HEAD_DIM] = "head_dim"          \
     }
 static const char *const llama_keys[LLM_KEYS] = KEYS_BUT("rms_norm_eps", "hidden_act");
+static const char *const apertus_keys[LLM_KEYS] = KEYS_BUT("rms_norm_eps", ""); /* tn_llm_read_apertus */
 static const char *const gemma_keys[LLM_KEYS] = KEYS_BUT("rms_norm_eps", "hidden_activation");
 static const char *const layer_norm_keys[LLM_KEYS] = KEYS_BUT("layer_norm_eps", "hidden_act");
 static const char *const starcoder2_keys[LLM_KEYS] = KEYS_BUT("norm_epsilon", "hidden_act");
@@ -466,6 +518,8 @@ static const int64_t falcon_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048};           
      BIT(SLOT_EXPERT_DOWN) | BIT(SLOT_EXPERT_DOWN_BIAS))
 #define DEEPSEEK_SLOTS \
     (EXPERTS | BIT(SLOT_CHOICE_BIAS) | BIT(SLOT_SHARED_GATE) | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN))
+#define PLAIN_SHARED (BIT(SLOT_SHARED_GATE) | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN))
+#define FUSED_EXPERTS (EXPERTS & ~BIT(SLOT_EXPERT_GATE))
 #define LATENT_SLOTS ((PLAIN_SLOTS & ~(BIT(SLOT_Q) | BIT(SLOT_K) | BIT(SLOT_V))) | QUERY_RANKS | KEY_RANKS)
 #define DEEPSEEK_LIKE                                                                                           \
     .slots.needs = LATENT_SLOTS, .slots.head_needs = PLAIN_HEAD, .naming = &deepseek_names, .keys = llama_keys, \
@@ -479,6 +533,11 @@ static const int64_t falcon_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048};           
     .slots.needs = PLAIN_SLOTS | NORMS, .slots.head_needs = PLAIN_HEAD, .keys = llama_keys,                        \
     .forward.activation = "silu", .norms.from_one = true, .positions.part = 0.25, .attention.gated_queries = true, \
     .recurrent.kind = RECURRENCE_DELTANET, .recurrent.interval = 4
+#define MAMBA1_SLOTS (MIXER_SLOTS | DECAY_SLOTS | BIT(SLOT_SKIP) | BIT(SLOT_MIX_X) | BIT(SLOT_STEP))
+#define MAMBA2_RULES                                                                    \
+    .recurrent.kind = RECURRENCE_MAMBA2,                                                \
+    .recurrent.needs = MIXER_SLOTS | DECAY_SLOTS | BIT(SLOT_SKIP) | BIT(SLOT_MIX_NORM), \
+    .recurrent.allows = MIXER_BIASES
 #define LLAMA_LIKE \
     .slots.head_needs = PLAIN_HEAD, .naming = &llama_names, .keys = llama_keys, .forward.activation = "silu"
 #define GEMMA_LIKE                                                                                            \
@@ -528,11 +587,73 @@ static const llm_family families[] = {
     {"hunyuan_v1_dense", "Hunyuan", .slots.needs = PLAIN_SLOTS | NORMS, .slots.allows = BIASES | BIT(SLOT_O_BIAS),
      .slots.head_needs = PLAIN_HEAD, .naming = &hunyuan_names, .keys = llama_keys, .forward.activation = "silu",
      .norms.after_rope = true},
+    {"hunyuan_v1_moe", "Hunyuan MoE", .slots.needs = PLAIN_SLOTS | NORMS, .slots.allows = BIASES | BIT(SLOT_O_BIAS),
+     .slots.head_needs = PLAIN_HEAD, .naming = &hunyuan_names, .keys = llama_keys, .forward.activation = "silu",
+     .norms.after_rope = true, .experts.slots = EXPERTS | PLAIN_SHARED, .experts.always = true,
+     .experts.whole_choice = true},
+    {"ernie4_5_moe", "ERNIE 4.5 MoE", .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS,
+     .slots.head_needs = PLAIN_HEAD, .naming = &ernie_moe_names, .keys = llama_keys, .read = tn_llm_read_ernie_moe,
+     .forward.activation = "silu", .tied = true, .positions.base = 5e5, .experts.slots = DEEPSEEK_SLOTS,
+     .experts.always = true, .experts.own_width = true, .experts.whole_choice = true},
+    {"apertus", "Apertus", .slots.needs = UNGATED_SLOTS | NORMS | BIT(SLOT_ALPHA_P) | BIT(SLOT_ALPHA_N),
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = PLAIN_HEAD, .naming = &apertus_names,
+     .keys = apertus_keys, .read = tn_llm_read_apertus, .forward.activation = "silu"},
+    {"exaone", "EXAONE 3", .slots.needs = PLAIN_SLOTS, .slots.head_needs = PLAIN_HEAD, .naming = &exaone_names,
+     .keys = llama_keys, .forward.activation = "silu"},
+    {"jais2", "Jais 2", .slots.needs = UNGATED_SLOTS | PRE_NORM_BIASES,
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS) | UNGATED_BIASES, .slots.head_needs = BIASED_HEAD,
+     .naming = &llama_names, .keys = layer_norm_keys, .forward.activation = "relu2", .norms.layer_norm = true},
+    {"vaultgemma", "VaultGemma", .slots.needs = PLAIN_SLOTS, .slots.head_needs = PLAIN_HEAD,
+     .forward.activation = "gelu_pytorch_tanh", .tied = true, .scaled_embedding = true, .norms.from_one = true,
+     .naming = &gemma_names, .keys = gemma_keys, .attention.window = 4096, .attention.pattern = 2, .attention.cap = 50,
+     .final_cap = 30, .attention.query_scale = 256},
+    {"minimax_m2", "MiniMax M2", .slots.needs = PLAIN_SLOTS | NORMS, .slots.head_needs = PLAIN_HEAD,
+     .naming = &mixtral_names, .keys = llama_keys, .forward.activation = "silu", .norms.heads = HEAD_NORM_ALL,
+     .experts.slots = EXPERTS | BIT(SLOT_CHOICE_BIAS), .experts.always = true, .experts.whole_choice = true,
+     .experts.by_sigmoid = true, .positions.base = 5e6},
+    {"phimoe", "Phi-3.5-MoE", .slots.needs = PLAIN_SLOTS | PRE_NORM_BIASES, .slots.allows = BIASES | BIT(SLOT_O_BIAS),
+     .slots.head_needs = BIASED_HEAD, .slots.head_allows = BIT(SLOT_OUTPUT_BIAS), .naming = &mixtral_names,
+     .keys = llama_keys, .read = tn_llm_read_phimoe, .forward.activation = "silu", .norms.layer_norm = true,
+     .experts.slots = EXPERTS, .experts.always = true, .experts.sparse_mixer = true, .positions.base = 1e6,
+     .attention.window = LLM_MOST_CONTEXT},
+    {"flex_olmo", "FlexOlmo", .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS,
+     .slots.head_needs = PLAIN_HEAD, .naming = &olmo2_names, .keys = llama_keys, .forward.activation = "silu",
+     .norms.heads = HEAD_NORM_ALL, .experts.slots = EXPERTS, .experts.always = true, .positions.base = 5e5},
+    {"mellum", "Mellum", .slots.needs = PLAIN_SLOTS | NORMS, LLAMA_LIKE, .experts.slots = EXPERTS,
+     .experts.always = true, .experts.own_width = true, .experts.whole_choice = true, .attention.window = 1024,
+     .attention.pattern = 1, .positions.base = 5e5},
+    {"solar_open", "Solar Open", .slots.needs = PLAIN_SLOTS, .slots.allows = BIASES, .slots.head_needs = PLAIN_HEAD,
+     .naming = &glm4_moe_names, .keys = llama_keys, .forward.activation = "silu", .experts.slots = DEEPSEEK_SLOTS,
+     .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true, .positions.base = 1e6},
+    {"youtu", "Youtu-LLM", .positions.folder_interleaved = true, .slots.needs = LATENT_SLOTS,
+     .slots.head_needs = PLAIN_HEAD, .naming = &deepseek_names, .keys = llama_keys, .forward.activation = "silu",
+     .attention.latent = true, .tied = true},
     {"granite", "Granite 3", .in_gguf = true, .positions.interleaved = true, .slots.needs = PLAIN_SLOTS,
      .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE},
     {"granitemoe", "Granite 3 MoE", .slots.needs = PLAIN_SLOTS, .slots.head_needs = PLAIN_HEAD,
      .naming = &granite_moe_names, .keys = llama_keys, .forward.activation = "silu", .forward.fused_gate = true,
-     .experts.slots = EXPERTS & ~BIT(SLOT_EXPERT_GATE), .experts.always = true, .experts.whole_choice = true},
+     .experts.slots = FUSED_EXPERTS, .experts.always = true, .experts.whole_choice = true},
+    {"granitemoeshared", "Granite 3 MoE with a shared expert", .slots.needs = PLAIN_SLOTS,
+     .slots.head_needs = PLAIN_HEAD, .naming = &granite_moe_names, .keys = llama_keys,
+     .read = tn_llm_read_granite_shared, .forward.activation = "silu", .forward.fused_gate = true,
+     .experts.slots = FUSED_EXPERTS | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN), .experts.always = true,
+     .experts.whole_choice = true},
+    {"granitemoehybrid", "Granite 4", .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_GATE),
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = PLAIN_HEAD, .naming = &granite_moe_names,
+     .keys = llama_keys, .read = tn_llm_read_granite_shared, .forward.activation = "silu", .forward.fused_gate = true,
+     .experts.slots = FUSED_EXPERTS | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN), .experts.whole_choice = true,
+     MAMBA2_RULES},
+    {"bamba", "Bamba", .slots.needs = PLAIN_SLOTS, .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES,
+     .slots.head_needs = PLAIN_HEAD, .naming = &bamba_names, .keys = llama_keys, .forward.activation = "silu",
+     .positions.part = 0.5, MAMBA2_RULES},
+    {"jamba", "Jamba", .slots.needs = PLAIN_SLOTS, .slots.head_needs = PLAIN_HEAD, .naming = &jamba_names,
+     .keys = llama_keys, .read = tn_llm_read_jamba, .forward.activation = "silu", .experts.slots = EXPERTS,
+     .recurrent.kind = RECURRENCE_MAMBA,
+     .recurrent.needs = MAMBA1_SLOTS | BIT(SLOT_STEP_NORM) | BIT(SLOT_WRITTEN_NORM) | BIT(SLOT_READ_NORM),
+     .recurrent.allows = MIXER_BIASES},
+    {"hyperclovax", "HyperCLOVA X", .slots.needs = PLAIN_SLOTS,
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES | POST_NORMS, .slots.head_needs = PLAIN_HEAD,
+     .naming = &hyperclovax_names, .keys = llama_keys, .forward.activation = "silu"},
     {"olmo", "OLMo", .slots.needs = PLAIN_SLOTS & ~PRE_NORMS, .slots.allows = BIASES | BIT(SLOT_O_BIAS),
      .slots.head_needs = BIT(SLOT_EMBEDDING), .naming = &llama_names, .keys = olmo_keys, .forward.activation = "silu",
      .norms.layer_norm = true, .norms.bare = true},
@@ -625,14 +746,13 @@ static const llm_family families[] = {
      .recurrent.kind = RECURRENCE_CONV, .recurrent.needs = MIXER_SLOTS, .recurrent.allows = MIXER_BIASES},
     {"mamba", "Mamba", .slots.needs = BIT(SLOT_ATTENTION_NORM), .slots.head_needs = PLAIN_HEAD, .naming = &mamba_names,
      .keys = mamba_keys, .usual = mamba_usual, .forward.activation = "silu", .tied = true,
-     .recurrent.kind = RECURRENCE_MAMBA,
-     .recurrent.needs = MIXER_SLOTS | DECAY_SLOTS | BIT(SLOT_SKIP) | BIT(SLOT_MIX_X) | BIT(SLOT_STEP),
+     .recurrent.kind = RECURRENCE_MAMBA, .recurrent.needs = MAMBA1_SLOTS, .recurrent.allows = MIXER_BIASES},
+    {"falcon_mamba", "Falcon Mamba", .slots.needs = BIT(SLOT_ATTENTION_NORM), .slots.head_needs = PLAIN_HEAD,
+     .naming = &mamba_names, .keys = mamba_keys, .usual = mamba_usual, .read = tn_llm_read_falcon_mamba,
+     .forward.activation = "silu", .tied = true, .recurrent.kind = RECURRENCE_MAMBA, .recurrent.needs = MAMBA1_SLOTS,
      .recurrent.allows = MIXER_BIASES},
     {"mamba2", "Mamba 2", .slots.needs = BIT(SLOT_ATTENTION_NORM), .slots.head_needs = PLAIN_HEAD,
-     .naming = &mamba2_names, .keys = mamba_keys, .usual = mamba_usual, .forward.activation = "silu",
-     .recurrent.kind = RECURRENCE_MAMBA2,
-     .recurrent.needs = MIXER_SLOTS | DECAY_SLOTS | BIT(SLOT_SKIP) | BIT(SLOT_MIX_NORM),
-     .recurrent.allows = MIXER_BIASES},
+     .naming = &mamba2_names, .keys = mamba_keys, .usual = mamba_usual, .forward.activation = "silu", MAMBA2_RULES},
     {"qwen3_next", "Qwen3-Next", DELTANET_LIKE, .naming = &qwen3_next_names,
      .recurrent.needs = DELTANET_SLOTS | BIT(SLOT_RATES), .experts.slots = EXPERTS | SHARED, .experts.always = true,
      .experts.own_width = true, .experts.whole_choice = true},
@@ -652,8 +772,9 @@ enum { FAMILIES = sizeof families / sizeof *families };
 static const struct {
     const char *type, *as;
 } aliases[] = {
-    {"cwm", "mistral"},      {"ministral", "mistral"},     {"qwen2_vl", "qwen2"},      {"qwen2_vl_text", "qwen2"},
-    {"qwen2_5_vl", "qwen2"}, {"qwen2_5_vl_text", "qwen2"}, {"qwen3_vl_text", "qwen3"},
+    {"cwm", "mistral"},       {"ministral", "mistral"},         {"qwen2_vl", "qwen2"},      {"qwen2_vl_text", "qwen2"},
+    {"qwen2_5_vl", "qwen2"},  {"qwen2_5_vl_text", "qwen2"},     {"qwen3_vl_text", "qwen3"}, {"internlm3", "llama"},
+    {"iquestcoder", "llama"}, {"glm4_moe_lite", "deepseek_v3"},
 };
 
 static bool is_word(const char *known, const char *name, size_t length) {

@@ -117,6 +117,11 @@ static tn_status read_longrope(const hf_folder *f, const tn_json *o, llm_config 
     TRY(tn_hf_real(f, o, "factor", context / r->trained, 1e-6, 1e6, &r->factor));
     double usual = r->factor <= 1 || r->trained <= 1 ? 1 : sqrt(1 + log(r->factor) / log(r->trained));
     TRY(tn_hf_real(f, o, "attention_factor", usual, 1e-6, 1e6, &r->amplitude));
+    TRY(tn_hf_real(f, o, "short_mscale", r->amplitude, 1e-6, 1e6, &r->amplitude)); /* Phi-3.5-MoE */
+    if (tn_json_number(tn_json_get(o, "long_mscale"), r->amplitude) != r->amplitude)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s/config.json': 'long_mscale' and 'short_mscale' differ, which is not supported",
+                               f->path);
     TRY(tn_llm_rope_list(f, "short_factor", c->size[SIZE_HALF], NULL));
     return tn_llm_rope_list(f, "long_factor", c->size[SIZE_HALF], NULL);
 }
@@ -157,6 +162,13 @@ static void read_unrotated(const hf_folder *f, llm_config *c) {
     }
 }
 
+static tn_status read_alpha(const hf_folder *f, const tn_json *o, llm_config *c) {
+    double alpha, width = 2 * (double)c->size[SIZE_HALF];
+    TRY(tn_hf_real(f, o, "alpha", 0, 0, 1e9, &alpha));
+    if (alpha > 0 && width > 2) c->positions.rope.base *= pow(alpha, width / (width - 2));
+    return TN_OK;
+}
+
 static tn_status read_rope(const hf_folder *f, llm_config *c) {
     const tn_json *o = rope_of(f, "full_attention");
     const char *type = tn_json_string(tn_json_get(o, "type"), "default");
@@ -169,8 +181,9 @@ static tn_status read_rope(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_real(f, f->config, "rope_theta", base, 1.0001, 1e12, &c->positions.rope.base));
     TRY(tn_hf_real(f, o, "rope_theta", c->positions.rope.base, 1.0001, 1e12, &c->positions.rope.base));
     if (strcmp(type, "default") == 0) return TN_OK;
-    if (strcmp(type, "mrope") == 0) return TN_OK;   /* in texts, all three positions of a token are the same */
-    if (strcmp(type, "dynamic") == 0) return TN_OK; /* another base past the trained context, where no text may reach */
+    if (strcmp(type, "mrope") == 0) return TN_OK; /* in texts, all three positions of a token are the same */
+    /* Another base past the trained context, where no text may reach; with Hunyuan's alpha another one everywhere. */
+    if (strcmp(type, "dynamic") == 0 || strcmp(type, "ntk_alpha") == 0) return read_alpha(f, o, c);
     if (strcmp(type, "linear") == 0) return read_linear(f, o, &c->positions.rope);
     if (strcmp(type, "llama3") == 0) return read_llama3(f, o, &c->positions.rope);
     if (strcmp(type, "yarn") == 0) return read_yarn(f, o, c);
@@ -251,19 +264,21 @@ static tn_status read_gemma(const hf_folder *f, llm_config *c) {
 
 /* ---- multipliers ------------------------------------------------------------------------------------------------- */
 
-/* Granite's and Cohere's. */
+/* Granite's, HyperCLOVA X's and Cohere's. */
 static tn_status read_scales(const hf_folder *f, llm_config *c) {
     double divisor;
     bool granite = strncmp(c->family->architecture, "granite", 7) == 0;
+    bool hyperclovax = strcmp(c->family->architecture, "hyperclovax") == 0;
     if (c->family->scaled_embedding) c->scales.embedding = sqrt((double)c->size[SIZE_HIDDEN]);
     if (strncmp(c->family->architecture, "cohere", 6) == 0)
         return tn_hf_real(f, f->config, "logit_scale", 0.0625, 1e-6, 1e6, &c->scales.logits);
-    if (!granite) return TN_OK;
+    if (!granite && !hyperclovax) return TN_OK;
     TRY(tn_hf_real(f, f->config, "embedding_multiplier", 1, 1e-6, 1e6, &c->scales.embedding));
     TRY(tn_hf_real(f, f->config, "residual_multiplier", 1, 1e-6, 1e6, &c->scales.residual));
-    TRY(tn_hf_real(f, f->config, "attention_multiplier", 1, 1e-6, 1e6, &c->attention.scale));
+    if (granite || tn_hf_has(f, "attention_multiplier"))
+        TRY(tn_hf_real(f, f->config, "attention_multiplier", 1, 1e-6, 1e6, &c->attention.scale));
     TRY(tn_hf_real(f, f->config, "logits_scaling", 1, 1e-6, 1e6, &divisor));
-    c->scales.logits = 1 / divisor;
+    c->scales.logits = hyperclovax ? divisor : 1 / divisor;
     return TN_OK;
 }
 
@@ -273,12 +288,21 @@ static bool flag(const hf_folder *f, const char *key, bool usual) {
     return tn_json_bool(tn_json_get(f->config, key), usual);
 }
 
+/* The family's word, or the one of older files (EXAONE 3) where these have that. */
+static const char *word_of(const hf_folder *f, const llm_config *c, llm_key key) {
+    static const char *const older[LLM_KEYS] = {
+        [KEY_LAYERS] = "num_layers", [KEY_EPS] = "layer_norm_epsilon", [KEY_ACTIVATION] = "activation_function"};
+    const char *word = c->family->keys[key];
+    bool is_old = *word && older[key] && !tn_hf_has(f, word) && tn_hf_has(f, older[key]);
+    return is_old ? older[key] : word;
+}
+
 /* A size from config.json; its default is the family's, else `usual`; `usual` < 0: it is required. */
 static tn_status read_size(const hf_folder *f, const llm_config *c, llm_key key, int64_t usual, int64_t most,
                            int64_t *out) {
     const int64_t *known = c->family->usual;
     bool given = known && known[key] > 0 && (has_text_config(f) || usual < 0);
-    return tn_hf_size(f, c->family->keys[key], given ? known[key] : usual, most, out);
+    return tn_hf_size(f, word_of(f, c, key), given ? known[key] : usual, most, out);
 }
 
 static void set_head_sizes(llm_config *c) {
@@ -360,6 +384,7 @@ static tn_status read_heads(const hf_folder *f, llm_config *c) {
 /* Layers without a mixture among others: the first ones (DeepSeek), all but one in so many, or a list (Qwen). */
 static tn_status read_unmixed(const hf_folder *f, llm_config *c) {
     const tn_json *list = tn_json_get(f->config, "mlp_only_layers");
+    const tn_json *kinds = tn_json_get(f->config, "mlp_layer_types");
     int64_t first = tn_json_int(tn_json_get(f->config, "first_k_dense_replace"), 0);
     int64_t step = tn_json_int(tn_json_get(f->config, "decoder_sparse_step"), 1);
     if (tn_json_int(tn_json_get(f->config, "moe_layer_freq"), 1) != 1 || step < 1)
@@ -369,6 +394,8 @@ static tn_status read_unmixed(const hf_folder *f, llm_config *c) {
                                f->path);
     for (int64_t i = 0; i < c->layers; i++)
         if (i < first || (i + 1) % step != 0) tn_llm_set_unmixed(c, i);
+    for (int64_t i = 0; i < c->layers; i++)
+        if (strcmp(tn_json_string(tn_json_at(kinds, (size_t)i), ""), "dense") == 0) tn_llm_set_unmixed(c, i);
     for (size_t i = 0; i < tn_json_length(list); i++) {
         int64_t layer = tn_json_int(tn_json_at(list, i), -1);
         if (layer >= 0 && layer < c->layers) tn_llm_set_unmixed(c, layer);
@@ -401,16 +428,36 @@ static tn_status read_choice(const hf_folder *f, llm_config *c) {
     return TN_OK;
 }
 
-static tn_status read_experts(const hf_folder *f, llm_config *c) {
-    static const char *const counts[] = {"num_experts", "n_routed_experts", "num_local_experts"};
-    int64_t experts = 0, choices = 0, shared = 0, i = 0;
-    int64_t *inner = &c->size[SIZE_EXPERT], usual = c->family->experts.own_width ? -1 : c->size[SIZE_INTERMEDIATE];
-    if (c->family->experts.always) {
-        while (i < 2 && !tn_hf_has(f, counts[i]))
-            i++;
-        TRY(tn_hf_size(f, counts[i], -1, INT32_MAX, &experts));
-        TRY(tn_hf_size(f, "num_experts_per_tok", -1, INT32_MAX, &choices));
+/* A number under one of these keys, or a list with the same one for all layers (Hunyuan). Where none is required, one
+ * expert is none. */
+static tn_status read_count(const hf_folder *f, const char *const *keys, bool required, int64_t *out) {
+    while (keys[1] && !tn_hf_has(f, *keys))
+        keys++;
+    const tn_json *v = tn_json_get(f->config, *keys);
+    if (tn_json_kind_of(v) != TN_JSON_ARRAY) {
+        if (required) return tn_hf_size(f, *keys, -1, INT32_MAX, out);
+        *out = tn_json_int(v, 0);
+        if (*out <= 1) *out = 0;
+        return TN_OK;
     }
+    *out = tn_json_int(tn_json_at(v, 0), 0);
+    for (size_t i = 0; i < tn_json_length(v); i++)
+        if (tn_json_int(tn_json_at(v, i), -1) != *out)
+            return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                   "'%s/config.json': '%s' differs between layers, which is not supported", f->path,
+                                   *keys);
+    return TN_OK;
+}
+
+static tn_status read_experts(const hf_folder *f, llm_config *c) {
+    static const char *const counts[] = {"num_experts", "n_routed_experts", "moe_num_experts", "num_local_experts",
+                                         NULL};
+    static const char *const chosen[] = {"moe_topk", "moe_k", "num_experts_per_tok", NULL};
+    int64_t experts = 0, choices = 0, shared = 0;
+    bool always = c->family->experts.always;
+    int64_t *inner = &c->size[SIZE_EXPERT], usual = c->family->experts.own_width ? -1 : c->size[SIZE_INTERMEDIATE];
+    if (c->family->experts.slots) TRY(read_count(f, counts, always, &experts));
+    if (experts > 0) TRY(read_count(f, chosen, true, &choices));
     TRY(tn_llm_set_experts(c, f->path, experts, choices));
     c->file.predicting_layers = tn_json_int(tn_json_get(f->config, "num_nextn_predict_layers"), 0);
     if (c->experts.choices == 0) return TN_OK;
@@ -433,7 +480,7 @@ static tn_status read_experts(const hf_folder *f, llm_config *c) {
 }
 
 static tn_status read_sizes_folder(const hf_folder *f, llm_config *c) {
-    const char *const *key = c->family->keys;
+    const char *activation = word_of(f, c, KEY_ACTIVATION);
     int64_t *hidden = &c->size[SIZE_HIDDEN];
     TRY(read_size(f, c, KEY_LAYERS, -1, LLM_MOST_LAYERS, &c->layers));
     TRY(read_size(f, c, KEY_HIDDEN, -1, LLM_MOST_WIDTH, hidden));
@@ -449,9 +496,9 @@ static tn_status read_sizes_folder(const hf_folder *f, llm_config *c) {
         c->attention.parallel = tn_json_bool(tn_json_get(f->config, "use_parallel_residual"), c->attention.parallel);
     if (c->family->read) TRY(c->family->read(f, c));
     if (!c->attention.parallel && c->family->slots.needs & BIT(SLOT_ATTENTION_NORM)) c->needs |= BIT(SLOT_FFN_NORM);
-    TRY(tn_hf_real(f, f->config, key[KEY_EPS], c->family->norms.layer_norm ? 1e-5 : 1e-6, 1e-20, 1, &c->eps));
-    bool usual_one = c->family->forward.gelu_by_tanh && strcmp(tn_hf_text(f, key[KEY_ACTIVATION], "gelu"), "gelu") == 0;
-    TRY(tn_hf_activation(f, usual_one ? "" : key[KEY_ACTIVATION], c->family->forward.activation, &c->activation));
+    TRY(tn_hf_real(f, f->config, word_of(f, c, KEY_EPS), c->family->norms.layer_norm ? 1e-5 : 1e-6, 1e-20, 1, &c->eps));
+    bool usual_one = c->family->forward.gelu_by_tanh && strcmp(tn_hf_text(f, activation, "gelu"), "gelu") == 0;
+    TRY(tn_hf_activation(f, usual_one ? "" : activation, c->family->forward.activation, &c->activation));
     TRY(tn_llm_read_recurrent(f, c));
     TRY(read_heads(f, c));
     TRY(read_rope(f, c));
@@ -553,6 +600,68 @@ tn_status tn_llm_read_lfm2(const hf_folder *f, llm_config *c) {
                            "'%s/config.json': 'block_ffn_dim_multiplier' %g makes the width of feed-forward %" PRId64
                            "; it must be from 1 to %d",
                            f->path, by, *width, (int)LLM_MOST_WIDTH);
+}
+
+/* xIELU has weights, so it is no function of its name. */
+tn_status tn_llm_read_apertus(const hf_folder *f, llm_config *c) {
+    (void)c;
+    const char *activation = tn_hf_text(f, "hidden_act", "xielu");
+    return strcmp(activation, "xielu") == 0 ? TN_OK : refuse_value(f, "hidden_act", "not xielu");
+}
+
+/* Experts in one of every `interval` layers between two of them. */
+tn_status tn_llm_read_ernie_moe(const hf_folder *f, llm_config *c) {
+    int64_t first = tn_json_int(tn_json_get(f->config, "moe_layer_start_index"), 1);
+    int64_t last = tn_json_int(tn_json_get(f->config, "moe_layer_end_index"), -1);
+    int64_t interval, shared = tn_json_int(tn_json_get(f->config, "moe_num_shared_experts"), 0);
+    TRY(tn_hf_size(f, "moe_layer_interval", 1, LLM_MOST_LAYERS, &interval));
+    for (int64_t i = 0; i < c->layers; i++)
+        if ((i + 1) % interval != 0 || i < first || (last >= 0 && i > last)) tn_llm_set_unmixed(c, i);
+    c->experts.whole_choice = true;
+    c->size[SIZE_SHARED] = 0;
+    if (shared > 0) TRY(tn_hf_size(f, "moe_num_shared_experts", 0, LLM_MOST_EXPERTS, &shared));
+    c->size[SIZE_SHARED] = shared * c->size[SIZE_EXPERT];
+    if (shared <= 0) c->needs &= ~(BIT(SLOT_SHARED_GATE) | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN));
+    return TN_OK;
+}
+
+/* Granite's expert that all tokens have; Granite 4 without experts has nothing else. */
+tn_status tn_llm_read_granite_shared(const hf_folder *f, llm_config *c) {
+    bool hybrid = c->family->recurrent.kind != RECURRENCE_NONE;
+    int64_t width = tn_json_int(tn_json_get(f->config, "shared_intermediate_size"), 0);
+    if (width != 0 || hybrid) TRY(tn_hf_size(f, "shared_intermediate_size", 1024, LLM_MOST_WIDTH, &width));
+    if (hybrid && strcmp(tn_hf_text(f, "position_embedding_type", ""), "rope") != 0)
+        for (int64_t i = 0; i < c->layers; i++)
+            tn_llm_set_rope(c, i, false);
+    if (c->experts.choices > 0) {
+        c->size[SIZE_SHARED] = width;
+        if (width == 0) c->needs &= ~(BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN));
+        return TN_OK;
+    }
+    c->file.naming = &tn_llm_granite_dense;
+    c->size[SIZE_INTERMEDIATE] = width;
+    c->size[SIZE_UP] = 2 * width;
+    return TN_OK;
+}
+
+/* No positions; experts in one of every `period` layers. */
+tn_status tn_llm_read_jamba(const hf_folder *f, llm_config *c) {
+    int64_t period, offset = tn_json_int(tn_json_get(f->config, "expert_layer_offset"), 1);
+    TRY(tn_hf_size(f, "expert_layer_period", 2, LLM_MOST_LAYERS, &period));
+    for (int64_t i = 0; i < c->layers; i++) {
+        tn_llm_set_rope(c, i, false);
+        if (i % period != offset) tn_llm_set_unmixed(c, i);
+    }
+    return tn_hf_real(f, f->config, "rms_norm_eps", 1e-6, 1e-20, 1, &c->recurrent.inner_eps);
+}
+
+tn_status tn_llm_read_falcon_mamba(const hf_folder *f, llm_config *c) {
+    return tn_hf_real(f, f->config, "mixer_rms_eps", 1e-6, 1e-20, 1, &c->recurrent.inner_eps);
+}
+
+tn_status tn_llm_read_phimoe(const hf_folder *f, llm_config *c) {
+    if (c->experts.choices != 2) return refuse_value(f, "num_experts_per_tok", "not 2");
+    return tn_hf_real(f, f->config, "router_jitter_noise", 0.01, 0, 1, &c->experts.jitter);
 }
 
 /* ---- ends of a text ---------------------------------------------------------------------------------------------- */

@@ -6,8 +6,10 @@
 /* The expert that all tokens have, weighted by its gate value for each token where it has one. */
 static tn_tensor *share(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
     tn_tensor *const *weight = w->layers[layer].weight, *router = weight[SLOT_SHARED_ROUTER];
-    tn_tensor *gate = tn_llm_product(w, layer, SLOT_SHARED_GATE, x, NULL);
-    tn_tensor *inner = tn_mul(c->activation(gate), tn_llm_product(w, layer, SLOT_SHARED_UP, x, NULL));
+    tn_tensor *up = tn_llm_product(w, layer, SLOT_SHARED_UP, x, NULL);
+    tn_tensor *gate = weight[SLOT_SHARED_GATE] ? tn_llm_product(w, layer, SLOT_SHARED_GATE, x, NULL)
+                                               : tn_llm_split_gate(&up, 1, c->size[SIZE_SHARED]);
+    tn_tensor *inner = tn_mul(c->activation(gate), up);
     tn_tensor *y = tn_llm_product(w, layer, SLOT_SHARED_DOWN, inner, NULL);
     if (!router) return y;
     tn_tensor *wish = tn_linear(x, tn_reshape(router, TN_DIMS(1, c->size[SIZE_HIDDEN])), NULL);
@@ -69,9 +71,30 @@ static tn_tensor *limit_to_groups(const llm_config *c, tn_tensor *wishes) {
     return tn_reshape(tn_masked_fill(groups, tn_unsqueeze(other, 2), -INFINITY), TN_DIMS(n, c->size[SIZE_EXPERTS]));
 }
 
+/* The best of `left`, scores [n, experts] without an expert that has been chosen, and its share of the softmax over
+ * those that are nearly as good. */
+static tn_tensor *take_best(const llm_config *c, const tn_tensor *scores, const tn_tensor *left, tn_tensor **which) {
+    tn_tensor *best = tn_amax(left, (int64_t[]){1}, 1, true);
+    tn_tensor *distance = tn_div(tn_sub(best, scores), tn_maximum(tn_abs(scores), best));
+    tn_tensor *far = tn_gt_scalar(distance, 2 * c->experts.jitter);
+    *which = tn_topk_indices(left, 1, 1, true);
+    return tn_gather(tn_softmax(tn_masked_fill(left, far, -INFINITY), -1), 1, *which);
+}
+
+/* Two experts, each weighted alone. Source: Liu et al. 2024, "GRIN: GRadient-INformed MoE", as transformers has it. */
+static tn_tensor *choose_sparsely(const llm_config *c, const tn_tensor *scores, tn_tensor **chosen) {
+    tn_tensor *which[2], *by[2];
+    by[0] = take_best(c, scores, scores, &which[0]);
+    tn_tensor *numbers = tn_arange(0, (double)c->size[SIZE_EXPERTS], 1, TN_I64);
+    by[1] = take_best(c, scores, tn_masked_fill(scores, tn_eq(numbers, which[0]), -INFINITY), &which[1]);
+    *chosen = tn_cat(which, 2, 1);
+    return tn_cat(by, 2, 1);
+}
+
 /* The experts of each token, *chosen [n, choices], and their weights. */
 static tn_tensor *choose(const llm_config *c, tn_tensor *const *weight, const tn_tensor *x, tn_tensor **chosen) {
     tn_tensor *likes = tn_linear(x, weight[SLOT_ROUTER], weight[SLOT_ROUTER_BIAS]);
+    if (c->family->experts.sparse_mixer) return choose_sparsely(c, likes, chosen);
     likes = c->family->experts.by_sigmoid ? tn_sigmoid(likes) : tn_softmax(likes, -1);
     tn_tensor *wishes = weight[SLOT_CHOICE_BIAS] ? tn_add(likes, weight[SLOT_CHOICE_BIAS]) : likes;
     if (c->experts.groups > 0) wishes = limit_to_groups(c, wishes);

@@ -41,7 +41,8 @@ typedef enum llm_size {
     SIZE_EXPERTS,
     SIZE_EXPERT,    /* inner width of one */
     SIZE_EXPERT_UP, /* the same, or twice that where one product makes the gate too */
-    SIZE_SHARED,    /* of the one that all tokens have */
+    SIZE_SHARED,    /* of the one that all tokens have, */
+    SIZE_SHARED_UP, /* the same, or twice that */
     SIZE_MIXED,     /* what attention yields: SIZE_QUERIES, unless values are narrower than keys */
     SIZE_Q_RANK,    /* latent attention: of queries and … */
     SIZE_KV_RANK,   /* … of keys and values; 0: the family has none */
@@ -125,6 +126,11 @@ typedef enum llm_slot {
     SLOT_DECAY_RATE, /* … or by a product each */
     SLOT_MIX_OUT,
     SLOT_MIX_OUT_BIAS,
+    SLOT_STEP_NORM, /* of the vector that steps are made of (Jamba), */
+    SLOT_WRITTEN_NORM,
+    SLOT_READ_NORM, /* and of what states write and read */
+    SLOT_ALPHA_P,   /* of xIELU, an activation with weights */
+    SLOT_ALPHA_N,
     LAYER_SLOTS
 } llm_slot;
 
@@ -152,6 +158,7 @@ typedef struct llm_naming {
     const char *beside[4];                                         /* endings of names that are no weights */
 } llm_naming;
 
+_Static_assert(LAYER_SLOTS <= 64, "sets of slots are bits");
 #define BIT(slot) (UINT64_C(1) << (slot))
 #define FFN_MATRICES (BIT(SLOT_GATE) | BIT(SLOT_UP) | BIT(SLOT_DOWN))
 #define GATED_BIASES (BIT(SLOT_GATE_BIAS) | BIT(SLOT_UP_BIAS) | BIT(SLOT_DOWN_BIAS))
@@ -233,6 +240,7 @@ typedef struct llm_expert_rules {
     bool own_width;    /* experts have a width of their own */
     bool whole_choice; /* weights of the chosen experts are made to add up to 1, where config.json says nothing */
     bool by_sigmoid;   /* the router's values, each alone; else by softmax */
+    bool sparse_mixer; /* each of two experts is weighted among those that are nearly as good (Phi-3.5-MoE) */
 } llm_expert_rules;
 
 typedef struct llm_recurrent_rules {
@@ -322,6 +330,7 @@ typedef struct llm_experts {
     int64_t groups, chosen_groups;        /* of experts; 0, or from how many of them a token may choose */
     double gate_slope, gate_limit;        /* of clamped gates */
     double scale;                         /* by which the weights of the chosen experts are multiplied */
+    double jitter;                        /* of sparse_mixer: half of the distance within which others count */
     uint8_t unmixed[LLM_MOST_LAYERS / 8]; /* bits of the layers without experts in a mixture */
     int64_t bytes;                        /* of weights_bytes, those of experts that are chosen */
 } llm_experts;
@@ -330,6 +339,7 @@ typedef struct llm_recurrent {
     uint8_t which[LLM_MOST_LAYERS / 8]; /* bits of the layers with a state in place of attention */
     int64_t layers;
     int64_t key_heads, value_heads; /* groups of Mamba 2 that share a key, and its heads */
+    double inner_eps;               /* of norms of steps and of what states write and read; 0: no such norms */
 } llm_recurrent;
 
 typedef struct llm_scales {
@@ -408,7 +418,13 @@ tn_status tn_llm_read_gpt_neo(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_opt(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_lfm2(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_modernbert(const hf_folder *f, llm_config *c);
-extern const llm_naming tn_llm_falcon_two;
+tn_status tn_llm_read_apertus(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_ernie_moe(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_granite_shared(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_jamba(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_falcon_mamba(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_phimoe(const hf_folder *f, llm_config *c);
+extern const llm_naming tn_llm_falcon_two, tn_llm_granite_dense;
 extern const llm_naming tn_llm_gguf_names, tn_llm_gguf_apart; /* apart: experts have a tensor each */
 
 /* Reads and checks; options may be NULL. */

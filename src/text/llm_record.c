@@ -233,6 +233,17 @@ tn_tensor *tn_llm_split_gate(tn_tensor **up, int dim, int64_t width) {
     return gate;
 }
 
+/* xIELU: two curves that meet at 0, whose steepness is trained. Source: Huang and Schlag 2025, "Deriving Activation
+ * Functions Using Integration", equation 10, with beta 0.5. */
+static tn_tensor *xielu(const tn_tensor *x, const tn_tensor *alpha_p, const tn_tensor *alpha_n) {
+    static const double BETA = 0.5, LEAST = -1e-6;
+    tn_softplus_options o = TN_SOFTPLUS_DEFAULTS;
+    tn_tensor *p = tn_softplus(alpha_p, &o), *n = tn_add_scalar(tn_softplus(alpha_n, &o), BETA);
+    tn_tensor *rising = tn_mul(tn_mul(x, x), p);
+    tn_tensor *falling = tn_mul(tn_sub(tn_expm1(tn_clamp(x, -INFINITY, LEAST)), x), n);
+    return tn_add(tn_where(tn_gt_scalar(x, 0), rising, falling), tn_mul_scalar(x, BETA));
+}
+
 static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
                                const tn_tensor *x) {
     tn_tensor *const *weight = w->layers[layer].weight;
@@ -248,7 +259,9 @@ static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_
     } else if (weight[SLOT_GATE]) {
         gate = tn_llm_product(w, layer, SLOT_GATE, x, weight[SLOT_GATE_BIAS]);
     }
-    tn_tensor *inner = gate ? tn_mul(c->activation(gate), up) : c->activation(up);
+    tn_tensor *inner = gate                   ? tn_mul(c->activation(gate), up)
+                       : weight[SLOT_ALPHA_P] ? xielu(up, weight[SLOT_ALPHA_P], weight[SLOT_ALPHA_N])
+                                              : c->activation(up);
     look_at(in, layer, PROBE_DOWN, inner);
     return tn_llm_product(w, layer, SLOT_DOWN, inner, weight[SLOT_DOWN_BIAS]);
 }

@@ -18,39 +18,63 @@ static tn_status read_conv(const hf_folder *f, llm_config *c) {
     return TN_OK;
 }
 
+/* What config.json calls the sizes of Mamba layers, where all layers are of that kind and where some are. */
+typedef enum mamba_word { EXPAND, STATE, KERNEL, RANK, HEADS, WIDTH, GROUPS, MAMBA_WORDS } mamba_word;
+
+static bool is_pure(const llm_config *c) { return !(c->family->slots.needs & BIT(SLOT_O)); }
+
+static tn_status read_word(const hf_folder *f, const llm_config *c, mamba_word word, int64_t usual, int64_t most,
+                           int64_t *out) {
+    static const char *const words[2][MAMBA_WORDS] = {
+        {"mamba_expand", "mamba_d_state", "mamba_d_conv", "mamba_dt_rank", "mamba_n_heads", "mamba_d_head",
+         "mamba_n_groups"},
+        {"expand", "state_size", "conv_kernel", "time_step_rank", "num_heads", "head_dim", "n_groups"}};
+    const char *key = words[is_pure(c)][word];
+    *out = usual;
+    bool by_itself = tn_json_kind_of(tn_json_get(f->config, key)) == TN_JSON_STRING; /* "auto" */
+    return by_itself ? TN_OK : tn_hf_size(f, key, usual, most, out);
+}
+
+/* The part that both kinds of Mamba have. */
+static tn_status read_inner(const hf_folder *f, llm_config *c, int64_t state) {
+    int64_t expand, *inner = &c->size[SIZE_INNER];
+    TRY(read_word(f, c, EXPAND, 2, 1024, &expand));
+    TRY(read_word(f, c, STATE, state, LLM_MOST_WIDTH, &c->size[SIZE_STATE]));
+    TRY(read_word(f, c, KERNEL, 4, LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]));
+    *inner = expand * c->size[SIZE_HIDDEN];
+    return is_pure(c) ? tn_hf_size(f, "intermediate_size", *inner, LLM_MOST_WIDTH, inner) : TN_OK;
+}
+
 static tn_status read_mamba(const hf_folder *f, llm_config *c) {
-    int64_t hidden = c->size[SIZE_HIDDEN], expand, *inner = &c->size[SIZE_INNER], *state = &c->size[SIZE_STATE];
-    const tn_json *rank = tn_json_get(f->config, "time_step_rank");
-    TRY(tn_hf_size(f, "expand", 2, 1024, &expand));
-    TRY(tn_hf_size(f, "intermediate_size", expand * hidden, LLM_MOST_WIDTH, inner));
-    TRY(tn_hf_size(f, "state_size", 16, LLM_MOST_WIDTH, state));
-    TRY(tn_hf_size(f, "conv_kernel", 4, LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]));
-    c->size[SIZE_STEP_RANK] = (hidden + 15) / 16; /* "auto" */
-    if (tn_json_kind_of(rank) == TN_JSON_NUMBER)
-        TRY(tn_hf_size(f, "time_step_rank", -1, LLM_MOST_WIDTH, &c->size[SIZE_STEP_RANK]));
-    c->size[SIZE_MIX_IN] = 2 * *inner;
-    c->size[SIZE_CHANNELS] = c->size[SIZE_DECAYS] = *inner;
-    c->size[SIZE_DECAY_STATES] = *state;
-    c->size[SIZE_MIX_X] = c->size[SIZE_STEP_RANK] + 2 * *state;
+    int64_t inner, state;
+    TRY(read_inner(f, c, 16));
+    TRY(read_word(f, c, RANK, (c->size[SIZE_HIDDEN] + 15) / 16, LLM_MOST_WIDTH, &c->size[SIZE_STEP_RANK]));
+    inner = c->size[SIZE_INNER];
+    state = c->size[SIZE_STATE];
+    c->size[SIZE_MIX_IN] = 2 * inner;
+    c->size[SIZE_CHANNELS] = c->size[SIZE_DECAYS] = inner;
+    c->size[SIZE_DECAY_STATES] = state;
+    c->size[SIZE_MIX_X] = c->size[SIZE_STEP_RANK] + 2 * state;
     return TN_OK;
 }
 
 static tn_status read_mamba2(const hf_folder *f, llm_config *c) {
     int64_t width, *inner = &c->size[SIZE_INNER], *state = &c->size[SIZE_STATE];
-    TRY(tn_hf_size(f, "num_heads", 128, LLM_MOST_HEADS, &c->recurrent.value_heads));
-    TRY(tn_hf_size(f, "head_dim", 64, LLM_MOST_WIDTH, &width));
-    TRY(tn_hf_size(f, "n_groups", 8, c->recurrent.value_heads, &c->recurrent.key_heads));
-    TRY(tn_hf_size(f, "state_size", 128, LLM_MOST_WIDTH, state));
-    TRY(tn_hf_size(f, "conv_kernel", 4, LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]));
+    bool pure = is_pure(c);
+    TRY(read_inner(f, c, pure ? 128 : 256));
+    TRY(read_word(f, c, HEADS, 128, LLM_MOST_HEADS, &c->recurrent.value_heads));
+    TRY(read_word(f, c, WIDTH, pure ? 64 : *inner / c->recurrent.value_heads, LLM_MOST_WIDTH, &width));
+    TRY(read_word(f, c, GROUPS, pure ? 8 : 1, c->recurrent.value_heads, &c->recurrent.key_heads));
     const tn_json *limit = tn_json_get(f->config, "time_step_limit");
     if (tn_json_number(tn_json_at(limit, 0), 0) > 0 || tn_json_kind_of(tn_json_at(limit, 1)) == TN_JSON_NUMBER)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s/config.json': a 'time_step_limit' other than 0 to infinity is not supported",
                                f->path);
-    if (c->recurrent.value_heads % c->recurrent.key_heads != 0)
+    if (c->recurrent.value_heads % c->recurrent.key_heads != 0 || width < 1)
         return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s/config.json': 'num_heads' %" PRId64 " is not a multiple of 'n_groups' %" PRId64,
-                               f->path, c->recurrent.value_heads, c->recurrent.key_heads);
+                               "'%s/config.json': %" PRId64 " heads of %" PRId64
+                               " in Mamba layers are no multiple of %" PRId64 " groups",
+                               f->path, c->recurrent.value_heads, width, c->recurrent.key_heads);
     *inner = c->size[SIZE_MIX_NORM] = c->recurrent.value_heads * width;
     c->size[SIZE_DECAYS] = c->recurrent.value_heads;
     c->size[SIZE_CHANNELS] = *inner + 2 * c->recurrent.key_heads * *state;
@@ -80,21 +104,33 @@ static tn_status read_deltanet(const hf_folder *f, llm_config *c) {
     return TN_OK;
 }
 
-/* Which layers: a list of words, a list of those with attention (older LFM2), one in so many, or all. */
+static const tn_json *either(const hf_folder *f, const char *key, const char *other) {
+    const tn_json *v = tn_json_get(f->config, key);
+    return tn_json_kind_of(v) == TN_JSON_ARRAY ? v : tn_json_get(f->config, other);
+}
+
+/* Which layers: a list of words, a list of those with attention, one in so many, or all. */
 static tn_status read_kinds(const hf_folder *f, llm_config *c) {
-    const tn_json *types = tn_json_get(f->config, "layer_types"), *full = tn_json_get(f->config, "full_attn_idxs");
+    const tn_json *types = either(f, "layer_types", "layers_block_type");
+    const tn_json *full = either(f, "full_attn_idxs", "attn_layer_indices");
     bool typed = tn_json_kind_of(types) == TN_JSON_ARRAY, listed = tn_json_kind_of(full) == TN_JSON_ARRAY;
-    bool pure = !(c->family->slots.needs & BIT(SLOT_O));
-    int64_t interval = c->family->recurrent.interval;
-    if (interval > 0) TRY(tn_hf_size(f, "full_attention_interval", interval, LLM_MOST_LAYERS, &interval));
+    int64_t interval = c->family->recurrent.interval, offset = interval - 1;
+    if (tn_hf_has(f, "attn_layer_period")) { /* Jamba */
+        TRY(tn_hf_size(f, "attn_layer_period", -1, LLM_MOST_LAYERS, &interval));
+        offset = tn_json_int(tn_json_get(f->config, "attn_layer_offset"), 4);
+    } else if (interval > 0) {
+        TRY(tn_hf_size(f, "full_attention_interval", interval, LLM_MOST_LAYERS, &interval));
+        offset = interval - 1;
+    }
     for (int64_t i = 0; i < c->layers; i++) {
-        bool attends = interval > 0 && (i + 1) % interval == 0;
+        bool attends = interval > 0 && i % interval == offset;
         for (size_t k = 0; listed && k < tn_json_length(full); k++)
             attends = attends || tn_json_int(tn_json_at(full, k), -1) == i;
-        if (typed) attends = strcmp(tn_json_string(tn_json_at(types, (size_t)i), ""), "full_attention") == 0;
-        if (pure || !attends) tn_llm_set_recurrent(c, i);
+        const char *word = tn_json_string(tn_json_at(types, (size_t)i), "");
+        if (typed) attends = strcmp(word, "full_attention") == 0 || strcmp(word, "attention") == 0;
+        if (is_pure(c) || !attends) tn_llm_set_recurrent(c, i);
     }
-    if (typed || listed || pure || interval > 0) return TN_OK;
+    if (typed || listed || is_pure(c) || interval > 0) return TN_OK;
     return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' has no list 'layer_types' of the kinds of layers", f->path);
 }
 
@@ -155,15 +191,21 @@ static tn_tensor *short_convolution(const llm_config *c, const llm_layer *l, con
     return tn_mul(behind, y);
 }
 
+/* Of a part of the second product, where the family has such norms (Jamba, Falcon Mamba). */
+static tn_tensor *inner_norm(const llm_config *c, const llm_layer *l, int slot, tn_tensor *x) {
+    return c->recurrent.inner_eps > 0 ? tn_llm_rms_norm(x, l->weight[slot], c->recurrent.inner_eps) : x;
+}
+
 /* h = exp(step · decay) · h + step · u · B; y = h · C + skip · u. */
 static tn_tensor *mamba(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
     const llm_layer *l = &w->layers[layer];
     int64_t inner = c->size[SIZE_INNER], state = c->size[SIZE_STATE], rank = c->size[SIZE_STEP_RANK];
     tn_tensor *u = c->activation(convolve(c, l, tn_narrow(x, 1, 0, inner)));
     tn_tensor *made = tn_llm_product(w, layer, SLOT_MIX_X, u, NULL);
-    tn_tensor *step =
-        step_of(tn_llm_product(w, layer, SLOT_STEP, tn_narrow(made, 1, 0, rank), NULL), l->weight[SLOT_STEP_BIAS]);
-    tn_tensor *written = tn_narrow(made, 1, rank, state), *read = tn_narrow(made, 1, rank + state, state);
+    tn_tensor *step = inner_norm(c, l, SLOT_STEP_NORM, tn_narrow(made, 1, 0, rank));
+    step = step_of(tn_llm_product(w, layer, SLOT_STEP, step, NULL), l->weight[SLOT_STEP_BIAS]);
+    tn_tensor *written = inner_norm(c, l, SLOT_WRITTEN_NORM, tn_narrow(made, 1, rank, state));
+    tn_tensor *read = inner_norm(c, l, SLOT_READ_NORM, tn_narrow(made, 1, rank + state, state));
     tn_tensor *h = tn_mul(l->cache[CACHE_STATE], tn_exp(tn_mul(tn_unsqueeze(step, 1), decay_of(l))));
     h = tn_add(h, tn_mul(tn_unsqueeze(tn_mul(step, flat(u)), 1), written));
     tn_tensor *y = tn_add(tn_sum(tn_mul(h, read), (int64_t[]){1}, 1, false), tn_mul(flat(u), l->weight[SLOT_SKIP]));

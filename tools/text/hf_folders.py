@@ -73,6 +73,9 @@ DELTANET = COMMON | {"head_dim": 16, "num_hidden_layers": 4,
                      "linear_key_head_dim": 8, "linear_value_head_dim": 12}
 FEW = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}  # more, and transformers' f32
 # is 2e-5 from its f64
+HYBRID = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_n_groups": 2, "mamba_d_state": 6}
+GRANITE4 = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_experts_per_tok": 2,
+            "shared_intermediate_size": 56}
 MODERN = {"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 4,
           "num_attention_heads": 4, "max_position_embeddings": 64, "local_attention": 8, "pad_token_id": 0,
           "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
@@ -194,6 +197,36 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("qwen3.5-moe", "Qwen3_5Moe", DELTANET | FEW | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
                                               "shared_expert_intermediate_size": 24},
      STATE | {"without": "intermediate_size"}),
+    ("falcon-mamba", "FalconMamba", MAMBA | {"state_size": 6}, STATE),
+    ("jamba", "Jamba", PHI3 | {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4,
+                               "expert_layer_offset": 0, "mamba_d_state": 6, "mamba_dt_rank": 5}, STATE),
+    ("jamba-dense", "Jamba", PHI3 | {"attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 1}, STATE),
+    ("bamba", "Bamba", PHI3 | HYBRID | {"attn_layer_indices": [1]}, STATE),
+    ("granite4", "GraniteMoeHybrid", GRANITE | HYBRID | GRANITE4 | {"num_local_experts": 4}, STATE),
+    ("granite4-dense", "GraniteMoeHybrid", GRANITE | HYBRID | GRANITE4 | {
+        "num_local_experts": 0, "position_embedding_type": "rope"}, STATE),
+    ("granite-shared", "GraniteMoeShared", GRANITE | {"num_local_experts": 5, "num_experts_per_tok": 2,
+                                                      "shared_intermediate_size": 56}, NEW),
+    ("phi-moe", "Phimoe", PHI3 | {"num_local_experts": 5, "attention_bias": True, "lm_head_bias": True}, NEW),
+    ("minimax-m2", "MiniMaxM2", PHI3 | {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16} | partly(0.5), NEW),
+    ("ernie4.5-moe", "Ernie4_5_Moe", PHI3 | {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 40,
+                                            "moe_num_shared_experts": 2, "moe_layer_start_index": 1}, NEW),
+    ("hunyuan-moe", "HunYuanMoEV1", COMMON | {"head_dim": 16, "num_experts": 5, "moe_topk": [2, 2, 2]}, NEW),
+    ("hunyuan-alpha", "HunYuanDenseV1", COMMON | {"head_dim": 16, "rope_parameters": {
+        "rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 500.0}}, NEW),
+    ("apertus", "Apertus", PHI3 | {"rope_parameters": LLAMA3}, NEW),
+    ("exaone", "Exaone", COMMON, NEW),
+    ("jais2", "Jais2", COMMON, NEW),
+    ("internlm3", "InternLM3", COMMON | {"head_dim": 16, "bias": True, "qkv_bias": True}, NEW),
+    ("hyperclovax", "HyperCLOVAX", GRANITE, NEW),
+    ("vaultgemma", "VaultGemma", GEMMA2, NEW),
+    ("flex-olmo", "FlexOlmo", PHI3 | {"num_experts": 6, "num_experts_per_tok": 2}, NEW),
+    ("mellum", "Mellum", MOE | {"head_dim": 16, "sliding_window": 9, "num_hidden_layers": 4, "layer_types": [
+        "sliding_attention", "full_attention"] * 2}, NEW),
+    ("solar-open", "SolarOpen", {k: v for k, v in DEEPSEEK_EXPERTS.items() if k not in ("intermediate_size", "first_k_dense_replace")}
+     | {"head_dim": 16, "n_group": 1, "topk_group": 1}, NEW),
+    ("glm4-moe-lite", "Glm4MoeLite", DEEPSEEK | {"n_group": 1, "topk_group": 1}, NEW),
+    ("youtu", "Youtu", DEEPSEEK, NEW),
     ("opt", "OPT", {"hidden_size": 48, "ffn_dim": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
                     "vocab_size": VOCABULARY, "max_position_embeddings": 128, "word_embed_proj_dim": 48,
                     "bos_token_id": 1, "eos_token_id": 2}, NEW),
@@ -333,7 +366,8 @@ class Suite:
             made = getattr(self.transformers, whole[0] + "Config")(text_config=made.to_dict(), vision_config=eyes)
         made._attn_implementation = "eager"  # the others have no caps of scores
         kind = text + kind if kind == "Model" else kind
-        model = getattr(self.transformers, (whole[0] if whole else stem) + kind)(made)
+        known = getattr(self.transformers, (whole[0] if whole else stem) + kind, None)
+        model = known(made) if known else self.transformers.AutoModelForCausalLM.from_config(made)
         randomize(self.torch, model)
         return model.eval()
 
