@@ -77,7 +77,10 @@ static tn_status answer(work *w, const tn_seq2seq_facts *facts) {
         w->full = (int64_t)w->ids.count == facts->context;
         if (w->full) break;
         status = tn_seq2seq_step(w->model, id, &logits);
-        if (status == TN_OK) status = tn_sampler_pick(w->sampler, logits, (int32_t)facts->vocabulary, &id);
+        if (w->ids.count == 0 && facts->forced >= 0)
+            id = facts->forced;
+        else if (status == TN_OK)
+            status = tn_sampler_pick(w->sampler, logits, (int32_t)facts->vocabulary, &id);
         if (status != TN_OK || (w->ended = tn_seq2seq_ends(w->model, id))) break;
         tn_sampler_accept(w->sampler, id);
         status = tn_ids_append(&w->ids, id);

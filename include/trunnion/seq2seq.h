@@ -1,5 +1,5 @@
-/* seq2seq.h — encoder-decoder language models (T5, flan-T5, mT5, UMT5): a text goes to the encoder, the answer comes
- * from the decoder, token by token.
+/* seq2seq.h — encoder-decoder language models (T5, flan-T5, mT5, UMT5, BART, mBART, Marian, Pegasus): a text goes to
+ * the encoder, the answer comes from the decoder, token by token.
  *
  * Part of libtrunnion-text; it uses only libtrunnion's public interface.
  *
@@ -26,7 +26,9 @@ enum { TN_SEQ2SEQ_TEXT = 2048 /* tokens of a text at most: attention keeps a bia
 
 typedef struct tn_seq2seq_options {
     size_t struct_size;
-    int64_t context;   /* tokens of an answer at most, with the one that begins it; default 512, at most 8192 */
+    /* tokens of an answer at most, with the one that begins it; default 512, at most 8192. A model of BART's kind has
+     * at most as many as its table of positions. */
+    int64_t context;
     tn_device *device; /* default NULL: the thread's current device */
 } tn_seq2seq_options;
 #define TN_SEQ2SEQ_DEFAULTS \
@@ -39,7 +41,7 @@ TN_API bool tn_seq2seq_knows(const char *path);
  * NULL. *out: closed with tn_seq2seq_close.
  * Errors: those of tn_json_open and tn_safetensors_open; TN_ERR_UNSUPPORTED for another model_type; TN_ERR_FORMAT with
  * the key or tensor that is missing or does not fit.
- * Source: Raffel et al. 2020; transformers.T5ForConditionalGeneration. */
+ * Source: Raffel et al. 2020; Lewis et al. 2019, "BART"; T5-, BartForConditionalGeneration of transformers. */
 TN_API tn_status tn_seq2seq_open(const char *folder, const tn_seq2seq_options *options, tn_seq2seq **out);
 TN_API void tn_seq2seq_close(tn_seq2seq *m); /* NULL is allowed */
 
@@ -50,7 +52,8 @@ typedef struct tn_seq2seq_facts {
     int64_t encoder_layers, decoder_layers, hidden, heads, vocabulary;
     int64_t context; /* tokens of an answer at most */
     int64_t parameters, weights_bytes;
-    int32_t start; /* the token that begins every answer */
+    int32_t start;  /* the token that begins every answer */
+    int32_t forced; /* the token that follows it in every answer, whatever the logits are; -1: none */
 } tn_seq2seq_facts;
 /* Fills *facts; the caller sets facts->struct_size. */
 TN_API tn_status tn_seq2seq_get_facts(const tn_seq2seq *m, tn_seq2seq_facts *facts);

@@ -19,10 +19,10 @@ static bool has_text_config(const hf_folder *f) { return f->config != tn_json_ro
 /* Models that other functions open. */
 static const struct {
     const char *type, *by;
-} others[] = {{"whisper", "tn_speech_open (trunnion transcribe)"},
-              {"t5", "tn_seq2seq_open (trunnion generate)"},
-              {"mt5", "tn_seq2seq_open (trunnion generate)"},
-              {"umt5", "tn_seq2seq_open (trunnion generate)"}};
+} others[] = {{"whisper", "tn_speech_open (trunnion transcribe)"}, {"t5", "tn_seq2seq_open (trunnion generate)"},
+              {"mt5", "tn_seq2seq_open (trunnion generate)"},      {"umt5", "tn_seq2seq_open (trunnion generate)"},
+              {"bart", "tn_seq2seq_open (trunnion generate)"},     {"mbart", "tn_seq2seq_open (trunnion generate)"},
+              {"marian", "tn_seq2seq_open (trunnion generate)"},   {"pegasus", "tn_seq2seq_open (trunnion generate)"}};
 
 static tn_status find_family(const hf_folder *f, llm_config *c) {
     const char *type = tn_hf_text(f, "model_type", "");

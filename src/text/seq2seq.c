@@ -1,8 +1,8 @@
-/* seq2seq.c — T5 and its relatives: opening, the encoder of a text, tokens of an answer by a captured plan.
+/* seq2seq.c — T5, BART and their relatives: opening, the encoder of a text, tokens of an answer by a captured plan.
  *
- * Positions are known only by what the distance of two tokens adds to their score. Distances are sorted into buckets on
- * the host; a table gives each bucket's bias for each head. Texts are padded to whole pages, so that texts of similar
- * length share a plan. */
+ * In T5 positions are known only by what the distance of two tokens adds to their score. Distances are sorted into
+ * buckets on the host; a table gives each bucket's bias for each head. In BART's kind a table or sine waves are added
+ * to the tokens. Texts are padded to whole pages, so that texts of similar length share a plan. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -14,6 +14,7 @@
 #include "trunnion/trunnion.h"
 
 enum { ENCODER, DECODER, PAGE = 64, MOST_CONTEXT = 8192, MOST_BUCKETS = 1 << 16, MOST_ENDS = 16, PART_NAME = 64 };
+enum { FIRST_PLACE = 2 }; /* row of the first token in a table of learned positions */
 
 enum {
     SELF_Q,
@@ -36,6 +37,7 @@ enum {
 
 typedef struct layer {
     tn_tensor *part[PARTS];       /* NULL: not in this layer */
+    tn_tensor *bias[PARTS];       /* NULL in T5 */
     tn_tensor *k_cache, *v_cache; /* states [pages, heads, PAGE, width] */
     tn_tensor *k_text, *v_text;   /* states [1, heads, padded, width]: the encoded text */
 } layer;
@@ -45,26 +47,43 @@ typedef struct family {
     const char *type; /* config.json's model_type */
     bool each_bias;   /* each layer has a table of biases; else the first one's is that of all */
     bool scales;      /* the decoder's output by 1 / sqrt(hidden), if the embedding is the output's matrix too */
+    /* BART's kind: norms with a mean, biases everywhere, scores scaled by the root of a head's width */
+    bool bart;
+    bool norms_last;      /* behind what they are for, and none at the end of a side; else in front of it */
+    bool norms_embedding; /* a norm of what the first layer reads */
+    bool learned;         /* positions: from the third row of a table on; else sine waves */
 } family;
 
-static const family families[] = {{"t5", false, true}, {"mt5", false, false}, {"umt5", true, true}};
+static const family families[] = {
+    {"t5", .scales = true},
+    {"mt5", .scales = false},
+    {"umt5", .each_bias = true, .scales = true},
+    {"bart", .bart = true, .norms_last = true, .norms_embedding = true, .learned = true},
+    {"mbart", .bart = true, .norms_embedding = true, .learned = true},
+    {"marian", .bart = true, .norms_last = true},
+    {"pegasus", .bart = true},
+};
 enum { FAMILIES = sizeof families / sizeof *families };
 
 struct tn_seq2seq {
     hf_folder folder;
     tn_device *device;
     const family *family;
-    int64_t layer_count[2], hidden, width, heads, inner, vocabulary, buckets, most_distance, context;
-    double eps, output_scale;
+    int64_t layer_count[2], hidden, width, heads, inner[2], vocabulary, buckets, most_distance, context;
+    int64_t most_positions; /* of a text and of an answer; 0: no limit */
+    double eps, output_scale, embedding_scale, score_scale;
     bool gated;
     tn_activation *activation;
-    int32_t start, ends[MOST_ENDS];
+    int32_t start, forced, ends[MOST_ENDS];
     int end_count;
     int64_t parameters, weights_bytes;
     layer *layers[2];
     tn_tensor *norm[2], *embedding, *output; /* output NULL: the embedding */
-    tn_tensor *text_mask;                    /* state [1, 1, 1, padded]: -inf for padding */
-    int64_t padded, position, *bucket_room;  /* bucket_room [context] */
+    tn_tensor *norm_bias[2],
+        *first_norm[2][2];                  /* of the end of a side; of the embedding, weight and bias. NULL: none */
+    tn_tensor *places[2], *logits_bias;     /* tables of positions [rows, hidden]; [1, vocabulary]; NULL: none */
+    tn_tensor *text_mask;                   /* state [1, 1, 1, padded]: -inf for padding */
+    int64_t padded, position, *bucket_room; /* bucket_room [context] */
     float *mask_room, *logits;
     tn_graph *token;
     tn_tensor *shown; /* NULL, or whose memory the last logits are in */
@@ -117,21 +136,62 @@ static tn_status read_ends(tn_seq2seq *m) {
     return TN_OK;
 }
 
-static tn_status read_config(tn_seq2seq *m) {
+/* A token of generation_config.json, or else of config.json; -1: neither has one. */
+static tn_status read_token(const tn_seq2seq *m, const char *key, int32_t *out) {
+    tn_json_doc *doc;
+    TRY(tn_hf_json(&m->folder, "generation_config.json", &doc));
+    int64_t id = tn_json_int(tn_json_get(tn_json_root(doc), key), -1);
+    tn_json_free(doc);
+    if (id < 0) id = tn_json_int(tn_json_get(m->folder.config, key), -1);
+    *out = id >= 0 && id < m->vocabulary ? (int32_t)id : -1;
+    return TN_OK;
+}
+
+static tn_status read_bart(tn_seq2seq *m) {
     const hf_folder *f = &m->folder;
-    const char *type = tn_hf_text(f, "model_type", "");
-    m->family = find_family(type);
-    if (!m->family)
+    int64_t heads;
+    TRY(tn_hf_size(f, "encoder_layers", 12, HF_MOST_LAYERS, &m->layer_count[ENCODER]));
+    TRY(tn_hf_size(f, "decoder_layers", 12, HF_MOST_LAYERS, &m->layer_count[DECODER]));
+    TRY(tn_hf_size(f, "encoder_attention_heads", 16, HF_MOST_HEADS, &m->heads));
+    TRY(tn_hf_size(f, "decoder_attention_heads", 16, HF_MOST_HEADS, &heads));
+    TRY(tn_hf_size(f, "encoder_ffn_dim", 4096, HF_MOST_WIDTH, &m->inner[ENCODER]));
+    TRY(tn_hf_size(f, "decoder_ffn_dim", 4096, HF_MOST_WIDTH, &m->inner[DECODER]));
+    TRY(tn_hf_size(f, "max_position_embeddings", 1024, 1 << 20, &m->most_positions));
+    TRY(tn_hf_activation(f, "activation_function", "gelu", &m->activation));
+    bool shared = tn_json_bool(tn_json_get(f->config, "share_encoder_decoder_embeddings"), true);
+    if (heads != m->heads || m->hidden % heads != 0 || !shared)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': model_type is '%s'; encoder-decoder models are t5, mt5 and umt5",
-                               f->path, tn_txt_shown(type, strlen(type)).text);
-    TRY(tn_hf_size(f, "d_model", -1, HF_MOST_WIDTH, &m->hidden));
+                               "'%s/config.json': %" PRId64 " heads of the encoder, %" PRId64
+                               " of the decoder%s; only the same number, which divides d_model %" PRId64
+                               ", and one embedding for both sides are supported",
+                               f->path, m->heads, heads, shared ? "" : ", and an embedding each", m->hidden);
+    m->width = m->hidden / heads;
+    m->score_scale = 1 / sqrt((double)m->width);
+    if (tn_json_bool(tn_json_get(f->config, "scale_embedding"), false)) m->embedding_scale = sqrt((double)m->hidden);
+    m->eps = 1e-5;
+    if (m->context > m->most_positions) m->context = m->most_positions;
+    return read_token(m, "forced_bos_token_id", &m->forced);
+}
+
+static tn_status read_start(tn_seq2seq *m) {
+    int64_t start = tn_json_int(tn_json_get(m->folder.config, "decoder_start_token_id"), 0);
+    if (start < 0 || start >= m->vocabulary)
+        return tn_backend_fail(TN_ERR_FORMAT,
+                               "'%s/config.json': decoder_start_token_id %" PRId64
+                               " is outside the vocabulary of %" PRId64 " tokens",
+                               m->folder.path, start, m->vocabulary);
+    m->start = (int32_t)start;
+    return TN_OK;
+}
+
+static tn_status read_t5(tn_seq2seq *m) {
+    const hf_folder *f = &m->folder;
     TRY(tn_hf_size(f, "d_kv", 64, HF_MOST_WIDTH, &m->width));
-    TRY(tn_hf_size(f, "d_ff", -1, HF_MOST_WIDTH, &m->inner));
+    TRY(tn_hf_size(f, "d_ff", -1, HF_MOST_WIDTH, &m->inner[ENCODER]));
+    m->inner[DECODER] = m->inner[ENCODER];
     TRY(tn_hf_size(f, "num_heads", -1, HF_MOST_HEADS, &m->heads));
     TRY(tn_hf_size(f, "num_layers", -1, HF_MOST_LAYERS, &m->layer_count[ENCODER]));
     TRY(tn_hf_size(f, "num_decoder_layers", m->layer_count[ENCODER], HF_MOST_LAYERS, &m->layer_count[DECODER]));
-    TRY(tn_hf_size(f, "vocab_size", -1, INT32_MAX, &m->vocabulary));
     TRY(tn_hf_size(f, "relative_attention_num_buckets", 32, MOST_BUCKETS, &m->buckets));
     TRY(tn_hf_size(f, "relative_attention_max_distance", 128, INT32_MAX, &m->most_distance));
     TRY(tn_hf_real(f, f->config, "layer_norm_epsilon", 1e-6, 0, 1, &m->eps));
@@ -144,21 +204,45 @@ static tn_status read_config(tn_seq2seq *m) {
     bool tied = tn_json_bool(tn_json_get(f->config, "tie_word_embeddings"), true);
     bool scales = tn_json_bool(tn_json_get(f->config, "scale_decoder_outputs"), tied);
     m->output_scale = scales && m->family->scales ? 1 / sqrt((double)m->hidden) : 1;
-    int64_t start = tn_json_int(tn_json_get(f->config, "decoder_start_token_id"), 0);
-    if (start < 0 || start >= m->vocabulary)
-        return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s/config.json': decoder_start_token_id %" PRId64
-                               " is outside the vocabulary of %" PRId64 " tokens",
-                               f->path, start, m->vocabulary);
-    m->start = (int32_t)start;
-    TRY(read_ends(m));
     return read_activation(m);
+}
+
+static tn_status read_config(tn_seq2seq *m) {
+    const hf_folder *f = &m->folder;
+    const char *type = tn_hf_text(f, "model_type", "");
+    m->family = find_family(type);
+    if (!m->family)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s/config.json': model_type is '%s'; encoder-decoder models are t5, mt5, umt5, bart, "
+                               "mbart, marian and pegasus",
+                               f->path, tn_txt_shown(type, strlen(type)).text);
+    m->forced = -1;
+    m->output_scale = m->embedding_scale = m->score_scale = 1;
+    TRY(tn_hf_size(f, "d_model", -1, HF_MOST_WIDTH, &m->hidden));
+    TRY(tn_hf_size(f, "vocab_size", -1, INT32_MAX, &m->vocabulary));
+    TRY(m->family->bart ? read_bart(m) : read_t5(m));
+    TRY(read_start(m));
+    return read_ends(m);
 }
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
+static const char *const bart_parts[PARTS] = {[SELF_Q] = "self_attn.q_proj",
+                                              [SELF_K] = "self_attn.k_proj",
+                                              [SELF_V] = "self_attn.v_proj",
+                                              [SELF_O] = "self_attn.out_proj",
+                                              [SELF_NORM] = "self_attn_layer_norm",
+                                              [UP] = "fc1",
+                                              [DOWN] = "fc2",
+                                              [FFN_NORM] = "final_layer_norm",
+                                              [CROSS_Q] = "encoder_attn.q_proj",
+                                              [CROSS_K] = "encoder_attn.k_proj",
+                                              [CROSS_V] = "encoder_attn.v_proj",
+                                              [CROSS_O] = "encoder_attn.out_proj",
+                                              [CROSS_NORM] = "encoder_attn_layer_norm"};
+
 /* What stands between "encoder.block.N." and ".weight"; the decoder's feed-forward is its layer 2. */
-static void put_name(const tn_seq2seq *m, int side, int part, char name[PART_NAME]) {
+static void put_t5_name(const tn_seq2seq *m, int side, int part, char name[PART_NAME]) {
     static const char *const attention[] = {"q", "k", "v", "o"};
     int ffn = side == DECODER ? 2 : 1;
     if (part <= SELF_O) snprintf(name, PART_NAME, "layer.0.SelfAttention.%s", attention[part]);
@@ -189,22 +273,97 @@ static tn_status take(tn_seq2seq *m, const char *name, int64_t rows, int64_t col
     return tn_eval(out, 1);
 }
 
-static tn_status take_part(tn_seq2seq *m, int side, int64_t i, int part, tn_tensor **out) {
+static const char *side_name(int side) { return side == ENCODER ? "encoder" : "decoder"; }
+
+/* Whether models have a tensor of this name, which may be missing. */
+static bool has(const tn_seq2seq *m, const char *name) {
+    tn_safetensors_info info = {.struct_size = sizeof info};
+    return tn_hf_find(&m->folder, name, &info);
+}
+
+/* A norm of BART's kind, "encoder.layer_norm". */
+static tn_status take_norm(tn_seq2seq *m, int side, const char *what, tn_tensor **weight, tn_tensor **bias) {
+    char name[HF_NAME_SIZE];
+    snprintf(name, sizeof name, "model.%s.%s.weight", side_name(side), what);
+    TRY(take(m, name, m->hidden, 0, true, weight));
+    snprintf(name, sizeof name, "model.%s.%s.bias", side_name(side), what);
+    return take(m, name, m->hidden, 0, true, bias);
+}
+
+static tn_status take_part(tn_seq2seq *m, int side, int64_t i, int part, layer *l) {
     char name[HF_NAME_SIZE], own[PART_NAME];
-    int64_t all = m->heads * m->width;
+    int64_t all = m->heads * m->width, inner = m->inner[side];
     const int64_t shapes[PARTS][2] = {
-        [SELF_Q] = {all, m->hidden},    [SELF_K] = {all, m->hidden},    [SELF_V] = {all, m->hidden},
-        [SELF_O] = {m->hidden, all},    [SELF_NORM] = {m->hidden, 0},   [UP] = {m->inner, m->hidden},
-        [GATE] = {m->inner, m->hidden}, [DOWN] = {m->hidden, m->inner}, [FFN_NORM] = {m->hidden, 0},
-        [CROSS_Q] = {all, m->hidden},   [CROSS_K] = {all, m->hidden},   [CROSS_V] = {all, m->hidden},
-        [CROSS_O] = {m->hidden, all},   [CROSS_NORM] = {m->hidden, 0},  [BIAS] = {m->buckets, m->heads},
+        [SELF_Q] = {all, m->hidden},  [SELF_K] = {all, m->hidden},   [SELF_V] = {all, m->hidden},
+        [SELF_O] = {m->hidden, all},  [SELF_NORM] = {m->hidden, 0},  [UP] = {inner, m->hidden},
+        [GATE] = {inner, m->hidden},  [DOWN] = {m->hidden, inner},   [FFN_NORM] = {m->hidden, 0},
+        [CROSS_Q] = {all, m->hidden}, [CROSS_K] = {all, m->hidden},  [CROSS_V] = {all, m->hidden},
+        [CROSS_O] = {m->hidden, all}, [CROSS_NORM] = {m->hidden, 0}, [BIAS] = {m->buckets, m->heads},
     };
     bool cross = part >= CROSS_Q && part <= CROSS_NORM;
     if ((cross && side == ENCODER) || (part == GATE && !m->gated)) return TN_OK;
     if (part == BIAS && i > 0 && !m->family->each_bias) return TN_OK;
-    put_name(m, side, part, own);
-    snprintf(name, sizeof name, "%s.block.%" PRId64 ".%s.weight", side == ENCODER ? "encoder" : "decoder", i, own);
-    return take(m, name, shapes[part][0], shapes[part][1], part == BIAS || shapes[part][1] == 0, out);
+    const int64_t *shape = shapes[part];
+    bool f32 = part == BIAS || shape[1] == 0;
+    if (!m->family->bart) {
+        put_t5_name(m, side, part, own);
+        snprintf(name, sizeof name, "%s.block.%" PRId64 ".%s.weight", side_name(side), i, own);
+        return take(m, name, shape[0], shape[1], f32, &l->part[part]);
+    }
+    if (!bart_parts[part]) return TN_OK;
+    snprintf(name, sizeof name, "model.%s.layers.%" PRId64 ".%s.weight", side_name(side), i, bart_parts[part]);
+    TRY(take(m, name, shape[0], shape[1], f32, &l->part[part]));
+    snprintf(name, sizeof name, "model.%s.layers.%" PRId64 ".%s.bias", side_name(side), i, bart_parts[part]);
+    return take(m, name, shape[0], 0, true, &l->bias[part]);
+}
+
+/* Sine waves in the first half of a row, cosines in the second. Source: Vaswani et al. 2017, section 3.5. */
+static tn_status make_waves(tn_seq2seq *m, tn_tensor **out) {
+    int64_t rows = m->most_positions, half = (m->hidden + 1) / 2;
+    float *room = rows <= MOST_CONTEXT ? tn_txt_alloc((size_t)(rows * m->hidden), sizeof *room) : NULL;
+    if (!room)
+        return tn_backend_fail(rows <= MOST_CONTEXT ? TN_ERR_MEMORY : TN_ERR_UNSUPPORTED,
+                               "'%s/config.json': max_position_embeddings is %" PRId64 "; at most %d are supported",
+                               m->folder.path, rows, MOST_CONTEXT);
+    for (int64_t p = 0; p < rows; p++)
+        for (int64_t j = 0; j < m->hidden; j++) {
+            int64_t pair = j < half ? j : j - half;
+            double angle = (double)p / pow(10000, 2 * (double)pair / (double)m->hidden);
+            room[p * m->hidden + j] = (float)(j < half ? sin(angle) : cos(angle));
+        }
+    {
+        TN_SCOPE;
+        *out = tn_retain(tn_from_data(room, TN_DIMS(rows, m->hidden), TN_F32));
+    }
+    tn_txt_free(room);
+    return tn_eval(out, 1);
+}
+
+static tn_status take_bart_side(tn_seq2seq *m, int side) {
+    char name[HF_NAME_SIZE];
+    tn_tensor **first = m->first_norm[side];
+    if (m->family->norms_embedding) TRY(take_norm(m, side, "layernorm_embedding", &first[0], &first[1]));
+    if (!m->family->norms_last) TRY(take_norm(m, side, "layer_norm", &m->norm[side], &m->norm_bias[side]));
+    if (!m->family->learned) return make_waves(m, &m->places[side]);
+    snprintf(name, sizeof name, "model.%s.embed_positions.weight", side_name(side));
+    return take(m, name, m->most_positions + FIRST_PLACE, m->hidden, true, &m->places[side]);
+}
+
+/* Single tokens that must not come (Marian's padding) have a bias of minus infinity. */
+static tn_status take_logits_bias(tn_seq2seq *m) {
+    const tn_json *words = tn_json_get(m->folder.config, "bad_words_ids");
+    if (!has(m, "final_logits_bias")) return TN_OK;
+    TRY(take(m, "final_logits_bias", 1, m->vocabulary, true, &m->logits_bias));
+    TRY(tn_read(m->logits_bias, m->logits, (size_t)m->vocabulary * sizeof *m->logits));
+    for (size_t i = 0; i < tn_json_length(words); i++) {
+        const tn_json *word = tn_json_at(words, i);
+        int64_t id = tn_json_length(word) == 1 ? tn_json_int(tn_json_at(word, 0), -1) : -1;
+        if (id >= 0 && id < m->vocabulary) m->logits[id] = -INFINITY;
+    }
+    TN_SCOPE;
+    tn_free(m->logits_bias);
+    m->logits_bias = tn_retain(tn_from_data(m->logits, TN_DIMS(1, m->vocabulary), TN_F32));
+    return tn_eval(&m->logits_bias, 1);
 }
 
 static tn_status take_side(tn_seq2seq *m, int side) {
@@ -212,16 +371,17 @@ static tn_status take_side(tn_seq2seq *m, int side) {
     if (!m->layers[side]) return TN_ERR_MEMORY;
     for (int64_t i = 0; i < m->layer_count[side]; i++)
         for (int part = 0; part < PARTS; part++)
-            TRY(take_part(m, side, i, part, &m->layers[side][i].part[part]));
+            TRY(take_part(m, side, i, part, &m->layers[side][i]));
+    if (m->family->bart) return take_bart_side(m, side);
     const char *name = side == ENCODER ? "encoder.final_layer_norm.weight" : "decoder.final_layer_norm.weight";
     return take(m, name, m->hidden, 0, true, &m->norm[side]);
 }
 
 static tn_status take_weights(tn_seq2seq *m) {
-    tn_safetensors_info info = {.struct_size = sizeof info};
-    TRY(take(m, "shared.weight", m->vocabulary, m->hidden, false, &m->embedding));
-    if (tn_hf_find(&m->folder, "lm_head.weight", &info))
-        TRY(take(m, "lm_head.weight", m->vocabulary, m->hidden, false, &m->output));
+    const char *shared = m->family->bart ? "model.shared.weight" : "shared.weight";
+    TRY(take(m, shared, m->vocabulary, m->hidden, false, &m->embedding));
+    if (m->family->bart) TRY(take_logits_bias(m));
+    if (has(m, "lm_head.weight")) TRY(take(m, "lm_head.weight", m->vocabulary, m->hidden, false, &m->output));
     TRY(take_side(m, ENCODER));
     return take_side(m, DECODER);
 }
@@ -321,11 +481,17 @@ void tn_seq2seq_close(tn_seq2seq *m) {
     free_states(m);
     for (int side = 0; side < 2; side++) {
         for (int64_t i = 0; m->layers[side] && i < m->layer_count[side]; i++)
-            for (int part = 0; part < PARTS; part++)
+            for (int part = 0; part < PARTS; part++) {
                 tn_free(m->layers[side][i].part[part]);
+                tn_free(m->layers[side][i].bias[part]);
+            }
         tn_txt_free(m->layers[side]);
-        tn_free(m->norm[side]);
+        tn_tensor *const own[] = {m->norm[side], m->norm_bias[side], m->first_norm[side][0], m->first_norm[side][1],
+                                  m->places[side]};
+        for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+            tn_free(own[i]);
     }
+    tn_free(m->logits_bias);
     tn_free(m->embedding);
     tn_free(m->output);
     tn_txt_free(m->logits);
@@ -349,7 +515,8 @@ tn_status tn_seq2seq_get_facts(const tn_seq2seq *m, tn_seq2seq_facts *facts) {
                                 .context = m->context,
                                 .parameters = m->parameters,
                                 .weights_bytes = m->weights_bytes,
-                                .start = m->start};
+                                .start = m->start,
+                                .forced = m->forced};
     return TN_OK;
 }
 
@@ -386,53 +553,89 @@ static tn_tensor *text_buckets(const tn_seq2seq *m) {
 
 /* ---- operations -------------------------------------------------------------------------------------------------- */
 
-static tn_tensor *norm(const tn_seq2seq *m, const tn_tensor *x, const tn_tensor *weight) {
+static tn_tensor *norm(const tn_seq2seq *m, const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
     tn_rms_norm_options o = TN_RMS_NORM_DEFAULTS;
-    o.eps = m->eps;
-    return tn_rms_norm(x, TN_DIMS(m->hidden), weight, &o);
+    tn_layer_norm_options with_mean = TN_LAYER_NORM_DEFAULTS;
+    o.eps = with_mean.eps = m->eps;
+    return m->family->bart ? tn_layer_norm(x, TN_DIMS(m->hidden), weight, bias, &with_mean)
+                           : tn_rms_norm(x, TN_DIMS(m->hidden), weight, &o);
+}
+
+/* In front of a part of a layer, and behind it: one of them is a norm. */
+static tn_tensor *before(const tn_seq2seq *m, const layer *l, int part, tn_tensor *x) {
+    return m->family->norms_last ? x : norm(m, x, l->part[part], l->bias[part]);
+}
+
+static tn_tensor *behind(const tn_seq2seq *m, const layer *l, int part, tn_tensor *x) {
+    return m->family->norms_last ? norm(m, x, l->part[part], l->bias[part]) : x;
+}
+
+static tn_tensor *product(const layer *l, int part, const tn_tensor *x) {
+    return tn_linear(x, l->part[part], l->bias[part]);
 }
 
 /* The product of a part as [1, heads, n, width]. */
-static tn_tensor *heads_of(const tn_seq2seq *m, const tn_tensor *x, const tn_tensor *weight) {
-    tn_tensor *y = tn_reshape(tn_linear(x, weight, NULL), TN_DIMS(1, tn_size(x, 0), m->heads, m->width));
+static tn_tensor *heads_of(const tn_seq2seq *m, const layer *l, int part, const tn_tensor *x) {
+    tn_tensor *y = tn_reshape(product(l, part, x), TN_DIMS(1, tn_size(x, 0), m->heads, m->width));
     return tn_transpose(y, 1, 2);
 }
 
 /* [1, heads, n, width] through the output's matrix. */
-static tn_tensor *project_back(const tn_seq2seq *m, const tn_tensor *mixed, const tn_tensor *weight) {
-    tn_tensor *rows = tn_reshape(tn_transpose(mixed, 1, 2), TN_DIMS(tn_size(mixed, 2), m->heads * m->width));
-    return tn_linear(rows, weight, NULL);
+static tn_tensor *project_back(const tn_seq2seq *m, const layer *l, int part, const tn_tensor *mixed) {
+    return product(l, part, tn_reshape(tn_transpose(mixed, 1, 2), TN_DIMS(tn_size(mixed, 2), m->heads * m->width)));
 }
 
-/* Scores are not scaled: the trained matrices are. */
-static tn_tensor *attend(const tn_tensor *q, const tn_tensor *k, const tn_tensor *v, const tn_tensor *bias) {
+/* T5's scores are not scaled: the trained matrices are. */
+static tn_tensor *attend(const tn_seq2seq *m, const tn_tensor *q, const tn_tensor *k, const tn_tensor *v,
+                         const tn_tensor *bias) {
     tn_scaled_dot_product_attention_options o = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;
-    o.scale = 1;
+    o.scale = m->score_scale;
     return tn_scaled_dot_product_attention(q, k, v, bias, &o);
 }
 
-static tn_tensor *feed_forward(const tn_seq2seq *m, const layer *l, const tn_tensor *x) {
-    tn_tensor *y = norm(m, x, l->part[FFN_NORM]), *up = tn_linear(y, l->part[UP], NULL);
-    tn_tensor *inner = m->gated ? tn_mul(m->activation(tn_linear(y, l->part[GATE], NULL)), up) : m->activation(up);
-    return tn_add(x, tn_linear(inner, l->part[DOWN], NULL));
+static tn_tensor *feed_forward(const tn_seq2seq *m, const layer *l, tn_tensor *x) {
+    tn_tensor *y = before(m, l, FFN_NORM, x), *up = product(l, UP, y);
+    tn_tensor *inner = m->gated ? tn_mul(m->activation(product(l, GATE, y)), up) : m->activation(up);
+    return behind(m, l, FFN_NORM, tn_add(x, product(l, DOWN, inner)));
 }
 
-static tn_tensor *embed(const tn_seq2seq *m, const tn_tensor *ids) {
-    return tn_cast(tn_embedding(ids, m->embedding), TN_F32);
+/* places: rows of the table of positions, [n] i64. */
+static tn_tensor *embed(const tn_seq2seq *m, int side, const tn_tensor *ids, const tn_tensor *places) {
+    tn_tensor *x = tn_cast(tn_embedding(ids, m->embedding), TN_F32);
+    if (m->embedding_scale != 1) x = tn_mul_scalar(x, m->embedding_scale);
+    if (m->places[side]) x = tn_add(x, tn_embedding(places, m->places[side]));
+    tn_tensor *const *first = m->first_norm[side];
+    return first[0] ? norm(m, x, first[0], first[1]) : x;
 }
 
-static tn_tensor *record_encoder(const tn_seq2seq *m, const tn_tensor *ids, const tn_tensor *mask) {
-    tn_tensor *x = embed(m, ids), *buckets = text_buckets(m), *bias = NULL;
+static int64_t first_place(const tn_seq2seq *m) { return m->family->learned ? FIRST_PLACE : 0; }
+
+/* Rows of positions for a text; padding may be behind the last one. */
+static tn_tensor *text_places(const tn_seq2seq *m) {
+    int64_t *room = tn_txt_alloc((size_t)m->padded, sizeof *room), last = m->most_positions - 1;
+    if (!room) return tn_failed(TN_ERR_MEMORY, "out of memory for the positions of %" PRId64 " tokens", m->padded);
+    for (int64_t i = 0; i < m->padded; i++)
+        room[i] = first_place(m) + (i < last ? i : last);
+    tn_tensor *t = tn_from_data(room, TN_DIMS(m->padded), TN_I64);
+    tn_txt_free(room);
+    return t;
+}
+
+static tn_tensor *record_encoder(const tn_seq2seq *m, const tn_tensor *ids, tn_tensor *mask) {
+    bool bart = m->family->bart;
+    tn_tensor *x = embed(m, ENCODER, ids, bart ? text_places(m) : NULL), *bias = mask;
+    tn_tensor *buckets = bart ? NULL : text_buckets(m);
     for (int64_t i = 0; i < m->layer_count[ENCODER]; i++) {
         const layer *l = &m->layers[ENCODER][i];
         if (l->part[BIAS])
             bias = tn_add(tn_unsqueeze(tn_permute(tn_embedding(buckets, l->part[BIAS]), TN_DIMS(2, 0, 1)), 0), mask);
-        tn_tensor *y = norm(m, x, l->part[SELF_NORM]);
-        tn_tensor *mixed = attend(heads_of(m, y, l->part[SELF_Q]), heads_of(m, y, l->part[SELF_K]),
-                                  heads_of(m, y, l->part[SELF_V]), bias);
-        x = feed_forward(m, l, tn_add(x, project_back(m, mixed, l->part[SELF_O])));
+        tn_tensor *y = before(m, l, SELF_NORM, x);
+        tn_tensor *mixed =
+            attend(m, heads_of(m, l, SELF_Q, y), heads_of(m, l, SELF_K, y), heads_of(m, l, SELF_V, y), bias);
+        x = behind(m, l, SELF_NORM, tn_add(x, project_back(m, l, SELF_O, mixed)));
+        x = feed_forward(m, l, x);
     }
-    return norm(m, x, m->norm[ENCODER]);
+    return m->norm[ENCODER] ? norm(m, x, m->norm[ENCODER], m->norm_bias[ENCODER]) : x;
 }
 
 /* A token on its way through the decoder. */
@@ -444,21 +647,24 @@ typedef struct step_inputs {
     tn_tensor *pages;
 } step_inputs;
 
-/* Scores of the tokens before and of the token itself are computed apart: so the cache is read where it lies. */
+/* Scores of the tokens before and of the token itself are computed apart: so the cache is read where it lies.
+ * bias NULL: positions add nothing to scores. */
 static tn_tensor *attend_cached(const tn_seq2seq *m, const layer *l, const tn_tensor *bias, const step_inputs *in,
                                 tn_tensor *const qkv[3]) {
-    int64_t slots = tn_size(in->buckets, 0), pages = slots / PAGE;
-    tn_tensor *near = tn_reshape(tn_narrow(bias, 0, 0, 1), TN_DIMS(m->heads, 1, 1));
-    tn_tensor *far = tn_unsqueeze(tn_transpose(tn_embedding(in->buckets, bias), 0, 1), 1);
-    tn_tensor *before = tn_matmul(qkv[0], tn_transpose(l->k_cache, 2, 3)); /* [pages, heads, 1, PAGE] */
-    before = tn_reshape(tn_permute(before, TN_DIMS(1, 2, 0, 3)), TN_DIMS(m->heads, 1, slots));
-    before = tn_add(tn_add(before, far), in->mask);
-    tn_tensor *own = tn_reshape(tn_sum(tn_mul(qkv[0], qkv[1]), (int64_t[]){3}, 1, false), TN_DIMS(m->heads, 1, 1));
-    tn_tensor *scores = tn_softmax(tn_cat((tn_tensor *[]){before, tn_add(own, near)}, 2, 2), -1);
+    int64_t slots = tn_size(in->mask, 2), pages = slots / PAGE;
+    tn_tensor *q = m->score_scale == 1 ? qkv[0] : tn_mul_scalar(qkv[0], m->score_scale);
+    tn_tensor *past = tn_matmul(q, tn_transpose(l->k_cache, 2, 3)); /* [pages, heads, 1, PAGE] */
+    past = tn_reshape(tn_permute(past, TN_DIMS(1, 2, 0, 3)), TN_DIMS(m->heads, 1, slots));
+    tn_tensor *own = tn_reshape(tn_sum(tn_mul(q, qkv[1]), (int64_t[]){3}, 1, false), TN_DIMS(m->heads, 1, 1));
+    if (bias) {
+        past = tn_add(past, tn_unsqueeze(tn_transpose(tn_embedding(in->buckets, bias), 0, 1), 1));
+        own = tn_add(own, tn_reshape(tn_narrow(bias, 0, 0, 1), TN_DIMS(m->heads, 1, 1)));
+    }
+    tn_tensor *scores = tn_softmax(tn_cat((tn_tensor *[]){tn_add(past, in->mask), own}, 2, 2), -1);
     tn_tensor *by_page = tn_reshape(tn_narrow(scores, 2, 0, slots), TN_DIMS(m->heads, 1, pages, PAGE));
-    tn_tensor *past = tn_matmul(tn_permute(by_page, TN_DIMS(2, 0, 1, 3)), l->v_cache);
+    tn_tensor *values = tn_matmul(tn_permute(by_page, TN_DIMS(2, 0, 1, 3)), l->v_cache);
     tn_tensor *self = tn_mul(tn_unsqueeze(tn_narrow(scores, 2, slots, 1), 0), qkv[2]);
-    tn_tensor *mixed = tn_add(tn_sum(past, (int64_t[]){0}, 1, true), self);
+    tn_tensor *mixed = tn_add(tn_sum(values, (int64_t[]){0}, 1, true), self);
     for (int i = 1; i < 3; i++) {
         tn_tensor *row = tn_reshape(qkv[i], TN_DIMS(1, m->heads, m->width));
         tn_cache_append_(i == 1 ? l->k_cache : l->v_cache, row, in->position, in->pages);
@@ -467,22 +673,25 @@ static tn_tensor *attend_cached(const tn_seq2seq *m, const layer *l, const tn_te
 }
 
 static tn_tensor *record_token(const tn_seq2seq *m, const step_inputs *in) {
-    tn_tensor *x = embed(m, in->ids), *qkv[3];
+    tn_tensor *place =
+        m->family->bart ? tn_reshape(tn_add(in->position, tn_scalar_int(first_place(m))), TN_DIMS(1)) : NULL;
+    tn_tensor *x = embed(m, DECODER, in->ids, place), *qkv[3];
     const tn_tensor *bias = NULL;
     for (int64_t i = 0; i < m->layer_count[DECODER]; i++) {
         const layer *l = &m->layers[DECODER][i];
         if (l->part[BIAS]) bias = l->part[BIAS];
-        tn_tensor *y = norm(m, x, l->part[SELF_NORM]);
+        tn_tensor *y = before(m, l, SELF_NORM, x);
         for (int k = 0; k < 3; k++)
-            qkv[k] = heads_of(m, y, l->part[SELF_Q + k]);
-        x = tn_add(x, project_back(m, attend_cached(m, l, bias, in, qkv), l->part[SELF_O]));
-        tn_tensor *q = heads_of(m, norm(m, x, l->part[CROSS_NORM]), l->part[CROSS_Q]);
-        x = tn_add(x, project_back(m, attend(q, l->k_text, l->v_text, m->text_mask), l->part[CROSS_O]));
-        x = feed_forward(m, l, x);
+            qkv[k] = heads_of(m, l, SELF_Q + k, y);
+        x = behind(m, l, SELF_NORM, tn_add(x, project_back(m, l, SELF_O, attend_cached(m, l, bias, in, qkv))));
+        tn_tensor *q = heads_of(m, l, CROSS_Q, before(m, l, CROSS_NORM, x));
+        tn_tensor *read = project_back(m, l, CROSS_O, attend(m, q, l->k_text, l->v_text, m->text_mask));
+        x = feed_forward(m, l, behind(m, l, CROSS_NORM, tn_add(x, read)));
     }
-    x = norm(m, x, m->norm[DECODER]);
+    if (m->norm[DECODER]) x = norm(m, x, m->norm[DECODER], m->norm_bias[DECODER]);
     if (m->output_scale != 1) x = tn_mul_scalar(x, m->output_scale);
-    return tn_linear(x, m->output ? m->output : m->embedding, NULL);
+    tn_tensor *logits = tn_linear(x, m->output ? m->output : m->embedding, NULL);
+    return m->logits_bias ? tn_add(logits, m->logits_bias) : logits;
 }
 
 /* ---- a text ------------------------------------------------------------------------------------------------------ */
@@ -495,8 +704,8 @@ static tn_status run_encoder(tn_seq2seq *m, const int64_t *ids, const float *mas
     tn_tensor *x = record_encoder(m, tn_from_data(ids, TN_DIMS(m->padded), TN_I64), seen);
     for (int64_t i = 0; i < m->layer_count[DECODER]; i++) {
         const layer *l = &m->layers[DECODER][i];
-        tn_copy_(l->k_text, heads_of(m, x, l->part[CROSS_K]));
-        tn_copy_(l->v_text, heads_of(m, x, l->part[CROSS_V]));
+        tn_copy_(l->k_text, heads_of(m, l, CROSS_K, x));
+        tn_copy_(l->v_text, heads_of(m, l, CROSS_V, x));
     }
     return tn_eval(NULL, 0);
 }
@@ -525,9 +734,10 @@ static tn_status check_id(const tn_seq2seq *m, int32_t id) {
 
 tn_status tn_seq2seq_encode(tn_seq2seq *m, const int32_t *ids, int64_t count) {
     if (!m || !ids) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_seq2seq_encode: an argument is NULL");
-    if (count < 1 || count > TN_SEQ2SEQ_TEXT)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "the text has %" PRId64 " tokens; supported are 1 to %d", count,
-                               TN_SEQ2SEQ_TEXT);
+    int64_t most = m->most_positions > 0 && m->most_positions < TN_SEQ2SEQ_TEXT ? m->most_positions : TN_SEQ2SEQ_TEXT;
+    if (count < 1 || count > most)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "the text has %" PRId64 " tokens; supported are 1 to %" PRId64, count,
+                               most);
     for (int64_t i = 0; i < count; i++)
         TRY(check_id(m, ids[i]));
     m->position = 0;
@@ -555,7 +765,7 @@ static step_inputs make_inputs(tn_seq2seq *m, int32_t id) {
     int64_t slots = (m->context + PAGE - 1) / PAGE * PAGE;
     for (int64_t k = 0; k < slots; k++) {
         bool filled = k < m->position;
-        m->bucket_room[k] = filled ? bucket_of(m, m->position - k, false) : 0;
+        m->bucket_room[k] = filled && !m->family->bart ? bucket_of(m, m->position - k, false) : 0;
         m->mask_room[k] = filled ? 0 : -INFINITY;
     }
     return (step_inputs){.ids = tn_from_data(&(int64_t){id}, TN_DIMS(1), TN_I64),
@@ -569,12 +779,13 @@ static tn_status step(tn_seq2seq *m, int32_t id, const float **out) {
     TN_SCOPE;
     TN_NO_GRAD;
     step_inputs in = make_inputs(m, id);
-    tn_tensor *logits = NULL, *inputs[] = {in.ids, in.buckets, in.mask};
+    tn_tensor *logits = NULL, *inputs[] = {in.ids, in.mask, in.buckets};
+    int count = m->family->bart ? 2 : 3;
     if (first) {
         in.position = tn_runtime_scalar_int(m->position);
-        in.pages = tn_arange(0, (double)(tn_size(in.buckets, 0) / PAGE), 1, TN_I64);
+        in.pages = tn_arange(0, (double)(tn_size(in.mask, 2) / PAGE), 1, TN_I64);
         logits = record_token(m, &in);
-        TRY(tn_capture_end(inputs, 3, &logits, 1, &m->token));
+        TRY(tn_capture_end(inputs, count, &logits, 1, &m->token));
     } else {
         TRY(tn_graph_set_runtime_scalar(m->token, 0, (double)m->position));
         TRY(tn_graph_launch(m->token, inputs, &logits));

@@ -13,7 +13,7 @@
 #include "trunnion/seq2seq.h"
 #include "trunnion/trunnion.h"
 
-enum { HIDDEN = 8, WIDTH = 12, INNER = 12, WORDS = 20, HEADS = 2, BUCKETS = 4, MOST = 80, LAYERS = 2 };
+enum { HIDDEN = 8, WIDTH = 12, INNER = 12, WORDS = 20, HEADS = 2, BUCKETS = 4, MOST = 80, LAYERS = 2, PLACES = 10 };
 
 static const char config[] =
     "{\"d_model\":8,\"d_kv\":6,\"d_ff\":12,\"num_layers\":2,\"num_heads\":2,\"vocab_size\":20,"
@@ -97,6 +97,61 @@ static const char *make_model(const char *name, bool modern, const char *more, c
     snprintf(path, sizeof path, "%s/config.json", folder);
     snprintf(text, sizeof text, "%s,\"model_type\":\"%s\",\"feed_forward_proj\":\"%s\"%s}", config,
              modern ? "umt5" : "t5", modern ? "gated-gelu" : "relu", more);
+    write_file(path, text);
+    return folder;
+}
+
+/* A model of BART's kind; kind: "bart" or "marian". more: for config.json. */
+static const char *make_bart(const char *name, const char *kind, const char *more) {
+    static const char *const matrices[] = {"self_attn.q_proj",
+                                           "self_attn.k_proj",
+                                           "self_attn.v_proj",
+                                           "self_attn.out_proj",
+                                           "fc1",
+                                           "fc2",
+                                           "encoder_attn.q_proj",
+                                           "encoder_attn.k_proj",
+                                           "encoder_attn.v_proj",
+                                           "encoder_attn.out_proj",
+                                           "self_attn_layer_norm",
+                                           "final_layer_norm",
+                                           "encoder_attn_layer_norm"};
+    static const char *const sides[] = {"encoder", "decoder"};
+    const char *folder = test_scratch(name);
+    static weights w;
+    char path[700], text[900], block[96], part[96];
+    w.count = 0;
+    assert_true(mkdir(folder, 0700) == 0 || errno == EEXIST);
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    {
+        TN_SCOPE;
+        add_weight(&w, "model.shared.weight", WORDS, HIDDEN);
+        add_weight(&w, "final_logits_bias", 1, WORDS);
+        for (int side = 0; side < 2; side++) {
+            snprintf(block, sizeof block, "model.%s", sides[side]);
+            add_part(&w, block, "embed_positions", PLACES + 2, HIDDEN);
+            add_part(&w, block, "layernorm_embedding", HIDDEN, 0);
+            add_weight(&w, side ? "model.decoder.layernorm_embedding.bias" : "model.encoder.layernorm_embedding.bias",
+                       HIDDEN, 0);
+            for (size_t i = 0; i < TN_COUNT(matrices); i++) {
+                if (side == 0 && strncmp(matrices[i], "encoder_attn", 12) == 0) continue;
+                bool up = strcmp(matrices[i], "fc1") == 0, down = strcmp(matrices[i], "fc2") == 0;
+                bool is_norm = strstr(matrices[i], "norm") != NULL;
+                snprintf(block, sizeof block, "model.%s.layers.0", sides[side]);
+                add_part(&w, block, matrices[i], up ? INNER : HIDDEN, is_norm ? 0 : down ? INNER : HIDDEN);
+                snprintf(part, sizeof part, "%s.%s.bias", block, matrices[i]);
+                add_weight(&w, part, up ? INNER : HIDDEN, 0);
+            }
+        }
+        assert_ok(tn_safetensors_save(path, w.list, w.count, NULL, 0));
+    }
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    snprintf(
+        text, sizeof text,
+        "{\"model_type\":\"%s\",\"d_model\":8,\"encoder_layers\":1,\"decoder_layers\":1,\"encoder_attention_heads\":2,"
+        "\"decoder_attention_heads\":2,\"encoder_ffn_dim\":12,\"decoder_ffn_dim\":12,\"vocab_size\":20,"
+        "\"max_position_embeddings\":10,\"decoder_start_token_id\":2,\"eos_token_id\":2%s}",
+        kind, more);
     write_file(path, text);
     return folder;
 }
@@ -189,7 +244,7 @@ static void folders_that_do_not_fit_are_refused(void **state) {
         tn_status status;
         const char *says;
     } rows[] = {
-        {",\"model_type\":\"bart\"", NULL, TN_ERR_UNSUPPORTED, "model_type is 'bart'"},
+        {",\"model_type\":\"longt5\"", NULL, TN_ERR_UNSUPPORTED, "model_type is 'longt5'"},
         {",\"d_model\":10", NULL, TN_ERR_FORMAT, "according to config.json"},
         {",\"num_heads\":0", NULL, TN_ERR_FORMAT, "num_heads"},
         {",\"num_layers\":3", NULL, TN_ERR_FORMAT, "no tensor 'encoder.block.2"},
@@ -207,6 +262,44 @@ static void folders_that_do_not_fit_are_refused(void **state) {
         if (status != rows[i].status || !strstr(tn_error(), rows[i].says))
             fail_msg("row %zu: %s", i, status == TN_OK ? "opened" : tn_error());
         assert_null(m);
+    }
+}
+
+/* hf_folders.py compares their logits with transformers'. */
+static void a_model_of_barts_kind_has_limits_of_its_own(void **state) {
+    (void)state;
+    static const int32_t text[PLACES + 1] = {3, 4, 5};
+    const char *folder =
+        make_bart("bart", "bart", ",\"forced_bos_token_id\":7,\"bad_words_ids\":[[4],[5,6],[-1],[20]]");
+    tn_seq2seq *m;
+    tn_seq2seq_facts facts = {.struct_size = sizeof facts};
+    const float *logits;
+    float first[WORDS];
+    assert_ok(tn_seq2seq_open(folder, NULL, &m));
+    assert_ok(tn_seq2seq_get_facts(m, &facts));
+    assert_true(facts.forced == 7 && facts.start == 2 && facts.context == PLACES);
+    for (int again = 0; again < 2; again++) { /* the same after a text of another length */
+        assert_ok(tn_seq2seq_encode(m, text, 3));
+        for (int i = 0; i < PLACES; i++)
+            assert_ok(tn_seq2seq_step(m, 2 + i, &logits));
+        assert_true(isinf(logits[4]) && isfinite(logits[5]) && isfinite(logits[6]));
+        if (again) assert_memory_equal(first, logits, sizeof first);
+        memcpy(first, logits, sizeof first);
+        assert_int_equal(tn_seq2seq_step(m, 2, &logits), TN_ERR_ARGUMENT);
+        assert_ok(tn_seq2seq_encode(m, text, PLACES));
+    }
+    assert_int_equal(tn_seq2seq_encode(m, text, PLACES + 1), TN_ERR_ARGUMENT);
+    tn_seq2seq_close(m);
+    static const struct {
+        const char *more, *says;
+    } rows[] = {{",\"decoder_attention_heads\":4", "2 heads of the encoder, 4 of the decoder"},
+                {",\"share_encoder_decoder_embeddings\":false", "an embedding each"},
+                {",\"max_position_embeddings\":9", "embed_positions"},
+                {",\"encoder_layers\":2", "model.encoder.layers.1"},
+                {",\"activation_function\":\"mash\"", "mash"}};
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        assert_int_not_equal(tn_seq2seq_open(make_bart("bart", "bart", rows[i].more), NULL, &m), TN_OK);
+        assert_text_has(tn_error(), rows[i].says);
     }
 }
 
@@ -251,9 +344,7 @@ static tn_status use_once(const char *folder) {
     return status;
 }
 
-static void memory_may_run_out_anywhere(void **state) {
-    (void)state;
-    const char *folder = make_model("memory", false, "", NULL);
+static void expect_no_leak(const char *folder) {
     assert_ok(use_once(folder));
     tn_status status = TN_ERR_MEMORY;
     for (int64_t n = 1; status != TN_OK; n++) {
@@ -274,12 +365,22 @@ static void memory_may_run_out_anywhere(void **state) {
     assert_ok(use_once(folder));
 }
 
+static void memory_may_run_out_anywhere(void **state) {
+    (void)state;
+    expect_no_leak(make_model("memory", false, "", NULL));
+    expect_no_leak(make_bart("memory", "bart", ",\"bad_words_ids\":[[4]]"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(logits_are_those_of_transformers), cmocka_unit_test(facts_and_ends_are_those_of_the_folder),
-        cmocka_unit_test(wrong_calls_are_refused),          cmocka_unit_test(folders_that_do_not_fit_are_refused),
-        cmocka_unit_test(generate_answers_by_the_encoder),  cmocka_unit_test(a_full_context_ends_the_answer),
+        cmocka_unit_test(logits_are_those_of_transformers),
+        cmocka_unit_test(facts_and_ends_are_those_of_the_folder),
+        cmocka_unit_test(wrong_calls_are_refused),
+        cmocka_unit_test(folders_that_do_not_fit_are_refused),
+        cmocka_unit_test(generate_answers_by_the_encoder),
+        cmocka_unit_test(a_full_context_ends_the_answer),
         cmocka_unit_test(memory_may_run_out_anywhere),
+        cmocka_unit_test(a_model_of_barts_kind_has_limits_of_its_own),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

@@ -269,6 +269,9 @@ ENCODERS = [  # name, stem, configuration, pooling, vectors of length 1
 ]
 T5 = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 12, "d_ff": 48, "num_layers": 3, "num_decoder_layers": 2,
       "num_heads": 3, "decoder_start_token_id": 0}
+BART = {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 40, "max_position_embeddings": 160,
+        "pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 0, "decoder_start_token_id": 2, "forced_eos_token_id": None}
 ENCODER_DECODERS = [  # name, stem, configuration
     ("t5", "T5", {}),
     ("t5-v1.1", "T5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
@@ -276,6 +279,11 @@ ENCODER_DECODERS = [  # name, stem, configuration
                        "relative_attention_max_distance": 40}),
     ("mt5", "MT5", {"feed_forward_proj": "gated-gelu"}),
     ("umt5", "UMT5", {"feed_forward_proj": "gated-gelu"}),
+    ("bart", "Bart", BART | {"forced_bos_token_id": 5}),
+    ("mbart", "MBart", BART | {"scale_embedding": True, "activation_function": "relu"}),
+    ("marian", "Marian", BART | {"scale_embedding": True, "activation_function": "swish", "max_position_embeddings": 200,
+                                 "decoder_vocab_size": VOCABULARY}),
+    ("pegasus", "Pegasus", BART),
 ]
 QUANTIZED = [  # name, quantization_config; how weights are stored follows from it
     ("gptq", {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": False}),
@@ -517,25 +525,32 @@ class Suite:
 
     def encoder_decoder(self, name, stem, config):
         torch, numpy, folder = self.torch, self.numpy, self.folder / name
-        model = self.make(name, stem, "ForConditionalGeneration", T5 | config)
+        bart = "encoder_layers" in config
+        kind = "MTModel" if stem == "Marian" else "ForConditionalGeneration"
+        model = self.make(name, stem, kind, config if bart else T5 | config)
+        model.generation_config.forced_eos_token_id = None  # of an answer that is cut
         with torch.no_grad():
             for key, p in model.named_parameters():  # scores are not scaled: they must not grow too large
                 p.mul_(3 if "bias" in key else 0.5 if p.dim() > 1 else 1)
+            for part in model.modules():
+                if hasattr(part, "create_weight"):  # sine waves of positions
+                    part.weight.copy_(part.create_weight())
         model.save_pretrained(folder)
         worst = same = 0
         for length in (70, 5, 150):
             ids = torch.randint(2, VOCABULARY, (1, length))
             words = " ".join(map(str, ids[0].tolist()))
-            answer = torch.cat([torch.zeros(1, 1, dtype=torch.long), torch.randint(2, VOCABULARY, (1, TOKENS))], 1)
+            answer = torch.cat([torch.full((1, 1), model.config.decoder_start_token_id), torch.randint(2, VOCABULARY, (1, TOKENS))], 1)
             with torch.no_grad():
                 wanted = model(input_ids=ids, decoder_input_ids=answer).logits[0].numpy()
-                greedy = model.generate(ids, max_new_tokens=GREEDY, do_sample=False)[0, 1:].tolist()
+                greedy = model.generate(ids, max_new_tokens=GREEDY, do_sample=False, num_beams=1)[0, 1:].tolist()
             got = self.answer_logits(folder, ids[0].tolist(), answer[0].tolist())
             worst = max(worst, numpy.abs(got - wanted).max() / numpy.abs(wanted).max())
             told = self.command("generate", "-m", folder, "--ids", words, "-n", GREEDY, "--greedy", "--json")
             got = told["ids"]
             self.expect(ANSWER_KEYS <= set(told), f"{name}: generate --json lacks {ANSWER_KEYS - set(told)}")
-            greedy = greedy[:greedy.index(1)] if 1 in greedy else greedy
+            end = model.config.eos_token_id
+            greedy = greedy[:greedy.index(end)] if end in greedy else greedy
             self.expect(got == greedy, f"{name}: greedy tokens {got}, by transformers {greedy}")
             same += got == greedy
         self.expect(worst <= LOGITS_BOUND, f"{name}: logits differ by {worst:.2g} of the largest")
