@@ -282,6 +282,7 @@ typedef struct nhwc_part {
     void *made; /* the maker's */
     /* The filters of the next chunk; where this panel's results go; what the next block sees that this one does not. */
     strips out_channels, results, next;
+    int64_t lines_at_once; /* of filters, that a tile asks for */
 } nhwc_part;
 
 static int64_t rows_im2col(const tn_conv_args *a, const section *s) {
@@ -393,13 +394,14 @@ static strips results_of(const nhwc_nhwc *w, const nhwc_part *p, int64_t first, 
                      channels * plane);
 }
 
-/* As many lines as the tile has time for. */
+/* As many lines as the tile has time for: a panel of filters is complete when its first tile begins. */
 static void look_ahead_nhwc(nhwc_part *p, tile *t) {
     strips *s = p->out_channels.count > 0 ? &p->out_channels : p->results.count > 0 ? &p->results : &p->next;
     t->ahead_rows = 0;
     if (s->count == 0) return;
     t->ahead = s->at + s->line * LINE;
-    t->ahead_rows = tn_min64(s->lines - s->line, t->k / NHWC_AHEAD);
+    t->ahead_row = s == &p->out_channels ? p->lines_at_once : 1;
+    t->ahead_rows = tn_min64(s->lines - s->line, t->k / NHWC_AHEAD * t->ahead_row);
     s->line += t->ahead_rows;
     if (s->line < s->lines) return;
     s->line = 0;
@@ -531,6 +533,8 @@ static void compute_block(const nhwc_nhwc *w, nhwc_part *p, int64_t group, int64
     }
     bool whole = row % a->out_size[0] == 0 && rows % a->out_size[0] == 0;
     bool afar = comes_from_afar(w) && (whole || p->s->sections == 1);
+    const int64_t tiles = tn_ceil_div(rows * a->out_size[1], w->tiles->rows);
+    p->lines_at_once = tn_ceil_div(NHWC_AHEAD * w->panel / LINE, tiles);
     p->results = (strips){0};
     p->next = afar && !w->producer ? next_rows(w, &p->s->section[0], group, rows) : (strips){0};
     for (int64_t n = w->panels * number / w->parts; n < w->panels * (number + 1) / w->parts; n++) {

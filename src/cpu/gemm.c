@@ -212,11 +212,11 @@ static void aim(tile *t, const a_block *a, int64_t i, int64_t height, int64_t k)
     t->a_k = a->packed ? height : a->k;
 }
 
-/* Full tiles of full height know the endings that are worth it; others leave their sums to the general one. */
+/* Tiles of a panel finish their sums in registers; gates only those of full height, factors only with a gate. */
 static bool ends_itself(const gemm *g, const tile *t, int64_t height) {
-    if (!ENDS || !t->epilogue_ops) return true;
-    return height == g->with->rows && (!g->with->folds || tile_has_rows(t)) &&
-           (!t->epilogue_ops->times || t->epilogue_ops->gate);
+    const epilogue_ops *e = t->epilogue_ops;
+    if (!ENDS || !e || (!e->times && !e->gate)) return true;
+    return e->gate && height == g->with->rows && (!g->with->folds || tile_has_rows(t));
 }
 
 static __attribute__((noinline)) void multiply_and_end(const gemm *g, tile_fn *run, const tile *t, int64_t height,

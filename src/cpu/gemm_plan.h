@@ -299,7 +299,7 @@ static bool epilogue_reads_c_places(const tn_gemm_args *x) {
 static bool finishes_in_registers(const gemm *g) {
     const tn_fused_program *program = &g->args.c.fused;
     if (!ENDS || !program->vm || !program->epilogue_ops || g->dtype != TN_F32 || g->batches > 1) return false;
-    if (g->begins || g->args.m < g->with->rows) return false; /* only tiles of full height finish in registers */
+    if (g->begins || g->args.m <= WIDE_HEIGHT) return false; /* tiles of several panels do not finish in registers */
     return g->b_source != B_LINES && !g->chains && (g->args.k <= CHUNK || !epilogue_reads_c_places(&g->args));
 }
 

@@ -77,13 +77,13 @@ typedef struct tile {
     /* Prefetched meanwhile, one cache line every 16 steps: rows of A for the next tile, or other data; if B is
      * contiguous along k, the next vector's columns, or NULL. */
     const real *ahead;
-    int64_t ahead_row;  /* distance */
+    int64_t ahead_row;  /* distance; of a turned tile lines every NHWC_AHEAD steps */
     int64_t ahead_rows; /* how many of them: 0 for none; of a turned tile lines of the cache, each behind the last */
     bool goes_on;       /* a turned tile whose chains began before: their sums so far are … */
     int64_t begun;      /* … this many elements after C's */
 } tile;
 
-enum { NHWC_AHEAD = 8 }; /* steps of a turned tile between two lines: it has others to wait for */
+enum { NHWC_AHEAD = 8 }; /* steps of a turned tile between two prefetches: it has others to wait for */
 
 typedef void tile_fn(const tile *t);
 

@@ -564,7 +564,9 @@ VEC_INLINE void tile_end_rows(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const
 VEC_INLINE bool tile_end(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int rows) {
     const epilogue_ops *e = t->epilogue_ops;
     if (!e) return false;
-    if (e->gate)
+    if (rows < TILE_ROWS) /* the driver gives them no other */
+        tile_end_rows(t, sum, rows, COMBINED);
+    else if (e->gate)
         tile_end_rows(t, sum, rows, GATED);
     else if (e->each || e->also || e->floor || e->ceiling)
         tile_end_rows(t, sum, rows, COMBINED);
@@ -664,6 +666,7 @@ VEC_INLINE void tile_split(const tile *t, tile_fn *upper, int64_t rows, tile_fn 
     upper(t);
     below.a += rows * t->a_row;
     below.c += rows * t->c_row;
+    below.row += rows;
     if (t->c_next) below.c_next += rows * t->c_row;
     below.ahead_rows = 0; /* the upper one asked for them */
     lower(&below);
@@ -685,7 +688,8 @@ VEC_INLINE void tile_copy(const tile *t, const int rows) {
 }
 
 /* Full: one panel. Only full height is worth a second copy for contiguous rows of A (packed, or a transposed matrix in
- * place), a third for copied ones, and fused epilogues. Edge: at most one vector; a wider edge is two of them. */
+ * place), a third for copied ones, and code of its own for some fused epilogues. Edge: at most one vector; a wider edge
+ * is two of them. */
 VEC_INLINE void tile_run_full(const tile *t, const int rows) {
     V sum[TILE_ROWS][2 * WIDEST];
     const M all = v_mask(VL);
@@ -701,7 +705,7 @@ VEC_INLINE void tile_run_full(const tile *t, const int rows) {
     } else {
         tile_sum(t, sum, all, rows, 1, 2, false, APART, false);
     }
-    if (rows < TILE_ROWS || !tile_end(t, sum, rows)) tile_store(t, sum, all, rows, 2, false);
+    if (!tile_end(t, sum, rows)) tile_store(t, sum, all, rows, 2, false);
 }
 
 #define TILE_FULL(rows) \
@@ -773,10 +777,11 @@ VEC_INLINE void tile_turn(const tile *t, const int rows) {
         }
     }
     const int64_t *tap = t->tap, *end = tap + t->k;
-    for (int64_t lines = t->ahead_rows; tap < end; lines--) {
+    for (int64_t lines = t->ahead_rows, more; tap < end; lines -= more) {
         const int64_t *stop = lines > 0 && end - tap > NHWC_AHEAD ? tap + NHWC_AHEAD : end;
-        if (lines > 0) __builtin_prefetch(ahead, 0, 2);
-        ahead += STRETCH;
+        more = lines < t->ahead_row ? lines : t->ahead_row;
+        for (int64_t i = 0; i < more; i++, ahead += STRETCH)
+            __builtin_prefetch(ahead, 0, 2);
         for (; tap < stop; tap++, b += PANEL)
             tile_nhwc_step(sum, a + *tap, b, rows);
     }
