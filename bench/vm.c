@@ -7,7 +7,8 @@
  * threads. Each figure is the best of many short samples, by turns: what others do on the machine at the same time
  * shows in all but the best. Goals: machine code 1.1, the VM 1.5.
  *
- *   bench_vm [name part]     default: all cases */
+ *   bench_vm [name part]             default: all cases
+ *   bench_vm NAME hand|code CALLS    only calls one of the two, for a count of instructions (tools/cross.py) */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -506,9 +507,9 @@ static void fail(const char *what) {
     exit(1);
 }
 
-static void fill(void) {
+static void fill(int64_t n) {
     for (int i = 0; i < BUFFERS; i++) {
-        for (int64_t e = 0; e < MOST; e++)
+        for (int64_t e = 0; e < n; e++)
             arrays[i][e] = (float)((e * (7919 + 4 * i)) % 1000) / 500 - (i < 3);
     }
 }
@@ -533,7 +534,7 @@ static uint64_t hash_results(void) {
 static void check(const work *w, run_fn *const *ways, const char *name) {
     uint64_t want = 0;
     for (int k = 0; k < WAYS; k++) {
-        fill();
+        fill(MOST);
         time_calls(ways[k], w, 1);
         uint64_t hash = hash_results();
         if (k == 0) want = hash;
@@ -544,7 +545,8 @@ static void check(const work *w, run_fn *const *ways, const char *name) {
     }
 }
 
-static void run_case(const bench_case *c) {
+/* way: NULL to compare and time all, "hand" or "code" for only so many calls of one. */
+static void run_case(const bench_case *c, const char *way, int calls) {
     kir_builder *b = NULL;
     kir_program *p = NULL;
     int64_t *sizes = NULL;
@@ -561,6 +563,14 @@ static void run_case(const bench_case *c) {
     double each = 1e9 / ((double)w.n * (double)w.rows), best[WAYS], all[WAYS];
     run_fn *const ways[WAYS] = {c->hand ? run_hand : NULL, run_code, run_vm};
     tn_threads_set(1);
+    if (way) {
+        fill(w.rows * w.n);
+        run_fn *run = strcmp(way, "hand") == 0 ? run_hand : run_code;
+        for (int i = 0; i < calls; i++)
+            run(&w);
+        if (run == run_code && kir_code_made() == 0) fail("there is no machine code for this case");
+        return;
+    }
     if (c->hand) check(&w, ways, c->name);
     time_all(&w, ways, best);
     tn_threads_set(0);
@@ -576,12 +586,17 @@ static void run_case(const bench_case *c) {
 
 int main(int argc, char **argv) {
     allocate();
-    fill();
     kir_code_worth(0);
+    if (argc == 4) {
+        for (size_t i = 0; i < TN_COUNT(CASES); i++)
+            if (strcmp(CASES[i].name, argv[1]) == 0) run_case(&CASES[i], argv[2], atoi(argv[3]));
+        return 0;
+    }
+    fill(MOST);
     printf("machine code: %s\n", kir_code_state());
     printf("%-22s %9s %9s %7s %9s %7s %9s   (ns an element)\n", "case", "hand", "code", "", "vm", "", "all threads");
     for (size_t i = 0; i < TN_COUNT(CASES); i++) {
-        if (argc < 2 || strstr(CASES[i].name, argv[1])) run_case(&CASES[i]);
+        if (argc < 2 || strstr(CASES[i].name, argv[1])) run_case(&CASES[i], NULL, 0);
     }
     for (int i = 0; i < BUFFERS; i++)
         tn_mem_free(allocations[i]);

@@ -83,7 +83,7 @@ def build(target, wrappers):
     compiler = [wrappers / "zig-cc", "-target", target.triple]
     packages = cross_libraries.build(DEPS, target.name, compiler, wrappers / "zig-ar", target.without)
     environment = os.environ | {"PKG_CONFIG_LIBDIR": str(packages)}  # the host's libraries are not the target's
-    for wanted in ("all", *(KERNEL_TESTS if target.processors else ()), *target.tests):
+    for wanted in ("all", *((*KERNEL_TESTS, "bench_vm") if target.processors else ()), *target.tests):
         run([ROOT / "tools" / "build.sh", folder, wanted, f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake' / 'zig.cmake'}",
              f"-DTN_ZIG_TARGET={target.triple}", f"-DTN_ZIG_WRAPPERS={wrappers}", "-DTRUNNION_SHARED=OFF", "-DTRUNNION_TEXT=ON"],
             env=environment, stdout=subprocess.DEVNULL, cwd=ROOT)
@@ -106,7 +106,8 @@ def launcher(target):
 
 
 # Programs that compare the kernels with their definition, bit by bit.
-KERNEL_TESTS = ("test_gemm", "test_conv_kernel", "test_conv_bytes", "test_attention_kernel", "test_sdpa", "test_qmat", "test_kir_vm")
+KERNEL_TESTS = ("test_gemm", "test_conv_kernel", "test_conv_bytes", "test_attention_kernel", "test_sdpa", "test_qmat", "test_kir_vm",
+                "test_machine_code")
 
 
 def test_kernels(target):
@@ -119,6 +120,35 @@ def test_kernels(target):
             if test.returncode != 0:
                 wrong.append(f"{name} on {processor}: exit status {test.returncode}: {test.stderr[-500:]}")
         print(f"{target.name}: kernels on {processor}: {'passed' if not wrong else 'failed'}", flush=True)
+    return wrong
+
+
+# Cases of bench/vm.c, and how many instructions machine code may take for one of the compiled loop.
+CODE_CASES = ("tanh-2k", "silu-mul-2k", "adam-2k", "bias-relu-8x384", "softmax-16x128", "layer-norm-8x384", "rms-norm-8x576")
+MOST_INSTRUCTIONS = 1.1
+
+
+def count_instructions(target, case, way):
+    """What one more call of a case executes: QEMU translates one instruction at a time and logs each."""
+    counts = []
+    for calls in (5, 6):
+        command = [*map(str, launcher(target)), "-cpu", "max", "-singlestep", "-d", "nochain,exec", "-D", "/dev/stdout",
+                   str(ROOT / f"build-{target.name}" / "bench_vm"), case, way, str(calls)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as run_:
+            counts.append(sum(block.count(b"Trace ") for block in iter(lambda: run_.stdout.read(1 << 20), b"")))
+        if run_.returncode:
+            raise subprocess.CalledProcessError(run_.returncode, command)
+    return counts[1] - counts[0]
+
+
+def test_machine_code(target):
+    """Compares machine code with the loops that a compiler makes of C; the list of cases that take too many instructions."""
+    wrong = []
+    for case in CODE_CASES if target.processors else ():
+        compiled, emitted = (count_instructions(target, case, way) for way in ("hand", "code"))
+        print(f"{target.name}: machine code of {case}: {emitted} instructions, compiled {compiled}: {emitted / compiled:.2f}", flush=True)
+        if emitted > MOST_INSTRUCTIONS * compiled:
+            wrong.append(f"machine code of {case}: {emitted} instructions, at most {MOST_INSTRUCTIONS} × {compiled}")
     return wrong
 
 
@@ -233,7 +263,8 @@ def main():
             skipped += 1
             continue
         try:
-            wrong = check(target, program, pathlib.Path(o.check) / "trunnion") + test_kernels(target) + test_system(target)
+            wrong = check(target, program, pathlib.Path(o.check) / "trunnion") + test_kernels(target) + test_machine_code(target)
+            wrong += test_system(target)
             wrong += newer_symbols(target, program)
         except subprocess.CalledProcessError as e:
             wrong = [f"exit status {e.returncode}: {' '.join(map(str, e.cmd))[:300]}: {(e.stderr or '')[:500]}"]

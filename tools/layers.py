@@ -23,7 +23,7 @@ PUBLIC_ONLY = {"functions", "nn", "text"}
 BUDGET = {
     "windows": 1450,
     "base": 3780,
-    "kir": 17000,
+    "kir": 17450,
     "cpu": 14785,
     "gpu": 2800,
     "vendor": 3150,

@@ -356,7 +356,7 @@ tn_status kir_interpret(const kir_program *p, const kir_launch *launch);
 /* The tile VM (vm.c): programs without workgroups and variables whose loops all have the same axes and are not nested;
  * others are TN_ERR_UNSUPPORTED. A value is a tile of up to KIR_TILE points; each instruction is one vector routine
  * (simd.c, compiled per instruction set) over the tile. Suitable programs and launches get machine code instead
- * (render_x64.c), with the same bits. */
+ * (machine_code.c), with the same bits. */
 enum { KIR_TILE = 4096 };
 typedef struct kir_vm kir_vm;
 tn_status kir_vm_compile(const kir_program *p, kir_vm **out); /* keeps nothing of p */

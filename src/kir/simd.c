@@ -912,7 +912,7 @@ CHAIN(i64, STEP_INT)
  *            scans, only moves of 4 and 8 bytes, only sums and float maxima as reductions, no comparisons of 64-bit
  *            words, single-element integer operands only in sums and products, and the most frequent pairs of
  *            operations in one pass;
- *   AVX-512  what machine code (render_x64.c) leaves to the VM (functions, random numbers, positions of extremes,
+ *   AVX-512  what machine code (machine_code.c) leaves to the VM (functions, random numbers, positions of extremes,
  *            columns, transposed squares), and the most frequent routines for programs without machine code. */
 
 #define ROW(OP, op, TYPE, t) AT(unary[KIR_##OP][KIR_##TYPE], op##_##t)

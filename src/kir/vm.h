@@ -100,7 +100,7 @@ typedef struct kir_bind {
 
 enum { KIR_PATTERN_HEAD = 5 };
 
-/* Machine code of a program for one pattern of strides along its rows (render_x64.c). */
+/* Machine code of a program for one pattern of strides along its rows (machine_code.c). */
 typedef struct kir_code kir_code;
 
 /* How to run a short launch with sizes that were used before (vm_launch.c). */
@@ -291,7 +291,7 @@ void kir_part_save(kir_frame *f, const kir_step *s, char *part);
 void kir_part_add(kir_frame *f, const kir_step *s, const char *part, int64_t first);
 void kir_parts_end(kir_frame *f, const kir_step *s);
 
-/* render_x64.c */
+/* machine_code.c */
 /* Keeps what is needed to make code later, when the program is one that can have some. */
 tn_status kir_code_prepare(kir_vm *vm, const kir_program *p);
 void kir_code_release(kir_vm *vm);
@@ -300,6 +300,7 @@ void kir_code_release(kir_vm *vm);
 bool kir_code_choose(kir_frame *f);
 void kir_code_run(const kir_frame *f, int64_t unit);
 bool kir_code_is_on(void);
+bool kir_code_has(tn_isa isa); /* is there code for this instruction set? */
 
 /* For tests and benchmarks: code on or off (default: on, unless TRUNNION_JIT=0); nanoseconds of work from which a first
  * launch is worth making code; a system that refuses executable memory; how much was made. */

@@ -2,9 +2,9 @@
  * launches. */
 #include <string.h>
 
+#include "kir/machine_code.h"
 #include "kir/rules.h"
 #include "kir/vm.h"
-#include "kir/x64.h"
 
 /* ==== frame: axes merged, layout chosen, tiles sized ============================================================== */
 /* This runs for every launch, so it allocates nothing and repeats nothing: one thread's memory is divided once, and
@@ -680,8 +680,8 @@ typedef struct guard {
 } guard;
 
 struct kir_recipe {
-    x64_fn *code; /* NULL: the calls do the work */
-    int choices;  /* under which it was made: kir_vm_choices */
+    mc_fn *code; /* NULL: the calls do the work */
+    int choices; /* under which it was made: kir_vm_choices */
     double cost;
     int64_t n, rows, piece;
     int64_t *key; /* the extents of the parallel axes, the launch's sizes */
@@ -725,7 +725,7 @@ static inline int64_t distance_to(const int64_t *steps, int axes, const int64_t 
 
 /* lo: of a box, else NULL. */
 static void run_code(const kir_recipe *r, const kir_vm *vm, const kir_launch *launch, const int64_t *lo, char *memory) {
-    x64_args args; /* with the program's accesses set */
+    mc_args args; /* with the program's accesses set */
     args.n = r->n;
     args.rows = r->rows;
     args.scalars = memory ? (const kir_value *)(const void *)(memory + r->scalars_at) : NULL;
@@ -832,7 +832,7 @@ static kir_place relative(const kir_place *p, const kir_launch *launch, const ch
 }
 
 static void note_code(kir_recipe *r, const kir_frame *f, const char *memory) {
-    x64_args args;
+    mc_args args;
     kir_code_args(f, &args);
     r->code = kir_code_fn(f->code);
     r->n = args.n;
@@ -912,7 +912,7 @@ static bool suits(const kir_frame *f) {
     if (f->code) return f->units == 1;
     if (f->cost > kir_vm_worth() && tn_threads() > 1) return false; /* threads share it */
     return f->straight && 5 * f->n_calls <= MOST_PLACES * 2 &&
-           (!vm->source || !kir_code_is_on() || f->isa < TN_ISA_AVX2);
+           (!vm->source || !kir_code_is_on() || !kir_code_has(f->isa));
 }
 
 /* Is there room for one more, and did the program run before? */

@@ -18,7 +18,7 @@ typedef struct kir_random_options {
     bool no_chains;      /* neither CHAIN, SEQ nor SCAN */
     bool variables;      /* VAR, GET and SET, in group programs too */
     bool no_f64, no_f16; /* types that a device lacks */
-    bool simple;         /* only what machine code is made of (x64_refusal_of) */
+    bool simple;         /* only what machine code is made of (mc_refusal_of) */
     bool narrow;         /* with simple: no elements of 8 bytes */
     int most_buffers;    /* 0: KIR_MAX_BUFFERS */
     int64_t most_points; /* 0: 6 000 */

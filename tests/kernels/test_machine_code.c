@@ -1,4 +1,4 @@
-/* test_kir_x64.c — machine code beside kir_math.h, at the edges of memory, and where it cannot be had.
+/* test_machine_code.c — machine code beside kir_math.h, at the edges of memory, and where it cannot be had.
  *
  * Random programs are in test_kir_vm.c; here every function is compared on dense samples and special values, every
  * element of the half types is converted, rows end where memory ends, and the system, memory or a user say no. Where
@@ -68,8 +68,8 @@ static void run(const program *made, void *d, const void *x, const void *y) {
 
 /* Calls the test for each instruction set that has code. */
 static void with_each_isa(void (*test)(void)) {
-    for (int isa = TN_ISA_AVX2; isa < TN_ISA_COUNT; isa++) {
-        if (!kir_vm_use((tn_isa)isa)) continue;
+    for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
+        if (!kir_code_has((tn_isa)isa) || !kir_vm_use((tn_isa)isa)) continue;
         test();
     }
     kir_vm_use(tn_cpu().isa);
@@ -594,6 +594,48 @@ static void short_runs_of_short_rows_are_code(void **state) {
     with_each_isa(short_runs_once);
 }
 
+/* x[i][j] → softmax of each row times its largest element: reductions with whole blocks, whole vectors and a rest. */
+static void reductions_once(void) {
+    static float x[3 * 17000], d[3 * 17000], want[3 * 17000];
+    for (size_t i = 0; i < TN_COUNT(x); i++)
+        x[i] = i % 7 == 0 ? -0.0F : (float)(i * 2654435761U % 1000) / 300 - 2;
+    static const int64_t lengths[] = {13, 64, 77, 126, 128, 131, 1000, 17000};
+    for (size_t k = 0; k < TN_COUNT(lengths); k++) {
+        kir_builder *b = NULL;
+        kir_aff index = kir_aff_const(0);
+        assert_ok(kir_begin(1, 1, (int64_t[]){3, lengths[k]}, &b));
+        index.s[0] = lengths[k];
+        index.s[1] = 1;
+        kir_buffer(b, TN_F32);
+        kir_buffer(b, TN_F32);
+        kir_loop(b, 1, 1);
+        kir_val most = kir_reduce_value(b, KIR_RMAX, kir_load(b, 1, &index, KIR_NONE), KIR_NONE);
+        kir_end(b);
+        kir_loop(b, 1, 1);
+        kir_val part = kir_unary(b, KIR_EXP, kir_binary(b, KIR_SUB, kir_load(b, 1, &index, KIR_NONE), most));
+        kir_val sum = kir_reduce_value(b, KIR_SUM, part, KIR_NONE);
+        kir_end(b);
+        kir_loop(b, 1, 1);
+        part = kir_unary(b, KIR_EXP, kir_binary(b, KIR_SUB, kir_load(b, 1, &index, KIR_NONE), most));
+        kir_store(b, 0, &index, kir_binary(b, KIR_DIV, kir_binary(b, KIR_MUL, part, most), sum), KIR_NONE);
+        kir_end(b);
+        program made = finish(b);
+        void *buffers[] = {want, x};
+        assert_ok(kir_interpret(made.p, &(kir_launch){made.sizes, buffers, NULL}));
+        memset(d, 0, sizeof d);
+        int64_t before = kir_code_made();
+        run(&made, d, x, NULL);
+        if (has_code()) assert_int_equal(kir_code_made() - before, 1);
+        assert_memory_equal(d, want, (size_t)lengths[k] * 3 * sizeof *d);
+        discard(&made);
+    }
+}
+
+static void rows_with_reductions_are_code(void **state) {
+    (void)state;
+    with_each_isa(reductions_once);
+}
+
 /* Boxes of a launch: the third of its kind follows a recipe, wherever it begins and whatever the runtime scalar is. */
 static void boxes_once(void) {
     enum { HIGH = 20, WIDE = 12 };
@@ -706,6 +748,7 @@ int main(void) {
         cmocka_unit_test(code_is_made_when_it_pays),
         cmocka_unit_test(dear_rows_of_a_few_elements_are_code),
         cmocka_unit_test(short_runs_of_short_rows_are_code),
+        cmocka_unit_test(rows_with_reductions_are_code),
         cmocka_unit_test(boxes_of_equal_extents_share_a_recipe),
         cmocka_unit_test(memory_may_run_out_at_every_call),
         cmocka_unit_test(threads_may_make_the_same_code),
