@@ -646,10 +646,10 @@ int64_t tn_llm_common_prefix(const tn_llm *m, const int32_t *ids, int64_t count)
     return kept;
 }
 
-tn_status tn_llm_refuse_recurrent(const tn_llm *m, const char *function) {
+tn_status tn_llm_refuse_recurrent(const tn_llm *m, const char *function, const char *why) {
     if (m->config.recurrent.layers == 0) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s: '%s' has recurrent layers, for which this is not supported",
-                           function, tn_llm_source_path(&m->file->source));
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s: '%s' has recurrent layers, %s; this is not supported", function,
+                           tn_llm_source_path(&m->file->source), why);
 }
 
 tn_status tn_llm_rewind(tn_llm *m, int64_t position) {
@@ -671,7 +671,7 @@ tn_status tn_llm_export_onnx(tn_llm *m, const char *path, const tn_llm_export_on
     TRY(tn_options_read(&o, options, "tn_llm_export_onnx",
                         "tn_llm_export_onnx_options o = TN_LLM_EXPORT_ONNX_DEFAULTS"));
     if (!m || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_export_onnx: the model or the path is NULL");
-    TRY(tn_llm_refuse_recurrent(m, "tn_llm_export_onnx"));
+    TRY(tn_llm_refuse_recurrent(m, "tn_llm_export_onnx", "whose states a network of ONNX would need as inputs"));
     tn_device *before = tn_llm_enter(m);
     return tn_txt_leave(m->device, before, tn_llm_write_onnx(&m->file->source, &m->config, &m->weights, path, o.cache));
 }
@@ -738,7 +738,7 @@ static llm_inputs make_inputs(tn_llm *m, int64_t first, int64_t n) {
                      .positions = make_positions(m, first, n),
                      .position = tn_runtime_scalar_int(first),
                      .last = tn_from_data(&(int64_t){n - 1}, TN_DIMS(1), TN_I64)};
-    if (n == 1) return in;
+    if (n == 1 || m->config.recurrent.layers > 0) return in;
     in.rows = tn_symbolic(in.rows, 0, SYMBOL_TOKENS);
     in.positions = tn_symbolic(in.positions, 0, SYMBOL_TOKENS);
     return in;
@@ -767,8 +767,12 @@ void tn_llm_append(tn_llm *m, const int32_t *ids, int64_t count) {
     m->position += count;
 }
 
-/* Tokens that are computed at once: recurrent layers are recorded for one. */
-static int64_t piece_of(const tn_llm *m, int64_t most) { return m->config.recurrent.layers > 0 ? 1 : most; }
+/* How many of `left` tokens are computed at once. The tokens of recurrent layers are recorded one by one, so there are
+ * two plans: for LLM_SCAN of them, and for one. */
+static int64_t piece_of(const tn_llm *m, int64_t left, int64_t most) {
+    if (m->config.recurrent.layers > 0) return left >= LLM_SCAN ? LLM_SCAN : 1;
+    return left < most ? left : most;
+}
 
 /* The states of recurrent layers after a rewind: those of no text, then of each token of the sequence. */
 static tn_status compute_anew(tn_llm *m) {
@@ -778,8 +782,10 @@ static tn_status compute_anew(tn_llm *m) {
             if (m->weights.layers[i].cache[k]) tn_zero_(m->weights.layers[i].cache[k]);
     tn_status status = tn_eval(NULL, 0);
     m->position = 0;
-    for (int64_t i = 0; i < position && status == TN_OK; i++)
-        status = run_piece(m, m->tokens, i, 1, LLM_NO_ROWS, NULL);
+    for (int64_t done = 0, n; done < position && status == TN_OK; done += n) {
+        n = piece_of(m, position - done, LLM_CHUNK);
+        status = run_piece(m, m->tokens, done, n, LLM_NO_ROWS, NULL);
+    }
     m->position = position;
     m->stale = status != TN_OK;
     return status;
@@ -788,10 +794,9 @@ static tn_status compute_anew(tn_llm *m) {
 static tn_status refresh(tn_llm *m) { return m->stale ? compute_anew(m) : TN_OK; }
 
 static tn_status run_prompt_llm(tn_llm *m, const int32_t *ids, int64_t count, bool wanted) {
-    int64_t piece = piece_of(m, LLM_CHUNK);
     TRY(refresh(m));
     for (int64_t done = 0, n; done < count; done += n) {
-        n = count - done < piece ? count - done : piece;
+        n = piece_of(m, count - done, LLM_CHUNK);
         bool last = wanted && done + n == count;
         TRY(run_piece(m, ids, done, n, last ? LLM_LAST_ROW : LLM_NO_ROWS, m->logits));
     }
@@ -809,10 +814,9 @@ tn_status tn_llm_prompt(tn_llm *m, const int32_t *ids, int64_t count, const floa
 }
 
 static tn_status run_logits(tn_llm *m, const int32_t *ids, int64_t count, float *out) {
-    int64_t piece = piece_of(m, LLM_LOGITS_CHUNK);
     TRY(refresh(m));
     for (int64_t done = 0, n; done < count; done += n) {
-        n = count - done < piece ? count - done : piece;
+        n = piece_of(m, count - done, LLM_LOGITS_CHUNK);
         TRY(run_piece(m, ids, done, n, LLM_ALL_ROWS, out + done * m->config.size[SIZE_VOCABULARY]));
     }
     tn_llm_append(m, ids, count);
@@ -906,7 +910,7 @@ static tn_status find_importance(tn_llm *m, const int32_t *ids, int64_t count, i
 
 tn_status tn_llm_importance(tn_llm *m, const int32_t *ids, int64_t count, tn_llm_take *take, void *ctx) {
     if (!m || !take) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_importance: the model or the function is NULL");
-    TRY(tn_llm_refuse_recurrent(m, "tn_llm_importance"));
+    TRY(tn_llm_refuse_recurrent(m, "tn_llm_importance", "of whose matrices no activations are taken"));
     TRY(tn_llm_rewind(m, 0));
     TRY(check_ids(m, ids, count < m->config.context ? count : m->config.context));
     for (int64_t i = 0; i < count; i++)
@@ -990,14 +994,14 @@ tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits) {
 
 /* The cache entries of these tokens lie after the sequence: they are overwritten before they are read. */
 static tn_status prepare_llm(tn_llm *m) {
-    const int32_t any[2] = {0, 0};
-    int64_t room = m->config.context - m->position;
-    bool pieces = m->config.recurrent.layers == 0;
-    if (pieces && room >= 2) TRY(run_piece(m, any, 0, 2, LLM_LAST_ROW, m->logits));
-    if (pieces && room > LLM_CHUNK) TRY(run_piece(m, any, 0, 2, LLM_NO_ROWS, m->logits));
+    const int32_t any[LLM_SCAN] = {0};
+    bool recurrent = m->config.recurrent.layers > 0;
+    int64_t room = m->config.context - m->position, piece = recurrent ? LLM_SCAN : 2;
+    if (room >= piece) TRY(run_piece(m, any, 0, piece, LLM_LAST_ROW, m->logits));
+    if (room > (recurrent ? LLM_SCAN : LLM_CHUNK)) TRY(run_piece(m, any, 0, piece, LLM_NO_ROWS, m->logits));
     const float *unseen;
     if (room >= 1 && !m->token) TRY(run_token(m, any[0], &unseen));
-    m->stale = m->config.recurrent.layers > 0;
+    m->stale = recurrent;
     return TN_OK;
 }
 

@@ -18,6 +18,7 @@ enum {
     LLM_BLOCK_BYTES = 34, /* and so are the blocks of q8_0 */
     LLM_CHUNK =
         TN_PROMPT_CHUNK,   /* tokens of a prompt that are computed at once: enough rows to be bound by arithmetic */
+    LLM_SCAN = 16,         /* the same of models with recurrent layers, which are recorded token by token */
     LLM_LOGITS_CHUNK = 64, /* the same where all logits are wanted: these are the widest values of all */
     LLM_DEFAULT_CONTEXT = 4096
 };
@@ -546,8 +547,8 @@ tn_status tn_llm_step_alone(tn_llm *m, int32_t id, const float **logits); /* wit
 tn_status tn_llm_read_rows(tn_llm *m, const int32_t *ids,
                            int64_t n);      /* the tokens' rows of the embedding, to m->rows */
 int64_t tn_llm_first_page(const tn_llm *m); /* of its caches; the others follow */
-/* TN_ERR_UNSUPPORTED for a model with recurrent layers. */
-tn_status tn_llm_refuse_recurrent(const tn_llm *m, const char *function);
+/* TN_ERR_UNSUPPORTED for a model with recurrent layers; why: what they have that forbids it. */
+tn_status tn_llm_refuse_recurrent(const tn_llm *m, const char *function, const char *why);
 /* After a failure: makes caches anew that a failed write has left as errors. Returns the failure. */
 tn_status tn_llm_mend(tn_llm *m, tn_status failure);
 
@@ -632,7 +633,7 @@ void tn_llm_project_latent(const llm_config *c, const llm_weights *w, int64_t la
                            tn_tensor *out[3]);
 tn_tensor *tn_llm_latent_values(const llm_config *c, const tn_tensor *mixed);
 /* llm_recurrent.c: sizes of recurrent layers from config.json; the shape of their state (rank 0: none); one layer for
- * one token x [1, hidden], which changes its states. */
+ * at most LLM_SCAN tokens x [n, hidden], which changes its states. */
 tn_status tn_llm_read_recurrent(const hf_folder *f, llm_config *c);
 int tn_llm_state_shape(const llm_config *c, int64_t shape[3]);
 tn_tensor *tn_llm_recur(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x);

@@ -1,7 +1,7 @@
 /* llm_recurrent.c — layers that keep a state of fixed size: short convolutions, Mamba 1 and 2, gated delta nets.
  *
- * A layer is recorded for one token: it reads the state, and writes that of the next token. So texts are computed token
- * by token. */
+ * A layer is recorded for n tokens. Products, convolutions and norms are those of all tokens at once; the state goes
+ * from token to token, by the same operations as if each were computed alone, so it has the same bits. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -161,28 +161,49 @@ int tn_llm_state_shape(const llm_config *c, int64_t shape[3]) {
     }
 }
 
-/* ---- one token --------------------------------------------------------------------------------------------------- */
+/* ---- operations -------------------------------------------------------------------------------------------------- */
 
-static tn_tensor *flat(const tn_tensor *x) { return tn_reshape(x, TN_DIMS(tn_numel(x))); }
-
-/* The causal convolution of each channel: x [1, channels] and the inputs before it. Returns [1, channels]. */
-static tn_tensor *convolve(const llm_config *c, const llm_layer *l, const tn_tensor *x) {
-    int64_t channels = c->size[SIZE_CHANNELS], kernel = c->size[SIZE_KERNEL];
-    tn_tensor *inputs = tn_cat((tn_tensor *[]){l->cache[CACHE_CONV], tn_reshape(x, TN_DIMS(channels, 1))}, 2, 1);
+/* The causal convolution of each channel: x [n, channels] and the inputs before it. Returns [n, channels]. */
+static tn_tensor *convolve(const llm_config *c, const llm_layer *l, tn_tensor *x) {
+    int64_t channels = c->size[SIZE_CHANNELS], kernel = c->size[SIZE_KERNEL], n = tn_size(x, 0);
+    tn_tensor *inputs = tn_cat((tn_tensor *[]){l->cache[CACHE_CONV], tn_transpose(x, 0, 1)}, 2, 1), *y = NULL;
     tn_tensor *weight = tn_cast(tn_reshape(l->weight[SLOT_CONV], TN_DIMS(channels, kernel)), TN_F32);
-    tn_tensor *y = tn_sum(tn_mul(inputs, weight), (int64_t[]){1}, 1, false);
+    for (int64_t k = 0; k < kernel; k++) {
+        tn_tensor *part = tn_mul(tn_narrow(inputs, 1, k, n), tn_narrow(weight, 1, k, 1));
+        y = y ? tn_add(y, part) : part;
+    }
+    y = tn_transpose(y, 0, 1);
     if (l->weight[SLOT_CONV_BIAS]) y = tn_add(y, l->weight[SLOT_CONV_BIAS]);
-    tn_copy_(l->cache[CACHE_CONV], tn_narrow(inputs, 1, 1, kernel - 1));
-    return tn_reshape(y, TN_DIMS(1, channels));
+    tn_copy_(l->cache[CACHE_CONV], tn_narrow(inputs, 1, n, kernel - 1));
+    return tn_contiguous(y);
 }
 
 /* log(1 + exp(x + bias)): how far a state moves. */
 static tn_tensor *step_of(const tn_tensor *x, const tn_tensor *bias) {
     tn_softplus_options o = TN_SOFTPLUS_DEFAULTS;
-    return tn_softplus(tn_add(flat(x), bias), &o);
+    return tn_softplus(tn_add(x, bias), &o);
 }
 
 static tn_tensor *decay_of(const llm_layer *l) { return tn_neg(tn_exp(tn_cast(l->weight[SLOT_DECAY], TN_F32))); }
+
+/* Row t of x [n, …] in this shape. */
+static tn_tensor *row(const tn_tensor *x, int64_t t, const int64_t *shape, int rank) {
+    return tn_reshape(tn_narrow(x, 0, t, 1), shape, rank);
+}
+
+/* What one token makes of a layer's state: changes *h and returns what the layer reads there. */
+typedef tn_tensor *advance(const llm_config *c, tn_tensor *const *parts, int64_t t, tn_tensor **h);
+
+/* The tokens one by one. Returns [n, inner]. */
+static tn_tensor *scan(const llm_config *c, const llm_layer *l, int64_t n, advance *step, tn_tensor *const *parts) {
+    tn_tensor *h = l->cache[CACHE_STATE], *y[LLM_SCAN];
+    for (int64_t t = 0; t < n; t++)
+        y[t] = tn_reshape(step(c, parts, t, &h), TN_DIMS(1, c->size[SIZE_INNER]));
+    tn_copy_(l->cache[CACHE_STATE], h);
+    return n == 1 ? y[0] : tn_cat(y, (int)n, 0);
+}
+
+/* ---- the kinds of layers ----------------------------------------------------------------------------------------- */
 
 static tn_tensor *short_convolution(const llm_config *c, const llm_layer *l, const tn_tensor *x) {
     int64_t hidden = c->size[SIZE_HIDDEN];
@@ -196,99 +217,121 @@ static tn_tensor *inner_norm(const llm_config *c, const llm_layer *l, int slot, 
     return c->recurrent.inner_eps > 0 ? tn_llm_rms_norm(x, l->weight[slot], c->recurrent.inner_eps) : x;
 }
 
-/* h = exp(step · decay) · h + step · u · B; y = h · C + skip · u. */
+enum { PART_STEP, PART_INPUT, PART_WRITTEN, PART_READ, PART_DECAY };
+
+/* h = exp(step · decay) · h + step · u · B; returns h · C. parts: step and u [n, inner], B and C [n, state], decay. */
+static tn_tensor *advance_mamba(const llm_config *c, tn_tensor *const *parts, int64_t t, tn_tensor **h) {
+    const int64_t channels[] = {c->size[SIZE_INNER], 1}, states[] = {1, c->size[SIZE_STATE]};
+    tn_tensor *step = row(parts[PART_STEP], t, channels, 2), *u = row(parts[PART_INPUT], t, channels, 2);
+    tn_tensor *kept = tn_mul(*h, tn_exp(tn_mul(step, parts[PART_DECAY])));
+    *h = tn_add(kept, tn_mul(tn_mul(step, u), row(parts[PART_WRITTEN], t, states, 2)));
+    return tn_sum(tn_mul(*h, row(parts[PART_READ], t, states, 2)), (int64_t[]){1}, 1, false);
+}
+
 static tn_tensor *mamba(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
     const llm_layer *l = &w->layers[layer];
     int64_t inner = c->size[SIZE_INNER], state = c->size[SIZE_STATE], rank = c->size[SIZE_STEP_RANK];
     tn_tensor *u = c->activation(convolve(c, l, tn_narrow(x, 1, 0, inner)));
     tn_tensor *made = tn_llm_product(w, layer, SLOT_MIX_X, u, NULL);
     tn_tensor *step = inner_norm(c, l, SLOT_STEP_NORM, tn_narrow(made, 1, 0, rank));
-    step = step_of(tn_llm_product(w, layer, SLOT_STEP, step, NULL), l->weight[SLOT_STEP_BIAS]);
-    tn_tensor *written = inner_norm(c, l, SLOT_WRITTEN_NORM, tn_narrow(made, 1, rank, state));
-    tn_tensor *read = inner_norm(c, l, SLOT_READ_NORM, tn_narrow(made, 1, rank + state, state));
-    tn_tensor *h = tn_mul(l->cache[CACHE_STATE], tn_exp(tn_mul(tn_unsqueeze(step, 1), decay_of(l))));
-    h = tn_add(h, tn_mul(tn_unsqueeze(tn_mul(step, flat(u)), 1), written));
-    tn_tensor *y = tn_add(tn_sum(tn_mul(h, read), (int64_t[]){1}, 1, false), tn_mul(flat(u), l->weight[SLOT_SKIP]));
-    tn_copy_(l->cache[CACHE_STATE], h);
-    return tn_mul(tn_reshape(y, TN_DIMS(1, inner)), tn_silu(tn_narrow(x, 1, inner, inner)));
+    tn_tensor *parts[] = {step_of(tn_llm_product(w, layer, SLOT_STEP, step, NULL), l->weight[SLOT_STEP_BIAS]), u,
+                          inner_norm(c, l, SLOT_WRITTEN_NORM, tn_narrow(made, 1, rank, state)),
+                          inner_norm(c, l, SLOT_READ_NORM, tn_narrow(made, 1, rank + state, state)), decay_of(l)};
+    tn_tensor *y = scan(c, l, tn_size(x, 0), advance_mamba, parts);
+    return tn_mul(tn_add(y, tn_mul(u, l->weight[SLOT_SKIP])), tn_silu(tn_narrow(x, 1, inner, inner)));
 }
 
-/* Each of `groups` rows of width numbers, for all heads that share it: [heads, width]. */
+/* Each of `groups` rows of width numbers, for all heads that share it: x [n, groups · width] as [n, heads, width]. */
 static tn_tensor *for_heads(const tn_tensor *x, int64_t groups, int64_t heads) {
-    int64_t width = tn_numel(x) / groups;
-    tn_tensor *all = tn_expand(tn_reshape(x, TN_DIMS(groups, 1, width)), TN_DIMS(groups, heads / groups, width));
-    return tn_reshape(all, TN_DIMS(heads, width));
+    int64_t n = tn_size(x, 0), width = tn_size(x, 1) / groups, each = heads / groups;
+    tn_tensor *all = tn_expand(tn_reshape(x, TN_DIMS(n, groups, 1, width)), TN_DIMS(n, groups, each, width));
+    return tn_reshape(all, TN_DIMS(n, heads, width));
 }
 
-/* The same by heads, with one decay a head; then a norm in groups. */
+/* The same by heads, with one decay a head. parts: step and how much is kept [n, heads] (in place of the decay), u
+ * [n, inner], B and C [n, heads, state]. */
+static tn_tensor *advance_mamba2(const llm_config *c, tn_tensor *const *parts, int64_t t, tn_tensor **h) {
+    int64_t heads = c->recurrent.value_heads;
+    const int64_t each[] = {heads, 1, 1}, inputs[] = {heads, c->size[SIZE_INNER] / heads, 1};
+    const int64_t states[] = {heads, 1, c->size[SIZE_STATE]};
+    tn_tensor *moved = tn_mul(row(parts[PART_INPUT], t, inputs, 3), row(parts[PART_STEP], t, each, 3));
+    *h = tn_add(tn_mul(*h, row(parts[PART_DECAY], t, each, 3)), tn_mul(moved, row(parts[PART_WRITTEN], t, states, 3)));
+    return tn_sum(tn_mul(*h, row(parts[PART_READ], t, states, 3)), (int64_t[]){2}, 1, false);
+}
+
+/* A norm in groups ends it. */
 static tn_tensor *mamba2(const llm_config *c, const llm_layer *l, const tn_tensor *x) {
-    int64_t inner = c->size[SIZE_INNER], heads = c->recurrent.value_heads,
-            keys = c->recurrent.key_heads * c->size[SIZE_STATE];
+    int64_t n = tn_size(x, 0), inner = c->size[SIZE_INNER], heads = c->recurrent.value_heads;
+    int64_t groups = c->recurrent.key_heads, keys = groups * c->size[SIZE_STATE];
     tn_tensor *made = c->activation(convolve(c, l, tn_narrow(x, 1, inner, c->size[SIZE_CHANNELS])));
-    tn_tensor *u = tn_reshape(tn_narrow(made, 1, 0, inner), TN_DIMS(heads, inner / heads, 1));
-    tn_tensor *written = tn_unsqueeze(for_heads(tn_narrow(made, 1, inner, keys), c->recurrent.key_heads, heads), 1);
-    tn_tensor *read = tn_unsqueeze(for_heads(tn_narrow(made, 1, inner + keys, keys), c->recurrent.key_heads, heads), 1);
+    tn_tensor *u = tn_narrow(made, 1, 0, inner);
     tn_tensor *step = step_of(tn_narrow(x, 1, inner + c->size[SIZE_CHANNELS], heads), l->weight[SLOT_STEP_BIAS]);
-    tn_tensor *kept = tn_reshape(tn_exp(tn_mul(step, decay_of(l))), TN_DIMS(heads, 1, 1));
-    step = tn_reshape(step, TN_DIMS(heads, 1, 1));
-    tn_tensor *h = tn_add(tn_mul(l->cache[CACHE_STATE], kept), tn_mul(tn_mul(u, step), written));
-    tn_tensor *y = tn_sum(tn_mul(h, read), (int64_t[]){2}, 1, true);
-    y = tn_add(y, tn_mul(u, tn_reshape(l->weight[SLOT_SKIP], TN_DIMS(heads, 1, 1))));
-    tn_copy_(l->cache[CACHE_STATE], h);
-    y = tn_mul(tn_reshape(y, TN_DIMS(1, inner)), tn_silu(tn_narrow(x, 1, 0, inner)));
-    tn_tensor *groups = tn_reshape(y, TN_DIMS(c->recurrent.key_heads, inner / c->recurrent.key_heads));
-    y = tn_reshape(tn_llm_rms_norm(groups, NULL, c->eps), TN_DIMS(1, inner));
-    return tn_mul(y, l->weight[SLOT_MIX_NORM]);
+    tn_tensor *parts[] = {step, u, for_heads(tn_narrow(made, 1, inner, keys), groups, heads),
+                          for_heads(tn_narrow(made, 1, inner + keys, keys), groups, heads),
+                          tn_exp(tn_mul(step, decay_of(l)))};
+    tn_tensor *y = scan(c, l, n, advance_mamba2, parts);
+    tn_tensor *skip =
+        tn_mul(tn_reshape(u, TN_DIMS(n, heads, inner / heads)), tn_reshape(l->weight[SLOT_SKIP], TN_DIMS(heads, 1)));
+    y = tn_mul(tn_add(y, tn_reshape(skip, TN_DIMS(n, inner))), tn_silu(tn_narrow(x, 1, 0, inner)));
+    y = tn_llm_rms_norm(tn_reshape(y, TN_DIMS(n, groups, inner / groups)), NULL, c->eps);
+    return tn_mul(tn_reshape(y, TN_DIMS(n, inner)), l->weight[SLOT_MIX_NORM]);
 }
 
 /* Rows of length 1. */
 static tn_tensor *unit_rows(const tn_tensor *x) {
     static const double EPS = 1e-6;
-    tn_tensor *squares = tn_sum(tn_mul(x, x), (int64_t[]){1}, 1, true);
+    tn_tensor *squares = tn_sum(tn_mul(x, x), (int64_t[]){-1}, 1, true);
     return tn_mul(x, tn_rsqrt(tn_add_scalar(squares, EPS)));
 }
 
 /* Gated delta net: a head's state maps keys to values; what it has for a key moves towards the new value.
- *   all: [1, queries, keys and values of the convolution]; gate [1, inner]; rates: writing and decay, [value_heads]. */
-static tn_tensor *delta_rule(const llm_config *c, const llm_layer *l, const tn_tensor *all, const tn_tensor *gate,
-                             tn_tensor *const rates[2]) {
-    int64_t heads = c->recurrent.value_heads, inner = c->size[SIZE_INNER], width = inner / heads,
-            state = c->size[SIZE_STATE];
-    int64_t keys = c->recurrent.key_heads * state;
-    tn_tensor *made = c->activation(convolve(c, l, all));
-    tn_tensor *q = unit_rows(for_heads(tn_narrow(made, 1, 0, keys), c->recurrent.key_heads, heads));
-    tn_tensor *k = tn_unsqueeze(unit_rows(for_heads(tn_narrow(made, 1, keys, keys), c->recurrent.key_heads, heads)), 2);
-    tn_tensor *v = tn_reshape(tn_narrow(made, 1, 2 * keys, inner), TN_DIMS(heads, 1, width));
-    tn_tensor *kept = tn_exp(tn_mul(step_of(rates[1], l->weight[SLOT_STEP_BIAS]), decay_of(l)));
-    tn_tensor *h = tn_mul(l->cache[CACHE_STATE], tn_reshape(kept, TN_DIMS(heads, 1, 1)));
-    tn_tensor *known = tn_sum(tn_mul(h, k), (int64_t[]){1}, 1, true);
-    tn_tensor *change = tn_mul(tn_sub(v, known), tn_reshape(tn_sigmoid(rates[0]), TN_DIMS(heads, 1, 1)));
-    h = tn_add(h, tn_mul(k, change));
-    q = tn_mul_scalar(tn_unsqueeze(q, 2), 1 / sqrt((double)state));
-    tn_tensor *y = tn_sum(tn_mul(h, q), (int64_t[]){1}, 1, false);
-    tn_copy_(l->cache[CACHE_STATE], h);
-    y = tn_llm_rms_norm(y, l->weight[SLOT_MIX_NORM], c->eps);
-    return tn_mul(tn_reshape(y, TN_DIMS(1, inner)), tn_silu(gate));
+ * parts: writing rate and how much is kept [n, heads], values [n, inner], keys and queries [n, heads, state]. */
+static tn_tensor *advance_delta(const llm_config *c, tn_tensor *const *parts, int64_t t, tn_tensor **h) {
+    int64_t heads = c->recurrent.value_heads;
+    const int64_t each[] = {heads, 1, 1}, values[] = {heads, 1, c->size[SIZE_INNER] / heads};
+    const int64_t states[] = {heads, c->size[SIZE_STATE], 1};
+    tn_tensor *k = row(parts[PART_WRITTEN], t, states, 3), *kept = tn_mul(*h, row(parts[PART_DECAY], t, each, 3));
+    tn_tensor *known = tn_sum(tn_mul(kept, k), (int64_t[]){1}, 1, true);
+    tn_tensor *change = tn_mul(tn_sub(row(parts[PART_INPUT], t, values, 3), known), row(parts[PART_STEP], t, each, 3));
+    *h = tn_add(kept, tn_mul(k, change));
+    return tn_sum(tn_mul(*h, row(parts[PART_READ], t, states, 3)), (int64_t[]){1}, 1, false);
 }
 
-/* Part [from, from + width) of each row, as one row: a product has the parts of each key head next to each other. */
+/* all: [n, queries, keys and values of the convolution]; gate [n, inner]; rates: writing and decay, [n, heads]. */
+static tn_tensor *delta_rule(const llm_config *c, const llm_layer *l, tn_tensor *all, const tn_tensor *gate,
+                             tn_tensor *const rates[2]) {
+    int64_t heads = c->recurrent.value_heads, inner = c->size[SIZE_INNER], state = c->size[SIZE_STATE];
+    int64_t groups = c->recurrent.key_heads, keys = groups * state, n = tn_size(all, 0);
+    tn_tensor *made = c->activation(convolve(c, l, all));
+    tn_tensor *q = unit_rows(for_heads(tn_narrow(made, 1, 0, keys), groups, heads));
+    tn_tensor *k = unit_rows(for_heads(tn_narrow(made, 1, keys, keys), groups, heads));
+    tn_tensor *parts[] = {tn_sigmoid(rates[0]), tn_narrow(made, 1, 2 * keys, inner), k,
+                          tn_mul_scalar(q, 1 / sqrt((double)state)),
+                          tn_exp(tn_mul(step_of(rates[1], l->weight[SLOT_STEP_BIAS]), decay_of(l)))};
+    tn_tensor *y = tn_reshape(scan(c, l, n, advance_delta, parts), TN_DIMS(n, heads, inner / heads));
+    y = tn_llm_rms_norm(y, l->weight[SLOT_MIX_NORM], c->eps);
+    return tn_mul(tn_reshape(y, TN_DIMS(n, inner)), tn_silu(gate));
+}
+
+/* Part [from, from + width) of each group, [n, groups · width]: a product has the parts of each key head next to each
+ * other. */
 static tn_tensor *part_of(const tn_tensor *groups, int64_t from, int64_t width) {
-    return tn_reshape(tn_narrow(groups, 1, from, width), TN_DIMS(1, tn_size(groups, 0) * width));
+    return tn_reshape(tn_narrow(groups, 2, from, width), TN_DIMS(tn_size(groups, 0), tn_size(groups, 1) * width));
 }
 
 static tn_tensor *deltanet(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x,
-                           const tn_tensor *made) {
+                           tn_tensor *made) {
     const llm_layer *l = &w->layers[layer];
     int64_t groups = c->recurrent.key_heads, each = c->recurrent.value_heads / groups, state = c->size[SIZE_STATE];
-    int64_t values = c->size[SIZE_INNER] / groups;
+    int64_t values = c->size[SIZE_INNER] / groups, n = tn_size(x, 0);
     if (l->weight[SLOT_MIX_GATE]) {
-        tn_tensor *rates[] = {flat(tn_llm_product(w, layer, SLOT_WRITE_RATE, x, NULL)),
-                              flat(tn_llm_product(w, layer, SLOT_DECAY_RATE, x, NULL))};
+        tn_tensor *rates[] = {tn_llm_product(w, layer, SLOT_WRITE_RATE, x, NULL),
+                              tn_llm_product(w, layer, SLOT_DECAY_RATE, x, NULL)};
         return delta_rule(c, l, made, tn_llm_product(w, layer, SLOT_MIX_GATE, x, NULL), rates);
     }
-    tn_tensor *parts = tn_reshape(made, TN_DIMS(groups, tn_numel(made) / groups));
-    tn_tensor *both = tn_reshape(tn_llm_product(w, layer, SLOT_RATES, x, NULL), TN_DIMS(groups, 2 * each));
-    tn_tensor *rates[] = {flat(part_of(both, 0, each)), flat(part_of(both, each, each))};
+    tn_tensor *parts = tn_reshape(made, TN_DIMS(n, groups, tn_size(made, 1) / groups));
+    tn_tensor *both = tn_reshape(tn_llm_product(w, layer, SLOT_RATES, x, NULL), TN_DIMS(n, groups, 2 * each));
+    tn_tensor *rates[] = {part_of(both, 0, each), part_of(both, each, each)};
     tn_tensor *all = tn_cat(
         (tn_tensor *[]){part_of(parts, 0, state), part_of(parts, state, state), part_of(parts, 2 * state, values)}, 3,
         1);

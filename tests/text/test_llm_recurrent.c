@@ -13,7 +13,13 @@
 #include "trunnion/llm.h"
 #include "trunnion/trunnion.h"
 
-enum { HIDDEN = 8, INNER = 12, WORDS = 20, LENGTH = 9, MOST = 40 };
+enum {
+    HIDDEN = 8,
+    INNER = 12,
+    WORDS = 20,
+    LENGTH = 40,
+    MOST = 40
+}; /* a prompt has pieces of 16 tokens, and the rest */
 
 typedef struct row {
     const char *name;
@@ -69,14 +75,32 @@ static const row mamba2_rows[] = {
     {"backbone.layers.0.mixer.norm.weight", {16}},
     {"backbone.layers.0.mixer.out_proj.weight", {HIDDEN, 16}},
 };
+static const row mamba_rows[] = {
+    {"backbone.embeddings.weight", {WORDS, HIDDEN}},
+    {"backbone.norm_f.weight", {HIDDEN}},
+    {"backbone.layers.0.norm.weight", {HIDDEN}},
+    {"backbone.layers.0.mixer.in_proj.weight", {2 * 16, HIDDEN}},
+    {"backbone.layers.0.mixer.conv1d.weight", {16, 1, 4}},
+    {"backbone.layers.0.mixer.x_proj.weight", {2 + 2 * 3, 16}},
+    {"backbone.layers.0.mixer.dt_proj.weight", {16, 2}},
+    {"backbone.layers.0.mixer.dt_proj.bias", {16}},
+    {"backbone.layers.0.mixer.A_log", {16, 3}},
+    {"backbone.layers.0.mixer.D", {16}},
+    {"backbone.layers.0.mixer.out_proj.weight", {HIDDEN, 16}},
+};
+static const char mamba_config[] =
+    "{\"model_type\":\"mamba\",\"hidden_size\":8,\"num_hidden_layers\":1,\"intermediate_size\":16,\"state_size\":3,"
+    "\"time_step_rank\":2,\"layer_norm_epsilon\":1e-6,\"tie_word_embeddings\":true";
 static const char lfm2_config[] = "{\"model_type\":\"lfm2\"," SIZES ",\"layer_types\":[\"conv\",\"full_attention\"]";
 static const char mamba2_config[] =
     "{\"model_type\":\"mamba2\",\"hidden_size\":8,\"num_hidden_layers\":1,\"num_heads\":4,\"head_dim\":4,"
     "\"n_groups\":2,\"state_size\":3,\"layer_norm_epsilon\":1e-6,\"tie_word_embeddings\":true";
 static const model models[] = {{"lfm2", lfm2_config, lfm2_rows, TN_COUNT(lfm2_rows)},
-                               {"mamba2", mamba2_config, mamba2_rows, TN_COUNT(mamba2_rows)}};
+                               {"mamba2", mamba2_config, mamba2_rows, TN_COUNT(mamba2_rows)},
+                               {"mamba", mamba_config, mamba_rows, TN_COUNT(mamba_rows)}};
 
-static const int32_t text[LENGTH] = {3, 1, 4, 1, 5, 9, 2, 6, 5};
+static const int32_t text[LENGTH] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4,
+                                     6, 2, 6, 4, 3, 3, 8, 3, 2, 7, 9, 5, 0, 2, 8, 8, 4, 1, 9, 7};
 
 static const char *make_folder(const model *of, const char *more) {
     const char *folder = test_scratch(of->name);
@@ -142,6 +166,9 @@ static void states_follow_the_sequence(void **state) {
         assert_ok(tn_llm_logits(m, text, LENGTH, all));
         assert_same(all + (LENGTH - 1) * WORDS, want);
         assert_true(memcmp(want, other, sizeof want) != 0);
+        assert_ok(tn_llm_rewind(m, LENGTH - 1)); /* states are computed anew, in pieces as well */
+        assert_ok(tn_llm_step(m, text[LENGTH - 1], &got));
+        assert_same(got, want);
         tn_llm_close(m);
     }
 }
@@ -204,9 +231,10 @@ static void what_needs_several_tokens_at_once_is_refused(void **state) {
     tn_llm_draft_options draft = TN_LLM_DRAFT_DEFAULTS;
     tn_finetune *t;
     assert_int_equal(tn_llm_set_draft(m, &draft), TN_ERR_UNSUPPORTED);
-    assert_non_null(strstr(tn_error(), "recurrent"));
+    assert_non_null(strstr(tn_error(), "recurrent layers, whose states cannot go back"));
     assert_int_equal(tn_llm_export_onnx(m, test_scratch("x.onnx"), NULL), TN_ERR_UNSUPPORTED);
     assert_int_equal(tn_finetune_new(m, NULL, &t), TN_ERR_UNSUPPORTED);
+    assert_non_null(strstr(tn_error(), "have no gradients"));
     assert_int_equal(tn_llm_importance(m, text, LENGTH, NULL, NULL), TN_ERR_ARGUMENT);
     tn_llm_close(m);
 }

@@ -7,6 +7,7 @@ llama.cpp, where TRUNNION_PEERS has it; and a folder again, in which transformer
 Python with torch and transformers; without them all is skipped. With names, these rows alone.
 """
 
+import copy
 import ctypes
 import json
 import os
@@ -196,7 +197,7 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("qwen3.5", "Qwen3_5", DELTANET | {"head_dim": 32}, STATE),
     ("qwen3.5-moe", "Qwen3_5Moe", DELTANET | FEW | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
                                               "shared_expert_intermediate_size": 24},
-     STATE | {"without": "intermediate_size"}),
+     STATE | {"without": "intermediate_size", "double": True}),
     ("falcon-mamba", "FalconMamba", MAMBA | {"state_size": 6}, STATE),
     ("jamba", "Jamba", PHI3 | {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4,
                                "expert_layer_offset": 0, "mamba_d_state": 6, "mamba_dt_rank": 5}, STATE),
@@ -346,6 +347,13 @@ def find_peer():
     return llama_cpp.Peer
 
 
+def in_double(model):
+    """A copy that computes in f64; grouped products have no such kind."""
+    model = copy.deepcopy(model).double()
+    model.config._experts_implementation = "eager"
+    return model
+
+
 class Suite:
     def __init__(self, program, torch, transformers, numpy, folder):
         self.peer = find_peer()
@@ -394,7 +402,7 @@ class Suite:
             model = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         ids = torch.randint(3, VOCABULARY, (1, TOKENS))
         with torch.no_grad():
-            wanted = model(ids).logits[0].numpy()
+            wanted = (in_double(model) if how.get("double") else model)(ids).logits[0].numpy()
             greedy = model.generate(ids[:, :20], max_new_tokens=GREEDY, do_sample=False, pad_token_id=0)[0, 20:].tolist()
         words = " ".join(map(str, ids[0].tolist()))
         out = self.folder / "logits.npy"
