@@ -54,6 +54,7 @@ static const char help_text[] =
     "                        result has the bits of a run that was not interrupted\n"
     "      --log FILE        a JSON object a line for each step\n"
     "      --report FILE     an HTML page with charts and samples, written while training\n"
+    "      --tensorboard DIR the same as an event file of TensorBoard in this folder\n"
     "      --memory SIZE     the most memory of the device that training may take, as in 500M: values are\n"
     "                        computed twice, then a pass has fewer texts; or the first step fails and\n"
     "                        says what is missing. A run within a limit does not change devices\n"
@@ -111,6 +112,7 @@ enum {
     OPT_RESUME,
     OPT_LOG,
     OPT_REPORT,
+    OPT_TENSORBOARD,
     OPT_DEVICE_TIMEOUT,
     OPT_MEMORY
 };
@@ -138,6 +140,7 @@ static const struct option own_options[] = {
     {"resume", no_argument, NULL, OPT_RESUME},
     {"log", required_argument, NULL, OPT_LOG},
     {"report", required_argument, NULL, OPT_REPORT},
+    {"tensorboard", required_argument, NULL, OPT_TENSORBOARD},
     {"device-timeout", required_argument, NULL, OPT_DEVICE_TIMEOUT},
     {"memory", required_argument, NULL, OPT_MEMORY},
     {0},
@@ -145,7 +148,7 @@ static const struct option own_options[] = {
 
 typedef struct order {
     cli_options common;
-    const char *model, *data, *out, *targets, *validation, *log, *report, *schedule;
+    const char *model, *data, *out, *targets, *validation, *log, *report, *tensorboard, *schedule;
     int64_t rank, epochs, steps, batch, accumulate, context, save_every, warmup; /* 0: not given; warmup: -1 */
     double alpha, lr, decay, clip;                                               /* alpha, lr: 0: not given */
     int64_t device_timeout;
@@ -189,6 +192,7 @@ static bool take_finetune_option(void *ctx, int val, const char *arg) {
     case OPT_SAVE_EVERY: return cli_parse_int(arg, 1, MOST, &o->save_every);
     case OPT_RESUME: o->resume = true; return true;
     case OPT_LOG: o->log = arg; return *arg != 0;
+    case OPT_TENSORBOARD: o->tensorboard = arg; return *arg != 0;
     case OPT_MEMORY: return cli_parse_bytes(arg, &o->memory) && o->memory > 0;
     case OPT_DEVICE_TIMEOUT: return cli_parse_int(arg, 0, 1000000, &o->device_timeout);
     default: o->report = arg; return *arg != 0;
@@ -524,7 +528,7 @@ static int32_t best_of(const float *logits, int64_t count) {
 /* How the model answers the first text's prompt now, greedily: for the report. Left empty without a report. */
 static tn_status make_sample(const share *s, tn_bytes *text) {
     const tuning *t = s->t;
-    if (!t->report.path) return TN_OK;
+    if (!report_wants_samples(&t->report)) return TN_OK;
     tn_finetune_example e = t->held_count > 0 ? held_text(t, 0) : finetune_data_at(&t->data, t->train[0]);
     int64_t count = 1;
     while (count < e.count - 1 && !e.answer[count])
@@ -620,6 +624,8 @@ static tn_status begin_tuning(share *s) {
     if (log && !(t->log = fopen(log, t->asked->resume ? "a" : "w")))
         return tn_backend_fail(TN_ERR_IO, "cannot open the log '%s': %s", log, strerror(errno));
     begin_report(t);
+    tn_status opened = report_open_events(&t->report, t->asked->tensorboard, t->first, t->asked->resume);
+    if (opened != TN_OK) return opened;
     cli_stop_begin();
     cli_progress_begin(&t->progress, "finetune", "steps", t->last - t->first);
     t->shows = true;

@@ -80,8 +80,25 @@ void report_fact(report *r, const char *name, const char *format, ...) {
     va_end(args);
 }
 
+tn_status report_open_events(report *r, const char *folder, int64_t first, bool resumed) {
+    return folder ? events_open(&r->events, folder, resumed ? first + 1 : 0) : TN_OK;
+}
+
+static tn_status add_events(report *r, const report_point *p) {
+    const event_scalar scalars[] = {{"loss/training", p->loss},
+                                    {"loss/validation", p->validation},
+                                    {"learning_rate", p->rate},
+                                    {"gradient_norm", p->norm},
+                                    {r->speed_unit, p->speed},
+                                    {"memory/peak_bytes", p->memory},
+                                    r->shown};
+    int count = sizeof scalars / sizeof scalars[0];
+    return events_scalars(&r->events, p->step, scalars, r->shown.tag ? count : count - 1);
+}
+
 tn_status report_add(report *r, const report_point *p) {
-    if (!r->path) return TN_OK;
+    tn_status status = add_events(r, p);
+    if (!r->path || status != TN_OK) return status;
     if (r->count == r->room) {
         int64_t room = r->room ? 2 * r->room : 1024;
         report_point *more = realloc(r->points, (size_t)room * sizeof *more);
@@ -94,7 +111,8 @@ tn_status report_add(report *r, const report_point *p) {
 }
 
 tn_status report_sample(report *r, int64_t step, const char *text) {
-    if (!r->path) return TN_OK;
+    tn_status status = events_text(&r->events, step, "sample", text);
+    if (!r->path || status != TN_OK) return status;
     char *copy = strdup(text);
     if (!copy) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     if (r->sample_count == REPORT_SAMPLES) free(r->samples[--r->sample_count].text);
@@ -104,6 +122,7 @@ tn_status report_sample(report *r, int64_t step, const char *text) {
 }
 
 void report_free(report *r) {
+    events_close(&r->events);
     for (int i = 0; i < r->sample_count; i++)
         free(r->samples[i].text);
     free(r->points);

@@ -1,8 +1,10 @@
-/* report.h — a training run as one HTML page without anything from outside: charts, numbers, samples. */
+/* report.h — a training run as one HTML page without anything from outside: charts, numbers, samples; and the same
+ * numbers and samples as events for TensorBoard. */
 #ifndef TRUNNION_CLI_REPORT_H
 #define TRUNNION_CLI_REPORT_H
 
 #include "cli/cli.h"
+#include "cli/train/events.h"
 
 /* What is known after a step; NAN: nothing. */
 typedef struct report_point {
@@ -13,8 +15,10 @@ typedef struct report_point {
 enum { REPORT_FACTS = 24, REPORT_SAMPLES = 16 };
 
 typedef struct report {
-    const char *path; /* NULL: no report; nothing happens */
+    const char *path; /* NULL: no page */
     const char *title, *speed_unit;
+    events events;
+    event_scalar shown; /* of the next point, for the events: what tells more than the loss; tag NULL: nothing */
     struct {
         char name[48], value[256];
     } facts[REPORT_FACTS];
@@ -32,6 +36,10 @@ typedef struct report {
 
 /* Begins as {.path, .title, .speed_unit}. A fact is a row of the table; one of the same name is replaced. */
 void report_fact(report *r, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Opens the events' file in `folder`; NULL: none. first: the step after which the run begins; resumed: whether events
+ * up to it are kept. */
+tn_status report_open_events(report *r, const char *folder, int64_t first, bool resumed);
+static inline bool report_wants_samples(const report *r) { return r->path || r->events.file; }
 /* Adds a point, and writes the page if it is older than two seconds. */
 tn_status report_add(report *r, const report_point *p);
 /* Keeps the first ones and the newest. */

@@ -51,6 +51,7 @@ static const char help_text[] =
     "  --resume FILE         continue from a checkpoint; with the same options the result has the same bits as an\n"
     "                        uninterrupted run\n"
     "  --report FILE         an HTML page with charts, written while training\n"
+    "  --tensorboard DIR     the same as an event file of TensorBoard in this folder\n"
     "  --device-timeout N    seconds after which a step counts as hanging, on other devices than the CPU (300; 0: "
     "never)\n"
     "  --log FILE            one JSON object per line for each step shown: step, loss; cartpole: mean return\n"
@@ -63,7 +64,7 @@ static const char help_text[] =
     "\n"
     "digits and chars also train on several processes, started by mpirun (Open MPI, MPICH), torchrun or srun: each "
     "computes its parts\n"
-    "of the batches; rank 0 prints, saves and writes the log.\n"
+    "of the batches; rank 0 prints, saves and writes log and events.\n"
     "\n"
     "examples:\n"
     "  trunnion train digits\n"
@@ -101,6 +102,7 @@ enum {
     OPT_SAVE_EVERY,
     OPT_RESUME,
     OPT_REPORT,
+    OPT_TENSORBOARD,
     OPT_LOG,
     OPT_DEVICE_TIMEOUT
 };
@@ -119,6 +121,7 @@ static const struct option own_options[] = {
     {"save-every", required_argument, NULL, OPT_SAVE_EVERY},
     {"resume", required_argument, NULL, OPT_RESUME},
     {"report", required_argument, NULL, OPT_REPORT},
+    {"tensorboard", required_argument, NULL, OPT_TENSORBOARD},
     {"log", required_argument, NULL, OPT_LOG},
     {"device-timeout", required_argument, NULL, OPT_DEVICE_TIMEOUT},
     {NULL, 0, NULL, 0},
@@ -143,6 +146,7 @@ static bool take_option(void *ctx, int val, const char *arg) {
     case OPT_SAVE: o->save = arg; return *arg != 0;
     case OPT_RESUME: o->resume = arg; return *arg != 0;
     case OPT_REPORT: o->report = arg; return *arg != 0;
+    case OPT_TENSORBOARD: o->tensorboard = arg; return *arg != 0;
     default: o->log = arg; return *arg != 0;
     }
 }
@@ -318,6 +322,7 @@ static tn_status add_to_report(run *r, int64_t made, double begun) {
                             .norm = NAN,
                             .speed = seconds > 0 ? (double)made / seconds : NAN,
                             .memory = (double)cli_peak_bytes()};
+    if (r->task->shown) r->report.shown = (event_scalar){r->task->shown, shown_now(r)};
     return report_add(&r->report, &p);
 }
 
@@ -450,6 +455,9 @@ static tn_status share_begin(void *ctx, tn_device *device, void **out) {
                                      "'%s' has already made %lld of %lld steps: nothing is left to do; pass a larger "
                                      "--steps",
                                      r->options->resume, (long long)r->step, (long long)r->last));
+    if (is_first_rank(r))
+        status = report_open_events(&r->report, r->options->tensorboard, r->first, r->options->resume);
+    if (status != TN_OK) return status;
     cli_stop_begin();
     cli_progress_begin(&r->progress, r->task->name, "steps", r->last - r->first);
     r->shows = true;

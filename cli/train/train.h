@@ -22,7 +22,7 @@ typedef struct train_options {
     int64_t steps;      /* -1: the task's own number */
     int64_t save_every; /* 0: at the end alone */
     int64_t device_timeout;
-    const char *save, *resume, *log, *report;
+    const char *save, *resume, *log, *report, *tensorboard;
     const char *data;    /* digits: the table; NULL: in the cache folder. chars: the text; NULL: the command's help */
     const char *model;   /* digits: mlp, cnn */
     const char *policy;  /* cartpole: mlp, lstm */

@@ -23,6 +23,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
+from checks import event_files  # noqa: E402
 from text import minilm  # noqa: E402
 import onnx_decoders  # noqa: E402
 from text import smollm2  # noqa: E402
@@ -82,6 +83,26 @@ def check_train(program, report, _):
     if report.passed + report.failed == 0:
         report.add(False, "no backend is available, not even the processor")
     check_memory_limit(program, report)
+    check_events(program, report)
+
+
+def check_events(program, report):
+    """Two runs in one folder for TensorBoard: the second resumes at step 4 of 6, and each step is there once."""
+    with tempfile.TemporaryDirectory() as folder:
+        events, kept = f"{folder}/events", f"{folder}/kept.safetensors"
+        words = ["train", "digits", "--device", "cpu", "--tensorboard", events]
+        first = call(program, *words, "--steps", "4", "--save", kept)
+        seen = event_files.read(events)
+        call(program, *words, "--steps", "6")
+        last = call(program, *words, "--steps", "8", "--resume", kept)
+        got = event_files.read(events)
+        losses = got.get("loss/training", [])
+        report.add(first and last and [step for step, _ in losses] == list(range(1, 9)) and
+                   losses[:4] == seen["loss/training"] and math.isclose(losses[-1][1], last["final_loss"], rel_tol=1e-6) and
+                   all(rate == struct.unpack("f", struct.pack("f", 0.002))[0] for _, rate in got["learning_rate"]),
+                   "--tensorboard: a resumed run continues its charts")
+        ended = subprocess.run([program, *words[:-1], kept], capture_output=True, text=True)
+        report.add(ended.returncode == 1 and kept in ended.stderr, "--tensorboard: a folder that is a file is told")
 
 
 def check_memory_limit(program, report):

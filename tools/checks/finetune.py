@@ -19,6 +19,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 from text import smollm2  # noqa: E402
+from checks import event_files  # noqa: E402
 from checks.command import Report  # noqa: E402
 
 LIMIT = 300
@@ -142,7 +143,8 @@ LORA = ("--lora", 4, "--lr", 0.02, "--validation", 0.2, "--steps", 16)
 
 def learns(suite):
     report, log = suite.folder / "run.html", suite.folder / "log.jsonl"
-    got, done = suite.tune("lora", *LORA, "--report", report, "--log", log)
+    events = suite.folder / "events"
+    got, done = suite.tune("lora", *LORA, "--report", report, "--log", log, "--tensorboard", events)
     before, after = got.get("validation_loss_before"), got.get("validation_loss")
     suite.expect(done.returncode == 0 and after and after < 0.8 * before, "LoRA learns", (before, after, done.stderr))
     names = header_of(suite.folder / "lora" / "adapter_model.safetensors")
@@ -156,6 +158,11 @@ def learns(suite):
     steps = [line for line in lines if "loss" in line]
     suite.expect([line["step"] for line in steps] == list(range(1, 17)) and all(line["gradient_norm"] > 0 for line in
                  steps) and any("validation_loss" in line for line in lines), "the log has a line a step", lines[:2])
+    charts = event_files.read(events)
+    suite.expect(len(charts["loss/training"]) == 16 and [f"{v:.4g}" for _, v in charts["gradient_norm"]] ==
+                 [f"{line['gradient_norm']:.4g}" for line in steps] and len(charts["loss/validation"]) >= 2 and
+                 all(isinstance(text, str) and text for _, text in charts["sample"]), "and so has TensorBoard",
+                 list(charts))
     page = report.read_text()
     suite.expect("finished" in page and page.count("[16,") >= 1 and "<b>" not in page and "http" not in
                  page.replace("http-equiv", ""), "the report is a page of its own, with escaped text")
