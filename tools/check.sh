@@ -109,6 +109,8 @@ bugs      | check-all | 1800 | python3 tools/checks/seed_bugs.py
 certified | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/checks/certify_all.py $BUILD vulkan swiftshader webgpu oclgrind opencl --budget 3000
 devwork   | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/device_work.py $BUILD
 opinfo    | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/opinfo.py $BUILD
+random-chains | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/random_chains.py $BUILD --count 10000
+random-nodes | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/random_nodes.py $BUILD --count 10000
 torch-engine | check-all | 900 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD test_engine_torch $plain && python3 tools/digits.py && python3 tools/checks/torch_engine.py $BUILD
 memory    | check-all | 900 | tools/build.sh $BUILD all $plain && python3 tools/text/smollm2.py --or-skip && python3 tools/checks/memory.py $BUILD
 encoder   | check-all | 600 | python3 tools/text/minilm.py --or-skip

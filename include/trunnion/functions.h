@@ -87,8 +87,8 @@ TN_API tn_tensor *tn_slice_scatter(const tn_tensor *x, const tn_tensor *src, int
                                    int64_t step);
 TN_API tn_tensor *tn_as_strided_scatter(const tn_tensor *x, const tn_tensor *src, const int64_t *shape, int rank,
                                         const int64_t *strides, int stride_count, int64_t offset);
-/* The diagonal of dims dim1 and dim2, `offset` above the main one, as the last dimension; a view if x is contiguous and
- * these are its last two dims in order. */
+/* The diagonal of dims dim1 and dim2, `offset` above the main one, as the last dimension; a view if x's elements lie in
+ * row-major order at equal distances, otherwise (a permuted x) of a copy. */
 TN_API tn_tensor *tn_diagonal(const tn_tensor *x, int64_t offset, int64_t dim1, int64_t dim2);
 /* The last dimension of x as a diagonal of new dims dim1 and dim2, zeros elsewhere. */
 TN_API tn_tensor *tn_diag_embed(const tn_tensor *x, int64_t offset, int64_t dim1, int64_t dim2);
@@ -102,8 +102,8 @@ TN_API tn_status tn_meshgrid(tn_tensor *const *tensors, int count, bool xy, tn_t
 TN_API tn_tensor *tn_cartesian_prod(tn_tensor *const *tensors, int count);
 TN_API tn_tensor *tn_combinations(const tn_tensor *x, int64_t r, bool with_replacement);
 TN_API tn_tensor *tn_block_diag(tn_tensor *const *tensors, int count);
-/* Windows of `size` elements, `step` apart, along dim; a window is a new last dimension. Source:
- * torch.Tensor.unfold. */
+/* Windows of `size` elements, `step` apart, along dim; a window is a new last dimension. A view or not as a diagonal.
+ * Source: torch.Tensor.unfold. */
 TN_API tn_tensor *tn_unfold(const tn_tensor *x, int64_t dim, int64_t size, int64_t step);
 TN_API tn_tensor *tn_vander(const tn_tensor *x, int64_t n); /* powers 0 … n − 1 of x along a new last dim */
 
@@ -282,8 +282,8 @@ TN_API tn_tensor *tn_istft(const tn_tensor *x, int64_t n_fft, int64_t hop, const
 /* ---- random numbers (f32) ---------------------------------------------------------------------------------------- */
 
 /* num_samples places drawn by the weights p [classes] or [rows, classes]: i64. Without replacement a place is drawn
- * once (Efraimidis and Spirakis 2006); weights of 0 then come last. −1 for a row with a weight that is negative, NaN or
- * infinite, and for one whose weights are all 0. */
+ * once (Efraimidis and Spirakis 2006); weights of 0 then come last. A row with a weight that is negative, NaN or
+ * infinite, or whose weights are all 0, is an error (index -1) where indices are checked, and -1 elsewhere. */
 TN_API tn_tensor *tn_multinomial(const tn_tensor *p, int64_t num_samples, bool replacement);
 TN_API tn_tensor *tn_exponential(double lambd, const int64_t *shape, int rank);
 TN_API tn_tensor *tn_cauchy(double median, double sigma, const int64_t *shape, int rank);

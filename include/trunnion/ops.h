@@ -710,8 +710,8 @@ TN_API tn_tensor *tn_expand(const tn_tensor *x, const int64_t *shape, int rank);
  * Dtypes: any → same. Errors: TN_ERR_ARGUMENT, TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_slice(const tn_tensor *x, int64_t dim, int64_t start, int64_t stop, int64_t step);
 
-/* a view of a contiguous x with arbitrary strides: element at[] is x's element offset + Σ at[d] · strides[d],
- * counted in row-major order. Elements may occur several times.
+/* a view, with arbitrary strides, of an x whose elements lie in row-major order at equal distances: element at[] is
+ * x's element offset + Σ at[d] · strides[d]. Elements may occur several times.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_as_strided(const tn_tensor *x, const int64_t *shape, int rank, const int64_t *strides,
                                 int strid_count, int64_t offset);
@@ -782,7 +782,7 @@ TN_API int tn_split(const tn_tensor *x, const int64_t *sizes, int siz_count, int
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API int tn_chunk(const tn_tensor *x, int64_t chunks, int64_t dim, tn_tensor **out);
 
-/* x in row-major order; a copy if it is not contiguous.
+/* a copy of x in row-major order.
  * Dtypes: any → same. */
 TN_API tn_tensor *tn_contiguous(const tn_tensor *x);
 

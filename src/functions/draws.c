@@ -36,6 +36,12 @@ tn_tensor *(tn_geometric)(double p, const int64_t *shape, int rank) {
     return tn_keep(tn_maximum(trials, tn_scalar(1)));
 }
 
+/* The places drawn, -1 in rows that are not `valid`, which is an error where indices are checked. */
+static tn_tensor *drawn(const tn_tensor *valid, const tn_tensor *place, int64_t classes) {
+    tn_tensor *none = tn_scalar_int(-1), *checked = within(flat(tn_where(valid, place, none)), classes - 1);
+    return tn_keep(tn_where(valid, tn_reshape(checked, tn_shape(place), tn_rank(place)), none));
+}
+
 tn_tensor *(tn_multinomial)(const tn_tensor *p, int64_t num_samples, bool replacement) {
     tn_tensor *bad = refused(p);
     if (bad) return bad;
@@ -55,14 +61,13 @@ tn_tensor *(tn_multinomial)(const tn_tensor *p, int64_t num_samples, bool replac
     tn_tensor *sums = tn_cumsum(weights, -1), *total = tn_slice(sums, -1, classes - 1, classes, 1);
     tn_tensor *valid = tn_logical_and(tn_gt(total, tn_scalar(0)), tn_isfinite(total));
     valid = tn_logical_and(valid, tn_ge(tn_amin(weights, (int64_t[]){-1}, 1, true), tn_scalar(0)));
-    tn_tensor *none = tn_scalar_int(-1);
     if (!replacement) { /* the first arrivals of Poisson processes with these rates */
         tn_tensor *time = tn_maximum(standard_exponential(tn_shape(p), rank), tn_scalar(1e-30));
-        return tn_keep(tn_where(valid, tn_topk_indices(tn_div(weights, time), num_samples, -1, true), none));
+        return drawn(valid, tn_topk_indices(tn_div(weights, time), num_samples, -1, true), classes);
     }
     tn_tensor *at = tn_mul(tn_rand(shape, rank), total);
     tn_tensor *place = tn_searchsorted(sums, at, true);
-    return tn_keep(tn_where(valid, tn_minimum(place, tn_scalar_int(classes - 1)), none));
+    return drawn(valid, tn_minimum(place, tn_scalar_int(classes - 1)), classes);
 }
 
 /* ---- dropouts, leaky slopes -------------------------------------------------------------------------------------- */

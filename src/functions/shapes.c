@@ -51,51 +51,70 @@ tn_tensor *(tn_as_strided_scatter)(const tn_tensor *x, const tn_tensor *src, con
 
 /* ---- diagonals --------------------------------------------------------------------------------------------------- */
 
-/* The diagonal of the last two dims of a contiguous x: in rows of n · m elements, every (m + 1)-th. */
-static tn_tensor *diagonal_of_last(const tn_tensor *x, int64_t offset) {
-    int64_t n = tn_size(x, -2), m = tn_size(x, -1);
-    int64_t rows = offset < 0 ? n + offset : n, columns = offset > 0 ? m - offset : m;
-    int64_t count = rows < columns ? rows : columns;
-    int64_t first = count <= 0 ? 0 : offset < 0 ? -offset * m : offset;
-    int64_t stop = count <= 0 ? 0 : first + (count - 1) * (m + 1) + 1;
-    return tn_slice(tn_flatten(x, -2, -1), -1, first, stop, m + 1);
+/* A view of x by strides, of a copy if x's elements do not lie in row-major order. */
+static tn_tensor *strided(const tn_tensor *x, const int64_t *shape, const int64_t *strides, int rank, int64_t offset) {
+    tn_tensor *y = tn_as_strided(x, shape, rank, strides, rank, offset);
+    return tn_status_of(y) == TN_OK ? y : tn_as_strided(tn_contiguous(x), shape, rank, strides, rank, offset);
 }
 
-/* The dims of a diagonal, checked, with dim1 and dim2 moved to the end; NULL after *error. */
-static tn_tensor *with_dims_last(const char *name, const tn_tensor *x, int64_t *dim1, int64_t *dim2,
-                                 tn_tensor **error) {
-    int64_t a = dim_of(x, *dim1), b = dim_of(x, *dim2);
-    if (tn_rank(x) < 2 || a < 0 || b < 0 || a == b) {
-        *error = tn_failed(TN_ERR_SHAPE, "%s: dims %lld and %lld of a tensor of rank %d: two different dims are needed",
-                           name, (long long)*dim1, (long long)*dim2, tn_rank(x));
-        return NULL;
+/* x's own strides, counted in its elements. */
+static void own_strides(const tn_tensor *x, int64_t strides[TN_MAX_RANK]) {
+    int64_t stride = 1;
+    for (int d = tn_rank(x) - 1; d >= 0; stride *= tn_size(x, d--))
+        strides[d] = stride;
+}
+
+/* The diagonal of two dims as the last one. Of the last two it is every (m + 1)-th element of rows of n · m, which can
+ * be fused with what makes x. */
+static tn_tensor *diagonal_of(const tn_tensor *x, int64_t offset, int64_t dim1, int64_t dim2) {
+    int64_t shape[TN_MAX_RANK], strides[TN_MAX_RANK], own[TN_MAX_RANK], n = tn_size(x, (int)dim1),
+                                                                        m = tn_size(x, (int)dim2);
+    int64_t rows = offset < 0 ? n + offset : n, columns = offset > 0 ? m - offset : m;
+    int64_t count = rows < columns ? rows : columns;
+    int rank = 0;
+    own_strides(x, own);
+    if (count < 0) count = 0;
+    int64_t first = count == 0 ? 0 : offset < 0 ? -offset * own[dim1] : offset * own[dim2];
+    if (dim1 == tn_rank(x) - 2 && dim2 == dim1 + 1) {
+        int64_t stop = count == 0 ? 0 : first + (count - 1) * (m + 1) + 1;
+        return tn_slice(tn_flatten(x, -2, -1), -1, first, stop, m + 1);
     }
+    for (int d = 0; d < tn_rank(x); d++) {
+        if (d == dim1 || d == dim2) continue;
+        shape[rank] = tn_size(x, d);
+        strides[rank++] = own[d];
+    }
+    shape[rank] = count;
+    strides[rank++] = own[dim1] + own[dim2];
+    return strided(x, shape, strides, rank, first);
+}
+
+/* Makes the dims of a diagonal positive; an error tensor if they are none. */
+static tn_tensor *check_dims(const char *name, const tn_tensor *x, int64_t *dim1, int64_t *dim2) {
+    int64_t a = dim_of(x, *dim1), b = dim_of(x, *dim2);
+    if (tn_rank(x) < 2 || a < 0 || b < 0 || a == b)
+        return tn_failed(TN_ERR_SHAPE, "%s: dims %lld and %lld of a tensor of rank %d: two different dims are needed",
+                         name, (long long)*dim1, (long long)*dim2, tn_rank(x));
     *dim1 = a;
     *dim2 = b;
-    /* the first move shifts the second dim by one if it lies behind */
-    return tn_movedim(tn_movedim(x, a, -1), b > a ? b - 1 : b, -1);
+    return NULL;
 }
 
 tn_tensor *(tn_diagonal)(const tn_tensor *x, int64_t offset, int64_t dim1, int64_t dim2) {
-    tn_tensor *error = NULL, *bad = refused(x);
+    tn_tensor *bad = refused(x);
+    if (!bad) bad = check_dims("diagonal", x, &dim1, &dim2);
     if (bad) return bad;
     TN_SCOPE;
-    tn_tensor *ordered = with_dims_last("diagonal", x, &dim1, &dim2, &error);
-    if (error) return tn_keep(error);
-    return tn_keep(diagonal_of_last(dim1 == tn_rank(x) - 2 && dim2 == dim1 + 1 ? x : tn_contiguous(ordered), offset));
+    return tn_keep(diagonal_of(x, offset, dim1, dim2));
 }
 
 tn_tensor *(tn_diagonal_scatter)(const tn_tensor *x, const tn_tensor *src, int64_t offset, int64_t dim1, int64_t dim2) {
-    tn_tensor *error = NULL, *bad = refused2(x, src);
+    tn_tensor *bad = refused2(x, src);
+    if (!bad) bad = check_dims("diagonal_scatter", x, &dim1, &dim2);
     if (bad) return bad;
     TN_SCOPE;
-    tn_tensor *ordered = with_dims_last("diagonal_scatter", x, &dim1, &dim2, &error);
-    if (error) return tn_keep(error);
-    tn_tensor *copy = (tn_clone)(ordered);
-    tn_tensor *y = with_part("diagonal_scatter", copy, diagonal_of_last(copy, offset), src);
-    if (tn_status_of(y) != TN_OK) return tn_keep(y);
-    y = tn_movedim(tn_movedim(y, -1, dim2 > dim1 ? dim2 - 1 : dim2), -1, dim1);
-    return tn_keep(tn_contiguous(y));
+    tn_tensor *copy = (tn_clone)(x);
+    return tn_keep(with_part("diagonal_scatter", copy, diagonal_of(copy, offset, dim1, dim2), src));
 }
 
 tn_tensor *(tn_diag_embed)(const tn_tensor *x, int64_t offset, int64_t dim1, int64_t dim2) {
@@ -267,23 +286,20 @@ tn_tensor *(tn_unfold)(const tn_tensor *x, int64_t dim, int64_t size, int64_t st
     if (size < 0 || size > extent || step < 1)
         return tn_keep(tn_failed(TN_ERR_ARGUMENT, "unfold: windows of %lld, %lld apart, do not fit extent %lld",
                                  (long long)size, (long long)step, (long long)extent));
-    tn_tensor *line = tn_rank(x) ? tn_contiguous(x) : tn_unsqueeze(x, 0);
-    int rank = tn_rank(line);
-    int64_t count = (extent - size) / step + 1;
-    if (tn_rank(x) == 0) return tn_keep(tn_reshape(x, &size, 1));
-    if (size == step && count * size == extent && size > 0) { /* side by side: a view */
-        return tn_keep(tn_movedim(tn_unflatten(line, at, (int64_t[]){count, size}, 2), at + 1, -1));
-    }
+    int rank = tn_rank(x);
+    int64_t count = (extent - size) / step + 1, shape[TN_MAX_RANK], strides[TN_MAX_RANK];
+    if (rank == 0) return tn_keep(tn_reshape(x, &size, 1));
+    if (size == step && count * size == extent && size > 0) /* side by side */
+        return tn_keep(tn_movedim(tn_unflatten(x, at, (int64_t[]){count, size}, 2), at + 1, -1));
     if (rank == TN_MAX_RANK)
         return tn_keep(tn_failed(TN_ERR_SHAPE, "unfold: the result would exceed the maximum rank, %d", TN_MAX_RANK));
-    int64_t shape[TN_MAX_RANK], strides[TN_MAX_RANK], stride = 1;
-    for (int d = rank - 1; d >= 0; d--) {
-        shape[d] = d == at ? count : tn_size(line, d);
-        strides[d] = d == at ? stride * step : stride;
-        if (d == at) shape[rank] = size, strides[rank] = stride;
-        stride *= tn_size(line, d);
-    }
-    return tn_keep(tn_as_strided(line, shape, rank + 1, strides, rank + 1, 0));
+    own_strides(x, strides);
+    memcpy(shape, tn_shape(x), (size_t)rank * sizeof *shape);
+    shape[at] = count;
+    shape[rank] = size;
+    strides[rank] = strides[at];
+    strides[at] *= step;
+    return tn_keep(strided(x, shape, strides, rank + 1, 0));
 }
 
 tn_tensor *(tn_vander)(const tn_tensor *x, int64_t n) {

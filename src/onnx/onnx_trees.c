@@ -41,13 +41,20 @@ typedef struct forest {
     int64_t node_count, vote_count, root_count, member_count, base_count, targets, features;
     aggregate how;
     bool all_positive,
-        one_score; /* votes; two classes of which only the first is voted for: its score stands for both */
+        one_score;    /* votes; two classes of which only the first is voted for: its score stands for both */
+    bool single_vote; /* each leaf has one, and it stands in the leaf's step */
 } forest;
 
-/* A node as it is walked: next[0] where x <= split, or x is NaN and `missing`. A leaf follows itself. */
+/* A node as it is walked: next[0] where x <= split, or x is NaN and `missing`. A leaf follows itself; its weight and
+ * target are those of a single vote. */
 typedef struct step {
-    double split;
-    int32_t feature, next[2], missing;
+    union {
+        double split, weight;
+    };
+    int32_t feature, next[2];
+    union {
+        int32_t missing, target;
+    };
 } step;
 
 static void drop_forest(void *data) {
@@ -99,12 +106,18 @@ static void walk_trees(const forest *f, int64_t depth, const double *const row[T
             at[k] = (int32_t)(decide(f, n, row[k][n->feature]) ? n->yes : n->no);
 }
 
+static inline void add_vote(const forest *f, double *at, double w) {
+    *at = f->how == MIN ? fmin(*at, w) : f->how == MAX ? fmax(*at, w) : *at + w;
+}
+
 static void vote_of(const forest *f, int32_t place, double *out) {
-    const tree_node *leaf = &f->nodes[place];
-    for (int64_t k = leaf->first; k < leaf->first + leaf->count; k++) {
-        double *at = &out[f->votes[k].target], w = f->votes[k].weight;
-        *at = f->how == MIN ? fmin(*at, w) : f->how == MAX ? fmax(*at, w) : *at + w;
+    if (f->single_vote) { /* two accesses less to memory that is rarely cached */
+        add_vote(f, &out[f->steps[place].target], f->steps[place].weight);
+        return;
     }
+    const tree_node *leaf = &f->nodes[place];
+    for (int64_t k = leaf->first; k < leaf->first + leaf->count; k++)
+        add_vote(f, &out[f->votes[k].target], f->votes[k].weight);
 }
 
 /* Several rows down one tree after another. */
@@ -217,11 +230,19 @@ static tn_status make_steps(const onnx_call *c, forest *f) {
     TRY(status);
     f->steps = tn_mem_alloc((size_t)f->node_count * sizeof *f->steps);
     bool all = f->steps != NULL;
+    f->single_vote = all;
     for (int64_t i = 0; i < f->node_count && all; i++) {
+        const tree_node *n = &f->nodes[i];
         f->steps[i] = (step){.next = {(int32_t)i, (int32_t)i}};
-        all = f->nodes[i].mode == LEAF || as_step(&f->nodes[i], &f->steps[i]);
+        all = n->mode == LEAF || as_step(n, &f->steps[i]);
+        if (n->mode != LEAF) continue;
+        f->single_vote &= n->count == 1;
+        if (n->count != 1) continue;
+        f->steps[i].weight = f->votes[n->first].weight;
+        f->steps[i].target = (int32_t)f->votes[n->first].target;
     }
     if (all) return TN_OK;
+    f->single_vote = false;
     tn_mem_free(f->steps);
     f->steps = NULL;
     return TN_OK;

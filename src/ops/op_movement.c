@@ -316,17 +316,31 @@ const tn_op_impl tn_impl_slice = {
         "[0,4] dim=0 start=0 stop=9 step=1; error=step [3] dim=0 start=0 stop=1 step=0;"
         "error=range [3] dim=1 start=0 stop=1 step=1; error=dimension [] dim=0 start=0 stop=1 step=1"};
 
-/* as_strided(x, shape, strides, offset): a view of a contiguous x with arbitrary strides: element at[] is x's element
- * offset + Σ at[d] · strides[d], counted in row-major order. Elements may occur several times. */
+/* The distance in memory of x's elements, which follow each other in row-major order at equal distances; 0 if not. */
+static int64_t even_distance(const tn_node *x, int64_t *offset) {
+    int64_t stride[TN_MAX_RANK], count = 1, distance = 0;
+    tn_node_layout(x, offset, stride);
+    for (int d = x->rank - 1; d >= 0; d--) {
+        if (x->shape[d] == 1) continue;
+        if (distance == 0) distance = stride[d];
+        if (stride[d] != distance * count) return tn_node_numel(x) == 0;
+        count *= x->shape[d];
+    }
+    return count > 1 ? distance : 1;
+}
+
+/* as_strided(x, shape, strides, offset): a view, with arbitrary strides, of an x whose elements lie in row-major order
+ * at equal distances: element at[] is x's element offset + Σ at[d] · strides[d]. Elements may occur several times. */
 static tn_status infer_as_strided(tn_infer *c) {
     const int64_t *a = c->attrs->i;
+    int64_t first, distance = even_distance(c->in[0], &first);
     const int64_t *shape = a + 1, *strides = a + 2 + a[0];
     int64_t offset = strides[a[0]], lowest = offset, highest = offset;
     char text[96];
     if (strides[-1] != a[0])
         return tn_fail(TN_ERR_SHAPE, "as_strided: %lld extents but %lld strides", (long long)a[0],
                        (long long)strides[-1]);
-    if (!tn_node_contiguous(c->in[0]))
+    if (distance == 0)
         return tn_fail(TN_ERR_SHAPE, "as_strided: %s is not contiguous: call tn_contiguous first",
                        tn_shape_text(c->in[0], text, sizeof text));
     TRY(tn_infer_reshaped(c, shape, a[0]));
@@ -337,13 +351,14 @@ static tn_status infer_as_strided(tn_infer *c) {
         if (tn_mul_overflow(shape[d] - 1, strides[d], &reach) || tn_add_overflow(*end, reach, end))
             return tn_fail(TN_ERR_SHAPE, "as_strided: stride %lld of dimension %d is too large", (long long)strides[d],
                            d);
-        c->stride[d] = strides[d];
     }
-    c->offset = offset;
     if (!empty && (lowest < 0 || highest >= tn_node_numel(c->in[0])))
         return tn_fail(TN_ERR_SHAPE, "as_strided: elements %lld to %lld are addressed, but %s has %lld",
                        (long long)lowest, (long long)highest, tn_shape_text(c->in[0], text, sizeof text),
                        (long long)tn_node_numel(c->in[0]));
+    c->offset = first + (empty ? 0 : offset * distance);
+    for (int d = 0; d < c->rank; d++)
+        c->stride[d] = empty || shape[d] == 1 ? 0 : strides[d] * distance;
     return TN_OK;
 }
 /* Places may repeat, so their gradients are added: by row number, on the flat tensor. */
@@ -416,7 +431,7 @@ const tn_op_impl tn_impl_gated = {.facts = TN_FACT_GATE,
 
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 
-/* contiguous(x): x in row-major order; a copy if it is not contiguous. */
+/* contiguous(x): a copy of x in row-major order. */
 const tn_op_impl tn_impl_contiguous = {.facts = TN_FACT_COPY,
                                        .class_ = TN_ELEMENTWISE,
                                        .infer = tn_infer_same,

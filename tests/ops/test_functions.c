@@ -357,6 +357,40 @@ static void a_clone_has_storage_of_its_own(void **state) {
     assert_true(tn_value_id(x) != tn_value_id(y));
 }
 
+/* Adds 100 to the elements of `view`, and compares x with what is wanted. */
+static void expect_written(const tn_tensor *x, tn_tensor *view, const double *want) {
+    double got[24];
+    assert_int_equal(tn_status_of(view), TN_OK);
+    tn_add_scalar_(view, 100);
+    assert_int_equal(tn_read(tn_cast(x, TN_F64), got, (size_t)tn_numel(x) * sizeof *got), TN_OK);
+    for (int64_t i = 0; i < tn_numel(x); i++)
+        if (got[i] != want[i]) fail_msg("element %lld is %g, not %g", (long long)i, got[i], want[i]);
+}
+
+static tn_tensor *counted(int64_t rows, int64_t columns) {
+    return tn_reshape(tn_arange(0, (double)(rows * columns), 1, TN_F32), TN_DIMS(rows, columns));
+}
+
+static void writes_into_diagonals_and_windows_reach_the_tensor(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = tn_contiguous(counted(3, 4));
+    expect_written(x, tn_diagonal(x, 1, 0, 1), (double[]){0, 101, 2, 3, 4, 5, 106, 7, 8, 9, 10, 111});
+    x = tn_contiguous(counted(3, 4));
+    expect_written(x, tn_diagonal(x, -1, 1, 0), (double[]){0, 101, 2, 3, 4, 5, 106, 7, 8, 9, 10, 111});
+    x = tn_contiguous(counted(4, 3)); /* of some of its rows, backwards */
+    expect_written(x, tn_diagonal(tn_narrow(x, 0, 2, 2), 0, 1, 0), (double[]){0, 1, 2, 3, 4, 5, 106, 7, 8, 9, 110, 11});
+    x = tn_contiguous(counted(2, 6));
+    expect_written(x, tn_unfold(x, 0, 1, 2), (double[]){100, 101, 102, 103, 104, 105, 6, 7, 8, 9, 10, 11});
+    x = tn_contiguous(counted(1, 7));
+    expect_written(x, tn_unfold(x, 1, 2, 3), (double[]){100, 101, 2, 103, 104, 5, 6});
+    x = tn_contiguous(counted(1, 8)); /* every second element, the last one first */
+    tn_tensor *odd = tn_slice(tn_select(x, 0, 0), 0, -1, INT64_MIN, -2);
+    expect_written(x, tn_as_strided(odd, TN_DIMS(2), TN_DIMS(2), 1), (double[]){0, 101, 2, 3, 4, 105, 6, 7});
+    refuses(tn_as_strided(tn_t(counted(2, 3)), TN_DIMS(2), TN_DIMS(2), 0), TN_ERR_SHAPE, "not contiguous");
+    refuses(tn_add_scalar_(tn_unfold(x, 1, 3, 2), 1), TN_ERR_ARGUMENT, "share memory");
+}
+
 static void unpooling_inverts_pooling(void **state) {
     (void)state;
     TN_SCOPE;
@@ -472,6 +506,9 @@ static void integers_out_of_range_are_told(void **state) {
         length = i ? 9 : -9;
         snprintf(words, sizeof words, "index %lld,", (long long)length);
         expect_told(tn_take(v, tn_from_data(&length, TN_DIMS(1), TN_I64)), words);
+        float weights[][3] = {{1, -2, 3}, {1, (float)INFINITY, 3}, {(float)NAN, 1, 3}, {0, 0, 0}};
+        for (size_t k = 0; k < TN_COUNT(weights); k++)
+            expect_told(tn_multinomial(tn_from_data(weights[k], TN_DIMS(3), TN_F32), 2, i), "index -1,");
         tn_tensor *labels = tn_from_data((int64_t[]){0, length, -1}, TN_DIMS(3), TN_I64);
         expect_told(tn_multilabel_margin_loss(v, labels, TN_REDUCTION_MEAN), words);
         offsets = tn_from_data(&one, TN_DIMS(1), TN_I64); /* must begin with 0 */
@@ -549,6 +586,7 @@ int main(void) {
         cmocka_unit_test(an_error_is_handed_on_with_its_first_cause),
         cmocka_unit_test(text_is_laid_out_as_pytorchs),
         cmocka_unit_test(a_clone_has_storage_of_its_own),
+        cmocka_unit_test(writes_into_diagonals_and_windows_reach_the_tensor),
         cmocka_unit_test(unpooling_inverts_pooling),
         cmocka_unit_test(distributions_have_their_means),
         cmocka_unit_test(what_evaluates_is_refused_in_a_capture),

@@ -5,7 +5,7 @@ that runs fewer tests than it announced counts as failed, so nothing passes by b
 of the repository, each with a folder of its own in TMPDIR, and their words are kept in BUILD/check/KIND/.
 Lines "ran on: DEVICE" and "skipped: …" of theirs are passed on.
 
-  --each N     seconds that one test or example may take (300)
+  --each N     seconds that one test or example may take (300), times PATIENCE of the environment, as budgets of suites
   --fuzz N     seconds for each fuzzer (5)
   --runs N     inputs for each fuzzer, if they come before these seconds; fewer count as failed
   --jobs N     programs that run at the same time (JOBS of the environment, else one a processor)
@@ -189,6 +189,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS") or os.cpu_count() or 1))
     parser.add_argument("--in", dest="inside")
     options = parser.parse_intermixed_args()
+    options.each *= int(os.environ.get("PATIENCE", 1))
 
     pattern, program_name, run = KINDS[options.kind]
     names = sorted((p.stem for p in ROOT.glob(pattern) if p.stem != "fuzz_replay"),
