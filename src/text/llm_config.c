@@ -417,6 +417,11 @@ tn_status tn_llm_configure(llm_source *s, const tn_llm_options *options, llm_con
 tn_status tn_llm_configure_reader(llm_source *s, llm_config *out) {
     tn_llm_options o = TN_LLM_DEFAULTS;
     TRY(configure(s, NULL, true, out));
+    if (out->recurrent.layers > 0)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s': a %s model has recurrent layers, which compute one text at a time; it generates "
+                               "texts and does not embed them",
+                               tn_llm_source_path(s), out->family->architecture);
     o.context = out->trained_context < LLM_READER_CONTEXT ? out->trained_context : LLM_READER_CONTEXT;
     return configure(s, &o, true, out);
 }

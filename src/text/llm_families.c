@@ -178,6 +178,18 @@ static const llm_naming ernie_moe_names = {
     NAMES, .layer_slots = {TWO_NORMS, ATTENTION, MATRICES, EXPERT_NAMES,
                            DEEPSEEK_SHARED, [SLOT_CHOICE_BIAS] = "mlp.moe_statics.e_score_correction_bias"}};
 
+static const llm_naming exaone_moe_names = {
+    NAMES, .layer_slots = {TWO_NORMS, ATTENTION, HEAD_NORMS, MATRICES, EXPERT_NAMES,
+                           DEEPSEEK_SHARED, [SLOT_CHOICE_BIAS] = "mlp.e_score_correction_bias"}};
+static const llm_naming hy_v3_names = {
+    NAMES,
+    .layer_slots = {
+        TWO_NORMS, ATTENTION, HEAD_NORMS,
+        MATRICES, [SLOT_ROUTER] = "mlp.router.gate.weight", [SLOT_CHOICE_BIAS] = "mlp.expert_bias",
+        [SLOT_EXPERT_GATE] = "mlp.experts.*.gate_proj.weight", [SLOT_EXPERT_UP] = "mlp.experts.*.up_proj.weight",
+        [SLOT_EXPERT_DOWN] = "mlp.experts.*.down_proj.weight", [SLOT_SHARED_GATE] = "mlp.shared_mlp.gate_proj.weight",
+        [SLOT_SHARED_UP] = "mlp.shared_mlp.up_proj.weight", [SLOT_SHARED_DOWN] = "mlp.shared_mlp.down_proj.weight"}};
+
 static const llm_naming apertus_names = {
     .prefix = "model.",
     .layer = "layers.",
@@ -260,6 +272,11 @@ static const llm_naming lfm2_names = {
                     [SLOT_GATE] = "feed_forward.w1.weight",
                     [SLOT_UP] = "feed_forward.w3.weight",
                     [SLOT_DOWN] = "feed_forward.w2.weight",
+                    [SLOT_ROUTER] = "feed_forward.gate.weight",
+                    [SLOT_CHOICE_BIAS] = "feed_forward.expert_bias",
+                    [SLOT_EXPERT_GATE] = "feed_forward.experts.*.w1.weight",
+                    [SLOT_EXPERT_UP] = "feed_forward.experts.*.w3.weight",
+                    [SLOT_EXPERT_DOWN] = "feed_forward.experts.*.w2.weight",
                     [SLOT_MIX_IN] = "conv.in_proj.weight",
                     [SLOT_MIX_IN_BIAS] = "conv.in_proj.bias",
                     [SLOT_CONV] = "conv.conv.weight",
@@ -595,6 +612,13 @@ static const llm_family families[] = {
      .slots.head_needs = PLAIN_HEAD, .naming = &ernie_moe_names, .keys = llama_keys, .read = tn_llm_read_ernie_moe,
      .forward.activation = "silu", .tied = true, .positions.base = 5e5, .experts.slots = DEEPSEEK_SLOTS,
      .experts.always = true, .experts.own_width = true, .experts.whole_choice = true},
+    {"exaone_moe", "K-EXAONE", .slots.needs = PLAIN_SLOTS | NORMS, .slots.head_needs = PLAIN_HEAD,
+     .naming = &exaone_moe_names, .keys = llama_keys, .forward.activation = "silu", .experts.slots = DEEPSEEK_SLOTS,
+     .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true, .attention.window = 4096,
+     .attention.pattern = 4, .positions.in_windows = true},
+    {"hy_v3", "Hunyuan 3", .slots.needs = PLAIN_SLOTS | NORMS, .slots.head_needs = PLAIN_HEAD, .naming = &hy_v3_names,
+     .keys = llama_keys, .forward.activation = "silu", .experts.slots = DEEPSEEK_SLOTS, .experts.always = true,
+     .experts.own_width = true, .experts.by_sigmoid = true},
     {"apertus", "Apertus", .slots.needs = UNGATED_SLOTS | NORMS | BIT(SLOT_ALPHA_P) | BIT(SLOT_ALPHA_N),
      .slots.allows = BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = PLAIN_HEAD, .naming = &apertus_names,
      .keys = apertus_keys, .read = tn_llm_read_apertus, .forward.activation = "silu"},
@@ -744,6 +768,11 @@ static const llm_family families[] = {
     {"lfm2", "LFM2", .slots.needs = PLAIN_SLOTS | NORMS, .slots.head_needs = PLAIN_HEAD, .naming = &lfm2_names,
      .keys = lfm2_keys, .read = tn_llm_read_lfm2, .forward.activation = "silu", .tied = true, .positions.base = 1e6,
      .recurrent.kind = RECURRENCE_CONV, .recurrent.needs = MIXER_SLOTS, .recurrent.allows = MIXER_BIASES},
+    {"lfm2_moe", "LFM2 MoE", .slots.needs = PLAIN_SLOTS | NORMS, .slots.head_needs = PLAIN_HEAD, .naming = &lfm2_names,
+     .keys = lfm2_keys, .read = tn_llm_read_lfm2_moe, .forward.activation = "silu", .tied = true, .positions.base = 1e6,
+     .experts.slots = EXPERTS | BIT(SLOT_CHOICE_BIAS), .experts.always = true, .experts.own_width = true,
+     .experts.by_sigmoid = true, .recurrent.kind = RECURRENCE_CONV, .recurrent.needs = MIXER_SLOTS,
+     .recurrent.allows = MIXER_BIASES},
     {"mamba", "Mamba", .slots.needs = BIT(SLOT_ATTENTION_NORM), .slots.head_needs = PLAIN_HEAD, .naming = &mamba_names,
      .keys = mamba_keys, .usual = mamba_usual, .forward.activation = "silu", .tied = true,
      .recurrent.kind = RECURRENCE_MAMBA, .recurrent.needs = MAMBA1_SLOTS, .recurrent.allows = MIXER_BIASES},

@@ -408,6 +408,7 @@ static tn_status read_choice(const hf_folder *f, llm_config *c) {
     int64_t experts = c->size[SIZE_EXPERTS], least = c->family->experts.by_sigmoid ? 2 : 1;
     const char *method = tn_hf_text(f, "topk_method", c->family->experts.by_sigmoid ? "noaux_tc" : "greedy");
     TRY(tn_hf_real(f, f->config, "routed_scaling_factor", 1, 1e-6, 1e6, &c->experts.scale));
+    TRY(tn_hf_real(f, f->config, "router_scaling_factor", c->experts.scale, 1e-6, 1e6, &c->experts.scale));
     if (strcmp(method, "greedy") == 0) return TN_OK;
     if (strcmp(method, "noaux_tc") != 0 && strcmp(method, "group_limited_greedy") != 0)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
@@ -470,8 +471,9 @@ static tn_status read_experts(const hf_folder *f, llm_config *c) {
             flag(f, "norm_topk_prob", c->family->experts.by_sigmoid || c->family->recurrent.kind); /* Mixtral: always */
     TRY(tn_hf_size(f, own ? "moe_intermediate_size" : "intermediate_size", usual, LLM_MOST_WIDTH, inner));
     c->size[SIZE_EXPERT_UP] = *inner * (c->family->forward.fused_gate ? 2 : 1);
-    if (tn_hf_has(f, "n_routed_experts")) {
-        TRY(tn_hf_size(f, "n_shared_experts", 1, LLM_MOST_EXPERTS, &shared));
+    bool counted = tn_hf_has(f, "num_shared_experts");
+    if (counted || tn_hf_has(f, "n_routed_experts")) {
+        TRY(tn_hf_size(f, counted ? "num_shared_experts" : "n_shared_experts", 1, LLM_MOST_EXPERTS, &shared));
         c->size[SIZE_SHARED] = shared * *inner;
         return read_choice(f, c);
     }
@@ -642,6 +644,15 @@ tn_status tn_llm_read_granite_shared(const hf_folder *f, llm_config *c) {
     c->size[SIZE_INTERMEDIATE] = width;
     c->size[SIZE_UP] = 2 * width;
     return TN_OK;
+}
+
+/* Experts in all layers but the first ones. */
+tn_status tn_llm_read_lfm2_moe(const hf_folder *f, llm_config *c) {
+    int64_t dense = tn_json_int(tn_json_get(f->config, "num_dense_layers"), 2);
+    for (int64_t i = 0; i < c->layers && i < dense; i++)
+        tn_llm_set_unmixed(c, i);
+    if (!flag(f, "use_expert_bias", true)) c->needs &= ~BIT(SLOT_CHOICE_BIAS);
+    return tn_hf_real(f, f->config, "routed_scaling_factor", 1, 1e-6, 1e6, &c->experts.scale);
 }
 
 /* No positions; experts in one of every `period` layers. */

@@ -422,6 +422,7 @@ tn_status tn_llm_read_modernbert(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_apertus(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_ernie_moe(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_granite_shared(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_lfm2_moe(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_jamba(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_falcon_mamba(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_phimoe(const hf_folder *f, llm_config *c);

@@ -340,6 +340,9 @@ static tn_tensor *deltanet(const llm_config *c, const llm_weights *w, int64_t la
 
 tn_tensor *tn_llm_recur(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
     const llm_layer *l = &w->layers[layer];
+    if (tn_size(x, 0) > LLM_SCAN)
+        return tn_failed(TN_ERR_ARGUMENT, "recurrent layers compute at most %d tokens at once, not %" PRId64,
+                         (int)LLM_SCAN, tn_size(x, 0));
     tn_tensor *made = tn_llm_product(w, layer, SLOT_MIX_IN, x, l->weight[SLOT_MIX_IN_BIAS]), *y = NULL;
     switch (c->family->recurrent.kind) {
     case RECURRENCE_CONV: y = short_convolution(c, l, made); break;

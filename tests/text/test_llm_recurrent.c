@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "text/text_common.h"
+#include "trunnion/embed.h"
 #include "trunnion/finetune.h"
 #include "trunnion/llm.h"
 #include "trunnion/trunnion.h"
@@ -235,6 +236,9 @@ static void what_needs_several_tokens_at_once_is_refused(void **state) {
     assert_int_equal(tn_llm_export_onnx(m, test_scratch("x.onnx"), NULL), TN_ERR_UNSUPPORTED);
     assert_int_equal(tn_finetune_new(m, NULL, &t), TN_ERR_UNSUPPORTED);
     assert_non_null(strstr(tn_error(), "have no gradients"));
+    tn_embedder *e;
+    assert_int_equal(tn_embedder_open(make_folder(&models[0], ""), NULL, &e), TN_ERR_UNSUPPORTED);
+    assert_non_null(strstr(tn_error(), "does not embed"));
     assert_int_equal(tn_llm_importance(m, text, LENGTH, NULL, NULL), TN_ERR_ARGUMENT);
     tn_llm_close(m);
 }
