@@ -89,7 +89,7 @@ void cli_output_abandon(cli_output *o);
 
 enum {
     CLI_JSON = 1 << 0,
-    CLI_DEVICE = 1 << 1,  /* --device, --strict, --mem */
+    CLI_DEVICE = 1 << 1,  /* --device, --strict, --mem, --device-timeout, --tensor-cores, --vendor, --tune */
     CLI_THREADS = 1 << 2, /* --threads, --library, --numerics */
     CLI_SEED = 1 << 3,
     CLI_VERBOSE = 1 << 4,
@@ -103,6 +103,8 @@ typedef struct cli_options {
     const char *library;  /* for matrix products; NULL: as the environment says */
     const char *numerics; /* "exact" or "fast"; NULL: as the environment says */
     int64_t memory;       /* bytes that have to be free; 0: any */
+    int64_t device_timeout; /* seconds of a wait for the device; 0: no limit */
+    int matrix, vendor, tuning; /* as in tn_device_options */
     uint64_t seed;
     bool seed_given;
 } cli_options;
@@ -128,6 +130,9 @@ bool cli_parse_bytes(const char *text, int64_t *out);
 /* A whole number in [least, most]. */
 bool cli_parse_int(const char *text, int64_t least, int64_t most, int64_t *out);
 
+/* For opening a device. */
+tn_device_options cli_device_options(const cli_options *o);
+
 /* Opens the device that the options ask for, makes it the thread's current one, and says on standard error what was
  * passed over if that was asked for (-v) or nothing fits. NULL after a message: *code is then what the subcommand
  * returns, CLI_USAGE for a name that nothing has. */
@@ -138,8 +143,8 @@ tn_device *cli_choose_device(const cli_options *o, tn_selection *s, int *code);
 /* The member `fallback`: devices that were passed over (s may be NULL), and what the host computed for the chosen
  * one. */
 void cli_json_fallback(cli_json *j, const tn_selection *s, const tn_device *device);
-/* The members `failed_devices` (and from which step the next one continued), `recomputed_steps`, `state_copies` and
- * `state_copy_seconds` (json_out.c). */
+/* The members `failed_devices` (and from which step the next one continued), `recomputed_steps`, `state_copies`,
+ * `steps_between_copies` and `state_copy_seconds` (json_out.c). */
 void cli_json_survived(cli_json *j, const tn_survive_report *survived);
 
 /* ---- terminal (terminal.c) --------------------------------------------------------------------------------------- */

@@ -159,5 +159,6 @@ void cli_json_survived(cli_json *j, const tn_survive_report *survived) {
     cli_json_end(j, ']');
     cli_json_int(j, "recomputed_steps", survived->recomputed);
     cli_json_int(j, "state_copies", survived->copies);
+    cli_json_int(j, "steps_between_copies", survived->every);
     cli_json_number(j, "state_copy_seconds", survived->copy_seconds);
 }

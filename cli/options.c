@@ -6,12 +6,21 @@
 
 #include "cli/cli.h"
 
-enum { MOST_OWN = 64, FIRST_COMMON = 1000, MOST_THREADS = 512 /* the library's limit */ };
+enum {
+    MOST_OWN = 64,
+    FIRST_COMMON = 1000,
+    MOST_THREADS = 512,  /* the library's limit */
+    DEVICE_TIMEOUT = 600 /* seconds: some drivers compile all kernels of a step while it is waited for */
+};
 enum {
     OPT_JSON = FIRST_COMMON,
     OPT_DEVICE,
     OPT_STRICT,
     OPT_MEM,
+    OPT_DEVICE_TIMEOUT,
+    OPT_TENSOR_CORES,
+    OPT_VENDOR,
+    OPT_TUNE,
     OPT_THREADS,
     OPT_LIBRARY,
     OPT_NUMERICS,
@@ -36,6 +45,22 @@ static const struct {
     {{"mem", required_argument, NULL, OPT_MEM},
      CLI_DEVICE,
      "  --mem SIZE            require this much free memory on the device, as in 6G"},
+    {{"device-timeout", required_argument, NULL, OPT_DEVICE_TIMEOUT},
+     CLI_DEVICE,
+     "  --device-timeout N    seconds after which a device that does not answer counts as\n"
+     "                        lost (default 600; 0: never; cpu: no limit)"},
+    {{"tensor-cores", required_argument, NULL, OPT_TENSOR_CORES},
+     CLI_DEVICE,
+     "  --tensor-cores KIND   off; half: for f16 and bf16 products (default); tf32: for f32\n"
+     "                        products too, with fewer bits"},
+    {{"vendor", required_argument, NULL, OPT_VENDOR},
+     CLI_DEVICE,
+     "  --vendor KIND         off: own kernels only; all: every installed library of the\n"
+     "                        device's vendor (cuBLASLt, cuDNN, rocBLAS, MPS)"},
+    {{"tune", required_argument, NULL, OPT_TUNE},
+     CLI_DEVICE,
+     "  --tune KIND           measured variants: cache: those measured before (default);\n"
+     "                        first-use: also measure at the first use; off: rules only"},
     {{"threads", required_argument, NULL, OPT_THREADS}, CLI_THREADS, "  --threads N           CPU threads, 1 to 512"},
     {{"library", required_argument, NULL, OPT_LIBRARY},
      CLI_THREADS,
@@ -107,6 +132,17 @@ static bool parse_seed(const char *text, uint64_t *out) {
     return true;
 }
 
+/* The place of `word` in a list that NULL ends, from 1 on, in *out. */
+static bool take_word(const char *word, const char *const *words, int *out) {
+    for (int i = 0; words[i]; i++)
+        if (strcmp(word, words[i]) == 0) return (*out = i + 1) > 0;
+    return false;
+}
+
+/* Words of options, in the order of the values in tn_device_options. */
+static const char *const tensor_cores[] = {"off", "half", "tf32", NULL}, *const vendors[] = {"off", "all", NULL},
+                         *const tunings[] = {"cache", "first-use", "off", NULL};
+
 /* Takes a common option; false for a wrong value. */
 static bool take_common(cli_options *o, int val, const char *arg) {
     int64_t n;
@@ -121,6 +157,10 @@ static bool take_common(cli_options *o, int val, const char *arg) {
     case OPT_LIBRARY: o->library = arg; return *arg != 0;
     case OPT_NUMERICS: o->numerics = arg; return !strcmp(arg, "exact") || !strcmp(arg, "fast");
     case OPT_MEM: return cli_parse_bytes(arg, &o->memory);
+    case OPT_DEVICE_TIMEOUT: return cli_parse_int(arg, 0, 1000000, &o->device_timeout);
+    case OPT_TENSOR_CORES: return take_word(arg, tensor_cores, &o->matrix);
+    case OPT_VENDOR: return take_word(arg, vendors, &o->vendor);
+    case OPT_TUNE: return take_word(arg, tunings, &o->tuning);
     case OPT_SEED: return o->seed_given = parse_seed(arg, &o->seed);
     default:
         if (!cli_parse_int(arg, 1, MOST_THREADS, &n)) return false;
@@ -203,7 +243,7 @@ int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const
     char letters[64];
     gather_options(c, own, all);
     snprintf(letters, sizeof letters, ":h%s%s", c->accepts & CLI_VERBOSE ? "v" : "", shorts ? shorts : "");
-    *o = (cli_options){.device = "auto"};
+    *o = (cli_options){.device = "auto", .device_timeout = DEVICE_TIMEOUT};
     *status = CLI_USAGE;
     if (!take_environment(c, o)) return -1;
     optind = 0; /* begin anew, whatever was parsed before */
@@ -280,11 +320,20 @@ static void say_idle_numerics(const tn_device *device) {
               d.id);
 }
 
-tn_device *cli_choose_device(const cli_options *o, tn_selection *s, int *code) {
+tn_device_options cli_device_options(const cli_options *o) {
     tn_device_options d = TN_DEVICE_DEFAULTS;
     d.minimum_memory = o->memory;
     d.threads = o->threads;
     d.fallback = o->strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
+    d.time_limit = (double)o->device_timeout;
+    d.matrix = o->matrix;
+    d.vendor = o->vendor;
+    d.tuning = o->tuning;
+    return d;
+}
+
+tn_device *cli_choose_device(const cli_options *o, tn_selection *s, int *code) {
+    tn_device_options d = cli_device_options(o);
     *s = (tn_selection){.struct_size = sizeof *s};
     tn_device *device = NULL;
     by_name = strcmp(o->device, "auto") != 0;

@@ -550,6 +550,7 @@ tn_status engine_start(server *s) {
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->news, NULL);
     e->server = s;
+    e->moves.options = &s->common;
     e->count = (int)s->parallel;
     s->engine = e;
     tn_status status = make_conversations(e, s);

@@ -467,6 +467,7 @@ static int run_session(session *s) {
 
 static int run_chat(int argc, char **argv) {
     session s = {.tokens = ANSWER_ALL};
+    s.moves.options = &s.common;
     struct option all[CLI_OPTIONS_MOST];
     char found[CLI_PATH];
     int status;

@@ -368,8 +368,9 @@ static void share_end(void *self) {
 /* The device that finished is the one that is reported. */
 static tn_status note_device(work *w, const char *ran) {
     tn_device *device = NULL;
+    tn_device_options how = cli_device_options(&w->asked->common);
     if (!*ran || strcmp(ran, w->selection.chosen) == 0) return TN_OK;
-    tn_status status = tn_device_open(ran, NULL, NULL, &device);
+    tn_status status = tn_device_open(ran, &how, NULL, &device);
     if (status != TN_OK) return status;
     tn_set_current_device(device);
     tn_device_close(w->device);
@@ -390,6 +391,8 @@ static tn_status generate(work *w) {
     sur.end = share_end;
     o.last = o.every = INT64_MAX;
     o.fallback = w->asked->common.strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
+    tn_device_options how = cli_device_options(&w->asked->common);
+    o.device = &how;
     const char *name = w->selection.chosen;
     char chosen[sizeof w->selection.chosen];
     snprintf(chosen, sizeof chosen, "%s", name);

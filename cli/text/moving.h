@@ -7,6 +7,7 @@
 enum { CLI_MOST_MOVES = 16 };
 
 typedef struct cli_moves {
+    const cli_options *options;      /* of the command: how devices are opened */
     char failed[CLI_MOST_MOVES][32]; /* ids of devices that failed */
     int count;
     char reason[TN_REASON_BYTES]; /* of the last one */

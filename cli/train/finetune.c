@@ -25,7 +25,6 @@
 
 static const char CHECKPOINT[] = "checkpoint.safetensors", MERGED[] = "model.gguf";
 enum { PLOT_ROWS = 8, SAMPLE_TOKENS = 48, VALIDATION_BATCH = 8, MOST_DESCRIPTION = 768, DEFAULT_CONTEXT = 512 };
-enum { DEVICE_TIMEOUT = 600 }; /* seconds: the first step compiles all kernels */
 
 static const char help_text[] =
     "  -m, --model MODEL     a GGUF file (also quantized), or a Hugging Face model folder\n"
@@ -58,12 +57,11 @@ static const char help_text[] =
     "      --memory SIZE     the most memory of the device that training may take, as in 500M: values are\n"
     "                        computed twice, then a pass has fewer texts; or the first step fails and\n"
     "                        says what is missing. A run within a limit does not change devices\n"
-    "      --device-timeout N  seconds after which a step counts as hanging, on other devices than\n"
-    "                        the CPU (600; 0: never)\n"
     "      --json            loss, validation_loss, validation_loss_before, steps, tokens,\n"
     "                        tokens_per_second, trained_parameters, texts, out, peak_bytes,\n"
     "                        device, fallback[], seed, interrupted, failed_devices[],\n"
-    "                        recomputed_steps, state_copies, state_copy_seconds; with --memory:\n"
+    "                        recomputed_steps, state_copies, steps_between_copies,\n"
+    "                        state_copy_seconds; with --memory:\n"
     "                        memory_limit, memory_peak, recomputes, pass_tokens\n"
     "\n"
     "Writes DIR/adapter_model.safetensors and adapter_config.json (PEFT's format), which\n"
@@ -113,7 +111,6 @@ enum {
     OPT_LOG,
     OPT_REPORT,
     OPT_TENSORBOARD,
-    OPT_DEVICE_TIMEOUT,
     OPT_MEMORY
 };
 
@@ -141,7 +138,6 @@ static const struct option own_options[] = {
     {"log", required_argument, NULL, OPT_LOG},
     {"report", required_argument, NULL, OPT_REPORT},
     {"tensorboard", required_argument, NULL, OPT_TENSORBOARD},
-    {"device-timeout", required_argument, NULL, OPT_DEVICE_TIMEOUT},
     {"memory", required_argument, NULL, OPT_MEMORY},
     {0},
 };
@@ -151,7 +147,6 @@ typedef struct order {
     const char *model, *data, *out, *targets, *validation, *log, *report, *tensorboard, *schedule;
     int64_t rank, epochs, steps, batch, accumulate, context, save_every, warmup; /* 0: not given; warmup: -1 */
     double alpha, lr, decay, clip;                                               /* alpha, lr: 0: not given */
-    int64_t device_timeout;
     int64_t memory; /* bytes; 0: no limit */
     bool full, resume;
 } order;
@@ -194,7 +189,6 @@ static bool take_finetune_option(void *ctx, int val, const char *arg) {
     case OPT_LOG: o->log = arg; return *arg != 0;
     case OPT_TENSORBOARD: o->tensorboard = arg; return *arg != 0;
     case OPT_MEMORY: return cli_parse_bytes(arg, &o->memory) && o->memory > 0;
-    case OPT_DEVICE_TIMEOUT: return cli_parse_int(arg, 0, 1000000, &o->device_timeout);
     default: o->report = arg; return *arg != 0;
     }
 }
@@ -785,9 +779,11 @@ static tn_status train_tuning(tuning *t) {
     o.first = t->first;
     o.last = t->last;
     bool stays = t->asked->common.strict || t->asked->memory;
+    tn_device_options how = cli_device_options(&t->asked->common);
+    o.device = &how;
     o.fallback = stays ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
     bool cpu = strcmp(t->selection.chosen, "cpu") == 0;
-    o.time_limit = cpu ? 0 : (double)t->asked->device_timeout;
+    o.time_limit = cpu ? 0 : (double)t->asked->common.device_timeout;
     snprintf(chosen, sizeof chosen, "%s", t->selection.chosen);
     const char *name = chosen;
     t->survived.struct_size = sizeof t->survived;
@@ -922,7 +918,6 @@ static const char *conflict_in_order(const order *o) {
 
 static int run_finetune(int argc, char **argv) {
     order o = {.batch = 8, .accumulate = 1, .warmup = -1, .clip = 1, .schedule = "cosine"};
-    o.device_timeout = DEVICE_TIMEOUT;
     int status;
     int at = cli_parse(&cli_finetune, argc, argv, &o.common, own_options, "m:", take_finetune_option, &o, &status);
     if (at < 0) return status;

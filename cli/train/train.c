@@ -15,7 +15,6 @@
 
 /* The exit status if another process of the group was told to stop: that of SIGTERM. */
 enum { STOPPED_ELSEWHERE = 128 + 15 };
-enum { DEVICE_TIMEOUT = 300 }; /* seconds: the first step compiles all kernels */
 enum { PLOT_ROWS = 8, PLOT_POINTS = 4096, DESCRIPTION_BYTES = 256 };
 
 static const train_task *const tasks[] = {&train_digits, &train_cartpole, &train_chars};
@@ -52,8 +51,6 @@ static const char help_text[] =
     "                        uninterrupted run\n"
     "  --report FILE         an HTML page with charts, written while training\n"
     "  --tensorboard DIR     the same as an event file of TensorBoard in this folder\n"
-    "  --device-timeout N    seconds after which a step counts as hanging, on other devices than the CPU (300; 0: "
-    "never)\n"
     "  --log FILE            one JSON object per line for each step shown: step, loss; cartpole: mean return\n"
     "\n"
     "If the device is lost, out of memory or hangs, the run continues on the next one from a copy of its state in "
@@ -103,8 +100,7 @@ enum {
     OPT_RESUME,
     OPT_REPORT,
     OPT_TENSORBOARD,
-    OPT_LOG,
-    OPT_DEVICE_TIMEOUT
+    OPT_LOG
 };
 
 static const struct option own_options[] = {
@@ -123,7 +119,6 @@ static const struct option own_options[] = {
     {"report", required_argument, NULL, OPT_REPORT},
     {"tensorboard", required_argument, NULL, OPT_TENSORBOARD},
     {"log", required_argument, NULL, OPT_LOG},
-    {"device-timeout", required_argument, NULL, OPT_DEVICE_TIMEOUT},
     {NULL, 0, NULL, 0},
 };
 
@@ -133,7 +128,6 @@ static bool take_option(void *ctx, int val, const char *arg) {
     train_options *o = ctx;
     switch (val) {
     case OPT_STEPS: return cli_parse_int(arg, 0, INT64_C(1) << 40, &o->steps);
-    case OPT_DEVICE_TIMEOUT: return cli_parse_int(arg, 0, 1000000, &o->device_timeout);
     case OPT_SAVE_EVERY: return cli_parse_int(arg, 1, INT64_C(1) << 40, &o->save_every);
     case OPT_MODEL: o->model = arg; return one_of(arg, "mlp", "cnn");
     case OPT_POLICY: o->policy = arg; return one_of(arg, "mlp", "lstm");
@@ -548,8 +542,10 @@ static int execute(run *r, tn_device *device) {
     o.first = steps_before(r);
     o.last = r->last;
     bool stays = r->options->common.strict || r->options->memory || !alone;
+    tn_device_options how = cli_device_options(&r->options->common);
+    o.device = &how;
     o.fallback = stays ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
-    o.time_limit = strcmp(info.backend, "cpu") == 0 || !alone ? 0 : (double)r->options->device_timeout;
+    o.time_limit = strcmp(info.backend, "cpu") == 0 || !alone ? 0 : (double)r->options->common.device_timeout;
     r->survived.struct_size = sizeof r->survived;
     const char *name = info.id;
     tn_status status = tn_survive(&work, r, &name, 1, &o, &r->survived);
@@ -611,7 +607,7 @@ static int run_task(train_options *o, const train_task *task) {
 }
 
 static int run_train(int argc, char **argv) {
-    train_options o = {.steps = -1, .device_timeout = DEVICE_TIMEOUT};
+    train_options o = {.steps = -1};
     int status = CLI_USAGE;
     int at = cli_parse(&cli_train, argc, argv, &o.common, own_options, NULL, take_option, &o, &status);
     if (at < 0) return status;

@@ -21,7 +21,6 @@ typedef struct train_options {
     cli_options common;
     int64_t steps;      /* -1: the task's own number */
     int64_t save_every; /* 0: at the end alone */
-    int64_t device_timeout;
     const char *save, *resume, *log, *report, *tensorboard;
     const char *data;    /* digits: the table; NULL: in the cache folder. chars: the text; NULL: the command's help */
     const char *model;   /* digits: mlp, cnn */

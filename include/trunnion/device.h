@@ -108,9 +108,13 @@ typedef struct tn_device_options {
     /* Measured variants (tune.h): 1 those in the cache, 2 also measured at the first use, 3 rules only;
      * 0: tn_set_tuning, TRUNNION_TUNE */
     int tuning;
+    /* Seconds that a wait for the device may take; then the device counts as lost: the wait and every later call fail
+     * with TN_ERR_LOST, and its memory is left behind. A wait includes kernels that the device's driver compiles when
+     * they are launched. Not of the cpu and engines. Default 0: no limit. */
+    double time_limit;
 } tn_device_options;
 #define TN_DEVICE_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_device_options, tuning), TN_FALLBACK_WARN, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0 }
+    { TN_OPTIONS_SIZE(tn_device_options, time_limit), TN_FALLBACK_WARN, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0 }
 
 /* One step of a selection: a device or backend that was tried. */
 typedef struct tn_selection_step {
@@ -134,8 +138,8 @@ typedef struct tn_selection {
  *   options: NULL for the defaults.
  *   selection: receives everything that was tried, also on failure; may be NULL; the caller sets struct_size.
  *   *out: shared: opening the same id again returns the same device, with the options of the first call; a notice names
- *     settings (simd, pool sizes, matrix, numerics, graphs, vendor, tuning) that differ and have no effect. Close it
- *     once per open with tn_device_close.
+ *     settings (simd, pool sizes, matrix, numerics, graphs, vendor, tuning, time_limit) that differ and have no effect.
+ *     Close it once per open with tn_device_close.
  * Errors: TN_ERR_ARGUMENT for an unknown name; TN_ERR_UNAVAILABLE, with the reasons, if no device can be used. */
 TN_API tn_status tn_device_open(const char *preference, const tn_device_options *options, tn_selection *selection,
                                 tn_device **out);
@@ -220,6 +224,8 @@ TN_API tn_status tn_try(const char *const *preferences, int count, const tn_devi
  *   failure of the default queue is reported once; the queue can be used again afterwards. */
 TN_API tn_status tn_device_alloc(tn_device *device, size_t size, size_t alignment, void **out);
 TN_API void tn_device_dealloc(tn_device *device, void *address);
+/* Whether these bytes lie in one allocation of tn_device_alloc of this device. */
+TN_API bool tn_device_owns(const tn_device *device, const void *address, size_t bytes);
 TN_API tn_status tn_device_copy(tn_device *dst_device, void *dst, tn_device *src_device, const void *src, size_t len);
 TN_API tn_status tn_device_synchronize(tn_device *device);
 

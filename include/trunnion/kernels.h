@@ -1,4 +1,4 @@
-/* kernels.h — single CPU kernels on plain memory, without tensors and graphs.
+/* kernels.h — single kernels on plain memory, without tensors and graphs: on the CPU, and on any device.
  *
  * For programs with their own loop around a model, for ports of such programs, and for tests. A call computes
  * immediately. All numbers are f32 in the caller's memory; vectors are contiguous, matrices row-major unless a stride
@@ -81,6 +81,38 @@ TN_API tn_status tn_kernel_attention_scores(const float *query, const float *key
 /* out[d] = Σ weights[i] · matrix[i, :]: weights [n], matrix [n, d] with rows row_stride ≥ d apart. As tn_matmul. */
 TN_API tn_status tn_kernel_weighted_sum_rows(const float *weights, const float *matrix, int64_t row_stride, int64_t n,
                                              int64_t d, float *out);
+
+/* ---- on a device ------------------------------------------------------------------------------------------------- */
+
+/* The kernels above on a device: tn_kernel_NAME_on(device, …). NULL and the cpu: as above.
+ *   operands: each in host memory, which is copied, or in memory of tn_device_alloc of this device, also behind its
+ *     beginning, which is used in place. A call returns when its result is there.
+ * Results have the bits of the operation of the same name on that device: those of the cpu, unless the device rounds
+ * otherwise (docs/numerics.md). An operation that the device lacks is computed by the host.
+ * Errors: as above, except that operands may overlap, and those of the device. Threads: as above; a call also evaluates
+ * what the calling thread has recorded for the device. */
+
+/* Whether this device ("cuda:1"), or a device of this backend ("cuda"), can be used. */
+TN_API bool tn_kernel_is_available(const char *device);
+/* The name of the device: "cuda:0", "cpu" for NULL. */
+TN_API tn_status tn_kernel_device_name(const tn_device *device, char name[32]);
+
+TN_API tn_status tn_kernel_matmul_vec_on(tn_device *device, const float *w, int64_t row_stride, int64_t rows,
+                                         int64_t cols, const float *x, float *out);
+TN_API tn_status tn_kernel_matmul_on(tn_device *device, const float *a, const float *b, int64_t m, int64_t k, int64_t n,
+                                     float *out);
+TN_API tn_status tn_kernel_matmul_vec_quantized_on(tn_device *device, tn_dtype dtype, const void *blocks, int64_t rows,
+                                                   int64_t cols, const float *x, float *out);
+TN_API tn_status tn_kernel_rmsnorm_on(tn_device *device, float *x, const float *weight, int64_t n, float eps);
+TN_API tn_status tn_kernel_softmax_on(tn_device *device, float *x, int64_t n);
+TN_API tn_status tn_kernel_softmax_view_on(tn_device *device, float *x, int64_t n, int64_t stride); /* stride ≥ 1 */
+TN_API tn_status tn_kernel_silu_on(tn_device *device, const float *x, int64_t n, float *out);
+TN_API tn_status tn_kernel_apply_rope_on(tn_device *device, float *x, int64_t rows, int64_t features, const float *cos,
+                                         const float *sin, int64_t half, bool interleaved);
+TN_API tn_status tn_kernel_attention_scores_on(tn_device *device, const float *query, const float *keys,
+                                               int64_t row_stride, int64_t n, int64_t d, float scale, float *scores);
+TN_API tn_status tn_kernel_weighted_sum_rows_on(tn_device *device, const float *weights, const float *matrix,
+                                                int64_t row_stride, int64_t n, int64_t d, float *out);
 
 #ifdef __cplusplus
 }

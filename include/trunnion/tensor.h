@@ -40,8 +40,8 @@ TN_API void tn_at(const char *file, int line);
  * Source: torch.tensor. */
 TN_API tn_tensor *tn_from_data(const void *data, const int64_t *shape, int rank, tn_dtype dtype);
 
-/* Creates a tensor that reads the caller's memory without copying it, if the device can read host memory; otherwise the
- * data is copied. Arguments as in tn_from_data.
+/* Creates a tensor that reads the caller's memory without copying it, if the device can read host memory, or if it is
+ * the current device's memory (tn_device_alloc); otherwise the data is copied. Arguments as in tn_from_data.
  * Ownership: the memory stays the caller's and must not change until release(ctx) is called; that happens when no
  * tensor and no pending work refers to it. release may be NULL. The library never writes to this memory: an in-place
  * operation first moves the value to memory of its own. Source: torch.from_numpy. */
@@ -140,6 +140,9 @@ TN_API tn_status tn_eval_async(tn_tensor *const *tensors, int count, tn_queue *q
 /* Copies t's values to `out`, contiguous and row-major, in t's dtype; evaluates first.
  *   bytes: size of out; must be numel · element size. Errors: TN_ERR_ARGUMENT for another size; those of tn_eval. */
 TN_API tn_status tn_read(const tn_tensor *t, void *out, size_t bytes);
+/* The same to memory of the tensor's device (tn_device_alloc). Errors also: TN_ERR_ARGUMENT if `address` is not in such
+ * an allocation, or the tensor is a view with gaps (tn_contiguous makes it dense). */
+TN_API tn_status tn_read_to_device(const tn_tensor *t, void *address, size_t bytes);
 
 /* Like tn_read, but checks the type of the buffer: out has room for `count` elements of `dtype`. Nothing is converted.
  * Errors: TN_ERR_DTYPE if t has another dtype; TN_ERR_SHAPE if it has another number of elements. */

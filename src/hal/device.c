@@ -187,6 +187,7 @@ void tn_device_end(tn_device *d) {
     if (d->kernels) tn_kernels_close(d);
     tn_pool_free(d);
     if (d->handle) d->driver->close(d->handle);
+    tn_watchdog_end(d);
     tn_mem_free(d->host_rows);
     tn_mem_free(d);
 }
@@ -195,6 +196,7 @@ enum { MATRIX_NONE = 1, MATRIX_HALF, MATRIX_ALL }; /* tn_device_options.matrix *
 
 static tn_status device_start(tn_device *d, const tn_device_options *o) {
     TRY(d->driver->open(d->info.index, o, &d->handle));
+    TRY(tn_watchdog_begin(d));
     d->caps.struct_size = sizeof d->caps;
     TRY(d->driver->caps(d->handle, &d->caps));
     bool rendered = d->caps.code != TN_CODE_KIR;
@@ -235,6 +237,7 @@ static void say_ignored(const tn_device *d, const tn_device_options *o) {
     add_ignored(text, sizeof text, "graphs", o->graphs, is->graphs);
     add_ignored(text, sizeof text, "vendor", o->vendor, is->vendor);
     add_ignored(text, sizeof text, "tuning", o->tuning, is->tuning);
+    add_ignored(text, sizeof text, "time_limit", (int64_t)o->time_limit, (int64_t)is->time_limit);
     if (text[0])
         tn_log_line(TN_LOG_NOTICE, "%s is open already, so these settings have no effect: %s; close it first",
                     d->info.id, text);
@@ -531,6 +534,9 @@ static tn_status read_device_options(const tn_device_options *given, tn_device_o
         return tn_fail(TN_ERR_ARGUMENT,
                        "tn_device_open: vendor %d (0 to 2), tuning %d (0 to 3): a value is out of range", out->vendor,
                        out->tuning);
+    if (!(out->time_limit >= 0 && out->time_limit <= 1e6))
+        return tn_fail(TN_ERR_ARGUMENT, "tn_device_open: time_limit is %g; it must be 0 to 1e6 seconds",
+                       out->time_limit);
     if ((unsigned)out->fallback > TN_FALLBACK_SILENT)
         return tn_fail(TN_ERR_ARGUMENT,
                        "tn_device_open: fallback is %d; it must be one of TN_FALLBACK_WARN, TN_FALLBACK_STRICT, "

@@ -362,5 +362,5 @@ tn_status tn_group_collect(tn_group *g, tn_collective what, int root, tn_buffer 
     c.send = send->address;
     c.receive = receive->address;
     TRY(d->driver->lend(tn_stream_handle(d), work_collective, &c));
-    return d->driver->sync(tn_stream_handle(d));
+    return tn_device_wait(d, tn_stream_handle(d));
 }

@@ -8,6 +8,7 @@
  *   driver_module.c  rendering and compiling a kernel; checking and splitting launches; what a device can run
  *   cache_files.c    compiled kernels on disk
  *   queue.c          order between queues (queue.h)
+ *   watchdog.c       time limits for waits
  * Nothing here knows ops. */
 #ifndef TN_HAL_H
 #define TN_HAL_H
@@ -22,8 +23,8 @@
 enum { VENDOR_NONE = 1, VENDOR_ALL }; /* tn_device_options.vendor */
 
 struct tn_device {
-    const tn_driver *driver;
-    void *handle; /* the driver's */
+    const tn_driver *_Atomic driver; /* replaced if the device does not answer (watchdog.c) */
+    void *handle;                    /* the driver's */
     tn_device_info info;
     tn_caps caps;
     uint64_t serial; /* unique among all devices ever opened: addresses of closed ones are reused */
@@ -39,6 +40,7 @@ struct tn_device {
     void *pool;                     /* memory.c's kept blocks and counts */
     struct tn_command_list *lists;  /* kernel.c's: those that the driver has a form of */
     struct tn_vendors *vendors;     /* libraries.c's: libraries that were started here */
+    struct tn_watchdog *watchdog;   /* NULL: waits have no time limit */
     _Atomic bool ordered;           /* it has had further queues: buffers bear timeline points (queue.h) */
     /* a device's default queue, if it has a timeline; NULL if calls have completed when they return */
     tn_queue *own;
@@ -126,6 +128,17 @@ void *tn_stream_handle_of(const tn_device *d);
 static inline void *tn_stream_handle(const tn_device *d) {
     return atomic_load_explicit(&d->ordered, memory_order_relaxed) ? tn_stream_handle_of(d) : d->handle;
 }
+
+/* The driver's sync of a stream handle and of an event, and copies to and from the host with the waits that belong to
+ * them, within the device's time limit: TN_ERR_LOST after it, and from then on for every call. */
+tn_status tn_device_wait(const tn_device *d, void *stream);
+tn_status tn_device_wait_event(const tn_device *d, void *event);
+tn_status tn_device_fetch(const tn_device *d, void *stream, void *host, const void *address, size_t bytes);
+tn_status tn_device_send(const tn_device *d, void *stream, void *address, const void *host, size_t bytes);
+void tn_device_works(const tn_device *d); /* before work is given to the device */
+typedef struct tn_watchdog tn_watchdog;
+tn_status tn_watchdog_begin(tn_device *d); /* if the settings have a time limit */
+void tn_watchdog_end(tn_device *d);
 
 /* A buffer's contents in the layout that a kernel reads: weights packed for a product. It is made on first use, by any
  * thread, shared by all plans and threads of the process, freed with the buffer, and made again if the buffer was

@@ -463,6 +463,7 @@ static tn_status launch_all(tn_device *d, tn_kernel *k, const tn_launch *launche
 
 tn_status tn_kernel_launch(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count) {
     if (!d->is_cpu) TRY(tn_launch_check(k->program, launches, count));
+    tn_device_works(d);
     if (d->caps.code == TN_CODE_KIR && tn_reach(d, k->program) == INT64_MAX)
         return d->driver->launch(tn_stream_handle(d), k->modules[WIDE].handle, launches, count);
     pthread_mutex_lock(&k->running);
@@ -709,6 +710,7 @@ tn_status tn_command_list_run(tn_command_list *l) {
         TRY(tn_kernel_launch(l->device, l->plains[i].kernel, l->plains[i].launches, l->plains[i].count));
     if (!l->n_items) return TN_OK;
     if (!l->calls) TRY(make_calls(l));
+    tn_device_works(l->device);
     for (size_t i = 0; i < l->n_items; i++)
         put_in_place(l, &l->items[i]);
     bool ran;

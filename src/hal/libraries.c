@@ -335,6 +335,7 @@ tn_status tn_vendor_run(tn_device *d, const tn_vendor_call *c, void *const *poin
     struct tn_vendors *v;
     TRY(need_vendor(d, c->library, &v));
     running r = {.handle = v->handle, .call = c, .pointers = pointers};
+    tn_device_works(d);
     pthread_mutex_lock(&v->lock);
     tn_status s = d->driver->lend(tn_stream_handle(d), work_vendor, &r);
     pthread_mutex_unlock(&v->lock);

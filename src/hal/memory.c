@@ -193,7 +193,7 @@ static void block_free(tn_device *d, tn_buffer *b) {
         /* the next user is ordered after it by the device */
         tn_slab_pool_release(p->pieces, b->slab_block);
     } else {
-        (void)d->driver->sync(d->handle); /* work under way may still use it */
+        (void)tn_device_wait(d, d->handle); /* work under way may still use it */
         driver_free(d, b->address, class_bytes(b->size_class));
     }
     tn_mem_free(b);
@@ -456,7 +456,7 @@ static void give_pieces(tn_device *d, bool all) {
     if (!p->pieces) return;
     kept_release(d, true);
     while (tn_slab_pool_take_empty(p->pieces, all, &address, &bytes)) {
-        (void)d->driver->sync(d->handle);
+        (void)tn_device_wait(d, d->handle);
         driver_free(d, address, bytes);
     }
 }
@@ -608,6 +608,21 @@ tn_status tn_device_alloc(tn_device *d, size_t size, size_t alignment, void **ou
     heap_unlock();
     *out = b->given;
     return TN_OK;
+}
+
+bool tn_device_owns(const tn_device *d, const void *address, size_t bytes) {
+    bool found = false;
+    uintptr_t a = (uintptr_t)address;
+    if (!d || !address) return false;
+    const pool *p = d->pool;
+    heap_lock();
+    for (int i = 0; i < GIVEN_SLOTS && !found; i++)
+        for (const tn_buffer *b = p->given[i]; b && !found; b = b->next) {
+            uintptr_t first = (uintptr_t)b->given, end = (uintptr_t)b->address + b->bytes;
+            found = a >= first && a <= end && bytes <= end - a;
+        }
+    heap_unlock();
+    return found;
 }
 
 void tn_device_dealloc(tn_device *d, void *address) {

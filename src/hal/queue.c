@@ -193,7 +193,7 @@ static tn_status do_task(const tn_queue *q, tn_task *t) {
     }
     if (s != TN_OK || !t->run) return s;
     s = t->run(t);
-    tn_status done = q->device->is_cpu ? TN_OK : q->device->driver->sync(q->device->handle);
+    tn_status done = q->device->is_cpu ? TN_OK : tn_device_wait(q->device, q->device->handle);
     return s != TN_OK ? s : done;
 }
 
@@ -317,7 +317,7 @@ tn_status tn_device_order(tn_device *d) {
     tn_status s = TN_OK;
     pthread_mutex_lock(&once);
     if (!d->own && tn_device_has_events(d)) s = queue_make(d, d->handle, &d->own);
-    if (s == TN_OK) s = d->driver->sync(d->handle);
+    if (s == TN_OK) s = tn_device_wait(d, d->handle);
     if (s == TN_OK) atomic_store_explicit(&tn_queues_made, true, memory_order_release);
     if (s == TN_OK) atomic_store_explicit(&d->ordered, true, memory_order_release);
     pthread_mutex_unlock(&once);
@@ -358,7 +358,7 @@ tn_status tn_queue_synchronize(tn_queue *q) {
     TRY(tn_need(q, "tn_queue_synchronize: the queue"));
     drain(q);
     TRY(tn_timeline_failure(q->timeline, true));
-    return q->handle ? q->device->driver->sync(q->handle) : TN_OK;
+    return q->handle ? tn_device_wait(q->device, q->handle) : TN_OK;
 }
 
 tn_device *tn_queue_device(const tn_queue *q) { return q ? q->device : NULL; }
@@ -385,7 +385,7 @@ tn_status tn_device_synchronize(tn_device *d) {
         bool own_line = d->own && i == d->own->timeline; /* nothing else could report the failure: continue from here */
         if (s == TN_OK) s = tn_timeline_failure(i, own_line);
     }
-    tn_status own = d->driver->sync(d->handle);
+    tn_status own = tn_device_wait(d, d->handle);
     return s != TN_OK ? s : own;
 }
 
@@ -543,7 +543,7 @@ static void wait_for_event(timeline *l, tn_ring_event *e) {
     const tn_device *d = l->queue->device;
     e->users++;
     pthread_mutex_unlock(&l->lock);
-    tn_status s = d->driver->event_sync(d->handle, e->event);
+    tn_status s = tn_device_wait_event(d, e->event);
     pthread_mutex_lock(&l->lock);
     e->users--;
     if (s != TN_OK) note_failure(l, e->number, s, false);
@@ -565,7 +565,7 @@ tn_status tn_timeline_record(int number, uint64_t at) {
     tn_status s = driver->event_record(q->handle, e->event);
     if (s != TN_OK) { /* nothing to wait for later: now, then */
         note_failure(l, at, s, false);
-        (void)driver->sync(q->handle);
+        (void)tn_device_wait(q->device, q->handle);
         if (q->ring_count == 0)
             atomic_store_explicit(&l->completed, at, memory_order_release);
         else
@@ -716,7 +716,7 @@ tn_status tn_event_new(bool timed, tn_event **out) {
 
 static void drop_timer(tn_event *e) {
     if (e->timer) {
-        (void)e->device->driver->event_sync(e->device->handle, e->timer); /* also if the record was dropped */
+        (void)tn_device_wait_event(e->device, e->timer); /* also if the record was dropped */
         e->device->driver->event_free(e->device->handle, e->timer);
     }
     tn_buffer_release(e->keep_alive);
@@ -798,7 +798,7 @@ static tn_status default_queue(tn_queue **q) {
     if (!d) return tn_error_code();
     if (tn_device_has_events(d)) TRY(tn_device_order(d));
     *q = tn_queue_for(d);
-    return *q || d->is_cpu ? TN_OK : d->driver->sync(d->handle);
+    return *q || d->is_cpu ? TN_OK : tn_device_wait(d, d->handle);
 }
 
 tn_status tn_event_record(tn_event *e, tn_queue *q) {

@@ -30,17 +30,16 @@ tn_status tn_buffer_write(tn_buffer *b, size_t offset, const void *host, size_t 
     if (!bytes) return TN_OK;
     tn_device *d = b->device;
     b->version++;
-    if (!is_ordered(d)) return d->driver->copy(d->handle, (char *)b->address + offset, host, bytes, 0);
+    if (!is_ordered(d)) return tn_device_send(d, d->handle, (char *)b->address + offset, host, bytes);
     tn_submission o;
     tn_submission_begin(&o, d, queue_at_once(d));
     tn_submission_use(&o, b, true, false);
     TRY(tn_submission_start(&o));
-    return tn_submission_end(&o, d->driver->copy(tn_stream_handle(d), (char *)b->address + offset, host, bytes, 0));
+    return tn_submission_end(&o, tn_device_send(d, tn_stream_handle(d), (char *)b->address + offset, host, bytes));
 }
 
 static tn_status copy_out(const tn_device *d, void *host, const char *address, size_t bytes) {
-    TRY(d->driver->copy(tn_stream_handle(d), host, address, bytes, 1));
-    return d->driver->sync(tn_stream_handle(d));
+    return tn_device_fetch(d, tn_stream_handle(d), host, address, bytes);
 }
 
 tn_status tn_buffer_read(const tn_buffer *b, size_t offset, void *host, size_t bytes) {
@@ -121,21 +120,22 @@ static tn_status copy_staged(tn_device *dst_device, char *dst, tn_device *src_de
 static tn_status copy_between(tn_device *dst_device, char *dst, tn_device *src_device, const char *src, size_t len) {
     const tn_driver *driver = dst_device->driver;
     if (driver != src_device->driver || !driver->copy_peer) return copy_staged(dst_device, dst, src_device, src, len);
-    TRY(driver->sync(src_device->handle));
+    TRY(tn_device_wait(src_device, src_device->handle));
     tn_status s = driver->copy_peer(dst_device->handle, dst, src_device->handle, src, len);
     if (s == TN_ERR_UNSUPPORTED) return copy_staged(dst_device, dst, src_device, src, len);
-    return s == TN_OK ? driver->sync(dst_device->handle) : s;
+    return s == TN_OK ? tn_device_wait(dst_device, dst_device->handle) : s;
 }
 
 static tn_status copy_one_device(tn_device *d, void *dst, const void *src, size_t len, int kind) {
-    TRY(d->driver->copy(d->handle, dst, src, len, kind));
-    return d->driver->sync(d->handle);
+    if (kind == 1) return tn_device_fetch(d, d->handle, dst, src, len);
+    TRY(kind == 0 ? tn_device_send(d, d->handle, dst, src, len) : d->driver->copy(d->handle, dst, src, len, kind));
+    return tn_device_wait(d, d->handle);
 }
 
 /* Memory of a host-visible device is host memory once its work is done. */
 static tn_status as_host(tn_device **d) {
     if (!*d || !(*d)->caps.host_visible) return TN_OK;
-    tn_status s = (*d)->is_cpu ? TN_OK : (*d)->driver->sync((*d)->handle);
+    tn_status s = (*d)->is_cpu ? TN_OK : tn_device_wait(*d, (*d)->handle);
     *d = NULL;
     return s;
 }

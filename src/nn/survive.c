@@ -286,7 +286,7 @@ static tn_status make_steps(attempt *a) {
     while (r->made < r->options.last && !(r->stop && r->made >= r->reported)) {
         tn_status s = one_step(a);
         if (s != TN_OK) return s; /* the run may be gone */
-        r->report.every = interval_of(r);
+        if (!a->last) r->report.every = interval_of(r);
         if (a->last || ++since_copy < r->report.every || r->made >= r->options.last) continue;
         if ((s = copy_state(a)) != TN_OK) return s;
         since_copy = 0;

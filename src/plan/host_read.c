@@ -79,17 +79,35 @@ static tn_status read_node(const tn_node *n, void *out) {
     return s;
 }
 
+static tn_status computed_of_size(const char *function, const tn_tensor *t, const void *out, size_t bytes,
+                                  tn_node **n) {
+    TRY(tn_need_tensor(t, function));
+    if (bytes) TRY(tn_need(out, function));
+    TRY(computed_node(t, n));
+    if (bytes == tn_node_bytes(*n)) return TN_OK;
+    char shape[96];
+    return tn_fail(TN_ERR_ARGUMENT, "%s: the memory has %zu bytes, but the tensor %s of %s has %zu", function, bytes,
+                   tn_shape_text(*n, shape, sizeof shape), tn_dtype_name((tn_dtype)(*n)->dtype), tn_node_bytes(*n));
+}
+
 tn_status tn_read(const tn_tensor *t, void *out, size_t bytes) {
     tn_node *n = NULL;
-    TRY(tn_need_tensor(t, "tn_read: the tensor"));
-    if (bytes) TRY(tn_need(out, "tn_read: out"));
-    TRY(computed_node(t, &n));
-    if (bytes != tn_node_bytes(n)) {
-        char shape[96];
-        return tn_fail(TN_ERR_ARGUMENT, "tn_read: the buffer has %zu bytes, but the tensor %s of %s has %zu", bytes,
-                       tn_shape_text(n, shape, sizeof shape), tn_dtype_name((tn_dtype)n->dtype), tn_node_bytes(n));
-    }
+    TRY(computed_of_size("tn_read", t, out, bytes, &n));
     return read_node(n, out);
+}
+
+tn_status tn_read_to_device(const tn_tensor *t, void *address, size_t bytes) {
+    tn_node *n = NULL;
+    TRY(computed_of_size("tn_read_to_device", t, address, bytes, &n));
+    if (!bytes) return TN_OK;
+    if (n->flags & TN_NODE_VIEW && !tn_node_contiguous(n))
+        return tn_fail(TN_ERR_ARGUMENT, "tn_read_to_device: the tensor is a view with gaps; use tn_contiguous first");
+    if (!tn_device_owns(n->device, address, bytes))
+        return tn_fail(TN_ERR_ARGUMENT, "tn_read_to_device: %zu bytes at %p are not in memory of tn_device_alloc of %s",
+                       bytes, address, n->device->info.id);
+    const tn_buffer *b = (n->flags & TN_NODE_VIEW ? n->root : n)->buffer;
+    TRY(tn_buffer_await((tn_buffer *)(uintptr_t)b, false));
+    return tn_device_copy(n->device, address, n->device, b->address, bytes);
 }
 
 tn_status tn_read_as(const tn_tensor *t, void *out, int64_t count, tn_dtype dtype) {

@@ -120,8 +120,7 @@ tn_status tn_add_checks(const tn_graph_plan *g, tn_plan *p, int group, void ***p
 static tn_status check(tn_plan *p, tn_plan_check *k) {
     k->list.first = (const char *)*k->pointer + k->first;
     if (k->fetched) {
-        TRY(p->device->driver->copy(tn_stream_handle(p->device), k->fetched, *k->pointer, k->bytes, 1));
-        TRY(p->device->driver->sync(tn_stream_handle(p->device)));
+        TRY(tn_device_fetch(p->device, tn_stream_handle(p->device), k->fetched, *k->pointer, k->bytes));
         k->list.first = k->fetched + k->first;
     }
     if (tn_indices_inside(&k->list, &k->range)) return TN_OK;

@@ -825,9 +825,11 @@ static void bind(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs,
 }
 
 static tn_status copy(const tn_plan *p, const tn_command *c, int kind) {
-    return c->bytes
-               ? p->device->driver->copy(tn_stream_handle(p->device), c->pointers[0], c->pointers[1], c->bytes, kind)
-               : TN_OK;
+    void *stream = tn_stream_handle(p->device);
+    if (!c->bytes) return TN_OK;
+    if (kind == 1) return tn_device_fetch(p->device, stream, c->pointers[0], c->pointers[1], c->bytes);
+    if (kind == 0) return tn_device_send(p->device, stream, c->pointers[0], c->pointers[1], c->bytes);
+    return p->device->driver->copy(stream, c->pointers[0], c->pointers[1], c->bytes, kind);
 }
 
 static tn_status run_native(const tn_command *c) {
@@ -853,7 +855,7 @@ static tn_status run_command(tn_plan *p, const tn_command *c) {
 static tn_status run_timed(tn_profile *profile, tn_plan *p, const tn_command *c) {
     double begun = tn_now();
     TRY(run_command(p, c));
-    if (!p->device->is_cpu) TRY(p->device->driver->sync(tn_stream_handle(p->device)));
+    if (!p->device->is_cpu) TRY(tn_device_wait(p->device, tn_stream_handle(p->device)));
     tn_profile_add(profile, c, tn_now() - begun);
     return TN_OK;
 }

@@ -870,14 +870,14 @@ tn_tensor *tn_from_data(const void *data, const int64_t *shape, int rank, tn_dty
 
 tn_tensor *tn_from_ptr(void *data, const int64_t *shape, int rank, tn_dtype dtype, void (*release)(void *), void *ctx) {
     tn_device *device = tn_current_device();
-    if (device && !device->caps.host_visible) {
+    size_t bytes = 0;
+    tn_buffer *b = NULL;
+    tn_status s = data_bytes("tn_from_ptr", shape, rank, dtype, &bytes);
+    if (s == TN_OK && device && !device->caps.host_visible && !tn_device_owns(device, data, bytes)) {
         tn_tensor *t = tn_from_data(data, shape, rank, dtype);
         if (release) release(ctx);
         return t;
     }
-    size_t bytes = 0;
-    tn_buffer *b = NULL;
-    tn_status s = data_bytes("tn_from_ptr", shape, rank, dtype, &bytes);
     if (s == TN_OK && !device) s = tn_error_code();
     if (s == TN_OK && bytes) s = tn_need(data, "tn_from_ptr: data");
     if (s == TN_OK && tn_dtype_is_quantized(dtype) && (uintptr_t)data % (dtype == TN_Q8_X ? 4 : 2))

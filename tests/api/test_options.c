@@ -873,6 +873,7 @@ static const number numbers[] = {
     NUMBER(tn_plateau, threshold),
     NUMBER(tn_survive_options, overhead),
     NUMBER(tn_survive_options, time_limit),
+    NUMBER(tn_device_options, time_limit),
     NUMBER(tn_sampler_options, temperature),
     NUMBER(tn_sampler_options, top_p),
     NUMBER(tn_sampler_options, min_p),

@@ -88,12 +88,38 @@ static void options_are_read_wherever_they_stand(void **state) {
     assert_false(o.json || o.verbose || o.strict || o.seed_given);
 }
 
+static void settings_of_the_device_become_its_options(void **state) {
+    (void)state;
+    cli_options o;
+    int status;
+    assert_true(parse(CLI_ALL, "", &o, &status) > 0);
+    tn_device_options d = cli_device_options(&o), none = TN_DEVICE_DEFAULTS;
+    none.time_limit = 600;
+    assert_memory_equal(&d, &none, sizeof d);
+    assert_true(parse(CLI_ALL, "--tensor-cores tf32 --vendor all --tune first-use --device-timeout 7 --strict --mem 1K",
+                      &o, &status) > 0);
+    d = cli_device_options(&o);
+    assert_int_equal(d.matrix, 3);
+    assert_int_equal(d.vendor, 2);
+    assert_int_equal(d.tuning, 2);
+    assert_int_equal(d.fallback, TN_FALLBACK_STRICT);
+    assert_int_equal(d.minimum_memory, 1024);
+    assert_float_equal(d.time_limit, 7, 0);
+    assert_true(parse(CLI_ALL, "--tensor-cores off --vendor off --tune off --device-timeout 0", &o, &status) > 0);
+    d = cli_device_options(&o);
+    assert_int_equal(d.matrix, 1);
+    assert_int_equal(d.vendor, 1);
+    assert_int_equal(d.tuning, 3);
+    assert_float_equal(d.time_limit, 0, 0);
+}
+
 static void wrong_options_are_named(void **state) {
     (void)state;
     const struct {
         const char *line, *part;
     } rows[] = {
         {"--jsn", "--jsn"},        {"--threads 0", "threads"}, {"--threads many", "many"}, {"--mem -3", "-3"},
+        {"--tune now", "now"},     {"--vendor on", "on"},      {"--tensor-cores 1", "1"},  {"--device-timeout x", "x"},
         {"--mem 3X", "3X"},        {"--seed -1", "-1"},        {"--device", "--device"},   {"-n", "-n"},
         {"--name wrong", "wrong"}, {"file -x", "-x"},          {"--seed 1e3", "1e3"},      {"--json=3", "json"},
     };
@@ -529,6 +555,7 @@ static void the_environment_gives_defaults(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options_are_read_wherever_they_stand),
+        cmocka_unit_test(settings_of_the_device_become_its_options),
         cmocka_unit_test(wrong_options_are_named),
         cmocka_unit_test(wrong_values_show_the_line_of_the_help),
         cmocka_unit_test(help_has_each_common_option_once),

@@ -1,4 +1,5 @@
-/* fault_counter.h — which call is to fail: the n-th of a name or of any, once or from then on.
+/* fault_counter.h — which call is to fail: the n-th of a name or of any, once or from then on; or from which call on
+ * the device hangs: what is launched then never ends, and waits for it do not return.
  *
  * Included by one file of each library that plays a vendor's or stands before one (faults.h): each has counts of its
  * own, which a test in the same process reaches by the faults_… functions. */
@@ -10,6 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+enum { FAULT_HANGS = -99999 }; /* as an error: the device hangs */
 
 #define FAULT_EXPORT __attribute__((visibility("default")))
 
@@ -19,6 +23,7 @@ static struct {
     long at;         /* the call that fails; 0: none */
     int with;
     bool on_and_on;         /* all calls from that one fail */
+    bool hangs;             /* something was launched that does not end */
     long counted, failures; /* calls that could fail since arming; calls made to fail */
 } fault = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -41,17 +46,35 @@ void faults_arm(const char *name, long n, int error, int forever) {
 long faults_counted(void) { return fault.counted; }
 long faults_failures(void) { return fault.failures; }
 
-/* By NAME:N:ERROR or any:N:ERROR in the environment; a name may have colons itself. */
+static void fault_tell(void) { fprintf(stderr, "faults: %ld of %ld calls\n", fault.failures, fault.counted); }
+
+/* By NAME:N:ERROR or any:N:ERROR in the environment; a name may have colons itself. With FAULT_COUNTS=1 the process
+ * says at its end how many calls could have failed. */
 static void fault_arm_by(const char *variable) {
     const char *text = getenv(variable), *behind = text ? strrchr(text, ':') : NULL;
     char name[64];
     long n;
     int error;
+    if (getenv("FAULT_COUNTS")) atexit(fault_tell);
     while (behind && behind > text && *--behind != ':')
         continue;
     if (!behind || sscanf(behind, ":%ld:%d", &n, &error) != 2) return;
     snprintf(name, sizeof name, "%.*s", (int)(behind - text), text);
     faults_arm(strcmp(name, "any") ? name : NULL, n, error, 0);
+}
+
+static bool has_any(const char *name, const char *const *parts) {
+    while (*parts && !strstr(name, *parts))
+        parts++;
+    return *parts != NULL;
+}
+
+static void hang(const char *name) {
+    static const char *const launches[] = {"Launch", "NDRange", NULL};
+    static const char *const waits[] = {"Synchronize", "Finish", "WaitForEvents", "ReadBuffer", "WriteBuffer", NULL};
+    fault.hangs |= fault.at > 0 && fault.counted >= fault.at && has_any(name, launches);
+    while (fault.hangs && has_any(name, waits))
+        pause();
 }
 
 /* Whether this call fails, with fault.with; counts it. `may`: without being named. */
@@ -62,7 +85,9 @@ static bool fails(const char *name, bool may) {
     bool now = eligible && fault.at > 0 && (fault.counted == fault.at || (fault.on_and_on && fault.counted > fault.at));
     fault.failures += now;
     pthread_mutex_unlock(&fault.lock);
-    return now;
+    if (fault.with != FAULT_HANGS) return now;
+    hang(name);
+    return false;
 }
 
 #endif

@@ -16,6 +16,7 @@ static const uintptr_t FAR_AWAY = (uintptr_t)1 << (sizeof(uintptr_t) * 8 - 2);
 
 far_nature far_nature_now;
 _Atomic int64_t far_hangs_after = -1;
+_Atomic bool far_sync_hangs;
 void (*far_loaded)(const kir_program *p);
 far_counts far_counts_now;
 
@@ -248,6 +249,8 @@ static tn_status far_prepare(void *device, void *module, const tn_launch *launch
 static tn_status far_sync(void *device) {
     (void)device;
     far_counts_now.syncs++;
+    while (far_sync_hangs)
+        (void)usleep(1000);
     return TN_OK;
 }
 

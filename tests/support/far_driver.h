@@ -26,6 +26,7 @@ extern far_nature far_nature_now;
 
 /* While not negative: so many launches until one that does not return before this is negative again. */
 extern _Atomic int64_t far_hangs_after;
+extern _Atomic bool far_sync_hangs; /* waits for the device do not return before this is false again */
 
 /* Calls since the process began, of all far devices. */
 typedef struct far_counts {

@@ -306,6 +306,44 @@ static void a_thread_computes_on_after_its_device_is_lost(void **state) {
     tn_device_close(cpu);
 }
 
+/* tn_device_options.time_limit: a wait that does not end is an error, and so is everything that the device is asked
+ * later. Nothing waits again, not even closing. */
+static void a_wait_without_end_loses_the_device(void **state) {
+    (void)state;
+    const char *name = wrap_driver(&far_driver)->name;
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    tn_device *device = NULL;
+    float values[64];
+    wrap_reset();
+    o.time_limit = 0.3;
+    assert_ok(tn_device_open(name, &o, NULL, &device));
+    assert_ok(tn_set_current_device(device));
+    {
+        TN_SCOPE;
+        tn_tensor *x = tn_full((int64_t[]){64}, 1, 2, TN_F32), *y = tn_softmax(x, 0);
+        assert_ok(tn_read(y, values, sizeof values));
+        assert_float_equal(values[63], 1.0 / 64, 1e-6);
+        int64_t blocks = wrap_get_counts().blocks;
+        far_sync_hangs = true;
+        assert_int_equal(tn_read(tn_exp(y), values, sizeof values), TN_ERR_LOST);
+        assert_text_has(tn_error(), "no answer for 0.3 seconds");
+        double begun = tn_now();
+        assert_int_equal(tn_read(tn_mul(y, y), values, sizeof values), TN_ERR_LOST);
+        assert_text_has(tn_error(), "did not answer within its time limit earlier");
+        assert_int_equal(tn_device_synchronize(device), TN_ERR_LOST);
+        tn_queue *queue = NULL;
+        assert_int_equal(tn_queue_new(device, &queue), TN_ERR_LOST);
+        assert_true(wrap_get_counts().blocks >= blocks); /* nothing was taken from work under way */
+        assert_true(tn_now() - begun < 0.2);
+    }
+    tn_clear_plans();
+    assert_ok(tn_set_current_device(NULL));
+    tn_device_close(device);
+    assert_int_equal(wrap_get_counts().devices, 1);
+    far_sync_hangs = false;
+    (void)usleep(100000); /* the thread that was left behind wakes up, and must touch nothing */
+}
+
 /* ---- what is no device's failure --------------------------------------------------------------------------------- */
 
 /* A value that was recorded from a dropped write is an error, and does not fail later evaluations. */
@@ -453,6 +491,7 @@ int main(void) {
         cmocka_unit_test(a_device_lost_after_the_stop_loses_no_step),
         cmocka_unit_test(wrong_arguments_are_refused),
         cmocka_unit_test(copies_take_their_share_of_the_time),
+        cmocka_unit_test(a_wait_without_end_loses_the_device),
         cmocka_unit_test(a_device_that_hangs_is_left), /* last: the devices that hung stay open */
     };
     return cmocka_run_group_tests(tests, register_wrapped, remove_scratch);

@@ -62,6 +62,7 @@ def check_kernels(report, name, build, more):
         check_program(report, f"{name}: {count * more} random kernels, {kind[2:]}", build / "test_render", kind, 0,
                       count * more)
     check_program(report, f"{name}: queues and events", build / "test_queue")
+    check_program(report, f"{name}: the kernels of kernels.h", build / "test_device_kernels")
     if more > 1:
         check_program(report, f"{name}: work recorded on queues", build / "test_async")
         check_program(report, f"{name}: all templates", build / "test_workgroup_kernels")

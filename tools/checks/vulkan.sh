@@ -98,6 +98,7 @@ small=$(SHRINK=65536 TRUNNION_VULKAN_LIB=$PWD/$logs/libvulkan.so loss vulkan)
 [ -n "$small" ] && [ "$small" = "$here" ]
 verdict $? "with bindings of 64 KiB the training's loss is $small, on the processor $here" train
 clean queues env TRUNNION_TEST_DEVICE=vulkan "$build/test_queue"
+clean immediate-kernels env TRUNNION_TEST_DEVICE=vulkan "$build/test_device_kernels"
 clean validated-staging env TRUNNION_VULKAN_STAGING=1 "$build/test_vulkan"
 clean validated-certify "$build/trunnion" certify --device vulkan --sample 500 --seed "${SEED:-1}"
 

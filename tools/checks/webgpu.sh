@@ -57,6 +57,7 @@ good small-bindings $shrunk=1024 "$build/trunnion" certify --device webgpu --onl
 good tiny-bindings bash -c "$shrunk=48 '$build/trunnion' train digits --steps 1 --device webgpu --strict 2>&1 |
     grep 'maxStorageBufferBindingSize is 48'"
 good queues env TRUNNION_TEST_DEVICE=webgpu "$build/test_queue"
+good immediate-kernels env TRUNNION_TEST_DEVICE=webgpu "$build/test_device_kernels"
 good certify "$build/trunnion" certify --device webgpu --sample 100 --seed "${SEED:-1}"
 "$build/trunnion" devices >"$logs/listing" 2>&1
 good twins grep -q 'webgpu:0.*the same as vulkan:0' "$logs/listing" # one software device behind two interfaces
