@@ -1,19 +1,17 @@
-/* conv.c — convolutions on the CPU: choice of the path, blocks, and input windows.
+/* conv.c — convolutions on the CPU: choice of the path, windows, and input tiles of the other paths.
  *
  * A convolution: for each group out[out_channels, output pixels] = weight[out_channels, taps] · im2col[taps, output
- * pixels]. Output pixels are cut into blocks, which threads share; for 256 steps of k at a time a block of what is seen
- * is packed into panels (conv_paths.h), and all filters pass over it while it is in the second cache. Packing costs a
- * few loads and stores a step, which all filters share. With a stride of 1 nothing need be packed: output pixels are
- * counted as they lie in the input tile, with those between two rows that are none (few, or it is not done), and each
- * step of k is a row of the input tile as it is. So it is with any stride where rows are multiplied one by one, for an
- * epilogue. Filters are packed as tiles, once if they stay as they are.
+ * pixels]. A block is some rows of an image's output pixels. What they see is copied to an input tile in the cache: of
+ * each channel rows with zeros around them, and with a stride rows and columns that taps meet together side by side (a
+ * phase). There each tap is a fixed distance away whatever the kernel, stride, dilation and padding, and vectors of
+ * output pixels are read as they lie, for 256 steps of k at a time; if that takes fewer vectors, they go through the
+ * ends of rows. Tiles of filters and vectors (conv_vec.c) leave results where they go, with a bias, max(…, 0) and
+ * clipping done to them; other epilogues get blocks. A group is a range of channels. Filters are packed as tiles, once
+ * if they stay as they are.
  *
  * Other paths: NHWC (filters as columns of the product, for many filters) and batch as rows (for many images with few
  * output pixels) in conv_nhwc.c; depthwise in conv_depthwise.c; Winograd (fewer multiplications, different rounding) in
- * conv_winograd.c; wgrad in conv_wgrad.c.
- *
- * The micro-kernels are those of products (tiles.c), and so are the chains: any cut gives the same bits. What is moved
- * a vector at a time is in conv_vec.c. */
+ * conv_winograd.c; wgrad in conv_wgrad.c. All have the same chains: any cut gives the same bits. */
 #include <string.h>
 
 #include "cpu/conv.h"
@@ -22,9 +20,13 @@
 
 enum {
     CHUNK = KIR_KSUM,
-    COLUMNS = IM2COL_PIXELS, /* of a block: 256 steps of them are 256 KiB */
-    WHOLE_COLUMNS = 512,     /* of one that is not packed: more rows share the rows around them */
-    PART_ROWS = 512          /* filters that pass over a block, at most */
+    BLOCK_PIXELS = TN_GEMM_BLOCK_LD, /* of a block, at most, with those between rows that are none */
+    INPUT_TILE = 1 << 15,            /* elements of a block's input tile, unless one row of output pixels sees more */
+    PART_ROWS = 512,                 /* filters that pass over a block, at most */
+    LEAST_LANES = 4,                 /* of a vector of any instruction set */
+    MOST_VECTORS = BLOCK_PIXELS / LEAST_LANES,
+    MOST_RUNS = MOST_VECTORS + BLOCK_PIXELS,
+    BLOCK_FILTERS = 64 /* that are handed over at once */
 };
 
 /* Channels that a chunk of k can have to do with. */
@@ -35,13 +37,16 @@ static int64_t chunk_channels(const tn_conv_args *a) {
 bool tn_conv_fits(const tn_conv_args *a) {
     im2col_plan w;
     if (!tn_im2col_is_small(a)) return false;
-    tn_im2col_plan(&w, NULL, a, COLUMNS, tn_max64(chunk_channels(a), tn_conv_weight_channels(a)), false);
+    tn_im2col_plan(&w, NULL, a, IM2COL_PIXELS, tn_max64(chunk_channels(a), tn_conv_weight_channels(a)));
     return (double)w.channel * (double)w.channels <= INPUT_TILE_ELEMENTS;
 }
 
 /* ---- filters, packed --------------------------------------------------------------------------------------------- */
 
-/* Chunk k0 of a group lies at k0 · filters, the tile of row i in it at i · steps, its rows side by side. */
+/* Tiles of a group's filters are nearly alike. */
+static int64_t tiles_of(const tn_conv_args *a) { return tn_ceil_div(a->out_channels, tn_conv_vec()->window_rows); }
+
+/* Chunk k0 of a group lies at k0 · filters, the tile of filter i in it at i · steps, its filters side by side. */
 size_t tn_conv_packed_bytes(const tn_conv_args *a) {
     if (a->nhwc) return tn_conv_nhwc_packed_bytes(a);
     if (a->winograd) return tn_conv_winograd_packed_bytes(a);
@@ -55,19 +60,18 @@ static bool taps_follow(const tn_conv_args *a) {
     return columns && rows && (a->channels == 1 || s[1] == a->kernel[0] * a->kernel[1]);
 }
 
-static void pack_tile(const tile_set *with, const tn_conv_args *a, const float *from, int64_t rows, int64_t k0,
-                      int64_t steps, float *to) {
+static void pack_tile(const tn_conv_args *a, const float *from, int64_t rows, int64_t k0, int64_t steps, float *to) {
     const int64_t *s = a->weight_stride;
     int64_t taps = a->kernel[0] * a->kernel[1];
     if (taps_follow(a)) {
-        with->pack(&(pack){.to = to,
-                           .distance = rows,
-                           .group = rows,
-                           .from = from + k0,
-                           .along = 1,
-                           .across = s[0],
-                           .steps = steps,
-                           .lines = rows});
+        tn_conv_vec()->tiles->pack(&(pack){.to = to,
+                                           .distance = rows,
+                                           .group = rows,
+                                           .from = from + k0,
+                                           .along = 1,
+                                           .across = s[0],
+                                           .steps = steps,
+                                           .lines = rows});
         return;
     }
     for (int64_t k = k0; k < k0 + steps; k++, to += rows) {
@@ -78,7 +82,6 @@ static void pack_tile(const tile_set *with, const tn_conv_args *a, const float *
 }
 
 typedef struct packing {
-    const tile_set *with;
     const tn_conv_args *a;
     float *to;
 } packing;
@@ -91,10 +94,10 @@ static void pack_chunks(void *ctx, int64_t begin, int64_t end, int worker) {
     for (int64_t n = begin; n < end; n++) {
         int64_t group = n / chunks, k0 = n % chunks * CHUNK, steps = tn_min64(CHUNK, depth - k0);
         float *to = p->to + (group * depth + k0) * a->out_channels;
-        for (int64_t i = 0, rows = 0; i < a->out_channels; i += rows) {
-            rows = tile_height(a->out_channels - i, p->with->rows);
-            const float *from = a->weight + group * a->weight_group + i * a->weight_stride[0];
-            pack_tile(p->with, a, from, rows, k0, steps, to + i * steps);
+        for (int64_t i = 0; i < tiles_of(a); i++) {
+            const range filters = split_range(a->out_channels, tiles_of(a), i);
+            const float *from = a->weight + group * a->weight_group + filters.first * a->weight_stride[0];
+            pack_tile(a, from, filters.count, k0, steps, to + filters.first * steps);
         }
     }
 }
@@ -105,7 +108,7 @@ void tn_conv_pack(const tn_conv_args *a, void *to) {
         (a->nhwc ? tn_conv_nhwc_pack : tn_conv_winograd_pack)(a, to);
         return;
     }
-    packing p = {tn_conv_vec()->tiles, a, to};
+    packing p = {a, to};
     int64_t depth = a->channels * a->kernel[0] * a->kernel[1], chunks = a->groups * tn_ceil_div(depth, CHUNK);
     int64_t grain = tn_max64(PART_ELEMENTS / (a->out_channels * tn_min64(depth, CHUNK)), 1);
     tn_parallel(chunks, grain, pack_chunks, &p);
@@ -122,374 +125,318 @@ typedef struct target {
 
 typedef struct conv {
     tn_conv_args a;
-    im2col_plan w;
+    const conv_vec *with;
     target out;
-    /* output pixels are counted as they lie in the input tile, an image is a line */
-    bool whole;
-    bool closed;     /* … and in the sums as in the image: a block is whole rows */
-    int64_t columns; /* of a block, at most */
-    /* lines of output pixels, output pixels a line, blocks a line, columns a block */
-    int64_t lines, line, blocks, width;
-    int64_t row_parts; /* of the filters */
+    int64_t taps, depth, channels;  /* a channel's, all; channels that the input tile has */
+    int64_t rows, columns;          /* of output pixels: of a block, at most */
+    int64_t row_blocks, row_pieces; /* blocks of rows, pieces of a row: of an image */
+    int64_t parts, tiles;           /* parts and tiles of a group's filters */
+    int64_t phases[2];              /* of the input tile */
+    int64_t pitch, input_rows, plane,
+        channel; /* of the input tile: elements of a row; rows; elements of a phase, a channel */
+    bool flat;   /* vectors go through rows */
+    bool ends;   /* all that the epilogue does is … */
+    epilogue_ops epilogue_ops;
+    const int64_t *tap; /* [depth] in the input tile, counted from the first channel */
     const float *packed;
-    size_t input_tile_bytes, panel_bytes, sums_bytes, part_bytes, tap_bytes;
-    char *parts; /* memory of each thread */
+    size_t state_bytes, input_tile_bytes, sums_bytes, block_bytes, part_bytes, tap_bytes;
+    char *memory; /* of each thread */
 } conv;
-
-static int64_t part_rows(const conv *c) {
-    int64_t height = c->w.with->tiles->rows;
-    return tn_min64(c->a.out_channels, tn_ceil_div(tn_ceil_div(c->a.out_channels, height), c->row_parts) * height);
-}
 
 /* What is pooled has an epilogue, also while the plan is made. */
 static bool is_joined(const tn_conv_args *a) { return a->epilogue.vm || a->pool[0] > 0; }
 
-/* Distance of the rows of a block's sums. */
-static int64_t sum_row(const tn_conv_args *a, int64_t columns) { return is_joined(a) ? TN_GEMM_BLOCK_LD : columns; }
+static int64_t vectors_of(int64_t pixels) { return tn_ceil_div(pixels, tn_conv_vec()->tiles->lanes); }
 
-static bool is_strided(const tn_conv_args *a) { return a->stride[0] != 1 || a->stride[1] != 1; }
-
-/* Worth it where few output pixels are none, and copying the sums out, which an epilogue does anyway, costs less than
- * packing. */
-static bool counts_whole_rows(const conv *c) {
+/* Elements of a row of the input tile: the zeros to the right of a row are those to the left of the next one, as far as
+ * there are. Rows that are cut have their own. */
+static int64_t pitch_of(const conv *c) {
     const tn_conv_args *a = &c->a;
-    const int64_t few = is_joined(a) ? 8 : 16; /* of so many output pixels one may be none */
-    if (is_strided(a) || c->w.apart) return false;
-    if ((c->w.row - a->out_size[1]) * few > a->out_size[1]) return false;
-    if (a->out_size[0] * c->w.row < 2 * panel_of(c->w.with)) return false;
-    return is_joined(a) || 2 * a->out_channels <= c->w.depth;
+    const int64_t stride = a->stride[1], seen = c->columns + (window_reach(a, 1) - 1) / stride;
+    int64_t pitch = c->columns;
+    if (c->row_pieces > 1) return seen;
+    for (int64_t p = 0; p < c->phases[1]; p++) {
+        const range in = look_at(p - a->pad_before[1], stride, seen, a->size[1]);
+        pitch = tn_max64(pitch, tn_max64(in.first + in.count, seen - in.first));
+    }
+    return pitch;
 }
 
-/* Rows of output pixels whose sums, side by side as in the image, an epilogue's block has room for: tiles write whole
- * panels, so the last one's rest lies behind its row, where the next row is written afterwards. */
-static int64_t closed_rows(const conv *c) {
-    int64_t across = c->a.out_size[1], rest = TN_GEMM_BLOCK_LD - round_up(across, panel_of(c->w.with));
-    return rest < 0 ? 0 : tn_min64(rest / across + 1, c->a.out_size[0]);
+static int64_t flat_vectors(const conv *c, int64_t rows) { return vectors_of((rows - 1) * c->pitch + c->columns); }
+static int64_t row_vectors(const conv *c, int64_t rows) { return rows * vectors_of(c->columns); }
+
+/* Rows of output pixels whose vectors a block has room for. */
+static int64_t most_rows(const conv *c) {
+    const int64_t width = c->flat ? c->pitch : round_up(c->columns, c->with->tiles->lanes);
+    return c->row_pieces > 1 ? 1 : (BLOCK_PIXELS - c->columns) / width + 1;
 }
 
-/* Worth it where the columns that are summed for nothing take less time than to put rows side by side for the epilogue:
- * the few taps of a network's first layer. */
-static bool closes_rows(const conv *c) {
-    const int64_t across = c->a.out_size[1], none = round_up(across, panel_of(c->w.with)) - across;
-    if (c->w.apart || !is_joined(&c->a) || c->w.row == across || c->w.depth > CHUNK) return false;
-    return closed_rows(c) >= pooled_rows(&c->a) && 2 * none * c->w.depth <= 3 * across; /* steps a vector: measured */
+/* Rows of a block: whole rows of windows that are pooled. */
+static int64_t rows_of_block(const conv *c) {
+    const tn_conv_args *a = &c->a;
+    const int64_t row = c->pitch * c->phases[0] * c->phases[1] * c->channels, unit = pooled_rows(a);
+    const int64_t seen = INPUT_TILE / row - (window_reach(a, 0) - 1) / a->stride[0];
+    return tn_min64(tn_max64(tn_min64(most_rows(c), seen) / unit, 1) * unit, a->out_size[0]);
 }
 
 static void plan_conv(conv *c, const tn_conv_args *args) {
-    *c = (conv){.a = *args};
-    c->columns = COLUMNS;
-    tn_im2col_plan(&c->w, tn_conv_vec(), &c->a, COLUMNS, chunk_channels(args), true);
-    c->whole = counts_whole_rows(c);
-    c->closed = (c->whole || is_strided(args)) && closes_rows(c);
-    c->whole |= c->closed;
-    if (c->whole) {
-        c->columns = WHOLE_COLUMNS;
-        tn_im2col_plan(&c->w, tn_conv_vec(), &c->a, WHOLE_COLUMNS, chunk_channels(args), true);
-    }
-    c->line = c->whole ? (args->out_size[0] - 1) * c->w.row + args->out_size[1] : c->w.line;
-    if (c->closed) c->line = c->w.plane;
-    c->lines = c->whole ? args->batch : args->batch * c->w.plane / c->w.line;
-    c->row_parts = tn_ceil_div(args->out_channels, PART_ROWS);
-    c->input_tile_bytes = im2col_bytes(im2col_elements(&c->w));
-    c->panel_bytes = c->whole ? 0 : im2col_bytes(COLUMNS * CHUNK + MOST_LANES);
-    c->sums_bytes = im2col_bytes(part_rows(c) * sum_row(&c->a, c->columns));
-    c->part_bytes =
-        IM2COL_BYTES + c->input_tile_bytes + c->panel_bytes + c->sums_bytes + fused_call_scratch(&c->a.epilogue, 0);
-    c->tap_bytes = ((size_t)c->w.depth * sizeof(int64_t) + 63) / 64 * 64;
+    const conv_vec *with = tn_conv_vec();
+    *c = (conv){.a = *args, .with = with, .taps = args->kernel[0] * args->kernel[1]};
+    const tn_conv_args *a = &c->a;
+    c->depth = a->channels * c->taps;
+    c->channels = chunk_channels(a);
+    c->row_pieces = tn_ceil_div(a->out_size[1], BLOCK_PIXELS);
+    c->columns = tn_ceil_div(a->out_size[1], c->row_pieces);
+    c->row_pieces = tn_ceil_div(a->out_size[1], c->columns);
+    for (int d = 0; d < 2; d++)
+        c->phases[d] = tn_min64(a->stride[d], window_reach(a, d));
+    c->pitch = pitch_of(c);
+    c->flat = c->row_pieces == 1 && 16 * flat_vectors(c, a->out_size[0]) < 15 * row_vectors(c, a->out_size[0]);
+    c->rows = rows_of_block(c);
+    c->row_blocks = tn_ceil_div(a->out_size[0], c->rows);
+    c->input_rows = c->rows + (window_reach(a, 0) - 1) / a->stride[0];
+    c->plane = c->input_rows * c->pitch + window_reach(a, 1); /* zeros behind the last row */
+    c->channel = odd_lines(c->phases[0] * c->phases[1] * c->plane);
+    c->tiles = tiles_of(a);
+    c->parts = tn_ceil_div(a->out_channels, PART_ROWS);
+    const int64_t vectors = c->flat ? flat_vectors(c, c->rows) : row_vectors(c, c->rows);
+    const int64_t filters = tn_min64(a->out_channels, tn_ceil_div(c->tiles, c->parts) * with->window_rows);
+    c->input_tile_bytes = im2col_bytes(c->channels * c->channel + (WINDOW_VECTORS + 1) * MOST_LANES);
+    c->sums_bytes = c->depth > CHUNK ? im2col_bytes(filters * vectors * with->tiles->lanes) : 0;
+    c->block_bytes = im2col_bytes(tn_min64(filters, BLOCK_FILTERS + WINDOW_ROWS) * TN_GEMM_BLOCK_LD);
+    c->tap_bytes = im2col_bytes(2 * c->depth);
 }
 
-/* Blocks of whole rows, which may be pooled. */
-static void share_rows(conv *c, int threads) {
-    const int64_t down = c->a.out_size[0], others = c->lines * c->a.groups * c->row_parts, unit = pooled_rows(&c->a);
-    int64_t share = others % threads == 0 ? 1 : threads, units = tn_ceil_div(down, unit);
-    int64_t rows = tn_ceil_div(units, tn_ceil_div(units, closed_rows(c) / unit * share) * share) * unit;
-    c->width = rows * c->a.out_size[1];
-    c->blocks = tn_ceil_div(down, rows);
-}
+/* ---- a block ----------------------------------------------------------------------------------------------------- */
 
-/* Blocks of equal width, as many as keep all threads busy to the end. Many filters over few output pixels are shared
- * out themselves: reading them takes longer than packing what they see once a thread. */
-static void choose_blocks(conv *c, int threads) {
-    const int64_t panel = panel_of(c->w.with), height = c->w.with->tiles->rows;
-    if (c->closed) {
-        share_rows(c, threads);
-        return;
-    }
-    int64_t most = c->columns / panel, panels = tn_ceil_div(c->line, panel);
-    bool tall = c->lines == 1 && panels <= most && c->a.out_channels >= 8 * height * threads;
-    if (tall) c->row_parts = round_up(c->row_parts, threads);
-    int64_t others = c->lines * c->a.groups * c->row_parts;
-    int64_t share = others % threads == 0 ? 1 : threads;
-    int64_t rounds = tn_ceil_div(panels, most * share);
-    c->width = tn_ceil_div(panels, share * rounds) * panel;
-    c->blocks = tn_ceil_div(c->line, c->width);
-    int64_t tiles = tn_ceil_div(c->a.out_channels, height), tasks = others * c->blocks;
-    if (tasks < threads) c->row_parts = tn_min64(tiles, c->row_parts * (threads / tasks));
-}
+/* Memory of a thread, and what it holds from block to block. */
+typedef struct conv_part {
+    bool filled;                /* the input tile has zeros where rows have */
+    int64_t rows, columns, row; /* of the vectors; distance of rows of what they are stored to */
+    int64_t vectors;
+    window_vector vector[MOST_VECTORS + 1];
+    window_run run[MOST_RUNS];
+} conv_part;
 
-static void pack_panels(const conv *c, const im2col_run *s, int64_t k0, int64_t steps, float *panels) {
-    const int64_t panel = panel_of(c->w.with), *tap = c->w.tap + k0, base = k0 / c->w.taps * c->w.channel;
-    for (int i = 0, next = 0; i < s->pieces; i = next, panels += steps * panel) {
-        while (next < s->pieces && s->piece[next].to / panel == s->piece[i].to / panel)
-            next++;
-        c->w.with->copy_steps(panels, s->input_tile, &s->piece[i], next - i, tap, base, steps);
-    }
-}
-
-/* One block of output pixels for the filters [first, first + rows). */
+/* Rows [row, row + rows), columns [column, column + columns) of an image's output pixels. */
 typedef struct block {
-    int64_t group, first, rows, columns;
-    float *input_tile, *panels, *sums;
-    fused_call *epilogue;
-    float *ahead;   /* where the image's results go, if that is known: of the group's first filter … */
-    int64_t column; /* … and where among them the block begins, as they lie in the input tile */
+    conv_part *s;
+    float *input_tile, *sums, *block;
+    fused_call epilogue;
+    int64_t image, group, row, rows, column, columns;
+    range tiles;
+    target out;
 } block;
 
-/* As many columns as there are panels in the input tile, the last one's rest too. The lines that results will be stored
- * to are asked for while there is something to compute: from `channel` on, which is the first row's, or NULL. (Not in a
- * function of its own: compilers take one that does nothing else for one that does nothing.) */
-static void multiply_tapped(const conv *c, tile t, int64_t height, int64_t columns, float *channel, int64_t column) {
-    enum { LINE = 64 / sizeof *channel };
-    const int64_t panel = panel_of(c->w.with);
-    float *row = channel ? channel + column / c->w.row * c->out.row : NULL;
-    for (int64_t at = column % c->w.row; columns > 0; columns -= panel, at += panel) {
-        for (; at >= c->w.row; at -= c->w.row)
-            row = row ? row + c->out.row : NULL;
-        float *to = row ? row + at : NULL;
-        for (int64_t i = 0; to && i < height; i++, to += c->out.channel)
-            for (int64_t j = 0; j < panel; j += LINE)
-                __builtin_prefetch(to + j, 1);
-        c->w.with->tiles->tapped[height](&t);
-        t.b += panel;
-        t.c += panel;
+static void add_vector(const conv *c, conv_part *s, int64_t from, int64_t row, int64_t *run) {
+    const int64_t lanes = c->with->tiles->lanes, pitch = c->flat ? c->pitch : round_up(s->columns, lanes),
+                  end = from + lanes;
+    s->vector[s->vectors] = (window_vector){from / pitch * c->pitch + from % pitch, *run};
+    for (int64_t u = from / pitch; u < s->rows && u * pitch < end; u++) {
+        const int64_t low = tn_max64(u * pitch - from, 0), high = tn_min64(u * pitch + s->columns - from, lanes);
+        if (low < high) s->run[(*run)++] = (window_run){from + u * (row - pitch), (int32_t)low, (int32_t)high};
     }
+    s->vectors += *run > s->vector[s->vectors].run;
 }
 
-/* The same row by row, each from where it begins in the input tile; `out`: the first of these rows. */
-static void multiply_rows(const conv *c, tile t, int64_t height, int64_t columns, const float *out) {
-    enum { LINE = 64 / sizeof *out };
-    const int64_t panel = panel_of(c->w.with), across = c->a.out_size[1];
-    const float *row = t.b;
-    float *sums = t.c;
-    for (int64_t first = 0; first < columns; first += across, row += c->w.row * c->a.stride[0]) {
-        for (int64_t at = 0; at < across; at += panel) {
-            const float *to = out ? out + first / across * c->out.row + at : NULL;
-            for (int64_t i = 0; to && i < height; i++, to += c->out.channel)
-                for (int64_t j = 0; j < panel; j += LINE)
-                    __builtin_prefetch(to + j, 1);
-            t.b = row + at;
-            t.c = sums + first + at;
-            c->w.with->tiles->tapped[height](&t);
-        }
-    }
+/* Vectors of a block's output pixels, whose results are stored to rows `row` apart. */
+static void list_vectors(const conv *c, conv_part *s, int64_t rows, int64_t columns, int64_t row) {
+    const int64_t lanes = c->with->tiles->lanes;
+    int64_t run = 0;
+    if (s->vectors > 0 && s->rows == rows && s->columns == columns && s->row == row) return;
+    s->rows = rows;
+    s->columns = columns;
+    s->row = row;
+    s->vectors = 0;
+    const int64_t end = c->flat ? (rows - 1) * c->pitch + columns : rows * round_up(columns, lanes);
+    for (int64_t from = 0; from < end; from += lanes)
+        add_vector(c, s, from, row, &run);
+    s->vector[s->vectors].run = run;
 }
 
-/* All filters of the block, which begin with a row of tiles, over one chunk, into `t.c`. */
-static void multiply_out_channels(const conv *c, const block *b, int64_t k0, tile t) {
-    const tile_set *with = c->w.with->tiles;
-    const float *packed = c->packed + (b->group * c->w.depth + k0) * c->a.out_channels;
-    bool last = k0 + t.k == c->w.depth;
-    float *out = t.c;
-    for (int64_t i = b->first, height = 0; i < b->first + b->rows; i += height) {
-        height = tile_height(c->a.out_channels - i, with->rows);
-        t.a = packed + i * t.k;
-        t.a_row = 1;
-        t.a_k = height;
-        t.c = out + (i - b->first) * t.c_row;
-        float *channel = last && b->ahead ? b->ahead + i * c->out.channel : NULL;
-        if (c->closed)
-            multiply_rows(c, t, height, b->columns,
-                          channel ? channel + b->column / c->a.out_size[1] * c->out.row : NULL);
-        else if (c->whole)
-            multiply_tapped(c, t, height, b->columns, channel, b->column);
-        else
-            tiles_multiply(with, t, height, b->columns);
-    }
-}
-
-static float *image_out(const conv *c, const block *b, int64_t row, const section *s) {
-    int64_t channel = (s->image * c->a.groups + b->group) * c->a.out_channels + b->first + row,
-            across = c->a.out_size[1];
-    return c->out.data + channel * c->out.channel + s->at / across * c->out.row + s->at % across * c->out.place;
-}
-
-static bool pixels_follow(const conv *c) { return c->out.place == 1 && c->out.row == c->a.out_size[1]; }
-
-/* Output pixels of one image that begin in column `column`. */
-static void copy_pixels(const conv *c, float *to, const float *from, int64_t column, int64_t count) {
-    if (pixels_follow(c)) {
-        memcpy(to, from, (size_t)count * sizeof(float));
+/* What one channel shows of one phase: rows that lie in the image, and zeros. */
+static void fill_phase(const conv *c, const block *b, const float *x, int64_t row_phase, int64_t phase, float *to) {
+    const tn_conv_args *a = &c->a;
+    const int64_t rows = b->rows + (window_reach(a, 0) - 1) / a->stride[0], pitch = c->pitch;
+    const int64_t top = b->row * a->stride[0] + row_phase - a->pad_before[0];
+    const int64_t left = b->column * a->stride[1] + phase - a->pad_before[1];
+    const range down = look_at(top, a->stride[0], rows, a->size[0]);
+    const range across = look_at(left, a->stride[1], pitch, a->size[1]);
+    if (down.count == 0 || across.count == 0) {
+        memset(to, 0, (size_t)(rows * pitch) * sizeof *to);
         return;
     }
-    for (int64_t run = 0; count > 0; count -= run, from += run) {
-        run = tn_min64(c->a.out_size[1] - column, count);
-        c->w.with->spread_row(to, from, c->out.place, run);
-        to += c->out.row - column * c->out.place;
-        column = 0;
+    for (int64_t r = 0; c->row_pieces > 1 && r < rows; r++) {
+        memset(to + r * pitch, 0, (size_t)across.first * sizeof *to);
+        memset(to + r * pitch + across.first + across.count, 0,
+               (size_t)(pitch - across.first - across.count) * sizeof *to);
+    }
+    memset(to, 0, (size_t)(down.first * pitch) * sizeof *to);
+    memset(to + (down.first + down.count) * pitch, 0, (size_t)((rows - down.first - down.count) * pitch) * sizeof *to);
+    const float *from = x + (top + down.first * a->stride[0]) * a->x_stride[2];
+    c->with->copy_rows(to + down.first * pitch + across.first, pitch,
+                       from + (left + across.first * a->stride[1]) * a->x_stride[3], a->stride[0] * a->x_stride[2],
+                       down.count, a->stride[1] * a->x_stride[3], across.count);
+}
+
+/* Channels [begin, end) of the group. Zeros beside whole rows stay from block to block. */
+static void fill_input(const conv *c, const block *b, int64_t begin, int64_t end) {
+    const tn_conv_args *a = &c->a;
+    if (!b->s->filled) memset(b->input_tile, 0, c->input_tile_bytes);
+    b->s->filled = true;
+    for (int64_t channel = begin; channel < end; channel++) {
+        const float *x = a->x + b->image * a->x_stride[0] + (b->group * a->channels + channel) * a->x_stride[1];
+        float *to = b->input_tile + (channel - begin) * c->channel;
+        for (int64_t p = 0; p < c->phases[0] * c->phases[1]; p++, to += c->plane)
+            fill_phase(c, b, x, p / c->phases[1], p % c->phases[1], to);
     }
 }
 
-static void copy_out(const conv *c, const block *b, const section *run, int runs) {
-    for (int64_t i = 0; i < b->rows; i++) {
-        const float *sums = b->sums + i * sum_row(&c->a, c->width);
-        for (int k = 0; k < runs; k++)
-            copy_pixels(c, image_out(c, b, i, &run[k]), sums + run[k].to, run[k].at % c->a.out_size[1], run[k].count);
+/* A tile of filters over all vectors; `t` has the chunk and where results go. */
+static void multiply_tile(const conv *c, const block *b, window_tile t, range filters) {
+    const conv_part *s = b->s;
+    const int64_t runs = tn_ceil_div(s->vectors, WINDOW_VECTORS), lanes = c->with->tiles->lanes;
+    float *sums = t.sums;
+    for (int64_t i = 0; i < runs; i++) {
+        const range vectors = split_range(s->vectors, runs, i);
+        t.vector = s->vector + vectors.first;
+        t.sums = sums + vectors.first * lanes;
+        c->with->window[filters.count][vectors.count](&t);
     }
 }
 
-/* Puts runs side by side that follow each other in the image: an epilogue's rows are better long. */
-static section close_up(const conv *c, const block *b, const section *run, int runs) {
-    section all = run[0];
-    for (int k = 1; k < runs; k++) {
-        for (int64_t i = 0; i < b->rows; i++) {
-            float *sums = b->sums + i * sum_row(&c->a, c->width);
-            memmove(sums + all.to + all.count, sums + run[k].to, (size_t)run[k].count * sizeof *sums);
-        }
-        all.count += run[k].count;
-    }
-    return all;
+static range filters_of(const conv *c, int64_t number) { return split_range(c->a.out_channels, c->tiles, number); }
+
+static float *image_out(const conv *c, const block *b, int64_t filter) {
+    const int64_t channel = (b->image * c->a.groups + b->group) * c->a.out_channels + filter;
+    return b->out.data + channel * b->out.channel + b->row * b->out.row + b->column * b->out.place;
 }
 
-/* To the epilogue, or to where results go. */
-static void finish_conv(const conv *c, const block *b, const section *run, int runs) {
-    if (!b->epilogue->vm) {
-        copy_out(c, b, run, runs);
-        return;
-    }
-    section all;
-    if (c->whole && runs > 1 && c->a.border.row == 0) {
-        all = close_up(c, b, run, runs);
-        run = &all;
-        runs = 1;
-    }
-    for (int k = 0; k < runs; k++) {
-        box at = {b->group * c->a.out_channels + b->first, b->rows, run[k].at, run[k].count};
-        hand_over_result(b->epilogue, c->w.with, &c->a, run[k].image, at, b->sums + run[k].to);
-    }
+/* Do tiles write the results themselves? */
+static bool is_direct(const conv *c, const target *out) {
+    return c->a.pool[0] == 0 && out->data && out->place == 1 && (c->ends || !c->a.epilogue.vm);
 }
 
-/* The rows of tiles from `first` on that have `least` rows, or all that are left. */
-static int64_t rows_of_tiles(const conv *c, int64_t first, int64_t end, int64_t least) {
-    int64_t row = first;
-    while (row < end && row - first < least)
-        row += tile_height(c->a.out_channels - row, c->w.with->tiles->rows);
-    return row - first;
-}
-
-/* The last chunk: sums are handed over while they are in the first cache. */
-static void multiply_last(const conv *c, const block *b, int64_t k0, tile t, const section *run, int runs) {
-    enum { SUMS = 6144 }; /* elements: half of that cache */
-    block part = *b;
-    for (int64_t end = b->first + b->rows; part.first < end; part.first += part.rows) {
-        part.sums = t.add ? b->sums + (part.first - b->first) * t.c_row : b->sums;
-        part.rows = rows_of_tiles(c, part.first, end, tn_max64(SUMS / b->columns, 1));
-        t.c = part.sums;
-        multiply_out_channels(c, &part, k0, t);
-        finish_conv(c, &part, run, runs);
+/* `count` finished filters from `first` on, in the block: to the epilogue, or to where results go. */
+static void finish_filters(const conv *c, block *b, int64_t first, int64_t count) {
+    const tn_conv_args *a = &c->a;
+    const box at = {b->group * a->out_channels + first, count, b->row * a->out_size[1] + b->column,
+                    b->rows * b->columns};
+    if (a->epilogue.vm && !c->ends) {
+        hand_over_result(&b->epilogue, c->with, a, b->image, at, b->block);
+    } else if (a->pool[0] > 0) {
+        pool_block(c->with, a, b->image, at, b->block);
+    } else {
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t u = 0; u < b->rows; u++)
+                c->with->spread_row(image_out(c, b, first + i) + u * b->out.row,
+                                    b->block + i * TN_GEMM_BLOCK_LD + u * b->columns, b->out.place, b->columns);
     }
 }
 
-/* Tiles write the result itself where the block lies in one image and nothing is joined. */
-static void compute_block(const conv *c, const block *b, im2col_run *s) {
-    bool direct = s->sections == 1 && pixels_follow(c) && !b->epilogue->vm;
-    tile t = {.c = direct ? image_out(c, b, 0, &s->section[0]) : b->sums};
-    t.c_row = direct ? c->out.channel : sum_row(&c->a, c->width);
-    t.b_k = panel_of(c->w.with);
-    for (int64_t k0 = 0; k0 < c->w.depth; k0 += CHUNK) {
-        t.k = tn_min64(CHUNK, c->w.depth - k0);
+/* A chunk of k. What does not leave registers as a result is handed over while it is in the first cache. */
+static void multiply_chunk(const conv *c, block *b, window_tile t, const float *packed, bool direct) {
+    enum { IN_CACHE = 6144 }; /* elements: half of that cache */
+    const int64_t first = filters_of(c, b->tiles.first).first, last = b->tiles.first + b->tiles.count - 1;
+    int64_t begin = first, end = first;
+    for (int64_t i = b->tiles.first; i <= last; i++) {
+        const range filters = filters_of(c, i);
+        t.weight = packed + filters.first * t.k;
+        t.sums = b->sums + (filters.first - first) * t.sums_row;
+        if (t.last)
+            t.to = direct ? image_out(c, b, filters.first) : b->block + (filters.first - begin) * TN_GEMM_BLOCK_LD;
+        t.channel = b->group * c->a.out_channels + filters.first;
+        multiply_tile(c, b, t, filters);
+        end = filters.first + filters.count;
+        const int64_t there = end - begin, pixels = b->rows * b->columns;
+        const bool full = there * pixels >= IN_CACHE || there >= BLOCK_FILTERS || i == last;
+        if (!t.last || direct || !full) continue;
+        finish_filters(c, b, begin, there);
+        begin = end;
+    }
+    if (t.last && direct)
+        zero_border(&c->a, b->image, b->group * c->a.out_channels + first, end - first, b->row, b->rows);
+}
+
+static void compute_block(const conv *c, block *b) {
+    const bool direct = is_direct(c, &b->out);
+    list_vectors(c, b->s, b->rows, b->columns, direct ? b->out.row : b->columns);
+    window_tile t = {.run = b->s->run, .sums_row = b->s->vectors * c->with->tiles->lanes};
+    t.to_row = direct ? b->out.channel : TN_GEMM_BLOCK_LD;
+    t.end = c->ends ? &c->epilogue_ops : NULL;
+    for (int64_t k0 = 0; k0 < c->depth; k0 += CHUNK) {
+        const int64_t channel = k0 / c->taps;
+        t.k = tn_min64(CHUNK, c->depth - k0);
         t.add = k0 > 0;
-        tn_fill_input_tile(&c->w, s, b->group, k0 / c->w.taps, (k0 + t.k - 1) / c->w.taps + 1);
-        pack_panels(c, s, k0, t.k, b->panels);
-        t.b = b->panels;
-        t.b_panel = t.k * t.b_k;
-        if (direct || k0 + t.k < c->w.depth)
-            multiply_out_channels(c, b, k0, t);
-        else
-            multiply_last(c, b, k0, t, s->section, s->sections);
+        t.last = k0 + t.k == c->depth;
+        t.tap = c->tap + k0;
+        t.input_tile = b->input_tile - channel * c->channel;
+        fill_input(c, b, channel, (k0 + t.k - 1) / c->taps + 1);
+        multiply_chunk(c, b, t, c->packed + (b->group * c->depth + k0) * c->a.out_channels, direct);
     }
 }
 
-/* Of output pixels from `first` on that are counted as they lie in the input tile, those that are some: a run a row, or
- * one of all rows where there is nothing between them. */
-static int runs_of_rows(const conv *c, const block *b, int64_t image, int64_t first, section *run) {
-    const int64_t across = c->a.out_size[1], row = c->w.row, end = first + b->columns;
-    int runs = 0;
-    if (row == across || c->closed) {
-        run[0] = (section){.image = image, .at = first, .count = b->columns};
-        return 1;
-    }
-    for (int64_t r = first / row; r * row < end; r++) {
-        int64_t from = tn_max64(first, r * row), to = tn_min64(end, r * row + across);
-        if (from >= to) continue;
-        run[runs++] =
-            (section){.image = image, .at = r * across + from - r * row, .count = to - from, .to = from - first};
-    }
-    return runs;
+static size_t part_bytes(const conv *c) {
+    const size_t state = (sizeof(conv_part) + 63) / 64 * 64;
+    return state + c->input_tile_bytes + c->sums_bytes + c->block_bytes + fused_call_scratch(&c->a.epilogue, 0);
 }
 
-static void compute_whole_rows(const conv *c, block *b, im2col_run *s, int64_t image, int64_t first) {
-    b->column = first;
-    b->ahead = NULL;
-    if (c->out.data && c->out.place == 1)
-        b->ahead = c->out.data + (image * c->a.groups + b->group) * c->a.out_channels * c->out.channel;
-    const int64_t row = c->closed ? c->a.out_size[1] : c->w.row, top = first / row;
-    tile t = {.c = b->sums, .c_row = sum_row(&c->a, c->width)};
-    section run[IM2COL_PIXELS];
-    int runs = runs_of_rows(c, b, image, first, run);
-    tn_im2col_rows(&c->w, s, image, top, (first + b->columns - 1) / row - top + 1);
-    for (int64_t k0 = 0; k0 < c->w.depth; k0 += CHUNK) {
-        int64_t channel = k0 / c->w.taps;
-        t.k = tn_min64(CHUNK, c->w.depth - k0);
-        t.add = k0 > 0;
-        tn_fill_input_tile(&c->w, s, b->group, channel, (k0 + t.k - 1) / c->w.taps + 1);
-        t.b = s->input_tile + first % row - channel * c->w.channel;
-        t.tap = c->w.tap + k0;
-        if (k0 + t.k < c->w.depth)
-            multiply_out_channels(c, b, k0, t);
-        else
-            multiply_last(c, b, k0, t, run, runs);
-    }
+static void open_part(char *memory) {
+    conv_part *s = (conv_part *)(void *)memory;
+    s->filled = false;
+    s->vectors = 0;
 }
 
-/* Rows of a part: whole tiles. */
-static int64_t part_begin(const conv *c, int64_t part) {
-    const int64_t height = c->w.with->tiles->rows;
-    int64_t before = tn_ceil_div(c->a.out_channels, height) * part / c->row_parts, row = 0;
-    for (; before > 0; before--)
-        row += tile_height(c->a.out_channels - row, height);
-    return row;
-}
-
-/* A thread's memory, begun. */
-static block open_block(const conv *c, char *memory, im2col_run **s, fused_call *epilogue) {
-    *s = (im2col_run *)(void *)memory;
-    memory += IM2COL_BYTES;
-    (*s)->input_tile = (float *)(void *)memory;
-    block b = {.panels = (float *)(void *)(memory + c->input_tile_bytes),
-               .sums = (float *)(void *)(memory + c->input_tile_bytes + c->panel_bytes),
-               .epilogue = epilogue};
-    fused_call_open(epilogue, &c->a.epilogue, (char *)b.sums + c->sums_bytes);
-    return b;
+/* A thread's memory. */
+static void open_block(const conv *c, char *memory, block *b) {
+    *b = (block){.s = (conv_part *)(void *)memory, .out = c->out};
+    memory += (sizeof(conv_part) + 63) / 64 * 64;
+    b->input_tile = (float *)(void *)memory;
+    b->sums = (float *)(void *)(memory + c->input_tile_bytes);
+    b->block = (float *)(void *)(memory + c->input_tile_bytes + c->sums_bytes);
+    fused_call_open(&b->epilogue, &c->a.epilogue, memory + c->input_tile_bytes + c->sums_bytes + c->block_bytes);
 }
 
 static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     const conv *c = ctx;
-    im2col_run *s;
-    fused_call epilogue;
-    block b = open_block(c, c->parts + (size_t)worker * c->part_bytes, &s, &epilogue);
+    const int64_t down = c->a.out_size[0], across = c->a.out_size[1];
+    block b;
+    open_block(c, c->memory + (size_t)worker * c->part_bytes, &b);
     for (int64_t n = begin; n < end; n++) {
-        int64_t at = n % c->blocks, line = n / c->blocks % c->lines, part = n / c->blocks / c->lines % c->row_parts;
-        b.group = n / c->blocks / c->lines / c->row_parts;
-        b.first = part_begin(c, part);
-        b.rows = part_begin(c, part + 1) - b.first;
-        b.columns = tn_min64(c->width, c->line - at * c->width);
-        if (c->whole) {
-            compute_whole_rows(c, &b, s, line, at * c->width);
-            continue;
-        }
-        tn_im2col_pixels(&c->w, s, line, at * c->width, b.columns, panel_of(c->w.with));
-        compute_block(c, &b, s);
+        const int64_t at = n / c->row_pieces, image = at / c->row_blocks, part = image / c->a.batch;
+        b.column = n % c->row_pieces * c->columns;
+        b.columns = tn_min64(c->columns, across - b.column);
+        b.row = at % c->row_blocks * c->rows;
+        b.rows = tn_min64(c->rows, down - b.row);
+        b.image = image % c->a.batch;
+        b.tiles = split_range(c->tiles, c->parts, part % c->parts);
+        b.group = part / c->parts;
+        if (b.rows > 0) compute_block(c, &b);
     }
+}
+
+/* Blocks of nearly the same number of rows, as many as keep all threads busy; filters are shared where there are not
+ * enough. */
+static void share_blocks(conv *c, int threads) {
+    const int64_t others = c->a.groups * c->parts * c->a.batch * c->row_pieces, unit = pooled_rows(&c->a);
+    const int64_t units = tn_ceil_div(c->a.out_size[0], unit), share = others % threads == 0 ? 1 : threads;
+    const int64_t blocks = tn_min64(round_up(tn_ceil_div(units, c->rows / unit), share), units);
+    c->rows = tn_ceil_div(units, blocks) * unit;
+    c->row_blocks = tn_ceil_div(c->a.out_size[0], c->rows);
+    const int64_t tasks = others * c->row_blocks;
+    if (tasks < threads) c->parts = tn_min64(c->tiles, c->parts * (threads / tasks));
+}
+
+static void find_taps(conv *c, int64_t *tap) {
+    const tn_conv_args *a = &c->a;
+    c->tap = tap;
+    for (int64_t k = 0; k < c->taps; k++) {
+        const int64_t i = k / a->kernel[1] * a->dilation[0], j = k % a->kernel[1] * a->dilation[1];
+        tap[k] = (i % a->stride[0] * c->phases[1] + j % a->stride[1]) * c->plane + i / a->stride[0] * c->pitch +
+                 j / a->stride[1];
+    }
+    for (int64_t k = c->taps; k < c->depth; k++)
+        tap[k] = tap[k - c->taps] + c->channel;
 }
 
 /* Filters are packed before, or now, at the begin of the workspace, which moves on. */
@@ -516,18 +463,12 @@ static void run_otherwise(const tn_conv_args *args) {
 
 /* ---- some rows of it --------------------------------------------------------------------------------------------- */
 
-/* Of output pixels that a block has room for. */
-static int64_t rows_at_once(const conv *c) {
-    if (c->closed) return closed_rows(c);
-    return (c->columns - c->a.out_size[1]) / c->w.row + 1;
-}
-
 bool tn_conv_producer_fits(const tn_conv_args *args) {
     enum { FEW_STEPS = 64 }; /* of k: more take longer than a result's way to memory and back */
     conv c;
     if (!is_joined(args) || args->pool[0] > 0 || args->nhwc || args->winograd || args->groups > 1) return false;
     plan_conv(&c, args);
-    return c.whole && c.w.depth <= FEW_STEPS && c.row_parts == 1;
+    return c.row_pieces == 1 && c.depth <= FEW_STEPS && c.parts == 1;
 }
 
 static size_t plan_bytes(void) { return (sizeof(conv) + 63) / 64 * 64; }
@@ -541,31 +482,36 @@ size_t tn_conv_producer_bytes(const tn_conv_args *args) {
 size_t tn_conv_producer_thread_bytes(const tn_conv_args *args) {
     conv c;
     plan_conv(&c, args);
-    return c.part_bytes;
+    return part_bytes(&c);
 }
 
 void tn_conv_producer_open(const tn_conv_args *args, void *memory) {
     conv *c = memory;
     char *next = (char *)memory + plan_bytes();
     plan_conv(c, args);
-    tn_im2col_find_taps(&c->w, (int64_t *)(void *)next);
+    c->ends = epilogue_by_channels(&args->epilogue, &c->epilogue_ops);
+    find_taps(c, (int64_t *)(void *)next);
     next += c->tap_bytes;
     c->packed = packed_out_channels(args, &next);
 }
 
 void tn_conv_producer_run(const void *plan, int64_t image, int64_t first, int64_t count, float *to, void *memory) {
     const conv *c = plan;
-    const int64_t row = c->closed ? c->a.out_size[1] : c->w.row, most = rows_at_once(c);
-    im2col_run *s;
-    fused_call epilogue;
-    block b = open_block(c, memory, &s, &epilogue);
-    b.rows = c->a.out_channels;
-    epilogue.buffers[c->a.border.buffer] = (void *)((uintptr_t)to - (uintptr_t)(first * c->a.border.row) * sizeof *to);
-    s->sections = 0;
-    for (int64_t end = first + count, rows; first < end; first += rows) {
-        rows = tn_min64(most, end - first);
-        b.columns = (rows - 1) * row + c->a.out_size[1];
-        compute_whole_rows(c, &b, s, image, first * row);
+    block b;
+    open_part(memory);
+    open_block(c, memory, &b);
+    b.out = (target){.channel = c->a.border.plane, .row = c->a.border.row, .place = 1};
+    b.out.data = (float *)((uintptr_t)to - (uintptr_t)(first * c->a.border.row) * sizeof *to);
+    if (c->a.epilogue.vm && !c->ends) b.epilogue.buffers[c->a.border.buffer] = b.out.data;
+    b.out.data = (float *)((uintptr_t)b.out.data -
+                           (uintptr_t)(image * c->a.groups * c->a.out_channels * b.out.channel) * sizeof *to);
+    b.image = image;
+    b.columns = c->columns;
+    b.tiles = (range){0, c->tiles};
+    for (int64_t end = first + count; first < end; first += b.rows) {
+        b.row = first;
+        b.rows = tn_min64(c->rows, end - first);
+        compute_block(c, &b);
     }
 }
 
@@ -581,7 +527,7 @@ size_t tn_conv_workspace(const tn_conv_args *args, int threads) {
     if (args->nhwc) return tn_conv_packed_bytes(args) + nhwc_workspace(args, threads);
     if (args->winograd) return tn_conv_packed_bytes(args) + tn_conv_winograd_workspace(args, threads);
     plan_conv(&c, args);
-    return c.tap_bytes + tn_conv_packed_bytes(args) + (size_t)(threads > 1 ? threads : 1) * c.part_bytes;
+    return c.tap_bytes + tn_conv_packed_bytes(args) + (size_t)(threads > 1 ? threads : 1) * part_bytes(&c);
 }
 
 /* `out` has what args->out says, or where results go that do not follow each other; these go no other way. */
@@ -593,15 +539,18 @@ static void run_to(const tn_conv_args *args, const target *out) {
     conv c;
     plan_conv(&c, args);
     c.out = *out;
+    c.ends = epilogue_by_channels(&args->epilogue, &c.epilogue_ops);
     int threads = tn_conv_threads(args);
     char *memory = args->workspace;
-    tn_im2col_find_taps(&c.w, (int64_t *)(void *)memory);
+    find_taps(&c, (int64_t *)(void *)memory);
     memory += c.tap_bytes;
     c.packed = packed_out_channels(args, &memory);
-    c.parts = memory;
-    choose_blocks(&c, threads);
-    im2col_open(c.parts, c.part_bytes, threads);
-    int64_t tasks = c.a.groups * c.row_parts * c.lines * c.blocks;
+    c.memory = memory;
+    c.part_bytes = part_bytes(&c);
+    share_blocks(&c, threads);
+    for (int i = 0; i < (threads > 1 ? tn_threads() : 1); i++)
+        open_part(c.memory + (size_t)i * c.part_bytes);
+    int64_t tasks = c.a.groups * c.parts * c.a.batch * c.row_blocks * c.row_pieces;
     im2col_parallel(tasks, threads, compute_blocks, &c);
 }
 
@@ -623,7 +572,7 @@ bool tn_conv_pools(const tn_conv_args *args) {
     if (!pooled_fits(args) || !tn_conv_fits(args)) return false;
     if (tn_conv_prefers_nhwc(&plain)) return tn_conv_prefers_nhwc(args);
     plan_conv(&c, args);
-    return c.closed;
+    return most_rows(&c) >= pooled_rows(args);
 }
 
 /* An epilogue gets rows one by one then: of more than a vector, and the last one nearly full. */
@@ -650,7 +599,7 @@ bool tn_conv_writes_border(const tn_conv_args *args) {
     if (args->nhwc) return !tn_conv_batch_rows_fits(args);
     if (args->winograd) return false;
     plan_conv(&c, args);
-    return c.closed || (c.whole && is_joined(args));
+    return c.row_pieces == 1;
 }
 
 int64_t tn_conv_padded_elements(const tn_conv_border *edge, int64_t planes, int64_t *first) {
@@ -811,19 +760,16 @@ bool tn_im2col_is_small(const tn_conv_args *a) {
     return true;
 }
 
-void tn_im2col_plan(im2col_plan *w, const conv_vec *with, const tn_conv_args *a, int64_t width, int64_t channels,
-                    bool lines) {
+void tn_im2col_plan(im2col_plan *w, const conv_vec *with, const tn_conv_args *a, int64_t width, int64_t channels) {
     int64_t across = a->out_size[1], down = a->out_size[0];
     *w = (im2col_plan){.a = a, .with = with, .plane = across * down, .channels = channels};
     w->taps = a->kernel[0] * a->kernel[1];
     w->depth = a->channels * w->taps;
-    bool apart = w->apart = lines && across > WIDE_ROW;
-    w->line = apart ? across : a->batch * w->plane;
+    w->line = a->batch * w->plane;
     width = tn_min64(width, w->line);
-    int64_t pixel_rows = apart ? 1 : tn_min64(down, tn_ceil_div(width - 1, across) + 1);
-    int64_t sections = apart ? 1 : tn_min64(a->batch, tn_ceil_div(width - 1, w->plane) + 1);
-    int64_t columns = ((apart ? width : across) - 1) * a->stride[1] + window_reach(a, 1);
-    w->phase = tn_ceil_div(columns, a->stride[1]);
+    int64_t pixel_rows = tn_min64(down, tn_ceil_div(width - 1, across) + 1);
+    int64_t sections = tn_min64(a->batch, tn_ceil_div(width - 1, w->plane) + 1);
+    w->phase = tn_ceil_div((across - 1) * a->stride[1] + window_reach(a, 1), a->stride[1]);
     w->row = w->phase * a->stride[1];
     w->rows = (pixel_rows - 1) * a->stride[0] + window_reach(a, 0);
     w->section = w->rows * w->row;
@@ -857,20 +803,19 @@ void tn_im2col_section(const tn_conv_args *a, section *s) {
     s->high = tn_min64(down * a->stride[0] + window_reach(a, 0), a->size[0] - s->first);
 }
 
-void tn_im2col_pixels(const im2col_plan *w, im2col_run *s, int64_t line, int64_t first, int64_t count, int64_t panel) {
-    int64_t across = w->a->out_size[1], left = w->apart ? first : 0;
+void tn_im2col_pixels(const im2col_plan *w, im2col_run *s, int64_t first, int64_t count, int64_t panel) {
+    int64_t across = w->a->out_size[1];
     int k = 0, before = s->sections;
-    bool alike = before > 0 && left == s->left;
-    s->left = left;
+    bool alike = before > 0;
     s->pieces = 0;
     for (int64_t q = 0; q < count; k++) {
-        int64_t flat = line * w->line + first + q;
+        int64_t flat = first + q;
         section now = {.image = flat / w->plane, .at = flat % w->plane, .to = q};
         now.count = tn_min64(w->plane - now.at, count - q);
         alike = alike && k < before && s->section[k].at == now.at && s->section[k].count == now.count;
         tn_im2col_section(w->a, &now);
         s->section[k] = now;
-        int64_t column = now.at % across, from = k * w->section + column - left, end = q + now.count;
+        int64_t column = now.at % across, from = k * w->section + column, end = q + now.count;
         for (int64_t run = 0; q < end; q += run) {
             run = tn_min64(across - column, end - q);
             see_pieces(s, w->with->tiles->lanes, q, run, from, panel);
@@ -880,17 +825,6 @@ void tn_im2col_pixels(const im2col_plan *w, im2col_run *s, int64_t line, int64_t
     }
     s->sections = k;
     s->clean = alike && k == before;
-}
-
-void tn_im2col_rows(const im2col_plan *w, im2col_run *s, int64_t image, int64_t top, int64_t count) {
-    section now = {.image = image, .at = top * w->a->out_size[1], .count = count * w->a->out_size[1]};
-    tn_im2col_section(w->a, &now);
-    bool whole = now.low == 0 && now.high == (count - 1) * w->a->stride[0] + window_reach(w->a, 0);
-    s->clean = s->sections == 1 && whole; /* left and right of its rows are the zeros that always were there */
-    s->left = 0;
-    s->pieces = 0;
-    s->sections = 1;
-    s->section[0] = now;
 }
 
 /* ---- the input tile ---------------------------------------------------------------------------------------------- */
@@ -938,7 +872,7 @@ void tn_fill_input_tile(const im2col_plan *w, im2col_run *s, int64_t group, int6
     int count = 0;
     tn_clear_input_tile(w, s);
     for (int64_t phase = 0; phase < a->stride[1]; phase++) {
-        in[count] = tn_inside_phase(w, phase, s->left * a->stride[1] - a->pad_before[1]);
+        in[count] = tn_inside_phase(w, phase, -a->pad_before[1]);
         count += in[count].low < in[count].high;
         if (count < MOST && phase < a->stride[1] - 1) continue;
         fill_phases(w, s, group, begin, end, in, count);

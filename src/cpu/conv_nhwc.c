@@ -107,9 +107,9 @@ static void plan_nhwc(nhwc_nhwc *t, const tn_conv_args *args, const nhwc_phases 
     for (int d = 0; d < 2; d++)
         t->split[d] = phases ? phases->split[d] : 1;
     t->panels = tn_ceil_div(args->out_channels, t->panel);
-    tn_im2col_plan(&t->w, with, &t->a, 1, args->channels, false);
+    tn_im2col_plan(&t->w, with, &t->a, 1, args->channels);
     t->rows = rows_of_block(args, t->w.row);
-    tn_im2col_plan(&t->w, with, &t->a, (t->rows - 1) * args->out_size[1] + 1, args->channels, false);
+    tn_im2col_plan(&t->w, with, &t->a, (t->rows - 1) * args->out_size[1] + 1, args->channels);
     if (args->producer) widen_input_tile(&t->w);
     t->w.channel = (round_up(t->w.channel, LINE) / LINE | 1) * LINE; /* channels begin in all sets of the first cache */
     t->in_pixel = !args->producer && is_in_pixel(args);
@@ -239,7 +239,6 @@ static void see_rows_of_images(const im2col_plan *w, im2col_run *s, int64_t row,
     }
     s->sections = k;
     s->clean = (alike && k == before) || whole; /* left and right of the rows are the zeros that always were there */
-    s->left = 0;
 }
 
 /* Images whose channels lie side by side are turned on the way into the input tile. */

@@ -136,7 +136,6 @@ void tn_conv_winograd_1d(const tn_conv_args *args, void *workspace);         /* 
 
 enum {
     IM2COL_PIXELS = 256,          /* of a run, at most */
-    WIDE_ROW = 512,               /* output pixels: of longer rows an input tile holds a piece */
     INPUT_TILE_ELEMENTS = 1 << 22 /* more is no cache's */
 };
 
@@ -145,8 +144,7 @@ typedef struct im2col_plan {
     const conv_vec *with;
     int64_t taps, depth;                 /* a channel's, all */
     int64_t plane;                       /* output pixels of an image */
-    int64_t line;                        /* output pixels that a run may go through: all images', or a row's */
-    bool apart;                          /* a row's */
+    int64_t line;                        /* output pixels of all images */
     int64_t phase;                       /* distance of phases in a row of the input tile */
     int64_t row, rows, section, channel; /* … of rows (a section has `rows`), of sections, of channels */
     int64_t channels;                    /* that the input tile holds, at most */
@@ -166,7 +164,6 @@ typedef struct im2col_run {
     bool clean;   /* the zeros are those of this run */
     int64_t rows; /* conv_nhwc.c's: one more than the first of those whose input tile it has; 0: of none … */
     int64_t top;  /* … and the row of the input tile in which the first section begins */
-    int64_t left; /* column of output pixels where the input tile's rows begin */
     int sections, pieces;
     section section[IM2COL_PIXELS];
     piece piece[IM2COL_PIXELS];
@@ -233,21 +230,16 @@ int tn_conv_threads(const tn_conv_args *a);
 /* Is there anything to be seen, and nothing of it endless? */
 bool tn_im2col_is_small(const tn_conv_args *a);
 
-/* For runs of up to `width` output pixels. `lines`: may a row be a line of its own? `with`: NULL if only sizes are
- * asked. */
-void tn_im2col_plan(im2col_plan *w, const conv_vec *with, const tn_conv_args *a, int64_t width, int64_t channels,
-                    bool lines);
+/* For runs of up to `width` output pixels. `with`: NULL if only sizes are asked. */
+void tn_im2col_plan(im2col_plan *w, const conv_vec *with, const tn_conv_args *a, int64_t width, int64_t channels);
 void tn_im2col_find_taps(im2col_plan *w, int64_t *tap); /* tap: [depth] */
 
 /* Which rows of its image a section needs, of those that its output pixels see. */
 void tn_im2col_section(const tn_conv_args *a, section *s);
 
-/* Output pixels [first, first + count) of a line: where they lie, and where they will lie in the input tile. No piece
- * crosses a multiple of `panel` columns. A new `seen` has no sections. */
-void tn_im2col_pixels(const im2col_plan *w, im2col_run *s, int64_t line, int64_t first, int64_t count, int64_t panel);
-
-/* Rows [top, top + count) of one image's output pixels, to be read where they lie in the input tile: no pieces. */
-void tn_im2col_rows(const im2col_plan *w, im2col_run *s, int64_t image, int64_t top, int64_t count);
+/* Output pixels [first, first + count) of all images: where they lie, and where they will lie in the input tile. No
+ * piece crosses a multiple of `panel` columns. A new `seen` has no sections. */
+void tn_im2col_pixels(const im2col_plan *w, im2col_run *s, int64_t first, int64_t count, int64_t panel);
 
 /* A part of the input tile's rows that lies inside of the image: columns [low, high) of one phase. */
 typedef struct inside {

@@ -131,25 +131,86 @@ static void copy_piece(float *to, int64_t distance, const float *from, const int
         v_store(to, v_load(from + (tap[r] - base)));
 }
 
-/* `n` is a constant after inlining. */
-VEC_INLINE void copy_pieces(float *to, const float *input_tile, const piece *p, const int n, const int64_t *tap,
-                            int64_t base, int64_t steps) {
-    for (int64_t k = 0; k < steps; k++, to += PANEL) {
-        const float *from = input_tile + (tap[k] - base);
-        VEC_UNROLL for (int i = 0; i < n; i++) v_store(to + p[i].to % PANEL, v_load(from + p[i].from));
+/* ---- windows ----------------------------------------------------------------------------------------------------- */
+/* A tile is some filters by some vectors of output pixels, which need not be neighbours. Its sums are in registers from
+ * the first tap of a chunk to the last one; results leave them by masks, with their epilogue. */
+
+/* Registers: sums, a vector of each group of output pixels, a weight. */
+#if defined(__AVX512F__) || defined(VEC_NEON)
+enum { TILE_FILTERS = 8 };
+#define WINDOW_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
+#else
+enum { TILE_FILTERS = 4 };
+#define WINDOW_HEIGHTS(X) X(1) X(2) X(3) X(4)
+#endif
+
+VEC_INLINE void store_lanes(float *to, V x, int32_t low, int32_t high) {
+#if defined(__AVX512F__) || defined(__AVX2__)
+    v_part_store(to, v_mask_range(low, high), x);
+#else
+    for (int32_t i = low; i < high; i++)
+        to[i] = x[i];
+#endif
+}
+
+/* One chunk; `rows` and `vectors` are constants after inlining. */
+VEC_INLINE void window_sum(const window_tile *t, V (*sum)[WINDOW_VECTORS], const int rows, const int vectors) {
+    const float *from[WINDOW_VECTORS], *weight = t->weight;
+    VEC_UNROLL for (int j = 0; j < vectors; j++) from[j] = t->input_tile + t->vector[j].from;
+    VEC_UNROLL for (int i = 0; i < rows; i++) { VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_zero(); }
+    for (const int64_t *tap = t->tap, *end = tap + t->k; tap < end; tap++, weight += rows) {
+        V x[WINDOW_VECTORS];
+        VEC_UNROLL for (int j = 0; j < vectors; j++) x[j] = v_load(from[j] + *tap);
+        VEC_UNROLL for (int i = 0; i < rows; i++) {
+            const V w = v_set1(weight[i]);
+            VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_fma(w, x[j], sum[i][j]);
+        }
     }
 }
 
-static void copy_steps(float *to, const float *input_tile, const piece *p, int n, const int64_t *tap, int64_t base,
-                       int64_t steps) {
-    switch (n) { /* the usual numbers of pieces */
-    case 1: copy_pieces(to, input_tile, p, 1, tap, base, steps); break;
-    case 2: copy_pieces(to, input_tile, p, 2, tap, base, steps); break;
-    case 3: copy_pieces(to, input_tile, p, 3, tap, base, steps); break;
-    case 4: copy_pieces(to, input_tile, p, 4, tap, base, steps); break;
-    default: copy_pieces(to, input_tile, p, n, tap, base, steps);
+VEC_INLINE void window_run_tile(const window_tile *t, const int rows, const int vectors) {
+    V sum[WINDOW_ROWS][WINDOW_VECTORS];
+    const epilogue_ops *end = t->end;
+    if (t->last) {
+        float *to = t->to;
+        VEC_UNROLL for (int i = 0; i < rows; i++, to += t->to_row) {
+            VEC_UNROLL for (int j = 0; j < vectors; j++) __builtin_prefetch(to + t->run[t->vector[j].run].to, 1);
+        }
+    }
+    window_sum(t, sum, rows, vectors);
+    if (t->add) {
+        VEC_UNROLL for (int i = 0; i < rows; i++) {
+            VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] =
+                v_load(t->sums + i * t->sums_row + j * VL) + sum[i][j];
+        }
+    }
+    if (!t->last) {
+        VEC_UNROLL for (int i = 0; i < rows; i++) {
+            VEC_UNROLL for (int j = 0; j < vectors; j++) v_store(t->sums + i * t->sums_row + j * VL, sum[i][j]);
+        }
+        return;
+    }
+    if (end) {
+        VEC_UNROLL for (int i = 0; i < rows; i++) {
+            VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_end(end, t->channel + i, sum[i][j]);
+        }
+    }
+    VEC_UNROLL for (int j = 0; j < vectors; j++) {
+        for (int64_t r = t->vector[j].run; r < t->vector[j + 1].run; r++) {
+            const window_run run = t->run[r];
+            float *to = t->to + run.to;
+            VEC_UNROLL for (int i = 0; i < rows; i++) store_lanes(to + i * t->to_row, sum[i][j], run.low, run.high);
+        }
     }
 }
+
+#define WINDOW_TILES(rows)                                                               \
+    static void window_##rows##_1(const window_tile *t) { window_run_tile(t, rows, 1); } \
+    static void window_##rows##_2(const window_tile *t) { window_run_tile(t, rows, 2); } \
+    static void window_##rows##_3(const window_tile *t) { window_run_tile(t, rows, 3); }
+#define WINDOW_ROW(rows) [rows] = {NULL, window_##rows##_1, window_##rows##_2, window_##rows##_3},
+WINDOW_HEIGHTS(WINDOW_TILES)
+static window_fn *const window_tiles[WINDOW_ROWS + 1][WINDOW_VECTORS + 1] = {WINDOW_HEIGHTS(WINDOW_ROW)};
 
 /* ---- depthwise windows ------------------------------------------------------------------------------------------- */
 /* Lanes are output pixels of a row or channels, in one code: only where taps lie differs. */
@@ -770,6 +831,6 @@ static void winograd_taps(const float *sums, int64_t point, float *to, int64_t c
         winograd_images, winograd_gradients, winograd_taps
 #endif
 
-const conv_vec VEC_JOIN(tn_conv_vec, TN_ISA_SUFFIX) = {&TILES,         copy_rows, spread_row,     copy_piece,
-                                                       copy_steps,     weigh,     weigh_in_image, greatest_of_four,
-                                                       greatest_pairs, WINOGRAD};
+const conv_vec VEC_JOIN(tn_conv_vec, TN_ISA_SUFFIX) = {&TILES,           copy_rows,      spread_row, copy_piece,
+                                                       window_tiles,     TILE_FILTERS,   weigh,      weigh_in_image,
+                                                       greatest_of_four, greatest_pairs, WINOGRAD};

@@ -12,6 +12,40 @@ enum {
     MOST_LANES = 16 /* of a vector of any instruction set */
 };
 
+/* Lanes [low, high) of a vector of sums, and where they go: lane l to to[l], from where a filter's results begin. */
+typedef struct window_run {
+    int64_t to;
+    int32_t low, high;
+} window_run;
+
+/* A vector of output pixels: where their first taps lie in the input tile, and which runs of it are results. The runs
+ * end where those of the next vector begin. */
+typedef struct window_vector {
+    int64_t from;
+    int64_t run;
+} window_vector;
+
+enum { WINDOW_ROWS = 8, WINDOW_VECTORS = 3 }; /* of a tile, at most */
+
+/* Some filters over some vectors of output pixels: a chunk of their chains. */
+typedef struct window_tile {
+    const float *input_tile; /* what is seen, as rows with zeros around them (conv.c) */
+    const int64_t *tap;      /* [k] elements from where the first tap lies */
+    const float *weight;     /* [k, rows] */
+    int64_t k;
+    const window_vector *vector; /* of the tile, and one more */
+    const window_run *run;
+    float *sums; /* [rows, sums_row]: those of the chunks before, vectors side by side */
+    int64_t sums_row;
+    bool add, last; /* to the sums before; results are finished and go … */
+    float *to;      /* … here, those of the next filter to_row further */
+    int64_t to_row;
+    const struct epilogue_ops *end; /* done to the results; NULL: nothing */
+    int64_t channel;                /* of the first filter, in what `end` adds */
+} window_tile;
+
+typedef void window_fn(const window_tile *t);
+
 /* At most a vector's elements of an input tile that become columns [to, to + count) of a run of output pixels. */
 typedef struct piece {
     int32_t from, to, count;
@@ -75,10 +109,9 @@ typedef struct conv_vec {
     void (*spread_row)(float *to, const float *from, int64_t step, int64_t count);
     /* A piece for each of `rows` taps: row r from from[tap[r] − base] to to[r · distance]. */
     void (*copy_piece)(float *to, int64_t distance, const float *from, const int64_t *tap, int64_t base, int64_t rows);
-    /* Several pieces of one panel, step after step: whole vectors, as what lies behind a piece is written later; one
-     * vector behind the panel is touched too. */
-    void (*copy_steps)(float *to, const float *input_tile, const piece *p, int n, const int64_t *tap, int64_t base,
-                       int64_t steps);
+    /* Tiles of up to `window_rows` filters, by their number and that of vectors. */
+    window_fn *const (*window)[WINDOW_VECTORS + 1];
+    int window_rows;
     /* Sums over a window's taps: chains of KIR_KSUM fused multiply-adds. Greatest numbers: as a reduction of KIR. */
     void (*weigh)(const weigh_rows *w);
     /* Windows of 3 × 3 and 5 × 5 with a stride of 1 or 2; NULL: loads have no masks. */

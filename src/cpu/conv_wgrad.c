@@ -47,10 +47,10 @@ static void plan_weight(weight_gradient *g, const tn_conv_args *args) {
     const conv_vec *with = tn_conv_vec();
     *g = (weight_gradient){.a = *args};
     g->channels = MORE_CHANNELS;
-    tn_im2col_plan(&g->w, with, &g->a, CHUNK, part_channels(args, g->channels), false);
+    tn_im2col_plan(&g->w, with, &g->a, CHUNK, part_channels(args, g->channels));
     if (im2col_elements(&g->w) > MORE_ELEMENTS) {
         g->channels = WEIGHT_CHANNELS;
-        tn_im2col_plan(&g->w, with, &g->a, CHUNK, part_channels(args, g->channels), false);
+        tn_im2col_plan(&g->w, with, &g->a, CHUNK, part_channels(args, g->channels));
     }
     g->out_size = g->w.line;
     g->sum_row = round_up(args->out_channels, with->tiles->lanes);
@@ -126,7 +126,7 @@ static void collect_pixels(const weight_gradient *g, int64_t group, int64_t begi
         t.add = next == 0 && q > 0;
         t.k = tn_min64(CHUNK, g->out_size - q);
         t.b_panel = t.k * panel;
-        tn_im2col_pixels(&g->w, &s, 0, q, t.k, CHUNK);
+        tn_im2col_pixels(&g->w, &s, q, t.k, CHUNK);
         pack_results(g, &s, group, t.k, panels);
         tn_fill_input_tile(&g->w, &s, group, channel, (end - 1) / g->w.taps + 1);
         for (int64_t i = begin, height = 0; i < end; i += height) {

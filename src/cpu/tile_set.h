@@ -64,7 +64,7 @@ typedef struct tile {
     real *copy;
     const real *b;
     int64_t b_k, b_panel; /* distance between steps of k and between panels */
-    const int64_t *tap;   /* where each step begins: of B in a tapped tile, of A in a turned one */
+    const int64_t *tap;   /* where each step of A begins in a turned tile */
     real *c;
     int64_t c_row;
     const real *c_next; /* start of the next tile in C; NULL: unknown */
@@ -143,7 +143,6 @@ typedef struct result_block {
 /* All of an instruction set, by height of tiles where that matters. */
 typedef struct tile_set {
     tile_fn *const *full, *const *edge, *const *wide;
-    tile_fn *const *tapped; /* full ones over a packed A with strided steps of B; only f32 */
     /* Over one packed panel of B, contiguous rows of A, and C one panel wide and contiguous; the heights of
      * tile_nhwc_height; f32 and bytes. */
     tile_fn *const *nhwc;

@@ -364,8 +364,6 @@ enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
 #elif defined(__AVX512F__)
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(14)
 #define TILE_SPLITS(X) X(9, 5, 4) X(11, 6, 5) X(13, 7, 6)
-#define TAPPED_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(14)
-#define TAPPED_SPLITS(X) TILE_SPLITS(X) X(10, 5, 5) X(12, 6, 6)
 #define NHWC_HEIGHTS(X) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(13) X(14)
 #define NHWC_SPLITS(X) X(9, 5, 4) X(11, 6, 5)
 #define TILE_LOWER(t) tile_split(t, tile_full_8, 8, tile_full_6) /* for strided rows */
@@ -415,8 +413,6 @@ enum { TILE_ROWS = 4, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
 #define EDGE_SPLITS TILE_SPLITS
 #endif
 #ifndef NHWC_HEIGHTS
-#define TAPPED_HEIGHTS TILE_HEIGHTS
-#define TAPPED_SPLITS TILE_SPLITS
 #define NHWC_SPLITS TILE_SPLITS
 #define NHWC_HEIGHTS TILE_HEIGHTS
 #endif
@@ -477,14 +473,14 @@ VEC_INLINE void tile_step_by_lanes(V *sum, const int sums, const real *a, const 
 /* One step of k. All but the sums and the addresses is constant after inlining. */
 VEC_INLINE void tile_step(V sum[TILE_ROWS][2 * WIDEST], const real *a, const int64_t a_row, const int64_t a_k,
                           const real *b, const int64_t b_k, const int64_t b_panel, const M mask, const int rows,
-                          const int panels, const int vectors, const bool edge, const tile_rows lie, const bool far) {
+                          const int panels, const int vectors, const bool edge, const tile_rows lie) {
     const int width = panels * vectors;
     if (lie == ADJACENT)
         __builtin_prefetch(a + A_AHEAD * a_k); /* a packed step is shorter than a line: none is left out */
     V y[2 * WIDEST];
     VEC_UNROLL for (int j = 0; j < width; j++) {
         const real *from = b + (j / vectors) * b_panel + (j % vectors) * VL;
-        if (rows >= TALL && far) __builtin_prefetch(from + B_AHEAD * b_k);
+        if (rows >= TALL) __builtin_prefetch(from + B_AHEAD * b_k);
         y[j] = edge ? v_part_load(from, mask) : v_load(from);
     }
     if (lie == ADJACENT && tile_takes_lanes(rows)) {
@@ -594,11 +590,11 @@ static __attribute__((noinline)) void tile_ask_now(const tile *t, int64_t rows) 
 }
 
 /* All parameters except `t` are constant after inlining: rows, panels, vectors per panel, whether they are masked,
- * whether the rows of A are contiguous, whether steps of B are strided. */
+ * whether the rows of A are contiguous. */
 VEC_INLINE void tile_sum(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M mask, const int rows, const int panels,
-                         const int vectors, const bool edge, const tile_rows lie, const bool tapped) {
+                         const int vectors, const bool edge, const tile_rows lie) {
     const int width = panels * vectors;
-    const bool spreads = SPREADS && rows == TILE_ROWS && !edge && !tapped;
+    const bool spreads = SPREADS && rows == TILE_ROWS && !edge;
     const real *next = t->c;
     int64_t share = 0, gate = 0;
     if (spreads && t->c_next) {
@@ -613,7 +609,6 @@ VEC_INLINE void tile_sum(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M ma
     const real *b = t->b;
     const int64_t a_row = lie == ADJACENT ? 1 : lie == COPIED ? TILE_COPY : t->a_row;
     const int64_t a_k = lie == COPIED ? 1 : t->a_k, b_k = t->b_k, b_panel = t->b_panel, c_row = t->c_row;
-    const int64_t *tap = t->tap;
     const real *ahead = t->ahead_rows ? t->ahead : a; /* so that there is one to count on from */
     const int64_t ahead_row = t->ahead_row;
     for (int64_t left = t->k; left > 0; left -= STRETCH) {
@@ -625,14 +620,13 @@ VEC_INLINE void tile_sum(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M ma
             next += share * c_row;
         }
         int64_t k = left < STRETCH ? left : STRETCH;
-        if (lie != APART && !tapped) {
+        if (lie != APART) {
             TILE_TWICE for (; k > 0; k--, a += a_k, b += b_k)
-                tile_step(sum, a, a_row, a_k, b, b_k, b_panel, mask, rows, panels, vectors, edge, lie, true);
+                tile_step(sum, a, a_row, a_k, b, b_k, b_panel, mask, rows, panels, vectors, edge, lie);
             continue;
         }
-        for (; k > 0; k--, a += a_k, b += tapped ? 0 : b_k)
-            tile_step(sum, a, a_row, a_k, tapped ? b + *tap++ : b, b_k, b_panel, mask, rows, panels, vectors, edge, lie,
-                      !tapped);
+        for (; k > 0; k--, a += a_k, b += b_k)
+            tile_step(sum, a, a_row, a_k, b, b_k, b_panel, mask, rows, panels, vectors, edge, lie);
     }
 }
 
@@ -654,10 +648,10 @@ VEC_INLINE void tile_store(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M 
 }
 
 VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const int vectors, const bool edge,
-                         const tile_rows lie, const bool tapped) {
+                         const tile_rows lie) {
     V sum[TILE_ROWS][2 * WIDEST];
     const M mask = v_mask(t->columns);
-    tile_sum(t, sum, mask, rows, panels, vectors, edge, lie, tapped);
+    tile_sum(t, sum, mask, rows, panels, vectors, edge, lie);
     tile_store(t, sum, mask, rows, panels * vectors, edge);
 }
 
@@ -694,16 +688,16 @@ VEC_INLINE void tile_run_full(const tile *t, const int rows) {
     V sum[TILE_ROWS][2 * WIDEST];
     const M all = v_mask(VL);
     if (rows == TILE_ROWS && t->a_row == 1) {
-        tile_sum(t, sum, all, rows, 1, 2, false, ADJACENT, false);
+        tile_sum(t, sum, all, rows, 1, 2, false, ADJACENT);
     } else if (V_FOLDS && rows == TILE_ROWS) {
         if (!tile_has_rows(t)) {
             TILE_LOWER(t);
             return;
         }
         if (t->from) tile_copy(t, rows);
-        tile_sum(t, sum, all, rows, 1, 2, false, COPIED, false);
+        tile_sum(t, sum, all, rows, 1, 2, false, COPIED);
     } else {
-        tile_sum(t, sum, all, rows, 1, 2, false, APART, false);
+        tile_sum(t, sum, all, rows, 1, 2, false, APART);
     }
     if (!tile_end(t, sum, rows)) tile_store(t, sum, all, rows, 2, false);
 }
@@ -711,7 +705,7 @@ VEC_INLINE void tile_run_full(const tile *t, const int rows) {
 #define TILE_FULL(rows) \
     static void tile_full_##rows(const tile *t) { tile_run_full(t, rows); }
 #define TILE_EDGE(rows) \
-    static void tile_edge_##rows(const tile *t) { tile_run(t, rows, 1, 1, true, APART, false); }
+    static void tile_edge_##rows(const tile *t) { tile_run(t, rows, 1, 1, true, APART); }
 TILE_HEIGHTS(TILE_FULL)
 EDGE_HEIGHTS(TILE_EDGE)
 
@@ -722,32 +716,18 @@ EDGE_HEIGHTS(TILE_EDGE)
 TILE_SPLITS(TILE_FULL_SPLIT)
 EDGE_SPLITS(TILE_EDGE_SPLIT)
 
-#define TILE_WIDE_FUNCTION(rows)                                    \
-    static void tile_wide_##rows(const tile *t) {                   \
-        if (WIDE_##rows == 1) {                                     \
-            tile_full_##rows(t);                                    \
-        } else {                                                    \
-            tile_run(t, rows, WIDE_##rows, 2, false, APART, false); \
-        }                                                           \
+#define TILE_WIDE_FUNCTION(rows)                             \
+    static void tile_wide_##rows(const tile *t) {            \
+        if (WIDE_##rows == 1) {                              \
+            tile_full_##rows(t);                             \
+        } else {                                             \
+            tile_run(t, rows, WIDE_##rows, 2, false, APART); \
+        }                                                    \
     }
 TILE_WIDE_FUNCTION(1)
 TILE_WIDE_FUNCTION(2)
 TILE_WIDE_FUNCTION(3)
 TILE_WIDE_FUNCTION(4)
-
-#if defined(TN_VEC_F64) || defined(TN_VEC_WORDS)
-static tile_fn *const *const tile_tapped = NULL;
-#else
-#define TILE_TAPPED(rows) \
-    static void tile_tapped_##rows(const tile *t) { tile_run(t, rows, 1, 2, false, ADJACENT, true); }
-#define TILE_TAPPED_SPLIT(rows, first, second) \
-    static void tile_tapped_##rows(const tile *t) { tile_split(t, tile_tapped_##first, first, tile_tapped_##second); }
-#define TILE_TAPPED_ROW(rows) [rows] = tile_tapped_##rows,
-#define TILE_TAPPED_SPLIT_ROW(rows, first, second) TILE_TAPPED_ROW(rows)
-TAPPED_HEIGHTS(TILE_TAPPED)
-TAPPED_SPLITS(TILE_TAPPED_SPLIT)
-static tile_fn *const tile_tapped[] = {TAPPED_HEIGHTS(TILE_TAPPED_ROW) TAPPED_SPLITS(TILE_TAPPED_SPLIT_ROW)};
-#endif
 
 /* One step of an NHWC tile: contiguous elements of A times a step of a packed panel. */
 VEC_INLINE void tile_nhwc_step(V sum[TILE_ROWS][2], const real *a, const real *b, const int rows) {
@@ -1043,7 +1023,6 @@ enum { WIDTH = 1 };
 const tile_set SET = {.full = tile_full,
                       .edge = tile_edge,
                       .wide = tile_wide,
-                      .tapped = tile_tapped,
                       .nhwc = tile_nhwc,
                       .wide_panels = tile_wide_panels,
                       .pack = pack_run,

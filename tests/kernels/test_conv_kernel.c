@@ -897,7 +897,7 @@ static void what_is_cheap_is_made_where_it_is_read(void **state) {
         {1, 3, 64, {80, 80}, {3, 3}, {.padding = {1, 1}}, BIASED, IN_PIXEL, 1},   /* stays in a cache */
         {1, 8, 64, {104, 161}, {3, 3}, {.padding = {1, 1}}, BIASED, IN_PIXEL, 1}, /* many taps */
         {1, 1, 64, {264, 126}, {3, 3}, {.padding = {1, 1}}, POOLED, IN_PIXEL, 1},
-        {1, 3, 64, {104, 161}, {3, 3}, {.padding = {1, 1}}, PLAIN, COPIED, 1},
+        {1, 3, 64, {104, 161}, {3, 3}, {.padding = {1, 1}}, PLAIN, IN_PIXEL, 1},
         {1, 3, 64, {104, 161}, {3, 3}, {.padding = {1, 1}}, ADDED, COPIED, 1},
         {1, 3, 64, {104, 161}, {3, 3}, {.padding = {1, 1}, .groups = 2}, BIASED, IN_PIXEL, 1},
     };
