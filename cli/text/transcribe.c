@@ -1,4 +1,4 @@
-/* transcribe.c — `trunnion transcribe`: what is said in a WAV file, as text, by a Whisper model in a folder. */
+/* transcribe.c — `trunnion transcribe`: what is said in a WAV file, as text, by a Whisper or CTC model in a folder. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,8 +17,8 @@ const cli_command cli_transcribe = {
     .summary = "write down what is said in a sound file",
     .usage = "transcribe -m FOLDER FILE.wav [--timestamps] [--language CODE] [--translate]",
     .help =
-        "  -m, --model FOLDER    a Hugging Face folder of a Whisper model: config.json, weights (safetensors, .bin),\n"
-        "                        tokenizer.json\n"
+        "  -m, --model FOLDER    a Hugging Face folder of a Whisper, Wav2Vec 2 or HuBERT model: config.json, weights\n"
+        "                        (safetensors, .bin), tokenizer.json (Whisper) or vocab.json\n"
         "  FILE.wav              the sound: PCM or floats, any rate and number of channels; - reads standard input\n"
         "      --timestamps      show when each segment begins and ends\n"
         "      --language CODE   the language that is spoken, such as en (default: the model decides)\n"
@@ -119,11 +119,17 @@ static tn_status transcribe(const wishes *w, tn_device *device, const tn_selecti
     transcript t = {.asked = w};
     tn_audio audio = {0};
     tn_speech *model = NULL;
+    tn_ctc *letters = NULL;
+    bool ctc = tn_ctc_knows(w->model);
     cli_json j = {.out = stdout};
     tn_speech_options o = TN_SPEECH_DEFAULTS;
     o.device = device;
-    tn_status status = read_audio(w->file, &audio);
-    if (status == TN_OK) status = tn_speech_open(w->model, &o, &model);
+    tn_status status = TN_OK;
+    if (ctc && (w->options.language || w->options.translate))
+        status = tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                 "'%s': --language and --translate require a Whisper model; remove them", w->model);
+    if (status == TN_OK) status = read_audio(w->file, &audio);
+    if (status == TN_OK) status = ctc ? tn_ctc_open(w->model, &o, &letters) : tn_speech_open(w->model, &o, &model);
     double begun = cli_now();
     if (status == TN_OK && json) {
         cli_json_hold(&j);
@@ -131,7 +137,9 @@ static tn_status transcribe(const wishes *w, tn_device *device, const tn_selecti
         cli_json_array(&j, "segments");
         t.list = &j;
     }
-    if (status == TN_OK)
+    if (status == TN_OK && ctc)
+        status = tn_ctc_transcribe(letters, audio.samples, audio.count, take_segment, &t);
+    else if (status == TN_OK)
         status = tn_speech_transcribe(model, audio.samples, audio.count, &w->options, take_segment, &t);
     double seconds = cli_now() - begun;
     if (status == TN_OK && json) {
@@ -149,6 +157,7 @@ static tn_status transcribe(const wishes *w, tn_device *device, const tn_selecti
     if (t.begun) printf("\n");
     tn_bytes_free(&t.text);
     tn_speech_close(model);
+    tn_ctc_close(letters);
     tn_audio_free(&audio);
     return status;
 }

@@ -1,4 +1,4 @@
-/* speech.h — speech recognition with Whisper: audio in, text out; and the reading of WAV files.
+/* speech.h — speech recognition with Whisper, Wav2Vec 2 and HuBERT: audio in, text out; and the reading of WAV files.
  *
  * Part of libtrunnion-text; it uses only libtrunnion's public interface.
  *
@@ -108,6 +108,28 @@ typedef struct tn_transcribe_options {
  * that the model cannot do; those of take. Source: Radford et al. 2022, section 3.8, without its fallbacks. */
 TN_API tn_status tn_speech_transcribe(tn_speech *s, const float *samples, int64_t count,
                                       const tn_transcribe_options *options, tn_speech_take *take, void *ctx);
+
+/* ---- models without a decoder ------------------------------------------------------------------------------------ */
+
+/* Wav2Vec 2 and HuBERT: each 20 ms of sound get a letter or nothing (CTC). One thread at a time may use a model. */
+typedef struct tn_ctc tn_ctc;
+
+/* Returns whether a path is a folder whose config.json has a model_type of this kind. */
+TN_API bool tn_ctc_knows(const char *path);
+/* Opens a model in a Hugging Face folder: config.json, vocab.json, preprocessor_config.json (if it exists), and weights
+ * as safetensors or pytorch_model.bin. *out: closed with tn_ctc_close.
+ * Errors: those of tn_json_open and tn_safetensors_open; TN_ERR_UNSUPPORTED for another model_type, or adapters;
+ * TN_ERR_FORMAT with the key or tensor that is missing or does not fit.
+ * Source: Baevski et al. 2020, "wav2vec 2.0"; Wav2Vec2ForCTC, HubertForCTC of transformers. */
+TN_API tn_status tn_ctc_open(const char *folder, const tn_speech_options *options, tn_ctc **out);
+TN_API void tn_ctc_close(tn_ctc *m);                          /* NULL is allowed */
+TN_API int64_t tn_ctc_vocabulary(const tn_ctc *m);            /* tokens; 0 for NULL */
+TN_API int64_t tn_ctc_frames(const tn_ctc *m, int64_t count); /* rows of logits of so many samples */
+/* Computes the logits of samples [count], TN_SPEECH_RATE per second, at most 30 s: out [frames, vocabulary]. */
+TN_API tn_status tn_ctc_logits(tn_ctc *m, const float *samples, int64_t count, float *out);
+/* Writes down what is said in samples [count], with the most probable letter of each frame, in windows of 30 s, each of
+ * which is a segment. A failing `take` stops it. */
+TN_API tn_status tn_ctc_transcribe(tn_ctc *m, const float *samples, int64_t count, tn_speech_take *take, void *ctx);
 
 /* ---- the model's parts ------------------------------------------------------------------------------------------- */
 

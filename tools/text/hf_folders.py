@@ -15,6 +15,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import wave
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from text import minilm  # noqa: E402
@@ -291,6 +292,15 @@ ENCODER_DECODERS = [  # name, stem, configuration
     ("marian", "Marian", BART | {"scale_embedding": True, "activation_function": "swish", "max_position_embeddings": 200,
                                  "decoder_vocab_size": VOCABULARY}),
     ("pegasus", "Pegasus", BART),
+]
+CTC = {"vocab_size": 12, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+       "conv_dim": [16, 16, 24], "conv_kernel": [10, 3, 2], "conv_stride": [5, 2, 2], "num_conv_pos_embeddings": 8,
+       "num_conv_pos_embedding_groups": 4, "pad_token_id": 0}
+SPEECH = [  # name, stem, configuration, normalizes the sound
+    ("wav2vec2", "Wav2Vec2", {}, True),
+    ("wav2vec2-large", "Wav2Vec2", {"feat_extract_norm": "layer", "conv_bias": True, "do_stable_layer_norm": True,
+                                    "num_conv_pos_embeddings": 7}, False),
+    ("hubert", "Hubert", {"feat_proj_layer_norm": False}, True),
 ]
 QUANTIZED = [  # name, quantization_config; how weights are stored follows from it
     ("gptq", {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": False}),
@@ -570,6 +580,46 @@ class Suite:
         self.expect(worst <= LOGITS_BOUND, f"{name}: logits differ by {worst:.2g} of the largest")
         print(f"{name}: logits {worst:.1e}, greedy tokens of {same} texts", flush=True)
 
+    def speech(self, name, stem, config, normalizes):
+        """Models of CTC: logits, and the command's text of a WAV file."""
+        torch, numpy, folder = self.torch, self.numpy, self.folder / name
+        model = self.make(name, stem, "ForCTC", CTC | config)
+        model.save_pretrained(folder)
+        letters = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ABCDEFG"]
+        (folder / "vocab.json").write_text(json.dumps({letter: i for i, letter in enumerate(letters)}))
+        (folder / "preprocessor_config.json").write_text(json.dumps({"do_normalize": normalizes}))
+        sound = (numpy.random.default_rng(3).normal(size=4000) * 2000).astype("<i2")
+        with wave.open(str(folder / "sound.wav"), "wb") as file:
+            file.setparams((1, 2, 16000, 0, "NONE", ""))
+            file.writeframes(sound.tobytes())
+        samples = sound.astype(numpy.float32) / 32768
+        given = (samples - samples.mean()) / numpy.sqrt(samples.var() + 1e-7) if normalizes else samples
+        with torch.no_grad():
+            wanted = model(torch.tensor(given)[None]).logits[0].numpy()
+        got = self.letters(folder, samples)
+        error = numpy.abs(got - wanted).max() / numpy.abs(wanted).max()
+        self.expect(got.shape == wanted.shape and error <= LOGITS_BOUND, f"{name}: logits differ by {error:.2g}")
+        best = wanted.argmax(1).tolist()
+        best = [b for i, b in enumerate(best) if b != 0 and (i == 0 or b != best[i - 1])]
+        text = "".join("" if b < 4 else " " if b == 4 else letters[b] for b in best)
+        told = self.command("transcribe", "-m", folder, folder / "sound.wav", "--json")
+        self.expect(told["text"] == text and told["segments"][0]["ids"] == best, f"{name}: {told} for {text!r}")
+        print(f"{name}: logits {error:.1e}, {len(text)} letters", flush=True)
+
+    def letters(self, folder, samples):
+        """Logits of a model of CTC, by the library."""
+        library, numpy = ctypes.CDLL(str(self.program.resolve().parent / "libtrunnion-text.so")), self.numpy
+        library.tn_error.restype, library.tn_ctc_frames.restype = ctypes.c_char_p, ctypes.c_int64
+        model, size = ctypes.c_void_p(), ctypes.c_int64(len(samples))
+        at = lambda a: a.ctypes.data_as(ctypes.POINTER(ctypes.c_float))  # noqa: E731
+        if library.tn_ctc_open(str(folder).encode(), None, ctypes.byref(model)):
+            raise RuntimeError(library.tn_error().decode())
+        out = numpy.zeros((library.tn_ctc_frames(model, size), CTC["vocab_size"]), numpy.float32)
+        if library.tn_ctc_logits(model, at(samples), size, at(out)):
+            raise RuntimeError(library.tn_error().decode())
+        library.tn_ctc_close(model)
+        return out
+
     def answer_logits(self, folder, text, answer):
         """By the library, of each token of the answer."""
         library, numpy = ctypes.CDLL(str(self.program.resolve().parent / "libtrunnion-text.so")), self.numpy
@@ -689,6 +739,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="trunnion-folders-") as folder:
         suite = Suite(pathlib.Path(sys.argv[1]), torch, transformers, numpy, pathlib.Path(folder))
         for one, rows in ((suite.decoder, DECODERS), (suite.encoder, ENCODERS), (suite.encoder_decoder, ENCODER_DECODERS),
+                          (suite.speech, SPEECH),
                           (suite.quantized, QUANTIZED)):
             for row in rows:
                 if sys.argv[2:] and row[0] not in sys.argv[2:]:
