@@ -87,6 +87,34 @@ static tn_tensor *frequencies_of(const encoder_config *c) {
     return tn_cast(tn_exp(tn_mul_scalar(steps, -log(c->base) / (double)half)), TN_F32);
 }
 
+static void free_pair(const encoder_linear *l) {
+    tn_free(l->weight);
+    tn_free(l->bias);
+}
+
+static tn_tensor *norm(const encoder_config *c, const tn_tensor *x, const encoder_linear *l);
+
+/* The rows of distances behind their norm, and which row a distance has. */
+static tn_status take_relative(tn_embedder *e) {
+    const encoder_config *c = &e->config;
+    encoder_linear by = {NULL, NULL};
+    int64_t count = 2 * c->longest - 1;
+    float *room = tn_txt_alloc((size_t)count, sizeof *room);
+    tn_status status = room ? take_pair(e, -1, TABLE_RELATIVE_NORM, &by) : TN_ERR_MEMORY;
+    for (int64_t i = 0; status == TN_OK && i < count; i++)
+        room[i] = (float)tn_encoder_distance(c, i - c->longest + 1);
+    {
+        TN_SCOPE;
+        if (status == TN_OK)
+            status = keep_embedder(norm(c, load_part(e, -1, TABLE_RELATIVE, ".weight"), &by), &e->weights.relative);
+        if (status == TN_OK)
+            status = keep_embedder(tn_from_data(room, TN_DIMS(count, 1), TN_F32), &e->weights.distances);
+    }
+    free_pair(&by);
+    tn_txt_free(room);
+    return status;
+}
+
 static tn_status take_tables(tn_embedder *e) {
     const encoder_config *c = &e->config;
     tn_status status = TN_OK;
@@ -103,6 +131,7 @@ static tn_status take_tables(tn_embedder *e) {
             status = keep_embedder(load_part(e, -1, TABLE_BUCKETS, ".weight"), &e->weights.buckets);
         if (status == TN_OK && c->base > 0) status = keep_embedder(frequencies_of(c), &e->weights.frequencies);
     }
+    if (status == TN_OK && c->span > 0) status = take_relative(e);
     return status == TN_OK ? take_pair(e, -1, TABLE_NORM, &e->weights.norm) : status;
 }
 
@@ -130,11 +159,6 @@ static tn_status take_weights(tn_embedder *e) {
     for (int i = 0; i < e->config.dense_count; i++)
         TRY(take_dense(e, &e->config.dense[i], &e->weights.dense[i]));
     return TN_OK;
-}
-
-static void free_pair(const encoder_linear *l) {
-    tn_free(l->weight);
-    tn_free(l->bias);
 }
 
 static void free_layer(const encoder_layer *l) {
@@ -225,6 +249,8 @@ void tn_embedder_close(tn_embedder *e) {
     tn_free(e->weights.places);
     tn_free(e->weights.buckets);
     tn_free(e->weights.frequencies);
+    tn_free(e->weights.relative);
+    tn_free(e->weights.distances);
     tn_llm_close(e->reader);
     free_pair(&e->weights.norm);
     for (int i = 0; i < e->config.dense_count; i++)
@@ -257,10 +283,10 @@ tn_status tn_embedder_get_facts(const tn_embedder *e, tn_embedder_facts *facts) 
 
 tn_status tn_embedder_export_onnx(tn_embedder *e, const char *path) {
     if (!e || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_embedder_export_onnx: the embedder or path is NULL");
-    if (e->reader)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s': an embedder of the family %s cannot become an ONNX model; BERT's relatives can",
-                               e->folder.path, e->reader->config.family->architecture);
+    if (e->reader || e->config.span > 0)
+        return tn_backend_fail(
+            TN_ERR_UNSUPPORTED, "'%s': an embedder of the family %s cannot become an ONNX model; BERT's relatives can",
+            e->folder.path, e->reader ? e->reader->config.family->architecture : e->config.family->model_type);
     tn_device *before = tn_txt_enter(e->device);
     return tn_txt_leave(e->device, before, tn_encoder_write_onnx(&e->config, &e->weights, path));
 }
@@ -436,16 +462,44 @@ static tn_tensor *heads(const encoder_config *c, const tn_tensor *qkv, int64_t i
 /* Shared by all layers: the mask or the bias added to the scores, and rope's angles. */
 typedef struct encoder_shared {
     tn_tensor *mask, *cosine, *sine; /* NULL: none */
+    tn_tensor *rows;                 /* NULL, or rows of the table of distances, [length, length] i64 */
 } encoder_shared;
 
-static tn_tensor *attention(const encoder_config *c, const encoder_layer *l, const tn_tensor *x,
-                            const encoder_shared *with, const encoder_batch *b) {
+/* [2 · span, hidden] of the table of distances, projected as queries (0) or keys (1): [heads, width, 2 · span]. */
+static tn_tensor *project_distances(const encoder_config *c, const encoder_weights *w, const encoder_layer *l,
+                                    int which) {
+    int64_t from = which * c->hidden;
+    tn_tensor *y = tn_linear(w->relative, tn_narrow(l->qkv.weight, 0, from, c->hidden),
+                             tn_narrow(l->qkv.bias, 0, from, c->hidden));
+    return tn_permute(tn_reshape(y, TN_DIMS(2 * c->span, c->heads, c->hidden / c->heads)), TN_DIMS(1, 2, 0));
+}
+
+/* What is added to scores: the query with the distance's key, and the key with the distance's query.
+ * Source: He et al. 2021, "DeBERTa", equation 4, with the matrices of queries and keys for both (version 3). */
+static tn_tensor *disentangled(const encoder_config *c, const encoder_weights *w, const encoder_layer *l,
+                               const encoder_shared *with, tn_tensor *const part[3], double scale) {
+    const int64_t all[] = {tn_size(part[0], 0), c->heads, tn_size(part[0], 2), tn_size(part[0], 2)};
+    tn_tensor *rows = tn_expand(with->rows, all, 4), *turned = tn_expand(tn_transpose(with->rows, 0, 1), all, 4);
+    tn_tensor *keys = tn_matmul(part[0], project_distances(c, w, l, 1));
+    tn_tensor *queries = tn_matmul(part[1], project_distances(c, w, l, 0));
+    tn_tensor *bias = tn_add(tn_gather(keys, 3, rows), tn_transpose(tn_gather(queries, 3, turned), 2, 3));
+    bias = tn_mul_scalar(bias, scale);
+    return with->mask ? tn_where(with->mask, bias, tn_scalar(-INFINITY)) : bias;
+}
+
+static tn_tensor *attention(const encoder_config *c, const encoder_weights *w, const encoder_layer *l,
+                            const tn_tensor *x, const encoder_shared *with, const encoder_batch *b) {
+    tn_scaled_dot_product_attention_options o = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;
     tn_tensor *qkv = linear(x, &l->qkv), *part[3], *mask = with->mask;
     for (int64_t i = 0; i < 3; i++)
         part[i] = heads(c, qkv, i, b);
     for (int i = 0; i < 2 && with->cosine; i++)
         part[i] = tn_rope(part[i], with->cosine, with->sine, NULL);
-    tn_tensor *mixed = tn_scaled_dot_product_attention(part[0], part[1], part[2], mask, NULL);
+    if (with->rows) { /* three summands of scores share the scale */
+        o.scale = 1 / sqrt(3.0 * (double)c->hidden / (double)c->heads);
+        mask = disentangled(c, w, l, with, part, o.scale);
+    }
+    tn_tensor *mixed = tn_scaled_dot_product_attention(part[0], part[1], part[2], mask, &o);
     return linear(rows(c, tn_transpose(mixed, 1, 2), b), &l->out);
 }
 
@@ -464,7 +518,7 @@ static tn_tensor *layers(const encoder_config *c, const encoder_weights *w, tn_t
                          const encoder_batch *b) {
     for (int64_t i = 0; i < c->layers; i++) {
         const encoder_layer *l = &w->layers[i];
-        x = norm(c, tn_add(x, attention(c, l, x, with, b)), &l->norm1);
+        x = norm(c, tn_add(x, attention(c, w, l, x, with, b)), &l->norm1);
         x = norm(c, tn_add(x, feed_forward(c, l, x)), &l->norm2);
     }
     return x;
@@ -533,6 +587,12 @@ static encoder_shared share(const encoder_config *c, const encoder_weights *w, c
     if (w->buckets) {
         tn_tensor *bias = distance_bias(c, w, b);
         s.mask = s.mask ? tn_where(s.mask, bias, tn_scalar(-INFINITY)) : bias;
+    }
+    if (w->relative) {
+        tn_tensor *places = tn_cast(b->places, TN_I64);
+        tn_tensor *back = tn_sub(tn_unsqueeze(places, 1), tn_unsqueeze(places, 0));
+        tn_tensor *row = tn_embedding(tn_add(back, tn_scalar_int(c->longest - 1)), w->distances);
+        s.rows = tn_cast(tn_reshape(row, TN_DIMS(tn_size(places, 0), tn_size(places, 0))), TN_I64);
     }
     if (!w->frequencies) return s;
     tn_tensor *angle = tn_mul(tn_unsqueeze(tn_cast(b->places, TN_F32), -1), w->frequencies);

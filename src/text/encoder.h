@@ -33,7 +33,9 @@ typedef enum encoder_table {
     TABLE_POSITIONS,
     TABLE_TYPES, /* of which every token here is of the first */
     TABLE_NORM,
-    TABLE_BUCKETS, /* added to scores: a row for each distance, a column for each head */
+    TABLE_BUCKETS,       /* added to scores: a row for each distance, a column for each head */
+    TABLE_RELATIVE,      /* a row for each distance, which queries and keys are compared with (DeBERTa); */
+    TABLE_RELATIVE_NORM, /* and a norm of it with its bias */
     TABLES
 } encoder_table;
 
@@ -74,6 +76,7 @@ typedef struct encoder_dense {
 typedef struct encoder_config {
     const encoder_family *family;
     int64_t layers, heads, hidden, intermediate, vocabulary, positions, types, buckets;
+    int64_t span;           /* of TABLE_RELATIVE: rows for distances to one side; 0: none */
     double base;            /* of rope */
     int64_t first_position; /* of a text, in the table of positions */
     int64_t longest;        /* tokens of a text */
@@ -87,6 +90,8 @@ typedef struct encoder_config {
     int64_t parameters, weights_bytes;
 } encoder_config;
 
+/* The row of TABLE_RELATIVE for a key that is `away` tokens before the query. */
+int64_t tn_encoder_distance(const encoder_config *c, int64_t away);
 /* Whether config.json's model_type is a family of this kind. */
 bool tn_encoder_knows(const char *type);
 /* Reads and checks; sets the folder's prefix. */
@@ -115,6 +120,8 @@ typedef struct encoder_weights {
                              * positions are not learned; NULL: neither */
     tn_tensor *buckets;     /* NULL, or TABLE_BUCKETS */
     tn_tensor *frequencies; /* NULL, or rope's, [half] */
+    tn_tensor *relative;    /* NULL, or TABLE_RELATIVE behind its norm, [2 · span, hidden] */
+    tn_tensor *distances;   /* and the row of each distance, from 1 - longest on, [2 · longest - 1, 1] */
     encoder_linear norm;
     encoder_layer *layers;
     encoder_linear dense[ENC_MOST_DENSE]; /* bias: NULL where there is none */

@@ -91,6 +91,23 @@ static const char *const gte_tables[TABLES] = {
     [TABLE_NORM] = "embeddings.LayerNorm",
 };
 
+static const char *const deberta_parts[LAYER_PARTS] = {
+    [PART_Q] = "attention.self.query_proj",
+    [PART_K] = "attention.self.key_proj",
+    [PART_V] = "attention.self.value_proj",
+    [PART_O] = "attention.output.dense",
+    [PART_NORM1] = "attention.output.LayerNorm",
+    [PART_UP] = "intermediate.dense",
+    [PART_DOWN] = "output.dense",
+    [PART_NORM2] = "output.LayerNorm",
+};
+static const char *const deberta_tables[TABLES] = {
+    [TABLE_WORDS] = "embeddings.word_embeddings",
+    [TABLE_NORM] = "embeddings.LayerNorm",
+    [TABLE_RELATIVE] = "encoder.rel_embeddings",
+    [TABLE_RELATIVE_NORM] = "encoder.LayerNorm",
+};
+
 #define PART_BIT(part) (1u << (part))
 enum {
     NOMIC_BARE = PART_BIT(PART_QKV) | PART_BIT(PART_O) | PART_BIT(PART_UP) | PART_BIT(PART_GATE) | PART_BIT(PART_DOWN),
@@ -107,6 +124,7 @@ static const encoder_family families[] = {
      .activation = "silu"},
     {"gte", "", "encoder.layer.", bert_keys, gte_parts, gte_tables, .rope = 160000, .fused_gate = true,
      .bare = PART_BIT(PART_UP)},
+    {"deberta-v2", "deberta.", "encoder.layer.", bert_keys, deberta_parts, deberta_tables, .rope = 0},
     {"jina_embeddings_v3", "", "encoder.layers.", bert_keys, jina_parts, rope_tables, .rope = 20000},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
@@ -119,6 +137,8 @@ static const char *const beside[] = {"pooler.",
                                      "pre_classifier",
                                      "qa_outputs.",
                                      "vocab_",
+                                     "lm_predictions.",
+                                     "mask_predictions.",
                                      "embeddings.position_ids",
                                      "embeddings.token_type_ids"};
 
@@ -177,6 +197,50 @@ static tn_status read_rope(const hf_folder *f, encoder_config *c) {
     return tn_hf_real(f, o, "rope_theta", c->base, 1.0001, 1e12, &c->base);
 }
 
+/* "c2p|p2c", or a list of the two words. */
+static bool attends_both_ways(const tn_json *v) {
+    bool list = tn_json_kind_of(v) == TN_JSON_ARRAY, c2p = false, p2c = false;
+    const char *text = tn_json_string(v, "");
+    for (size_t i = 0; list && i < tn_json_length(v); i++) {
+        const char *word = tn_json_string(tn_json_at(v, i), "");
+        c2p = c2p || strcmp(word, "c2p") == 0;
+        p2c = p2c || strcmp(word, "p2c") == 0;
+    }
+    return list ? c2p && p2c : strstr(text, "c2p") && strstr(text, "p2c");
+}
+
+/* DeBERTa: of its many kinds those of version 3, whose distances are projected by the matrices of queries and keys. */
+static tn_status read_relative(const hf_folder *f, encoder_config *c) {
+    const tn_json *o = f->config;
+    if (!c->family->tables[TABLE_RELATIVE]) return TN_OK;
+    TRY(tn_hf_size(f, "position_buckets", -1, c->positions, &c->span));
+    bool plain = !tn_json_bool(tn_json_get(o, "position_biased_input"), true) &&
+                 tn_json_bool(tn_json_get(o, "relative_attention"), false) &&
+                 tn_json_bool(tn_json_get(o, "share_att_key"), false) &&
+                 attends_both_ways(tn_json_get(o, "pos_att_type"));
+    plain = plain && strcmp(tn_hf_text(f, "norm_rel_ebd", "none"), "layer_norm") == 0 &&
+            tn_json_int(tn_json_get(o, "max_relative_positions"), -1) < 1 &&
+            tn_json_int(tn_json_get(o, "embedding_size"), c->hidden) == c->hidden &&
+            tn_json_int(tn_json_get(o, "conv_kernel_size"), 0) < 1;
+    if (plain && c->span >= 4 && c->span / 2 < c->positions - 1) return TN_OK;
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "'%s/config.json': only DeBERTa's kind of version 3 is supported: relative_attention and "
+                           "share_att_key true, pos_att_type c2p and p2c, norm_rel_ebd layer_norm, position_buckets of "
+                           "at least 4, no position_biased_input, convolution or embedding_size of its own",
+                           f->path);
+}
+
+/* Near distances have a row each, far ones share rows by their logarithm. In f32, as transformers computes it. */
+int64_t tn_encoder_distance(const encoder_config *c, int64_t away) {
+    int64_t mid = c->span / 2, far = away < 0 ? -away : away, row = far;
+    if (far > mid) {
+        float most = logf((float)(c->positions - 1) / (float)mid);
+        row = (int64_t)ceilf(logf((float)far / (float)mid) / most * (float)(mid - 1)) + mid;
+    }
+    row = c->span + (away < 0 ? -row : row);
+    return row < 0 ? 0 : row > 2 * c->span - 1 ? 2 * c->span - 1 : row;
+}
+
 static tn_status read_sizes_encoder(const hf_folder *f, encoder_config *c) {
     const char *const *key = c->family->keys;
     TRY(tn_hf_size(f, key[ENC_LAYERS], -1, HF_MOST_LAYERS, &c->layers));
@@ -187,6 +251,7 @@ static tn_status read_sizes_encoder(const hf_folder *f, encoder_config *c) {
     const char *usual = c->family->activation ? c->family->activation : "gelu";
     TRY(tn_hf_activation(f, key[ENC_ACTIVATION], usual, &c->activation));
     TRY(read_rope(f, c));
+    TRY(read_relative(f, c));
     c->eps = DISTILBERT_EPS;
     if (key[ENC_EPS]) TRY(tn_hf_real(f, f->config, key[ENC_EPS], 1e-12, 1e-20, 1, &c->eps));
     if (c->hidden % c->heads != 0)
@@ -305,6 +370,11 @@ static tn_status check_weights(const hf_folder *f, encoder_config *c) {
         TRY(tn_hf_size(f, "relative_attention_num_buckets", MPNET_BUCKETS, HF_MOST_WIDTH, &c->buckets));
         tn_encoder_name(c, -1, TABLE_BUCKETS, ".weight", name);
         TRY(check_weight(f, c, name, c->buckets, c->heads));
+    }
+    if (c->span > 0) {
+        tn_encoder_name(c, -1, TABLE_RELATIVE, ".weight", name);
+        TRY(check_weight(f, c, name, 2 * c->span, c->hidden));
+        TRY(check_pair(f, c, -1, TABLE_RELATIVE_NORM, c->hidden, 0));
     }
     TRY(check_pair(f, c, -1, TABLE_NORM, c->hidden, 0));
     for (int64_t layer = 0; layer < c->layers; layer++)

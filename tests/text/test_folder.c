@@ -630,6 +630,70 @@ static void a_bias_that_is_not_computed_is_refused(void **state) {
     assert_text_has(tn_error(), "mlp.fc2.bias");
 }
 
+/* hf_folders.py compares its vectors with transformers'. Of the other kinds of DeBERTa none is computed wrongly. */
+static void deberta_knows_distances(void **state) {
+    (void)state;
+    static const char config[] =
+        "{\"model_type\":\"deberta-v2\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":1,"
+        "\"num_attention_heads\":2,\"max_position_embeddings\":10,\"relative_attention\":true,\"position_buckets\":4,"
+        "\"norm_rel_ebd\":\"layer_norm\",\"share_att_key\":true,\"pos_att_type\":[\"p2c\",\"c2p\"],"
+        "\"position_biased_input\":false,\"type_vocab_size\":0";
+    static const row rows[] = {
+        {"deberta.embeddings.word_embeddings.weight", WORDS, HIDDEN},
+        {"deberta.embeddings.LayerNorm.weight", HIDDEN, 0},
+        {"deberta.embeddings.LayerNorm.bias", HIDDEN, 0},
+        {"deberta.encoder.rel_embeddings.weight", 8, HIDDEN},
+        {"deberta.encoder.LayerNorm.weight", HIDDEN, 0},
+        {"deberta.encoder.LayerNorm.bias", HIDDEN, 0},
+        {"deberta.encoder.layer.0.attention.self.query_proj.weight", HIDDEN, HIDDEN},
+        {"deberta.encoder.layer.0.attention.self.query_proj.bias", HIDDEN, 0},
+        {"deberta.encoder.layer.0.attention.self.key_proj.weight", HIDDEN, HIDDEN},
+        {"deberta.encoder.layer.0.attention.self.key_proj.bias", HIDDEN, 0},
+        {"deberta.encoder.layer.0.attention.self.value_proj.weight", HIDDEN, HIDDEN},
+        {"deberta.encoder.layer.0.attention.self.value_proj.bias", HIDDEN, 0},
+        {"deberta.encoder.layer.0.attention.output.dense.weight", HIDDEN, HIDDEN},
+        {"deberta.encoder.layer.0.attention.output.dense.bias", HIDDEN, 0},
+        {"deberta.encoder.layer.0.attention.output.LayerNorm.weight", HIDDEN, 0},
+        {"deberta.encoder.layer.0.attention.output.LayerNorm.bias", HIDDEN, 0},
+        {"deberta.encoder.layer.0.intermediate.dense.weight", INNER, HIDDEN},
+        {"deberta.encoder.layer.0.intermediate.dense.bias", INNER, 0},
+        {"deberta.encoder.layer.0.output.dense.weight", HIDDEN, INNER},
+        {"deberta.encoder.layer.0.output.dense.bias", HIDDEN, 0},
+        {"deberta.encoder.layer.0.output.LayerNorm.weight", HIDDEN, 0},
+        {"deberta.encoder.layer.0.output.LayerNorm.bias", HIDDEN, 0},
+    };
+    static const char *const wrong[] = {
+        ",\"relative_attention\":false", ",\"share_att_key\":false",   ",\"pos_att_type\":[\"c2p\"]",
+        ",\"pos_att_type\":\"p2c\"",     ",\"norm_rel_ebd\":\"none\"", ",\"position_biased_input\":true",
+        ",\"conv_kernel_size\":3",       ",\"embedding_size\":4",      ",\"max_relative_positions\":5",
+        ",\"position_buckets\":2",       ",\"position_buckets\":99"};
+    tn_embedder *e;
+    float out[2 * HIDDEN];
+    const int32_t both[] = {3, 4, 5, 6, 6, 5, 4, 3};
+    const char *folder = make_folder("deberta", rows, TN_COUNT(rows), config, "");
+    assert_ok(tn_embedder_open(folder, NULL, &e));
+    assert_ok(tn_embedder_run(e, both, (int64_t[]){4, 4}, 2, out));
+    float away = 0;
+    for (int i = 0; i < HIDDEN; i++)
+        away = fmaxf(away, fabsf(out[i] - out[HIDDEN + i]));
+    assert_true(away > 1e-4F); /* the mean over the same tokens in another order */
+    assert_int_equal(tn_embedder_export_onnx(e, test_scratch("deberta.onnx")), TN_ERR_UNSUPPORTED);
+    tn_embedder_close(e);
+    for (size_t i = 0; i < TN_COUNT(wrong); i++)
+        if (tn_embedder_open(make_folder("deberta", rows, TN_COUNT(rows), config, wrong[i]), NULL, &e) == TN_OK)
+            fail_msg("%s opens", wrong[i]);
+    folder = make_folder("deberta", rows, TN_COUNT(rows), config, "");
+    tn_status status = TN_ERR_MEMORY;
+    for (int64_t n = 1; status != TN_OK && n < 500; n++) {
+        tn_txt_fail_at(n);
+        status = tn_embedder_open(folder, NULL, &e);
+        tn_txt_fail_at(0);
+        assert_true(status == TN_OK || status == TN_ERR_MEMORY);
+    }
+    assert_ok(status);
+    tn_embedder_close(e);
+}
+
 /* The sizes of a language model whose weights are elsewhere. */
 static void config_json_alone_tells_the_sizes(void **state) {
     (void)state;
@@ -957,6 +1021,7 @@ int main(void) {
         cmocka_unit_test(a_model_with_pictures_is_read_for_its_text),
         cmocka_unit_test(a_language_model_embeds_texts),
         cmocka_unit_test(a_bias_that_is_not_computed_is_refused),
+        cmocka_unit_test(deberta_knows_distances),
         cmocka_unit_test(config_json_alone_tells_the_sizes),
         cmocka_unit_test(a_folder_tells_its_sizes_and_ends),
         cmocka_unit_test(memory_may_run_out_anywhere),

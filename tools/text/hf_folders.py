@@ -255,6 +255,8 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("gpt2-inner", "GPT2", GPT2 | {"n_inner": 100}, {}),
     ("gpt2-gelu", "GPT2", GPT2 | {"activation_function": "gelu"}, {"gguf": False}),
 ]
+DEBERTA = BERT | {"relative_attention": True, "position_buckets": 16, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+                  "pos_att_type": ["p2c", "c2p"], "position_biased_input": False, "type_vocab_size": 0, "pad_token_id": 0}
 ENCODERS = [  # name, stem, configuration, pooling, vectors of length 1
     ("bert", "Bert", BERT, "mean", True),
     ("bert-cls", "Bert", BERT, "cls", False),
@@ -267,6 +269,8 @@ ENCODERS = [  # name, stem, configuration, pooling, vectors of length 1
     ("nomic-bert", "NomicBert", BERT, "mean", True),
     ("gte", "Gte", BERT, "cls", True),
     ("gte-without-types", "Gte", BERT | {"type_vocab_size": 0}, "mean", False),
+    ("deberta-v3", "DebertaV2", DEBERTA, "mean", False),
+    ("deberta-v3-words", "DebertaV2", DEBERTA | {"pos_att_type": "p2c|c2p"}, "cls", True),
     ("jina-v3", "JinaEmbeddingsV3", BERT | {"task_names": ["a"]}, "mean", True),
     ("bert-last", "Bert", BERT, "last", True),
     ("modernbert", "ModernBert", MODERN, "cls", True),
@@ -314,7 +318,8 @@ QUANTIZED = [  # name, quantization_config; how weights are stored follows from 
     ("fp8-channel", {"quant_method": "compressed-tensors", "format": "float-quantized"}),
 ]
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # which output each place of a word has
-READERS = ("modernbert", "modernbert-mean", "eurobert", "qwen3-embedding", "embedding-gemma")  # no ONNX models
+READERS = ("deberta-v3", "deberta-v3-words", "modernbert", "modernbert-mean", "eurobert", "qwen3-embedding",
+           "embedding-gemma")  # no ONNX models
 TEXTS = ["How is the weather?", "Is it raining?", "", "a", "Ünïcödé — naïve café, 東京 🙂", "word " * 400,
          "def f(x):\n    return x ** 2", "The quick brown fox jumps over the lazy dog. " * 5]
 TWO_PARTS = ("Qwen3_5", "Qwen3_5Moe", "Gemma3", "Qwen2_5_VL", "Qwen3VL")  # stems of families that have pictures as well
