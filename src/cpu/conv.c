@@ -559,10 +559,14 @@ bool tn_conv_prefers_nhwc(const tn_conv_args *args) {
 }
 
 bool tn_conv_tap_prefers_nhwc(const tn_conv_args *args) {
-    enum { TURNING = 20 }; /* turning the results takes as long as a twentieth of a panel: measured */
+    /* Measured: turning a result takes as long as so many steps of k, and where rows of pixels are not whole vectors,
+     * the product's loads cross lines, and its steps take a 25th longer. Pixels are read once for each panel. */
+    enum { TURNING = 16, NEAR_ELEMENTS = (1 << 20) / sizeof(float) };
     const int64_t lanes = tn_conv_vec()->tiles->lanes, pixels = args->out_size[1], filters = args->out_channels;
-    const int64_t columns = round_up(pixels, lanes), panels = round_up(filters, 2 * lanes);
-    return TURNING * columns * filters > (TURNING + 1) * panels * pixels && tn_conv_prefers_nhwc(args);
+    const int64_t columns = round_up(pixels, lanes), panels = round_up(filters, 2 * lanes), depth = args->channels;
+    const bool near = depth * pixels <= NEAR_ELEMENTS, crossing = pixels % lanes != 0;
+    const bool faster = 25 * columns * filters * depth > 24 * panels * pixels * (depth + TURNING);
+    return near && crossing && faster && tn_conv_prefers_nhwc(args);
 }
 
 bool tn_conv_pools(const tn_conv_args *args) {
