@@ -560,12 +560,14 @@ bool tn_conv_prefers_nhwc(const tn_conv_args *args) {
 
 bool tn_conv_tap_prefers_nhwc(const tn_conv_args *args) {
     /* Measured: turning a result takes as long as so many steps of k, and where rows of pixels are not whole vectors,
-     * the product's loads cross lines, and its steps take a 25th longer. Pixels are read once for each panel. */
+     * the product's loads cross lines, and its steps take a 25th longer. Half a panel of filters takes three quarters
+     * of a panel's time. Pixels are read once for each panel. */
     enum { TURNING = 16, NEAR_ELEMENTS = (1 << 20) / sizeof(float) };
     const int64_t lanes = tn_conv_vec()->tiles->lanes, pixels = args->out_size[1], filters = args->out_channels;
-    const int64_t columns = round_up(pixels, lanes), panels = round_up(filters, 2 * lanes), depth = args->channels;
+    const int64_t columns = round_up(pixels, lanes), depth = args->channels, last = filters % (2 * lanes);
+    const int64_t turned = round_up(filters, 2 * lanes) - (last > 0 && last <= lanes ? lanes / 2 : 0);
     const bool near = depth * pixels <= NEAR_ELEMENTS, crossing = pixels % lanes != 0;
-    const bool faster = 25 * columns * filters * depth > 24 * panels * pixels * (depth + TURNING);
+    const bool faster = 25 * columns * filters * depth > 24 * turned * pixels * (depth + TURNING);
     return near && crossing && faster && tn_conv_prefers_nhwc(args);
 }
 

@@ -127,8 +127,9 @@ static void plan_nhwc(nhwc_nhwc *t, const tn_conv_args *args, const nhwc_phases 
     t->part_bytes += t->scratch_bytes + t->made_bytes;
 }
 
-/* Columns of the last panel that are none are summed all the same: an eighth of them at most, of bytes half. Rows that
- * are pooled together are those of one block: rows are counted through all images. */
+/* Columns of the last panel that are none are summed all the same: an eighth of them at most, of bytes half; of windows
+ * of one tap, which have few others to choose from, the last vector's. Rows that are pooled together are those of one
+ * block: rows are counted through all images. */
 bool tn_conv_nhwc_fits(const tn_conv_args *a) {
     nhwc_nhwc t;
     const int64_t unit = pooled_rows(a);
@@ -136,7 +137,8 @@ bool tn_conv_nhwc_fits(const tn_conv_args *a) {
     if (a->batch > 1 && a->out_size[0] % unit != 0) return false;
     if (a->channels * a->kernel[0] * a->kernel[1] < (a->quads ? LEAST_QUADS : LEAST_DEPTH)) return false;
     plan_nhwc(&t, a, NULL);
-    const int64_t columns = t.panels * t.panel;
+    const bool one_tap = a->kernel[0] * a->kernel[1] == 1;
+    const int64_t columns = round_up(a->out_channels, one_tap ? t.tiles->lanes : t.panel);
     bool full = a->quads ? columns <= 2 * a->out_channels : 8 * columns <= 9 * a->out_channels;
     return full && im2col_elements(&t.w) <= 4 * INPUT_TILE;
 }
@@ -420,10 +422,12 @@ static const float *section_begin(const nhwc_nhwc *w, const nhwc_part *p, int64_
     return x + s->first * a->x_stride[2] - a->pad_before[1];
 }
 
-/* Some steps of k over the whole block; `t` has the panel, and an output pixel's sums are `from` behind its first in
- * `to`. */
-static void multiply_pixels(const nhwc_nhwc *w, nhwc_part *p, int64_t group, float *to, int64_t from, tile t) {
+/* Some steps of k over the whole block; `t` has the panel, `columns` of which are filters, and an output pixel's sums
+ * are `from` behind its first in `to`. */
+static void multiply_pixels(const nhwc_nhwc *w, nhwc_part *p, int64_t group, float *to, int64_t from, tile t,
+                            int64_t columns) {
     const tile_set *with = w->tiles;
+    tile_fn *const *tiles = columns <= with->lanes ? with->nhwc_half : with->nhwc;
     const int64_t across = w->a.out_size[1], down = w->a.stride[0] * (w->in_pixel ? w->a.x_stride[2] : w->w.row);
     for (int k = 0; k < p->s->sections; k++) {
         const section *now = &p->s->section[k];
@@ -434,7 +438,7 @@ static void multiply_pixels(const nhwc_nhwc *w, nhwc_part *p, int64_t group, flo
             for (int64_t left = across, rows = 0; left > 0; left -= rows, t.a += rows, t.c += rows * t.c_row) {
                 rows = tile_nhwc_height(left, with->rows);
                 look_ahead_nhwc(p, &t);
-                with->nhwc[rows](&t);
+                tiles[rows](&t);
             }
         }
     }
@@ -517,7 +521,7 @@ static void multiply_phase(const nhwc_nhwc *w, nhwc_part *p, const phase *at, in
         t.begun = first ? 0 : p->begun - p->sums;
         t.add = !first && whole;
         t.c_row = w->split[1] * w->panel;
-        multiply_pixels(w, p, group, first || whole ? p->sums : p->begun, from, t);
+        multiply_pixels(w, p, group, first || whole ? p->sums : p->begun, from, t, w->a.out_channels - n * w->panel);
     }
 }
 

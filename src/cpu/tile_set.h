@@ -145,7 +145,7 @@ typedef struct tile_set {
     tile_fn *const *full, *const *edge, *const *wide;
     /* Over one packed panel of B, contiguous rows of A, and C one panel wide and contiguous; the heights of
      * tile_nhwc_height; f32 and bytes. */
-    tile_fn *const *nhwc;
+    tile_fn *const *nhwc, *const *nhwc_half; /* half: of the panel's first vector only */
     const int *wide_panels;
     void (*pack)(const pack *p);
     /* C of `rows` rows of A (t->a …) and t->columns columns of B that are contiguous along k, `distance` bytes apart

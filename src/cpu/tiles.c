@@ -729,31 +729,32 @@ TILE_WIDE_FUNCTION(2)
 TILE_WIDE_FUNCTION(3)
 TILE_WIDE_FUNCTION(4)
 
-/* One step of an NHWC tile: contiguous elements of A times a step of a packed panel. */
-VEC_INLINE void tile_nhwc_step(V sum[TILE_ROWS][2], const real *a, const real *b, const int rows) {
-    V y[2] = {v_load(b), v_load(b + VL)};
+/* One step of an NHWC tile: contiguous elements of A times a step of a packed panel, or of its first vector. */
+VEC_INLINE void tile_nhwc_step(V sum[TILE_ROWS][2], const real *a, const real *b, const int rows, const int vectors) {
+    V y[2] = {v_load(b)};
+    if (vectors == 2) y[1] = v_load(b + VL);
     if (tile_takes_lanes(rows)) {
-        tile_step_by_lanes(sum[0], 2, a, y, rows, 2);
+        tile_step_by_lanes(sum[0], 2, a, y, rows, vectors);
         return;
     }
     VEC_UNROLL for (int i = 0; i < rows; i++) {
         if (V_FOLDS && (FOLDS_ALL || (rows >= FOLDING && i % 2 == 1))) {
-            VEC_UNROLL for (int j = 0; j < 2; j++) sum[i][j] = v_fold(a + i, y[j], sum[i][j]);
+            VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_fold(a + i, y[j], sum[i][j]);
             continue;
         }
         V x = v_set1(a[i]);
-        VEC_UNROLL for (int j = 0; j < 2; j++) sum[i][j] = v_step(x, y[j], sum[i][j]);
+        VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_step(x, y[j], sum[i][j]);
     }
 }
 
-VEC_INLINE void tile_turn(const tile *t, const int rows) {
+VEC_INLINE void tile_turn(const tile *t, const int rows, const int vectors) {
     V sum[TILE_ROWS][2];
     const int64_t c_row = t->c_row;
     const real *a = t->a, *b = t->b, *ahead = t->ahead, *begun = t->c + t->begun;
-    VEC_UNROLL for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] = v_zero();
+    VEC_UNROLL for (int i = 0; i < rows; i++) { VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_zero(); }
     if (t->goes_on) {
         VEC_UNROLL for (int i = 0; i < rows; i++) {
-            VEC_UNROLL for (int j = 0; j < 2; j++) sum[i][j] = v_load(begun + i * c_row + j * VL);
+            VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_load(begun + i * c_row + j * VL);
         }
     }
     const int64_t *tap = t->tap, *end = tap + t->k;
@@ -763,34 +764,41 @@ VEC_INLINE void tile_turn(const tile *t, const int rows) {
         for (int64_t i = 0; i < more; i++, ahead += STRETCH)
             __builtin_prefetch(ahead, 0, 2);
         for (; tap < stop; tap++, b += PANEL)
-            tile_nhwc_step(sum, a + *tap, b, rows);
+            tile_nhwc_step(sum, a + *tap, b, rows, vectors);
     }
     real *c = t->c;
     const bool add = t->add;
     VEC_UNROLL for (int i = 0; i < rows; i++, c += c_row) {
-        VEC_UNROLL for (int j = 0; j < 2; j++)
+        VEC_UNROLL for (int j = 0; j < vectors; j++)
             v_store(c + j * VL, add ? v_plus(v_load(c + j * VL), sum[i][j]) : sum[i][j]);
     }
 }
 
 #if defined(TN_VEC_F64) || defined(TN_VEC_PAIRS)
-static tile_fn *const *const tile_nhwc = NULL;
+static tile_fn *const *const tile_nhwc = NULL, *const *const tile_nhwc_half = NULL;
 #else
-#define TILE_NHWC(rows) \
-    static void tile_nhwc_##rows(const tile *t) { tile_turn(t, rows); }
-#define TILE_NHWC_SPLIT(rows, first, second)      \
-    static void tile_nhwc_##rows(const tile *t) { \
-        tile below = *t;                          \
-        tile_nhwc_##first(t);                     \
-        below.a += (first);                       \
-        below.c += (first)*t->c_row;              \
-        tile_nhwc_##second(&below);               \
+#define TILE_NHWC_AS(name, rows, vectors) \
+    static void name##_##rows(const tile *t) { tile_turn(t, rows, vectors); }
+#define TILE_NHWC_SPLIT_AS(name, rows, first, second) \
+    static void name##_##rows(const tile *t) {        \
+        tile below = *t;                              \
+        name##_##first(t);                            \
+        below.a += (first);                           \
+        below.c += (first)*t->c_row;                  \
+        name##_##second(&below);                      \
     }
+#define TILE_NHWC(rows) TILE_NHWC_AS(tile_nhwc, rows, 2) TILE_NHWC_AS(tile_nhwc_half, rows, 1)
+#define TILE_NHWC_SPLIT(rows, first, second)           \
+    TILE_NHWC_SPLIT_AS(tile_nhwc, rows, first, second) \
+    TILE_NHWC_SPLIT_AS(tile_nhwc_half, rows, first, second)
 #define TILE_NHWC_ROW(rows) [rows] = tile_nhwc_##rows,
 #define TILE_NHWC_SPLIT_ROW(rows, first, second) TILE_NHWC_ROW(rows)
+#define TILE_HALF_ROW(rows) [rows] = tile_nhwc_half_##rows,
+#define TILE_HALF_SPLIT_ROW(rows, first, second) TILE_HALF_ROW(rows)
 NHWC_HEIGHTS(TILE_NHWC)
 NHWC_SPLITS(TILE_NHWC_SPLIT)
 static tile_fn *const tile_nhwc[] = {NHWC_HEIGHTS(TILE_NHWC_ROW) NHWC_SPLITS(TILE_NHWC_SPLIT_ROW)};
+static tile_fn *const tile_nhwc_half[] = {NHWC_HEIGHTS(TILE_HALF_ROW) NHWC_SPLITS(TILE_HALF_SPLIT_ROW)};
 #endif
 
 #define TILE_FULL_ROW(rows) [rows] = tile_full_##rows,
@@ -1024,6 +1032,7 @@ const tile_set SET = {.full = tile_full,
                       .edge = tile_edge,
                       .wide = tile_wide,
                       .nhwc = tile_nhwc,
+                      .nhwc_half = tile_nhwc_half,
                       .wide_panels = tile_wide_panels,
                       .pack = pack_run,
                       .lines = lines_run,
