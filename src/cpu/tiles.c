@@ -472,7 +472,7 @@ VEC_INLINE void tile_step_by_lanes(V *sum, const int sums, const real *a, const 
 
 /* One step of k. All but the sums and the addresses is constant after inlining. */
 VEC_INLINE void tile_step(V sum[TILE_ROWS][2 * WIDEST], const real *a, const int64_t a_row, const int64_t a_k,
-                          const real *b, const int64_t b_k, const int64_t b_panel, const M mask, const int rows,
+                          const real *b, const int64_t b_ahead, const int64_t b_panel, const M mask, const int rows,
                           const int panels, const int vectors, const bool edge, const tile_rows lie) {
     const int width = panels * vectors;
     if (lie == ADJACENT)
@@ -480,7 +480,7 @@ VEC_INLINE void tile_step(V sum[TILE_ROWS][2 * WIDEST], const real *a, const int
     V y[2 * WIDEST];
     VEC_UNROLL for (int j = 0; j < width; j++) {
         const real *from = b + (j / vectors) * b_panel + (j % vectors) * VL;
-        if (rows >= TALL) __builtin_prefetch(from + B_AHEAD * b_k);
+        if (rows >= TALL) __builtin_prefetch(from + b_ahead);
         y[j] = edge ? v_part_load(from, mask) : v_load(from);
     }
     if (lie == ADJACENT && tile_takes_lanes(rows)) {
@@ -611,6 +611,8 @@ VEC_INLINE void tile_sum(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M ma
     const int64_t a_k = lie == COPIED ? 1 : t->a_k, b_k = t->b_k, b_panel = t->b_panel, c_row = t->c_row;
     const real *ahead = t->ahead_rows ? t->ahead : a; /* so that there is one to count on from */
     const int64_t ahead_row = t->ahead_row;
+    /* to the same place of the next panel, for the last steps, which have no others of their own ahead */
+    const int64_t b_next = panels * b_panel - (t->k > B_AHEAD ? t->k - B_AHEAD : 0) * b_k;
     for (int64_t left = t->k; left > 0; left -= STRETCH) {
         for (int64_t i = 0; i < t->ahead_rows; i++)
             __builtin_prefetch(ahead + i * ahead_row, 0, 2);
@@ -620,13 +622,14 @@ VEC_INLINE void tile_sum(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M ma
             next += share * c_row;
         }
         int64_t k = left < STRETCH ? left : STRETCH;
+        const int64_t b_ahead = left > B_AHEAD ? B_AHEAD * b_k : b_next;
         if (lie != APART) {
             TILE_TWICE for (; k > 0; k--, a += a_k, b += b_k)
-                tile_step(sum, a, a_row, a_k, b, b_k, b_panel, mask, rows, panels, vectors, edge, lie);
+                tile_step(sum, a, a_row, a_k, b, b_ahead, b_panel, mask, rows, panels, vectors, edge, lie);
             continue;
         }
         for (; k > 0; k--, a += a_k, b += b_k)
-            tile_step(sum, a, a_row, a_k, b, b_k, b_panel, mask, rows, panels, vectors, edge, lie);
+            tile_step(sum, a, a_row, a_k, b, b_ahead, b_panel, mask, rows, panels, vectors, edge, lie);
     }
 }
 
