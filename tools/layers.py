@@ -24,7 +24,7 @@ BUDGET = {
     "windows": 1450,
     "base": 3780,
     "kir": 17450,
-    "cpu": 14785,
+    "cpu": 14810,
     "gpu": 2800,
     "vendor": 3150,
     "hal": 8710,

@@ -55,7 +55,8 @@ bool tn_conv_pools(const tn_conv_args *args);
 
 /* Are filters better the columns of the product than its rows? Filters are packed in another way then. */
 bool tn_conv_prefers_nhwc(const tn_conv_args *args);
-/* The same of windows of one tap, an image being one row of pixels, compared with a product whose columns are pixels. */
+/* The same of windows of one tap, an image being one row of pixels, compared with a product whose columns are pixels.
+ */
 bool tn_conv_tap_prefers_nhwc(const tn_conv_args *args);
 
 /* Would images be read where they lie, if they had an edge: *edge, as narrow as it can be? And can results be left with
