@@ -254,42 +254,42 @@ static void list_vectors(const conv *c, conv_part *s, int64_t rows, int64_t colu
     s->vector[s->vectors].run = run;
 }
 
-/* What one channel shows of one phase: rows that lie in the image, and zeros. */
-static void fill_phase(const conv *c, const block *b, const float *x, int64_t row_phase, int64_t phase, float *to) {
+/* What `channels` channels show of one phase: rows that lie in the image, and zeros. */
+static void fill_phase(const conv *c, const block *b, const float *x, int64_t channels, const int64_t *phase,
+                       float *to) {
     const tn_conv_args *a = &c->a;
     const int64_t rows = b->rows + (window_reach(a, 0) - 1) / a->stride[0], pitch = c->pitch;
-    const int64_t top = b->row * a->stride[0] + row_phase - a->pad_before[0];
-    const int64_t left = b->column * a->stride[1] + phase - a->pad_before[1];
-    const range down = look_at(top, a->stride[0], rows, a->size[0]);
+    const int64_t top = b->row * a->stride[0] + phase[0] - a->pad_before[0];
+    const int64_t left = b->column * a->stride[1] + phase[1] - a->pad_before[1];
+    range down = look_at(top, a->stride[0], rows, a->size[0]);
     const range across = look_at(left, a->stride[1], pitch, a->size[1]);
-    if (down.count == 0 || across.count == 0) {
-        memset(to, 0, (size_t)(rows * pitch) * sizeof *to);
-        return;
+    if (across.count == 0) down = (range){rows, 0};
+    const int64_t end = down.first + down.count, right = across.first + across.count,
+                  row = a->stride[0] * a->x_stride[2];
+    const float *from =
+        x + (top + down.first * a->stride[0]) * a->x_stride[2] + (left + across.first * a->stride[1]) * a->x_stride[3];
+    for (int64_t channel = 0; channel < channels; channel++, to += c->channel, from += a->x_stride[1]) {
+        for (int64_t r = 0; c->row_pieces > 1 && r < rows; r++) {
+            memset(to + r * pitch, 0, (size_t)across.first * sizeof *to);
+            memset(to + r * pitch + right, 0, (size_t)(pitch - right) * sizeof *to);
+        }
+        if (down.first > 0) memset(to, 0, (size_t)(down.first * pitch) * sizeof *to);
+        if (down.count > 0)
+            c->with->copy_rows(to + down.first * pitch + across.first, pitch, from, row, down.count,
+                               a->stride[1] * a->x_stride[3], across.count);
+        if (end < rows) memset(to + end * pitch, 0, (size_t)((rows - end) * pitch) * sizeof *to);
     }
-    for (int64_t r = 0; c->row_pieces > 1 && r < rows; r++) {
-        memset(to + r * pitch, 0, (size_t)across.first * sizeof *to);
-        memset(to + r * pitch + across.first + across.count, 0,
-               (size_t)(pitch - across.first - across.count) * sizeof *to);
-    }
-    memset(to, 0, (size_t)(down.first * pitch) * sizeof *to);
-    memset(to + (down.first + down.count) * pitch, 0, (size_t)((rows - down.first - down.count) * pitch) * sizeof *to);
-    const float *from = x + (top + down.first * a->stride[0]) * a->x_stride[2];
-    c->with->copy_rows(to + down.first * pitch + across.first, pitch,
-                       from + (left + across.first * a->stride[1]) * a->x_stride[3], a->stride[0] * a->x_stride[2],
-                       down.count, a->stride[1] * a->x_stride[3], across.count);
 }
 
 /* Channels [begin, end) of the group. Zeros beside whole rows stay from block to block. */
 static void fill_input(const conv *c, const block *b, int64_t begin, int64_t end) {
     const tn_conv_args *a = &c->a;
+    const float *x = a->x + b->image * a->x_stride[0] + (b->group * a->channels + begin) * a->x_stride[1];
+    float *to = b->input_tile;
     if (!b->s->filled) memset(b->input_tile, 0, c->input_tile_bytes);
     b->s->filled = true;
-    for (int64_t channel = begin; channel < end; channel++) {
-        const float *x = a->x + b->image * a->x_stride[0] + (b->group * a->channels + channel) * a->x_stride[1];
-        float *to = b->input_tile + (channel - begin) * c->channel;
-        for (int64_t p = 0; p < c->phases[0] * c->phases[1]; p++, to += c->plane)
-            fill_phase(c, b, x, p / c->phases[1], p % c->phases[1], to);
-    }
+    for (int64_t p = 0; p < c->phases[0] * c->phases[1]; p++, to += c->plane)
+        fill_phase(c, b, x, end - begin, (int64_t[]){p / c->phases[1], p % c->phases[1]}, to);
 }
 
 /* A tile of filters over all vectors; `t` has the chunk and where results go. */

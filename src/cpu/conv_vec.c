@@ -144,6 +144,38 @@ enum { TILE_FILTERS = 4 };
 #define WINDOW_HEIGHTS(X) X(1) X(2) X(3) X(4)
 #endif
 
+/* What is done to sums, in registers. */
+typedef struct window_end {
+    V add, floor, ceiling;
+    bool adds, relu, floors, ceils;
+} window_end;
+
+VEC_INLINE window_end window_end_of(const epilogue_ops *e, int64_t channel) {
+    window_end end = {0};
+    if (!e) return end;
+    end = (window_end){.adds = e->add, .relu = e->relu, .floors = e->floor, .ceils = e->ceiling};
+    if (e->add) end.add = v_set1(e->add[channel]);
+    if (e->floor) end.floor = v_set1(*e->floor);
+    if (e->ceiling) end.ceiling = v_set1(*e->ceiling);
+    return end;
+}
+
+/* `count` sums, as v_end does it. */
+VEC_INLINE void window_finish(const window_end *e, V *sum, const int count) {
+    if (e->adds) {
+        VEC_UNROLL for (int r = 0; r < count; r++) sum[r] = sum[r] + e->add;
+    }
+    if (e->relu) {
+        VEC_UNROLL for (int r = 0; r < count; r++) sum[r] = v_gate(sum[r], sum[r], v_zero());
+    }
+    if (e->floors) {
+        VEC_UNROLL for (int r = 0; r < count; r++) sum[r] = v_greatest(sum[r], e->floor);
+    }
+    if (e->ceils) {
+        VEC_UNROLL for (int r = 0; r < count; r++) sum[r] = v_least(sum[r], e->ceiling);
+    }
+}
+
 VEC_INLINE void store_lanes(float *to, V x, int32_t low, int32_t high) {
 #if defined(__AVX512F__) || defined(__AVX2__)
     v_part_store(to, v_mask_range(low, high), x);
@@ -190,10 +222,9 @@ VEC_INLINE void window_run_tile(const window_tile *t, const int rows, const int 
         }
         return;
     }
-    if (end) {
-        VEC_UNROLL for (int i = 0; i < rows; i++) {
-            VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_end(end, t->channel + i, sum[i][j]);
-        }
+    VEC_UNROLL for (int i = 0; end && i < rows; i++) {
+        const window_end e = window_end_of(end, t->channel + i);
+        window_finish(&e, sum[i], vectors);
     }
     VEC_UNROLL for (int j = 0; j < vectors; j++) {
         for (int64_t r = t->vector[j].run; r < t->vector[j + 1].run; r++) {
@@ -312,38 +343,6 @@ VEC_INLINE void window_row(const float *from, const M *mask, V *x, const int sid
     }
 }
 
-/* What is done to sums, in registers. */
-typedef struct weigh_end {
-    V add, floor, ceiling;
-    bool adds, relu, floors, ceils;
-} weigh_end;
-
-VEC_INLINE weigh_end weigh_end_of(const epilogue_ops *e, int64_t channel) {
-    weigh_end end = {0};
-    if (!e) return end;
-    end = (weigh_end){.adds = e->add, .relu = e->relu, .floors = e->floor, .ceils = e->ceiling};
-    if (e->add) end.add = v_set1(e->add[channel]);
-    if (e->floor) end.floor = v_set1(*e->floor);
-    if (e->ceiling) end.ceiling = v_set1(*e->ceiling);
-    return end;
-}
-
-/* `rows` sums, as v_end does it. */
-VEC_INLINE void weigh_finish(const weigh_end *e, V *sum, const int rows) {
-    if (e->adds) {
-        VEC_UNROLL for (int r = 0; r < rows; r++) sum[r] = sum[r] + e->add;
-    }
-    if (e->relu) {
-        VEC_UNROLL for (int r = 0; r < rows; r++) sum[r] = v_gate(sum[r], sum[r], v_zero());
-    }
-    if (e->floors) {
-        VEC_UNROLL for (int r = 0; r < rows; r++) sum[r] = v_greatest(sum[r], e->floor);
-    }
-    if (e->ceils) {
-        VEC_UNROLL for (int r = 0; r < rows; r++) sum[r] = v_least(sum[r], e->ceiling);
-    }
-}
-
 /* All but the filter and the addresses are constants after inlining; filters are in registers if there is room. */
 VEC_INLINE void weigh_block(const float *const *row, int64_t column, const M *mask, const V *filter, V *sum,
                             const int rows, const int side, const int stride) {
@@ -361,7 +360,7 @@ VEC_INLINE void weigh_block(const float *const *row, int64_t column, const M *ma
 }
 
 /* The last block of rows computes some of the one before again. */
-VEC_INLINE void weigh_channel(const weigh_image *w, const float *x, const V *filter, const weigh_end *end, float *out,
+VEC_INLINE void weigh_channel(const weigh_image *w, const float *x, const V *filter, const window_end *end, float *out,
                               const M (*mask)[MOST_PARTS], const int rows, const int side, const int stride) {
     enum { MOST_ROWS = (WEIGH_ROWS - 1) * 2 + MOST_BLOCK_SIDE };
     const int64_t columns = w->columns, to_row = w->to_row;
@@ -376,7 +375,7 @@ VEC_INLINE void weigh_channel(const weigh_image *w, const float *x, const V *fil
         for (int64_t v = 0; v < columns; v += VL) {
             V sum[WEIGH_ROWS];
             weigh_block(row, v * stride, mask[v / VL], filter, sum, rows, side, stride);
-            weigh_finish(end, sum, rows);
+            window_finish(end, sum, rows);
             const M there = v_mask(columns - v);
             VEC_UNROLL for (int i = 0; i < rows; i++) v_part_store(to + i * to_row + v, there, sum[i]);
         }
@@ -389,7 +388,7 @@ VEC_INLINE void weigh_blocks(const weigh_image *image, const int rows, const int
     M mask[WEIGH_COLUMNS / VL][MOST_PARTS];
     window_masks(&w, mask, side, stride);
     for (int64_t c = 0; c < w.channels; c++) {
-        const weigh_end end = weigh_end_of(w.end, c);
+        const window_end end = window_end_of(w.end, c);
         V filter[MOST_BLOCK_SIDE * MOST_BLOCK_SIDE];
         VEC_UNROLL for (int i = 0; i < side; i++) {
             VEC_UNROLL for (int j = 0; j < side; j++) filter[i * side + j] =
