@@ -33,9 +33,12 @@ tsan="-DCMAKE_BUILD_TYPE=RelWithDebInfo -DTRUNNION_SHARED=OFF -DTRUNNION_SANITIZ
 # The tests that run threads against each other; each is built and run under the thread sanitizer.
 threaded=$(find tests -name test_base.c -o -name 'test_*thread*.c' | sed 's|.*/||; s|\.c$||' | sort -u | tr '\n' ' ')
 
-# Suites that keep all processors busy, and so run alone, as those of check-all do. Of the others, up to JOBS + 1 run at
+# Suites that keep all processors busy, or measure time or memory, and so run alone. Of the others, up to JOBS + 1 run at
 # the same time, since they wait for servers, files and each other's builds: put rows next to each other.
-alone=" setup unit doubles signals mutants minimal asan fuzz tsan "
+alone=" setup unit doubles signals mutants minimal asan fuzz tsan
+    cross web bare onnx-all rendered-all asan-full unit-full programs signals-all certified devwork memory serve-load
+    gpu-report-all doubles-all llama fuzz-long mutated "
+alone=$(tr -s '\n ' ' ' <<<"$alone")
 
 # name | runs in | budget, seconds | command
 table="
@@ -122,7 +125,7 @@ gpu-report-all | check-all | 3600 | tools/build.sh $BUILD all $plain && tools/bu
 doubles-all | check-all | 3600 | tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD --all
 templates | check-all | 300 | tools/build.sh $BUILD all $plain && tools/checks/templates.sh $BUILD
 llama     | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 bench/compare.py --build $BUILD --rounds 1 --rows 'llm-*'
-fuzz-long | check-all | 43200 | tools/checks/libfuzzer.sh $BUILD-fuzz '$asan' 3600 1000000
+fuzz-long | check-all | 7200 | tools/checks/libfuzzer.sh $BUILD-fuzz '$asan' 900 250000
 mutated   | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --jobs $JOBS
 "
 
@@ -211,7 +214,7 @@ while IFS='|' read -r name when budget command <&3; do
     names+=" $name"
     rm -f "$logs/$name.log".*
     budget=$(($(trim "$budget") * ${PATIENCE:-1})) command=$(trim "$command")
-    if [[ $alone == *" $name "* || $(trim "$when") != check ]]; then
+    if [[ $alone == *" $name "* ]]; then
         wait
         run_suite "$name" "$budget" "$command" &
         wait

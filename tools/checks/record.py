@@ -1,7 +1,8 @@
 """record.py BUILD — when each slow suite was last run: writes docs/measured/check-all-DATE.md of what check.sh kept.
 
 check.sh adds a line to BUILD/check/ran.tsv for each suite that it runs; the page holds the last one of each suite of
-`make check-all`, and names those that were not run.
+`make check-all`, and names those that were not run. Suites without a line keep their row of the newest page. What was
+written by hand between a page's head and its table is kept in a page of the same day.
 """
 
 import datetime
@@ -25,6 +26,14 @@ def last_runs(path):
     return {run["suite"]: run for line in lines if (run := dict(zip(FIELDS, line.split("\t"))))}
 
 
+def newest_page():
+    """(its name, the rows by suite, what stands between head and table)"""
+    path = max((ROOT / "docs" / "measured").glob("check-all-*.md"))
+    head, _, table = path.read_text().partition("| suite | |")
+    rows = {line.split("|")[1].strip(): line for line in table.splitlines()[2:] if line.startswith("| ")}
+    return path.name, rows, "".join(part + "\n\n" for part in head.strip().split("\n\n")[2:])
+
+
 def row(run):
     verdict = "red" if run["failed"] != "0" else "green" if run["passed"] != "0" else "skipped"
     return f"| {run['suite']} | {verdict} | " + " | ".join(run.get(field, "") for field in FIELDS[1:]) + " |"
@@ -37,13 +46,15 @@ def main():
              f"{processor[1] if processor else 'an unknown processor'}, {os.cpu_count()} threads. A commit with + had "
              "uncommitted changes. Load: of the machine, when the suite ended; with a load above the number of threads, "
              "the seconds do not hold for a quiet machine. Processor: its seconds.")
+    page, rows, notes = newest_page()
+    path = ROOT / "docs" / "measured" / f"check-all-{datetime.date.today()}.md"
+    rows |= {name: row(run) for name, run in runs.items()}
     lines = [f"# The slow suites, {datetime.date.today()}", "", textwrap.fill(words, 120), "",
-             "| suite | | " + " | ".join(FIELDS[1:]) + " |", "|---" * (len(FIELDS) + 1) + "|"]
-    lines += [row(runs[name]) for name in suites if name in runs]
-    missing = [name for name in suites if name not in runs]
+             (notes if page == path.name else "") + "| suite | | " + " | ".join(FIELDS[1:]) + " |", "|---" * (len(FIELDS) + 1) + "|"]
+    lines += [rows[name] for name in suites if name in rows]
+    missing = [name for name in suites if name not in rows]
     if missing:
         lines += ["", "Not run: " + ", ".join(missing) + "."]
-    path = ROOT / "docs" / "measured" / f"check-all-{datetime.date.today()}.md"
     path.write_text("\n".join(lines) + "\n")
     print(f"written: {path.relative_to(ROOT)}")
 

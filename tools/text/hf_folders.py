@@ -3,8 +3,9 @@
 Makes a tiny folder with random weights for every family, and for what configurations vary (shards, tied embeddings,
 half precision, kinds of rope, windows, biases), lets transformers compute it, and compares the command's logits, greedy
 tokens and embeddings with that. A language model then becomes a GGUF file, which has to compute the same here and in
-llama.cpp, where TRUNNION_PEERS has it; and a folder again, in which transformers has to find the same model. Needs
-Python with torch and transformers; without them all is skipped. With names, these rows alone.
+llama.cpp, where TRUNNION_PEERS has it; and a folder again, in which transformers has to find the same model. Runs in the
+peers' Python (tools/peers/python.sh) with torch and transformers; without them all is skipped. With names, these rows
+alone.
 """
 
 import copy
@@ -18,6 +19,7 @@ import tempfile
 import wave
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from opinfo.process import in_peers_python  # noqa: E402
 from text import minilm  # noqa: E402
 
 LOGITS_BOUND = 1e-5  # relative to the largest number; transformers computes in f32 with the same weights
@@ -731,13 +733,11 @@ REFUSED = [
 
 
 def main():
-    try:
-        import numpy
-        import torch
-        import transformers
-    except ImportError as missing:
-        print(f"skipped: {missing}\n0 passed, 0 failed, 1 skipped")
-        return 0
+    in_peers_python("transformers")
+    import numpy
+    import torch
+    import transformers
+
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

@@ -3,7 +3,8 @@
 Makes small Whisper folders with random weights, and sound by a synthesizer (espeak-ng) and by formula. Features are
 compared with those of WhisperFeatureExtractor in f64, logits and whole transcriptions (short, with timestamps, longer
 than 30 s, with detection of the language) with those of WhisperForConditionalGeneration. With WHISPER_FOLDER=PATH in the
-environment, that model as well. Needs Python with torch and transformers; without them all is skipped.
+environment, that model as well. Runs in the peers' Python (tools/peers/python.sh) with torch and transformers; without
+them all is skipped.
 """
 
 import ctypes
@@ -15,6 +16,9 @@ import subprocess
 import sys
 import tempfile
 import wave
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from opinfo.process import in_peers_python  # noqa: E402
 
 FEATURES_BOUND = 1e-5
 LOGITS_BOUND = 1e-5  # relative to the largest
@@ -244,13 +248,11 @@ class Suite:
 
 
 def main():
-    try:
-        import numpy
-        import torch
-        import transformers
-    except ImportError as missing:
-        print(f"skipped: {missing}\n0 passed, 0 failed, 1 skipped")
-        return 0
+    in_peers_python("transformers")
+    import numpy
+    import torch
+    import transformers
+
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
