@@ -141,6 +141,7 @@ static tn_status swiglu(onnx_call *c) {
 static tn_tensor *hardmax(const tn_tensor *x, int64_t dim) {
     int64_t shape[TN_MAX_RANK], size = tn_size(x, dim);
     int rank = tn_rank(x);
+    if (size == 0) return tn_contiguous(x);
     for (int d = 0; d < rank; d++)
         shape[d] = d == dim ? size : 1;
     tn_tensor *places = tn_reshape(tn_arange(0, (double)size, 1, TN_I64), shape, rank);
@@ -463,7 +464,7 @@ const onnx_op_row onnx_nn_ops[] = {
     {"Hardmax", 13, .run = softmax, .with = 2},
     {"InstanceNormalization", 6, .run = instance_norm},
     {"LRN", 1, .run = local_response},
-    {"LayerNormalization", 17, .run = layer_norm},
+    {"LayerNormalization", 1, .run = layer_norm}, /* of opset 17, in files of ONNX Runtime of any */
     {"LeakyRelu", 6, .run = activation},
     {"LinearAttention", 27, .run = onnx_linear_attention},
     {"LogSoftmax", 1, .run = softmax, .with = 1},

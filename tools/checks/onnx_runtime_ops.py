@@ -99,6 +99,7 @@ def declared():
         ("few_bits", "MatMulNBits", ms, [f32(5, 64), u8(6, 2, 16), f32(12)], few, FLOATS),
         ("few_bits_zero", "MatMulNBits", ms, [f32(5, 64), u8(6, 2, 16), f32(12), u8(6)], few, FLOATS),
         ("gelu", "Gelu", ms, [f32(3, 9)], {}, FLOATS),
+        ("hardmax_empty", "Hardmax", "", [f32(2, 3, 0)], {"axis": 2}, FLOATS),
         ("quick_gelu", "QuickGelu", ms, [f32(3, 9)], {}, FLOATS),
         ("fast_gelu", "FastGelu", ms, [f32(3, 9), f32(9)], {}, FLOATS),
         ("bias_gelu", "BiasGelu", ms, [f32(3, 9), f32(9)], {}, FLOATS),

@@ -35,7 +35,7 @@ class Graph:
 
         self.np, self.r, self.n = np, random.Random(seed), np.random.default_rng(seed)
         self.nodes, self.inputs, self.constants, self.shapes = [], {}, {}, {}
-        self.opset = self.r.choice([11, 12, 13, 14, 15, 16, 17, 18, 19, 20])
+        self.opset = self.r.choice([11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22])
         self.whole = set()  # names whose values are indices and so on, which stay as they are
 
     # ---- operands ----------------------------------------------------------------------------------------------------
@@ -412,7 +412,7 @@ class Graph:
             axes = [r.randrange(-rank - 1, rank + 1)] if op == "Unsqueeze" else [a for a in range(rank) if shape[a] == 1]
             if self.opset >= 13:
                 return self.node(op, [x(), self.ints(axes)])
-            return self.node(op, [x()], axes=axes)
+            return self.node(op, [x()], **({"axes": axes} if axes else {}))
         if op == "Flatten":
             return self.node(op, [x()], axis=r.randint(-len(shape), len(shape)))
         if op == "Transpose":
@@ -567,7 +567,7 @@ class Graph:
         initial = [numpy_helper.from_array(v, k) for k, v in self.constants.items()]
         given = [ValueInfoProto(name=o, type=TypeProto()) for o in outputs]
         return h.make_model(h.make_graph(self.nodes, "g", info, given, initial),
-                            opset_imports=[h.make_opsetid("", self.opset)], ir_version=8)
+                            opset_imports=[h.make_opsetid("", self.opset)], ir_version=10)
 
     def renew(self):
         """Other numbers for the inputs that are numbers."""
