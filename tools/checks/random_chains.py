@@ -432,10 +432,10 @@ class Chain:
     def in_place(self):
         """Writes into a tensor or a view: PyTorch's own views see it, and so must ours."""
         torch, L, r = self.torch, self.L, self.r
-        if self.smooth:
-            raise Skip
         x = self.any()
         t = x.t
+        if self.smooth and (t.grad_fn is None or t._is_view() and t._base.grad_fn is None):
+            raise Skip  # a leaf
         if any(s == 0 and e > 1 for s, e in zip(t.stride(), t.shape)):
             raise Skip  # several elements are one
         if r.random() < 0.3:
@@ -515,7 +515,10 @@ class Chain:
             if not x.t.requires_grad or x.t.grad_fn is None:
                 continue
             seed = torch.randint(-2, 3, x.t.shape, generator=torch.Generator().manual_seed(1)).to(x.t.dtype)
-            wanted = torch.autograd.grad(x.t, [t for t, _ in self.leaves], seed, retain_graph=True, allow_unused=True)
+            try:
+                wanted = torch.autograd.grad(x.t, [t for t, _ in self.leaves], seed, retain_graph=True, allow_unused=True)
+            except RuntimeError:
+                continue  # PyTorch needs a value that was written in place since
             used = [(w, leaf) for w, leaf in zip(wanted, self.leaves) if w is not None]
             if not used:
                 continue
