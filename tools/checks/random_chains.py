@@ -7,7 +7,7 @@ every dtype; they are read at random moments, so that steps are planned together
 writes in place are differentiated, too; in f64 they hold any numbers and functions that round. A call that is refused here ends nothing: refusals are counted by message. Every
 other chain runs several times with other numbers, offsets and scalars, so that plans and replays are used again.
 
-A chain is made of its seed: --seed S --count 1 --verbose shows it again, and how far it must be run to differ.
+A chain is made of its seed: --seed S --count 1 --verbose shows it again.
 PyTorch comes as in opinfo.py. Each block of chains runs in a process, so that a crash names its seed.
 """
 
@@ -36,8 +36,10 @@ class Skip(Exception):
 
 
 class Pair:
-    def __init__(self, torch_tensor, ours, text, whole=False):
-        self.t, self.o, self.text, self.whole = torch_tensor, ours, text, whole
+    """PyTorch's tensor, ours, and the name of both in the chain's text."""
+
+    def __init__(self, torch_tensor, ours, text):
+        self.t, self.o, self.text = torch_tensor, ours, text
 
 
 class Chain:
@@ -78,7 +80,7 @@ class Chain:
             t.requires_grad_(True)
             self.L.dll.tn_set_requires_grad(o.handle, True)
             self.leaves.append((t, o))
-        pair = Pair(t, o, name, True)
+        pair = Pair(t, o, name)
         self.pool.append(pair)
         return pair
 
@@ -250,8 +252,8 @@ class Chain:
             return (f"layer_norm({x.text}, {shape}, {w.text}, {b.text})",
                     torch.nn.functional.layer_norm(t, shape, w.t, b.t, 0.1), lambda: L.layer_norm(o, shape, w.o, b.o, eps=0.1))
         if kind == "linear":
-            w, b = self.fresh([r.choice([1, 2, 5]), t.shape[-1]]), None
-            return f"linear({x.text}, {w.text})", torch.nn.functional.linear(t, w.t, b), lambda: L.linear(o, w.o, None)
+            w = self.fresh([r.choice([1, 2, 5]), t.shape[-1]])
+            return f"linear({x.text}, {w.text})", torch.nn.functional.linear(t, w.t), lambda: L.linear(o, w.o, None)
         if t.ndim != 4 or min(t.shape[2:]) < 2:
             raise Skip
         if kind == "pool":
@@ -465,7 +467,6 @@ class Chain:
                                                                      self.reduce, self.join, self.move, self.move,
                                                                      self.product] + [self.in_place] * 2
         kinds += [self.rounded] * 8 if self.rough else []
-        before = len(self.pool)
         try:
             text, t, make = self.r.choice(kinds)()
         except Skip:
@@ -480,7 +481,6 @@ class Chain:
             if text.split("(")[0].endswith("_"):
                 raise StopIteration  # PyTorch's tensor has changed
             return
-        del before
         name = f"v{len(self.pool)}"
         self.lines.append(f"{name} = {text}  {str(t.dtype)[6:]} {list(t.shape)}")
         if text.split("(")[0].endswith("_"):

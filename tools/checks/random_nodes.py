@@ -464,7 +464,7 @@ class Graph:
         if op == "LayerNormalization":
             shape = self.shape(1, 3, [1, 2, 3, 8, 17])
             axis = self.axis(len(shape))
-            s = shape[axis:] if axis < 0 else shape[axis:]
+            s = shape[axis:]
             more = [self.tensor(s)] + ([self.tensor(s)] if r.random() < 0.7 else [])
             return self.node(op, [self.turned(self.tensor(shape)), *more], axis=axis)
         c = r.choice([1, 2, 3, 8])
@@ -553,7 +553,7 @@ class Graph:
     # ---- a model -----------------------------------------------------------------------------------------------------
 
     def make(self):
-        from onnx import ModelProto, TypeProto, ValueInfoProto, helper as h, numpy_helper  # noqa: F401
+        from onnx import TypeProto, ValueInfoProto, helper as h, numpy_helper
 
         outputs = getattr(self, "op_" + self.r.choice(self.OPERATORS))()
         k = self.r.random()
