@@ -386,27 +386,32 @@ static double least_of(tn_dtype t) {
 /* A window over planes, as the pooling operations take it. */
 typedef struct plane_window {
     int64_t kernel[2], stride[2], dilation[2], padding[2];
+    bool ceil_mode;
 } plane_window;
 
-/* Reads a window of one or two axes. The operations pad on both sides alike; other images get their padding, of
- * `value`, before: returns x or the padded image. */
+/* Reads a window of one or two axes. The operations pad on both sides alike, and if `ceils` may have a last window that
+ * ends outside; other images get their padding, of `value`, before: returns x or the padded image. */
 static const tn_tensor *window_of_planes(const tn_tensor *x, const onnx_window *w, const int64_t *places, double value,
-                                         plane_window *p) {
+                                         bool ceils, plane_window *p) {
     int64_t after[ONNX_MAX_AXES];
-    bool even = true;
-    *p = (plane_window){{1, 1}, {1, 1}, {1, 1}, {0, 0}};
+    onnx_window alike = *w;
+    bool even = true, even_ceiled = ceils;
+    memcpy(alike.after, w->before, sizeof alike.after);
+    *p = (plane_window){{1, 1}, {1, 1}, {1, 1}, {0, 0}, false};
     for (int a = 0; a < w->axes; a++) {
         int to = 2 - w->axes + a;
-        int64_t size = tn_size(x, 2 + a), reach = onnx_reach(w, a), room = size + 2 * w->before[a] - reach;
+        int64_t size = tn_size(x, 2 + a), reach = onnx_reach(w, a);
         p->kernel[to] = w->kernel[a];
         p->stride[to] = w->stride[a];
         p->dilation[to] = w->dilation[a];
         p->padding[to] = w->before[a];
         after[a] = (places[a] - 1) * w->stride[a] + reach - w->before[a] - size;
-        even &= w->before[a] >= 0 && w->before[a] <= w->kernel[a] / 2;
-        even &= room >= 0 && room / w->stride[a] + 1 == places[a];
+        const bool takes = w->before[a] >= 0 && w->before[a] <= w->kernel[a] / 2;
+        even &= takes && onnx_places(&alike, a, size, false) == places[a];
+        even_ceiled &= takes && onnx_places(&alike, a, size, true) == places[a];
     }
-    if (even) return x;
+    p->ceil_mode = even_ceiled && !even;
+    if (even || even_ceiled) return x;
     memset(p->padding, 0, sizeof p->padding);
     return padded(x, w->axes, w->before, after, value);
 }
@@ -419,10 +424,11 @@ static tn_tensor *as_line(tn_tensor *image, int axes) {
 static tn_tensor *greatest_seen(const tn_tensor *x, const onnx_window *w, const int64_t *places) {
     tn_max_pool2d_options o = TN_MAX_POOL2D_DEFAULTS;
     plane_window p;
-    x = window_of_planes(x, w, places, -INFINITY, &p);
+    x = window_of_planes(x, w, places, -INFINITY, true, &p);
     memcpy(o.stride, p.stride, sizeof o.stride);
     memcpy(o.dilation, p.dilation, sizeof o.dilation);
     memcpy(o.padding, p.padding, sizeof o.padding);
+    o.ceil_mode = p.ceil_mode;
     return as_line(tn_max_pool2d(w->axes == 2 ? x : as_image(x, 1), p.kernel, &o), w->axes);
 }
 
@@ -472,7 +478,7 @@ static tn_tensor *window_sums(const tn_tensor *x, const onnx_window *w, const in
     for (int a = 0; a < w->axes; a++)
         planes &= w->dilation[a] == 1;
     if (!planes) return tn_sum(onnx_seen(x, w, places, 0), dims, onnx_dims(2, 2 + w->axes, dims), false);
-    x = window_of_planes(x, w, places, 0, &p);
+    x = window_of_planes(x, w, places, 0, false, &p);
     memcpy(o.stride, p.stride, sizeof o.stride);
     memcpy(o.padding, p.padding, sizeof o.padding);
     o.divisor_override = 1;

@@ -285,6 +285,29 @@ static void a_window_may_need_the_padding_behind_it(void **state) {
     tn_onnx_close(m);
 }
 
+/* The last window ends outside of the image, which is not copied for that. */
+static void a_last_window_outside_needs_no_padding(void **state) {
+    (void)state;
+    enum { SIDE = 16, PLACES = 8 };
+    static float x[SIDE * SIDE], want[PLACES * PLACES];
+    for (int i = 0; i < SIDE * SIDE; i++)
+        x[i] = (float)i;
+    for (int i = 0; i < PLACES * PLACES; i++) {
+        const int64_t row = tn_min64(i / PLACES * 2 + 2, SIDE - 1), column = tn_min64(i % PLACES * 2 + 2, SIDE - 1);
+        want[i] = x[row * SIDE + column];
+    }
+    tn_onnx *m = open_model(MODEL("pool_ceil.onnx"));
+    tn_onnx_value *in = floats(x, TN_DIMS(1, 1, SIDE, SIDE)), *out = NULL;
+    assert_ok(tn_onnx_run(m, &in, &out));
+    assert_floats(out, want, PLACES * PLACES);
+    char *plan = tn_explain_last();
+    assert_text_has(plan, "max_pool2d");
+    assert_null(strstr(plan, "pad"));
+    tn_text_free(plan);
+    tn_onnx_value_free(in);
+    tn_onnx_close(m);
+}
+
 static void sparse_initialisers_and_shapes_are_values(void **state) {
     (void)state;
     tn_onnx *m = open_model(MODEL("sparse.onnx"));
@@ -475,18 +498,18 @@ static void what_does_not_fit_is_refused(void **state) {
     static const struct {
         const char *path, *reason;
         tn_status status;
-    } unfit[] = {{MODEL("unfit_loop.onnx"), "output 1 of its subgraph has no value", TN_ERR_UNSUPPORTED},
-                 {MODEL("unfit_map.onnx"), "output 1 of its subgraph has no value", TN_ERR_UNSUPPORTED},
-                 {MODEL("unfit_list.onnx"), "declares type 6, but holds a value of type 7", TN_ERR_FORMAT},
-                 {MODEL("unfit_floats.onnx"), "input 1 is f32, but must be INT8 or UINT8", TN_ERR_UNSUPPORTED},
-                 {MODEL("unfit_zeros.onnx"), "5 zero points of input 1", TN_ERR_UNSUPPORTED},
-                 {MODEL("unfit_flat.onnx"), "a weight of 2 dimensions does not fit an input of 4", TN_ERR_UNSUPPORTED},
-                 {MODEL("unfit_kernel.onnx"), "kernel_shape is 1 along axis 1, but the weight has 2",
-                  TN_ERR_UNSUPPORTED},
-                 {MODEL("unfit_groups.onnx"), "attribute 'group' is 0", TN_ERR_UNSUPPORTED},
-                 {MODEL("unfit_product.onnx"), "products of u8 with f32", TN_ERR_UNSUPPORTED},
-                 {MODEL("unfit_heads.onnx"), "heads do not fit", TN_ERR_SHAPE},
-                 {MODEL("unfit_place.onnx"), "1 positions from -3 on exceed a table of 4", TN_ERR_SHAPE}};
+    } unfit[] = {
+        {MODEL("unfit_loop.onnx"), "output 1 of its subgraph has no value", TN_ERR_UNSUPPORTED},
+        {MODEL("unfit_map.onnx"), "output 1 of its subgraph has no value", TN_ERR_UNSUPPORTED},
+        {MODEL("unfit_list.onnx"), "declares type 6, but holds a value of type 7", TN_ERR_FORMAT},
+        {MODEL("unfit_floats.onnx"), "input 1 is f32, but must be INT8 or UINT8", TN_ERR_UNSUPPORTED},
+        {MODEL("unfit_zeros.onnx"), "5 zero points of input 1", TN_ERR_UNSUPPORTED},
+        {MODEL("unfit_flat.onnx"), "a weight of 2 dimensions does not fit an input of 4", TN_ERR_UNSUPPORTED},
+        {MODEL("unfit_kernel.onnx"), "kernel_shape is 1 along axis 1, but the weight has 2", TN_ERR_UNSUPPORTED},
+        {MODEL("unfit_groups.onnx"), "attribute 'group' is 0", TN_ERR_UNSUPPORTED},
+        {MODEL("unfit_product.onnx"), "products of u8 with f32", TN_ERR_UNSUPPORTED},
+        {MODEL("unfit_heads.onnx"), "heads do not fit", TN_ERR_SHAPE},
+        {MODEL("unfit_place.onnx"), "1 positions from -3 on exceed a table of 4", TN_ERR_SHAPE}};
     for (size_t i = 0; i < TN_COUNT(unfit); i++) {
         tn_onnx *m = NULL;
         tn_onnx_value *in = floats((float[]){1, 2}, TN_DIMS(2)), *out[2] = {NULL, NULL};
@@ -620,6 +643,7 @@ int main(void) {
         cmocka_unit_test(a_cycle_of_nodes_is_refused_with_their_names),
         cmocka_unit_test(a_function_s_attributes_are_the_call_s),
         cmocka_unit_test(a_window_may_need_the_padding_behind_it),
+        cmocka_unit_test(a_last_window_outside_needs_no_padding),
         cmocka_unit_test(sparse_initialisers_and_shapes_are_values),
         cmocka_unit_test(narrow_types_live_in_wider_ones),
         cmocka_unit_test(values_of_test_cases_are_read),

@@ -102,7 +102,9 @@ def unsorted():
 def pool():
     """A window that fits into the image with the padding behind it alone, as TensorFlow's "same" has it."""
     nodes = [node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER")]
-    model("pool", nodes, [info("x", F, [1, 1, "h", "w"])], [info("y", F, [1, 1, "down", "across"])])
+    ends = [info("x", F, [1, 1, "h", "w"])], [info("y", F, [1, 1, "down", "across"])]
+    model("pool", nodes, *ends)
+    model("pool_ceil", [node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1)], *ends)
 
 
 def external():
