@@ -94,7 +94,7 @@ minimal   | check     | 300 | tools/checks/minimal.sh $BUILD-minimal
 asan      | check     | 900 | tools/build.sh $BUILD-asan all_tests $asan && $run_programs $BUILD-asan tests --in all_tests --each 300
 fuzz      | check     | 300 | tools/build.sh $BUILD-asan all_tests $asan && $run_programs $BUILD-asan fuzzers --in all_tests --fuzz 2
 tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
-survive-all | check-all | 3600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD 60
+survive-all | check-all | 3600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD 200
 cross     | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/cross.py --check $BUILD
 web       | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/web.py $BUILD
 bare      | check-all | 10800 | tools/checks/bare.sh

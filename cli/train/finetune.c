@@ -783,7 +783,7 @@ static tn_status train_tuning(tuning *t) {
     o.device = &how;
     o.fallback = stays ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
     bool cpu = strcmp(t->selection.chosen, "cpu") == 0;
-    o.time_limit = cpu ? 0 : (double)t->asked->common.device_timeout;
+    o.time_limit = cpu ? 0 : 2 * how.time_limit; /* waits end first */
     snprintf(chosen, sizeof chosen, "%s", t->selection.chosen);
     const char *name = chosen;
     t->survived.struct_size = sizeof t->survived;

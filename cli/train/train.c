@@ -545,7 +545,7 @@ static int execute(run *r, tn_device *device) {
     tn_device_options how = cli_device_options(&r->options->common);
     o.device = &how;
     o.fallback = stays ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
-    o.time_limit = strcmp(info.backend, "cpu") == 0 || !alone ? 0 : (double)r->options->common.device_timeout;
+    o.time_limit = strcmp(info.backend, "cpu") == 0 || !alone ? 0 : 2 * how.time_limit; /* waits end first */
     r->survived.struct_size = sizeof r->survived;
     const char *name = info.id;
     tn_status status = tn_survive(&work, r, &name, 1, &o, &r->survived);
