@@ -35,9 +35,8 @@ static const char help_text[] =
     "  --parts N             digits, chars: parts per batch (default: one per device of each process); the bits of "
     "the\n"
     "                        results depend on the number of parts, not on the devices and processes\n"
-    "  --zero 0|1            digits, chars: 1: optimizer state is divided among the processes (ZeRO stage 1); the "
-    "bits\n"
-    "                        of the results stay the same (0)\n"
+    "  --zero 0|1|2          digits, chars: stage of ZeRO: what is divided among the processes: 1: optimizer state;\n"
+    "                        2: gradients too; the bits of the results stay the same (0)\n"
     "  --amp f16|bf16        digits, chars: mixed precision: products in f16 or bf16, weights and optimizer state in\n"
     "                        f32; f16 with a dynamic loss scale\n"
     "  --memory SIZE         digits, chars: the most memory of the device that training may take, as in 500M: values\n"
@@ -133,7 +132,7 @@ static bool take_option(void *ctx, int val, const char *arg) {
     case OPT_POLICY: o->policy = arg; return one_of(arg, "mlp", "lstm");
     case OPT_DEVICES: o->devices = arg; return *arg != 0;
     case OPT_PARTS: return cli_parse_int(arg, 1, 256, &o->parts);
-    case OPT_ZERO: return cli_parse_int(arg, 0, 1, &o->zero);
+    case OPT_ZERO: return cli_parse_int(arg, 0, 2, &o->zero);
     case OPT_MEMORY: return cli_parse_bytes(arg, &o->memory) && o->memory > 0;
     case OPT_AMP: o->amp = arg; return one_of(arg, "f16", "bf16");
     case OPT_DATA: o->data = arg; return *arg != 0;

@@ -27,7 +27,7 @@ typedef struct train_options {
     const char *policy;  /* cartpole: mlp, lstm */
     const char *devices; /* names with commas between; NULL: the one of `common` */
     int64_t parts;       /* of a batch; 0: one per device of each process */
-    int64_t zero;        /* stage of ZeRO: 1: optimizer state is divided among processes; 0: it is not */
+    int64_t zero;        /* stage of ZeRO, divided among processes: 1: optimizer state; 2: gradients too; 0: nothing */
     int64_t memory;      /* that steps may take on the device, in bytes; 0: no limit */
     const char *amp;     /* f16, bf16; NULL: everything in f32 */
     train_team *team;    /* once they are open */

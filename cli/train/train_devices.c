@@ -73,6 +73,7 @@ int train_open(const train_options *o, train_team *team, tn_selection *selection
     team->options = (tn_data_parallel_options)TN_DATA_PARALLEL_DEFAULTS;
     team->options.parts = o->parts ? (int)o->parts : named * tn_group_size(team->group);
     team->options.group = team->group;
+    team->options.shard_gradients = o->zero == 2;
     team->options.fallback = o->common.strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
     if (o->memory && code == CLI_OK && (named > 1 || tn_group_size(team->group) > 1)) {
         (void)cli_fail(TN_ERR_ARGUMENT, "--memory limits one device of one process; leave it out, or --devices");

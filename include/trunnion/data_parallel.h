@@ -77,11 +77,17 @@ typedef struct tn_data_parallel_options {
      * try, with the same parts: it must not take the next batch by itself. For one process, and even splits. Default
      * false. */
     bool save_memory;
+    /* Of a group, with an optimizer that tn_optimizer_shard has divided: each rank keeps the summed gradients of its
+     * own parameters only (ZeRO, stage 2). The same bits. Default false. */
+    bool shard_gradients;
+    /* Gradients are exchanged between ranks in buckets of at most so many bytes, at least one gradient each; a bucket's
+     * gradients are freed when they have been sent. 0: the default, 25 MiB. */
+    int64_t bucket_bytes;
 } tn_data_parallel_options;
-#define TN_DATA_PARALLEL_DEFAULTS                                                                                      \
-    {                                                                                                                  \
-        TN_OPTIONS_SIZE(tn_data_parallel_options, save_memory), 0, TN_SPLIT_EVEN, NULL, false, TN_FALLBACK_WARN, NULL, \
-            false                                                                                                      \
+#define TN_DATA_PARALLEL_DEFAULTS                                                                                 \
+    {                                                                                                             \
+        TN_OPTIONS_SIZE(tn_data_parallel_options, bucket_bytes), 0, TN_SPLIT_EVEN, NULL, false, TN_FALLBACK_WARN, \
+            NULL, false, false, 0                                                                                 \
     }
 
 /* The part of a batch that is being recorded: its device is the thread's current one. */

@@ -9,13 +9,24 @@
 
 /* ---- lists of gradients ------------------------------------------------------------------------------------------ */
 
+tn_tensor *tn_nn_sum_of_squares(const tn_tensor *gradient) {
+    return tn_sum(tn_mul(gradient, gradient), NULL, 0, false);
+}
+
 tn_tensor *tn_nn_clip_factor(tn_tensor *const *gradients, int count, double max_norm, tn_tensor **norm) {
+    tn_tensor **squares = malloc(((size_t)count + 1) * sizeof *squares);
+    if (!squares) return tn_failed(TN_ERR_MEMORY, "clipping: out of memory");
+    for (int i = 0; i < count; i++)
+        squares[i] = gradients[i] ? tn_nn_sum_of_squares(gradients[i]) : NULL;
+    tn_tensor *factor = tn_nn_clip_factor_of(squares, count, max_norm, norm);
+    free(squares);
+    return factor;
+}
+
+tn_tensor *tn_nn_clip_factor_of(tn_tensor *const *squares, int count, double max_norm, tn_tensor **norm) {
     tn_tensor *sum = NULL;
-    for (int i = 0; i < count; i++) {
-        if (!gradients[i]) continue;
-        tn_tensor *square = tn_sum(tn_mul(gradients[i], gradients[i]), NULL, 0, false);
-        sum = sum ? tn_add(sum, square) : square;
-    }
+    for (int i = 0; i < count; i++)
+        if (squares[i]) sum = sum ? tn_add(sum, squares[i]) : squares[i];
     tn_tensor *total = tn_sqrt(sum ? sum : tn_scalar(0));
     if (norm) *norm = total;
     return tn_minimum(tn_div(tn_scalar(max_norm), tn_add(total, tn_scalar(1e-6))), tn_scalar(1));

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "nn/make.h"
+#include "nn/optimizer.h"
 #include "nn/ranks.h"
 #include "trunnion/amp.h"
 #include "trunnion/autograd.h"
@@ -18,7 +19,7 @@
 #include "trunnion/data_parallel.h"
 #include "trunnion/ops.h"
 
-enum { MOST_PARTS = 256, MOST_DEVICES = 64 };
+enum { MOST_PARTS = 256, MOST_DEVICES = 64, BUCKET_BYTES = 25 << 20 };
 
 /* A value of a variable: what its handle stood for, written so many times. */
 typedef struct version {
@@ -55,6 +56,9 @@ struct tn_data_parallel {
     tn_ranks ranks;
     tn_tensor **totals;      /* of each variable: the sum of gradients, or the buffer's new value */
     tn_part_report *reports; /* of all parts, in the step before: how many random numbers each uses */
+    bool shards_gradients;
+    int *owners; /* of each variable's summed gradient, with shards_gradients */
+    int64_t bucket_bytes;
 };
 
 /* A part at work, and what it yields: the function's result; for each variable the parameter's gradient or the buffer's
@@ -113,6 +117,7 @@ void tn_data_parallel_free(tn_data_parallel *p) {
     if (p->totals) free_tensors(p->totals, p->count);
     free(p->totals);
     free(p->reports);
+    free(p->owners);
     tn_variables_free(p->variables);
     free(p->stand_ins);
     free(p->members);
@@ -170,6 +175,11 @@ static tn_status take_options(tn_data_parallel *p, const tn_data_parallel_option
     p->sum = o.sum;
     p->fallback = o.fallback;
     p->saves_memory = o.save_memory && !p->group;
+    p->shards_gradients = o.shard_gradients && p->group;
+    p->bucket_bytes = o.bucket_bytes ? o.bucket_bytes : BUCKET_BYTES;
+    if (p->bucket_bytes < 0)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: bucket_bytes is %lld; it must be at least 0",
+                               (long long)o.bucket_bytes);
     if (p->parts < 1 || p->parts > MOST_PARTS)
         return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: %d parts; must be 1 to %d", p->parts, MOST_PARTS);
     if (o.split != TN_SPLIT_EVEN && o.split != TN_SPLIT_SHARES)
@@ -188,7 +198,9 @@ static tn_status take_options(tn_data_parallel *p, const tn_data_parallel_option
 static tn_status join_group(tn_data_parallel *p, tn_status status) {
     p->totals = calloc((size_t)p->count + 1, sizeof *p->totals);
     p->reports = calloc((size_t)p->parts, sizeof *p->reports);
-    if (status == TN_OK && (!p->totals || !p->reports)) status = data_parallel_out_of_memory();
+    p->owners = calloc((size_t)p->count + 1, sizeof *p->owners);
+    p->ranks.bucket_bytes = p->bucket_bytes;
+    if (status == TN_OK && (!p->totals || !p->reports || !p->owners)) status = data_parallel_out_of_memory();
     return tn_ranks_begin(&p->ranks, p->group, p->variables, p->count, p->parts, status);
 }
 
@@ -640,12 +652,29 @@ static tn_status exchange_totals(call *c, int64_t rows) {
     return status != TN_OK ? status : shared;
 }
 
+/* Where the sums of gradients go: with shards_gradients to the owners of the optimizer's state. */
+static tn_status choose_gradient_owners(tn_data_parallel *p, tn_optimizer *o) {
+    p->ranks.owners = NULL;
+    if (!p->shards_gradients) return TN_OK;
+    if (!o->owners || o->group != p->group)
+        return tn_backend_fail(TN_ERR_STATE, "data parallel: shard_gradients requires an optimizer that "
+                                             "tn_optimizer_shard has divided among the same group");
+    for (int k = 0; k < o->count; k++)
+        for (int i = 0; i < p->count; i++)
+            if (p->variables[i].tensor == o->items[k].value) p->owners[i] = o->owners[k];
+    p->ranks.owners = p->owners;
+    return TN_OK;
+}
+
 static tn_status minimize_in_group(call *c, tn_optimizer *o, int64_t rows, double *value) {
     tn_data_parallel *p = c->p;
     p->ranks.rows = rows;
-    tn_status status = compute_parts(c, rows);
+    tn_status status = tn_ranks_agree(&p->ranks, choose_gradient_owners(p, o), NULL, NULL);
+    if (status == TN_OK) status = compute_parts(c, rows);
     if (status == TN_OK) status = tn_ranks_agree(&p->ranks, exchange_totals(c, rows), NULL, NULL);
+    o->gradients_divided = p->ranks.owners != NULL;
     if (status == TN_OK) status = tn_ranks_agree(&p->ranks, tn_nn_step(o, gradient_of, write_buffers, c), NULL, NULL);
+    o->gradients_divided = false;
     free_tensors(p->totals, p->count);
     if (value) *value = 0;
     for (int i = 0; i < p->parts && value && status == TN_OK; i++)

@@ -53,10 +53,12 @@ static tn_tensor **gradient_list(const tn_optimizer *o) {
     return list;
 }
 
-static tn_status clip_collected(tn_optimizer *o) {
-    tn_tensor **list = gradient_list(o);
-    if (!list) return tn_optim_out_of_memory();
-    tn_tensor *factor = tn_nn_clip_factor(list, o->count, o->max_grad_norm, NULL);
+/* squares: of the gradients of all ranks, if they are divided; otherwise NULL. */
+static tn_status clip_collected(tn_optimizer *o, tn_tensor **squares) {
+    tn_tensor **list = squares ? NULL : gradient_list(o), *factor;
+    if (!squares && !list) return tn_optim_out_of_memory();
+    factor = squares ? tn_nn_clip_factor_of(squares, o->count, o->max_grad_norm, NULL)
+                     : tn_nn_clip_factor(list, o->count, o->max_grad_norm, NULL);
     free(list);
     for (int i = 0; i < o->count; i++)
         if (o->items[i].gradient) o->items[i].gradient = tn_mul(o->items[i].gradient, factor);
@@ -235,7 +237,10 @@ static tn_status record_step(tn_optimizer *o, const gradients *g) {
     tn_status status = tn_capturing() ? captured_new(o, &captured) : TN_OK;
     if (status == TN_OK) status = collect_gradients(o, g);
     if (status == TN_OK && o->scaler) status = tn_grad_scaler_unscale(o);
-    if (status == TN_OK && o->max_grad_norm < INFINITY) status = clip_collected(o);
+    tn_tensor **squares = NULL;
+    if (o->gradients_divided) status = tn_optim_share_facts(o, status, &squares);
+    if (status == TN_OK && o->max_grad_norm < INFINITY) status = clip_collected(o, squares);
+    free(squares);
     if (status == TN_OK) status = record_updates(o, captured);
     if (status == TN_OK && o->scaler) status = tn_grad_scaler_update(o);
     if (status == TN_OK && g->also) status = g->also(g->ctx);

@@ -1,4 +1,4 @@
-/* optim_shard.c — the state of an optimizer divided among processes (ZeRO, stage 1).
+/* optim_shard.c — the state of an optimizer, and its gradients, divided among processes (ZeRO, stages 1 and 2).
  *
  * Each parameter has an owner: the rank that keeps its slots. A step records the updates of this rank's own parameters
  * only; then every owner sends the new values. All ranks must take part in every exchange, so errors are exchanged
@@ -122,6 +122,50 @@ tn_status tn_optim_shard_end(tn_optimizer *o, tn_status status) {
     o->diverged = stepped && status != TN_OK;
     if (status == TN_OK) status = tn_ranks_status(o->group, share_values(o, block), "optimizer");
     free(block);
+    return status;
+}
+
+/* ---- divided gradients ------------------------------------------------------------------------------------------- */
+
+/* own: the sums of squares of this rank's gradients, 0 for others, then whether they are finite. */
+static tn_status find_facts(const tn_optimizer *o, double *own) {
+    for (int i = 0; i < o->count; i++) {
+        const tn_tensor *g = o->items[i].gradient;
+        own[i] = 0;
+        if (!g || !tn_optim_is_own(o, i) || !(o->max_grad_norm < INFINITY)) continue;
+        tn_status status = tn_read_item(tn_nn_sum_of_squares(g), &own[i]);
+        if (status != TN_OK) return status;
+    }
+    own[o->count] = 1;
+    return o->scaler ? tn_read_item(o->scaler->finite, &own[o->count]) : TN_OK;
+}
+
+static tn_status take_facts(tn_optimizer *o, const double *all, tn_tensor **squares) {
+    size_t each = (size_t)o->count + 1;
+    bool finite = true;
+    for (int rank = 0; rank < tn_group_size(o->group); rank++)
+        finite &= all[(size_t)rank * each + (size_t)o->count] != 0;
+    if (o->scaler) o->scaler->finite = tn_full(NULL, 0, finite, TN_BOOL);
+    for (int i = 0; i < o->count; i++) {
+        const tn_tensor *g = o->items[i].gradient;
+        double square = all[(size_t)o->owners[i] * each + (size_t)i];
+        squares[i] =
+            g ? tn_cast(tn_to_device(tn_from_data(&square, NULL, 0, TN_F64), tn_device_of(g)), tn_dtype_of(g)) : NULL;
+        if (g && tn_status_of(squares[i]) != TN_OK) return tn_status_of(squares[i]);
+    }
+    return o->scaler ? tn_status_of(o->scaler->finite) : TN_OK;
+}
+
+tn_status tn_optim_share_facts(tn_optimizer *o, tn_status status, tn_tensor ***squares) {
+    size_t each = (size_t)o->count + 1, size = (size_t)tn_group_size(o->group);
+    double *own = malloc((size + 1) * each * sizeof *own);
+    *squares = malloc(each * sizeof **squares);
+    if (status == TN_OK && (!own || !*squares)) status = tn_optim_out_of_memory();
+    if (status == TN_OK) status = find_facts(o, own);
+    status = tn_ranks_status(o->group, status, "optimizer");
+    if (status == TN_OK) status = tn_group_all_gather(o->group, own, each * sizeof *own, own + each);
+    if (status == TN_OK) status = take_facts(o, own + each, *squares);
+    free(own);
     return status;
 }
 

@@ -85,9 +85,10 @@ struct tn_optimizer {
     bool nesterov;
     /* Divided among processes; otherwise owners is NULL. */
     tn_group *group;
-    int *owners;   /* of each parameter: the rank that keeps its slots */
-    bool gathered; /* this rank has the slots of all until its next step */
-    bool diverged; /* a step failed on another rank only: parameters differ */
+    int *owners;            /* of each parameter: the rank that keeps its slots */
+    bool gathered;          /* this rank has the slots of all until its next step */
+    bool diverged;          /* a step failed on another rank only: parameters differ */
+    bool gradients_divided; /* during a step: this rank has the gradients of its own parameters only */
 };
 
 /* ---- optim_make.c ------------------------------------------------------------------------------------------------ */
@@ -109,6 +110,10 @@ tn_status tn_optim_make_slots(const tn_optimizer *o, tn_trained *v);
 bool tn_optim_is_own(const tn_optimizer *o, int i);
 /* Before a step of a divided optimizer: lets go of gathered slots; TN_ERR_STATE inside a capture. */
 tn_status tn_optim_shard_begin(tn_optimizer *o);
+/* In a step whose gradients are divided, on every rank, whatever `status` it had there: the loss scaler learns whether
+ * the gradients of all ranks are finite, and *squares (freed with free) are the sums of squares of each gradient, NULL
+ * for parameters without one. */
+tn_status tn_optim_share_facts(tn_optimizer *o, tn_status status, tn_tensor ***squares);
 /* After it, on every rank, whatever `status` it had there: fails on all if it failed on one, otherwise copies the new
  * values of all parameters with a gradient from their owners. */
 tn_status tn_optim_shard_end(tn_optimizer *o, tn_status status);
@@ -119,6 +124,9 @@ tn_status tn_optim_shard_end(tn_optimizer *o, tn_status status);
 tn_tensor *tn_nn_all_finite(tn_tensor *const *gradients, int count);
 /* What they are multiplied by so that their common norm is at most max_norm; NULL if there are none. */
 tn_tensor *tn_nn_clip_factor(tn_tensor *const *gradients, int count, double max_norm, tn_tensor **norm);
+/* The same from the sums of squares of the gradients. */
+tn_tensor *tn_nn_sum_of_squares(const tn_tensor *gradient);
+tn_tensor *tn_nn_clip_factor_of(tn_tensor *const *squares, int count, double max_norm, tn_tensor **norm);
 
 /* ---- grad_scaler.c; o has a scaler ------------------------------------------------------------------------------- */
 

@@ -213,22 +213,56 @@ void tn_ranks_end(tn_ranks *r) {
 
 /* ---- sums of gradients ------------------------------------------------------------------------------------------- */
 
-/* The gradients of one dtype, one after the other, cut into a piece for each rank. */
+/* A bucket: gradients of one dtype, one after the other, cut into a piece for each rank. With owners a rank's piece has
+ * the gradients of its own variables. */
 typedef struct exchange {
     tn_dtype dtype;
-    int64_t elements, piece; /* of all gradients; of a rank's piece: the last ones may reach beyond `elements` */
+    int first, end;          /* variables: those that take part of first … end - 1 */
+    int64_t elements, piece; /* of all gradients; of a rank's piece, which may end with padding */
 } exchange;
 
 static bool takes_part(const tn_ranks *r, int i, tn_dtype dtype) {
     return (r->presence[i] & TN_HAS_GRADIENT) && tn_dtype_of(r->variables[i].tensor) == dtype;
 }
 
-static exchange exchange_of(const tn_ranks *r, tn_dtype dtype) {
-    exchange e = {.dtype = dtype};
-    int64_t size = tn_group_size(r->group), align = ALIGN / (int64_t)tn_dtype_size(dtype);
-    for (int i = 0; i < r->count; i++)
-        if (takes_part(r, i, dtype)) e.elements += tn_numel(r->variables[i].tensor);
-    e.piece = ((e.elements + size - 1) / size + align - 1) / align * align;
+/* Without owners there is one section, which reaches over the pieces of all ranks. */
+static int sections(const tn_ranks *r) { return r->owners ? tn_group_size(r->group) : 1; }
+static bool is_in_section(const tn_ranks *r, const exchange *e, int i, int section) {
+    return takes_part(r, i, e->dtype) && (!r->owners || r->owners[i] == section);
+}
+
+static int64_t elements_of(const tn_ranks *r, const exchange *e, int section) {
+    int64_t n = 0;
+    for (int i = e->first; i < e->end; i++)
+        if (is_in_section(r, e, i, section)) n += tn_numel(r->variables[i].tensor);
+    return n;
+}
+
+/* A rank's piece, in elements: with owners that of the rank which has most. */
+static int64_t piece_of(const tn_ranks *r, const exchange *e) {
+    int64_t size = tn_group_size(r->group), align = ALIGN / (int64_t)tn_dtype_size(e->dtype), longest = 0;
+    for (int k = 0; k < sections(r); k++) {
+        int64_t n = elements_of(r, e, k);
+        longest = n > longest ? n : longest;
+    }
+    if (!r->owners) longest = (longest + size - 1) / size;
+    return (longest + align - 1) / align * align;
+}
+
+/* The next bucket, from variable `first` on: as many as fit, at least one. */
+static exchange exchange_of(const tn_ranks *r, tn_dtype dtype, int first) {
+    exchange e = {.dtype = dtype, .first = first, .end = first};
+    int64_t most = r->bucket_bytes / tn_group_size(r->group) / (int64_t)tn_dtype_size(dtype);
+    for (int i = first; i < r->count; i++) {
+        exchange longer = e;
+        longer.end = i + 1;
+        if (!takes_part(r, i, dtype)) continue;
+        longer.elements += tn_numel(r->variables[i].tensor);
+        longer.piece = piece_of(r, &longer);
+        if (e.elements && longer.piece > most) return e;
+        e = longer;
+    }
+    e.end = r->count;
     return e;
 }
 
@@ -237,24 +271,40 @@ static tn_tensor *pack_part(const tn_ranks *r, const exchange *e, tn_tensor *con
     int64_t size = tn_group_size(r->group), shape[] = {size, e->piece};
     int count = 0;
     if (!values) return tn_zeros(shape, 2, e->dtype);
-    for (int i = 0; i < r->count; i++)
-        if (takes_part(r, i, e->dtype)) room[count++] = tn_reshape(values[i], (int64_t[]){-1}, 1);
-    tn_tensor *flat = tn_cat(room, count, 0);
-    return tn_reshape(tn_pad(flat, (int64_t[]){0, size * e->piece - e->elements}, 2, 0), shape, 2);
+    for (int k = 0; k < sections(r); k++) {
+        int64_t rest = (r->owners ? 1 : size) * e->piece - elements_of(r, e, k);
+        for (int i = e->first; i < e->end; i++)
+            if (is_in_section(r, e, i, k)) room[count++] = tn_reshape(values[i], (int64_t[]){-1}, 1);
+        if (rest) room[count++] = tn_zeros(&rest, 1, e->dtype);
+    }
+    return tn_reshape(tn_cat(room, count, 0), shape, 2);
 }
 
-/* What this rank sends, [ranks, its parts, piece], evaluated. */
+static void forget_sent(const tn_ranks *r, const exchange *e, const tn_rank_part *own, int own_count) {
+    for (int k = 0; k < own_count; k++)
+        for (int i = e->first; i < e->end; i++) {
+            if (!takes_part(r, i, e->dtype)) continue;
+            tn_free(own[k].values[i]);
+            own[k].values[i] = NULL;
+        }
+}
+
+/* What this rank sends, [ranks, its parts, piece], evaluated. Handles to values in between would keep memory. */
 static tn_status pack(const tn_ranks *r, const exchange *e, const tn_rank_part *own, int own_count, tn_tensor **send) {
     int first = tn_ranks_first_part(r, tn_group_rank(r->group));
-    tn_tensor **room = malloc(((size_t)r->count + (size_t)r->most) * sizeof *room), **parts = room + r->count;
+    size_t most = (size_t)(e->end - e->first + tn_group_size(r->group));
+    tn_tensor **room = malloc((most + (size_t)r->most) * sizeof *room), **parts = room + most;
     if (!room) return out_of_memory();
-    for (int k = 0; k < r->most; k++) {
-        tn_tensor *const *values = NULL;
-        for (int i = 0; i < own_count; i++)
-            if (own[i].index - first == k) values = own[i].values;
-        parts[k] = pack_part(r, e, values, room);
+    {
+        TN_SCOPE;
+        for (int k = 0; k < r->most; k++) {
+            tn_tensor *const *values = NULL;
+            for (int i = 0; i < own_count; i++)
+                if (own[i].index - first == k) values = own[i].values;
+            parts[k] = pack_part(r, e, values, room);
+        }
+        *send = tn_keep(tn_stack(parts, r->most, 1));
     }
-    *send = tn_stack(parts, r->most, 1);
     free(room);
     return tn_eval(send, 1);
 }
@@ -262,46 +312,61 @@ static tn_status pack(const tn_ranks *r, const exchange *e, const tn_rank_part *
 /* This rank's piece of all parts, added in their order. */
 static tn_tensor *add_pieces(const tn_ranks *r, const tn_tensor *received, const bool *has_rows) {
     tn_tensor *sum = NULL;
+    TN_SCOPE;
     for (int rank = 0; rank < tn_group_size(r->group); rank++)
         for (int i = tn_ranks_first_part(r, rank), k = 0; i < tn_ranks_first_part(r, rank + 1); i++, k++) {
             if (!has_rows[i]) continue;
             tn_tensor *piece = tn_select(tn_select(received, 0, rank), 0, k);
             sum = sum ? tn_add(sum, piece) : piece;
         }
-    return sum;
+    return tn_keep(sum);
 }
 
-static tn_status unpack(const tn_ranks *r, const exchange *e, const tn_tensor *all, tn_tensor **totals) {
-    tn_tensor *flat = tn_reshape(all, (int64_t[]){-1}, 1);
+/* Zeros that take the memory of one number. */
+static tn_tensor *no_gradient(const tn_tensor *like) {
+    int64_t ones[TN_MAX_RANK];
+    for (int d = 0; d < TN_MAX_RANK; d++)
+        ones[d] = 1;
+    return tn_expand(tn_zeros(ones, tn_rank(like), tn_dtype_of(like)), tn_shape(like), tn_rank(like));
+}
+
+/* sums: of all pieces, or with owners of this rank's. */
+static tn_status unpack(const tn_ranks *r, const exchange *e, const tn_tensor *sums, tn_tensor **totals) {
+    tn_tensor *flat = tn_reshape(sums, (int64_t[]){-1}, 1);
     tn_status status = tn_status_of(flat);
     int64_t first = 0;
-    for (int i = 0; i < r->count && status == TN_OK; i++) {
+    for (int i = e->first; i < e->end && status == TN_OK; i++) {
         const tn_tensor *like = r->variables[i].tensor;
         if (!takes_part(r, i, e->dtype)) continue;
-        tn_tensor *slice = tn_slice(flat, 0, first, first + tn_numel(like), 1);
-        totals[i] = tn_retain(tn_reshape(slice, tn_shape(like), tn_rank(like)));
-        first += tn_numel(like);
+        bool here = is_in_section(r, e, i, r->owners ? tn_group_rank(r->group) : 0);
+        tn_tensor *slice = here ? tn_slice(flat, 0, first, first + tn_numel(like), 1) : NULL;
+        totals[i] = tn_retain(here ? tn_reshape(slice, tn_shape(like), tn_rank(like)) : no_gradient(like));
+        first += here ? tn_numel(like) : 0;
         status = tn_status_of(totals[i]);
     }
     return status;
 }
 
 /* *late: what failed on this rank only when nothing remains to be exchanged. */
-static tn_status sum_of_dtype(tn_ranks *r, tn_dtype dtype, const tn_rank_part *own, int own_count, const bool *has_rows,
-                              tn_tensor **totals, tn_status *late) {
-    exchange e = exchange_of(r, dtype);
+static tn_status sum_of_bucket(tn_ranks *r, const exchange *e, const tn_rank_part *own, int own_count,
+                               const bool *has_rows, tn_tensor **totals, tn_status *late) {
     tn_tensor *send = NULL;
     TN_SCOPE;
     TN_NO_GRAD;
-    if (!e.elements) return TN_OK;
-    tn_status status = tn_ranks_agree(r, pack(r, &e, own, own_count, &send), NULL, NULL);
+    tn_status status = tn_ranks_agree(r, pack(r, e, own, own_count, &send), NULL, NULL);
     if (status != TN_OK) return status;
+    forget_sent(r, e, own, own_count);
     tn_tensor *received = tn_group_all_to_all_tensor(r->group, send);
     status = tn_ranks_status(r->group, tn_status_of(received), "data parallel");
     if (status != TN_OK) return status;
-    tn_tensor *all = tn_group_all_gather_tensor(r->group, add_pieces(r, received, has_rows));
-    status = tn_status_of(all);
-    tn_status unpacked = status == TN_OK ? unpack(r, &e, all, totals) : TN_OK;
+    tn_tensor *sums = add_pieces(r, received, has_rows);
+    if (r->owners) {
+        status = tn_ranks_status(r->group, tn_eval(&sums, 1), "data parallel");
+    } else {
+        sums = tn_group_all_gather_tensor(r->group, sums);
+        status = tn_status_of(sums);
+    }
+    tn_status unpacked = status == TN_OK ? unpack(r, e, sums, totals) : TN_OK;
     if (*late == TN_OK) *late = unpacked;
     return status;
 }
@@ -312,7 +377,10 @@ tn_status tn_ranks_sum(tn_ranks *r, const tn_rank_part *own, int own_count, cons
     tn_device *before = tn_current_device();
     tn_status status = tn_set_current_device(home), late = TN_OK;
     for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] && status == TN_OK; i++)
-        status = sum_of_dtype(r, dtypes[i], own, own_count, has_rows, totals, &late);
+        for (exchange e = {.end = 0}; e.end < r->count && status == TN_OK;) {
+            e = exchange_of(r, dtypes[i], e.end);
+            if (e.elements) status = sum_of_bucket(r, &e, own, own_count, has_rows, totals, &late);
+        }
     (void)tn_set_current_device(before);
     return status != TN_OK ? status : late;
 }

@@ -12,6 +12,8 @@ typedef struct tn_ranks {
     int count, parts;
     int most;                /* parts of a rank at most */
     int64_t rows;            /* of the batch; must be the same on all ranks */
+    int64_t bucket_bytes;    /* of gradients that are exchanged at once, unless one is larger */
+    const int *owners;       /* of each variable: the rank that keeps its summed gradient; NULL: all do */
     unsigned char *presence; /* TN_HAS_… of each variable in this step, as the owner of the first part has it */
     char *reports, *report;  /* of all ranks; this rank's */
     size_t report_bytes;
@@ -44,7 +46,7 @@ tn_status tn_ranks_agree(tn_ranks *r, tn_status status, const tn_part_report *ow
 /* A part of this rank that has rows: values[i] is the gradient of variable i. */
 typedef struct tn_rank_part {
     int index;
-    tn_tensor *const *values;
+    tn_tensor **values;
 } tn_rank_part;
 
 /* own: this rank's parts. Takes over the presence that the owner's first part has and compares: TN_ERR_STATE (on this
@@ -52,7 +54,8 @@ typedef struct tn_rank_part {
 tn_status tn_ranks_compare(tn_ranks *r, int owner, const tn_rank_part *own, int own_count);
 
 /* Adds the gradients of all parts of all ranks that have rows (has_rows[part]), in the order of the parts: totals[i] is
- * a new handle on `home` for each variable that has one. */
+ * a new handle on `home` for each variable that has one. With owners it has the sum on its owner, and elsewhere zeros
+ * without memory of their own. The gradients are freed, and their values become NULL, when they have been sent. */
 tn_status tn_ranks_sum(tn_ranks *r, const tn_rank_part *own, int own_count, const bool *has_rows, tn_device *home,
                        tn_tensor **totals);
 /* Copies the buffers that the owner's first part has written: totals[i] is a new handle for each. */

@@ -472,11 +472,14 @@ static void wrong_options_are_refused(void **state) {
         tn_data_parallel_options o;
         const char *words;
     } rows[] = {
-        {{SIZE, -1, TN_SPLIT_EVEN, NULL, false, TN_FALLBACK_WARN, NULL, false}, "-1 parts"},
-        {{SIZE, 257, TN_SPLIT_EVEN, NULL, false, TN_FALLBACK_WARN, NULL, false}, "257 parts"},
-        {{SIZE, 0, TN_SPLIT_SHARES, NULL, false, TN_FALLBACK_WARN, NULL, false}, "shares is NULL"},
-        {{SIZE, 2, TN_SPLIT_SHARES, minus, false, TN_FALLBACK_WARN, NULL, false}, "share 1 is -1"},
-        {{SIZE, 0, (tn_data_split)7, NULL, false, TN_FALLBACK_WARN, NULL, false}, "split is 7"},
+        {{SIZE, -1, TN_SPLIT_EVEN, NULL, false, TN_FALLBACK_WARN, NULL, false, false, 0}, "-1 parts"},
+        {{SIZE, 257, TN_SPLIT_EVEN, NULL, false, TN_FALLBACK_WARN, NULL, false, false, 0}, "257 parts"},
+        {{SIZE, 0, TN_SPLIT_SHARES, NULL, false, TN_FALLBACK_WARN, NULL, false, false, 0}, "shares is NULL"},
+        {{SIZE, 2, TN_SPLIT_SHARES, minus, false, TN_FALLBACK_WARN, NULL, false, false, 0}, "share 1 is -1"},
+        {{SIZE, 0, (tn_data_split)7, NULL, false, TN_FALLBACK_WARN, NULL, false, false, 0}, "split is 7"},
+        {{TN_OPTIONS_SIZE(tn_data_parallel_options, bucket_bytes), 0, TN_SPLIT_EVEN, NULL, false, TN_FALLBACK_WARN,
+          NULL, false, false, -1},
+         "bucket_bytes is -1"},
     };
     for (size_t i = 0; i < TN_COUNT(rows); i++) {
         assert_int_equal(tn_data_parallel_new(m.root, &cpu, 1, &rows[i].o, &p), TN_ERR_ARGUMENT);

@@ -81,17 +81,23 @@ def check_sharded(suite, name, launcher):
     words = ["digits", "--steps", STEPS, "--save-every", 7]
     one, file_of_one = suite.train([], "one.safetensors", *words)
     whole, _ = suite.train(launcher(4), "whole.safetensors", *words)
-    several, file = suite.train(launcher(4), "sharded.safetensors", *words, "--zero", 1)
-    suite.expect(one and file and several.get("final_loss") == one["final_loss"] and file == file_of_one,
-                 f"{name}: --zero 1 on 4 processes: loss and checkpoint as on one")
+    for stage in (1, 2):
+        several, file = suite.train(launcher(4), "sharded.safetensors", *words, "--zero", stage)
+        suite.expect(one and file and several.get("final_loss") == one["final_loss"] and file == file_of_one,
+                     f"{name}: --zero {stage} on 4 processes: loss and checkpoint as on one")
     share = several.get("optimizer_bytes", 0) / max(whole.get("optimizer_bytes", 0), 1)
     suite.expect(0 < share < 0.8, f"{name}: rank 0 keeps {share:.0%} of the optimizer's state")
     half = suite.folder / "half.safetensors"
-    suite.train(launcher(4), half.name, "digits", "--steps", STEPS // 2, "--zero", 1)
+    suite.train(launcher(4), half.name, "digits", "--steps", STEPS // 2, "--zero", 2)
     half.rename(suite.folder / "begun.safetensors")
-    again, file = suite.train(launcher(2), "again.safetensors", "digits", "--steps", STEPS, "--zero", 1, "--resume",
+    again, file = suite.train(launcher(2), "again.safetensors", "digits", "--steps", STEPS, "--zero", 2, "--resume",
                               suite.folder / "begun.safetensors")
     suite.expect(again and file == file_of_one, f"{name}: a checkpoint of 4 processes resumes on 2 to the same bits")
+    scaled = ["chars", "--steps", 3, "--amp", "f16"]  # with clipping and a loss scale, which need the gradients of all
+    one, file_of_one = suite.train([], "one.safetensors", *scaled)
+    several, file = suite.train(launcher(2), "scaled.safetensors", *scaled, "--zero", 2)
+    suite.expect(one and file and several.get("final_loss") == one["final_loss"] and file == file_of_one,
+                 f"{name}: --zero 2 with clipping and a loss scale: loss and checkpoint as on one")
 
 
 def start(suite, launcher, path, *more):
