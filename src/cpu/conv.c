@@ -195,7 +195,7 @@ static void plan_conv(conv *c, const tn_conv_args *args) {
     c->rows = rows_of_block(c);
     c->row_blocks = tn_ceil_div(a->out_size[0], c->rows);
     c->input_rows = c->rows + (window_reach(a, 0) - 1) / a->stride[0];
-    c->plane = c->input_rows * c->pitch + window_reach(a, 1); /* zeros behind the last row */
+    c->plane = c->input_rows * c->pitch + (window_reach(a, 1) - 1) / a->stride[1]; /* zeros behind the last row */
     c->channel = odd_lines(c->phases[0] * c->phases[1] * c->plane);
     c->tiles = tiles_of(a);
     c->parts = tn_ceil_div(a->out_channels, PART_ROWS);

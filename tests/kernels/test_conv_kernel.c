@@ -379,6 +379,23 @@ static void random_windows_have_the_bits_of_their_definition(void **state) {
     }
 }
 
+/* A stride has as many phases as the window has rows and columns; each is small then. */
+static void wide_strides_need_little_memory(void **state) {
+    (void)state;
+    enum { SIDE = 1000, MOST = 64 << 20 };
+    const tn_conv_args a = {.batch = 1,
+                            .groups = 1,
+                            .channels = 1,
+                            .out_channels = 2,
+                            .size = {SIDE, 2 * SIDE},
+                            .kernel = {SIDE, SIDE},
+                            .out_size = {1, 2},
+                            .stride = {SIDE, SIDE},
+                            .dilation = {1, 1}};
+    assert_true(tn_conv_fits(&a));
+    assert_true(tn_conv_workspace(&a, 1) < MOST);
+}
+
 /* Several chunks of taps and of output pixels, blocks over many images, long rows, more filters than pass over a block.
  * */
 static void large_windows_have_the_bits_of_their_definition(void **state) {
@@ -1391,6 +1408,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_windows_have_the_bits_of_their_definition),
         cmocka_unit_test(channels_side_by_side_have_the_bits_of_the_definition),
+        cmocka_unit_test(wide_strides_need_little_memory),
         cmocka_unit_test(large_windows_have_the_bits_of_their_definition),
         cmocka_unit_test(the_gradient_of_few_taps_has_the_bits_of_the_definition),
         cmocka_unit_test(images_of_few_pixels_have_the_bits_of_the_definition),
