@@ -22,6 +22,7 @@ KERNELS = [
     ("convolution NHWC, 12 × 8 tile", "tiles", "", "tile_nhwc_12"),
     ("one row by a matrix (f32)", "tiles", "", "tile_wide_1"),
     ("bytes u8 × i8, 12 × 8 tile (i8mm)", "tiles_bytes", "-march=armv8.2-a+dotprod+i8mm -DTN_DOT_SUFFIX=i8mm", "tile_full_12"),
+    ("bf16 pairs, 12 × 8 tile (bfdot)", "tiles_bf16", "-march=armv8.2-a+bf16 -UTN_ISA_SUFFIX -DTN_ISA_SUFFIX=bfdot", "tile_full_12"),
     ("Q4_0 panel, 12 rows (dot products)", "qtile", "-march=armv8.2-a+dotprod -DTN_DOT_SUFFIX=dotprod", "plain_full"),
     ("Q4_0 panel, 12 rows (i8mm)", "qtile", "-march=armv8.2-a+dotprod+i8mm -DTN_DOT_SUFFIX=i8mm", "plain_full"),
     ("Q8_0 panel, 12 rows (dot products)", "qtile", "-march=armv8.2-a+dotprod -DTN_DOT_SUFFIX=dotprod", "plain_wide_full"),
@@ -29,7 +30,7 @@ KERNELS = [
 ]
 # LLVM's models and their pipes for 128-bit multiplications. Its model of Apple's cores has three; the cores have four.
 PROCESSORS = {"apple-m1": 3, "neoverse-v1": 4, "neoverse-n1": 2}
-MULTIPLY = re.compile(r"\s(fmla|[us]{0,2}dot)\s")
+MULTIPLY = re.compile(r"\s(fmla|[us]{0,2}dot|bfdot)\s")
 
 
 def instructions(lines):
@@ -57,7 +58,7 @@ def innermost(assembly, function):
 def cycles(loop, processor, folder):
     path = folder / "loop.s"
     path.write_text("\n".join(loop) + "\n")
-    out = subprocess.run(["llvm-mca-19", "-mtriple=aarch64-linux-gnu", f"-mcpu={processor}", "-mattr=+i8mm,+dotprod",
+    out = subprocess.run(["llvm-mca-19", "-mtriple=aarch64-linux-gnu", f"-mcpu={processor}", "-mattr=+i8mm,+dotprod,+bf16",
                           "-iterations=300", path], check=True, capture_output=True, text=True).stdout
     return int(re.search(r"Total Cycles:\s+(\d+)", out)[1]) / 300
 

@@ -124,7 +124,8 @@ def test_kernels(target):
 
 
 # Cases of bench/vm.c, and how many instructions machine code may take for one of the compiled loop.
-CODE_CASES = ("tanh-2k", "silu-mul-2k", "adam-2k", "bias-relu-8x384", "softmax-16x128", "layer-norm-8x384", "rms-norm-8x576")
+CODE_CASES = ("tanh-2k", "silu-mul-2k", "adam-2k", "bias-relu-8x384", "softmax-16x128", "layer-norm-8x384", "rms-norm-8x576",
+              "row-sum-32x128")
 MOST_INSTRUCTIONS = 1.1
 
 

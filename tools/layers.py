@@ -23,8 +23,8 @@ PUBLIC_ONLY = {"functions", "nn", "text"}
 BUDGET = {
     "windows": 1450,
     "base": 3780,
-    "kir": 17450,
-    "cpu": 14810,
+    "kir": 17500,
+    "cpu": 14835,
     "gpu": 2800,
     "vendor": 3150,
     "hal": 8710,

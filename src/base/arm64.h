@@ -8,5 +8,7 @@
 bool tn_arm64_has_dotprod(void);
 /* The extension i8mm: those of a byte without a sign and one with a sign (usdot), too. */
 bool tn_arm64_has_i8mm(void);
+/* Dot products of pairs of bf16 (bfdot). */
+bool tn_arm64_has_bf16(void);
 
 #endif

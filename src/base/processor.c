@@ -92,6 +92,7 @@ static void detect_features(tn_cpu_info *info) {
 #if defined(__aarch64__)
     info->neon = true; /* part of the architecture */
     info->vnni = tn_arm64_has_dotprod();
+    info->bf16 = tn_arm64_has_bf16();
 #else
     (void)info;
 #endif

@@ -1,9 +1,9 @@
 /* isa.h — native kernels that exist once per instruction set: tables, selection, and the interface of product kernels.
  *
  * tiles.c, tiles_f64.c, conv_vec.c, qplain.c, attention.c, sdpa.c and recurrent_step.c are compiled with the flags of
- * each instruction set and export one table each (tiles_bf16.c: only one for AVX-512). qtile.c and tiles_bytes.c have
- * other variants: they need dot products of small integers, and AVX-512 without these does not help them. select.c
- * examines the processor once and keeps the best tables of this build. */
+ * each instruction set and export one table each (tiles_bf16.c: one for AVX-512, one for ARM64). qtile.c and
+ * tiles_bytes.c have other variants: they need dot products of small integers, and AVX-512 without these does not help
+ * them. select.c examines the processor once and keeps the best tables of this build. */
 #ifndef TN_ISA_H
 #define TN_ISA_H
 
@@ -31,7 +31,7 @@ extern const tn_gemm_table tn_gemm_table_f32, tn_gemm_table_f64;
 extern const tn_gemm_chain_table tn_gemm_chains;
 extern const struct tile_set tn_tiles_f32_base, tn_tiles_f32_avx2, tn_tiles_f32_avx512;
 extern const struct tile_set tn_tiles_f64_base, tn_tiles_f64_avx2, tn_tiles_f64_avx512;
-extern const struct tile_set tn_tiles_bf16_avx512bf16;                           /* only for bf16 */
+extern const struct tile_set tn_tiles_bf16_avx512bf16, tn_tiles_bf16_bfdot;      /* only for bf16 */
 extern const struct tile_set tn_tiles_bytes_avx2vnni, tn_tiles_bytes_avx512vnni; /* u8 by i8; others are widened */
 extern const struct tile_set tn_tiles_bytes_i8mm;
 bool tn_gemm_pairs_pay(void); /* is their instruction fast here? Takes some microseconds. */

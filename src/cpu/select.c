@@ -57,7 +57,14 @@ bool tn_gemm_use(tn_isa isa) {
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-#ifdef TN_HAVE_AVX512_BF16
+#ifdef TN_BF16_SUFFIX
+#if defined(__aarch64__)
+enum { PAIRS_LEVEL = TN_ISA_BASE };
+#else
+enum { PAIRS_LEVEL = TN_ISA_AVX512 };
+#endif
+#define PAIRS_JOIN_(suffix) tn_tiles_bf16_##suffix
+#define PAIRS_JOIN(suffix) PAIRS_JOIN_(suffix)
 static _Atomic bool pairs_pay;
 
 static void try_pairs(void) { atomic_store(&pairs_pay, tn_cpu().bf16 && tn_gemm_pairs_pay()); }
@@ -65,9 +72,9 @@ static void try_pairs(void) { atomic_store(&pairs_pay, tn_cpu().bf16 && tn_gemm_
 /* Tried once: sizes and packed copies depend on the answer. */
 static const struct tile_set *bf16_tiles(const kernel_tables *t) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    if (t != &built[TN_ISA_AVX512]) return t->f32;
+    if (t != &built[PAIRS_LEVEL]) return t->f32;
     pthread_once(&once, try_pairs);
-    return atomic_load_explicit(&pairs_pay, memory_order_relaxed) ? &tn_tiles_bf16_avx512bf16 : t->f32;
+    return atomic_load_explicit(&pairs_pay, memory_order_relaxed) ? &PAIRS_JOIN(TN_BF16_SUFFIX) : t->f32;
 }
 
 bool tn_gemm_use_pairs(bool pairs) {

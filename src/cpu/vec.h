@@ -266,7 +266,9 @@ VEC_INLINE V v_end(const epilogue_ops *e, int64_t column, V x) {
 
 /* One step of a micro-kernel: a·b + c; with pairs c + a₁·b₁ + a₀·b₀, rounded as the processor does; with quads the sum
  * of four products and c, modulo 2³². */
-#if defined(TN_VEC_PAIRS)
+#if defined(TN_VEC_PAIRS) && defined(VEC_NEON)
+VEC_INLINE V v_step(V a, V b, V c) { return (V)vbfdotq_f32((float32x4_t)c, (bfloat16x8_t)a, (bfloat16x8_t)b); }
+#elif defined(TN_VEC_PAIRS)
 VEC_INLINE V v_step(V a, V b, V c) { return (V)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b); }
 #elif defined(TN_VEC_QUADS) && defined(__AVX512F__)
 VEC_INLINE V v_step(V a, V b, V c) { return (V)_mm512_dpbusd_epi32((__m512i)c, (__m512i)a, (__m512i)b); }
@@ -286,6 +288,15 @@ VEC_INLINE V v_step_lane(V x, const int lane, V b, V c) {
     case 1: return (V)vsudotq_laneq_s32((int32x4_t)c, (int8x16_t)b, (uint8x16_t)x, 1);
     case 2: return (V)vsudotq_laneq_s32((int32x4_t)c, (int8x16_t)b, (uint8x16_t)x, 2);
     default: return (V)vsudotq_laneq_s32((int32x4_t)c, (int8x16_t)b, (uint8x16_t)x, 3);
+    }
+}
+#elif defined(TN_VEC_PAIRS) && defined(VEC_NEON)
+VEC_INLINE V v_step_lane(V x, const int lane, V b, V c) {
+    switch (lane) {
+    case 0: return (V)vbfdotq_laneq_f32((float32x4_t)c, (bfloat16x8_t)b, (bfloat16x8_t)x, 0);
+    case 1: return (V)vbfdotq_laneq_f32((float32x4_t)c, (bfloat16x8_t)b, (bfloat16x8_t)x, 1);
+    case 2: return (V)vbfdotq_laneq_f32((float32x4_t)c, (bfloat16x8_t)b, (bfloat16x8_t)x, 2);
+    default: return (V)vbfdotq_laneq_f32((float32x4_t)c, (bfloat16x8_t)b, (bfloat16x8_t)x, 3);
     }
 }
 #else

@@ -164,7 +164,7 @@ typedef struct mc_rm {
     bool memory;
     int8_t reg, base, index, shift;
     int32_t disp, pool;
-    uint8_t advance; /* ARM64: bytes that the base moves by afterwards */
+    uint8_t advance; /* ARM64: bytes that the base moves by afterwards; 32: LOADU loads `reg` and `first` */
 } mc_rm;
 
 static inline mc_rm mc_reg(int reg) { return (mc_rm){.reg = (int8_t)reg, .base = -1, .index = -1, .pool = -1}; }
@@ -411,20 +411,22 @@ typedef struct mc_emitter {
     const mc_segment *s;
     int index; /* of the segment */
     mc_mode mode;
-    int copy;                                     /* which of the loop's copies */
-    bool careful;                                 /* the body is the one for subnormal operands */
-    int tail;                                     /* AVX2: the vector register that says which lanes of a tail exist */
-    int scratch[3], n_vectors;                    /* vector registers: set aside, and given out */
-    int16_t *in;                                  /* by value: its register, or -1 */
-    int16_t *next;                                /* by value: the next step that reads it */
-    int16_t *next_use;                            /* by step: what `next` becomes for its operands and its result */
-    int16_t *stored;                              /* by value: the body whose value is in its slot */
-    int16_t body;                                 /* their count */
-    int16_t owner[2][32];                         /* by register: value, -1 free, -2 set aside */
-    bool locked[2][32];                           /* by register: in use by the current step */
-    int16_t pointer[MC_MOST_ACCESS];              /* by access: the register with its address, or -1 */
-    int16_t last_use[MC_MOST_ACCESS];             /* ARM64, by access: the last step of the body that uses it */
-    bool counts;                                  /* ARM64: the loop's body reads MC_I */
+    int copy;                         /* which of the loop's copies */
+    bool careful;                     /* the body is the one for subnormal operands */
+    int tail;                         /* AVX2: the vector register that says which lanes of a tail exist */
+    int scratch[3], n_vectors;        /* vector registers: set aside, and given out */
+    int16_t *in;                      /* by value: its register, or -1 */
+    int16_t *next;                    /* by value: the next step that reads it */
+    int16_t *next_use;                /* by step: what `next` becomes for its operands and its result */
+    int16_t *stored;                  /* by value: the body whose value is in its slot */
+    int16_t body;                     /* their count */
+    int16_t owner[2][32];             /* by register: value, -1 free, -2 set aside */
+    bool locked[2][32];               /* by register: in use by the current step */
+    int16_t pointer[MC_MOST_ACCESS];  /* by access: the register with its address, or -1 */
+    int16_t last_use[MC_MOST_ACCESS]; /* ARM64, by access: the last step of the body that uses it */
+    int16_t twin[MC_MOST_ACCESS];     /* ARM64, by access: the next copy's vector is in this register, or -1 */
+    int spare;                        /* ARM64: registers for such vectors */
+    bool counts;                      /* ARM64: the loop's body reads MC_I */
     int16_t accumulators[MC_MOST_REDUCTIONS][16]; /* registers, or -1 - slot */
     int copies;
 } mc_emitter;

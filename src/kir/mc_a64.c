@@ -150,7 +150,9 @@ static void blend(mc_asm *a, const mc_vec *v, uint32_t code) {
 
 static void load_or_move(mc_asm *a, const mc_vec *v, uint32_t code) {
     (void)code;
-    if (v->rm.memory)
+    if (v->rm.advance == 32)
+        two(a, 0xACC10000 | (uint32_t)v->first << 10, v->reg, v->rm.base); /* ldp */
+    else if (v->rm.memory)
         load_vector(a, 4, v->reg, &v->rm);
     else
         move_vector_register(a, v->reg, v->rm.reg);

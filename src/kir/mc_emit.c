@@ -241,10 +241,39 @@ static void do_runtime_scalar(mc_emitter *e, const mc_step *s, int i) {
                mc_at(MC_TEMP, s->access * (int32_t)sizeof(kir_value)));
 }
 
+/* ARM64: a loop without stores loads vectors of two copies at once, while there are registers to spare. Returns the
+ * register for the second one, or -1. */
+static int take_twin(mc_emitter *e, const mc_step *s) {
+    if (e->spare == 0 || e->mode != MC_WHOLE || e->copy % 2 != 0 || s->op != MC_LOADU || s->a >= 0) return -1;
+    if (kir_mc_row_at(e, s).advance == 0) return -1;
+    int r = 0;
+    while (r < e->n_vectors && e->owner[MC_VECTORS][r] != FREE)
+        r++;
+    if (r == e->n_vectors) return -1;
+    e->spare--;
+    e->owner[MC_VECTORS][r] = SET_ASIDE;
+    return e->twin[s->access] = (int16_t)r;
+}
+
 static void do_load(mc_emitter *e, const mc_step *s, int i) {
-    lock(e, s->a);
     e->next[s->d] = e->next_use[i * OPERANDS + RESULT];
-    kir_mc_emit_load(e, s, take_register(e, s->d));
+    int known = e->twin[s->access];
+    if (known >= 0) {
+        e->twin[s->access] = -1;
+        e->spare++;
+        e->owner[MC_VECTORS][known] = s->d;
+        e->in[s->d] = (int16_t)known;
+        return;
+    }
+    lock(e, s->a);
+    int d = take_register(e, s->d), twin = take_twin(e, s);
+    if (twin >= 0) {
+        mc_rm both = kir_mc_row_at(e, s);
+        both.advance = 32;
+        kir_mc_op3(e, MC_LOADU, 16, d, twin, both);
+    } else {
+        kir_mc_emit_load(e, s, d);
+    }
     finish_operands(e, s, i);
 }
 
@@ -567,19 +596,27 @@ static int place_accumulators(mc_emitter *e, int room, int wanted) {
     return fits ? need : 0;
 }
 
-/* Gives the registers that are left to what the body reads most from memory. */
-static void pin(mc_emitter *e, int first, int room, int16_t *uses) {
+static bool stores(const mc_segment *s) {
+    int i = 0;
+    while (i < s->n && s->steps[i].what != MC_STORE)
+        i++;
+    return i < s->n;
+}
+
+/* Gives the registers that are left to what the body reads most from memory. Returns how many it leaves. */
+static int pin(mc_emitter *e, int first, int room, int16_t *uses) {
     for (; room > 0; room--, first--) {
         int best = 0;
         for (int v = 1; v < e->b->n_values; v++) {
             if (uses[v] > uses[best]) best = v;
         }
-        if (uses[best] == 0) return;
+        if (uses[best] == 0) break;
         uses[best] = 0;
         load_whole(e, first, kir_mc_place(e, best));
         e->owner[MC_VECTORS][first] = SET_ASIDE;
         e->in[best] = (int16_t)first;
     }
+    return room;
 }
 
 void kir_mc_segment_begin(mc_emitter *e, int segment, int copies) {
@@ -591,7 +628,9 @@ void kir_mc_segment_begin(mc_emitter *e, int segment, int copies) {
     find_uses(e);
     int room = e->n_vectors - pressure_of(e) - 1;
     int taken = place_accumulators(e, room, count_uses(e, e->next));
-    if (e->s->loop) pin(e, e->n_vectors - 1 - taken, room - taken, e->next);
+    int left = e->s->loop ? pin(e, e->n_vectors - 1 - taken, room - taken, e->next) : 0;
+    memset(e->twin, 0xff, sizeof e->twin);
+    e->spare = MC_NEON && copies % 2 == 0 && !stores(e->s) && left > 0 ? left : 0;
 }
 
 void kir_mc_segment_body(mc_emitter *e, mc_mode mode, int copy) {

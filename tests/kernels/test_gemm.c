@@ -415,7 +415,7 @@ static void check_from(const product *p, int first_isa) {
         tn_gemm_use_quads(false);
         check_on_threads(p, isa == TN_ISA_BASE && TEST_BASE_IS_SLOW);
         if (tn_gemm_use_quads(true) && p->dtype == TN_I32) check_on_threads(p, false);
-        pairs = isa == TN_ISA_AVX512 && p->dtype == TN_BF16 && tn_gemm_use_pairs(true);
+        pairs = isa == (int)tn_cpu().isa && p->dtype == TN_BF16 && tn_gemm_use_pairs(true);
         if (pairs) check_on_threads(p, false);
         pairs = false;
     }
