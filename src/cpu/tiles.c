@@ -611,8 +611,8 @@ VEC_INLINE void tile_sum(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M ma
     const int64_t a_k = lie == COPIED ? 1 : t->a_k, b_k = t->b_k, b_panel = t->b_panel, c_row = t->c_row;
     const real *ahead = t->ahead_rows ? t->ahead : a; /* so that there is one to count on from */
     const int64_t ahead_row = t->ahead_row;
-    /* to the same place of the next panel, for the last steps, which have no others of their own ahead */
-    const int64_t b_next = panels * b_panel - (t->k > B_AHEAD ? t->k - B_AHEAD : 0) * b_k;
+    /* Where there are few steps ahead, the same one of the next panel is as far. */
+    const int64_t b_ahead = t->k <= 2 * B_AHEAD ? panels * b_panel : B_AHEAD * b_k;
     for (int64_t left = t->k; left > 0; left -= STRETCH) {
         for (int64_t i = 0; i < t->ahead_rows; i++)
             __builtin_prefetch(ahead + i * ahead_row, 0, 2);
@@ -622,7 +622,6 @@ VEC_INLINE void tile_sum(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M ma
             next += share * c_row;
         }
         int64_t k = left < STRETCH ? left : STRETCH;
-        const int64_t b_ahead = left > B_AHEAD ? B_AHEAD * b_k : b_next;
         if (lie != APART) {
             TILE_TWICE for (; k > 0; k--, a += a_k, b += b_k)
                 tile_step(sum, a, a_row, a_k, b, b_ahead, b_panel, mask, rows, panels, vectors, edge, lie);
