@@ -241,11 +241,18 @@ static void do_runtime_scalar(mc_emitter *e, const mc_step *s, int i) {
                mc_at(MC_TEMP, s->access * (int32_t)sizeof(kir_value)));
 }
 
+/* Is this the only step of the segment that uses its access? */
+static bool uses_alone(const mc_emitter *e, const mc_step *s) {
+    for (const mc_step *other = e->s->steps; other < s; other++)
+        if ((other->what == MC_LOAD || other->what == MC_STORE) && other->access == s->access) return false;
+    return e->last_use[s->access] == s - e->s->steps;
+}
+
 /* ARM64: a loop without stores loads vectors of two copies at once, while there are registers to spare. Returns the
- * register for the second one, or -1. */
+ * register for the second one, or -1. Another step with this access would find its address moved. */
 static int take_twin(mc_emitter *e, const mc_step *s) {
     if (e->spare == 0 || e->mode != MC_WHOLE || e->copy % 2 != 0 || s->op != MC_LOADU || s->a >= 0) return -1;
-    if (kir_mc_row_at(e, s).advance == 0) return -1;
+    if (kir_mc_row_at(e, s).advance == 0 || !uses_alone(e, s)) return -1;
     int r = 0;
     while (r < e->n_vectors && e->owner[MC_VECTORS][r] != FREE)
         r++;

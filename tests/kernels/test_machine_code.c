@@ -631,9 +631,37 @@ static void reductions_once(void) {
     }
 }
 
+/* Σ x[i] · (y[i] < 0 ? x[i] : 0): one place in memory read twice in a step of the loop, once under a mask. */
+static void read_twice_once(void) {
+    enum { N = 300 };
+    float x[N], y[N], d = 0, want = 0;
+    for (int i = 0; i < N; i++) {
+        x[i] = (float)(i % 17) - 5;
+        y[i] = (float)(i % 3) - 1;
+    }
+    kir_builder *b = NULL;
+    assert_ok(kir_begin(0, 1, (int64_t[]){N}, &b));
+    for (int i = 0; i < 3; i++)
+        kir_buffer(b, TN_F32);
+    kir_aff index = along(0), first = kir_aff_const(0);
+    kir_loop(b, 0, 1);
+    kir_val mask = kir_binary(b, KIR_LT, kir_load(b, 2, &index, KIR_NONE), kir_const(b, KIR_F32, 0));
+    kir_val some = kir_load(b, 1, &index, mask), all = kir_load(b, 1, &index, KIR_NONE);
+    kir_val sum = kir_reduce_value(b, KIR_SUM, kir_binary(b, KIR_MUL, some, all), KIR_NONE);
+    kir_end(b);
+    kir_store(b, 0, &first, sum, KIR_NONE);
+    program made = finish(b);
+    void *buffers[] = {&want, x, y};
+    assert_ok(kir_interpret(made.p, &(kir_launch){made.sizes, buffers, NULL}));
+    run(&made, &d, x, y);
+    assert_memory_equal(&d, &want, sizeof d);
+    discard(&made);
+}
+
 static void rows_with_reductions_are_code(void **state) {
     (void)state;
     with_each_isa(reductions_once);
+    with_each_isa(read_twice_once);
 }
 
 /* Boxes of a launch: the third of its kind follows a recipe, wherever it begins and whatever the runtime scalar is. */
