@@ -38,7 +38,7 @@ messages() { grep -cE 'VUID-|UNASSIGNED-|Validation (Error|Warning)' "$logs/$1.l
 clean() {
     local name=$1 code found
     shift
-    timeout 120 "$@" >"$logs/$name.log" 2>&1
+    timeout $((120 * ${PATIENCE:-1})) "$@" >"$logs/$name.log" 2>&1
     code=$?
     found=$(messages "$name")
     [ $code = 0 ] && [ "$found" = 0 ]
@@ -47,7 +47,8 @@ clean() {
 
 # wrong CALL WORDS — without this call the layer finds something.
 wrong() {
-    timeout 60 env FAULT="$1:1:0" TRUNNION_VULKAN_LIB="$logs/libvulkan.so" "$build/test_vulkan" --work >"$logs/$1.log" 2>&1
+    timeout $((60 * ${PATIENCE:-1})) env FAULT="$1:1:0" TRUNNION_VULKAN_LIB="$logs/libvulkan.so" \
+        "$build/test_vulkan" --work >"$logs/$1.log" 2>&1
     grep -q "$2" "$logs/$1.log"
     verdict $? "that $1 was left out was not found" "$1"
 }

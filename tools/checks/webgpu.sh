@@ -24,7 +24,7 @@ unset XDG_RUNTIME_DIR VK_ICD_FILENAMES VK_DRIVER_FILES
 good() {
     local name=$1
     shift
-    if timeout 200 "$@" >"$logs/$name.log" 2>"$logs/$name.err"; then
+    if timeout $((200 * ${PATIENCE:-1})) "$@" >"$logs/$name.log" 2>"$logs/$name.err"; then
         passed=$((passed + 1))
     else
         failed=$((failed + 1))
