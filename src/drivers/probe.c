@@ -1,6 +1,5 @@
 /* probe.c — what the probes of drivers share. */
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "drivers/drivers.h"

@@ -9,7 +9,6 @@
  * the operands are kept away from there, and the results corrected. Composed ops are rows too, but only where nothing
  * was differentiated through them. */
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "engines/engines.h"

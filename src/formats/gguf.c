@@ -9,7 +9,6 @@
  *
  * A model may be split over files "…-00001-of-00003.gguf": the first has the metadata, and it opens the others, whose
  * tensors join its tables. */
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

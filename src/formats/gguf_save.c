@@ -1,7 +1,6 @@
 /* gguf_save.c — writes GGUF files: metadata and descriptions gather in memory, tensors' bytes go straight to the file.
  *
  * Nothing is written before the first tensor's bytes come: until then the place of every tensor may still change. */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

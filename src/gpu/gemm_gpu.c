@@ -13,7 +13,6 @@
  * positions along k are incremented from panel to panel. */
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "gpu/gpu.h"
 

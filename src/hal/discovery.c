@@ -4,8 +4,6 @@
  * probe. Validity is decided by a key: a hash over everything that the probe's result depends on (the driver names its
  * files, folders, device nodes and environment variables), so nothing has to be loaded to see that nothing has changed.
  * Probes that load no foreign code are cheap and run each time. */
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

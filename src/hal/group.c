@@ -4,7 +4,6 @@
  * In a group of one process every operation is a copy or nothing, so programs need not distinguish. The ranks agree
  * once, by the transport, whether they all have a GPU and its library; if not, device memory is exchanged through the
  * host. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

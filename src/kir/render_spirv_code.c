@@ -5,7 +5,6 @@
  * of 8 and 16 bits are loaded as such and widened; if a device has only words, they are extracted from words and stored
  * with two atomic operations, because other items may write the rest of the word. A buffer with several windows is
  * searched one window at a time. */
-#include <string.h>
 
 #include "kir/rules.h"
 #include "kir/spirv.h"

@@ -5,7 +5,6 @@
  * first. If one rank cannot evaluate its step, all ranks return an error, but the others have updated the parameters
  * that they own: later steps are refused, and training must continue from a checkpoint. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "nn/optimizer.h"
 #include "nn/ranks.h"

@@ -5,7 +5,6 @@
  * complete. Each device's share runs on a thread of its own (`attempt`): what is recorded but not computed when a
  * device fails belongs to that thread and goes with it. A thread that hangs in a driver cannot be ended, so it is left
  * behind: it owns its attempt, and the run shares nothing with it but the flag that says so. */
-#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,6 @@
  *
  * Our reader still lists inputs, outputs and weights; the library handles the operators. Inputs are read in place;
  * results stay in the library's memory, which a tensor of ours then owns. Source: onnxruntime_c_api.h. */
-#include <stdio.h>
 #include <string.h>
 
 #include "hal/hal.h"

@@ -4,7 +4,6 @@
  * subgraph does not define is looked up in the enclosing graphs and becomes a captured slot of each graph in between.
  */
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

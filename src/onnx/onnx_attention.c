@@ -4,7 +4,6 @@
  * then products and softmax are recorded. All restrictions (causal order, windows, lengths, a bool mask) become one
  * bool tensor. */
 #include <math.h>
-#include <string.h>
 
 #include "onnx/operator_support.h"
 

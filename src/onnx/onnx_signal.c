@@ -1,6 +1,5 @@
 /* onnx_signal.c — ONNX: Fourier transforms (functions.h), windows, the mel scale. */
 #include <math.h>
-#include <string.h>
 
 #include "onnx/operator_support.h"
 #include "trunnion/functions.h"

@@ -3,7 +3,6 @@
  * Whichever field holds a tensor's numbers, they are converted to little-endian bytes first. Data of a dtype that
  * Trunnion computes with stays in the mapped file if it is aligned; other dtypes are widened. The size that a file
  * claims is compared with its content before memory is allocated. */
-#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

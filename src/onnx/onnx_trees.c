@@ -4,7 +4,6 @@
  * votes. Rows walk down each tree eight at a time: the steps of one walk depend on each other, those of eight do not.
  * If no node tests for equality or membership, a step has no branch: x < s is x <= the next number below s, x > s is
  * the opposite of x <= s, and a leaf is its own child, so that all eight take as many steps as the tree is deep. */
-#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

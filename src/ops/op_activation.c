@@ -41,11 +41,8 @@ static tn_status grad_relu(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 }
 
 /* relu(x): max(x, 0); NaN stays NaN. */
-const tn_op_impl tn_impl_relu = {.keeps_half = true,
-                                 .infer = tn_infer_not_bool,
-                                 .compose = compose_relu,
-                                 .grad = grad_relu,
-                                 .cases = "types=f32,f64,i32; [3,5]@-4..4~0.1; [2,0]; []; error=number [3]:bool"};
+OP_CODE(relu, .keeps_half = true, .infer = tn_infer_not_bool, .compose = compose_relu, .grad = grad_relu,
+        .cases = "types=f32,f64,i32; [3,5]@-4..4~0.1; [2,0]; []; error=number [3]:bool");
 
 static tn_node *compose_relu6(tn_build *b, const tn_node *n) { return clamped(b, n->in[0], 0.0, 6.0); }
 
@@ -55,11 +52,8 @@ static tn_status grad_relu6(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
 }
 
 /* relu6(x): min(max(x, 0), 6). */
-const tn_op_impl tn_impl_relu6 = {.keeps_half = true,
-                                  .infer = tn_infer_not_bool,
-                                  .compose = compose_relu6,
-                                  .grad = grad_relu6,
-                                  .cases = "types=f32,f64,i32,i64; [3,5]@-4..9~0.1; [2,0]; error=number [3]:bool"};
+OP_CODE(relu6, .keeps_half = true, .infer = tn_infer_not_bool, .compose = compose_relu6, .grad = grad_relu6,
+        .cases = "types=f32,f64,i32,i64; [3,5]@-4..9~0.1; [2,0]; error=number [3]:bool");
 
 static tn_node *compose_hardtanh(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
@@ -82,13 +76,10 @@ static tn_status grad_hardtanh(tn_build *b, const tn_node *n, tn_node *dy, tn_no
 
 /* hardtanh(x, min_val, max_val): min(max(x, min_val), max_val); usually -1 and 1. For integers the bounds lose their
  * fraction; see clamp for those outside the dtype. */
-const tn_op_impl tn_impl_hardtanh = {
-    .keeps_half = true,
-    .infer = infer_hardtanh,
-    .compose = compose_hardtanh,
-    .grad = grad_hardtanh,
-    .cases = "types=f32,f64; [3,5]@-4..4~0.1 min_val=-1 max_val=2; types=i32,i64; [9]@-4..4 min_val=-1.5 max_val=2.5; "
-             "error=number [3]:bool min_val=-1 max_val=1; error=min_val [3]:f32 min_val=1 max_val=-1"};
+OP_CODE(hardtanh, .keeps_half = true, .infer = infer_hardtanh, .compose = compose_hardtanh, .grad = grad_hardtanh,
+        .cases =
+            "types=f32,f64; [3,5]@-4..4~0.1 min_val=-1 max_val=2; types=i32,i64; [9]@-4..4 min_val=-1.5 max_val=2.5; "
+            "error=number [3]:bool min_val=-1 max_val=1; error=min_val [3]:f32 min_val=1 max_val=-1");
 
 static tn_node *compose_hardsigmoid(tn_build *b, const tn_node *n) {
     return tn_b_scale(b, clamped(b, tn_b_offset(b, n->in[0], 3.0), 0.0, 6.0), 1.0 / 6.0);
@@ -100,11 +91,8 @@ static tn_status grad_hardsigmoid(tn_build *b, const tn_node *n, tn_node *dy, tn
 }
 
 /* hardsigmoid(x): relu6(x + 3) / 6. */
-const tn_op_impl tn_impl_hardsigmoid = {
-    .infer = tn_infer_float,
-    .compose = compose_hardsigmoid,
-    .grad = grad_hardsigmoid,
-    .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1; [2,0]; []@-3..3~0.1; error=floating [3]:i64"};
+OP_CODE(hardsigmoid, .infer = tn_infer_float, .compose = compose_hardsigmoid, .grad = grad_hardsigmoid,
+        .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1; [2,0]; []@-3..3~0.1; error=floating [3]:i64");
 
 static tn_node *compose_hardswish(tn_build *b, const tn_node *n) {
     return tn_b_mul(b, n->in[0], tn_b_hardsigmoid(b, n->in[0]));
@@ -119,11 +107,8 @@ static tn_status grad_hardswish(tn_build *b, const tn_node *n, tn_node *dy, tn_n
 }
 
 /* hardswish(x): x · relu6(x + 3) / 6. */
-const tn_op_impl tn_impl_hardswish = {
-    .infer = tn_infer_float,
-    .compose = compose_hardswish,
-    .grad = grad_hardswish,
-    .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1; [2,0]; []@-3..3~0.1; error=floating [3]:i64"};
+OP_CODE(hardswish, .infer = tn_infer_float, .compose = compose_hardswish, .grad = grad_hardswish,
+        .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1; [2,0]; []@-3..3~0.1; error=floating [3]:i64");
 
 static tn_node *compose_leaky_relu(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
@@ -136,12 +121,9 @@ static tn_status grad_leaky_relu(tn_build *b, const tn_node *n, tn_node *dy, tn_
 }
 
 /* leaky_relu(x, negative_slope): x where x > 0, else negative_slope · x; usually 0.01. */
-const tn_op_impl tn_impl_leaky_relu = {
-    .infer = tn_infer_float,
-    .compose = compose_leaky_relu,
-    .grad = grad_leaky_relu,
-    .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1 negative_slope=0.01; [2,0] negative_slope=0; "
-             "error=floating [3]:i64 negative_slope=0.1"};
+OP_CODE(leaky_relu, .infer = tn_infer_float, .compose = compose_leaky_relu, .grad = grad_leaky_relu,
+        .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1 negative_slope=0.01; [2,0] negative_slope=0; "
+                 "error=floating [3]:i64 negative_slope=0.1");
 
 /* The weight as it meets x: one for all, or one a channel (dimension 1). */
 static tn_node *prelu_weight(tn_build *b, const tn_node *n) {
@@ -185,12 +167,9 @@ static tn_status grad_prelu(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
 }
 
 /* prelu(x, weight): x where x > 0, else weight · x; weight has one element, or one per channel (dimension 1 of x). */
-const tn_op_impl tn_impl_prelu = {
-    .infer = infer_prelu,
-    .compose = compose_prelu,
-    .grad = grad_prelu,
-    .cases = "tol=4e-6 atol=2e-6; [2,3,4]@-4..4~0.1 [3]; [2,3]@-4..4~0.1 [1]; [4]@-4..4~0.1 []; "
-             "[3]@-4..4~0.1 [1]; error=channels [2,3] [2]; error=cast [2,3]:f32 [3]:f64"};
+OP_CODE(prelu, .infer = infer_prelu, .compose = compose_prelu, .grad = grad_prelu,
+        .cases = "tol=4e-6 atol=2e-6; [2,3,4]@-4..4~0.1 [3]; [2,3]@-4..4~0.1 [1]; [4]@-4..4~0.1 []; "
+                 "[3]@-4..4~0.1 [1]; error=channels [2,3] [2]; error=cast [2,3]:f32 [3]:f64");
 
 /* ---- exponential ones -------------------------------------------------------------------------------------------- */
 
@@ -213,11 +192,9 @@ static tn_status grad_elu(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
 }
 
 /* elu(x, alpha): x where x > 0, else alpha · (exp(x) - 1); usually 1. Source: Clevert et al. 2015. */
-const tn_op_impl tn_impl_elu = {.infer = tn_infer_float,
-                                .compose = compose_elu,
-                                .grad = grad_elu,
-                                .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1 alpha=1.5; [40]@-100..100~0.1 alpha=1; "
-                                         "error=floating [3]:i64 alpha=1"};
+OP_CODE(elu, .infer = tn_infer_float, .compose = compose_elu, .grad = grad_elu,
+        .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1 alpha=1.5; [40]@-100..100~0.1 alpha=1; "
+                 "error=floating [3]:i64 alpha=1");
 
 /* Klambauer et al. 2017, eq. 14. */
 static const double selu_alpha = 1.6732632423543772848170429916717, selu_scale = 1.0507009873554804934193349852946;
@@ -230,11 +207,8 @@ static tn_status grad_selu(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 }
 
 /* selu(x): 1.0507 · elu(x, 1.6733), which keeps mean 0 and variance 1 through layers. Source: Klambauer et al. 2017. */
-const tn_op_impl tn_impl_selu = {
-    .infer = tn_infer_float,
-    .compose = compose_selu,
-    .grad = grad_selu,
-    .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1; [2,0]; []@-3..3~0.1; error=floating [3]:i64"};
+OP_CODE(selu, .infer = tn_infer_float, .compose = compose_selu, .grad = grad_selu,
+        .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1; [2,0]; []@-3..3~0.1; error=floating [3]:i64");
 
 static tn_node *compose_sigmoid(tn_build *b, const tn_node *n) {
     tn_node *below = tn_b_offset(b, tn_b_exp(b, tn_b_neg(b, n->in[0])), 1.0);
@@ -248,12 +222,8 @@ static tn_status grad_sigmoid(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
 }
 
 /* sigmoid(x): 1 / (1 + exp(-x)). */
-const tn_op_impl tn_impl_sigmoid = {.to_float = true,
-                                    .infer = tn_infer_broadcast,
-                                    .compose = compose_sigmoid,
-                                    .grad = grad_sigmoid,
-                                    .cases =
-                                        "types=f32,f64,i32 tol=4e-6 atol=2e-6; [3,5]@-8..8; [2,0]; []; [40]@-200..200"};
+OP_CODE(sigmoid, .to_float = true, .infer = tn_infer_broadcast, .compose = compose_sigmoid, .grad = grad_sigmoid,
+        .cases = "types=f32,f64,i32 tol=4e-6 atol=2e-6; [3,5]@-8..8; [2,0]; []; [40]@-200..200");
 
 static tn_node *compose_silu(tn_build *b, const tn_node *n) { return tn_b_mul(b, n->in[0], tn_b_sigmoid(b, n->in[0])); }
 
@@ -266,11 +236,9 @@ static tn_status grad_silu(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 }
 
 /* silu(x): x · sigmoid(x), also called swish. */
-const tn_op_impl tn_impl_silu = {.infer = tn_infer_float,
-                                 .compose = compose_silu,
-                                 .grad = grad_silu,
-                                 .cases = "tol=4e-6 atol=2e-6; [3,5]@-8..8; [40]@-200..200; error=floating [3]:i64; "
-                                          "error= types=f16,bf16 tol=1ulp atol=0; [40]@-14..14"};
+OP_CODE(silu, .infer = tn_infer_float, .compose = compose_silu, .grad = grad_silu,
+        .cases = "tol=4e-6 atol=2e-6; [3,5]@-8..8; [40]@-200..200; error=floating [3]:i64; "
+                 "error= types=f16,bf16 tol=1ulp atol=0; [40]@-14..14");
 
 /* log(1 + exp(x)) for any x, without overflow. */
 static tn_node *log1p_exp(tn_build *b, tn_node *x) {
@@ -300,12 +268,9 @@ static tn_status grad_softplus(tn_build *b, const tn_node *n, tn_node *dy, tn_no
 }
 
 /* softplus(x, beta, threshold): log(1 + exp(beta·x)) / beta; x itself where beta·x > threshold. */
-const tn_op_impl tn_impl_softplus = {
-    .infer = infer_softplus,
-    .compose = compose_softplus,
-    .grad = grad_softplus,
-    .cases = "tol=4e-6 atol=2e-6; [3,5]@-8..8; [3,5]@-8..8~0.1 beta=2 threshold=5; [40]@-200..200~0.1; "
-             "error=floating [3]:i64; error= types=f16,bf16 tol=1ulp atol=0; [40]@-14..14"};
+OP_CODE(softplus, .infer = infer_softplus, .compose = compose_softplus, .grad = grad_softplus,
+        .cases = "tol=4e-6 atol=2e-6; [3,5]@-8..8; [3,5]@-8..8~0.1 beta=2 threshold=5; [40]@-200..200~0.1; "
+                 "error=floating [3]:i64; error= types=f16,bf16 tol=1ulp atol=0; [40]@-14..14");
 
 static tn_node *compose_mish(tn_build *b, const tn_node *n) {
     return tn_b_mul(b, n->in[0], tn_b_tanh(b, log1p_exp(b, n->in[0])));
@@ -320,11 +285,9 @@ static tn_status grad_mish(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 }
 
 /* mish(x): x · tanh(softplus(x)). Source: Misra 2019. */
-const tn_op_impl tn_impl_mish = {.infer = tn_infer_float,
-                                 .compose = compose_mish,
-                                 .grad = grad_mish,
-                                 .cases = "tol=4e-6 atol=2e-6; [3,5]@-8..8; [40]@-200..200; error=floating [3]:i64; "
-                                          "error= types=f16,bf16 tol=1ulp atol=0; [40]@-14..14"};
+OP_CODE(mish, .infer = tn_infer_float, .compose = compose_mish, .grad = grad_mish,
+        .cases = "tol=4e-6 atol=2e-6; [3,5]@-8..8; [40]@-200..200; error=floating [3]:i64; "
+                 "error= types=f16,bf16 tol=1ulp atol=0; [40]@-14..14");
 
 static tn_node *compose_logsigmoid(tn_build *b, const tn_node *n) {
     return tn_b_neg(b, log1p_exp(b, tn_b_neg(b, n->in[0])));
@@ -336,11 +299,8 @@ static tn_status grad_logsigmoid(tn_build *b, const tn_node *n, tn_node *dy, tn_
 }
 
 /* logsigmoid(x): log(sigmoid(x)) without overflow. */
-const tn_op_impl tn_impl_logsigmoid = {.infer = tn_infer_float,
-                                       .compose = compose_logsigmoid,
-                                       .grad = grad_logsigmoid,
-                                       .cases =
-                                           "tol=4e-6 atol=2e-6; [3,5]@-8..8; [40]@-200..200; error=floating [3]:i64"};
+OP_CODE(logsigmoid, .infer = tn_infer_float, .compose = compose_logsigmoid, .grad = grad_logsigmoid,
+        .cases = "tol=4e-6 atol=2e-6; [3,5]@-8..8; [40]@-200..200; error=floating [3]:i64");
 
 /* ---- gelu -------------------------------------------------------------------------------------------------------- */
 
@@ -383,13 +343,11 @@ static tn_status grad_gelu(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 
 /* gelu(x, approximate): x · Φ(x), Φ the normal distribution function; approximate=tanh uses
  * (1 + tanh(sqrt(2/π)(x + 0.044715 x³))) / 2 for it. Source: Hendrycks and Gimpel 2016. */
-const tn_op_impl tn_impl_gelu = {
-    .infer = tn_infer_float,
-    .compose = compose_gelu,
-    .grad = grad_gelu,
+OP_CODE(
+    gelu, .infer = tn_infer_float, .compose = compose_gelu, .grad = grad_gelu,
     .cases =
         "tol=4e-6 atol=2e-6; [3,5]@-4..4; [3,5]@-4..4 approximate=tanh; [40]@-30..30; "
-        "[40]@-30..30 approximate=tanh; error=floating [3]:i64; error= types=f16,bf16 tol=1ulp atol=0; [40]@-4..14"};
+        "[40]@-30..30 approximate=tanh; error=floating [3]:i64; error= types=f16,bf16 tol=1ulp atol=0; [40]@-4..14");
 
 /* ---- gates ------------------------------------------------------------------------------------------------------- */
 
@@ -416,20 +374,15 @@ static tn_node *compose_glu(tn_build *b, const tn_node *n) {
 }
 
 /* glu(x, dim): a · sigmoid(b), where a and b are the halves of x along dim. Source: Dauphin et al. 2016. */
-const tn_op_impl tn_impl_glu = {
-    .infer = infer_glu,
-    .compose = compose_glu,
-    .cases = "tol=4e-6 atol=2e-6; [3,4] dim=1; [4,3] dim=-2; [0,4] dim=1; error=halved [3] dim=0; "
-             "error=dimensions [] dim=0; error=range [4] dim=1"};
+OP_CODE(glu, .infer = infer_glu, .compose = compose_glu,
+        .cases = "tol=4e-6 atol=2e-6; [3,4] dim=1; [4,3] dim=-2; [0,4] dim=1; error=halved [3] dim=0; "
+                 "error=dimensions [] dim=0; error=range [4] dim=1");
 
 static tn_node *compose_swiglu(tn_build *b, const tn_node *n) { return tn_b_mul(b, tn_b_silu(b, n->in[0]), n->in[1]); }
 
 /* swiglu(gate, up): silu(gate) · up. Source: Shazeer 2020. */
-const tn_op_impl tn_impl_swiglu = {.promote = true,
-                                   .infer = tn_infer_float,
-                                   .compose = compose_swiglu,
-                                   .cases =
-                                       "tol=4e-6 atol=2e-6; [3,4] [3,4]; [3,4] [4]; error=floating [3]:i64 [3]:i64"};
+OP_CODE(swiglu, .promote = true, .infer = tn_infer_float, .compose = compose_swiglu,
+        .cases = "tol=4e-6 atol=2e-6; [3,4] [3,4]; [3,4] [4]; error=floating [3]:i64 [3]:i64");
 
 /* ---- shrinking and thresholds ------------------------------------------------------------------------------------ */
 
@@ -452,11 +405,9 @@ static tn_status grad_celu(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 }
 
 /* celu(x, alpha): x where x > 0, else alpha · (exp(x / alpha) - 1). Source: Barron 2017. */
-const tn_op_impl tn_impl_celu = {.infer = infer_celu,
-                                 .compose = compose_celu,
-                                 .grad = grad_celu,
-                                 .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1 alpha=1.5; [2,0] alpha=1; "
-                                          "error=alpha [3] alpha=0; error=floating [3]:i64 alpha=1"};
+OP_CODE(celu, .infer = infer_celu, .compose = compose_celu, .grad = grad_celu,
+        .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1 alpha=1.5; [2,0] alpha=1; "
+                 "error=alpha [3] alpha=0; error=floating [3]:i64 alpha=1");
 
 static tn_node *compose_softsign(tn_build *b, const tn_node *n) {
     return tn_b_div(b, n->in[0], tn_b_offset(b, tn_b_abs(b, n->in[0]), 1.0));
@@ -469,11 +420,8 @@ static tn_status grad_softsign(tn_build *b, const tn_node *n, tn_node *dy, tn_no
 }
 
 /* softsign(x): x / (1 + |x|). */
-const tn_op_impl tn_impl_softsign = {.to_float = true,
-                                     .infer = tn_infer_float,
-                                     .compose = compose_softsign,
-                                     .grad = grad_softsign,
-                                     .cases = "types=f32,f64,i32 tol=4ulp; [3,5]@-4..4~0.1; [2,0]; []"};
+OP_CODE(softsign, .to_float = true, .infer = tn_infer_float, .compose = compose_softsign, .grad = grad_softsign,
+        .cases = "types=f32,f64,i32 tol=4ulp; [3,5]@-4..4~0.1; [2,0]; []");
 
 static tn_node *compose_tanhshrink(tn_build *b, const tn_node *n) {
     return tn_b_sub(b, n->in[0], tn_b_tanh(b, n->in[0]));
@@ -486,11 +434,8 @@ static tn_status grad_tanhshrink(tn_build *b, const tn_node *n, tn_node *dy, tn_
 }
 
 /* tanhshrink(x): x - tanh(x). */
-const tn_op_impl tn_impl_tanhshrink = {.to_float = true,
-                                       .infer = tn_infer_float,
-                                       .compose = compose_tanhshrink,
-                                       .grad = grad_tanhshrink,
-                                       .cases = "tol=4e-6 atol=1e-6; [3,5]; [2,0]; []"};
+OP_CODE(tanhshrink, .to_float = true, .infer = tn_infer_float, .compose = compose_tanhshrink, .grad = grad_tanhshrink,
+        .cases = "tol=4e-6 atol=1e-6; [3,5]; [2,0]; []");
 
 static tn_node *compose_hardshrink(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
@@ -498,10 +443,9 @@ static tn_node *compose_hardshrink(tn_build *b, const tn_node *n) {
 }
 
 /* hardshrink(x, lambd): 0 where |x| ≤ lambd, else x; usually 0.5. */
-const tn_op_impl tn_impl_hardshrink = {.infer = tn_infer_float,
-                                       .compose = compose_hardshrink,
-                                       .cases = "[3,5]@-4..4~0.1 lambd=0.5; [2,0] lambd=1; [] lambd=3; "
-                                                "error=floating [3]:i64 lambd=1"};
+OP_CODE(hardshrink, .infer = tn_infer_float, .compose = compose_hardshrink,
+        .cases = "[3,5]@-4..4~0.1 lambd=0.5; [2,0] lambd=1; [] lambd=3; "
+                 "error=floating [3]:i64 lambd=1");
 
 static tn_status infer_softshrink(tn_infer *c) {
     TRY(tn_need_range(c, "lambd", c->attrs->f[0], 0, INFINITY));
@@ -522,11 +466,9 @@ static tn_status grad_softshrink(tn_build *b, const tn_node *n, tn_node *dy, tn_
 }
 
 /* softshrink(x, lambd): x moved by lambd towards 0, and 0 where |x| ≤ lambd; usually 0.5. */
-const tn_op_impl tn_impl_softshrink = {.infer = infer_softshrink,
-                                       .compose = compose_softshrink,
-                                       .grad = grad_softshrink,
-                                       .cases = "[3,5]@-4..4~0.1 lambd=0.5; [2,0] lambd=1; [] lambd=3; "
-                                                "error=lambd [3] lambd=-1; error=floating [3]:i64 lambd=1"};
+OP_CODE(softshrink, .infer = infer_softshrink, .compose = compose_softshrink, .grad = grad_softshrink,
+        .cases = "[3,5]@-4..4~0.1 lambd=0.5; [2,0] lambd=1; [] lambd=3; "
+                 "error=lambd [3] lambd=-1; error=floating [3]:i64 lambd=1");
 
 static tn_status infer_threshold(tn_infer *c) {
     TRY(tn_infer_not_bool(c));
@@ -540,9 +482,6 @@ static tn_node *compose_threshold(tn_build *b, const tn_node *n) {
 }
 
 /* threshold(x, threshold, value): x where x > threshold, else value. */
-const tn_op_impl tn_impl_threshold = {.keeps_half = true,
-                                      .infer = infer_threshold,
-                                      .compose = compose_threshold,
-                                      .cases =
-                                          "types=f32,f64,i32; [3,5]@-4..4~0.1 threshold=0.5 value=-2; "
-                                          "[2,0] threshold=1 value=0; types=u8; error=value [3] threshold=1 value=-1"};
+OP_CODE(threshold, .keeps_half = true, .infer = infer_threshold, .compose = compose_threshold,
+        .cases = "types=f32,f64,i32; [3,5]@-4..4~0.1 threshold=0.5 value=-2; "
+                 "[2,0] threshold=1 value=0; types=u8; error=value [3] threshold=1 value=-1");

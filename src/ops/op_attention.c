@@ -290,30 +290,24 @@ static tn_status grad_attention_dense(tn_build *b, const tn_node *n, tn_node *dy
 /* attention_dense(q, k, v, mask, is_causal, scale, blind, hides): scaled_dot_product_attention in f32, with a batch and
  * heads; the mask, which has no gradient, is added or, if it hides, stands for the scores where it is not 0. blind: a
  * query that it lets see nothing gets 0, else NaN. */
-const tn_op_impl tn_impl_attention_dense = {
-    .class_ = TN_NATIVE,
-    .keeps_half = true,
-    .infer = infer_attention_dense,
-    .compose = compose_attention_dense,
-    .grad = grad_attention_dense,
-    .cases = "types=f32 tol=1e-5 atol=1e-5; "
-             "[2,2,3,4] [2,2,5,4] [2,2,5,3] - is_causal=false scale=0.5 blind=false hides=false; "
-             "[1,2,70,4] [1,2,70,4] [1,2,70,4] - is_causal=true scale=0.4 blind=false hides=false; "
-             "[1,4,3,2] [1,2,4,2] [1,2,4,2] [1,4,3,4] is_causal=false scale=0.7 blind=true hides=false; "
-             "error=rank [3,4] [3,4] [3,4] - is_causal=false scale=1 blind=false hides=false"};
+OP_CODE(attention_dense, .class_ = TN_NATIVE, .keeps_half = true, .infer = infer_attention_dense,
+        .compose = compose_attention_dense, .grad = grad_attention_dense,
+        .cases = "types=f32 tol=1e-5 atol=1e-5; "
+                 "[2,2,3,4] [2,2,5,4] [2,2,5,3] - is_causal=false scale=0.5 blind=false hides=false; "
+                 "[1,2,70,4] [1,2,70,4] [1,2,70,4] - is_causal=true scale=0.4 blind=false hides=false; "
+                 "[1,4,3,2] [1,2,4,2] [1,2,4,2] [1,4,3,4] is_causal=false scale=0.7 blind=true hides=false; "
+                 "error=rank [3,4] [3,4] [3,4] - is_causal=false scale=1 blind=false hides=false");
 
 /* attention_dense_gradient(q, k, v, mask, out, dout, is_causal, scale, blind, hides): the gradients of q, k and v. */
-const tn_op_impl tn_impl_attention_dense_gradient = {
-    .class_ = TN_NATIVE,
-    .keeps_half = true,
-    .infer = infer_attention_dense_gradient,
-    .compose = compose_attention_dense_gradient,
-    .cases = "types=f32 tol=2e-5 atol=2e-5; "
-             "[2,2,3,4] [2,2,5,4] [2,2,5,3] - [2,2,3,3] [2,2,3,3] is_causal=false scale=0.5 blind=false hides=false; "
-             "[1,2,70,4] [1,2,70,4] [1,2,70,4] - [1,2,70,4] [1,2,70,4] "
-             "is_causal=true scale=0.4 blind=false hides=false; "
-             "[1,4,3,2] [1,2,4,2] [1,2,4,2] [1,4,3,4] [1,4,3,2] [1,4,3,2] "
-             "is_causal=false scale=0.7 blind=true hides=false"};
+OP_CODE(attention_dense_gradient, .class_ = TN_NATIVE, .keeps_half = true, .infer = infer_attention_dense_gradient,
+        .compose = compose_attention_dense_gradient,
+        .cases =
+            "types=f32 tol=2e-5 atol=2e-5; "
+            "[2,2,3,4] [2,2,5,4] [2,2,5,3] - [2,2,3,3] [2,2,3,3] is_causal=false scale=0.5 blind=false hides=false; "
+            "[1,2,70,4] [1,2,70,4] [1,2,70,4] - [1,2,70,4] [1,2,70,4] "
+            "is_causal=true scale=0.4 blind=false hides=false; "
+            "[1,4,3,2] [1,2,4,2] [1,2,4,2] [1,4,3,4] [1,4,3,2] [1,4,3,2] "
+            "is_causal=false scale=0.7 blind=true hides=false");
 
 /* ---- for users --------------------------------------------------------------------------------------------------- */
 
@@ -368,21 +362,18 @@ static tn_status infer_scaled_attention(tn_infer *c) {
  * NULL or broadcastable to [..., heads, queries, keys], is added before the softmax; a bool mask keeps the keys where
  * it is true. With is_causal query i attends to keys 0 … i only. scale TN_AUTO means 1/sqrt(features). Source: Vaswani
  * et al. 2017, eq. 1. */
-const tn_op_impl tn_impl_scaled_dot_product_attention = {
-    .keeps_half = true,
-    .infer = infer_scaled_attention,
-    .compose = compose_attention,
-    .cases = "tol=1e-5 atol=1e-5; [2,2,3,4] [2,2,5,4] [2,2,5,3] -; "
-             "[1,2,4,3] [1,2,4,3] [1,2,4,3] - is_causal=true; [3,2] [4,2] [4,2] [3,4] scale=0.3; "
-             "[2,4,3,2] [2,2,4,2] [2,2,4,2] -; [1,4,2,2] [1,2,3,2] [1,2,3,2] [1,4,2,3]; "
-             "[2,2,3,2] [2,2,4,2] [2,2,4,2] [2,1,3,4]:bool; [1,4,2,2] [1,2,3,2] [1,2,3,2] [1,1,1,3]:bool; "
-             "types=f32; [2,4,9,4] [2,2,11,4] [2,2,11,3] - is_causal=true; [1,2,2,10,2] [1,2,2,4,2] [1,2,2,4,2] "
-             "[1,2,1,4]:bool; "
-             "[9,2] [4,2] [4,2] [9,1]; types=f16; [2,9,4] [2,5,4] [2,5,4] - tol=2ulp; types=f32,f64; "
-             "[1,2,0,2] [1,2,3,2] [1,2,3,2] -; [2,9,2] [2,0,2] [2,0,2] -; [2,9,2] [2,0,2] [2,0,2] [9,1]; "
-             "error=multiple [1,3,2,2] [1,2,2,2] [1,2,2,2] -; "
-             "error=features [2,3] [2,4] [2,4] -; error=broadcast [2,3] [2,3] [2,3] [3,2]; "
-             "error=positions [2,3] [2,3] [4,3] -"};
+OP_CODE(scaled_dot_product_attention, .keeps_half = true, .infer = infer_scaled_attention, .compose = compose_attention,
+        .cases = "tol=1e-5 atol=1e-5; [2,2,3,4] [2,2,5,4] [2,2,5,3] -; "
+                 "[1,2,4,3] [1,2,4,3] [1,2,4,3] - is_causal=true; [3,2] [4,2] [4,2] [3,4] scale=0.3; "
+                 "[2,4,3,2] [2,2,4,2] [2,2,4,2] -; [1,4,2,2] [1,2,3,2] [1,2,3,2] [1,4,2,3]; "
+                 "[2,2,3,2] [2,2,4,2] [2,2,4,2] [2,1,3,4]:bool; [1,4,2,2] [1,2,3,2] [1,2,3,2] [1,1,1,3]:bool; "
+                 "types=f32; [2,4,9,4] [2,2,11,4] [2,2,11,3] - is_causal=true; [1,2,2,10,2] [1,2,2,4,2] [1,2,2,4,2] "
+                 "[1,2,1,4]:bool; "
+                 "[9,2] [4,2] [4,2] [9,1]; types=f16; [2,9,4] [2,5,4] [2,5,4] - tol=2ulp; types=f32,f64; "
+                 "[1,2,0,2] [1,2,3,2] [1,2,3,2] -; [2,9,2] [2,0,2] [2,0,2] -; [2,9,2] [2,0,2] [2,0,2] [9,1]; "
+                 "error=multiple [1,3,2,2] [1,2,2,2] [1,2,2,2] -; "
+                 "error=features [2,3] [2,4] [2,4] -; error=broadcast [2,3] [2,3] [2,3] [3,2]; "
+                 "error=positions [2,3] [2,3] [4,3] -");
 
 /* ---- written by hand --------------------------------------------------------------------------------------------- */
 
@@ -662,10 +653,8 @@ static void reference_cache_append(const tn_reference *r) {
  * For a batch, position is [n] and pages [n, count]: token i is written at position[i] of the sequence whose pages are
  * in row i. A cache of u8 holds q8_0 blocks, 34 bytes for 32 numbers: [pages, kv_heads, 64, head_dim / 32 · 34]; only
  * the CPU has kernels for it. */
-const tn_op_impl tn_impl_cache_append = {
-    .keeps_half = true,
-    .infer = infer_cache_append,
-    .compose = compose_cache_append,
+OP_CODE(
+    cache_append, .keeps_half = true, .infer = infer_cache_append, .compose = compose_cache_append,
     .cases =
         "types=f32; [3,2,64,4] [2,2,4] []:i64@0..100 [3]:i64@0..2; [2,1,64,3]:f16 [3,1,3] []:i64@62..62 [2]:i64@0..1; "
         "[2,1,64,3]:bf16 [1,1,3] []:i64@5..5 [1]:i64@1..1; [2,1,64,3] [70,1,3] []:i64@-4..-4 [1]:i64@0..0; "
@@ -676,16 +665,14 @@ const tn_op_impl tn_impl_cache_append = {
         "[2]:i64@0..1; "
         "error=head_dim [2,1,32,3] [1,1,3] []:i64@0..0 [1]:i64@0..0; error=kv_heads [2,1,64,3] [1,2,3] []:i64@0..0 "
         "[1]:i64@0..0; "
-        "error=i64 [2,1,64,3] [1,1,3] []:f32 [1]:i64@0..0; error=number [2,1,64,3] [1,1,3] [1]:i64@0..0 [1]:i64@0..0"};
+        "error=i64 [2,1,64,3] [1,1,3] []:f32 [1]:i64@0..0; error=number [2,1,64,3] [1,1,3] [1]:i64@0..0 [1]:i64@0..0");
 
 /* cache_append_rows(cache, x, position, pages): cache_append on operands that are laid out. */
-const tn_op_impl tn_impl_cache_append_rows = {
-    .class_ = TN_NATIVE,
-    .infer = infer_cache_append_rows,
-    .reference = reference_cache_append,
+OP_CODE(
+    cache_append_rows, .class_ = TN_NATIVE, .infer = infer_cache_append_rows, .reference = reference_cache_append,
     .cases =
         "types=f32; [3,2,64,4] [2,2,4] []:i64@0..100 [3]:i64@0..2; [2,1,64,3]:f16 [3,1,3] []:i64@62..62 [2]:i64@0..1;"
-        "error=f32 [2,1,64,3] [1,1,3]:f64 []:i64@0..0 [1]:i64@0..0"};
+        "error=f32 [2,1,64,3] [1,1,3]:f64 []:i64@0..0 [1]:i64@0..0");
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
@@ -956,41 +943,38 @@ static void reference_cached_attention(const tn_reference *r) {
  * [heads], a score of each head that belongs to no key: it takes its share of the softmax and yields nothing. Of a
  * batch, position is [n] and pages [n, count]: token i follows position[i] tokens of the sequence whose pages are row
  * i, and sees only those and itself. Result [n, heads, head_dim]; no gradient. */
-const tn_op_impl tn_impl_cached_attention = {
-    .infer = infer_cached_attention,
-    .compose = compose_cached_attention,
-    .cases = "types=f32 tol=1e-5 atol=1e-5; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..0 [3]:i64@0..2 -; "
-             "[2,2,4] [2,2,4] [2,2,4] [3,2,64,4] [3,2,64,4] []:i64@0..150 [3]:i64@0..2 -; "
-             "[1,6,8] [1,2,8] [1,2,8] [3,2,64,8]:f16 [3,2,64,8]:f16 []:i64@63..66 [3]:i64@0..2 - scale=0.2; "
-             "[5,1,3] [5,1,3] [5,1,3] [2,1,64,3]:bf16 [2,1,64,3]:bf16 []:i64@62..62 [2]:i64@0..1 - window=3; "
-             "[3,4,8] [3,2,8] [3,2,8] [3,2,64,8] [3,2,64,8] []:i64@60..130 [3]:i64@0..2 - scale=1.5 softcap=2.5; "
-             "[3,4,8] [3,2,8] [3,2,8] [3,2,64,8] [3,2,64,8] []:i64@60..130 [3]:i64@0..2 [4] window=70; "
-             "[3,4,5] [3,2,5] [3,2,5] [6,2,64,5] [6,2,64,5] [3]:i64@0..120 [3,2]:i64@0..5 [4]; "
-             "error=sinks [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 [3]; "
-             "[2,1,3] [2,1,3] [2,1,3] [2,1,64,3] [2,1,64,3] []:i64@90..90 [2]:i64@2..2 -; "
-             "[3,4,5] [3,2,5] [3,2,5] [6,2,64,5] [6,2,64,5] [3]:i64@0..120 [3,2]:i64@0..5 -; "
-             "[4,2,8] [4,2,8] [4,2,8] [3,2,64,8]:f16 [3,2,64,8]:f16 [4]:i64@60..70 [4,1]:i64@0..3 - window=9; "
-             "error=sequences [3,4,5] [3,2,5] [3,2,5] [6,2,64,5] [6,2,64,5] [2]:i64@0..9 [3,2]:i64@0..5 -; "
-             "[0,1,3] [0,1,3] [0,1,3] [1,1,64,3] [1,1,64,3] []:i64@0..0 [1]:i64@0..0 -; "
-             "error=multiple [2,3,4] [2,2,4] [2,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 -; "
-             "error=alike [2,2,4] [2,2,4] [2,2,4] [1,2,64,4] [2,2,64,4] []:i64@0..0 [1]:i64@0..0 -; "
-             "error=tokens [2,2,4] [1,2,4] [2,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 -; "
-             "error=window [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 - window=-1; "
-             "error=softcap [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 - softcap=-1"};
+OP_CODE(cached_attention, .infer = infer_cached_attention, .compose = compose_cached_attention,
+        .cases =
+            "types=f32 tol=1e-5 atol=1e-5; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..0 [3]:i64@0..2 -; "
+            "[2,2,4] [2,2,4] [2,2,4] [3,2,64,4] [3,2,64,4] []:i64@0..150 [3]:i64@0..2 -; "
+            "[1,6,8] [1,2,8] [1,2,8] [3,2,64,8]:f16 [3,2,64,8]:f16 []:i64@63..66 [3]:i64@0..2 - scale=0.2; "
+            "[5,1,3] [5,1,3] [5,1,3] [2,1,64,3]:bf16 [2,1,64,3]:bf16 []:i64@62..62 [2]:i64@0..1 - window=3; "
+            "[3,4,8] [3,2,8] [3,2,8] [3,2,64,8] [3,2,64,8] []:i64@60..130 [3]:i64@0..2 - scale=1.5 softcap=2.5; "
+            "[3,4,8] [3,2,8] [3,2,8] [3,2,64,8] [3,2,64,8] []:i64@60..130 [3]:i64@0..2 [4] window=70; "
+            "[3,4,5] [3,2,5] [3,2,5] [6,2,64,5] [6,2,64,5] [3]:i64@0..120 [3,2]:i64@0..5 [4]; "
+            "error=sinks [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 [3]; "
+            "[2,1,3] [2,1,3] [2,1,3] [2,1,64,3] [2,1,64,3] []:i64@90..90 [2]:i64@2..2 -; "
+            "[3,4,5] [3,2,5] [3,2,5] [6,2,64,5] [6,2,64,5] [3]:i64@0..120 [3,2]:i64@0..5 -; "
+            "[4,2,8] [4,2,8] [4,2,8] [3,2,64,8]:f16 [3,2,64,8]:f16 [4]:i64@60..70 [4,1]:i64@0..3 - window=9; "
+            "error=sequences [3,4,5] [3,2,5] [3,2,5] [6,2,64,5] [6,2,64,5] [2]:i64@0..9 [3,2]:i64@0..5 -; "
+            "[0,1,3] [0,1,3] [0,1,3] [1,1,64,3] [1,1,64,3] []:i64@0..0 [1]:i64@0..0 -; "
+            "error=multiple [2,3,4] [2,2,4] [2,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 -; "
+            "error=alike [2,2,4] [2,2,4] [2,2,4] [1,2,64,4] [2,2,64,4] []:i64@0..0 [1]:i64@0..0 -; "
+            "error=tokens [2,2,4] [1,2,4] [2,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 -; "
+            "error=window [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 - window=-1; "
+            "error=softcap [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 - softcap=-1");
 
 /* cached_attention_rows(q, k, v, k_cache, v_cache, position, pages, sinks, scale, window, softcap): cached_attention on
  * operands whose rows are contiguous. */
-const tn_op_impl tn_impl_cached_attention_rows = {
-    .class_ = TN_NATIVE,
-    .infer = infer_cached_attention_rows,
-    .compose = compose_cached_attention_rows,
-    .reference = reference_cached_attention,
-    .cases = "types=f32 tol=1e-5 atol=1e-5; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..70 [3]:i64@0..2 - "
-             "scale=0.3 window=0 softcap=0; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..70 "
-             "[3]:i64@0..2 - scale=2 window=0 softcap=1.5;"
-             "error=f32 [1,2,4]:f64 [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 - scale=1 window=0 "
-             "softcap=0",
-    .flops = 2};
+OP_CODE(cached_attention_rows, .class_ = TN_NATIVE, .infer = infer_cached_attention_rows,
+        .compose = compose_cached_attention_rows, .reference = reference_cached_attention,
+        .cases =
+            "types=f32 tol=1e-5 atol=1e-5; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..70 [3]:i64@0..2 - "
+            "scale=0.3 window=0 softcap=0; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..70 "
+            "[3]:i64@0..2 - scale=2 window=0 softcap=1.5;"
+            "error=f32 [1,2,4]:f64 [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 - scale=1 window=0 "
+            "softcap=0",
+        .flops = 2);
 
 /* ==== embedding and rotary positions ============================================================================== */
 
@@ -1024,14 +1008,11 @@ static tn_node *compose_embedding(tn_build *b, const tn_node *n) {
 
 /* embedding(index, weight): the rows of weight [rows, features] with these numbers: index's shape, then features. Of a
  * weight that is quantised in blocks these rows are decoded, to f32. */
-const tn_op_impl tn_impl_embedding = {
-    .keeps_half = true,
-    .quantized = 2,
-    .infer = infer_embedding,
-    .compose = compose_embedding,
-    .cases = "types=f32,f64; [2,3]:i64@0..4 [5,4]; []:i64@0..4 [5,2]; [9]:i32@0..4 [5,3]; [0]:i64@0..0 [5,3]; "
-             "error=rows [2]:i64@0..1 [4]; error=integer [2]:f32 [4,2]; error= types=f32; [3]:i64@0..4 [5,64]:q4_1; "
-             "[2,1]:i64@-1..5 [5,256]:q4_k"};
+OP_CODE(embedding, .keeps_half = true, .quantized = 2, .infer = infer_embedding, .compose = compose_embedding,
+        .cases =
+            "types=f32,f64; [2,3]:i64@0..4 [5,4]; []:i64@0..4 [5,2]; [9]:i32@0..4 [5,3]; [0]:i64@0..0 [5,3]; "
+            "error=rows [2]:i64@0..1 [4]; error=integer [2]:f32 [4,2]; error= types=f32; [3]:i64@0..4 [5,64]:q4_1; "
+            "[2,1]:i64@-1..5 [5,256]:q4_k");
 
 /* ---- rope -------------------------------------------------------------------------------------------------------- */
 
@@ -1118,17 +1099,15 @@ static void reference_rope_rows(const tn_reference *r) {
 }
 
 /* rope_rows(x, cos, sin, interleaved): rope of contiguous f32 operands. */
-const tn_op_impl tn_impl_rope_rows = {
-    .class_ = TN_NATIVE,
-    .infer = infer_rope_rows,
-    .lower = lower_rope_rows,
+OP_CODE(
+    rope_rows, .class_ = TN_NATIVE, .infer = infer_rope_rows, .lower = lower_rope_rows,
     .reference = reference_rope_rows,
     .cases =
         "types=f32 tol=4e-6 atol=2e-6; [2,3,4] [3,2] [3,2] interleaved=false; [2,3,18] [3,8] [3,8] interleaved=true; "
         "[4,3,13] [4,1,6] [4,1,6] interleaved=false; [5,13] [1,5] [1,5] interleaved=true; [4] [2] [2] "
         "interleaved=true; "
         "error=f32 [2,4]:f64 [2,2]:f64 [2,2]:f64 interleaved=true",
-    .flops = 3};
+    .flops = 3);
 
 /* The two parts of each pair in x. */
 typedef struct rope_parts {
@@ -1200,11 +1179,8 @@ static tn_status grad_rope(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 /* rope(x, cos, sin, interleaved): rotary position embedding: each pair of x [..., positions, features] is turned by an
  * angle whose cosine and sine are given [positions, half]. Pairs are (i, i + half), or neighbours when interleaved;
  * features behind 2·half stay. Source: Su et al. 2021. */
-const tn_op_impl tn_impl_rope = {.infer = infer_rope,
-                                 .compose = compose_rope,
-                                 .grad = grad_rope,
-                                 .cases =
-                                     "tol=4e-6 atol=2e-6; [2,3,4] [3,2] [3,2]; [2,3,6] [3,2] [3,2] interleaved=true; "
-                                     "[2,3,6] [3,2] [3,2]; [2,3,4] [3,2] [3,2] interleaved=true; [2,2,3,4] [1,2] [1,2] "
-                                     "interleaved=true; error=half [3,4] [3,3] [3,3]; "
-                                     "error=fit [3,4] [2,2] [2,2]; error=dtype [3,4]:f32 [3,2]:f64 [3,2]:f64"};
+OP_CODE(rope, .infer = infer_rope, .compose = compose_rope, .grad = grad_rope,
+        .cases = "tol=4e-6 atol=2e-6; [2,3,4] [3,2] [3,2]; [2,3,6] [3,2] [3,2] interleaved=true; "
+                 "[2,3,6] [3,2] [3,2]; [2,3,4] [3,2] [3,2] interleaved=true; [2,2,3,4] [1,2] [1,2] "
+                 "interleaved=true; error=half [3,4] [3,3] [3,3]; "
+                 "error=fit [3,4] [2,2] [2,2]; error=dtype [3,4]:f32 [3,2]:f64 [3,2]:f64");

@@ -100,38 +100,25 @@ static void reference_i1(const tn_reference *r) { reference_bessel(r, 1, false);
 static void reference_i1e(const tn_reference *r) { reference_bessel(r, 1, true); }
 
 /* i0(x): the modified Bessel function of the first kind, of order 0. */
-const tn_op_impl tn_impl_i0 = {
-    .to_float = true,
-    .infer = tn_infer_float,
-    .compose = compose_i0,
-    .grad = grad_i0,
-    .reference = reference_i0,
-    .cases = "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@-8..8; [5]@15..40 tol=8e-6 grad=off; "
-             "[2]@0..0; [0,3]; []@2..3; types=i32; [4]@-5..9"};
+OP_CODE(i0, .to_float = true, .infer = tn_infer_float, .compose = compose_i0, .grad = grad_i0,
+        .reference = reference_i0,
+        .cases = "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@-8..8; [5]@15..40 tol=8e-6 grad=off; "
+                 "[2]@0..0; [0,3]; []@2..3; types=i32; [4]@-5..9");
 
 /* i0e(x): i0(x) · exp(−|x|), which does not overflow. */
-const tn_op_impl tn_impl_i0e = {.to_float = true,
-                                .infer = tn_infer_float,
-                                .compose = compose_i0e,
-                                .grad = grad_i0e,
-                                .reference = reference_i0e,
-                                .cases = "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@-8..8~0.1; [9]@15..1e3; "
-                                         "[2]@0..0 grad=off; [0,3]; []@2..3"};
+OP_CODE(i0e, .to_float = true, .infer = tn_infer_float, .compose = compose_i0e, .grad = grad_i0e,
+        .reference = reference_i0e,
+        .cases = "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@-8..8~0.1; [9]@15..1e3; "
+                 "[2]@0..0 grad=off; [0,3]; []@2..3");
 
 /* i1(x): the modified Bessel function of the first kind, of order 1. */
-const tn_op_impl tn_impl_i1 = {.to_float = true,
-                               .infer = tn_infer_float,
-                               .compose = compose_i1,
-                               .grad = grad_i1,
-                               .reference = reference_i1,
-                               .cases = "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@-8..8~0.1; [5]@15..40 "
-                                        "tol=8e-6 grad=off; [2]@0..0 grad=off; [0,3]; []@2..3; types=i32; [4]@-5..9"};
+OP_CODE(i1, .to_float = true, .infer = tn_infer_float, .compose = compose_i1, .grad = grad_i1,
+        .reference = reference_i1,
+        .cases = "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@-8..8~0.1; [5]@15..40 "
+                 "tol=8e-6 grad=off; [2]@0..0 grad=off; [0,3]; []@2..3; types=i32; [4]@-5..9");
 
 /* i1e(x): i1(x) · exp(−|x|), which does not overflow. */
-const tn_op_impl tn_impl_i1e = {.to_float = true,
-                                .infer = tn_infer_float,
-                                .compose = compose_i1e,
-                                .grad = grad_i1e,
-                                .reference = reference_i1e,
-                                .cases = "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@-8..8~0.1; [9]@15..1e3; "
-                                         "[2]@0..0 grad=off; [0,3]; []@2..3"};
+OP_CODE(i1e, .to_float = true, .infer = tn_infer_float, .compose = compose_i1e, .grad = grad_i1e,
+        .reference = reference_i1e,
+        .cases = "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@-8..8~0.1; [9]@15..1e3; "
+                 "[2]@0..0 grad=off; [0,3]; []@2..3");

@@ -655,24 +655,18 @@ static void reference_conv2d_forward(const tn_reference *r) {
 /* conv2d_forward(x, weight, out_size, stride, before, dilation, groups): filters [out, channels / groups, kernel,
  * kernel] over the windows of images [n, channels, h, w] at out_size[0] × out_size[1]: the window of output pixel (u,
  * v) begins at (u, v) · stride − before, and what lies outside of the image is zero. */
-const tn_op_impl tn_impl_conv2d_forward = {
-    .facts = TN_FACT_CONV_FORWARD,
-    .class_ = TN_NATIVE,
-    .reduce = KIR_CHAIN,
-    .infer = infer_conv2d_forward,
-    .compose = compose_conv2d_forward,
-    .lower = lower_conv2d_forward,
-    .loops = loops_conv2d_forward,
-    .reference = reference_conv2d_forward,
-    .cases = "grad=off tol=1e-5 atol=1e-5; "
-             "[2,2,4,5] [3,2,3,2] out_size=(2,4) stride=(1,1) pad_before=(0,0) dilation=(1,1) groups=1; "
-             "[2,3,5,6] [4,3,3,3] out_size=(3,3) stride=(2,2) pad_before=(1,1) dilation=(1,1) groups=1; "
-             "[1,2,6,5] [2,2,2,2] out_size=(5,3) stride=(1,1) pad_before=(-1,2) dilation=(1,3) groups=1; "
-             "[2,4,3,4] [6,2,2,3] out_size=(4,4) stride=(1,1) pad_before=(1,1) dilation=(1,1) groups=2; "
-             "[2,3,4,4] [3,1,3,3] out_size=(4,4) stride=(1,1) pad_before=(1,1) dilation=(1,1) groups=3; "
-             "[1,20,9,9] [17,20,3,3] out_size=(9,9) stride=(1,1) pad_before=(1,1) dilation=(1,1) groups=1; "
-             "[0,2,3,3] [2,2,2,2] out_size=(2,2) stride=(1,1) pad_before=(0,0) dilation=(1,1) groups=1; "
-             "error=fit [1,2,3,3] [2,3,2,2] out_size=(2,2) stride=(1,1) pad_before=(0,0) dilation=(1,1) groups=1"};
+OP_CODE(conv2d_forward, .facts = TN_FACT_CONV_FORWARD, .class_ = TN_NATIVE, .reduce = KIR_CHAIN,
+        .infer = infer_conv2d_forward, .compose = compose_conv2d_forward, .lower = lower_conv2d_forward,
+        .loops = loops_conv2d_forward, .reference = reference_conv2d_forward,
+        .cases = "grad=off tol=1e-5 atol=1e-5; "
+                 "[2,2,4,5] [3,2,3,2] out_size=(2,4) stride=(1,1) pad_before=(0,0) dilation=(1,1) groups=1; "
+                 "[2,3,5,6] [4,3,3,3] out_size=(3,3) stride=(2,2) pad_before=(1,1) dilation=(1,1) groups=1; "
+                 "[1,2,6,5] [2,2,2,2] out_size=(5,3) stride=(1,1) pad_before=(-1,2) dilation=(1,3) groups=1; "
+                 "[2,4,3,4] [6,2,2,3] out_size=(4,4) stride=(1,1) pad_before=(1,1) dilation=(1,1) groups=2; "
+                 "[2,3,4,4] [3,1,3,3] out_size=(4,4) stride=(1,1) pad_before=(1,1) dilation=(1,1) groups=3; "
+                 "[1,20,9,9] [17,20,3,3] out_size=(9,9) stride=(1,1) pad_before=(1,1) dilation=(1,1) groups=1; "
+                 "[0,2,3,3] [2,2,2,2] out_size=(2,2) stride=(1,1) pad_before=(0,0) dilation=(1,1) groups=1; "
+                 "error=fit [1,2,3,3] [2,3,2,2] out_size=(2,2) stride=(1,1) pad_before=(0,0) dilation=(1,1) groups=1");
 
 /* ---- int_conv2d -------------------------------------------------------------------------------------------------- */
 
@@ -737,20 +731,17 @@ static void reference_int_conv2d(const tn_reference *r) {
  * 2^32. Images [batch, channels, height, width] and filters [out, channels / groups, kernel height, kernel width] are
  * i8 or u8, each their own; padding is rows above, columns before, rows below, columns behind, each of them `outside`
  * (a zero point). Processors that add up four products of bytes at once take u8 images and i8 filters fastest. */
-const tn_op_impl tn_impl_int_conv2d = {
-    .class_ = TN_NATIVE,
-    .infer = infer_int_conv2d,
-    .compose = compose_int_conv2d,
-    .reference = reference_int_conv2d,
-    .cases = "types=i8,u8 grad=off; [2,3,5,6] [4,3,3,2] padding=(1,0,1,1) outside=3; "
-             "[1,40,9,9]:u8 [17,40,3,3]:i8 padding=(1,1,1,1) outside=7; "
-             "[2,33,8,11]:u8 [32,33,2,3]:i8 stride=(2,2) padding=(0,1,1,2) outside=200; "
-             "[1,128,5,6]:u8 [40,64,1,1]:i8 groups=2; [1,4,6,5] [2,2,2,2] dilation=(1,3) groups=2; "
-             "[1,2,4,4]:i8 [2,2,3,3]:u8 padding=(2,2,2,2) outside=-128; [0,2,3,3] [2,2,2,2]; "
-             "error=fit [1,2,3,3] [2,3,2,2]; error=i8 [1,1,3,3]:f32 [1,1,2,2]; error=reaches [1,1,2,2] [1,1,3,3]; "
-             "error=fit [1,1,3,3] [2,4,2,2] groups=4611686018427387904; "
-             "error=above [1,1,3,3] [1,1,2,2] padding=(1,0,9223372036854775807,0); "
-             "error=outside [1,1,3,3]:u8 [1,1,2,2] outside=256; error=outside [1,1,3,3]:i8 [1,1,2,2] outside=-129"};
+OP_CODE(int_conv2d, .class_ = TN_NATIVE, .infer = infer_int_conv2d, .compose = compose_int_conv2d,
+        .reference = reference_int_conv2d,
+        .cases = "types=i8,u8 grad=off; [2,3,5,6] [4,3,3,2] padding=(1,0,1,1) outside=3; "
+                 "[1,40,9,9]:u8 [17,40,3,3]:i8 padding=(1,1,1,1) outside=7; "
+                 "[2,33,8,11]:u8 [32,33,2,3]:i8 stride=(2,2) padding=(0,1,1,2) outside=200; "
+                 "[1,128,5,6]:u8 [40,64,1,1]:i8 groups=2; [1,4,6,5] [2,2,2,2] dilation=(1,3) groups=2; "
+                 "[1,2,4,4]:i8 [2,2,3,3]:u8 padding=(2,2,2,2) outside=-128; [0,2,3,3] [2,2,2,2]; "
+                 "error=fit [1,2,3,3] [2,3,2,2]; error=i8 [1,1,3,3]:f32 [1,1,2,2]; error=reaches [1,1,2,2] [1,1,3,3]; "
+                 "error=fit [1,1,3,3] [2,4,2,2] groups=4611686018427387904; "
+                 "error=above [1,1,3,3] [1,1,2,2] padding=(1,0,9223372036854775807,0); "
+                 "error=outside [1,1,3,3]:u8 [1,1,2,2] outside=256; error=outside [1,1,3,3]:i8 [1,1,2,2] outside=-129");
 
 /* ---- conv2d_dgrad ------------------------------------------------------------------------------------------------ */
 
@@ -803,20 +794,16 @@ static void reference_conv2d_dgrad(const tn_reference *r) {
 
 /* conv2d_dgrad(y, weight, size, stride, padding, dilation, groups): the adjoint of conv2d_forward: results y [n, groups
  * · in, output pixels] times filters [groups · in, out, kernel, kernel], to images of `size`. */
-const tn_op_impl tn_impl_conv2d_dgrad = {
-    .facts = TN_FACT_CONV_DGRAD,
-    .class_ = TN_NATIVE,
-    .infer = infer_conv2d_dgrad,
-    .compose = compose_conv2d_dgrad,
-    .reference = reference_conv2d_dgrad,
-    .cases = "grad=off tol=1e-5 atol=1e-5; "
-             "[2,3,2,4] [3,2,3,2] size=(4,5) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1; "
-             "[2,4,3,4] [4,3,3,3] size=(5,8) stride=(2,2) padding=(1,1) dilation=(1,1) groups=1; "
-             "[1,17,3,3] [17,20,3,2] size=(8,7) stride=(3,2) padding=(2,1) dilation=(1,1) groups=1; "
-             "[2,2,2,3] [2,3,2,1] size=(6,7) stride=(3,3) padding=(0,0) dilation=(1,1) groups=1; "
-             "[1,4,3,3] [4,2,2,2] size=(6,6) stride=(2,2) padding=(0,0) dilation=(1,1) groups=2; "
-             "[1,2,2,2] [2,2,2,2] size=(5,5) stride=(2,2) padding=(0,0) dilation=(2,2) groups=1; "
-             "error=fit [1,2,3,3] [3,2,2,2] size=(2,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1"};
+OP_CODE(conv2d_dgrad, .facts = TN_FACT_CONV_DGRAD, .class_ = TN_NATIVE, .infer = infer_conv2d_dgrad,
+        .compose = compose_conv2d_dgrad, .reference = reference_conv2d_dgrad,
+        .cases = "grad=off tol=1e-5 atol=1e-5; "
+                 "[2,3,2,4] [3,2,3,2] size=(4,5) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1; "
+                 "[2,4,3,4] [4,3,3,3] size=(5,8) stride=(2,2) padding=(1,1) dilation=(1,1) groups=1; "
+                 "[1,17,3,3] [17,20,3,2] size=(8,7) stride=(3,2) padding=(2,1) dilation=(1,1) groups=1; "
+                 "[2,2,2,3] [2,3,2,1] size=(6,7) stride=(3,3) padding=(0,0) dilation=(1,1) groups=1; "
+                 "[1,4,3,3] [4,2,2,2] size=(6,6) stride=(2,2) padding=(0,0) dilation=(1,1) groups=2; "
+                 "[1,2,2,2] [2,2,2,2] size=(5,5) stride=(2,2) padding=(0,0) dilation=(2,2) groups=1; "
+                 "error=fit [1,2,3,3] [3,2,2,2] size=(2,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1");
 
 /* ---- of integers ------------------------------------------------------------------------------------------------- */
 
@@ -887,24 +874,21 @@ static tn_status grad_conv2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node
 /* conv2d(x, weight, bias, stride, padding, dilation, groups): cross-correlation of x [batch, channels, height, width]
  * (or without the batch) with weight [out, channels / groups, kernel height, kernel width]; bias [out] or NULL.
  * Integers wrap as their type does. */
-const tn_op_impl tn_impl_conv2d = {
-    .keeps_half = true,
-    .infer = infer_conv2d,
-    .compose = compose_conv2d,
-    .grad = grad_conv2d,
-    .cases = "tol=1e-5 atol=1e-5; [2,2,4,5] [3,2,3,2] [3]; [1,3,5,4] [2,3,3,3] [2] stride=(2,2) padding=(1,1); "
-             "[1,2,5,6] [2,2,2,2] - stride=(1,2) padding=(1,0) dilation=(2,1); [1,4,3,3] [2,2,2,2] [2] groups=2; "
-             "[2,2,5,4] [3,2,3,3] [3] padding=(6,3) dilation=(6,3); [1,4,3,4] [2,2,4,3] - stride=(2,1) padding=(8,5) "
-             "dilation=(5,5) groups=2; [2,3,4,4] [3,1,3,3] [3] padding=(4,4) dilation=(4,4) groups=3; "
-             "[2,3,4,4] [3,1,3,3] [3] padding=(1,1) groups=3; [1,2,3,4] [4,1,2,2] - groups=2; "
-             "[2,3,3,4] [2,3,1,1] [2]; [1,3,5,4] [2,3,1,1] - stride=(2,2); [2,4,4] [3,2,2,2] [3]; "
-             "[1,3,6,5] [3,1,5,5] - padding=(2,2) groups=3; [1,2,5,7] [2,1,3,3] - stride=(2,2) groups=2; "
-             "[0,2,4,4] [3,2,2,2] -; types=f16 tol=2ulp atol=1ulp; [1,3,4,5] [3,1,3,3] - padding=(1,1) groups=3; "
-             "types=i64,i32; [2,4,5,6]@-9..9 [2,2,3,2]@-9..9 [2]@-9..9 stride=(2,1) padding=(1,1) groups=2; "
-             "[3,4,4]@-9..9 [2,3,2,2]@-9..9 - dilation=(2,1); error=integer [1,1,3,3]:bool [1,1,2,2]:bool -; "
-             "types=f32,f64 tol=1e-5 atol=1e-5; error=fit [1,1,2,2] [1,1,3,3] -; error=bias [1,1,3,3] [2,1,2,2] [3]; "
-             "error=groups [1,4,3,3] [3,2,2,2] - groups=2; "
-             "error=groups [1,1,3,3] [2,4,2,2] - groups=4611686018427387904; error=without [3,3] [2,3,2,2] -"};
+OP_CODE(conv2d, .keeps_half = true, .infer = infer_conv2d, .compose = compose_conv2d, .grad = grad_conv2d,
+        .cases =
+            "tol=1e-5 atol=1e-5; [2,2,4,5] [3,2,3,2] [3]; [1,3,5,4] [2,3,3,3] [2] stride=(2,2) padding=(1,1); "
+            "[1,2,5,6] [2,2,2,2] - stride=(1,2) padding=(1,0) dilation=(2,1); [1,4,3,3] [2,2,2,2] [2] groups=2; "
+            "[2,2,5,4] [3,2,3,3] [3] padding=(6,3) dilation=(6,3); [1,4,3,4] [2,2,4,3] - stride=(2,1) padding=(8,5) "
+            "dilation=(5,5) groups=2; [2,3,4,4] [3,1,3,3] [3] padding=(4,4) dilation=(4,4) groups=3; "
+            "[2,3,4,4] [3,1,3,3] [3] padding=(1,1) groups=3; [1,2,3,4] [4,1,2,2] - groups=2; "
+            "[2,3,3,4] [2,3,1,1] [2]; [1,3,5,4] [2,3,1,1] - stride=(2,2); [2,4,4] [3,2,2,2] [3]; "
+            "[1,3,6,5] [3,1,5,5] - padding=(2,2) groups=3; [1,2,5,7] [2,1,3,3] - stride=(2,2) groups=2; "
+            "[0,2,4,4] [3,2,2,2] -; types=f16 tol=2ulp atol=1ulp; [1,3,4,5] [3,1,3,3] - padding=(1,1) groups=3; "
+            "types=i64,i32; [2,4,5,6]@-9..9 [2,2,3,2]@-9..9 [2]@-9..9 stride=(2,1) padding=(1,1) groups=2; "
+            "[3,4,4]@-9..9 [2,3,2,2]@-9..9 - dilation=(2,1); error=integer [1,1,3,3]:bool [1,1,2,2]:bool -; "
+            "types=f32,f64 tol=1e-5 atol=1e-5; error=fit [1,1,2,2] [1,1,3,3] -; error=bias [1,1,3,3] [2,1,2,2] [3]; "
+            "error=groups [1,4,3,3] [3,2,2,2] - groups=2; "
+            "error=groups [1,1,3,3] [2,4,2,2] - groups=4611686018427387904; error=without [3,3] [2,3,2,2] -");
 
 /* A sequence is an image of height 1. */
 static tn_node *compose_conv1d(tn_build *b, const tn_node *n) {
@@ -923,13 +907,10 @@ static tn_node *compose_conv1d(tn_build *b, const tn_node *n) {
 
 /* conv1d(x, weight, bias, stride, padding, dilation, groups): cross-correlation of x [batch, channels, length] (or
  * without the batch) with weight [out, channels / groups, kernel]; bias [out] or NULL. */
-const tn_op_impl tn_impl_conv1d = {
-    .keeps_half = true,
-    .infer = infer_conv1d,
-    .compose = compose_conv1d,
-    .cases = "tol=1e-5 atol=1e-5; [2,3,7] [2,3,3] [2] stride=2 padding=1; [4,6] [4,2,2] - dilation=2 groups=2; "
-             "types=i64; [2,3,7]@-9..9 [2,3,3]@-9..9 [2]@-9..9 stride=2 padding=1; types=f32; "
-             "error=fit [1,1,2] [1,1,3] -; error=groups [1,3,5] [2,2,2] -; error=dimensions [1,3,5] [2,3] -"};
+OP_CODE(conv1d, .keeps_half = true, .infer = infer_conv1d, .compose = compose_conv1d,
+        .cases = "tol=1e-5 atol=1e-5; [2,3,7] [2,3,3] [2] stride=2 padding=1; [4,6] [4,2,2] - dilation=2 groups=2; "
+                 "types=i64; [2,3,7]@-9..9 [2,3,3]@-9..9 [2]@-9..9 stride=2 padding=1; types=f32; "
+                 "error=fit [1,1,2] [1,1,3] -; error=groups [1,3,5] [2,2,2] -; error=dimensions [1,3,5] [2,3] -");
 
 /* ---- conv2d_wgrad ----------------------------------------------------------------------------------------------- */
 
@@ -1033,21 +1014,16 @@ static tn_status grad_conv2d_wgrad(tn_build *b, const tn_node *n, tn_node *dy, t
 
 /* conv2d_wgrad(x, y, kernel, stride, padding, dilation, groups): the gradient of a convolution's weight: images x
  * times results y, over all output pixels of the window. */
-const tn_op_impl tn_impl_conv2d_wgrad = {
-    .facts = TN_FACT_CONV_WGRAD,
-    .class_ = TN_NATIVE,
-    .infer = infer_conv2d_wgrad,
-    .compose = compose_conv2d_wgrad,
-    .reference = reference_conv2d_wgrad,
-    .grad = grad_conv2d_wgrad,
-    .cases = "tol=1e-5 atol=1e-5; "
-             "[2,2,4,5] [2,3,2,4] kernel=(3,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1; "
-             "[1,2,5,4] [1,3,3,2] kernel=(3,3) stride=(2,2) padding=(1,1) dilation=(1,1) groups=1; "
-             "[2,4,3,3] [2,2,2,2] kernel=(2,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=2; "
-             "[2,3,4,4] [2,3,4,4] kernel=(3,3) stride=(1,1) padding=(1,1) dilation=(1,1) groups=3; "
-             "[2,5,4] [3,2,2] kernel=(2,2) stride=(2,2) padding=(0,0) dilation=(2,1) groups=1; "
-             "[1,1,6,6] [1,2,2,2] kernel=(2,2) stride=(2,2) padding=(0,0) dilation=(1,1) groups=1; "
-             "error=fit [1,1,3,3] [1,1,3,3] kernel=(2,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1"};
+OP_CODE(conv2d_wgrad, .facts = TN_FACT_CONV_WGRAD, .class_ = TN_NATIVE, .infer = infer_conv2d_wgrad,
+        .compose = compose_conv2d_wgrad, .reference = reference_conv2d_wgrad, .grad = grad_conv2d_wgrad,
+        .cases = "tol=1e-5 atol=1e-5; "
+                 "[2,2,4,5] [2,3,2,4] kernel=(3,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1; "
+                 "[1,2,5,4] [1,3,3,2] kernel=(3,3) stride=(2,2) padding=(1,1) dilation=(1,1) groups=1; "
+                 "[2,4,3,3] [2,2,2,2] kernel=(2,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=2; "
+                 "[2,3,4,4] [2,3,4,4] kernel=(3,3) stride=(1,1) padding=(1,1) dilation=(1,1) groups=3; "
+                 "[2,5,4] [3,2,2] kernel=(2,2) stride=(2,2) padding=(0,0) dilation=(2,1) groups=1; "
+                 "[1,1,6,6] [1,2,2,2] kernel=(2,2) stride=(2,2) padding=(0,0) dilation=(1,1) groups=1; "
+                 "error=fit [1,1,3,3] [1,1,3,3] kernel=(2,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1");
 
 /* ---- conv_transpose2d -------------------------------------------------------------------------------------------- */
 
@@ -1121,17 +1097,14 @@ static tn_status grad_conv_transpose2d(tn_build *b, const tn_node *n, tn_node *d
 /* conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups, dilation): the adjoint of conv2d, as a
  * layer: x [batch, channels, height, width] (or without the batch), weight [channels, out / groups,
  * kernel height, kernel width]. */
-const tn_op_impl tn_impl_conv_transpose2d = {
-    .keeps_half = true,
-    .infer = infer_conv_transpose2d,
-    .compose = compose_conv_transpose2d,
-    .grad = grad_conv_transpose2d,
-    .cases =
-        "tol=1e-5 atol=1e-5; [2,2,3,2] [2,3,2,2] [3]; "
-        "[1,2,2,3] [2,2,3,3] [2] stride=(2,2) padding=(1,1) output_padding=(1,1); "
-        "[1,4,2,2] [4,1,2,3] - stride=(2,3) groups=2 dilation=(2,1); "
-        "[1,1,2,2] [1,2,2,2] [2] padding=(1,1) output_padding=(1,1) dilation=(2,2); [2,3,2] [2,1,2,2] -; "
-        "types=i64,i32; [1,2,2,3]@-9..9 [2,2,3,3]@-9..9 [2]@-9..9 stride=(2,2) padding=(1,1) output_padding=(1,1); "
-        "[1,4,2,2]@-9..9 [4,1,2,3]@-9..9 - stride=(2,3) groups=2 dilation=(2,1); types=f32,f64; "
-        "error=output_padding [1,1,2,2] [1,1,2,2] - output_padding=(1,0); error=weight [1,2,2,2] [3,1,2,2] -; "
-        "error=groups [1,0,2,2] [0,4,2,2] - groups=4611686018427387904"};
+OP_CODE(conv_transpose2d, .keeps_half = true, .infer = infer_conv_transpose2d, .compose = compose_conv_transpose2d,
+        .grad = grad_conv_transpose2d,
+        .cases =
+            "tol=1e-5 atol=1e-5; [2,2,3,2] [2,3,2,2] [3]; "
+            "[1,2,2,3] [2,2,3,3] [2] stride=(2,2) padding=(1,1) output_padding=(1,1); "
+            "[1,4,2,2] [4,1,2,3] - stride=(2,3) groups=2 dilation=(2,1); "
+            "[1,1,2,2] [1,2,2,2] [2] padding=(1,1) output_padding=(1,1) dilation=(2,2); [2,3,2] [2,1,2,2] -; "
+            "types=i64,i32; [1,2,2,3]@-9..9 [2,2,3,3]@-9..9 [2]@-9..9 stride=(2,2) padding=(1,1) output_padding=(1,1); "
+            "[1,4,2,2]@-9..9 [4,1,2,3]@-9..9 - stride=(2,3) groups=2 dilation=(2,1); types=f32,f64; "
+            "error=output_padding [1,1,2,2] [1,1,2,2] - output_padding=(1,0); error=weight [1,2,2,2] [3,1,2,2] -; "
+            "error=groups [1,0,2,2] [0,4,2,2] - groups=4611686018427387904");

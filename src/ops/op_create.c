@@ -28,31 +28,23 @@ static tn_node *filled(tn_build *b, const tn_node *n, double v) {
 
 /* zeros(shape, dtype): a tensor of zeros. */
 static tn_node *compose_zeros(tn_build *b, const tn_node *n) { return filled(b, n, 0); }
-const tn_op_impl tn_impl_zeros = {.infer = infer_made,
-                                  .compose = compose_zeros,
-                                  .cases = "shape=(2,3) dtype=f32; shape=() dtype=i64; shape=(0,3) dtype=bool"};
+OP_CODE(zeros, .infer = infer_made, .compose = compose_zeros,
+        .cases = "shape=(2,3) dtype=f32; shape=() dtype=i64; shape=(0,3) dtype=bool");
 
 /* ones(shape, dtype): a tensor of ones. */
 static tn_node *compose_ones(tn_build *b, const tn_node *n) { return filled(b, n, 1); }
-const tn_op_impl tn_impl_ones = {.infer = infer_made,
-                                 .compose = compose_ones,
-                                 .cases = "shape=(2,3) dtype=f32; shape=() dtype=i64; shape=(0,3) dtype=bool"};
+OP_CODE(ones, .infer = infer_made, .compose = compose_ones,
+        .cases = "shape=(2,3) dtype=f32; shape=() dtype=i64; shape=(0,3) dtype=bool");
 
 /* zeros_like(x): zeros with x's shape and dtype. */
 static tn_node *compose_zeros_like(tn_build *b, const tn_node *n) { return filled(b, n, 0); }
-const tn_op_impl tn_impl_zeros_like = {.keeps_half = true,
-                                       .infer = tn_infer_same,
-                                       .compose = compose_zeros_like,
-                                       .grad = tn_grad_none,
-                                       .cases = "types=f32,i32,bool; [2,3]; []; [0,3]"};
+OP_CODE(zeros_like, .keeps_half = true, .infer = tn_infer_same, .compose = compose_zeros_like, .grad = tn_grad_none,
+        .cases = "types=f32,i32,bool; [2,3]; []; [0,3]");
 
 /* ones_like(x): ones with x's shape and dtype. */
 static tn_node *compose_ones_like(tn_build *b, const tn_node *n) { return filled(b, n, 1); }
-const tn_op_impl tn_impl_ones_like = {.keeps_half = true,
-                                      .infer = tn_infer_same,
-                                      .compose = compose_ones_like,
-                                      .grad = tn_grad_none,
-                                      .cases = "types=f32,i32,bool; [2,3]; []; [0,3]"};
+OP_CODE(ones_like, .keeps_half = true, .infer = tn_infer_same, .compose = compose_ones_like, .grad = tn_grad_none,
+        .cases = "types=f32,i32,bool; [2,3]; []; [0,3]");
 
 /* A number with which a tensor like in[0] is filled. */
 static tn_status infer_filled(tn_infer *c) {
@@ -62,28 +54,19 @@ static tn_status infer_filled(tn_infer *c) {
 
 /* full_like(x, value): `value` everywhere, with x's shape and dtype, which must be able to hold it: see full. */
 static tn_node *compose_full_like(tn_build *b, const tn_node *n) { return filled(b, n, n->f[TN_FULL_LIKE_VALUE]); }
-const tn_op_impl tn_impl_full_like = {.keeps_half = true,
-                                      .infer = infer_filled,
-                                      .compose = compose_full_like,
-                                      .grad = tn_grad_none,
-                                      .cases = "types=f32,i32; [2,3] value=7; [] value=-1; [0,3] value=2; "
-                                               "types=u8; error=hold [2] value=-1"};
+OP_CODE(full_like, .keeps_half = true, .infer = infer_filled, .compose = compose_full_like, .grad = tn_grad_none,
+        .cases = "types=f32,i32; [2,3] value=7; [] value=-1; [0,3] value=2; "
+                 "types=u8; error=hold [2] value=-1");
 
 /* fill(x, value): `value` everywhere, with x's shape and dtype, which must be able to hold it: see full. fill_ writes
  * it into x. */
 static tn_node *compose_fill(tn_build *b, const tn_node *n) { return filled(b, n, n->f[TN_FILL_VALUE]); }
-const tn_op_impl tn_impl_fill = {.keeps_half = true,
-                                 .infer = infer_filled,
-                                 .compose = compose_fill,
-                                 .grad = tn_grad_none,
-                                 .cases = "types=f32,i32; [2,3] value=7; types=i8; error=hold [2] value=128"};
+OP_CODE(fill, .keeps_half = true, .infer = infer_filled, .compose = compose_fill, .grad = tn_grad_none,
+        .cases = "types=f32,i32; [2,3] value=7; types=i8; error=hold [2] value=128");
 
 /* zero(x): zeros with x's shape and dtype; zero_ writes them into x. */
-const tn_op_impl tn_impl_zero = {.keeps_half = true,
-                                 .infer = tn_infer_same,
-                                 .compose = compose_zeros_like,
-                                 .grad = tn_grad_none,
-                                 .cases = "types=f32,i32; [2,3]"};
+OP_CODE(zero, .keeps_half = true, .infer = tn_infer_same, .compose = compose_zeros_like, .grad = tn_grad_none,
+        .cases = "types=f32,i32; [2,3]");
 
 /* ---- sequences and patterns -------------------------------------------------------------------------------------- */
 
@@ -117,15 +100,14 @@ static tn_node *compose_linspace(tn_build *b, const tn_node *n) {
     tn_node *near_start = tn_b_lt(b, i, tn_b_const(b, (double)(steps / 2), i));
     return tn_b_cast_like(b, tn_b_where(b, near_start, rising, falling), n);
 }
-const tn_op_impl tn_impl_linspace = {
-    .infer = infer_linspace,
-    .compose = compose_linspace,
+OP_CODE(
+    linspace, .infer = infer_linspace, .compose = compose_linspace,
     .cases =
         "start=0 end=1 steps=5 dtype=f32; start=-3 end=3 steps=7 dtype=f64 tol=1e-12; start=2 end=9 steps=1 dtype=f32;"
         "start=0 end=1 steps=0 dtype=f32; start=0.1 end=0.7 steps=11 dtype=f32 tol=1e-6; start=-3.7 end=9.2 steps=7 "
         "dtype=i64; start=0 end=5 steps=11 dtype=i32; error=integer start=0 end=1 steps=3 dtype=bool; error=negative "
         "start=0 end=1 "
-        "steps=-1 dtype=f32"};
+        "steps=-1 dtype=f32");
 
 /* row − column of an [n, m] pattern, as i64: [n, 1] − [m]. */
 static tn_node *diagonal_number(tn_build *b, int64_t rows, int64_t columns) {
@@ -142,10 +124,8 @@ static tn_node *compose_eye(tn_build *b, const tn_node *n) {
     tn_node *d = diagonal_number(b, n->shape[0], n->shape[1]);
     return d ? tn_b_cast(b, tn_b_eq(b, d, tn_b_const(b, 0, d)), (tn_dtype)n->dtype) : NULL;
 }
-const tn_op_impl tn_impl_eye = {
-    .infer = infer_eye,
-    .compose = compose_eye,
-    .cases = "n=3 m=3 dtype=f32; n=2 m=4 dtype=i32; n=0 m=3 dtype=f32; error=negative n=-1 m=2 dtype=f32"};
+OP_CODE(eye, .infer = infer_eye, .compose = compose_eye,
+        .cases = "n=3 m=3 dtype=f32; n=2 m=4 dtype=i32; n=0 m=3 dtype=f32; error=negative n=-1 m=2 dtype=f32");
 
 static tn_status infer_triangle(tn_infer *c) {
     char text[96];
@@ -169,13 +149,11 @@ static tn_node *compose_triu(tn_build *b, const tn_node *n) { return triangle(b,
 
 /* tril(x, diagonal): the lower triangle of matrices; elements above the given diagonal are 0 (diagonal 0: the main one,
  * 1: the one above). */
-const tn_op_impl tn_impl_tril = {
-    .keeps_half = true, .infer = infer_triangle, .compose = compose_tril, .cases = TRIANGLES};
+OP_CODE(tril, .keeps_half = true, .infer = infer_triangle, .compose = compose_tril, .cases = TRIANGLES);
 
 /* triu(x, diagonal): the upper triangle of matrices; elements below the given diagonal are 0 (diagonal 0: the main one,
  * 1: the one above). */
-const tn_op_impl tn_impl_triu = {
-    .keeps_half = true, .infer = infer_triangle, .compose = compose_triu, .cases = TRIANGLES};
+OP_CODE(triu, .keeps_half = true, .infer = infer_triangle, .compose = compose_triu, .cases = TRIANGLES);
 
 /* one_hot(index, classes, dtype): 1 at position index, 0 elsewhere, along a new last dimension of extent `classes`. An
  * index outside [0, classes) is an error (see "Indices" above). */
@@ -198,11 +176,9 @@ static tn_node *compose_one_hot(tn_build *b, const tn_node *n) {
     tn_node *classes = tn_b_arange(b, 0, count, 1, tn_dtype_holds(own, count) ? own : TN_I64);
     return tn_b_cast(b, tn_b_eq(b, tn_b_unsqueeze(b, n->in[0], -1), classes), (tn_dtype)n->dtype);
 }
-const tn_op_impl tn_impl_one_hot = {
-    .infer = infer_one_hot,
-    .compose = compose_one_hot,
-    .cases = "types=i64,i32; [4]@0..4 classes=5 dtype=f32; [2,3]@0..2 classes=3 dtype=i64; []@0..1 classes=2 "
-             "dtype=f32; types=f32; error=integer [2] classes=2 dtype=f32"};
+OP_CODE(one_hot, .infer = infer_one_hot, .compose = compose_one_hot,
+        .cases = "types=i64,i32; [4]@0..4 classes=5 dtype=f32; [2,3]@0..2 classes=3 dtype=i64; []@0..1 classes=2 "
+                 "dtype=f32; types=f32; error=integer [2] classes=2 dtype=f32");
 
 /* ---- repeated, joined, turned ------------------------------------------------------------------------------------ */
 
@@ -237,12 +213,9 @@ static tn_node *compose_stack(tn_build *b, const tn_node *n) {
         parts[i] = tn_b_unsqueeze(b, n->in[i], n->i[0]);
     return b->status == TN_OK ? tn_b_cat(b, parts, n->n_in, n->i[0]) : NULL;
 }
-const tn_op_impl tn_impl_stack = {.keeps_half = true,
-                                  .promote = true,
-                                  .infer = infer_stack,
-                                  .compose = compose_stack,
-                                  .cases = "types=f32,f64,i32; [2,3] [2,3] dim=0; [2] [2] [2] dim=-1; [] [] dim=0; "
-                                           "[2,3] dim=1; error=differ [2] [3] dim=0"};
+OP_CODE(stack, .keeps_half = true, .promote = true, .infer = infer_stack, .compose = compose_stack,
+        .cases = "types=f32,f64,i32; [2,3] [2,3] dim=0; [2] [2] [2] dim=-1; [] [] dim=0; "
+                 "[2,3] dim=1; error=differ [2] [3] dim=0");
 
 /* repeat(x, repeats): x repeated repeats[d] times along dimension d. If repeats has more entries than x dimensions, the
  * first ones are new dimensions. */
@@ -294,12 +267,10 @@ static tn_node *compose_repeat(tn_build *b, const tn_node *n) {
     }
     return tn_b_contiguous(b, x);
 }
-const tn_op_impl tn_impl_repeat = {.keeps_half = true,
-                                   .infer = infer_repeat,
-                                   .compose = compose_repeat,
-                                   .cases = "types=f32,f64,i32; [3] repeats=(2); [2,3] repeats=(2,3); [2,1] "
-                                            "repeats=(1,4); [3] repeats=(2,2); [2,3] repeats=(0,1);"
-                                            "[] repeats=(3); error=dimension [2,3] repeats=(2)"};
+OP_CODE(repeat, .keeps_half = true, .infer = infer_repeat, .compose = compose_repeat,
+        .cases = "types=f32,f64,i32; [3] repeats=(2); [2,3] repeats=(2,3); [2,1] "
+                 "repeats=(1,4); [3] repeats=(2,2); [2,3] repeats=(0,1);"
+                 "[] repeats=(3); error=dimension [2,3] repeats=(2)");
 
 /* tile(x, repeats): repeat, with repeats padded by leading ones up to the rank of x. */
 static tn_status infer_tile(tn_infer *c) {
@@ -315,10 +286,8 @@ static tn_status infer_tile(tn_infer *c) {
     return infer_repeat(c);
 }
 static tn_node *compose_tile(tn_build *b, const tn_node *n) { return tn_b_repeat(b, n->in[0], n->i + 1, (int)n->i[0]); }
-const tn_op_impl tn_impl_tile = {.keeps_half = true,
-                                 .infer = infer_tile,
-                                 .compose = compose_tile,
-                                 .cases = "types=f32,i32; [2,3] repeats=(2); [2,3] repeats=(2,2); [2] repeats=(2,1)"};
+OP_CODE(tile, .keeps_half = true, .infer = infer_tile, .compose = compose_tile,
+        .cases = "types=f32,i32; [2,3] repeats=(2); [2,3] repeats=(2,2); [2] repeats=(2,1)");
 
 /* flip(x, dims): x with the order of elements reversed along dims; a copy. */
 static tn_status infer_flip(tn_infer *c) {
@@ -332,11 +301,9 @@ static tn_node *compose_flip(tn_build *b, const tn_node *n) {
         x = tn_b_slice(b, x, n->i[1 + k], INT64_MAX, INT64_MIN, -1);
     return tn_b_contiguous(b, x);
 }
-const tn_op_impl tn_impl_flip = {.keeps_half = true,
-                                 .infer = infer_flip,
-                                 .compose = compose_flip,
-                                 .cases = "types=f32,f64,i32; [5] dims=(0); [2,3] dims=(0,1); [2,3] dims=(-1); [0,3] "
-                                          "dims=(0); [] dims=(); error=range [2] dims=(1)"};
+OP_CODE(flip, .keeps_half = true, .infer = infer_flip, .compose = compose_flip,
+        .cases = "types=f32,f64,i32; [5] dims=(0); [2,3] dims=(0,1); [2,3] dims=(-1); [0,3] "
+                 "dims=(0); [] dims=(); error=range [2] dims=(1)");
 
 /* roll(x, shifts, dims): x shifted by shifts[k] along dims[k]; elements that leave at the end re-enter at the
  * beginning. */
@@ -364,13 +331,10 @@ static tn_node *compose_roll(tn_build *b, const tn_node *n) {
     }
     return x == n->in[0] ? tn_b_contiguous(b, x) : x;
 }
-const tn_op_impl tn_impl_roll = {.keeps_half = true,
-                                 .infer = infer_roll,
-                                 .compose = compose_roll,
-                                 .cases =
-                                     "types=f32,f64,i32; [5] shifts=(2) dims=(0); [2,3] shifts=(-1,1) "
-                                     "dims=(0,-1); [4] shifts=(4) dims=(0); [0] shifts=(1) dims=(0);"
-                                     "error=shifts [4] shifts=(1,2) dims=(0); error=dimensions [] shifts=(0) dims=(0)"};
+OP_CODE(roll, .keeps_half = true, .infer = infer_roll, .compose = compose_roll,
+        .cases = "types=f32,f64,i32; [5] shifts=(2) dims=(0); [2,3] shifts=(-1,1) "
+                 "dims=(0,-1); [4] shifts=(4) dims=(0); [0] shifts=(1) dims=(0);"
+                 "error=shifts [4] shifts=(1,2) dims=(0); error=dimensions [] shifts=(0) dims=(0)");
 
 /* ==== random numbers ============================================================================================== */
 /* One primitive yields 32 random bits an element: Philox keyed with the seed, at a counter that begins at the
@@ -417,16 +381,11 @@ static void reference_random_bits(const tn_reference *r) {
 
 /* random_bits(key, counter, skip, shape): 32 random bits an element: Philox of key at counter
  * + skip + the element's number. */
-const tn_op_impl tn_impl_random_bits = {
-    .facts = TN_FACT_SOURCE | TN_FACT_RANDOM,
-    .class_ = TN_ELEMENTWISE,
-    .infer = infer_random_bits,
-    .lower = lower_random_bits,
-    .reference = reference_random_bits,
-    .cases = "[]:i64@0..99 []:i64@0..99 skip=0 shape=(2,3,5); []:i64@0..9 []:i64@0..9 skip=7 shape=();"
-             "[]:i64@0..9 []:i64@0..9 skip=0 shape=(0,4); []:i64@0..9 []:i64@0..9 skip=3 shape=(1300)",
-    .flops = 60,
-};
+OP_CODE(random_bits, .facts = TN_FACT_SOURCE | TN_FACT_RANDOM, .class_ = TN_ELEMENTWISE, .infer = infer_random_bits,
+        .lower = lower_random_bits, .reference = reference_random_bits,
+        .cases = "[]:i64@0..99 []:i64@0..99 skip=0 shape=(2,3,5); []:i64@0..9 []:i64@0..9 skip=7 shape=();"
+                 "[]:i64@0..9 []:i64@0..9 skip=0 shape=(0,4); []:i64@0..9 []:i64@0..9 skip=3 shape=(1300)",
+        .flops = 60);
 
 /* ---- distributions ----------------------------------------------------------------------------------------------- */
 
@@ -448,12 +407,9 @@ static tn_node *compose_random_uniform(tn_build *b, const tn_node *n) {
 }
 
 /* random_uniform(key, counter, skip, shape): f32 in [0, 1) of random_bits. */
-const tn_op_impl tn_impl_random_uniform = {
-    .facts = TN_FACT_RANDOM,
-    .infer = infer_random_uniform,
-    .compose = compose_random_uniform,
-    .cases = "[]:i64@0..99 []:i64@0..99 skip=0 shape=(2,3,5); []:i64@0..9 []:i64@0..9 skip=7 shape=(); "
-             "[]:i64@0..9 []:i64@0..9 skip=0 shape=(0,4)"};
+OP_CODE(random_uniform, .facts = TN_FACT_RANDOM, .infer = infer_random_uniform, .compose = compose_random_uniform,
+        .cases = "[]:i64@0..99 []:i64@0..99 skip=0 shape=(2,3,5); []:i64@0..9 []:i64@0..9 skip=7 shape=(); "
+                 "[]:i64@0..9 []:i64@0..9 skip=0 shape=(0,4)");
 
 /* Attributes: only the shape. */
 static tn_status infer_random_normal(tn_infer *c) {
@@ -471,11 +427,8 @@ static tn_node *compose_random_normal(tn_build *b, const tn_node *n) {
 }
 
 /* random_normal(key, counter, shape): f32 with mean 0 and variance 1. Source: Box and Muller 1958. */
-const tn_op_impl tn_impl_random_normal = {
-    .facts = TN_FACT_RANDOM,
-    .infer = infer_random_normal,
-    .compose = compose_random_normal,
-    .cases = "tol=4e-6 atol=4e-6; []:i64@0..99 []:i64@0..99 shape=(2,3,50); []:i64@0..9 []:i64@0..9 shape=()"};
+OP_CODE(random_normal, .facts = TN_FACT_RANDOM, .infer = infer_random_normal, .compose = compose_random_normal,
+        .cases = "tol=4e-6 atol=4e-6; []:i64@0..99 []:i64@0..99 shape=(2,3,50); []:i64@0..9 []:i64@0..9 shape=()");
 
 static tn_status infer_random_integers(tn_infer *c) {
     int64_t low = c->attrs->i[TN_RANDOM_INTEGERS_LOW], high = c->attrs->i[TN_RANDOM_INTEGERS_HIGH], span;
@@ -496,11 +449,9 @@ static tn_node *compose_random_integers(tn_build *b, const tn_node *n) {
 }
 
 /* random_integers(key, counter, low, high, shape): i64 from low to below high, all equally likely. */
-const tn_op_impl tn_impl_random_integers = {.facts = TN_FACT_RANDOM,
-                                            .infer = infer_random_integers,
-                                            .compose = compose_random_integers,
-                                            .cases = "[]:i64@0..99 []:i64@0..99 low=-3 high=4 shape=(2,30); "
-                                                     "error=range []:i64@0..9 []:i64@0..9 low=2 high=2 shape=(3)"};
+OP_CODE(random_integers, .facts = TN_FACT_RANDOM, .infer = infer_random_integers, .compose = compose_random_integers,
+        .cases = "[]:i64@0..99 []:i64@0..99 low=-3 high=4 shape=(2,30); "
+                 "error=range []:i64@0..9 []:i64@0..9 low=2 high=2 shape=(3)");
 
 static tn_status infer_bernoulli_by(tn_infer *c) {
     TRY(tn_need_float(c, 0));
@@ -520,13 +471,10 @@ static tn_status no_gradient(tn_build *b, const tn_node *n, tn_node *dy, tn_node
 }
 
 /* bernoulli_by(p, key, counter): 1 with probability p, else 0, in p's dtype; NaN where p is not in [0, 1]. */
-const tn_op_impl tn_impl_bernoulli_by = {.facts = TN_FACT_RANDOM,
-                                         .keeps_half = true,
-                                         .infer = infer_bernoulli_by,
-                                         .compose = compose_bernoulli_by,
-                                         .grad = no_gradient,
-                                         .cases = "types=f32,f64 grad=off; [7,9]@0..1 []:i64@0..99 []:i64@0..99; "
-                                                  "error=floating [3]:i64 []:i64@0..9 []:i64@0..9"};
+OP_CODE(bernoulli_by, .facts = TN_FACT_RANDOM, .keeps_half = true, .infer = infer_bernoulli_by,
+        .compose = compose_bernoulli_by, .grad = no_gradient,
+        .cases = "types=f32,f64 grad=off; [7,9]@0..1 []:i64@0..99 []:i64@0..99; "
+                 "error=floating [3]:i64 []:i64@0..9 []:i64@0..9");
 
 /* ---- dropout ----------------------------------------------------------------------------------------------------- */
 
@@ -554,13 +502,10 @@ static tn_status grad_dropout_by(tn_build *b, const tn_node *n, tn_node *dy, tn_
 }
 
 /* dropout_by(x, key, counter, p): x with each element 0 with probability p, the others times 1/(1 - p). */
-const tn_op_impl tn_impl_dropout_by = {
-    .facts = TN_FACT_RANDOM,
-    .infer = infer_dropout_by,
-    .compose = compose_dropout_by,
-    .grad = grad_dropout_by,
-    .cases = "types=f32,f64 tol=1e-6; [4,5] []:i64@0..99 []:i64@0..99 p=0.3; [4,5] []:i64@0..9 []:i64@0..9 p=1; "
-             "error=lie [3] []:i64@0..9 []:i64@0..9 p=1.5; error=floating [3]:i64 []:i64@0..9 []:i64@0..9 p=0.5"};
+OP_CODE(dropout_by, .facts = TN_FACT_RANDOM, .infer = infer_dropout_by, .compose = compose_dropout_by,
+        .grad = grad_dropout_by,
+        .cases = "types=f32,f64 tol=1e-6; [4,5] []:i64@0..99 []:i64@0..99 p=0.3; [4,5] []:i64@0..9 []:i64@0..9 p=1; "
+                 "error=lie [3] []:i64@0..9 []:i64@0..9 p=1.5; error=floating [3]:i64 []:i64@0..9 []:i64@0..9 p=0.5");
 
 /* ---- the public functions: a run of counters, then a record ------------------------------------------------------ */
 

@@ -48,14 +48,9 @@ static tn_status grad_neg(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     grads[0] = tn_b_neg(b, dy);
     return b->status;
 }
-const tn_op_impl tn_impl_neg = {.class_ = TN_ELEMENTWISE,
-                                .keeps_half = true,
-                                .infer = tn_infer_not_bool,
-                                .grad = grad_neg,
-                                .lower = lower_unary,
-                                .reference = reference_unary,
-                                .cases = "types=f32,f64,i32,i64,i8; [2,3]; [0,3]; []; [17]",
-                                .flops = 1};
+OP_CODE(neg, .class_ = TN_ELEMENTWISE, .keeps_half = true, .infer = tn_infer_not_bool, .grad = grad_neg,
+        .lower = lower_unary, .reference = reference_unary, .cases = "types=f32,f64,i32,i64,i8; [2,3]; [0,3]; []; [17]",
+        .flops = 1);
 
 /* abs(x): |x|. The gradient at 0 is 0. */
 static tn_status grad_abs(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -67,14 +62,9 @@ static kir_val lower_abs(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_val x = tn_lower_in(lw, n, 0, at);
     return is_unsigned ? x : kir_unary(lw->kb, KIR_ABS, x);
 }
-const tn_op_impl tn_impl_abs = {.class_ = TN_ELEMENTWISE,
-                                .keeps_half = true,
-                                .infer = tn_infer_not_bool,
-                                .grad = grad_abs,
-                                .lower = lower_abs,
-                                .reference = reference_unary,
-                                .cases = "types=f32,f64,i32,i64,u8; [2,3]; [0,3]; []",
-                                .flops = 1};
+OP_CODE(abs, .class_ = TN_ELEMENTWISE, .keeps_half = true, .infer = tn_infer_not_bool, .grad = grad_abs,
+        .lower = lower_abs, .reference = reference_unary, .cases = "types=f32,f64,i32,i64,u8; [2,3]; [0,3]; []",
+        .flops = 1);
 
 /* The four roundings: of floats; integers and bools are whole already. */
 static const uint8_t rounding_mode[TN_OP_COUNT] = {
@@ -92,60 +82,44 @@ static kir_val lower_rounding(tn_lower *lw, const tn_node *n, const kir_aff *at)
     .cases = "types=f32,f64,i32; [2,3]@-9..9~0.1; [0,3]; []@0..5~0.1; [3,5]@-1e9..1e9~0.1 grad=off", .flops = 1
 
 /* floor(x): the greatest integer ≤ x. The gradient is 0, as for ceil, trunc and round. */
-const tn_op_impl tn_impl_floor = {ROUNDING};
+OP_CODE(floor, ROUNDING);
 
 /* ceil(x): the least integer ≥ x. */
-const tn_op_impl tn_impl_ceil = {ROUNDING};
+OP_CODE(ceil, ROUNDING);
 
 /* trunc(x): x without its fraction, rounded towards 0. */
-const tn_op_impl tn_impl_trunc = {ROUNDING};
+OP_CODE(trunc, ROUNDING);
 
 /* round(x): the nearest integer; ties round to even. */
-const tn_op_impl tn_impl_round = {ROUNDING};
+OP_CODE(round, ROUNDING);
 
 /* sqrt(x): the square root; NaN below 0. */
 static tn_status grad_sqrt(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     grads[0] = tn_b_div(b, dy, tn_b_scale(b, tn_b_self(n), 2));
     return b->status;
 }
-const tn_op_impl tn_impl_sqrt = {.class_ = TN_ELEMENTWISE,
-                                 .to_float = true,
-                                 .infer = tn_infer_float,
-                                 .grad = grad_sqrt,
-                                 .lower = lower_unary,
-                                 .reference = reference_unary,
-                                 .cases = "types=f32,f64,i32; [2,3]@0.1..9; [0,3]; []@1..5; [9]@1e-30..1e30 grad=off",
-                                 .flops = 1};
+OP_CODE(sqrt, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_sqrt,
+        .lower = lower_unary, .reference = reference_unary,
+        .cases = "types=f32,f64,i32; [2,3]@0.1..9; [0,3]; []@1..5; [9]@1e-30..1e30 grad=off", .flops = 1);
 
 /* exp(x): e to the power of x. */
 static tn_status grad_exp(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     grads[0] = tn_b_mul(b, dy, tn_b_self(n));
     return b->status;
 }
-const tn_op_impl tn_impl_exp = {
-    .class_ = TN_ELEMENTWISE,
-    .to_float = true,
-    .infer = tn_infer_float,
-    .grad = grad_exp,
-    .lower = lower_unary,
-    .reference = reference_unary,
-    .cases = "types=f32,f64,f16,bf16,i32 tol=4ulp; [2,3]; [0,3]; []; types=f32,f64; [33]@-80..80 grad=off",
-    .flops = 8};
+OP_CODE(exp, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_exp,
+        .lower = lower_unary, .reference = reference_unary,
+        .cases = "types=f32,f64,f16,bf16,i32 tol=4ulp; [2,3]; [0,3]; []; types=f32,f64; [33]@-80..80 grad=off",
+        .flops = 8);
 
 /* log(x): the natural logarithm; −∞ at 0, NaN below. */
 static tn_status grad_log(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     grads[0] = tn_b_div(b, dy, n->in[0]);
     return b->status;
 }
-const tn_op_impl tn_impl_log = {
-    .class_ = TN_ELEMENTWISE,
-    .to_float = true,
-    .infer = tn_infer_float,
-    .grad = grad_log,
-    .lower = lower_unary,
-    .reference = reference_unary,
-    .cases = "types=f32,f64,i32 tol=4ulp; [2,3]@0.1..9; [0,3]; []@1..5; [33]@1e-30..1e30 grad=off",
-    .flops = 8};
+OP_CODE(log, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_log,
+        .lower = lower_unary, .reference = reference_unary,
+        .cases = "types=f32,f64,i32 tol=4ulp; [2,3]@0.1..9; [0,3]; []@1..5; [33]@1e-30..1e30 grad=off", .flops = 8);
 
 /* sin(x): the sine of x in radians. */
 static tn_status grad_sin(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -154,28 +128,16 @@ static tn_status grad_sin(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
 }
 /* Near its zeros a sine has few correct bits relative to itself, so the tolerance there is absolute. */
 #define CIRCULAR "types=f32,f64,i32 tol=4ulp atol=1ulp; [2,3]; [0,3]; []; [33]@-1000..1000 grad=off"
-const tn_op_impl tn_impl_sin = {.class_ = TN_ELEMENTWISE,
-                                .to_float = true,
-                                .infer = tn_infer_float,
-                                .grad = grad_sin,
-                                .lower = lower_unary,
-                                .reference = reference_unary,
-                                .cases = CIRCULAR,
-                                .flops = 12};
+OP_CODE(sin, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_sin,
+        .lower = lower_unary, .reference = reference_unary, .cases = CIRCULAR, .flops = 12);
 
 /* cos(x): the cosine of x in radians. */
 static tn_status grad_cos(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     grads[0] = tn_b_neg(b, tn_b_mul(b, dy, tn_b_sin(b, n->in[0])));
     return b->status;
 }
-const tn_op_impl tn_impl_cos = {.class_ = TN_ELEMENTWISE,
-                                .to_float = true,
-                                .infer = tn_infer_float,
-                                .grad = grad_cos,
-                                .lower = lower_unary,
-                                .reference = reference_unary,
-                                .cases = CIRCULAR,
-                                .flops = 12};
+OP_CODE(cos, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_cos,
+        .lower = lower_unary, .reference = reference_unary, .cases = CIRCULAR, .flops = 12);
 
 /* tanh(x): the hyperbolic tangent. */
 static tn_status grad_tanh(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -184,14 +146,9 @@ static tn_status grad_tanh(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     grads[0] = tn_b_mul(b, dy, slope);
     return b->status;
 }
-const tn_op_impl tn_impl_tanh = {.class_ = TN_ELEMENTWISE,
-                                 .to_float = true,
-                                 .infer = tn_infer_float,
-                                 .grad = grad_tanh,
-                                 .lower = lower_unary,
-                                 .reference = reference_unary,
-                                 .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [33]@-20..20 grad=off",
-                                 .flops = 10};
+OP_CODE(tanh, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_tanh,
+        .lower = lower_unary, .reference = reference_unary,
+        .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [33]@-20..20 grad=off", .flops = 10);
 
 /* erf(x): the error function, 2/√π · ∫ exp(−t²) dt from 0 to x. */
 static tn_status grad_erf(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -200,14 +157,9 @@ static tn_status grad_erf(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     grads[0] = tn_b_mul(b, dy, tn_b_scale(b, bell, 1.1283791670955126)); /* 2/√π */
     return b->status;
 }
-const tn_op_impl tn_impl_erf = {.class_ = TN_ELEMENTWISE,
-                                .to_float = true,
-                                .infer = tn_infer_float,
-                                .grad = grad_erf,
-                                .lower = lower_unary,
-                                .reference = reference_unary,
-                                .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [33]@-6..6 grad=off",
-                                .flops = 12};
+OP_CODE(erf, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_erf,
+        .lower = lower_unary, .reference = reference_unary,
+        .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [33]@-6..6 grad=off", .flops = 12);
 
 /* bitwise_not(x): bitwise complement; logical not for bool. */
 static kir_val lower_bitwise_not(tn_lower *lw, const tn_node *n, const kir_aff *at) {
@@ -221,12 +173,8 @@ static void reference_bitwise_not(const tn_reference *r) {
     for (int64_t i = 0; i < count; i++)
         r->out[i] = is_bool ? 1 - r->in[0][i] : -1 - r->in[0][i];
 }
-const tn_op_impl tn_impl_bitwise_not = {.class_ = TN_ELEMENTWISE,
-                                        .infer = tn_infer_bits,
-                                        .lower = lower_bitwise_not,
-                                        .reference = reference_bitwise_not,
-                                        .cases = "types=i32,i64,bool; [2,3]; [0,3]; []",
-                                        .flops = 1};
+OP_CODE(bitwise_not, .class_ = TN_ELEMENTWISE, .infer = tn_infer_bits, .lower = lower_bitwise_not,
+        .reference = reference_bitwise_not, .cases = "types=i32,i64,bool; [2,3]; [0,3]; []", .flops = 1);
 
 /* cast(x, dtype): x converted to another dtype. Float to integer truncates towards 0 and saturates, NaN gives 0; to
  * bool: x ≠ 0. Block-quantized tensors are decoded; no tensor can be cast to a block-quantized dtype. */
@@ -281,19 +229,12 @@ static void reference_cast(const tn_reference *r) {
             r->out[i] = tn_dtype_is_float(to) ? v : to_integer(v, to);
     }
 }
-const tn_op_impl tn_impl_cast = {
-    .facts = TN_FACT_CAST,
-    .class_ = TN_ELEMENTWISE,
-    .keeps_half = true,
-    .quantized = 1,
-    .infer = infer_cast,
-    .grad = grad_cast,
-    .lower = lower_cast,
-    .reference = reference_cast,
-    .cases = "types=f32,f64,i32,i64,bool; [2,3] dtype=f64; [0,3] dtype=f32; [] dtype=f32; [7] dtype=bool;"
-             "types=f32,f64; [7]@-9..9~0.1 dtype=i32; [7]@-9..9~0.1 dtype=i64; [9]@-300..300~0.1 dtype=i8;"
-             "[5,3]@-9..9 dtype=f16 tol=1e-3 grad=off; [5,3]@-9..9 dtype=bf16 tol=8e-3 grad=off;"
-             "types=f32; [3,64]:q4_0 dtype=f64; [2,256]:q6_k dtype=i32; error=files [4] dtype=q8_0"};
+OP_CODE(cast, .facts = TN_FACT_CAST, .class_ = TN_ELEMENTWISE, .keeps_half = true, .quantized = 1, .infer = infer_cast,
+        .grad = grad_cast, .lower = lower_cast, .reference = reference_cast,
+        .cases = "types=f32,f64,i32,i64,bool; [2,3] dtype=f64; [0,3] dtype=f32; [] dtype=f32; [7] dtype=bool;"
+                 "types=f32,f64; [7]@-9..9~0.1 dtype=i32; [7]@-9..9~0.1 dtype=i64; [9]@-300..300~0.1 dtype=i8;"
+                 "[5,3]@-9..9 dtype=f16 tol=1e-3 grad=off; [5,3]@-9..9 dtype=bf16 tol=8e-3 grad=off;"
+                 "types=f32; [3,64]:q4_0 dtype=f64; [2,256]:q6_k dtype=i32; error=files [4] dtype=q8_0");
 
 /* ---- two operands ------------------------------------------------------------------------------------------------ */
 
@@ -387,30 +328,17 @@ static tn_status give_two(tn_build *b, const tn_node *n, tn_node *gx, tn_node *g
 static tn_status grad_add(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     return give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, tn_needs_grad(n, 1) ? dy : NULL, grads);
 }
-const tn_op_impl tn_impl_add = {.facts = TN_FACT_ADD,
-                                .class_ = TN_ELEMENTWISE,
-                                .keeps_half = true,
-                                .promote = true,
-                                .infer = tn_infer_broadcast,
-                                .grad = grad_add,
-                                .lower = lower_binary,
-                                .reference = reference_binary,
-                                .cases = "types=f32,f64,f16,bf16,i32,i64,i8,u8,bool; " PAIRS,
-                                .flops = 1};
+OP_CODE(add, .facts = TN_FACT_ADD, .class_ = TN_ELEMENTWISE, .keeps_half = true, .promote = true,
+        .infer = tn_infer_broadcast, .grad = grad_add, .lower = lower_binary, .reference = reference_binary,
+        .cases = "types=f32,f64,f16,bf16,i32,i64,i8,u8,bool; " PAIRS, .flops = 1);
 
 /* sub(x, y): x − y. */
 static tn_status grad_sub(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     return give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, tn_needs_grad(n, 1) ? tn_b_neg(b, dy) : NULL, grads);
 }
-const tn_op_impl tn_impl_sub = {.class_ = TN_ELEMENTWISE,
-                                .keeps_half = true,
-                                .promote = true,
-                                .infer = tn_infer_not_bool,
-                                .grad = grad_sub,
-                                .lower = lower_binary,
-                                .reference = reference_binary,
-                                .cases = "types=f32,f64,f16,bf16,i32,i64,i8; " PAIRS,
-                                .flops = 1};
+OP_CODE(sub, .class_ = TN_ELEMENTWISE, .keeps_half = true, .promote = true, .infer = tn_infer_not_bool,
+        .grad = grad_sub, .lower = lower_binary, .reference = reference_binary,
+        .cases = "types=f32,f64,f16,bf16,i32,i64,i8; " PAIRS, .flops = 1);
 
 /* mul(x, y): x · y; logical and for bool. */
 static tn_status grad_mul(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -418,15 +346,9 @@ static tn_status grad_mul(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     tn_node *gy = tn_needs_grad(n, 1) ? tn_b_mul(b, dy, n->in[0]) : NULL;
     return give_two(b, n, gx, gy, grads);
 }
-const tn_op_impl tn_impl_mul = {.class_ = TN_ELEMENTWISE,
-                                .keeps_half = true,
-                                .promote = true,
-                                .infer = tn_infer_broadcast,
-                                .grad = grad_mul,
-                                .lower = lower_binary,
-                                .reference = reference_binary,
-                                .cases = "types=f32,f64,f16,bf16,i32,i64,i8,bool; " PAIRS,
-                                .flops = 1};
+OP_CODE(mul, .class_ = TN_ELEMENTWISE, .keeps_half = true, .promote = true, .infer = tn_infer_broadcast,
+        .grad = grad_mul, .lower = lower_binary, .reference = reference_binary,
+        .cases = "types=f32,f64,f16,bf16,i32,i64,i8,bool; " PAIRS, .flops = 1);
 
 /* div(x, y): x / y, always floating point (integers are converted to f32). */
 static tn_status grad_div(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -435,18 +357,12 @@ static tn_status grad_div(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     tn_node *gy = tn_needs_grad(n, 1) ? tn_b_neg(b, tn_b_mul(b, dy, tn_b_div(b, tn_b_self(n), y))) : NULL;
     return give_two(b, n, gx, gy, grads);
 }
-const tn_op_impl tn_impl_div = {
-    .facts = TN_FACT_DIV,
-    .class_ = TN_ELEMENTWISE,
-    .promote = true,
-    .to_float = true,
-    .infer = tn_infer_float,
-    .grad = grad_div,
-    .lower = lower_binary,
-    .reference = reference_binary,
-    .cases = "types=f32,f64,i32; [2,3] [2,3]@0.5..3; [2,3] [3]@-3..-0.5; [4,1] [1,5]@1..3; [] [3]@1..2; [0,3] [1]@1..2;"
-             "error=broadcast [2,3] [4]",
-    .flops = 1};
+OP_CODE(div, .facts = TN_FACT_DIV, .class_ = TN_ELEMENTWISE, .promote = true, .to_float = true, .infer = tn_infer_float,
+        .grad = grad_div, .lower = lower_binary, .reference = reference_binary,
+        .cases =
+            "types=f32,f64,i32; [2,3] [2,3]@0.5..3; [2,3] [3]@-3..-0.5; [4,1] [1,5]@1..3; [] [3]@1..2; [0,3] [1]@1..2;"
+            "error=broadcast [2,3] [4]",
+        .flops = 1);
 
 /* div_trunc(x, y): x / y truncated towards 0 (PyTorch's div with rounding_mode trunc). For integers the result is an
  * integer, and x / 0 is 0. */
@@ -460,17 +376,13 @@ static double define_div_trunc_integer(double x, double y) { return y == 0 ? 0 :
 static void reference_div_trunc(const tn_reference *r) {
     walk_binary(r, tn_dtype_is_float((tn_dtype)r->node->dtype) ? define_div_trunc : define_div_trunc_integer);
 }
-const tn_op_impl tn_impl_div_trunc = {.class_ = TN_ELEMENTWISE,
-                                      .promote = true,
-                                      .infer = tn_infer_not_bool,
-                                      .grad = tn_grad_none,
-                                      .lower = lower_div_trunc,
-                                      .reference = reference_div_trunc,
-                                      .cases = "types=f32,f64; [2,3]@0.1..0.9 [2,3]@1..5; [4,1]@2.1..2.9 "
-                                               "[1,5]@1..1.01; types=i32,i64,i8; [9]@-20..20 [9]@-4..4; [9]@-20..20 "
-                                               "[1]@3..4; types=u8,i64; [9]@0..20 [9]@0..4; [0,3] [1]@1..2; error=bool "
-                                               "[2]:bool [2]:bool",
-                                      .flops = 2};
+OP_CODE(div_trunc, .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_not_bool, .grad = tn_grad_none,
+        .lower = lower_div_trunc, .reference = reference_div_trunc,
+        .cases = "types=f32,f64; [2,3]@0.1..0.9 [2,3]@1..5; [4,1]@2.1..2.9 "
+                 "[1,5]@1..1.01; types=i32,i64,i8; [9]@-20..20 [9]@-4..4; [9]@-20..20 "
+                 "[1]@3..4; types=u8,i64; [9]@0..20 [9]@0..4; [0,3] [1]@1..2; error=bool "
+                 "[2]:bool [2]:bool",
+        .flops = 2);
 
 /* floor_divide(x, y): the greatest integer ≤ x / y, exact. For integers the result is an integer, and x / 0 is 0. */
 static kir_val floor_divide_integers(kir_builder *kb, kir_val x, kir_val y) {
@@ -518,17 +430,12 @@ static void reference_floor_divide(const tn_reference *r) {
     bool is_float = tn_dtype_is_float((tn_dtype)r->node->dtype);
     walk_binary(r, is_float ? define_floor_divide : define_floor_divide_integer);
 }
-const tn_op_impl tn_impl_floor_divide = {
-    .class_ = TN_ELEMENTWISE,
-    .promote = true,
-    .infer = tn_infer_not_bool,
-    .grad = tn_grad_none,
-    .lower = lower_floor_divide,
-    .reference = reference_floor_divide,
-    .cases =
-        "types=f32,f64,i32,i64; [2,3]@-20..20 [2,3]@1..5; [7]@-20..20 [7]@-5..-1; [4,1] [1,5]@1..3; [0,3] [1]@1..2;"
-        "types=i32; [9] [9]@-1..1",
-    .flops = 4};
+OP_CODE(floor_divide, .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_not_bool, .grad = tn_grad_none,
+        .lower = lower_floor_divide, .reference = reference_floor_divide,
+        .cases =
+            "types=f32,f64,i32,i64; [2,3]@-20..20 [2,3]@1..5; [7]@-20..20 [7]@-5..-1; [4,1] [1,5]@1..3; [0,3] [1]@1..2;"
+            "types=i32; [9] [9]@-1..1",
+        .flops = 4);
 
 /* heaviside(x, values): 0 where x < 0, values where x = 0, 1 where x > 0; 0 where x is NaN. */
 static kir_val lower_heaviside(tn_lower *lw, const tn_node *n, const kir_aff *at) {
@@ -541,15 +448,11 @@ static kir_val lower_heaviside(tn_lower *lw, const tn_node *n, const kir_aff *at
 }
 static double define_heaviside(double x, double values) { return x == 0 ? values : x > 0; }
 static void reference_heaviside(const tn_reference *r) { walk_binary(r, define_heaviside); }
-const tn_op_impl tn_impl_heaviside = {
-    .class_ = TN_ELEMENTWISE,
-    .promote = true,
-    .infer = tn_infer_broadcast,
-    .grad = tn_grad_none,
-    .lower = lower_heaviside,
-    .reference = reference_heaviside,
+OP_CODE(
+    heaviside, .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_broadcast, .grad = tn_grad_none,
+    .lower = lower_heaviside, .reference = reference_heaviside,
     .cases = "types=f32,f64,i32,bool; [9]@-1..1 [9]; [2,3] [3]; [4,1]@-1..1 [1,5]; [0,3] [3]; error=broadcast [2] [3]",
-    .flops = 2};
+    .flops = 2);
 
 /* remainder(x, y): x − y · floor_divide(x, y), with the sign of y (Python's %). Integers: x % 0 is 0. */
 static tn_status grad_remainder(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -581,14 +484,8 @@ static void reference_remainder(const tn_reference *r) {
 #define REMAINDERS                                                                                              \
     "types=f32,f64 tol=1e-5; [2,3]@0.1..0.9 [2,3]@1..5; [7]@-0.9..-0.1 [7]@1..5; [4,1]@2.1..2.9 [1,5]@1..1.01;" \
     "types=i32,i64; [9]@-20..20 [9]@-4..-1; [9]@-20..20 [9]@1..4; [9] [9]@-1..1; [0,3] [1]@1..2"
-const tn_op_impl tn_impl_remainder = {.class_ = TN_ELEMENTWISE,
-                                      .promote = true,
-                                      .infer = tn_infer_not_bool,
-                                      .grad = grad_remainder,
-                                      .lower = lower_remainder,
-                                      .reference = reference_remainder,
-                                      .cases = REMAINDERS,
-                                      .flops = 4};
+OP_CODE(remainder, .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_not_bool, .grad = grad_remainder,
+        .lower = lower_remainder, .reference = reference_remainder, .cases = REMAINDERS, .flops = 4);
 
 /* fmod(x, y): x − y · trunc(x / y), with the sign of x (C's fmod). Integers: 0 for y = 0. */
 static tn_status grad_fmod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -600,14 +497,8 @@ static double define_fmod_integer(double x, double y) { return y == 0 ? 0 : fmod
 static void reference_fmod(const tn_reference *r) {
     walk_binary(r, tn_dtype_is_float((tn_dtype)r->node->dtype) ? fmod : define_fmod_integer);
 }
-const tn_op_impl tn_impl_fmod = {.class_ = TN_ELEMENTWISE,
-                                 .promote = true,
-                                 .infer = tn_infer_not_bool,
-                                 .grad = grad_fmod,
-                                 .lower = lower_binary,
-                                 .reference = reference_fmod,
-                                 .cases = REMAINDERS,
-                                 .flops = 4};
+OP_CODE(fmod, .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_not_bool, .grad = grad_fmod,
+        .lower = lower_binary, .reference = reference_fmod, .cases = REMAINDERS, .flops = 4);
 
 /* Half of the gradient to each of two equal operands, all of it to the chosen one (and to both if one is NaN). */
 static tn_status grad_choice(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads, bool greater) {
@@ -627,26 +518,14 @@ static tn_status grad_minimum(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
 }
 
 /* maximum(x, y): the element-wise maximum; NaN if an operand is NaN. Equal operands share the gradient. */
-const tn_op_impl tn_impl_maximum = {.class_ = TN_ELEMENTWISE,
-                                    .keeps_half = true,
-                                    .promote = true,
-                                    .infer = tn_infer_broadcast,
-                                    .grad = grad_maximum,
-                                    .lower = lower_binary,
-                                    .reference = reference_binary,
-                                    .cases = "types=f32,f64,f16,bf16,i32,i64,u8,bool; " PAIRS,
-                                    .flops = 1};
+OP_CODE(maximum, .class_ = TN_ELEMENTWISE, .keeps_half = true, .promote = true, .infer = tn_infer_broadcast,
+        .grad = grad_maximum, .lower = lower_binary, .reference = reference_binary,
+        .cases = "types=f32,f64,f16,bf16,i32,i64,u8,bool; " PAIRS, .flops = 1);
 
 /* minimum(x, y): the element-wise minimum; NaN if an operand is NaN. Equal operands share the gradient. */
-const tn_op_impl tn_impl_minimum = {.class_ = TN_ELEMENTWISE,
-                                    .keeps_half = true,
-                                    .promote = true,
-                                    .infer = tn_infer_broadcast,
-                                    .grad = grad_minimum,
-                                    .lower = lower_binary,
-                                    .reference = reference_binary,
-                                    .cases = "types=f32,f64,i32,i64,bool; " PAIRS,
-                                    .flops = 1};
+OP_CODE(minimum, .class_ = TN_ELEMENTWISE, .keeps_half = true, .promote = true, .infer = tn_infer_broadcast,
+        .grad = grad_minimum, .lower = lower_binary, .reference = reference_binary,
+        .cases = "types=f32,f64,i32,i64,bool; " PAIRS, .flops = 1);
 
 #define COMPARISON                                                                                              \
     .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_compare, .lower = lower_binary,                \
@@ -654,26 +533,26 @@ const tn_op_impl tn_impl_minimum = {.class_ = TN_ELEMENTWISE,
     .flops = 1
 
 /* eq(x, y): true where x = y; false where an operand is NaN. */
-const tn_op_impl tn_impl_eq = {COMPARISON};
+OP_CODE(eq, COMPARISON);
 
 /* lt(x, y): true where x < y. */
-const tn_op_impl tn_impl_lt = {COMPARISON};
+OP_CODE(lt, COMPARISON);
 
 /* le(x, y): true where x ≤ y. */
-const tn_op_impl tn_impl_le = {COMPARISON};
+OP_CODE(le, COMPARISON);
 
 #define BITS(types_)                                                                          \
     .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_bits, .lower = lower_binary, \
     .reference = reference_binary, .cases = "types=" types_ "; [2,3] [2,3]; [2,3] [3]; [0,3] [1]; [] [3]", .flops = 1
 
 /* bitwise_and(x, y): bitwise and; logical and for bool. */
-const tn_op_impl tn_impl_bitwise_and = {BITS("i32,i64,bool")};
+OP_CODE(bitwise_and, BITS("i32,i64,bool"));
 
 /* bitwise_or(x, y): bitwise or; logical or for bool. */
-const tn_op_impl tn_impl_bitwise_or = {BITS("i32,i64,bool")};
+OP_CODE(bitwise_or, BITS("i32,i64,bool"));
 
 /* bitwise_xor(x, y): bitwise exclusive or; true for bool where exactly one operand is true. */
-const tn_op_impl tn_impl_bitwise_xor = {BITS("i32,i64,bool")};
+OP_CODE(bitwise_xor, BITS("i32,i64,bool"));
 
 static tn_status infer_shift(tn_infer *c) {
     TRY(tn_need_integer(c, 0));
@@ -681,24 +560,15 @@ static tn_status infer_shift(tn_infer *c) {
 }
 
 /* bitwise_left_shift(x, y): x · 2^y, wrapped to the dtype; 0 if y is negative or not less than the number of bits. */
-const tn_op_impl tn_impl_bitwise_left_shift = {.class_ = TN_ELEMENTWISE,
-                                               .promote = true,
-                                               .infer = infer_shift,
-                                               .lower = lower_binary,
-                                               .reference = reference_binary,
-                                               .cases = "types=i32,i64; [2,3] [2,3]@0..9; [2,3] [3]@0..3; [0,3] [1]",
-                                               .flops = 1};
+OP_CODE(bitwise_left_shift, .class_ = TN_ELEMENTWISE, .promote = true, .infer = infer_shift, .lower = lower_binary,
+        .reference = reference_binary, .cases = "types=i32,i64; [2,3] [2,3]@0..9; [2,3] [3]@0..3; [0,3] [1]",
+        .flops = 1);
 
 /* bitwise_right_shift(x, y): floor(x / 2^y); if y is negative or not less than the number of bits, 0, or -1 for a
  * negative x. */
-const tn_op_impl tn_impl_bitwise_right_shift = {
-    .class_ = TN_ELEMENTWISE,
-    .promote = true,
-    .infer = infer_shift,
-    .lower = lower_binary,
-    .reference = reference_binary,
-    .cases = "types=i32,i64; [2,3]@-99..99 [2,3]@0..9; [2,3] [3]@0..3; [0,3] [1]",
-    .flops = 1};
+OP_CODE(bitwise_right_shift, .class_ = TN_ELEMENTWISE, .promote = true, .infer = infer_shift, .lower = lower_binary,
+        .reference = reference_binary, .cases = "types=i32,i64; [2,3]@-99..99 [2,3]@0..9; [2,3] [3]@0..3; [0,3] [1]",
+        .flops = 1);
 
 /* ---- choice and values without operands -------------------------------------------------------------------------- */
 
@@ -727,17 +597,11 @@ static void reference_where(const tn_reference *r) {
     for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
         r->out[w.place] = r->in[0][w.in[0]] != 0 ? r->in[1][w.in[1]] : r->in[2][w.in[2]];
 }
-const tn_op_impl tn_impl_where = {
-    .class_ = TN_ELEMENTWISE,
-    .keeps_half = true,
-    .promote = true,
-    .promote_from = 1,
-    .infer = infer_where,
-    .grad = grad_where,
-    .lower = lower_where,
-    .reference = reference_where,
-    .cases = "types=f32,f64,i32,bool; [2,3]:bool [2,3] [2,3]; [3]:bool [2,1] [3]; []:bool [2] [2]; [2,1]:bool [] [3];"
-             "[0,2]:bool [2] []; error=bool [2]:f32 [2] [2]; error=broadcast [2]:bool [3] [2]"};
+OP_CODE(where, .class_ = TN_ELEMENTWISE, .keeps_half = true, .promote = true, .promote_from = 1, .infer = infer_where,
+        .grad = grad_where, .lower = lower_where, .reference = reference_where,
+        .cases =
+            "types=f32,f64,i32,bool; [2,3]:bool [2,3] [2,3]; [3]:bool [2,1] [3]; []:bool [2] [2]; [2,1]:bool [] [3];"
+            "[0,2]:bool [2] []; error=bool [2]:f32 [2] [2]; error=broadcast [2]:bool [3] [2]");
 
 /* full(shape, value, dtype): a tensor of one value. For an integer dtype the value is truncated; NaN, or a value
  * outside the dtype, is an error. */
@@ -759,16 +623,11 @@ static void reference_full(const tn_reference *r) {
     for (int64_t i = 0, count = tn_node_numel(r->node); i < count; i++)
         r->out[i] = r->node->f[TN_FULL_VALUE];
 }
-const tn_op_impl tn_impl_full = {
-    .facts = TN_FACT_CONSTANT | TN_FACT_SOURCE,
-    .class_ = TN_ELEMENTWISE,
-    .varies = true,
-    .infer = infer_full,
-    .lower = lower_full,
-    .reference = reference_full,
-    .cases = "shape=(2,3) value=1.5 dtype=f32; shape=() value=-2 dtype=i64; shape=(0,3) value=1 dtype=f64;"
-             "shape=(4) value=1 dtype=bool; error=negative shape=(-1) value=0 dtype=f32; "
-             "error=hold shape=(2) value=200 dtype=i8"};
+OP_CODE(full, .facts = TN_FACT_CONSTANT | TN_FACT_SOURCE, .class_ = TN_ELEMENTWISE, .varies = true, .infer = infer_full,
+        .lower = lower_full, .reference = reference_full,
+        .cases = "shape=(2,3) value=1.5 dtype=f32; shape=() value=-2 dtype=i64; shape=(0,3) value=1 dtype=f64;"
+                 "shape=(4) value=1 dtype=bool; error=negative shape=(-1) value=0 dtype=f32; "
+                 "error=hold shape=(2) value=200 dtype=i8");
 
 /* arange(start, end, step, dtype): start, start + step, …, excluding end. */
 static tn_status infer_arange(tn_infer *c) {
@@ -820,17 +679,14 @@ static void reference_arange(const tn_reference *r) {
         r->out[i] = start + (double)i * step;
 }
 /* Start and step are rounded to the type, then one fma: an error of one step's rounding a place. */
-const tn_op_impl tn_impl_arange = {
-    .facts = TN_FACT_SOURCE,
-    .class_ = TN_ELEMENTWISE,
-    .infer = infer_arange,
-    .lower = lower_arange,
-    .reference = reference_arange,
-    .cases = "start=0 end=7 step=1 dtype=i64; start=5 end=-5 step=-3 dtype=i32; start=0 end=1 step=0.25 dtype=f32;"
-             "start=0.1 end=2 step=0.3 dtype=f64; start=0.1 end=2 step=0.3 dtype=f32 tol=1e-6; start=3 end=3 step=1 "
-             "dtype=f32;"
-             "error=never start=0 end=1 step=-1 dtype=f32; error=never start=5 end=3 step=9 dtype=i64",
-    .flops = 1};
+OP_CODE(arange, .facts = TN_FACT_SOURCE, .class_ = TN_ELEMENTWISE, .infer = infer_arange, .lower = lower_arange,
+        .reference = reference_arange,
+        .cases =
+            "start=0 end=7 step=1 dtype=i64; start=5 end=-5 step=-3 dtype=i32; start=0 end=1 step=0.25 dtype=f32;"
+            "start=0.1 end=2 step=0.3 dtype=f64; start=0.1 end=2 step=0.3 dtype=f32 tol=1e-6; start=3 end=3 step=1 "
+            "dtype=f32;"
+            "error=never start=0 end=1 step=-1 dtype=f32; error=never start=5 end=3 step=9 dtype=i64",
+        .flops = 1);
 
 /* runtime_scalar(kind, value, count, number): a scalar whose value may differ at each run without a new plan. kind 0:
  * f32 `number`; 1: i64 `value`; 2: i64, a counter of random numbers that moves on by `count` at each run. */
@@ -844,10 +700,8 @@ static void reference_runtime_scalar(const tn_reference *r) {
     r->out[0] =
         n->i[TN_RUNTIME_SCALAR_KIND] == 0 ? n->f[TN_RUNTIME_SCALAR_NUMBER] : (double)n->i[TN_RUNTIME_SCALAR_VALUE];
 }
-const tn_op_impl tn_impl_runtime_scalar = {.facts = TN_FACT_LAUNCH_SCALAR | TN_FACT_SOURCE,
-                                           .class_ = TN_LEAF_VALUE,
-                                           .infer = infer_runtime_scalar,
-                                           .reference = reference_runtime_scalar};
+OP_CODE(runtime_scalar, .facts = TN_FACT_LAUNCH_SCALAR | TN_FACT_SOURCE, .class_ = TN_LEAF_VALUE,
+        .infer = infer_runtime_scalar, .reference = reference_runtime_scalar);
 
 /* ==== the same bits as another dtype ============================================================================== */
 /* Types of one size share their bits. Small ones compute in wider types, so what the memory would hold is made of the
@@ -960,14 +814,11 @@ static void reference_view_dtype(const tn_reference *r) {
     for (int64_t i = 0, count = tn_node_numel(n); i < count; i++)
         r->out[i] = reference_number((tn_dtype)n->dtype, reference_bits((tn_dtype)n->in[0]->dtype, r->in[0][i]));
 }
-const tn_op_impl tn_impl_view_dtype = {
-    .class_ = TN_ELEMENTWISE,
-    .infer = infer_view_dtype,
-    .grad = tn_grad_none,
-    .lower = lower_view_dtype,
-    .reference = reference_view_dtype,
-    .cases = "special=off grad=off; types=f32; [2,3] dtype=i32; [0,3] dtype=u32; [] dtype=i32; types=i32; [7]@0..1e9 "
-             "dtype=f32; types=f16; [9]@-4..4 dtype=i16; [9]@1e-6..1e-5 dtype=u16; types=bf16; [9] dtype=i16; "
-             "types=i16; [9]@0..20000 dtype=f16; [9]@-2000..2000 dtype=bf16; [9]@0..900 dtype=f16; types=i8; [9] "
-             "dtype=u8; types=u8; [9]@0..255 dtype=i8; types=bool; [4] dtype=u8; error=size [4] dtype=f32",
-    .flops = 1};
+OP_CODE(view_dtype, .class_ = TN_ELEMENTWISE, .infer = infer_view_dtype, .grad = tn_grad_none,
+        .lower = lower_view_dtype, .reference = reference_view_dtype,
+        .cases =
+            "special=off grad=off; types=f32; [2,3] dtype=i32; [0,3] dtype=u32; [] dtype=i32; types=i32; [7]@0..1e9 "
+            "dtype=f32; types=f16; [9]@-4..4 dtype=i16; [9]@1e-6..1e-5 dtype=u16; types=bf16; [9] dtype=i16; "
+            "types=i16; [9]@0..20000 dtype=f16; [9]@-2000..2000 dtype=bf16; [9]@0..900 dtype=f16; types=i8; [9] "
+            "dtype=u8; types=u8; [9]@0..255 dtype=i8; types=bool; [4] dtype=u8; error=size [4] dtype=f32",
+        .flops = 1);

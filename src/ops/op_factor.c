@@ -235,7 +235,7 @@ static tn_node *cholesky_back(tn_build *b, tn_node *l, tn_node *dy) {
     if (!inner || !one) return NULL;
     tn_node *phi = tn_b_sub(b, tn_b_tril(b, inner, 0), tn_b_scale(b, tn_b_mul(b, inner, one), 0.5));
     tn_node *upper = tn_b_whole(b, factor_turned(b, l));
-    tn_node *half = tn_b_linalg_solve_upper(b, upper, tn_b_whole(b, phi));            /* L⁻ᵀ·Φ */
+    tn_node *half = tn_b_linalg_solve_upper(b, upper, tn_b_whole(b, phi));                   /* L⁻ᵀ·Φ */
     tn_node *all = tn_b_linalg_solve_upper(b, upper, tn_b_whole(b, factor_turned(b, half))); /* L⁻ᵀ·(L⁻ᵀ·Φ)ᵀ */
     return symmetric(b, all);
 }
@@ -246,14 +246,12 @@ static tn_status grad_cholesky_lower(tn_build *b, const tn_node *n, tn_node *dy,
 }
 
 /* linalg_cholesky_lower(x): linalg_cholesky of contiguous matrices. */
-const tn_op_impl tn_impl_linalg_cholesky_lower = {.class_ = TN_NATIVE,
-                                                  .infer = infer_cholesky_lower,
-                                                  .grad = grad_cholesky_lower,
-                                                  .reference = reference_cholesky_lower,
-                                                  .cases = "types=f32,f64 tol=1e-5 atol=1e-5 grad=off; [1,1]@1..2; "
-                                                           "[2,2]@-1..1+3I; [2,3,3]@-1..1+4I; [5,5]@-1..1+6I; [0,0]; "
-                                                           "[0,2,2]; error=square [2,3]; error=f32 [2,2]:i32",
-                                                  .flops = 10};
+OP_CODE(linalg_cholesky_lower, .class_ = TN_NATIVE, .infer = infer_cholesky_lower, .grad = grad_cholesky_lower,
+        .reference = reference_cholesky_lower,
+        .cases = "types=f32,f64 tol=1e-5 atol=1e-5 grad=off; [1,1]@1..2; "
+                 "[2,2]@-1..1+3I; [2,3,3]@-1..1+4I; [5,5]@-1..1+6I; [0,0]; "
+                 "[0,2,2]; error=square [2,3]; error=f32 [2,2]:i32",
+        .flops = 10);
 
 static tn_node *compose_cholesky(tn_build *b, const tn_node *n) {
     return tn_b_linalg_cholesky_lower(b, tn_b_whole(b, n->in[0]));
@@ -262,11 +260,8 @@ static tn_node *compose_cholesky(tn_build *b, const tn_node *n) {
 /* linalg_cholesky(x): L with L·Lᵀ = x, of symmetric positive definite matrices [..., n, n], whose lower triangle is
  * read. A matrix that is not positive definite yields NaN everywhere (PyTorch raises an error). The gradient is
  * symmetric. */
-const tn_op_impl tn_impl_linalg_cholesky = {
-    .to_float = true,
-    .infer = infer_square,
-    .compose = compose_cholesky,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-5 grad=off; [3,3]@-1..1+4I; [2,4,4]@-1..1+5I; error=square [3]"};
+OP_CODE(linalg_cholesky, .to_float = true, .infer = infer_square, .compose = compose_cholesky,
+        .cases = "types=f32,f64 tol=1e-5 atol=1e-5 grad=off; [3,3]@-1..1+4I; [2,4,4]@-1..1+5I; error=square [3]");
 
 /* ---- systems ----------------------------------------------------------------------------------------------------- */
 
@@ -306,15 +301,12 @@ static tn_status grad_systems(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
 static void reference_solve_systems(const tn_reference *r) { reference_systems(r, everywhere); }
 
 /* linalg_solve_systems(A, B): x with A·x = B, batches alike. */
-const tn_op_impl tn_impl_linalg_solve_systems = {
-    .class_ = TN_NATIVE,
-    .infer = infer_systems,
-    .grad = grad_systems,
-    .reference = reference_solve_systems,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [1,1]@1..2 [1,2]; [3,3]@-1..1+3I [3,2]; [2,4,4]@-1..1+4I [2,4,1]; "
-             "[7,7]@-1..1 [7,3] grad=off tol=1e-4 atol=1e-4; [0,0] [0,2]; [2,2]@1..2+3I [2,0]; "
-             "error=square [2,3] [2,1]; error=fit [2,2] [3,1]; error=batches [2,2,2] [3,2,1]",
-    .flops = 10};
+OP_CODE(linalg_solve_systems, .class_ = TN_NATIVE, .infer = infer_systems, .grad = grad_systems,
+        .reference = reference_solve_systems,
+        .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [1,1]@1..2 [1,2]; [3,3]@-1..1+3I [3,2]; [2,4,4]@-1..1+4I [2,4,1]; "
+                 "[7,7]@-1..1 [7,3] grad=off tol=1e-4 atol=1e-4; [0,0] [0,2]; [2,2]@1..2+3I [2,0]; "
+                 "error=square [2,3] [2,1]; error=fit [2,2] [3,1]; error=batches [2,2,2] [3,2,1]",
+        .flops = 10);
 
 static tn_status grad_triangle(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads, bool upper) {
     tn_node *flipped = tn_b_whole(b, factor_turned(b, n->in[0])), *side = tn_b_whole(b, dy);
@@ -339,20 +331,12 @@ static void reference_solve_upper(const tn_reference *r) { reference_systems(r, 
     "[0,0] [0,2]; error=square [2,3] [2,1]"
 
 /* linalg_solve_lower(A, B): x with A·x = B for the lower triangle of A. */
-const tn_op_impl tn_impl_linalg_solve_lower = {.class_ = TN_NATIVE,
-                                               .infer = infer_systems,
-                                               .grad = grad_lower,
-                                               .reference = reference_solve_lower,
-                                               .cases = TRIANGULAR,
-                                               .flops = 5};
+OP_CODE(linalg_solve_lower, .class_ = TN_NATIVE, .infer = infer_systems, .grad = grad_lower,
+        .reference = reference_solve_lower, .cases = TRIANGULAR, .flops = 5);
 
 /* linalg_solve_upper(A, B): x with A·x = B for the upper triangle of A. */
-const tn_op_impl tn_impl_linalg_solve_upper = {.class_ = TN_NATIVE,
-                                               .infer = infer_systems,
-                                               .grad = grad_upper,
-                                               .reference = reference_solve_upper,
-                                               .cases = TRIANGULAR,
-                                               .flops = 5};
+OP_CODE(linalg_solve_upper, .class_ = TN_NATIVE, .infer = infer_systems, .grad = grad_upper,
+        .reference = reference_solve_upper, .cases = TRIANGULAR, .flops = 5);
 
 /* torch.linalg.solve: b is a vector, or a batch of vectors, when it has a's shape without the last dimension. */
 static bool is_vector(const tn_node *a, const tn_node *b) {
@@ -423,13 +407,10 @@ static tn_node *compose_solve(tn_build *b, const tn_node *n) {
 /* linalg_solve(A, B): x with A·x = B, of square matrices A [..., n, n]. B is [..., n, k], or a vector: rank 1, or A's
  * shape without the last dimension. Batches broadcast. A singular matrix yields infinities or NaN (PyTorch raises an
  * error). */
-const tn_op_impl tn_impl_linalg_solve = {
-    .promote = true,
-    .to_float = true,
-    .infer = infer_solve,
-    .compose = compose_solve,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [3,3]@-1..1+3I [3]; [2,3,3]@-1..1+3I [2,3]; [3,3]@-1..1+3I [2,3,2]; "
-             "[2,1,2,2]@-1..1+3I [3,2,1]; error=fit [3,3] [2]; error=broadcast [2,2,2] [3,2,1]; error=square [3] [3]"};
+OP_CODE(linalg_solve, .promote = true, .to_float = true, .infer = infer_solve, .compose = compose_solve,
+        .cases =
+            "types=f32,f64 tol=1e-5 atol=1e-5; [3,3]@-1..1+3I [3]; [2,3,3]@-1..1+3I [2,3]; [3,3]@-1..1+3I [2,3,2]; "
+            "[2,1,2,2]@-1..1+3I [3,2,1]; error=fit [3,3] [2]; error=broadcast [2,2,2] [3,2,1]; error=square [3] [3]");
 
 static tn_node *compose_solve_triangular(tn_build *b, const tn_node *n) {
     return compose_sides(b, n, false, n->i[0] ? tn_b_linalg_solve_upper : tn_b_linalg_solve_lower);
@@ -437,13 +418,11 @@ static tn_node *compose_solve_triangular(tn_build *b, const tn_node *n) {
 
 /* linalg_solve_triangular(A, B, upper): x with A·x = B, of triangular matrices A [..., n, n] of which only that
  * triangle is read, and B [..., n, k]. Batches broadcast. */
-const tn_op_impl tn_impl_linalg_solve_triangular = {
-    .promote = true,
-    .to_float = true,
-    .infer = infer_solve_triangular,
-    .compose = compose_solve_triangular,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [3,3]@-1..1+3I [3,2] upper=true; [3,3]@-1..1+3I [2,3,1] upper=false; "
-             "error=fit [3,3] [2,1] upper=true"};
+OP_CODE(linalg_solve_triangular, .promote = true, .to_float = true, .infer = infer_solve_triangular,
+        .compose = compose_solve_triangular,
+        .cases =
+            "types=f32,f64 tol=1e-5 atol=1e-5; [3,3]@-1..1+3I [3,2] upper=true; [3,3]@-1..1+3I [2,3,1] upper=false; "
+            "error=fit [3,3] [2,1] upper=true");
 
 static tn_node *compose_inv(tn_build *b, const tn_node *n) {
     tn_node *x = tn_b_whole(b, n->in[0]), *one = factor_identity(b, n);
@@ -453,11 +432,9 @@ static tn_node *compose_inv(tn_build *b, const tn_node *n) {
 
 /* linalg_inv(x): the inverses of square matrices [..., n, n]. A singular one yields infinities or NaN (PyTorch raises
  * an error). */
-const tn_op_impl tn_impl_linalg_inv = {.to_float = true,
-                                       .infer = infer_square,
-                                       .compose = compose_inv,
-                                       .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [3,3]@-1..1+3I; [2,4,4]@-1..1+4I; "
-                                                "[0,0]; error=square [2,3]"};
+OP_CODE(linalg_inv, .to_float = true, .infer = infer_square, .compose = compose_inv,
+        .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [3,3]@-1..1+3I; [2,4,4]@-1..1+4I; "
+                 "[0,0]; error=square [2,3]");
 
 /* ---- determinants ------------------------------------------------------------------------------------------------ */
 
@@ -488,14 +465,12 @@ static tn_status grad_determinants(tn_build *b, const tn_node *n, tn_node *dy, t
 }
 
 /* linalg_determinants(x): the determinant, its sign and the logarithm of its size, [..., 3]. */
-const tn_op_impl tn_impl_linalg_determinants = {
-    .class_ = TN_NATIVE,
-    .infer = infer_determinants,
-    .grad = grad_determinants,
-    .reference = reference_determinants,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [1,1]@1..2; [3,3]@-1..1+3I; [2,4,4]@-1..1+4I; [5,5]@-1..1 grad=off; "
-             "[0,0]; [0,2,2]; error=square [2,3]",
-    .flops = 100};
+OP_CODE(linalg_determinants, .class_ = TN_NATIVE, .infer = infer_determinants, .grad = grad_determinants,
+        .reference = reference_determinants,
+        .cases =
+            "types=f32,f64 tol=1e-5 atol=1e-5; [1,1]@1..2; [3,3]@-1..1+3I; [2,4,4]@-1..1+4I; [5,5]@-1..1 grad=off; "
+            "[0,0]; [0,2,2]; error=square [2,3]",
+        .flops = 100);
 
 static tn_status infer_det(tn_infer *c) {
     TRY(check_matrix(c->row->name, c->in[0], true));
@@ -508,11 +483,8 @@ static tn_node *compose_det(tn_build *b, const tn_node *n) {
 }
 
 /* linalg_det(x): the determinants of square matrices [..., n, n]. The gradient of a singular one is NaN. */
-const tn_op_impl tn_impl_linalg_det = {
-    .to_float = true,
-    .infer = infer_det,
-    .compose = compose_det,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [3,3]@-1..1+3I; [2,2,2]@-1..1+2I; error=square [2,3]"};
+OP_CODE(linalg_det, .to_float = true, .infer = infer_det, .compose = compose_det,
+        .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [3,3]@-1..1+3I; [2,2,2]@-1..1+2I; error=square [2,3]");
 
 /* ---- QR ---------------------------------------------------------------------------------------------------------- */
 
@@ -582,14 +554,12 @@ static tn_status grad_qr_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_n
 }
 
 /* linalg_qr_packed(x): Q [m, k] and R [k, n], one behind the other in the last dimension. */
-const tn_op_impl tn_impl_linalg_qr_packed = {
-    .class_ = TN_NATIVE,
-    .infer = infer_qr_packed,
-    .grad = grad_qr_packed,
-    .reference = reference_qr_packed,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [1,1]@1..2; [3,3]@-1..1+2I; [4,2]@-1..1+1I; [2,3,5]@-1..1+2I; [6,1]; "
-             "[1,3]@1..2; [9,7]@-1..1 grad=off tol=1e-4 atol=1e-4; [0,2]; [2,0]; error=matrix [3]",
-    .flops = 10};
+OP_CODE(linalg_qr_packed, .class_ = TN_NATIVE, .infer = infer_qr_packed, .grad = grad_qr_packed,
+        .reference = reference_qr_packed,
+        .cases =
+            "types=f32,f64 tol=1e-5 atol=1e-5; [1,1]@1..2; [3,3]@-1..1+2I; [4,2]@-1..1+1I; [2,3,5]@-1..1+2I; [6,1]; "
+            "[1,3]@1..2; [9,7]@-1..1 grad=off tol=1e-4 atol=1e-4; [0,2]; [2,0]; error=matrix [3]",
+        .flops = 10);
 
 /* ---- eigenvalues ------------------------------------------------------------------------------------------------- */
 
@@ -648,14 +618,12 @@ static tn_status grad_eigh_packed(tn_build *b, const tn_node *n, tn_node *dy, tn
 }
 
 /* linalg_eigh_packed(x): eigenvalues, then eigenvectors as columns [n, n], in the last dimension. */
-const tn_op_impl tn_impl_linalg_eigh_packed = {
-    .class_ = TN_NATIVE,
-    .infer = infer_eigh_packed,
-    .grad = grad_eigh_packed,
-    .reference = reference_eigh_packed,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-5 grad=off; [1,1]; [2,2]; [2,3,3]; [6,6]@-1..1 tol=1e-4 atol=1e-4; [0,0]; "
-             "[0,2,2]; error=square [2,3]",
-    .flops = 50};
+OP_CODE(linalg_eigh_packed, .class_ = TN_NATIVE, .infer = infer_eigh_packed, .grad = grad_eigh_packed,
+        .reference = reference_eigh_packed,
+        .cases =
+            "types=f32,f64 tol=1e-5 atol=1e-5 grad=off; [1,1]; [2,2]; [2,3,3]; [6,6]@-1..1 tol=1e-4 atol=1e-4; [0,0]; "
+            "[0,2,2]; error=square [2,3]",
+        .flops = 50);
 
 static tn_status infer_eigvalsh(tn_infer *c) {
     TRY(check_matrix(c->row->name, c->in[0], true));
@@ -669,11 +637,8 @@ static tn_node *compose_eigvalsh(tn_build *b, const tn_node *n) {
 
 /* linalg_eigvalsh(x): the eigenvalues of symmetric matrices [..., n, n], ascending: [..., n]. The lower triangle is
  * read; the gradient is symmetric. */
-const tn_op_impl tn_impl_linalg_eigvalsh = {
-    .to_float = true,
-    .infer = infer_eigvalsh,
-    .compose = compose_eigvalsh,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-5 grad=off; [3,3]; [2,2,2]; error=square [2,3]"};
+OP_CODE(linalg_eigvalsh, .to_float = true, .infer = infer_eigvalsh, .compose = compose_eigvalsh,
+        .cases = "types=f32,f64 tol=1e-5 atol=1e-5 grad=off; [3,3]; [2,2,2]; error=square [2,3]");
 
 /* ---- singular values --------------------------------------------------------------------------------------------- */
 
@@ -739,14 +704,11 @@ static tn_status grad_svd_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_
 }
 
 /* linalg_svd_packed(x): U [m, k], the singular values, Vᵀ [k, n], one behind the other in the last dimension. */
-const tn_op_impl tn_impl_linalg_svd_packed = {
-    .class_ = TN_NATIVE,
-    .infer = infer_svd_packed,
-    .grad = grad_svd_packed,
-    .reference = reference_svd_packed,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [1,1]@1..2; [2,2]@-1..1+1I; [4,2]@-1..1+1I; [2,3]@-1..1+2I; "
-             "[5,7]@-1..1 grad=off tol=1e-4 atol=1e-4; [0,2]; [2,0]; error=matrix [3]",
-    .flops = 50};
+OP_CODE(linalg_svd_packed, .class_ = TN_NATIVE, .infer = infer_svd_packed, .grad = grad_svd_packed,
+        .reference = reference_svd_packed,
+        .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [1,1]@1..2; [2,2]@-1..1+1I; [4,2]@-1..1+1I; [2,3]@-1..1+2I; "
+                 "[5,7]@-1..1 grad=off tol=1e-4 atol=1e-4; [0,2]; [2,0]; error=matrix [3]",
+        .flops = 50);
 
 static tn_status infer_svdvals(tn_infer *c) {
     TRY(check_matrix(c->row->name, c->in[0], false));
@@ -760,11 +722,8 @@ static tn_node *compose_svdvals(tn_build *b, const tn_node *n) {
 }
 
 /* linalg_svdvals(x): the singular values of matrices [..., m, n], descending: [..., min(m, n)]. */
-const tn_op_impl tn_impl_linalg_svdvals = {
-    .to_float = true,
-    .infer = infer_svdvals,
-    .compose = compose_svdvals,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [3,3]@-1..1+1I; [2,4,2]@-1..1+1I; error=matrix [3]"};
+OP_CODE(linalg_svdvals, .to_float = true, .infer = infer_svdvals, .compose = compose_svdvals,
+        .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [3,3]@-1..1+1I; [2,4,2]@-1..1+1I; error=matrix [3]");
 
 /* ---- several results --------------------------------------------------------------------------------------------- */
 

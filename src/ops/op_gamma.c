@@ -110,15 +110,11 @@ static void reference_lgamma(const tn_reference *r) {
 }
 
 /* lgamma(x): the natural logarithm of |Γ(x)|; infinite at 0 and negative whole numbers. */
-const tn_op_impl tn_impl_lgamma = {
-    .to_float = true,
-    .infer = tn_infer_float,
-    .compose = compose_lgamma,
-    .grad = grad_lgamma,
-    .reference = reference_lgamma,
-    .cases = "types=f32,f64 tol=6e-7 atol=2e-7 special=off; [3,5]@0.1..9; [4]@0.6..0.8; [6]@2.2..2.6; [9]@9..1e4; "
-             "[5]@-0.45..-0.1 tol=4e-6; [5]@-1.8..-1.2 tol=4e-6; [7]@-2.9..-2.1 tol=6e-7 atol=6e-7 grad=off; "
-             "[2]@0..0 grad=off; [0,3]; []@3..4; types=i32; [4]@3..9"};
+OP_CODE(lgamma, .to_float = true, .infer = tn_infer_float, .compose = compose_lgamma, .grad = grad_lgamma,
+        .reference = reference_lgamma,
+        .cases = "types=f32,f64 tol=6e-7 atol=2e-7 special=off; [3,5]@0.1..9; [4]@0.6..0.8; [6]@2.2..2.6; [9]@9..1e4; "
+                 "[5]@-0.45..-0.1 tol=4e-6; [5]@-1.8..-1.2 tol=4e-6; [7]@-2.9..-2.1 tol=6e-7 atol=6e-7 grad=off; "
+                 "[2]@0..0 grad=off; [0,3]; []@3..4; types=i32; [4]@3..9");
 
 /* ---- digamma ----------------------------------------------------------------------------------------------------- */
 
@@ -166,15 +162,12 @@ static void reference_digamma(const tn_reference *r) {
 }
 
 /* digamma(x): the derivative of lgamma; infinite at 0, NaN at negative whole numbers. */
-const tn_op_impl tn_impl_digamma = {
-    .to_float = true,
-    .infer = tn_infer_float,
-    .compose = compose_digamma,
-    .grad = grad_digamma,
+OP_CODE(
+    digamma, .to_float = true, .infer = tn_infer_float, .compose = compose_digamma, .grad = grad_digamma,
     .reference = reference_digamma,
     .cases =
         "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@2..9; [4]@0.1..1.2; [9]@9..1e4; [5]@-0.4..-0.1 tol=2e-5 "
-        "atol=2e-5; [5]@-1.4..-1.1 tol=2e-5 atol=2e-5; [2]@0..0 grad=off; [0,3]; []@2..3; types=i32; [4]@2..9"};
+        "atol=2e-5; [5]@-1.4..-1.1 tol=2e-5 atol=2e-5; [2]@0..0 grad=off; [0,3]; []@2..3; types=i32; [4]@2..9");
 
 /* ---- trigamma ---------------------------------------------------------------------------------------------------- */
 
@@ -212,10 +205,8 @@ static void reference_trigamma(const tn_reference *r) {
 
 /* trigamma(x): the derivative of digamma, polygamma(1, x) of PyTorch; infinite at 0 and negative whole numbers. Its
  * gradient follows from the composition, to any order. */
-const tn_op_impl tn_impl_trigamma = {.to_float = true,
-                                     .infer = tn_infer_float,
-                                     .compose = compose_trigamma,
-                                     .reference = reference_trigamma,
-                                     .cases = "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@0.2..9; [9]@9..1e4; "
-                                              "[7]@-7..-1~0.2 tol=2e-5 atol=2e-5; [2]@0..0 grad=off; [0,3]; []@2..3; "
-                                              "types=i32; [4]@1..9"};
+OP_CODE(trigamma, .to_float = true, .infer = tn_infer_float, .compose = compose_trigamma,
+        .reference = reference_trigamma,
+        .cases = "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@0.2..9; [9]@9..1e4; "
+                 "[7]@-7..-1~0.2 tol=2e-5 atol=2e-5; [2]@0..0 grad=off; [0,3]; []@2..3; "
+                 "types=i32; [4]@1..9");

@@ -79,17 +79,13 @@ static void reference_gather(const tn_reference *r) {
         r->out[w.place] = inside ? r->in[0][tn_element_offset(n->in[0], from)] : outside_reference((tn_dtype)n->dtype);
     }
 }
-const tn_op_impl tn_impl_gather = {
-    .class_ = TN_MOVEMENT,
-    .infer = infer_gather,
-    .grad = grad_gather,
-    .lower = lower_gather,
-    .reference = reference_gather,
-    .cases =
-        "types=f32,f64,i32; [4,5] [2,5]:i64@0..3 dim=0; [4,5] [4,7]:i32@0..4 dim=-1; [5] [0]:i64@0..0 dim=0;"
-        "[3,4,2] [2,6,1]:i64@0..3 dim=1; [4] [6]:i64@-2..6 dim=0 grad=off; [] []:i64@0..0 dim=0; "
-        "[] [3]:i64@0..0 dim=-1; [4] []:i64@0..3 dim=0; [] [4]:i64@-1..1 dim=0 grad=off; [5] [2,0]:i64@0..0 dim=0; "
-        "error=fit [4,5] [2]:i64@0..1 dim=0; error=integer [4] [4]:f32 dim=0"};
+OP_CODE(gather, .class_ = TN_MOVEMENT, .infer = infer_gather, .grad = grad_gather, .lower = lower_gather,
+        .reference = reference_gather,
+        .cases =
+            "types=f32,f64,i32; [4,5] [2,5]:i64@0..3 dim=0; [4,5] [4,7]:i32@0..4 dim=-1; [5] [0]:i64@0..0 dim=0;"
+            "[3,4,2] [2,6,1]:i64@0..3 dim=1; [4] [6]:i64@-2..6 dim=0 grad=off; [] []:i64@0..0 dim=0; "
+            "[] [3]:i64@0..0 dim=-1; [4] []:i64@0..3 dim=0; [] [4]:i64@-1..1 dim=0 grad=off; [5] [2,0]:i64@0..0 dim=0; "
+            "error=fit [4,5] [2]:i64@0..1 dim=0; error=integer [4] [4]:f32 dim=0");
 
 /* index_select(x, dim, index): the slices of x along dim given by index (rank 1 or 0), in its order. An index out of
  * range is an error (see "Indices" above). */
@@ -133,16 +129,11 @@ static void reference_index_select(const tn_reference *r) {
         r->out[w.place] = inside ? r->in[0][tn_element_offset(n->in[0], from)] : outside_reference((tn_dtype)n->dtype);
     }
 }
-const tn_op_impl tn_impl_index_select = {
-    .facts = TN_FACT_TAKE,
-    .class_ = TN_MOVEMENT,
-    .infer = infer_index_select,
-    .grad = grad_index_select,
-    .lower = lower_index_select,
-    .reference = reference_index_select,
-    .cases = "types=f32,f64,i32; [4,5] [3]:i64@0..3 dim=0; [4,5] [7]:i32@0..4 dim=1; [4] []:i64@0..3 dim=0;"
-             "[3,2] [0]:i64@0..0 dim=0; [4] [6]:i64@-2..6 dim=0 grad=off; [] [1]:i64@0..0 dim=0; "
-             "[] []:i64@0..0 dim=-1; error=element [] [2]:i64@0..0 dim=0; error=rank [4,5] [2,2]:i64@0..1 dim=0"};
+OP_CODE(index_select, .facts = TN_FACT_TAKE, .class_ = TN_MOVEMENT, .infer = infer_index_select,
+        .grad = grad_index_select, .lower = lower_index_select, .reference = reference_index_select,
+        .cases = "types=f32,f64,i32; [4,5] [3]:i64@0..3 dim=0; [4,5] [7]:i32@0..4 dim=1; [4] []:i64@0..3 dim=0;"
+                 "[3,2] [0]:i64@0..0 dim=0; [4] [6]:i64@-2..6 dim=0 grad=off; [] [1]:i64@0..0 dim=0; "
+                 "[] []:i64@0..0 dim=-1; error=element [] [2]:i64@0..0 dim=0; error=rank [4,5] [2,2]:i64@0..1 dim=0");
 
 /* scatter_sum(index, src, dim, shape): zeros of `shape`, to which src[…, j, …] is added at […, index[…, j, …], …]; what
  * an index puts outside is left out. One owner an element: it looks through all of dim, in ascending order. */
@@ -271,22 +262,16 @@ static void reference_scatter_sum(const tn_reference *r) {
             r->out[tn_element_offset(n, to)] += r->in[1][tn_element_offset(n->in[1], w.at)];
     }
 }
-const tn_op_impl tn_impl_scatter_sum = {.facts = TN_FACT_SORTS,
-                                        .class_ = TN_REDUCTION,
-                                        .reduce = KIR_SEQ,
-                                        .infer = infer_scatter_sum,
-                                        .compose = compose_scatter_sum,
-                                        .grad = grad_scatter_sum,
-                                        .lower = lower_scatter_sum,
-                                        .loops = loops_scatter_sum,
-                                        .reference = reference_scatter_sum,
-                                        .cases = "types=f32,f64,i32 tol=4ulp atol=1e-6; [9,2]:i64@0..3 [9,2] dim=0 "
-                                                 "shape=(4,2); [2,7]:i32@0..4 [3,8] dim=1 shape=(3,5);"
-                                                 "[2,40,2]:i64@-2..34 [3,41,2] dim=1 shape=(3,33,3);"
-                                                 "[5]:i64@-2..6 [5] dim=0 shape=(4); [0]:i64@0..0 [0] dim=0 shape=(3);"
-                                                 "error=bool [2]:i64@0..1 [2]:bool dim=0 shape=(2); "
-                                                 "error=fit [2]:i64@0..1 [2,2] dim=0 shape=(2,2)",
-                                        .flops = 1};
+OP_CODE(scatter_sum, .facts = TN_FACT_SORTS, .class_ = TN_REDUCTION, .reduce = KIR_SEQ, .infer = infer_scatter_sum,
+        .compose = compose_scatter_sum, .grad = grad_scatter_sum, .lower = lower_scatter_sum,
+        .loops = loops_scatter_sum, .reference = reference_scatter_sum,
+        .cases = "types=f32,f64,i32 tol=4ulp atol=1e-6; [9,2]:i64@0..3 [9,2] dim=0 "
+                 "shape=(4,2); [2,7]:i32@0..4 [3,8] dim=1 shape=(3,5);"
+                 "[2,40,2]:i64@-2..34 [3,41,2] dim=1 shape=(3,33,3);"
+                 "[5]:i64@-2..6 [5] dim=0 shape=(4); [0]:i64@0..0 [0] dim=0 shape=(3);"
+                 "error=bool [2]:i64@0..1 [2]:bool dim=0 shape=(2); "
+                 "error=fit [2]:i64@0..1 [2,2] dim=0 shape=(2,2)",
+        .flops = 1);
 
 /* The other reductions of what goes to one place: as scatter_sum, from the number that changes nothing. */
 static kir_val neutral_of(kir_builder *kb, const tn_node *n) {
@@ -363,15 +348,15 @@ static void reference_scatter_reduced(const tn_reference *r) {
 
 /* scatter_prod(index, src, dim, shape): ones of `shape`, multiplied by src[…, j, …] at […, index[…, j, …], …].
  * The gradient is right beside zeros too. */
-const tn_op_impl tn_impl_scatter_prod = {SCATTER_REDUCED(KIR_PROD, grad_scatter_prod)};
+OP_CODE(scatter_prod, SCATTER_REDUCED(KIR_PROD, grad_scatter_prod));
 
 /* scatter_amax(index, src, dim, shape): for each place of `shape` the greatest src[…, j, …] that index leads there; −∞,
  * or the least number of the type, where there is none. */
-const tn_op_impl tn_impl_scatter_amax = {SCATTER_REDUCED(KIR_RMAX, grad_scatter_extreme)};
+OP_CODE(scatter_amax, SCATTER_REDUCED(KIR_RMAX, grad_scatter_extreme));
 
 /* scatter_amin(index, src, dim, shape): for each place of `shape` the least src[…, j, …] that index leads there; ∞, or
  * the greatest number of the type, where there is none. */
-const tn_op_impl tn_impl_scatter_amin = {SCATTER_REDUCED(KIR_RMIN, grad_scatter_extreme)};
+OP_CODE(scatter_amin, SCATTER_REDUCED(KIR_RMIN, grad_scatter_extreme));
 
 /* scatter_extreme(index, src, x, dim, greatest): the greatest, or least, of each element of x and all src[…, j, …] that
  * index leads there. Equal ones share the gradient, as in PyTorch: x's element counts as one of them. */
@@ -399,12 +384,10 @@ static tn_status grad_scatter_with_own(tn_build *b, const tn_node *n, tn_node *d
     if (tn_needs_grad(n, 2)) grads[2] = tn_b_mul(b, own, share);
     return b->status;
 }
-const tn_op_impl tn_impl_scatter_extreme = {
-    .infer = infer_scatter_extreme,
-    .compose = compose_scatter_extreme,
-    .grad = grad_scatter_with_own,
+OP_CODE(
+    scatter_extreme, .infer = infer_scatter_extreme, .compose = compose_scatter_extreme, .grad = grad_scatter_with_own,
     .cases = "types=f32,f64,i32; [9,2]:i64@0..3 [9,2] [4,2] dim=0 greatest=true; "
-             "[2,7]:i32@0..4 [3,8] [3,5] dim=1 greatest=false; error=fit [2]:i64@0..1 [2,2] [2] dim=0 greatest=true"};
+             "[2,7]:i32@0..4 [3,8] [3,5] dim=1 greatest=false; error=fit [2]:i64@0..1 [2,2] [2] dim=0 greatest=true");
 
 /* scatter_last(index, dim, shape): for each element of `shape` the greatest j with index[…, j, …] leading to it, −1
  * where there is none. */
@@ -467,18 +450,13 @@ static void reference_scatter_last(const tn_reference *r) {
         if ((double)w.at[dim] > *last) *last = (double)w.at[dim];
     }
 }
-const tn_op_impl tn_impl_scatter_last = {
-    .class_ = TN_REDUCTION,
-    .reduce = KIR_RMAX,
-    .infer = infer_scatter_last,
-    .compose = compose_scatter_last,
-    .lower = lower_scatter_last,
-    .loops = loops_scatter_sum,
-    .reference = reference_scatter_last,
-    .cases = "[9,2]:i64@0..3 dim=0 shape=(4,2); [2,7]:i32@0..4 dim=1 shape=(3,5); [5]:i64@-2..6 dim=0 shape=(4);"
-             "[2,40,2]:i64@-2..34 dim=1 shape=(3,33,3);"
-             "error=fit [2]:i64@0..1 dim=0 shape=(2,2)",
-    .flops = 1};
+OP_CODE(scatter_last, .class_ = TN_REDUCTION, .reduce = KIR_RMAX, .infer = infer_scatter_last,
+        .compose = compose_scatter_last, .lower = lower_scatter_last, .loops = loops_scatter_sum,
+        .reference = reference_scatter_last,
+        .cases = "[9,2]:i64@0..3 dim=0 shape=(4,2); [2,7]:i32@0..4 dim=1 shape=(3,5); [5]:i64@-2..6 dim=0 shape=(4);"
+                 "[2,40,2]:i64@-2..34 dim=1 shape=(3,33,3);"
+                 "error=fit [2]:i64@0..1 dim=0 shape=(2,2)",
+        .flops = 1);
 
 /* index_add_rows(x, index, src): x with row src[i] added to row index[i], in ascending i; rows outside are left out. */
 static tn_status infer_index_add_rows(tn_infer *c) {
@@ -548,17 +526,13 @@ static void reference_index_add_rows(const tn_reference *r) {
             r->out[row * width + k] += r->in[2][i * width + k];
     }
 }
-const tn_op_impl tn_impl_index_add_rows = {.class_ = TN_NATIVE,
-                                           .infer = infer_index_add_rows,
-                                           .reduce = KIR_SEQ,
-                                           .grad = grad_index_add_rows,
-                                           .lower = lower_index_add_rows,
-                                           .loops = loops_index_add_rows,
-                                           .reference = reference_index_add_rows,
-                                           .cases = "types=f32,f64 tol=4ulp atol=1e-6; [4,3] [9]:i64@0..3 [9,3]; [5] "
-                                                    "[3]:i64@-2..6 [3]; [2,2,3] [0]:i64@0..0 [0,2,3];"
-                                                    "error=fit [4,3] [9]:i64@0..3 [8,3]",
-                                           .flops = 1};
+OP_CODE(index_add_rows, .class_ = TN_NATIVE, .infer = infer_index_add_rows, .reduce = KIR_SEQ,
+        .grad = grad_index_add_rows, .lower = lower_index_add_rows, .loops = loops_index_add_rows,
+        .reference = reference_index_add_rows,
+        .cases = "types=f32,f64 tol=4ulp atol=1e-6; [4,3] [9]:i64@0..3 [9,3]; [5] "
+                 "[3]:i64@-2..6 [3]; [2,2,3] [0]:i64@0..0 [0,2,3];"
+                 "error=fit [4,3] [9]:i64@0..3 [8,3]",
+        .flops = 1);
 
 /* ==== compositions ================================================================================================ */
 
@@ -607,13 +581,12 @@ static tn_node *compose_index_add(tn_build *b, const tn_node *n) {
     tn_node *all = tn_b_expand(b, tn_b_reshape(b, index, column, n->rank), n->in[2]->shape, n->rank);
     return tn_b_scatter_add(b, n->in[0], dim, all, n->in[2]);
 }
-const tn_op_impl tn_impl_index_add = {
-    .infer = infer_index_add,
-    .compose = compose_index_add,
-    .cases = "types=f32,f64,i32 tol=4ulp atol=1e-6; [4,3] [9]:i64@0..3 [9,3] dim=0; [2,5] [3]:i32@0..4 [2,3] dim=-1;"
-             "[] [1]:i64@0..0 [] dim=0; [] [1]:i64@0..0 [1] dim=-1; [3] []:i64@0..2 [] dim=0; "
-             "types=bool; [4,3] [9]:i64@0..3 [9,3] dim=0; [] [1]:i64@0..0 [] dim=0; types=f32; "
-             "error=fit [4,3] [9]:i64@0..3 [8,3] dim=0"};
+OP_CODE(index_add, .infer = infer_index_add, .compose = compose_index_add,
+        .cases =
+            "types=f32,f64,i32 tol=4ulp atol=1e-6; [4,3] [9]:i64@0..3 [9,3] dim=0; [2,5] [3]:i32@0..4 [2,3] dim=-1;"
+            "[] [1]:i64@0..0 [] dim=0; [] [1]:i64@0..0 [1] dim=-1; [3] []:i64@0..2 [] dim=0; "
+            "types=bool; [4,3] [9]:i64@0..3 [9,3] dim=0; [] [1]:i64@0..0 [] dim=0; types=f32; "
+            "error=fit [4,3] [9]:i64@0..3 [8,3] dim=0");
 
 /* take_along_dim(x, dim, index): gather, after broadcasting x and index against each other in all dimensions except
  * dim; negative indices count from the end. */
@@ -648,13 +621,11 @@ static tn_node *compose_take_along_dim(tn_build *b, const tn_node *n) {
     index = tn_b_where(b, tn_b_lt(b, index, tn_b_const(b, 0, index)), from_end, index);
     return tn_b_gather(b, x, dim, index);
 }
-const tn_op_impl tn_impl_take_along_dim = {
-    .keeps_half = true,
-    .infer = infer_take_along_dim,
-    .compose = compose_take_along_dim,
-    .cases = "types=f32,f64,i32; [4,5] [1,5]:i64@0..3 dim=0; [4,1] [4,3]:i64@0..0 dim=1; [1,5] [3,2]:i64@0..4 dim=1;"
-             "[4,5] [4,7]:i64@-5..4 dim=1; [3] [4]:i32@-3..-1 dim=0; [] []:i64@-1..0 dim=0; "
-             "error=broadcast [4,5] [2,2]:i64@0..1 dim=0"};
+OP_CODE(take_along_dim, .keeps_half = true, .infer = infer_take_along_dim, .compose = compose_take_along_dim,
+        .cases =
+            "types=f32,f64,i32; [4,5] [1,5]:i64@0..3 dim=0; [4,1] [4,3]:i64@0..0 dim=1; [1,5] [3,2]:i64@0..4 dim=1;"
+            "[4,5] [4,7]:i64@-5..4 dim=1; [3] [4]:i32@-3..-1 dim=0; [] []:i64@-1..0 dim=0; "
+            "error=broadcast [4,5] [2,2]:i64@0..1 dim=0");
 
 /* scatter_add(x, dim, index, src): x with src[…, j, …] added at […, index[…, j, …], …]; bools: or. Indices outside are
  * left out. */
@@ -692,14 +663,13 @@ static tn_node *add_scattered(tn_build *b, tn_node *x, int64_t dim, tn_node *ind
     return tn_b_add(b, x, tn_b_scatter_sum(b, index, src, dim, x->shape, x->rank));
 }
 static tn_node *compose_scatter_add(tn_build *b, const tn_node *n) { return scatter_lines(b, n, add_scattered); }
-const tn_op_impl tn_impl_scatter_add = {
-    .infer = infer_scatter_add,
-    .compose = compose_scatter_add,
+OP_CODE(
+    scatter_add, .infer = infer_scatter_add, .compose = compose_scatter_add,
     .cases =
         "types=f32,f64,i32 tol=4ulp atol=1e-6; [4,2] [9,2]:i64@0..3 [9,2] dim=0; [3,5] [2,7]:i32@0..4 [3,8] dim=1;"
         "[] []:i64@0..0 [] dim=0; [] [1]:i64@0..0 [1] dim=-1; [3] []:i64@0..2 [] dim=0; [4] [2,0]:i64@0..0 [4] dim=0; "
         "types=bool; [4,2] [9,2]:i64@0..3 [9,2] dim=0; []@0..1 []:i64@0..0 [] dim=0; types=f32; "
-        "error=fit [2,2] [2]:i64@0..1 [2,2] dim=0"};
+        "error=fit [2,2] [2]:i64@0..1 [2,2] dim=0");
 
 /* scatter_reduce(x, dim, index, src, reduce, include_self): x in which element […, index[…, j, …], …] is combined
  * with src[…, j, …]: sum, prod, amax or amin. With include_self false the element's own value is not included. For
@@ -724,24 +694,23 @@ static tn_node *reduce_scattered(tn_build *b, tn_node *x, int64_t dim, tn_node *
     return kind == TN_REDUCE_PROD ? tn_b_mul(b, x, made) : tn_b_add(b, x, made);
 }
 static tn_node *compose_scatter_reduce(tn_build *b, const tn_node *n) { return scatter_lines(b, n, reduce_scattered); }
-const tn_op_impl tn_impl_scatter_reduce = {
-    .infer = infer_scatter_add,
-    .compose = compose_scatter_reduce,
-    .cases = "types=f32,f64,i32 tol=4ulp atol=1e-6; [4,2] [9,2]:i64@0..3 [9,2] dim=0 reduce=sum include_self=true; "
-             "[3,5]@0.5..2 [2,7]:i32@0..4 [3,8]@0.5..2 dim=1 reduce=prod include_self=true; [4,2] [9,2]:i64@0..3 [9,2] "
-             "dim=0 reduce=amax include_self=true;"
-             "[3,5] [2,7]:i32@-1..5 [3,8] dim=1 reduce=amin include_self=true; [3] [0]:i64@0..0 [0] dim=0 reduce=amax "
-             "include_self=true;"
-             "types=i8,u8; [4]@0..9 [6]:i64@0..2 [6]@0..9 dim=0 reduce=amax include_self=true; [4]@0..9 [6]:i64@0..2 "
-             "[6]@0..9 dim=0 "
-             "reduce=amin include_self=true;"
-             "types=f32,f64,i32; [4,2]@0.5..2 [9,2]:i64@0..2 [9,2]@0.5..2 dim=0 reduce=prod include_self=false; "
-             "[4,2] [9,2]:i64@0..2 [9,2] dim=0 reduce=sum include_self=false; "
-             "[4,2] [9,2]:i64@0..2 [9,2] dim=0 reduce=amax include_self=false; "
-             "[4,2] [9,2]:i64@0..2 [9,2] dim=0 reduce=amin include_self=false; [] []:i64@0..0 [] dim=0 reduce=amax "
-             "include_self=true; types=bool; [4,2] [9,2]:i64@0..3 [9,2] dim=0 reduce=sum include_self=true; "
-             "[4,2] [9,2]:i64@0..3 [9,2] dim=0 reduce=prod include_self=false; types=f32; error=fit [2,2] [2]:i64@0..1 "
-             "[2,2] dim=0 reduce=sum include_self=true"};
+OP_CODE(scatter_reduce, .infer = infer_scatter_add, .compose = compose_scatter_reduce,
+        .cases =
+            "types=f32,f64,i32 tol=4ulp atol=1e-6; [4,2] [9,2]:i64@0..3 [9,2] dim=0 reduce=sum include_self=true; "
+            "[3,5]@0.5..2 [2,7]:i32@0..4 [3,8]@0.5..2 dim=1 reduce=prod include_self=true; [4,2] [9,2]:i64@0..3 [9,2] "
+            "dim=0 reduce=amax include_self=true;"
+            "[3,5] [2,7]:i32@-1..5 [3,8] dim=1 reduce=amin include_self=true; [3] [0]:i64@0..0 [0] dim=0 reduce=amax "
+            "include_self=true;"
+            "types=i8,u8; [4]@0..9 [6]:i64@0..2 [6]@0..9 dim=0 reduce=amax include_self=true; [4]@0..9 [6]:i64@0..2 "
+            "[6]@0..9 dim=0 "
+            "reduce=amin include_self=true;"
+            "types=f32,f64,i32; [4,2]@0.5..2 [9,2]:i64@0..2 [9,2]@0.5..2 dim=0 reduce=prod include_self=false; "
+            "[4,2] [9,2]:i64@0..2 [9,2] dim=0 reduce=sum include_self=false; "
+            "[4,2] [9,2]:i64@0..2 [9,2] dim=0 reduce=amax include_self=false; "
+            "[4,2] [9,2]:i64@0..2 [9,2] dim=0 reduce=amin include_self=false; [] []:i64@0..0 [] dim=0 reduce=amax "
+            "include_self=true; types=bool; [4,2] [9,2]:i64@0..3 [9,2] dim=0 reduce=sum include_self=true; "
+            "[4,2] [9,2]:i64@0..3 [9,2] dim=0 reduce=prod include_self=false; types=f32; error=fit [2,2] [2]:i64@0..1 "
+            "[2,2] dim=0 reduce=sum include_self=true");
 
 /* scatter(x, dim, index, src): x with src[…, j, …] put at […, index[…, j, …], …]; of several for one place the last one
  * stays. An index outside is an error. */
@@ -760,15 +729,13 @@ static tn_node *put_scattered(tn_build *b, tn_node *x, int64_t dim, tn_node *ind
     return tn_b_where(b, tn_b_le(b, none, last), taken, x);
 }
 static tn_node *compose_scatter(tn_build *b, const tn_node *n) { return scatter_lines(b, n, put_scattered); }
-const tn_op_impl tn_impl_scatter = {
-    .keeps_half = true,
-    .infer = infer_scatter_add,
-    .compose = compose_scatter,
+OP_CODE(
+    scatter, .keeps_half = true, .infer = infer_scatter_add, .compose = compose_scatter,
     .cases =
         "types=f32,f64,i32; [4,2] [9,2]:i64@0..3 [9,2] dim=0; [3,5] [2,7]:i32@0..4 [3,8] dim=1;"
         "[5] [3]:i64@-1..5 [3] dim=0; [3] [0]:i64@0..0 [0] dim=0; [] []:i64@0..0 [] dim=0; [] [1]:i64@0..0 [1] dim=-1; "
         "[3] []:i64@0..2 [] dim=0; types=bool; [4,2] [9,2]:i64@0..3 [9,2] dim=0; types=f32; error=fit [2,2] "
-        "[2]:i64@0..1 [2,2] dim=0"};
+        "[2]:i64@0..1 [2,2] dim=0");
 
 /* ---- order ------------------------------------------------------------------------------------------------------- */
 
@@ -822,14 +789,12 @@ static tn_node *compose_argsort_last(tn_build *b, const tn_node *n) {
     tn_node *place = tn_b_sum(b, before, (int64_t[]){last + 1}, 1, false);
     return tn_b_scatter_last(b, place, last, n->shape, n->rank);
 }
-const tn_op_impl tn_impl_argsort_last = {.class_ = TN_NATIVE,
-                                         .infer = infer_argsort_last,
-                                         .compose = compose_argsort_last,
-                                         .reference = reference_argsort_last,
-                                         .cases = "types=f32,f64,i32,i64; [7] descending=false; [3,5] descending=true; "
-                                                  "[2,0] descending=false; [40]@0..3 descending=false;"
-                                                  "[40]@0..3 descending=true; error=dimension [] descending=false",
-                                         .flops = 10};
+OP_CODE(argsort_last, .class_ = TN_NATIVE, .infer = infer_argsort_last, .compose = compose_argsort_last,
+        .reference = reference_argsort_last,
+        .cases = "types=f32,f64,i32,i64; [7] descending=false; [3,5] descending=true; "
+                 "[2,0] descending=false; [40]@0..3 descending=false;"
+                 "[40]@0..3 descending=true; error=dimension [] descending=false",
+        .flops = 10);
 
 static tn_status infer_order(tn_infer *c) {
     TRY(tn_infer_same(c));
@@ -854,7 +819,7 @@ static tn_node *compose_argsort(tn_build *b, const tn_node *n) {
 #define ORDERS                                                                                                   \
     "types=f32,f64,i32; [7] dim=0 descending=false; [3,5] dim=0 descending=true; [3,5] dim=-1 descending=false;" \
     "[] dim=0 descending=false; [0,3] dim=0 descending=false; error=range [3] dim=1 descending=false"
-const tn_op_impl tn_impl_argsort = {.infer = infer_argsort, .compose = compose_argsort, .cases = ORDERS};
+OP_CODE(argsort, .infer = infer_argsort, .compose = compose_argsort, .cases = ORDERS);
 
 /* sort(x, dim, descending): x's elements in ascending (or descending) order along dim; argsort gives their indices. */
 static tn_node *compose_sort(tn_build *b, const tn_node *n) {
@@ -870,8 +835,7 @@ static tn_status grad_sort(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     grads[0] = tn_b_gather(b, dy, dim, tn_b_argsort(b, order, dim, false));
     return b->status;
 }
-const tn_op_impl tn_impl_sort = {
-    .keeps_half = true, .infer = infer_order, .compose = compose_sort, .grad = grad_sort, .cases = ORDERS};
+OP_CODE(sort, .keeps_half = true, .infer = infer_order, .compose = compose_sort, .grad = grad_sort, .cases = ORDERS);
 
 static tn_status infer_topk(tn_infer *c) {
     int64_t k = c->attrs->i[TN_TOPK_K];
@@ -906,11 +870,11 @@ static tn_node *first_places(tn_build *b, const tn_node *n) {
 static tn_node *compose_topk(tn_build *b, const tn_node *n) {
     return tn_b_gather(b, n->in[0], n->i[TN_TOPK_DIM], first_places(b, n));
 }
-const tn_op_impl tn_impl_topk = {.keeps_half = true, .infer = infer_topk, .compose = compose_topk, .cases = TOPS};
+OP_CODE(topk, .keeps_half = true, .infer = infer_topk, .compose = compose_topk, .cases = TOPS);
 
 /* topk_indices(x, k, dim, largest): the indices of topk's elements along dim. */
 static tn_node *compose_topk_indices(tn_build *b, const tn_node *n) { return tn_b_contiguous(b, first_places(b, n)); }
-const tn_op_impl tn_impl_topk_indices = {.infer = infer_topk_indices, .compose = compose_topk_indices, .cases = TOPS};
+OP_CODE(topk_indices, .infer = infer_topk_indices, .compose = compose_topk_indices, .cases = TOPS);
 
 /* ==== indices out of range ======================================================================================== */
 /* Usually the host has the indices when an op is recorded, because they were made from data or computed before. Then

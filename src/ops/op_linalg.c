@@ -198,21 +198,13 @@ static tn_status grad_matmul_batched(tn_build *b, const tn_node *n, tn_node *dy,
 }
 
 /* matmul_batched(x, y): matrix product of the last two dimensions, the others broadcast together. */
-const tn_op_impl tn_impl_matmul_batched = {
-    .facts = TN_FACT_VENDOR_PRODUCT,
-    .class_ = TN_MATMUL,
-    .reduce = KIR_CHAIN,
-    .infer = infer_matmul_batched,
-    .grad = grad_matmul_batched,
-    .lower = lower_matmul_batched,
-    .loops = loops_matmul_batched,
-    .reference = reference_matmul_batched,
-    .flops = 2,
-    .cases = "types=f32,f64,i32,i64 tol=4e-6 atol=4e-6; [3,4] [4,5]; [2,3,4] [4,2]; [3,1,2,4] [2,4,3]; "
-             "[2,3] [5,3,2]; [1,1] [1,1]; [2,0] [0,3]; [0,3] [3,2]; [2,300] [300,2] grad=off; "
-             "error=dtypes [2,2]:f32 [2,2]:f64; error=last [2,3] [4,2]; error=broadcast [2,2,3] [3,3,2]; "
-             "error=two [3] [3,2]",
-};
+OP_CODE(matmul_batched, .facts = TN_FACT_VENDOR_PRODUCT, .class_ = TN_MATMUL, .reduce = KIR_CHAIN,
+        .infer = infer_matmul_batched, .grad = grad_matmul_batched, .lower = lower_matmul_batched,
+        .loops = loops_matmul_batched, .reference = reference_matmul_batched, .flops = 2,
+        .cases = "types=f32,f64,i32,i64 tol=4e-6 atol=4e-6; [3,4] [4,5]; [2,3,4] [4,2]; [3,1,2,4] [2,4,3]; "
+                 "[2,3] [5,3,2]; [1,1] [1,1]; [2,0] [0,3]; [0,3] [3,2]; [2,300] [300,2] grad=off; "
+                 "error=dtypes [2,2]:f32 [2,2]:f64; error=last [2,3] [4,2]; error=broadcast [2,2,3] [3,3,2]; "
+                 "error=two [3] [3,2]");
 
 /* ---- sums that are not rounded yet ------------------------------------------------------------------------------- */
 
@@ -234,20 +226,12 @@ static tn_status grad_matmul_wide(tn_build *b, const tn_node *n, tn_node *dy, tn
 }
 
 /* matmul_wide(x, y): matmul_batched of f16 or bf16 that returns f32 sums, for ops that add to them before rounding. */
-const tn_op_impl tn_impl_matmul_wide = {
-    .facts = TN_FACT_WIDE_PRODUCT,
-    .class_ = TN_MATMUL,
-    .reduce = KIR_CHAIN,
-    .infer = infer_matmul_wide,
-    .grad = grad_matmul_wide,
-    .lower = lower_matmul_batched,
-    .loops = loops_matmul_batched,
-    .reference = reference_matmul_batched,
-    .flops = 2,
-    .cases = "types=f16,bf16 tol=4e-6 atol=4e-6; [3,4] [4,5]; [2,3,4] [4,2]; [3,1,2,4] [2,4,3]; [2,3] [5,3,2]; "
-             "[1,1] [1,1]; [2,0] [0,3]; [0,3] [3,2]; [40,300] [300,33]; error=f16 [2,2]:f32 [2,2]; "
-             "error=dtypes [2,2]:f16 [2,2]:bf16; error=last [2,3] [4,2]; error=two [3] [3,2]",
-};
+OP_CODE(matmul_wide, .facts = TN_FACT_WIDE_PRODUCT, .class_ = TN_MATMUL, .reduce = KIR_CHAIN,
+        .infer = infer_matmul_wide, .grad = grad_matmul_wide, .lower = lower_matmul_batched,
+        .loops = loops_matmul_batched, .reference = reference_matmul_batched, .flops = 2,
+        .cases = "types=f16,bf16 tol=4e-6 atol=4e-6; [3,4] [4,5]; [2,3,4] [4,2]; [3,1,2,4] [2,4,3]; [2,3] [5,3,2]; "
+                 "[1,1] [1,1]; [2,0] [0,3]; [0,3] [3,2]; [40,300] [300,33]; error=f16 [2,2]:f32 [2,2]; "
+                 "error=dtypes [2,2]:f16 [2,2]:bf16; error=last [2,3] [4,2]; error=two [3] [3,2]");
 
 /* ---- the everyday names ------------------------------------------------------------------------------------------ */
 
@@ -265,12 +249,9 @@ static tn_node *compose_matmul(tn_build *b, const tn_node *n) {
 
 /* matmul(x, y): matrix product, as torch.matmul: two vectors give their dot product, a vector and a matrix a vector,
  * and with more dimensions the leading ones are batch dimensions, which broadcast. */
-const tn_op_impl tn_impl_matmul = {
-    .keeps_half = true,
-    .infer = infer_product,
-    .compose = compose_matmul,
-    .cases = "tol=4e-6 atol=4e-6; [5] [5]; [4] [4,3]; [3,4] [4]; [3,4] [4,2]; [2,3,4] [4,5]; [4] [2,4,3]; "
-             "[2,3,4] [4]; [0] [0]; error=one [] [3]; error=last [2,3] [2,3]"};
+OP_CODE(matmul, .keeps_half = true, .infer = infer_product, .compose = compose_matmul,
+        .cases = "tol=4e-6 atol=4e-6; [5] [5]; [4] [4,3]; [3,4] [4]; [3,4] [4,2]; [2,3,4] [4,5]; [4] [2,4,3]; "
+                 "[2,3,4] [4]; [0] [0]; error=one [] [3]; error=last [2,3] [2,3]");
 
 static tn_node *compose_product(tn_build *b, const tn_node *n) {
     tn_node *attention = tn_attention_of_product(b, n);
@@ -284,11 +265,9 @@ static tn_status infer_mm(tn_infer *c) {
 }
 
 /* mm(x, y): product of two matrices, without broadcasting. */
-const tn_op_impl tn_impl_mm = {.keeps_half = true,
-                               .infer = infer_mm,
-                               .compose = compose_product,
-                               .cases = "tol=4e-6 atol=4e-6; [3,4] [4,5]; [17,3] [3,1]; error=dimensions [3] [3,2]; "
-                                        "error=dimensions [2,3,4] [4,2]"};
+OP_CODE(mm, .keeps_half = true, .infer = infer_mm, .compose = compose_product,
+        .cases = "tol=4e-6 atol=4e-6; [3,4] [4,5]; [17,3] [3,1]; error=dimensions [3] [3,2]; "
+                 "error=dimensions [2,3,4] [4,2]");
 
 static tn_status infer_int_mm(tn_infer *c) {
     TRY(check_rank(c, 0, 2, "the first matrix"));
@@ -308,17 +287,10 @@ static tn_status infer_int_mm(tn_infer *c) {
 
 /* int_mm(x, y): matrix product of i8 or u8 matrices (they may differ), accumulated in i32, exact modulo 2^32
  * (torch._int_mm takes only i8). */
-const tn_op_impl tn_impl_int_mm = {
-    .facts = TN_FACT_INT_PRODUCT,
-    .class_ = TN_MATMUL,
-    .reduce = KIR_SUM,
-    .infer = infer_int_mm,
-    .lower = lower_matmul_batched,
-    .loops = loops_matmul_batched,
-    .reference = reference_matmul_batched,
-    .flops = 2,
-    .cases = "types=i8,u8; [3,4] [4,5]; [17,300] [300,33]; [1,7]:u8 [7,2]:i8; [2,0] [0,3]; [0,3] [3,2]; "
-             "error=i8 [2,2]:f32 [2,2]; error=first [2,3] [4,2]; error=dimensions [2] [2,2]"};
+OP_CODE(int_mm, .facts = TN_FACT_INT_PRODUCT, .class_ = TN_MATMUL, .reduce = KIR_SUM, .infer = infer_int_mm,
+        .lower = lower_matmul_batched, .loops = loops_matmul_batched, .reference = reference_matmul_batched, .flops = 2,
+        .cases = "types=i8,u8; [3,4] [4,5]; [17,300] [300,33]; [1,7]:u8 [7,2]:i8; [2,0] [0,3]; [0,3] [3,2]; "
+                 "error=i8 [2,2]:f32 [2,2]; error=first [2,3] [4,2]; error=dimensions [2] [2,2]");
 
 static tn_status infer_bmm(tn_infer *c) {
     TRY(check_rank(c, 0, 3, "the first batch"));
@@ -328,11 +300,8 @@ static tn_status infer_bmm(tn_infer *c) {
 }
 
 /* bmm(x, y): products of two batches of matrices, [b, m, k] and [b, k, n], without broadcasting. */
-const tn_op_impl tn_impl_bmm = {
-    .keeps_half = true,
-    .infer = infer_bmm,
-    .compose = compose_product,
-    .cases = "tol=4e-6 atol=4e-6; [2,3,4] [2,4,2]; error=equal [2,3,4] [1,4,2]; error=dimensions [3,4] [4,2]"};
+OP_CODE(bmm, .keeps_half = true, .infer = infer_bmm, .compose = compose_product,
+        .cases = "tol=4e-6 atol=4e-6; [2,3,4] [2,4,2]; error=equal [2,3,4] [1,4,2]; error=dimensions [3,4] [4,2]");
 
 static tn_status infer_mv(tn_infer *c) {
     TRY(check_rank(c, 0, 2, "the matrix"));
@@ -341,10 +310,8 @@ static tn_status infer_mv(tn_infer *c) {
 }
 
 /* mv(x, y): product of a matrix and a vector. */
-const tn_op_impl tn_impl_mv = {.keeps_half = true,
-                               .infer = infer_mv,
-                               .compose = compose_matmul,
-                               .cases = "tol=4e-6 atol=4e-6; [3,4] [4]; [0,4] [4]; error=dimensions [3,4] [4,1]"};
+OP_CODE(mv, .keeps_half = true, .infer = infer_mv, .compose = compose_matmul,
+        .cases = "tol=4e-6 atol=4e-6; [3,4] [4]; [0,4] [4]; error=dimensions [3,4] [4,1]");
 
 static tn_status infer_dot(tn_infer *c) {
     TRY(check_rank(c, 0, 1, "the first vector"));
@@ -353,10 +320,8 @@ static tn_status infer_dot(tn_infer *c) {
 }
 
 /* dot(x, y): Σ x·y of two vectors. */
-const tn_op_impl tn_impl_dot = {.keeps_half = true,
-                                .infer = infer_dot,
-                                .compose = compose_matmul,
-                                .cases = "tol=4e-6 atol=4e-6; [7] [7]; [0] [0]; error=last [3] [4]"};
+OP_CODE(dot, .keeps_half = true, .infer = infer_dot, .compose = compose_matmul,
+        .cases = "tol=4e-6 atol=4e-6; [7] [7]; [0] [0]; error=last [3] [4]");
 
 static tn_status infer_outer(tn_infer *c) {
     TRY(check_rank(c, 0, 1, "the first vector"));
@@ -373,11 +338,8 @@ static tn_node *compose_outer(tn_build *b, const tn_node *n) {
 }
 
 /* outer(x, y): x[i]·y[j] of two vectors. */
-const tn_op_impl tn_impl_outer = {.keeps_half = true,
-                                  .promote = true,
-                                  .infer = infer_outer,
-                                  .compose = compose_outer,
-                                  .cases = "types=f32,f64,i32; [3] [4]; [0] [2]; error=dimensions [2,2] [2]"};
+OP_CODE(outer, .keeps_half = true, .promote = true, .infer = infer_outer, .compose = compose_outer,
+        .cases = "types=f32,f64,i32; [3] [4]; [0] [2]; error=dimensions [2,2] [2]");
 
 /* ---- linear ------------------------------------------------------------------------------------------------------ */
 
@@ -500,18 +462,14 @@ static tn_status grad_linear(tn_build *b, const tn_node *n, tn_node *dy, tn_node
  * [] or NULL. With a weight quantized in blocks, x, bias and the result are f32; blocks of 32 elements of x are rounded
  * to eight bits, the weight is not dequantized, and gradients go only to x and bias. With a weight in f16 or bf16 and x
  * in f32 the same holds, and x is not rounded. */
-const tn_op_impl tn_impl_linear = {
-    .keeps_half = true,
-    .quantized = 2,
-    .infer = infer_linear,
-    .compose = compose_linear,
-    .grad = grad_linear,
+OP_CODE(
+    linear, .keeps_half = true, .quantized = 2, .infer = infer_linear, .compose = compose_linear, .grad = grad_linear,
     .cases = "tol=4e-6 atol=4e-6; [3,4] [5,4] [5]; [2,3,4] [2,4] -; [4] [3,4] [3]; [0,4] [3,4] [3]; "
              "[3,4] [4] -; [2,3,4] [4] []; [4] [4] -; error=weight [3,4] [3] -; error=bias [3,4] [4] [1]; "
              "error=weight [3,4] [4,3] -; error=bias [3,4] [2,4] [3]; error=dtypes [3,4]:f32 [2,4]:f64 -; "
              "error= types=f32 atol=2e-5; [3,64] [5,64]:q4_1 [5]; [2,2,32] [3,32]:q8_0 -; [256] [2,256]:q6_k [2]; "
              "[3,6] [5,6]:f16 [5]; [6] [2,6]:bf16 -; error=f32 [2,32]:f64 [3,32]:q4_0 -; error=bias [2,32] [3,32]:q4_0 "
-             "[3]:f64"};
+             "[3]:f64");
 
 /* ---- products with factors --------------------------------------------------------------------------------------- */
 
@@ -573,20 +531,15 @@ static tn_node *compose_addmm(tn_build *b, const tn_node *n) {
 }
 
 /* addmm(input, x, y, beta, alpha): beta·input + alpha·(x·y) of two matrices; input broadcasts to the product. */
-const tn_op_impl tn_impl_addmm = {
-    .keeps_half = true,
-    .infer = infer_addmm,
-    .compose = compose_addmm,
-    .cases = "tol=4e-6 atol=4e-6; [3] [2,4] [4,3] beta=0.5 alpha=-2; [2,1] [2,4] [4,3] beta=1 alpha=1; "
-             "[2,3] [2,4] [4,3] beta=0 alpha=1; error=broadcast [2] [2,4] [4,3] beta=1 alpha=1"};
+OP_CODE(addmm, .keeps_half = true, .infer = infer_addmm, .compose = compose_addmm,
+        .cases = "tol=4e-6 atol=4e-6; [3] [2,4] [4,3] beta=0.5 alpha=-2; [2,1] [2,4] [4,3] beta=1 alpha=1; "
+                 "[2,3] [2,4] [4,3] beta=0 alpha=1; error=broadcast [2] [2,4] [4,3] beta=1 alpha=1");
 
 /* baddbmm(input, x, y, beta, alpha): beta·input + alpha·(x·y) of two batches of matrices;
  * input broadcasts to the product. */
-const tn_op_impl tn_impl_baddbmm = {.keeps_half = true,
-                                    .infer = infer_baddbmm,
-                                    .compose = compose_addmm,
-                                    .cases = "tol=4e-6 atol=4e-6; [2,2] [3,2,4] [3,4,2] beta=2 alpha=0.5; "
-                                             "error=equal [2,2] [3,2,4] [2,4,2] beta=1 alpha=1"};
+OP_CODE(baddbmm, .keeps_half = true, .infer = infer_baddbmm, .compose = compose_addmm,
+        .cases = "tol=4e-6 atol=4e-6; [2,2] [3,2,4] [3,4,2] beta=2 alpha=0.5; "
+                 "error=equal [2,2] [3,2,4] [2,4,2] beta=1 alpha=1");
 
 static int64_t side(const tn_node *x, bool transpose, int dim) { return x->shape[transpose ? 1 - dim : dim]; }
 
@@ -614,14 +567,11 @@ static tn_node *compose_gemm(tn_build *b, const tn_node *n) {
 
 /* gemm(x, y, addend, alpha, beta, trans_x, trans_y): alpha·op(x)·op(y) + beta·addend, where op transposes if requested;
  * addend is NULL or broadcasts to the product. BLAS's gemm without its output argument; ONNX Gemm. */
-const tn_op_impl tn_impl_gemm = {.keeps_half = true,
-                                 .infer = infer_gemm,
-                                 .compose = compose_gemm,
-                                 .cases =
-                                     "tol=4e-6 atol=4e-6; [4,2] [3,4] [3] alpha=0.5 beta=2 trans_x=true trans_y=true; "
-                                     "[2,4] [4,3] - alpha=1 beta=0 trans_x=false trans_y=false; "
-                                     "[4,2] [4,3] [2,1] alpha=1 beta=-1 trans_x=true trans_y=false; "
-                                     "error=transposing [2,4] [4,3] - alpha=1 beta=1 trans_x=true trans_y=false"};
+OP_CODE(gemm, .keeps_half = true, .infer = infer_gemm, .compose = compose_gemm,
+        .cases = "tol=4e-6 atol=4e-6; [4,2] [3,4] [3] alpha=0.5 beta=2 trans_x=true trans_y=true; "
+                 "[2,4] [4,3] - alpha=1 beta=0 trans_x=false trans_y=false; "
+                 "[4,2] [4,3] [2,1] alpha=1 beta=-1 trans_x=true trans_y=false; "
+                 "error=transposing [2,4] [4,3] - alpha=1 beta=1 trans_x=true trans_y=false");
 
 static tn_status infer_gemv(tn_infer *c) {
     const tn_node *a = c->in[0], *x = c->in[1];
@@ -645,12 +595,9 @@ static tn_node *compose_gemv(tn_build *b, const tn_node *n) {
 
 /* gemv(matrix, x, addend, alpha, beta, trans): alpha·op(matrix)·x + beta·addend, where op transposes if requested;
  * addend is NULL or broadcasts to the product. BLAS's gemv without its output argument. */
-const tn_op_impl tn_impl_gemv = {
-    .keeps_half = true,
-    .infer = infer_gemv,
-    .compose = compose_gemv,
-    .cases = "tol=4e-6 atol=4e-6; [4,2] [4] [2] alpha=3 beta=-1 trans=true; "
-             "[3,2] [2] - alpha=1 beta=0 trans=false; error=transposing [3,2] [3] - alpha=1 beta=0 trans=false"};
+OP_CODE(gemv, .keeps_half = true, .infer = infer_gemv, .compose = compose_gemv,
+        .cases = "tol=4e-6 atol=4e-6; [4,2] [4] [2] alpha=3 beta=-1 trans=true; "
+                 "[3,2] [2] - alpha=1 beta=0 trans=false; error=transposing [3,2] [3] - alpha=1 beta=0 trans=false");
 
 /* ---- trace, cosine_similarity ------------------------------------------------------------------------------------ */
 
@@ -672,11 +619,8 @@ static tn_node *compose_trace(tn_build *b, const tn_node *n) {
 }
 
 /* trace(x): Σ x[i, i] of a matrix; integers give i64. */
-const tn_op_impl tn_impl_trace = {
-    .keeps_half = true,
-    .infer = infer_trace,
-    .compose = compose_trace,
-    .cases = "types=f32,f64,i32 tol=4e-6 atol=4e-6; [3,5]; [4,2]; [1,1]; [0,3]; error=dimensions [3]"};
+OP_CODE(trace, .keeps_half = true, .infer = infer_trace, .compose = compose_trace,
+        .cases = "types=f32,f64,i32 tol=4e-6 atol=4e-6; [3,5]; [4,2]; [1,1]; [0,3]; error=dimensions [3]");
 
 static tn_status infer_cosine_similarity(tn_infer *c) {
     TRY(tn_need_range(c, "eps", c->attrs->f[TN_COSINE_SIMILARITY_EPS], 0, INFINITY));
@@ -712,13 +656,11 @@ static tn_node *compose_cosine_similarity(tn_build *b, const tn_node *n) {
 }
 
 /* cosine_similarity(x, y, dim, eps): x·y / (max(‖x‖, eps)·max(‖y‖, eps)) along dim, after broadcasting. */
-const tn_op_impl tn_impl_cosine_similarity = {
-    .promote = true,
-    .infer = infer_cosine_similarity,
-    .compose = compose_cosine_similarity,
+OP_CODE(
+    cosine_similarity, .promote = true, .infer = infer_cosine_similarity, .compose = compose_cosine_similarity,
     .cases =
         "tol=8e-6 atol=4e-6; [3,5]@0.5..2 [3,5]@-2..-0.5 dim=1 eps=1e-8; "
         "[3,5]@0.5..2 [5]@0.5..2 dim=-1 eps=1e-6; [3,5]@0.5..2 [3,1]@0.5..2 dim=0 eps=1e-6; "
         "[]@0.5..2 []@-2..-0.5 dim=0 eps=1e-8; []@0.5..2 []@0.5..2 dim=-1 eps=1e-8; error=range [] [] dim=1 eps=1e-8; "
         "error=range [3] [3] dim=1 eps=1e-8; error= types=f16,bf16 tol=1ulp atol=0; [3,40]@100..300 "
-        "[3,40]@100..300 dim=1 eps=1e-8"};
+        "[3,40]@100..300 dim=1 eps=1e-8");

@@ -46,27 +46,20 @@ static tn_status grad_mse_loss(tn_build *b, const tn_node *n, tn_node *dy, tn_no
 }
 
 /* mse_loss(x, target, reduction): (x - target)². */
-const tn_op_impl tn_impl_mse_loss = {
-    .promote = true,
-    .infer = infer_distance,
-    .compose = compose_mse_loss,
-    .grad = grad_mse_loss,
-    .cases = "tol=4e-6 atol=1e-6; [3,4] [3,4] reduction=mean; [3,4] [3,4] reduction=sum; "
-             "[3,4] [4] reduction=none; [0,2] [0,2] reduction=sum; error=broadcast [3] [4] reduction=mean; "
-             "error=floating [3]:i64 [3]:i64 reduction=mean"};
+OP_CODE(mse_loss, .promote = true, .infer = infer_distance, .compose = compose_mse_loss, .grad = grad_mse_loss,
+        .cases = "tol=4e-6 atol=1e-6; [3,4] [3,4] reduction=mean; [3,4] [3,4] reduction=sum; "
+                 "[3,4] [4] reduction=none; [0,2] [0,2] reduction=sum; error=broadcast [3] [4] reduction=mean; "
+                 "error=floating [3]:i64 [3]:i64 reduction=mean");
 
 static tn_node *compose_l1_loss(tn_build *b, const tn_node *n) {
     return reduced(b, tn_b_abs(b, difference(b, n)), n->i[0]);
 }
 
 /* l1_loss(x, target, reduction): |x - target|. */
-const tn_op_impl tn_impl_l1_loss = {
-    .promote = true,
-    .infer = infer_distance,
-    .compose = compose_l1_loss,
-    .cases = "tol=4e-6 atol=1e-6; [3,4] [3,4] reduction=mean; [3,4] [3,4] reduction=sum; "
-             "[3,4] [4] reduction=none; [0,2] [0,2] reduction=sum; error=broadcast [3] [4] reduction=mean; "
-             "error=floating [3]:i64 [3]:i64 reduction=mean"};
+OP_CODE(l1_loss, .promote = true, .infer = infer_distance, .compose = compose_l1_loss,
+        .cases = "tol=4e-6 atol=1e-6; [3,4] [3,4] reduction=mean; [3,4] [3,4] reduction=sum; "
+                 "[3,4] [4] reduction=none; [0,2] [0,2] reduction=sum; error=broadcast [3] [4] reduction=mean; "
+                 "error=floating [3]:i64 [3]:i64 reduction=mean");
 
 static tn_node *below(tn_build *b, tn_node *x, double v) { return tn_b_lt(b, x, tn_b_const(b, v, x)); }
 
@@ -92,13 +85,10 @@ static tn_status infer_smooth_l1_loss(tn_infer *c) {
 
 /* smooth_l1_loss(x, target, reduction, beta): d²/(2·beta) where |d| < beta, else |d| - beta/2, with d = x - target.
  * Source: Girshick 2015. */
-const tn_op_impl tn_impl_smooth_l1_loss = {
-    .promote = true,
-    .infer = infer_smooth_l1_loss,
-    .compose = compose_smooth_l1_loss,
-    .cases = "tol=4e-6 atol=1e-6; [3,4] [3,4] reduction=mean; [3,4] [3,4] reduction=sum beta=0.3; "
-             "[3,4] [4] reduction=none beta=2; [3,4] [3,4] reduction=sum beta=0; "
-             "error=beta [3] [3] reduction=mean beta=-1"};
+OP_CODE(smooth_l1_loss, .promote = true, .infer = infer_smooth_l1_loss, .compose = compose_smooth_l1_loss,
+        .cases = "tol=4e-6 atol=1e-6; [3,4] [3,4] reduction=mean; [3,4] [3,4] reduction=sum beta=0.3; "
+                 "[3,4] [4] reduction=none beta=2; [3,4] [3,4] reduction=sum beta=0; "
+                 "error=beta [3] [3] reduction=mean beta=-1");
 
 static tn_node *compose_huber_loss(tn_build *b, const tn_node *n) {
     double delta = n->f[TN_HUBER_LOSS_DELTA];
@@ -113,13 +103,11 @@ static tn_status infer_huber_loss(tn_infer *c) {
 
 /* huber_loss(x, target, reduction, delta): d²/2 where |d| < delta, else delta·(|d| - delta/2), with d = x - target.
  * Source: Huber 1964. */
-const tn_op_impl tn_impl_huber_loss = {
-    .promote = true,
-    .infer = infer_huber_loss,
-    .compose = compose_huber_loss,
-    .cases = "tol=4e-6 atol=1e-6; [3,4] [3,4] reduction=mean; [3,4] [3,4] reduction=sum delta=0.3; "
-             "[3,4] [4] reduction=none delta=2; error= types=f16,bf16 tol=1ulp atol=0; [9]@-90..90 [9] reduction=mean "
-             "delta=1"};
+OP_CODE(huber_loss, .promote = true, .infer = infer_huber_loss, .compose = compose_huber_loss,
+        .cases =
+            "tol=4e-6 atol=1e-6; [3,4] [3,4] reduction=mean; [3,4] [3,4] reduction=sum delta=0.3; "
+            "[3,4] [4] reduction=none delta=2; error= types=f16,bf16 tol=1ulp atol=0; [9]@-90..90 [9] reduction=mean "
+            "delta=1");
 
 /* ---- margins and likelihoods ------------------------------------------------------------------------------------- */
 
@@ -131,11 +119,8 @@ static tn_node *compose_soft_margin_loss(tn_build *b, const tn_node *n) {
 }
 
 /* soft_margin_loss(x, target, reduction): log(1 + exp(−target·x)), targets being 1 or −1. */
-const tn_op_impl tn_impl_soft_margin_loss = {
-    .promote = true,
-    .infer = infer_distance,
-    .compose = compose_soft_margin_loss,
-    .cases = "tol=1e-5 atol=2e-6; [3,4] [3,4] reduction=mean; [3,4] [4] reduction=none; [3,4] [3,4] reduction=sum"};
+OP_CODE(soft_margin_loss, .promote = true, .infer = infer_distance, .compose = compose_soft_margin_loss,
+        .cases = "tol=1e-5 atol=2e-6; [3,4] [3,4] reduction=mean; [3,4] [4] reduction=none; [3,4] [3,4] reduction=sum");
 
 static tn_status infer_hinge_embedding_loss(tn_infer *c) {
     TRY(tn_need_finite(c, "margin", c->attrs->f[TN_HINGE_EMBEDDING_LOSS_MARGIN]));
@@ -151,11 +136,9 @@ static tn_node *compose_hinge_embedding_loss(tn_build *b, const tn_node *n) {
 }
 
 /* hinge_embedding_loss(x, target, reduction, margin): x where target is 1, max(0, margin − x) where it is −1. */
-const tn_op_impl tn_impl_hinge_embedding_loss = {
-    .promote = true,
-    .infer = infer_hinge_embedding_loss,
-    .compose = compose_hinge_embedding_loss,
-    .cases = "tol=1e-5 atol=2e-6; [3,4] [3,4] reduction=mean; [3,4] [4] reduction=none margin=0.5"};
+OP_CODE(hinge_embedding_loss, .promote = true, .infer = infer_hinge_embedding_loss,
+        .compose = compose_hinge_embedding_loss,
+        .cases = "tol=1e-5 atol=2e-6; [3,4] [3,4] reduction=mean; [3,4] [4] reduction=none margin=0.5");
 
 static tn_status infer_margin_ranking_loss(tn_infer *c) {
     TRY(tn_need_finite(c, "margin", c->attrs->f[TN_MARGIN_RANKING_LOSS_MARGIN]));
@@ -168,11 +151,9 @@ static tn_node *compose_margin_ranking_loss(tn_build *b, const tn_node *n) {
 }
 
 /* margin_ranking_loss(x1, x2, target, reduction, margin): max(0, margin − target·(x1 − x2)), targets being 1 or −1. */
-const tn_op_impl tn_impl_margin_ranking_loss = {
-    .promote = true,
-    .infer = infer_margin_ranking_loss,
-    .compose = compose_margin_ranking_loss,
-    .cases = "tol=1e-5 atol=2e-6; [3,4] [3,4] [3,4] reduction=mean; [3,4] [4] [4] reduction=none margin=0.5"};
+OP_CODE(margin_ranking_loss, .promote = true, .infer = infer_margin_ranking_loss,
+        .compose = compose_margin_ranking_loss,
+        .cases = "tol=1e-5 atol=2e-6; [3,4] [3,4] [3,4] reduction=mean; [3,4] [4] [4] reduction=none margin=0.5");
 
 static tn_status infer_poisson_nll_loss(tn_infer *c) {
     TRY(tn_need_finite(c, "eps", c->attrs->f[TN_POISSON_NLL_LOSS_EPS]));
@@ -196,12 +177,9 @@ static tn_node *compose_poisson_nll_loss(tn_build *b, const tn_node *n) {
 
 /* poisson_nll_loss(x, target, reduction, log_input, full, eps): exp(x) − target·x, or with log_input false
  * x − target·log(x + eps); full adds Stirling's approximation of log(target!) where target > 1. */
-const tn_op_impl tn_impl_poisson_nll_loss = {
-    .promote = true,
-    .infer = infer_poisson_nll_loss,
-    .compose = compose_poisson_nll_loss,
-    .cases = "tol=1e-5 atol=2e-6; [3,4] [3,4]@0.1..4 reduction=mean; [3,4]@0.1..4 [4]@1.1..4 reduction=none "
-             "log_input=false full=true eps=1e-3; error=floating [3]:i64 [3]:i64 reduction=mean"};
+OP_CODE(poisson_nll_loss, .promote = true, .infer = infer_poisson_nll_loss, .compose = compose_poisson_nll_loss,
+        .cases = "tol=1e-5 atol=2e-6; [3,4] [3,4]@0.1..4 reduction=mean; [3,4]@0.1..4 [4]@1.1..4 reduction=none "
+                 "log_input=false full=true eps=1e-3; error=floating [3]:i64 [3]:i64 reduction=mean");
 
 static tn_status infer_gaussian_nll_loss(tn_infer *c) {
     TRY(tn_need_range(c, "eps", c->attrs->f[TN_GAUSSIAN_NLL_LOSS_EPS], 0, INFINITY));
@@ -233,13 +211,10 @@ static tn_status grad_gaussian_nll_loss(tn_build *b, const tn_node *n, tn_node *
 
 /* gaussian_nll_loss(x, target, var, reduction, full, eps): (log(v) + (x − target)²/v) / 2 with v = max(var, eps); full
  * adds log(2π)/2. */
-const tn_op_impl tn_impl_gaussian_nll_loss = {
-    .promote = true,
-    .infer = infer_gaussian_nll_loss,
-    .compose = compose_gaussian_nll_loss,
-    .grad = grad_gaussian_nll_loss,
-    .cases = "tol=1e-5 atol=4e-6; [3,4] [3,4] [3,4]@0.3..4 reduction=mean; [3,4] [4] [3,1]@0.3..4 reduction=none "
-             "full=true; error=eps [3] [3] [3] reduction=mean eps=-1"};
+OP_CODE(gaussian_nll_loss, .promote = true, .infer = infer_gaussian_nll_loss, .compose = compose_gaussian_nll_loss,
+        .grad = grad_gaussian_nll_loss,
+        .cases = "tol=1e-5 atol=4e-6; [3,4] [3,4] [3,4]@0.3..4 reduction=mean; [3,4] [4] [3,1]@0.3..4 reduction=none "
+                 "full=true; error=eps [3] [3] [3] reduction=mean eps=-1");
 
 static tn_node *compose_kl_div(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *t = n->in[1];
@@ -251,12 +226,9 @@ static tn_node *compose_kl_div(tn_build *b, const tn_node *n) {
 /* kl_div(x, target, reduction, log_target): target · (log(target) - x), x holding log-probabilities; with log_target
  * the target does too. The mean a sample (PyTorch's batchmean) is the sum divided by the batch.
  * Source: Kullback, Leibler 1951. */
-const tn_op_impl tn_impl_kl_div = {
-    .promote = true,
-    .infer = infer_distance,
-    .compose = compose_kl_div,
-    .cases = "tol=4e-6 atol=1e-6; [3,4] [3,4]@0.1..1 reduction=mean; [3,4] [3,4]@0.1..1 reduction=none; "
-             "[3,4] [3,4] reduction=sum log_target=true"};
+OP_CODE(kl_div, .promote = true, .infer = infer_distance, .compose = compose_kl_div,
+        .cases = "tol=4e-6 atol=1e-6; [3,4] [3,4]@0.1..1 reduction=mean; [3,4] [3,4]@0.1..1 reduction=none; "
+                 "[3,4] [3,4] reduction=sum log_target=true");
 
 /* ---- binary cross-entropy ---------------------------------------------------------------------------------------- */
 
@@ -299,14 +271,11 @@ static tn_status grad_binary_cross_entropy(tn_build *b, const tn_node *n, tn_nod
 
 /* binary_cross_entropy(x, target, weight, reduction): -(t·log(x) + (1 - t)·log(1 - x)) of probabilities x, logarithms
  * kept above -100, times weight unless it is NULL. */
-const tn_op_impl tn_impl_binary_cross_entropy = {.promote = true,
-                                                 .infer = infer_distance,
-                                                 .compose = compose_binary_cross_entropy,
-                                                 .grad = grad_binary_cross_entropy,
-                                                 .cases =
-                                                     "tol=1e-5 atol=2e-6; [3,4]@0.1..0.9 [3,4]@0..1 - reduction=mean; "
-                                                     "[3,4]@0.1..0.9 [3,4]@0..1 [4]@0.5..2 reduction=none grad=off; "
-                                                     "[3,4]@0.1..0.9 [3,4]@0..1 - reduction=sum"};
+OP_CODE(binary_cross_entropy, .promote = true, .infer = infer_distance, .compose = compose_binary_cross_entropy,
+        .grad = grad_binary_cross_entropy,
+        .cases = "tol=1e-5 atol=2e-6; [3,4]@0.1..0.9 [3,4]@0..1 - reduction=mean; "
+                 "[3,4]@0.1..0.9 [3,4]@0..1 [4]@0.5..2 reduction=none grad=off; "
+                 "[3,4]@0.1..0.9 [3,4]@0..1 - reduction=sum");
 
 /* With l = log(sigmoid(x)): -(p·t·l + (1 - t)·(l - x)). */
 static tn_node *compose_binary_cross_entropy_with_logits(tn_build *b, const tn_node *n) {
@@ -318,13 +287,11 @@ static tn_node *compose_binary_cross_entropy_with_logits(tn_build *b, const tn_n
 
 /* binary_cross_entropy_with_logits(x, target, weight, pos_weight, reduction): binary_cross_entropy of sigmoid(x)
  * without overflow; pos_weight multiplies the part of the positive class; both weights may be NULL. */
-const tn_op_impl tn_impl_binary_cross_entropy_with_logits = {
-    .promote = true,
-    .infer = infer_distance,
-    .compose = compose_binary_cross_entropy_with_logits,
-    .cases = "tol=1e-5 atol=2e-6; [3,4]@-5..5 [3,4]@0..1 - - reduction=mean; "
-             "[3,4]@-5..5 [3,4]@0..1 [4]@0.5..2 [4]@0.5..3 reduction=none; "
-             "[20]@-200..200 [20]@0..1 - - reduction=sum"};
+OP_CODE(binary_cross_entropy_with_logits, .promote = true, .infer = infer_distance,
+        .compose = compose_binary_cross_entropy_with_logits,
+        .cases = "tol=1e-5 atol=2e-6; [3,4]@-5..5 [3,4]@0..1 - - reduction=mean; "
+                 "[3,4]@-5..5 [3,4]@0..1 [4]@0.5..2 [4]@0.5..3 reduction=none; "
+                 "[20]@-200..200 [20]@0..1 - - reduction=sum");
 
 /* ---- classes ----------------------------------------------------------------------------------------------------- */
 
@@ -476,13 +443,11 @@ static tn_node *compose_nll_loss(tn_build *b, const tn_node *n) {
 /* nll_loss(x, target, weight, reduction, ignore_index): -weight[target] · x[target] of log-probabilities
  * x [batch, classes, ...] and class numbers target [batch, ...]. Samples whose target is ignore_index do not
  * count; the mean divides by the sum of the weights. */
-const tn_op_impl tn_impl_nll_loss = {
-    .infer = infer_classes,
-    .compose = compose_nll_loss,
-    .cases = "tol=4e-6 atol=1e-6; [3,4] [3]:i64@0..3 -; [3,4] [3]:i64@0..3 [4]@0.5..2 reduction=sum grad=off; "
-             "[2,4,3] [2,3]:i64@0..3 - reduction=none; [3,4] [3]:i64@0..3 - ignore_index=0 reduction=sum; "
-             "[4] []:i64@0..3 -; [3,4] [3]:i32@0..3 - ignore_index=2 reduction=sum; error=class [3,4] [3]:f32 -; "
-             "error=fit [3,4] [4]:i64@0..3 -; error=weight [3,4] [3]:i64@0..3 [3]"};
+OP_CODE(nll_loss, .infer = infer_classes, .compose = compose_nll_loss,
+        .cases = "tol=4e-6 atol=1e-6; [3,4] [3]:i64@0..3 -; [3,4] [3]:i64@0..3 [4]@0.5..2 reduction=sum grad=off; "
+                 "[2,4,3] [2,3]:i64@0..3 - reduction=none; [3,4] [3]:i64@0..3 - ignore_index=0 reduction=sum; "
+                 "[4] []:i64@0..3 -; [3,4] [3]:i32@0..3 - ignore_index=2 reduction=sum; error=class [3,4] [3]:f32 -; "
+                 "error=fit [3,4] [4]:i64@0..3 -; error=weight [3,4] [3]:i64@0..3 [3]");
 
 /* The class weights as they meet dimension `dim` of x. */
 static tn_node *weight_along(tn_build *b, const tn_node *n, const class_terms *k) {
@@ -600,15 +565,12 @@ static tn_status grad_cross_entropy(tn_build *b, const tn_node *n, tn_node *dy, 
  * distribution. A target of x's shape and dtype holds probabilities: the loss of a sample is then -Σ weight · target ·
  * log_softmax(x) over the classes, and the mean divides by the number of samples. Source: Szegedy et al. 2015 for
  * smoothing. */
-const tn_op_impl tn_impl_cross_entropy = {
-    .infer = infer_cross_entropy,
-    .compose = compose_cross_entropy,
-    .grad = grad_cross_entropy,
-    .cases = "tol=1e-5 atol=2e-6; [3,4] [3]:i64@0..3 -; [3,4] [3]:i64@0..3 [4]@0.5..2 reduction=sum grad=off; "
-             "[2,4,3] [2,3]:i64@0..3 - reduction=none; [3,4] [3]:i64@0..3 - ignore_index=0 reduction=sum; "
-             "[4] []:i64@0..3 -; [3,4] [3]:i64@0..3 - label_smoothing=0.1; "
-             "[2,4,3] [2,3]:i64@0..3 [4]@0.5..2 label_smoothing=0.2 reduction=none grad=off; "
-             "[3,4]@-80..80 [3]:i64@0..3 - atol=4e-5; [3,4] [3,4]@0..1 -; [2,4,3] [2,4,3]@0..1 - reduction=none; "
-             "[4] [4]@0..1 - reduction=sum; [3,4] [3,4]@0..1 [4]@0.5..2 label_smoothing=0.2 grad=off; "
-             "error=class [3,4] [3]:f32 -; error=probabilities [3,4]:f32 [3,4]:f64 -; "
-             "error=fit [3,4] [4]:i64@0..3 -; error=weight [3,4] [3]:i64@0..3 [3]"};
+OP_CODE(cross_entropy, .infer = infer_cross_entropy, .compose = compose_cross_entropy, .grad = grad_cross_entropy,
+        .cases = "tol=1e-5 atol=2e-6; [3,4] [3]:i64@0..3 -; [3,4] [3]:i64@0..3 [4]@0.5..2 reduction=sum grad=off; "
+                 "[2,4,3] [2,3]:i64@0..3 - reduction=none; [3,4] [3]:i64@0..3 - ignore_index=0 reduction=sum; "
+                 "[4] []:i64@0..3 -; [3,4] [3]:i64@0..3 - label_smoothing=0.1; "
+                 "[2,4,3] [2,3]:i64@0..3 [4]@0.5..2 label_smoothing=0.2 reduction=none grad=off; "
+                 "[3,4]@-80..80 [3]:i64@0..3 - atol=4e-5; [3,4] [3,4]@0..1 -; [2,4,3] [2,4,3]@0..1 - reduction=none; "
+                 "[4] [4]@0..1 - reduction=sum; [3,4] [3,4]@0..1 [4]@0.5..2 label_smoothing=0.2 grad=off; "
+                 "error=class [3,4] [3]:f32 -; error=probabilities [3,4]:f32 [3,4]:f64 -; "
+                 "error=fit [3,4] [4]:i64@0..3 -; error=weight [3,4] [3]:i64@0..3 [3]");

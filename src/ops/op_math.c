@@ -154,14 +154,9 @@ static tn_status grad_exp2(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     return b->status;
 }
 static void reference_exp2(const tn_reference *r) { map_one(r, exp2); }
-const tn_op_impl tn_impl_exp2 = {.class_ = TN_ELEMENTWISE,
-                                 .to_float = true,
-                                 .infer = tn_infer_float,
-                                 .grad = grad_exp2,
-                                 .lower = lower_exp2,
-                                 .reference = reference_exp2,
-                                 .cases = "types=f32,f64,i32 tol=2ulp; [2,3]; [0,3]; []; [33]@-120..120 grad=off",
-                                 .flops = 16};
+OP_CODE(exp2, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_exp2,
+        .lower = lower_exp2, .reference = reference_exp2,
+        .cases = "types=f32,f64,i32 tol=2ulp; [2,3]; [0,3]; []; [33]@-120..120 grad=off", .flops = 16);
 
 /* log2 x for all x: the pair, and what holds at the edges. */
 static kir_val log_edges(kir_builder *kb, kir_val x, kir_val v) {
@@ -183,14 +178,8 @@ static tn_status grad_log2(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 static void reference_log2(const tn_reference *r) { map_one(r, log2); }
 #define LOGARITHM \
     "types=f32,f64,i32 tol=2ulp; [2,3]@0.1..9; [0,3]; []@1..5; [33]@1e-30..1e30 grad=off; [33]@0.99..1.01 grad=off"
-const tn_op_impl tn_impl_log2 = {.class_ = TN_ELEMENTWISE,
-                                 .to_float = true,
-                                 .infer = tn_infer_float,
-                                 .grad = grad_log2,
-                                 .lower = lower_log2,
-                                 .reference = reference_log2,
-                                 .cases = LOGARITHM,
-                                 .flops = 30};
+OP_CODE(log2, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_log2,
+        .lower = lower_log2, .reference = reference_log2, .cases = LOGARITHM, .flops = 30);
 
 /* log10(x): the logarithm to base 10. */
 static kir_val lower_log10(tn_lower *lw, const tn_node *n, const kir_aff *at) {
@@ -204,14 +193,8 @@ static tn_status grad_log10(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     return b->status;
 }
 static void reference_log10(const tn_reference *r) { map_one(r, log10); }
-const tn_op_impl tn_impl_log10 = {.class_ = TN_ELEMENTWISE,
-                                  .to_float = true,
-                                  .infer = tn_infer_float,
-                                  .grad = grad_log10,
-                                  .lower = lower_log10,
-                                  .reference = reference_log10,
-                                  .cases = LOGARITHM,
-                                  .flops = 32};
+OP_CODE(log10, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_log10,
+        .lower = lower_log10, .reference = reference_log10, .cases = LOGARITHM, .flops = 32);
 
 /* ---- pow --------------------------------------------------------------------------------------------------------- */
 
@@ -294,18 +277,14 @@ static void reference_pow(const tn_reference *r) {
         r->out[w.place] = is_float ? pow(x, y) : pow_of_integers(x, y);
     }
 }
-const tn_op_impl tn_impl_pow = {
-    .class_ = TN_ELEMENTWISE,
-    .promote = true,
-    .infer = tn_infer_not_bool,
-    .grad = grad_pow,
-    .lower = lower_pow,
+OP_CODE(
+    pow, .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_not_bool, .grad = grad_pow, .lower = lower_pow,
     .reference = reference_pow,
     .cases =
         "types=f32,f64 tol=4ulp; [2,3]@0.3..4 [2,3]; [3,1]@0.3..4 [4]; [0,3] [3]; [99]@1e-3..1e3 [99]@-12..12 grad=off;"
         "[9]@-3..3 []@3..3 grad=off; [9]@0.99..1.01 [9]@-3000..3000 grad=off;"
         "types=i32,i64; [9]@-3..3 [9]@0..9; [9]@-2..2 [9]@-3..3; error=broadcast [2] [3]",
-    .flops = 50};
+    .flops = 50);
 
 /* ---- atan, atan2 ------------------------------------------------------------------------------------------------- */
 
@@ -347,14 +326,9 @@ static tn_status grad_atan(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     return b->status;
 }
 static void reference_atan(const tn_reference *r) { map_one(r, atan); }
-const tn_op_impl tn_impl_atan = {.class_ = TN_ELEMENTWISE,
-                                 .to_float = true,
-                                 .infer = tn_infer_float,
-                                 .grad = grad_atan,
-                                 .lower = lower_atan,
-                                 .reference = reference_atan,
-                                 .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [99]@-20..20 grad=off",
-                                 .flops = 40};
+OP_CODE(atan, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_atan,
+        .lower = lower_atan, .reference = reference_atan,
+        .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [99]@-20..20 grad=off", .flops = 40);
 
 /* atan2(y, x): the angle in [−π, π] of the point (x, y), signed zeros and infinities as in C. */
 static kir_val lower_atan2(tn_lower *lw, const tn_node *n, const kir_aff *at) {
@@ -375,16 +349,9 @@ static void reference_atan2(const tn_reference *r) {
     for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
         r->out[w.place] = atan2(r->in[0][w.in[0]], r->in[1][w.in[1]]);
 }
-const tn_op_impl tn_impl_atan2 = {.class_ = TN_ELEMENTWISE,
-                                  .promote = true,
-                                  .to_float = true,
-                                  .infer = tn_infer_float,
-                                  .grad = grad_atan2,
-                                  .lower = lower_atan2,
-                                  .reference = reference_atan2,
-                                  .cases =
-                                      "types=f32,f64 tol=4ulp; [2,3] [2,3]; [3,1] [4]; [0,3] [3]; [99] [99] grad=off",
-                                  .flops = 40};
+OP_CODE(atan2, .class_ = TN_ELEMENTWISE, .promote = true, .to_float = true, .infer = tn_infer_float, .grad = grad_atan2,
+        .lower = lower_atan2, .reference = reference_atan2,
+        .cases = "types=f32,f64 tol=4ulp; [2,3] [2,3]; [3,1] [4]; [0,3] [3]; [99] [99] grad=off", .flops = 40);
 
 /* ==== compositions ================================================================================================ */
 /* Formulas are chosen for accuracy near their zeros and for no overflow before the result's. Where the derivative has a
@@ -429,8 +396,7 @@ static tn_status infer_square(tn_infer *c) {
     return TN_OK;
 }
 static tn_node *compose_square(tn_build *b, const tn_node *n) { return square(b, tn_b_cast_like(b, n->in[0], n)); }
-const tn_op_impl tn_impl_square = {
-    .infer = infer_square, .compose = compose_square, .cases = "types=f32,f64,i32,bool; [2,3]; [0,3]; []"};
+OP_CODE(square, .infer = infer_square, .compose = compose_square, .cases = "types=f32,f64,i32,bool; [2,3]; [0,3]; []");
 
 /* rsqrt(x): 1 / sqrt(x). */
 static tn_node *compose_rsqrt(tn_build *b, const tn_node *n) {
@@ -441,11 +407,8 @@ static tn_status grad_rsqrt(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     grads[0] = tn_b_mul(b, tn_b_scale(b, dy, -0.5), tn_b_mul(b, square(b, y), y));
     return b->status;
 }
-const tn_op_impl tn_impl_rsqrt = {.to_float = true,
-                                  .infer = tn_infer_float,
-                                  .compose = compose_rsqrt,
-                                  .grad = grad_rsqrt,
-                                  .cases = "types=f32,f64,i32 tol=2ulp; [2,3]@0.1..9; [0,3]; []@1..5"};
+OP_CODE(rsqrt, .to_float = true, .infer = tn_infer_float, .compose = compose_rsqrt, .grad = grad_rsqrt,
+        .cases = "types=f32,f64,i32 tol=2ulp; [2,3]@0.1..9; [0,3]; []@1..5");
 
 /* reciprocal(x): 1 / x. */
 static tn_node *compose_reciprocal(tn_build *b, const tn_node *n) {
@@ -455,11 +418,8 @@ static tn_status grad_reciprocal(tn_build *b, const tn_node *n, tn_node *dy, tn_
     grads[0] = tn_b_neg(b, tn_b_mul(b, dy, square(b, tn_b_self(n))));
     return b->status;
 }
-const tn_op_impl tn_impl_reciprocal = {.to_float = true,
-                                       .infer = tn_infer_float,
-                                       .compose = compose_reciprocal,
-                                       .grad = grad_reciprocal,
-                                       .cases = "types=f32,f64,i32; [2,3]@0.5..9; [0,3]; []@1..5"};
+OP_CODE(reciprocal, .to_float = true, .infer = tn_infer_float, .compose = compose_reciprocal, .grad = grad_reciprocal,
+        .cases = "types=f32,f64,i32; [2,3]@0.5..9; [0,3]; []@1..5");
 
 /* hypot(x, y): sqrt(x² + y²) without intermediate overflow. */
 static tn_node *compose_hypot(tn_build *b, const tn_node *n) {
@@ -481,14 +441,9 @@ static void reference_hypot(const tn_reference *r) {
     for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
         r->out[w.place] = hypot(r->in[0][w.in[0]], r->in[1][w.in[1]]);
 }
-const tn_op_impl tn_impl_hypot = {
-    .promote = true,
-    .to_float = true,
-    .infer = tn_infer_float,
-    .compose = compose_hypot,
-    .grad = grad_hypot,
-    .reference = reference_hypot,
-    .cases = "types=f32,f64 tol=4ulp; [2,3] [2,3]; [3,1] [4]; [2]@1e30..2e30 [2]@1e30..2e30 grad=off"};
+OP_CODE(hypot, .promote = true, .to_float = true, .infer = tn_infer_float, .compose = compose_hypot, .grad = grad_hypot,
+        .reference = reference_hypot,
+        .cases = "types=f32,f64 tol=4ulp; [2,3] [2,3]; [3,1] [4]; [2]@1e30..2e30 [2]@1e30..2e30 grad=off");
 
 /* ---- exponentials and logarithms --------------------------------------------------------------------------------- */
 
@@ -507,14 +462,10 @@ static tn_status grad_log1p(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     return b->status;
 }
 static void reference_log1p(const tn_reference *r) { math_map_one(r, log1p); }
-const tn_op_impl tn_impl_log1p = {
-    .to_float = true,
-    .infer = tn_infer_float,
-    .compose = compose_log1p,
-    .grad = grad_log1p,
-    .reference = reference_log1p,
-    .cases = "types=f32,f64 tol=4ulp; [2,3]@-0.9..9; [0,3]; []@0..5; [33]@-1e-3..1e-3; "
-             "[9]@-1e-9..1e-9 grad=off; [9]@1..1e30 grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@-0.9..9"};
+OP_CODE(log1p, .to_float = true, .infer = tn_infer_float, .compose = compose_log1p, .grad = grad_log1p,
+        .reference = reference_log1p,
+        .cases = "types=f32,f64 tol=4ulp; [2,3]@-0.9..9; [0,3]; []@0..5; [33]@-1e-3..1e-3; "
+                 "[9]@-1e-9..1e-9 grad=off; [9]@1..1e30 grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@-0.9..9");
 
 /* expm1(x): exp(x) − 1, accurate near 0. With the rounded u = exp(x), (u − 1) · x / log(u) corrects the rounding
  * (Kahan's method). */
@@ -531,14 +482,11 @@ static tn_status grad_expm1(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     return b->status;
 }
 static void reference_expm1(const tn_reference *r) { math_map_one(r, expm1); }
-const tn_op_impl tn_impl_expm1 = {
-    .to_float = true,
-    .infer = tn_infer_float,
-    .compose = compose_expm1,
-    .grad = grad_expm1,
+OP_CODE(
+    expm1, .to_float = true, .infer = tn_infer_float, .compose = compose_expm1, .grad = grad_expm1,
     .reference = reference_expm1,
     .cases =
-        "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [9]@-1e-9..1e-9 grad=off; [33]@-30..80 grad=off"};
+        "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [9]@-1e-9..1e-9 grad=off; [33]@-30..80 grad=off");
 
 /* xlogy(x, y): x · log(y); 0 for x = 0, unless y is NaN. */
 static tn_node *compose_xlogy(tn_build *b, const tn_node *n) {
@@ -555,13 +503,8 @@ static tn_status grad_xlogy(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     if (tn_needs_grad(n, 1)) grads[1] = tn_b_sum_to(b, tn_b_div(b, tn_b_mul(b, dy, x), y), y);
     return b->status;
 }
-const tn_op_impl tn_impl_xlogy = {
-    .promote = true,
-    .to_float = true,
-    .infer = tn_infer_float,
-    .compose = compose_xlogy,
-    .grad = grad_xlogy,
-    .cases = "types=f32,f64 tol=4ulp; [2,3] [2,3]@0.1..4; [3,1] [4]@0.1..4; [3]@0..0 [3]@0..0 grad=off"};
+OP_CODE(xlogy, .promote = true, .to_float = true, .infer = tn_infer_float, .compose = compose_xlogy, .grad = grad_xlogy,
+        .cases = "types=f32,f64 tol=4ulp; [2,3] [2,3]@0.1..4; [3,1] [4]@0.1..4; [3]@0..0 [3]@0..0 grad=off");
 
 /* logaddexp(x, y): log(exp(x) + exp(y)) without overflow. */
 static tn_node *compose_logaddexp(tn_build *b, const tn_node *n) {
@@ -584,14 +527,10 @@ static tn_status grad_logaddexp(tn_build *b, const tn_node *n, tn_node *dy, tn_n
     }
     return b->status;
 }
-const tn_op_impl tn_impl_logaddexp = {
-    .promote = true,
-    .to_float = true,
-    .infer = tn_infer_float,
-    .compose = compose_logaddexp,
-    .grad = grad_logaddexp,
-    .cases = "types=f32,f64 tol=4ulp atol=4ulp; [2,3] [2,3]; [3,1] [4]@-50..50; [2] []@-300..300 grad=off; error= "
-             "types=f16,bf16 tol=1ulp atol=0; [9]@-50..50 []"};
+OP_CODE(logaddexp, .promote = true, .to_float = true, .infer = tn_infer_float, .compose = compose_logaddexp,
+        .grad = grad_logaddexp,
+        .cases = "types=f32,f64 tol=4ulp atol=4ulp; [2,3] [2,3]; [3,1] [4]@-50..50; [2] []@-300..300 grad=off; error= "
+                 "types=f16,bf16 tol=1ulp atol=0; [9]@-50..50 []");
 
 /* ---- circular and hyperbolic ------------------------------------------------------------------------------------- */
 
@@ -604,13 +543,9 @@ static tn_status grad_tan(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     return b->status;
 }
 static void reference_tan(const tn_reference *r) { math_map_one(r, tan); }
-const tn_op_impl tn_impl_tan = {.to_float = true,
-                                .infer = tn_infer_float,
-                                .compose = compose_tan,
-                                .grad = grad_tan,
-                                .reference = reference_tan,
-                                .cases =
-                                    "types=f32,f64 tol=4ulp; [2,3]@-1.4..1.4; [0,3]; []@2..4; [33]@-1.5..1.5 grad=off"};
+OP_CODE(tan, .to_float = true, .infer = tn_infer_float, .compose = compose_tan, .grad = grad_tan,
+        .reference = reference_tan,
+        .cases = "types=f32,f64 tol=4ulp; [2,3]@-1.4..1.4; [0,3]; []@2..4; [33]@-1.5..1.5 grad=off");
 
 /* sinh(x): (exp(x) − exp(−x)) / 2, accurate near 0. */
 static tn_node *compose_sinh(tn_build *b, const tn_node *n) {
@@ -627,13 +562,10 @@ static tn_status grad_sinh(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     return b->status;
 }
 static void reference_sinh(const tn_reference *r) { math_map_one(r, sinh); }
-const tn_op_impl tn_impl_sinh = {.to_float = true,
-                                 .infer = tn_infer_float,
-                                 .compose = compose_sinh,
-                                 .grad = grad_sinh,
-                                 .reference = reference_sinh,
-                                 .cases = "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [33]@-85..85 "
-                                          "grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@-8..8"};
+OP_CODE(sinh, .to_float = true, .infer = tn_infer_float, .compose = compose_sinh, .grad = grad_sinh,
+        .reference = reference_sinh,
+        .cases = "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [33]@-85..85 "
+                 "grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@-8..8");
 
 /* cosh(x): (exp(x) + exp(−x)) / 2. */
 static tn_node *compose_cosh(tn_build *b, const tn_node *n) {
@@ -647,12 +579,8 @@ static tn_status grad_cosh(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     return b->status;
 }
 static void reference_cosh(const tn_reference *r) { math_map_one(r, cosh); }
-const tn_op_impl tn_impl_cosh = {.to_float = true,
-                                 .infer = tn_infer_float,
-                                 .compose = compose_cosh,
-                                 .grad = grad_cosh,
-                                 .reference = reference_cosh,
-                                 .cases = "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-85..85 grad=off"};
+OP_CODE(cosh, .to_float = true, .infer = tn_infer_float, .compose = compose_cosh, .grad = grad_cosh,
+        .reference = reference_cosh, .cases = "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-85..85 grad=off");
 
 /* asin(x): the angle in [−π/2, π/2] whose sine is x. */
 static tn_node *compose_asin(tn_build *b, const tn_node *n) {
@@ -665,14 +593,10 @@ static tn_status grad_asin(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     return b->status;
 }
 static void reference_asin(const tn_reference *r) { math_map_one(r, asin); }
-const tn_op_impl tn_impl_asin = {
-    .to_float = true,
-    .infer = tn_infer_float,
-    .compose = compose_asin,
-    .grad = grad_asin,
-    .reference = reference_asin,
-    .cases =
-        "types=f32,f64 tol=4ulp; [2,3]@-0.9..0.9; [0,3]; []@0..0.5; [33]@-1..1 grad=off; [9]@-1e-4..1e-4 grad=off"};
+OP_CODE(asin, .to_float = true, .infer = tn_infer_float, .compose = compose_asin, .grad = grad_asin,
+        .reference = reference_asin,
+        .cases =
+            "types=f32,f64 tol=4ulp; [2,3]@-0.9..0.9; [0,3]; []@0..0.5; [33]@-1..1 grad=off; [9]@-1e-4..1e-4 grad=off");
 
 /* acos(x): the angle in [0, π] whose cosine is x. */
 static tn_node *compose_acos(tn_build *b, const tn_node *n) {
@@ -685,13 +609,9 @@ static tn_status grad_acos(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     return b->status;
 }
 static void reference_acos(const tn_reference *r) { math_map_one(r, acos); }
-const tn_op_impl tn_impl_acos = {.to_float = true,
-                                 .infer = tn_infer_float,
-                                 .compose = compose_acos,
-                                 .grad = grad_acos,
-                                 .reference = reference_acos,
-                                 .cases =
-                                     "types=f32,f64 tol=4ulp; [2,3]@-0.9..0.9; [0,3]; []@0..0.5; [33]@-1..1 grad=off"};
+OP_CODE(acos, .to_float = true, .infer = tn_infer_float, .compose = compose_acos, .grad = grad_acos,
+        .reference = reference_acos,
+        .cases = "types=f32,f64 tol=4ulp; [2,3]@-0.9..0.9; [0,3]; []@0..0.5; [33]@-1..1 grad=off");
 
 /* asinh(x): log(x + sqrt(x² + 1)), accurate near 0 and without overflow. */
 static tn_node *compose_asinh(tn_build *b, const tn_node *n) {
@@ -714,14 +634,10 @@ static tn_status grad_asinh(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     return b->status;
 }
 static void reference_asinh(const tn_reference *r) { math_map_one(r, asinh); }
-const tn_op_impl tn_impl_asinh = {.to_float = true,
-                                  .infer = tn_infer_float,
-                                  .compose = compose_asinh,
-                                  .grad = grad_asinh,
-                                  .reference = reference_asinh,
-                                  .cases =
-                                      "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [9]@-1e30..1e30 "
-                                      "grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@-2000..2000"};
+OP_CODE(asinh, .to_float = true, .infer = tn_infer_float, .compose = compose_asinh, .grad = grad_asinh,
+        .reference = reference_asinh,
+        .cases = "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [9]@-1e30..1e30 "
+                 "grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@-2000..2000");
 
 /* acosh(x): log(x + sqrt(x² − 1)) for x ≥ 1, accurate near 1 and without overflow. */
 static tn_node *compose_acosh(tn_build *b, const tn_node *n) {
@@ -740,14 +656,10 @@ static tn_status grad_acosh(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     return b->status;
 }
 static void reference_acosh(const tn_reference *r) { math_map_one(r, acosh); }
-const tn_op_impl tn_impl_acosh = {
-    .to_float = true,
-    .infer = tn_infer_float,
-    .compose = compose_acosh,
-    .grad = grad_acosh,
-    .reference = reference_acosh,
-    .cases = "types=f32,f64 tol=4ulp; [2,3]@1.1..9; [0,3]; []@2..5; [33]@1..1.01 grad=off; [9]@1..1e30 grad=off; "
-             "[9]@-1e30..0.9 grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@1..3000"};
+OP_CODE(acosh, .to_float = true, .infer = tn_infer_float, .compose = compose_acosh, .grad = grad_acosh,
+        .reference = reference_acosh,
+        .cases = "types=f32,f64 tol=4ulp; [2,3]@1.1..9; [0,3]; []@2..5; [33]@1..1.01 grad=off; [9]@1..1e30 grad=off; "
+                 "[9]@-1e30..0.9 grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@1..3000");
 
 /* atanh(x): log((1 + x) / (1 − x)) / 2, accurate near 0. */
 static tn_node *compose_atanh(tn_build *b, const tn_node *n) {
@@ -761,13 +673,10 @@ static tn_status grad_atanh(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     return b->status;
 }
 static void reference_atanh(const tn_reference *r) { math_map_one(r, atanh); }
-const tn_op_impl tn_impl_atanh = {
-    .to_float = true,
-    .infer = tn_infer_float,
-    .compose = compose_atanh,
-    .grad = grad_atanh,
+OP_CODE(
+    atanh, .to_float = true, .infer = tn_infer_float, .compose = compose_atanh, .grad = grad_atanh,
     .reference = reference_atanh,
-    .cases = "types=f32,f64 tol=4ulp; [2,3]@-0.9..0.9; [0,3]; []@0..0.5; [33]@-1e-3..1e-3; [33]@-0.99..0.99 grad=off"};
+    .cases = "types=f32,f64 tol=4ulp; [2,3]@-0.9..0.9; [0,3]; []@0..0.5; [33]@-1e-3..1e-3; [33]@-0.99..0.99 grad=off");
 
 /* ---- parts of numbers -------------------------------------------------------------------------------------------- */
 
@@ -779,25 +688,19 @@ static tn_node *compose_sign(tn_build *b, const tn_node *n) {
     tn_node *down = tn_b_cast(b, tn_b_lt(b, x, zero), (tn_dtype)x->dtype);
     return tn_b_sub(b, up, down);
 }
-const tn_op_impl tn_impl_sign = {.keeps_half = true,
-                                 .infer = tn_infer_same,
-                                 .compose = compose_sign,
-                                 .grad = tn_grad_none,
-                                 .cases = "types=f32,f64,i32,bool; [2,3]; [0,3]; []"};
+OP_CODE(sign, .keeps_half = true, .infer = tn_infer_same, .compose = compose_sign, .grad = tn_grad_none,
+        .cases = "types=f32,f64,i32,bool; [2,3]; [0,3]; []");
 
 /* frac(x): x − trunc(x), with the sign of x. */
 static tn_node *compose_frac(tn_build *b, const tn_node *n) { return tn_b_sub(b, n->in[0], tn_b_trunc(b, n->in[0])); }
-const tn_op_impl tn_impl_frac = {.keeps_half = true,
-                                 .infer = tn_infer_float,
-                                 .compose = compose_frac,
-                                 .cases = "types=f32,f64; [2,3]@-9..9~0.1; [0,3]; []@0..9~0.1"};
+OP_CODE(frac, .keeps_half = true, .infer = tn_infer_float, .compose = compose_frac,
+        .cases = "types=f32,f64; [2,3]@-9..9~0.1; [0,3]; []@0..9~0.1");
 
 /* isnan(x): true where x is not a number. */
 static tn_node *compose_isnan(tn_build *b, const tn_node *n) {
     return tn_b_bitwise_not(b, tn_b_eq(b, n->in[0], n->in[0]));
 }
-const tn_op_impl tn_impl_isnan = {
-    .infer = tn_infer_compare, .compose = compose_isnan, .cases = "types=f32,f64,i32; [2,3]; [0,3]"};
+OP_CODE(isnan, .infer = tn_infer_compare, .compose = compose_isnan, .cases = "types=f32,f64,i32; [2,3]; [0,3]");
 
 /* isinf(x): true where x is +∞ or −∞. */
 static tn_node *compose_isinf(tn_build *b, const tn_node *n) {
@@ -805,8 +708,7 @@ static tn_node *compose_isinf(tn_build *b, const tn_node *n) {
     if (!math_is_float(x)) return tn_b_isnan(b, x);
     return tn_b_eq(b, tn_b_abs(b, x), const_like(b, INFINITY, x));
 }
-const tn_op_impl tn_impl_isinf = {
-    .infer = tn_infer_compare, .compose = compose_isinf, .cases = "types=f32,f64,i32; [2,3]; [0,3]"};
+OP_CODE(isinf, .infer = tn_infer_compare, .compose = compose_isinf, .cases = "types=f32,f64,i32; [2,3]; [0,3]");
 
 /* isfinite(x): true where x is neither NaN nor infinite. */
 static tn_node *compose_isfinite(tn_build *b, const tn_node *n) {
@@ -814,8 +716,7 @@ static tn_node *compose_isfinite(tn_build *b, const tn_node *n) {
     if (!math_is_float(x)) return tn_b_eq(b, x, x);
     return tn_b_lt(b, tn_b_abs(b, x), const_like(b, INFINITY, x));
 }
-const tn_op_impl tn_impl_isfinite = {
-    .infer = tn_infer_compare, .compose = compose_isfinite, .cases = "types=f32,f64,i32; [2,3]; [0,3]"};
+OP_CODE(isfinite, .infer = tn_infer_compare, .compose = compose_isfinite, .cases = "types=f32,f64,i32; [2,3]; [0,3]");
 
 static double largest_of(tn_dtype t) {
     switch (t) {
@@ -839,11 +740,8 @@ static tn_node *compose_nan_to_num(tn_build *b, const tn_node *n) {
     y = tn_b_where(b, tn_b_eq(b, x, const_like(b, -INFINITY, x)), low_value, y);
     return tn_b_where(b, tn_b_eq(b, x, x), y, const_like(b, n->f[TN_NAN_TO_NUM_NAN], x));
 }
-const tn_op_impl tn_impl_nan_to_num = {
-    .keeps_half = true,
-    .infer = tn_infer_broadcast,
-    .compose = compose_nan_to_num,
-    .cases = "types=f32,f64,i32; [2,3] nan=0 posinf=9 neginf=-9; [0,3] nan=1 posinf=1 neginf=1"};
+OP_CODE(nan_to_num, .keeps_half = true, .infer = tn_infer_broadcast, .compose = compose_nan_to_num,
+        .cases = "types=f32,f64,i32; [2,3] nan=0 posinf=9 neginf=-9; [0,3] nan=1 posinf=1 neginf=1");
 
 /* ---- bounds and mixtures ----------------------------------------------------------------------------------------- */
 
@@ -874,15 +772,12 @@ static tn_status grad_clamp(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     grads[0] = tn_b_where(b, inside, dy, const_like(b, 0, dy));
     return b->status;
 }
-const tn_op_impl tn_impl_clamp = {.keeps_half = true,
-                                  .infer = infer_clamp,
-                                  .compose = compose_clamp,
-                                  .grad = grad_clamp,
-                                  .cases = "types=f32,f64,i32; [2,3] min=-1 max=1; [0,3] min=0 max=1; [9] min=0 "
-                                           "max=inf; [9] min=-inf max=1; [3] min=-inf max=inf;"
-                                           "types=i32; error=whole [2] min=0.5 max=1; types=i8,u8; [9] min=-300 max=2;"
-                                           "[9] min=1 max=300; error=hold [2] min=300 max=400; "
-                                           "error=hold [2] min=-400 max=-300"};
+OP_CODE(clamp, .keeps_half = true, .infer = infer_clamp, .compose = compose_clamp, .grad = grad_clamp,
+        .cases = "types=f32,f64,i32; [2,3] min=-1 max=1; [0,3] min=0 max=1; [9] min=0 "
+                 "max=inf; [9] min=-inf max=1; [3] min=-inf max=inf;"
+                 "types=i32; error=whole [2] min=0.5 max=1; types=i8,u8; [9] min=-300 max=2;"
+                 "[9] min=1 max=300; error=hold [2] min=300 max=400; "
+                 "error=hold [2] min=-400 max=-300");
 
 /* lerp(x, end, weight): x + weight · (end − x), from whichever end is nearer, so that weight 1 gives end exactly. */
 static tn_node *compose_lerp(tn_build *b, const tn_node *n) {
@@ -892,12 +787,10 @@ static tn_node *compose_lerp(tn_build *b, const tn_node *n) {
     tn_node *back = tn_b_sub(b, end, tn_b_mul(b, tn_b_sub(b, const_like(b, 1, w), w), way));
     return tn_b_where(b, tn_b_lt(b, tn_b_abs(b, w), const_like(b, 0.5, w)), forward, back);
 }
-const tn_op_impl tn_impl_lerp = {
-    .promote = true,
-    .infer = tn_infer_float,
-    .compose = compose_lerp,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] [2,3] []@0.1..0.4; [3,1] [4] [4]@0.6..0.9; [0,3] [3] []; error= "
-             "types=f16,bf16 tol=1ulp atol=0; [9] [9] []@0.1..0.4"};
+OP_CODE(lerp, .promote = true, .infer = tn_infer_float, .compose = compose_lerp,
+        .cases =
+            "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] [2,3] []@0.1..0.4; [3,1] [4] [4]@0.6..0.9; [0,3] [3] []; error= "
+            "types=f16,bf16 tol=1ulp atol=0; [9] [9] []@0.1..0.4");
 
 /* addcmul(x, tensor1, tensor2, value): x + value · tensor1 · tensor2. Integers: the value is truncated, and must be in
  * the dtype's range. */
@@ -909,25 +802,19 @@ static tn_node *compose_addcmul(tn_build *b, const tn_node *n) {
     tn_node *product = tn_b_mul(b, n->in[1], n->in[2]);
     return tn_b_add(b, n->in[0], tn_b_scale(b, product, n->f[TN_ADDCMUL_VALUE]));
 }
-const tn_op_impl tn_impl_addcmul = {
-    .promote = true,
-    .infer = infer_addcmul,
-    .compose = compose_addcmul,
+OP_CODE(
+    addcmul, .promote = true, .infer = infer_addcmul, .compose = compose_addcmul,
     .cases =
         "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] [2,3] [2,3] value=0.5; [3,1] [4] "
-        "[] value=-2; types=i32; [3] [3] [3] value=2; error= types=f16,bf16 tol=1ulp atol=0; [9] [9] [9] value=0.3"};
+        "[] value=-2; types=i32; [3] [3] [3] value=2; error= types=f16,bf16 tol=1ulp atol=0; [9] [9] [9] value=0.3");
 
 /* addcdiv(x, tensor1, tensor2, value): x + value · tensor1 / tensor2. */
 static tn_node *compose_addcdiv(tn_build *b, const tn_node *n) {
     tn_node *quotient = tn_b_div(b, n->in[1], n->in[2]);
     return tn_b_add(b, n->in[0], tn_b_scale(b, quotient, n->f[TN_ADDCDIV_VALUE]));
 }
-const tn_op_impl tn_impl_addcdiv = {
-    .promote = true,
-    .to_float = true,
-    .infer = tn_infer_float,
-    .compose = compose_addcdiv,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] [2,3] [2,3]@1..3 value=0.5; [3,1] [4] []@1..2 value=-2"};
+OP_CODE(addcdiv, .promote = true, .to_float = true, .infer = tn_infer_float, .compose = compose_addcdiv,
+        .cases = "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] [2,3] [2,3]@1..3 value=0.5; [3,1] [4] []@1..2 value=-2");
 
 /* masked_fill(x, mask, value): value where the bool mask is true, else x; both broadcast. x's dtype stays, and must be
  * able to hold the value: see full. */
@@ -941,13 +828,11 @@ static tn_status infer_masked_fill(tn_infer *c) {
 static tn_node *compose_masked_fill(tn_build *b, const tn_node *n) {
     return tn_b_where(b, n->in[1], const_like(b, n->f[TN_MASKED_FILL_VALUE], n->in[0]), n->in[0]);
 }
-const tn_op_impl tn_impl_masked_fill = {.keeps_half = true,
-                                        .infer = infer_masked_fill,
-                                        .compose = compose_masked_fill,
-                                        .cases = "types=f32,f64,i32; [2,3] [2,3]:bool value=7; [2,3] [3]:bool "
-                                                 "value=-1; [3] [2,1]:bool value=0; [0,3] []:bool value=1;"
-                                                 "error=bool [2] [2]:i32 value=0; types=i8; error=hold [2] [2]:bool "
-                                                 "value=300"};
+OP_CODE(masked_fill, .keeps_half = true, .infer = infer_masked_fill, .compose = compose_masked_fill,
+        .cases = "types=f32,f64,i32; [2,3] [2,3]:bool value=7; [2,3] [3]:bool "
+                 "value=-1; [3] [2,1]:bool value=0; [0,3] []:bool value=1;"
+                 "error=bool [2] [2]:i32 value=0; types=i8; error=hold [2] [2]:bool "
+                 "value=300");
 
 /* ---- truth ------------------------------------------------------------------------------------------------------- */
 
@@ -991,9 +876,8 @@ static tn_node *compose_logical_xor(tn_build *b, const tn_node *n) {
         .infer = tn_infer_compare, .compose = compose_,                                      \
         .cases = "types=bool,i32,f32; [9]@-1..1 [9]@-1..1; [3,1]@-1..1 [4]@-1..1; [0,3] [3]" \
     }
-const tn_op_impl tn_impl_logical_not = {.infer = tn_infer_compare,
-                                        .compose = compose_logical_not,
-                                        .cases = "types=bool,i32,f32; [9]@-1..1; [0,3]; []@0..0"};
+OP_CODE(logical_not, .infer = tn_infer_compare, .compose = compose_logical_not,
+        .cases = "types=bool,i32,f32; [9]@-1..1; [0,3]; []@0..0");
 const tn_op_impl tn_impl_logical_and = LOGICAL(compose_logical_and);
 const tn_op_impl tn_impl_logical_or = LOGICAL(compose_logical_or);
 const tn_op_impl tn_impl_logical_xor = LOGICAL(compose_logical_xor);
@@ -1101,11 +985,10 @@ static tn_node *compose_pow_scalar(tn_build *b, const tn_node *n) {
     if (e == -1 && math_is_float(x)) return tn_b_reciprocal(b, x);
     return tn_b_pow(b, x, const_like(b, e, x));
 }
-const tn_op_impl tn_impl_pow_scalar = {
-    .infer = infer_with_number,
-    .compose = compose_pow_scalar,
+OP_CODE(
+    pow_scalar, .infer = infer_with_number, .compose = compose_pow_scalar,
     .cases =
         "types=f32,f64 tol=4ulp; [2,3] other=2; [2,3] other=3; [3]@0.5..3 other=0.5; [3]@0.5..3 other=-0.5; [3]@0.5..3 "
         "other=-1;"
         "[5]@0.5..3 other=2.7; [5] other=4; [3] other=1; [3] other=0; types=i32; [9]@-3..3 other=3; [9]@-3..3 other=5;"
-        "[3]@1..4 other=0.5 tol=4ulp"};
+        "[3]@1..4 other=0.5 tol=4ulp");

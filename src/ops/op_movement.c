@@ -118,16 +118,11 @@ static kir_val lower_view(tn_lower *lw, const tn_node *n, const kir_aff *at) {
 static void reference_copy(const tn_reference *r) {
     memcpy(r->out, r->in[0], (size_t)tn_node_numel(r->node) * sizeof *r->out);
 }
-const tn_op_impl tn_impl_view = {.facts = TN_FACT_RESHAPE | TN_FACT_EXTENTS,
-                                 .class_ = TN_VIEW_OP,
-                                 .quantized = 1,
-                                 .infer = infer_view,
-                                 .grad = grad_view,
-                                 .lower = lower_view,
-                                 .reference = reference_copy,
-                                 .cases = "types=f32,f64,i32; [2,6] shape=(3,4); [2,6] shape=(-1); [2,3,4] "
-                                          "shape=(6,4); [12] shape=(2,2,3); [] shape=(1,1);"
-                                          "[0,3] shape=(3,0); error=elements [2,3] shape=(4,2)"};
+OP_CODE(view, .facts = TN_FACT_RESHAPE | TN_FACT_EXTENTS, .class_ = TN_VIEW_OP, .quantized = 1, .infer = infer_view,
+        .grad = grad_view, .lower = lower_view, .reference = reference_copy,
+        .cases = "types=f32,f64,i32; [2,6] shape=(3,4); [2,6] shape=(-1); [2,3,4] "
+                 "shape=(6,4); [12] shape=(2,2,3); [] shape=(1,1);"
+                 "[0,3] shape=(3,0); error=elements [2,3] shape=(4,2)");
 
 /* ---- permute, expand, slice, as_strided, detach ------------------------------------------------------------------ */
 
@@ -173,15 +168,12 @@ static void reference_permute(const tn_reference *r) {
         r->out[w.place] = r->in[0][tn_element_offset(r->node->in[0], from)];
     }
 }
-const tn_op_impl tn_impl_permute = {
-    .class_ = TN_VIEW_OP,
-    .infer = infer_permute,
-    .grad = grad_permute,
-    .lower = lower_permute,
-    .reference = reference_permute,
-    .cases = "types=f32,f64,i32; [2,3] dims=(1,0); [2,3,4] dims=(2,0,1); [2,3,4,5] dims=(0,-1,1,2); [] dims=(); [0,3] "
-             "dims=(1,0);"
-             "error=twice [2,3] dims=(0,0); error=range [2,3] dims=(0,2); error=rank [2,3] dims=(0)"};
+OP_CODE(permute, .class_ = TN_VIEW_OP, .infer = infer_permute, .grad = grad_permute, .lower = lower_permute,
+        .reference = reference_permute,
+        .cases =
+            "types=f32,f64,i32; [2,3] dims=(1,0); [2,3,4] dims=(2,0,1); [2,3,4,5] dims=(0,-1,1,2); [] dims=(); [0,3] "
+            "dims=(1,0);"
+            "error=twice [2,3] dims=(0,0); error=range [2,3] dims=(0,2); error=rank [2,3] dims=(0)");
 
 /* expand(x, shape): x with extents of 1 expanded to those of shape, and new leading dimensions; -1 keeps an extent. A
  * view. */
@@ -217,15 +209,11 @@ static void reference_expand(const tn_reference *r) {
     for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
         r->out[w.place] = r->in[0][w.in[0]];
 }
-const tn_op_impl tn_impl_expand = {
-    .facts = TN_FACT_EXTENTS,
-    .class_ = TN_VIEW_OP,
-    .infer = infer_expand,
-    .grad = grad_expand,
-    .lower = lower_expand,
-    .reference = reference_expand,
-    .cases = "types=f32,f64,i32; [2,1] shape=(2,3); [3] shape=(2,3); [] shape=(2,2); [1,3] shape=(-1,3); [1] shape=(0);"
-             "error=expanded [2] shape=(3)"};
+OP_CODE(expand, .facts = TN_FACT_EXTENTS, .class_ = TN_VIEW_OP, .infer = infer_expand, .grad = grad_expand,
+        .lower = lower_expand, .reference = reference_expand,
+        .cases =
+            "types=f32,f64,i32; [2,1] shape=(2,3); [3] shape=(2,3); [] shape=(2,2); [1,3] shape=(-1,3); [1] shape=(0);"
+            "error=expanded [2] shape=(3)");
 
 /* Python's rules for start and stop. The canonical form reads the same when it is read again: a stop before the first
  * element (steps backwards) stays INT64_MIN, for -1 would mean the last one. */
@@ -303,18 +291,14 @@ static void reference_slice(const tn_reference *r) {
         r->out[w.place] = r->in[0][tn_element_offset(n->in[0], from)];
     }
 }
-const tn_op_impl tn_impl_slice = {
-    .class_ = TN_VIEW_OP,
-    .quantized = 1,
-    .infer = infer_slice,
-    .grad = grad_slice,
-    .lower = lower_slice,
+OP_CODE(
+    slice, .class_ = TN_VIEW_OP, .quantized = 1, .infer = infer_slice, .grad = grad_slice, .lower = lower_slice,
     .reference = reference_slice,
     .cases =
         "types=f32,f64,i32; [7] dim=0 start=1 stop=5 step=1; [7,2] dim=0 start=0 stop=99 step=3;"
         "[2,5] dim=-1 start=-1 stop=min step=-1; [2,5] dim=1 start=4 stop=0 step=-2; [3,4] dim=1 start=2 stop=2 step=1;"
         "[0,4] dim=0 start=0 stop=9 step=1; error=step [3] dim=0 start=0 stop=1 step=0;"
-        "error=range [3] dim=1 start=0 stop=1 step=1; error=dimension [] dim=0 start=0 stop=1 step=1"};
+        "error=range [3] dim=1 start=0 stop=1 step=1; error=dimension [] dim=0 start=0 stop=1 step=1");
 
 /* The distance in memory of x's elements, which follow each other in row-major order at equal distances; 0 if not. */
 static int64_t even_distance(const tn_node *x, int64_t *offset) {
@@ -390,28 +374,21 @@ static void reference_as_strided(const tn_reference *r) {
         r->out[w.place] = r->in[0][from];
     }
 }
-const tn_op_impl tn_impl_as_strided = {
-    .facts = TN_FACT_RAW_STRIDES,
-    .class_ = TN_VIEW_OP,
-    .infer = infer_as_strided,
-    .grad = grad_as_strided,
-    .lower = lower_as_strided,
-    .reference = reference_as_strided,
+OP_CODE(
+    as_strided, .facts = TN_FACT_RAW_STRIDES, .class_ = TN_VIEW_OP, .infer = infer_as_strided, .grad = grad_as_strided,
+    .lower = lower_as_strided, .reference = reference_as_strided,
     .cases =
         "types=f32,f64,i32; [12] shape=(3,2) strides=(4,1) offset=1; [3,4] shape=(3) strides=(5) offset=0;"
         "[6] shape=(4,3) strides=(1,1) offset=0; [6] shape=(3) strides=(-2) offset=5; [2] shape=() strides=() offset=1;"
-        "error=addressed [4] shape=(3) strides=(2) offset=0; error=strides [4] shape=(3) strides=(1,1) offset=0"};
+        "error=addressed [4] shape=(3) strides=(2) offset=0; error=strides [4] shape=(3) strides=(1,1) offset=0");
 
 /* detach(x): x without its gradient history. A view. */
 static tn_status infer_detach(tn_infer *c) {
     tn_node_layout(c->in[0], &c->offset, c->stride);
     return tn_infer_same(c);
 }
-const tn_op_impl tn_impl_detach = {.class_ = TN_VIEW_OP,
-                                   .infer = infer_detach,
-                                   .lower = lower_expand,
-                                   .reference = reference_copy,
-                                   .cases = "types=f32,i32; [2,3]; [0]; []"};
+OP_CODE(detach, .class_ = TN_VIEW_OP, .infer = infer_detach, .lower = lower_expand, .reference = reference_copy,
+        .cases = "types=f32,i32; [2,3]; [0]; []");
 
 static tn_status grad_same(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     (void)n;
@@ -421,24 +398,14 @@ static tn_status grad_same(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 
 /* gated(x, gate): x, as a value of its own that is computed after gate; a view. The gradient of a region of
  * TN_RECOMPUTE begins with it. */
-const tn_op_impl tn_impl_gated = {.facts = TN_FACT_GATE,
-                                  .class_ = TN_VIEW_OP,
-                                  .infer = infer_detach,
-                                  .grad = grad_same,
-                                  .lower = lower_expand,
-                                  .reference = reference_copy,
-                                  .cases = "types=f32,f64,i32; [2,3] [4]; [0] [1]; [] [2,2]"};
+OP_CODE(gated, .facts = TN_FACT_GATE, .class_ = TN_VIEW_OP, .infer = infer_detach, .grad = grad_same,
+        .lower = lower_expand, .reference = reference_copy, .cases = "types=f32,f64,i32; [2,3] [4]; [0] [1]; [] [2,2]");
 
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 
 /* contiguous(x): a copy of x in row-major order. */
-const tn_op_impl tn_impl_contiguous = {.facts = TN_FACT_COPY,
-                                       .class_ = TN_ELEMENTWISE,
-                                       .infer = tn_infer_same,
-                                       .grad = grad_same,
-                                       .lower = lower_expand,
-                                       .reference = reference_copy,
-                                       .cases = "types=f32,f64,i32,bool; [2,3]; [0]; []"};
+OP_CODE(contiguous, .facts = TN_FACT_COPY, .class_ = TN_ELEMENTWISE, .infer = tn_infer_same, .grad = grad_same,
+        .lower = lower_expand, .reference = reference_copy, .cases = "types=f32,f64,i32,bool; [2,3]; [0]; []");
 
 /* An empty tensor of rank 1 is left out, as in PyTorch: "nothing yet", to which anything can be joined. */
 static bool is_nothing(const tn_node *x) { return x->rank == 1 && x->shape[0] == 0; }
@@ -536,17 +503,12 @@ static void reference_cat_few(const tn_reference *r) {
         r->out[w.place] = r->in[i][tn_element_offset(n->in[i], from)];
     }
 }
-const tn_op_impl tn_impl_cat_few = {.facts = TN_FACT_CONCAT,
-                                    .class_ = TN_MOVEMENT,
-                                    .flops = 4, /* finding the tensor */
-                                    .promote = true,
-                                    .infer = infer_cat,
-                                    .grad = grad_cat_few,
-                                    .lower = lower_cat_few,
-                                    .reference = reference_cat_few,
-                                    .cases = "types=f32,f64,i32,bool; [2,3] [4,3] dim=0; [2,3] [2,1] [2,2] dim=-1; [0] "
-                                             "[2,3] dim=1; [0,3] [2,3] dim=0; [3] dim=0;"
-                                             "error=fit [2,3] [2,4] dim=0; error=stack [] [] dim=0"};
+OP_CODE(cat_few, .facts = TN_FACT_CONCAT, .class_ = TN_MOVEMENT, .flops = 4, /* finding the tensor */
+        .promote = true, .infer = infer_cat, .grad = grad_cat_few, .lower = lower_cat_few,
+        .reference = reference_cat_few,
+        .cases = "types=f32,f64,i32,bool; [2,3] [4,3] dim=0; [2,3] [2,1] [2,2] dim=-1; [0] "
+                 "[2,3] dim=1; [0,3] [2,3] dim=0; [3] dim=0;"
+                 "error=fit [2,3] [2,4] dim=0; error=stack [] [] dim=0");
 
 /* cat(tensors, dim): the tensors concatenated along dim; their other extents must be equal. */
 enum { CAT_AT_ONCE = 16 }; /* of a kernel's 32 buffers; the rest are for fused operands */
@@ -565,12 +527,8 @@ static tn_node *compose_cat(tn_build *b, const tn_node *n) {
     }
     return parts[0];
 }
-const tn_op_impl tn_impl_cat = {.keeps_half = true,
-                                .promote = true,
-                                .infer = infer_cat,
-                                .compose = compose_cat,
-                                .cases =
-                                    "types=f32,f64,i32; [2,3] [4,3] dim=0; [3] dim=0; error=fit [2,3] [2,4] dim=0"};
+OP_CODE(cat, .keeps_half = true, .promote = true, .infer = infer_cat, .compose = compose_cat,
+        .cases = "types=f32,f64,i32; [2,3] [4,3] dim=0; [3] dim=0; error=fit [2,3] [2,4] dim=0");
 
 /* pad(x, pads, value): x with `value` around it, which x's dtype must be able to hold: see full. pads holds (before,
  * after) of the last dimension, then of the one before it, and so on; negative ones cut off. */
@@ -638,16 +596,12 @@ static void reference_pad(const tn_reference *r) {
     }
 }
 /* The comparisons with the edges cost: a window that slides over a padded image had better find it made. */
-const tn_op_impl tn_impl_pad = {
-    .class_ = TN_MOVEMENT,
-    .flops = 4,
-    .infer = infer_pad,
-    .grad = grad_pad,
-    .lower = lower_pad,
-    .reference = reference_pad,
-    .cases = "types=f32,f64,i32; [3] pads=(1,2) value=7; [2,3] pads=(0,1,2,0) value=0; [4,5] pads=(-1,-2,1,-1) value=1;"
-             "[2,3] pads=() value=0; [0,2] pads=(1,1,1,0) value=3; error=negative [2] pads=(-2,-1) value=0;"
-             "error=pads [2] pads=(1) value=0"};
+OP_CODE(pad, .class_ = TN_MOVEMENT, .flops = 4, .infer = infer_pad, .grad = grad_pad, .lower = lower_pad,
+        .reference = reference_pad,
+        .cases =
+            "types=f32,f64,i32; [3] pads=(1,2) value=7; [2,3] pads=(0,1,2,0) value=0; [4,5] pads=(-1,-2,1,-1) value=1;"
+            "[2,3] pads=() value=0; [0,2] pads=(1,1,1,0) value=3; error=negative [2] pads=(-2,-1) value=0;"
+            "error=pads [2] pads=(1) value=0");
 
 /* ---- writing through a view -------------------------------------------------------------------------------------- */
 
@@ -821,18 +775,15 @@ static void reference_assign_view(const tn_reference *r) {
         r->out[to] = r->in[1][w.place];
     }
 }
-const tn_op_impl tn_impl_assign_view = {
-    .class_ = TN_MOVEMENT,
-    .infer = infer_assign_view,
-    .grad = grad_assign_view,
-    .lower = lower_assign_view,
-    .reference = reference_assign_view,
-    .cases = "types=f32,f64,i32; [4,5] [2,3] offset=6 strides=(5,1); [4,5] [5] offset=10 strides=(1); [7] [3] offset=5 "
-             "strides=(-2);"
-             "[4,5] [4] offset=0 strides=(6) error=; [4,3] [4,3] offset=0 strides=(3,1); [4,6] [3,4] offset=18 "
-             "strides=(2,-6);"
-             "[4,5] [4] offset=0 strides=(6); [2,3,4] [2,4] offset=4 strides=(12,1); [3] [] offset=1 strides=();"
-             "[3] [0] offset=0 strides=(1); error=overlap [6] [2,3] offset=0 strides=(1,1)"};
+OP_CODE(assign_view, .class_ = TN_MOVEMENT, .infer = infer_assign_view, .grad = grad_assign_view,
+        .lower = lower_assign_view, .reference = reference_assign_view,
+        .cases =
+            "types=f32,f64,i32; [4,5] [2,3] offset=6 strides=(5,1); [4,5] [5] offset=10 strides=(1); [7] [3] offset=5 "
+            "strides=(-2);"
+            "[4,5] [4] offset=0 strides=(6) error=; [4,3] [4,3] offset=0 strides=(3,1); [4,6] [3,4] offset=18 "
+            "strides=(2,-6);"
+            "[4,5] [4] offset=0 strides=(6); [2,3,4] [2,4] offset=4 strides=(12,1); [3] [] offset=1 strides=();"
+            "[3] [0] offset=0 strides=(1); error=overlap [6] [2,3] offset=0 strides=(1,1)");
 
 /* ==== compositions of views ======================================================================================= */
 /* A rule (tn_view_NAME) says which view ops a call stands for, from the shape of its tensor; the generated function

@@ -49,22 +49,19 @@ static tn_status grad_softmax(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
 }
 
 /* softmax(x, dim): exp(x) / Σ exp(x) along dim, computed from x - max(x). */
-const tn_op_impl tn_impl_softmax = {
-    .infer = infer_softmax,
-    .compose = compose_softmax,
-    .grad = grad_softmax,
-    .cases = "tol=4e-6 atol=1e-7; [3,5] dim=1; [2,3,4]@-80..80 dim=-2; [7] dim=0; [] dim=0; [0,3] dim=1; "
-             "[3,0] dim=1; error=range [3] dim=1; error=floating [3]:i64 dim=0; error= types=f16,bf16 tol=1ulp atol=0; "
-             "[3,5] dim=1"};
+OP_CODE(softmax, .infer = infer_softmax, .compose = compose_softmax, .grad = grad_softmax,
+        .cases =
+            "tol=4e-6 atol=1e-7; [3,5] dim=1; [2,3,4]@-80..80 dim=-2; [7] dim=0; [] dim=0; [0,3] dim=1; "
+            "[3,0] dim=1; error=range [3] dim=1; error=floating [3]:i64 dim=0; error= types=f16,bf16 tol=1ulp atol=0; "
+            "[3,5] dim=1");
 
 static tn_node *compose_softmin(tn_build *b, const tn_node *n) {
     return tn_b_softmax(b, tn_b_neg(b, n->in[0]), n->i[0]);
 }
 
 /* softmin(x, dim): softmax of −x. */
-const tn_op_impl tn_impl_softmin = {.infer = infer_softmax,
-                                    .compose = compose_softmin,
-                                    .cases = "tol=4e-6 atol=1e-7; [3,5] dim=1; [] dim=0; error=range [3] dim=1"};
+OP_CODE(softmin, .infer = infer_softmax, .compose = compose_softmin,
+        .cases = "tol=4e-6 atol=1e-7; [3,5] dim=1; [] dim=0; error=range [3] dim=1");
 
 static tn_node *compose_log_softmax(tn_build *b, const tn_node *n) {
     tn_node *z = below_maximum(b, n);
@@ -79,12 +76,9 @@ static tn_status grad_log_softmax(tn_build *b, const tn_node *n, tn_node *dy, tn
 }
 
 /* log_softmax(x, dim): log(softmax(x)) along dim, without underflow. */
-const tn_op_impl tn_impl_log_softmax = {
-    .infer = infer_softmax,
-    .compose = compose_log_softmax,
-    .grad = grad_log_softmax,
-    .cases = "tol=4e-6 atol=4e-6; [3,5] dim=1; [2,3,4]@-80..80 dim=-2 atol=4e-5; [7] dim=0; [] dim=0; "
-             "[0,3] dim=1; [0,3] dim=0; error=range [3] dim=1"};
+OP_CODE(log_softmax, .infer = infer_softmax, .compose = compose_log_softmax, .grad = grad_log_softmax,
+        .cases = "tol=4e-6 atol=4e-6; [3,5] dim=1; [2,3,4]@-80..80 dim=-2 atol=4e-5; [7] dim=0; [] dim=0; "
+                 "[0,3] dim=1; [0,3] dim=0; error=range [3] dim=1");
 
 /* ---- standardising over some dimensions -------------------------------------------------------------------------- */
 
@@ -118,11 +112,8 @@ static tn_status grad_standardize(tn_build *b, const tn_node *n, tn_node *dy, tn
 }
 
 /* standardize(x, dims, eps): (x - mean(x)) / sqrt(var(x) + eps) with mean and (biased) variance over dims. */
-const tn_op_impl tn_impl_standardize = {.infer = tn_infer_float,
-                                        .compose = compose_standardize,
-                                        .grad = grad_standardize,
-                                        .cases =
-                                            "tol=2e-5 atol=2e-5; [3,6] dims=(1) eps=1e-5; [2,3,4] dims=(0,2) eps=0.1"};
+OP_CODE(standardize, .infer = tn_infer_float, .compose = compose_standardize, .grad = grad_standardize,
+        .cases = "tol=2e-5 atol=2e-5; [3,6] dims=(1) eps=1e-5; [2,3,4] dims=(0,2) eps=0.1");
 
 static tn_node *compose_rms_scale(tn_build *b, const tn_node *n) {
     return tn_b_mul(b, n->in[0], inverse_deviation(b, n, n->in[0]));
@@ -136,11 +127,8 @@ static tn_status grad_rms_scale(tn_build *b, const tn_node *n, tn_node *dy, tn_n
 }
 
 /* rms_scale(x, dims, eps): x / sqrt(mean(x²) + eps) with the mean over dims. */
-const tn_op_impl tn_impl_rms_scale = {.infer = tn_infer_float,
-                                      .compose = compose_rms_scale,
-                                      .grad = grad_rms_scale,
-                                      .cases =
-                                          "tol=1e-5 atol=1e-5; [3,6] dims=(1) eps=1e-5; [2,3,4] dims=(0,2) eps=0.1"};
+OP_CODE(rms_scale, .infer = tn_infer_float, .compose = compose_rms_scale, .grad = grad_rms_scale,
+        .cases = "tol=1e-5 atol=1e-5; [3,6] dims=(1) eps=1e-5; [2,3,4] dims=(0,2) eps=0.1");
 
 /* x · weight + bias, each NULL or seen in `shape` so that it meets x's dimensions. */
 static tn_node *affine(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, const int64_t *shape, int rank) {
@@ -207,13 +195,11 @@ static tn_node *compose_layer_norm(tn_build *b, const tn_node *n) {
 /* layer_norm(x, normalized_shape, weight, bias, eps): (x - mean) / sqrt(var + eps) · weight + bias, mean and variance
  * over the last dimensions, which are normalized_shape; weight and bias have that shape or are
  * NULL. Source: Ba et al. 2016. */
-const tn_op_impl tn_impl_layer_norm = {
-    .infer = infer_layer_norm,
-    .compose = compose_layer_norm,
-    .cases = "tol=2e-5 atol=2e-5; [3,6] [6] [6] normalized_shape=(6); "
-             "[2,3,4] - - normalized_shape=(3,4) eps=0.1; [2,3,4] [4] - normalized_shape=(4); "
-             "[0,4] [4] [4] normalized_shape=(4); error=weight [3,6] [5] - normalized_shape=(6); "
-             "error=last [3,6] - - normalized_shape=(5); error=entry [3] - - normalized_shape=()"};
+OP_CODE(layer_norm, .infer = infer_layer_norm, .compose = compose_layer_norm,
+        .cases = "tol=2e-5 atol=2e-5; [3,6] [6] [6] normalized_shape=(6); "
+                 "[2,3,4] - - normalized_shape=(3,4) eps=0.1; [2,3,4] [4] - normalized_shape=(4); "
+                 "[0,4] [4] [4] normalized_shape=(4); error=weight [3,6] [5] - normalized_shape=(6); "
+                 "error=last [3,6] - - normalized_shape=(5); error=entry [3] - - normalized_shape=()");
 
 static tn_node *compose_rms_norm(tn_build *b, const tn_node *n) {
     int64_t dims[TN_MAX_RANK];
@@ -227,11 +213,9 @@ static tn_node *compose_rms_norm(tn_build *b, const tn_node *n) {
 /* rms_norm(x, normalized_shape, weight, eps): x / sqrt(mean(x²) + eps) · weight, the mean over the last dimensions,
  * which are normalized_shape; eps TN_AUTO means the machine epsilon of the computation. Source: Zhang and Sennrich
  * 2019. */
-const tn_op_impl tn_impl_rms_norm = {
-    .infer = infer_rms_norm,
-    .compose = compose_rms_norm,
-    .cases = "tol=1e-5 atol=1e-5; [3,6] [6] normalized_shape=(6); [2,3,4] - normalized_shape=(3,4) eps=0.01; "
-             "error=weight [3,6] [3] normalized_shape=(6)"};
+OP_CODE(rms_norm, .infer = infer_rms_norm, .compose = compose_rms_norm,
+        .cases = "tol=1e-5 atol=1e-5; [3,6] [6] normalized_shape=(6); [2,3,4] - normalized_shape=(3,4) eps=0.01; "
+                 "error=weight [3,6] [3] normalized_shape=(6)");
 
 /* ---- over groups of channels: group_norm, instance_norm ---------------------------------------------------------- */
 
@@ -295,13 +279,12 @@ static tn_node *compose_group_norm(tn_build *b, const tn_node *n) {
 
 /* group_norm(x, num_groups, weight, bias, eps): x [batch, channels, ...] normalized over each group of channels /
  * num_groups channels and all following dimensions, then · weight + bias per channel. Source: Wu and He 2018. */
-const tn_op_impl tn_impl_group_norm = {
-    .infer = infer_group_norm,
-    .compose = compose_group_norm,
-    .cases = "tol=2e-5 atol=2e-5; [2,4,3] [4] [4] num_groups=2; [2,6,2,2] - - num_groups=3 eps=0.1; "
-             "[0,4,3] - - num_groups=2; error=empty [1,0,2] - - num_groups=1; error=empty [1,2,0] - - num_groups=1; "
-             "error=split [2,4,3] - - num_groups=3; error=channels [4] - - num_groups=1; "
-             "error=weight [2,4,3] [3] - num_groups=2"};
+OP_CODE(group_norm, .infer = infer_group_norm, .compose = compose_group_norm,
+        .cases =
+            "tol=2e-5 atol=2e-5; [2,4,3] [4] [4] num_groups=2; [2,6,2,2] - - num_groups=3 eps=0.1; "
+            "[0,4,3] - - num_groups=2; error=empty [1,0,2] - - num_groups=1; error=empty [1,2,0] - - num_groups=1; "
+            "error=split [2,4,3] - - num_groups=3; error=channels [4] - - num_groups=1; "
+            "error=weight [2,4,3] [3] - num_groups=2");
 
 static tn_status infer_channels_norm(tn_infer *c) {
     TRY(tn_need_float(c, 0));
@@ -315,10 +298,8 @@ static tn_node *compose_instance_norm(tn_build *b, const tn_node *n) {
 
 /* instance_norm(x, weight, bias, eps): x [batch, channels, ...] normalized over each channel of each sample, then ·
  * weight + bias per channel. Source: Ulyanov et al. 2016. */
-const tn_op_impl tn_impl_instance_norm = {
-    .infer = infer_channels_norm,
-    .compose = compose_instance_norm,
-    .cases = "tol=2e-5 atol=2e-5; [2,3,5] [3] [3]; [2,2,2,3] - -; error=bias [2,3,5] [3] [2]"};
+OP_CODE(instance_norm, .infer = infer_channels_norm, .compose = compose_instance_norm,
+        .cases = "tol=2e-5 atol=2e-5; [2,3,5] [3] [3]; [2,2,2,3] - -; error=bias [2,3,5] [3] [2]");
 
 /* ---- over the batch ---------------------------------------------------------------------------------------------- */
 
@@ -375,14 +356,12 @@ static tn_node *compose_batch_norm(tn_build *b, const tn_node *n) {
 /* batch_norm(x, running_mean, running_var, weight, bias, training, eps): x [batch, channels, ...] normalised a channel,
  * then · weight + bias. training: with the statistics of this batch (batch_mean and batch_var give them, to update
  * running ones); else with the running ones. Source: Ioffe and Szegedy 2015. */
-const tn_op_impl tn_impl_batch_norm = {
-    .infer = infer_batch_norm,
-    .compose = compose_batch_norm,
-    .cases = "tol=2e-5 atol=2e-5; [5,3] - - [3] [3] training=true; [2,3,2,2] - - - - training=true; "
-             "[4,3] [3] [3]@0.5..2 [3] [3] training=false eps=0.01; [2,3,3] [3] [3]@0.5..2 - - training=false; "
-             "error=running [4,3] - - - - training=false; error=more [1,3] - - - - training=true; "
-             "error=weight [4,3] - - [4] - training=true; "
-             "types=f64; [5,3] - - [3]:f32 [3]:f32 training=true"};
+OP_CODE(batch_norm, .infer = infer_batch_norm, .compose = compose_batch_norm,
+        .cases = "tol=2e-5 atol=2e-5; [5,3] - - [3] [3] training=true; [2,3,2,2] - - - - training=true; "
+                 "[4,3] [3] [3]@0.5..2 [3] [3] training=false eps=0.01; [2,3,3] [3] [3]@0.5..2 - - training=false; "
+                 "error=running [4,3] - - - - training=false; error=more [1,3] - - - - training=true; "
+                 "error=weight [4,3] - - [4] - training=true; "
+                 "types=f64; [5,3] - - [3]:f32 [3]:f32 training=true");
 
 enum { BATCH_WEIGHT = 1, BATCH_BIAS }; /* inputs of batch_normalize behind x */
 
@@ -429,12 +408,10 @@ static tn_status grad_batch_normalize(tn_build *b, const tn_node *n, tn_node *dy
 }
 
 /* batch_normalize(x, weight, bias, eps): batch_norm with the statistics of this batch, in f32 or f64. */
-const tn_op_impl tn_impl_batch_normalize = {.infer = infer_channels_norm,
-                                            .compose = compose_batch_normalize,
-                                            .grad = grad_batch_normalize,
-                                            .cases = "tol=2e-5 atol=2e-5; [5,3] [3] [3] eps=1e-5; "
-                                                     "[2,3,2,2] [3] - eps=0.1; [3,2,4] - [2] eps=0.01; "
-                                                     "[2,2,9,8] [2] [2] eps=1e-5; [2,3,0] [3] [3] eps=1e-5"};
+OP_CODE(batch_normalize, .infer = infer_channels_norm, .compose = compose_batch_normalize, .grad = grad_batch_normalize,
+        .cases = "tol=2e-5 atol=2e-5; [5,3] [3] [3] eps=1e-5; "
+                 "[2,3,2,2] [3] - eps=0.1; [3,2,4] - [2] eps=0.01; "
+                 "[2,2,9,8] [2] [2] eps=1e-5; [2,3,0] [3] [3] eps=1e-5");
 
 static tn_status infer_batch_statistic(tn_infer *c) {
     const tn_node *x = c->in[0];
@@ -455,9 +432,8 @@ static tn_node *compose_batch_mean(tn_build *b, const tn_node *n) {
 }
 
 /* batch_mean(x): the mean of each channel of x [batch, channels, ...], as batch_norm uses it in training. */
-const tn_op_impl tn_impl_batch_mean = {.infer = infer_batch_statistic,
-                                       .compose = compose_batch_mean,
-                                       .cases = "tol=4e-6 atol=4e-6; [3,2,4]; [5,3]; error=batch [3]"};
+OP_CODE(batch_mean, .infer = infer_batch_statistic, .compose = compose_batch_mean,
+        .cases = "tol=4e-6 atol=4e-6; [3,2,4]; [5,3]; error=batch [3]");
 
 static tn_node *compose_batch_var(tn_build *b, const tn_node *n) {
     int64_t dims[TN_MAX_RANK];
@@ -469,6 +445,5 @@ static tn_node *compose_batch_var(tn_build *b, const tn_node *n) {
 
 /* batch_var(x): the biased variance (divided by the number of values) of each channel of x [batch, channels, ...], as
  * batch_norm uses it in training; PyTorch's running_var collects it times count / (count - 1). */
-const tn_op_impl tn_impl_batch_var = {.infer = infer_batch_statistic,
-                                      .compose = compose_batch_var,
-                                      .cases = "tol=1e-5 atol=4e-6; [3,2,4]; [5,3]; error=batch [3]"};
+OP_CODE(batch_var, .infer = infer_batch_statistic, .compose = compose_batch_var,
+        .cases = "tol=1e-5 atol=4e-6; [3,2,4]; [5,3]; error=batch [3]");

@@ -172,20 +172,16 @@ static tn_status grad_max_pool2d(tn_build *b, const tn_node *n, tn_node *dy, tn_
 
 /* max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode): the greatest value of each window of x [batch,
  * channels, height, width] (or without the batch); stride 0 means the kernel's size. */
-const tn_op_impl tn_impl_max_pool2d = {
-    .class_ = TN_NATIVE,
-    .keeps_half = true,
-    .infer = infer_max_pool2d,
-    .compose = compose_max_pool2d,
-    .grad = grad_max_pool2d,
-    .cases = "types=f32,f64; [2,2,4,5] kernel_size=(2,2); "
-             "[1,2,5,6] kernel_size=(3,2) stride=(2,1) padding=(1,1); "
-             "[1,1,6,6] kernel_size=(2,2) stride=(2,2) dilation=(2,3); "
-             "[1,2,5,5] kernel_size=(2,2) stride=(2,2) ceil_mode=true; "
-             "[1,1,6,7] kernel_size=(3,3) stride=(3,2) padding=(1,1) ceil_mode=true; "
-             "[2,4,4] kernel_size=(2,2) stride=(1,1); error=half [1,1,4,4] kernel_size=(2,2) padding=(2,0); "
-             "types=i64,u8; [1,2,5,6]@-9..9 kernel_size=(3,2) stride=(2,1) padding=(1,1); types=f32,f64; "
-             "error=fit [1,1,2,2] kernel_size=(3,3); error=floating [1,1,2,2]:bool kernel_size=(1,1)"};
+OP_CODE(max_pool2d, .class_ = TN_NATIVE, .keeps_half = true, .infer = infer_max_pool2d, .compose = compose_max_pool2d,
+        .grad = grad_max_pool2d,
+        .cases = "types=f32,f64; [2,2,4,5] kernel_size=(2,2); "
+                 "[1,2,5,6] kernel_size=(3,2) stride=(2,1) padding=(1,1); "
+                 "[1,1,6,6] kernel_size=(2,2) stride=(2,2) dilation=(2,3); "
+                 "[1,2,5,5] kernel_size=(2,2) stride=(2,2) ceil_mode=true; "
+                 "[1,1,6,7] kernel_size=(3,3) stride=(3,2) padding=(1,1) ceil_mode=true; "
+                 "[2,4,4] kernel_size=(2,2) stride=(1,1); error=half [1,1,4,4] kernel_size=(2,2) padding=(2,0); "
+                 "types=i64,u8; [1,2,5,6]@-9..9 kernel_size=(3,2) stride=(2,1) padding=(1,1); types=f32,f64; "
+                 "error=fit [1,1,2,2] kernel_size=(3,3); error=floating [1,1,2,2]:bool kernel_size=(1,1)");
 
 static tn_status infer_max_pool2d_indices(tn_infer *c) {
     TRY(infer_max_pool2d(c));
@@ -225,14 +221,12 @@ static tn_node *compose_max_pool2d_indices(tn_build *b, const tn_node *n) {
 /* max_pool2d_indices(x, kernel_size, stride, padding, dilation, ceil_mode): the index of each
  * maximum of max_pool2d in its channel's image, row · width + column in i64; of equal ones the first. PyTorch's
  * return_indices. */
-const tn_op_impl tn_impl_max_pool2d_indices = {
-    .infer = infer_max_pool2d_indices,
-    .compose = compose_max_pool2d_indices,
-    .grad = tn_grad_none,
-    .cases = "types=f32,f64,i64; [2,2,4,5] kernel_size=(2,2); "
-             "[1,2,5,6] kernel_size=(3,2) stride=(2,1) padding=(1,1); "
-             "[1,1,6,6] kernel_size=(2,2) stride=(2,2) dilation=(2,3); [2,5,5] kernel_size=(2,2) ceil_mode=true; "
-             "error=fit [1,1,2,2] kernel_size=(3,3)"};
+OP_CODE(max_pool2d_indices, .infer = infer_max_pool2d_indices, .compose = compose_max_pool2d_indices,
+        .grad = tn_grad_none,
+        .cases = "types=f32,f64,i64; [2,2,4,5] kernel_size=(2,2); "
+                 "[1,2,5,6] kernel_size=(3,2) stride=(2,1) padding=(1,1); "
+                 "[1,1,6,6] kernel_size=(2,2) stride=(2,2) dilation=(2,3); [2,5,5] kernel_size=(2,2) ceil_mode=true; "
+                 "error=fit [1,1,2,2] kernel_size=(3,3)");
 
 /* ---- avg_pool2d -------------------------------------------------------------------------------------------------- */
 
@@ -298,20 +292,18 @@ static tn_status grad_avg_pool2d(tn_build *b, const tn_node *n, tn_node *dy, tn_
 /* avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override): the mean of each window
  * of x [batch, channels, height, width] (or without the batch); stride 0 means the kernel's size. Zeros of the padding
  * count if count_include_pad; divisor_override, if not 0, divides instead. */
-const tn_op_impl tn_impl_avg_pool2d = {
-    .infer = infer_avg_pool2d,
-    .compose = compose_avg_pool2d,
-    .grad = grad_avg_pool2d,
-    .cases = "tol=1e-5 atol=1e-5; [2,2,4,5] kernel_size=(2,2); "
-             "[1,2,5,4] kernel_size=(3,2) stride=(2,1) padding=(1,1); "
-             "[1,2,5,4] kernel_size=(3,2) stride=(2,1) padding=(1,1) count_include_pad=false; "
-             "[1,1,6,7] kernel_size=(3,3) stride=(2,2) padding=(1,0) ceil_mode=true; "
-             "[1,1,6,6] kernel_size=(3,3) stride=(2,3) padding=(1,1) ceil_mode=true count_include_pad=false; "
-             "[2,5,5] kernel_size=(2,2) stride=(2,2) divisor_override=3; "
-             "[2,5,5] kernel_size=(2,2) divisor_override=-3; types=i64,i32; [1,2,5,4]@-9..9 kernel_size=(3,2) "
-             "stride=(2,1) padding=(1,1); [1,1,6,6]@-9..9 kernel_size=(3,3) stride=(2,3) padding=(1,1) ceil_mode=true "
-             "count_include_pad=false; [2,5,5]@-9..9 kernel_size=(2,2) divisor_override=3; types=f32,f64; "
-             "error=half [1,1,4,4] kernel_size=(2,2) padding=(2,0); error=floating [1,1,4,4]:bool kernel_size=(2,2)"};
+OP_CODE(avg_pool2d, .infer = infer_avg_pool2d, .compose = compose_avg_pool2d, .grad = grad_avg_pool2d,
+        .cases =
+            "tol=1e-5 atol=1e-5; [2,2,4,5] kernel_size=(2,2); "
+            "[1,2,5,4] kernel_size=(3,2) stride=(2,1) padding=(1,1); "
+            "[1,2,5,4] kernel_size=(3,2) stride=(2,1) padding=(1,1) count_include_pad=false; "
+            "[1,1,6,7] kernel_size=(3,3) stride=(2,2) padding=(1,0) ceil_mode=true; "
+            "[1,1,6,6] kernel_size=(3,3) stride=(2,3) padding=(1,1) ceil_mode=true count_include_pad=false; "
+            "[2,5,5] kernel_size=(2,2) stride=(2,2) divisor_override=3; "
+            "[2,5,5] kernel_size=(2,2) divisor_override=-3; types=i64,i32; [1,2,5,4]@-9..9 kernel_size=(3,2) "
+            "stride=(2,1) padding=(1,1); [1,1,6,6]@-9..9 kernel_size=(3,3) stride=(2,3) padding=(1,1) ceil_mode=true "
+            "count_include_pad=false; [2,5,5]@-9..9 kernel_size=(2,2) divisor_override=3; types=f32,f64; "
+            "error=half [1,1,4,4] kernel_size=(2,2) padding=(2,0); error=floating [1,1,4,4]:bool kernel_size=(2,2)");
 
 /* ---- adaptive_avg_pool2d ----------------------------------------------------------------------------------------- */
 
@@ -380,12 +372,10 @@ static tn_node *compose_adaptive_avg_pool2d(tn_build *b, const tn_node *n) {
 
 /* adaptive_avg_pool2d(x, output_size): the mean of each of height × width equal (or overlapping by one) parts of x
  * [batch, channels, height, width] (or without the batch). */
-const tn_op_impl tn_impl_adaptive_avg_pool2d = {
-    .infer = infer_adaptive_avg_pool2d,
-    .compose = compose_adaptive_avg_pool2d,
-    .cases = "tol=1e-5 atol=1e-5; [2,2,4,6] output_size=(1,1); [1,2,4,6] output_size=(2,3); "
-             "[1,2,4,6] output_size=(3,4); [2,5,3] output_size=(2,2); error=least [1,1,4,4] output_size=(0,1); "
-             "error=empty [1,1,0,4] output_size=(1,1)"};
+OP_CODE(adaptive_avg_pool2d, .infer = infer_adaptive_avg_pool2d, .compose = compose_adaptive_avg_pool2d,
+        .cases = "tol=1e-5 atol=1e-5; [2,2,4,6] output_size=(1,1); [1,2,4,6] output_size=(2,3); "
+                 "[1,2,4,6] output_size=(3,4); [2,5,3] output_size=(2,2); error=least [1,1,4,4] output_size=(0,1); "
+                 "error=empty [1,1,0,4] output_size=(1,1)");
 
 /* ==== im2col and its adjoint ====================================================================================== */
 /* The window's own two dimensions stay dimensions of the result, so that every index is an affine one and no element is
@@ -476,18 +466,14 @@ static void reference_unfold2d(const tn_reference *r) {
         r->out[w.place] = inside ? r->in[0][tn_element_offset(x, from)] : n->f[TN_UNFOLD2D_VALUE];
     }
 }
-const tn_op_impl tn_impl_unfold2d = {
-    .class_ = TN_MOVEMENT,
-    .infer = infer_unfold2d,
-    .grad = grad_unfold2d,
-    .lower = lower_unfold2d,
-    .reference = reference_unfold2d,
-    .cases = "types=f32,f64; [2,3,5,4] kernel=(3,2) stride=(1,1) padding=(0,0) dilation=(1,1) value=0;"
-             "[1,2,6,7] kernel=(3,3) stride=(2,3) padding=(1,2) dilation=(1,1) value=-1;"
-             "[1,1,7,5] kernel=(2,2) stride=(1,2) padding=(0,1) dilation=(3,2) value=0;"
-             "[0,2,4,4] kernel=(2,2) stride=(1,1) padding=(0,0) dilation=(1,1) value=0;"
-             "error=fit [1,1,2,2] kernel=(3,3) stride=(1,1) padding=(0,0) dilation=(1,1) value=0;"
-             "error=images [2,2] kernel=(1,1) stride=(1,1) padding=(0,0) dilation=(1,1) value=0"};
+OP_CODE(unfold2d, .class_ = TN_MOVEMENT, .infer = infer_unfold2d, .grad = grad_unfold2d, .lower = lower_unfold2d,
+        .reference = reference_unfold2d,
+        .cases = "types=f32,f64; [2,3,5,4] kernel=(3,2) stride=(1,1) padding=(0,0) dilation=(1,1) value=0;"
+                 "[1,2,6,7] kernel=(3,3) stride=(2,3) padding=(1,2) dilation=(1,1) value=-1;"
+                 "[1,1,7,5] kernel=(2,2) stride=(1,2) padding=(0,1) dilation=(3,2) value=0;"
+                 "[0,2,4,4] kernel=(2,2) stride=(1,1) padding=(0,0) dilation=(1,1) value=0;"
+                 "error=fit [1,1,2,2] kernel=(3,3) stride=(1,1) padding=(0,0) dilation=(1,1) value=0;"
+                 "error=images [2,2] kernel=(1,1) stride=(1,1) padding=(0,0) dilation=(1,1) value=0");
 
 /* fold2d(y, kernel, stride, padding, dilation, size): the adjoint of unfold2d: each pixel of [n, c, size] sums
  * the places in all patches [n, c, kh, kw, oh, ow] that came from it. */
@@ -556,17 +542,12 @@ static void reference_fold2d(const tn_reference *r) {
             r->out[tn_element_offset(n, to)] += r->in[0][w.place];
     }
 }
-const tn_op_impl tn_impl_fold2d = {
-    .class_ = TN_REDUCTION,
-    .reduce = KIR_SEQ,
-    .infer = infer_fold2d,
-    .grad = grad_fold2d,
-    .lower = lower_fold2d,
-    .loops = loops_fold2d,
-    .reference = reference_fold2d,
-    .cases = "types=f32,f64 tol=8ulp atol=1e-6; [2,3,3,2,3,3] kernel=(3,2) stride=(1,1) padding=(0,0) dilation=(1,1) "
-             "size=(5,4);"
-             "[1,2,3,3,3,3] kernel=(3,3) stride=(2,3) padding=(1,2) dilation=(1,1) size=(6,7);"
-             "[1,1,2,2,4,3] kernel=(2,2) stride=(1,2) padding=(0,1) dilation=(3,2) size=(7,5);"
-             "error=windows [1,1,2,2,4,4] kernel=(2,2) stride=(1,1) padding=(0,0) dilation=(1,1) size=(7,5)",
-    .flops = 1};
+OP_CODE(fold2d, .class_ = TN_REDUCTION, .reduce = KIR_SEQ, .infer = infer_fold2d, .grad = grad_fold2d,
+        .lower = lower_fold2d, .loops = loops_fold2d, .reference = reference_fold2d,
+        .cases =
+            "types=f32,f64 tol=8ulp atol=1e-6; [2,3,3,2,3,3] kernel=(3,2) stride=(1,1) padding=(0,0) dilation=(1,1) "
+            "size=(5,4);"
+            "[1,2,3,3,3,3] kernel=(3,3) stride=(2,3) padding=(1,2) dilation=(1,1) size=(6,7);"
+            "[1,1,2,2,4,3] kernel=(2,2) stride=(1,2) padding=(0,1) dilation=(3,2) size=(7,5);"
+            "error=windows [1,1,2,2,4,4] kernel=(2,2) stride=(1,1) padding=(0,0) dilation=(1,1) size=(7,5)",
+        .flops = 1);

@@ -26,15 +26,13 @@ static tn_status infer_dequantize(tn_infer *c) {
 static tn_node *compose_dequantize(tn_build *b, const tn_node *n) { return tn_b_cast(b, n->in[0], (tn_dtype)n->dtype); }
 
 /* dequantize(x, dtype): the values of a tensor that is quantised in blocks, as f32, f16, bf16 or f64. */
-const tn_op_impl tn_impl_dequantize = {
-    .quantized = 1,
-    .infer = infer_dequantize,
-    .compose = compose_dequantize,
-    .cases = "types=f32; [3,32]:q4_0 dtype=f32; [2,2,64]:q4_1 dtype=f32; [3,96]:q5_0 dtype=f32; [1,64]:q5_1 dtype=f64; "
-             "[5,32]:q8_0 dtype=f32; [2,512]:q2_k dtype=f32; [3,256]:q3_k dtype=f32; [2,256]:q4_k dtype=f32; "
-             "[256]:q5_k dtype=f32; [3,512]:q6_k dtype=f32; [3,64]:q8_x dtype=f32; [2,64]:q8_0 dtype=f16 tol=1e-3; "
-             "[0,32]:q4_0 dtype=f32 tol=0; "
-             "error=floating [32]:q4_0 dtype=i32; error=tn_cast [32] dtype=f32"};
+OP_CODE(dequantize, .quantized = 1, .infer = infer_dequantize, .compose = compose_dequantize,
+        .cases =
+            "types=f32; [3,32]:q4_0 dtype=f32; [2,2,64]:q4_1 dtype=f32; [3,96]:q5_0 dtype=f32; [1,64]:q5_1 dtype=f64; "
+            "[5,32]:q8_0 dtype=f32; [2,512]:q2_k dtype=f32; [3,256]:q3_k dtype=f32; [2,256]:q4_k dtype=f32; "
+            "[256]:q5_k dtype=f32; [3,512]:q6_k dtype=f32; [3,64]:q8_x dtype=f32; [2,64]:q8_0 dtype=f16 tol=1e-3; "
+            "[0,32]:q4_0 dtype=f32 tol=0; "
+            "error=floating [32]:q4_0 dtype=i32; error=tn_cast [32] dtype=f32");
 
 /* ---- linear_quantized -------------------------------------------------------------------------------------------- */
 
@@ -186,14 +184,9 @@ static void reference_linear_quantized(const tn_reference *r) {
  *
  * Cases: |x| ≤ 2 and |w| ≤ 2, so partial sums stay below 4·in; each of in/32 blocks rounds a few times by 2⁻²⁴ of them,
  * in either direction: their root adds up to less than 2e-5 for in ≤ 512. */
-const tn_op_impl tn_impl_linear_quantized = {
-    .class_ = TN_MATMUL,
-    .quantized = 2,
-    .reduce = KIR_CHAIN,
-    .infer = infer_linear_stored,
-    .lower = lower_linear_quantized,
-    .loops = loops_linear_quantized,
-    .reference = reference_linear_quantized,
+OP_CODE(
+    linear_quantized, .class_ = TN_MATMUL, .quantized = 2, .reduce = KIR_CHAIN, .infer = infer_linear_stored,
+    .lower = lower_linear_quantized, .loops = loops_linear_quantized, .reference = reference_linear_quantized,
     .flops = 2,
     .cases =
         "types=f32 tol=4e-6 atol=2e-5; [3,64] [5,64]:q4_0; [1,96] [17,96]:q4_1; [2,32] [16,32]:q5_0; [9,64] "
@@ -201,7 +194,7 @@ const tn_op_impl tn_impl_linear_quantized = {
         "[1,64] [4,64]:q8_0; [2,512] [3,512]:q2_k; [1,256] [5,256]:q3_k; [3,512] [20,512]:q4_k; [1,256] [2,256]:q5_k; "
         "[7,256] [18,256]:q6_k; [2,96] [18,96]:q8_x; [0,32] [3,32]:q8_0; [2,32] [0,32]:q8_0; error=fit [2,64] "
         "[3,32]:q4_0; "
-        "error=f32 [2,32]:f64 [3,32]:q4_0"};
+        "error=f32 [2,32]:f64 [3,32]:q4_0");
 
 /* ---- linear_half ------------------------------------------------------------------------------------------------- */
 
@@ -231,18 +224,12 @@ static void reference_linear_half(const tn_reference *r) {
  *
  * In the case of 300 products of numbers within ±2 partial sums grow to about 25 and are rounded 300 times: independent
  * errors add up to √300 · 2⁻²⁴ · 25 = 2.6e-5, its tolerance is four times that. */
-const tn_op_impl tn_impl_linear_half = {
-    .facts = TN_FACT_WEIGHT_FIRST,
-    .class_ = TN_MATMUL,
-    .reduce = KIR_CHAIN,
-    .infer = infer_linear_stored,
-    .lower = lower_linear_half,
-    .loops = loops_linear_half,
-    .reference = reference_linear_half,
-    .flops = 2,
-    .cases = "types=f32 tol=4e-6 atol=4e-6; [3,6] [5,6]:f16; [1,300] [17,300]:bf16 atol=1e-4; [9,64] [33,64]:f16; "
-             "[0,4] [3,4]:f16; "
-             "[2,0] [3,0]:bf16; error=fit [2,6] [3,2]:f16; error=f32 [2,6]:f64 [3,6]:f16"};
+OP_CODE(linear_half, .facts = TN_FACT_WEIGHT_FIRST, .class_ = TN_MATMUL, .reduce = KIR_CHAIN,
+        .infer = infer_linear_stored, .lower = lower_linear_half, .loops = loops_linear_half,
+        .reference = reference_linear_half, .flops = 2,
+        .cases = "types=f32 tol=4e-6 atol=4e-6; [3,6] [5,6]:f16; [1,300] [17,300]:bf16 atol=1e-4; [9,64] [33,64]:f16; "
+                 "[0,4] [3,4]:f16; "
+                 "[2,0] [3,0]:bf16; error=fit [2,6] [3,2]:f16; error=f32 [2,6]:f64 [3,6]:f16");
 
 /* ---- linear_experts ---------------------------------------------------------------------------------------------- */
 
@@ -338,27 +325,18 @@ static void reference_linear_experts(const tn_reference *r) {
  * x [tokens, in] or [tokens, choices, in] in f32, weight [experts, out, in] in f32, f16, bf16 or quantised in blocks
  * (then x is rounded as in linear), chosen [tokens, choices] whole numbers; one that names no expert gives NaN. Weights
  * of experts that nobody chose are not read. No gradient. */
-const tn_op_impl tn_impl_linear_experts = {
-    .quantized = 2,
-    .infer = infer_linear_experts,
-    .compose = compose_linear_experts,
-    .cases =
-        "types=f32 grad=off tol=4e-6 atol=2e-5; [3,4] [5,6,4] [3,2]:i64@0..4; [3,2,4] [5,7,4] [3,2]:i32@0..4; "
-        "[1,8] [4,70,8] [1,3]:i64@0..3; [70,6] [3,17,6]:f16 [70,2]:i64@0..2; [1,2,6] [3,17,6]:bf16 [1,2]:i64@0..2; "
-        "[5,64] [4,18,64]:q4_0 [5,2]:i64@0..3; [1,256] [4,20,256]:q4_k [1,3]:i64@0..3; [2,2,64] [3,5,64]:q8_0 "
-        "[2,2]:i64@-1..3; [2,256] [3,16,256]:q6_k [2,1]:i64@0..2; [3,4] [2,5,4] [3,1]:i64@-1..2; "
-        "[0,4] [3,5,4] [0,2]:i64@0..2; error=fit [3,4] [5,6,8] [3,2]:i64@0..4; error=fit [3,3,4] [5,6,4] "
-        "[3,2]:i64@0..4; error=f32 [3,4]:f64 [5,6,4] [3,2]:i64@0..4; error=integer [3,4] [5,6,4] [3,2]"};
+OP_CODE(linear_experts, .quantized = 2, .infer = infer_linear_experts, .compose = compose_linear_experts,
+        .cases =
+            "types=f32 grad=off tol=4e-6 atol=2e-5; [3,4] [5,6,4] [3,2]:i64@0..4; [3,2,4] [5,7,4] [3,2]:i32@0..4; "
+            "[1,8] [4,70,8] [1,3]:i64@0..3; [70,6] [3,17,6]:f16 [70,2]:i64@0..2; [1,2,6] [3,17,6]:bf16 [1,2]:i64@0..2; "
+            "[5,64] [4,18,64]:q4_0 [5,2]:i64@0..3; [1,256] [4,20,256]:q4_k [1,3]:i64@0..3; [2,2,64] [3,5,64]:q8_0 "
+            "[2,2]:i64@-1..3; [2,256] [3,16,256]:q6_k [2,1]:i64@0..2; [3,4] [2,5,4] [3,1]:i64@-1..2; "
+            "[0,4] [3,5,4] [0,2]:i64@0..2; error=fit [3,4] [5,6,8] [3,2]:i64@0..4; error=fit [3,3,4] [5,6,4] "
+            "[3,2]:i64@0..4; error=f32 [3,4]:f64 [5,6,4] [3,2]:i64@0..4; error=integer [3,4] [5,6,4] [3,2]");
 
 /* linear_experts_rows(x, weight, chosen): linear_experts on operands that are laid out, chosen in i64. */
-const tn_op_impl tn_impl_linear_experts_rows = {
-    .class_ = TN_NATIVE,
-    .quantized = 2,
-    .reduce = KIR_CHAIN,
-    .infer = infer_linear_experts_rows,
-    .lower = lower_linear_experts,
-    .loops = loops_linear_experts,
-    .reference = reference_linear_experts,
-    .flops = 2,
-    .cases = "types=f32 grad=off tol=4e-6 atol=2e-5; [3,4] [5,6,4] [3,2]:i64@0..4; [3,2,64] [4,18,64]:q4_1 "
-             "[3,2]:i64@0..3; error=i64 [3,4] [5,6,4] [3,2]:i32@0..4"};
+OP_CODE(linear_experts_rows, .class_ = TN_NATIVE, .quantized = 2, .reduce = KIR_CHAIN,
+        .infer = infer_linear_experts_rows, .lower = lower_linear_experts, .loops = loops_linear_experts,
+        .reference = reference_linear_experts, .flops = 2,
+        .cases = "types=f32 grad=off tol=4e-6 atol=2e-5; [3,4] [5,6,4] [3,2]:i64@0..4; [3,2,64] [4,18,64]:q4_1 "
+                 "[3,2]:i64@0..3; error=i64 [3,4] [5,6,4] [3,2]:i32@0..4");

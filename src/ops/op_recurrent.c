@@ -322,39 +322,26 @@ static tn_node *compose_gru_gradient(tn_build *b, const tn_node *n) {
 /* ---- the ops ----------------------------------------------------------------------------------------------------- */
 
 /* lstm_rows(from_x, weight, bias, h0, c0, reverse): lstm_steps of contiguous tensors. */
-const tn_op_impl tn_impl_lstm_rows = {
-    .class_ = TN_NATIVE,
-    .infer = infer_lstm_rows,
-    .compose = compose_lstm_rows,
-    .grad = grad_lstm_rows,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [3,2,12] [12,3] [12] [2,3] [2,3] reverse=false; "
-             "[2,1,8] [8,2] - [1,2] [1,2] reverse=true; [1,0,4] [4,1] [4] [0,1] [0,1] reverse=false"};
+OP_CODE(lstm_rows, .class_ = TN_NATIVE, .infer = infer_lstm_rows, .compose = compose_lstm_rows, .grad = grad_lstm_rows,
+        .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [3,2,12] [12,3] [12] [2,3] [2,3] reverse=false; "
+                 "[2,1,8] [8,2] - [1,2] [1,2] reverse=true; [1,0,4] [4,1] [4] [0,1] [0,1] reverse=false");
 
 /* gru_rows(from_x, weight, bias, h0, reverse): gru_steps of contiguous tensors. */
-const tn_op_impl tn_impl_gru_rows = {
-    .class_ = TN_NATIVE,
-    .infer = infer_gru_rows,
-    .compose = compose_gru_rows,
-    .grad = grad_gru_rows,
+OP_CODE(
+    gru_rows, .class_ = TN_NATIVE, .infer = infer_gru_rows, .compose = compose_gru_rows, .grad = grad_gru_rows,
     .cases =
         "types=f32,f64 tol=1e-5 atol=1e-5; [3,2,9] [9,3] [9] [2,3] reverse=false; [2,1,6] [6,2] - [1,2] reverse=true; "
-        "[1,0,3] [3,1] [3] [0,1] reverse=false"};
+        "[1,0,3] [3,1] [3] [0,1] reverse=false");
 
 /* lstm_gradient(sums, weight, cells, c0, dy, reverse): the gradients of the gates' sums and of the first states. */
-const tn_op_impl tn_impl_lstm_gradient = {
-    .class_ = TN_NATIVE,
-    .infer = infer_lstm_gradient,
-    .compose = compose_lstm_gradient,
-    .cases = "types=f32,f64 tol=2e-5 atol=2e-5; [3,2,12] [12,3] [3,2,3] [2,3] [2,3,2,3] reverse=false; "
-             "[2,1,8] [8,2] [2,1,2] [1,2] [2,2,1,2] reverse=true"};
+OP_CODE(lstm_gradient, .class_ = TN_NATIVE, .infer = infer_lstm_gradient, .compose = compose_lstm_gradient,
+        .cases = "types=f32,f64 tol=2e-5 atol=2e-5; [3,2,12] [12,3] [3,2,3] [2,3] [2,3,2,3] reverse=false; "
+                 "[2,1,8] [8,2] [2,1,2] [1,2] [2,2,1,2] reverse=true");
 
 /* gru_gradient(from_x, weight, from_h, before, dy, reverse): the gradients of both and of the first state. */
-const tn_op_impl tn_impl_gru_gradient = {
-    .class_ = TN_NATIVE,
-    .infer = infer_gru_gradient,
-    .compose = compose_gru_gradient,
-    .cases = "types=f32,f64 tol=2e-5 atol=2e-5; [3,2,9] [9,3] [3,2,9] [3,2,3] [3,2,3] reverse=false; "
-             "[2,1,6] [6,2] [2,1,6] [2,1,2] [2,1,2] reverse=true"};
+OP_CODE(gru_gradient, .class_ = TN_NATIVE, .infer = infer_gru_gradient, .compose = compose_gru_gradient,
+        .cases = "types=f32,f64 tol=2e-5 atol=2e-5; [3,2,9] [9,3] [3,2,9] [3,2,3] [3,2,3] reverse=false; "
+                 "[2,1,6] [6,2] [2,1,6] [2,1,2] [2,1,2] reverse=true");
 
 static tn_node *compose_lstm_steps(tn_build *b, const tn_node *n) {
     return tn_b_lstm_rows(b, tn_b_whole(b, n->in[FROM_X]), tn_b_whole(b, n->in[WEIGHT]), tn_b_whole(b, n->in[BIAS]),
@@ -370,27 +357,21 @@ static tn_node *compose_gru_steps(tn_build *b, const tn_node *n) {
  * 4·hidden] are the products of the inputs with their weights, gates in PyTorch's order i, f, g, o; weight [4·hidden,
  * hidden] and bias [4·hidden], or NULL, are those of the state; h0 and c0 [batch, hidden]. reverse: the last step
  * comes first. Returns h and c of all steps, [2, steps, batch, hidden]. For layers, tn_nn_lstm uses it. */
-const tn_op_impl tn_impl_lstm_steps = {
-    .promote = true,
-    .to_float = true,
-    .infer = infer_lstm_steps,
-    .compose = compose_lstm_steps,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [3,2,12] [12,3] [12] [2,3] [2,3] reverse=false; [19,1,4] [4,1] - [1,1] "
-             "[1,1] "
-             "reverse=true; "
-             "[2,0,8] [8,2] [8] [0,2] [0,2] reverse=false; error=fit [2,3] [12,3] - [2,3] [2,3] reverse=false; "
-             "error=fit [0,2,12] [12,3] - [2,3] [2,3] reverse=false; "
-             "error=bias [3,2,12] [12,3] [3] [2,3] [2,3] reverse=false; error=c0 [3,2,12] [12,3] - [2,3] [2,1] "
-             "reverse=false"};
+OP_CODE(lstm_steps, .promote = true, .to_float = true, .infer = infer_lstm_steps, .compose = compose_lstm_steps,
+        .cases =
+            "types=f32,f64 tol=1e-5 atol=1e-5; [3,2,12] [12,3] [12] [2,3] [2,3] reverse=false; [19,1,4] [4,1] - [1,1] "
+            "[1,1] "
+            "reverse=true; "
+            "[2,0,8] [8,2] [8] [0,2] [0,2] reverse=false; error=fit [2,3] [12,3] - [2,3] [2,3] reverse=false; "
+            "error=fit [0,2,12] [12,3] - [2,3] [2,3] reverse=false; "
+            "error=bias [3,2,12] [12,3] [3] [2,3] [2,3] reverse=false; error=c0 [3,2,12] [12,3] - [2,3] [2,1] "
+            "reverse=false");
 
 /* gru_steps(from_x, weight, bias, h0, reverse): the same of a GRU layer, gates in PyTorch's order r, z, n: from_x
  * [steps, batch, 3·hidden], weight [3·hidden, hidden]. Returns h of all steps, [steps, batch, hidden]. */
-const tn_op_impl tn_impl_gru_steps = {
-    .promote = true,
-    .to_float = true,
-    .infer = infer_gru_steps,
-    .compose = compose_gru_steps,
+OP_CODE(
+    gru_steps, .promote = true, .to_float = true, .infer = infer_gru_steps, .compose = compose_gru_steps,
     .cases =
         "types=f32,f64 tol=1e-5 atol=1e-5; [3,2,9] [9,3] [9] [2,3] reverse=false; [19,1,3] [3,1] - [1,1] reverse=true; "
         "[2,0,6] [6,2] [6] [0,2] reverse=false; error=fit [2,3] [9,3] - [2,3] reverse=false; error=bias [3,2,9] [9,3] "
-        "[3] [2,3] reverse=false"};
+        "[3] [2,3] reverse=false");

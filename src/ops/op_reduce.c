@@ -3,7 +3,6 @@
  * The shape rule replaces the list of dims by the full ascending list, so the code after it never sees negative or
  * omitted dims. */
 #include <math.h>
-#include <string.h>
 
 #include "ops/ops_common.h"
 
@@ -135,18 +134,11 @@ static tn_node *compose_sum(tn_build *b, const tn_node *n) {
         fixed = fixed && !x->symbol[d];
     return fixed ? tn_b_offset(b, tn_b_reshape(b, x, n->shape, n->rank), 0) : tn_b_self(n);
 }
-const tn_op_impl tn_impl_sum = {.class_ = TN_REDUCTION,
-                                .keeps_half = true,
-                                .reduce = KIR_SUM,
-                                .infer = infer_sum,
-                                .compose = compose_sum,
-                                .grad = grad_sum,
-                                .lower = lower_sum,
-                                .loops = tn_loops_over_dims,
-                                .reference = reference_sum,
-                                .cases = "types=f32,f64,i32,i64,bool tol=1e-5 atol=1e-5; " REDUCTIONS
-                                         ";" EMPTY_REDUCTIONS "; types=f16,bf16 tol=1ulp; [2,3] dims=(1) keepdim=false",
-                                .flops = 1};
+OP_CODE(sum, .class_ = TN_REDUCTION, .keeps_half = true, .reduce = KIR_SUM, .infer = infer_sum, .compose = compose_sum,
+        .grad = grad_sum, .lower = lower_sum, .loops = tn_loops_over_dims, .reference = reference_sum,
+        .cases = "types=f32,f64,i32,i64,bool tol=1e-5 atol=1e-5; " REDUCTIONS ";" EMPTY_REDUCTIONS
+                 "; types=f16,bf16 tol=1ulp; [2,3] dims=(1) keepdim=false",
+        .flops = 1);
 
 /* Running products along the last dim of rows, each without the last factor of its own. */
 static tn_node *products_before(tn_build *b, tn_node *rows) {
@@ -216,19 +208,14 @@ static tn_status grad_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     return b->status;
 }
 static void reference_prod(const tn_reference *r) { fold_reduced(r, 1, step_prod); }
-const tn_op_impl tn_impl_prod = {
-    .class_ = TN_REDUCTION,
-    .reduce = KIR_PROD,
-    .infer = infer_sum,
-    .grad = grad_prod,
-    .lower = lower_sum,
-    .loops = tn_loops_over_dims,
-    .reference = reference_prod,
+OP_CODE(
+    prod, .class_ = TN_REDUCTION, .reduce = KIR_PROD, .infer = infer_sum, .grad = grad_prod, .lower = lower_sum,
+    .loops = tn_loops_over_dims, .reference = reference_prod,
     .cases =
         "types=f32,f64,bool tol=1e-5; [2,3] dims=() keepdim=false; [2,3]@0.5..2 dims=(0) keepdim=true;"
         "[2,3,4]@0.5..1.5 dims=(0,-1) keepdim=false; [] dims=() keepdim=false; [9,2]@-1.2..1.2 dims=(0) keepdim=false;"
         "types=i32; [2,3]@-3..3 dims=(1) keepdim=false; types=f32,i32; " EMPTY_REDUCTIONS,
-    .flops = 1};
+    .flops = 1);
 
 /* ---- extremes ---------------------------------------------------------------------------------------------------- */
 
@@ -259,27 +246,15 @@ static void reference_amin(const tn_reference *r) { fold_reduced(r, INFINITY, st
 
 /* amax(x, dims, keepdim): the maximum over dims (TN_ALL: all); NaN if there is a NaN. Equal elements share the
  * gradient. */
-const tn_op_impl tn_impl_amax = {.class_ = TN_REDUCTION,
-                                 .reduce = KIR_RMAX,
-                                 .infer = infer_extreme,
-                                 .grad = grad_extreme,
-                                 .lower = tn_lower_reduced,
-                                 .loops = tn_loops_over_dims,
-                                 .reference = reference_amax,
-                                 .cases = EXTREMES,
-                                 .flops = 1};
+OP_CODE(amax, .class_ = TN_REDUCTION, .reduce = KIR_RMAX, .infer = infer_extreme, .grad = grad_extreme,
+        .lower = tn_lower_reduced, .loops = tn_loops_over_dims, .reference = reference_amax, .cases = EXTREMES,
+        .flops = 1);
 
 /* amin(x, dims, keepdim): the minimum over dims (TN_ALL: all); NaN if there is a NaN. Equal elements share the
  * gradient. */
-const tn_op_impl tn_impl_amin = {.class_ = TN_REDUCTION,
-                                 .reduce = KIR_RMIN,
-                                 .infer = infer_extreme,
-                                 .grad = grad_extreme,
-                                 .lower = tn_lower_reduced,
-                                 .loops = tn_loops_over_dims,
-                                 .reference = reference_amin,
-                                 .cases = EXTREMES,
-                                 .flops = 1};
+OP_CODE(amin, .class_ = TN_REDUCTION, .reduce = KIR_RMIN, .infer = infer_extreme, .grad = grad_extreme,
+        .lower = tn_lower_reduced, .loops = tn_loops_over_dims, .reference = reference_amin, .cases = EXTREMES,
+        .flops = 1);
 
 static tn_status infer_arg(tn_infer *c) {
     TRY(infer_extreme(c));
@@ -291,25 +266,13 @@ static void reference_argmin(const tn_reference *r) { fold_reduced(r, 0, step_ar
 
 /* argmax(x, dims, keepdim): the index of the maximum along dims, the first one of equal elements; over several dims
  * (TN_ALL: all) counted in row-major order. NaN is the greatest. */
-const tn_op_impl tn_impl_argmax = {.class_ = TN_REDUCTION,
-                                   .reduce = KIR_ARGMAX,
-                                   .infer = infer_arg,
-                                   .lower = tn_lower_reduced,
-                                   .loops = tn_loops_over_dims,
-                                   .reference = reference_argmax,
-                                   .cases = EXTREMES,
-                                   .flops = 1};
+OP_CODE(argmax, .class_ = TN_REDUCTION, .reduce = KIR_ARGMAX, .infer = infer_arg, .lower = tn_lower_reduced,
+        .loops = tn_loops_over_dims, .reference = reference_argmax, .cases = EXTREMES, .flops = 1);
 
 /* argmin(x, dims, keepdim): the index of the minimum along dims, the first one of equal elements; over several dims
  * (TN_ALL: all) counted in row-major order. NaN is the least. */
-const tn_op_impl tn_impl_argmin = {.class_ = TN_REDUCTION,
-                                   .reduce = KIR_ARGMIN,
-                                   .infer = infer_arg,
-                                   .lower = tn_lower_reduced,
-                                   .loops = tn_loops_over_dims,
-                                   .reference = reference_argmin,
-                                   .cases = EXTREMES,
-                                   .flops = 1};
+OP_CODE(argmin, .class_ = TN_REDUCTION, .reduce = KIR_ARGMIN, .infer = infer_arg, .lower = tn_lower_reduced,
+        .loops = tn_loops_over_dims, .reference = reference_argmin, .cases = EXTREMES, .flops = 1);
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
@@ -357,17 +320,9 @@ static tn_status grad_cumsum(tn_build *b, const tn_node *n, tn_node *dy, tn_node
     grads[0] = n->rank ? sum_from_end(b, dy, n->i[0]) : dy;
     return b->status;
 }
-const tn_op_impl tn_impl_cumsum = {.class_ = TN_SCANNING,
-                                   .keeps_half = true,
-                                   .reduce = KIR_SUM,
-                                   .infer = infer_running,
-                                   .compose = compose_running,
-                                   .grad = grad_cumsum,
-                                   .lower = lower_running,
-                                   .reference = reference_cumsum,
-                                   .cases = "types=f32,f64,i32,bool tol=1e-5 atol=1e-5; " RUNNING
-                                            "; [300] dim=0 grad=off atol=1e-4",
-                                   .flops = 1};
+OP_CODE(cumsum, .class_ = TN_SCANNING, .keeps_half = true, .reduce = KIR_SUM, .infer = infer_running,
+        .compose = compose_running, .grad = grad_cumsum, .lower = lower_running, .reference = reference_cumsum,
+        .cases = "types=f32,f64,i32,bool tol=1e-5 atol=1e-5; " RUNNING "; [300] dim=0 grad=off atol=1e-4", .flops = 1);
 
 /* cumprod(x, dim): the cumulative product along dim. The product of integers and bools is i64.
  *
@@ -420,15 +375,9 @@ static tn_status grad_cumprod(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
     grads[0] = tn_b_where(b, first, of_zero, tn_b_div(b, others, divisor));
     return b->status;
 }
-const tn_op_impl tn_impl_cumprod = {.class_ = TN_SCANNING,
-                                    .reduce = KIR_PROD,
-                                    .infer = infer_running,
-                                    .compose = compose_running,
-                                    .grad = grad_cumprod,
-                                    .lower = lower_running,
-                                    .reference = reference_cumprod,
-                                    .cases = "types=f32,f64,i32 tol=1e-5; " RUNNING,
-                                    .flops = 1};
+OP_CODE(cumprod, .class_ = TN_SCANNING, .reduce = KIR_PROD, .infer = infer_running, .compose = compose_running,
+        .grad = grad_cumprod, .lower = lower_running, .reference = reference_cumprod,
+        .cases = "types=f32,f64,i32 tol=1e-5; " RUNNING, .flops = 1);
 
 /* ---- composed: means, deviations, norms -------------------------------------------------------------------------- */
 
@@ -446,11 +395,10 @@ static tn_node *compose_mean(tn_build *b, const tn_node *n) {
     tn_node *sum = tn_b_sum(b, n->in[0], dims_of(n), (int)dims_count(n), keeps_dims(n));
     return sum ? tn_b_div(b, sum, tn_b_const(b, (double)reduced_count(n), sum)) : NULL;
 }
-const tn_op_impl tn_impl_mean = {.infer = infer_float_reduce,
-                                 .compose = compose_mean,
-                                 .cases = "types=f32,f64 tol=1e-5 atol=1e-6; " REDUCTIONS
-                                          "; types=i32; error=cast [2] dims=() keepdim=false; types=f16,bf16 tol=1ulp "
-                                          "error=; [2,30] dims=(1) keepdim=false"};
+OP_CODE(mean, .infer = infer_float_reduce, .compose = compose_mean,
+        .cases = "types=f32,f64 tol=1e-5 atol=1e-6; " REDUCTIONS
+                 "; types=i32; error=cast [2] dims=() keepdim=false; types=f16,bf16 tol=1ulp "
+                 "error=; [2,30] dims=(1) keepdim=false");
 
 /* var(x, dims, correction, keepdim): the variance over dims (TN_ALL: all): the sum of squared deviations divided by the
  * number of elements minus `correction` (1: sample variance, 0: population variance). */
@@ -486,7 +434,7 @@ static tn_node *compose_var(tn_build *b, const tn_node *n) {
     "keepdim=true;"                                                                                            \
     "[2,3,4] dims=(0,-1) correction=1 keepdim=false; [3,200] dims=(1) correction=1 keepdim=true;"              \
     "[4] dims=() correction=0 keepdim=false; [4] dims=() correction=-1 keepdim=false"
-const tn_op_impl tn_impl_var = {.infer = infer_var, .compose = compose_var, .cases = DEVIATIONS};
+OP_CODE(var, .infer = infer_var, .compose = compose_var, .cases = DEVIATIONS);
 
 /* std(x, dims, correction, keepdim): the square root of var. The gradient of equal elements is 0. */
 static tn_node *compose_std(tn_build *b, const tn_node *n) {
@@ -498,7 +446,7 @@ static tn_node *compose_std(tn_build *b, const tn_node *n) {
     tn_node *root = tn_b_sqrt(b, tn_b_where(b, is_none, tn_b_const(b, 1, v), v));
     return tn_b_where(b, is_none, none, root);
 }
-const tn_op_impl tn_impl_std = {.infer = infer_var, .compose = compose_std, .cases = DEVIATIONS};
+OP_CODE(std, .infer = infer_var, .compose = compose_std, .cases = DEVIATIONS);
 
 /* Is one element reduced, at every run of the plan? */
 static bool is_single(const tn_node *n) {
@@ -560,15 +508,13 @@ static tn_status grad_norm(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     }
     return b->status;
 }
-const tn_op_impl tn_impl_norm = {
-    .infer = infer_float_reduce,
-    .compose = compose_norm,
-    .grad = grad_norm,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] p=2 dims=() keepdim=false; [2,3] p=1 dims=(0) keepdim=true;"
-             "[2,3] p=inf dims=(1) keepdim=false; [2,3] p=-inf dims=(1) keepdim=false; [2,3] p=3 dims=() keepdim=false;"
-             "[2,3] p=0 dims=() keepdim=false; [2,3]@0.5..2 p=0.5 dims=(1) keepdim=true; [3]@0..0 p=2 dims=() "
-             "keepdim=false grad=off;"
-             "[0] p=2 dims=() keepdim=false"};
+OP_CODE(norm, .infer = infer_float_reduce, .compose = compose_norm, .grad = grad_norm,
+        .cases =
+            "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] p=2 dims=() keepdim=false; [2,3] p=1 dims=(0) keepdim=true;"
+            "[2,3] p=inf dims=(1) keepdim=false; [2,3] p=-inf dims=(1) keepdim=false; [2,3] p=3 dims=() keepdim=false;"
+            "[2,3] p=0 dims=() keepdim=false; [2,3]@0.5..2 p=0.5 dims=(1) keepdim=true; [3]@0..0 p=2 dims=() "
+            "keepdim=false grad=off;"
+            "[0] p=2 dims=() keepdim=false");
 
 /* logsumexp(x, dims, keepdim): log Σ exp(x) over dims (TN_ALL: all) without overflow. */
 static tn_node *compose_logsumexp(tn_build *b, const tn_node *n) {
@@ -587,14 +533,10 @@ static tn_status grad_logsumexp(tn_build *b, const tn_node *n, tn_node *dy, tn_n
     grads[0] = tn_b_mul(b, with_dims(b, n, dy), share);
     return b->status;
 }
-const tn_op_impl tn_impl_logsumexp = {
-    .to_float = true,
-    .infer = infer_float_reduce,
-    .compose = compose_logsumexp,
-    .grad = grad_logsumexp,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; " REDUCTIONS
-             "; [3]@500..600 dims=() keepdim=false grad=off; [0] dims=() keepdim=false grad=off;"
-             "types=i32,i64,bool; [2,3]@0..1 dims=(1) keepdim=false; [] dims=(0) keepdim=true"};
+OP_CODE(logsumexp, .to_float = true, .infer = infer_float_reduce, .compose = compose_logsumexp, .grad = grad_logsumexp,
+        .cases = "types=f32,f64 tol=1e-5 atol=1e-6; " REDUCTIONS
+                 "; [3]@500..600 dims=() keepdim=false grad=off; [0] dims=() keepdim=false grad=off;"
+                 "types=i32,i64,bool; [2,3]@0..1 dims=(1) keepdim=false; [] dims=(0) keepdim=true");
 
 /* ---- composed: truth over dims ----------------------------------------------------------------------------------- */
 
@@ -615,14 +557,14 @@ static tn_node *count_true(tn_build *b, const tn_node *n, tn_node *truth) {
 static tn_node *compose_any(tn_build *b, const tn_node *n) {
     return tn_b_cast(b, count_true(b, n, tn_b_cast(b, n->in[0], TN_BOOL)), TN_BOOL);
 }
-const tn_op_impl tn_impl_any = {.infer = infer_truth_reduce, .compose = compose_any, .cases = TRUTHS};
+OP_CODE(any, .infer = infer_truth_reduce, .compose = compose_any, .cases = TRUTHS);
 
 /* all(x, dims, keepdim): true where all elements over dims (TN_ALL: all) are nonzero (true); true over no elements. */
 static tn_node *compose_all(tn_build *b, const tn_node *n) {
     tn_node *falses = count_true(b, n, tn_b_logical_not(b, n->in[0]));
     return tn_b_logical_not(b, falses);
 }
-const tn_op_impl tn_impl_all = {.infer = infer_truth_reduce, .compose = compose_all, .cases = TRUTHS};
+OP_CODE(all, .infer = infer_truth_reduce, .compose = compose_all, .cases = TRUTHS);
 
 /* count_nonzero(x, dims, keepdim): the number of nonzero (true) elements over dims (TN_ALL: all), as i64. */
 static tn_status infer_count(tn_infer *c) {
@@ -633,7 +575,7 @@ static tn_status infer_count(tn_infer *c) {
 static tn_node *compose_count_nonzero(tn_build *b, const tn_node *n) {
     return count_true(b, n, tn_b_cast(b, n->in[0], TN_BOOL));
 }
-const tn_op_impl tn_impl_count_nonzero = {.infer = infer_count, .compose = compose_count_nonzero, .cases = TRUTHS};
+OP_CODE(count_nonzero, .infer = infer_count, .compose = compose_count_nonzero, .cases = TRUTHS);
 
 /* ---- composed: without NaN --------------------------------------------------------------------------------------- */
 
@@ -651,10 +593,8 @@ static tn_status infer_nansum(tn_infer *c) {
     if (!tn_dtype_is_float((tn_dtype)c->in[0]->dtype)) c->dtype = TN_I64;
     return TN_OK;
 }
-const tn_op_impl tn_impl_nansum = {
-    .infer = infer_nansum,
-    .compose = compose_nansum,
-    .cases = "types=f32,f64,i32 tol=1e-5 atol=1e-6; [2,3] dims=() keepdim=false; [2,3,4] dims=(0,-1) keepdim=true"};
+OP_CODE(nansum, .infer = infer_nansum, .compose = compose_nansum,
+        .cases = "types=f32,f64,i32 tol=1e-5 atol=1e-6; [2,3] dims=() keepdim=false; [2,3,4] dims=(0,-1) keepdim=true");
 
 /* nanmean(x, dims, keepdim): the mean over dims (TN_ALL: all) of all elements that are not NaN. */
 static tn_node *compose_nanmean(tn_build *b, const tn_node *n) {
@@ -662,11 +602,9 @@ static tn_node *compose_nanmean(tn_build *b, const tn_node *n) {
     tn_node *count = tn_b_sum(b, tn_b_eq(b, x, x), dims_of(n), (int)dims_count(n), keeps_dims(n));
     return sum ? tn_b_div(b, sum, tn_b_cast(b, count, (tn_dtype)sum->dtype)) : NULL;
 }
-const tn_op_impl tn_impl_nanmean = {
-    .infer = infer_float_reduce,
-    .compose = compose_nanmean,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] dims=() keepdim=false; [2,3,4] dims=(0,-1) keepdim=true; "
-             "types=i32; error=cast [2] dims=() keepdim=false"};
+OP_CODE(nanmean, .infer = infer_float_reduce, .compose = compose_nanmean,
+        .cases = "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] dims=() keepdim=false; [2,3,4] dims=(0,-1) keepdim=true; "
+                 "types=i32; error=cast [2] dims=() keepdim=false");
 
 /* ---- composed: one extreme element ------------------------------------------------------------------------------- */
 
@@ -698,8 +636,8 @@ static tn_node *compose_min(tn_build *b, const tn_node *n) { return compose_chos
 
 /* max(x, dim, keepdim): the maximum along dim; the gradient goes to the first of equal elements (amax shares it).
  * argmax gives its index. */
-const tn_op_impl tn_impl_max = {.keeps_half = true, .infer = infer_one_dim, .compose = compose_max, .cases = CHOSEN};
+OP_CODE(max, .keeps_half = true, .infer = infer_one_dim, .compose = compose_max, .cases = CHOSEN);
 
 /* min(x, dim, keepdim): the minimum along dim; the gradient goes to the first of equal elements (amin shares it).
  * argmin gives its index. */
-const tn_op_impl tn_impl_min = {.keeps_half = true, .infer = infer_one_dim, .compose = compose_min, .cases = CHOSEN};
+OP_CODE(min, .keeps_half = true, .infer = infer_one_dim, .compose = compose_min, .cases = CHOSEN);

@@ -21,10 +21,8 @@ static tn_node *is_negative(tn_build *b, tn_node *x) {
 static tn_node *compose_signbit(tn_build *b, const tn_node *n) { return is_negative(b, n->in[0]); }
 
 /* signbit(x): true where x is negative, −0 included. */
-const tn_op_impl tn_impl_signbit = {.infer = tn_infer_compare,
-                                    .compose = compose_signbit,
-                                    .grad = tn_grad_none,
-                                    .cases = "types=f32,f64,f16,i32,u8,bool; [2,3]; [0]; []"};
+OP_CODE(signbit, .infer = tn_infer_compare, .compose = compose_signbit, .grad = tn_grad_none,
+        .cases = "types=f32,f64,f16,i32,u8,bool; [2,3]; [0]; []");
 
 static tn_node *compose_copysign(tn_build *b, const tn_node *n) {
     tn_node *size = tn_b_abs(b, n->in[0]);
@@ -43,13 +41,9 @@ static void reference_copysign(const tn_reference *r) {
 }
 
 /* copysign(x, y): the size of x with the sign of y, which may be that of a zero. */
-const tn_op_impl tn_impl_copysign = {.promote = true,
-                                     .to_float = true,
-                                     .infer = tn_infer_float,
-                                     .compose = compose_copysign,
-                                     .grad = grad_copysign,
-                                     .reference = reference_copysign,
-                                     .cases = "types=f32,f64; [2,3] [2,3]; [3,1] [4]; error=broadcast [2] [3]"};
+OP_CODE(copysign, .promote = true, .to_float = true, .infer = tn_infer_float, .compose = compose_copysign,
+        .grad = grad_copysign, .reference = reference_copysign,
+        .cases = "types=f32,f64; [2,3] [2,3]; [3,1] [4]; error=broadcast [2] [3]");
 
 /* ---- extremes ---------------------------------------------------------------------------------------------------- */
 
@@ -64,18 +58,12 @@ static tn_node *compose_fmax(tn_build *b, const tn_node *n) { return chosen(b, n
 static tn_node *compose_fmin(tn_build *b, const tn_node *n) { return chosen(b, n, tn_b_le(b, n->in[0], n->in[1])); }
 
 /* fmax(x, y): the element-wise maximum; NaN only where both operands are NaN. */
-const tn_op_impl tn_impl_fmax = {.keeps_half = true,
-                                 .promote = true,
-                                 .infer = tn_infer_broadcast,
-                                 .compose = compose_fmax,
-                                 .cases = "types=f32,f64,i32; [2,3] [2,3]; [3,1] [4]; error=broadcast [2] [3]"};
+OP_CODE(fmax, .keeps_half = true, .promote = true, .infer = tn_infer_broadcast, .compose = compose_fmax,
+        .cases = "types=f32,f64,i32; [2,3] [2,3]; [3,1] [4]; error=broadcast [2] [3]");
 
 /* fmin(x, y): the element-wise minimum; NaN only where both operands are NaN. */
-const tn_op_impl tn_impl_fmin = {.keeps_half = true,
-                                 .promote = true,
-                                 .infer = tn_infer_broadcast,
-                                 .compose = compose_fmin,
-                                 .cases = "types=f32,f64,i32; [2,3] [2,3]; [3,1] [4]; error=broadcast [2] [3]"};
+OP_CODE(fmin, .keeps_half = true, .promote = true, .infer = tn_infer_broadcast, .compose = compose_fmin,
+        .cases = "types=f32,f64,i32; [2,3] [2,3]; [3,1] [4]; error=broadcast [2] [3]");
 
 /* ---- closeness --------------------------------------------------------------------------------------------------- */
 
@@ -101,13 +89,9 @@ static tn_node *compose_isclose(tn_build *b, const tn_node *n) {
 
 /* isclose(x, y, rtol, atol, equal_nan): true where |x − y| ≤ atol + rtol·|y|, or both are equal, or (with equal_nan)
  * both are NaN. */
-const tn_op_impl tn_impl_isclose = {
-    .promote = true,
-    .infer = infer_isclose,
-    .compose = compose_isclose,
-    .grad = tn_grad_none,
-    .cases = "types=f32,f64,i32,bool; [9] [9] rtol=0 atol=1.1; [3,1] [4]; [2] [] rtol=0.5 atol=0 equal_nan=true; "
-             "types=f32; error=rtol [2] [2] rtol=-1"};
+OP_CODE(isclose, .promote = true, .infer = infer_isclose, .compose = compose_isclose, .grad = tn_grad_none,
+        .cases = "types=f32,f64,i32,bool; [9] [9] rtol=0 atol=1.1; [3,1] [4]; [2] [] rtol=0.5 atol=0 equal_nan=true; "
+                 "types=f32; error=rtol [2] [2] rtol=-1");
 
 static tn_status infer_allclose(tn_infer *c) {
     TRY(infer_isclose(c));
@@ -124,12 +108,9 @@ static tn_node *compose_allclose(tn_build *b, const tn_node *n) {
 }
 
 /* allclose(x, y, rtol, atol, equal_nan): true if isclose is true for all elements; rank 0. */
-const tn_op_impl tn_impl_allclose = {.promote = true,
-                                     .infer = infer_allclose,
-                                     .compose = compose_allclose,
-                                     .grad = tn_grad_none,
-                                     .cases = "types=f32,f64,i32; [9] [9] rtol=0 atol=1.1; [3,1] [4] atol=9; "
-                                              "[0] [0]; error=atol [2]:f32 [2]:f32 atol=-1"};
+OP_CODE(allclose, .promote = true, .infer = infer_allclose, .compose = compose_allclose, .grad = tn_grad_none,
+        .cases = "types=f32,f64,i32; [9] [9] rtol=0 atol=1.1; [3,1] [4] atol=9; "
+                 "[0] [0]; error=atol [2]:f32 [2]:f32 atol=-1");
 
 /* ---- logarithms, entropy ----------------------------------------------------------------------------------------- */
 
@@ -154,12 +135,8 @@ static tn_status grad_logaddexp2(tn_build *b, const tn_node *n, tn_node *dy, tn_
 }
 
 /* logaddexp2(x, y): log2(2^x + 2^y) without overflow. */
-const tn_op_impl tn_impl_logaddexp2 = {.promote = true,
-                                       .to_float = true,
-                                       .infer = tn_infer_float,
-                                       .compose = compose_logaddexp2,
-                                       .grad = grad_logaddexp2,
-                                       .cases = "types=f32,f64 tol=4ulp atol=4ulp; [2,3] [2,3]; [3,1] [4]@-50..50"};
+OP_CODE(logaddexp2, .promote = true, .to_float = true, .infer = tn_infer_float, .compose = compose_logaddexp2,
+        .grad = grad_logaddexp2, .cases = "types=f32,f64 tol=4ulp atol=4ulp; [2,3] [2,3]; [3,1] [4]@-50..50");
 
 /* x without zeros, so that no infinity meets one in a branch that is not taken. */
 static tn_node *or_one(tn_build *b, tn_node *is_zero, tn_node *x) {
@@ -202,11 +179,8 @@ static tn_status grad_sinc(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 }
 
 /* sinc(x): sin(πx) / (πx); 1 at 0. */
-const tn_op_impl tn_impl_sinc = {.to_float = true,
-                                 .infer = tn_infer_float,
-                                 .compose = compose_sinc,
-                                 .grad = grad_sinc,
-                                 .cases = "types=f32,f64,i32 tol=4ulp atol=4ulp; [2,3]@-2..2~0.1; [0,3]; []@0.1..0.9"};
+OP_CODE(sinc, .to_float = true, .infer = tn_infer_float, .compose = compose_sinc, .grad = grad_sinc,
+        .cases = "types=f32,f64,i32 tol=4ulp atol=4ulp; [2,3]@-2..2~0.1; [0,3]; []@0.1..0.9");
 
 static tn_node *compose_logit(tn_build *b, const tn_node *n) {
     double eps = n->f[TN_LOGIT_EPS];
@@ -231,12 +205,8 @@ static tn_status grad_logit(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
 }
 
 /* logit(x, eps): log(x / (1 − x)); with eps ≥ 0, of x clamped to [eps, 1 − eps]; a negative eps: no clamping. */
-const tn_op_impl tn_impl_logit = {
-    .to_float = true,
-    .infer = tn_infer_float,
-    .compose = compose_logit,
-    .grad = grad_logit,
-    .cases = "types=f32,f64 tol=4ulp atol=4ulp; [2,3]@0.1..0.9 eps=-1; [9]@0.15..0.85 eps=0.1; []@0.1..0.9 eps=-1"};
+OP_CODE(logit, .to_float = true, .infer = tn_infer_float, .compose = compose_logit, .grad = grad_logit,
+        .cases = "types=f32,f64 tol=4ulp atol=4ulp; [2,3]@0.1..0.9 eps=-1; [9]@0.15..0.85 eps=0.1; []@0.1..0.9 eps=-1");
 
 /* x · v, and 0 where x is 0 unless y is NaN. */
 static tn_node *zero_times(tn_build *b, tn_node *x, tn_node *y, tn_node *v) {
@@ -257,13 +227,9 @@ static tn_status grad_xlog1py(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
 }
 
 /* xlog1py(x, y): x · log(1 + y); 0 for x = 0, unless y is NaN. */
-const tn_op_impl tn_impl_xlog1py = {
-    .promote = true,
-    .to_float = true,
-    .infer = tn_infer_float,
-    .compose = compose_xlog1py,
-    .grad = grad_xlog1py,
-    .cases = "types=f32,f64 tol=4ulp; [2,3] [2,3]@0.1..4; [3,1] [4]@-0.5..2; [3]@0..0 [3]@-1..-1 grad=off"};
+OP_CODE(xlog1py, .promote = true, .to_float = true, .infer = tn_infer_float, .compose = compose_xlog1py,
+        .grad = grad_xlog1py,
+        .cases = "types=f32,f64 tol=4ulp; [2,3] [2,3]@0.1..4; [3,1] [4]@-0.5..2; [3]@0..0 [3]@-1..-1 grad=off");
 
 static tn_node *compose_entr(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *zero = tn_b_const(b, 0, x);
@@ -277,11 +243,8 @@ static tn_status grad_entr(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 }
 
 /* entr(x): −x · log(x); 0 at 0, −∞ below (torch.special.entr). */
-const tn_op_impl tn_impl_entr = {.to_float = true,
-                                 .infer = tn_infer_float,
-                                 .compose = compose_entr,
-                                 .grad = grad_entr,
-                                 .cases = "types=f32,f64,i32 tol=4ulp; [2,3]@0.1..4; [0,3]; [3]@-2..-1 grad=off"};
+OP_CODE(entr, .to_float = true, .infer = tn_infer_float, .compose = compose_entr, .grad = grad_entr,
+        .cases = "types=f32,f64,i32 tol=4ulp; [2,3]@0.1..4; [0,3]; [3]@-2..-1 grad=off");
 
 /* ---- inverse of erf ---------------------------------------------------------------------------------------------- */
 
@@ -345,10 +308,7 @@ static void reference_erfinv(const tn_reference *r) {
 }
 
 /* erfinv(x): the y with erf(y) = x; infinite at ±1, NaN beyond. */
-const tn_op_impl tn_impl_erfinv = {.to_float = true,
-                                   .infer = tn_infer_float,
-                                   .compose = compose_erfinv,
-                                   .grad = grad_erfinv,
-                                   .reference = reference_erfinv,
-                                   .cases = "types=f32,f64 tol=8ulp atol=1ulp special=off; [3,5]@-0.9..0.9; "
-                                            "[9]@0.9..0.99; [2]@1..1 grad=off; [0,3]; []@0.1..0.3"};
+OP_CODE(erfinv, .to_float = true, .infer = tn_infer_float, .compose = compose_erfinv, .grad = grad_erfinv,
+        .reference = reference_erfinv,
+        .cases = "types=f32,f64 tol=8ulp atol=1ulp special=off; [3,5]@-0.9..0.9; "
+                 "[9]@0.9..0.99; [2]@1..1 grad=off; [0,3]; []@0.1..0.3");

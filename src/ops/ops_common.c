@@ -59,9 +59,7 @@ tn_node *tn_b_const(tn_build *b, double v, const tn_node *like) {
 tn_node *tn_b_scale(tn_build *b, tn_node *x, double v) { return x ? tn_b_mul(b, x, tn_b_const(b, v, x)) : NULL; }
 
 tn_node *tn_b_offset(tn_build *b, tn_node *x, double v) { return x ? tn_b_add(b, x, tn_b_const(b, v, x)) : NULL; }
-tn_node *tn_b_as_f32(tn_build *b, tn_node *x) {
-    return x && tn_dtype_is_half(x->dtype) ? tn_b_cast(b, x, TN_F32) : x;
-}
+tn_node *tn_b_as_f32(tn_build *b, tn_node *x) { return x && tn_dtype_is_half(x->dtype) ? tn_b_cast(b, x, TN_F32) : x; }
 
 /* How many of the dims, which ascend, are the last ones of x, when it pays to sum over these first; else 0. What lies
  * between them and the others makes rows of many pieces, and pieces of some length are better rows. */

@@ -6,6 +6,9 @@
 
 #include "gen/ops_build.h"
 
+/* The code of an op, which the table of ops finds by this name: OP_CODE(add, .infer = …, .lower = …, .cases = "…"). */
+#define OP_CODE(name, ...) const tn_op_impl tn_impl_##name = {__VA_ARGS__}
+
 /* ---- view functions (kind VIEWS) --------------------------------------------------------------------------------- */
 
 enum { TN_VIEW_STEPS = 3 };

@@ -1,5 +1,4 @@
 /* group_tensors.c — tensors between the processes of a group (distributed.h). */
-#include <string.h>
 
 #include "plan/plan.h"
 #include "trunnion/autograd.h"

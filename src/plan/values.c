@@ -3,7 +3,6 @@
  * Values are numbered so that operands come before users. A composed node is replaced by its composition: the one that
  * autograd differentiated, if it exists, else one made here whose nodes are freed with the planner. The walk has an
  * explicit stack instead of recursion, because recordings can be deep. */
-#include <stdio.h>
 #include <string.h>
 
 #include "hal/hal.h"

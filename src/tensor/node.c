@@ -5,7 +5,6 @@
 #include "tensor/graph.h"
 
 #include <pthread.h>
-#include <stdio.h>
 #include <string.h>
 
 /* ---- the thread's recorder and free list ------------------------------------------------------------------------- */

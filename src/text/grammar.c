@@ -5,9 +5,7 @@
  * is a place in the grammar and the node below it, and equal nodes are one, so a set stays small. A rule that ends
  * another one takes its place on the stack, so repetitions need no depth. Left recursion is refused when the grammar is
  * read, and everything else that could grow has a limit. */
-#include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "text/tokenizer.h"

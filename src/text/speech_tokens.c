@@ -1,6 +1,5 @@
 /* speech_tokens.c — Whisper's special tokens: from generation_config.json, config.json, or their spelling. */
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "text/speech_model.h"
