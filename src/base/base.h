@@ -106,7 +106,7 @@ typedef struct tn_mem_stats {
 } tn_mem_stats;
 tn_mem_stats tn_mem_get_stats(void);
 
-/* ---- memory of one pass (scratch.c) ------------------------------------------------------------------------------ */
+/* ---- memory of one pass (mem.c) ---------------------------------------------------------------------------------- */
 
 /* {0} is an empty one. */
 typedef struct tn_scratch {

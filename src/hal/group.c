@@ -12,7 +12,6 @@
 #include "hal/hal.h"
 #include "trunnion/distributed.h"
 #include "vendor/mpi.h"
-#include "vendor/nccl.h"
 
 enum { MOST_RANKS = 1 << 20 };
 

@@ -64,7 +64,7 @@
  * MMAs; WAIT of kind 1 waits until all of its batches except the last n are done. Until then they may read their
  * factors, which nothing may write, and their matrix must not be stored. No batch may be open at the program's end.
  *
- * A program of *words* (made by legal.h) has no value of type I64 or U64, for machines without such integers. INDEX, a
+ * A program of *words* (made by legal.c) has no value of type I64 or U64, for machines without such integers. INDEX, a
  * computed index, the operand of LOOP, and the results of ARGMAX and ARGMIN are I32 instead of I64; its launches have
  * indices that fit. Buffers of i64 and u64 are laid out as usual, but a LOAD or STORE accesses one word of an element,
  * as U32, and a SCALAR reads one word of its 8 bytes: the low one if `kind` is 0, the high one if it is 1. */
@@ -77,7 +77,7 @@ enum {
     KIR_MAX_AXES = 12, /* parallel and loop axes together */
     KIR_MAX_BUFFERS = 32,
     KIR_MAX_INS = 4096,
-    KIR_MAX_LEGAL_INS = 16384, /* … of programs that legal.h has made of others */
+    KIR_MAX_LEGAL_INS = 16384, /* … of programs that legal.c has made of others */
     KIR_MAX_ITEM_AXES = 3,
     KIR_MAX_ITEMS = 1024, /* of a workgroup */
     KIR_EDGE = 16,        /* of a matrix */
@@ -131,21 +131,21 @@ typedef enum kir_type { KIR_F32, KIR_F64, KIR_I32, KIR_I64, KIR_U32, KIR_U64, KI
     X(SELECT, 3, "BSS") /* a ? b : c */                                                                     \
     X(PHILOX, 2, "**")  /* U32 of (U64 key, U64 counter) */                                                 \
     X(LOAD, 1, "B")     /* access imm.i; a: mask or KIR_NONE */                                             \
-    X(STORE, 2, "*B")   /* access imm.i; a: value, b: mask or KIR_NONE; no result */                   \
+    X(STORE, 2, "*B")   /* access imm.i; a: value, b: mask or KIR_NONE; no result */                        \
     X(LOOP, 1, "I")     /* imm.i: first axis | count << 8; a: see below; no value */                        \
     X(END, 0, "")                                                                                           \
     X(REDUCE, 2, "**")       /* kind: a kir_reduce; b only for CHAIN */                                     \
     X(SCAN, 1, "S")          /* kind: a kir_reduce (SUM, PROD, MAX, MIN) */                                 \
     X(VAR, 1, "S")           /* a variable that begins as a; only GET and SET may name it */                \
     X(GET, 1, "S")           /* the value of variable a now */                                              \
-    X(SET, 2, "SS")          /* variable a becomes b; no result */                                     \
-    X(BARRIER, 0, "")        /* of a workgroup; no result */                                           \
+    X(SET, 2, "SS")          /* variable a becomes b; no result */                                          \
+    X(BARRIER, 0, "")        /* of a workgroup; no result */                                                \
     X(MATRIX, 0, "")         /* a subgroup's; kind: of a wide one; only MMA and MATRIX_STORE may name it */ \
     X(FRAGMENT, 0, "")       /* access imm.i; kind: below; only MMA may name it */                          \
-    X(MMA, 3, "***")         /* matrix a += fragment b · fragment c; no result */                     \
+    X(MMA, 3, "***")         /* matrix a += fragment b · fragment c; no result */                          \
     X(MATRIX_STORE, 2, "*B") /* access imm.i; a: matrix, b: mask; kind: below; no value */                  \
     X(FETCH, 1, "B")         /* a packet from access imm.i; a: mask; only PUT may name it */                \
-    X(PUT, 1, "*")           /* packet a to access imm.i; kind 1: late; no result */                   \
+    X(PUT, 1, "*")           /* packet a to access imm.i; kind 1: late; no result */                        \
     X(COMMIT, 0, "")         /* kind 1: of MMAs */                                                          \
     X(WAIT, 0, "")           /* imm.i: batches that may be under way, 0 … 7; kind 1: of MMAs */
 

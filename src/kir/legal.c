@@ -5,7 +5,7 @@
 
 #include "kir/kir.h"
 #include "kir/kir_math.h"
-#include "kir/legal.h"
+#include "kir/render.h"
 #include "kir/rules.h"
 
 #include "gen/legal_table.h"

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "kir/kir_math.h"
-#include "kir/legal.h"
+#include "kir/render.h"
 #include "kir/render_text.h"
 #include "kir/rules.h"
 #include "trunnion/backend.h"

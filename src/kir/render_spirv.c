@@ -5,7 +5,7 @@
  * NoContraction; denormals, infinities and rounding are set where the device has controls for them. */
 #include <string.h>
 
-#include "kir/legal.h"
+#include "kir/render.h"
 #include "kir/rules.h"
 #include "kir/spirv.h"
 

@@ -79,7 +79,7 @@ struct kir_dialect {
     const char *matrices;   /* the functions for matrices and packets, a text of texts/; NULL: there are none */
     const char *wide;       /* … for wide ones, behind them */
     bool short_f32;         /* … and whether `matrices` has fragments of f32 (tf32) */
-    unsigned legal;         /* what programs must be rid of first (legal.h); they then need no prelude */
+    unsigned legal;         /* what programs must be rid of first (render.h); they then need no prelude */
     /* Writes everything up to the kernel's brace, instead of `params_type` … `local`; elements are then accessed by
      * functions: get3(at3 + i) and set3(at3 + i, v) of buffer 3, without at3 in workgroup memory. */
     void (*open_kernel)(struct render *r);

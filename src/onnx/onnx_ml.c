@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "onnx/ml_support.h"
 #include "onnx/operator_support.h"
 
 /* ---- rows, scores, labels ---------------------------------------------------------------------------------------- */
@@ -133,17 +132,17 @@ static void softmax(double *row, int64_t n, bool zero) {
 }
 
 void onnx_transform_row(onnx_transform t, double *row, int64_t n) {
-    if (t == SOFTMAX || t == SOFTMAX_ZERO) softmax(row, n, t == SOFTMAX_ZERO);
-    for (int64_t i = 0; i < n && t == LOGISTIC; i++)
+    if (t == TRANSFORM_SOFTMAX || t == TRANSFORM_SOFTMAX_ZERO) softmax(row, n, t == TRANSFORM_SOFTMAX_ZERO);
+    for (int64_t i = 0; i < n && t == TRANSFORM_LOGISTIC; i++)
         row[i] = 1 / (1 + exp(-row[i]));
-    for (int64_t i = 0; i < n && t == PROBIT; i++)
+    for (int64_t i = 0; i < n && t == TRANSFORM_PROBIT; i++)
         row[i] = probit(row[i]);
 }
 
 void onnx_both_scores(onnx_transform t, bool share, double row[2], double score) {
-    row[0] = share && t != LOGISTIC ? 1 - score : -score;
+    row[0] = share && t != TRANSFORM_LOGISTIC ? 1 - score : -score;
     row[1] = score;
-    if (t == LOGISTIC) onnx_transform_row(t, row, 2);
+    if (t == TRANSFORM_LOGISTIC) onnx_transform_row(t, row, 2);
 }
 
 int64_t onnx_largest(const double *row, int64_t n) {

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "onnx/ml_support.h"
+#include "onnx/operator_support.h"
 
 enum { MOST_CLASSES = 4096, MOST_ROUNDS = 100 };
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "onnx/ml_support.h"
+#include "onnx/operator_support.h"
 
 /* Newer models number the comparisons in this order. */
 typedef enum tree_mode { LEQ, LT, GTE, GT, EQ, NEQ, MEMBER, LEAF } tree_mode;
@@ -563,7 +563,7 @@ static tn_status run_prepared(onnx_call *c, bool classes, onnx_transform t) {
 
 tn_status onnx_run_trees(onnx_call *c) {
     int64_t t = onnx_int(c, "post_transform", TRANSFORM_NONE);
-    if (t < TRANSFORM_NONE || t > PROBIT) return wrong(c, "unknown post_transform");
+    if (t < TRANSFORM_NONE || t > TRANSFORM_PROBIT) return wrong(c, "unknown post_transform");
     return run_prepared(c, false, (onnx_transform)t);
 }
 

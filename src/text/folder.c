@@ -7,7 +7,6 @@
 #include <sys/stat.h>
 
 #include "text/folder.h"
-#include "text/folder_quant.h"
 #include "trunnion/ops.h"
 
 shown_word tn_txt_shown(const char *text, size_t length) {

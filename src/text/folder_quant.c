@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "text/folder_quant.h"
+#include "text/folder.h"
 #include "trunnion/ops.h"
 
 enum { MOST_GROUPS_NAME = 24, WORD_BITS = 32 };

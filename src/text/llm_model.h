@@ -625,10 +625,10 @@ tn_tensor *tn_llm_product(const llm_weights *w, int64_t layer, int slot, const t
 tn_tensor *tn_llm_rms_norm(const tn_tensor *x, const tn_tensor *weight, double eps);
 tn_tensor *tn_llm_norm(const llm_config *c, const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias);
 tn_tensor *tn_llm_split_gate(tn_tensor **up, int dim, int64_t width);
-/* llm_mixture.c: a layer's mixture of experts. */
+/* llm_record.c: a layer's mixture of experts. */
 tn_tensor *tn_llm_mix(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
                       const tn_tensor *x);
-/* llm_latent.c: queries, keys and values [n, heads · head_dim] of latent attention; in each head the part that rope
+/* llm_record.c: queries, keys and values [n, heads · head_dim] of latent attention; in each head the part that rope
  * rotates is in front, values have zeros behind them. And the values [n, SIZE_MIXED] of what attention yields. */
 void tn_llm_project_latent(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x,
                            tn_tensor *out[3]);

@@ -6,7 +6,7 @@
 #include "trunnion/speech.h"
 #include "trunnion/trunnion.h"
 
-/* ---- log-mel spectrogram (log_mel.c) ----------------------------------------------------------------------------- */
+/* ---- log-mel spectrogram (wav.c) --------------------------------------------------------------------------------- */
 
 enum { MEL_HOP = 160, MEL_WINDOW_FRAMES = 3000 /* 30 s */ };
 
@@ -88,7 +88,7 @@ struct tn_speech {
     bool encoded;
 };
 
-/* speech_tokens.c: reads generation_config.json, config.json and the tokenizer. */
+/* speech_text.c: reads generation_config.json, config.json and the tokenizer. */
 tn_status tn_speech_read_tokens(tn_speech *s);
 
 #endif

@@ -2,7 +2,7 @@
  *
  * Bytes are moved as they are and sums are made by our own kernels in the order of the ranks, so results do not depend
  * on the library's choice of algorithm. tools/checks/gpu_headers.py compares the declarations with NVIDIA's header. */
-#include "vendor/nccl.h"
+#include "vendor/mpi.h"
 
 #include <pthread.h>
 #include <stdio.h>

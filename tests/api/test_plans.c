@@ -438,7 +438,7 @@ static int64_t step_on_batch(int64_t batch, tn_tensor *weight, tn_tensor *bias, 
 static void a_new_batch_compiles_nothing_and_allocates_little(void **state) {
     (void)state;
 #if defined(__SANITIZE_ADDRESS__)
-    enum { MOST_CALLS = 1000 }; /* base/scratch.c makes an allocation of each piece */
+    enum { MOST_CALLS = 1000 }; /* base/mem.c makes an allocation of each piece */
 #else
     enum { MOST_CALLS = 64 };
 #endif

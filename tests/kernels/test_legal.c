@@ -8,8 +8,8 @@
 
 #include <math.h>
 
-#include "kir/legal.h"
 #include "kir/legal_math.h"
+#include "kir/render.h"
 #include "kir/rules.h"
 #include "kir_cases.h"
 #include "kir_random.h"
