@@ -1,1 +1,0 @@
-/* ftw.h — empty: posix.h, which every file includes, has what it declares elsewhere. */
