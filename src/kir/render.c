@@ -347,23 +347,30 @@ void kir_count_groups(const kir_program *p, const int64_t *sizes, const kir_targ
 
 #define SAME_NAME(name) [WORD_##name##_f32] = #name, [WORD_##name##_f64] = #name
 #define C_NAME(name) [WORD_##name##_f32] = #name "f", [WORD_##name##_f64] = #name
+#define MSL_NAME(name) [WORD_##name##_f32] = #name
+#define MATHS_BUT_SQRT(X) X(fabs), X(floor), X(ceil), X(trunc), X(rint), X(fmod), X(fma), X(copysign)
+#define MATHS(X) X(sqrt), MATHS_BUT_SQRT(X)
+#define SHORT_TYPES                                                                                             \
+    [WORD_f32] = "float", [WORD_i32] = "int", [WORD_i64] = "long", [WORD_u32] = "uint", [WORD_u64] = "ulong",   \
+    [WORD_i16] = "short", [WORD_u16] = "ushort", [WORD_i8] = "char", [WORD_u8] = "uchar", [WORD_bool] = "bool", \
+    [WORD_function] = "static inline"
+
+/* The texts of languages whose kernels run a workgroup at a time. */
+#define WORKGROUPS                                                         \
+    .points = "    const $u64 begin = $group * $items;\n"                  \
+              "    if (begin + $item >= ($u64)count) return;\n"            \
+              "    const $ix start = ($ix)begin, item = ($ix)$item;\n",    \
+    .items = "    const $u64 workgroup = $group;\n"                        \
+             "    if (workgroup >= ($u64)count) return;\n"                 \
+             "    const $ix group = ($ix)workgroup, item = ($ix)$item;\n", \
+    .close = "}\n", .groups = true, .choice = "#0 ? #1 : #2", .word = "$p[$n]", .array = "$type s$n[$size];\n"
 
 const kir_dialect kir_dialect_opencl = {
     .name = "OpenCL C",
     .words =
         {
-            [WORD_f32] = "float",
+            SHORT_TYPES,
             [WORD_f64] = "double",
-            [WORD_i32] = "int",
-            [WORD_i64] = "long",
-            [WORD_u32] = "uint",
-            [WORD_u64] = "ulong",
-            [WORD_i16] = "short",
-            [WORD_u16] = "ushort",
-            [WORD_i8] = "char",
-            [WORD_u8] = "uchar",
-            [WORD_bool] = "bool",
-            [WORD_function] = "static inline",
             [WORD_table] = "__constant const",
             [WORD_constant] = "__constant const",
             [WORD_global] = "__global ",
@@ -380,15 +387,7 @@ const kir_dialect kir_dialect_opencl = {
             [WORD_from_bits_f32] = "as_float",
             [WORD_bits_f64] = "as_ulong",
             [WORD_from_bits_f64] = "as_double",
-            SAME_NAME(fabs),
-            SAME_NAME(sqrt),
-            SAME_NAME(floor),
-            SAME_NAME(ceil),
-            SAME_NAME(trunc),
-            SAME_NAME(rint),
-            SAME_NAME(fmod),
-            SAME_NAME(fma),
-            SAME_NAME(copysign),
+            MATHS(SAME_NAME),
         },
     .head = "#pragma OPENCL FP_CONTRACT OFF\n",
     .head_f64 = "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n",
@@ -398,19 +397,9 @@ const kir_dialect kir_dialect_opencl = {
     .by_value = "const params_$entry p) {\n",
     .by_address = "__global const $i64 *restrict p) {\n",
     .bind = "    __global $const$type *b$n = (__global $const$type *)(a$n + $p[$base]);\n",
-    .points = "    const $u64 begin = $group * $items;\n"
-              "    if (begin + $item >= ($u64)count) return;\n"
-              "    const $ix start = ($ix)begin, item = ($ix)$item;\n",
-    .items = "    const $u64 workgroup = $group;\n"
-             "    if (workgroup >= ($u64)count) return;\n"
-             "    const $ix group = ($ix)workgroup, item = ($ix)$item;\n",
-    .close = "}\n",
+    WORKGROUPS,
     .params_by_value = "p.w",
     .params_by_address = "p",
-    .groups = true,
-    .choice = "#0 ? #1 : #2",
-    .word = "$p[$n]",
-    .array = "$type s$n[$size];\n",
     .local = "    $local$type b$n[$size];\n",
 };
 
@@ -422,17 +411,7 @@ const kir_dialect kir_dialect_msl = {
     .name = "the Metal shading language",
     .words =
         {
-            [WORD_f32] = "float",
-            [WORD_i32] = "int",
-            [WORD_i64] = "long",
-            [WORD_u32] = "uint",
-            [WORD_u64] = "ulong",
-            [WORD_i16] = "short",
-            [WORD_u16] = "ushort",
-            [WORD_i8] = "char",
-            [WORD_u8] = "uchar",
-            [WORD_bool] = "bool",
-            [WORD_function] = "static inline",
+            SHORT_TYPES,
             [WORD_table] = "constant",
             [WORD_constant] = "constant",
             [WORD_global] = "device ",
@@ -447,15 +426,8 @@ const kir_dialect kir_dialect_msl = {
             [WORD_item] = "me",
             [WORD_bits_f32] = "as_type<uint>",
             [WORD_from_bits_f32] = "as_type<float>",
-            [WORD_fabs_f32] = "fabs",
             [WORD_sqrt_f32] = "precise::sqrt",
-            [WORD_floor_f32] = "floor",
-            [WORD_ceil_f32] = "ceil",
-            [WORD_trunc_f32] = "trunc",
-            [WORD_rint_f32] = "rint",
-            [WORD_fmod_f32] = "fmod",
-            [WORD_fma_f32] = "fma",
-            [WORD_copysign_f32] = "copysign",
+            MATHS_BUT_SQRT(MSL_NAME),
         },
     .head = "#include <metal_stdlib>\n"
             "#pragma METAL fp math_mode(safe)\n"
@@ -467,18 +439,8 @@ const kir_dialect kir_dialect_msl = {
     .by_address = "constant $i64 *p [[buffer($buffers)]],\n    uint3 at [[threadgroup_position_in_grid]], "
                   "uint3 across [[threadgroups_per_grid]],\n    uint me [[thread_index_in_threadgroup]]) {\n",
     .bind = "    device $const$type *b$n = (device $const$type *)(a$n + $p[$base]);\n",
-    .points = "    const $u64 begin = $group * $items;\n"
-              "    if (begin + $item >= ($u64)count) return;\n"
-              "    const $ix start = ($ix)begin, item = ($ix)$item;\n",
-    .items = "    const $u64 workgroup = $group;\n"
-             "    if (workgroup >= ($u64)count) return;\n"
-             "    const $ix group = ($ix)workgroup, item = ($ix)$item;\n",
-    .close = "}\n",
+    WORKGROUPS,
     .params_by_address = "p",
-    .groups = true,
-    .choice = "#0 ? #1 : #2",
-    .word = "$p[$n]",
-    .array = "$type s$n[$size];\n",
     .local = "    $local$type b$n[$size]$aligned;\n",
     .by_address_always = true,
     .matrices = kir_matrix_msl,
@@ -511,15 +473,7 @@ const kir_dialect kir_dialect_c = {
             [WORD_from_bits_f32] = "from_bits_f32",
             [WORD_bits_f64] = "bits_f64",
             [WORD_from_bits_f64] = "from_bits_f64",
-            C_NAME(fabs),
-            C_NAME(sqrt),
-            C_NAME(floor),
-            C_NAME(ceil),
-            C_NAME(trunc),
-            C_NAME(rint),
-            C_NAME(fmod),
-            C_NAME(fma),
-            C_NAME(copysign),
+            MATHS(C_NAME),
         },
     .head = "/* to be compiled with -ffp-contract=off */\n"
             "#include <math.h>\n#include <stdbool.h>\n#include <stdint.h>\n#include <string.h>\n\n"
@@ -563,23 +517,14 @@ const kir_dialect kir_dialect_c = {
                    "* blockIdx.z))",                                                                                 \
     [WORD_item] = "threadIdx.x", [WORD_bits_f32] = "__float_as_uint", [WORD_from_bits_f32] = "__uint_as_float",      \
     [WORD_bits_f64] = "(unsigned long long)__double_as_longlong", [WORD_from_bits_f64] = "__longlong_as_double",     \
-    C_NAME(fabs), C_NAME(sqrt), C_NAME(floor), C_NAME(ceil), C_NAME(trunc), C_NAME(rint), C_NAME(fmod), C_NAME(fma), \
-    C_NAME(copysign)
+    MATHS(C_NAME)
 
-#define GPU_TEXTS                                                                                              \
-    .head = "", .head_f64 = "", .params_type = "struct params_$entry { $i64 w[$words]; };\n",                  \
-    .open = "extern \"C\" __global__ void __launch_bounds__($items) $entry(", .buffer = "$const$u8 *a$n, ",    \
-    .by_value = "const params_$entry p) {\n", .by_address = "const $i64 *__restrict__ p) {\n",                 \
-    .bind = "    $const$type *b$n = ($const$type *)(a$n + $p[$base]);\n",                                      \
-    .points = "    const $u64 begin = $group * $items;\n"                                                      \
-              "    if (begin + $item >= ($u64)count) return;\n"                                                \
-              "    const $ix start = ($ix)begin, item = ($ix)$item;\n",                                        \
-    .items = "    const $u64 workgroup = $group;\n"                                                            \
-             "    if (workgroup >= ($u64)count) return;\n"                                                     \
-             "    const $ix group = ($ix)workgroup, item = ($ix)$item;\n",                                     \
-    .close = "}\n", .params_by_value = "p.w", .params_by_address = "p", .most_by_value = 4096, .groups = true, \
-    .choice = "#0 ? #1 : #2", .word = "$p[$n]", .array = "$type s$n[$size];\n",                                \
-    .local = "    $local$type b$n[$size]$aligned;\n"
+#define GPU_TEXTS                                                                                               \
+    .head = "", .head_f64 = "", .params_type = "struct params_$entry { $i64 w[$words]; };\n",                   \
+    .open = "extern \"C\" __global__ void __launch_bounds__($items) $entry(", .buffer = "$const$u8 *a$n, ",     \
+    .by_value = "const params_$entry p) {\n", .by_address = "const $i64 *__restrict__ p) {\n",                  \
+    .bind = "    $const$type *b$n = ($const$type *)(a$n + $p[$base]);\n", WORKGROUPS, .params_by_value = "p.w", \
+    .params_by_address = "p", .most_by_value = 4096, .local = "    $local$type b$n[$size]$aligned;\n"
 
 const kir_dialect kir_dialect_cuda = {
     .name = "CUDA C",
