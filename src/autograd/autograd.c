@@ -104,7 +104,7 @@ static bool reads_stale(const tn_node *n) {
  * been overwritten, only the rule itself can tell whether it is needed. */
 bool tn_tape_through_expansion(const tn_node *n) {
     const tn_op_row *row = tn_op(n->op);
-    if (!row->impl->grad) return row->kind == TN_COMPOSED;
+    if (!tn_op_has_grad(row)) return row->kind == TN_COMPOSED;
     bool half = tn_dtype_is_half(n->dtype);
     return half && row->impl->grad != tn_grad_none && tn_is_widened(n) && !reads_stale(n);
 }
@@ -120,7 +120,7 @@ static tn_status next_child(tape_entry *e, tn_node **child) {
         if (n->expansion->flags & TN_NODE_GRAD) *child = n->expansion;
         return TN_OK;
     }
-    if (!tn_op(n->op)->impl->grad) return TN_OK;
+    if (!tn_op_has_grad(tn_op(n->op))) return TN_OK;
     while (!*child && e->next_child < n->n_in) {
         tn_node *in = n->in[e->next_child++];
         if (in && (in->flags & TN_NODE_GRAD)) *child = in;
@@ -318,13 +318,20 @@ static tn_status examine(const tape *t, size_t first, const tn_node *n) {
                                        n->file ? n->file : "?", n->line);
 }
 
+static tn_status apply_rule(tape *t, const tn_node *n, tn_node *dy, tn_node **grads) {
+    const tn_op_impl *impl = tn_op(n->op)->impl;
+    if (!impl->grad_first) return impl->grad(&t->build, n, dy, grads);
+    grads[0] = impl->grad_first(&t->build, n, dy);
+    return t->build.status;
+}
+
 static tn_status spread_gradient(tape *t, tn_node *n, tn_node *dy, tn_node **grads) {
     tn_recorder *r = tn_recorder_here();
     const tn_node *seen;
     TRY(recomputed(t, n, dy, &seen));
     size_t first = t->build.count;
     r->varying = (n->flags & TN_NODE_VARIES) && !(n->flags & TN_NODE_VIEW);
-    tn_status s = tn_op(n->op)->impl->grad(&t->build, seen, dy, grads);
+    tn_status s = apply_rule(t, seen, dy, grads);
     r->varying = false;
     TRY(s);
     TRY(t->build.status);
@@ -348,7 +355,7 @@ static tn_status step_back(tape *t, const tape_entry *e) {
         tape_entry *below = tn_tape_find(t, n->expansion);
         return below && below->needed ? add_gradient(t, below, e->grad) : TN_OK;
     }
-    if (!tn_op(n->op)->impl->grad) return TN_OK;
+    if (!tn_op_has_grad(tn_op(n->op))) return TN_OK;
     tn_node *few[FEW_INPUTS] = {NULL};
     if (n->n_in <= FEW_INPUTS) return spread_gradient(t, n, e->grad, few);
     tn_node **grads = tn_mem_zalloc(n->n_in, sizeof *grads);

@@ -35,24 +35,20 @@ static double bound_for(const tn_node *x, double v) { return tn_dtype_is_float((
 
 static tn_node *compose_relu(tn_build *b, const tn_node *n) { return at_least(b, n->in[0], 0.0); }
 
-static tn_status grad_relu(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_where(b, less_equal(b, tn_b_self(n), 0.0), zero(b, dy), dy);
-    return b->status;
+static tn_node *grad_relu(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_where(b, less_equal(b, tn_b_self(n), 0.0), zero(b, dy), dy);
 }
 
 /* relu(x): max(x, 0); NaN stays NaN. */
-OP_CODE(relu, .keeps_half = true, .infer = tn_infer_not_bool, .compose = compose_relu, .grad = grad_relu,
+OP_CODE(relu, .keeps_half = true, .infer = tn_infer_not_bool, .compose = compose_relu, .grad_first = grad_relu,
         .cases = "types=f32,f64,i32; [3,5]@-4..4~0.1; [2,0]; []; error=number [3]:bool");
 
 static tn_node *compose_relu6(tn_build *b, const tn_node *n) { return clamped(b, n->in[0], 0.0, 6.0); }
 
-static tn_status grad_relu6(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = inside(b, n->in[0], 0.0, 6.0, dy);
-    return b->status;
-}
+static tn_node *grad_relu6(tn_build *b, const tn_node *n, tn_node *dy) { return inside(b, n->in[0], 0.0, 6.0, dy); }
 
 /* relu6(x): min(max(x, 0), 6). */
-OP_CODE(relu6, .keeps_half = true, .infer = tn_infer_not_bool, .compose = compose_relu6, .grad = grad_relu6,
+OP_CODE(relu6, .keeps_half = true, .infer = tn_infer_not_bool, .compose = compose_relu6, .grad_first = grad_relu6,
         .cases = "types=f32,f64,i32,i64; [3,5]@-4..9~0.1; [2,0]; error=number [3]:bool");
 
 static tn_node *compose_hardtanh(tn_build *b, const tn_node *n) {
@@ -69,14 +65,13 @@ static tn_status infer_hardtanh(tn_infer *c) {
     return tn_need_bounds(c, c->dtype, low, high);
 }
 
-static tn_status grad_hardtanh(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = inside(b, n->in[0], n->f[TN_HARDTANH_MIN_VAL], n->f[TN_HARDTANH_MAX_VAL], dy);
-    return b->status;
+static tn_node *grad_hardtanh(tn_build *b, const tn_node *n, tn_node *dy) {
+    return inside(b, n->in[0], n->f[TN_HARDTANH_MIN_VAL], n->f[TN_HARDTANH_MAX_VAL], dy);
 }
 
 /* hardtanh(x, min_val, max_val): min(max(x, min_val), max_val); usually -1 and 1. For integers the bounds lose their
  * fraction; see clamp for those outside the dtype. */
-OP_CODE(hardtanh, .keeps_half = true, .infer = infer_hardtanh, .compose = compose_hardtanh, .grad = grad_hardtanh,
+OP_CODE(hardtanh, .keeps_half = true, .infer = infer_hardtanh, .compose = compose_hardtanh, .grad_first = grad_hardtanh,
         .cases =
             "types=f32,f64; [3,5]@-4..4~0.1 min_val=-1 max_val=2; types=i32,i64; [9]@-4..4 min_val=-1.5 max_val=2.5; "
             "error=number [3]:bool min_val=-1 max_val=1; error=min_val [3]:f32 min_val=1 max_val=-1");
@@ -85,29 +80,27 @@ static tn_node *compose_hardsigmoid(tn_build *b, const tn_node *n) {
     return tn_b_scale(b, clamped(b, tn_b_offset(b, n->in[0], 3.0), 0.0, 6.0), 1.0 / 6.0);
 }
 
-static tn_status grad_hardsigmoid(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = inside(b, n->in[0], -3.0, 3.0, tn_b_scale(b, dy, 1.0 / 6.0));
-    return b->status;
+static tn_node *grad_hardsigmoid(tn_build *b, const tn_node *n, tn_node *dy) {
+    return inside(b, n->in[0], -3.0, 3.0, tn_b_scale(b, dy, 1.0 / 6.0));
 }
 
 /* hardsigmoid(x): relu6(x + 3) / 6. */
-OP_CODE(hardsigmoid, .infer = tn_infer_float, .compose = compose_hardsigmoid, .grad = grad_hardsigmoid,
+OP_CODE(hardsigmoid, .infer = tn_infer_float, .compose = compose_hardsigmoid, .grad_first = grad_hardsigmoid,
         .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1; [2,0]; []@-3..3~0.1; error=floating [3]:i64");
 
 static tn_node *compose_hardswish(tn_build *b, const tn_node *n) {
     return tn_b_mul(b, n->in[0], tn_b_hardsigmoid(b, n->in[0]));
 }
 
-static tn_status grad_hardswish(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_hardswish(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *x = n->in[0];
     tn_node *slope = tn_b_offset(b, tn_b_scale(b, x, 1.0 / 3.0), 0.5);
     tn_node *middle = tn_b_where(b, activation_less(b, x, 3.0), tn_b_mul(b, dy, slope), dy);
-    grads[0] = tn_b_where(b, less_equal(b, x, -3.0), zero(b, dy), middle);
-    return b->status;
+    return tn_b_where(b, less_equal(b, x, -3.0), zero(b, dy), middle);
 }
 
 /* hardswish(x): x · relu6(x + 3) / 6. */
-OP_CODE(hardswish, .infer = tn_infer_float, .compose = compose_hardswish, .grad = grad_hardswish,
+OP_CODE(hardswish, .infer = tn_infer_float, .compose = compose_hardswish, .grad_first = grad_hardswish,
         .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1; [2,0]; []@-3..3~0.1; error=floating [3]:i64");
 
 static tn_node *compose_leaky_relu(tn_build *b, const tn_node *n) {
@@ -115,13 +108,12 @@ static tn_node *compose_leaky_relu(tn_build *b, const tn_node *n) {
     return tn_b_where(b, positive(b, x), x, tn_b_scale(b, x, n->f[TN_LEAKY_RELU_NEGATIVE_SLOPE]));
 }
 
-static tn_status grad_leaky_relu(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_where(b, positive(b, n->in[0]), dy, tn_b_scale(b, dy, n->f[TN_LEAKY_RELU_NEGATIVE_SLOPE]));
-    return b->status;
+static tn_node *grad_leaky_relu(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_where(b, positive(b, n->in[0]), dy, tn_b_scale(b, dy, n->f[TN_LEAKY_RELU_NEGATIVE_SLOPE]));
 }
 
 /* leaky_relu(x, negative_slope): x where x > 0, else negative_slope · x; usually 0.01. */
-OP_CODE(leaky_relu, .infer = tn_infer_float, .compose = compose_leaky_relu, .grad = grad_leaky_relu,
+OP_CODE(leaky_relu, .infer = tn_infer_float, .compose = compose_leaky_relu, .grad_first = grad_leaky_relu,
         .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1 negative_slope=0.01; [2,0] negative_slope=0; "
                  "error=floating [3]:i64 negative_slope=0.1");
 
@@ -186,13 +178,12 @@ static tn_node *elu_gradient(tn_build *b, tn_node *x, tn_node *dy, double alpha,
 
 static tn_node *compose_elu(tn_build *b, const tn_node *n) { return elu_with(b, n->in[0], n->f[TN_ELU_ALPHA], 1.0); }
 
-static tn_status grad_elu(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = elu_gradient(b, n->in[0], dy, n->f[TN_ELU_ALPHA], 1.0);
-    return b->status;
+static tn_node *grad_elu(tn_build *b, const tn_node *n, tn_node *dy) {
+    return elu_gradient(b, n->in[0], dy, n->f[TN_ELU_ALPHA], 1.0);
 }
 
 /* elu(x, alpha): x where x > 0, else alpha · (exp(x) - 1); usually 1. Source: Clevert et al. 2015. */
-OP_CODE(elu, .infer = tn_infer_float, .compose = compose_elu, .grad = grad_elu,
+OP_CODE(elu, .infer = tn_infer_float, .compose = compose_elu, .grad_first = grad_elu,
         .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1 alpha=1.5; [40]@-100..100~0.1 alpha=1; "
                  "error=floating [3]:i64 alpha=1");
 
@@ -201,13 +192,12 @@ static const double selu_alpha = 1.6732632423543772848170429916717, selu_scale =
 
 static tn_node *compose_selu(tn_build *b, const tn_node *n) { return elu_with(b, n->in[0], selu_alpha, selu_scale); }
 
-static tn_status grad_selu(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = elu_gradient(b, n->in[0], dy, selu_alpha, selu_scale);
-    return b->status;
+static tn_node *grad_selu(tn_build *b, const tn_node *n, tn_node *dy) {
+    return elu_gradient(b, n->in[0], dy, selu_alpha, selu_scale);
 }
 
 /* selu(x): 1.0507 · elu(x, 1.6733), which keeps mean 0 and variance 1 through layers. Source: Klambauer et al. 2017. */
-OP_CODE(selu, .infer = tn_infer_float, .compose = compose_selu, .grad = grad_selu,
+OP_CODE(selu, .infer = tn_infer_float, .compose = compose_selu, .grad_first = grad_selu,
         .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1; [2,0]; []@-3..3~0.1; error=floating [3]:i64");
 
 static tn_node *compose_sigmoid(tn_build *b, const tn_node *n) {
@@ -215,14 +205,13 @@ static tn_node *compose_sigmoid(tn_build *b, const tn_node *n) {
     return below ? tn_b_div(b, tn_b_const(b, 1.0, below), below) : NULL;
 }
 
-static tn_status grad_sigmoid(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_sigmoid(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *y = tn_b_self(n);
-    grads[0] = tn_b_mul(b, dy, tn_b_mul(b, y, rest(b, y)));
-    return b->status;
+    return tn_b_mul(b, dy, tn_b_mul(b, y, rest(b, y)));
 }
 
 /* sigmoid(x): 1 / (1 + exp(-x)). */
-OP_CODE(sigmoid, .to_float = true, .infer = tn_infer_broadcast, .compose = compose_sigmoid, .grad = grad_sigmoid,
+OP_CODE(sigmoid, .to_float = true, .infer = tn_infer_broadcast, .compose = compose_sigmoid, .grad_first = grad_sigmoid,
         .cases = "types=f32,f64,i32 tol=4e-6 atol=2e-6; [3,5]@-8..8; [2,0]; []; [40]@-200..200");
 
 static tn_node *compose_silu(tn_build *b, const tn_node *n) { return tn_b_mul(b, n->in[0], tn_b_sigmoid(b, n->in[0])); }
@@ -293,13 +282,12 @@ static tn_node *compose_logsigmoid(tn_build *b, const tn_node *n) {
     return tn_b_neg(b, log1p_exp(b, tn_b_neg(b, n->in[0])));
 }
 
-static tn_status grad_logsigmoid(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_mul(b, dy, tn_b_sigmoid(b, tn_b_neg(b, n->in[0])));
-    return b->status;
+static tn_node *grad_logsigmoid(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_mul(b, dy, tn_b_sigmoid(b, tn_b_neg(b, n->in[0])));
 }
 
 /* logsigmoid(x): log(sigmoid(x)) without overflow. */
-OP_CODE(logsigmoid, .infer = tn_infer_float, .compose = compose_logsigmoid, .grad = grad_logsigmoid,
+OP_CODE(logsigmoid, .infer = tn_infer_float, .compose = compose_logsigmoid, .grad_first = grad_logsigmoid,
         .cases = "tol=4e-6 atol=2e-6; [3,5]@-8..8; [40]@-200..200; error=floating [3]:i64");
 
 /* ---- gelu -------------------------------------------------------------------------------------------------------- */
@@ -335,16 +323,15 @@ static tn_node *gelu_density(tn_build *b, const tn_node *n) {
     return tn_b_scale(b, tn_b_mul(b, rest(b, tn_b_mul(b, t, t)), slope), 0.5 * M_2_SQRTPI * M_SQRT1_2);
 }
 
-static tn_status grad_gelu(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_gelu(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *slope = tn_b_add(b, gelu_cdf(b, n), tn_b_mul(b, n->in[0], gelu_density(b, n)));
-    grads[0] = tn_b_mul(b, dy, slope);
-    return b->status;
+    return tn_b_mul(b, dy, slope);
 }
 
 /* gelu(x, approximate): x · Φ(x), Φ the normal distribution function; approximate=tanh uses
  * (1 + tanh(sqrt(2/π)(x + 0.044715 x³))) / 2 for it. Source: Hendrycks and Gimpel 2016. */
 OP_CODE(
-    gelu, .infer = tn_infer_float, .compose = compose_gelu, .grad = grad_gelu,
+    gelu, .infer = tn_infer_float, .compose = compose_gelu, .grad_first = grad_gelu,
     .cases =
         "tol=4e-6 atol=2e-6; [3,5]@-4..4; [3,5]@-4..4 approximate=tanh; [40]@-30..30; "
         "[40]@-30..30 approximate=tanh; error=floating [3]:i64; error= types=f16,bf16 tol=1ulp atol=0; [40]@-4..14");
@@ -398,14 +385,13 @@ static tn_node *compose_celu(tn_build *b, const tn_node *n) {
     return tn_b_where(b, positive(b, x), x, low);
 }
 
-static tn_status grad_celu(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_celu(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *x = n->in[0], *slope = tn_b_exp(b, tn_b_scale(b, at_most(b, x, 0.0), 1.0 / n->f[TN_CELU_ALPHA]));
-    grads[0] = tn_b_where(b, positive(b, x), dy, tn_b_mul(b, dy, slope));
-    return b->status;
+    return tn_b_where(b, positive(b, x), dy, tn_b_mul(b, dy, slope));
 }
 
 /* celu(x, alpha): x where x > 0, else alpha · (exp(x / alpha) - 1). Source: Barron 2017. */
-OP_CODE(celu, .infer = infer_celu, .compose = compose_celu, .grad = grad_celu,
+OP_CODE(celu, .infer = infer_celu, .compose = compose_celu, .grad_first = grad_celu,
         .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1 alpha=1.5; [2,0] alpha=1; "
                  "error=alpha [3] alpha=0; error=floating [3]:i64 alpha=1");
 
@@ -413,29 +399,27 @@ static tn_node *compose_softsign(tn_build *b, const tn_node *n) {
     return tn_b_div(b, n->in[0], tn_b_offset(b, tn_b_abs(b, n->in[0]), 1.0));
 }
 
-static tn_status grad_softsign(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_softsign(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *below = tn_b_offset(b, tn_b_abs(b, n->in[0]), 1.0);
-    grads[0] = tn_b_div(b, tn_b_div(b, dy, below), below);
-    return b->status;
+    return tn_b_div(b, tn_b_div(b, dy, below), below);
 }
 
 /* softsign(x): x / (1 + |x|). */
-OP_CODE(softsign, .to_float = true, .infer = tn_infer_float, .compose = compose_softsign, .grad = grad_softsign,
+OP_CODE(softsign, .to_float = true, .infer = tn_infer_float, .compose = compose_softsign, .grad_first = grad_softsign,
         .cases = "types=f32,f64,i32 tol=4ulp; [3,5]@-4..4~0.1; [2,0]; []");
 
 static tn_node *compose_tanhshrink(tn_build *b, const tn_node *n) {
     return tn_b_sub(b, n->in[0], tn_b_tanh(b, n->in[0]));
 }
 
-static tn_status grad_tanhshrink(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_tanhshrink(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *t = tn_b_tanh(b, n->in[0]);
-    grads[0] = tn_b_mul(b, dy, tn_b_mul(b, t, t));
-    return b->status;
+    return tn_b_mul(b, dy, tn_b_mul(b, t, t));
 }
 
 /* tanhshrink(x): x - tanh(x). */
-OP_CODE(tanhshrink, .to_float = true, .infer = tn_infer_float, .compose = compose_tanhshrink, .grad = grad_tanhshrink,
-        .cases = "tol=4e-6 atol=1e-6; [3,5]; [2,0]; []");
+OP_CODE(tanhshrink, .to_float = true, .infer = tn_infer_float, .compose = compose_tanhshrink,
+        .grad_first = grad_tanhshrink, .cases = "tol=4e-6 atol=1e-6; [3,5]; [2,0]; []");
 
 static tn_node *compose_hardshrink(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
@@ -459,14 +443,13 @@ static tn_node *compose_softshrink(tn_build *b, const tn_node *n) {
     return tn_b_where(b, tn_b_lt(b, tn_b_const(b, width, x), x), tn_b_offset(b, x, -width), low);
 }
 
-static tn_status grad_softshrink(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_softshrink(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *flat = less_equal(b, tn_b_abs(b, n->in[0]), n->f[TN_SOFTSHRINK_LAMBD]);
-    grads[0] = tn_b_where(b, flat, zero(b, dy), dy);
-    return b->status;
+    return tn_b_where(b, flat, zero(b, dy), dy);
 }
 
 /* softshrink(x, lambd): x moved by lambd towards 0, and 0 where |x| ≤ lambd; usually 0.5. */
-OP_CODE(softshrink, .infer = infer_softshrink, .compose = compose_softshrink, .grad = grad_softshrink,
+OP_CODE(softshrink, .infer = infer_softshrink, .compose = compose_softshrink, .grad_first = grad_softshrink,
         .cases = "[3,5]@-4..4~0.1 lambd=0.5; [2,0] lambd=1; [] lambd=3; "
                  "error=lambd [3] lambd=-1; error=floating [3]:i64 lambd=1");
 

@@ -496,14 +496,13 @@ static tn_node *dropout_mask(tn_build *b, const tn_node *n) {
 
 static tn_node *compose_dropout_by(tn_build *b, const tn_node *n) { return tn_b_mul(b, n->in[0], dropout_mask(b, n)); }
 
-static tn_status grad_dropout_by(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_mul(b, dy, dropout_mask(b, n));
-    return b->status;
+static tn_node *grad_dropout_by(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_mul(b, dy, dropout_mask(b, n));
 }
 
 /* dropout_by(x, key, counter, p): x with each element 0 with probability p, the others times 1/(1 - p). */
 OP_CODE(dropout_by, .facts = TN_FACT_RANDOM, .infer = infer_dropout_by, .compose = compose_dropout_by,
-        .grad = grad_dropout_by,
+        .grad_first = grad_dropout_by,
         .cases = "types=f32,f64 tol=1e-6; [4,5] []:i64@0..99 []:i64@0..99 p=0.3; [4,5] []:i64@0..9 []:i64@0..9 p=1; "
                  "error=lie [3] []:i64@0..9 []:i64@0..9 p=1.5; error=floating [3]:i64 []:i64@0..9 []:i64@0..9 p=0.5");
 

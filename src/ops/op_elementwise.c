@@ -43,26 +43,22 @@ static void reference_unary(const tn_reference *r) {
 }
 
 /* neg(x): −x. */
-static tn_status grad_neg(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_neg(tn_build *b, const tn_node *n, tn_node *dy) {
     (void)n;
-    grads[0] = tn_b_neg(b, dy);
-    return b->status;
+    return tn_b_neg(b, dy);
 }
-OP_CODE(neg, .class_ = TN_ELEMENTWISE, .keeps_half = true, .infer = tn_infer_not_bool, .grad = grad_neg,
+OP_CODE(neg, .class_ = TN_ELEMENTWISE, .keeps_half = true, .infer = tn_infer_not_bool, .grad_first = grad_neg,
         .lower = lower_unary, .reference = reference_unary, .cases = "types=f32,f64,i32,i64,i8; [2,3]; [0,3]; []; [17]",
         .flops = 1);
 
 /* abs(x): |x|. The gradient at 0 is 0. */
-static tn_status grad_abs(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_mul(b, dy, tn_b_sign(b, n->in[0]));
-    return b->status;
-}
+static tn_node *grad_abs(tn_build *b, const tn_node *n, tn_node *dy) { return tn_b_mul(b, dy, tn_b_sign(b, n->in[0])); }
 static kir_val lower_abs(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     bool is_unsigned = n->dtype == TN_U8 || n->dtype == TN_U16 || n->dtype == TN_U32 || n->dtype == TN_U64;
     kir_val x = tn_lower_in(lw, n, 0, at);
     return is_unsigned ? x : kir_unary(lw->kb, KIR_ABS, x);
 }
-OP_CODE(abs, .class_ = TN_ELEMENTWISE, .keeps_half = true, .infer = tn_infer_not_bool, .grad = grad_abs,
+OP_CODE(abs, .class_ = TN_ELEMENTWISE, .keeps_half = true, .infer = tn_infer_not_bool, .grad_first = grad_abs,
         .lower = lower_abs, .reference = reference_unary, .cases = "types=f32,f64,i32,i64,u8; [2,3]; [0,3]; []",
         .flops = 1);
 
@@ -94,59 +90,47 @@ OP_CODE(trunc, ROUNDING);
 OP_CODE(round, ROUNDING);
 
 /* sqrt(x): the square root; NaN below 0. */
-static tn_status grad_sqrt(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_div(b, dy, tn_b_scale(b, tn_b_self(n), 2));
-    return b->status;
+static tn_node *grad_sqrt(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_div(b, dy, tn_b_scale(b, tn_b_self(n), 2));
 }
-OP_CODE(sqrt, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_sqrt,
+OP_CODE(sqrt, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_sqrt,
         .lower = lower_unary, .reference = reference_unary,
         .cases = "types=f32,f64,i32; [2,3]@0.1..9; [0,3]; []@1..5; [9]@1e-30..1e30 grad=off", .flops = 1);
 
 /* exp(x): e to the power of x. */
-static tn_status grad_exp(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_mul(b, dy, tn_b_self(n));
-    return b->status;
-}
-OP_CODE(exp, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_exp,
+static tn_node *grad_exp(tn_build *b, const tn_node *n, tn_node *dy) { return tn_b_mul(b, dy, tn_b_self(n)); }
+OP_CODE(exp, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_exp,
         .lower = lower_unary, .reference = reference_unary,
         .cases = "types=f32,f64,f16,bf16,i32 tol=4ulp; [2,3]; [0,3]; []; types=f32,f64; [33]@-80..80 grad=off",
         .flops = 8);
 
 /* log(x): the natural logarithm; −∞ at 0, NaN below. */
-static tn_status grad_log(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_div(b, dy, n->in[0]);
-    return b->status;
-}
-OP_CODE(log, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_log,
+static tn_node *grad_log(tn_build *b, const tn_node *n, tn_node *dy) { return tn_b_div(b, dy, n->in[0]); }
+OP_CODE(log, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_log,
         .lower = lower_unary, .reference = reference_unary,
         .cases = "types=f32,f64,i32 tol=4ulp; [2,3]@0.1..9; [0,3]; []@1..5; [33]@1e-30..1e30 grad=off", .flops = 8);
 
 /* sin(x): the sine of x in radians. */
-static tn_status grad_sin(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_mul(b, dy, tn_b_cos(b, n->in[0]));
-    return b->status;
-}
+static tn_node *grad_sin(tn_build *b, const tn_node *n, tn_node *dy) { return tn_b_mul(b, dy, tn_b_cos(b, n->in[0])); }
 /* Near its zeros a sine has few correct bits relative to itself, so the tolerance there is absolute. */
 #define CIRCULAR "types=f32,f64,i32 tol=4ulp atol=1ulp; [2,3]; [0,3]; []; [33]@-1000..1000 grad=off"
-OP_CODE(sin, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_sin,
+OP_CODE(sin, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_sin,
         .lower = lower_unary, .reference = reference_unary, .cases = CIRCULAR, .flops = 12);
 
 /* cos(x): the cosine of x in radians. */
-static tn_status grad_cos(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_neg(b, tn_b_mul(b, dy, tn_b_sin(b, n->in[0])));
-    return b->status;
+static tn_node *grad_cos(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_neg(b, tn_b_mul(b, dy, tn_b_sin(b, n->in[0])));
 }
-OP_CODE(cos, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_cos,
+OP_CODE(cos, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_cos,
         .lower = lower_unary, .reference = reference_unary, .cases = CIRCULAR, .flops = 12);
 
 /* tanh(x): the hyperbolic tangent. */
-static tn_status grad_tanh(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_tanh(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *y = tn_b_self(n);
     tn_node *slope = tn_b_sub(b, tn_b_const(b, 1, n), tn_b_mul(b, y, y));
-    grads[0] = tn_b_mul(b, dy, slope);
-    return b->status;
+    return tn_b_mul(b, dy, slope);
 }
-OP_CODE(tanh, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_tanh,
+OP_CODE(tanh, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_tanh,
         .lower = lower_unary, .reference = reference_unary,
         .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [33]@-20..20 grad=off", .flops = 10);
 
@@ -191,9 +175,8 @@ static tn_status infer_cast(tn_infer *c) {
     c->dtype = (tn_dtype)dtype;
     return TN_OK;
 }
-static tn_status grad_cast(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_cast(b, dy, (tn_dtype)n->in[0]->dtype);
-    return b->status;
+static tn_node *grad_cast(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_cast(b, dy, (tn_dtype)n->in[0]->dtype);
 }
 static kir_val lower_cast(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     tn_dtype to = (tn_dtype)n->dtype;
@@ -230,7 +213,7 @@ static void reference_cast(const tn_reference *r) {
     }
 }
 OP_CODE(cast, .facts = TN_FACT_CAST, .class_ = TN_ELEMENTWISE, .keeps_half = true, .quantized = 1, .infer = infer_cast,
-        .grad = grad_cast, .lower = lower_cast, .reference = reference_cast,
+        .grad_first = grad_cast, .lower = lower_cast, .reference = reference_cast,
         .cases = "types=f32,f64,i32,i64,bool; [2,3] dtype=f64; [0,3] dtype=f32; [] dtype=f32; [7] dtype=bool;"
                  "types=f32,f64; [7]@-9..9~0.1 dtype=i32; [7]@-9..9~0.1 dtype=i64; [9]@-300..300~0.1 dtype=i8;"
                  "[5,3]@-9..9 dtype=f16 tol=1e-3 grad=off; [5,3]@-9..9 dtype=bf16 tol=8e-3 grad=off;"

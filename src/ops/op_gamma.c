@@ -99,9 +99,8 @@ static tn_node *compose_lgamma(tn_build *b, const tn_node *n) {
     return tn_b_where(b, tn_b_logical_or(b, tn_b_isinf(b, x), pole), tn_b_const(b, INFINITY, x), y);
 }
 
-static tn_status grad_lgamma(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_mul(b, dy, tn_b_digamma(b, n->in[0]));
-    return b->status;
+static tn_node *grad_lgamma(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_mul(b, dy, tn_b_digamma(b, n->in[0]));
 }
 
 static void reference_lgamma(const tn_reference *r) {
@@ -110,7 +109,7 @@ static void reference_lgamma(const tn_reference *r) {
 }
 
 /* lgamma(x): the natural logarithm of |Γ(x)|; infinite at 0 and negative whole numbers. */
-OP_CODE(lgamma, .to_float = true, .infer = tn_infer_float, .compose = compose_lgamma, .grad = grad_lgamma,
+OP_CODE(lgamma, .to_float = true, .infer = tn_infer_float, .compose = compose_lgamma, .grad_first = grad_lgamma,
         .reference = reference_lgamma,
         .cases = "types=f32,f64 tol=6e-7 atol=2e-7 special=off; [3,5]@0.1..9; [4]@0.6..0.8; [6]@2.2..2.6; [9]@9..1e4; "
                  "[5]@-0.45..-0.1 tol=4e-6; [5]@-1.8..-1.2 tol=4e-6; [7]@-2.9..-2.1 tol=6e-7 atol=6e-7 grad=off; "
@@ -140,9 +139,8 @@ static tn_node *compose_digamma(tn_build *b, const tn_node *n) {
     return tn_b_where(b, is_below_zero(b, x), mirrored, own);
 }
 
-static tn_status grad_digamma(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_mul(b, dy, tn_b_trigamma(b, n->in[0]));
-    return b->status;
+static tn_node *grad_digamma(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_mul(b, dy, tn_b_trigamma(b, n->in[0]));
 }
 
 /* By another way: a long shift, few terms. */
@@ -163,7 +161,7 @@ static void reference_digamma(const tn_reference *r) {
 
 /* digamma(x): the derivative of lgamma; infinite at 0, NaN at negative whole numbers. */
 OP_CODE(
-    digamma, .to_float = true, .infer = tn_infer_float, .compose = compose_digamma, .grad = grad_digamma,
+    digamma, .to_float = true, .infer = tn_infer_float, .compose = compose_digamma, .grad_first = grad_digamma,
     .reference = reference_digamma,
     .cases =
         "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@2..9; [4]@0.1..1.2; [9]@9..1e4; [5]@-0.4..-0.1 tol=2e-5 "

@@ -109,10 +109,9 @@ static tn_status infer_index_select(tn_infer *c) {
     c->symbol[dim] = index->rank ? index->symbol[0] : 0;
     return tn_infer_shape(c, c->shape, c->rank);
 }
-static tn_status grad_index_select(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_index_select(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *zeros = tn_b_expand(b, tn_b_const(b, 0, dy), n->in[0]->shape, n->in[0]->rank);
-    grads[0] = tn_b_index_add(b, zeros, n->i[TN_INDEX_SELECT_DIM], n->in[1], dy);
-    return b->status;
+    return tn_b_index_add(b, zeros, n->i[TN_INDEX_SELECT_DIM], n->in[1], dy);
 }
 static kir_val lower_index_select(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     int64_t dim = n->i[TN_INDEX_SELECT_DIM];
@@ -130,7 +129,7 @@ static void reference_index_select(const tn_reference *r) {
     }
 }
 OP_CODE(index_select, .facts = TN_FACT_TAKE, .class_ = TN_MOVEMENT, .infer = infer_index_select,
-        .grad = grad_index_select, .lower = lower_index_select, .reference = reference_index_select,
+        .grad_first = grad_index_select, .lower = lower_index_select, .reference = reference_index_select,
         .cases = "types=f32,f64,i32; [4,5] [3]:i64@0..3 dim=0; [4,5] [7]:i32@0..4 dim=1; [4] []:i64@0..3 dim=0;"
                  "[3,2] [0]:i64@0..0 dim=0; [4] [6]:i64@-2..6 dim=0 grad=off; [] [1]:i64@0..0 dim=0; "
                  "[] []:i64@0..0 dim=-1; error=element [] [2]:i64@0..0 dim=0; error=rank [4,5] [2,2]:i64@0..1 dim=0");

@@ -149,12 +149,11 @@ static kir_val lower_exp2(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_val x = tn_lower_in(lw, n, 0, at);
     return power_of_two(lw->kb, (pair){x, pair_number(lw->kb, x, 0)});
 }
-static tn_status grad_exp2(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_scale(b, tn_b_mul(b, dy, tn_b_self(n)), M_LN2);
-    return b->status;
+static tn_node *grad_exp2(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_scale(b, tn_b_mul(b, dy, tn_b_self(n)), M_LN2);
 }
 static void reference_exp2(const tn_reference *r) { map_one(r, exp2); }
-OP_CODE(exp2, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_exp2,
+OP_CODE(exp2, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_exp2,
         .lower = lower_exp2, .reference = reference_exp2,
         .cases = "types=f32,f64,i32 tol=2ulp; [2,3]; [0,3]; []; [33]@-120..120 grad=off", .flops = 16);
 
@@ -171,14 +170,13 @@ static kir_val lower_log2(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_val x = tn_lower_in(lw, n, 0, at);
     return log_edges(lw->kb, x, log2_pair(lw->kb, x).hi);
 }
-static tn_status grad_log2(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_div(b, dy, tn_b_scale(b, n->in[0], M_LN2));
-    return b->status;
+static tn_node *grad_log2(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_div(b, dy, tn_b_scale(b, n->in[0], M_LN2));
 }
 static void reference_log2(const tn_reference *r) { map_one(r, log2); }
 #define LOGARITHM \
     "types=f32,f64,i32 tol=2ulp; [2,3]@0.1..9; [0,3]; []@1..5; [33]@1e-30..1e30 grad=off; [33]@0.99..1.01 grad=off"
-OP_CODE(log2, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_log2,
+OP_CODE(log2, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_log2,
         .lower = lower_log2, .reference = reference_log2, .cases = LOGARITHM, .flops = 30);
 
 /* log10(x): the logarithm to base 10. */
@@ -188,12 +186,11 @@ static kir_val lower_log10(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     pair v = pair_times(kb, log2_pair(kb, x), pair_of(kb, x, 0.30102999566398119521373889472449302677L)); /* log10 2 */
     return log_edges(kb, x, add_pair(kb, v.hi, v.lo));
 }
-static tn_status grad_log10(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_div(b, dy, tn_b_scale(b, n->in[0], M_LN10));
-    return b->status;
+static tn_node *grad_log10(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_div(b, dy, tn_b_scale(b, n->in[0], M_LN10));
 }
 static void reference_log10(const tn_reference *r) { map_one(r, log10); }
-OP_CODE(log10, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_log10,
+OP_CODE(log10, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_log10,
         .lower = lower_log10, .reference = reference_log10, .cases = LOGARITHM, .flops = 32);
 
 /* ---- pow --------------------------------------------------------------------------------------------------------- */
@@ -321,12 +318,11 @@ static kir_val lower_atan(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_val x = tn_lower_in(lw, n, 0, at);
     return angle(lw->kb, x, pair_number(lw->kb, x, 1));
 }
-static tn_status grad_atan(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_div(b, dy, tn_b_offset(b, tn_b_mul(b, n->in[0], n->in[0]), 1));
-    return b->status;
+static tn_node *grad_atan(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_div(b, dy, tn_b_offset(b, tn_b_mul(b, n->in[0], n->in[0]), 1));
 }
 static void reference_atan(const tn_reference *r) { map_one(r, atan); }
-OP_CODE(atan, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_atan,
+OP_CODE(atan, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_atan,
         .lower = lower_atan, .reference = reference_atan,
         .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [99]@-20..20 grad=off", .flops = 40);
 
@@ -402,24 +398,22 @@ OP_CODE(square, .infer = infer_square, .compose = compose_square, .cases = "type
 static tn_node *compose_rsqrt(tn_build *b, const tn_node *n) {
     return tn_b_div(b, const_like(b, 1, n->in[0]), tn_b_sqrt(b, n->in[0]));
 }
-static tn_status grad_rsqrt(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_rsqrt(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *y = tn_b_self(n);
-    grads[0] = tn_b_mul(b, tn_b_scale(b, dy, -0.5), tn_b_mul(b, square(b, y), y));
-    return b->status;
+    return tn_b_mul(b, tn_b_scale(b, dy, -0.5), tn_b_mul(b, square(b, y), y));
 }
-OP_CODE(rsqrt, .to_float = true, .infer = tn_infer_float, .compose = compose_rsqrt, .grad = grad_rsqrt,
+OP_CODE(rsqrt, .to_float = true, .infer = tn_infer_float, .compose = compose_rsqrt, .grad_first = grad_rsqrt,
         .cases = "types=f32,f64,i32 tol=2ulp; [2,3]@0.1..9; [0,3]; []@1..5");
 
 /* reciprocal(x): 1 / x. */
 static tn_node *compose_reciprocal(tn_build *b, const tn_node *n) {
     return tn_b_div(b, const_like(b, 1, n->in[0]), n->in[0]);
 }
-static tn_status grad_reciprocal(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_neg(b, tn_b_mul(b, dy, square(b, tn_b_self(n))));
-    return b->status;
+static tn_node *grad_reciprocal(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_neg(b, tn_b_mul(b, dy, square(b, tn_b_self(n))));
 }
-OP_CODE(reciprocal, .to_float = true, .infer = tn_infer_float, .compose = compose_reciprocal, .grad = grad_reciprocal,
-        .cases = "types=f32,f64,i32; [2,3]@0.5..9; [0,3]; []@1..5");
+OP_CODE(reciprocal, .to_float = true, .infer = tn_infer_float, .compose = compose_reciprocal,
+        .grad_first = grad_reciprocal, .cases = "types=f32,f64,i32; [2,3]@0.5..9; [0,3]; []@1..5");
 
 /* hypot(x, y): sqrt(x² + y²) without intermediate overflow. */
 static tn_node *compose_hypot(tn_build *b, const tn_node *n) {
@@ -457,12 +451,11 @@ static tn_node *compose_log1p(tn_build *b, const tn_node *n) {
     tn_node *lost = tn_b_eq(b, kept, const_like(b, 0, x));
     return tn_b_where(b, lost, x, tn_b_mul(b, tn_b_log(b, u), ratio));
 }
-static tn_status grad_log1p(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_div(b, dy, tn_b_offset(b, n->in[0], 1));
-    return b->status;
+static tn_node *grad_log1p(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_div(b, dy, tn_b_offset(b, n->in[0], 1));
 }
 static void reference_log1p(const tn_reference *r) { math_map_one(r, log1p); }
-OP_CODE(log1p, .to_float = true, .infer = tn_infer_float, .compose = compose_log1p, .grad = grad_log1p,
+OP_CODE(log1p, .to_float = true, .infer = tn_infer_float, .compose = compose_log1p, .grad_first = grad_log1p,
         .reference = reference_log1p,
         .cases = "types=f32,f64 tol=4ulp; [2,3]@-0.9..9; [0,3]; []@0..5; [33]@-1e-3..1e-3; "
                  "[9]@-1e-9..1e-9 grad=off; [9]@1..1e30 grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@-0.9..9");
@@ -477,13 +470,12 @@ static tn_node *compose_expm1(tn_build *b, const tn_node *n) {
     tn_node *far = tn_b_lt(b, one, tn_b_abs(b, x));
     return tn_b_where(b, far, kept, tn_b_where(b, tn_b_eq(b, u, one), x, accurate));
 }
-static tn_status grad_expm1(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_mul(b, dy, tn_b_offset(b, tn_b_self(n), 1));
-    return b->status;
+static tn_node *grad_expm1(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_mul(b, dy, tn_b_offset(b, tn_b_self(n), 1));
 }
 static void reference_expm1(const tn_reference *r) { math_map_one(r, expm1); }
 OP_CODE(
-    expm1, .to_float = true, .infer = tn_infer_float, .compose = compose_expm1, .grad = grad_expm1,
+    expm1, .to_float = true, .infer = tn_infer_float, .compose = compose_expm1, .grad_first = grad_expm1,
     .reference = reference_expm1,
     .cases =
         "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [9]@-1e-9..1e-9 grad=off; [33]@-30..80 grad=off");
@@ -538,12 +530,11 @@ OP_CODE(logaddexp, .promote = true, .to_float = true, .infer = tn_infer_float, .
 static tn_node *compose_tan(tn_build *b, const tn_node *n) {
     return tn_b_div(b, tn_b_sin(b, n->in[0]), tn_b_cos(b, n->in[0]));
 }
-static tn_status grad_tan(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_mul(b, dy, tn_b_offset(b, square(b, tn_b_self(n)), 1));
-    return b->status;
+static tn_node *grad_tan(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_mul(b, dy, tn_b_offset(b, square(b, tn_b_self(n)), 1));
 }
 static void reference_tan(const tn_reference *r) { math_map_one(r, tan); }
-OP_CODE(tan, .to_float = true, .infer = tn_infer_float, .compose = compose_tan, .grad = grad_tan,
+OP_CODE(tan, .to_float = true, .infer = tn_infer_float, .compose = compose_tan, .grad_first = grad_tan,
         .reference = reference_tan,
         .cases = "types=f32,f64 tol=4ulp; [2,3]@-1.4..1.4; [0,3]; []@2..4; [33]@-1.5..1.5 grad=off");
 
@@ -557,12 +548,11 @@ static tn_node *compose_sinh(tn_build *b, const tn_node *n) {
     tn_node *is_far = tn_b_lt(b, const_like(b, 40, x), size);
     return with_sign_of(b, x, tn_b_where(b, is_far, far, near));
 }
-static tn_status grad_sinh(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_mul(b, dy, tn_b_cosh(b, n->in[0]));
-    return b->status;
+static tn_node *grad_sinh(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_mul(b, dy, tn_b_cosh(b, n->in[0]));
 }
 static void reference_sinh(const tn_reference *r) { math_map_one(r, sinh); }
-OP_CODE(sinh, .to_float = true, .infer = tn_infer_float, .compose = compose_sinh, .grad = grad_sinh,
+OP_CODE(sinh, .to_float = true, .infer = tn_infer_float, .compose = compose_sinh, .grad_first = grad_sinh,
         .reference = reference_sinh,
         .cases = "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [33]@-85..85 "
                  "grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@-8..8");
@@ -574,12 +564,11 @@ static tn_node *compose_cosh(tn_build *b, const tn_node *n) {
     tn_node *rising = tn_b_mul(b, tn_b_scale(b, half, 0.5), half);
     return tn_b_add(b, rising, tn_b_scale(b, tn_b_exp(b, tn_b_neg(b, size)), 0.5));
 }
-static tn_status grad_cosh(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_mul(b, dy, tn_b_sinh(b, n->in[0]));
-    return b->status;
+static tn_node *grad_cosh(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_mul(b, dy, tn_b_sinh(b, n->in[0]));
 }
 static void reference_cosh(const tn_reference *r) { math_map_one(r, cosh); }
-OP_CODE(cosh, .to_float = true, .infer = tn_infer_float, .compose = compose_cosh, .grad = grad_cosh,
+OP_CODE(cosh, .to_float = true, .infer = tn_infer_float, .compose = compose_cosh, .grad_first = grad_cosh,
         .reference = reference_cosh, .cases = "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-85..85 grad=off");
 
 /* asin(x): the angle in [−π/2, π/2] whose sine is x. */
@@ -588,12 +577,11 @@ static tn_node *compose_asin(tn_build *b, const tn_node *n) {
     tn_node *below = tn_b_sub(b, const_like(b, 1, x), x), *above = tn_b_offset(b, x, 1);
     return tn_b_atan2(b, x, tn_b_sqrt(b, tn_b_mul(b, below, above)));
 }
-static tn_status grad_asin(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_div(b, dy, root_of_one_and_square(b, n->in[0], -1));
-    return b->status;
+static tn_node *grad_asin(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_div(b, dy, root_of_one_and_square(b, n->in[0], -1));
 }
 static void reference_asin(const tn_reference *r) { math_map_one(r, asin); }
-OP_CODE(asin, .to_float = true, .infer = tn_infer_float, .compose = compose_asin, .grad = grad_asin,
+OP_CODE(asin, .to_float = true, .infer = tn_infer_float, .compose = compose_asin, .grad_first = grad_asin,
         .reference = reference_asin,
         .cases =
             "types=f32,f64 tol=4ulp; [2,3]@-0.9..0.9; [0,3]; []@0..0.5; [33]@-1..1 grad=off; [9]@-1e-4..1e-4 grad=off");
@@ -604,12 +592,11 @@ static tn_node *compose_acos(tn_build *b, const tn_node *n) {
     tn_node *below = tn_b_sub(b, const_like(b, 1, x), x), *above = tn_b_offset(b, x, 1);
     return tn_b_atan2(b, tn_b_sqrt(b, tn_b_mul(b, below, above)), x);
 }
-static tn_status grad_acos(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_neg(b, tn_b_div(b, dy, root_of_one_and_square(b, n->in[0], -1)));
-    return b->status;
+static tn_node *grad_acos(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_neg(b, tn_b_div(b, dy, root_of_one_and_square(b, n->in[0], -1)));
 }
 static void reference_acos(const tn_reference *r) { math_map_one(r, acos); }
-OP_CODE(acos, .to_float = true, .infer = tn_infer_float, .compose = compose_acos, .grad = grad_acos,
+OP_CODE(acos, .to_float = true, .infer = tn_infer_float, .compose = compose_acos, .grad_first = grad_acos,
         .reference = reference_acos,
         .cases = "types=f32,f64 tol=4ulp; [2,3]@-0.9..0.9; [0,3]; []@0..0.5; [33]@-1..1 grad=off");
 
@@ -627,14 +614,13 @@ static tn_node *square_limit(tn_build *b, const tn_node *x) {
     return const_like(b, x->dtype == TN_F64 ? 1e150 : 1e18, x);
 }
 
-static tn_status grad_asinh(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_asinh(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *size = tn_b_abs(b, n->in[0]), *large = square_limit(b, n->in[0]);
     tn_node *root = root_of_one_and_square(b, tn_b_minimum(b, size, large), 1);
-    grads[0] = tn_b_div(b, dy, tn_b_where(b, tn_b_lt(b, large, size), size, root));
-    return b->status;
+    return tn_b_div(b, dy, tn_b_where(b, tn_b_lt(b, large, size), size, root));
 }
 static void reference_asinh(const tn_reference *r) { math_map_one(r, asinh); }
-OP_CODE(asinh, .to_float = true, .infer = tn_infer_float, .compose = compose_asinh, .grad = grad_asinh,
+OP_CODE(asinh, .to_float = true, .infer = tn_infer_float, .compose = compose_asinh, .grad_first = grad_asinh,
         .reference = reference_asinh,
         .cases = "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [9]@-1e30..1e30 "
                  "grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@-2000..2000");
@@ -648,15 +634,14 @@ static tn_node *compose_acosh(tn_build *b, const tn_node *n) {
     tn_node *near = tn_b_log1p(b, tn_b_add(b, t, root));
     return tn_b_where(b, tn_b_lt(b, large, x), tn_b_offset(b, tn_b_log(b, x), M_LN2), near);
 }
-static tn_status grad_acosh(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_acosh(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *x = n->in[0], *large = square_limit(b, x), *t = tn_b_minimum(b, x, large);
     tn_node *root = tn_b_sqrt(b, tn_b_mul(b, tn_b_offset(b, t, -1), tn_b_offset(b, t, 1)));
     tn_node *size = tn_b_abs(b, x); /* below -1 the formula has a value, as PyTorch's */
-    grads[0] = tn_b_div(b, dy, tn_b_where(b, tn_b_lt(b, large, size), size, root));
-    return b->status;
+    return tn_b_div(b, dy, tn_b_where(b, tn_b_lt(b, large, size), size, root));
 }
 static void reference_acosh(const tn_reference *r) { math_map_one(r, acosh); }
-OP_CODE(acosh, .to_float = true, .infer = tn_infer_float, .compose = compose_acosh, .grad = grad_acosh,
+OP_CODE(acosh, .to_float = true, .infer = tn_infer_float, .compose = compose_acosh, .grad_first = grad_acosh,
         .reference = reference_acosh,
         .cases = "types=f32,f64 tol=4ulp; [2,3]@1.1..9; [0,3]; []@2..5; [33]@1..1.01 grad=off; [9]@1..1e30 grad=off; "
                  "[9]@-1e30..0.9 grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@1..3000");
@@ -667,14 +652,13 @@ static tn_node *compose_atanh(tn_build *b, const tn_node *n) {
     tn_node *ratio = tn_b_div(b, tn_b_scale(b, size, 2), tn_b_sub(b, const_like(b, 1, x), size));
     return with_sign_of(b, x, tn_b_scale(b, tn_b_log1p(b, ratio), 0.5));
 }
-static tn_status grad_atanh(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_atanh(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *one = const_like(b, 1, n);
-    grads[0] = tn_b_div(b, dy, tn_b_sub(b, one, square(b, n->in[0])));
-    return b->status;
+    return tn_b_div(b, dy, tn_b_sub(b, one, square(b, n->in[0])));
 }
 static void reference_atanh(const tn_reference *r) { math_map_one(r, atanh); }
 OP_CODE(
-    atanh, .to_float = true, .infer = tn_infer_float, .compose = compose_atanh, .grad = grad_atanh,
+    atanh, .to_float = true, .infer = tn_infer_float, .compose = compose_atanh, .grad_first = grad_atanh,
     .reference = reference_atanh,
     .cases = "types=f32,f64 tol=4ulp; [2,3]@-0.9..0.9; [0,3]; []@0..0.5; [33]@-1e-3..1e-3; [33]@-0.99..0.99 grad=off");
 
@@ -765,14 +749,13 @@ static tn_node *compose_clamp(tn_build *b, const tn_node *n) {
     if (hi != INFINITY && tn_dtype_holds(t, hi)) x = tn_b_minimum(b, x, const_like(b, hi, x));
     return x == n->in[0] ? tn_b_contiguous(b, x) : x;
 }
-static tn_status grad_clamp(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_clamp(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *x = n->in[0];
     tn_node *above = tn_b_le(b, const_like(b, n->f[TN_CLAMP_MIN], x), x);
     tn_node *inside = tn_b_bitwise_and(b, above, tn_b_le(b, x, const_like(b, n->f[TN_CLAMP_MAX], x)));
-    grads[0] = tn_b_where(b, inside, dy, const_like(b, 0, dy));
-    return b->status;
+    return tn_b_where(b, inside, dy, const_like(b, 0, dy));
 }
-OP_CODE(clamp, .keeps_half = true, .infer = infer_clamp, .compose = compose_clamp, .grad = grad_clamp,
+OP_CODE(clamp, .keeps_half = true, .infer = infer_clamp, .compose = compose_clamp, .grad_first = grad_clamp,
         .cases = "types=f32,f64,i32; [2,3] min=-1 max=1; [0,3] min=0 max=1; [9] min=0 "
                  "max=inf; [9] min=-inf max=1; [3] min=-inf max=inf;"
                  "types=i32; error=whole [2] min=0.5 max=1; types=i8,u8; [9] min=-300 max=2;"

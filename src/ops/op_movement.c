@@ -89,9 +89,8 @@ static tn_status infer_view(tn_infer *c) {
     return tn_fail(TN_ERR_SHAPE, "view: the memory layout of %s does not allow this shape without a copy: use reshape",
                    tn_shape_text(c->in[0], text, sizeof text));
 }
-static tn_status grad_view(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_reshape(b, dy, n->in[0]->shape, n->in[0]->rank);
-    return b->status;
+static tn_node *grad_view(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_reshape(b, dy, n->in[0]->shape, n->in[0]->rank);
 }
 /* Dims of both shapes are matched in groups of equal size: inside a group the index is flattened and cut again. */
 static kir_val lower_view(tn_lower *lw, const tn_node *n, const kir_aff *at) {
@@ -119,7 +118,7 @@ static void reference_copy(const tn_reference *r) {
     memcpy(r->out, r->in[0], (size_t)tn_node_numel(r->node) * sizeof *r->out);
 }
 OP_CODE(view, .facts = TN_FACT_RESHAPE | TN_FACT_EXTENTS, .class_ = TN_VIEW_OP, .quantized = 1, .infer = infer_view,
-        .grad = grad_view, .lower = lower_view, .reference = reference_copy,
+        .grad_first = grad_view, .lower = lower_view, .reference = reference_copy,
         .cases = "types=f32,f64,i32; [2,6] shape=(3,4); [2,6] shape=(-1); [2,3,4] "
                  "shape=(6,4); [12] shape=(2,2,3); [] shape=(1,1);"
                  "[0,3] shape=(3,0); error=elements [2,3] shape=(4,2)");
@@ -147,12 +146,11 @@ static tn_status infer_permute(tn_infer *c) {
     c->dtype = (tn_dtype)x->dtype;
     return TN_OK;
 }
-static tn_status grad_permute(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_permute(tn_build *b, const tn_node *n, tn_node *dy) {
     int64_t inverse[TN_MAX_RANK];
     for (int d = 0; d < n->rank; d++)
         inverse[n->i[1 + d]] = d;
-    grads[0] = tn_b_permute(b, dy, inverse, n->rank);
-    return b->status;
+    return tn_b_permute(b, dy, inverse, n->rank);
 }
 static kir_val lower_permute(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_aff in[TN_MAX_RANK];
@@ -168,7 +166,7 @@ static void reference_permute(const tn_reference *r) {
         r->out[w.place] = r->in[0][tn_element_offset(r->node->in[0], from)];
     }
 }
-OP_CODE(permute, .class_ = TN_VIEW_OP, .infer = infer_permute, .grad = grad_permute, .lower = lower_permute,
+OP_CODE(permute, .class_ = TN_VIEW_OP, .infer = infer_permute, .grad_first = grad_permute, .lower = lower_permute,
         .reference = reference_permute,
         .cases =
             "types=f32,f64,i32; [2,3] dims=(1,0); [2,3,4] dims=(2,0,1); [2,3,4,5] dims=(0,-1,1,2); [] dims=(); [0,3] "
@@ -200,16 +198,13 @@ static tn_status infer_expand(tn_infer *c) {
     }
     return TN_OK;
 }
-static tn_status grad_expand(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_sum_to(b, dy, n->in[0]);
-    return b->status;
-}
+static tn_node *grad_expand(tn_build *b, const tn_node *n, tn_node *dy) { return tn_b_sum_to(b, dy, n->in[0]); }
 static kir_val lower_expand(tn_lower *lw, const tn_node *n, const kir_aff *at) { return tn_lower_in(lw, n, 0, at); }
 static void reference_expand(const tn_reference *r) {
     for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
         r->out[w.place] = r->in[0][w.in[0]];
 }
-OP_CODE(expand, .facts = TN_FACT_EXTENTS, .class_ = TN_VIEW_OP, .infer = infer_expand, .grad = grad_expand,
+OP_CODE(expand, .facts = TN_FACT_EXTENTS, .class_ = TN_VIEW_OP, .infer = infer_expand, .grad_first = grad_expand,
         .lower = lower_expand, .reference = reference_expand,
         .cases =
             "types=f32,f64,i32; [2,1] shape=(2,3); [3] shape=(2,3); [] shape=(2,2); [1,3] shape=(-1,3); [1] shape=(0);"
@@ -346,7 +341,7 @@ static tn_status infer_as_strided(tn_infer *c) {
     return TN_OK;
 }
 /* Places may repeat, so their gradients are added: by row number, on the flat tensor. */
-static tn_status grad_as_strided(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_as_strided(tn_build *b, const tn_node *n, tn_node *dy) {
     const tn_node *x = n->in[0];
     int64_t numel = tn_node_numel(x), count = tn_node_numel(n);
     const int64_t *strides = n->i + 2 + n->rank;
@@ -355,8 +350,7 @@ static tn_status grad_as_strided(tn_build *b, const tn_node *n, tn_node *dy, tn_
     places = tn_b_reshape(b, places, &count, 1);
     tn_node *zeros = tn_b_expand(b, tn_b_const(b, 0, dy), &numel, 1);
     tn_node *sum = tn_b_index_add(b, zeros, 0, places, tn_b_reshape(b, dy, &count, 1));
-    grads[0] = tn_b_reshape(b, sum, x->shape, x->rank);
-    return b->status;
+    return tn_b_reshape(b, sum, x->shape, x->rank);
 }
 static kir_val lower_as_strided(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     const tn_node *x = n->in[0];
@@ -375,8 +369,8 @@ static void reference_as_strided(const tn_reference *r) {
     }
 }
 OP_CODE(
-    as_strided, .facts = TN_FACT_RAW_STRIDES, .class_ = TN_VIEW_OP, .infer = infer_as_strided, .grad = grad_as_strided,
-    .lower = lower_as_strided, .reference = reference_as_strided,
+    as_strided, .facts = TN_FACT_RAW_STRIDES, .class_ = TN_VIEW_OP, .infer = infer_as_strided,
+    .grad_first = grad_as_strided, .lower = lower_as_strided, .reference = reference_as_strided,
     .cases =
         "types=f32,f64,i32; [12] shape=(3,2) strides=(4,1) offset=1; [3,4] shape=(3) strides=(5) offset=0;"
         "[6] shape=(4,3) strides=(1,1) offset=0; [6] shape=(3) strides=(-2) offset=5; [2] shape=() strides=() offset=1;"
@@ -390,21 +384,20 @@ static tn_status infer_detach(tn_infer *c) {
 OP_CODE(detach, .class_ = TN_VIEW_OP, .infer = infer_detach, .lower = lower_expand, .reference = reference_copy,
         .cases = "types=f32,i32; [2,3]; [0]; []");
 
-static tn_status grad_same(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    (void)n;
-    grads[0] = dy;
-    return b->status;
+static tn_node *grad_same(tn_build *b, const tn_node *n, tn_node *dy) {
+    (void)b, (void)n;
+    return dy;
 }
 
 /* gated(x, gate): x, as a value of its own that is computed after gate; a view. The gradient of a region of
  * TN_RECOMPUTE begins with it. */
-OP_CODE(gated, .facts = TN_FACT_GATE, .class_ = TN_VIEW_OP, .infer = infer_detach, .grad = grad_same,
+OP_CODE(gated, .facts = TN_FACT_GATE, .class_ = TN_VIEW_OP, .infer = infer_detach, .grad_first = grad_same,
         .lower = lower_expand, .reference = reference_copy, .cases = "types=f32,f64,i32; [2,3] [4]; [0] [1]; [] [2,2]");
 
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 
 /* contiguous(x): a copy of x in row-major order. */
-OP_CODE(contiguous, .facts = TN_FACT_COPY, .class_ = TN_ELEMENTWISE, .infer = tn_infer_same, .grad = grad_same,
+OP_CODE(contiguous, .facts = TN_FACT_COPY, .class_ = TN_ELEMENTWISE, .infer = tn_infer_same, .grad_first = grad_same,
         .lower = lower_expand, .reference = reference_copy, .cases = "types=f32,f64,i32,bool; [2,3]; [0]; []");
 
 /* An empty tensor of rank 1 is left out, as in PyTorch: "nothing yet", to which anything can be joined. */
@@ -559,12 +552,11 @@ static tn_status infer_pad(tn_infer *c) {
     }
     return tn_infer_shape(c, c->shape, c->rank);
 }
-static tn_status grad_pad(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_pad(tn_build *b, const tn_node *n, tn_node *dy) {
     int64_t pads[2 * TN_MAX_RANK];
     for (int64_t k = 0; k < n->i[0]; k++)
         pads[k] = -n->i[1 + k];
-    grads[0] = tn_b_pad(b, dy, pads, (int)n->i[0], 0);
-    return b->status;
+    return tn_b_pad(b, dy, pads, (int)n->i[0], 0);
 }
 static kir_val lower_pad(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_aff in[TN_MAX_RANK];
@@ -596,7 +588,7 @@ static void reference_pad(const tn_reference *r) {
     }
 }
 /* The comparisons with the edges cost: a window that slides over a padded image had better find it made. */
-OP_CODE(pad, .class_ = TN_MOVEMENT, .flops = 4, .infer = infer_pad, .grad = grad_pad, .lower = lower_pad,
+OP_CODE(pad, .class_ = TN_MOVEMENT, .flops = 4, .infer = infer_pad, .grad_first = grad_pad, .lower = lower_pad,
         .reference = reference_pad,
         .cases =
             "types=f32,f64,i32; [3] pads=(1,2) value=7; [2,3] pads=(0,1,2,0) value=0; [4,5] pads=(-1,-2,1,-1) value=1;"

@@ -42,14 +42,13 @@ static tn_node *compose_softmax(tn_build *b, const tn_node *n) {
     return tn_b_div(b, e, tn_b_sum(b, e, n->i, one_dim(n), true));
 }
 
-static tn_status grad_softmax(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_softmax(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *y = tn_b_self(n), *sum = tn_b_sum(b, tn_b_mul(b, dy, y), n->i, one_dim(n), true);
-    grads[0] = tn_b_mul(b, y, tn_b_sub(b, dy, sum));
-    return b->status;
+    return tn_b_mul(b, y, tn_b_sub(b, dy, sum));
 }
 
 /* softmax(x, dim): exp(x) / Σ exp(x) along dim, computed from x - max(x). */
-OP_CODE(softmax, .infer = infer_softmax, .compose = compose_softmax, .grad = grad_softmax,
+OP_CODE(softmax, .infer = infer_softmax, .compose = compose_softmax, .grad_first = grad_softmax,
         .cases =
             "tol=4e-6 atol=1e-7; [3,5] dim=1; [2,3,4]@-80..80 dim=-2; [7] dim=0; [] dim=0; [0,3] dim=1; "
             "[3,0] dim=1; error=range [3] dim=1; error=floating [3]:i64 dim=0; error= types=f16,bf16 tol=1ulp atol=0; "
@@ -69,14 +68,13 @@ static tn_node *compose_log_softmax(tn_build *b, const tn_node *n) {
     return tn_b_sub(b, z, tn_b_log(b, sum));
 }
 
-static tn_status grad_log_softmax(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_log_softmax(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *sum = tn_b_sum(b, dy, n->i, one_dim(n), true);
-    grads[0] = tn_b_sub(b, dy, tn_b_mul(b, tn_b_exp(b, tn_b_self(n)), sum));
-    return b->status;
+    return tn_b_sub(b, dy, tn_b_mul(b, tn_b_exp(b, tn_b_self(n)), sum));
 }
 
 /* log_softmax(x, dim): log(softmax(x)) along dim, without underflow. */
-OP_CODE(log_softmax, .infer = infer_softmax, .compose = compose_log_softmax, .grad = grad_log_softmax,
+OP_CODE(log_softmax, .infer = infer_softmax, .compose = compose_log_softmax, .grad_first = grad_log_softmax,
         .cases = "tol=4e-6 atol=4e-6; [3,5] dim=1; [2,3,4]@-80..80 dim=-2 atol=4e-5; [7] dim=0; [] dim=0; "
                  "[0,3] dim=1; [0,3] dim=0; error=range [3] dim=1");
 
@@ -103,31 +101,29 @@ static tn_node *compose_standardize(tn_build *b, const tn_node *n) {
 }
 
 /* r · (dy - mean(dy) - y · mean(dy · y)), r = 1/deviation */
-static tn_status grad_standardize(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_standardize(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *y = tn_b_self(n), *r = inverse_deviation(b, n, centred(b, n));
     tn_node *along = tn_b_mul(b, y, mean_over(b, n, tn_b_mul(b, dy, y)));
     tn_node *across = tn_b_sub(b, tn_b_sub(b, dy, mean_over(b, n, dy)), along);
-    grads[0] = tn_b_mul(b, r, across);
-    return b->status;
+    return tn_b_mul(b, r, across);
 }
 
 /* standardize(x, dims, eps): (x - mean(x)) / sqrt(var(x) + eps) with mean and (biased) variance over dims. */
-OP_CODE(standardize, .infer = tn_infer_float, .compose = compose_standardize, .grad = grad_standardize,
+OP_CODE(standardize, .infer = tn_infer_float, .compose = compose_standardize, .grad_first = grad_standardize,
         .cases = "tol=2e-5 atol=2e-5; [3,6] dims=(1) eps=1e-5; [2,3,4] dims=(0,2) eps=0.1");
 
 static tn_node *compose_rms_scale(tn_build *b, const tn_node *n) {
     return tn_b_mul(b, n->in[0], inverse_deviation(b, n, n->in[0]));
 }
 
-static tn_status grad_rms_scale(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_rms_scale(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *y = tn_b_self(n), *r = inverse_deviation(b, n, n->in[0]);
     tn_node *along = tn_b_mul(b, y, mean_over(b, n, tn_b_mul(b, dy, y)));
-    grads[0] = tn_b_mul(b, r, tn_b_sub(b, dy, along));
-    return b->status;
+    return tn_b_mul(b, r, tn_b_sub(b, dy, along));
 }
 
 /* rms_scale(x, dims, eps): x / sqrt(mean(x²) + eps) with the mean over dims. */
-OP_CODE(rms_scale, .infer = tn_infer_float, .compose = compose_rms_scale, .grad = grad_rms_scale,
+OP_CODE(rms_scale, .infer = tn_infer_float, .compose = compose_rms_scale, .grad_first = grad_rms_scale,
         .cases = "tol=1e-5 atol=1e-5; [3,6] dims=(1) eps=1e-5; [2,3,4] dims=(0,2) eps=0.1");
 
 /* x · weight + bias, each NULL or seen in `shape` so that it meets x's dimensions. */

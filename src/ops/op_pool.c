@@ -163,17 +163,16 @@ static tn_node *compose_max_pool2d(tn_build *b, const tn_node *n) {
 }
 
 /* The first greatest element of each window takes its whole gradient. */
-static tn_status grad_max_pool2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_max_pool2d(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_window w = max_window(n->i);
     tn_node *index = tn_b_argmax(b, im2col_for_max(b, n, &w), taps_dims, 2, false);
-    grads[0] = index ? back(b, n, tn_b_as_nchw(b, dy, 2), index, &w) : NULL;
-    return b->status;
+    return index ? back(b, n, tn_b_as_nchw(b, dy, 2), index, &w) : NULL;
 }
 
 /* max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode): the greatest value of each window of x [batch,
  * channels, height, width] (or without the batch); stride 0 means the kernel's size. */
 OP_CODE(max_pool2d, .class_ = TN_NATIVE, .keeps_half = true, .infer = infer_max_pool2d, .compose = compose_max_pool2d,
-        .grad = grad_max_pool2d,
+        .grad_first = grad_max_pool2d,
         .cases = "types=f32,f64; [2,2,4,5] kernel_size=(2,2); "
                  "[1,2,5,6] kernel_size=(3,2) stride=(2,1) padding=(1,1); "
                  "[1,1,6,6] kernel_size=(2,2) stride=(2,2) dilation=(2,3); "
@@ -283,16 +282,15 @@ static tn_node *compose_avg_pool2d(tn_build *b, const tn_node *n) {
     return tn_b_cast_like(b, divided(b, n, &w, tn_b_view(b, sum, n->shape, n->rank)), n);
 }
 
-static tn_status grad_avg_pool2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_avg_pool2d(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_window w = pool_window(n->i, NULL);
-    grads[0] = back(b, n, tn_b_as_nchw(b, divided(b, n, &w, dy), 2), NULL, &w);
-    return b->status;
+    return back(b, n, tn_b_as_nchw(b, divided(b, n, &w, dy), 2), NULL, &w);
 }
 
 /* avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override): the mean of each window
  * of x [batch, channels, height, width] (or without the batch); stride 0 means the kernel's size. Zeros of the padding
  * count if count_include_pad; divisor_override, if not 0, divides instead. */
-OP_CODE(avg_pool2d, .infer = infer_avg_pool2d, .compose = compose_avg_pool2d, .grad = grad_avg_pool2d,
+OP_CODE(avg_pool2d, .infer = infer_avg_pool2d, .compose = compose_avg_pool2d, .grad_first = grad_avg_pool2d,
         .cases =
             "tol=1e-5 atol=1e-5; [2,2,4,5] kernel_size=(2,2); "
             "[1,2,5,4] kernel_size=(3,2) stride=(2,1) padding=(1,1); "
@@ -429,10 +427,9 @@ static tn_status infer_unfold2d(tn_infer *c) {
     c->symbol[1] = x->symbol[1];
     return TN_OK;
 }
-static tn_status grad_unfold2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_fold2d(b, dy, n->i + WINDOW_KERNEL, n->i + WINDOW_STRIDE, n->i + WINDOW_PADDING,
-                           n->i + WINDOW_DILATION, n->in[0]->shape + 2);
-    return b->status;
+static tn_node *grad_unfold2d(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_fold2d(b, dy, n->i + WINDOW_KERNEL, n->i + WINDOW_STRIDE, n->i + WINDOW_PADDING, n->i + WINDOW_DILATION,
+                       n->in[0]->shape + 2);
 }
 /* out · stride + in_kernel · dilation − padding */
 static kir_aff window_place(tn_lower *lw, const int64_t *i, int axis, const kir_aff *out, const kir_aff *in_kernel) {
@@ -466,7 +463,7 @@ static void reference_unfold2d(const tn_reference *r) {
         r->out[w.place] = inside ? r->in[0][tn_element_offset(x, from)] : n->f[TN_UNFOLD2D_VALUE];
     }
 }
-OP_CODE(unfold2d, .class_ = TN_MOVEMENT, .infer = infer_unfold2d, .grad = grad_unfold2d, .lower = lower_unfold2d,
+OP_CODE(unfold2d, .class_ = TN_MOVEMENT, .infer = infer_unfold2d, .grad_first = grad_unfold2d, .lower = lower_unfold2d,
         .reference = reference_unfold2d,
         .cases = "types=f32,f64; [2,3,5,4] kernel=(3,2) stride=(1,1) padding=(0,0) dilation=(1,1) value=0;"
                  "[1,2,6,7] kernel=(3,3) stride=(2,3) padding=(1,2) dilation=(1,1) value=-1;"
@@ -493,10 +490,9 @@ static tn_status infer_fold2d(tn_infer *c) {
     c->symbol[1] = y->symbol[1];
     return TN_OK;
 }
-static tn_status grad_fold2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_unfold2d(b, dy, n->i + WINDOW_KERNEL, n->i + WINDOW_STRIDE, n->i + WINDOW_PADDING,
-                             n->i + WINDOW_DILATION, 0);
-    return b->status;
+static tn_node *grad_fold2d(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_unfold2d(b, dy, n->i + WINDOW_KERNEL, n->i + WINDOW_STRIDE, n->i + WINDOW_PADDING,
+                         n->i + WINDOW_DILATION, 0);
 }
 static int loops_fold2d(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
     extent[0] = n->i[WINDOW_KERNEL];
@@ -542,7 +538,7 @@ static void reference_fold2d(const tn_reference *r) {
             r->out[tn_element_offset(n, to)] += r->in[0][w.place];
     }
 }
-OP_CODE(fold2d, .class_ = TN_REDUCTION, .reduce = KIR_SEQ, .infer = infer_fold2d, .grad = grad_fold2d,
+OP_CODE(fold2d, .class_ = TN_REDUCTION, .reduce = KIR_SEQ, .infer = infer_fold2d, .grad_first = grad_fold2d,
         .lower = lower_fold2d, .loops = loops_fold2d, .reference = reference_fold2d,
         .cases =
             "types=f32,f64 tol=8ulp atol=1e-6; [2,3,3,2,3,3] kernel=(3,2) stride=(1,1) padding=(0,0) dilation=(1,1) "

@@ -120,9 +120,8 @@ static kir_val lower_sum(tn_lower *lw, const tn_node *n, const kir_aff *at) {
 #define EMPTY_REDUCTIONS "[0,3] dims=(0) keepdim=false; [0,3] dims=(1) keepdim=true; [2,0] dims=() keepdim=false"
 
 /* sum(x, dims, keepdim): the sum over dims (TN_ALL: all). The sum of integers and bools is i64. */
-static tn_status grad_sum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_expand(b, with_dims(b, n, dy), n->in[0]->shape, n->in[0]->rank);
-    return b->status;
+static tn_node *grad_sum(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_expand(b, with_dims(b, n, dy), n->in[0]->shape, n->in[0]->rank);
 }
 static void reference_sum(const tn_reference *r) { fold_reduced(r, 0, step_sum); }
 
@@ -135,7 +134,7 @@ static tn_node *compose_sum(tn_build *b, const tn_node *n) {
     return fixed ? tn_b_offset(b, tn_b_reshape(b, x, n->shape, n->rank), 0) : tn_b_self(n);
 }
 OP_CODE(sum, .class_ = TN_REDUCTION, .keeps_half = true, .reduce = KIR_SUM, .infer = infer_sum, .compose = compose_sum,
-        .grad = grad_sum, .lower = lower_sum, .loops = tn_loops_over_dims, .reference = reference_sum,
+        .grad_first = grad_sum, .lower = lower_sum, .loops = tn_loops_over_dims, .reference = reference_sum,
         .cases = "types=f32,f64,i32,i64,bool tol=1e-5 atol=1e-5; " REDUCTIONS ";" EMPTY_REDUCTIONS
                  "; types=f16,bf16 tol=1ulp; [2,3] dims=(1) keepdim=false",
         .flops = 1);
@@ -231,12 +230,11 @@ static tn_status infer_extreme(tn_infer *c) {
 }
 
 /* All elements that reach the extreme share its gradient evenly. */
-static tn_status grad_extreme(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_extreme(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *x = n->in[0];
     tn_node *reached = tn_b_cast(b, tn_b_eq(b, x, with_dims(b, n, tn_b_self(n))), (tn_dtype)x->dtype);
     tn_node *many = tn_b_sum(b, reached, dims_of(n), (int)dims_count(n), true);
-    grads[0] = tn_b_mul(b, reached, tn_b_div(b, with_dims(b, n, dy), many));
-    return b->status;
+    return tn_b_mul(b, reached, tn_b_div(b, with_dims(b, n, dy), many));
 }
 static void reference_amax(const tn_reference *r) { fold_reduced(r, -INFINITY, step_max); }
 static void reference_amin(const tn_reference *r) { fold_reduced(r, INFINITY, step_min); }
@@ -246,13 +244,13 @@ static void reference_amin(const tn_reference *r) { fold_reduced(r, INFINITY, st
 
 /* amax(x, dims, keepdim): the maximum over dims (TN_ALL: all); NaN if there is a NaN. Equal elements share the
  * gradient. */
-OP_CODE(amax, .class_ = TN_REDUCTION, .reduce = KIR_RMAX, .infer = infer_extreme, .grad = grad_extreme,
+OP_CODE(amax, .class_ = TN_REDUCTION, .reduce = KIR_RMAX, .infer = infer_extreme, .grad_first = grad_extreme,
         .lower = tn_lower_reduced, .loops = tn_loops_over_dims, .reference = reference_amax, .cases = EXTREMES,
         .flops = 1);
 
 /* amin(x, dims, keepdim): the minimum over dims (TN_ALL: all); NaN if there is a NaN. Equal elements share the
  * gradient. */
-OP_CODE(amin, .class_ = TN_REDUCTION, .reduce = KIR_RMIN, .infer = infer_extreme, .grad = grad_extreme,
+OP_CODE(amin, .class_ = TN_REDUCTION, .reduce = KIR_RMIN, .infer = infer_extreme, .grad_first = grad_extreme,
         .lower = tn_lower_reduced, .loops = tn_loops_over_dims, .reference = reference_amin, .cases = EXTREMES,
         .flops = 1);
 
@@ -316,12 +314,11 @@ static tn_node *sum_from_end(tn_build *b, tn_node *v, int64_t dim) {
     "dim=-1; error=range [] dim=1"
 
 /* cumsum(x, dim): the cumulative sum along dim. The sum of integers and bools is i64. */
-static tn_status grad_cumsum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = n->rank ? sum_from_end(b, dy, n->i[0]) : dy;
-    return b->status;
+static tn_node *grad_cumsum(tn_build *b, const tn_node *n, tn_node *dy) {
+    return n->rank ? sum_from_end(b, dy, n->i[0]) : dy;
 }
 OP_CODE(cumsum, .class_ = TN_SCANNING, .keeps_half = true, .reduce = KIR_SUM, .infer = infer_running,
-        .compose = compose_running, .grad = grad_cumsum, .lower = lower_running, .reference = reference_cumsum,
+        .compose = compose_running, .grad_first = grad_cumsum, .lower = lower_running, .reference = reference_cumsum,
         .cases = "types=f32,f64,i32,bool tol=1e-5 atol=1e-5; " RUNNING "; [300] dim=0 grad=off atol=1e-4", .flops = 1);
 
 /* cumprod(x, dim): the cumulative product along dim. The product of integers and bools is i64.
@@ -528,12 +525,12 @@ static tn_node *compose_logsumexp(tn_build *b, const tn_node *n) {
     tn_node *sum = tn_b_log(b, tn_b_sum(b, tn_b_exp(b, tn_b_sub(b, x, top)), dims, count, true));
     return tn_b_reshape(b, tn_b_add(b, sum, top), n->shape, n->rank);
 }
-static tn_status grad_logsumexp(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_logsumexp(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *share = tn_b_exp(b, tn_b_sub(b, n->in[0], with_dims(b, n, tn_b_self(n))));
-    grads[0] = tn_b_mul(b, with_dims(b, n, dy), share);
-    return b->status;
+    return tn_b_mul(b, with_dims(b, n, dy), share);
 }
-OP_CODE(logsumexp, .to_float = true, .infer = infer_float_reduce, .compose = compose_logsumexp, .grad = grad_logsumexp,
+OP_CODE(logsumexp, .to_float = true, .infer = infer_float_reduce, .compose = compose_logsumexp,
+        .grad_first = grad_logsumexp,
         .cases = "types=f32,f64 tol=1e-5 atol=1e-6; " REDUCTIONS
                  "; [3]@500..600 dims=() keepdim=false grad=off; [0] dims=() keepdim=false grad=off;"
                  "types=i32,i64,bool; [2,3]@0..1 dims=(1) keepdim=false; [] dims=(0) keepdim=true");

@@ -164,7 +164,7 @@ static tn_node *compose_sinc(tn_build *b, const tn_node *n) {
     return tn_b_where(b, is_zero, tn_b_const(b, 1, x), tn_b_div(b, sine_of_turns(b, safe), angle));
 }
 
-static tn_status grad_sinc(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_sinc(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *x = n->in[0], *safe = or_one(b, tn_b_eq(b, x, tn_b_const(b, 0, x)), x);
     tn_node *slope = tn_b_div(b, tn_b_sub(b, cosine_of_turns(b, safe), tn_b_self(n)), safe);
     /* Near 0 that cancels. There it is π · Σ (−1)^k · 2k / (2k + 1)! · (πx)^(2k − 1). */
@@ -174,12 +174,11 @@ static tn_status grad_sinc(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
         sum = tn_b_offset(b, tn_b_mul(b, sum, square), series[k]);
     tn_node *small = tn_b_lt(b, tn_b_abs(b, x), tn_b_const(b, 0.08, x));
     sum = tn_b_scale(b, tn_b_mul(b, sum, angle), M_PI);
-    grads[0] = tn_b_mul(b, dy, tn_b_where(b, small, sum, slope));
-    return b->status;
+    return tn_b_mul(b, dy, tn_b_where(b, small, sum, slope));
 }
 
 /* sinc(x): sin(πx) / (πx); 1 at 0. */
-OP_CODE(sinc, .to_float = true, .infer = tn_infer_float, .compose = compose_sinc, .grad = grad_sinc,
+OP_CODE(sinc, .to_float = true, .infer = tn_infer_float, .compose = compose_sinc, .grad_first = grad_sinc,
         .cases = "types=f32,f64,i32 tol=4ulp atol=4ulp; [2,3]@-2..2~0.1; [0,3]; []@0.1..0.9");
 
 static tn_node *compose_logit(tn_build *b, const tn_node *n) {
@@ -192,7 +191,7 @@ static tn_node *compose_logit(tn_build *b, const tn_node *n) {
     }
     return x ? tn_b_log(b, tn_b_div(b, x, tn_b_sub(b, tn_b_const(b, 1, x), x))) : NULL;
 }
-static tn_status grad_logit(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_logit(tn_build *b, const tn_node *n, tn_node *dy) {
     double eps = n->f[TN_LOGIT_EPS];
     tn_node *x = n->in[0], *g = tn_b_div(b, dy, tn_b_mul(b, x, tn_b_sub(b, tn_b_const(b, 1, x), x)));
     if (eps >= 0) {
@@ -200,12 +199,11 @@ static tn_status grad_logit(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
             tn_b_logical_or(b, tn_b_lt(b, x, tn_b_const(b, eps, x)), tn_b_lt(b, tn_b_const(b, 1 - eps, x), x));
         g = tn_b_where(b, outside, tn_b_const(b, 0, x), g);
     }
-    grads[0] = g;
-    return b->status;
+    return g;
 }
 
 /* logit(x, eps): log(x / (1 − x)); with eps ≥ 0, of x clamped to [eps, 1 − eps]; a negative eps: no clamping. */
-OP_CODE(logit, .to_float = true, .infer = tn_infer_float, .compose = compose_logit, .grad = grad_logit,
+OP_CODE(logit, .to_float = true, .infer = tn_infer_float, .compose = compose_logit, .grad_first = grad_logit,
         .cases = "types=f32,f64 tol=4ulp atol=4ulp; [2,3]@0.1..0.9 eps=-1; [9]@0.15..0.85 eps=0.1; []@0.1..0.9 eps=-1");
 
 /* x · v, and 0 where x is 0 unless y is NaN. */
@@ -236,14 +234,13 @@ static tn_node *compose_entr(tn_build *b, const tn_node *n) {
     tn_node *v = tn_b_neg(b, zero_times(b, x, x, tn_b_log(b, x)));
     return tn_b_where(b, tn_b_lt(b, x, zero), tn_b_const(b, -INFINITY, x), v);
 }
-static tn_status grad_entr(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_entr(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *slope = tn_b_offset(b, tn_b_neg(b, tn_b_log(b, n->in[0])), -1);
-    grads[0] = tn_b_mul(b, dy, slope);
-    return b->status;
+    return tn_b_mul(b, dy, slope);
 }
 
 /* entr(x): −x · log(x); 0 at 0, −∞ below (torch.special.entr). */
-OP_CODE(entr, .to_float = true, .infer = tn_infer_float, .compose = compose_entr, .grad = grad_entr,
+OP_CODE(entr, .to_float = true, .infer = tn_infer_float, .compose = compose_entr, .grad_first = grad_entr,
         .cases = "types=f32,f64,i32 tol=4ulp; [2,3]@0.1..4; [0,3]; [3]@-2..-1 grad=off");
 
 /* ---- inverse of erf ---------------------------------------------------------------------------------------------- */
@@ -288,10 +285,9 @@ static tn_node *compose_erfinv(tn_build *b, const tn_node *n) {
                    polynomial(b, tn_b_offset(b, w, -3.125), near, sizeof near / sizeof *near), p);
     return tn_b_where(b, edge, tn_b_scale(b, x, INFINITY), tn_b_mul(b, p, inside));
 }
-static tn_status grad_erfinv(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_node *grad_erfinv(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *y = tn_b_self(n), *slope = tn_b_scale(b, tn_b_exp(b, tn_b_mul(b, y, y)), 1 / M_2_SQRTPI);
-    grads[0] = tn_b_mul(b, dy, slope);
-    return b->status;
+    return tn_b_mul(b, dy, slope);
 }
 static double inverse_of_erf(double x) {
     double low = 0, high = 7, size = fabs(x);
@@ -308,7 +304,7 @@ static void reference_erfinv(const tn_reference *r) {
 }
 
 /* erfinv(x): the y with erf(y) = x; infinite at ±1, NaN beyond. */
-OP_CODE(erfinv, .to_float = true, .infer = tn_infer_float, .compose = compose_erfinv, .grad = grad_erfinv,
+OP_CODE(erfinv, .to_float = true, .infer = tn_infer_float, .compose = compose_erfinv, .grad_first = grad_erfinv,
         .reference = reference_erfinv,
         .cases = "types=f32,f64 tol=8ulp atol=1ulp special=off; [3,5]@-0.9..0.9; "
                  "[9]@0.9..0.99; [2]@1..1 grad=off; [0,3]; []@0.1..0.3");

@@ -262,6 +262,7 @@ typedef struct tn_op_impl {
     /* grads[i] = d/d in[i] given dy; NULL entries: no gradient. grads is preset to NULLs. Only
      * inputs with TN_NODE_GRAD count. */
     tn_status (*grad)(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads);
+    tn_node *(*grad_first)(tn_build *b, const tn_node *n, tn_node *dy); /* instead, if only in[0] has one: grads[0] */
     kir_val (*lower)(tn_lower *lw, const tn_node *n, const kir_aff *at);
     int (*loops)(const tn_node *n, int64_t extent[TN_MAX_RANK]); /* TN_REDUCTION: the loop space; returns its rank */
     void (*reference)(const tn_reference *r);                    /* kernel ops */
@@ -284,6 +285,7 @@ typedef struct tn_op_row {
 
 extern const tn_op_row tn_op_rows[]; /* by tn_op_id */
 static inline const tn_op_row *tn_op(int id) { return &tn_op_rows[id]; }
+static inline bool tn_op_has_grad(const tn_op_row *row) { return row->impl->grad || row->impl->grad_first; }
 /* The facts of a node's op; none for data and error nodes. */
 static inline uint32_t tn_op_facts(const tn_node *n) { return n->op == TN_OP_NONE ? 0 : tn_op(n->op)->impl->facts; }
 static inline bool tn_op_has(const tn_node *n, uint32_t facts) { return (tn_op_facts(n) & facts) != 0; }
@@ -502,9 +504,9 @@ typedef struct tn_recorder {
     void *plans; /* the planner's, freed with plans_free */
     void (*plans_free)(void *plans);
 } tn_recorder;
-tn_recorder *tn_recorder_here(void); /* NULL only when memory is out */
+tn_recorder *tn_recorder_here(void);     /* NULL only when memory is out */
 int32_t tn_recompute_regions(int count); /* the first of so many new regions: tn_node.origin */
-tn_recorder *tn_random_here(void);   /* the same with its seed set (ops/op_create.c) */
+tn_recorder *tn_random_here(void);       /* the same with its seed set (ops/op_create.c) */
 /* A composition depends on this number's value: it may not vary, now and at its line from now on. */
 void tn_node_fix(tn_node *n);
 

@@ -541,7 +541,7 @@ static inline input_facts look_at(tn_node *const *in, int n_in) {
     return f;
 }
 
-static bool differentiable(const tn_op_row *row) { return row->kind == TN_COMPOSED || row->impl->grad != NULL; }
+static bool differentiable(const tn_op_row *row) { return row->kind == TN_COMPOSED || tn_op_has_grad(row); }
 
 static inline tn_status take_inputs(tn_node *n, tn_node *const *in, int n_in) {
     if (n_in > (int)TN_COUNT(n->in_small)) {
