@@ -49,11 +49,6 @@ bool tn_blas_is_open_choice(void);
 /* The library of this name, loaded; NULL when it cannot be used. */
 const tn_blas *tn_blas_by_name(const char *name);
 
-/* Its function of this name with any prefix and suffix of such libraries ("dgetrf_"), or NULL; and whether it takes
- * 64-bit integers. */
-void *tn_blas_function(const tn_blas *b, const char *name);
-bool tn_blas_is_wide(const tn_blas *b);
-
 /* Whether it can compute this product: operands and result have contiguous rows or columns, and there is no
  * prologue. */
 bool tn_blas_takes(const tn_blas *b, const tn_gemm_args *args, tn_dtype dtype);

@@ -188,7 +188,6 @@ typedef struct tn_experts_args {
     void *workspace;       /* tn_experts_workspace bytes, 64-byte aligned */
     int threads;           /* for which the workspace was asked: tn_threads() when the product will run, or more */
 } tn_experts_args;
-size_t tn_experts_weight_bytes(int64_t out, int64_t in, tn_dtype dtype);
 size_t tn_experts_workspace(const tn_experts_args *args, int threads);
 void tn_experts(const tn_experts_args *args);
 

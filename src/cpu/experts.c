@@ -33,7 +33,7 @@ static bool experts_is_plain(const tn_experts_args *a) { return a->dtype == TN_F
 
 static size_t area(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-size_t tn_experts_weight_bytes(int64_t out, int64_t in, tn_dtype dtype) {
+static size_t tn_experts_weight_bytes(int64_t out, int64_t in, tn_dtype dtype) {
     return dtype == TN_F32 ? (size_t)(out * in) * sizeof(float) : tn_qmat_packed_bytes(out, in, dtype);
 }
 

@@ -170,7 +170,7 @@ const tn_qformat *tn_qformat_of(tn_dtype dtype) {
     return NULL;
 }
 
-float tn_qscale(const tn_qformat *f, const tn_qunpacked *block, int i) {
+static float tn_qscale(const tn_qformat *f, const tn_qunpacked *block, int i) {
     float d = kir_from_f16(block->d);
     if (f->scales == TN_QSCALES_F32) memcpy(&d, block->scale + 4 * i, sizeof d);
     if (f->elements == TN_QBLOCK) return d;
@@ -178,7 +178,8 @@ float tn_qscale(const tn_qformat *f, const tn_qunpacked *block, int i) {
     return d * (float)(block->scale[i] - (f->scales == TN_QSCALES_PAIR ? 32 : 0));
 }
 
-float tn_qminimum(const tn_qformat *f, const tn_qunpacked *block, int i) {
+/* s and t of part `i` of a block. */
+static float tn_qminimum(const tn_qformat *f, const tn_qunpacked *block, int i) {
     if (!f->has_minimum) return 0;
     float m = kir_from_f16(block->minimum);
     return f->elements == TN_QBLOCK ? m : -(m * (float)block->min[i]);

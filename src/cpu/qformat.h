@@ -63,10 +63,6 @@ typedef struct tn_qformat {
 /* NULL if `dtype` is not a block format. */
 const tn_qformat *tn_qformat_of(tn_dtype dtype);
 
-/* s and t of part `i` of a block. */
-float tn_qscale(const tn_qformat *f, const tn_qunpacked *block, int i);
-float tn_qminimum(const tn_qformat *f, const tn_qunpacked *block, int i);
-
 /* Where a group of 16 rows keeps what. Regions start at multiples of 64 bytes. */
 typedef struct tn_qlayout {
     int64_t low, high;         /* where they start; scales start at 0 */

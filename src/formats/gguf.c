@@ -284,7 +284,7 @@ static tn_status read_values(tn_gguf *f, cursor *c, size_t count) {
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-const tn_gguf_dtype *tn_gguf_dtype_numbered(uint32_t number) {
+static const tn_gguf_dtype *tn_gguf_dtype_numbered(uint32_t number) {
     for (size_t i = 0; i < TN_COUNT(dtype_rows); i++)
         if (dtype_rows[i].number == number) return &dtype_rows[i];
     return NULL;

@@ -39,7 +39,6 @@ typedef struct tn_gguf_dtype {
 } tn_gguf_dtype;
 
 /* The row of a type, by the file's number or word or by what needs no decoding; NULL when there is none. */
-const tn_gguf_dtype *tn_gguf_dtype_numbered(uint32_t number);
 const tn_gguf_dtype *tn_gguf_dtype_named(const char *name);
 const tn_gguf_dtype *tn_gguf_dtype_of(tn_dtype dtype);
 

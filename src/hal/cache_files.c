@@ -39,7 +39,8 @@ bool tn_path_trusted(const char *path, bool folder) {
     return kind && tn_is_ours(&s) && !(s.st_mode & (S_IWGRP | S_IWOTH));
 }
 
-bool tn_cache_path(const char *name, char *out, size_t size) {
+/* A folder or file of the cache folder in `out`; false when there is none that can be trusted. */
+static bool tn_cache_path(const char *name, char *out, size_t size) {
     char folder[PATH_ROOM];
     if (tn_cache_dir(folder, sizeof folder) != TN_OK || !tn_path_trusted(folder, true)) return false;
     int n = snprintf(out, size, "%s/%s", folder, name);

@@ -111,13 +111,14 @@ static tn_status table_insert(const tn_backend *b) {
     return TN_OK;
 }
 
-tn_status tn_backend_insert(const tn_driver *d) {
+/* Adds a driver, or a line for a file that holds none. The caller holds the registry's lock. */
+static tn_status tn_backend_insert(const tn_driver *d) {
     TRY(driver_check(d));
     TRY(check_room(d->name));
     return table_insert(&(tn_backend){.name = d->name, .title = d->title, .driver = whole_driver(d)});
 }
 
-tn_status tn_backend_insert_refused(const tn_refusal *r) {
+static tn_status tn_backend_insert_refused(const tn_refusal *r) {
     return table_insert(&(tn_backend){.name = r->name, .title = r->path, .refused = r});
 }
 

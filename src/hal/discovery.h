@@ -35,9 +35,6 @@ tn_backend *tn_backends(int *count);
 void tn_registry_lock(void);
 void tn_registry_unlock(void);
 
-/* device.c: adds a driver, or a line for a file that holds none. The caller holds the registry's lock. */
-tn_status tn_backend_insert(const tn_driver *driver);
-tn_status tn_backend_insert_refused(const tn_refusal *refused);
 /* device.c: adds what TRUNNION_DRIVERS names, once. The caller holds the registry's lock. */
 void tn_plugins_add(void);
 

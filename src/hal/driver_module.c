@@ -35,9 +35,11 @@ static const kir_dialect *dialect_of(tn_code_format form) {
     return NULL;
 }
 
-bool tn_code_is_rendered(tn_code_format form) { return dialect_of(form) != NULL; }
+/* Whether there is a renderer for the form; KIR needs none. */
+static bool tn_code_is_rendered(tn_code_format form) { return dialect_of(form) != NULL; }
 
-bool tn_code_has_words(tn_code_format form) {
+/* Whether its renderer makes programs of words (kir.h) for devices without 64-bit integers. */
+static bool tn_code_has_words(tn_code_format form) {
     const kir_dialect *d = dialect_of(form);
     return d && kir_dialect_has_words(d);
 }

@@ -472,7 +472,8 @@ tn_status tn_kernel_launch(tn_device *d, tn_kernel *k, const tn_launch *launches
     return s;
 }
 
-tn_status tn_kernel_list(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count, tn_command_list *list) {
+static tn_status tn_kernel_list(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count,
+                                tn_command_list *list) {
     tn_runner r = {.device = d, .list = list};
     tn_status s = tn_launch_check(k->program, launches, count);
     pthread_mutex_lock(&k->running);

@@ -22,9 +22,6 @@ int64_t tn_kernel_cache_set_limit(int64_t bytes);
  * link. */
 bool tn_path_trusted(const char *path, bool folder);
 
-/* A folder or file of the cache folder in `out`; false when there is none that can be trusted. */
-bool tn_cache_path(const char *name, char *out, size_t size);
-
 /* Whether the device's compiler refused the program in this process, and why (kernel.c). */
 bool tn_kernel_refused(tn_device *d, const kir_program *p, char *why, size_t size);
 
@@ -70,15 +67,8 @@ tn_status tn_runner_flush(tn_runner *r);
 void tn_params_fill(const kir_program *p, const tn_launch *l, size_t bytes, char *out);
 
 /* Command lists (kernel.c): appends the dispatches of a kernel's launches. */
-tn_status tn_kernel_list(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count, tn_command_list *list);
 tn_status tn_command_list_take(tn_command_list *l, const kir_program *p, const tn_loaded *m, const tn_launch *source,
                                const tn_launch *part, const uint32_t groups[3]);
-
-/* Whether there is a renderer for the form; KIR needs none. */
-bool tn_code_is_rendered(tn_code_format form);
-
-/* Whether its renderer makes programs of words (kir.h) for devices without 64-bit integers. */
-bool tn_code_has_words(tn_code_format form);
 
 static inline bool tn_is_local(const kir_program *p, int buffer) { return p->local[buffer] > 0; }
 static inline int tn_global_buffers(const kir_program *p) {

@@ -249,7 +249,8 @@ static void stop_thread(tn_queue *q) {
 
 /* ---- making ------------------------------------------------------------------------------------------------------ */
 
-bool tn_device_has_events(const tn_device *device) {
+/* Whether the interface has queues and events. */
+static bool tn_device_has_events(const tn_device *device) {
     const tn_driver *d = device->driver;
     return d->queue_new && d->queue_free && d->event_new && d->event_free && d->event_record && d->event_wait &&
            d->event_query && d->event_sync;
@@ -310,8 +311,9 @@ static tn_status queue_make(tn_device *d, void *handle, tn_queue **out) {
     return TN_OK;
 }
 
+/* Marks its work from now on. */
 /* Work submitted before this has no timeline points, so it must have completed. */
-tn_status tn_device_order(tn_device *d) {
+static tn_status tn_device_order(tn_device *d) {
     static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
     if (atomic_load_explicit(&d->ordered, memory_order_acquire)) return TN_OK;
     tn_status s = TN_OK;

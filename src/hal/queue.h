@@ -116,8 +116,6 @@ static inline bool tn_queue_has_thread(const tn_queue *q) { return q && !q->hand
 /* The queue that this thread's work on `d` goes to: the current one if it is d's, else d's own if that has a timeline,
  * else NULL. */
 tn_queue *tn_queue_for(const tn_device *d);
-bool tn_device_has_events(const tn_device *d); /* the interface has queues and events */
-tn_status tn_device_order(tn_device *d);       /* from now on its work is marked */
-void tn_device_order_end(tn_device *d);        /* device.c, when it ends */
+void tn_device_order_end(tn_device *d); /* device.c, when it ends */
 
 #endif

@@ -63,7 +63,9 @@ static const uint8_t TYPE_SIZES[KIR_TYPE_COUNT] = {4, 8, 4, 8, 4, 8, 1};
 
 const char *kir_op_name(kir_op op) { return (unsigned)op < KIR_OP_COUNT ? OPS[op].name : "invalid"; }
 const char *kir_type_name(kir_type t) { return (unsigned)t < KIR_TYPE_COUNT ? TYPE_NAMES[t] : "invalid"; }
-const char *kir_reduce_name(kir_reduce k) { return (unsigned)k < TN_COUNT(REDUCE_NAMES) ? REDUCE_NAMES[k] : "invalid"; }
+static const char *kir_reduce_name(kir_reduce k) {
+    return (unsigned)k < TN_COUNT(REDUCE_NAMES) ? REDUCE_NAMES[k] : "invalid";
+}
 size_t kir_type_size(kir_type t) { return (unsigned)t < KIR_TYPE_COUNT ? TYPE_SIZES[t] : 0; }
 
 kir_type kir_type_of(tn_dtype t) {
@@ -80,7 +82,8 @@ bool kir_op_takes(kir_op op, int n) { return op >= KIR_NEG && op <= KIR_PHILOX &
 
 /* ---- rules of one instruction ------------------------------------------------------------------------------------ */
 
-bool kir_operand_optional(const kir_ins *in, int k) {
+/* Loads and stores may leave their mask out, REDUCE its second operand: may operand `k` (0, 1, 2) be KIR_NONE? */
+static bool kir_operand_optional(const kir_ins *in, int k) {
     if (in->op == KIR_LOAD || in->op == KIR_FETCH) return k == 0;
     if (in->op == KIR_STORE || in->op == KIR_MATRIX_STORE) return k == 1;
     return in->op == KIR_LOOP;

@@ -51,7 +51,8 @@ const char *kir_render_memory(const render *r, int buffer) {
     return spelling(r, MEMORY_WORDS[r->p->buffer_dtype[buffer]]);
 }
 
-void kir_render_array(render *r, int i, int count, kir_type t) {
+/* Declares the array s<i> with `count` values. */
+static void kir_render_array(render *r, int i, int count, kir_type t) {
     r->n = i;
     r->size = count;
     r->type = spelling(r, TYPE_WORDS[t] + 1);
@@ -211,7 +212,7 @@ static void write_whole(char *out, size_t size, kir_type t, int64_t x) {
         snprintf(out, size, x < 0 ? "(%lld%s)" : "%lld%s", (long long)x, end);
 }
 
-render_name kir_render_literal(kir_type t, const kir_ins *constant) {
+static render_name kir_render_literal(kir_type t, const kir_ins *constant) {
     render_name name;
     if (kir_is_float(t))
         write_float(name.text, sizeof name.text, constant->imm.f, t == KIR_F32);
@@ -220,7 +221,7 @@ render_name kir_render_literal(kir_type t, const kir_ins *constant) {
     return name;
 }
 
-render_name kir_render_operand(const render *r, kir_val v) {
+static render_name kir_render_operand(const render *r, kir_val v) {
     const kir_ins *in = &r->p->ins[v];
     if (in->op == KIR_CONST) return kir_render_literal((kir_type)in->type, in);
     render_name name;
@@ -319,7 +320,8 @@ static const char *put_function(render *r, const char *text, const char *suffix)
     return text + n;
 }
 
-void kir_render_operation(render *r, const kir_ins *in, kir_type operand, const char *const names[3]) {
+/* Adds the expression of a pure operation (but CONST … INDEX) on operands of type `operand`. */
+static void kir_render_operation(render *r, const kir_ins *in, kir_type operand, const char *const names[3]) {
     char room[48], piece[2] = "";
     const char *at = operation_text(r, in, operand, room, sizeof room);
     const kir_dialect *d = r->t->dialect;
@@ -353,12 +355,8 @@ void kir_render_operation(render *r, const kir_ins *in, kir_type operand, const 
     tn_str_free(&expanded);
 }
 
-void kir_render_choice(render *r, const char *cond, const char *yes, const char *no) {
-    kir_ins in = {.op = KIR_SELECT};
-    kir_render_operation(r, &in, KIR_I32, (const char *const[3]){cond, yes, no});
-}
-
-void kir_render_combine(render *r, kir_reduce kind, kir_type t, const char *acc, const char *x) {
+/* Adds acc ∘ x for a reduction's kind. */
+static void kir_render_combine(render *r, kir_reduce kind, kir_type t, const char *acc, const char *x) {
     static const kir_op ops[] = {
         [KIR_SUM] = KIR_ADD, [KIR_PROD] = KIR_MUL, [KIR_RMAX] = KIR_MAX, [KIR_RMIN] = KIR_MIN, [KIR_SEQ] = KIR_ADD,
     };
@@ -401,7 +399,8 @@ static void put_affine(render *r, int access) {
         put_fixed(r, r->p->access[access].fixed);
 }
 
-void kir_render_index(render *r, const kir_ins *in) {
+/* The index of instruction `in`'s access. */
+static void kir_render_index(render *r, const kir_ins *in) {
     kir_val dyn = r->p->access[in->imm.i].dyn;
     if (dyn == KIR_NONE) {
         put_affine(r, (int)in->imm.i);

@@ -143,7 +143,7 @@ uint32_t kir_spv_variable(spv *e, spv_type type, uint32_t length) {
     return id;
 }
 
-uint32_t kir_spv_element(spv *e, spv_type type, uint32_t variable, uint32_t index) {
+static uint32_t kir_spv_element(spv *e, spv_type type, uint32_t variable, uint32_t index) {
     uint32_t pointer = kir_spv_pointer(e, StorageFunction, kir_spv_type_id(e, type)), id = kir_spv_id(e);
     kir_spv_put(e, e->at, OpAccessChain, (uint32_t[]){pointer, id, variable, index}, 4);
     return id;
@@ -187,7 +187,7 @@ void kir_spv_end_if(spv *e, uint32_t merge) {
     kir_spv_label(e, merge);
 }
 
-spv_count kir_spv_for(spv *e, spv_type type, uint32_t limit) {
+static spv_count kir_spv_for(spv *e, spv_type type, uint32_t limit) {
     uint32_t body = kir_spv_id(e), before = e->label, zero = kir_spv_const(e, type, 0);
     spv_count f = {
         .type = type, .next = kir_spv_id(e), .head = kir_spv_id(e), .resume = kir_spv_id(e), .merge = kir_spv_id(e)};
@@ -201,7 +201,7 @@ spv_count kir_spv_for(spv *e, spv_type type, uint32_t limit) {
     return f;
 }
 
-void kir_spv_end_for(spv *e, const spv_count *f, uint32_t step) {
+static void kir_spv_end_for(spv *e, const spv_count *f, uint32_t step) {
     kir_spv_do(e, OpBranch, f->resume, 0, 0);
     kir_spv_label(e, f->resume);
     uint32_t by = kir_spv_const(e, f->type, step);

@@ -153,7 +153,8 @@ static uint32_t declare_global(spv *e, int buffer, uint32_t number) {
     return number + (uint32_t)windows_of(e, buffer);
 }
 
-uint32_t kir_spv_alias(spv *e, spv_type type, uint32_t number) {
+/* A further variable for binding `number`, which is only read: an array of `type`. */
+static uint32_t kir_spv_alias(spv *e, spv_type type, uint32_t number) {
     uint32_t id = binding(e, type, number);
     decorate(e, id, DecorationAliased);
     decorate(e, id, DecorationNonWritable);
@@ -185,7 +186,8 @@ static void declare_buffers(spv *e) {
 
 /* ---- the launch's numbers ---------------------------------------------------------------------------------------- */
 
-uint32_t kir_spv_place(spv *e, uint32_t storage, spv_type type, uint32_t variable, uint32_t index) {
+/* The index of an instruction's element in its buffer; what points to element `index` of an array of `type`. */
+static uint32_t kir_spv_place(spv *e, uint32_t storage, spv_type type, uint32_t variable, uint32_t index) {
     uint32_t pointer = kir_spv_pointer(e, storage, kir_spv_type_id(e, type)), id = kir_spv_id(e);
     uint32_t words[] = {pointer, id, variable, kir_spv_u32(e, 0), index};
     if (storage == StorageWorkgroup) words[3] = index;
@@ -205,7 +207,8 @@ static uint32_t loaded_word(spv *e, size_t word) {
     return e->loaded[word] = kir_spv_op(e, OpLoad, SPV_UVEC2, pointer, 0, 0);
 }
 
-uint32_t kir_spv_low(spv *e, size_t word) {
+/* The launch's word: its low half, or as a value of another type of 64 bits. */
+static uint32_t kir_spv_low(spv *e, size_t word) {
     if (e->low[word]) return e->low[word];
     spv_section was = move_to(e, SPV_EARLY);
     e->low[word] = extract(e, SPV_U32, loaded_word(e, word), 0);
@@ -213,7 +216,7 @@ uint32_t kir_spv_low(spv *e, size_t word) {
     return e->low[word];
 }
 
-uint32_t kir_spv_word(spv *e, size_t word, spv_type type) {
+static uint32_t kir_spv_word(spv *e, size_t word, spv_type type) {
     spv_section was = move_to(e, SPV_EARLY);
     uint32_t v = kir_spv_op(e, OpBitcast, type, loaded_word(e, word), 0, 0);
     e->at = was;
@@ -396,7 +399,7 @@ static uint32_t affine(spv *e, int access, spv_type type) {
 
 static spv_type spirv_type_of(const spv *e, kir_val v) { return kir_spv_type_of((kir_type)e->p->ins[v].type); }
 
-uint32_t kir_spv_address(spv *e, const kir_ins *in) {
+static uint32_t kir_spv_address(spv *e, const kir_ins *in) {
     kir_val dyn = e->p->access[in->imm.i].dyn;
     uint32_t index = affine(e, (int)in->imm.i, SPV_U32);
     if (dyn == KIR_NONE) return index;

@@ -121,22 +121,9 @@ void kir_render_need(render *r, const char *function);
 typedef struct render_name {
     char text[48];
 } render_name;
-render_name kir_render_operand(const render *r, kir_val v);
-render_name kir_render_literal(kir_type t, const kir_ins *constant);
 const char *kir_render_type(kir_type t);                    /* "$f32" */
 const char *kir_render_memory(const render *r, int buffer); /* how elements of this buffer are spelled */
-/* Declares the array s<i> with `count` values. */
-void kir_render_array(render *r, int i, int count, kir_type t);
 
-/* Adds the expression of a pure operation (but CONST … INDEX) on operands of type `operand`. */
-void kir_render_operation(render *r, const kir_ins *in, kir_type operand, const char *const names[3]);
-/* Adds cond ? yes : no. */
-void kir_render_choice(render *r, const char *cond, const char *yes, const char *no);
-/* Adds acc ∘ x for a reduction's kind. */
-void kir_render_combine(render *r, kir_reduce kind, kir_type t, const char *acc, const char *x);
-
-/* The index of instruction `in`'s access. */
-void kir_render_index(render *r, const kir_ins *in);
 /* One of the instructions that only groups have: MATRIX … WAIT (render_c.c). */
 void kir_render_matrix(render *r, int i);
 extern const char kir_matrix_cuda[], kir_wide_cuda[], kir_matrix_hip[], kir_matrix_msl[], kir_fused_wgsl[];

@@ -10,9 +10,6 @@
 /* Number of operands an instruction really has: kir_op's arity, less an absent mask or second factor. */
 int kir_arity(const kir_ins *in);
 
-/* Loads and stores may leave their mask out, REDUCE its second operand: may operand `k` (0, 1, 2) be KIR_NONE? */
-bool kir_operand_optional(const kir_ins *in, int k);
-
 static inline kir_val kir_operand(const kir_ins *in, int k) { return k == 0 ? in->a : k == 1 ? in->b : in->c; }
 
 /* Is this a pure operation (NEG … PHILOX) of `n` operands? */
@@ -64,7 +61,6 @@ static inline int kir_loop_count(const kir_ins *in) { return (int)(in->imm.i >> 
 const char *kir_type_error(const kir_ins *in, const kir_type types[3], bool words);
 
 const char *kir_type_name(kir_type t);
-const char *kir_reduce_name(kir_reduce kind);
 
 /* ==== evaluation of one operation ================================================================================= */
 

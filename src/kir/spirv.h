@@ -219,7 +219,6 @@ spv_type kir_spv_type_of(kir_type t);
 
 /* A variable of the item: one value, or `length` of them. What points to an element. */
 uint32_t kir_spv_variable(spv *e, spv_type type, uint32_t length);
-uint32_t kir_spv_element(spv *e, spv_type type, uint32_t variable, uint32_t index);
 
 void kir_spv_label(spv *e, uint32_t label);
 /* Code written up to the end label, which is returned, runs if `condition` holds. */
@@ -231,15 +230,9 @@ typedef struct spv_count {
     spv_type type;
     uint32_t i, next, head, resume, merge;
 } spv_count;
-spv_count kir_spv_for(spv *e, spv_type type, uint32_t limit);
-void kir_spv_end_for(spv *e, const spv_count *f, uint32_t step);
 
 /* To another width of the same kind; `is_signed` says how an integer grows. */
 uint32_t kir_spv_resize(spv *e, uint32_t v, spv_type from, spv_type to, bool is_signed);
-
-/* The launch's word: its low half, or as a value of another type of 64 bits. */
-uint32_t kir_spv_low(spv *e, size_t word);
-uint32_t kir_spv_word(spv *e, size_t word, spv_type type);
 
 /* ---- code (render_spirv_code.c, render_spirv.c) ------------------------------------------------------------- */
 
@@ -254,11 +247,6 @@ uint32_t kir_spv_literal(spv *e, const kir_ins *constant);
 /* v[0]·v[1] + v[2], rounded once, made of operations that each round (render_spirv_code.c); the f64 version uses 64-bit
  * words. */
 uint32_t kir_spv_fma(spv *e, spv_type type, const uint32_t v[3]);
-/* The index of an instruction's element in its buffer; what points to element `index` of an array of `type`. */
-uint32_t kir_spv_address(spv *e, const kir_ins *in);
-uint32_t kir_spv_place(spv *e, uint32_t storage, spv_type type, uint32_t variable, uint32_t index);
-/* A further variable for binding `number`, which is only read: an array of `type`. */
-uint32_t kir_spv_alias(spv *e, spv_type type, uint32_t number);
 
 int kir_spv_loop(spv *e, int loop);
 void kir_spv_feed(spv *e, int i);

@@ -230,8 +230,6 @@ void kir_vm_worth_a_thread(double nanoseconds);
 size_t kir_frame_carve(kir_frame *f, const kir_vm *vm, void *memory);
 /* Makes the frame ready for a launch, or for the box lo ≤ axis < hi of its parallel axes. */
 void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo, const int64_t *hi);
-/* The values of a launch's runtime scalars, as the program's types have them. */
-void kir_scalars_set(const kir_vm *vm, const kir_scalar *scalars, kir_value *out);
 /* The size of equal pieces, none above `most`, whole vectors each, that `total` is cut into. */
 int64_t kir_piece_of(int64_t total, int64_t most);
 

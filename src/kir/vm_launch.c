@@ -355,7 +355,8 @@ static void set_views(kir_frame *f) {
     }
 }
 
-void kir_scalars_set(const kir_vm *vm, const kir_scalar *scalars, kir_value *out) {
+/* The values of a launch's runtime scalars, as the program's types have them. */
+static void kir_scalars_set(const kir_vm *vm, const kir_scalar *scalars, kir_value *out) {
     for (int i = 0; i < vm->n_scalars; i++) {
         kir_ins in = vm->constants[vm->n_constants + i];
         kir_scalar scalar = scalars[in.imm.i];

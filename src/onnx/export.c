@@ -33,7 +33,7 @@ static void sticks(onnx_export *x, tn_status s) {
     if (x->status == TN_OK) x->status = s;
 }
 
-const char *onnx_name(onnx_export *x, const char *format, ...) {
+static const char *onnx_name(onnx_export *x, const char *format, ...) {
     tn_str s = {0};
     va_list args;
     char text[256];

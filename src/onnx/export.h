@@ -58,7 +58,6 @@ typedef struct onnx_export {
     } symbols[TN_SYMBOLS];
 } onnx_export;
 
-const char *onnx_name(onnx_export *x, const char *format, ...) TN_PRINTF(2, 3);
 /* The name of n's value, whose node is written already. */
 const char *onnx_of(onnx_export *x, const tn_node *n);
 
@@ -105,7 +104,6 @@ struct onnx_writer {
 const onnx_writer *onnx_writer_of(const tn_node *n);
 /* n as its writer has it; types that an operator of ONNX lacks are cast before it and back behind it. */
 const char *onnx_write_node(onnx_export *x, const tn_node *n);
-const char *onnx_write_plain(onnx_export *x, const tn_node *n, const onnx_writer *w);
 /* n as other ops; NULL where there is no such composition. */
 tn_node *onnx_composed(tn_build *b, const tn_node *n);
 

@@ -91,7 +91,7 @@ static const char *operator_of(const tn_node *n, char text[32]) {
     return n->op == TN_OP_BITWISE_NOT && n->dtype == TN_BOOL ? "Not" : text;
 }
 
-const char *onnx_write_plain(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *onnx_write_plain(onnx_export *x, const tn_node *n, const onnx_writer *w) {
     const char *names[8];
     char text[32];
     for (int k = 0; k < n->n_in; k++)

@@ -105,7 +105,8 @@ static char *terminated(onnx_arena *a, onnx_text t) {
     return copy;
 }
 
-tn_status onnx_find_field(onnx_text message, uint32_t number, onnx_field *out) {
+/* The content of field `number` of a message, the last if it occurs several times; all zero if it is absent. */
+static tn_status onnx_find_field(onnx_text message, uint32_t number, onnx_field *out) {
     onnx_wire w = onnx_wire_of(message);
     onnx_field f;
     tn_status status;

@@ -51,8 +51,6 @@ typedef struct onnx_field {
 onnx_wire onnx_wire_of(onnx_text message);
 /* The next field; false at the end, and after a failure, which *status then is. */
 bool onnx_wire_next(onnx_wire *w, onnx_field *f, tn_status *status);
-/* The content of field `number` of a message, the last if it occurs several times; all zero if it is absent. */
-tn_status onnx_find_field(onnx_text message, uint32_t number, onnx_field *out);
 /* How often fields 0 … most occur, with the items of packed varints where `packed` has the field's bit. */
 tn_status onnx_wire_count(onnx_text message, int64_t *counts, int most);
 /* Calls take(ctx, field) for each field until one fails. */
@@ -63,7 +61,6 @@ tn_status onnx_wire_each(onnx_text message, tn_status (*take)(void *ctx, const o
 tn_status onnx_order_nodes(const onnx_text *messages, int32_t count, int32_t *order);
 
 float onnx_wire_float(const onnx_field *f);
-double onnx_wire_double(const onnx_field *f);
 
 /* Numbers of a repeated field, packed or one by one, gathered over a message. */
 typedef struct onnx_numbers {
@@ -83,8 +80,6 @@ typedef struct onnx_file {
     size_t size;
 } onnx_file;
 tn_status onnx_file_open(const char *path, onnx_file **out);
-onnx_file *onnx_file_retain(onnx_file *f);
-void onnx_file_release(void *file);
 
 /* Where a tensor's bytes may lie. */
 typedef struct onnx_source {
@@ -237,10 +232,6 @@ struct onnx_frame {
 };
 /* v, which is taken over, as a value of another level: itself where nobody else has it. */
 onnx_value *onnx_value_as(onnx_value *v, uint8_t level);
-/* Walks the whole model: outputs are recorded, not computed. Before it: a run with its model alone. */
-tn_status onnx_run_model(onnx_run *r, onnx_value *const *in, onnx_value **out);
-void onnx_run_end(onnx_run *r);
-tn_status onnx_evaluate(onnx_value *const *values, int count);
 /* onnx_run.c; in: values with one reference, which it may exchange */
 tn_status onnx_run_or_replay(tn_onnx *m, onnx_value **in, onnx_value **out);
 void onnx_replays_free(tn_onnx *m);

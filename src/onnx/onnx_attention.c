@@ -132,7 +132,9 @@ static tn_status written_out(onnx_call *c, const ops_attention_heads *h, tn_tens
     return TN_OK;
 }
 
-bool onnx_attends_plainly(const onnx_call *c, const onnx_heads *h) {
+/* Is it scaled_dot_product_attention, or does the node bend scores or ask for them (softcap, softmax_precision, output
+ * 3)? */
+static bool onnx_attends_plainly(const onnx_call *c, const onnx_heads *h) {
     bool bent = onnx_wants(c, 3) || onnx_float(c, "softcap", 0) != 0 || onnx_find(c, "softmax_precision");
     return !bent && !h->sink;
 }

@@ -758,8 +758,8 @@ static tn_tensor *tap_values(const tn_tensor *flat, const taps *t, int axes, int
     return weight ? tn_mul(v, tn_unsqueeze(weight, 1)) : v;
 }
 
-tn_tensor *onnx_sample(const tn_tensor *x, tn_tensor *const *places, onnx_interpolation how, onnx_outside outside,
-                       bool align_corners) {
+static tn_tensor *onnx_sample(const tn_tensor *x, tn_tensor *const *places, onnx_interpolation how,
+                              onnx_outside outside, bool align_corners) {
     taps t[ONNX_MAX_AXES];
     int axes = tn_rank(x) - 2;
     int64_t pitch = 1, combinations = 1;

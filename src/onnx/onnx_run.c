@@ -62,7 +62,7 @@ static tn_status finish_model(tn_onnx *m, onnx_text message, const char *path, c
     if (status == TN_OK) status = onnx_model_list_weights(m);
     if (status == TN_OK && !m->is_inert)
         status = onnx_engine_is_current() && !o->recorded ? onnx_engine_open(m, message, path)
-                                                      : onnx_model_resolve(m, o->report);
+                                                          : onnx_model_resolve(m, o->report);
     if (status == TN_OK) {
         *out = m;
         return TN_OK;
@@ -526,7 +526,7 @@ static tn_status call_function(onnx_call *c) {
 
 /* ---- a run ------------------------------------------------------------------------------------------------------- */
 
-void onnx_run_end(onnx_run *r) {
+static void onnx_run_end(onnx_run *r) {
     for (size_t i = 0; i < r->error_count; i++)
         tn_free(r->errors[i]);
     tn_mem_free(r->errors);
@@ -535,7 +535,7 @@ void onnx_run_end(onnx_run *r) {
     tn_mem_free(r->memos);
 }
 
-tn_status onnx_evaluate(onnx_value *const *values, int count) {
+static tn_status onnx_evaluate(onnx_value *const *values, int count) {
     tn_tensor **tensors = tn_mem_alloc((size_t)count * sizeof(tn_tensor *));
     if (!tensors) return TN_ERR_MEMORY;
     int n = 0;
@@ -546,7 +546,8 @@ tn_status onnx_evaluate(onnx_value *const *values, int count) {
     return status;
 }
 
-tn_status onnx_run_model(onnx_run *r, onnx_value *const *in, onnx_value **out) {
+/* Walks the whole model: outputs are recorded, not computed. Before it: a run with its model alone. */
+static tn_status onnx_run_model(onnx_run *r, onnx_value *const *in, onnx_value **out) {
     const onnx_graph *g = r->model->graph;
     onnx_frame f = {.graph = g};
     return run_frame(r, &f, in, g->input_count, out, g->output_count);
@@ -621,8 +622,7 @@ tn_status tn_onnx_run(tn_onnx *m, tn_onnx_value *const *inputs, tn_onnx_value **
         status = adopt(&m->graph->inputs[i], inputs[i], &in[i]);
     {
         TN_NO_GRAD;
-        if (status == TN_OK)
-            status = m->session ? onnx_engine_run(m, in, outputs) : onnx_run_or_replay(m, in, outputs);
+        if (status == TN_OK) status = m->session ? onnx_engine_run(m, in, outputs) : onnx_run_or_replay(m, in, outputs);
     }
     free_values(in, in_count);
     tn_mem_free(in);

@@ -58,12 +58,12 @@ tn_status onnx_file_open(const char *path, onnx_file **out) {
     return TN_OK;
 }
 
-onnx_file *onnx_file_retain(onnx_file *f) {
+static onnx_file *onnx_file_retain(onnx_file *f) {
     if (f) atomic_fetch_add_explicit(&f->refs, 1, memory_order_relaxed);
     return f;
 }
 
-void onnx_file_release(void *file) {
+static void onnx_file_release(void *file) {
     onnx_file *f = file;
     if (!f || atomic_fetch_sub_explicit(&f->refs, 1, memory_order_acq_rel) != 1) return;
     tn_map_close(&f->map);

@@ -10,7 +10,7 @@
 
 /* ---- attributes -------------------------------------------------------------------------------------------------- */
 
-int64_t onnx_reach(const onnx_window *w, int a) { return w->dilation[a] * (w->kernel[a] - 1) + 1; }
+static int64_t onnx_reach(const onnx_window *w, int a) { return w->dilation[a] * (w->kernel[a] - 1) + 1; }
 
 tn_status onnx_ints_of(const onnx_call *c, const char *name, int count, int64_t otherwise, int64_t *out) {
     int given;
@@ -323,7 +323,8 @@ tn_tensor *onnx_seen_by_place(const tn_tensor *x, const onnx_window *w, const in
     return tn_as_strided(y, shape, rank, strides, rank, 0);
 }
 
-tn_tensor *onnx_seen(const tn_tensor *x, const onnx_window *w, const int64_t *places, double value) {
+/* x [n, c, size…] padded with `value` as far as `places` reach: what the window sees, [n, c, kernel…, places…]. */
+static tn_tensor *onnx_seen(const tn_tensor *x, const onnx_window *w, const int64_t *places, double value) {
     int axes = w->axes, rank = 2 + 2 * axes;
     int64_t shape[TN_MAX_RANK] = {tn_size(x, 0), tn_size(x, 1)}, strides[TN_MAX_RANK], pitch = 1;
     tn_tensor *y = reached(x, w, places, value);

@@ -98,13 +98,10 @@ typedef struct onnx_window {
     int64_t before[ONNX_MAX_AXES], after[ONNX_MAX_AXES]; /* padding */
 } onnx_window;
 
-int64_t onnx_reach(const onnx_window *w, int a);
 /* Reads the attributes that all operators with windows share. kernel: the weight's; NULL: attribute kernel_shape. */
 tn_status onnx_window_read(const onnx_call *c, const tn_tensor *x, const int64_t *kernel, onnx_window *w);
 /* Places along an axis; with ceil_mode the last one must still begin before the padding behind. 0: it does not fit. */
 int64_t onnx_places(const onnx_window *w, int a, int64_t size, bool ceil_mode);
-/* x [n, c, size…] padded with `value` as far as `places` reach: what the window sees, [n, c, kernel…, places…]. */
-tn_tensor *onnx_seen(const tn_tensor *x, const onnx_window *w, const int64_t *places, double value);
 /* The same with channels side by side in memory, [n, places…, kernel…, c]: to be copied in long runs. */
 tn_tensor *onnx_seen_by_place(const tn_tensor *x, const onnx_window *w, const int64_t *places, double value);
 /* Attribute `name`: `count` numbers into out; `otherwise` where it is absent. */
@@ -140,9 +137,6 @@ typedef struct onnx_heads {
     const tn_tensor *sink; /* [heads]: a further score that takes weight and gives nothing; NULL */
     double scale;
 } onnx_heads;
-/* Is it scaled_dot_product_attention, or does the node bend scores or ask for them (softcap, softmax_precision, output
- * 3)? */
-bool onnx_attends_plainly(const onnx_call *c, const onnx_heads *h);
 /* causal: a plain call in which `seen` is NULL and queries and keys are as many. */
 tn_status onnx_attend(onnx_call *c, const onnx_heads *h, bool causal, tn_tensor **y);
 /* x [batch, heads, positions, features] with each pair of features turned; cosines and sines [batch or 1, positions,
@@ -178,8 +172,6 @@ const tn_tensor *onnx_as(const tn_tensor *x, tn_dtype dtype);
 typedef enum onnx_interpolation { ONNX_NEAREST, ONNX_LINEAR, ONNX_CUBIC } onnx_interpolation;
 typedef enum onnx_outside { ONNX_ZEROS, ONNX_BORDER, ONNX_REFLECTION } onnx_outside;
 /* x [n, c, size…] at places[a] [n, count], in pixels along axis a: [n, c, count]. */
-tn_tensor *onnx_sample(const tn_tensor *x, tn_tensor *const *places, onnx_interpolation how, onnx_outside outside,
-                       bool align_corners);
 tn_status onnx_grid_sample(onnx_call *c);
 tn_status onnx_affine_grid(onnx_call *c);
 tn_status onnx_deform_conv(onnx_call *c);

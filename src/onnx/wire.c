@@ -140,12 +140,6 @@ float onnx_wire_float(const onnx_field *f) {
     return v;
 }
 
-double onnx_wire_double(const onnx_field *f) {
-    double v;
-    memcpy(&v, &f->bits, sizeof v);
-    return v;
-}
-
 tn_status onnx_numbers_add(onnx_numbers *n, const onnx_field *f, int kind) {
     if (f->kind != kind && f->kind != ONNX_WIRE_BYTES)
         return tn_fail(TN_ERR_FORMAT,

@@ -74,7 +74,7 @@ static int rows_first(const tn_node *x, const int64_t *dims, int count) {
     return last < count && length >= LONG_ROW ? last : 0;
 }
 
-tn_node *tn_b_sum_apart(tn_build *b, tn_node *x, const int64_t *dims, int count) {
+static tn_node *tn_b_sum_apart(tn_build *b, tn_node *x, const int64_t *dims, int count) {
     int last = x ? rows_first(x, dims, count) : 0;
     if (last > 0) x = tn_b_sum(b, x, dims + count - last, last, true);
     return x ? tn_b_sum(b, x, dims, count - last, true) : NULL;

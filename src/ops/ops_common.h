@@ -38,7 +38,6 @@ tn_node *tn_b_offset(tn_build *b, tn_node *x, double v); /* x + v */
 tn_node *tn_b_as_f32(tn_build *b, tn_node *x);           /* f16 and bf16 widened, others as they are */
 /* Sum and mean over dims (ascending), which are kept with extent 1; where other dims lie between them, over the last
  * ones first. */
-tn_node *tn_b_sum_apart(tn_build *b, tn_node *x, const int64_t *dims, int count);
 tn_node *tn_b_mean_apart(tn_build *b, tn_node *x, const int64_t *dims, int count);
 /* Gradient of broadcasting: dy summed over the dims along which `like` was repeated, in like's shape. */
 tn_node *tn_b_sum_to(tn_build *b, tn_node *dy, const tn_node *like);

@@ -100,7 +100,7 @@ static tn_plan *take_hit(tn_plan_cache *c, int at) {
     return c->plans[at];
 }
 
-tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out) {
+static tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out) {
     *out = NULL;
     int at = guessed_place(c, b);
     uint64_t hash = at >= 0 ? c->hashes[at] : tn_hash64(b->key, b->key_count * sizeof *b->key, 0);

@@ -98,14 +98,8 @@ void tn_native_product(const tn_graph_plan *g, const tn_value *c, tn_gemm_args *
 tn_native_maker tn_make_matmul, tn_make_linear_stored; /* native_product.c */
 /* Whether two products with the same left operand can be one launch; adding `next` to the launch of `n`. */
 enum { TN_MOST_SIBLINGS = TN_QMAT_MOST_SIBLINGS };
-bool tn_native_are_siblings(const tn_native *a, const tn_native *b);
-void tn_native_add_sibling(tn_native *n, tn_native *next);
-/* Links a product with a stored weight to the next one. Returns it, or `before` if `n` is not such a product. */
-tn_native *tn_native_set_next_weight(tn_native *n, tn_native *before);
 /* Whether its rows can be computed independently; running `count` such products in one launch, each row as soon as the
  * rows before it are there, and the memory for that. */
-bool tn_native_is_row_fusable(const tn_native *n);
-tn_status tn_native_fuse_rows(tn_native *const *natives, int count, size_t *workspace);
 tn_native_maker tn_make_rope, tn_make_cache_append, tn_make_cached_attention;       /* native.c */
 tn_native_maker tn_make_conv2d_forward, tn_make_conv2d_dgrad, tn_make_conv2d_wgrad; /* native_conv.c */
 tn_native_maker tn_make_max_pool2d, tn_make_int_conv2d;

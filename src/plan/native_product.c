@@ -77,11 +77,11 @@ static void run_row_fused(tn_native *n, void *const *pointers) {
     tn_gemm_row_fused_run(&chain);
 }
 
-bool tn_native_is_row_fusable(const tn_native *n) {
+static bool tn_native_is_row_fusable(const tn_native *n) {
     return n->run == run_matmul && !n->by && n->dtype == TN_F32 && tn_gemm_row_fused_takes(&n->gemm);
 }
 
-tn_status tn_native_fuse_rows(tn_native *const *natives, int count, size_t *workspace) {
+static tn_status tn_native_fuse_rows(tn_native *const *natives, int count, size_t *workspace) {
     tn_gemm_row_fused chain = {.count = count};
     natives[0]->own = tn_mem_zalloc(1, tn_gemm_row_fused_bytes());
     if (!natives[0]->own) return TN_ERR_MEMORY;
@@ -184,7 +184,7 @@ static void run_linear_stored(tn_native *n, void *const *pointers) {
     tn_qmat(args);
 }
 
-bool tn_native_are_siblings(const tn_native *a, const tn_native *b) {
+static bool tn_native_are_siblings(const tn_native *a, const tn_native *b) {
     const tn_qmat_args *x = &a->qmat, *y = &b->qmat;
     bool stored =
         a->run == run_linear_stored && b->run == run_linear_stored && a->weight.slot >= 0 && b->weight.slot >= 0;
@@ -197,12 +197,13 @@ void tn_native_run_sibling(tn_native *n, void *const *pointers, const kir_scalar
     n->scalars = scalars;
 }
 
-void tn_native_add_sibling(tn_native *n, tn_native *next) {
+static void tn_native_add_sibling(tn_native *n, tn_native *next) {
     n->next = next;
     n->qmat.next = &next->qmat;
 }
 
-tn_native *tn_native_set_next_weight(tn_native *n, tn_native *before) {
+/* Links a product with a stored weight to the next one. Returns it, or `before` if `n` is not such a product. */
+static tn_native *tn_native_set_next_weight(tn_native *n, tn_native *before) {
     if (n->run != run_linear_stored) return before;
     if (before) before->qmat.later = &n->qmat;
     return n;
@@ -334,7 +335,7 @@ static int64_t weight_of(const tn_graph_plan *g, const tn_group *group) {
     return (int64_t)tn_node_bytes(g->values[g->values[group->lead].in[1]].node);
 }
 
-int64_t tn_group_makes(const tn_graph_plan *g, const tn_group *group) {
+static int64_t tn_group_makes(const tn_graph_plan *g, const tn_group *group) {
     int64_t bytes = 0;
     for (size_t i = 0; i < group->member_count; i++)
         if (g->values[group->members[i]].stored) bytes += (int64_t)tn_node_bytes(g->values[group->members[i]].node);

@@ -144,7 +144,4 @@ bool tn_tune_product(const struct tn_device *d, const tn_gemm_args *args, tn_dty
 struct tn_device;
 int tn_tune_tile(struct tn_device *d, const tn_gemm_shape *s, const tn_group_limits *limits);
 
-/* Sizes that a record has one entry for: up to 8 the number itself, then four steps an octave. */
-int64_t tn_tune_bucket(int64_t n);
-
 #endif

@@ -327,7 +327,6 @@ int tn_last_reader(const tn_graph_plan *g, int value);         /* position of th
 /* Limits of one launch of several products: bytes of results (none is freed before all are computed), and how many
  * products (native_product.c). */
 enum { TN_MOST_MADE = 16 << 20 };
-int64_t tn_group_makes(const tn_graph_plan *g, const tn_group *group);
 /* The group at position `from` is computed at `to`, before those that stood there. */
 void tn_group_move_up(tn_graph_plan *g, int from, int to);
 /* Merges products with the same left operand into one launch, and chooses their order (native_product.c). Called after
@@ -652,7 +651,6 @@ struct tn_plan_cache {
     double plan_seconds, run_seconds;
 };
 tn_plan_cache *tn_plans_of(tn_recorder *r); /* NULL when memory is out */
-tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out);
 /* Reserves memory for intermediates and results before anything runs; outputs that are not states get new buffers. */
 tn_status tn_plan_reserve(tn_plan_cache *c, const tn_plan *p, tn_buffer *const *bound);
 void tn_plan_release_outputs(tn_plan_cache *c, const tn_plan *p, int count);

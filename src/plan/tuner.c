@@ -47,7 +47,8 @@ static bool find_way(const char *name, bool libraries, tn_way *out) {
 
 /* ---- keys -------------------------------------------------------------------------------------------------------- */
 
-int64_t tn_tune_bucket(int64_t n) {
+/* Sizes that a record has one entry for: up to 8 the number itself, then four steps an octave. */
+static int64_t tn_tune_bucket(int64_t n) {
     int shift = 0;
     while (n >> shift >= 8)
         shift++;

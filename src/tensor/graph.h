@@ -161,8 +161,7 @@ struct tn_build {
 tn_node *tn_b_op(tn_build *b, int op, tn_node *const *in, int n_in, const tn_attrs *attrs);
 /* hands a reference to b; returns n, or NULL when n is an error (status set) */
 tn_node *tn_b_own(tn_build *b, tn_node *n);
-void tn_build_end(tn_build *b);              /* releases all */
-tn_node *tn_b_number(tn_build *b, double v); /* tn_scalar's node */
+void tn_build_end(tn_build *b); /* releases all */
 tn_node *tn_b_cast_like(tn_build *b, tn_node *x, const tn_node *like);
 
 /* ---- the op table ------------------------------------------------------------------------------------------------ */
@@ -351,7 +350,6 @@ tn_status tn_infer_float(tn_infer *c);         /* broadcast; TN_ERR_DTYPE unless
 tn_status tn_infer_not_bool(tn_infer *c);      /* broadcast; TN_ERR_DTYPE if in[0] is bool */
 tn_status tn_infer_counted(const tn_infer *c); /* refuses a shape whose bytes, in any dtype, 63 bits do not count */
 tn_status tn_infer_reduce(tn_infer *c);        /* attributes: dims list, keepdim; an empty list means all dims */
-tn_dtype tn_promote(const tn_node *a, const tn_node *b);                              /* torch.result_type */
 tn_dtype tn_promote_with(tn_dtype so_far, const tn_node *first, const tn_node *next); /* the same for a growing list */
 /* Are all shapes, symbols included, the same as the first's, as they mostly are, or those of numbers? */
 static inline bool tn_all_alike(tn_node *const *in, int n_in) {
@@ -547,7 +545,6 @@ static inline bool tn_same_shape(const tn_node *a, const tn_node *b) {
 void tn_grad_slot_release(tn_grad_slot *s);
 void tn_grad_slot_close(tn_grad_slot *s); /* the same by the leaf's storage, whose gradient goes with it */
 extern _Atomic int tn_anomaly_mode;       /* a tn_anomaly (autograd.h); -1: TRUNNION_DETECT_ANOMALY was not read yet */
-size_t tn_recorder_limit(const tn_recorder *r);
 /* Between the two a gradient is recorded. No automatic flush happens in between, because half a gradient would turn all
  * that the other half needs into results. A long gradient raises the limit for the following step. begin returns the
  * `before` of end; count: the recorder's at begin. */

@@ -513,8 +513,6 @@ void tn_recorder_end_gradient(tn_recorder *r, bool before, size_t count) {
     if (r->count > count + TN_MAX_PENDING / 2) r->limit = r->count + TN_MAX_PENDING;
 }
 
-size_t tn_recorder_limit(const tn_recorder *r) { return r->limit > TN_MAX_PENDING ? r->limit : TN_MAX_PENDING; }
-
 /* What the inputs of an op have in common, found in one look. */
 typedef struct input_facts {
     unsigned flags;    /* TN_NODE_…: any of them */
@@ -999,8 +997,6 @@ tn_node *tn_node_number(double v) {
     n->flags |= TN_NODE_WRAPPED;
     return n;
 }
-
-tn_node *tn_b_number(tn_build *b, double v) { return b->status == TN_OK ? tn_b_own(b, tn_node_number(v)) : NULL; }
 
 tn_node *tn_b_cast_like(tn_build *b, tn_node *x, const tn_node *like) {
     if (b->status != TN_OK || !x || x->dtype == like->dtype) return x;

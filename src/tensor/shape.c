@@ -241,8 +241,6 @@ tn_dtype tn_promote_with(tn_dtype so_far, const tn_node *first, const tn_node *n
     return category_of(heavy) >= category_of(light) ? heavy : light;
 }
 
-tn_dtype tn_promote(const tn_node *a, const tn_node *b) { return tn_promote_with((tn_dtype)a->dtype, a, b); }
-
 /* ==== what the ops' lower functions share: index arithmetic, masked loads, reductions ============================= */
 /* Values come from the planner through tn_lower_calls; nothing here knows groups or buffers. */
 

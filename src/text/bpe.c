@@ -9,7 +9,7 @@
 
 /* ---- a heap, the least key on top -------------------------------------------------------------------------------- */
 
-tn_status tn_txt_heap_push(tn_txt_work *w, tn_txt_candidate c) {
+static tn_status tn_txt_heap_push(tn_txt_work *w, tn_txt_candidate c) {
     TRY(tn_txt_reserve(&w->heap, &w->heap_capacity, w->heap_count + 1, sizeof *w->heap));
     size_t at = w->heap_count++;
     while (at > 0 && w->heap[(at - 1) / 2].key > c.key) {
@@ -20,7 +20,7 @@ tn_status tn_txt_heap_push(tn_txt_work *w, tn_txt_candidate c) {
     return TN_OK;
 }
 
-tn_txt_candidate tn_txt_heap_pop(tn_txt_work *w) {
+static tn_txt_candidate tn_txt_heap_pop(tn_txt_work *w) {
     tn_txt_candidate top = w->heap[0], last = w->heap[--w->heap_count];
     size_t at = 0, count = w->heap_count;
     while (2 * at + 1 < count) {

@@ -244,7 +244,6 @@ typedef struct jj_callable {
 tn_status tn_jj_fail(const jj_run *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Counts work: about one step for each node and for each 64 bytes touched. */
 tn_status tn_jj_charge(jj_run *r, size_t steps);
-tn_status tn_jj_render(jj_run *r, const jj_node *body);
 tn_status tn_jj_call_row(jj_run *r, const jj_row *row, jj_value self, const jj_arguments *given, jj_value *out);
 
 /* ---- values (jinja_value.c) -------------------------------------------------------------------------------------- */
@@ -279,7 +278,6 @@ tn_status tn_jj_new_dict(jj_run *r, jj_kind kind, jj_value *out, jj_dict **dict)
 tn_status tn_jj_put(jj_run *r, jj_dict *dict, jj_value key, jj_value value);
 /* The value under a key, NULL when absent; *failed is set when steps ran out. */
 tn_status tn_jj_find(jj_run *r, const jj_dict *dict, const jj_value *key, jj_value **out);
-jj_value *tn_jj_find_text(const jj_dict *dict, const char *key);
 /* A copy of bytes as a string of the run. */
 tn_status tn_jj_copy(jj_run *r, const char *text, size_t size, jj_value *out);
 /* What a for loop goes over: a list as it is, a dict's keys, a string's characters, nothing for undefined. */
@@ -288,8 +286,6 @@ tn_status tn_jj_items(jj_run *r, const jj_value *v, const jj_list **out);
 tn_status tn_jj_print(jj_run *r, const jj_value *v, bool quoted, tn_bytes *out);
 /* A value as a string: itself, or its str(). */
 tn_status tn_jj_string(jj_run *r, const jj_value *v, jj_value *out);
-/* Python's repr() of a number, at most 32 bytes with the NUL. */
-void tn_jj_print_float(double v, char *out);
 /* The part of a list or string that a[start:stop:step] names; NULL for what is left out. */
 tn_status tn_jj_slice(jj_run *r, const jj_value *v, const jj_value *start, const jj_value *stop, const jj_value *step,
                       jj_value *out);
@@ -325,7 +321,5 @@ tn_status tn_jj_change_case(jj_run *r, const jj_value *v, char how, jj_value *ou
 tn_status tn_jj_replace(jj_run *r, const jj_value *v, const jj_value *old, const jj_value *new_text, int64_t most,
                         jj_value *out);
 tn_status tn_jj_join(jj_run *r, const jj_list *list, const jj_value *between, jj_value *out);
-/* v.a.b for "a.b"; numbers are indices. */
-tn_status tn_jj_attribute(jj_run *r, const jj_value *v, const jj_value *path, jj_value *out);
 
 #endif

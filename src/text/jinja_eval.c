@@ -570,7 +570,7 @@ static tn_status execute(jj_run *r, const jj_node *body) {
     return TN_OK;
 }
 
-tn_status tn_jj_render(jj_run *r, const jj_node *body) { return execute(r, body); }
+static tn_status tn_jj_render(jj_run *r, const jj_node *body) { return execute(r, body); }
 
 /* ==== chat templates ============================================================================================== */
 

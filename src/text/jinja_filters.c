@@ -36,8 +36,9 @@ static const jj_value *named(const jj_arguments *given, const char *name) {
     return NULL;
 }
 
+/* v.a.b for "a.b"; numbers are indices. */
 /* "a.b.0": members and items in turn. */
-tn_status tn_jj_attribute(jj_run *r, const jj_value *v, const jj_value *path, jj_value *out) {
+static tn_status tn_jj_attribute(jj_run *r, const jj_value *v, const jj_value *path, jj_value *out) {
     *out = *v;
     if (path->kind == JJ_INT) return tn_jj_item(r, v, path, out);
     if (path->kind != JJ_STRING)

@@ -133,12 +133,6 @@ tn_status tn_jj_find(jj_run *r, const jj_dict *dict, const jj_value *key, jj_val
     return TN_OK;
 }
 
-jj_value *tn_jj_find_text(const jj_dict *dict, const char *key) {
-    for (size_t i = 0; i < dict->count; i++)
-        if (tn_jj_is(&dict->pairs[i].key, key)) return &dict->pairs[i].value;
-    return NULL;
-}
-
 tn_status tn_jj_put(jj_run *r, jj_dict *dict, jj_value key, jj_value value) {
     jj_value *place;
     if (key.kind == JJ_LIST || key.kind == JJ_DICT || key.kind == JJ_NAMESPACE)
@@ -575,7 +569,8 @@ tn_status tn_jj_item(jj_run *r, const jj_value *v, const jj_value *key, jj_value
 
 /* ---- printing ---------------------------------------------------------------------------------------------------- */
 
-void tn_jj_print_float(double v, char *out) {
+/* Python's repr() of a number, at most 32 bytes with the NUL. */
+static void tn_jj_print_float(double v, char *out) {
     char digits[40];
     if (isnan(v) || isinf(v)) {
         snprintf(out, 32, "%s", isnan(v) ? "nan" : v > 0 ? "inf" : "-inf");

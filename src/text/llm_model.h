@@ -623,8 +623,6 @@ tn_status tn_llm_save_adapter(const tn_llm *m, const char *folder, const char *b
 tn_tensor *tn_llm_product(const llm_weights *w, int64_t layer, int slot, const tn_tensor *x, const tn_tensor *bias);
 /* RMS norm over the last dim; weight: NULL for none. */
 tn_tensor *tn_llm_rms_norm(const tn_tensor *x, const tn_tensor *weight, double eps);
-tn_tensor *tn_llm_norm(const llm_config *c, const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias);
-tn_tensor *tn_llm_split_gate(tn_tensor **up, int dim, int64_t width);
 /* llm_record.c: a layer's mixture of experts. */
 tn_tensor *tn_llm_mix(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
                       const tn_tensor *x);

@@ -30,7 +30,7 @@ tn_tensor *tn_llm_rms_norm(const tn_tensor *x, const tn_tensor *weight, double e
     return tn_rms_norm(x, TN_DIMS(tn_size(x, -1)), weight, &o);
 }
 
-tn_tensor *tn_llm_norm(const llm_config *c, const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
+static tn_tensor *tn_llm_norm(const llm_config *c, const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
     tn_layer_norm_options layer = TN_LAYER_NORM_DEFAULTS;
     layer.eps = c->eps;
     if (c->file.norms_from_one && weight) weight = tn_add_scalar(weight, 1);
@@ -227,7 +227,7 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
     return tn_llm_product(w, layer, SLOT_O, joined, weight[SLOT_O_BIAS]);
 }
 
-tn_tensor *tn_llm_split_gate(tn_tensor **up, int dim, int64_t width) {
+static tn_tensor *tn_llm_split_gate(tn_tensor **up, int dim, int64_t width) {
     tn_tensor *gate = tn_narrow(*up, dim, 0, width);
     *up = tn_narrow(*up, dim, width, width);
     return gate;

@@ -154,8 +154,6 @@ typedef struct tn_txt_work {
     tn_bytes text; /* bpe.c: with spaces escaped */
 } tn_txt_work;
 
-tn_status tn_txt_heap_push(tn_txt_work *w, tn_txt_candidate c);
-tn_txt_candidate tn_txt_heap_pop(tn_txt_work *w);
 void tn_txt_work_free(tn_txt_work *w);
 
 tn_status tn_txt_bpe(void *work, const char *word, size_t size); /* a tn_txt_word */

@@ -373,9 +373,11 @@ const tn_blas *tn_blas_by_name(const char *name) {
 
 const char *tn_blas_name(const tn_blas *b) { return b ? b->entry->name : "none"; }
 
-void *tn_blas_function(const tn_blas *b, const char *name) { return find_blas(b->handle, name, NULL); }
+/* Its function of this name with any prefix and suffix of such libraries ("dgetrf_"), or NULL; and whether it takes
+ * 64-bit integers. */
+static void *tn_blas_function(const tn_blas *b, const char *name) { return find_blas(b->handle, name, NULL); }
 
-bool tn_blas_is_wide(const tn_blas *b) { return b->wide; }
+static bool tn_blas_is_wide(const tn_blas *b) { return b->wide; }
 
 int tn_blas_count(void) { return ROWS; }
 

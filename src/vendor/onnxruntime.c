@@ -149,8 +149,6 @@ static char version[32], **providers;
 static int provider_count;
 
 bool tn_ort_is_loaded(void) { return atomic_load(&loaded); }
-const char *tn_ort_version(void) { return version; }
-
 static tn_status take_calls(const void *const *table) {
     const char *missing = NULL;
 #define X(place, field, name, result, parameters)                \

@@ -12,7 +12,6 @@ extern const tn_library_spec tn_ort_library;
 /* Loads the library and starts it, once a process. Errors: TN_ERR_UNAVAILABLE with the reason. */
 tn_status tn_ort_load(void);
 bool tn_ort_is_loaded(void);
-const char *tn_ort_version(void); /* "1.31.1"; "" until it is loaded */
 /* The execution providers that this build of the library has, "CPUExecutionProvider", in its order of preference; NULL
  * outside of them. Loaded only. */
 const char *tn_ort_provider_at(int i);

@@ -173,8 +173,6 @@ tn_status tn_torch_load(void) {
     return s;
 }
 
-const char *tn_torch_version(void) { return version; }
-
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
 /* Its words go on for lines: the first says what is wrong. */

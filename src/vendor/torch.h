@@ -34,7 +34,6 @@ extern const tn_library_spec tn_torch_library;
  * found, too old (before 2.10), a missing function. Any thread. */
 tn_status tn_torch_load(void);
 /* Its release, once loaded: "2.15.0". */
-const char *tn_torch_version(void);
 bool tn_torch_is_loaded(void);
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
