@@ -5,7 +5,7 @@
  * convert elements to words and back. If elements are smaller, several items may store into one word; a store then xors
  * the bits that differ atomically, which leaves the neighbours' unchanged.
  *
- * Functions of kir_math.h are not written, because programs come without them (render.h). Infinities and NaN are made at
+ * Functions of kir_math.h are not written, because programs come without them (legal.c). Infinities and NaN are made at
  * run time, because constants must be finite. */
 #include <stdio.h>
 #include <string.h>

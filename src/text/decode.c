@@ -1,4 +1,4 @@
-/* decode.c — from tokens to text and from texts to model inputs: decoders, post-processors, truncation and padding, stop
+/* decode.c — from tokens to text and from texts to model inputs: decoders, post-processors, truncation, padding, stop
  * strings. */
 #include <string.h>
 

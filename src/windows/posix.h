@@ -3,7 +3,7 @@
  *
  * Paths are UTF-8 with '/' or '\'. Files are opened in binary mode and shared, so that an open file can be renamed and
  * removed. Everything belongs to one user: owners and permissions are not examined. The headers that the sources
- * include for these functions (sys/mman.h, dlfcn.h, …) are empty files in include/. */
+ * include for these functions elsewhere are empty files, which CMake writes. */
 #ifndef TN_POSIX_H
 #define TN_POSIX_H
 
