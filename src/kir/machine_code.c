@@ -56,7 +56,7 @@ int kir_mc_constant(mc_asm *a, const void *element, int width) {
     return kir_mc_constant_vector(a, vector);
 }
 
-void kir_mc_asm_free(mc_asm *a) {
+static void asm_free(mc_asm *a) {
     tn_mem_free(a->bytes);
     tn_mem_free(a->pool);
     tn_mem_free(a->fixups);
@@ -485,7 +485,7 @@ static tn_status build_code(const kir_program *p, kir_layout layout, bool evex, 
     _Static_assert(sizeof code == sizeof out->fn, "addresses have one size");
     memcpy(&out->fn, &code, sizeof code);
     close_build(&b);
-    kir_mc_asm_free(&a);
+    asm_free(&a);
     return status;
 }
 

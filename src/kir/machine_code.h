@@ -254,7 +254,6 @@ void kir_mc_exit(mc_asm *a, size_t entry, int slots, bool streams);
 /* Fills in the distances to constants, which lie behind the code from kir_mc_pool_offset on. */
 void kir_mc_resolve(mc_asm *a);
 static inline size_t kir_mc_pool_offset(const mc_asm *a) { return (a->n + 63) & ~(size_t)63; }
-void kir_mc_asm_free(mc_asm *a);
 
 /* ==== segments and steps ========================================================================================== */
 /* The code computes rows. A row is a run of points along the inner direction (KIR_POINTS: the last parallel axis;
@@ -371,26 +370,8 @@ void kir_mc_lower(mc_build *b);
 void kir_mc_refuse(mc_build *b, const char *why);
 void kir_mc_lack_memory(mc_build *b);
 
-/* Each adds one step and returns its value; all do nothing after a refusal. The width is that of the last operand. */
-int kir_mc_unary(mc_build *b, mc_op op, int x);
-int kir_mc_binary(mc_build *b, mc_op op, int x, int y);
-int kir_mc_with_imm(mc_build *b, mc_op op, int x, int imm); /* shifts, roundings */
-int kir_mc_fma(mc_build *b, int x, int y, int z);
-int kir_mc_choose(mc_build *b, int mask, int yes, int no);
-int kir_mc_compare_f(mc_build *b, int predicate, int x, int y); /* as VCMPPS has them */
-int kir_mc_f32(mc_build *b, float x);
-int kir_mc_u32(mc_build *b, uint32_t x);
-
+/* Predicates of comparisons of floats, as VCMPPS has them. */
 enum { MC_EQUAL = 0, MC_LESS = 1, MC_LESS_EQUAL = 2, MC_UNORDERED = 3, MC_NOT_EQUAL = 4, MC_ORDERED = 7 };
-
-/* ---- functions (mc_lower.c) --------------------------------------------------------------------------------------
- * */
-
-int kir_mc_exp(mc_build *b, int x);
-int kir_mc_log(mc_build *b, int x);
-int kir_mc_tanh(mc_build *b, int x);
-int kir_mc_erf(mc_build *b, int x);
-int kir_mc_to_bf16(mc_build *b, int x); /* its bits, in 32-bit lanes */
 
 /* ---- code of a segment (mc_emit.c) ---------------------------------------------------------------- */
 
@@ -444,14 +425,8 @@ void kir_mc_combine(mc_emitter *e, const mc_reduction *r, int acc, mc_rm x, bool
 
 int kir_mc_take_slot(mc_build *b);
 mc_rm kir_mc_slot(int slot);
-mc_rm kir_mc_place(mc_emitter *e, int v);                  /* register or memory */
-int kir_mc_in_register(mc_emitter *e, int v, int scratch); /* its register; else it is brought into that scratch one */
+mc_rm kir_mc_place(mc_emitter *e, int v); /* register or memory */
 int kir_mc_vector_bytes(const mc_build *b);
 void kir_mc_op3(mc_emitter *e, mc_op op, int bytes, int d, int first, mc_rm rm);
-mc_rm kir_mc_row_at(mc_emitter *e, const mc_step *s); /* elements side by side, from lane 0 on; may take rax */
-
-void kir_mc_emit_load(mc_emitter *e, const mc_step *s, int d);
-void kir_mc_emit_store(mc_emitter *e, const mc_step *s);
-void kir_mc_emit_index(mc_emitter *e, const mc_step *s, int d);
 
 #endif

@@ -93,7 +93,8 @@ mc_rm kir_mc_place(mc_emitter *e, int v) {
     return value->pool >= 0 ? mc_pool(value->pool) : kir_mc_slot(value->slot);
 }
 
-int kir_mc_in_register(mc_emitter *e, int v, int scratch) {
+/* The register of v; if v has none, it is loaded into `scratch`. */
+static int in_register(mc_emitter *e, int v, int scratch) {
     if (e->in[v] >= 0) return e->in[v];
     if (e->b->values[v].mask)
         kir_mc_op3(e, MC_KLOAD, 16, scratch, 0, kir_mc_place(e, v));
@@ -123,6 +124,232 @@ static int take_result(mc_emitter *e, const mc_step *s, int i) {
     return take_register(e, s->d);
 }
 
+/* ==== loads, stores and indices =================================================================================== */
+/* Contiguous elements are moved as vectors, under a mask if only some may be accessed. Everything else (one element in
+ * all lanes under a mask; without AVX-512, elements of other than 4 bytes under a mask) is moved element by element
+ * through a vector of the stack. */
+
+static int32_t field(size_t array, int access) { return (int32_t)(array + (size_t)access * sizeof(int64_t)); }
+
+static int base_of(mc_emitter *e, int access) {
+    if (e->pointer[access] >= 0) return e->pointer[access];
+    kir_mc_load(e->a, MC_TEMP, mc_at(MC_ARGS, field(offsetof(mc_args, at), access)));
+    return MC_TEMP;
+}
+
+static int shift_of(int size) { return kir_log2((size_t)size); }
+
+static mc_class class_at(const mc_emitter *e, const mc_step *s) {
+    return e->mode == MC_ROW ? MC_SAME : (mc_class)e->b->classes[s->access];
+}
+
+/* From MC_I to the element of lane 0. */
+static int ahead(const mc_emitter *e) { return e->mode == MC_WHOLE ? e->copy * e->b->lanes : 0; }
+
+/* ARM64: the register with the address of lane 0's element, which the last step that uses it moves on; or -1. */
+static int moving_pointer(const mc_emitter *e, const mc_step *s) {
+    return MC_NEON && class_at(e, s) == MC_NEXT ? e->pointer[s->access] : -1;
+}
+
+/* Bytes to move it by at this step. */
+static int advance_of(const mc_emitter *e, const mc_step *s) {
+    bool moves = moving_pointer(e, s) >= 0 && e->mode != MC_TAIL && e->last_use[s->access] == s - e->s->steps;
+    return moves ? e->b->lanes * s->size : 0;
+}
+
+/* The elements of lane 0 on, side by side. */
+static mc_rm row_at(mc_emitter *e, const mc_step *s) {
+    if (moving_pointer(e, s) < 0) return mc_indexed(base_of(e, s->access), MC_I, shift_of(s->size), ahead(e) * s->size);
+    mc_rm at = mc_at(moving_pointer(e, s), 0);
+    at.advance = (uint8_t)advance_of(e, s);
+    return at;
+}
+
+static mc_vec transfer(const mc_step *s, int reg, mc_rm rm) {
+    return (mc_vec){.op = (mc_op)s->op, .bytes = s->bytes, .wide = s->wide, .reg = reg, .rm = rm, .imm = s->imm};
+}
+
+/* ---- element by element ------------------------------------------------------------------------------------------ */
+
+/* MC_WALK: the address of lane 0's element, MC_STEP: bytes to the next one. */
+static void begin_walk(mc_emitter *e, const mc_step *s) {
+    kir_mc_load(e->a, MC_STEP, mc_at(MC_ARGS, field(offsetof(mc_args, step), s->access)));
+    if (moving_pointer(e, s) >= 0) {
+        kir_mc_move(e->a, MC_WALK, moving_pointer(e, s));
+        return;
+    }
+    kir_mc_address(e->a, MC_WALK, mc_at(MC_I, ahead(e)));
+    kir_mc_multiply(e->a, MC_WALK, MC_STEP);
+    kir_mc_add(e->a, MC_WALK, base_of(e, s->access));
+}
+
+static void mask_to_bits(mc_emitter *e, int mask) {
+    if (e->b->evex) {
+        int k = in_register(e, mask, MC_FREE_MASK);
+        kir_mc_op3(e, MC_KTO, 16, MC_BITS, 0, mc_reg(k));
+        return;
+    }
+    int of = in_register(e, mask, e->scratch[1]);
+    kir_mc_op3(e, MC_MOVEMASK, kir_mc_vector_bytes(e->b), MC_BITS, 0, mc_reg(of));
+}
+
+/* Moves the elements of the lanes that exist, and that the mask lets through, between memory and the scratch slot. */
+static void walk_mc(mc_emitter *e, const mc_step *s, int mask, bool load) {
+    mc_rm lane = mc_indexed(MC_STACK, MC_COUNT, shift_of(s->size), MC_SCRATCH_SLOT * 64), element = mc_at(MC_WALK, 0);
+    if (mask >= 0) mask_to_bits(e, mask);
+    begin_walk(e, s);
+    kir_mc_set(e->a, MC_COUNT, 0);
+    size_t again = e->a->n, skip = 0;
+    if (mask >= 0) {
+        kir_mc_test_bit(e->a, MC_BITS, MC_COUNT);
+        skip = kir_mc_jump_if(e->a, MC_AE);
+    }
+    kir_mc_load_element(e->a, MC_TEMP, load ? element : lane, s->size);
+    kir_mc_store_element(e->a, load ? lane : element, MC_TEMP, s->size);
+    if (mask >= 0) kir_mc_land(e->a, skip);
+    kir_mc_add(e->a, MC_WALK, MC_STEP);
+    kir_mc_add_imm(e->a, MC_COUNT, 1);
+    if (e->mode == MC_TAIL)
+        kir_mc_compare(e->a, MC_COUNT, MC_LEFT);
+    else
+        kir_mc_compare_imm(e->a, MC_COUNT, e->b->lanes);
+    kir_mc_jump_back_if(e->a, MC_B, again);
+    if (advance_of(e, s)) kir_mc_add_imm(e->a, moving_pointer(e, s), advance_of(e, s));
+}
+
+/* ---- looking ahead ----------------------------------------------------------------------------------------------- */
+
+/* A long body hides the next accesses from the processor, which looks ahead some hundred instructions, and whose own
+ * prefetching stops at every page. Shorter bodies reach their next lines by themselves. */
+enum { LONG_BODY = 20, AHEAD_BYTES = 2048, LINE = 64 };
+
+static void look_ahead_mc(mc_emitter *e, const mc_step *s) {
+    int at = e->copy * e->b->lanes * s->size;
+    if (MC_NEON || e->mode != MC_WHOLE || e->s->n < LONG_BODY || class_at(e, s) != MC_NEXT || at % LINE != 0) return;
+    mc_rm line = row_at(e, s);
+    line.disp += AHEAD_BYTES;
+    kir_mc_ask_for(e->a, line);
+}
+
+/* ---- loads ------------------------------------------------------------------------------------------------------- */
+
+/* One element in all lanes. */
+static void load_same(mc_emitter *e, const mc_step *s, int d) {
+    static const uint8_t spreads[] = {MC_BCAST1, MC_BCAST2, MC_BCAST4, MC_BCAST8};
+    kir_mc_op3(e, (mc_op)spreads[shift_of(s->size)], s->bytes, d, 0, mc_at(base_of(e, s->access), 0));
+    if (s->size >= 4) return;
+    mc_vec convert = transfer(s, d, mc_reg(d));
+    kir_mc_emit(e->a, &convert);
+}
+
+static void load_walking(mc_emitter *e, const mc_step *s, int d) {
+    if (s->a >= 0) {
+        kir_mc_op3(e, MC_XOR, kir_mc_vector_bytes(e->b), e->scratch[0], e->scratch[0], mc_reg(e->scratch[0]));
+        kir_mc_op3(e, MC_STOREU, kir_mc_vector_bytes(e->b), e->scratch[0], 0, kir_mc_slot(MC_SCRATCH_SLOT));
+    }
+    walk_mc(e, s, s->a, true);
+    mc_vec convert = transfer(s, d, kir_mc_slot(MC_SCRATCH_SLOT));
+    kir_mc_emit(e->a, &convert);
+}
+
+/* The mask of a vector, in a register: of the step, of the lanes that exist, or both; -1: none. */
+static int mc_mask_of(mc_emitter *e, int mask) {
+    int free = e->b->evex ? MC_FREE_MASK : e->scratch[1], tail = e->b->evex ? MC_TAIL_MASK : e->tail;
+    int own = mask >= 0 ? in_register(e, mask, free) : -1;
+    if (e->mode != MC_TAIL) return own;
+    if (mask < 0) return tail;
+    kir_mc_op3(e, e->b->evex ? MC_KAND : MC_AND, 32, free, own, mc_reg(tail));
+    return free;
+}
+
+static bool passes_caches(const mc_emitter *e, const mc_step *s) {
+    return e->b->streams && s->op == MC_STOREU && s->bytes == kir_mc_vector_bytes(e->b);
+}
+
+/* Moves whole vectors, or under a mask some lanes; without AVX-512 only elements of 4 bytes can be so. */
+static void move_vector(mc_emitter *e, const mc_step *s, int reg, int mask, bool load) {
+    int of = mc_mask_of(e, mask);
+    mc_vec v = transfer(s, reg, row_at(e, s));
+    if (of >= 0 && e->b->evex) {
+        v.mask = of;
+        v.zeroing = load;
+    } else if (of >= 0) {
+        v.op = load ? MC_LOAD_SOME : MC_STORE_SOME;
+        v.first = of;
+    } else if (!load && passes_caches(e, s)) {
+        v.op = MC_STREAM;
+    }
+    kir_mc_emit(e->a, &v);
+}
+
+static bool moves_at_once(const mc_emitter *e, const mc_step *s, int mask) {
+    if (class_at(e, s) != MC_NEXT) return false;
+    return e->b->evex || (!MC_NEON && s->size == 4) || (mask < 0 && e->mode != MC_TAIL);
+}
+
+static void emit_load(mc_emitter *e, const mc_step *s, int d) {
+    look_ahead_mc(e, s);
+    if (class_at(e, s) == MC_SAME && s->a < 0) {
+        load_same(e, s, d);
+        return;
+    }
+    if (!moves_at_once(e, s, s->a)) {
+        load_walking(e, s, d);
+        return;
+    }
+    move_vector(e, s, d, s->a, true);
+}
+
+/* ---- stores ------------------------------------------------------------------------------------------------------ */
+
+static void store_one(mc_emitter *e, const mc_step *s) {
+    kir_mc_load_element(e->a, MC_COUNT, kir_mc_slot(MC_SCRATCH_SLOT), s->size);
+    kir_mc_store_element(e->a, mc_at(base_of(e, s->access), 0), MC_COUNT, s->size);
+}
+
+static void emit_store(mc_emitter *e, const mc_step *s) {
+    if (!passes_caches(e, s)) look_ahead_mc(e, s);
+    int value = in_register(e, s->a, e->scratch[0]);
+    if (e->mode != MC_ROW && moves_at_once(e, s, s->b)) {
+        move_vector(e, s, value, s->b, false);
+        return;
+    }
+    mc_vec v = transfer(s, value, kir_mc_slot(MC_SCRATCH_SLOT));
+    kir_mc_emit(e->a, &v);
+    if (e->mode == MC_ROW)
+        store_one(e, s);
+    else
+        walk_mc(e, s, s->b, false);
+}
+
+/* ---- indices ----------------------------------------------------------------------------------------------------- */
+
+/* first + (lane + element) · step; along a row segment there is only the first. */
+static void emit_index(mc_emitter *e, const mc_step *s, int d) {
+    kir_mc_load(e->a, MC_WALK, mc_at(MC_ARGS, field(offsetof(mc_args, at), s->access)));
+    mc_class class = class_at(e, s);
+    if (class != MC_SAME) {
+        kir_mc_load(e->a, MC_STEP, mc_at(MC_ARGS, field(offsetof(mc_args, step), s->access)));
+        kir_mc_address(e->a, MC_COUNT, mc_at(MC_I, ahead(e)));
+        kir_mc_multiply(e->a, MC_COUNT, MC_STEP);
+        kir_mc_add(e->a, MC_WALK, MC_COUNT);
+    }
+    kir_mc_op3(e, MC_FROM_R64, 16, d, 0, mc_reg(MC_WALK));
+    kir_mc_op3(e, MC_BCAST8, s->bytes, d, 0, mc_reg(d));
+    if (class == MC_SAME) return;
+    mc_rm ramp = kir_mc_place(e, s->a);
+    if (class == MC_FAR) {
+        kir_mc_op3(e, MC_FROM_R64, 16, e->scratch[0], 0, mc_reg(MC_STEP));
+        kir_mc_op3(e, MC_BCAST8, s->bytes, e->scratch[0], 0, mc_reg(e->scratch[0]));
+        mc_vec scaled = {.op = MC_MULI, .bytes = s->bytes, .wide = true, .imm = -1};
+        scaled.reg = scaled.first = e->scratch[0];
+        scaled.rm = ramp;
+        kir_mc_emit(e->a, &scaled);
+        ramp = mc_reg(e->scratch[0]);
+    }
+    kir_mc_op3(e, MC_ADDQ, s->bytes, d, d, ramp);
+}
+
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
 static bool commutes(mc_op op) {
@@ -145,8 +372,8 @@ static void do_compute(mc_emitter *e, const mc_step *s, int i) {
         a = s->b;
         b = s->a;
     }
-    int first = a >= 0 ? kir_mc_in_register(e, a, e->scratch[0]) : 0;
-    mc_rm rm = in_registers ? mc_reg(kir_mc_in_register(e, b, e->scratch[1])) : kir_mc_place(e, b);
+    int first = a >= 0 ? in_register(e, a, e->scratch[0]) : 0;
+    mc_rm rm = in_registers ? mc_reg(in_register(e, b, e->scratch[1])) : kir_mc_place(e, b);
     finish_operands(e, s, i);
     int d = take_result(e, s, i);
     if (s->op == MC_Q2I)
@@ -156,14 +383,14 @@ static void do_compute(mc_emitter *e, const mc_step *s, int i) {
 }
 
 static void do_logic(mc_emitter *e, const mc_step *s, int i) {
-    int first = s->a >= 0 ? kir_mc_in_register(e, s->a, MC_FREE_MASK) : 0;
-    int second = kir_mc_in_register(e, s->b, MC_FREE_MASK + 1);
+    int first = s->a >= 0 ? in_register(e, s->a, MC_FREE_MASK) : 0;
+    int second = in_register(e, s->b, MC_FREE_MASK + 1);
     finish_operands(e, s, i);
     emit_step(e, s, take_result(e, s, i), first, mc_reg(second));
 }
 
 static void do_extract(mc_emitter *e, const mc_step *s, int i) {
-    int from = kir_mc_in_register(e, s->a, e->scratch[0]);
+    int from = in_register(e, s->a, e->scratch[0]);
     finish_operands(e, s, i);
     emit_step(e, s, from, 0, mc_reg(take_result(e, s, i)));
 }
@@ -184,8 +411,8 @@ static int take_over(mc_emitter *e, const mc_step *s, int i, int v) {
 }
 
 static void do_choose(mc_emitter *e, const mc_step *s, int i) {
-    int first = kir_mc_in_register(e, s->a, e->scratch[0]);
-    int mask = kir_mc_in_register(e, s->c, e->b->evex ? MC_FREE_MASK : e->scratch[1]);
+    int first = in_register(e, s->a, e->scratch[0]);
+    int mask = in_register(e, s->c, e->b->evex ? MC_FREE_MASK : e->scratch[1]);
     mc_rm rm = kir_mc_place(e, s->b);
     /* NEON changes one of the three. */
     int over = dies(e, s->c, i, 2) ? s->c : dies(e, s->a, i, 0) ? s->a : dies(e, s->b, i, 1) ? s->b : -1;
@@ -208,13 +435,13 @@ static void do_fuse(mc_emitter *e, const mc_step *s, int i) {
     mc_step fused = *s;
     int factor = MC_NEON ? -1 : dies(e, s->a, i, 0) ? s->a : dies(e, s->b, i, 1) ? s->b : -1; /* NEON has 231 only */
     if (factor >= 0) {
-        int first = kir_mc_in_register(e, factor == s->a ? s->b : s->a, e->scratch[0]);
+        int first = in_register(e, factor == s->a ? s->b : s->a, e->scratch[0]);
         mc_rm rm = kir_mc_place(e, s->c);
         emit_step(e, &fused, take_over(e, s, i, factor), first, rm);
         return;
     }
     bool a_first = e->in[s->a] >= 0;
-    int first = kir_mc_in_register(e, a_first ? s->a : s->b, e->scratch[0]);
+    int first = in_register(e, a_first ? s->a : s->b, e->scratch[0]);
     mc_rm rm = kir_mc_place(e, a_first ? s->b : s->a), sum = kir_mc_place(e, s->c);
     fused.op = MC_FMA231;
     if (dies(e, s->c, i, 2)) {
@@ -252,7 +479,7 @@ static bool uses_alone(const mc_emitter *e, const mc_step *s) {
  * register for the second one, or -1. Another step with this access would find its address moved. */
 static int take_twin(mc_emitter *e, const mc_step *s) {
     if (e->spare == 0 || e->mode != MC_WHOLE || e->copy % 2 != 0 || s->op != MC_LOADU || s->a >= 0) return -1;
-    if (kir_mc_row_at(e, s).advance == 0 || !uses_alone(e, s)) return -1;
+    if (row_at(e, s).advance == 0 || !uses_alone(e, s)) return -1;
     int r = 0;
     while (r < e->n_vectors && e->owner[MC_VECTORS][r] != FREE)
         r++;
@@ -275,23 +502,23 @@ static void do_load(mc_emitter *e, const mc_step *s, int i) {
     lock(e, s->a);
     int d = take_register(e, s->d), twin = take_twin(e, s);
     if (twin >= 0) {
-        mc_rm both = kir_mc_row_at(e, s);
+        mc_rm both = row_at(e, s);
         both.advance = 32;
         kir_mc_op3(e, MC_LOADU, 16, d, twin, both);
     } else {
-        kir_mc_emit_load(e, s, d);
+        emit_load(e, s, d);
     }
     finish_operands(e, s, i);
 }
 
 static void do_store(mc_emitter *e, const mc_step *s, int i) {
-    kir_mc_emit_store(e, s);
+    emit_store(e, s);
     finish_operands(e, s, i);
 }
 
 static void do_index(mc_emitter *e, const mc_step *s, int i) {
     int d = take_result(e, s, i);
-    kir_mc_emit_index(e, s, d);
+    emit_index(e, s, d);
 }
 
 static void do_reduce(mc_emitter *e, const mc_step *s, int i) {
@@ -362,13 +589,13 @@ size_t kir_mc_jump_if_subnormal(mc_emitter *e, int copy) {
     e->copy = copy;
     int n = 0;
     for (int i = 0; i < e->s->n; i++)
-        if (is_looked_at(e, &e->s->steps[i])) look_for_subnormals(e, kir_mc_row_at(e, &e->s->steps[i]), n++);
+        if (is_looked_at(e, &e->s->steps[i])) look_for_subnormals(e, row_at(e, &e->s->steps[i]), n++);
     test_masks(e, n);
     return kir_mc_jump_if(e->a, MC_NE);
 }
 
 static void do_in_f32(mc_emitter *e, const mc_step *s, int d) {
-    int first = s->a >= 0 ? kir_mc_in_register(e, s->a, e->scratch[0]) : 0;
+    int first = s->a >= 0 ? in_register(e, s->a, e->scratch[0]) : 0;
     mc_step step = *s;
     if (s->what == MC_FUSE) {
         load_whole(e, d, kir_mc_place(e, s->c));
@@ -680,229 +907,3 @@ tn_status kir_mc_emitter_open(mc_emitter *e, mc_build *b) {
 }
 
 void kir_mc_emitter_close(mc_emitter *e) { tn_mem_free(e->in); }
-
-/* ==== loads, stores and indices =================================================================================== */
-/* Contiguous elements are moved as vectors, under a mask if only some may be accessed. Everything else (one element in
- * all lanes under a mask; without AVX-512, elements of other than 4 bytes under a mask) is moved element by element
- * through a vector of the stack. */
-
-static int32_t field(size_t array, int access) { return (int32_t)(array + (size_t)access * sizeof(int64_t)); }
-
-static int base_of(mc_emitter *e, int access) {
-    if (e->pointer[access] >= 0) return e->pointer[access];
-    kir_mc_load(e->a, MC_TEMP, mc_at(MC_ARGS, field(offsetof(mc_args, at), access)));
-    return MC_TEMP;
-}
-
-static int shift_of(int size) { return kir_log2((size_t)size); }
-
-static mc_class class_at(const mc_emitter *e, const mc_step *s) {
-    return e->mode == MC_ROW ? MC_SAME : (mc_class)e->b->classes[s->access];
-}
-
-/* From MC_I to the element of lane 0. */
-static int ahead(const mc_emitter *e) { return e->mode == MC_WHOLE ? e->copy * e->b->lanes : 0; }
-
-/* ARM64: the register with the address of lane 0's element, which the last step that uses it moves on; or -1. */
-static int moving_pointer(const mc_emitter *e, const mc_step *s) {
-    return MC_NEON && class_at(e, s) == MC_NEXT ? e->pointer[s->access] : -1;
-}
-
-/* Bytes to move it by at this step. */
-static int advance_of(const mc_emitter *e, const mc_step *s) {
-    bool moves = moving_pointer(e, s) >= 0 && e->mode != MC_TAIL && e->last_use[s->access] == s - e->s->steps;
-    return moves ? e->b->lanes * s->size : 0;
-}
-
-/* The elements of lane 0 on, side by side. */
-mc_rm kir_mc_row_at(mc_emitter *e, const mc_step *s) {
-    if (moving_pointer(e, s) < 0) return mc_indexed(base_of(e, s->access), MC_I, shift_of(s->size), ahead(e) * s->size);
-    mc_rm at = mc_at(moving_pointer(e, s), 0);
-    at.advance = (uint8_t)advance_of(e, s);
-    return at;
-}
-
-static mc_vec transfer(const mc_step *s, int reg, mc_rm rm) {
-    return (mc_vec){.op = (mc_op)s->op, .bytes = s->bytes, .wide = s->wide, .reg = reg, .rm = rm, .imm = s->imm};
-}
-
-/* ---- element by element ------------------------------------------------------------------------------------------ */
-
-/* MC_WALK: the address of lane 0's element, MC_STEP: bytes to the next one. */
-static void begin_walk(mc_emitter *e, const mc_step *s) {
-    kir_mc_load(e->a, MC_STEP, mc_at(MC_ARGS, field(offsetof(mc_args, step), s->access)));
-    if (moving_pointer(e, s) >= 0) {
-        kir_mc_move(e->a, MC_WALK, moving_pointer(e, s));
-        return;
-    }
-    kir_mc_address(e->a, MC_WALK, mc_at(MC_I, ahead(e)));
-    kir_mc_multiply(e->a, MC_WALK, MC_STEP);
-    kir_mc_add(e->a, MC_WALK, base_of(e, s->access));
-}
-
-static void mask_to_bits(mc_emitter *e, int mask) {
-    if (e->b->evex) {
-        int k = kir_mc_in_register(e, mask, MC_FREE_MASK);
-        kir_mc_op3(e, MC_KTO, 16, MC_BITS, 0, mc_reg(k));
-        return;
-    }
-    int of = kir_mc_in_register(e, mask, e->scratch[1]);
-    kir_mc_op3(e, MC_MOVEMASK, kir_mc_vector_bytes(e->b), MC_BITS, 0, mc_reg(of));
-}
-
-/* Moves the elements of the lanes that exist, and that the mask lets through, between memory and the scratch slot. */
-static void walk_mc(mc_emitter *e, const mc_step *s, int mask, bool load) {
-    mc_rm lane = mc_indexed(MC_STACK, MC_COUNT, shift_of(s->size), MC_SCRATCH_SLOT * 64), element = mc_at(MC_WALK, 0);
-    if (mask >= 0) mask_to_bits(e, mask);
-    begin_walk(e, s);
-    kir_mc_set(e->a, MC_COUNT, 0);
-    size_t again = e->a->n, skip = 0;
-    if (mask >= 0) {
-        kir_mc_test_bit(e->a, MC_BITS, MC_COUNT);
-        skip = kir_mc_jump_if(e->a, MC_AE);
-    }
-    kir_mc_load_element(e->a, MC_TEMP, load ? element : lane, s->size);
-    kir_mc_store_element(e->a, load ? lane : element, MC_TEMP, s->size);
-    if (mask >= 0) kir_mc_land(e->a, skip);
-    kir_mc_add(e->a, MC_WALK, MC_STEP);
-    kir_mc_add_imm(e->a, MC_COUNT, 1);
-    if (e->mode == MC_TAIL)
-        kir_mc_compare(e->a, MC_COUNT, MC_LEFT);
-    else
-        kir_mc_compare_imm(e->a, MC_COUNT, e->b->lanes);
-    kir_mc_jump_back_if(e->a, MC_B, again);
-    if (advance_of(e, s)) kir_mc_add_imm(e->a, moving_pointer(e, s), advance_of(e, s));
-}
-
-/* ---- looking ahead ----------------------------------------------------------------------------------------------- */
-
-/* A long body hides the next accesses from the processor, which looks ahead some hundred instructions, and whose own
- * prefetching stops at every page. Shorter bodies reach their next lines by themselves. */
-enum { LONG_BODY = 20, AHEAD_BYTES = 2048, LINE = 64 };
-
-static void look_ahead_mc(mc_emitter *e, const mc_step *s) {
-    int at = e->copy * e->b->lanes * s->size;
-    if (MC_NEON || e->mode != MC_WHOLE || e->s->n < LONG_BODY || class_at(e, s) != MC_NEXT || at % LINE != 0) return;
-    mc_rm line = kir_mc_row_at(e, s);
-    line.disp += AHEAD_BYTES;
-    kir_mc_ask_for(e->a, line);
-}
-
-/* ---- loads ------------------------------------------------------------------------------------------------------- */
-
-/* One element in all lanes. */
-static void load_same(mc_emitter *e, const mc_step *s, int d) {
-    static const uint8_t spreads[] = {MC_BCAST1, MC_BCAST2, MC_BCAST4, MC_BCAST8};
-    kir_mc_op3(e, (mc_op)spreads[shift_of(s->size)], s->bytes, d, 0, mc_at(base_of(e, s->access), 0));
-    if (s->size >= 4) return;
-    mc_vec convert = transfer(s, d, mc_reg(d));
-    kir_mc_emit(e->a, &convert);
-}
-
-static void load_walking(mc_emitter *e, const mc_step *s, int d) {
-    if (s->a >= 0) {
-        kir_mc_op3(e, MC_XOR, kir_mc_vector_bytes(e->b), e->scratch[0], e->scratch[0], mc_reg(e->scratch[0]));
-        kir_mc_op3(e, MC_STOREU, kir_mc_vector_bytes(e->b), e->scratch[0], 0, kir_mc_slot(MC_SCRATCH_SLOT));
-    }
-    walk_mc(e, s, s->a, true);
-    mc_vec convert = transfer(s, d, kir_mc_slot(MC_SCRATCH_SLOT));
-    kir_mc_emit(e->a, &convert);
-}
-
-/* The mask of a vector, in a register: of the step, of the lanes that exist, or both; -1: none. */
-static int mc_mask_of(mc_emitter *e, int mask) {
-    int free = e->b->evex ? MC_FREE_MASK : e->scratch[1], tail = e->b->evex ? MC_TAIL_MASK : e->tail;
-    int own = mask >= 0 ? kir_mc_in_register(e, mask, free) : -1;
-    if (e->mode != MC_TAIL) return own;
-    if (mask < 0) return tail;
-    kir_mc_op3(e, e->b->evex ? MC_KAND : MC_AND, 32, free, own, mc_reg(tail));
-    return free;
-}
-
-static bool passes_caches(const mc_emitter *e, const mc_step *s) {
-    return e->b->streams && s->op == MC_STOREU && s->bytes == kir_mc_vector_bytes(e->b);
-}
-
-/* Moves whole vectors, or under a mask some lanes; without AVX-512 only elements of 4 bytes can be so. */
-static void move_vector(mc_emitter *e, const mc_step *s, int reg, int mask, bool load) {
-    int of = mc_mask_of(e, mask);
-    mc_vec v = transfer(s, reg, kir_mc_row_at(e, s));
-    if (of >= 0 && e->b->evex) {
-        v.mask = of;
-        v.zeroing = load;
-    } else if (of >= 0) {
-        v.op = load ? MC_LOAD_SOME : MC_STORE_SOME;
-        v.first = of;
-    } else if (!load && passes_caches(e, s)) {
-        v.op = MC_STREAM;
-    }
-    kir_mc_emit(e->a, &v);
-}
-
-static bool moves_at_once(const mc_emitter *e, const mc_step *s, int mask) {
-    if (class_at(e, s) != MC_NEXT) return false;
-    return e->b->evex || (!MC_NEON && s->size == 4) || (mask < 0 && e->mode != MC_TAIL);
-}
-
-void kir_mc_emit_load(mc_emitter *e, const mc_step *s, int d) {
-    look_ahead_mc(e, s);
-    if (class_at(e, s) == MC_SAME && s->a < 0) {
-        load_same(e, s, d);
-        return;
-    }
-    if (!moves_at_once(e, s, s->a)) {
-        load_walking(e, s, d);
-        return;
-    }
-    move_vector(e, s, d, s->a, true);
-}
-
-/* ---- stores ------------------------------------------------------------------------------------------------------ */
-
-static void store_one(mc_emitter *e, const mc_step *s) {
-    kir_mc_load_element(e->a, MC_COUNT, kir_mc_slot(MC_SCRATCH_SLOT), s->size);
-    kir_mc_store_element(e->a, mc_at(base_of(e, s->access), 0), MC_COUNT, s->size);
-}
-
-void kir_mc_emit_store(mc_emitter *e, const mc_step *s) {
-    if (!passes_caches(e, s)) look_ahead_mc(e, s);
-    int value = kir_mc_in_register(e, s->a, e->scratch[0]);
-    if (e->mode != MC_ROW && moves_at_once(e, s, s->b)) {
-        move_vector(e, s, value, s->b, false);
-        return;
-    }
-    mc_vec v = transfer(s, value, kir_mc_slot(MC_SCRATCH_SLOT));
-    kir_mc_emit(e->a, &v);
-    if (e->mode == MC_ROW)
-        store_one(e, s);
-    else
-        walk_mc(e, s, s->b, false);
-}
-
-/* ---- indices ----------------------------------------------------------------------------------------------------- */
-
-/* first + (lane + element) · step; along a row segment there is only the first. */
-void kir_mc_emit_index(mc_emitter *e, const mc_step *s, int d) {
-    kir_mc_load(e->a, MC_WALK, mc_at(MC_ARGS, field(offsetof(mc_args, at), s->access)));
-    mc_class class = class_at(e, s);
-    if (class != MC_SAME) {
-        kir_mc_load(e->a, MC_STEP, mc_at(MC_ARGS, field(offsetof(mc_args, step), s->access)));
-        kir_mc_address(e->a, MC_COUNT, mc_at(MC_I, ahead(e)));
-        kir_mc_multiply(e->a, MC_COUNT, MC_STEP);
-        kir_mc_add(e->a, MC_WALK, MC_COUNT);
-    }
-    kir_mc_op3(e, MC_FROM_R64, 16, d, 0, mc_reg(MC_WALK));
-    kir_mc_op3(e, MC_BCAST8, s->bytes, d, 0, mc_reg(d));
-    if (class == MC_SAME) return;
-    mc_rm ramp = kir_mc_place(e, s->a);
-    if (class == MC_FAR) {
-        kir_mc_op3(e, MC_FROM_R64, 16, e->scratch[0], 0, mc_reg(MC_STEP));
-        kir_mc_op3(e, MC_BCAST8, s->bytes, e->scratch[0], 0, mc_reg(e->scratch[0]));
-        mc_vec scaled = {.op = MC_MULI, .bytes = s->bytes, .wide = true, .imm = -1};
-        scaled.reg = scaled.first = e->scratch[0];
-        scaled.rm = ramp;
-        kir_mc_emit(e->a, &scaled);
-        ramp = mc_reg(e->scratch[0]);
-    }
-    kir_mc_op3(e, MC_ADDQ, s->bytes, d, d, ramp);
-}

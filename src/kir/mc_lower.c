@@ -45,8 +45,8 @@ static int mc_constant(mc_build *b, const void *element, int width) {
     return v;
 }
 
-int kir_mc_f32(mc_build *b, float x) { return mc_constant(b, &x, 4); }
-int kir_mc_u32(mc_build *b, uint32_t x) { return mc_constant(b, &x, 4); }
+static int mc_f32(mc_build *b, float x) { return mc_constant(b, &x, 4); }
+static int mc_u32(mc_build *b, uint32_t x) { return mc_constant(b, &x, 4); }
 static int u64(mc_build *b, uint64_t x) { return mc_constant(b, &x, 8); }
 
 int kir_mc_take_slot(mc_build *b) {
@@ -105,17 +105,18 @@ static int compute(mc_build *b, mc_op op, int x, int y, int imm, int width, int 
     return d;
 }
 
-int kir_mc_unary(mc_build *b, mc_op op, int x) {
+/* Each adds one step and returns its value; all do nothing after a refusal. The width is that of the last operand. */
+static int mc_unary(mc_build *b, mc_op op, int x) {
     return compute(b, op, -1, x, -1, mc_width_of(b, x), mc_width_of(b, x));
 }
-int kir_mc_binary(mc_build *b, mc_op op, int x, int y) {
+static int mc_binary(mc_build *b, mc_op op, int x, int y) {
     return compute(b, op, x, y, -1, mc_width_of(b, y), mc_width_of(b, y));
 }
-int kir_mc_with_imm(mc_build *b, mc_op op, int x, int imm) {
+static int mc_with_imm(mc_build *b, mc_op op, int x, int imm) {
     return compute(b, op, -1, x, imm, mc_width_of(b, x), mc_width_of(b, x));
 }
 
-int kir_mc_fma(mc_build *b, int x, int y, int z) {
+static int mc_fma(mc_build *b, int x, int y, int z) {
     mc_step s = plain(b, MC_FUSE, MC_FMA213, mc_width_of(b, z));
     s.a = (int16_t)x;
     s.b = (int16_t)y;
@@ -126,7 +127,7 @@ int kir_mc_fma(mc_build *b, int x, int y, int z) {
     return d;
 }
 
-int kir_mc_choose(mc_build *b, int mask, int yes, int no) {
+static int mc_choose(mc_build *b, int mask, int yes, int no) {
     mc_step s = plain(b, MC_CHOOSE, b->evex ? MC_BLENDM : MC_BLENDV, mc_width_of(b, yes));
     s.a = (int16_t)no;
     s.b = (int16_t)yes;
@@ -148,12 +149,12 @@ static int compare_mc(mc_build *b, mc_op op, int imm, int x, int y) {
     return d;
 }
 
-int kir_mc_compare_f(mc_build *b, int predicate, int x, int y) { return compare_mc(b, MC_CMPF, predicate, x, y); }
+static int mc_compare_f(mc_build *b, int predicate, int x, int y) { return compare_mc(b, MC_CMPF, predicate, x, y); }
 
 /* ---- masks ------------------------------------------------------------------------------------------------------- */
 
 static int logic(mc_build *b, mc_op in_masks, mc_op in_vectors, int x, int y) {
-    if (!b->evex) return kir_mc_binary(b, in_vectors, x, y);
+    if (!b->evex) return mc_binary(b, in_vectors, x, y);
     mc_step s = plain(b, MC_LOGIC, in_masks, 4);
     s.a = (int16_t)x;
     s.b = (int16_t)y;
@@ -165,7 +166,7 @@ static int logic(mc_build *b, mc_op in_masks, mc_op in_vectors, int x, int y) {
 }
 
 static int not_mask(mc_build *b, int x) {
-    return b->evex ? logic(b, MC_KNOT, MC_KNOT, -1, x) : kir_mc_binary(b, MC_XOR, x, kir_mc_u32(b, UINT32_MAX));
+    return b->evex ? logic(b, MC_KNOT, MC_KNOT, -1, x) : mc_binary(b, MC_XOR, x, mc_u32(b, UINT32_MAX));
 }
 
 static int and_masks(mc_build *b, int x, int y) { return logic(b, MC_KAND, MC_AND, x, y); }
@@ -183,7 +184,7 @@ static int choose_masks(mc_build *b, int c, int yes, int no) {
 
 /* ---- comparisons of integers ------------------------------------------------------------------------------------- */
 
-static int flip_sign(mc_build *b, int x) { return kir_mc_binary(b, MC_XOR, x, kir_mc_u32(b, 0x80000000U)); }
+static int flip_sign(mc_build *b, int x) { return mc_binary(b, MC_XOR, x, mc_u32(b, 0x80000000U)); }
 
 static bool is_unsigned(kir_type t) { return t == KIR_U32 || t == KIR_U64; }
 
@@ -205,10 +206,127 @@ static int compare_masks(mc_build *b, kir_op op, int x, int y) {
 
 /* Lanes that are not 0. */
 static int not_zero(mc_build *b, kir_type t, int x) {
-    int zero = mc_width_of(b, x) == 8 ? u64(b, 0) : kir_mc_u32(b, 0);
-    if (kir_is_float(t)) return kir_mc_compare_f(b, MC_NOT_EQUAL, x, zero);
+    int zero = mc_width_of(b, x) == 8 ? u64(b, 0) : mc_u32(b, 0);
+    if (kir_is_float(t)) return mc_compare_f(b, MC_NOT_EQUAL, x, zero);
     if (b->evex) return compare_mc(b, MC_CMPI, MC_NOT_EQUAL, x, zero);
     return not_mask(b, compare_mc(b, MC_CMPEQ, -1, x, zero));
+}
+
+/* Of lanes where x is a NaN, `yes`. NEON compares for equality in one instruction. */
+static int choose_nan(mc_build *b, int x, int yes, int no) {
+    if (MC_NEON) return mc_choose(b, mc_compare_f(b, MC_EQUAL, x, x), no, yes);
+    return mc_choose(b, mc_compare_f(b, MC_UNORDERED, x, x), yes, no);
+}
+
+/* ---- functions of kir_math.h ------------------------------------------------------------------------------------- */
+/* One exception, where AVX-512 has an instruction with the same result: SCALEF multiplies by a power of two, rounding
+ * once as the two multiplications of kir_exp_f32 do. test_machine_code.c compares every function with kir_math.h. */
+
+static int add_mc(mc_build *b, int x, int y) { return mc_binary(b, MC_ADDF, x, y); }
+static int sub(mc_build *b, int x, int y) { return mc_binary(b, MC_SUBF, x, y); }
+static int mul(mc_build *b, int x, int y) { return mc_binary(b, MC_MULF, x, y); }
+
+/* Σ c[k] x^(n-1-k) by Horner's rule. */
+static int polynomial(mc_build *b, int x, const float *c, int n) {
+    int p = mc_fma(b, mc_f32(b, c[0]), x, mc_f32(b, c[1]));
+    for (int k = 2; k < n; k++)
+        p = mc_fma(b, p, x, mc_f32(b, c[k]));
+    return p;
+}
+
+static const float MAGIC = 0x1.8p23f;
+
+static int reduce_ln2(mc_build *b, int x, int *r) {
+    int n = sub(b, mc_fma(b, x, mc_f32(b, 0x1.715476p0f), mc_f32(b, MAGIC)), mc_f32(b, MAGIC));
+    int head = mc_fma(b, n, mc_f32(b, -0x1.62e43p-1f), x);
+    *r = mc_fma(b, n, mc_f32(b, 0x1.05c61p-29f), head);
+    return n;
+}
+
+static int mc_whole(mc_build *b, int n) {
+    return mc_binary(b, MC_SUBI, add_mc(b, n, mc_f32(b, MAGIC)), mc_u32(b, 0x4b400000U));
+}
+
+static int power_of_two(mc_build *b, int n) {
+    return mc_with_imm(b, MC_SLL, mc_binary(b, MC_ADDI, n, mc_u32(b, 127)), 23);
+}
+
+static int exp_core(mc_build *b, int r) {
+    static const float c[] = {0x1.6a2352p-10f, 0x1.123a6ap-7f, 0x1.5558f4p-5f, 0x1.55549p-3f, 0x1.fffffcp-2f};
+    int p = polynomial(b, r, c, TN_COUNT(c));
+    return add_mc(b, mc_fma(b, p, mul(b, r, r), r), mc_f32(b, 1.0f));
+}
+
+static int mc_exp(mc_build *b, int x) {
+    int c = mc_binary(b, MC_MINF, mc_f32(b, 89.0f), x), r;
+    c = mc_binary(b, MC_MAXF, mc_f32(b, -104.0f), c);
+    int n = reduce_ln2(b, c, &r), core = exp_core(b, r);
+    if (b->evex) return mc_binary(b, MC_SCALEF, core, n);
+    int all = mc_whole(b, n), half = mc_with_imm(b, MC_SRA, all, 1);
+    int rest = mc_binary(b, MC_SUBI, all, half);
+    return mul(b, mul(b, core, power_of_two(b, half)), power_of_two(b, rest));
+}
+
+static int mc_log(mc_build *b, int x) {
+    static const float c[] = {0x1.1b4602p-4f,  -0x1.e316d8p-4f, 0x1.e66658p-4f,  -0x1.fb3d5ap-4f, 0x1.233108p-3f,
+                              -0x1.5562fep-3f, 0x1.99a55ap-3f,  -0x1.ffffeep-3f, 0x1.555546p-2f};
+    int subnormal = mc_compare_f(b, MC_LESS, x, mc_f32(b, 0x1p-126f));
+    int bits = mc_choose(b, subnormal, mul(b, x, mc_f32(b, 0x1p23f)), x);
+    int e = mc_with_imm(b, MC_SRA, mc_binary(b, MC_SUBI, bits, mc_u32(b, 0x3f3504f3U)), 23);
+    int m = mc_binary(b, MC_SUBI, bits, mc_with_imm(b, MC_SLL, e, 23));
+    int more = mc_choose(b, subnormal, mc_u32(b, 23), mc_u32(b, 0));
+    int n = mc_unary(b, MC_I2F, mc_binary(b, MC_SUBI, e, more));
+    int g = sub(b, m, mc_f32(b, 1.0f));
+    int p = polynomial(b, g, c, TN_COUNT(c));
+    int tail = mul(b, mul(b, g, g), mc_fma(b, p, g, mc_f32(b, -0.5f)));
+    tail = mc_fma(b, n, mc_f32(b, -0x1.05c61p-29f), tail);
+    int y = mc_fma(b, n, mc_f32(b, 0x1.62e43p-1f), add_mc(b, g, tail));
+    y = mc_choose(b, mc_compare_f(b, MC_EQUAL, x, mc_f32(b, INFINITY)), x, y);
+    y = mc_choose(b, mc_compare_f(b, MC_LESS, x, mc_f32(b, 0.0f)), mc_f32(b, NAN), y);
+    y = mc_choose(b, mc_compare_f(b, MC_EQUAL, x, mc_f32(b, 0.0f)), mc_f32(b, -INFINITY), y);
+    return choose_nan(b, x, x, y);
+}
+
+static int magnitude(mc_build *b, int x) { return mc_binary(b, MC_AND, x, mc_u32(b, 0x7fffffffU)); }
+
+/* y ≥ 0 with the sign of x. */
+static int with_sign(mc_build *b, int y, int x) {
+    int sign = mc_binary(b, MC_AND, x, mc_u32(b, 0x80000000U));
+    return mc_binary(b, MC_OR, mc_binary(b, MC_AND, y, mc_u32(b, 0x7fffffffU)), sign);
+}
+
+static int mc_tanh(mc_build *b, int x) {
+    static const float c[] = {-0x1.963d5cp-8f, 0x1.58669ap-6f, -0x1.b90fcp-5f, 0x1.110c98p-3f, -0x1.555548p-2f};
+    int a = magnitude(b, x), s = mul(b, x, x), r;
+    int small = mc_fma(b, mul(b, x, s), polynomial(b, s, c, TN_COUNT(c)), x);
+    /* a > 10 ? 20 : a + a; a NaN stays */
+    int t = mc_binary(b, MC_MINF, mc_f32(b, 20.0f), add_mc(b, a, a));
+    int n = reduce_ln2(b, t, &r), core = exp_core(b, r);
+    int power = b->evex ? mc_binary(b, MC_SCALEF, core, n) : mul(b, core, power_of_two(b, mc_whole(b, n)));
+    int large = sub(b, mc_f32(b, 1.0f), mc_binary(b, MC_DIVF, mc_f32(b, 2.0f), add_mc(b, power, mc_f32(b, 1.0f))));
+    return with_sign(b, mc_choose(b, mc_compare_f(b, MC_LESS, a, mc_f32(b, 0.56f)), small, large), x);
+}
+
+static int mc_erf(mc_build *b, int x) {
+    static const float near[] = {0x1.5cd4b2p-14f, -0x1.aa3f3p-11f, 0x1.54c7f6p-8f, -0x1.b80e9p-6f,
+                                 0x1.ce2e0ap-4f,  -0x1.812742p-2f, 0x1.06eba8p-3f};
+    static const float far[] = {0x1.63ca0ep-16f, -0x1.c8ecp-12f, 0x1.11c3fap-8f, -0x1.9bd3d4p-6f,
+                                0x1.bb9ebep-4f,  0x1.4442fep-1f, 0x1.2128a6p+0f, -0x1.73625p-13f};
+    int a = magnitude(b, x), s = mul(b, x, x);
+    int small = mc_fma(b, x, polynomial(b, s, near, TN_COUNT(near)), x);
+    int t = mc_binary(b, MC_MINF, mc_f32(b, 3.95f), a);
+    int q = polynomial(b, t, far, TN_COUNT(far));
+    int e = mc_exp(b, mc_binary(b, MC_XOR, q, mc_u32(b, 0x80000000U)));
+    int large = with_sign(b, sub(b, mc_f32(b, 1.0f), e), x);
+    return mc_choose(b, mc_compare_f(b, MC_LESS, a, mc_f32(b, 0.93f)), small, large);
+}
+
+/* The bits of the bf16 number, in 32-bit lanes. */
+static int mc_to_bf16(mc_build *b, int x) {
+    int odd = mc_binary(b, MC_AND, mc_with_imm(b, MC_SRL, x, 16), mc_u32(b, 1));
+    int rounded = mc_binary(b, MC_ADDI, mc_binary(b, MC_ADDI, x, mc_u32(b, 0x7fff)), odd);
+    int quiet = mc_binary(b, MC_OR, x, mc_u32(b, 0x400000));
+    return mc_with_imm(b, MC_SRL, choose_nan(b, x, quiet, rounded), 16);
 }
 
 /* ---- operations -------------------------------------------------------------------------------------------------- */
@@ -236,12 +354,6 @@ static const pair UNSIGNEDS[KIR_OP_COUNT] = {
 
 static const kir_ins *ins_of(const mc_build *b, kir_val v) { return &b->p->ins[v]; }
 
-/* Of lanes where x is a NaN, `yes`. NEON compares for equality in one instruction. */
-static int choose_nan(mc_build *b, int x, int yes, int no) {
-    if (MC_NEON) return kir_mc_choose(b, kir_mc_compare_f(b, MC_EQUAL, x, x), no, yes);
-    return kir_mc_choose(b, kir_mc_compare_f(b, MC_UNORDERED, x, x), yes, no);
-}
-
 /* MAX(x, y) = (x > y || x != x) ? x : y, but the instruction returns its second operand unless the first is greater.
  * With the operands swapped it returns x for a NaN, and for a tie, which matters only for zeros; adding +0 makes +0 of
  * either zero. So a y that is a constant and not NaN takes one instruction, +0 two. NEON's instruction keeps a NaN of
@@ -251,54 +363,54 @@ static int mc_extreme(mc_build *b, const kir_ins *in, int x, int y) {
     const kir_ins *bound = ins_of(b, in->b);
     bool known = bound->op == KIR_CONST && bound->imm.f == bound->imm.f;
     bool exact = known && (bound->imm.f != 0 || (MC_NEON && op == MC_MAXF && !signbit(bound->imm.f)));
-    if (exact) return kir_mc_binary(b, op, y, x);
-    if (known && !signbit(bound->imm.f)) return kir_mc_binary(b, MC_ADDF, kir_mc_binary(b, op, y, x), y);
-    int best = kir_mc_binary(b, op, x, y);
-    if (MC_NEON) return kir_mc_choose(b, kir_mc_compare_f(b, MC_EQUAL, x, y), y, best);
+    if (exact) return mc_binary(b, op, y, x);
+    if (known && !signbit(bound->imm.f)) return mc_binary(b, MC_ADDF, mc_binary(b, op, y, x), y);
+    int best = mc_binary(b, op, x, y);
+    if (MC_NEON) return mc_choose(b, mc_compare_f(b, MC_EQUAL, x, y), y, best);
     return choose_nan(b, x, x, best);
 }
 
 static int sign_bits(mc_build *b, int width, bool others) {
     uint64_t wide = (uint64_t)1 << 63;
     if (width == 8) return u64(b, others ? ~wide : wide);
-    return kir_mc_u32(b, others ? 0x7fffffffU : 0x80000000U);
+    return mc_u32(b, others ? 0x7fffffffU : 0x80000000U);
 }
 
 static int round_to(mc_build *b, kir_round mode, int x) {
     static const uint8_t modes[] = {[KIR_FLOOR] = 1, [KIR_CEIL] = 2, [KIR_TRUNC] = 3, [KIR_NEAREST_EVEN] = 0};
-    return kir_mc_with_imm(b, mc_width_of(b, x) == 8 ? MC_ROUNDPD : MC_ROUNDPS, x, 8 | modes[mode]);
+    return mc_with_imm(b, mc_width_of(b, x) == 8 ? MC_ROUNDPD : MC_ROUNDPS, x, 8 | modes[mode]);
 }
 
 typedef int function_fn(mc_build *b, int x);
 static function_fn *const FUNCTIONS[KIR_OP_COUNT] = {
-    [KIR_EXP] = kir_mc_exp,
-    [KIR_LOG] = kir_mc_log,
-    [KIR_TANH] = kir_mc_tanh,
-    [KIR_ERF] = kir_mc_erf,
+    [KIR_EXP] = mc_exp,
+    [KIR_LOG] = mc_log,
+    [KIR_TANH] = mc_tanh,
+    [KIR_ERF] = mc_erf,
 };
 
 static int lower_float(mc_build *b, const kir_ins *in, int x, int y) {
     int width = mc_width_of(b, x);
     switch (in->op) {
-    case KIR_NEG: return kir_mc_binary(b, MC_XOR, x, sign_bits(b, width, false));
-    case KIR_ABS: return kir_mc_binary(b, MC_AND, x, sign_bits(b, width, true));
+    case KIR_NEG: return mc_binary(b, MC_XOR, x, sign_bits(b, width, false));
+    case KIR_ABS: return mc_binary(b, MC_AND, x, sign_bits(b, width, true));
     case KIR_ROUND: return round_to(b, (kir_round)in->imm.i, x);
     case KIR_MAX:
     case KIR_MIN: return mc_extreme(b, in, x, y);
-    case KIR_SQRT: return kir_mc_unary(b, MC_SQRTF, x);
+    case KIR_SQRT: return mc_unary(b, MC_SQRTF, x);
     default: break;
     }
     if (FUNCTIONS[in->op]) return FUNCTIONS[in->op](b, x);
-    return kir_mc_binary(b, (mc_op)FLOATS[in->op].narrow, x, y);
+    return mc_binary(b, (mc_op)FLOATS[in->op].narrow, x, y);
 }
 
 static int lower_integer(mc_build *b, const kir_ins *in, int x, int y) {
     bool wide = mc_width_of(b, x) == 8, whole = is_unsigned((kir_type)in->type);
-    if (in->op == KIR_NEG) return kir_mc_binary(b, wide ? MC_SUBQ : MC_SUBI, wide ? u64(b, 0) : kir_mc_u32(b, 0), x);
+    if (in->op == KIR_NEG) return mc_binary(b, wide ? MC_SUBQ : MC_SUBI, wide ? u64(b, 0) : mc_u32(b, 0), x);
     if (in->op == KIR_ABS && whole) return x;
     const pair *p = whole && UNSIGNEDS[in->op].narrow ? &UNSIGNEDS[in->op] : &INTEGERS[in->op];
     mc_op op = (mc_op)(wide ? p->wide : p->narrow);
-    return in->op == KIR_ABS ? kir_mc_unary(b, op, x) : kir_mc_binary(b, op, x, y);
+    return in->op == KIR_ABS ? mc_unary(b, op, x) : mc_binary(b, op, x, y);
 }
 
 static int lower_mask(mc_build *b, const kir_ins *in, int x, int y) {
@@ -315,11 +427,11 @@ static int lower_mask(mc_build *b, const kir_ins *in, int x, int y) {
 
 /* The instruction returns INT_MIN for everything that does not fit. */
 static int float_to_i32(mc_build *b, int x) {
-    int whole = kir_mc_unary(b, MC_F2I, x);
+    int whole = mc_unary(b, MC_F2I, x);
     if (MC_NEON) return whole; /* the nearest number, and 0 for a NaN */
-    int above = kir_mc_compare_f(b, MC_LESS_EQUAL, kir_mc_f32(b, 0x1p31f), x);
-    whole = kir_mc_choose(b, above, kir_mc_u32(b, INT32_MAX), whole);
-    return choose_nan(b, x, kir_mc_u32(b, 0), whole);
+    int above = mc_compare_f(b, MC_LESS_EQUAL, mc_f32(b, 0x1p31f), x);
+    whole = mc_choose(b, above, mc_u32(b, INT32_MAX), whole);
+    return choose_nan(b, x, mc_u32(b, 0), whole);
 }
 
 /* Conversions in one instruction, for AVX-512; the width of its vectors is the wider of the two. */
@@ -343,7 +455,7 @@ static int cast_mask(mc_build *b, kir_type to, int mask) {
         one.imm.i = 1;
     kir_value value = kir_const_value(&one);
     int width = (int)kir_type_size(to);
-    return kir_mc_choose(b, mask, mc_constant(b, &value, width), width == 8 ? u64(b, 0) : kir_mc_u32(b, 0));
+    return mc_choose(b, mask, mc_constant(b, &value, width), width == 8 ? u64(b, 0) : mc_u32(b, 0));
 }
 
 static bool can_cast(kir_type from, kir_type to, bool evex) {
@@ -393,13 +505,13 @@ static int lower_load(mc_build *b, const kir_ins *in) {
     int d = new_value(b, width, false);
     s.d = (int16_t)d;
     add_step(b, s);
-    if (dtype == TN_BF16) return kir_mc_with_imm(b, MC_SLL, d, 16);
+    if (dtype == TN_BF16) return mc_with_imm(b, MC_SLL, d, 16);
     return dtype == TN_BOOL ? not_zero(b, KIR_I32, d) : d;
 }
 
 /* Without AVX-512: the low halves or quarters of 8 lanes side by side. */
 static int pack(mc_build *b, int x, int size) {
-    x = kir_mc_binary(b, MC_AND, x, kir_mc_u32(b, size == 2 ? 0xffff : 0xff));
+    x = mc_binary(b, MC_AND, x, mc_u32(b, size == 2 ? 0xffff : 0xff));
     mc_step s = plain(b, MC_EXTRACT, MC_HIGH16, 4);
     s.a = (int16_t)x;
     s.imm = 1;
@@ -414,8 +526,8 @@ static void lower_store(mc_build *b, const kir_ins *in) {
     tn_dtype dtype = mc_dtype_of(b, in);
     int size = (int)tn_dtype_size(dtype), width = size == 8 ? 8 : 4;
     int value = b->value_of[in->a];
-    if (dtype == TN_BOOL) value = kir_mc_choose(b, value, kir_mc_u32(b, 1), kir_mc_u32(b, 0));
-    if (dtype == TN_BF16) value = kir_mc_to_bf16(b, value);
+    if (dtype == TN_BOOL) value = mc_choose(b, value, mc_u32(b, 1), mc_u32(b, 0));
+    if (dtype == TN_BF16) value = mc_to_bf16(b, value);
     mc_step s = plain(b, MC_STORE, (mc_op)TRANSFERS[dtype].store, width);
     if (dtype == TN_F16) s.imm = 0;
     if (!b->evex && !MC_NEON && dtype != TN_F16 && size < 4) {
@@ -456,8 +568,8 @@ static int lower_runtime_scalar(mc_build *b, const kir_ins *in, int number) {
 
 static int lower_const(mc_build *b, const kir_ins *in) {
     if (in->type == KIR_BOOL) { /* a comparison that always has this outcome, where it is needed */
-        int zero = kir_mc_f32(b, 0);
-        return kir_mc_compare_f(b, in->imm.i ? MC_EQUAL : MC_NOT_EQUAL, zero, zero);
+        int zero = mc_f32(b, 0);
+        return mc_compare_f(b, in->imm.i ? MC_EQUAL : MC_NOT_EQUAL, zero, zero);
     }
     kir_value value = kir_const_value(in);
     return mc_constant(b, &value, (int)kir_type_size((kir_type)in->type));
@@ -493,19 +605,14 @@ static int lower_pure(mc_build *b, const kir_ins *in) {
     switch (in->op) {
     case KIR_CAST: return lower_cast(b, t, (kir_type)in->type, v[0]);
     case KIR_BITCAST: return v[0];
-    case KIR_FMA: return kir_mc_fma(b, v[0], v[1], v[2]);
-    case KIR_SELECT:
-        return in->type == KIR_BOOL ? choose_masks(b, v[0], v[1], v[2]) : kir_mc_choose(b, v[0], v[1], v[2]);
+    case KIR_FMA: return mc_fma(b, v[0], v[1], v[2]);
+    case KIR_SELECT: return in->type == KIR_BOOL ? choose_masks(b, v[0], v[1], v[2]) : mc_choose(b, v[0], v[1], v[2]);
     case KIR_EQ:
     case KIR_LT:
     case KIR_LE:
         if (t == KIR_BOOL) return compare_masks(b, (kir_op)in->op, v[0], v[1]);
         if (!kir_is_float(t)) return compare_integers(b, (kir_op)in->op, t, v[0], v[1]);
-        return kir_mc_compare_f(b,
-                                in->op == KIR_EQ   ? MC_EQUAL
-                                : in->op == KIR_LT ? MC_LESS
-                                                   : MC_LESS_EQUAL,
-                                v[0], v[1]);
+        return mc_compare_f(b, in->op == KIR_EQ ? MC_EQUAL : in->op == KIR_LT ? MC_LESS : MC_LESS_EQUAL, v[0], v[1]);
     default: break;
     }
     if (t == KIR_BOOL) return lower_mask(b, in, v[0], v[1]);
@@ -640,116 +747,4 @@ const char *kir_mc_refusal_of(const kir_program *p, bool evex) {
         if (why) return why;
     }
     return NULL;
-}
-
-/* ==== functions of kir_math.h as steps ============================================================================ */
-/* One exception, where AVX-512 has an instruction with the same result: SCALEF multiplies by a power of two, rounding
- * once as the two multiplications of kir_exp_f32 do. test_machine_code.c compares every function with kir_math.h. */
-
-static int f(mc_build *b, float x) { return kir_mc_f32(b, x); }
-
-static int add_mc(mc_build *b, int x, int y) { return kir_mc_binary(b, MC_ADDF, x, y); }
-static int sub(mc_build *b, int x, int y) { return kir_mc_binary(b, MC_SUBF, x, y); }
-static int mul(mc_build *b, int x, int y) { return kir_mc_binary(b, MC_MULF, x, y); }
-
-/* Σ c[k] x^(n-1-k) by Horner's rule. */
-static int polynomial(mc_build *b, int x, const float *c, int n) {
-    int p = kir_mc_fma(b, f(b, c[0]), x, f(b, c[1]));
-    for (int k = 2; k < n; k++)
-        p = kir_mc_fma(b, p, x, f(b, c[k]));
-    return p;
-}
-
-static const float MAGIC = 0x1.8p23f;
-
-static int reduce_ln2(mc_build *b, int x, int *r) {
-    int n = sub(b, kir_mc_fma(b, x, f(b, 0x1.715476p0f), f(b, MAGIC)), f(b, MAGIC));
-    int head = kir_mc_fma(b, n, f(b, -0x1.62e43p-1f), x);
-    *r = kir_mc_fma(b, n, f(b, 0x1.05c61p-29f), head);
-    return n;
-}
-
-static int mc_whole(mc_build *b, int n) {
-    return kir_mc_binary(b, MC_SUBI, add_mc(b, n, f(b, MAGIC)), kir_mc_u32(b, 0x4b400000U));
-}
-
-static int power_of_two(mc_build *b, int n) {
-    return kir_mc_with_imm(b, MC_SLL, kir_mc_binary(b, MC_ADDI, n, kir_mc_u32(b, 127)), 23);
-}
-
-static int exp_core(mc_build *b, int r) {
-    static const float c[] = {0x1.6a2352p-10f, 0x1.123a6ap-7f, 0x1.5558f4p-5f, 0x1.55549p-3f, 0x1.fffffcp-2f};
-    int p = polynomial(b, r, c, TN_COUNT(c));
-    return add_mc(b, kir_mc_fma(b, p, mul(b, r, r), r), f(b, 1.0f));
-}
-
-int kir_mc_exp(mc_build *b, int x) {
-    int c = kir_mc_binary(b, MC_MINF, f(b, 89.0f), x), r;
-    c = kir_mc_binary(b, MC_MAXF, f(b, -104.0f), c);
-    int n = reduce_ln2(b, c, &r), core = exp_core(b, r);
-    if (b->evex) return kir_mc_binary(b, MC_SCALEF, core, n);
-    int all = mc_whole(b, n), half = kir_mc_with_imm(b, MC_SRA, all, 1);
-    int rest = kir_mc_binary(b, MC_SUBI, all, half);
-    return mul(b, mul(b, core, power_of_two(b, half)), power_of_two(b, rest));
-}
-
-int kir_mc_log(mc_build *b, int x) {
-    static const float c[] = {0x1.1b4602p-4f,  -0x1.e316d8p-4f, 0x1.e66658p-4f,  -0x1.fb3d5ap-4f, 0x1.233108p-3f,
-                              -0x1.5562fep-3f, 0x1.99a55ap-3f,  -0x1.ffffeep-3f, 0x1.555546p-2f};
-    int subnormal = kir_mc_compare_f(b, MC_LESS, x, f(b, 0x1p-126f));
-    int bits = kir_mc_choose(b, subnormal, mul(b, x, f(b, 0x1p23f)), x);
-    int e = kir_mc_with_imm(b, MC_SRA, kir_mc_binary(b, MC_SUBI, bits, kir_mc_u32(b, 0x3f3504f3U)), 23);
-    int m = kir_mc_binary(b, MC_SUBI, bits, kir_mc_with_imm(b, MC_SLL, e, 23));
-    int more = kir_mc_choose(b, subnormal, kir_mc_u32(b, 23), kir_mc_u32(b, 0));
-    int n = kir_mc_unary(b, MC_I2F, kir_mc_binary(b, MC_SUBI, e, more));
-    int g = sub(b, m, f(b, 1.0f));
-    int p = polynomial(b, g, c, TN_COUNT(c));
-    int tail = mul(b, mul(b, g, g), kir_mc_fma(b, p, g, f(b, -0.5f)));
-    tail = kir_mc_fma(b, n, f(b, -0x1.05c61p-29f), tail);
-    int y = kir_mc_fma(b, n, f(b, 0x1.62e43p-1f), add_mc(b, g, tail));
-    y = kir_mc_choose(b, kir_mc_compare_f(b, MC_EQUAL, x, f(b, INFINITY)), x, y);
-    y = kir_mc_choose(b, kir_mc_compare_f(b, MC_LESS, x, f(b, 0.0f)), f(b, NAN), y);
-    y = kir_mc_choose(b, kir_mc_compare_f(b, MC_EQUAL, x, f(b, 0.0f)), f(b, -INFINITY), y);
-    return choose_nan(b, x, x, y);
-}
-
-static int magnitude(mc_build *b, int x) { return kir_mc_binary(b, MC_AND, x, kir_mc_u32(b, 0x7fffffffU)); }
-
-/* y ≥ 0 with the sign of x. */
-static int with_sign(mc_build *b, int y, int x) {
-    int sign = kir_mc_binary(b, MC_AND, x, kir_mc_u32(b, 0x80000000U));
-    return kir_mc_binary(b, MC_OR, kir_mc_binary(b, MC_AND, y, kir_mc_u32(b, 0x7fffffffU)), sign);
-}
-
-int kir_mc_tanh(mc_build *b, int x) {
-    static const float c[] = {-0x1.963d5cp-8f, 0x1.58669ap-6f, -0x1.b90fcp-5f, 0x1.110c98p-3f, -0x1.555548p-2f};
-    int a = magnitude(b, x), s = mul(b, x, x), r;
-    int small = kir_mc_fma(b, mul(b, x, s), polynomial(b, s, c, TN_COUNT(c)), x);
-    /* a > 10 ? 20 : a + a; a NaN stays */
-    int t = kir_mc_binary(b, MC_MINF, f(b, 20.0f), add_mc(b, a, a));
-    int n = reduce_ln2(b, t, &r), core = exp_core(b, r);
-    int power = b->evex ? kir_mc_binary(b, MC_SCALEF, core, n) : mul(b, core, power_of_two(b, mc_whole(b, n)));
-    int large = sub(b, f(b, 1.0f), kir_mc_binary(b, MC_DIVF, f(b, 2.0f), add_mc(b, power, f(b, 1.0f))));
-    return with_sign(b, kir_mc_choose(b, kir_mc_compare_f(b, MC_LESS, a, f(b, 0.56f)), small, large), x);
-}
-
-int kir_mc_erf(mc_build *b, int x) {
-    static const float near[] = {0x1.5cd4b2p-14f, -0x1.aa3f3p-11f, 0x1.54c7f6p-8f, -0x1.b80e9p-6f,
-                                 0x1.ce2e0ap-4f,  -0x1.812742p-2f, 0x1.06eba8p-3f};
-    static const float far[] = {0x1.63ca0ep-16f, -0x1.c8ecp-12f, 0x1.11c3fap-8f, -0x1.9bd3d4p-6f,
-                                0x1.bb9ebep-4f,  0x1.4442fep-1f, 0x1.2128a6p+0f, -0x1.73625p-13f};
-    int a = magnitude(b, x), s = mul(b, x, x);
-    int small = kir_mc_fma(b, x, polynomial(b, s, near, TN_COUNT(near)), x);
-    int t = kir_mc_binary(b, MC_MINF, f(b, 3.95f), a);
-    int q = polynomial(b, t, far, TN_COUNT(far));
-    int e = kir_mc_exp(b, kir_mc_binary(b, MC_XOR, q, kir_mc_u32(b, 0x80000000U)));
-    int large = with_sign(b, sub(b, f(b, 1.0f), e), x);
-    return kir_mc_choose(b, kir_mc_compare_f(b, MC_LESS, a, f(b, 0.93f)), small, large);
-}
-
-int kir_mc_to_bf16(mc_build *b, int x) {
-    int odd = kir_mc_binary(b, MC_AND, kir_mc_with_imm(b, MC_SRL, x, 16), kir_mc_u32(b, 1));
-    int rounded = kir_mc_binary(b, MC_ADDI, kir_mc_binary(b, MC_ADDI, x, kir_mc_u32(b, 0x7fff)), odd);
-    int quiet = kir_mc_binary(b, MC_OR, x, kir_mc_u32(b, 0x400000));
-    return kir_mc_with_imm(b, MC_SRL, choose_nan(b, x, quiet, rounded), 16);
 }
