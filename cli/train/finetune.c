@@ -147,7 +147,7 @@ typedef struct order {
     const char *model, *data, *out, *targets, *validation, *log, *report, *tensorboard, *schedule;
     int64_t rank, epochs, steps, batch, accumulate, context, save_every, warmup; /* 0: not given; warmup: -1 */
     double alpha, lr, decay, clip;                                               /* alpha, lr: 0: not given */
-    int64_t memory; /* bytes; 0: no limit */
+    int64_t memory;                                                              /* bytes; 0: no limit */
     bool full, resume;
 } order;
 
@@ -417,22 +417,14 @@ static tn_status save_checkpoint(const share *s, int64_t step) {
 static tn_status load_checkpoint(const share *s) {
     char path[CLI_PATH];
     const tuning *t = s->t;
-    tn_safetensors *file;
     tn_checkpoint c = checkpoint_of(s);
     tn_status status = join(t->asked->out, CHECKPOINT, path);
-    if (status == TN_OK) status = tn_safetensors_open(path, &file);
-    if (status != TN_OK) return status;
-    const char *whose = tn_safetensors_metadata(file, "json");
-    if (!whose || strcmp(whose, t->description) != 0)
-        status =
-            tn_backend_fail(TN_ERR_ARGUMENT, "'%s' belongs to another run: %s, not %s; use the options of that run",
-                            path, whose ? whose : "unknown", t->description);
-    tn_safetensors_close(file);
     if (status == TN_OK) status = tn_checkpoint_load(path, &c);
     if (status != TN_OK) return status;
+    bool same = c.step == t->first && c.loaded_json && strcmp(c.loaded_json, t->description) == 0;
     tn_text_free(c.loaded_json);
-    if (c.step == t->first) return TN_OK;
-    return tn_backend_fail(TN_ERR_STATE, "'%s' was replaced while it was read", path);
+    if (same) return TN_OK;
+    return tn_backend_fail(TN_ERR_STATE, "'%s' was replaced by another program during this run", path);
 }
 
 static tn_status open_trainer(share *s, tn_device *device) {
@@ -457,7 +449,7 @@ static tn_status open_trainer(share *s, tn_device *device) {
     return status == TN_OK ? tn_finetune_new(s->model, &f, &s->trainer) : status;
 }
 
-/* The first step, as the checkpoint to resume from says. */
+/* With --resume: sets the first step to the checkpoint's, if the checkpoint is one of this run. */
 static tn_status find_first(tuning *t) {
     char path[CLI_PATH];
     tn_safetensors *file;
@@ -465,17 +457,21 @@ static tn_status find_first(tuning *t) {
     tn_status status = join(t->asked->out, CHECKPOINT, path);
     if (status == TN_OK) status = tn_safetensors_open(path, &file);
     if (status != TN_OK) return status;
-    const char *step = tn_safetensors_metadata(file, "step");
+    const char *run = tn_safetensors_metadata(file, "json"), *step = tn_safetensors_metadata(file, "step");
     int64_t made = step ? strtoll(step, NULL, 10) : 0;
+    if (!run || strcmp(run, t->description) != 0)
+        status =
+            tn_backend_fail(TN_ERR_ARGUMENT, "'%s' belongs to another run: %s, not %s; use the options of that run",
+                            path, run ? run : "unknown", t->description);
+    else if (made < 0 || made > t->last)
+        status = tn_backend_fail(TN_ERR_FORMAT, "'%s' has made %lld of %lld steps", path, (long long)made,
+                                 (long long)t->last);
     tn_safetensors_close(file);
-    if (made < 0 || made > t->last)
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s' has made %lld of %lld steps", path, (long long)made,
-                               (long long)t->last);
-    t->first = t->step = made;
-    return TN_OK;
+    if (status == TN_OK) t->first = t->step = made;
+    return status;
 }
 
-/* All that no device takes part in. */
+/* Everything that needs no device. */
 static tn_status set_up_tuning(tuning *t) {
     const order *o = t->asked;
     tn_llm_options model = TN_LLM_DEFAULTS;
@@ -485,9 +481,9 @@ static tn_status set_up_tuning(tuning *t) {
     if (status == TN_OK) status = tn_llm_inspect_path(o->model, &model, &t->facts);
     if (status == TN_OK) status = read_texts(t, &t->facts);
     if (status == TN_OK) status = plan_steps(t);
-    if (status == TN_OK) status = find_first(t);
-    if (status == TN_OK) describe(t);
-    return status;
+    if (status != TN_OK) return status;
+    describe(t);
+    return find_first(t);
 }
 
 /* ---- measuring --------------------------------------------------------------------------------------------------- */
