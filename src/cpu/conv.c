@@ -20,7 +20,7 @@
 
 enum {
     CHUNK = KIR_KSUM,
-    BLOCK_PIXELS = TN_GEMM_BLOCK_LD, /* of a block, at most, with those between rows that are none */
+    BLOCK_PIXELS = TN_GEMM_BLOCK_LD, /* of a block, at most, including padding between rows */
     INPUT_TILE = 1 << 15,            /* elements of a block's input tile, unless one row of output pixels sees more */
     PART_ROWS = 512,                 /* filters that pass over a block, at most */
     LEAST_LANES = 4,                 /* of a vector of any instruction set */

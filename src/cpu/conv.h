@@ -1,24 +1,24 @@
-/* conv.h — convolutions on the processor, and the gradient of their weight.
+/* conv.h — convolutions on the CPU, and their gradients.
  *
- * Both are products of matrices one operand of which is what a window sees, so that most of its numbers stand there
- * `kernel` times. That matrix is never made: a block of it is packed where and when the micro-kernels need it. */
+ * Each is a matrix product with the im2col matrix, which repeats most elements of the image once per tap. That matrix
+ * is never stored: kernels read a block of it at a time, from an input tile in the cache. native_conv.c in src/plan
+ * chooses the path (nhwc, winograd, depthwise, …) when it makes a plan. */
 #ifndef TN_KERN_CONV_H
 #define TN_KERN_CONV_H
 
 #include "cpu/cpu_kernels.h"
 
-/* Zeros that lie around images in memory, so that windows reach over their edges and nobody has to look: `above` rows
- * of them before each channel's rows, what is left of a row behind its output pixels, and what is left of the plane
- * behind the last row. */
+/* Zero padding stored around images, so that kernels need no bounds checks: `above` rows before each channel, the rest
+ * of each row after its pixels, and the rest of the plane after the last row. */
 typedef struct tn_conv_border {
-    int64_t above, row, plane; /* rows; elements from row to row (0: there is no edge) and from channel to channel */
-    int buffer;                /* the epilogue's, in which its only result lies */
-    bool clean;                /* the zeros are there */
+    int64_t above, row, plane; /* rows; elements from row to row (0: no border) and from channel to channel */
+    int buffer;                /* the epilogue's buffer that holds its only result */
+    bool clean;                /* the zeros have been written */
 } tn_conv_border;
 
 /* Images x [batch, groups · channels, size], weight [groups · out_channels, channels, kernel] and results y [batch,
- * groups · out_channels, output pixels], all f32. The window of output pixel (u, v) begins at (u, v) · stride − before
- * (which may be negative) and has its taps `dilation` apart; outside of the image it sees zeros. */
+ * groups · out_channels, output pixels], all f32. The window of output pixel (u, v) begins at (u, v) · stride −
+ * pad_before, which may be negative; its taps are `dilation` apart. Taps outside of the image are zero. */
 typedef struct tn_conv_args {
     int64_t batch, groups, channels, out_channels; /* channels and filters of one group */
     int64_t size[2], kernel[2], out_size[2], stride[2], pad_before[2], dilation[2];
@@ -27,46 +27,45 @@ typedef struct tn_conv_args {
     const float *weight;
     int64_t weight_group, weight_stride[4]; /* from group to group; filter, channel, row, column */
     const void *packed;                     /* what tn_conv_pack made of the weight; NULL: done at each run */
-    /* what tn_conv_prefers_nhwc said of these sizes, or false: slower, same bits */
-    bool nhwc;
-    bool winograd; /* tn_conv_winograd_fits, and other bits are fine; turned is false then */
+    bool nhwc;     /* filters are the columns of the product; only if tn_conv_prefers_nhwc; same bits */
+    bool winograd; /* only if tn_conv_winograd_fits and numerics are fast; excludes nhwc */
     bool max_pool; /* of tn_conv_depthwise */
-    /* A program that takes blocks of y over instead of `out` (cpu_kernels.h): its last three axes are images, channels
-     * of all groups, output pixels. Of tn_conv and tn_conv_depthwise. Its ending, if there is one, is by channels. */
+    /* A program that receives blocks of y in place of `out` (cpu_kernels.h): its last three axes are images, channels
+     * of all groups, output pixels. For tn_conv and tn_conv_depthwise. Fused operations are per channel. */
     tn_fused_program epilogue;
-    /* rows, columns: of what the epilogue writes back to the block the greatest of each window; or 0 */
-    int64_t pool[2];
-    bool x_padded; /* zeros lie around x wherever windows reach over it */
-    /* The convolution that has x as its result, where tn_conv_fuses_producer says so: x is made where it is read. */
+    int64_t pool[2]; /* rows, columns of max pooling after the epilogue; 0: none */
+    bool x_padded;   /* x is stored with a border that covers all windows */
+    /* The convolution whose result is x, if tn_conv_fuses_producer allows it: x is computed where it is read. */
     const struct tn_conv_args *producer;
-    bool quads; /* a number is four bytes, of x without a sign, of the weight with one; results are i32 */
-    float *out; /* contiguous but for its edge; where an epilogue's result goes, or NULL; what is pooled */
+    bool quads; /* an element is four bytes: unsigned in x, signed in the weight; results are i32 */
+    float *out; /* contiguous except for its border: the pooled result, an epilogue's only result, or NULL */
     tn_conv_border border;
     void *workspace; /* 64-byte aligned */
 } tn_conv_args;
 
-/* Is there a kernel for these sizes? Not where an extent is 0, nor where a window reaches so far that a block of what
- * it sees is no block any more. Reads sizes alone. */
+/* Is there a kernel for these sizes? Not if an extent is 0, nor if a window spans more elements than an input tile has.
+ * Reads only sizes. */
 bool tn_conv_fits(const tn_conv_args *args);
 
-/* Can results be pooled before they reach memory, in windows of pool[] that lie side by side from the first output
- * pixel on? Reads sizes alone; there has to be an epilogue. */
+/* Can results be pooled before they are stored, in adjacent windows of pool[] from the first output pixel on? Requires
+ * an epilogue. Reads only sizes. */
 bool tn_conv_pools(const tn_conv_args *args);
 
-/* Are filters better the columns of the product than its rows? Filters are packed in another way then. */
+/* Is the NHWC path faster (filters as columns of the product)? It packs filters in another way. */
 bool tn_conv_prefers_nhwc(const tn_conv_args *args);
-/* The same of windows of one tap, an image being one row of pixels, compared with a product whose columns are pixels.
- */
+/* The same for windows of one tap, compared with a matrix product whose columns are pixels. An image is one row. */
 bool tn_conv_tap_prefers_nhwc(const tn_conv_args *args);
 
-/* Would images be read where they lie, if they had an edge: *edge, as narrow as it can be? And can results be left with
- * one? An epilogue's is a single one then, whose strides are the edge's. Both look at `turned` and read no data. */
+/* wants: could the kernel read x in place, without an input tile, if x had a border? *edge: the narrowest one.
+ * writes: can it store results with a border? An epilogue then has one result, with the border's strides. Both depend
+ * on `nhwc` and read no data. */
 bool tn_conv_wants_border(const tn_conv_args *args, tn_conv_border *edge);
 bool tn_conv_writes_border(const tn_conv_args *args);
-/* Would images be better made where they are read, as far as sizes say? *edge: the maker's then, whose epilogue's
- * single result has strides of its own rows and planes and 0 from image to image. `args` is turned. */
+/* Is it faster, judged by sizes, to compute x in blocks where it is read? *edge: the producer's border; its epilogue
+ * then has one result, with that border's strides of rows and planes and stride 0 from image to image. Requires
+ * args->nhwc. */
 bool tn_conv_fuses_producer(const tn_conv_args *args, const tn_conv_args *producer, tn_conv_border *edge);
-/* Elements of so many planes, the first of which begins at element *first. */
+/* The number of elements of `planes` planes with this border. *first: the element at which the first plane begins. */
 int64_t tn_conv_padded_elements(const tn_conv_border *edge, int64_t planes, int64_t *first);
 
 /* Windows of 3×3 with a stride of 1 can be computed with a quarter of the multiplications (Winograd), for results that

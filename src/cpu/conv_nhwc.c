@@ -127,7 +127,7 @@ static void plan_nhwc(nhwc_nhwc *t, const tn_conv_args *args, const nhwc_phases 
     t->part_bytes += t->scratch_bytes + t->made_bytes;
 }
 
-/* Columns of the last panel that are none are summed all the same: an eighth of them at most, of bytes half; of windows
+/* The last panel may have unused columns, which are computed too: at most an eighth, of bytes half; of windows
  * of one tap, which have few others to choose from, the last vector's. Rows that are pooled together are those of one
  * block: rows are counted through all images. */
 bool tn_conv_nhwc_fits(const tn_conv_args *a) {
@@ -184,7 +184,7 @@ typedef struct packing {
     float *to;
 } packing;
 
-/* All of k of a panel's filters; zeros for those that are none. */
+/* All of k of a panel's filters; unused columns are zero. */
 static void pack_panel(const packing *p, const float *from, int64_t out_channels, float *to) {
     const tn_conv_args *a = p->a;
     const int64_t *s = a->weight_stride, panel = 2 * p->with->lanes;
@@ -694,7 +694,7 @@ static void plan_batch_rows(batch_rows *b, const tn_conv_args *args) {
     b->part_bytes = b->input_tile_bytes + b->sums_bytes + b->block_bytes + fused_call_scratch(&args->epilogue, 0);
 }
 
-/* Columns of the last panel that are none are summed all the same: an eighth of them at most. */
+/* The last panel may have unused columns, which are computed too: at most an eighth. */
 bool tn_conv_batch_rows_fits(const tn_conv_args *a) {
     batch_rows b;
     if (a->groups != 1 || a->pool[0] > 0 || a->batch < LEAST_IMAGES || a->out_size[1] >= ACROSS) return false;

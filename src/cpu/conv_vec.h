@@ -1,7 +1,7 @@
-/* conv_vec.h — what convolutions do a vector at a time: the part of them that exists once per instruction set.
+/* conv_vec.h — the vector code of convolutions, compiled once per instruction set.
  *
- * conv.c cuts convolutions into blocks and is compiled once; it multiplies by the tiles of products, and moves rows of
- * images by these. */
+ * conv.c, compiled once, divides a convolution into blocks and calls the table `conv_vec` for each: kernels for tiles
+ * and copies between images and input tiles. */
 #ifndef TN_CONV_VEC_H
 #define TN_CONV_VEC_H
 

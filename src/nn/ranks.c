@@ -50,7 +50,7 @@ static const head *report_of(const tn_ranks *r, int rank) {
     return (const head *)(const void *)(r->reports + (size_t)rank * r->report_bytes);
 }
 
-/* A rank that has failed keeps its own words: it may have them from the others. */
+/* A rank that failed returns its own error; the others return the error of the first rank that failed. */
 static tn_status first_failure(const tn_ranks *r) {
     const head *own = report_of(r, tn_group_rank(r->group));
     if (own->status != TN_OK) return tn_backend_fail((tn_status)own->status, "%s", own->words);

@@ -216,13 +216,13 @@ static bool may_keep_packed(const tn_graph_plan *g, const tn_conv_args *a, const
 }
 
 static void keep_packed_weight(const tn_graph_plan *g, tn_native *n, const tn_value *weight, size_t bytes,
-                               int64_t way) {
+                               int64_t path) {
     const tn_conv_args *a = &n->conv;
     n->weight.slot = g->values[weight->root].slot;
     n->weight.packed = (tn_packed_weight){.make = pack_packed,
                                           .bytes = bytes,
                                           .word = {a->groups, a->out_channels, a->channels, a->kernel[0], a->kernel[1],
-                                                   (int64_t)tn_native_byte_offset(weight), way,
+                                                   (int64_t)tn_native_byte_offset(weight), path,
                                                    a->weight_stride[1] * MOST_TAPS + a->weight_stride[2]}};
     n->weight.target = &n->weight.memory;
 }
@@ -239,7 +239,7 @@ static void take_winograd(const tn_graph_plan *g, tn_native *n, bool pays) {
     if (n->conv.winograd) n->by = "winograd";
 }
 
-static void choose_way(const tn_graph_plan *g, tn_native *n, const tn_value *weight) {
+static void choose_path(const tn_graph_plan *g, tn_native *n, const tn_value *weight) {
     tn_conv_args *a = &n->conv;
     a->winograd = true; /* packed so */
     take_winograd(g, n, tn_conv_winograd_pays(a, may_keep_packed(g, a, weight)));
@@ -514,7 +514,7 @@ tn_status tn_make_conv2d_forward(const tn_graph_plan *g, const tn_group *group, 
         *workspace = tn_conv_depthwise_workspace(&n->conv, tn_threads());
         return TN_OK;
     }
-    choose_way(g, n, weight);
+    choose_path(g, n, weight);
     *workspace = tn_conv_workspace(&n->conv, tn_threads());
     return TN_OK;
 }
@@ -638,7 +638,7 @@ tn_status tn_make_max_pool2d(const tn_graph_plan *g, const tn_group *group, tn_n
     return TN_OK;
 }
 
-/* ---- the way back ------------------------------------------------------------------------------------------------ */
+/* ---- gradients --------------------------------------------------------------------------------------------------- */
 
 static void run_conv2d_dgrad(tn_native *n, void *const *pointers) {
     n->conv.out = pointers[0];

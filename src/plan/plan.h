@@ -620,7 +620,8 @@ void tn_binding_free(tn_binding *b);
 typedef struct tn_plan_cache tn_plan_cache;
 void tn_vary_learn(const tn_plan_cache *c, const tn_binding *b);
 
-/* TN_MAX_PLAN_BYTES: of one thread's plans, the one in use apart. An unrolled network of 50 000 nodes takes 20 MiB. */
+/* Limits of one thread's plan cache (evict_plans in flush.c); the plan in use may exceed TN_MAX_PLAN_BYTES. An unrolled
+ * network of 50 000 nodes takes 20 MiB. */
 enum {
     TN_MAX_PLANS = 256,
     TN_MAX_PLAN_BYTES = 64 << 20,
