@@ -29,6 +29,8 @@ NAMED_FILE = re.compile(r"(?<![\w.`])([a-z]\w*\.[ch])\b(?![:`])")
 VENDOR_FILES = {"autocast_mode.h", "onnxruntime_c_api.h"}
 FUNCTION = re.compile(r"^(?:static )?(?:inline )?[\w \*]+?\b(\w+)\(([^;{}]*?)\) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 TWIN_LINES = 4
+COMMENTS = re.compile(r"/\*.*?\*/", re.DOTALL)
+OPTION_ROW = re.compile(r'\{"([a-z0-9-]+)",\s*(?:no|required|optional)_argument,\s*NULL,\s*([\w\']+)\}')
 OP_NAME = re.compile(r"\bTN_OP_(?!NONE\b|COUNT\b|ENGINE)[A-Z]")
 OP_ROW = re.compile(r"\{TN_OP_\w+")
 OP_NAMES_LEFT = {"native_conv.c": 4}
@@ -216,12 +218,25 @@ def without_help():
             yield f"{path.relative_to(ROOT)}: begins its work if --help is asked for; print __doc__ first, as this file does at its end"
 
 
+def options_without_help():
+    """Long options of a command that its file's help, or a header's, does not show. Of two names for a value one suffices."""
+    texts = {path: COMMENTS.sub("", path.read_text(encoding="utf-8")) for path in files(["cli"], {".c", ".h"})}
+    headers = "".join(text for path, text in texts.items() if path.suffix == ".h")
+    for path, text in texts.items():
+        spellings = {}
+        for name, value in OPTION_ROW.findall(text):
+            spellings.setdefault(value, []).append(name)
+        for names in spellings.values():
+            if not any(re.search(f'"  [^"\\n]*--{name}(?![a-z0-9-])', text + headers) for name in names):
+                yield f"{path.relative_to(ROOT)}: the help does not show --{names[0]}"
+
+
 def markdown():
     return sorted(ROOT.glob("*.md")) + files(["docs", "bench", "examples"], {".md"})
 
 
 def main():
-    found = [*unproven_nulls(), *dead_bugs(), *shared_names(), *twins(), *named_ops(), *without_help()]
+    found = [*unproven_nulls(), *dead_bugs(), *shared_names(), *twins(), *named_ops(), *without_help(), *options_without_help()]
     for path in files(LIBRARY, {".c", ".h", ".def", ".inc"}):
         code = COMMENTS_AND_STRINGS.sub(blank, path.read_text(encoding="utf-8"))
         found += faults(path, code, ENDS_PROCESS, "ends the caller's process")
