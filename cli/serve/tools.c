@@ -1,9 +1,9 @@
 /* tools.c — function calls in chats: the tools of a request go into the prompt, and calls are found in the answer.
  *
  * A chat template that mentions tools gets them, and the messages as they are. Other templates get a system message
- * that describes the tools, and calls and their results as text. A call that the request demands is generated within a
- * grammar. Otherwise the model writes calls as it was trained to: JSON between <tool_call> and </tool_call> (Hermes,
- * Qwen), an object (Llama 3), or a list of objects (Mistral). Source: OpenAI, "Function calling"; templates of
+ * that describes the tools, and calls and their results as text. tools_find_calls finds calls in the answer: JSON
+ * between <tool_call> and </tool_call> (Hermes, Qwen), an object (Llama 3), or a list of objects (Mistral). If the
+ * request demands a call, a grammar forces the answer to be one. Source: OpenAI, "Function calling"; templates of
  * transformers. */
 #include <ctype.h>
 #include <stdlib.h>
@@ -330,7 +330,8 @@ static tn_status add_call(serve_job *j, const char *name, const tn_json *argumen
     return TN_OK;
 }
 
-/* An object with the name of a tool, or a list of them. What is no call is none: a model may write JSON. */
+/* Adds the calls of `text`: one JSON object or a list of them. Ignores objects that name no tool, and text that is not
+ * JSON. */
 static tn_status take_calls(serve_job *j, const char *text, size_t size) {
     tn_json_doc *doc = NULL;
     tn_status status = tn_json_parse(text, size, &doc);

@@ -13,7 +13,9 @@
 /* ---- the driver of a device that does not answer ----------------------------------------------------------------- */
 
 static tn_status refuse(void) {
-    return tn_fail(TN_ERR_LOST, "the device did not answer within its time limit earlier; use another, or start anew");
+    return tn_fail(
+        TN_ERR_LOST,
+        "the device did not answer within its time limit earlier; use another device, or restart the program");
 }
 
 #pragma GCC diagnostic push

@@ -648,8 +648,8 @@ int64_t tn_llm_common_prefix(const tn_llm *m, const int32_t *ids, int64_t count)
 
 tn_status tn_llm_refuse_recurrent(const tn_llm *m, const char *function, const char *why) {
     if (m->config.recurrent.layers == 0) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s: '%s' has recurrent layers, %s; this is not supported", function,
-                           tn_llm_source_path(&m->file->source), why);
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s does not support models with recurrent layers, such as '%s': %s",
+                           function, tn_llm_source_path(&m->file->source), why);
 }
 
 tn_status tn_llm_rewind(tn_llm *m, int64_t position) {
@@ -671,7 +671,7 @@ tn_status tn_llm_export_onnx(tn_llm *m, const char *path, const tn_llm_export_on
     TRY(tn_options_read(&o, options, "tn_llm_export_onnx",
                         "tn_llm_export_onnx_options o = TN_LLM_EXPORT_ONNX_DEFAULTS"));
     if (!m || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_export_onnx: the model or the path is NULL");
-    TRY(tn_llm_refuse_recurrent(m, "tn_llm_export_onnx", "whose states a network of ONNX would need as inputs"));
+    TRY(tn_llm_refuse_recurrent(m, "tn_llm_export_onnx", "an ONNX network would need their states as inputs"));
     tn_device *before = tn_llm_enter(m);
     return tn_txt_leave(m->device, before, tn_llm_write_onnx(&m->file->source, &m->config, &m->weights, path, o.cache));
 }
@@ -910,7 +910,7 @@ static tn_status find_importance(tn_llm *m, const int32_t *ids, int64_t count, i
 
 tn_status tn_llm_importance(tn_llm *m, const int32_t *ids, int64_t count, tn_llm_take *take, void *ctx) {
     if (!m || !take) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_importance: the model or the function is NULL");
-    TRY(tn_llm_refuse_recurrent(m, "tn_llm_importance", "of whose matrices no activations are taken"));
+    TRY(tn_llm_refuse_recurrent(m, "tn_llm_importance", "it takes no activations of their matrices"));
     TRY(tn_llm_rewind(m, 0));
     TRY(check_ids(m, ids, count < m->config.context ? count : m->config.context));
     for (int64_t i = 0; i < count; i++)

@@ -57,7 +57,7 @@ tn_status tn_llm_set_draft(tn_llm *m, const tn_llm_draft_options *options) {
     if (!m) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_set_draft: the model is NULL");
     if (options) TRY(check_draft(m, &o));
     if (options)
-        TRY(tn_llm_refuse_recurrent(m, "tn_llm_set_draft", "whose states cannot go back when a guess is wrong"));
+        TRY(tn_llm_refuse_recurrent(m, "tn_llm_set_draft", "their states cannot go back when a guess is wrong"));
     struct llm_draft *d = NULL;
     if (options) {
         d = tn_txt_zalloc(1, sizeof *d);

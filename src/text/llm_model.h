@@ -222,10 +222,10 @@ typedef struct llm_attention_rules {
     bool gated_queries;    /* SLOT_Q has, behind the queries of each head, gates of what attention yields */
     int64_t window;        /* where config.json says nothing; 0: none */
     int64_t gguf_window;   /* where a GGUF file says nothing */
-    int64_t pattern;       /* one layer in so many, the last of them, has no window; 0: all have one */
+    int64_t pattern;       /* every pattern-th layer has no window; 0: all have one */
     double cap;            /* of scores, where the file says nothing */
     double query_scale;    /* scores are divided by its root where config.json says nothing; 0: a head's width */
-    int64_t wide_layers;   /* GGUF models of so many divide by the root of the width a head has of the whole */
+    int64_t wide_layers;   /* GGUF models with this number of layers divide scores by √(hidden / heads) */
 } llm_attention_rules;
 
 typedef struct llm_forward_rules { /* of feed-forward layers and experts */
@@ -247,7 +247,7 @@ typedef struct llm_expert_rules {
 typedef struct llm_recurrent_rules {
     llm_recurrence kind;
     uint64_t needs, allows; /* bits of slots that a recurrent layer has instead of attention's, or may have */
-    int64_t interval;       /* one layer in so many, the last of them, has attention; 0: config.json says which */
+    int64_t interval;       /* every interval-th layer has attention; 0: config.json says which */
 } llm_recurrent_rules;
 
 /* A row of the table in llm_families.c. */

@@ -222,7 +222,7 @@ tn_status tn_finetune_new(tn_llm *m, const tn_finetune_options *options, tn_fine
     TRY(tn_options_read(&o, options, "tn_finetune_new", "tn_finetune_options o = TN_FINETUNE_DEFAULTS"));
     if (!m || !out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_finetune_new: the model or out is NULL");
     *out = NULL;
-    TRY(tn_llm_refuse_recurrent(m, "tn_finetune_new", "whose states are written in place and have no gradients"));
+    TRY(tn_llm_refuse_recurrent(m, "tn_finetune_new", "their states are written in place and have no gradients"));
     TRY(check_trainer_options(m, &o));
     if (o.rank > 0 && !m->weights.lora) TRY(check_targets(&m->config, o.targets));
     tn_finetune *t = tn_txt_zalloc(1, sizeof *t);
