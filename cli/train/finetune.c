@@ -634,7 +634,8 @@ static tn_status share_begin(void *ctx, tn_device *device, void **self) {
     s->last = t->asked->common.strict || t->asked->memory || strcmp(info.backend, "cpu") == 0;
     if (t->asked->memory) (void)tn_device_set_pool_max(device, (size_t)t->asked->memory);
     if (status == TN_OK) status = open_trainer(s, device);
-    if (status == TN_OK && t->asked->resume) status = load_checkpoint(s);
+    /* After the first step a further device gets tn_survive's copy; the checkpoint may be a later one of this run. */
+    if (status == TN_OK && t->asked->resume && t->step == t->first) status = load_checkpoint(s);
     if (status == TN_OK && !t->shows) status = begin_tuning(s);
     if (status != TN_OK || t->compared) return status;
     status = measure(s, &m);

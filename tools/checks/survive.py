@@ -321,6 +321,33 @@ def check_finetune(report, program, target, folder, moments, lora):
     print(f"{name} finetune, {kind}: {moved} of {len(faults)} runs moved, at most {recomputed} steps again, {calls} calls", flush=True)
 
 
+def check_resumed(report, program, target, folder):
+    """A resumed finetuning that has written a checkpoint of its own and loses its device ends on the next one."""
+    command = [program, "finetune", "-m", str(folder / "model"), "--data", str(folder / "texts.jsonl"), "--context", "48",
+               "--batch", "2", "--steps", "6", "--seed", "2", "--json", "--lora", "4", "--lr", "0.02", "--save-every", "1",
+               "--device", target.name]
+
+    def tune(out, *words, **more):
+        return subprocess.run([*command, "--out", str(folder / out), *words], capture_output=True, text=True,
+                              env=target.environment | more, timeout=LIMIT)
+
+    def fault(calls):
+        return {target.variable: f"any:{calls}:{target.errors[0]}"}
+
+    calls = calls_of(tune("undisturbed", FAULT_COUNTS="1").stderr)
+    tune("cut", "--strict", **fault(calls // 2))
+    shutil.copytree(folder / "cut", folder / "counted")
+    calls = calls_of(tune("counted", "--resume", FAULT_COUNTS="1").stderr)
+    ended = tune("cut", "--resume", **fault(calls * 3 // 4))
+    failures = json.loads(ended.stdout)["failed_devices"] if ended.returncode == 0 else []
+    report.expect(len(failures) == 1, f"{target.name}, resumed: {failures} {ended.stderr[-500:]}")
+    if not failures:
+        return
+    one, other = (values_of(folder / out / "adapter_model.safetensors")[1] for out in ("undisturbed", "cut"))
+    report.expect(len(one) == len(other) and all(abs(a - b) < 5e-6 for a, b in zip(one, other)),
+                  f"{target.name}: the adapter of a resumed run differs")
+
+
 def check_target(report, program, target, folder, moments, all_runs):
     table, model, failed = folder / "digits.csv", folder / "model", report.failed
     for task, steps, options in TRAININGS[:3 if all_runs else 2]:
@@ -347,6 +374,7 @@ def main():
         make_data(folder / "texts.jsonl", 12)
         check_memory(report, program, folder / "model")
         check_target(report, program, double("cuda", build, folder), folder, moments, all_runs)
+        check_resumed(report, program, double("cuda", build, folder), folder)
         if all_runs:
             check_target(report, program, double("rocm", build, folder), folder, 4, False)
             target = opencl(folder)
