@@ -177,10 +177,14 @@ static void write_arguments(FILE *f, const tn_json *arguments) {
     tn_json_free(doc);
 }
 
+/* v is a string or absent; a list has a length, too, but no bytes. */
+static void write_string(FILE *f, const tn_json *v) {
+    write_text(f, tn_json_string(v, ""), tn_json_kind_of(v) == TN_JSON_STRING ? tn_json_length(v) : 0);
+}
+
 static void write_function(FILE *f, const tn_json *function) {
-    const tn_json *name = tn_json_get(function, "name");
     fputs("{\"name\": ", f);
-    write_text(f, tn_json_string(name, ""), tn_json_length(name));
+    write_string(f, tn_json_get(function, "name"));
     fputs(", \"arguments\": ", f);
     write_arguments(f, tn_json_get(function, "arguments"));
     fputc('}', f);
@@ -189,9 +193,8 @@ static void write_function(FILE *f, const tn_json *function) {
 static void write_calls(FILE *f, const tn_json *calls) {
     fputs(", \"tool_calls\": [", f);
     for (size_t i = 0; i < tn_json_length(calls); i++) {
-        const tn_json *id = tn_json_get(tn_json_at(calls, i), "id");
         fputs(i > 0 ? ", {\"type\": \"function\", \"id\": " : "{\"type\": \"function\", \"id\": ", f);
-        write_text(f, tn_json_string(id, ""), tn_json_length(id));
+        write_string(f, tn_json_get(tn_json_at(calls, i), "id"));
         fputs(", \"function\": ", f);
         write_function(f, tn_json_get(tn_json_at(calls, i), "function"));
         fputc('}', f);
@@ -211,7 +214,7 @@ static void write_message(FILE *f, const tn_chat_message *m, const tn_json *give
         const tn_json *v = tn_json_get(given, fields[i]);
         if (tn_json_kind_of(v) != TN_JSON_STRING) continue;
         fprintf(f, ", \"%s\": ", fields[i]);
-        write_text(f, tn_json_string(v, ""), tn_json_length(v));
+        write_string(f, v);
     }
     if (tn_json_length(calls) > 0) write_calls(f, calls);
     fputc('}', f);

@@ -412,6 +412,9 @@ def check_refusals(report, server):
         (400, chat, hello | {"tools": TOOLS, "tool_choice": "required", "grammar": 'root ::= "a"'}),
         (400, chat, hello | {"tools": [{"type": "function", "function": {"name": "f", "parameters": 3}}]}),
         (400, chat, {"messages": [{"role": "assistant", "content": "", "tool_calls": 3}]}),
+        *[(400, chat, {"messages": [*hello["messages"], {"role": "assistant", "content": "", "tool_calls": [call]}]})
+          for call in ({"id": [0] * 600, "function": {"name": "f"}}, {"id": "a", "function": {"name": [0] * 600}},
+                       {"id": "a", "function": 3}, 3)],
         (400, plain, {"prompt": "x", "tools": TOOLS}), (400, chat, hello | {"logit_bias": {"1": 5}}),
         (400, chat, hello | {"top_logprobs": 3}), (400, chat, hello | {"logprobs": True, "top_logprobs": 21}),
         (400, chat, hello | {"response_format": {"type": "xml"}}), (400, chat, hello | {"response_format": "json"}),
