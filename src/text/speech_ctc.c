@@ -128,10 +128,13 @@ static tn_status read_config(tn_ctc *m) {
     return read_convolutions(m);
 }
 
-/* Token i is a letter; one in <> is none. */
+/* The letter of each token; none for tokens such as "<pad>". */
 static tn_status read_letters(tn_ctc *m) {
     TRY(tn_hf_json(&m->folder, "vocab.json", &m->words));
     const tn_json *root = tn_json_root(m->words);
+    if (tn_json_kind_of(root) != TN_JSON_OBJECT || tn_json_kind_of(tn_json_at(root, 0)) != TN_JSON_NUMBER)
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s/vocab.json' must be an object with the number of each token",
+                               m->folder.path);
     m->letters = tn_txt_zalloc((size_t)m->vocabulary, sizeof *m->letters);
     if (!m->letters) return TN_ERR_MEMORY;
     for (size_t i = 0; i < tn_json_length(root); i++) {
@@ -140,9 +143,7 @@ static tn_status read_letters(tn_ctc *m) {
         bool special = letter[0] == '<' && letter[strlen(letter) - 1] == '>' && letter[1];
         if (id >= 0 && id < m->vocabulary) m->letters[id] = special ? "" : letter;
     }
-    if (tn_json_kind_of(root) == TN_JSON_OBJECT && tn_json_kind_of(tn_json_at(root, 0)) == TN_JSON_NUMBER) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT, "'%s/vocab.json' must be an object with the number of each token",
-                           m->folder.path);
+    return TN_OK;
 }
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */

@@ -151,6 +151,8 @@ static void folders_that_do_not_fit_are_refused(void **state) {
         {",\"num_hidden_layers\":2", letters, "encoder.layers.1"},
         {",\"do_stable_layer_norm\":true,\"feat_extract_norm\":\"layer\"", letters, "conv_layers.1.layer_norm"},
         {"", "[]", "vocab.json"},
+        {"", "[1, 2]", "vocab.json"},
+        {"", "\"letters\"", "vocab.json"},
         {"", "{\"eng\":{\"A\":1}}", "vocab.json"},
         {"", NULL, "vocab.json"},
     };
