@@ -222,9 +222,11 @@ VEC_INLINE void window_run_tile(const window_tile *t, const int rows, const int 
         }
         return;
     }
-    VEC_UNROLL for (int i = 0; end && i < rows; i++) {
-        const window_end e = window_end_of(end, t->channel + i);
-        window_finish(&e, sum[i], vectors);
+    if (end) {
+        VEC_UNROLL for (int i = 0; i < rows; i++) {
+            const window_end e = window_end_of(end, t->channel + i);
+            window_finish(&e, sum[i], vectors);
+        }
     }
     VEC_UNROLL for (int j = 0; j < vectors; j++) {
         for (int64_t r = t->vector[j].run; r < t->vector[j + 1].run; r++) {
