@@ -115,9 +115,10 @@ static tn_tensor *stacked(tn_tensor *const *t, int64_t count) {
  * cache until its steps have read them, and all chunks use the same memory. */
 static int chunks_of(const recurrent *s, const tn_tensor *x) {
     enum { CHUNK_BYTES = 3 << 19 };
+    int64_t steps = tn_size(x, 0), most = steps < MOST_CHUNKS ? steps : MOST_CHUNKS; /* none is empty */
     int64_t row = tn_size(x, 1) * s->gates * s->hidden * (int64_t)tn_dtype_size(tn_dtype_of(x));
-    int64_t count = tn_grad_enabled() ? 1 : tn_size(x, 0) * row / CHUNK_BYTES;
-    return count < 1 ? 1 : count > MOST_CHUNKS ? MOST_CHUNKS : (int)count;
+    int64_t count = tn_grad_enabled() ? 1 : steps * row / CHUNK_BYTES;
+    return count < 1 ? 1 : count > most ? (int)most : (int)count;
 }
 
 static tn_tensor *run_chunks(const recurrent *s, const direction *d, const tn_tensor *x, bool backward, tn_tensor **h,

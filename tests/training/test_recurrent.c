@@ -194,6 +194,28 @@ static void chunks_of_steps_have_the_same_bits_in_less_memory(void **state) {
     }
 }
 
+/* One step of a wide batch is larger than a chunk; no chunk may be without steps. */
+static void few_steps_of_a_wide_batch_are_as_many_chunks(void **state) {
+    (void)state;
+    for (int kind = 0; kind < 4; kind++) {
+        TN_SCOPE;
+        tn_module *root = tn_module_root();
+        tn_module *m = (kind % 2 ? tn_nn_lstm : tn_nn_gru)(root, "net", 4, 64, NULL);
+        assert_ok(tn_module_status(root));
+        fill_weights(m);
+        tn_tensor *x = values(TN_DIMS(1 + kind / 2, 3000, 4), 50), *h[2], *y[2];
+        for (int chunks = 0; chunks < 2; chunks++) {
+            bool before = tn_set_grad_enabled(!chunks);
+            y[chunks] = tn_recurrent_forward(m, x, NULL, NULL, NULL, &h[chunks], NULL);
+            assert_ok(tn_eval((tn_tensor *[]){y[chunks], h[chunks]}, 2));
+            (void)tn_set_grad_enabled(before);
+        }
+        assert_same_bits(y[1], y[0]);
+        assert_same_bits(h[1], h[0]);
+        tn_module_free(root);
+    }
+}
+
 static void refused(tn_tensor *t, const char *words) {
     assert_int_not_equal(tn_status_of(t), TN_OK);
     if (!strstr(tn_error(), words)) fail_msg("\"%s\" is not in: %s", words, tn_error());
@@ -224,6 +246,7 @@ int main(void) {
         cmocka_unit_test(a_long_sequence_is_its_steps),
         cmocka_unit_test(all_steps_at_once_have_the_bits_of_the_steps),
         cmocka_unit_test(chunks_of_steps_have_the_same_bits_in_less_memory),
+        cmocka_unit_test(few_steps_of_a_wide_batch_are_as_many_chunks),
         cmocka_unit_test(what_does_not_fit_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
