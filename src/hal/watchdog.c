@@ -105,7 +105,9 @@ typedef struct waiter {
 
 struct tn_watchdog {
     tn_device *device;
-    atomic_bool works; /* something was launched since the last wait: only then a wait may hang */
+    /* How often work was given to the device, and the count at the begin of a wait that ended: only a wait for later
+     * work may hang. */
+    _Atomic uint64_t given, done;
     pthread_mutex_t lock;
     waiter *idle;   /* guarded by `lock` */
     tn_driver gone; /* with the name of the device's own */
@@ -215,18 +217,26 @@ static tn_status wait_watched(const tn_device *d, void *handle, void *event) {
 }
 
 void tn_device_works(const tn_device *d) {
-    if (d->watchdog) atomic_store(&d->watchdog->works, true);
+    if (d->watchdog) atomic_fetch_add(&d->watchdog->given, 1);
 }
 
 /* Whether there is a time limit, and work that it is for. Further queues are not followed. */
 static bool may_hang(const tn_device *d) {
-    if (!d->watchdog) return false;
-    bool works = atomic_exchange(&d->watchdog->works, false);
-    return works || atomic_load_explicit(&d->ordered, memory_order_relaxed);
+    const tn_watchdog *g = d->watchdog;
+    if (!g) return false;
+    return atomic_load(&g->given) != atomic_load(&g->done) || atomic_load_explicit(&d->ordered, memory_order_relaxed);
+}
+
+/* Other threads' waits for the same work have the time limit as well, until one has ended. */
+static tn_status wait_for_work(const tn_device *d, void *stream) {
+    uint64_t given = atomic_load(&d->watchdog->given);
+    TRY(wait_watched(d, stream, NULL));
+    atomic_store(&d->watchdog->done, given);
+    return TN_OK;
 }
 
 tn_status tn_device_wait(const tn_device *d, void *stream) {
-    return may_hang(d) ? wait_watched(d, stream, NULL) : d->driver->sync(stream);
+    return may_hang(d) ? wait_for_work(d, stream) : d->driver->sync(stream);
 }
 
 tn_status tn_device_wait_event(const tn_device *d, void *event) {
@@ -234,13 +244,13 @@ tn_status tn_device_wait_event(const tn_device *d, void *event) {
 }
 
 tn_status tn_device_fetch(const tn_device *d, void *stream, void *host, const void *address, size_t bytes) {
-    if (may_hang(d)) TRY(wait_watched(d, stream, NULL)); /* the copy itself then finds nothing to wait for */
+    if (may_hang(d)) TRY(wait_for_work(d, stream)); /* the copy itself then finds nothing to wait for */
     TRY(d->driver->copy(stream, host, address, bytes, 1));
     return d->driver->sync(stream);
 }
 
 tn_status tn_device_send(const tn_device *d, void *stream, void *address, const void *host, size_t bytes) {
-    if (may_hang(d)) TRY(wait_watched(d, stream, NULL));
+    if (may_hang(d)) TRY(wait_for_work(d, stream));
     return d->driver->copy(stream, address, host, bytes, 0);
 }
 
