@@ -241,8 +241,7 @@ TN_API void tn_optimizer_zero_grad(tn_optimizer *o);
 TN_API tn_status tn_minimize(tn_optimizer *o, const tn_tensor *loss);
 
 /* Scales all gradients of the parameters below m by min(1, max_norm / (norm + 1e-6)), so that their total Euclidean
- * norm
- * is at most max_norm. *total_norm: a new handle to the norm before clipping; may be NULL.
+ * norm is at most max_norm. *total_norm: a new handle to the norm before clipping; may be NULL.
  * Errors: TN_ERR_ARGUMENT if max_norm is negative or NaN. Source: torch.nn.utils.clip_grad_norm_. */
 TN_API tn_status tn_clip_grad_norm(tn_module *m, double max_norm, tn_tensor **total_norm);
 

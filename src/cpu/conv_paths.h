@@ -129,10 +129,9 @@ void tn_conv_winograd_1d(const tn_conv_args *args, void *workspace);         /* 
 /* ==== input windows =============================================================================================== */
 /* A window's tap k = (channel, kernel row, kernel column) meets, output pixel after output pixel, elements of the image
  * that follow each other too, but at the image's edge. So the rows of the image that a run of output pixels needs are
- * first copied to an input tile
- * , zeros around them; with a stride along the row, columns that taps meet together lie together (a phase). In the
- * input tile each tap is a fixed distance away, and a run of output pixels is a few pieces of consecutive elements:
- * operands are made of it by whole vectors, without a question asked. */
+ * first copied to an input tile, zeros around them; with a stride along the row, columns that taps meet together lie
+ * together (a phase). In the input tile each tap is a fixed distance away, and a run of output pixels is a few pieces
+ * of consecutive elements: operands are made of it by whole vectors, without a question asked. */
 
 enum {
     IM2COL_PIXELS = 256,          /* of a run, at most */

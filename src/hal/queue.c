@@ -311,8 +311,7 @@ static tn_status queue_make(tn_device *d, void *handle, tn_queue **out) {
     return TN_OK;
 }
 
-/* Marks its work from now on. */
-/* Work submitted before this has no timeline points, so it must have completed. */
+/* Marks the device's work from now on. What was submitted before has no timeline points, so it must have completed. */
 static tn_status tn_device_order(tn_device *d) {
     static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
     if (atomic_load_explicit(&d->ordered, memory_order_acquire)) return TN_OK;
