@@ -293,12 +293,13 @@ static bool read_content(const reader *r, const tn_json *v, size_t index, tn_byt
     return status == TN_OK || serve_refuse_failed(f, status, "messages");
 }
 
-/* Each call has a function with a name; its id is a string, if there is one. */
+/* Calls of an earlier answer: a list of objects with the name of a function, and an id that is text if there is one. */
 static bool are_calls(const tn_json *calls) {
+    if (is_given(calls) && tn_json_kind_of(calls) != TN_JSON_ARRAY) return false;
     for (size_t i = 0; i < tn_json_length(calls); i++) {
         const tn_json *call = tn_json_at(calls, i), *id = tn_json_get(call, "id");
         if (is_given(id) && tn_json_kind_of(id) != TN_JSON_STRING) return false;
-        if (!tn_json_string(tn_json_get(tn_json_get(call, "function"), "name"), NULL)) return false;
+        if (!*tn_json_string(tn_json_get(tn_json_get(call, "function"), "name"), "")) return false;
     }
     return true;
 }
@@ -309,13 +310,12 @@ static bool read_message(const reader *r, conversation *c, size_t index) {
     if (tn_json_kind_of(m) != TN_JSON_OBJECT || !role || !*role)
         return serve_refuse(&r->job->fault, 400, NULL, "messages",
                             "message %zu must be an object with \"role\" and \"content\"", index);
-    if (strcmp(role, "function") == 0 || (is_given(calls) && tn_json_kind_of(calls) != TN_JSON_ARRAY))
+    if (strcmp(role, "function") == 0)
         return serve_refuse(&r->job->fault, 400, NULL, "messages",
-                            "message %zu: results of functions have the role \"tool\", and \"tool_calls\" is a list",
-                            index);
+                            "message %zu: results of functions have the role \"tool\"", index);
     if (!are_calls(calls))
         return serve_refuse(&r->job->fault, 400, NULL, "messages",
-                            "message %zu: each of \"tool_calls\" must have \"function\" with \"name\", and \"id\" and "
+                            "message %zu: \"tool_calls\" must be a list of {\"function\": {\"name\", …}}, and \"id\" and "
                             "\"name\" must be strings",
                             index);
     if (strcmp(role, "developer") == 0) role = "system"; /* its new name */

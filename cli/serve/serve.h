@@ -66,6 +66,7 @@ typedef struct serve_job {
     tn_json_doc *request; /* kept for `tools`; NULL without them */
     const tn_json *tools; /* a list; NULL: none, or none to be called */
     bool must_call;       /* the answer is a call */
+    int most_calls;       /* 1 if "parallel_tool_calls" is false */
     bool calls_read;      /* the answer is complete, and its calls are in the list */
     serve_call *calls;
     int call_count;

@@ -60,6 +60,12 @@ static void write_text(FILE *f, const char *text, size_t size) {
     cli_json_text(&plain, NULL, text, size);
 }
 
+/* Another value than a string becomes an empty one: only a string's length counts bytes. */
+static void write_string(FILE *f, const tn_json *v) {
+    const char *text = tn_json_string(v, NULL);
+    write_text(f, text ? text : "", text ? tn_json_length(v) : 0);
+}
+
 /* ---- the request ------------------------------------------------------------------------------------------------- */
 
 /* A call, as a grammar has it: the name of a tool and arguments that match its parameters. */
@@ -76,15 +82,39 @@ static void write_call_schema(FILE *f, const tn_json *function) {
     fputs("}, \"required\": [\"name\", \"arguments\"], \"additionalProperties\": false}", f);
 }
 
-/* References begin at the root, so the definitions of all tools go there. false: two tools define the same name. */
-static bool write_definitions(FILE *f, const serve_job *j) {
-    const tn_json *of[MOST_TOOLS];
+static bool is_chosen(const serve_job *j, size_t i, const char *chosen) {
+    return !chosen || strcmp(name_of(j, i), chosen) == 0;
+}
+
+static bool same_json(const tn_json *a, const tn_json *b) {
+    tn_json_kind kind = tn_json_kind_of(a);
+    size_t length = tn_json_length(a);
+    if (kind != tn_json_kind_of(b) || length != tn_json_length(b)) return false;
+    if (kind == TN_JSON_STRING) return memcmp(tn_json_string(a, ""), tn_json_string(b, ""), length) == 0;
+    if (kind == TN_JSON_BOOL) return tn_json_bool(a, false) == tn_json_bool(b, false);
+    if (kind == TN_JSON_NUMBER) return tn_json_number(a, 0) == tn_json_number(b, 0);
+    for (size_t i = 0; i < length; i++) {
+        const char *key = tn_json_key(a, i);
+        const tn_json *other = key ? tn_json_get(b, key) : tn_json_at(b, i);
+        if (!other || !same_json(tn_json_at(a, i), other)) return false;
+    }
+    return true;
+}
+
+/* References begin at the root, so the definitions of all tools go there, in the same folder ("$defs" or
+ * "definitions"). false: two tools define the same name differently. */
+static bool write_definitions(FILE *f, const serve_job *j, const char *chosen, const char *folder) {
+    const tn_json *of[MOST_TOOLS], *before;
     int count = 0, written = 0;
     for (size_t i = 0; i < tn_json_length(j->tools); i++) {
-        const tn_json *own = tn_json_get(tn_json_get(function_of(j, i), "parameters"), "$defs");
+        const tn_json *own = tn_json_get(tn_json_get(function_of(j, i), "parameters"), folder);
+        if (!is_chosen(j, i, chosen) || tn_json_kind_of(own) != TN_JSON_OBJECT) continue;
         for (size_t k = 0; k < tn_json_length(own); k++) {
-            for (int b = 0; b < count; b++)
-                if (tn_json_get(of[b], tn_json_key(own, k))) return false;
+            before = NULL;
+            for (int b = 0; b < count && !before; b++)
+                before = tn_json_get(of[b], tn_json_key(own, k));
+            if (before && !same_json(before, tn_json_at(own, k))) return false;
+            if (before) continue;
             fputs(written++ > 0 ? ", " : "", f);
             write_text(f, tn_json_key(own, k), tn_json_key_length(own, k));
             fputs(": ", f);
@@ -103,18 +133,21 @@ static tn_status grammar_of_calls(const serve_job *j, const char *chosen, tn_byt
     tn_status status = sheet_begin(&s);
     if (status != TN_OK) return status;
     fputs("{\"$defs\": {", s.f);
-    bool good = write_definitions(s.f, j);
+    bool good = write_definitions(s.f, j, chosen, "$defs");
+    fputs("}, \"definitions\": {", s.f);
+    good = write_definitions(s.f, j, chosen, "definitions") && good;
     fputs("}, \"anyOf\": [", s.f);
     for (size_t i = 0; i < tools; i++) {
-        if (chosen && strcmp(name_of(j, i), chosen) != 0) continue;
+        if (!is_chosen(j, i, chosen)) continue;
         if (count++ > 0) fputs(", ", s.f);
         write_call_schema(s.f, function_of(j, i));
     }
     fputs("]}", s.f);
     status = sheet_end(&s);
     if (status == TN_OK && !good)
-        status =
-            tn_backend_fail(TN_ERR_UNSUPPORTED, "two tools have the same name in \"$defs\"; give them other names");
+        status = tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                 "two tools define the same name in \"$defs\" or \"definitions\" differently; rename "
+                                 "one definition");
     if (status == TN_OK) status = tn_grammar_from_json_schema(s.text, s.size, out);
     free(s.text);
     return status;
@@ -124,10 +157,11 @@ static bool check_tools(serve_job *j) {
     if (tn_json_kind_of(j->tools) != TN_JSON_ARRAY || tn_json_length(j->tools) > MOST_TOOLS)
         return serve_refuse(&j->fault, 400, NULL, "tools", "\"tools\" must be a list of at most %d tools", MOST_TOOLS);
     for (size_t i = 0; i < tn_json_length(j->tools); i++) {
-        const char *type = tn_json_string(tn_json_get(tn_json_at(j->tools, i), "type"), "");
+        const char *type = tn_json_string(tn_json_get(tn_json_at(j->tools, i), "type"), ""), *name = name_of(j, i);
         const tn_json *parameters = tn_json_get(function_of(j, i), "parameters");
         tn_json_kind kind = tn_json_kind_of(parameters);
-        if (strcmp(type, "function") != 0 || !*name_of(j, i))
+        bool whole = strlen(name) == tn_json_length(tn_json_get(function_of(j, i), "name")); /* without a NUL */
+        if (strcmp(type, "function") != 0 || !*name || !whole)
             return serve_refuse(&j->fault, 400, NULL, "tools",
                                 "tool %zu must be {\"type\": \"function\", \"function\": {\"name\", …}}", i);
         if (kind != TN_JSON_OBJECT && kind != TN_JSON_NULL)
@@ -153,15 +187,20 @@ static bool read_choice(serve_job *j, const tn_json *v, const char **word, const
 bool tools_read(serve_job *j, const tn_json *root, tn_bytes *grammar) {
     const tn_json *tools = tn_json_get(root, "tools"), *choice = tn_json_get(root, "tool_choice");
     const char *word, *name = NULL;
-    if (tn_json_kind_of(tools) == TN_JSON_NULL) return true;
-    j->tools = tools;
-    if (!check_tools(j) || !read_choice(j, choice, &word, &name)) return false;
+    bool given = tn_json_kind_of(tools) != TN_JSON_NULL;
+    if (given) j->tools = tools;
+    if ((given && !check_tools(j)) || !read_choice(j, choice, &word, &name)) return false;
+    bool demands = strcmp(word, "required") == 0;
+    if (demands && tn_json_length(tools) == 0)
+        return serve_refuse(&j->fault, 400, NULL, "tool_choice",
+                            "\"tool_choice\" demands a call, but there are no tools");
     if (tn_json_length(tools) == 0 || strcmp(word, "none") == 0) {
         j->tools = NULL;
         return true;
     }
-    j->must_call = strcmp(word, "required") == 0;
-    if (!j->must_call) return true;
+    j->must_call = demands;
+    j->most_calls = tn_json_bool(tn_json_get(root, "parallel_tool_calls"), true) ? MOST_CALLS : 1;
+    if (!demands) return true;
     tn_status status = grammar_of_calls(j, name, grammar);
     return status == TN_OK || serve_refuse_failed(&j->fault, status, "tools");
 }
@@ -341,7 +380,7 @@ static tn_status take_calls(serve_job *j, const char *text, size_t size) {
     if (status != TN_OK) return status == TN_ERR_MEMORY ? status : TN_OK;
     const tn_json *root = tn_json_root(doc);
     bool list = tn_json_kind_of(root) == TN_JSON_ARRAY;
-    for (size_t i = 0; status == TN_OK && i < (list ? tn_json_length(root) : 1) && j->call_count < MOST_CALLS; i++) {
+    for (size_t i = 0; status == TN_OK && i < (list ? tn_json_length(root) : 1) && j->call_count < j->most_calls; i++) {
         const tn_json *call = list ? tn_json_at(root, i) : root, *arguments = tn_json_get(call, "arguments");
         const char *name = tn_json_string(tn_json_get(call, "name"), "");
         if (!arguments) arguments = tn_json_get(call, "parameters"); /* Llama 3's word */

@@ -273,6 +273,21 @@ def calls_of(choice):
     return [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls]
 
 
+def check_definitions(report, server, ask):
+    """Definitions of the parameters of several tools."""
+    def tools(folder, *values):
+        return [{"type": "function", "function": {"name": f"f{i}", "parameters": {
+            "type": "object", "properties": {"x": {"$ref": f"#/{folder}/d"}}, "required": ["x"], folder: {"d": {"enum": v}}}}}
+            for i, v in enumerate(values)]
+
+    for folder in ("$defs", "definitions"):
+        for choice, values in (("required", (["A"], ["A"])), ({"type": "function", "function": {"name": "f1"}}, (["B"], ["A"]))):
+            code, answer = server.post("/v1/chat/completions", **ask, tools=tools(folder, *values), tool_choice=choice)
+            report.add(code == 200 and calls_of(answer["choices"][0])[0][1] == {"x": "A"}, f"{folder} of two tools: {answer}")
+        code, answer = server.post("/v1/chat/completions", **ask, tools=tools(folder, ["A"], ["B"]), tool_choice="required")
+        report.add(code == 400 and folder in answer["error"]["message"], f"{folder} that differ: {answer}")
+
+
 def check_tools(report, server):
     chat, ask = "/v1/chat/completions", {"messages": user("Is it warm in Rome?"), "max_tokens": 60, "temperature": 0}
     by_name = {"type": "function", "function": {"name": "get_weather"}}
@@ -304,6 +319,14 @@ def check_tools(report, server):
         report.add((choice["message"]["content"], calls_of(choice)) == (shown, calls) and good and calls_of(last) == calls
                    and streamed == (shown or "") and last["finish_reason"] == choice["finish_reason"]
                    == ("tool_calls" if calls else "stop"), f"calls in {text[:40]!r}: {choice}, streamed {streamed!r}")
+    two = "root ::= " + json.dumps('[{"name": "now", "arguments": {}}, {"name": "now", "arguments": {}}]')
+    _, answer = server.post(chat, **ask, tools=TOOLS, grammar=two, parallel_tool_calls=False)
+    report.add(len(calls_of(answer["choices"][0])) == 1, f"parallel_tool_calls false: one call: {answer['choices'][0]}")
+    check_definitions(report, server, ask)
+    turns = [*user("Go"), {"role": "assistant", "content": "", "tool_calls": [{"id": "", "function": {"name": "now"}}]}, *user("?")]
+    expected = server.post(chat, messages=turns, max_tokens=1)[1]["usage"]["prompt_tokens"]
+    turns[1]["tool_calls"][0]["id"] = [1] * 300  # no text: nothing of the memory behind an empty one
+    report.add(server.post(chat, messages=turns, max_tokens=1)[1]["usage"]["prompt_tokens"] == expected, "an id that is a list")
     plain = server.post(chat, **ask)[1]
     report.add(server.post(chat, **ask, tools=TOOLS, tool_choice="none")[1]["choices"] == plain["choices"],
                "tool_choice none: as without tools")
@@ -415,6 +438,8 @@ def check_refusals(report, server):
         *[(400, chat, {"messages": [*hello["messages"], {"role": "assistant", "content": "", "tool_calls": [call]}]})
           for call in ({"id": [0] * 600, "function": {"name": "f"}}, {"id": "a", "function": {"name": [0] * 600}},
                        {"id": "a", "function": 3}, 3)],
+        (400, chat, hello | {"tools": [{"type": "function", "function": {"name": "a\0b"}}]}),
+        (400, chat, hello | {"tool_choice": "required"}), (400, chat, hello | {"tools": [], "tool_choice": "required"}),
         (400, plain, {"prompt": "x", "tools": TOOLS}), (400, chat, hello | {"logit_bias": {"1": 5}}),
         (400, chat, hello | {"top_logprobs": 3}), (400, chat, hello | {"logprobs": True, "top_logprobs": 21}),
         (400, chat, hello | {"response_format": {"type": "xml"}}), (400, chat, hello | {"response_format": "json"}),
