@@ -235,6 +235,8 @@ tn_activation *tn_txt_activation(const char *name) {
 
 tn_status tn_hf_activation(const hf_folder *f, const char *key, const char *fallback, tn_activation **out) {
     const char *name = tn_hf_text(f, key, fallback);
+    if (tn_hf_has(f, key) && !tn_hf_text(f, key, NULL))
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': '%s' must be the name of an activation", f->path, key);
     *out = tn_txt_activation(name);
     if (*out) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': the activation '%s' ('%s') is not supported", f->path,

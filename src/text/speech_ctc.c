@@ -43,6 +43,7 @@ struct tn_ctc {
     bool normalizes;  /* the sound gets mean 0 and variance 1 */
     double eps;
     int64_t blank;
+    char space[32]; /* the letter that stands for one */
     tn_activation *activation, *front_activation;
     ctc_linear front_norm, front, positions, norm, output, (*parts)[PARTS];
 };
@@ -86,12 +87,32 @@ static tn_status read_convolutions(tn_ctc *m) {
         f->path, MOST_CONVOLUTIONS);
 }
 
-static tn_status read_normalizes(tn_ctc *m) {
+static tn_status read_preparation(tn_ctc *m) {
     tn_json_doc *doc;
     TRY(tn_hf_json(&m->folder, "preprocessor_config.json", &doc));
     m->normalizes = tn_json_bool(tn_json_get(tn_json_root(doc), "do_normalize"), true);
+    double rate = tn_json_number(tn_json_get(tn_json_root(doc), "sampling_rate"), TN_SPEECH_RATE);
     tn_json_free(doc);
-    return TN_OK;
+    if (rate == TN_SPEECH_RATE) return TN_OK;
+    return tn_backend_fail(
+        TN_ERR_UNSUPPORTED,
+        "'%s/preprocessor_config.json': 'sampling_rate' is %g; only %d samples a second are supported", m->folder.path,
+        rate, (int)TN_SPEECH_RATE);
+}
+
+/* The letter that stands for a space. Text in lower case would need the case tables of Unicode. */
+static tn_status read_spelling(tn_ctc *m) {
+    tn_json_doc *doc;
+    TRY(tn_hf_json(&m->folder, "tokenizer_config.json", &doc));
+    const char *space = tn_json_string(tn_json_get(tn_json_root(doc), "word_delimiter_token"), "|");
+    bool fits = snprintf(m->space, sizeof m->space, "%s", space) < (int)sizeof m->space;
+    bool lowers = tn_json_bool(tn_json_get(tn_json_root(doc), "do_lower_case"), false);
+    tn_json_free(doc);
+    if (fits && !lowers) return TN_OK;
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "'%s/tokenizer_config.json': 'do_lower_case', and a 'word_delimiter_token' of %zu bytes or "
+                           "more, are not supported",
+                           m->folder.path, sizeof m->space);
 }
 
 static tn_status read_config(tn_ctc *m) {
@@ -124,7 +145,12 @@ static tn_status read_config(tn_ctc *m) {
                                " must be a multiple of num_attention_heads %" PRId64
                                " and of num_conv_pos_embedding_groups %" PRId64,
                                f->path, m->hidden, m->heads, m->position_groups);
-    TRY(read_normalizes(m));
+    if (!m->norms_each && strcmp(norms, "group") != 0)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s/config.json': 'feat_extract_norm' is '%s'; supported are group and layer", f->path,
+                               tn_txt_shown(norms, strlen(norms)).text);
+    TRY(read_preparation(m));
+    TRY(read_spelling(m));
     return read_convolutions(m);
 }
 
@@ -418,7 +444,7 @@ tn_status tn_ctc_logits(tn_ctc *m, const float *samples, int64_t count, float *o
     return run(m, samples, count, out);
 }
 
-/* The letters of a window: of equal ones next to each other the first, without blanks. "|" is the space. */
+/* The letters of a window: of equal ones next to each other the first, without blanks. */
 static tn_status spell(const tn_ctc *m, const float *logits, int64_t frames, tn_ids *ids, tn_bytes *text) {
     int64_t last = -1;
     for (int64_t t = 0; t < frames; t++) {
@@ -429,7 +455,7 @@ static tn_status spell(const tn_ctc *m, const float *logits, int64_t frames, tn_
         bool new = best != last &&best != m->blank && m->letters[best];
         last = best;
         if (!new) continue;
-        const char *letter = strcmp(m->letters[best], "|") == 0 ? " " : m->letters[best];
+        const char *letter = strcmp(m->letters[best], m->space) == 0 ? " " : m->letters[best];
         TRY(tn_ids_append(ids, (int32_t)best));
         TRY(tn_bytes_append(text, letter, strlen(letter)));
     }

@@ -150,6 +150,8 @@ static void folders_that_do_not_fit_are_refused(void **state) {
         {",\"conv_dim\":[6,7]", letters, "another shape"},
         {",\"num_hidden_layers\":2", letters, "encoder.layers.1"},
         {",\"do_stable_layer_norm\":true,\"feat_extract_norm\":\"layer\"", letters, "conv_layers.1.layer_norm"},
+        {",\"feat_extract_norm\":\"batch\"", letters, "supported are group and layer"},
+        {",\"hidden_act\":3", letters, "'hidden_act' must be the name"},
         {"", "[]", "vocab.json"},
         {"", "[1, 2]", "vocab.json"},
         {"", "\"letters\"", "vocab.json"},
@@ -161,6 +163,34 @@ static void folders_that_do_not_fit_are_refused(void **state) {
         if (tn_ctc_open(make_folder(wrong[i].more, wrong[i].words), NULL, &m) == TN_OK) fail_msg("row %zu opens", i);
         if (!strstr(tn_error(), wrong[i].says)) fail_msg("row %zu: %s", i, tn_error());
         assert_null(m);
+    }
+}
+
+/* What other files of the folder say about sound and text is honoured or refused. */
+static void files_of_the_tokenizer_count(void **state) {
+    (void)state;
+    static const struct {
+        const char *file, *text, *says; /* says NULL: it opens */
+    } rows_of_files[] = {
+        {"preprocessor_config.json", "{\"sampling_rate\":8000}", "'sampling_rate' is 8000"},
+        {"tokenizer_config.json", "{\"do_lower_case\":true}", "'do_lower_case'"},
+        {"tokenizer_config.json", "{\"word_delimiter_token\":\"0123456789012345678901234567890123\"}", "32 bytes"},
+        {"tokenizer_config.json", "{\"word_delimiter_token\":\"B\"}", NULL},
+    };
+    for (size_t i = 0; i < TN_COUNT(rows_of_files); i++) {
+        tn_ctc *m;
+        char path[600];
+        heard h = {{0}, 0, 0};
+        const char *folder = make_folder("", letters);
+        snprintf(path, sizeof path, "%s/%s", folder, rows_of_files[i].file);
+        write_file(path, rows_of_files[i].text);
+        tn_status status = tn_ctc_open(folder, NULL, &m);
+        remove(path);
+        assert_int_equal(status, rows_of_files[i].says ? TN_ERR_UNSUPPORTED : TN_OK);
+        if (rows_of_files[i].says) assert_text_has(tn_error(), rows_of_files[i].says);
+        if (status == TN_OK) assert_ok(tn_ctc_transcribe(m, make_sound(), SAMPLES, hear, &h));
+        assert_null(strchr(h.text, 'B'));
+        tn_ctc_close(m);
     }
 }
 
@@ -199,6 +229,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(text_follows_from_logits),
         cmocka_unit_test(folders_that_do_not_fit_are_refused),
+        cmocka_unit_test(files_of_the_tokenizer_count),
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(the_command_says_which_options_are_whispers),
     };
