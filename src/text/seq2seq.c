@@ -52,21 +52,23 @@ typedef struct family {
     bool norms_last;      /* behind what they are for, and none at the end of a side; else in front of it */
     bool norms_embedding; /* a norm of what the first layer reads */
     bool learned;         /* positions: from the third row of a table on; else sine waves */
+    int32_t start, end;   /* tokens that begin and end an answer, where no file says */
 } family;
 
 static const family families[] = {
-    {"t5", .scales = true},
-    {"mt5", .scales = false},
-    {"umt5", .each_bias = true, .scales = true},
-    {"bart", .bart = true, .norms_last = true, .norms_embedding = true, .learned = true},
-    {"mbart", .bart = true, .norms_embedding = true, .learned = true},
+    {"t5", .scales = true, .end = 1},
+    {"mt5", .scales = false, .end = 1},
+    {"umt5", .each_bias = true, .scales = true, .end = 1},
+    {"bart", .bart = true, .norms_last = true, .norms_embedding = true, .learned = true, .start = 2, .end = 2},
+    {"mbart", .bart = true, .norms_embedding = true, .learned = true, .start = 2, .end = 2},
     {"marian", .bart = true, .norms_last = true},
-    {"pegasus", .bart = true},
+    {"pegasus", .bart = true, .end = 1},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
 struct tn_seq2seq {
     hf_folder folder;
+    tn_json_doc *generation; /* generation_config.json, or NULL */
     tn_device *device;
     const family *family;
     int64_t layer_count[2], hidden, width, heads, inner[2], vocabulary, buckets, most_distance, context;
@@ -120,30 +122,24 @@ static tn_status read_activation(tn_seq2seq *m) {
                            m->folder.path, tn_txt_shown(name, strlen(name)).text);
 }
 
+/* What generation_config.json says about answers, or else config.json. */
+static const tn_json *said(const tn_seq2seq *m, const char *key) {
+    const tn_json *v = tn_json_get(tn_json_root(m->generation), key);
+    return tn_json_kind_of(v) != TN_JSON_NULL ? v : tn_json_get(m->folder.config, key);
+}
+
 /* One id, or a list. */
 static tn_status read_ends(tn_seq2seq *m) {
-    const tn_json *v = tn_json_get(m->folder.config, "eos_token_id");
+    const tn_json *v = said(m, "eos_token_id");
     bool list = tn_json_kind_of(v) == TN_JSON_ARRAY;
     size_t count = list ? tn_json_length(v) : 1;
     if (count > MOST_ENDS)
-        return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s/config.json': eos_token_id lists %zu tokens, at most %d are supported",
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s': eos_token_id lists %zu tokens, at most %d are supported",
                                m->folder.path, count, MOST_ENDS);
     for (size_t i = 0; i < count; i++) {
-        int64_t id = tn_json_int(list ? tn_json_at(v, i) : v, 1);
+        int64_t id = tn_json_int(list ? tn_json_at(v, i) : v, m->family->end);
         if (id >= 0 && id < m->vocabulary) m->ends[m->end_count++] = (int32_t)id;
     }
-    return TN_OK;
-}
-
-/* A token of generation_config.json, or else of config.json; -1: neither has one. */
-static tn_status read_token(const tn_seq2seq *m, const char *key, int32_t *out) {
-    tn_json_doc *doc;
-    TRY(tn_hf_json(&m->folder, "generation_config.json", &doc));
-    int64_t id = tn_json_int(tn_json_get(tn_json_root(doc), key), -1);
-    tn_json_free(doc);
-    if (id < 0) id = tn_json_int(tn_json_get(m->folder.config, key), -1);
-    *out = id >= 0 && id < m->vocabulary ? (int32_t)id : -1;
     return TN_OK;
 }
 
@@ -170,16 +166,17 @@ static tn_status read_bart(tn_seq2seq *m) {
     if (tn_json_bool(tn_json_get(f->config, "scale_embedding"), false)) m->embedding_scale = sqrt((double)m->hidden);
     m->eps = 1e-5;
     if (m->context > m->most_positions) m->context = m->most_positions;
-    return read_token(m, "forced_bos_token_id", &m->forced);
+    int64_t forced = tn_json_int(said(m, "forced_bos_token_id"), -1);
+    if (forced >= 0 && forced < m->vocabulary) m->forced = (int32_t)forced;
+    return TN_OK;
 }
 
 static tn_status read_start(tn_seq2seq *m) {
-    int64_t start = tn_json_int(tn_json_get(m->folder.config, "decoder_start_token_id"), 0);
+    int64_t start = tn_json_int(said(m, "decoder_start_token_id"), m->family->start);
     if (start < 0 || start >= m->vocabulary)
-        return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s/config.json': decoder_start_token_id %" PRId64
-                               " is outside the vocabulary of %" PRId64 " tokens",
-                               m->folder.path, start, m->vocabulary);
+        return tn_backend_fail(
+            TN_ERR_FORMAT, "'%s': decoder_start_token_id %" PRId64 " is outside the vocabulary of %" PRId64 " tokens",
+            m->folder.path, start, m->vocabulary);
     m->start = (int32_t)start;
     return TN_OK;
 }
@@ -218,6 +215,7 @@ static tn_status read_config(tn_seq2seq *m) {
                                f->path, tn_txt_shown(type, strlen(type)).text);
     m->forced = -1;
     m->output_scale = m->embedding_scale = m->score_scale = 1;
+    TRY(tn_hf_json(f, "generation_config.json", &m->generation));
     TRY(tn_hf_size(f, "d_model", -1, HF_MOST_WIDTH, &m->hidden));
     TRY(tn_hf_size(f, "vocab_size", -1, INT32_MAX, &m->vocabulary));
     TRY(m->family->bart ? read_bart(m) : read_t5(m));
@@ -351,7 +349,7 @@ static tn_status take_bart_side(tn_seq2seq *m, int side) {
 
 /* Single tokens that must not come (Marian's padding) have a bias of minus infinity. */
 static tn_status take_logits_bias(tn_seq2seq *m) {
-    const tn_json *words = tn_json_get(m->folder.config, "bad_words_ids");
+    const tn_json *words = said(m, "bad_words_ids");
     if (!has(m, "final_logits_bias")) return TN_OK;
     TRY(take(m, "final_logits_bias", 1, m->vocabulary, true, &m->logits_bias));
     TRY(tn_read(m->logits_bias, m->logits, (size_t)m->vocabulary * sizeof *m->logits));
@@ -497,6 +495,7 @@ void tn_seq2seq_close(tn_seq2seq *m) {
     tn_txt_free(m->logits);
     tn_txt_free(m->bucket_room);
     tn_txt_free(m->mask_room);
+    tn_json_free(m->generation);
     tn_hf_close(&m->folder);
     tn_txt_free(m);
 }

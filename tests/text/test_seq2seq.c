@@ -303,6 +303,35 @@ static void a_model_of_barts_kind_has_limits_of_its_own(void **state) {
     }
 }
 
+/* Newer files say in generation_config.json what concerns answers. */
+static void generation_config_goes_before_config(void **state) {
+    (void)state;
+    static const int32_t text[] = {3, 4, 5};
+    char path[700];
+    tn_seq2seq *m;
+    tn_seq2seq_facts facts = {.struct_size = sizeof facts};
+    const float *logits;
+    const char *folder = make_bart("said", "bart", ",\"bad_words_ids\":[[4]]");
+    snprintf(path, sizeof path, "%s/generation_config.json", folder);
+    write_file(path, "{\"bad_words_ids\":[[6]],\"decoder_start_token_id\":3,\"eos_token_id\":[8,9],"
+                     "\"forced_bos_token_id\":5}");
+    assert_ok(tn_seq2seq_open(folder, NULL, &m));
+    assert_ok(tn_seq2seq_get_facts(m, &facts));
+    assert_true(facts.start == 3 && facts.forced == 5);
+    assert_true(tn_seq2seq_ends(m, 8) && tn_seq2seq_ends(m, 9) && !tn_seq2seq_ends(m, 2));
+    assert_ok(tn_seq2seq_encode(m, text, 3));
+    assert_ok(tn_seq2seq_step(m, 3, &logits));
+    assert_true(isfinite(logits[4]) && isinf(logits[6]));
+    tn_seq2seq_close(m);
+    write_file(path, "{\"eos_token_id\":null,\"decoder_start_token_id\":null}");
+    (void)make_bart("said", "bart", ",\"eos_token_id\":null,\"decoder_start_token_id\":null"); /* BART's own then */
+    assert_ok(tn_seq2seq_open(folder, NULL, &m));
+    assert_ok(tn_seq2seq_get_facts(m, &facts));
+    assert_true(facts.start == 2 && tn_seq2seq_ends(m, 2) && !tn_seq2seq_ends(m, 8));
+    tn_seq2seq_close(m);
+    remove(path);
+}
+
 /* The command takes such a folder as it takes others, and says which options it does not have for it. */
 static void generate_answers_by_the_encoder(void **state) {
     (void)state;
@@ -381,6 +410,7 @@ int main(void) {
         cmocka_unit_test(a_full_context_ends_the_answer),
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(a_model_of_barts_kind_has_limits_of_its_own),
+        cmocka_unit_test(generation_config_goes_before_config),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }
