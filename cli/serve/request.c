@@ -315,8 +315,8 @@ static bool read_message(const reader *r, conversation *c, size_t index) {
                             "message %zu: results of functions have the role \"tool\"", index);
     if (!are_calls(calls))
         return serve_refuse(&r->job->fault, 400, NULL, "messages",
-                            "message %zu: \"tool_calls\" must be a list of {\"function\": {\"name\", …}}, and \"id\" and "
-                            "\"name\" must be strings",
+                            "message %zu: \"tool_calls\" must be a list of {\"function\": {\"name\", …}}, and "
+                            "\"id\" and \"name\" must be strings",
                             index);
     if (strcmp(role, "developer") == 0) role = "system"; /* its new name */
     tn_bytes text = {0};

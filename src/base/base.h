@@ -41,6 +41,7 @@ static inline bool tn_dtype_is_quantized(tn_dtype t) { return t > TN_U16 && t < 
 
 /* Stores the formatted text as this thread's error and returns `code`: `return tn_fail(TN_ERR_IO, "...", ...)`. */
 tn_status tn_fail(tn_status code, const char *format, ...) TN_PRINTF(2, 3);
+tn_status tn_fail_args(tn_status code, const char *format, va_list args) TN_PRINTF(2, 0);
 /* The macros of functions that always fail use this, so that compilers know after TRY(f(&x)) that x was written. */
 static inline tn_status tn_never_ok(tn_status code) { return code != TN_OK ? code : TN_ERR_INTERNAL; }
 #define tn_fail(...) tn_never_ok(tn_fail(__VA_ARGS__))

@@ -52,13 +52,18 @@ static void set_error(tn_status code, const char *text) {
     last_error.code = code;
 }
 
-tn_status(tn_fail)(tn_status code, const char *format, ...) {
+tn_status tn_fail_args(tn_status code, const char *format, va_list args) {
     char text[ERROR_TEXT_SIZE + 8]; /* longer than the slot, so that set_error sees where a sequence is cut */
+    int n = vsnprintf(text, sizeof text, format, args);
+    set_error(code, n < 0 ? format : text);
+    return code;
+}
+
+tn_status(tn_fail)(tn_status code, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    int n = vsnprintf(text, sizeof text, format, args);
+    code = tn_fail_args(code, format, args);
     va_end(args);
-    set_error(code, n < 0 ? format : text);
     return code;
 }
 

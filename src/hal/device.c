@@ -169,12 +169,11 @@ const tn_driver *tn_backend_driver(const char *name) {
 }
 
 tn_status tn_backend_fail(tn_status code, const char *format, ...) {
-    char text[512];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format ? format : "failed", args);
+    code = tn_fail_args(code, format ? format : "failed", args);
     va_end(args);
-    return tn_fail(code, "%s", text);
+    return tn_never_ok(code);
 }
 
 /* ---- open devices ------------------------------------------------------------------------------------------------ */

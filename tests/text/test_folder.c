@@ -419,6 +419,7 @@ static const refusal bert_refusals[] = {
 };
 static const refusal llama_refusals[] = {
     {",\"model_type\":null", "model_type"},
+    {",\"model_type\":\"nope\"", ", qwen3_next, qwen3_5_text, qwen3_5_moe_text, opt"}, /* the list is complete */
     {",\"num_hidden_layers\":0", "'num_hidden_layers'"},
     {",\"num_key_value_heads\":3", "is not a multiple"},
     {",\"head_dim\":3", "must be even"},
