@@ -216,11 +216,6 @@ static void write_arguments(FILE *f, const tn_json *arguments) {
     tn_json_free(doc);
 }
 
-/* v is a string or absent; a list has a length, too, but no bytes. */
-static void write_string(FILE *f, const tn_json *v) {
-    write_text(f, tn_json_string(v, ""), tn_json_kind_of(v) == TN_JSON_STRING ? tn_json_length(v) : 0);
-}
-
 static void write_function(FILE *f, const tn_json *function) {
     fputs("{\"name\": ", f);
     write_string(f, tn_json_get(function, "name"));
