@@ -385,13 +385,6 @@ static tn_status take_calls(serve_job *j, const char *text, size_t size) {
     return status;
 }
 
-static const char *find(const char *text, size_t size, const char *word) {
-    size_t length = strlen(word);
-    for (size_t i = 0; i + length <= size; i++)
-        if (memcmp(text + i, word, length) == 0) return text + i;
-    return NULL;
-}
-
 static size_t blanks(const char *text, size_t size) {
     size_t i = 0;
     while (i < size && isspace((unsigned char)text[i]))
@@ -404,9 +397,10 @@ static bool is_json(const char *text, size_t size) {
     return at < size && (text[at] == '{' || text[at] == '[');
 }
 
-/* Where the first call begins, or may begin if more follows. */
-static size_t first_call(const char *text, size_t size) {
-    size_t at = 0;
+/* Where the first call begins, or may begin if more follows: behind what was sent. */
+static size_t first_call(const serve_job *j) {
+    const char *text = j->answer.text.data;
+    size_t size = j->answer.text.size, at = j->sent_text < size ? j->sent_text : size;
     for (; at < size; at++) {
         size_t left = size - at < sizeof OPENING - 1 ? size - at : sizeof OPENING - 1;
         if (memcmp(text + at, OPENING, left) == 0) break;
@@ -420,7 +414,7 @@ size_t tools_visible(const serve_job *j) {
     const answer *a = &j->answer;
     if (!j->tools || j->calls_read) return j->calls_read && j->call_count > 0 ? j->before_calls : a->text.size;
     if (!a->text.data || j->must_call || is_json(a->text.data, a->text.size)) return 0;
-    return first_call(a->text.data, a->text.size);
+    return first_call(j);
 }
 
 tn_status tools_find_calls(serve_job *j) {
@@ -430,15 +424,13 @@ tn_status tools_find_calls(serve_job *j) {
     if (!j->tools || j->calls_read) return TN_OK;
     j->calls_read = true;
     if (!text) return TN_OK;
-    j->before_calls = first_call(text, size);
-    if (is_json(text, size)) {
-        j->before_calls = 0;
-        status = take_calls(j, text, size);
-    }
-    for (const char *at = text; status == TN_OK && (at = find(at, size - (size_t)(at - text), OPENING)) != NULL;) {
+    j->before_calls = is_json(text, size) ? 0 : first_call(j);
+    if (is_json(text, size)) status = take_calls(j, text, size);
+    const char *at = text;
+    while (status == TN_OK && (at = memmem(at, size - (size_t)(at - text), OPENING, sizeof OPENING - 1))) {
         at += sizeof OPENING - 1;
         size_t left = size - (size_t)(at - text);
-        const char *end = find(at, left, CLOSING);
+        const char *end = memmem(at, left, CLOSING, sizeof CLOSING - 1);
         status = take_calls(j, at, end ? (size_t)(end - at) : left);
         if (end) at = end;
     }
