@@ -116,26 +116,23 @@ static int mc_with_imm(mc_build *b, mc_op op, int x, int imm) {
     return compute(b, op, -1, x, imm, mc_width_of(b, x), mc_width_of(b, x));
 }
 
-static int mc_fma(mc_build *b, int x, int y, int z) {
-    mc_step s = plain(b, MC_FUSE, MC_FMA213, mc_width_of(b, z));
+static int mc_ternary(mc_build *b, mc_what what, mc_op op, int width, int x, int y, int z) {
+    mc_step s = plain(b, what, op, width);
     s.a = (int16_t)x;
     s.b = (int16_t)y;
     s.c = (int16_t)z;
-    int d = new_value(b, mc_width_of(b, z), false);
+    int d = new_value(b, width, false);
     s.d = (int16_t)d;
     add_step(b, s);
     return d;
 }
 
+static int mc_fma(mc_build *b, int x, int y, int z) {
+    return mc_ternary(b, MC_FUSE, MC_FMA213, mc_width_of(b, z), x, y, z);
+}
+
 static int mc_choose(mc_build *b, int mask, int yes, int no) {
-    mc_step s = plain(b, MC_CHOOSE, b->evex ? MC_BLENDM : MC_BLENDV, mc_width_of(b, yes));
-    s.a = (int16_t)no;
-    s.b = (int16_t)yes;
-    s.c = (int16_t)mask;
-    int d = new_value(b, mc_width_of(b, yes), false);
-    s.d = (int16_t)d;
-    add_step(b, s);
-    return d;
+    return mc_ternary(b, MC_CHOOSE, b->evex ? MC_BLENDM : MC_BLENDV, mc_width_of(b, yes), no, yes, mask);
 }
 
 static int compare_mc(mc_build *b, mc_op op, int imm, int x, int y) {
