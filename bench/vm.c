@@ -545,7 +545,7 @@ static void check(const work *w, run_fn *const *ways, const char *name) {
     }
 }
 
-/* way: NULL to compare and time all, "hand" or "code" for only so many calls of one. */
+/* way: NULL compares and times all ways; "hand" or "code" only calls that one `calls` times. */
 static void run_case(const bench_case *c, const char *way, int calls) {
     kir_builder *b = NULL;
     kir_program *p = NULL;

@@ -108,7 +108,7 @@ bool cli_cache_path(const char *name, char *out, size_t size) {
     return home && *home && snprintf(out, size, "%s/.cache/trunnion/%s", home, name) < (int)size;
 }
 
-/* A model of the cache folder whose name begins with this word; "" if there is none or there are several. */
+/* Stores the name of the one model in the cache folder that begins with `word`; "" for none or several. */
 static void find_similar(const char *folder, const char *word, char out[256]) {
     DIR *d = opendir(folder);
     int count = 0;

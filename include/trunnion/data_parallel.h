@@ -80,7 +80,7 @@ typedef struct tn_data_parallel_options {
     /* Of a group, with an optimizer that tn_optimizer_shard has divided: each rank keeps the summed gradients of its
      * own parameters only (ZeRO, stage 2). The same bits. Default false. */
     bool shard_gradients;
-    /* Gradients are exchanged between ranks in buckets of at most so many bytes, at least one gradient each; a bucket's
+    /* Ranks exchange gradients in buckets. A bucket has at most this many bytes, or one gradient that is larger; its
      * gradients are freed when they have been sent. 0: the default, 25 MiB. */
     int64_t bucket_bytes;
 } tn_data_parallel_options;

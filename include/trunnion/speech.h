@@ -124,7 +124,7 @@ TN_API bool tn_ctc_knows(const char *path);
 TN_API tn_status tn_ctc_open(const char *folder, const tn_speech_options *options, tn_ctc **out);
 TN_API void tn_ctc_close(tn_ctc *m);                          /* NULL is allowed */
 TN_API int64_t tn_ctc_vocabulary(const tn_ctc *m);            /* tokens; 0 for NULL */
-TN_API int64_t tn_ctc_frames(const tn_ctc *m, int64_t count); /* rows of logits of so many samples */
+TN_API int64_t tn_ctc_frames(const tn_ctc *m, int64_t count); /* rows of logits for `count` samples */
 /* Computes the logits of samples [count], TN_SPEECH_RATE per second, at most 30 s: out [frames, vocabulary]. */
 TN_API tn_status tn_ctc_logits(tn_ctc *m, const float *samples, int64_t count, float *out);
 /* Writes down what is said in samples [count], with the most probable letter of each frame, in windows of 30 s, each of
