@@ -7,7 +7,8 @@
 # the text of `trunnion devices`, "size: …" how large a binary is; these are shown.
 # Each suite builds what it needs, so every one can be run alone. Logs: build/check/SUITE.log. What a suite came to is
 # also a line of build/check/ran.tsv, of which tools/checks/record.py makes a page. PATIENCE=4 in the environment makes
-# every budget four times as long, for machines that are slow or have other work.
+# every budget four times as long, for machines that are slow or have other work. PERCENT=10 lets the suites that try an
+# amount of random work (programs, files, moments, seconds) try a tenth of it, PERCENT=500 five times as much.
 #
 # The last line of all is the sum. No quiet pass: what is `expected` below must have said "ran on".
 set -u
@@ -29,6 +30,13 @@ run_command="python3 tools/checks/command.py"
 plain="-DTRUNNION_WERROR=$WERROR"
 asan="-DCMAKE_BUILD_TYPE=RelWithDebInfo -DTRUNNION_SHARED=OFF -DTRUNNION_SANITIZE=address,undefined"
 tsan="-DCMAKE_BUILD_TYPE=RelWithDebInfo -DTRUNNION_SHARED=OFF -DTRUNNION_SANITIZE=thread"
+
+# amount N: PERCENT of N, at least 1.
+amount() {
+    local n=$(($1 * ${PERCENT:-100} / 100))
+    echo $((n > 0 ? n : 1))
+}
+export -f amount
 
 # The tests that run threads against each other; each is built and run under the thread sanitizer.
 threaded=$(find tests -name test_base.c -o -name 'test_*thread*.c' | sed 's|.*/||; s|\.c$||' | sort -u | tr '\n' ' ')
@@ -94,7 +102,7 @@ minimal   | check     | 300 | tools/checks/minimal.sh $BUILD-minimal
 asan      | check     | 900 | tools/build.sh $BUILD-asan all_tests $asan && $run_programs $BUILD-asan tests --in all_tests --each 300
 fuzz      | check     | 300 | tools/build.sh $BUILD-asan all_tests $asan && $run_programs $BUILD-asan fuzzers --in all_tests --fuzz 2
 tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
-survive-all | check-all | 3600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD 200
+survive-all | check-all | 3600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD \$(amount 200)
 cross     | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/cross.py --check $BUILD
 web       | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/web.py $BUILD
 bare      | check-all | 10800 | tools/checks/bare.sh
@@ -104,29 +112,29 @@ networks  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools
 engine-networks | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_engine.py $BUILD --networks
 asan-full | check-all | 7200 | tools/build.sh $BUILD-asan-full all_tests $asan -DTRUNNION_SANITIZE_FULL=ON && TRUNNION_TEST_FULL=1 $run_programs $BUILD-asan-full tests --in all_tests --each 3600
 unit-full | check-all | 3600 | tools/build.sh $BUILD tests $plain && TRUNNION_TEST_FULL=1 $run_programs $BUILD tests --each 1800
-programs  | check-all | 3600 | tools/build.sh $BUILD test_programs $plain && python3 tools/checks/many_programs.py $BUILD 100000
-signals-all | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD 20
+programs  | check-all | 3600 | tools/build.sh $BUILD test_programs $plain && python3 tools/checks/many_programs.py $BUILD \$(amount 100000)
+signals-all | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD \$(amount 20)
 finetune-all  | check-all | 900 | tools/build.sh $BUILD all $plain && python3 tools/checks/finetune.py $BUILD all
-processes-all | check-all | 3600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD examples $plain && python3 tools/checks/processes.py $BUILD 20
+processes-all | check-all | 3600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD examples $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/processes.py $BUILD \$(amount 20)
 bugs      | check-all | 1800 | python3 tools/checks/seed_bugs.py
-certified | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/checks/certify_all.py $BUILD vulkan swiftshader webgpu oclgrind opencl --budget 3000
+certified | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/checks/certify_all.py $BUILD vulkan swiftshader webgpu oclgrind opencl --budget \$(amount 3000)
 devwork   | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/device_work.py $BUILD
 opinfo    | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/opinfo.py $BUILD
-random-chains | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/random_chains.py $BUILD --count 10000
-random-nodes | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/random_nodes.py $BUILD --count 10000
+random-chains | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/random_chains.py $BUILD --count \$(amount 10000)
+random-nodes | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/random_nodes.py $BUILD --count \$(amount 10000)
 torch-engine | check-all | 900 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD test_engine_torch $plain && python3 tools/digits.py && python3 tools/checks/torch_engine.py $BUILD
 memory    | check-all | 900 | tools/build.sh $BUILD all $plain && python3 tools/text/smollm2.py --or-skip && python3 tools/checks/memory.py $BUILD
 encoder   | check-all | 600 | python3 tools/text/minilm.py --or-skip
 folders   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/text/hf_folders.py $BUILD/trunnion
 speech    | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/text/speech.py $BUILD/trunnion
-serve-load | check-all | 1200 | tools/build.sh $BUILD all $plain && python3 tools/checks/serve_load.py $BUILD
+serve-load | check-all | 1200 | tools/build.sh $BUILD all $plain && python3 tools/checks/serve_load.py $BUILD \$(amount 600)
 tokenize  | check-all | 1800 | tools/build.sh $BUILD all $plain && tools/checks/tokenizers.sh $BUILD
 gpu-report-all | check-all | 3600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/gpu_report.py $BUILD opencl vulkan cuda
 doubles-all | check-all | 3600 | tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD --all
 templates | check-all | 300 | tools/build.sh $BUILD all $plain && tools/checks/templates.sh $BUILD
 llama     | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 bench/compare.py --build $BUILD --rounds 1 --rows 'llm-*'
-fuzz-long | check-all | 7200 | tools/checks/libfuzzer.sh $BUILD-fuzz '$asan' 900 250000
-mutated   | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --jobs $JOBS
+fuzz-long | check-all | 7200 | tools/checks/libfuzzer.sh $BUILD-fuzz '$asan' 900 \$(amount 250000)
+mutated   | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --count \$(amount 100000) --jobs $JOBS
 "
 
 
@@ -156,7 +164,8 @@ counts_of() {
 
 # Runs a suite and prints, at once, what it came to. Suites run beside each other, so the counts go to LOG.counts.
 run_suite() {
-    local name=$1 budget=$2 command=$3 log=$logs/$1.log start=$EPOCHREALTIME code p f s seconds processor load
+    local name=$1 budget=$2 command=$3 log=$logs/$1.log start=$EPOCHREALTIME code p f s seconds processor load percent=100
+    [[ $command == *"(amount "* ]] && percent=${PERCENT:-100}
     local TIMEFORMAT='%U %S'
     command="echo \$PPID >'$log.pid'; $command"
     { time timeout --kill-after=10 "$budget" bash -c "$command" >"$log" 2>&1 </dev/null; } 2>"$log.times"
@@ -167,8 +176,8 @@ run_suite() {
     processor=$(tail -n 1 "$log.times" | awk '{ printf "%.1f", $1 + $2 }')
     read -r p f s <<<"$(counts_of "$log" $code)"
     load=$(cut -d ' ' -f 1 /proc/loadavg 2>/dev/null || echo unknown)
-    printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$name" "$(date '+%F %H:%M')" "$commit" "$seconds" "$budget" \
-        "$p" "$f" "$s" "$load" "$processor" >>"$logs/ran.tsv"
+    printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$name" "$(date '+%F %H:%M')" "$commit" "$seconds" "$budget" \
+        "$p" "$f" "$s" "$load" "$processor" "$percent" >>"$logs/ran.tsv"
     report "$name" "$seconds" "$p" "$f" "$s" "$processor" >"$log.report" 2>&1
     cat "$log.report"
     echo "$p $f $s" >"$log.counts"

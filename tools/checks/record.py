@@ -13,7 +13,8 @@ import sys
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-FIELDS = ["suite", "ended", "commit", "seconds", "budget", "passed", "failed", "skipped", "load", "processor"]
+FIELDS = ["suite", "ended", "commit", "seconds", "budget", "passed", "failed", "skipped", "load", "processor",
+          "percent"]
 
 
 def slow_suites():
@@ -31,6 +32,7 @@ def newest_page():
     path = max((ROOT / "docs" / "measured").glob("check-all-*.md"))
     head, _, table = path.read_text().partition("| suite | |")
     rows = {line.split("|")[1].strip(): line for line in table.splitlines()[2:] if line.startswith("| ")}
+    rows = {name: line + "  |" * (len(FIELDS) + 2 - line.count("|")) for name, line in rows.items()}  # pages had fewer
     return path.name, rows, "".join(part + "\n\n" for part in head.strip().split("\n\n")[2:])
 
 
@@ -45,7 +47,8 @@ def main():
     words = (f"Written by `tools/checks/record.py BUILD`: the last run of each suite of `make check-all`, on "
              f"{processor[1] if processor else 'an unknown processor'}, {os.cpu_count()} threads. A commit with + had "
              "uncommitted changes. Load: of the machine, when the suite ended; with a load above the number of threads, "
-             "the seconds do not hold for a quiet machine. Processor: its seconds.")
+             "the seconds do not hold for a quiet machine. Processor: its seconds. Percent: the part of the suite's "
+             "random work (programs, files, moments) that was tried.")
     page, rows, notes = newest_page()
     path = ROOT / "docs" / "measured" / f"check-all-{datetime.date.today()}.md"
     rows |= {name: row(run) for name, run in runs.items()}
