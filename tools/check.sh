@@ -107,7 +107,7 @@ cross     | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools
 web       | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/web.py $BUILD
 bare      | check-all | 10800 | tools/checks/bare.sh
 onnx-all  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl
-rendered-all | check-all | 1800 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD --all
+rendered-all | check-all | 1800 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD --all \$(amount 100)
 networks  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/formats/onnx_models.py $BUILD --fast
 engine-networks | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_engine.py $BUILD --networks
 asan-full | check-all | 7200 | tools/build.sh $BUILD-asan-full all_tests $asan -DTRUNNION_SANITIZE_FULL=ON && TRUNNION_TEST_FULL=1 $run_programs $BUILD-asan-full tests --in all_tests --each 3600

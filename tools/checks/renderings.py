@@ -1,4 +1,4 @@
-"""renderings.py BUILD [--all] — kernels as CUDA C and HIP C, through the compilers of those who make the devices.
+"""renderings.py BUILD [--all PERCENT] — kernels as CUDA C and HIP C, through the compilers of those who make the devices.
 
 The cases of the tests, random programs and all kernels of templates are written as files by test_render,
 test_workgroup_kernels and test_matrix; NVRTC makes machine code for sm_80 and sm_90 of them (sm_90a of
@@ -7,7 +7,8 @@ in the place of the vendors' headers, PTX and machine code for gfx1100. No devic
 workgroups of a kernel have to fit on a multiprocessor, and those of templates and cases may not spill registers, but for
 a few bytes where registers are left: then the compiler had rather run more workgroups. Random programs may, and those
 with indices of 64 bits, which only launches of more than 2^31 elements get: it is told. Without --all a sample is
-compiled. A compiler that is not here is skipped, and said so; with --all NVRTC is fetched with pip.
+compiled, with it PERCENT of all files, evenly spread. A compiler that is not here is skipped, and said so; with --all
+NVRTC is fetched with pip.
 
 Compilers run in child processes, for some crash. What one made of a text is kept in BUILD/check/renderings-made, by a hash
 of the text, the compiler and this file: a run that was stopped goes on where it was, and what did not change is not
@@ -309,16 +310,18 @@ def compile_all(kind, compiler, folder, files, report):
         print(f"listing: {kind}: {len(jobs)} kernels, at most {most} registers; {spilling} spill registers, and may")
 
 
-def sample(files):
-    """Of those with wide matrices all that most launches get."""
+def sample(files, percent):
+    """Without a percentage, some of each kind, and all of the wide matrices that most launches get."""
+    if percent:
+        return [f for i, f in enumerate(files) if (i + 1) * percent // 100 > i * percent // 100]
     wide = {f for f in files if "-64." not in f and is_wide(pathlib.Path(f).read_text())}
     return sorted(wide | set(files[::SAMPLE]))
 
 
 class Report:
-    def __init__(self, everything):
+    def __init__(self, percent):
         self.passed = self.failed = self.skipped = 0
-        self.everything = everything
+        self.percent, self.everything = percent, percent > 0
 
 
 def write_sources(build, folder, everything):
@@ -333,7 +336,7 @@ def write_sources(build, folder, everything):
 def main():
     if sys.argv[1] == "--worker":
         return work(sys.argv[2], sys.argv[3])
-    build, report = ROOT / sys.argv[1], Report("--all" in sys.argv)
+    build, report = ROOT / sys.argv[1], Report(int(sys.argv[3]) if "--all" in sys.argv else 0)
     folder = build / "check" / "renderings"
     here = {kind: KINDS[kind][1](report.everything) for kind in KINDS}
     if any(here.values()):
@@ -344,7 +347,7 @@ def main():
             report.skipped += 1
             continue
         files = sorted(map(str, folder.glob(f"*.{KINDS[kind][2]}")))
-        compile_all(kind, compiler, folder, files if report.everything else sample(files), report)
+        compile_all(kind, compiler, folder, sample(files, report.percent), report)
     print(f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped")
     return report.failed != 0
 
