@@ -124,7 +124,7 @@ random-chains | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 t
 random-nodes | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/random_nodes.py $BUILD --count \$(amount 10000)
 torch-engine | check-all | 900 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD test_engine_torch $plain && python3 tools/digits.py && python3 tools/checks/torch_engine.py $BUILD
 memory    | check-all | 900 | tools/build.sh $BUILD all $plain && python3 tools/text/smollm2.py --or-skip && python3 tools/checks/memory.py $BUILD
-encoder   | check-all | 600 | python3 tools/text/minilm.py --or-skip
+encoder   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/text/minilm.py --or-skip && python3 tools/text/hf_folders.py $BUILD/trunnion all-MiniLM-L6-v2
 folders   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/text/hf_folders.py $BUILD/trunnion
 speech    | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/text/speech.py $BUILD/trunnion
 serve-load | check-all | 1200 | tools/build.sh $BUILD all $plain && python3 tools/checks/serve_load.py $BUILD \$(amount 600)
