@@ -67,6 +67,13 @@ tn_device *tn_chosen_device(void); /* what this thread has set as its current de
 
 typedef uint64_t tn_timeline_point; /* a place in the order of a queue's work: queue.h */
 
+/* What is known of a buffer's integers because the host sent them: the two smallest and the two largest of the different
+ * values, so that the range without any one value follows. Of fewer than two: INT64_MAX and INT64_MIN. */
+typedef struct tn_known_integers {
+    uint64_t version; /* of the buffer that holds them; nothing is known of other versions */
+    int64_t low, second_low, high, second_high;
+} tn_known_integers;
+
 /* A piece of device memory, shared by count. Its address can be offset: address + n is a device address as well. */
 typedef struct tn_buffer {
     _Atomic int32_t refs;
@@ -78,6 +85,7 @@ typedef struct tn_buffer {
     size_t bytes;
     uint64_t version;           /* add one at each write; starts at a value never seen before in this process, so that
                                       * cached packings may compare (buffer, version) alone */
+    tn_known_integers known;
     void (*release)(void *ctx); /* borrowed memory: called instead of freeing */
     void *release_ctx;
     struct tn_buffer *next; /* memory.c: list of kept blocks, or of blocks handed out by address */
@@ -106,6 +114,10 @@ void tn_buffer_release(tn_buffer *b); /* NULL is fine */
 void tn_device_retain(tn_device *d);
 void tn_device_release(tn_device *d);
 tn_status tn_buffer_write(tn_buffer *b, size_t offset, const void *host, size_t bytes);
+/* b holds these integers, which were written last: what is known of them afterwards. Other dtypes: nothing is. */
+void tn_buffer_note_integers(tn_buffer *b, tn_dtype dtype, const void *host, size_t bytes);
+static inline bool tn_buffer_is_known(const tn_buffer *b) { return b->known.version == b->version; }
+int64_t tn_integer_at(tn_dtype t, const void *base, int64_t i); /* a u64 of 2^63 and more: negative */
 tn_status tn_buffer_read(const tn_buffer *b, size_t offset, void *host, size_t bytes); /* waits for work before it */
 /* The first `bytes` bytes of one buffer of a device to another, in the order of this thread's queue. */
 tn_status tn_buffer_copy(tn_buffer *to, tn_buffer *from, size_t bytes);

@@ -38,6 +38,44 @@ tn_status tn_buffer_write(tn_buffer *b, size_t offset, const void *host, size_t 
     return tn_submission_end(&o, tn_device_send(d, tn_stream_handle(d), (char *)b->address + offset, host, bytes));
 }
 
+int64_t tn_integer_at(tn_dtype t, const void *base, int64_t i) {
+    switch (t) {
+    case TN_I32: return ((const int32_t *)base)[i];
+    case TN_I64: return ((const int64_t *)base)[i];
+    case TN_U32: return ((const uint32_t *)base)[i];
+    case TN_U64: return (int64_t)((const uint64_t *)base)[i];
+    case TN_I16: return ((const int16_t *)base)[i];
+    case TN_U16: return ((const uint16_t *)base)[i];
+    case TN_I8: return ((const int8_t *)base)[i];
+    default: return ((const uint8_t *)base)[i];
+    }
+}
+
+void tn_buffer_note_integers(tn_buffer *b, tn_dtype dtype, const void *host, size_t bytes) {
+    const unsigned integers = 1u << TN_I64 | 1u << TN_I32 | 1u << TN_I16 | 1u << TN_I8 | 1u << TN_U64 | 1u << TN_U32 |
+                              1u << TN_U16 | 1u << TN_U8;
+    if (!(integers >> dtype & 1)) return;
+    tn_known_integers k = {b->version, INT64_MAX, INT64_MAX, INT64_MIN, INT64_MIN};
+    size_t count = bytes / tn_dtype_size(dtype);
+    for (size_t i = 0; i < count; i++) {
+        int64_t v = tn_integer_at(dtype, host, (int64_t)i);
+        if (v < k.low) {
+            k.second_low = k.low;
+            k.low = v;
+        } else if (v > k.low && v < k.second_low) {
+            k.second_low = v;
+        }
+        if (v > k.high) {
+            k.second_high = k.high;
+            k.high = v;
+        } else if (v < k.high && v > k.second_high) {
+            k.second_high = v;
+        }
+    }
+    if (dtype == TN_U64 && k.low < 0) k.high = INT64_MAX; /* from 2^63 on */
+    b->known = k;
+}
+
 static tn_status copy_out(const tn_device *d, void *host, const char *address, size_t bytes) {
     return tn_device_fetch(d, tn_stream_handle(d), host, address, bytes);
 }

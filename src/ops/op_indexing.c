@@ -880,8 +880,9 @@ OP_CODE(topk_indices, .infer = infer_topk_indices, .compose = compose_topk_indic
  * they are compared with the range here: about a nanosecond each, and only once while they do not change. Indices that
  * are computed later, that lie in memory which its owner may change, or that may be others at each launch of a captured
  * graph, get a check instead: a plan compares them when it computes or reads them (plan/index_check.c), before it
- * writes any state. Nothing is done for indices whose range follows from how they are made (argmax, clamp), nor for
- * those on another device, which the host would have to wait for, unless TRUNNION_CHECK_INDICES asks for it. */
+ * writes any state. Nothing is done for indices whose range follows from how they are made (argmax, clamp). Of those on
+ * another device the host knows the range if it has sent them; what was computed there it would have to wait for, so
+ * that is checked only if TRUNNION_CHECK_INDICES asks for it. */
 
 typedef enum counts { NO_INDICES, ALONG_DIM, FROM_END_TOO, ROWS, CLASSES, PLACES } counts;
 
@@ -912,19 +913,6 @@ static range range_of(const tn_node *n, counts counted) {
 }
 
 /* ---- comparing ------------------------------------------------------------------------------------ */
-
-static int64_t integer_at(tn_dtype t, const char *base, int64_t i) {
-    switch (t) {
-    case TN_I32: return ((const int32_t *)(const void *)base)[i];
-    case TN_I64: return ((const int64_t *)(const void *)base)[i];
-    case TN_U32: return ((const uint32_t *)(const void *)base)[i];
-    case TN_U64: return (int64_t)((const uint64_t *)(const void *)base)[i]; /* from 2^63 on: negative */
-    case TN_I16: return ((const int16_t *)(const void *)base)[i];
-    case TN_U16: return ((const uint16_t *)(const void *)base)[i];
-    case TN_I8: return ((const int8_t *)base)[i];
-    default: return ((const uint8_t *)base)[i];
-    }
-}
 
 static inline bool outside(int64_t v, const range *r) {
     return (v < r->low || v >= r->high) && (v != r->ignored || !r->ignores);
@@ -968,7 +956,7 @@ ANY_OUTSIDE(any_of_i32, int32_t, uint32_t, INT32_MAX)
 static int64_t first_outside(const tn_index_list *l, const range *r, int64_t *value) {
     int64_t at[TN_MAX_RANK] = {0};
     for (int64_t i = 0, place = 0; i < l->count; i++) {
-        *value = integer_at(l->dtype, l->first, place);
+        *value = tn_integer_at(l->dtype, l->first, place);
         if (outside(*value, r) || is_above_i64(l, *value)) return i;
         for (int d = l->rank - 1; d >= 0; d--) {
             place += l->stride[d];
@@ -1066,19 +1054,44 @@ static bool host_has(const tn_node *x) {
            tn_node_numel(x) <= MOST_LOOKED_AT && !tn_buffer_is_borrowed(root->buffer);
 }
 
-static tn_status check_now(int op, const tn_node *x, const range *r) {
+/* The values in the memory `data`, which is that of x's buffer or a copy. */
+static tn_status check_values(int op, const tn_node *x, const char *data, const range *r) {
     const tn_buffer *b = root_of(x)->buffer;
     tn_index_list l = {.dtype = (tn_dtype)x->dtype, .rank = x->rank, .count = tn_node_numel(x)};
     int64_t offset = 0;
     seen *place = NULL;
     (void)tn_node_layout(x, &offset, l.stride);
     memcpy(l.shape, x->shape, sizeof l.shape);
-    l.first = (const char *)b->address + offset * (int64_t)tn_dtype_size(l.dtype);
+    l.first = data + offset * (int64_t)tn_dtype_size(l.dtype);
     l.dense = tn_node_contiguous(x);
     if (l.dense && seen_before(b, r, &place)) return TN_OK;
     if (!tn_indices_inside(&l, r)) return tn_indices_refuse(op, &l, r);
     if (l.dense) *place = (seen){b, b->version, *r};
     return TN_OK;
+}
+
+bool tn_known_inside(const tn_buffer *b, const range *r) {
+    int64_t low = b->known.low, high = b->known.high;
+    if (r->ignores && low == r->ignored) low = b->known.second_low;
+    if (r->ignores && high == r->ignored) high = b->known.second_high;
+    return low > high || (low >= r->low && high < r->high);
+}
+
+/* On a device that the host has sent the indices to. They are fetched if some are outside: x may be a view of others. */
+static tn_status check_sent(int op, const tn_node *x, const range *r) {
+    const tn_buffer *b = root_of(x)->buffer;
+    if (tn_known_inside(b, r)) return TN_OK;
+    char *data = tn_mem_alloc(b->bytes);
+    if (!data) return TN_ERR_MEMORY;
+    tn_status s = tn_buffer_read(b, 0, data, b->bytes);
+    if (s == TN_OK) s = check_values(op, x, data, r);
+    tn_mem_free(data);
+    return s;
+}
+
+static bool was_sent(const tn_node *x) {
+    const tn_node *root = root_of(x);
+    return root->buffer && !root->device->is_cpu && !(root->flags & TN_NODE_STALE) && tn_buffer_is_known(root->buffer);
 }
 
 /* ---- values that follow from how they are made ------------------------------------------------------------------- */
@@ -1132,7 +1145,7 @@ static bool lies_inside(const tn_node *x, const range *r, int steps) {
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
 
-static bool other_devices_too(void) {
+bool tn_indices_checked_everywhere(void) {
     static atomic_int known; /* 0: not looked up yet, else 1 + whether it is set */
     int k = atomic_load_explicit(&known, memory_order_relaxed);
     if (k == 0) {
@@ -1172,9 +1185,11 @@ tn_status tn_check_indices(tn_node *n) {
     const tn_recorder *r = tn_recorder_here();
     range wanted = range_of(n, (counts)own.counts);
     bool now = host_has(x);
-    if (now) TRY(check_now(n->op, x, &wanted));
-    if ((now && !r->capturing) || n->recorder != r) return TN_OK;
-    if (!n->device->is_cpu && !other_devices_too()) return TN_OK;
+    if (now) TRY(check_values(n->op, x, root_of(x)->buffer->address, &wanted));
+    bool sent = was_sent(x);
+    if (sent) TRY(check_sent(n->op, x, &wanted));
+    if (((now || sent) && !r->capturing) || n->recorder != r) return TN_OK;
+    if (!n->device->is_cpu && !sent && !tn_indices_checked_everywhere()) return TN_OK;
     if (lies_inside(index, &wanted, MOST_STEPS)) return TN_OK;
     return add_check(n, own.input, &wanted);
 }

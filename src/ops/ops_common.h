@@ -180,6 +180,9 @@ typedef struct tn_index_list {
     int64_t count, shape[TN_MAX_RANK], stride[TN_MAX_RANK]; /* strides in elements */
 } tn_index_list;
 
+/* Whether what is known of b's integers (tn_buffer_is_known) says that all of them are inside. */
+bool tn_known_inside(const tn_buffer *b, const tn_index_range *range);
+bool tn_indices_checked_everywhere(void); /* TRUNNION_CHECK_INDICES */
 bool tn_indices_inside(const tn_index_list *list, const tn_index_range *range);
 /* TN_ERR_ARGUMENT with the first index outside: "gather: index 7, element 3 of [4], is out of bounds: …". */
 tn_status tn_indices_refuse(int op, const tn_index_list *list, const tn_index_range *range);

@@ -3,8 +3,8 @@
  * A kernel cannot fail, so it reads NaN or skips for an index out of range. Instead the host checks the indices: right
  * after the command that computes them, or before the first command if they are data. So indices are always stored in
  * memory. No check is in the commit section, so a run that is stopped by a check has changed no state. On the CPU a
- * check is one pass over the indices; on other devices, which check only if TRUNNION_CHECK_INDICES asks for it, the
- * indices are copied to the host.
+ * check is one pass over the indices; on other devices indices that the host has sent are compared by what it knows of
+ * them, and others are copied to the host, which happens only if TRUNNION_CHECK_INDICES asks for it.
  *
  * An op reads its indices through a view that has the check, so the results that depend on this view are those that a
  * failed check affects. They become errors; everything else is computed. */
@@ -133,9 +133,16 @@ static bool seen_before(const tn_plan *p, const tn_plan_check *k, const tn_buffe
     return k->checked == b && k->version == b->version && p->shift_count == 0 && !tn_buffer_is_borrowed(b);
 }
 
+/* On another device nothing is fetched to be checked, unless it is known to be outside or all is to be checked. */
+static bool is_left_out(const tn_plan_check *k, tn_buffer *const *bound) {
+    if (!k->fetched || tn_indices_checked_everywhere()) return false;
+    return !bound || !tn_buffer_is_known(bound[k->slot]) || tn_known_inside(bound[k->slot], &k->range);
+}
+
 tn_status tn_check_leaves(tn_plan *p, tn_buffer *const *bound) {
     for (size_t i = 0; i < p->checks.leaf_count; i++) {
         tn_plan_check *k = &p->checks.list[i];
+        if (is_left_out(k, bound)) continue;
         if (bound && seen_before(p, k, bound[k->slot])) continue;
         TRY(check(p, k));
         k->checked = bound ? bound[k->slot] : NULL;

@@ -863,6 +863,7 @@ tn_tensor *tn_from_data(const void *data, const int64_t *shape, int rank, tn_dty
     if (s == TN_OK && bytes) s = tn_need(data, "tn_from_data: data");
     if (s == TN_OK) s = tn_buffer_new_for_host(device, bytes, &b);
     if (s == TN_OK && bytes) s = tn_buffer_write(b, 0, data, bytes);
+    if (s == TN_OK && bytes && !device->is_cpu) tn_buffer_note_integers(b, dtype, data, bytes);
     if (s == TN_OK) return from_buffer(b, shape, rank, dtype);
     tn_buffer_release(b);
     return tn_tensor_error(s);
@@ -957,6 +958,10 @@ tn_status tn_make_state(tn_tensor *t) {
     /* The value may be shared (borrowed memory, a constant): state has memory of its own. */
     tn_status status = TN_OK;
     if (home->bytes) status = tn_buffer_copy(home, n->buffer, tn_node_bytes(n));
+    if (tn_buffer_is_known(n->buffer)) {
+        home->known = n->buffer->known;
+        home->known.version = home->version;
+    }
     tn_node *value = status == TN_OK ? tn_node_data(home, n->shape, n->rank, (tn_dtype)n->dtype) : NULL;
     if (!value || (value->flags & TN_NODE_ERROR)) {
         tn_buffer_release(home);

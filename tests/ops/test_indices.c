@@ -4,6 +4,9 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "far_driver.h"
 
 #include "tensor/graph.h"
 #include "trunnion/autograd.h"
@@ -160,6 +163,12 @@ static tn_tensor *computed(int64_t last) {
 static void assert_refused(tn_status s, const char *op) {
     if (s != TN_ERR_ARGUMENT) fail_msg("%s: %s", op, tn_status_name(s));
     assert_text_has(tn_error(), "test_indices.c:");
+    assert_text_has(tn_error(), op);
+    assert_text_has(tn_error(), "element 3 of [4], is out of bounds");
+}
+
+static void assert_refused_at_once(const tn_tensor *y, const char *op) {
+    if (tn_status_of(y) != TN_ERR_ARGUMENT) fail_msg("%s is taken", op);
     assert_text_has(tn_error(), op);
     assert_text_has(tn_error(), "element 3 of [4], is out of bounds");
 }
@@ -432,6 +441,111 @@ static void borrowed_indices_are_compared_when_they_are_read(void **state) {
     }
 }
 
+/* ---- other devices ----------------------------------------------------------------------------------------------- */
+/* The host knows the range of the integers that it has sent to a device: nothing is fetched as long as they are inside. */
+
+static void begin_elsewhere(tn_tensor *before[3]) {
+    memcpy(before, (tn_tensor *[]){x, src, weight}, 3 * sizeof *before);
+    assert_ok(tn_set_current_device(far_open(0, NULL)));
+    assert_false(make_operands(NULL));
+}
+
+static void end_elsewhere(tn_tensor *const before[3]) {
+    tn_device *device = tn_current_device();
+    free_operands(NULL);
+    x = before[0], src = before[1], weight = before[2];
+    assert_ok(tn_set_current_device(NULL));
+    tn_device_close(device);
+}
+
+static void what_the_host_has_sent_is_compared(void **state) {
+    (void)state;
+    static const int64_t outside[] = {3, -4, INT64_MAX, INT64_MIN};
+    tn_tensor *before[3];
+    begin_elsewhere(before);
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        for (size_t k = 0; k < TN_COUNT(outside); k++) {
+            TN_SCOPE;
+            assert_refused_at_once(rows[i].with(indices(outside[k])), rows[i].name);
+            tn_tensor *kept = indices(outside[k]);
+            assert_ok(tn_make_state(kept));
+            assert_refused_at_once(rows[i].with(kept), rows[i].name);
+        }
+        TN_SCOPE;
+        int64_t fetched = far_counts_now.copies_out;
+        tn_tensor *y = rows[i].with(indices(2));
+        assert_ok(tn_eval(&y, 1));
+        assert_true(far_counts_now.copies_out == fetched);
+    }
+    end_elsewhere(before);
+}
+
+static void a_view_of_what_was_sent_has_its_own_range(void **state) {
+    (void)state;
+    tn_tensor *before[3];
+    begin_elsewhere(before);
+    TN_SCOPE;
+    tn_tensor *some = indices(9), *unsigned_one = tn_from_data((uint64_t[]){0, UINT64_MAX}, TN_DIMS(2), TN_U64);
+    assert_true(tn_item(tn_select(tn_gather(x, 0, tn_slice(some, 0, 0, 3, 1)), 0, 1)) == 2);
+    assert_int_equal(tn_status_of(tn_gather(x, 0, tn_slice(some, 0, 2, 4, 1))), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "gather: index 9, element 1 of [2]");
+    assert_int_equal(tn_status_of(tn_gather(x, 0, unsigned_one)), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "index 18446744073709551615");
+    tn_add_(some, tn_full(TN_DIMS(4), -9, TN_I64)); /* computed there: what was known no longer holds */
+    assert_ok(tn_eval(NULL, 0));
+    assert_ok(tn_status_of(tn_gather(x, 0, some)));
+    end_elsewhere(before);
+}
+
+/* An ignored class is no class, be it the least value, the largest, or the only one. */
+static void an_ignored_class_hides_no_other(void **state) {
+    (void)state;
+    static const struct {
+        int64_t values[4], ignored;
+        bool inside;
+    } cases[] = {{{-100, 0, 2, 1}, -100, true}, {{-100, -100, 3, 1}, -100, false}, {{255, 0, 2, 1}, 255, true},
+                 {{255, 0, 2, -1}, 255, false}, {{7, 7, 7, 7}, 7, true},           {{7, 7, 8, 7}, 7, false},
+                 {{0, 1, 2, 3}, 1, false},      {{-100, 0, 255, 1}, 255, false}};
+    tn_tensor *before[3];
+    begin_elsewhere(before);
+    for (size_t i = 0; i < TN_COUNT(cases); i++) {
+        TN_SCOPE;
+        tn_cross_entropy_options o = TN_CROSS_ENTROPY_DEFAULTS;
+        o.ignore_index = cases[i].ignored;
+        tn_tensor *classes = tn_from_data(cases[i].values, TN_DIMS(4), TN_I64);
+        tn_tensor *y = tn_cross_entropy(tn_ones(TN_DIMS(4, 3), TN_F32), classes, NULL, &o);
+        if (tn_status_of(y) != (cases[i].inside ? TN_OK : TN_ERR_ARGUMENT)) fail_msg("case %zu: %s", i, tn_error());
+    }
+    end_elsewhere(before);
+}
+
+static void a_launch_elsewhere_compares_what_was_sent(void **state) {
+    (void)state;
+    tn_tensor *before[3];
+    begin_elsewhere(before);
+    {
+        TN_SCOPE;
+        tn_graph *g = NULL;
+        tn_tensor *count = tn_zeros(TN_DIMS(3), TN_F32), *index = indices(2), *out = NULL;
+        assert_ok(tn_make_state(count));
+        assert_ok(tn_capture_begin());
+        tn_index_add_(count, 0, index, src);
+        tn_tensor *y = tn_mul(index, index);
+        assert_ok(tn_capture_end(&index, 1, &y, 1, &g));
+        for (int i = 0; i < 4; i++) {
+            tn_tensor *wrong = indices(3), *right = indices(1);
+            int64_t fetched = far_counts_now.copies_out;
+            assert_ok(tn_graph_launch(g, &right, &out));
+            assert_true(far_counts_now.copies_out == fetched);
+            tn_free(out);
+            assert_refused(tn_graph_launch(g, &wrong, &out), "index_add");
+            assert_true(tn_item(tn_sum(count, TN_ALL, false)) == 4 * (i + 2));
+        }
+        tn_graph_free(g);
+    }
+    end_elsewhere(before);
+}
+
 /* ---- what the range is ------------------------------------------------------------------------------------------- */
 
 static void only_casts_that_keep_the_values_are_looked_through(void **state) {
@@ -689,6 +803,10 @@ int main(void) {
         cmocka_unit_test(a_launch_with_an_index_outside_changes_nothing),
         cmocka_unit_test(borrowed_indices_are_compared_at_each_launch),
         cmocka_unit_test(borrowed_indices_are_compared_when_they_are_read),
+        cmocka_unit_test(what_the_host_has_sent_is_compared),
+        cmocka_unit_test(a_view_of_what_was_sent_has_its_own_range),
+        cmocka_unit_test(an_ignored_class_hides_no_other),
+        cmocka_unit_test(a_launch_elsewhere_compares_what_was_sent),
         cmocka_unit_test(only_casts_that_keep_the_values_are_looked_through),
         cmocka_unit_test(what_is_made_inside_its_range_needs_no_look),
         cmocka_unit_test(narrow_indices_that_wrap_are_found),

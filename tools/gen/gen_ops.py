@@ -350,9 +350,10 @@ PUBLIC_HEAD = f"""/* ops.h — the operations. {BY}
  *     would compute the op's result fails (tn_eval, tn_read …). tensor.h, tn_eval, says what then becomes an error. On
  *     a queue that is a thread, tn_queue_synchronize reports it.
  *   - Inputs of a captured graph are checked at each tn_graph_launch, which fails and changes nothing.
- *   - On other devices indices are not checked: one that is out of range reads NaN (0 for integers), writes nothing in
- *     scatter-like ops, and gives a row of zeros in one_hot. With TRUNNION_CHECK_INDICES=1 in the environment they are
- *     fetched and checked there too, which waits for the device at each op: for debugging.
+ *   - On other devices this holds for indices that tn_from_data has sent there, however many, and for inputs of a captured
+ *     graph that it has made. What the device computes is not checked: an index out of range reads NaN (0 for integers),
+ *     writes nothing in scatter-like ops, and gives a row of zeros in one_hot. With TRUNNION_CHECK_INDICES=1 in the
+ *     environment these are fetched and checked too, which waits for the device at each op: for debugging.
  *
  * PyTorch's keyword-only arguments are the fields of a struct, started from its initialiser (status.h); NULL means all
  * defaults:
