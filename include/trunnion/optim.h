@@ -220,8 +220,8 @@ TN_API void tn_optimizer_free(tn_optimizer *o); /* NULL is allowed */
  *     capture these are made states (tn_make_state: the first step evaluates them), except views.
  *   step: the number of this step, from 1, for the bias corrections. A captured step repeats its number.
  *   options: NULL for the defaults; amsgrad and groups are not supported (TN_ERR_UNSUPPORTED).
- * Errors: TN_ERR_ARGUMENT for a missing tensor, a step below 1, and options out of range; TN_ERR_SHAPE. On failure
- * nothing is written. Source: torch._fused_adam_. */
+ * Errors: TN_ERR_ARGUMENT for a missing tensor, a step below 1, options out of range, an expanded view that would be
+ * written; TN_ERR_DTYPE; TN_ERR_SHAPE. On failure nothing is written. Source: torch._fused_adam_. */
 TN_API tn_status tn_fused_adam_step(tn_tensor *const *params, tn_tensor *const *grads, tn_tensor *const *exp_avgs,
                                     tn_tensor *const *exp_avg_sqs, int count, int64_t step,
                                     const tn_adam_options *options);

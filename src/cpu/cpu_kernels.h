@@ -362,7 +362,8 @@ typedef struct tn_sdpa_tensor {
  *     M = max s_j, NaN ignored; w_j = exp(s_j - M), with 0 instead of an M of -inf; L = Σ w_j: key j is added to lane
  *     j % 16, ascending, then lane t adds lane t + w for w = 8, 4, 2, 1;
  *   - a sum over keys, or over queries, is one fma chain from +0 for each 64 of them, the chains added ascending. It
- *     includes keys of chunks up to that of the last visible key; invisible ones have weight 0;
+ *     includes keys of chunks up to that of the last visible key; invisible ones have weight 0. Chunks that the mask
+ *     hides with -inf from all 64 queries of a block may be skipped: only NaN and infinities there would matter;
  *   - out = (Σ_j w_j·v_j) / L. If `blind`, a row whose M is -inf is 0, and has no gradients; else it is NaN;
  *   - r = 1 / L, D = out·dout (an fma into lane c % 16 for each feature c, ascending; lanes folded as above),
  *     g_j = (w_j · (dout·v_j - D)) · (scale · r);

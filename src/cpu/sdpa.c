@@ -2,6 +2,7 @@
  *
  * A block is up to 64 queries of one head, a chunk 64 keys. The scores of a block with all of its chunks fit into the
  * second-level cache, so a row's softmax is computed at once, and nothing of size queries × keys is ever in memory.
+ * Chunks that a mask hides from a whole block are skipped at both ends: most of them if the list has several texts.
  * Backward, the weights are computed again from q and k; a thread owns a kv head, so the gradients of its keys and
  * values are added in the order of the blocks, without locks. All products are small ones in cache (attention.h). */
 #include <string.h>
@@ -128,21 +129,42 @@ static void bring_head(const sdpa *a, part *p, int64_t batch, int64_t kv_head) {
 
 typedef struct block {
     int64_t batch, head, first, rows;
-    int64_t chunks; /* that some of its queries see */
+    int64_t chunk, chunks; /* the first that some of its queries see, and the end of them */
 } block;
+
+/* Of a chunk, those that there are. */
+static int64_t keys_in(const sdpa *a, int64_t chunk) { return tn_min64(KEYS, a->args->keys - chunk * KEYS); }
+
+/* Whether the mask hides the chunk from all rows of the block. */
+static bool is_hidden(const sdpa *a, const block *b, int64_t chunk) {
+    const tn_sdpa_tensor *mask = &a->args->mask;
+    int64_t rows = mask->row ? b->rows : 1, keys = mask->column ? keys_in(a, chunk) : 1;
+    for (int64_t r = 0; r < rows; r++) {
+        const float *m = place_sdpa(mask, b->batch, b->head, b->first + r) + chunk * KEYS * mask->column;
+        int seen = 0;
+        if (mask->column == 1) /* a loop for vectors */
+            for (int64_t j = 0; j < keys; j++)
+                seen |= m[j] != -INFINITY;
+        for (int64_t j = 0; mask->column != 1 && j < keys; j++)
+            seen |= m[j * mask->column] != -INFINITY;
+        if (seen) return false;
+    }
+    return true;
+}
 
 static block block_at(const sdpa *a, int64_t batch, int64_t head, int64_t index) {
     const tn_sdpa_args *x = a->args;
     block b = {.batch = batch, .head = head, .first = index * ROWS};
     b.rows = tn_min64(ROWS, x->queries - b.first);
     b.chunks = x->causal ? tn_min64(a->chunks, (b.first + b.rows - 1) / KEYS + 1) : a->chunks;
+    while (x->mask.data && b.chunk + 1 < b.chunks && is_hidden(a, &b, b.chunk))
+        b.chunk++;
+    while (x->mask.data && b.chunk + 1 < b.chunks && is_hidden(a, &b, b.chunks - 1))
+        b.chunks--;
     return b;
 }
 
 static float *weights_of(const part *p, int64_t chunk) { return p->weights + chunk * ROWS * KEYS; }
-
-/* Of a chunk, those that there are. */
-static int64_t keys_in(const sdpa *a, int64_t chunk) { return tn_min64(KEYS, a->args->keys - chunk * KEYS); }
 
 /* With those that fill up the lanes: their weights are zeros. More of them than that would be computed for nothing. */
 static int64_t wide_keys_in(const sdpa *a, int64_t chunk) { return round_up(keys_in(a, chunk), LANES); }
@@ -233,7 +255,7 @@ static void score_block(const sdpa *a, part *p, const block *b) {
     bring(&x->q, place_sdpa(&x->q, b->batch, b->head, b->first), b->rows, b->rows, x->features, a->width, p->q);
     for (int64_t i = 0; i < b->rows * LANES; i++)
         p->lanes[i] = -INFINITY;
-    for (int64_t c = 0; c < b->chunks; c++)
+    for (int64_t c = b->chunk; c < b->chunks; c++)
         score_chunk(a, p, b, c);
     find_most(p, b);
 }
@@ -258,7 +280,7 @@ static void finish_sdpa(const sdpa *a, const part *p, const block *b) {
 
 static void attend_block(const sdpa *a, part *p, const block *b) {
     score_block(a, p, b);
-    for (int64_t c = 0; c < b->chunks; c++) {
+    for (int64_t c = b->chunk; c < b->chunks; c++) {
         weigh_chunk(a, p, b, c);
         product o = {.a = weights_of(p, c),
                      .a_row = KEYS,
@@ -268,7 +290,7 @@ static void attend_block(const sdpa *a, part *p, const block *b) {
                      .c = p->out,
                      .c_row = a->value_width,
                      .steps = keys_in(a, c),
-                     .add = c > 0};
+                     .add = c > b->chunk};
         multiply(o, b->rows, a->value_width);
     }
     find_sums(p, b);
@@ -371,18 +393,18 @@ static void go_back_chunk(const sdpa *a, part *p, const block *b, int64_t chunk)
                  .c = p->dq,
                  .c_row = a->width,
                  .steps = keys,
-                 .add = chunk > 0};
+                 .add = chunk > b->chunk};
     multiply(q, b->rows, a->width);
 }
 
 static void go_back_block(const sdpa *a, part *p, const block *b) {
     const tn_sdpa_args *x = a->args;
     score_block(a, p, b);
-    for (int64_t c = 0; c < b->chunks; c++)
+    for (int64_t c = b->chunk; c < b->chunks; c++)
         weigh_chunk(a, p, b, c);
     find_sums(p, b);
     bring_gradient(a, p, b);
-    for (int64_t c = 0; c < b->chunks; c++)
+    for (int64_t c = b->chunk; c < b->chunks; c++)
         go_back_chunk(a, p, b, c);
     take_away(&x->dq, place_sdpa(&x->dq, b->batch, b->head, b->first), b->rows, x->features, a->width, p->dq);
 }

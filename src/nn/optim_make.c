@@ -449,12 +449,22 @@ static tn_status check_plain(const plain_step *p, const tn_adam_options *o) {
     for (int i = 0; i < p->count; i++) {
         if (!p->params[i]) return tn_backend_fail(TN_ERR_ARGUMENT, "%s: params[%d] is NULL", p->name, i);
         tn_status status = tn_status_of(p->params[i]);
+        if (status == TN_OK && !tn_dtype_is_float(tn_dtype_of(p->params[i])))
+            status = tn_backend_fail(TN_ERR_DTYPE, "%s: params[%d] is %s; it must have a floating-point dtype", p->name,
+                                     i, tn_dtype_name(tn_dtype_of(p->params[i])));
         if (status == TN_OK) status = check_same(p, "grads", p->grads[i], i);
         if (status == TN_OK) status = check_same(p, "exp_avgs", p->exp_avgs[i], i);
         if (status == TN_OK) status = check_same(p, "exp_avg_sqs", p->exp_avg_sqs[i], i);
         if (status != TN_OK) return status;
     }
     return TN_OK;
+}
+
+/* Else a refused write (elements of an expanded view share memory) would be reported only by the next read. */
+static tn_status try_writing(tn_tensor *view) {
+    TN_SCOPE;
+    TN_NO_GRAD;
+    return tn_status_of(tn_mul_(view, tn_scalar(1)));
 }
 
 /* Makes what is written states, which keep their memory: writing to new memory takes 1.6 times as long. Views are no
@@ -464,7 +474,8 @@ static tn_status make_plain_states(const plain_step *p) {
     for (int i = 0; i < p->count && !tn_capturing(); i++)
         for (size_t k = 0; k < sizeof written / sizeof *written; k++) {
             tn_status status = tn_make_state(written[k][i]);
-            if (status != TN_OK && status != TN_ERR_ARGUMENT) return status;
+            if (status == TN_ERR_ARGUMENT) status = try_writing(written[k][i]);
+            if (status != TN_OK) return status;
         }
     return TN_OK;
 }

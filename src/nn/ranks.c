@@ -197,7 +197,8 @@ tn_status tn_ranks_begin(tn_ranks *r, tn_group *group, const tn_variable *variab
     r->presence = calloc((size_t)count + 1, 1);
     r->reports = malloc((size_t)size * r->report_bytes);
     r->report = malloc(r->report_bytes);
-    if (status == TN_OK && (!r->presence || !r->reports || !r->report)) status = out_of_memory();
+    r->lengths = malloc((size_t)size * sizeof *r->lengths);
+    if (status == TN_OK && (!r->lengths || !r->presence || !r->reports || !r->report)) status = out_of_memory();
     status = tn_ranks_status(group, status, "data parallel");
     if (status == TN_OK) status = tn_ranks_status(group, check_structure(r), "data parallel");
     if (status == TN_OK) status = copy_all_from_first(r);
@@ -208,6 +209,7 @@ void tn_ranks_end(tn_ranks *r) {
     free(r->presence);
     free(r->reports);
     free(r->report);
+    free(r->lengths);
     *r = (tn_ranks){.group = NULL};
 }
 
@@ -238,13 +240,9 @@ static int64_t elements_of(const tn_ranks *r, const exchange *e, int section) {
     return n;
 }
 
-/* A rank's piece, in elements: with owners that of the rank which has most. */
-static int64_t piece_of(const tn_ranks *r, const exchange *e) {
-    int64_t size = tn_group_size(r->group), align = ALIGN / (int64_t)tn_dtype_size(e->dtype), longest = 0;
-    for (int k = 0; k < sections(r); k++) {
-        int64_t n = elements_of(r, e, k);
-        longest = n > longest ? n : longest;
-    }
+/* A rank's piece, in elements, if the longest section has `longest`. */
+static int64_t piece_of(const tn_ranks *r, tn_dtype dtype, int64_t longest) {
+    int64_t size = tn_group_size(r->group), align = ALIGN / (int64_t)tn_dtype_size(dtype);
     if (!r->owners) longest = (longest + size - 1) / size;
     return (longest + align - 1) / align * align;
 }
@@ -252,15 +250,14 @@ static int64_t piece_of(const tn_ranks *r, const exchange *e) {
 /* The next bucket, from variable `first` on: as many as fit, at least one. */
 static exchange exchange_of(const tn_ranks *r, tn_dtype dtype, int first) {
     exchange e = {.dtype = dtype, .first = first, .end = first};
-    int64_t most = r->bucket_bytes / tn_group_size(r->group) / (int64_t)tn_dtype_size(dtype);
+    int64_t most = r->bucket_bytes / tn_group_size(r->group) / (int64_t)tn_dtype_size(dtype), longest = 0;
+    memset(r->lengths, 0, (size_t)sections(r) * sizeof *r->lengths);
     for (int i = first; i < r->count; i++) {
-        exchange longer = e;
-        longer.end = i + 1;
         if (!takes_part(r, i, dtype)) continue;
-        longer.elements += tn_numel(r->variables[i].tensor);
-        longer.piece = piece_of(r, &longer);
-        if (e.elements && longer.piece > most) return e;
-        e = longer;
+        int64_t n = tn_numel(r->variables[i].tensor), length = r->lengths[r->owners ? r->owners[i] : 0] += n;
+        longest = length > longest ? length : longest;
+        if (e.elements && piece_of(r, dtype, longest) > most) return e;
+        e = (exchange){dtype, first, i + 1, e.elements + n, piece_of(r, dtype, longest)};
     }
     e.end = r->count;
     return e;

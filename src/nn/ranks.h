@@ -17,6 +17,7 @@ typedef struct tn_ranks {
     unsigned char *presence; /* TN_HAS_… of each variable in this step, as the owner of the first part has it */
     char *reports, *report;  /* of all ranks; this rank's */
     size_t report_bytes;
+    int64_t *lengths; /* [ranks]: elements of each rank's section, while a bucket is filled */
 } tn_ranks;
 
 enum { TN_HAS_GRADIENT = 1, TN_HAS_BUFFER = 2 };

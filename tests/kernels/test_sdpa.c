@@ -14,7 +14,9 @@ enum { CHUNK = TN_PAGE_TOKENS, LANES = 16, MAX_POINTS = 5 };
 typedef struct shape {
     int64_t batch, heads, kv_heads, queries, keys, features, value_features;
     bool causal;
-    int mask;    /* 0: none; 1: of all scores; 2: of keys alone, shared by all; 3: hides all keys of some queries */
+    /* 0: none; 1: of all scores; 2: of keys alone, shared by all; 3: hides all keys of some queries; 4: several
+     * texts in a list, each token sees the earlier ones of its own */
+    int mask;
     bool turned; /* rows and columns of q, k and v change places in memory */
 } shape;
 
@@ -23,13 +25,13 @@ static const shape shapes[] = {
     {2, 3, 3, 64, 64, 16, 16, false, 0, false},  {1, 2, 1, 70, 65, 33, 20, true, 0, false},
     {1, 4, 2, 67, 130, 24, 17, false, 1, true},  {2, 2, 2, 130, 70, 64, 64, true, 2, false},
     {1, 3, 1, 9, 200, 8, 40, false, 3, true},    {1, 1, 1, 66, 80, 300, 270, false, 0, false},
-    {1, 2, 2, 200, 200, 16, 16, true, 0, false},
+    {1, 2, 2, 200, 200, 16, 16, true, 0, false}, {1, 4, 2, 330, 330, 16, 16, false, 4, false},
+    {2, 2, 2, 100, 400, 16, 20, true, 4, true},
 };
+enum { TEXT = 41 };
 
 static uint64_t random_state = 1;
-static float random_real(void) {
-    return (float)(random_step(&random_state) >> 40) / (float)(1 << 23) - 1.0f;
-}
+static float random_real(void) { return (float)(random_step(&random_state) >> 40) / (float)(1 << 23) - 1.0f; }
 
 /* [batch, heads, rows, columns], with room between rows; turned: [batch, heads, columns, rows]. */
 static tn_sdpa_tensor make(int64_t batch, int64_t heads, int64_t rows, int64_t columns, bool turned) {
@@ -175,6 +177,10 @@ static tn_sdpa_tensor make_mask(const shape *s) {
     for (int64_t i = 0; s->mask == 3 && i < s->queries; i += 2)
         for (int64_t j = 0; j < s->keys; j++)
             *at(&m, 0, 1, i, j) = -INFINITY;
+    if (s->mask == 4) m.batch = m.head = 0;
+    for (int64_t i = 0; s->mask == 4 && i < s->queries; i++)
+        for (int64_t j = 0; j < s->keys; j++)
+            *at(&m, 0, 0, i, j) = j <= i && j / TEXT == i / TEXT ? 0 : -INFINITY;
     return m;
 }
 
@@ -252,6 +258,35 @@ static void bits_are_those_of_the_definition(void **state) {
         for (size_t i = 0; i < TN_COUNT(all); i++)
             free(all[i].data);
     }
+}
+
+/* Of 330 tokens, those from 256 on see none before 246: keys and values of the first three chunks may be NaN. */
+static void chunks_that_a_mask_hides_are_skipped(void **state) {
+    enum { N = 330, D = 16, UNSEEN = 192, FROM = 256 };
+    static const shape s = {1, 1, 1, N, N, D, D, false, 4, false};
+    (void)state;
+    tn_sdpa_args x = {.batch = 1, .heads = 1, .kv_heads = 1, .queries = N, .keys = N, .features = D};
+    x.value_features = D;
+    x.scale = 0.7f;
+    tn_sdpa_tensor *all[] = {&x.q, &x.k, &x.v, &x.out, &x.dout, &x.dq, &x.dk, &x.dv};
+    for (size_t i = 0; i < TN_COUNT(all); i++)
+        *all[i] = make(1, 1, N, D, false);
+    x.mask = make_mask(&s);
+    for (int64_t j = 0; j < UNSEEN; j++)
+        for (int64_t c = 0; c < D; c++)
+            *at(&x.k, 0, 0, j, c) = *at(&x.v, 0, 0, j, c) = NAN;
+    for (int backward = 0; backward < 2; backward++) {
+        x.workspace = tn_mem_alloc(tn_sdpa_workspace(&x, backward, tn_threads()));
+        assert_non_null(x.workspace);
+        tn_sdpa(&x, backward);
+        tn_mem_free(x.workspace);
+    }
+    for (int64_t i = FROM; i < N; i++)
+        for (int64_t c = 0; c < D; c++)
+            assert_true(isfinite(*at(&x.out, 0, 0, i, c)) && isfinite(*at(&x.dq, 0, 0, i, c)));
+    for (size_t i = 0; i < TN_COUNT(all); i++)
+        free(all[i]->data);
+    free(x.mask.data);
 }
 
 /* ---- the operation ----------------------------------------------------------------------------------------------- */
@@ -469,6 +504,7 @@ static void what_is_filled_hides_even_nan(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(bits_are_those_of_the_definition),
+                                       cmocka_unit_test(chunks_that_a_mask_hides_are_skipped),
                                        cmocka_unit_test(gradients_are_those_of_the_composition),
                                        cmocka_unit_test(attention_written_by_hand_is_recognised),
                                        cmocka_unit_test(twisted_attention_is_what_is_written),

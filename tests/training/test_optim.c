@@ -465,6 +465,31 @@ static void fused_adam_steps_in_place(void **state) {
     if (!(fabs(sum - (SIDE * SIDE - SIDE * 1e-3)) < 1e-2)) fail_msg("the view's base sums up to %.9g", sum);
 }
 
+/* At the call, not at the next read; the first pair is not written either. */
+static void fused_adam_refuses_what_it_cannot_write(void **state) {
+    (void)state;
+    const int64_t shape[] = {3, 2};
+    TN_SCOPE;
+    tn_tensor *one = tn_ones(shape, 2, TN_F32), *good[4], *bad[4];
+    for (int i = 0; i < 4; i++)
+        good[i] = bad[i] = i == 1 ? tn_ones(shape, 2, TN_F32) : tn_zeros(shape, 2, TN_F32);
+    for (int which = 0; which < 4; which++) {
+        if (which == 1) continue; /* gradients are only read */
+        bad[which] = tn_expand(tn_ones(TN_DIMS(3, 1), TN_F32), shape, 2);
+        tn_tensor *pairs[4][2];
+        for (int i = 0; i < 4; i++)
+            pairs[i][0] = good[i], pairs[i][1] = bad[i];
+        assert_int_equal(tn_fused_adam_step(pairs[0], pairs[1], pairs[2], pairs[3], 2, 1, NULL), TN_ERR_ARGUMENT);
+        assert_non_null(strstr(tn_error(), "share memory"));
+        bad[which] = good[which];
+    }
+    tn_tensor *whole[4];
+    for (int i = 0; i < 4; i++)
+        whole[i] = tn_cast(one, TN_I32);
+    assert_int_equal(tn_fused_adamw_step(whole, whole + 1, whole + 2, whole + 3, 1, 1, NULL), TN_ERR_DTYPE);
+    assert_true(tn_item(tn_sum(good[0], NULL, 0, false)) == 0);
+}
+
 /* The gradients of parts, each divided by their number, add up to those of the whole. */
 static void gradients_accumulate_over_parts(void **state) {
     (void)state;
@@ -948,6 +973,7 @@ int main(void) {
         cmocka_unit_test(wrong_groups_are_refused),
         cmocka_unit_test(fused_adam_is_adam),
         cmocka_unit_test(fused_adam_steps_in_place),
+        cmocka_unit_test(fused_adam_refuses_what_it_cannot_write),
         cmocka_unit_test(gradients_accumulate_over_parts),
         cmocka_unit_test(schedules_are_pytorchs),
         cmocka_unit_test(plateaus_are_pytorchs),

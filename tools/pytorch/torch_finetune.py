@@ -89,14 +89,15 @@ def main():
     o = p.parse_args()
     torch.set_num_threads(o.threads)
     texts = read(o.data, transformers.AutoTokenizer.from_pretrained(o.model))
-    places = order(len(texts), o.seed + 0x5EED, 0)
     held = math.ceil(o.validation * len(texts))
+    places = order(len(texts), o.seed + 0x5EED, 0) if held else range(len(texts))
     held, texts = [texts[i] for i in places[:held]], [texts[i] for i in places[held:]]
     model = transformers.AutoModelForCausalLM.from_pretrained(o.model, dtype=torch.float32)
     model = PeftModel.from_pretrained(model, o.adapter, is_trainable=True)
     trained = [q for q in model.parameters() if q.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=o.lr, weight_decay=0)
-    before, losses, tokens, seconds, busy = validate(model, held) if held else None, [], 0, 0.0, 0.0
+    before, losses, rates, tokens, busy = validate(model, held) if held else None, [], [], 0, 0.0
+    seconds = 0.0
     each = math.ceil(len(texts) / o.batch)
     warmup = math.ceil(o.steps * 3 / 100)
     for step in range(o.steps):
@@ -112,12 +113,14 @@ def main():
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        seconds += time.monotonic() - begun
+        took, count = time.monotonic() - begun, sum(len(ids) - 1 for ids, _ in part)
+        seconds += took
         busy += time.process_time() - worked
-        tokens += sum(len(ids) - 1 for ids, _ in part)
+        tokens += count
+        rates.append(count / took)
         losses.append(float(loss.detach()))
     print(json.dumps({"losses": losses, "validation_loss_before": before, "validation_loss": validate(model, held) if held else None,
-                      "tokens": tokens, "tokens_per_second": tokens / seconds, "cpu_seconds": busy,
+                      "tokens": tokens, "tokens_per_second": tokens / seconds, "rates": rates, "cpu_seconds": busy,
                       "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 
 
