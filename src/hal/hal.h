@@ -67,7 +67,7 @@ tn_device *tn_chosen_device(void); /* what this thread has set as its current de
 
 typedef uint64_t tn_timeline_point; /* a place in the order of a queue's work: queue.h */
 
-/* What is known of a buffer's integers because the host sent them: the two smallest and the two largest of the different
+/* What is known of a buffer's integers because the host sent them: the two smallest and the two largest different
  * values, so that the range without any one value follows. Of fewer than two: INT64_MAX and INT64_MIN. */
 typedef struct tn_known_integers {
     uint64_t version; /* of the buffer that holds them; nothing is known of other versions */

@@ -442,7 +442,7 @@ static void borrowed_indices_are_compared_when_they_are_read(void **state) {
 }
 
 /* ---- other devices ----------------------------------------------------------------------------------------------- */
-/* The host knows the range of the integers that it has sent to a device: nothing is fetched as long as they are inside. */
+/* The host knows the range of the integers that it has sent to a device: it fetches nothing while they are inside. */
 
 static void begin_elsewhere(tn_tensor *before[3]) {
     memcpy(before, (tn_tensor *[]){x, src, weight}, 3 * sizeof *before);
