@@ -23,7 +23,7 @@ PUBLIC_ONLY = {"functions", "nn", "text"}
 BUDGET = {
     "windows": 1440,
     "base": 3780,
-    "kir": 17520,
+    "kir": 16690,
     "cpu": 14835,
     "gpu": 2800,
     "vendor": 3140,

@@ -1,11 +1,8 @@
-/* simd.c — the tile VM's routines as plain loops, compiled once per instruction set (TN_ISA_SUFFIX) into one list.
+/* simd.c — the tile VM's routines as plain loops, compiled once per instruction set (TN_ISA_SUFFIX) into one table.
  *
  * Each loop applies a scalar function of kir_math.h; the compiler vectorizes it. The functions spell out every fused
- * multiply-add and contraction is off, so all lists and the interpreter compute the same bits. The order of reductions,
- * which also decides the bits, is spelled out here.
- *
- * Every routine is written for every instruction set. The list at the end of this file omits routines that are hardly
- * faster than those of the instruction set below; the compiler drops them, and vm.c takes the lower set's routine. */
+ * multiply-add and contraction is off, so all tables and the interpreter compute the same bits. The order of the sums,
+ * which also decides the bits, is spelled out here.. */
 #include "kir/simd.h"
 #include "kir/kir_math.h"
 
@@ -14,8 +11,6 @@
 #elif defined(__aarch64__) && defined(__ARM_NEON)
 #include <arm_neon.h>
 #endif
-
-#pragma GCC diagnostic ignored "-Wunused-function" /* what the list leaves out */
 
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
@@ -274,78 +269,6 @@ static void philox_sv(ARGS_A) {
 #endif
     ROLLED for (; i < n; i++) d[i] = kir_philox_u32(key, b[i]);
 }
-
-/* ---- two operations in one pass ---------------------------------------------------------------------------------- */
-
-#define FIRST_ADD(x, y) ((x) + (y))
-#define FIRST_SUB(x, y) ((x) - (y))
-#define FIRST_MUL(x, y) ((x) * (y))
-#define FIRST_RSUB(x, y) ((y) - (x))
-#define SECOND_ADD(t, z) ((t) + (z))
-#define SECOND_SUB(t, z) ((t) - (z))
-#define SECOND_RSUB(t, z) ((z) - (t))
-#define SECOND_MUL(t, z) ((t) * (z))
-#define SECOND_DIV(t, z) ((t) / (z))
-#define SECOND_RDIV(t, z) ((z) / (t))
-#define SECOND_MAX(t, z) kir_max_f32(t, z)
-
-#define FUSED_VARIANT(F, S, name, B, C)            \
-    static void fused_##F##_##S##_##name(ARGS_A) { \
-        float *d = d_;                             \
-        const float *a = a_, *b = b_, *c = c_;     \
-        const float b0 = b[0], c0 = c[0];          \
-        (void)b0;                                  \
-        (void)c0;                                  \
-        EACH {                                     \
-            float t = FIRST_##F(a[i], B);          \
-            d[i] = SECOND_##S(t, C);               \
-        }                                          \
-    }
-#define FUSED_BOTH(F, S)                \
-    FUSED_VARIANT(F, S, vv, b[i], c[i]) \
-    FUSED_VARIANT(F, S, vs, b[i], c0)   \
-    FUSED_VARIANT(F, S, sv, b0, c[i])   \
-    FUSED_VARIANT(F, S, ss, b0, c0)
-#define FUSED_RSUB(F, S)              \
-    FUSED_VARIANT(F, S, sv, b0, c[i]) \
-    FUSED_VARIANT(F, S, ss, b0, c0)
-/* Pairs that programs have: biases and activations, optimisers, norms, sigmoids. */
-#define SECOND_LIST(X, F) X(F, ADD) X(F, SUB) X(F, RSUB) X(F, MUL) X(F, DIV)
-#define FUSED_LIST(X) SECOND_LIST(X, ADD) X(ADD, RDIV) X(ADD, MAX) SECOND_LIST(X, SUB) SECOND_LIST(X, MUL) X(MUL, MAX)
-FUSED_LIST(FUSED_BOTH)
-SECOND_LIST(FUSED_RSUB, RSUB)
-
-#define CHOOSE_VARIANT(op, name, A, B, YES, NO)                       \
-    static void choose_##op##_##name(ARGS_A) {                        \
-        float *d = d_;                                                \
-        const float *a = a_, *b = b_;                                 \
-        const kir_choice *c = c_;                                     \
-        const float *yes = c->yes, *no = c->no;                       \
-        const float a0 = a[0], b0 = b[0], yes0 = yes[0], no0 = no[0]; \
-        (void)a0;                                                     \
-        (void)b0;                                                     \
-        (void)yes0;                                                   \
-        (void)no0;                                                    \
-        EACH {                                                        \
-            float x = YES, y = NO;                                    \
-            d[i] = A op##_SIGN B ? x : y;                             \
-        }                                                             \
-    }
-#define eq_SIGN ==
-#define lt_SIGN <
-#define le_SIGN <=
-#define CHOOSE_SHAPE(op, name, A, B)                   \
-    CHOOSE_VARIANT(op, name##_vv, A, B, yes[i], no[i]) \
-    CHOOSE_VARIANT(op, name##_vs, A, B, yes[i], no0)   \
-    CHOOSE_VARIANT(op, name##_sv, A, B, yes0, no[i])   \
-    CHOOSE_VARIANT(op, name##_ss, A, B, yes0, no0)
-#define CHOOSE(op)                   \
-    CHOOSE_SHAPE(op, vv, a[i], b[i]) \
-    CHOOSE_SHAPE(op, vs, a[i], b0)   \
-    CHOOSE_SHAPE(op, sv, a0, b[i])
-CHOOSE(eq)
-CHOOSE(lt)
-CHOOSE(le)
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
@@ -636,70 +559,31 @@ static void ramp(int64_t *d, int64_t first, int64_t step, int64_t n) { EACH d[i]
 LANE_VECTOR(f32, int32_t)
 LANE_VECTOR(f64, int64_t)
 
-/* The input of a reduction at element i, as a T: the element, or a product. */
-#define ELEMENT(T, i) (*(const T *)(const void *)(a + (i)))
-#define PRODUCT(T, i) (ELEMENT(T, i) * *(const T *)(const void *)(b + (i)))
-
 /* The elements from lane 0 on. */
-#define TAKE(OP, op, t, TAKEN, LONG)                                                                 \
-    LONG void take_##OP##_##t(kir_##t *lane, const kir_##t *a, const kir_##t *b, int64_t n) {        \
-        enum { WIDE = VECTOR_BYTES / sizeof(kir_##t), VECTORS = KIR_LANES / WIDE };                  \
-        vector_##t x[VECTORS], *to = (vector_##t *)(void *)lane;                                     \
-        (void)b;                                                                                     \
-        UNROLLED for (int k = 0; k < VECTORS; k++) x[k] = to[k];                                     \
-        ROLLED for (; n >= KIR_LANES; n -= KIR_LANES, a += KIR_LANES, b += KIR_LANES) {              \
-            UNROLLED for (int k = 0; k < VECTORS; k++) {                                             \
-                x[k] = vectors_##op##_##t(x[k], TAKEN(vector_##t, k * WIDE));                        \
-            }                                                                                        \
-        }                                                                                            \
-        UNROLLED for (int k = 0; k < VECTORS; k++) to[k] = x[k];                                     \
-        ROLLED for (; n >= WIDE; n -= WIDE, a += WIDE, b += WIDE, to++) {                            \
-            *to = vectors_##op##_##t(*to, TAKEN(vector_##t, 0));                                     \
-        }                                                                                            \
-        lane = (kir_##t *)(void *)to;                                                                \
-        ROLLED for (int64_t l = 0; l < n; l++) lane[l] = kir_##op##_##t(lane[l], TAKEN(kir_##t, l)); \
+#define TAKE(OP, op, t)                                                                             \
+    ALWAYS_INLINE void take_##OP##_##t(kir_##t *lane, const kir_##t *a, int64_t n) {                \
+        enum { WIDE = VECTOR_BYTES / sizeof(kir_##t), VECTORS = KIR_LANES / WIDE };                 \
+        vector_##t x[VECTORS], *to = (vector_##t *)(void *)lane;                                    \
+        UNROLLED for (int k = 0; k < VECTORS; k++) x[k] = to[k];                                    \
+        ROLLED for (; n >= KIR_LANES; n -= KIR_LANES, a += KIR_LANES) {                             \
+            UNROLLED for (int k = 0; k < VECTORS; k++) {                                            \
+                x[k] = vectors_##op##_##t(x[k], *(const vector_##t *)(const void *)(a + k * WIDE)); \
+            }                                                                                       \
+        }                                                                                           \
+        UNROLLED for (int k = 0; k < VECTORS; k++) to[k] = x[k];                                    \
+        ROLLED for (; n >= WIDE; n -= WIDE, a += WIDE, to++) {                                      \
+            *to = vectors_##op##_##t(*to, *(const vector_##t *)(const void *)a);                    \
+        }                                                                                           \
+        lane = (kir_##t *)(void *)to;                                                               \
+        ROLLED for (int64_t l = 0; l < n; l++) lane[l] = kir_##op##_##t(lane[l], a[l]);             \
     }
-
-/* The same in less room, with lanes in memory: for what is rare, and for old processors. */
-#define TAKE_RARE(OP, op, t, TAKEN, LONG)                                                            \
-    SHARED void take_##OP##_##t(kir_##t *lane, const kir_##t *a, const kir_##t *b, int64_t n) {      \
-        enum { WIDE = VECTOR_BYTES / sizeof(kir_##t) };                                              \
-        (void)b;                                                                                     \
-        while (n >= WIDE) {                                                                          \
-            vector_##t *to = (vector_##t *)(void *)lane;                                             \
-            int64_t vectors = tn_min64(n, KIR_LANES) / WIDE;                                         \
-            ROLLED for (int64_t k = 0; k < vectors; k++, a += WIDE, to++) {                          \
-                *to = vectors_##op##_##t(*to, TAKEN(vector_##t, 0));                                 \
-            }                                                                                        \
-            n -= vectors * WIDE;                                                                     \
-            if (n < WIDE) lane = vectors * WIDE == KIR_LANES ? lane : (kir_##t *)(void *)to;         \
-        }                                                                                            \
-        ROLLED for (int64_t l = 0; l < n; l++) lane[l] = kir_##op##_##t(lane[l], TAKEN(kir_##t, l)); \
-    }
-
-#if defined(__x86_64__) && !defined(__AVX2__)
-#undef TAKE
-#define TAKE TAKE_RARE
-#define OFTEN SHARED
-#else
-#define OFTEN ALWAYS_INLINE
-#endif
 
 /* `first` is what a lane begins with. Lanes that hold no element are not folded: op(x, first) is x. */
 #define FOLD(op, t, half)          \
     for (int l = 0; l < half; l++) \
         lane[l] = kir_##op##_##t(lane[l], lane[l + half]);
 
-#define LONG_ROW(OP, FOLDED, t, first)                                                   \
-    SHARED kir_##t long_##OP##_##t(const kir_##t *a, const kir_##t *b, int64_t length) { \
-        kir_##t lane[KIR_LANES];                                                         \
-        for (int l = 0; l < KIR_LANES; l++)                                              \
-            lane[l] = first;                                                             \
-        take_##OP##_##t(lane, a, b, length);                                             \
-        return tree_##FOLDED##_##t(lane, KIR_LANES);                                     \
-    }
-
-#define REDUCTION(OP, op, t, first, TAKING, LONG)                                               \
+#define REDUCTION(OP, op, t, first)                                                             \
     ALWAYS_INLINE kir_##t tree_##OP##_##t(kir_##t *lane, int size) {                            \
         if (size > 32) FOLD(op, t, 32)                                                          \
         if (size > 16) FOLD(op, t, 16)                                                          \
@@ -709,7 +593,7 @@ LANE_VECTOR(f64, int64_t)
         FOLD(op, t, 1)                                                                          \
         return lane[0];                                                                         \
     }                                                                                           \
-    TAKING(OP, op, t, ELEMENT, LONG)                                                            \
+    TAKE(OP, op, t)                                                                             \
     static void lanes_##OP##_##t(ARGS_A) {                                                      \
         kir_##t *lane = d_;                                                                     \
         const kir_##t *a = a_;                                                                  \
@@ -717,7 +601,7 @@ LANE_VECTOR(f64, int64_t)
         for (int64_t at = *(const int64_t *)b_; at % KIR_LANES != 0 && n > 0; at++, a++, n--) { \
             lane[at] = kir_##op##_##t(lane[at], *a);                                            \
         }                                                                                       \
-        take_##OP##_##t(lane, a, a, n);                                                         \
+        take_##OP##_##t(lane, a, n);                                                            \
     }                                                                                           \
     SHARED void fold_##OP##_##t(ARGS_A) {                                                       \
         kir_##t lane[KIR_LANES];                                                                \
@@ -735,7 +619,13 @@ LANE_VECTOR(f64, int64_t)
             lane[l] = kir_##op##_##t(first, a[l]);                                              \
         return tree_##OP##_##t(lane, size);                                                     \
     }                                                                                           \
-    LONG_ROW(OP, OP, t, first)                                                                  \
+    SHARED kir_##t long_##OP##_##t(const kir_##t *a, int64_t length) {                          \
+        kir_##t lane[KIR_LANES];                                                                \
+        for (int l = 0; l < KIR_LANES; l++)                                                     \
+            lane[l] = first;                                                                    \
+        take_##OP##_##t(lane, a, length);                                                       \
+        return tree_##OP##_##t(lane, KIR_LANES);                                                \
+    }                                                                                           \
     static void rows_##OP##_##t(ARGS_A) {                                                       \
         kir_##t *d = d_;                                                                        \
         const kir_##t *a = a_;                                                                  \
@@ -744,54 +634,43 @@ LANE_VECTOR(f64, int64_t)
         ROLLED for (int64_t i = 0; i < n; i++, a += length) {                                   \
             d[i] = length == 8    ? short_##OP##_##t(a, 8, 8)                                   \
                    : length <= 16 ? short_##OP##_##t(a, length, 16)                             \
-                                  : long_##OP##_##t(a, a, length);                              \
+                                  : long_##OP##_##t(a, length);                                 \
         }                                                                                       \
     }
-REDUCTION(SUM, add, f32, 0.0f, TAKE, OFTEN)
-REDUCTION(PROD, mul, f32, 1.0f, TAKE_RARE, SHARED)
-REDUCTION(RMAX, max, f32, -INFINITY, TAKE, OFTEN)
-REDUCTION(RMIN, min, f32, INFINITY, TAKE_RARE, SHARED)
-REDUCTION(SUM, add, f64, 0.0, TAKE_RARE, SHARED)
-REDUCTION(PROD, mul, f64, 1.0, TAKE_RARE, SHARED)
-REDUCTION(RMAX, max, f64, -(double)INFINITY, TAKE_RARE, SHARED)
-REDUCTION(RMIN, min, f64, (double)INFINITY, TAKE_RARE, SHARED)
-
-/* Sums of products, without the products in memory. */
-TAKE(product, add, f32, PRODUCT, OFTEN)
-LONG_ROW(product, SUM, f32, 0.0f)
-static void rows_product_f32(ARGS_A) {
-    float *d = d_;
-    const float *a = a_, *b = b_;
-    const int64_t length = *(const int64_t *)c_;
-    ROLLED for (int64_t i = 0; i < n; i++, a += length, b += length) d[i] = long_product_f32(a, b, length);
-}
+REDUCTION(SUM, add, f32, 0.0f)
+REDUCTION(PROD, mul, f32, 1.0f)
+REDUCTION(RMAX, max, f32, -INFINITY)
+REDUCTION(RMIN, min, f32, INFINITY)
+REDUCTION(SUM, add, f64, 0.0)
+REDUCTION(PROD, mul, f64, 1.0)
+REDUCTION(RMAX, max, f64, -(double)INFINITY)
+REDUCTION(RMIN, min, f64, (double)INFINITY)
 
 /* Integers may be taken in any order: one lane does. */
-#define WHOLE_REDUCTION(OP, op, t, first)                                                         \
-    SHARED kir_##t long_##OP##_##t(const kir_##t *a, const kir_##t *b, int64_t length) {          \
-        kir_##t x = first;                                                                        \
-        (void)b;                                                                                  \
-        ROLLED for (int64_t i = 0; i < length; i++) x = kir_##op##_##t(x, a[i]);                  \
-        return x;                                                                                 \
-    }                                                                                             \
-    static void lanes_##OP##_##t(ARGS_A) {                                                        \
-        kir_##t *lane = d_;                                                                       \
-        UNUSED_B;                                                                                 \
-        UNUSED_C;                                                                                 \
-        lane[0] = kir_##op##_##t(lane[0], long_##OP##_##t(a_, a_, n));                            \
-    }                                                                                             \
-    static void fold_##OP##_##t(ARGS_A) {                                                         \
-        UNUSED_B;                                                                                 \
-        UNUSED_C;                                                                                 \
-        (void)n;                                                                                  \
-        *(kir_##t *)d_ = *(const kir_##t *)a_;                                                    \
-    }                                                                                             \
-    static void rows_##OP##_##t(ARGS_A) {                                                         \
-        kir_##t *d = d_;                                                                          \
-        const kir_##t *a = a_;                                                                    \
-        const int64_t length = *(const int64_t *)b_;                                              \
-        UNUSED_C;                                                                                 \
-        ROLLED for (int64_t i = 0; i < n; i++) d[i] = long_##OP##_##t(a + i * length, a, length); \
+#define WHOLE_REDUCTION(OP, op, t, first)                                                      \
+    SHARED kir_##t long_##OP##_##t(const kir_##t *a, int64_t length) {                         \
+        kir_##t x = first;                                                                     \
+        ROLLED for (int64_t i = 0; i < length; i++) x = kir_##op##_##t(x, a[i]);               \
+        return x;                                                                              \
+    }                                                                                          \
+    static void lanes_##OP##_##t(ARGS_A) {                                                     \
+        kir_##t *lane = d_;                                                                    \
+        UNUSED_B;                                                                              \
+        UNUSED_C;                                                                              \
+        lane[0] = kir_##op##_##t(lane[0], long_##OP##_##t(a_, n));                             \
+    }                                                                                          \
+    static void fold_##OP##_##t(ARGS_A) {                                                      \
+        UNUSED_B;                                                                              \
+        UNUSED_C;                                                                              \
+        (void)n;                                                                               \
+        *(kir_##t *)d_ = *(const kir_##t *)a_;                                                 \
+    }                                                                                          \
+    static void rows_##OP##_##t(ARGS_A) {                                                      \
+        kir_##t *d = d_;                                                                       \
+        const kir_##t *a = a_;                                                                 \
+        const int64_t length = *(const int64_t *)b_;                                           \
+        UNUSED_C;                                                                              \
+        ROLLED for (int64_t i = 0; i < n; i++) d[i] = long_##OP##_##t(a + i * length, length); \
     }
 WHOLE_REDUCTION(SUM, add, i32, 0)
 WHOLE_REDUCTION(SUM, add, i64, 0)
@@ -817,7 +696,7 @@ WHOLE_REDUCTION(RMIN, min, b8, 1)
         const kir_##t *a = a_;                                                                                    \
         kir_##t *best = (kir_##t *)(uintptr_t)b_;                                                                 \
         if (n == 0) return;                                                                                       \
-        kir_##t extreme = long_##R##_##t(a, a, n);                                                                \
+        kir_##t extreme = long_##R##_##t(a, n);                                                                   \
         if (*index >= 0 && !beats_##name##_##t(extreme, *best)) return;                                           \
         while (at < n - 1 && !(a[at] == extreme || a[at] != a[at]))                                               \
             at++;                                                                                                 \
@@ -903,18 +782,9 @@ CHAIN(f64, STEP_FLOAT)
 CHAIN(i32, STEP_INT)
 CHAIN(i64, STEP_INT)
 
-/* ==== the list: which routine is which entry of kir_simd_table ==================================================== */
-/* ALL_ROWS lists the routines of this instruction set as AT(field, routine). AT is defined twice below: once for the
- * entry's position and once for the routine. Each instruction set lists what it does faster than the one below it:
- *   base     everything except two operations in one pass on x86-64, where it is only used by old processors;
- *   AVX2     floats and their conversions; for integers what indices, masks and column reductions need. Machine code
- *            runs most programs there, so rare routines and those bound by memory or latency are those of base: no
- *            scans, only moves of 4 and 8 bytes, only sums and float maxima as reductions, no comparisons of 64-bit
- *            words, single-element integer operands only in sums and products, and the most frequent pairs of
- *            operations in one pass;
- *   AVX-512  what machine code (machine_code.c) leaves to the VM (functions, random numbers, positions of extremes,
- *            columns, transposed squares), and the most frequent routines for programs without machine code. */
+/* ==== the table: which routine is which entry ===================================================================== */
 
+#define AT(field, routine) .field = (routine),
 #define ROW(OP, op, TYPE, t) AT(unary[KIR_##OP][KIR_##TYPE], op##_##t)
 #define ROW_ROUND(OP, op, TYPE, t) AT(round[KIR_##OP][KIR_##TYPE], op##_##t)
 #define ROW_VV(OP, op, TYPE, t) AT(binary[KIR_VV][KIR_##OP][KIR_##TYPE], op##_vv_##t)
@@ -938,8 +808,7 @@ CHAIN(i64, STEP_INT)
     UNSIGNED_EVEN(AND, and) UNSIGNED_EVEN(OR, or) UNSIGNED_EVEN(XOR, xor)         \
     UNSIGNED_SHAPE(SHL, shl, VV, vv)                                              \
     AT(binary[KIR_VV][KIR_EQ][KIR_U32], eq_vv_i32) AT(binary[KIR_VS][KIR_EQ][KIR_U32], eq_vs_i32)
-#define ROWS_F32(field, f) AT(field[KIR_F32], f##_f32)
-#define ROWS_FLOATS(field, f) ROWS_F32(field, f) AT(field[KIR_F64], f##_f64)
+#define ROWS_FLOATS(field, f) AT(field[KIR_F32], f##_f32) AT(field[KIR_F64], f##_f64)
 #define ROWS_SIGNLESS(field, f)                                                   \
     ROWS_FLOATS(field, f) AT(field[KIR_I32], f##_i32) AT(field[KIR_I64], f##_i64) \
     AT(field[KIR_U32], f##_i32) AT(field[KIR_U64], f##_i64)
@@ -951,32 +820,9 @@ CHAIN(i64, STEP_INT)
     ROWS_SIGNED(f[KIR_RMAX], f##_RMAX) ROWS_SIGNED(f[KIR_RMIN], f##_RMIN)
 #define ROWS_ARG(ROWS_OF, f) ROWS_OF(f[0], f##_max) ROWS_OF(f[1], f##_min)
 
-#define ROWS_FUSED_RSUB(F, S)                                     \
-    AT(fused[KIR_1_##F][KIR_2_##S][1][0], fused_##F##_##S##_sv)   \
-    AT(fused[KIR_1_##F][KIR_2_##S][1][1], fused_##F##_##S##_ss)
-#define ROWS_FUSED_BOTH(F, S)                                     \
-    AT(fused[KIR_1_##F][KIR_2_##S][0][0], fused_##F##_##S##_vv)   \
-    AT(fused[KIR_1_##F][KIR_2_##S][0][1], fused_##F##_##S##_vs) ROWS_FUSED_RSUB(F, S)
-#define ROWS_CHOOSE_SHAPE(i, op, SHAPE, shape)                                                                    \
-    AT(choose[i][SHAPE][0][0], choose_##op##_##shape##_vv) AT(choose[i][SHAPE][0][1], choose_##op##_##shape##_vs) \
-    AT(choose[i][SHAPE][1][0], choose_##op##_##shape##_sv) AT(choose[i][SHAPE][1][1], choose_##op##_##shape##_ss)
-#define ROWS_CHOOSE(i, op)                                                                      \
-    ROWS_CHOOSE_SHAPE(i, op, KIR_VV, vv) ROWS_CHOOSE_SHAPE(i, op, KIR_VS, vs)                   \
-    ROWS_CHOOSE_SHAPE(i, op, KIR_SV, sv)
-#define ROWS_JOINED                                                                                       \
-    FUSED_LIST(ROWS_FUSED_BOTH) SECOND_LIST(ROWS_FUSED_RSUB, RSUB) AT(rows_of_products, rows_product_f32)
-/* The pairs that programs have most. */
-#define ROWS_MOST_FUSED                                                                                   \
-    ROWS_FUSED_BOTH(MUL, ADD) ROWS_FUSED_BOTH(MUL, MUL) ROWS_FUSED_BOTH(ADD, MAX) ROWS_FUSED_BOTH(ADD, MUL) \
-    ROWS_FUSED_BOTH(SUB, MUL) ROWS_FUSED_BOTH(MUL, MAX) ROWS_FUSED_BOTH(ADD, RDIV)
-#define ROWS_CHOICES ROWS_CHOOSE(0, eq) ROWS_CHOOSE(1, lt) ROWS_CHOOSE(2, le)
-#define ROWS_SEQUENTIAL                                                                                   \
-    SEQUENTIAL_LIST(ROW_VV) ROWS_REDUCE(scan) ROWS_ARG(ROWS_SIGNED, arg) ROWS_ARG(ROWS_SIGNED, arg_columns)
-
 #define ROWS_WIDTHS(f) AT(f[0], f##_uint8) AT(f[1], f##_uint16) AT(f[2], f##_uint32) AT(f[3], f##_uint64)
 
-/* Part of every list below AVX-512. */
-#define MOST_ROWS                                                                                                \
+#define ALL_ROWS                                                                                                 \
     PLAIN_UNARY_LIST(ROW) TRIGONOMETRIC_LIST(ROW) ROUND_LIST(ROW_ROUND)                                          \
     ROWS_FLOATS(fma[0], fma_vvv) ROWS_FLOATS(fma[2], fma_vsv) ROWS_FLOATS(fma[4], fma_vvs)                       \
     ROWS_FLOATS(fma[6], fma_vss)                                                                                 \
@@ -985,10 +831,7 @@ CHAIN(i64, STEP_INT)
     AT(load[TN_F16], load_f16) AT(load[TN_BF16], load_bf16) AT(load[TN_I8], load_i8) AT(load[TN_U8], load_u8)    \
     AT(load[TN_I16], load_i16) AT(load[TN_U16], load_u16)                                                        \
     AT(store[TN_F16], store_f16) AT(store[TN_BF16], store_bf16) AT(store[TN_I8], store_8)                        \
-    AT(store[TN_U8], store_8) AT(store[TN_I16], store_16) AT(store[TN_U16], store_16) AT(ramp, ramp)
-
-/* The rest, but two operations in one pass. */
-#define OTHER_ROWS                                                                                               \
+    AT(store[TN_U8], store_8) AT(store[TN_I16], store_16) AT(store[TN_U16], store_16) AT(ramp, ramp) \
     UNSIGNED_UNARY KIR_CAST_LIST(ROW_CAST) EVEN_LIST(ROW_VV) EVEN_LIST(ROW_VS) ODD_LIST(ROW_VV) ODD_LIST(ROW_VS) \
     ODD_LIST(ROW_SV) PAIRED_LIST(ROW_VV) EVEN_COMPARE_LIST(ROW_VV) EVEN_COMPARE_LIST(ROW_VS)                     \
     ODD_COMPARE_LIST(ROW_VV) ODD_COMPARE_LIST(ROW_VS) ODD_COMPARE_LIST(ROW_SV) PAIRED_COMPARE_LIST(ROW_VV)       \
@@ -999,70 +842,8 @@ CHAIN(i64, STEP_INT)
     AT(binary[KIR_VV][KIR_EQ][KIR_U64], eq_vv_i64) AT(binary[KIR_VS][KIR_EQ][KIR_U64], eq_vs_i64)                \
     AT(binary[KIR_SV][KIR_EQ][KIR_U64], eq_sv_i64)                                                               \
     AT(select[0][3], select_vv_u64) AT(select[2][3], select_sv_u64) AT(select[4][3], select_vs_u64)              \
-    AT(select[6][3], select_ss_u64)
-
-#if defined(__AVX512F__)
-#define F32_SHAPES(X) X(ADD, add, F32, f32) X(SUB, sub, F32, f32) X(MUL, mul, F32, f32) X(MAX, max, F32, f32)
-#define ALL_ROWS                                                                                                 \
-    ROW(SQRT, sqrt, F32, f32) ROW(EXP, exp, F32, f32) ROW(LOG, log, F32, f32) ROW(SIN, sin, F32, f32)            \
-    ROW(COS, cos, F32, f32) ROW(TANH, tanh, F32, f32) ROW(ERF, erf, F32, f32) ROW_CAST(U32, u32, F32, f32)       \
-    F32_SHAPES(ROW_VV) F32_SHAPES(ROW_VS) ROW_SV(SUB, sub, F32, f32) ROW_SV(MAX, max, F32, f32)                  \
-    ROW_VV(MIN, min, F32, f32) ROW_VV(DIV, div, F32, f32)                                                        \
-    ROWS_F32(fma[0], fma_vvv) ROWS_F32(fma[2], fma_vsv) ROWS_F32(fma[4], fma_vvs) ROWS_F32(fma[6], fma_vss)      \
-    ROWS_MOST_FUSED AT(select[0][2], select_vv_u32)                                                              \
-    AT(select[2][2], select_sv_u32) AT(select[4][2], select_vs_u32) AT(select[6][2], select_ss_u32)              \
-    AT(load[TN_F16], load_f16) AT(load[TN_BF16], load_bf16) AT(store[TN_F16], store_f16)                         \
-    AT(store[TN_BF16], store_bf16)                                                                               \
-    AT(philox[1], philox_sv) ROWS_F32(lanes[KIR_SUM], lanes_SUM)                        \
-    ROWS_F32(rows[KIR_SUM], rows_SUM) ROWS_F32(lanes[KIR_RMAX], lanes_RMAX) ROWS_F32(rows[KIR_RMAX], rows_RMAX)  \
-    AT(rows_of_products, rows_product_f32) ROWS_ARG(ROWS_F32, arg) ROWS_ARG(ROWS_F32, arg_columns)               \
-    AT(copy[2], copy_uint32)
-#elif defined(__AVX2__)
-/* All of floats; of integers what indices and the columns of reductions are made of. */
-#define FLOAT_EVEN(X) EACH_FLOAT(X, ADD, add) EACH_FLOAT(X, MUL, mul)
-#define FLOAT_ODD(X)                                                                                             \
-    EACH_FLOAT(X, SUB, sub) EACH_FLOAT(X, DIV, div) EACH_FLOAT(X, MIN, min) EACH_FLOAT(X, MAX, max)
-#define WHOLE_EVEN(X) EACH_SIGNED(X, ADD, add) EACH_SIGNED(X, MUL, mul)
-#define WHOLE_PAIRS(X)                                                                                           \
-    EACH_SIGNED(X, SUB, sub) EACH_SIGNED(X, MIN, min) EACH_SIGNED(X, MAX, max) EACH_SIGNED(X, AND, and)          \
-    EACH_SIGNED(X, OR, or) EACH_SIGNED(X, XOR, xor) X(EQ, eq, I32, i32) X(LT, lt, I32, i32) X(LE, le, I32, i32)  \
-    X(MIN, min, U32, u32) X(MAX, max, U32, u32) X(SHL, shl, I32, i32) X(SHR, shr, I32, i32) X(SHR, shr, U32, u32) \
-    X(DIV, div, I32, i32) X(MOD, mod, I32, i32) BOOLEAN(X, AND, and) BOOLEAN(X, OR, or) BOOLEAN(X, XOR, xor)
-#define F32_ODD_COMPARISONS(X) X(LT, lt, F32, f32) X(LE, le, F32, f32)
-#define CASTS                                                                                                    \
-    ROW_CAST(F32, f32, F64, f64) ROW_CAST(F64, f64, F32, f32) ROW_CAST(F32, f32, I32, i32)                       \
-    ROW_CAST(I32, i32, F32, f32) ROW_CAST(I32, i32, F64, f64) ROW_CAST(U32, u32, F32, f32)                       \
-    ROW_CAST(F32, f32, BOOL, b8) ROW_CAST(BOOL, b8, F32, f32) ROW_CAST(I32, i32, BOOL, b8)                       \
-    ROW_CAST(BOOL, b8, I32, i32) ROW_CAST(BOOL, b8, I64, i64) ROW_CAST(I32, i32, I64, i64)                       \
-    ROW_CAST(U32, u32, I64, i64) ROW_CAST(I64, i64, I32, i32)
-#define ALL_ROWS                                                                                                 \
-    MOST_ROWS CASTS FLOAT_EVEN(ROW_VV) FLOAT_EVEN(ROW_VS) FLOAT_ODD(ROW_VV) FLOAT_ODD(ROW_VS) FLOAT_ODD(ROW_SV)  \
-    WHOLE_EVEN(ROW_VV) WHOLE_EVEN(ROW_VS) WHOLE_PAIRS(ROW_VV) ROW_VV(EQ, eq, F32, f32) ROW_VS(EQ, eq, F32, f32)  \
-    F32_ODD_COMPARISONS(ROW_VV) F32_ODD_COMPARISONS(ROW_VS) F32_ODD_COMPARISONS(ROW_SV) ROWS_MOST_FUSED          \
-    ROWS_FLOATS(lanes[KIR_SUM], lanes_SUM) ROWS_FLOATS(rows[KIR_SUM], rows_SUM)                                  \
-    AT(lanes[KIR_SUM][KIR_I64], lanes_SUM_i64) AT(rows[KIR_SUM][KIR_I64], rows_SUM_i64)                          \
-    ROWS_FLOATS(lanes[KIR_RMAX], lanes_RMAX) ROWS_FLOATS(rows[KIR_RMAX], rows_RMAX)                              \
-    AT(rows_of_products, rows_product_f32) ROWS_FLOATS(chain, chain)                                             \
-    ROWS_ARG(ROWS_F32, arg) ROWS_ARG(ROWS_F32, arg_columns) AT(copy[2], copy_uint32) AT(copy[3], copy_uint64)    \
-    AT(gather[2], gather_uint32)
-#elif defined(__x86_64__)
-#define ALL_ROWS MOST_ROWS OTHER_ROWS ROWS_SEQUENTIAL
-#else
-#define ALL_ROWS MOST_ROWS OTHER_ROWS ROWS_SEQUENTIAL ROWS_JOINED ROWS_CHOICES
-#endif
+    AT(select[6][3], select_ss_u64) SEQUENTIAL_LIST(ROW_VV) ROWS_REDUCE(scan)                                    \
+    ROWS_ARG(ROWS_SIGNED, arg) ROWS_ARG(ROWS_SIGNED, arg_columns)
 // clang-format on
 
-// clang-format off
-/* The position of each, after checking that it has the entry's type … */
-#define IS_OF(field, f) \
-    sizeof(char[__builtin_types_compatible_p(__typeof__(*((kir_simd_table *)0)->field), __typeof__(f)) ? 1 : -1])
-#define AT(field, f) IS_OF(field, f) * offsetof(kir_simd_table, field) / sizeof(kir_fn *),
-static const uint16_t entries[] = {ALL_ROWS};
-#undef AT
-
-/* … and what: in the same order. */
-#define AT(field, f) (kir_any *)(f),
-static kir_any *const routines[] = {ALL_ROWS};
-// clang-format on
-
-const kir_simd_list JOIN(kir_simd_, TN_ISA_SUFFIX) = {entries, routines, sizeof entries / sizeof *entries};
+const kir_simd_table JOIN(kir_simd_, TN_ISA_SUFFIX) = {ALL_ROWS};

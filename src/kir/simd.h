@@ -14,25 +14,6 @@ typedef void kir_fn(void *d, const void *a, const void *b, const void *c, int64_
 /* Which operand of a binary operation is a single element. */
 enum { KIR_VV, KIR_VS, KIR_SV, KIR_SHAPES };
 
-/* Two f32 operations in one pass: t = first(a, b), then second(t, c). A reversed operation swaps its operands. `a` is a
- * vector. */
-typedef enum kir_first { KIR_1_ADD, KIR_1_SUB, KIR_1_MUL, KIR_1_RSUB, KIR_FIRSTS } kir_first;
-typedef enum kir_second {
-    KIR_2_ADD,
-    KIR_2_SUB,
-    KIR_2_RSUB,
-    KIR_2_MUL,
-    KIR_2_DIV,
-    KIR_2_RDIV,
-    KIR_2_MAX,
-    KIR_SECONDS
-} kir_second;
-
-/* compare(a, b) ? yes : no on f32, packed: c points to two addresses. */
-typedef struct kir_choice {
-    const void *yes, *no;
-} kir_choice;
-
 /* Moves a block of elements: d[i·d_outer + j·d_inner] = s[i·s_outer + j·s_inner], i < outer, j < inner. Strides in
  * elements, of any sign. */
 typedef struct kir_block {
@@ -58,15 +39,12 @@ typedef struct kir_simd_table {
     kir_fn *fma[8][KIR_TYPE_COUNT];                         /* bits 0, 1, 2: operand a, b, c is a single element */
     kir_fn *select[8][KIR_WIDTHS];                          /* the same bits; the condition is always a vector */
     kir_fn *philox[2];                                      /* 1: the key is a single element */
-    kir_fn *fused[KIR_FIRSTS][KIR_SECONDS][2][2];           /* b, c single */
-    kir_fn *choose[3][KIR_SHAPES][2][2];                    /* EQ, LT, LE; shape of the comparison; yes, no single */
     kir_fn *load[TN_PLAIN_DTYPES], *store[TN_PLAIN_DTYPES]; /* conversions; NULL where bits are only copied */
 
     /* Reductions along memory. lanes: d has KIR_LANES partial results, *b (int64) is the lane of a[0]. fold: *d from
-     * the lanes in a. rows: d[i] from row i of a, n rows of *b (int64) elements, at most KIR_BLOCK. rows_of_products:
-     * d[i] is the f32 sum over row i of a·b, n rows of *c (int64) elements. */
+     * the lanes in a. rows: d[i] from row i of a, n rows of *b (int64) elements, at most KIR_BLOCK. */
     kir_fn *lanes[KIR_RMIN + 1][KIR_TYPE_COUNT], *fold[KIR_RMIN + 1][KIR_TYPE_COUNT],
-        *rows[KIR_RMIN + 1][KIR_TYPE_COUNT], *rows_of_products;
+        *rows[KIR_RMIN + 1][KIR_TYPE_COUNT];
     /* *d (int64): index of the best so far, -1 at first; *b: its value, updated; *c (int64): index of a[0]. */
     kir_fn *arg[2][KIR_TYPE_COUNT];
     /* The same for n columns side by side, one element each: *c (int64) is the index of this row. */
@@ -80,15 +58,6 @@ typedef struct kir_simd_table {
     void (*ramp)(int64_t *d, int64_t first, int64_t step, int64_t n);
 } kir_simd_table;
 
-/* The routines built for one instruction set, with the indices of their entries in the table. Most entries are those of
- * the instruction set below, so a list takes less space. */
-typedef void kir_any(void);
-typedef struct kir_simd_list {
-    const uint16_t *entries;
-    kir_any *const *routines;
-    size_t count;
-} kir_simd_list;
-
-extern const kir_simd_list kir_simd_base, kir_simd_avx2, kir_simd_avx512;
+extern const kir_simd_table kir_simd_base, kir_simd_avx2, kir_simd_avx512;
 
 #endif

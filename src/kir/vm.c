@@ -1,4 +1,4 @@
-/* vm.c — the tile VM: runs tiles, straight rows and column reductions.
+/* vm.c — the tile VM: runs tiles and column reductions.
  *
  * A launch is divided into units (tiles of points, blocks of rows, lines of columns) that may run in any order on any
  * thread. If there are few units but long loops, each loop is divided into blocks of KIR_BLOCK elements instead, whose
@@ -15,13 +15,11 @@ enum { PIECES_A_THREAD = 16 }; /* more of them only cost: a frame is opened for 
 
 void kir_vm_worth_a_thread(double nanoseconds) { worth_a_thread = nanoseconds; }
 
-double kir_vm_worth(void) { return worth_a_thread; }
-
 /* ---- which instruction set --------------------------------------------------------------------------------------- */
 
 _Atomic(int) kir_vm_choices;
 
-static const kir_simd_list *const BUILT[TN_ISA_COUNT] = {
+static const kir_simd_table *const TABLES[TN_ISA_COUNT] = {
     [TN_ISA_BASE] = &kir_simd_base,
 #ifdef TN_HAVE_AVX2
     [TN_ISA_AVX2] = &kir_simd_avx2,
@@ -31,43 +29,21 @@ static const kir_simd_list *const BUILT[TN_ISA_COUNT] = {
 #endif
 };
 
-/* Made at first use: each is the one below it, but for the routines that were built for it. */
-static kir_simd_table tables[TN_ISA_COUNT];
-static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
-static _Atomic(const kir_simd_table *) chosen;
+static _Atomic(int) chosen = -1;
 
-/* A table contains only addresses of routines, all of one size. */
-static void put_routines(kir_simd_table *t, const kir_simd_list *list) {
-    _Static_assert(sizeof(kir_fn *) == sizeof(kir_any *), "addresses of functions have one size");
-    for (size_t i = 0; i < list->count; i++)
-        memcpy((char *)t + list->entries[i] * sizeof(kir_any *), &list->routines[i], sizeof(kir_any *));
-}
-
-static void make_tables(void) {
-    for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
-        if (!BUILT[isa]) continue;
-        if (isa > TN_ISA_BASE) tables[isa] = tables[isa - 1];
-        put_routines(&tables[isa], BUILT[isa]);
-    }
-}
-
-static const kir_simd_table *choose_simd_table(tn_isa most) {
-    pthread_once(&tables_once, make_tables);
-    int isa = (int)most;
-    while (isa > TN_ISA_BASE && !BUILT[isa])
+static tn_isa isa_of_tables(void) {
+    int isa = atomic_load_explicit(&chosen, memory_order_relaxed);
+    if (isa >= 0) return (tn_isa)isa;
+    isa = (int)tn_cpu().isa;
+    while (!TABLES[isa])
         isa--;
-    atomic_store_explicit(&chosen, &tables[isa], memory_order_release);
-    return &tables[isa];
-}
-
-static const kir_simd_table *table(void) {
-    const kir_simd_table *t = atomic_load_explicit(&chosen, memory_order_acquire);
-    return t ? t : choose_simd_table(tn_cpu().isa);
+    atomic_store_explicit(&chosen, isa, memory_order_relaxed);
+    return (tn_isa)isa;
 }
 
 bool kir_vm_use(tn_isa isa) {
-    if (isa > tn_cpu().isa || !BUILT[isa]) return false;
-    choose_simd_table(isa);
+    if (isa > tn_cpu().isa || !TABLES[isa]) return false;
+    atomic_store(&chosen, (int)isa);
     atomic_store(&kir_vm_choices, (atomic_load(&kir_vm_choices) & 3) | ((int)isa + 1) << 2);
     return true;
 }
@@ -105,13 +81,11 @@ static char *thread_memory(size_t bytes) {
     return mine.memory;
 }
 
-char *kir_vm_memory(const kir_vm *vm) { return thread_memory(vm->thread_bytes); }
-
 static void frame_open(kir_frame *f, const kir_vm *vm, void *memory) {
     kir_frame_carve(f, vm, memory);
     f->vm = vm;
-    f->simd = table();
-    f->isa = (tn_isa)(f->simd - tables);
+    f->isa = isa_of_tables();
+    f->simd = TABLES[f->isa];
     f->bind = NULL;
     f->team = NULL;
     f->code_given = false;
@@ -159,20 +133,9 @@ static char *result_address(kir_frame *f, const kir_bound *b) {
     return f->at[b->d];
 }
 
-static void do_nothing(kir_frame *f, const kir_bound *b) {
-    (void)f;
-    (void)b;
-}
-
 static void do_call(kir_frame *f, const kir_bound *b) {
     char *d = result_address(f, b);
-    int64_t n = kir_count(f, b->kind);
-    if (b->choice) {
-        kir_choice choice = {f->at[b->c], f->at[b->e]};
-        b->fn(d, f->at[b->a], f->at[b->b], &choice, n);
-        return;
-    }
-    b->fn(d, f->at[b->a], f->at[b->b], f->at[b->c], n);
+    b->fn(d, f->at[b->a], f->at[b->b], f->at[b->c], kir_count(f, b->kind));
 }
 
 static kir_type operand_type(const kir_step *s, int k) {
@@ -188,27 +151,20 @@ static size_t row_bytes(const kir_frame *f, int v, size_t width) {
 }
 
 /* Calls the routine once per row: operands that vary only from row to row are single elements, those that vary only
- * along rows do not move. Joined steps are all f32. */
+ * along rows do not move. */
 static void do_rows(kir_frame *f, const kir_bound *b) {
     const kir_step *s = &f->schedule->steps[b->step];
-    const int16_t values[4] = {b->a, b->b, b->c, b->e};
-    const char *at[4];
-    size_t move[4];
-    bool joined = s->op != KIR_SELECT || b->choice;
+    const int16_t values[3] = {b->a, b->b, b->c};
+    const char *at[3];
+    size_t move[3];
     for (int k = 0; k < b->operands; k++) {
         at[k] = f->at[values[k]];
-        move[k] =
-            row_bytes(f, values[k], joined ? kir_type_size((kir_type)s->operand) : kir_type_size(operand_type(s, k)));
+        move[k] = row_bytes(f, values[k], kir_type_size(operand_type(s, k)));
     }
     char *d = result_address(f, b);
     size_t d_move = (size_t)f->inner.count * kir_type_size((kir_type)s->type);
     for (int64_t r = 0; r < f->outer.count; r++, d += d_move) {
-        if (b->choice) {
-            kir_choice choice = {at[2], at[3]};
-            b->fn(d, at[0], at[1], &choice, f->inner.count);
-        } else {
-            b->fn(d, at[0], b->operands > 1 ? at[1] : at[0], b->operands > 2 ? at[2] : at[0], f->inner.count);
-        }
+        b->fn(d, at[0], b->operands > 1 ? at[1] : at[0], b->operands > 2 ? at[2] : at[0], f->inner.count);
         for (int k = 0; k < b->operands; k++)
             at[k] += move[k];
     }
@@ -238,10 +194,10 @@ static void do_end(kir_frame *f, const kir_bound *b) {
 
 typedef void act_fn(kir_frame *f, const kir_bound *b);
 static act_fn *const ACTS[KIR_ACTS] = {
-    [KIR_DO_NOTHING] = do_nothing, [KIR_DO_CALL] = do_call,         [KIR_DO_ROWS] = do_rows,
-    [KIR_DO_SPREAD] = do_spread,   [KIR_DO_RENAME] = do_rename,     [KIR_DO_LOAD] = kir_do_load,
-    [KIR_DO_STORE] = kir_do_store, [KIR_DO_INDEX] = kir_do_index,   [KIR_DO_LOOP] = do_loop,
-    [KIR_DO_END] = do_end,         [KIR_DO_REDUCE] = kir_do_reduce, [KIR_DO_SCAN] = kir_do_scan,
+    [KIR_DO_CALL] = do_call,         [KIR_DO_ROWS] = do_rows,     [KIR_DO_SPREAD] = do_spread,
+    [KIR_DO_RENAME] = do_rename,     [KIR_DO_LOAD] = kir_do_load, [KIR_DO_STORE] = kir_do_store,
+    [KIR_DO_INDEX] = kir_do_index,   [KIR_DO_LOOP] = do_loop,     [KIR_DO_END] = do_end,
+    [KIR_DO_REDUCE] = kir_do_reduce, [KIR_DO_SCAN] = kir_do_scan,
 };
 
 static void run_loop(kir_frame *f, int loop, int end);
@@ -416,8 +372,6 @@ static void run_units(kir_frame *f, int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; unit++) {
         if (f->code)
             kir_code_run(f, unit);
-        else if (f->straight)
-            kir_run_straight(f, unit);
         else if (f->columns)
             kir_run_columns(f, unit);
         else
@@ -509,7 +463,7 @@ static tn_status run_shared(const kir_vm *vm, const kir_launch *launches, int64_
     frame_open(&f, vm, j.memory);
     for (int64_t i = 0; i < count; i++) {
         kir_frame_launch(&f, &launches[i], NULL, NULL);
-        if (count == 1) kir_recipe_note(&f);
+        if (count == 1) kir_recipe_note(&f, NULL, NULL);
         j.first_unit[i] = units;
         j.codes[i] = f.code;
         if (wants_team(&f, threads)) {
@@ -541,7 +495,7 @@ static double guess_cost(const kir_vm *vm, const kir_launch *launches, int64_t c
 }
 
 tn_status kir_vm_run(const kir_vm *vm, const kir_launch *launches, int64_t count) {
-    if (count == 1 && kir_recipe_run(vm, launches)) return TN_OK;
+    if (count == 1 && kir_recipe_run(vm, launches, NULL, NULL)) return TN_OK;
     int threads = tn_threads();
     if (threads > 1 && guess_cost(vm, launches, count) > worth_a_thread) {
         int limit = tn_threads_limit(threads); /* memory is measured out for these */
@@ -557,7 +511,7 @@ tn_status kir_vm_run(const kir_vm *vm, const kir_launch *launches, int64_t count
         kir_frame_launch(&f, &launches[i], NULL, NULL);
         run_units(&f, 0, f.units);
     }
-    if (count == 1) kir_recipe_note(&f);
+    if (count == 1) kir_recipe_note(&f, NULL, NULL);
     return TN_OK;
 }
 
@@ -569,167 +523,12 @@ tn_status kir_vm_reserve(const kir_vm *vm, const kir_launch *launches, int64_t c
 size_t kir_vm_scratch(const kir_vm *vm) { return vm->thread_bytes; }
 
 void kir_vm_run_box(const kir_vm *vm, const kir_launch *launch, const int64_t *lo, const int64_t *hi, void *scratch) {
-    if (kir_recipe_run_box(vm, launch, lo, hi, scratch)) return;
+    if (kir_recipe_run(vm, launch, lo, hi)) return;
     kir_frame f;
     frame_open(&f, vm, scratch);
     kir_frame_launch(&f, launch, lo, hi);
     run_units(&f, 0, f.units);
-    kir_recipe_note_box(&f, lo, hi, scratch);
-}
-
-/* ==== straight rows: each buffer read and written element after element =========================================== */
-/* Steps are then only calls whose addresses follow from row and column. A launch is turned into a list of calls once,
- * and the list is run for each piece of a row. Loads use the buffer's memory directly, and values to be stored are
- * computed in place. A program whose values are all in buffers needs no slots and runs in long stretches. */
-
-enum { LONG_STRETCH = 16384, SHORT_ROW = 16 };
-
-/* Steps that can be such calls in any launch. A store can only if it converts; else its value must be computed in
- * place. */
-bool kir_bind_is_straight(const kir_schedule *s, const kir_bind *bind) {
-    for (int i = 0; i < s->n_steps; i++) {
-        const kir_step *step = &s->steps[i];
-        const kir_bound *b = &bind->bound[i];
-        if (b->act > KIR_DO_STORE || b->act == KIR_DO_SPREAD) return false;
-        if (b->act == KIR_DO_LOAD && (step->a != KIR_NONE || step->dyn != KIR_NONE)) return false;
-        if (b->act != KIR_DO_STORE) continue;
-        if (step->b != KIR_NONE || step->dyn != KIR_NONE || !(bind->kinds[step->a] & KIR_INNER)) return false;
-        if (!step->converts && !b->in_place) return false;
-    }
-    return true;
-}
-
-/* Nothing flagged, at most two axes, every access along the rows or, for loads, the same for a whole row. */
-static bool launch_is_straight(const kir_frame *f) {
-    if (!f->bind->straight || f->flagged || f->outer_space.n > 1 || f->inner_space.n != 1) return false;
-    if (f->outer_space.total > 1 && f->inner_space.total < SHORT_ROW) return false;
-    const int64_t *inner = f->strides + f->stride_width - 1;
-    for (int i = 0; i < f->vm->n_access; i++, inner += f->stride_width) {
-        if (*inner != 1 && *inner != 0) return false;
-    }
-    return true;
-}
-
-/* ---- the list ---------------------------------------------------------------------------------------------------- */
-
-static void place_straight(kir_place *p, int base, char *at, int64_t row, int64_t column) {
-    p->base = (int16_t)base;
-    p->at = at;
-    p->row = row;
-    p->column = column;
-}
-
-static const kir_place *place_memory(kir_frame *f, int access) {
-    const int64_t *s = f->strides + (size_t)access * (size_t)f->stride_width;
-    const kir_view *view = &f->views[access];
-    int64_t row = f->outer_space.n > 0 ? s[1] * view->size : 0;
-    place_straight(&f->memory[access], f->vm->buffer_of[access], view->origin + s[0] * view->size, row,
-                   s[f->stride_width - 1] * view->size);
-    return &f->memory[access];
-}
-
-static void place_in_slot(kir_frame *f, int v) {
-    place_straight(&f->places[v], KIR_BASE_THREAD, f->slots + f->schedule->slots[v], 0, 0);
-    f->uses_slots = true;
-}
-
-static void place_result(kir_frame *f, const kir_bound *b) {
-    if (b->direct != KIR_NONE)
-        f->places[b->d] = *place_memory(f, f->schedule->steps[b->direct].access);
-    else
-        place_in_slot(f, b->d);
-}
-
-/* Adds a call; missing operands are copies of others. */
-static kir_call *new_call(kir_frame *f, const kir_bound *b, kir_fn *fn, const kir_place *d, const kir_place *a) {
-    kir_call *c = &f->calls[f->n_calls++];
-    c->fn = fn;
-    c->single = !(b->kind & KIR_INNER);
-    c->choice = b->choice;
-    c->at[0] = d;
-    c->at[1] = c->at[2] = c->at[3] = c->at[4] = a;
-    return c;
-}
-
-static void add_load(kir_frame *f, const kir_bound *b) {
-    const kir_step *s = &f->schedule->steps[b->step];
-    const kir_place *memory = place_memory(f, s->access);
-    if (!s->converts) {
-        f->places[b->d] = *memory;
-        return;
-    }
-    place_result(f, b);
-    new_call(f, b, f->simd->load[f->views[s->access].dtype], &f->places[b->d], memory);
-}
-
-static void add_store(kir_frame *f, const kir_bound *b) {
-    const kir_step *s = &f->schedule->steps[b->step];
-    if (!s->converts) return;
-    kir_fn *convert = f->simd->store[f->views[s->access].dtype];
-    new_call(f, b, convert, place_memory(f, s->access), &f->places[s->a])->single = false;
-}
-
-static void add_call(kir_frame *f, const kir_bound *b) {
-    place_result(f, b);
-    kir_call *c = new_call(f, b, b->fn, &f->places[b->d], &f->places[b->a]);
-    c->at[2] = &f->places[b->b];
-    c->at[3] = &f->places[b->c];
-    if (b->choice) c->at[4] = &f->places[b->e];
-}
-
-static void make_list(kir_frame *f) {
-    f->n_calls = 0;
-    f->uses_slots = false;
-    for (int i = 0; i < f->vm->n_constants + f->vm->n_scalars; i++) {
-        int v = f->vm->constant_of[i];
-        place_straight(&f->places[v], i < f->vm->n_constants ? KIR_BASE_NONE : KIR_BASE_THREAD, f->at[v], 0, 0);
-    }
-    for (int i = 0; i < f->schedule->n_steps; i++) {
-        const kir_bound *b = &f->bind->bound[i];
-        if (b->act == KIR_DO_LOAD)
-            add_load(f, b);
-        else if (b->act == KIR_DO_STORE)
-            add_store(f, b);
-        else if (b->act == KIR_DO_RENAME)
-            f->places[b->d] = f->places[b->a];
-        else if (b->act != KIR_DO_NOTHING)
-            add_call(f, b);
-    }
-}
-
-/* A slot holds one row's piece, so a tile of rows becomes single rows. */
-void kir_straighten(kir_frame *f) {
-    f->straight = f->layout == KIR_POINTS && launch_is_straight(f);
-    if (!f->straight) return;
-    make_list(f);
-    int64_t columns = f->inner_space.total;
-    f->inner_step = kir_piece_of(columns, f->uses_slots ? f->vm->points_tile : LONG_STRETCH);
-    f->inner_pieces = tn_ceil_div(columns, f->inner_step);
-    f->units = f->inner_pieces * f->outer_space.total;
-}
-
-/* ---- running it -------------------------------------------------------------------------------------------------- */
-
-static char *address_at(const kir_place *p, int64_t row, int64_t column) {
-    return (char *)((uintptr_t)p->at + (uintptr_t)(row * p->row + column * p->column));
-}
-
-void kir_run_straight(const kir_frame *f, int64_t unit) {
-    int64_t row = f->inner_pieces == 1 ? unit : unit / f->inner_pieces;
-    int64_t column = (unit - row * f->inner_pieces) * f->inner_step;
-    int64_t n = tn_min64(f->inner_step, f->inner_space.total - column);
-    const kir_call *end = f->calls + f->n_calls;
-    for (const kir_call *c = f->calls; c < end; c++) {
-        char *d = address_at(c->at[0], row, column);
-        const char *a = address_at(c->at[1], row, column), *b = address_at(c->at[2], row, column);
-        const char *third = address_at(c->at[3], row, column);
-        if (c->choice) {
-            kir_choice choice = {third, address_at(c->at[4], row, column)};
-            c->fn(d, a, b, &choice, n);
-        } else {
-            c->fn(d, a, b, third, c->single ? 1 : n);
-        }
-    }
+    kir_recipe_note(&f, lo, hi);
 }
 
 /* ==== columns reduced in place ==================================================================================== */

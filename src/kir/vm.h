@@ -37,7 +37,6 @@ typedef struct kir_step {
     uint8_t operand;              /* type of the operands (of b for SELECT) */
     bool in_loop;
     bool converts;       /* LOAD, STORE: the buffer's elements are not what the value's are */
-    bool joins;          /* its value has one reader, the next step, and both may be one routine */
     int16_t d, a, b, c;  /* values; of a LOAD (mask), of a STORE (value, mask) */
     int16_t access, dyn; /* LOAD, STORE, INDEX */
     int16_t partner;     /* LOOP: step of its END; END: step of its LOOP */
@@ -67,11 +66,10 @@ typedef struct kir_schedule {
 
 /* What a step does under one pattern of kinds. */
 typedef enum kir_act {
-    KIR_DO_NOTHING, /* joined with the next step, or a constant */
-    KIR_DO_CALL,    /* one call over all elements */
-    KIR_DO_ROWS,    /* a call for each row */
-    KIR_DO_SPREAD,  /* operands spread out to the result's kind, then one call */
-    KIR_DO_RENAME,  /* BITCAST: the value is its operand's memory */
+    KIR_DO_CALL,   /* one call over all elements */
+    KIR_DO_ROWS,   /* a call for each row */
+    KIR_DO_SPREAD, /* operands spread out to the result's kind, then one call */
+    KIR_DO_RENAME, /* BITCAST: the value is its operand's memory */
     KIR_DO_LOAD,
     KIR_DO_STORE,
     KIR_DO_INDEX,
@@ -84,18 +82,15 @@ typedef enum kir_act {
 
 typedef struct kir_bound {
     kir_fn *fn;
-    int16_t d, a, b, c, e; /* values; e: the fourth operand of a choice */
+    int16_t d, a, b, c; /* values */
     int16_t step, direct;
     uint8_t act, kind, operands;
-    bool choice;
-    bool in_place; /* STORE: some step may compute the value where it belongs */
 } kir_bound;
 
 typedef struct kir_bind {
     kir_bound *bound; /* one a step */
     uint8_t *kinds;   /* by value */
     uint8_t *pattern; /* what it was made for: layout, whole, narrow, directions, instruction set; kinds by access */
-    bool straight;    /* the steps can be a list of calls (vm.c) */
 } kir_bind;
 
 enum { KIR_PATTERN_HEAD = 5 };
@@ -151,24 +146,6 @@ typedef struct kir_view {
     uint8_t dtype;
 } kir_view;
 
-/* vm.c: where the element in some row and column is; and a call of a routine on a piece of a row. */
-enum {
-    KIR_BASE_NONE = -1,
-    KIR_BASE_THREAD = -2
-}; /* what a place lies in besides a buffer: nothing that moves, a
-                                                    * thread's memory */
-typedef struct kir_place {
-    char *at;
-    int64_t row, column; /* bytes from one to the next */
-    int16_t base;        /* number of the buffer, or one of the above */
-} kir_place;
-typedef struct kir_call {
-    kir_fn *fn;
-    const kir_place *at[5]; /* result, operands */
-    bool single;            /* one element a row */
-    bool choice;
-} kir_call;
-
 /* A reduction or scan on its way. */
 typedef struct kir_state {
     int64_t count; /* elements so far */
@@ -194,13 +171,9 @@ typedef struct kir_frame {
     kir_cursor outer, inner;        /* the current tile */
     int64_t *strides;               /* by access: offset, outer strides, inner strides */
     int stride_width;
-    kir_view *views; /* by access */
-    bool flagged;    /* some step has a flag */
-    bool straight, uses_slots;
-    bool columns;               /* units are strips of columns (vm.c) */
-    kir_place *places, *memory; /* by value; by access */
-    kir_call *calls;
-    int n_calls;
+    kir_view *views;   /* by access */
+    bool flagged;      /* some step has a flag */
+    bool columns;      /* units are strips of columns (vm.c) */
     char **at;         /* by value: its memory */
     uint8_t *flags;    /* by step: KIR_FLAG_… */
     kir_range *ranges; /* by step that loads or stores: the bytes it may touch */
@@ -241,32 +214,21 @@ void kir_schedule_free(kir_schedule *s);
 void kir_bind_make(const kir_frame *f, const uint8_t *pattern, kir_bind *out);
 
 /* vm.c */
-bool kir_bind_is_straight(const kir_schedule *s, const kir_bind *bind);
-void kir_straighten(kir_frame *f);
-void kir_run_straight(const kir_frame *f, int64_t unit);
-
-/* vm.c */
 /* Is the launch nothing but a reduction of columns? Then it is divided into strips of them. */
 bool kir_columns_choose(kir_frame *f);
 void kir_run_columns(const kir_frame *f, int64_t unit);
 
 /* vm_launch.c */
-/* Runs the launch if there is a recipe for it; else false. */
-bool kir_recipe_run(const kir_vm *vm, const kir_launch *launch);
-/* Keeps how the launch that the frame is laid out for is run, if it is short enough and repeats. */
-void kir_recipe_note(const kir_frame *f);
-/* The same of a box; `memory` is what its frame was carved out of, or would be. */
-bool kir_recipe_run_box(const kir_vm *vm, const kir_launch *launch, const int64_t *lo, const int64_t *hi, char *memory);
-void kir_recipe_note_box(const kir_frame *f, const int64_t *lo, const int64_t *hi, const char *memory);
+/* Runs the launch, or the box lo ≤ axis < hi of it, if there is a recipe for it; else false. */
+bool kir_recipe_run(const kir_vm *vm, const kir_launch *launch, const int64_t *lo, const int64_t *hi);
+/* Keeps how the launch that the frame is laid out for is run, if it has code, is short enough and repeats. */
+void kir_recipe_note(const kir_frame *f, const int64_t *lo, const int64_t *hi);
 int kir_recipes_kept(const kir_vm *vm); /* for tests */
 void kir_recipes_free(kir_vm *vm);
 
 /* vm.c */
 /* Choices of tests and benchmarks: an instruction set (+1) in the upper bits, code or none in the lower two. */
 extern _Atomic(int) kir_vm_choices;
-double kir_vm_worth(void);
-/* The calling thread's memory, at least vm->thread_bytes of it; NULL when there is none. */
-char *kir_vm_memory(const kir_vm *vm);
 
 /* vm_memory.c */
 void kir_do_load(kir_frame *f, const kir_bound *b);

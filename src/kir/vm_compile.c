@@ -195,9 +195,9 @@ tn_status kir_vm_compile(const kir_program *p, kir_vm **out) {
 }
 
 /* ==== schedule: which steps, in which order, where values live ==================================================== */
-/* Passes, each a function: emit (shares what several loops compute, if whole rows are in the tile), join (moves an
- * operation next to its only user, so that one routine does both), measure (last use of each value), place (slots),
- * direct and conflicts (what may be written or read in place, if memory does not overlap). */
+/* Passes, each a function: emit (shares what several loops compute, if whole rows are in the tile), count uses, measure
+ * (last use of each value), place (slots), direct and conflicts (what may be written or read in place, if memory does
+ * not overlap). */
 
 enum { BUCKETS = 256 };
 
@@ -214,7 +214,6 @@ typedef struct maker {
     int16_t *last;   /* by value: position of its last reader */
     int16_t *root;   /* by value: the one whose memory it shares (BITCAST) */
     int16_t *region; /* by position: number of the region */
-    int16_t *order;
     int16_t buckets[BUCKETS];
 } maker;
 
@@ -302,8 +301,6 @@ static void emit(maker *m, bool *in_loop) {
     }
 }
 
-/* ---- join -------------------------------------------------------------------------------------------------------- */
-
 /* Every value that a step reads. */
 static int operands_of(const kir_step *s, int16_t values[4]) {
     int n = 0;
@@ -325,68 +322,6 @@ static void count_uses(maker *m) {
         m->region[i] = region;
         if (s->d != KIR_NONE) m->def[s->d] = (int16_t)i;
     }
-}
-
-static bool is_first(const kir_step *s) {
-    if (s->operand != KIR_F32) return false;
-    return s->op == KIR_ADD || s->op == KIR_SUB || s->op == KIR_MUL || s->op == KIR_EQ || s->op == KIR_LT ||
-           s->op == KIR_LE;
-}
-
-/* Whether `second` can be computed together with the step that computes v. */
-static bool can_join(const maker *m, const kir_step *second, int position, int16_t v) {
-    if (v == KIR_NONE || m->uses[v] != 1 || m->def[v] < 0 || second->type != KIR_F32) return false;
-    const kir_step *first = step_at(m, m->def[v]);
-    if (!is_first(first) || first->joins || m->region[m->def[v]] != m->region[position]) return false;
-    if (first->type == KIR_BOOL) return second->op == KIR_SELECT && second->a == v;
-    if (second->op == KIR_REDUCE) return second->kind == KIR_SUM && first->op == KIR_MUL;
-    switch (second->op) {
-    case KIR_ADD:
-    case KIR_SUB:
-    case KIR_MUL:
-    case KIR_DIV: return true;
-    case KIR_MAX: return second->a == v;
-    default: return false;
-    }
-}
-
-/* Decides which steps join the next one. A step is in one pair at most. */
-static void choose_joins(maker *m, bool *is_second) {
-    for (int i = 0; i < m->out->n_steps; i++) {
-        kir_step *s = step_at(m, i);
-        const int16_t candidates[2] = {s->a, s->op == KIR_SELECT ? (int16_t)KIR_NONE : s->b};
-        for (int k = 0; k < 2 && !is_second[i]; k++) {
-            if (!can_join(m, s, i, candidates[k]) || is_second[m->def[candidates[k]]]) continue;
-            step_at(m, m->def[candidates[k]])->joins = true;
-            is_second[i] = true;
-            m->order[i] = m->def[candidates[k]];
-        }
-    }
-}
-
-static tn_status reorder(maker *m, const bool *is_second) {
-    size_t bytes = (size_t)m->out->n_steps * sizeof *m->out->steps;
-    kir_step *old = tn_mem_alloc(bytes);
-    if (!old) return TN_ERR_MEMORY;
-    memcpy(old, m->out->steps, bytes);
-    int n = 0;
-    for (int i = 0; i < m->out->n_steps; i++) {
-        if (old[i].joins) continue;
-        if (is_second[i]) m->out->steps[n++] = old[m->order[i]];
-        m->out->steps[n++] = old[i];
-    }
-    tn_mem_free(old);
-    return TN_OK;
-}
-
-static tn_status join_schedule(maker *m) {
-    count_uses(m);
-    bool *is_second = tn_mem_zalloc((size_t)m->out->n_steps + 1, sizeof *is_second);
-    if (!is_second) return TN_ERR_MEMORY;
-    choose_joins(m, is_second);
-    tn_status status = reorder(m, is_second);
-    tn_mem_free(is_second);
-    return status;
 }
 
 /* ---- measure ----------------------------------------------------------------------------------------------------- */
@@ -427,9 +362,8 @@ static void measure_schedule(maker *m) {
             m->def[s->d] = m->last[s->d] = (int16_t)i;
             if (s->op == KIR_BITCAST) m->root[s->d] = m->root[s->a];
         }
-        int reader = s->joins ? i + 1 : i; /* the pair reads its operands together */
         for (int k = operands_of(s, values) - 1; k >= 0; k--)
-            note_use(m, values[k], reader, loop);
+            note_use(m, values[k], i, loop);
     }
 }
 
@@ -582,13 +516,9 @@ static tn_status find_conflicts(maker *m) {
 
 static tn_status make_schedule(maker *m, bool *in_loop) {
     emit(m, in_loop);
-    TRY(join_schedule(m));
+    count_uses(m);
     link_loops(m);
     measure_schedule(m);
-    for (int i = 0, region = 0; i < m->out->n_steps; i++) {
-        region += step_at(m, i)->op == KIR_LOOP || step_at(m, i)->op == KIR_END;
-        m->region[i] = (int16_t)region;
-    }
     TRY(place_schedule(m));
     find_direct(m);
     return find_conflicts(m);
@@ -602,7 +532,7 @@ void kir_schedule_free(kir_schedule *s) {
 }
 
 tn_status kir_schedule_make(const kir_program *p, bool whole, kir_schedule *out) {
-    enum { TABLES = 9 };
+    enum { TABLES = 8 };
     size_t n = (size_t)p->n_ins + 1;
     *out = (kir_schedule){.steps = tn_mem_zalloc(n, sizeof *out->steps), .slots = tn_mem_zalloc(n, sizeof *out->slots)};
     int16_t *tables = tn_mem_zalloc(n * TABLES, sizeof *tables);
@@ -610,7 +540,7 @@ tn_status kir_schedule_make(const kir_program *p, bool whole, kir_schedule *out)
     tn_status status = out->steps && out->slots && tables && in_loop ? TN_OK : TN_ERR_MEMORY;
     if (status == TN_OK) {
         maker m = {.p = p, .whole = whole, .out = out, .n = p->n_ins};
-        int16_t **parts[TABLES] = {&m.map, &m.epoch, &m.next, &m.uses, &m.def, &m.last, &m.root, &m.region, &m.order};
+        int16_t **parts[TABLES] = {&m.map, &m.epoch, &m.next, &m.uses, &m.def, &m.last, &m.root, &m.region};
         for (size_t k = 0; k < TABLES; k++)
             *parts[k] = tables + k * n;
         memset(m.buckets, 0xff, sizeof m.buckets);

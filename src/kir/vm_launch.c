@@ -1,5 +1,5 @@
 /* vm_launch.c — a launch of the tile VM: axes, layout and tile sizes; routines of each step; recipes for repeated
- * launches. */
+ * launches that have machine code. */
 #include <string.h>
 
 #include "kir/machine_code.h"
@@ -35,9 +35,6 @@ size_t kir_frame_carve(kir_frame *f, const kir_vm *vm, void *memory) {
     f->strides = carve(&at, accesses * (KIR_MAX_AXES + 1) * sizeof *f->strides);
     f->scalars = carve(&at, (size_t)vm->n_scalars * sizeof *f->scalars);
     f->views = carve(&at, accesses * sizeof *f->views);
-    f->places = carve(&at, values * sizeof *f->places);
-    f->memory = carve(&at, accesses * sizeof *f->memory);
-    f->calls = carve(&at, steps * sizeof *f->calls);
     f->pattern = carve(&at, KIR_PATTERN_HEAD + accesses);
     f->own.bound = carve(&at, steps * sizeof *f->own.bound);
     f->own.kinds = carve(&at, values);
@@ -216,7 +213,7 @@ static void plan_along(kir_frame *f) {
     int64_t length = f->inner_space.total;
     f->whole = length > 0 && length <= KIR_TILE;
     f->inner_step = f->whole ? length : KIR_TILE;
-    f->outer_step = f->whole ? tn_max64(tn_min64(f->outer_space.total, KIR_TILE / length), 1) : 1;
+    f->outer_step = f->whole ? tn_max64(tn_min64(f->outer_space.total, 2 * f->vm->points_tile / length), 1) : 1;
     f->units = tn_ceil_div(f->outer_space.total, f->outer_step);
 }
 
@@ -406,7 +403,7 @@ void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo,
     f->cost = (double)par.total * (f->vm->point_cost + (double)loop.total * f->vm->loop_cost);
     if (par.total == 0) return;
     set_plan(f, &par, &loop, lo);
-    f->straight = f->columns = false;
+    f->columns = false;
     set_views(f);
     if (f->vm->source && kir_code_choose(f)) {
         set_runtime_scalars(f);
@@ -421,14 +418,13 @@ void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo,
     }
     set_flags(f);
     set_runtime_scalars(f);
-    kir_straighten(f);
     f->columns = kir_columns_choose(f);
 }
 
 /* ==== binding: the routine of each step =========================================================================== */
 /* A routine runs over contiguous elements, so operands that vary in fewer directions than the result need care. A
  * single element is passed as such; otherwise there is one call per row, or, if rows are short, the operand is expanded
- * first. Joined steps become one routine if there is one for their operands. */
+ * first. */
 
 typedef struct binder {
     const kir_frame *f;
@@ -550,416 +546,146 @@ static void bind_step(const binder *m, int i) {
     if (s->d != KIR_NONE) m->out->kinds[s->d] = b->kind;
     if (b->kind != region_kind(m, s)) b->direct = KIR_NONE;
     b->act = (uint8_t)FIXED_ACTS[s->op];
-    if (b->act == KIR_DO_NOTHING) bind_call(m, s, b);
-}
-
-/* ---- joined steps ------------------------------------------------------------------------------------------------ */
-
-static const int8_t FIRSTS[KIR_OP_COUNT] = {
-    [KIR_ADD] = KIR_1_ADD + 1,
-    [KIR_SUB] = KIR_1_SUB + 1,
-    [KIR_MUL] = KIR_1_MUL + 1,
-};
-static const int8_t SECONDS[KIR_OP_COUNT][2] = {
-    /* with the first result on the left, on the right */
-    [KIR_ADD] = {KIR_2_ADD, KIR_2_ADD},  [KIR_SUB] = {KIR_2_SUB, KIR_2_RSUB}, [KIR_MUL] = {KIR_2_MUL, KIR_2_MUL},
-    [KIR_DIV] = {KIR_2_DIV, KIR_2_RDIV}, [KIR_MAX] = {KIR_2_MAX, KIR_2_MAX},
-};
-
-static bool join_arithmetic(const binder *m, const kir_step *x, const kir_step *y, kir_bound *b) {
-    bool left = y->a == x->d;
-    int16_t other = left ? y->b : y->a;
-    int first = FIRSTS[x->op] - 1, second = SECONDS[y->op][!left];
-    const int16_t values[3] = {x->a, x->b, other};
-    kir_act act = plan_call(m, b->kind, values, 3);
-    if (act == KIR_DO_SPREAD) return false;
-    bool single[3];
-    for (int k = 0; k < 3; k++)
-        single[k] = is_single(m, act, b->kind, values[k]);
-    if (single[0] && single[1]) return false;
-    b->a = x->a;
-    b->b = x->b;
-    b->c = other;
-    if (single[0]) {
-        b->a = x->b;
-        b->b = x->a;
-        single[1] = true;
-        if (first == KIR_1_SUB) first = KIR_1_RSUB;
-    }
-    b->fn = m->f->simd->fused[first][second][single[1]][single[2]];
-    b->act = (uint8_t)act;
-    b->operands = 3;
-    return b->fn != NULL;
-}
-
-static bool join_choice(const binder *m, const kir_step *x, const kir_step *y, kir_bound *b) {
-    const int16_t values[4] = {x->a, x->b, y->b, y->c};
-    kir_act act = plan_call(m, b->kind, values, 4);
-    if (act == KIR_DO_SPREAD) return false;
-    bool single[4];
-    for (int k = 0; k < 4; k++)
-        single[k] = is_single(m, act, b->kind, values[k]);
-    if (single[0] && single[1]) return false;
-    int shape = single[0] ? KIR_SV : single[1] ? KIR_VS : KIR_VV;
-    b->a = x->a;
-    b->b = x->b;
-    b->c = y->b;
-    b->e = y->c;
-    b->fn = m->f->simd->choose[x->op - KIR_EQ][shape][single[2]][single[3]];
-    b->act = (uint8_t)act;
-    b->operands = 4;
-    b->choice = true;
-    return b->fn != NULL;
-}
-
-/* A sum of products over whole rows of the tile. */
-static bool join_sum(const binder *m, const kir_step *x, kir_bound *b) {
-    bool along = m->f->layout == KIR_ALONG && m->f->whole && bind_kind_of(m, x->a) & bind_kind_of(m, x->b) & KIR_INNER;
-    if (!along || bind_kind_of(m, x->a) != directions(m) || bind_kind_of(m, x->b) != directions(m)) return false;
-    b->a = x->a;
-    b->b = x->b;
-    b->fn = m->f->simd->rows_of_products;
-    return b->fn != NULL;
-}
-
-/* Makes one routine of step i and the next, if there is one. The value between them must have the result's kind, or it
- * would be computed repeatedly. */
-static void try_join(const binder *m, int i) {
-    const kir_step *x = &m->s->steps[i], *y = x + 1;
-    kir_bound joined = m->out->bound[i + 1];
-    bool sums = y->op == KIR_REDUCE;
-    if (!sums && (bind_kind_of(m, x->d) != joined.kind || joined.kind == 0)) return;
-    bool done = sums                  ? join_sum(m, x, &joined)
-                : x->type == KIR_BOOL ? join_choice(m, x, y, &joined)
-                                      : join_arithmetic(m, x, y, &joined);
-    if (!done) return;
-    m->out->bound[i + 1] = joined;
-    m->out->bound[i].act = KIR_DO_NOTHING;
-}
-
-/* A load that only moves elements uses or copies memory, so its value may not be where a store needs it. */
-static void mark_in_place(const binder *m) {
-    for (int i = 0; i < m->s->n_steps; i++) {
-        const kir_bound *b = &m->out->bound[i];
-        bool moves = b->act == KIR_DO_LOAD && !m->s->steps[i].converts;
-        if (b->direct != KIR_NONE && !moves) m->out->bound[b->direct].in_place = true;
-    }
+    if (b->act == KIR_DO_CALL) bind_call(m, s, b);
 }
 
 void kir_bind_make(const kir_frame *f, const uint8_t *pattern, kir_bind *out) {
     binder m = {.f = f, .s = f->schedule, .pattern = pattern, .out = out};
     for (int v = 0; v < f->vm->n_values; v++)
         out->kinds[v] = 0;
-    for (int i = 0; i < m.s->n_steps; i++) {
+    for (int i = 0; i < m.s->n_steps; i++)
         bind_step(&m, i);
-        if (i > 0 && m.s->steps[i - 1].joins) try_join(&m, i - 1);
-    }
-    mark_in_place(&m);
-    out->straight = kir_bind_is_straight(m.s, out);
 }
 
 /* ==== recipes: short launches that are repeated =================================================================== */
-/* A launch of a few thousand points takes less time than merging axes, choosing a layout and looking up a bind. So the
- * first of its kind leaves a recipe: the start of each access in its buffer, and either the machine code or the list of
- * calls that did the work. The next launch with equal sizes only adds the addresses of its buffers. A box of a launch
- * (evaluated by kernels for fused programs) leaves a recipe too if it has machine code; it serves all boxes of these
- * extents at any position. Recipes are immutable once published; each program has a few, for the sizes that came
- * first. */
+/* A launch of a few thousand points takes less time than merging axes, choosing a layout and looking up its machine
+ * code. So an early one leaves a recipe: the code, and where each access begins in its buffer. The next launch with
+ * equal sizes only adds the addresses of its buffers, and a box of a launch (evaluated by kernels for fused programs)
+ * its position: a recipe serves all boxes of its extents. Recipes are immutable once published; each program has a few,
+ * for the sizes that came first. */
 
-enum { MOST_PLACES = 48, MOST_SCALARS = 16, MOST_POINTS = 8192 };
+enum { MOST_SCALARS = 16, MOST_POINTS = 8192 };
 
-typedef struct call {
-    kir_fn *fn;
-    uint8_t at[5]; /* numbers of places */
-    bool single, choice;
-} call;
-
-/* Memory of two buffers, relative to where they begin, that must not overlap. */
-typedef struct guard {
-    int16_t loser, other;
-    kir_range of_loser, of_other;
-} guard;
+/* An access: `at` is relative to its buffer and to the box's first point; in bytes. */
+typedef struct route {
+    uint64_t at;
+    int64_t row, column;
+} route;
 
 struct kir_recipe {
-    mc_fn *code; /* NULL: the calls do the work */
+    mc_fn *code;
     int choices; /* under which it was made: kir_vm_choices */
-    double cost;
-    int64_t n, rows, piece;
-    int64_t *key; /* the extents of the parallel axes, the launch's sizes */
-    int n_key;    /* of the sizes */
-    bool of_boxes;
-    int64_t *steps;    /* of boxes: by access, bytes from point to point along each parallel axis */
-    kir_place *places; /* `at` is relative to the base; with code: by access */
-    call *calls;
-    guard *guards;
-    int n_places, n_calls, n_guards;
-    size_t scalars_at; /* in a thread's memory */
-    bool uses_memory;
+    int64_t n, rows;
+    int64_t *extent, *sizes; /* of the parallel axes; of the launch */
+    size_t size_bytes;
+    int64_t *steps; /* by access: bytes from point to point along each parallel axis */
+    route *routes;  /* by access */
 };
 
-/* ---- running ----------------------------------------------------------------------------------------------------- */
-
-static bool overlap(const kir_launch *launch, const guard *g) {
-    uintptr_t a = (uintptr_t)launch->buffers[g->loser], b = (uintptr_t)launch->buffers[g->other];
-    return a + g->of_loser.low < b + g->of_other.high && b + g->of_other.low < a + g->of_loser.high;
-}
-
-static uintptr_t address_of(const kir_place *p, const kir_launch *launch, char *memory) {
-    uintptr_t base = p->base >= 0                 ? (uintptr_t)launch->buffers[p->base]
-                     : p->base == KIR_BASE_THREAD ? (uintptr_t)memory
-                                                  : 0;
-    return base + (uintptr_t)p->at;
-}
-
-static const int64_t *recipe_affine_of(const kir_vm *vm, const int64_t *sizes, int access) {
-    int axes = vm->n_par + vm->n_loop;
-    return sizes + axes + access * (axes + 1);
+static uint64_t base_of(const kir_vm *vm, const kir_launch *launch, int access) {
+    int buffer = vm->buffer_of[access];
+    return buffer >= 0 ? (uint64_t)(uintptr_t)launch->buffers[buffer] : 0;
 }
 
 /* Bytes from the launch's first point to the box's first point. */
-static inline int64_t distance_to(const int64_t *steps, int axes, const int64_t *lo) {
+static int64_t distance_to(const int64_t *steps, int axes, const int64_t *lo) {
     int64_t bytes = 0;
-    for (int axis = 0; axis < axes; axis++)
+    for (int axis = 0; lo && axis < axes; axis++)
         bytes += lo[axis] * steps[axis];
     return bytes;
 }
 
-/* lo: of a box, else NULL. */
-static void run_code(const kir_recipe *r, const kir_vm *vm, const kir_launch *launch, const int64_t *lo, char *memory) {
-    mc_args args; /* with the program's accesses set */
-    args.n = r->n;
-    args.rows = r->rows;
-    args.scalars = memory ? (const kir_value *)(const void *)(memory + r->scalars_at) : NULL;
-    for (int i = 0; i < r->n_places; i++) {
-        const kir_place *p = &r->places[i];
-        args.at[i] = (int64_t)address_of(p, launch, memory);
-        if (lo) args.at[i] += distance_to(r->steps + i * vm->n_par, vm->n_par, lo);
-        args.row_step[i] = p->row;
-        args.step[i] = p->column;
-    }
-    r->code(&args);
-}
-
-/* All calls on one piece of a row; `at`: by place. */
-static void run_calls(const kir_recipe *r, const uintptr_t *at, int64_t n) {
-    for (const call *c = r->calls; c < r->calls + r->n_calls; c++) {
-        void *d = (void *)at[c->at[0]];
-        const void *a = (const void *)at[c->at[1]], *b = (const void *)at[c->at[2]];
-        const void *third = (const void *)at[c->at[3]];
-        if (c->choice) {
-            kir_choice choice = {third, (const void *)at[c->at[4]]};
-            c->fn(d, a, b, &choice, n);
-        } else {
-            c->fn(d, a, b, third, c->single ? 1 : n);
-        }
-    }
-}
-
-static void run_pieces(const kir_recipe *r, const kir_launch *launch, char *memory) {
-    uintptr_t first[MOST_PLACES], at[MOST_PLACES];
-    for (int i = 0; i < r->n_places; i++)
-        first[i] = address_of(&r->places[i], launch, memory);
-    if (r->rows == 1 && r->piece >= r->n) {
-        run_calls(r, first, r->n);
-        return;
-    }
-    for (int64_t row = 0; row < r->rows; row++) {
-        for (int64_t column = 0; column < r->n; column += r->piece) {
-            for (int i = 0; i < r->n_places; i++)
-                at[i] = first[i] + (uintptr_t)(row * r->places[i].row + column * r->places[i].column);
-            run_calls(r, at, tn_min64(r->piece, r->n - column));
-        }
-    }
-}
-
 /* There are one or two. */
-static inline bool same_extents(const int64_t *a, const int64_t *b, int n) {
+static bool same_extents(const int64_t *a, const int64_t *b, int n) {
     int k = 0;
     while (k < n && a[k] == b[k])
         k++;
     return k == n;
 }
 
-static const kir_recipe *find_recipe(const kir_vm *vm, const kir_launch *launch, const int64_t *extent, bool of_boxes) {
+static const kir_recipe *find_recipe(const kir_vm *vm, const kir_launch *launch, const int64_t *extent) {
     int choices = atomic_load_explicit(&kir_vm_choices, memory_order_relaxed);
     for (int i = 0; i < KIR_RECIPES; i++) {
         const kir_recipe *r = atomic_load_explicit(&vm->recipes[i], memory_order_acquire);
         if (!r) return NULL;
-        if (r->of_boxes == of_boxes && r->choices == choices && same_extents(r->key, extent, vm->n_par) &&
-            memcmp(r->key + vm->n_par, launch->sizes, (size_t)r->n_key * sizeof *r->key) == 0)
+        if (r->choices == choices && same_extents(r->extent, extent, vm->n_par) &&
+            memcmp(r->sizes, launch->sizes, r->size_bytes) == 0)
             return r;
     }
     return NULL;
 }
 
-bool kir_recipe_run(const kir_vm *vm, const kir_launch *launch) {
-    const kir_recipe *r = find_recipe(vm, launch, launch->sizes, false);
-    if (!r || (!r->code && r->cost > kir_vm_worth() && tn_threads() > 1)) return false;
-    char *memory = r->uses_memory ? kir_vm_memory(vm) : NULL;
-    if (r->uses_memory && !memory) return false;
-    for (int i = 0; i < r->n_guards; i++) {
-        if (overlap(launch, &r->guards[i])) return false;
-    }
-    if (vm->n_scalars > 0) kir_scalars_set(vm, launch->scalars, (kir_value *)(void *)(memory + r->scalars_at));
-    if (r->code)
-        run_code(r, vm, launch, NULL, memory);
-    else
-        run_pieces(r, launch, memory);
-    return true;
-}
-
-bool kir_recipe_run_box(const kir_vm *vm, const kir_launch *launch, const int64_t *lo, const int64_t *hi,
-                        char *memory) {
+bool kir_recipe_run(const kir_vm *vm, const kir_launch *launch, const int64_t *lo, const int64_t *hi) {
     int64_t extent[KIR_MAX_AXES];
-    for (int axis = 0; axis < vm->n_par; axis++)
+    for (int axis = 0; lo && axis < vm->n_par; axis++)
         extent[axis] = hi[axis] - lo[axis];
-    const kir_recipe *r = find_recipe(vm, launch, extent, true);
+    const kir_recipe *r = find_recipe(vm, launch, lo ? extent : launch->sizes);
     if (!r) return false;
-    if (vm->n_scalars > 0) kir_scalars_set(vm, launch->scalars, (kir_value *)(void *)(memory + r->scalars_at));
-    run_code(r, vm, launch, lo, memory);
+    kir_value scalars[MOST_SCALARS];
+    mc_args args = {.n = r->n, .rows = r->rows, .scalars = scalars};
+    kir_scalars_set(vm, launch->scalars, scalars);
+    for (int i = 0; i < vm->n_access; i++) {
+        const route *to = &r->routes[i];
+        int64_t distance = distance_to(r->steps + i * vm->n_par, vm->n_par, lo);
+        args.at[i] = (int64_t)(base_of(vm, launch, i) + to->at + (uint64_t)distance);
+        args.row_step[i] = to->row;
+        args.step[i] = to->column;
+    }
+    r->code(&args);
     return true;
 }
 
-/* ---- noting ------------------------------------------------------------------------------------------------------ */
-
-/* The same place relative to its base. */
-static kir_place relative(const kir_place *p, const kir_launch *launch, const char *memory) {
-    kir_place out = *p;
-    uintptr_t base = p->base >= 0                 ? (uintptr_t)launch->buffers[p->base]
-                     : p->base == KIR_BASE_THREAD ? (uintptr_t)memory
-                                                  : 0;
-    out.at = (char *)((uintptr_t)p->at - base);
-    return out;
+/* One block with all its parts. */
+static kir_recipe *new_recipe(const kir_vm *vm) {
+    size_t par = (size_t)vm->n_par, accesses = (size_t)vm->n_access;
+    size_t sizes = (par + (size_t)vm->n_loop) * (1 + accesses) + accesses;
+    char *block =
+        tn_mem_alloc(sizeof(kir_recipe) + (par + sizes + accesses * par) * sizeof(int64_t) + accesses * sizeof(route));
+    if (!block) return NULL;
+    kir_recipe *r = (kir_recipe *)(void *)block;
+    *r = (kir_recipe){.choices = atomic_load(&kir_vm_choices), .size_bytes = sizes * sizeof(int64_t)};
+    r->extent = (int64_t *)(void *)(block + sizeof *r);
+    r->sizes = r->extent + par;
+    r->steps = r->sizes + sizes;
+    r->routes = (route *)(void *)(r->steps + accesses * par);
+    return r;
 }
 
-static void note_code(kir_recipe *r, const kir_frame *f, const char *memory) {
+static void fill_recipe(kir_recipe *r, const kir_frame *f, const int64_t *lo, const int64_t *hi) {
+    const kir_vm *vm = f->vm;
     mc_args args;
     kir_code_args(f, &args);
     r->code = kir_code_fn(f->code);
     r->n = args.n;
     r->rows = args.rows;
-    r->n_places = f->vm->n_access;
-    for (int i = 0; i < r->n_places; i++) {
-        kir_place p = {(char *)(uintptr_t)args.at[i], args.row_step[i], args.step[i], f->vm->buffer_of[i]};
-        r->places[i] = relative(&p, f->launch, memory);
-    }
-}
-
-/* The number of a place that a call uses; places are shared. */
-static uint8_t recipe_number_of(kir_recipe *r, const kir_frame *f, const kir_place *p, const char *memory) {
-    kir_place place = relative(p, f->launch, memory);
-    int i = 0;
-    for (; i < r->n_places; i++) {
-        const kir_place *old = &r->places[i];
-        if (old->at == place.at && old->row == place.row && old->column == place.column && old->base == place.base)
-            break;
-    }
-    r->places[i] = place;
-    if (i == r->n_places) r->n_places++;
-    return (uint8_t)i;
-}
-
-static void note_calls(kir_recipe *r, const kir_frame *f, const char *memory) {
-    r->n = f->inner_space.total;
-    r->rows = f->outer_space.total;
-    r->piece = f->inner_step;
-    for (int i = 0; i < f->n_calls; i++) {
-        const kir_call *from = &f->calls[i];
-        call *to = &r->calls[r->n_calls++];
-        *to = (call){.fn = from->fn, .single = from->single, .choice = from->choice};
-        for (int k = 0; k < 5; k++)
-            to->at[k] = recipe_number_of(r, f, from->at[k], memory);
-    }
-    for (int i = 0; i < f->schedule->n_conflicts; i++) {
-        const kir_conflict *c = &f->schedule->conflicts[i];
-        guard *g = &r->guards[r->n_guards++];
-        g->loser = f->vm->buffer_of[f->schedule->steps[c->loser].access];
-        g->other = f->vm->buffer_of[f->schedule->steps[c->other].access];
-        uintptr_t a = (uintptr_t)f->launch->buffers[g->loser], b = (uintptr_t)f->launch->buffers[g->other];
-        g->of_loser = (kir_range){f->ranges[c->loser].low - a, f->ranges[c->loser].high - a};
-        g->of_other = (kir_range){f->ranges[c->other].low - b, f->ranges[c->other].high - b};
-    }
-}
-
-/* One block with all its parts. */
-static kir_recipe *new_recipe(const kir_frame *f) {
-    size_t sizes = (size_t)(f->vm->n_par + f->vm->n_loop) * (size_t)(1 + f->vm->n_access) + (size_t)f->vm->n_access;
-    size_t key = (sizes + (size_t)f->vm->n_par) * sizeof *f->sizes,
-           calls = f->code ? 0 : (size_t)f->n_calls * sizeof(call);
-    size_t guards = f->code ? 0 : (size_t)f->schedule->n_conflicts * sizeof(guard);
-    size_t steps = (size_t)f->vm->n_access * (size_t)f->vm->n_par * sizeof *f->sizes;
-    size_t places = (f->code ? (size_t)f->vm->n_access : 5 * (size_t)f->n_calls) * sizeof(kir_place);
-    char *block = tn_mem_alloc(sizeof(kir_recipe) + key + steps + places + calls + guards);
-    if (!block) return NULL;
-    kir_recipe *r = (kir_recipe *)(void *)block;
-    *r = (kir_recipe){.choices = atomic_load(&kir_vm_choices), .cost = f->cost, .n_key = (int)sizes};
-    r->uses_memory = f->vm->n_scalars > 0 || (!f->code && f->uses_slots);
-    r->key = (int64_t *)(void *)(block + sizeof *r);
-    r->steps = (int64_t *)(void *)(block + sizeof *r + key);
-    r->places = (kir_place *)(void *)(block + sizeof *r + key + steps);
-    r->calls = (call *)(void *)(block + sizeof *r + key + steps + places);
-    r->guards = (guard *)(void *)(block + sizeof *r + key + steps + places + calls);
-    memcpy(r->key, f->sizes, (size_t)f->vm->n_par * sizeof *f->sizes);
-    memcpy(r->key + f->vm->n_par, f->sizes, sizes * sizeof *f->sizes);
-    return r;
-}
-
-/* The list of calls is worth keeping where there will be no code instead. */
-static bool suits(const kir_frame *f) {
-    const kir_vm *vm = f->vm;
-    if (vm->n_par + vm->n_loop == 0 || vm->n_scalars > MOST_SCALARS) return false;
-    if (f->outer_space.n > 1 || f->units == 0 || f->outer_space.total * f->inner_space.total > MOST_POINTS)
-        return false;
-    if (f->code) return f->units == 1;
-    if (f->cost > kir_vm_worth() && tn_threads() > 1) return false; /* threads share it */
-    return f->straight && 5 * f->n_calls <= MOST_PLACES * 2 &&
-           (!vm->source || !kir_code_is_on() || !kir_code_has(f->isa));
-}
-
-/* Is there room for one more, and did the program run before? */
-static bool is_wanted(kir_vm *vm) {
-    return kir_recipes_kept(vm) < KIR_RECIPES && atomic_fetch_add_explicit(&vm->repeats, 1, memory_order_relaxed) > 0;
-}
-
-static void keep_recipe(kir_vm *vm, kir_recipe *r) {
-    kir_recipe *nobody = NULL;
-    int free = kir_recipes_kept(vm);
-    bool kept = r->n_places <= MOST_PLACES && free < KIR_RECIPES &&
-                atomic_compare_exchange_strong(&vm->recipes[free], &nobody, r);
-    if (!kept) tn_mem_free(r);
-}
-
-void kir_recipe_note(const kir_frame *f) {
-    kir_vm *vm = (kir_vm *)(uintptr_t)f->vm; /* only its cache changes */
-    if (!suits(f) || !is_wanted(vm)) return;
-    const char *memory = kir_vm_memory(vm);
-    kir_recipe *r = memory ? new_recipe(f) : NULL;
-    if (!r) return;
-    r->scalars_at = (size_t)((const char *)f->scalars - memory);
-    if (f->code)
-        note_code(r, f, memory);
-    else
-        note_calls(r, f, memory);
-    keep_recipe(vm, r);
-}
-
-void kir_recipe_note_box(const kir_frame *f, const int64_t *lo, const int64_t *hi, const char *memory) {
-    kir_vm *vm = (kir_vm *)(uintptr_t)f->vm;
-    if (!f->code || !suits(f) || !is_wanted(vm)) return;
-    kir_recipe *r = new_recipe(f);
-    if (!r) return;
-    r->of_boxes = true;
-    r->scalars_at = (size_t)((const char *)f->scalars - memory);
+    memcpy(r->sizes, f->sizes, r->size_bytes);
     for (int axis = 0; axis < vm->n_par; axis++)
-        r->key[axis] = hi[axis] - lo[axis];
-    note_code(r, f, memory);
-    for (int i = 0; i < r->n_places; i++) {
+        r->extent[axis] = lo ? hi[axis] - lo[axis] : f->sizes[axis];
+    for (int i = 0; i < vm->n_access; i++) {
         int64_t *steps = r->steps + i * vm->n_par;
         for (int axis = 0; axis < vm->n_par; axis++)
-            steps[axis] = recipe_affine_of(vm, f->sizes, i)[1 + axis] * (vm->buffer_of[i] >= 0 ? vm->views[i].size : 1);
-        r->places[i].at = (char *)((uintptr_t)r->places[i].at - (uintptr_t)distance_to(steps, vm->n_par, lo));
+            steps[axis] = stride_of(f, i, axis) * (vm->buffer_of[i] >= 0 ? vm->views[i].size : 1);
+        uint64_t at = (uint64_t)args.at[i] - base_of(vm, f->launch, i) - (uint64_t)distance_to(steps, vm->n_par, lo);
+        r->routes[i] = (route){at, args.row_step[i], args.step[i]};
     }
-    keep_recipe(vm, r);
+}
+
+static bool suits_recipe(const kir_frame *f) {
+    const kir_vm *vm = f->vm;
+    return f->code && f->units == 1 && vm->n_par + vm->n_loop > 0 && vm->n_scalars <= MOST_SCALARS &&
+           f->outer_space.n <= 1 && f->outer_space.total * f->inner_space.total <= MOST_POINTS;
+}
+
+/* The second launch that could have a recipe leaves one, if there is room. */
+void kir_recipe_note(const kir_frame *f, const int64_t *lo, const int64_t *hi) {
+    kir_vm *vm = (kir_vm *)(uintptr_t)f->vm; /* only its cache changes */
+    int place = kir_recipes_kept(vm);
+    if (!suits_recipe(f) || place == KIR_RECIPES) return;
+    if (atomic_fetch_add_explicit(&vm->repeats, 1, memory_order_relaxed) == 0) return;
+    kir_recipe *r = new_recipe(vm), *nobody = NULL;
+    if (!r) return;
+    fill_recipe(r, f, lo, hi);
+    if (!atomic_compare_exchange_strong(&vm->recipes[place], &nobody, r)) tn_mem_free(r);
 }
 
 int kir_recipes_kept(const kir_vm *vm) {

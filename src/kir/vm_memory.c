@@ -634,10 +634,6 @@ void kir_do_reduce(kir_frame *f, const kir_bound *b) {
     const kir_step *s = step_of(f, b);
     kir_state *state = &f->states[s->state];
     int kind = full_kind(f);
-    if (b->fn) { /* joined with the product that it sums */
-        b->fn(f->at[b->d], f->at[b->a], f->at[b->b], &f->inner.count, f->outer.count);
-        return;
-    }
     const char *x = kir_spread(f, s->a, (kir_type)s->operand, kind, 3);
     const char *y = s->b == KIR_NONE ? NULL : kir_spread(f, s->b, (kir_type)s->operand, kind, 4);
     if (!f->whole) {

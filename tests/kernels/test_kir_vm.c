@@ -421,7 +421,7 @@ static kir_vm *short_program(int64_t **sizes, kir_program **p) {
 }
 
 /* Again and again the same sizes, with other memory, other runtime scalars, and at times in place. */
-static void short_launches_again_and_again(bool code) {
+static void short_launches_again_and_again(tn_isa isa, bool code) {
     static float start[ARRAYS][SHORT], want[ARRAYS][SHORT], got[2][ARRAYS][SHORT];
     int64_t *sizes;
     kir_program *p;
@@ -442,7 +442,7 @@ static void short_launches_again_and_again(bool code) {
         assert_ok(kir_vm_run(vm, &launch, 1));
         assert_memory_equal(mine, want, sizeof want);
     }
-    assert_int_equal(kir_recipes_kept(vm), 1);
+    assert_int_equal(kir_recipes_kept(vm), code && kir_code_has(isa) ? 1 : 0);
     kir_vm_free(vm);
     kir_free(p);
     tn_mem_free(sizes);
@@ -452,8 +452,8 @@ static void short_launches_repeat(void **state) {
     (void)state;
     for (int isa = 0; isa < TN_ISA_COUNT; isa++) {
         if (!kir_vm_use((tn_isa)isa)) continue;
-        short_launches_again_and_again(false);
-        short_launches_again_and_again(true);
+        short_launches_again_and_again((tn_isa)isa, false);
+        short_launches_again_and_again((tn_isa)isa, true);
     }
     kir_vm_use(tn_cpu().isa);
 }
