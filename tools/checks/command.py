@@ -308,8 +308,11 @@ def check_help(program, report, _):
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             shutil.copytree(furnished.name, folder, symlinks=True, dirs_exist_ok=True)
+            if name == "convert":  # its examples write a model each: a small one
+                pathlib.Path(folder, "model.gguf").unlink(missing_ok=True)
+                subprocess.run([program, "convert", "folder", "model.gguf"], cwd=folder, check=True, capture_output=True)
             for example in examples_of(subprocess.run([program, "help", name], capture_output=True, text=True).stdout):
-                if any(model in example for model in absent):
+                if any(model in example for model in absent) and name != "convert":
                     report.skip(f"no model for: {example}")
                     continue
                 device = re.search(r"trunnion tune .*--device (\w+)", example)  # never another one in its place
