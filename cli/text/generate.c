@@ -36,7 +36,9 @@ enum {
     OPT_SCHEMA,
     OPT_LORA,
     OPT_DRAFT,
-    OPT_DRAFT_TOKENS
+    OPT_DRAFT_TOKENS,
+    OPT_FROM,
+    OPT_TO
 };
 enum { DEFAULT_TOKENS = 128, NOT_GIVEN = -2, MOST_STOPS = 16, MOST_LOGPROBS = 20, ROOM_FOR_ALL = 4096 };
 
@@ -58,6 +60,8 @@ const cli_command cli_generate = {
             "      --json-schema FILE  a JSON schema that the answer must match\n"
             "      --chat            the prompt is a user's message; applies the model's chat template\n"
             "      --system TEXT     system prompt, with --chat\n" CLI_SAMPLING_HELP
+            "      --from TOKEN, --to TOKEN  of a translation model: the languages of text and answer, as the\n"
+            "                        model calls them: fra_Latn (NLLB), __fr__ (M2M-100), fr_XX (mBART)\n"
             "      --ids IDS         the prompt as token ids, separated by commas, instead of -p; prints ids\n"
             "      --lora DIR        add a LoRA adapter in PEFT's format (see finetune)\n"
             "      --context N       context length in tokens, prompt and answer together; T5: only the answer\n"
@@ -109,12 +113,14 @@ static const struct option options[] = {
     {"draft-tokens", required_argument, NULL, OPT_DRAFT_TOKENS},
     {"prompt-cache", required_argument, NULL, OPT_PROMPT_CACHE},
     {"logprobs", required_argument, NULL, OPT_LOGPROBS},
+    {"from", required_argument, NULL, OPT_FROM},
+    {"to", required_argument, NULL, OPT_TO},
     {0},
 };
 
 typedef struct request {
     cli_options common;
-    const char *model, *lora, *prompt, *file, *messages, *ids, *system, *prompt_cache, *grammar, *schema;
+    const char *model, *lora, *prompt, *file, *messages, *ids, *system, *prompt_cache, *grammar, *schema, *from, *to;
     tn_text_slice stops[MOST_STOPS];
     int stop_count;
     int64_t tokens, context; /* tokens: ANSWER_ALL: until the end; context 0: not given */
@@ -164,6 +170,8 @@ static bool take_generate_option(void *ctx, int val, const char *arg) {
     case OPT_IDS: r->ids = arg; break;
     case OPT_CACHE: return cli_take_cache(arg, &r->cache);
     case OPT_LORA: r->lora = arg; return *arg != 0;
+    case OPT_FROM: r->from = arg; return *arg != 0;
+    case OPT_TO: r->to = arg; return *arg != 0;
     case OPT_DRAFT: r->draft.path = arg; return *arg != 0;
     case OPT_DRAFT_TOKENS: return cli_draft_take_tokens(&r->draft, arg);
     case OPT_GRAMMAR: r->grammar = arg; break;
@@ -547,6 +555,7 @@ static const char *conflict_in(const request *r) {
     if (r->stop_count && r->ids) return "--stop requires a text; --ids prints ids";
     if (r->grammar && r->schema) return "--grammar and --json-schema exclude each other; remove one of them";
     if ((r->grammar || r->schema) && r->ids) return "--grammar and --json-schema require a text; --ids prints ids";
+    if ((r->from || r->to) && r->ids) return "--from and --to require a text; with --ids add the tokens to the ids";
     if (r->logprobs >= 0 && !r->common.json) return "--logprobs requires --json";
     return cli_draft_conflict(&r->draft);
 }
@@ -573,7 +582,8 @@ static int answer_by_encoder(const request *r) {
         if (others[i].given)
             return cli_fail(TN_ERR_UNSUPPORTED, "'%s': --%s is not supported for encoder-decoder models; remove it",
                             r->model, others[i].name);
-    const seq2seq_wishes w = {&r->common, &r->sampling, r->model, r->prompt, r->file, r->ids, r->tokens, r->context};
+    const seq2seq_wishes w = {&r->common, &r->sampling, r->model, r->prompt, r->file,
+                              r->ids,     r->from,      r->to,    r->tokens, r->context};
     return seq2seq_generate(&w);
 }
 
@@ -598,5 +608,9 @@ static int run_generate(int argc, char **argv) {
     r.limited = r.tokens == NOT_GIVEN;
     if (r.limited) r.tokens = DEFAULT_TOKENS;
     cli_sampling_seed(&r.sampling, &r.common);
-    return tn_seq2seq_knows(r.model) ? answer_by_encoder(&r) : work_on(&r);
+    if (tn_seq2seq_knows(r.model)) return answer_by_encoder(&r);
+    if (r.from || r.to)
+        return cli_fail(TN_ERR_UNSUPPORTED, "'%s': --%s is for translation models with an encoder; remove it", r.model,
+                        r.from ? "from" : "to");
+    return work_on(&r);
 }

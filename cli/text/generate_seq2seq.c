@@ -26,6 +26,40 @@ typedef struct work {
     tn_seq2seq_facts facts;
 } work;
 
+/* The id of a language's token. */
+static tn_status find_language(const work *w, const char *token, int32_t *id) {
+    tn_ids ids = {0};
+    tn_status status = tn_tokenizer_encode(w->tokenizer, token, strlen(token), TN_ENCODE_SPECIAL, &ids);
+    if (status == TN_OK && ids.count == 1) *id = ids.data[0];
+    if (status == TN_OK && ids.count != 1)
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has no token '%s' of a language", w->asked->model, token);
+    tn_ids_free(&ids);
+    return status;
+}
+
+/* Where the tokenizer puts the language of a text: in front of it (NLLB, mBART 50), or behind its end (mBART). */
+static tn_status find_place(const work *w, const char *text, size_t size, size_t *place) {
+    tn_ids plain = {0};
+    tn_status status = tn_tokenizer_encode(w->tokenizer, text, size, 0, &plain);
+    size_t count = w->prompt.count;
+    if (status == TN_OK && plain.count + 2 != count)
+        status = tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': its tokenizer adds no language to a text; remove --from",
+                                 w->asked->model);
+    bool front = status == TN_OK && (plain.count == 0 || plain.data[0] != w->prompt.data[0]);
+    *place = front || count == 0 ? 0 : count - 1;
+    tn_ids_free(&plain);
+    return status;
+}
+
+static tn_status set_source(work *w, const char *text, size_t size) {
+    int32_t id = 0;
+    size_t place = 0;
+    tn_status status = find_language(w, w->asked->from, &id);
+    if (status == TN_OK) status = find_place(w, text, size, &place);
+    if (status == TN_OK) w->prompt.data[place] = id;
+    return status;
+}
+
 static tn_status make_prompt(work *w) {
     const seq2seq_wishes *a = w->asked;
     tn_bytes given = {0};
@@ -36,6 +70,7 @@ static tn_status make_prompt(work *w) {
         status = a->ids ? cli_read_ids(given.data, &w->prompt)
                         : tn_tokenizer_encode(w->tokenizer, given.data, given.size, TN_ENCODE_ENDS, &w->prompt);
     bool empty = given.size == 0;
+    if (status == TN_OK && a->from && !empty) status = set_source(w, given.data, given.size);
     tn_bytes_free(&given);
     if (status == TN_OK && (empty || w->prompt.count == 0))
         status = tn_backend_fail(TN_ERR_ARGUMENT, "the prompt is empty");
@@ -95,6 +130,7 @@ static tn_status generate(work *w) {
     double begun = cli_now();
     if (status == TN_OK) status = tn_seq2seq_encode(w->model, w->prompt.data, (int64_t)w->prompt.count);
     w->prompt_seconds = cli_now() - begun;
+    if (status == TN_OK && w->asked->to) status = find_language(w, w->asked->to, &w->facts.forced);
     if (status == TN_OK) status = answer(w, &w->facts);
     w->token_seconds = cli_now() - begun - w->prompt_seconds;
     size_t before = w->text.size;

@@ -9,6 +9,7 @@ typedef struct seq2seq_wishes {
     const cli_options *common;
     const cli_sampling *sampling;
     const char *model, *prompt, *file, *ids; /* one of the last three */
+    const char *from, *to;                   /* tokens of languages, or NULL: the model's own */
     int64_t tokens;                          /* of the answer; -1: until it ends or is full */
     int64_t context;                         /* 0: as many as tokens */
 } seq2seq_wishes;

@@ -1,5 +1,5 @@
-/* seq2seq.h — encoder-decoder language models (T5, flan-T5, mT5, UMT5, BART, mBART, Marian, Pegasus): a text goes to
- * the encoder, the answer comes from the decoder, token by token.
+/* seq2seq.h — encoder-decoder language models (T5, flan-T5, mT5, UMT5, BART, mBART, Marian, Pegasus,
+ * M2M-100, NLLB): a text goes to the encoder, the answer comes from the decoder, token by token.
  *
  * Part of libtrunnion-text; it uses only libtrunnion's public interface.
  *

@@ -62,6 +62,7 @@ typedef struct encoder_family {
     bool fused_gate;               /* PART_UP has what is multiplied in front, then the gate */
     unsigned bare;                 /* bits of parts without biases */
     const char *activation;        /* where config.json says nothing */
+    double eps;                    /* the same; 0: 1e-12 */
 } encoder_family;
 
 /* A layer behind pooling: a folder of its own. */

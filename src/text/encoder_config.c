@@ -124,8 +124,8 @@ static const encoder_family families[] = {
      .activation = "silu"},
     {"gte", "", "encoder.layer.", bert_keys, gte_parts, gte_tables, .rope = 160000, .fused_gate = true,
      .bare = PART_BIT(PART_UP)},
-    {"deberta-v2", "deberta.", "encoder.layer.", bert_keys, deberta_parts, deberta_tables, .rope = 0},
-    {"jina_embeddings_v3", "", "encoder.layers.", bert_keys, jina_parts, rope_tables, .rope = 20000},
+    {"deberta-v2", "deberta.", "encoder.layer.", bert_keys, deberta_parts, deberta_tables, .eps = 1e-7},
+    {"jina_embeddings_v3", "", "encoder.layers.", bert_keys, jina_parts, rope_tables, .rope = 20000, .eps = 1e-5},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
@@ -142,7 +142,7 @@ static const char *const beside[] = {"pooler.",
                                      "embeddings.position_ids",
                                      "embeddings.token_type_ids"};
 
-static const double DISTILBERT_EPS = 1e-12; /* its implementation's constant: config.json has none */
+static const double USUAL_EPS = 1e-12; /* and DistilBERT's constant: its config.json has none */
 
 void tn_encoder_name(const encoder_config *c, int64_t layer, int part, const char *ending, char name[HF_NAME_SIZE]) {
     const encoder_family *f = c->family;
@@ -252,8 +252,8 @@ static tn_status read_sizes_encoder(const hf_folder *f, encoder_config *c) {
     TRY(tn_hf_activation(f, key[ENC_ACTIVATION], usual, &c->activation));
     TRY(read_rope(f, c));
     TRY(read_relative(f, c));
-    c->eps = DISTILBERT_EPS;
-    if (key[ENC_EPS]) TRY(tn_hf_real(f, f->config, key[ENC_EPS], 1e-12, 1e-20, 1, &c->eps));
+    c->eps = c->family->eps > 0 ? c->family->eps : USUAL_EPS;
+    if (key[ENC_EPS]) TRY(tn_hf_real(f, f->config, key[ENC_EPS], c->eps, 1e-20, 1, &c->eps));
     if (c->hidden % c->heads != 0)
         return tn_backend_fail(TN_ERR_FORMAT,
                                "'%s/config.json': %" PRId64 " heads do not divide the hidden size %" PRId64, f->path,

@@ -207,7 +207,7 @@ static tn_status make_frequencies(tn_llm *m, bool local) {
 /* Those of all layers together: each token reads a little of each. */
 static tn_status make_all_caches(const llm_config *c, int conversations, llm_layer *layers) {
     int64_t pages = c->pages * conversations;
-    int count = 2 * (int)(c->layers - c->recurrent.layers), used = 0;
+    int count = 2 * (int)tn_llm_attention_layers(c), used = 0;
     if (count == 0) return TN_OK;
     tn_tensor **all = tn_txt_zalloc((size_t)count, sizeof(tn_tensor *));
     if (!all) return TN_ERR_MEMORY;
@@ -217,7 +217,7 @@ static tn_status make_all_caches(const llm_config *c, int conversations, llm_lay
         status =
             tn_zero_states(TN_DIMS(pages, c->attention.kv_heads, LLM_PAGE, tn_llm_cache_row(c)), c->cache, all, count);
         for (int64_t i = 0; i < c->layers && status == TN_OK; i++) {
-            if (tn_llm_is_recurrent(c, i)) continue;
+            if (!tn_llm_attends(c, i)) continue;
             layers[i].cache[CACHE_KEYS] = tn_retain(all[used++]);
             layers[i].cache[CACHE_VALUES] = tn_retain(all[used++]);
         }
@@ -277,10 +277,10 @@ static bool caches_are_lost(const llm_config *c, const llm_layer *layers, bool p
     bool has_state = tn_llm_state_shape(c, shape) > 0;
     for (int64_t i = 0; i < c->layers; i++) {
         tn_tensor *const *cache = layers[i].cache;
-        bool recurrent = tn_llm_is_recurrent(c, i);
-        if (recurrent && !pool && (is_lost(cache[CACHE_CONV]) || (has_state && is_lost(cache[CACHE_STATE]))))
+        if (tn_llm_is_recurrent(c, i) && !pool &&
+            (is_lost(cache[CACHE_CONV]) || (has_state && is_lost(cache[CACHE_STATE]))))
             return true;
-        if (!recurrent && (is_lost(cache[CACHE_KEYS]) || is_lost(cache[CACHE_VALUES]))) return true;
+        if (tn_llm_attends(c, i) && (is_lost(cache[CACHE_KEYS]) || is_lost(cache[CACHE_VALUES]))) return true;
     }
     return false;
 }
@@ -319,7 +319,7 @@ static tn_status take_caches(tn_llm *m) {
     m->stale = false;
     if (!m->pool) return make_all_caches(&m->config, 1, layers);
     for (int64_t i = 0; i < m->config.layers; i++)
-        for (int k = CACHE_KEYS; k <= CACHE_VALUES && !tn_llm_is_recurrent(&m->config, i); k++)
+        for (int k = CACHE_KEYS; k <= CACHE_VALUES && tn_llm_attends(&m->config, i); k++)
             layers[i].cache[k] = tn_retain(m->pool->layers[i].cache[k]);
     return TN_OK;
 }

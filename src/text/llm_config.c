@@ -266,6 +266,24 @@ static tn_status read_vocabulary(const llm_source *s, llm_config *c) {
     return TN_OK;
 }
 
+/* Whether the output's matrix is another one than the embedding, by rows throughout it. */
+static bool has_other_output(const llm_source *s, const llm_config *c) {
+    enum { SAMPLES = 64 };
+    char name[LLM_NAME_SIZE];
+    llm_tensor embedding = {.struct_size = sizeof embedding}, output = {.struct_size = sizeof output};
+    bool both = tn_llm_name(c->file.naming, name, -1, SLOT_EMBEDDING) &&
+                tn_llm_source_find(s, name, &embedding) == TN_OK &&
+                tn_llm_name(c->file.naming, name, -1, SLOT_OUTPUT) && tn_llm_source_find(s, name, &output) == TN_OK;
+    if (!both || !embedding.data || !output.data || embedding.rank != 2 || embedding.shape[0] < 1) return false;
+    if (embedding.dtype != output.dtype || embedding.bytes != output.bytes) return true;
+    int64_t rows = embedding.shape[0], row = embedding.bytes / rows;
+    for (int64_t i = 0; i < SAMPLES; i++) {
+        int64_t at = i * (rows - 1) / (SAMPLES - 1) * row;
+        if (memcmp((const char *)embedding.data + at, (const char *)output.data + at, (size_t)row) != 0) return true;
+    }
+    return false;
+}
+
 static tn_status check_tensors(const llm_source *s, llm_config *c) {
     TRY(read_vocabulary(s, c));
     bool fused = c->family->forward.fused_gate && !(c->family->experts.slots & BIT(SLOT_SHARED_GATE));
@@ -339,27 +357,42 @@ bool tn_llm_has_rope(const llm_config *c, int64_t layer) { return !has_bit(c->po
 
 void tn_llm_set_unmixed(llm_config *c, int64_t layer) { set_bit(c->experts.unmixed, layer, true); }
 
+void tn_llm_set_attention(llm_config *c, int64_t layer, bool attends) { set_bit(c->attention.absent, layer, !attends); }
+
+bool tn_llm_attends(const llm_config *c, int64_t layer) { return !has_bit(c->attention.absent, layer); }
+
+int64_t tn_llm_attention_layers(const llm_config *c) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < c->layers; i++)
+        count += tn_llm_attends(c, i);
+    return count;
+}
+
 void tn_llm_set_recurrent(llm_config *c, int64_t layer) {
     set_bit(c->recurrent.which, layer, true);
+    tn_llm_set_attention(c, layer, c->family->recurrent.beside);
     c->recurrent.layers++;
 }
 
 bool tn_llm_is_recurrent(const llm_config *c, int64_t layer) { return has_bit(c->recurrent.which, layer); }
 
+/* Of slots that most layers have: those of one layer. recurrent, dense: what such layers have instead of others. */
+static uint64_t of_layer(const llm_config *c, int64_t layer, uint64_t slots, uint64_t recurrent, uint64_t dense) {
+    bool attends = tn_llm_attends(c, layer), recurs = tn_llm_is_recurrent(c, layer);
+    if (has_bit(c->experts.unmixed, layer)) slots = (slots & ~c->family->experts.slots) | dense;
+    if (c->family->slots.lone && (attends || recurs))
+        slots &= ~(FFN_MATRICES | GATED_BIASES | c->family->experts.slots);
+    if (!attends) slots &= ~ATTENTION_SLOTS;
+    return recurs ? slots | recurrent : slots;
+}
+
 uint64_t tn_llm_needs(const llm_config *c, int64_t layer) {
     uint64_t needs = c->needs | (layer > 0 ? c->family->slots.needs_later : 0);
-    if (tn_llm_is_recurrent(c, layer)) needs = (needs & ~ATTENTION_SLOTS) | c->family->recurrent.needs;
-    return has_bit(c->experts.unmixed, layer)
-               ? (needs & ~c->family->experts.slots) | (c->family->slots.needs & FFN_MATRICES)
-               : needs;
+    return of_layer(c, layer, needs, c->family->recurrent.needs, c->family->slots.needs & FFN_MATRICES);
 }
 
 uint64_t tn_llm_allows(const llm_config *c, int64_t layer) {
-    uint64_t allows = c->allows;
-    if (tn_llm_is_recurrent(c, layer)) allows = (allows & ~ATTENTION_SLOTS) | c->family->recurrent.allows;
-    return has_bit(c->experts.unmixed, layer)
-               ? (allows & ~c->family->experts.slots) | (c->family->slots.allows & GATED_BIASES)
-               : allows;
+    return of_layer(c, layer, c->allows, c->family->recurrent.allows, c->family->slots.allows & GATED_BIASES);
 }
 
 /* ---- the configuration ------------------------------------------------------------------------------------------- */
@@ -394,10 +427,21 @@ static tn_status take_options(const llm_source *s, const tn_llm_options *options
 static tn_status configure(llm_source *s, const tn_llm_options *options, bool reader, llm_config *out) {
     *out = (llm_config){.size = {[SIZE_ONE] = 1, [SIZE_UNIT] = 1},
                         .attention.scale = TN_AUTO,
-                        .scales = {.embedding = 1, .residual = 1, .logits = 1},
+                        .scales = {.embedding = 1,
+                                   .residual = 1,
+                                   .logits = 1,
+                                   .attention_in = 1,
+                                   .attention_out = 1,
+                                   .mix = {1, 1, 1, 1, 1},
+                                   .mix_out = 1,
+                                   .gate = 1,
+                                   .down = 1},
                         .experts.scale = 1};
     TRY(s->gguf ? tn_llm_read_gguf(s->gguf, out) : tn_llm_read_folder(&s->folder, out));
-    if (reader) out->tied = true;
+    if (reader)
+        out->tied = true;
+    else if (!s->gguf && out->tied) /* config.json may be wrong: transformers uses both matrices, too */
+        out->tied = !has_other_output(s, out);
     if (!reader && out->attention.bidirectional)
         return tn_backend_fail(
             TN_ERR_UNSUPPORTED,
@@ -443,15 +487,16 @@ static tn_status estimate(const llm_config *c, tn_memory_estimate *out) {
     return tn_estimate_inference_memory(&sizes, out);
 }
 
-/* Recurrent layers keep a state instead of keys and values. */
+/* Recurrent layers keep a state; others may have neither that nor keys and values. */
 static void exchange_caches(const llm_config *c, tn_memory_estimate *m) {
-    if (c->recurrent.layers == 0) return;
     int64_t shape[3] = {0}, state = 1, conv = c->size[SIZE_CHANNELS] * (c->size[SIZE_KERNEL] - 1);
+    int64_t before = m->cache_bytes, attention = tn_llm_attention_layers(c);
     int rank = tn_llm_state_shape(c, shape);
     for (int d = 0; d < rank; d++)
         state *= shape[d];
-    int64_t before = m->cache_bytes, own = (int64_t)sizeof(float) * (conv + (rank > 0 ? state : 0));
-    m->cache_bytes = before / c->layers * (c->layers - c->recurrent.layers) + own * c->recurrent.layers;
+    int64_t own = (int64_t)sizeof(float) * (conv + (rank > 0 ? state : 0));
+    if (attention < c->layers) m->cache_bytes = before / c->layers * attention;
+    m->cache_bytes += own * c->recurrent.layers;
     m->total_bytes += m->cache_bytes - before;
 }
 

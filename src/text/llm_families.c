@@ -174,6 +174,34 @@ const llm_naming tn_llm_granite_dense = {
 static const llm_naming jamba_names = {JAMBA_LIKE_NAMES(INNER_MAMBA1)};
 static const llm_naming bamba_names = {JAMBA_LIKE_NAMES(INNER_MAMBA2)};
 
+static const llm_naming nemotron_h_names = {
+    .prefix = "backbone.",
+    .layer = "layers.",
+    .layer_slots =
+        {MAMBA2_LAYER("mixer."), [SLOT_ATTENTION_NORM] = "norm.weight", [SLOT_Q] = "mixer.q_proj.weight",
+         [SLOT_K] = "mixer.k_proj.weight", [SLOT_V] = "mixer.v_proj.weight", [SLOT_O] = "mixer.o_proj.weight",
+         [SLOT_UP] = "mixer.up_proj.weight", [SLOT_DOWN] = "mixer.down_proj.weight",
+         [SLOT_ROUTER] = "mixer.gate.weight", [SLOT_CHOICE_BIAS] = "mixer.gate.e_score_correction_bias",
+         [SLOT_EXPERT_UP] = "mixer.experts.*.up_proj.weight", [SLOT_EXPERT_DOWN] = "mixer.experts.*.down_proj.weight",
+         [SLOT_SHARED_UP] = "mixer.shared_experts.up_proj.weight",
+         [SLOT_SHARED_DOWN] = "mixer.shared_experts.down_proj.weight"},
+    .head_slots = {[SLOT_EMBEDDING] = "embeddings.weight",
+                   [SLOT_OUTPUT_NORM] = "norm_f.weight",
+                   [SLOT_OUTPUT] = "lm_head.weight"},
+};
+
+static const llm_naming llama4_names = {
+    NAMES,
+    .layer_slots =
+        {TWO_NORMS, ATTENTION, [SLOT_GATE] = "feed_forward.gate_proj.weight", [SLOT_UP] = "feed_forward.up_proj.weight",
+         [SLOT_DOWN] = "feed_forward.down_proj.weight", [SLOT_ROUTER] = "feed_forward.router.weight",
+         [SLOT_EXPERT_UP] = "feed_forward.experts.gate_up_proj", [SLOT_EXPERT_DOWN] = "feed_forward.experts.down_proj",
+         [SLOT_SHARED_GATE] = "feed_forward.shared_expert.gate_proj.weight",
+         [SLOT_SHARED_UP] = "feed_forward.shared_expert.up_proj.weight",
+         [SLOT_SHARED_DOWN] = "feed_forward.shared_expert.down_proj.weight"},
+    .transposed = BIT(SLOT_EXPERT_UP) | BIT(SLOT_EXPERT_DOWN),
+};
+
 static const llm_naming ernie_moe_names = {
     NAMES, .layer_slots = {TWO_NORMS, ATTENTION, MATRICES, EXPERT_NAMES,
                            DEEPSEEK_SHARED, [SLOT_CHOICE_BIAS] = "mlp.moe_statics.e_score_correction_bias"}};
@@ -454,6 +482,7 @@ static const char *const llama_keys[LLM_KEYS] = KEYS_BUT("rms_norm_eps", "hidden
 static const char *const apertus_keys[LLM_KEYS] = KEYS_BUT("rms_norm_eps", ""); /* tn_llm_read_apertus */
 static const char *const gemma_keys[LLM_KEYS] = KEYS_BUT("rms_norm_eps", "hidden_activation");
 static const char *const layer_norm_keys[LLM_KEYS] = KEYS_BUT("layer_norm_eps", "hidden_act");
+static const char *const nemotron_h_keys[LLM_KEYS] = KEYS_BUT("layer_norm_epsilon", "mlp_hidden_act");
 static const char *const starcoder2_keys[LLM_KEYS] = KEYS_BUT("norm_epsilon", "hidden_act");
 static const char *const nemotron_keys[LLM_KEYS] = KEYS_BUT("norm_eps", "hidden_act");
 static const char *const modernbert_keys[LLM_KEYS] = KEYS_BUT("norm_eps", "hidden_activation");
@@ -670,6 +699,20 @@ static const llm_family families[] = {
     {"bamba", "Bamba", .slots.needs = PLAIN_SLOTS, .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES,
      .slots.head_needs = PLAIN_HEAD, .naming = &bamba_names, .keys = llama_keys, .forward.activation = "silu",
      .positions.part = 0.5, MAMBA2_RULES},
+    {"falcon_h1", "Falcon-H1", .slots.needs = PLAIN_SLOTS, .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES,
+     .slots.head_needs = PLAIN_HEAD, .naming = &bamba_names, .keys = llama_keys, .read = tn_llm_read_falcon_h1,
+     .forward.activation = "silu", .recurrent.kind = RECURRENCE_MAMBA2, .recurrent.beside = true,
+     .recurrent.needs = MIXER_SLOTS | DECAY_SLOTS | BIT(SLOT_SKIP), .recurrent.allows = MIXER_BIASES},
+    {"nemotron_h", "Nemotron-H, Nemotron 3 Nano", .slots.lone = true,
+     .slots.needs = UNGATED_SLOTS & ~BIT(SLOT_FFN_NORM), .slots.head_needs = PLAIN_HEAD, .naming = &nemotron_h_names,
+     .keys = nemotron_h_keys, .read = tn_llm_read_nemotron_h, .forward.activation = "relu2",
+     .experts.slots = (DEEPSEEK_SLOTS & ~(BIT(SLOT_EXPERT_GATE) | BIT(SLOT_SHARED_GATE))), .experts.always = true,
+     .experts.own_width = true, .experts.by_sigmoid = true, MAMBA2_RULES},
+    {"llama4", "Llama 4", .type = "llama4_text", .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS,
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = PLAIN_HEAD, .naming = &llama4_names,
+     .keys = llama_keys, .read = tn_llm_read_llama4, .forward.activation = "silu", .positions.base = 5e5,
+     .experts.slots = FUSED_EXPERTS | PLAIN_SHARED, .experts.always = true, .experts.by_sigmoid = true,
+     .experts.fused_gate = true, .experts.scales_input = true},
     {"jamba", "Jamba", .slots.needs = PLAIN_SLOTS, .slots.head_needs = PLAIN_HEAD, .naming = &jamba_names,
      .keys = llama_keys, .read = tn_llm_read_jamba, .forward.activation = "silu", .experts.slots = EXPERTS,
      .recurrent.kind = RECURRENCE_MAMBA,

@@ -22,7 +22,8 @@ static const struct {
 } others[] = {{"whisper", "tn_speech_open (trunnion transcribe)"}, {"t5", "tn_seq2seq_open (trunnion generate)"},
               {"mt5", "tn_seq2seq_open (trunnion generate)"},      {"umt5", "tn_seq2seq_open (trunnion generate)"},
               {"bart", "tn_seq2seq_open (trunnion generate)"},     {"mbart", "tn_seq2seq_open (trunnion generate)"},
-              {"marian", "tn_seq2seq_open (trunnion generate)"},   {"pegasus", "tn_seq2seq_open (trunnion generate)"}};
+              {"marian", "tn_seq2seq_open (trunnion generate)"},   {"pegasus", "tn_seq2seq_open (trunnion generate)"},
+              {"m2m_100", "tn_seq2seq_open (trunnion generate)"}};
 
 static tn_status find_family(const hf_folder *f, llm_config *c) {
     const char *type = tn_hf_text(f, "model_type", "");
@@ -153,7 +154,8 @@ static tn_status read_part(const hf_folder *f, llm_config *c) {
 static void read_unrotated(const hf_folder *f, llm_config *c) {
     const tn_json *list = tn_json_get(f->config, "no_rope_layers");
     int64_t step = tn_json_int(tn_json_get(f->config, "no_rope_layer_interval"), 4);
-    bool smollm3 = strcmp(c->family->architecture, "smollm3") == 0, listed = tn_json_kind_of(list) == TN_JSON_ARRAY;
+    bool smollm3 = strcmp(c->family->architecture, "smollm3") == 0 || c->attention.late_step > 0,
+         listed = tn_json_kind_of(list) == TN_JSON_ARRAY;
     for (int64_t i = 0; i < c->layers; i++) {
         if (c->family->positions.in_windows && c->attention.window > 0) tn_llm_set_rope(c, i, tn_llm_slides(c, i));
         if (!smollm3) continue;
@@ -362,7 +364,7 @@ static tn_status read_latent_scale(const hf_folder *f, llm_config *c) {
 static tn_status read_heads(const hf_folder *f, llm_config *c) {
     int64_t *head = &c->size[SIZE_HEAD], hidden = c->size[SIZE_HIDDEN];
     if (c->family->attention.latent) return read_latent(f, c);
-    if (c->recurrent.layers == c->layers) {
+    if (tn_llm_attention_layers(c) == 0) {
         c->attention.heads = c->attention.kv_heads = *head = 1;
         return TN_OK;
     }
@@ -470,7 +472,8 @@ static tn_status read_experts(const hf_folder *f, llm_config *c) {
         c->experts.whole_choice =
             flag(f, "norm_topk_prob", c->family->experts.by_sigmoid || c->family->recurrent.kind); /* Mixtral: always */
     TRY(tn_hf_size(f, own ? "moe_intermediate_size" : "intermediate_size", usual, LLM_MOST_WIDTH, inner));
-    c->size[SIZE_EXPERT_UP] = *inner * (c->family->forward.fused_gate ? 2 : 1);
+    bool fused = c->family->forward.fused_gate || c->family->experts.fused_gate;
+    c->size[SIZE_EXPERT_UP] = *inner * (fused ? 2 : 1);
     bool counted = tn_hf_has(f, "num_shared_experts");
     if (counted || tn_hf_has(f, "n_routed_experts")) {
         TRY(tn_hf_size(f, counted ? "num_shared_experts" : "n_shared_experts", 1, LLM_MOST_EXPERTS, &shared));
@@ -481,10 +484,24 @@ static tn_status read_experts(const hf_folder *f, llm_config *c) {
                       &c->size[SIZE_SHARED]);
 }
 
+static tn_status read_factor(const hf_folder *f, const char *key, double *out) {
+    return tn_hf_real(f, f->config, key, 1, -1e6, 1e6, out);
+}
+
+/* Keys times a number: the same as scores times that. */
+static tn_status read_key_scale(const hf_folder *f, llm_config *c) {
+    double keys;
+    if (!c->family->recurrent.beside) return TN_OK;
+    TRY(read_factor(f, "key_multiplier", &keys));
+    if (keys != 1) c->attention.scale = keys / sqrt((double)c->size[SIZE_HEAD]);
+    return TN_OK;
+}
+
 static tn_status read_sizes_folder(const hf_folder *f, llm_config *c) {
     const char *activation = word_of(f, c, KEY_ACTIVATION);
     int64_t *hidden = &c->size[SIZE_HIDDEN];
-    TRY(read_size(f, c, KEY_LAYERS, -1, LLM_MOST_LAYERS, &c->layers));
+    int64_t listed = (int64_t)tn_json_length(tn_json_get(f->config, "layers_block_type"));
+    TRY(read_size(f, c, KEY_LAYERS, c->family->slots.lone && listed > 0 ? listed : -1, LLM_MOST_LAYERS, &c->layers));
     TRY(read_size(f, c, KEY_HIDDEN, -1, LLM_MOST_WIDTH, hidden));
     int64_t usual = c->family->norms.layer_norm ? 4 * *hidden : -1;                 /* GPT-2's n_inner may be null */
     if (c->family->experts.always && c->family->experts.own_width) usual = *hidden; /* it may be missing */
@@ -505,6 +522,7 @@ static tn_status read_sizes_folder(const hf_folder *f, llm_config *c) {
     TRY(read_heads(f, c));
     TRY(read_rope(f, c));
     TRY(read_latent_scale(f, c));
+    TRY(read_key_scale(f, c));
     TRY(read_gemma(f, c));
     TRY(read_scales(f, c));
     TRY(read_local_rope(f, c));
@@ -673,6 +691,64 @@ tn_status tn_llm_read_falcon_mamba(const hf_folder *f, llm_config *c) {
 tn_status tn_llm_read_phimoe(const hf_folder *f, llm_config *c) {
     if (c->experts.choices != 2) return refuse_value(f, "num_experts_per_tok", "not 2");
     return tn_hf_real(f, f->config, "router_jitter_noise", 0.01, 0, 1, &c->experts.jitter);
+}
+
+/* Layers see chunks of the text: only texts within the first one are supported. Experts are as wide as the shared one,
+ * dense layers are not. */
+tn_status tn_llm_read_llama4(const hf_folder *f, llm_config *c) {
+    const tn_json *mixed = tn_json_get(f->config, "moe_layers");
+    int64_t chunk = c->trained_context, step, *width = &c->size[SIZE_INTERMEDIATE];
+    if (tn_hf_has(f, "attention_chunk_size"))
+        TRY(tn_hf_size(f, "attention_chunk_size", chunk, LLM_MOST_CONTEXT, &chunk));
+    if (chunk < c->trained_context) c->trained_context = chunk;
+    c->size[SIZE_SHARED] = *width;
+    TRY(tn_hf_size(f, "intermediate_size_mlp", *width, LLM_MOST_WIDTH, width));
+    c->size[SIZE_UP] = *width;
+    TRY(tn_hf_size(f, "interleave_moe_layer_step", 1, LLM_MOST_LAYERS, &step));
+    for (int64_t i = 0; i < c->layers; i++) {
+        bool chosen = (i + 1) % step == 0;
+        if (tn_json_kind_of(mixed) == TN_JSON_ARRAY) chosen = false;
+        for (size_t k = 0; k < tn_json_length(mixed); k++)
+            chosen = chosen || tn_json_int(tn_json_at(mixed, k), -1) == i;
+        if (!chosen) tn_llm_set_unmixed(c, i);
+    }
+    c->attention.unit_heads = flag(f, "use_qk_norm", true);
+    TRY(tn_hf_real(f, f->config, "floor_scale", 8192, 1, 1e9, &c->attention.late_step));
+    if (!flag(f, "attn_temperature_tuning", true)) return TN_OK;
+    return tn_hf_real(f, f->config, "attn_scale", 0.1, 0, 1e6, &c->attention.late_scale);
+}
+
+/* Attention has no positions. */
+tn_status tn_llm_read_nemotron_h(const hf_folder *f, llm_config *c) {
+    for (int64_t i = 0; i < c->layers; i++)
+        tn_llm_set_rope(c, i, false);
+    if (tn_hf_has(f, "moe_latent_size")) return refuse_value(f, "moe_latent_size", "given");
+    TRY(tn_hf_activation(f, "mamba_hidden_act", "silu", &c->recurrent.activation));
+    if (c->experts.choices == 0) return TN_OK;
+    return tn_hf_size(f, "moe_shared_expert_intermediate_size", c->size[SIZE_SHARED], LLM_MOST_WIDTH,
+                      &c->size[SIZE_SHARED]);
+}
+
+/* Numbers by which parts are multiplied: those of config.json are for training, and stay beside the weights. */
+tn_status tn_llm_read_falcon_h1(const hf_folder *f, llm_config *c) {
+    const tn_json *mix = tn_json_get(f->config, "ssm_multipliers"),
+                  *forward = tn_json_get(f->config, "mlp_multipliers");
+    double in;
+    if (flag(f, "mamba_rms_norm", false)) {
+        if (flag(f, "mamba_norm_before_gate", true)) return refuse_value(f, "mamba_norm_before_gate", "true");
+        c->needs |= BIT(SLOT_MIX_NORM);
+    }
+    TRY(read_factor(f, "embedding_multiplier", &c->scales.embedding));
+    TRY(read_factor(f, "lm_head_multiplier", &c->scales.logits));
+    TRY(read_factor(f, "attention_in_multiplier", &c->scales.attention_in));
+    TRY(read_factor(f, "attention_out_multiplier", &c->scales.attention_out));
+    TRY(read_factor(f, "ssm_in_multiplier", &in));
+    TRY(read_factor(f, "ssm_out_multiplier", &c->scales.mix_out));
+    for (size_t i = 0; i < MIX_PARTS; i++)
+        c->scales.mix[i] = in * tn_json_number(tn_json_at(mix, i), 1);
+    c->scales.gate = tn_json_number(tn_json_at(forward, 0), 1);
+    c->scales.down = tn_json_number(tn_json_at(forward, 1), 1);
+    return TN_OK;
 }
 
 /* ---- ends of a text ---------------------------------------------------------------------------------------------- */

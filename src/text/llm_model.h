@@ -191,6 +191,7 @@ typedef enum llm_recurrence {
 
 /* How one kind of model differs from the others, by subject. */
 typedef struct llm_slots { /* of a model; bits of layer slots and of head slots */
+    bool lone;             /* a layer is attention, recurrent or feed-forward, behind one norm (Nemotron-H) */
     uint64_t needs, allows;
     uint64_t needs_later; /* which only the first layer may lack */
     uint64_t head_needs, head_allows;
@@ -242,12 +243,15 @@ typedef struct llm_expert_rules {
     bool whole_choice; /* weights of the chosen experts are made to add up to 1, where config.json says nothing */
     bool by_sigmoid;   /* the router's values, each alone; else by softmax */
     bool sparse_mixer; /* each of two experts is weighted among those that are nearly as good (Phi-3.5-MoE) */
+    bool fused_gate;   /* llm_forward_rules, of experts only */
+    bool scales_input; /* weights multiply what an expert reads, not what it yields (Llama 4) */
 } llm_expert_rules;
 
 typedef struct llm_recurrent_rules {
     llm_recurrence kind;
     uint64_t needs, allows; /* bits of slots that a recurrent layer has instead of attention's, or may have */
     int64_t interval;       /* every interval-th layer has attention; 0: config.json says which */
+    bool beside;            /* all layers are recurrent and have attention, both are added (Falcon-H1) */
 } llm_recurrent_rules;
 
 /* A row of the table in llm_families.c. */
@@ -315,7 +319,10 @@ typedef struct llm_attention {
     bool grouped_qkv;                    /* SLOT_QKV has, for each key head, its queries, the key and the value */
     double cap;                          /* 0: none */
     double scale;                        /* of scores; TN_AUTO: 1 / √ of a head's width */
-    double late_scale; /* queries are multiplied by 1 + late_scale · log(1 + ⌊position / rope.trained⌋) */
+    double late_scale; /* queries are multiplied by 1 + late_scale · log(1 + ⌊position / rope.trained⌋), */
+    double late_step;  /* Llama 4: only in layers without rope, by ⌊(position + 1) / late_step⌋; 0: not so */
+    bool unit_heads;   /* Llama 4: rotated queries and keys are divided by their root mean square */
+    uint8_t absent[LLM_MOST_LAYERS / 8]; /* bits of the layers without attention */
 } llm_attention;
 
 typedef struct llm_positions {
@@ -337,15 +344,22 @@ typedef struct llm_experts {
 } llm_experts;
 
 typedef struct llm_recurrent {
-    uint8_t which[LLM_MOST_LAYERS / 8]; /* bits of the layers with a state in place of attention */
+    uint8_t which[LLM_MOST_LAYERS / 8]; /* bits of the layers with a state */
     int64_t layers;
     int64_t key_heads, value_heads; /* groups of Mamba 2 that share a key, and its heads */
     double inner_eps;               /* of norms of steps and of what states write and read; 0: no such norms */
+    tn_activation *activation;      /* of the convolution; NULL: the model's */
 } llm_recurrent;
+
+/* What the first product of a Mamba 2 layer yields, in order: gates, inputs, what states write, read, and steps. */
+enum { MIX_PARTS = 5 };
 
 typedef struct llm_scales {
     double embedding, residual, logits; /* by which they are multiplied */
     double final_cap;                   /* of logits; 0: none */
+    /* Falcon-H1's: of what attention reads and yields, of parts of the recurrent layer and what it yields, of
+     * feed-forward's gate and of what it yields. */
+    double attention_in, attention_out, mix[MIX_PARTS], mix_out, gate, down;
 } llm_scales;
 
 typedef struct llm_file_facts {
@@ -426,6 +440,9 @@ tn_status tn_llm_read_lfm2_moe(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_jamba(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_falcon_mamba(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_phimoe(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_llama4(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_nemotron_h(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_falcon_h1(const hf_folder *f, llm_config *c);
 extern const llm_naming tn_llm_falcon_two, tn_llm_granite_dense;
 extern const llm_naming tn_llm_gguf_names, tn_llm_gguf_apart; /* apart: experts have a tensor each */
 
@@ -444,6 +461,9 @@ bool tn_llm_has_rope(const llm_config *c, int64_t layer);
 void tn_llm_set_unmixed(llm_config *c, int64_t layer);
 void tn_llm_set_recurrent(llm_config *c, int64_t layer);
 bool tn_llm_is_recurrent(const llm_config *c, int64_t layer);
+void tn_llm_set_attention(llm_config *c, int64_t layer, bool attends);
+bool tn_llm_attends(const llm_config *c, int64_t layer);
+int64_t tn_llm_attention_layers(const llm_config *c); /* number of them */
 /* Bits of the slots that this layer must or may have. */
 uint64_t tn_llm_needs(const llm_config *c, int64_t layer);
 uint64_t tn_llm_allows(const llm_config *c, int64_t layer);

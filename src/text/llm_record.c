@@ -75,7 +75,9 @@ static tn_tensor *heads(const llm_config *c, tn_tensor *x, const tn_tensor *weig
 
 /* 1 + late_scale · log(1 + ⌊position / trained length⌋) for each token: [n, 1, 1]. */
 static tn_tensor *late_scale(const llm_config *c, const llm_inputs *in) {
-    tn_tensor *times = tn_floor(tn_div_scalar(in->positions, c->positions.rope.trained));
+    double step = c->attention.late_step;
+    tn_tensor *count = step > 0 ? tn_add_scalar(in->positions, 1) : in->positions;
+    tn_tensor *times = tn_floor(tn_div_scalar(count, step > 0 ? step : c->positions.rope.trained));
     return tn_add_scalar(tn_mul_scalar(tn_log(tn_add_scalar(times, 1)), c->attention.late_scale), 1);
 }
 
@@ -214,7 +216,10 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
     if (!tn_llm_has_rope(c, layer)) turn = NULL;
     tn_tensor *qkv[] = {heads(c, qkv_parts[0], weight[SLOT_Q_NORM], turn),
                         heads(c, qkv_parts[1], weight[SLOT_K_NORM], turn), heads(c, qkv_parts[2], NULL, NULL)};
-    if (c->attention.late_scale > 0) qkv[0] = tn_mul(qkv[0], late_scale(c, in));
+    for (int k = 0; k < 2 && turn && c->attention.unit_heads; k++)
+        qkv[k] = tn_llm_rms_norm(qkv[k], NULL, c->eps);
+    bool late = c->attention.late_scale > 0 && (c->attention.late_step == 0 || !turn);
+    if (late) qkv[0] = tn_mul(qkv[0], late_scale(c, in));
     tn_tensor *mixed = in->seen        ? attend_alone(c, in, layer, qkv, weight[SLOT_SINKS])
                        : in->sequences ? attend_batch(c, in, layer, qkv)
                                        : attend_cached(c, w, l, in, window, qkv);
@@ -257,13 +262,13 @@ static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_
     if (c->family->forward.fused_gate) {
         gate = tn_llm_split_gate(&up, 1, c->size[SIZE_INTERMEDIATE]);
     } else if (weight[SLOT_GATE]) {
-        gate = tn_llm_product(w, layer, SLOT_GATE, x, weight[SLOT_GATE_BIAS]);
+        gate = scaled(tn_llm_product(w, layer, SLOT_GATE, x, weight[SLOT_GATE_BIAS]), c->scales.gate);
     }
     tn_tensor *inner = gate                   ? tn_mul(c->activation(gate), up)
                        : weight[SLOT_ALPHA_P] ? xielu(up, weight[SLOT_ALPHA_P], weight[SLOT_ALPHA_N])
                                               : c->activation(up);
     look_at(in, layer, PROBE_DOWN, inner);
-    return tn_llm_product(w, layer, SLOT_DOWN, inner, weight[SLOT_DOWN_BIAS]);
+    return scaled(tn_llm_product(w, layer, SLOT_DOWN, inner, weight[SLOT_DOWN_BIAS]), c->scales.down);
 }
 
 /* Rows of the embedding, with those of their positions where a model has learned them. */
@@ -283,6 +288,16 @@ static tn_tensor *take_rows(const llm_config *c, int64_t layer, const llm_inputs
     return layer == c->layers - 1 && rows == LLM_LAST_ROW ? tn_index_select(x, 0, in->last) : x;
 }
 
+/* Attention, a recurrent layer, or both. */
+static tn_tensor *mix_tokens(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
+                             const rotation turns[2], tn_tensor *x) {
+    tn_tensor *recurred = tn_llm_is_recurrent(c, layer) ? tn_llm_recur(c, w, layer, x) : NULL;
+    if (!tn_llm_attends(c, layer)) return recurred;
+    tn_tensor *attended = attention(c, w, layer, in, turns, scaled(x, c->scales.attention_in));
+    attended = scaled(attended, c->scales.attention_out);
+    return recurred ? tn_add(attended, scaled(recurred, c->scales.mix_out)) : attended;
+}
+
 static tn_tensor *llm_record_layers(const llm_config *c, const llm_weights *w, const llm_inputs *in, llm_rows rows) {
     rotation turns[2] = {make_rotation(&c->positions.rope, w->rope[0], in),
                          make_rotation(&c->positions.local_rope, w->rope[1], in)};
@@ -290,7 +305,11 @@ static tn_tensor *llm_record_layers(const llm_config *c, const llm_weights *w, c
     for (int64_t i = 0; i < c->layers; i++) {
         tn_tensor *const *weight = w->layers[i].weight;
         tn_tensor *y = norm_before(c, x, weight[SLOT_ATTENTION_NORM], weight[SLOT_ATTENTION_NORM_BIAS]);
-        tn_tensor *mixed = tn_llm_is_recurrent(c, i) ? tn_llm_recur(c, w, i, y) : attention(c, w, i, in, turns, y);
+        tn_tensor *mixed = mix_tokens(c, w, i, in, turns, y);
+        if (!mixed) { /* feed-forward only */
+            x = tn_add(take_rows(c, i, in, rows, x), feed_forward(c, w, i, in, take_rows(c, i, in, rows, y)));
+            continue;
+        }
         mixed = norm_behind(c, mixed, weight[SLOT_ATTENTION_POST_NORM]);
         tn_tensor *sum = take_rows(c, i, in, rows, tn_add(x, scaled(mixed, c->scales.residual)));
         if (!weight[SLOT_DOWN] && !weight[SLOT_ROUTER]) { /* Mamba */
@@ -542,18 +561,22 @@ tn_tensor *tn_llm_latent_values(const llm_config *c, const tn_tensor *mixed) {
 /* The expert that all tokens have, weighted by its gate value for each token where it has one. */
 static tn_tensor *share(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
     tn_tensor *const *weight = w->layers[layer].weight, *router = weight[SLOT_SHARED_ROUTER];
-    tn_tensor *up = tn_llm_product(w, layer, SLOT_SHARED_UP, x, NULL);
-    tn_tensor *gate = weight[SLOT_SHARED_GATE] ? tn_llm_product(w, layer, SLOT_SHARED_GATE, x, NULL)
-                                               : tn_llm_split_gate(&up, 1, c->size[SIZE_SHARED]);
-    tn_tensor *inner = tn_mul(c->activation(gate), up);
+    tn_tensor *up = tn_llm_product(w, layer, SLOT_SHARED_UP, x, NULL), *gate = NULL;
+    if (weight[SLOT_SHARED_GATE])
+        gate = tn_llm_product(w, layer, SLOT_SHARED_GATE, x, NULL);
+    else if (c->family->forward.fused_gate)
+        gate = tn_llm_split_gate(&up, 1, c->size[SIZE_SHARED]);
+    tn_tensor *inner = gate ? tn_mul(c->activation(gate), up) : c->activation(up);
     tn_tensor *y = tn_llm_product(w, layer, SLOT_SHARED_DOWN, inner, NULL);
     if (!router) return y;
     tn_tensor *wish = tn_linear(x, tn_reshape(router, TN_DIMS(1, c->size[SIZE_HIDDEN])), NULL);
     return tn_mul(tn_sigmoid(wish), y);
 }
 
-/* What an expert's first product, [tokens, width] or [tokens, choices, width], becomes before the second one. */
+/* What an expert's first product, [tokens, width] or [tokens, choices, width], becomes before the second one. gate:
+ * NULL where there is none. */
 static tn_tensor *activate(const llm_config *c, tn_tensor *gate, tn_tensor *up) {
+    if (!gate) return c->activation(up);
     if (!c->family->forward.clamped_gate) return tn_mul(c->activation(gate), up);
     gate = tn_clamp(gate, -INFINITY, c->experts.gate_limit);
     up = tn_clamp(up, -c->experts.gate_limit, c->experts.gate_limit);
@@ -571,6 +594,10 @@ static tn_tensor *part_gate(const llm_config *c, tn_tensor **up) {
     return tn_select(pairs, rank, 0);
 }
 
+static bool has_fused_gate(const llm_config *c) {
+    return c->family->forward.fused_gate || c->family->experts.fused_gate;
+}
+
 static tn_tensor *biased(tn_tensor *x, const tn_tensor *bias, const tn_tensor *chosen) {
     return bias ? tn_add(x, tn_embedding(chosen, bias)) : x;
 }
@@ -585,11 +612,15 @@ static tn_tensor *mix_all(const llm_config *c, tn_tensor *const *weight, const t
         tn_tensor *share = tn_sum(tn_mul(by, tn_eq_scalar(chosen, (double)e)), (int64_t[]){1}, 1, true);
         tn_tensor *up_bias = weight[SLOT_EXPERT_UP_BIAS] ? tn_select(weight[SLOT_EXPERT_UP_BIAS], 0, e) : NULL;
         tn_tensor *down_bias = weight[SLOT_EXPERT_DOWN_BIAS] ? tn_select(weight[SLOT_EXPERT_DOWN_BIAS], 0, e) : NULL;
-        tn_tensor *up = tn_linear(x, tn_select(weight[SLOT_EXPERT_UP], 0, e), up_bias);
-        tn_tensor *gate = c->family->forward.fused_gate ? part_gate(c, &up)
-                                                        : tn_linear(x, tn_select(weight[SLOT_EXPERT_GATE], 0, e), NULL);
+        tn_tensor *up = tn_linear(x, tn_select(weight[SLOT_EXPERT_UP], 0, e), up_bias), *gate = NULL;
+        if (c->family->experts.scales_input) up = tn_mul(up, share);
+        if (has_fused_gate(c))
+            gate = part_gate(c, &up);
+        else if (weight[SLOT_EXPERT_GATE])
+            gate = tn_linear(x, tn_select(weight[SLOT_EXPERT_GATE], 0, e), NULL);
         tn_tensor *inner = activate(c, gate, up);
-        tn_tensor *made = tn_mul(tn_linear(inner, tn_select(weight[SLOT_EXPERT_DOWN], 0, e), down_bias), share);
+        tn_tensor *made = tn_linear(inner, tn_select(weight[SLOT_EXPERT_DOWN], 0, e), down_bias);
+        if (!c->family->experts.scales_input) made = tn_mul(made, share);
         y = y ? tn_add(y, made) : made;
     }
     return y;
@@ -651,11 +682,16 @@ tn_tensor *tn_llm_mix(const llm_config *c, const llm_weights *w, int64_t layer, 
     } else {
         tn_tensor *up = tn_linear_experts(x, weight[SLOT_EXPERT_UP], chosen);
         up = biased(up, weight[SLOT_EXPERT_UP_BIAS], chosen);
-        tn_tensor *gate =
-            c->family->forward.fused_gate ? part_gate(c, &up) : tn_linear_experts(x, weight[SLOT_EXPERT_GATE], chosen);
+        tn_tensor *each = tn_unsqueeze(by, 2), *gate = NULL;
+        if (c->family->experts.scales_input) up = tn_mul(up, each);
+        if (has_fused_gate(c))
+            gate = part_gate(c, &up);
+        else if (weight[SLOT_EXPERT_GATE])
+            gate = tn_linear_experts(x, weight[SLOT_EXPERT_GATE], chosen);
         tn_tensor *made = tn_linear_experts(activate(c, gate, up), weight[SLOT_EXPERT_DOWN], chosen);
         made = biased(made, weight[SLOT_EXPERT_DOWN_BIAS], chosen);
-        y = tn_sum(tn_mul(made, tn_unsqueeze(by, 2)), (int64_t[]){1}, 1, false);
+        if (!c->family->experts.scales_input) made = tn_mul(made, each);
+        y = tn_sum(made, (int64_t[]){1}, 1, false);
     }
     return weight[SLOT_SHARED_UP] ? tn_add(y, share(c, w, layer, x)) : y;
 }

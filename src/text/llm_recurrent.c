@@ -25,11 +25,12 @@ static bool is_pure(const llm_config *c) { return !(c->family->slots.needs & BIT
 
 static tn_status read_word(const hf_folder *f, const llm_config *c, mamba_word word, int64_t usual, int64_t most,
                            int64_t *out) {
-    static const char *const words[2][MAMBA_WORDS] = {
+    static const char *const words[3][MAMBA_WORDS] = {
         {"mamba_expand", "mamba_d_state", "mamba_d_conv", "mamba_dt_rank", "mamba_n_heads", "mamba_d_head",
          "mamba_n_groups"},
-        {"expand", "state_size", "conv_kernel", "time_step_rank", "num_heads", "head_dim", "n_groups"}};
-    const char *key = words[is_pure(c)][word];
+        {"expand", "state_size", "conv_kernel", "time_step_rank", "num_heads", "head_dim", "n_groups"},
+        {"expand", "ssm_state_size", "conv_kernel", "", "mamba_num_heads", "mamba_head_dim", "n_groups"}};
+    const char *key = words[c->family->slots.lone ? 2 : is_pure(c)][word];
     *out = usual;
     bool by_itself = tn_json_kind_of(tn_json_get(f->config, key)) == TN_JSON_STRING; /* "auto" */
     return by_itself ? TN_OK : tn_hf_size(f, key, usual, most, out);
@@ -42,6 +43,7 @@ static tn_status read_inner(const hf_folder *f, llm_config *c, int64_t state) {
     TRY(read_word(f, c, STATE, state, LLM_MOST_WIDTH, &c->size[SIZE_STATE]));
     TRY(read_word(f, c, KERNEL, 4, LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]));
     *inner = expand * c->size[SIZE_HIDDEN];
+    if (tn_hf_has(f, "mamba_d_ssm")) TRY(tn_hf_size(f, "mamba_d_ssm", *inner, LLM_MOST_WIDTH, inner));
     return is_pure(c) ? tn_hf_size(f, "intermediate_size", *inner, LLM_MOST_WIDTH, inner) : TN_OK;
 }
 
@@ -60,7 +62,7 @@ static tn_status read_mamba(const hf_folder *f, llm_config *c) {
 
 static tn_status read_mamba2(const hf_folder *f, llm_config *c) {
     int64_t width, *inner = &c->size[SIZE_INNER], *state = &c->size[SIZE_STATE];
-    bool pure = is_pure(c);
+    bool pure = is_pure(c) || c->family->slots.lone;
     TRY(read_inner(f, c, pure ? 128 : 256));
     TRY(read_word(f, c, HEADS, 128, LLM_MOST_HEADS, &c->recurrent.value_heads));
     TRY(read_word(f, c, WIDTH, pure ? 64 : *inner / c->recurrent.value_heads, LLM_MOST_WIDTH, &width));
@@ -134,13 +136,49 @@ static tn_status read_kinds(const hf_folder *f, llm_config *c) {
     return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' has no list 'layer_types' of the kinds of layers", f->path);
 }
 
+/* Each layer is of one kind: a list of words, or a letter for each. */
+static tn_status read_lone_kinds(const hf_folder *f, llm_config *c) {
+    static const struct {
+        const char *words[2], letter;
+    } kinds[] = {{{"linear_attention", "mamba"}, 'M'},
+                 {{"full_attention", "attention"}, '*'},
+                 {{"moe", "moe"}, 'E'},
+                 {{"mlp", "mlp"}, '-'}};
+    enum { RECURRENT, ATTENTION, MIXTURE, DENSE, KINDS };
+    const tn_json *types = either(f, "layers_block_type", "layer_types");
+    const char *pattern = tn_hf_text(f, "hybrid_override_pattern", "");
+    size_t letters = strlen(pattern);
+    for (int64_t i = 0; i < c->layers; i++) {
+        const char *word = tn_json_string(tn_json_at(types, (size_t)i), "");
+        char letter = (size_t)i < letters ? pattern[i] : 0;
+        int kind = 0;
+        while (kind < KINDS && letter != kinds[kind].letter && strcmp(word, kinds[kind].words[0]) != 0 &&
+               strcmp(word, kinds[kind].words[1]) != 0)
+            kind++;
+        if (kind == KINDS)
+            return tn_backend_fail(TN_ERR_FORMAT,
+                                   "'%s/config.json': 'layers_block_type' says '%s' of layer %" PRId64
+                                   "; it must be linear_attention, full_attention, moe or mlp",
+                                   f->path, tn_txt_shown(word, strlen(word)).text, i);
+        if (kind == RECURRENT) tn_llm_set_recurrent(c, i);
+        if (kind >= MIXTURE) tn_llm_set_attention(c, i, false);
+        if (kind == DENSE) tn_llm_set_unmixed(c, i);
+    }
+    return TN_OK;
+}
+
 tn_status tn_llm_read_recurrent(const hf_folder *f, llm_config *c) {
     static tn_status (*const readers[])(const hf_folder *f, llm_config *c) = {[RECURRENCE_CONV] = read_conv,
                                                                               [RECURRENCE_MAMBA] = read_mamba,
                                                                               [RECURRENCE_MAMBA2] = read_mamba2,
                                                                               [RECURRENCE_DELTANET] = read_deltanet};
     if (c->family->recurrent.kind == RECURRENCE_NONE) return TN_OK;
-    TRY(read_kinds(f, c));
+    for (int64_t i = 0; i < c->layers && c->family->recurrent.beside; i++)
+        tn_llm_set_recurrent(c, i);
+    if (c->family->slots.lone)
+        TRY(read_lone_kinds(f, c));
+    else if (!c->family->recurrent.beside)
+        TRY(read_kinds(f, c));
     TRY(readers[c->family->recurrent.kind](f, c));
     int64_t channels = c->size[SIZE_CHANNELS];
     if (channels <= LLM_MOST_WIDTH && c->size[SIZE_MIX_IN] <= 4 * (int64_t)LLM_MOST_WIDTH && c->size[SIZE_KERNEL] > 1)
@@ -259,11 +297,23 @@ static tn_tensor *advance_mamba2(const llm_config *c, tn_tensor *const *parts, i
     return tn_sum(tn_mul(*h, row(parts[PART_READ], t, states, 3)), (int64_t[]){2}, 1, false);
 }
 
-/* A norm in groups ends it. */
-static tn_tensor *mamba2(const llm_config *c, const llm_layer *l, const tn_tensor *x) {
+/* The parts of the first product, each times its number. */
+static tn_tensor *scale_parts(const llm_config *c, tn_tensor *x) {
+    int64_t inner = c->size[SIZE_INNER], keys = c->recurrent.key_heads * c->size[SIZE_STATE], from = 0;
+    const int64_t widths[MIX_PARTS] = {inner, inner, keys, keys, c->recurrent.value_heads};
+    tn_tensor *parts[MIX_PARTS];
+    for (int i = 0; i < MIX_PARTS; from += widths[i++])
+        parts[i] = tn_mul_scalar(tn_narrow(x, 1, from, widths[i]), c->scales.mix[i]);
+    return tn_cat(parts, MIX_PARTS, 1);
+}
+
+/* A norm in groups ends it, in most models. */
+static tn_tensor *mamba2(const llm_config *c, const llm_layer *l, tn_tensor *x) {
     int64_t n = tn_size(x, 0), inner = c->size[SIZE_INNER], heads = c->recurrent.value_heads;
     int64_t groups = c->recurrent.key_heads, keys = groups * c->size[SIZE_STATE];
-    tn_tensor *made = c->activation(convolve(c, l, tn_narrow(x, 1, inner, c->size[SIZE_CHANNELS])));
+    tn_activation *activation = c->recurrent.activation ? c->recurrent.activation : c->activation;
+    if (c->family->recurrent.beside) x = scale_parts(c, x);
+    tn_tensor *made = activation(convolve(c, l, tn_narrow(x, 1, inner, c->size[SIZE_CHANNELS])));
     tn_tensor *u = tn_narrow(made, 1, 0, inner);
     tn_tensor *step = step_of(tn_narrow(x, 1, inner + c->size[SIZE_CHANNELS], heads), l->weight[SLOT_STEP_BIAS]);
     tn_tensor *parts[] = {step, u, for_heads(tn_narrow(made, 1, inner, keys), groups, heads),
@@ -273,6 +323,7 @@ static tn_tensor *mamba2(const llm_config *c, const llm_layer *l, const tn_tenso
     tn_tensor *skip =
         tn_mul(tn_reshape(u, TN_DIMS(n, heads, inner / heads)), tn_reshape(l->weight[SLOT_SKIP], TN_DIMS(heads, 1)));
     y = tn_mul(tn_add(y, tn_reshape(skip, TN_DIMS(n, inner))), tn_silu(tn_narrow(x, 1, 0, inner)));
+    if (!l->weight[SLOT_MIX_NORM]) return y;
     y = tn_llm_rms_norm(tn_reshape(y, TN_DIMS(n, groups, inner / groups)), NULL, c->eps);
     return tn_mul(tn_reshape(y, TN_DIMS(n, inner)), l->weight[SLOT_MIX_NORM]);
 }

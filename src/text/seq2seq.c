@@ -14,7 +14,7 @@
 #include "trunnion/trunnion.h"
 
 enum { ENCODER, DECODER, PAGE = 64, MOST_CONTEXT = 8192, MOST_BUCKETS = 1 << 16, MOST_ENDS = 16, PART_NAME = 64 };
-enum { FIRST_PLACE = 2 }; /* row of the first token in a table of learned positions */
+enum { FIRST_PLACE = 2 }; /* row of the first token in a table of positions of BART's kind */
 
 enum {
     SELF_Q,
@@ -51,7 +51,8 @@ typedef struct family {
     bool bart;
     bool norms_last;      /* behind what they are for, and none at the end of a side; else in front of it */
     bool norms_embedding; /* a norm of what the first layer reads */
-    bool learned;         /* positions: from the third row of a table on; else sine waves */
+    bool learned;         /* positions: from the third row of a table on; else sine waves, */
+    bool late_waves;      /* from the third row on, too, and to the slowest one of wavelength 10000 (fairseq's) */
     int32_t start, end;   /* tokens that begin and end an answer, where no file says */
 } family;
 
@@ -63,6 +64,7 @@ static const family families[] = {
     {"mbart", .bart = true, .norms_embedding = true, .learned = true, .start = 2, .end = 2},
     {"marian", .bart = true, .norms_last = true},
     {"pegasus", .bart = true, .end = 1},
+    {"m2m_100", .bart = true, .late_waves = true, .start = 2, .end = 2},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
@@ -161,9 +163,14 @@ static tn_status read_bart(tn_seq2seq *m) {
                                " of the decoder%s; only the same number, which divides d_model %" PRId64
                                ", and one embedding for both sides are supported",
                                f->path, m->heads, heads, shared ? "" : ", and an embedding each", m->hidden);
+    if (m->family->late_waves && (m->hidden % 2 != 0 || m->hidden < 4))
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s/config.json': d_model is %" PRId64 "; only even ones from 4 on are supported",
+                               f->path, m->hidden);
     m->width = m->hidden / heads;
     m->score_scale = 1 / sqrt((double)m->width);
-    if (tn_json_bool(tn_json_get(f->config, "scale_embedding"), false)) m->embedding_scale = sqrt((double)m->hidden);
+    if (tn_json_bool(tn_json_get(f->config, "scale_embedding"), m->family->late_waves))
+        m->embedding_scale = sqrt((double)m->hidden);
     m->eps = 1e-5;
     if (m->context > m->most_positions) m->context = m->most_positions;
     int64_t forced = tn_json_int(said(m, "forced_bos_token_id"), -1);
@@ -211,7 +218,7 @@ static tn_status read_config(tn_seq2seq *m) {
     if (!m->family)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s/config.json': model_type is '%s'; encoder-decoder models are t5, mt5, umt5, bart, "
-                               "mbart, marian and pegasus",
+                               "mbart, marian, pegasus and m2m_100",
                                f->path, tn_txt_shown(type, strlen(type)).text);
     m->forced = -1;
     m->output_scale = m->embedding_scale = m->score_scale = 1;
@@ -315,18 +322,24 @@ static tn_status take_part(tn_seq2seq *m, int side, int64_t i, int part, layer *
     return take(m, name, shape[0], 0, true, &l->bias[part]);
 }
 
+static int64_t first_place(const tn_seq2seq *m) {
+    return m->family->learned || m->family->late_waves ? FIRST_PLACE : 0;
+}
+
 /* Sine waves in the first half of a row, cosines in the second. Source: Vaswani et al. 2017, section 3.5. */
 static tn_status make_waves(tn_seq2seq *m, tn_tensor **out) {
-    int64_t rows = m->most_positions, half = (m->hidden + 1) / 2;
-    float *room = rows <= MOST_CONTEXT ? tn_txt_alloc((size_t)(rows * m->hidden), sizeof *room) : NULL;
+    int64_t rows = m->most_positions + first_place(m), half = (m->hidden + 1) / 2;
+    double steps = m->family->late_waves ? (double)m->hidden / 2 - 1 : (double)m->hidden / 2;
+    bool fits = m->most_positions <= MOST_CONTEXT;
+    float *room = fits ? tn_txt_alloc((size_t)(rows * m->hidden), sizeof *room) : NULL;
     if (!room)
-        return tn_backend_fail(rows <= MOST_CONTEXT ? TN_ERR_MEMORY : TN_ERR_UNSUPPORTED,
+        return tn_backend_fail(fits ? TN_ERR_MEMORY : TN_ERR_UNSUPPORTED,
                                "'%s/config.json': max_position_embeddings is %" PRId64 "; at most %d are supported",
-                               m->folder.path, rows, MOST_CONTEXT);
+                               m->folder.path, m->most_positions, MOST_CONTEXT);
     for (int64_t p = 0; p < rows; p++)
         for (int64_t j = 0; j < m->hidden; j++) {
             int64_t pair = j < half ? j : j - half;
-            double angle = (double)p / pow(10000, 2 * (double)pair / (double)m->hidden);
+            double angle = (double)p / pow(10000, (double)pair / steps);
             room[p * m->hidden + j] = (float)(j < half ? sin(angle) : cos(angle));
         }
     {
@@ -606,8 +619,6 @@ static tn_tensor *embed(const tn_seq2seq *m, int side, const tn_tensor *ids, con
     tn_tensor *const *first = m->first_norm[side];
     return first[0] ? norm(m, x, first[0], first[1]) : x;
 }
-
-static int64_t first_place(const tn_seq2seq *m) { return m->family->learned ? FIRST_PLACE : 0; }
 
 /* Rows of positions for a text; padding may be behind the last one. */
 static tn_tensor *text_places(const tn_seq2seq *m) {

@@ -536,6 +536,20 @@ static void a_family_computes_as_its_configuration_says(void **state) {
     }
 }
 
+/* Where config.json calls two matrices the same that are not, both are used, as transformers does. */
+static void an_output_that_is_not_tied_is_used(void **state) {
+    (void)state;
+    row rows[TN_COUNT(llama_rows) + 1];
+    float tied[WORDS], told[WORDS], apart[WORDS];
+    memcpy(rows, llama_rows, sizeof llama_rows);
+    rows[TN_COUNT(llama_rows)] = (row){"lm_head.weight", WORDS, HIDDEN};
+    logits_of_folder(make_llama("tied", ""), tied);
+    logits_of_folder(make_folder("told", rows, TN_COUNT(rows), llama_config, ""), told);
+    logits_of_folder(make_folder("apart", rows, TN_COUNT(rows), llama_config, ",\"tie_word_embeddings\":false"), apart);
+    assert_memory_equal(told, apart, sizeof told);
+    assert_memory_not_equal(told, tied, sizeof told);
+}
+
 /* The weights of a model with pictures: the text's behind a prefix, the output matrix before it, others beside. */
 static void a_model_with_pictures_is_read_for_its_text(void **state) {
     (void)state;
@@ -1019,6 +1033,7 @@ int main(void) {
         cmocka_unit_test(rope_that_grows_counts_within_the_trained_context),
         cmocka_unit_test(tensors_that_nobody_knows_are_refused),
         cmocka_unit_test(a_family_computes_as_its_configuration_says),
+        cmocka_unit_test(an_output_that_is_not_tied_is_used),
         cmocka_unit_test(a_model_with_pictures_is_read_for_its_text),
         cmocka_unit_test(a_language_model_embeds_texts),
         cmocka_unit_test(a_bias_that_is_not_computed_is_refused),

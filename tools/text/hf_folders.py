@@ -78,6 +78,11 @@ DELTANET = COMMON | {"head_dim": 16, "num_hidden_layers": 4,
 FEW = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}  # more, and transformers' f32
 # is 2e-5 from its f64
 HYBRID = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_n_groups": 2, "mamba_d_state": 6}
+NEMOTRON_H = {"head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 6,
+              "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "n_group": 2, "topk_group": 1,
+              "moe_shared_expert_intermediate_size": 56, "routed_scaling_factor": 1.7}
+LLAMA4 = {"head_dim": 16, "num_hidden_layers": 4, "num_local_experts": 5, "num_experts_per_tok": 1,
+          "intermediate_size_mlp": 112, "interleave_moe_layer_step": 2, "floor_scale": 7, "attn_scale": 0.4}
 GRANITE4 = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_experts_per_tok": 2,
             "shared_intermediate_size": 56}
 MODERN = {"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 4,
@@ -211,6 +216,19 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("jamba", "Jamba", PHI3 | {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4,
                                "expert_layer_offset": 0, "mamba_d_state": 6, "mamba_dt_rank": 5}, STATE),
     ("jamba-dense", "Jamba", PHI3 | {"attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 1}, STATE),
+    ("falcon-h1", "FalconH1", PHI3 | HYBRID | {
+        "mamba_d_ssm": 96, "key_multiplier": 0.7, "embedding_multiplier": 3.0, "lm_head_multiplier": 0.5,
+        "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.1,
+        "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.9, 1.3, 0.7, 1.1, 0.8], "mlp_multipliers": [0.8, 1.4]}, STATE),
+    ("falcon-h1-norm", "FalconH1", PHI3 | HYBRID | {"mamba_d_ssm": 96, "mamba_rms_norm": True,
+                                                    "mamba_norm_before_gate": False}, STATE),
+    ("nemotron-h", "NemotronH", {k: v for k, v in PHI3.items() if k != "num_hidden_layers"} | NEMOTRON_H | {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"]}, STATE),
+    ("nemotron-h-pattern", "NemotronH", {k: v for k, v in PHI3.items() if k != "num_hidden_layers"} | NEMOTRON_H | {
+        "hybrid_override_pattern": "M-*-"}, STATE),
+    ("llama4", "Llama4", COMMON | LLAMA4, NEW),
+    ("llama4-plain", "Llama4", COMMON | LLAMA4 | {"moe_layers": [0], "use_qk_norm": False, "no_rope_layers": [1, 0, 1, 1],
+                                                  "attn_temperature_tuning": False, "num_experts_per_tok": 2}, NEW),
     ("bamba", "Bamba", PHI3 | HYBRID | {"attn_layer_indices": [1]}, STATE),
     ("granite4", "GraniteMoeHybrid", GRANITE | HYBRID | GRANITE4 | {"num_local_experts": 4}, STATE),
     ("granite4-dense", "GraniteMoeHybrid", GRANITE | HYBRID | GRANITE4 | {
@@ -273,6 +291,7 @@ ENCODERS = [  # name, stem, configuration, pooling, vectors of length 1
     ("gte-without-types", "Gte", BERT | {"type_vocab_size": 0}, "mean", False),
     ("deberta-v3", "DebertaV2", DEBERTA, "mean", False),
     ("deberta-v3-words", "DebertaV2", DEBERTA | {"pos_att_type": "p2c|c2p"}, "cls", True),
+    ("deberta-v3-faint", "DebertaV2", DEBERTA, "mean", False),
     ("jina-v3", "JinaEmbeddingsV3", BERT | {"task_names": ["a"]}, "mean", True),
     ("bert-last", "Bert", BERT, "last", True),
     ("modernbert", "ModernBert", MODERN, "cls", True),
@@ -286,6 +305,7 @@ T5 = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 12, "d_ff": 48, "num_laye
 BART = {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
         "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 40, "max_position_embeddings": 160,
         "pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 0, "decoder_start_token_id": 2, "forced_eos_token_id": None}
+LANGUAGES = {"eng_Latn": 200, "fra_Latn": 201}
 ENCODER_DECODERS = [  # name, stem, configuration
     ("t5", "T5", {}),
     ("t5-v1.1", "T5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
@@ -298,6 +318,7 @@ ENCODER_DECODERS = [  # name, stem, configuration
     ("marian", "Marian", BART | {"scale_embedding": True, "activation_function": "swish", "max_position_embeddings": 200,
                                  "decoder_vocab_size": VOCABULARY}),
     ("pegasus", "Pegasus", BART),
+    ("m2m-100", "M2M100", BART | {"scale_embedding": True, "activation_function": "relu", "forced_bos_token_id": 7}),
 ]
 CTC = {"vocab_size": 12, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
        "conv_dim": [16, 16, 24], "conv_kernel": [10, 3, 2], "conv_stride": [5, 2, 2], "num_conv_pos_embeddings": 8,
@@ -320,11 +341,11 @@ QUANTIZED = [  # name, quantization_config; how weights are stored follows from 
     ("fp8-channel", {"quant_method": "compressed-tensors", "format": "float-quantized"}),
 ]
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # which output each place of a word has
-READERS = ("deberta-v3", "deberta-v3-words", "modernbert", "modernbert-mean", "eurobert", "qwen3-embedding",
+READERS = ("deberta-v3", "deberta-v3-faint", "deberta-v3-words", "modernbert", "modernbert-mean", "eurobert", "qwen3-embedding",
            "embedding-gemma")  # no ONNX models
 TEXTS = ["How is the weather?", "Is it raining?", "", "a", "Ünïcödé — naïve café, 東京 🙂", "word " * 400,
          "def f(x):\n    return x ** 2", "The quick brown fox jumps over the lazy dog. " * 5]
-TWO_PARTS = ("Qwen3_5", "Qwen3_5Moe", "Gemma3", "Qwen2_5_VL", "Qwen3VL")  # stems of families that have pictures as well
+TWO_PARTS = ("Llama4", "Qwen3_5", "Qwen3_5Moe", "Gemma3", "Qwen2_5_VL", "Qwen3VL")  # stems of families that have pictures as well
 ANSWER_KEYS = {"text", "prompt_ids", "ids", "prompt_tokens_per_second", "prompt_tokens_computed", "tokens_per_second",
                "device", "fallback", "load_seconds", "weights_bytes", "context", "seed", "stopped", "stop"}
 HUGGING = ("max_shard_size",)  # what of a row's last column save_pretrained takes
@@ -358,6 +379,20 @@ def write_tokenizer(folder):
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def write_translator(folder):
+    """The same with two tokens of languages, of which the first stands before every text."""
+    write_tokenizer(folder)
+    data = json.loads((folder / "tokenizer.json").read_text())
+    data["model"]["vocab"] = {k: v for k, v in data["model"]["vocab"].items() if v not in LANGUAGES.values()} | LANGUAGES
+    data["added_tokens"] += [{"id": i, "content": name, "single_word": False, "lstrip": False, "rstrip": False,
+                              "normalized": False, "special": True} for name, i in LANGUAGES.items()]
+    special = {name: {"id": name, "ids": [i], "tokens": [name]} for name, i in (LANGUAGES | {"</s>": 2}).items()}
+    data["post_processor"] = {"type": "TemplateProcessing", "pair": [], "special_tokens": special, "single": [
+        {"SpecialToken": {"id": "eng_Latn", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+        {"SpecialToken": {"id": "</s>", "type_id": 0}}]}
+    (folder / "tokenizer.json").write_text(json.dumps(data))
 
 
 def find_peer():
@@ -586,6 +621,21 @@ class Suite:
             same += got == greedy
         self.expect(worst <= LOGITS_BOUND, f"{name}: logits differ by {worst:.2g} of the largest")
         print(f"{name}: logits {worst:.1e}, greedy tokens of {same} texts", flush=True)
+        if name == "m2m-100":
+            self.languages(folder)
+
+    def languages(self, folder):
+        write_translator(folder)
+        one, two = LANGUAGES.values()
+        for words, source, target in [(["--to", "fra_Latn"], one, two), (["--from", "fra_Latn", "--to", "eng_Latn"], two, one)]:
+            got = self.command("generate", "-m", folder, "-p", "the", "-n", 2, "--greedy", "--json", *words)
+            self.expect(got["prompt_ids"][0] == source and got["ids"][0] == target and got["prompt_ids"][-1] == 2,
+                        f"languages {words}: {got['prompt_ids']}, {got['ids']}")
+        try:
+            self.command("generate", "-m", folder, "-p", "the", "--to", "nowhere")
+            self.expect(False, "--to nowhere is accepted")
+        except RuntimeError as error:
+            self.expect("no token 'nowhere' of a language" in str(error), f"--to nowhere: {error}")
 
     def speech(self, name, stem, config, normalizes):
         """Models of CTC: logits, and the command's text of a WAV file."""
@@ -648,6 +698,8 @@ class Suite:
     def encoder(self, name, stem, config, pooling, unit):
         torch, numpy, folder = self.torch, self.numpy, self.folder / name
         model = self.make(name, stem, "Model", config)
+        if name.endswith("-faint"):  # so small that the norm's epsilon counts
+            model.embeddings.word_embeddings.weight.data.mul_(2e-3)
         model.save_pretrained(folder)
         (folder / "1_Pooling").mkdir()
         (folder / "1_Pooling" / "config.json").write_text(json.dumps(
