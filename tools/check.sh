@@ -108,6 +108,7 @@ web       | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools
 bare      | check-all | 10800 | tools/checks/bare.sh
 onnx-all  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl
 rendered-all | check-all | 1800 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD --all \$(amount 100)
+export-all | check-all | 600 | tools/build.sh $BUILD tests $plain && TRUNNION_TEST_FULL=1 python3 tools/checks/onnx_export.py $BUILD
 networks  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/formats/onnx_models.py $BUILD --fast
 engine-networks | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_engine.py $BUILD --networks
 asan-full | check-all | 7200 | tools/build.sh $BUILD-asan-full all_tests $asan -DTRUNNION_SANITIZE_FULL=ON && TRUNNION_TEST_FULL=1 $run_programs $BUILD-asan-full tests --in all_tests --each 3600
@@ -210,7 +211,7 @@ add_counts() {
 trim() { sed 's/^ *//; s/ *$//' <<<"$1"; }
 
 # A suite has a process group of its own, which Ctrl-C does not reach.
-trap 'cat "$logs"/*.log.pid 2>/dev/null | xargs -r kill; exit 130' INT TERM
+trap 'for name in $names; do cat "$logs/$name.log.pid" 2>/dev/null; done | xargs -r kill; exit 130' INT TERM
 
 # Suites at the same time, if builds can wait for each other (tools/build.sh).
 beside=1 running=0 names=""

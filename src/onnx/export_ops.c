@@ -111,6 +111,15 @@ static const char *write_cast(onnx_export *x, const tn_node *n, const onnx_write
 
 static bool export_op_is_float(const tn_node *n) { return tn_dtype_is_float((tn_dtype)n->dtype); }
 
+/* ONNX Runtime has no Where of truth values. */
+static const char *write_where(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+    const char *on = in(x, n, 0), *a = in(x, n, 1), *b = in(x, n, 2);
+    (void)w;
+    if (n->dtype != TN_BOOL) return onnx_emit3(x, "Where", on, a, b);
+    const char *chosen = onnx_emit2(x, "And", on, a), *other = onnx_emit2(x, "And", onnx_emit1(x, "Not", on), b);
+    return onnx_emit2(x, "Or", chosen, other);
+}
+
 /* With the divisor's sign, as ONNX's Mod of integers has it; that of floats has the dividend's. */
 static const char *write_remainder(onnx_export *x, const tn_node *n, const onnx_writer *w) {
     const char *a = in(x, n, 0), *b = in(x, n, 1);
@@ -320,13 +329,21 @@ static const char *indices(onnx_export *x, const tn_node *n, int k) {
 }
 
 /* An axis first among the attributes, which are two tensors' worth of inputs. */
+/* ONNX has no axis of a tensor without dimensions: it becomes one with one element, and the result loses that axis. */
+static const char *with_axis(onnx_export *x, const tn_node *n, const char *value) {
+    return n->rank == 0 ? flat(x, value) : value;
+}
+
+static const char *without_axis(onnx_export *x, const tn_node *n, const char *value) {
+    return n->rank == 0 ? onnx_emit2(x, "Reshape", value, onnx_write_shape(x, n)) : value;
+}
+
 static const char *write_indexed(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    const char *at = indices(x, n, 1);
+    if (tn_node_numel(n) == 0) /* its index may have another rank than x */
+        return onnx_emit2(x, "Expand", onnx_write_number(x, 0, (tn_dtype)n->dtype), onnx_write_shape(x, n));
+    const char *from = with_axis(x, n->in[0], in(x, n, 0)), *at = with_axis(x, n->in[1], indices(x, n, 1));
     onnx_attr_int(x, "axis", n->i[0]);
-    const char *v = onnx_emit2(x, w->onnx, in(x, n, 0), at);
-    /* of a single place the dimension stays */
-    if (n->op == TN_OP_INDEX_SELECT && n->in[1]->rank == 0) v = onnx_emit2(x, "Reshape", v, onnx_write_shape(x, n));
-    return v;
+    return without_axis(x, n, onnx_emit2(x, w->onnx, from, at));
 }
 
 static const char *write_embedding(onnx_export *x, const tn_node *n, const onnx_writer *w) {
@@ -342,10 +359,17 @@ static const char *source(onnx_export *x, const tn_node *n) {
                       onnx_write_list(x, index->shape, n->rank));
 }
 
-/* `with`: the number that changes nothing; 2 and -2 stand for the infinities. */
+/* The number that changes nothing; 2 and -2 stand for the greatest and the least of the type. */
+static double neutral(int with, tn_dtype t) {
+    if (with != 2 && with != -2) return with;
+    if (tn_dtype_is_float(t)) return with * (double)INFINITY;
+    if (t == TN_U8 || t == TN_BOOL) return with > 0 ? UINT8_MAX : 0;
+    double half = ldexp(1, 8 * (int)tn_dtype_size(t) - 1);
+    return with > 0 ? half - 1 : -half;
+}
+
 static const char *write_scatter(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    double none = w->with == 2 || w->with == -2 ? w->with * (double)INFINITY : w->with;
-    const char *fill = onnx_write_number(x, none, (tn_dtype)n->dtype);
+    const char *fill = onnx_write_number(x, neutral(w->with, (tn_dtype)n->dtype), (tn_dtype)n->dtype);
     const char *start = onnx_emit2(x, "Expand", fill, onnx_write_shape(x, n)), *from = source(x, n);
     const char *at = indices(x, n, 0);
     onnx_attr_int(x, "axis", n->i[0]);
@@ -379,10 +403,10 @@ static const char *write_index_add(onnx_export *x, const tn_node *n, const onnx_
 static const char *write_topk(onnx_export *x, const tn_node *n, const onnx_writer *w) {
     bool all = n->op == TN_OP_ARGSORT_LAST;
     int64_t k = all ? n->shape[n->rank - 1] : n->i[TN_TOPK_K];
-    const char *names[] = {in(x, n, 0), onnx_write_list(x, &k, 1)};
+    const char *names[] = {with_axis(x, n->in[0], in(x, n, 0)), onnx_write_list(x, &k, 1)};
     onnx_attr_int(x, "axis", all ? -1 : n->i[TN_TOPK_DIM]);
     onnx_attr_int(x, "largest", all ? n->i[TN_ARGSORT_LAST_DESCENDING] : n->i[TN_TOPK_LARGEST]);
-    return onnx_emit_nth(x, "TopK", names, 2, w->with, 2);
+    return without_axis(x, n, onnx_emit_nth(x, "TopK", names, 2, w->with, 2));
 }
 
 /* Both axes are looked up in tables [taps, places], then the taps are put together. */
@@ -458,10 +482,10 @@ static const char *write_arg_of_dim(onnx_export *x, const tn_node *n, const onnx
 }
 
 static const char *write_cumsum(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    const char *v = in(x, n, 0);
+    const char *v = with_axis(x, n, in(x, n, 0));
     (void)w;
     if (n->in[0]->dtype != n->dtype) v = onnx_write_cast(x, v, (tn_dtype)n->dtype);
-    return onnx_emit2(x, "CumSum", v, onnx_write_number(x, (double)n->i[0], TN_I64));
+    return without_axis(x, n, onnx_emit2(x, "CumSum", v, onnx_write_number(x, (double)n->i[0], TN_I64)));
 }
 
 static bool has_dims(const tn_node *n) { return n->rank > 0; }
@@ -583,7 +607,10 @@ static const char *write_batch_norm(onnx_export *x, const tn_node *n, const onnx
 
 /* ---- convolution, pooling ---------------------------------------------------------------------------------------- */
 
-static bool has_batch(const tn_node *n) { return n->in[0]->rank == (n->op == TN_OP_CONV1D ? 3 : 4); }
+/* ONNX's operators want a batch, and no whole numbers. */
+static bool has_batch(const tn_node *n) {
+    return export_op_is_float(n) && n->in[0]->rank == (n->op == TN_OP_CONV1D ? 3 : 4);
+}
 
 static void attr_both_sides(onnx_export *x, const int64_t *pad, int axes) {
     int64_t pads[4];
@@ -791,13 +818,14 @@ static const onnx_writer writers[] = {
     {TN_OP_CAT, NULL, write_cat, NULL, NULL, 0},
     {TN_OP_CAT_FEW, NULL, write_cat, NULL, NULL, 0},
     {TN_OP_PAD, NULL, write_pad, NULL, NULL, 0},
+    {TN_OP_WHERE, NULL, write_where, NULL, NULL, 0},
     {TN_OP_GATHER, "GatherElements", write_indexed, NULL, NULL, 0},
     {TN_OP_INDEX_SELECT, "Gather", write_indexed, NULL, NULL, 0},
     {TN_OP_EMBEDDING, "Gather", write_embedding, NULL, NULL, 0},
     {TN_OP_SCATTER_SUM, "add", write_scatter, NULL, NULL, 0},
     {TN_OP_SCATTER_PROD, "mul", write_scatter, NULL, NULL, 1},
-    {TN_OP_SCATTER_AMAX, "max", write_scatter, export_op_is_float, NULL, -2},
-    {TN_OP_SCATTER_AMIN, "min", write_scatter, export_op_is_float, NULL, 2},
+    {TN_OP_SCATTER_AMAX, "max", write_scatter, NULL, NULL, -2},
+    {TN_OP_SCATTER_AMIN, "min", write_scatter, NULL, NULL, 2},
     {TN_OP_SCATTER_LAST, "max", write_scatter_last, has_few_sources, NULL, 0},
     {TN_OP_INDEX_ADD_ROWS, NULL, write_index_add, NULL, NULL, 0},
     {TN_OP_ARGSORT_LAST, NULL, write_topk, NULL, NULL, 1},
