@@ -22,23 +22,23 @@ PUBLIC_ONLY = {"functions", "nn", "text"}
 # that raises its budget, or something that leaves.
 BUDGET = {
     "windows": 1440,
-    "base": 3780,
+    "base": 3790,
     "kir": 16690,
     "cpu": 14835,
     "gpu": 2800,
-    "vendor": 3140,
+    "vendor": 3165,
     "hal": 8750,
     "drivers": 8250,
     "tensor": 2980,
     "ops": 13450,
-    "plan": 11915,
+    "plan": 12050,
     "autograd": 1060,
     "check": 1530,
     "functions": 3991,
     "nn": 7060,
     "formats": 4760,
-    "onnx": 16890,
-    "engines": 1500,
+    "onnx": 16960,
+    "engines": 1515,
     "text": 23560,
 }
 

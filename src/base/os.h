@@ -23,6 +23,9 @@
 #include <sys/file.h>
 #endif
 
+/* Does the range lie in a file that tn_map_open mapped? Such memory is never written. */
+bool tn_map_has(const void *address, size_t bytes);
+
 /* When a file was last changed. */
 static inline struct timespec tn_modified_at(const struct stat *s) {
 #if defined(__APPLE__)

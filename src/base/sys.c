@@ -149,15 +149,27 @@ tn_status tn_map_read(const tn_map *m, size_t offset, void *out, size_t bytes) {
     return TN_OK;
 }
 
+/* The caller holds the lock. */
+static bool is_mapped(uintptr_t first, uintptr_t end) {
+    const mapping *m = mappings;
+    while (m && !(first >= m->begin && end <= m->end))
+        m = m->next;
+    return m != NULL;
+}
+
+bool tn_map_has(const void *address, size_t bytes) {
+    pthread_mutex_lock(&mappings_lock);
+    bool has = is_mapped((uintptr_t)address, (uintptr_t)address + bytes);
+    pthread_mutex_unlock(&mappings_lock);
+    return has;
+}
+
 void tn_map_return_pages(const void *address, size_t bytes) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t first = ((uintptr_t)address + page - 1) / page * page, end = ((uintptr_t)address + bytes) / page * page;
     if (TN_BIG_ENDIAN || end <= first) return;
     pthread_mutex_lock(&mappings_lock);
-    const mapping *m = mappings;
-    while (m && !(first >= m->begin && end <= m->end))
-        m = m->next;
-    if (m) tn_advise((void *)first, end - first, MADV_DONTNEED);
+    if (is_mapped(first, end)) tn_advise((void *)first, end - first, MADV_DONTNEED);
     pthread_mutex_unlock(&mappings_lock);
 }
 

@@ -1,6 +1,7 @@
 /* ort_graph.c — recorded graphs on ONNX Runtime: exported as a model in memory, run by a session of it.
  *
- * Inputs and results are the plan's memory: the library reads and writes it, nothing is copied. */
+ * Inputs and results are the plan's memory: the library reads and writes it, nothing is copied. Weights become
+ * constants of a second session, which the library folds and packs. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,8 +13,10 @@
 #if TRUNNION_WITH_ONNXRUNTIME
 
 typedef struct ort_graph {
-    tn_ort_session *session;
-    tn_ort_tensor *inputs, *outputs; /* without their addresses */
+    tn_ort_session *session, *fixed; /* fixed: the same with some inputs as constants; NULL: none */
+    tn_str body;                     /* the model without its inputs */
+    onnx_engine_input *inputs;       /* runtime scalars behind the others */
+    tn_ort_tensor *values, *outputs; /* without their addresses; values: of the inputs */
     bool *is_float;                  /* runtime scalars: made as floats */
     int input_count, output_count, scalar_count;
 } ort_graph;
@@ -22,7 +25,10 @@ static void ort_graph_free(void *compiled) {
     ort_graph *g = compiled;
     if (!g) return;
     tn_ort_session_free(g->session);
+    tn_ort_session_free(g->fixed);
+    tn_str_free(&g->body);
     tn_mem_free(g->inputs);
+    tn_mem_free(g->values);
     tn_mem_free(g->outputs);
     tn_mem_free(g->is_float);
     tn_mem_free(g);
@@ -34,18 +40,28 @@ static tn_ort_tensor describe_tensor(const tn_node *n) {
     return t;
 }
 
+static void describe_input(ort_graph *o, int i, char letter, int number, const tn_node *n) {
+    onnx_engine_input *in = &o->inputs[i];
+    *in = (onnx_engine_input){.dtype = (tn_dtype)n->dtype, .rank = n->rank, .bytes = tn_node_bytes(n)};
+    snprintf(in->name, sizeof in->name, "%c%d", letter, number);
+    memcpy(in->shape, n->shape, (size_t)n->rank * sizeof *in->shape);
+    o->values[i] = describe_tensor(n);
+}
+
 static tn_status describe_graph(ort_graph *o, const tn_engine_graph *g) {
-    o->inputs = tn_mem_zalloc((size_t)(g->input_count + g->scalar_count) + 1, sizeof *o->inputs);
+    size_t inputs = (size_t)(g->input_count + g->scalar_count);
+    o->inputs = tn_mem_zalloc(inputs + 1, sizeof *o->inputs);
+    o->values = tn_mem_zalloc(inputs + 1, sizeof *o->values);
     o->outputs = tn_mem_zalloc((size_t)g->output_count + 1, sizeof *o->outputs);
     o->is_float = tn_mem_zalloc((size_t)g->scalar_count + 1, sizeof *o->is_float);
-    if (!o->inputs || !o->outputs || !o->is_float) return TN_ERR_MEMORY;
+    if (!o->inputs || !o->values || !o->outputs || !o->is_float) return TN_ERR_MEMORY;
     o->input_count = g->input_count;
     o->output_count = g->output_count;
     o->scalar_count = g->scalar_count;
     for (int i = 0; i < g->input_count; i++)
-        o->inputs[i] = describe_tensor(g->inputs[i]);
+        describe_input(o, i, 'i', i, g->inputs[i]);
     for (int i = 0; i < g->scalar_count; i++) {
-        o->inputs[g->input_count + i] = describe_tensor(g->scalars[i]);
+        describe_input(o, g->input_count + i, 's', i, g->scalars[i]);
         o->is_float[i] = g->scalars[i]->i[0] == TN_SCALAR_FLOAT;
     }
     for (int i = 0; i < g->output_count; i++)
@@ -75,13 +91,34 @@ static tn_status refuse_graph(tn_status s, const tn_engine_graph *g, tn_engine_r
     return TN_ERR_UNSUPPORTED;
 }
 
-static tn_status compile_model(ort_graph *o, const tn_engine_graph *g, tn_engine_refusal *why) {
+/* The graph as a session, whose constants have the values at inputs[]. */
+static tn_status make_session(const ort_graph *o, void *const *inputs, tn_ort_session **out) {
     const tn_ort_options options = tn_ort_device_options();
-    tn_str model = {0};
-    tn_status s = onnx_export_graph(g, &model, why);
-    if (s == TN_OK) s = tn_ort_session_new(NULL, model.text, model.length, &options, &o->session);
+    size_t count = (size_t)(o->input_count + o->scalar_count), constants = 0;
+    const char **names = tn_mem_alloc((count + 1) * sizeof *names);
+    tn_ort_tensor *values = tn_mem_alloc((count + 1) * sizeof *values);
+    tn_str texts = {0}, model = {0};
+    for (size_t i = 0; i < count && names && values; i++) {
+        onnx_put_engine_input(&texts, &o->inputs[i]);
+        if (!o->inputs[i].constant) continue;
+        names[constants] = o->inputs[i].name;
+        values[constants] = o->values[i];
+        values[constants++].data = inputs[i];
+    }
+    tn_status s = names && values ? onnx_engine_model(&o->body, &texts, &model) : TN_ERR_MEMORY;
+    if (s == TN_OK) s = tn_ort_session_with(model.text, model.length, names, values, (int)constants, &options, out);
+    tn_str_free(&texts);
     tn_str_free(&model);
-    return s == TN_OK ? describe_graph(o, g) : refuse_graph(s, g, why);
+    tn_mem_free(names);
+    tn_mem_free(values);
+    return s;
+}
+
+static tn_status compile_model(ort_graph *o, const tn_engine_graph *g, tn_engine_refusal *why) {
+    TRY(describe_graph(o, g));
+    tn_status s = onnx_export_graph(g, &o->body, why);
+    if (s == TN_OK) s = make_session(o, NULL, &o->session);
+    return s == TN_OK ? TN_OK : refuse_graph(s, g, why);
 }
 
 static tn_status ort_graph_compile(const tn_engine_graph *g, void **out, tn_engine_refusal *why) {
@@ -93,6 +130,15 @@ static tn_status ort_graph_compile(const tn_engine_graph *g, void **out, tn_engi
     else
         ort_graph_free(o);
     return s;
+}
+
+static tn_status ort_graph_fix(void *compiled, void *const *inputs, const bool *constant) {
+    ort_graph *o = compiled;
+    tn_ort_session_free(o->fixed);
+    o->fixed = NULL;
+    for (int i = 0; i < o->input_count; i++)
+        o->inputs[i].constant = constant && constant[i] && !tn_dtype_is_quantized(o->inputs[i].dtype);
+    return constant ? make_session(o, inputs, &o->fixed) : TN_OK;
 }
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
@@ -110,30 +156,36 @@ static tn_status ort_graph_run(void *compiled, void *const *inputs, void *const 
     enum { FEW = 32 };
     static char nothing[8]; /* an address for outputs without elements */
     const ort_graph *g = compiled;
-    size_t in = (size_t)(g->input_count + g->scalar_count), out = (size_t)g->output_count;
+    size_t in = (size_t)(g->input_count + g->scalar_count), out = (size_t)g->output_count, given = 0;
     tn_ort_tensor few[FEW], *all = in + out > FEW ? tn_mem_alloc((in + out) * sizeof *all) : few;
-    int64_t *values = tn_mem_alloc(((size_t)g->scalar_count + 1) * sizeof *values);
-    tn_status s = all && values ? TN_OK : TN_ERR_MEMORY;
-    for (size_t i = 0; i < in + out && s == TN_OK; i++)
-        all[i] = i < in ? g->inputs[i] : g->outputs[i - in];
-    for (int i = 0; i < g->input_count && s == TN_OK; i++)
-        all[i].data = inputs[i];
-    for (int i = 0; i < g->scalar_count && s == TN_OK; i++) {
-        tn_ort_tensor *t = &all[g->input_count + i];
-        put_scalar(t, g->is_float[i], scalars[i], &values[i]);
-        t->data = &values[i];
+    int64_t *numbers = tn_mem_alloc(((size_t)g->scalar_count + 1) * sizeof *numbers);
+    tn_status s = all && numbers ? TN_OK : TN_ERR_MEMORY;
+    for (size_t i = 0; i < in && s == TN_OK; i++) {
+        size_t scalar = i - (size_t)g->input_count;
+        if ((g->fixed && g->inputs[i].constant) || tn_dtype_is_quantized(g->inputs[i].dtype)) continue;
+        tn_ort_tensor *t = &all[given++];
+        *t = g->values[i];
+        if (i < (size_t)g->input_count) {
+            t->data = inputs[i];
+            continue;
+        }
+        put_scalar(t, g->is_float[scalar], scalars[scalar], &numbers[scalar]);
+        t->data = &numbers[scalar];
     }
-    for (size_t i = 0; i < out && s == TN_OK; i++)
-        all[in + i].data = outputs[i] ? outputs[i] : nothing;
-    if (s == TN_OK) s = tn_ort_run(g->session, all, all + in);
+    for (size_t i = 0; i < out && s == TN_OK; i++) {
+        all[given + i] = g->outputs[i];
+        all[given + i].data = outputs[i] ? outputs[i] : nothing;
+    }
+    if (s == TN_OK) s = tn_ort_run(g->fixed ? g->fixed : g->session, all, all + given);
     if (all != few) tn_mem_free(all);
-    tn_mem_free(values);
+    tn_mem_free(numbers);
     return s;
 }
 
 const tn_engine tn_engine_onnxruntime = {
     .backend = "engine:onnxruntime",
     .compile = ort_graph_compile,
+    .fix = ort_graph_fix,
     .run = ort_graph_run,
     .free = ort_graph_free,
 };

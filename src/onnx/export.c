@@ -265,23 +265,37 @@ const char *onnx_write_shape(onnx_export *x, const tn_node *n) {
 
 /* ---- inputs and leaves ------------------------------------------------------------------------------------------- */
 
-static void put_info(onnx_export *x, tn_str *to, int field, const char *name, const tn_node *n) {
-    enum { INFO_NAME = 1, INFO_TYPE = 2, TYPE_TENSOR = 1, TENSOR_ELEMENT = 1, TENSOR_SHAPE = 2, DIM_VALUE = 1 };
-    tn_str shape = {0}, tensor = {0}, type = {0}, info = {0};
-    for (int d = 0; d < n->rank; d++) {
-        tn_str dim = {0};
-        if (varies(x, n, d))
-            put_extent_name(x, &dim, n, d);
-        else
-            onnx_put_int(&dim, DIM_VALUE, n->shape[d]);
-        onnx_put_message(&shape, 1, &dim);
-    }
-    onnx_put_int(&tensor, TENSOR_ELEMENT, export_type_of((tn_dtype)n->dtype));
-    onnx_put_message(&tensor, TENSOR_SHAPE, &shape);
+/* Field `field` of `to`: a tensor of this name and type; empties `shape`. */
+static void put_tensor_info(tn_str *to, int field, const char *name, tn_dtype dtype, tn_str *shape) {
+    enum { INFO_NAME = 1, INFO_TYPE = 2, TYPE_TENSOR = 1, TENSOR_ELEMENT = 1, TENSOR_SHAPE = 2 };
+    tn_str tensor = {0}, type = {0}, info = {0};
+    onnx_put_int(&tensor, TENSOR_ELEMENT, export_type_of(dtype));
+    onnx_put_message(&tensor, TENSOR_SHAPE, shape);
     onnx_put_message(&type, TYPE_TENSOR, &tensor);
     onnx_put_text(&info, INFO_NAME, name);
     onnx_put_message(&info, INFO_TYPE, &type);
     onnx_put_message(to, field, &info);
+}
+
+static void put_extent(tn_str *shape, int64_t extent) {
+    enum { DIM_VALUE = 1 };
+    tn_str dim = {0};
+    onnx_put_int(&dim, DIM_VALUE, extent);
+    onnx_put_message(shape, 1, &dim);
+}
+
+static void put_info(onnx_export *x, tn_str *to, int field, const char *name, const tn_node *n) {
+    tn_str shape = {0};
+    for (int d = 0; d < n->rank; d++) {
+        tn_str dim = {0};
+        if (!varies(x, n, d)) {
+            put_extent(&shape, n->shape[d]);
+            continue;
+        }
+        put_extent_name(x, &dim, n, d);
+        onnx_put_message(&shape, 1, &dim);
+    }
+    put_tensor_info(to, field, name, (tn_dtype)n->dtype, &shape);
     if (to->failed) sticks(x, TN_ERR_MEMORY);
 }
 
@@ -536,12 +550,12 @@ static void put_entry(tn_str *tensor, const char *key, const char *value) {
     onnx_put_message(tensor, TENSOR_EXTERNAL, &entry);
 }
 
-static void put_place(tn_str *tensor, const onnx_export *x, const onnx_leaf *l) {
+static void put_place(tn_str *tensor, const char *file, int64_t offset, size_t bytes) {
     char number[32];
-    put_entry(tensor, "location", x->data_file);
-    snprintf(number, sizeof number, "%lld", (long long)l->offset);
+    put_entry(tensor, "location", file);
+    snprintf(number, sizeof number, "%lld", (long long)offset);
     put_entry(tensor, "offset", number);
-    snprintf(number, sizeof number, "%zu", leaf_bytes(l->node));
+    snprintf(number, sizeof number, "%zu", bytes);
     put_entry(tensor, "length", number);
     onnx_put_int(tensor, TENSOR_LOCATION, 1);
 }
@@ -553,7 +567,7 @@ static void leaf_head(const onnx_export *x, const onnx_leaf *l, tn_str *out) {
     tn_str t = {0};
     put_tensor_head(&t, l->name, (tn_dtype)l->node->dtype, l->node->shape, l->node->rank);
     if (x->data_file)
-        put_place(&t, x, l);
+        put_place(&t, x->data_file, l->offset, leaf_bytes(l->node));
     else
         onnx_put_size(&t, TENSOR_RAW, leaf_bytes(l->node));
     onnx_put_size(out, GRAPH_INITIALIZER, t.length + bytes_inside(x, l));
@@ -758,9 +772,7 @@ int onnx_element_type(tn_dtype dtype) { return (int)export_type_of(dtype); }
 
 /* Block-quantized weights cannot be exported: an op that reads one is refused. */
 static void add_engine_input(onnx_export *x, const tn_node *n, const char *name) {
-    if (tn_dtype_is_quantized((tn_dtype)n->dtype)) return;
-    name_is(x, n, name);
-    put_info(x, &x->inputs, GRAPH_INPUT, name, n);
+    if (!tn_dtype_is_quantized((tn_dtype)n->dtype)) name_is(x, n, name);
 }
 
 /* A node's result is the graph's output itself, under the name that it has: behind an Identity, ONNX Runtime 1.32 can
@@ -788,19 +800,42 @@ static void write_engine_graph(onnx_export *x, const tn_engine_graph *g) {
     tn_mem_free(names);
 }
 
-tn_status onnx_export_graph(const tn_engine_graph *g, tn_str *model, tn_engine_refusal *why) {
+tn_status onnx_export_graph(const tn_engine_graph *g, tn_str *body, tn_engine_refusal *why) {
     onnx_export x = {.engine = g, .refusal = why};
-    int64_t bytes = 0;
     write_engine_graph(&x, g);
     if (x.status == TN_OK && why->count) x.status = tn_fail(TN_ERR_UNSUPPORTED, "ONNX has no operator for it");
-    tn_status s = x.status == TN_OK ? model_head(&x, "graph", model, &bytes) : x.status;
-    if (s == TN_OK && bytes > MOST_BYTES)
-        s = tn_fail(TN_ERR_UNSUPPORTED, "the graph takes %lld MiB, one model holds 2047", (long long)(bytes >> 20));
-    const tn_str *parts[] = {&x.nodes, &x.constants, &x.inputs, &x.outputs};
-    for (size_t i = 0; i < TN_COUNT(parts) && s == TN_OK; i++)
-        tn_str_addn(model, tn_str_text(parts[i]), parts[i]->length);
+    const tn_str *parts[] = {&x.nodes, &x.constants, &x.outputs};
+    for (size_t i = 0; i < TN_COUNT(parts) && x.status == TN_OK; i++)
+        tn_str_addn(body, tn_str_text(parts[i]), parts[i]->length);
     export_end(&x);
-    return s == TN_OK && model->failed ? TN_ERR_MEMORY : s;
+    return x.status == TN_OK && body->failed ? TN_ERR_MEMORY : x.status;
+}
+
+void onnx_put_engine_input(tn_str *graph, const onnx_engine_input *in) {
+    static const char NOWHERE[] = "given_with_the_session";
+    tn_str shape = {0}, tensor = {0};
+    if (tn_dtype_is_quantized(in->dtype)) return;
+    for (int d = 0; d < in->rank; d++)
+        put_extent(&shape, in->shape[d]);
+    if (!in->constant) {
+        put_tensor_info(graph, GRAPH_INPUT, in->name, in->dtype, &shape);
+        return;
+    }
+    tn_str_free(&shape);
+    put_tensor_head(&tensor, in->name, in->dtype, in->shape, in->rank);
+    put_place(&tensor, NOWHERE, 0, in->bytes);
+    onnx_put_message(graph, GRAPH_INITIALIZER, &tensor);
+}
+
+tn_status onnx_engine_model(const tn_str *body, const tn_str *inputs, tn_str *model) {
+    onnx_export x = {.nodes = *body, .inputs = *inputs};
+    int64_t bytes = 0;
+    TRY(model_head(&x, "graph", model, &bytes));
+    if (bytes > MOST_BYTES)
+        return tn_fail(TN_ERR_UNSUPPORTED, "the graph takes %lld MiB, one model holds 2047", (long long)(bytes >> 20));
+    tn_str_addn(model, tn_str_text(body), body->length);
+    tn_str_addn(model, tn_str_text(inputs), inputs->length);
+    return model->failed || inputs->failed ? TN_ERR_MEMORY : TN_OK;
 }
 
 tn_status tn_onnx_export(const char *path, const tn_named_tensor *inputs, int input_count,

@@ -81,10 +81,24 @@ const char *onnx_write_table(onnx_export *x, const int64_t *v, const int64_t *sh
 const char *onnx_write_shape(onnx_export *x, const tn_node *n); /* n's extents, those with a symbol read at the run */
 const char *onnx_write_cast(onnx_export *x, const char *value, tn_dtype dtype);
 
-/* The graph as a model in memory, for an engine: its inputs are called i0, i1, …, runtime scalars s0, …; outputs are in
- * the graph's order. TN_ERR_UNSUPPORTED with all nodes in *why that ONNX has no operator for. A node of the model is
- * called "#12.3" after the number in the recorder of the graph's node that it was made for, and one of its own. */
-tn_status onnx_export_graph(const tn_engine_graph *g, tn_str *model, tn_engine_refusal *why);
+/* The graph for an engine, without its inputs: these are called i0, i1, …, runtime scalars s0, …; outputs are in the
+ * graph's order. TN_ERR_UNSUPPORTED with all nodes in *why that ONNX has no operator for. A node of the model is called
+ * "#12.3" after the number in the recorder of the graph's node that it was made for, and one of its own. */
+tn_status onnx_export_graph(const tn_engine_graph *g, tn_str *body, tn_engine_refusal *why);
+
+/* An input of such a graph; constant: its value is given with the session, by name. */
+typedef struct onnx_engine_input {
+    char name[16];
+    tn_dtype dtype;
+    int rank;
+    int64_t shape[TN_MAX_RANK];
+    size_t bytes;
+    bool constant;
+} onnx_engine_input;
+/* Appends it. Quantized tensors are left out: no operator of the graph reads one. */
+void onnx_put_engine_input(tn_str *inputs, const onnx_engine_input *in);
+/* The model of a graph and its inputs. */
+tn_status onnx_engine_model(const tn_str *body, const tn_str *inputs, tn_str *model);
 /* The type of elements in the file, TensorProto.DataType. */
 int onnx_element_type(tn_dtype dtype);
 

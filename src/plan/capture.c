@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "plan/capture.h"
+#include "plan/engine.h"
 #include "tensor/graph.h"
 
 typedef struct graph_input {
@@ -28,6 +29,7 @@ typedef struct graph_runtime_scalar {
 
 struct tn_graph {
     tn_plan *plan;
+    tn_plan *on_host; /* the same by the cpu, should an engine fail to run `plan`; NULL: there is none */
     tn_captured_host *host;
     tn_device *device; /* held: a graph may be bound to no buffer */
     tn_buffer **bound;
@@ -59,6 +61,7 @@ void tn_graph_free(tn_graph *g) {
     for (size_t i = 0; i < g->bound_count; i++)
         tn_buffer_release(g->bound[i]);
     tn_plan_free(g->plan);
+    tn_plan_free(g->on_host);
     tn_captured_host_free(g->host);
     if (g->device) tn_device_release(g->device);
     tn_mem_free(g->bound);
@@ -146,6 +149,25 @@ static tn_status note_graph_buffers(tn_graph *g, const tn_binding *b, tn_tensor 
     return note_runtime_scalars(g, b);
 }
 
+static size_t greater(size_t a, size_t b) { return a > b ? a : b; }
+
+/* What an engine may fail to run is planned for the cpu as well, because a launch has no recording to plan again. The
+ * memory of a launch is enough for either. */
+static tn_status make_plans(tn_binding *b, tn_graph *g) {
+    TRY(tn_plan_make(b, &g->plan));
+    if (!g->plan->command_count || g->plan->commands[0].kind != TN_CMD_ENGINE) return TN_OK;
+    for (int i = 0; i < g->input_count; i++)
+        tn_engine_call_varies(g->plan->commands[0].engine, g->inputs[i].slot);
+    if (g->device->fallback == TN_FALLBACK_STRICT) return TN_OK;
+    b->on_host = true;
+    tn_status s = tn_plan_make(b, &g->on_host);
+    b->on_host = false;
+    TRY(s);
+    g->plan->arena_bytes = greater(g->plan->arena_bytes, g->on_host->arena_bytes);
+    g->plan->host_bytes = greater(g->plan->host_bytes, g->on_host->host_bytes);
+    return TN_OK;
+}
+
 /* A plan is one device's: what would be written on another is not left out without a word. */
 static tn_status check_states(const tn_recorder *r, const tn_binding *b) {
     for (const tn_storage *s = r->written; s && b->device; s = s->next_written)
@@ -177,7 +199,7 @@ static tn_status make_graph_plan(tn_recorder *r, tn_graph *g, tn_tensor *const *
     if (s != TN_OK || !c->binding.device) return s;
     tn_device_retain(c->binding.device);
     g->device = c->binding.device;
-    return tn_plan_make(&c->binding, &g->plan);
+    return make_plans(&c->binding, g);
 }
 
 /* If this fails before the values are computed, the recording stays, and the next evaluation computes it. */
@@ -292,6 +314,19 @@ static tn_status make_graph_outputs(const tn_graph *g, tn_buffer *const *results
     return TN_OK;
 }
 
+/* The engine failed with `status`: the cpu computes this launch and all later ones. If the cpu fails too, the values
+ * were to blame, and the next launch is the engine's again. */
+static tn_status submit_on_host(tn_plan_cache *c, tn_graph *g, tn_status status) {
+    tn_plan *failed = g->plan;
+    TRY(tn_engine_failed(failed, status));
+    TRY(tn_plan_submit(c, g->on_host, g->bound, g->scalars));
+    g->plan = g->on_host;
+    g->on_host = NULL;
+    tn_place_tell(failed);
+    tn_plan_free(failed);
+    return TN_OK;
+}
+
 /* Everything that can fail for lack of memory comes before the run, so a launch that fails has changed nothing. *ran:
  * the device has executed it, even if making the results fails. */
 static tn_status launch_graph_plan(tn_plan_cache *c, tn_graph *g, tn_tensor **outputs, bool *ran) {
@@ -300,6 +335,7 @@ static tn_status launch_graph_plan(tn_plan_cache *c, tn_graph *g, tn_tensor **ou
     TRY(reserve_copies(g));
     TRY(tn_plan_reserve(c, g->plan, g->bound));
     tn_status s = tn_plan_submit(c, g->plan, g->bound, g->scalars);
+    if (g->on_host && (s == TN_ERR_DEVICE || s == TN_ERR_ARGUMENT)) s = submit_on_host(c, g, s);
     if (s == TN_ERR_ARGUMENT) s = tn_check_name_line(g->plan, NULL, s);
     bool partially_committed = s != TN_OK && g->plan->runs.partially_committed;
     *ran = s == TN_OK;

@@ -49,6 +49,10 @@ typedef struct tn_engine {
     /* inputs, outputs: addresses, in the graph's order (any for values without elements); scalars: .f of those made as
      * floats, else .i. Several threads may run one compiled graph at once. Errors are the engine's, with its words. */
     tn_status (*run)(void *compiled, void *const *inputs, void *const *outputs, const kir_scalar *scalars);
+    /* Compiles the graph again with the values of some inputs (`constant`, by input) as constants, which lets the
+     * engine fold and rearrange them; `run` then ignores these inputs. Their bytes are copied. constant: NULL to return
+     * to the graph without constants. After an error that one is kept. NULL: the engine has no use for constants. */
+    tn_status (*fix)(void *compiled, void *const *inputs, const bool *constant);
     void (*free)(void *compiled);
 } tn_engine;
 
@@ -69,8 +73,12 @@ tn_status tn_engine_plan(const tn_binding *b, tn_plan *p, bool *made);
 tn_status tn_engine_failed(tn_plan *p, tn_status status);
 /* What a plan's command runs. */
 typedef struct tn_engine_call tn_engine_call;
+/* Before each run: the buffers of the plan's slots. What no longer changes from run to run becomes a constant of the
+ * graph; NULL: nothing may be assumed of the buffers. */
+void tn_engine_call_bind(tn_engine_call *c, tn_buffer *const *bound);
+void tn_engine_call_varies(tn_engine_call *c, int slot); /* what is bound there never becomes a constant */
 /* Errors: TN_ERR_ARGUMENT for an index out of range; TN_ERR_DEVICE with the engine's words when it fails. */
-tn_status tn_engine_call_run(const tn_engine_call *c, void *const *pointers, const kir_scalar *scalars);
+tn_status tn_engine_call_run(tn_engine_call *c, void *const *pointers, const kir_scalar *scalars);
 void tn_engine_call_free(tn_engine_call *c); /* NULL is fine */
 
 #endif

@@ -9,9 +9,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/os.h"
 #include "ops/ops_common.h"
 
-enum { ALIGN = 64 };
+enum { ALIGN = 64, PATIENCE = 3 /* runs; a graph is compiled in the time of some runs */ };
 
 /* An input that is gathered: from where its view lies, pointers[from], to the arena, pointers[to]. */
 typedef struct gathered {
@@ -30,12 +31,28 @@ typedef struct index_check {
     const char *file;
 } index_check;
 
+/* An input of the graph, and for how many runs it has had the same value. */
+typedef struct engine_input {
+    int slot;
+    bool may_stay; /* a new value would be seen: it comes with another buffer, or another version of it */
+    size_t bytes;
+    const tn_buffer *buffer;
+    uint64_t version;
+    int64_t same; /* runs */
+} engine_input;
+
 struct tn_engine_call {
     const tn_engine *engine;
     void *compiled;
     gathered *gathered;
     index_check *checks;
+    engine_input *inputs;
+    bool *constant; /* of the inputs: compiled into the graph */
     int input_count, gathered_count, check_count;
+    bool has_constants, wants_constants;
+    char *label; /* of the plan's command; `operations`: in it */
+    int64_t operations;
+    int64_t patience; /* runs after which an input that stays the same counts as a constant; 0: never */
 };
 
 static const tn_engine *engine_of(const tn_device *d) {
@@ -139,8 +156,10 @@ static tn_status make_room(engine_maker *m) {
     p->runs.addresses = tn_plan_own(p, tn_plan_slots(p) * sizeof *p->runs.addresses);
     c->gathered = tn_mem_zalloc(inputs + 1, sizeof *c->gathered);
     c->checks = tn_mem_zalloc(inputs + outputs + 1, sizeof *c->checks);
+    c->inputs = tn_mem_zalloc(inputs + 1, sizeof *c->inputs);
+    c->constant = tn_mem_zalloc(inputs + 1, sizeof *c->constant);
     if (!p->commands || !p->pointers || !p->patches || !p->scalars || !p->scalar_source || !p->runs.addresses ||
-        !c->gathered || !c->checks)
+        !c->gathered || !c->checks || !c->inputs || !c->constant)
         return TN_ERR_MEMORY;
     for (size_t i = 0; i < p->scalar_count; i++)
         p->scalar_source[i] = (int)i;
@@ -163,15 +182,25 @@ static void add_check(engine_maker *m, const tn_node *n, int pointer, bool is_in
     tn_strides_contiguous(n->shape, n->rank, k->list.stride);
 }
 
+static engine_input describe_input(const engine_maker *m, const tn_node *n, int slot) {
+    bool shifts = false;
+    for (size_t i = 0; i < m->b->shift_count; i++)
+        shifts |= m->b->shifts[i].slot == slot;
+    const tn_buffer *b = m->b->buffers[slot];
+    bool may_stay = !shifts && (!tn_buffer_is_borrowed(b) || tn_map_has(b->address, b->bytes));
+    return (engine_input){.slot = slot, .may_stay = may_stay, .bytes = tn_node_bytes(n)};
+}
+
 /* The graph's inputs are the first pointers, then come its outputs; where views are gathered from is behind those. */
 static void add_inputs(engine_maker *m) {
     for (int i = 0; i < m->input_count; i++) {
         const tn_node *n = m->inputs[i], *root = n->flags & TN_NODE_VIEW ? n->root : n;
         int64_t stride[TN_MAX_RANK], offset;
         (void)tn_node_layout(n, &offset, stride);
-        int pointer = lies_whole(n) ? take_pointer(m, tn_map_find(&m->b->buffer_slots, root->buffer),
-                                                   (int64_t)tn_dtype_bytes((tn_dtype)n->dtype, offset))
+        int slot = tn_map_find(&m->b->buffer_slots, root->buffer);
+        int pointer = lies_whole(n) ? take_pointer(m, slot, (int64_t)tn_dtype_bytes((tn_dtype)n->dtype, offset))
                                     : take_pointer(m, arena_of(m->p), take_arena(m, tn_node_bytes(n)));
+        m->call->inputs[i] = describe_input(m, n, slot);
         add_check(m, n, pointer, true);
     }
 }
@@ -233,6 +262,11 @@ static tn_status sort_patches(tn_plan *p) {
     return TN_OK;
 }
 
+static void put_label(tn_engine_call *c, int constants) {
+    int n = snprintf(c->label, TN_LABEL, "graph of %lld operations", (long long)c->operations);
+    if (constants) snprintf(c->label + n, TN_LABEL - (size_t)n, ", %d constants", constants);
+}
+
 static tn_status add_commands(engine_maker *m) {
     tn_plan *p = m->p;
     TRY(make_room(m));
@@ -241,7 +275,9 @@ static tn_status add_commands(engine_maker *m) {
     add_gathered(m);
     tn_command *c = &p->commands[p->command_count++];
     *c = (tn_command){.kind = TN_CMD_ENGINE, .pointers = p->pointers, .scalars = p->scalars, .engine = m->call};
-    snprintf(c->label, sizeof c->label, "graph of %lld operations", (long long)p->placement.operations);
+    m->call->label = c->label;
+    m->call->operations = p->placement.operations;
+    put_label(m->call, 0);
     for (int i = 0; i < m->input_count; i++)
         c->cost.bytes += (int64_t)tn_node_bytes(m->inputs[i]);
     for (int i = 0; i < m->output_count; i++)
@@ -347,6 +383,7 @@ tn_status tn_engine_plan(const tn_binding *b, tn_plan *p, bool *made) {
     if (!engine) return TN_OK;
     if (!(m.call = tn_mem_zalloc(1, sizeof *m.call))) return TN_ERR_MEMORY;
     m.call->engine = engine;
+    m.call->patience = PATIENCE;
     p->placement.operations = count_operations(b);
     tn_status s = list_values(&m);
     const tn_engine_graph g = {.device = p->device,
@@ -386,11 +423,73 @@ tn_status tn_engine_failed(tn_plan *p, tn_status status) {
     return TN_OK;
 }
 
+/* ---- constants --------------------------------------------------------------------------------------------------- */
+/* A plan knows no values, so weights are inputs of its graph. Inputs that stay the same from run to run while others
+ * change are weights: if they are most of what the graph reads, the engine compiles it again with their values. When
+ * one of them is written after all, the first graph is used again, and constants are looked for with more patience. */
+
+static void drop_constants(tn_engine_call *c) {
+    (void)c->engine->fix(c->compiled, NULL, NULL);
+    memset(c->constant, 0, (size_t)c->input_count * sizeof *c->constant);
+    c->has_constants = false;
+    c->patience *= 4;
+    put_label(c, 0);
+}
+
+void tn_engine_call_varies(tn_engine_call *c, int slot) {
+    for (int i = 0; i < c->input_count; i++)
+        c->inputs[i].may_stay &= c->inputs[i].slot != slot;
+}
+
+static bool choose_constants(tn_engine_call *c) {
+    size_t all = 0, stays = 0;
+    int count = 0;
+    for (int i = 0; i < c->input_count; i++) {
+        bool constant = c->inputs[i].may_stay && c->inputs[i].same >= c->patience;
+        c->constant[i] = constant;
+        count += constant;
+        all += c->inputs[i].bytes;
+        stays += constant ? c->inputs[i].bytes : 0;
+    }
+    return count < c->input_count && stays > all / 2;
+}
+
+void tn_engine_call_bind(tn_engine_call *c, tn_buffer *const *bound) {
+    bool written = false;
+    if (!c->engine->fix || !c->patience) return;
+    for (int i = 0; i < c->input_count; i++) {
+        engine_input *in = &c->inputs[i];
+        const tn_buffer *b = bound ? bound[in->slot] : NULL;
+        uint64_t version = b ? b->version : 0;
+        in->same = b && b == in->buffer && version == in->version ? in->same + 1 : 0;
+        in->buffer = b;
+        in->version = version;
+        written |= c->has_constants && c->constant[i] && in->same == 0;
+    }
+    if (written) drop_constants(c);
+    c->wants_constants = !c->has_constants && choose_constants(c);
+}
+
+/* All inputs have their values. Without constants it works as well. */
+static void fix_constants(tn_engine_call *c, void *const *pointers) {
+    c->wants_constants = false;
+    c->has_constants = c->engine->fix(c->compiled, pointers, c->constant) == TN_OK;
+    int count = 0;
+    for (int i = 0; i < c->input_count; i++)
+        count += c->constant[i];
+    put_label(c, c->has_constants ? count : 0);
+    if (c->has_constants) return;
+    memset(c->constant, 0, (size_t)c->input_count * sizeof *c->constant);
+    c->patience = 0;
+}
+
 void tn_engine_call_free(tn_engine_call *c) {
     if (!c) return;
     if (c->compiled) c->engine->free(c->compiled);
     tn_mem_free(c->gathered);
     tn_mem_free(c->checks);
+    tn_mem_free(c->inputs);
+    tn_mem_free(c->constant);
     tn_mem_free(c);
 }
 
@@ -423,10 +522,12 @@ static tn_status check_indices(const tn_engine_call *c, void *const *pointers, b
     return TN_OK;
 }
 
-tn_status tn_engine_call_run(const tn_engine_call *c, void *const *pointers, const kir_scalar *scalars) {
+tn_status tn_engine_call_run(tn_engine_call *c, void *const *pointers, const kir_scalar *scalars) {
     for (int i = 0; i < c->gathered_count; i++)
-        gather(&c->gathered[i], pointers[c->gathered[i].from], pointers[c->gathered[i].to]);
+        if (!c->has_constants || !c->constant[c->gathered[i].to])
+            gather(&c->gathered[i], pointers[c->gathered[i].from], pointers[c->gathered[i].to]);
     TRY(check_indices(c, pointers, true));
+    if (c->wants_constants) fix_constants(c, pointers);
     tn_status s = c->engine->run(c->compiled, pointers, pointers + c->input_count, scalars);
     if (s != TN_OK) return s == TN_ERR_MEMORY ? s : TN_ERR_DEVICE;
     return check_indices(c, pointers, false);

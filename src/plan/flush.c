@@ -800,6 +800,10 @@ static tn_status hand_over_run_task(tn_plan_cache *c, tn_plan *p, tn_queue *q, t
                                     const kir_scalar *scalars) {
     run_task *r = task_new(p);
     if (!r) return TN_ERR_MEMORY;
+    if (p->command_count && p->commands[0].kind == TN_CMD_ENGINE) {
+        tn_plan_await(p); /* the run before may use the constants that go now */
+        tn_engine_call_bind(p->commands[0].engine, NULL);
+    }
     tn_status s = note_binding(r, c, bound, scalars);
     if (s != TN_OK) {
         tn_mem_free(r);

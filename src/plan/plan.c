@@ -934,6 +934,7 @@ tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *out
     enum { GATHER_AFTER = 2 }; /* runs */
     for (size_t i = 0; i < p->native_count; i++)
         TRY(tn_native_prepare(p->natives[i], bound));
+    if (p->command_count && p->commands[0].kind == TN_CMD_ENGINE) tn_engine_call_bind(p->commands[0].engine, bound);
     bind(p, bound, outputs, memory, host, scalars);
     p->runs.partially_committed = false;
     p->runs.failed = NULL;

@@ -67,6 +67,8 @@ typedef void ort_status; /* NULL: no error */
     X(148, share_branches, "SetGlobalInterOpNumThreads", ort_status *, (void *threading, int threads))              \
     X(149, share_spinning, "SetGlobalSpinControl", ort_status *, (void *threading, int spins))                      \
     X(152, add_cuda, "SessionOptionsAppendExecutionProvider_CUDA", ort_status *, (void *options, const void *cuda)) \
+    X(210, add_initializers, "AddExternalInitializers", ort_status *,                                               \
+      (void *options, const char *const *names, const void *const *values, size_t count))                           \
     X(216, add_provider, "SessionOptionsAppendExecutionProvider", ort_status *,                                     \
       (void *options, const char *name, const char *const *keys, const char *const *values, size_t count))
 
@@ -305,30 +307,69 @@ static tn_status take_names(tn_ort_session *s) {
     return TN_OK;
 }
 
-static tn_status open_session(tn_ort_session *s, const char *path, const void *bytes, size_t size,
-                              const tn_ort_options *o) {
-    void *options = NULL;
-    TRY(ORT(options_new, (&options)));
-    tn_status status = set_options(options, o);
+/* What a session is made of: a file, or bytes and the values of initializers that they lack. */
+typedef struct session_source {
+    const char *path;
+    const void *bytes;
+    size_t size;
+    const char *const *names;
+    const tn_ort_tensor *values;
+    int count;
+} session_source;
+
+void tn_ort_value_free(void *value) {
+    if (value) calls.value_free(value);
+}
+
+static tn_status make_value(const tn_ort_tensor *t, void **value) {
+    static char nothing[8]; /* an address for tensors without elements */
+    return ORT(value_over, (memory, t->data ? t->data : nothing, t->bytes, t->shape, (size_t)t->rank, t->type, value));
+}
+
+/* The library copies them while it makes the session; *values must live until then. */
+static tn_status add_values(void *options, const session_source *from, void **values) {
+    for (int i = 0; i < from->count; i++)
+        TRY(make_value(&from->values[i], &values[i]));
+    return from->count ? ORT(add_initializers, (options, from->names, (const void *const *)values, (size_t)from->count))
+                       : TN_OK;
+}
+
+static tn_status open_session(tn_ort_session *s, const session_source *from, const tn_ort_options *o) {
+    void *options = NULL, **values = tn_mem_zalloc((size_t)from->count + 1, sizeof *values);
+    tn_status status = values ? ORT(options_new, (&options)) : TN_ERR_MEMORY;
+    if (status == TN_OK) status = set_options(options, o);
+    if (status == TN_OK) status = add_values(options, from, values);
     if (status == TN_OK)
-        status = path ? ORT(session_of_file, (env, path, options, &s->session))
-                      : ORT(session_of_bytes, (env, bytes, size, options, &s->session));
-    calls.options_free(options);
+        status = from->path ? ORT(session_of_file, (env, from->path, options, &s->session))
+                            : ORT(session_of_bytes, (env, from->bytes, from->size, options, &s->session));
+    if (options) calls.options_free(options);
+    for (int i = 0; values && i < from->count; i++)
+        tn_ort_value_free(values[i]);
+    tn_mem_free(values);
     return status == TN_OK ? take_names(s) : status;
 }
 
-tn_status tn_ort_session_new(const char *path, const void *bytes, size_t size, const tn_ort_options *options,
-                             tn_ort_session **out) {
+static tn_status new_session(const session_source *from, const tn_ort_options *options, tn_ort_session **out) {
     *out = NULL;
     TRY(tn_ort_load());
     tn_ort_session *s = tn_mem_zalloc(1, sizeof *s);
     if (!s) return TN_ERR_MEMORY;
-    tn_status status = open_session(s, path, bytes, size, options);
+    tn_status status = open_session(s, from, options);
     if (status == TN_OK)
         *out = s;
     else
         tn_ort_session_free(s);
     return status;
+}
+
+tn_status tn_ort_session_new(const char *path, const void *bytes, size_t size, const tn_ort_options *options,
+                             tn_ort_session **out) {
+    return new_session(&(session_source){.path = path, .bytes = bytes, .size = size}, options, out);
+}
+
+tn_status tn_ort_session_with(const void *bytes, size_t size, const char *const *names, const tn_ort_tensor *values,
+                              int count, const tn_ort_options *options, tn_ort_session **out) {
+    return new_session(&(session_source){NULL, bytes, size, names, values, count}, options, out);
 }
 
 static void free_names(char **names, int count) {
@@ -351,15 +392,6 @@ const char *tn_ort_input_name(const tn_ort_session *s, int i) { return s->input_
 const char *tn_ort_output_name(const tn_ort_session *s, int i) { return s->output_names[i]; }
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
-
-void tn_ort_value_free(void *value) {
-    if (value) calls.value_free(value);
-}
-
-static tn_status make_value(const tn_ort_tensor *t, void **value) {
-    static char nothing[8]; /* an address for tensors without elements */
-    return ORT(value_over, (memory, t->data ? t->data : nothing, t->bytes, t->shape, (size_t)t->rank, t->type, value));
-}
 
 static tn_status describe_value(tn_ort_tensor *t) {
     void *info = NULL;

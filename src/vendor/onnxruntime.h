@@ -33,16 +33,6 @@ void tn_ort_set_device_options(const tn_ort_options *options);
 
 typedef struct tn_ort_session tn_ort_session;
 
-/* From a file, or where `path` is NULL from `size` bytes, which may go afterwards. */
-tn_status tn_ort_session_new(const char *path, const void *bytes, size_t size, const tn_ort_options *options,
-                             tn_ort_session **out);
-void tn_ort_session_free(tn_ort_session *s); /* NULL is fine */
-
-int tn_ort_input_count(const tn_ort_session *s);
-int tn_ort_output_count(const tn_ort_session *s);
-const char *tn_ort_input_name(const tn_ort_session *s, int i);
-const char *tn_ort_output_name(const tn_ort_session *s, int i);
-
 /* A tensor: its element type as TensorProto.DataType numbers it. */
 typedef struct tn_ort_tensor {
     int type, rank;
@@ -51,6 +41,19 @@ typedef struct tn_ort_tensor {
     size_t bytes;
     void *value; /* of an output of the library's own: freed with tn_ort_value_free; else NULL */
 } tn_ort_tensor;
+
+/* From a file, or where `path` is NULL from `size` bytes, which may go afterwards. */
+tn_status tn_ort_session_new(const char *path, const void *bytes, size_t size, const tn_ort_options *options,
+                             tn_ort_session **out);
+/* From bytes, with the values of initializers that the model names but does not contain. They are copied. */
+tn_status tn_ort_session_with(const void *bytes, size_t size, const char *const *names, const tn_ort_tensor *values,
+                              int count, const tn_ort_options *options, tn_ort_session **out);
+void tn_ort_session_free(tn_ort_session *s); /* NULL is fine */
+
+int tn_ort_input_count(const tn_ort_session *s);
+int tn_ort_output_count(const tn_ort_session *s);
+const char *tn_ort_input_name(const tn_ort_session *s, int i);
+const char *tn_ort_output_name(const tn_ort_session *s, int i);
 
 /* inputs and outputs in the session's order, all of them. Outputs of the library's own come back with shape and data.
  * After a failure none is left. */

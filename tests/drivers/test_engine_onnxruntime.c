@@ -7,8 +7,8 @@
 
 #include <math.h>
 
-static const char *const LIBRARIES[] = {"libonnxruntime.so.1",
-                                        "site-packages/onnxruntime/capi/libonnxruntime.so.1.*", NULL};
+static const char *const LIBRARIES[] = {"libonnxruntime.so.1", "site-packages/onnxruntime/capi/libonnxruntime.so.1.*",
+                                        NULL};
 static const engine_subject SUBJECT = {"engine:onnxruntime", "ONNX Runtime", "TRUNNION_ONNXRUNTIME_LIB", LIBRARIES};
 
 /* ---- libraries that cannot be used ------------------------------------------------------------------------------- */
@@ -160,6 +160,77 @@ static void failed_run_is_done_again_by_the_host(void **state) {
     assert_ok(tn_read(s, got, sizeof got));
     assert_int_equal(got[1], 2);
     assert_true(ran_on_the_host() > before);
+}
+
+/* Weights become constants of the graph after a few runs, and are seen when they change all the same. */
+static void weights_that_stay_are_constants_until_they_are_written(void **state) {
+    (void)state;
+    if (!open_engine()) return;
+    enum { ROWS = 2, IN = 12, OUT = 10, RUNS = 24, WRITTEN = 7 };
+    int with_constants = 0;
+    TN_SCOPE;
+    float weights[OUT * IN], biases[OUT];
+    for (int i = 0; i < OUT * IN; i++)
+        weights[i] = (float)(i * 5 % 11) / 16 - 0.25f;
+    for (int i = 0; i < OUT; i++)
+        biases[i] = (float)i / 4;
+    tn_tensor *w = tn_from_data(weights, (int64_t[]){OUT, IN}, 2, TN_F32);
+    tn_tensor *bias = tn_from_data(biases, (int64_t[]){1, OUT}, 2, TN_F32);
+    assert_ok(tn_make_state(w));
+    for (int run = 0; run < RUNS; run++) {
+        float x[ROWS * IN], have[ROWS * OUT];
+        for (int i = 0; i < ROWS * IN; i++)
+            x[i] = (float)((i * 7 + run) % 5) - 2;
+        if (run % 8 == WRITTEN) {
+            assert_ok(tn_status_of(tn_mul_(w, tn_scalar(-2))));
+            for (int i = 0; i < OUT * IN; i++)
+                weights[i] *= -2;
+        }
+        tn_tensor *in = tn_from_data(x, (int64_t[]){ROWS, IN}, 2, TN_F32);
+        assert_ok(tn_read(tn_add(tn_matmul(in, tn_transpose(w, 0, 1)), bias), have, sizeof have));
+        for (int i = 0; i < ROWS * OUT; i++) {
+            double want = (double)biases[i % OUT];
+            for (int k = 0; k < IN; k++)
+                want += (double)x[i / OUT * IN + k] * (double)weights[i % OUT * IN + k];
+            assert_true(fabs((double)have[i] - want) < 1e-5);
+        }
+        char *plan = tn_explain_last();
+        bool constants = strstr(plan, ", 2 constants") != NULL;
+        if (constants) assert_true(run > 2 && run < WRITTEN); /* later it is more patient */
+        with_constants += constants;
+        tn_text_free(plan);
+    }
+    assert_true(with_constants >= 3);
+}
+
+static void failed_launch_of_a_graph_is_done_again_by_the_host(void **state) {
+    (void)state;
+    if (!open_engine()) return;
+    TN_SCOPE;
+    int64_t before = ran_on_the_host(), pair[] = {2}, got[2];
+    tn_tensor *s = tn_from_data((int64_t[]){17, 18}, pair, 1, TN_I64);
+    tn_tensor *good = tn_from_data((int64_t[]){5, 7}, pair, 1, TN_I64);
+    tn_tensor *bad = tn_from_data((int64_t[]){0, 3}, pair, 1, TN_I64), *made = NULL;
+    tn_graph *graph = NULL;
+    assert_ok(tn_make_state(s));
+    assert_ok(tn_eval((tn_tensor *[]){good, bad, s}, 3));
+    assert_ok(tn_capture_begin());
+    made = tn_add(tn_remainder_(s, good), tn_scalar_int(1));
+    assert_ok(tn_capture_end(&good, 1, &made, 1, &graph));
+    assert_int_equal(ran_on_the_host(), before);
+    const int64_t after_capture[] = {2, 4}, after_launches[][2] = {{2, 4}, {0, 1}, {0, 1}};
+    assert_ok(tn_read(s, got, sizeof got));
+    assert_memory_equal(got, after_capture, sizeof got);
+    tn_tensor *inputs[] = {good, bad, good};
+    for (int i = 0; i < 3; i++) { /* the second one ends with "Integer modulo by zero" */
+        assert_ok(tn_graph_launch(graph, &inputs[i], &made));
+        assert_ok(tn_read(s, got, sizeof got));
+        assert_int_equal(got[1], after_launches[i][1]);
+        assert_ok(tn_read(made, got, sizeof got));
+        assert_int_equal(got[1], after_launches[i][1] + 1);
+        assert_true((ran_on_the_host() > before) == (i > 0));
+    }
+    tn_graph_free(graph);
 }
 
 static void random_numbers_are_those_of_every_device(void **state) {
@@ -432,6 +503,8 @@ int main(void) {
         TEST(index_out_of_range_is_an_error_of_the_caller),
         TEST(what_it_lacks_is_computed_by_the_host_and_told),
         TEST(failed_run_is_done_again_by_the_host),
+        TEST(weights_that_stay_are_constants_until_they_are_written),
+        TEST(failed_launch_of_a_graph_is_done_again_by_the_host),
         TEST(random_numbers_are_those_of_every_device),
         TEST(training_steps_are_the_engines),
         TEST(model_file_runs_there_with_any_rows),

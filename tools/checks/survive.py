@@ -140,6 +140,19 @@ def check_reads(report, program, target):
     report.expect(code == 0 and len(got["failed_devices"]) == 1, f"{target.name} cartpole, {fault}: {code}, {got}\n{words[-500:]}")
 
 
+def check_graphs(report, program, target, table):
+    """A graph that cannot be made or launched is an error of the step that launches it, and the training goes on."""
+    wanted = train(program, "cpu", "digits", 8, ["--data", str(table)], target.environment)[1]
+    for call, at, error in (("cuGraphInstantiateWithFlags", 1, 719), ("cuGraphExecKernelNodeSetParams", 5, 700),
+                            ("cuGraphLaunch", 1, 2), ("cuGraphLaunch", 5, 719)):
+        fault = {target.variable: f"{call}:{at}:{error}"}
+        code, got, words = train(program, target.name, "digits", 8, ["--data", str(table)], target.environment | fault)
+        reasons = [failed["reason"] for failed in got.get("failed_devices", [])]
+        report.expect(code == 0 and len(reasons) == 1 and call in reasons[0] and
+                      [got[k] for k in ("final_loss", "steps")] == [wanted[k] for k in ("final_loss", "steps")],
+                      f"{target.name} graphs, {fault}: {code}, {got}\n{words[-500:]}")
+
+
 def check_texts(report, program, target, model, moments):
     name, environment = target.name, target.environment
 
@@ -374,6 +387,7 @@ def main():
         make_data(folder / "texts.jsonl", 12)
         check_memory(report, program, folder / "model")
         check_target(report, program, double("cuda", build, folder), folder, moments, all_runs)
+        check_graphs(report, program, double("cuda", build, folder), folder / "digits.csv")
         check_resumed(report, program, double("cuda", build, folder), folder)
         if all_runs:
             check_target(report, program, double("rocm", build, folder), folder, 4, False)
