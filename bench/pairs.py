@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """pairs.py — times works of `trunnion bench` in two builds of this project by turns, each in a new process, on one
-thread, and prints the ratio of the shortest samples. For finding what a change made slower:
+thread or --threads of them, and prints the ratio of the shortest samples. For finding what a change made slower:
 
     python3 bench/pairs.py OLD/build/trunnion NEW/build/trunnion policy-forward-1 'gemm-f32-*'
 """
@@ -11,9 +11,9 @@ import pathlib
 import subprocess
 
 
-def best(program, work, seconds):
+def best(program, work, seconds, threads):
     """The shortest sample, in the work's unit; None where this build does not have the work."""
-    ended = subprocess.run([program, "bench", work, "--json", "--threads", "1", "--seconds", str(seconds)],
+    ended = subprocess.run([program, "bench", work, "--json", "--threads", str(threads), "--seconds", str(seconds)],
                            capture_output=True, text=True)
     rows = json.loads(ended.stdout).get("rows") if ended.returncode == 0 else None
     return rows[0].get("best") or rows[0]["value"] if rows else None
@@ -31,6 +31,7 @@ def main():
     parser.add_argument("works", nargs="+", help="names of `trunnion bench --list`, or patterns")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=0.5, help="of a work in a process (0.5)")
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     sides = {"old": options.old.resolve(), "new": options.new.resolve()}
     print("| work | old | new | new / old |\n|---|---|---|---|")
@@ -38,7 +39,7 @@ def main():
         samples = {side: [] for side in sides}
         for turn in range(options.rounds):
             for side in sorted(sides, reverse=turn % 2 == 1):
-                samples[side].append(best(sides[side], work, options.seconds))
+                samples[side].append(best(sides[side], work, options.seconds, options.threads))
         if any(sample is None for side in samples.values() for sample in side):
             print(f"| {work} | not in both builds | | |")
             continue

@@ -1,7 +1,7 @@
 """zoo.py — architectures that nobody tuned for, exported with random weights, timed here and in ONNX Runtime.
 
     zoo.py [--count 10] [--seed N] [--only 'resnet* vit*'] [--threads 2] [--cpu-time] [--seconds 1] [--fast]
-           [--build build] [--profile] [--page NOTE]
+           [--build build] [--profile] [--scaling] [--page NOTE]
 
 The networks are those of torchvision, timm and transformers in ZOO. A run takes --count of them, chosen by --seed, so
 that no kernel is fitted to a fixed list; --count 0 takes all. Each is exported once, into the cache folder. Its results
@@ -11,6 +11,7 @@ are below 1.
 
   --cpu-time  one thread, and its processor time instead of the time of day: for a machine that others use too
   --profile   also the commands of each network that take most time
+  --scaling   also the commands that more threads make less than 1.6 times as fast
   --page      writes docs/measured/zoo-DATE.md, with NOTE in its head
 
 Runs in the peers' Python (tools/peers/python.sh), and needs the shared library: tools/build.sh build trunnion_shared.
@@ -36,6 +37,7 @@ from digits import cache_folder  # noqa: E402
 
 PACKAGES = ["torchvision", "timm", "transformers", "onnx", "onnxscript", "onnxruntime"]
 LIMIT = 2e-4  # of an output's largest number
+LEAST_MS = 0.02  # of a command that is worth more threads
 IMAGE = (1, 3, 224, 224)
 
 
@@ -213,6 +215,18 @@ class Here:
             self.dll.tn_profile_free(profile)
         return sorted(best.values(), reverse=True)
 
+    def scaling(self, threads, runs):
+        """[(milliseconds with one thread, with `threads`, kind, label)] of each command's best run, by turns."""
+        best = {}
+        for turn in range(runs):
+            count = threads if turn % 2 else 1
+            self.check(self.dll.tn_set_num_threads(count))
+            for seconds, _, *key, _ in self.profile(4):
+                times = best.setdefault(tuple(key), {})
+                times[count] = min(seconds, times.get(count, seconds))
+        self.check(self.dll.tn_set_num_threads(threads))
+        return [(times[1] * 1e3, times[threads] * 1e3, *key) for key, times in best.items() if len(times) == 2]
+
 
 class OnnxRuntime:
     def __init__(self, path, x, threads):
@@ -256,6 +270,12 @@ def measure(name, options):
     if options.profile:
         for seconds, runs, kind, label, rate in here.profile(20)[:options.profile]:
             print(f"{seconds * 1e3:9.3f} ms × {runs:<3} {rate:6.1f} GFLOP/s  {kind:7} {label[:150]}", file=sys.stderr)
+    if options.scaling and threads > 1:
+        rows = sorted(here.scaling(threads, 40), reverse=True)
+        for one, more, kind, label in rows:
+            if one >= LEAST_MS and one < options.scaling * more:
+                print(f"{one:9.3f} ms  {more:9.3f} ms  {one / more:5.2f}x  {kind:7} {label[:150]}", file=sys.stderr)
+        print(f"{sum(r[0] for r in rows):9.3f} ms  {sum(r[1] for r in rows):9.3f} ms  all commands", file=sys.stderr)
     clock = time.thread_time if options.cpu_time else time.perf_counter
     mine, theirs = [], []
     for _ in range(4):
@@ -309,6 +329,7 @@ def main():
     parser.add_argument("--fast", action="store_true")
     parser.add_argument("--build", default=str(ROOT / "build"))
     parser.add_argument("--profile", type=int, nargs="?", const=12, default=0)
+    parser.add_argument("--scaling", type=float, nargs="?", const=1.6, default=0)
     parser.add_argument("--page", default="")
     parser.add_argument("--export", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -321,7 +342,7 @@ def main():
     print(f"seed {options.seed}", flush=True)
     for name in chosen(options):
         done = subprocess.run([sys.executable, __file__, *own, "--one", name], stdout=subprocess.PIPE, text=True,
-                              stderr=None if options.profile else subprocess.PIPE)
+                              stderr=None if options.profile or options.scaling else subprocess.PIPE)
         if done.returncode != 0:
             print(f"{name:24} skipped: {((done.stderr or '').strip().splitlines() or ['?'])[-1][:200]}", flush=True)
             continue

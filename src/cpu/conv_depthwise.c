@@ -27,6 +27,7 @@ typedef struct depthwise {
     window_taps taps;
     float outside;
     bool of_four, pairs, in_image;
+    bool by_rows;     /* threads share rows of the only image: else channels */
     int64_t channels; /* that are read in the image at once */
     bool ends;        /* all that the epilogue does is … */
     epilogue_ops epilogue_ops;
@@ -287,6 +288,16 @@ static void open_part(part *p, const depthwise *e, int worker) {
 
 static int64_t channel_parts(const depthwise *e) { return tn_ceil_div(e->a.groups, e->channels); }
 
+/* Part n: a block of rows, and which of all images' parts of channels. */
+typedef struct part_at {
+    int64_t block, channels;
+} part_at;
+
+static part_at find_part(const depthwise *e, int64_t n, int64_t channel_parts) {
+    if (e->by_rows) return (part_at){n / channel_parts, n % channel_parts};
+    return (part_at){n % e->blocks, n / e->blocks};
+}
+
 static void compute_image_parts(void *ctx, int64_t begin, int64_t end, int worker) {
     const depthwise *e = ctx;
     const tn_conv_args *a = &e->a;
@@ -294,9 +305,9 @@ static void compute_image_parts(void *ctx, int64_t begin, int64_t end, int worke
     open_part(&p, e, worker);
     memset(p.input_tile, 0, e->input_tile_bytes);
     for (int64_t n = begin; n < end; n++) {
-        const int64_t row = n % e->blocks * e->rows, all = n / e->blocks;
-        const int64_t image = all / channel_parts(e), channel = all % channel_parts(e) * e->channels;
-        const int64_t plane = image * a->groups + channel;
+        const part_at at = find_part(e, n, channel_parts(e));
+        const int64_t channel = at.channels % channel_parts(e) * e->channels, row = at.block * e->rows;
+        const int64_t plane = at.channels / channel_parts(e) * a->groups + channel;
         compute_channels(e, &p, plane, tn_min64(e->channels, a->groups - channel), row,
                          tn_min64(e->rows, a->out_size[0] - row),
                          a->out + (plane * a->out_size[0] + row) * a->out_size[1]);
@@ -310,7 +321,9 @@ static void compute_parts(void *ctx, int64_t begin, int64_t end, int worker) {
     open_part(&p, e, worker);
     const bool joined = p.epilogue.vm && !e->ends;
     for (int64_t n = begin; n < end; n++) {
-        int64_t plane = n / e->blocks, row = n % e->blocks * e->rows, rows = tn_min64(e->rows, a->out_size[0] - row);
+        const part_at which = find_part(e, n, a->groups);
+        const int64_t plane = which.channels, row = which.block * e->rows,
+                      rows = tn_min64(e->rows, a->out_size[0] - row);
         float *out = a->out + (plane * a->out_size[0] + row) * a->out_size[1];
         compute_rows(e, &p, plane, row, rows, joined ? p.sums : out);
         if (!joined) continue;
@@ -324,6 +337,14 @@ size_t tn_conv_depthwise_workspace(const tn_conv_args *args, int threads) {
     if (goes_by_channels(args)) return tn_conv_by_channels_workspace(args, threads);
     plan_depthwise(&e, args);
     return e.tap_bytes + (size_t)(threads > 1 ? threads : 1) * e.part_bytes;
+}
+
+/* Should each thread compute some rows of all channels of an image? What makes a large image is divided like that
+ * (windows, and products of few filters), what makes a small one by channels: a thread reads what it has written. */
+static bool splits_rows(const tn_conv_args *a, int threads) {
+    enum { LARGE_PIXELS = 1 << 13 };
+    const int64_t rows = tn_ceil_div(a->out_size[0], threads);
+    return a->batch == 1 && a->size[0] * a->size[1] >= LARGE_PIXELS && 8 * rows * threads <= 9 * a->out_size[0];
 }
 
 /* Windows of one channel are seen an eighth as fast as a product's: threads pay for less. */
@@ -345,7 +366,8 @@ void tn_conv_depthwise(const tn_conv_args *args) {
     e.ends = !e.of_four && !e.pairs && epilogue_by_channels(&args->epilogue, &e.epilogue_ops);
     e.parts = (char *)args->workspace + e.tap_bytes;
     int64_t planes = args->batch * args->groups;
-    if (planes < threads) e.rows = tn_min64(e.rows, tn_ceil_div(e.a.out_size[0], threads));
+    e.by_rows = threads > 1 && splits_rows(&e.a, threads);
+    if (planes < threads || e.by_rows) e.rows = tn_min64(e.rows, tn_ceil_div(e.a.out_size[0], threads));
     e.blocks = tn_ceil_div(e.a.out_size[0], e.rows);
     e.channels = threads > 1 ? tn_max64(tn_min64(IMAGE_CHANNELS, planes / (4 * threads)), 1) : IMAGE_CHANNELS;
     const int64_t parts = (e.in_image ? args->batch * channel_parts(&e) : planes) * e.blocks;
@@ -353,5 +375,5 @@ void tn_conv_depthwise(const tn_conv_args *args) {
     if (threads == 1)
         run(&e, 0, parts, 0);
     else
-        tn_parallel(parts, tn_max64(parts / (4 * threads), 1), run, &e);
+        tn_parallel(parts, e.by_rows ? 1 : tn_max64(parts / (4 * threads), 1), run, &e);
 }

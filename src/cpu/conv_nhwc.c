@@ -50,6 +50,7 @@ typedef struct nhwc_nhwc {
     int64_t blocks, parts;  /* of rows; of panels */
     int64_t depth;          /* of all phases */
     bool in_pixel;          /* windows are read from the image: they never leave it */
+    bool cut;               /* blocks are parts of a single row of output pixels */
     size_t tap_bytes, input_tile_bytes, sums_bytes, begun_bytes, block_bytes, scratch_bytes, made_bytes, part_bytes;
     epilogue_ops epilogue_ops; /* with addresses, of channel 0 … */
     bool ends;                 /* … if that is all that the epilogue does */
@@ -224,20 +225,20 @@ void tn_conv_nhwc_pack(const tn_conv_args *a, void *to) {
 
 /* ---- a block ----------------------------------------------------------------------------------------------------- */
 
-/* Rows [row, row + count) of all images' output pixels. */
-static void see_rows_of_images(const im2col_plan *w, im2col_run *s, int64_t row, int64_t count) {
+/* Output pixels [first, first + count) of all images: whole rows, or a part of one. */
+static void see_pixels_of_images(const im2col_plan *w, im2col_run *s, int64_t first, int64_t count) {
     const tn_conv_args *a = w->a;
-    const int64_t across = a->out_size[1], down = a->out_size[0];
+    const int64_t across = a->out_size[1], plane = a->out_size[0] * across;
     int k = 0, before = s->sections;
     bool alike = before > 0, whole = before > 0;
-    for (int64_t r = row; r < row + count; k++) {
-        int64_t rows = tn_min64(down - r % down, row + count - r);
-        section now = {r / down, r % down * across, rows * across, (r - row) * across, 0, 0, 0};
+    for (int64_t at = first; at < first + count; k++) {
+        section now = {.image = at / plane, .at = at % plane, .to = at - first};
+        now.count = tn_min64(plane - now.at, first + count - at);
         tn_im2col_section(a, &now);
         alike = alike && k < before && s->section[k].at == now.at && s->section[k].count == now.count;
-        whole = whole && now.low == 0 && now.high == (rows - 1) * a->stride[0] + window_reach(a, 0);
+        whole = whole && now.low == 0 && now.high == (now.count / across - 1) * a->stride[0] + window_reach(a, 0);
         s->section[k] = now;
-        r += rows;
+        at += now.count;
     }
     s->sections = k;
     s->clean = (alike && k == before) || whole; /* left and right of the rows are the zeros that always were there */
@@ -391,6 +392,7 @@ static strips results_of(const nhwc_nhwc *w, const nhwc_part *p, int64_t first, 
     const int64_t channels = a->groups * a->out_channels, row = result_row(a) * area;
     if (!a->out || a->pool[0] > 0) return (strips){0};
     const float *to = a->out + (s->image * channels + first) * plane + s->at / a->out_size[1] * row;
+    if (w->cut) return make_strips(to + s->at, plane, out_channels, s->count);
     return of_images(make_strips(to, plane, out_channels, s->count / a->out_size[1] * row), p->s->sections,
                      channels * plane);
 }
@@ -419,7 +421,7 @@ static const float *section_begin(const nhwc_nhwc *w, const nhwc_part *p, int64_
     const section *s = &p->s->section[k];
     if (!w->in_pixel) return p->s->input_tile + k * w->w.section + p->s->top * w->w.row;
     const float *x = a->x + s->image * a->x_stride[0] + group * a->channels * a->x_stride[1];
-    return x + s->first * a->x_stride[2] - a->pad_before[1];
+    return x + s->first * a->x_stride[2] - a->pad_before[1] + s->at % a->out_size[1];
 }
 
 /* Some steps of k over the whole block; `t` has the panel, `columns` of which are filters, and an output pixel's sums
@@ -435,7 +437,8 @@ static void multiply_pixels(const nhwc_nhwc *w, nhwc_part *p, int64_t group, flo
         t.c = to + now->to * t.c_row + from;
         for (int64_t at = 0; at < now->count; at += across, row += down) {
             t.a = row;
-            for (int64_t left = across, rows = 0; left > 0; left -= rows, t.a += rows, t.c += rows * t.c_row) {
+            for (int64_t left = tn_min64(across, now->count - at), rows = 0; left > 0;
+                 left -= rows, t.a += rows, t.c += rows * t.c_row) {
                 rows = tile_nhwc_height(left, with->rows);
                 look_ahead_nhwc(p, &t);
                 tiles[rows](&t);
@@ -464,7 +467,7 @@ static void write_out_channels(const nhwc_nhwc *w, nhwc_part *p, const section *
                  .lines = now->count,
                  .epilogue_ops = w->ends ? &end : NULL};
     if (!joined && !pooled) {
-        turn.to = result_at(a, now->image, first, row);
+        turn.to = result_at(a, now->image, first, row) + now->at % a->out_size[1];
         turn.distance = result_plane(a);
         turn.group = a->border.row > 0 ? a->out_size[1] : now->count;
         turn.jump = a->border.row;
@@ -525,21 +528,23 @@ static void multiply_phase(const nhwc_nhwc *w, nhwc_part *p, const phase *at, in
     }
 }
 
-static void compute_block(const nhwc_nhwc *w, nhwc_part *p, int64_t group, int64_t row, int64_t rows, int64_t number) {
+/* Output pixels [at, at + count) of all images, part `number` of the panels. */
+static void compute_block(const nhwc_nhwc *w, nhwc_part *p, int64_t group, int64_t at, int64_t count, int64_t number) {
     const tn_conv_args *a = &w->a;
-    const int64_t side = w->split[1], begin = group * w->all_rows + row + 1;
+    const int64_t across = a->out_size[1], plane = a->out_size[0] * across, side = w->split[1];
+    const int64_t begin = group * w->all_rows * across + at + 1;
     if (p->s->rows != begin) { /* else a thread takes some more panels */
         const section last = p->s->sections == 1 ? p->s->section[0] : (section){.image = -1};
-        see_rows_of_images(&w->w, p->s, row, rows);
+        see_pixels_of_images(&w->w, p->s, at, count);
         fill_nhwc(w, p, group, &last);
         p->s->rows = begin;
     }
-    bool whole = row % a->out_size[0] == 0 && rows % a->out_size[0] == 0;
+    bool whole = at % plane == 0 && count % plane == 0;
     bool afar = comes_from_afar(w) && (whole || p->s->sections == 1);
-    const int64_t tiles = tn_ceil_div(rows * a->out_size[1], w->tiles->rows);
+    const int64_t tiles = tn_ceil_div(count, w->tiles->rows);
     p->lines_at_once = tn_ceil_div(NHWC_AHEAD * w->panel / LINE, tiles);
     p->results = (strips){0};
-    p->next = afar && !w->producer ? next_rows(w, &p->s->section[0], group, rows) : (strips){0};
+    p->next = afar && !w->producer ? next_rows(w, &p->s->section[0], group, count / across) : (strips){0};
     for (int64_t n = w->panels * number / w->parts; n < w->panels * (number + 1) / w->parts; n++) {
         const int64_t out_channels = tn_min64(w->panel, a->out_channels - n * w->panel);
         const int64_t first = group * a->out_channels + n * w->panel;
@@ -555,10 +560,12 @@ static void compute_block(const nhwc_nhwc *w, nhwc_part *p, int64_t group, int64
     }
 }
 
-/* Rows of one image are shared out evenly; of several images, so that blocks are alike. */
+/* The first output pixel of a block. Rows of one image are shared out evenly; of several images, so that blocks are
+ * alike. */
 static int64_t block_begin(const nhwc_nhwc *w, int64_t n) {
-    const int64_t unit = pooled_rows(&w->a), units = tn_ceil_div(w->all_rows, unit);
-    return tn_min64(w->a.batch == 1 ? units * n / w->blocks * unit : n * w->rows, w->all_rows);
+    const int64_t unit = pooled_rows(&w->a), units = tn_ceil_div(w->all_rows, unit), across = w->a.out_size[1];
+    if (w->cut) return across * n / w->blocks;
+    return tn_min64(w->a.batch == 1 ? units * n / w->blocks * unit : n * w->rows, w->all_rows) * across;
 }
 
 static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
@@ -574,12 +581,36 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     p.made = (char *)p.block + w->block_bytes + w->scratch_bytes;
     for (int64_t n = begin; n < end; n++) {
         int64_t at = n % w->blocks, number = n / w->blocks % w->parts, group = n / w->blocks / w->parts;
-        int64_t row = block_begin(w, at);
-        compute_block(w, &p, group, row, block_begin(w, at + 1) - row, number);
+        int64_t first = block_begin(w, at);
+        compute_block(w, &p, group, first, block_begin(w, at + 1) - first, number);
     }
 }
 
 /* ---- all of them ------------------------------------------------------------------------------------------------- */
+
+/* Cost of a single row of output pixels that is cut into blocks, each with its share of the panels: products of the
+ * busiest thread, and what it reads. The image has probably just been written by all threads. */
+static int64_t cut_cost(const nhwc_nhwc *t, int64_t blocks, int64_t parts, int threads) {
+    enum { READ_IMAGE = 32, READ_FILTER = 8 }; /* products that take as long (measured) */
+    const int64_t pixels = tn_ceil_div(t->a.out_size[1], blocks);
+    const int64_t columns = tn_ceil_div(t->panels, parts) * t->panel, rounds = tn_ceil_div(blocks * parts, threads);
+    return rounds * t->depth * (pixels * columns + READ_IMAGE * pixels + READ_FILTER * columns);
+}
+
+/* Threads share the output pixels of a single row, its panels, or both. */
+static void share_row(nhwc_nhwc *t, int threads) {
+    const int64_t most = tn_max64(tn_min64(t->a.out_size[1] / t->tiles->rows, threads), 1);
+    int64_t best = INT64_MAX;
+    for (int64_t blocks = 1; blocks <= most; blocks++) {
+        const int64_t parts = tn_min64(tn_ceil_div(threads, blocks), t->panels);
+        const int64_t cost = cut_cost(t, blocks, parts, threads);
+        if (cost >= best) continue;
+        best = cost;
+        t->blocks = blocks;
+        t->parts = parts;
+    }
+    t->cut = t->blocks > 1;
+}
 
 /* Threads share rows; of few rows, where that comes out even or rows are fewer than threads, panels: each of those is
  * then read by one thread. Either in several pieces each, of some output pixels. */
@@ -587,6 +618,10 @@ static void share_out(nhwc_nhwc *t, int threads) {
     enum { PIECES = 8, PLACES = 96 };
     const int64_t unit = pooled_rows(&t->a), units = tn_ceil_div(t->all_rows, unit);
     int64_t share = t->a.groups % threads == 0 ? 1 : threads;
+    if (share > 1 && t->all_rows == 1 && t->in_pixel && t->a.border.row == 0 && t->a.pool[0] == 0) {
+        share_row(t, threads);
+        return;
+    }
     const bool even = t->panels % share == 0 || units < share;
     t->parts = share > 1 && t->all_rows <= t->rows && even ? t->panels : 1;
     if (t->parts == 1 && share > 1 && t->a.batch == 1) {

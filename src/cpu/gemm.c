@@ -542,6 +542,11 @@ static void compute_strip(const group *s, part *p, const int64_t *batch, box at)
     }
 }
 
+/* Columns that strips are multiples of, but the last: half a panel of a B that is read in place. */
+static int64_t strip_unit(const group *s) {
+    return s->g->b_source == B_IN_PLACE && !s->piece ? s->g->with->lanes : s->g->panel;
+}
+
 /* The parallel body: strips [begin, end) of the stage. Consecutive strips of a product with the same columns, or the
  * same rows, are merged. */
 static void compute_strips(void *ctx, int64_t begin, int64_t end, int worker) {
@@ -549,7 +554,7 @@ static void compute_strips(void *ctx, int64_t begin, int64_t end, int worker) {
     const gemm *g = s->g;
     part p;
     part_open(&p, g, s->parts + (size_t)worker * g->part_bytes);
-    int64_t panels = panels_of(g, s->columns);
+    const int64_t unit = strip_unit(s), units = tn_ceil_div(s->columns, unit);
     for (int64_t i = begin, next; i < end; i = next) {
         int64_t row = i % s->row_strips, column = i / s->row_strips % s->column_strips;
         int64_t batch[TN_GEMM_BATCH_AXES];
@@ -557,17 +562,17 @@ static void compute_strips(void *ctx, int64_t begin, int64_t end, int worker) {
         bool alike = s->row_strips == 1;
         next = tn_min64(end, i + (alike ? s->column_strips - column : s->row_strips - row));
         int64_t r0 = row * s->strip_rows, r1 = tn_min64(r0 + (next - i) * s->strip_rows, g->args.m);
-        int64_t c0 = panels * column / s->column_strips * g->panel;
-        int64_t c1 = tn_min64(panels * (column + (alike ? next - i : 1)) / s->column_strips * g->panel, s->columns);
+        int64_t c0 = units * column / s->column_strips * unit;
+        int64_t c1 = tn_min64(units * (column + (alike ? next - i : 1)) / s->column_strips * unit, s->columns);
         compute_strip(s, &p, batch, (box){r0, r1 - r0, c0, c1 - c0});
     }
 }
 
 /* Cost of a strip per step of k: the product, what the strip packs for itself, and what it reads of A and B in place,
- * half of which another thread may just have written. */
+ * half of which another thread may just have written: of B a line at each step. */
 static int64_t strip_cost(const gemm *g, int64_t rows, int64_t columns) {
     int64_t packed = (g->a_in_place ? 0 : rows) + (g->b_source == B_ON_THE_FLY ? columns : 0);
-    int64_t read = (g->a_in_place ? rows : 0) + (g->b_source == B_IN_PLACE ? columns : 0);
+    int64_t read = (g->a_in_place ? rows : 0) + (g->b_source == B_IN_PLACE ? READ_COST * columns : 0);
     return rows * columns + PACK_COST * packed + read;
 }
 
@@ -600,13 +605,15 @@ static void choose_strips(group *s) {
     s->strip_rows = s->g->args.m;
     s->piece = 0;
     if (s->threads == 1 || shares_rows(s)) return;
-    int64_t m = s->g->args.m, panels = panels_of(s->g, s->columns), threads = s->threads, best = INT64_MAX;
-    for (int64_t columns = 1; columns <= tn_min64(threads, panels); columns++) {
+    const int64_t unit = strip_unit(s), units = tn_ceil_div(s->columns, unit);
+    int64_t m = s->g->args.m, threads = s->threads, best = INT64_MAX;
+    for (int64_t columns = 1; columns <= tn_min64(threads, units); columns++) {
         int64_t rows = s->batches % threads == 0 ? 1 : tn_ceil_div(threads, columns);
         rows = tn_max64(tn_min64(rows, m / 4), 1);
         int64_t strips = tn_ceil_div(s->batches * rows * columns, threads);
-        int64_t wide = tn_min64(tn_ceil_div(panels, columns) * s->g->panel, s->columns);
+        int64_t wide = tn_min64(tn_ceil_div(units, columns) * unit, s->columns);
         int64_t cost = strips * strip_cost(s->g, tn_ceil_div(m, rows), wide);
+        if (columns > 1) cost += tn_ceil_div(m, rows) * CUT_COST / tn_max64(s->steps, 1);
         if (cost >= best) continue;
         best = cost;
         s->strip_rows = tn_ceil_div(m, rows);

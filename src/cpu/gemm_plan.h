@@ -11,7 +11,9 @@ enum {
     QUAD = 4, /* bytes in a step */
     BLOCK_LD = TN_GEMM_BLOCK_LD,
     K_BLOCK = 16 * CHUNK, /* steps of A and B that are packed at once, at most */
-    PACK_COST = 10        /* packing an element takes as long as this many multiplications */
+    PACK_COST = 10,       /* packing an element takes as long as this many multiplications, … */
+    READ_COST = 30, /* … reading one of B in place, half of which another thread has in its cache, as this many … */
+    CUT_COST = 16000 /* … and writing a row of C together with another thread as this many at all steps of k */
 };
 
 /* A: a block of rows. */
@@ -45,9 +47,9 @@ enum {
     SUMS_ELEMENTS = 1 << 18 /* of all chains that wait to be added up */
 };
 
-static const double PIECE_FLOPS = 4e6;  /* of a piece that threads steal from each other */
-static const double LITTLE_FLOPS = 1e6; /* … of columns, where next to nothing is packed */
-enum { PIECES_A_THREAD = 4 };           /* fewer: each thread has its strip */
+static const double PIECE_FLOPS = 4e6;    /* of a piece that threads steal from each other */
+static const double LITTLE_FLOPS = 2.5e6; /* … of columns, where next to nothing is packed */
+enum { PIECES_A_THREAD = 4 };             /* fewer: each thread has its strip */
 
 static const double MOVE_FLOPS = 128; /* reading an element of another thread costs as many */
 enum { NARROW = 16 };                 /* columns of less than a panel: sums are few */

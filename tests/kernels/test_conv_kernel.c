@@ -411,11 +411,14 @@ static void large_windows_have_the_bits_of_their_definition(void **state) {
         {.batch = 3, .channels = 32, .out_channels = 61, .size = {7, 29}, .kernel = {3, 3}, .out_size = {7, 29}},
         {.batch = 17, .channels = 11, .out_channels = 32, .size = {5, 13}, .kernel = {3, 2}, .out_size = {5, 13}},
         {.batch = 2, .channels = 70, .out_channels = 64, .size = {9, 12}, .kernel = {1, 1}, .out_size = {9, 12}},
+        /* one row that threads cut, with few filters and with many */
+        {.batch = 1, .channels = 130, .out_channels = 64, .size = {1, 98}, .kernel = {1, 1}, .out_size = {1, 98}},
+        {.batch = 1, .channels = 70, .out_channels = 96, .size = {1, 50}, .kernel = {1, 3}, .out_size = {1, 50}},
         {.batch = 1, .channels = 8, .out_channels = 32, .size = {90, 190}, .kernel = {3, 3}, .out_size = {90, 190}},
         {.batch = 2, .channels = 7, .out_channels = 200, .size = {31, 25}, .kernel = {3, 3}, .out_size = {31, 25}},
         {.batch = 1, .channels = 530, .out_channels = 29, .size = {9, 28}, .kernel = {1, 3}, .out_size = {9, 26}},
     };
-    enum { LARGEST = 10 }; /* from here on half of the combinations, and emulated fma only with strides */
+    enum { LARGEST = 12 }; /* from here on half of the combinations, and emulated fma only with strides */
     random_state = 2;
     turned = edged = 0;
     for (size_t i = 0; i < TN_COUNT(sizes); i++) {
@@ -581,6 +584,8 @@ static void one_filter_a_channel_has_the_bits_of_its_definition(void **state) {
         {.batch = 1, .groups = 17, .size = {20, 20}, .kernel = {9, 9}, .out_size = {20, 20}},
         {.batch = 1, .groups = 33, .size = {2, 1300}, .kernel = {1, 9}, .out_size = {2, 1300}},
         {.batch = 1, .groups = 16, .size = {70, 90}, .kernel = {3, 3}, .out_size = {70, 90}},
+        {.batch = 1, .groups = 17, .size = {96, 90}, .kernel = {3, 3}, .out_size = {96, 90}}, /* threads share rows */
+        {.batch = 1, .groups = 3, .size = {96, 96}, .kernel = {3, 5}, .out_size = {96, 96}},
         /* pixels as lanes: the windows that have code of their own, some with a stride, and rows with a rest */
         {.batch = 2, .groups = 19, .size = {9, 31}, .kernel = {3, 3}, .out_size = {9, 31}},
         {.batch = 1, .groups = 17, .size = {28, 28}, .kernel = {5, 5}, .out_size = {28, 28}},

@@ -482,8 +482,9 @@ static void fused_programs_see_every_element_once(void **state) {
  * the kernels that emulate fma. Under a sanitizer each size has one type. */
 static void large_products_have_the_bits_of_their_definition(void **state) {
     (void)state;
-    static const int64_t sizes[][3] = {{3, 1100, 40},  {700, 3, 40},   {400, 600, 7},   {20, 5, 9000},  {40, 40, 5000},
-                                       {1, 600, 4100}, {30, 530, 300}, {703, 130, 300}, {145, 60, 5000}};
+    static const int64_t sizes[][3] = {{3, 1100, 40},   {700, 3, 40},   {400, 600, 7},  {20, 5, 9000},
+                                       {40, 40, 5000},  {1, 600, 4100}, {30, 530, 300}, {33, 200, 150},
+                                       {703, 130, 300}, {145, 60, 5000}};
     random_state = 2;
     static const tn_dtype dtypes[] = {TN_F32, TN_F32, TN_F64, TN_F16, TN_BF16, TN_I32};
     enum { TYPES = TN_COUNT(dtypes), LARGEST = TN_COUNT(sizes) - 2 };
