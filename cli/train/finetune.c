@@ -17,6 +17,7 @@
 #include "cli/text/moving.h"
 #include "cli/train/finetune_data.h"
 #include "cli/train/report.h"
+#include "cli/train/train.h"
 #include "trunnion/backend.h"
 #include "trunnion/data.h"
 #include "trunnion/finetune.h"
@@ -54,6 +55,10 @@ static const char help_text[] =
     "      --log FILE        a JSON object a line for each step\n"
     "      --report FILE     an HTML page with charts and samples, written while training\n"
     "      --tensorboard DIR the same as an event file of TensorBoard in this folder\n"
+    "      --amp f16|bf16    mixed precision: products in this type, weights and optimizer in f32; f16\n"
+    "                        with a loss scale, and steps that overflow are skipped\n"
+    "      --parts N         cut the texts of a step into N runs, whose gradients are added in their\n"
+    "                        order (the number of processes; each computes some of them)\n"
     "      --memory SIZE     the most memory of the device that training may take, as in 500M: values are\n"
     "                        computed twice, then a pass has fewer texts; or the first step fails and\n"
     "                        says what is missing. A run within a limit does not change devices\n"
@@ -62,7 +67,9 @@ static const char help_text[] =
     "                        device, fallback[], seed, interrupted, failed_devices[],\n"
     "                        recomputed_steps, state_copies, steps_between_copies,\n"
     "                        state_copy_seconds; with --memory:\n"
-    "                        memory_limit, memory_peak, recomputes, pass_tokens\n"
+    "                        memory_limit, memory_peak, recomputes, pass_tokens; on several\n"
+    "                        processes: processes, group; with --amp: amp,\n"
+    "                        loss_scale, skipped_steps\n"
     "\n"
     "Writes DIR/adapter_model.safetensors and adapter_config.json (PEFT's format), which\n"
     "generate, chat and convert take with --lora DIR. With --full: DIR/model.gguf, or a model\n"
@@ -70,9 +77,14 @@ static const char help_text[] =
     "hangs, the run continues on the next one from a copy of its state in host memory, and a line\n"
     "says so; --strict turns this off.\n"
     "\n"
+    "Several processes, started by mpirun, torchrun or srun, share the texts of a step. The result\n"
+    "has the bits of one process with the same --parts, and a run can be resumed by another number\n"
+    "of processes. Rank 0 writes files and output. A process that dies ends the job.\n"
+    "\n"
     "examples:\n"
     "  trunnion finetune -m model.gguf --data qa.jsonl --out adapter --report r.html\n"
     "  trunnion finetune -m folder --data notes.txt --out tuned --full --epochs 2\n"
+    "  mpirun -n 4 trunnion finetune -m model.gguf --data qa.jsonl --out adapter\n"
     "  trunnion generate -m model.gguf --lora adapter --chat -p 'Hello'\n";
 
 static int run_finetune(int argc, char **argv);
@@ -111,7 +123,9 @@ enum {
     OPT_LOG,
     OPT_REPORT,
     OPT_TENSORBOARD,
-    OPT_MEMORY
+    OPT_MEMORY,
+    OPT_PARTS,
+    OPT_AMP
 };
 
 static const struct option own_options[] = {
@@ -139,15 +153,18 @@ static const struct option own_options[] = {
     {"report", required_argument, NULL, OPT_REPORT},
     {"tensorboard", required_argument, NULL, OPT_TENSORBOARD},
     {"memory", required_argument, NULL, OPT_MEMORY},
+    {"parts", required_argument, NULL, OPT_PARTS},
+    {"amp", required_argument, NULL, OPT_AMP},
     {0},
 };
 
 typedef struct order {
     cli_options common;
-    const char *model, *data, *out, *targets, *validation, *log, *report, *tensorboard, *schedule;
+    const char *model, *data, *out, *targets, *validation, *log, *report, *tensorboard, *schedule, *amp;
     int64_t rank, epochs, steps, batch, accumulate, context, save_every, warmup; /* 0: not given; warmup: -1 */
     double alpha, lr, decay, clip;                                               /* alpha, lr: 0: not given */
     int64_t memory;                                                              /* bytes; 0: no limit */
+    int64_t parts;                                                               /* of a step; 0: not given */
     bool full, resume;
 } order;
 
@@ -188,6 +205,8 @@ static bool take_finetune_option(void *ctx, int val, const char *arg) {
     case OPT_RESUME: o->resume = true; return true;
     case OPT_LOG: o->log = arg; return *arg != 0;
     case OPT_TENSORBOARD: o->tensorboard = arg; return *arg != 0;
+    case OPT_AMP: o->amp = arg; return !strcmp(arg, "f16") || !strcmp(arg, "bf16");
+    case OPT_PARTS: return cli_parse_int(arg, 1, 256, &o->parts);
     case OPT_MEMORY: return cli_parse_bytes(arg, &o->memory) && o->memory > 0;
     default: o->report = arg; return *arg != 0;
     }
@@ -197,6 +216,7 @@ static bool take_finetune_option(void *ctx, int val, const char *arg) {
 
 typedef struct tuning {
     const order *asked;
+    tn_group *group; /* of the processes that share the steps */
     tn_device *device;
     tn_selection selection;
     tn_llm_facts facts;
@@ -212,10 +232,12 @@ typedef struct tuning {
     int64_t parameters;  /* trained numbers */
     int64_t memory_peak; /* bytes, with a limit */
     bool recomputes;     /* of the last step */
+    double scale;        /* of the loss, at the end */
+    int64_t skipped;     /* steps that overflowed */
     int64_t pass;
     bool shows;    /* the progress line */
     bool compared; /* what the model is before the first step was measured */
-    bool stopped;  /* by a signal, before the last step */
+    bool stopped;  /* by a signal to a process, before the last step */
     uint64_t model_hash;
     FILE *log;
     report report;
@@ -233,9 +255,12 @@ typedef struct share {
     int64_t *numbers; /* of the batch's texts */
     tn_finetune_stats stats;
     double rate, seconds; /* of the last step */
+    bool told;            /* a process was told to stop before the last step */
     bool idle;            /* the last step was not computed, because the run was stopped before it */
     bool last;            /* no other device continues if this one fails */
 } share;
+
+static bool is_first_rank(const tuning *t) { return tn_group_rank(t->group) == 0; }
 
 static tn_status join(const char *folder, const char *name, char out[CLI_PATH]) {
     if (snprintf(out, CLI_PATH, "%s/%s", folder, name) < CLI_PATH) return TN_OK;
@@ -383,19 +408,24 @@ static uint64_t hash_model(const char *model) {
     return hash;
 }
 
+static int parts_of(const tuning *t) { return t->asked->parts ? (int)t->asked->parts : tn_group_size(t->group); }
+
 static void describe(tuning *t) {
     const order *o = t->asked;
+    char parts[32] = "", amp[32] = "";
+    if (parts_of(t) > 1) snprintf(parts, sizeof parts, "\"parts\": %d, ", parts_of(t));
+    if (o->amp) snprintf(amp, sizeof amp, "\"amp\": \"%s\", ", o->amp);
     t->model_hash = hash_model(o->model);
     snprintf(
         t->description, sizeof t->description,
         "{\"finetune\": \"%016llx\", \"rank\": %lld, \"alpha\": %.9g, \"targets\": \"%.80s\", \"lr\": %.9g, "
         "\"schedule\": \"%s\", \"warmup\": %lld, \"decay\": %.9g, \"clip\": %.9g, \"steps\": %lld, \"batch\": %lld, "
         "\"context\": %lld, \"texts\": %lld, \"held\": %lld, \"validation\": \"%016llx\", \"model\": \"%016llx\", "
-        "\"seed\": %llu}",
+        "%s%s\"seed\": %llu}",
         (unsigned long long)t->data.hash, (long long)o->rank, o->alpha, o->targets ? o->targets : "all", t->schedule.lr,
         o->schedule, (long long)t->schedule.warmup, o->decay, o->clip, (long long)t->last, (long long)t->batches.batch,
         (long long)o->context, (long long)t->train_count, (long long)t->held_count, (unsigned long long)t->other.hash,
-        (unsigned long long)t->model_hash, (unsigned long long)o->common.seed);
+        (unsigned long long)t->model_hash, parts, amp, (unsigned long long)o->common.seed);
 }
 
 static tn_checkpoint checkpoint_of(const share *s) {
@@ -409,6 +439,7 @@ static tn_checkpoint checkpoint_of(const share *s) {
 static tn_status save_checkpoint(const share *s, int64_t step) {
     char path[CLI_PATH];
     tn_checkpoint c = checkpoint_of(s);
+    if (!is_first_rank(s->t)) return TN_OK;
     c.step = step;
     tn_status status = join(s->t->asked->out, CHECKPOINT, path);
     return status == TN_OK ? tn_checkpoint_save(path, &c) : status;
@@ -441,6 +472,9 @@ static tn_status open_trainer(share *s, tn_device *device) {
     f.adam.weight_decay = o->decay;
     f.adam.max_grad_norm = o->clip;
     f.save_memory = o->memory > 0;
+    f.group = t->group;
+    f.parts = parts_of(t);
+    if (o->amp) f.amp = !strcmp(o->amp, "f16") ? TN_F16 : TN_BF16;
     tn_manual_seed(o->common.seed);
     s->batch = calloc((size_t)t->batches.batch, sizeof *s->batch);
     s->numbers = calloc((size_t)t->batches.batch, sizeof *s->numbers);
@@ -471,41 +505,83 @@ static tn_status find_first(tuning *t) {
     return status;
 }
 
+/* All processes must train the same model on the same texts. */
+static tn_status compare_ranks(const tuning *t) {
+    struct {
+        char description[MOST_DESCRIPTION];
+        int64_t first;
+    } own, theirs;
+    memset(&own, 0, sizeof own);
+    memcpy(own.description, t->description, sizeof own.description);
+    own.first = t->first;
+    theirs = own;
+    tn_status status = tn_group_broadcast(t->group, &theirs, sizeof theirs, 0);
+    if (status != TN_OK || memcmp(&own, &theirs, sizeof own) == 0) return status;
+    return tn_backend_fail(
+        TN_ERR_STATE, "rank %d trains another run than rank 0: %s from step %lld, not %s from step %lld",
+        tn_group_rank(t->group), own.description, (long long)own.first, theirs.description, (long long)theirs.first);
+}
+
 /* Everything that needs no device. */
 static tn_status set_up_tuning(tuning *t) {
     const order *o = t->asked;
     tn_llm_options model = TN_LLM_DEFAULTS;
     model.context = o->context;
     cli_return_memory();
-    tn_status status = prepare_out(o);
+    tn_status status = is_first_rank(t) ? prepare_out(o) : TN_OK;
     if (status == TN_OK) status = tn_llm_inspect_path(o->model, &model, &t->facts);
     if (status == TN_OK) status = read_texts(t, &t->facts);
     if (status == TN_OK) status = plan_steps(t);
     if (status != TN_OK) return status;
     describe(t);
-    return find_first(t);
+    status = find_first(t);
+    return status == TN_OK ? compare_ranks(t) : status;
 }
 
 /* ---- measuring --------------------------------------------------------------------------------------------------- */
 
-/* The mean over all predicted tokens; NAN without texts, or when stopped. */
-static tn_status validate(const share *s, double *out) {
+/* The loss of some held-out texts. */
+typedef struct partial {
+    double sum, predicted;
+} partial;
+
+/* What this process measures: every size-th batch. */
+static tn_status validate_own(const share *s, partial *own) {
     const tuning *t = s->t;
-    double sum = 0, predicted = 0;
     tn_finetune_example some[VALIDATION_BATCH];
-    *out = NAN;
-    for (int64_t at = 0; at < t->held_count; at += VALIDATION_BATCH) {
+    int64_t size = tn_group_size(t->group), first = tn_group_rank(t->group);
+    for (int64_t k = first; k * VALIDATION_BATCH < t->held_count; k += size) {
         tn_finetune_stats stats = {.struct_size = sizeof stats};
-        int64_t n = t->held_count - at < VALIDATION_BATCH ? t->held_count - at : VALIDATION_BATCH;
+        int64_t at = k * VALIDATION_BATCH, n = t->held_count - at;
+        if (n > VALIDATION_BATCH) n = VALIDATION_BATCH;
         for (int64_t i = 0; i < n; i++)
             some[i] = held_text(t, at + i);
         tn_status status = tn_finetune_evaluate(s->trainer, some, n, &stats);
-        if (status != TN_OK || cli_stopped()) return status;
-        sum += stats.loss * (double)stats.predicted;
-        predicted += (double)stats.predicted;
+        if (status != TN_OK || (size == 1 && cli_stopped())) return status;
+        own[k] = (partial){stats.loss * (double)stats.predicted, (double)stats.predicted};
     }
-    if (predicted > 0) *out = sum / predicted;
     return TN_OK;
+}
+
+/* The mean over all predicted tokens, of all processes; NAN without texts, or when stopped. */
+static tn_status validate(const share *s, double *out) {
+    const tuning *t = s->t;
+    int64_t size = tn_group_size(t->group), batches = (t->held_count + VALIDATION_BATCH - 1) / VALIDATION_BATCH;
+    *out = NAN;
+    if (batches == 0) return TN_OK;
+    partial *own = calloc((size_t)batches, sizeof *own), *all = calloc((size_t)(batches * size), sizeof *all);
+    tn_status status = own && all ? validate_own(s, own) : tn_backend_fail(TN_ERR_MEMORY, "out of memory");
+    if (status == TN_OK) status = tn_group_all_gather(t->group, own, (size_t)batches * sizeof *own, all);
+    partial total = {0, 0};
+    for (int64_t k = 0; k < batches && status == TN_OK; k++) {
+        const partial *of = &all[k % size * batches + k];
+        total = (partial){total.sum + of->sum, total.predicted + of->predicted};
+    }
+    bool cut = size == 1 && cli_stopped();
+    if (status == TN_OK && !cut && total.predicted > 0) *out = total.sum / total.predicted;
+    free(own);
+    free(all);
+    return status;
 }
 
 static int32_t best_of(const float *logits, int64_t count) {
@@ -617,7 +693,7 @@ static tn_status begin_tuning(share *s) {
     tn_status opened = report_open_events(&t->report, t->asked->tensorboard, t->first, t->asked->resume);
     if (opened != TN_OK) return opened;
     cli_stop_begin();
-    cli_progress_begin(&t->progress, "finetune", "steps", t->last - t->first);
+    if (is_first_rank(t)) cli_progress_begin(&t->progress, "finetune", "steps", t->last - t->first);
     t->shows = true;
     return TN_OK;
 }
@@ -631,7 +707,8 @@ static tn_status share_begin(void *ctx, tn_device *device, void **self) {
     s->t = t;
     tn_device_info info = {.struct_size = sizeof info};
     tn_status status = tn_device_get_info(device, &info);
-    s->last = t->asked->common.strict || t->asked->memory || strcmp(info.backend, "cpu") == 0;
+    s->last =
+        t->asked->common.strict || t->asked->memory || tn_group_size(t->group) > 1 || strcmp(info.backend, "cpu") == 0;
     if (t->asked->memory) (void)tn_device_set_pool_max(device, (size_t)t->asked->memory);
     if (status == TN_OK) status = open_trainer(s, device);
     /* After the first step a further device gets tn_survive's copy; the checkpoint may be a later one of this run. */
@@ -672,7 +749,9 @@ static tn_status share_step(void *self, int64_t step, int64_t *made) {
     share *s = self;
     const tuning *t = s->t;
     (void)made;
-    s->idle = cli_stopped() && step >= t->step; /* what was noted is made again on a further device */
+    tn_status asked = train_any_stopped(t->group, &s->told);
+    if (asked != TN_OK) return asked;
+    s->idle = s->told && step >= t->step; /* what was noted is made again on a further device */
     if (s->idle) return TN_OK;
     double begun = cli_now();
     s->stats = (tn_finetune_stats){.struct_size = sizeof s->stats};
@@ -698,6 +777,7 @@ static tn_status note_step(tuning *t, const share *s) {
 
 static void show_step(tuning *t, const share *s) {
     char text[128], best[40] = "";
+    if (!is_first_rank(t)) return;
     if (isfinite(t->after)) snprintf(best, sizeof best, "  validation %.4g", t->after);
     snprintf(text, sizeof text, "loss %.4g%s  %.0f tokens/s", t->loss, best, (double)s->stats.tokens / s->seconds);
     cli_progress_update(&t->progress, t->step - t->first, text);
@@ -717,7 +797,7 @@ static tn_status share_stepped(void *ctx, void *self, int64_t step, bool *stop) 
     if (status == TN_OK && ends) status = note_measured(t, &m, &t->after);
     tn_bytes_free(&m.sample);
     show_step(t, s);
-    *stop = cli_stopped();
+    *stop = tn_group_size(t->group) == 1 && cli_stopped(); /* several processes ask each other before a step */
     return keep_steps(s, status, step);
 }
 
@@ -731,6 +811,7 @@ static tn_status save_result(const share *s) {
     const char *to;
     const tuning *t = s->t;
     const order *o = t->asked;
+    if (!is_first_rank(t)) return TN_OK;
     if (t->stopped) return save_checkpoint(s, t->step);
     if (!o->full) return tn_finetune_save_adapter(s->trainer, o->out, NULL);
     tn_status status = result_path(o, path, &to);
@@ -747,7 +828,10 @@ static void lift_limit(tuning *t) {
 static tn_status share_finish(void *ctx, void *self) {
     tuning *t = ctx;
     if (t->asked->memory) lift_limit(t);
-    t->stopped = cli_stopped() && t->step < t->last;
+    const share *s = self;
+    t->stopped = (s->told || (tn_group_size(t->group) == 1 && cli_stopped())) && t->step < t->last;
+    t->scale = tn_optimizer_loss_scale(tn_finetune_optimizer(s->trainer));
+    t->skipped = tn_optimizer_skipped_steps(tn_finetune_optimizer(s->trainer));
     if (t->first == t->last) t->after = t->before; /* resumed only for the result */
     tn_status status = save_result(self);
     return t->stopped ? status : keep_steps(self, status, t->step);
@@ -775,17 +859,17 @@ static tn_status train_tuning(tuning *t) {
     work.end = share_end;
     o.first = t->first;
     o.last = t->last;
-    bool stays = t->asked->common.strict || t->asked->memory;
+    bool alone = tn_group_size(t->group) == 1, stays = t->asked->common.strict || t->asked->memory || !alone;
     tn_device_options how = cli_device_options(&t->asked->common);
     o.device = &how;
     o.fallback = stays ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
     bool cpu = strcmp(t->selection.chosen, "cpu") == 0;
-    o.time_limit = cpu ? 0 : 2 * how.time_limit; /* waits end first */
+    o.time_limit = cpu || !alone ? 0 : 2 * how.time_limit; /* waits end first */
     snprintf(chosen, sizeof chosen, "%s", t->selection.chosen);
     const char *name = chosen;
     t->survived.struct_size = sizeof t->survived;
     tn_status status = tn_survive(&work, t, &name, 1, &o, &t->survived);
-    if (t->shows) cli_progress_end(&t->progress);
+    if (t->shows && is_first_rank(t)) cli_progress_end(&t->progress);
     if (status == TN_OK) snprintf(t->selection.chosen, sizeof t->selection.chosen, "%s", t->survived.ran);
     return status;
 }
@@ -795,7 +879,7 @@ static tn_status train_tuning(tuning *t) {
 /* A finished run has nothing to resume: removes its checkpoint. */
 static void remove_checkpoint(const tuning *t) {
     char path[CLI_PATH];
-    if (!t->stopped && join(t->asked->out, CHECKPOINT, path) == TN_OK) (void)unlink(path);
+    if (!t->stopped && is_first_rank(t) && join(t->asked->out, CHECKPOINT, path) == TN_OK) (void)unlink(path);
 }
 
 static double speed_of(const tuning *t) { return t->seconds > 0 ? (double)t->tokens / t->seconds : 0; }
@@ -820,6 +904,15 @@ static void put_json_finetune(const tuning *t) {
     cli_json_unsigned(&j, "seed", t->asked->common.seed);
     cli_json_bool(&j, "interrupted", t->stopped);
     cli_json_survived(&j, &t->survived);
+    if (t->asked->amp) {
+        cli_json_string(&j, "amp", t->asked->amp);
+        cli_json_number(&j, "loss_scale", t->scale);
+        cli_json_int(&j, "skipped_steps", t->skipped);
+    }
+    if (tn_group_size(t->group) > 1) {
+        cli_json_int(&j, "processes", tn_group_size(t->group));
+        cli_json_string(&j, "group", tn_group_library(t->group));
+    }
     if (t->asked->memory) {
         cli_json_int(&j, "memory_limit", t->asked->memory);
         cli_json_int(&j, "memory_peak", t->memory_peak);
@@ -835,6 +928,9 @@ static void put_text_finetune(const tuning *t) {
     if (made > 1) cli_plot(stdout, "loss", "steps", t->curve, (int)made, PLOT_ROWS);
     cli_print(stdout, "%lld steps on %lld texts, %lld trained numbers, %.0f tokens/s, loss %.4g\n", (long long)made,
               (long long)t->train_count, (long long)t->parameters, speed_of(t), t->loss);
+    if (o->amp)
+        cli_print(stdout, "mixed precision with %s: loss scale %g, %lld steps skipped\n", o->amp, t->scale,
+                  (long long)t->skipped);
     if (isfinite(t->after)) cli_print(stdout, "validation loss: %.4g before, %.4g after\n", t->before, t->after);
     if (t->data.truncated || t->data.left_out)
         cli_print(stdout, "%lld texts were cut to the context, %lld left out without an answer\n",
@@ -875,10 +971,12 @@ static int finish_tuning(tuning *t, tn_status status) {
         status = tn_backend_fail(TN_ERR_IO, "writing '%s': %s", t->asked->log, strerror(errno));
     if (status != TN_OK) return fail_tuning(t);
     remove_checkpoint(t);
-    if (t->stopped)
-        fprintf(stderr, "trunnion finetune: stopped by %s after %lld steps\n", cli_stop_signal(), (long long)t->step);
+    if (t->stopped && is_first_rank(t))
+        fprintf(stderr, "trunnion finetune: stopped by %s after %lld steps\n",
+                cli_stopped() ? cli_stop_signal() : "a signal to another process", (long long)t->step);
     (t->asked->common.json ? put_json_finetune : put_text_finetune)(t);
-    return t->stopped ? cli_stop_status() : CLI_OK;
+    if (!t->stopped) return CLI_OK;
+    return cli_stopped() ? cli_stop_status() : TRAIN_STOPPED_ELSEWHERE;
 }
 
 static void free_tuning(tuning *t) {
@@ -890,16 +988,22 @@ static void free_tuning(tuning *t) {
     free(t->curve);
     report_free(&t->report);
     if (t->log) fclose(t->log);
+    tn_group_close(t->group); /* which may use the device */
     tn_set_current_device(NULL);
     tn_device_close(t->device);
 }
 
-static int tune_model(const order *o) {
+/* A process that fails ends the others, which would wait for it. */
+static int tune_model(order *o) {
     tuning t = {.asked = o, .loss = NAN, .before = NAN, .after = NAN, .facts = {.struct_size = sizeof t.facts}};
-    int code = CLI_OK;
-    t.device = cli_choose_device(&o->common, &t.selection, &code);
-    if (!t.device) return code;
-    code = set_up_tuning(&t) == TN_OK ? finish_tuning(&t, train_tuning(&t)) : cli_failed();
+    char own[64];
+    if (tn_group_open(NULL, &t.group) != TN_OK) return cli_failed();
+    int code = train_silence(t.group);
+    if (tn_group_size(t.group) > 1) train_own_device(&o->common.device, own, sizeof own);
+    if (!is_first_rank(&t)) o->log = o->report = o->tensorboard = NULL;
+    if (code == CLI_OK) t.device = cli_choose_device(&o->common, &t.selection, &code);
+    if (t.device) code = set_up_tuning(&t) == TN_OK ? finish_tuning(&t, train_tuning(&t)) : cli_failed();
+    if (code != CLI_OK && !t.stopped) tn_group_abort(t.group, code);
     free_tuning(&t);
     return code;
 }

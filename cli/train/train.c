@@ -13,8 +13,6 @@
 #include "cli/train/report.h"
 #include "cli/train/train.h"
 
-/* The exit status if another process of the group was told to stop: that of SIGTERM. */
-enum { STOPPED_ELSEWHERE = 128 + 15 };
 enum { PLOT_ROWS = 8, PLOT_POINTS = 4096, DESCRIPTION_BYTES = 256 };
 
 static const train_task *const tasks[] = {&train_digits, &train_cartpole, &train_chars};
@@ -334,7 +332,7 @@ static tn_status tell_step(run *r, int64_t made, double begun) {
 
 /* Whether any process was told to stop; asked before each step, by all of them. */
 static tn_status ask_stopped(run *r, bool *stop) {
-    tn_status status = r->step < r->last ? train_any_stopped(r->options->team, &r->stopped) : TN_OK;
+    tn_status status = r->step < r->last ? train_any_stopped(r->options->team->group, &r->stopped) : TN_OK;
     *stop = r->stopped;
     return status;
 }
@@ -551,7 +549,7 @@ static int execute(run *r, tn_device *device) {
     end_progress(r);
     if (r->code != CLI_OK) return r->code;
     if (status != TN_OK) return cli_failed();
-    if (r->stopped) return cli_stopped() ? cli_stop_status() : STOPPED_ELSEWHERE;
+    if (r->stopped) return cli_stopped() ? cli_stop_status() : TRAIN_STOPPED_ELSEWHERE;
     return CLI_OK;
 }
 

@@ -98,8 +98,14 @@ void train_memory_text(FILE *to, const train_options *o, const tn_data_parallel 
 /* Joins the processes that a launcher started: CLI_OK, or the exit status after a message. Only rank 0 keeps its
  * standard output. */
 int train_join(train_team *team, const train_task *task);
+/* Only rank 0 keeps its standard output. CLI_OK, or the exit status after a message. */
+int train_silence(const tn_group *group);
+/* "cuda" for several processes: each process of a machine takes another of its devices. room: for the name. */
+void train_own_device(const char **device, char *room, size_t size);
+/* The exit status if another process of the group was told to stop: that of SIGTERM. */
+enum { TRAIN_STOPPED_ELSEWHERE = 128 + 15 };
 /* Whether any process has been told to stop: all must stop after the same step. */
-tn_status train_any_stopped(const train_team *team, bool *stopped);
+tn_status train_any_stopped(tn_group *group, bool *stopped);
 /* Members `processes`, `group`, `optimizer_bytes` (of this one) if there are several. */
 void train_processes_json(cli_json *j, const train_team *team, int64_t optimizer_bytes);
 void train_processes_text(FILE *to, const train_team *team);

@@ -35,8 +35,7 @@ static int open_further(const train_options *o, train_team *team, const char *na
     return CLI_OK;
 }
 
-/* "cuda" for several processes: each process of a machine takes another of its devices. */
-static void take_own(const char **device, char *room, size_t size) {
+void train_own_device(const char **device, char *room, size_t size) {
     tn_device_list *list = NULL;
     int local = tn_group_launched_local_rank();
     if (!*device || strchr(*device, ':') || tn_device_list_new(false, &list) != TN_OK) return;
@@ -60,7 +59,7 @@ int train_open(const train_options *o, train_team *team, tn_selection *selection
         return CLI_FAILED;
     }
     if (names) common.device = next_name(&rest);
-    if (tn_group_size(team->group) > 1) take_own(&common.device, own, sizeof own);
+    if (tn_group_size(team->group) > 1) train_own_device(&common.device, own, sizeof own);
     team->devices[0] = cli_choose_device(&common, selection, &code);
     team->count = team->devices[0] != NULL;
     for (char *name; team->count && code == CLI_OK && (name = next_name(&rest)); named++)
@@ -160,19 +159,21 @@ int train_join(train_team *team, const train_task *task) {
                         "%d processes were started, but %s is trained by one; start it without mpirun", size,
                         task->name);
     }
-    /* Rank 0 speaks for all. */
-    if (tn_group_rank(team->group) > 0 && !freopen("/dev/null", "w", stdout))
-        return cli_fail(TN_ERR_IO, "/dev/null: %s", strerror(errno));
-    return CLI_OK;
+    return train_silence(team->group);
 }
 
-tn_status train_any_stopped(const train_team *team, bool *stopped) {
+int train_silence(const tn_group *group) {
+    if (tn_group_rank(group) == 0 || freopen("/dev/null", "w", stdout)) return CLI_OK;
+    return cli_fail(TN_ERR_IO, "/dev/null: %s", strerror(errno));
+}
+
+tn_status train_any_stopped(tn_group *group, bool *stopped) {
     enum { MOST_RANKS = 4096 };
     char own = cli_stopped() != 0, all[MOST_RANKS] = {own};
-    int size = tn_group_size(team->group);
+    int size = tn_group_size(group);
     tn_status status = TN_OK;
     if (size > MOST_RANKS) return tn_backend_fail(TN_ERR_UNSUPPORTED, "%d processes exceed %d", size, MOST_RANKS);
-    if (size > 1) status = tn_group_all_gather(team->group, &own, 1, all);
+    if (size > 1) status = tn_group_all_gather(group, &own, 1, all);
     *stopped = memchr(all, 1, (size_t)size) != NULL;
     return status;
 }

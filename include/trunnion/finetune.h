@@ -16,6 +16,8 @@
 #ifndef TRUNNION_FINETUNE_H
 #define TRUNNION_FINETUNE_H
 
+#include "trunnion/amp.h"
+#include "trunnion/distributed.h"
 #include "trunnion/llm.h"
 
 #ifdef __cplusplus
@@ -36,16 +38,27 @@ typedef struct tn_finetune_options {
      * (tn_set_auto_recompute), which keeps its bits, then in passes of a half, a quarter … of the context, down to one
      * text; the first that fits stays. Default false. */
     bool save_memory;
+    /* Several processes: each gives the same texts to tn_finetune_step and tn_finetune_backward, computes its parts of
+     * them, and gets the gradients of all. The trainer does not own the group. Default NULL. */
+    tn_group *group;
+    /* Texts are cut into so many runs, whose gradients are added in their order: the bits depend on the number of
+     * parts, not on the number of processes. 0 to 256; default 0: the size of the group. */
+    int parts;
+    /* TN_F16 or TN_BF16: mixed precision (amp.h), f16 with a gradient scaler, which skips steps whose gradients
+     * overflow. Trained numbers and optimizer state stay f32. Default TN_F32: none. */
+    tn_dtype amp;
 } tn_finetune_options;
-#define TN_FINETUNE_DEFAULTS                                                                                     \
-    {                                                                                                            \
-        TN_OPTIONS_SIZE(tn_finetune_options, save_memory), 8, 16, NULL,                                          \
-            {TN_OPTIONS_SIZE(tn_adam_options, group_count), 2e-4, 0.9, 0.999, 1e-8, 0, 1, false, NULL, 0}, false \
+#define TN_FINETUNE_DEFAULTS                                                                                      \
+    {                                                                                                             \
+        TN_OPTIONS_SIZE(tn_finetune_options, amp), 8, 16, NULL,                                                   \
+            {TN_OPTIONS_SIZE(tn_adam_options, group_count), 2e-4, 0.9, 0.999, 1e-8, 0, 1, false, NULL, 0}, false, \
+            NULL, 0, TN_F32                                                                                       \
     }
 
 /* Creates a trainer for m, which must outlive it. A is drawn from the thread's random generator as in PEFT (uniform in
  * ±1/sqrt(in)), B is 0, so the model computes as before. A model that was opened with an adapter goes on with that one:
- * rank, alpha and targets are then those of the adapter. The sequence of m restarts at position 0.
+ * rank, alpha and targets are then those of the adapter. The sequence of m restarts at position 0. With a group, all
+ * processes must have opened the same model and have the same random state.
  *   options: NULL for the defaults. *out: freed with tn_finetune_free, after which m keeps the trained weights.
  * Errors: TN_ERR_ARGUMENT for options out of range, or targets that the model does not have, with those that it has;
  * TN_ERR_STATE if m has a trainer or trained weights; TN_ERR_MEMORY. */
@@ -66,9 +79,10 @@ typedef struct tn_finetune_stats {
     double loss;        /* mean cross-entropy of the predicted tokens, in nats */
     int64_t predicted;  /* tokens that the loss is a mean of */
     int64_t tokens;     /* that were computed */
-    double grad_norm;   /* Euclidean norm of all gradients before clipping; NAN from tn_finetune_evaluate */
-    bool recomputes;    /* with save_memory: the backward pass computes values again */
-    int64_t pass;       /* most tokens of a pass */
+    /* Euclidean norm of all gradients before clipping; not finite if the step was skipped, NAN from an evaluation */
+    double grad_norm;
+    bool recomputes; /* with save_memory: the backward pass computes values again */
+    int64_t pass;    /* most tokens of a pass */
 } tn_finetune_stats;
 
 /* Computes the loss of a batch and adds its gradients to tn_grad of the variables of tn_finetune_module, for optimizers
@@ -82,7 +96,8 @@ TN_API tn_status tn_finetune_backward(tn_finetune *t, const tn_finetune_example 
                                       tn_finetune_stats *result);
 
 /* One step of AdamW on the batch: tn_finetune_backward, clipping by norm, the update. result may be NULL. If the norm
- * of the gradients is not finite, nothing is changed and the error is TN_ERR_STATE. */
+ * of the gradients is not finite, nothing is changed and the error is TN_ERR_STATE; with amp TN_F16 the step is skipped
+ * instead, and the loss scale becomes smaller. */
 TN_API tn_status tn_finetune_step(tn_finetune *t, const tn_finetune_example *examples, int64_t count,
                                   tn_finetune_stats *result);
 

@@ -59,6 +59,7 @@ static tn_tensor *rotate(const llm_config *c, tn_tensor *h, const rotation *turn
     if (!turn || !turn->cosine) return h;
     tn_rope_options o = TN_ROPE_DEFAULTS;
     o.interleaved = c->positions.interleaved;
+    if (tn_dtype_of(h) != TN_F32) h = tn_cast(h, TN_F32); /* with autocast */
     return tn_rope(h, turn->cosine, turn->sine, &o);
 }
 

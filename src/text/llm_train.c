@@ -12,6 +12,7 @@
 #include "trunnion/finetune.h"
 
 enum { SYMBOL_TOKENS, SYMBOL_PREDICTED };
+enum { MOST_PARTS = 256 };
 
 struct tn_finetune {
     tn_llm *m;
@@ -32,6 +33,9 @@ struct tn_finetune {
     int64_t longest; /* tokens of a pass so far */
     int64_t most;    /* tokens of a pass, or one text */
     bool saves, recomputes;
+    tn_group *group;
+    tn_dtype amp;    /* of products; TN_F32: all */
+    int parts;       /* of a batch; 1: its gradients are added as they come */
     int64_t refused; /* the fewest bytes that a batch would have needed that ran out of memory; 0: none did */
 };
 
@@ -186,6 +190,7 @@ static tn_status set_up_trainer(tn_finetune *t, const tn_finetune_options *o) {
     tn_adam_options adam = o->adam;
     adam.max_grad_norm = INFINITY; /* tn_finetune_step clips, because it also reports the norm */
     TRY(tn_optimizer_adamw(t->root, &adam, &t->optimizer));
+    if (t->amp == TN_F16) TRY(tn_optimizer_set_grad_scaler(t->optimizer, NULL));
     return take_buffers(t);
 }
 
@@ -214,6 +219,12 @@ static tn_status check_trainer_options(const tn_llm *m, const tn_finetune_option
                                "tn_finetune_new: adam.max_grad_norm is %g; it must be at least 0 (INFINITY: no limit), "
                                "and adam.groups must be NULL",
                                o->adam.max_grad_norm);
+    int parts = o->parts ? o->parts : tn_group_size(o->group);
+    if (parts < 1 || parts > MOST_PARTS)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_finetune_new: %d parts; there must be 1 to %d", parts, MOST_PARTS);
+    if (o->amp != TN_F32 && o->amp != TN_F16 && o->amp != TN_BF16)
+        return tn_backend_fail(TN_ERR_DTYPE, "tn_finetune_new: amp is %s; it must be f32, f16 or bf16",
+                               tn_dtype_name(o->amp));
     return check_adam(o->adam);
 }
 
@@ -230,6 +241,9 @@ tn_status tn_finetune_new(tn_llm *m, const tn_finetune_options *options, tn_fine
     *t = (tn_finetune){.m = m, .rank = o.rank, .alpha = o.alpha, .max_grad_norm = o.adam.max_grad_norm};
     t->most = m->config.context;
     t->saves = o.save_memory;
+    t->group = o.group;
+    t->amp = o.amp;
+    t->parts = o.parts ? o.parts : tn_group_size(o.group);
     m->position = 0;
     tn_graph_free(m->token); /* it computes with the weights of before */
     m->token = NULL;
@@ -389,6 +403,7 @@ static tn_tensor *pass_loss(const tn_finetune *t, bool trains) {
                      .seen = mask_of(t->seen, n),
                      .near = mask_of(t->near, n),
                      .trains = trains};
+    TN_AUTOCAST(t->amp);
     tn_tensor *targets = symbolic_list(t->targets, t->predicted, TN_I64, SYMBOL_PREDICTED);
     tn_cross_entropy_options o = TN_CROSS_ENTROPY_DEFAULTS;
     o.reduction = TN_REDUCTION_SUM;
@@ -411,7 +426,7 @@ static tn_status backward_pass(tn_finetune *t, int64_t predicted, double *loss) 
     TRY(prepare_pass(t));
     TN_SCOPE;
     tn_tensor *share = tn_mul(pass_loss(t, true), tn_runtime_scalar(1.0 / (double)predicted));
-    TRY(tn_backward(share));
+    TRY(tn_backward(tn_optimizer_scale_loss(t->optimizer, share)));
     int count = 0;
     t->grads[count++] = share;
     for (int i = 0; i < t->parameter_count; i++) {
@@ -496,6 +511,150 @@ static tn_status run_batch(tn_finetune *t, const tn_finetune_example *examples, 
     return status;
 }
 
+/* ---- parts, also on several processes ---------------------------------------------------------------------------- */
+
+/* What a process tells the others of one of its parts. */
+typedef struct part_report {
+    double loss;
+    int64_t status;
+} part_report;
+
+static int first_part(const tn_finetune *t, int rank) { return t->parts * rank / tn_group_size(t->group); }
+
+/* The gradients one after the other and `padding` zeros; NULL parameters' are zeros. Evaluated. */
+static tn_status flatten(tn_finetune *t, int64_t padding, tn_tensor **out) {
+    TN_SCOPE;
+    TN_NO_GRAD;
+    int count = 0;
+    for (int i = 0; i < t->parameter_count; i++) {
+        const tn_tensor *like = t->parameters[i].tensor;
+        tn_tensor *g = tn_grad(like);
+        t->grads[count++] = g ? tn_reshape(g, TN_DIMS(-1)) : tn_zeros(TN_DIMS(tn_numel(like)), TN_F32);
+    }
+    if (padding) t->grads[count++] = tn_zeros(TN_DIMS(padding), TN_F32);
+    *out = tn_keep(tn_cat(t->grads, count, 0));
+    return tn_eval(out, 1);
+}
+
+/* The sum becomes the gradient of each parameter: that of its product with the parameter. */
+static tn_status spread(tn_finetune *t, const tn_tensor *sum) {
+    TN_SCOPE;
+    int64_t at = 0;
+    for (int i = 0; i < t->parameter_count; i++) {
+        tn_tensor *v = t->parameters[i].tensor, *own = tn_slice(sum, 0, at, at + tn_numel(v), 1);
+        tn_tensor *g = tn_reshape(own, tn_shape(v), tn_rank(v));
+        TRY(tn_backward(tn_sum(tn_mul(v, g), NULL, 0, false)));
+        t->grads[i] = tn_grad(v);
+        at += tn_numel(v);
+    }
+    return tn_eval(t->grads, t->parameter_count);
+}
+
+/* rows: this process's parts. Each process adds its piece of all parts in their order, and all gather the sums. */
+static tn_tensor *exchange(const tn_finetune *t, tn_tensor **rows, int64_t most, int64_t length) {
+    int64_t size = tn_group_size(t->group), piece = length / size;
+    tn_tensor *all = tn_reshape(tn_stack(rows, (int)most, 0), TN_DIMS(most, size, piece)), *sum = NULL;
+    tn_tensor *received = tn_group_all_to_all_tensor(t->group, tn_contiguous(tn_transpose(all, 0, 1)));
+    for (int rank = 0; rank < size; rank++)
+        for (int k = 0; k < first_part(t, rank + 1) - first_part(t, rank); k++) {
+            tn_tensor *one = tn_select(tn_select(received, 0, rank), 0, k);
+            sum = sum ? tn_add(sum, one) : one;
+        }
+    return tn_reshape(tn_group_all_gather_tensor(t->group, sum), TN_DIMS(-1));
+}
+
+/* Every process learns how all parts did. own, all: `most` reports a process. */
+static tn_status agree(const tn_finetune *t, int most, tn_status status, part_report *own, part_report *all,
+                       double *loss) {
+    int size = tn_group_size(t->group), here = tn_group_rank(t->group);
+    own[0].status = status;
+    memcpy(all, own, (size_t)most * sizeof *own);
+    if (size > 1) TRY(tn_group_all_gather(t->group, own, (size_t)most * sizeof *own, all));
+    *loss = 0;
+    for (int rank = 0; rank < size; rank++) {
+        const part_report *r = all + (ptrdiff_t)rank * most;
+        for (int k = 0; k < first_part(t, rank + 1) - first_part(t, rank); k++)
+            *loss += r[k].loss;
+        if (status == TN_OK && r->status != TN_OK && rank != here)
+            status = tn_backend_fail((tn_status)r->status, "finetune: rank %d failed: %s", rank,
+                                     tn_status_name((tn_status)r->status));
+    }
+    return status;
+}
+
+/* Computes this process's parts, each by itself: flats[k] is new. */
+static tn_status run_own_parts(tn_finetune *t, const tn_finetune_example *examples, int64_t count, int64_t padding,
+                               tn_tensor **flats, part_report *own, tn_finetune_stats *result) {
+    int first = first_part(t, tn_group_rank(t->group)), next = first_part(t, tn_group_rank(t->group) + 1);
+    for (int part = first; part < next; part++) {
+        int64_t begin = count * part / t->parts, end = count * (part + 1) / t->parts;
+        tn_finetune_stats one = *result;
+        one.loss = 0;
+        tn_optimizer_zero_grad(t->optimizer);
+        TRY(run_batch(t, examples + begin, end - begin, true, &one));
+        TRY(flatten(t, padding, &flats[part - first]));
+        own[part - first].loss = one.loss;
+        result->recomputes = one.recomputes;
+        result->pass = one.pass;
+    }
+    return TN_OK;
+}
+
+/* The sum of all parts of all processes and of what was there before (NULL: nothing). */
+static tn_tensor *add_parts(const tn_finetune *t, tn_tensor **flats, int most, int64_t length,
+                            const tn_tensor *before) {
+    tn_tensor *sum = NULL;
+    TN_SCOPE;
+    TN_NO_GRAD;
+    tn_tensor *none = tn_zeros(TN_DIMS(length), TN_F32), *rows[MOST_PARTS];
+    for (int k = 0; k < most; k++)
+        rows[k] = flats[k] ? flats[k] : none;
+    sum = tn_group_size(t->group) > 1 ? exchange(t, rows, most, length) : rows[0];
+    for (int k = 1; tn_group_size(t->group) == 1 && k < most; k++)
+        sum = tn_add(sum, rows[k]);
+    if (before) sum = tn_add(before, sum);
+    return tn_retain(sum);
+}
+
+static bool has_gradients(const tn_finetune *t) {
+    for (int i = 0; i < t->parameter_count; i++)
+        if (tn_grad(t->parameters[i].tensor)) return true;
+    return false;
+}
+
+/* The gradients become those of the whole batch, on every process; earlier ones are added. */
+static tn_status run_parts(tn_finetune *t, const tn_finetune_example *examples, int64_t count,
+                           tn_finetune_stats *result) {
+    int size = tn_group_size(t->group), most = (t->parts + size - 1) / size;
+    tn_tensor *flats[MOST_PARTS] = {NULL}, *before = NULL, *sum = NULL;
+    part_report own[MOST_PARTS] = {{0}}, *all = tn_txt_zalloc((size_t)most * (size_t)size, sizeof *all);
+    int64_t length = 0;
+    if (!all) return TN_ERR_MEMORY; /* the caller ends the group, so that the others do not wait */
+    for (int i = 0; i < t->parameter_count; i++)
+        length += tn_numel(t->parameters[i].tensor);
+    int64_t padding = (size - length % size) % size;
+    tn_status status = has_gradients(t) ? flatten(t, padding, &before) : TN_OK;
+    if (status == TN_OK) status = run_own_parts(t, examples, count, padding, flats, own, result);
+    tn_optimizer_zero_grad(t->optimizer);
+    status = agree(t, most, status, own, all, &result->loss);
+    if (status == TN_OK) {
+        sum = add_parts(t, flats, most, length + padding, before);
+        status = tn_eval(&sum, 1);
+    }
+    if (status == TN_OK) status = spread(t, sum);
+    for (int k = 0; k < most; k++)
+        tn_free(flats[k]);
+    tn_free(before);
+    tn_free(sum);
+    tn_txt_free(all);
+    return status;
+}
+
+static tn_status add_gradients(tn_finetune *t, const tn_finetune_example *examples, int64_t count,
+                               tn_finetune_stats *found) {
+    return t->parts > 1 ? run_parts(t, examples, count, found) : run_batch(t, examples, count, true, found);
+}
+
 static tn_status leave_batch(tn_finetune *t, tn_device *before, tn_status status, const tn_finetune_stats *found,
                              tn_finetune_stats *result) {
     tn_llm_leave(t->m, before);
@@ -508,7 +667,7 @@ tn_status tn_finetune_backward(tn_finetune *t, const tn_finetune_example *exampl
     tn_finetune_stats found;
     TRY(check_batch(t, examples, count, result, &found));
     tn_device *before = tn_llm_enter(t->m);
-    tn_status status = run_batch(t, examples, count, true, &found);
+    tn_status status = add_gradients(t, examples, count, &found);
     if (status != TN_OK) tn_optimizer_zero_grad(t->optimizer);
     return leave_batch(t, before, status, &found, result);
 }
@@ -524,11 +683,12 @@ tn_status tn_finetune_evaluate(tn_finetune *t, const tn_finetune_example *exampl
 static tn_status update(tn_finetune *t, double *norm) {
     TN_SCOPE;
     tn_tensor *total = NULL;
+    TRY(tn_optimizer_unscale(t->optimizer));
     TRY(tn_clip_grad_norm(t->root, t->max_grad_norm, &total));
     TRY(tn_eval(&total, 1));
     *norm = 0;
     TRY(add_number(total, 1, norm));
-    if (isfinite(*norm)) return tn_optimizer_step(t->optimizer);
+    if (isfinite(*norm) || t->amp == TN_F16) return tn_optimizer_step(t->optimizer);
     return tn_backend_fail(TN_ERR_STATE, "finetune: the norm of the gradients is %g; use a smaller learning rate",
                            *norm);
 }
@@ -538,7 +698,7 @@ tn_status tn_finetune_step(tn_finetune *t, const tn_finetune_example *examples, 
     tn_finetune_stats found;
     TRY(check_batch(t, examples, count, result, &found));
     tn_device *before = tn_llm_enter(t->m);
-    tn_status status = run_batch(t, examples, count, true, &found);
+    tn_status status = add_gradients(t, examples, count, &found);
     if (status == TN_OK) status = update(t, &found.grad_norm);
     tn_optimizer_zero_grad(t->optimizer);
     t->m->position = 0; /* the caches hold what other weights computed */

@@ -212,7 +212,36 @@ static void the_loss_does_not_depend_on_how_texts_are_grouped(void **state) {
     close_all(t, m);
 }
 
-/* ---- resuming ---------------------------------------------------------------------------------------------------- */
+static double norm_of_parts(const paths *p, int parts, bool twice, double *loss) {
+    tn_llm *m = open_model(p->model, p->adapter);
+    tn_finetune_options o = TN_FINETUNE_DEFAULTS;
+    tn_finetune *t;
+    tn_finetune_stats got = {.struct_size = sizeof got};
+    batch b;
+    make_batch(&b, 0);
+    o.parts = parts;
+    assert_ok(tn_finetune_new(m, &o, &t));
+    if (twice) assert_ok(tn_finetune_backward(t, b.examples, LORA_TEXTS, NULL));
+    assert_ok(tn_finetune_step(t, b.examples, LORA_TEXTS, &got));
+    *loss = got.loss;
+    close_all(t, m);
+    return got.grad_norm;
+}
+
+/* More parts than texts leave some empty; gradients of an earlier batch are kept. */
+static void parts_add_up_to_the_batch(void **state) {
+    (void)state;
+    const lora_row *r = row_named("llama");
+    paths p;
+    double whole, loss;
+    write_model(r, &p);
+    double norm = norm_of_parts(&p, 1, false, &whole);
+    for (int parts = 2; parts <= LORA_TEXTS + 2; parts++) {
+        assert_near(norm_of_parts(&p, parts, false, &loss), norm, 1e-5, "llama", "norm of parts", parts);
+        assert_near(loss, whole, 1e-6, "llama", "loss of parts", parts);
+        assert_near(norm_of_parts(&p, parts, true, &loss), 2 * norm, 1e-5, "llama", "norm of two batches", parts);
+    }
+}
 
 static void read_all(tn_finetune *t, float *out, size_t room) {
     tn_variable *list;
@@ -227,6 +256,63 @@ static void read_all(tn_finetune *t, float *out, size_t room) {
     }
     tn_variables_free(list);
 }
+
+static tn_tensor *scale_of(tn_finetune *t, tn_variable **list) {
+    int count;
+    assert_ok(tn_optimizer_variables(tn_finetune_optimizer(t), list, &count));
+    for (int i = 0; i < count; i++)
+        if (strcmp((*list)[i].name, "grad_scaler.scale") == 0) return (*list)[i].tensor;
+    fail_msg("the optimizer has no grad_scaler.scale");
+    return NULL;
+}
+
+/* A scale that makes every gradient overflow: the step changes nothing, and the scale becomes smaller. */
+static void check_overflow(tn_finetune *t) {
+    enum { ROOM = 1 << 16 };
+    static float before[ROOM], after[ROOM];
+    tn_variable *list;
+    tn_tensor *scale = scale_of(t, &list);
+    double huge = 0x1p127;
+    {
+        TN_SCOPE;
+        TN_NO_GRAD;
+        tn_copy_(scale, tn_cast(tn_scalar(huge), tn_dtype_of(scale)));
+    }
+    read_all(t, before, ROOM);
+    assert_true(!isfinite(step_once(t, 5).grad_norm));
+    read_all(t, after, ROOM);
+    assert_memory_equal(before, after, sizeof before);
+    assert_int_equal(tn_optimizer_skipped_steps(tn_finetune_optimizer(t)), 1);
+    assert_true(tn_optimizer_loss_scale(tn_finetune_optimizer(t)) == huge / 2);
+    tn_variables_free(list);
+}
+
+static void mixed_precision_follows_f32(void **state) {
+    enum { STEPS = 5 };
+    static const tn_dtype types[] = {TN_F32, TN_BF16, TN_F16};
+    (void)state;
+    const lora_row *r = row_named("llama");
+    paths p;
+    double losses[3][STEPS];
+    write_model(r, &p);
+    for (int k = 0; k < 3; k++) {
+        tn_llm *m = open_model(p.model, p.adapter);
+        tn_finetune_options o = TN_FINETUNE_DEFAULTS;
+        tn_finetune *t;
+        o.adam.lr = LORA_RATE;
+        o.amp = types[k];
+        assert_ok(tn_finetune_new(m, &o, &t));
+        for (int i = 0; i < STEPS; i++) {
+            losses[k][i] = step_once(t, i).loss;
+            assert_near(losses[k][i], losses[0][i], 0.02, "llama", tn_dtype_name(types[k]), i);
+        }
+        if (types[k] == TN_F16) check_overflow(t);
+        close_all(t, m);
+    }
+    assert_true(losses[1][STEPS - 1] != losses[0][STEPS - 1]); /* products were rounded */
+}
+
+/* ---- resuming ---------------------------------------------------------------------------------------------------- */
 
 static void a_resumed_run_has_the_same_bits(const char *name) {
     enum { ROOM = 1 << 16 };
@@ -496,6 +582,13 @@ static void wrong_batches_and_options_are_refused(void **state) {
     assert_int_equal(tn_finetune_new(m, &o, &t), TN_ERR_ARGUMENT);
     assert_text_has(tn_error(), "alpha nan");
     o.alpha = 8;
+    o.amp = TN_F64;
+    assert_int_equal(tn_finetune_new(m, &o, &t), TN_ERR_DTYPE);
+    o.amp = TN_F32;
+    o.parts = 257;
+    assert_int_equal(tn_finetune_new(m, &o, &t), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "257 parts");
+    o.parts = 0;
     o.adam.beta1 = NAN; /* refused before the model is changed */
     assert_int_equal(tn_finetune_new(m, &o, &t), TN_ERR_ARGUMENT);
     assert_text_has(tn_error(), "beta1 is nan");
@@ -564,6 +657,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(training_follows_transformers_and_peft),
         cmocka_unit_test(the_loss_does_not_depend_on_how_texts_are_grouped),
+        cmocka_unit_test(parts_add_up_to_the_batch),
+        cmocka_unit_test(mixed_precision_follows_f32),
         cmocka_unit_test(a_resumed_adapter_has_the_same_bits),
         cmocka_unit_test(resumed_weights_have_the_same_bits),
         cmocka_unit_test(a_limit_of_memory_is_kept_or_told),

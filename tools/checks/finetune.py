@@ -3,12 +3,14 @@
 The model is a folder made here: two layers, the small tokenizer of the tests, a chat template. Looked at: the validation
 loss falls; the adapter has PEFT's names; a run stopped by SIGINT and resumed has the bits of one that was not; `generate
 --lora` says what the merged model says; a quantized GGUF file and all weights train, too; the report is one page whose
-text is escaped. With `all`, also SmolLM2-135M (tools/text/smollm2.py): LoRA beside its quantized weights.
+text is escaped; several processes (Open MPI) have the bits of one. With `all`, also SmolLM2-135M (tools/text/smollm2.py): LoRA beside its quantized weights.
 """
 
 import json
+import os
 import pathlib
 import random
+import shutil
 import signal
 import struct
 import subprocess
@@ -19,7 +21,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 from text import smollm2  # noqa: E402
-from checks import event_files  # noqa: E402
+from checks import event_files, processes  # noqa: E402
 from checks.command import Report  # noqa: E402
 
 LIMIT = 300
@@ -322,6 +324,51 @@ def refuses(suite):
     suite.expect(done.returncode == 1 and "adapter_config.json" in done.stderr, "a missing adapter is named", done.stderr)
 
 
+def shares(suite):
+    """Several processes: the bits of one with as many parts; one that is killed, one that is told to stop, a resumed run
+    on another number of processes, and one that trains something else."""
+    if not shutil.which(processes.LAUNCHERS["Open MPI"][0]):
+        suite.skip("no Open MPI")
+        return
+    words = [*LORA[:-1], 40, "--parts", 4, "--save-every", 1, "--threads", 1]
+    result = "adapter_model.safetensors"
+
+    def begin(count, out, *more):
+        common = ["finetune", "-m", suite.model, "--data", suite.data, "--context", 96, "--batch", 4, "--seed", 2, "--json"]
+        line = [*processes.LAUNCHERS["Open MPI"], count, suite.program, *common, "--out", suite.folder / out,
+                "--log", suite.folder / f"{out}.jsonl", *words, *more]
+        return subprocess.Popen(list(map(str, line)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                env=processes.environment())
+
+    def same(out):
+        return (suite.folder / out / result).is_file() and \
+            (suite.folder / out / result).read_bytes() == (suite.folder / "alone" / result).read_bytes()
+
+    alone, done = suite.tune("alone", *words)
+    out, err = (three := begin(3, "three")).communicate(timeout=LIMIT)
+    several = json.loads(out) if three.returncode == 0 else {}
+    equal = [several.get(k) == alone.get(k) for k in ("loss", "validation_loss", "validation_loss_before")]
+    suite.expect(alone and all(equal) and same("three") and several["processes"] == 3,
+                 "three processes: losses and adapter as one with the same parts", (equal, done.stderr, err))
+    for name, kill, resumed_by in (("killed", signal.SIGKILL, 4), ("told", signal.SIGTERM, 1)):
+        run, log, end = begin(2, name), suite.folder / f"{name}.jsonl", time.monotonic() + LIMIT
+        while run.poll() is None and time.monotonic() < end and not (log.exists() and log.read_text().count("\n") > 6):
+            time.sleep(0.002)
+        ranks = processes.ranks_of(run)
+        if ranks:
+            os.kill(ranks[-1], kill)
+        _, err = run.communicate(timeout=LIMIT)
+        told = "signal 9" in err and "rank 1" in err if kill == signal.SIGKILL else "stopped by" in err
+        suite.expect(ranks and run.returncode != 0 and told, f"a rank that is {name} ends the job, with a message",
+                     (ranks, run.returncode, err))
+        _, err = (again := begin(resumed_by, name, "--resume")).communicate(timeout=LIMIT)
+        suite.expect(again.returncode == 0 and same(name), f"{resumed_by} processes resume it to the same bits", err)
+    other = [":", "-n", 1, suite.program, "finetune", "-m", suite.model, "--data", suite.data, "--context", 96, "--batch",
+             4, "--seed", 3, "--out", suite.folder / "other", *words]
+    _, err = (run := begin(1, "mixed", *other)).communicate(timeout=LIMIT)
+    suite.expect(run.returncode != 0 and "trains another run than rank 0" in err, "another seed is refused", err)
+
+
 def smollm(suite):
     if not smollm2.is_there():
         suite.skip("SmolLM2 is not there (tools/text/smollm2.py)")
@@ -333,7 +380,7 @@ def smollm(suite):
 def main():
     with tempfile.TemporaryDirectory() as folder:
         suite = Suite(pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(folder))
-        for check in (learns, resumes, stops_late, keeps, foresees, fits, joins, merges, other_weights, refuses,
+        for check in (learns, resumes, stops_late, keeps, foresees, fits, joins, merges, other_weights, refuses, shares,
                       *([smollm] if "all" in sys.argv else [])):
             check(suite)
         print(f"{suite.passed} passed, {suite.failed} failed, {suite.skipped} skipped")
