@@ -398,6 +398,9 @@ static tn_status note_product_reads(tn_graph_plan *g) {
             int slot = x ? g->values[x->root].slot : -1;
             if (slot < 0 || x->node->rank < 1) continue;
             g->read_along[slot] |= x->stride[x->node->rank - 1] == 1 ? TN_READ_ROWS : TN_READ_COLUMNS;
+            /* A frozen weight behind what is trained: the backward pass, in this plan or another, reads it too. */
+            const tn_node *by = v->n_in == 2 && v->in[1 - k] >= 0 ? g->values[v->in[1 - k]].node : x->node;
+            if ((by->flags & TN_NODE_GRAD) && !(x->node->flags & TN_NODE_GRAD)) g->read_along[slot] = TN_READ_BOTH;
         }
     }
     return TN_OK;

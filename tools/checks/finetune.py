@@ -3,7 +3,8 @@
 The model is a folder made here: two layers, the small tokenizer of the tests, a chat template. Looked at: the validation
 loss falls; the adapter has PEFT's names; a run stopped by SIGINT and resumed has the bits of one that was not; `generate
 --lora` says what the merged model says; a quantized GGUF file and all weights train, too; the report is one page whose
-text is escaped; several processes (Open MPI) have the bits of one. With `all`, also SmolLM2-135M (tools/text/smollm2.py): LoRA beside its quantized weights.
+text is escaped; several processes (Open MPI) have the bits of one. With `all`, also SmolLM2-135M
+(tools/text/smollm2.py): LoRA beside its quantized weights.
 """
 
 import json
