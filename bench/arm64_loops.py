@@ -1,8 +1,8 @@
 """arm64_loops.py — the innermost loops of the ARM64 kernels in instructions and, by llvm-mca, in cycles.
 
 There is no ARM64 machine to measure on. This compiles the kernels with aarch64-linux-gnu-gcc, finds in each function the
-loop with the largest share of multiplications, and prints a row of Markdown: multiplications, all instructions, and the
-share of cycles in which the model's multipliers are busy. Packages: gcc-aarch64-linux-gnu, llvm-19.
+loop with the largest share of multiplications, and prints a row of Markdown: multiplications, all instructions, cycles, and
+the share of these in which the model's multipliers are busy. A matrix instruction multiplies twice as many numbers. Packages: gcc-aarch64-linux-gnu, llvm-19.
 """
 
 import collections
@@ -22,15 +22,17 @@ KERNELS = [
     ("convolution NHWC, 12 × 8 tile", "tiles", "", "tile_nhwc_12"),
     ("one row by a matrix (f32)", "tiles", "", "tile_wide_1"),
     ("bytes u8 × i8, 12 × 8 tile (i8mm)", "tiles_bytes", "-march=armv8.2-a+dotprod+i8mm -DTN_DOT_SUFFIX=i8mm", "tile_full_12"),
-    ("bf16 pairs, 12 × 8 tile (bfdot)", "tiles_bf16", "-march=armv8.2-a+bf16 -UTN_ISA_SUFFIX -DTN_ISA_SUFFIX=bfdot", "tile_full_12"),
+    ("bf16 pairs, 12 × 8 tile (BF16)", "tiles_bf16", "-march=armv8.2-a+bf16 -UTN_ISA_SUFFIX -DTN_ISA_SUFFIX=bfdot", "tile_full_12"),
     ("Q4_0 panel, 12 rows (dot products)", "qtile", "-march=armv8.2-a+dotprod -DTN_DOT_SUFFIX=dotprod", "plain_full"),
+    ("Q4_1 panel, 12 rows (dot products)", "qtile", "-march=armv8.2-a+dotprod -DTN_DOT_SUFFIX=dotprod", "with_minimum_full"),
+    ("Q4_1 panel, 12 rows (i8mm)", "qtile", "-march=armv8.2-a+dotprod+i8mm -DTN_DOT_SUFFIX=i8mm", "with_minimum_full"),
     ("Q4_0 panel, 12 rows (i8mm)", "qtile", "-march=armv8.2-a+dotprod+i8mm -DTN_DOT_SUFFIX=i8mm", "plain_full"),
     ("Q8_0 panel, 12 rows (dot products)", "qtile", "-march=armv8.2-a+dotprod -DTN_DOT_SUFFIX=dotprod", "plain_wide_full"),
     ("Q4_0 one row (dot products)", "qtile", "-march=armv8.2-a+dotprod -DTN_DOT_SUFFIX=dotprod", "stripe_q4_0"),
 ]
 # LLVM's models and their pipes for 128-bit multiplications. Its model of Apple's cores has three; the cores have four.
 PROCESSORS = {"apple-m1": 3, "neoverse-v1": 4, "neoverse-n1": 2}
-MULTIPLY = re.compile(r"\s(fmla|[us]{0,2}dot|bfdot)\s")
+MULTIPLY = re.compile(r"\s(fmla|[us]{0,2}(?:dot|mmla)|bf(?:dot|mmla))\s")
 
 
 def instructions(lines):
@@ -38,18 +40,20 @@ def instructions(lines):
 
 
 def innermost(assembly, function):
-    """The loop of `function` with the largest share of multiplications."""
+    """The loop of `function` with the largest share of multiplications, twice those of a dot product for matrix instructions."""
     body = assembly[assembly.index(f"\n{function}:\n"):]
     body = body[:body.index("\t.size")].splitlines()
     labels, best, share = {}, [], 0
     for i, line in enumerate(body):
         if label := re.match(r"(\.L\w+):", line):
             labels[label[1]] = i
-        jump = re.match(r"\t(?:b\.?\w+|cbn?z|tbn?z)\t.*?(\.L\w+)$", line)
+        jump = re.match(r"\t(?:b\.?\w*|cbn?z|tbn?z)\t.*?(\.L\w+)$", line)
         if not jump or jump[1] not in labels:
             continue
         loop = instructions(body[labels[jump[1]]:i + 1])
-        of_loop = sum(bool(MULTIPLY.search(x)) for x in loop) / len(loop)
+        if any(line.startswith("\tb\t") for line in loop[:-1]):  # of some loops
+            continue
+        of_loop = sum((1 + ("mmla" in x)) * bool(MULTIPLY.search(x)) for x in loop) / len(loop)
         if of_loop > share:
             best, share = loop, of_loop
     return best
@@ -64,8 +68,8 @@ def cycles(loop, processor, folder):
 
 
 def main():
-    print(f"| kernel | multiplications | instructions | per multiplication | {' | '.join(PROCESSORS)} |")
-    print("|---|---|---|---|" + "---|" * len(PROCESSORS))
+    print(f"| kernel | multiplications | instructions | {' | '.join(f'{cpu}: cycles | busy' for cpu in PROCESSORS)} |")
+    print("|---|---|---|" + "---|---|" * len(PROCESSORS))
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for what, source, more, function in KERNELS:
@@ -74,8 +78,9 @@ def main():
                             out], check=True, cwd=ROOT)
             loop = innermost(out.read_text(), function)
             counts = collections.Counter(bool(MULTIPLY.search(x)) for x in loop)
-            busy = [f"{100 * counts[True] / pipes / cycles(loop, cpu, folder):.0f} %" for cpu, pipes in PROCESSORS.items()]
-            print(f"| {what} | {counts[True]} | {len(loop)} | {len(loop) / counts[True]:.2f} | {' | '.join(busy)} |", flush=True)
+            times = {cpu: cycles(loop, cpu, folder) for cpu in PROCESSORS}
+            busy = [f"{times[cpu]:.1f} | {100 * counts[True] / pipes / times[cpu]:.0f} %" for cpu, pipes in PROCESSORS.items()]
+            print(f"| {what} | {counts[True]} | {len(loop)} | {' | '.join(busy)} |", flush=True)
 
 
 if __name__ == "__main__":

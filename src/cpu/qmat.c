@@ -144,16 +144,31 @@ static void round_row(const qmat *q, const float *x, uint8_t *to, int64_t step) 
         memcpy(to + b * step, records + b * q->record, (size_t)q->record);
 }
 
+/* Rounds row `row` of a pair, block by block, and puts its numbers where records in pairs have them. */
+static void round_paired_row(const qmat *q, const float *x, uint8_t *to, int64_t step, int64_t row) {
+    uint8_t record[MOST_RECORD_BYTES];
+    for (int64_t b = 0; b < q->blocks; b++, x += TN_QBLOCK, to += step) {
+        q->with->plain->round(x, 1, q->format, record, q->record);
+        for (int64_t i = 0; i < TN_QBLOCK; i += 8)
+            memcpy(to + 2 * i + 8 * row, record + i, 8);
+        for (int64_t i = RECORD_SCALE; i < q->record; i += 4)
+            memcpy(to + 2 * i + 4 * row, record + i, 4);
+    }
+}
+
 /* Rows [begin, end) of the slab. */
 static void round_rows(void *ctx, int64_t begin, int64_t end, int worker) {
     const qmat *q = ctx;
-    const int64_t most = tile_of(q);
+    const int64_t most = tile_of(q), lowest = q->with->plain->heights[QHEIGHTS - 2]; /* of more than one row */
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
-        int64_t first = i / most * most, height = tn_min64(most, q->rows - first);
+        int64_t first = i / most * most, height = tn_min64(most, q->rows - first), row = i - first;
         const float *x = q->args->x + (q->row0 + i) * q->args->x_stride;
-        uint8_t *to = rounded(q) + (first * q->blocks + i - first) * q->record;
-        round_row(q, x, to, height * q->record);
+        uint8_t *to = rounded(q) + (first * q->blocks + row) * q->record;
+        if (q->with->pairs && row < height / lowest * lowest)
+            round_paired_row(q, x, to - row % 2 * q->record, height * q->record, row % 2);
+        else
+            round_row(q, x, to, height * q->record);
     }
 }
 

@@ -126,7 +126,72 @@ KERNEL void ask_next(const qtile *t, int64_t b) {
             __builtin_prefetch(t->ahead[region] + b * t->ahead_bytes[region] + i);
 }
 
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+enum { PAIRS = true };
+
+/* Byte `at` of the records of rows r and r ± 1: a number of 32 bits of each of them, twice. */
+VEC_INLINE V read_pair(const uint8_t *x, int64_t record, int r, int at) {
+    return (V)vreinterpretq_f32_s64(vld1q_dup_s64((const void *)(x + (r & ~1) * record + 2 * at)));
+}
+
+/* usmmla multiplies eight weights of each of two rows with eight numbers of each of two rows of x. The sums of two rows
+ * of x and four weights are in two vectors: those of the first two weights, those of the others. */
+VEC_INLINE void multiply_pairs(const qtile *t, int height, int parts, bool has_minimum) {
+    const int64_t record = record_bytes(parts), block = BITS + parts * LINE * (has_minimum ? 2 : 1);
+    for (int half = 0; half < HALVES; half++) {
+        V acc[TILE];
+        float *c = t->c + half * VL;
+        VEC_UNROLL for (int r = 0; r < height; r += 2) {
+            acc[r] = acc[r + 1] = v_zero();
+            if (t->add) v_zip(v_load(c + r * t->c_row), v_load(c + (r + 1) * t->c_row), acc + r);
+        }
+        const uint8_t *x = t->x, *panel = t->panel + half * VEC_BYTES;
+        for (int64_t b = 0; b < t->blocks; b++, x += t->x_step, panel += block) {
+            if (half == 0 && t->ahead[0]) ask_next(t, b);
+            VEC_UNROLL for (int part = 0; part < parts; part++) {
+                const int at = RECORD_PARTS + 4 * part;
+                V sum[TILE], w[2], s[2], m[2];
+                VEC_UNROLL for (int r = 0; r < height; r++) sum[r] =
+                    has_minimum ? v_zero() : read_pair(x, record, r, at);
+                VEC_UNROLL for (int k = CHUNKS / parts * part; k < CHUNKS / parts * (part + 1); k += 2) {
+                    VEC_KEEP_ORDER();
+                    v_zip((V)q_load(panel + k * LINE), (V)q_load(panel + (k + 1) * LINE), w);
+                    VEC_UNROLL for (int r = 0; r < height; r++) {
+                        int8x16_t both = vld1q_s8((const int8_t *)x + (r & ~1) * record + 8 * k);
+                        sum[r] = (V)vusmmlaq_s32((int32x4_t)sum[r], (uint8x16_t)w[r % 2], both);
+                    }
+                }
+                VEC_KEEP_ORDER();
+                V scale = *(const V *)(const void *)(panel + BITS + part * LINE);
+                v_zip(scale, scale, s);
+                V minimum = has_minimum ? *(const V *)(const void *)(panel + BITS + (parts + part) * LINE) : scale;
+                v_zip(minimum, minimum, m);
+                VEC_UNROLL for (int r = 0; r < height; r++) {
+                    V factor = s[r % 2] * read_pair(x, record, r, RECORD_SCALE);
+                    acc[r] = v_fma(q_float((VI)sum[r]), factor, acc[r]);
+                    if (has_minimum) acc[r] = v_fma(m[r % 2], read_pair(x, record, r, at), acc[r]);
+                }
+            }
+        }
+        VEC_UNROLL for (int r = 0; r < height; r += 2) {
+            float32x4_t low = (float32x4_t)acc[r], high = (float32x4_t)acc[r + 1];
+            v_store(c + r * t->c_row, (V)vuzp1q_f32(low, high));
+            v_store(c + (r + 1) * t->c_row, (V)vuzp2q_f32(low, high));
+        }
+    }
+}
+#else
+enum { PAIRS = false };
+VEC_INLINE void multiply_pairs(const qtile *t, int height, int parts, bool has_minimum) {
+    (void)t, (void)height, (void)parts, (void)has_minimum;
+}
+#endif
+
 KERNEL void multiply_panel(const qtile *t, int height, int parts, bool has_minimum, bool wide) {
+    if (PAIRS && height > 1) {
+        multiply_pairs(t, height, parts, has_minimum);
+        return;
+    }
     const int64_t record = record_bytes(parts), block = BITS + parts * LINE * (has_minimum ? 2 : 1);
     for (int half = 0; half < HALVES; half++) {
         V acc[TILE];
@@ -243,4 +308,4 @@ static void (*const stripe_kernels[TN_DTYPE_COUNT])(const stripe *) = {
 /* ---- the set ----------------------------------------------------------------------------------------------------- */
 
 #define SET VEC_JOIN(tn_qtiles, TN_DOT_SUFFIX)
-const qtile_set SET = {.plain = &QPLAIN, .stripe = stripe_kernels, .panels = kernels_of};
+const qtile_set SET = {.plain = &QPLAIN, .stripe = stripe_kernels, .panels = kernels_of, .pairs = PAIRS};

@@ -23,6 +23,9 @@ enum {
  * which the sum of products starts. Records of a tile's rows are contiguous, block after block. */
 enum { RECORD_SCALE = TN_QBLOCK, RECORD_PARTS = RECORD_SCALE + 4, MOST_RECORD_BYTES = RECORD_PARTS + 8 };
 
+/* Records of two rows of x as one, for kernels that multiply rows in pairs: eight numbers of one row, eight of the
+ * other, and so on; then their scales; then, part by part, the numbers of both. */
+
 static inline int64_t record_bytes(int parts) { return RECORD_PARTS + 4 * parts; }
 
 /* One row of x and one group of weights, all blocks. */
@@ -90,6 +93,7 @@ typedef struct qtile_set {
     const qplain_set *plain;                /* of the same vectors, with or without dot products */
     void (*const *stripe)(const stripe *p); /* by dtype: one row of x */
     const panel_kernels *(*panels)(const tn_qformat *f);
+    bool pairs; /* the kernels for panels, except those of one row, take records in pairs */
 } qtile_set;
 
 extern const qplain_set tn_qplain_base, tn_qplain_avx2, tn_qplain_avx512;

@@ -463,6 +463,43 @@ VEC_INLINE void tile_step_by_lanes(V *sum, const int sums, const real *a, const 
     }
 }
 
+#ifdef VEC_MATRICES
+enum { TAKES_MATRICES = true };
+
+/* A step and the one after it, or zeros if it is the last, of packed rows and a panel. The sums of two rows and four
+ * columns are in two vectors: those of the first two columns, those of the others. */
+VEC_INLINE void tile_steps_by_matrices(V sum[TILE_ROWS][2 * WIDEST], const real *a, const int64_t a_k, const real *b,
+                                       const int64_t b_k, const int rows, const bool last) {
+    V x[2], y[4];
+    __builtin_prefetch(a + A_AHEAD * a_k);
+    VEC_UNROLL for (int j = 0; j < 2; j++) {
+        __builtin_prefetch(b + B_AHEAD * b_k + j * VL);
+        __builtin_prefetch(b + (B_AHEAD + 1) * b_k + j * VL);
+        v_zip(v_load(b + j * VL), last ? v_zero() : v_load(b + b_k + j * VL), y + 2 * j);
+    }
+    VEC_UNROLL for (int i = 0; i < rows; i += 2) {
+        VEC_KEEP_ORDER();
+        if (i % VL == 0) v_zip(v_load(a + i), last ? v_zero() : v_load(a + a_k + i), x);
+        VEC_UNROLL for (int j = 0; j < 4; j++) sum[i + j % 2][j / 2] =
+            v_matrix(x[i % VL / 2], y[j], sum[i + j % 2][j / 2]);
+    }
+}
+
+/* Makes these sums sums of a row each. */
+VEC_INLINE void tile_part_matrices(V sum[TILE_ROWS][2 * WIDEST], const int rows) {
+    VEC_UNROLL for (int i = 0; i < rows; i += 2) {
+        VEC_UNROLL for (int j = 0; j < 2; j++) v_zip_halves(&sum[i][j], &sum[i + 1][j]);
+    }
+}
+#else
+enum { TAKES_MATRICES = false };
+VEC_INLINE void tile_steps_by_matrices(V sum[TILE_ROWS][2 * WIDEST], const real *a, const int64_t a_k, const real *b,
+                                       const int64_t b_k, const int rows, const bool last) {
+    (void)sum, (void)a, (void)a_k, (void)b, (void)b_k, (void)rows, (void)last;
+}
+VEC_INLINE void tile_part_matrices(V sum[TILE_ROWS][2 * WIDEST], const int rows) { (void)sum, (void)rows; }
+#endif
+
 /* Before a loop over steps: two of them for one look at whether it is over. */
 #if defined(__clang__)
 #define TILE_TWICE _Pragma("clang loop unroll_count(2)")
@@ -594,6 +631,7 @@ static __attribute__((noinline)) void tile_ask_now(const tile *t, int64_t rows) 
 VEC_INLINE void tile_sum(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M mask, const int rows, const int panels,
                          const int vectors, const bool edge, const tile_rows lie) {
     const int width = panels * vectors;
+    const bool matrices = TAKES_MATRICES && lie == ADJACENT && tile_takes_lanes(rows) && width == 2 && !edge;
     const bool spreads = SPREADS && rows == TILE_ROWS && !edge;
     const real *next = t->c;
     int64_t share = 0, gate = 0;
@@ -622,6 +660,12 @@ VEC_INLINE void tile_sum(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M ma
             next += share * c_row;
         }
         int64_t k = left < STRETCH ? left : STRETCH;
+        if (matrices) {
+            for (; k > 1; k -= 2, a += 2 * a_k, b += 2 * b_k)
+                tile_steps_by_matrices(sum, a, a_k, b, b_k, rows, false);
+            if (k) tile_steps_by_matrices(sum, a, a_k, b, b_k, rows, true);
+            continue;
+        }
         if (lie != APART) {
             TILE_TWICE for (; k > 0; k--, a += a_k, b += b_k)
                 tile_step(sum, a, a_row, a_k, b, b_ahead, b_panel, mask, rows, panels, vectors, edge, lie);
@@ -630,6 +674,7 @@ VEC_INLINE void tile_sum(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M ma
         for (; k > 0; k--, a += a_k, b += b_k)
             tile_step(sum, a, a_row, a_k, b, b_ahead, b_panel, mask, rows, panels, vectors, edge, lie);
     }
+    if (matrices) tile_part_matrices(sum, rows);
 }
 
 VEC_INLINE void tile_store(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M mask, const int rows, const int width,

@@ -290,17 +290,39 @@ VEC_INLINE V v_step_lane(V x, const int lane, V b, V c) {
     default: return (V)vsudotq_laneq_s32((int32x4_t)c, (int8x16_t)b, (uint8x16_t)x, 3);
     }
 }
-#elif defined(TN_VEC_PAIRS) && defined(VEC_NEON)
-VEC_INLINE V v_step_lane(V x, const int lane, V b, V c) {
-    switch (lane) {
-    case 0: return (V)vbfdotq_laneq_f32((float32x4_t)c, (bfloat16x8_t)b, (bfloat16x8_t)x, 0);
-    case 1: return (V)vbfdotq_laneq_f32((float32x4_t)c, (bfloat16x8_t)b, (bfloat16x8_t)x, 1);
-    case 2: return (V)vbfdotq_laneq_f32((float32x4_t)c, (bfloat16x8_t)b, (bfloat16x8_t)x, 2);
-    default: return (V)vbfdotq_laneq_f32((float32x4_t)c, (bfloat16x8_t)b, (bfloat16x8_t)x, 3);
-    }
-}
 #else
 VEC_INLINE V v_step_lane(V x, const int lane, V b, V c) { return v_step(v_set1(x[lane]), b, c); }
+#endif
+
+#if defined(VEC_NEON) && !defined(TN_VEC_F64)
+/* Interleaves the first halves of a and b, and their second halves. */
+VEC_INLINE void v_zip(V a, V b, V to[2]) {
+    to[0] = (V)vzip1q_f32((float32x4_t)a, (float32x4_t)b);
+    to[1] = (V)vzip2q_f32((float32x4_t)a, (float32x4_t)b);
+}
+
+/* Swaps the second half of a with the first half of b. */
+VEC_INLINE void v_zip_halves(V *a, V *b) {
+    float64x2_t x = (float64x2_t)*a, y = (float64x2_t)*b;
+    *a = (V)vzip1q_f64(x, y);
+    *b = (V)vzip2q_f64(x, y);
+}
+
+/* A compiler does not move loads across it. It would move all of them to a loop's start and run out of registers. */
+#define VEC_KEEP_ORDER() __asm__ volatile("" ::: "memory")
+#endif
+
+/* Matrix instructions of i8mm and BF16: two steps at once of two rows (x) and two columns (y), with a sum for each. */
+#if defined(VEC_NEON) && defined(TN_VEC_WORDS)
+#define VEC_MATRICES
+VEC_INLINE V v_matrix(V x, V y, V sums) {
+#if defined(TN_VEC_QUADS)
+    __asm__("usmmla %0.4s, %1.16b, %2.16b" : "+w"(sums) : "w"(x), "w"(y));
+#else
+    __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(sums) : "w"(x), "w"(y));
+#endif
+    return sums;
+}
 #endif
 
 /* Sums of sums. */
