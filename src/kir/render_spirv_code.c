@@ -464,14 +464,24 @@ static window open_window(spv *e, int buffer, uint32_t index, int k) {
 /* The operand of a load or store that makes it visible to other items; 0: none. */
 static uint32_t shared_access(const spv *e, int buffer) { return e->p->local[buffer] > 0 ? e->shared_access : 0; }
 
-static uint32_t load_memory(spv *e, int buffer, uint32_t index) {
+/* Small elements are widened at once: a module may load 8 and 16 bits, but not have variables of them. */
+static spv_type loaded_type(spv_type memory) {
+    return memory == SPV_F16 ? SPV_F32 : memory == SPV_U8 || memory == SPV_U16 ? SPV_U32 : memory;
+}
+
+static uint32_t load_at(spv *e, int buffer, uint32_t pointer, uint32_t access) {
     spv_type type = e->memory[buffer];
-    if (windows_of(e, buffer) == 1)
-        return kir_spv_op(e, OpLoad, type, pointer_in(e, buffer, index), shared_access(e, buffer), 0);
+    uint32_t v = kir_spv_op(e, OpLoad, type, pointer, access, 0);
+    return kir_spv_resize(e, v, type, loaded_type(type), element_of(e, buffer)->is_signed);
+}
+
+static uint32_t load_memory(spv *e, int buffer, uint32_t index) {
+    spv_type type = loaded_type(e->memory[buffer]);
+    if (windows_of(e, buffer) == 1) return load_at(e, buffer, pointer_in(e, buffer, index), shared_access(e, buffer));
     uint32_t found = kir_spv_variable(e, type, 1);
     for (int k = 0; k < windows_of(e, buffer); k++) {
         window w = open_window(e, buffer, index, k);
-        kir_spv_do(e, OpStore, found, kir_spv_op(e, OpLoad, type, w.pointer, 0, 0), 0);
+        kir_spv_do(e, OpStore, found, load_at(e, buffer, w.pointer, 0), 0);
         kir_spv_end_if(e, w.merge);
     }
     return kir_spv_op(e, OpLoad, type, found, 0, 0);
@@ -501,15 +511,12 @@ static uint32_t narrow_brain(spv *e, uint32_t x) {
 static uint32_t load_element(spv *e, const kir_ins *in) {
     int buffer = e->p->access[in->imm.i].buffer;
     const element *m = element_of(e, buffer);
-    spv_type type = e->memory[buffer];
     location at = locate_spirv(e, in);
     uint32_t v = load_memory(e, buffer, at.index);
-    if (m->bits < 32 && type == SPV_U32) {
+    if (m->bits < 32 && e->memory[buffer] == SPV_U32) {
         uint32_t shift = at.shift ? at.shift : kir_spv_u32(e, 0);
-        v = kir_spv_op(e, m->is_signed ? OpBitFieldSExtract : OpBitFieldUExtract, type, v, shift,
+        v = kir_spv_op(e, m->is_signed ? OpBitFieldSExtract : OpBitFieldUExtract, SPV_U32, v, shift,
                        kir_spv_u32(e, m->bits));
-    } else if (m->bits < 32) {
-        v = kir_spv_resize(e, v, type, type == SPV_F16 ? SPV_F32 : SPV_U32, m->is_signed);
     }
     if (is_brain(e, buffer)) return widen_brain(e, v);
     return in->type == KIR_BOOL ? kir_spv_op(e, OpINotEqual, SPV_BOOL, v, kir_spv_u32(e, 0), 0) : v;
