@@ -27,7 +27,7 @@ BUDGET = {
     "cpu": 15056,
     "gpu": 2800,
     "vendor": 3165,
-    "hal": 8750,
+    "hal": 8870,
     "drivers": 8250,
     "tensor": 2980,
     "ops": 13450,

@@ -97,7 +97,9 @@ typedef struct tn_device_options {
     int simd;                      /* cpu: at most 1 baseline, 2 AVX2, 3 AVX-512; default 0: the best */
     size_t pool_initial, pool_max; /* bytes allocated at open, default 0; limit in bytes, default 0: no limit */
     size_t pool_growth;            /* bytes of a slab that smaller blocks share; default 0: one slab per block */
-    const char *library;           /* as in tn_set_library; default NULL: unchanged */
+    /* Libraries that compute this device's products and convolutions: names as in tn_set_library ("openblas",
+     * "cublaslt,cudnn", "none", "auto"), of libraries for its backend. Copied. Default NULL: as `vendor` says. */
+    const char *library;
     /* Of this device only; default 0: as the environment and the process say. */
     int matrix;   /* matrix units: 1 none, 2 for f16 and bf16 products, 3 also for f32 (tf32); 0: TRUNNION_MATRIX */
     int numerics; /* cpu: 1 exact, 2 fast; 0: tn_set_numerics, TRUNNION_NUMERICS */
@@ -112,9 +114,13 @@ typedef struct tn_device_options {
      * with TN_ERR_LOST, and its memory is left behind. A wait includes kernels that the device's driver compiles when
      * they are launched. Not of the cpu and engines. Default 0: no limit. */
     double time_limit;
+    const char *tuning_file; /* measured variants of this device (tune.h), copied; NULL: the file of the process */
 } tn_device_options;
-#define TN_DEVICE_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_device_options, time_limit), TN_FALLBACK_WARN, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0 }
+#define TN_DEVICE_DEFAULTS                                                                                           \
+    {                                                                                                                \
+        TN_OPTIONS_SIZE(tn_device_options, tuning_file), TN_FALLBACK_WARN, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0, \
+            NULL                                                                                                     \
+    }
 
 /* One step of a selection: a device or backend that was tried. */
 typedef struct tn_selection_step {
@@ -138,7 +144,8 @@ typedef struct tn_selection {
  *   options: NULL for the defaults.
  *   selection: receives everything that was tried, also on failure; may be NULL; the caller sets struct_size.
  *   *out: shared: opening the same id again returns the same device, with the options of the first call; a notice names
- *     settings (simd, pool sizes, matrix, numerics, graphs, vendor, tuning, time_limit) that differ and have no effect.
+ *     settings (simd, pool sizes, library, matrix, numerics, graphs, vendor, tuning, time_limit, tuning_file)
+ *     that differ and have no effect.
  *     Close it once per open with tn_device_close.
  * Errors: TN_ERR_ARGUMENT for an unknown name; TN_ERR_UNAVAILABLE, with the reasons, if no device can be used. */
 TN_API tn_status tn_device_open(const char *preference, const tn_device_options *options, tn_selection *selection,

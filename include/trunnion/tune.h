@@ -11,7 +11,8 @@
  * measured in the process that computes, because a process with an active driver cannot be forked; `trunnion tune
  * --device` uses a separate process. A variant during whose measurement a process died is left to the rules.
  *
- * The file is tune.json in the cache folder, or the file in TRUNNION_TUNE_CACHE. It is used only if it belongs to this
+ * The file is tune.json in the cache folder, the file in TRUNNION_TUNE_CACHE, or that of the device
+ * (tn_device_options.tuning_file), whose entries tn_tuned_at does not list. It is used only if it belongs to this
  * user, nobody else can write to it, and it was made on this processor by this version.
  *
  * Threads: every function here may be called from any thread. */

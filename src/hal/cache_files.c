@@ -403,9 +403,16 @@ tn_status tn_certify_list_forget(const tn_device *d, const char *name) {
 enum { TUNE_PATH_ROOM = 4096, TUNE_MOST_ENTRIES = 4096, TUNE_MOST_BYTES = 2 << 20, TUNE_FORMAT = 1 };
 
 static pthread_mutex_t tune_lock = PTHREAD_MUTEX_INITIALIZER;
-static tn_tuned *entries; /* the lock's */
-static size_t count, capacity;
-static bool loaded;
+/* The entries of one file. Everything in it is the lock's; a table is never freed, as devices share them by path. */
+typedef struct tuning_table {
+    char *path; /* NULL: the file of the process */
+    tn_tuned *entries;
+    size_t count, capacity;
+    bool loaded;
+    struct tuning_table *next;
+} tuning_table;
+
+static tuning_table of_process;
 
 static _Atomic uint64_t generation = 1;
 static _Atomic int mode = -1; /* -1: the environment has not been looked at */
@@ -427,7 +434,8 @@ tn_status tn_set_tuning(tn_tuning wanted) {
                        (int)wanted);
     atomic_store(&mode, (int)wanted);
     pthread_mutex_lock(&tune_lock);
-    loaded = false; /* other processes may have added to it */
+    for (tuning_table *t = &of_process; t; t = t->next)
+        t->loaded = false; /* other processes may have added to it */
     pthread_mutex_unlock(&tune_lock);
     atomic_fetch_add(&generation, 1);
     return TN_OK;
@@ -437,22 +445,40 @@ uint64_t tn_tune_generation(void) { return atomic_load_explicit(&generation, mem
 
 /* ---- the table (the caller holds the lock) ----------------------------------------------------------------------- */
 
-static tn_tuned *entry_of(const char *key) {
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(entries[i].key, key) == 0) return &entries[i];
+/* NULL: out of memory. */
+static tuning_table *table_of(const tn_device *d) {
+    const char *path = d->settings.tuning_file;
+    tuning_table *t = &of_process;
+    while (t && path && (!t->path || strcmp(t->path, path) != 0))
+        t = t->next;
+    if (t) return t;
+    t = tn_mem_zalloc(1, sizeof *t);
+    char *own = t ? tn_mem_strdup(path) : NULL;
+    if (!own) {
+        tn_mem_free(t);
+        return NULL;
+    }
+    *t = (tuning_table){.path = own, .next = of_process.next};
+    return of_process.next = t;
+}
+
+static tn_tuned *entry_of(const tuning_table *t, const char *key) {
+    for (size_t i = 0; i < t->count; i++)
+        if (strcmp(t->entries[i].key, key) == 0) return &t->entries[i];
     return NULL;
 }
 
 /* The place for an entry with this key; in a full table an older one is replaced. NULL: out of memory. */
-static tn_tuned *place_for(const char *key) {
-    tn_tuned *known = entry_of(key);
+static tn_tuned *place_for(tuning_table *t, const char *key) {
+    tn_tuned *known = entry_of(t, key);
     if (known) return known;
-    if (count == TUNE_MOST_ENTRIES) return &entries[tn_hash64(key, strlen(key), 0) % TUNE_MOST_ENTRIES];
-    return tn_mem_reserve(&entries, &capacity, count + 1, sizeof *entries) == TN_OK ? &entries[count++] : NULL;
+    if (t->count == TUNE_MOST_ENTRIES) return &t->entries[tn_hash64(key, strlen(key), 0) % TUNE_MOST_ENTRIES];
+    bool room = tn_mem_reserve(&t->entries, &t->capacity, t->count + 1, sizeof *t->entries) == TN_OK;
+    return room ? &t->entries[t->count++] : NULL;
 }
 
-static void set_entry(const tn_tuned *e) {
-    tn_tuned *known = place_for(e->key);
+static void set_entry(tuning_table *t, const tn_tuned *e) {
+    tn_tuned *known = place_for(t, e->key);
     if (!known) return;
     *known = *e;
     known->struct_size = sizeof *known;
@@ -460,8 +486,8 @@ static void set_entry(const tn_tuned *e) {
 
 /* ---- the file ---------------------------------------------------------------------------------------------------- */
 
-static bool record_path(char *out, size_t size) {
-    const char *named = tn_env("TRUNNION_TUNE_CACHE");
+static bool record_path(const tuning_table *t, char *out, size_t size) {
+    const char *named = t->path ? t->path : tn_env("TRUNNION_TUNE_CACHE");
     if (!named) return tn_cache_path("tune.json", out, size);
     int n = snprintf(out, size, "%s", named);
     return n > 0 && (size_t)n < size;
@@ -477,7 +503,7 @@ static void copy_text(char *out, size_t size, const tn_json *v, const char *key)
     snprintf(out, size, "%s", tn_json_string(tn_json_get(v, key), ""));
 }
 
-static void read_entries(const tn_json *root) {
+static void read_entries(tuning_table *t, const tn_json *root) {
     const tn_json *list = tn_json_get(root, "entries");
     size_t n = tn_json_kind_of(list) == TN_JSON_ARRAY ? tn_json_length(list) : 0;
     for (size_t i = 0; i < n && i < TUNE_MOST_ENTRIES; i++) {
@@ -487,23 +513,23 @@ static void read_entries(const tn_json *root) {
         copy_text(e.key, sizeof e.key, v, "key");
         copy_text(e.way, sizeof e.way, v, "way");
         copy_text(e.date, sizeof e.date, v, "date");
-        if (e.key[0] && e.way[0]) set_entry(&e);
+        if (e.key[0] && e.way[0]) set_entry(t, &e);
     }
 }
 
-static void load_tune(void) {
+static void load_tune(tuning_table *t) {
     char path[TUNE_PATH_ROOM], here[160];
     char *text = NULL;
     size_t size;
     tn_json_doc *doc = NULL;
-    loaded = true;
-    if (!record_path(path, sizeof path) || !tn_path_trusted(path, false)) return;
+    t->loaded = true;
+    if (!record_path(t, path, sizeof path) || !tn_path_trusted(path, false)) return;
     machine(here);
     if (tn_file_read(path, &text, &size, TUNE_MOST_BYTES) == TN_OK && tn_json_parse(text, size, &doc) == TN_OK) {
         const tn_json *root = tn_json_root(doc);
         bool ours = tn_json_int(tn_json_get(root, "format"), 0) == TUNE_FORMAT &&
                     strcmp(tn_json_string(tn_json_get(root, "machine"), ""), here) == 0;
-        if (ours) read_entries(root);
+        if (ours) read_entries(t, root);
     }
     tn_json_free(doc);
     tn_mem_free(text);
@@ -519,7 +545,7 @@ static void put_number(tn_json_writer *w, const char *key, double v) {
     tn_json_put_number(w, v);
 }
 
-static void write_all_tune(tn_str *out) {
+static void write_all_tune(const tuning_table *t, tn_str *out) {
     char here[160];
     tn_json_writer w = {.out = out};
     machine(here);
@@ -529,28 +555,28 @@ static void write_all_tune(tn_str *out) {
     put_text_tune(&w, "machine", here);
     tn_json_put_key(&w, "entries");
     tn_json_begin_array(&w);
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < t->count; i++) {
         tn_json_begin_object(&w);
-        put_text_tune(&w, "key", entries[i].key);
-        put_text_tune(&w, "way", entries[i].way);
-        put_number(&w, "seconds", entries[i].seconds);
-        put_number(&w, "rule_seconds", entries[i].rule_seconds);
-        put_text_tune(&w, "date", entries[i].date);
+        put_text_tune(&w, "key", t->entries[i].key);
+        put_text_tune(&w, "way", t->entries[i].way);
+        put_number(&w, "seconds", t->entries[i].seconds);
+        put_number(&w, "rule_seconds", t->entries[i].rule_seconds);
+        put_text_tune(&w, "date", t->entries[i].date);
         tn_json_end_object(&w);
     }
     tn_json_end_array(&w);
     tn_json_end_object(&w);
 }
 
-static void save_tune(void) {
+static void save_tune(const tuning_table *t) {
     char path[TUNE_PATH_ROOM];
     tn_str text = {0};
     tn_save *s = NULL;
-    write_all_tune(&text);
+    write_all_tune(t, &text);
     tn_status status = TN_OK;
     if (text.failed)
         status = TN_ERR_MEMORY;
-    else if (!record_path(path, sizeof path))
+    else if (!record_path(t, path, sizeof path))
         status = tn_fail(TN_ERR_IO, "no cache folder, or its path is too long; set TRUNNION_TUNE_CACHE to a file");
     else
         status = tn_save_begin(path, &s);
@@ -571,32 +597,36 @@ static void save_tune(void) {
 
 /* ---- for others -------------------------------------------------------------------------------------------------- */
 
-bool tn_tune_find(const char *key, tn_tuned *out) {
+bool tn_tune_find(const tn_device *d, const char *key, tn_tuned *out) {
     pthread_mutex_lock(&tune_lock);
-    if (!loaded) load_tune();
-    const tn_tuned *known = entry_of(key);
+    tuning_table *t = table_of(d);
+    if (t && !t->loaded) load_tune(t);
+    const tn_tuned *known = t ? entry_of(t, key) : NULL;
     if (known) *out = *known;
     pthread_mutex_unlock(&tune_lock);
     return known != NULL;
 }
 
-void tn_tune_put(const tn_tuned *entry) {
+void tn_tune_put(const tn_device *d, const tn_tuned *entry) {
     tn_tuned e = *entry;
     time_t now = time(NULL);
     struct tm day;
     if (gmtime_r(&now, &day)) strftime(e.date, sizeof e.date, "%Y-%m-%d", &day);
     pthread_mutex_lock(&tune_lock);
-    load_tune();
-    set_entry(&e);
-    save_tune();
+    tuning_table *t = table_of(d);
+    if (t) {
+        load_tune(t);
+        set_entry(t, &e);
+        save_tune(t);
+    }
     pthread_mutex_unlock(&tune_lock);
     atomic_fetch_add(&generation, 1);
 }
 
 int tn_tuned_count(void) {
     pthread_mutex_lock(&tune_lock);
-    if (!loaded) load_tune();
-    int n = (int)count;
+    if (!of_process.loaded) load_tune(&of_process);
+    int n = (int)of_process.count;
     pthread_mutex_unlock(&tune_lock);
     return n;
 }
@@ -607,7 +637,7 @@ tn_status tn_tuned_at(int i, tn_tuned *out) {
     int n = tn_tuned_count();
     if (i < 0 || i >= n) return tn_fail(TN_ERR_ARGUMENT, "tn_tuned_at: entry %d is out of range; there are %d", i, n);
     pthread_mutex_lock(&tune_lock);
-    tn_tuned full = entries[i];
+    tn_tuned full = of_process.entries[i];
     pthread_mutex_unlock(&tune_lock);
     full.struct_size = out->struct_size;
     memcpy(out, &full, out->struct_size < sizeof full ? out->struct_size : sizeof full);

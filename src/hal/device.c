@@ -189,6 +189,8 @@ void tn_device_end(tn_device *d) {
     if (d->handle) d->driver->close(d->handle);
     tn_watchdog_end(d);
     tn_mem_free(d->host_rows);
+    tn_mem_free((void *)(uintptr_t)d->settings.library);
+    tn_mem_free((void *)(uintptr_t)d->settings.tuning_file);
     tn_mem_free(d);
 }
 
@@ -215,7 +217,16 @@ static tn_status device_start(tn_device *d, const tn_device_options *o) {
     d->says_exact = d->caps.exact;
     if (tn_certify_list_has(d, "exact", NULL, 0)) d->caps.exact = false;
     TRY(tn_kernels_open(d));
+    TRY(tn_device_take_libraries(d, o->library));
     return tn_pool_open(d, o);
+}
+
+/* The caller's texts may go after the open. */
+static tn_status keep_texts(tn_device *d, const tn_device_options *o) {
+    d->settings.library = o->library ? tn_mem_strdup(o->library) : NULL;
+    d->settings.tuning_file = o->tuning_file ? tn_mem_strdup(o->tuning_file) : NULL;
+    bool lost = (o->library && !d->settings.library) || (o->tuning_file && !d->settings.tuning_file);
+    return lost ? TN_ERR_MEMORY : TN_OK;
 }
 
 static void add_ignored(char *text, size_t size, const char *name, int64_t asked, int64_t is) {
@@ -224,20 +235,28 @@ static void add_ignored(char *text, size_t size, const char *name, int64_t asked
         snprintf(text + n, size - n, "%s%s %lld (it has %lld)", n ? ", " : "", name, (long long)asked, (long long)is);
 }
 
+static void add_ignored_text(char *text, size_t size, const char *name, const char *asked, const char *is) {
+    size_t n = strlen(text);
+    if (asked && (!is || strcmp(asked, is) != 0))
+        snprintf(text + n, size - n, "%s%s \"%.60s\" (it has %.60s)", n ? ", " : "", name, asked, is ? is : "none");
+}
+
 /* The device is open: what this open asks for and the first one did not has no effect. */
 static void say_ignored(const tn_device *d, const tn_device_options *o) {
     const tn_device_options *is = &d->settings;
-    char text[320] = "";
+    char text[640] = "";
     add_ignored(text, sizeof text, "simd", o->simd, is->simd);
     add_ignored(text, sizeof text, "pool_initial", (int64_t)o->pool_initial, (int64_t)is->pool_initial);
     add_ignored(text, sizeof text, "pool_max", (int64_t)o->pool_max, (int64_t)is->pool_max);
     add_ignored(text, sizeof text, "pool_growth", (int64_t)o->pool_growth, (int64_t)is->pool_growth);
+    add_ignored_text(text, sizeof text, "library", o->library, is->library);
     add_ignored(text, sizeof text, "matrix", o->matrix, is->matrix);
     add_ignored(text, sizeof text, "numerics", o->numerics, is->numerics);
     add_ignored(text, sizeof text, "graphs", o->graphs, is->graphs);
     add_ignored(text, sizeof text, "vendor", o->vendor, is->vendor);
     add_ignored(text, sizeof text, "tuning", o->tuning, is->tuning);
     add_ignored(text, sizeof text, "time_limit", (int64_t)o->time_limit, (int64_t)is->time_limit);
+    add_ignored_text(text, sizeof text, "tuning_file", o->tuning_file, is->tuning_file);
     if (text[0])
         tn_log_line(TN_LOG_NOTICE, "%s is open already, so these settings have no effect: %s; close it first",
                     d->info.id, text);
@@ -261,11 +280,11 @@ static tn_status device_get(const tn_backend *b, const tn_device_info *info, con
     d->is_engine = b->is_engine;
     d->fallback = o->fallback;
     d->settings = *o;
-    d->settings.library = NULL; /* the caller's text */
-    static uint64_t serial;     /* guarded by the registry's lock */
+    static uint64_t serial; /* guarded by the registry's lock */
     d->serial = ++serial;
     d->opens = 1;
-    tn_status s = device_start(d, o);
+    tn_status s = keep_texts(d, o);
+    if (s == TN_OK) s = device_start(d, o);
     if (s != TN_OK) {
         tn_device_end(d);
         return s;

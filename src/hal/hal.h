@@ -29,10 +29,16 @@ struct tn_device {
     tn_caps caps;
     uint64_t serial; /* unique among all devices ever opened: addresses of closed ones are reused */
     int opens;
-    bool says_exact;                /* caps.exact by the driver's word; certification may have found otherwise */
-    bool is_cpu;                    /* native kernels of src/cpu may run on its buffers */
-    bool is_engine;                 /* another library computes the graphs; memory and kernels are the cpu's */
-    tn_device_options settings;     /* of the first open */
+    bool says_exact;            /* caps.exact by the driver's word; certification may have found otherwise */
+    bool is_cpu;                /* native kernels of src/cpu may run on its buffers */
+    bool is_engine;             /* another library computes the graphs; memory and kernels are the cpu's */
+    tn_device_options settings; /* of the first open; its texts are copies */
+    struct {
+        bool own;                   /* the settings name libraries; else the process's choice counts */
+        bool open;                  /* "auto": measurements choose among all */
+        const struct tn_blas *blas; /* NULL: none */
+        uint32_t vendors;           /* rows of tn_vendor_library_at */
+    } libraries;
     bool no_graphs;                 /* repeated command lists are submitted one by one, not as the driver's graphs */
     tn_fallback fallback;           /* may the host compute what it cannot? */
     struct tn_host_rows *host_rows; /* device.c: what it did compute; NULL: nothing */
@@ -52,6 +58,9 @@ tn_numerics tn_device_numerics(const tn_device *d);
 tn_tuning tn_device_tuning(const tn_device *d);
 /* Likewise; NULL: own kernels. */
 const struct tn_blas *tn_device_blas(const tn_device *d);
+bool tn_device_blas_is_open(const tn_device *d); /* it is one of several that measurements choose from */
+/* Reads the names of the device's own libraries (tn_device_options.library). NULL: it has none of its own. */
+tn_status tn_device_take_libraries(tn_device *d, const char *names);
 /* Notes that a plan runs an operation on the host. true: for the first time with this reason, so it should be
  * reported. */
 bool tn_device_note_host(tn_device *d, const char *op, const char *code, const char *reason);
@@ -83,7 +92,7 @@ typedef struct tn_buffer {
     tn_device *device;
     void *address; /* device address; on a host-visible device a pointer */
     size_t bytes;
-    uint64_t version;           /* add one at each write; starts at a value never seen before in this process, so that
+    uint64_t version; /* add one at each write; starts at a value never seen before in this process, so that
                                       * cached packings may compare (buffer, version) alone */
     tn_known_integers known;
     void (*release)(void *ctx); /* borrowed memory: called instead of freeing */
@@ -254,10 +263,10 @@ extern const tn_backend_row tn_backend_rows[];
 tn_tuning tn_tuning_mode(void);
 /* Changes whenever plans may come out differently than before; part of their keys. */
 uint64_t tn_tune_generation(void);
-bool tn_tune_find(const char *key, tn_tuned *out);
-/* Adds an entry or replaces the one with this key, in memory and in the file. Failing to write the file is not an
- * error. */
-void tn_tune_put(const tn_tuned *entry);
+bool tn_tune_find(const tn_device *d, const char *key, tn_tuned *out);
+/* Adds an entry or replaces the one with this key, in memory and in the device's file. Failing to write the file is not
+ * an error. */
+void tn_tune_put(const tn_device *d, const tn_tuned *entry);
 
 /* ==== vendor libraries on open devices ============================================================================ */
 

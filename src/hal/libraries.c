@@ -186,13 +186,67 @@ struct tn_vendors {
 
 static pthread_mutex_t lists = PTHREAD_MUTEX_INITIALIZER;
 
+/* A library of the list that cannot compute on this device, or NULL. */
+static const char *foreign_library(const tn_device *d, const choice *c) {
+    for (int i = 0; tn_vendor_library_at(i); i++)
+        if (c->vendors >> i & 1 && strcmp(tn_vendor_library_at(i)->backend, d->driver->name) != 0)
+            return tn_vendor_library_at(i)->name;
+    return !d->is_cpu && c->cpu[0] ? c->cpu : NULL;
+}
+
+static const tn_blas *first_usable(void) {
+    const tn_blas *found = NULL;
+    for (int i = 0; i < tn_blas_count() && !found; i++) {
+        tn_blas_facts facts;
+        tn_blas_probe(i, &facts);
+        if (facts.why.code == TN_REASON_NONE) found = tn_blas_by_name(facts.name);
+    }
+    return found;
+}
+
+/* The caller holds the lock. */
+static tn_status take_libraries(tn_device *d, const char *names) {
+    choice c = {.vendors = 0};
+    TRY(read_names(&c, names));
+    bool any = strcmp(c.cpu, "auto") == 0;
+    if (any || strcmp(c.cpu, "none") == 0) c.cpu[0] = 0;
+    const char *foreign = foreign_library(d, &c);
+    if (foreign)
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "tn_device_open: library \"%s\" does not compute on %s; `trunnion devices` lists the libraries "
+                       "of each backend",
+                       foreign, d->info.id);
+    if (any && !d->is_cpu) c.vendors |= vendors_found();
+    if (d->is_cpu && (any || c.cpu[0])) try_apart(any ? "auto" : c.cpu);
+    d->libraries.blas = !d->is_cpu ? NULL : any ? first_usable() : c.cpu[0] ? tn_blas_by_name(c.cpu) : NULL;
+    d->libraries.open = any && d->libraries.blas;
+    d->libraries.vendors = c.vendors;
+    d->libraries.own = true;
+    return c.cpu[0] && !d->libraries.blas ? tn_error_code() : TN_OK;
+}
+
+tn_status tn_device_take_libraries(tn_device *d, const char *names) {
+    if (!names) return TN_OK;
+    pthread_mutex_lock(&libraries_lock);
+    tn_status s = take_libraries(d, names);
+    pthread_mutex_unlock(&libraries_lock);
+    return s;
+}
+
 const tn_blas *tn_device_blas(const tn_device *d) {
-    return d->settings.vendor == VENDOR_NONE ? NULL : tn_library_chosen();
+    if (d->settings.vendor == VENDOR_NONE) return NULL;
+    return d->libraries.own ? d->libraries.blas : tn_library_chosen();
+}
+
+bool tn_device_blas_is_open(const tn_device *d) {
+    return d->libraries.own ? d->libraries.open : tn_blas_is_open_choice();
 }
 
 const tn_vendor_library *tn_vendor_for(const tn_device *d, bool convolutions) {
     if (!d->driver->lend || d->settings.vendor == VENDOR_NONE) return NULL;
-    uint32_t chosen = d->settings.vendor == VENDOR_ALL ? vendors_found() : tn_vendors_chosen();
+    uint32_t chosen = d->libraries.own                   ? d->libraries.vendors
+                      : d->settings.vendor == VENDOR_ALL ? vendors_found()
+                                                         : tn_vendors_chosen();
     for (int i = 0; chosen >> i; i++) {
         const tn_vendor_library *l = tn_vendor_library_at(i);
         bool computes = convolutions ? l->make_conv != NULL : l->make != NULL;

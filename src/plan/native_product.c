@@ -98,7 +98,7 @@ static tn_status tn_native_fuse_rows(tn_native *const *natives, int count, size_
 static void choose_way(const tn_graph_plan *g, tn_native *n, const tn_value *b) {
     const tn_device *d = g->binding->device;
     const tn_blas *asked = tn_device_blas(d);
-    bool open = asked && tn_blas_is_open_choice();
+    bool open = asked && tn_device_blas_is_open(d);
     tn_way way;
     if (asked && tn_blas_takes(asked, &n->gemm, n->dtype)) n->library = asked;
     n->by = n->library ? tn_blas_name(n->library) : NULL;

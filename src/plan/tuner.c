@@ -191,7 +191,8 @@ static void measure_cpu_ways(void *ctx, void *out) {
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */
 
 /* If measuring failed, the choice by rule is stored, because it would fail again next time. */
-static void tune(const tn_gemm_args *args, tn_dtype dtype, bool kept, bool libraries, const char *key, tn_tuned *e) {
+static void tune(const tn_device *d, const tn_gemm_args *args, tn_dtype dtype, bool kept, bool libraries,
+                 const char *key, tn_tuned *e) {
     question q = {.args = *args, .dtype = dtype, .kept = kept, .libraries = libraries};
     answer a = {.count = 0};
     const char *why = "";
@@ -205,7 +206,7 @@ static void tune(const tn_gemm_args *args, tn_dtype dtype, bool kept, bool libra
     *e = (tn_tuned){.seconds = told ? a.seconds[best] : 0, .rule_seconds = told ? a.seconds[0] : 0};
     snprintf(e->key, sizeof e->key, "%s", key);
     snprintf(e->way, sizeof e->way, "%.*s", (int)sizeof e->way - 1, told ? a.name[best] : own_ways[0].name);
-    tn_tune_put(e);
+    tn_tune_put(d, e);
 }
 
 bool tn_tune_product(const tn_device *d, const tn_gemm_args *args, tn_dtype dtype, bool kept, bool libraries,
@@ -214,9 +215,9 @@ bool tn_tune_product(const tn_device *d, const tn_gemm_args *args, tn_dtype dtyp
     tn_tuned e;
     tn_tuning mode = tn_device_tuning(d);
     if (mode == TN_TUNING_OFF || !write_matmul_key(args, dtype, kept, libraries, key, sizeof key)) return false;
-    if (!tn_tune_find(key, &e)) {
+    if (!tn_tune_find(d, key, &e)) {
         if (mode != TN_TUNING_FIRST_USE) return false;
-        tune(args, dtype, kept, libraries, key, &e);
+        tune(d, args, dtype, kept, libraries, key, &e);
     }
     if (!find_way(e.way, libraries, out)) return false;
     if (out->library && !tn_blas_takes(out->library, args, dtype)) return false;
@@ -437,13 +438,13 @@ int tn_tune_tile(tn_device *d, const tn_gemm_shape *s, const tn_group_limits *li
     tn_tuning mode = tn_device_tuning(d);
     char key[sizeof e.key];
     if (mode == TN_TUNING_OFF || !write_tile_key(d, s, key, sizeof key)) return 0;
-    if (!tn_tune_find(key, &e)) {
+    if (!tn_tune_find(d, key, &e)) {
         if (mode != TN_TUNING_FIRST_USE) return 0;
         snprintf(e.key, sizeof e.key, "%s", key);
         snprintf(e.way, sizeof e.way, "%s", BY_RULE);
-        tn_tune_put(&e);
+        tn_tune_put(d, &e);
         measure_device_tiles(d, s, limits, &e);
-        tn_tune_put(&e);
+        tn_tune_put(d, &e);
     }
     return tile_named(e.way);
 }

@@ -61,10 +61,13 @@ static void graphs_can_be_turned_off(void **state) {
 }
 
 /* Multiplies on the cpu with this tuning; returns the number of entries in the cache. */
-static int entries_after(int tuning) {
+static int entries_after(int tuning, const char *file) {
     tn_device_options o = TN_DEVICE_DEFAULTS;
+    char path[512];
     o.tuning = tuning;
+    o.tuning_file = file ? strcpy(path, file) : NULL;
     tn_device *device = open_with(&o);
+    memset(path, 0, sizeof path); /* the device has a copy */
     assert_ok(tn_set_current_device(device));
     {
         TN_SCOPE;
@@ -82,12 +85,61 @@ static void tuning_belongs_to_the_device(void **state) {
     (void)state;
     setenv("TRUNNION_TUNE_CACHE", test_scratch("tune.json"), 1);
     assert_ok(tn_set_tuning(TN_TUNING_FIRST_USE));
-    assert_int_equal(entries_after(3), 0); /* rules only */
-    assert_int_equal(entries_after(1), 0); /* nothing is measured */
+    assert_int_equal(entries_after(3, NULL), 0); /* rules only */
+    assert_int_equal(entries_after(1, NULL), 0); /* nothing is measured */
     assert_ok(tn_set_tuning(TN_TUNING_OFF));
-    assert_int_equal(entries_after(0), 0);
-    assert_int_equal(entries_after(2), 1);
+    assert_int_equal(entries_after(0, NULL), 0);
+    assert_int_equal(entries_after(2, NULL), 1);
     assert_ok(tn_set_tuning(TN_TUNING_USE));
+}
+
+static void the_file_of_tuning_belongs_to_the_device(void **state) {
+    (void)state;
+    char path[256];
+    snprintf(path, sizeof path, "%s", test_scratch("of_device.json"));
+    setenv("TRUNNION_TUNE_CACHE", test_scratch("of_process.json"), 1);
+    assert_ok(tn_set_tuning(TN_TUNING_USE)); /* reads the files again */
+    int before = tn_tuned_count();
+    assert_int_equal(access(path, F_OK), -1);
+    assert_int_equal(entries_after(2, path), before); /* measured, and put into the device's file */
+    assert_int_equal(access(path, F_OK), 0);
+    assert_int_equal(access(test_scratch("of_process.json"), F_OK), -1);
+}
+
+/* Which library computes the product that was planned last. */
+static bool last_product_is_by(const char *name) {
+    char *plan = tn_explain_last();
+    bool by = plan && strstr(plan, name);
+    tn_text_free(plan);
+    return by;
+}
+
+static void the_library_belongs_to_the_device(void **state) {
+    (void)state;
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    tn_device *device;
+    o.library = "cublaslt";
+    assert_int_not_equal(tn_device_open("cpu", &o, NULL, &device), TN_OK);
+    o.library = "no such library";
+    assert_int_not_equal(tn_device_open("cpu", &o, NULL, &device), TN_OK);
+    tn_library_info l = {.struct_size = sizeof l};
+    char name[sizeof l.name] = "none";
+    for (int i = 0; i < tn_library_count(); i++)
+        if (tn_library_at(i, &l) == TN_OK && l.available && !strcmp(l.backend, "cpu"))
+            snprintf(name, sizeof name, "%s", l.name);
+    o.library = name;
+    device = open_with(&o);
+    assert_string_equal(tn_get_library(), "none"); /* the process keeps its own kernels */
+    assert_ok(tn_set_current_device(device));
+    {
+        TN_SCOPE;
+        tn_tensor *y = tn_matmul(tn_randn(TN_DIMS(96, 96)), tn_randn(TN_DIMS(96, 96)));
+        assert_ok(tn_eval(&y, 1));
+        assert_int_equal(last_product_is_by(name), strcmp(name, "none") != 0);
+    }
+    tn_clear_plans();
+    assert_ok(tn_set_current_device(NULL));
+    tn_device_close(device);
 }
 
 static void values_out_of_range_are_refused(void **state) {
@@ -129,14 +181,20 @@ static void a_second_open_names_what_has_no_effect(void **state) {
     o.numerics = 2;
     o.pool_max = 1 << 20;
     o.vendor = 1;
+    o.tuning_file = "other.json";
     second_open_says(&o, text, sizeof text);
-    assert_text_has(text, "pool_max 1048576 (it has 0), numerics 2 (it has 1), vendor 1 (it has 0)");
+    assert_text_has(text, "pool_max 1048576 (it has 0), numerics 2 (it has 1), vendor 1 (it has 0), tuning_file "
+                          "\"other.json\" (it has none)");
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(numerics_belong_to_the_device),          cmocka_unit_test(graphs_can_be_turned_off),
-        cmocka_unit_test(tuning_belongs_to_the_device),           cmocka_unit_test(values_out_of_range_are_refused),
+        cmocka_unit_test(numerics_belong_to_the_device),
+        cmocka_unit_test(graphs_can_be_turned_off),
+        cmocka_unit_test(tuning_belongs_to_the_device),
+        cmocka_unit_test(values_out_of_range_are_refused),
+        cmocka_unit_test(the_file_of_tuning_belongs_to_the_device),
+        cmocka_unit_test(the_library_belongs_to_the_device),
         cmocka_unit_test(a_second_open_names_what_has_no_effect),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

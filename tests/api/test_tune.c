@@ -191,7 +191,7 @@ static void part_device(void) {
         int rows, columns, depth, iy, ix;
         assert_int_equal(sscanf(name, "%dx%dx%d by %dx%d", &rows, &columns, &depth, &iy, &ix), 5);
         snprintf(e.way, sizeof e.way, "%s", name);
-        tn_tune_put(&e);
+        tn_tune_put(tn_host_device(), &e);
         items_seen = 0;
         multiply_far(by_tile, -1);
         for (int i = 0; i < SIDE * SIDE; i++)
