@@ -127,6 +127,9 @@ TN_API tn_tensor *tn_linalg_matrix_exp(const tn_tensor *x);
 /* The pseudo-inverse: singular values below rtol · the greatest one count as 0; rtol < 0: max(m, n) · eps. */
 TN_API tn_tensor *tn_linalg_pinv(const tn_tensor *x, double rtol);
 TN_API tn_tensor *tn_linalg_matrix_rank(const tn_tensor *x, double rtol); /* i64; rtol as for pinv */
+/* The X [..., n, k] of least norm for which the norm of a·X - b is least, a [..., m, n], b [..., m, k], by the
+ * pseudo-inverse: also for matrices without full rank. rtol as for pinv. Source: torch.linalg.lstsq, its solution. */
+TN_API tn_tensor *tn_linalg_lstsq(const tn_tensor *a, const tn_tensor *b, double rtol);
 /* Condition number in the 2-norm (p 2, −2), else the product of the norms of x and its inverse. */
 TN_API tn_tensor *tn_linalg_cond(const tn_tensor *x, double p);
 typedef enum tn_matrix_norm { TN_MATRIX_NORM_FRO, TN_MATRIX_NORM_NUC } tn_matrix_norm;
@@ -134,6 +137,9 @@ TN_API tn_tensor *tn_linalg_matrix_norm(const tn_tensor *x, tn_matrix_norm ord,
                                         bool keepdim); /* of the last two dims */
 /* The same for ord 1, −1, 2, −2, INFINITY, −INFINITY. */
 TN_API tn_tensor *tn_linalg_matrix_norm_of(const tn_tensor *x, double ord, bool keepdim);
+
+/* The n-th derivative of digamma, n from 0 to 100. Infinite at 0, -1, -2 … Source: torch.polygamma. */
+TN_API tn_tensor *tn_polygamma(int64_t n, const tn_tensor *x);
 
 /* ---- order statistics, running values ---------------------------------------------------------------------------- */
 
@@ -356,6 +362,8 @@ TN_API tn_tensor *tn_alpha_dropout(const tn_tensor *x, double p, bool training);
 #define tn_linalg_matrix_power(...) (tn_at(__FILE__, __LINE__), tn_linalg_matrix_power(__VA_ARGS__))
 #define tn_linalg_matrix_exp(...) (tn_at(__FILE__, __LINE__), tn_linalg_matrix_exp(__VA_ARGS__))
 #define tn_linalg_pinv(...) (tn_at(__FILE__, __LINE__), tn_linalg_pinv(__VA_ARGS__))
+#define tn_linalg_lstsq(...) (tn_at(__FILE__, __LINE__), tn_linalg_lstsq(__VA_ARGS__))
+#define tn_polygamma(...) (tn_at(__FILE__, __LINE__), tn_polygamma(__VA_ARGS__))
 #define tn_linalg_matrix_rank(...) (tn_at(__FILE__, __LINE__), tn_linalg_matrix_rank(__VA_ARGS__))
 #define tn_linalg_cond(...) (tn_at(__FILE__, __LINE__), tn_linalg_cond(__VA_ARGS__))
 #define tn_linalg_matrix_norm(...) (tn_at(__FILE__, __LINE__), tn_linalg_matrix_norm(__VA_ARGS__))

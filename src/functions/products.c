@@ -399,6 +399,14 @@ tn_tensor *(tn_linalg_pinv)(const tn_tensor *x, double rtol) {
     return tn_keep(tn_matmul(left, tn_transpose(u, -2, -1)));
 }
 
+tn_tensor *(tn_linalg_lstsq)(const tn_tensor *a, const tn_tensor *b, double rtol) {
+    TN_SCOPE;
+    tn_tensor *bad = refused2(a, b);
+    if (!bad) bad = not_matrix("linalg_lstsq", a);
+    if (!bad) bad = not_matrix("linalg_lstsq", b);
+    return tn_keep(bad ? bad : tn_matmul(tn_linalg_pinv(a, rtol), b));
+}
+
 tn_tensor *(tn_linalg_matrix_rank)(const tn_tensor *x, double rtol) {
     TN_SCOPE;
     tn_tensor *bad = not_matrix("linalg_matrix_rank", x);

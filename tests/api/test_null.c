@@ -145,6 +145,8 @@ static void functions_refuse(void **state) {
     REFUSES(tn_linalg_matrix_power(NULL, 2))
     REFUSES(tn_linalg_matrix_exp(NULL))
     REFUSES(tn_linalg_pinv(NULL, 0.5))
+    REFUSES(tn_linalg_lstsq(NULL, NULL, 0.5))
+    REFUSES(tn_polygamma(2, NULL))
     REFUSES(tn_linalg_matrix_rank(NULL, 0.5))
     REFUSES(tn_linalg_cond(NULL, 0.5))
     REFUSES(tn_linalg_matrix_norm(NULL, (tn_matrix_norm)0, false))

@@ -574,6 +574,19 @@ static void functions_of_halves_round_once(void **state) {
     }
 }
 
+/* Poles, the zeros between them, where cot is small, and orders out of range. */
+static void polygamma_at_its_poles_and_zeros(void **state) {
+    (void)state;
+    TN_SCOPE;
+    assert_true(tn_item(tn_polygamma(2, tn_scalar(0))) == -INFINITY);
+    assert_true(tn_item(tn_polygamma(3, tn_scalar(-4))) == INFINITY);
+    assert_true(isnan(tn_item(tn_polygamma(2, tn_scalar(NAN)))));
+    double between = tn_item(tn_polygamma(4, tn_cast(tn_scalar(-8.5), TN_F32)));
+    if (!(fabs(between / -0.00090522542 - 1) < 1e-5)) fail_msg("polygamma(4, -8.5) is %g", between);
+    assert_int_equal(tn_status_of(tn_polygamma(-1, tn_scalar(1))), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_status_of(tn_polygamma(101, tn_scalar(1))), TN_ERR_ARGUMENT);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(narrow_dtypes_and_extreme_numbers_do_not_wrap),
@@ -590,6 +603,7 @@ int main(void) {
         cmocka_unit_test(unpooling_inverts_pooling),
         cmocka_unit_test(distributions_have_their_means),
         cmocka_unit_test(what_evaluates_is_refused_in_a_capture),
+        cmocka_unit_test(polygamma_at_its_poles_and_zeros),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

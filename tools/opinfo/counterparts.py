@@ -1341,6 +1341,12 @@ def pinv(L, x, atol=None, rtol=None, hermitian=False, rcond=None):
     return L.linalg_pinv(x, cutoff(atol, rtol if rtol is not None else rcond))
 
 
+@entry("linalg_lstsq_grad_oriented")
+def lstsq(L, a, b, rcond=None, driver=None):
+    lacks(b.ndim != a.ndim, "a vector")
+    return L.linalg_lstsq(a, b, -1 if rcond is None else rcond)
+
+
 TABLE["pinverse"] = lambda L, x, rcond=1e-15: L.linalg_pinv(x, rcond)
 
 @entry("linalg_matrix_rank")
@@ -1472,6 +1478,14 @@ for NAME in "i0e i1 i1e".split():
     one_operand("special_" + NAME, NAME)
 for NAME in "i0 i1".split():
     one_operand("special_modified_bessel_" + NAME, NAME)
+
+
+@entry(*[f"polygamma_polygamma_n_{n}" for n in range(5)], "special_polygamma_special_polygamma_n_0")
+def polygamma(L, x, n):
+    lacks(n == 1 and x.dtype == torch.float64, "PyTorch's trigamma in f64, which is good to 9 digits")
+    return L.polygamma(n, x)
+
+
 TABLE["logit"] = lambda L, x, eps=None: L.logit(x, -1 if eps is None else eps)
 TABLE["isclose"] = lambda L, x, y, rtol=1e-5, atol=1e-8, equal_nan=False: (
     need(x.dtype == y.dtype, "one dtype"), L.isclose(x, y, rtol=rtol, atol=atol, equal_nan=equal_nan))[1]

@@ -299,6 +299,14 @@ def transforms():
          lambda x, w: torch.istft(pairs(x), 8, 3, 8, w, length=12))
 
 
+def special():
+    case("tn_linalg_lstsq(x[0], x[1], -1)", [f(5, 3), f(5, 2)], lambda a, b: torch.linalg.pinv(a) @ b)
+    case("tn_linalg_lstsq(x[0], x[1], -1)", [f(2, 3, 4), f(2, 3, 2)], lambda a, b: torch.linalg.pinv(a) @ b)
+    case("tn_polygamma(2, x[0])", [f(4, 5)], lambda x: torch.polygamma(2, x))
+    case("tn_polygamma(3, x[0])", [f(4, 5)], lambda x: torch.polygamma(3, x))
+    case("tn_polygamma(7, x[0])", [p(4, 5)], lambda x: torch.polygamma(7, x))
+
+
 def number(v):
     if v != v:
         return "NAN"
@@ -337,6 +345,6 @@ def write():
 if __name__ == "__main__":
     if {"-h", "--help"} & set(sys.argv[1:]):
         sys.exit(print(__doc__))
-    for part in (indexing, shapes, products, statistics, losses, images, pools, transforms):
+    for part in (indexing, shapes, products, statistics, losses, images, pools, transforms, special):
         part()
     write()
