@@ -24,7 +24,7 @@ BUDGET = {
     "windows": 1440,
     "base": 3790,
     "kir": 16690,
-    "cpu": 15056,
+    "cpu": 15075,
     "gpu": 2800,
     "vendor": 3165,
     "hal": 8870,

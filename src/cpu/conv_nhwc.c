@@ -26,7 +26,7 @@ enum {
     MOST_PIXELS = TN_GEMM_BLOCK_LD, /* of a block */
     INPUT_TILE = 1 << 17,           /* elements of a block's input tile: a part of the second cache */
     MADE_INPUT_TILE = 1 << 18,      /* of one that blocks walk through, as what is seen is made */
-    LEAST_ACROSS = 4,               /* output pixels in a row, or tiles are too low */
+    LEAST_ACROSS = 2,               /* output pixels in a row, or tiles are too low */
     LEAST_DEPTH = 64,               /* steps of k, or turning takes longer than it gains; */
     LEAST_QUADS = 8,                /* of bytes, which are few steps for many products */
     LINE = 16,                      /* elements of a line of the cache */
@@ -67,11 +67,12 @@ static int64_t steps_at(const nhwc_nhwc *t, int64_t depth, int64_t k0) {
     return left * t->panel > PANEL ? left / 2 : left;
 }
 
-/* Rows whose input tile is small enough; whole images where there are several. Else as many as are pooled
- * together, or a multiple of that. */
-static int64_t rows_of_block(const tn_conv_args *a, int64_t row) {
+/* Rows whose input tile, if there is one, is small enough; whole images where there are several. Else as many as are
+ * pooled together, or a multiple of that. */
+static int64_t rows_of_block(const tn_conv_args *a, int64_t row, bool in_pixel) {
     const int64_t down = a->out_size[0], unit = pooled_rows(a);
     int64_t rows = tn_min64(a->batch * down, tn_max64(MOST_PIXELS / a->out_size[1], 1));
+    if (in_pixel && rows >= down) return rows / down * down;
     int64_t image = ((down - 1) * a->stride[0] + window_reach(a, 0)) * row * a->channels;
     if (rows >= down && image <= INPUT_TILE) return tn_min64(rows / down, INPUT_TILE / image) * down;
     int64_t fits = (INPUT_TILE / (row * a->channels) - window_reach(a, 0)) / a->stride[0] + 1;
@@ -109,11 +110,11 @@ static void plan_nhwc(nhwc_nhwc *t, const tn_conv_args *args, const nhwc_phases 
         t->split[d] = phases ? phases->split[d] : 1;
     t->panels = tn_ceil_div(args->out_channels, t->panel);
     tn_im2col_plan(&t->w, with, &t->a, 1, args->channels);
-    t->rows = rows_of_block(args, t->w.row);
+    t->in_pixel = !args->producer && is_in_pixel(args);
+    t->rows = rows_of_block(args, t->w.row, t->in_pixel);
     tn_im2col_plan(&t->w, with, &t->a, (t->rows - 1) * args->out_size[1] + 1, args->channels);
     if (args->producer) widen_input_tile(&t->w);
     t->w.channel = (round_up(t->w.channel, LINE) / LINE | 1) * LINE; /* channels begin in all sets of the first cache */
-    t->in_pixel = !args->producer && is_in_pixel(args);
     t->depth = t->w.depth;
     for (int k = 0; phases && k < t->split[0] * t->split[1]; k++)
         t->depth = (k > 0 ? t->depth : 0) + phase_depth(&phases->of[k]);
@@ -693,7 +694,7 @@ enum {
     BATCH_CHUNK = KIR_KSUM,
     MOST_IMAGES = 28,          /* of a block: two tiles of full height */
     LEAST_IMAGES = 4,          /* tiles are no lower */
-    ACROSS = 8,                /* from so many output pixels in a row on, tiles along it are as good */
+    ACROSS = 6,                /* from so many output pixels in a row on, tiles along it are as good */
     MOST_TAPS = 1 << 12,       /* of all output pixels: tables are made at each run */
     BATCH_LEAST_DEPTH = 64,    /* steps of k, or turning takes longer than it gains */
     BATCH_INPUT_TILE = 1 << 17 /* elements: a part of the second cache */

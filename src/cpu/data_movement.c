@@ -138,6 +138,8 @@ void tn_cat_run(const tn_cat_args *a) {
 
 /* ---- slices by their numbers ------------------------------------------------------------------------------------- */
 
+enum { TAKE_LINE = 1 << 10 }; /* elements of a row whose places are looked up once for all rows */
+
 static int64_t index_at(const tn_take_args *a, int64_t i) {
     int64_t at = i * a->index_stride;
     return a->wide ? ((const int64_t *)a->index)[at] : ((const int32_t *)a->index)[at];
@@ -168,18 +170,35 @@ static void take_elements(const tn_take_args *a, uint32_t *to, const uint32_t *f
     }
 }
 
+/* Distances of all selected elements from the first one of a row; false: some are outside, or too many or too far. */
+static bool find_elements(const tn_take_args *a, int32_t at[TAKE_LINE]) {
+    const int64_t count = a->shape[a->dim], step = a->stride[a->dim];
+    if (count > TAKE_LINE || (double)a->extent * (double)(step < 0 ? -step : step) > INT32_MAX) return false;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t index = index_at(a, i);
+        if (index < 0 || index >= a->extent) return false;
+        at[i] = (int32_t)(index * step);
+    }
+    return true;
+}
+
 static void take_slices(void *ctx, int64_t begin, int64_t end, int worker) {
     const tn_take_args *a = ctx;
     int64_t count = a->shape[a->dim], size = 1;
     layout l = {.n = 0};
+    int32_t at[TAKE_LINE];
     (void)worker;
     for (int d = a->rank - 1; d > a->dim; size *= a->shape[d--])
         add_axis(&l, a->shape[d], size, a->stride[d]);
+    const bool found = size == 1 && end - begin > 2 * count && find_elements(a, at);
     for (int64_t n = begin, i = begin % count; n < end; i = 0) {
         const uint32_t *from = cat_row_of(a, n / count);
         int64_t stop = tn_min64(count, i + end - n);
         if (size == 1) {
-            take_elements(a, a->out + n, from, i, stop);
+            uint32_t *to = a->out + n - i;
+            if (!found) take_elements(a, a->out + n, from, i, stop);
+            for (int64_t k = i; found && k < stop; k++)
+                to[k] = from[at[k]];
             n += stop - i;
             continue;
         }

@@ -364,7 +364,7 @@ enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
 #elif defined(__AVX512F__)
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(14)
 #define TILE_SPLITS(X) X(9, 5, 4) X(11, 6, 5) X(13, 7, 6)
-#define NHWC_HEIGHTS(X) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(13) X(14)
+#define NHWC_HEIGHTS(X) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(13) X(14)
 #define NHWC_SPLITS(X) X(9, 5, 4) X(11, 6, 5)
 #define TILE_LOWER(t) tile_split(t, tile_full_8, 8, tile_full_6) /* for strided rows */
 enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };

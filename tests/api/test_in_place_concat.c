@@ -257,7 +257,7 @@ static void repeated_elements_are_copied_in_place(void **state) {
 /* Slices that a list names, of any layout. */
 static void slices_are_taken_by_their_numbers(void **state) {
     (void)state;
-    enum { A = 7, B = 9, C = 11, COUNT = 40 };
+    enum { A = 7, B = 290, C = 11, COUNT = 40 };
     static float got[COUNT * B * C];
     int64_t wide[COUNT];
     int32_t narrow[COUNT];

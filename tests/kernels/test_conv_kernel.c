@@ -411,6 +411,9 @@ static void large_windows_have_the_bits_of_their_definition(void **state) {
         {.batch = 3, .channels = 32, .out_channels = 61, .size = {7, 29}, .kernel = {3, 3}, .out_size = {7, 29}},
         {.batch = 17, .channels = 11, .out_channels = 32, .size = {5, 13}, .kernel = {3, 2}, .out_size = {5, 13}},
         {.batch = 2, .channels = 70, .out_channels = 64, .size = {9, 12}, .kernel = {1, 1}, .out_size = {9, 12}},
+        /* rows of two and three output pixels */
+        {.batch = 1, .channels = 20, .out_channels = 64, .size = {5, 2}, .kernel = {3, 2}, .out_size = {5, 2}},
+        {.batch = 2, .channels = 80, .out_channels = 60, .size = {10, 3}, .kernel = {1, 1}, .out_size = {10, 3}},
         /* one row that threads cut, with few filters and with many */
         {.batch = 1, .channels = 130, .out_channels = 64, .size = {1, 98}, .kernel = {1, 1}, .out_size = {1, 98}},
         {.batch = 1, .channels = 70, .out_channels = 96, .size = {1, 50}, .kernel = {1, 3}, .out_size = {1, 50}},
@@ -418,7 +421,7 @@ static void large_windows_have_the_bits_of_their_definition(void **state) {
         {.batch = 2, .channels = 7, .out_channels = 200, .size = {31, 25}, .kernel = {3, 3}, .out_size = {31, 25}},
         {.batch = 1, .channels = 530, .out_channels = 29, .size = {9, 28}, .kernel = {1, 3}, .out_size = {9, 26}},
     };
-    enum { LARGEST = 12 }; /* from here on half of the combinations, and emulated fma only with strides */
+    enum { LARGEST = 14 }; /* from here on half of the combinations, and emulated fma only with strides */
     random_state = 2;
     turned = edged = 0;
     for (size_t i = 0; i < TN_COUNT(sizes); i++) {
