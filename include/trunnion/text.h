@@ -113,8 +113,9 @@ TN_API tn_status tn_tokenizer_from_json(const char *json, size_t size, const cha
                                         tn_tokenizer **out);
 
 /* Creates a tokenizer from a path: a folder with tokenizer.json (and special_tokens_map.json, tokenizer_config.json,
- * chat_template.jinja and generation_config.json, if they exist), a tokenizer.json (with those next to it), or a GGUF
- * file. Errors: TN_ERR_IO, and those of the two above. Source: transformers.AutoTokenizer. */
+ * chat_template.jinja and generation_config.json, if they exist) or, of older Marian models, with source.spm and
+ * vocab.json; a tokenizer.json (with those next to it); or a GGUF file.
+ * Errors: TN_ERR_IO, and those of the two above. Source: transformers.AutoTokenizer. */
 TN_API tn_status tn_tokenizer_open(const char *path, tn_tokenizer **out);
 
 TN_API void tn_tokenizer_free(tn_tokenizer *t); /* NULL is allowed */

@@ -202,6 +202,10 @@ tn_status tn_hf_decode(const tn_tokenizer *t, const int32_t *ids, size_t count, 
 void tn_hf_work_free(tn_hf_work *w);
 void tn_hf_free(tn_hf *hf);
 
+/* sentencepiece.c: a tokenizer of a SentencePiece model's bytes and the ids of vocab.json; paths: for messages. */
+tn_status tn_hf_from_sentencepiece(const tn_bytes *file, const char *path, const tn_json *vocab, const char *vocab_path,
+                                   tn_tokenizer **out);
+
 /* ---- reading the file (hf_read.c) -------------------------------------------------------------------------------- */
 
 /* A member that is there; absent and null mean the same in these files. */

@@ -368,6 +368,26 @@ static bool is_gguf(const char *path) {
     return is;
 }
 
+static bool exists(const char *path) {
+    FILE *f = fopen(path, "rb");
+    if (f) fclose(f);
+    return f != NULL;
+}
+
+/* Of a folder from before tokenizer.json. */
+static tn_status open_sentencepiece(const char *path, const char *folder, size_t length, tn_tokenizer **out) {
+    tn_bytes file = {0}, names = {0};
+    tn_json_doc *doc = NULL;
+    tn_status status = read_file_hf(path, true, &file);
+    if (status == TN_OK) status = beside(folder, length, "vocab.json", &names);
+    if (status == TN_OK) status = tn_json_open(names.data, &doc);
+    if (status == TN_OK) status = tn_hf_from_sentencepiece(&file, path, tn_json_root(doc), names.data, out);
+    tn_json_free(doc);
+    tn_bytes_free(&file);
+    tn_bytes_free(&names);
+    return status;
+}
+
 tn_status tn_tokenizer_open(const char *path, tn_tokenizer **out) {
     if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: out is NULL");
     *out = NULL;
@@ -382,7 +402,13 @@ tn_status tn_tokenizer_open(const char *path, tn_tokenizer **out) {
     tn_status status = tn_bytes_append(&folder, path, length);
     if (status == TN_OK && (length == 0 || path[length - 1] != '/')) status = tn_bytes_append(&folder, "/", 1);
     if (status == TN_OK) status = beside(folder.data, folder.size, "tokenizer.json", &file);
-    if (status == TN_OK) status = open_json(file.data, folder.data, folder.size, out);
+    bool old = status == TN_OK && !exists(file.data);
+    if (old) status = beside(folder.data, folder.size, "source.spm", &file);
+    old = old && status == TN_OK && exists(file.data);
+    if (!old && status == TN_OK) status = beside(folder.data, folder.size, "tokenizer.json", &file);
+    if (status == TN_OK)
+        status = old ? open_sentencepiece(file.data, folder.data, folder.size, out)
+                     : open_json(file.data, folder.data, folder.size, out);
     tn_bytes_free(&folder);
     tn_bytes_free(&file);
     return status;

@@ -290,10 +290,12 @@ static bool flag(const hf_folder *f, const char *key, bool usual) {
     return tn_json_bool(tn_json_get(f->config, key), usual);
 }
 
-/* The family's word, or the one of older files (EXAONE 3) where these have that. */
+/* The family's word, or the one of older files (EXAONE 3, Nemotron-H) where these have that. */
 static const char *word_of(const hf_folder *f, const llm_config *c, llm_key key) {
-    static const char *const older[LLM_KEYS] = {
-        [KEY_LAYERS] = "num_layers", [KEY_EPS] = "layer_norm_epsilon", [KEY_ACTIVATION] = "activation_function"};
+    static const char *const older[LLM_KEYS] = {[KEY_LAYERS] = "num_layers",
+                                                [KEY_EPS] = "layer_norm_epsilon",
+                                                [KEY_ACTIVATION] = "activation_function",
+                                                [KEY_HEAD_DIM] = "attention_head_dim"};
     const char *word = c->family->keys[key];
     bool is_old = *word && older[key] && !tn_hf_has(f, word) && tn_hf_has(f, older[key]);
     return is_old ? older[key] : word;

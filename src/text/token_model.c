@@ -264,15 +264,16 @@ static tn_status gather_scores(gathered *g, tn_hf *hf, const tn_json *vocab, siz
         const tn_json *pair = tn_json_at(vocab, i);
         const tn_json *token = tn_json_at(pair, 0), *score = tn_json_at(pair, 1);
         bool good = tn_json_kind_of(pair) == TN_JSON_ARRAY && tn_json_length(pair) == 2 &&
-                    tn_json_kind_of(token) == TN_JSON_STRING && tn_json_kind_of(score) == TN_JSON_NUMBER;
+                    tn_json_kind_of(token) == TN_JSON_STRING &&
+                    (tn_json_kind_of(score) == TN_JSON_NUMBER || tn_json_kind_of(score) == TN_JSON_NULL);
         if (!good) return bad("a token of Unigram's vocab must be [text, score]");
         g->tokens[i] = tn_hf_slice(token);
         g->types[i] = TN_TOKEN_NORMAL;
-        hf->scores[i] = tn_json_number(score, 0);
-        if (hf->scores[i] < least) least = hf->scores[i];
+        hf->scores[i] = tn_json_number(score, -INFINITY); /* null: texts are not cut into it (sentencepiece.c) */
+        if (hf->scores[i] > -INFINITY && hf->scores[i] < least) least = hf->scores[i];
     }
     g->known = length;
-    hf->unknown_score = least - 10; /* SentencePiece's penalty */
+    hf->unknown_score = least < INFINITY ? least - 10 : 0; /* SentencePiece's penalty */
     return TN_OK;
 }
 
@@ -377,11 +378,13 @@ static void fill_bytes(tn_tokenizer *t, bool letters) {
     }
 }
 
-static tn_status add_words(tn_tokenizer *t) {
+/* scored: how many tokens have a score; those of minus infinity are no words. */
+static tn_status add_words(tn_tokenizer *t, size_t scored) {
     tn_hf *hf = t->hf;
     for (int32_t i = 0; i < t->count; i++) {
         size_t size;
         const char *text = tn_tokenizer_spelling(t, i, &size);
+        if ((size_t)i < scored && hf->scores[i] == -INFINITY) continue;
         if (i < hf->added_first || i >= hf->added_end) TRY(tn_txt_special_add(&hf->words, text, size, i));
     }
     return TN_OK;
@@ -484,7 +487,7 @@ static tn_status fill_tokenizer_model(tn_tokenizer *t, const gathered *g, const 
     tn_hf *hf = t->hf;
     const tn_vocabulary v = vocabulary_of(g, hf->added_end > g->count ? hf->added_end : g->count);
     TRY(tn_txt_vocabulary_fill(t, &v));
-    if (row->tree) TRY(add_words(t));
+    if (row->tree) TRY(add_words(t, row->scores ? g->known : 0));
     if (row->tree) hf->continuing = behind_prefix(hf);
     if (row->merges) TRY(add_merges(t, g));
     find_unknown(t, model, row->scores);

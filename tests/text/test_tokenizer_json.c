@@ -5,6 +5,8 @@
  * marks each word's end, so that decoded ids tell what a normalizer and a pre-tokenizer made. */
 #include "test_support.h"
 
+#include <sys/stat.h>
+
 #include "json_tree.h"
 #include "text/hf.h"
 
@@ -389,8 +391,152 @@ static void failed_allocations_leave_nothing_behind(void **state) {
     close_golden(&g);
 }
 
+/* ---- SentencePiece models ---------------------------------------------------------------------------------------- */
+
+typedef struct spm {
+    char bytes[400];
+    size_t size;
+} spm;
+
+/* A piece: field 1, with its text, its score (f32) and its type. */
+static void add_piece(spm *m, const char *text, float score, int type) {
+    char *p = m->bytes + m->size;
+    size_t length = strlen(text);
+    *p++ = 10;
+    *p++ = (char)(length + 9);
+    *p++ = 10;
+    *p++ = (char)length;
+    memcpy(p, text, length);
+    p += length;
+    *p++ = 21;
+    memcpy(p, &score, sizeof score);
+    p += sizeof score;
+    *p++ = 24;
+    *p++ = (char)type;
+    m->size = (size_t)(p - m->bytes);
+}
+
+/* model: what trainer_spec calls the kind of model, 1 for unigram. */
+static spm make_spm(int model) {
+    spm m = {.size = 0};
+    add_piece(&m, "<unk>", 0, 2);
+    add_piece(&m, "\xe2\x96\x81", -2, 1);
+    add_piece(&m, "a", -3, 1);
+    add_piece(&m, "b", -3, 1);
+    add_piece(&m, "ab", -4, 1);
+    add_piece(&m,
+              "\xe2\x96\x81"
+              "a",
+              -2.5f, 1);
+    memcpy(m.bytes + m.size, (char[]){18, 2, 24, (char)model}, 4);
+    m.size += 4;
+    return m;
+}
+
+static const char spm_names[] = "{\"</s>\":0,\"<unk>\":1,\"ab\":2,\"\xe2\x96\x81\":3,\"c\":4,\"\xe2\x96\x81"
+                                "a\":5,\"b\":6,"
+                                "\"a\":7,\">>x<<\":8,\"abab\":9,\"<pad>\":10}";
+
+static tn_status open_spm(const spm *m, const char *names, tn_tokenizer **out) {
+    tn_json_doc *doc;
+    *out = NULL;
+    TRY(tn_json_parse(names, strlen(names), &doc));
+    const tn_bytes file = {(char *)(uintptr_t)m->bytes, m->size, 0};
+    tn_status status = tn_hf_from_sentencepiece(&file, "source.spm", tn_json_root(doc), "vocab.json", out);
+    tn_json_free(doc);
+    return status;
+}
+
+/* Scores choose between source.spm's pieces; ids are vocab.json's. What source.spm does not know is looked up whole. */
+static void sentencepiece_models_are_read(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        int32_t ids[6];
+        size_t count;
+    } rows[] = {{"ab", {5, 6, 0}, 3},    {"  bab  a ", {3, 6, 2, 5, 0}, 5}, {">>x<< b", {8, 3, 6, 0}, 4},
+                {"bc", {3, 6, 4, 0}, 4}, {"bd", {3, 6, 1, 0}, 4},           {"babab", {3, 6, 2, 2, 0}, 5}};
+    spm m = make_spm(1);
+    tn_tokenizer *t;
+    tn_bytes text = {0};
+    assert_ok(open_spm(&m, spm_names, &t));
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        tn_ids ids = {0};
+        assert_ok(tn_tokenizer_encode(t, rows[i].text, strlen(rows[i].text), TN_ENCODE_ENDS, &ids));
+        assert_int_equal(ids.count, rows[i].count);
+        assert_memory_equal(ids.data, rows[i].ids, rows[i].count * sizeof *ids.data);
+        tn_ids_free(&ids);
+    }
+    assert_ok(tn_tokenizer_decode(t, (int32_t[]){5, 6, 3, 6, 9}, 5, 0, &text));
+    assert_int_equal(text.size, 8);
+    assert_memory_equal(text.data, "ab babab", 8);
+    tn_bytes_free(&text);
+    tn_tokenizer_free(t);
+}
+
+static void a_folder_with_a_sentencepiece_model_is_opened(void **state) {
+    (void)state;
+    spm m = make_spm(1);
+    tn_tokenizer *t;
+    char folder[512];
+    snprintf(folder, sizeof folder, "%s", test_scratch("marian"));
+    assert_true(mkdir(folder, 0700) == 0);
+    FILE *f = fopen(test_scratch("marian/source.spm"), "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(m.bytes, 1, m.size, f), m.size);
+    fclose(f);
+    assert_int_equal(tn_tokenizer_open(folder, &t), TN_ERR_IO);
+    assert_text_has(tn_error(), "vocab.json");
+    write_file(test_scratch("marian/vocab.json"), spm_names);
+    assert_ok(tn_tokenizer_open(folder, &t));
+    assert_int_equal(tn_tokenizer_count(t), 11);
+    assert_int_equal(tn_tokenizer_special(t, TN_SPECIAL_EOS), 0);
+    tn_tokenizer_free(t);
+}
+
+static void damaged_sentencepiece_models_are_refused(void **state) {
+    (void)state;
+    static const char *const names[][2] = {{"[]", "no token <unk>"},
+                                           {"{\"<unk>\":0}", "no token <unk>"},
+                                           {"{\"<unk>\":0,\"</s>\":2}", "from 0 to 1"},
+                                           {"{\"<unk>\":0,\"</s>\":0}", "from 0 to 1"}};
+    spm whole = make_spm(1), pairs = make_spm(2);
+    tn_tokenizer *t;
+    int64_t before = tn_txt_live_blocks();
+    assert_int_equal(open_spm(&pairs, spm_names, &t), TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), "model type 2");
+    for (size_t i = 0; i < TN_COUNT(names); i++) {
+        assert_int_equal(open_spm(&whole, names[i][0], &t), TN_ERR_FORMAT);
+        assert_text_has(tn_error(), names[i][1]);
+    }
+    for (size_t at = 0; at < whole.size; at++) {
+        static const char values[] = {0, 1, 2, 10, 127, -128, -1};
+        spm cut = whole;
+        cut.size = at;
+        tn_tokenizer_free(open_spm(&cut, spm_names, &t) == TN_OK ? t : NULL);
+        for (size_t v = 0; v < sizeof values; v++) {
+            spm changed = whole;
+            changed.bytes[at] = values[v];
+            tn_tokenizer_free(open_spm(&changed, spm_names, &t) == TN_OK ? t : NULL);
+        }
+    }
+    for (int64_t n = 1;; n++) {
+        tn_txt_fail_at(n);
+        tn_status status = open_spm(&whole, spm_names, &t);
+        tn_txt_fail_at(0);
+        tn_tokenizer_free(t);
+        assert_int_equal(tn_txt_live_blocks(), before);
+        if (status == TN_OK) break;
+        assert_int_equal(status, TN_ERR_MEMORY);
+        assert_true(n < 2000);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sentencepiece_models_are_read),
+        cmocka_unit_test(a_folder_with_a_sentencepiece_model_is_opened),
+        cmocka_unit_test(damaged_sentencepiece_models_are_refused),
         cmocka_unit_test(every_model_agrees_with_tokenizers),
         cmocka_unit_test(every_step_agrees_with_tokenizers),
         cmocka_unit_test(facts_are_told),

@@ -205,7 +205,7 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("qwen3.5", "Qwen3_5", DELTANET | {"head_dim": 32}, STATE),
     ("qwen3.5-moe", "Qwen3_5Moe", DELTANET | FEW | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
                                               "shared_expert_intermediate_size": 24},
-     STATE | {"without": "intermediate_size", "double": True}),
+     STATE | {"edit": {"intermediate_size": None}, "double": True}),
     ("lfm2-moe", "Lfm2Moe", PHI3 | {"num_hidden_layers": 4, "num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 2,
                                     "moe_intermediate_size": 40, "routed_scaling_factor": 1.7,
                                     "layer_types": ["conv", "full_attention"] * 2}, STATE),
@@ -225,7 +225,9 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("nemotron-h", "NemotronH", {k: v for k, v in PHI3.items() if k != "num_hidden_layers"} | NEMOTRON_H | {
         "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"]}, STATE),
     ("nemotron-h-pattern", "NemotronH", {k: v for k, v in PHI3.items() if k != "num_hidden_layers"} | NEMOTRON_H | {
-        "hybrid_override_pattern": "M-*-"}, STATE),
+        "hybrid_override_pattern": "M-*-"}, STATE | {"edit": {
+            "layers_block_type": None, "layer_types": None, "hybrid_override_pattern": "M-*-", "num_hidden_layers": 4,
+            "n_routed_experts": None, "head_dim": None, "attention_head_dim": 16}}),
     ("llama4", "Llama4", COMMON | LLAMA4, NEW),
     ("llama4-plain", "Llama4", COMMON | LLAMA4 | {"moe_layers": [0], "use_qk_norm": False, "no_rope_layers": [1, 0, 1, 1],
                                                   "attn_temperature_tuning": False, "num_experts_per_tok": 2}, NEW),
@@ -452,10 +454,9 @@ class Suite:
         model = self.make(name, stem, kind, config, whole)
         kind = getattr(torch, how.get("dtype", "float32"))
         model.to(kind).save_pretrained(folder, **{k: v for k, v in how.items() if k in HUGGING})
-        if how.get("without"):
-            said = json.loads((folder / "config.json").read_text())
-            del said[how["without"]]
-            (folder / "config.json").write_text(json.dumps(said))
+        if how.get("edit"):  # what older files say; None: not there
+            said = json.loads((folder / "config.json").read_text()) | how["edit"]
+            (folder / "config.json").write_text(json.dumps({k: v for k, v in said.items() if v is not None}))
         if kind != torch.float32:  # opened anew: to() has rounded the frequencies of rope as well
             model = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         ids = torch.randint(3, VOCABULARY, (1, TOKENS))
