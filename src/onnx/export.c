@@ -427,7 +427,7 @@ static bool differs_there(const tn_node *n) {
 static const tn_node *resolve(onnx_export *x, const tn_node *n) {
     enum { MAX_NESTING = 64 };
     for (int depth = 0; x->status == TN_OK; depth++) {
-        bool expanded = x->engine && n->expansion;
+        bool expanded = x->engine && n->expansion && n->op != TN_OP_CLAMP; /* ONNX Runtime fuses Clip */
         if (x->engine && !is_written(x, n) && !is_leaf(n) && differs_there(n)) refuse_export(x, n, "it differs");
         if (is_written(x, n) || is_leaf(n) || n->op == TN_OP_RUNTIME_SCALAR || (!expanded && onnx_writer_of(n)))
             return n;

@@ -133,6 +133,14 @@ static const char *write_remainder(onnx_export *x, const tn_node *n, const onnx_
     return onnx_emit3(x, "Where", onnx_emit2(x, "And", differ, any), onnx_emit2(x, "Add", rest, b), rest);
 }
 
+static bool is_f32(const tn_node *n) { return n->dtype == TN_F32; }
+
+static const char *write_clamp(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+    (void)w;
+    const char *least = onnx_write_number(x, n->f[0], TN_F32), *most = onnx_write_number(x, n->f[1], TN_F32);
+    return onnx_emit3(x, "Clip", in(x, n, 0), least, most);
+}
+
 static const char *write_fmod(onnx_export *x, const tn_node *n, const onnx_writer *w) {
     (void)w;
     onnx_attr_int(x, "fmod", 1);
@@ -786,6 +794,7 @@ static const onnx_writer writers[] = {
     {TN_OP_TRUNC, NULL, write_trunc, NULL, NULL, 0},
     {TN_OP_DIV_TRUNC, NULL, write_trunc, NULL, NULL, 1},
     {TN_OP_REMAINDER, NULL, write_remainder, NULL, NULL, 0},
+    {TN_OP_CLAMP, NULL, write_clamp, is_f32, NULL, 0},
     {TN_OP_FMOD, NULL, write_fmod, NULL, NULL, 0},
     {TN_OP_FLOOR_DIVIDE, NULL, write_floor_divide, NULL, NULL, 0},
     {TN_OP_HEAVISIDE, NULL, write_heaviside, NULL, NULL, 0},
