@@ -440,6 +440,7 @@ static const bench_case CASES[] = {
     {"column-sum-384x512", build_column_sum, NULL, 1, 1, {384, 512}},
     {"column-sum-16x65536", build_column_sum, NULL, 1, 1, {16, 65536}},
     {"column-sum-64x9", build_column_sum, NULL, 1, 1, {64, 9}},
+    {"column-sum-64x128", build_column_sum, NULL, 1, 1, {64, 128}},
     {"sin-64k", build_sin, NULL, 1, 0, {65536}},
     {"dropout-64k", build_dropout, NULL, 1, 0, {65536}},
     {"divide-i32-64k", build_divide, NULL, 1, 0, {65536}},

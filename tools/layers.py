@@ -23,7 +23,7 @@ PUBLIC_ONLY = {"functions", "nn", "text"}
 BUDGET = {
     "windows": 1440,
     "base": 3790,
-    "kir": 16690,
+    "kir": 16580,
     "cpu": 15075,
     "gpu": 2800,
     "vendor": 3165,

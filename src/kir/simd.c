@@ -2,7 +2,7 @@
  *
  * Each loop applies a scalar function of kir_math.h; the compiler vectorizes it. The functions spell out every fused
  * multiply-add and contraction is off, so all tables and the interpreter compute the same bits. The order of the sums,
- * which also decides the bits, is spelled out here.. */
+ * which also decides the bits, is spelled out here. */
 #include "kir/simd.h"
 #include "kir/kir_math.h"
 

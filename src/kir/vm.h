@@ -41,6 +41,7 @@ typedef struct kir_step {
     int16_t access, dyn; /* LOAD, STORE, INDEX */
     int16_t partner;     /* LOOP: step of its END; END: step of its LOOP */
     int16_t state;       /* REDUCE, SCAN: number of its state */
+    int16_t feeds;       /* LOAD: only this state reads the value, row by row across memory; -1: others do */
     bool moves;          /* LOAD: only its STORE reads the value: elements can go from memory to memory */
     /* a value written by one STORE: the step of that STORE, into whose memory it may go at once; -1 */
     int16_t direct;
@@ -104,7 +105,8 @@ typedef struct kir_recipe kir_recipe;
 struct kir_vm {
     bool shared; /* everything except the caches, which are last, belongs to another one */
     int n_par, n_loop, n_access, n_values, n_states, n_constants, n_scalars;
-    bool has_loop, in_blocks; /* in_blocks: all reductions allow blocks to be computed separately */
+    bool has_loop, has_loops,
+        in_blocks; /* one or more, several; in_blocks: all reductions allow blocks to be computed separately */
     int loop_first, loop_count;
     int16_t *buffer_of;        /* by access; INDEX has -1 */
     struct kir_view *views;    /* by access; origins are the launch's */
@@ -149,6 +151,7 @@ typedef struct kir_view {
 /* A reduction or scan on its way. */
 typedef struct kir_state {
     int64_t count; /* elements so far */
+    int64_t row;   /* across memory: bytes between the rows of the tile's elements; 0: they are contiguous */
     bool has_total;
     char *lanes, *total; /* across memory: KIR_LANES lines of columns, one line of totals */
 } kir_state;
@@ -173,7 +176,6 @@ typedef struct kir_frame {
     int stride_width;
     kir_view *views;   /* by access */
     bool flagged;      /* some step has a flag */
-    bool columns;      /* units are strips of columns (vm.c) */
     char **at;         /* by value: its memory */
     uint8_t *flags;    /* by step: KIR_FLAG_… */
     kir_range *ranges; /* by step that loads or stores: the bytes it may touch */
@@ -212,11 +214,6 @@ void kir_schedule_free(kir_schedule *s);
 
 /* vm_launch.c */
 void kir_bind_make(const kir_frame *f, const uint8_t *pattern, kir_bind *out);
-
-/* vm.c */
-/* Is the launch nothing but a reduction of columns? Then it is divided into strips of them. */
-bool kir_columns_choose(kir_frame *f);
-void kir_run_columns(const kir_frame *f, int64_t unit);
 
 /* vm_launch.c */
 /* Runs the launch, or the box lo ≤ axis < hi of it, if there is a recipe for it; else false. */

@@ -57,6 +57,7 @@ static tn_status check_loops(const kir_program *p, kir_vm *vm) {
                            " the first; loops must be at depth one, all over the same axes",
                            i);
         }
+        vm->has_loops = vm->has_loop;
         vm->has_loop = true;
         vm->loop_first = first;
         vm->loop_count = count;
@@ -237,7 +238,7 @@ static kir_step step_of(const maker *m, int i, bool in_loop) {
     s.a = mapped(m, in->a);
     s.b = mapped(m, in->b);
     s.c = mapped(m, in->c);
-    s.access = s.dyn = s.partner = s.state = s.direct = KIR_NONE;
+    s.access = s.dyn = s.partner = s.state = s.feeds = s.direct = KIR_NONE;
     if (in->op == KIR_ROUND) s.mode = (uint8_t)in->imm.i;
     if (in->a != KIR_NONE && in->op != KIR_SELECT && in->op != KIR_LOAD) s.operand = m->p->ins[in->a].type;
     if (kir_has_access((kir_op)in->op)) {
@@ -462,6 +463,16 @@ static void find_direct(maker *m) {
     }
 }
 
+/* Sums over rows (gradients of biases and norms) combine each row of the buffer with its lane, without a copy of it. */
+static void find_feeds(maker *m) {
+    for (int i = 0; i < m->out->n_steps; i++) {
+        const kir_step *s = step_at(m, i);
+        if (s->op != KIR_REDUCE || s->kind > KIR_RMIN || m->def[s->a] < 0 || m->uses[s->a] != 1) continue;
+        kir_step *source = step_at(m, m->def[s->a]);
+        if (lends(source) && source->a == KIR_NONE && m->region[m->def[s->a]] == m->region[i]) source->feeds = s->state;
+    }
+}
+
 /* Where the store at `position` may really happen: where its value is computed. */
 static int earliest(const maker *m, int position) {
     const kir_step *s = step_at(m, position);
@@ -521,6 +532,7 @@ static tn_status make_schedule(maker *m, bool *in_loop) {
     measure_schedule(m);
     TRY(place_schedule(m));
     find_direct(m);
+    find_feeds(m);
     return find_conflicts(m);
 }
 

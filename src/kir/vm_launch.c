@@ -219,7 +219,8 @@ static void plan_along(kir_frame *f) {
 
 static void plan_across(kir_frame *f) {
     int64_t length = f->outer_space.total, columns = KIR_COLUMNS;
-    f->whole = length > 0 && length * KIR_NARROW <= KIR_TILE;
+    int64_t narrowest = f->vm->has_loops ? KIR_NARROW : KIR_COLUMNS; /* several loops share what whole rows load */
+    f->whole = length > 0 && length * narrowest <= KIR_TILE;
     f->outer_step = f->whole ? length : KIR_TILE / KIR_COLUMNS;
     if (f->whole) columns = KIR_TILE / length / KIR_NARROW * KIR_NARROW;
     const kir_space *s = &f->inner_space;
@@ -403,7 +404,6 @@ void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo,
     f->cost = (double)par.total * (f->vm->point_cost + (double)loop.total * f->vm->loop_cost);
     if (par.total == 0) return;
     set_plan(f, &par, &loop, lo);
-    f->columns = false;
     set_views(f);
     if (f->vm->source && kir_code_choose(f)) {
         set_runtime_scalars(f);
@@ -418,7 +418,6 @@ void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo,
     }
     set_flags(f);
     set_runtime_scalars(f);
-    f->columns = kir_columns_choose(f);
 }
 
 /* ==== binding: the routine of each step =========================================================================== */

@@ -325,10 +325,24 @@ static bool move_block(kir_frame *f, const kir_bound *b) {
     return true;
 }
 
+/* A load whose only user is a reduction across memory: that reads the rows where they are. */
+static bool lend_rows(kir_frame *f, const kir_bound *b) {
+    const kir_step *s = step_of(f, b);
+    kir_state *state = &f->states[s->feeds];
+    int64_t step = last_of(&f->outer, outer_strides(f, s->access));
+    bool rows = b->kind == KIR_FULL && f->outer.simple && goes_by(&f->inner, inner_strides(f, s->access), 1);
+    state->row = 0;
+    if (f->layout != KIR_ACROSS || !rows || step == 0 || f->flags[b->step] & KIR_FLAG_COPY) return false;
+    if (step != f->inner.count) state->row = step * f->views[s->access].size;
+    f->at[b->d] = address_of(f, s->access, first_element(f, s->access));
+    return true;
+}
+
 void kir_do_load(kir_frame *f, const kir_bound *b) {
     const kir_step *s = step_of(f, b);
     const uint8_t *mask;
     if (s->moves && move_block(f, b)) return;
+    if (s->feeds != KIR_NONE && lend_rows(f, b)) return;
     let through = read_mask(f, s->a, b->kind, &mask);
     kir_fn *convert = s->converts ? f->simd->load[f->views[s->access].dtype] : NULL;
     bool together = through == LET_ALL && s->dyn == KIR_NONE && side_by_side(f, s->access, b->kind);
@@ -485,13 +499,14 @@ static void feed_lanes(const kir_frame *f, const kir_step *s, kir_state *state, 
         return;
     }
     size_t line = (size_t)columns(f) * reduce_width_of(s);
+    kir_fn *combine = combiner(f, s, (kir_reduce)s->kind);
     while (n > 0) {
-        int64_t step = tn_min64(n, KIR_LANES - lane);
+        int64_t step = state->row != 0 ? 1 : tn_min64(n, KIR_LANES - lane);
         char *at = state->lanes + (size_t)lane * line;
-        combiner(f, s, (kir_reduce)s->kind)(at, at, x, NULL, step * columns(f));
-        x += (size_t)step * line;
+        combine(at, at, x, NULL, step * columns(f));
+        x = (const char *)((uintptr_t)x + (uintptr_t)(state->row != 0 ? state->row : step * (int64_t)line));
         n -= step;
-        lane = 0;
+        lane = (lane + step) % KIR_LANES;
     }
 }
 
