@@ -11,7 +11,7 @@ lacks, and where the processor alone has a kernel; any other that is left out is
   --only NAMES    these operations, between commas
   --part I/N      of the operations each N-th, from the I-th on (1/2 and 2/2 may run side by side)
   --limit N       seconds that one operation may take (1800)
-  --budget N      seconds after which no further operation is begun: the rest counts as skipped, and is told
+  --budget N      seconds of each device after which no further operation is begun: the rest counts as skipped, and is told
   --keep          what an earlier build did is believed too
   --page          writes docs/measured/certify-DEVICE-DATE.md of what is kept
 """
