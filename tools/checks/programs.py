@@ -14,6 +14,7 @@ Lines "ran on: DEVICE" and "skipped: …" of theirs are passed on.
 
 import argparse
 import concurrent.futures
+import contextlib
 import os
 import pathlib
 import re
@@ -58,12 +59,24 @@ def end_of(code):
     return f"ended with {code}" if code else None
 
 
+RUNNING = set()  # process groups
+
+
+def stop_all(number, _):
+    """A suite past its budget gets SIGTERM, which does not reach these groups."""
+    for group in list(RUNNING):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+    os._exit(128 + number)
+
+
 def execute(command, log, limit, environment):
     """Runs a command in a process group of its own, so that its children go with it. Returns the exit code, None when
     time ran out. Standard output goes to `log`.out alone: what a test counts must not be torn by its error output."""
     with open(f"{log}.out", "wb") as out, open(f"{log}.err", "wb") as err:
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                                    env=environment, start_new_session=True)
+        RUNNING.add(process.pid)
         try:
             return process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -74,6 +87,7 @@ def execute(command, log, limit, environment):
             except ProcessLookupError:
                 pass
             process.wait()
+            RUNNING.discard(process.pid)
 
 
 def words(log):
@@ -190,6 +204,7 @@ def main():
     parser.add_argument("--in", dest="inside")
     options = parser.parse_intermixed_args()
     options.each *= int(os.environ.get("PATIENCE", 1))
+    signal.signal(signal.SIGTERM, stop_all)
 
     pattern, program_name, run = KINDS[options.kind]
     names = sorted((p.stem for p in ROOT.glob(pattern) if p.stem != "fuzz_replay"),
