@@ -8,8 +8,8 @@
 # Each suite builds what it needs, so every one can be run alone. Logs: build/check/SUITE.log. What a suite came to is
 # also a line of build/check/ran.tsv, of which tools/checks/record.py makes a page. PATIENCE=4 in the environment makes
 # every budget four times as long, for machines that are slow or have other work. PERCENT=10 lets the suites that try an
-# amount of random work (programs, files, moments, seconds) try a tenth of it, PERCENT=500 five times as much. With 100
-# the whole of check-all fits into a night.
+# amount of random work (programs, files, moments, seconds) try a tenth of it, PERCENT=500 five times as much, with
+# budgets to match. The amounts are meant for one night on two processors.
 #
 # The last line of all is the sum. No quiet pass: what is `expected` below must have said "ran on".
 set -u
