@@ -22,6 +22,7 @@ import sys
 import tempfile
 
 import cross_libraries
+from checks import empty_root, onnx_nodes
 from text import smollm2
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -179,6 +180,45 @@ def newer_symbols(target, program):
     return [f"needs glibc {'.'.join(map(str, version))}" for version in sorted(needed) if version > most]
 
 
+def test_old_root(target, program, native):
+    """Runs a command for every x86-64 Linux in a root folder with an old C library, or none; the list of what is wrong."""
+    if target.emulator != ("env",):
+        return []
+    libraries = cross_libraries.old_glibc(DEPS) if "glibc" in target.name else None
+    wrong = empty_root.check(program, native, libraries, smollm2.path() if smollm2.is_there() else None)
+    state = "skipped: this user may not change the root folder" if wrong is None else "failed" if wrong else "passed"
+    place = f"root with the C library of Debian {cross_libraries.OLD_SYSTEM}" if libraries else "empty root"
+    print(f"{target.name}: {place}: {state}", flush=True)
+    return wrong or []
+
+
+ENGINE_CASES = ("test_add", "test_basic_conv_with_padding", "test_lstm_defaults", "test_softmax_example")
+
+
+def test_engine(target, program):
+    """On Windows, node cases by ONNX Runtime, whose library pip brings; the list of what is wrong."""
+    cases = onnx_nodes.find_cases() if "windows" in target.name else None
+    if not cases:
+        return []
+    place = DEPS / "onnxruntime-windows"
+    if not place.exists():
+        run([PYTHON, "-m", "pip", "download", "-q", "--platform", "win_amd64", "--python-version", "3.11", "--only-binary=:all:",
+             "--no-deps", "-d", DEPS, "onnxruntime"])
+        shutil.unpack_archive(next(DEPS.glob("onnxruntime-*-win_amd64.whl")), place, "zip")
+    library = place / "onnxruntime" / "capi" / "onnxruntime.dll"
+    environment = os.environ | {"TRUNNION_ONNXRUNTIME_LIB": str(library)}
+    with tempfile.TemporaryDirectory() as folder:
+        copies = pathlib.Path(folder) / "größe 模型"  # the engine opens the file by its path
+        for name in ENGINE_CASES:
+            shutil.copytree(cases / name, copies / name)
+        test = subprocess.run([*map(str, launcher(target)), str(program), "onnx-test", str(copies), "--device", "engine:onnxruntime",
+                               "--strict"],
+                              capture_output=True, text=True, errors="replace", env=environment)
+    wrong = test.returncode != 0 or f"{len(ENGINE_CASES)} passed, 0 failed, 0 skipped" not in test.stdout
+    print(f"{target.name}: ONNX Runtime: {'failed' if wrong else 'passed'}", flush=True)
+    return [f"ONNX Runtime: exit status {test.returncode}: {test.stdout[-500:]}{test.stderr[-500:]}"] if wrong else []
+
+
 TRAININGS = (("mlp", 40), ("cnn", 6))  # networks of `trunnion train digits`, and their steps
 NETWORK = ROOT / "tests" / "corpus" / "onnx" / "mlp.onnx"
 
@@ -266,6 +306,8 @@ def main():
         try:
             wrong = check(target, program, pathlib.Path(o.check) / "trunnion") + test_kernels(target) + test_machine_code(target)
             wrong += test_system(target)
+            wrong += test_engine(target, program)
+            wrong += test_old_root(target, program, pathlib.Path(o.check) / "trunnion")
             wrong += newer_symbols(target, program)
         except subprocess.CalledProcessError as e:
             wrong = [f"exit status {e.returncode}: {' '.join(map(str, e.cmd))[:300]}: {(e.stderr or '')[:500]}"]

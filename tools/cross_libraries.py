@@ -11,7 +11,8 @@ import platform
 import subprocess
 import tarfile
 
-MIRROR = "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian {} main\n"
+MIRROR = "[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian {} main\n"
+OLD_SYSTEM = "bullseye"  # the oldest Debian there; its glibc is 2.31
 
 
 @dataclasses.dataclass
@@ -44,16 +45,33 @@ def run(command, **options):
     return subprocess.run([str(part) for part in command], check=True, **options)
 
 
-def fetch(deps):
-    """The sources of all libraries, unpacked: a folder by package."""
-    place = deps / "apt"
+def apt_get(place, kind, release):
+    """An apt-get with lists of its own in `place`, of source packages (deb-src) or packages (deb)."""
     for folder in ("lists/partial", "cache/archives/partial", "unpacked"):
         (place / folder).mkdir(parents=True, exist_ok=True)
-    (place / "sources.list").write_text(MIRROR.format(platform.freedesktop_os_release().get("VERSION_CODENAME", "stable")))
+    (place / "sources.list").write_text(f"{kind} {MIRROR.format(release)}")
     (place / "status").touch()
     options = [f"Dir::State={place}", f"Dir::State::status={place / 'status'}", f"Dir::Cache={place / 'cache'}",
                "Dir::Etc::sourceparts=/nonexistent", f"Dir::Etc::sourcelist={place / 'sources.list'}", "APT::Sandbox::User=root"]
-    apt = ["apt-get", "-q", *(word for option in options for word in ("-o", option))]
+    return ["apt-get", "-q", *(word for option in options for word in ("-o", option))]
+
+
+def old_glibc(deps):
+    """A folder with the C library of an old system, unpacked from its package."""
+    place = deps / f"apt-{OLD_SYSTEM}"
+    apt = apt_get(place, "deb", OLD_SYSTEM)
+    if not list(place.glob("libc6_*.deb")):
+        run([*apt, "update"], stdout=subprocess.DEVNULL, cwd=place)
+        run([*apt, "download", "libc6"], stdout=subprocess.DEVNULL, cwd=place)
+    if not (place / "unpacked" / "lib64").exists():
+        run(["dpkg-deb", "--extract", next(place.glob("libc6_*.deb")), place / "unpacked"])
+    return place / "unpacked"
+
+
+def fetch(deps):
+    """The sources of all libraries, unpacked: a folder by package."""
+    place = deps / "apt"
+    apt = apt_get(place, "deb-src", platform.freedesktop_os_release().get("VERSION_CODENAME", "stable"))
     missing = [library.package for library in LIBRARIES if not list(place.glob(f"{library.package}_*.orig.tar.*z"))]
     if missing:
         run([*apt, "update"], stdout=subprocess.DEVNULL, cwd=place)

@@ -26,7 +26,7 @@ BUDGET = {
     "kir": 16580,
     "cpu": 15075,
     "gpu": 2800,
-    "vendor": 3165,
+    "vendor": 3175,
     "hal": 8870,
     "drivers": 8250,
     "tensor": 2980,

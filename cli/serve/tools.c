@@ -12,6 +12,7 @@
 #include "cli/serve/serve.h"
 #include "trunnion/backend.h"
 #include "trunnion/json.h"
+#include "trunnion/text.h"
 
 static const char OPENING[] = "<tool_call>", CLOSING[] = "</tool_call>";
 enum { MOST_CALLS = 16, MOST_TOOLS = 128 };

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "trunnion/backend.h"
+#include "trunnion/llm.h"
 
 static const char NGRAMS[] = "ngrams";
 

@@ -197,12 +197,12 @@ static bool read_elf_start(const char *path, unsigned char out[ELF_BYTES]) {
 
 /* Whether a file has our word size and processor. Folders of several architectures may be searched, and libfoo.so may
  * be a text for the static linker. If our own program cannot be examined (no /proc, not ELF), any regular file is
- * accepted. */
+ * accepted; so it is on Windows, where Wine shows the /proc of the system below. */
 static bool fits_this_process(const char *path) {
     struct stat info;
     if (stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return false;
     unsigned char own[ELF_BYTES], other[ELF_BYTES];
-    if (!read_elf_start("/proc/self/exe", own)) return true;
+    if (TN_ON_WINDOWS || !read_elf_start("/proc/self/exe", own)) return true;
     if (!read_elf_start(path, other)) return access(path, R_OK) != 0; /* unreadable: let opening it give the reason */
     return own[ELF_CLASS] == other[ELF_CLASS] && memcmp(own + ELF_MACHINE, other + ELF_MACHINE, 2) == 0;
 }

@@ -93,7 +93,7 @@ typedef struct qtile_set {
     const qplain_set *plain;                /* of the same vectors, with or without dot products */
     void (*const *stripe)(const stripe *p); /* by dtype: one row of x */
     const panel_kernels *(*panels)(const tn_qformat *f);
-    bool pairs; /* the kernels for panels, except those of one row, take records in pairs */
+    bool pairs; /* kernels for panels, except those of one row, take records in pairs; round_at_once is 1 */
 } qtile_set;
 
 extern const qplain_set tn_qplain_base, tn_qplain_avx2, tn_qplain_avx512;

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/os.h"
 #include "drivers/drivers.h"
 #include "drivers/probe.h"
 #include "vendor/onnxruntime.h"
@@ -43,6 +44,29 @@ static void version_in_name(const char *path, char out[32]) {
     const char *at = realpath(path, real) ? strstr(real, ".so.") : NULL;
     out[0] = 0;
     if (at) copy_version(out, at + 4);
+}
+
+/* Cuts the last `levels` parts off a path. */
+static void parent(char *path, int levels) {
+    for (; levels > 0; levels--) {
+        char *slash = strrchr(path, '/');
+        if (slash) *slash = 0;
+    }
+}
+
+/* From the folder that pip leaves: site-packages/NAME-VERSION.dist-info for site-packages/NAME/FOLDER/LIBRARY. */
+static bool version_of_pip(const char *library, const char *name, char out[32]) {
+    char pattern[PATH_MAX + 64];
+    glob_t found;
+    snprintf(pattern, PATH_MAX, "%s", library);
+    parent(pattern, 3);
+    size_t n = strlen(pattern);
+    n += (size_t)snprintf(pattern + n, 64, "/%.40s-", name);
+    strcat(pattern, "*.dist-info");
+    bool there = glob(pattern, 0, NULL, &found) == 0;
+    if (there) copy_version(out, found.gl_pathv[0] + n);
+    globfree(&found);
+    return there;
 }
 
 static void find_engine(tn_probe *out, const engine *e) {
@@ -80,7 +104,8 @@ static tn_status open_engine(const engine *e, int index, const tn_device_options
     bool works = false;
     const char *why = "", *given = tn_env("TRUNNION_PROBE_SECONDS");
     int seconds = given && atoi(given) > 0 ? atoi(given) : SECONDS;
-    if (!e->is_loaded() && !tn_child_run(try_load, (void *)(uintptr_t)e, &works, sizeof works, seconds, &why))
+    if (TN_HAS_PROCESSES && !e->is_loaded() &&
+        !tn_child_run(try_load, (void *)(uintptr_t)e, &works, sizeof works, seconds, &why))
         return tn_fail(TN_ERR_UNAVAILABLE, "%s was loaded in a process of its own, to see whether it works, and %s",
                        e->library->title, why);
     TRY(e->load());
@@ -142,11 +167,16 @@ static tn_status engine_prepare(void *device, void *module, const tn_launch *lau
 
 #if TRUNNION_WITH_ONNXRUNTIME
 
+static void onnxruntime_version(const char *path, char out[32]) {
+    version_in_name(path, out);
+    if (!out[0]) (void)version_of_pip(path, "onnxruntime", out);
+}
+
 static const engine onnxruntime = {
     .library = &tn_ort_library,
     .load = tn_ort_load,
     .is_loaded = tn_ort_is_loaded,
-    .version = version_in_name,
+    .version = onnxruntime_version,
     .oldest_major = 1,
     .oldest_minor = 18,
     .why_oldest = "the first with opset 21, in which graphs are handed to it",
@@ -166,28 +196,6 @@ const tn_driver tn_driver_onnxruntime = ENGINE_DRIVER("engine:onnxruntime", "ONN
 
 #if TRUNNION_WITH_TORCH
 
-/* Cuts the last `levels` parts off a path. */
-static void parent(char *path, int levels) {
-    for (; levels > 0; levels--) {
-        char *slash = strrchr(path, '/');
-        if (slash) *slash = 0;
-    }
-}
-
-static bool version_of_pip(const char *library, char out[32]) {
-    static const char before[] = "/torch-", after[] = "*.dist-info";
-    char pattern[PATH_MAX + 32];
-    glob_t found;
-    snprintf(pattern, PATH_MAX, "%s", library);
-    parent(pattern, 3); /* …/site-packages/torch/lib/libtorch_cpu.so */
-    size_t n = strlen(pattern) + strlen(before);
-    strcat(strcat(pattern, before), after);
-    bool there = glob(pattern, 0, NULL, &found) == 0;
-    if (there) copy_version(out, found.gl_pathv[0] + n);
-    globfree(&found);
-    return there;
-}
-
 static bool version_of_archive(const char *library, char out[32]) {
     char path[PATH_MAX + 32];
     char *text;
@@ -203,7 +211,7 @@ static bool version_of_archive(const char *library, char out[32]) {
 
 static void torch_version(const char *path, char out[32]) {
     out[0] = 0;
-    if (!version_of_pip(path, out) && !version_of_archive(path, out)) version_in_name(path, out);
+    if (!version_of_pip(path, "torch", out) && !version_of_archive(path, out)) version_in_name(path, out);
 }
 
 static const engine torch = {

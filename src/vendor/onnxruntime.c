@@ -25,7 +25,7 @@ typedef void ort_status; /* NULL: no error */
     X(1, error_code, "GetErrorCode", int, (const ort_status *status))                                               \
     X(2, error_text, "GetErrorMessage", const char *, (const ort_status *status))                                   \
     X(7, session_of_file, "CreateSession", ort_status *,                                                            \
-      (const void *env, const char *path, const void *options, void **session))                                     \
+      (const void *env, const void *path, const void *options, void **session))                                     \
     X(8, session_of_bytes, "CreateSessionFromArray", ort_status *,                                                  \
       (const void *env, const void *bytes, size_t size, const void *options, void **session))                       \
     X(9, run, "Run", ort_status *,                                                                                  \
@@ -105,6 +105,8 @@ static const char *const library_names[] = {
     "site-packages/onnxruntime/capi/libonnxruntime.so.1.*",
     "site-packages/onnxruntime/capi/libonnxruntime.*.dylib",
     "/opt/onnxruntime*/lib/libonnxruntime.so",
+    "site-packages/onnxruntime/capi/onnxruntime.dll", /* before Windows's own, which is older */
+    "onnxruntime.dll",
     NULL,
 };
 static const tn_symbol library_symbols[] = {{"OrtGetApiBase", (void **)&get_base, false}};
@@ -114,7 +116,7 @@ const tn_library_spec tn_ort_library = {"ONNX Runtime",
                                         library_symbols,
                                         TN_COUNT(library_symbols),
                                         "install it (pip install onnxruntime), or set TRUNNION_ONNXRUNTIME_LIB to "
-                                        "libonnxruntime.so"};
+                                        "libonnxruntime.so (onnxruntime.dll on Windows)"};
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
@@ -334,13 +336,26 @@ static tn_status add_values(void *options, const session_source *from, void **va
                        : TN_OK;
 }
 
+/* Paths are in the system's characters: UTF-16 on Windows. */
+static tn_status open_file(const char *path, const void *options, void **session) {
+#if defined(_WIN32)
+    wchar_t *wide = tn_win_wide(path);
+    if (!wide) return tn_fail(TN_ERR_IO, "%s: %s", path, strerror(errno));
+    tn_status status = ORT(session_of_file, (env, wide, options, session));
+    free(wide);
+    return status;
+#else
+    return ORT(session_of_file, (env, path, options, session));
+#endif
+}
+
 static tn_status open_session(tn_ort_session *s, const session_source *from, const tn_ort_options *o) {
     void *options = NULL, **values = tn_mem_zalloc((size_t)from->count + 1, sizeof *values);
     tn_status status = values ? ORT(options_new, (&options)) : TN_ERR_MEMORY;
     if (status == TN_OK) status = set_options(options, o);
     if (status == TN_OK) status = add_values(options, from, values);
     if (status == TN_OK)
-        status = from->path ? ORT(session_of_file, (env, from->path, options, &s->session))
+        status = from->path ? open_file(from->path, options, &s->session)
                             : ORT(session_of_bytes, (env, from->bytes, from->size, options, &s->session));
     if (options) calls.options_free(options);
     for (int i = 0; values && i < from->count; i++)

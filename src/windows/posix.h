@@ -29,6 +29,10 @@
 #include <time.h>
 #include <unistd.h>
 
+/* UTF-16 of a text, for libraries that take paths so; NULL with errno set: out of memory, or not Unicode. Freed by
+ * free(). */
+wchar_t *tn_win_wide(const char *text);
+
 /* ---- files ------------------------------------------------------------------------------------------------------- */
 
 #undef PATH_MAX

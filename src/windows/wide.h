@@ -11,8 +11,7 @@ enum { TN_WIDE_PATH = 4096 };
  * set: not UTF-8, or longer than `out`. */
 bool tn_win_path(const char *path, wchar_t out[TN_WIDE_PATH]);
 
-/* UTF-16 of a text, or UTF-8 of one; NULL: out of memory, or not Unicode. Freed by free(). */
-wchar_t *tn_win_wide(const char *text);
+/* UTF-8 of a text in UTF-16 (tn_win_wide: the reverse); NULL: out of memory, or not Unicode. Freed by free(). */
 char *tn_win_narrow(const wchar_t *text);
 
 /* Sets errno from GetLastError(); returns -1. */

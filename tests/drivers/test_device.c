@@ -357,6 +357,15 @@ static void engines_are_found_without_being_loaded(void **state) {
     assert_text_has(torch->library, "libtorch_cpu.so");
     tn_device_list_free(l);
     assert_int_equal(size_of(loaded), -1);
+    /* A name without a version, as on Windows: pip's folder has it. */
+    snprintf(folder, sizeof folder, "mkdir -p %s/site/onnxruntime/capi %s/site/onnxruntime-1.32.0.dist-info",
+             scratch_folder, scratch_folder);
+    assert_int_equal(system(folder), 0);
+    setenv("TRUNNION_ONNXRUNTIME_LIB", build_fake("engine.c", "site/onnxruntime/capi/onnxruntime.dll", ""), 1);
+    l = list_new(true);
+    assert_string_equal(backend_in(l, "engine:onnxruntime")->devices[0].name, "ONNX Runtime 1.32.0");
+    tn_device_list_free(l);
+    assert_int_equal(size_of(loaded), -1);
 }
 
 static void old_engine_is_refused_by_its_file_name(void **state) {

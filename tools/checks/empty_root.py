@@ -1,6 +1,8 @@
 """empty_root.py BUILD — the command in a root folder with nothing but its libraries: no /proc, no /sys, no /dev, no /etc.
 
-It must find the processor, and train to the bits of this system, also without AVX2. Needs the right to change the root: as root, or through `unshare -r`.
+It must find the processor, and train to the bits of this system, also without AVX2. cross.py gives it commands for old
+systems and the C library of one; they must also answer as this system's does. Needs the right to change the root: as
+root, or through `unshare -r`.
 """
 
 import os
@@ -17,13 +19,21 @@ from digits import cache_folder  # noqa: E402
 PATHS = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
 
-def make_root(program, root):
-    """Copies the program and the libraries that it is linked with."""
-    linked = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+def resolve(path, system):
+    """The file that a path of a system in the folder `system` leads to; its links may be absolute."""
+    while path.is_symlink():
+        to = path.readlink()
+        path = system / str(to)[1:] if to.is_absolute() else path.parent / to
+    return path
+
+
+def make_root(program, root, libraries):
+    """Copies the program and the libraries that it is linked with; from `libraries`, or this system's."""
+    linked = subprocess.run(["ldd", program], capture_output=True, text=True).stdout  # fails for static programs
     for name in re.findall(r"(/\S+)", linked):
         target = root / name[1:]
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(name, target)
+        shutil.copy(resolve(libraries / name[1:], libraries) if libraries else name, target)
     shutil.copy(program, root / "trunnion")
     shutil.copy(cache_folder() / "data" / "digits.csv", root / "digits.csv")
 
@@ -37,33 +47,52 @@ def into_root(root):
     return None
 
 
-def main():
-    program = pathlib.Path(sys.argv[1]).resolve() / "trunnion"
+def check(program, native, libraries=None, model=None):
+    """What the program does wrong in such a root, compared with the command `native` of this system; None: skipped."""
     training = ["train", "digits", "--model", "mlp", "--steps", "40", "--device", "cpu"]
+    settings = {"TRUNNION_CACHE": "/cache", "PATH": "/"}
     wrong = []
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder) / "root"
         root.mkdir()
-        make_root(program, root)
+        make_root(program, root, libraries)
         words = into_root(root)
         if not words:
-            print("skipped: this user may not change the root folder\n0 passed, 0 failed, 1 skipped")
-            return 0
-        subprocess.run([program, *training, "--save", f"{folder}/here", "--json"], check=True, stdout=subprocess.DEVNULL)
+            return None
+
+        def run(*arguments, **extra):
+            done = subprocess.run([*words, "/trunnion", *arguments], env=settings | extra, capture_output=True, text=True)
+            if done.returncode != 0:
+                wrong.append(f"{arguments[0]} {extra}: exit status {done.returncode}: {done.stdout}{done.stderr}")
+            return done
+
+        subprocess.run([native, *training, "--save", f"{folder}/here", "--json"], check=True, stdout=subprocess.DEVNULL)
         here = pathlib.Path(folder, "here").read_bytes()
-        settings = {"TRUNNION_CACHE": "/cache", "PATH": "/"}
-        devices = subprocess.run([*words, "/trunnion", "devices"], env=settings, capture_output=True, text=True)
-        if devices.returncode != 0 or not re.search(r"^. cpu +\S", devices.stdout, re.M) or "recommended: cpu" not in devices.stdout:
-            wrong.append(f"devices: exit status {devices.returncode}: {devices.stdout}{devices.stderr}")
+        devices = run("devices")
+        if not re.search(r"^. cpu +\S", devices.stdout, re.M) or "recommended: cpu" not in devices.stdout:
+            wrong.append(f"devices: {devices.stdout}")
         for extra in ({}, {"TRUNNION_ISA": "baseline"}):
             (root / "there").unlink(missing_ok=True)
-            trained = subprocess.run([*words, "/trunnion", *training, "--data", "/digits.csv", "--save", "/there", "--json"],
-                                     env=settings | extra, capture_output=True, text=True)
-            if trained.returncode != 0:
-                wrong.append(f"train {extra}: exit status {trained.returncode}: {trained.stdout}{trained.stderr}")
-            elif (root / "there").read_bytes() != here:
+            trained = run(*training, "--data", "/digits.csv", "--save", "/there", "--json", **extra)
+            if trained.returncode == 0 and (root / "there").read_bytes() != here:
                 wrong.append(f"train {extra}: the checkpoint differs from this system's")
-    print("\n".join(wrong + [f"{3 - len(wrong)} passed, {len(wrong)} failed, 0 skipped"]))
+        if model:
+            shutil.copy(model, root / "model.gguf")
+            answer = ["-p", "Once upon a time, the", "-n", "8", "--greedy", "--device", "cpu"]
+            ours = subprocess.run([native, "generate", "-m", model, *answer], check=True, capture_output=True, text=True).stdout
+            theirs = run("generate", "-m", "/model.gguf", *answer).stdout
+            if ours != theirs:
+                wrong.append(f"generate: {theirs!r}, on this system {ours!r}")
+    return wrong
+
+
+def main():
+    program = pathlib.Path(sys.argv[1]).resolve() / "trunnion"
+    wrong = check(program, program)
+    if wrong is None:
+        print("skipped: this user may not change the root folder\n0 passed, 0 failed, 1 skipped")
+        return 0
+    print("\n".join(wrong + [f"{int(not wrong)} passed, {int(bool(wrong))} failed, 0 skipped"]))
     return 1 if wrong else 0
 
 
