@@ -11,8 +11,8 @@
  *     kir_vm      one per program: instructions as steps, slots for values, possible aliases       vm_compile.c
  *     kir_bind    one per pattern of kinds: the routine of each step; kept in the kir_vm           vm_launch.c
  *     kir_frame   one per launch and thread: spaces, strides, addresses                            vm.c
- * vm_memory.c moves values between tiles and buffers, and reduces them. vm.c runs programs that need no tiles.
- * vm_launch.c caches the preparation of short launches that repeat with the same sizes. */
+ * vm_memory.c moves values between tiles and buffers, and reduces them. vm_launch.c caches the preparation of short
+ * launches that have machine code and repeat with the same sizes. */
 #ifndef KIR_VM_H
 #define KIR_VM_H
 
