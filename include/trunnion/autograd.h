@@ -52,6 +52,8 @@ TN_API bool tn_grad_enabled(void);
 TN_API bool tn_set_grad_enabled(bool enabled);
 
 /* TN_NO_GRAD; is a declaration: from here to the end of the enclosing block this thread records no gradients.
+ * An in-place write then changes its target's value but not its gradient history: gradients flow on to what the target
+ * was computed from, as if it had not been written. The same holds for a write through tn_detach.
  * Source: torch.no_grad. */
 #define TN_NO_GRAD TN_CLEANUP_(tn_grad_mode, tn_no_grad_end, tn_no_grad_begin, __LINE__)
 

@@ -125,8 +125,10 @@ TN_API tn_tensor *tn_erf_(tn_tensor *x);
 TN_API tn_tensor *tn_bitwise_not(const tn_tensor *x);
 TN_API tn_tensor *tn_bitwise_not_(tn_tensor *x);
 
-/* x converted to another dtype. Float to integer truncates towards 0 and saturates, NaN gives 0; to bool: x ≠ 0.
- * Block-quantized tensors are decoded; no tensor can be cast to a block-quantized dtype.
+/* x converted to another dtype. Float to integer truncates towards 0; NaN gives 0. What is outside i32, i64, u32 or
+ * u64 becomes their nearest number; i8, u8, i16 and u16 take the lower bits of the i32: −2.5 gives 254 in u8 and
+ * 1e10 gives −1 in i8 (clamp x first to saturate). To bool: x ≠ 0. Block-quantized tensors are decoded; no tensor
+ * can be cast to a block-quantized dtype.
  * Dtypes: any → dtype. Errors: TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_cast(const tn_tensor *x, tn_dtype dtype);
 
@@ -717,7 +719,7 @@ TN_API tn_tensor *tn_slice(const tn_tensor *x, int64_t dim, int64_t start, int64
 TN_API tn_tensor *tn_as_strided(const tn_tensor *x, const int64_t *shape, int rank, const int64_t *strides,
                                 int strid_count, int64_t offset);
 
-/* x without its gradient history. A view.
+/* x without its gradient history. A view: what is written to it in place is seen in x, which keeps its history.
  * Dtypes: any → same. */
 TN_API tn_tensor *tn_detach(const tn_tensor *x);
 

@@ -329,6 +329,7 @@ tn_node *tn_b_slice(tn_build *b, tn_node *x, int64_t dim, int64_t start, int64_t
 tn_node *tn_b_as_strided(tn_build *b, tn_node *x, const int64_t *shape, int rank, const int64_t *strides,
                          int strid_count, int64_t offset);
 tn_node *tn_b_gated(tn_build *b, tn_node *x, tn_node *gate);
+tn_node *tn_b_rewritten(tn_build *b, tn_node *x, tn_node *value);
 tn_node *tn_b_detach(tn_build *b, tn_node *x);
 tn_node *tn_b_reshape(tn_build *b, tn_node *x, const int64_t *shape, int rank);
 tn_node *tn_b_flatten(tn_build *b, tn_node *x, int64_t start_dim, int64_t end_dim);

@@ -332,18 +332,18 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_i0e, tn_impl_i1, tn_impl_i1e, tn_impl_zeros, tn_impl_ones, tn_impl_zeros_like, tn_impl_ones_like,
     tn_impl_full_like, tn_impl_fill, tn_impl_zero, tn_impl_linspace, tn_impl_eye, tn_impl_tril, tn_impl_triu,
     tn_impl_one_hot, tn_impl_stack, tn_impl_repeat, tn_impl_tile, tn_impl_flip, tn_impl_roll, tn_impl_view,
-    tn_impl_permute, tn_impl_expand, tn_impl_slice, tn_impl_as_strided, tn_impl_gated, tn_impl_detach,
-    tn_impl_contiguous, tn_impl_cat_few, tn_impl_cat, tn_impl_pad, tn_impl_gather, tn_impl_index_select,
-    tn_impl_scatter_sum, tn_impl_index_add_rows, tn_impl_index_add, tn_impl_take_along_dim, tn_impl_scatter_prod,
-    tn_impl_scatter_amax, tn_impl_scatter_amin, tn_impl_scatter_extreme, tn_impl_scatter_last, tn_impl_scatter,
-    tn_impl_scatter_add, tn_impl_scatter_reduce, tn_impl_argsort_last, tn_impl_argsort, tn_impl_sort, tn_impl_topk,
-    tn_impl_topk_indices, tn_impl_assign_view, tn_impl_unfold2d, tn_impl_fold2d, tn_impl_sum, tn_impl_prod,
-    tn_impl_amax, tn_impl_amin, tn_impl_argmax, tn_impl_argmin, tn_impl_cumsum, tn_impl_cumprod, tn_impl_mean,
-    tn_impl_var, tn_impl_std, tn_impl_norm, tn_impl_logsumexp, tn_impl_any, tn_impl_all, tn_impl_count_nonzero,
-    tn_impl_nansum, tn_impl_nanmean, tn_impl_max, tn_impl_min, tn_impl_matmul_batched, tn_impl_matmul_wide,
-    tn_impl_matmul, tn_impl_mm, tn_impl_int_mm, tn_impl_bmm, tn_impl_mv, tn_impl_dot, tn_impl_outer, tn_impl_linear,
-    tn_impl_addmm, tn_impl_baddbmm, tn_impl_gemm, tn_impl_gemv, tn_impl_trace, tn_impl_cosine_similarity,
-    tn_impl_linalg_cholesky_lower, tn_impl_linalg_solve_systems, tn_impl_linalg_solve_lower,
+    tn_impl_permute, tn_impl_expand, tn_impl_slice, tn_impl_as_strided, tn_impl_gated, tn_impl_rewritten,
+    tn_impl_detach, tn_impl_contiguous, tn_impl_cat_few, tn_impl_cat, tn_impl_pad, tn_impl_gather,
+    tn_impl_index_select, tn_impl_scatter_sum, tn_impl_index_add_rows, tn_impl_index_add, tn_impl_take_along_dim,
+    tn_impl_scatter_prod, tn_impl_scatter_amax, tn_impl_scatter_amin, tn_impl_scatter_extreme, tn_impl_scatter_last,
+    tn_impl_scatter, tn_impl_scatter_add, tn_impl_scatter_reduce, tn_impl_argsort_last, tn_impl_argsort, tn_impl_sort,
+    tn_impl_topk, tn_impl_topk_indices, tn_impl_assign_view, tn_impl_unfold2d, tn_impl_fold2d, tn_impl_sum,
+    tn_impl_prod, tn_impl_amax, tn_impl_amin, tn_impl_argmax, tn_impl_argmin, tn_impl_cumsum, tn_impl_cumprod,
+    tn_impl_mean, tn_impl_var, tn_impl_std, tn_impl_norm, tn_impl_logsumexp, tn_impl_any, tn_impl_all,
+    tn_impl_count_nonzero, tn_impl_nansum, tn_impl_nanmean, tn_impl_max, tn_impl_min, tn_impl_matmul_batched,
+    tn_impl_matmul_wide, tn_impl_matmul, tn_impl_mm, tn_impl_int_mm, tn_impl_bmm, tn_impl_mv, tn_impl_dot,
+    tn_impl_outer, tn_impl_linear, tn_impl_addmm, tn_impl_baddbmm, tn_impl_gemm, tn_impl_gemv, tn_impl_trace,
+    tn_impl_cosine_similarity, tn_impl_linalg_cholesky_lower, tn_impl_linalg_solve_systems, tn_impl_linalg_solve_lower,
     tn_impl_linalg_solve_upper, tn_impl_linalg_determinants, tn_impl_linalg_qr_packed, tn_impl_linalg_eigh_packed,
     tn_impl_linalg_svd_packed, tn_impl_linalg_cholesky, tn_impl_linalg_solve, tn_impl_linalg_solve_triangular,
     tn_impl_linalg_inv, tn_impl_linalg_det, tn_impl_linalg_eigvalsh, tn_impl_linalg_svdvals, tn_impl_relu,
@@ -538,6 +538,7 @@ const tn_op_row tn_op_rows[] = {
         "(Tensor x, int[] shape, int[] strides, int offset)",
         "", &tn_impl_as_strided},
     [TN_OP_GATED] = {"gated", TN_KERNEL, "(Tensor x, Tensor gate)", "", &tn_impl_gated},
+    [TN_OP_REWRITTEN] = {"rewritten", TN_COMPOSED, "(Tensor x, Tensor value)", "", &tn_impl_rewritten},
     [TN_OP_DETACH] = {"detach", TN_KERNEL, "(Tensor x)", "Identity", &tn_impl_detach},
     [TN_OP_CONTIGUOUS] = {"contiguous", TN_KERNEL, "(Tensor x)", "", &tn_impl_contiguous},
     [TN_OP_CAT_FEW] = {"cat_few", TN_KERNEL, "(Tensor[] tensors, int dim)", "", &tn_impl_cat_few},
@@ -1518,6 +1519,8 @@ tn_node *tn_b_as_strided(tn_build *b, tn_node *x, const int64_t *shape, int rank
 }
 
 tn_node *tn_b_gated(tn_build *b, tn_node *x, tn_node *gate) { return build_2(b, x, gate, TN_OP_GATED); }
+
+tn_node *tn_b_rewritten(tn_build *b, tn_node *x, tn_node *value) { return build_2(b, x, value, TN_OP_REWRITTEN); }
 
 tn_tensor *(tn_detach)(const tn_tensor *x) { return record_1(x, TN_OP_DETACH); }
 tn_node *tn_b_detach(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_DETACH); }

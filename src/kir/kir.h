@@ -16,7 +16,8 @@
  *   integer + - * NEG  wrap; DIV truncates, x/0 = 0, MIN/-1 = MIN; MOD is the remainder of DIV, x%0 = 0; float
  *                      MOD is fmod.
  *   SHL, SHR           a count outside [0, width) gives 0 (or the sign fill of a signed SHR).
- *   CAST               float to integer truncates and saturates, NaN gives 0; integers wrap; to BOOL: x != 0.
+ *   CAST               float to integer truncates and saturates (the types of 8 and 16 bits: as I32, whose lower bits
+ *                      they take), NaN gives 0; integers wrap; to BOOL: x != 0.
  *   LOAD, STORE        convert between the buffer's dtype and the value's type; float to f16/bf16 rounds to nearest
  *                      even, small integers wrap. A LOAD whose mask is false accesses no memory and gives 0.
  *   REDUCE             float SUM, PROD, MAX, MIN: see KIR_LANES below. ARGMAX, ARGMIN: the first extreme element's flat

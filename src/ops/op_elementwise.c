@@ -160,8 +160,10 @@ static void reference_bitwise_not(const tn_reference *r) {
 OP_CODE(bitwise_not, .class_ = TN_ELEMENTWISE, .infer = tn_infer_bits, .lower = lower_bitwise_not,
         .reference = reference_bitwise_not, .cases = "types=i32,i64,bool; [2,3]; [0,3]; []", .flops = 1);
 
-/* cast(x, dtype): x converted to another dtype. Float to integer truncates towards 0 and saturates, NaN gives 0; to
- * bool: x ≠ 0. Block-quantized tensors are decoded; no tensor can be cast to a block-quantized dtype. */
+/* cast(x, dtype): x converted to another dtype. Float to integer truncates towards 0; NaN gives 0. What is outside
+ * i32, i64, u32 or u64 becomes their nearest number; i8, u8, i16 and u16 take the lower bits of the i32: −2.5 gives
+ * 254 in u8 and 1e10 gives −1 in i8 (clamp x first to saturate). To bool: x ≠ 0. Block-quantized tensors are decoded;
+ * no tensor can be cast to a block-quantized dtype. */
 static tn_status infer_cast(tn_infer *c) {
     int64_t dtype = c->attrs->i[TN_CAST_DTYPE];
     if (dtype >= TN_PLAIN_DTYPES && dtype < TN_DTYPE_COUNT)

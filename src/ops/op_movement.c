@@ -376,7 +376,8 @@ OP_CODE(
         "[6] shape=(4,3) strides=(1,1) offset=0; [6] shape=(3) strides=(-2) offset=5; [2] shape=() strides=() offset=1;"
         "error=addressed [4] shape=(3) strides=(2) offset=0; error=strides [4] shape=(3) strides=(1,1) offset=0");
 
-/* detach(x): x without its gradient history. A view. */
+/* detach(x): x without its gradient history. A view: what is written to it in place is seen in x, which keeps its
+ * history. */
 static tn_status infer_detach(tn_infer *c) {
     tn_node_layout(c->in[0], &c->offset, c->stride);
     return tn_infer_same(c);
@@ -393,6 +394,12 @@ static tn_node *grad_same(tn_build *b, const tn_node *n, tn_node *dy) {
  * TN_RECOMPUTE begins with it. */
 OP_CODE(gated, .facts = TN_FACT_GATE, .class_ = TN_VIEW_OP, .infer = infer_detach, .grad_first = grad_same,
         .lower = lower_expand, .reference = reference_copy, .cases = "types=f32,f64,i32; [2,3] [4]; [0] [1]; [] [2,2]");
+
+/* rewritten(x, value): value, with the gradient history of x: what x becomes by a write in place that is not recorded
+ * for gradients. Both have the same shape and dtype. */
+static tn_node *compose_rewritten(tn_build *b, const tn_node *n) { return tn_b_contiguous(b, n->in[1]); }
+OP_CODE(rewritten, .keeps_half = true, .infer = tn_infer_same, .compose = compose_rewritten, .grad_first = grad_same,
+        .cases = "types=f32,f64,i32 grad=off; [2,3] [2,3]; [0] [0]; [] []");
 
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 

@@ -66,7 +66,7 @@ static bool is_composed(const tn_graph_plan *g, const tn_node *n) {
     /* devices that are processors: not where it means to sort, which takes long there */
     bool software = n->device->info.software && (row->impl->facts & TN_FACT_SORTS);
     if (row->impl->class_ == TN_REDUCTION) return n->device->is_cpu || software;
-    if (row->impl->class_ == TN_SCANNING) return n->rank == 0; /* a kernel scans along a dim */
+    if (row->impl->class_ == TN_SCANNING) return n->rank == 0 || !g->engine; /* or is its own: a kernel scans a dim */
     if (row->impl->class_ != TN_NATIVE) return false;
     if (g->engine) return true; /* of operations that the engine has, perhaps */
     return n->device->is_cpu ? !tn_native_takes(n) : !tn_workgroup_takes_node(n);

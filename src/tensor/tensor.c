@@ -634,6 +634,28 @@ static tn_node *written_value(const tn_tensor *dst, const tn_node *place, const 
     return whole;
 }
 
+/* Has the storage s a gradient history that a write to its tensor `place` does not record? Leaves have none. */
+static bool has_other_history(const tn_recorder *r, const tn_storage *s, const tn_node *place) {
+    bool recorded = !r->no_grad && (place->flags & TN_NODE_GRAD);
+    return !recorded && (s->value->flags & TN_NODE_GRAD) && !(s->value->flags & TN_NODE_LEAF) && !s->slot;
+}
+
+/* As in PyTorch, a write that records no gradients (TN_NO_GRAD, or through tn_detach) leaves the history of its target:
+ * gradients flow on to what the target was computed from. `whole` is the storage's value after the write `place`. Takes
+ * its reference. */
+static tn_node *keep_history(tn_recorder *r, const tn_storage *s, const tn_node *place, tn_node *whole) {
+    tn_node *before = s->value;
+    if (!has_other_history(r, s, place) || (whole->flags & TN_NODE_ERROR)) return whole;
+    if (before->op == TN_OP_REWRITTEN) before = before->in[0]; /* many writes make no chain */
+    bool no_grad = r->no_grad;
+    r->no_grad = false;
+    tn_node *in[] = {before, whole};
+    tn_node *kept = tn_node_make(TN_OP_REWRITTEN, in, 2, NULL);
+    r->no_grad = no_grad;
+    tn_node_release(whole);
+    return kept;
+}
+
 /* The value of a storage that is a leaf is one. */
 static void mark_as_leaf(const tn_storage *s, tn_node *whole) {
     if (!s->slot) return;
@@ -764,9 +786,15 @@ static tn_tensor *write_node(tn_tensor *dst, tn_node *value, bool fresh, const c
     bool fits = same_form(now, value);
     if (ok == TN_OK && fresh && !fits) ok = check_dtype(now, value, what);
     if (ok == TN_OK && !fits) ok = check_shape(now, value, what);
+    if (ok == TN_OK && !r->no_grad && (value->flags & TN_NODE_GRAD) && has_other_history(r, s, now))
+        ok = tn_fail(TN_ERR_STATE,
+                     "%s_: the result requires gradients, and the target is detached from a tensor that has a gradient "
+                     "history of its own: copy the target with tn_clone, or wrap the write in TN_NO_GRAD",
+                     what);
     if (ok != TN_OK) return tn_refuse_write(ok);
     r->called = what;
     tn_node *whole = written_value(dst, now, s, value, fresh, fits);
+    whole = keep_history(r, s, now, whole);
     r->called = NULL;
     if (whole->flags & TN_NODE_ERROR) return refuse_tensor(whole);
     bool earlier = tn_node_computed(s->value) && !(s->value->flags & TN_NODE_CAPTURED);

@@ -195,6 +195,54 @@ static void nothing_is_remembered_under_no_grad(void **state) {
     assert_refused(tn_backward(y), TN_ERR_STATE, "require");
 }
 
+/* y = 2x is multiplied by 10, in whole (0), in its first element (1), through tn_detach (2) or both (3); y² follows. */
+static tn_tensor *written_square(const tn_tensor *x, int how) {
+    tn_tensor *y = tn_mul_scalar(x, 2);
+    tn_tensor *target = how & 2 ? tn_detach(y) : y;
+    if (how & 1) target = tn_narrow(target, 0, 0, 1);
+    bool before = tn_set_grad_enabled(how & 2);
+    assert_ok(tn_status_of(tn_mul_scalar_(target, 5)));
+    assert_ok(tn_status_of(tn_mul_scalar_(target, 2)));
+    tn_set_grad_enabled(before);
+    return tn_square(y);
+}
+
+/* PyTorch: d y²/dx = 2 · y · 2 with y's written value, because the write itself is not differentiated. */
+static void a_write_without_gradients_keeps_the_history(void **state) {
+    (void)state;
+    for (int how = 0; how < 4; how++)
+        for (int dtype = 0; dtype < 2; dtype++) {
+            TN_SCOPE;
+            tn_tensor *x =
+                tn_cast(tn_from_data((const float[]){1, 2}, (int64_t[]){2}, 1, TN_F32), dtype ? TN_F16 : TN_F32);
+            assert_ok(tn_eval(&x, 1));
+            x = tn_contiguous(x);
+            assert_ok(tn_set_requires_grad(x, true));
+            float grad[2], value[2];
+            tn_tensor *y = written_square(x, how);
+            assert_ok(tn_backward(total(y)));
+            assert_ok(tn_read(tn_cast(tn_grad(x), TN_F32), grad, sizeof grad));
+            assert_ok(tn_read(tn_cast(y, TN_F32), value, sizeof value));
+            float second = how & 1 ? 4 : 40;
+            assert_float_equal(value[0], 400, 0);
+            assert_float_equal(value[1], second * second, 0);
+            assert_float_equal(grad[0], 80, 0);
+            assert_float_equal(grad[1], 4 * second, 0);
+        }
+}
+
+/* One storage has one history: PyTorch's two would be wrong in one of the tensors. */
+static void a_differentiable_write_to_a_detached_tensor_is_refused(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = tn_ones(TN_DIMS(2), TN_F32);
+    assert_ok(tn_set_requires_grad(x, true));
+    tn_tensor *y = tn_mul_scalar(x, 2);
+    assert_int_equal(tn_status_of(tn_mul_(tn_detach(y), x)), TN_ERR_STATE);
+    assert_non_null(strstr(tn_error(), "tn_clone"));
+    assert_float_equal((float)tn_item(tn_sum(y, TN_ALL, false)), 4, 0);
+}
+
 static void a_detached_tensor_is_a_constant(void **state) {
     (void)state;
     TN_SCOPE;
@@ -230,8 +278,7 @@ static void a_gradient_may_be_part_of_a_loss(void **state) {
     assert_ok(tn_backward(total(tn_mul(slope, slope))));
     /* f = |w|² s², s = 1 - tanh²(w·x): df/dw = 2 s² w - 4 |w|² s² t x. */
     float t = tanhf(0.5f - 2.0f), s = 1 - t * t, norm = 1.25f;
-    ASSERT_VALUES(tn_grad(w), 2 * s * s * 0.5f - 4 * norm * s * s * t * 1,
-                  2 * s * s * -1 - 4 * norm * s * s * t * 2);
+    ASSERT_VALUES(tn_grad(w), 2 * s * s * 0.5f - 4 * norm * s * s * t * 1, 2 * s * s * -1 - 4 * norm * s * s * t * 2);
 }
 
 /* ---- composed ops ------------------------------------------------------------------------------------------------ */
@@ -240,8 +287,7 @@ static void reading_a_value_first_changes_no_gradient(void **state) {
     (void)state;
     TN_SCOPE;
     tn_tensor *x = leaf_of(VECTOR(0.5, -1, 2));
-    tn_tensor *y = tn_layer_norm(tn_gelu(x, NULL), TN_DIMS(3), NULL, NULL, NULL), *w = VECTOR(1, -2, 0.5),
-              *grads[2];
+    tn_tensor *y = tn_layer_norm(tn_gelu(x, NULL), TN_DIMS(3), NULL, NULL, NULL), *w = VECTOR(1, -2, 0.5), *grads[2];
     tn_tensor *loss = total(tn_mul(y, w));
     assert_ok(tn_gradients(&loss, 1, NULL, &x, 1, false, &grads[0]));
     tn_item(loss);
@@ -382,6 +428,8 @@ int main(void) {
         cmocka_unit_test(leaves_are_floating_and_computed_from_no_other),
         cmocka_unit_test(nothing_is_remembered_under_no_grad),
         cmocka_unit_test(a_detached_tensor_is_a_constant),
+        cmocka_unit_test(a_write_without_gradients_keeps_the_history),
+        cmocka_unit_test(a_differentiable_write_to_a_detached_tensor_is_refused),
         cmocka_unit_test(gradients_can_be_differentiated_again),
         cmocka_unit_test(a_gradient_may_be_part_of_a_loss),
         cmocka_unit_test(reading_a_value_first_changes_no_gradient),

@@ -117,6 +117,35 @@ static void integers_go_where_pytorch_takes_them(void **state) {
     assert_true(got == INT64_C(1152921504606846977));
 }
 
+/* Adding number by number in f32 ends at 2^24. */
+static void a_long_running_sum_counts_beyond_2_to_24(void **state) {
+    (void)state;
+    TN_SCOPE;
+    enum { MORE = 40, ROW = 5000 };
+    tn_tensor *x = tn_cumsum(tn_ones(TN_DIMS((1 << 24) + MORE), TN_F32), 0);
+    EXPECT(tn_narrow(x, 0, (1 << 24) + MORE - 1, 1), TN_F32, 1, (1 << 24) + MORE);
+    /* rows in the middle of a shape, against f64 */
+    tn_tensor *y = tn_rand(TN_DIMS(3, ROW, 2));
+    tn_tensor *sums = tn_cast(tn_cumsum(y, 1), TN_F64), *exact = tn_cumsum(tn_cast(y, TN_F64), 1);
+    assert_true(tn_item(tn_amax(tn_abs(tn_sub_scalar(tn_div(sums, exact), 1)), TN_ALL, false)) < 4e-6);
+    assert_ok(tn_set_requires_grad(y, true));
+    assert_ok(tn_backward(tn_sum(tn_narrow(tn_cumsum(y, 1), 1, ROW - 2, 2), TN_ALL, false)));
+    EXPECT(tn_select(tn_select(tn_narrow(tn_grad(y), 1, ROW - 2, 2), 0, 1), 1, 1), TN_F32, 1, 2, 1);
+}
+
+/* The rule that ops.h states for floats outside the integer type. */
+static void a_cast_to_an_integer_follows_its_stated_rule(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = FLOATS(2.9f, -2.5f, 300, 1e10f, -1e10f, NAN);
+    EXPECT(tn_cast(x, TN_I8), TN_I8, 1, 2, -2, 44, -1, 0, 0);
+    EXPECT(tn_cast(x, TN_U8), TN_U8, 1, 2, 254, 44, 255, 0, 0);
+    EXPECT(tn_cast(x, TN_I16), TN_I16, 1, 2, -2, 300, -1, 0, 0);
+    EXPECT(tn_cast(x, TN_U16), TN_U16, 1, 2, 65534, 300, 65535, 0, 0);
+    EXPECT(tn_cast(x, TN_I32), TN_I32, 1, 2, -2, 300, 2147483647, -2147483648.0, 0);
+    EXPECT(tn_cast(x, TN_U32), TN_U32, 1, 2, 0, 300, 4294967295, 0, 0);
+}
+
 static void a_number_beside_integers_is_a_float_whatever_its_value(void **state) {
     (void)state;
     TN_SCOPE;
@@ -370,6 +399,8 @@ int main(void) {
         cmocka_unit_test(gradients_of_numbers_go_through_dim_0),
         cmocka_unit_test(bools_are_scattered_and_have_signs),
         cmocka_unit_test(integers_go_where_pytorch_takes_them),
+        cmocka_unit_test(a_long_running_sum_counts_beyond_2_to_24),
+        cmocka_unit_test(a_cast_to_an_integer_follows_its_stated_rule),
         cmocka_unit_test(a_number_beside_integers_is_a_float_whatever_its_value),
         cmocka_unit_test(nan_has_no_sign),
         cmocka_unit_test(negative_indices_are_taken_along_a_dim),

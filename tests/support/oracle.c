@@ -589,18 +589,34 @@ oracle *oracle_reduce(oracle_reduce_op op, const oracle *x, const int64_t *dims,
     return r;
 }
 
+/* Adds to each block of a row, which has its running sum, the sum of the blocks before it. */
+static void add_blocks_before(double *row, int64_t length, int64_t step, int64_t block) {
+    double before = 0;
+    for (int64_t at = 0; at < length; at += block) {
+        int64_t end = at + block < length ? at + block : length;
+        double sum = row[(end - 1) * step];
+        for (int64_t n = at; n < end; n++)
+            row[n * step] = combine_float(ORACLE_SUM, row[n * step], before, TN_F32);
+        before = combine_float(ORACLE_SUM, before, sum, TN_F32);
+    }
+}
+
 oracle *oracle_cumsum(const oracle *x, int64_t dim) {
     if (x->rank == 0 || !known_dim(&dim, x->rank)) return NULL;
     tn_dtype t = is_float(x->dtype) ? x->dtype : TN_I64;
     elements e = cast_elements(elements_of(x), x->dtype, t);
     int64_t behind = numel_of(x->shape + dim + 1, x->rank - 1 - (int)dim), length = x->shape[dim];
+    bool in_blocks = t == TN_F32 && length > 4096 && x->rank < TN_MAX_RANK; /* docs/numerics.md */
+    int64_t block = in_blocks ? 512 : length;
     for (int64_t n = 0; n < e.count; n++) {
-        bool begins = n / behind % length == 0;
+        bool begins = n / behind % length % block == 0;
         if (e.d)
             e.d[n] = combine_float(ORACLE_SUM, begins ? 0 : e.d[n - behind], e.d[n], t);
         else
             e.i[n] = (int64_t)((uint64_t)(begins ? 0 : e.i[n - behind]) + (uint64_t)e.i[n]);
     }
+    for (int64_t n = 0; in_blocks && n < e.count; n++)
+        if (n / behind % length == 0) add_blocks_before(e.d + n, length, behind, block);
     return from_elements(e, x->shape, x->rank, t);
 }
 
