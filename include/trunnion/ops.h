@@ -826,7 +826,7 @@ TN_API tn_tensor *tn_take_along_dim(const tn_tensor *x, int64_t dim, const tn_te
 TN_API tn_tensor *tn_scatter(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 TN_API tn_tensor *tn_scatter_(tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 
-/* x with src[…, j, …] added at […, index[…, j, …], …]; bools: or. Indices outside are left out.
+/* x with src[…, j, …] added at […, index[…, j, …], …]; bools: or. An index outside is an error.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_scatter_add(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 TN_API tn_tensor *tn_scatter_add_(tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);

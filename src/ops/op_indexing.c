@@ -626,8 +626,8 @@ OP_CODE(take_along_dim, .keeps_half = true, .infer = infer_take_along_dim, .comp
             "[4,5] [4,7]:i64@-5..4 dim=1; [3] [4]:i32@-3..-1 dim=0; [] []:i64@-1..0 dim=0; "
             "error=broadcast [4,5] [2,2]:i64@0..1 dim=0");
 
-/* scatter_add(x, dim, index, src): x with src[…, j, …] added at […, index[…, j, …], …]; bools: or. Indices outside are
- * left out. */
+/* scatter_add(x, dim, index, src): x with src[…, j, …] added at […, index[…, j, …], …]; bools: or. An index outside
+ * is an error. */
 static tn_status infer_scatter_add(tn_infer *c) {
     const tn_node *x = c->in[0];
     if (x->dtype != c->in[2]->dtype)
