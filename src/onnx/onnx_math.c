@@ -99,10 +99,20 @@ static tn_status variadic(onnx_call *c) {
     return onnx_put_like(c, 0, c->row->with ? tn_div_scalar(x, c->in_count) : x, 0);
 }
 
+static bool is_number_or_absent(const onnx_call *c, int i) {
+    return !onnx_has(c, i) || (c->in[i]->fixed == ONNX_CONSTANT && tn_numel(c->in[i]->tensor) == 1);
+}
+
 /* Bounds are inputs, or attributes before opset 11. The upper one wins. */
 static tn_status clip(onnx_call *c) {
     const tn_tensor *x, *low, *high;
     TRY(onnx_need(c, 0, &x));
+    if (tn_dtype_is_float(tn_dtype_of(x)) && is_number_or_absent(c, 1) && is_number_or_absent(c, 2)) {
+        double least, most;
+        TRY(onnx_read_float(c, 1, -INFINITY, &least));
+        TRY(onnx_read_float(c, 2, INFINITY, &most));
+        if (least == least && most == most) return onnx_put_like(c, 0, tn_clamp(x, least, most), 0);
+    }
     if (c->in_count < 2 && (onnx_find(c, "min") || onnx_find(c, "max")))
         return onnx_put(c, 0, tn_clamp(x, onnx_float(c, "min", -INFINITY), onnx_float(c, "max", INFINITY)));
     low = onnx_in(c, 1);
