@@ -1002,17 +1002,18 @@ static void run_pair(const gemm *g, const real *b_packed, int64_t row, int64_t r
 
 /* ---- the chain --------------------------------------------------------------------------------------------------- */
 
+/* Without memory only sizes are wanted. */
 static void lay_out_chain(chain *c, char *memory) {
     c->memory = memory;
     c->part_bytes = c->shared_bytes = 0;
     for (int i = 0; i < c->count; i++) {
         const gemm *g = &c->step[i];
         size_t panel = is_narrow(g) ? area(g->panel * g->args.k) : 0;
-        c->b_packed[i] = (real *)(void *)(memory + c->shared_bytes);
+        c->b_packed[i] = memory ? (real *)(void *)(memory + c->shared_bytes) : NULL;
         c->shared_bytes += g->shared_bytes < panel ? panel : g->shared_bytes;
         if (c->part_bytes < g->part_bytes) c->part_bytes = g->part_bytes;
     }
-    c->parts = memory + c->shared_bytes;
+    c->parts = memory ? memory + c->shared_bytes : NULL;
 }
 
 static void plan_chain(chain *c, const tile_set *with, const tn_gemm_row_fused *args) {
