@@ -51,7 +51,7 @@ gpu-report: all
 	@python3 tools/gpu_report --build $(BUILD) $(ARGS)
 
 format:
-	@git ls-files -z --cached --others --exclude-standard '*.c' '*.h' | xargs -0 clang-format -i
+	@git ls-files -z --cached --others --exclude-standard '*.c' '*.h' ':!src/gen' ':!tests/golden' | xargs -0 clang-format -i
 
 clean:
 	rm -rf $(BUILD) build-web $(BUILD)-asan $(BUILD)-asan-full $(BUILD)-tsan $(BUILD)-fuzz $(BUILD)-minimal

@@ -16,9 +16,7 @@
 
 enum { WIDTH = 8, CHAIN = 12, WARM = 4, SHAPES = 100, ROUNDS = 11, FEWEST_ROWS = 2, MOST_ROWS = FEWEST_ROWS + SHAPES };
 
-static struct {
-    tn_tensor *weight[2], *bias[2];
-} net;
+static struct { tn_tensor *weight[2], *bias[2]; } net;
 
 static void need(bool fine) {
     if (fine) return;
@@ -77,8 +75,11 @@ static const struct work {
     const char *name;
     double (*call)(const tn_tensor *x);
     double expected; /* the first value */
-} works[] = {{"add", add, 2}, {"linear", linear, 1 + WIDTH}, {"softmax", softmax, 1.0 / WIDTH},
-             {"chain", chain, 1 + CHAIN / 2}, {"step", step, (1 + (1 + WIDTH) * WIDTH) * (1 + (1 + WIDTH) * WIDTH)}};
+} works[] = {{"add", add, 2},
+             {"linear", linear, 1 + WIDTH},
+             {"softmax", softmax, 1.0 / WIDTH},
+             {"chain", chain, 1 + CHAIN / 2},
+             {"step", step, (1 + (1 + WIDTH) * WIDTH) * (1 + (1 + WIDTH) * WIDTH)}};
 enum { WORKS = sizeof works / sizeof *works };
 
 /* ---- the works, timed -------------------------------------------------------------------------------------------- */

@@ -98,12 +98,12 @@ enum {
 
 typedef struct cli_options {
     bool json, strict, verbose;
-    const char *device;   /* "auto" unless given */
-    int threads;          /* 0: as many as there are */
-    const char *library;  /* for matrix products; NULL: as the environment says */
-    const char *numerics; /* "exact" or "fast"; NULL: as the environment says */
-    int64_t memory;       /* bytes that have to be free; 0: any */
-    int64_t device_timeout; /* seconds of a wait for the device; 0: no limit */
+    const char *device;         /* "auto" unless given */
+    int threads;                /* 0: as many as there are */
+    const char *library;        /* for matrix products; NULL: as the environment says */
+    const char *numerics;       /* "exact" or "fast"; NULL: as the environment says */
+    int64_t memory;             /* bytes that have to be free; 0: any */
+    int64_t device_timeout;     /* seconds of a wait for the device; 0: no limit */
     int matrix, vendor, tuning; /* as in tn_device_options */
     uint64_t seed;
     bool seed_given;

@@ -156,7 +156,7 @@ typedef struct convert_wishes {
     const char *in, *out, *quantize, *like, *text, *importance, *lora;
     int64_t context;
     bool verify, no_cache;
-    tn_dtype to; /* TN_DTYPE_COUNT: as it is */
+    tn_dtype to;                   /* TN_DTYPE_COUNT: as it is */
     const struct convert_mix *mix; /* NULL, or how matrices have different types; `to` is that of most */
     int64_t layers;                /* of a mix: of the model, */
     bool tied;                     /* and whether the embedding is its output matrix too */

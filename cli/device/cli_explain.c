@@ -12,25 +12,24 @@ const cli_command cli_explain = {
     .name = "explain",
     .summary = "show the operations of a model, their time and their memory",
     .usage = "explain MODEL [--prompt N] [--tokens N] [-v]",
-    .help =
-        "  MODEL                 a language model (a GGUF file or a Hugging Face model folder), or a network\n"
-        "                        (an ONNX file), which runs on random inputs\n"
-        "  --prompt N            prompt tokens (default 128)\n"
-        "  --tokens N            tokens to generate after the prompt (default 32)\n"
-        "  --context N           context length in tokens\n"
-        "  --dim NAME=N          size of an open dimension of a network (default 1), as in trunnion run\n"
-        "  -v, --verbose         show every command, and the last plan\n"
-        "  --json                device, fallback[], prompt{}, token{} or run{}, ops[{phase, kind, label, runs,\n"
-        "                        bytes, flops, predicted_seconds, measured_seconds}], predicted_peak_bytes\n"
-        "                        (null for a network), measured_peak_bytes\n"
-        "\n"
-        "Predicted times come from the bytes and operations of a command and from speeds measured just before. "
-        "Measured times come from a profile.\n"
-        "\n"
-        "examples:\n"
-        "  trunnion explain model.gguf\n"
-        "  trunnion explain model.gguf --prompt 512 --tokens 1 -v\n"
-        "  trunnion explain model.onnx\n",
+    .help = "  MODEL                 a language model (a GGUF file or a Hugging Face model folder), or a network\n"
+            "                        (an ONNX file), which runs on random inputs\n"
+            "  --prompt N            prompt tokens (default 128)\n"
+            "  --tokens N            tokens to generate after the prompt (default 32)\n"
+            "  --context N           context length in tokens\n"
+            "  --dim NAME=N          size of an open dimension of a network (default 1), as in trunnion run\n"
+            "  -v, --verbose         show every command, and the last plan\n"
+            "  --json                device, fallback[], prompt{}, token{} or run{}, ops[{phase, kind, label, runs,\n"
+            "                        bytes, flops, predicted_seconds, measured_seconds}], predicted_peak_bytes\n"
+            "                        (null for a network), measured_peak_bytes\n"
+            "\n"
+            "Predicted times come from the bytes and operations of a command and from speeds measured just before. "
+            "Measured times come from a profile.\n"
+            "\n"
+            "examples:\n"
+            "  trunnion explain model.gguf\n"
+            "  trunnion explain model.gguf --prompt 512 --tokens 1 -v\n"
+            "  trunnion explain model.onnx\n",
     .accepts = CLI_JSON | CLI_DEVICE | CLI_THREADS | CLI_SEED | CLI_VERBOSE,
     .run = run_explain,
 };

@@ -96,8 +96,9 @@ static const char HERE[] = "TRUNNION_TUNE_HERE"; /* set for the process that mea
 
 /* `trunnion tune WORK` for the device, by another process; it says itself what failed. */
 static int tune_apart(const char *name, const cli_options *o) {
-    char memory[32], *arguments[12] = {"trunnion", "tune", (char *)(uintptr_t)name, "--device",
-                                       (char *)(uintptr_t)o->device, "--json"};
+    char memory[32],
+        *arguments[12] = {"trunnion", "tune", (char *)(uintptr_t)name, "--device", (char *)(uintptr_t)o->device,
+                          "--json"};
     int count = 6;
     if (o->library) {
         arguments[count++] = "--library";

@@ -161,7 +161,7 @@ static int run_logits(int argc, char **argv) {
         {"no-special", no_argument, NULL, OPT_NO_SPECIAL},
         {"ids", required_argument, NULL, OPT_IDS},
         {"cache", required_argument, NULL, OPT_CACHE},
-    {"cache-type", required_argument, NULL, OPT_CACHE},
+        {"cache-type", required_argument, NULL, OPT_CACHE},
         {0},
     };
     wishes w = {0};

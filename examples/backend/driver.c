@@ -152,7 +152,7 @@ static void *read_file(const char *path, size_t *size) {
 static bool run_compiler(char *source, char *object, const char *log) {
     char name[PATH_BYTES];
     snprintf(name, sizeof name, "%s", compiler());
-    char *const arguments[] = {name,   "-std=c11", "-O1", "-w",   "-shared", "-fPIC", "-ffp-contract=off",
+    char *const arguments[] = {name,   "-std=c11", "-O1",  "-w",  "-shared", "-fPIC", "-ffp-contract=off",
                                source, "-o",       object, "-lm", NULL};
     posix_spawn_file_actions_t files;
     pid_t child;

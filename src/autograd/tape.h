@@ -12,7 +12,7 @@ typedef struct tape_entry {
     tn_node *grad; /* sum of what has arrived; owned by the build */
     int32_t next_child;
     bool visited;
-    bool needed; /* it, or something below it, is asked for */
+    bool needed;      /* it, or something below it, is asked for */
     int32_t position; /* in the tape's order (regions.c) */
     bool chosen;      /* regions.c has given the node its region */
 } tape_entry;

@@ -14,104 +14,104 @@
 #include "hal/driver.h"
 
 /* X(name here, name in Vulkan, value): what a structure is, at its head. */
-#define VK_KINDS(X)                                                                                                 \
-    X(KIND_APPLICATION, VK_STRUCTURE_TYPE_APPLICATION_INFO, 0)                                                      \
-    X(KIND_INSTANCE, VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO, 1)                                                     \
-    X(KIND_QUEUE, VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO, 2)                                                    \
-    X(KIND_DEVICE, VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, 3)                                                         \
-    X(KIND_SUBMIT, VK_STRUCTURE_TYPE_SUBMIT_INFO, 4)                                                                \
-    X(KIND_ALLOCATE, VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, 5)                                                     \
-    X(KIND_FENCE, VK_STRUCTURE_TYPE_FENCE_CREATE_INFO, 8)                                                           \
-    X(KIND_QUERY_POOL, VK_STRUCTURE_TYPE_QUERY_POOL_CREATE_INFO, 11)                                                \
-    X(KIND_BUFFER, VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO, 12)                                                        \
-    X(KIND_SHADER, VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO, 16)                                                 \
-    X(KIND_PIPELINE_CACHE, VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO, 17)                                        \
-    X(KIND_STAGE, VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO, 18)                                          \
-    X(KIND_PIPELINE, VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO, 29)                                            \
-    X(KIND_PIPELINE_LAYOUT, VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO, 30)                                      \
-    X(KIND_SET_LAYOUT, VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO, 32)                                     \
-    X(KIND_SET_POOL, VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO, 33)                                             \
-    X(KIND_SET, VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO, 34)                                                 \
-    X(KIND_WRITE, VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET, 35)                                                       \
-    X(KIND_COMMAND_POOL, VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO, 39)                                            \
-    X(KIND_COMMANDS, VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO, 40)                                            \
-    X(KIND_BEGIN, VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO, 42)                                                  \
-    X(KIND_MEMORY_BARRIER, VK_STRUCTURE_TYPE_MEMORY_BARRIER, 46)                                                    \
-    X(KIND_FEATURES, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, 1000059000)                                      \
-    X(KIND_PROPERTIES, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2, 1000059001)                                  \
-    X(KIND_MEMORY_PROPERTIES, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PROPERTIES_2, 1000059006)                    \
-    X(KIND_IDENTITY, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_ID_PROPERTIES, 1000071004)                                   \
-    X(KIND_FLOAT16_INT8, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_FLOAT16_INT8_FEATURES, 1000082000)                \
-    X(KIND_STORAGE_16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_16BIT_STORAGE_FEATURES, 1000083000)                        \
-    X(KIND_SUBGROUP, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES, 1000094000)                             \
-    X(KIND_BFLOAT_16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR, 1000141000)                   \
-    X(KIND_LARGEST, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES, 1000168000)                         \
-    X(KIND_STORAGE_8, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_8BIT_STORAGE_FEATURES, 1000177000)                          \
-    X(KIND_DRIVER, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES, 1000196000)                                 \
-    X(KIND_FLOAT_CONTROLS, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FLOAT_CONTROLS_PROPERTIES, 1000197000)                 \
-    X(KIND_MEMORY_MODEL, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_MEMORY_MODEL_FEATURES, 1000211000)                \
-    X(KIND_PCI, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PCI_BUS_INFO_PROPERTIES_EXT, 1000212000)                          \
-    X(KIND_SIZES, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES, 1000225000)                   \
-    X(KIND_SIZE, VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO, 1000225001)            \
-    X(KIND_SIZE_CONTROL, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES, 1000225002)              \
-    X(KIND_BUDGET, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_BUDGET_PROPERTIES_EXT, 1000237000)                      \
-    X(KIND_MATRICES, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR, 1000506000)                 \
+#define VK_KINDS(X)                                                                                      \
+    X(KIND_APPLICATION, VK_STRUCTURE_TYPE_APPLICATION_INFO, 0)                                           \
+    X(KIND_INSTANCE, VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO, 1)                                          \
+    X(KIND_QUEUE, VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO, 2)                                         \
+    X(KIND_DEVICE, VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, 3)                                              \
+    X(KIND_SUBMIT, VK_STRUCTURE_TYPE_SUBMIT_INFO, 4)                                                     \
+    X(KIND_ALLOCATE, VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, 5)                                          \
+    X(KIND_FENCE, VK_STRUCTURE_TYPE_FENCE_CREATE_INFO, 8)                                                \
+    X(KIND_QUERY_POOL, VK_STRUCTURE_TYPE_QUERY_POOL_CREATE_INFO, 11)                                     \
+    X(KIND_BUFFER, VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO, 12)                                             \
+    X(KIND_SHADER, VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO, 16)                                      \
+    X(KIND_PIPELINE_CACHE, VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO, 17)                             \
+    X(KIND_STAGE, VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO, 18)                               \
+    X(KIND_PIPELINE, VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO, 29)                                 \
+    X(KIND_PIPELINE_LAYOUT, VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO, 30)                           \
+    X(KIND_SET_LAYOUT, VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO, 32)                          \
+    X(KIND_SET_POOL, VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO, 33)                                  \
+    X(KIND_SET, VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO, 34)                                      \
+    X(KIND_WRITE, VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET, 35)                                            \
+    X(KIND_COMMAND_POOL, VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO, 39)                                 \
+    X(KIND_COMMANDS, VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO, 40)                                 \
+    X(KIND_BEGIN, VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO, 42)                                       \
+    X(KIND_MEMORY_BARRIER, VK_STRUCTURE_TYPE_MEMORY_BARRIER, 46)                                         \
+    X(KIND_FEATURES, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, 1000059000)                           \
+    X(KIND_PROPERTIES, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2, 1000059001)                       \
+    X(KIND_MEMORY_PROPERTIES, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PROPERTIES_2, 1000059006)         \
+    X(KIND_IDENTITY, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_ID_PROPERTIES, 1000071004)                        \
+    X(KIND_FLOAT16_INT8, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_FLOAT16_INT8_FEATURES, 1000082000)     \
+    X(KIND_STORAGE_16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_16BIT_STORAGE_FEATURES, 1000083000)             \
+    X(KIND_SUBGROUP, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES, 1000094000)                  \
+    X(KIND_BFLOAT_16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR, 1000141000)        \
+    X(KIND_LARGEST, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES, 1000168000)              \
+    X(KIND_STORAGE_8, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_8BIT_STORAGE_FEATURES, 1000177000)               \
+    X(KIND_DRIVER, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES, 1000196000)                      \
+    X(KIND_FLOAT_CONTROLS, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FLOAT_CONTROLS_PROPERTIES, 1000197000)      \
+    X(KIND_MEMORY_MODEL, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_MEMORY_MODEL_FEATURES, 1000211000)     \
+    X(KIND_PCI, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PCI_BUS_INFO_PROPERTIES_EXT, 1000212000)               \
+    X(KIND_SIZES, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES, 1000225000)        \
+    X(KIND_SIZE, VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO, 1000225001) \
+    X(KIND_SIZE_CONTROL, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES, 1000225002)   \
+    X(KIND_BUDGET, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_BUDGET_PROPERTIES_EXT, 1000237000)           \
+    X(KIND_MATRICES, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR, 1000506000)      \
     X(KIND_MATRIX, VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR, 1000506001)
 
 /* The same for all other numbers. */
-#define VK_NUMBERS(X)                                                                                               \
-    X(SUCCESS, VK_SUCCESS, 0)                                                                                       \
-    X(NOT_READY, VK_NOT_READY, 1)                                                                                   \
-    X(INCOMPLETE, VK_INCOMPLETE, 5)                                                                                 \
-    X(OUT_OF_HOST, VK_ERROR_OUT_OF_HOST_MEMORY, -1)                                                                 \
-    X(OUT_OF_DEVICE, VK_ERROR_OUT_OF_DEVICE_MEMORY, -2)                                                             \
-    X(INITIALIZATION_FAILED, VK_ERROR_INITIALIZATION_FAILED, -3)                                                    \
-    X(LOST, VK_ERROR_DEVICE_LOST, -4)                                                                               \
-    X(MAP_FAILED, VK_ERROR_MEMORY_MAP_FAILED, -5)                                                                   \
-    X(NO_EXTENSION, VK_ERROR_EXTENSION_NOT_PRESENT, -7)                                                             \
-    X(NO_FEATURE, VK_ERROR_FEATURE_NOT_PRESENT, -8)                                                                 \
-    X(INCOMPATIBLE_DRIVER, VK_ERROR_INCOMPATIBLE_DRIVER, -9)                                                        \
-    X(TOO_MANY_OBJECTS, VK_ERROR_TOO_MANY_OBJECTS, -10)                                                             \
-    X(FRAGMENTED_POOL, VK_ERROR_FRAGMENTED_POOL, -12)                                                               \
-    X(UNKNOWN, VK_ERROR_UNKNOWN, -13)                                                                               \
-    X(OUT_OF_POOL, VK_ERROR_OUT_OF_POOL_MEMORY, -1000069000)                                                        \
-    X(INVALID_SHADER, VK_ERROR_INVALID_SHADER_NV, -1000012000)                                                      \
-    X(TYPE_INTEGRATED, VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, 1)                                                   \
-    X(TYPE_CPU, VK_PHYSICAL_DEVICE_TYPE_CPU, 4)                                                                     \
-    X(WHOLE_SUBGROUPS, VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT, 2)                               \
-    X(SCOPE_SUBGROUP, VK_SCOPE_SUBGROUP_KHR, 3)                                                                     \
-    X(COMPONENT_F16, VK_COMPONENT_TYPE_FLOAT16_KHR, 0)                                                              \
-    X(COMPONENT_F32, VK_COMPONENT_TYPE_FLOAT32_KHR, 1)                                                              \
-    X(COMPONENT_BF16, VK_COMPONENT_TYPE_BFLOAT16_KHR, 1000141000)                                                   \
-    X(QUEUE_COMPUTE, VK_QUEUE_COMPUTE_BIT, 2)                                                                       \
-    X(HEAP_LOCAL, VK_MEMORY_HEAP_DEVICE_LOCAL_BIT, 1)                                                               \
-    X(MEMORY_LOCAL, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 1)                                                         \
-    X(MEMORY_VISIBLE, VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT, 2)                                                       \
-    X(MEMORY_COHERENT, VK_MEMORY_PROPERTY_HOST_COHERENT_BIT, 4)                                                     \
-    X(MEMORY_CACHED, VK_MEMORY_PROPERTY_HOST_CACHED_BIT, 8)                                                         \
-    X(USE_COPY_FROM, VK_BUFFER_USAGE_TRANSFER_SRC_BIT, 1)                                                           \
-    X(USE_COPY_TO, VK_BUFFER_USAGE_TRANSFER_DST_BIT, 2)                                                             \
-    X(USE_STORAGE, VK_BUFFER_USAGE_STORAGE_BUFFER_BIT, 32)                                                          \
-    X(STORAGE, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 7)                                                                \
-    X(STORAGE_MOVING, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER_DYNAMIC, 9)                                                 \
-    X(SHADER_COMPUTE, VK_SHADER_STAGE_COMPUTE_BIT, 32)                                                              \
-    X(BIND_COMPUTE, VK_PIPELINE_BIND_POINT_COMPUTE, 1)                                                              \
-    X(POOL_RESETS, VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT, 2)                                              \
-    X(ONE_TIME, VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT, 1)                                                     \
-    X(STAGE_COMPUTE, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, 0x800)                                                   \
-    X(STAGE_TRANSFER, VK_PIPELINE_STAGE_TRANSFER_BIT, 0x1000)                                                       \
-    X(STAGE_END, VK_PIPELINE_STAGE_BOTTOM_OF_PIPE_BIT, 0x2000)                                                      \
-    X(STAGE_HOST, VK_PIPELINE_STAGE_HOST_BIT, 0x4000)                                                               \
-    X(SHADER_READ, VK_ACCESS_SHADER_READ_BIT, 0x20)                                                                 \
-    X(SHADER_WRITE, VK_ACCESS_SHADER_WRITE_BIT, 0x40)                                                               \
-    X(TRANSFER_READ, VK_ACCESS_TRANSFER_READ_BIT, 0x800)                                                            \
-    X(TRANSFER_WRITE, VK_ACCESS_TRANSFER_WRITE_BIT, 0x1000)                                                         \
-    X(HOST_READ, VK_ACCESS_HOST_READ_BIT, 0x2000)                                                                   \
-    X(HOST_WRITE, VK_ACCESS_HOST_WRITE_BIT, 0x4000)                                                                 \
-    X(QUERY_TIME, VK_QUERY_TYPE_TIMESTAMP, 2)                                                                       \
-    X(QUERY_64, VK_QUERY_RESULT_64_BIT, 1)                                                                          \
-    X(QUERY_WAITS, VK_QUERY_RESULT_WAIT_BIT, 2)                                                                     \
-    X(DRIVER_SWIFTSHADER, VK_DRIVER_ID_GOOGLE_SWIFTSHADER, 10)                                                      \
+#define VK_NUMBERS(X)                                                                 \
+    X(SUCCESS, VK_SUCCESS, 0)                                                         \
+    X(NOT_READY, VK_NOT_READY, 1)                                                     \
+    X(INCOMPLETE, VK_INCOMPLETE, 5)                                                   \
+    X(OUT_OF_HOST, VK_ERROR_OUT_OF_HOST_MEMORY, -1)                                   \
+    X(OUT_OF_DEVICE, VK_ERROR_OUT_OF_DEVICE_MEMORY, -2)                               \
+    X(INITIALIZATION_FAILED, VK_ERROR_INITIALIZATION_FAILED, -3)                      \
+    X(LOST, VK_ERROR_DEVICE_LOST, -4)                                                 \
+    X(MAP_FAILED, VK_ERROR_MEMORY_MAP_FAILED, -5)                                     \
+    X(NO_EXTENSION, VK_ERROR_EXTENSION_NOT_PRESENT, -7)                               \
+    X(NO_FEATURE, VK_ERROR_FEATURE_NOT_PRESENT, -8)                                   \
+    X(INCOMPATIBLE_DRIVER, VK_ERROR_INCOMPATIBLE_DRIVER, -9)                          \
+    X(TOO_MANY_OBJECTS, VK_ERROR_TOO_MANY_OBJECTS, -10)                               \
+    X(FRAGMENTED_POOL, VK_ERROR_FRAGMENTED_POOL, -12)                                 \
+    X(UNKNOWN, VK_ERROR_UNKNOWN, -13)                                                 \
+    X(OUT_OF_POOL, VK_ERROR_OUT_OF_POOL_MEMORY, -1000069000)                          \
+    X(INVALID_SHADER, VK_ERROR_INVALID_SHADER_NV, -1000012000)                        \
+    X(TYPE_INTEGRATED, VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, 1)                     \
+    X(TYPE_CPU, VK_PHYSICAL_DEVICE_TYPE_CPU, 4)                                       \
+    X(WHOLE_SUBGROUPS, VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT, 2) \
+    X(SCOPE_SUBGROUP, VK_SCOPE_SUBGROUP_KHR, 3)                                       \
+    X(COMPONENT_F16, VK_COMPONENT_TYPE_FLOAT16_KHR, 0)                                \
+    X(COMPONENT_F32, VK_COMPONENT_TYPE_FLOAT32_KHR, 1)                                \
+    X(COMPONENT_BF16, VK_COMPONENT_TYPE_BFLOAT16_KHR, 1000141000)                     \
+    X(QUEUE_COMPUTE, VK_QUEUE_COMPUTE_BIT, 2)                                         \
+    X(HEAP_LOCAL, VK_MEMORY_HEAP_DEVICE_LOCAL_BIT, 1)                                 \
+    X(MEMORY_LOCAL, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 1)                           \
+    X(MEMORY_VISIBLE, VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT, 2)                         \
+    X(MEMORY_COHERENT, VK_MEMORY_PROPERTY_HOST_COHERENT_BIT, 4)                       \
+    X(MEMORY_CACHED, VK_MEMORY_PROPERTY_HOST_CACHED_BIT, 8)                           \
+    X(USE_COPY_FROM, VK_BUFFER_USAGE_TRANSFER_SRC_BIT, 1)                             \
+    X(USE_COPY_TO, VK_BUFFER_USAGE_TRANSFER_DST_BIT, 2)                               \
+    X(USE_STORAGE, VK_BUFFER_USAGE_STORAGE_BUFFER_BIT, 32)                            \
+    X(STORAGE, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 7)                                  \
+    X(STORAGE_MOVING, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER_DYNAMIC, 9)                   \
+    X(SHADER_COMPUTE, VK_SHADER_STAGE_COMPUTE_BIT, 32)                                \
+    X(BIND_COMPUTE, VK_PIPELINE_BIND_POINT_COMPUTE, 1)                                \
+    X(POOL_RESETS, VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT, 2)                \
+    X(ONE_TIME, VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT, 1)                       \
+    X(STAGE_COMPUTE, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, 0x800)                     \
+    X(STAGE_TRANSFER, VK_PIPELINE_STAGE_TRANSFER_BIT, 0x1000)                         \
+    X(STAGE_END, VK_PIPELINE_STAGE_BOTTOM_OF_PIPE_BIT, 0x2000)                        \
+    X(STAGE_HOST, VK_PIPELINE_STAGE_HOST_BIT, 0x4000)                                 \
+    X(SHADER_READ, VK_ACCESS_SHADER_READ_BIT, 0x20)                                   \
+    X(SHADER_WRITE, VK_ACCESS_SHADER_WRITE_BIT, 0x40)                                 \
+    X(TRANSFER_READ, VK_ACCESS_TRANSFER_READ_BIT, 0x800)                              \
+    X(TRANSFER_WRITE, VK_ACCESS_TRANSFER_WRITE_BIT, 0x1000)                           \
+    X(HOST_READ, VK_ACCESS_HOST_READ_BIT, 0x2000)                                     \
+    X(HOST_WRITE, VK_ACCESS_HOST_WRITE_BIT, 0x4000)                                   \
+    X(QUERY_TIME, VK_QUERY_TYPE_TIMESTAMP, 2)                                         \
+    X(QUERY_64, VK_QUERY_RESULT_64_BIT, 1)                                            \
+    X(QUERY_WAITS, VK_QUERY_RESULT_WAIT_BIT, 2)                                       \
+    X(DRIVER_SWIFTSHADER, VK_DRIVER_ID_GOOGLE_SWIFTSHADER, 10)                        \
     X(DRIVER_LLVMPIPE, VK_DRIVER_ID_MESA_LLVMPIPE, 13)
 
 enum {
@@ -479,20 +479,20 @@ typedef struct vk_pipeline_info {
 typedef void (*vk_function)(void);
 
 /* X(name without "vk", result, parameters). What a probe needs; of an instance. */
-#define VK_LOOK_CALLS(X)                                                                                            \
-    X(EnumeratePhysicalDevices, int32_t, (void *instance, uint32_t *count, void **devices))                         \
-    X(EnumerateDeviceExtensionProperties, int32_t,                                                                  \
-      (void *place, const char *layer, uint32_t *count, vk_extension *list))                                        \
-    X(GetPhysicalDeviceProperties, void, (void *place, vk_properties *out))                                         \
-    X(GetPhysicalDeviceMemoryProperties, void, (void *place, vk_memory *out))                                       \
-    X(GetPhysicalDeviceQueueFamilyProperties, void, (void *place, uint32_t *count, vk_queue_family *out))           \
-    X(GetPhysicalDeviceProperties2, void, (void *place, vk_properties2 *out))                                       \
-    X(GetPhysicalDeviceMemoryProperties2, void, (void *place, vk_memory2 *out))                                     \
-    X(GetPhysicalDeviceFeatures2, void, (void *place, vk_features *out))                                            \
+#define VK_LOOK_CALLS(X)                                                                                  \
+    X(EnumeratePhysicalDevices, int32_t, (void *instance, uint32_t *count, void **devices))               \
+    X(EnumerateDeviceExtensionProperties, int32_t,                                                        \
+      (void *place, const char *layer, uint32_t *count, vk_extension *list))                              \
+    X(GetPhysicalDeviceProperties, void, (void *place, vk_properties *out))                               \
+    X(GetPhysicalDeviceMemoryProperties, void, (void *place, vk_memory *out))                             \
+    X(GetPhysicalDeviceQueueFamilyProperties, void, (void *place, uint32_t *count, vk_queue_family *out)) \
+    X(GetPhysicalDeviceProperties2, void, (void *place, vk_properties2 *out))                             \
+    X(GetPhysicalDeviceMemoryProperties2, void, (void *place, vk_memory2 *out))                           \
+    X(GetPhysicalDeviceFeatures2, void, (void *place, vk_features *out))                                  \
     X(CreateDevice, int32_t, (void *place, const vk_device_info *info, const void *allocator, void **out))
 
 /* The same; what only devices with an extension have, so it may be NULL. */
-#define VK_MORE_CALLS(X)                                                                                            \
+#define VK_MORE_CALLS(X) \
     X(GetPhysicalDeviceCooperativeMatrixPropertiesKHR, int32_t, (void *place, uint32_t *count, vk_matrix *out))
 
 #define MAKE(info) void *device, const info *in, const void *allocator, uint64_t *out
@@ -506,8 +506,7 @@ typedef void (*vk_function)(void);
     X(DeviceWaitIdle, int32_t, (void *device))                                                                      \
     X(AllocateMemory, int32_t, (MAKE(vk_allocate_info)))                                                            \
     X(FreeMemory, void, (END))                                                                                      \
-    X(MapMemory, int32_t,                                                                                           \
-      (void *device, uint64_t memory, uint64_t at, uint64_t size, uint32_t flags, void **host))                     \
+    X(MapMemory, int32_t, (void *device, uint64_t memory, uint64_t at, uint64_t size, uint32_t flags, void **host)) \
     X(BindBufferMemory, int32_t, (void *device, uint64_t buffer, uint64_t memory, uint64_t at))                     \
     X(GetBufferMemoryRequirements, void, (void *device, uint64_t buffer, vk_requirements *out))                     \
     X(CreateBuffer, int32_t, (MAKE(vk_buffer_info)))                                                                \
@@ -553,8 +552,7 @@ typedef void (*vk_function)(void);
       (void *commands, uint32_t point, uint64_t layout, uint32_t first, uint32_t count, const uint64_t *sets,       \
        uint32_t offset_count, const uint32_t *offsets))                                                             \
     X(CmdDispatch, void, (void *commands, uint32_t x, uint32_t y, uint32_t z))                                      \
-    X(CmdCopyBuffer, void,                                                                                          \
-      (void *commands, uint64_t from, uint64_t to, uint32_t count, const vk_region *regions))                       \
+    X(CmdCopyBuffer, void, (void *commands, uint64_t from, uint64_t to, uint32_t count, const vk_region *regions))  \
     X(CmdFillBuffer, void, (void *commands, uint64_t buffer, uint64_t at, uint64_t size, uint32_t word))            \
     X(CmdPipelineBarrier, void,                                                                                     \
       (void *commands, uint32_t from, uint32_t to, uint32_t flags, uint32_t count, const vk_barrier *barriers,      \

@@ -93,15 +93,16 @@ static int left_ms(double end) {
 
 /* Small messages leave at once. A machine or cable that is gone ends a call after about a minute and a half. */
 static void set_options(int s) {
-    static const int options[][3] = {{IPPROTO_TCP, TCP_NODELAY, 1},
-                                     {SOL_SOCKET, SO_KEEPALIVE, 1},
+    static const int options[][3] = {
+        {IPPROTO_TCP, TCP_NODELAY, 1},
+        {SOL_SOCKET, SO_KEEPALIVE, 1},
 #ifdef TCP_KEEPIDLE
-                                     {IPPROTO_TCP, TCP_KEEPIDLE, 30},
-                                     {IPPROTO_TCP, TCP_KEEPINTVL, 10},
-                                     {IPPROTO_TCP, TCP_KEEPCNT, 6},
+        {IPPROTO_TCP, TCP_KEEPIDLE, 30},
+        {IPPROTO_TCP, TCP_KEEPINTVL, 10},
+        {IPPROTO_TCP, TCP_KEEPCNT, 6},
 #endif
 #ifdef TCP_USER_TIMEOUT
-                                     {IPPROTO_TCP, TCP_USER_TIMEOUT, 90 * 1000},
+        {IPPROTO_TCP, TCP_USER_TIMEOUT, 90 * 1000},
 #endif
     };
     for (size_t i = 0; i < sizeof options / sizeof *options; i++)

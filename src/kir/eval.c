@@ -1,6 +1,6 @@
 /* eval.c — one operation on one point, by the functions of kir_math.h. */
-#include "kir/rules.h"
 #include "kir/kir_math.h"
+#include "kir/rules.h"
 
 typedef void eval_fn(kir_value *out, const kir_value v[3]);
 

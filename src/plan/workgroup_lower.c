@@ -9,7 +9,6 @@
 #include "plan/native.h"
 #include "plan/passes.h"
 
-
 /* One index that combines those of several dims: the dim of each digit. Dims without a digit have index 0. */
 typedef struct folded {
     tn_digits digits;

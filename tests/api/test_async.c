@@ -395,20 +395,21 @@ static void a_failure_on_one_device_is_its_own(void **state) {
 static void tensors_move_between_devices(void **state) {
     (void)state;
     TN_SCOPE;
-    for (int from = 0; from < 3; from++) for (int to = 0; to < 3; to++) {
-        float got[12], expected[12];
-        assert_ok(tn_set_current_device(devices[from]));
-        tn_tensor *x = ramp(3, 4, 1), *y = tn_permute(tn_mul(x, tn_scalar(2)), (int64_t[]){1, 0}, 2);
-        tn_tensor *moved = tn_to_device(y, devices[to]);
-        assert_ok(tn_status_of(moved));
-        assert_ptr_equal(tn_device_of(moved), devices[to]);
-        assert_int_equal(tn_size(moved, 0), 4);
-        assert_ok(tn_read(y, expected, sizeof expected));
-        assert_same(moved, expected, 12);
-        assert_ok(tn_read(tn_add(moved, moved), got, sizeof got)); /* it computes there */
-        assert_float_equal(got[7], 2 * expected[7], 0);
-        assert_ptr_equal(tn_device_of(tn_add(moved, tn_scalar(1))), devices[to]);
-    }
+    for (int from = 0; from < 3; from++)
+        for (int to = 0; to < 3; to++) {
+            float got[12], expected[12];
+            assert_ok(tn_set_current_device(devices[from]));
+            tn_tensor *x = ramp(3, 4, 1), *y = tn_permute(tn_mul(x, tn_scalar(2)), (int64_t[]){1, 0}, 2);
+            tn_tensor *moved = tn_to_device(y, devices[to]);
+            assert_ok(tn_status_of(moved));
+            assert_ptr_equal(tn_device_of(moved), devices[to]);
+            assert_int_equal(tn_size(moved, 0), 4);
+            assert_ok(tn_read(y, expected, sizeof expected));
+            assert_same(moved, expected, 12);
+            assert_ok(tn_read(tn_add(moved, moved), got, sizeof got)); /* it computes there */
+            assert_float_equal(got[7], 2 * expected[7], 0);
+            assert_ptr_equal(tn_device_of(tn_add(moved, tn_scalar(1))), devices[to]);
+        }
 }
 
 static void moving_refuses_what_it_would_get_wrong(void **state) {

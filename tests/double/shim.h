@@ -48,9 +48,7 @@ static inline bool engine_next() {
 
 template <int... I> struct engine_numbers {};
 #ifdef __clang__
-template <class T, T... I> struct engine_list {
-    typedef engine_numbers<I...> type;
-};
+template <class T, T... I> struct engine_list { typedef engine_numbers<I...> type; };
 template <int N> using engine_up_to = typename __make_integer_seq<engine_list, int, N>::type;
 #else
 template <int N> using engine_up_to = engine_numbers<__integer_pack(N)...>;
@@ -70,7 +68,7 @@ template <class... A, void (*K)(A...)> struct engine_signature<K> {
     static inline __attribute__((always_inline)) void all(void **args) { run(args, engine_up_to<sizeof...(A)>()); }
 };
 
-#define ENGINE_KERNEL(name)                                                                        \
-    ENGINE_EXPORT const engine_u32 *const engine_sizes_##name;                                     \
-    const engine_u32 *const engine_sizes_##name = engine_signature<&name>::sizes;                  \
+#define ENGINE_KERNEL(name)                                                       \
+    ENGINE_EXPORT const engine_u32 *const engine_sizes_##name;                    \
+    const engine_u32 *const engine_sizes_##name = engine_signature<&name>::sizes; \
     ENGINE_EXPORT void engine_run_##name(void **args) { engine_signature<&name>::all(args); }

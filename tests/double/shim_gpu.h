@@ -21,8 +21,8 @@
 #define NAN (__builtin_nanf(""))
 
 #define ENGINE_MATHS(X) X(fabs) X(sqrt) X(floor) X(ceil) X(trunc) X(rint)
-#define X(name)                                                                      \
-    static inline float name##f(float x) { return __builtin_##name##f(x); }           \
+#define X(name)                                                             \
+    static inline float name##f(float x) { return __builtin_##name##f(x); } \
     static inline double name(double x) { return __builtin_##name(x); }
 ENGINE_MATHS(X)
 #undef X
@@ -112,7 +112,8 @@ static inline void ptx_ldmatrix_x4_trans(unsigned *e, const void *p) { engine_ld
  * g of b at these k; columns 2t and 2t + 1 of c. */
 static inline void engine_mma(float *c, const unsigned *a, const unsigned *b, bool brain) {
     engine_hand mine = {};
-    for (int i = 0; i < 4; i++) mine.e[i] = a[i];
+    for (int i = 0; i < 4; i++)
+        mine.e[i] = a[i];
     mine.e[4] = b[0];
     mine.e[5] = b[1];
     const engine_hand *all = engine_show(mine);
@@ -196,8 +197,10 @@ template <int N> static inline void ptx_cp_async_wait() {
     unsigned left = 0;
     for (unsigned i = 0; i < engine_late_count[me]; i++) {
         const engine_late l = engine_lates[me][i];
-        if (engine_batches[me] - l.batch > N) __builtin_memcpy(l.to, l.e, 16);
-        else engine_lates[me][left++] = l;
+        if (engine_batches[me] - l.batch > N)
+            __builtin_memcpy(l.to, l.e, 16);
+        else
+            engine_lates[me][left++] = l;
     }
     engine_late_count[me] = left;
 }
@@ -250,10 +253,9 @@ static inline void engine_give(const engine_wgmma &w) {
     engine_wgmmas[me][n] = w;
     engine_wgmmas[me][n].batch = engine_wgmma_batches[me];
 }
-#define ENGINE_WGMMA(columns, type, brain)                                                            \
-    template <int TA, int TB> static inline void ptx_wgmma_##columns##_##type(float *c, engine_u64 a, \
-                                                                              engine_u64 b) {         \
-        engine_give({c, a, b, columns, brain, TA == 1, TB == 1, 0});                                  \
+#define ENGINE_WGMMA(columns, type, brain)                                                                            \
+    template <int TA, int TB> static inline void ptx_wgmma_##columns##_##type(float *c, engine_u64 a, engine_u64 b) { \
+        engine_give({c, a, b, columns, brain, TA == 1, TB == 1, 0});                                                  \
     }
 ENGINE_WGMMA(256, f16, false)
 ENGINE_WGMMA(256, bf16, true)
@@ -266,8 +268,10 @@ template <int N> static inline void ptx_wgmma_wait() {
     unsigned left = 0;
     for (unsigned i = 0; i < engine_wgmma_count[me]; i++) {
         const engine_wgmma w = engine_wgmmas[me][i];
-        if (engine_wgmma_batches[me] - w.batch > N) engine_multiply(w);
-        else engine_wgmmas[me][left++] = w;
+        if (engine_wgmma_batches[me] - w.batch > N)
+            engine_multiply(w);
+        else
+            engine_wgmmas[me][left++] = w;
     }
     engine_wgmma_count[me] = left;
     engine_fenced[me] = false;

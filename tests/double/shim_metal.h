@@ -87,10 +87,12 @@ template <class T>
 static inline void simdgroup_load(simdgroup_matrix<T, 8, 8> &m, const T *p, ulong line, ulong2 origin, bool turned) {
     const ulong row = metal_lane() / 4, column = metal_lane() % 4 * 2;
     p += origin.y * line + origin.x;
-    for (ulong i = 0; i < 2; i++) m.e[i] = turned ? p[(column + i) * line + row] : p[row * line + column + i];
+    for (ulong i = 0; i < 2; i++)
+        m.e[i] = turned ? p[(column + i) * line + row] : p[row * line + column + i];
 }
 static inline void simdgroup_store(const simdgroup_matrix<float, 8, 8> &m, float *p, ulong line) {
-    for (ulong i = 0; i < 2; i++) p[metal_lane() / 4 * line + metal_lane() % 4 * 2 + i] = m.e[i];
+    for (ulong i = 0; i < 2; i++)
+        p[metal_lane() / 4 * line + metal_lane() % 4 * 2 + i] = m.e[i];
 }
 
 /* Each puts down what it has, all wait, and each reads; two sets of places in turn, so one barrier is enough. */

@@ -20,8 +20,7 @@ static const struct {
     const char *id;
     const tn_driver *driver;
 } devices[] = {
-    {"cpu", &tn_driver_cpu},
-    {"far:0", &far_driver},
+    {"cpu", &tn_driver_cpu},         {"far:0", &far_driver},
 #if TRUNNION_WITH_OPENCL
     {"opencl:0", &tn_driver_opencl},
 #endif

@@ -6,12 +6,12 @@
 #include <fcntl.h>
 #include <math.h>
 
-#include "tests/double/gpu_api.h"
 #include "drivers/drivers.h"
 #include "hal/hal.h"
 #include "kir_cases.h"
 #include "kir_device.h"
 #include "test_support.h"
+#include "tests/double/gpu_api.h"
 
 #define CALLS(X)                                                                  \
     X(init, cuInit, hipInit)                                                      \

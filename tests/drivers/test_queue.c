@@ -289,7 +289,7 @@ static void blocks_in_use_are_not_given_to_others_on(tn_device *d) {
     assert_ok(tn_device_get_pool_stats(d, &before));
     assert_ok(tn_buffer_new(d, 300000, &again));
     if (d != devices[OPENCL]) assert_ptr_not_equal(again->address, address); /* there the copy may be over by now */
-    assert_ok(tn_device_get_pool_stats(d, &after)); /* what was passed over was not used */
+    assert_ok(tn_device_get_pool_stats(d, &after));                          /* what was passed over was not used */
     assert_int_equal(after.allocations, before.allocations + 1);
     if (d != devices[OPENCL]) assert_int_equal(after.hits, before.hits);
     tn_buffer_release(again);

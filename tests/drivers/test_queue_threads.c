@@ -259,7 +259,7 @@ static void *on_a_device_each(void *number) {
     tn_tensor *again = tn_zeros((int64_t[]){SIDE, SIDE}, 2, TN_F32);
     for (int i = 0; i < ROUNDS; i++) {
         TN_SCOPE;
-        (void) tn_add_(again, tn_matmul(input_of(i), w));
+        (void)tn_add_(again, tn_matmul(input_of(i), w));
     }
     wrong += tn_read(again, x, sizeof x) != TN_OK;
     wrong += memcmp(got, x, sizeof x) != 0;

@@ -326,7 +326,7 @@ static void what_is_read_anywhere_is_within_reach(void **state) {
     assert_false(tn_kernel_addresses(d, p, X, 1 << 17, false, &a));
     d->caps.features |= TN_SPIRV_WINDOWS;
     assert_true(tn_kernel_addresses(d, p, X, 1 << 17, false, &a));
-    assert_int_equal(p->windows[X], 3);                           /* the first may begin an alignment before */
+    assert_int_equal(p->windows[X], 3);                             /* the first may begin an alignment before */
     assert_false(tn_kernel_addresses(d, p, X, 1 << 20, false, &a)); /* 17 and two others are more than nine */
     assert_true(tn_kernel_addresses(d, p, Y, 1 << 17, true, &a));
     assert_int_equal(p->windows[X] + p->windows[Y], 4);

@@ -62,10 +62,10 @@ static intptr_t pass(int i, const intptr_t *w) {
     return result;
 }
 
-#define CALL(name, lives, result)                                                                              \
-    static intptr_t name(intptr_t a, intptr_t b, intptr_t c, intptr_t d, intptr_t e, intptr_t f, intptr_t g,  \
-                         intptr_t h, intptr_t i, intptr_t j) {                                                 \
-        return pass(INDEX_##name, (const intptr_t[]){a, b, c, d, e, f, g, h, i, j});                           \
+#define CALL(name, lives, result)                                                                            \
+    static intptr_t name(intptr_t a, intptr_t b, intptr_t c, intptr_t d, intptr_t e, intptr_t f, intptr_t g, \
+                         intptr_t h, intptr_t i, intptr_t j) {                                               \
+        return pass(INDEX_##name, (const intptr_t[]){a, b, c, d, e, f, g, h, i, j});                         \
     }
 CALLS(CALL)
 #undef CALL

@@ -8,9 +8,7 @@
 enum { MOST = 4096 }; /* elements of a buffer */
 
 static uint64_t seed = 1;
-static int64_t draw(int64_t n) {
-    return (int64_t)(random_step(&seed) >> 33) % n;
-}
+static int64_t draw(int64_t n) { return (int64_t)(random_step(&seed) >> 33) % n; }
 
 /* out[i, j, k] = Σ_l a[…] · 2 + value of the index, over random extents; a is read with random strides. */
 typedef struct sample {

@@ -13,9 +13,7 @@
 
 static uint64_t random_state;
 
-static int64_t random_below(int64_t n) {
-    return (int64_t)((random_step(&random_state) >> 33) % (uint64_t)n);
-}
+static int64_t random_below(int64_t n) { return (int64_t)((random_step(&random_state) >> 33) % (uint64_t)n); }
 
 static float *random_numbers(int64_t count) {
     float *x = tn_mem_alloc((size_t)tn_max64(count, 1) * sizeof *x);

@@ -36,9 +36,7 @@ typedef struct product {
 
 static uint64_t next_number = 1;
 
-static float number(void) {
-    return (float)((int64_t)(random_step(&next_number) >> 40) - (1 << 23)) / (float)(1 << 22);
-}
+static float number(void) { return (float)((int64_t)(random_step(&next_number) >> 40) - (1 << 23)) / (float)(1 << 22); }
 
 /* What a tensor of `dtype` holds, as f32 on the host. */
 static float *values_of(const tn_tensor *x) {

@@ -23,13 +23,16 @@ typedef struct write_op {
 
 #define WRITES(name, call) \
     static tn_tensor *write_##name(tn_tensor *x, const tn_tensor *y) { return (void)y, (call); }
-#define UNARY_OPS(V)                                                                                       \
-    V(neg)                                                                                                 \
-    V(abs)                                                                                                 \
-    V(floor)                                                                                               \
-    V(ceil)                                                                                                \
-    V(trunc) V(round) V(sqrt) V(exp) V(log) V(sin) V(cos) V(tanh) V(erf) V(bitwise_not) V(square) V(rsqrt) \
-        V(reciprocal) V(zero) V(relu) V(sigmoid)
+#define UNARY_OPS(V)                                                                                           \
+    V(neg)                                                                                                     \
+    V(abs)                                                                                                     \
+    V(floor)                                                                                                   \
+    V(ceil)                                                                                                    \
+    V(trunc)                                                                                                   \
+    V(round)                                                                                                   \
+    V(sqrt)                                                                                                    \
+    V(exp) V(log) V(sin) V(cos) V(tanh) V(erf) V(bitwise_not) V(square) V(rsqrt) V(reciprocal) V(zero) V(relu) \
+        V(sigmoid)
 #define BINARY_OPS(V) \
     V(add)            \
     V(sub)            \

@@ -224,11 +224,15 @@ static void errors_name_the_function_and_the_shapes(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(qr_gives_the_matrix_back),     cmocka_unit_test(eigenvectors_diagonalize),
+        cmocka_unit_test(qr_gives_the_matrix_back),
+        cmocka_unit_test(eigenvectors_diagonalize),
         cmocka_unit_test(full_matrices_are_completed),
-        cmocka_unit_test(singular_vectors_diagonalize), cmocka_unit_test(low_rank_has_whole_factors),
-        cmocka_unit_test(systems_are_solved),           cmocka_unit_test(undefined_is_nan_in_its_matrix),
-        cmocka_unit_test(threads_change_no_bit),        cmocka_unit_test(wrong_arguments_yield_error_tensors),
+        cmocka_unit_test(singular_vectors_diagonalize),
+        cmocka_unit_test(low_rank_has_whole_factors),
+        cmocka_unit_test(systems_are_solved),
+        cmocka_unit_test(undefined_is_nan_in_its_matrix),
+        cmocka_unit_test(threads_change_no_bit),
+        cmocka_unit_test(wrong_arguments_yield_error_tensors),
         cmocka_unit_test(errors_name_the_function_and_the_shapes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

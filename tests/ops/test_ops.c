@@ -10,9 +10,9 @@
 #include <math.h>
 
 #include "check/check.h"
+#include "gen/ops_build.h"
 #include "tensor/graph.h"
 #include "trunnion/autograd.h"
-#include "gen/ops_build.h"
 
 enum {
     MOST_DIFFERENCES = 80, /* elements of inputs that are moved to measure a gradient */

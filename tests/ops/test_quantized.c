@@ -475,8 +475,7 @@ static void gradients_pass_through(void **state) {
 static void half_weights_have_gradients(void **state) {
     (void)state;
     TN_SCOPE;
-    tn_tensor *x = floats_of(3, 6, 1), *w = tn_cast(floats_of(5, 6, 2), TN_BF16), *dy = floats_of(3, 5, 3),
-              *grads[2];
+    tn_tensor *x = floats_of(3, 6, 1), *w = tn_cast(floats_of(5, 6, 2), TN_BF16), *dy = floats_of(3, 5, 3), *grads[2];
     assert_ok(tn_eval(&w, 1));
     assert_ok(tn_set_requires_grad(x, true));
     assert_ok(tn_set_requires_grad(w, true));

@@ -4,10 +4,10 @@
 #include <math.h>
 #include <pthread.h>
 
+#include "gen/ops_build.h"
 #include "tensor/graph.h"
 #include "trunnion/autograd.h"
 #include "trunnion/ops.h"
-#include "gen/ops_build.h"
 
 enum { MANY = 40000 };
 

@@ -11,9 +11,7 @@ enum { MAX_THREADS = 3 };
 
 static uint64_t random_state = 1;
 
-static uint64_t random_bits(void) {
-    return random_mixed(&random_state);
-}
+static uint64_t random_bits(void) { return random_mixed(&random_state); }
 
 static int64_t random_below(int64_t n) { return (int64_t)(random_bits() % (uint64_t)n); }
 

@@ -18,8 +18,8 @@ typedef struct far_nature {
     bool refuses_code;           /* load fails, as a compiler does */
     uint32_t matrix;             /* TN_MATRIX_… */
     int64_t subgroup, processors;
-    int wrong_op;                /* a kir_op of one operand that it computes as NEG; 0: none */
-    int64_t launches_left;       /* launches until the device is lost, if `loses` */
+    int wrong_op;          /* a kir_op of one operand that it computes as NEG; 0: none */
+    int64_t launches_left; /* launches until the device is lost, if `loses` */
     bool loses;
 } far_nature;
 extern far_nature far_nature_now;

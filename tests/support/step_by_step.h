@@ -13,9 +13,7 @@ enum { MOST_RESULTS = 8 };
 static uint64_t state_of_numbers; /* set by the network, from its seed */
 static bool apart;                /* every step is evaluated before the next one is recorded */
 
-static inline int64_t below(int64_t n) {
-    return (int64_t)((random_step(&state_of_numbers) >> 33) % (uint64_t)n);
-}
+static inline int64_t below(int64_t n) { return (int64_t)((random_step(&state_of_numbers) >> 33) % (uint64_t)n); }
 
 static inline tn_tensor *step(tn_tensor *t) {
     if (apart) assert_ok(tn_eval(&t, 1));

@@ -5,8 +5,8 @@
 
 #include <math.h>
 
-#include "tests/golden/amp.h"
 #include "tensor/graph.h"
+#include "tests/golden/amp.h"
 #include "trunnion/trunnion.h"
 
 /* ---- autocast ---------------------------------------------------------------------------------------------------- */
