@@ -55,6 +55,7 @@ setup     | check     | 900 | tools/setup.sh tests
 packages  | check     | 900 | tools/setup.sh check
 layers    | check     |  60 | python3 tools/layers.py
 source    | check     |  60 | python3 tools/checks/source.py
+format    | check     |  60 | tools/checks/format.sh
 generated | check     | 120 | python3 tools/check_generated.py
 headers   | check     | 120 | tools/checks/headers.sh
 build     | check     | 900 | tools/build.sh $BUILD 'tests examples benches' $plain && tools/build.sh $BUILD all $plain

@@ -47,21 +47,18 @@ uint32_t wgpuAdapterGetInfo(void *adapter, adapter_info *info) {
 }
 
 /* The rest of what a driver looks for. */
+// clang-format off
 #define CALL(name) \
     void wgpu##name(void) { be_new_enough(); }
 CALL(AdapterInfoFreeMembers)
-CALL(InstanceRelease)
-CALL(InstanceProcessEvents)
-CALL(AdapterGetLimits)
-CALL(AdapterRequestDevice) CALL(AdapterRelease) CALL(DeviceGetQueue) CALL(DeviceRelease) CALL(DevicePushErrorScope)
-    CALL(DevicePopErrorScope) CALL(DeviceCreateBuffer) CALL(DeviceCreateShaderModule) CALL(DeviceCreateBindGroupLayout)
-        CALL(DeviceCreatePipelineLayout) CALL(DeviceCreateComputePipeline) CALL(DeviceCreateBindGroup)
-            CALL(DeviceCreateCommandEncoder) CALL(BufferMapAsync) CALL(BufferGetConstMappedRange) CALL(BufferUnmap)
-                CALL(BufferRelease) CALL(ShaderModuleRelease) CALL(BindGroupLayoutRelease) CALL(PipelineLayoutRelease)
-                    CALL(ComputePipelineRelease) CALL(BindGroupRelease) CALL(CommandEncoderBeginComputePass)
-                        CALL(CommandEncoderCopyBufferToBuffer) CALL(CommandEncoderClearBuffer)
-                            CALL(CommandEncoderFinish) CALL(CommandEncoderRelease) CALL(CommandBufferRelease)
-                                CALL(ComputePassEncoderSetPipeline) CALL(ComputePassEncoderSetBindGroup)
-                                    CALL(ComputePassEncoderDispatchWorkgroups) CALL(ComputePassEncoderEnd)
-                                        CALL(ComputePassEncoderRelease) CALL(QueueWriteBuffer) CALL(QueueSubmit)
-                                            CALL(QueueRelease)
+CALL(InstanceRelease) CALL(InstanceProcessEvents) CALL(AdapterGetLimits) CALL(AdapterRequestDevice)
+CALL(AdapterRelease) CALL(DeviceGetQueue) CALL(DeviceRelease) CALL(DevicePushErrorScope) CALL(DevicePopErrorScope)
+CALL(DeviceCreateBuffer) CALL(DeviceCreateShaderModule) CALL(DeviceCreateBindGroupLayout)
+CALL(DeviceCreatePipelineLayout) CALL(DeviceCreateComputePipeline) CALL(DeviceCreateBindGroup)
+CALL(DeviceCreateCommandEncoder) CALL(BufferMapAsync) CALL(BufferGetConstMappedRange) CALL(BufferUnmap)
+CALL(BufferRelease) CALL(ShaderModuleRelease) CALL(BindGroupLayoutRelease) CALL(PipelineLayoutRelease)
+CALL(ComputePipelineRelease) CALL(BindGroupRelease) CALL(CommandEncoderBeginComputePass)
+CALL(CommandEncoderCopyBufferToBuffer) CALL(CommandEncoderClearBuffer) CALL(CommandEncoderFinish)
+CALL(CommandEncoderRelease) CALL(CommandBufferRelease) CALL(ComputePassEncoderSetPipeline)
+CALL(ComputePassEncoderSetBindGroup) CALL(ComputePassEncoderDispatchWorkgroups) CALL(ComputePassEncoderEnd)
+CALL(ComputePassEncoderRelease) CALL(QueueWriteBuffer) CALL(QueueSubmit) CALL(QueueRelease)

@@ -42,21 +42,22 @@ static void tell(const char *name) {
 }
 
 /* name, what becomes of the count of objects, whether any may fail */
-#define CALLS_OF_WORDS(CALL)                                                                                       \
-    CALL(CreateInstance, 1, 1)                                                                                     \
-    CALL(InstanceRelease, -1, 0)                                                                                   \
-    CALL(AdapterRelease, -1, 0)                                                                                    \
-    CALL(DeviceGetQueue, 1, 1) CALL(QueueRelease, -1, 0) CALL(DeviceRelease, -1, 0) CALL(DeviceCreateBuffer, 1, 1) \
-        CALL(BufferRelease, -1, 0) CALL(DeviceCreateShaderModule, 1, 1) CALL(ShaderModuleRelease, -1, 0)           \
-            CALL(DeviceCreateBindGroupLayout, 1, 1) CALL(BindGroupLayoutRelease, -1, 0)                            \
-                CALL(DeviceCreatePipelineLayout, 1, 1) CALL(PipelineLayoutRelease, -1, 0)                          \
-                    CALL(DeviceCreateComputePipeline, 1, 1) CALL(ComputePipelineRelease, -1, 0)                    \
-                        CALL(DeviceCreateBindGroup, 1, 1) CALL(BindGroupRelease, -1, 0)                            \
-                            CALL(DeviceCreateCommandEncoder, 1, 1) CALL(CommandEncoderRelease, -1, 0)              \
-                                CALL(CommandEncoderBeginComputePass, 1, 1) CALL(ComputePassEncoderRelease, -1, 0)  \
-                                    CALL(CommandEncoderFinish, 1, 1) CALL(CommandBufferRelease, -1, 0)             \
-                                        CALL(QueueWriteBuffer, 0, 1) CALL(QueueSubmit, 0, 1)                       \
-                                            CALL(BufferGetConstMappedRange, 0, 1) CALL(AdapterGetInfo, 0, 1)
+// clang-format off
+#define CALLS_OF_WORDS(CALL)                                                                            \
+    CALL(CreateInstance, 1, 1) CALL(InstanceRelease, -1, 0) CALL(AdapterRelease, -1, 0)                 \
+    CALL(DeviceGetQueue, 1, 1) CALL(QueueRelease, -1, 0) CALL(DeviceRelease, -1, 0)                     \
+    CALL(DeviceCreateBuffer, 1, 1) CALL(BufferRelease, -1, 0)                                           \
+    CALL(DeviceCreateShaderModule, 1, 1) CALL(ShaderModuleRelease, -1, 0)                               \
+    CALL(DeviceCreateBindGroupLayout, 1, 1) CALL(BindGroupLayoutRelease, -1, 0)                         \
+    CALL(DeviceCreatePipelineLayout, 1, 1) CALL(PipelineLayoutRelease, -1, 0)                           \
+    CALL(DeviceCreateComputePipeline, 1, 1) CALL(ComputePipelineRelease, -1, 0)                         \
+    CALL(DeviceCreateBindGroup, 1, 1) CALL(BindGroupRelease, -1, 0)                                     \
+    CALL(DeviceCreateCommandEncoder, 1, 1) CALL(CommandEncoderRelease, -1, 0)                           \
+    CALL(CommandEncoderBeginComputePass, 1, 1) CALL(ComputePassEncoderRelease, -1, 0)                   \
+    CALL(CommandEncoderFinish, 1, 1) CALL(CommandBufferRelease, -1, 0)                                  \
+    CALL(QueueWriteBuffer, 0, 1) CALL(QueueSubmit, 0, 1) CALL(BufferGetConstMappedRange, 0, 1)          \
+    CALL(AdapterGetInfo, 0, 1)
+// clang-format on
 
 #define CALL(name, lives, may)                                                                    \
     intptr_t wgpu##name(intptr_t a, intptr_t b, intptr_t c, intptr_t d, intptr_t e, intptr_t f);  \

@@ -23,21 +23,14 @@ typedef struct write_op {
 
 #define WRITES(name, call) \
     static tn_tensor *write_##name(tn_tensor *x, const tn_tensor *y) { return (void)y, (call); }
-#define UNARY_OPS(V)                                                                                           \
-    V(neg)                                                                                                     \
-    V(abs)                                                                                                     \
-    V(floor)                                                                                                   \
-    V(ceil)                                                                                                    \
-    V(trunc)                                                                                                   \
-    V(round)                                                                                                   \
-    V(sqrt)                                                                                                    \
-    V(exp) V(log) V(sin) V(cos) V(tanh) V(erf) V(bitwise_not) V(square) V(rsqrt) V(reciprocal) V(zero) V(relu) \
-        V(sigmoid)
-#define BINARY_OPS(V) \
-    V(add)            \
-    V(sub)            \
-    V(mul)            \
-    V(div) V(floor_divide) V(remainder) V(fmod) V(heaviside) V(bitwise_and) V(bitwise_or) V(bitwise_xor) V(pow) V(copy)
+// clang-format off
+#define UNARY_OPS(V)                                                                                      \
+    V(neg) V(abs) V(floor) V(ceil) V(trunc) V(round) V(sqrt) V(exp) V(log) V(sin) V(cos) V(tanh) V(erf)   \
+    V(bitwise_not) V(square) V(rsqrt) V(reciprocal) V(zero) V(relu) V(sigmoid)
+#define BINARY_OPS(V)                                                                                     \
+    V(add) V(sub) V(mul) V(div) V(floor_divide) V(remainder) V(fmod) V(heaviside) V(bitwise_and)          \
+    V(bitwise_or) V(bitwise_xor) V(pow) V(copy)
+// clang-format on
 #define NUMBER_OPS(V) V(add_scalar) V(sub_scalar) V(mul_scalar) V(div_scalar) V(pow_scalar) V(fill)
 #define UNARY(name) WRITES(name, (tn_##name##_)(x))
 #define BINARY(name) WRITES(name, (tn_##name##_)(x, y))
