@@ -30,6 +30,9 @@ typedef struct cli_command {
 /* A subcommand's help page, and other help text, at most 80 columns wide (help.c). */
 void cli_help(const cli_command *c, FILE *to);
 void cli_put_help(const char *text, FILE *to);
+
+/* Environment variables (environment.c). Prints which one has a value that is not allowed, and returns false. */
+bool cli_environment_is_valid(const cli_command *c);
 void cli_help_environment(FILE *to);
 
 /* ---- failures (failure.c) ---------------------------------------------------------------------------------------- */

@@ -224,17 +224,11 @@ static void say_unknown(const cli_command *c, const struct option *all, int val,
 }
 
 /* What stands for options that are not given. */
-static bool take_environment(const cli_command *c, cli_options *o) {
+static void take_environment(const cli_command *c, cli_options *o) {
     const char *device = getenv("TRUNNION_DEVICE"), *threads = getenv("TRUNNION_THREADS");
     int64_t n;
     if (c->accepts & CLI_DEVICE && device && *device) o->device = device;
-    if (!(c->accepts & CLI_THREADS) || !threads || !*threads) return true;
-    if (!cli_parse_int(threads, 1, MOST_THREADS, &n)) {
-        (void)cli_wrong_usage(c, "TRUNNION_THREADS is \"%s\"; it must be 1 to %d", threads, (int)MOST_THREADS);
-        return false;
-    }
-    o->threads = (int)n;
-    return true;
+    if (c->accepts & CLI_THREADS && threads && cli_parse_int(threads, 1, MOST_THREADS, &n)) o->threads = (int)n;
 }
 
 int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const struct option *own, const char *shorts,
@@ -245,7 +239,8 @@ int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const
     snprintf(letters, sizeof letters, ":h%s%s", c->accepts & CLI_VERBOSE ? "v" : "", shorts ? shorts : "");
     *o = (cli_options){.device = "auto", .device_timeout = DEVICE_TIMEOUT};
     *status = CLI_USAGE;
-    if (!take_environment(c, o)) return -1;
+    if (!cli_environment_is_valid(c)) return -1;
+    take_environment(c, o);
     optind = 0; /* begin anew, whatever was parsed before */
     for (;;) {
         int val = getopt_long(argc, argv, letters, all, NULL);

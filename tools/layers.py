@@ -22,7 +22,7 @@ PUBLIC_ONLY = {"functions", "nn", "text"}
 # that raises its budget, or something that leaves.
 BUDGET = {
     "windows": 1440,
-    "base": 3790,
+    "base": 3835,
     "kir": 16580,
     "cpu": 15075,
     "gpu": 2800,

@@ -173,7 +173,11 @@ bool tn_is_folder(const char *path);
 tn_status tn_make_dirs(const char *path, unsigned mode);
 /* The cache folder (TRUNNION_CACHE, else XDG_CACHE_HOME/trunnion, else HOME/.cache/trunnion), made with mode 0700. */
 tn_status tn_cache_dir(char *out, size_t size);
-const char *tn_env(const char *name); /* NULL when unset or empty */
+/* Environment variables; `name` is a literal. A wrong value is told as a notice and counts as unset. */
+const char *tn_env(const char *name);                        /* NULL when unset or empty */
+int tn_env_word(const char *name, const char *const *words); /* place in the list that NULL ends; -1: unset */
+bool tn_env_switch(const char *name, bool otherwise);        /* 0 or 1 */
+int tn_env_int(const char *name, int least, int most, int otherwise);
 
 /* ---- shared libraries (load.c) ----------------------------------------------------------------------------------- */
 

@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,6 +34,43 @@ const char *tn_env(const char *name) {
     const char *value = getenv(name);
 #endif
     return value != NULL && value[0] != '\0' ? value : NULL;
+}
+
+/* Some variables are read again and again: one notice in a row about the same one is enough. */
+static void say_wrong_value(const char *name, const char *value, const char *allowed) {
+    static _Atomic(const char *) last;
+    if (atomic_exchange(&last, name) != name)
+        tn_log_line(TN_LOG_NOTICE, "%s=%s is ignored: it must be %s", name, value, allowed);
+}
+
+int tn_env_word(const char *name, const char *const *words) {
+    const char *value = tn_env(name);
+    char allowed[128];
+    size_t used = 0;
+    for (int i = 0; value != NULL && words[i] != NULL; i++) {
+        if (strcmp(value, words[i]) == 0) return i;
+        const char *between = i == 0 ? "" : words[i + 1] == NULL ? " or " : ", ";
+        used = tn_text_put(allowed, sizeof allowed, used, between);
+        used = tn_text_put(allowed, sizeof allowed, used, words[i]);
+    }
+    if (value != NULL) say_wrong_value(name, value, allowed);
+    return -1;
+}
+
+bool tn_env_switch(const char *name, bool otherwise) {
+    int place = tn_env_word(name, (const char *const[]){"0", "1", NULL});
+    return place < 0 ? otherwise : place == 1;
+}
+
+int tn_env_int(const char *name, int least, int most, int otherwise) {
+    const char *value = tn_env(name);
+    char *end, allowed[64];
+    if (value == NULL) return otherwise;
+    long n = strtol(value, &end, 10);
+    if (end != value && *end == '\0' && n >= least && n <= most) return (int)n;
+    snprintf(allowed, sizeof allowed, "%d to %d", least, most);
+    say_wrong_value(name, value, allowed);
+    return otherwise;
 }
 
 /* ---- reading ----------------------------------------------------------------------------------------------------- */
@@ -572,6 +610,10 @@ tn_status tn_cache_dir(char *out, size_t size) {
     }
     if ((size_t)n >= size) return tn_fail(TN_ERR_IO, "the path of the cache folder is longer than %zu bytes", size);
     tn_status status = tn_make_dirs(out, 0700);
-    if (status != TN_OK) return tn_fail_prefix(status, "cache folder (set TRUNNION_CACHE to use another one)");
-    return TN_OK;
+    if (status == TN_OK) return TN_OK;
+    status = tn_fail_prefix(status, "cache folder (set TRUNNION_CACHE to use another one)");
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    if (tn_env("TRUNNION_CACHE") && !atomic_flag_test_and_set(&said))
+        tn_log_line(TN_LOG_NOTICE, "TRUNNION_CACHE: %s; nothing is cached", tn_error());
+    return status;
 }

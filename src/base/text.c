@@ -112,9 +112,8 @@ static int log_level(void) {
     static _Atomic int cached = -1;
     int level = atomic_load_explicit(&cached, memory_order_relaxed);
     if (level >= 0) return level;
-    const char *text = tn_env("TRUNNION_LOG");
-    level = TN_LOG_NOTICE;
-    if (text != NULL && text[0] >= '0' && text[0] <= '9') level = text[0] - '0';
+    atomic_store_explicit(&cached, TN_LOG_NOTICE, memory_order_relaxed); /* the level of a notice about the variable */
+    level = tn_env_int("TRUNNION_LOG", 0, TN_LOG_VERBOSE, TN_LOG_NOTICE);
     atomic_store_explicit(&cached, level, memory_order_relaxed);
     return level;
 }

@@ -457,8 +457,7 @@ static struct {
 static _Atomic bool crowded; /* set by workers, cleared by the user of the pool */
 
 static bool wanted(void) {
-    const char *setting = tn_env("TRUNNION_PIN");
-    if (setting && !strcmp(setting, "0")) return false;
+    if (!tn_env_switch("TRUNNION_PIN", true)) return false;
     tn_cpu_info info = tn_cpu();
     return pins.cpus > 1 && info.usable_threads >= info.cores;
 }

@@ -100,10 +100,10 @@ static void try_load(void *ctx, void *out) {
 }
 
 static tn_status open_engine(const engine *e, int index, const tn_device_options *options, void **device) {
-    enum { SECONDS = 30 };
+    enum { SECONDS = 30, MOST_SECONDS = 600 };
     bool works = false;
-    const char *why = "", *given = tn_env("TRUNNION_PROBE_SECONDS");
-    int seconds = given && atoi(given) > 0 ? atoi(given) : SECONDS;
+    const char *why = "";
+    int seconds = tn_env_int("TRUNNION_PROBE_SECONDS", 1, MOST_SECONDS, SECONDS);
     if (TN_HAS_PROCESSES && !e->is_loaded() &&
         !tn_child_run(try_load, (void *)(uintptr_t)e, &works, sizeof works, seconds, &why))
         return tn_fail(TN_ERR_UNAVAILABLE, "%s was loaded in a process of its own, to see whether it works, and %s",

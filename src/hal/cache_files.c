@@ -420,9 +420,8 @@ static _Atomic int mode = -1; /* -1: the environment has not been looked at */
 tn_tuning tn_tuning_mode(void) {
     int now = atomic_load_explicit(&mode, memory_order_relaxed);
     if (now >= 0) return (tn_tuning)now;
-    const char *word = tn_env("TRUNNION_TUNE");
-    tn_tuning said = !word ? TN_TUNING_USE : strcmp(word, "0") == 0 ? TN_TUNING_OFF : TN_TUNING_FIRST_USE;
-    int unset = -1;
+    int word = tn_env_word("TRUNNION_TUNE", (const char *const[]){"0", "1", NULL}), unset = -1;
+    tn_tuning said = word < 0 ? TN_TUNING_USE : word == 0 ? TN_TUNING_OFF : TN_TUNING_FIRST_USE;
     atomic_compare_exchange_strong(&mode, &unset, (int)said);
     return (tn_tuning)atomic_load(&mode);
 }

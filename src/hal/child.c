@@ -35,11 +35,7 @@ static void crashed(tn_probe_result *f, const char *text) {
 enum { SECONDS = 5, MOST_SECONDS = 600 };
 
 /* Seconds that a probe may take; TRUNNION_PROBE_SECONDS is for machines whose drivers take longer to start. */
-static int probe_seconds(void) {
-    const char *text = tn_env("TRUNNION_PROBE_SECONDS");
-    int n = text ? atoi(text) : SECONDS;
-    return n >= 1 && n <= MOST_SECONDS ? n : SECONDS;
-}
+static int probe_seconds(void) { return tn_env_int("TRUNNION_PROBE_SECONDS", 1, MOST_SECONDS, SECONDS); }
 
 /* ---- in the child ------------------------------------------------------------------------------------------------ */
 

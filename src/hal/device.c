@@ -205,15 +205,12 @@ static tn_status device_start(tn_device *d, const tn_device_options *o) {
     if (rendered ? !d->driver->dispatch : !d->driver->launch)
         return tn_fail(TN_ERR_UNSUPPORTED, "%s: its driver lacks the function %s, which its code kind requires",
                        d->info.id, rendered ? "dispatch" : "launch");
-    const char *matrices = tn_env("TRUNNION_MATRIX"), *graphs = tn_env("TRUNNION_GRAPHS");
-    int said = !matrices                       ? MATRIX_HALF
-               : strcmp(matrices, "0") == 0    ? MATRIX_NONE
-               : strcmp(matrices, "tf32") == 0 ? MATRIX_ALL
-                                               : MATRIX_HALF;
-    int matrix = o->matrix ? o->matrix : said;
+    static const char *const matrices[] = {"0", "1", "tf32", NULL}; /* MATRIX_NONE … */
+    int said = tn_env_word("TRUNNION_MATRIX", matrices) + MATRIX_NONE;
+    int matrix = o->matrix ? o->matrix : said ? said : MATRIX_HALF;
     if (matrix == MATRIX_NONE) d->caps.matrix = 0;
     if (matrix != MATRIX_ALL) d->caps.matrix &= ~(uint32_t)TN_MATRIX_TF32;
-    d->no_graphs = o->graphs ? o->graphs == 1 : graphs && strcmp(graphs, "0") == 0;
+    d->no_graphs = o->graphs ? o->graphs == 1 : !tn_env_switch("TRUNNION_GRAPHS", true);
     d->says_exact = d->caps.exact;
     if (tn_certify_list_has(d, "exact", NULL, 0)) d->caps.exact = false;
     TRY(tn_kernels_open(d));
@@ -747,10 +744,8 @@ static atomic_int chosen = UNDECIDED;
 
 /* Threads that get here at the same time find the same; a choice made meanwhile stays. */
 static int heed_environment(void) {
-    const char *name = tn_env("TRUNNION_NUMERICS");
-    int said = name && strcmp(name, "fast") == 0 ? TN_NUMERICS_FAST : TN_NUMERICS_EXACT, before = UNDECIDED;
-    if (name && !said && strcmp(name, "exact") != 0)
-        tn_log_line(TN_LOG_NOTICE, "TRUNNION_NUMERICS=%s is neither exact nor fast; using exact", name);
+    bool fast = tn_env_word("TRUNNION_NUMERICS", (const char *const[]){"exact", "fast", NULL}) == 1;
+    int said = fast ? TN_NUMERICS_FAST : TN_NUMERICS_EXACT, before = UNDECIDED;
     return atomic_compare_exchange_strong(&chosen, &before, said) ? said : before;
 }
 

@@ -553,8 +553,7 @@ void kir_code_worth(double nanoseconds) { atomic_store(&worth_picoseconds, (int6
 bool kir_code_is_on(void) {
     int now = atomic_load_explicit(&use, memory_order_relaxed);
     if (now == 0) {
-        const char *wish = tn_env("TRUNNION_JIT");
-        now = wish && strcmp(wish, "0") == 0 ? 2 : 1;
+        now = tn_env_switch("TRUNNION_JIT", true) ? 1 : 2;
         atomic_store(&use, now);
     }
     return now == 1;

@@ -1149,8 +1149,7 @@ bool tn_indices_checked_everywhere(void) {
     static atomic_int known; /* 0: not looked up yet, else 1 + whether it is set */
     int k = atomic_load_explicit(&known, memory_order_relaxed);
     if (k == 0) {
-        const char *text = tn_env("TRUNNION_CHECK_INDICES");
-        k = text && strcmp(text, "0") != 0 ? 2 : 1;
+        k = tn_env_switch("TRUNNION_CHECK_INDICES", false) ? 2 : 1;
         atomic_store_explicit(&known, k, memory_order_relaxed);
     }
     return k == 2;

@@ -107,12 +107,8 @@ tn_status tn_set_detect_anomaly(tn_anomaly mode) {
 tn_anomaly tn_detect_anomaly(void) {
     int mode = atomic_load(&tn_anomaly_mode), before = -1;
     if (mode >= 0) return (tn_anomaly)mode;
-    const char *text = tn_env("TRUNNION_DETECT_ANOMALY");
-    mode = !text                      ? TN_ANOMALY_OFF
-           : strcmp(text, "nan") == 0 ? TN_ANOMALY_NAN
-           : strcmp(text, "inf") == 0 ? TN_ANOMALY_INF
-                                      : TN_ANOMALY_OFF;
-    if (text && !mode)
-        tn_log_line(TN_LOG_NOTICE, "TRUNNION_DETECT_ANOMALY=%s is neither nan nor inf; anomaly detection is off", text);
+    static const tn_anomaly modes[] = {TN_ANOMALY_NAN, TN_ANOMALY_INF};
+    int word = tn_env_word("TRUNNION_DETECT_ANOMALY", (const char *const[]){"nan", "inf", NULL});
+    mode = word < 0 ? TN_ANOMALY_OFF : (int)modes[word];
     return (tn_anomaly)(atomic_compare_exchange_strong(&tn_anomaly_mode, &before, mode) ? mode : before);
 }

@@ -222,14 +222,10 @@ static tn_ort_options device_options;
 static bool options_known;
 
 static tn_ort_level level_of_environment(void) {
-    static const struct {
-        const char *name;
-        tn_ort_level level;
-    } levels[] = {{"none", TN_ORT_NONE}, {"basic", TN_ORT_BASIC}, {"extended", TN_ORT_EXTENDED}};
-    const char *name = tn_env("TRUNNION_ONNXRUNTIME_LEVEL");
-    for (size_t i = 0; name && i < TN_COUNT(levels); i++)
-        if (!strcmp(levels[i].name, name)) return levels[i].level;
-    return TN_ORT_ALL;
+    static const char *const names[] = {"none", "basic", "extended", "all", NULL};
+    static const tn_ort_level levels[] = {TN_ORT_NONE, TN_ORT_BASIC, TN_ORT_EXTENDED, TN_ORT_ALL};
+    int place = tn_env_word("TRUNNION_ONNXRUNTIME_LEVEL", names);
+    return place < 0 ? TN_ORT_ALL : levels[place];
 }
 
 tn_ort_options tn_ort_device_options(void) {

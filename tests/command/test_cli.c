@@ -4,13 +4,14 @@
 
 #include <math.h>
 
+#include "cli/environment.c"
 #include "cli/json_out.c"
 #include "cli/options.c"
 #include "cli/plot.c"
 #include "cli/progress.c"
 #include "cli/terminal.c"
 
-/* What main.c has for the helpers. */
+/* What main.c and help.c have for the helpers. */
 static char complaint[512];
 static int helped;
 
@@ -37,6 +38,8 @@ void cli_help(const cli_command *c, FILE *to) {
     (void)to;
     helped++;
 }
+
+void cli_put_help(const char *text, FILE *to) { fputs(text, to); }
 
 /* ---- options ----------------------------------------------------------------------------------------------------- */
 
@@ -539,7 +542,6 @@ static void the_environment_gives_defaults(void **state) {
     } rows[] = {
         {"TRUNNION_DEVICE=nothing %s bench quiet --seconds 0.01 2>&1", 2, "nothing"},
         {"TRUNNION_DEVICE=nothing %s bench quiet --seconds 0.01 --device cpu 2>&1", 0, "quiet"},
-        {"TRUNNION_THREADS=many %s bench quiet --seconds 0.01 2>&1", 2, "TRUNNION_THREADS is \"many\""},
         {"TRUNNION_THREADS=1 TRUNNION_DEVICE=cpu %s bench quiet --seconds 0.01 2>&1", 0, "quiet"},
         {"%s help environment", 0, "TRUNNION_DEVICE"},
         {"%s -h", 0, "help environment"},
@@ -550,6 +552,62 @@ static void the_environment_gives_defaults(void **state) {
         if (code != rows[i].code) fail_msg("%s ends with %d: %s", rows[i].command, code, heard);
         assert_text_has(heard, rows[i].part);
     }
+}
+
+/* Every variable that `help environment` lists has a row: a value that cannot be used is told, not ignored. */
+static void wrong_environment_is_told(void **state) {
+    (void)state;
+#define BENCH "%s bench quiet --seconds 0.01 2>&1"
+    static const struct {
+        const char *command;
+        int code;
+        const char *part;
+    } rows[] = {
+        {"TRUNNION_DEVICE=x " BENCH, 2, "unknown device \"x\""},
+        {"TRUNNION_THREADS=0 " BENCH, 2, "TRUNNION_THREADS is \"0\"; it must be 1 to 512"},
+        {"TRUNNION_CACHE=/dev/null " BENCH, 2, "TRUNNION_CACHE is \"/dev/null\": it is not a folder"},
+        {"TRUNNION_CACHE=/dev/null/a/b " BENCH, 2, "a part of its path is not a folder"},
+        {"TRUNNION_CACHE=/proc/nowhere %s devices 2>&1", 0, "cannot create the folder '/proc/nowhere'"},
+        {"HF_ENDPOINT=x %s pull a/b 2>&1", 1, "x/api/models/a/b"},
+        {"HF_TOKEN=x %s help run 2>&1", 0, "usage"}, /* any text */
+        {"TRUNNION_LOG=9 " BENCH, 2, "TRUNNION_LOG is \"9\"; it must be one of: 0 1 2"},
+        {"TRUNNION_LOG=x " BENCH, 2, "TRUNNION_LOG is \"x\""},
+        {"TRUNNION_LIBRARY=x %s devices 2>&1", 0, "TRUNNION_LIBRARY: \"x\" is not a known matrix library"},
+        {"TRUNNION_NUMERICS=x " BENCH, 2, "TRUNNION_NUMERICS is \"x\"; it must be one of: exact fast"},
+        {"TRUNNION_MATRIX=x " BENCH, 2, "TRUNNION_MATRIX is \"x\"; it must be one of: 0 1 tf32"},
+        {"TRUNNION_GRAPHS=x " BENCH, 2, "TRUNNION_GRAPHS is \"x\"; it must be one of: 0 1"},
+        {"TRUNNION_TUNE=x " BENCH, 2, "TRUNNION_TUNE is \"x\"; it must be one of: 0 1"},
+        {"TRUNNION_CHECK_INDICES=yes " BENCH, 2, "TRUNNION_CHECK_INDICES is \"yes\""},
+        {"TRUNNION_DETECT_ANOMALY=x " BENCH, 2, "TRUNNION_DETECT_ANOMALY is \"x\"; it must be one of: nan inf"},
+        {"TRUNNION_ISA=avx " BENCH, 2, "TRUNNION_ISA is \"avx\"; it must be one of: baseline avx2 avx512"},
+        {"TRUNNION_PROBE_SECONDS=-3 " BENCH, 2, "TRUNNION_PROBE_SECONDS is \"-3\"; it must be 1 to 600"},
+        {"TRUNNION_PROBE_SECONDS=5s " BENCH, 2, "TRUNNION_PROBE_SECONDS is \"5s\""},
+        {"TRUNNION_CUDA_LIB=/nowhere/lib %s devices 2>&1", 0, TRUNNION_WITH_CUDA ? "/nowhere/lib" : ""},
+        {"NO_COLOR=x %s help run 2>&1", 0, "usage"}, /* any text */
+        {"TRUNNION_JIT=x " BENCH, 2, "TRUNNION_JIT is \"x\""},
+        {"TRUNNION_PIN=x %s devices --json 2>/dev/null", 2, "\"code\":"},
+        {"TRUNNION_TUNE= TRUNNION_LOG=2 TRUNNION_MATRIX=tf32 TRUNNION_PROBE_SECONDS=600 " BENCH, 0, "quiet"},
+    };
+#undef BENCH
+    char heard[16384], help[16384], name[64];
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        int code = run_trunnion(rows[i].command, heard, sizeof heard);
+        if (code != rows[i].code) fail_msg("%s ends with %d: %s", rows[i].command, code, heard);
+        assert_text_has(heard, rows[i].part);
+    }
+    assert_int_equal(run_trunnion("%s help environment", help, sizeof help), 0);
+    int listed = 0;
+    for (const char *at = help; *at; at += strcspn(at, " \n,.:"), at += strspn(at, " \n,.:")) {
+        int length = (int)strcspn(at, " \n,.:");
+        if (strncmp(at, "TRUNNION_", 9) != 0 && strncmp(at, "HF_", 3) != 0 && strncmp(at, "NO_COLOR", 8) != 0) continue;
+        snprintf(name, sizeof name, "%.*s=", length, at);
+        size_t row = 0;
+        while (row < TN_COUNT(rows) && !strstr(rows[row].command, name))
+            row++;
+        if (row == TN_COUNT(rows)) fail_msg("no row tests %s", name);
+        listed++;
+    }
+    assert_true(listed >= 15);
 }
 
 int main(void) {
@@ -578,6 +636,7 @@ int main(void) {
         cmocka_unit_test(idle_numerics_are_said),
         cmocka_unit_test(children_are_waited_for_whoever_calls),
         cmocka_unit_test(the_environment_gives_defaults),
+        cmocka_unit_test(wrong_environment_is_told),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

@@ -929,7 +929,6 @@ static void environment_decides_where_nobody_has(void **state) {
         {"%s bench conv3x3-64-56 --profile --seconds 0.01", false},
         {"TRUNNION_NUMERICS=fast %s bench conv3x3-64-56 --profile --seconds 0.01", true},
         {"TRUNNION_NUMERICS=fast %s bench conv3x3-64-56 --profile --seconds 0.01 --numerics exact", false},
-        {"TRUNNION_NUMERICS=quick %s bench conv3x3-64-56 --profile --seconds 0.01", false},
         {"%s bench conv3x3-64-56 --profile --seconds 0.01 --numerics fast", true},
     };
     char heard[4096];
