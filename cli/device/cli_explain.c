@@ -63,5 +63,6 @@ static int run_explain(int argc, char **argv) {
         return cli_wrong_usage(&cli_explain, "--prompt, --tokens and --context require a language model");
     if (!network && w.dims.count)
         return cli_wrong_usage(&cli_explain, "--dim requires an ONNX network, but '%s' does not end in .onnx", path);
+    if (w.dims.twice) return onnx_dim_twice(&cli_explain, &w.dims);
     return network ? explain_network(&o, &w, path) : explain_language(&o, &w, path);
 }

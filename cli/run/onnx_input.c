@@ -17,19 +17,24 @@ bool onnx_is_network(const char *path) {
     return ending && strcasecmp(ending, ".onnx") == 0;
 }
 
+static bool is_called(const struct onnx_dim *d, const char *name, size_t length) {
+    return strncmp(d->name, name, length) == 0 && d->name[length] == '=';
+}
+
 bool onnx_take_dim(onnx_dims *dims, const char *arg) {
     const char *equals = strchr(arg, '=');
     if (!equals || equals == arg || dims->count == ONNX_MOST_DIMS) return false;
     struct onnx_dim *d = &dims->list[dims->count];
     *d = (struct onnx_dim){.name = arg};
     if (!cli_parse_int(equals + 1, 0, INT64_C(1) << 40, &d->extent)) return false;
+    for (int i = 0; i < dims->count; i++)
+        if (is_called(&dims->list[i], arg, (size_t)(equals - arg))) dims->twice = arg;
     dims->count++;
     return true;
 }
 
-static bool is_called(const struct onnx_dim *d, const char *name) {
-    size_t length = strlen(name);
-    return strncmp(d->name, name, length) == 0 && d->name[length] == '=';
+int onnx_dim_twice(const cli_command *c, const onnx_dims *dims) {
+    return cli_wrong_usage(c, "--dim gives \"%.*s\" more than once", (int)strcspn(dims->twice, "="), dims->twice);
 }
 
 /* Is it the dim's own name, or INPUT.PLACE? Files often leave open dims without names. */
@@ -37,7 +42,7 @@ static bool names_dim(const struct onnx_dim *given, const tn_onnx_info *info, in
     char place[16];
     size_t length = strlen(info->name);
     snprintf(place, sizeof place, ".%d=", d);
-    return (info->dims[d] && is_called(given, info->dims[d])) ||
+    return (info->dims[d] && is_called(given, info->dims[d], strlen(info->dims[d]))) ||
            (strncmp(given->name, info->name, length) == 0 && strncmp(given->name + length, place, strlen(place)) == 0);
 }
 

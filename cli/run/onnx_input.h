@@ -18,11 +18,15 @@ typedef struct onnx_dims {
         bool used;
     } list[ONNX_MOST_DIMS];
     int count;
-    bool guessed; /* a dim of an input made at random was open and not given: it is 1 */
+    const char *twice; /* a NAME=N whose name was given before; NULL: none */
+    bool guessed;      /* a dim of an input made at random was open and not given: it is 1 */
 } onnx_dims;
 
 /* "NAME=N"; the argument has to live as long. */
 bool onnx_take_dim(onnx_dims *dims, const char *arg);
+
+/* Says which name was given more than once, as wrong usage. */
+int onnx_dim_twice(const cli_command *c, const onnx_dims *dims);
 
 /* ctx: onnx_dims. The extent of dim d: the model's own, else that given by name or place (x.2), else `otherwise`. */
 int64_t onnx_extent(void *ctx, const tn_onnx_info *info, int d, int64_t otherwise);

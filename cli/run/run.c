@@ -111,6 +111,7 @@ typedef struct work {
     run_steps steps;
     tn_onnx *model;
     tn_onnx_value **in, **out;
+    bool twice;           /* an input was given a second time: wrong usage */
     double median, first; /* seconds; median NAN: only one run, which also planned */
     tn_profile *profiled;
     run_top top;
@@ -227,12 +228,14 @@ static tn_status give_value(work *w, const char *name, tn_onnx_value *v) {
     if (!v) return tn_error_code();
     for (int i = 0; i < tn_onnx_input_count(w->model); i++) {
         if (strcmp(input_info(w, i).name, name) != 0) continue;
-        tn_onnx_value_free(w->in[i]);
+        w->twice = w->in[i] != NULL;
+        if (w->twice) break;
         w->in[i] = v;
         return TN_OK;
     }
     tn_onnx_value_free(v);
-    return no_such_input(w, name);
+    if (!w->twice) return no_such_input(w, name);
+    return tn_backend_fail(TN_ERR_ARGUMENT, "input '%s' is given more than once; pass one -i for it", name);
 }
 
 static tn_status give_network(work *w, const char *name, tn_tensor *t) {
@@ -550,6 +553,7 @@ static int do_work(work *w, const char *path) {
     if (status == TN_OK && w->trace) status = write_trace(w);
     if (status != TN_OK) {
         code = cli_failed();
+        if (w->twice) code = CLI_USAGE;
         if (w->ran) onnx_tell_guess(&w->dims);
         return code;
     }
@@ -593,6 +597,8 @@ static int run_network(int argc, char **argv) {
         return cli_wrong_usage(
             &cli_run, "--steps and --repeat exclude each other: steps change the inputs, repeated runs do not");
     if (w.steps.pair_count && !w.steps.count) return cli_wrong_usage(&cli_run, "--feed requires --steps");
+    if (w.steps.twice) return cli_wrong_usage(&cli_run, "--feed names \"%s\" more than once", w.steps.twice);
+    if (w.dims.twice) return onnx_dim_twice(&cli_run, &w.dims);
     if (w.top.path && !w.top.count) return cli_wrong_usage(&cli_run, "--labels requires --top K");
     int code = do_work(&w, argv[first]);
     run_top_close(&w.top);

@@ -29,7 +29,12 @@ bool steps_take_pair(run_steps *s, char *arg) {
     char *equals = strchr(arg, '=');
     if (!equals || equals == arg || !equals[1] || s->pair_count == STEPS_MOST_PAIRS) return false;
     *equals = 0;
-    s->pairs[s->pair_count++] = (steps_pair){arg, equals + 1};
+    steps_pair added = {arg, equals + 1};
+    for (int i = 0; i < s->pair_count; i++) {
+        if (strcmp(s->pairs[i].from, added.from) == 0) s->twice = added.from;
+        if (strcmp(s->pairs[i].to, added.to) == 0) s->twice = added.to;
+    }
+    s->pairs[s->pair_count++] = added;
     return true;
 }
 

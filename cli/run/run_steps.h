@@ -16,6 +16,7 @@ typedef struct run_steps {
     int64_t count; /* how many runs; 0: the command was not asked for steps */
     steps_pair pairs[STEPS_MOST_PAIRS];
     int pair_count;                        /* 0: those that exporters use */
+    const char *twice;                     /* an output or input that two pairs name; NULL: none */
     int *fed;                              /* [outputs] the input that an output is given to; -1: none */
     int ids, mask, places, branch, logits; /* inputs and an output that a language model has; -1: none */
     bool cached;                           /* a pair was found */

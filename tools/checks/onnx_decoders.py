@@ -299,7 +299,7 @@ def compare(program, folder, case):
     return None if worst <= BOUND else f"outputs of the last step differ by {worst:.2g} of the largest"
 
 
-REFUSED = [  # model, further words of the command, what the message names
+REFUSED = [  # model, further words of the command, what the message names, exit code (none: 1 or 2)
     ("recurrent", ["--steps", 3], "--feed OUTPUT=INPUT"),
     ("recurrent", ["--steps", 3, "--feed", "hn=other"], "--feed hn=other"),
     ("recurrent", ["--steps", 3, "--feed", "hn=other", "-v"], "output hn: FLOAT"),
@@ -309,24 +309,31 @@ REFUSED = [  # model, further words of the command, what the message names
     ("recurrent", ["-i", "x=two.npy", "--dim", "batch=5"], "an unnamed node LSTM"),
     ("recurrent", ["--steps", 3, "--repeat", 3], "--repeat"),
     ("recurrent", ["-i", "other=two.npy"], "its inputs are "),
+    ("recurrent", ["-i", "x=two.npy", "-i", "x=two.npy"], "input 'x' is given more than once", 2),
+    ("recurrent", ["-i", "two.npy", "-i", "x=two.npy"], "input 'x' is given more than once", 2),
+    ("recurrent", ["-i", "x=two.npy", "-i", "x.npz"], "input 'x' is given more than once", 2),
+    ("recurrent", ["--steps", 3, "--feed", "hn=h", "--feed", "cn=h"], '--feed names "h" more than once', 2),
+    ("recurrent", ["--steps", 3, "--feed", "hn=h", "--feed", "hn=c"], '--feed names "hn" more than once', 2),
+    ("recurrent", ["--dim", "batch=5", "--dim", "batch=6"], '--dim gives "batch" more than once', 2),
 ]
 
 
 def refuse(program, folder, case):
     """None, or what is wrong: each mistake is told by its name, and none by a line of the command's own source."""
-    model, words, named = case
+    model, words, named, *code = case
     command = [program, "run", folder / f"{model}.onnx", "--random", *words]
     if model == "written-out":
         command.remove("--random")
     result = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=folder)
     said = " ".join(result.stderr.split())
     told = named in said and ".c:" not in said
-    return None if result.returncode in (1, 2) and told else f"exit {result.returncode}: {said}"
+    return None if result.returncode in (code or (1, 2)) and told else f"exit {result.returncode}: {said}"
 
 
 EXPLAINED = [  # model, further words, exit code, what the message names
     ("recurrent", [], 0, ""),
     ("recurrent", ["--dim", "none=3"], 1, "--dim none"),
+    ("recurrent", ["--dim", "batch=3", "--dim", "batch=4"], 2, '--dim gives "batch" more than once'),
     ("recurrent", ["--prompt", 3], 2, "--prompt"),
     ("absent", [], 1, "absent.onnx"),
 ]
@@ -358,6 +365,7 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         numpy.save(pathlib.Path(name) / "none.npy", numpy.zeros((0, 3), "i8"))
         numpy.save(pathlib.Path(name) / "two.npy", numpy.zeros((3, 2, 7), "f4"))
+        numpy.savez(pathlib.Path(name) / "x.npz", x=numpy.zeros((3, 2, 7), "f4"))
         tries = [(compare, case) for case in CASES] + [(refuse, case) for case in REFUSED]
         tries += [(explain, case) for case in EXPLAINED]
         for check, case in tries:
