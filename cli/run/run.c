@@ -216,6 +216,13 @@ static tn_onnx_info input_info(const work *w, int i) {
 
 static tn_status no_such_input(const work *w, const char *name) {
     char names[256] = "";
+    const char *weight = NULL;
+    for (int i = 0; i < tn_onnx_weight_count(w->model); i++)
+        if (tn_onnx_weight_at(w->model, i, &weight) && strcmp(weight, name) == 0)
+            return tn_backend_fail(TN_ERR_ARGUMENT,
+                                   "'%s' has a value in the model (an initializer): it can be given only by its name, "
+                                   "-i %s=FILE.npy, and only if the model lists it as an input too",
+                                   name, name);
     for (int i = 0; i < tn_onnx_input_count(w->model); i++) {
         size_t used = strlen(names);
         snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", input_info(w, i).name);
@@ -536,6 +543,10 @@ static int do_work(work *w, const char *path) {
     tn_manual_seed(w->options.seed);
     tn_onnx_options o = TN_ONNX_DEFAULTS;
     o.recorded = w->recorded;
+    const char *given[MOST + 1] = {NULL};
+    for (int i = 0; i < w->input_count; i++)
+        given[i] = w->inputs[i].name; /* in place of what the file has for it */
+    o.given = given;
     tn_status status = tn_onnx_open(path, &o, &w->model);
     if (status == TN_OK) {
         w->in = calloc((size_t)tn_onnx_input_count(w->model) + 1, sizeof *w->in);

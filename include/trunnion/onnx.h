@@ -87,9 +87,13 @@ typedef struct tn_onnx_options {
     /* on engine:onnxruntime, which runs models from their own files: record the model's operators all the same, and let
      * the engine compute the recording; default false */
     bool recorded;
+    /* names of inputs that have a value in the file (initializers) and whose value is passed instead; NULL ends the
+     * list. They are counted and passed as the other inputs are. Other names have no effect. Such a model is recorded
+     * on engine:onnxruntime. Used during the call only; default NULL: none */
+    const char *const *given;
 } tn_onnx_options;
 #define TN_ONNX_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_onnx_options, recorded), NULL, NULL, false, false }
+    { TN_OPTIONS_SIZE(tn_onnx_options, given), NULL, NULL, false, false, NULL }
 
 /* Opens a model of opset 7 or newer. Weights are placed on the current device, which must also be current in runs. If
  * that is engine:onnxruntime, the engine opens the file and runs it: its operators are the engine's, and inputs and
@@ -114,7 +118,8 @@ typedef struct tn_onnx_info {
     const char *dims[TN_MAX_RANK]; /* name of the extent ("batch"), or NULL */
 } tn_onnx_info;
 
-/* Number of inputs and outputs. Inputs with a value in the file (initializers) are not counted and cannot be passed. */
+/* Number of inputs and outputs. Inputs with a value in the file (initializers) are counted, and passed, only if
+ * tn_onnx_options.given names them. */
 TN_API int tn_onnx_input_count(const tn_onnx *m);
 TN_API int tn_onnx_output_count(const tn_onnx *m);
 /* Describe input or output i. Errors: TN_ERR_ARGUMENT if i is out of range. */

@@ -33,6 +33,7 @@ typedef struct reader {
     tn_onnx *m;
     const onnx_import *imports;
     int import_count, depth, node_total;
+    const char *const *given; /* tn_onnx_options.given */
     scope *scope;
 } reader;
 
@@ -461,14 +462,25 @@ static tn_status read_initial(reader *r, graph_reading *g, const onnx_field *f) 
     return TN_OK;
 }
 
+static bool is_given(const reader *r, const char *name) {
+    for (const char *const *g = r->given; g && *g; g++)
+        if (strcmp(*g, name) == 0) return true;
+    return false;
+}
+
 static tn_status read_input(reader *r, graph_reading *g, onnx_text message) {
     onnx_port *p = &g->graph->inputs[g->graph->input_count];
     onnx_text name;
     TRY(read_port(r, g->fields, message, p, &name));
-    bool has_value = scope_find(r->scope, name) >= 0;
-    if (has_value && !r->scope->outer) return TN_OK; /* an initializer: callers need not pass it */
-    if (has_value) return tn_fail(TN_ERR_FORMAT, "two inputs of a graph are named '%s'", p->name);
-    TRY(scope_define(r->scope, name, &p->slot));
+    int32_t slot = scope_find(r->scope, name);
+    bool has_value = slot >= 0, twice = has_value && r->scope->outer;
+    if (has_value && !twice && !is_given(r, p->name)) return TN_OK; /* an initializer: callers need not pass it */
+    for (int i = 0; has_value && i < g->graph->input_count; i++)
+        twice |= g->graph->inputs[i].slot == slot;
+    if (twice) return tn_fail(TN_ERR_FORMAT, "two inputs of a graph are named '%s'", p->name);
+    p->slot = slot;
+    r->m->is_given |= has_value;
+    if (!has_value) TRY(scope_define(r->scope, name, &p->slot));
     g->graph->input_count++;
     return TN_OK;
 }
@@ -570,6 +582,8 @@ static tn_status copy_scope(reader *r, graph_reading *g) {
     if (s->captured_count) memcpy(graph->captured, s->captured, (size_t)s->captured_count * sizeof(struct slot_pair));
     for (int i = 0; i < graph->initial_count; i++)
         graph->constants[graph->weights[i].slot] = graph->weight_values[i];
+    for (int i = 0; i < graph->input_count; i++)
+        graph->constants[graph->inputs[i].slot] = NULL; /* given by the caller instead */
     return TN_OK;
 }
 
@@ -663,7 +677,7 @@ static tn_status read_function(tn_onnx *m, onnx_text message, onnx_function *fn)
 
 enum { M_IR_VERSION = 1, M_GRAPH = 7, M_IMPORT = 8, M_FUNCTION = 25 };
 
-tn_status onnx_model_read(tn_onnx *m, onnx_text message) {
+tn_status onnx_model_read(tn_onnx *m, onnx_text message, const char *const *given) {
     int64_t counts[M_FUNCTION + 1];
     TRY(onnx_wire_count(message, counts, M_FUNCTION));
     if (counts[M_GRAPH] != 1 || !counts[M_IR_VERSION])
@@ -680,7 +694,7 @@ tn_status onnx_model_read(tn_onnx *m, onnx_text message) {
         if (f.number == M_FUNCTION) TRY(read_function(m, f.bytes, &m->functions[m->function_count++]));
     }
     TRY(status);
-    reader r = {.m = m, .imports = m->imports, .import_count = m->import_count};
+    reader r = {.m = m, .imports = m->imports, .import_count = m->import_count, .given = given};
     return read_graph(&r, graph.bytes, &m->graph);
 }
 

@@ -121,7 +121,8 @@ struct onnx_graph {
     onnx_node *nodes;
     bool *folded; /* nodes whose outputs are constants now */
     int node_count;
-    onnx_port *inputs, *outputs; /* of the model's own graph without those that have an initialiser */
+    onnx_port *inputs, *outputs; /* of the model's own graph without those that have an initialiser, unless
+                                  * they are in tn_onnx_options.given: then the initialiser is no constant */
     int input_count, output_count;
     onnx_port *weights; /* initialisers, then what Constant nodes hold; `type` is not told */
     onnx_value **weight_values;
@@ -177,10 +178,12 @@ struct tn_onnx {
     onnx_replay *replays;            /* onnx_run.c */
     onnx_prepared *_Atomic prepared; /* operator_call.c */
     bool is_inert;                   /* operators were not looked up */
+    bool is_given;                   /* the caller gives the value of an initializer */
     struct tn_ort_session *session;  /* ONNX Runtime runs the model (engine_model.c); NULL: we do */
     int *session_order;              /* the port behind each of its inputs, then of its outputs */
 };
-tn_status onnx_model_read(tn_onnx *m, onnx_text message);
+/* given: tn_onnx_options.given */
+tn_status onnx_model_read(tn_onnx *m, onnx_text message, const char *const *given);
 tn_status onnx_model_list_weights(tn_onnx *m); /* model.c: fills m->weights */
 /* Finds each node's row or function; TN_ERR_UNSUPPORTED with all that has none, also in *report (may be NULL). */
 tn_status onnx_model_resolve(tn_onnx *m, char **report);

@@ -57,12 +57,12 @@ static tn_status read_options_model(const tn_onnx_options *given, tn_onnx_option
 static tn_status finish_model(tn_onnx *m, onnx_text message, const char *path, const tn_onnx_options *o,
                               tn_onnx **out) {
     tn_status status = set_folder(m, path, o);
-    if (status == TN_OK) status = onnx_model_read(m, message);
+    if (status == TN_OK) status = onnx_model_read(m, message, o->given);
     m->is_inert = o->weights_only;
     if (status == TN_OK) status = onnx_model_list_weights(m);
     if (status == TN_OK && !m->is_inert)
-        status = onnx_engine_is_current() && !o->recorded ? onnx_engine_open(m, message, path)
-                                                          : onnx_model_resolve(m, o->report);
+        status = onnx_engine_is_current() && !o->recorded && !m->is_given ? onnx_engine_open(m, message, path)
+                                                                          : onnx_model_resolve(m, o->report);
     if (status == TN_OK) {
         *out = m;
         return TN_OK;

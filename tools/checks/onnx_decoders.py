@@ -330,6 +330,47 @@ def refuse(program, folder, case):
     return None if result.returncode in (code or (1, 2)) and told else f"exit {result.returncode}: {said}"
 
 
+def override(program, folder, case):
+    """None, or what is wrong: initializers that are inputs too can be given, as in ONNX Runtime. The shape of the
+    result, a folded sum and a product's weights depend on them."""
+    import numpy as np
+    import onnxruntime
+    from onnx import TensorProto as T, helper, numpy_helper
+
+    _, names = case
+    path, random = folder / "override.onnx", np.random.default_rng(7)
+    shapes = {"x": (2, 6), "w": (6, 4), "b": (4,), "c": (4,)}
+    held = {name: random.standard_normal(shapes[name]).astype("f4") for name in "wbc"} | {"s": np.array([4, 2], "i8")}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Add", ["b", "c"], ["bc"]),
+             helper.make_node("Add", ["m", "bc"], ["a"]), helper.make_node("Reshape", ["a", "s"], ["y"])]
+    inputs = [helper.make_tensor_value_info(n, T.FLOAT, shapes[n]) for n in "bxw"]
+    inputs.append(helper.make_tensor_value_info("s", T.INT64, [2]))
+    graph = helper.make_graph(nodes, "override", inputs, [helper.make_tensor_value_info("y", T.FLOAT, None)],
+                              [numpy_helper.from_array(v, n) for n, v in held.items()])
+    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)],
+                                       ir_version=10).SerializeToString())
+    values = {"x": random.standard_normal(shapes["x"]).astype("f4")}
+    values |= {n: np.array([8, 1], "i8") if n == "s" else held[n] + 1 for n in names}
+    words = []
+    for n, v in values.items():
+        np.save(folder / f"{n}.npy", v)
+        words += ["-i", f"{n}={folder / n}.npy"]
+    result = subprocess.run([program, "run", path, *words, "-o", folder, "--repeat", "4"], capture_output=True, text=True)
+    if "c" in names:  # a constant only: ONNX Runtime has no such input either
+        return None if result.returncode == 1 and "'c' has a value in the model" in result.stderr else result.stderr
+    if result.returncode:
+        return result.stderr.strip()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    wanted, got = session.run(None, values)[0], np.load(folder / "y.npy")
+    if got.shape != wanted.shape or np.abs(got - wanted).max() > BOUND * np.abs(wanted).max():
+        return f"with {names or 'nothing'} given: {got.tolist()}, by ONNX Runtime {wanted.tolist()}"
+    return None
+
+
+OVERRIDDEN = [("override", names) for names in ("", "b", "w", "s", "bws", "c")]
+
 EXPLAINED = [  # model, further words, exit code, what the message names
     ("recurrent", [], 0, ""),
     ("recurrent", ["--dim", "none=3"], 1, "--dim none"),
@@ -367,6 +408,7 @@ def main():
         numpy.save(pathlib.Path(name) / "two.npy", numpy.zeros((3, 2, 7), "f4"))
         numpy.savez(pathlib.Path(name) / "x.npz", x=numpy.zeros((3, 2, 7), "f4"))
         tries = [(compare, case) for case in CASES] + [(refuse, case) for case in REFUSED]
+        tries += [(override, case) for case in OVERRIDDEN]
         tries += [(explain, case) for case in EXPLAINED]
         for check, case in tries:
             wrong = check(program, pathlib.Path(name), case)
