@@ -45,6 +45,8 @@ typedef struct axis {
     bool *outside;          /* [out], of a crop */
 } axis;
 
+/* In f64 from the scale as stored, as in the reference implementation of the onnx package: it decides which neighbor of
+ * a tie is the nearest one. ONNX Runtime's f32 places differ at scales such as 0.6. */
 static double source(const resize *r, const axis *x, int64_t i) {
     double at = (double)i, in = (double)x->in, out = x->scale * in;
     switch (r->placing) {

@@ -169,7 +169,7 @@ def declared():
     rows += products_of_bytes(r, u8, i8, number)
     rows += constant_scales(u8, number)
     rows += networks_of_bytes(f32, u8, i8, number)
-    rows += decided_on_the_host(r, number)
+    rows += decided_on_the_host(r, number) + nearest_resizes(number)
     outputs = {"DynamicQuantizeLSTM": 3, "TreeEnsembleClassifier": 2, "GroupQueryAttention": 3, "LinearAttention": 2, "CausalConvWithState": 2, "GRU": 2, "LSTM": 3,
                "RNN": 2}
     several = {"multi_head_past": 3, "multi_head_piece": 3}
@@ -277,6 +277,18 @@ def networks_of_bytes(f32, u8, i8, number):
     return rows
 
 
+def nearest_resizes(number):
+    """Places that fall on a tie, or beside one, are computed in f64 from the f32 scale, as in the onnx package, whose
+    reference implementation decides here: ONNX Runtime computes them in f32 and takes the neighbor in some cases."""
+    import numpy as np
+
+    return [(f"resize_{scale}_{rounding}_{placing}", "Resize", "", [np.arange(10, dtype="f4"), None, number([scale])],
+             {"mode": "nearest", "nearest_mode": rounding, "coordinate_transformation_mode": placing, "constants": (2,),
+              "reference": True}, {"rtol": 0, "atol": 0})
+            for scale in (0.6, 1.7) for rounding in ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
+            for placing in ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")]
+
+
 def decided_on_the_host(r, number):
     """What a row's function computes itself: boxes that hide others, forests, places of what is not zero."""
     import numpy as np
@@ -356,7 +368,7 @@ def model_of(row):
 
     name, operator, domain, inputs, attributes, _, outputs = row
     constants = attributes.get("constants", ())
-    attributes = {k: v for k, v in attributes.items() if k != "constants"}
+    attributes = {k: v for k, v in attributes.items() if k not in ("constants", "reference")}
     weights = [numpy_helper.from_array(inputs[i], f"x{i}") for i in constants]
     given = {f"x{i}": v for i, v in enumerate(inputs) if v is not None and i not in constants}
     names = [f"x{i}" if v is not None else "" for i, v in enumerate(inputs)]
@@ -387,11 +399,15 @@ def write_case(row, folder):
     import numpy
     import onnxruntime
     from onnx import numpy_helper
+    from onnx.reference import ReferenceEvaluator
 
     model, given = row[1](row[0]) if callable(row[1]) else model_of(row)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    if not callable(row[1]) and "reference" in row[4]:
+        session = ReferenceEvaluator(model)
+    else:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     case = folder / row[0]
     case.mkdir()
     (case / "model.onnx").write_bytes(model.SerializeToString())
