@@ -1,11 +1,11 @@
 /* engine.h — what an engine does for the planner: compile a recorded graph, and run it.
  *
- * An engine is another library for machine learning (ONNX Runtime, LibTorch) that computes whole graphs. Its device
- * ("engine:torch") has the host's memory and all kernels of the cpu. A plan of such a device is one command, which the
- * engine runs, behind it the copies of new values into states. Operations that the engine cannot express are computed
- * by the cpu's kernels instead, in the same memory, each before the graph that needs it (flush.c); placement reports
- * them with the engine's reason, as it does for other devices. Random numbers are always ours: they are the same on
- * every device.
+ * An engine is another library for machine learning that computes whole graphs (ONNX Runtime; LibTorch computes single
+ * operations: op_engine.h). Its device ("engine:onnxruntime") has the host's memory and all kernels of the cpu. A plan
+ * of such a device is one command, which the engine runs, behind it the copies of new values into states. Operations
+ * that the engine cannot express are computed by the cpu's kernels instead, in the same memory, each before the graph
+ * that needs it (flush.c); placement reports them with the engine's reason, as it does for other devices. Random
+ * numbers are always ours: they are the same on every device.
  *
  * To add an engine: a row of drivers/drivers.c (is_engine); a driver in drivers/engine_driver.c, which locates and
  * loads the library (vendor/NAME.c declares what it calls); and a table of this type in engines/. */
