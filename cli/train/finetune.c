@@ -57,8 +57,8 @@ static const char help_text[] =
     "      --tensorboard DIR the same as an event file of TensorBoard in this folder\n"
     "      --amp f16|bf16    mixed precision: products in this type, weights and optimizer in f32; f16\n"
     "                        with a loss scale, and steps that overflow are skipped\n"
-    "      --parts N         cut the texts of a step into N runs, whose gradients are added in their\n"
-    "                        order (the number of processes; each computes some of them)\n"
+    "      --parts N         cut the texts of a step into N parts, which processes share; gradients\n"
+    "                        are added in the order of the parts (one part for each process)\n"
     "      --memory SIZE     the most memory of the device that training may take, as in 500M: values are\n"
     "                        computed twice, then a pass has fewer texts; or the first step fails and\n"
     "                        says what is missing. A run within a limit does not change devices\n"
@@ -77,8 +77,8 @@ static const char help_text[] =
     "hangs, the run continues on the next one from a copy of its state in host memory, and a line\n"
     "says so; --strict turns this off.\n"
     "\n"
-    "Several processes, started by mpirun, torchrun or srun, share the texts of a step. The result\n"
-    "has the bits of one process with the same --parts, and a run can be resumed by another number\n"
+    "Several processes, started by mpirun, torchrun or srun, share the texts of a step. With the same\n"
+    "--parts the result has the bits of one process, and a run can be resumed by another number\n"
     "of processes. Rank 0 writes files and output. A process that dies ends the job.\n"
     "\n"
     "examples:\n"
@@ -545,7 +545,7 @@ typedef struct partial {
     double sum, predicted;
 } partial;
 
-/* What this process measures: every size-th batch. */
+/* Measures this process's share: batch k belongs to process k modulo their number. */
 static tn_status validate_own(const share *s, partial *own) {
     const tuning *t = s->t;
     tn_finetune_example some[VALIDATION_BATCH];
