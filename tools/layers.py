@@ -38,7 +38,7 @@ BUDGET = {
     "nn": 7060,
     "formats": 4760,
     "onnx": 16980,
-    "engines": 1515,
+    "engines": 1525,
     "text": 23990,
 }
 

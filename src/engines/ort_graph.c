@@ -152,31 +152,44 @@ static void put_scalar(const tn_ort_tensor *t, bool is_float, kir_scalar v, int6
     if (t->type == ONNX_FLOAT) memcpy(to, &f, sizeof f);
 }
 
+/* Whether a run leaves out input i: it is a constant of the session, or quantized, which the model does not read. */
+static bool is_left_out(const ort_graph *g, int i) {
+    return (g->fixed && g->inputs[i].constant) || tn_dtype_is_quantized(g->inputs[i].dtype);
+}
+
+/* Fills `to` with the inputs of a run, and runtime scalars, whose bytes go to `numbers`; returns how many there are. */
+static int list_inputs(const ort_graph *g, void *const *inputs, const kir_scalar *scalars, int64_t *numbers,
+                       tn_ort_tensor *to) {
+    int n = 0;
+    for (int i = 0; i < g->input_count; i++) {
+        if (is_left_out(g, i)) continue;
+        to[n] = g->values[i];
+        to[n++].data = inputs[i];
+    }
+    for (int i = 0; i < g->scalar_count; i++) {
+        put_scalar(&g->values[g->input_count + i], g->is_float[i], scalars[i], &numbers[i]);
+        to[n] = g->values[g->input_count + i];
+        to[n++].data = &numbers[i];
+    }
+    return n;
+}
+
 static tn_status ort_graph_run(void *compiled, void *const *inputs, void *const *outputs, const kir_scalar *scalars) {
     enum { FEW = 32 };
     static char nothing[8]; /* an address for outputs without elements */
     const ort_graph *g = compiled;
-    size_t in = (size_t)(g->input_count + g->scalar_count), out = (size_t)g->output_count, given = 0;
+    size_t in = (size_t)(g->input_count + g->scalar_count), out = (size_t)g->output_count;
     tn_ort_tensor few[FEW], *all = in + out > FEW ? tn_mem_alloc((in + out) * sizeof *all) : few;
     int64_t *numbers = tn_mem_alloc(((size_t)g->scalar_count + 1) * sizeof *numbers);
     tn_status s = all && numbers ? TN_OK : TN_ERR_MEMORY;
-    for (size_t i = 0; i < in && s == TN_OK; i++) {
-        size_t scalar = i - (size_t)g->input_count;
-        if ((g->fixed && g->inputs[i].constant) || tn_dtype_is_quantized(g->inputs[i].dtype)) continue;
-        tn_ort_tensor *t = &all[given++];
-        *t = g->values[i];
-        if (i < (size_t)g->input_count) {
-            t->data = inputs[i];
-            continue;
+    if (s == TN_OK) {
+        tn_ort_tensor *results = all + list_inputs(g, inputs, scalars, numbers, all);
+        for (size_t i = 0; i < out; i++) {
+            results[i] = g->outputs[i];
+            results[i].data = outputs[i] ? outputs[i] : nothing;
         }
-        put_scalar(t, g->is_float[scalar], scalars[scalar], &numbers[scalar]);
-        t->data = &numbers[scalar];
+        s = tn_ort_run(g->fixed ? g->fixed : g->session, all, results);
     }
-    for (size_t i = 0; i < out && s == TN_OK; i++) {
-        all[given + i] = g->outputs[i];
-        all[given + i].data = outputs[i] ? outputs[i] : nothing;
-    }
-    if (s == TN_OK) s = tn_ort_run(g->fixed ? g->fixed : g->session, all, all + given);
     if (all != few) tn_mem_free(all);
     tn_mem_free(numbers);
     return s;

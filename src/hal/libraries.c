@@ -216,12 +216,16 @@ static tn_status take_libraries(tn_device *d, const char *names) {
                        "tn_device_open: library \"%s\" does not compute on %s; `trunnion devices` lists the libraries "
                        "of each backend",
                        foreign, d->info.id);
-    if (any && !d->is_cpu) c.vendors |= vendors_found();
-    if (d->is_cpu && (any || c.cpu[0])) try_apart(any ? "auto" : c.cpu);
-    d->libraries.blas = !d->is_cpu ? NULL : any ? first_usable() : c.cpu[0] ? tn_blas_by_name(c.cpu) : NULL;
-    d->libraries.open = any && d->libraries.blas;
-    d->libraries.vendors = c.vendors;
     d->libraries.own = true;
+    d->libraries.vendors = c.vendors;
+    if (!d->is_cpu) {
+        if (any) d->libraries.vendors |= vendors_found();
+        return TN_OK;
+    }
+    if (any || c.cpu[0]) try_apart(any ? "auto" : c.cpu);
+    if (any) d->libraries.blas = first_usable();
+    if (c.cpu[0]) d->libraries.blas = tn_blas_by_name(c.cpu);
+    d->libraries.open = any && d->libraries.blas;
     return c.cpu[0] && !d->libraries.blas ? tn_error_code() : TN_OK;
 }
 

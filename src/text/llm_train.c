@@ -513,7 +513,7 @@ static tn_status run_batch(tn_finetune *t, const tn_finetune_example *examples, 
 
 /* ---- parts, also on several processes ---------------------------------------------------------------------------- */
 
-/* What a process tells the others of one of its parts. */
+/* The result of one part, which all processes exchange. */
 typedef struct part_report {
     double loss;
     int64_t status;
@@ -521,7 +521,7 @@ typedef struct part_report {
 
 static int first_part(const tn_finetune *t, int rank) { return t->parts * rank / tn_group_size(t->group); }
 
-/* The gradients one after the other and `padding` zeros; NULL parameters' are zeros. Evaluated. */
+/* Concatenates and evaluates all gradients (zeros for parameters without one) and `padding` zeros. */
 static tn_status flatten(tn_finetune *t, int64_t padding, tn_tensor **out) {
     TN_SCOPE;
     TN_NO_GRAD;
@@ -536,7 +536,7 @@ static tn_status flatten(tn_finetune *t, int64_t padding, tn_tensor **out) {
     return tn_eval(out, 1);
 }
 
-/* The sum becomes the gradient of each parameter: that of its product with the parameter. */
+/* Makes slices of the sum the parameters' gradients: the gradient of sum(parameter * slice) is the slice. */
 static tn_status spread(tn_finetune *t, const tn_tensor *sum) {
     TN_SCOPE;
     int64_t at = 0;
@@ -563,7 +563,7 @@ static tn_tensor *exchange(const tn_finetune *t, tn_tensor **rows, int64_t most,
     return tn_reshape(tn_group_all_gather_tensor(t->group, sum), TN_DIMS(-1));
 }
 
-/* Every process learns how all parts did. own, all: `most` reports a process. */
+/* Exchanges loss and status of all parts, `most` reports a process. Fails on every process if a part failed. */
 static tn_status agree(const tn_finetune *t, int most, tn_status status, part_report *own, part_report *all,
                        double *loss) {
     int size = tn_group_size(t->group), here = tn_group_rank(t->group);
@@ -609,8 +609,9 @@ static tn_tensor *add_parts(const tn_finetune *t, tn_tensor **flats, int most, i
     tn_tensor *none = tn_zeros(TN_DIMS(length), TN_F32), *rows[MOST_PARTS];
     for (int k = 0; k < most; k++)
         rows[k] = flats[k] ? flats[k] : none;
-    sum = tn_group_size(t->group) > 1 ? exchange(t, rows, most, length) : rows[0];
-    for (int k = 1; tn_group_size(t->group) == 1 && k < most; k++)
+    bool alone = tn_group_size(t->group) == 1;
+    sum = alone ? rows[0] : exchange(t, rows, most, length);
+    for (int k = 1; alone && k < most; k++)
         sum = tn_add(sum, rows[k]);
     if (before) sum = tn_add(before, sum);
     return tn_retain(sum);
