@@ -27,7 +27,7 @@ typedef struct depthwise {
     window_taps taps;
     float outside;
     bool of_four, pairs, in_image;
-    bool by_rows;     /* threads share rows of the only image: else channels */
+    bool by_rows;     /* threads divide the rows of the only image; else channels */
     int64_t channels; /* that are read in the image at once */
     bool ends;        /* all that the epilogue does is … */
     epilogue_ops epilogue_ops;
@@ -288,7 +288,7 @@ static void open_part(part *p, const depthwise *e, int worker) {
 
 static int64_t channel_parts(const depthwise *e) { return tn_ceil_div(e->a.groups, e->channels); }
 
-/* Part n: a block of rows, and which of all images' parts of channels. */
+/* A part of the work: number of its block of rows, and of its channels among those of all images. */
 typedef struct part_at {
     int64_t block, channels;
 } part_at;
@@ -339,15 +339,15 @@ size_t tn_conv_depthwise_workspace(const tn_conv_args *args, int threads) {
     return e.tap_bytes + (size_t)(threads > 1 ? threads : 1) * e.part_bytes;
 }
 
-/* Should each thread compute some rows of all channels of an image? What makes a large image is divided like that
- * (windows, and products of few filters), what makes a small one by channels: a thread reads what it has written. */
+/* Whether threads divide the rows of an image, not its channels. The command that computed a large image divided its
+ * rows, that of a small one its channels; the same division lets each thread read mostly what it has written itself. */
 static bool splits_rows(const tn_conv_args *a, int threads) {
     enum { LARGE_PIXELS = 1 << 13 };
     const int64_t rows = tn_ceil_div(a->out_size[0], threads);
     return a->batch == 1 && a->size[0] * a->size[1] >= LARGE_PIXELS && 8 * rows * threads <= 9 * a->out_size[0];
 }
 
-/* Windows of one channel are seen an eighth as fast as a product's: threads pay for less. */
+/* A depthwise window takes about 8 times as long per multiplication as a product, so threads pay off earlier. */
 static int depthwise_threads(const tn_conv_args *args) {
     tn_conv_args more = *args;
     more.channels *= 8;

@@ -589,10 +589,10 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
 
 /* ---- all of them ------------------------------------------------------------------------------------------------- */
 
-/* Cost of a single row of output pixels that is cut into blocks, each with its share of the panels: products of the
- * busiest thread, and what it reads. The image has probably just been written by all threads. */
+/* Cost of dividing a single row of output pixels into blocks, and the panels of each block into parts: multiplications
+ * of the busiest thread, and its reads. Reading pixels costs most, as other threads have probably just written them. */
 static int64_t cut_cost(const nhwc_nhwc *t, int64_t blocks, int64_t parts, int threads) {
-    enum { READ_IMAGE = 32, READ_FILTER = 8 }; /* products that take as long (measured) */
+    enum { READ_IMAGE = 32, READ_FILTER = 8 }; /* multiplications that take as long (measured) */
     const int64_t pixels = tn_ceil_div(t->a.out_size[1], blocks);
     const int64_t columns = tn_ceil_div(t->panels, parts) * t->panel, rounds = tn_ceil_div(blocks * parts, threads);
     return rounds * t->depth * (pixels * columns + READ_IMAGE * pixels + READ_FILTER * columns);

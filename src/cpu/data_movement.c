@@ -138,7 +138,7 @@ void tn_cat_run(const tn_cat_args *a) {
 
 /* ---- slices by their numbers ------------------------------------------------------------------------------------- */
 
-enum { TAKE_LINE = 1 << 10 }; /* elements of a row whose places are looked up once for all rows */
+enum { TAKE_LINE = 1 << 10 }; /* rows of at most this many selected elements look up their offsets once for all rows */
 
 static int64_t index_at(const tn_take_args *a, int64_t i) {
     int64_t at = i * a->index_stride;
@@ -170,7 +170,7 @@ static void take_elements(const tn_take_args *a, uint32_t *to, const uint32_t *f
     }
 }
 
-/* Distances of all selected elements from the first one of a row; false: some are outside, or too many or too far. */
+/* Offsets of all selected elements in a row. False if an index is out of range, or there are too many or too far. */
 static bool find_elements(const tn_take_args *a, int32_t at[TAKE_LINE]) {
     const int64_t count = a->shape[a->dim], step = a->stride[a->dim];
     if (count > TAKE_LINE || (double)a->extent * (double)(step < 0 ? -step : step) > INT32_MAX) return false;

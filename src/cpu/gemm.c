@@ -542,7 +542,7 @@ static void compute_strip(const group *s, part *p, const int64_t *batch, box at)
     }
 }
 
-/* Columns that strips are multiples of, but the last: half a panel of a B that is read in place. */
+/* All strips but the last have a multiple of so many columns: a panel, or half of one if B is read in place. */
 static int64_t strip_unit(const group *s) {
     return s->g->b_source == B_IN_PLACE && !s->piece ? s->g->with->lanes : s->g->panel;
 }
@@ -568,8 +568,8 @@ static void compute_strips(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* Cost of a strip per step of k: the product, what the strip packs for itself, and what it reads of A and B in place,
- * half of which another thread may just have written: of B a line at each step. */
+/* Cost of a strip per step of k: its multiplications, the elements of A and B that it packs for itself, and those that
+ * it reads in place. Another thread may just have written half of these; B costs more, as each step is another line. */
 static int64_t strip_cost(const gemm *g, int64_t rows, int64_t columns) {
     int64_t packed = (g->a_in_place ? 0 : rows) + (g->b_source == B_ON_THE_FLY ? columns : 0);
     int64_t read = (g->a_in_place ? rows : 0) + (g->b_source == B_IN_PLACE ? READ_COST * columns : 0);
@@ -1002,7 +1002,7 @@ static void run_pair(const gemm *g, const real *b_packed, int64_t row, int64_t r
 
 /* ---- the chain --------------------------------------------------------------------------------------------------- */
 
-/* Without memory only sizes are wanted. */
+/* memory: NULL to compute the sizes only. */
 static void lay_out_chain(chain *c, char *memory) {
     c->memory = memory;
     c->part_bytes = c->shared_bytes = 0;

@@ -11,9 +11,10 @@ enum {
     QUAD = 4, /* bytes in a step */
     BLOCK_LD = TN_GEMM_BLOCK_LD,
     K_BLOCK = 16 * CHUNK, /* steps of A and B that are packed at once, at most */
-    PACK_COST = 10,       /* packing an element takes as long as this many multiplications, … */
-    READ_COST = 30, /* … reading one of B in place, half of which another thread has in its cache, as this many … */
-    CUT_COST = 16000 /* … and writing a row of C together with another thread as this many at all steps of k */
+    /* Costs of one strip, in multiplications (measured): */
+    PACK_COST = 10,  /* packing an element */
+    READ_COST = 30,  /* reading an element of B in place, if half of B is in another thread's cache */
+    CUT_COST = 16000 /* writing a row of C that two threads share, once for all steps of k */
 };
 
 /* A: a block of rows. */

@@ -144,7 +144,8 @@ static void round_row(const qmat *q, const float *x, uint8_t *to, int64_t step) 
         memcpy(to + b * step, records + b * q->record, (size_t)q->record);
 }
 
-/* Rounds row `row` of a pair, block by block, and puts its numbers where records in pairs have them. */
+/* Rounds one row (0 or 1) of a pair. Records of a pair are interleaved: 8 bytes of one row, 8 of the other; then each
+ * scale and sum, 4 bytes of one row, 4 of the other. */
 static void round_paired_row(const qmat *q, const float *x, uint8_t *to, int64_t step, int64_t row) {
     uint8_t record[MOST_RECORD_BYTES];
     for (int64_t b = 0; b < q->blocks; b++, x += TN_QBLOCK, to += step) {

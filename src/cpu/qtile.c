@@ -129,13 +129,13 @@ KERNEL void ask_next(const qtile *t, int64_t b) {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 enum { PAIRS = true };
 
-/* Byte `at` of the records of rows r and r ± 1: a number of 32 bits of each of them, twice. */
+/* The 32-bit numbers at byte `at` of the two records of r's pair of rows, as [first, second, first, second]. */
 VEC_INLINE V read_pair(const uint8_t *x, int64_t record, int r, int at) {
     return (V)vreinterpretq_f32_s64(vld1q_dup_s64((const void *)(x + (r & ~1) * record + 2 * at)));
 }
 
-/* usmmla multiplies eight weights of each of two rows with eight numbers of each of two rows of x. The sums of two rows
- * of x and four weights are in two vectors: those of the first two weights, those of the others. */
+/* usmmla multiplies 2 × 8 weights (two columns) by 8 × 2 numbers of x (two rows) and adds to 2 × 2 sums. acc[r] has the
+ * sums of rows r and r + 1 with the first two columns of a vector, acc[r + 1] with its last two. */
 VEC_INLINE void multiply_pairs(const qtile *t, int height, int parts, bool has_minimum) {
     const int64_t record = record_bytes(parts), block = BITS + parts * LINE * (has_minimum ? 2 : 1);
     for (int half = 0; half < HALVES; half++) {

@@ -2,7 +2,7 @@
  *
  * A block is up to 64 queries of one head, a chunk 64 keys. The scores of a block with all of its chunks fit into the
  * second-level cache, so a row's softmax is computed at once, and nothing of size queries × keys is ever in memory.
- * Chunks that a mask hides from a whole block are skipped at both ends: most of them if the list has several texts.
+ * Chunks at both ends that the mask hides from a whole block are skipped: most of them with several texts in a list.
  * Backward, the weights are computed again from q and k; a thread owns a kv head, so the gradients of its keys and
  * values are added in the order of the blocks, without locks. All products are small ones in cache (attention.h). */
 #include <string.h>
@@ -129,13 +129,13 @@ static void bring_head(const sdpa *a, part *p, int64_t batch, int64_t kv_head) {
 
 typedef struct block {
     int64_t batch, head, first, rows;
-    int64_t chunk, chunks; /* the first that some of its queries see, and the end of them */
+    int64_t chunk, chunks; /* the first chunk of keys that one of its queries sees, and the one after the last */
 } block;
 
-/* Of a chunk, those that there are. */
+/* Keys of a chunk; the last one may be shorter. */
 static int64_t keys_in(const sdpa *a, int64_t chunk) { return tn_min64(KEYS, a->args->keys - chunk * KEYS); }
 
-/* Whether the mask hides the chunk from all rows of the block. */
+/* Whether the mask is -inf for all keys of the chunk and all queries of the block. */
 static bool is_hidden(const sdpa *a, const block *b, int64_t chunk) {
     const tn_sdpa_tensor *mask = &a->args->mask;
     int64_t rows = mask->row ? b->rows : 1, keys = mask->column ? keys_in(a, chunk) : 1;

@@ -466,8 +466,8 @@ VEC_INLINE void tile_step_by_lanes(V *sum, const int sums, const real *a, const 
 #ifdef VEC_MATRICES
 enum { TAKES_MATRICES = true };
 
-/* A step and the one after it, or zeros if it is the last, of packed rows and a panel. The sums of two rows and four
- * columns are in two vectors: those of the first two columns, those of the others. */
+/* Two steps of k at once (`last`: one, and zeros), of packed rows and a panel. Two vectors have the sums of two rows
+ * and four columns: one of the first two columns, one of the last two. */
 VEC_INLINE void tile_steps_by_matrices(V sum[TILE_ROWS][2 * WIDEST], const real *a, const int64_t a_k, const real *b,
                                        const int64_t b_k, const int rows, const bool last) {
     V x[2], y[4];
@@ -485,7 +485,7 @@ VEC_INLINE void tile_steps_by_matrices(V sum[TILE_ROWS][2 * WIDEST], const real 
     }
 }
 
-/* Makes these sums sums of a row each. */
+/* Rearranges these sums so that each vector has one row. */
 VEC_INLINE void tile_part_matrices(V sum[TILE_ROWS][2 * WIDEST], const int rows) {
     VEC_UNROLL for (int i = 0; i < rows; i += 2) {
         VEC_UNROLL for (int j = 0; j < 2; j++) v_zip_halves(&sum[i][j], &sum[i + 1][j]);

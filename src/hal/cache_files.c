@@ -403,7 +403,7 @@ tn_status tn_certify_list_forget(const tn_device *d, const char *name) {
 enum { TUNE_PATH_ROOM = 4096, TUNE_MOST_ENTRIES = 4096, TUNE_MOST_BYTES = 2 << 20, TUNE_FORMAT = 1 };
 
 static pthread_mutex_t tune_lock = PTHREAD_MUTEX_INITIALIZER;
-/* The entries of one file. Everything in it is the lock's; a table is never freed, as devices share them by path. */
+/* The entries of one file, guarded by tune_lock. Never freed, because devices with the same path share a table. */
 typedef struct tuning_table {
     char *path; /* NULL: the file of the process */
     tn_tuned *entries;

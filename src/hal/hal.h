@@ -58,8 +58,8 @@ tn_numerics tn_device_numerics(const tn_device *d);
 tn_tuning tn_device_tuning(const tn_device *d);
 /* Likewise; NULL: own kernels. */
 const struct tn_blas *tn_device_blas(const tn_device *d);
-bool tn_device_blas_is_open(const tn_device *d); /* it is one of several that measurements choose from */
-/* Reads the names of the device's own libraries (tn_device_options.library). NULL: it has none of its own. */
+bool tn_device_blas_is_open(const tn_device *d); /* "auto": tuning may take any BLAS library */
+/* Sets the device's own libraries by name (tn_device_options.library). NULL: keeps the process's choice. */
 tn_status tn_device_take_libraries(tn_device *d, const char *names);
 /* Notes that a plan runs an operation on the host. true: for the first time with this reason, so it should be
  * reported. */

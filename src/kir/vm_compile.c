@@ -463,7 +463,8 @@ static void find_direct(maker *m) {
     }
 }
 
-/* Sums over rows (gradients of biases and norms) combine each row of the buffer with its lane, without a copy of it. */
+/* Finds loads that only a reduction across memory reads (gradients of biases and norms): it reads the buffer's rows
+ * where they are, without a copy in a tile. */
 static void find_feeds(maker *m) {
     for (int i = 0; i < m->out->n_steps; i++) {
         const kir_step *s = step_at(m, i);

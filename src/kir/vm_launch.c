@@ -594,7 +594,7 @@ static int64_t distance_to(const int64_t *steps, int axes, const int64_t *lo) {
     return bytes;
 }
 
-/* There are one or two. */
+/* A loop: faster than memcmp for the usual one or two axes. */
 static bool same_extents(const int64_t *a, const int64_t *b, int n) {
     int k = 0;
     while (k < n && a[k] == b[k])

@@ -325,7 +325,7 @@ static bool move_block(kir_frame *f, const kir_bound *b) {
     return true;
 }
 
-/* A load whose only user is a reduction across memory: that reads the rows where they are. */
+/* Gives the reduction that is the load's only user the buffer's rows in place. False: it needs a tile. */
 static bool lend_rows(kir_frame *f, const kir_bound *b) {
     const kir_step *s = step_of(f, b);
     kir_state *state = &f->states[s->feeds];

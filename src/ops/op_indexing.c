@@ -1077,7 +1077,8 @@ bool tn_known_inside(const tn_buffer *b, const range *r) {
     return low > high || (low >= r->low && high < r->high);
 }
 
-/* On a device that the host has sent the indices to. They are fetched if some are outside: x may view others. */
+/* Indices that the host has sent to a device. If the range of the whole buffer is too wide they are fetched: x may be
+ * a view of those that are inside. */
 static tn_status check_sent(int op, const tn_node *x, const range *r) {
     const tn_buffer *b = root_of(x)->buffer;
     if (tn_known_inside(b, r)) return TN_OK;

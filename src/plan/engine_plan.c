@@ -12,7 +12,7 @@
 #include "base/os.h"
 #include "ops/ops_common.h"
 
-enum { ALIGN = 64, PATIENCE = 3 /* runs; a graph is compiled in the time of some runs */ };
+enum { ALIGN = 64, PATIENCE = 3 /* runs: compiling a graph takes as long as some runs of it */ };
 
 /* An input that is gathered: from where its view lies, pointers[from], to the arena, pointers[to]. */
 typedef struct gathered {
@@ -34,7 +34,7 @@ typedef struct index_check {
 /* An input of the graph, and for how many runs it has had the same value. */
 typedef struct engine_input {
     int slot;
-    bool may_stay; /* a new value would be seen: it comes with another buffer, or another version of it */
+    bool may_stay; /* may become a constant: each new value has another buffer or another version, so it is noticed */
     size_t bytes;
     const tn_buffer *buffer;
     uint64_t version;
@@ -470,7 +470,7 @@ void tn_engine_call_bind(tn_engine_call *c, tn_buffer *const *bound) {
     c->wants_constants = !c->has_constants && choose_constants(c);
 }
 
-/* All inputs have their values. Without constants it works as well. */
+/* Called before a run, when all inputs have their values. On failure the graph without constants stays in use. */
 static void fix_constants(tn_engine_call *c, void *const *pointers) {
     c->wants_constants = false;
     c->has_constants = c->engine->fix(c->compiled, pointers, c->constant) == TN_OK;

@@ -731,7 +731,7 @@ tn_status tn_llm_read_nemotron_h(const hf_folder *f, llm_config *c) {
                       &c->size[SIZE_SHARED]);
 }
 
-/* Numbers by which parts are multiplied: those of config.json are for training, and stay beside the weights. */
+/* The multipliers of config.json scale activations; the weights stay as they are in the file. */
 tn_status tn_llm_read_falcon_h1(const hf_folder *f, llm_config *c) {
     const tn_json *mix = tn_json_get(f->config, "ssm_multipliers"),
                   *forward = tn_json_get(f->config, "mlp_multipliers");

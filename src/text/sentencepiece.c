@@ -1,8 +1,8 @@
 /* sentencepiece.c — tokenizers of folders from before tokenizer.json (Marian): source.spm, a SentencePiece model, says
  * how texts are cut, vocab.json which id a piece has. Both become the text of a tokenizer.json, which hf_read.c reads.
  *
- * Pieces without an id in vocab.json are left out; those that source.spm lacks are only read, not written. The target
- * language's model is not needed: pieces are joined the same way. Source: sentencepiece_model.proto. */
+ * Pieces without an id in vocab.json are left out. Tokens of vocab.json that source.spm lacks can be decoded, but texts
+ * are not cut into them. target.spm is not needed: pieces are joined alike. Source: sentencepiece_model.proto. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
