@@ -41,8 +41,8 @@ typedef struct tn_finetune_options {
     /* Several processes: each gives the same texts to tn_finetune_step and tn_finetune_backward, computes its parts of
      * them, and gets the gradients of all. The trainer does not own the group. Default NULL. */
     tn_group *group;
-    /* Texts are cut into so many runs, whose gradients are added in their order: the bits depend on the number of
-     * parts, not on the number of processes. 0 to 256; default 0: the size of the group. */
+    /* The texts of a step are divided into so many parts, which are computed one by one and their gradients added in
+     * this order: bits depend on the number of parts, not of processes. 0 to 256; default 0: the size of the group. */
     int parts;
     /* TN_F16 or TN_BF16: mixed precision (amp.h), f16 with a gradient scaler, which skips steps whose gradients
      * overflow. Trained numbers and optimizer state stay f32. Default TN_F32: none. */

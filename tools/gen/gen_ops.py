@@ -350,8 +350,8 @@ PUBLIC_HEAD = f"""/* ops.h — the operations. {BY}
  *     would compute the op's result fails (tn_eval, tn_read …). tensor.h, tn_eval, says what then becomes an error. On
  *     a queue that is a thread, tn_queue_synchronize reports it.
  *   - Inputs of a captured graph are checked at each tn_graph_launch, which fails and changes nothing.
- *   - On other devices this holds for indices that tn_from_data has sent there, however many, and for inputs of a captured
- *     graph that it has made. What the device computes is not checked: an index out of range reads NaN (0 for integers),
+ *   - On other devices the same holds for indices that tn_from_data has sent there, of any number, also as inputs of a
+ *     captured graph. What the device computes is not checked: an index out of range reads NaN (0 for integers),
  *     writes nothing in scatter-like ops, and gives a row of zeros in one_hot. With TRUNNION_CHECK_INDICES=1 in the
  *     environment these are fetched and checked too, which waits for the device at each op: for debugging.
  *
