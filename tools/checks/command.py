@@ -312,7 +312,8 @@ def check_help(program, report, _):
                 pathlib.Path(folder, "model.gguf").unlink(missing_ok=True)
                 subprocess.run([program, "convert", "folder", "model.gguf"], cwd=folder, check=True, capture_output=True)
             for example in examples_of(subprocess.run([program, "help", name], capture_output=True, text=True).stdout):
-                if any(model in example for model in absent) and name != "convert":
+                made = ["model.gguf"] if name == "convert" else []
+                if any(file in example for file in absent if file not in made):
                     report.skip(f"no model for: {example}")
                     continue
                 device = re.search(r"trunnion tune .*--device (\w+)", example)  # never another one in its place
