@@ -618,6 +618,7 @@ static tn_tensor *add_parts(const tn_finetune *t, tn_tensor **flats, int most, i
 }
 
 static bool has_gradients(const tn_finetune *t) {
+    TN_SCOPE;
     for (int i = 0; i < t->parameter_count; i++)
         if (tn_grad(t->parameters[i].tensor)) return true;
     return false;
