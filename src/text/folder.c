@@ -180,7 +180,12 @@ tn_status tn_hf_size(const hf_folder *f, const char *key, int64_t fallback, int6
     const tn_json *v = get(f->config, key);
     if (!v && fallback < 0) return missing(f, key);
     *out = v ? tn_json_int(v, 0) : fallback;
-    if (!v || (*out >= 1 && *out <= most)) return TN_OK;
+    if ((!v || *out >= 1) && *out <= most) return TN_OK;
+    if (!v)
+        return tn_backend_fail(TN_ERR_FORMAT,
+                               "'%s/config.json' has no '%s'; what follows for it is %" PRId64 ", but at most %" PRId64
+                               " is supported",
+                               f->path, key, fallback, most);
     return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': '%s' must be an integer from 1 to %" PRId64, f->path, key,
                            most);
 }

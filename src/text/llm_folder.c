@@ -731,11 +731,22 @@ tn_status tn_llm_read_nemotron_h(const hf_folder *f, llm_config *c) {
                       &c->size[SIZE_SHARED]);
 }
 
+/* A list of `count` factors, where there is one. */
+static tn_status read_factors(const hf_folder *f, const char *key, size_t count, double *out) {
+    const tn_json *list = tn_json_get(f->config, key);
+    bool good = tn_json_kind_of(list) == TN_JSON_ARRAY && tn_json_length(list) == count;
+    for (size_t i = 0; i < count; i++) {
+        out[i] = tn_hf_has(f, key) ? tn_json_number(tn_json_at(list, i), NAN) : 1;
+        good = good && fabs(out[i]) <= 1e6;
+    }
+    if (good || !tn_hf_has(f, key)) return TN_OK;
+    return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': '%s' must be a list of %zu numbers from -1e6 to 1e6",
+                           f->path, key, count);
+}
+
 /* The multipliers of config.json scale activations; the weights stay as they are in the file. */
 tn_status tn_llm_read_falcon_h1(const hf_folder *f, llm_config *c) {
-    const tn_json *mix = tn_json_get(f->config, "ssm_multipliers"),
-                  *forward = tn_json_get(f->config, "mlp_multipliers");
-    double in;
+    double in, forward[2];
     if (flag(f, "mamba_rms_norm", false)) {
         if (flag(f, "mamba_norm_before_gate", true)) return refuse_value(f, "mamba_norm_before_gate", "true");
         c->needs |= BIT(SLOT_MIX_NORM);
@@ -746,10 +757,12 @@ tn_status tn_llm_read_falcon_h1(const hf_folder *f, llm_config *c) {
     TRY(read_factor(f, "attention_out_multiplier", &c->scales.attention_out));
     TRY(read_factor(f, "ssm_in_multiplier", &in));
     TRY(read_factor(f, "ssm_out_multiplier", &c->scales.mix_out));
+    TRY(read_factors(f, "ssm_multipliers", MIX_PARTS, c->scales.mix));
     for (size_t i = 0; i < MIX_PARTS; i++)
-        c->scales.mix[i] = in * tn_json_number(tn_json_at(mix, i), 1);
-    c->scales.gate = tn_json_number(tn_json_at(forward, 0), 1);
-    c->scales.down = tn_json_number(tn_json_at(forward, 1), 1);
+        c->scales.mix[i] *= in;
+    TRY(read_factors(f, "mlp_multipliers", 2, forward));
+    c->scales.gate = forward[0];
+    c->scales.down = forward[1];
     return TN_OK;
 }
 

@@ -417,10 +417,15 @@ static const refusal bert_refusals[] = {
     {",\"hidden_act\":\"x\\u0007y\"", "'x?y'"},
     {",\"layer_norm_eps\":\"small\"", "'layer_norm_eps'"},
 };
+#define FALCON_H1 \
+    ",\"model_type\":\"falcon_h1\",\"mamba_d_ssm\":8,\"mamba_n_heads\":2,\"mamba_d_head\":4,\"mamba_n_groups\":1"
 static const refusal llama_refusals[] = {
     {",\"model_type\":null", "model_type"},
     {",\"model_type\":\"nope\"", ", qwen3_next, qwen3_5_text, qwen3_5_moe_text, opt"}, /* the list is complete */
     {",\"num_hidden_layers\":0", "'num_hidden_layers'"},
+    {FALCON_H1 ",\"ssm_multipliers\":[1,1,1]", "'ssm_multipliers'"},
+    {FALCON_H1 ",\"mlp_multipliers\":[1,1e300]", "'mlp_multipliers'"},
+    {FALCON_H1 ",\"mlp_multipliers\":\"1\"", "'mlp_multipliers'"},
     {",\"num_key_value_heads\":3", "is not a multiple"},
     {",\"head_dim\":3", "must be even"},
     {",\"tie_word_embeddings\":false", "lm_head.weight"},
@@ -451,6 +456,25 @@ static void configurations_that_do_not_fit_are_refused(void **state) {
         assert_null(m);
         assert_text_has(tn_error(), llama_refusals[i].reason);
     }
+}
+
+/* Their number is that of the layers where nothing else says it. */
+static void more_kinds_of_layers_than_layers_may_be_are_refused(void **state) {
+    (void)state;
+    enum { LAYERS = 100000 };
+    static const char *const head = "{\"model_type\":\"nemotron_h\",\"hidden_size\":8,\"layers_block_type\":[";
+    char *text = malloc(strlen(head) + (size_t)LAYERS * 6 + 4), *at = text;
+    assert_non_null(text);
+    at += sprintf(at, "%s", head);
+    for (int i = 0; i < LAYERS; i++)
+        at += sprintf(at, "%s\"mlp\"", i ? "," : "");
+    sprintf(at, "]}");
+    const char *folder = make_llama("wrong", "");
+    put_file(folder, "config.json", text);
+    free(text);
+    tn_llm *m;
+    assert_true(tn_llm_open(folder, NULL, &m) == TN_ERR_FORMAT);
+    assert_text_has(tn_error(), "'num_hidden_layers'");
 }
 
 /* A norm's weight as a row of a matrix is no vector: said where the file is opened, not where it is computed with. */
@@ -1029,6 +1053,7 @@ int main(void) {
         cmocka_unit_test(a_folder_without_weights_says_what_it_looked_for),
         cmocka_unit_test(what_is_no_text_is_refused),
         cmocka_unit_test(configurations_that_do_not_fit_are_refused),
+        cmocka_unit_test(more_kinds_of_layers_than_layers_may_be_are_refused),
         cmocka_unit_test(a_vector_that_is_a_row_is_refused),
         cmocka_unit_test(rope_that_grows_counts_within_the_trained_context),
         cmocka_unit_test(tensors_that_nobody_knows_are_refused),
