@@ -124,7 +124,9 @@ TN_API tn_tensor *tn_bilinear(const tn_tensor *x1, const tn_tensor *x2, const tn
 TN_API tn_tensor *tn_linalg_matrix_power(const tn_tensor *x, int64_t n);
 /* Taylor's series to degree 18, scaled and squared. NaN for matrices whose 1-norm is above 2048. */
 TN_API tn_tensor *tn_linalg_matrix_exp(const tn_tensor *x);
-/* The pseudo-inverse: singular values below rtol · the greatest one count as 0; rtol < 0: max(m, n) · eps. */
+/* The pseudo-inverse: singular values below rtol · the greatest one count as 0; rtol < 0: max(m, n) · eps.
+ * First and second derivatives are right for all matrices whose rank does not change, also where singular values are
+ * equal or 0; higher ones are not computed right. */
 TN_API tn_tensor *tn_linalg_pinv(const tn_tensor *x, double rtol);
 TN_API tn_tensor *tn_linalg_matrix_rank(const tn_tensor *x, double rtol); /* i64; rtol as for pinv */
 /* The X [..., n, k] of least norm for which the norm of a·X - b is least, a [..., m, n], b [..., m, k], by the
@@ -138,7 +140,8 @@ TN_API tn_tensor *tn_linalg_matrix_norm(const tn_tensor *x, tn_matrix_norm ord,
 /* The same for ord 1, −1, 2, −2, INFINITY, −INFINITY. */
 TN_API tn_tensor *tn_linalg_matrix_norm_of(const tn_tensor *x, double ord, bool keepdim);
 
-/* The n-th derivative of digamma, n from 0 to 100. Infinite at 0, -1, -2 … Source: torch.polygamma. */
+/* The n-th derivative of digamma, n from 0 to 100; above 12 computed in f64. Infinite at 0, -1, -2 …
+ * Source: torch.polygamma. */
 TN_API tn_tensor *tn_polygamma(int64_t n, const tn_tensor *x);
 
 /* ---- order statistics, running values ---------------------------------------------------------------------------- */

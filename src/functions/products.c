@@ -386,17 +386,47 @@ static tn_tensor *not_matrix(const char *name, const tn_tensor *x) {
     return tn_rank(x) >= 2 ? NULL : tn_failed(TN_ERR_SHAPE, "%s: matrices [..., m, n] are needed", name);
 }
 
+/* One step, from p, of an iteration whose fixed point is the pseudo-inverse. There its derivative by p is 0, so
+ * that each step makes one more order of derivatives right, also where singular values are equal or 0. */
+static tn_tensor *pinv_step(const tn_tensor *x, const tn_tensor *p) {
+    int64_t m = tn_size(x, -2), n = tn_size(x, -1);
+    tn_tensor *turned = tn_transpose(x, -2, -1), *back = tn_transpose(p, -2, -1);
+    tn_tensor *xp = tn_matmul(x, p), *px = tn_matmul(p, x);
+    tn_tensor *left = tn_matmul(turned, tn_sub(tn_eye(m, m, tn_dtype_of(x)), xp));
+    tn_tensor *right = tn_matmul(tn_sub(tn_eye(n, n, tn_dtype_of(x)), px), turned);
+    tn_tensor *own = tn_add(tn_matmul(px, p), tn_matmul(p, tn_matmul(back, left)));
+    return tn_add(own, tn_matmul(tn_matmul(right, back), p));
+}
+
+/* The value is p's, the gradients are those of two steps: right up to the second derivative. */
+static tn_tensor *with_pinv_gradients(const tn_tensor *x, tn_tensor *p) {
+    if (!tn_requires_grad(x)) return p;
+    tn_tensor *y = pinv_step(x, pinv_step(x, p));
+    return tn_add(p, tn_sub(y, tn_detach(y)));
+}
+
 tn_tensor *(tn_linalg_pinv)(const tn_tensor *x, double rtol) {
     TN_SCOPE;
     tn_tensor *bad = not_matrix("linalg_pinv", x), *u, *s, *vh;
     if (!bad) bad = bad_rtol("linalg_pinv", rtol);
     if (bad) return tn_keep(bad);
     if (tn_numel(x) == 0) return tn_keep(tn_contiguous(tn_transpose(x, -2, -1)));
-    tn_linalg_svd(x, false, &u, &s, &vh);
+    tn_linalg_svd(tn_detach(x), false, &u, &s, &vh);
     tn_tensor *kept = counting(x, s, rtol);
     tn_tensor *inverse = tn_where(kept, tn_reciprocal(tn_where(kept, s, tn_scalar(1))), tn_scalar(0));
     tn_tensor *left = tn_mul(tn_transpose(vh, -2, -1), tn_unsqueeze(inverse, -2));
-    return tn_keep(tn_matmul(left, tn_transpose(u, -2, -1)));
+    return tn_keep(with_pinv_gradients(x, tn_matmul(left, tn_transpose(u, -2, -1))));
+}
+
+static tn_tensor *bad_system(const tn_tensor *a, const tn_tensor *b) {
+    tn_dtype types[] = {tn_dtype_of(a), tn_dtype_of(b)};
+    if (types[0] != types[1] || (types[0] != TN_F32 && types[0] != TN_F64))
+        return tn_failed(TN_ERR_DTYPE, "linalg_lstsq: a is %s and b is %s; both must be f32 or both f64 (tn_cast)",
+                         tn_dtype_name(types[0]), tn_dtype_name(types[1]));
+    int64_t rows[] = {tn_size(a, -2), tn_size(b, -2)};
+    if (rows[0] == rows[1]) return NULL;
+    return tn_failed(TN_ERR_SHAPE, "linalg_lstsq: a has %lld rows and b %lld; both must have as many",
+                     (long long)rows[0], (long long)rows[1]);
 }
 
 tn_tensor *(tn_linalg_lstsq)(const tn_tensor *a, const tn_tensor *b, double rtol) {
@@ -404,6 +434,8 @@ tn_tensor *(tn_linalg_lstsq)(const tn_tensor *a, const tn_tensor *b, double rtol
     tn_tensor *bad = refused2(a, b);
     if (!bad) bad = not_matrix("linalg_lstsq", a);
     if (!bad) bad = not_matrix("linalg_lstsq", b);
+    if (!bad) bad = bad_rtol("linalg_lstsq", rtol);
+    if (!bad) bad = bad_system(a, b);
     return tn_keep(bad ? bad : tn_matmul(tn_linalg_pinv(a, rtol), b));
 }
 

@@ -4,7 +4,8 @@
  * x <= 0 it is reflected: the derivatives of cot are polynomials in cot. */
 #include "functions/common.h"
 
-enum { MOST_ORDER = 100 };
+/* MOST_F32_ORDER: above it n! and zeta leave the range of f32 where their product does not. */
+enum { MOST_ORDER = 100, MOST_F32_ORDER = 12 };
 
 /* sum over k of (z + k)^-s, for z > 0 and whole s > 1. Source: DLMF 25.11.5 with the Bernoulli numbers of 24.2. */
 static tn_tensor *hurwitz_zeta(const tn_tensor *z, int s) {
@@ -60,6 +61,8 @@ tn_tensor *(tn_polygamma)(int64_t n, const tn_tensor *x) {
     if (n < 2) return tn_keep(n ? tn_trigamma(x) : tn_digamma(x));
     if (are_halves(x, NULL)) return tn_keep(tn_cast(tn_polygamma(n, in_f32(x)), tn_dtype_of(x)));
     if (!is_float(x)) return tn_keep(tn_polygamma(n, in_f32(x)));
+    if (n > MOST_F32_ORDER && tn_dtype_of(x) == TN_F32)
+        return tn_keep(tn_cast(tn_polygamma(n, tn_cast(x, TN_F64)), TN_F32));
     int order = (int)n;
     tn_tensor *reflects = tn_le_scalar(x, 0), *pole = tn_logical_and(reflects, tn_eq(x, tn_floor(x)));
     tn_tensor *inside = tn_where(pole, tn_scalar(-0.5), x); /* branches that are not taken must have finite gradients */

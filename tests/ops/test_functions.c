@@ -587,6 +587,80 @@ static void polygamma_at_its_poles_and_zeros(void **state) {
     assert_int_equal(tn_status_of(tn_polygamma(101, tn_scalar(1))), TN_ERR_ARGUMENT);
 }
 
+/* ---- gradients and values that no golden case has ---------------------------------------------------------------- */
+
+static void compare_f64(const tn_tensor *is, const double *want, int64_t n, double bound) {
+    double v[16];
+    assert_ok(tn_read(is, v, (size_t)n * sizeof *v));
+    for (int64_t i = 0; i < n; i++)
+        if (!(fabs(v[i] - want[i]) <= bound)) fail_msg("[%lld] is %.12g, not %.12g", (long long)i, v[i], want[i]);
+}
+
+/* Of sum((A⁺b)²) by A: -A⁺ᵀg yᵀ + (b - A y)(A⁺A⁺ᵀg)ᵀ + A⁺ᵀy (g - A⁺A g)ᵀ; with equal and missing singular values. */
+static void lstsq_has_gradients_where_singular_values_are_equal_or_0(void **state) {
+    (void)state;
+    static const struct {
+        double a[9];
+        int64_t rows, columns;
+        double gradient[9];
+    } cases[] = {{{1, 0, 0, 0, 1, 0, 0, 0, 1}, 3, 3, {-2, -4, -6, -4, -8, -12, -6, -12, -18}},
+                 {{1, 0, 0, 1, 0, 0}, 3, 2, {-2, -4, -4, -8, 6, 12}},
+                 {{1, 2, 2, 4, 3, 6},
+                  3,
+                  2,
+                  {-0.00571428571428571, -0.0114285714285714, -0.0114285714285714, -0.0228571428571428,
+                   -0.0171428571428571, -0.0342857142857143}},
+                 {{0}, 3, 2, {0}}};
+    static const double b[] = {1, 2, 3};
+    for (size_t i = 0; i < TN_COUNT(cases); i++) {
+        TN_SCOPE;
+        tn_tensor *a = tn_from_data(cases[i].a, TN_DIMS(cases[i].rows, cases[i].columns), TN_F64);
+        assert_ok(tn_set_requires_grad(a, true));
+        tn_tensor *x = tn_linalg_lstsq(a, tn_from_data(b, TN_DIMS(3, 1), TN_F64), -1);
+        assert_ok(tn_backward(tn_sum(tn_mul(x, x), NULL, 0, false)));
+        compare_f64(tn_grad(a), cases[i].gradient, cases[i].rows * cases[i].columns, 1e-12);
+    }
+}
+
+/* 1 / a is -1 / a² and 2 / a³ then. */
+static void pinv_can_be_differentiated_twice(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *a = tn_from_data((double[]){2, 0, 0, 2}, TN_DIMS(2, 2), TN_F64), *first, *twice;
+    assert_ok(tn_set_requires_grad(a, true));
+    tn_tensor *y = tn_select(tn_select(tn_linalg_pinv(a, -1), 0, 0), 0, 0);
+    assert_ok(tn_gradients(&y, 1, NULL, &a, 1, true, &first));
+    compare_f64(first, (double[]){-0.25, 0, 0, 0}, 4, 1e-12);
+    tn_tensor *own = tn_select(tn_select(first, 0, 0), 0, 0);
+    assert_ok(tn_gradients(&own, 1, NULL, &a, 1, false, &twice));
+    compare_f64(twice, (double[]){0.25, 0, 0, 0}, 4, 1e-12);
+    tn_free(first);
+    tn_free(twice);
+}
+
+static void lstsq_says_what_does_not_fit(void **state) {
+    (void)state;
+    TN_SCOPE;
+    refuses(tn_linalg_lstsq(tn_ones(TN_DIMS(3, 2), TN_F64), tn_ones(TN_DIMS(4, 1), TN_F64), -1), TN_ERR_SHAPE,
+            "a has 3 rows and b 4");
+    refuses(tn_linalg_lstsq(tn_ones(TN_DIMS(3, 2), TN_I64), tn_ones(TN_DIMS(3, 1), TN_I64), -1), TN_ERR_DTYPE,
+            "linalg_lstsq: a is i64");
+    refuses(tn_linalg_lstsq(tn_ones(TN_DIMS(3, 2), TN_F32), tn_ones(TN_DIMS(3, 1), TN_F32), NAN), TN_ERR_ARGUMENT,
+            "linalg_lstsq: rtol");
+}
+
+/* Where n! and zeta leave the range of f32, the value need not. Reference: the sum in decimals of 60 digits. */
+static void polygamma_of_high_orders_is_in_the_range_of_f32(void **state) {
+    (void)state;
+    TN_SCOPE;
+    float v[3];
+    tn_tensor *x = tn_from_data((float[]){50, 20, -0.5f}, TN_DIMS(3), TN_F32);
+    assert_ok(tn_read(tn_polygamma(50, x), v, sizeof v));
+    assert_true(fabs((double)v[0] / -1.08446996756e-22 - 1) < 1e-6);
+    assert_true(fabs((double)v[1] / -1.474515749091e-02 - 1) < 1e-6);
+    assert_true(v[2] == -INFINITY);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(narrow_dtypes_and_extreme_numbers_do_not_wrap),
@@ -604,6 +678,10 @@ int main(void) {
         cmocka_unit_test(distributions_have_their_means),
         cmocka_unit_test(what_evaluates_is_refused_in_a_capture),
         cmocka_unit_test(polygamma_at_its_poles_and_zeros),
+        cmocka_unit_test(polygamma_of_high_orders_is_in_the_range_of_f32),
+        cmocka_unit_test(lstsq_has_gradients_where_singular_values_are_equal_or_0),
+        cmocka_unit_test(pinv_can_be_differentiated_twice),
+        cmocka_unit_test(lstsq_says_what_does_not_fit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
