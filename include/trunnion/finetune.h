@@ -97,7 +97,7 @@ TN_API tn_status tn_finetune_backward(tn_finetune *t, const tn_finetune_example 
 
 /* One step of AdamW on the batch: tn_finetune_backward, clipping by norm, the update. result may be NULL. If the norm
  * of the gradients is not finite, nothing is changed and the error is TN_ERR_STATE; with amp TN_F16 the step is skipped
- * instead, and the loss scale becomes smaller. */
+ * instead, and the loss scale becomes smaller, unless the loss itself is not finite. */
 TN_API tn_status tn_finetune_step(tn_finetune *t, const tn_finetune_example *examples, int64_t count,
                                   tn_finetune_stats *result);
 

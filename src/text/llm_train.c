@@ -682,9 +682,14 @@ tn_status tn_finetune_evaluate(tn_finetune *t, const tn_finetune_example *exampl
     return leave_batch(t, before, run_batch(t, examples, count, false, &found), &found, result);
 }
 
-static tn_status update(tn_finetune *t, double *norm) {
+static tn_status update(tn_finetune *t, double loss, double *norm) {
     TN_SCOPE;
     tn_tensor *total = NULL;
+    if (t->amp == TN_F16 && !isfinite(loss)) /* else every step is skipped */
+        return tn_backend_fail(TN_ERR_STATE,
+                               "finetune: the loss is %g, which no loss scale mends; use bf16, no mixed precision, or "
+                               "a smaller learning rate",
+                               fabs(loss)); /* no sign of a NaN */
     TRY(tn_optimizer_unscale(t->optimizer));
     TRY(tn_clip_grad_norm(t->root, t->max_grad_norm, &total));
     TRY(tn_eval(&total, 1));
@@ -701,7 +706,7 @@ tn_status tn_finetune_step(tn_finetune *t, const tn_finetune_example *examples, 
     TRY(check_batch(t, examples, count, result, &found));
     tn_device *before = tn_llm_enter(t->m);
     tn_status status = add_gradients(t, examples, count, &found);
-    if (status == TN_OK) status = update(t, &found.grad_norm);
+    if (status == TN_OK) status = update(t, found.loss, &found.grad_norm);
     tn_optimizer_zero_grad(t->optimizer);
     t->m->position = 0; /* the caches hold what other weights computed */
     tn_llm_drop_draft(t->m);

@@ -287,6 +287,23 @@ static void check_overflow(tn_finetune *t) {
     tn_variables_free(list);
 }
 
+/* A loss that is NaN stays so with every scale. */
+static void check_lost(tn_finetune *t) {
+    tn_variable *list;
+    int count;
+    batch b;
+    make_batch(&b, 0);
+    assert_ok(tn_module_parameters(tn_finetune_module(t), &list, &count));
+    {
+        TN_SCOPE;
+        TN_NO_GRAD;
+        assert_ok(tn_status_of(tn_mul_(list[count - 1].tensor, tn_scalar((double)NAN))));
+    }
+    tn_variables_free(list);
+    assert_int_equal(tn_finetune_step(t, b.examples, LORA_TEXTS, NULL), TN_ERR_STATE);
+    assert_text_has(tn_error(), "the loss is nan");
+}
+
 static void mixed_precision_follows_f32(void **state) {
     enum { STEPS = 5 };
     static const tn_dtype types[] = {TN_F32, TN_BF16, TN_F16};
@@ -307,6 +324,7 @@ static void mixed_precision_follows_f32(void **state) {
             assert_near(losses[k][i], losses[0][i], 0.02, "llama", tn_dtype_name(types[k]), i);
         }
         if (types[k] == TN_F16) check_overflow(t);
+        if (types[k] == TN_F16) check_lost(t);
         close_all(t, m);
     }
     assert_true(losses[1][STEPS - 1] != losses[0][STEPS - 1]); /* products were rounded */
