@@ -364,7 +364,7 @@ typedef struct tn_sdpa_tensor {
  *   - a sum over keys, or over queries, is one fma chain from +0 for each 64 of them, the chains added ascending. It
  *     includes keys of chunks up to that of the last visible key; invisible ones have weight 0. Chunks that the mask
  *     hides with -inf from all 64 queries of a block may be skipped: only NaN and infinities there would matter;
- *   - out = (Σ_j w_j·v_j) / L. If `blind`, a row whose M is -inf is 0, and has no gradients; else it is NaN;
+ *   - out = (Σ_j w_j·v_j) / L. If `blind`, a row whose M is -inf and L no NaN is 0, without gradients; else NaN;
  *   - r = 1 / L, D = out·dout (an fma into lane c % 16 for each feature c, ascending; lanes folded as above),
  *     g_j = (w_j · (dout·v_j - D)) · (scale · r);
  *     dq = Σ_j g_j·k_j, dk_j = Σ_i g_j·q_i, dv_j = Σ_i w_j·(dout_i·r_i), the sums over queries head after head of

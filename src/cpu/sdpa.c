@@ -5,6 +5,7 @@
  * Chunks at both ends that the mask hides from a whole block are skipped: most of them with several texts in a list.
  * Backward, the weights are computed again from q and k; a thread owns a kv head, so the gradients of its keys and
  * values are added in the order of the blocks, without locks. All products are small ones in cache (attention.h). */
+#include <math.h>
 #include <string.h>
 
 #include "cpu/attention.h"
@@ -260,8 +261,10 @@ static void score_block(const sdpa *a, part *p, const block *b) {
     find_most(p, b);
 }
 
-/* A query that sees nothing and shall be 0. */
-static bool is_blind(const sdpa *a, const part *p, int64_t row) { return a->args->blind && p->most[row] == -INFINITY; }
+/* A query that sees nothing and shall be 0. One whose scores are NaN has no greatest either, but NaN as their sum. */
+static bool is_blind(const sdpa *a, const part *p, int64_t row) {
+    return a->args->blind && p->most[row] == -INFINITY && !isnan(p->sum[row]);
+}
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 

@@ -502,12 +502,31 @@ static void what_is_filled_hides_even_nan(void **state) {
     assert_true(isfinite(tn_item(tn_sum(y, NULL, 0, false))));
 }
 
+/* A query that is NaN sees keys: 0 would hide the fault. */
+static void a_query_that_is_nan_yields_nan(void **state) {
+    (void)state;
+    enum { TOKENS = 60, WIDTH = 32 };
+    static const int64_t dims[] = {1, TOKENS, WIDTH};
+    static float y[TOKENS][WIDTH];
+    TN_SCOPE;
+    tn_scaled_dot_product_attention_options o = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;
+    tn_tensor *places = tn_arange(0, TOKENS, 1, TN_I64), *rows = tn_unsqueeze(places, 1), *in[3];
+    for (int i = 0; i < 3; i++)
+        in[i] = random_tensor(dims, 3, 0, TN_F32, (uint64_t)i + 1);
+    tn_tensor *nan = tn_eq(rows, tn_scalar(5)), *seen = tn_logical_and(tn_ge(rows, places), tn_ne(rows, tn_scalar(9)));
+    in[0] = tn_masked_fill(in[0], nan, NAN);
+    assert_ok(tn_read(tn_scaled_dot_product_attention(in[0], in[1], in[2], seen, &o), y, sizeof y));
+    for (int i = 0; i < TOKENS; i++)
+        assert_true(i == 5 ? isnan(y[i][0]) : i == 9 ? y[i][0] == 0 : isfinite(y[i][0]));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(bits_are_those_of_the_definition),
                                        cmocka_unit_test(chunks_that_a_mask_hides_are_skipped),
                                        cmocka_unit_test(gradients_are_those_of_the_composition),
                                        cmocka_unit_test(attention_written_by_hand_is_recognised),
                                        cmocka_unit_test(twisted_attention_is_what_is_written),
-                                       cmocka_unit_test(what_is_filled_hides_even_nan)};
+                                       cmocka_unit_test(what_is_filled_hides_even_nan),
+                                       cmocka_unit_test(a_query_that_is_nan_yields_nan)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
