@@ -26,12 +26,14 @@ typedef struct work {
     tn_seq2seq_facts facts;
 } work;
 
-/* The id of a language's token. */
+/* The id of a language's token: no word, and not the unknown token. */
 static tn_status find_language(const work *w, const char *token, int32_t *id) {
     tn_ids ids = {0};
     tn_status status = tn_tokenizer_encode(w->tokenizer, token, strlen(token), TN_ENCODE_SPECIAL, &ids);
-    if (status == TN_OK && ids.count == 1) *id = ids.data[0];
-    if (status == TN_OK && ids.count != 1)
+    tn_token_type type = ids.count == 1 ? tn_tokenizer_type(w->tokenizer, ids.data[0]) : TN_TOKEN_NORMAL;
+    bool good = type == TN_TOKEN_CONTROL || type == TN_TOKEN_USER_DEFINED;
+    if (status == TN_OK && good) *id = ids.data[0];
+    if (status == TN_OK && !good)
         status = tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has no token '%s' of a language", w->asked->model, token);
     tn_ids_free(&ids);
     return status;
