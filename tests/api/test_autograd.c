@@ -231,6 +231,21 @@ static void a_write_without_gradients_keeps_the_history(void **state) {
         }
 }
 
+/* d v²/dx = 2 · v · 2, whether v was written itself, or first used again while no gradients are recorded. */
+static void a_view_keeps_its_history_under_writes_without_gradients(void **state) {
+    (void)state;
+    for (int through_base = 0; through_base < 2; through_base++) {
+        TN_SCOPE;
+        tn_tensor *x = leaf_of(VECTOR(1, 2)), *y = tn_mul_scalar(x, 2), *v = tn_slice(y, 0, 0, 1, 1);
+        bool before = tn_set_grad_enabled(false);
+        assert_ok(tn_status_of(tn_fill_(through_base ? y : v, 5)));
+        ASSERT_VALUES(v, 5);
+        tn_set_grad_enabled(before);
+        assert_ok(tn_backward(total(tn_square(v))));
+        ASSERT_VALUES(tn_grad(x), 20, 0);
+    }
+}
+
 /* One storage has one history: PyTorch's two would be wrong in one of the tensors. */
 static void a_differentiable_write_to_a_detached_tensor_is_refused(void **state) {
     (void)state;
@@ -429,6 +444,7 @@ int main(void) {
         cmocka_unit_test(nothing_is_remembered_under_no_grad),
         cmocka_unit_test(a_detached_tensor_is_a_constant),
         cmocka_unit_test(a_write_without_gradients_keeps_the_history),
+        cmocka_unit_test(a_view_keeps_its_history_under_writes_without_gradients),
         cmocka_unit_test(a_differentiable_write_to_a_detached_tensor_is_refused),
         cmocka_unit_test(gradients_can_be_differentiated_again),
         cmocka_unit_test(a_gradient_may_be_part_of_a_loss),
