@@ -133,7 +133,8 @@ static const char *write_remainder(onnx_export *x, const tn_node *n, const onnx_
     return onnx_emit3(x, "Where", onnx_emit2(x, "And", differ, any), onnx_emit2(x, "Add", rest, b), rest);
 }
 
-static bool is_f32(const tn_node *n) { return n->dtype == TN_F32; }
+/* A bound that is NaN makes all results NaN, but ONNX Runtime's Clip ignores it. */
+static bool has_clip(const tn_node *n) { return n->dtype == TN_F32 && n->f[0] == n->f[0] && n->f[1] == n->f[1]; }
 
 static const char *write_clamp(onnx_export *x, const tn_node *n, const onnx_writer *w) {
     (void)w;
@@ -367,13 +368,14 @@ static const char *source(onnx_export *x, const tn_node *n) {
                       onnx_write_list(x, index->shape, n->rank));
 }
 
-/* The number that changes nothing; 2 and -2 stand for the greatest and the least of the type. */
+/* The number that changes nothing; 2 and -2: the greatest and the least of the type. -1 is cast to the greatest u64. */
 static double neutral(int with, tn_dtype t) {
+    const unsigned no_sign = 1u << TN_BOOL | 1u << TN_U8 | 1u << TN_U16 | 1u << TN_U32 | 1u << TN_U64;
+    const double values = ldexp(1, 8 * (int)tn_dtype_size(t));
     if (with != 2 && with != -2) return with;
     if (tn_dtype_is_float(t)) return with * (double)INFINITY;
-    if (t == TN_U8 || t == TN_BOOL) return with > 0 ? UINT8_MAX : 0;
-    double half = ldexp(1, 8 * (int)tn_dtype_size(t) - 1);
-    return with > 0 ? half - 1 : -half;
+    if (no_sign >> t & 1) return with < 0 ? 0 : t == TN_U64 ? -1 : values - 1;
+    return with > 0 ? values / 2 - 1 : -values / 2;
 }
 
 static const char *write_scatter(onnx_export *x, const tn_node *n, const onnx_writer *w) {
@@ -794,7 +796,7 @@ static const onnx_writer writers[] = {
     {TN_OP_TRUNC, NULL, write_trunc, NULL, NULL, 0},
     {TN_OP_DIV_TRUNC, NULL, write_trunc, NULL, NULL, 1},
     {TN_OP_REMAINDER, NULL, write_remainder, NULL, NULL, 0},
-    {TN_OP_CLAMP, NULL, write_clamp, is_f32, NULL, 0},
+    {TN_OP_CLAMP, NULL, write_clamp, has_clip, NULL, 0},
     {TN_OP_FMOD, NULL, write_fmod, NULL, NULL, 0},
     {TN_OP_FLOOR_DIVIDE, NULL, write_floor_divide, NULL, NULL, 0},
     {TN_OP_HEAVISIDE, NULL, write_heaviside, NULL, NULL, 0},

@@ -233,6 +233,39 @@ static void failed_launch_of_a_graph_is_done_again_by_the_host(void **state) {
     tn_graph_free(graph);
 }
 
+static void clamp_with_a_bound_that_is_nan_is_nan(void **state) {
+    (void)state;
+    if (!open_engine()) return;
+    for (int low = 0; low < 2; low++) {
+        TN_SCOPE;
+        double bounds[] = {-1, 1};
+        float out[24];
+        bounds[low] = NAN;
+        assert_ok(tn_read(tn_clamp(numbers(4, 6), bounds[0], bounds[1]), out, sizeof out));
+        for (int i = 0; i < 24; i++)
+            assert_true(isnan(out[i]));
+    }
+}
+
+/* The number that a scatter starts at is the least or the greatest of its type. */
+static void extremes_of_unsigned_numbers_are_scattered(void **state) {
+    (void)state;
+    if (!open_engine()) return;
+    static const uint32_t x[] = {1, 2}, src[] = {7, 4100000000u, 4200000000u, 4000000000u};
+    for (int least = 0; least < 2; least++)
+        for (int own = 0; own < 2; own++) {
+            TN_SCOPE;
+            tn_reduce kind = least ? TN_REDUCE_AMIN : TN_REDUCE_AMAX;
+            tn_tensor *index = tn_from_data((int64_t[]){0, 0, 1, 1}, (int64_t[]){4}, 1, TN_I64);
+            tn_tensor *to = tn_from_data(x, (int64_t[]){2}, 1, TN_U32),
+                      *from = tn_from_data(src, (int64_t[]){4}, 1, TN_U32);
+            uint32_t out[2];
+            assert_ok(tn_read(tn_scatter_reduce(to, 0, index, from, kind, own), out, sizeof out));
+            assert_int_equal(out[0], !least ? 4100000000u : own ? 1 : 7);
+            assert_int_equal(out[1], !least ? 4200000000u : own ? 2 : 4000000000u);
+        }
+}
+
 static void random_numbers_are_those_of_every_device(void **state) {
     (void)state;
     if (!open_engine()) return;
@@ -505,6 +538,8 @@ int main(void) {
         TEST(failed_run_is_done_again_by_the_host),
         TEST(weights_that_stay_are_constants_until_they_are_written),
         TEST(failed_launch_of_a_graph_is_done_again_by_the_host),
+        TEST(clamp_with_a_bound_that_is_nan_is_nan),
+        TEST(extremes_of_unsigned_numbers_are_scattered),
         TEST(random_numbers_are_those_of_every_device),
         TEST(training_steps_are_the_engines),
         TEST(model_file_runs_there_with_any_rows),
