@@ -266,6 +266,55 @@ static void columns_match_the_interpreter(void **state) {
         check_columns(&some[i]);
 }
 
+/* sums[c] = Σ x[r][c], and in the same loop to[r][c] = y[r][c]: where `to` is x, the rows must not be lent. */
+static void rows_that_are_overwritten_are_not_lent(void **state) {
+    enum { ROWS = 37, COLUMNS = 70, ALL = ROWS * COLUMNS };
+    (void)state;
+    kir_builder *b = NULL;
+    kir_program *p = NULL;
+    kir_vm *vm = NULL;
+    int64_t *sizes = NULL;
+    assert_ok(kir_begin(1, 1, (int64_t[]){COLUMNS, ROWS}, &b));
+    for (int i = 0; i < 4; i++)
+        kir_buffer(b, TN_F32);
+    kir_aff at = kir_aff_const(0), to = kir_aff_const(0);
+    at.s[0] = to.s[0] = 1;
+    at.s[1] = COLUMNS;
+    kir_loop(b, 1, 1);
+    kir_val x = kir_load(b, 0, &at, KIR_NONE);
+    kir_store(b, 2, &at, kir_load(b, 1, &at, KIR_NONE), KIR_NONE);
+    kir_val sum = kir_reduce_value(b, KIR_SUM, x, KIR_NONE);
+    kir_end(b);
+    kir_store(b, 3, &to, sum, KIR_NONE);
+    assert_ok(kir_finish(b, &p, &sizes));
+    assert_ok(kir_vm_compile(p, &vm));
+    static float start[2][ALL];
+    for (int i = 0; i < 2 * ALL; i++)
+        start[i / ALL][i % ALL] = (float)(i * 7919 % 1000) / 8;
+    for (int way = 0; way < 4 * TN_ISA_COUNT; way++) {
+        static float memory[2][3][ALL];
+        float sums[2][COLUMNS];
+        kir_launch launch[2];
+        void *buffers[2][4];
+        if (!kir_vm_use((tn_isa)(way / 4))) continue;
+        kir_code_use(way % 2 == 1);
+        for (int i = 0; i < 2; i++) {
+            memcpy(memory[i], start, sizeof start);
+            memcpy(buffers[i], ((void *[]){memory[i][0], memory[i][1], memory[i][way / 2 % 2 ? 0 : 2], sums[i]}),
+                   sizeof buffers[i]);
+            launch[i] = (kir_launch){sizes, buffers[i], NULL};
+        }
+        assert_ok(kir_interpret(p, &launch[0]));
+        assert_ok(kir_vm_run(vm, &launch[1], 1));
+        assert_memory_equal(sums[0], sums[1], sizeof sums[0]);
+        assert_memory_equal(memory[0], memory[1], sizeof memory[0]);
+    }
+    kir_vm_use(tn_cpu().isa);
+    kir_vm_free(vm);
+    kir_free(p);
+    tn_mem_free(sizes);
+}
+
 /* ---- one element, several times ---------------------------------------------------------------------------------- */
 
 /* d[i][j] = x[i], and nothing behind it. */
@@ -481,6 +530,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(long_loops_match_the_interpreter),
         cmocka_unit_test(machine_code_matches_the_interpreter),
         cmocka_unit_test(columns_match_the_interpreter),
+        cmocka_unit_test(rows_that_are_overwritten_are_not_lent),
         cmocka_unit_test(sums_of_products_match_the_interpreter),
         cmocka_unit_test(repeated_elements_match_the_interpreter),
         cmocka_unit_test(place_in_a_long_row_is_found),
