@@ -203,6 +203,44 @@ static void weights_that_stay_are_constants_until_they_are_written(void **state)
     assert_true(with_constants >= 3);
 }
 
+/* Indices that are gathered and checked, as a backward pass reads those of the forward pass, are constants too. */
+static void indices_that_are_constants_stay_what_they_were(void **state) {
+    (void)state;
+    if (!open_engine()) return;
+    enum { N = (1 << 16) + 8, RUNS = 8 };
+    int64_t *index = malloc(2 * N * sizeof *index);
+    float *one = malloc(2 * N * sizeof *one), *have = malloc(N * sizeof *have);
+    assert_true(index && one && have);
+    for (int i = 0; i < 2 * N; i++) {
+        index[i] = i / 2 * 7 % N;
+        one[i] = (float)i;
+    }
+    {
+        TN_SCOPE;
+        tn_tensor *x = tn_from_data(one, TN_DIMS(N), TN_F32), *all = tn_from_data(index, TN_DIMS(2 * N), TN_I64);
+        tn_tensor *sums = tn_from_data(one, TN_DIMS(2 * N), TN_F32);
+        tn_tensor *apart = tn_slice(sums, 0, 0, 2 * N, 2), *far = tn_slice(all, 0, 0, 2 * N, 2), *made = NULL;
+        assert_ok(tn_set_requires_grad(x, true));
+        tn_tensor *y = tn_gather(x, 0, far);
+        assert_ok(tn_eval((tn_tensor *[]){y, apart}, 2));
+        for (int run = 0; run < RUNS; run++) {
+            tn_tensor *dy = tn_full(TN_DIMS(N), run + 1, TN_F32);
+            assert_ok(tn_eval(&dy, 1));
+            assert_ok(tn_gradients(&y, 1, &dy, &x, 1, false, &made));
+            assert_ok(tn_read(made, have, N * sizeof *have));
+            for (int i = 0; i < N; i++)
+                assert_true(have[i] == (float)(run + 1));
+            char *plan = tn_explain_last();
+            assert_text_has(plan, run > 2 ? ", 1 constants" : "graph of");
+            tn_text_free(plan);
+            assert_ok(tn_read(tn_add(apart, apart), have, N * sizeof *have)); /* gathers to the same arena */
+        }
+    }
+    free(index);
+    free(one);
+    free(have);
+}
+
 static void failed_launch_of_a_graph_is_done_again_by_the_host(void **state) {
     (void)state;
     if (!open_engine()) return;
@@ -537,6 +575,7 @@ int main(void) {
         TEST(what_it_lacks_is_computed_by_the_host_and_told),
         TEST(failed_run_is_done_again_by_the_host),
         TEST(weights_that_stay_are_constants_until_they_are_written),
+        TEST(indices_that_are_constants_stay_what_they_were),
         TEST(failed_launch_of_a_graph_is_done_again_by_the_host),
         TEST(clamp_with_a_bound_that_is_nan_is_nan),
         TEST(extremes_of_unsigned_numbers_are_scattered),
