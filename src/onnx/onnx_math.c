@@ -107,14 +107,14 @@ static bool is_number_or_absent(const onnx_call *c, int i) {
 static tn_status clip(onnx_call *c) {
     const tn_tensor *x, *low, *high;
     TRY(onnx_need(c, 0, &x));
+    if (c->in_count < 2 && (onnx_find(c, "min") || onnx_find(c, "max")))
+        return onnx_put(c, 0, tn_clamp(x, onnx_float(c, "min", -INFINITY), onnx_float(c, "max", INFINITY)));
     if (tn_dtype_is_float(tn_dtype_of(x)) && is_number_or_absent(c, 1) && is_number_or_absent(c, 2)) {
         double least, most;
         TRY(onnx_read_float(c, 1, -INFINITY, &least));
         TRY(onnx_read_float(c, 2, INFINITY, &most));
         if (least == least && most == most) return onnx_put_like(c, 0, tn_clamp(x, least, most), 0);
     }
-    if (c->in_count < 2 && (onnx_find(c, "min") || onnx_find(c, "max")))
-        return onnx_put(c, 0, tn_clamp(x, onnx_float(c, "min", -INFINITY), onnx_float(c, "max", INFINITY)));
     low = onnx_in(c, 1);
     high = onnx_in(c, 2);
     if (low) x = tn_maximum(x, low);

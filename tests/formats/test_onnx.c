@@ -308,6 +308,22 @@ static void a_last_window_outside_needs_no_padding(void **state) {
     tn_onnx_close(m);
 }
 
+static void bounds_of_clip_are_attributes_or_inputs(void **state) {
+    (void)state;
+    static const struct {
+        const char *path;
+        float want[4];
+    } models[] = {{MODEL("clip.onnx"), {-1, 3, 6, 0}}, {MODEL("clip_above.onnx"), {-5, 3, 6, 0}}};
+    for (size_t i = 0; i < TN_COUNT(models); i++) {
+        tn_onnx *m = open_model(models[i].path);
+        tn_onnx_value *in = floats((float[]){-5, 3, 8, 0}, TN_DIMS(4)), *out = NULL;
+        assert_ok(tn_onnx_run(m, &in, &out));
+        assert_floats(out, models[i].want, 4);
+        tn_onnx_value_free(in);
+        tn_onnx_close(m);
+    }
+}
+
 static void sparse_initialisers_and_shapes_are_values(void **state) {
     (void)state;
     tn_onnx *m = open_model(MODEL("sparse.onnx"));
@@ -644,6 +660,7 @@ int main(void) {
         cmocka_unit_test(a_function_s_attributes_are_the_call_s),
         cmocka_unit_test(a_window_may_need_the_padding_behind_it),
         cmocka_unit_test(a_last_window_outside_needs_no_padding),
+        cmocka_unit_test(bounds_of_clip_are_attributes_or_inputs),
         cmocka_unit_test(sparse_initialisers_and_shapes_are_values),
         cmocka_unit_test(narrow_types_live_in_wider_ones),
         cmocka_unit_test(values_of_test_cases_are_read),

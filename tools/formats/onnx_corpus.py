@@ -107,6 +107,13 @@ def pool():
     model("pool_ceil", [node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1)], *ends)
 
 
+def clip():
+    """Bounds as attributes, as before opset 11, and as inputs, of which one is absent."""
+    ends = [info("x", F, ["n"])], [info("y", F, ["n"])]
+    model("clip", [node("Clip", ["x"], ["y"], min=-1.0, max=6.0)], *ends, opset=6)
+    model("clip_above", [node("Clip", ["x", "", "most"], ["y"])], *ends, initializer=[h.make_tensor("most", F, [], [6])])
+
+
 def external():
     weights = onnx.TensorProto(name="w", data_type=F, dims=[2], data_location=1)
     for key, value in (("location", "weights.bin"), ("offset", "0"), ("length", "8")):
@@ -226,6 +233,6 @@ if __name__ == "__main__":
     if {"-h", "--help"} & set(sys.argv[1:]):
         sys.exit(print(__doc__))
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for make in (mlp, branch, loop, scan, function, unsorted, sparse, pool, external, two, told, few_bits, chosen, unfit,
-                 empty, limits, types, values):
+    for make in (mlp, branch, loop, scan, function, unsorted, sparse, pool, clip, external, two, told, few_bits, chosen,
+                 unfit, empty, limits, types, values):
         make()
