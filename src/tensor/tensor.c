@@ -372,14 +372,14 @@ static tn_storage *storage_of(tn_handle *t) {
 
 tn_storage *tn_tensor_storage(const tn_tensor *t) { return storage_of(tn_handle_of(t)); }
 
-/* A view with a gradient history keeps it, also where it is first used again under TN_NO_GRAD. */
+/* Its history is that of the base, also where it is first used again under TN_NO_GRAD. */
 static tn_node *replay_view(const tn_handle *t, tn_node *base) {
     tn_recorder *r = tn_recorder_here();
     bool no_grad = r && r->no_grad;
     tn_attrs a = {.n_i = t->node->n_i, .n_f = t->node->n_f};
     memcpy(a.i, t->node->i, a.n_i * sizeof *a.i);
     memcpy(a.f, t->node->f, a.n_f * sizeof *a.f);
-    if (r && (t->node->flags & TN_NODE_GRAD)) r->no_grad = false;
+    if (r) r->no_grad = false;
     tn_node *n = tn_node_make(t->node->op, &base, 1, &a);
     if (r) r->no_grad = no_grad;
     return n;

@@ -246,6 +246,18 @@ static void a_view_keeps_its_history_under_writes_without_gradients(void **state
     }
 }
 
+static void a_view_gets_the_history_that_was_written_to_its_base(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = leaf_of(VECTOR(1, 2)), *y = tn_zeros(TN_DIMS(2), TN_F32), *v = tn_slice(y, 0, 0, 1, 1);
+    assert_ok(tn_status_of(tn_copy_(y, x)));
+    bool before = tn_set_grad_enabled(false);
+    ASSERT_VALUES(v, 1);
+    tn_set_grad_enabled(before);
+    assert_ok(tn_backward(total(tn_square(v))));
+    ASSERT_VALUES(tn_grad(x), 2, 0);
+}
+
 /* One storage has one history: PyTorch's two would be wrong in one of the tensors. */
 static void a_differentiable_write_to_a_detached_tensor_is_refused(void **state) {
     (void)state;
@@ -445,6 +457,7 @@ int main(void) {
         cmocka_unit_test(a_detached_tensor_is_a_constant),
         cmocka_unit_test(a_write_without_gradients_keeps_the_history),
         cmocka_unit_test(a_view_keeps_its_history_under_writes_without_gradients),
+        cmocka_unit_test(a_view_gets_the_history_that_was_written_to_its_base),
         cmocka_unit_test(a_differentiable_write_to_a_detached_tensor_is_refused),
         cmocka_unit_test(gradients_can_be_differentiated_again),
         cmocka_unit_test(a_gradient_may_be_part_of_a_loss),
