@@ -29,7 +29,7 @@ BUDGET = {
     "vendor": 3175,
     "hal": 8870,
     "drivers": 8250,
-    "tensor": 3006,
+    "tensor": 3014,
     "ops": 13490,
     "plan": 12050,
     "autograd": 1060,

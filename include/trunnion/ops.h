@@ -719,7 +719,8 @@ TN_API tn_tensor *tn_slice(const tn_tensor *x, int64_t dim, int64_t start, int64
 TN_API tn_tensor *tn_as_strided(const tn_tensor *x, const int64_t *shape, int rank, const int64_t *strides,
                                 int strid_count, int64_t offset);
 
-/* x without its gradient history. A view: what is written to it in place is seen in x, which keeps its history.
+/* x without its gradient history. A view: what is written to it in place is seen in x, which keeps its history. A
+ * result that requires gradients is not written to it: copy it with tn_clone before.
  * Dtypes: any → same. */
 TN_API tn_tensor *tn_detach(const tn_tensor *x);
 

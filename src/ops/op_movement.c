@@ -377,7 +377,7 @@ OP_CODE(
         "error=addressed [4] shape=(3) strides=(2) offset=0; error=strides [4] shape=(3) strides=(1,1) offset=0");
 
 /* detach(x): x without its gradient history. A view: what is written to it in place is seen in x, which keeps its
- * history. */
+ * history. A result that requires gradients is not written to it: copy it with tn_clone before. */
 static tn_status infer_detach(tn_infer *c) {
     tn_node_layout(c->in[0], &c->offset, c->stride);
     return tn_infer_same(c);

@@ -646,6 +646,13 @@ static bool has_other_history(const tn_recorder *r, const tn_storage *s, const t
     return !recorded && (s->value->flags & TN_NODE_GRAD) && !(s->value->flags & TN_NODE_LEAF) && !s->slot;
 }
 
+static bool is_detached(const tn_tensor *x) {
+    const tn_handle *t = tn_handle_of(x);
+    while (t->base && t->node->op != TN_OP_DETACH)
+        t = t->base;
+    return t->base != NULL;
+}
+
 /* As in PyTorch, a write that records no gradients (TN_NO_GRAD, or through tn_detach) leaves the history of its target:
  * gradients flow on to what the target was computed from. `whole` is the storage's value after the write `place`. Takes
  * its reference. */
@@ -792,10 +799,12 @@ static tn_tensor *write_node(tn_tensor *dst, tn_node *value, bool fresh, const c
     bool fits = same_form(now, value);
     if (ok == TN_OK && fresh && !fits) ok = check_dtype(now, value, what);
     if (ok == TN_OK && !fits) ok = check_shape(now, value, what);
-    if (ok == TN_OK && !r->no_grad && (value->flags & TN_NODE_GRAD) && has_other_history(r, s, now))
+    bool recorded = !r->no_grad && (value->flags & TN_NODE_GRAD);
+    if (ok == TN_OK && recorded && (is_detached(dst) || has_other_history(r, s, now)))
         ok = tn_fail(TN_ERR_STATE,
-                     "%s_: the result requires gradients, and the target is detached from a tensor that has a gradient "
-                     "history of its own: copy the target with tn_clone, or wrap the write in TN_NO_GRAD",
+                     "%s_: the result requires gradients, and the target is detached from a tensor in the same memory, "
+                     "which would get its gradient history: copy the target with tn_clone, or wrap the write in "
+                     "TN_NO_GRAD",
                      what);
     if (ok != TN_OK) return tn_refuse_write(ok);
     r->called = what;

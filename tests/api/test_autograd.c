@@ -268,6 +268,10 @@ static void a_differentiable_write_to_a_detached_tensor_is_refused(void **state)
     assert_int_equal(tn_status_of(tn_mul_(tn_detach(y), x)), TN_ERR_STATE);
     assert_non_null(strstr(tn_error(), "tn_clone"));
     assert_float_equal((float)tn_item(tn_sum(y, TN_ALL, false)), 4, 0);
+    /* nor where the other tensor has no history: it would get that of the detached one, whose gradient is lost */
+    tn_tensor *plain = tn_ones(TN_DIMS(2), TN_F32), *part = tn_slice(tn_detach(plain), 0, 0, 1, 1);
+    assert_int_equal(tn_status_of(tn_mul_(part, tn_slice(x, 0, 0, 1, 1))), TN_ERR_STATE);
+    assert_false(tn_requires_grad(plain));
 }
 
 static void a_detached_tensor_is_a_constant(void **state) {
