@@ -578,24 +578,24 @@ static void cache_folder_follows_the_environment(void **state) {
 static void wrong_values_of_variables_count_as_unset(void **state) {
     (void)state;
     static const char *const words[] = {"one", "two", NULL};
-    setenv("TRUNNION_TEST", "two", 1);
-    assert_int_equal(tn_env_word("TRUNNION_TEST", words), 1);
-    setenv("TRUNNION_TEST", "three", 1);
-    assert_int_equal(tn_env_word("TRUNNION_TEST", words), -1);
-    assert_true(tn_env_switch("TRUNNION_TEST", true) && !tn_env_switch("TRUNNION_TEST", false));
-    setenv("TRUNNION_TEST", "0", 1);
-    assert_false(tn_env_switch("TRUNNION_TEST", true));
-    setenv("TRUNNION_TEST", "", 1);
-    assert_int_equal(tn_env_word("TRUNNION_TEST", words), -1);
+    setenv("TRUNNION_EXAMPLE", "two", 1);
+    assert_int_equal(tn_env_word("TRUNNION_EXAMPLE", words), 1);
+    setenv("TRUNNION_EXAMPLE", "three", 1);
+    assert_int_equal(tn_env_word("TRUNNION_EXAMPLE", words), -1);
+    assert_true(tn_env_switch("TRUNNION_EXAMPLE", true) && !tn_env_switch("TRUNNION_TEST", false));
+    setenv("TRUNNION_EXAMPLE", "0", 1);
+    assert_false(tn_env_switch("TRUNNION_EXAMPLE", true));
+    setenv("TRUNNION_EXAMPLE", "", 1);
+    assert_int_equal(tn_env_word("TRUNNION_EXAMPLE", words), -1);
     static const struct {
         const char *text;
         int number;
     } rows[] = {{"1", 1}, {"600", 600}, {"0", 5}, {"-3", 5}, {"601", 5}, {"7x", 5}, {"99999999999999999999", 5}};
     for (size_t i = 0; i < TN_COUNT(rows); i++) {
-        setenv("TRUNNION_TEST", rows[i].text, 1);
-        assert_int_equal(tn_env_int("TRUNNION_TEST", 1, 600, 5), rows[i].number);
+        setenv("TRUNNION_EXAMPLE", rows[i].text, 1);
+        assert_int_equal(tn_env_int("TRUNNION_EXAMPLE", 1, 600, 5), rows[i].number);
     }
-    unsetenv("TRUNNION_TEST");
+    unsetenv("TRUNNION_EXAMPLE");
 }
 
 static void clock_goes_forward(void **state) {
