@@ -372,17 +372,22 @@ static tn_storage *storage_of(tn_handle *t) {
 
 tn_storage *tn_tensor_storage(const tn_tensor *t) { return storage_of(tn_handle_of(t)); }
 
-/* Its history is that of the base, also where it is first used again under TN_NO_GRAD. */
-static tn_node *replay_view(const tn_handle *t, tn_node *base) {
+/* Records an operation with its gradient history, also under TN_NO_GRAD. */
+static tn_node *make_with_history(int op, tn_node *const *in, int n_in, const tn_attrs *attrs) {
     tn_recorder *r = tn_recorder_here();
     bool no_grad = r && r->no_grad;
+    if (r) r->no_grad = false;
+    tn_node *n = tn_node_make(op, in, n_in, attrs);
+    if (r) r->no_grad = no_grad;
+    return n;
+}
+
+/* Its history is that of the base, wherever it is used again first. */
+static tn_node *replay_view(const tn_handle *t, tn_node *base) {
     tn_attrs a = {.n_i = t->node->n_i, .n_f = t->node->n_f};
     memcpy(a.i, t->node->i, a.n_i * sizeof *a.i);
     memcpy(a.f, t->node->f, a.n_f * sizeof *a.f);
-    if (r) r->no_grad = false;
-    tn_node *n = tn_node_make(t->node->op, &base, 1, &a);
-    if (r) r->no_grad = no_grad;
-    return n;
+    return make_with_history(t->node->op, &base, 1, &a);
 }
 
 static pthread_mutex_t refresh_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -656,15 +661,11 @@ static bool is_detached(const tn_tensor *x) {
 /* As in PyTorch, a write that records no gradients (TN_NO_GRAD, or through tn_detach) leaves the history of its target:
  * gradients flow on to what the target was computed from. `whole` is the storage's value after the write `place`. Takes
  * its reference. */
-static tn_node *keep_history(tn_recorder *r, const tn_storage *s, const tn_node *place, tn_node *whole) {
+static tn_node *keep_history(const tn_recorder *r, const tn_storage *s, const tn_node *place, tn_node *whole) {
     tn_node *before = s->value;
     if (!has_other_history(r, s, place) || (whole->flags & TN_NODE_ERROR)) return whole;
     if (before->op == TN_OP_REWRITTEN) before = before->in[0]; /* many writes make no chain */
-    bool no_grad = r->no_grad;
-    r->no_grad = false;
-    tn_node *in[] = {before, whole};
-    tn_node *kept = tn_node_make(TN_OP_REWRITTEN, in, 2, NULL);
-    r->no_grad = no_grad;
+    tn_node *kept = make_with_history(TN_OP_REWRITTEN, (tn_node *[]){before, whole}, 2, NULL);
     tn_node_release(whole);
     return kept;
 }
