@@ -51,27 +51,60 @@ int64_t tn_integer_at(tn_dtype t, const void *base, int64_t i) {
     }
 }
 
-void tn_buffer_note_integers(tn_buffer *b, tn_dtype dtype, const void *host, size_t bytes) {
-    const unsigned integers = 1u << TN_I64 | 1u << TN_I32 | 1u << TN_I16 | 1u << TN_I8 | 1u << TN_U64 | 1u << TN_U32 |
-                              1u << TN_U16 | 1u << TN_U8;
-    if (!(integers >> dtype & 1)) return;
-    tn_known_integers k = {b->version, INT64_MAX, INT64_MAX, INT64_MIN, INT64_MIN};
-    size_t count = bytes / tn_dtype_size(dtype);
-    for (size_t i = 0; i < count; i++) {
-        int64_t v = tn_integer_at(dtype, host, (int64_t)i);
-        if (v < k.low) {
-            k.second_low = k.low;
-            k.low = v;
-        } else if (v > k.low && v < k.second_low) {
-            k.second_low = v;
-        }
-        if (v > k.high) {
-            k.second_high = k.high;
-            k.high = v;
-        } else if (v < k.high && v > k.second_high) {
-            k.second_high = v;
-        }
+static void note_integer(tn_known_integers *k, int64_t v) {
+    if (v < k->low) {
+        k->second_low = k->low;
+        k->low = v;
+    } else if (v > k->low && v < k->second_low) {
+        k->second_low = v;
     }
+    if (v > k->high) {
+        k->second_high = k->high;
+        k->high = v;
+    } else if (v < k->high && v > k->second_high) {
+        k->second_high = v;
+    }
+}
+
+/* Can no number from low to high change what is known? None lies between two values that follow each other. */
+static bool adds_nothing(const tn_known_integers *k, int64_t low, int64_t high) {
+    bool low_ends = low >= k->second_low || (uint64_t)k->second_low - (uint64_t)k->low == 1;
+    bool high_ends = high <= k->second_high || (uint64_t)k->high - (uint64_t)k->second_high == 1;
+    return low >= k->low && high <= k->high && low_ends && high_ends;
+}
+
+/* Pictures and texts are sent as integers, too: most of their blocks are done with their least and greatest number. */
+#define NOTE_INTEGERS(name, type)                                            \
+    static void name(tn_known_integers *k, const void *from, size_t count) { \
+        enum { BLOCK = 256 };                                                \
+        const type *v = from, *end = v + count;                              \
+        for (; end - v >= BLOCK; v += BLOCK) {                               \
+            type low = v[0], high = v[0];                                    \
+            for (int i = 0; i < BLOCK; i++) {                                \
+                low = v[i] < low ? v[i] : low;                               \
+                high = v[i] > high ? v[i] : high;                            \
+            }                                                                \
+            for (int i = 0; i < BLOCK && !adds_nothing(k, low, high); i++)   \
+                note_integer(k, v[i]);                                       \
+        }                                                                    \
+        for (; v < end; v++)                                                 \
+            note_integer(k, *v);                                             \
+    }
+NOTE_INTEGERS(note_i8, int8_t)
+NOTE_INTEGERS(note_u8, uint8_t)
+NOTE_INTEGERS(note_i16, int16_t)
+NOTE_INTEGERS(note_u16, uint16_t)
+NOTE_INTEGERS(note_i32, int32_t)
+NOTE_INTEGERS(note_u32, uint32_t)
+NOTE_INTEGERS(note_i64, int64_t)
+
+void tn_buffer_note_integers(tn_buffer *b, tn_dtype dtype, const void *host, size_t bytes) {
+    static void (*const note[])(tn_known_integers *, const void *, size_t) = {
+        [TN_I8] = note_i8,   [TN_U8] = note_u8,   [TN_I16] = note_i16, [TN_U16] = note_u16,
+        [TN_I32] = note_i32, [TN_U32] = note_u32, [TN_I64] = note_i64, [TN_U64] = note_i64};
+    if ((size_t)dtype >= sizeof note / sizeof *note || !note[dtype]) return;
+    tn_known_integers k = {b->version, INT64_MAX, INT64_MAX, INT64_MIN, INT64_MIN};
+    note[dtype](&k, host, bytes / tn_dtype_size(dtype));
     if (dtype == TN_U64 && k.low < 0) k.high = INT64_MAX; /* from 2^63 on */
     b->known = k;
 }

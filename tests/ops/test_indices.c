@@ -519,6 +519,38 @@ static void an_ignored_class_hides_no_other(void **state) {
     end_elsewhere(before);
 }
 
+/* Long lists are looked at in blocks: every place of them counts. */
+static void one_index_outside_a_long_list_is_found_elsewhere(void **state) {
+    (void)state;
+    enum { COUNT = 700, CLASSES = 3 };
+    int64_t wide[COUNT];
+    uint8_t narrow[COUNT];
+    tn_tensor *before[3];
+    begin_elsewhere(before);
+    TN_SCOPE;
+    tn_tensor *logits = tn_ones(TN_DIMS(COUNT, CLASSES), TN_F32), *y;
+    for (int i = 0; i < COUNT; i++)
+        narrow[i] = (uint8_t)(wide[i] = i % CLASSES);
+    for (int i = 0; i < COUNT; i += 7) {
+        TN_SCOPE;
+        static const int64_t sent[] = {CLASSES, -100, -1, 1};
+        for (size_t k = 0; k < TN_COUNT(sent); k++) { /* -100 is ignored */
+            const int64_t was = wide[i];
+            const bool inside = k == 1 || k == 3;
+            wide[i] = sent[k];
+            y = (tn_cross_entropy)(logits, tn_from_data(wide, TN_DIMS(COUNT), TN_I64), NULL, NULL);
+            if (tn_status_of(y) != (inside ? TN_OK : TN_ERR_ARGUMENT)) fail_msg("place %d, case %zu", i, k);
+            wide[i] = was;
+        }
+        narrow[i] += CLASSES;
+        y = tn_one_hot(tn_from_data(narrow, TN_DIMS(COUNT), TN_U8), CLASSES, TN_F32);
+        if (tn_status_of(y) != TN_ERR_ARGUMENT) fail_msg("place %d of bytes is taken", i);
+        narrow[i] -= CLASSES;
+    }
+    assert_ok(tn_status_of(tn_one_hot(tn_from_data(narrow, TN_DIMS(COUNT), TN_U8), CLASSES, TN_F32)));
+    end_elsewhere(before);
+}
+
 static void a_launch_elsewhere_compares_what_was_sent(void **state) {
     (void)state;
     tn_tensor *before[3];
@@ -806,6 +838,7 @@ int main(void) {
         cmocka_unit_test(what_the_host_has_sent_is_compared),
         cmocka_unit_test(a_view_of_what_was_sent_has_its_own_range),
         cmocka_unit_test(an_ignored_class_hides_no_other),
+        cmocka_unit_test(one_index_outside_a_long_list_is_found_elsewhere),
         cmocka_unit_test(a_launch_elsewhere_compares_what_was_sent),
         cmocka_unit_test(only_casts_that_keep_the_values_are_looked_through),
         cmocka_unit_test(what_is_made_inside_its_range_needs_no_look),
