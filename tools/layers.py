@@ -24,7 +24,7 @@ BUDGET = {
     "windows": 1440,
     "base": 3835,
     "kir": 16580,
-    "cpu": 15080,
+    "cpu": 15155,
     "gpu": 2800,
     "vendor": 3175,
     "hal": 8890,

@@ -157,8 +157,13 @@ VEC_INLINE void tile_run(const product *p, const int rows, const int vectors, co
     const char *b = p->b;
     const int64_t a_row = p->a_row, a_step = p->a_step, b_row = p->b_row * (half ? 2 : 4);
     const char *ask = p->ask ? p->ask : b;
+    const int64_t ask_step = p->ask ? p->ask_step : 0;
     for (int64_t k = p->steps; k > 0; k--) {
-        if (half && vectors > 1) __builtin_prefetch(ask + k * LINE - LINE, 0, 2);
+        if (half && vectors > 1) {
+            __builtin_prefetch(ask, 0, 2);
+            __builtin_prefetch(ask + LINE, 0, 2);
+            ask += ask_step;
+        }
         V y[TILE_VECTORS];
         VEC_UNROLL for (int j = 0; j < vectors; j++) y[j] = load_b(b, j, half);
         VEC_UNROLL for (int i = 0; i < rows; i++) {
@@ -278,6 +283,7 @@ typedef struct block {
     int64_t start;         /* the sequence's first query … */
     int64_t position;      /* … and its place, within the pages */
     int64_t chunk, chunks; /* the first visible chunk, and how many */
+    const char *after;     /* the page of keys that is read after this block; NULL: none */
 } block;
 
 typedef struct range {
@@ -471,11 +477,13 @@ VEC_INLINE void transpose_pieces(W r[8]) {
 }
 
 /* The first keys of a page of 16-bit numbers, transposed before they are widened: half as many steps. head_dim: a
- * multiple of eight. */
-static void put_page(const uint16_t *page, int64_t keys, int64_t head_dim, uint16_t *to) {
+ * multiple of eight. As many rows of `ask`, which are used next, are prefetched meanwhile. */
+static void put_page(const uint16_t *page, int64_t keys, int64_t head_dim, uint16_t *to, const char *ask) {
+    enum { SQUARE = PIECES * PIECE_KEYS * 8 * sizeof *page };
     for (int64_t i = 0; i < keys; i += PIECES * PIECE_KEYS) {
-        for (int64_t j = 0; j < head_dim; j += 8) {
+        for (int64_t j = 0; j < head_dim; j += 8, ask += SQUARE) {
             W r[8];
+            VEC_UNROLL for (int l = 0; l < SQUARE; l += LINE) __builtin_prefetch(ask + l);
             VEC_UNROLL for (int l = 0; l < 8; l++) r[l] = load_pieces(page + (i + l) * head_dim + j, head_dim);
             transpose_pieces(r);
             VEC_UNROLL for (int l = 0; l < 8; l++) v_store((float *)(void *)(to + (j + l) * KEYS + i), (V)r[l]);
@@ -519,7 +527,9 @@ static matrix bring_keys(const attention *a, part *p, const block *b, int64_t ch
     const char *page = bring_page(a, p, &s, b, chunk, at);
 #if HAS_PIECES
     if (tn_dtype_size(x->k_cache.dtype) == 2 && x->head_dim % 8 == 0) {
-        put_page((const uint16_t *)(const void *)page, at.end, x->head_dim, (uint16_t *)(void *)p->nhwc);
+        const char *values = find_page(&x->v_cache, b->sequence, chunk, b->head, x->head_dim);
+        put_page((const uint16_t *)(const void *)page, at.end, x->head_dim, (uint16_t *)(void *)p->nhwc,
+                 values ? values : page);
         if (may_stay_half(a, &x->k_cache)) return (matrix){p->nhwc, KEYS, true};
         widen_paged(p->nhwc, x->k_cache.dtype, x->head_dim * KEYS, p->keys);
         return (matrix){p->keys, KEYS, false};
@@ -598,9 +608,12 @@ static int64_t paged_row_of(const attention *a, const block *b, int64_t query) {
 
 static bool same_range(range x, range y) { return x.begin == y.begin && x.end == y.end; }
 
-/* Weighted values, for runs of queries that see the same places. */
+/* Weighted values, for runs of queries that see the same places. The next page of keys is prefetched meanwhile. */
 static void weigh_paged(const attention *a, part *p, const block *b, int64_t chunk, range queries, matrix v,
                         sums *out) {
+    const tn_kv_cache *keys = &a->args->k_cache;
+    bool last = chunk + 1 == b->chunk + b->chunks;
+    const char *ask = last ? b->after : find_page(keys, b->sequence, chunk + 1, b->head, a->args->head_dim);
     for (int64_t i = queries.begin, next; i < queries.end; i = next) {
         range seen = visible_places(a, b, i, chunk);
         for (next = i + 1; next < queries.end && same_range(seen, visible_places(a, b, next, chunk));)
@@ -612,6 +625,8 @@ static void weigh_paged(const attention *a, part *p, const block *b, int64_t chu
                      .b = (const char *)v.data + seen.begin * v.row * (v.half ? 2 : 4),
                      .b_row = v.row,
                      .half = v.half,
+                     .ask = ask,
+                     .ask_step = row_bytes_of(a->args->k_cache.dtype, a->args->head_dim),
                      .c = out->value + row * a->width,
                      .c_row = a->width,
                      .steps = seen.end - seen.begin};
@@ -636,6 +651,7 @@ static void attend_paged(const attention *a, part *p, const block *b, int64_t ch
                      .steps = tn_min64(KIR_KSUM, a->args->head_dim - i),
                      .add = i > 0};
         s.ask = k.half ? tn_parallel_expected(s.steps * LINE) : NULL;
+        s.ask_step = LINE;
         multiply(s, rows, KEYS);
     }
     for (int64_t i = queries.begin, r = row; i < queries.end; i++) {
@@ -740,6 +756,10 @@ static void run_units(void *ctx, int64_t begin, int64_t end, int worker) {
         block b = block_at(a, i);
         range run = {tn_max64(begin - unit, 0), tn_min64(end - unit, b.chunks)};
         if (!a->split) run = run.begin == 0 && unit >= begin ? (range){0, b.chunks} : (range){0, 0};
+        if (i + 1 < count) {
+            block next = block_at(a, i + 1);
+            b.after = find_page(&a->args->k_cache, next.sequence, next.chunk, next.head, a->args->head_dim);
+        }
         if (run.begin < run.end) run_block(a, &p, i, &b, unit, run);
         unit += b.chunks;
     }

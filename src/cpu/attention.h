@@ -17,7 +17,8 @@ enum {
 /* ---- small matrix products (attention.c) ------------------------------------------------------------------------- */
 
 typedef struct product {
-    const char *ask; /* halves: memory that is asked for meanwhile, a line a step; NULL: none */
+    const char *ask;  /* halves: memory to prefetch meanwhile, up to two lines a step; NULL: none … */
+    int64_t ask_step; /* … and its bytes a step */
     const float *a;
     const void *b; /* f32 or, if `half`, f16 */
     float *c;

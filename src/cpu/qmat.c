@@ -1,11 +1,11 @@
 /* qmat.c — products with weights as stored in files, block-quantized or in half precision: how they are divided.
  *
  * x is rounded to 8 bits once (records of 32 numbers, their scale and their sum), for some hundred rows at a time that
- * fit into the second-level cache. Each thread then takes a share of the groups of 16 weight rows. One row of x: the
- * group's bits are unpacked in registers and used at once, so memory limits the speed. More rows: the group is unpacked
- * into a panel of bytes and f32 scales in the first-level cache, and rows of x are multiplied with it in tiles. The
- * kernels for panels do not know the format, only the number of parts of a block and whether it has a minimum. Weights
- * in f16 and bf16 are computed the same way without rounding (qplain.c).
+ * fit into the second-level cache. Each thread then takes a share of the groups of 16 weight rows. One row of x, or a
+ * few on processors with 32 vector registers: the group's bits are unpacked in registers and used at once. More rows:
+ * the group is unpacked into a panel of bytes and f32 scales in the first-level cache, and rows of x are multiplied with
+ * it in tiles. The kernels for panels do not know the format, only the number of parts of a block and whether it has a
+ * minimum. Weights in f16 and bf16 are computed the same way without rounding (qplain.c).
  *
  * Every result is one accumulator that adds its blocks in order, on all of these paths, so the bits are the same. */
 #include "cpu/isa.h"
@@ -20,7 +20,8 @@ enum {
     SLAB_ROWS = 516,   /* of x rounded at once: with a panel's blocks, half of a second cache of 1 MiB */
     SUM_COLUMNS = 128, /* of C finished before an epilogue gets them: as much again … */
     FEW_ROWS = 48,     /* … if there are more rows than these */
-    CUTS = 1024        /* parts of all columns, by which shares are made larger or smaller */
+    STRIPE_ROWS = 16, /* rows of x up to which unpacking a group for each STRIPE_HIGH of them costs less than a panel */
+    CUTS = 1024       /* parts of all columns, by which shares are made larger or smaller */
 };
 
 static const double BYTES_A_PART = 30e3;  /* of weights: 2 to 3 µs from memory, less is not worth a fork-join … */
@@ -33,8 +34,8 @@ static const int64_t ROUND_A_PART = 8192; /* numbers of x to round: as much time
 typedef struct qmat {
     const tn_qmat_args *args;
     const qtile_set *with;
-    const tn_qformat *format; /* NULL: weights are f16 or bf16, and "blocks" are steps of k */
-    void (*stripe)(const stripe *p);
+    const tn_qformat *format;  /* NULL: weights are f16 or bf16, and "blocks" are steps of k */
+    stripe_fn *const *stripes; /* by height */
     const panel_kernels *panels;
     tn_qlayout layout;
     int64_t blocks, groups; /* of 32 weights, of 16 rows */
@@ -42,6 +43,7 @@ typedef struct qmat {
     int64_t piece;          /* blocks of a panel */
     int64_t slab;           /* rows of x rounded at once, at most */
     int64_t sum_rows;       /* rows of C that are finished before they are written, at most */
+    bool few;               /* more rows than one, but so few that stripes multiply them */
     bool direct;            /* full groups are written to C when they are finished */
     size_t rounded_bytes, panel_bytes, sums_bytes, part_bytes;
     int64_t row0, rows;                /* the current block of rows … */
@@ -54,7 +56,10 @@ typedef struct qmat {
 } qmat;
 
 /* Rows of x at once. */
-static int64_t tile_of(const qmat *q) { return q->with->plain->heights[0]; }
+static int64_t tile_of(const qmat *q) { return q->few ? STRIPE_HIGH : q->with->plain->heights[0]; }
+
+/* Rows of the kernel that multiplies the last `rows` of a tile of few rows, the missing ones zero. */
+static int64_t stripe_height(int64_t rows) { return rows > STRIPE_LOW ? STRIPE_HIGH : STRIPE_LOW; }
 
 static size_t area(int64_t bytes) { return ((size_t)bytes + 63) / 64 * 64; }
 
@@ -70,7 +75,8 @@ static void plan_groups(qmat *q, const tn_qmat_args *args) {
 }
 
 static void plan_blocks(qmat *q, const tn_qmat_args *args, const tn_qformat *f) {
-    q->stripe = q->with->stripe[args->dtype];
+    q->stripes = q->with->stripe[args->dtype];
+    q->few = args->m > 1 && args->m <= STRIPE_ROWS && q->stripes[1];
     q->panels = q->with->panels(f);
     q->blocks = args->k / TN_QBLOCK;
     q->record = record_bytes(f->parts);
@@ -89,8 +95,8 @@ static void plan_qmat(qmat *q, const tn_qmat_args *args) {
         q->panel = q->args->m > 1 ? tn_min64(args->m, SLAB_ROWS) * (int64_t)sizeof(float) : 0;
     }
     q->slab = tn_min64(args->m, SLAB_ROWS);
-    q->rounded_bytes = area(q->slab * q->blocks * q->record);
-    q->panel_bytes = args->m > 1 ? area(q->piece * q->panel) : 0;
+    q->rounded_bytes = area(tn_ceil_div(q->slab, STRIPE_LOW) * STRIPE_LOW * q->blocks * q->record);
+    q->panel_bytes = args->m > 1 && !q->few ? area(q->piece * q->panel) : 0;
     q->direct = !args->c.fused.vm && args->c.col_stride == 1;
     q->sum_rows = tn_min64(q->slab, q->direct ? FEW_ROWS : SLAB_ROWS);
     int64_t columns = q->sum_rows > FEW_ROWS ? SUM_COLUMNS : BLOCK_LD;
@@ -166,11 +172,21 @@ static void round_rows(void *ctx, int64_t begin, int64_t end, int worker) {
         int64_t first = i / most * most, height = tn_min64(most, q->rows - first), row = i - first;
         const float *x = q->args->x + (q->row0 + i) * q->args->x_stride;
         uint8_t *rows = rounded(q) + first * q->blocks * q->record;
+        if (q->few) height = stripe_height(height);
         if (q->with->pairs && row < height / lowest * lowest)
             round_paired_row(q, x, rows + (row - row % 2) * q->record, height * q->record, row % 2);
         else
             round_row(q, x, rows + row * q->record, height * q->record);
     }
+}
+
+/* Records of zeros behind the last row, up to the height of a kernel. */
+static void round_missing_rows(const qmat *q) {
+    int64_t first = q->rows / STRIPE_HIGH * STRIPE_HIGH, height = stripe_height(q->rows - first);
+    uint8_t *rows = rounded(q) + first * q->blocks * q->record;
+    if (first == q->rows) return;
+    for (int64_t b = 0; b < q->blocks; b++)
+        memset(rows + (b * height + q->rows - first) * q->record, 0, (size_t)((first + height - q->rows) * q->record));
 }
 
 /* ---- multiplying ------------------------------------------------------------------------------------------------- */
@@ -310,6 +326,20 @@ static void multiply_half_groups(const qmat *q, const part *p, int64_t group0, i
     } while (k < q->blocks);
 }
 
+/* Rows [first, first + rows) of the slab, which start with a tile, times group g: one row, or few. */
+static void multiply_stripes(const qmat *q, const part *p, int64_t g, int64_t first, int64_t rows, float *c,
+                             int64_t c_row) {
+    const uint8_t *group = group_of(q, g);
+    stripe s = {group, group + q->layout.low, group + q->layout.high, .blocks = q->blocks, .c_row = c_row};
+    s.next = g + 1 < p->end ? q->layout.group : (int64_t)(p->after - (uintptr_t)group);
+    for (int64_t i = 0; i < rows; i += STRIPE_HIGH) {
+        s.x = rounded(q) + (first + i) * q->blocks * q->record;
+        s.c = c + i * c_row;
+        s.rows = tn_min64(rows - i, STRIPE_HIGH);
+        q->stripes[!q->few ? 0 : stripe_height(s.rows) == STRIPE_LOW ? 1 : 2](&s);
+    }
+}
+
 /* Some groups of columns; c: the first element. A panel's blocks of all rows stay in the second-level cache while the
  * groups are processed. */
 static void multiply_groups(const qmat *q, const part *p, int64_t group0, int64_t group1, int64_t first, int64_t rows,
@@ -318,12 +348,9 @@ static void multiply_groups(const qmat *q, const part *p, int64_t group0, int64_
         multiply_half_groups(q, p, group0, group1, first, rows, c, c_row);
         return;
     }
-    if (q->rows == 1) {
-        for (int64_t g = group0; g < group1; g++, c += TN_QROWS) {
-            const uint8_t *group = group_of(q, g);
-            int64_t next = g + 1 < p->end ? q->layout.group : (int64_t)(p->after - (uintptr_t)group);
-            q->stripe(&(stripe){group, group + q->layout.low, group + q->layout.high, q->blocks, rounded(q), c, next});
-        }
+    if (q->rows == 1 || q->few) {
+        for (int64_t g = group0; g < group1; g++, c += TN_QROWS)
+            multiply_stripes(q, p, g, first, rows, c, c_row);
         return;
     }
     int64_t k = 0;
@@ -494,6 +521,7 @@ void tn_qmat(const tn_qmat_args *args) {
         q->rows = tn_min64(q->slab, args->m - q->row0);
         int64_t grain = tn_ceil_div(ROUND_A_PART, tn_max64(args->k, 1));
         if (q->format) tn_parallel(q->rows, grain, round_rows, q);
+        if (q->few) round_missing_rows(q);
         ask_for_expected(q);
         int threads = choose_threads(q);
         choose_strips(q, threads);

@@ -223,15 +223,18 @@ KERNEL void ask_ahead(const uint8_t *block, int64_t bytes, int64_t ahead) {
     VEC_UNROLL for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(block + ahead * bytes + i);
 }
 
-KERNEL void multiply_stripe(const stripe *p, tn_qbits bits, tn_qscales form, tn_qlayout l) {
+/* Weights are unpacked in registers and used at once by `height` rows. */
+KERNEL void multiply_stripe(const stripe *p, int height, tn_qbits bits, tn_qscales form, tn_qlayout l) {
     bool has_minimum = form_has_minimum(form);
     int parts = form_parts(form);
     const int64_t scale = l.scale_bytes / l.scale_blocks, ahead = QAHEAD / (l.low_bytes + l.high_bytes + scale);
-    const int64_t turn = tn_max64(p->blocks - ahead, 0);
+    const int64_t turn = tn_max64(p->blocks - ahead, 0), record = record_bytes(parts);
     int64_t jump = 0, by = ahead;
     const uint8_t *low = p->low, *high = p->high, *x = p->x;
-    V acc[HALVES];
-    VEC_UNROLL for (int half = 0; half < HALVES; half++) acc[half] = v_zero();
+    V acc[HALVES][STRIPE_HIGH];
+    VEC_UNROLL for (int half = 0; half < HALVES; half++) {
+        VEC_UNROLL for (int r = 0; r < height; r++) acc[half][r] = v_zero();
+    }
     for (int64_t b = 0; b < p->blocks; b++) {
         const uint8_t *unit = p->scales + b / l.scale_blocks * l.scale_bytes;
         if (b == turn) {
@@ -247,17 +250,25 @@ KERNEL void multiply_stripe(const stripe *p, tn_qbits bits, tn_qscales form, tn_
             unpack_bits(bits, low + half * VEC_BYTES, high + half * VEC_BYTES, w);
             unpack_scales(form, unit, (int)(b % l.scale_blocks), half * VL, &sc);
             VEC_UNROLL for (int part = 0; part < parts; part++) {
-                VI sum = first_sum(x, part, has_minimum, bits == TN_QBITS_8);
-                VEC_UNROLL for (int c = CHUNKS / parts * part; c < CHUNKS / parts * (part + 1); c += 2) sum =
-                    q_dot2(sum, w[c], w[c + 1], x + 4 * c, bits == TN_QBITS_8);
-                acc[half] = finish_part(acc[half], sum, x, part, sc.s[part], sc.t[part], has_minimum);
+                VI sum[STRIPE_HIGH];
+                VEC_UNROLL for (int r = 0; r < height; r++) sum[r] =
+                    first_sum(x + r * record, part, has_minimum, bits == TN_QBITS_8);
+                VEC_UNROLL for (int c = CHUNKS / parts * part; c < CHUNKS / parts * (part + 1); c += 2) {
+                    VEC_UNROLL for (int r = 0; r < height; r++) sum[r] =
+                        q_dot2(sum[r], w[c], w[c + 1], x + r * record + 4 * c, bits == TN_QBITS_8);
+                }
+                VEC_UNROLL for (int r = 0; r < height; r++) acc[half][r] =
+                    finish_part(acc[half][r], sum[r], x + r * record, part, sc.s[part], sc.t[part], has_minimum);
             }
         }
         low += l.low_bytes;
         high += l.high_bytes;
-        x += record_bytes(parts);
+        x += height * record;
     }
-    VEC_UNROLL for (int half = 0; half < HALVES; half++) v_store(p->c + half * VL, acc[half]);
+    VEC_UNROLL for (int half = 0; half < HALVES; half++) {
+        VEC_UNROLL for (int r = 0; r < height; r++) if (r < p->rows)
+            v_store(p->c + r * p->c_row + half * VL, acc[half][r]);
+    }
 }
 
 /* ---- their instances --------------------------------------------------------------------------------------------- */
@@ -284,8 +295,19 @@ static const panel_kernels *kernels_of(const tn_qformat *f) {
 
 #define LAYOUT(low, high, scale, blocks) \
     (tn_qlayout) { .low_bytes = low, .high_bytes = high, .scale_bytes = scale, .scale_blocks = blocks }
+#if defined(__AVX512F__)
+#define STRIPE_KERNEL(name, bits, form, layout)                                                     \
+    static void name(const stripe *p) { multiply_stripe(p, 1, bits, form, layout); }                \
+    static void name##_low(const stripe *p) { multiply_stripe(p, STRIPE_LOW, bits, form, layout); } \
+    static void name##_high(const stripe *p) { multiply_stripe(p, STRIPE_HIGH, bits, form, layout); }
+#define STRIPES(name) \
+    { name, name##_low, name##_high }
+#else
 #define STRIPE_KERNEL(name, bits, form, layout) \
-    static void name(const stripe *p) { multiply_stripe(p, bits, form, layout); }
+    static void name(const stripe *p) { multiply_stripe(p, 1, bits, form, layout); }
+#define STRIPES(name) \
+    { name }
+#endif
 
 STRIPE_KERNEL(stripe_q4_0, TN_QBITS_4, TN_QSCALES_D, LAYOUT(256, 0, 32, 1))
 STRIPE_KERNEL(stripe_q4_1, TN_QBITS_4, TN_QSCALES_DM, LAYOUT(256, 0, 64, 1))
@@ -299,10 +321,11 @@ STRIPE_KERNEL(stripe_q5_k, TN_QBITS_4_1, TN_QSCALES_PAIR_M, LAYOUT(256, 64, 256,
 STRIPE_KERNEL(stripe_q6_k, TN_QBITS_4_2, TN_QSCALES_I8, LAYOUT(256, 128, 288, 8))
 STRIPE_KERNEL(stripe_q8_x, TN_QBITS_8, TN_QSCALES_F32, LAYOUT(512, 0, 128, 1))
 
-static void (*const stripe_kernels[TN_DTYPE_COUNT])(const stripe *) = {
-    [TN_Q4_0] = stripe_q4_0, [TN_Q4_1] = stripe_q4_1, [TN_Q5_0] = stripe_q5_0, [TN_Q5_1] = stripe_q5_1,
-    [TN_Q8_0] = stripe_q8_0, [TN_Q2_K] = stripe_q2_k, [TN_Q3_K] = stripe_q3_k, [TN_Q4_K] = stripe_q4_k,
-    [TN_Q5_K] = stripe_q5_k, [TN_Q6_K] = stripe_q6_k, [TN_Q8_X] = stripe_q8_x,
+static stripe_fn *const stripe_kernels[TN_DTYPE_COUNT][STRIPE_HEIGHTS] = {
+    [TN_Q4_0] = STRIPES(stripe_q4_0), [TN_Q4_1] = STRIPES(stripe_q4_1), [TN_Q5_0] = STRIPES(stripe_q5_0),
+    [TN_Q5_1] = STRIPES(stripe_q5_1), [TN_Q8_0] = STRIPES(stripe_q8_0), [TN_Q2_K] = STRIPES(stripe_q2_k),
+    [TN_Q3_K] = STRIPES(stripe_q3_k), [TN_Q4_K] = STRIPES(stripe_q4_k), [TN_Q5_K] = STRIPES(stripe_q5_k),
+    [TN_Q6_K] = STRIPES(stripe_q6_k), [TN_Q8_X] = STRIPES(stripe_q8_x),
 };
 
 /* ---- the set ----------------------------------------------------------------------------------------------------- */

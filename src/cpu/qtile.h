@@ -28,14 +28,20 @@ enum { RECORD_SCALE = TN_QBLOCK, RECORD_PARTS = RECORD_SCALE + 4, MOST_RECORD_BY
 
 static inline int64_t record_bytes(int parts) { return RECORD_PARTS + 4 * parts; }
 
-/* One row of x and one group of weights, all blocks. */
+/* A few rows of x and one group of weights, all blocks. */
 typedef struct stripe {
     const uint8_t *scales, *low, *high;
     int64_t blocks;
-    const uint8_t *x;
+    const uint8_t *x; /* block after block, as many records as the kernel has rows */
     float *c;
-    int64_t next; /* bytes to the group that is read after this one */
+    int64_t next;        /* bytes to the group that is read after this one */
+    int64_t rows, c_row; /* written to c: at most the kernel's */
 } stripe;
+
+typedef void stripe_fn(const stripe *p);
+
+/* Rows of the kernels for one to few rows of x; the last ones are only for processors with 32 vectors of 16 numbers. */
+enum { STRIPE_HEIGHTS = 3, STRIPE_LOW = 4, STRIPE_HIGH = 8 };
 
 /* A tile of rows and a panel. */
 typedef struct qtile {
@@ -90,8 +96,8 @@ typedef struct qplain_set {
 } qplain_set;
 
 typedef struct qtile_set {
-    const qplain_set *plain;                /* of the same vectors, with or without dot products */
-    void (*const *stripe)(const stripe *p); /* by dtype: one row of x */
+    const qplain_set *plain;                    /* of the same vectors, with or without dot products */
+    stripe_fn *const (*stripe)[STRIPE_HEIGHTS]; /* by dtype: for 1, STRIPE_LOW and STRIPE_HIGH rows of x, or NULL */
     const panel_kernels *(*panels)(const tn_qformat *f);
     bool pairs; /* kernels for panels, except those of one row, take records in pairs; round_at_once is 1 */
 } qtile_set;
