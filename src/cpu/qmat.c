@@ -3,9 +3,9 @@
  * x is rounded to 8 bits once (records of 32 numbers, their scale and their sum), for some hundred rows at a time that
  * fit into the second-level cache. Each thread then takes a share of the groups of 16 weight rows. One row of x, or a
  * few on processors with 32 vector registers: the group's bits are unpacked in registers and used at once. More rows:
- * the group is unpacked into a panel of bytes and f32 scales in the first-level cache, and rows of x are multiplied with
- * it in tiles. The kernels for panels do not know the format, only the number of parts of a block and whether it has a
- * minimum. Weights in f16 and bf16 are computed the same way without rounding (qplain.c).
+ * the group is unpacked into a panel of bytes and f32 scales in the first-level cache, and rows of x are multiplied
+ * with it in tiles. The kernels for panels do not know the format, only the number of parts of a block and whether it
+ * has a minimum. Weights in f16 and bf16 are computed the same way without rounding (qplain.c).
  *
  * Every result is one accumulator that adds its blocks in order, on all of these paths, so the bits are the same. */
 #include "cpu/isa.h"
