@@ -386,12 +386,18 @@ static tn_status walk_in_order(tn_graph_plan *g, walk_stack *stack) {
     return s;
 }
 
+/* Notes for each slot how products read it, and whether a backward pass would read it too. Nodes that compositions add
+ * are not marked as trained, so this follows the values, which stand behind their inputs. */
 static tn_status note_product_reads(tn_graph_plan *g) {
+    bool *trained = tn_scratch_take(&g->scratch, g->value_count * sizeof *trained);
     g->read_along = tn_scratch_take(&g->scratch, g->binding->buffer_count + 1);
-    if (!g->read_along) return TN_ERR_MEMORY;
+    if (!g->read_along || !trained) return TN_ERR_MEMORY;
     memset(g->read_along, 0, g->binding->buffer_count + 1);
     for (size_t i = 0; i < g->value_count; i++) {
         const tn_value *v = &g->values[i];
+        trained[i] = (v->node->flags & TN_NODE_GRAD) || ((size_t)v->root < i && trained[v->root]);
+        for (int k = 0; k < v->n_in; k++)
+            trained[i] |= v->in[k] >= 0 && trained[v->in[k]];
         if (!v->row || v->row->impl->class_ != TN_MATMUL) continue;
         for (int k = 0; k < v->n_in; k++) {
             const tn_value *x = v->in[k] < 0 ? NULL : &g->values[v->in[k]];
@@ -399,8 +405,8 @@ static tn_status note_product_reads(tn_graph_plan *g) {
             if (slot < 0 || x->node->rank < 1) continue;
             g->read_along[slot] |= x->stride[x->node->rank - 1] == 1 ? TN_READ_ROWS : TN_READ_COLUMNS;
             /* A frozen weight behind what is trained: the backward pass, in this plan or another, reads it too. */
-            const tn_node *by = v->n_in == 2 && v->in[1 - k] >= 0 ? g->values[v->in[1 - k]].node : x->node;
-            if ((by->flags & TN_NODE_GRAD) && !(x->node->flags & TN_NODE_GRAD)) g->read_along[slot] = TN_READ_BOTH;
+            int by = v->n_in == 2 && v->in[1 - k] >= 0 ? v->in[1 - k] : v->in[k];
+            if (trained[by] && !trained[v->in[k]]) g->read_along[slot] = TN_READ_BOTH;
         }
     }
     return TN_OK;
