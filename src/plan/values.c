@@ -386,8 +386,7 @@ static tn_status walk_in_order(tn_graph_plan *g, walk_stack *stack) {
     return s;
 }
 
-/* Notes for each slot how products read it, and whether a backward pass would read it too. Nodes that compositions add
- * are not marked as trained, so this follows the values, which stand behind their inputs. */
+/* Follows what is trained through the values, which stand behind their inputs: compositions' nodes have no mark. */
 static tn_status note_product_reads(tn_graph_plan *g) {
     bool *trained = tn_scratch_take(&g->scratch, g->value_count * sizeof *trained);
     g->read_along = tn_scratch_take(&g->scratch, g->binding->buffer_count + 1);
@@ -405,8 +404,7 @@ static tn_status note_product_reads(tn_graph_plan *g) {
             if (slot < 0 || x->node->rank < 1) continue;
             g->read_along[slot] |= x->stride[x->node->rank - 1] == 1 ? TN_READ_ROWS : TN_READ_COLUMNS;
             /* A frozen weight behind what is trained: the backward pass, in this plan or another, reads it too. */
-            int by = v->n_in == 2 && v->in[1 - k] >= 0 ? v->in[1 - k] : v->in[k];
-            if (trained[by] && !trained[v->in[k]]) g->read_along[slot] = TN_READ_BOTH;
+            if (trained[i] && !trained[v->in[k]]) g->read_along[slot] = TN_READ_BOTH;
         }
     }
     return TN_OK;

@@ -2,7 +2,8 @@
  *
  * The graph is that of inference (llm_record.c): the tokens of several texts are one list, and a mask lets each see
  * only the earlier ones of its own text. So nothing is padded, and one plan with two symbolic extents, tokens and
- * predicted tokens, serves all passes. Logits are computed only where a token is predicted. */
+ * predicted tokens, serves all passes. Logits are computed only where a token is predicted. Texts of a pass that begin
+ * with the same tokens (a system message) share these: the tokens form a tree, and each sees those above it. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -26,7 +27,7 @@ struct tn_finetune {
     /* of a pass: at most `context` tokens */
     int64_t *ids, *rows, *targets;
     float *positions;
-    int32_t *segments; /* the text of each token */
+    int64_t *parents; /* the token before each; -1: it begins a text */
     bool *seen, *near;
     void *embedded; /* rows of the embedding, as in the file */
     int64_t tokens, predicted;
@@ -176,9 +177,9 @@ static tn_status take_buffers(tn_finetune *t) {
     t->rows = tn_txt_alloc(n, sizeof *t->rows);
     t->targets = tn_txt_alloc(n, sizeof *t->targets);
     t->positions = tn_txt_alloc(n, sizeof *t->positions);
-    t->segments = tn_txt_alloc(n, sizeof *t->segments);
+    t->parents = tn_txt_alloc(n, sizeof *t->parents);
     t->grads = tn_txt_zalloc((size_t)t->parameter_count + 1, sizeof(tn_tensor *));
-    bool all = t->ids && t->rows && t->targets && t->positions && t->segments && t->grads;
+    bool all = t->ids && t->rows && t->targets && t->positions && t->parents && t->grads;
     return all ? TN_OK : TN_ERR_MEMORY;
 }
 
@@ -270,7 +271,7 @@ void tn_finetune_free(tn_finetune *t) {
     tn_txt_free(t->rows);
     tn_txt_free(t->targets);
     tn_txt_free(t->positions);
-    tn_txt_free(t->segments);
+    tn_txt_free(t->parents);
     tn_txt_free(t->seen);
     tn_txt_free(t->near);
     tn_txt_free(t->embedded);
@@ -319,13 +320,21 @@ static tn_status check_batch(const tn_finetune *t, const tn_finetune_example *ex
     return tn_backend_fail(TN_ERR_ARGUMENT, "finetune: the %" PRId64 " texts have no token to predict", count);
 }
 
-/* Appends a text but its last token, which predicts nothing. */
-static void append_text(tn_finetune *t, const tn_finetune_example *e, int32_t segment) {
-    for (int64_t i = 0; i + 1 < e->count; i++) {
-        int64_t at = t->tokens++;
+/* The token of the pass that continues `parent` with this id, or -1. */
+static int64_t find_child(const tn_finetune *t, int64_t parent, int32_t id) {
+    for (int64_t i = parent + 1; i < t->tokens; i++)
+        if (t->parents[i] == parent && t->ids[i] == id) return i;
+    return -1;
+}
+
+/* Appends what the pass does not have of a text but its last token, which predicts nothing. */
+static void append_text(tn_finetune *t, const tn_finetune_example *e) {
+    for (int64_t i = 0, parent = -1, at; i + 1 < e->count; i++, parent = at) {
+        at = find_child(t, parent, e->ids[i]);
+        if (at < 0) at = t->tokens++;
         t->ids[at] = e->ids[i];
         t->positions[at] = (float)i;
-        t->segments[at] = segment;
+        t->parents[at] = parent;
         if (!is_answer(e, i + 1)) continue;
         t->rows[t->predicted] = at;
         t->targets[t->predicted++] = e->ids[i + 1];
@@ -334,20 +343,23 @@ static void append_text(tn_finetune *t, const tn_finetune_example *e, int32_t se
 
 /* The texts from `first` on that fit into a pass. Returns the first of the next pass. */
 static int64_t fill_pass(tn_finetune *t, const tn_finetune_example *examples, int64_t first, int64_t count) {
-    int64_t k = first;
+    int64_t k = first, length = 0;
     t->tokens = t->predicted = 0;
-    for (; k < count && (k == first || t->tokens + examples[k].count <= t->most); k++)
-        append_text(t, &examples[k], (int32_t)(k - first));
+    for (; k < count && (k == first || length + examples[k].count <= t->most); k++) {
+        append_text(t, &examples[k]);
+        length += examples[k].count - 1;
+    }
     return k;
 }
 
+/* Each token sees itself and what its parent sees. */
 static void fill_masks(tn_finetune *t) {
     int64_t n = t->tokens, window = t->m->config.attention.window;
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j < n; j++) {
-            bool seen = j <= i && t->segments[i] == t->segments[j];
+            bool seen = i == j || (j < i && t->parents[i] >= 0 && t->seen[t->parents[i] * n + j]);
             t->seen[i * n + j] = seen;
-            if (t->near) t->near[i * n + j] = seen && i - j < window;
+            if (t->near) t->near[i * n + j] = seen && t->positions[i] - t->positions[j] < (float)window;
         }
 }
 

@@ -212,17 +212,16 @@ static void the_loss_does_not_depend_on_how_texts_are_grouped(void **state) {
     close_all(t, m);
 }
 
-static double norm_of_parts(const paths *p, int parts, bool twice, double *loss) {
+/* The gradient's norm after a step on a batch, or after two batches. */
+static double norm_of_parts(const paths *p, const batch *b, int parts, bool twice, double *loss) {
     tn_llm *m = open_model(p->model, p->adapter);
     tn_finetune_options o = TN_FINETUNE_DEFAULTS;
     tn_finetune *t;
     tn_finetune_stats got = {.struct_size = sizeof got};
-    batch b;
-    make_batch(&b, 0);
     o.parts = parts;
     assert_ok(tn_finetune_new(m, &o, &t));
-    if (twice) assert_ok(tn_finetune_backward(t, b.examples, LORA_TEXTS, NULL));
-    assert_ok(tn_finetune_step(t, b.examples, LORA_TEXTS, &got));
+    if (twice) assert_ok(tn_finetune_backward(t, b->examples, LORA_TEXTS, NULL));
+    assert_ok(tn_finetune_step(t, b->examples, LORA_TEXTS, &got));
     *loss = got.loss;
     close_all(t, m);
     return got.grad_norm;
@@ -233,13 +232,15 @@ static void parts_add_up_to_the_batch(void **state) {
     (void)state;
     const lora_row *r = row_named("llama");
     paths p;
+    batch b;
     double whole, loss;
     write_model(r, &p);
-    double norm = norm_of_parts(&p, 1, false, &whole);
+    make_batch(&b, 0);
+    double norm = norm_of_parts(&p, &b, 1, false, &whole);
     for (int parts = 2; parts <= LORA_TEXTS + 2; parts++) {
-        assert_near(norm_of_parts(&p, parts, false, &loss), norm, 1e-5, "llama", "norm of parts", parts);
+        assert_near(norm_of_parts(&p, &b, parts, false, &loss), norm, 1e-5, "llama", "norm of parts", parts);
         assert_near(loss, whole, 1e-6, "llama", "loss of parts", parts);
-        assert_near(norm_of_parts(&p, parts, true, &loss), 2 * norm, 1e-5, "llama", "norm of two batches", parts);
+        assert_near(norm_of_parts(&p, &b, parts, true, &loss), 2 * norm, 1e-5, "llama", "norm of two batches", parts);
     }
 }
 
@@ -331,6 +332,41 @@ static void mixed_precision_follows_f32(void **state) {
 }
 
 /* ---- resuming ---------------------------------------------------------------------------------------------------- */
+
+static double flops_of_parts(const paths *p, const batch *b, int parts, double *norm, double *loss) {
+    tn_profile *profile = tn_profile_begin();
+    double sum = 0;
+    tn_profile_row row = {.struct_size = sizeof row};
+    *norm = norm_of_parts(p, b, parts, false, loss);
+    tn_profile_end(profile);
+    for (int64_t i = 0; i < tn_profile_count(profile); i++, sum += row.flops)
+        assert_ok(tn_profile_at(profile, i, &row));
+    tn_profile_free(profile);
+    return sum;
+}
+
+/* A beginning that texts share is computed once if they are in the same pass, and nothing else changes: also if it is
+ * trained, a whole text, or longer than the window. */
+static void texts_share_their_beginning(void **state) {
+    static const int shared[LORA_TEXTS] = {0, 12, 6};
+    (void)state;
+    for (int i = 0; i < ROWS; i++) {
+        paths p;
+        batch b;
+        double norm, loss, norms, losses;
+        if (!*lora_rows[i].targets) continue;
+        write_model(&lora_rows[i], &p);
+        make_batch(&b, 0);
+        memset(b.answer, 1, sizeof b.answer);
+        for (int k = 1; k < LORA_TEXTS; k++)
+            memcpy(b.ids[k], b.ids[0], (size_t)shared[k] * sizeof b.ids[0][0]);
+        double together = flops_of_parts(&p, &b, 1, &norm, &loss);
+        double apart = flops_of_parts(&p, &b, LORA_TEXTS, &norms, &losses);
+        assert_near(norm, norms, 1e-5, lora_rows[i].name, "norm of shared texts", i);
+        assert_near(loss, losses, 1e-6, lora_rows[i].name, "loss of shared texts", i);
+        if (together > 0.75 * apart) fail_msg("%s: %.0f operations of %.0f", lora_rows[i].name, together, apart);
+    }
+}
 
 static void a_resumed_run_has_the_same_bits(const char *name) {
     enum { ROOM = 1 << 16 };
@@ -676,6 +712,7 @@ int main(void) {
         cmocka_unit_test(training_follows_transformers_and_peft),
         cmocka_unit_test(the_loss_does_not_depend_on_how_texts_are_grouped),
         cmocka_unit_test(parts_add_up_to_the_batch),
+        cmocka_unit_test(texts_share_their_beginning),
         cmocka_unit_test(mixed_precision_follows_f32),
         cmocka_unit_test(a_resumed_adapter_has_the_same_bits),
         cmocka_unit_test(resumed_weights_have_the_same_bits),
