@@ -132,6 +132,7 @@ static tn_status check_shape(const llm_source *s, const llm_config *c, const llm
     for (const llm_size *size = shape + alone; rank < 3 - alone && size[rank] != SIZE_ONE && c->size[size[rank]];
          rank++)
         wanted[rank] = c->size[size[rank]];
+    if (s->gguf && shape[1] == SIZE_UNIT && t->rank == 2) wanted[--rank - 1] = wanted[2]; /* of a convolution */
     if (transposed && rank > 1) { /* the last two are exchanged */
         int64_t rows = wanted[rank - 2];
         wanted[rank - 2] = wanted[rank - 1];

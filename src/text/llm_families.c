@@ -36,20 +36,40 @@
     [SLOT_DOWN_BIAS] = "ffn_down.bias", [SLOT_ATTENTION_POST_NORM] = "post_attention_norm.weight",                    \
     [SLOT_FFN_POST_NORM] = "post_ffw_norm.weight", [SLOT_ROUTER] = "ffn_gate_inp.weight",                             \
     [SLOT_SHARED_ROUTER] = "ffn_gate_inp_shexp.weight", [SLOT_SHARED_GATE] = "ffn_gate_shexp.weight",                 \
-    [SLOT_SHARED_UP] = "ffn_up_shexp.weight", [SLOT_SHARED_DOWN] = "ffn_down_shexp.weight"
+    [SLOT_SHARED_UP] = "ffn_up_shexp.weight", [SLOT_SHARED_DOWN] = "ffn_down_shexp.weight",                           \
+    [SLOT_CHOICE_BIAS] = "exp_probs_b.bias", [SLOT_MIX_IN] = "shortconv.in_proj.weight",                              \
+    [SLOT_CONV] = "shortconv.conv.weight", [SLOT_MIX_OUT] = "shortconv.out_proj.weight"
+#define GGUF_EXPERTS                                                                      \
+    [SLOT_EXPERT_GATE] = "ffn_gate_exps.weight", [SLOT_EXPERT_UP] = "ffn_up_exps.weight", \
+    [SLOT_EXPERT_DOWN] = "ffn_down_exps.weight"
 #define GGUF_HEAD                                                                                                   \
     [SLOT_EMBEDDING] = "token_embd.weight", [SLOT_POSITIONS] = "position_embd.weight",                              \
     [SLOT_OUTPUT_NORM] = "output_norm.weight", [SLOT_OUTPUT_NORM_BIAS] = "output_norm.bias",                        \
     [SLOT_OUTPUT] = "output.weight", [SLOT_OUTPUT_BIAS] = "output.bias", [SLOT_ROPE_FACTORS] = "rope_freqs.weight", \
     [SLOT_ROPE_SHORT] = "rope_factors_short.weight", [SLOT_ROPE_LONG] = "rope_factors_long.weight"
 
-const llm_naming tn_llm_gguf_names = {
-    .prefix = "",
-    .layer = "blk.",
-    .layer_slots = {GGUF_LAYER, [SLOT_EXPERT_GATE] = "ffn_gate_exps.weight", [SLOT_EXPERT_UP] = "ffn_up_exps.weight",
-                    [SLOT_EXPERT_DOWN] = "ffn_down_exps.weight"},
-    .head_slots = {GGUF_HEAD},
-};
+#define GGUF_NAMES .prefix = "", .layer = "blk.", .head_slots = {GGUF_HEAD}
+const llm_naming tn_llm_gguf_names = {GGUF_NAMES, .layer_slots = {GGUF_LAYER, GGUF_EXPERTS}};
+
+/* Differences of single architectures; the last one of a slot counts. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Woverride-init"
+static const llm_naming gguf_late_norm = {
+    GGUF_NAMES,
+    .layer_slots = {GGUF_LAYER,
+                    GGUF_EXPERTS, [SLOT_FFN_NORM] = "post_attention_norm.weight", [SLOT_ATTENTION_POST_NORM] = NULL}};
+static const llm_naming gguf_hy_v3 = {GGUF_NAMES,
+                                      .layer_slots = {GGUF_LAYER, GGUF_EXPERTS, [SLOT_CHOICE_BIAS] = "exp_probs_b"}};
+static const llm_naming gguf_lfm2 = {.prefix = "",
+                                     .layer = "blk.",
+                                     .head_slots = {GGUF_HEAD, [SLOT_OUTPUT_NORM] = "token_embd_norm.weight"},
+                                     .layer_slots = {GGUF_LAYER, GGUF_EXPERTS}};
+const llm_naming tn_llm_gguf_falcon_two = {
+    GGUF_NAMES,
+    .layer_slots = {
+        GGUF_LAYER, [SLOT_ATTENTION_NORM] = "attn_norm_2.weight", [SLOT_ATTENTION_NORM_BIAS] = "attn_norm_2.bias",
+        [SLOT_FFN_NORM] = "attn_norm.weight", [SLOT_FFN_NORM_BIAS] = "attn_norm.bias"}};
+#pragma GCC diagnostic pop
 
 /* Files of the first Mixtral, from before tensors had three dimensions. */
 const llm_naming tn_llm_gguf_apart = {
@@ -626,34 +646,36 @@ static const llm_family families[] = {
     {"arcee", "AFM", .in_gguf = true, .positions.interleaved = true, .slots.needs = UNGATED_SLOTS,
      .slots.head_needs = PLAIN_HEAD, .naming = &llama_names, .keys = llama_keys, .forward.activation = "relu2"},
     {"helium", "Helium", .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS, LLAMA_LIKE},
-    {"ernie4_5", "ERNIE 4.5", .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS,
-     .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE, .positions.base = 5e5},
-    {"seed_oss", "Seed-OSS", .slots.needs = PLAIN_SLOTS, .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES,
-     LLAMA_LIKE},
-    {"hunyuan_v1_dense", "Hunyuan", .slots.needs = PLAIN_SLOTS | NORMS, .slots.allows = BIASES | BIT(SLOT_O_BIAS),
-     .slots.head_needs = PLAIN_HEAD, .naming = &hunyuan_names, .keys = llama_keys, .forward.activation = "silu",
-     .norms.after_rope = true},
+    {"ernie4_5", "ERNIE 4.5", .in_gguf = true, .positions.interleaved = true, .positions.folder_interleaved = true,
+     .slots.needs = PLAIN_SLOTS, .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE,
+     .positions.base = 5e5},
+    {"seed_oss", "Seed-OSS", .in_gguf = true, .gguf_naming = &gguf_late_norm, .slots.needs = PLAIN_SLOTS,
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE},
+    {"hunyuan_v1_dense", "Hunyuan", .gguf = "hunyuan-dense", .slots.needs = PLAIN_SLOTS | NORMS,
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = PLAIN_HEAD, .naming = &hunyuan_names,
+     .keys = llama_keys, .forward.activation = "silu", .norms.after_rope = true},
     {"hunyuan_v1_moe", "Hunyuan MoE", .slots.needs = PLAIN_SLOTS | NORMS, .slots.allows = BIASES | BIT(SLOT_O_BIAS),
      .slots.head_needs = PLAIN_HEAD, .naming = &hunyuan_names, .keys = llama_keys, .forward.activation = "silu",
      .norms.after_rope = true, .experts.slots = EXPERTS | PLAIN_SHARED, .experts.always = true,
      .experts.whole_choice = true},
-    {"ernie4_5_moe", "ERNIE 4.5 MoE", .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS,
-     .slots.head_needs = PLAIN_HEAD, .naming = &ernie_moe_names, .keys = llama_keys, .read = tn_llm_read_ernie_moe,
-     .forward.activation = "silu", .tied = true, .positions.base = 5e5, .experts.slots = DEEPSEEK_SLOTS,
-     .experts.always = true, .experts.own_width = true, .experts.whole_choice = true},
-    {"exaone_moe", "K-EXAONE", .slots.needs = PLAIN_SLOTS | NORMS, .slots.head_needs = PLAIN_HEAD,
+    {"ernie4_5_moe", "ERNIE 4.5 MoE", .gguf = "ernie4_5-moe", .positions.interleaved = true,
+     .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS, .slots.head_needs = PLAIN_HEAD,
+     .naming = &ernie_moe_names, .keys = llama_keys, .read = tn_llm_read_ernie_moe, .forward.activation = "silu",
+     .tied = true, .positions.base = 5e5, .experts.slots = DEEPSEEK_SLOTS, .experts.always = true,
+     .experts.own_width = true, .experts.whole_choice = true},
+    {"exaone_moe", "K-EXAONE", .gguf = "exaone-moe", .slots.needs = PLAIN_SLOTS | NORMS, .slots.head_needs = PLAIN_HEAD,
      .naming = &exaone_moe_names, .keys = llama_keys, .forward.activation = "silu", .experts.slots = DEEPSEEK_SLOTS,
      .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true, .attention.window = 4096,
      .attention.pattern = 4, .positions.in_windows = true},
-    {"hy_v3", "Hunyuan 3", .slots.needs = PLAIN_SLOTS | NORMS, .slots.head_needs = PLAIN_HEAD, .naming = &hy_v3_names,
-     .keys = llama_keys, .forward.activation = "silu", .experts.slots = DEEPSEEK_SLOTS, .experts.always = true,
-     .experts.own_width = true, .experts.by_sigmoid = true},
+    {"hy_v3", "Hunyuan 3", .in_gguf = true, .gguf_naming = &gguf_hy_v3, .slots.needs = PLAIN_SLOTS | NORMS,
+     .slots.head_needs = PLAIN_HEAD, .naming = &hy_v3_names, .keys = llama_keys, .forward.activation = "silu",
+     .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true},
     {"apertus", "Apertus", .slots.needs = UNGATED_SLOTS | NORMS | BIT(SLOT_ALPHA_P) | BIT(SLOT_ALPHA_N),
      .slots.allows = BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = PLAIN_HEAD, .naming = &apertus_names,
      .keys = apertus_keys, .read = tn_llm_read_apertus, .forward.activation = "silu"},
     {"exaone", "EXAONE 3", .slots.needs = PLAIN_SLOTS, .slots.head_needs = PLAIN_HEAD, .naming = &exaone_names,
      .keys = llama_keys, .forward.activation = "silu"},
-    {"jais2", "Jais 2", .slots.needs = UNGATED_SLOTS | PRE_NORM_BIASES,
+    {"jais2", "Jais 2", .in_gguf = true, .slots.needs = UNGATED_SLOTS | PRE_NORM_BIASES,
      .slots.allows = BIASES | BIT(SLOT_O_BIAS) | UNGATED_BIASES, .slots.head_needs = BIASED_HEAD,
      .naming = &llama_names, .keys = layer_norm_keys, .forward.activation = "relu2", .norms.layer_norm = true},
     {"vaultgemma", "VaultGemma", .slots.needs = PLAIN_SLOTS, .slots.head_needs = PLAIN_HEAD,
@@ -672,7 +694,7 @@ static const llm_family families[] = {
     {"flex_olmo", "FlexOlmo", .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS,
      .slots.head_needs = PLAIN_HEAD, .naming = &olmo2_names, .keys = llama_keys, .forward.activation = "silu",
      .norms.heads = HEAD_NORM_ALL, .experts.slots = EXPERTS, .experts.always = true, .positions.base = 5e5},
-    {"mellum", "Mellum", .slots.needs = PLAIN_SLOTS | NORMS, LLAMA_LIKE, .experts.slots = EXPERTS,
+    {"mellum", "Mellum", .in_gguf = true, .slots.needs = PLAIN_SLOTS | NORMS, LLAMA_LIKE, .experts.slots = EXPERTS,
      .experts.always = true, .experts.own_width = true, .experts.whole_choice = true, .attention.window = 1024,
      .attention.pattern = 1, .positions.base = 5e5},
     {"solar_open", "Solar Open", .slots.needs = PLAIN_SLOTS, .slots.allows = BIASES, .slots.head_needs = PLAIN_HEAD,
@@ -686,6 +708,9 @@ static const llm_family families[] = {
     {"granitemoe", "Granite 3 MoE", .slots.needs = PLAIN_SLOTS, .slots.head_needs = PLAIN_HEAD,
      .naming = &granite_moe_names, .keys = llama_keys, .forward.activation = "silu", .forward.fused_gate = true,
      .experts.slots = FUSED_EXPERTS, .experts.always = true, .experts.whole_choice = true},
+    {"granitemoe", "Granite 3 MoE", .in_gguf = true, .positions.interleaved = true, .slots.needs = PLAIN_SLOTS,
+     .slots.head_needs = PLAIN_HEAD, .forward.activation = "silu", .experts.slots = EXPERTS | PLAIN_SHARED,
+     .experts.always = true, .experts.whole_choice = true},
     {"granitemoeshared", "Granite 3 MoE with a shared expert", .slots.needs = PLAIN_SLOTS,
      .slots.head_needs = PLAIN_HEAD, .naming = &granite_moe_names, .keys = llama_keys,
      .read = tn_llm_read_granite_shared, .forward.activation = "silu", .forward.fused_gate = true,
@@ -721,18 +746,19 @@ static const llm_family families[] = {
     {"hyperclovax", "HyperCLOVA X", .slots.needs = PLAIN_SLOTS,
      .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES | POST_NORMS, .slots.head_needs = PLAIN_HEAD,
      .naming = &hyperclovax_names, .keys = llama_keys, .forward.activation = "silu"},
-    {"olmo", "OLMo", .slots.needs = PLAIN_SLOTS & ~PRE_NORMS, .slots.allows = BIASES | BIT(SLOT_O_BIAS),
-     .slots.head_needs = BIT(SLOT_EMBEDDING), .naming = &llama_names, .keys = olmo_keys, .forward.activation = "silu",
-     .norms.layer_norm = true, .norms.bare = true},
-    {"olmo2", "OLMo 2", .in_gguf = true, .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS,
-     .slots.head_needs = PLAIN_HEAD, .naming = &olmo2_names, .keys = llama_keys, .forward.activation = "silu",
-     .norms.heads = HEAD_NORM_ALL},
+    {"olmo", "OLMo", .in_gguf = true, .positions.interleaved = true, .slots.needs = PLAIN_SLOTS & ~PRE_NORMS,
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = BIT(SLOT_EMBEDDING), .naming = &llama_names,
+     .keys = olmo_keys, .forward.activation = "silu", .norms.layer_norm = true, .norms.bare = true},
+    {"olmo2", "OLMo 2, in GGUF files OLMo 3", .in_gguf = true,
+     .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS, .slots.head_needs = PLAIN_HEAD,
+     .naming = &olmo2_names, .keys = llama_keys, .forward.activation = "silu", .norms.heads = HEAD_NORM_ALL,
+     .attention.pattern = 4, .positions.plain_local = true},
     {"olmo3", "OLMo 3", .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS, .slots.head_needs = PLAIN_HEAD,
      .naming = &olmo2_names, .keys = llama_keys, .forward.activation = "silu", .norms.heads = HEAD_NORM_ALL,
      .attention.window = 4096, .attention.pattern = 4, .positions.plain_local = true},
-    {"olmoe", "OLMoE", .slots.needs = PLAIN_SLOTS | NORMS, LLAMA_LIKE, .norms.heads = HEAD_NORM_ALL,
+    {"olmoe", "OLMoE", .in_gguf = true, .slots.needs = PLAIN_SLOTS | NORMS, LLAMA_LIKE, .norms.heads = HEAD_NORM_ALL,
      .experts.slots = EXPERTS, .experts.always = true},
-    {"exaone4", "EXAONE 4", .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS,
+    {"exaone4", "EXAONE 4", .in_gguf = true, .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS,
      .slots.head_needs = PLAIN_HEAD, .naming = &olmo2_names, .keys = llama_keys, .forward.activation = "silu",
      .attention.window = 4096, .attention.pattern = 4, .positions.in_windows = true},
     {"gpt_oss", "GPT-OSS", .slots.needs = PLAIN_SLOTS | BIT(SLOT_SINKS), .slots.allows = BIASES | BIT(SLOT_O_BIAS),
@@ -743,51 +769,54 @@ static const llm_family families[] = {
      .experts.slots = DEEPSEEK_SLOTS & ~BIT(SLOT_CHOICE_BIAS)},
     {"deepseek_v3", "DeepSeek V3, R1", .positions.folder_interleaved = true, DEEPSEEK_LIKE,
      .experts.slots = DEEPSEEK_SLOTS, .experts.by_sigmoid = true},
-    {"glm4_moe", "GLM-4.5, GLM-4.6", .slots.needs = PLAIN_SLOTS, .slots.allows = BIASES | NORMS,
+    {"glm4_moe", "GLM-4.5, GLM-4.6", .gguf = "glm4moe", .gguf_naming = &gguf_late_norm, .slots.needs = PLAIN_SLOTS,
+     .slots.allows = BIASES | NORMS, .slots.head_needs = PLAIN_HEAD, .naming = &glm4_moe_names, .keys = llama_keys,
+     .forward.activation = "silu", .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true,
+     .experts.by_sigmoid = true, .positions.part = 0.5},
+    {"dots1", "dots.llm1", .in_gguf = true, .slots.needs = PLAIN_SLOTS | NORMS, .slots.allows = BIASES,
      .slots.head_needs = PLAIN_HEAD, .naming = &glm4_moe_names, .keys = llama_keys, .forward.activation = "silu",
-     .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true,
+     .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true},
+    {"glm", "GLM-4", .gguf = "chatglm", .positions.interleaved = true, .positions.folder_interleaved = true,
+     .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_GATE), .slots.allows = BIASES, .slots.head_needs = PLAIN_HEAD,
+     .naming = &glm_names, .keys = llama_keys, .forward.activation = "silu", .forward.fused_gate = true,
      .positions.part = 0.5},
-    {"dots1", "dots.llm1", .slots.needs = PLAIN_SLOTS | NORMS, .slots.allows = BIASES, .slots.head_needs = PLAIN_HEAD,
-     .naming = &glm4_moe_names, .keys = llama_keys, .forward.activation = "silu", .experts.slots = DEEPSEEK_SLOTS,
-     .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true},
-    {"glm", "GLM-4", .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_GATE),
-     .slots.allows = BIASES, .slots.head_needs = PLAIN_HEAD, .naming = &glm_names, .keys = llama_keys,
-     .forward.activation = "silu", .forward.fused_gate = true, .positions.part = 0.5},
-    {"glm4", "GLM-4-0414", .positions.folder_interleaved = true,
+    {"glm4", "GLM-4-0414", .in_gguf = true, .positions.interleaved = true, .positions.folder_interleaved = true,
      .slots.needs = (PLAIN_SLOTS & ~BIT(SLOT_GATE)) | POST_NORMS, .slots.allows = BIASES,
      .slots.head_needs = PLAIN_HEAD, .naming = &glm_names, .keys = llama_keys, .forward.activation = "silu",
      .forward.fused_gate = true, .positions.part = 0.5},
-    {"stablelm", "StableLM", .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_FFN_NORM),
+    {"stablelm", "StableLM", .in_gguf = true, .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_FFN_NORM),
      .slots.allows = PRE_NORM_BIASES | BIASES | BIT(SLOT_FFN_NORM), .slots.head_needs = BIASED_HEAD,
      .naming = &llama_names, .keys = layer_norm_keys, .forward.activation = "silu", .norms.layer_norm = true,
      .positions.part = 0.25, .attention.chooses_parallel = true},
-    {"cohere", "Command R", .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_FFN_NORM),
-     .slots.allows = NORMS | BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = PLAIN_HEAD, .naming = &llama_names,
-     .keys = layer_norm_keys, .forward.activation = "silu", .tied = true, .norms.layer_norm = true,
-     .attention.parallel = true, .norms.heads = HEAD_NORM_EACH},
-    {"cohere2", "Command R7B, Command A", .positions.folder_interleaved = true,
-     .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_FFN_NORM), .slots.allows = BIASES | BIT(SLOT_O_BIAS),
+    {"cohere", "Command R", .gguf = "command-r", .positions.interleaved = true, .positions.folder_interleaved = true,
+     .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_FFN_NORM), .slots.allows = NORMS | BIASES | BIT(SLOT_O_BIAS),
      .slots.head_needs = PLAIN_HEAD, .naming = &llama_names, .keys = layer_norm_keys, .forward.activation = "silu",
-     .tied = true, .norms.layer_norm = true, .attention.parallel = true, .attention.window = 4096,
-     .attention.pattern = 4, .positions.in_windows = true},
-    {"nemotron", "Nemotron", .slots.needs = UNGATED_SLOTS | PRE_NORM_BIASES,
+     .tied = true, .norms.layer_norm = true, .attention.parallel = true, .norms.heads = HEAD_NORM_EACH},
+    {"cohere2", "Command R7B, Command A", .in_gguf = true, .positions.interleaved = true,
+     .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_FFN_NORM),
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = PLAIN_HEAD, .naming = &llama_names,
+     .keys = layer_norm_keys, .forward.activation = "silu", .tied = true, .norms.layer_norm = true,
+     .attention.parallel = true, .attention.window = 4096, .attention.pattern = 4, .positions.in_windows = true},
+    {"nemotron", "Nemotron", .in_gguf = true, .slots.needs = UNGATED_SLOTS | PRE_NORM_BIASES,
      .slots.allows = BIASES | BIT(SLOT_O_BIAS) | UNGATED_BIASES, .slots.head_needs = BIASED_HEAD,
      .naming = &llama_names, .keys = nemotron_keys, .forward.activation = "relu2", .norms.layer_norm = true,
      .norms.from_one = true, .positions.part = 0.5},
-    {"starcoder2", "StarCoder 2", .slots.needs = UNGATED_SLOTS | PRE_NORM_BIASES,
+    {"starcoder2", "StarCoder 2", .in_gguf = true, .slots.needs = UNGATED_SLOTS | PRE_NORM_BIASES,
      .slots.allows = BIASES | BIT(SLOT_O_BIAS) | UNGATED_BIASES, .slots.head_needs = BIASED_HEAD,
      .naming = &starcoder2_names, .keys = starcoder2_keys, .forward.activation = "gelu_pytorch_tanh", .tied = true,
      .norms.layer_norm = true, .attention.window = LLM_MOST_CONTEXT},
-    {"phi", "Phi-1, Phi-2",
+    {"phi", "Phi-1, Phi-2", .gguf = "phi2",
      .slots.needs = (UNGATED_SLOTS & ~BIT(SLOT_FFN_NORM)) | BIASES | BIT(SLOT_O_BIAS) | UNGATED_BIASES |
                     BIT(SLOT_ATTENTION_NORM_BIAS),
      .slots.head_needs = BIASED_HEAD | BIT(SLOT_OUTPUT_BIAS), .naming = &phi_names, .keys = layer_norm_keys,
      .forward.activation = "gelu_new", .norms.layer_norm = true, .attention.parallel = true, .positions.part = 0.5},
-    {"gpt_neox", "GPT-NeoX, Pythia", .slots.needs = GPT2_SLOTS & ~(BIT(SLOT_QKV_BIAS) | BIT(SLOT_O_BIAS)),
+    {"gpt_neox", "GPT-NeoX, Pythia", .gguf = "gptneox",
+     .slots.needs = GPT2_SLOTS & ~(BIT(SLOT_QKV_BIAS) | BIT(SLOT_O_BIAS)),
      .slots.allows = BIT(SLOT_QKV_BIAS) | BIT(SLOT_O_BIAS), .slots.head_needs = BIASED_HEAD, .naming = &neox_names,
      .keys = layer_norm_keys, .read = tn_llm_read_neox, .forward.activation = "gelu", .norms.layer_norm = true,
      .attention.parallel = true, .attention.chooses_parallel = true, .positions.part = 0.25},
-    {"falcon", "Falcon", .slots.needs = FUSED_SLOTS & ~BIT(SLOT_FFN_NORM), .slots.head_needs = BIASED_HEAD,
+    {"falcon", "Falcon", .in_gguf = true, .slots.needs = FUSED_SLOTS & ~BIT(SLOT_FFN_NORM),
+     .slots.head_needs = BIASED_HEAD,
      .slots.allows = BIT(SLOT_FFN_NORM) | PRE_NORM_BIASES | BIT(SLOT_QKV_BIAS) | BIT(SLOT_O_BIAS) | UNGATED_BIASES,
      .naming = &falcon_names, .keys = falcon_keys, .usual = falcon_usual, .read = tn_llm_read_falcon,
      .forward.activation = "gelu", .tied = true, .norms.layer_norm = true, .attention.parallel = true},
@@ -795,7 +824,7 @@ static const llm_family families[] = {
      .slots.needs = (UNGATED_SLOTS & ~BIT(SLOT_FFN_NORM)) | UNGATED_BIASES | BIT(SLOT_ATTENTION_NORM_BIAS),
      .slots.head_needs = BIASED_HEAD, .slots.head_allows = BIT(SLOT_OUTPUT_BIAS), .naming = &gptj_names,
      .keys = gpt2_keys, .forward.activation = "gelu_new", .norms.layer_norm = true, .attention.parallel = true},
-    {"gpt_bigcode", "StarCoder, SantaCoder", .slots.needs = GPT2_SLOTS,
+    {"gpt_bigcode", "StarCoder, SantaCoder", .gguf = "starcoder", .slots.needs = GPT2_SLOTS,
      .slots.head_needs = BIASED_HEAD | BIT(SLOT_POSITIONS), .naming = &bigcode_names, .keys = gpt2_keys,
      .read = tn_llm_read_bigcode, .tied = true, .norms.layer_norm = true, .forward.activation = "gelu_pytorch_tanh"},
     {"gpt_neo", "GPT-Neo", .slots.needs = UNGATED_SLOTS | PRE_NORM_BIASES | BIT(SLOT_O_BIAS) | UNGATED_BIASES,
@@ -808,11 +837,13 @@ static const llm_family families[] = {
      .forward.fused_gate = true, .attention.bidirectional = true, .positions.base = 160000,
      .positions.local_base = 10000},
     {"eurobert", "EuroBERT", .slots.needs = PLAIN_SLOTS, LLAMA_LIKE, .attention.bidirectional = true},
-    {"lfm2", "LFM2", .slots.needs = PLAIN_SLOTS | NORMS, .slots.head_needs = PLAIN_HEAD, .naming = &lfm2_names,
-     .keys = lfm2_keys, .read = tn_llm_read_lfm2, .forward.activation = "silu", .tied = true, .positions.base = 1e6,
-     .recurrent.kind = RECURRENCE_CONV, .recurrent.needs = MIXER_SLOTS, .recurrent.allows = MIXER_BIASES},
-    {"lfm2_moe", "LFM2 MoE", .slots.needs = PLAIN_SLOTS | NORMS, .slots.head_needs = PLAIN_HEAD, .naming = &lfm2_names,
-     .keys = lfm2_keys, .read = tn_llm_read_lfm2_moe, .forward.activation = "silu", .tied = true, .positions.base = 1e6,
+    {"lfm2", "LFM2", .in_gguf = true, .gguf_naming = &gguf_lfm2, .slots.needs = PLAIN_SLOTS | NORMS,
+     .slots.head_needs = PLAIN_HEAD, .naming = &lfm2_names, .keys = lfm2_keys, .read = tn_llm_read_lfm2,
+     .forward.activation = "silu", .tied = true, .positions.base = 1e6, .recurrent.kind = RECURRENCE_CONV,
+     .recurrent.needs = MIXER_SLOTS, .recurrent.allows = MIXER_BIASES},
+    {"lfm2_moe", "LFM2 MoE", .gguf = "lfm2moe", .gguf_naming = &gguf_lfm2, .slots.needs = PLAIN_SLOTS | NORMS,
+     .slots.head_needs = PLAIN_HEAD, .naming = &lfm2_names, .keys = lfm2_keys, .read = tn_llm_read_lfm2_moe,
+     .forward.activation = "silu", .tied = true, .positions.base = 1e6,
      .experts.slots = EXPERTS | BIT(SLOT_CHOICE_BIAS), .experts.always = true, .experts.own_width = true,
      .experts.by_sigmoid = true, .recurrent.kind = RECURRENCE_CONV, .recurrent.needs = MIXER_SLOTS,
      .recurrent.allows = MIXER_BIASES},
@@ -853,14 +884,21 @@ static bool is_word(const char *known, const char *name, size_t length) {
     return strlen(known) == length && memcmp(known, name, length) == 0;
 }
 
+const char *tn_llm_gguf_word(const llm_family *f) { return f->gguf ? f->gguf : f->in_gguf ? f->architecture : NULL; }
+
+/* What the family is called in files of this kind; NULL: it is not in such files. */
+static const char *word_in(const llm_family *f, bool gguf) {
+    if (gguf) return tn_llm_gguf_word(f);
+    return !f->naming ? NULL : f->type ? f->type : f->architecture;
+}
+
 const llm_family *tn_llm_find_family(const char *name, size_t length, bool gguf) {
     for (size_t i = 0; !gguf && i < sizeof aliases / sizeof *aliases; i++)
         if (is_word(aliases[i].type, name, length))
             return tn_llm_find_family(aliases[i].as, strlen(aliases[i].as), false);
     for (size_t i = 0; i < FAMILIES; i++) {
-        const char *known = !gguf && families[i].type ? families[i].type : families[i].architecture;
-        bool here = !gguf || families[i].in_gguf;
-        if (here && is_word(known, name, length)) return &families[i];
+        const char *known = word_in(&families[i], gguf);
+        if (known && is_word(known, name, length)) return &families[i];
     }
     return NULL;
 }
@@ -869,8 +907,7 @@ void tn_llm_list_families(bool gguf, char *out, size_t size) {
     out[0] = 0;
     for (size_t i = 0; i < FAMILIES; i++) {
         size_t used = strlen(out);
-        if (gguf && !families[i].in_gguf) continue;
-        const char *word = !gguf && families[i].type ? families[i].type : families[i].architecture;
-        snprintf(out + used, size - used, "%s%s", i ? ", " : "", word);
+        const char *word = word_in(&families[i], gguf);
+        if (word) snprintf(out + used, size - used, "%s%s", used ? ", " : "", word);
     }
 }

@@ -832,7 +832,7 @@ typedef struct key_name {
 
 static key_name gguf_key_of(const llm_config *c, const char *what) {
     key_name k;
-    snprintf(k.text, sizeof k.text, "%s.%s", c->family->architecture, what);
+    snprintf(k.text, sizeof k.text, "%s.%s", tn_llm_gguf_word(c->family), what);
     return k;
 }
 
@@ -876,35 +876,82 @@ static tn_status gguf_find_family(const tn_gguf *f, llm_config *c) {
                            tn_txt_shown(text, (size_t)length).text, known);
 }
 
+static bool has_tensor(const tn_gguf *f, const char *name) {
+    tn_gguf_info info = {.struct_size = sizeof info};
+    return tn_gguf_find(f, name, &info) == TN_OK;
+}
+
+static tn_status get_int(const tn_gguf *f, const llm_config *c, const char *what, int64_t usual, int64_t *out) {
+    *out = usual;
+    return has(f, c, what) ? tn_gguf_get_int(f, gguf_key_of(c, what).text, out) : TN_OK;
+}
+
+static tn_status get_bool(const tn_gguf *f, const llm_config *c, const char *what, bool usual, bool *out) {
+    const tn_gguf_value *v = tn_gguf_get(f, gguf_key_of(c, what).text);
+    *out = usual;
+    return v ? tn_gguf_bool(v, 0, out) : TN_OK;
+}
+
 /* Features that would change the results, and that no family here has. */
 static tn_status gguf_refuse_features(const tn_gguf *f, const llm_config *c) {
-    enum { BY_SOFTMAX = 1 };
-    int64_t gate = BY_SOFTMAX;
-    double scale = 1;
-    if (has(f, c, "expert_gating_func")) TRY(tn_gguf_get_int(f, gguf_key_of(c, "expert_gating_func").text, &gate));
+    enum { BY_SOFTMAX = 1, BY_SIGMOID = 2 };
+    int64_t known = c->family->experts.by_sigmoid ? BY_SIGMOID : BY_SOFTMAX, gate;
+    TRY(get_int(f, c, "expert_gating_func", known, &gate));
+    if (has(f, c, "attention.clamp_kqv"))
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': '%s' is not supported", tn_gguf_path(f),
+                               gguf_key_of(c, "attention.clamp_kqv").text);
+    if (gate == known || gate == 0) return TN_OK;
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "'%s': experts use gating function %" PRId64 "; only %" PRId64
+                           " is supported in %s models (1: softmax, 2: sigmoid)",
+                           tn_gguf_path(f), gate, known, tn_llm_gguf_word(c->family));
+}
+
+/* Layers without experts, the shared expert, groups, and how what a token has is weighted. */
+static tn_status gguf_read_choice(const tn_gguf *f, llm_config *c) {
+    const uint64_t shared_slots = BIT(SLOT_SHARED_GATE) | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN);
+    int64_t shared, groups, experts = c->size[SIZE_EXPERTS];
+    double scale = 0;
+    TRY(get_int(f, c, "expert_shared_count", 0, &shared));
+    TRY(get_int(f, c, "expert_group_count", 0, &groups));
+    TRY(get_bool(f, c, "expert_weights_norm", c->experts.whole_choice, &c->experts.whole_choice));
     if (has(f, c, "expert_weights_scale"))
         TRY(tn_gguf_get_float(f, gguf_key_of(c, "expert_weights_scale").text, &scale));
-    if (gate == BY_SOFTMAX && (scale == 1 || scale == 0)) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s': experts use gating function %" PRId64
-                           " and scale %g; only softmax without a scale is supported",
-                           tn_gguf_path(f), gate, scale);
+    if (scale > 0) c->experts.scale = scale;
+    for (int64_t i = 0; i < c->layers; i++) {
+        char name[LLM_NAME_SIZE];
+        tn_llm_name(&tn_llm_gguf_names, name, i, SLOT_ROUTER);
+        bool mixed = has_tensor(f, name);
+        tn_llm_name(&tn_llm_gguf_names, name, i, SLOT_UP);
+        if (!mixed && has_tensor(f, name)) tn_llm_set_unmixed(c, i);
+    }
+    if (shared > 0 && shared <= LLM_MOST_EXPERTS) c->size[SIZE_SHARED] = shared * c->size[SIZE_EXPERT];
+    if (has(f, c, "expert_shared_feed_forward_length"))
+        TRY(get_size(f, c, "expert_shared_feed_forward_length", LLM_MOST_WIDTH, &c->size[SIZE_SHARED]));
+    else if (shared == 0 && !(c->family->experts.slots & BIT(SLOT_SHARED_ROUTER)))
+        c->needs &= ~shared_slots;
+    if (groups <= 1) return TN_OK;
+    TRY(get_size(f, c, "expert_group_used_count", groups, &c->experts.chosen_groups));
+    int64_t least = c->family->experts.by_sigmoid ? 2 : 1;
+    if (groups > experts || experts % groups != 0 || experts / groups < least ||
+        c->experts.chosen_groups * (experts / groups) < c->experts.choices)
+        return out_of_range(f, gguf_key_of(c, "expert_group_count").text, (double)groups, 0, (double)experts);
+    if (c->experts.chosen_groups < groups) c->experts.groups = groups;
+    return TN_OK;
 }
 
 static tn_status gguf_read_experts(const tn_gguf *f, llm_config *c) {
     int64_t experts = 0, choices = 0, inner = c->size[SIZE_INTERMEDIATE];
-    if (has(f, c, "expert_count")) TRY(tn_gguf_get_int(f, gguf_key_of(c, "expert_count").text, &experts));
-    if (has(f, c, "expert_used_count")) TRY(tn_gguf_get_int(f, gguf_key_of(c, "expert_used_count").text, &choices));
+    TRY(get_int(f, c, "expert_count", 0, &experts));
+    TRY(get_int(f, c, "expert_used_count", 0, &choices));
     TRY(tn_llm_set_experts(c, tn_gguf_path(f), experts, choices));
     if (c->experts.choices == 0) return TN_OK;
     c->size[SIZE_SHARED] = inner;
     c->size[SIZE_EXPERT] = c->family->experts.own_width ? inner / choices : inner;
     if (has(f, c, "expert_feed_forward_length"))
         TRY(get_size(f, c, "expert_feed_forward_length", LLM_MOST_WIDTH, &c->size[SIZE_EXPERT]));
-    if (has(f, c, "expert_shared_feed_forward_length"))
-        TRY(get_size(f, c, "expert_shared_feed_forward_length", LLM_MOST_WIDTH, &c->size[SIZE_SHARED]));
     c->size[SIZE_EXPERT_UP] = c->size[SIZE_EXPERT];
-    return TN_OK;
+    return gguf_read_choice(f, c);
 }
 
 /* keys and values of a head have one length, and rope turns all of it. */
@@ -939,11 +986,45 @@ static tn_status read_head_dim(const tn_gguf *f, llm_config *c) {
                            tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), key.text, *head);
 }
 
+/* One number, or one a layer: 0 where it has no attention. */
+static tn_status read_kv_heads(const tn_gguf *f, llm_config *c) {
+    key_name key = gguf_key_of(c, "attention.head_count_kv");
+    const tn_gguf_value *list = tn_gguf_get(f, key.text);
+    int64_t *heads = &c->attention.kv_heads, own;
+    bool each = list && tn_gguf_type_of(list) == TN_GGUF_ARRAY;
+    *heads = list && !each ? 0 : c->attention.heads;
+    if (list && !each) return get_size(f, c, "attention.head_count_kv", LLM_MOST_HEADS, heads);
+    if (each && tn_gguf_length(list) != c->layers)
+        return out_of_range(f, key.text, (double)tn_gguf_length(list), (double)c->layers, (double)c->layers);
+    for (int64_t i = 0, found = 0; each && i < c->layers; i++) {
+        TRY(tn_gguf_int(list, i, &own));
+        if (own == 0 && c->family->recurrent.kind) {
+            tn_llm_set_recurrent(c, i);
+            continue;
+        }
+        if (own < 1 || own > LLM_MOST_HEADS || (found && own != *heads))
+            return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                   "'%s': byte %" PRId64 ": '%s' says %" PRId64 " for layer %" PRId64
+                                   "; all layers with attention must have the same number",
+                                   tn_gguf_path(f), tn_gguf_offset(list), key.text, own, i);
+        *heads = own;
+        found = 1;
+    }
+    return TN_OK;
+}
+
+/* Short convolutions; the layers that have one follow from the numbers of key heads. */
+static tn_status gguf_read_convolutions(const tn_gguf *f, llm_config *c) {
+    int64_t hidden = c->size[SIZE_HIDDEN];
+    if (c->family->recurrent.kind != RECURRENCE_CONV) return TN_OK;
+    c->size[SIZE_CHANNELS] = c->size[SIZE_INNER] = hidden;
+    c->size[SIZE_MIX_IN] = 3 * hidden;
+    return get_size(f, c, "shortconv.l_cache", LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]);
+}
+
 static tn_status gguf_read_heads(const tn_gguf *f, llm_config *c) {
     TRY(get_size(f, c, "attention.head_count", LLM_MOST_HEADS, &c->attention.heads));
-    c->attention.kv_heads = c->attention.heads;
-    if (has(f, c, "attention.head_count_kv"))
-        TRY(get_size(f, c, "attention.head_count_kv", LLM_MOST_HEADS, &c->attention.kv_heads));
+    TRY(read_kv_heads(f, c));
     if (c->attention.heads % c->attention.kv_heads != 0)
         return tn_backend_fail(
             TN_ERR_FORMAT, "'%s': byte %" PRId64 ": %" PRId64 " heads is not a multiple of %" PRId64 " key/value heads",
@@ -987,12 +1068,6 @@ static tn_status gguf_read_linear(const tn_gguf *f, llm_config *c) {
     return TN_OK;
 }
 
-/* Phi-3's files have the tables of longrope, and do not always name it. */
-static bool has_tables(const tn_gguf *f) {
-    tn_gguf_info info = {.struct_size = sizeof info};
-    return tn_gguf_find(f, tn_llm_gguf_names.head_slots[SLOT_ROPE_LONG], &info) == TN_OK;
-}
-
 static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
     static const char *const other[] = {"rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor",
                                         "rope.scaling.yarn_log_multiplier", "rope.scaling.alpha"};
@@ -1008,7 +1083,8 @@ static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
                                    tn_gguf_offset(tn_gguf_get(f, gguf_key_of(c, other[i]).text)),
                                    gguf_key_of(c, other[i]).text);
     if (tn_gguf_get(f, key.text)) TRY(tn_gguf_get_string(f, key.text, &type, &length));
-    if (text_is(type, length, "longrope") || has_tables(f)) {
+    /* Phi-3's files have the tables of longrope, and do not always name it. */
+    if (text_is(type, length, "longrope") || has_tensor(f, tn_llm_gguf_names.head_slots[SLOT_ROPE_LONG])) {
         c->positions.rope.kind = ROPE_LONG;
         return TN_OK;
     }
@@ -1048,31 +1124,40 @@ static tn_status read_pattern(const tn_gguf *f, llm_config *c) {
 static tn_status gguf_read_window(const tn_gguf *f, llm_config *c) {
     const char *key = "attention.sliding_window";
     c->attention.window = c->family->attention.gguf_window;
-    if (has(f, c, key)) TRY(get_size(f, c, key, LLM_MOST_CONTEXT, &c->attention.window));
-    return read_pattern(f, c);
+    TRY(get_int(f, c, key, c->attention.window, &c->attention.window));
+    if (c->attention.window < 0 || c->attention.window > LLM_MOST_CONTEXT)
+        return out_of_range(f, gguf_key_of(c, key).text, (double)c->attention.window, 0, LLM_MOST_CONTEXT);
+    return read_pattern(f, c); /* 0: none */
+}
+
+/* That of layers with a window. */
+static tn_status gguf_read_local_rope(const tn_gguf *f, llm_config *c) {
+    const llm_position_rules *of = &c->family->positions;
+    double base = of->local_base > 0 ? of->local_base : c->positions.rope.base;
+    bool plain = of->local_base > 0 || of->plain_local;
+    c->positions.local_rope = plain ? (llm_rope){.base = base, .scale = 1, .amplitude = 1} : c->positions.rope;
+    c->positions.two_ropes = c->attention.window > 0 && (plain || has(f, c, "rope.freq_base_swa"));
+    return read_real(f, c, "rope.freq_base_swa", base, 1e12, &c->positions.local_rope.base);
 }
 
 /* Caps, the scale of scores, and a rope of layers with a window. */
 static tn_status gguf_read_gemma(const tn_gguf *f, llm_config *c) {
     const llm_family *of = c->family;
     if (of->scaled_embedding) c->scales.embedding = sqrt((double)c->size[SIZE_HIDDEN]);
-    if (of->attention.query_scale == 0) return TN_OK;
+    if (of->attention.query_scale == 0) return gguf_read_local_rope(f, c);
     TRY(read_real(f, c, "attn_logit_softcapping", of->attention.cap, 1e6, &c->attention.cap));
     TRY(read_real(f, c, "final_logit_softcapping", of->final_cap, 1e6, &c->scales.final_cap));
     if (c->layers == of->attention.wide_layers)
         c->attention.scale = sqrt((double)c->attention.heads / (double)c->size[SIZE_HIDDEN]);
-    c->positions.local_rope = of->positions.local_base > 0
-                                  ? (llm_rope){.base = of->positions.local_base, .scale = 1, .amplitude = 1}
-                                  : c->positions.rope;
-    c->positions.two_ropes =
-        c->attention.window > 0 && (of->positions.local_base > 0 || has(f, c, "rope.freq_base_swa"));
-    return read_real(f, c, "rope.freq_base_swa", c->positions.local_rope.base, 1e12, &c->positions.local_rope.base);
+    return gguf_read_local_rope(f, c);
 }
 
-/* Granite's multipliers. */
+/* Cohere's and Granite's multipliers. */
 static tn_status gguf_read_scales(const tn_gguf *f, llm_config *c) {
     double divisor;
-    if (strcmp(c->family->architecture, "granite") != 0) return TN_OK;
+    if (strncmp(c->family->architecture, "cohere", 6) == 0)
+        return read_real(f, c, "logit_scale", 0.0625, 1e6, &c->scales.logits);
+    if (strncmp(c->family->architecture, "granite", 7) != 0) return TN_OK;
     TRY(read_real(f, c, "embedding_scale", 1, 1e6, &c->scales.embedding));
     TRY(read_real(f, c, "residual_scale", 1, 1e6, &c->scales.residual));
     if (has(f, c, "attention.scale")) TRY(read_real(f, c, "attention.scale", 1, 1e6, &c->attention.scale));
@@ -1081,19 +1166,33 @@ static tn_status gguf_read_scales(const tn_gguf *f, llm_config *c) {
     return TN_OK;
 }
 
-/* SmolLM 3's files do not say which layers have no rope: every fourth. */
+/* Files do not say which layers have no rope: every fourth of SmolLM 3, those without a window of others. */
 static void gguf_read_unrotated(llm_config *c) {
+    for (int64_t i = 0; c->family->positions.in_windows && c->attention.window > 0 && i < c->layers; i++)
+        tn_llm_set_rope(c, i, tn_llm_slides(c, i));
     for (int64_t i = 3; strcmp(c->family->architecture, "smollm3") == 0 && i < c->layers; i += 4)
         tn_llm_set_rope(c, i, false);
 }
 
 static tn_status read_sizes_gguf(const tn_gguf *f, llm_config *c) {
+    bool mixed = !has(f, c, "feed_forward_length") && has(f, c, "expert_feed_forward_length"); /* all layers */
     TRY(get_size(f, c, "block_count", LLM_MOST_LAYERS, &c->layers));
+    TRY(get_int(f, c, "nextn_predict_layers", 0, &c->file.predicting_layers)); /* counted among the others */
+    if (c->file.predicting_layers < 0 || c->file.predicting_layers >= c->layers)
+        return out_of_range(f, gguf_key_of(c, "nextn_predict_layers").text, (double)c->file.predicting_layers, 0,
+                            (double)c->layers - 1);
+    c->layers -= c->file.predicting_layers;
     TRY(get_size(f, c, "embedding_length", LLM_MOST_WIDTH, &c->size[SIZE_HIDDEN]));
-    TRY(get_size(f, c, "feed_forward_length", LLM_MOST_WIDTH, &c->size[SIZE_INTERMEDIATE]));
+    TRY(get_size(f, c, mixed ? "expert_feed_forward_length" : "feed_forward_length", LLM_MOST_WIDTH,
+                 &c->size[SIZE_INTERMEDIATE]));
     c->size[SIZE_UP] = c->size[SIZE_INTERMEDIATE] * (c->family->forward.fused_gate ? 2 : 1);
     TRY(gguf_read_experts(f, c));
     TRY(get_size(f, c, "context_length", LLM_MOST_CONTEXT, &c->trained_context));
+    c->attention.parallel = c->family->attention.parallel;
+    if (c->family->attention.chooses_parallel)
+        TRY(get_bool(f, c, "use_parallel_residual", c->attention.parallel, &c->attention.parallel));
+    if (!c->attention.parallel && c->family->slots.needs & BIT(SLOT_ATTENTION_NORM)) c->needs |= BIT(SLOT_FFN_NORM);
+    TRY(gguf_read_convolutions(f, c));
     TRY(gguf_read_heads(f, c));
     c->size[SIZE_POSITIONS] = c->trained_context;
     const char *eps = c->family->norms.layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
@@ -1107,15 +1206,12 @@ static tn_status read_sizes_gguf(const tn_gguf *f, llm_config *c) {
     return gguf_read_gemma(f, c);
 }
 
-static bool has_experts_apart(const tn_gguf *f) {
-    tn_gguf_info info = {.struct_size = sizeof info};
-    return tn_gguf_find(f, "blk.0.ffn_gate.0.weight", &info) == TN_OK;
-}
-
 tn_status tn_llm_read_gguf(const tn_gguf *f, llm_config *c) {
     TRY(gguf_find_family(f, c));
     TRY(gguf_refuse_features(f, c));
-    c->file.naming = has_experts_apart(f) ? &tn_llm_gguf_apart : &tn_llm_gguf_names;
+    c->file.naming = c->family->gguf_naming ? c->family->gguf_naming : &tn_llm_gguf_names;
+    if (has_tensor(f, "blk.0.ffn_gate.0.weight")) c->file.naming = &tn_llm_gguf_apart;
+    if (has_tensor(f, "blk.0.attn_norm_2.weight")) c->file.naming = &tn_llm_gguf_falcon_two;
     c->positions.interleaved = c->family->positions.interleaved;
     c->activation = tn_txt_activation(c->family->forward.activation);
     return read_sizes_gguf(f, c);

@@ -16,9 +16,7 @@ static const uint64_t MATRICES = BIT(SLOT_Q) | BIT(SLOT_K) | BIT(SLOT_V) | BIT(S
                                  BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN);
 static const char WEIGHT[] = ".weight", BEFORE[] = "base_model.model.";
 
-static bool is_gguf(const llm_config *c) {
-    return c->file.naming == &tn_llm_gguf_names || c->file.naming == &tn_llm_gguf_apart;
-}
+static bool is_gguf(const llm_config *c) { return strcmp(c->file.naming->layer, tn_llm_gguf_names.layer) == 0; }
 
 /* Of the model's folder, also if it was read from a GGUF file. */
 static const llm_naming *folder_naming(const llm_config *c) { return is_gguf(c) ? c->family->naming : c->file.naming; }

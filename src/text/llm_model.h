@@ -256,13 +256,15 @@ typedef struct llm_recurrent_rules {
 
 /* A row of the table in llm_families.c. */
 typedef struct llm_family {
-    const char *architecture; /* general.architecture, or config.json's model_type … */
-    const char *models;       /* names that people know */
-    const char *type;         /* … where that is another word; else NULL */
-    bool in_gguf;             /* else known from folders alone */
-    const llm_naming *naming; /* in folders */
-    const char *const *keys;  /* config.json's, by llm_key */
-    const int64_t *usual;     /* sizes where config.json says nothing, by llm_key; NULL: it must say them */
+    const char *architecture;      /* general.architecture, or config.json's model_type … */
+    const char *models;            /* names that people know */
+    const char *type;              /* … where that is another word; else NULL */
+    bool in_gguf;                  /* else known from folders alone, unless `gguf` is given: */
+    const char *gguf;              /* general.architecture where that is another word */
+    const llm_naming *naming;      /* in folders; NULL: known from GGUF files alone */
+    const llm_naming *gguf_naming; /* in GGUF files; NULL: tn_llm_gguf_names */
+    const char *const *keys;       /* config.json's, by llm_key */
+    const int64_t *usual;          /* sizes where config.json says nothing, by llm_key; NULL: it must say them */
     tn_status (*read)(const hf_folder *f, llm_config *c); /* what no other family's config.json has; NULL: nothing */
     bool tied;                                            /* where config.json says nothing */
     bool scaled_embedding; /* rows of the embedding are multiplied by the root of their length */
@@ -443,7 +445,8 @@ tn_status tn_llm_read_phimoe(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_llama4(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_nemotron_h(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_falcon_h1(const hf_folder *f, llm_config *c);
-extern const llm_naming tn_llm_falcon_two, tn_llm_granite_dense;
+extern const llm_naming tn_llm_falcon_two, tn_llm_granite_dense, tn_llm_gguf_falcon_two;
+const char *tn_llm_gguf_word(const llm_family *f);            /* general.architecture; NULL: not in such files */
 extern const llm_naming tn_llm_gguf_names, tn_llm_gguf_apart; /* apart: experts have a tensor each */
 
 /* Reads and checks; options may be NULL. */

@@ -670,7 +670,7 @@ static void numbers_of_gemma_that_are_none_are_refused(void **state) {
         fault wrong;
         const char *reason;
     } rows[] = {
-        {{.key = "attention.sliding_window", .value = 0}, "'gemma2.attention.sliding_window' is 0"},
+        {{.key = "attention.sliding_window", .value = UINT32_MAX}, "'gemma2.attention.sliding_window' is "},
         {{.key = "attention.sliding_window_pattern", .value = 0}, "'gemma2.attention.sliding_window_pattern' is 0"},
         {{.key = "attn_logit_softcapping", .real = NAN}, "'gemma2.attn_logit_softcapping' is"},
         {{.key = "attn_logit_softcapping", .real = -1}, "'gemma2.attn_logit_softcapping' is -1"},

@@ -12,6 +12,7 @@
 #include "trunnion/embed.h"
 #include "trunnion/finetune.h"
 #include "trunnion/llm.h"
+#include "trunnion/model.h"
 #include "trunnion/trunnion.h"
 
 enum {
@@ -254,6 +255,78 @@ static void estimates_count_states(void **state) {
     assert_int_equal(f.cache_bytes, 4 * HIDDEN * 2 + 2 * 64 * (HIDDEN / 2) * 2);
 }
 
+/* LFM2's tensors as llama.cpp's conversion names and shapes them. */
+static const char *const lfm2_in_gguf[TN_COUNT(lfm2_rows)] = {
+    "token_embd.weight",           "token_embd_norm.weight",
+    "blk.0.attn_norm.weight",      "blk.0.shortconv.in_proj.weight",
+    "blk.0.shortconv.conv.weight", "blk.0.shortconv.out_proj.weight",
+    "blk.0.ffn_norm.weight",       "blk.0.ffn_gate.weight",
+    "blk.0.ffn_up.weight",         "blk.0.ffn_down.weight",
+    "blk.1.attn_norm.weight",      "blk.1.attn_q.weight",
+    "blk.1.attn_k.weight",         "blk.1.attn_v.weight",
+    "blk.1.attn_output.weight",    "blk.1.attn_q_norm.weight",
+    "blk.1.attn_k_norm.weight",    "blk.1.ffn_norm.weight",
+    "blk.1.ffn_gate.weight",       "blk.1.ffn_up.weight",
+    "blk.1.ffn_down.weight",
+};
+
+/* The tensors of make_folder in a GGUF file; kv_heads: of both layers. */
+static const char *make_gguf(const int32_t kv_heads[2]) {
+    static const struct {
+        const char *key;
+        int64_t value;
+    } sizes[] = {
+        {"lfm2.block_count", 2},          {"lfm2.embedding_length", HIDDEN}, {"lfm2.feed_forward_length", INNER},
+        {"lfm2.attention.head_count", 2}, {"lfm2.context_length", 100},      {"lfm2.shortconv.l_cache", 3}};
+    const char *path = test_scratch("lfm2.gguf");
+    tn_gguf_writer *w;
+    assert_ok(tn_gguf_create(path, 32, &w));
+    assert_ok(tn_gguf_put_string(w, "general.architecture", "lfm2", 4));
+    for (size_t i = 0; i < TN_COUNT(sizes); i++)
+        assert_ok(tn_gguf_put_int(w, sizes[i].key, TN_GGUF_U32, sizes[i].value));
+    assert_ok(tn_gguf_put_float(w, "lfm2.attention.layer_norm_rms_epsilon", TN_GGUF_F32, 1e-6));
+    assert_ok(tn_gguf_put_float(w, "lfm2.rope.freq_base", TN_GGUF_F32, 1e6));
+    assert_ok(tn_gguf_put_array(w, "lfm2.attention.head_count_kv", TN_GGUF_I32, 2, kv_heads));
+    tn_manual_seed(3);
+    TN_SCOPE;
+    tn_tensor *tensors[TN_COUNT(lfm2_rows)];
+    for (size_t i = 0; i < TN_COUNT(lfm2_rows); i++) {
+        const int64_t *shape = lfm2_rows[i].shape;
+        tn_gguf_info info = {.struct_size = sizeof info, .name = lfm2_in_gguf[i], .dtype = TN_F32};
+        tensors[i] = tn_randn(shape, shape[2] ? 3 : shape[1] ? 2 : 1);
+        for (int d = 0; d < 3; d++)
+            if (shape[d] > 1) info.shape[info.rank++] = shape[d];
+        assert_ok(tn_gguf_add(w, &info));
+    }
+    for (size_t i = 0; i < TN_COUNT(lfm2_rows); i++) {
+        float values[3 * HIDDEN * WORDS];
+        assert_ok(tn_read(tensors[i], values, (size_t)tn_numel(tensors[i]) * sizeof *values));
+        assert_ok(tn_gguf_write(w, values, tn_numel(tensors[i]) * (int64_t)sizeof *values));
+    }
+    assert_ok(tn_gguf_commit(w));
+    return path;
+}
+
+static void a_gguf_file_computes_what_its_folder_does(void **state) {
+    (void)state;
+    tn_llm *folder = open_model(&models[0]), *file;
+    float want[WORDS], got[WORDS];
+    logits_of(folder, text, LENGTH, want);
+    tn_llm_close(folder);
+    assert_ok(tn_llm_open(make_gguf((int32_t[]){0, 1}), NULL, &file));
+    logits_of(file, text, LENGTH, got);
+    tn_llm_close(file);
+    assert_same(got, want);
+    static const struct {
+        int32_t heads[2];
+        const char *word;
+    } wrong[] = {{{0, -1}, "-1 for layer 1"}, {{1, 2}, "2 for layer 1"}, {{1, 1}, "blk.0.attn_q.weight"}};
+    for (size_t i = 0; i < TN_COUNT(wrong); i++) {
+        if (tn_llm_open(make_gguf(wrong[i].heads), NULL, &file) == TN_OK) fail_msg("row %d was opened", (int)i);
+        if (!strstr(tn_error(), wrong[i].word)) fail_msg("row %d: %s", (int)i, tn_error());
+    }
+}
+
 static void wrong_configurations_are_refused(void **state) {
     (void)state;
     static const struct {
@@ -303,6 +376,7 @@ int main(void) {
         cmocka_unit_test(a_saved_sequence_goes_on),
         cmocka_unit_test(what_needs_several_tokens_at_once_is_refused),
         cmocka_unit_test(estimates_count_states),
+        cmocka_unit_test(a_gguf_file_computes_what_its_folder_does),
         cmocka_unit_test(wrong_configurations_are_refused),
         cmocka_unit_test(memory_may_run_out_anywhere),
     };

@@ -5,7 +5,8 @@
 # interface, so a version is fixed by one number and one hash. It is run beside us and read by nobody: nothing of it is
 # compiled into Trunnion. Made once (six minutes on two processors) in .deps/peers, which git ignores; TRUNNION_PEERS
 # names another folder. There, llama.cpp-VERSION holds bin/ (llama-bench, llama-completion, llama-perplexity,
-# llama-tokenize, llama-server, the shared libraries) and python/llama_cpp.
+# llama-tokenize, llama-server, the shared libraries) and python/ with llama_cpp, and conversion and gguf, which make GGUF
+# files of folders.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -56,7 +57,7 @@ fi
 
 cp -a "$work/build/bin" "$folder/bin"
 mkdir "$folder/python"
-cp -a "$work/llama_cpp" "$folder/python/"
+cp -a "$work/llama_cpp" "$work/vendor/llama.cpp/conversion" "$work/vendor/llama.cpp/gguf-py/gguf" "$folder/python/"
 cp "$work/vendor/llama.cpp/LICENSE" "$folder/"
 rm -rf "$work"
 touch "$folder/complete"

@@ -3,7 +3,8 @@
 Makes a tiny folder with random weights for every family, and for what configurations vary (shards, tied embeddings,
 half precision, kinds of rope, windows, biases), lets transformers compute it, and compares the command's logits, greedy
 tokens and embeddings with that. A language model then becomes a GGUF file, which has to compute the same here and in
-llama.cpp, where TRUNNION_PEERS has it; and a folder again, in which transformers has to find the same model. Runs in the
+llama.cpp, where TRUNNION_PEERS has it; and a folder again, in which transformers has to find the same model. Of the
+kinds that `convert` does not write, llama.cpp's own conversion makes the GGUF file. Runs in the
 peers' Python (tools/peers/python.sh) with torch and transformers; without them all is skipped. With names, these rows
 alone.
 """
@@ -69,6 +70,7 @@ PIXTRAL = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "
 QWEN_EYES = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 48}
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]}}
 NEW = {"gguf": False}
+MADE = NEW | {"made": True}  # llama.cpp's conversion makes a GGUF file of it
 STATE = {"gguf": False, "network": False}  # recurrent layers
 MAMBA = {"hidden_size": 48, "num_hidden_layers": 3, "vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2,
          "pad_token_id": 0}
@@ -146,11 +148,11 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("smollm3", "SmolLM3", PHI3 | {"num_hidden_layers": 5, "no_rope_layer_interval": 4}, {}),
     ("smollm3-other", "SmolLM3", PHI3 | {"num_hidden_layers": 5, "no_rope_layer_interval": 2}, NEW),
     ("granite", "Granite", GRANITE, {}),
-    ("granite-moe", "GraniteMoe", GRANITE | {"num_local_experts": 5, "num_experts_per_tok": 2}, NEW),
-    ("olmo", "Olmo", PHI3, NEW),
+    ("granite-moe", "GraniteMoe", GRANITE | {"num_local_experts": 5, "num_experts_per_tok": 2}, MADE),
+    ("olmo", "Olmo", PHI3, MADE),
     ("olmo2", "Olmo2", PHI3, {}),
     ("olmo3", "Olmo3", PHI3 | {"sliding_window": 9, "num_hidden_layers": 5, "rope_parameters": {
-        "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}, NEW),
+        "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}, MADE),
     ("gpt-oss", "GptOss", OSS, NEW),
     ("deepseek2", "DeepseekV2", DEEPSEEK | {"num_experts": 6, "topk_method": "group_limited_greedy", "n_group": 3,
                                             "topk_group": 2}, NEW),
@@ -159,41 +161,41 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("deepseek3-yarn", "DeepseekV3", DEEPSEEK | {"n_group": 1, "topk_group": 1, "norm_topk_prob": False,
                                                  "rope_interleave": False, "rope_parameters": YARN | {
                                                      "mscale": 0.7, "mscale_all_dim": 1.3}}, NEW),
-    ("glm4-moe", "Glm4Moe", DEEPSEEK_EXPERTS | {"head_dim": 16, "use_qk_norm": True, "n_group": 1, "topk_group": 1}, NEW),
-    ("dots1", "Dots1", DEEPSEEK_EXPERTS | {"head_dim": 16, "n_group": 1, "topk_group": 1}, NEW),
+    ("glm4-moe", "Glm4Moe", DEEPSEEK_EXPERTS | {"head_dim": 16, "use_qk_norm": True, "n_group": 1, "topk_group": 1}, MADE),
+    ("dots1", "Dots1", DEEPSEEK_EXPERTS | {"head_dim": 16, "n_group": 1, "topk_group": 1}, MADE),
     ("cwm", "Cwm", COMMON | {"head_dim": 16, "sliding_window": 9, "num_hidden_layers": 5, "rope_parameters": LLAMA3}, NEW),
     ("qwen3-moe-steps", "Qwen3Moe", MOE | {"head_dim": 16, "num_hidden_layers": 4, "decoder_sparse_step": 2,
                                            "mlp_only_layers": [3]}, NEW),
-    ("olmoe", "Olmoe", PHI3 | {"num_experts": 6, "num_experts_per_tok": 2}, NEW),
-    ("exaone4", "Exaone4", COMMON | {"sliding_window": 9, "sliding_window_pattern": 4, "num_hidden_layers": 5}, NEW),
+    ("olmoe", "Olmoe", PHI3 | {"num_experts": 6, "num_experts_per_tok": 2}, MADE),
+    ("exaone4", "Exaone4", COMMON | {"sliding_window": 9, "sliding_window_pattern": 4, "num_hidden_layers": 5}, MADE),
     ("ministral", "Ministral", COMMON | {"head_dim": 16, "sliding_window": 9}, NEW),
     ("ministral3", "Ministral3", COMMON | {"head_dim": 16, "rope_parameters": LATE}, NEW),
     ("glm", "Glm", PHI3 | {"head_dim": 16, "attention_bias": True} | partly(0.5), NEW),
-    ("glm4", "Glm4", PHI3 | {"head_dim": 16, "attention_bias": True} | partly(0.5), NEW),
-    ("stablelm", "StableLm", COMMON | partly(0.25), NEW),
+    ("glm4", "Glm4", PHI3 | {"head_dim": 16, "attention_bias": True} | partly(0.5), MADE),
+    ("stablelm", "StableLm", COMMON | partly(0.25), MADE),
     ("stablelm-parallel", "StableLm", COMMON | {"use_parallel_residual": True, "use_qkv_bias": True} | partly(0.5),
-     NEW),
-    ("cohere", "Cohere", COHERE, NEW),
-    ("cohere-norms", "Cohere", COHERE | {"use_qk_norm": True}, NEW),
+     MADE),
+    ("cohere", "Cohere", COHERE, MADE),
+    ("cohere-norms", "Cohere", COHERE | {"use_qk_norm": True}, MADE),
     ("cohere2", "Cohere2", COHERE | {"sliding_window": 9, "num_hidden_layers": 5, "head_dim": 8}, NEW),
-    ("nemotron", "Nemotron", COMMON | partly(0.5), NEW),
+    ("nemotron", "Nemotron", COMMON | partly(0.5), MADE),
     ("starcoder2", "Starcoder2", COMMON | {"sliding_window": 9}, NEW),
-    ("starcoder2-bare", "Starcoder2", COMMON | {"sliding_window": None, "use_bias": False}, NEW),
+    ("starcoder2-bare", "Starcoder2", COMMON | {"sliding_window": None, "use_bias": False}, MADE),
     ("phi", "Phi", COMMON | {"num_key_value_heads": 6} | partly(0.5), NEW),
     ("neox", "GPTNeoX", NEOX | {"rotary_pct": 0.25}, NEW),
     ("neox-serial", "GPTNeoX", NEOX | {"use_parallel_residual": False, "attention_bias": False}, NEW),
     ("falcon-7b", "Falcon", FALCON | {"multi_query": True, "new_decoder_architecture": False}, NEW),
     ("falcon-1b", "Falcon", FALCON | {"multi_query": False, "parallel_attn": False, "bias": True}, NEW),
-    ("falcon-40b", "Falcon", FALCON | {"num_kv_heads": 2, "new_decoder_architecture": True}, NEW),
+    ("falcon-40b", "Falcon", FALCON | {"num_kv_heads": 2, "new_decoder_architecture": True}, MADE),
     ("falcon-11b", "Falcon", FALCON | {"num_kv_heads": 2, "new_decoder_architecture": True, "ffn_hidden_size": 96,
                                        "num_ln_in_parallel_attn": 1, "tie_word_embeddings": False}, NEW),
     ("gptj", "GPTJ", GPT2 | {"n_head": 3, "rotary_dim": 8, "tie_word_embeddings": False}, NEW),
-    ("bigcode", "GPTBigCode", GPT2, NEW),
+    ("bigcode", "GPTBigCode", GPT2, MADE),
     ("bigcode-heads", "GPTBigCode", GPT2 | {"multi_query": False}, NEW),
     ("gpt-neo", "GPTNeo", {"hidden_size": 48, "num_layers": 4, "num_heads": 4, "max_position_embeddings": 128,
                            "attention_types": [[["global", "local"], 2]], "window_size": 9, "vocab_size": VOCABULARY,
                            "bos_token_id": 1, "eos_token_id": 2}, NEW),
-    ("lfm2", "Lfm2", PHI3 | {"num_hidden_layers": 4, "block_multiple_of": 16, "full_attn_idxs": [1, 3]}, STATE),
+    ("lfm2", "Lfm2", PHI3 | {"num_hidden_layers": 4, "block_multiple_of": 16, "full_attn_idxs": [1, 3]}, STATE | MADE),
     ("lfm2-bias", "Lfm2", PHI3 | {"num_hidden_layers": 3, "conv_bias": True, "conv_L_cache": 4, "layer_types": [
         "conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}, STATE),
     ("mamba", "Mamba", MAMBA | {"state_size": 6}, STATE),
@@ -210,8 +212,8 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
                                     "moe_intermediate_size": 40, "routed_scaling_factor": 1.7,
                                     "layer_types": ["conv", "full_attention"] * 2}, STATE),
     ("k-exaone", "ExaoneMoe", PHI3 | {"num_hidden_layers": 5, "sliding_window": 9, "num_experts": 6, "num_shared_experts": 2,
-                                      "num_experts_per_tok": 2, "moe_intermediate_size": 40, "n_group": 3, "topk_group": 2}, NEW),
-    ("hunyuan3", "HYV3", PHI3 | {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}, NEW),
+                                      "num_experts_per_tok": 2, "moe_intermediate_size": 40, "n_group": 3, "topk_group": 2}, MADE),
+    ("hunyuan3", "HYV3", PHI3 | {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}, MADE),
     ("falcon-mamba", "FalconMamba", MAMBA | {"state_size": 6}, STATE),
     ("jamba", "Jamba", PHI3 | {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4,
                                "expert_layer_offset": 0, "mamba_d_state": 6, "mamba_dt_rank": 5}, STATE),
@@ -236,7 +238,7 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("granite4-dense", "GraniteMoeHybrid", GRANITE | HYBRID | GRANITE4 | {
         "num_local_experts": 0, "position_embedding_type": "rope"}, STATE),
     ("granite-shared", "GraniteMoeShared", GRANITE | {"num_local_experts": 5, "num_experts_per_tok": 2,
-                                                      "shared_intermediate_size": 56}, NEW),
+                                                      "shared_intermediate_size": 56}, MADE),
     ("phi-moe", "Phimoe", PHI3 | {"num_local_experts": 5, "attention_bias": True, "lm_head_bias": True}, NEW),
     ("minimax-m2", "MiniMaxM2", PHI3 | {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16} | partly(0.5), NEW),
     ("ernie4.5-moe", "Ernie4_5_Moe", PHI3 | {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 40,
@@ -246,13 +248,13 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
         "rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 500.0}}, NEW),
     ("apertus", "Apertus", PHI3 | {"rope_parameters": LLAMA3}, NEW),
     ("exaone", "Exaone", COMMON, NEW),
-    ("jais2", "Jais2", COMMON, NEW),
+    ("jais2", "Jais2", COMMON, MADE),
     ("internlm3", "InternLM3", COMMON | {"head_dim": 16, "bias": True, "qkv_bias": True}, NEW),
     ("hyperclovax", "HyperCLOVAX", GRANITE, NEW),
     ("vaultgemma", "VaultGemma", GEMMA2, NEW),
     ("flex-olmo", "FlexOlmo", PHI3 | {"num_experts": 6, "num_experts_per_tok": 2}, NEW),
     ("mellum", "Mellum", MOE | {"head_dim": 16, "sliding_window": 9, "num_hidden_layers": 4, "layer_types": [
-        "sliding_attention", "full_attention"] * 2}, NEW),
+        "sliding_attention", "full_attention"] * 2}, MADE),
     ("solar-open", "SolarOpen", {k: v for k, v in DEEPSEEK_EXPERTS.items() if k not in ("intermediate_size", "first_k_dense_replace")}
      | {"head_dim": 16, "n_group": 1, "topk_group": 1}, NEW),
     ("glm4-moe-lite", "Glm4MoeLite", DEEPSEEK | {"n_group": 1, "topk_group": 1}, NEW),
@@ -262,9 +264,9 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
                     "bos_token_id": 1, "eos_token_id": 2}, NEW),
     ("arcee", "Arcee", COMMON, {}),
     ("helium", "Helium", COMMON | {"head_dim": 8}, NEW),
-    ("hunyuan", "HunYuanDenseV1", COMMON | {"head_dim": 16}, NEW),
-    ("ernie4.5", "Ernie4_5", COMMON | {"head_dim": 16}, NEW),
-    ("seed-oss", "SeedOss", COMMON | {"head_dim": 16}, NEW),
+    ("hunyuan", "HunYuanDenseV1", COMMON | {"head_dim": 16}, MADE),
+    ("ernie4.5", "Ernie4_5", COMMON | {"head_dim": 16}, MADE),
+    ("seed-oss", "SeedOss", COMMON | {"head_dim": 16}, MADE),
     ("gemma3-eyes", "Gemma3", GEMMA3, NEW | {"whole": ("Gemma3", "SiglipVision", PIXTRAL)}),
     ("qwen2.5-vl", "Qwen2_5_VL", COMMON | MROPE, NEW | {"whole": (
         "Qwen2_5_VL", "", QWEN_EYES | {"fullatt_block_indexes": [0]})}),
@@ -407,6 +409,13 @@ def find_peer():
     return llama_cpp.Peer
 
 
+def find_conversion():
+    """The folder of llama.cpp's packages that make GGUF files; None where it is not there."""
+    peers = os.environ.get("TRUNNION_PEERS")
+    found = pathlib.Path(peers).glob("llama.cpp-*/python/conversion") if peers else []
+    return next((f.parent for f in found), None)
+
+
 def in_double(model):
     """A copy that computes in f64; grouped products have no such kind."""
     model = copy.deepcopy(model).double()
@@ -416,7 +425,7 @@ def in_double(model):
 
 class Suite:
     def __init__(self, program, torch, transformers, numpy, folder):
-        self.peer = find_peer()
+        self.peer, self.conversion = find_peer(), find_conversion()
         self.program, self.torch, self.transformers, self.numpy, self.folder = program, torch, transformers, numpy, folder
         self.passed = self.failed = self.skipped = 0
 
@@ -483,7 +492,24 @@ class Suite:
         if how.get("gguf", True):
             self.command("logits", "-m", folder, "--ids", words, "-o", out, "--cache", "f32", "--json")
             told += ", " + self.through_gguf(name, words, wanted, greedy, kind, how.get("peer", True))
+        if how.get("made") and self.conversion:
+            told += f", llama.cpp's file {self.made(name, words, wanted):.1e}"
         print(told, flush=True)
+
+    def made(self, name, words, wanted):
+        """The error of the folder's GGUF file by llama.cpp's conversion."""
+        folder, file, out = self.folder / name, self.folder / f"{name}-made.gguf", self.folder / "logits.npy"
+        write_tokenizer(folder)
+        (folder / "tokenizer_config.json").write_text(json.dumps({
+            "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}))
+        script = pathlib.Path(__file__).resolve().parents[1] / "peers" / "gguf_file.py"
+        result = subprocess.run([sys.executable, script, self.conversion, folder, file], capture_output=True, text=True)
+        if result.returncode:
+            raise RuntimeError(f"{name}: llama.cpp's conversion: {result.stderr.strip().splitlines()[-1]}")
+        self.command("logits", "-m", file, "--ids", words, "-o", out, "--cache", "f32", "--json")
+        error = float(self.numpy.abs(self.numpy.load(out) - wanted).max() / self.numpy.abs(wanted).max())
+        self.expect(error <= LOGITS_BOUND, f"{name}: logits of llama.cpp's file differ by {error:.2g} of the largest")
+        return error
 
     def through_gguf(self, name, words, wanted, greedy, kind, peers):
         """The folder as a GGUF file, and that as a folder; what each of them computes. peers: llama.cpp has windows."""
