@@ -2,6 +2,7 @@
  *
  * A subcommand is one line of the table below and one file. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,9 +92,20 @@ static bool asks_for_json(const cli_command *c, int argc, char **argv) {
     return false;
 }
 
+#if !defined(_WIN32)
+/* A file that is opened while a standard stream is closed would get its number, and what is printed would be written to
+ * the file. Instead the closed stream reads nothing, and writing to it fails. */
+static void occupy_standard_streams(void) {
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDONLY) != fd) return;
+}
+#endif
+
 int main(int argc, char **argv) {
 #if defined(_WIN32)
     tn_win_begin(&argc, &argv);
+#else
+    occupy_standard_streams();
 #endif
     const char *name = argc > 1 ? argv[1] : NULL;
     cli_signals_begin();

@@ -39,6 +39,7 @@ static const char *const reason_names[] = {
     [TN_REASON_NO_MEMORY] = "no_memory",
     [TN_REASON_INIT_FAILED] = "init_failed",
     [TN_REASON_CRASHED] = "crashed",
+    [TN_REASON_PROCESS_LIMIT] = "process_limit",
     [TN_REASON_NOT_ASKED] = "not_asked",
 };
 
@@ -337,7 +338,8 @@ static tn_reason_code classify(const char *linker_text) {
         {"version `", TN_REASON_TOO_OLD},
         {"No such file", TN_REASON_LIBRARY_NOT_FOUND},
         {"Permission denied", TN_REASON_PERMISSION},
-        {"annot allocate memory", TN_REASON_NO_MEMORY},
+        {"annot allocate memory", TN_REASON_PROCESS_LIMIT},
+        {"Too many open files", TN_REASON_PROCESS_LIMIT},
     };
     for (size_t i = 0; i < TN_COUNT(rows); i++) {
         if (strstr(linker_text, rows[i].words) != NULL) return rows[i].code;

@@ -13,11 +13,11 @@
 
 static const char CRASH_FIX[] = "update or reinstall this driver; the other devices are not affected";
 
-static void crashed(tn_probe_result *f, const char *text) {
+static void put_failure(tn_probe_result *f, tn_reason_code code, const char *text, const char *fix) {
     memset(f, 0, sizeof *f);
-    snprintf(f->code, sizeof f->code, "%s", tn_reason_code_name(TN_REASON_CRASHED));
+    snprintf(f->code, sizeof f->code, "%s", tn_reason_code_name(code));
     snprintf(f->reason, sizeof f->reason, "%s", text);
-    snprintf(f->fix, sizeof f->fix, "%s", CRASH_FIX);
+    snprintf(f->fix, sizeof f->fix, "%s", fix);
 }
 
 #if TN_HAS_PROCESSES
@@ -70,6 +70,8 @@ typedef struct task {
 } task;
 
 static void child_run(const task *t, int fd, pid_t parent) {
+    /* A host program without standard streams has the pipe in their place, which child_prepare redirects. */
+    if (fd <= STDERR_FILENO) fd = fcntl(fd, F_DUPFD, STDERR_FILENO + 1);
     child_prepare(parent, t->seconds);
     t->body(t->ctx, t->out);
     const char *at = t->out;
@@ -170,7 +172,7 @@ static void explain_silence(tn_probe_result *f, bool late, bool known, int statu
                  signal_name(WTERMSIG(status), room, sizeof room));
     else
         snprintf(text, sizeof text, "its library ended the process that probed it");
-    crashed(f, text);
+    put_failure(f, TN_REASON_CRASHED, text, CRASH_FIX);
 }
 
 /* A library may have corrupted the child's memory, so its answer is not assumed to be well formed. */
@@ -193,7 +195,8 @@ void tn_child_finish(tn_child *c, tn_probe_result *f) {
         bool known = reap(c->pid, late, &status);
         if (!complete) explain_silence(f, late, known, status);
     } else {
-        crashed(f, "the probe process could not be created; close other programs and try again");
+        put_failure(f, TN_REASON_PROCESS_LIMIT, "the process that looks for it could not be created",
+                    "raise the limit of open files (ulimit -n) and processes (-u), or close other programs");
     }
     if (c->fd >= 0) close(c->fd);
     if (complete) make_sane(f);
@@ -223,7 +226,7 @@ void tn_child_start(const tn_driver *driver, tn_child *c) {
 
 void tn_child_finish(tn_child *c, tn_probe_result *f) {
     (void)c;
-    crashed(f, "this system has no processes, so drivers cannot be probed safely");
+    put_failure(f, TN_REASON_CRASHED, "this system has no processes, so drivers cannot be probed safely", CRASH_FIX);
 }
 
 bool tn_child_run(void (*body)(void *ctx, void *out), void *ctx, void *out, size_t bytes, int seconds,

@@ -429,6 +429,11 @@ static void write_entry(tn_json_writer *w, const tn_backend *b) {
     tn_json_end_object(w);
 }
 
+/* A limit of this process, which others need not have, is no finding about the device. */
+static bool is_own_limit(const tn_probe_result *f) {
+    return !strcmp(f->code, tn_reason_code_name(TN_REASON_PROCESS_LIMIT));
+}
+
 static void write_all_record(tn_str *out, const tn_backend *b, int count) {
     tn_json_writer w = {.out = out};
     tn_json_begin_object(&w);
@@ -437,7 +442,7 @@ static void write_all_record(tn_str *out, const tn_backend *b, int count) {
     tn_json_put_key(&w, "backends");
     tn_json_begin_object(&w);
     for (int i = 0; i < count; i++)
-        if (tn_backend_isolated(&b[i]) && b[i].found && b[i].key) write_entry(&w, &b[i]);
+        if (tn_backend_isolated(&b[i]) && b[i].found && b[i].key && !is_own_limit(b[i].found)) write_entry(&w, &b[i]);
     tn_json_end_object(&w);
     tn_json_end_object(&w);
 }

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "hal/discovery.h"
@@ -41,7 +42,9 @@ static const char *run_self(const char *arguments) {
 
 static const char *list_elsewhere(void) { return run_self("--list"); }
 
-static int print_list(bool fresh) {
+static int print_list(const char *how) {
+    bool fresh = !strcmp(how, "fresh");
+    if (!strcmp(how, "without-files")) (void)setrlimit(RLIMIT_NOFILE, &(struct rlimit){4, 4});
     tn_device_list *l;
     double begun = tn_now();
     if (tn_device_list_new(fresh, &l) != TN_OK) return 1;
@@ -597,6 +600,21 @@ static void crash_is_believed_for_an_hour(void **state) {
     assert_int_equal(size_of(loaded), 2);
 }
 
+static void limits_of_a_process_are_not_recorded(void **state) {
+    (void)state;
+    (void)begin_record_test();
+    const char *text = run_self("--list without-files");
+    assert_text_has(text, "cuda=process_limit");
+    assert_text_has(text, "cpu=none devices 1");
+    assert_text_has(list_elsewhere(), "cuda=none devices 2");
+}
+
+static void closed_standard_streams_are_not_a_crash(void **state) {
+    (void)state;
+    (void)begin_record_test();
+    assert_text_has(run_self("--list 0<&- 2>&-"), "cuda=none devices 2");
+}
+
 static int print_level_under_a_limit(void) {
     tn_device_options o = TN_DEVICE_DEFAULTS;
     o.simd = 1;
@@ -616,7 +634,7 @@ static void cpu_options_take_effect(void **state) {
 
 int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "--level")) return print_level_under_a_limit();
-    if (argc > 1 && !strcmp(argv[1], "--list")) return print_list(argc > 2);
+    if (argc > 1 && !strcmp(argv[1], "--list")) return print_list(argc > 2 ? argv[2] : "");
 #define TEST(f) cmocka_unit_test_setup(f, clean_environment)
     const struct CMUnitTest tests[] = {
         TEST(absent_library_is_named),
@@ -650,6 +668,8 @@ int main(int argc, char **argv) {
         TEST(record_of_others_is_not_trusted),
         TEST(listing_works_without_a_place_for_the_record),
         TEST(crash_is_believed_for_an_hour),
+        TEST(limits_of_a_process_are_not_recorded),
+        TEST(closed_standard_streams_are_not_a_crash),
         TEST(cpu_options_take_effect),
         TEST(a_mute_device_is_listed), /* last: it leaves a library loaded */
     };
