@@ -244,19 +244,19 @@ static struct stat seen;
 
 static bool list_path(char *out, size_t size) { return tn_cache_path("certify.list", out, size); }
 
-/* Waits until no other process changes the list (one that is stopped is not waited for). -1: locking is not possible;
- * the list is changed anyway. */
-static int list_lock(void) {
+/* Waits until no other process changes the file that this lock stands for (one that is stopped is not waited for). -1:
+ * locking is not possible; the file is changed anyway. */
+static int lock_for_processes(const char *name) {
     enum { TRIES = 1000, MICROSECONDS = 1000 };
     char path[CERTIFY_LIST_PATH_ROOM];
-    if (!tn_cache_path("certify.lock", path, sizeof path)) return -1;
+    if (!tn_cache_path(name, path, sizeof path)) return -1;
     int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     for (int i = 0; fd >= 0 && i < TRIES && !tn_lock_file(fd) && errno == EWOULDBLOCK; i++)
         usleep(MICROSECONDS);
     return fd;
 }
 
-static void list_unlock(int fd) {
+static void unlock_for_processes(int fd) {
     if (fd >= 0) close(fd);
 }
 
@@ -355,9 +355,9 @@ tn_status tn_certify_list_add(const tn_device *d, const char *name, const char *
     tn_status s = TN_ERR_MEMORY;
     if (line_begin(d, name, &begin)) {
         pthread_mutex_lock(&lock);
-        int held = list_lock();
+        int held = lock_for_processes("certify.lock");
         s = add_line(&begin, reason);
-        list_unlock(held);
+        unlock_for_processes(held);
         pthread_mutex_unlock(&lock);
     }
     tn_str_free(&begin);
@@ -386,10 +386,10 @@ tn_status tn_certify_list_forget(const tn_device *d, const char *name) {
     tn_status s = TN_ERR_MEMORY;
     if (line_begin(d, name, &begin)) {
         pthread_mutex_lock(&lock);
-        int held = list_lock();
+        int held = lock_for_processes("certify.lock");
         refresh();
         s = find_reason(&begin) && list_path(path, sizeof path) ? write_without(path, &begin) : TN_OK;
-        list_unlock(held);
+        unlock_for_processes(held);
         pthread_mutex_unlock(&lock);
     }
     tn_str_free(&begin);
@@ -397,8 +397,8 @@ tn_status tn_certify_list_forget(const tn_device *d, const char *name) {
 }
 
 /* ==== tune.json: measured choices ================================================================================= */
-/* The file is read at the first look-up, and again before it is written, so that entries of other processes are kept;
- * tn_save replaces it atomically. Its size is limited. A file that is invalid in any way is ignored. */
+/* The file is read at the first look-up, and again before it is written, under a lock of the cache folder, so that
+ * entries of other processes are kept; tn_save replaces it atomically. Its size is limited. A file that is invalid in any way is ignored. */
 
 enum { TUNE_PATH_ROOM = 4096, TUNE_MOST_ENTRIES = 4096, TUNE_MOST_BYTES = 2 << 20, TUNE_FORMAT = 1 };
 
@@ -614,9 +614,11 @@ void tn_tune_put(const tn_device *d, const tn_tuned *entry) {
     pthread_mutex_lock(&tune_lock);
     tuning_table *t = table_of(d);
     if (t) {
+        int held = lock_for_processes("tune.lock");
         load_tune(t);
         set_entry(t, &e);
         save_tune(t);
+        unlock_for_processes(held);
     }
     pthread_mutex_unlock(&tune_lock);
     atomic_fetch_add(&generation, 1);

@@ -11,7 +11,7 @@
 #include "trunnion/tensor.h"
 #include "trunnion/tune.h"
 
-enum { SIZE = 64, COUNT = SIZE * SIZE };
+enum { SIZE = 64, COUNT = SIZE * SIZE, ENTRIES = 12 };
 
 static char *record; /* the file */
 static float first[COUNT];
@@ -260,6 +260,16 @@ static void do_part(void **state) {
         if (strcmp(parts[i].name, part_asked) == 0) parts[i].body();
 }
 
+/* Puts entries whose keys no other writer has. */
+static int put_entries(int writer) {
+    for (int i = 0; i < ENTRIES; i++) {
+        tn_tuned e = {.way = "own"};
+        snprintf(e.key, sizeof e.key, "writer %d entry %d", writer, i);
+        tn_tune_put(tn_host_device(), &e);
+    }
+    return 0;
+}
+
 /* ---- the tests --------------------------------------------------------------------------------------------------- */
 
 static void a_tune_cache_entry_changes_what_runs(void **state) {
@@ -288,6 +298,25 @@ static void records_of_others_are_ignored(void **state) {
     fputs("{\"format\":1,\"entries\":[7,{}", f);
     fclose(f);
     assert_int_equal(run_apart("ignored"), 0);
+}
+
+static void processes_keep_each_others_entries(void **state) {
+    (void)state;
+    enum { WRITERS = 4 };
+    unlink(record);
+    pid_t writers[WRITERS];
+    for (int i = 0; i < WRITERS; i++) {
+        writers[i] = fork();
+        assert_true(writers[i] >= 0);
+        if (writers[i] == 0) _exit(put_entries(i));
+    }
+    for (int i = 0; i < WRITERS; i++) {
+        int status;
+        assert_int_equal(waitpid(writers[i], &status, 0), writers[i]);
+        assert_int_equal(status, 0);
+    }
+    assert_int_equal(tn_set_tuning(TN_TUNING_USE), TN_OK); /* the file is read again */
+    assert_int_equal(tn_tuned_count(), WRITERS * ENTRIES);
 }
 
 static void a_full_tune_cache_evicts(void **state) {
@@ -353,6 +382,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_tune_cache_entry_changes_what_runs),
         cmocka_unit_test(records_of_others_are_ignored),
         cmocka_unit_test(a_full_tune_cache_evicts),
+        cmocka_unit_test(processes_keep_each_others_entries),
         cmocka_unit_test(libraries_take_part_when_asked_for),
         cmocka_unit_test(first_use_measures),
         cmocka_unit_test(tiles_of_devices_are_tuned),
