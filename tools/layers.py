@@ -27,7 +27,7 @@ BUDGET = {
     "cpu": 15155,
     "gpu": 2800,
     "vendor": 3175,
-    "hal": 8890,
+    "hal": 8902,
     "drivers": 8250,
     "tensor": 3015,
     "ops": 13490,

@@ -195,7 +195,7 @@ typedef enum tn_reason_code {
     TN_REASON_INIT_FAILED,
     TN_REASON_CRASHED,       /* the library killed the probing child process */
     TN_REASON_PROCESS_LIMIT, /* of files, processes or memory of this process */
-    TN_REASON_NOT_ASKED /* only used when asked for by name */
+    TN_REASON_NOT_ASKED      /* only used when asked for by name */
 } tn_reason_code;
 
 typedef struct tn_reason {

@@ -398,7 +398,8 @@ tn_status tn_certify_list_forget(const tn_device *d, const char *name) {
 
 /* ==== tune.json: measured choices ================================================================================= */
 /* The file is read at the first look-up, and again before it is written, under a lock of the cache folder, so that
- * entries of other processes are kept; tn_save replaces it atomically. Its size is limited. A file that is invalid in any way is ignored. */
+ * entries of other processes are kept; tn_save replaces it atomically. Its size is limited. A file that is invalid in
+ * any way is ignored. */
 
 enum { TUNE_PATH_ROOM = 4096, TUNE_MOST_ENTRIES = 4096, TUNE_MOST_BYTES = 2 << 20, TUNE_FORMAT = 1 };
 
