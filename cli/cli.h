@@ -166,7 +166,7 @@ void cli_put_wrapped(FILE *to, const char *text, int indent);
 
 /* ---- JSON (json_out.c) ------------------------------------------------------------------------------------------- */
 
-/* A writer of one JSON text. key: the member's name inside an object, NULL inside an array and at the top. */
+/* A writer of one JSON text. */
 struct cli_json {
     FILE *out;
     int depth;
@@ -183,18 +183,15 @@ void cli_json_hold(cli_json *j);
 void cli_json_release(cli_json *j);
 void cli_json_drop(cli_json *j); /* instead of release: writes nothing */
 
-void cli_json_object(cli_json *j, const char *key);
-void cli_json_array(cli_json *j, const char *key);
-void cli_json_end(cli_json *j, char closing); /* '}' or ']'; ends the line at the top */
-void cli_json_string(cli_json *j, const char *key,
-                     const char *v); /* NULL becomes null; bytes that are no UTF-8 become ? */
-void cli_json_text(cli_json *j, const char *key, const char *v,
-                   size_t size);                              /* any bytes, zeros too; v[size] is 0; NULL becomes "" */
-void cli_json_number(cli_json *j, const char *key, double v); /* not finite becomes null */
-void cli_json_real(cli_json *j, const char *key, double v);   /* the same, with a point: some readers ask for one */
-void cli_json_int(cli_json *j, const char *key, int64_t v);
-void cli_json_unsigned(cli_json *j, const char *key, uint64_t v);
-void cli_json_bool(cli_json *j, const char *key, bool v);
+/* Writes `form`, JSON with ' for ", in which a value of the arguments stands for each of
+ *   %s    text, NULL: null; as a key ("%s: "), NULL: none
+ *   %.*s  so many bytes of text, which a zero follows; NULL: ""
+ *   %d %jd %u %ju                   a whole number
+ *   %g    a number, null if it is not finite; %f: with a point, which some readers ask for
+ *   %i    an int as true or false
+ * Bytes of texts that are no UTF-8 become ?. Brackets may be closed by a later call; between calls commas are put where
+ * they are needed: cli_json_write(j, "'ids': ["), cli_json_write(j, "%d", id) for each, cli_json_write(j, "]"). */
+void cli_json_write(cli_json *j, const char *form, ...) __attribute__((format(printf, 2, 3)));
 
 /* Puts ? in the place of bytes that are no UTF-8; text[size] is 0. */
 void cli_whole_characters(char *text, size_t size);

@@ -85,19 +85,16 @@ int cli_fail(tn_status status, const char *format, ...) {
 }
 
 void cli_json_error(cli_json *j) {
-    cli_json_object(j, "error");
-    cli_json_string(j, "code", code ? code : "failed");
-    cli_json_string(j, "message", message ? message : "the operation failed");
-    cli_json_string(j, "fix", fix);
-    cli_json_end(j, '}');
+    cli_json_write(j, "'error': {'code': %s, 'message': %s, 'fix': %s}", code ? code : "failed",
+                   message ? message : "the operation failed", fix);
 }
 
 void cli_failure_end(bool json, int status) {
     if (json && status != CLI_OK && !cli_json_begun) {
         cli_json j = {.out = stdout};
-        cli_json_object(&j, NULL);
+        cli_json_write(&j, "{");
         cli_json_error(&j);
-        cli_json_end(&j, '}');
+        cli_json_write(&j, "}");
     }
     free(message);
     free(fix);

@@ -1,5 +1,6 @@
 /* json_out.c — JSON for standard output: places commas, escapes text, and no more. */
 #include <math.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,24 +46,13 @@ void cli_whole_characters(char *text, size_t size) {
     }
 }
 
-/* The comma and the key before a value. */
-static void begin_value(cli_json *j, const char *key) {
-    if (j->used[j->depth]) fputs(", ", j->out);
-    j->used[j->depth] = true;
-    if (!key) return;
-    put_text_json(j->out, key, strlen(key));
-    fputs(": ", j->out);
-}
-
 bool cli_json_begun;
 
-static void open_level(cli_json *j, const char *key, char opening) {
+static void open_level(cli_json *j) {
     if (j->out == stdout && !cli_json_begun) {
         cli_json_begun = true;
         cli_stop_begin(); /* half an object is of no use: a signal lets it be finished */
     }
-    begin_value(j, key);
-    fputc(opening, j->out);
     if (j->depth < DEEPEST) j->depth++;
     j->used[j->depth] = false;
 }
@@ -90,75 +80,76 @@ void cli_json_drop(cli_json *j) {
     *j = (cli_json){.out = stdout};
 }
 
-void cli_json_object(cli_json *j, const char *key) { open_level(j, key, '{'); }
-void cli_json_array(cli_json *j, const char *key) { open_level(j, key, '['); }
-
-void cli_json_end(cli_json *j, char closing) {
-    fputc(closing, j->out);
-    if (j->depth > 0) j->depth--;
-    if (j->depth == 0) fputc('\n', j->out);
-}
-
-void cli_json_string(cli_json *j, const char *key, const char *v) {
-    begin_value(j, key);
-    if (v)
-        put_text_json(j->out, v, strlen(v));
-    else
-        fputs("null", j->out);
-}
-
-void cli_json_text(cli_json *j, const char *key, const char *v, size_t size) {
-    begin_value(j, key);
-    put_text_json(j->out, v ? v : "", v ? size : 0);
-}
-
-void cli_json_number(cli_json *j, const char *key, double v) {
+static void put_number(FILE *out, double v, bool point) {
     char text[40];
-    begin_value(j, key);
     if (!isfinite(v)) {
-        fputs("null", j->out);
+        fputs("null", out);
         return;
     }
     snprintf(text, sizeof text, "%.15g", v);
     if (strtod(text, NULL) != v) snprintf(text, sizeof text, "%.17g", v);
-    fputs(text, j->out);
+    fprintf(out, "%s%s", text, point && v == floor(v) && fabs(v) < 1e15 ? ".0" : "");
 }
 
-void cli_json_real(cli_json *j, const char *key, double v) {
-    cli_json_number(j, key, v);
-    if (isfinite(v) && v == floor(v) && fabs(v) < 1e15) fputs(".0", j->out);
+/* Writes the value for the specification at `at`, behind its %; returns what follows it. */
+static const char *put_value(FILE *out, const char *at, va_list *values) {
+    size_t size = 0;
+    const char *text;
+    if (strncmp(at, ".*s", 3) == 0) {
+        size = (size_t)va_arg(*values, int);
+        text = va_arg(*values, const char *);
+        put_text_json(out, text ? text : "", text ? size : 0);
+        return at + 3;
+    }
+    bool wide = *at == 'j';
+    at += wide;
+    switch (*at) {
+    case 's':
+        text = va_arg(*values, const char *);
+        if (!text && at[1] == ':') return at + strlen("s: "); /* no key */
+        if (text)
+            put_text_json(out, text, strlen(text));
+        else
+            fputs("null", out);
+        break;
+    case 'd': fprintf(out, "%jd", wide ? va_arg(*values, intmax_t) : va_arg(*values, int)); break;
+    case 'u': fprintf(out, "%ju", wide ? va_arg(*values, uintmax_t) : va_arg(*values, unsigned)); break;
+    case 'i': fputs(va_arg(*values, int) ? "true" : "false", out); break;
+    default: put_number(out, va_arg(*values, double), *at == 'f');
+    }
+    return at + 1;
 }
 
-void cli_json_int(cli_json *j, const char *key, int64_t v) {
-    begin_value(j, key);
-    fprintf(j->out, "%lld", (long long)v);
-}
-
-void cli_json_unsigned(cli_json *j, const char *key, uint64_t v) {
-    begin_value(j, key);
-    fprintf(j->out, "%llu", (unsigned long long)v);
-}
-
-void cli_json_bool(cli_json *j, const char *key, bool v) {
-    begin_value(j, key);
-    fputs(v ? "true" : "false", j->out);
+void cli_json_write(cli_json *j, const char *form, ...) {
+    bool quoted = false;
+    va_list values;
+    if (j->used[j->depth] && *form != '}' && *form != ']') fputs(", ", j->out);
+    va_start(values, form);
+    while (*form) {
+        char c = *form++;
+        if (c != '}' && c != ']') j->used[j->depth] = true;
+        if (c == '%') {
+            form = put_value(j->out, form, &values);
+            continue;
+        }
+        quoted ^= c == '\'';
+        fputc(c == '\'' ? '"' : c, j->out);
+        if (quoted) continue;
+        if (c == '{' || c == '[') open_level(j);
+        if ((c == '}' || c == ']') && j->depth > 0 && --j->depth == 0) fputc('\n', j->out);
+    }
+    va_end(values);
 }
 
 void cli_json_survived(cli_json *j, const tn_survive_report *survived) {
     int described = (int)(sizeof survived->failures / sizeof survived->failures[0]);
-    cli_json_array(j, "failed_devices");
+    cli_json_write(j, "'failed_devices': [");
     for (int i = 0; i < survived->failure_count && i < described; i++) {
         const tn_survive_failure *f = &survived->failures[i];
-        cli_json_object(j, NULL);
-        cli_json_string(j, "id", f->id);
-        cli_json_string(j, "reason", f->reason);
-        cli_json_int(j, "step", f->step);
-        cli_json_int(j, "resumed", f->resumed);
-        cli_json_end(j, '}');
+        cli_json_write(j, "{'id': %s, 'reason': %s, 'step': %jd, 'resumed': %jd}", f->id, f->reason, f->step,
+                       f->resumed);
     }
-    cli_json_end(j, ']');
-    cli_json_int(j, "recomputed_steps", survived->recomputed);
-    cli_json_int(j, "state_copies", survived->copies);
-    cli_json_int(j, "steps_between_copies", survived->every);
-    cli_json_number(j, "state_copy_seconds", survived->copy_seconds);
+    cli_json_write(
+        j, "], 'recomputed_steps': %jd, 'state_copies': %jd, 'steps_between_copies': %jd, 'state_copy_seconds': %g",
+        survived->recomputed, survived->copies, survived->every, survived->copy_seconds);
 }

@@ -355,25 +355,17 @@ tn_device *cli_open_device(const cli_options *o, int *code) {
 void cli_json_fallback(cli_json *j, const tn_selection *s, const tn_device *device) {
     tn_device_info info = {.struct_size = sizeof info};
     tn_host_use use = {.struct_size = sizeof use};
-    cli_json_array(j, "fallback");
+    cli_json_write(j, "'fallback': [");
     for (int i = 0; s && i < s->step_count; i++) {
         if (!is_fallback(s, i)) continue;
-        cli_json_object(j, NULL);
-        cli_json_string(j, "id", s->steps[i].id);
-        cli_json_string(j, "reason", s->steps[i].reason);
-        cli_json_end(j, '}');
+        cli_json_write(j, "{'id': %s, 'reason': %s}", s->steps[i].id, s->steps[i].reason);
     }
     int count = tn_device_get_info(device, &info) == TN_OK ? tn_device_host_count(device) : 0;
     for (int i = 0; i < count && tn_device_host_at(device, i, &use) == TN_OK; i++) {
-        cli_json_object(j, NULL);
-        cli_json_string(j, "id", info.id);
-        cli_json_string(j, "operation", use.op);
-        cli_json_string(j, "code", use.code);
-        cli_json_string(j, "reason", use.reason);
-        cli_json_int(j, "operations", use.operations);
-        cli_json_end(j, '}');
+        cli_json_write(j, "{'id': %s, 'operation': %s, 'code': %s, 'reason': %s, 'operations': %jd}", info.id, use.op,
+                       use.code, use.reason, use.operations);
     }
-    cli_json_end(j, ']');
+    cli_json_write(j, "]");
 }
 
 /* ---- what a mistyped command or option was meant to be ----------------------------------------------------------- */

@@ -111,13 +111,9 @@ static void show_command(bench *b, const tn_profile_row *r) {
     double once = r->seconds / (double)r->runs, part = b->fma > 0 ? r->flops / r->seconds / b->fma : 0;
     double rate = (double)r->bytes / r->seconds;
     if (b->common.json) {
-        cli_json_object(&b->json, NULL);
-        cli_json_string(&b->json, "command", r->label);
-        cli_json_number(&b->json, "seconds", once);
-        cli_json_number(&b->json, "times", (double)r->runs / PROFILED_RUNS);
-        cli_json_number(&b->json, "limit_fraction", part);
-        cli_json_number(&b->json, "bytes_per_second", rate);
-        cli_json_end(&b->json, '}');
+        cli_json_write(&b->json,
+                       "{'command': %s, 'seconds': %g, 'times': %g, 'limit_fraction': %g, 'bytes_per_second': %g}",
+                       r->label, once, (double)r->runs / PROFILED_RUNS, part, rate);
         return;
     }
     char limit[32] = "";
@@ -128,25 +124,21 @@ static void show_command(bench *b, const tn_profile_row *r) {
 
 static void show_profile(bench *b, const tn_profile *profile) {
     if (!profile) return;
-    if (b->common.json) cli_json_array(&b->json, "profile");
+    if (b->common.json) cli_json_write(&b->json, "'profile': [");
     for (int64_t i = 0; i < tn_profile_count(profile); i++) {
         tn_profile_row r = {.struct_size = sizeof r};
         if (tn_profile_at(profile, i, &r) == TN_OK) show_command(b, &r);
     }
-    if (b->common.json) cli_json_end(&b->json, ']');
+    if (b->common.json) cli_json_write(&b->json, "]");
 }
 
 static void show_bench(bench *b, const bench_row *r) {
     if (b->common.json) {
-        cli_json_object(&b->json, NULL);
-        cli_json_string(&b->json, "work", r->work);
-        cli_json_string(&b->json, "unit", r->unit);
-        cli_json_number(&b->json, "value", r->value);
-        cli_json_number(&b->json, "limit_fraction", r->fraction);
-        cli_json_number(&b->json, "best", r->best > 0 ? r->best : r->value);
-        cli_json_int(&b->json, "samples", r->samples > 0 ? r->samples : 1);
+        cli_json_write(
+            &b->json, "{'work': %s, 'unit': %s, 'value': %g, 'limit_fraction': %g, 'best': %g, 'samples': %d", r->work,
+            r->unit, r->value, r->fraction, r->best > 0 ? r->best : r->value, r->samples > 0 ? r->samples : 1);
         show_profile(b, r->profile);
-        cli_json_end(&b->json, '}');
+        cli_json_write(&b->json, "}");
         return;
     }
     char value[32], part[32] = "";
@@ -387,17 +379,17 @@ static int run_all_bench(bench *b, int count, char **names) {
 static int list_works(const bench *b) {
     int count = work_count();
     cli_json j = {.out = stdout};
-    if (b->common.json) cli_json_object(&j, NULL);
-    if (b->common.json) cli_json_array(&j, "works");
+    if (b->common.json) cli_json_write(&j, "{");
+    if (b->common.json) cli_json_write(&j, "'works': [");
     for (int i = 0; i < count + OTHERS; i++) {
         const char *name = i < count ? work_at(i)->name : others[i - count].name;
         if (b->common.json)
-            cli_json_string(&j, NULL, name);
+            cli_json_write(&j, "%s", name);
         else
             printf("%s\n", name);
     }
-    if (b->common.json) cli_json_end(&j, ']');
-    if (b->common.json) cli_json_end(&j, '}');
+    if (b->common.json) cli_json_write(&j, "]");
+    if (b->common.json) cli_json_write(&j, "}");
     return CLI_OK;
 }
 
@@ -428,15 +420,13 @@ static int run_bench(int argc, char **argv) {
     if (!device) return status;
     if (b.common.json) {
         cli_json_hold(&b.json);
-        cli_json_object(&b.json, NULL);
-        cli_json_array(&b.json, "rows");
+        cli_json_write(&b.json, "{'rows': [");
     }
     int code = run_all_bench(&b, argc - at, argv + at);
     if (b.common.json) {
-        cli_json_end(&b.json, ']');
-        cli_json_int(&b.json, "peak_bytes", cli_peak_bytes());
+        cli_json_write(&b.json, "], 'peak_bytes': %jd", cli_peak_bytes());
         if (code != CLI_OK) cli_json_error(&b.json);
-        cli_json_end(&b.json, '}');
+        cli_json_write(&b.json, "}");
         cli_json_release(&b.json);
     }
     tn_device_close(device);

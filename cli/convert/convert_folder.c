@@ -585,7 +585,8 @@ void convert_scales_back(const tn_gguf *file, const char *architecture, cli_json
         char key[KEY_SIZE];
         double v;
         snprintf(key, sizeof key, "%s.%s", architecture, scales[i][1]);
-        if (tn_gguf_get(file, key) && tn_gguf_get_float(file, key, &v) == TN_OK) cli_json_number(j, scales[i][0], v);
+        if (tn_gguf_get(file, key) && tn_gguf_get_float(file, key, &v) == TN_OK)
+            cli_json_write(j, "%s: %g", scales[i][0], v);
     }
 }
 

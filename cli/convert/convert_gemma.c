@@ -163,20 +163,20 @@ static void put_types(const tn_gguf *file, const gemma *g, int64_t layers, cli_j
         tn_gguf_get(file, gemma_key_of(g->architecture, "attention.sliding_window_pattern", key));
     bool each = told && tn_gguf_type_of(told) == TN_GGUF_ARRAY;
     int64_t pattern = each ? 0 : whole_of(file, g->architecture, "attention.sliding_window_pattern", g->pattern);
-    cli_json_array(j, "layer_types");
+    cli_json_write(j, "'layer_types': [");
     for (int64_t i = 0; i < layers && i < MOST_LAYERS; i++) {
         bool slides = pattern < 1 || i % pattern < pattern - 1;
         if (each && tn_gguf_bool(told, i, &slides) != TN_OK) slides = false;
-        cli_json_string(j, NULL, slides ? "sliding_attention" : "full_attention");
+        cli_json_write(j, "%s", slides ? "sliding_attention" : "full_attention");
     }
-    cli_json_end(j, ']');
+    cli_json_write(j, "]");
 }
 
 static void put_cap(cli_json *j, const char *key, double cap) {
     if (cap > 0)
-        cli_json_real(j, key, cap);
+        cli_json_write(j, "%s: %f", key, cap);
     else
-        cli_json_string(j, key, NULL);
+        cli_json_write(j, "%s: null", key);
 }
 
 void convert_gemma_back(const tn_gguf *file, const char *architecture, int64_t heads, cli_json *j) {
@@ -186,14 +186,14 @@ void convert_gemma_back(const tn_gguf *file, const char *architecture, int64_t h
     int64_t head = whole_of(file, architecture, "attention.key_length", heads > 0 ? hidden / heads : 0);
     int64_t window = whole_of(file, architecture, "attention.sliding_window", g->attention_cap > 0 ? 4096 : 0);
     double base = real_of(file, architecture, "rope.freq_base", 1e4);
-    cli_json_number(j, "query_pre_attn_scalar", divisor_of(g, layers, hidden, heads, head));
+    cli_json_write(j, "'query_pre_attn_scalar': %g", divisor_of(g, layers, hidden, heads, head));
     if (window > 0)
-        cli_json_int(j, "sliding_window", window);
+        cli_json_write(j, "'sliding_window': %jd", window);
     else
-        cli_json_string(j, "sliding_window", NULL);
+        cli_json_write(j, "'sliding_window': null");
     put_types(file, g, layers, j);
     put_cap(j, "attn_logit_softcapping", real_of(file, architecture, "attn_logit_softcapping", g->attention_cap));
     put_cap(j, "final_logit_softcapping", real_of(file, architecture, "final_logit_softcapping", g->final_cap));
-    cli_json_number(j, "rope_local_base_freq",
-                    real_of(file, architecture, "rope.freq_base_swa", g->local_base > 0 ? g->local_base : base));
+    cli_json_write(j, "'rope_local_base_freq': %g",
+                   real_of(file, architecture, "rope.freq_base_swa", g->local_base > 0 ? g->local_base : base));
 }

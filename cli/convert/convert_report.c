@@ -37,34 +37,21 @@ void convert_put_text(const convert_wishes *w, const convert_report *r) {
 
 void convert_put_json(const convert_wishes *w, const convert_report *r) {
     cli_json j = {.out = stdout};
-    cli_json_object(&j, NULL);
-    cli_json_int(&j, "tensors", r->tensors);
-    cli_json_int(&j, "bytes", r->bytes);
-    cli_json_int(&j, "input_bytes", r->input_bytes);
-    cli_json_int(&j, "requantized", r->requantized);
-    cli_json_number(&j, "seconds", r->seconds);
-    cli_json_array(&j, "classes");
+    cli_json_write(&j,
+                   "{'tensors': %jd, 'bytes': %jd, 'input_bytes': %jd, 'requantized': %jd, 'seconds': %g, 'classes': [",
+                   r->tensors, r->bytes, r->input_bytes, r->requantized, r->seconds);
     for (int i = 0; i < r->count; i++) {
         const convert_class *row = &r->rows[i];
-        cli_json_object(&j, NULL);
-        cli_json_string(&j, "name", row->name);
-        cli_json_int(&j, "tensors", row->tensors);
-        cli_json_string(&j, "from", row->from);
-        cli_json_string(&j, "to", row->to);
-        cli_json_int(&j, "bytes", row->bytes);
-        cli_json_number(&j, "max_error", row->most);
-        cli_json_number(&j, "rms_error", rms(row));
-        cli_json_number(&j, "relative_error", share(row));
-        cli_json_end(&j, '}');
+        cli_json_write(&j,
+                       "{'name': %s, 'tensors': %jd, 'from': %s, 'to': %s, 'bytes': %jd, 'max_error': %g, 'rms_error': "
+                       "%g, 'relative_error': %g}",
+                       row->name, row->tensors, row->from, row->to, row->bytes, row->most, rms(row), share(row));
     }
-    cli_json_end(&j, ']');
-    if (w->verify) cli_json_int(&j, "verified", r->compared);
-    if (r->outputs) cli_json_number(&j, "output_error", r->output_error);
+    cli_json_write(&j, "]");
+    if (w->verify) cli_json_write(&j, "'verified': %jd", r->compared);
+    if (r->outputs) cli_json_write(&j, "'output_error': %g", r->output_error);
     if (w->text) {
-        cli_json_object(&j, "perplexity");
-        cli_json_number(&j, "before", r->perplexity[0]);
-        cli_json_number(&j, "after", r->perplexity[1]);
-        cli_json_end(&j, '}');
+        cli_json_write(&j, "'perplexity': {'before': %g, 'after': %g}", r->perplexity[0], r->perplexity[1]);
     }
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "}");
 }

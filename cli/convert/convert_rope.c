@@ -283,19 +283,18 @@ static float *read_table(const rope_back *b, int which, int64_t *half) {
 }
 
 static void put_list(cli_json *j, const char *key, const float *numbers, int64_t half) {
-    cli_json_array(j, key);
+    cli_json_write(j, "%s: [", key);
     for (int64_t i = 0; i < half; i++)
-        cli_json_number(j, NULL, (double)numbers[i]);
-    cli_json_end(j, ']');
+        cli_json_write(j, "%g", (double)numbers[i]);
+    cli_json_write(j, "]");
 }
 
 static void put_tables(const rope_back *b, const float *within, const float *beyond, int64_t half, int64_t trained,
                        double amplitude) {
-    cli_json_string(b->j, "rope_type", "longrope");
+    cli_json_write(b->j, "'rope_type': 'longrope'");
     put_list(b->j, "short_factor", within, half);
     put_list(b->j, "long_factor", beyond, half);
-    cli_json_int(b->j, "original_max_position_embeddings", trained);
-    cli_json_number(b->j, "attention_factor", amplitude);
+    cli_json_write(b->j, "'original_max_position_embeddings': %jd, 'attention_factor': %g", trained, amplitude);
 }
 
 static bool back_tables(const rope_back *b, int64_t context) {
@@ -317,11 +316,10 @@ static bool back_table(const rope_back *b, double base, int64_t context) {
     double amplitude = key_real(b, "scaling.attn_factor", 1);
     float *all = read_table(b, TABLE_ALL, &half);
     if (all && amplitude == 1 && find_llama3(all, half, base, &r)) {
-        cli_json_string(b->j, "rope_type", "llama3");
-        cli_json_number(b->j, "factor", r.factor);
-        cli_json_number(b->j, "low_freq_factor", r.low);
-        cli_json_number(b->j, "high_freq_factor", r.high);
-        cli_json_int(b->j, "original_max_position_embeddings", (int64_t)r.trained);
+        cli_json_write(b->j,
+                       "'rope_type': 'llama3', 'factor': %g, 'low_freq_factor': %g, 'high_freq_factor': %g, "
+                       "'original_max_position_embeddings': %jd",
+                       r.factor, r.low, r.high, (int64_t)r.trained);
     } else if (all) {
         put_tables(b, all, all, half, context, amplitude);
     }
@@ -331,13 +329,14 @@ static bool back_table(const rope_back *b, double base, int64_t context) {
 
 static void back_rule(const rope_back *b, double factor, int64_t context) {
     bool yarn = type_is(b, "yarn"), linear = is_linear(b);
-    cli_json_string(b->j, "rope_type", yarn ? "yarn" : linear ? "linear" : "default");
-    if (yarn || linear) cli_json_number(b->j, "factor", factor);
+    cli_json_write(b->j, "'rope_type': %s", yarn ? "yarn" : linear ? "linear" : "default");
+    if (yarn || linear) cli_json_write(b->j, "'factor': %g", factor);
     if (!yarn) return;
-    cli_json_int(b->j, "original_max_position_embeddings", key_whole(b, "scaling.original_context_length", context));
-    cli_json_number(b->j, "attention_factor", key_real(b, "scaling.attn_factor", 1) * usual_yarn(factor));
-    cli_json_number(b->j, "beta_fast", key_real(b, "scaling.yarn_beta_fast", 32));
-    cli_json_number(b->j, "beta_slow", key_real(b, "scaling.yarn_beta_slow", 1));
+    cli_json_write(b->j,
+                   "'original_max_position_embeddings': %jd, 'attention_factor': %g, 'beta_fast': %g, 'beta_slow': %g",
+                   key_whole(b, "scaling.original_context_length", context),
+                   key_real(b, "scaling.attn_factor", 1) * usual_yarn(factor),
+                   key_real(b, "scaling.yarn_beta_fast", 32), key_real(b, "scaling.yarn_beta_slow", 1));
 }
 
 /* A folder has a rule or tables, and a factor of sines and cosines beside yarn's rule and tables alone. */
@@ -359,10 +358,10 @@ bool convert_rope_is_known(const tn_gguf *file, const char *architecture) {
 void convert_rope_back(const tn_gguf *file, const char *architecture, int64_t context, int64_t head, cli_json *j) {
     rope_back b = {file, architecture, j};
     double base = key_real(&b, "freq_base", 10000), factor = key_real(&b, "scaling.factor", 1);
-    cli_json_number(j, "rope_theta", base);
+    cli_json_write(j, "'rope_theta': %g", base);
     if (has_key(&b, "dimension_count") && head > 0 && key_whole(&b, "dimension_count", head) < head)
-        cli_json_number(j, "partial_rotary_factor", (double)key_whole(&b, "dimension_count", head) / (double)head);
-    cli_json_object(j, "rope_scaling");
+        cli_json_write(j, "'partial_rotary_factor': %g", (double)key_whole(&b, "dimension_count", head) / (double)head);
+    cli_json_write(j, "'rope_scaling': {");
     if (!back_tables(&b, context) && !back_table(&b, base, context)) back_rule(&b, factor, context);
-    cli_json_end(j, '}');
+    cli_json_write(j, "}");
 }

@@ -81,9 +81,9 @@ static tn_status write_file(folder_writer *f, const char *name, void (*put)(fold
     if (status != TN_OK) return status;
     f->j = (cli_json){.out = out.file};
     f->no_memory = false;
-    cli_json_object(&f->j, NULL);
+    cli_json_write(&f->j, "{");
     put(f);
-    cli_json_end(&f->j, '}');
+    cli_json_write(&f->j, "}");
     if (!f->no_memory) return cli_output_commit(&out);
     cli_output_abandon(&out);
     return tn_backend_fail(TN_ERR_MEMORY, "out of memory while writing '%s'", path);
@@ -150,16 +150,14 @@ static bool has_tensor(const folder_writer *f, const char *name) {
 }
 
 static void put_id(folder_writer *f, const char *key, const char *which) {
-    if (special(f, which) >= 0) cli_json_int(&f->j, key, special(f, which));
+    if (special(f, which) >= 0) cli_json_write(&f->j, "%s: %jd", key, special(f, which));
 }
 
 static void put_type(folder_writer *f, const char *type) {
-    cli_json_string(&f->j, "model_type", type);
+    cli_json_write(&f->j, "'model_type': %s", type);
     for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) {
         if (strcmp(classes[i].type, type) != 0) continue;
-        cli_json_array(&f->j, "architectures");
-        cli_json_string(&f->j, NULL, classes[i].class);
-        cli_json_end(&f->j, ']');
+        cli_json_write(&f->j, "'architectures': [%s]", classes[i].class);
     }
 }
 
@@ -183,50 +181,46 @@ static void put_sizes(folder_writer *f) {
     for (const convert_size *s = convert_folder_sizes(f->in->folder); s->hf; s++) {
         int64_t v = size_of_tensor(f, s->hf, to_folder_count_of(f, s->gguf, -1));
         if (v < 0 || strcmp(written, s->hf) == 0) continue;
-        cli_json_int(&f->j, s->hf, v);
+        cli_json_write(&f->j, "%s: %jd", s->hf, v);
         written = s->hf;
     }
 }
 
 static void put_gpt2(folder_writer *f) {
-    cli_json_int(&f->j, "n_inner", to_folder_count_of(f, "feed_forward_length", 0));
-    cli_json_number(&f->j, "layer_norm_epsilon", to_folder_number_of(f, "attention.layer_norm_epsilon", 1e-5));
-    cli_json_string(&f->j, "activation_function", "gelu_new");
+    cli_json_write(&f->j, "'n_inner': %jd, 'layer_norm_epsilon': %g, 'activation_function': 'gelu_new'",
+                   to_folder_count_of(f, "feed_forward_length", 0),
+                   to_folder_number_of(f, "attention.layer_norm_epsilon", 1e-5));
 }
 
 static void put_llama_like(folder_writer *f, const char *type, int64_t window) {
-    cli_json_int(&f->j, "num_key_value_heads", f->in->folder->kv_heads);
-    cli_json_number(&f->j, "rms_norm_eps", to_folder_number_of(f, "attention.layer_norm_rms_epsilon", 1e-6));
+    cli_json_write(&f->j, "'num_key_value_heads': %jd, 'rms_norm_eps': %g", f->in->folder->kv_heads,
+                   to_folder_number_of(f, "attention.layer_norm_rms_epsilon", 1e-6));
     int64_t hidden = to_folder_count_of(f, "embedding_length", 0), heads = f->in->folder->heads;
     int64_t head = to_folder_count_of(f, "attention.key_length", heads > 0 ? hidden / heads : 0);
     convert_rope_back(f->file, f->architecture, to_folder_count_of(f, "context_length", 0), head, &f->j);
     bool gemma = strncmp(type, "gemma", 5) == 0, newer = convert_is_gemma(f->architecture);
     const char *activation = gemma ? "gelu_pytorch_tanh" : strcmp(type, "arcee") == 0 ? "relu2" : "silu";
-    cli_json_string(&f->j, newer ? "hidden_activation" : "hidden_act", activation);
+    cli_json_write(&f->j, "%s: %s", newer ? "hidden_activation" : "hidden_act", activation);
     convert_scales_back(f->file, f->architecture, &f->j);
     if (convert_is_gemma(f->architecture)) {
         convert_gemma_back(f->file, f->architecture, f->in->folder->heads, &f->j);
         return;
     }
     int64_t trained = to_folder_count_of(f, "rope.scaling.original_context_length", 0);
-    if (trained > 0) cli_json_int(&f->j, "original_max_position_embeddings", trained); /* Phi-3's place for it */
-    if (window > 0) {
-        cli_json_bool(&f->j, "use_sliding_window", true);
-        cli_json_int(&f->j, "sliding_window", window);
-        cli_json_int(&f->j, "max_window_layers", 0);
-    }
-    if (f->in->folder->experts > 0) {
-        cli_json_int(&f->j, "num_experts", f->in->folder->experts);
-        cli_json_bool(&f->j, "norm_topk_prob", convert_folder_weighs_whole(f->in->folder));
-        cli_json_bool(&f->j, "attention_bias", has_tensor(f, "blk.0.attn_q.bias"));
-    }
+    if (trained > 0)
+        cli_json_write(&f->j, "'original_max_position_embeddings': %jd", trained); /* Phi-3's place for it */
+    if (window > 0)
+        cli_json_write(&f->j, "'use_sliding_window': true, 'sliding_window': %jd, 'max_window_layers': 0", window);
+    if (f->in->folder->experts > 0)
+        cli_json_write(&f->j, "'num_experts': %jd, 'norm_topk_prob': %i, 'attention_bias': %i", f->in->folder->experts,
+                       convert_folder_weighs_whole(f->in->folder), has_tensor(f, "blk.0.attn_q.bias"));
     static const char *const biased[] = {"llama", "granite", "smollm3", "arcee"};
     bool may_have = false;
     for (size_t i = 0; i < sizeof biased / sizeof *biased; i++)
         may_have |= strcmp(type, biased[i]) == 0;
     if (!may_have) return;
-    cli_json_bool(&f->j, "attention_bias", has_tensor(f, "blk.0.attn_q.bias"));
-    cli_json_bool(&f->j, "mlp_bias", has_tensor(f, "blk.0.ffn_up.bias"));
+    cli_json_write(&f->j, "'attention_bias': %i, 'mlp_bias': %i", has_tensor(f, "blk.0.attn_q.bias"),
+                   has_tensor(f, "blk.0.ffn_up.bias"));
 }
 
 static void put_config(folder_writer *f) {
@@ -238,11 +232,11 @@ static void put_config(folder_writer *f) {
         put_gpt2(f);
     else
         put_llama_like(f, type, window);
-    cli_json_bool(&f->j, "tie_word_embeddings", !has_tensor(f, "output.weight"));
+    cli_json_write(&f->j, "'tie_word_embeddings': %i", !has_tensor(f, "output.weight"));
     put_id(f, "bos_token_id", "bos");
     put_id(f, "eos_token_id", "eos");
     put_id(f, "pad_token_id", "padding");
-    if (special(f, "padding") < 0) cli_json_string(&f->j, "pad_token_id", NULL); /* Phi-3 has one unless told */
+    if (special(f, "padding") < 0) cli_json_write(&f->j, "'pad_token_id': null"); /* Phi-3 has one unless told */
 }
 
 static void put_generation(folder_writer *f) {
@@ -256,133 +250,59 @@ static void put_tokenizer_config(folder_writer *f) {
         {"bos_token", "bos"}, {"eos_token", "eos"}, {"unk_token", "unknown"}, {"pad_token", "padding"}};
     char *template = to_folder_text_of(f->file, "tokenizer.chat_template");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (special(f, names[i][1]) >= 0) cli_json_string(&f->j, names[i][0], f->tokens[special(f, names[i][1])]);
-    cli_json_bool(&f->j, "add_bos_token", adds_bos(f));
-    cli_json_string(&f->j, "tokenizer_class", "PreTrainedTokenizerFast");
-    cli_json_bool(&f->j, "clean_up_tokenization_spaces", false);
-    if (template) cli_json_string(&f->j, "chat_template", template);
+        if (special(f, names[i][1]) >= 0)
+            cli_json_write(&f->j, "%s: %s", names[i][0], f->tokens[special(f, names[i][1])]);
+    cli_json_write(
+        &f->j,
+        "'add_bos_token': %i, 'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': false",
+        adds_bos(f));
+    if (template) cli_json_write(&f->j, "'chat_template': %s", template);
     free(template);
 }
 
 /* ---- tokenizer.json ---------------------------------------------------------------------------------------------- */
 
-static void put_step(cli_json *j, const char *key, const char *type) {
-    cli_json_object(j, key);
-    cli_json_string(j, "type", type);
-}
-
-static void put_byte_level(cli_json *j, const char *key, bool regex) {
-    put_step(j, key, "ByteLevel");
-    cli_json_bool(j, "add_prefix_space", false);
-    cli_json_bool(j, "trim_offsets", true);
-    cli_json_bool(j, "use_regex", regex);
-    cli_json_end(j, '}');
-}
+#define BYTE_LEVEL "{'type': 'ByteLevel', 'add_prefix_space': false, 'trim_offsets': true, 'use_regex': %i}"
+#define REPLACE "{'type': 'Replace', 'pattern': {'String': %s}, 'content': %s}"
 
 static void put_cuts(cli_json *j, int rule) {
-    put_step(j, "pre_tokenizer", "Sequence");
-    cli_json_array(j, "pretokenizers");
-    if (rules[rule].digits) {
-        put_step(j, NULL, "Digits");
-        cli_json_bool(j, "individual_digits", true);
-        cli_json_end(j, '}');
-    }
-    if (rules[rule].split) {
-        put_step(j, NULL, "Split");
-        cli_json_object(j, "pattern");
-        cli_json_string(j, "Regex", rules[rule].split);
-        cli_json_end(j, '}');
-        cli_json_string(j, "behavior", "Isolated");
-        cli_json_bool(j, "invert", false);
-        cli_json_end(j, '}');
-    }
-    put_byte_level(j, NULL, !rules[rule].split);
-    cli_json_end(j, ']');
-    cli_json_end(j, '}');
-}
-
-static void put_replace(cli_json *j, const char *from, const char *to) {
-    put_step(j, NULL, "Replace");
-    cli_json_object(j, "pattern");
-    cli_json_string(j, "String", from);
-    cli_json_end(j, '}');
-    cli_json_string(j, "content", to);
-    cli_json_end(j, '}');
+    cli_json_write(j, "'normalizer': null, 'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': [");
+    if (rules[rule].digits) cli_json_write(j, "{'type': 'Digits', 'individual_digits': true}");
+    if (rules[rule].split)
+        cli_json_write(j, "{'type': 'Split', 'pattern': {'Regex': %s}, 'behavior': 'Isolated', 'invert': false}",
+                       rules[rule].split);
+    cli_json_write(j, BYTE_LEVEL "]}, 'decoder': " BYTE_LEVEL, !rules[rule].split, true);
 }
 
 /* SentencePiece's: a mark for each blank, and one in front. */
 static void put_marks(cli_json *j, bool in_front) {
-    put_step(j, "normalizer", "Sequence");
-    cli_json_array(j, "normalizers");
-    if (in_front) {
-        put_step(j, NULL, "Prepend");
-        cli_json_string(j, "prepend", "▁");
-        cli_json_end(j, '}');
-    }
-    put_replace(j, " ", "▁");
-    cli_json_end(j, ']');
-    cli_json_end(j, '}');
-    cli_json_string(j, "pre_tokenizer", NULL);
-}
-
-static void put_marks_back(cli_json *j, bool in_front) {
-    static const char *const plain[] = {"ByteFallback", "Fuse"};
-    put_step(j, "decoder", "Sequence");
-    cli_json_array(j, "decoders");
-    put_replace(j, "▁", " ");
-    for (int i = 0; i < 2; i++) {
-        put_step(j, NULL, plain[i]);
-        cli_json_end(j, '}');
-    }
-    if (in_front) {
-        put_step(j, NULL, "Strip");
-        cli_json_string(j, "content", " ");
-        cli_json_int(j, "start", 1);
-        cli_json_int(j, "stop", 0);
-        cli_json_end(j, '}');
-    }
-    cli_json_end(j, ']');
-    cli_json_end(j, '}');
-}
-
-static void put_piece(cli_json *j, const char *what, const char *id, int type) {
-    cli_json_object(j, NULL);
-    cli_json_object(j, what);
-    cli_json_string(j, "id", id);
-    cli_json_int(j, "type_id", type);
-    cli_json_end(j, '}');
-    cli_json_end(j, '}');
+    cli_json_write(j, "'normalizer': {'type': 'Sequence', 'normalizers': [");
+    if (in_front) cli_json_write(j, "{'type': 'Prepend', 'prepend': '▁'}");
+    cli_json_write(j, REPLACE "]}, 'pre_tokenizer': null", " ", "▁");
+    cli_json_write(j, "'decoder': {'type': 'Sequence', 'decoders': [" REPLACE, "▁", " ");
+    cli_json_write(j, "{'type': 'ByteFallback'}, {'type': 'Fuse'}");
+    if (in_front) cli_json_write(j, "{'type': 'Strip', 'content': ' ', 'start': 1, 'stop': 0}");
+    cli_json_write(j, "]}");
 }
 
 /* The begin token in front, where the model was trained with it. */
 static void put_ends(folder_writer *f, bool add_bos) {
-    cli_json *j = &f->j;
-    int64_t bos = special(f, "bos");
-    if (!add_bos || bos < 0) {
-        cli_json_string(j, "post_processor", NULL);
+    int64_t id = special(f, "bos");
+    const char *bos = id < 0 ? NULL : f->tokens[id];
+    if (!add_bos || !bos) {
+        cli_json_write(&f->j, "'post_processor': null");
         return;
     }
-    put_step(j, "post_processor", "TemplateProcessing");
+    cli_json_write(&f->j, "'post_processor': {'type': 'TemplateProcessing'");
     for (int texts = 1; texts <= 2; texts++) {
-        cli_json_array(j, texts == 1 ? "single" : "pair");
-        for (int i = 0; i < texts; i++) {
-            put_piece(j, "SpecialToken", f->tokens[bos], i);
-            put_piece(j, "Sequence", i ? "B" : "A", i);
-        }
-        cli_json_end(j, ']');
+        cli_json_write(&f->j, "%s: [", texts == 1 ? "single" : "pair");
+        for (int i = 0; i < texts; i++)
+            cli_json_write(&f->j,
+                           "{'SpecialToken': {'id': %s, 'type_id': %d}}, {'Sequence': {'id': %s, 'type_id': %d}}", bos,
+                           i, i ? "B" : "A", i);
+        cli_json_write(&f->j, "]");
     }
-    cli_json_object(j, "special_tokens");
-    cli_json_object(j, f->tokens[bos]);
-    cli_json_string(j, "id", f->tokens[bos]);
-    cli_json_array(j, "ids");
-    cli_json_int(j, NULL, bos);
-    cli_json_end(j, ']');
-    cli_json_array(j, "tokens");
-    cli_json_string(j, NULL, f->tokens[bos]);
-    cli_json_end(j, ']');
-    cli_json_end(j, '}');
-    cli_json_end(j, '}');
-    cli_json_end(j, '}');
+    cli_json_write(&f->j, "'special_tokens': {%s: {'id': %s, 'ids': [%jd], 'tokens': [%s]}}}", bos, bos, id, bos);
 }
 
 static int64_t to_folder_type_of(const folder_writer *f, int64_t id) {
@@ -393,21 +313,16 @@ static int64_t to_folder_type_of(const folder_writer *f, int64_t id) {
 
 static void put_added(folder_writer *f) {
     cli_json *j = &f->j;
-    cli_json_array(j, "added_tokens");
+    cli_json_write(j, "'added_tokens': [");
     for (int64_t i = 0; i < f->count; i++) {
         int64_t type = to_folder_type_of(f, i);
         if (type != CONTROL && type != USER_DEFINED && type != UNKNOWN) continue;
-        cli_json_object(j, NULL);
-        cli_json_int(j, "id", i);
-        cli_json_string(j, "content", f->tokens[i]);
-        cli_json_bool(j, "single_word", false);
-        cli_json_bool(j, "lstrip", false);
-        cli_json_bool(j, "rstrip", false);
-        cli_json_bool(j, "normalized", false);
-        cli_json_bool(j, "special", type != USER_DEFINED);
-        cli_json_end(j, '}');
+        cli_json_write(j,
+                       "{'id': %jd, 'content': %s, 'single_word': false, 'lstrip': false, 'rstrip': false, "
+                       "'normalized': false, 'special': %i}",
+                       i, f->tokens[i], type != USER_DEFINED);
     }
-    cli_json_end(j, ']');
+    cli_json_write(j, "]");
 }
 
 /* A way to put a token together of two others. */
@@ -467,7 +382,7 @@ static void put_scored_merges(folder_writer *f) {
         char line[600];
         const char *text = f->tokens[merges[i].whole];
         snprintf(line, sizeof line, "%.*s %s", (int)merges[i].cut, text, text + merges[i].cut);
-        cli_json_string(&f->j, NULL, line);
+        cli_json_write(&f->j, "%s", line);
     }
     free(sorted);
     free(merges);
@@ -480,7 +395,7 @@ static void put_ranked_merges(folder_writer *f) {
         int64_t length;
         if (tn_gguf_string(merges, i, &text, &length) != TN_OK) continue;
         char *line = strndup(text, (size_t)length);
-        if (line) cli_json_string(&f->j, NULL, line);
+        if (line) cli_json_write(&f->j, "%s", line);
         f->no_memory |= !line;
         free(line);
     }
@@ -489,37 +404,26 @@ static void put_ranked_merges(folder_writer *f) {
 static void put_model(folder_writer *f, bool sentence, bool whole_first) {
     cli_json *j = &f->j;
     int64_t unknown = special(f, "unknown");
-    put_step(j, "model", "BPE");
-    cli_json_string(j, "unk_token", sentence && unknown >= 0 ? f->tokens[unknown] : NULL);
-    cli_json_bool(j, "fuse_unk", sentence);
-    cli_json_bool(j, "byte_fallback", sentence);
-    cli_json_bool(j, "ignore_merges", whole_first);
-    cli_json_object(j, "vocab");
+    cli_json_write(j,
+                   "'model': {'type': 'BPE', 'unk_token': %s, 'fuse_unk': %i, 'byte_fallback': %i, 'ignore_merges': "
+                   "%i, 'vocab': {",
+                   sentence && unknown >= 0 ? f->tokens[unknown] : NULL, sentence, sentence, whole_first);
     for (int64_t i = 0; i < f->count; i++)
-        if (to_folder_type_of(f, i) != UNUSED) cli_json_int(j, f->tokens[i], i);
-    cli_json_end(j, '}');
-    cli_json_array(j, "merges");
+        if (to_folder_type_of(f, i) != UNUSED) cli_json_write(j, "%s: %jd", f->tokens[i], i);
+    cli_json_write(j, "}, 'merges': [");
     (sentence ? put_scored_merges : put_ranked_merges)(f);
-    cli_json_end(j, ']');
-    cli_json_end(j, '}');
+    cli_json_write(j, "]}");
 }
 
 static void put_tokenizer(folder_writer *f) {
     bool sentence = is_model(f->file, "llama");
-    bool in_front = truth_of(f->file, "tokenizer.ggml.add_space_prefix", true);
     int rule = sentence ? 0 : rule_of(f->file);
-    cli_json_string(&f->j, "version", "1.0");
-    cli_json_string(&f->j, "truncation", NULL);
-    cli_json_string(&f->j, "padding", NULL);
+    cli_json_write(&f->j, "'version': '1.0', 'truncation': null, 'padding': null");
     put_added(f);
-    if (sentence) {
-        put_marks(&f->j, in_front);
-        put_marks_back(&f->j, in_front);
-    } else {
-        cli_json_string(&f->j, "normalizer", NULL);
+    if (sentence)
+        put_marks(&f->j, truth_of(f->file, "tokenizer.ggml.add_space_prefix", true));
+    else
         put_cuts(&f->j, rule);
-        put_byte_level(&f->j, "decoder", true);
-    }
     put_ends(f, adds_bos(f));
     put_model(f, sentence, !sentence && rules[rule].whole_first);
 }

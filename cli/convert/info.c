@@ -532,22 +532,22 @@ static void json_gguf_item(cli_json *j, const char *key, const tn_gguf_value *v,
     switch (tn_gguf_item_type(v)) {
     case TN_GGUF_STRING:
         (void)tn_gguf_string(v, i, &text, &n);
-        char *copy = calloc(1, (size_t)n + 1); /* cli_json_text reads the byte behind it */
+        char *copy = calloc(1, (size_t)n + 1); /* cli_json_write reads the byte behind it */
         if (copy && text) memcpy(copy, text, (size_t)n);
-        cli_json_text(j, key, copy, copy ? (size_t)n : 0);
+        cli_json_write(j, "%s: %.*s", key, (int)(copy ? (size_t)n : 0), copy);
         free(copy);
         break;
     case TN_GGUF_BOOL:
         (void)tn_gguf_bool(v, i, &b);
-        cli_json_bool(j, key, b);
+        cli_json_write(j, "%s: %i", key, b);
         break;
     case TN_GGUF_F32:
     case TN_GGUF_F64:
         (void)tn_gguf_float(v, i, &x);
-        cli_json_number(j, key, x);
+        cli_json_write(j, "%s: %g", key, x);
         break;
-    case TN_GGUF_ARRAY: cli_json_string(j, key, NULL); break;
-    default: (void)tn_gguf_int(v, i, &n); cli_json_int(j, key, n);
+    case TN_GGUF_ARRAY: cli_json_write(j, "%s: null", key); break;
+    default: (void)tn_gguf_int(v, i, &n); cli_json_write(j, "%s: %jd", key, n);
     }
 }
 
@@ -561,111 +561,94 @@ static void json_gguf(cli_json *j, const tn_gguf *f) {
             json_gguf_item(j, key, v, 0);
             continue;
         }
-        if (length > JSON_ITEMS) cli_json_object(j, key);
-        if (length > JSON_ITEMS) cli_json_int(j, "length", length);
-        cli_json_array(j, length > JSON_ITEMS ? "first" : key);
+        if (length > JSON_ITEMS) cli_json_write(j, "%s: {'length': %jd", key, length);
+        cli_json_write(j, "%s: [", length > JSON_ITEMS ? "first" : key);
         for (int64_t k = 0; k < length && k < JSON_ITEMS; k++)
             json_gguf_item(j, NULL, v, k);
-        cli_json_end(j, ']');
-        if (length > JSON_ITEMS) cli_json_end(j, '}');
+        cli_json_write(j, length > JSON_ITEMS ? "]}" : "]");
     }
 }
 
 static void json_value(cli_json *j, const char *key, const tn_json *v, int depth) {
     switch (tn_json_kind_of(v)) {
-    case TN_JSON_STRING: cli_json_text(j, key, tn_json_string(v, ""), tn_json_length(v)); return;
-    case TN_JSON_NUMBER: cli_json_number(j, key, tn_json_number(v, 0)); return;
-    case TN_JSON_BOOL: cli_json_bool(j, key, tn_json_bool(v, false)); return;
-    case TN_JSON_NULL: cli_json_string(j, key, NULL); return;
+    case TN_JSON_STRING: cli_json_write(j, "%s: %.*s", key, (int)(tn_json_length(v)), tn_json_string(v, "")); return;
+    case TN_JSON_NUMBER: cli_json_write(j, "%s: %g", key, tn_json_number(v, 0)); return;
+    case TN_JSON_BOOL: cli_json_write(j, "%s: %i", key, tn_json_bool(v, false)); return;
+    case TN_JSON_NULL: cli_json_write(j, "%s: null", key); return;
     default: break;
     }
     bool object = tn_json_kind_of(v) == TN_JSON_OBJECT;
     if (depth == 0) {
-        cli_json_string(j, key, "…");
+        cli_json_write(j, "%s: '…'", key);
         return;
     }
-    (object ? cli_json_object : cli_json_array)(j, key);
+    cli_json_write(j, object ? "%s: {" : "%s: [", key);
     for (size_t i = 0; i < tn_json_length(v); i++)
         json_value(j, object ? tn_json_key(v, i) : NULL, tn_json_at(v, i), depth - 1);
-    cli_json_end(j, object ? '}' : ']');
+    cli_json_write(j, object ? "}" : "]");
 }
 
 static void json_metadata(cli_json *j, const model *m) {
     enum { DEEPEST = 8 };
     const char *key;
     const tn_json *root = m->config ? tn_json_root(m->config) : NULL;
-    cli_json_object(j, "metadata");
+    cli_json_write(j, "'metadata': {");
     if (m->file.gguf) json_gguf(j, m->file.gguf);
     for (size_t i = 0; tn_json_kind_of(root) == TN_JSON_OBJECT && i < tn_json_length(root); i++)
         json_value(j, tn_json_key(root, i), tn_json_at(root, i), DEEPEST);
     for (int i = 0; m->file.safetensors && (key = tn_safetensors_metadata_key(m->file.safetensors, i)); i++)
-        cli_json_string(j, key, tn_safetensors_metadata(m->file.safetensors, key));
-    cli_json_end(j, '}');
+        cli_json_write(j, "%s: %s", key, tn_safetensors_metadata(m->file.safetensors, key));
+    cli_json_write(j, "}");
 }
 
 static void json_ports(cli_json *j, const char *key, const model *m, int count,
                        tn_status (*at)(const tn_onnx *, int, tn_onnx_info *)) {
-    cli_json_array(j, key);
+    cli_json_write(j, "%s: [", key);
     for (int i = 0; i < count; i++) {
         tn_onnx_info info = {.struct_size = sizeof info};
         if (at(m->file.onnx, i, &info) != TN_OK) continue;
-        cli_json_object(j, NULL);
-        cli_json_string(j, "name", info.name);
-        cli_json_string(j, "type", info.type);
-        cli_json_array(j, "shape");
+        cli_json_write(j, "{'name': %s, 'type': %s, 'shape': [", info.name, info.type);
         for (int d = 0; d < info.rank; d++) {
             if (info.dims[d])
-                cli_json_string(j, NULL, info.dims[d]);
+                cli_json_write(j, "%s", info.dims[d]);
             else if (info.shape[d] < 0)
-                cli_json_string(j, NULL, NULL);
+                cli_json_write(j, "null");
             else
-                cli_json_int(j, NULL, info.shape[d]);
+                cli_json_write(j, "%jd", info.shape[d]);
         }
-        cli_json_end(j, ']');
-        cli_json_end(j, '}');
+        cli_json_write(j, "]}");
     }
-    cli_json_end(j, ']');
+    cli_json_write(j, "]");
 }
 
 static void json_tensors(cli_json *j, const model *m) {
     convert_tensor t;
-    cli_json_array(j, "tensors");
+    cli_json_write(j, "'tensors': [");
     for (int64_t i = 0; i < m->file.count && tensor_at(m, i, &t) == TN_OK; i++) {
-        cli_json_object(j, NULL);
-        cli_json_string(j, "name", t.name);
-        cli_json_string(j, "type", t.type);
-        cli_json_array(j, "shape");
+        cli_json_write(j, "{'name': %s, 'type': %s, 'shape': [", t.name, t.type);
         for (int d = 0; d < t.rank; d++)
-            cli_json_int(j, NULL, t.shape[d]);
-        cli_json_end(j, ']');
-        cli_json_int(j, "bytes", t.bytes);
-        cli_json_end(j, '}');
+            cli_json_write(j, "%jd", t.shape[d]);
+        cli_json_write(j, "], 'bytes': %jd}", t.bytes);
     }
-    cli_json_end(j, ']');
+    cli_json_write(j, "]");
 }
 
 static void put_json_info(const model *m, const totals *sums) {
     cli_json j = {.out = stdout};
-    cli_json_object(&j, NULL);
-    cli_json_string(&j, "format", m->format);
-    cli_json_string(&j, "architecture", m->architecture);
-    cli_json_string(&j, "name", m->name);
-    cli_json_int(&j, "parameters", sums->parameters);
-    cli_json_int(&j, "bytes", sums->bytes);
-    cli_json_object(&j, "types");
+    cli_json_write(&j, "{'format': %s, 'architecture': %s, 'name': %s, 'parameters': %jd, 'bytes': %jd, 'types': {",
+                   m->format, m->architecture, m->name, sums->parameters, sums->bytes);
     for (int i = 0; i < sums->count; i++)
-        cli_json_int(&j, sums->types[i].type, sums->types[i].bytes);
-    cli_json_end(&j, '}');
+        cli_json_write(&j, "%s: %jd", sums->types[i].type, sums->types[i].bytes);
+    cli_json_write(&j, "}");
     json_tensors(&j, m);
     json_ports(&j, "inputs", m, m->file.onnx ? tn_onnx_input_count(m->file.onnx) : 0, tn_onnx_input_at);
     json_ports(&j, "outputs", m, m->file.onnx ? tn_onnx_output_count(m->file.onnx) : 0, tn_onnx_output_at);
-    cli_json_object(&j, "tokenizer");
-    if (m->tokens_model) cli_json_string(&j, "model", m->tokens_model);
-    if (m->tokens_model) cli_json_int(&j, "tokens", m->tokens);
-    cli_json_end(&j, '}');
-    cli_json_string(&j, "chat_template", m->template);
+    cli_json_write(&j, "'tokenizer': {");
+    if (m->tokens_model) cli_json_write(&j, "'model': %s", m->tokens_model);
+    if (m->tokens_model) cli_json_write(&j, "'tokens': %jd", m->tokens);
+    cli_json_write(&j, "}, 'chat_template': %s", m->template);
     json_metadata(&j, m);
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "}");
 }
 
 /* ---- the work ---------------------------------------------------------------------------------------------------- */

@@ -62,14 +62,11 @@ static bool take_option(void *ctx, int val, const char *arg) {
 }
 
 static void put_json_certify(cli_json *j, const tn_certify_op *op) {
-    cli_json_object(j, op->name);
-    cli_json_int(j, "forward_passed", op->forward_passed);
-    cli_json_int(j, "forward_failed", op->forward_failed);
-    cli_json_int(j, "backward_passed", op->backward_passed);
-    cli_json_int(j, "backward_failed", op->backward_failed);
-    cli_json_int(j, "skipped", op->skipped);
-    cli_json_string(j, "why", op->why);
-    cli_json_end(j, '}');
+    cli_json_write(j,
+                   "%s: {'forward_passed': %jd, 'forward_failed': %jd, 'backward_passed': %jd, 'backward_failed': %jd, "
+                   "'skipped': %jd, 'why': %s}",
+                   op->name, op->forward_passed, op->forward_failed, op->backward_passed, op->backward_failed,
+                   op->skipped, op->why);
 }
 
 static void on_found(void *ctx, const tn_certify_op *op, int done, int total) {
@@ -94,11 +91,8 @@ static int certify_driver(certify_run *r, const tn_device_info *info) {
     if (!driver || r->o.only) return 0;
     conform_result found = conform_driver(driver, info->index, NULL, r->common.json ? stderr : stdout);
     if (r->common.json) {
-        cli_json_object(&r->json, "driver");
-        cli_json_int(&r->json, "promises", found.promises);
-        cli_json_int(&r->json, "not_offered", found.skipped);
-        cli_json_int(&r->json, "broken", found.broken);
-        cli_json_end(&r->json, '}');
+        cli_json_write(&r->json, "'driver': {'promises': %d, 'not_offered': %d, 'broken': %d}", found.promises,
+                       found.skipped, found.broken);
     }
     return found.broken;
 }
@@ -115,22 +109,19 @@ static int certify_on(certify_run *r, tn_device *device) {
     if (tn_device_get_info(device, &info) != TN_OK) return cli_failed();
     if (r->common.json) {
         cli_json_hold(&r->json);
-        cli_json_object(&r->json, NULL);
-        cli_json_string(&r->json, "device", info.id);
+        cli_json_write(&r->json, "{'device': %s", info.id);
     }
     int broken = certify_driver(r, &info);
-    if (r->common.json) cli_json_object(&r->json, "ops");
+    if (r->common.json) cli_json_write(&r->json, "'ops': {");
     cli_progress_begin(&r->progress, "certify", "operations", 0);
     tn_status status = tn_certify(device, &r->o, &counts);
     cli_progress_end(&r->progress);
     int code = status == TN_OK ? CLI_OK : cli_failed();
     if (r->common.json) {
-        cli_json_end(&r->json, '}');
-        cli_json_int(&r->json, "passed", counts.passed);
-        cli_json_int(&r->json, "failed", counts.failed);
-        cli_json_int(&r->json, "skipped", counts.skipped);
+        cli_json_write(&r->json, "}, 'passed': %jd, 'failed': %jd, 'skipped': %jd", counts.passed, counts.failed,
+                       counts.skipped);
         if (code != CLI_OK) cli_json_error(&r->json);
-        cli_json_end(&r->json, '}');
+        cli_json_write(&r->json, "}");
         cli_json_release(&r->json);
     }
     if (status != TN_OK) return status == TN_ERR_ARGUMENT ? CLI_USAGE : code; /* a name that no operation has */

@@ -28,68 +28,42 @@ const cli_command cli_devices = {
 };
 
 static void put_device(cli_json *j, const tn_device_info *d) {
-    cli_json_object(j, NULL);
-    cli_json_string(j, "id", d->id);
-    cli_json_string(j, "name", d->name);
-    cli_json_int(j, "total_memory", d->total_memory);
-    cli_json_int(j, "free_memory", d->free_memory);
-    cli_json_string(j, "compute_capability", d->compute_capability);
-    cli_json_bool(j, "unified_memory", d->unified_memory);
-    cli_json_bool(j, "software", d->software);
-    cli_json_bool(j, "usable", d->usable);
-    cli_json_int(j, "index", d->index);
-    cli_json_int(j, "threads", d->threads);
-    cli_json_string(j, "uuid", d->uuid);
-    cli_json_string(j, "pci", d->pci);
-    cli_json_string(j, "same_as", d->same_as);
-    cli_json_end(j, '}');
+    cli_json_write(
+        j,
+        "{'id': %s, 'name': %s, 'total_memory': %jd, 'free_memory': %jd, 'compute_capability': %s, 'unified_memory': "
+        "%i, 'software': %i, 'usable': %i, 'index': %d, 'threads': %d, 'uuid': %s, 'pci': %s, 'same_as': %s}",
+        d->id, d->name, d->total_memory, d->free_memory, d->compute_capability, d->unified_memory, d->software,
+        d->usable, d->index, d->threads, d->uuid, d->pci, d->same_as);
 }
 
 static void put_backend(cli_json *j, const tn_backend_info *b) {
-    cli_json_object(j, NULL);
-    cli_json_string(j, "name", b->name);
-    cli_json_string(j, "title", b->title);
-    cli_json_bool(j, "available", b->available);
-    cli_json_string(j, "reason_code", b->reason_code);
-    cli_json_string(j, "reason", b->reason);
-    cli_json_string(j, "fix", b->fix);
-    cli_json_string(j, "library", b->library);
-    cli_json_array(j, "devices");
+    cli_json_write(j,
+                   "{'name': %s, 'title': %s, 'available': %i, 'reason_code': %s, 'reason': %s, 'fix': %s, 'library': "
+                   "%s, 'devices': [",
+                   b->name, b->title, b->available, b->reason_code, b->reason, b->fix, b->library);
     for (int i = 0; i < b->device_count; i++)
         put_device(j, &b->devices[i]);
-    cli_json_end(j, ']');
-    cli_json_end(j, '}');
+    cli_json_write(j, "]}");
 }
 
 static void put_library(cli_json *j, const tn_library_info *l) {
-    cli_json_object(j, NULL);
-    cli_json_string(j, "name", l->name);
-    cli_json_string(j, "title", l->title);
-    cli_json_string(j, "backend", l->backend);
-    cli_json_bool(j, "available", l->available);
-    cli_json_bool(j, "in_use", l->in_use);
-    cli_json_string(j, "reason_code", l->reason_code);
-    cli_json_string(j, "reason", l->reason);
-    cli_json_string(j, "fix", l->fix);
-    cli_json_string(j, "path", l->path);
-    cli_json_string(j, "description", l->description);
-    cli_json_end(j, '}');
+    cli_json_write(j,
+                   "{'name': %s, 'title': %s, 'backend': %s, 'available': %i, 'in_use': %i, 'reason_code': %s, "
+                   "'reason': %s, 'fix': %s, 'path': %s, 'description': %s}",
+                   l->name, l->title, l->backend, l->available, l->in_use, l->reason_code, l->reason, l->fix, l->path,
+                   l->description);
 }
 
 static void put_list(const tn_device_list *list) {
     cli_json j = {.out = stdout};
-    cli_json_object(&j, NULL);
-    cli_json_array(&j, "backends");
+    cli_json_write(&j, "{'backends': [");
     for (int i = 0; i < tn_device_list_count(list); i++)
         put_backend(&j, tn_device_list_at(list, i));
-    cli_json_end(&j, ']');
-    cli_json_string(&j, "recommended", tn_device_list_recommended(list));
-    cli_json_array(&j, "libraries");
+    cli_json_write(&j, "], 'recommended': %s, 'libraries': [", tn_device_list_recommended(list));
     tn_library_info l = {.struct_size = sizeof l};
     for (int i = 0; i < tn_library_count(); i++)
         if (tn_library_at(i, &l) == TN_OK) put_library(&j, &l);
-    cli_json_end(&j, ']');
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "]}");
 }
 
 static void write_out(void *ctx, const char *text) { cli_put(ctx, text); }
@@ -98,23 +72,17 @@ static void put_reasons(bool json) {
     const tn_reason_help *r;
     cli_json j = {.out = stdout};
     if (json) {
-        cli_json_object(&j, NULL);
-        cli_json_array(&j, "reasons");
+        cli_json_write(&j, "{'reasons': [");
     }
     for (int i = 0; (r = tn_reason_help_at(i)); i++) {
         if (!json) {
             cli_print(stdout, "%s\n  %s\n  → %s\n", r->code, r->meaning, r->fix);
             continue;
         }
-        cli_json_object(&j, NULL);
-        cli_json_string(&j, "code", r->code);
-        cli_json_string(&j, "meaning", r->meaning);
-        cli_json_string(&j, "fix", r->fix);
-        cli_json_end(&j, '}');
+        cli_json_write(&j, "{'code': %s, 'meaning': %s, 'fix': %s}", r->code, r->meaning, r->fix);
     }
     if (json) {
-        cli_json_end(&j, ']');
-        cli_json_end(&j, '}');
+        cli_json_write(&j, "]}");
     }
 }
 

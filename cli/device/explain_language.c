@@ -70,21 +70,17 @@ typedef struct report {
 
 static void put_json_language(const report *r) {
     cli_json j = {.out = stdout};
-    cli_json_object(&j, NULL);
-    cli_json_string(&j, "device", r->device.id);
+    cli_json_write(&j, "{'device': %s", r->device.id);
     cli_json_fallback(&j, r->selection, r->where);
-    cli_json_string(&j, "architecture", r->facts.architecture);
-    cli_json_int(&j, "layers", r->facts.layers);
-    cli_json_int(&j, "context", r->facts.context);
+    cli_json_write(&j, "'architecture': %s, 'layers': %jd, 'context': %jd", r->facts.architecture, r->facts.layers,
+                   r->facts.context);
     for (int i = 0; i < 2; i++)
         explain_put_phase_json(&j, &r->phases[i], &r->speeds);
-    cli_json_array(&j, "ops");
+    cli_json_write(&j, "'ops': [");
     for (int i = 0; i < 2; i++)
         explain_put_ops_json(&j, &r->phases[i], &r->speeds);
-    cli_json_end(&j, ']');
-    cli_json_int(&j, "predicted_peak_bytes", r->predicted.total_bytes);
-    cli_json_int(&j, "measured_peak_bytes", r->peak_bytes);
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "], 'predicted_peak_bytes': %jd, 'measured_peak_bytes': %jd}", r->predicted.total_bytes,
+                   r->peak_bytes);
 }
 
 static void put_text_language(const report *r, bool verbose) {

@@ -70,16 +70,12 @@ static void put_text_network(const network *n, const char *path, bool verbose) {
 
 static void put_json_network(const network *n) {
     cli_json j = {.out = stdout};
-    cli_json_object(&j, NULL);
-    cli_json_string(&j, "device", n->info.id);
+    cli_json_write(&j, "{'device': %s", n->info.id);
     cli_json_fallback(&j, &n->selection, n->device);
     explain_put_phase_json(&j, &n->phase, &n->speeds);
-    cli_json_array(&j, "ops");
+    cli_json_write(&j, "'ops': [");
     explain_put_ops_json(&j, &n->phase, &n->speeds);
-    cli_json_end(&j, ']');
-    cli_json_number(&j, "predicted_peak_bytes", NAN);
-    cli_json_int(&j, "measured_peak_bytes", n->peak_bytes);
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "], 'predicted_peak_bytes': %g, 'measured_peak_bytes': %jd}", NAN, n->peak_bytes);
 }
 
 int explain_network(const cli_options *o, explain_wishes *w, const char *path) {

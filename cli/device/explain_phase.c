@@ -179,32 +179,23 @@ void explain_put_phase(const explain_phase *p, const explain_speeds *s, bool ver
 
 void explain_put_phase_json(cli_json *j, const explain_phase *p, const explain_speeds *s) {
     sums all = sum_up(p, s);
-    cli_json_object(j, p->name);
+    cli_json_write(j, "%s: {", p->name);
     char many[16];
     snprintf(many, sizeof many, "%ss", p->unit);
-    cli_json_int(j, many, p->count);
-    cli_json_number(j, "seconds", p->seconds);
-    cli_json_int(j, "commands", all.commands);
-    cli_json_int(j, "plan_misses", p->plan_misses);
-    cli_json_number(j, "measured_seconds", all.measured);
-    cli_json_number(j, "predicted_seconds", all.predicted);
-    cli_json_number(j, "host_share", host_share(p, &all));
-    cli_json_end(j, '}');
+    cli_json_write(j,
+                   "%s: %jd, 'seconds': %g, 'commands': %jd, 'plan_misses': %jd, 'measured_seconds': %g, "
+                   "'predicted_seconds': %g, 'host_share': %g}",
+                   many, p->count, p->seconds, all.commands, p->plan_misses, all.measured, all.predicted,
+                   host_share(p, &all));
 }
 
 void explain_put_ops_json(cli_json *j, const explain_phase *p, const explain_speeds *s) {
     for (int64_t i = 0; i < tn_profile_count(p->profile); i++) {
         tn_profile_row row = row_at(p, i);
-        cli_json_object(j, NULL);
-        cli_json_string(j, "phase", p->name);
-        cli_json_string(j, "kind", row.kind);
-        cli_json_string(j, "label", row.label);
-        cli_json_int(j, "runs", row.runs);
-        cli_json_int(j, "bytes", row.bytes);
-        cli_json_number(j, "flops", row.flops);
-        cli_json_number(j, "predicted_seconds", predict(s, &row));
-        cli_json_number(j, "measured_seconds", row.seconds);
-        cli_json_end(j, '}');
+        cli_json_write(j,
+                       "{'phase': %s, 'kind': %s, 'label': %s, 'runs': %jd, 'bytes': %jd, 'flops': %g, "
+                       "'predicted_seconds': %g, 'measured_seconds': %g}",
+                       p->name, row.kind, row.label, row.runs, row.bytes, row.flops, predict(s, &row), row.seconds);
     }
 }
 

@@ -340,38 +340,29 @@ static void put_devices(const tn_device_list *list, const request *r, const tn_m
 static void put_json_fit(const tn_device_list *list, const request *r, const tn_model_sizes *s,
                          const tn_memory_estimate *e) {
     cli_json j = {.out = stdout};
-    cli_json_object(&j, NULL);
-    cli_json_int(&j, "total_bytes", e->total_bytes);
-    cli_json_int(&j, "weights_bytes", e->weights_bytes);
-    cli_json_int(&j, "cache_bytes", e->cache_bytes);
-    cli_json_int(&j, "activation_bytes", e->activation_bytes);
-    cli_json_int(&j, "runtime_bytes", e->runtime_bytes);
-    cli_json_int(&j, "gradient_bytes", e->gradient_bytes);
-    cli_json_int(&j, "optimizer_bytes", e->optimizer_bytes);
-    cli_json_int(&j, "parameters", e->parameters);
-    cli_json_int(&j, "context", s->sequence);
-    cli_json_object(&j, "fits");
+    cli_json_write(
+        &j,
+        "{'total_bytes': %jd, 'weights_bytes': %jd, 'cache_bytes': %jd, 'activation_bytes': %jd, 'runtime_bytes': %jd, "
+        "'gradient_bytes': %jd, 'optimizer_bytes': %jd, 'parameters': %jd, 'context': %jd, 'fits': {",
+        e->total_bytes, e->weights_bytes, e->cache_bytes, e->activation_bytes, e->runtime_bytes, e->gradient_bytes,
+        e->optimizer_bytes, e->parameters, s->sequence);
     for (int b = 0; b < tn_device_list_count(list); b++) {
         const tn_backend_info *backend = tn_device_list_at(list, b);
         for (int i = 0; i < backend->device_count; i++)
-            cli_json_bool(&j, backend->devices[i].id, has_room(&backend->devices[i], e->total_bytes));
+            cli_json_write(&j, "%s: %i", backend->devices[i].id, has_room(&backend->devices[i], e->total_bytes));
     }
-    cli_json_end(&j, '}');
-    cli_json_object(&j, "would_fit");
+    cli_json_write(&j, "}, 'would_fit': {");
     for (int b = 0; b < tn_device_list_count(list); b++) {
         const tn_backend_info *backend = tn_device_list_at(list, b);
         for (int i = 0; i < backend->device_count; i++) {
             const tn_device_info *d = &backend->devices[i];
             advice a = d->usable && !has_room(d, e->total_bytes) ? find_advice(r, s, room_on(d)) : (advice){0};
             if (!a.context) continue;
-            cli_json_object(&j, d->id);
-            cli_json_string(&j, "weights", a.weights == TN_DTYPE_COUNT ? NULL : tn_dtype_name(a.weights));
-            cli_json_int(&j, "context", a.context);
-            cli_json_end(&j, '}');
+            cli_json_write(&j, "%s: {'weights': %s, 'context': %jd}", d->id,
+                           a.weights == TN_DTYPE_COUNT ? NULL : tn_dtype_name(a.weights), a.context);
         }
     }
-    cli_json_end(&j, '}');
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "}}");
 }
 
 static int run_fit(int argc, char **argv) {

@@ -138,21 +138,12 @@ static double speedup_from(int first) {
 static void show_json(int first) {
     cli_json j = {.out = stdout};
     tn_tuned e = {.struct_size = sizeof e};
-    cli_json_object(&j, NULL);
-    cli_json_int(&j, "tuned", tn_tuned_count() - first);
-    cli_json_number(&j, "speedup", speedup_from(first));
-    cli_json_array(&j, "entries");
+    cli_json_write(&j, "{'tuned': %d, 'speedup': %g, 'entries': [", tn_tuned_count() - first, speedup_from(first));
     for (int i = 0; tn_tuned_at(i, &e) == TN_OK; i++) {
-        cli_json_object(&j, NULL);
-        cli_json_string(&j, "key", e.key);
-        cli_json_string(&j, "way", e.way);
-        cli_json_number(&j, "seconds", e.seconds);
-        cli_json_number(&j, "rule_seconds", e.rule_seconds);
-        cli_json_string(&j, "date", e.date);
-        cli_json_end(&j, '}');
+        cli_json_write(&j, "{'key': %s, 'way': %s, 'seconds': %g, 'rule_seconds': %g, 'date': %s}", e.key, e.way,
+                       e.seconds, e.rule_seconds, e.date);
     }
-    cli_json_end(&j, ']');
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "]}");
 }
 
 static void show_tune(int first) {

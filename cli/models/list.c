@@ -114,20 +114,12 @@ static void put_lines_list(const entry *all, int count, const char *folder) {
 
 static void put_json_list(const entry *all, int count, const char *folder) {
     cli_json j = {.out = stdout};
-    cli_json_object(&j, NULL);
-    cli_json_array(&j, "models");
+    cli_json_write(&j, "{'models': [");
     for (int i = 0; i < count; i++) {
-        cli_json_object(&j, NULL);
-        cli_json_string(&j, "name", all[i].name);
-        cli_json_string(&j, "path", all[i].path);
-        cli_json_string(&j, "kind", all[i].kind);
-        cli_json_int(&j, "bytes", all[i].bytes);
-        cli_json_bool(&j, "complete", all[i].complete);
-        cli_json_end(&j, '}');
+        cli_json_write(&j, "{'name': %s, 'path': %s, 'kind': %s, 'bytes': %jd, 'complete': %i}", all[i].name,
+                       all[i].path, all[i].kind, all[i].bytes, all[i].complete);
     }
-    cli_json_end(&j, ']');
-    cli_json_string(&j, "folder", folder);
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "], 'folder': %s}", folder);
 }
 
 static int run_list(int argc, char **argv) {

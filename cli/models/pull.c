@@ -114,12 +114,9 @@ static void put_pulled(const cli_options *o, const char *target, int files) {
         return;
     }
     cli_json j = {.out = stdout};
-    cli_json_object(&j, NULL);
-    cli_json_string(&j, "name", name);
-    cli_json_string(&j, "path", target);
-    if (bytes >= 0) cli_json_int(&j, "bytes", bytes);
-    cli_json_int(&j, "files", files);
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "{'name': %s, 'path': %s", name, target);
+    if (bytes >= 0) cli_json_write(&j, "'bytes': %jd", bytes);
+    cli_json_write(&j, "'files': %d}", files);
 }
 
 static int run_pull(int argc, char **argv) {

@@ -276,20 +276,15 @@ static int run_some(tests *t, size_t *next) {
 
 static void put_json_onnx_test(const tests *t) {
     cli_json j = {.out = stdout};
-    cli_json_object(&j, NULL);
+    cli_json_write(&j, "{");
     for (int k = 0; k < ONNX_RESULTS; k++)
-        cli_json_int(&j, result_names[k], t->of[k]);
-    cli_json_string(&j, "device", t->device);
-    cli_json_array(&j, "cases");
+        cli_json_write(&j, "%s: %jd", result_names[k], t->of[k]);
+    cli_json_write(&j, "'device': %s, 'cases': [", t->device);
     for (size_t i = 0; i < t->count; i++) {
-        cli_json_object(&j, NULL);
-        cli_json_string(&j, "name", onnx_test_name_of(t->cases[i].folder));
-        cli_json_string(&j, "result", result_names[t->cases[i].result]);
-        cli_json_string(&j, "why", t->cases[i].why);
-        cli_json_end(&j, '}');
+        cli_json_write(&j, "{'name': %s, 'result': %s, 'why': %s}", onnx_test_name_of(t->cases[i].folder),
+                       result_names[t->cases[i].result], t->cases[i].why);
     }
-    cli_json_end(&j, ']');
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "]}");
 }
 
 static int run_all_onnx_test(tests *t) {

@@ -428,23 +428,14 @@ static tn_status write_trace(const work *w) {
     if (status != TN_OK) return status;
     cli_json j = {.out = file.file};
     double at = 0;
-    cli_json_object(&j, NULL);
-    cli_json_array(&j, "traceEvents");
+    cli_json_write(&j, "{'traceEvents': [");
     for (int64_t i = 0; i < tn_profile_count(w->profiled); i++) {
         tn_profile_row row = row_at(w, i);
-        cli_json_object(&j, NULL);
-        cli_json_string(&j, "name", row.label);
-        cli_json_string(&j, "cat", row.kind);
-        cli_json_string(&j, "ph", "X");
-        cli_json_number(&j, "ts", at);
-        cli_json_number(&j, "dur", row.seconds * 1e6);
-        cli_json_int(&j, "pid", 1);
-        cli_json_int(&j, "tid", 1);
-        cli_json_end(&j, '}');
+        cli_json_write(&j, "{'name': %s, 'cat': %s, 'ph': 'X', 'ts': %g, 'dur': %g, 'pid': 1, 'tid': 1}", row.label,
+                       row.kind, at, row.seconds * 1e6);
         at += row.seconds * 1e6;
     }
-    cli_json_end(&j, ']');
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "]}");
     return cli_output_commit(&file);
 }
 
@@ -468,22 +459,17 @@ static void put_text_network(const work *w, const tn_placement *p) {
 }
 
 static void put_profile(const work *w, cli_json *j) {
-    cli_json_array(j, "profile");
+    cli_json_write(j, "'profile': [");
     for (int64_t i = 0; i < tn_profile_count(w->profiled); i++) {
         tn_profile_row row = row_at(w, i);
-        cli_json_object(j, NULL);
-        cli_json_string(j, "command", row.label);
-        cli_json_string(j, "kind", row.kind);
-        cli_json_number(j, "seconds", row.seconds);
-        cli_json_end(j, '}');
+        cli_json_write(j, "{'command': %s, 'kind': %s, 'seconds': %g}", row.label, row.kind, row.seconds);
     }
-    cli_json_end(j, ']');
+    cli_json_write(j, "]");
 }
 
 static void put_json_network(const work *w, const tn_placement *p, const tn_selection *s, const tn_device *device) {
     cli_json j = {.out = stdout};
-    cli_json_object(&j, NULL);
-    cli_json_object(&j, "outputs");
+    cli_json_write(&j, "{'outputs': {");
     for (int k = 0; k < tn_onnx_output_count(w->model); k++) {
         tn_onnx_info info = {.struct_size = sizeof info};
         char file[300];
@@ -491,18 +477,14 @@ static void put_json_network(const work *w, const tn_placement *p, const tn_sele
         run_output_file(w->model, k, file, sizeof file);
         run_output_json(&j, info.name, w->out[k], &w->top, w->output ? file : NULL);
     }
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "}");
     steps_put_json(&w->steps, &j);
-    cli_json_number(&j, "median_seconds", w->median);
-    cli_json_number(&j, "first_run_seconds", w->first);
+    cli_json_write(&j, "'median_seconds': %g, 'first_run_seconds': %g", w->median, w->first);
     if (w->profile) put_profile(w, &j);
-    cli_json_string(&j, "device", p->device);
-    cli_json_object(&j, "placement");
-    cli_json_int(&j, "on_device", p->on_device);
-    cli_json_int(&j, "on_host", p->on_host);
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "'device': %s, 'placement': {'on_device': %jd, 'on_host': %jd}", p->device, p->on_device,
+                   p->on_host);
     cli_json_fallback(&j, s, device);
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "}");
 }
 
 static void list_value(const char *kind, const tn_onnx_info *info) {

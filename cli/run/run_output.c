@@ -167,21 +167,19 @@ static void rank_text(const numbers *n, int64_t classes, const run_top *top) {
 }
 
 static void rank_json(cli_json *j, const numbers *n, int64_t classes, const run_top *top) {
-    cli_json_array(j, "top");
+    cli_json_write(j, "'top': [");
     for (int64_t r = 0; r < n->count / classes; r++) {
         const double *row = n->reals + r * classes;
         int64_t at = -1;
-        cli_json_array(j, NULL);
+        cli_json_write(j, "[");
         for (int64_t i = 0; i < top->count && (at = next_largest(row, classes, at)) >= 0; i++) {
-            cli_json_object(j, NULL);
-            cli_json_int(j, "index", at);
-            cli_json_number(j, "value", row[at]);
-            if (top->labels) cli_json_string(j, "label", top->labels[at]);
-            cli_json_end(j, '}');
+            cli_json_write(j, "{'index': %jd, 'value': %g", at, row[at]);
+            if (top->labels) cli_json_write(j, "'label': %s", top->labels[at]);
+            cli_json_write(j, "}");
         }
-        cli_json_end(j, ']');
+        cli_json_write(j, "]");
     }
-    cli_json_end(j, ']');
+    cli_json_write(j, "]");
 }
 
 static bool is_ranked(const run_top *top, const tn_onnx_value *v) {
@@ -244,19 +242,16 @@ void run_output_text(const char *name, const tn_onnx_value *v, const run_top *to
 static void put_values(cli_json *j, const numbers *n) {
     if (n->count > SMALL) {
         summary s = summarise(n);
-        cli_json_number(j, "min", s.least);
-        cli_json_number(j, "max", s.most);
-        cli_json_number(j, "mean", s.mean);
-        cli_json_int(j, "not_finite", s.not_finite);
+        cli_json_write(j, "'min': %g, 'max': %g, 'mean': %g, 'not_finite': %jd", s.least, s.most, s.mean, s.not_finite);
         return;
     }
-    cli_json_array(j, "values");
+    cli_json_write(j, "'values': [");
     for (int64_t i = 0; i < n->count; i++)
         if (n->reals)
-            cli_json_number(j, NULL, n->reals[i]);
+            cli_json_write(j, "%g", n->reals[i]);
         else
-            cli_json_int(j, NULL, n->wholes[i]);
-    cli_json_end(j, ']');
+            cli_json_write(j, "%jd", n->wholes[i]);
+    cli_json_write(j, "]");
 }
 
 void run_output_json(cli_json *j, const char *name, const tn_onnx_value *v, const run_top *top, const char *file) {
@@ -264,19 +259,17 @@ void run_output_json(cli_json *j, const char *name, const tn_onnx_value *v, cons
     int rank = tn_onnx_value_shape(v, shape);
     tn_tensor *t = tn_onnx_value_kind(v) == TN_ONNX_TENSOR ? tn_onnx_value_get(v) : NULL;
     numbers n;
-    cli_json_object(j, name);
-    cli_json_array(j, "shape");
+    cli_json_write(j, "%s: {'shape': [", name);
     for (int d = 0; d < rank; d++)
-        cli_json_int(j, NULL, shape[d]);
-    cli_json_end(j, ']');
-    cli_json_string(j, "dtype", t ? tn_dtype_name(tn_dtype_of(t)) : tn_onnx_value_type(v));
-    if (file && t) cli_json_string(j, "file", file);
+        cli_json_write(j, "%jd", shape[d]);
+    cli_json_write(j, "], 'dtype': %s", t ? tn_dtype_name(tn_dtype_of(t)) : tn_onnx_value_type(v));
+    if (file && t) cli_json_write(j, "'file': %s", file);
     if (read_numbers(v, &n)) {
         put_values(j, &n);
         if (is_ranked(top, v)) rank_json(j, &n, classes_of(v), top);
         free_numbers(&n);
     }
-    cli_json_end(j, '}');
+    cli_json_write(j, "}");
 }
 
 /* ---- files ------------------------------------------------------------------------------------------------------- */

@@ -269,14 +269,14 @@ void steps_put_text(const run_steps *s) {
 }
 
 void steps_put_json(const run_steps *s, cli_json *j) {
-    cli_json_array(j, "tokens");
+    cli_json_write(j, "'tokens': [");
     for (int64_t b = 0; s->tokens && b < s->batch; b++) {
-        cli_json_array(j, NULL);
+        cli_json_write(j, "[");
         for (int64_t i = 0; i < s->count; i++)
-            cli_json_int(j, NULL, s->tokens[i * s->batch + b]);
-        cli_json_end(j, ']');
+            cli_json_write(j, "%jd", s->tokens[i * s->batch + b]);
+        cli_json_write(j, "]");
     }
-    cli_json_end(j, ']');
+    cli_json_write(j, "]");
 }
 
 void steps_end(run_steps *s) {

@@ -55,39 +55,34 @@ static tn_status token_bytes(const server *s, int32_t id, tn_bytes *out) {
 static void put_token(cli_json *j, const server *s, int32_t id, double logprob) {
     tn_bytes text = {0};
     if (token_bytes(s, id, &text) != TN_OK) text.size = 0;
-    cli_json_text(j, "token", text.data, text.size);
-    cli_json_number(j, "logprob", logprob);
-    cli_json_array(j, "bytes");
+    cli_json_write(j, "'token': %.*s, 'logprob': %g, 'bytes': [", (int)text.size, text.data, logprob);
     for (size_t i = 0; i < text.size; i++)
-        cli_json_int(j, NULL, (uint8_t)text.data[i]);
-    cli_json_end(j, ']');
+        cli_json_write(j, "%d", (uint8_t)text.data[i]);
+    cli_json_write(j, "]");
     tn_bytes_free(&text);
 }
 
 static void put_chat_logprobs(cli_json *j, const server *s, const answer *a, size_t first) {
-    cli_json_object(j, "logprobs");
-    cli_json_array(j, "content");
+    cli_json_write(j, "'logprobs': {'content': [");
     for (size_t i = first; i < a->ids.count; i++) {
         const answer_logprob *c = &a->chances[i];
-        cli_json_object(j, NULL);
+        cli_json_write(j, "{");
         put_token(j, s, a->ids.data[i], c->own);
-        cli_json_array(j, "top_logprobs");
+        cli_json_write(j, "'top_logprobs': [");
         for (int k = 0; k < c->top_count; k++) {
-            cli_json_object(j, NULL);
+            cli_json_write(j, "{");
             put_token(j, s, c->top[k].id, c->top[k].logprob);
-            cli_json_end(j, '}');
+            cli_json_write(j, "}");
         }
-        cli_json_end(j, ']');
-        cli_json_end(j, '}');
+        cli_json_write(j, "]}");
     }
-    cli_json_end(j, ']');
-    cli_json_end(j, '}');
+    cli_json_write(j, "]}");
 }
 
-static void put_text_of(cli_json *j, const char *key, const server *s, int32_t id) {
+static void put_text_of(cli_json *j, const server *s, int32_t id) {
     tn_bytes text = {0};
     bool good = token_bytes(s, id, &text) == TN_OK;
-    cli_json_text(j, key, text.data, good ? text.size : 0);
+    cli_json_write(j, "%.*s", (int)(good ? text.size : 0), text.data);
     tn_bytes_free(&text);
 }
 
@@ -96,51 +91,41 @@ static void put_top(cli_json *j, const server *s, const tn_logprob *top) {
     tn_bytes text = {0};
     if (token_bytes(s, top->id, &text) == TN_OK && text.data) {
         cli_whole_characters(text.data, text.size);
-        cli_json_number(j, text.data, top->logprob);
+        cli_json_write(j, "%s: %g", text.data, top->logprob);
     }
     tn_bytes_free(&text);
 }
 
 static void put_completion_logprobs(cli_json *j, const server *s, const answer *a, size_t first) {
-    cli_json_object(j, "logprobs");
-    cli_json_array(j, "tokens");
+    cli_json_write(j, "'logprobs': {'tokens': [");
     for (size_t i = first; i < a->ids.count; i++)
-        put_text_of(j, NULL, s, a->ids.data[i]);
-    cli_json_end(j, ']');
-    cli_json_array(j, "token_logprobs");
+        put_text_of(j, s, a->ids.data[i]);
+    cli_json_write(j, "], 'token_logprobs': [");
     for (size_t i = first; i < a->ids.count; i++)
-        cli_json_number(j, NULL, a->chances[i].own);
-    cli_json_end(j, ']');
-    cli_json_array(j, "top_logprobs");
+        cli_json_write(j, "%g", a->chances[i].own);
+    cli_json_write(j, "], 'top_logprobs': [");
     for (size_t i = first; i < a->ids.count; i++) {
-        cli_json_object(j, NULL);
+        cli_json_write(j, "{");
         for (int k = 0; k < a->chances[i].top_count; k++)
             put_top(j, s, &a->chances[i].top[k]);
-        cli_json_end(j, '}');
+        cli_json_write(j, "}");
     }
-    cli_json_end(j, ']');
-    cli_json_end(j, '}');
+    cli_json_write(j, "]}");
 }
 
 /* ---- texts ------------------------------------------------------------------------------------------------------- */
 
 static void put_head(cli_json *j, const serve_job *job, const char *object) {
-    cli_json_object(j, NULL);
-    cli_json_string(j, "id", job->id);
-    cli_json_string(j, "object", object);
-    cli_json_int(j, "created", job->created);
-    cli_json_string(j, "model", job->model);
+    cli_json_write(j, "{'id': %s, 'object': %s, 'created': %jd, 'model': %s", job->id, object, job->created,
+                   job->model);
 }
 
 static void put_usage(cli_json *j, const serve_job *job) {
-    cli_json_object(j, "usage");
-    cli_json_int(j, "prompt_tokens", (int64_t)job->prompt.count);
-    cli_json_int(j, "completion_tokens", (int64_t)job->answer.ids.count);
-    cli_json_int(j, "total_tokens", (int64_t)(job->prompt.count + job->answer.ids.count));
-    cli_json_object(j, "prompt_tokens_details");
-    cli_json_int(j, "cached_tokens", job->answer.keep);
-    cli_json_end(j, '}');
-    cli_json_end(j, '}');
+    cli_json_write(j,
+                   "'usage': {'prompt_tokens': %jd, 'completion_tokens': %jd, 'total_tokens': %jd, "
+                   "'prompt_tokens_details': {'cached_tokens': %jd}}",
+                   (int64_t)job->prompt.count, (int64_t)job->answer.ids.count,
+                   (int64_t)(job->prompt.count + job->answer.ids.count), job->answer.keep);
 }
 
 /* "stop" for the end of the text or a stop string, "length" for a limit. */
@@ -151,33 +136,28 @@ static const char *finish_reason(const answer *a, bool calls) {
 }
 
 static void put_calls(cli_json *j, const serve_job *job) {
-    cli_json_array(j, "tool_calls");
+    cli_json_write(j, "'tool_calls': [");
     for (int i = 0; i < job->call_count; i++) {
         const serve_call *c = &job->calls[i];
-        cli_json_object(j, NULL);
-        if (job->stream) cli_json_int(j, "index", i);
-        cli_json_string(j, "id", c->id);
-        cli_json_string(j, "type", "function");
-        cli_json_object(j, "function");
-        cli_json_string(j, "name", c->name);
-        cli_json_string(j, "arguments", c->arguments);
-        cli_json_end(j, '}');
-        cli_json_end(j, '}');
+        cli_json_write(j, "{");
+        if (job->stream) cli_json_write(j, "'index': %d", i);
+        cli_json_write(j, "'id': %s, 'type': 'function', 'function': {'name': %s, 'arguments': %s}}", c->id, c->name,
+                       c->arguments);
     }
-    cli_json_end(j, ']');
+    cli_json_write(j, "]");
 }
 
 /* The message of an answer, or the next part of one; without text in front of calls its content is null. */
 static void put_message(cli_json *j, const serve_job *job, const char *text, size_t size, bool last) {
     bool calls = job->call_count > 0 && (last || !job->stream);
-    cli_json_object(j, job->stream ? "delta" : "message");
-    if (!job->streamed) cli_json_string(j, "role", "assistant");
+    cli_json_write(j, "%s: {", job->stream ? "delta" : "message");
+    if (!job->streamed) cli_json_write(j, "'role': 'assistant'");
     if (!job->stream && calls && size == 0)
-        cli_json_string(j, "content", NULL);
+        cli_json_write(j, "'content': null");
     else if (!last || !job->stream)
-        cli_json_text(j, "content", text, size);
+        cli_json_write(j, "'content': %.*s", (int)size, text);
     if (calls) put_calls(j, job);
-    cli_json_end(j, '}');
+    cli_json_write(j, "}");
 }
 
 /* The answer's text from `from` on, with what belongs to tokens from `first` on. */
@@ -186,21 +166,17 @@ static void put_choice(cli_json *j, const serve_job *job, const server *s, size_
     const answer *a = &job->answer;
     const char *text = a->text.data ? a->text.data + from : "";
     bool chat = job->kind == SERVE_CHAT;
-    cli_json_array(j, "choices");
-    cli_json_object(j, NULL);
-    cli_json_int(j, "index", 0);
+    cli_json_write(j, "'choices': [{'index': 0");
     size_t visible = tools_visible(job), size = visible > from ? visible - from : 0;
     if (chat)
         put_message(j, job, text, size, finish != NULL);
     else
-        cli_json_text(j, "text", text, size);
+        cli_json_write(j, "'text': %.*s", (int)size, text);
     if (a->logprobs < 0 || first == a->ids.count)
-        cli_json_string(j, "logprobs", NULL);
+        cli_json_write(j, "'logprobs': null");
     else
         (chat ? put_chat_logprobs : put_completion_logprobs)(j, s, a, first);
-    cli_json_string(j, "finish_reason", finish);
-    cli_json_end(j, '}');
-    cli_json_end(j, ']');
+    cli_json_write(j, "'finish_reason': %s}]", finish);
 }
 
 static const char *object_name(const serve_job *j) {
@@ -214,7 +190,7 @@ static tn_status put_piece(serve_job *j, const server *s, const char *finish) {
     if (status != TN_OK) return status;
     put_head(&p.json, j, object_name(j));
     put_choice(&p.json, j, s, j->sent_text, j->sent_ids, finish);
-    cli_json_end(&p.json, '}');
+    cli_json_write(&p.json, "}");
     size_t visible = tools_visible(j);
     if (visible > j->sent_text) j->sent_text = visible;
     j->sent_ids = j->answer.ids.count;
@@ -232,10 +208,9 @@ static tn_status put_stream_usage(serve_job *j) {
     tn_status status = page_begin(&p);
     if (status != TN_OK) return status;
     put_head(&p.json, j, object_name(j));
-    cli_json_array(&p.json, "choices");
-    cli_json_end(&p.json, ']');
+    cli_json_write(&p.json, "'choices': []");
     put_usage(&p.json, j);
-    cli_json_end(&p.json, '}');
+    cli_json_write(&p.json, "}");
     return page_end_locked(&p, j, true);
 }
 
@@ -259,7 +234,7 @@ tn_status reply_end(serve_job *j, const server *s) {
     put_head(&p.json, j, object_name(j));
     put_choice(&p.json, j, s, 0, 0, finish_reason(&j->answer, j->call_count > 0));
     put_usage(&p.json, j);
-    cli_json_end(&p.json, '}');
+    cli_json_write(&p.json, "}");
     return page_end_locked(&p, j, false);
 }
 
@@ -285,14 +260,14 @@ static tn_status put_vector(cli_json *j, const serve_job *job, int64_t index) {
     if (job->base64) { /* of f32, least byte first, as all our processors have them */
         char *text = base64_of(v, (size_t)job->width * sizeof *v);
         if (!text) return tn_backend_fail(TN_ERR_MEMORY, "answer: out of memory");
-        cli_json_string(j, "embedding", text);
+        cli_json_write(j, "'embedding': %s", text);
         free(text);
         return TN_OK;
     }
-    cli_json_array(j, "embedding");
+    cli_json_write(j, "'embedding': [");
     for (int64_t i = 0; i < job->width; i++)
-        cli_json_number(j, NULL, (double)v[i]);
-    cli_json_end(j, ']');
+        cli_json_write(j, "%g", (double)v[i]);
+    cli_json_write(j, "]");
     return TN_OK;
 }
 
@@ -301,23 +276,14 @@ tn_status reply_embeddings(serve_job *j, const server *s) {
     page p;
     tn_status status = page_begin(&p);
     if (status != TN_OK) return status;
-    cli_json_object(&p.json, NULL);
-    cli_json_string(&p.json, "object", "list");
-    cli_json_string(&p.json, "model", j->model);
-    cli_json_array(&p.json, "data");
+    cli_json_write(&p.json, "{'object': 'list', 'model': %s, 'data': [", j->model);
     for (int64_t i = 0; status == TN_OK && i < j->count; i++) {
-        cli_json_object(&p.json, NULL);
-        cli_json_string(&p.json, "object", "embedding");
-        cli_json_int(&p.json, "index", i);
+        cli_json_write(&p.json, "{'object': 'embedding', 'index': %jd", i);
         status = put_vector(&p.json, j, i);
-        cli_json_end(&p.json, '}');
+        cli_json_write(&p.json, "}");
     }
-    cli_json_end(&p.json, ']');
-    cli_json_object(&p.json, "usage");
-    cli_json_int(&p.json, "prompt_tokens", (int64_t)j->texts.count);
-    cli_json_int(&p.json, "total_tokens", (int64_t)j->texts.count);
-    cli_json_end(&p.json, '}');
-    cli_json_end(&p.json, '}');
+    cli_json_write(&p.json, "], 'usage': {'prompt_tokens': %jd, 'total_tokens': %jd}}", (int64_t)j->texts.count,
+                   (int64_t)j->texts.count);
     tn_status ended = page_end_locked(&p, j, false);
     return status != TN_OK ? status : ended;
 }
@@ -328,25 +294,15 @@ tn_status reply_fault(const serve_fault *f, bool event, tn_bytes *out) {
     page p;
     tn_status status = page_begin(&p);
     if (status != TN_OK) return status;
-    cli_json_object(&p.json, NULL);
-    cli_json_object(&p.json, "error");
-    cli_json_string(&p.json, "message", f->text);
-    cli_json_string(&p.json, "type", f->type);
-    cli_json_string(&p.json, "param", *f->param ? f->param : NULL);
-    cli_json_string(&p.json, "code", f->kind);
-    cli_json_end(&p.json, '}');
-    cli_json_end(&p.json, '}');
+    cli_json_write(&p.json, "{'error': {'message': %s, 'type': %s, 'param': %s, 'code': %s}}", f->text, f->type,
+                   *f->param ? f->param : NULL, f->kind);
     return page_end(&p, event, out);
 }
 
 static void put_model(cli_json *j, const server *s, const char *name) {
-    cli_json_object(j, NULL);
-    cli_json_string(j, "id", name);
-    cli_json_string(j, "object", "model");
-    cli_json_int(j, "created", s->started);
-    cli_json_string(j, "owned_by", "trunnion");
-    if (name == s->name) cli_json_int(j, "context_length", s->facts.context);
-    cli_json_end(j, '}');
+    cli_json_write(j, "{'id': %s, 'object': 'model', 'created': %jd, 'owned_by': 'trunnion'", name, s->started);
+    if (name == s->name) cli_json_write(j, "'context_length': %jd", s->facts.context);
+    cli_json_write(j, "}");
 }
 
 /* name: NULL for the list. */
@@ -358,12 +314,9 @@ tn_status reply_models(const server *s, const char *name, tn_bytes *out) {
         put_model(&p.json, s, name);
         return page_end(&p, false, out);
     }
-    cli_json_object(&p.json, NULL);
-    cli_json_string(&p.json, "object", "list");
-    cli_json_array(&p.json, "data");
+    cli_json_write(&p.json, "{'object': 'list', 'data': [");
     if (s->path) put_model(&p.json, s, s->name);
     if (s->encoder) put_model(&p.json, s, s->embed_name);
-    cli_json_end(&p.json, ']');
-    cli_json_end(&p.json, '}');
+    cli_json_write(&p.json, "]}");
     return page_end(&p, false, out);
 }

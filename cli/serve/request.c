@@ -195,16 +195,16 @@ void serve_write_json(FILE *f, const tn_json *v) {
     cli_json plain = {.out = f};
     tn_json_kind kind = tn_json_kind_of(v);
     size_t count = kind == TN_JSON_OBJECT || kind == TN_JSON_ARRAY ? tn_json_length(v) : 0;
-    if (kind == TN_JSON_STRING) cli_json_text(&plain, NULL, tn_json_string(v, ""), tn_json_length(v));
-    if (kind == TN_JSON_NUMBER) cli_json_number(&plain, NULL, tn_json_number(v, 0));
-    if (kind == TN_JSON_BOOL) cli_json_bool(&plain, NULL, tn_json_bool(v, false));
+    if (kind == TN_JSON_STRING) cli_json_write(&plain, "%.*s", (int)(tn_json_length(v)), tn_json_string(v, ""));
+    if (kind == TN_JSON_NUMBER) cli_json_write(&plain, "%g", tn_json_number(v, 0));
+    if (kind == TN_JSON_BOOL) cli_json_write(&plain, "%i", tn_json_bool(v, false));
     if (kind == TN_JSON_NULL) fputs("null", f);
     if (kind == TN_JSON_OBJECT || kind == TN_JSON_ARRAY) fputc(kind == TN_JSON_OBJECT ? '{' : '[', f);
     for (size_t i = 0; i < count; i++) {
         cli_json key = {.out = f};
         if (i > 0) fputc(',', f);
         if (kind == TN_JSON_OBJECT) {
-            cli_json_text(&key, NULL, tn_json_key(v, i), tn_json_key_length(v, i));
+            cli_json_write(&key, "%.*s", (int)(tn_json_key_length(v, i)), tn_json_key(v, i));
             fputc(':', f);
         }
         serve_write_json(f, tn_json_at(v, i));

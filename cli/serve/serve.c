@@ -188,15 +188,9 @@ static tn_status tell_address(const server *s, int port) {
         return TN_OK;
     }
     cli_json j = {.out = stdout};
-    cli_json_object(&j, NULL);
-    cli_json_string(&j, "url", url);
-    cli_json_string(&j, "host", s->host);
-    cli_json_int(&j, "port", port);
-    cli_json_string(&j, "model", s->path ? s->name : NULL);
-    cli_json_string(&j, "embedding_model", s->encoder ? s->embed_name : NULL);
-    cli_json_int(&j, "context", s->facts.context);
-    cli_json_int(&j, "parallel", s->parallel);
-    cli_json_end(&j, '}');
+    cli_json_write(
+        &j, "{'url': %s, 'host': %s, 'port': %d, 'model': %s, 'embedding_model': %s, 'context': %jd, 'parallel': %jd}",
+        url, s->host, port, s->path ? s->name : NULL, s->encoder ? s->embed_name : NULL, s->facts.context, s->parallel);
     if (fflush(stdout) == 0) return TN_OK;
     return tn_backend_fail(TN_ERR_IO, "writing the address to standard output: %s", strerror(errno));
 }

@@ -58,7 +58,7 @@ static tn_status sheet_end(sheet *s) {
 
 static void write_text(FILE *f, const char *text, size_t size) {
     cli_json plain = {.out = f};
-    cli_json_text(&plain, NULL, text, size);
+    cli_json_write(&plain, "%.*s", (int)size, text);
 }
 
 /* Another value than a string becomes an empty one: only a string's length counts bytes. */

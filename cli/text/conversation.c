@@ -183,16 +183,11 @@ tn_status conversation_write(const conversation *c, const char *path) {
     tn_status status = cli_output_begin(&out, path);
     if (status != TN_OK) return status;
     cli_json j = {.out = out.file};
-    cli_json_object(&j, NULL);
-    cli_json_array(&j, "messages");
+    cli_json_write(&j, "{'messages': [");
     for (int i = 0; i < c->count; i++) {
-        cli_json_object(&j, NULL);
-        cli_json_string(&j, "role", c->messages[i].role);
-        cli_json_string(&j, "content", c->messages[i].content);
-        cli_json_end(&j, '}');
+        cli_json_write(&j, "{'role': %s, 'content': %s}", c->messages[i].role, c->messages[i].content);
     }
-    cli_json_end(&j, ']');
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "]}");
     return cli_output_commit(&out);
 }
 

@@ -199,15 +199,12 @@ static int64_t shown_neighbours(const work *w) {
 
 static void put_json_neighbours(cli_json *j, const work *w) {
     neighbour *all = find_neighbours(w);
-    cli_json_array(j, "similar");
+    cli_json_write(j, "'similar': [");
     for (int64_t i = 0; all && i < shown_neighbours(w); i++) {
-        cli_json_object(j, NULL);
-        cli_json_string(j, "text", w->texts.texts[all[i].index + 1]);
-        cli_json_int(j, "index", all[i].index);
-        cli_json_number(j, "cosine", all[i].cosine);
-        cli_json_end(j, '}');
+        cli_json_write(j, "{'text': %s, 'index': %jd, 'cosine': %g}", w->texts.texts[all[i].index + 1], all[i].index,
+                       all[i].cosine);
     }
-    cli_json_end(j, ']');
+    cli_json_write(j, "]");
     free(all);
 }
 
@@ -237,25 +234,23 @@ static tn_status write_embeddings(const work *w) {
 
 static void put_json_embed(const work *w) {
     cli_json j = {.out = stdout};
-    cli_json_object(&j, NULL);
+    cli_json_write(&j, "{");
     if (w->asked->similar) put_json_neighbours(&j, w);
     bool told = w->asked->similar || w->asked->output;
-    if (!told) cli_json_array(&j, "embeddings");
+    if (!told) cli_json_write(&j, "'embeddings': [");
     for (int64_t i = 0; i < w->texts.count && !told; i++) {
-        cli_json_array(&j, NULL);
+        cli_json_write(&j, "[");
         for (int64_t k = 0; k < w->facts.width; k++)
-            cli_json_number(&j, NULL, (double)w->texts.out[i * w->facts.width + k]);
-        cli_json_end(&j, ']');
+            cli_json_write(&j, "%g", (double)w->texts.out[i * w->facts.width + k]);
+        cli_json_write(&j, "]");
     }
-    if (!told) cli_json_end(&j, ']');
-    cli_json_array(&j, "tokens");
+    if (!told) cli_json_write(&j, "]");
+    cli_json_write(&j, "'tokens': [");
     for (int64_t i = 0; i < w->texts.count; i++)
-        cli_json_int(&j, NULL, w->texts.lengths[i]);
-    cli_json_end(&j, ']');
-    cli_json_int(&j, "width", w->facts.width);
-    cli_json_string(&j, "device", w->selection.chosen);
+        cli_json_write(&j, "%jd", w->texts.lengths[i]);
+    cli_json_write(&j, "], 'width': %jd, 'device': %s", w->facts.width, w->selection.chosen);
     cli_json_fallback(&j, &w->selection, w->device);
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "}");
 }
 
 static void put_lines(const work *w) {

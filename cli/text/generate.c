@@ -462,54 +462,45 @@ static void tell_cut(const work *w) {
 static void put_logprob(cli_json *j, const work *w, int32_t id, double logprob) {
     size_t size = 0;
     const char *text = w->words.tokenizer ? tn_tokenizer_spelling(w->words.tokenizer, id, &size) : NULL;
-    cli_json_int(j, "id", id);
-    cli_json_text(j, "token", text, size);
-    cli_json_number(j, "logprob", logprob);
+    cli_json_write(j, "'id': %d, 'token': %.*s, 'logprob': %g", id, (int)size, text, logprob);
 }
 
 static void put_logprobs(cli_json *j, const work *w) {
-    cli_json_array(j, "logprobs");
+    cli_json_write(j, "'logprobs': [");
     for (size_t i = 0; i < w->answer.ids.count; i++) {
         const answer_logprob *c = &w->answer.chances[i];
-        cli_json_object(j, NULL);
+        cli_json_write(j, "{");
         put_logprob(j, w, w->answer.ids.data[i], c->own);
-        cli_json_array(j, "top");
+        cli_json_write(j, "'top': [");
         for (int k = 0; k < c->top_count; k++) {
-            cli_json_object(j, NULL);
+            cli_json_write(j, "{");
             put_logprob(j, w, c->top[k].id, c->top[k].logprob);
-            cli_json_end(j, '}');
+            cli_json_write(j, "}");
         }
-        cli_json_end(j, ']');
-        cli_json_end(j, '}');
+        cli_json_write(j, "]}");
     }
-    cli_json_end(j, ']');
+    cli_json_write(j, "]");
 }
 
 static void put_json_generate(const work *w) {
     cli_json j = {.out = stdout};
     const answer *a = &w->answer;
-    cli_json_object(&j, NULL);
-    cli_json_text(&j, "text", a->text.data, a->text.size);
+    cli_json_write(&j, "{'text': %.*s", (int)a->text.size, a->text.data);
     cli_json_ids(&j, "prompt_ids", &w->prompt);
     cli_json_ids(&j, "ids", &a->ids);
-    cli_json_number(&j, "prompt_tokens_per_second", prompt_rate(w));
-    cli_json_int(&j, "prompt_tokens_computed", a->computed);
-    cli_json_number(&j, "tokens_per_second", token_rate(w));
-    cli_json_string(&j, "device", w->selection.chosen);
+    cli_json_write(
+        &j, "'prompt_tokens_per_second': %g, 'prompt_tokens_computed': %jd, 'tokens_per_second': %g, 'device': %s",
+        prompt_rate(w), a->computed, token_rate(w), w->selection.chosen);
     cli_json_fallback(&j, &w->selection, w->device);
-    cli_json_number(&j, "load_seconds", w->load_seconds);
-    cli_json_int(&j, "weights_bytes", w->facts.weights_bytes);
-    cli_json_int(&j, "cache_bytes", w->facts.cache_bytes);
-    cli_json_int(&j, "context", w->facts.context);
-    cli_json_unsigned(&j, "seed", w->asked->sampling.options.seed);
-    cli_json_string(&j, "stopped", a->stopped);
-    cli_json_string(&j, "stop", a->stop >= 0 ? w->asked->stops[a->stop].data : NULL);
-    if (w->asked->draft.path) {
-        cli_json_int(&j, "draft_tokens", w->drafted.drafted);
-        cli_json_int(&j, "draft_accepted", w->drafted.accepted);
-    }
+    cli_json_write(&j,
+                   "'load_seconds': %g, 'weights_bytes': %jd, 'cache_bytes': %jd, 'context': %jd, 'seed': %ju, "
+                   "'stopped': %s, 'stop': %s",
+                   w->load_seconds, w->facts.weights_bytes, w->facts.cache_bytes, w->facts.context,
+                   w->asked->sampling.options.seed, a->stopped, a->stop >= 0 ? w->asked->stops[a->stop].data : NULL);
+    if (w->asked->draft.path)
+        cli_json_write(&j, "'draft_tokens': %jd, 'draft_accepted': %jd", w->drafted.drafted, w->drafted.accepted);
     if (a->logprobs >= 0) put_logprobs(&j, w);
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "}");
 }
 
 /* ---- the work ---------------------------------------------------------------------------------------------------- */

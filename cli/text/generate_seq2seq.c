@@ -154,22 +154,19 @@ static void tell(const work *w) {
 
 static void put_json(const work *w) {
     cli_json j = {.out = stdout};
-    cli_json_object(&j, NULL);
-    cli_json_text(&j, "text", w->text.data, w->text.size);
+    cli_json_write(&j, "{'text': %.*s", (int)w->text.size, w->text.data);
     cli_json_ids(&j, "prompt_ids", &w->prompt);
     cli_json_ids(&j, "ids", &w->ids);
-    cli_json_number(&j, "prompt_tokens_per_second", rate(w->prompt.count, w->prompt_seconds));
-    cli_json_int(&j, "prompt_tokens_computed", (int64_t)w->prompt.count);
-    cli_json_number(&j, "tokens_per_second", rate(w->ids.count, w->token_seconds));
-    cli_json_string(&j, "device", w->selection.chosen);
+    cli_json_write(
+        &j, "'prompt_tokens_per_second': %g, 'prompt_tokens_computed': %jd, 'tokens_per_second': %g, 'device': %s",
+        rate(w->prompt.count, w->prompt_seconds), (int64_t)w->prompt.count, rate(w->ids.count, w->token_seconds),
+        w->selection.chosen);
     cli_json_fallback(&j, &w->selection, w->device);
-    cli_json_number(&j, "load_seconds", w->load_seconds);
-    cli_json_int(&j, "weights_bytes", w->facts.weights_bytes);
-    cli_json_int(&j, "context", w->facts.context);
-    cli_json_unsigned(&j, "seed", w->asked->sampling->options.seed);
-    cli_json_string(&j, "stopped", w->ended ? "end" : "length");
-    cli_json_string(&j, "stop", NULL); /* such models have no stop strings */
-    cli_json_end(&j, '}');
+    cli_json_write(&j,
+                   "'load_seconds': %g, 'weights_bytes': %jd, 'context': %jd, 'seed': %ju, 'stopped': %s, 'stop': null",
+                   w->load_seconds, w->facts.weights_bytes, w->facts.context, w->asked->sampling->options.seed,
+                   w->ended ? "end" : "length"); /* such models have no stop strings */
+    cli_json_write(&j, "}");
 }
 
 static void finish(work *w) {

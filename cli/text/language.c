@@ -107,8 +107,8 @@ tn_status cli_take_text(const char *argument, tn_bytes *out) {
 }
 
 void cli_json_ids(cli_json *j, const char *key, const tn_ids *ids) {
-    cli_json_array(j, key);
+    cli_json_write(j, "%s: [", key);
     for (size_t i = 0; i < ids->count; i++)
-        cli_json_int(j, NULL, ids->data[i]);
-    cli_json_end(j, ']');
+        cli_json_write(j, "%d", ids->data[i]);
+    cli_json_write(j, "]");
 }

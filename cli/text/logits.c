@@ -117,16 +117,11 @@ static void put_logits(const cli_language *l, const tn_ids *ids, int64_t vocabul
         return;
     }
     cli_json j = {.out = stdout};
-    cli_json_object(&j, NULL);
-    cli_json_array(&j, "shape");
-    cli_json_int(&j, NULL, (int64_t)ids->count);
-    cli_json_int(&j, NULL, vocabulary);
-    cli_json_end(&j, ']');
+    cli_json_write(&j, "{'shape': [%jd, %jd]", (int64_t)ids->count, vocabulary);
     cli_json_ids(&j, "ids", ids);
-    cli_json_string(&j, "file", path);
-    cli_json_string(&j, "device", device.id);
+    cli_json_write(&j, "'file': %s, 'device': %s", path, device.id);
     cli_json_fallback(&j, &l->selection, l->device);
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "}");
 }
 
 /* The prompt says how long the context must be, and to read it takes the tokenizer, which is in the model's file. */

@@ -118,16 +118,12 @@ static void put_perplexity(const cli_language *l, const tn_ids *ids, const ratin
         return;
     }
     cli_json j = {.out = stdout};
-    cli_json_object(&j, NULL);
-    cli_json_number(&j, "perplexity", perplexity);
-    cli_json_int(&j, "tokens", (int64_t)ids->count);
-    cli_json_int(&j, "predicted", r->predicted);
-    cli_json_int(&j, "context", context);
-    cli_json_number(&j, "seconds", seconds);
-    cli_json_number(&j, "tokens_per_second", rate);
-    cli_json_string(&j, "device", device.id);
+    cli_json_write(&j,
+                   "{'perplexity': %g, 'tokens': %jd, 'predicted': %jd, 'context': %jd, 'seconds': %g, "
+                   "'tokens_per_second': %g, 'device': %s",
+                   perplexity, (int64_t)ids->count, r->predicted, context, seconds, rate, device.id);
     cli_json_fallback(&j, &l->selection, l->device);
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "}");
 }
 
 /* Tokens of a window: what is asked for, else 512, or fewer where the model was trained for fewer. */

@@ -78,7 +78,7 @@ static bool put_pieces(const tn_tokenizer *t, const tn_ids *ids, cli_json *j) {
                tn_tokenizer_stream_end(&whole, &piece) == TN_OK;
         if (!good) break;
         if (j) {
-            cli_json_text(j, NULL, piece.data, piece.size);
+            cli_json_write(j, "%.*s", (int)piece.size, piece.data);
             continue;
         }
         printf("%7d  '", (int)ids->data[i]);
@@ -92,12 +92,11 @@ static bool put_pieces(const tn_tokenizer *t, const tn_ids *ids, cli_json *j) {
 static bool put_tokens(const tn_tokenizer *t, const tn_ids *ids, bool json) {
     if (!json) return put_pieces(t, ids, NULL);
     cli_json j = {.out = stdout};
-    cli_json_object(&j, NULL);
+    cli_json_write(&j, "{");
     cli_json_ids(&j, "ids", ids);
-    cli_json_array(&j, "pieces");
+    cli_json_write(&j, "'pieces': [");
     bool good = put_pieces(t, ids, &j);
-    cli_json_end(&j, ']');
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "]}");
     return good;
 }
 
@@ -108,9 +107,7 @@ static void put_text_tokenize(const tn_bytes *text, bool json) {
         return;
     }
     cli_json j = {.out = stdout};
-    cli_json_object(&j, NULL);
-    cli_json_text(&j, "text", text->data, text->size);
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "{'text': %.*s}", (int)text->size, text->data);
 }
 
 /* ---- the work ---------------------------------------------------------------------------------------------------- */

@@ -83,15 +83,10 @@ static void put_segment(transcript *t, const tn_speech_segment *s) {
 }
 
 static void put_json_segment(cli_json *j, const tn_speech_segment *s) {
-    cli_json_object(j, NULL);
-    cli_json_real(j, "start", s->start);
-    cli_json_real(j, "end", s->end);
-    cli_json_string(j, "text", s->text);
-    cli_json_array(j, "ids");
+    cli_json_write(j, "{'start': %f, 'end': %f, 'text': %s, 'ids': [", s->start, s->end, s->text);
     for (int64_t i = 0; i < s->count; i++)
-        cli_json_int(j, NULL, s->ids[i]);
-    cli_json_end(j, ']');
-    cli_json_end(j, '}');
+        cli_json_write(j, "%d", s->ids[i]);
+    cli_json_write(j, "]}");
 }
 
 static tn_status take_segment(void *ctx, const tn_speech_segment *s) {
@@ -133,8 +128,7 @@ static tn_status transcribe(const wishes *w, tn_device *device, const tn_selecti
     double begun = cli_now();
     if (status == TN_OK && json) {
         cli_json_hold(&j);
-        cli_json_object(&j, NULL);
-        cli_json_array(&j, "segments");
+        cli_json_write(&j, "{'segments': [");
         t.list = &j;
     }
     if (status == TN_OK && ctc)
@@ -143,14 +137,11 @@ static tn_status transcribe(const wishes *w, tn_device *device, const tn_selecti
         status = tn_speech_transcribe(model, audio.samples, audio.count, &w->options, take_segment, &t);
     double seconds = cli_now() - begun;
     if (status == TN_OK && json) {
-        cli_json_end(&j, ']');
-        cli_json_text(&j, "text", t.text.data, t.text.size);
-        cli_json_string(&j, "language", t.language);
-        cli_json_number(&j, "seconds", seconds);
-        cli_json_number(&j, "audio_seconds", (double)audio.count / TN_SPEECH_RATE);
-        cli_json_string(&j, "device", selection->chosen);
+        cli_json_write(&j, "], 'text': %.*s, 'language': %s, 'seconds': %g, 'audio_seconds': %g, 'device': %s",
+                       (int)t.text.size, t.text.data, t.language, seconds, (double)audio.count / TN_SPEECH_RATE,
+                       selection->chosen);
         cli_json_fallback(&j, selection, device);
-        cli_json_end(&j, '}');
+        cli_json_write(&j, "}");
         cli_json_release(&j);
     }
     if (status != TN_OK && t.list) cli_json_drop(&j);

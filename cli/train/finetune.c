@@ -634,14 +634,13 @@ static tn_status measure(const share *s, measured *m) {
 static bool log_tuning(const tuning *t, const report_point *p) {
     if (!t->log) return true;
     cli_json j = {.out = t->log};
-    cli_json_object(&j, NULL);
-    cli_json_int(&j, "step", p->step);
-    if (isfinite(p->loss)) cli_json_number(&j, "loss", p->loss);
-    if (isfinite(p->validation)) cli_json_number(&j, "validation_loss", p->validation);
-    if (isfinite(p->rate)) cli_json_number(&j, "learning_rate", p->rate);
-    if (isfinite(p->norm)) cli_json_number(&j, "gradient_norm", p->norm);
-    if (isfinite(p->speed)) cli_json_number(&j, "tokens_per_second", p->speed);
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "{'step': %jd", p->step);
+    if (isfinite(p->loss)) cli_json_write(&j, "'loss': %g", p->loss);
+    if (isfinite(p->validation)) cli_json_write(&j, "'validation_loss': %g", p->validation);
+    if (isfinite(p->rate)) cli_json_write(&j, "'learning_rate': %g", p->rate);
+    if (isfinite(p->norm)) cli_json_write(&j, "'gradient_norm': %g", p->norm);
+    if (isfinite(p->speed)) cli_json_write(&j, "'tokens_per_second': %g", p->speed);
+    cli_json_write(&j, "}");
     return fflush(t->log) == 0;
 }
 
@@ -887,40 +886,23 @@ static double speed_of(const tuning *t) { return t->seconds > 0 ? (double)t->tok
 
 static void put_json_finetune(const tuning *t) {
     cli_json j = {.out = stdout};
-    cli_json_object(&j, NULL);
-    cli_json_number(&j, "loss", t->loss);
-    cli_json_number(&j, "validation_loss_before", t->before);
-    cli_json_number(&j, "validation_loss", t->after);
-    cli_json_int(&j, "steps", t->step);
-    cli_json_int(&j, "tokens", t->tokens);
-    cli_json_number(&j, "tokens_per_second", speed_of(t));
-    cli_json_int(&j, "trained_parameters", t->parameters);
-    cli_json_int(&j, "texts", t->train_count);
-    cli_json_int(&j, "texts_cut", t->data.truncated);
-    cli_json_int(&j, "texts_left_out", t->data.left_out);
-    cli_json_string(&j, "out", t->asked->out);
-    cli_json_int(&j, "peak_bytes", cli_peak_bytes());
-    cli_json_string(&j, "device", t->selection.chosen);
+    cli_json_write(&j,
+                   "{'loss': %g, 'validation_loss_before': %g, 'validation_loss': %g, 'steps': %jd, 'tokens': %jd, "
+                   "'tokens_per_second': %g, 'trained_parameters': %jd, 'texts': %jd, 'texts_cut': %jd, "
+                   "'texts_left_out': %jd, 'out': %s, 'peak_bytes': %jd, 'device': %s",
+                   t->loss, t->before, t->after, t->step, t->tokens, speed_of(t), t->parameters, t->train_count,
+                   t->data.truncated, t->data.left_out, t->asked->out, cli_peak_bytes(), t->selection.chosen);
     cli_json_fallback(&j, &t->selection, t->device);
-    cli_json_unsigned(&j, "seed", t->asked->common.seed);
-    cli_json_bool(&j, "interrupted", t->stopped);
+    cli_json_write(&j, "'seed': %ju, 'interrupted': %i", t->asked->common.seed, t->stopped);
     cli_json_survived(&j, &t->survived);
-    if (t->asked->amp) {
-        cli_json_string(&j, "amp", t->asked->amp);
-        cli_json_number(&j, "loss_scale", t->scale);
-        cli_json_int(&j, "skipped_steps", t->skipped);
-    }
-    if (tn_group_size(t->group) > 1) {
-        cli_json_int(&j, "processes", tn_group_size(t->group));
-        cli_json_string(&j, "group", tn_group_library(t->group));
-    }
-    if (t->asked->memory) {
-        cli_json_int(&j, "memory_limit", t->asked->memory);
-        cli_json_int(&j, "memory_peak", t->memory_peak);
-        cli_json_bool(&j, "recomputes", t->recomputes);
-        cli_json_int(&j, "pass_tokens", t->pass);
-    }
-    cli_json_end(&j, '}');
+    if (t->asked->amp)
+        cli_json_write(&j, "'amp': %s, 'loss_scale': %g, 'skipped_steps': %jd", t->asked->amp, t->scale, t->skipped);
+    if (tn_group_size(t->group) > 1)
+        cli_json_write(&j, "'processes': %d, 'group': %s", tn_group_size(t->group), tn_group_library(t->group));
+    if (t->asked->memory)
+        cli_json_write(&j, "'memory_limit': %jd, 'memory_peak': %jd, 'recomputes': %i, 'pass_tokens': %jd",
+                       t->asked->memory, t->memory_peak, t->recomputes, t->pass);
+    cli_json_write(&j, "}");
 }
 
 static void put_text_finetune(const tuning *t) {

@@ -286,11 +286,9 @@ static void note_loss(run *r, double loss) {
 static bool log_step(const run *r) {
     if (!r->log) return true;
     cli_json j = {.out = r->log};
-    cli_json_object(&j, NULL);
-    cli_json_int(&j, "step", r->step);
-    cli_json_number(&j, "loss", r->loss);
-    if (r->task->shown) cli_json_number(&j, r->task->shown, shown_now(r));
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "{'step': %jd, 'loss': %g", r->step, r->loss);
+    if (r->task->shown) cli_json_write(&j, "%s: %g", r->task->shown, shown_now(r));
+    cli_json_write(&j, "}");
     return fflush(r->log) == 0;
 }
 
@@ -362,26 +360,20 @@ static tn_status note_step(run *r, int64_t step, double begun, bool *stop) {
 static void put_json_training(const run *r, double rate, double metric, const char *id, const tn_device *device) {
     cli_json j = {.out = stdout};
     const tn_optimizer *optimizer = checkpoint_of(r).optimizer;
-    cli_json_object(&j, NULL);
-    cli_json_string(&j, "task", r->task->name);
-    cli_json_number(&j, "final_loss", r->loss);
-    cli_json_int(&j, "steps", r->step);
-    cli_json_number(&j, "steps_per_second", rate);
-    cli_json_number(&j, "metric", metric);
-    cli_json_string(&j, "metric_name", r->task->metric);
-    cli_json_string(&j, "device", id);
+    cli_json_write(&j,
+                   "{'task': %s, 'final_loss': %g, 'steps': %jd, 'steps_per_second': %g, 'metric': %g, 'metric_name': "
+                   "%s, 'device': %s",
+                   r->task->name, r->loss, r->step, rate, metric, r->task->metric, id);
     if (r->task->shared) train_devices_json(&j, r->task->shared(r->self));
     if (r->options->memory) train_memory_json(&j, r->options, r->task->shared(r->self));
     train_processes_json(&j, r->options->team, r->optimizer_bytes);
-    if (r->options->amp) cli_json_string(&j, "amp", r->options->amp);
-    if (r->options->amp) cli_json_number(&j, "loss_scale", tn_optimizer_loss_scale(optimizer));
-    if (r->options->amp) cli_json_int(&j, "skipped_steps", tn_optimizer_skipped_steps(optimizer));
+    if (r->options->amp) cli_json_write(&j, "'amp': %s", r->options->amp);
+    if (r->options->amp) cli_json_write(&j, "'loss_scale': %g", tn_optimizer_loss_scale(optimizer));
+    if (r->options->amp) cli_json_write(&j, "'skipped_steps': %jd", tn_optimizer_skipped_steps(optimizer));
     cli_json_fallback(&j, &r->selection, device);
     cli_json_survived(&j, &r->survived);
-    cli_json_bool(&j, "interrupted", r->stopped);
-    cli_json_string(&j, "stopped", r->stopped ? "cancelled" : "end");
-    cli_json_unsigned(&j, "seed", r->options->common.seed);
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "'interrupted': %i, 'stopped': %s, 'seed': %ju}", r->stopped, r->stopped ? "cancelled" : "end",
+                   r->options->common.seed);
 }
 
 static void put_text_training(const run *r, double rate, double metric, const char *device) {

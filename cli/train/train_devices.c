@@ -103,16 +103,11 @@ tn_status train_share(const train_options *o, tn_module *root, tn_data_parallel 
 
 void train_devices_json(cli_json *j, const tn_data_parallel *all) {
     tn_data_parallel_device d = {.struct_size = sizeof d};
-    cli_json_array(j, "devices");
+    cli_json_write(j, "'devices': [");
     for (int i = 0; tn_data_parallel_device_at(all, i, &d) == TN_OK; i++) {
-        cli_json_object(j, NULL);
-        cli_json_string(j, "id", d.id);
-        cli_json_int(j, "parts", d.parts);
-        cli_json_bool(j, "lost", d.lost);
-        cli_json_string(j, "reason", d.reason);
-        cli_json_end(j, '}');
+        cli_json_write(j, "{'id': %s, 'parts': %jd, 'lost': %i, 'reason': %s}", d.id, d.parts, d.lost, d.reason);
     }
-    cli_json_end(j, ']');
+    cli_json_write(j, "]");
 }
 
 void train_devices_text(FILE *to, const tn_data_parallel *all) {
@@ -133,10 +128,8 @@ void train_lift_limit(train_team *team) {
 void train_memory_json(cli_json *j, const train_options *o, const tn_data_parallel *all) {
     tn_memory_report m = {.struct_size = sizeof m};
     (void)tn_data_parallel_get_saving(all, &m);
-    cli_json_int(j, "memory_limit", o->memory);
-    cli_json_int(j, "memory_peak", o->team->memory_peak);
-    cli_json_bool(j, "recomputes", m.recomputes);
-    cli_json_int(j, "parts", m.parts);
+    cli_json_write(j, "'memory_limit': %jd, 'memory_peak': %jd, 'recomputes': %i, 'parts': %d", o->memory,
+                   o->team->memory_peak, m.recomputes, m.parts);
 }
 
 void train_memory_text(FILE *to, const train_options *o, const tn_data_parallel *all) {
@@ -180,11 +173,9 @@ tn_status train_any_stopped(tn_group *group, bool *stopped) {
 
 void train_processes_json(cli_json *j, const train_team *team, int64_t optimizer_bytes) {
     if (tn_group_size(team->group) == 1) return;
-    cli_json_int(j, "optimizer_bytes", optimizer_bytes);
-    cli_json_int(j, "processes", tn_group_size(team->group));
-    cli_json_string(j, "group", tn_group_library(team->group));
-    cli_json_string(j, "transport", tn_group_backend(team->group));
-    cli_json_string(j, "device_library", tn_group_device_library(team->group));
+    cli_json_write(j, "'optimizer_bytes': %jd, 'processes': %d, 'group': %s, 'transport': %s, 'device_library': %s",
+                   optimizer_bytes, tn_group_size(team->group), tn_group_library(team->group),
+                   tn_group_backend(team->group), tn_group_device_library(team->group));
 }
 
 void train_processes_text(FILE *to, const train_team *team) {
