@@ -16,6 +16,8 @@
 #include "trunnion/device.h"
 #include "trunnion/survive.h"
 
+#define TRY TN_TRY
+
 enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 
 typedef struct cli_command {

@@ -156,8 +156,7 @@ static void show_bench(bench *b, const bench_row *r) {
 static tn_status time_runs(const bench_work *w, void *self, int64_t count, double *seconds) {
     double begun = cli_now();
     for (int64_t i = 0; i < count; i++) {
-        tn_status s = w->run(self);
-        if (s != TN_OK) return s;
+        TRY(w->run(self));
     }
     tn_status s = tn_device_synchronize(tn_current_device()); /* which may still compute */
     *seconds = cli_now() - begun;

@@ -44,11 +44,10 @@ static tn_status begin_llm(bench_work *w, void **self) {
     tn_llm_options o = TN_LLM_DEFAULTS;
     o.context = CONTEXT;
     if (!s) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
-    tn_status status = find_model(w, false, path, sizeof path);
-    if (status == TN_OK) status = tn_llm_open(path, &o, &s->model);
-    if (status == TN_OK) status = tn_llm_prepare(s->model);
-    if (status == TN_OK) status = tn_llm_get_facts(s->model, &facts);
-    if (status != TN_OK) return status;
+    TRY(find_model(w, false, path, sizeof path));
+    TRY(tn_llm_open(path, &o, &s->model));
+    TRY(tn_llm_prepare(s->model));
+    TRY(tn_llm_get_facts(s->model, &facts));
     s->count = w->size[0];
     for (int i = 0; i < MOST_IDS; i++)
         s->ids[i] = (int32_t)((int64_t)i * 7919 % facts.vocabulary);
@@ -59,8 +58,8 @@ static tn_status begin_llm(bench_work *w, void **self) {
 static tn_status run_prompt_bench_llm(void *self) {
     speaker *s = self;
     const float *logits;
-    tn_status status = tn_llm_rewind(s->model, 0);
-    return status == TN_OK ? tn_llm_prompt(s->model, s->ids, s->count, &logits) : status;
+    TRY(tn_llm_rewind(s->model, 0));
+    return tn_llm_prompt(s->model, s->ids, s->count, &logits);
 }
 
 static tn_status run_generate(void *self) {
@@ -118,10 +117,9 @@ static tn_status begin_embed(bench_work *w, void **self) {
     reader *r = *self = calloc(1, sizeof *r);
     if (!r) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     r->facts.struct_size = sizeof r->facts;
-    tn_status status = find_model(w, true, path, sizeof path);
-    if (status == TN_OK) status = tn_embedder_open(path, NULL, &r->embedder);
-    if (status == TN_OK) status = tn_embedder_get_facts(r->embedder, &r->facts);
-    if (status != TN_OK) return status;
+    TRY(find_model(w, true, path, sizeof path));
+    TRY(tn_embedder_open(path, NULL, &r->embedder));
+    TRY(tn_embedder_get_facts(r->embedder, &r->facts));
     r->count = w->size[0];
     r->out = calloc((size_t)(r->count * r->facts.width), sizeof *r->out);
     if (!r->out || r->facts.vocabulary <= PLAIN_TOKEN)

@@ -90,8 +90,8 @@ static tn_status read_table(bench_holder *h, table *d) {
     d->x = malloc((size_t)SAMPLES * SAMPLE_NUMBERS * sizeof *d->x);
     d->label = malloc(SAMPLES * sizeof *d->label);
     if (!d->x || !d->label) return bench_work_out_of_memory();
-    tn_status s = tn_read(h->t[0], d->x, (size_t)SAMPLES * SAMPLE_NUMBERS * sizeof *d->x);
-    return s == TN_OK ? tn_read(h->t[1], d->label, SAMPLES * sizeof *d->label) : s;
+    TRY(tn_read(h->t[0], d->x, (size_t)SAMPLES * SAMPLE_NUMBERS * sizeof *d->x));
+    return tn_read(h->t[1], d->label, SAMPLES * sizeof *d->label);
 }
 
 /* Inputs: samples, labels, and the order of an epoch, so that another library can make the same batches. */

@@ -121,13 +121,12 @@ static tn_status run_record(void *self) {
 }
 
 static tn_status begin_replay(bench_work *w, void **self) {
-    tn_status s = begin_pair(w, self);
-    if (s == TN_OK) s = tn_capture_begin();
-    if (s != TN_OK) return s;
+    TRY(begin_pair(w, self));
+    TRY(tn_capture_begin());
     bench_holder *h = *self;
     TN_SCOPE;
     tn_tensor *y = tn_add(h->t[0], h->t[1]);
-    s = tn_capture_end(h->t, 2, &y, 1, &h->graph);
+    tn_status s = tn_capture_end(h->t, 2, &y, 1, &h->graph);
     return s;
 }
 
@@ -273,8 +272,8 @@ static tn_status begin_policy(bench_work *w, void **self) {
         h->t[i + 1] = bench_class_numbers(w->size[0], ACTIONS);
         h->t[i + 2] = matrix(w->size[0], 1, TN_F32);
     }
-    tn_status s = tn_policy_mlp(&o, &h->policy);
-    return s == TN_OK ? tn_optimizer_adam(tn_policy_module(h->policy), &adam, &h->optimizer) : s;
+    TRY(tn_policy_mlp(&o, &h->policy));
+    return tn_optimizer_adam(tn_policy_module(h->policy), &adam, &h->optimizer);
 }
 
 static tn_status run_policy_forward(void *self) {
@@ -414,8 +413,8 @@ static tn_status begin_cnn(bench_work *w, void **self) {
     tn_nn_linear(net, "16", channels[5], CLASSES, true);
     h->training = w->size[0] != 0;
     tn_module_train(h->module, h->training);
-    tn_status s = tn_module_status(h->module);
-    return s == TN_OK ? tn_optimizer_sgd(h->module, &sgd, &h->optimizer) : s;
+    TRY(tn_module_status(h->module));
+    return tn_optimizer_sgd(h->module, &sgd, &h->optimizer);
 }
 
 static tn_status run_cnn(void *self) {

@@ -69,16 +69,13 @@ static tn_status find_one(const convert_file *f, place p, tn_safetensors_info *i
     char name[CONVERT_NAME];
     folder_name(f->folder, p, name);
     *info = (tn_safetensors_info){.struct_size = sizeof *info};
-    tn_status status = tn_safetensors_find(f->safetensors, name, info);
-    if (status == TN_OK && info->rank != 2)
-        status = tn_backend_fail(TN_ERR_FORMAT, "'%s': '%s' is not a matrix", f->path, name);
-    return status;
+    TRY(tn_safetensors_find(f->safetensors, name, info));
+    return info->rank != 2 ? tn_backend_fail(TN_ERR_FORMAT, "'%s': '%s' is not a matrix", f->path, name) : TN_OK;
 }
 
 static tn_status joined_at(const convert_file *f, place p, convert_tensor *t) {
     tn_safetensors_info one;
-    tn_status status = find_one(f, p, &one);
-    if (status != TN_OK) return status;
+    TRY(find_one(f, p, &one));
     int64_t experts = f->folder->experts;
     *t = (convert_tensor){.source = one.name,
                           .type = one.dtype_name,
@@ -95,8 +92,7 @@ static tn_status part_at(const convert_file *f, place p, convert_tensor *t) {
     char name[CONVERT_NAME];
     tn_gguf_info all = {.struct_size = sizeof all};
     gguf_name(p, name);
-    tn_status status = tn_gguf_find(f->gguf, name, &all);
-    if (status != TN_OK) return status;
+    TRY(tn_gguf_find(f->gguf, name, &all));
     int64_t experts = f->folder->experts;
     if (all.rank != 3 || all.shape[0] != experts)
         return tn_backend_fail(TN_ERR_FORMAT, "'%s': '%s' does not contain the matrices of %lld experts", f->path, name,
@@ -117,8 +113,7 @@ static tn_status part_at(const convert_file *f, place p, convert_tensor *t) {
 tn_status convert_experts_at(const convert_file *f, int64_t i, char **name, convert_tensor *t) {
     place p = expert_place_of(f->folder, i);
     char made[CONVERT_NAME];
-    tn_status status = f->folder->back ? part_at(f, p, t) : joined_at(f, p, t);
-    if (status != TN_OK) return status;
+    TRY(f->folder->back ? part_at(f, p, t) : joined_at(f, p, t));
     if (f->folder->back)
         folder_name(f->folder, p, made);
     else

@@ -146,8 +146,7 @@ tn_status convert_leave_out(convert_file *f) {
     if (!f->weights) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %lld names", (long long)f->count);
     for (int64_t i = 0; i < f->count; i++) {
         convert_tensor t;
-        tn_status status = source_at(f, i, &t);
-        if (status != TN_OK) return status;
+        TRY(source_at(f, i, &t));
         if (!convert_folder_leaves_out(f->folder, t.name)) f->weights[kept++] = (int)i;
     }
     f->count = kept + f->folder->table_count + convert_experts_count(f->folder);

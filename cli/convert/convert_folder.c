@@ -280,8 +280,7 @@ static tn_status map_back(const convert_folder *f, const char *name, char *out, 
 tn_status convert_folder_name(const convert_folder *f, int64_t i, const char *name, const char **out, int64_t *heads) {
     if (!f->names[i]) {
         char mapped[CONVERT_NAME];
-        tn_status status = (f->back ? map_back : map_name)(f, name, mapped, heads);
-        if (status != TN_OK) return status;
+        TRY((f->back ? map_back : map_name)(f, name, mapped, heads));
         if (!(f->names[i] = strdup(mapped))) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for a name");
         f->turns[i] = *heads;
     }
@@ -422,8 +421,7 @@ static bool is_count(int64_t n) { return n > 0 && n <= UINT32_MAX; } /* that a G
 tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder *f) {
     char known[200];
     *f = (convert_folder){.path = path, .count = tensors};
-    tn_status status = convert_folder_json(f, "config.json", true, &f->config);
-    if (status != TN_OK) return status;
+    TRY(convert_folder_json(f, "config.json", true, &f->config));
     if (tn_json_kind_of(tn_json_get(tn_json_root(f->config), "quantization_config")) != TN_JSON_NULL)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s/config.json': 'quantization_config' is set, and convert does not decode quantized "
@@ -441,7 +439,7 @@ tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder 
     f->heads = folder_number_of(f, f->family->heads, 0);
     f->kv_heads = folder_number_of(f, "num_key_value_heads", f->heads);
     f->turned = f->family->rotates_neighbours;
-    status = open_mixture(f);
+    tn_status status = open_mixture(f);
     if (status == TN_OK) status = take_names(f);
     if (status != TN_OK) return status;
     if (is_count(f->heads) && is_count(f->kv_heads)) {
@@ -553,8 +551,7 @@ static tn_status put_sizes(const convert_folder *f, tn_gguf_writer *w) {
         if (v < 0 && !s->needed) continue;
         if (v < 0)
             return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': '%s' is missing or not a number", f->path, s->hf);
-        tn_status status = tn_gguf_put_int(w, folder_key_of(f, s->gguf, key), TN_GGUF_U32, v);
-        if (status != TN_OK) return status;
+        TRY(tn_gguf_put_int(w, folder_key_of(f, s->gguf, key), TN_GGUF_U32, v));
     }
     if (!f->family->turns) { /* GPT-2, whose n_inner may be absent or null */
         int64_t inner = folder_number_of(f, "n_inner", 4 * folder_number_of(f, "n_embd", 0));
@@ -608,15 +605,15 @@ static tn_status refuse_unrotated(const convert_folder *f) {
 tn_status convert_folder_metadata(const convert_folder *f, tn_gguf_writer *w) {
     char key[KEY_SIZE];
     double small = tn_json_number(tn_json_get(tn_json_root(f->config), f->family->eps), f->family->turns ? 1e-6 : 1e-5);
-    tn_status status = tn_gguf_put_string(w, "general.architecture", f->architecture, (int64_t)strlen(f->architecture));
-    if (status == TN_OK) status = refuse_unrotated(f);
-    if (status == TN_OK) status = put_sizes(f, w);
-    if (status == TN_OK) status = put_scales(f, w);
-    if (status == TN_OK && f->family->turns) status = convert_rope_put(f, w);
-    if (status == TN_OK) status = convert_is_gemma(f->architecture) ? convert_gemma_put(f, w) : put_window(f, w);
-    if (status == TN_OK) status = tn_gguf_put_float(w, folder_key_of(f, f->family->gguf_eps, key), TN_GGUF_F32, small);
-    if (status == TN_OK) status = convert_tokenizer(f, w);
-    return status == TN_OK ? convert_is_computed(f->path) : status; /* what has no word above would be lost */
+    TRY(tn_gguf_put_string(w, "general.architecture", f->architecture, (int64_t)strlen(f->architecture)));
+    TRY(refuse_unrotated(f));
+    TRY(put_sizes(f, w));
+    TRY(put_scales(f, w));
+    if (f->family->turns) TRY(convert_rope_put(f, w));
+    TRY(convert_is_gemma(f->architecture) ? convert_gemma_put(f, w) : put_window(f, w));
+    TRY(tn_gguf_put_float(w, folder_key_of(f, f->family->gguf_eps, key), TN_GGUF_F32, small));
+    TRY(convert_tokenizer(f, w));
+    return convert_is_computed(f->path); /* what has no word above would be lost */
 }
 
 tn_status convert_folder_is_like(const convert_folder *f, const tn_gguf *like) {

@@ -98,8 +98,7 @@ static tn_status put_caps(const convert_folder *f, const gemma *g, tn_gguf_write
         double cap = is_null(v) ? 0 : tn_json_number(v, caps[i].usual);
         if (cap > 0 ? !caps[i].may_have : !caps[i].may_lack) return no_word(f, caps[i].hf);
         if (cap == 0) continue;
-        tn_status status = tn_gguf_put_float(w, gemma_key_of(f->architecture, caps[i].gguf, key), TN_GGUF_F32, cap);
-        if (status != TN_OK) return status;
+        TRY(tn_gguf_put_float(w, gemma_key_of(f->architecture, caps[i].gguf, key), TN_GGUF_F32, cap));
     }
     return TN_OK;
 }
@@ -130,9 +129,9 @@ tn_status convert_gemma_put(const convert_folder *f, tn_gguf_writer *w) {
         return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': 'num_hidden_layers' must be from 1 to %d", f->path,
                                MOST_LAYERS);
     if (scale != divisor_of(g, layers, hidden, f->heads, head)) return no_word(f, "query_pre_attn_scalar");
-    tn_status status = put_windows(f, g, layers, w);
-    if (status == TN_OK) status = put_caps(f, g, w);
-    return status == TN_OK ? put_local_rope(f, g, w) : status;
+    TRY(put_windows(f, g, layers, w));
+    TRY(put_caps(f, g, w));
+    return put_local_rope(f, g, w);
 }
 
 /* ---- to a folder ------------------------------------------------------------------------------------------------- */

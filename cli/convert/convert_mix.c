@@ -49,8 +49,7 @@ tn_status convert_mix_open(const convert_file *in, convert_wishes *w) {
     w->tied = true;
     for (int64_t i = 0; w->mix && i < in->count; i++) {
         convert_tensor t;
-        tn_status status = convert_at(in, i, &t);
-        if (status != TN_OK) return status;
+        TRY(convert_at(in, i, &t));
         int64_t layer = layer_of(t.name, &rest);
         if (layer >= w->layers) w->layers = layer + 1;
         if (strcmp(t.name, "output.weight") == 0) w->tied = false;

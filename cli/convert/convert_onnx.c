@@ -159,8 +159,7 @@ static tn_status give_tokens(run_values *v, const int32_t *ids, int64_t first, i
 static tn_status give_no_past(const tn_onnx *network, run_values *v) {
     for (int i = VALUES_OF_TOKENS; i < v->in_count; i++) {
         tn_onnx_info info = {.struct_size = sizeof info};
-        tn_status status = tn_onnx_input_at(network, i, &info);
-        if (status != TN_OK) return status;
+        TRY(tn_onnx_input_at(network, i, &info));
         tn_tensor *t = tn_zeros((int64_t[]){1, info.shape[1], 0, info.shape[3]}, 4, info.dtype);
         v->in[i] = tn_onnx_value_tensor(t);
         tn_free(t);
@@ -223,8 +222,8 @@ static tn_status run_network(tn_onnx *network, const whole_model *m, const int32
 
 static tn_status run_model(whole_model *m, const int32_t *ids, int64_t count, float *out) {
     if (m->embedder) return tn_embedder_run(m->embedder, ids, &count, 1, out);
-    tn_status status = tn_llm_rewind(m->llm, 0);
-    return status == TN_OK ? tn_llm_logits(m->llm, ids, count, out) : status;
+    TRY(tn_llm_rewind(m->llm, 0));
+    return tn_llm_logits(m->llm, ids, count, out);
 }
 
 static tn_status compare_text(whole_model *m, tn_onnx *network, int64_t count, convert_report *r) {
@@ -270,6 +269,6 @@ static tn_status compare_outputs(const convert_file *in, const char *path, conve
 }
 
 tn_status convert_verify_onnx(const convert_file *in, const convert_wishes *w, convert_report *r) {
-    tn_status status = compare_weights(in, w->out, r);
-    return status == TN_OK ? compare_outputs(in, w->out, r) : status;
+    TRY(compare_weights(in, w->out, r));
+    return compare_outputs(in, w->out, r);
 }

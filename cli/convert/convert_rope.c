@@ -186,9 +186,8 @@ static tn_status put_yarn(const convert_folder *f, tn_gguf_writer *w) {
 static tn_status put_longrope(const convert_folder *f, tn_gguf_writer *w) {
     double trained = (double)trained_of(f), factor = real_of(rope_of(f), "factor", (double)context_of(f) / trained);
     double usual = factor <= 1 || trained <= 1 ? 1 : sqrt(1 + log(factor) / log(trained));
-    tn_status status = put_trained(f, w);
-    return status == TN_OK ? put_real(f, w, "scaling.attn_factor", real_of(rope_of(f), "attention_factor", usual))
-                           : status;
+    TRY(put_trained(f, w));
+    return put_real(f, w, "scaling.attn_factor", real_of(rope_of(f), "attention_factor", usual));
 }
 
 /* by config.json's word; named: GGUF says it too */

@@ -77,8 +77,7 @@ static tn_status write_file(folder_writer *f, const char *name, void (*put)(fold
     cli_output out;
     if (snprintf(path, sizeof path, "%s/%s", f->folder, name) >= PATH_SIZE)
         return tn_backend_fail(TN_ERR_ARGUMENT, "the path '%s' is too long", f->folder);
-    tn_status status = cli_output_begin(&out, path);
-    if (status != TN_OK) return status;
+    TRY(cli_output_begin(&out, path));
     f->j = (cli_json){.out = out.file};
     f->no_memory = false;
     cli_json_write(&f->j, "{");
@@ -438,8 +437,7 @@ static tn_status read_tokens(folder_writer *f) {
     for (int64_t i = 0; i < f->count; i++) {
         const char *text;
         int64_t length;
-        tn_status status = tn_gguf_string(tokens, i, &text, &length);
-        if (status != TN_OK) return status;
+        TRY(tn_gguf_string(tokens, i, &text, &length));
         if (!(f->tokens[i] = strndup(text, (size_t)length)))
             return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the tokens");
     }

@@ -241,9 +241,8 @@ static tn_status put_template(const convert_folder *f, const tn_json *tokenizer,
 }
 
 static tn_status put_bytes(const vocabulary *v, const char *pattern, tn_gguf_writer *w) {
-    tn_status status = tn_gguf_put_string(w, "tokenizer.ggml.model", "gpt2", 4);
-    if (status == TN_OK) status = tn_gguf_put_string(w, "tokenizer.ggml.pre", pattern, (int64_t)strlen(pattern));
-    if (status != TN_OK) return status;
+    TRY(tn_gguf_put_string(w, "tokenizer.ggml.model", "gpt2", 4));
+    TRY(tn_gguf_put_string(w, "tokenizer.ggml.pre", pattern, (int64_t)strlen(pattern)));
     return tn_gguf_put_strings(w, "tokenizer.ggml.merges", v->merge_count, v->merges, NULL);
 }
 

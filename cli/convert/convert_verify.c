@@ -28,15 +28,14 @@ static tn_status verify_tensor(const convert_file *in, const convert_file *out, 
     convert_tensor back;
     bool same;
     tn_dtype to = convert_type_for(w, t, out->gguf != NULL, &same);
-    tn_status status = convert_find(out, t->name, &back);
-    if (status != TN_OK) return status;
+    TRY(convert_find(out, t->name, &back));
     if (back.rank != t->rank || memcmp(back.shape, t->shape, sizeof back.shape) != 0 || back.dtype != to)
         return tn_backend_fail(TN_ERR_FORMAT, "verification failed: '%s' was read back with another shape or type",
                                t->name);
     if (same) return verify_bytes(in, out, t, &back);
     float *x = convert_numbers(in, t), *y = convert_numbers(out, &back);
     if (x && y) convert_measure(convert_class_of(again, t, tn_dtype_name(to)), x, y, t->numel);
-    status = x && y ? TN_OK : TN_ERR_FORMAT;
+    tn_status status = x && y ? TN_OK : TN_ERR_FORMAT;
     free(x);
     free(y);
     return status;

@@ -22,8 +22,7 @@ static tn_status copy_metadata(const tn_gguf *from, tn_gguf_writer *w, bool all)
     for (int64_t i = 0; i < tn_gguf_key_count(from); i++) {
         const char *key = tn_gguf_key(from, i);
         if (is_ours(key) && (!all || strcmp(key, "general.file_type") != 0)) continue;
-        tn_status status = tn_gguf_put_value(w, key, tn_gguf_get(from, key));
-        if (status != TN_OK) return status;
+        TRY(tn_gguf_put_value(w, key, tn_gguf_get(from, key)));
     }
     return TN_OK;
 }

@@ -83,10 +83,10 @@ static tn_status gguf_text(const tn_gguf *f, const char *key, char **out) {
 static tn_status read_gguf_words(model *m) {
     const tn_gguf *f = m->file.gguf;
     m->tokens = tn_gguf_length(tn_gguf_get(f, "tokenizer.ggml.tokens"));
-    tn_status status = gguf_text(f, "general.architecture", &m->architecture);
-    if (status == TN_OK) status = gguf_text(f, "general.name", &m->name);
-    if (status == TN_OK) status = gguf_text(f, "tokenizer.ggml.model", &m->tokens_model);
-    return status == TN_OK ? gguf_text(f, "tokenizer.chat_template", &m->template) : status;
+    TRY(gguf_text(f, "general.architecture", &m->architecture));
+    TRY(gguf_text(f, "general.name", &m->name));
+    TRY(gguf_text(f, "tokenizer.ggml.model", &m->tokens_model));
+    return gguf_text(f, "tokenizer.chat_template", &m->template);
 }
 
 static tn_status json_text(const tn_json *v, char **out) {
@@ -99,10 +99,9 @@ static tn_status read_folder_words(model *m) {
     const tn_json *config = m->config ? tn_json_root(m->config) : NULL;
     const tn_json *other = m->tokenizer_config ? tn_json_root(m->tokenizer_config) : NULL;
     m->tokens = (int64_t)tn_json_length(tn_json_get(words, "vocab"));
-    tn_status status = json_text(tn_json_get(config, "model_type"), &m->architecture);
-    if (status == TN_OK) status = json_text(tn_json_get(words, "type"), &m->tokens_model);
-    if (status == TN_OK && !m->template) status = json_text(tn_json_get(other, "chat_template"), &m->template);
-    return status;
+    TRY(json_text(tn_json_get(config, "model_type"), &m->architecture));
+    TRY(json_text(tn_json_get(words, "type"), &m->tokens_model));
+    return !m->template ? json_text(tn_json_get(other, "chat_template"), &m->template) : TN_OK;
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
@@ -144,11 +143,10 @@ static tn_status open_numpy(model *m) {
     size_t size;
     int64_t room = 0;
     tn_tensor *t = NULL;
-    tn_status status = npy_load(m->path, &m->bytes, &size);
-    if (status != TN_OK) return status;
+    TRY(npy_load(m->path, &m->bytes, &size));
     m->format = npz_is(m->bytes, size) ? "npz" : "npy";
     if (m->format[2] == 'z') return open_npz(m, size);
-    status = npy_decode(m->bytes, size, m->path, &t);
+    tn_status status = npy_decode(m->bytes, size, m->path, &t);
     if (status == TN_OK) status = add_array(m, "array", t, &room);
     tn_free(t);
     return status;
@@ -326,8 +324,7 @@ static tn_status add_up(const model *m, totals *out) {
     *out = (totals){0};
     for (int64_t i = 0; i < m->file.count; i++) {
         convert_tensor t;
-        tn_status status = tensor_at(m, i, &t);
-        if (status != TN_OK) return status;
+        TRY(tensor_at(m, i, &t));
         int k = 0;
         while (k < out->count && strcmp(out->types[k].type, t.type) != 0)
             k++;
@@ -464,8 +461,7 @@ static tn_status put_tensors(const model *m) {
     printf("\ntensors\n");
     for (int64_t i = 0; i < m->file.count; i++) {
         convert_tensor t;
-        tn_status status = tensor_at(m, i, &t);
-        if (status != TN_OK) return status;
+        TRY(tensor_at(m, i, &t));
         printf("  ");
         put_foreign(t.name, strlen(t.name), 200);
         printf("  %s ", t.type);
@@ -669,8 +665,7 @@ static tn_status tell(const model *m, const request *r) {
         fputs(template, stdout);
         return TN_OK;
     }
-    tn_status status = add_up(m, &sums);
-    if (status != TN_OK) return status;
+    TRY(add_up(m, &sums));
     if (!r->common.json) return put_text(m, &sums, r);
     put_json_info(m, &sums);
     return TN_OK;

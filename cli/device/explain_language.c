@@ -24,8 +24,8 @@ static void make_ids(int32_t *ids, int64_t count, int64_t vocabulary) {
 static tn_status run_prompt_language(void *ctx) {
     const language_work *w = ctx;
     const float *logits;
-    tn_status status = tn_llm_rewind(w->model, 0);
-    return status == TN_OK ? tn_llm_prompt(w->model, w->ids, w->prompt, &logits) : status;
+    TRY(tn_llm_rewind(w->model, 0));
+    return tn_llm_prompt(w->model, w->ids, w->prompt, &logits);
 }
 
 static tn_status run_tokens(void *ctx) {

@@ -72,12 +72,11 @@ static int64_t plan_misses(void) {
 }
 
 tn_status explain_measure(explain_phase *p, tn_status (*work)(void *ctx), void *ctx) {
-    tn_status status = work(ctx);
-    if (status != TN_OK) return status;
+    TRY(work(ctx));
     p->plan = tn_explain_last();
     int64_t misses = plan_misses();
     double begun = cli_now();
-    status = work(ctx);
+    tn_status status = work(ctx);
     p->seconds = cli_now() - begun;
     p->plan_misses = plan_misses() - misses;
     if (status != TN_OK) return status;

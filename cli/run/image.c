@@ -2,6 +2,7 @@
  *
  * Files are strangers': extents are checked against a limit before memory is taken, and what ends early is refused. */
 #include "cli/run/image.h"
+#include "cli/cli.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -32,8 +33,7 @@ tn_status image_check_extents(int64_t height, int64_t width, const char *what) {
 }
 
 static tn_status take_room(image *out, int64_t height, int64_t width, const char *what) {
-    tn_status status = image_check_extents(height, width, what);
-    if (status != TN_OK) return status;
+    TRY(image_check_extents(height, width, what));
     *out = (image){height, width, malloc((size_t)(height * width) * 3)};
     if (out->rgb) return TN_OK;
     return tn_backend_fail(TN_ERR_MEMORY, "out of memory for an image of %lld by %lld", (long long)width,
@@ -83,8 +83,7 @@ static tn_status decode_pnm(const unsigned char *bytes, size_t size, const char 
     bool text = bytes[1] <= '3', colour = bytes[1] == '3' || bytes[1] == '6';
     int64_t width = next_number(&r), height = next_number(&r), most = next_number(&r);
     if (most < 1 || most > 65535) return damaged(what, "PNM");
-    tn_status status = take_room(out, height, width, what);
-    if (status != TN_OK) return status;
+    TRY(take_room(out, height, width, what));
     if (!text && r.at < r.end) r.at++; /* the one blank behind the header */
     for (int64_t i = 0; i < height * width; i++) {
         int64_t c[3];
@@ -116,8 +115,7 @@ static tn_status decode_bmp(const unsigned char *bytes, size_t size, const char 
     if (packed != 0 || (bits != 8 && bits != 24 && bits != 32) || image_word(info) < BMP_INFO)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "%s: only uncompressed BMP images with 8, 24 or 32 bits are supported", what);
-    tn_status status = take_room(out, down ? -height : height, width, what);
-    if (status != TN_OK) return status;
+    TRY(take_room(out, down ? -height : height, width, what));
     size_t row = ((size_t)width * bits / 8 + 3) / 4 * 4;
     if (colours == 0 || colours > 256) colours = 256;
     if (begin > size || row * (size_t)out->height > size - begin) return damaged(what, "BMP");
@@ -190,8 +188,7 @@ static void on_warning(j_common_ptr info, int level) {
 static tn_status read_jpeg(struct jpeg_decompress_struct *d, const char *what, image *out) {
     (void)jpeg_read_header(d, TRUE);
     d->out_color_space = JCS_RGB;
-    tn_status status = take_room(out, d->image_height, d->image_width, what);
-    if (status != TN_OK) return status;
+    TRY(take_room(out, d->image_height, d->image_width, what));
     (void)jpeg_start_decompress(d);
     while (d->output_scanline < d->output_height) {
         JSAMPROW row = out->rgb + 3 * (size_t)d->output_scanline * d->output_width;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/cli.h"
 #include "cli/run/image.h"
 #include "trunnion/backend.h"
 #include "trunnion/ops.h"
@@ -59,8 +60,7 @@ static void scale_columns(const plane *from, const plane *to, float *weight) {
 /* Extents are the network's, whose file may be a stranger's. */
 static tn_status make_plane(int64_t height, int64_t width, plane *out) {
     *out = (plane){0};
-    tn_status status = image_check_extents(height, width, "scaling");
-    if (status != TN_OK) return status;
+    TRY(image_check_extents(height, width, "scaling"));
     *out = (plane){height, width, calloc((size_t)(height * width) * 3 + 1, sizeof *out->at)};
     if (out->at) return TN_OK;
     return tn_backend_fail(TN_ERR_MEMORY, "out of memory for an image of %lld by %lld", (long long)width,

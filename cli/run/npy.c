@@ -4,6 +4,7 @@
  * of elements and of bytes. */
 #define TN_NO_CALLER_LINES 1 /* errors name files and nodes; a line of this file would tell nothing */
 #include "cli/run/npy.h"
+#include "cli/cli.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -200,12 +201,11 @@ tn_status npy_decode(const unsigned char *bytes, size_t size, const char *what, 
     npy_header h;
     size_t data;
     *out = NULL;
-    tn_status status = open_file(bytes, size, what, &h, &data);
-    if (status != TN_OK) return status;
+    TRY(open_file(bytes, size, what, &h, &data));
     if (h.text) return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s contains strings; numbers are required", what);
     size_t need = npy_bytes_of(h.shape, h.rank, h.dtype);
-    status = check_length(what, need, size - data);
-    return status == TN_OK ? make_tensor(bytes + data, need, &h, out) : status;
+    TRY(check_length(what, need, size - data));
+    return make_tensor(bytes + data, need, &h, out);
 }
 
 /* ---- texts ------------------------------------------------------------------------------------------------------- */
@@ -248,8 +248,7 @@ tn_status npy_decode_texts(const unsigned char *bytes, size_t size, const char *
     npy_header h;
     size_t data;
     *out = (npy_texts){0};
-    tn_status status = open_file(bytes, size, what, &h, &data);
-    if (status != TN_OK) return status;
+    TRY(open_file(bytes, size, what, &h, &data));
     if (!h.text) return tn_backend_fail(TN_ERR_ARGUMENT, "%s contains numbers; strings are required", what);
     size_t each = h.width * (h.text == 'U' ? 4 : 1), count = npy_bytes_of(h.shape, h.rank, TN_U8);
     if (h.columns && h.rank > 1)
@@ -258,8 +257,7 @@ tn_status npy_decode_texts(const unsigned char *bytes, size_t size, const char *
                                what);
     if (count > INT32_MAX || (each && count > SIZE_MAX / each))
         return tn_backend_fail(TN_ERR_FORMAT, "%s has too many strings", what);
-    status = check_length(what, each * count, size - data);
-    if (status != TN_OK) return status;
+    TRY(check_length(what, each * count, size - data));
     out->rank = h.rank;
     memcpy(out->shape, h.shape, sizeof h.shape);
     out->list = calloc(count + 1, sizeof *out->list);

@@ -253,8 +253,7 @@ static tn_status give_network(work *w, const char *name, tn_tensor *t) {
 
 static tn_status give_texts(work *w, const char *name, const unsigned char *bytes, size_t size, const char *what) {
     npy_texts t;
-    tn_status status = npy_decode_texts(bytes, size, what, &t);
-    if (status != TN_OK) return status;
+    TRY(npy_decode_texts(bytes, size, what, &t));
     tn_onnx_value *v = tn_onnx_value_strings((const char *const *)t.list, NULL, t.shape, t.rank);
     npy_texts_free(&t);
     return give_value(w, name, v);
@@ -407,10 +406,9 @@ static tn_status run_profiled(work *w) {
 static tn_status run_all_network(work *w) {
     w->ran = true;
     w->median = NAN;
-    tn_status status = w->steps.count ? run_many(w, 1, w->steps.count) : run_once(w, &w->first);
-    if (status == TN_OK && w->repeat) status = run_many(w, WARM, WARM + w->repeat);
-    if (status == TN_OK && (w->profile || w->trace)) status = run_profiled(w);
-    return status;
+    TRY(w->steps.count ? run_many(w, 1, w->steps.count) : run_once(w, &w->first));
+    if (w->repeat) TRY(run_many(w, WARM, WARM + w->repeat));
+    return (w->profile || w->trace) ? run_profiled(w) : TN_OK;
 }
 
 /* ---- what came out ----------------------------------------------------------------------------------------------- */
@@ -424,8 +422,7 @@ static tn_profile_row row_at(const work *w, int64_t i) {
 /* Commands one behind the other, in the order in which they first ran. */
 static tn_status write_trace(const work *w) {
     cli_output file;
-    tn_status status = cli_output_begin(&file, w->trace);
-    if (status != TN_OK) return status;
+    TRY(cli_output_begin(&file, w->trace));
     cli_json j = {.out = file.file};
     double at = 0;
     cli_json_write(&j, "{'traceEvents': [");

@@ -95,8 +95,7 @@ tn_status run_top_open(run_top *t) {
     if (!t->path) return TN_OK;
     unsigned char *bytes;
     size_t size;
-    tn_status status = npy_load(t->path, &bytes, &size);
-    if (status != TN_OK) return status;
+    TRY(npy_load(t->path, &bytes, &size));
     t->text = malloc(size + 1);
     t->labels = malloc((size < MOST_LABELS ? size + 1 : MOST_LABELS) * sizeof *t->labels);
     if (t->text && t->labels) {
@@ -302,9 +301,8 @@ void run_output_file(const tn_onnx *m, int k, char *out, size_t size) {
 
 static tn_status write_one(const char *path, const tn_tensor *t) {
     cli_output out;
-    tn_status status = cli_output_begin(&out, path);
-    if (status != TN_OK) return status;
-    status = npy_write(out.file, path, t);
+    TRY(cli_output_begin(&out, path));
+    tn_status status = npy_write(out.file, path, t);
     if (status == TN_OK) return cli_output_commit(&out);
     cli_output_abandon(&out);
     return status;
@@ -319,8 +317,7 @@ tn_status run_output_write(const tn_onnx *m, tn_onnx_value **out, const char *fo
         run_output_file(m, k, name, sizeof name);
         if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
             return tn_backend_fail(TN_ERR_ARGUMENT, "the path '%s' is too long", folder);
-        tn_status status = write_one(path, tn_onnx_value_get(out[k]));
-        if (status != TN_OK) return status;
+        TRY(write_one(path, tn_onnx_value_get(out[k])));
     }
     return TN_OK;
 }

@@ -553,8 +553,7 @@ tn_status engine_start(server *s) {
     e->moves.options = &s->common;
     e->count = (int)s->parallel;
     s->engine = e;
-    tn_status status = make_conversations(e, s);
-    if (status != TN_OK) return status;
+    TRY(make_conversations(e, s));
     e->started = pthread_create(&e->thread, NULL, run_engine, e) == 0;
     return e->started ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "engine: no thread could be started");
 }

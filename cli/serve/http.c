@@ -526,14 +526,12 @@ static tn_status open_listener(const server *s, int *out, int *port) {
 }
 
 tn_status http_start(server *s, serve_http **out, int *port) {
-    tn_status status = load_library();
-    if (status != TN_OK) return status;
+    TRY(load_library());
     serve_http *h = *out = calloc(1, sizeof *h);
     if (!h) return tn_backend_fail(TN_ERR_MEMORY, "HTTP: out of memory");
     h->server = s;
     h->listener = -1;
-    status = open_listener(s, &h->listener, port);
-    if (status != TN_OK) return status;
+    TRY(open_listener(s, &h->listener, port));
     h->daemon = p_MHD_start_daemon(MHD_USE_AUTO_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, take_call, h,
                                    MHD_OPTION_LISTEN_SOCKET, h->listener, MHD_OPTION_NOTIFY_COMPLETED, end_call, NULL,
                                    MHD_OPTION_THREAD_POOL_SIZE, (unsigned)THREADS, MHD_OPTION_CONNECTION_LIMIT,

@@ -47,9 +47,9 @@ static tn_status page_end_locked(page *p, serve_job *j, bool event) {
 static tn_status token_bytes(const server *s, int32_t id, tn_bytes *out) {
     tn_text_stream stream = {.begun = true};
     out->size = 0;
-    tn_status status = tn_tokenizer_stream(s->words.tokenizer, &stream, id, TN_DECODE_SPECIAL, out);
-    if (status == TN_OK) status = tn_tokenizer_stream_end(&stream, out);
-    return status == TN_OK ? tn_bytes_append(out, "", 0) : status;
+    TRY(tn_tokenizer_stream(s->words.tokenizer, &stream, id, TN_DECODE_SPECIAL, out));
+    TRY(tn_tokenizer_stream_end(&stream, out));
+    return tn_bytes_append(out, "", 0);
 }
 
 static void put_token(cli_json *j, const server *s, int32_t id, double logprob) {
@@ -186,8 +186,7 @@ static const char *object_name(const serve_job *j) {
 
 static tn_status put_piece(serve_job *j, const server *s, const char *finish) {
     page p;
-    tn_status status = page_begin(&p);
-    if (status != TN_OK) return status;
+    TRY(page_begin(&p));
     put_head(&p.json, j, object_name(j));
     put_choice(&p.json, j, s, j->sent_text, j->sent_ids, finish);
     cli_json_write(&p.json, "}");
@@ -205,8 +204,7 @@ tn_status reply_chunk(serve_job *j, const server *s) {
 
 static tn_status put_stream_usage(serve_job *j) {
     page p;
-    tn_status status = page_begin(&p);
-    if (status != TN_OK) return status;
+    TRY(page_begin(&p));
     put_head(&p.json, j, object_name(j));
     cli_json_write(&p.json, "'choices': []");
     put_usage(&p.json, j);
@@ -292,8 +290,7 @@ tn_status reply_embeddings(serve_job *j, const server *s) {
 
 tn_status reply_fault(const serve_fault *f, bool event, tn_bytes *out) {
     page p;
-    tn_status status = page_begin(&p);
-    if (status != TN_OK) return status;
+    TRY(page_begin(&p));
     cli_json_write(&p.json, "{'error': {'message': %s, 'type': %s, 'param': %s, 'code': %s}}", f->text, f->type,
                    *f->param ? f->param : NULL, f->kind);
     return page_end(&p, event, out);
@@ -308,8 +305,7 @@ static void put_model(cli_json *j, const server *s, const char *name) {
 /* name: NULL for the list. */
 tn_status reply_models(const server *s, const char *name, tn_bytes *out) {
     page p;
-    tn_status status = page_begin(&p);
-    if (status != TN_OK) return status;
+    TRY(page_begin(&p));
     if (name) {
         put_model(&p.json, s, name);
         return page_end(&p, false, out);

@@ -155,10 +155,9 @@ tn_status server_open_model(server *s, tn_device *device) {
 
 static tn_status load_model(server *s) {
     s->facts.struct_size = sizeof s->facts;
-    tn_status status = server_open_model(s, s->device);
-    if (status == TN_OK) status = tn_llm_get_facts(s->model, &s->facts);
-    if (status == TN_OK) status = vocabulary_open(&s->words, s->path, &s->facts);
-    if (status != TN_OK) return status;
+    TRY(server_open_model(s, s->device));
+    TRY(tn_llm_get_facts(s->model, &s->facts));
+    TRY(vocabulary_open(&s->words, s->path, &s->facts));
     name_model(s->path, s->name, sizeof s->name);
     if (s->alias) snprintf(s->name, sizeof s->name, "%s", s->alias);
     s->longest_token = longest_token(s->words.tokenizer);
@@ -169,10 +168,9 @@ static tn_status load_encoder(server *s) {
     tn_embedder_options o = TN_EMBEDDER_DEFAULTS;
     o.device = s->device;
     s->encoder_facts.struct_size = sizeof s->encoder_facts;
-    tn_status status = tn_embedder_open(s->embed_path, &o, &s->encoder);
-    if (status == TN_OK) status = tn_embedder_get_facts(s->encoder, &s->encoder_facts);
-    if (status == TN_OK) status = tn_tokenizer_open(s->embed_path, &s->encoder_words);
-    if (status != TN_OK) return status;
+    TRY(tn_embedder_open(s->embed_path, &o, &s->encoder));
+    TRY(tn_embedder_get_facts(s->encoder, &s->encoder_facts));
+    TRY(tn_tokenizer_open(s->embed_path, &s->encoder_words));
     name_model(s->embed_path, s->embed_name, sizeof s->embed_name);
     return embedder_start(s);
 }

@@ -131,8 +131,7 @@ static tn_status grammar_of_calls(const serve_job *j, const char *chosen, tn_byt
     sheet s;
     int count = 0;
     size_t tools = tn_json_length(j->tools);
-    tn_status status = sheet_begin(&s);
-    if (status != TN_OK) return status;
+    TRY(sheet_begin(&s));
     fputs("{\"$defs\": {", s.f);
     bool good = write_definitions(s.f, j, chosen, "$defs");
     fputs("}, \"definitions\": {", s.f);
@@ -144,7 +143,7 @@ static tn_status grammar_of_calls(const serve_job *j, const char *chosen, tn_byt
         write_call_schema(s.f, function_of(j, i));
     }
     fputs("]}", s.f);
-    status = sheet_end(&s);
+    tn_status status = sheet_end(&s);
     if (status == TN_OK && !good)
         status = tn_backend_fail(TN_ERR_UNSUPPORTED,
                                  "two tools define the same name in \"$defs\" or \"definitions\" differently; rename "
@@ -257,8 +256,7 @@ static void write_message(FILE *f, const tn_chat_message *m, const tn_json *give
 
 static tn_status make_variables(const serve_job *j, const tn_json *messages, conversation *c) {
     sheet s;
-    tn_status status = sheet_begin(&s);
-    if (status != TN_OK) return status;
+    TRY(sheet_begin(&s));
     fputs("{\"messages\": [", s.f);
     for (int i = 0; i < c->count; i++) {
         if (i > 0) fputs(", ", s.f);
@@ -270,7 +268,7 @@ static tn_status make_variables(const serve_job *j, const tn_json *messages, con
         serve_write_json(s.f, j->tools);
     }
     fputc('}', s.f);
-    status = sheet_end(&s);
+    tn_status status = sheet_end(&s);
     c->variables = s.text;
     return status;
 }
@@ -347,13 +345,12 @@ static void name_call(const serve_job *j, serve_call *c) {
 
 static tn_status add_call(serve_job *j, const char *name, const tn_json *arguments) {
     sheet s;
-    tn_status status = sheet_begin(&s);
-    if (status != TN_OK) return status;
+    TRY(sheet_begin(&s));
     if (tn_json_kind_of(arguments) == TN_JSON_NULL)
         fputs("{}", s.f);
     else
         write_arguments(s.f, arguments);
-    status = sheet_end(&s);
+    tn_status status = sheet_end(&s);
     serve_call *more = status == TN_OK ? realloc(j->calls, (size_t)(j->call_count + 1) * sizeof *more) : NULL;
     if (more) j->calls = more;
     char *copy = more ? strdup(name) : NULL;

@@ -151,8 +151,7 @@ static bool any_is_left(const float *logits, int32_t count) {
 static tn_status pick_allowed(answer *a, const float *logits, int32_t *id) {
     int32_t vocabulary = a->vocabulary;
     memcpy(a->logits, logits, (size_t)vocabulary * sizeof *logits);
-    tn_status status = tn_grammar_filter(a->grammar, a->ends, a->logits, vocabulary);
-    if (status != TN_OK) return status;
+    TRY(tn_grammar_filter(a->grammar, a->ends, a->logits, vocabulary));
     if (any_is_left(a->logits, vocabulary)) return tn_sampler_pick(a->sampler, a->logits, vocabulary, id);
     if (tn_grammar_may_end(a->grammar)) {
         a->stopped = "end";
@@ -196,12 +195,11 @@ bool answer_continues(answer *a) {
 
 tn_status answer_draw(answer *a, const float *logits) {
     int32_t id = 0;
-    tn_status status = pick(a, logits, &id);
-    if (status != TN_OK) return status;
+    TRY(pick(a, logits, &id));
     if (!a->stopped && ends(a, id)) a->stopped = "end";
     if (a->stopped) return TN_OK;
-    status = add_chance(a, logits, id);
-    return status == TN_OK ? add_token(a, id) : status;
+    TRY(add_chance(a, logits, id));
+    return add_token(a, id);
 }
 
 /* The last token is shown and not computed: nothing is wanted behind it. */

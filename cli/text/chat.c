@@ -191,9 +191,9 @@ static void close_models(session *s) {
 static tn_status open_on(session *s, tn_device *device) {
     tn_llm_options o = model_options(s);
     o.device = device;
-    tn_status status = tn_llm_open(s->path, &o, &s->language.model);
-    if (status == TN_OK) status = tn_llm_prepare(s->language.model);
-    return status == TN_OK ? cli_draft_open(&s->draft, s->language.model, device, s->words.tokenizer) : status;
+    TRY(tn_llm_open(s->path, &o, &s->language.model));
+    TRY(tn_llm_prepare(s->language.model));
+    return cli_draft_open(&s->draft, s->language.model, device, s->words.tokenizer);
 }
 
 /* The device failed: opens the model on the next one, until one can. If none is left, the model stays where it is: what
@@ -204,8 +204,7 @@ static tn_status move_session(void *ctx, tn_status why, tn_llm **model) {
     do {
         tn_device *next;
         cli_moves_note(&s->moves, s->language.device);
-        tn_status status = cli_moves_next(&s->moves, why, &next);
-        if (status != TN_OK) return status;
+        TRY(cli_moves_next(&s->moves, why, &next));
         close_models(s);
         tn_device_close(s->language.device);
         s->language.device = next;
@@ -283,8 +282,7 @@ static tn_status do_save(session *s, const char *rest) {
 
 static tn_status do_load(session *s, const char *rest) {
     conversation read = {0};
-    tn_status status = conversation_read(&read, rest);
-    if (status != TN_OK) return status;
+    TRY(conversation_read(&read, rest));
     conversation_free(&s->talk);
     s->talk = read;
     cli_print(stderr, "(%d messages loaded from %s)\n", read.count, rest);
@@ -293,8 +291,7 @@ static tn_status do_load(session *s, const char *rest) {
 
 static tn_status remake_sampler(session *s) {
     tn_sampler *made;
-    tn_status status = cli_sampling_make(&s->sampling, s->words.tokenizer, &made);
-    if (status != TN_OK) return status;
+    TRY(cli_sampling_make(&s->sampling, s->words.tokenizer, &made));
     tn_sampler_free(s->sampler);
     s->sampler = made;
     return TN_OK;
@@ -421,13 +418,12 @@ static void talk(session *s) {
 static tn_status load_session(session *s) {
     tn_llm_options o = model_options(s);
     s->facts.struct_size = sizeof s->facts;
-    tn_status status = tn_llm_inspect_path(s->path, &o, &s->facts);
-    if (status == TN_OK) status = vocabulary_open(&s->words, s->path, &s->facts);
-    if (status == TN_OK) status = remake_sampler(s);
-    if (status == TN_OK) status = tn_stop_strings_new(s->stops, s->stop_count, &s->stop_strings);
-    if (status == TN_OK && s->messages) status = conversation_read(&s->talk, s->messages);
-    if (status == TN_OK && s->system) status = set_system(s, s->system);
-    return status;
+    TRY(tn_llm_inspect_path(s->path, &o, &s->facts));
+    TRY(vocabulary_open(&s->words, s->path, &s->facts));
+    TRY(remake_sampler(s));
+    TRY(tn_stop_strings_new(s->stops, s->stop_count, &s->stop_strings));
+    if (s->messages) TRY(conversation_read(&s->talk, s->messages));
+    return s->system ? set_system(s, s->system) : TN_OK;
 }
 
 static void greet(const session *s) {

@@ -15,8 +15,7 @@
 /* Where in a GGUF file the messages point. */
 static tn_status find_places(vocabulary *v) {
     tn_gguf *file;
-    tn_status status = tn_gguf_open(v->path, &file);
-    if (status != TN_OK) return status;
+    TRY(tn_gguf_open(v->path, &file));
     v->place = tn_gguf_offset(tn_gguf_get(file, "tokenizer.ggml.tokens"));
     v->template_place = tn_gguf_offset(tn_gguf_get(file, "tokenizer.chat_template"));
     tn_gguf_close(file);
@@ -34,9 +33,9 @@ static tn_status check_vocabulary(const vocabulary *v, const tn_llm_facts *facts
 
 tn_status vocabulary_open(vocabulary *v, const char *path, const tn_llm_facts *facts) {
     *v = (vocabulary){.path = path};
-    tn_status status = cli_is_folder(path) ? TN_OK : find_places(v);
-    if (status == TN_OK) status = tn_tokenizer_open(path, &v->tokenizer);
-    return status == TN_OK ? check_vocabulary(v, facts) : status;
+    TRY(cli_is_folder(path) ? TN_OK : find_places(v));
+    TRY(tn_tokenizer_open(path, &v->tokenizer));
+    return check_vocabulary(v, facts);
 }
 
 void vocabulary_close(vocabulary *v) {
@@ -114,8 +113,7 @@ static tn_status read_content(const tn_json *v, const char *path, size_t index, 
             return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                    "'%s': message %zu: part %zu is of type \"%.40s\"; only \"text\" is supported", path,
                                    index, i, type);
-        tn_status status = tn_bytes_append(out, tn_json_string(text, ""), tn_json_length(text));
-        if (status != TN_OK) return status;
+        TRY(tn_bytes_append(out, tn_json_string(text, ""), tn_json_length(text)));
     }
     return TN_OK;
 }
@@ -157,8 +155,7 @@ tn_status conversation_take(conversation *c, const tn_json *root, const char *pa
             "object that has it as \"messages\"",
             path);
     for (size_t i = 0; i < tn_json_length(list); i++) {
-        tn_status status = read_message(c, tn_json_at(list, i), path, i);
-        if (status != TN_OK) return status;
+        TRY(read_message(c, tn_json_at(list, i), path, i));
     }
     return TN_OK;
 }
@@ -166,9 +163,8 @@ tn_status conversation_take(conversation *c, const tn_json *root, const char *pa
 tn_status conversation_read(conversation *c, const char *path) {
     tn_bytes text = {0};
     tn_json_doc *doc = NULL;
-    tn_status status = cli_read_file(path, &text);
-    if (status != TN_OK) return status;
-    status = tn_json_parse(text.data, text.size, &doc);
+    TRY(cli_read_file(path, &text));
+    tn_status status = tn_json_parse(text.data, text.size, &doc);
     tn_bytes_free(&text);
     if (status != TN_OK) return tn_backend_fail(status, "'%s': %s", path, tn_error());
     int before = c->count;
@@ -180,8 +176,7 @@ tn_status conversation_read(conversation *c, const char *path) {
 
 tn_status conversation_write(const conversation *c, const char *path) {
     cli_output out;
-    tn_status status = cli_output_begin(&out, path);
-    if (status != TN_OK) return status;
+    TRY(cli_output_begin(&out, path));
     cli_json j = {.out = out.file};
     cli_json_write(&j, "{'messages': [");
     for (int i = 0; i < c->count; i++) {
@@ -195,15 +190,14 @@ tn_status conversation_write(const conversation *c, const char *path) {
 
 static tn_status render(const conversation *c, const vocabulary *v, const char *source, bool answer, tn_bytes *out) {
     tn_chat_template *template = NULL;
-    tn_status status = tn_chat_template_new(source, strlen(source), &template);
-    if (status != TN_OK) return status;
+    TRY(tn_chat_template_new(source, strlen(source), &template));
     tn_chat chat = TN_CHAT_DEFAULTS;
     chat.messages = c->messages;
     chat.count = c->count;
     chat.add_generation_prompt = answer;
     chat.tokenizer = v->tokenizer;
     chat.variables = c->variables;
-    status = tn_chat_template_apply(template, &chat, NULL, out);
+    tn_status status = tn_chat_template_apply(template, &chat, NULL, out);
     tn_chat_template_free(template);
     return status;
 }

@@ -55,15 +55,13 @@ tn_status cli_draft_open(cli_draft *d, tn_llm *m, tn_device *device, const tn_to
     if (has_model(d)) {
         tn_llm_options o = TN_LLM_DEFAULTS;
         tn_llm_facts facts = {.struct_size = sizeof facts}, own = {.struct_size = sizeof own};
-        tn_status status = tn_llm_get_facts(m, &facts);
-        if (status == TN_OK) status = tn_llm_inspect_path(d->path, NULL, &own);
-        if (status != TN_OK) return status;
+        TRY(tn_llm_get_facts(m, &facts));
+        TRY(tn_llm_inspect_path(d->path, NULL, &own));
         o.context = facts.context < own.trained_context ? facts.context : own.trained_context;
         o.device = device;
-        status = tn_llm_open(d->path, &o, &d->model);
-        if (status == TN_OK && words) status = compare_words(d, words);
-        if (status == TN_OK) status = tn_llm_prepare(d->model);
-        if (status != TN_OK) return status;
+        TRY(tn_llm_open(d->path, &o, &d->model));
+        if (words) TRY(compare_words(d, words));
+        TRY(tn_llm_prepare(d->model));
     }
     return cli_draft_set(d, m);
 }

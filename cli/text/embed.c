@@ -220,14 +220,13 @@ static tn_status write_embeddings(const work *w) {
     cli_output o;
     int64_t shape[] = {w->texts.count, w->facts.width};
     size_t count = (size_t)(shape[0] * shape[1]);
-    tn_status status = cli_output_begin(&o, w->asked->output);
-    if (status != TN_OK) return status;
+    TRY(cli_output_begin(&o, w->asked->output));
     tn_dtype_little_endian(TN_F32, w->texts.out, (int64_t)count);
     bool written =
         npy_write_header(o.file, shape, 2, TN_F32) && fwrite(w->texts.out, sizeof(float), count, o.file) == count;
     tn_dtype_little_endian(TN_F32, w->texts.out, (int64_t)count);
     if (written) return cli_output_commit(&o);
-    status = tn_backend_fail(TN_ERR_IO, "writing '%s' failed: %s", w->asked->output, strerror(errno));
+    tn_status status = tn_backend_fail(TN_ERR_IO, "writing '%s' failed: %s", w->asked->output, strerror(errno));
     cli_output_abandon(&o);
     return status;
 }
@@ -266,11 +265,10 @@ static tn_status embed(work *w, int count, char **texts) {
     batch *b = &w->texts;
     o.device = w->device;
     w->facts.struct_size = sizeof w->facts;
-    tn_status status = tn_embedder_open(w->asked->model, &o, &w->embedder);
-    if (status == TN_OK) status = tn_embedder_get_facts(w->embedder, &w->facts);
-    if (status == TN_OK && !w->asked->ids) status = tn_tokenizer_open(w->asked->model, &w->tokenizer);
-    if (status == TN_OK) status = read_texts(w, count, texts);
-    if (status != TN_OK) return status;
+    TRY(tn_embedder_open(w->asked->model, &o, &w->embedder));
+    TRY(tn_embedder_get_facts(w->embedder, &w->facts));
+    if (!w->asked->ids) TRY(tn_tokenizer_open(w->asked->model, &w->tokenizer));
+    TRY(read_texts(w, count, texts));
     b->out = calloc((size_t)b->count, (size_t)w->facts.width * sizeof *b->out);
     if (!b->out) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %lld embeddings", (long long)b->count);
     return tn_embedder_run(w->embedder, b->ids.data, b->lengths, b->count, b->out);

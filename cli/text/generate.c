@@ -259,8 +259,8 @@ static tn_status open_model(work *w, tn_device *device, tn_llm **out) {
     o.cache = w->asked->cache;
     o.device = device;
     o.adapter = w->asked->lora;
-    tn_status status = tn_llm_open(w->asked->model, &o, out);
-    return status == TN_OK ? tn_llm_prepare(*out) : status;
+    TRY(tn_llm_open(w->asked->model, &o, out));
+    return tn_llm_prepare(*out);
 }
 
 /* The file of --prompt-cache, if there is one by now. */
@@ -354,8 +354,7 @@ static tn_status share_state(void *self, tn_checkpoint *c) {
 static tn_status share_finish(void *ctx, void *self) {
     work *w = ctx;
     w->drafted.struct_size = sizeof w->drafted;
-    tn_status counted = tn_llm_get_draft_facts(((share *)self)->model, &w->drafted);
-    if (counted != TN_OK) return counted;
+    TRY(tn_llm_get_draft_facts(((share *)self)->model, &w->drafted));
     if (!w->ended) {
         tn_status status = answer_end(&w->answer);
         w->answer.token_seconds = cli_now() - w->text_begun;
@@ -378,8 +377,7 @@ static tn_status note_device(work *w, const char *ran) {
     tn_device *device = NULL;
     tn_device_options how = cli_device_options(&w->asked->common);
     if (!*ran || strcmp(ran, w->selection.chosen) == 0) return TN_OK;
-    tn_status status = tn_device_open(ran, &how, NULL, &device);
-    if (status != TN_OK) return status;
+    TRY(tn_device_open(ran, &how, NULL, &device));
     tn_set_current_device(device);
     tn_device_close(w->device);
     w->device = device;

@@ -84,11 +84,10 @@ static tn_status load(work *w) {
     tn_seq2seq_options o = TN_SEQ2SEQ_DEFAULTS;
     o.device = w->device;
     o.context = a->context > 0 ? a->context : a->tokens > 0 ? a->tokens : MOST_ANSWER;
-    tn_status status = tn_seq2seq_open(a->model, &o, &w->model);
-    if (status == TN_OK && !a->ids) status = tn_tokenizer_open(a->model, &w->tokenizer);
-    if (status == TN_OK) status = make_prompt(w);
-    if (status == TN_OK) status = cli_sampling_make(a->sampling, w->tokenizer, &w->sampler);
-    return status;
+    TRY(tn_seq2seq_open(a->model, &o, &w->model));
+    if (!a->ids) TRY(tn_tokenizer_open(a->model, &w->tokenizer));
+    TRY(make_prompt(w));
+    return cli_sampling_make(a->sampling, w->tokenizer, &w->sampler);
 }
 
 /* Shows what is complete of the text, and keeps it. */
@@ -97,8 +96,7 @@ static tn_status show(work *w, int32_t id, bool first) {
     if (!w->tokenizer) {
         if (!w->asked->common->json) cli_print(stdout, "%s%d", first ? "" : " ", (int)id);
     } else {
-        tn_status status = tn_tokenizer_stream(w->tokenizer, &w->stream, id, 0, &w->text);
-        if (status != TN_OK) return status;
+        TRY(tn_tokenizer_stream(w->tokenizer, &w->stream, id, 0, &w->text));
         if (!w->asked->common->json && w->text.size > before) cli_print(stdout, "%s", w->text.data + before);
     }
     fflush(stdout);

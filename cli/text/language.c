@@ -74,8 +74,7 @@ tn_status cli_read_ids(const char *text, tn_ids *out) {
         long id = strtol(at, &end, 10);
         if (end == at || errno != 0 || id < 0 || id > INT32_MAX)
             return tn_backend_fail(TN_ERR_ARGUMENT, "\"%.20s\" is not a token id", at);
-        tn_status status = tn_ids_append(out, (int32_t)id);
-        if (status != TN_OK) return status;
+        TRY(tn_ids_append(out, (int32_t)id));
         at = end + strspn(end, ", \t\r\n");
     }
     return TN_OK;

@@ -76,8 +76,7 @@ static tn_status write_rows(tn_llm *m, const tn_ids *ids, int64_t vocabulary, fl
     if (!npy_write_header(f, (int64_t[]){(int64_t)ids->count, vocabulary}, 2, TN_F32)) return write_error(path);
     for (int64_t begin = 0, n; begin < (int64_t)ids->count; begin += n) {
         n = (int64_t)ids->count - begin < PIECE ? (int64_t)ids->count - begin : PIECE;
-        tn_status status = tn_llm_logits(m, ids->data + begin, n, room);
-        if (status != TN_OK) return status;
+        TRY(tn_llm_logits(m, ids->data + begin, n, room));
         tn_dtype_little_endian(TN_F32, room, n * vocabulary);
         if (fwrite(room, sizeof *room, (size_t)(n * vocabulary), f) != (size_t)(n * vocabulary))
             return write_error(path);

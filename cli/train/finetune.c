@@ -280,8 +280,8 @@ static tn_status result_path(const order *o, char path[CLI_PATH], const char **o
 static tn_status check_result(const share *s) {
     char path[CLI_PATH];
     const char *to;
-    tn_status status = result_path(s->t->asked, path, &to);
-    return status == TN_OK ? tn_llm_can_save_model(s->model, to) : status;
+    TRY(result_path(s->t->asked, path, &to));
+    return tn_llm_can_save_model(s->model, to);
 }
 
 /* The folder of the result, before anything is computed. */
@@ -442,17 +442,16 @@ static tn_status save_checkpoint(const share *s, int64_t step) {
     tn_checkpoint c = checkpoint_of(s);
     if (!is_first_rank(s->t)) return TN_OK;
     c.step = step;
-    tn_status status = join(s->t->asked->out, CHECKPOINT, path);
-    return status == TN_OK ? tn_checkpoint_save(path, &c) : status;
+    TRY(join(s->t->asked->out, CHECKPOINT, path));
+    return tn_checkpoint_save(path, &c);
 }
 
 static tn_status load_checkpoint(const share *s) {
     char path[CLI_PATH];
     const tuning *t = s->t;
     tn_checkpoint c = checkpoint_of(s);
-    tn_status status = join(t->asked->out, CHECKPOINT, path);
-    if (status == TN_OK) status = tn_checkpoint_load(path, &c);
-    if (status != TN_OK) return status;
+    TRY(join(t->asked->out, CHECKPOINT, path));
+    TRY(tn_checkpoint_load(path, &c));
     bool same = c.step == t->first && c.loaded_json && strcmp(c.loaded_json, t->description) == 0;
     tn_text_free(c.loaded_json);
     if (same) return TN_OK;
@@ -480,8 +479,8 @@ static tn_status open_trainer(share *s, tn_device *device) {
     s->batch = calloc((size_t)t->batches.batch, sizeof *s->batch);
     s->numbers = calloc((size_t)t->batches.batch, sizeof *s->numbers);
     if (!s->batch || !s->numbers) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
-    tn_status status = tn_llm_open(o->model, &model, &s->model);
-    return status == TN_OK ? tn_finetune_new(s->model, &f, &s->trainer) : status;
+    TRY(tn_llm_open(o->model, &model, &s->model));
+    return tn_finetune_new(s->model, &f, &s->trainer);
 }
 
 /* With --resume: sets the first step to the checkpoint's, if the checkpoint is one of this run. */
@@ -529,14 +528,13 @@ static tn_status set_up_tuning(tuning *t) {
     tn_llm_options model = TN_LLM_DEFAULTS;
     model.context = o->context;
     cli_return_memory();
-    tn_status status = is_first_rank(t) ? prepare_out(o) : TN_OK;
-    if (status == TN_OK) status = tn_llm_inspect_path(o->model, &model, &t->facts);
-    if (status == TN_OK) status = read_texts(t, &t->facts);
-    if (status == TN_OK) status = plan_steps(t);
-    if (status != TN_OK) return status;
+    TRY(is_first_rank(t) ? prepare_out(o) : TN_OK);
+    TRY(tn_llm_inspect_path(o->model, &model, &t->facts));
+    TRY(read_texts(t, &t->facts));
+    TRY(plan_steps(t));
     describe(t);
-    status = find_first(t);
-    return status == TN_OK ? compare_ranks(t) : status;
+    TRY(find_first(t));
+    return compare_ranks(t);
 }
 
 /* ---- measuring --------------------------------------------------------------------------------------------------- */
@@ -683,15 +681,13 @@ static tn_status begin_tuning(share *s) {
     tuning *t = s->t;
     t->parameters = tn_finetune_parameter_count(s->trainer);
     if (t->asked->full) {
-        tn_status status = check_result(s);
-        if (status != TN_OK) return status;
+        TRY(check_result(s));
     }
     const char *log = t->asked->log;
     if (log && !(t->log = fopen(log, t->asked->resume ? "a" : "w")))
         return tn_backend_fail(TN_ERR_IO, "cannot open the log '%s': %s", log, strerror(errno));
     begin_report(t);
-    tn_status opened = report_open_events(&t->report, t->asked->tensorboard, t->first, t->asked->resume);
-    if (opened != TN_OK) return opened;
+    TRY(report_open_events(&t->report, t->asked->tensorboard, t->first, t->asked->resume));
     cli_stop_begin();
     if (is_first_rank(t)) cli_progress_begin(&t->progress, "finetune", "steps", t->last - t->first);
     t->shows = true;
@@ -749,8 +745,7 @@ static tn_status share_step(void *self, int64_t step, int64_t *made) {
     share *s = self;
     const tuning *t = s->t;
     (void)made;
-    tn_status asked = train_any_stopped(t->group, &s->told);
-    if (asked != TN_OK) return asked;
+    TRY(train_any_stopped(t->group, &s->told));
     s->idle = s->told && step >= t->step; /* what was noted is made again on a further device */
     if (s->idle) return TN_OK;
     double begun = cli_now();
@@ -814,8 +809,8 @@ static tn_status save_result(const share *s) {
     if (!is_first_rank(t)) return TN_OK;
     if (t->stopped) return save_checkpoint(s, t->step);
     if (!o->full) return tn_finetune_save_adapter(s->trainer, o->out, NULL);
-    tn_status status = result_path(o, path, &to);
-    return status == TN_OK ? tn_llm_save_model(s->model, to) : status;
+    TRY(result_path(o, path, &to));
+    return tn_llm_save_model(s->model, to);
 }
 
 /* The result is saved without the limit. */

@@ -18,8 +18,7 @@ enum { ANSWER = 1, PROMPT = 0 };
 
 static tn_status mark(finetune_data *d, size_t count, char what) {
     for (size_t i = 0; i < count; i++) {
-        tn_status status = tn_bytes_append(&d->answer, &what, 1);
-        if (status != TN_OK) return status;
+        TRY(tn_bytes_append(&d->answer, &what, 1));
     }
     return TN_OK;
 }
@@ -72,8 +71,8 @@ void finetune_data_free(finetune_data *d) {
 static tn_status append_text(finetune_data *d, const vocabulary *v, const char *text, size_t size, unsigned flags,
                              char what) {
     size_t before = d->ids.count;
-    tn_status status = tn_tokenizer_encode(v->tokenizer, text, size, flags, &d->ids);
-    return status == TN_OK ? mark(d, d->ids.count - before, what) : status;
+    TRY(tn_tokenizer_encode(v->tokenizer, text, size, flags, &d->ids));
+    return mark(d, d->ids.count - before, what);
 }
 
 /* The token that ends the text whose tokens begin at `first`, if it does not end with it already. */
@@ -81,8 +80,8 @@ static tn_status append_end(finetune_data *d, const vocabulary *v, size_t first)
     int32_t end = tn_tokenizer_special(v->tokenizer, TN_SPECIAL_EOS);
     bool there = d->ids.count > first && d->ids.data[d->ids.count - 1] == end;
     if (end < 0 || there) return TN_OK;
-    tn_status status = tn_ids_append(&d->ids, end);
-    return status == TN_OK ? mark(d, 1, ANSWER) : status;
+    TRY(tn_ids_append(&d->ids, end));
+    return mark(d, 1, ANSWER);
 }
 
 static size_t common(const tn_ids *ids, const int32_t *whole, size_t count) {
@@ -115,8 +114,8 @@ static tn_status take_completion(finetune_data *d, const vocabulary *v, const tn
 
 static tn_status take_plain(finetune_data *d, const vocabulary *v, const tn_json *text) {
     size_t first = d->ids.count;
-    tn_status status = append_text(d, v, tn_json_string(text, ""), tn_json_length(text), TN_ENCODE_ENDS, ANSWER);
-    return status == TN_OK ? append_end(d, v, first) : status;
+    TRY(append_text(d, v, tn_json_string(text, ""), tn_json_length(text), TN_ENCODE_ENDS, ANSWER));
+    return append_end(d, v, first);
 }
 
 /* Marks the tokens of message i, an answer: those between the conversation before it, ended by the beginning of an
@@ -173,9 +172,8 @@ static tn_status read_line(finetune_data *d, const vocabulary *v, const char *te
                            int64_t context) {
     tn_json_doc *doc;
     size_t first = d->ids.count;
-    tn_status status = tn_json_parse(text, size, &doc);
-    if (status != TN_OK) return status;
-    status = take_line(d, v, tn_json_root(doc), path);
+    TRY(tn_json_parse(text, size, &doc));
+    tn_status status = take_line(d, v, tn_json_root(doc), path);
     tn_json_free(doc);
     return status == TN_OK ? end_text(d, first, context) : status;
 }

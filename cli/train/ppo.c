@@ -247,8 +247,7 @@ static tn_status collect_step(ppo *p, int64_t t) {
     float *observations = p->observations + at * p->environments.observations;
     tn_tensor *after[TN_MAX_POLICY_STATE];
     p->environments.observe(p->environments.self, observations);
-    tn_status status = ask_ppo(p, observations, p->state, p->logits, p->values + at, after);
-    if (status != TN_OK) return status;
+    TRY(ask_ppo(p, observations, p->state, p->logits, p->values + at, after));
     free_state(p, p->state);
     for (int i = 0; i < p->state_count; i++)
         p->state[i] = after[i];
@@ -258,8 +257,8 @@ static tn_status collect_step(ppo *p, int64_t t) {
     }
     p->environments.step(p->environments.self, p->actions + at, p->rewards + at, p->ended + at, p->cut, p->last);
     memcpy(p->started, p->ended + at, (size_t)n * sizeof *p->started);
-    status = add_value_behind_cut(p, t);
-    return status == TN_OK ? restart_states(p, p->ended + at) : status;
+    TRY(add_value_behind_cut(p, t));
+    return restart_states(p, p->ended + at);
 }
 
 /* Backwards through what happened: advantage = Σ (gamma·lambda)^k · error, never across the end of an episode. */

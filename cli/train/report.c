@@ -195,8 +195,7 @@ static void put_page(const report *r, bool done, FILE *to) {
 tn_status report_write(report *r, bool done) {
     cli_output out;
     if (!r->path) return TN_OK;
-    tn_status status = cli_output_begin(&out, r->path);
-    if (status != TN_OK) return status;
+    TRY(cli_output_begin(&out, r->path));
     put_page(r, done, out.file);
     r->written = cli_now();
     return cli_output_commit(&out);

@@ -226,8 +226,7 @@ static tn_status save_training(const run *r) {
     tn_optimizer *optimizer = checkpoint_of(r).optimizer;
     tn_status gathered = r->options->zero ? tn_optimizer_gather(optimizer, 0) : TN_OK;
     if (gathered != TN_OK || !is_first_rank(r)) return gathered;
-    tn_status status = r->task->before_save(r->self);
-    if (status != TN_OK) return status;
+    TRY(r->task->before_save(r->self));
     tn_checkpoint c = checkpoint_of(r);
     return tn_checkpoint_save(r->options->save, &c);
 }
@@ -345,9 +344,8 @@ static tn_status note_step(run *r, int64_t step, double begun, bool *stop) {
     int64_t before = r->step;
     r->step = step;
     note_loss(r, r->latest);
-    tn_status status = tell_step(r, r->step - before, begun);
-    if (status == TN_OK && time_to_save(r, before)) status = save_training(r);
-    if (status != TN_OK) return status;
+    TRY(tell_step(r, r->step - before, begun));
+    if (time_to_save(r, before)) TRY(save_training(r));
     char words[96], text[128];
     r->task->status_text(r->self, words, sizeof words);
     snprintf(text, sizeof text, "loss %.3g  %s", r->loss, words);

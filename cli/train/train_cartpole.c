@@ -111,9 +111,8 @@ static tn_status carts_begin(const train_options *o, void **self) {
     p.actions = CARTPOLE_ACTIONS;
     p.activation = tn_tanh;
     p.separate_value = true;
-    tn_status status = recurrent ? tn_policy_lstm(&p, &c->policy) : tn_policy_mlp(&p, &c->policy);
-    if (status == TN_OK) status = make_storage(c);
-    if (status != TN_OK) return status;
+    TRY(recurrent ? tn_policy_lstm(&p, &c->policy) : tn_policy_mlp(&p, &c->policy));
+    TRY(make_storage(c));
     ppo_environments e = {.count = CARTS,
                           .observations = CARTPOLE_OBSERVATIONS,
                           .actions = CARTPOLE_ACTIONS,
@@ -171,17 +170,16 @@ static tn_status carts_before_save(void *self) {
     tn_free(c->counters);
     c->values = tn_from_data(values, (int64_t[]){CARTS, CARTPOLE_OBSERVATIONS + 1}, 2, TN_F64);
     c->counters = tn_from_data(counters, (int64_t[]){CARTS, 2}, 2, TN_I64);
-    tn_status status = tn_eval((tn_tensor *[]){c->values, c->counters}, 2);
-    return status == TN_OK ? ppo_store(c->learner) : status;
+    TRY(tn_eval((tn_tensor *[]){c->values, c->counters}, 2));
+    return ppo_store(c->learner);
 }
 
 static tn_status carts_after_load(void *self) {
     carts *c = self;
     double values[CARTS][CARTPOLE_OBSERVATIONS + 1];
     int64_t counters[CARTS][2];
-    tn_status status = tn_read(c->values, values, sizeof values);
-    if (status == TN_OK) status = tn_read(c->counters, counters, sizeof counters);
-    if (status != TN_OK) return status;
+    TRY(tn_read(c->values, values, sizeof values));
+    TRY(tn_read(c->counters, counters, sizeof counters));
     for (int i = 0; i < CARTS; i++) {
         const double *row = values[i];
         c->cart[i] =

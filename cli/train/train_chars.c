@@ -126,9 +126,9 @@ static tn_status build_chars(chars *c) {
     tn_nn_layer_norm(c->root, "norm", FEATURES, NULL);
     tn_nn_linear(c->root, "head", FEATURES, c->vocabulary, true);
     c->mask = causal_mask();
-    tn_status status = tn_module_status(c->root);
-    if (status == TN_OK) status = tn_eval(&c->mask, 1);
-    return status == TN_OK ? tn_optimizer_adamw(c->root, &adam, &c->optimizer) : status;
+    TRY(tn_module_status(c->root));
+    TRY(tn_eval(&c->mask, 1));
+    return tn_optimizer_adamw(c->root, &adam, &c->optimizer);
 }
 
 /* Numbers [batch, CONTEXT] → logits [batch · CONTEXT, vocabulary]. */
@@ -162,10 +162,10 @@ static tn_status chars_begin(const train_options *o, void **self) {
     if (!c) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     c->seed = o->common.seed;
     c->amp = train_amp_dtype(o);
-    tn_status status = load_text(o->data, c);
-    if (status == TN_OK) status = build_chars(c);
-    if (status == TN_OK) status = train_amp_prepare(o, c->optimizer);
-    return status == TN_OK ? train_share(o, c->root, &c->all) : status;
+    TRY(load_text(o->data, c));
+    TRY(build_chars(c));
+    TRY(train_amp_prepare(o, c->optimizer));
+    return train_share(o, c->root, &c->all);
 }
 
 /* Pieces of the text, at most BATCH, from each `begin`, with what follows each of their characters. */
@@ -282,8 +282,7 @@ static tn_status chars_show(void *self, FILE *to) {
     for (int64_t i = 0; i < length; i++)
         text[written++] = (char)c->byte_of[context[i]];
     for (int i = 0; i < SAMPLE; i++) {
-        tn_status status = next_logits(c, context, length, logits);
-        if (status != TN_OK) return status;
+        TRY(next_logits(c, context, length, logits));
         if (length == CONTEXT) memmove(context, context + 1, (size_t)--length * sizeof *context);
         context[length] = draw_chars(logits, c->vocabulary, &state);
         text[written++] = (char)c->byte_of[context[length++]];

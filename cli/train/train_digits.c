@@ -182,13 +182,12 @@ static tn_status digits_begin(const train_options *o, void **self) {
     d->amp = train_amp_dtype(o);
     d->seed = o->common.seed;
     d->order_epoch = -1;
-    tn_status status = load_table(o->data, d);
-    if (status != TN_OK) return status;
+    TRY(load_table(o->data, d));
     d->order = malloc((size_t)d->train.count * sizeof *d->order);
     if (!d->order) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
-    status = build_digits(d);
-    if (status == TN_OK) status = train_amp_prepare(o, d->optimizer);
-    return status == TN_OK ? train_share(o, d->root, &d->all) : status;
+    TRY(build_digits(d));
+    TRY(train_amp_prepare(o, d->optimizer));
+    return train_share(o, d->root, &d->all);
 }
 
 static tn_tensor *input_of(const digits *d, const float *pixels, int64_t count) {

@@ -47,6 +47,13 @@
 #define TN_FORMAT_(text, arguments)
 #endif
 
+/* Evaluates an expression of type tn_status and returns it from the function around it unless it is TN_OK. */
+#define TN_TRY(expr)                                  \
+    do {                                              \
+        tn_status try_status_ = (expr);               \
+        if (try_status_ != TN_OK) return try_status_; \
+    } while (0)
+
 #ifdef __cplusplus
 extern "C" {
 #endif

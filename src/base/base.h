@@ -22,12 +22,7 @@ enum { TN_BIG_ENDIAN = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ };
 #define TN_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define TN_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-/* Evaluates an expression of type tn_status and returns it to the caller unless it is TN_OK. */
-#define TRY(expr)                                     \
-    do {                                              \
-        tn_status try_status_ = (expr);               \
-        if (try_status_ != TN_OK) return try_status_; \
-    } while (0)
+#define TRY TN_TRY
 
 static inline int64_t tn_min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t tn_max64(int64_t a, int64_t b) { return a > b ? a : b; }

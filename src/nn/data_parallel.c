@@ -138,10 +138,9 @@ static tn_status add_member(tn_data_parallel *p, tn_device *device, bool alone) 
 }
 
 static tn_status take_module(tn_data_parallel *p, tn_module *m, tn_device *first) {
-    tn_status status = tn_module_status(m);
-    if (status == TN_OK) status = tn_module_variables(m, &p->variables, &p->count);
-    if (status == TN_OK) status = tn_nn_untie(p->variables, &p->count); /* swapped twice, a handle would be itself */
-    if (status != TN_OK) return status;
+    TRY(tn_module_status(m));
+    TRY(tn_module_variables(m, &p->variables, &p->count));
+    TRY(tn_nn_untie(p->variables, &p->count)); /* swapped twice, a handle would be itself */
     p->home = p->count ? tn_device_of(p->variables[0].tensor) : first;
     for (int i = 0; i < p->count; i++)
         if (tn_device_of(p->variables[i].tensor) != p->home)
@@ -206,9 +205,8 @@ static tn_status join_group(tn_data_parallel *p, tn_status status) {
 
 static tn_status build_data_parallel(tn_data_parallel *p, tn_module *m, tn_device *const *devices, int count,
                                      const tn_data_parallel_options *options) {
-    tn_status status = take_options(p, options, count);
-    if (status != TN_OK) return status;
-    status = take_module(p, m, devices[0]);
+    TRY(take_options(p, options, count));
+    tn_status status = take_module(p, m, devices[0]);
     p->stand_ins = calloc((size_t)p->count + 1, sizeof *p->stand_ins);
     p->members = calloc((size_t)count, sizeof *p->members);
     p->ran = calloc((size_t)(p->saves_memory ? MOST_PARTS : p->parts) * ((size_t)p->count + 1), sizeof *p->ran);
@@ -262,8 +260,7 @@ static tn_status refresh(const tn_data_parallel *p, member *m) {
             m->copied[i] = now;
         }
         if (tn_requires_grad(m->copies[i]) == tn_requires_grad(v->tensor)) continue;
-        tn_status status = tn_set_requires_grad(m->copies[i], tn_requires_grad(v->tensor));
-        if (status != TN_OK) return status;
+        TRY(tn_set_requires_grad(m->copies[i], tn_requires_grad(v->tensor)));
     }
     return TN_OK;
 }

@@ -8,15 +8,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "nn/make.h"
 #include "trunnion/backend.h"
 #include "trunnion/data.h"
-
-/* Returns from the caller with the status of `expr` unless it is TN_OK. */
-#define TRY(expr)                             \
-    do {                                      \
-        tn_status status_ = (expr);           \
-        if (status_ != TN_OK) return status_; \
-    } while (0)
 
 /* ---- files of samples of one size -------------------------------------------------------------------------------- */
 

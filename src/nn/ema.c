@@ -40,17 +40,15 @@ static tn_status copy_parameters(tn_ema *e) {
 }
 
 tn_status tn_ema_new(tn_module *m, double decay, tn_ema **out) {
-    tn_status status = tn_nn_need(out, "tn_ema_new: out");
-    if (status != TN_OK) return status;
+    TRY(tn_nn_need(out, "tn_ema_new: out"));
     *out = NULL;
-    status = tn_module_status(m);
-    if (status == TN_OK && !(decay >= 0 && decay <= 1))
-        status = tn_backend_fail(TN_ERR_ARGUMENT, "tn_ema_new: decay is %g; it must be in [0, 1]", decay);
-    if (status != TN_OK) return status;
+    TRY(tn_module_status(m));
+    if (!(decay >= 0 && decay <= 1))
+        TRY(tn_backend_fail(TN_ERR_ARGUMENT, "tn_ema_new: decay is %g; it must be in [0, 1]", decay));
     tn_ema *e = calloc(1, sizeof *e);
     if (!e) return tn_optim_out_of_memory();
     e->decay = decay;
-    status = tn_module_parameters(m, &e->parameters, &e->count);
+    tn_status status = tn_module_parameters(m, &e->parameters, &e->count);
     if (status == TN_OK) status = copy_parameters(e);
     if (status == TN_OK)
         *out = e;

@@ -53,12 +53,10 @@ static tn_status copy_steps(const tn_optimizer *o, const tn_grad_scaler *s) {
 }
 
 tn_status tn_optimizer_set_grad_scaler(tn_optimizer *o, const tn_grad_scaler_options *options) {
-    tn_status status = tn_nn_need(o, "tn_optimizer_set_grad_scaler: the optimizer");
-    if (status != TN_OK) return status;
+    TRY(tn_nn_need(o, "tn_optimizer_set_grad_scaler: the optimizer"));
     tn_grad_scaler_options read = TN_GRAD_SCALER_DEFAULTS;
-    status = tn_options_read(&read, options, "grad scaler", "tn_grad_scaler_options o = TN_GRAD_SCALER_DEFAULTS");
-    if (status == TN_OK) status = check_scaler(&read);
-    if (status != TN_OK) return status;
+    TRY(tn_options_read(&read, options, "grad scaler", "tn_grad_scaler_options o = TN_GRAD_SCALER_DEFAULTS"));
+    TRY(check_scaler(&read));
     if (o->scaler || tn_capturing())
         return tn_backend_fail(TN_ERR_STATE, "grad scaler: %s",
                                o->scaler ? "the optimizer has one" : "it must be set before tn_capture_begin");
@@ -68,7 +66,7 @@ tn_status tn_optimizer_set_grad_scaler(tn_optimizer *o, const tn_grad_scaler_opt
     s->backoff = read.backoff_factor;
     s->interval = read.growth_interval;
     const tn_tensor *like = o->items[0].value;
-    status = tn_optim_state(like, NULL, 0, read.init_scale, TN_F32, &s->scale);
+    tn_status status = tn_optim_state(like, NULL, 0, read.init_scale, TN_F32, &s->scale);
     if (status == TN_OK) status = tn_optim_state(like, NULL, 0, 0, TN_I32, &s->growth_tracker);
     if (status == TN_OK) status = tn_optim_state(like, NULL, 0, 0, TN_I32, &s->skipped);
     if (status == TN_OK) status = tn_optim_state(like, TN_DIMS(o->count), 0, TN_I32, &s->steps);
@@ -169,10 +167,10 @@ tn_status tn_grad_scaler_update(const tn_optimizer *o) {
     tn_tensor *scale = tn_where(s->finite, grown, tn_mul(s->scale, tn_scalar(s->backoff)));
     tn_copy_(s->scale, scale);
     tn_copy_(s->growth_tracker, tn_where(due, tn_scalar_int(0), clean));
-    tn_status status = tn_status_of(s->steps);
-    if (status == TN_OK) status = tn_status_of(s->skipped);
-    if (status == TN_OK) status = tn_status_of(s->scale);
-    return status == TN_OK ? tn_status_of(s->growth_tracker) : status;
+    TRY(tn_status_of(s->steps));
+    TRY(tn_status_of(s->skipped));
+    TRY(tn_status_of(s->scale));
+    return tn_status_of(s->growth_tracker);
 }
 
 /* ---- facts ------------------------------------------------------------------------------------------------------- */

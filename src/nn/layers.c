@@ -599,8 +599,7 @@ static tn_tensor *join_heads(const attention *s, const tn_tensor *x) {
 }
 
 static tn_status check_input(const attention *s, const tn_tensor *x, const char *what) {
-    tn_status status = tn_status_of(x);
-    if (status != TN_OK) return status;
+    TRY(tn_status_of(x));
     if (tn_rank(x) == 3 && tn_size(x, 2) == s->features) return TN_OK;
     return tn_backend_fail(TN_ERR_SHAPE,
                            "multihead_attention: %s must be [batch, n, %lld]; its rank is %d and its last extent %lld",

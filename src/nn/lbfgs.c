@@ -249,8 +249,7 @@ static tn_status choose_direction(tn_lbfgs *l, tn_tensor *g) {
     tn_tensor *q = tn_neg(g);
     if (l->earlier) {
         tn_tensor *y = tn_sub(g, l->earlier), *s = tn_mul(l->direction, tn_scalar(l->length));
-        tn_status status = tn_eval((tn_tensor *[]){y, s}, 2);
-        if (status != TN_OK) return status;
+        TRY(tn_eval((tn_tensor *[]){y, s}, 2));
         double ys = dot(l, y, s);
         if (ys > CURVATURE) remember(l, y, s, ys);
         for (int i = l->kept; i-- > 0;) {

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "nn/make.h"
 #include "trunnion/backend.h"
 #include "trunnion/data.h"
 
@@ -184,8 +185,7 @@ static tn_status check_loader(const tn_loader_options *o, const tn_batches *b) {
 
 tn_status tn_loader_new(tn_dataset *d, const tn_loader_options *options, tn_loader **out) {
     tn_loader_options o = TN_LOADER_DEFAULTS;
-    tn_status status = tn_options_read(&o, options, "tn_loader_new", "tn_loader_options o = TN_LOADER_DEFAULTS");
-    if (status != TN_OK) return status;
+    TRY(tn_options_read(&o, options, "tn_loader_new", "tn_loader_options o = TN_LOADER_DEFAULTS"));
     if (!d || !out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_loader_new: the source or out is NULL");
     *out = NULL;
     tn_batches b = TN_BATCHES_DEFAULTS;
@@ -194,8 +194,7 @@ tn_status tn_loader_new(tn_dataset *d, const tn_loader_options *options, tn_load
     b.seed = o.seed;
     b.shuffle = o.shuffle;
     b.drop_last = o.drop_last;
-    status = check_loader(&o, &b);
-    if (status != TN_OK) return status;
+    TRY(check_loader(&o, &b));
     tn_loader *l = calloc(1, sizeof *l);
     if (!l) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     l->d = d;
@@ -203,7 +202,7 @@ tn_status tn_loader_new(tn_dataset *d, const tn_loader_options *options, tn_load
     l->ahead = o.ahead;
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->changed, NULL);
-    status = make_slots(l);
+    tn_status status = make_slots(l);
     if (status == TN_OK) status = start_threads(l, o.threads);
     if (status == TN_OK)
         *out = l;

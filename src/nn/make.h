@@ -4,6 +4,8 @@
 
 #include "trunnion/optim.h"
 
+#define TRY TN_TRY
+
 /* A module with a zeroed self of `size` bytes; NULL on failure, noted on the root. */
 tn_module *tn_nn_make(tn_module *parent, const char *name, const tn_module_type *type, size_t size);
 

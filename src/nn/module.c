@@ -184,12 +184,10 @@ void tn_module_free(tn_module *root) {
 
 static tn_status append_variable(tn_module *m, const char *name, tn_tensor *initial, bool parameter) {
     if (m->root->status != TN_OK) return m->root->status;
-    tn_status status = check_name(m, name);
-    if (status == TN_OK && !initial)
-        status = tn_backend_fail(TN_ERR_ARGUMENT, "module: variable \"%s\" has no value", name);
-    if (status == TN_OK) status = tn_make_state(initial);
-    if (status == TN_OK && parameter) status = tn_set_requires_grad(initial, true);
-    if (status != TN_OK) return status;
+    TRY(check_name(m, name));
+    if (!initial) TRY(tn_backend_fail(TN_ERR_ARGUMENT, "module: variable \"%s\" has no value", name));
+    TRY(tn_make_state(initial));
+    if (parameter) TRY(tn_set_requires_grad(initial, true));
 
     char *copy = strdup(name);
     if (!copy || !reserve((void **)&m->variables, &m->variable_capacity, m->variable_count, sizeof(variable))) {
@@ -333,12 +331,11 @@ tn_status tn_nn_untie(tn_variable *items, int *count) {
 tn_status tn_module_parameters(const tn_module *m, tn_variable **items, int *count) {
     if (!items || !count)
         return tn_nn_need(NULL, items ? "tn_module_parameters: count" : "tn_module_parameters: items");
-    tn_status status = tn_module_variables(m, items, count);
-    if (status != TN_OK) return status;
+    TRY(tn_module_variables(m, items, count));
     int parameters = 0;
     for (int i = 0; i < *count; i++)
         if ((*items)[i].parameter) (*items)[parameters++] = (*items)[i];
-    status = tn_nn_untie(*items, &parameters);
+    tn_status status = tn_nn_untie(*items, &parameters);
     if (status != TN_OK || parameters == 0) {
         tn_variables_free(*items);
         *items = NULL;

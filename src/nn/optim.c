@@ -39,8 +39,7 @@ static tn_status collect_gradients(tn_optimizer *o, const gradients *g) {
     for (int i = 0; i < o->count; i++) {
         tn_trained *v = &o->items[i];
         v->gradient = g->of(g->ctx, v->value);
-        tn_status status = v->gradient ? tn_status_of(v->gradient) : TN_OK;
-        if (status != TN_OK) return status;
+        TRY(v->gradient ? tn_status_of(v->gradient) : TN_OK);
     }
     return TN_OK;
 }
@@ -221,8 +220,7 @@ static tn_status record_updates(tn_optimizer *o, captured_step *captured) {
             constants[k] = tn_scalar(values[k]);
         last = v;
         if (captured) captured->set[i] = captured->set_count - 1;
-        tn_status status = record_update(o, v, scalars, constants);
-        if (status != TN_OK) return status;
+        TRY(record_update(o, v, scalars, constants));
     }
     return TN_OK;
 }
@@ -271,8 +269,8 @@ static tn_status step(tn_optimizer *o, bool forget, const gradients *g) {
 }
 
 tn_status tn_optimizer_step(tn_optimizer *o) {
-    tn_status status = tn_nn_need(o, "tn_optimizer_step: the optimizer");
-    return status == TN_OK ? step(o, false, &(gradients){.of = collected}) : status;
+    TRY(tn_nn_need(o, "tn_optimizer_step: the optimizer"));
+    return step(o, false, &(gradients){.of = collected});
 }
 
 tn_status tn_minimize(tn_optimizer *o, const tn_tensor *loss) {
@@ -310,8 +308,7 @@ int64_t tn_optimizer_steps(const tn_optimizer *o, int i) {
 }
 
 tn_status tn_optimizer_set_steps(tn_optimizer *o, int i, int64_t steps) {
-    tn_status status = tn_nn_need(o, "tn_optimizer_set_steps: the optimizer");
-    if (status != TN_OK) return status;
+    TRY(tn_nn_need(o, "tn_optimizer_set_steps: the optimizer"));
     if (i < 0 || i >= o->count || steps < 0)
         return tn_backend_fail(TN_ERR_ARGUMENT, "optimizer: variable %d of %d cannot have made %lld steps", i, o->count,
                                (long long)steps);

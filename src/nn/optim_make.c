@@ -68,8 +68,7 @@ static tn_status check_settings(const tn_optimizer *o) {
                 {"lr_decay", o->lr_decay, INFINITY},
                 {"initial_accumulator_value", o->initial, INFINITY}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        tn_status status = tn_optim_check(rows[i].name, rows[i].value, 0, rows[i].high);
-        if (status != TN_OK) return status;
+        TRY(tn_optim_check(rows[i].name, rows[i].value, 0, rows[i].high));
     }
     if (o->max_grad_norm >= 0) return TN_OK;
     return tn_backend_fail(TN_ERR_ARGUMENT,
@@ -150,8 +149,8 @@ static tn_status add_member(tn_optimizer *o, const wanted *w, const tn_param_gro
     if (find_trained(o, t))
         return tn_backend_fail(TN_ERR_ARGUMENT, "optimizer: tensor %d of group %d is in group %d already, as %s", i,
                                group, find_trained(o, t)->group, find_trained(o, t)->name);
-    tn_status status = tn_make_state(t);
-    return status == TN_OK ? add_trained(o, t, name, group) : status;
+    TRY(tn_make_state(t));
+    return add_trained(o, t, name, group);
 }
 
 /* The settings of parameters in no group. */
@@ -219,8 +218,7 @@ static tn_status read_groups(const tn_optimizer *o, const wanted *w) {
 static tn_status fill_optimizer(tn_optimizer *o, wanted *w) {
     w->read = calloc((size_t)w->group_count + 1, sizeof *w->read);
     if (!w->read) return tn_optim_out_of_memory();
-    tn_status status = read_groups(o, w);
-    if (status != TN_OK) return status;
+    TRY(read_groups(o, w));
     size_t most = (size_t)w->variable_count;
     for (int k = 0; k < w->group_count; k++)
         most += (size_t)w->read[k].count;
@@ -261,16 +259,14 @@ static tn_status make_optimizer(tn_module *m, const tn_param_group *const *group
 /* What each constructor begins with: o has the defaults, and gets the caller's options over them. */
 static tn_status read_options(tn_optimizer **out, void *o, const void *options, const char *method,
                               const char *initializer) {
-    tn_status status = out ? TN_OK : tn_backend_fail(TN_ERR_ARGUMENT, "%s: out is NULL", method);
-    if (status != TN_OK) return status;
+    TRY(out ? TN_OK : tn_backend_fail(TN_ERR_ARGUMENT, "%s: out is NULL", method));
     *out = NULL;
     return tn_options_read(o, options, method, initializer);
 }
 
 tn_status tn_optimizer_sgd(tn_module *m, const tn_sgd_options *options, tn_optimizer **out) {
     tn_sgd_options o = TN_SGD_DEFAULTS;
-    tn_status status = read_options(out, &o, options, "sgd", "tn_sgd_options o = TN_SGD_DEFAULTS");
-    if (status != TN_OK) return status;
+    TRY(read_options(out, &o, options, "sgd", "tn_sgd_options o = TN_SGD_DEFAULTS"));
     if (!isfinite(o.dampening))
         return tn_backend_fail(TN_ERR_ARGUMENT, "sgd: dampening is %g; it must be finite", o.dampening);
     if (o.nesterov && (o.momentum == 0 || o.dampening != 0))
@@ -299,24 +295,21 @@ static tn_optimizer adam_model(const tn_optim_method *how, const tn_adam_options
 
 tn_status tn_optimizer_adam(tn_module *m, const tn_adam_options *options, tn_optimizer **out) {
     tn_adam_options o = TN_ADAM_DEFAULTS;
-    tn_status status = read_options(out, &o, options, "adam", "tn_adam_options o = TN_ADAM_DEFAULTS");
-    if (status != TN_OK) return status;
+    TRY(read_options(out, &o, options, "adam", "tn_adam_options o = TN_ADAM_DEFAULTS"));
     tn_optimizer model = adam_model(&tn_optim_adam, &o);
     return make_optimizer(m, o.groups, o.group_count, &model, out);
 }
 
 tn_status tn_optimizer_adamw(tn_module *m, const tn_adam_options *options, tn_optimizer **out) {
     tn_adam_options o = TN_ADAMW_DEFAULTS;
-    tn_status status = read_options(out, &o, options, "adamw", "tn_adam_options o = TN_ADAMW_DEFAULTS");
-    if (status != TN_OK) return status;
+    TRY(read_options(out, &o, options, "adamw", "tn_adam_options o = TN_ADAMW_DEFAULTS"));
     tn_optimizer model = adam_model(&tn_optim_adamw, &o);
     return make_optimizer(m, o.groups, o.group_count, &model, out);
 }
 
 tn_status tn_optimizer_rmsprop(tn_module *m, const tn_rmsprop_options *options, tn_optimizer **out) {
     tn_rmsprop_options o = TN_RMSPROP_DEFAULTS;
-    tn_status status = read_options(out, &o, options, "rmsprop", "tn_rmsprop_options o = TN_RMSPROP_DEFAULTS");
-    if (status != TN_OK) return status;
+    TRY(read_options(out, &o, options, "rmsprop", "tn_rmsprop_options o = TN_RMSPROP_DEFAULTS"));
     tn_optimizer model = {.method = &tn_optim_rmsprop,
                           .slots = 1U | (o.momentum != 0 ? 2U : 0) | (o.centered ? 4U : 0),
                           .lr = o.lr,
@@ -330,8 +323,7 @@ tn_status tn_optimizer_rmsprop(tn_module *m, const tn_rmsprop_options *options, 
 
 tn_status tn_optimizer_adagrad(tn_module *m, const tn_adagrad_options *options, tn_optimizer **out) {
     tn_adagrad_options o = TN_ADAGRAD_DEFAULTS;
-    tn_status status = read_options(out, &o, options, "adagrad", "tn_adagrad_options o = TN_ADAGRAD_DEFAULTS");
-    if (status != TN_OK) return status;
+    TRY(read_options(out, &o, options, "adagrad", "tn_adagrad_options o = TN_ADAGRAD_DEFAULTS"));
     tn_optimizer model = {.method = &tn_optim_adagrad,
                           .slots = 1,
                           .lr = o.lr,
@@ -345,8 +337,7 @@ tn_status tn_optimizer_adagrad(tn_module *m, const tn_adagrad_options *options, 
 
 tn_status tn_optimizer_lion(tn_module *m, const tn_lion_options *options, tn_optimizer **out) {
     tn_lion_options o = TN_LION_DEFAULTS;
-    tn_status status = read_options(out, &o, options, "lion", "tn_lion_options o = TN_LION_DEFAULTS");
-    if (status != TN_OK) return status;
+    TRY(read_options(out, &o, options, "lion", "tn_lion_options o = TN_LION_DEFAULTS"));
     tn_optimizer model = {.method = &tn_optim_lion,
                           .slots = 1,
                           .lr = o.lr,
@@ -359,8 +350,7 @@ tn_status tn_optimizer_lion(tn_module *m, const tn_lion_options *options, tn_opt
 
 tn_status tn_optimizer_lamb(tn_module *m, const tn_lamb_options *options, tn_optimizer **out) {
     tn_lamb_options o = TN_LAMB_DEFAULTS;
-    tn_status status = read_options(out, &o, options, "lamb", "tn_lamb_options o = TN_LAMB_DEFAULTS");
-    if (status != TN_OK) return status;
+    TRY(read_options(out, &o, options, "lamb", "tn_lamb_options o = TN_LAMB_DEFAULTS"));
     tn_optimizer model = {.method = &tn_optim_lamb,
                           .slots = 3,
                           .lr = o.lr,
@@ -374,11 +364,10 @@ tn_status tn_optimizer_lamb(tn_module *m, const tn_lamb_options *options, tn_opt
 
 tn_status tn_optimizer_adafactor(tn_module *m, const tn_adafactor_options *options, tn_optimizer **out) {
     tn_adafactor_options o = TN_ADAFACTOR_DEFAULTS;
-    tn_status status = read_options(out, &o, options, "adafactor", "tn_adafactor_options o = TN_ADAFACTOR_DEFAULTS");
-    if (status == TN_OK) status = tn_optim_check("beta2_decay", o.beta2_decay, -DBL_MAX, 0x1p-1022);
-    if (status == TN_OK) status = tn_optim_check("eps2", o.eps2, 0, INFINITY);
-    if (status == TN_OK) status = tn_optim_check("d", o.d, 1, INFINITY);
-    if (status != TN_OK) return status;
+    TRY(read_options(out, &o, options, "adafactor", "tn_adafactor_options o = TN_ADAFACTOR_DEFAULTS"));
+    TRY(tn_optim_check("beta2_decay", o.beta2_decay, -DBL_MAX, 0x1p-1022));
+    TRY(tn_optim_check("eps2", o.eps2, 0, INFINITY));
+    TRY(tn_optim_check("d", o.d, 1, INFINITY));
     tn_optimizer model = {.method = &tn_optim_adafactor,
                           .slots = 7,
                           .lr = o.lr,
@@ -428,8 +417,7 @@ typedef struct plain_step {
 
 static tn_status check_same(const plain_step *p, const char *what, const tn_tensor *t, int i) {
     const tn_tensor *like = p->params[i];
-    tn_status status = t ? tn_status_of(t) : tn_backend_fail(TN_ERR_ARGUMENT, "%s: %s[%d] is NULL", p->name, what, i);
-    if (status != TN_OK) return status;
+    TRY(t ? tn_status_of(t) : tn_backend_fail(TN_ERR_ARGUMENT, "%s: %s[%d] is NULL", p->name, what, i));
     bool same = tn_rank(t) == tn_rank(like) && tn_dtype_of(t) == tn_dtype_of(like);
     for (int d = 0; same && d < tn_rank(t); d++)
         same = tn_size(t, d) == tn_size(like, d);
@@ -448,14 +436,13 @@ static tn_status check_plain(const plain_step *p, const tn_adam_options *o) {
                                p->name);
     for (int i = 0; i < p->count; i++) {
         if (!p->params[i]) return tn_backend_fail(TN_ERR_ARGUMENT, "%s: params[%d] is NULL", p->name, i);
-        tn_status status = tn_status_of(p->params[i]);
-        if (status == TN_OK && !tn_dtype_is_float(tn_dtype_of(p->params[i])))
-            status = tn_backend_fail(TN_ERR_DTYPE, "%s: params[%d] is %s; it must have a floating-point dtype", p->name,
-                                     i, tn_dtype_name(tn_dtype_of(p->params[i])));
-        if (status == TN_OK) status = check_same(p, "grads", p->grads[i], i);
-        if (status == TN_OK) status = check_same(p, "exp_avgs", p->exp_avgs[i], i);
-        if (status == TN_OK) status = check_same(p, "exp_avg_sqs", p->exp_avg_sqs[i], i);
-        if (status != TN_OK) return status;
+        TRY(tn_status_of(p->params[i]));
+        if (!tn_dtype_is_float(tn_dtype_of(p->params[i])))
+            TRY(tn_backend_fail(TN_ERR_DTYPE, "%s: params[%d] is %s; it must have a floating-point dtype", p->name, i,
+                                tn_dtype_name(tn_dtype_of(p->params[i]))));
+        TRY(check_same(p, "grads", p->grads[i], i));
+        TRY(check_same(p, "exp_avgs", p->exp_avgs[i], i));
+        TRY(check_same(p, "exp_avg_sqs", p->exp_avg_sqs[i], i));
     }
     return TN_OK;
 }
@@ -510,13 +497,12 @@ static tn_status record_plain(const plain_step *p, const tn_optimizer *o) {
 
 static tn_status plain_adam(const tn_optim_method *how, const plain_step *p, tn_adam_options o,
                             const tn_adam_options *options, const char *initializer) {
-    tn_status status = tn_options_read(&o, options, p->name, initializer);
-    if (status != TN_OK) return status;
+    TRY(tn_options_read(&o, options, p->name, initializer));
     const tn_optimizer model = adam_model(how, &o);
-    status = check_settings(&model);
-    if (status == TN_OK) status = check_plain(p, &o);
-    if (status == TN_OK) status = make_plain_states(p);
-    return status == TN_OK ? record_plain(p, &model) : status;
+    TRY(check_settings(&model));
+    TRY(check_plain(p, &o));
+    TRY(make_plain_states(p));
+    return record_plain(p, &model);
 }
 
 tn_status tn_fused_adam_step(tn_tensor *const *params, tn_tensor *const *grads, tn_tensor *const *exp_avgs,

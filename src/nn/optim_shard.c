@@ -132,8 +132,7 @@ static tn_status find_facts(const tn_optimizer *o, double *own) {
         const tn_tensor *g = o->items[i].gradient;
         own[i] = 0;
         if (!g || !tn_optim_is_own(o, i) || !(o->max_grad_norm < INFINITY)) continue;
-        tn_status status = tn_read_item(tn_nn_sum_of_squares(g), &own[i]);
-        if (status != TN_OK) return status;
+        TRY(tn_read_item(tn_nn_sum_of_squares(g), &own[i]));
     }
     own[o->count] = 1;
     return o->scaler ? tn_read_item(o->scaler->finite, &own[o->count]) : TN_OK;

@@ -112,8 +112,7 @@ static const int64_t default_hidden[] = {64, 64};
 /* The caller's options; functions and lists that may be NULL are filled in. */
 static tn_status read_options_policy(const tn_policy_options *given, tn_policy_options *o) {
     *o = (tn_policy_options)TN_POLICY_DEFAULTS;
-    tn_status status = tn_options_read(o, given, "policy", "tn_policy_options o = TN_POLICY_DEFAULTS");
-    if (status != TN_OK) return status;
+    TRY(tn_options_read(o, given, "policy", "tn_policy_options o = TN_POLICY_DEFAULTS"));
     if (o->observations <= 0 || o->actions <= 0)
         return tn_backend_fail(TN_ERR_ARGUMENT, "policy: %lld observations and %lld actions; both must be positive",
                                (long long)o->observations, (long long)o->actions);
@@ -187,12 +186,10 @@ static void build_policy(tn_module *root, const tn_policy_options *s, bool recur
 }
 
 static tn_status make_policy(const tn_policy_options *options, const tn_policy_type *type, tn_policy **out) {
-    tn_status status = tn_nn_need(out, "policy: out");
-    if (status != TN_OK) return status;
+    TRY(tn_nn_need(out, "policy: out"));
     *out = NULL;
     tn_policy_options s;
-    status = read_options_policy(options, &s);
-    if (status != TN_OK) return status;
+    TRY(read_options_policy(options, &s));
     tn_module *root = tn_module_root();
     network *n = calloc(1, sizeof *n);
     if (!root || !n) {
@@ -201,7 +198,7 @@ static tn_status make_policy(const tn_policy_options *options, const tn_policy_t
         return tn_backend_fail(TN_ERR_MEMORY, "policy: out of memory");
     }
     build_policy(root, &s, type->state_count > 0, n);
-    status = tn_eval(NULL, 0); /* the initial values written above */
+    tn_status status = tn_eval(NULL, 0); /* the initial values written above */
     if (status != TN_OK) tn_module_fail(root, status);
     return tn_policy_new(type, root, n, out);
 }

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "nn/make.h"
 #include "trunnion/autograd.h"
 #include "trunnion/backend.h"
 #include "trunnion/ops.h"
@@ -74,9 +75,8 @@ tn_status tn_ranks_agree(tn_ranks *r, tn_status status, const tn_part_report *ow
     h->rows = r->rows;
     if (status != TN_OK) snprintf(h->words, sizeof h->words, "%s", tn_error());
     if (own) memcpy(mine, own, (size_t)(next - first) * sizeof *own);
-    tn_status sent = tn_group_all_gather(r->group, r->report, r->report_bytes, r->reports);
-    if (sent != TN_OK) return sent;
-    sent = first_failure(r);
+    TRY(tn_group_all_gather(r->group, r->report, r->report_bytes, r->reports));
+    tn_status sent = first_failure(r);
     for (int rank = 0; sent == TN_OK && all && rank < tn_group_size(r->group); rank++)
         for (int i = tn_ranks_first_part(r, rank), k = 0; i < tn_ranks_first_part(r, rank + 1); i++, k++)
             all[i] = ((const tn_part_report *)(const void *)(report_of(r, rank) + 1))[k];
@@ -350,11 +350,10 @@ static tn_status sum_of_bucket(tn_ranks *r, const exchange *e, const tn_rank_par
     tn_tensor *send = NULL;
     TN_SCOPE;
     TN_NO_GRAD;
-    tn_status status = tn_ranks_agree(r, pack(r, e, own, own_count, &send), NULL, NULL);
-    if (status != TN_OK) return status;
+    TRY(tn_ranks_agree(r, pack(r, e, own, own_count, &send), NULL, NULL));
     forget_sent(r, e, own, own_count);
     tn_tensor *received = tn_group_all_to_all_tensor(r->group, send);
-    status = tn_ranks_status(r->group, tn_status_of(received), "data parallel");
+    tn_status status = tn_ranks_status(r->group, tn_status_of(received), "data parallel");
     if (status != TN_OK) return status;
     tn_tensor *sums = add_pieces(r, received, has_rows);
     if (r->owners) {

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "nn/make.h"
 #include "trunnion/autograd.h"
 #include "trunnion/backend.h"
 #include "trunnion/survive.h"
@@ -106,8 +107,7 @@ static tn_status snapshot_write(const snapshot *s, const tn_checkpoint *c, const
         for (int i = 0; i < v->count[p]; i++) {
             tn_tensor *t = v->items[p][i].tensor;
             tn_tensor *value = tn_from_data(from, tn_shape(t), tn_rank(t), tn_dtype_of(t));
-            tn_status status = tn_status_of(tn_copy_(t, value));
-            if (status != TN_OK) return status;
+            TRY(tn_status_of(tn_copy_(t, value)));
             from += bytes_of(t);
         }
     tn_status status = tn_eval(NULL, 0);
@@ -202,8 +202,8 @@ static const tn_status GIVEN_UP = TN_ERR_LOST;
 
 static tn_status state_of(const attempt *a, tn_checkpoint *c, variables *v) {
     *c = (tn_checkpoint)TN_CHECKPOINT_DEFAULTS;
-    tn_status s = a->work.state(a->self, c);
-    return s == TN_OK ? variables_of(c, v) : s;
+    TRY(a->work.state(a->self, c));
+    return variables_of(c, v);
 }
 
 static tn_status make_copy(attempt *a, snapshot *to) {
@@ -508,8 +508,7 @@ static tn_status try_in_order(survival *r, const char *const *preferences, int c
     for (int i = 0; i < (count ? count : 1) && !r->over; i++)
         try_name(r, first[i]);
     if (r->over) return r->status;
-    tn_status s = tn_device_list_new(false, &list);
-    if (s != TN_OK) return s;
+    TRY(tn_device_list_new(false, &list));
     int further = further_names(list, names);
     for (int i = 0; i < further && !r->over; i++)
         try_name(r, names[i]);
@@ -522,10 +521,8 @@ static tn_status read_survival(survival *r, const tn_survivor *work, const tn_su
     r->work = (tn_survivor)TN_SURVIVOR_DEFAULTS;
     r->options = (tn_survive_options)TN_SURVIVE_DEFAULTS;
     const tn_survive_options *o = &r->options;
-    tn_status s = tn_options_read(&r->work, work, "tn_survive", "tn_survivor work = TN_SURVIVOR_DEFAULTS");
-    if (s == TN_OK)
-        s = tn_options_read(&r->options, options, "tn_survive", "tn_survive_options o = TN_SURVIVE_DEFAULTS");
-    if (s != TN_OK) return s;
+    TRY(tn_options_read(&r->work, work, "tn_survive", "tn_survivor work = TN_SURVIVOR_DEFAULTS"));
+    TRY(tn_options_read(&r->options, options, "tn_survive", "tn_survive_options o = TN_SURVIVE_DEFAULTS"));
     if (!r->work.begin || !r->work.step || !r->work.state || !r->work.end)
         return tn_backend_fail(TN_ERR_ARGUMENT, "tn_survive: begin, step, state or end of the work is NULL");
     if (o->first < 0 || o->last < o->first || o->every < 0)

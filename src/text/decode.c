@@ -819,8 +819,7 @@ tn_status tn_stop_strings_feed(tn_stop_strings *s, const char *data, size_t size
 tn_status tn_stop_strings_end(tn_stop_strings *s, tn_bytes *out) {
     if (!s || !out) return tn_backend_fail(TN_ERR_ARGUMENT, "stop strings: an argument is NULL");
     const stop_string *best = longest_match(s);
-    tn_status status = best && s->found < 0 ? tn_bytes_append(out, best->text, best->matched) : TN_OK;
-    if (status != TN_OK) return status;
+    TRY(best && s->found < 0 ? tn_bytes_append(out, best->text, best->matched) : TN_OK);
     for (int i = 0; i < s->count; i++)
         s->items[i].matched = 0;
     s->found = -1;

@@ -746,12 +746,11 @@ static llm_inputs make_inputs(tn_llm *m, int64_t first, int64_t n) {
 
 static tn_status run_piece(tn_llm *m, const int32_t *ids, int64_t done, int64_t n, llm_rows rows, float *out) {
     tn_llm_drop_draft(m); /* what the cache has of its guesses is overwritten, even if this fails */
-    tn_status status = tn_llm_read_rows(m, ids + done, n);
-    if (status != TN_OK) return status;
+    TRY(tn_llm_read_rows(m, ids + done, n));
     TN_SCOPE;
     llm_inputs in = make_inputs(m, m->position + done, n);
     tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, rows);
-    status = logits ? tn_eval(&logits, 1) : tn_eval(NULL, 0);
+    tn_status status = logits ? tn_eval(&logits, 1) : tn_eval(NULL, 0);
     size_t count = (size_t)(rows == LLM_ALL_ROWS ? n : 1) * (size_t)m->config.size[SIZE_VOCABULARY];
     if (status == TN_OK && logits) status = tn_read(logits, out, count * sizeof *out);
     tn_free(logits);
@@ -944,28 +943,25 @@ static tn_status show_logits(tn_llm *m, tn_tensor *logits, const float **out) {
 
 /* Capturing computes the token that it is captured with. */
 static tn_status capture(tn_llm *m, int32_t id, const float **out) {
-    tn_status status = tn_llm_read_rows(m, &id, 1);
-    if (status == TN_OK) status = tn_capture_begin();
-    if (status != TN_OK) return status;
+    TRY(tn_llm_read_rows(m, &id, 1));
+    TRY(tn_capture_begin());
     TN_SCOPE;
     llm_inputs in = make_inputs(m, m->position, 1);
     tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, LLM_ALL_ROWS);
-    status = tn_capture_end((tn_tensor *[]){in.rows, in.positions}, 2, &logits, 1, &m->token);
+    tn_status status = tn_capture_end((tn_tensor *[]){in.rows, in.positions}, 2, &logits, 1, &m->token);
     if (status == TN_OK) status = show_logits(m, logits, out);
     tn_free(logits);
     return status;
 }
 
 static tn_status launch_llm(tn_llm *m, int32_t id, const float **out) {
-    tn_status status = tn_llm_read_rows(m, &id, 1);
-    if (status == TN_OK) status = tn_graph_set_runtime_scalar(m->token, 0, (double)m->position);
-    if (status != TN_OK) return status;
+    TRY(tn_llm_read_rows(m, &id, 1));
+    TRY(tn_graph_set_runtime_scalar(m->token, 0, (double)m->position));
     TN_SCOPE;
     tn_tensor *logits = NULL;
     tn_tensor *inputs[] = {make_rows(m, 1), make_positions(m, m->position, 1)};
-    status = tn_graph_launch(m->token, inputs, &logits);
-    if (status == TN_OK) status = show_logits(m, logits, out);
-    return status;
+    TRY(tn_graph_launch(m->token, inputs, &logits));
+    return show_logits(m, logits, out);
 }
 
 static tn_status run_token(tn_llm *m, int32_t id, const float **out) {
@@ -978,8 +974,7 @@ static tn_status run_token(tn_llm *m, int32_t id, const float **out) {
 tn_status tn_llm_step_alone(tn_llm *m, int32_t id, const float **logits) {
     tn_device *before = tn_llm_enter(m);
     const float *found = NULL;
-    tn_status status = tn_txt_leave(m->device, before, tn_llm_mend(m, run_token(m, id, &found)));
-    if (status != TN_OK) return status;
+    TRY(tn_txt_leave(m->device, before, tn_llm_mend(m, run_token(m, id, &found))));
     tn_llm_append(m, &id, 1);
     if (logits) *logits = found;
     return TN_OK;

@@ -13,14 +13,7 @@
 #include "trunnion/backend.h"
 #include "trunnion/text.h"
 
-/* Returns from the caller with the status of `expr` unless it is TN_OK. (base.h has the same; tests see both.) */
-#ifndef TRY
-#define TRY(expr)                                     \
-    do {                                              \
-        tn_status try_status_ = (expr);               \
-        if (try_status_ != TN_OK) return try_status_; \
-    } while (0)
-#endif
+#define TRY TN_TRY
 
 /* As malloc, calloc, realloc and free, but a failure sets the error text (TN_ERR_MEMORY), sizes are checked for
  * overflow, and blocks are counted. */
