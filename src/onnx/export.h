@@ -39,7 +39,8 @@ typedef struct onnx_export {
     size_t composed_count, composed_capacity;
     char **name;
     size_t name_count, name_capacity;
-    int fresh;              /* names given to values so far */
+    int fresh;                        /* names given to values so far */
+    const struct onnx_writer *writer; /* of the node that is written */
     const char *widened[4]; /* inputs of the node that is written, cast to what its operator takes; NULL: as they are */
     tn_str nodes, constants, inputs, outputs, attributes, scratch;
     onnx_leaf *leaves;
@@ -108,7 +109,7 @@ typedef struct onnx_writer onnx_writer;
 struct onnx_writer {
     uint16_t op; /* tn_op_id */
     const char *onnx;
-    const char *(*write)(onnx_export *x, const tn_node *n, const onnx_writer *w);
+    const char *(*write)(onnx_export *x, const tn_node *n);
     bool (*fits)(const tn_node *n);                     /* NULL: always; else it is composed where this is false */
     tn_node *(*rewrite)(tn_build *b, const tn_node *n); /* as other ops, where its own code has no composition */
     int with;

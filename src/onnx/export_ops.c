@@ -16,63 +16,54 @@ static const char *in(onnx_export *x, const tn_node *n, int k) {
     return k < n->n_in && n->in[k] ? onnx_of(x, n->in[k]) : "";
 }
 
-/* Operators of opset 21 that lack a type which our op takes. */
-enum { NO_BF16 = 1, NO_BOOL = 2, NO_U8 = 4 };
-static const struct {
-    uint16_t op;
-    uint8_t lacks;
-} lacking[] = {
-    {TN_OP_ACOS, NO_BF16},
-    {TN_OP_ACOSH, NO_BF16},
-    {TN_OP_ASIN, NO_BF16},
-    {TN_OP_ASINH, NO_BF16},
-    {TN_OP_ATAN, NO_BF16},
-    {TN_OP_ATANH, NO_BF16},
-    {TN_OP_COS, NO_BF16},
-    {TN_OP_COSH, NO_BF16},
-    {TN_OP_SIN, NO_BF16},
-    {TN_OP_SINH, NO_BF16},
-    {TN_OP_TAN, NO_BF16},
-    {TN_OP_ROUND, NO_BF16},
-    {TN_OP_ELU, NO_BF16},
-    {TN_OP_SELU, NO_BF16},
-    {TN_OP_MISH, NO_BF16},
-    {TN_OP_HARDSWISH, NO_BF16},
-    {TN_OP_CONV1D, NO_BF16},
-    {TN_OP_CONV2D, NO_BF16},
-    {TN_OP_CONV_TRANSPOSE2D, NO_BF16},
-    {TN_OP_CONV2D_FORWARD, NO_BF16},
-    {TN_OP_CONV2D_WGRAD, NO_BF16},
-    {TN_OP_CONV2D_DGRAD, NO_BF16},
-    {TN_OP_MAX_POOL2D, NO_BF16},
-    {TN_OP_AVG_POOL2D, NO_BF16},
-    {TN_OP_ADAPTIVE_AVG_POOL2D, NO_BF16},
-    {TN_OP_TOPK, NO_BF16 | NO_BOOL},
-    {TN_OP_TOPK_INDICES, NO_BF16 | NO_BOOL},
-    {TN_OP_ARGSORT_LAST, NO_BF16 | NO_BOOL},
-    {TN_OP_ARGMAX, NO_BOOL},
-    {TN_OP_ARGMIN, NO_BOOL},
-    {TN_OP_ADD, NO_BOOL},
-    {TN_OP_MUL, NO_BOOL},
-    {TN_OP_MAXIMUM, NO_BOOL},
-    {TN_OP_MINIMUM, NO_BOOL},
-    {TN_OP_LT, NO_BOOL},
-    {TN_OP_LE, NO_BOOL},
-    {TN_OP_GT, NO_BOOL},
-    {TN_OP_GE, NO_BOOL},
-    {TN_OP_NEG, NO_U8},
-    {TN_OP_RELU, NO_U8},
-    {TN_OP_MATMUL, NO_U8},
-    {TN_OP_MATMUL_BATCHED, NO_U8},
-};
+/* Our ops whose operators of opset 21 lack a type. */
+static const uint16_t no_bf16[] = {TN_OP_ACOS,
+                                   TN_OP_ACOSH,
+                                   TN_OP_ASIN,
+                                   TN_OP_ASINH,
+                                   TN_OP_ATAN,
+                                   TN_OP_ATANH,
+                                   TN_OP_COS,
+                                   TN_OP_COSH,
+                                   TN_OP_SIN,
+                                   TN_OP_SINH,
+                                   TN_OP_TAN,
+                                   TN_OP_ROUND,
+                                   TN_OP_ELU,
+                                   TN_OP_SELU,
+                                   TN_OP_MISH,
+                                   TN_OP_HARDSWISH,
+                                   TN_OP_CONV1D,
+                                   TN_OP_CONV2D,
+                                   TN_OP_CONV_TRANSPOSE2D,
+                                   TN_OP_CONV2D_FORWARD,
+                                   TN_OP_CONV2D_WGRAD,
+                                   TN_OP_CONV2D_DGRAD,
+                                   TN_OP_MAX_POOL2D,
+                                   TN_OP_AVG_POOL2D,
+                                   TN_OP_ADAPTIVE_AVG_POOL2D,
+                                   TN_OP_TOPK,
+                                   TN_OP_TOPK_INDICES,
+                                   TN_OP_ARGSORT_LAST};
+static const uint16_t no_bool[] = {
+    TN_OP_TOPK,    TN_OP_TOPK_INDICES, TN_OP_ARGSORT_LAST, TN_OP_ARGMAX, TN_OP_ARGMIN, TN_OP_ADD, TN_OP_MUL,
+    TN_OP_MAXIMUM, TN_OP_MINIMUM,      TN_OP_LT,           TN_OP_LE,     TN_OP_GT,     TN_OP_GE};
+static const uint16_t no_u8[] = {TN_OP_NEG, TN_OP_RELU, TN_OP_MATMUL, TN_OP_MATMUL_BATCHED};
+
+static bool is_among(const uint16_t *ops, size_t count, uint16_t op) {
+    for (size_t i = 0; i < count; i++)
+        if (ops[i] == op) return true;
+    return false;
+}
 
 /* The type that n's ONNX operator computes in for our type `t`. */
 static tn_dtype taken_as(const tn_node *n, tn_dtype t) {
-    int lacks = 0;
-    for (size_t i = 0; i < TN_COUNT(lacking); i++)
-        if (lacking[i].op == n->op) lacks = lacking[i].lacks;
-    if (t == TN_BF16 && lacks & NO_BF16) return TN_F32;
-    return (t == TN_BOOL && lacks & NO_BOOL) || (t == TN_U8 && lacks & NO_U8) ? TN_I32 : t;
+    switch (t) {
+    case TN_BF16: return is_among(no_bf16, TN_COUNT(no_bf16), n->op) ? TN_F32 : t;
+    case TN_BOOL: return is_among(no_bool, TN_COUNT(no_bool), n->op) ? TN_I32 : t;
+    case TN_U8: return is_among(no_u8, TN_COUNT(no_u8), n->op) ? TN_I32 : t;
+    default: return t;
+    }
 }
 
 static const char *flat(onnx_export *x, const char *value) {
@@ -91,39 +82,33 @@ static const char *operator_of(const tn_node *n, char text[32]) {
     return n->op == TN_OP_BITWISE_NOT && n->dtype == TN_BOOL ? "Not" : text;
 }
 
-static const char *onnx_write_plain(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *onnx_write_plain(onnx_export *x, const tn_node *n) {
     const char *names[8];
     char text[32];
     for (int k = 0; k < n->n_in; k++)
         names[k] = in(x, n, k);
-    return onnx_emit_of(x, w->onnx ? w->onnx : operator_of(n, text), names, n->n_in);
+    return onnx_emit_of(x, x->writer->onnx ? x->writer->onnx : operator_of(n, text), names, n->n_in);
 }
 
-static const char *write_same(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    (void)w;
-    return in(x, n, 0);
-}
+static const char *write_same(onnx_export *x, const tn_node *n) { return in(x, n, 0); }
 
-static const char *write_cast(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    (void)w;
+static const char *write_cast(onnx_export *x, const tn_node *n) {
     return n->in[0]->dtype == n->dtype ? in(x, n, 0) : onnx_write_cast(x, in(x, n, 0), (tn_dtype)n->dtype);
 }
 
 static bool export_op_is_float(const tn_node *n) { return tn_dtype_is_float((tn_dtype)n->dtype); }
 
 /* ONNX Runtime has no Where of truth values. */
-static const char *write_where(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_where(onnx_export *x, const tn_node *n) {
     const char *on = in(x, n, 0), *a = in(x, n, 1), *b = in(x, n, 2);
-    (void)w;
     if (n->dtype != TN_BOOL) return onnx_emit3(x, "Where", on, a, b);
     const char *chosen = onnx_emit2(x, "And", on, a), *other = onnx_emit2(x, "And", onnx_emit1(x, "Not", on), b);
     return onnx_emit2(x, "Or", chosen, other);
 }
 
 /* With the divisor's sign, as ONNX's Mod of integers has it; that of floats has the dividend's. */
-static const char *write_remainder(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_remainder(onnx_export *x, const tn_node *n) {
     const char *a = in(x, n, 0), *b = in(x, n, 1);
-    (void)w;
     if (!export_op_is_float(n)) return onnx_emit2(x, "Mod", a, b);
     const char *zero = onnx_write_number(x, 0, taken_as(n, (tn_dtype)n->dtype));
     onnx_attr_int(x, "fmod", 1);
@@ -136,36 +121,32 @@ static const char *write_remainder(onnx_export *x, const tn_node *n, const onnx_
 /* A bound that is NaN makes all results NaN, but ONNX Runtime's Clip ignores it. */
 static bool has_clip(const tn_node *n) { return n->dtype == TN_F32 && n->f[0] == n->f[0] && n->f[1] == n->f[1]; }
 
-static const char *write_clamp(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    (void)w;
+static const char *write_clamp(onnx_export *x, const tn_node *n) {
     const char *least = onnx_write_number(x, n->f[0], TN_F32), *most = onnx_write_number(x, n->f[1], TN_F32);
     return onnx_emit3(x, "Clip", in(x, n, 0), least, most);
 }
 
-static const char *write_fmod(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    (void)w;
+static const char *write_fmod(onnx_export *x, const tn_node *n) {
     onnx_attr_int(x, "fmod", 1);
     return onnx_emit2(x, "Mod", in(x, n, 0), in(x, n, 1));
 }
 
-static const char *write_floor_divide(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_floor_divide(onnx_export *x, const tn_node *n) {
     const char *a = in(x, n, 0), *b = in(x, n, 1);
-    (void)w;
     if (export_op_is_float(n)) return onnx_emit1(x, "Floor", onnx_emit2(x, "Div", a, b));
     return onnx_emit2(x, "Div", onnx_emit2(x, "Sub", a, onnx_emit2(x, "Mod", a, b)), b);
 }
 
 /* Of a quotient too: ONNX's Div of integers is that already. */
-static const char *write_trunc(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    const char *a = w->with ? onnx_emit2(x, "Div", in(x, n, 0), in(x, n, 1)) : in(x, n, 0);
+static const char *write_trunc(onnx_export *x, const tn_node *n) {
+    const char *a = x->writer->with ? onnx_emit2(x, "Div", in(x, n, 0), in(x, n, 1)) : in(x, n, 0);
     if (!export_op_is_float(n)) return a;
     return onnx_emit2(x, "Mul", onnx_emit1(x, "Sign", a), onnx_emit1(x, "Floor", onnx_emit1(x, "Abs", a)));
 }
 
-static const char *write_heaviside(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_heaviside(onnx_export *x, const tn_node *n) {
     const char *a = in(x, n, 0), *zero = onnx_write_number(x, 0, (tn_dtype)n->dtype);
     const char *step = onnx_write_cast(x, onnx_emit2(x, "Greater", a, zero), (tn_dtype)n->dtype);
-    (void)w;
     return onnx_emit3(x, "Where", onnx_emit2(x, "Equal", a, zero), in(x, n, 1), step);
 }
 
@@ -173,29 +154,27 @@ static bool is_unsigned(const tn_node *n) {
     return n->dtype == TN_U8 || n->dtype == TN_U16 || n->dtype == TN_U32 || n->dtype == TN_U64;
 }
 
-static const char *write_shift(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    onnx_attr_text(x, "direction", w->with ? "RIGHT" : "LEFT");
+static const char *write_shift(onnx_export *x, const tn_node *n) {
+    onnx_attr_text(x, "direction", x->writer->with ? "RIGHT" : "LEFT");
     return onnx_emit2(x, "BitShift", in(x, n, 0), in(x, n, 1));
 }
 
-static const char *write_exp2(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    (void)w;
+static const char *write_exp2(onnx_export *x, const tn_node *n) {
     return onnx_emit2(x, "Pow", onnx_write_number(x, 2, (tn_dtype)n->dtype), in(x, n, 0));
 }
 
-static const char *write_log_of_base(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    const char *base = onnx_write_number(x, log(w->with), (tn_dtype)n->dtype);
+static const char *write_log_of_base(onnx_export *x, const tn_node *n) {
+    const char *base = onnx_write_number(x, log(x->writer->with), (tn_dtype)n->dtype);
     return onnx_emit2(x, "Div", onnx_emit1(x, "Log", in(x, n, 0)), base);
 }
 
 /* Activations with one number, which `onnx` names behind the operator. */
-static const char *write_alpha(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_alpha(onnx_export *x, const tn_node *n) {
     onnx_attr_float(x, "alpha", n->f[0]);
-    return onnx_emit1(x, w->onnx, in(x, n, 0));
+    return onnx_emit1(x, x->writer->onnx, in(x, n, 0));
 }
 
-static const char *write_gelu(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    (void)w;
+static const char *write_gelu(onnx_export *x, const tn_node *n) {
     onnx_attr_text(x, "approximate", n->i[TN_GELU_APPROXIMATE] ? "tanh" : "none");
     return onnx_emit1(x, "Gelu", in(x, n, 0));
 }
@@ -204,17 +183,16 @@ static bool of_truth(const tn_node *n) { return n->in[0]->dtype == TN_BOOL && n-
 
 /* ---- numbers ----------------------------------------------------------------------------------------------------- */
 
-static const char *write_full(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    const char *v = onnx_write_number(x, n->n_f ? n->f[0] : w->with, (tn_dtype)n->dtype);
+static const char *write_full(onnx_export *x, const tn_node *n) {
+    const char *v = onnx_write_number(x, n->n_f ? n->f[0] : x->writer->with, (tn_dtype)n->dtype);
     return n->rank == 0 ? v : onnx_emit2(x, "Expand", v, onnx_write_shape(x, n));
 }
 
-static const char *write_arange(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_arange(onnx_export *x, const tn_node *n) {
     tn_dtype t = (tn_dtype)n->dtype;
     const char *zero = onnx_write_number(x, 0, TN_I64), *one = onnx_write_number(x, 1, TN_I64);
     const char *count = onnx_write_number(x, (double)n->shape[0], TN_I64);
     const char *v = onnx_emit3(x, "Range", zero, count, one);
-    (void)w;
     if (t != TN_I64) v = onnx_write_cast(x, v, t);
     if (n->f[TN_ARANGE_STEP] != 1) v = onnx_emit2(x, "Mul", v, onnx_write_number(x, n->f[TN_ARANGE_STEP], t));
     return n->f[TN_ARANGE_START] == 0 ? v : onnx_emit2(x, "Add", v, onnx_write_number(x, n->f[TN_ARANGE_START], t));
@@ -222,9 +200,8 @@ static const char *write_arange(onnx_export *x, const tn_node *n, const onnx_wri
 
 /* ---- views ------------------------------------------------------------------------------------------------------- */
 
-static const char *write_view(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_view(onnx_export *x, const tn_node *n) {
     const char *shape = onnx_write_shape(x, n);
-    (void)w;
     for (int d = 0; d < n->rank; d++)
         if (n->shape[d] == 0) {
             onnx_attr_int(x, "allowzero", 1);
@@ -233,20 +210,17 @@ static const char *write_view(onnx_export *x, const tn_node *n, const onnx_write
     return onnx_emit2(x, "Reshape", in(x, n, 0), shape);
 }
 
-static const char *write_permute(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    (void)w;
+static const char *write_permute(onnx_export *x, const tn_node *n) {
     onnx_attr_ints(x, "perm", n->i + 1, n->rank);
     return onnx_emit1(x, "Transpose", in(x, n, 0));
 }
 
-static const char *write_expand(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    (void)w;
+static const char *write_expand(onnx_export *x, const tn_node *n) {
     return onnx_emit2(x, "Expand", in(x, n, 0), onnx_write_shape(x, n));
 }
 
-static const char *write_slice(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_slice(onnx_export *x, const tn_node *n) {
     int64_t dim = n->i[TN_SLICE_DIM], stop = n->i[TN_SLICE_STOP], step = n->i[TN_SLICE_STEP];
-    (void)w;
     if (step > 0 && stop == n->in[0]->shape[dim]) stop = INT64_MAX;
     const char *names[] = {in(x, n, 0), onnx_write_list(x, &n->i[TN_SLICE_START], 1), onnx_write_list(x, &stop, 1),
                            onnx_write_list(x, &dim, 1), onnx_write_list(x, &step, 1)};
@@ -280,28 +254,25 @@ static const char *places(onnx_export *x, const int64_t *shape, int rank, const 
 
 static bool has_few_places(const tn_node *n) { return tn_node_numel(n) <= MOST_PLACES; }
 
-static const char *write_as_strided(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_as_strided(onnx_export *x, const tn_node *n) {
     const int64_t *stride = n->i + 2 + n->rank;
-    (void)w;
     return onnx_emit2(x, "Gather", flat(x, in(x, n, 0)), places(x, n->shape, n->rank, stride, stride[n->rank], false));
 }
 
 static bool writes_few_places(const tn_node *n) { return has_few_places(n->in[1]); }
 
-static const char *write_assign_view(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_assign_view(onnx_export *x, const tn_node *n) {
     const tn_node *value = n->in[1];
     const char *to = places(x, value->shape, value->rank, n->i + 2, n->i[TN_ASSIGN_VIEW_OFFSET], true);
-    (void)w;
     const char *written = onnx_emit3(x, "ScatterElements", flat(x, in(x, n, 0)), to, flat(x, in(x, n, 1)));
     return onnx_emit2(x, "Reshape", written, onnx_write_shape(x, n));
 }
 
 /* ---- copies and indices ------------------------------------------------------------------------------------------ */
 
-static const char *write_cat(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_cat(onnx_export *x, const tn_node *n) {
     const char *names[UINT8_MAX];
     int count = 0;
-    (void)w;
     for (int k = 0; k < n->n_in; k++)
         if (n->in[k]->rank == n->rank) names[count++] = in(x, n, k);
     onnx_attr_int(x, "axis", n->i[0]);
@@ -317,9 +288,8 @@ static const char *padded(onnx_export *x, const char *value, const int64_t *befo
 }
 
 /* Ours begin with the last dimension. */
-static const char *write_pad(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_pad(onnx_export *x, const tn_node *n) {
     int64_t before[TN_MAX_RANK] = {0}, after[TN_MAX_RANK] = {0};
-    (void)w;
     for (int k = 0; k < n->i[0]; k += 2) {
         before[n->rank - 1 - k / 2] = n->i[1 + k];
         after[n->rank - 1 - k / 2] = n->i[2 + k];
@@ -337,7 +307,6 @@ static const char *indices(onnx_export *x, const tn_node *n, int k) {
     return onnx_emit3(x, "Where", below, onnx_write_number(x, INT32_MAX, t), v);
 }
 
-/* An axis first among the attributes, which are two tensors' worth of inputs. */
 /* ONNX has no axis of a tensor without dimensions: it becomes one with one element, and the result loses that axis. */
 static const char *with_axis(onnx_export *x, const tn_node *n, const char *value) {
     return n->rank == 0 ? flat(x, value) : value;
@@ -347,16 +316,16 @@ static const char *without_axis(onnx_export *x, const tn_node *n, const char *va
     return n->rank == 0 ? onnx_emit2(x, "Reshape", value, onnx_write_shape(x, n)) : value;
 }
 
-static const char *write_indexed(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_indexed(onnx_export *x, const tn_node *n) {
     if (tn_node_numel(n) == 0) /* its index may have another rank than x */
         return onnx_emit2(x, "Expand", onnx_write_number(x, 0, (tn_dtype)n->dtype), onnx_write_shape(x, n));
     const char *from = with_axis(x, n->in[0], in(x, n, 0)), *at = with_axis(x, n->in[1], indices(x, n, 1));
     onnx_attr_int(x, "axis", n->i[0]);
-    return without_axis(x, n, onnx_emit2(x, w->onnx, from, at));
+    return without_axis(x, n, onnx_emit2(x, x->writer->onnx, from, at));
 }
 
-static const char *write_embedding(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    return onnx_emit2(x, w->onnx, in(x, n, 1), indices(x, n, 0));
+static const char *write_embedding(onnx_export *x, const tn_node *n) {
+    return onnx_emit2(x, x->writer->onnx, in(x, n, 1), indices(x, n, 0));
 }
 
 /* The part of the source that the index speaks of. */
@@ -378,17 +347,17 @@ static double neutral(int with, tn_dtype t) {
     return with > 0 ? values / 2 - 1 : -values / 2;
 }
 
-static const char *write_scatter(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    const char *fill = onnx_write_number(x, neutral(w->with, (tn_dtype)n->dtype), (tn_dtype)n->dtype);
+static const char *write_scatter(onnx_export *x, const tn_node *n) {
+    const char *fill = onnx_write_number(x, neutral(x->writer->with, (tn_dtype)n->dtype), (tn_dtype)n->dtype);
     const char *start = onnx_emit2(x, "Expand", fill, onnx_write_shape(x, n)), *from = source(x, n);
     const char *at = indices(x, n, 0);
     onnx_attr_int(x, "axis", n->i[0]);
-    onnx_attr_text(x, "reduction", w->onnx);
+    onnx_attr_text(x, "reduction", x->writer->onnx);
     return onnx_emit3(x, "ScatterElements", start, at, from);
 }
 
 /* The greatest number along the dim: each place of the index sends its own. */
-static const char *write_scatter_last(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_scatter_last(onnx_export *x, const tn_node *n) {
     const tn_node *index = n->in[0];
     int64_t along[TN_MAX_RANK] = {0};
     along[n->i[0]] = 1;
@@ -396,35 +365,33 @@ static const char *write_scatter_last(onnx_export *x, const tn_node *n, const on
     const char *start = onnx_emit2(x, "Expand", onnx_write_number(x, -1, TN_I64), onnx_write_shape(x, n));
     const char *at = indices(x, n, 0);
     onnx_attr_int(x, "axis", n->i[0]);
-    onnx_attr_text(x, "reduction", w->onnx);
+    onnx_attr_text(x, "reduction", x->writer->onnx);
     return onnx_emit3(x, "ScatterElements", start, at, from);
 }
 
 static bool has_few_sources(const tn_node *n) { return has_few_places(n->in[0]); }
 
-static const char *write_index_add(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_index_add(onnx_export *x, const tn_node *n) {
     const char *rows = onnx_emit2(x, "Unsqueeze", in(x, n, 1), onnx_write_list(x, (int64_t[]){-1}, 1));
-    (void)w;
     onnx_attr_text(x, "reduction", "add");
     return onnx_emit3(x, "ScatterND", in(x, n, 0), rows, in(x, n, 2));
 }
 
 /* `with`: which of TopK's results, the values or where they are. */
-static const char *write_topk(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_topk(onnx_export *x, const tn_node *n) {
     bool all = n->op == TN_OP_ARGSORT_LAST;
     int64_t k = all ? n->shape[n->rank - 1] : n->i[TN_TOPK_K];
     const char *names[] = {with_axis(x, n->in[0], in(x, n, 0)), onnx_write_list(x, &k, 1)};
     onnx_attr_int(x, "axis", all ? -1 : n->i[TN_TOPK_DIM]);
     onnx_attr_int(x, "largest", all ? n->i[TN_ARGSORT_LAST_DESCENDING] : n->i[TN_TOPK_LARGEST]);
-    return without_axis(x, n, onnx_emit_nth(x, "TopK", names, 2, w->with, 2));
+    return without_axis(x, n, onnx_emit_nth(x, "TopK", names, 2, x->writer->with, 2));
 }
 
 /* Both axes are looked up in tables [taps, places], then the taps are put together. */
-static const char *write_windows(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_windows(onnx_export *x, const tn_node *n) {
     const int64_t *i = n->i, *pad = i + TN_UNFOLD2D_PADDING;
     int64_t before[] = {0, 0, pad[0], pad[1]};
     const char *v = in(x, n, 0);
-    (void)w;
     if (pad[0] || pad[1])
         v = padded(x, v, before, before, 4, onnx_write_number(x, n->f[TN_UNFOLD2D_VALUE], (tn_dtype)n->dtype));
     for (int a = 0; a < 2; a++) {
@@ -438,12 +405,11 @@ static const char *write_windows(onnx_export *x, const tn_node *n, const onnx_wr
     return onnx_emit1(x, "Transpose", v);
 }
 
-static const char *write_fold(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_fold(onnx_export *x, const tn_node *n) {
     const int64_t *y = n->in[0]->shape, *pad = n->i + TN_FOLD2D_PADDING;
     int64_t columns[] = {y[0], y[1] * y[2] * y[3], y[4] * y[5]};
     const char *v = onnx_emit2(x, "Reshape", in(x, n, 0), onnx_write_list(x, columns, 3));
     const char *size = onnx_write_list(x, n->shape + 2, 2), *kernel = onnx_write_list(x, n->i, 2);
-    (void)w;
     onnx_attr_ints(x, "strides", n->i + TN_FOLD2D_STRIDE, 2);
     onnx_attr_ints(x, "dilations", n->i + TN_FOLD2D_DILATION, 2);
     onnx_attr_ints(x, "pads", (int64_t[]){pad[0], pad[1], pad[0], pad[1]}, 4);
@@ -452,18 +418,18 @@ static const char *write_fold(onnx_export *x, const tn_node *n, const onnx_write
 
 /* ---- reductions -------------------------------------------------------------------------------------------------- */
 
-static const char *write_reduce(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_reduce(onnx_export *x, const tn_node *n) {
     int count = (int)n->i[0];
     const char *v = in(x, n, 0);
     if (n->in[0]->dtype != n->dtype) v = onnx_write_cast(x, v, (tn_dtype)n->dtype);
     if (count == 0) return v;
     const char *dims = onnx_write_list(x, n->i + 1, count);
     onnx_attr_int(x, "keepdims", n->i[1 + count]);
-    return onnx_emit2(x, w->onnx, v, dims);
+    return onnx_emit2(x, x->writer->onnx, v, dims);
 }
 
 /* Several dims go to the end, where they become one. */
-static const char *write_arg(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_arg(onnx_export *x, const tn_node *n) {
     const tn_node *v = n->in[0];
     int64_t order[TN_MAX_RANK], shape[TN_MAX_RANK] = {0}, count = n->i[0], last = 1;
     int kept = 0, reduced = v->rank - (int)count;
@@ -481,45 +447,43 @@ static const char *write_arg(onnx_export *x, const tn_node *n, const onnx_writer
     rows = onnx_emit2(x, "Reshape", rows, onnx_write_list(x, shape, kept + 1));
     onnx_attr_int(x, "axis", -1);
     onnx_attr_int(x, "keepdims", 0);
-    return onnx_emit2(x, "Reshape", onnx_emit1(x, w->onnx, rows), onnx_write_shape(x, n));
+    return onnx_emit2(x, "Reshape", onnx_emit1(x, x->writer->onnx, rows), onnx_write_shape(x, n));
 }
 
-static const char *write_arg_of_dim(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    if (n->i[0] != 1) return write_arg(x, n, w);
+static const char *write_arg_of_dim(onnx_export *x, const tn_node *n) {
+    if (n->i[0] != 1) return write_arg(x, n);
     onnx_attr_int(x, "axis", n->i[1]);
     onnx_attr_int(x, "keepdims", n->i[2]);
-    return onnx_emit1(x, w->onnx, in(x, n, 0));
+    return onnx_emit1(x, x->writer->onnx, in(x, n, 0));
 }
 
-static const char *write_cumsum(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_cumsum(onnx_export *x, const tn_node *n) {
     const char *v = with_axis(x, n, in(x, n, 0));
-    (void)w;
     if (n->in[0]->dtype != n->dtype) v = onnx_write_cast(x, v, (tn_dtype)n->dtype);
     return without_axis(x, n, onnx_emit2(x, "CumSum", v, onnx_write_number(x, (double)n->i[0], TN_I64)));
 }
 
 static bool has_dims(const tn_node *n) { return n->rank > 0; }
 
-static const char *write_axis(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_axis(onnx_export *x, const tn_node *n) {
     onnx_attr_int(x, "axis", n->i[0]);
-    return onnx_emit1(x, w->onnx, in(x, n, 0));
+    return onnx_emit1(x, x->writer->onnx, in(x, n, 0));
 }
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
 /* x wᵀ, the weight widened to x's type. */
-static const char *write_linear(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_linear(onnx_export *x, const tn_node *n) {
     const char *weight = in(x, n, 1);
-    (void)w;
     if (!tn_dtype_is_quantized((tn_dtype)n->in[1]->dtype)) weight = onnx_write_cast(x, weight, (tn_dtype)n->dtype);
     onnx_attr_ints(x, "perm", (int64_t[]){1, 0}, 2);
     return onnx_emit2(x, "MatMul", in(x, n, 0), onnx_emit1(x, "Transpose", weight));
 }
 
 /* A product of halves whose sums are not rounded. */
-static const char *write_wide_product(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_wide_product(onnx_export *x, const tn_node *n) {
     const char *left = onnx_write_cast(x, in(x, n, 0), TN_F32);
-    return onnx_emit2(x, w->onnx, left, onnx_write_cast(x, in(x, n, 1), TN_F32));
+    return onnx_emit2(x, x->writer->onnx, left, onnx_write_cast(x, in(x, n, 1), TN_F32));
 }
 
 /* Where the elements of a list would stand, sorted. */
@@ -575,12 +539,11 @@ static const char *multiply_parts(onnx_export *x, const tn_node *n, const char *
 
 static bool has_experts(const tn_node *n) { return n->in[1]->shape[0] > 0; }
 
-static const char *write_experts(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_experts(onnx_export *x, const tn_node *n) {
     const char *weight = in(x, n, 1), *made = "";
     size_t experts = (size_t)n->in[1]->shape[0];
     const char **parts = tn_mem_zalloc(2 * experts, sizeof *parts);
     int64_t *numbers = tn_mem_zalloc(experts, sizeof *numbers);
-    (void)w;
     if (!tn_dtype_is_quantized((tn_dtype)n->in[1]->dtype)) weight = onnx_write_cast(x, weight, (tn_dtype)n->dtype);
     if (parts && numbers)
         made = multiply_parts(x, n, weight, parts, parts + experts, numbers);
@@ -595,8 +558,7 @@ static const char *write_experts(onnx_export *x, const tn_node *n, const onnx_wr
 
 static bool has_weight(const tn_node *n) { return n->in[1] != NULL; }
 
-static const char *write_layer_norm(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    (void)w;
+static const char *write_layer_norm(onnx_export *x, const tn_node *n) {
     onnx_attr_int(x, "axis", -n->i[0]);
     onnx_attr_float(x, "epsilon", n->f[0]);
     return onnx_emit3(x, "LayerNormalization", in(x, n, 0), in(x, n, 1), in(x, n, 2));
@@ -608,9 +570,8 @@ static bool is_inference(const tn_node *n) {
     return !n->i[TN_BATCH_NORM_TRAINING];
 }
 
-static const char *write_batch_norm(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_batch_norm(onnx_export *x, const tn_node *n) {
     const char *names[] = {in(x, n, 0), in(x, n, 3), in(x, n, 4), in(x, n, 1), in(x, n, 2)};
-    (void)w;
     onnx_attr_float(x, "epsilon", n->f[0]);
     return onnx_emit_of(x, "BatchNormalization", names, 5);
 }
@@ -630,8 +591,8 @@ static void attr_both_sides(onnx_export *x, const int64_t *pad, int axes) {
 }
 
 /* `with`: the number of axes; the attributes are lists of that length, then the groups. */
-static const char *write_conv(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    int axes = w->with;
+static const char *write_conv(onnx_export *x, const tn_node *n) {
+    int axes = x->writer->with;
     onnx_attr_ints(x, "strides", n->i, axes);
     attr_both_sides(x, n->i + axes, axes);
     onnx_attr_ints(x, "dilations", n->i + 2 * axes, axes);
@@ -645,8 +606,7 @@ static bool is_plain_transposed(const tn_node *n) {
     return has_batch(n);
 }
 
-static const char *write_conv_transpose(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    (void)w;
+static const char *write_conv_transpose(onnx_export *x, const tn_node *n) {
     onnx_attr_ints(x, "strides", n->i + TN_CONV_TRANSPOSE2D_STRIDE, 2);
     attr_both_sides(x, n->i + TN_CONV_TRANSPOSE2D_PADDING, 2);
     onnx_attr_ints(x, "output_padding", n->i + TN_CONV_TRANSPOSE2D_OUTPUT_PADDING, 2);
@@ -678,9 +638,8 @@ static const char *filtered(onnx_export *x, const char *images, const char *filt
     return onnx_emit2(x, "Conv", images, filters);
 }
 
-static const char *write_conv_forward(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_conv_forward(onnx_export *x, const tn_node *n) {
     const int64_t *i = n->i;
-    (void)w;
     filtering f = {n->in[0]->shape + 2,
                    n->in[1]->shape + 2,
                    n->shape + 2,
@@ -700,9 +659,8 @@ static const char *exchanged(onnx_export *x, const char *v) {
     return onnx_emit1(x, "Transpose", v);
 }
 
-static const char *write_conv_weight(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_conv_weight(onnx_export *x, const tn_node *n) {
     const int64_t *i = n->i;
-    (void)w;
     filtering f = {n->in[0]->shape + 2,
                    n->in[1]->shape + 2,
                    n->shape + 2,
@@ -729,9 +687,8 @@ static bool is_transposed_conv(const tn_node *n) {
     return true;
 }
 
-static const char *write_spread(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_spread(onnx_export *x, const tn_node *n) {
     int64_t pads[4], more[2];
-    (void)w;
     for (int a = 0; a < 2; a++) {
         pads[a] = n->i[TN_CONV2D_DGRAD_PADDING + a];
         pads[2 + a] = tn_max64(spread_after(n, a), 0);
@@ -751,7 +708,7 @@ static bool is_plain_pool(const tn_node *n) {
     return !n->i[TN_AVG_POOL2D_CEIL_MODE] && !n->i[TN_AVG_POOL2D_DIVISOR_OVERRIDE];
 }
 
-static const char *write_pool(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_pool(onnx_export *x, const tn_node *n) {
     const int64_t *kernel = n->i, *stride = n->i + TN_MAX_POOL2D_STRIDE;
     int64_t steps[2];
     for (int a = 0; a < 2; a++)
@@ -763,7 +720,7 @@ static const char *write_pool(onnx_export *x, const tn_node *n, const onnx_write
         onnx_attr_ints(x, "dilations", n->i + TN_MAX_POOL2D_DILATION, 2);
     else
         onnx_attr_int(x, "count_include_pad", n->i[TN_AVG_POOL2D_COUNT_INCLUDE_PAD]);
-    return onnx_emit1(x, w->onnx, in(x, n, 0));
+    return onnx_emit1(x, x->writer->onnx, in(x, n, 0));
 }
 
 static bool is_global_pool(const tn_node *n) { return has_batch(n) && n->i[0] == 1 && n->i[1] == 1; }
@@ -898,7 +855,8 @@ const char *onnx_write_node(onnx_export *x, const tn_node *n) {
         tn_dtype from = n->in[k] ? (tn_dtype)n->in[k]->dtype : own, to = taken_as(n, from);
         if (n->in[k] && to != from) x->widened[k] = onnx_write_cast(x, onnx_of(x, n->in[k]), to);
     }
-    const char *value = w->write(x, n, w);
+    x->writer = w;
+    const char *value = w->write(x, n);
     memset(x->widened, 0, sizeof x->widened);
     return taken_as(n, own) == own ? value : onnx_write_cast(x, value, own);
 }

@@ -250,16 +250,16 @@ tn_status onnx_engine_run(const tn_onnx *m, onnx_value *const *in, onnx_value **
 
 /* ==== attributes of operators ===================================================================================== */
 
-/* The attributes of an operator from opset `since` on. */
+/* The attributes of operators, "Add Sub", from opset `since` on. */
 typedef struct onnx_attribute_row {
-    const char *name;
+    const char *names;
     int since;
     const char *attributes;
 } onnx_attribute_row;
 
 typedef struct onnx_attribute_table {
     const char *domain;
-    const onnx_attribute_row *rows; /* ended by a row without a name */
+    const onnx_attribute_row *rows; /* ended by a row without names */
 } onnx_attribute_table;
 extern const onnx_attribute_table onnx_attribute_tables[];
 extern const int onnx_attribute_table_count;

@@ -1,7 +1,7 @@
 /* onnx_attributes.c — which attributes each operator has, of which kind, with which values; a node that breaks this is
  * refused when the model is opened.
  *
- * A row is an operator as of an opset. Its text lists attributes: name, * if it is required, a colon, the kind as a
+ * A row is for operators, separated by blanks, as of an opset. Its text lists attributes: name, * if it is required, a colon, the kind as a
  * letter, and = with what is allowed: texts or numbers separated by |, or a range low..high (high may be left out).
  * Values that Trunnion does not compute with are not listed as allowed, so that nothing is silently ignored. An
  * operator without a row has no attributes; names that begin with _ are notes of the exporter's.
@@ -21,23 +21,20 @@
 #define NODE_MODES "nodes_modes:S=LEAF|BRANCH_LEQ|BRANCH_LT|BRANCH_GTE|BRANCH_GT|BRANCH_EQ|BRANCH_NEQ "
 
 static const onnx_attribute_row standard[] = {
-    {"Abs", 1, "consumed_inputs:I"},
-    {"Abs", 6, ""},
-    {"Add", 1, "axis:i broadcast:i=0..1 consumed_inputs:I"},
-    {"Add", 6, "axis:i broadcast:i=0..1"},
-    {"Add", 7, ""},
+    {"Abs Ceil Exp Floor Log Max Mean Min Neg Reciprocal Sqrt Sum Tanh", 1, "consumed_inputs:I"},
+    {"Abs Ceil Exp Floor Log Max Mean Min Neg Reciprocal Sqrt Sum Tanh", 6, ""},
+    {"Add Div Mul Sub", 1, "axis:i broadcast:i=0..1 consumed_inputs:I"},
+    {"Add Div Mul Sub", 6, "axis:i broadcast:i=0..1"},
+    {"Add And Div Equal Greater Less Mul Or Pow Sub Xor", 7, ""},
     {"AffineGrid", 20, "align_corners:i=0..1"},
-    {"And", 1, "axis:i broadcast:i=0..1"},
-    {"And", 7, ""},
-    {"ArgMax", 1, "axis:i keepdims:i=0..1"},
-    {"ArgMax", 12, "axis:i keepdims:i=0..1 select_last_index:i=0..1"},
-    {"ArgMin", 1, "axis:i keepdims:i=0..1"},
-    {"ArgMin", 12, "axis:i keepdims:i=0..1 select_last_index:i=0..1"},
+    {"And Equal Greater Less Or Pow Xor", 1, "axis:i broadcast:i=0..1"},
+    {"ArgMax ArgMin", 1, "axis:i keepdims:i=0..1"},
+    {"ArgMax ArgMin", 12, "axis:i keepdims:i=0..1 select_last_index:i=0..1"},
     {"Attention", 23, "is_causal:i=0..1 kv_num_heads:i=1.. q_num_heads:i=1.. qk_matmul_output_mode:i=0..3 scale:f "
      "softcap:f=0.. softmax_precision:i=1|10|11|16"},
     {"Attention", 25, "is_causal:i=0..1 kv_num_heads:i=1.. left_window_size:i=-1.. q_num_heads:i=1.. "
      "qk_matmul_output_mode:i=0..3 right_window_size:i=-1.. scale:f softcap:f=0.. softmax_precision:i=1|10|11|16"},
-    {"AveragePool", 1, AUTO_PAD "kernel_shape*:I=1.. pads:I strides:I=1.."},
+    {"AveragePool MaxPool", 1, AUTO_PAD "kernel_shape*:I=1.. pads:I strides:I=1.."},
     {"AveragePool", 7, AUTO_PAD "count_include_pad:i=0..1 kernel_shape*:I=1.. pads:I strides:I=1.."},
     {"AveragePool", 10, AUTO_PAD "ceil_mode:i=0..1 count_include_pad:i=0..1 kernel_shape*:I=1.. pads:I strides:I=1.."},
     {"AveragePool", 19, AUTO_PAD "ceil_mode:i=0..1 count_include_pad:i=0..1 dilations:I=1.. kernel_shape*:I=1.. "
@@ -49,7 +46,7 @@ static const onnx_attribute_row standard[] = {
     {"Bernoulli", 15, "dtype:i=1..28 seed:f"},
     {"BitCast", 26, "to*:i=1..28"},
     {"BitShift", 11, "direction*:s=LEFT|RIGHT"},
-    {"BlackmanWindow", 17, "output_datatype:i=1..28 periodic:i=0..1"},
+    {"BlackmanWindow HammingWindow HannWindow", 17, "output_datatype:i=1..28 periodic:i=0..1"},
     {"Cast", 1, "to*:s"},
     {"Cast", 6, "to*:i=1..28"},
     {"Cast", 19, "saturate:i=0..1 to*:i=1..28"},
@@ -58,16 +55,14 @@ static const onnx_attribute_row standard[] = {
     {"CastLike", 19, "saturate:i=0..1"},
     {"CastLike", 24, "round_mode:s=up|down|nearest saturate:i=0..1"},
     {"CausalConvWithState", 27, "activation:s=silu|swish|none"},
-    {"Ceil", 1, "consumed_inputs:I"},
-    {"Ceil", 6, ""},
     {"Celu", 12, "alpha:f"},
     {"CenterCropPad", 18, "axes:I"},
     {"Clip", 1, "consumed_inputs:I max:f min:f"},
     {"Clip", 6, "max:f min:f"},
-    {"Clip", 11, ""},
+    {"Clip GatherND Range ScatterND", 11, ""},
     {"Col2Im", 18, "dilations:I=1.. pads:I strides:I=1.."},
-    {"Compress", 9, "axis:i"},
-    {"Concat", 1, "axis:i"},
+    {"Compress OneHot Scatter", 9, "axis:i"},
+    {"Concat Flatten Gather Hardmax LogSoftmax Softmax", 1, "axis:i"},
     {"Concat", 4, "axis*:i"},
     {"ConcatFromSequence", 11, "axis*:i new_axis:i=0..1"},
     {"Constant", 1, "value*:t"},
@@ -76,7 +71,7 @@ static const onnx_attribute_row standard[] = {
      "value_strings:S"},
     {"ConstantOfShape", 9, "value:t"},
     {"Conv", 1, AUTO_PAD "dilations:I=1.. group:i=1.. kernel_shape:I=1.. pads:I strides:I=1.."},
-    {"ConvInteger", 10, AUTO_PAD "dilations:I=1.. group:i=1.. kernel_shape:I=1.. pads:I strides:I=1.."},
+    {"ConvInteger QLinearConv", 10, AUTO_PAD "dilations:I=1.. group:i=1.. kernel_shape:I=1.. pads:I strides:I=1.."},
     {"ConvTranspose", 1, AUTO_PAD "dilations:I=1.. group:i=1.. kernel_shape:I=1.. output_padding:I output_shape:I "
      "pads:I strides:I=1.."},
     {"CumProd", 26, "exclusive:i=0..1 reverse:i=0..1"},
@@ -84,50 +79,33 @@ static const onnx_attribute_row standard[] = {
     {"DFT", 17, "axis:i inverse:i=0..1 onesided:i=0..1"},
     {"DFT", 20, "inverse:i=0..1 onesided:i=0..1"},
     {"DeformConv", 19, "dilations:I=1.. group:i=1.. kernel_shape:I=1.. offset_group:i=1.. pads:I strides:I=1.."},
-    {"DepthToSpace", 1, "blocksize*:i=1.."},
+    {"DepthToSpace SpaceToDepth", 1, "blocksize*:i=1.."},
     {"DepthToSpace", 11, "blocksize*:i=1.. mode:s=DCR|CRD"},
-    {"DequantizeLinear", 10, ""},
-    {"DequantizeLinear", 13, "axis:i"},
+    {"DequantizeLinear QuantizeLinear Slice", 10, ""},
+    {"DequantizeLinear QuantizeLinear Split", 13, "axis:i"},
     {"DequantizeLinear", 21, "axis:i block_size:i=0.."},
     {"DequantizeLinear", 23, "axis:i block_size:i=0.. output_dtype:i=0..28"},
-    {"Div", 1, "axis:i broadcast:i=0..1 consumed_inputs:I"},
-    {"Div", 6, "axis:i broadcast:i=0..1"},
-    {"Div", 7, ""},
     {"Dropout", 7, "ratio:f=0..1"},
     {"Dropout", 12, "seed:i"},
     {"Einsum", 12, "equation*:s"},
-    {"Elu", 6, "alpha:f"},
-    {"Equal", 1, "axis:i broadcast:i=0..1"},
-    {"Equal", 7, ""},
-    {"Exp", 1, "consumed_inputs:I"},
-    {"Exp", 6, ""},
+    {"Elu LeakyRelu", 6, "alpha:f"},
     {"EyeLike", 9, "dtype:i=1..28 k:i"},
-    {"Flatten", 1, "axis:i"},
-    {"Floor", 1, "consumed_inputs:I"},
-    {"Floor", 6, ""},
     {"GRU", 7, "activation_alpha:F activation_beta:F activations:S clip:f=0.. "
      "direction:s=forward|reverse|bidirectional "
      "hidden_size:i=1.. linear_before_reset:i=0..1"},
     {"GRU", 14, "activation_alpha:F activation_beta:F activations:S clip:f=0.. "
      "direction:s=forward|reverse|bidirectional hidden_size:i=1.. layout:i=0..1 linear_before_reset:i=0..1"},
-    {"Gather", 1, "axis:i"},
-    {"GatherElements", 11, "axis:i"},
-    {"GatherND", 11, ""},
+    {"GatherElements ScatterElements", 11, "axis:i"},
     {"GatherND", 12, "batch_dims:i"},
     {"Gelu", 20, "approximate:s=none|tanh"},
     {"Gemm", 1, "alpha:f beta:f broadcast:i=0..1 transA:i=0..1 transB:i=0..1"},
     {"Gemm", 7, "alpha:f beta:f transA:i=0..1 transB:i=0..1"},
     {"GlobalLpPool", 2, "p:i=1.."},
-    {"Greater", 1, "axis:i broadcast:i=0..1"},
-    {"Greater", 7, ""},
     {"GridSample", 16, "align_corners:i=0..1 mode:s=linear|bilinear|nearest|cubic|bicubic "
      "padding_mode:s=zeros|border|reflection"},
     {"GroupNormalization", 18, "epsilon:f=0.. num_groups*:i=1.."},
     {"GroupNormalization", 21, "epsilon:f=0.. num_groups*:i=1.. stash_type:i=1|10|11|16"},
-    {"HammingWindow", 17, "output_datatype:i=1..28 periodic:i=0..1"},
-    {"HannWindow", 17, "output_datatype:i=1..28 periodic:i=0..1"},
     {"HardSigmoid", 6, "alpha:f beta:f"},
-    {"Hardmax", 1, "axis:i"},
     {"If", 1, "else_branch*:g then_branch*:g"},
     {"ImageDecoder", 20, "pixel_format:s=RGB|BGR|Grayscale"},
     {"InstanceNormalization", 6, "epsilon:f=0.."},
@@ -138,53 +116,27 @@ static const onnx_attribute_row standard[] = {
     {"LSTM", 14, "activation_alpha:F activation_beta:F activations:S clip:f=0.. "
      "direction:s=forward|reverse|bidirectional hidden_size:i=1.. input_forget:i=0..1 layout:i=0..1"},
     {"LayerNormalization", 17, "axis:i epsilon:f=0.. stash_type:i=1|10|11|16"},
-    {"LeakyRelu", 6, "alpha:f"},
-    {"Less", 1, "axis:i broadcast:i=0..1"},
-    {"Less", 7, ""},
     {"LinearAttention", 27, "chunk_size:i kv_num_heads*:i=1.. q_num_heads*:i=1.. scale:f "
      "update_rule:s=linear|gated|delta|gated_delta"},
-    {"Log", 1, "consumed_inputs:I"},
-    {"Log", 6, ""},
-    {"LogSoftmax", 1, "axis:i"},
     {"Loop", 1, "body*:g"},
     {"LpNormalization", 1, "axis:i p:i=1|2"},
     {"LpPool", 2, AUTO_PAD "kernel_shape*:I=1.. p:i=1.. pads:I strides:I=1.."},
     {"LpPool", 18, AUTO_PAD "ceil_mode:i=0..1 dilations:I=1.. kernel_shape*:I=1.. p:i=1.. pads:I strides:I=1.."},
-    {"Max", 1, "consumed_inputs:I"},
-    {"Max", 6, ""},
-    {"MaxPool", 1, AUTO_PAD "kernel_shape*:I=1.. pads:I strides:I=1.."},
     {"MaxPool", 8, AUTO_PAD "kernel_shape*:I=1.. pads:I storage_order:i=0..1 strides:I=1.."},
     {"MaxPool", 10, AUTO_PAD "ceil_mode:i=0..1 dilations:I=1.. kernel_shape*:I=1.. pads:I storage_order:i=0..1 "
      "strides:I=1.."},
     {"MaxRoiPool", 1, "pooled_shape*:I=1.. spatial_scale:f=0.."},
     {"MaxUnpool", 9, "kernel_shape*:I=1.. pads:I strides:I=1.."},
-    {"Mean", 1, "consumed_inputs:I"},
-    {"Mean", 6, ""},
     {"MeanVarianceNormalization", 9, "axes:I"},
     {"MelWeightMatrix", 17, "output_datatype:i=1..28"},
-    {"Min", 1, "consumed_inputs:I"},
-    {"Min", 6, ""},
     {"Mod", 10, "fmod:i=0..1"},
-    {"Mul", 1, "axis:i broadcast:i=0..1 consumed_inputs:I"},
-    {"Mul", 6, "axis:i broadcast:i=0..1"},
-    {"Mul", 7, ""},
     {"Multinomial", 7, "dtype:i=6|7 sample_size:i=1.. seed:f"},
-    {"Neg", 1, "consumed_inputs:I"},
-    {"Neg", 6, ""},
-    {"NegativeLogLikelihoodLoss", 12, "ignore_index:i reduction:s=none|mean|sum"},
+    {"NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss", 12, "ignore_index:i reduction:s=none|mean|sum"},
     {"NonMaxSuppression", 10, "center_point_box:i=0..1"},
-    {"OneHot", 9, "axis:i"},
     {"Optional", 15, "type:T"},
-    {"Or", 1, "axis:i broadcast:i=0..1"},
-    {"Or", 7, ""},
     {"Pad", 1, "mode:s=constant|reflect|edge|wrap value:f"},
     {"Pad", 2, "mode:s=constant|reflect|edge|wrap pads*:I value:f"},
     {"Pad", 11, "mode:s=constant|reflect|edge|wrap"},
-    {"Pow", 1, "axis:i broadcast:i=0..1"},
-    {"Pow", 7, ""},
-    {"QLinearConv", 10, AUTO_PAD "dilations:I=1.. group:i=1.. kernel_shape:I=1.. pads:I strides:I=1.."},
-    {"QuantizeLinear", 10, ""},
-    {"QuantizeLinear", 13, "axis:i"},
     {"QuantizeLinear", 19, "axis:i saturate:i=0..1"},
     {"QuantizeLinear", 21, "axis:i block_size:i=0.. output_dtype:i=0..28 saturate:i=0..1"},
     {"QuantizeLinear", 23, "axis:i block_size:i=0.. output_dtype:i=0..28 precision:i=0|1|10|11|16 saturate:i=0..1"},
@@ -198,30 +150,12 @@ static const onnx_attribute_row standard[] = {
     {"RandomNormalLike", 1, "dtype:i=1|10|11|16 mean:f scale:f seed:f"},
     {"RandomUniform", 1, "dtype:i=1|10|11|16 high:f low:f seed:f shape*:I"},
     {"RandomUniformLike", 1, "dtype:i=1|10|11|16 high:f low:f seed:f"},
-    {"Range", 11, ""},
     {"Range", 27, "stash_type:i=1|10|11|16"},
-    {"Reciprocal", 1, "consumed_inputs:I"},
-    {"Reciprocal", 6, ""},
-    {"ReduceL1", 1, "axes:I keepdims:i=0..1"},
-    {"ReduceL1", 18, "keepdims:i=0..1 noop_with_empty_axes:i=0..1"},
-    {"ReduceL2", 1, "axes:I keepdims:i=0..1"},
-    {"ReduceL2", 18, "keepdims:i=0..1 noop_with_empty_axes:i=0..1"},
-    {"ReduceLogSum", 1, "axes:I keepdims:i=0..1"},
-    {"ReduceLogSum", 18, "keepdims:i=0..1 noop_with_empty_axes:i=0..1"},
-    {"ReduceLogSumExp", 1, "axes:I keepdims:i=0..1"},
-    {"ReduceLogSumExp", 18, "keepdims:i=0..1 noop_with_empty_axes:i=0..1"},
-    {"ReduceMax", 1, "axes:I keepdims:i=0..1"},
-    {"ReduceMax", 18, "keepdims:i=0..1 noop_with_empty_axes:i=0..1"},
-    {"ReduceMean", 1, "axes:I keepdims:i=0..1"},
-    {"ReduceMean", 18, "keepdims:i=0..1 noop_with_empty_axes:i=0..1"},
-    {"ReduceMin", 1, "axes:I keepdims:i=0..1"},
-    {"ReduceMin", 18, "keepdims:i=0..1 noop_with_empty_axes:i=0..1"},
-    {"ReduceProd", 1, "axes:I keepdims:i=0..1"},
-    {"ReduceProd", 18, "keepdims:i=0..1 noop_with_empty_axes:i=0..1"},
-    {"ReduceSum", 1, "axes:I keepdims:i=0..1"},
+    {"ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
+     "ReduceSumSquare", 1, "axes:I keepdims:i=0..1"},
+    {"ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSumSquare", 18,
+     "keepdims:i=0..1 noop_with_empty_axes:i=0..1"},
     {"ReduceSum", 13, "keepdims:i=0..1 noop_with_empty_axes:i=0..1"},
-    {"ReduceSumSquare", 1, "axes:I keepdims:i=0..1"},
-    {"ReduceSumSquare", 18, "keepdims:i=0..1 noop_with_empty_axes:i=0..1"},
     {"RegexFullMatch", 20, "pattern:s"},
     {"Reshape", 1, "consumed_inputs:I shape:I"},
     {"Reshape", 5, ""},
@@ -241,10 +175,7 @@ static const onnx_attribute_row standard[] = {
     {"Scan", 8, "body*:g directions:I=0 num_scan_inputs*:i=1.."},
     {"Scan", 9, "body*:g num_scan_inputs*:i=1.. scan_input_axes:I scan_input_directions:I=0..1 scan_output_axes:I "
      "scan_output_directions:I=0..1"},
-    {"Scatter", 9, "axis:i"},
-    {"ScatterElements", 11, "axis:i"},
     {"ScatterElements", 16, "axis:i reduction:s=none|add|mul|max|min"},
-    {"ScatterND", 11, ""},
     {"ScatterND", 16, "reduction:s=none|add|mul|max|min"},
     {"Selu", 6, "alpha:f gamma:f"},
     {"SequenceEmpty", 11, "dtype:i=1..28"},
@@ -254,30 +185,16 @@ static const onnx_attribute_row standard[] = {
     {"Shrink", 9, "bias:f lambd:f"},
     {"SimplifiedLayerNormalization", 1, "axis:i epsilon:f=0.. stash_type:i=1|10|11|16"},
     {"Slice", 1, "axes:I ends*:I starts*:I"},
-    {"Slice", 10, ""},
-    {"Softmax", 1, "axis:i"},
-    {"SoftmaxCrossEntropyLoss", 12, "ignore_index:i reduction:s=none|mean|sum"},
-    {"SpaceToDepth", 1, "blocksize*:i=1.."},
     {"SpaceToDepth", 28, "blocksize*:i=1.. mode:s=DCR|CRD"},
     {"Split", 1, "axis:i split:I"},
-    {"Split", 13, "axis:i"},
     {"Split", 18, "axis:i num_outputs:i=1.."},
     {"SplitToSequence", 11, "axis:i keepdims:i=0..1"},
-    {"Sqrt", 1, "consumed_inputs:I"},
-    {"Sqrt", 6, ""},
     {"Squeeze", 1, "axes:I"},
-    {"Squeeze", 13, ""},
+    {"Squeeze Unsqueeze", 13, ""},
     {"StringNormalizer", 10, "case_change_action:s=NONE|LOWER|UPPER is_case_sensitive:i=0..1 locale:s stopwords:S"},
     {"StringSplit", 20, "delimiter:s maxsplit:i"},
-    {"Sub", 1, "axis:i broadcast:i=0..1 consumed_inputs:I"},
-    {"Sub", 6, "axis:i broadcast:i=0..1"},
-    {"Sub", 7, ""},
-    {"Sum", 1, "consumed_inputs:I"},
-    {"Sum", 6, ""},
     {"SwiGLU", 28, "alpha:f"},
     {"Swish", 24, "alpha:f"},
-    {"Tanh", 1, "consumed_inputs:I"},
-    {"Tanh", 6, ""},
     {"TensorScatter", 24, "axis:i mode:s=linear|circular"},
     {"TfIdfVectorizer", 9, "max_gram_length*:i=1.. max_skip_count*:i=0.. min_gram_length*:i=1.. "
      "mode*:s=TF|IDF|TFIDF ngram_counts*:I ngram_indexes*:I pool_int64s:I pool_strings:S weights:F"},
@@ -289,12 +206,9 @@ static const onnx_attribute_row standard[] = {
     {"Trilu", 14, "upper:i=0..1"},
     {"Unique", 11, "axis:i sorted:i=0..1"},
     {"Unsqueeze", 1, "axes*:I"},
-    {"Unsqueeze", 13, ""},
     {"Upsample", 7, "mode:s=nearest|linear|bilinear scales*:F"},
     {"Upsample", 9, "mode:s=nearest|linear|bilinear"},
-    {"Xor", 1, "axis:i broadcast:i=0..1"},
-    {"Xor", 7, ""},
-    {.name = NULL},
+    {.names = NULL},
 };
 
 static const onnx_attribute_row classical[] = {
@@ -343,19 +257,19 @@ static const onnx_attribute_row classical[] = {
      "nodes_values:F nodes_values_as_tensor:t " TRANSFORM " target_ids:I target_nodeids:I target_treeids:I "
      "target_weights:F target_weights_as_tensor:t"},
     {"ZipMap", 1, "classlabels_int64s:I classlabels_strings:S"},
-    {.name = NULL},
+    {.names = NULL},
 };
 
 static const onnx_attribute_row preview[] = {
     {"FlexAttention", 1, "prob_mod:g scale:f score_mod:g softmax_precision:i=1|10|11|16"},
-    {.name = NULL},
+    {.names = NULL},
 };
 
 static const onnx_attribute_row training[] = {
     {"Adagrad", 1, "decay_factor:f epsilon:f=0.. norm_coefficient:f"},
     {"Adam", 1, "alpha:f beta:f epsilon:f=0.. norm_coefficient:f norm_coefficient_post:f"},
     {"Momentum", 1, "alpha*:f beta*:f mode*:s=standard|nesterov norm_coefficient*:f"},
-    {.name = NULL},
+    {.names = NULL},
 };
 
 static const onnx_attribute_row runtime[] = {
@@ -364,7 +278,7 @@ static const onnx_attribute_row runtime[] = {
     {"CausalConvWithState", 1, "activation:s=silu|swish|none channels_last:i=0 dilation:i=1 "
      "input_channel_offset:i=0 input_channels:i=0 ndim:i=1 state_channels_last:i=-1|0 state_length:i=0 "
      "state_update_capacity:i=0 state_window:i=0"},
-    {"DequantizeLinear", 1, "axis:i"},
+    {"DequantizeLinear QuantizeLinear", 1, "axis:i"},
     {"DynamicQuantizeLSTM", 1, "activation_alpha:F activation_beta:F activations:S clip:f=0.. "
      "direction:s=forward|reverse|bidirectional hidden_size:i=1.. input_forget:i=0..1"},
     {"EmbedLayerNormalization", 1, "epsilon:f=0.. mask_index_type:i"},
@@ -384,23 +298,19 @@ static const onnx_attribute_row runtime[] = {
     {"MultiHeadAttention", 1, "mask_filter_value:f num_heads*:i=1.. scale:f unidirectional:i=0..1"},
     {"QAttention", 1, "do_rotary:i=0 mask_filter_value:f num_heads*:i=1.. past_present_share_buffer:i=0 scale:f "
      "unidirectional:i=0..1"},
-    {"QGemm", 1, "alpha:f transA:i=0..1 transB:i=0..1"},
+    {"QGemm TransposeMatMul", 1, "alpha:f transA:i=0..1 transB:i=0..1"},
     {"QLinearAveragePool", 1, AUTO_PAD "ceil_mode:i=0..1 channels_last:i=0 count_include_pad:i=0..1 "
      "kernel_shape*:I=1.. pads:I strides:I=1.."},
     {"QLinearConcat", 1, "axis*:i"},
     {"QLinearGlobalAveragePool", 1, "channels_last:i=0"},
-    {"QLinearLeakyRelu", 1, "alpha:f"},
+    {"QLinearLeakyRelu QuickGelu", 1, "alpha:f"},
     {"QLinearReduceMean", 1, "axes*:I keepdims*:i=0..1"},
     {"QLinearSoftmax", 1, "axis:i opset*:i"},
-    {"QuantizeLinear", 1, "axis:i"},
-    {"QuickGelu", 1, "alpha:f"},
     {"RotaryEmbedding", 1, "interleaved:i=0..1 is_packed_batching:i=0 num_heads:i=1.. rotary_embedding_dim:i "
      "scale:f=1"},
     {"SimplifiedLayerNormalization", 1, "axis:i epsilon:f=0.. stash_type:i=1|10|11|16"},
-    {"SkipLayerNormalization", 1, "epsilon:f=0.."},
-    {"SkipSimplifiedLayerNormalization", 1, "epsilon:f=0.."},
-    {"TransposeMatMul", 1, "alpha:f transA:i=0..1 transB:i=0..1"},
-    {.name = NULL},
+    {"SkipLayerNormalization SkipSimplifiedLayerNormalization", 1, "epsilon:f=0.."},
+    {.names = NULL},
 };
 
 // clang-format on
@@ -445,13 +355,29 @@ bool onnx_next_rule(const char **attributes, onnx_rule *rule) {
     return true;
 }
 
+/* Is `word` in a list whose words are separated by blanks? */
+static bool lists(const char *list, onnx_text word) {
+    for (size_t length; *list; list += length + (list[length] == ' ')) {
+        length = strcspn(list, " ");
+        if (onnx_text_equal((onnx_text){list, length}, word)) return true;
+    }
+    return false;
+}
+
+/* The newest row that is not newer than the opset suits best; where all are newer, the oldest. */
+static bool suits_better(const onnx_attribute_row *r, const onnx_attribute_row *best, int opset) {
+    bool reached = r->since <= opset;
+    if (!best || reached != (best->since <= opset)) return !best || reached;
+    return reached ? r->since > best->since : r->since < best->since;
+}
+
 static const onnx_attribute_row *find_row(const onnx_node *n) {
     const onnx_attribute_row *best = NULL;
     for (int t = 0; t < onnx_attribute_table_count; t++) {
         const onnx_text domain = {onnx_attribute_tables[t].domain, strlen(onnx_attribute_tables[t].domain)};
         if (!onnx_same_domain(n->domain, domain)) continue;
-        for (const onnx_attribute_row *r = onnx_attribute_tables[t].rows; r->name; r++)
-            if (onnx_is(n->type, r->name) && (!best || r->since <= n->opset)) best = r;
+        for (const onnx_attribute_row *r = onnx_attribute_tables[t].rows; r->names; r++)
+            if (suits_better(r, best, n->opset) && lists(r->names, n->type)) best = r;
     }
     return best;
 }

@@ -25,13 +25,14 @@ def read_table():
     for domain, table in domains:
         start = text.index(f"onnx_attribute_row {table}[]")
         body = text[start:text.index("};\n\n", start)]
-        for name, since, rest in re.findall(r'\{"(\w+)", (\d+),([^}]*)\}', body):
+        for names, since, rest in re.findall(r'\{((?:\s*"[\w ]+")+), (\d+),([^}]*)\}', body):
             listed = "".join(macros.get(word, quoted) for quoted, word in re.findall(r'"([^"]*)"|([A-Z_]+)', rest))
             attributes = {}
             for rule in listed.split():
                 attribute, kind = rule.split("=")[0].split(":")
                 attributes[attribute.rstrip("*")] = kind, attribute.endswith("*")
-            rows.append((domain, name, int(since), attributes))
+            names = "".join(re.findall('"([^"]*)"', names)).split()
+            rows += [(domain, name, int(since), attributes) for name in names]
     return rows
 
 
