@@ -325,7 +325,7 @@ static void a_missing_a_twofold_and_a_misspelled_attribute_is_refused(void **sta
 static void an_operator_without_attributes_takes_none_but_notes(void **state) {
     (void)state;
     static const onnx_attribute_row sin_row = {"Sin", 7, ""};
-    place p = {"", &sin_row, {.name = {"axis", 4}}};
+    place p = {"", &sin_row, "Sin", {.name = {"axis", 4}}};
     tn_str node = begin_node(&p);
     add_attribute(&node, "_note", 5, ONNX_KIND_INT, "1", 1);
     assert_ok(open_node(&node, "", 13));
@@ -339,7 +339,7 @@ static void an_attribute_that_contradicts_itself_is_refused(void **state) {
     (void)state;
     static const onnx_attribute_row row = {"Softmax", 13, "axis:i"};
     static const int kinds[] = {ONNX_KIND_INT, 0x101, 99};
-    place p = {"", &row, {.name = {"axis", 4}}};
+    place p = {"", &row, "Softmax", {.name = {"axis", 4}}};
     for (size_t k = 0; k < TN_COUNT(kinds); k++) {
         tn_str node = begin_node(&p), a = begin_attribute("axis", 4, kinds[k]);
         if (k == 0)
