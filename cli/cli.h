@@ -7,8 +7,8 @@
 #ifndef TRUNNION_CLI_H
 #define TRUNNION_CLI_H
 
-#include <getopt.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
@@ -104,7 +104,7 @@ enum {
 typedef struct cli_options {
     bool json, strict, verbose;
     const char *device;         /* "auto" unless given */
-    int threads;                /* 0: as many as there are */
+    int32_t threads;            /* 0: as many as there are */
     const char *library;        /* for matrix products; NULL: as the environment says */
     const char *numerics;       /* "exact" or "fast"; NULL: as the environment says */
     int64_t memory;             /* bytes that have to be free; 0: any */
@@ -112,16 +112,80 @@ typedef struct cli_options {
     int matrix, vendor, tuning; /* as in tn_device_options */
     uint64_t seed;
     bool seed_given;
+    uint64_t given; /* bit i: option i of the subcommand's own */
 } cli_options;
 
-/* Parses a subcommand's arguments. `own`: its own options, ended by a row of zeros, with .flag NULL and .val from 256
- * on (or the letter of a short form, named in `shorts`); each found one is handed to `take`, which returns false for
- * a value that is wrong: the message then shows the line of `help` that begins with the option. Options and positional
- * arguments may be mixed.
- * Returns the index of the first positional argument in argv; or -1 after a message: return *status then (--help and
- * --version-like options give CLI_OK). */
-int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const struct option *own, const char *shorts,
-              bool (*take)(void *ctx, int val, const char *arg), void *ctx, int *status);
+/* One of a subcommand's own options; a table of them ends with a row of zeros. The value is stored in the struct of the
+ * subcommand's wishes, whose type and member the macros below take; another type of member does not compile. */
+typedef enum cli_option_kind {
+    CLI_KIND_FLAG,
+    CLI_KIND_TEXT,
+    CLI_KIND_ONE_OF,
+    CLI_KIND_INT,
+    CLI_KIND_INT32,
+    CLI_KIND_BYTES,
+    CLI_KIND_REAL,
+    CLI_KIND_CHOICE,
+    CLI_KIND_SET,
+    CLI_KIND_TAKE,
+    CLI_KIND_TAKE_NOTHING
+} cli_option_kind;
+
+typedef struct cli_option {
+    const char *name;
+    char letter; /* of the short form; 0: none */
+    cli_option_kind kind;
+    size_t at; /* where the value goes */
+    double least, most;
+    const char *words;
+    bool (*take)(void *at, const char *arg); /* false: the value is wrong */
+} cli_option;
+
+#define CLI_PLACE_(T, member, type) _Generic(((T *)0)->member, type : offsetof(T, member))
+#define CLI_RANGE_(name, letter, kind, place, least, most) \
+    { name, letter, kind, place, least, most, NULL, NULL }
+/* bool: given or not. */
+#define CLI_FLAG(name, letter, T, member) CLI_RANGE_(name, letter, CLI_KIND_FLAG, CLI_PLACE_(T, member, bool), 0, 0)
+/* const char *: a text that is not empty; any text. */
+#define CLI_NAME(name, letter, T, member) \
+    CLI_RANGE_(name, letter, CLI_KIND_TEXT, CLI_PLACE_(T, member, const char *), 0, 0)
+#define CLI_TEXT(name, letter, T, member) \
+    CLI_RANGE_(name, letter, CLI_KIND_TEXT, CLI_PLACE_(T, member, const char *), 0, 1)
+/* int64_t or int32_t in [least, most]; int64_t in bytes ("6G"); double. */
+#define CLI_INT(name, letter, T, member, least, most) \
+    CLI_RANGE_(name, letter,                          \
+               _Generic(((T *)0)->member, int64_t     \
+                        : CLI_KIND_INT, int32_t       \
+                        : CLI_KIND_INT32),            \
+               offsetof(T, member), least, most)
+#define CLI_BYTES(name, letter, T, member, least, most) \
+    CLI_RANGE_(name, letter, CLI_KIND_BYTES, CLI_PLACE_(T, member, int64_t), least, (double)(most))
+#define CLI_REAL(name, letter, T, member, least, most) \
+    CLI_RANGE_(name, letter, CLI_KIND_REAL, CLI_PLACE_(T, member, double), least, most)
+/* const char *: one of words, "cosine|linear". */
+#define CLI_ONE_OF(name, letter, T, member, words) \
+    { name, letter, CLI_KIND_ONE_OF, CLI_PLACE_(T, member, const char *), 0, 0, words, NULL }
+/* An int or enum: the place of the value in words, plus `first`. */
+#define CLI_CHOICE(name, letter, T, member, words, first) \
+    { name, letter, CLI_KIND_CHOICE, offsetof(T, member), first, 0, words, NULL }
+/* An option without a value: an int or enum becomes `value`. */
+#define CLI_SET(name, letter, T, member, value) CLI_RANGE_(name, letter, CLI_KIND_SET, offsetof(T, member), value, 0)
+/* What the function makes of the value; the second has none (NULL). */
+#define CLI_TAKE(name, letter, T, member, take) \
+    { name, letter, CLI_KIND_TAKE, offsetof(T, member), 0, 0, NULL, take }
+#define CLI_TAKE_NOTHING(name, letter, T, member, take) \
+    { name, letter, CLI_KIND_TAKE_NOTHING, offsetof(T, member), 0, 0, NULL, take }
+
+/* Parses a subcommand's arguments into `wishes`. `own`: at most 64 options, or NULL. A wrong value is told with the line
+ * of `help` that begins with the option. Options and positional arguments may be mixed.
+ * Returns the index of the first positional argument in argv; or -1 after a message: return *status then (--help gives
+ * CLI_OK). */
+int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const cli_option *own, void *wishes,
+              int *status);
+/* Was the subcommand's own option of that name given? */
+bool cli_is_given(const cli_options *o, const cli_option *own, const char *name);
+/* Stores one value; false if it is wrong. */
+bool cli_take(const cli_option *o, void *wishes, const char *arg);
 
 /* Prints what `help` has to say on the common options that c accepts and does not explain itself; c NULL: on all. */
 void cli_common_help(const cli_command *c, FILE *to);
@@ -132,7 +196,8 @@ const char *cli_nearest(const char *typed, const char *const *names, int count);
 
 /* "6G", "512M", "1.5GiB", "100000" → bytes. Powers of 1024. */
 bool cli_parse_bytes(const char *text, int64_t *out);
-/* A whole number in [least, most]. */
+/* A real or whole number in [least, most]. */
+bool cli_parse_real(const char *text, double least, double most, double *out);
 bool cli_parse_int(const char *text, int64_t least, int64_t most, int64_t *out);
 
 /* For opening a device. */

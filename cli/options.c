@@ -1,5 +1,6 @@
 /* options.c — the options that most subcommands share, parsed the same way everywhere. */
 #include <errno.h>
+#include <getopt.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,72 +9,65 @@
 
 enum {
     MOST_OWN = 64,
-    FIRST_COMMON = 1000,
     MOST_THREADS = 512,  /* the library's limit */
     DEVICE_TIMEOUT = 600 /* seconds: some drivers compile all kernels of a step while it is waited for */
 };
-enum {
-    OPT_JSON = FIRST_COMMON,
-    OPT_DEVICE,
-    OPT_STRICT,
-    OPT_MEM,
-    OPT_DEVICE_TIMEOUT,
-    OPT_TENSOR_CORES,
-    OPT_VENDOR,
-    OPT_TUNE,
-    OPT_THREADS,
-    OPT_LIBRARY,
-    OPT_NUMERICS,
-    OPT_SEED,
-    OPT_QUIET
-};
+enum { FIRST_OWN = 256, FIRST_COMMON = 1000 }; /* getopt's values for options, by their place in their table */
 
+static bool take_seed(void *seed, const char *text) {
+    char *end;
+    errno = 0;
+    unsigned long long v = strtoull(text, &end, 0);
+    if (end == text || *end || errno || *text == '-') return false;
+    *(uint64_t *)seed = v;
+    return true;
+}
+
+static bool take_quiet(void *nothing, const char *none) {
+    (void)nothing, (void)none;
+    (void)setenv("TRUNNION_LOG", "0", 1); /* the library's notices */
+    return cli_quiet = true;
+}
+
+/* Values of choices are those of tn_device_options. */
 static const struct {
-    struct option option;
+    cli_option option;
     unsigned group;   /* the CLI_… bit under which a command accepts it; 0: always */
     const char *help; /* its line */
 } common[] = {
-    {{"json", no_argument, NULL, OPT_JSON},
-     CLI_JSON,
+    {CLI_FLAG("json", 0, cli_options, json), CLI_JSON,
      "  --json                print one JSON object on standard output and nothing else"},
-    {{"device", required_argument, NULL, OPT_DEVICE},
-     CLI_DEVICE,
+    {CLI_NAME("device", 0, cli_options, device), CLI_DEVICE,
      "  --device NAME         auto, or a name from `trunnion devices`: cpu, opencl, cuda:1"},
-    {{"strict", no_argument, NULL, OPT_STRICT},
-     CLI_DEVICE,
+    {CLI_FLAG("strict", 0, cli_options, strict), CLI_DEVICE,
      "  --strict              fail instead of using another device, also for a single op"},
-    {{"mem", required_argument, NULL, OPT_MEM},
-     CLI_DEVICE,
+    {CLI_BYTES("mem", 0, cli_options, memory, 0, INT64_MAX), CLI_DEVICE,
      "  --mem SIZE            require this much free memory on the device, as in 6G"},
-    {{"device-timeout", required_argument, NULL, OPT_DEVICE_TIMEOUT},
-     CLI_DEVICE,
+    {CLI_INT("device-timeout", 0, cli_options, device_timeout, 0, 1000000), CLI_DEVICE,
      "  --device-timeout N    seconds after which a device that does not answer counts as\n"
      "                        lost (default 600; 0: never; cpu: no limit)"},
-    {{"tensor-cores", required_argument, NULL, OPT_TENSOR_CORES},
-     CLI_DEVICE,
+    {CLI_CHOICE("tensor-cores", 0, cli_options, matrix, "off|half|tf32", 1), CLI_DEVICE,
      "  --tensor-cores KIND   off; half: for f16 and bf16 products (default); tf32: for f32\n"
      "                        products too, with fewer bits"},
-    {{"vendor", required_argument, NULL, OPT_VENDOR},
-     CLI_DEVICE,
+    {CLI_CHOICE("vendor", 0, cli_options, vendor, "off|all", 1), CLI_DEVICE,
      "  --vendor KIND         off: own kernels only; all: every installed library of the\n"
      "                        device's vendor (cuBLASLt, cuDNN, rocBLAS, MPS)"},
-    {{"tune", required_argument, NULL, OPT_TUNE},
-     CLI_DEVICE,
+    {CLI_CHOICE("tune", 0, cli_options, tuning, "cache|first-use|off", 1), CLI_DEVICE,
      "  --tune KIND           measured variants: cache: those measured before (default);\n"
      "                        first-use: also measure at the first use; off: rules only"},
-    {{"threads", required_argument, NULL, OPT_THREADS}, CLI_THREADS, "  --threads N           CPU threads, 1 to 512"},
-    {{"library", required_argument, NULL, OPT_LIBRARY},
-     CLI_THREADS,
+    {CLI_INT("threads", 0, cli_options, threads, 1, MOST_THREADS), CLI_THREADS,
+     "  --threads N           CPU threads, 1 to 512"},
+    {CLI_NAME("library", 0, cli_options, library), CLI_THREADS,
      "  --library NAMES       libraries for matrix products and convolutions: names from\n"
      "                        `trunnion devices`, auto or none"},
-    {{"numerics", required_argument, NULL, OPT_NUMERICS},
-     CLI_THREADS,
+    {CLI_ONE_OF("numerics", 0, cli_options, numerics, "exact|fast"), CLI_THREADS,
      "  --numerics KIND       exact: the same bits everywhere; fast: may round differently\n"
      "                        (cpu only)"},
-    {{"seed", required_argument, NULL, OPT_SEED}, CLI_SEED, "  --seed N              random seed (default 0)"},
-    {{"verbose", no_argument, NULL, 'v'}, CLI_VERBOSE, "  -v, --verbose         show more details"},
-    {{"quiet", no_argument, NULL, OPT_QUIET}, 0, "  --quiet               errors only: no notices, no progress"},
-    {{"help", no_argument, NULL, 'h'}, 0, "  -h, --help            show this text"},
+    {CLI_TAKE("seed", 0, cli_options, seed, take_seed), CLI_SEED, "  --seed N              random seed (default 0)"},
+    {CLI_FLAG("verbose", 'v', cli_options, verbose), CLI_VERBOSE, "  -v, --verbose         show more details"},
+    {CLI_TAKE_NOTHING("quiet", 0, cli_options, json, take_quiet), 0,
+     "  --quiet               errors only: no notices, no progress"},
+    {{.name = "help", .letter = 'h'}, 0, "  -h, --help            show this text"},
 };
 enum { COMMON = sizeof common / sizeof common[0] };
 
@@ -123,60 +117,95 @@ bool cli_parse_bytes(const char *text, int64_t *out) {
     return true;
 }
 
-static bool parse_seed(const char *text, uint64_t *out) {
+/* The place of `word` in "one|other", from 0 on; -1: it is not there. */
+static int place_of(const char *words, const char *word) {
+    size_t length = strlen(word);
+    for (int i = 0; *words; i++) {
+        size_t n = strcspn(words, "|");
+        if (n == length && strncmp(words, word, n) == 0) return i;
+        words += n + (words[n] != 0);
+    }
+    return -1;
+}
+
+bool cli_parse_real(const char *text, double least, double most, double *out) {
     char *end;
     errno = 0;
-    unsigned long long v = strtoull(text, &end, 0);
-    if (end == text || *end || errno || *text == '-') return false;
+    double v = strtod(text, &end);
+    if (end == text || *end || errno != 0 || !(v >= least && v <= most)) return false;
     *out = v;
     return true;
 }
 
-/* The place of `word` in a list that NULL ends, from 1 on, in *out. */
-static bool take_word(const char *word, const char *const *words, int *out) {
-    for (int i = 0; words[i]; i++)
-        if (strcmp(word, words[i]) == 0) return (*out = i + 1) > 0;
-    return false;
-}
-
-/* Words of options, in the order of the values in tn_device_options. */
-static const char *const tensor_cores[] = {"off", "half", "tf32", NULL}, *const vendors[] = {"off", "all", NULL},
-                         *const tunings[] = {"cache", "first-use", "off", NULL};
-
-/* Takes a common option; false for a wrong value. */
-static bool take_common(cli_options *o, int val, const char *arg) {
-    int64_t n;
-    switch (val) {
-    case OPT_JSON: return o->json = true;
-    case OPT_STRICT: return o->strict = true;
-    case 'v': return o->verbose = true;
-    case OPT_QUIET:
-        (void)setenv("TRUNNION_LOG", "0", 1); /* the library's notices */
-        return cli_quiet = true;
-    case OPT_DEVICE: o->device = arg; return *arg != 0;
-    case OPT_LIBRARY: o->library = arg; return *arg != 0;
-    case OPT_NUMERICS: o->numerics = arg; return !strcmp(arg, "exact") || !strcmp(arg, "fast");
-    case OPT_MEM: return cli_parse_bytes(arg, &o->memory);
-    case OPT_DEVICE_TIMEOUT: return cli_parse_int(arg, 0, 1000000, &o->device_timeout);
-    case OPT_TENSOR_CORES: return take_word(arg, tensor_cores, &o->matrix);
-    case OPT_VENDOR: return take_word(arg, vendors, &o->vendor);
-    case OPT_TUNE: return take_word(arg, tunings, &o->tuning);
-    case OPT_SEED: return o->seed_given = parse_seed(arg, &o->seed);
-    default:
-        if (!cli_parse_int(arg, 1, MOST_THREADS, &n)) return false;
-        o->threads = (int)n;
+bool cli_take(const cli_option *o, void *wishes, const char *arg) {
+    void *at = (char *)wishes + o->at;
+    int64_t n = 0;
+    switch (o->kind) {
+    case CLI_KIND_FLAG: return *(bool *)at = true;
+    case CLI_KIND_TEXT: *(const char **)at = arg; return *arg || o->most > 0;
+    case CLI_KIND_ONE_OF: *(const char **)at = arg; return place_of(o->words, arg) >= 0;
+    case CLI_KIND_INT: return cli_parse_int(arg, (int64_t)o->least, (int64_t)o->most, at);
+    case CLI_KIND_INT32:
+        if (!cli_parse_int(arg, (int64_t)o->least, (int64_t)o->most, &n)) return false;
+        *(int32_t *)at = (int32_t)n;
         return true;
+    case CLI_KIND_BYTES: return cli_parse_bytes(arg, at) && *(int64_t *)at >= o->least && *(int64_t *)at <= o->most;
+    case CLI_KIND_REAL: return cli_parse_real(arg, o->least, o->most, at);
+    case CLI_KIND_CHOICE:
+        n = place_of(o->words, arg);
+        *(int *)at = (int)n + (int)o->least;
+        return n >= 0;
+    case CLI_KIND_SET: *(int *)at = (int)o->least; return true;
+    default: return o->take(at, arg);
     }
 }
 
-/* The options that this command knows, its own ones first, ended by a row of zeros. */
-static void gather_options(const cli_command *c, const struct option *own, struct option *all) {
+static bool needs_value(const cli_option *o) {
+    return o->kind != CLI_KIND_FLAG && o->kind != CLI_KIND_SET && o->kind != CLI_KIND_TAKE_NOTHING;
+}
+
+static void gather_option(const cli_option *o, int val, struct option *long_form, char **letters) {
+    *long_form = (struct option){o->name, needs_value(o) ? required_argument : no_argument, NULL, val};
+    if (o->letter) *(*letters)++ = o->letter;
+    if (o->letter && needs_value(o)) *(*letters)++ = ':';
+}
+
+/* The options that this command knows, its own ones first, ended by a row of zeros; short forms as getopt wants them. */
+static void gather_options(const cli_command *c, const cli_option *own, struct option *all, char *letters) {
     int n = 0;
-    for (; own && own->name && n < MOST_OWN; own++)
-        all[n++] = *own;
+    *letters++ = ':';
+    for (; own && own[n].name && n < MOST_OWN; n++)
+        gather_option(&own[n], FIRST_OWN + n, &all[n], &letters);
     for (int i = 0; i < COMMON; i++)
-        if (!common[i].group || common[i].group & c->accepts) all[n++] = common[i].option;
+        if (!common[i].group || common[i].group & c->accepts)
+            gather_option(&common[i].option, FIRST_COMMON + i, &all[n++], &letters);
     all[n] = (struct option){0};
+    *letters = 0;
+}
+
+/* What getopt means by `val`. */
+static const cli_option *option_of(const cli_option *own, int val) {
+    if (val >= FIRST_COMMON) return &common[val - FIRST_COMMON].option;
+    if (val >= FIRST_OWN) return &own[val - FIRST_OWN];
+    for (; own && own->name; own++)
+        if (own->letter == val) return own;
+    int i = 0;
+    while (common[i].option.letter != val)
+        i++;
+    return &common[i].option;
+}
+
+static bool is_common(const cli_option *o) {
+    for (int i = 0; i < COMMON; i++)
+        if (o == &common[i].option) return true;
+    return false;
+}
+
+/* Of several names for the same value the first. */
+static const char *first_name(const cli_option *own, const cli_option *o) {
+    for (; own && own->name && !is_common(o); own++)
+        if (own->at == o->at && own->kind == o->kind && own->take == o->take) return own->name;
+    return o->name;
 }
 
 static const char *options_name_of(const struct option *all, int val) {
@@ -231,12 +260,11 @@ static void take_environment(const cli_command *c, cli_options *o) {
     if (c->accepts & CLI_THREADS && threads && cli_parse_int(threads, 1, MOST_THREADS, &n)) o->threads = (int)n;
 }
 
-int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const struct option *own, const char *shorts,
-              bool (*take)(void *ctx, int val, const char *arg), void *ctx, int *status) {
+int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const cli_option *own, void *wishes,
+              int *status) {
     struct option all[MOST_OWN + COMMON + 1];
-    char letters[64];
-    gather_options(c, own, all);
-    snprintf(letters, sizeof letters, ":h%s%s", c->accepts & CLI_VERBOSE ? "v" : "", shorts ? shorts : "");
+    char letters[2 * (MOST_OWN + COMMON) + 2];
+    gather_options(c, own, all, letters);
     *o = (cli_options){.device = "auto", .device_timeout = DEVICE_TIMEOUT};
     *status = CLI_USAGE;
     if (!cli_environment_is_valid(c)) return -1;
@@ -245,20 +273,32 @@ int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const
     for (;;) {
         int val = getopt_long(argc, argv, letters, all, NULL);
         if (val == -1) return optind;
-        if (val == 'h') {
-            cli_help(c, stdout);
-            *status = CLI_OK;
-            return -1;
-        }
         if (val == '?' || val == ':') {
             say_unknown(c, all, val, argv[optind - 1]);
             return -1;
         }
-        bool is_common = val >= FIRST_COMMON || (val == 'v' && c->accepts & CLI_VERBOSE);
-        if (is_common ? take_common(o, val, optarg) : take(ctx, val, optarg)) continue;
-        say_wrong(c, options_name_of(all, val), optarg ? optarg : "");
-        return -1;
+        const cli_option *found = option_of(own, val);
+        if (strcmp(found->name, "help") == 0) {
+            cli_help(c, stdout);
+            *status = CLI_OK;
+            return -1;
+        }
+        bool shared = is_common(found);
+        if (!cli_take(found, shared ? (void *)o : wishes, optarg)) {
+            say_wrong(c, first_name(own, found), optarg ? optarg : "");
+            return -1;
+        }
+        if (shared)
+            o->seed_given |= strcmp(found->name, "seed") == 0;
+        else
+            o->given |= UINT64_C(1) << (found - own);
     }
+}
+
+bool cli_is_given(const cli_options *o, const cli_option *own, const char *name) {
+    for (int i = 0; own[i].name; i++)
+        if (strcmp(own[i].name, name) == 0) return o->given >> i & 1;
+    return false;
 }
 
 static void say_steps(const tn_selection *s) {

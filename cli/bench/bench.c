@@ -68,29 +68,6 @@ typedef struct bench {
     double fma, read, read_bytes; /* limits a second; 0: not measured yet */
 } bench;
 
-enum { OPT_SECONDS = 256, OPT_MODEL, OPT_SAVE, OPT_PROFILE, OPT_LIST };
-
-static const struct option options[] = {
-    {"seconds", required_argument, NULL, OPT_SECONDS},
-    {"model", required_argument, NULL, OPT_MODEL},
-    {"save", required_argument, NULL, OPT_SAVE},
-    {"profile", no_argument, NULL, OPT_PROFILE},
-    {"list", no_argument, NULL, OPT_LIST},
-    {0},
-};
-
-static bool take_option(void *ctx, int val, const char *arg) {
-    bench *b = ctx;
-    char *end = NULL;
-    if (val == OPT_PROFILE) return b->profile = true;
-    if (val == OPT_LIST) return b->list = true;
-    if (val == OPT_MODEL) b->model = arg;
-    if (val == OPT_SAVE) b->folder = arg;
-    if (val != OPT_SECONDS) return *arg != 0;
-    b->seconds = strtod(arg, &end);
-    return end != arg && *end == 0 && b->seconds >= 0 && b->seconds <= 1e6;
-}
-
 /* ---- showing ----------------------------------------------------------------------------------------------------- */
 
 static void show_value(const bench_row *r, char *text, size_t size) {
@@ -400,10 +377,19 @@ static int unknown_work(const char *name) {
                            name, known);
 }
 
+static const cli_option options[] = {
+    CLI_REAL("seconds", 0, bench, seconds, 0, 1e6),
+    CLI_NAME("model", 0, bench, model),
+    CLI_NAME("save", 0, bench, folder),
+    CLI_FLAG("profile", 0, bench, profile),
+    CLI_FLAG("list", 0, bench, list),
+    {0},
+};
+
 static int run_bench(int argc, char **argv) {
     bench b = {.json = {.out = stdout}, .seconds = -1};
     int status = CLI_USAGE;
-    int at = cli_parse(&cli_bench, argc, argv, &b.common, options, "", take_option, &b, &status);
+    int at = cli_parse(&cli_bench, argc, argv, &b.common, options, &b, &status);
     if (at < 0) return status;
     if (b.list && at < argc) return cli_wrong_usage(&cli_bench, "--list lists all works; leave the names out");
     if (b.list) return list_works(&b);

@@ -13,8 +13,6 @@
 #include "cli/commands.h"
 #include "trunnion/backend.h"
 
-enum { OPT_QUANTIZE = 256, OPT_LIKE, OPT_VERIFY, OPT_TEXT, OPT_CONTEXT, OPT_IMPORTANCE, OPT_NO_CACHE, OPT_LORA };
-
 static int run_convert(int argc, char **argv);
 
 const cli_command cli_convert = {
@@ -59,20 +57,6 @@ const cli_command cli_convert = {
     .accepts = CLI_JSON | CLI_THREADS | CLI_DEVICE | CLI_VERBOSE,
     .run = run_convert,
 };
-
-static bool take_convert_option(void *ctx, int val, const char *arg) {
-    convert_wishes *w = ctx;
-    switch (val) {
-    case OPT_QUANTIZE: w->quantize = arg; return *arg != 0;
-    case OPT_LORA: w->lora = arg; return *arg != 0;
-    case OPT_LIKE: w->like = arg; return *arg != 0;
-    case OPT_VERIFY: w->verify = true; return true;
-    case OPT_NO_CACHE: w->no_cache = true; return true;
-    case OPT_TEXT: w->text = arg; return *arg != 0;
-    case OPT_IMPORTANCE: w->importance = arg; return *arg != 0;
-    default: return cli_parse_int(arg, 2, INT64_C(1) << 40, &w->context);
-    }
-}
 
 /* ---- the command ------------------------------------------------------------------------------------------------- */
 
@@ -168,21 +152,21 @@ static tn_status convert(convert_wishes *w, convert_kind to, const convert_impor
 }
 
 static int run_convert(int argc, char **argv) {
-    static const struct option own[] = {
-        {"quantize", required_argument, NULL, OPT_QUANTIZE},
-        {"like", required_argument, NULL, OPT_LIKE},
-        {"verify", no_argument, NULL, OPT_VERIFY},
-        {"text", required_argument, NULL, OPT_TEXT},
-        {"context", required_argument, NULL, OPT_CONTEXT},
-        {"importance", required_argument, NULL, OPT_IMPORTANCE},
-        {"no-cache", no_argument, NULL, OPT_NO_CACHE},
-        {"lora", required_argument, NULL, OPT_LORA},
+    static const cli_option own[] = {
+        CLI_NAME("quantize", 0, convert_wishes, quantize),
+        CLI_NAME("like", 0, convert_wishes, like),
+        CLI_FLAG("verify", 0, convert_wishes, verify),
+        CLI_NAME("text", 0, convert_wishes, text),
+        CLI_INT("context", 0, convert_wishes, context, 2, INT64_C(1) << 40),
+        CLI_NAME("importance", 0, convert_wishes, importance),
+        CLI_FLAG("no-cache", 0, convert_wishes, no_cache),
+        CLI_NAME("lora", 0, convert_wishes, lora),
         {0},
     };
     convert_wishes w = {.to = TN_DTYPE_COUNT};
     char names[160];
     cli_options o;
-    int status, first = cli_parse(&cli_convert, argc, argv, &o, own, "", take_convert_option, &w, &status);
+    int status, first = cli_parse(&cli_convert, argc, argv, &o, own, &w, &status);
     if (first < 0) return status;
     if (argc - first != 2) return cli_wrong_usage(&cli_convert, "expected two files: IN and OUT");
     w.in = argv[first];

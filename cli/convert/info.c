@@ -13,7 +13,6 @@
 #include "cli/run/npy.h"
 #include "trunnion/backend.h"
 
-enum { OPT_TENSORS = 256, OPT_TEMPLATE };
 enum { SHOWN_ITEMS = 8, SHOWN_TEXT = 56, JSON_ITEMS = 64, MAGIC = 16 };
 
 static int run_info(int argc, char **argv);
@@ -37,12 +36,6 @@ const cli_command cli_info = {
             "  trunnion info model.onnx --json\n",
     .accepts = CLI_JSON,
     .run = run_info,
-};
-
-static const struct option options[] = {
-    {"tensors", no_argument, NULL, OPT_TENSORS},
-    {"template", no_argument, NULL, OPT_TEMPLATE},
-    {0},
 };
 
 typedef struct request {
@@ -649,14 +642,6 @@ static void put_json_info(const model *m, const totals *sums) {
 
 /* ---- the work ---------------------------------------------------------------------------------------------------- */
 
-static bool take_info_option(void *ctx, int val, const char *arg) {
-    request *r = ctx;
-    (void)arg;
-    if (val == OPT_TENSORS) r->tensors = true;
-    if (val == OPT_TEMPLATE) r->template = true;
-    return true;
-}
-
 static tn_status tell(const model *m, const request *r) {
     totals sums;
     const char *template = m->template;
@@ -671,11 +656,17 @@ static tn_status tell(const model *m, const request *r) {
     return TN_OK;
 }
 
+static const cli_option options[] = {
+    CLI_FLAG("tensors", 0, request, tensors),
+    CLI_FLAG("template", 0, request, template),
+    {0},
+};
+
 static int run_info(int argc, char **argv) {
     request r = {0};
     model m;
     char found[CLI_PATH];
-    int status, at = cli_parse(&cli_info, argc, argv, &r.common, options, NULL, take_info_option, &r, &status);
+    int status, at = cli_parse(&cli_info, argc, argv, &r.common, options, &r, &status);
     if (at < 0) return status;
     if (at + 1 != argc) return cli_wrong_usage(&cli_info, "pass one model file or folder");
     if (r.template && r.common.json)

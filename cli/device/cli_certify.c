@@ -37,14 +37,6 @@ const cli_command cli_certify = {
     .run = run_certify,
 };
 
-enum { OPT_ONLY = 256, OPT_SAMPLE };
-
-static const struct option own_options[] = {
-    {"only", required_argument, NULL, OPT_ONLY},
-    {"sample", required_argument, NULL, OPT_SAMPLE},
-    {NULL, 0, NULL, 0},
-};
-
 typedef struct certify_run {
     cli_options common;
     tn_certify_options o;
@@ -53,13 +45,6 @@ typedef struct certify_run {
     bool all;      /* --strict */
     char why[400]; /* why the first case was skipped; "" */
 } certify_run;
-
-static bool take_option(void *ctx, int val, const char *arg) {
-    certify_run *r = ctx;
-    if (val == OPT_SAMPLE) return cli_parse_int(arg, 1, INT64_C(1) << 40, &r->o.every);
-    r->o.only = arg;
-    return *arg != 0;
-}
 
 static void put_json_certify(cli_json *j, const tn_certify_op *op) {
     cli_json_write(j,
@@ -129,11 +114,17 @@ static int certify_on(certify_run *r, tn_device *device) {
     return counts.failed || broken || (r->all && counts.skipped) ? CLI_FAILED : CLI_OK;
 }
 
+static const cli_option own_options[] = {
+    CLI_NAME("only", 0, certify_run, o.only),
+    CLI_INT("sample", 0, certify_run, o.every, 1, INT64_C(1) << 40),
+    {0},
+};
+
 static int run_certify(int argc, char **argv) {
     certify_run r = {.o = TN_CERTIFY_DEFAULTS};
     r.o.found = on_found;
     int status = CLI_USAGE;
-    int at = cli_parse(&cli_certify, argc, argv, &r.common, own_options, NULL, take_option, &r, &status);
+    int at = cli_parse(&cli_certify, argc, argv, &r.common, own_options, &r, &status);
     if (at < 0) return status;
     if (at < argc)
         return cli_wrong_usage(&cli_certify, "unexpected argument \"%s\"; select operations with --only", argv[at]);

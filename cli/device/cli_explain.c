@@ -4,8 +4,6 @@
 #include "cli/commands.h"
 #include "cli/device/explain.h"
 
-enum { OPT_PROMPT = 256, OPT_TOKENS, OPT_CONTEXT, OPT_DIM };
-
 static int run_explain(int argc, char **argv);
 
 const cli_command cli_explain = {
@@ -34,24 +32,17 @@ const cli_command cli_explain = {
     .run = run_explain,
 };
 
-static bool take_explain_option(void *ctx, int val, const char *arg) {
-    explain_wishes *w = ctx;
-    if (val == OPT_DIM) return onnx_take_dim(&w->dims, arg);
-    int64_t *at = val == OPT_PROMPT ? &w->prompt : val == OPT_TOKENS ? &w->tokens : &w->context;
-    return cli_parse_int(arg, 1, INT64_C(1) << 30, at);
-}
-
 static int run_explain(int argc, char **argv) {
-    static const struct option own[] = {
-        {"prompt", required_argument, NULL, OPT_PROMPT},
-        {"tokens", required_argument, NULL, OPT_TOKENS},
-        {"context", required_argument, NULL, OPT_CONTEXT},
-        {"dim", required_argument, NULL, OPT_DIM},
+    static const cli_option own[] = {
+        CLI_INT("prompt", 0, explain_wishes, prompt, 1, 1 << 30),
+        CLI_INT("tokens", 0, explain_wishes, tokens, 1, 1 << 30),
+        CLI_INT("context", 0, explain_wishes, context, 1, 1 << 30),
+        CLI_TAKE("dim", 0, explain_wishes, dims, onnx_take_dim),
         {0},
     };
     explain_wishes w = {0};
     cli_options o;
-    int status, first = cli_parse(&cli_explain, argc, argv, &o, own, NULL, take_explain_option, &w, &status);
+    int status, first = cli_parse(&cli_explain, argc, argv, &o, own, &w, &status);
     if (first < 0) return status;
     if (argc - first != 1)
         return cli_wrong_usage(&cli_explain, "missing model: pass a GGUF or ONNX file, or a model folder");

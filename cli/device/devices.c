@@ -2,8 +2,6 @@
 #include "cli/cli.h"
 #include "cli/commands.h"
 
-enum { OPT_FRESH = 256, OPT_REASONS };
-
 static int run_devices(int argc, char **argv);
 
 const cli_command cli_devices = {
@@ -90,22 +88,15 @@ typedef struct wishes {
     bool fresh, reasons;
 } wishes;
 
-static bool take_devices_option(void *ctx, int val, const char *arg) {
-    wishes *w = ctx;
-    (void)arg;
-    *(val == OPT_FRESH ? &w->fresh : &w->reasons) = true;
-    return true;
-}
-
 static int run_devices(int argc, char **argv) {
-    static const struct option own[] = {
-        {"fresh", no_argument, NULL, OPT_FRESH},
-        {"reasons", no_argument, NULL, OPT_REASONS},
+    static const cli_option own[] = {
+        CLI_FLAG("fresh", 0, wishes, fresh),
+        CLI_FLAG("reasons", 0, wishes, reasons),
         {0},
     };
     cli_options o;
     wishes w = {0};
-    int status, at = cli_parse(&cli_devices, argc, argv, &o, own, "", take_devices_option, &w, &status);
+    int status, at = cli_parse(&cli_devices, argc, argv, &o, own, &w, &status);
     if (at < 0) return status;
     if (at < argc) return cli_wrong_usage(&cli_devices, "unexpected argument \"%s\"", argv[at]);
     if (w.reasons) {

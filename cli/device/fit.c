@@ -12,15 +12,7 @@
 #include "cli/device/fit.h"
 #include "trunnion/model.h"
 
-enum { OPT_CONFIG = 256, OPT_CONTEXT, OPT_WEIGHTS, OPT_CACHE, OPT_TRAIN, OPT_BATCH };
-
 static int run_fit(int argc, char **argv);
-
-static const struct option options[] = {
-    {"config", required_argument, NULL, OPT_CONFIG},    {"context", required_argument, NULL, OPT_CONTEXT},
-    {"weights", required_argument, NULL, OPT_WEIGHTS},  {"cache", required_argument, NULL, OPT_CACHE},
-    {"cache-type", required_argument, NULL, OPT_CACHE}, {"train", no_argument, NULL, OPT_TRAIN},
-    {"batch", required_argument, NULL, OPT_BATCH},      {0}};
 
 const cli_command cli_fit = {
     .name = "fit",
@@ -121,23 +113,6 @@ static bool find_dtype(const char *name, tn_dtype *out) {
             return true;
         }
     return false;
-}
-
-static bool take_fit_option(void *ctx, int val, const char *arg) {
-    request *r = ctx;
-    switch (val) {
-    case OPT_CONFIG: r->config = arg; return *arg != 0;
-    case OPT_CONTEXT: return cli_parse_int(arg, 1, INT64_C(1) << 40, &r->context);
-    case OPT_BATCH: return cli_parse_int(arg, 1, INT64_C(1) << 40, &r->batch);
-    case OPT_WEIGHTS:
-        r->weights_given = find_dtype(arg, &r->weights);
-        return r->weights_given && (tn_dtype_is_float(r->weights) || tn_dtype_block(r->weights) > 1);
-    case OPT_CACHE:
-        r->cache_given = true;
-        return find_dtype(arg, &r->cache) &&
-               (r->cache == TN_F16 || r->cache == TN_BF16 || r->cache == TN_F32 || r->cache == TN_Q8_0);
-    default: return r->train = true;
-    }
 }
 
 /* Takes "name=value" (length bytes). */
@@ -365,11 +340,34 @@ static void put_json_fit(const tn_device_list *list, const request *r, const tn_
     cli_json_write(&j, "}}");
 }
 
+static bool take_weights(void *at, const char *name) {
+    tn_dtype *type = at;
+    return find_dtype(name, type) && (tn_dtype_is_float(*type) || tn_dtype_block(*type) > 1);
+}
+
+static bool take_cache(void *at, const char *name) {
+    tn_dtype *type = at;
+    return find_dtype(name, type) && (*type == TN_F16 || *type == TN_BF16 || *type == TN_F32 || *type == TN_Q8_0);
+}
+
+static const cli_option options[] = {
+    CLI_NAME("config", 0, request, config),
+    CLI_INT("context", 0, request, context, 1, INT64_C(1) << 40),
+    CLI_TAKE("weights", 0, request, weights, take_weights),
+    CLI_TAKE("cache", 0, request, cache, take_cache),
+    CLI_TAKE("cache-type", 0, request, cache, take_cache),
+    CLI_FLAG("train", 0, request, train),
+    CLI_INT("batch", 0, request, batch, 1, INT64_C(1) << 40),
+    {0},
+};
+
 static int run_fit(int argc, char **argv) {
     request r = {.weights = TN_F32, .cache = TN_F16};
     cli_options o;
-    int status, first = cli_parse(&cli_fit, argc, argv, &o, options, NULL, take_fit_option, &r, &status);
+    int status, first = cli_parse(&cli_fit, argc, argv, &o, options, &r, &status);
     if (first < 0) return status;
+    r.weights_given = cli_is_given(&o, options, "weights");
+    r.cache_given = cli_is_given(&o, options, "cache") || cli_is_given(&o, options, "cache-type");
     const char *path = first < argc ? argv[first] : NULL;
     if (argc - first > 1) return cli_wrong_usage(&cli_fit, "only one model is expected");
     if (!path == !r.config)

@@ -166,11 +166,6 @@ static void show_tune(int first) {
         cli_print(stdout, "nothing new to measure: %d known before\n", first);
 }
 
-static bool no_options(void *ctx, int val, const char *arg) {
-    (void)ctx, (void)val, (void)arg;
-    return false;
-}
-
 /* Every work, the usual ones if none is named; `o` when each is to be another process's. */
 static int tune_all(const cli_options *o, char **names, int count) {
     static const char *const usual[] = {"256x256x256", "512x512x512", "1024x1024x1024", "64x512x512",
@@ -184,9 +179,8 @@ static int tune_all(const cli_options *o, char **names, int count) {
 }
 
 static int run_tune(int argc, char **argv) {
-    static const struct option none[] = {{0}};
     cli_options o;
-    int status, first = cli_parse(&cli_tune, argc, argv, &o, none, "", no_options, NULL, &status);
+    int status, first = cli_parse(&cli_tune, argc, argv, &o, NULL, NULL, &status);
     if (first < 0) return status;
     bool apart = strcmp(o.device, "auto") != 0 && strcmp(o.device, "cpu") != 0 && !getenv(HERE);
     if (apart && (o.threads || o.numerics))

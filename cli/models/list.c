@@ -123,10 +123,9 @@ static void put_json_list(const entry *all, int count, const char *folder) {
 }
 
 static int run_list(int argc, char **argv) {
-    static const struct option own[] = {{0}};
     cli_options o;
     char folder[CLI_PATH];
-    int code = CLI_OK, count, first = cli_parse(&cli_list, argc, argv, &o, own, NULL, NULL, NULL, &code);
+    int code = CLI_OK, count, first = cli_parse(&cli_list, argc, argv, &o, NULL, NULL, &code);
     if (first < 0) return code;
     if (first < argc) return cli_wrong_usage(&cli_list, "no argument is expected");
     if (!cli_cache_path("models", folder, sizeof folder))

@@ -9,8 +9,6 @@
 #include "cli/commands.h"
 #include "cli/models/models.h"
 
-enum { OPT_NAME = 256, OPT_SUM };
-
 static int run_pull(int argc, char **argv);
 
 const cli_command cli_pull = {
@@ -38,16 +36,6 @@ const cli_command cli_pull = {
 typedef struct wishes {
     const char *name, *sum;
 } wishes;
-
-static bool take_pull_option(void *ctx, int val, const char *arg) {
-    wishes *w = ctx;
-    if (val == OPT_SUM) {
-        w->sum = arg;
-        return models_is_sum(arg);
-    }
-    w->name = arg;
-    return *arg && *arg != '.' && !strpbrk(arg, "/\\");
-}
 
 static bool is_url(const char *text) { return strstr(text, "://") != NULL; }
 
@@ -119,13 +107,26 @@ static void put_pulled(const cli_options *o, const char *target, int files) {
     cli_json_write(&j, "'files': %d}", files);
 }
 
+static bool take_name(void *at, const char *name) {
+    *(const char **)at = name;
+    return *name && *name != '.' && !strpbrk(name, "/\\");
+}
+
+static bool take_sum(void *at, const char *sum) {
+    *(const char **)at = sum;
+    return models_is_sum(sum);
+}
+
 static int run_pull(int argc, char **argv) {
-    static const struct option own[] = {
-        {"name", required_argument, NULL, OPT_NAME}, {"sha256", required_argument, NULL, OPT_SUM}, {0}};
+    static const cli_option own[] = {
+        CLI_TAKE("name", 0, wishes, name, take_name),
+        CLI_TAKE("sha256", 0, wishes, sum, take_sum),
+        {0},
+    };
     wishes w = {0};
     cli_options o;
     char models[CLI_PATH], inside[CLI_PATH], target[CLI_PATH] = "";
-    int code = CLI_OK, files = 0, first = cli_parse(&cli_pull, argc, argv, &o, own, NULL, take_pull_option, &w, &code);
+    int code = CLI_OK, files = 0, first = cli_parse(&cli_pull, argc, argv, &o, own, &w, &code);
     if (first < 0) return code;
     if (argc - first != 1) return cli_wrong_usage(&cli_pull, "expected one address or OWNER/MODEL");
     if (!cli_cache_path("models", models, sizeof models) || !cli_cache_path("models/x", inside, sizeof inside))

@@ -21,7 +21,8 @@ static bool is_called(const struct onnx_dim *d, const char *name, size_t length)
     return strncmp(d->name, name, length) == 0 && d->name[length] == '=';
 }
 
-bool onnx_take_dim(onnx_dims *dims, const char *arg) {
+bool onnx_take_dim(void *at, const char *arg) {
+    onnx_dims *dims = at;
     const char *equals = strchr(arg, '=');
     if (!equals || equals == arg || dims->count == ONNX_MOST_DIMS) return false;
     struct onnx_dim *d = &dims->list[dims->count];

@@ -22,8 +22,8 @@ typedef struct onnx_dims {
     bool guessed;      /* a dim of an input made at random was open and not given: it is 1 */
 } onnx_dims;
 
-/* "NAME=N"; the argument has to live as long. */
-bool onnx_take_dim(onnx_dims *dims, const char *arg);
+/* "NAME=N" into an onnx_dims; the argument has to live as long. */
+bool onnx_take_dim(void *at, const char *arg);
 
 /* Says which name was given more than once, as wrong usage. */
 int onnx_dim_twice(const cli_command *c, const onnx_dims *dims);

@@ -21,7 +21,6 @@
 #include <unistd.h>
 #endif
 
-enum { OPT_ATOL = 256, OPT_RTOL, OPT_FILTER, OPT_SECONDS, OPT_RECORDED };
 enum { PATH = 4096, WHY = 600, DEEPEST = 3 /* folders in folders */ };
 
 static int run_onnx_test(int argc, char **argv);
@@ -69,23 +68,6 @@ typedef struct tests {
 } tests;
 
 static const char *const result_names[ONNX_RESULTS] = {"passed", "failed", "skipped"};
-
-static bool parse_tolerance(const char *text, double *out) {
-    char *end;
-    *out = strtod(text, &end);
-    return end != text && !*end && *out >= 0;
-}
-
-static bool take_onnx_test_option(void *ctx, int val, const char *arg) {
-    tests *t = ctx;
-    switch (val) {
-    case OPT_ATOL: return parse_tolerance(arg, &t->tolerance.absolute);
-    case OPT_RTOL: return parse_tolerance(arg, &t->tolerance.relative);
-    case OPT_FILTER: t->filter = arg; return true;
-    case OPT_RECORDED: t->recorded = true; return true;
-    default: return cli_parse_int(arg, 1, 86400, &t->seconds);
-    }
-}
 
 /* ---- finding the cases ------------------------------------------------------------------------------------------- */
 
@@ -310,14 +292,17 @@ static void free_cases(tests *t) {
 }
 
 static int run_onnx_test(int argc, char **argv) {
-    static const struct option own[] = {
-        {"atol", required_argument, NULL, OPT_ATOL},     {"rtol", required_argument, NULL, OPT_RTOL},
-        {"filter", required_argument, NULL, OPT_FILTER}, {"seconds", required_argument, NULL, OPT_SECONDS},
-        {"recorded", no_argument, NULL, OPT_RECORDED},   {0},
+    static const cli_option own[] = {
+        CLI_REAL("atol", 0, tests, tolerance.absolute, 0, INFINITY),
+        CLI_REAL("rtol", 0, tests, tolerance.relative, 0, INFINITY),
+        CLI_TEXT("filter", 0, tests, filter),
+        CLI_INT("seconds", 0, tests, seconds, 1, 86400),
+        CLI_FLAG("recorded", 0, tests, recorded),
+        {0},
     };
     tests t = {.tolerance = {-1, -1}, .seconds = 60};
     tn_onnx_set_image_decoder(image_decode_for_onnx);
-    int status, first = cli_parse(&cli_onnx_test, argc, argv, &t.options, own, "", take_onnx_test_option, &t, &status);
+    int status, first = cli_parse(&cli_onnx_test, argc, argv, &t.options, own, &t, &status);
     if (first < 0) return status;
     if (first == argc) return cli_wrong_usage(&cli_onnx_test, "missing argument: pass the folder of the cases");
     bool good = true;

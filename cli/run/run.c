@@ -20,27 +20,7 @@
 #include "trunnion/onnx.h"
 #include "trunnion/ops.h"
 
-enum {
-    OPT_RANDOM = 256,
-    OPT_REPEAT,
-    OPT_STEPS,
-    OPT_FEED,
-    OPT_DIM,
-    OPT_RECORDED,
-    OPT_PROFILE,
-    OPT_TRACE,
-    OPT_RESIZE,
-    OPT_SCALE,
-    OPT_MEAN,
-    OPT_STD,
-    OPT_BGR,
-    OPT_SIZE,
-    OPT_RATE,
-    OPT_TOP,
-    OPT_LABELS,
-    MOST = 64,
-    WARM = 3
-};
+enum { MOST = 64, WARM = 3 };
 
 static int run_network(int argc, char **argv);
 
@@ -119,22 +99,14 @@ typedef struct work {
 } work;
 
 /* "NAME=TEXT" in two; without '=' the name is empty. Names have '=' seldom, files more often: the first one counts. */
-static bool split_network(char *arg, named *list, int *count) {
-    if (*count == MOST || !*arg) return false;
-    char *equals = strchr(arg, '=');
+/* Takes "NAME=FILE" or "FILE" apart; the text is argv's, which is ours. */
+static bool take_input(void *wishes, const char *arg) {
+    work *w = wishes;
+    if (w->input_count == MOST || !*arg) return false;
+    char *equals = strchr((char *)(uintptr_t)arg, '=');
     if (equals) *equals = 0;
-    list[(*count)++] = (named){.name = equals ? arg : "", .text = equals ? equals + 1 : arg};
+    w->inputs[w->input_count++] = (named){.name = equals ? arg : "", .text = equals ? equals + 1 : arg};
     return true;
-}
-
-static bool take_resize(const char *arg, image_resize *out) {
-    static const char *const words[] = {[IMAGE_STRETCH] = "stretch", [IMAGE_CROP] = "crop", [IMAGE_FIT] = "fit"};
-    for (int i = 0; i <= IMAGE_FIT; i++) {
-        if (strcmp(arg, words[i]) != 0) continue;
-        *out = (image_resize)i;
-        return true;
-    }
-    return false;
 }
 
 /* "1/255" is a number too; a single one stands for all. */
@@ -157,8 +129,9 @@ static bool take_numbers(const char *arg, double *out, int count) {
 }
 
 /* "480x640", or "224" for both. */
-static bool take_size(const char *arg, int64_t size[2]) {
+static bool take_size(void *at, const char *arg) {
     enum { MOST_PIXELS = 1 << 20 };
+    int64_t *size = at;
     char *end;
     size[0] = size[1] = strtoll(arg, &end, 10);
     if (end != arg && *end == 'x') {
@@ -168,38 +141,12 @@ static bool take_size(const char *arg, int64_t size[2]) {
     return end != arg && !*end && size[0] > 0 && size[1] > 0 && size[0] <= MOST_PIXELS && size[1] <= MOST_PIXELS;
 }
 
-static bool none_is_zero(const double *numbers, int count) {
-    for (int i = 0; i < count; i++)
-        if (numbers[i] == 0) return false;
-    return true;
-}
+static bool take_scale(void *at, const char *arg) { return take_numbers(arg, at, 1); }
+static bool take_mean(void *at, const char *arg) { return take_numbers(arg, at, 3); }
 
-static bool take_network_option(void *ctx, int val, const char *arg) {
-    work *w = ctx;
-    char *own = (char *)(uintptr_t)arg; /* of argv, which is ours */
-    w->for_pictures |= val == OPT_RESIZE || val == OPT_SCALE || val == OPT_MEAN || val == OPT_STD || val == OPT_BGR;
-    w->for_pictures |= val == OPT_SIZE;
-    switch (val) {
-    case 'i': return split_network(own, w->inputs, &w->input_count);
-    case 'o': w->output = arg; return *arg != 0;
-    case OPT_RECORDED: w->recorded = true; return true;
-    case OPT_DIM: return onnx_take_dim(&w->dims, arg);
-    case OPT_RANDOM: return w->random = true;
-    case OPT_STEPS: return cli_parse_int(arg, 1, 1 << 20, &w->steps.count);
-    case OPT_FEED: return steps_take_pair(&w->steps, own);
-    case OPT_PROFILE: return w->profile = true;
-    case OPT_TRACE: w->trace = arg; return *arg != 0;
-    case OPT_RESIZE: return take_resize(arg, &w->picture.resize);
-    case OPT_SCALE: return take_numbers(arg, &w->picture.scale, 1);
-    case OPT_MEAN: return take_numbers(arg, w->picture.mean, 3);
-    case OPT_STD: return take_numbers(arg, w->picture.std, 3) && none_is_zero(w->picture.std, 3);
-    case OPT_BGR: return w->picture.bgr = true;
-    case OPT_SIZE: return take_size(arg, w->picture.size);
-    case OPT_RATE: return cli_parse_int(arg, 1000, 192000, &w->rate);
-    case OPT_TOP: return cli_parse_int(arg, 1, 1 << 20, &w->top.count);
-    case OPT_LABELS: w->top.path = arg; return *arg != 0;
-    default: return cli_parse_int(arg, 1, 1 << 30, &w->repeat);
-    }
+static bool take_std(void *at, const char *arg) {
+    const double *numbers = at;
+    return take_numbers(arg, at, 3) && numbers[0] != 0 && numbers[1] != 0 && numbers[2] != 0;
 }
 
 /* ---- inputs ------------------------------------------------------------------------------------------------------ */
@@ -555,32 +502,35 @@ static int do_work(work *w, const char *path) {
 }
 
 static int run_network(int argc, char **argv) {
-    static const struct option own[] = {
-        {"input", required_argument, NULL, 'i'},
-        {"output", required_argument, NULL, 'o'},
-        {"random", no_argument, NULL, OPT_RANDOM},
-        {"repeat", required_argument, NULL, OPT_REPEAT},
-        {"steps", required_argument, NULL, OPT_STEPS},
-        {"feed", required_argument, NULL, OPT_FEED},
-        {"recorded", no_argument, NULL, OPT_RECORDED},
-        {"dim", required_argument, NULL, OPT_DIM},
-        {"profile", no_argument, NULL, OPT_PROFILE},
-        {"trace", required_argument, NULL, OPT_TRACE},
-        {"resize", required_argument, NULL, OPT_RESIZE},
-        {"scale", required_argument, NULL, OPT_SCALE},
-        {"mean", required_argument, NULL, OPT_MEAN},
-        {"std", required_argument, NULL, OPT_STD},
-        {"bgr", no_argument, NULL, OPT_BGR},
-        {"size", required_argument, NULL, OPT_SIZE},
-        {"rate", required_argument, NULL, OPT_RATE},
-        {"top", required_argument, NULL, OPT_TOP},
-        {"labels", required_argument, NULL, OPT_LABELS},
+    static const cli_option own[] = {
+        CLI_TAKE("input", 'i', work, options, take_input),
+        CLI_NAME("output", 'o', work, output),
+        CLI_FLAG("random", 0, work, random),
+        CLI_INT("repeat", 0, work, repeat, 1, 1 << 30),
+        CLI_INT("steps", 0, work, steps.count, 1, 1 << 20),
+        CLI_TAKE("feed", 0, work, steps, steps_take_pair),
+        CLI_FLAG("recorded", 0, work, recorded),
+        CLI_TAKE("dim", 0, work, dims, onnx_take_dim),
+        CLI_FLAG("profile", 0, work, profile),
+        CLI_NAME("trace", 0, work, trace),
+        CLI_CHOICE("resize", 0, work, picture.resize, "stretch|crop|fit", IMAGE_STRETCH),
+        CLI_TAKE("scale", 0, work, picture.scale, take_scale),
+        CLI_TAKE("mean", 0, work, picture.mean, take_mean),
+        CLI_TAKE("std", 0, work, picture.std, take_std),
+        CLI_FLAG("bgr", 0, work, picture.bgr),
+        CLI_TAKE("size", 0, work, picture.size, take_size),
+        CLI_INT("rate", 0, work, rate, 1000, 192000),
+        CLI_INT("top", 0, work, top.count, 1, 1 << 20),
+        CLI_NAME("labels", 0, work, top.path),
         {0},
     };
     work w = {0};
     tn_onnx_set_image_decoder(image_decode_for_onnx);
-    int status, first = cli_parse(&cli_run, argc, argv, &w.options, own, "i:o:", take_network_option, &w, &status);
+    int status, first = cli_parse(&cli_run, argc, argv, &w.options, own, &w, &status);
     if (first < 0) return status;
+    static const char *const of_pictures[] = {"resize", "scale", "mean", "std", "bgr", "size"};
+    for (size_t i = 0; i < sizeof of_pictures / sizeof *of_pictures; i++)
+        w.for_pictures |= cli_is_given(&w.options, own, of_pictures[i]);
     if (first == argc) return cli_wrong_usage(&cli_run, "missing model: pass an ONNX file");
     if (first + 1 < argc) return cli_wrong_usage(&cli_run, "unexpected argument \"%s\"", argv[first + 1]);
     if (w.steps.count && w.repeat)

@@ -25,8 +25,9 @@ static const steps_pair usual_pairs[] = {
 
 /* ---- names ------------------------------------------------------------------------------------------------------- */
 
-bool steps_take_pair(run_steps *s, char *arg) {
-    char *equals = strchr(arg, '=');
+bool steps_take_pair(void *steps, const char *arg) {
+    run_steps *s = steps;
+    char *equals = strchr((char *)(uintptr_t)arg, '='); /* of argv, which is ours */
     if (!equals || equals == arg || !equals[1] || s->pair_count == STEPS_MOST_PAIRS) return false;
     *equals = 0;
     steps_pair added = {arg, equals + 1};

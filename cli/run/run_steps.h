@@ -25,7 +25,7 @@ typedef struct run_steps {
 } run_steps;
 
 /* "OUTPUT=INPUT" of argv, which is cut in two. */
-bool steps_take_pair(run_steps *s, char *arg);
+bool steps_take_pair(void *steps, const char *arg);
 
 /* Which outputs are fed to which inputs; an error where there are none. */
 tn_status steps_begin(run_steps *s, const tn_onnx *m);

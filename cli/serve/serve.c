@@ -12,24 +12,6 @@
 #include "trunnion/backend.h"
 #include "trunnion/text.h"
 
-enum {
-    OPT_EMBED = 256,
-    OPT_HOST,
-    OPT_PORT,
-    OPT_KEY,
-    OPT_ALIAS,
-    OPT_PARALLEL,
-    OPT_CONTEXT,
-    OPT_CACHE,
-    OPT_QUEUE,
-    OPT_BODY,
-    OPT_TIMEOUT,
-    OPT_GRACE,
-    OPT_DRAFT,
-    OPT_DRAFT_TOKENS,
-    OPT_ALLOW_HOST
-};
-
 static const double DRAIN_SECONDS = 5; /* in which clients have to read what is computed, at the end */
 
 static int run_serve(int argc, char **argv);
@@ -76,50 +58,6 @@ const cli_command cli_serve = {
     .accepts = CLI_ALL,
     .run = run_serve,
 };
-
-static const struct option options[] = {
-    {"model", required_argument, NULL, 'm'},
-    {"embed", required_argument, NULL, OPT_EMBED},
-    {"host", required_argument, NULL, OPT_HOST},
-    {"port", required_argument, NULL, OPT_PORT},
-    {"api-key", required_argument, NULL, OPT_KEY},
-    {"allow-host", required_argument, NULL, OPT_ALLOW_HOST},
-    {"alias", required_argument, NULL, OPT_ALIAS},
-    {"parallel", required_argument, NULL, OPT_PARALLEL},
-    {"context", required_argument, NULL, OPT_CONTEXT},
-    {"cache", required_argument, NULL, OPT_CACHE},
-    {"cache-type", required_argument, NULL, OPT_CACHE},
-    {"draft", required_argument, NULL, OPT_DRAFT},
-    {"draft-tokens", required_argument, NULL, OPT_DRAFT_TOKENS},
-    {"queue", required_argument, NULL, OPT_QUEUE},
-    {"max-body", required_argument, NULL, OPT_BODY},
-    {"timeout", required_argument, NULL, OPT_TIMEOUT},
-    {"grace", required_argument, NULL, OPT_GRACE},
-    {0},
-};
-
-static bool take_serve_option(void *ctx, int val, const char *arg) {
-    server *s = ctx;
-    if (val >= CLI_SAMPLING_VALUES) return cli_sampling_take(&s->sampling, val, arg);
-    switch (val) {
-    case 'm': s->path = arg; return *arg != 0;
-    case OPT_EMBED: s->embed_path = arg; return *arg != 0;
-    case OPT_HOST: s->host = arg; return *arg != 0;
-    case OPT_PORT: return cli_parse_int(arg, 0, 65535, &s->port);
-    case OPT_KEY: s->key = arg; return *arg != 0;
-    case OPT_ALLOW_HOST: s->allow_host = arg; return *arg != 0;
-    case OPT_ALIAS: s->alias = arg; return *arg != 0;
-    case OPT_PARALLEL: return cli_parse_int(arg, 1, SERVE_MOST_PARALLEL, &s->parallel);
-    case OPT_CONTEXT: return cli_parse_int(arg, 1, INT32_MAX, &s->context);
-    case OPT_CACHE: return cli_take_cache(arg, &s->cache);
-    case OPT_DRAFT: s->draft.path = arg; return *arg != 0;
-    case OPT_DRAFT_TOKENS: return cli_draft_take_tokens(&s->draft, arg);
-    case OPT_QUEUE: return cli_parse_int(arg, 0, 1 << 20, &s->queue);
-    case OPT_BODY: return cli_parse_bytes(arg, &s->body_bytes) && s->body_bytes > 0 && s->body_bytes <= 64 << 20;
-    case OPT_TIMEOUT: return cli_parse_int(arg, 1, 1 << 20, &s->timeout);
-    default: return cli_parse_int(arg, 0, 1 << 20, &s->grace);
-    }
-}
 
 /* ---- start ------------------------------------------------------------------------------------------------------- */
 
@@ -241,6 +179,27 @@ static int serve(server *s) {
     return code;
 }
 
+static const cli_option options[] = {
+    CLI_NAME("model", 'm', server, path),
+    CLI_NAME("embed", 0, server, embed_path),
+    CLI_NAME("host", 0, server, host),
+    CLI_INT("port", 0, server, port, 0, 65535),
+    CLI_NAME("api-key", 0, server, key),
+    CLI_NAME("allow-host", 0, server, allow_host),
+    CLI_NAME("alias", 0, server, alias),
+    CLI_INT("parallel", 0, server, parallel, 1, SERVE_MOST_PARALLEL),
+    CLI_INT("context", 0, server, context, 1, INT32_MAX),
+    CLI_CHOICE("cache", 0, server, cache, CLI_CACHES, TN_LLM_CACHE_F16),
+    CLI_CHOICE("cache-type", 0, server, cache, CLI_CACHES, TN_LLM_CACHE_F16),
+    CLI_NAME("draft", 0, server, draft.path),
+    CLI_INT("draft-tokens", 0, server, draft.tokens, 1, TN_LLM_DRAFT),
+    CLI_INT("queue", 0, server, queue, 0, 1 << 20),
+    CLI_BYTES("max-body", 0, server, body_bytes, 1, 64 << 20),
+    CLI_INT("timeout", 0, server, timeout, 1, 1 << 20),
+    CLI_INT("grace", 0, server, grace, 0, 1 << 20),
+    {0},
+};
+
 static int run_serve(int argc, char **argv) {
     server s = {.host = "127.0.0.1",
                 .port = 8080,
@@ -250,12 +209,13 @@ static int run_serve(int argc, char **argv) {
                 .timeout = 600,
                 .grace = 30,
                 .key = getenv("TRUNNION_API_KEY")};
-    struct option all[CLI_OPTIONS_MOST];
+    cli_option all[CLI_OPTIONS_MOST];
     char found[CLI_PATH];
     int status;
     cli_sampling_begin(&s.sampling);
-    cli_sampling_options(options, all);
-    int at = cli_parse(&cli_serve, argc, argv, &s.common, all, "m:", take_serve_option, &s, &status);
+    int first = cli_sampling_options(options, offsetof(server, sampling), all);
+    int at = cli_parse(&cli_serve, argc, argv, &s.common, all, &s, &status);
+    s.sampling.given = (uint32_t)(s.common.given >> first);
     if (at < 0) return status;
     if (at < argc && !s.path) s.path = argv[at++];
     if (at < argc) return cli_wrong_usage(&cli_serve, "unexpected argument \"%s\"", argv[at]);

@@ -80,6 +80,13 @@ static tn_status add_id(answer *a, int32_t id) {
 }
 
 /* What the stream gave goes through the stop strings. */
+bool cli_take_stop(void *stops, const char *text) {
+    cli_stops *s = stops;
+    if (!*text || s->count == sizeof s->list / sizeof *s->list) return false;
+    s->list[s->count++] = (tn_text_slice){text, strlen(text)};
+    return true;
+}
+
 static tn_status feed_stops(answer *a) {
     tn_status status = tn_stop_strings_feed(a->stops, a->raw.data ? a->raw.data : "", a->raw.size, &a->text, &a->stop);
     a->raw.size = 0;

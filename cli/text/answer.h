@@ -16,6 +16,13 @@ typedef struct answer_logprob {
     tn_logprob *top;
 } answer_logprob;
 
+/* Texts before which an answer ends. */
+typedef struct cli_stops {
+    tn_text_slice list[16];
+    int count;
+} cli_stops;
+bool cli_take_stop(void *stops, const char *text); /* for an option; false: it is empty, or one too many */
+
 typedef struct answer {
     /* set by the caller, who keeps them */
     tn_llm *model;

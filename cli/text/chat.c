@@ -19,9 +19,7 @@
 #include "trunnion/backend.h"
 #include "trunnion/text.h"
 
-enum { OPT_SYSTEM = 256, OPT_MESSAGES, OPT_CONTEXT, OPT_CACHE, OPT_STOP, OPT_LORA, OPT_DRAFT, OPT_DRAFT_TOKENS };
 enum {
-    MOST_STOPS = 16,
     LEAST_ANSWER = 256 /* tokens that a turn leaves free for the answer, if the context has them */
 };
 
@@ -56,27 +54,10 @@ const cli_command cli_chat = {
     .run = run_chat,
 };
 
-static const struct option options[] = {
-    {"model", required_argument, NULL, 'm'},
-    {"predict", required_argument, NULL, 'n'},
-    {"tokens", required_argument, NULL, 'n'},
-    {"system", required_argument, NULL, OPT_SYSTEM},
-    {"messages", required_argument, NULL, OPT_MESSAGES},
-    {"lora", required_argument, NULL, OPT_LORA},
-    {"context", required_argument, NULL, OPT_CONTEXT},
-    {"cache", required_argument, NULL, OPT_CACHE},
-    {"cache-type", required_argument, NULL, OPT_CACHE},
-    {"draft", required_argument, NULL, OPT_DRAFT},
-    {"draft-tokens", required_argument, NULL, OPT_DRAFT_TOKENS},
-    {"stop", required_argument, NULL, OPT_STOP},
-    {0},
-};
-
 typedef struct session {
     cli_options common;
     const char *path, *lora, *system, *messages;
-    tn_text_slice stops[MOST_STOPS];
-    int stop_count;
+    cli_stops stops;
     int64_t tokens, context;
     tn_llm_cache cache;
     cli_sampling sampling;
@@ -90,26 +71,6 @@ typedef struct session {
     cli_moves moves;
     bool ended, failed;
 } session;
-
-static bool take_chat_option(void *ctx, int val, const char *arg) {
-    session *s = ctx;
-    if (val >= CLI_SAMPLING_VALUES) return cli_sampling_take(&s->sampling, val, arg);
-    switch (val) {
-    case 'm': s->path = arg; break;
-    case 'n': return cli_parse_int(arg, ANSWER_ALL, INT32_MAX, &s->tokens);
-    case OPT_SYSTEM: s->system = arg; break;
-    case OPT_MESSAGES: s->messages = arg; break;
-    case OPT_CONTEXT: return cli_parse_int(arg, 1, INT32_MAX, &s->context);
-    case OPT_CACHE: return cli_take_cache(arg, &s->cache);
-    case OPT_LORA: s->lora = arg; return *arg != 0;
-    case OPT_DRAFT: s->draft.path = arg; return *arg != 0;
-    case OPT_DRAFT_TOKENS: return cli_draft_take_tokens(&s->draft, arg);
-    default:
-        if (!*arg || s->stop_count == MOST_STOPS) return false;
-        s->stops[s->stop_count++] = (tn_text_slice){arg, strlen(arg)};
-    }
-    return true;
-}
 
 /* ---- a turn ------------------------------------------------------------------------------------------------------ */
 
@@ -421,7 +382,7 @@ static tn_status load_session(session *s) {
     TRY(tn_llm_inspect_path(s->path, &o, &s->facts));
     TRY(vocabulary_open(&s->words, s->path, &s->facts));
     TRY(remake_sampler(s));
-    TRY(tn_stop_strings_new(s->stops, s->stop_count, &s->stop_strings));
+    TRY(tn_stop_strings_new(s->stops.list, s->stops.count, &s->stop_strings));
     if (s->messages) TRY(conversation_read(&s->talk, s->messages));
     return s->system ? set_system(s, s->system) : TN_OK;
 }
@@ -461,15 +422,32 @@ static int run_session(session *s) {
     return result;
 }
 
+static const cli_option options[] = {
+    CLI_TEXT("model", 'm', session, path),
+    CLI_INT("predict", 'n', session, tokens, ANSWER_ALL, INT32_MAX),
+    CLI_INT("tokens", 0, session, tokens, ANSWER_ALL, INT32_MAX),
+    CLI_TEXT("system", 0, session, system),
+    CLI_TEXT("messages", 0, session, messages),
+    CLI_NAME("lora", 0, session, lora),
+    CLI_INT("context", 0, session, context, 1, INT32_MAX),
+    CLI_CHOICE("cache", 0, session, cache, CLI_CACHES, TN_LLM_CACHE_F16),
+    CLI_CHOICE("cache-type", 0, session, cache, CLI_CACHES, TN_LLM_CACHE_F16),
+    CLI_NAME("draft", 0, session, draft.path),
+    CLI_INT("draft-tokens", 0, session, draft.tokens, 1, TN_LLM_DRAFT),
+    CLI_TAKE("stop", 0, session, stops, cli_take_stop),
+    {0},
+};
+
 static int run_chat(int argc, char **argv) {
     session s = {.tokens = ANSWER_ALL};
     s.moves.options = &s.common;
-    struct option all[CLI_OPTIONS_MOST];
+    cli_option all[CLI_OPTIONS_MOST];
     char found[CLI_PATH];
     int status;
     cli_sampling_begin(&s.sampling);
-    cli_sampling_options(options, all);
-    int at = cli_parse(&cli_chat, argc, argv, &s.common, all, "m:n:", take_chat_option, &s, &status);
+    int first = cli_sampling_options(options, offsetof(session, sampling), all);
+    int at = cli_parse(&cli_chat, argc, argv, &s.common, all, &s, &status);
+    s.sampling.given = (uint32_t)(s.common.given >> first);
     if (at < 0) return status;
     if (at < argc && !s.path) s.path = argv[at++];
     if (at < argc)

@@ -9,8 +9,6 @@
 
 static const char NGRAMS[] = "ngrams";
 
-bool cli_draft_take_tokens(cli_draft *d, const char *arg) { return cli_parse_int(arg, 1, TN_LLM_DRAFT, &d->tokens); }
-
 const char *cli_draft_conflict(const cli_draft *d) {
     return d->tokens > 0 && !d->path ? "--draft-tokens requires --draft" : NULL;
 }

@@ -19,7 +19,6 @@ typedef struct cli_draft {
     char found[CLI_PATH];
 } cli_draft;
 
-bool cli_draft_take_tokens(cli_draft *d, const char *arg);
 /* What is wrong with the options, or NULL. */
 const char *cli_draft_conflict(const cli_draft *d);
 /* Finds the model by name. false after a message. */

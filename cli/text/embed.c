@@ -14,8 +14,6 @@
 #include "trunnion/backend.h"
 #include "trunnion/embed.h"
 
-enum { OPT_POOLING = 256, OPT_NORMALIZE, OPT_NO_NORMALIZE, OPT_IDS, OPT_SIMILAR, OPT_TOP };
-
 static int run_embed(int argc, char **argv);
 
 const cli_command cli_embed = {
@@ -71,28 +69,6 @@ typedef struct work {
     batch texts;
     int64_t cut; /* texts that were too long */
 } work;
-
-static bool take_pooling(const char *name, tn_pooling *out) {
-    static const char *const names[] = {"", "mean", "cls", "max", "last"}; /* by tn_pooling */
-    for (int i = 1; i < 5; i++)
-        if (strcmp(name, names[i]) == 0) *out = (tn_pooling)i;
-    return *out != TN_POOLING_DEFAULT;
-}
-
-static bool take_embed_option(void *ctx, int val, const char *arg) {
-    wishes *w = ctx;
-    switch (val) {
-    case 'm': w->model = arg; return *arg != 0;
-    case 'f': w->file = arg; return *arg != 0;
-    case OPT_POOLING: return take_pooling(arg, &w->options.pooling);
-    case OPT_NORMALIZE: w->options.norm = TN_EMBED_NORM_UNIT; return true;
-    case OPT_NO_NORMALIZE: w->options.norm = TN_EMBED_NORM_NONE; return true;
-    case OPT_SIMILAR: w->similar = arg; return *arg != 0;
-    case OPT_TOP: return cli_parse_int(arg, 1, INT64_C(1) << 40, &w->top);
-    case 'o': w->output = arg; return *arg != 0;
-    default: return w->ids = true;
-    }
-}
 
 /* ---- texts to ids ------------------------------------------------------------------------------------------------ */
 
@@ -288,21 +264,21 @@ static void finish_embed(work *w) {
 }
 
 static int run_embed(int argc, char **argv) {
-    static const struct option own[] = {
-        {"model", required_argument, NULL, 'm'},
-        {"file", required_argument, NULL, 'f'},
-        {"pooling", required_argument, NULL, OPT_POOLING},
-        {"normalize", no_argument, NULL, OPT_NORMALIZE},
-        {"no-normalize", no_argument, NULL, OPT_NO_NORMALIZE},
-        {"ids", no_argument, NULL, OPT_IDS},
-        {"similar", required_argument, NULL, OPT_SIMILAR},
-        {"top", required_argument, NULL, OPT_TOP},
-        {"output", required_argument, NULL, 'o'},
+    static const cli_option own[] = {
+        CLI_NAME("model", 'm', wishes, model),
+        CLI_NAME("file", 'f', wishes, file),
+        CLI_CHOICE("pooling", 0, wishes, options.pooling, "mean|cls|max|last", TN_POOLING_MEAN),
+        CLI_SET("normalize", 0, wishes, options.norm, TN_EMBED_NORM_UNIT),
+        CLI_SET("no-normalize", 0, wishes, options.norm, TN_EMBED_NORM_NONE),
+        CLI_FLAG("ids", 0, wishes, ids),
+        CLI_NAME("similar", 0, wishes, similar),
+        CLI_INT("top", 0, wishes, top, 1, INT64_C(1) << 40),
+        CLI_NAME("output", 'o', wishes, output),
         {0},
     };
     wishes r = {.options = TN_EMBEDDER_DEFAULTS};
     cli_options o;
-    int code = CLI_OK, first = cli_parse(&cli_embed, argc, argv, &o, own, "m:f:o:", take_embed_option, &r, &code);
+    int code = CLI_OK, first = cli_parse(&cli_embed, argc, argv, &o, own, &r, &code);
     if (first < 0) return code;
     if (!r.model) return cli_wrong_usage(&cli_embed, "missing model: pass its folder with -m");
     if (r.similar && r.output) return cli_wrong_usage(&cli_embed, "--similar and -o exclude each other");

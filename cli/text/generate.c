@@ -22,25 +22,7 @@
 #include "trunnion/survive.h"
 #include "trunnion/text.h"
 
-enum {
-    OPT_CHAT = 256,
-    OPT_SYSTEM,
-    OPT_MESSAGES,
-    OPT_CONTEXT,
-    OPT_IDS,
-    OPT_CACHE,
-    OPT_STOP,
-    OPT_LOGPROBS,
-    OPT_PROMPT_CACHE,
-    OPT_GRAMMAR,
-    OPT_SCHEMA,
-    OPT_LORA,
-    OPT_DRAFT,
-    OPT_DRAFT_TOKENS,
-    OPT_FROM,
-    OPT_TO
-};
-enum { DEFAULT_TOKENS = 128, NOT_GIVEN = -2, MOST_STOPS = 16, MOST_LOGPROBS = 20, ROOM_FOR_ALL = 4096 };
+enum { DEFAULT_TOKENS = 128, NOT_GIVEN = -2, MOST_LOGPROBS = 20, ROOM_FOR_ALL = 4096 };
 
 static int run_generate(int argc, char **argv);
 
@@ -92,37 +74,10 @@ const cli_command cli_generate = {
     .run = run_generate,
 };
 
-static const struct option options[] = {
-    {"model", required_argument, NULL, 'm'},
-    {"prompt", required_argument, NULL, 'p'},
-    {"file", required_argument, NULL, 'f'},
-    {"messages", required_argument, NULL, OPT_MESSAGES},
-    {"predict", required_argument, NULL, 'n'},
-    {"tokens", required_argument, NULL, 'n'},
-    {"stop", required_argument, NULL, OPT_STOP},
-    {"grammar", required_argument, NULL, OPT_GRAMMAR},
-    {"json-schema", required_argument, NULL, OPT_SCHEMA},
-    {"chat", no_argument, NULL, OPT_CHAT},
-    {"system", required_argument, NULL, OPT_SYSTEM},
-    {"lora", required_argument, NULL, OPT_LORA},
-    {"context", required_argument, NULL, OPT_CONTEXT},
-    {"ids", required_argument, NULL, OPT_IDS},
-    {"cache", required_argument, NULL, OPT_CACHE},
-    {"cache-type", required_argument, NULL, OPT_CACHE},
-    {"draft", required_argument, NULL, OPT_DRAFT},
-    {"draft-tokens", required_argument, NULL, OPT_DRAFT_TOKENS},
-    {"prompt-cache", required_argument, NULL, OPT_PROMPT_CACHE},
-    {"logprobs", required_argument, NULL, OPT_LOGPROBS},
-    {"from", required_argument, NULL, OPT_FROM},
-    {"to", required_argument, NULL, OPT_TO},
-    {0},
-};
-
 typedef struct request {
     cli_options common;
     const char *model, *lora, *prompt, *file, *messages, *ids, *system, *prompt_cache, *grammar, *schema, *from, *to;
-    tn_text_slice stops[MOST_STOPS];
-    int stop_count;
+    cli_stops stops;
     int64_t tokens, context; /* tokens: ANSWER_ALL: until the end; context 0: not given */
     int64_t logprobs;        /* -1: none */
     bool chat, limited;      /* limited: to DEFAULT_TOKENS */
@@ -147,41 +102,6 @@ typedef struct work {
 } work;
 
 /* ---- options ----------------------------------------------------------------------------------------------------- */
-
-static bool take_stop(request *r, const char *text) {
-    if (!*text || r->stop_count == MOST_STOPS) return false;
-    r->stops[r->stop_count++] = (tn_text_slice){text, strlen(text)};
-    return true;
-}
-
-static bool take_generate_option(void *ctx, int val, const char *arg) {
-    request *r = ctx;
-    if (val >= CLI_SAMPLING_VALUES) return cli_sampling_take(&r->sampling, val, arg);
-    switch (val) {
-    case 'm': r->model = arg; break;
-    case 'p': r->prompt = arg; break;
-    case 'f': r->file = arg; break;
-    case 'n': return cli_parse_int(arg, ANSWER_ALL, INT32_MAX, &r->tokens);
-    case OPT_STOP: return take_stop(r, arg);
-    case OPT_MESSAGES: r->messages = arg; break;
-    case OPT_CHAT: r->chat = true; break;
-    case OPT_SYSTEM: r->system = arg; break;
-    case OPT_CONTEXT: return cli_parse_int(arg, 1, INT32_MAX, &r->context);
-    case OPT_IDS: r->ids = arg; break;
-    case OPT_CACHE: return cli_take_cache(arg, &r->cache);
-    case OPT_LORA: r->lora = arg; return *arg != 0;
-    case OPT_FROM: r->from = arg; return *arg != 0;
-    case OPT_TO: r->to = arg; return *arg != 0;
-    case OPT_DRAFT: r->draft.path = arg; return *arg != 0;
-    case OPT_DRAFT_TOKENS: return cli_draft_take_tokens(&r->draft, arg);
-    case OPT_GRAMMAR: r->grammar = arg; break;
-    case OPT_SCHEMA: r->schema = arg; break;
-    case OPT_PROMPT_CACHE: r->prompt_cache = arg; return *arg != 0;
-    case OPT_LOGPROBS: return cli_parse_int(arg, 0, MOST_LOGPROBS, &r->logprobs);
-    default: break;
-    }
-    return true;
-}
 
 /* ---- the prompt -------------------------------------------------------------------------------------------------- */
 
@@ -281,7 +201,7 @@ static tn_status load_generate(work *w) {
     if (status == TN_OK && !r->ids) status = vocabulary_open(&w->words, r->model, &w->facts);
     if (status == TN_OK) status = make_prompt(w);
     if (status == TN_OK) status = cli_sampling_make(&r->sampling, w->words.tokenizer, &w->answer.sampler);
-    if (status == TN_OK) status = tn_stop_strings_new(r->stops, r->stop_count, &w->answer.stops);
+    if (status == TN_OK) status = tn_stop_strings_new(r->stops.list, r->stops.count, &w->answer.stops);
     if (status == TN_OK) status = read_grammar(w);
     w->answer.tokenizer = w->words.tokenizer;
     w->answer.most = r->tokens;
@@ -494,7 +414,8 @@ static void put_json_generate(const work *w) {
                    "'load_seconds': %g, 'weights_bytes': %jd, 'cache_bytes': %jd, 'context': %jd, 'seed': %ju, "
                    "'stopped': %s, 'stop': %s",
                    w->load_seconds, w->facts.weights_bytes, w->facts.cache_bytes, w->facts.context,
-                   w->asked->sampling.options.seed, a->stopped, a->stop >= 0 ? w->asked->stops[a->stop].data : NULL);
+                   w->asked->sampling.options.seed, a->stopped,
+                   a->stop >= 0 ? w->asked->stops.list[a->stop].data : NULL);
     if (w->asked->draft.path)
         cli_json_write(&j, "'draft_tokens': %jd, 'draft_accepted': %jd", w->drafted.drafted, w->drafted.accepted);
     if (a->logprobs >= 0) put_logprobs(&j, w);
@@ -541,7 +462,7 @@ static const char *conflict_in(const request *r) {
     if (r->chat && r->ids) return "--chat requires a text";
     if (r->messages && r->system) return "--system has no effect with --messages; add the message to the file";
     if (r->system && !r->chat) return "--system requires --chat";
-    if (r->stop_count && r->ids) return "--stop requires a text; --ids prints ids";
+    if (r->stops.count && r->ids) return "--stop requires a text; --ids prints ids";
     if (r->grammar && r->schema) return "--grammar and --json-schema exclude each other; remove one of them";
     if ((r->grammar || r->schema) && r->ids) return "--grammar and --json-schema require a text; --ids prints ids";
     if ((r->from || r->to) && r->ids) return "--from and --to require a text; with --ids add the tokens to the ids";
@@ -558,7 +479,7 @@ static int answer_by_encoder(const request *r) {
         {r->chat, "chat"},
         {r->messages, "messages"},
         {r->system, "system"},
-        {r->stop_count, "stop"},
+        {r->stops.count, "stop"},
         {r->grammar, "grammar"},
         {r->schema, "json-schema"},
         {r->lora, "lora"},
@@ -576,13 +497,40 @@ static int answer_by_encoder(const request *r) {
     return seq2seq_generate(&w);
 }
 
+static const cli_option options[] = {
+    CLI_TEXT("model", 'm', request, model),
+    CLI_TEXT("prompt", 'p', request, prompt),
+    CLI_TEXT("file", 'f', request, file),
+    CLI_TEXT("messages", 0, request, messages),
+    CLI_INT("predict", 'n', request, tokens, ANSWER_ALL, INT32_MAX),
+    CLI_INT("tokens", 0, request, tokens, ANSWER_ALL, INT32_MAX),
+    CLI_TAKE("stop", 0, request, stops, cli_take_stop),
+    CLI_TEXT("grammar", 0, request, grammar),
+    CLI_TEXT("json-schema", 0, request, schema),
+    CLI_FLAG("chat", 0, request, chat),
+    CLI_TEXT("system", 0, request, system),
+    CLI_NAME("lora", 0, request, lora),
+    CLI_INT("context", 0, request, context, 1, INT32_MAX),
+    CLI_TEXT("ids", 0, request, ids),
+    CLI_CHOICE("cache", 0, request, cache, CLI_CACHES, TN_LLM_CACHE_F16),
+    CLI_CHOICE("cache-type", 0, request, cache, CLI_CACHES, TN_LLM_CACHE_F16),
+    CLI_NAME("draft", 0, request, draft.path),
+    CLI_INT("draft-tokens", 0, request, draft.tokens, 1, TN_LLM_DRAFT),
+    CLI_NAME("prompt-cache", 0, request, prompt_cache),
+    CLI_INT("logprobs", 0, request, logprobs, 0, MOST_LOGPROBS),
+    CLI_NAME("from", 0, request, from),
+    CLI_NAME("to", 0, request, to),
+    {0},
+};
+
 static int run_generate(int argc, char **argv) {
     request r = {.tokens = NOT_GIVEN, .logprobs = -1};
-    struct option all[CLI_OPTIONS_MOST];
+    cli_option all[CLI_OPTIONS_MOST];
     int status;
     cli_sampling_begin(&r.sampling);
-    cli_sampling_options(options, all);
-    int at = cli_parse(&cli_generate, argc, argv, &r.common, all, "m:p:f:n:", take_generate_option, &r, &status);
+    int first = cli_sampling_options(options, offsetof(request, sampling), all);
+    int at = cli_parse(&cli_generate, argc, argv, &r.common, all, &r, &status);
+    r.sampling.given = (uint32_t)(r.common.given >> first);
     if (at < 0) return status;
     if (at < argc)
         return cli_wrong_usage(&cli_generate, "unexpected argument \"%s\": pass the text with -p, in quotes", argv[at]);

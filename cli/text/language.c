@@ -11,19 +11,6 @@
 
 #include "trunnion/backend.h"
 
-bool cli_take_cache(const char *word, tn_llm_cache *out) {
-    static const char *const words[] = {[TN_LLM_CACHE_F16] = "f16",
-                                        [TN_LLM_CACHE_BF16] = "bf16",
-                                        [TN_LLM_CACHE_F32] = "f32",
-                                        [TN_LLM_CACHE_Q8_0] = "q8_0"};
-    for (int i = 0; i <= TN_LLM_CACHE_Q8_0; i++) {
-        if (strcmp(word, words[i]) != 0) continue;
-        *out = (tn_llm_cache)i;
-        return true;
-    }
-    return false;
-}
-
 void cli_return_memory(void) {
 #if defined(__GLIBC__)
     (void)mallopt(M_MMAP_THRESHOLD, 128 << 10); /* said by us, it stays: else it grows with what is freed */

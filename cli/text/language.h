@@ -24,8 +24,7 @@ bool cli_language_open(cli_language *l, const cli_options *o, const char *path, 
  * library cannot, nothing happens. */
 void cli_return_memory(void);
 
-/* "f16", "bf16", "f32" or "q8_0"; false for another word. */
-bool cli_take_cache(const char *word, tn_llm_cache *out);
+#define CLI_CACHES "f16|bf16|f32|q8_0" /* words of --cache, by tn_llm_cache */
 void cli_language_close(cli_language *l);
 
 /* Appends ids that are parted by commas and blanks. */

@@ -12,7 +12,7 @@
 #include "trunnion/backend.h"
 #include "trunnion/llm.h"
 
-enum { OPT_NO_SPECIAL = 256, OPT_IDS, OPT_CACHE, PIECE = 64 /* tokens whose logits are held at once */ };
+enum { PIECE = 64 /* tokens whose logits are held at once */ };
 
 static int run_logits(int argc, char **argv);
 
@@ -42,18 +42,6 @@ typedef struct wishes {
     tn_llm_cache cache;
     bool no_special;
 } wishes;
-
-static bool take_logits_option(void *ctx, int val, const char *arg) {
-    wishes *w = ctx;
-    switch (val) {
-    case 'm': w->model = arg; return *arg != 0;
-    case 'p': w->prompt = arg; return true;
-    case 'o': w->output = arg; return *arg != 0;
-    case OPT_IDS: w->ids = arg; return true;
-    case OPT_CACHE: return cli_take_cache(arg, &w->cache);
-    default: return w->no_special = true;
-    }
-}
 
 static tn_status read_ids(const tn_tokenizer *t, const wishes *w, tn_ids *ids) {
     tn_bytes text = {0};
@@ -148,19 +136,19 @@ static tn_status work_logits(cli_language *l, const wishes *w, bool json) {
 }
 
 static int run_logits(int argc, char **argv) {
-    static const struct option own[] = {
-        {"model", required_argument, NULL, 'm'},
-        {"prompt", required_argument, NULL, 'p'},
-        {"output", required_argument, NULL, 'o'},
-        {"no-special", no_argument, NULL, OPT_NO_SPECIAL},
-        {"ids", required_argument, NULL, OPT_IDS},
-        {"cache", required_argument, NULL, OPT_CACHE},
-        {"cache-type", required_argument, NULL, OPT_CACHE},
+    static const cli_option own[] = {
+        CLI_NAME("model", 'm', wishes, model),
+        CLI_TEXT("prompt", 'p', wishes, prompt),
+        CLI_NAME("output", 'o', wishes, output),
+        CLI_FLAG("no-special", 0, wishes, no_special),
+        CLI_TEXT("ids", 0, wishes, ids),
+        CLI_CHOICE("cache", 0, wishes, cache, CLI_CACHES, TN_LLM_CACHE_F16),
+        CLI_CHOICE("cache-type", 0, wishes, cache, CLI_CACHES, TN_LLM_CACHE_F16),
         {0},
     };
     wishes w = {0};
     cli_options o;
-    int status, first = cli_parse(&cli_logits, argc, argv, &o, own, "m:p:o:", take_logits_option, &w, &status);
+    int status, first = cli_parse(&cli_logits, argc, argv, &o, own, &w, &status);
     if (first < 0) return status;
     if (!w.model) return cli_wrong_usage(&cli_logits, "missing model: pass its GGUF file or folder with -m");
     if (!w.prompt == !w.ids) return cli_wrong_usage(&cli_logits, "missing prompt: pass it with -p, or as --ids");

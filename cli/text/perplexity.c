@@ -11,7 +11,7 @@
 #include "trunnion/backend.h"
 #include "trunnion/llm.h"
 
-enum { OPT_CONTEXT = 256, PIECE = 64 /* tokens whose logits are held at once */ };
+enum { PIECE = 64 /* tokens whose logits are held at once */ };
 
 static int run_perplexity(int argc, char **argv);
 
@@ -41,15 +41,6 @@ typedef struct wishes {
     const char *model, *file;
     int64_t context;
 } wishes;
-
-static bool take_perplexity_option(void *ctx, int val, const char *arg) {
-    wishes *w = ctx;
-    switch (val) {
-    case 'm': w->model = arg; return *arg != 0;
-    case 'f': w->file = arg; return *arg != 0;
-    default: return cli_parse_int(arg, 2, INT64_C(1) << 40, &w->context);
-    }
-}
 
 typedef struct rating {
     double loss; /* sum of -log p, natural */
@@ -136,15 +127,15 @@ static int64_t window_of(const char *model, int64_t asked) {
 }
 
 static int run_perplexity(int argc, char **argv) {
-    static const struct option own[] = {
-        {"model", required_argument, NULL, 'm'},
-        {"file", required_argument, NULL, 'f'},
-        {"context", required_argument, NULL, OPT_CONTEXT},
+    static const cli_option own[] = {
+        CLI_NAME("model", 'm', wishes, model),
+        CLI_NAME("file", 'f', wishes, file),
+        CLI_INT("context", 0, wishes, context, 2, INT64_C(1) << 40),
         {0},
     };
     wishes w = {0};
     cli_options o;
-    int status, first = cli_parse(&cli_perplexity, argc, argv, &o, own, "m:f:", take_perplexity_option, &w, &status);
+    int status, first = cli_parse(&cli_perplexity, argc, argv, &o, own, &w, &status);
     if (first < 0) return status;
     if (!w.model) return cli_wrong_usage(&cli_perplexity, "missing model: pass its GGUF file or folder with -m");
     if (!w.file) return cli_wrong_usage(&cli_perplexity, "missing text: pass its file with -f");

@@ -1,7 +1,6 @@
 /* sampling.c — the options of sampling: the table, and a sampler made of them. */
 #include "cli/text/sampling.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,35 +11,24 @@
 
 enum { ROW_TOP_K = 1, ROW_TOP_P, ROW_MIN_P };
 
-static const struct {
-    const char *name;
-    size_t offset;
-    bool integer;
-    double least, most;
-} rows[] = {
-#define REAL(name, field, least, most) \
-    { name, offsetof(tn_sampler_options, field), false, least, most }
-#define INTEGER(name, field, least, most) \
-    { name, offsetof(tn_sampler_options, field), true, least, most }
-    REAL("temperature", temperature, 0, 100),
-    INTEGER("top-k", top_k, 0, INT32_MAX),
-    REAL("top-p", top_p, 0, 1),
-    REAL("min-p", min_p, 0, 1),
-    REAL("repeat-penalty", repeat_penalty, 0.01, 100),
-    REAL("frequency-penalty", frequency_penalty, -100, 100),
-    REAL("presence-penalty", presence_penalty, -100, 100),
-    INTEGER("repeat-window", repeat_window, 0, 1 << 20),
-    REAL("dry-multiplier", dry_multiplier, 0, 100),
-    REAL("dry-base", dry_base, 1, 100),
-    INTEGER("dry-allowed-length", dry_allowed_length, 1, 1 << 20),
-    INTEGER("dry-window", dry_window, 0, 1 << 20),
-    REAL("mirostat-tau", mirostat_tau, 0, 100),
-    REAL("mirostat-eta", mirostat_eta, 0, 1),
-#undef REAL
-#undef INTEGER
+static const cli_option rows[] = {
+    CLI_REAL("temperature", 0, cli_sampling, options.temperature, 0, 100),
+    CLI_INT("top-k", 0, cli_sampling, options.top_k, 0, INT32_MAX),
+    CLI_REAL("top-p", 0, cli_sampling, options.top_p, 0, 1),
+    CLI_REAL("min-p", 0, cli_sampling, options.min_p, 0, 1),
+    CLI_REAL("repeat-penalty", 0, cli_sampling, options.repeat_penalty, 0.01, 100),
+    CLI_REAL("frequency-penalty", 0, cli_sampling, options.frequency_penalty, -100, 100),
+    CLI_REAL("presence-penalty", 0, cli_sampling, options.presence_penalty, -100, 100),
+    CLI_INT("repeat-window", 0, cli_sampling, options.repeat_window, 0, 1 << 20),
+    CLI_REAL("dry-multiplier", 0, cli_sampling, options.dry_multiplier, 0, 100),
+    CLI_REAL("dry-base", 0, cli_sampling, options.dry_base, 1, 100),
+    CLI_INT("dry-allowed-length", 0, cli_sampling, options.dry_allowed_length, 1, 1 << 20),
+    CLI_INT("dry-window", 0, cli_sampling, options.dry_window, 0, 1 << 20),
+    CLI_REAL("mirostat-tau", 0, cli_sampling, options.mirostat_tau, 0, 100),
+    CLI_REAL("mirostat-eta", 0, cli_sampling, options.mirostat_eta, 0, 1),
+    CLI_FLAG("greedy", 0, cli_sampling, greedy),
 };
-enum { NUMBERS = sizeof rows / sizeof *rows };
-_Static_assert(NUMBERS + 1 == CLI_SAMPLING_ROWS, "the header says how many");
+enum { ROWS = sizeof rows / sizeof *rows, NUMBERS = ROWS - 1 };
 
 void cli_sampling_begin(cli_sampling *s) {
     *s = (cli_sampling){.options = TN_SAMPLER_DEFAULTS};
@@ -50,40 +38,24 @@ void cli_sampling_begin(cli_sampling *s) {
     s->options.min_p = 0.05;
 }
 
-void cli_sampling_options(const struct option *own, struct option *all) {
+int cli_sampling_options(const cli_option *own, size_t at, cli_option *all) {
     int n = 0;
-    for (; own->name && n < CLI_OPTIONS_MOST - CLI_SAMPLING_ROWS - 1; own++)
+    for (; own->name && n < CLI_OPTIONS_MOST - ROWS - 1; own++)
         all[n++] = *own;
-    for (int i = 0; i < NUMBERS; i++)
-        all[n++] = (struct option){rows[i].name, required_argument, NULL, CLI_SAMPLING_VALUES + i};
-    all[n++] = (struct option){"greedy", no_argument, NULL, CLI_SAMPLING_VALUES + NUMBERS};
-    all[n] = (struct option){0};
-}
-
-static bool read_value(const char *text, bool integer, double *out) {
-    char *end;
-    errno = 0;
-    *out = integer ? (double)strtoll(text, &end, 10) : strtod(text, &end);
-    return end != text && !*end && !errno;
-}
-
-bool cli_sampling_take(cli_sampling *s, int val, const char *arg) {
-    int row = val - CLI_SAMPLING_VALUES;
-    double v;
-    s->given |= 1u << row;
-    if (row == NUMBERS) return s->greedy = true;
-    if (!read_value(arg, rows[row].integer, &v) || !(v >= rows[row].least && v <= rows[row].most)) return false;
-    char *at = (char *)&s->options + rows[row].offset;
-    if (rows[row].integer)
-        memcpy(at, &(int32_t){(int32_t)v}, sizeof(int32_t));
-    else
-        memcpy(at, &v, sizeof v);
-    return true;
+    for (int i = 0; i < ROWS; i++) {
+        all[n + i] = rows[i];
+        all[n + i].at += at;
+    }
+    all[n + ROWS] = (cli_option){0};
+    return n;
 }
 
 bool cli_sampling_set(cli_sampling *s, const char *name, const char *value) {
-    for (int i = 0; i < NUMBERS; i++)
-        if (strcmp(rows[i].name, name) == 0) return cli_sampling_take(s, CLI_SAMPLING_VALUES + i, value);
+    for (int i = 0; i < NUMBERS; i++) {
+        if (strcmp(rows[i].name, name) != 0) continue;
+        s->given |= 1u << i;
+        return cli_take(&rows[i], s, value);
+    }
     return false;
 }
 
@@ -151,11 +123,8 @@ tn_status cli_sampling_make(const cli_sampling *s, const tn_tokenizer *t, tn_sam
 
 void cli_sampling_list(const cli_sampling *s, FILE *to) {
     for (int i = 0; i < NUMBERS; i++) {
-        const char *at = (const char *)&s->options + rows[i].offset;
-        double real;
-        int32_t integer;
-        memcpy(&integer, at, sizeof integer);
-        memcpy(&real, at, rows[i].integer ? sizeof integer : sizeof real);
-        fprintf(to, "  %-20s %g\n", rows[i].name, rows[i].integer ? (double)integer : real);
+        const void *at = (const char *)s + rows[i].at;
+        bool integer = rows[i].kind == CLI_KIND_INT32;
+        fprintf(to, "  %-20s %g\n", rows[i].name, integer ? *(const int32_t *)at : *(const double *)at);
     }
 }

@@ -6,11 +6,7 @@
 #include "cli/cli.h"
 #include "trunnion/text.h"
 
-enum {
-    CLI_SAMPLING_VALUES = 512, /* .val of the first row as an option; above those of the subcommands */
-    CLI_SAMPLING_ROWS = 15,    /* the row behind the numbers is --greedy */
-    CLI_OPTIONS_MOST = 64
-};
+enum { CLI_OPTIONS_MOST = 64 };
 
 /* Their lines of a help page. */
 #define CLI_SAMPLING_HELP                                                                         \
@@ -44,10 +40,10 @@ typedef struct cli_sampling {
 } cli_sampling;
 
 void cli_sampling_begin(cli_sampling *s);
-/* Writes `own` (ended by a row of zeros) and these options to all[CLI_OPTIONS_MOST]. */
-void cli_sampling_options(const struct option *own, struct option *all);
-/* Takes an option whose val is at least CLI_SAMPLING_VALUES, or one by name; false for a wrong value or name. */
-bool cli_sampling_take(cli_sampling *s, int val, const char *arg);
+/* Writes `own` (ended by a row of zeros) and these options to all[CLI_OPTIONS_MOST]; at: where the subcommand's wishes
+ * have their cli_sampling. Returns which of them is the first of these. */
+int cli_sampling_options(const cli_option *own, size_t at, cli_option *all);
+/* Takes an option by its name; false for a wrong value or name. */
 bool cli_sampling_set(cli_sampling *s, const char *name, const char *value);
 /* The name of an option that has no effect with --greedy and was given; NULL: none. */
 const char *cli_sampling_conflict(const cli_sampling *s);

@@ -9,8 +9,6 @@
 #include "trunnion/backend.h"
 #include "trunnion/text.h"
 
-enum { OPT_DECODE = 256, OPT_NO_SPECIAL, OPT_NO_ENDS };
-
 static int run_tokenize(int argc, char **argv);
 
 const cli_command cli_tokenize = {
@@ -37,18 +35,6 @@ typedef struct wishes {
     const char *model, *decode;
     bool no_special, no_ends;
 } wishes;
-
-static bool take_tokenize_option(void *ctx, int val, const char *arg) {
-    wishes *w = ctx;
-    switch (val) {
-    case 'm': w->model = arg; break;
-    case OPT_DECODE: w->decode = arg; break;
-    case OPT_NO_SPECIAL: w->no_special = true; break;
-    case OPT_NO_ENDS: w->no_ends = true; break;
-    default: break;
-    }
-    return true;
-}
 
 /* ---- output ------------------------------------------------------------------------------------------------------ */
 
@@ -136,16 +122,16 @@ static bool encode_tokenize(const tn_tokenizer *t, const wishes *w, const char *
 }
 
 static int run_tokenize(int argc, char **argv) {
-    static const struct option own[] = {
-        {"model", required_argument, NULL, 'm'},
-        {"decode", required_argument, NULL, OPT_DECODE},
-        {"no-special", no_argument, NULL, OPT_NO_SPECIAL},
-        {"no-ends", no_argument, NULL, OPT_NO_ENDS},
+    static const cli_option own[] = {
+        CLI_TEXT("model", 'm', wishes, model),
+        CLI_TEXT("decode", 0, wishes, decode),
+        CLI_FLAG("no-special", 0, wishes, no_special),
+        CLI_FLAG("no-ends", 0, wishes, no_ends),
         {0},
     };
     cli_options o;
     wishes w = {0};
-    int status, at = cli_parse(&cli_tokenize, argc, argv, &o, own, "m:", take_tokenize_option, &w, &status);
+    int status, at = cli_parse(&cli_tokenize, argc, argv, &o, own, &w, &status);
     if (at < 0) return status;
     if (!w.model) return cli_wrong_usage(&cli_tokenize, "missing model: pass its GGUF file or folder with -m");
     if (w.decode && at < argc) return cli_wrong_usage(&cli_tokenize, "expected either TEXT or --decode");

@@ -8,8 +8,6 @@
 #include "trunnion/backend.h"
 #include "trunnion/speech.h"
 
-enum { OPT_LANGUAGE = 256, OPT_TRANSLATE, OPT_TIMESTAMPS };
-
 static int run_transcribe(int argc, char **argv);
 
 const cli_command cli_transcribe = {
@@ -48,16 +46,6 @@ typedef struct transcript {
     tn_bytes text;
     char language[16];
 } transcript;
-
-static bool take_option(void *ctx, int val, const char *arg) {
-    wishes *w = ctx;
-    switch (val) {
-    case 'm': w->model = arg; return *arg != 0;
-    case OPT_LANGUAGE: w->options.language = arg; return *arg != 0;
-    case OPT_TRANSLATE: w->options.translate = true; return true;
-    default: return w->options.timestamps = true;
-    }
-}
 
 /* ---- output ------------------------------------------------------------------------------------------------------ */
 
@@ -154,18 +142,18 @@ static tn_status transcribe(const wishes *w, tn_device *device, const tn_selecti
 }
 
 static int run_transcribe(int argc, char **argv) {
-    static const struct option own[] = {
-        {"model", required_argument, NULL, 'm'},
-        {"language", required_argument, NULL, OPT_LANGUAGE},
-        {"translate", no_argument, NULL, OPT_TRANSLATE},
-        {"timestamps", no_argument, NULL, OPT_TIMESTAMPS},
+    static const cli_option own[] = {
+        CLI_NAME("model", 'm', wishes, model),
+        CLI_NAME("language", 0, wishes, options.language),
+        CLI_FLAG("translate", 0, wishes, options.translate),
+        CLI_FLAG("timestamps", 0, wishes, options.timestamps),
         {0},
     };
     wishes w = {.options = TN_TRANSCRIBE_DEFAULTS};
     cli_options o;
     tn_selection selection;
     char found[CLI_PATH];
-    int code = CLI_OK, first = cli_parse(&cli_transcribe, argc, argv, &o, own, "m:", take_option, &w, &code);
+    int code = CLI_OK, first = cli_parse(&cli_transcribe, argc, argv, &o, own, &w, &code);
     if (first < 0) return code;
     if (!w.model) return cli_wrong_usage(&cli_transcribe, "missing model: pass its folder with -m");
     if (first + 1 != argc) return cli_wrong_usage(&cli_transcribe, "pass one WAV file (- reads standard input)");

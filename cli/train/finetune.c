@@ -101,64 +101,6 @@ const cli_command cli_finetune = {
 
 /* ---- options ----------------------------------------------------------------------------------------------------- */
 
-enum {
-    OPT_DATA = 256,
-    OPT_OUT,
-    OPT_LORA,
-    OPT_ALPHA,
-    OPT_TARGETS,
-    OPT_FULL,
-    OPT_LR,
-    OPT_SCHEDULE,
-    OPT_WARMUP,
-    OPT_DECAY,
-    OPT_CLIP,
-    OPT_EPOCHS,
-    OPT_STEPS,
-    OPT_BATCH,
-    OPT_ACCUMULATE,
-    OPT_CONTEXT,
-    OPT_VALIDATION,
-    OPT_SAVE_EVERY,
-    OPT_RESUME,
-    OPT_LOG,
-    OPT_REPORT,
-    OPT_TENSORBOARD,
-    OPT_MEMORY,
-    OPT_PARTS,
-    OPT_AMP
-};
-
-static const struct option own_options[] = {
-    {"model", required_argument, NULL, 'm'},
-    {"data", required_argument, NULL, OPT_DATA},
-    {"out", required_argument, NULL, OPT_OUT},
-    {"lora", required_argument, NULL, OPT_LORA},
-    {"lora-alpha", required_argument, NULL, OPT_ALPHA},
-    {"targets", required_argument, NULL, OPT_TARGETS},
-    {"full", no_argument, NULL, OPT_FULL},
-    {"lr", required_argument, NULL, OPT_LR},
-    {"schedule", required_argument, NULL, OPT_SCHEDULE},
-    {"warmup", required_argument, NULL, OPT_WARMUP},
-    {"weight-decay", required_argument, NULL, OPT_DECAY},
-    {"clip", required_argument, NULL, OPT_CLIP},
-    {"epochs", required_argument, NULL, OPT_EPOCHS},
-    {"steps", required_argument, NULL, OPT_STEPS},
-    {"batch", required_argument, NULL, OPT_BATCH},
-    {"accumulate", required_argument, NULL, OPT_ACCUMULATE},
-    {"context", required_argument, NULL, OPT_CONTEXT},
-    {"validation", required_argument, NULL, OPT_VALIDATION},
-    {"save-every", required_argument, NULL, OPT_SAVE_EVERY},
-    {"resume", no_argument, NULL, OPT_RESUME},
-    {"log", required_argument, NULL, OPT_LOG},
-    {"report", required_argument, NULL, OPT_REPORT},
-    {"tensorboard", required_argument, NULL, OPT_TENSORBOARD},
-    {"memory", required_argument, NULL, OPT_MEMORY},
-    {"parts", required_argument, NULL, OPT_PARTS},
-    {"amp", required_argument, NULL, OPT_AMP},
-    {0},
-};
-
 typedef struct order {
     cli_options common;
     const char *model, *data, *out, *targets, *validation, *log, *report, *tensorboard, *schedule, *amp;
@@ -168,50 +110,6 @@ typedef struct order {
     int64_t parts;                                                               /* of a step; 0: not given */
     bool full, resume;
 } order;
-
-static bool parse_real(const char *text, double least, double most, double *out) {
-    char *end;
-    errno = 0;
-    double v = strtod(text, &end);
-    if (end == text || *end || errno != 0 || !(v >= least && v <= most)) return false;
-    *out = v;
-    return true;
-}
-
-static bool take_finetune_option(void *ctx, int val, const char *arg) {
-    enum { MOST = 1 << 30 };
-    order *o = ctx;
-    switch (val) {
-    case 'm': o->model = arg; return *arg != 0;
-    case OPT_DATA: o->data = arg; return *arg != 0;
-    case OPT_OUT: o->out = arg; return *arg != 0;
-    case OPT_LORA: return cli_parse_int(arg, 1, 1 << 16, &o->rank);
-    case OPT_ALPHA: return parse_real(arg, 1e-6, 1e6, &o->alpha);
-    case OPT_TARGETS: o->targets = arg; return *arg != 0;
-    case OPT_FULL: o->full = true; return true;
-    case OPT_LR: return parse_real(arg, 1e-12, 10, &o->lr);
-    case OPT_SCHEDULE:
-        o->schedule = arg;
-        return !strcmp(arg, "cosine") || !strcmp(arg, "linear") || !strcmp(arg, "constant");
-    case OPT_WARMUP: return cli_parse_int(arg, 0, MOST, &o->warmup);
-    case OPT_DECAY: return parse_real(arg, 0, 10, &o->decay);
-    case OPT_CLIP: return parse_real(arg, 1e-6, 1e9, &o->clip);
-    case OPT_EPOCHS: return cli_parse_int(arg, 1, MOST, &o->epochs);
-    case OPT_STEPS: return cli_parse_int(arg, 1, MOST, &o->steps);
-    case OPT_BATCH: return cli_parse_int(arg, 1, 4096, &o->batch);
-    case OPT_ACCUMULATE: return cli_parse_int(arg, 1, 4096, &o->accumulate);
-    case OPT_CONTEXT: return cli_parse_int(arg, 8, 1 << 20, &o->context);
-    case OPT_VALIDATION: o->validation = arg; return *arg != 0;
-    case OPT_SAVE_EVERY: return cli_parse_int(arg, 1, MOST, &o->save_every);
-    case OPT_RESUME: o->resume = true; return true;
-    case OPT_LOG: o->log = arg; return *arg != 0;
-    case OPT_TENSORBOARD: o->tensorboard = arg; return *arg != 0;
-    case OPT_AMP: o->amp = arg; return !strcmp(arg, "f16") || !strcmp(arg, "bf16");
-    case OPT_PARTS: return cli_parse_int(arg, 1, 256, &o->parts);
-    case OPT_MEMORY: return cli_parse_bytes(arg, &o->memory) && o->memory > 0;
-    default: o->report = arg; return *arg != 0;
-    }
-}
 
 /* ---- a run ------------------------------------------------------------------------------------------------------- */
 
@@ -328,7 +226,7 @@ static tn_status split_texts(tuning *t, double held_share) {
 static tn_status read_texts(tuning *t, const tn_llm_facts *facts) {
     const order *o = t->asked;
     double held_share = 0;
-    bool file = o->validation && !parse_real(o->validation, 0, 1, &held_share);
+    bool file = o->validation && !cli_parse_real(o->validation, 0, 1, &held_share);
     char *end = NULL;
     if (file) (void)strtod(o->validation, &end);
     if (file && !*end && access(o->validation, F_OK) != 0) /* a number out of range, and no file of that name */
@@ -995,10 +893,40 @@ static const char *conflict_in_order(const order *o) {
     return NULL;
 }
 
+static const cli_option own_options[] = {
+    CLI_NAME("model", 'm', order, model),
+    CLI_NAME("data", 0, order, data),
+    CLI_NAME("out", 0, order, out),
+    CLI_INT("lora", 0, order, rank, 1, 1 << 16),
+    CLI_REAL("lora-alpha", 0, order, alpha, 1e-6, 1e6),
+    CLI_NAME("targets", 0, order, targets),
+    CLI_FLAG("full", 0, order, full),
+    CLI_REAL("lr", 0, order, lr, 1e-12, 10),
+    CLI_ONE_OF("schedule", 0, order, schedule, "cosine|linear|constant"),
+    CLI_INT("warmup", 0, order, warmup, 0, 1 << 30),
+    CLI_REAL("weight-decay", 0, order, decay, 0, 10),
+    CLI_REAL("clip", 0, order, clip, 1e-6, 1e9),
+    CLI_INT("epochs", 0, order, epochs, 1, 1 << 30),
+    CLI_INT("steps", 0, order, steps, 1, 1 << 30),
+    CLI_INT("batch", 0, order, batch, 1, 4096),
+    CLI_INT("accumulate", 0, order, accumulate, 1, 4096),
+    CLI_INT("context", 0, order, context, 8, 1 << 20),
+    CLI_NAME("validation", 0, order, validation),
+    CLI_INT("save-every", 0, order, save_every, 1, 1 << 30),
+    CLI_FLAG("resume", 0, order, resume),
+    CLI_NAME("log", 0, order, log),
+    CLI_NAME("report", 0, order, report),
+    CLI_NAME("tensorboard", 0, order, tensorboard),
+    CLI_BYTES("memory", 0, order, memory, 1, INT64_MAX),
+    CLI_INT("parts", 0, order, parts, 1, 256),
+    CLI_ONE_OF("amp", 0, order, amp, "f16|bf16"),
+    {0},
+};
+
 static int run_finetune(int argc, char **argv) {
     order o = {.batch = 8, .accumulate = 1, .warmup = -1, .clip = 1, .schedule = "cosine"};
     int status;
-    int at = cli_parse(&cli_finetune, argc, argv, &o.common, own_options, "m:", take_finetune_option, &o, &status);
+    int at = cli_parse(&cli_finetune, argc, argv, &o.common, own_options, &o, &status);
     if (at < 0) return status;
     if (at < argc) return cli_wrong_usage(&cli_finetune, "unexpected argument \"%s\"", argv[at]);
     const char *wrong = conflict_in_order(&o);

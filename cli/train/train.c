@@ -86,67 +86,6 @@ const cli_command cli_train = {
 
 /* ---- options ----------------------------------------------------------------------------------------------------- */
 
-enum {
-    OWN = 256,
-    OPT_STEPS = OWN,
-    OPT_MODEL,
-    OPT_POLICY,
-    OPT_DEVICES,
-    OPT_PARTS,
-    OPT_AMP,
-    OPT_ZERO,
-    OPT_MEMORY,
-    OPT_DATA,
-    OPT_SAVE,
-    OPT_SAVE_EVERY,
-    OPT_RESUME,
-    OPT_REPORT,
-    OPT_TENSORBOARD,
-    OPT_LOG
-};
-
-static const struct option own_options[] = {
-    {"steps", required_argument, NULL, OPT_STEPS},
-    {"model", required_argument, NULL, OPT_MODEL},
-    {"policy", required_argument, NULL, OPT_POLICY},
-    {"devices", required_argument, NULL, OPT_DEVICES},
-    {"parts", required_argument, NULL, OPT_PARTS},
-    {"amp", required_argument, NULL, OPT_AMP},
-    {"zero", required_argument, NULL, OPT_ZERO},
-    {"memory", required_argument, NULL, OPT_MEMORY},
-    {"data", required_argument, NULL, OPT_DATA},
-    {"save", required_argument, NULL, OPT_SAVE},
-    {"save-every", required_argument, NULL, OPT_SAVE_EVERY},
-    {"resume", required_argument, NULL, OPT_RESUME},
-    {"report", required_argument, NULL, OPT_REPORT},
-    {"tensorboard", required_argument, NULL, OPT_TENSORBOARD},
-    {"log", required_argument, NULL, OPT_LOG},
-    {NULL, 0, NULL, 0},
-};
-
-static bool one_of(const char *value, const char *a, const char *b) { return !strcmp(value, a) || !strcmp(value, b); }
-
-static bool take_option(void *ctx, int val, const char *arg) {
-    train_options *o = ctx;
-    switch (val) {
-    case OPT_STEPS: return cli_parse_int(arg, 0, INT64_C(1) << 40, &o->steps);
-    case OPT_SAVE_EVERY: return cli_parse_int(arg, 1, INT64_C(1) << 40, &o->save_every);
-    case OPT_MODEL: o->model = arg; return one_of(arg, "mlp", "cnn");
-    case OPT_POLICY: o->policy = arg; return one_of(arg, "mlp", "lstm");
-    case OPT_DEVICES: o->devices = arg; return *arg != 0;
-    case OPT_PARTS: return cli_parse_int(arg, 1, 256, &o->parts);
-    case OPT_ZERO: return cli_parse_int(arg, 0, 2, &o->zero);
-    case OPT_MEMORY: return cli_parse_bytes(arg, &o->memory) && o->memory > 0;
-    case OPT_AMP: o->amp = arg; return one_of(arg, "f16", "bf16");
-    case OPT_DATA: o->data = arg; return *arg != 0;
-    case OPT_SAVE: o->save = arg; return *arg != 0;
-    case OPT_RESUME: o->resume = arg; return *arg != 0;
-    case OPT_REPORT: o->report = arg; return *arg != 0;
-    case OPT_TENSORBOARD: o->tensorboard = arg; return *arg != 0;
-    default: o->log = arg; return *arg != 0;
-    }
-}
-
 /* An option that was given and has no meaning for this task; NULL when there is none. */
 static const char *foreign_option(const train_options *o, const train_task *task) {
     const struct {
@@ -598,10 +537,29 @@ static int run_task(train_options *o, const train_task *task) {
     return code;
 }
 
+static const cli_option own_options[] = {
+    CLI_INT("steps", 0, train_options, steps, 0, INT64_C(1) << 40),
+    CLI_ONE_OF("model", 0, train_options, model, "mlp|cnn"),
+    CLI_ONE_OF("policy", 0, train_options, policy, "mlp|lstm"),
+    CLI_NAME("devices", 0, train_options, devices),
+    CLI_INT("parts", 0, train_options, parts, 1, 256),
+    CLI_ONE_OF("amp", 0, train_options, amp, "f16|bf16"),
+    CLI_INT("zero", 0, train_options, zero, 0, 2),
+    CLI_BYTES("memory", 0, train_options, memory, 1, INT64_MAX),
+    CLI_NAME("data", 0, train_options, data),
+    CLI_NAME("save", 0, train_options, save),
+    CLI_INT("save-every", 0, train_options, save_every, 1, INT64_C(1) << 40),
+    CLI_NAME("resume", 0, train_options, resume),
+    CLI_NAME("report", 0, train_options, report),
+    CLI_NAME("tensorboard", 0, train_options, tensorboard),
+    CLI_NAME("log", 0, train_options, log),
+    {0},
+};
+
 static int run_train(int argc, char **argv) {
     train_options o = {.steps = -1};
     int status = CLI_USAGE;
-    int at = cli_parse(&cli_train, argc, argv, &o.common, own_options, NULL, take_option, &o, &status);
+    int at = cli_parse(&cli_train, argc, argv, &o.common, own_options, &o, &status);
     if (at < 0) return status;
     if (at >= argc) return cli_wrong_usage(&cli_train, "missing task: digits, chars or cartpole");
     const train_task *task = find_task(argv[at]);

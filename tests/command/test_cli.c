@@ -43,19 +43,37 @@ void cli_put_help(const char *text, FILE *to) { fputs(text, to); }
 
 /* ---- options ----------------------------------------------------------------------------------------------------- */
 
-static const char *name_taken;
+static struct taken {
+    const char *name, *one, *made;
+    bool flag;
+    int64_t whole, bytes;
+    int32_t small, choice;
+    double real;
+} taken;
 
-static bool take_own(void *ctx, int val, const char *arg) {
-    (void)ctx;
-    name_taken = val == 'n' ? arg : "flag";
-    return strcmp(name_taken, "wrong") != 0;
+static bool take_upper(void *at, const char *arg) {
+    *(const char **)at = arg;
+    return *arg >= 'A' && *arg <= 'Z';
 }
 
 /* Parses words separated by blanks. */
 static int parse(unsigned accepts, const char *line, cli_options *o, int *status) {
     static char text[256];
     static char *argv[32];
-    static const struct option own[] = {{"name", required_argument, NULL, 'n'}, {"flag", no_argument, NULL, 256}, {0}};
+    static const cli_option own[] = {
+        CLI_NAME("name", 'n', struct taken, name),
+        CLI_NAME("called", 0, struct taken, name),
+        CLI_FLAG("flag", 0, struct taken, flag),
+        CLI_ONE_OF("one", 0, struct taken, one, "red|green"),
+        CLI_INT("whole", 'w', struct taken, whole, -1, 9),
+        CLI_INT("small", 0, struct taken, small, 0, 9),
+        CLI_BYTES("bytes", 0, struct taken, bytes, 1, 1 << 20),
+        CLI_REAL("real", 0, struct taken, real, 0, 1),
+        CLI_CHOICE("choice", 0, struct taken, choice, "a|b", 5),
+        CLI_SET("set", 0, struct taken, choice, 3),
+        CLI_TAKE("made", 0, struct taken, made, take_upper),
+        {0},
+    };
     const cli_command c = {
         .name = "test",
         .accepts = accepts,
@@ -69,8 +87,8 @@ static int parse(unsigned accepts, const char *line, cli_options *o, int *status
         argv[argc++] = word;
     argv[argc] = NULL;
     complaint[0] = 0;
-    name_taken = NULL;
-    return cli_parse(&c, argc, argv, o, own, "n:", take_own, NULL, status);
+    taken = (struct taken){0};
+    return cli_parse(&c, argc, argv, o, own, &taken, status);
 }
 
 static void options_are_read_wherever_they_stand(void **state) {
@@ -85,10 +103,34 @@ static void options_are_read_wherever_they_stand(void **state) {
     assert_int_equal(o.memory, (int64_t)6 << 30);
     assert_int_equal(o.threads, 3);
     assert_int_equal(o.seed, 16);
-    assert_string_equal(name_taken, "N");
+    assert_string_equal(taken.name, "N");
+    assert_int_equal(o.given, 1);
     assert_int_equal(parse(CLI_ALL, "", &o, &status), 1);
     assert_string_equal(o.device, "auto");
     assert_false(o.json || o.verbose || o.strict || o.seed_given);
+}
+
+static void own_options_become_wishes(void **state) {
+    (void)state;
+    static const char *const wrong[] = {"--name=",   "--one blue", "--one re", "--whole 10", "-w -2",     "--small x",
+                                        "--bytes 0", "--bytes 2M", "--real 2", "--choice c", "--made low"};
+    cli_options o;
+    int status;
+    assert_true(parse(0, "--flag --one green -w -1 --small 9 --bytes 1M --real 0.5 --choice b --made Up", &o, &status) >
+                0);
+    assert_true(taken.flag && taken.real == 0.5);
+    assert_string_equal(taken.one, "green");
+    assert_string_equal(taken.made, "Up");
+    assert_int_equal(taken.whole, -1);
+    assert_int_equal(taken.small, 9);
+    assert_int_equal(taken.bytes, 1 << 20);
+    assert_int_equal(taken.choice, 6);
+    assert_true(parse(0, "--set", &o, &status) > 0);
+    assert_int_equal(taken.choice, 3);
+    for (size_t i = 0; i < TN_COUNT(wrong); i++)
+        if (parse(0, wrong[i], &o, &status) != -1 || status != CLI_USAGE) fail_msg("%s is taken", wrong[i]);
+    assert_int_equal(parse(0, "--called=", &o, &status), -1);
+    assert_text_has(complaint, "--name"); /* the first name of a value */
 }
 
 static void settings_of_the_device_become_its_options(void **state) {
@@ -121,10 +163,10 @@ static void wrong_options_are_named(void **state) {
     const struct {
         const char *line, *part;
     } rows[] = {
-        {"--jsn", "--jsn"},        {"--threads 0", "threads"}, {"--threads many", "many"}, {"--mem -3", "-3"},
-        {"--tune now", "now"},     {"--vendor on", "on"},      {"--tensor-cores 1", "1"},  {"--device-timeout x", "x"},
-        {"--mem 3X", "3X"},        {"--seed -1", "-1"},        {"--device", "--device"},   {"-n", "-n"},
-        {"--name wrong", "wrong"}, {"file -x", "-x"},          {"--seed 1e3", "1e3"},      {"--json=3", "json"},
+        {"--jsn", "--jsn"},       {"--threads 0", "threads"}, {"--threads many", "many"}, {"--mem -3", "-3"},
+        {"--tune now", "now"},    {"--vendor on", "on"},      {"--tensor-cores 1", "1"},  {"--device-timeout x", "x"},
+        {"--mem 3X", "3X"},       {"--seed -1", "-1"},        {"--device", "--device"},   {"-n", "-n"},
+        {"--one wrong", "wrong"}, {"file -x", "-x"},          {"--seed 1e3", "1e3"},      {"--json=3", "json"},
     };
     for (size_t i = 0; i < TN_COUNT(rows); i++) {
         cli_options o;
@@ -147,7 +189,7 @@ static void wrong_values_show_the_line_of_the_help(void **state) {
     (void)state;
     cli_options o;
     int status;
-    parse(CLI_ALL, "--name wrong", &o, &status);
+    parse(CLI_ALL, "--name=", &o, &status);
     assert_text_has(complaint, "\n  -n, --name WORD       how it is called");
     assert_null(strstr(complaint, "--flag"));
     parse(CLI_ALL, "--threads 0", &o, &status);
@@ -607,6 +649,7 @@ static void wrong_environment_is_told(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options_are_read_wherever_they_stand),
+        cmocka_unit_test(own_options_become_wishes),
         cmocka_unit_test(settings_of_the_device_become_its_options),
         cmocka_unit_test(wrong_options_are_named),
         cmocka_unit_test(wrong_values_show_the_line_of_the_help),
