@@ -16,21 +16,17 @@ enum { KEY_SIZE = 96 };
 
 /* ---- names ------------------------------------------------------------------------------------------------------- */
 
-enum {
-    HEADS = 1,
-    KV_HEADS = 2,
-    TRANSPOSED = 3
-}; /* what becomes of rows: of a head they change places, or they are columns */
+/* What becomes of rows: those of a head change places, or they are columns. OF_MODEL: not of a layer. */
+enum { HEADS = 1, KV_HEADS = 2, TRANSPOSED = 3, OF_MODEL = 4 };
 
-/* The `top` rows in front are the model's own, the others each layer's. */
 typedef struct name_row {
     const char *hf, *gguf;
     int rows;
 } name_row;
 
 static const name_row llama_names[] = {
-    {"embed_tokens.weight", "token_embd.weight", 0},
-    {"norm.weight", "output_norm.weight", 0},
+    {"embed_tokens.weight", "token_embd.weight", OF_MODEL},
+    {"norm.weight", "output_norm.weight", OF_MODEL},
     {"input_layernorm.weight", "attn_norm.weight", 0},
     {"post_attention_layernorm.weight", "ffn_norm.weight", 0},
     {"self_attn.q_proj.weight", "attn_q.weight", HEADS},
@@ -50,34 +46,37 @@ static const name_row llama_names[] = {
     {"mlp.up_proj.bias", "ffn_up.bias", 0},
     {"mlp.down_proj.bias", "ffn_down.bias", 0},
     {"block_sparse_moe.gate.weight", "ffn_gate_inp.weight", 0}, /* Mixtral's */
+    {NULL, NULL, 0},
 };
 
+/* What families call by other names than Llama. */
 static const name_row qwen_moe_names[] = {
-    {"embed_tokens.weight", "token_embd.weight", 0},
-    {"norm.weight", "output_norm.weight", 0},
-    {"input_layernorm.weight", "attn_norm.weight", 0},
-    {"post_attention_layernorm.weight", "ffn_norm.weight", 0},
-    {"self_attn.q_proj.weight", "attn_q.weight", 0},
-    {"self_attn.k_proj.weight", "attn_k.weight", 0},
-    {"self_attn.v_proj.weight", "attn_v.weight", 0},
-    {"self_attn.o_proj.weight", "attn_output.weight", 0},
-    {"self_attn.q_proj.bias", "attn_q.bias", 0},
-    {"self_attn.k_proj.bias", "attn_k.bias", 0},
-    {"self_attn.v_proj.bias", "attn_v.bias", 0},
-    {"self_attn.q_norm.weight", "attn_q_norm.weight", 0},
-    {"self_attn.k_norm.weight", "attn_k_norm.weight", 0},
     {"mlp.gate.weight", "ffn_gate_inp.weight", 0},
     {"mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", 0},
     {"mlp.shared_expert.gate_proj.weight", "ffn_gate_shexp.weight", 0},
     {"mlp.shared_expert.up_proj.weight", "ffn_up_shexp.weight", 0},
     {"mlp.shared_expert.down_proj.weight", "ffn_down_shexp.weight", 0},
+    {NULL, NULL, 0},
+};
+
+static const name_row phi3_names[] = {
+    {"self_attn.qkv_proj.weight", "attn_qkv.weight", 0},
+    {"mlp.gate_up_proj.weight", "ffn_up.weight", 0},
+    {NULL, NULL, 0},
+};
+
+static const name_row gemma_names[] = {
+    {"post_attention_layernorm.weight", "post_attention_norm.weight", 0},
+    {"pre_feedforward_layernorm.weight", "ffn_norm.weight", 0},
+    {"post_feedforward_layernorm.weight", "post_ffw_norm.weight", 0},
+    {NULL, NULL, 0},
 };
 
 static const name_row gpt2_names[] = {
-    {"wte.weight", "token_embd.weight", 0},
-    {"wpe.weight", "position_embd.weight", 0},
-    {"ln_f.weight", "output_norm.weight", 0},
-    {"ln_f.bias", "output_norm.bias", 0},
+    {"wte.weight", "token_embd.weight", OF_MODEL},
+    {"wpe.weight", "position_embd.weight", OF_MODEL},
+    {"ln_f.weight", "output_norm.weight", OF_MODEL},
+    {"ln_f.bias", "output_norm.bias", OF_MODEL},
     {"ln_1.weight", "attn_norm.weight", 0},
     {"ln_1.bias", "attn_norm.bias", 0},
     {"attn.c_attn.weight", "attn_qkv.weight", TRANSPOSED},
@@ -90,47 +89,7 @@ static const name_row gpt2_names[] = {
     {"mlp.c_fc.bias", "ffn_up.bias", 0},
     {"mlp.c_proj.weight", "ffn_down.weight", TRANSPOSED},
     {"mlp.c_proj.bias", "ffn_down.bias", 0},
-};
-
-static const name_row phi3_names[] = {
-    {"embed_tokens.weight", "token_embd.weight", 0},      {"norm.weight", "output_norm.weight", 0},
-    {"input_layernorm.weight", "attn_norm.weight", 0},    {"self_attn.qkv_proj.weight", "attn_qkv.weight", 0},
-    {"self_attn.o_proj.weight", "attn_output.weight", 0}, {"post_attention_layernorm.weight", "ffn_norm.weight", 0},
-    {"mlp.gate_up_proj.weight", "ffn_up.weight", 0},      {"mlp.down_proj.weight", "ffn_down.weight", 0},
-};
-
-static const name_row gemma_names[] = {
-    {"embed_tokens.weight", "token_embd.weight", 0},
-    {"norm.weight", "output_norm.weight", 0},
-    {"input_layernorm.weight", "attn_norm.weight", 0},
-    {"self_attn.q_proj.weight", "attn_q.weight", 0},
-    {"self_attn.k_proj.weight", "attn_k.weight", 0},
-    {"self_attn.v_proj.weight", "attn_v.weight", 0},
-    {"self_attn.o_proj.weight", "attn_output.weight", 0},
-    {"self_attn.q_norm.weight", "attn_q_norm.weight", 0},
-    {"self_attn.k_norm.weight", "attn_k_norm.weight", 0},
-    {"post_attention_layernorm.weight", "post_attention_norm.weight", 0},
-    {"pre_feedforward_layernorm.weight", "ffn_norm.weight", 0},
-    {"mlp.gate_proj.weight", "ffn_gate.weight", 0},
-    {"mlp.up_proj.weight", "ffn_up.weight", 0},
-    {"mlp.down_proj.weight", "ffn_down.weight", 0},
-    {"post_feedforward_layernorm.weight", "post_ffw_norm.weight", 0},
-};
-
-static const name_row olmo2_names[] = {
-    {"embed_tokens.weight", "token_embd.weight", 0},
-    {"norm.weight", "output_norm.weight", 0},
-    {"self_attn.q_proj.weight", "attn_q.weight", 0},
-    {"self_attn.k_proj.weight", "attn_k.weight", 0},
-    {"self_attn.v_proj.weight", "attn_v.weight", 0},
-    {"self_attn.o_proj.weight", "attn_output.weight", 0},
-    {"self_attn.q_norm.weight", "attn_q_norm.weight", 0},
-    {"self_attn.k_norm.weight", "attn_k_norm.weight", 0},
-    {"post_attention_layernorm.weight", "post_attention_norm.weight", 0},
-    {"mlp.gate_proj.weight", "ffn_gate.weight", 0},
-    {"mlp.up_proj.weight", "ffn_up.weight", 0},
-    {"mlp.down_proj.weight", "ffn_down.weight", 0},
-    {"post_feedforward_layernorm.weight", "post_ffw_norm.weight", 0},
+    {NULL, NULL, 0},
 };
 
 static const convert_size llama_sizes[] = {
@@ -157,8 +116,7 @@ static const convert_size gpt2_sizes[] = {
 
 struct convert_family {
     const char *type, *architecture, *prefix, *layer;
-    const name_row *names;
-    int count, top;
+    const name_row *own, *names; /* own: looked up first; NULL: none */
     const convert_size *sizes;
     const char *heads, *eps, *gguf_eps;
     bool turns;                                              /* rope */
@@ -170,31 +128,30 @@ struct convert_family {
     const char *beside[2];                                   /* ends of names of what is no weight */
 };
 
-#define LLAMA_LIKE_BUT_NAMES(table)                                                                          \
-    .prefix = "model.", .layer = "layers.", .names = table, .count = sizeof table / sizeof *table, .top = 2, \
-    .sizes = llama_sizes, .heads = "num_attention_heads", .eps = "rms_norm_eps",                             \
-    .gguf_eps = "attention.layer_norm_rms_epsilon", .turns = true
-#define LLAMA_LIKE LLAMA_LIKE_BUT_NAMES(llama_names), .beside = {".rotary_emb.inv_freq"}
-#define GEMMA_LIKE LLAMA_LIKE_BUT_NAMES(gemma_names), .norms_from_one = true
+#define LLAMA_LIKE_BUT(table)                                                                              \
+    .prefix = "model.", .layer = "layers.", .own = table, .names = llama_names, .sizes = llama_sizes,      \
+    .heads = "num_attention_heads", .eps = "rms_norm_eps", .gguf_eps = "attention.layer_norm_rms_epsilon", \
+    .turns = true
+#define LLAMA_LIKE LLAMA_LIKE_BUT(NULL), .beside = {".rotary_emb.inv_freq"}
+#define GEMMA_LIKE LLAMA_LIKE_BUT(gemma_names), .norms_from_one = true
 static const struct convert_family families[] = {
     {"llama", "llama", LLAMA_LIKE, .rotates_neighbours = true},
     {"mistral", "llama", LLAMA_LIKE, .rotates_neighbours = true, .window = 4096},
     {"qwen2", "qwen2", LLAMA_LIKE},
     {"qwen3", "qwen3", LLAMA_LIKE},
     {"mixtral", "llama", LLAMA_LIKE, .rotates_neighbours = true, .base = 1e6, .mixture = WHOLE_WEIGHTS},
-    {"qwen2_moe", "qwen2moe", LLAMA_LIKE_BUT_NAMES(qwen_moe_names), .mixture = ANY_WEIGHTS},
-    {"qwen3_moe", "qwen3moe", LLAMA_LIKE_BUT_NAMES(qwen_moe_names), .mixture = WHOLE_WEIGHTS},
-    {"phi3", "phi3", LLAMA_LIKE_BUT_NAMES(phi3_names), .window = 1 << 30},
+    {"qwen2_moe", "qwen2moe", LLAMA_LIKE_BUT(qwen_moe_names), .mixture = ANY_WEIGHTS},
+    {"qwen3_moe", "qwen3moe", LLAMA_LIKE_BUT(qwen_moe_names), .mixture = WHOLE_WEIGHTS},
+    {"phi3", "phi3", LLAMA_LIKE_BUT(phi3_names), .window = 1 << 30},
     {"gemma", "gemma", LLAMA_LIKE, .norms_from_one = true},
     {"gemma2", "gemma2", GEMMA_LIKE},
     {"gemma3_text", "gemma3", GEMMA_LIKE, .base = 1e6},
     {"granite", "granite", LLAMA_LIKE, .rotates_neighbours = true},
     {"smollm3", "smollm3", LLAMA_LIKE, .rotates_neighbours = true, .base = 2e6},
     {"arcee", "arcee", LLAMA_LIKE, .rotates_neighbours = true},
-    {"olmo2", "olmo2", LLAMA_LIKE_BUT_NAMES(olmo2_names)},
-    {"gpt2", "gpt2", .prefix = "transformer.", .layer = "h.", .names = gpt2_names,
-     .count = sizeof gpt2_names / sizeof *gpt2_names, .top = 4, .sizes = gpt2_sizes, .heads = "n_head",
-     .eps = "layer_norm_epsilon", .gguf_eps = "attention.layer_norm_epsilon",
+    {"olmo2", "olmo2", LLAMA_LIKE_BUT(gemma_names)},
+    {"gpt2", "gpt2", .prefix = "transformer.", .layer = "h.", .names = gpt2_names, .sizes = gpt2_sizes,
+     .heads = "n_head", .eps = "layer_norm_epsilon", .gguf_eps = "attention.layer_norm_epsilon",
      .beside = {".attn.bias", ".attn.masked_bias"}},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
@@ -222,65 +179,48 @@ static int64_t folder_rows_of(const convert_folder *f, const name_row *n) {
     return !f->turned ? 0 : n->rows == HEADS ? f->heads : n->rows == KV_HEADS ? f->kv_heads : 0;
 }
 
-static tn_status map_name(const convert_folder *f, const char *name, char *out, int64_t *heads) {
-    const struct convert_family *family = f->family;
-    size_t prefix = strlen(family->prefix), begin = strlen(family->layer);
-    const char *rest = strncmp(name, family->prefix, prefix) == 0 ? name + prefix : name;
-    long layer = -1;
-    *heads = 0;
-    if (strcmp(name, "lm_head.weight") == 0) {
-        snprintf(out, CONVERT_NAME, "output.weight");
-        return TN_OK;
-    }
-    if (strncmp(rest, family->layer, begin) == 0) {
-        char *end;
-        layer = strtol(rest + begin, &end, 10);
-        rest = *end == '.' ? end + 1 : end;
-    }
-    for (int i = 0; i < family->count; i++) {
-        const name_row *n = &family->names[i];
-        if (strcmp(n->hf, rest) != 0 || (i < family->top) != (layer < 0)) continue;
-        if (layer < 0) snprintf(out, CONVERT_NAME, "%s", n->gguf);
-        if (layer >= 0) snprintf(out, CONVERT_NAME, "blk.%ld.%s", layer, n->gguf);
-        *heads = folder_rows_of(f, n);
-        return TN_OK;
-    }
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': the tensor '%.100s' is not known in GGUF files of %s models",
-                           f->path, name, f->architecture);
+static const name_row *find_name(const convert_folder *f, const char *name, bool of_model) {
+    const name_row *const tables[] = {f->family->own, f->family->names};
+    for (int i = 0; i < 2; i++)
+        for (const name_row *n = tables[i]; n && n->hf; n++)
+            if (strcmp(f->back ? n->gguf : n->hf, name) == 0 && (n->rows == OF_MODEL) == of_model) return n;
+    return NULL;
 }
 
-/* The same backwards: a GGUF file's name to the folder's. */
-static tn_status map_back(const convert_folder *f, const char *name, char *out, int64_t *heads) {
-    const struct convert_family *family = f->family;
+/* A folder's name to that of a GGUF file, or back. */
+static tn_status map_name(const convert_folder *f, const char *name, char *out, int64_t *heads) {
+    static const char *const outputs[] = {"lm_head.weight", "output.weight"};
+    const char *prefix = f->family->prefix, *layers[] = {f->family->layer, "blk."}, *from = layers[f->back];
     const char *rest = name;
     long layer = -1;
     *heads = 0;
-    if (strcmp(name, "output.weight") == 0) {
-        snprintf(out, CONVERT_NAME, "lm_head.weight");
+    if (strcmp(name, outputs[f->back]) == 0) {
+        snprintf(out, CONVERT_NAME, "%s", outputs[!f->back]);
         return TN_OK;
     }
-    if (strncmp(name, "blk.", 4) == 0) {
+    if (!f->back && strncmp(name, prefix, strlen(prefix)) == 0) rest += strlen(prefix);
+    if (strncmp(rest, from, strlen(from)) == 0) {
         char *end;
-        layer = strtol(name + 4, &end, 10);
+        layer = strtol(rest + strlen(from), &end, 10);
         rest = *end == '.' ? end + 1 : end;
     }
-    for (int i = 0; i < family->count; i++) {
-        const name_row *n = &family->names[i];
-        if (strcmp(n->gguf, rest) != 0 || (i < family->top) != (layer < 0)) continue;
-        if (layer < 0) snprintf(out, CONVERT_NAME, "%s%s", family->prefix, n->hf);
-        if (layer >= 0) snprintf(out, CONVERT_NAME, "%s%s%ld.%s", family->prefix, family->layer, layer, n->hf);
-        int64_t rows = folder_rows_of(f, n);
-        *heads = rows >= CONVERT_NO_HEADS ? rows : -rows;
-        return TN_OK;
-    }
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': the tensor '%.100s' is not known in folders of %s models",
-                           f->path, name, f->architecture);
+    const name_row *n = find_name(f, rest, layer < 0);
+    if (!n)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': the tensor '%.100s' is not known in %s of %s models", f->path,
+                               name, f->back ? "folders" : "GGUF files", f->architecture);
+    if (!f->back) prefix = "";
+    if (layer < 0) snprintf(out, CONVERT_NAME, "%s%s", prefix, f->back ? n->hf : n->gguf);
+    if (layer >= 0)
+        snprintf(out, CONVERT_NAME, "%s%s%ld.%s", prefix, layers[!f->back], layer, f->back ? n->hf : n->gguf);
+    int64_t rows = folder_rows_of(f, n);
+    *heads = f->back && rows < CONVERT_NO_HEADS ? -rows : rows;
+    return TN_OK;
 }
 
 tn_status convert_folder_name(const convert_folder *f, int64_t i, const char *name, const char **out, int64_t *heads) {
     if (!f->names[i]) {
         char mapped[CONVERT_NAME];
-        TRY((f->back ? map_back : map_name)(f, name, mapped, heads));
+        TRY(map_name(f, name, mapped, heads));
         if (!(f->names[i] = strdup(mapped))) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for a name");
         f->turns[i] = *heads;
     }
