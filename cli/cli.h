@@ -176,8 +176,8 @@ typedef struct cli_option {
 #define CLI_TAKE_NOTHING(name, letter, T, member, take) \
     { name, letter, CLI_KIND_TAKE_NOTHING, offsetof(T, member), 0, 0, NULL, take }
 
-/* Parses a subcommand's arguments into `wishes`. `own`: at most 64 options, or NULL. A wrong value is told with the line
- * of `help` that begins with the option. Options and positional arguments may be mixed.
+/* Parses a subcommand's arguments into `wishes`. `own`: at most 64 options, or NULL. A message on a wrong value shows
+ * the line of `help` that begins with the option. Options and positional arguments may be mixed.
  * Returns the index of the first positional argument in argv; or -1 after a message: return *status then (--help gives
  * CLI_OK). */
 int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const cli_option *own, void *wishes,

@@ -170,7 +170,7 @@ static void gather_option(const cli_option *o, int val, struct option *long_form
     if (o->letter && needs_value(o)) *(*letters)++ = ':';
 }
 
-/* The options that this command knows, its own ones first, ended by a row of zeros; short forms as getopt wants them. */
+/* The options that this command knows, its own ones first, ended by a row of zeros; short forms as getopt has them. */
 static void gather_options(const cli_command *c, const cli_option *own, struct option *all, char *letters) {
     int n = 0;
     *letters++ = ':';

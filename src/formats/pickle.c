@@ -185,8 +185,7 @@ static tn_status make_dict(machine *m, const arguments *a, int row) {
 }
 
 static tn_status make_nothing(machine *m, const arguments *a, int row) {
-    (void)a;
-    (void)row;
+    (void)a, (void)row;
     return push_kind(m, TN_PICKLE_NONE, 0);
 }
 

@@ -331,9 +331,7 @@ static void adafactor_device_scalars(const tn_optimizer *o, const tn_optim_group
 }
 
 static void no_constants(const tn_optimizer *o, const tn_optim_group *g, double *values) {
-    (void)o;
-    (void)g;
-    (void)values;
+    (void)o, (void)g, (void)values;
 }
 
 /* A matrix has the means of its rows and of its columns, anything else all squares. */

@@ -210,8 +210,7 @@ static tn_tensor *flat(const network *n, const tn_tensor *x) {
 
 static void mlp_forward(tn_policy *p, const tn_tensor *observations, tn_tensor *const *state, tn_tensor **logits,
                         tn_tensor **value, tn_tensor **new_state) {
-    (void)state;
-    (void)new_state;
+    (void)state, (void)new_state;
     const network *n = p->self;
     tn_tensor *x = flat(n, observations);
     tn_tensor *h = n->hidden ? tn_forward(n->hidden, x) : x;

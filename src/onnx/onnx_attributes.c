@@ -1,8 +1,9 @@
 /* onnx_attributes.c — which attributes each operator has, of which kind, with which values; a node that breaks this is
  * refused when the model is opened.
  *
- * A row is for operators, separated by blanks, as of an opset. Its text lists attributes: name, * if it is required, a colon, the kind as a
- * letter, and = with what is allowed: texts or numbers separated by |, or a range low..high (high may be left out).
+ * A row is for operators, separated by blanks, as of an opset. Its text lists attributes: name, * if it is required, a
+ * colon, the kind as a letter, and = with what is allowed: texts or numbers separated by |, or a range low..high (high
+ * may be left out).
  * Values that Trunnion does not compute with are not listed as allowed, so that nothing is silently ignored. An
  * operator without a row has no attributes; names that begin with _ are notes of the exporter's.
  * Source: the schemas of the onnx package and of ONNX Runtime; suite `onnx-schemas` compares them with this table. */

@@ -442,8 +442,7 @@ static tn_status apply_bert(const tn_json *v, parts *p) { return frame(v, p, fal
 static tn_status apply_roberta(const tn_json *v, parts *p) { return frame(v, p, true); }
 
 static tn_status apply_nothing(const tn_json *v, parts *p) { /* ByteLevel trims places in the text, no tokens */
-    (void)v;
-    (void)p;
+    (void)v, (void)p;
     return TN_OK;
 }
 

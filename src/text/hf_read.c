@@ -46,8 +46,7 @@ tn_status tn_hf_read_char(const tn_json *v, const char *key, uint32_t *out) {
 }
 
 tn_status tn_hf_read_nothing(tn_hf_step *s, const tn_json *v) {
-    (void)s;
-    (void)v;
+    (void)s, (void)v;
     return TN_OK;
 }
 

@@ -94,17 +94,15 @@ static tn_status normal_form(tn_hf_work *w, const char *text, size_t size, int o
     return put_codes(out, w->codes, count);
 }
 
-#define FORM(name, options, compose)                                                                        \
-    static tn_status name(tn_hf_work *w, const tn_hf_step *s, const char *text, size_t size, tn_bytes *out, \
-                          bool *first) {                                                                    \
-        (void)s;                                                                                            \
-        (void)first;                                                                                        \
-        return normal_form(w, text, size, options, compose, out);                                           \
-    }
-FORM(rewrite_nfd, UTF8PROC_DECOMPOSE, false)
-FORM(rewrite_nfkd, UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT, false)
-FORM(rewrite_nfc, UTF8PROC_DECOMPOSE, true)
-FORM(rewrite_nfkc, UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT, true)
+/* A function that appends what it makes of `text` to `out`. */
+#define REWRITE(name)                                                                                         \
+    static tn_status name(__attribute__((unused)) tn_hf_work *w, __attribute__((unused)) const tn_hf_step *s, \
+                          const char *text, size_t size, tn_bytes *out, __attribute__((unused)) bool *first)
+
+REWRITE(rewrite_nfd) { return normal_form(w, text, size, UTF8PROC_DECOMPOSE, false, out); }
+REWRITE(rewrite_nfkd) { return normal_form(w, text, size, UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT, false, out); }
+REWRITE(rewrite_nfc) { return normal_form(w, text, size, UTF8PROC_DECOMPOSE, true, out); }
+REWRITE(rewrite_nfkc) { return normal_form(w, text, size, UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT, true, out); }
 
 /* ---- character by character -------------------------------------------------------------------------------------- */
 
@@ -146,19 +144,9 @@ static uint32_t clean_nmt(uint32_t c) {
     return c;
 }
 
-static tn_status rewrite_strip_accents(tn_hf_work *w, const tn_hf_step *s, const char *text, size_t size, tn_bytes *out,
-                                       bool *first) {
-    (void)w;
-    (void)s;
-    return map_characters(text, size, drop_mark, out, first);
-}
+REWRITE(rewrite_strip_accents) { return map_characters(text, size, drop_mark, out, first); }
 
-static tn_status rewrite_nmt(tn_hf_work *w, const tn_hf_step *s, const char *text, size_t size, tn_bytes *out,
-                             bool *first) {
-    (void)w;
-    (void)s;
-    return map_characters(text, size, clean_nmt, out, first);
-}
+REWRITE(rewrite_nmt) { return map_characters(text, size, clean_nmt, out, first); }
 
 static tn_status lower(const char *text, size_t size, tn_bytes *out) {
     TRY(tn_txt_reserve(&out->data, &out->capacity, out->size + size + 1, 1));
@@ -171,13 +159,7 @@ static tn_status lower(const char *text, size_t size, tn_bytes *out) {
     return tn_bytes_append(out, "", 0);
 }
 
-static tn_status rewrite_lowercase(tn_hf_work *w, const tn_hf_step *s, const char *text, size_t size, tn_bytes *out,
-                                   bool *first) {
-    (void)w;
-    (void)s;
-    (void)first;
-    return lower(text, size, out);
-}
+REWRITE(rewrite_lowercase) { return lower(text, size, out); }
 
 /* ---- BERT -------------------------------------------------------------------------------------------------------- */
 
@@ -228,8 +210,7 @@ static tn_status bert_ascii(const tn_hf_step *s, const char *text, size_t size, 
     return TN_OK;
 }
 
-static tn_status rewrite_bert(tn_hf_work *w, const tn_hf_step *s, const char *text, size_t size, tn_bytes *out,
-                              bool *first) {
+REWRITE(rewrite_bert) {
     if (tn_hf_is_ascii(text, size)) return bert_ascii(s, text, size, out, first);
     tn_bytes a = {0}, b = {0};
     tn_status status = tn_bytes_append(&a, "", 0);
@@ -261,9 +242,7 @@ static tn_status read_strip(tn_hf_step *s, const tn_json *v) {
     return TN_OK;
 }
 
-static tn_status rewrite_strip(tn_hf_work *w, const tn_hf_step *s, const char *text, size_t size, tn_bytes *out,
-                               bool *first) {
-    (void)w;
+REWRITE(rewrite_strip) {
     size_t begin = 0, end = 0;
     bool leading = true;
     for (size_t at = 0; at < size;) {
@@ -280,16 +259,12 @@ static tn_status rewrite_strip(tn_hf_work *w, const tn_hf_step *s, const char *t
 
 static tn_status read_prepend(tn_hf_step *s, const tn_json *v) { return tn_hf_read_text(v, "prepend", NULL, &s->text); }
 
-static tn_status rewrite_prepend(tn_hf_work *w, const tn_hf_step *s, const char *text, size_t size, tn_bytes *out,
-                                 bool *first) {
-    (void)w;
-    (void)first;
+REWRITE(rewrite_prepend) {
     if (size > 0) TRY(tn_bytes_append(out, s->text.data, s->text.size));
     return tn_bytes_append(out, text, size);
 }
 
-static tn_status rewrite_replace(tn_hf_work *w, const tn_hf_step *s, const char *text, size_t size, tn_bytes *out,
-                                 bool *first) {
+REWRITE(rewrite_replace) {
     size_t start = 0, begin, end;
     tn_hf_matches state = {0};
     TRY(tn_bytes_append(out, "", 0));
@@ -313,11 +288,7 @@ static tn_status rewrite_replace(tn_hf_work *w, const tn_hf_step *s, const char 
 }
 
 /* Each byte becomes GPT-2's letter for it. */
-static tn_status rewrite_letters(tn_hf_work *w, const tn_hf_step *s, const char *text, size_t size, tn_bytes *out,
-                                 bool *first) {
-    (void)w;
-    (void)s;
-    (void)first;
+REWRITE(rewrite_letters) {
     TRY(tn_txt_reserve(&out->data, &out->capacity, out->size + 2 * size + 1, 1));
     for (size_t i = 0; i < size; i++)
         TRY(tn_hf_put(out, tn_txt_letter_of_byte((uint8_t)text[i])));
@@ -418,9 +389,7 @@ static tn_status map_grapheme(tn_hf_work *w, const tn_hf_step *s, const char *te
     return TN_OK;
 }
 
-static tn_status rewrite_precompiled(tn_hf_work *w, const tn_hf_step *s, const char *text, size_t size, tn_bytes *out,
-                                     bool *first) {
-    (void)first;
+REWRITE(rewrite_precompiled) {
     uint32_t before = 0, c;
     utf8proc_int32_t state = 0;
     size_t begin = 0;
