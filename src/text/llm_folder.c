@@ -914,7 +914,8 @@ static tn_status gguf_read_choice(const tn_gguf *f, llm_config *c) {
     double scale = 0;
     TRY(get_int(f, c, "expert_shared_count", 0, &shared));
     TRY(get_int(f, c, "expert_group_count", 0, &groups));
-    TRY(get_bool(f, c, "expert_weights_norm", c->experts.whole_choice, &c->experts.whole_choice));
+    bool whole = c->experts.whole_choice || c->family->experts.by_sigmoid || c->family->recurrent.kind;
+    TRY(get_bool(f, c, "expert_weights_norm", whole, &c->experts.whole_choice));
     if (has(f, c, "expert_weights_scale"))
         TRY(tn_gguf_get_float(f, gguf_key_of(c, "expert_weights_scale").text, &scale));
     if (scale > 0) c->experts.scale = scale;
