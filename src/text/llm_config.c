@@ -46,6 +46,7 @@ static const llm_size layer_shapes[LAYER_SLOTS][3] = {
     [SLOT_SHARED_UP] = {SIZE_SHARED_UP, SIZE_HIDDEN},
     [SLOT_SHARED_DOWN] = {SIZE_HIDDEN, SIZE_SHARED},
     [SLOT_ROUTER_BIAS] = {SIZE_EXPERTS},
+    [SLOT_EXPERT_GATE_BIAS] = {SIZE_EXPERTS, SIZE_EXPERT},
     [SLOT_EXPERT_UP_BIAS] = {SIZE_EXPERTS, SIZE_EXPERT_UP},
     [SLOT_EXPERT_DOWN_BIAS] = {SIZE_EXPERTS, SIZE_HIDDEN},
     [SLOT_SINKS] = {SIZE_HEADS},
@@ -214,7 +215,7 @@ static bool is_spare_output(const llm_config *c, int64_t layer, int slot) {
 }
 
 static tn_status check_known(const llm_source *s, const llm_config *c, const llm_tensor *t, bool *counts) {
-    uint64_t head = c->family->slots.head_needs | c->family->slots.head_allows | BIT(SLOT_OUTPUT);
+    slot_set head = c->family->slots.head_needs | c->family->slots.head_allows | BIT(SLOT_OUTPUT);
     head |= c->positions.rope.kind == ROPE_LONG ? ROPE_TABLES : BIT(SLOT_ROPE_FACTORS);
     const char *name = s->gguf ? t->name : tn_hf_strip(&s->folder, t->name);
     int64_t layer;
@@ -289,12 +290,12 @@ static tn_status check_tensors(const llm_source *s, llm_config *c) {
     TRY(read_vocabulary(s, c));
     bool fused = c->family->forward.fused_gate && !(c->family->experts.slots & BIT(SLOT_SHARED_GATE));
     c->size[SIZE_SHARED_UP] = c->size[SIZE_SHARED] * (fused ? 2 : 1);
-    uint64_t head = c->family->slots.head_needs | (c->tied ? 0 : BIT(SLOT_OUTPUT));
+    slot_set head = c->family->slots.head_needs | (c->tied ? 0 : BIT(SLOT_OUTPUT));
     if (s->gguf && c->positions.rope.kind == ROPE_LONG) head |= ROPE_TABLES;
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
         if (!is_spare_output(c, -1, slot)) TRY(check_tensor(s, c, -1, slot, head & BIT(slot)));
     for (int64_t layer = 0; layer < c->layers; layer++) {
-        uint64_t needs = tn_llm_needs(c, layer), allows = tn_llm_allows(c, layer);
+        slot_set needs = tn_llm_needs(c, layer), allows = tn_llm_allows(c, layer);
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
             if ((needs | allows) & BIT(slot)) TRY(check_tensor(s, c, layer, slot, needs & BIT(slot)));
     }
@@ -378,7 +379,7 @@ void tn_llm_set_recurrent(llm_config *c, int64_t layer) {
 bool tn_llm_is_recurrent(const llm_config *c, int64_t layer) { return has_bit(c->recurrent.which, layer); }
 
 /* Of slots that most layers have: those of one layer. recurrent, dense: what such layers have instead of others. */
-static uint64_t of_layer(const llm_config *c, int64_t layer, uint64_t slots, uint64_t recurrent, uint64_t dense) {
+static slot_set of_layer(const llm_config *c, int64_t layer, slot_set slots, slot_set recurrent, slot_set dense) {
     bool attends = tn_llm_attends(c, layer), recurs = tn_llm_is_recurrent(c, layer);
     if (has_bit(c->experts.unmixed, layer)) slots = (slots & ~c->family->experts.slots) | dense;
     if (c->family->slots.lone && (attends || recurs))
@@ -387,12 +388,12 @@ static uint64_t of_layer(const llm_config *c, int64_t layer, uint64_t slots, uin
     return recurs ? slots | recurrent : slots;
 }
 
-uint64_t tn_llm_needs(const llm_config *c, int64_t layer) {
-    uint64_t needs = c->needs | (layer > 0 ? c->family->slots.needs_later : 0);
+slot_set tn_llm_needs(const llm_config *c, int64_t layer) {
+    slot_set needs = c->needs | (layer > 0 ? c->family->slots.needs_later : 0);
     return of_layer(c, layer, needs, c->family->recurrent.needs, c->family->slots.needs & FFN_MATRICES);
 }
 
-uint64_t tn_llm_allows(const llm_config *c, int64_t layer) {
+slot_set tn_llm_allows(const llm_config *c, int64_t layer) {
     return of_layer(c, layer, c->allows, c->family->recurrent.allows, c->family->slots.allows & GATED_BIASES);
 }
 
@@ -437,7 +438,7 @@ static tn_status configure(llm_source *s, const tn_llm_options *options, bool re
                                    .mix_out = 1,
                                    .gate = 1,
                                    .down = 1},
-                        .experts.scale = 1};
+                        .experts = {.scale = 1, .gate_limit = 7, .gate_slope = 1.702}};
     TRY(s->gguf ? tn_llm_read_gguf(s->gguf, out) : tn_llm_read_folder(&s->folder, out));
     if (reader)
         out->tied = true;

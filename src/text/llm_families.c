@@ -39,9 +39,11 @@
     [SLOT_SHARED_UP] = "ffn_up_shexp.weight", [SLOT_SHARED_DOWN] = "ffn_down_shexp.weight",                           \
     [SLOT_CHOICE_BIAS] = "exp_probs_b.bias", [SLOT_MIX_IN] = "shortconv.in_proj.weight",                              \
     [SLOT_CONV] = "shortconv.conv.weight", [SLOT_MIX_OUT] = "shortconv.out_proj.weight"
-#define GGUF_EXPERTS                                                                      \
-    [SLOT_EXPERT_GATE] = "ffn_gate_exps.weight", [SLOT_EXPERT_UP] = "ffn_up_exps.weight", \
-    [SLOT_EXPERT_DOWN] = "ffn_down_exps.weight"
+#define GGUF_EXPERTS                                                                             \
+    [SLOT_EXPERT_GATE] = "ffn_gate_exps.weight", [SLOT_EXPERT_UP] = "ffn_up_exps.weight",        \
+    [SLOT_EXPERT_DOWN] = "ffn_down_exps.weight", [SLOT_EXPERT_GATE_BIAS] = "ffn_gate_exps.bias", \
+    [SLOT_EXPERT_UP_BIAS] = "ffn_up_exps.bias", [SLOT_EXPERT_DOWN_BIAS] = "ffn_down_exps.bias",  \
+    [SLOT_ROUTER_BIAS] = "ffn_gate_inp.bias", [SLOT_SINKS] = "attn_sinks.weight"
 #define GGUF_HEAD                                                                                                   \
     [SLOT_EMBEDDING] = "token_embd.weight", [SLOT_POSITIONS] = "position_embd.weight",                              \
     [SLOT_OUTPUT_NORM] = "output_norm.weight", [SLOT_OUTPUT_NORM_BIAS] = "output_norm.bias",                        \
@@ -761,6 +763,12 @@ static const llm_family families[] = {
     {"exaone4", "EXAONE 4", .in_gguf = true, .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS,
      .slots.head_needs = PLAIN_HEAD, .naming = &olmo2_names, .keys = llama_keys, .forward.activation = "silu",
      .attention.window = 4096, .attention.pattern = 4, .positions.in_windows = true},
+    {"gpt-oss", "GPT-OSS", .in_gguf = true, .gguf_naming = &gguf_late_norm,
+     .slots.needs = PLAIN_SLOTS | BIT(SLOT_SINKS), .slots.allows = BIASES | BIT(SLOT_O_BIAS),
+     .slots.head_needs = PLAIN_HEAD, .forward.activation = "silu", .forward.clamped_gate = true,
+     .experts.slots = EXPERTS | OSS_EXPERTS | BIT(SLOT_EXPERT_GATE_BIAS), .experts.always = true,
+     .experts.whole_choice = true, .attention.window = 128, .attention.pattern = 2, .positions.base = 150000,
+     .positions.parts_of_frequencies = true},
     {"gpt_oss", "GPT-OSS", .slots.needs = PLAIN_SLOTS | BIT(SLOT_SINKS), .slots.allows = BIASES | BIT(SLOT_O_BIAS),
      .slots.head_needs = PLAIN_HEAD, .naming = &gpt_oss_names, .keys = llama_keys, .forward.activation = "silu",
      .forward.fused_gate = true, .forward.clamped_gate = true, .experts.slots = OSS_EXPERTS, .experts.always = true,

@@ -467,8 +467,8 @@ static tn_status read_experts(const hf_folder *f, llm_config *c) {
     c->file.predicting_layers = tn_json_int(tn_json_get(f->config, "num_nextn_predict_layers"), 0);
     if (c->experts.choices == 0) return TN_OK;
     TRY(read_unmixed(f, c));
-    TRY(tn_hf_real(f, f->config, "swiglu_limit", 7, 1e-6, 1e6, &c->experts.gate_limit));
-    TRY(tn_hf_real(f, f->config, "swiglu_alpha", 1.702, 1e-6, 1e6, &c->experts.gate_slope));
+    TRY(tn_hf_real(f, f->config, "swiglu_limit", c->experts.gate_limit, 1e-6, 1e6, &c->experts.gate_limit));
+    TRY(tn_hf_real(f, f->config, "swiglu_alpha", c->experts.gate_slope, 1e-6, 1e6, &c->experts.gate_slope));
     bool own = c->family->experts.own_width;
     if (own)
         c->experts.whole_choice =
@@ -909,7 +909,7 @@ static tn_status gguf_refuse_features(const tn_gguf *f, const llm_config *c) {
 
 /* Layers without experts, the shared expert, groups, and how what a token has is weighted. */
 static tn_status gguf_read_choice(const tn_gguf *f, llm_config *c) {
-    const uint64_t shared_slots = BIT(SLOT_SHARED_GATE) | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN);
+    const slot_set shared_slots = BIT(SLOT_SHARED_GATE) | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN);
     int64_t shared, groups, experts = c->size[SIZE_EXPERTS];
     double scale = 0;
     TRY(get_int(f, c, "expert_shared_count", 0, &shared));
@@ -1053,7 +1053,7 @@ static tn_status read_real(const tn_gguf *f, const llm_config *c, const char *wh
 static tn_status gguf_read_yarn(const tn_gguf *f, llm_config *c) {
     llm_rope *r = &c->positions.rope;
     r->kind = ROPE_YARN;
-    r->whole = true;
+    r->whole = !c->family->positions.parts_of_frequencies;
     TRY(get_real(f, c, "rope.scaling.factor", 1, 1e6, &r->factor));
     TRY(read_real(f, c, "rope.scaling.yarn_beta_fast", 32, 1e6, &r->high));
     TRY(read_real(f, c, "rope.scaling.yarn_beta_slow", 1, 1e6, &r->low));

@@ -11,7 +11,7 @@
 
 #include "text/llm_model.h"
 
-static const uint64_t MATRICES = BIT(SLOT_Q) | BIT(SLOT_K) | BIT(SLOT_V) | BIT(SLOT_O) | BIT(SLOT_QKV) |
+static const slot_set MATRICES = BIT(SLOT_Q) | BIT(SLOT_K) | BIT(SLOT_V) | BIT(SLOT_O) | BIT(SLOT_QKV) |
                                  BIT(SLOT_GATE) | BIT(SLOT_UP) | BIT(SLOT_DOWN) | BIT(SLOT_SHARED_GATE) |
                                  BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN);
 static const char WEIGHT[] = ".weight", BEFORE[] = "base_model.model.";

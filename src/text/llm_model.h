@@ -101,6 +101,7 @@ typedef enum llm_slot {
     SLOT_SHARED_UP,
     SLOT_SHARED_DOWN,
     SLOT_ROUTER_BIAS,
+    SLOT_EXPERT_GATE_BIAS,
     SLOT_EXPERT_UP_BIAS,
     SLOT_EXPERT_DOWN_BIAS,
     SLOT_SINKS,       /* of attention: for each head a score that belongs to no key */
@@ -150,17 +151,19 @@ typedef enum llm_head_slot {
     HEAD_SLOTS
 } llm_head_slot;
 
+__extension__ typedef unsigned __int128 slot_set; /* bits of llm_slot, or of llm_head_slot */
+
 /* What weights are called in a kind of file. */
 typedef struct llm_naming {
     const char *prefix; /* before all names but the output's, in some files */
     const char *layer;  /* before a layer's number */
     const char *layer_slots[LAYER_SLOTS], *head_slots[HEAD_SLOTS]; /* NULL: not in such files; *: an expert's number */
-    uint64_t transposed;                                           /* bits of layer slots that are stored [in, out] */
+    slot_set transposed;                                           /* bits of layer slots that are stored [in, out] */
     const char *beside[4];                                         /* endings of names that are no weights */
 } llm_naming;
 
-_Static_assert(LAYER_SLOTS <= 64, "sets of slots are bits");
-#define BIT(slot) (UINT64_C(1) << (slot))
+_Static_assert(LAYER_SLOTS <= 128, "sets of slots are bits");
+#define BIT(slot) ((slot_set)1 << (slot))
 #define FFN_MATRICES (BIT(SLOT_GATE) | BIT(SLOT_UP) | BIT(SLOT_DOWN))
 #define GATED_BIASES (BIT(SLOT_GATE_BIAS) | BIT(SLOT_UP_BIAS) | BIT(SLOT_DOWN_BIAS))
 #define EXPERTS (BIT(SLOT_ROUTER) | BIT(SLOT_EXPERT_GATE) | BIT(SLOT_EXPERT_UP) | BIT(SLOT_EXPERT_DOWN))
@@ -192,9 +195,9 @@ typedef enum llm_recurrence {
 /* How one kind of model differs from the others, by subject. */
 typedef struct llm_slots { /* of a model; bits of layer slots and of head slots */
     bool lone;             /* a layer is attention, recurrent or feed-forward, behind one norm (Nemotron-H) */
-    uint64_t needs, allows;
-    uint64_t needs_later; /* which only the first layer may lack */
-    uint64_t head_needs, head_allows;
+    slot_set needs, allows;
+    slot_set needs_later; /* which only the first layer may lack */
+    slot_set head_needs, head_allows;
 } llm_slots;
 
 typedef struct llm_norms {
@@ -206,13 +209,14 @@ typedef struct llm_norms {
 } llm_norms;
 
 typedef struct llm_position_rules {
-    bool interleaved;        /* in GGUF files rope rotates neighbours; else the halves of a head */
-    bool folder_interleaved; /* the same in folders */
-    bool in_windows;         /* other layers have no rope, if any layer has a window */
-    bool plain_local;        /* layers with a window have the same base, not stretched */
-    double part;             /* of a head that rope rotates, where config.json says nothing; 0: all of it */
-    int64_t first;           /* row of the first token in the table of learned positions */
-    double base, local_base; /* rope's where config.json says nothing; that of layers with a window */
+    bool interleaved;          /* in GGUF files rope rotates neighbours; else the halves of a head */
+    bool folder_interleaved;   /* the same in folders */
+    bool in_windows;           /* other layers have no rope, if any layer has a window */
+    bool parts_of_frequencies; /* in GGUF files: yarn sets in between any of them, not only between whole numbers */
+    bool plain_local;          /* layers with a window have the same base, not stretched */
+    double part;               /* of a head that rope rotates, where config.json says nothing; 0: all of it */
+    int64_t first;             /* row of the first token in the table of learned positions */
+    double base, local_base;   /* rope's where config.json says nothing; that of layers with a window */
 } llm_position_rules;
 
 typedef struct llm_attention_rules {
@@ -237,7 +241,7 @@ typedef struct llm_forward_rules { /* of feed-forward layers and experts */
 } llm_forward_rules;
 
 typedef struct llm_expert_rules {
-    uint64_t slots;    /* bits of those that a layer has instead of feed-forward's matrices; 0: no such models */
+    slot_set slots;    /* bits of those that a layer has instead of feed-forward's matrices; 0: no such models */
     bool always;       /* all models are mixtures */
     bool own_width;    /* experts have a width of their own */
     bool whole_choice; /* weights of the chosen experts are made to add up to 1, where config.json says nothing */
@@ -249,7 +253,7 @@ typedef struct llm_expert_rules {
 
 typedef struct llm_recurrent_rules {
     llm_recurrence kind;
-    uint64_t needs, allows; /* bits of slots that a recurrent layer has instead of attention's, or may have */
+    slot_set needs, allows; /* bits of slots that a recurrent layer has instead of attention's, or may have */
     int64_t interval;       /* every interval-th layer has attention; 0: config.json says which */
     bool beside;            /* all layers are recurrent and have attention, both are added (Falcon-H1) */
 } llm_recurrent_rules;
@@ -380,7 +384,7 @@ typedef struct llm_ends { /* tokens that end a text, by generation_config.json *
 struct llm_config {
     const llm_family *family;
     int64_t layers, trained_context, context, pages;
-    uint64_t needs, allows; /* bits of layer slots: of the first layer that is like most */
+    slot_set needs, allows; /* bits of layer slots: of the first layer that is like most */
     int64_t size[SIZE_COUNT];
     double eps;
     tn_activation *activation;
@@ -468,8 +472,8 @@ void tn_llm_set_attention(llm_config *c, int64_t layer, bool attends);
 bool tn_llm_attends(const llm_config *c, int64_t layer);
 int64_t tn_llm_attention_layers(const llm_config *c); /* number of them */
 /* Bits of the slots that this layer must or may have. */
-uint64_t tn_llm_needs(const llm_config *c, int64_t layer);
-uint64_t tn_llm_allows(const llm_config *c, int64_t layer);
+slot_set tn_llm_needs(const llm_config *c, int64_t layer);
+slot_set tn_llm_allows(const llm_config *c, int64_t layer);
 int64_t tn_llm_cache_row(const llm_config *c); /* elements of a token's row of a head in the cache */
 /* llm_config.c: yarn's factor of sines and cosines; a model that it stretches may be asked for longer texts. */
 double tn_llm_yarn_amplitude(double factor, double by);

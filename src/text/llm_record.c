@@ -612,13 +612,14 @@ static tn_tensor *mix_all(const llm_config *c, tn_tensor *const *weight, const t
     for (int64_t e = 0; e < c->size[SIZE_EXPERTS]; e++) {
         tn_tensor *share = tn_sum(tn_mul(by, tn_eq_scalar(chosen, (double)e)), (int64_t[]){1}, 1, true);
         tn_tensor *up_bias = weight[SLOT_EXPERT_UP_BIAS] ? tn_select(weight[SLOT_EXPERT_UP_BIAS], 0, e) : NULL;
+        tn_tensor *gate_bias = weight[SLOT_EXPERT_GATE_BIAS] ? tn_select(weight[SLOT_EXPERT_GATE_BIAS], 0, e) : NULL;
         tn_tensor *down_bias = weight[SLOT_EXPERT_DOWN_BIAS] ? tn_select(weight[SLOT_EXPERT_DOWN_BIAS], 0, e) : NULL;
         tn_tensor *up = tn_linear(x, tn_select(weight[SLOT_EXPERT_UP], 0, e), up_bias), *gate = NULL;
         if (c->family->experts.scales_input) up = tn_mul(up, share);
         if (has_fused_gate(c))
             gate = part_gate(c, &up);
         else if (weight[SLOT_EXPERT_GATE])
-            gate = tn_linear(x, tn_select(weight[SLOT_EXPERT_GATE], 0, e), NULL);
+            gate = tn_linear(x, tn_select(weight[SLOT_EXPERT_GATE], 0, e), gate_bias);
         tn_tensor *inner = activate(c, gate, up);
         tn_tensor *made = tn_linear(inner, tn_select(weight[SLOT_EXPERT_DOWN], 0, e), down_bias);
         if (!c->family->experts.scales_input) made = tn_mul(made, share);
@@ -688,7 +689,8 @@ tn_tensor *tn_llm_mix(const llm_config *c, const llm_weights *w, int64_t layer, 
         if (has_fused_gate(c))
             gate = part_gate(c, &up);
         else if (weight[SLOT_EXPERT_GATE])
-            gate = tn_linear_experts(x, weight[SLOT_EXPERT_GATE], chosen);
+            gate =
+                biased(tn_linear_experts(x, weight[SLOT_EXPERT_GATE], chosen), weight[SLOT_EXPERT_GATE_BIAS], chosen);
         tn_tensor *made = tn_linear_experts(activate(c, gate, up), weight[SLOT_EXPERT_DOWN], chosen);
         made = biased(made, weight[SLOT_EXPERT_DOWN_BIAS], chosen);
         if (!c->family->experts.scales_input) made = tn_mul(made, each);

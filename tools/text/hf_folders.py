@@ -154,6 +154,7 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("olmo3", "Olmo3", PHI3 | {"sliding_window": 9, "num_hidden_layers": 5, "rope_parameters": {
         "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}, MADE),
     ("gpt-oss", "GptOss", OSS, NEW),
+    ("gpt-oss-made", "GptOss", OSS | {"swiglu_limit": 7.0}, MADE),
     ("deepseek2", "DeepseekV2", DEEPSEEK | {"num_experts": 6, "topk_method": "group_limited_greedy", "n_group": 3,
                                             "topk_group": 2}, NEW),
     ("deepseek2-lite", "DeepseekV2", DEEPSEEK | {"q_lora_rank": None, "routed_scaling_factor": 1.0}, NEW),
