@@ -412,6 +412,14 @@ static void gradients_refuse(void **state) {
     FAILS(tn_retain_grad(NULL))
     FAILS(tn_gradcheck(NULL, NULL, &x, 1, NULL))
     FAILS(tn_gradcheck(first_input, NULL, NULL, 1, NULL))
+    FAILS(tn_jacobian(NULL, NULL, &x, 1, false, &grad))
+    FAILS(tn_jacobian(first_input, NULL, NULL, 1, false, &grad))
+    FAILS(tn_jacobian(first_input, NULL, &x, 1, false, NULL))
+    FAILS(tn_hessian(NULL, NULL, &x, 1, false, &grad))
+    FAILS(tn_hessian(first_input, NULL, &x, 1, false, NULL))
+    FAILS(tn_jvp(first_input, NULL, &x, NULL, 1, false, NULL, &grad))
+    FAILS(tn_jvp(first_input, NULL, &x, &x, 1, false, NULL, NULL))
+    FAILS(tn_jvp(first_input, NULL, &x, (tn_tensor *[]){NULL}, 1, false, NULL, &grad))
     CALLS(tn_autocast_end(NULL))
     tn_free(x);
 }

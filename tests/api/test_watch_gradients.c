@@ -1,5 +1,5 @@
 /* test_watch_gradients.c — what helps with gradients: regions that are recomputed, hooks, retained gradients, anomaly
- * detection, gradcheck. */
+ * detection, gradcheck, Jacobians and Hessians. */
 #include "test_support.h"
 
 #include <math.h>
@@ -332,6 +332,86 @@ static void gradcheck_finds_wrong_gradients(void **state) {
     assert_int_equal(tn_gradcheck(right, NULL, in, 0, NULL), TN_ERR_ARGUMENT);
 }
 
+/* ---- derivatives of functions ------------------------------------------------------------------------------------ */
+
+/* y = (x0² w0 x1, x1 w1) */
+static tn_tensor *products_of(void *ctx, tn_tensor *const *in) {
+    TN_SCOPE;
+    (void)ctx;
+    tn_tensor *x0 = tn_select(in[0], 0, 0), *x1 = tn_select(in[0], 0, 1), *w0 = tn_select(in[1], 0, 0);
+    tn_tensor *y[] = {tn_mul(tn_mul(tn_square(x0), w0), x1), tn_mul(x1, tn_select(in[1], 0, 1))};
+    return tn_keep(tn_stack(y, 2, 0));
+}
+
+static tn_tensor *sum_of_products(void *ctx, tn_tensor *const *in) {
+    TN_SCOPE;
+    return tn_keep(total(products_of(ctx, in)));
+}
+
+static tn_tensor *constant(void *ctx, tn_tensor *const *in) {
+    (void)ctx;
+    return tn_zeros_like(in[1]);
+}
+
+static tn_tensor *tripled(void *ctx, tn_tensor *const *in) {
+    (void)ctx;
+    return tn_mul_scalar(in[0], 3);
+}
+
+static void jacobians_have_an_element_for_each_pair(void **state) {
+    (void)state;
+    TN_SCOPE;
+    TN_NO_GRAD; /* of the caller: derivatives are recorded all the same */
+    tn_tensor *in[] = {LEAF(2, 3), LEAF(5, 7)}, *j[2], *y, *d;
+    assert_ok(tn_jacobian(products_of, NULL, in, 2, false, j));
+    ASSERT_F64(j[0], 60, 20, 0, 7);
+    ASSERT_F64(j[1], 12, 0, 0, 3);
+    assert_false(tn_requires_grad(j[0]) || tn_grad_enabled());
+    assert_ok(tn_jvp(products_of, NULL, in, (tn_tensor *[]){LEAF(1, -1), LEAF(0.5, 2)}, 2, false, &y, &d));
+    ASSERT_F64(y, 60, 21);
+    ASSERT_F64(d, 46, -1);
+    assert_ok(tn_jacobian(constant, NULL, in, 2, false, j));
+    ASSERT_F64(j[0], 0, 0, 0, 0);
+    assert_ok(tn_jvp(constant, NULL, in, in, 2, false, NULL, &d));
+    ASSERT_F64(d, 0, 0);
+    tn_tensor *wide = tn_full(TN_DIMS(13, 10), 1, TN_F32), *off;
+    assert_ok(tn_jacobian(tripled, NULL, &wide, 1, false, j)); /* more rows than are evaluated at once */
+    assert_int_equal(tn_rank(j[0]), 4);
+    off = tn_sub(tn_reshape(j[0], TN_DIMS(130, 130)), tn_mul_scalar(tn_eye(130, 130, TN_F32), 3));
+    assert_true(tn_item(total(tn_abs(off))) == 0);
+}
+
+static void hessians_are_second_derivatives(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *in[] = {LEAF(2, 3), LEAF(5, 7)}, *h[4], *g, *sum;
+    assert_ok(tn_hessian(sum_of_products, NULL, in, 2, false, h));
+    ASSERT_F64(h[0], 30, 20, 20, 0);
+    ASSERT_F64(h[1], 12, 0, 4, 1);
+    ASSERT_F64(h[2], 12, 4, 0, 1);
+    ASSERT_F64(h[3], 0, 0, 0, 0);
+    assert_ok(tn_hessian(sum_of_products, NULL, in, 2, true, h));
+    sum = total(h[0]);
+    assert_ok(tn_gradients(&sum, 1, NULL, in, 1, false, &g));
+    ASSERT_F64(g, 20, 10);
+    assert_int_equal(tn_hessian(products_of, NULL, in, 2, false, h), TN_ERR_SHAPE);
+    assert_null(h[3]);
+}
+
+static void derivatives_of_wrong_arguments_are_refused(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *in[] = {LEAF(2, 3), LEAF(5, 7)}, *out[4];
+    tn_tensor *whole = tn_full(TN_DIMS(2), 1, TN_I64), *deep = tn_full(TN_DIMS(1, 1, 1, 1, 1), 1, TN_F32);
+    assert_int_equal(tn_jacobian(products_of, NULL, in, 0, false, out), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_jacobian(tripled, NULL, &whole, 1, false, out), TN_ERR_DTYPE);
+    assert_int_equal(tn_jacobian(tripled, NULL, &deep, 1, false, out), TN_ERR_SHAPE);
+    assert_null(out[0]);
+    assert_int_equal(
+        tn_jvp(products_of, NULL, in, (tn_tensor *[]){in[0], tn_zeros(TN_DIMS(1), TN_F64)}, 2, false, NULL, out),
+        TN_ERR_SHAPE);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(recomputing_keeps_the_bits_and_saves_memory),
@@ -344,6 +424,9 @@ int main(void) {
         cmocka_unit_test(the_first_operation_with_a_nan_is_named),
         cmocka_unit_test(a_nan_of_the_backward_pass_names_the_forward_operation),
         cmocka_unit_test(gradcheck_finds_wrong_gradients),
+        cmocka_unit_test(jacobians_have_an_element_for_each_pair),
+        cmocka_unit_test(hessians_are_second_derivatives),
+        cmocka_unit_test(derivatives_of_wrong_arguments_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
