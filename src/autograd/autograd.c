@@ -320,8 +320,10 @@ static tn_status examine(const tape *t, size_t first, const tn_node *n) {
 
 static tn_status apply_rule(tape *t, const tn_node *n, tn_node *dy, tn_node **grads) {
     const tn_op_impl *impl = tn_op(n->op)->impl;
-    if (!impl->grad_first) return impl->grad(&t->build, n, dy, grads);
-    grads[0] = impl->grad_first(&t->build, n, dy);
+    if (impl->grad_first)
+        grads[0] = impl->grad_first(&t->build, n, dy);
+    else
+        impl->grad(&t->build, n, dy, grads);
     return t->build.status;
 }
 
@@ -334,7 +336,6 @@ static tn_status spread_gradient(tape *t, tn_node *n, tn_node *dy, tn_node **gra
     tn_status s = apply_rule(t, seen, dy, grads);
     r->varying = false;
     TRY(s);
-    TRY(t->build.status);
     TRY(check_stale(t, first, n));
     TRY(examine(t, first, n));
     for (int i = 0; i < n->n_in; i++) {

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "cpu/cpu_kernels.h"
+#include "ops/ops_common.h"
 #include "plan/passes.h"
 #include "tensor/graph.h"
 
@@ -146,7 +147,7 @@ static tn_status apply_reference(tn_reference_values *v, const tn_node *n, doubl
     for (int i = 0; i < n->n_in && i < MOST; i++)
         if (n->in[i]) in[i] = find_reference(v, n->in[i]);
     tn_reference r = {.node = n, .in = in, .out = out};
-    tn_op(n->op)->impl->reference(&r);
+    tn_op_reference(&r);
     return TN_OK;
 }
 
@@ -176,7 +177,7 @@ static tn_status step(tn_reference_values *v, waiting *w) {
     }
     if (n->flags & TN_NODE_ERROR) return tn_fail(n->status, "%s", n->error);
     bool composed = !in_memory && tn_op(n->op)->kind == TN_COMPOSED;
-    if (!in_memory && !composed && !tn_op(n->op)->impl->reference)
+    if (!in_memory && !composed && !tn_op_has_reference(tn_op(n->op)))
         return tn_fail(TN_ERR_UNSUPPORTED, "%s has no reference implementation", tn_op(n->op)->name);
     if (!in_memory) TRY(wait_for_needs(v, w, n, composed, &ready));
     if (!ready) return TN_OK;

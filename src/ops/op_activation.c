@@ -148,14 +148,13 @@ static tn_node *compose_prelu(tn_build *b, const tn_node *n) {
     return tn_b_where(b, positive(b, x), x, tn_b_mul(b, x, prelu_weight(b, n)));
 }
 
-static tn_status grad_prelu(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_prelu(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *up = positive(b, x), *w = prelu_weight(b, n);
-    if (!w) return b->status;
+    if (!w) return;
     if (tn_needs_grad(n, 0)) grads[0] = tn_b_where(b, up, dy, tn_b_mul(b, dy, w));
-    if (!tn_needs_grad(n, 1)) return b->status;
+    if (!tn_needs_grad(n, 1)) return;
     tn_node *dw = tn_b_where(b, up, zero(b, dy), tn_b_mul(b, dy, x));
     grads[1] = tn_b_view(b, tn_b_sum_to(b, dw, w), n->in[1]->shape, n->in[1]->rank);
-    return b->status;
 }
 
 /* prelu(x, weight): x where x > 0, else weight · x; weight has one element, or one per channel (dimension 1 of x). */
@@ -216,12 +215,11 @@ OP_CODE(sigmoid, .to_float = true, .infer = tn_infer_broadcast, .compose = compo
 
 static tn_node *compose_silu(tn_build *b, const tn_node *n) { return tn_b_mul(b, n->in[0], tn_b_sigmoid(b, n->in[0])); }
 
-static tn_status grad_silu(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_silu(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *s = tn_b_sigmoid(b, x);
-    if (!s) return b->status;
+    if (!s) return;
     tn_node *slope = tn_b_mul(b, s, tn_b_offset(b, tn_b_mul(b, x, rest(b, s)), 1.0));
     grads[0] = tn_b_mul(b, dy, slope);
-    return b->status;
 }
 
 /* silu(x): x · sigmoid(x), also called swish. */
@@ -248,12 +246,11 @@ static tn_node *compose_softplus(tn_build *b, const tn_node *n) {
     return tn_b_where(b, straight, x, tn_b_scale(b, log1p_exp(b, z), 1.0 / beta));
 }
 
-static tn_status grad_softplus(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_softplus(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *z = tn_b_scale(b, n->in[0], n->f[TN_SOFTPLUS_BETA]);
-    if (!z) return b->status;
+    if (!z) return;
     tn_node *straight = tn_b_lt(b, tn_b_const(b, n->f[TN_SOFTPLUS_THRESHOLD], z), z);
     grads[0] = tn_b_where(b, straight, dy, tn_b_mul(b, dy, tn_b_sigmoid(b, z)));
-    return b->status;
 }
 
 /* softplus(x, beta, threshold): log(1 + exp(beta·x)) / beta; x itself where beta·x > threshold. */
@@ -265,12 +262,11 @@ static tn_node *compose_mish(tn_build *b, const tn_node *n) {
     return tn_b_mul(b, n->in[0], tn_b_tanh(b, log1p_exp(b, n->in[0])));
 }
 
-static tn_status grad_mish(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_mish(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *t = tn_b_tanh(b, log1p_exp(b, x));
-    if (!t) return b->status;
+    if (!t) return;
     tn_node *bend = tn_b_mul(b, rest(b, tn_b_mul(b, t, t)), tn_b_sigmoid(b, x));
     grads[0] = tn_b_mul(b, dy, tn_b_add(b, t, tn_b_mul(b, x, bend)));
-    return b->status;
 }
 
 /* mish(x): x · tanh(softplus(x)). Source: Misra 2019. */

@@ -273,18 +273,17 @@ static tn_node *compose_attention_dense_gradient(tn_build *b, const tn_node *n) 
     return join_parts(b, n, part);
 }
 
-static tn_status grad_attention_dense(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_attention_dense(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     operands o = dense_operands(b, n);
     tn_node *out = tn_b_self(n);
     if (!n->device->is_cpu) {
         spread_attention(b, n, o, out, dy, grads);
-        return b->status;
+        return;
     }
     tn_node *all =
         tn_b_attention_dense_gradient(b, o.q, o.k, o.v, o.mask, out, dy, o.causal, o.scale, o.blind, o.hides);
     for (int i = Q; i <= V; i++)
         grads[i] = part_of(b, all, (const tn_node *const *)n->in, i);
-    return b->status;
 }
 
 /* attention_dense(q, k, v, mask, is_causal, scale, blind, hides): scaled_dot_product_attention in f32, with a batch and
@@ -621,7 +620,6 @@ static tn_status infer_cache_append(tn_infer *c) {
 
 static tn_status infer_cache_append_rows(tn_infer *c) {
     TRY(infer_cache_append(c));
-    TRY(tn_need_contiguous(c, APPEND_CACHE));
     TRY(need_laid_out(c, APPEND_X, 2));
     TRY(need_laid_out(c, APPEND_POSITION, 0));
     return need_laid_out(c, APPEND_PAGES, 0);
@@ -669,7 +667,8 @@ OP_CODE(
 
 /* cache_append_rows(cache, x, position, pages): cache_append on operands that are laid out. */
 OP_CODE(
-    cache_append_rows, .class_ = TN_NATIVE, .infer = infer_cache_append_rows, .reference = reference_cache_append,
+    cache_append_rows, .class_ = TN_NATIVE, .infer = infer_cache_append_rows, .contiguous = 1 << APPEND_CACHE,
+    .reference = reference_cache_append,
     .cases =
         "types=f32; [3,2,64,4] [2,2,4] []:i64@0..100 [3]:i64@0..2; [2,1,64,3]:f16 [3,1,3] []:i64@62..62 [2]:i64@0..1;"
         "error=f32 [2,1,64,3] [1,1,3]:f64 []:i64@0..0 [1]:i64@0..0");
@@ -1043,8 +1042,6 @@ static tn_status infer_rope(tn_infer *c) {
 }
 
 static tn_status infer_rope_rows(tn_infer *c) {
-    for (int i = 0; i < 3; i++)
-        TRY(tn_need_contiguous(c, i));
     if (c->in[0]->dtype != TN_F32) return tn_fail(TN_ERR_DTYPE, "%s: only f32 is supported", c->row->name);
     return infer_rope(c);
 }
@@ -1100,7 +1097,7 @@ static void reference_rope_rows(const tn_reference *r) {
 
 /* rope_rows(x, cos, sin, interleaved): rope of contiguous f32 operands. */
 OP_CODE(
-    rope_rows, .class_ = TN_NATIVE, .infer = infer_rope_rows, .lower = lower_rope_rows,
+    rope_rows, .class_ = TN_NATIVE, .infer = infer_rope_rows, .contiguous = 7, .lower = lower_rope_rows,
     .reference = reference_rope_rows,
     .cases =
         "types=f32 tol=4e-6 atol=2e-6; [2,3,4] [3,2] [3,2] interleaved=false; [2,3,18] [3,8] [3,8] interleaved=true; "
@@ -1165,15 +1162,14 @@ static tn_node *rotated(tn_build *b, const tn_node *n, tn_node *x, bool back) {
 
 static tn_node *compose_rope(tn_build *b, const tn_node *n) { return rotated(b, n, n->in[0], false); }
 
-static tn_status grad_rope(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_rope(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     if (tn_needs_grad(n, 0)) grads[0] = rotated(b, n, dy, true);
-    if (!tn_needs_grad(n, 1) && !tn_needs_grad(n, 2)) return b->status;
+    if (!tn_needs_grad(n, 1) && !tn_needs_grad(n, 2)) return;
     rope_parts x = split_pairs(b, n, n->in[0]), g = split_pairs(b, n, dy);
     tn_node *along = tn_b_add(b, tn_b_mul(b, g.first, x.first), tn_b_mul(b, g.second, x.second));
     tn_node *across = tn_b_sub(b, tn_b_mul(b, g.second, x.first), tn_b_mul(b, g.first, x.second));
     if (tn_needs_grad(n, 1)) grads[1] = tn_b_sum_to(b, along, n->in[1]);
     if (tn_needs_grad(n, 2)) grads[2] = tn_b_sum_to(b, across, n->in[2]);
-    return b->status;
 }
 
 /* rope(x, cos, sin, interleaved): rotary position embedding: each pair of x [..., positions, features] is turned by an

@@ -83,36 +83,31 @@ static double bessel_by_integral(double x, int order, bool is_scaled) {
     return sum / POINTS;
 }
 
-static void reference_bessel(const tn_reference *r, int order, bool is_scaled) {
-    for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
-        r->out[w.place] = bessel_by_integral(r->in[0][w.in[0]], order, is_scaled);
-}
-
-static void reference_i0(const tn_reference *r) { reference_bessel(r, 0, false); }
-static void reference_i0e(const tn_reference *r) { reference_bessel(r, 0, true); }
-static void reference_i1(const tn_reference *r) { reference_bessel(r, 1, false); }
-static void reference_i1e(const tn_reference *r) { reference_bessel(r, 1, true); }
+static double define_i0(double x) { return bessel_by_integral(x, 0, false); }
+static double define_i0e(double x) { return bessel_by_integral(x, 0, true); }
+static double define_i1(double x) { return bessel_by_integral(x, 1, false); }
+static double define_i1e(double x) { return bessel_by_integral(x, 1, true); }
 
 /* i0(x): the modified Bessel function of the first kind, of order 0. */
 OP_CODE(i0, .to_float = true, .infer = tn_infer_float, .compose = compose_i0, .grad_first = grad_i0,
-        .reference = reference_i0,
+        .define_one = define_i0,
         .cases = "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@-8..8; [5]@15..40 tol=8e-6 grad=off; "
                  "[2]@0..0; [0,3]; []@2..3; types=i32; [4]@-5..9");
 
 /* i0e(x): i0(x) · exp(−|x|), which does not overflow. */
 OP_CODE(i0e, .to_float = true, .infer = tn_infer_float, .compose = compose_i0e, .grad_first = grad_i0e,
-        .reference = reference_i0e,
+        .define_one = define_i0e,
         .cases = "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@-8..8~0.1; [9]@15..1e3; "
                  "[2]@0..0 grad=off; [0,3]; []@2..3");
 
 /* i1(x): the modified Bessel function of the first kind, of order 1. */
 OP_CODE(i1, .to_float = true, .infer = tn_infer_float, .compose = compose_i1, .grad_first = grad_i1,
-        .reference = reference_i1,
+        .define_one = define_i1,
         .cases = "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@-8..8~0.1; [5]@15..40 "
                  "tol=8e-6 grad=off; [2]@0..0 grad=off; [0,3]; []@2..3; types=i32; [4]@-5..9");
 
 /* i1e(x): i1(x) · exp(−|x|), which does not overflow. */
 OP_CODE(i1e, .to_float = true, .infer = tn_infer_float, .compose = compose_i1e, .grad_first = grad_i1e,
-        .reference = reference_i1e,
+        .define_one = define_i1e,
         .cases = "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@-8..8~0.1; [9]@15..1e3; "
                  "[2]@0..0 grad=off; [0,3]; []@2..3");

@@ -850,7 +850,7 @@ static tn_node *compose_conv2d(tn_build *b, const tn_node *n) {
     return add_bias(b, n, n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank));
 }
 
-static tn_status grad_conv2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_conv2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *weight = n->in[1];
     tn_window w = conv_window(n->i, weight, 2);
     int64_t groups = conv_groups(n->i, 2);
@@ -868,7 +868,6 @@ static tn_status grad_conv2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node
     }
     if (tn_needs_grad(n, 1)) grads[1] = tn_b_conv2d_wgrad(b, x, dy, w.kernel, w.stride, w.padding, w.dilation, groups);
     if (tn_needs_grad(n, 2)) grads[2] = bias_gradient(b, n, dy);
-    return b->status;
 }
 
 /* conv2d(x, weight, bias, stride, padding, dilation, groups): cross-correlation of x [batch, channels, height, width]
@@ -1001,7 +1000,7 @@ static tn_conv2d_options conv_options(const tn_window *w, int64_t groups) {
     return o;
 }
 
-static tn_status grad_conv2d_wgrad(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_conv2d_wgrad(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *y = n->in[1];
     tn_window w = weight_window(n->i);
     tn_conv2d_options o = conv_options(&w, n->i[TN_CONV2D_WGRAD_GROUPS]);
@@ -1009,7 +1008,6 @@ static tn_status grad_conv2d_wgrad(tn_build *b, const tn_node *n, tn_node *dy, t
         grads[0] = tn_b_view(b, spread_conv(b, tn_b_as_nchw(b, y, 2), dy, &w, o.groups, x->shape + x->rank - 2, false),
                              x->shape, x->rank);
     if (tn_needs_grad(n, 1)) grads[1] = first_pixels(b, tn_b_conv2d(b, x, dy, NULL, &o), y);
-    return b->status;
 }
 
 /* conv2d_wgrad(x, y, kernel, stride, padding, dilation, groups): the gradient of a convolution's weight: images x
@@ -1083,7 +1081,7 @@ static tn_node *compose_conv_transpose2d(tn_build *b, const tn_node *n) {
     return add_bias(b, n, n->rank == 4 ? y : tn_b_reshape(b, y, n->shape, n->rank));
 }
 
-static tn_status grad_conv_transpose2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_conv_transpose2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *weight = n->in[1];
     tn_window w = transposed_window(n->i, weight);
     int64_t groups = n->i[TN_CONV_TRANSPOSE2D_GROUPS];
@@ -1091,7 +1089,6 @@ static tn_status grad_conv_transpose2d(tn_build *b, const tn_node *n, tn_node *d
     if (tn_needs_grad(n, 0)) grads[0] = first_pixels(b, tn_b_conv2d(b, dy, weight, NULL, &o), x);
     if (tn_needs_grad(n, 1)) grads[1] = tn_b_conv2d_wgrad(b, dy, x, w.kernel, w.stride, w.padding, w.dilation, groups);
     if (tn_needs_grad(n, 2)) grads[2] = bias_gradient(b, n, dy);
-    return b->status;
 }
 
 /* conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups, dilation): the adjoint of conv2d, as a

@@ -389,12 +389,6 @@ OP_CODE(random_bits, .facts = TN_FACT_SOURCE | TN_FACT_RANDOM, .class_ = TN_ELEM
 
 /* ---- distributions ----------------------------------------------------------------------------------------------- */
 
-static tn_status infer_random_uniform(tn_infer *c) {
-    TRY(infer_random_bits(c));
-    c->dtype = TN_F32;
-    return TN_OK;
-}
-
 /* The upper 24 bits, all that an f32 holds, over 2^24. */
 static tn_node *uniform(tn_build *b, tn_node *key, tn_node *counter, int64_t skip, const int64_t *shape, int rank) {
     tn_node *bits = tn_b_random_bits(b, key, counter, skip, shape, rank);
@@ -407,7 +401,8 @@ static tn_node *compose_random_uniform(tn_build *b, const tn_node *n) {
 }
 
 /* random_uniform(key, counter, skip, shape): f32 in [0, 1) of random_bits. */
-OP_CODE(random_uniform, .facts = TN_FACT_RANDOM, .infer = infer_random_uniform, .compose = compose_random_uniform,
+OP_CODE(random_uniform, .facts = TN_FACT_RANDOM, .infer = infer_random_bits, .gives = TN_GIVES(TN_F32),
+        .compose = compose_random_uniform,
         .cases = "[]:i64@0..99 []:i64@0..99 skip=0 shape=(2,3,5); []:i64@0..9 []:i64@0..9 skip=7 shape=(); "
                  "[]:i64@0..9 []:i64@0..9 skip=0 shape=(0,4)");
 
@@ -466,9 +461,7 @@ static tn_node *compose_bernoulli_by(tn_build *b, const tn_node *n) {
     return tn_b_cast_like(b, tn_b_where(b, valid, drawn, tn_b_const(b, NAN, p)), n);
 }
 
-static tn_status no_gradient(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    return tn_grad_none(b, n, dy, grads);
-}
+static void no_gradient(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) { tn_grad_none(b, n, dy, grads); }
 
 /* bernoulli_by(p, key, counter): 1 with probability p, else 0, in p's dtype; NaN where p is not in [0, 1]. */
 OP_CODE(bernoulli_by, .facts = TN_FACT_RANDOM, .keeps_half = true, .infer = infer_bernoulli_by,

@@ -1,7 +1,7 @@
 /* op_elementwise.c — element-wise primitives, and reinterpreting bits as another dtype.
  *
- * Most ops are one KIR instruction, so their lowering and reference are one line each in two tables. The rest of an op
- * is its gradient, its test cases and its dtypes. Gradients are PyTorch's, including ties and edge cases. */
+ * Most ops are one KIR instruction, which their row names, as it names their reference. The rest of an op is its
+ * gradient, its test cases and its dtypes. Gradients are PyTorch's, including ties and edge cases. */
 #include <math.h>
 #include <string.h>
 
@@ -9,37 +9,10 @@
 
 /* ---- one operand ------------------------------------------------------------------------------------------------- */
 
-static const uint8_t unary_instruction[TN_OP_COUNT] = {
-    [TN_OP_NEG] = KIR_NEG, [TN_OP_ABS] = KIR_ABS, [TN_OP_SQRT] = KIR_SQRT, [TN_OP_EXP] = KIR_EXP, [TN_OP_LOG] = KIR_LOG,
-    [TN_OP_SIN] = KIR_SIN, [TN_OP_COS] = KIR_COS, [TN_OP_TANH] = KIR_TANH, [TN_OP_ERF] = KIR_ERF,
-};
-
 static double negate_elementwise(double x) { return -x; }
 
-static double (*const unary_definition[TN_OP_COUNT])(double) = {
-    [TN_OP_NEG] = negate_elementwise,
-    [TN_OP_ABS] = fabs,
-    [TN_OP_SQRT] = sqrt,
-    [TN_OP_EXP] = exp,
-    [TN_OP_LOG] = log,
-    [TN_OP_SIN] = sin,
-    [TN_OP_COS] = cos,
-    [TN_OP_TANH] = tanh,
-    [TN_OP_ERF] = erf,
-    [TN_OP_FLOOR] = floor,
-    [TN_OP_CEIL] = ceil,
-    [TN_OP_TRUNC] = trunc,
-    [TN_OP_ROUND] = rint,
-};
-
 static kir_val lower_unary(tn_lower *lw, const tn_node *n, const kir_aff *at) {
-    return kir_unary(lw->kb, (kir_op)unary_instruction[n->op], tn_lower_in(lw, n, 0, at));
-}
-
-static void reference_unary(const tn_reference *r) {
-    int64_t count = tn_node_numel(r->node);
-    for (int64_t i = 0; i < count; i++)
-        r->out[i] = unary_definition[r->node->op](r->in[0][i]);
+    return kir_unary(lw->kb, (kir_op)tn_op(n->op)->impl->instruction, tn_lower_in(lw, n, 0, at));
 }
 
 /* neg(x): −x. */
@@ -48,8 +21,8 @@ static tn_node *grad_neg(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_neg(b, dy);
 }
 OP_CODE(neg, .class_ = TN_ELEMENTWISE, .keeps_half = true, .infer = tn_infer_not_bool, .grad_first = grad_neg,
-        .lower = lower_unary, .reference = reference_unary, .cases = "types=f32,f64,i32,i64,i8; [2,3]; [0,3]; []; [17]",
-        .flops = 1);
+        .lower = lower_unary, .instruction = KIR_NEG, .define_one = negate_elementwise,
+        .cases = "types=f32,f64,i32,i64,i8; [2,3]; [0,3]; []; [17]", .flops = 1);
 
 /* abs(x): |x|. The gradient at 0 is 0. */
 static tn_node *grad_abs(tn_build *b, const tn_node *n, tn_node *dy) { return tn_b_mul(b, dy, tn_b_sign(b, n->in[0])); }
@@ -59,70 +32,66 @@ static kir_val lower_abs(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     return is_unsigned ? x : kir_unary(lw->kb, KIR_ABS, x);
 }
 OP_CODE(abs, .class_ = TN_ELEMENTWISE, .keeps_half = true, .infer = tn_infer_not_bool, .grad_first = grad_abs,
-        .lower = lower_abs, .reference = reference_unary, .cases = "types=f32,f64,i32,i64,u8; [2,3]; [0,3]; []",
-        .flops = 1);
+        .lower = lower_abs, .define_one = fabs, .cases = "types=f32,f64,i32,i64,u8; [2,3]; [0,3]; []", .flops = 1);
 
 /* The four roundings: of floats; integers and bools are whole already. */
-static const uint8_t rounding_mode[TN_OP_COUNT] = {
-    [TN_OP_FLOOR] = KIR_FLOOR, [TN_OP_CEIL] = KIR_CEIL, [TN_OP_TRUNC] = KIR_TRUNC, [TN_OP_ROUND] = KIR_NEAREST_EVEN};
-
 static kir_val lower_rounding(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_val x = tn_lower_in(lw, n, 0, at);
     if (!tn_dtype_is_float((tn_dtype)n->dtype)) return x;
-    return kir_rounding(lw->kb, (kir_round)rounding_mode[n->op], x);
+    return kir_rounding(lw->kb, (kir_round)tn_op(n->op)->impl->instruction, x);
 }
 
-#define ROUNDING                                                                                         \
+#define ROUNDING(how, f)                                                                                 \
     .class_ = TN_ELEMENTWISE, .infer = tn_infer_not_bool, .grad = tn_grad_none, .lower = lower_rounding, \
-    .reference = reference_unary,                                                                        \
+    .instruction = how, .define_one = f,                                                                 \
     .cases = "types=f32,f64,i32; [2,3]@-9..9~0.1; [0,3]; []@0..5~0.1; [3,5]@-1e9..1e9~0.1 grad=off", .flops = 1
 
 /* floor(x): the greatest integer ≤ x. The gradient is 0, as for ceil, trunc and round. */
-OP_CODE(floor, ROUNDING);
+OP_CODE(floor, ROUNDING(KIR_FLOOR, floor));
 
 /* ceil(x): the least integer ≥ x. */
-OP_CODE(ceil, ROUNDING);
+OP_CODE(ceil, ROUNDING(KIR_CEIL, ceil));
 
 /* trunc(x): x without its fraction, rounded towards 0. */
-OP_CODE(trunc, ROUNDING);
+OP_CODE(trunc, ROUNDING(KIR_TRUNC, trunc));
 
 /* round(x): the nearest integer; ties round to even. */
-OP_CODE(round, ROUNDING);
+OP_CODE(round, ROUNDING(KIR_NEAREST_EVEN, rint));
+
+/* Functions of floats that are one instruction. */
+#define FLOAT_FUNCTION(instruction_, f)                                                        \
+    .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .lower = lower_unary, \
+    .instruction = instruction_, .define_one = f
 
 /* sqrt(x): the square root; NaN below 0. */
 static tn_node *grad_sqrt(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_div(b, dy, tn_b_scale(b, tn_b_self(n), 2));
 }
-OP_CODE(sqrt, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_sqrt,
-        .lower = lower_unary, .reference = reference_unary,
+OP_CODE(sqrt, FLOAT_FUNCTION(KIR_SQRT, sqrt), .grad_first = grad_sqrt,
         .cases = "types=f32,f64,i32; [2,3]@0.1..9; [0,3]; []@1..5; [9]@1e-30..1e30 grad=off", .flops = 1);
 
 /* exp(x): e to the power of x. */
 static tn_node *grad_exp(tn_build *b, const tn_node *n, tn_node *dy) { return tn_b_mul(b, dy, tn_b_self(n)); }
-OP_CODE(exp, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_exp,
-        .lower = lower_unary, .reference = reference_unary,
+OP_CODE(exp, FLOAT_FUNCTION(KIR_EXP, exp), .grad_first = grad_exp,
         .cases = "types=f32,f64,f16,bf16,i32 tol=4ulp; [2,3]; [0,3]; []; types=f32,f64; [33]@-80..80 grad=off",
         .flops = 8);
 
 /* log(x): the natural logarithm; −∞ at 0, NaN below. */
 static tn_node *grad_log(tn_build *b, const tn_node *n, tn_node *dy) { return tn_b_div(b, dy, n->in[0]); }
-OP_CODE(log, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_log,
-        .lower = lower_unary, .reference = reference_unary,
+OP_CODE(log, FLOAT_FUNCTION(KIR_LOG, log), .grad_first = grad_log,
         .cases = "types=f32,f64,i32 tol=4ulp; [2,3]@0.1..9; [0,3]; []@1..5; [33]@1e-30..1e30 grad=off", .flops = 8);
 
 /* sin(x): the sine of x in radians. */
 static tn_node *grad_sin(tn_build *b, const tn_node *n, tn_node *dy) { return tn_b_mul(b, dy, tn_b_cos(b, n->in[0])); }
 /* Near its zeros a sine has few correct bits relative to itself, so the tolerance there is absolute. */
 #define CIRCULAR "types=f32,f64,i32 tol=4ulp atol=1ulp; [2,3]; [0,3]; []; [33]@-1000..1000 grad=off"
-OP_CODE(sin, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_sin,
-        .lower = lower_unary, .reference = reference_unary, .cases = CIRCULAR, .flops = 12);
+OP_CODE(sin, FLOAT_FUNCTION(KIR_SIN, sin), .grad_first = grad_sin, .cases = CIRCULAR, .flops = 12);
 
 /* cos(x): the cosine of x in radians. */
 static tn_node *grad_cos(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_neg(b, tn_b_mul(b, dy, tn_b_sin(b, n->in[0])));
 }
-OP_CODE(cos, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_cos,
-        .lower = lower_unary, .reference = reference_unary, .cases = CIRCULAR, .flops = 12);
+OP_CODE(cos, FLOAT_FUNCTION(KIR_COS, cos), .grad_first = grad_cos, .cases = CIRCULAR, .flops = 12);
 
 /* tanh(x): the hyperbolic tangent. */
 static tn_node *grad_tanh(tn_build *b, const tn_node *n, tn_node *dy) {
@@ -130,19 +99,16 @@ static tn_node *grad_tanh(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *slope = tn_b_sub(b, tn_b_const(b, 1, n), tn_b_mul(b, y, y));
     return tn_b_mul(b, dy, slope);
 }
-OP_CODE(tanh, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_tanh,
-        .lower = lower_unary, .reference = reference_unary,
+OP_CODE(tanh, FLOAT_FUNCTION(KIR_TANH, tanh), .grad_first = grad_tanh,
         .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [33]@-20..20 grad=off", .flops = 10);
 
 /* erf(x): the error function, 2/√π · ∫ exp(−t²) dt from 0 to x. */
-static tn_status grad_erf(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_erf(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0];
     tn_node *bell = tn_b_exp(b, tn_b_neg(b, tn_b_mul(b, x, x)));
     grads[0] = tn_b_mul(b, dy, tn_b_scale(b, bell, 1.1283791670955126)); /* 2/√π */
-    return b->status;
 }
-OP_CODE(erf, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_erf,
-        .lower = lower_unary, .reference = reference_unary,
+OP_CODE(erf, FLOAT_FUNCTION(KIR_ERF, erf), .grad = grad_erf,
         .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [33]@-6..6 grad=off", .flops = 12);
 
 /* bitwise_not(x): bitwise complement; logical not for bool. */
@@ -223,36 +189,17 @@ OP_CODE(cast, .facts = TN_FACT_CAST, .class_ = TN_ELEMENTWISE, .keeps_half = tru
 
 /* ---- two operands ------------------------------------------------------------------------------------------------ */
 
-static const uint8_t binary_instruction[TN_OP_COUNT] = {
-    [TN_OP_ADD] = KIR_ADD,
-    [TN_OP_SUB] = KIR_SUB,
-    [TN_OP_MUL] = KIR_MUL,
-    [TN_OP_DIV] = KIR_DIV,
-    [TN_OP_FMOD] = KIR_MOD,
-    [TN_OP_MINIMUM] = KIR_MIN,
-    [TN_OP_MAXIMUM] = KIR_MAX,
-    [TN_OP_EQ] = KIR_EQ,
-    [TN_OP_LT] = KIR_LT,
-    [TN_OP_LE] = KIR_LE,
-    [TN_OP_BITWISE_AND] = KIR_AND,
-    [TN_OP_BITWISE_OR] = KIR_OR,
-    [TN_OP_BITWISE_XOR] = KIR_XOR,
-    [TN_OP_BITWISE_LEFT_SHIFT] = KIR_SHL,
-    [TN_OP_BITWISE_RIGHT_SHIFT] = KIR_SHR,
-};
-
 /* What arithmetic means for bools: + and max are "or", · and min are "and". */
-static const uint8_t bool_instruction[TN_OP_COUNT] = {
-    [TN_OP_ADD] = KIR_OR, [TN_OP_MUL] = KIR_AND, [TN_OP_MINIMUM] = KIR_AND, [TN_OP_MAXIMUM] = KIR_OR};
+static const uint8_t instruction_of_bools[KIR_OP_COUNT] = {
+    [KIR_ADD] = KIR_OR, [KIR_MUL] = KIR_AND, [KIR_MIN] = KIR_AND, [KIR_MAX] = KIR_OR};
 
 static kir_val lower_binary(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_val x = tn_lower_in(lw, n, 0, at);
     kir_val y = tn_lower_in(lw, n, 1, at);
-    bool as_bool = n->dtype == TN_BOOL && bool_instruction[n->op];
-    return kir_binary(lw->kb, (kir_op)(as_bool ? bool_instruction[n->op] : binary_instruction[n->op]), x, y);
+    uint8_t instruction = tn_op(n->op)->impl->instruction;
+    if (n->dtype == TN_BOOL && instruction_of_bools[instruction]) instruction = instruction_of_bools[instruction];
+    return kir_binary(lw->kb, (kir_op)instruction, x, y);
 }
-
-typedef double binary_definition(double x, double y);
 
 static double define_add(double x, double y) { return x + y; }
 static double define_sub(double x, double y) { return x - y; }
@@ -269,81 +216,50 @@ static double define_xor(double x, double y) { return (double)((int64_t)x ^ (int
 static double define_shl(double x, double y) { return x * exp2(y); }
 static double define_shr(double x, double y) { return floor(x * exp2(-y)); }
 
-static binary_definition *const binary_definitions[TN_OP_COUNT] = {
-    [TN_OP_ADD] = define_add,
-    [TN_OP_SUB] = define_sub,
-    [TN_OP_MUL] = define_mul,
-    [TN_OP_DIV] = define_div,
-    [TN_OP_FMOD] = fmod,
-    [TN_OP_MINIMUM] = define_min,
-    [TN_OP_MAXIMUM] = define_max,
-    [TN_OP_EQ] = define_eq,
-    [TN_OP_LT] = define_lt,
-    [TN_OP_LE] = define_le,
-    [TN_OP_BITWISE_AND] = define_and,
-    [TN_OP_BITWISE_OR] = define_or,
-    [TN_OP_BITWISE_XOR] = define_xor,
-    [TN_OP_BITWISE_LEFT_SHIFT] = define_shl,
-    [TN_OP_BITWISE_RIGHT_SHIFT] = define_shr,
-};
-
-static void walk_binary(const tn_reference *r, binary_definition *f) {
-    for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
-        r->out[w.place] = f(r->in[0][w.in[0]], r->in[1][w.in[1]]);
-}
-
-static void reference_binary(const tn_reference *r) {
-    walk_binary(r, binary_definitions[r->node->op]);
-    if (r->node->dtype != TN_BOOL) return;
-    for (int64_t i = 0, count = tn_node_numel(r->node); i < count; i++)
-        r->out[i] = r->out[i] != 0;
-}
-
 /* Gives each of two broadcast operands its gradient, summed back to its shape. */
-static tn_status give_two(tn_build *b, const tn_node *n, tn_node *gx, tn_node *gy, tn_node **grads) {
+static void give_two(tn_build *b, const tn_node *n, tn_node *gx, tn_node *gy, tn_node **grads) {
     if (gx) grads[0] = tn_b_sum_to(b, gx, n->in[0]);
     if (gy) grads[1] = tn_b_sum_to(b, gy, n->in[1]);
-    return b->status;
 }
 
 /* Broadcasting in all its shapes. */
 #define PAIRS "[2,3] [2,3]; [2,3] [3]; [4,1] [1,5]; [] [3]; [0,3] [1]; [2,1,3] [5,1]; error=broadcast [2,3] [4]"
 
 /* add(x, y): x + y; logical or for bool. */
-static tn_status grad_add(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    return give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, tn_needs_grad(n, 1) ? dy : NULL, grads);
+static void grad_add(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, tn_needs_grad(n, 1) ? dy : NULL, grads);
 }
 OP_CODE(add, .facts = TN_FACT_ADD, .class_ = TN_ELEMENTWISE, .keeps_half = true, .promote = true,
-        .infer = tn_infer_broadcast, .grad = grad_add, .lower = lower_binary, .reference = reference_binary,
-        .cases = "types=f32,f64,f16,bf16,i32,i64,i8,u8,bool; " PAIRS, .flops = 1);
+        .infer = tn_infer_broadcast, .grad = grad_add, .lower = lower_binary, .instruction = KIR_ADD,
+        .define_two = define_add, .cases = "types=f32,f64,f16,bf16,i32,i64,i8,u8,bool; " PAIRS, .flops = 1);
 
 /* sub(x, y): x − y. */
-static tn_status grad_sub(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    return give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, tn_needs_grad(n, 1) ? tn_b_neg(b, dy) : NULL, grads);
+static void grad_sub(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, tn_needs_grad(n, 1) ? tn_b_neg(b, dy) : NULL, grads);
 }
 OP_CODE(sub, .class_ = TN_ELEMENTWISE, .keeps_half = true, .promote = true, .infer = tn_infer_not_bool,
-        .grad = grad_sub, .lower = lower_binary, .reference = reference_binary,
+        .grad = grad_sub, .lower = lower_binary, .instruction = KIR_SUB, .define_two = define_sub,
         .cases = "types=f32,f64,f16,bf16,i32,i64,i8; " PAIRS, .flops = 1);
 
 /* mul(x, y): x · y; logical and for bool. */
-static tn_status grad_mul(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_mul(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *gx = tn_needs_grad(n, 0) ? tn_b_mul(b, dy, n->in[1]) : NULL;
     tn_node *gy = tn_needs_grad(n, 1) ? tn_b_mul(b, dy, n->in[0]) : NULL;
-    return give_two(b, n, gx, gy, grads);
+    give_two(b, n, gx, gy, grads);
 }
 OP_CODE(mul, .class_ = TN_ELEMENTWISE, .keeps_half = true, .promote = true, .infer = tn_infer_broadcast,
-        .grad = grad_mul, .lower = lower_binary, .reference = reference_binary,
+        .grad = grad_mul, .lower = lower_binary, .instruction = KIR_MUL, .define_two = define_mul,
         .cases = "types=f32,f64,f16,bf16,i32,i64,i8,bool; " PAIRS, .flops = 1);
 
 /* div(x, y): x / y, always floating point (integers are converted to f32). */
-static tn_status grad_div(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_div(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *y = n->in[1];
     tn_node *gx = tn_needs_grad(n, 0) ? tn_b_div(b, dy, y) : NULL;
     tn_node *gy = tn_needs_grad(n, 1) ? tn_b_neg(b, tn_b_mul(b, dy, tn_b_div(b, tn_b_self(n), y))) : NULL;
-    return give_two(b, n, gx, gy, grads);
+    give_two(b, n, gx, gy, grads);
 }
 OP_CODE(div, .facts = TN_FACT_DIV, .class_ = TN_ELEMENTWISE, .promote = true, .to_float = true, .infer = tn_infer_float,
-        .grad = grad_div, .lower = lower_binary, .reference = reference_binary,
+        .grad = grad_div, .lower = lower_binary, .instruction = KIR_DIV, .define_two = define_div,
         .cases =
             "types=f32,f64,i32; [2,3] [2,3]@0.5..3; [2,3] [3]@-3..-0.5; [4,1] [1,5]@1..3; [] [3]@1..2; [0,3] [1]@1..2;"
             "error=broadcast [2,3] [4]",
@@ -357,12 +273,8 @@ static kir_val lower_div_trunc(tn_lower *lw, const tn_node *n, const kir_aff *at
     return tn_dtype_is_float((tn_dtype)n->dtype) ? kir_rounding(lw->kb, KIR_TRUNC, quotient) : quotient;
 }
 static double define_div_trunc(double x, double y) { return trunc(x / y); }
-static double define_div_trunc_integer(double x, double y) { return y == 0 ? 0 : trunc(x / y); }
-static void reference_div_trunc(const tn_reference *r) {
-    walk_binary(r, tn_dtype_is_float((tn_dtype)r->node->dtype) ? define_div_trunc : define_div_trunc_integer);
-}
 OP_CODE(div_trunc, .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_not_bool, .grad = tn_grad_none,
-        .lower = lower_div_trunc, .reference = reference_div_trunc,
+        .lower = lower_div_trunc, .zero_by_zero = true, .define_two = define_div_trunc,
         .cases = "types=f32,f64; [2,3]@0.1..0.9 [2,3]@1..5; [4,1]@2.1..2.9 "
                  "[1,5]@1..1.01; types=i32,i64,i8; [9]@-20..20 [9]@-4..4; [9]@-20..20 "
                  "[1]@3..4; types=u8,i64; [9]@0..20 [9]@0..4; [0,3] [1]@1..2; error=bool "
@@ -410,13 +322,8 @@ static double define_floor_divide(double x, double y) {
     if (rest != 0 && (rest < 0) != (y < 0)) q -= 1;
     return q == 0 ? copysign(0, x / y) : rint(q);
 }
-static double define_floor_divide_integer(double x, double y) { return y == 0 ? 0 : floor(x / y); }
-static void reference_floor_divide(const tn_reference *r) {
-    bool is_float = tn_dtype_is_float((tn_dtype)r->node->dtype);
-    walk_binary(r, is_float ? define_floor_divide : define_floor_divide_integer);
-}
 OP_CODE(floor_divide, .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_not_bool, .grad = tn_grad_none,
-        .lower = lower_floor_divide, .reference = reference_floor_divide,
+        .lower = lower_floor_divide, .zero_by_zero = true, .define_two = define_floor_divide,
         .cases =
             "types=f32,f64,i32,i64; [2,3]@-20..20 [2,3]@1..5; [7]@-20..20 [7]@-5..-1; [4,1] [1,5]@1..3; [0,3] [1]@1..2;"
             "types=i32; [9] [9]@-1..1",
@@ -432,18 +339,17 @@ static kir_val lower_heaviside(tn_lower *lw, const tn_node *n, const kir_aff *at
     return kir_select(kb, kir_binary(kb, KIR_EQ, x, zero), at_zero, step);
 }
 static double define_heaviside(double x, double values) { return x == 0 ? values : x > 0; }
-static void reference_heaviside(const tn_reference *r) { walk_binary(r, define_heaviside); }
 OP_CODE(
     heaviside, .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_broadcast, .grad = tn_grad_none,
-    .lower = lower_heaviside, .reference = reference_heaviside,
+    .lower = lower_heaviside, .define_two = define_heaviside,
     .cases = "types=f32,f64,i32,bool; [9]@-1..1 [9]; [2,3] [3]; [4,1]@-1..1 [1,5]; [0,3] [3]; error=broadcast [2] [3]",
     .flops = 2);
 
 /* remainder(x, y): x − y · floor_divide(x, y), with the sign of y (Python's %). Integers: x % 0 is 0. */
-static tn_status grad_remainder(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_remainder(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *whole = tn_needs_grad(n, 1) ? tn_b_floor_divide(b, n->in[0], n->in[1]) : NULL;
     tn_node *gy = whole ? tn_b_neg(b, tn_b_mul(b, dy, whole)) : NULL;
-    return give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, gy, grads);
+    give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, gy, grads);
 }
 static kir_val lower_remainder(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_builder *kb = lw->kb;
@@ -460,84 +366,78 @@ static double define_remainder(double x, double y) {
     double rest = fmod(x, y);
     return rest != 0 && (rest < 0) != (y < 0) ? rest + y : rest;
 }
-static double define_remainder_integer(double x, double y) { return y == 0 ? 0 : define_remainder(x, y); }
-static void reference_remainder(const tn_reference *r) {
-    bool is_float = tn_dtype_is_float((tn_dtype)r->node->dtype);
-    walk_binary(r, is_float ? define_remainder : define_remainder_integer);
-}
 /* Far from multiples of y, where the remainder jumps. */
 #define REMAINDERS                                                                                              \
     "types=f32,f64 tol=1e-5; [2,3]@0.1..0.9 [2,3]@1..5; [7]@-0.9..-0.1 [7]@1..5; [4,1]@2.1..2.9 [1,5]@1..1.01;" \
     "types=i32,i64; [9]@-20..20 [9]@-4..-1; [9]@-20..20 [9]@1..4; [9] [9]@-1..1; [0,3] [1]@1..2"
 OP_CODE(remainder, .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_not_bool, .grad = grad_remainder,
-        .lower = lower_remainder, .reference = reference_remainder, .cases = REMAINDERS, .flops = 4);
+        .lower = lower_remainder, .zero_by_zero = true, .define_two = define_remainder, .cases = REMAINDERS,
+        .flops = 4);
 
 /* fmod(x, y): x − y · trunc(x / y), with the sign of x (C's fmod). Integers: 0 for y = 0. */
-static tn_status grad_fmod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_fmod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *whole = tn_needs_grad(n, 1) ? tn_b_trunc(b, tn_b_div(b, n->in[0], n->in[1])) : NULL;
     tn_node *gy = whole ? tn_b_neg(b, tn_b_mul(b, dy, whole)) : NULL;
-    return give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, gy, grads);
-}
-static double define_fmod_integer(double x, double y) { return y == 0 ? 0 : fmod(x, y); }
-static void reference_fmod(const tn_reference *r) {
-    walk_binary(r, tn_dtype_is_float((tn_dtype)r->node->dtype) ? fmod : define_fmod_integer);
+    give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, gy, grads);
 }
 OP_CODE(fmod, .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_not_bool, .grad = grad_fmod,
-        .lower = lower_binary, .reference = reference_fmod, .cases = REMAINDERS, .flops = 4);
+        .lower = lower_binary, .instruction = KIR_MOD, .zero_by_zero = true, .define_two = fmod, .cases = REMAINDERS,
+        .flops = 4);
 
 /* Half of the gradient to each of two equal operands, all of it to the chosen one (and to both if one is NaN). */
-static tn_status grad_choice(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads, bool greater) {
+static void grad_choice(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads, bool greater) {
     tn_node *x = n->in[0], *y = n->in[1];
     tn_node *shared = tn_b_where(b, tn_b_eq(b, x, y), tn_b_scale(b, dy, 0.5), dy);
     tn_node *none = tn_b_const(b, 0, dy);
     tn_node *y_wins = greater ? tn_b_lt(b, x, y) : tn_b_lt(b, y, x);
     tn_node *x_wins = greater ? tn_b_lt(b, y, x) : tn_b_lt(b, x, y);
-    return give_two(b, n, tn_needs_grad(n, 0) ? tn_b_where(b, y_wins, none, shared) : NULL,
-                    tn_needs_grad(n, 1) ? tn_b_where(b, x_wins, none, shared) : NULL, grads);
+    give_two(b, n, tn_needs_grad(n, 0) ? tn_b_where(b, y_wins, none, shared) : NULL,
+             tn_needs_grad(n, 1) ? tn_b_where(b, x_wins, none, shared) : NULL, grads);
 }
-static tn_status grad_maximum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    return grad_choice(b, n, dy, grads, true);
+static void grad_maximum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grad_choice(b, n, dy, grads, true);
 }
-static tn_status grad_minimum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    return grad_choice(b, n, dy, grads, false);
+static void grad_minimum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grad_choice(b, n, dy, grads, false);
 }
 
 /* maximum(x, y): the element-wise maximum; NaN if an operand is NaN. Equal operands share the gradient. */
 OP_CODE(maximum, .class_ = TN_ELEMENTWISE, .keeps_half = true, .promote = true, .infer = tn_infer_broadcast,
-        .grad = grad_maximum, .lower = lower_binary, .reference = reference_binary,
+        .grad = grad_maximum, .lower = lower_binary, .instruction = KIR_MAX, .define_two = define_max,
         .cases = "types=f32,f64,f16,bf16,i32,i64,u8,bool; " PAIRS, .flops = 1);
 
 /* minimum(x, y): the element-wise minimum; NaN if an operand is NaN. Equal operands share the gradient. */
 OP_CODE(minimum, .class_ = TN_ELEMENTWISE, .keeps_half = true, .promote = true, .infer = tn_infer_broadcast,
-        .grad = grad_minimum, .lower = lower_binary, .reference = reference_binary,
+        .grad = grad_minimum, .lower = lower_binary, .instruction = KIR_MIN, .define_two = define_min,
         .cases = "types=f32,f64,i32,i64,bool; " PAIRS, .flops = 1);
 
-#define COMPARISON                                                                                              \
-    .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_compare, .lower = lower_binary,                \
-    .reference = reference_binary, .cases = "types=f32,f64,i32,i64; " PAIRS "; types=i32; [50]@0..2 [50]@0..2", \
-    .flops = 1
+#define COMPARISON(instruction_, f)                                                              \
+    .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_compare, .lower = lower_binary, \
+    .instruction = instruction_, .define_two = f,                                                \
+    .cases = "types=f32,f64,i32,i64; " PAIRS "; types=i32; [50]@0..2 [50]@0..2", .flops = 1
 
 /* eq(x, y): true where x = y; false where an operand is NaN. */
-OP_CODE(eq, COMPARISON);
+OP_CODE(eq, COMPARISON(KIR_EQ, define_eq));
 
 /* lt(x, y): true where x < y. */
-OP_CODE(lt, COMPARISON);
+OP_CODE(lt, COMPARISON(KIR_LT, define_lt));
 
 /* le(x, y): true where x ≤ y. */
-OP_CODE(le, COMPARISON);
+OP_CODE(le, COMPARISON(KIR_LE, define_le));
 
-#define BITS(types_)                                                                          \
+#define BITS(instruction_, f)                                                                 \
     .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_bits, .lower = lower_binary, \
-    .reference = reference_binary, .cases = "types=" types_ "; [2,3] [2,3]; [2,3] [3]; [0,3] [1]; [] [3]", .flops = 1
+    .instruction = instruction_, .define_two = f,                                             \
+    .cases = "types=i32,i64,bool; [2,3] [2,3]; [2,3] [3]; [0,3] [1]; [] [3]", .flops = 1
 
 /* bitwise_and(x, y): bitwise and; logical and for bool. */
-OP_CODE(bitwise_and, BITS("i32,i64,bool"));
+OP_CODE(bitwise_and, BITS(KIR_AND, define_and));
 
 /* bitwise_or(x, y): bitwise or; logical or for bool. */
-OP_CODE(bitwise_or, BITS("i32,i64,bool"));
+OP_CODE(bitwise_or, BITS(KIR_OR, define_or));
 
 /* bitwise_xor(x, y): bitwise exclusive or; true for bool where exactly one operand is true. */
-OP_CODE(bitwise_xor, BITS("i32,i64,bool"));
+OP_CODE(bitwise_xor, BITS(KIR_XOR, define_xor));
 
 static tn_status infer_shift(tn_infer *c) {
     TRY(tn_need_integer(c, 0));
@@ -546,14 +446,14 @@ static tn_status infer_shift(tn_infer *c) {
 
 /* bitwise_left_shift(x, y): x · 2^y, wrapped to the dtype; 0 if y is negative or not less than the number of bits. */
 OP_CODE(bitwise_left_shift, .class_ = TN_ELEMENTWISE, .promote = true, .infer = infer_shift, .lower = lower_binary,
-        .reference = reference_binary, .cases = "types=i32,i64; [2,3] [2,3]@0..9; [2,3] [3]@0..3; [0,3] [1]",
-        .flops = 1);
+        .instruction = KIR_SHL, .define_two = define_shl,
+        .cases = "types=i32,i64; [2,3] [2,3]@0..9; [2,3] [3]@0..3; [0,3] [1]", .flops = 1);
 
 /* bitwise_right_shift(x, y): floor(x / 2^y); if y is negative or not less than the number of bits, 0, or -1 for a
  * negative x. */
 OP_CODE(bitwise_right_shift, .class_ = TN_ELEMENTWISE, .promote = true, .infer = infer_shift, .lower = lower_binary,
-        .reference = reference_binary, .cases = "types=i32,i64; [2,3]@-99..99 [2,3]@0..9; [2,3] [3]@0..3; [0,3] [1]",
-        .flops = 1);
+        .instruction = KIR_SHR, .define_two = define_shr,
+        .cases = "types=i32,i64; [2,3]@-99..99 [2,3]@0..9; [2,3] [3]@0..3; [0,3] [1]", .flops = 1);
 
 /* ---- choice and values without operands -------------------------------------------------------------------------- */
 
@@ -566,11 +466,10 @@ static tn_status infer_where(tn_infer *c) {
     c->dtype = (tn_dtype)c->in[1]->dtype;
     return TN_OK;
 }
-static tn_status grad_where(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_where(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *none = tn_b_const(b, 0, dy);
     if (tn_needs_grad(n, 1)) grads[1] = tn_b_sum_to(b, tn_b_where(b, n->in[0], dy, none), n->in[1]);
     if (tn_needs_grad(n, 2)) grads[2] = tn_b_sum_to(b, tn_b_where(b, n->in[0], none, dy), n->in[2]);
-    return b->status;
 }
 static kir_val lower_where(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_val condition = tn_lower_in(lw, n, 0, at);

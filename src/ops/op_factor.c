@@ -47,7 +47,6 @@ static tn_status batch_and(tn_infer *c, const int64_t *tail, int count) {
 
 static tn_status infer_packed(tn_infer *c, tn_linalg_kind kind, bool square) {
     TRY(check_matrix(c->row->name, c->in[0], square));
-    TRY(tn_need_contiguous(c, 0));
     return batch_and(c, (int64_t[]){tn_linalg_result(kind, factor_rows_of(c->in[0]), factor_columns_of(c->in[0]), 0)},
                      1);
 }
@@ -208,11 +207,6 @@ static double sign_of_greatest(const double *x, int64_t step, int64_t n) {
 
 /* ---- Cholesky ---------------------------------------------------------------------------------------------------- */
 
-static tn_status infer_cholesky_lower(tn_infer *c) {
-    TRY(tn_need_contiguous(c, 0));
-    return infer_square(c);
-}
-
 static void reference_cholesky_lower(const tn_reference *r) {
     batch b = batch_of(r);
     int64_t n = b.n;
@@ -240,13 +234,12 @@ static tn_node *cholesky_back(tn_build *b, tn_node *l, tn_node *dy) {
     return symmetric(b, all);
 }
 
-static tn_status grad_cholesky_lower(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_cholesky_lower(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     if (tn_needs_grad(n, 0)) grads[0] = cholesky_back(b, tn_b_self(n), dy);
-    return b->status;
 }
 
 /* linalg_cholesky_lower(x): linalg_cholesky of contiguous matrices. */
-OP_CODE(linalg_cholesky_lower, .class_ = TN_NATIVE, .infer = infer_cholesky_lower, .grad = grad_cholesky_lower,
+OP_CODE(linalg_cholesky_lower, .class_ = TN_NATIVE, .infer = infer_square, .contiguous = 1, .grad = grad_cholesky_lower,
         .reference = reference_cholesky_lower,
         .cases = "types=f32,f64 tol=1e-5 atol=1e-5 grad=off; [1,1]@1..2; "
                  "[2,2]@-1..1+3I; [2,3,3]@-1..1+4I; [5,5]@-1..1+6I; [0,0]; "
@@ -284,44 +277,40 @@ static tn_status infer_systems(tn_infer *c) {
     const tn_node *a = c->in[0], *b = c->in[1];
     TRY(check_matrix(c->row->name, c->in[0], true));
     TRY(check_sides(c));
-    TRY(tn_need_contiguous(c, 0));
-    TRY(tn_need_contiguous(c, 1));
     bool same = a->rank == b->rank && !memcmp(a->shape, b->shape, (size_t)(a->rank - 2) * sizeof *a->shape);
     if (!same) return no_fit(c, "the batches differ");
     return batch_and(c, (int64_t[]){factor_rows_of(b), factor_columns_of(b)}, 2);
 }
 
-static tn_status grad_systems(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_systems(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *db = systems(b, factor_turned(b, n->in[0]), dy);
     if (tn_needs_grad(n, 1)) grads[1] = db;
     if (tn_needs_grad(n, 0) && db) grads[0] = tn_b_neg(b, times_right(b, db, tn_b_self(n)));
-    return b->status;
 }
 
 static void reference_solve_systems(const tn_reference *r) { reference_systems(r, everywhere); }
 
 /* linalg_solve_systems(A, B): x with A·x = B, batches alike. */
-OP_CODE(linalg_solve_systems, .class_ = TN_NATIVE, .infer = infer_systems, .grad = grad_systems,
+OP_CODE(linalg_solve_systems, .class_ = TN_NATIVE, .infer = infer_systems, .contiguous = 3, .grad = grad_systems,
         .reference = reference_solve_systems,
         .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [1,1]@1..2 [1,2]; [3,3]@-1..1+3I [3,2]; [2,4,4]@-1..1+4I [2,4,1]; "
                  "[7,7]@-1..1 [7,3] grad=off tol=1e-4 atol=1e-4; [0,0] [0,2]; [2,2]@1..2+3I [2,0]; "
                  "error=square [2,3] [2,1]; error=fit [2,2] [3,1]; error=batches [2,2,2] [3,2,1]",
         .flops = 10);
 
-static tn_status grad_triangle(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads, bool upper) {
+static void grad_triangle(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads, bool upper) {
     tn_node *flipped = tn_b_whole(b, factor_turned(b, n->in[0])), *side = tn_b_whole(b, dy);
     tn_node *db = upper ? tn_b_linalg_solve_lower(b, flipped, side) : tn_b_linalg_solve_upper(b, flipped, side);
     if (tn_needs_grad(n, 1)) grads[1] = db;
-    if (!tn_needs_grad(n, 0) || !db) return b->status;
+    if (!tn_needs_grad(n, 0) || !db) return;
     tn_node *da = tn_b_neg(b, times_right(b, db, tn_b_self(n)));
     grads[0] = upper ? tn_b_triu(b, da, 0) : tn_b_tril(b, da, 0);
-    return b->status;
 }
-static tn_status grad_lower(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    return grad_triangle(b, n, dy, grads, false);
+static void grad_lower(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grad_triangle(b, n, dy, grads, false);
 }
-static tn_status grad_upper(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    return grad_triangle(b, n, dy, grads, true);
+static void grad_upper(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grad_triangle(b, n, dy, grads, true);
 }
 static void reference_solve_lower(const tn_reference *r) { reference_systems(r, below); }
 static void reference_solve_upper(const tn_reference *r) { reference_systems(r, above); }
@@ -331,11 +320,11 @@ static void reference_solve_upper(const tn_reference *r) { reference_systems(r, 
     "[0,0] [0,2]; error=square [2,3] [2,1]"
 
 /* linalg_solve_lower(A, B): x with A·x = B for the lower triangle of A. */
-OP_CODE(linalg_solve_lower, .class_ = TN_NATIVE, .infer = infer_systems, .grad = grad_lower,
+OP_CODE(linalg_solve_lower, .class_ = TN_NATIVE, .infer = infer_systems, .contiguous = 3, .grad = grad_lower,
         .reference = reference_solve_lower, .cases = TRIANGULAR, .flops = 5);
 
 /* linalg_solve_upper(A, B): x with A·x = B for the upper triangle of A. */
-OP_CODE(linalg_solve_upper, .class_ = TN_NATIVE, .infer = infer_systems, .grad = grad_upper,
+OP_CODE(linalg_solve_upper, .class_ = TN_NATIVE, .infer = infer_systems, .contiguous = 3, .grad = grad_upper,
         .reference = reference_solve_upper, .cases = TRIANGULAR, .flops = 5);
 
 /* torch.linalg.solve: b is a vector, or a batch of vectors, when it has a's shape without the last dimension. */
@@ -455,18 +444,17 @@ static void reference_determinants(const tn_reference *r) {
 }
 
 /* d det = det·tr(x⁻¹·dx), d log|det| = tr(x⁻¹·dx). */
-static tn_status grad_determinants(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    if (!tn_needs_grad(n, 0)) return b->status;
+static void grad_determinants(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    if (!tn_needs_grad(n, 0)) return;
     tn_node *inverse = tn_b_linalg_inv(b, n->in[0]);
     tn_node *by_value = tn_b_mul(b, tn_b_narrow(b, dy, -1, 0, 1), tn_b_narrow(b, tn_b_self(n), -1, 0, 1));
     tn_node *factor = tn_b_add(b, by_value, tn_b_narrow(b, dy, -1, 2, 1));
     if (factor && inverse) grads[0] = tn_b_mul(b, tn_b_unsqueeze(b, factor, -1), factor_turned(b, inverse));
-    return b->status;
 }
 
 /* linalg_determinants(x): the determinant, its sign and the logarithm of its size, [..., 3]. */
-OP_CODE(linalg_determinants, .class_ = TN_NATIVE, .infer = infer_determinants, .grad = grad_determinants,
-        .reference = reference_determinants,
+OP_CODE(linalg_determinants, .class_ = TN_NATIVE, .infer = infer_determinants, .contiguous = 1,
+        .grad = grad_determinants, .reference = reference_determinants,
         .cases =
             "types=f32,f64 tol=1e-5 atol=1e-5; [1,1]@1..2; [3,3]@-1..1+3I; [2,4,4]@-1..1+4I; [5,5]@-1..1 grad=off; "
             "[0,0]; [0,2,2]; error=square [2,3]",
@@ -533,13 +521,13 @@ static tn_node *qr_back(tn_build *b, tn_node *q, tn_node *r, tn_node *dq, tn_nod
     return factor_turned(b, x);
 }
 
-static tn_status grad_qr_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_qr_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     const tn_node *x = n->in[0];
     int64_t m = factor_rows_of(x), columns = factor_columns_of(x), k = shorter(x);
-    if (!tn_needs_grad(n, 0)) return b->status;
+    if (!tn_needs_grad(n, 0)) return;
     tn_node *q = matrix_at(b, tn_b_self(n), 0, m, k), *r = matrix_at(b, tn_b_self(n), m * k, k, columns);
     tn_node *dq = matrix_at(b, dy, 0, m, k), *dr = matrix_at(b, dy, m * k, k, columns);
-    if (b->status != TN_OK) return b->status;
+    if (b->status != TN_OK) return;
     if (columns > k) { /* x = [left right]: right = Q·(R's right), so Q gets a share of its gradient */
         tn_node *right = tn_b_narrow(b, n->in[0], -1, k, columns - k);
         tn_node *dright = tn_b_narrow(b, dr, -1, k, columns - k);
@@ -547,14 +535,13 @@ static tn_status grad_qr_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_n
         tn_node *left = qr_back(b, q, tn_b_narrow(b, r, -1, 0, k), shared, tn_b_narrow(b, dr, -1, 0, k));
         tn_node *parts[] = {left, times(b, q, dright)};
         if (b->status == TN_OK) grads[0] = tn_b_cat(b, parts, 2, -1);
-        return b->status;
+        return;
     }
     grads[0] = qr_back(b, q, r, dq, dr);
-    return b->status;
 }
 
 /* linalg_qr_packed(x): Q [m, k] and R [k, n], one behind the other in the last dimension. */
-OP_CODE(linalg_qr_packed, .class_ = TN_NATIVE, .infer = infer_qr_packed, .grad = grad_qr_packed,
+OP_CODE(linalg_qr_packed, .class_ = TN_NATIVE, .infer = infer_qr_packed, .contiguous = 1, .grad = grad_qr_packed,
         .reference = reference_qr_packed,
         .cases =
             "types=f32,f64 tol=1e-5 atol=1e-5; [1,1]@1..2; [3,3]@-1..1+2I; [4,2]@-1..1+1I; [2,3,5]@-1..1+2I; [6,1]; "
@@ -612,13 +599,12 @@ static tn_node *eigh_back(tn_build *b, tn_node *packed, tn_node *dy) {
     return symmetric(b, times_right(b, times(b, v, inner), v));
 }
 
-static tn_status grad_eigh_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_eigh_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     if (tn_needs_grad(n, 0)) grads[0] = eigh_back(b, tn_b_self(n), dy);
-    return b->status;
 }
 
 /* linalg_eigh_packed(x): eigenvalues, then eigenvectors as columns [n, n], in the last dimension. */
-OP_CODE(linalg_eigh_packed, .class_ = TN_NATIVE, .infer = infer_eigh_packed, .grad = grad_eigh_packed,
+OP_CODE(linalg_eigh_packed, .class_ = TN_NATIVE, .infer = infer_eigh_packed, .contiguous = 1, .grad = grad_eigh_packed,
         .reference = reference_eigh_packed,
         .cases =
             "types=f32,f64 tol=1e-5 atol=1e-5 grad=off; [1,1]; [2,2]; [2,3,3]; [6,6]@-1..1 tol=1e-4 atol=1e-4; [0,0]; "
@@ -698,13 +684,12 @@ static tn_node *svd_back(tn_build *b, const tn_node *x, tn_node *packed, tn_node
     return dx;
 }
 
-static tn_status grad_svd_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_svd_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     if (tn_needs_grad(n, 0)) grads[0] = svd_back(b, n->in[0], tn_b_self(n), dy);
-    return b->status;
 }
 
 /* linalg_svd_packed(x): U [m, k], the singular values, Vᵀ [k, n], one behind the other in the last dimension. */
-OP_CODE(linalg_svd_packed, .class_ = TN_NATIVE, .infer = infer_svd_packed, .grad = grad_svd_packed,
+OP_CODE(linalg_svd_packed, .class_ = TN_NATIVE, .infer = infer_svd_packed, .contiguous = 1, .grad = grad_svd_packed,
         .reference = reference_svd_packed,
         .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [1,1]@1..2; [2,2]@-1..1+1I; [4,2]@-1..1+1I; [2,3]@-1..1+2I; "
                  "[5,7]@-1..1 grad=off tol=1e-4 atol=1e-4; [0,2]; [2,0]; error=matrix [3]",

@@ -103,14 +103,9 @@ static tn_node *grad_lgamma(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_mul(b, dy, tn_b_digamma(b, n->in[0]));
 }
 
-static void reference_lgamma(const tn_reference *r) {
-    for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
-        r->out[w.place] = lgamma(r->in[0][w.in[0]]);
-}
-
 /* lgamma(x): the natural logarithm of |Γ(x)|; infinite at 0 and negative whole numbers. */
 OP_CODE(lgamma, .to_float = true, .infer = tn_infer_float, .compose = compose_lgamma, .grad_first = grad_lgamma,
-        .reference = reference_lgamma,
+        .define_one = lgamma,
         .cases = "types=f32,f64 tol=6e-7 atol=2e-7 special=off; [3,5]@0.1..9; [4]@0.6..0.8; [6]@2.2..2.6; [9]@9..1e4; "
                  "[5]@-0.45..-0.1 tol=4e-6; [5]@-1.8..-1.2 tol=4e-6; [7]@-2.9..-2.1 tol=6e-7 atol=6e-7 grad=off; "
                  "[2]@0..0 grad=off; [0,3]; []@3..4; types=i32; [4]@3..9");
@@ -154,15 +149,10 @@ static double digamma_by_steps(double x) {
     return sum + log(x) - 0.5 / x - s / 12 + s * s / 120 - s * s * s / 252;
 }
 
-static void reference_digamma(const tn_reference *r) {
-    for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
-        r->out[w.place] = digamma_by_steps(r->in[0][w.in[0]]);
-}
-
 /* digamma(x): the derivative of lgamma; infinite at 0, NaN at negative whole numbers. */
 OP_CODE(
     digamma, .to_float = true, .infer = tn_infer_float, .compose = compose_digamma, .grad_first = grad_digamma,
-    .reference = reference_digamma,
+    .define_one = digamma_by_steps,
     .cases =
         "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@2..9; [4]@0.1..1.2; [9]@9..1e4; [5]@-0.4..-0.1 tol=2e-5 "
         "atol=2e-5; [5]@-1.4..-1.1 tol=2e-5 atol=2e-5; [2]@0..0 grad=off; [0,3]; []@2..3; types=i32; [4]@2..9");
@@ -196,15 +186,10 @@ static double trigamma_by_steps(double x) {
     return sum + 1 / x + s / 2 + s / (6 * x) - s * s / (30 * x);
 }
 
-static void reference_trigamma(const tn_reference *r) {
-    for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
-        r->out[w.place] = trigamma_by_steps(r->in[0][w.in[0]]);
-}
-
 /* trigamma(x): the derivative of digamma, polygamma(1, x) of PyTorch; infinite at 0 and negative whole numbers. Its
  * gradient follows from the composition, to any order. */
 OP_CODE(trigamma, .to_float = true, .infer = tn_infer_float, .compose = compose_trigamma,
-        .reference = reference_trigamma,
+        .define_one = trigamma_by_steps,
         .cases = "types=f32,f64 tol=4e-6 atol=4e-6 special=off; [3,5]@0.2..9; [9]@9..1e4; "
                  "[7]@-7..-1~0.2 tol=2e-5 atol=2e-5; [2]@0..0 grad=off; [0,3]; []@2..3; "
                  "types=i32; [4]@1..9");

@@ -54,17 +54,16 @@ static tn_status infer_gather(tn_infer *c) {
     memcpy(c->symbol, index->symbol, sizeof c->symbol);
     return TN_OK;
 }
-static tn_status grad_gather(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_gather(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     const tn_node *x = n->in[0];
     int64_t one = 1;
     if (tn_node_numel(n) == 0) { /* an empty index may have any rank */
         grads[0] = tn_b_expand(b, tn_b_const(b, 0, n), x->shape, x->rank);
-        return b->status;
+        return;
     }
     tn_node *sum = tn_b_scatter_sum(b, tn_b_line(b, n->in[1]), tn_b_line(b, dy), n->i[TN_GATHER_DIM],
                                     x->rank ? x->shape : &one, tn_line_rank(x));
     grads[0] = x->rank ? sum : tn_b_view(b, sum, NULL, 0);
-    return b->status;
 }
 static kir_val lower_gather(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     return load_gathered(lw, n, at, n->i[TN_GATHER_DIM], tn_lower_at(lw, n->in[1], at));
@@ -168,9 +167,8 @@ static tn_node *back_to_source(tn_build *b, const tn_node *n, tn_node *v) {
     }
     return tn_b_pad(b, g, pads, 2 * n->rank, 0);
 }
-static tn_status grad_scatter_sum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_scatter_sum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     grads[1] = back_to_source(b, n, dy);
-    return b->status;
 }
 static int loops_scatter_sum(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
     extent[0] = n->in[0]->shape[n->i[0]];
@@ -296,7 +294,7 @@ static tn_node *scattered(tn_build *b, const tn_node *n, tn_node *src, bool mult
 /* The product of all others that go to the same place. Others are the place's product without zeros, divided by the
  * own factor; with one zero among them they are that zero (of which a gradient can be taken again), with more they are
  * 0. */
-static tn_status grad_scatter_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_scatter_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *src = n->in[1], *zero = tn_b_const(b, 0, src), *one = tn_b_const(b, 1, src);
     tn_node *is_zero = tn_b_eq(b, src, zero), *factor = tn_b_where(b, is_zero, one, src);
     tn_node *zeros = scattered(b, n, tn_b_cast(b, is_zero, TN_I64), false);
@@ -308,15 +306,13 @@ static tn_status grad_scatter_prod(tn_build *b, const tn_node *n, tn_node *dy, t
     tn_node *of_zero = back_to_source(b, n, tn_b_mul(b, dy, tn_b_where(b, one_zero, product, zero)));
     tn_node *of_other = tn_b_div(b, back_to_source(b, n, tn_b_mul(b, dy, beside_zero)), factor);
     grads[1] = tn_b_where(b, is_zero, of_zero, of_other);
-    return b->status;
 }
 /* Equal ones share the gradient. */
-static tn_status grad_scatter_extreme(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_scatter_extreme(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *reached = tn_b_eq(b, n->in[1], back_to_source(b, n, tn_b_self(n)));
     reached = tn_b_cast(b, reached, (tn_dtype)n->dtype);
     tn_node *many = tn_b_scatter_sum(b, n->in[0], reached, n->i[0], n->shape, n->rank);
     grads[1] = tn_b_mul(b, reached, back_to_source(b, n, tn_b_div(b, dy, many)));
-    return b->status;
 }
 static void reference_scatter_reduced(const tn_reference *r) {
     const tn_node *n = r->node, *index = n->in[0];
@@ -373,7 +369,7 @@ static tn_node *compose_scatter_extreme(tn_build *b, const tn_node *n) {
     if (n->i[1]) return tn_b_maximum(b, x, tn_b_scatter_amax(b, index, src, dim, n->shape, n->rank));
     return tn_b_minimum(b, x, tn_b_scatter_amin(b, index, src, dim, n->shape, n->rank));
 }
-static tn_status grad_scatter_with_own(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_scatter_with_own(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *y = tn_b_self(n);
     tn_node *own = tn_b_cast(b, tn_b_eq(b, n->in[2], y), (tn_dtype)n->dtype);
     tn_node *reached = tn_b_cast(b, tn_b_eq(b, n->in[1], back_to_source(b, n, y)), (tn_dtype)n->dtype);
@@ -381,7 +377,6 @@ static tn_status grad_scatter_with_own(tn_build *b, const tn_node *n, tn_node *d
     tn_node *share = tn_b_div(b, dy, many);
     if (tn_needs_grad(n, 1)) grads[1] = tn_b_mul(b, reached, back_to_source(b, n, share));
     if (tn_needs_grad(n, 2)) grads[2] = tn_b_mul(b, own, share);
-    return b->status;
 }
 OP_CODE(
     scatter_extreme, .infer = infer_scatter_extreme, .compose = compose_scatter_extreme, .grad = grad_scatter_with_own,
@@ -461,8 +456,6 @@ OP_CODE(scatter_last, .class_ = TN_REDUCTION, .reduce = KIR_RMAX, .infer = infer
 static tn_status infer_index_add_rows(tn_infer *c) {
     const tn_node *x = c->in[0], *index = c->in[1], *src = c->in[2];
     char a[96], b[96], i[96];
-    for (int k = 0; k < 3; k++)
-        TRY(tn_need_contiguous(c, k));
     if (index->dtype != TN_I64)
         return tn_fail(TN_ERR_DTYPE, "index_add: the index must be i64; it is %s",
                        tn_dtype_name((tn_dtype)index->dtype));
@@ -479,9 +472,9 @@ static tn_status infer_index_add_rows(tn_infer *c) {
                        tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)src->dtype));
     return tn_infer_same(c);
 }
-static tn_status grad_index_add_rows(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_index_add_rows(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     grads[0] = dy;
-    if (!tn_needs_grad(n, 2)) return b->status;
+    if (!tn_needs_grad(n, 2)) return;
     int64_t last = n->shape[0] - 1;
     tn_node *zero = tn_b_const(b, 0, n->in[1]);
     tn_node *place = tn_b_minimum(b, tn_b_maximum(b, n->in[1], zero), tn_b_const(b, (double)last, n->in[1]));
@@ -492,7 +485,6 @@ static tn_status grad_index_add_rows(tn_build *b, const tn_node *n, tn_node *dy,
         column[d] = d ? 1 : n->in[1]->shape[0];
     tn_node *inside = tn_b_reshape(b, tn_b_eq(b, place, n->in[1]), column, n->rank);
     grads[2] = tn_b_where(b, inside, taken, tn_b_const(b, 0, dy));
-    return b->status;
 }
 /* x first, then each source row, −0 in place of those for other rows: that leaves every number as it is. */
 static int loops_index_add_rows(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
@@ -525,7 +517,7 @@ static void reference_index_add_rows(const tn_reference *r) {
             r->out[row * width + k] += r->in[2][i * width + k];
     }
 }
-OP_CODE(index_add_rows, .class_ = TN_NATIVE, .infer = infer_index_add_rows, .reduce = KIR_SEQ,
+OP_CODE(index_add_rows, .class_ = TN_NATIVE, .infer = infer_index_add_rows, .contiguous = 7, .reduce = KIR_SEQ,
         .grad = grad_index_add_rows, .lower = lower_index_add_rows, .loops = loops_index_add_rows,
         .reference = reference_index_add_rows,
         .cases = "types=f32,f64 tol=4ulp atol=1e-6; [4,3] [9]:i64@0..3 [9,3]; [5] "
@@ -742,8 +734,6 @@ OP_CODE(
  * descending) order; equal ones stay in order, NaN is the greatest. */
 static tn_status infer_argsort_last(tn_infer *c) {
     TRY(tn_infer_same(c));
-    TRY(tn_need_contiguous(c, 0));
-    c->dtype = TN_I64;
     return c->rank > 0 ? TN_OK : tn_fail(TN_ERR_SHAPE, "argsort: the tensor has no dimension");
 }
 /* Insertion sort: short, stable, and obviously correct. */
@@ -788,8 +778,8 @@ static tn_node *compose_argsort_last(tn_build *b, const tn_node *n) {
     tn_node *place = tn_b_sum(b, before, (int64_t[]){last + 1}, 1, false);
     return tn_b_scatter_last(b, place, last, n->shape, n->rank);
 }
-OP_CODE(argsort_last, .class_ = TN_NATIVE, .infer = infer_argsort_last, .compose = compose_argsort_last,
-        .reference = reference_argsort_last,
+OP_CODE(argsort_last, .class_ = TN_NATIVE, .infer = infer_argsort_last, .gives = TN_GIVES(TN_I64), .contiguous = 1,
+        .compose = compose_argsort_last, .reference = reference_argsort_last,
         .cases = "types=f32,f64,i32,i64; [7] descending=false; [3,5] descending=true; "
                  "[2,0] descending=false; [40]@0..3 descending=false;"
                  "[40]@0..3 descending=true; error=dimension [] descending=false",
@@ -799,12 +789,6 @@ static tn_status infer_order(tn_infer *c) {
     TRY(tn_infer_same(c));
     return tn_infer_dim(c, c->attrs->i[0], c->rank, &c->attrs->i[0]);
 }
-static tn_status infer_argsort(tn_infer *c) {
-    TRY(infer_order(c));
-    c->dtype = TN_I64;
-    return TN_OK;
-}
-
 /* argsort(x, dim, descending): the indices along dim that sort x in ascending (or descending) order; stable, NaN is the
  * greatest. */
 static tn_node *compose_argsort(tn_build *b, const tn_node *n) {
@@ -818,7 +802,7 @@ static tn_node *compose_argsort(tn_build *b, const tn_node *n) {
 #define ORDERS                                                                                                   \
     "types=f32,f64,i32; [7] dim=0 descending=false; [3,5] dim=0 descending=true; [3,5] dim=-1 descending=false;" \
     "[] dim=0 descending=false; [0,3] dim=0 descending=false; error=range [3] dim=1 descending=false"
-OP_CODE(argsort, .infer = infer_argsort, .compose = compose_argsort, .cases = ORDERS);
+OP_CODE(argsort, .infer = infer_order, .gives = TN_GIVES(TN_I64), .compose = compose_argsort, .cases = ORDERS);
 
 /* sort(x, dim, descending): x's elements in ascending (or descending) order along dim; argsort gives their indices. */
 static tn_node *compose_sort(tn_build *b, const tn_node *n) {
@@ -826,13 +810,12 @@ static tn_node *compose_sort(tn_build *b, const tn_node *n) {
     return tn_b_gather(b, n->in[0], n->i[0], tn_b_argsort(b, n->in[0], n->i[0], n->i[1] != 0));
 }
 /* Back by the inverse order: one look-up an element, where the gradient of gather would search. */
-static tn_status grad_sort(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_sort(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     int64_t dim = n->i[0];
     grads[0] = dy;
-    if (n->rank == 0) return b->status;
+    if (n->rank == 0) return;
     tn_node *order = tn_b_argsort(b, n->in[0], dim, n->i[1] != 0);
     grads[0] = tn_b_gather(b, dy, dim, tn_b_argsort(b, order, dim, false));
-    return b->status;
 }
 OP_CODE(sort, .keeps_half = true, .infer = infer_order, .compose = compose_sort, .grad = grad_sort, .cases = ORDERS);
 
@@ -847,11 +830,6 @@ static tn_status infer_topk(tn_infer *c) {
     if (c->rank == 0) return TN_OK;
     c->shape[dim] = k;
     c->symbol[dim] = 0;
-    return TN_OK;
-}
-static tn_status infer_topk_indices(tn_infer *c) {
-    TRY(infer_topk(c));
-    c->dtype = TN_I64;
     return TN_OK;
 }
 static tn_node *first_places(tn_build *b, const tn_node *n) {
@@ -873,7 +851,7 @@ OP_CODE(topk, .keeps_half = true, .infer = infer_topk, .compose = compose_topk, 
 
 /* topk_indices(x, k, dim, largest): the indices of topk's elements along dim. */
 static tn_node *compose_topk_indices(tn_build *b, const tn_node *n) { return tn_b_contiguous(b, first_places(b, n)); }
-OP_CODE(topk_indices, .infer = infer_topk_indices, .compose = compose_topk_indices, .cases = TOPS);
+OP_CODE(topk_indices, .infer = infer_topk, .gives = TN_GIVES(TN_I64), .compose = compose_topk_indices, .cases = TOPS);
 
 /* ==== indices out of range ======================================================================================== */
 /* Usually the host has the indices when an op is recorded, because they were made from data or computed before. Then

@@ -190,11 +190,10 @@ static tn_node *right_gradient(tn_build *b, tn_node *x, const tn_node *y, tn_nod
     return tn_b_view(b, g, y->shape, y->rank);
 }
 
-static tn_status grad_matmul_batched(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_matmul_batched(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *y = n->in[1];
     if (x->flags & TN_NODE_GRAD) grads[0] = left_gradient(b, x, y, dy);
     if (y->flags & TN_NODE_GRAD) grads[1] = right_gradient(b, x, y, dy);
-    return b->status;
 }
 
 /* matmul_batched(x, y): matrix product of the last two dimensions, the others broadcast together. */
@@ -217,12 +216,11 @@ static tn_status infer_matmul_wide(tn_infer *c) {
 }
 
 /* The gradient is f32 and need not fit a half: these products are of f32, and rounded once. */
-static tn_status grad_matmul_wide(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_matmul_wide(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = tn_b_cast(b, n->in[0], TN_F32), *y = tn_b_cast(b, n->in[1], TN_F32);
-    if (!x || !y) return b->status;
+    if (!x || !y) return;
     if (tn_needs_grad(n, 0)) grads[0] = tn_b_cast_like(b, left_gradient(b, x, y, dy), n->in[0]);
     if (tn_needs_grad(n, 1)) grads[1] = tn_b_cast_like(b, right_gradient(b, x, y, dy), n->in[1]);
-    return b->status;
 }
 
 /* matmul_wide(x, y): matmul_batched of f16 or bf16 that returns f32 sums, for ops that add to them before rounding. */
@@ -432,17 +430,17 @@ static tn_node *compose_linear(tn_build *b, const tn_node *n) {
     return tn_b_cast_like(b, tn_b_add(b, product, tn_b_as_f32(b, n->in[2])), x);
 }
 
-static tn_status grad_linear(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_linear(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *w = n->in[1], *bias = n->in[2];
     if (w->rank == 1) {
         tn_node *each = tn_b_unsqueeze(b, dy, -1);
         if (tn_needs_grad(n, 0)) grads[0] = tn_b_mul(b, each, w);
         if (tn_needs_grad(n, 1)) grads[1] = tn_b_sum_to(b, tn_b_mul(b, each, x), w);
         if (tn_needs_grad(n, 2)) grads[2] = tn_b_sum_to(b, dy, bias);
-        return b->status;
+        return;
     }
     tn_node *dy2 = as_matrix(b, dy, false), *x2 = as_matrix(b, x, false);
-    if (!dy2 || !x2) return b->status;
+    if (!dy2 || !x2) return;
     if (x->flags & TN_NODE_GRAD) {
         tn_node *dx = tn_b_matmul_batched(b, dy2, tn_b_cast_like(b, w, x));
         grads[0] = x->rank == 1 ? tn_b_view(b, dx, x->shape, x->rank) : dx;
@@ -455,7 +453,6 @@ static tn_status grad_linear(tn_build *b, const tn_node *n, tn_node *dy, tn_node
         grads[1] = tn_b_cast_like(b, tn_b_matmul_batched(b, transposed(b, dy2), x2), w);
     }
     if (bias && (bias->flags & TN_NODE_GRAD)) grads[2] = tn_b_sum_to(b, dy, bias);
-    return b->status;
 }
 
 /* linear(x, weight, bias): x·weightᵀ + bias; x [..., in], weight [out, in], bias [out] or NULL; or weight [in], bias

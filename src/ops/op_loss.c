@@ -36,13 +36,12 @@ static tn_node *compose_mse_loss(tn_build *b, const tn_node *n) {
     return reduced(b, tn_b_mul(b, d, d), n->i[0]);
 }
 
-static tn_status grad_mse_loss(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_mse_loss(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *d = difference(b, n);
-    if (!d) return b->status;
+    if (!d) return;
     tn_node *g = tn_b_mul(b, tn_b_scale(b, spread_loss(b, dy, n->i[0], tn_node_numel(d)), 2.0), d);
     if (tn_needs_grad(n, 0)) grads[0] = tn_b_sum_to(b, g, n->in[0]);
     if (tn_needs_grad(n, 1)) grads[1] = tn_b_sum_to(b, tn_b_neg(b, g), n->in[1]);
-    return b->status;
 }
 
 /* mse_loss(x, target, reduction): (x - target)². */
@@ -198,15 +197,14 @@ static tn_node *compose_gaussian_nll_loss(tn_build *b, const tn_node *n) {
 }
 
 /* The variance is bounded by eps as if that were its value: its gradient goes on, as in PyTorch. */
-static tn_status grad_gaussian_nll_loss(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_gaussian_nll_loss(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *d = difference(b, n), *var = held_variance(b, n), *slope = tn_b_div(b, d, var);
-    if (!slope) return b->status;
+    if (!slope) return;
     tn_node *g = spread_loss(b, dy, n->i[0], tn_node_numel(slope)), *to_x = tn_b_mul(b, g, slope);
     tn_node *to_var = tn_b_sub(b, tn_b_reciprocal(b, var), tn_b_mul(b, slope, slope));
     if (tn_needs_grad(n, 0)) grads[0] = tn_b_sum_to(b, to_x, n->in[0]);
     if (tn_needs_grad(n, 1)) grads[1] = tn_b_sum_to(b, tn_b_neg(b, to_x), n->in[1]);
     if (tn_needs_grad(n, 2)) grads[2] = tn_b_sum_to(b, tn_b_mul(b, g, tn_b_scale(b, to_var, 0.5)), n->in[2]);
-    return b->status;
 }
 
 /* gaussian_nll_loss(x, target, var, reduction, full, eps): (log(v) + (x − target)²/v) / 2 with v = max(var, eps); full
@@ -254,7 +252,7 @@ static int64_t broadcast_count(tn_build *b, const tn_node *n) {
     return d ? tn_node_numel(d) : 1;
 }
 
-static tn_status grad_binary_cross_entropy(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_binary_cross_entropy(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *t = n->in[1];
     tn_node *g = weighted(b, spread_loss(b, dy, n->i[0], broadcast_count(b, n)), n->in[2]);
     if (tn_needs_grad(n, 0)) {
@@ -266,7 +264,6 @@ static tn_status grad_binary_cross_entropy(tn_build *b, const tn_node *n, tn_nod
         tn_node *slope = tn_b_sub(b, clamped_log(b, one_minus(b, x)), clamped_log(b, x));
         grads[1] = tn_b_sum_to(b, tn_b_mul(b, g, slope), t);
     }
-    return b->status;
 }
 
 /* binary_cross_entropy(x, target, weight, reduction): -(t·log(x) + (1 - t)·log(1 - x)) of probabilities x, logarithms
@@ -488,7 +485,7 @@ static tn_node *probability_loss(tn_build *b, const tn_node *n) {
 /* (softmax · Σ q - q) times the factor of the reduction, q the weighted target; a target's gradient is -log_softmax.
  * Both follow from the composition, whose gradient is written out here because a composed op with `grad` has only
  * that. */
-static tn_status grad_probability_loss(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_probability_loss(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *target = n->in[1];
     int64_t dim = class_dim(x), samples = 1;
     class_terms k = {.dim = (int)dim};
@@ -509,7 +506,6 @@ static tn_status grad_probability_loss(tn_build *b, const tn_node *n, tn_node *d
     }
     if (tn_needs_grad(n, 1))
         grads[1] = tn_b_neg(b, tn_b_mul(b, dy, tn_b_scale(b, weighted(b, log_p, weight), 1.0 - smoothing)));
-    return b->status;
 }
 
 static tn_node *compose_cross_entropy(tn_build *b, const tn_node *n) {
@@ -544,8 +540,11 @@ static tn_node *smooth_gradient(tn_build *b, const tn_node *n, tn_node *p, tn_no
 }
 
 /* factor · (softmax - onehot), with the factor of the reduction. */
-static tn_status grad_cross_entropy(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    if (of_probabilities(n->in[1])) return grad_probability_loss(b, n, dy, grads);
+static void grad_cross_entropy(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    if (of_probabilities(n->in[1])) {
+        grad_probability_loss(b, n, dy, grads);
+        return;
+    }
     tn_node *x = n->in[0];
     class_terms k = terms_of(b, n);
     double smoothing = n->f[TN_CROSS_ENTROPY_LABEL_SMOOTHING];
@@ -556,7 +555,6 @@ static tn_status grad_cross_entropy(tn_build *b, const tn_node *n, tn_node *dy, 
     tn_node *hit = tn_b_eq(b, class_numbers(b, x, k.dim), tn_b_unsqueeze(b, k.target, k.dim));
     grads[0] = tn_b_sub(b, tn_b_mul(b, p, each), tn_b_where(b, hit, each, k.zero));
     if (smoothing != 0.0) grads[0] = tn_b_add(b, grads[0], smooth_gradient(b, n, p, dy, &k));
-    return b->status;
 }
 
 /* cross_entropy(x, target, weight, reduction, ignore_index, label_smoothing): -weight[target] ·

@@ -137,13 +137,6 @@ static pair pair_times(kir_builder *kb, pair a, pair b) {
 
 /* ---- exp2, log2, log10 ------------------------------------------------------------------------------------------- */
 
-typedef double one_operand(double x);
-
-static void map_one(const tn_reference *r, one_operand *f) {
-    for (int64_t i = 0, count = tn_node_numel(r->node); i < count; i++)
-        r->out[i] = f(r->in[0][i]);
-}
-
 /* exp2(x): 2 to the power of x; exact for whole x. */
 static kir_val lower_exp2(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_val x = tn_lower_in(lw, n, 0, at);
@@ -152,9 +145,8 @@ static kir_val lower_exp2(tn_lower *lw, const tn_node *n, const kir_aff *at) {
 static tn_node *grad_exp2(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_scale(b, tn_b_mul(b, dy, tn_b_self(n)), M_LN2);
 }
-static void reference_exp2(const tn_reference *r) { map_one(r, exp2); }
 OP_CODE(exp2, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_exp2,
-        .lower = lower_exp2, .reference = reference_exp2,
+        .lower = lower_exp2, .define_one = exp2,
         .cases = "types=f32,f64,i32 tol=2ulp; [2,3]; [0,3]; []; [33]@-120..120 grad=off", .flops = 16);
 
 /* log2 x for all x: the pair, and what holds at the edges. */
@@ -173,11 +165,10 @@ static kir_val lower_log2(tn_lower *lw, const tn_node *n, const kir_aff *at) {
 static tn_node *grad_log2(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_div(b, dy, tn_b_scale(b, n->in[0], M_LN2));
 }
-static void reference_log2(const tn_reference *r) { map_one(r, log2); }
 #define LOGARITHM \
     "types=f32,f64,i32 tol=2ulp; [2,3]@0.1..9; [0,3]; []@1..5; [33]@1e-30..1e30 grad=off; [33]@0.99..1.01 grad=off"
 OP_CODE(log2, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_log2,
-        .lower = lower_log2, .reference = reference_log2, .cases = LOGARITHM, .flops = 30);
+        .lower = lower_log2, .define_one = log2, .cases = LOGARITHM, .flops = 30);
 
 /* log10(x): the logarithm to base 10. */
 static kir_val lower_log10(tn_lower *lw, const tn_node *n, const kir_aff *at) {
@@ -189,9 +180,8 @@ static kir_val lower_log10(tn_lower *lw, const tn_node *n, const kir_aff *at) {
 static tn_node *grad_log10(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_div(b, dy, tn_b_scale(b, n->in[0], M_LN10));
 }
-static void reference_log10(const tn_reference *r) { map_one(r, log10); }
 OP_CODE(log10, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_log10,
-        .lower = lower_log10, .reference = reference_log10, .cases = LOGARITHM, .flops = 32);
+        .lower = lower_log10, .define_one = log10, .cases = LOGARITHM, .flops = 32);
 
 /* ---- pow --------------------------------------------------------------------------------------------------------- */
 
@@ -249,7 +239,7 @@ static kir_val lower_pow(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     return tn_dtype_is_float((tn_dtype)n->dtype) ? pow_floats(lw->kb, x, y) : pow_integers(lw->kb, x, y);
 }
 /* d/dx = y · x^(y−1), 0 for y = 0; d/dy = x^y · log x, 0 where 0 is raised to no negative power. */
-static tn_status grad_pow(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_pow(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *y = n->in[1], *none = tn_b_const(b, 0, n);
     if (tn_needs_grad(n, 0)) {
         tn_node *slope = tn_b_mul(b, y, tn_b_pow(b, x, tn_b_offset(b, y, -1)));
@@ -260,7 +250,6 @@ static tn_status grad_pow(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
         tn_node *slope = tn_b_mul(b, tn_b_self(n), tn_b_log(b, x));
         grads[1] = tn_b_sum_to(b, tn_b_where(b, flat, none, tn_b_mul(b, dy, slope)), y);
     }
-    return b->status;
 }
 static double pow_of_integers(double x, double y) {
     if (y >= 0) return pow(x, y);
@@ -321,9 +310,8 @@ static kir_val lower_atan(tn_lower *lw, const tn_node *n, const kir_aff *at) {
 static tn_node *grad_atan(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_div(b, dy, tn_b_offset(b, tn_b_mul(b, n->in[0], n->in[0]), 1));
 }
-static void reference_atan(const tn_reference *r) { map_one(r, atan); }
 OP_CODE(atan, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad_first = grad_atan,
-        .lower = lower_atan, .reference = reference_atan,
+        .lower = lower_atan, .define_one = atan,
         .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [99]@-20..20 grad=off", .flops = 40);
 
 /* atan2(y, x): the angle in [−π, π] of the point (x, y), signed zeros and infinities as in C. */
@@ -332,21 +320,16 @@ static kir_val lower_atan2(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_val x = tn_lower_in(lw, n, 1, at);
     return angle(lw->kb, y, x);
 }
-static tn_status grad_atan2(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_atan2(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *y = n->in[0], *x = n->in[1], *none = tn_b_const(b, 0, n);
     tn_node *square = tn_b_add(b, tn_b_mul(b, x, x), tn_b_mul(b, y, y));
     tn_node *is_none = tn_b_eq(b, square, none), *divisor = tn_b_where(b, is_none, tn_b_const(b, 1, n), square);
     tn_node *share = tn_b_where(b, is_none, none, tn_b_div(b, dy, divisor));
     if (tn_needs_grad(n, 0)) grads[0] = tn_b_sum_to(b, tn_b_mul(b, share, x), y);
     if (tn_needs_grad(n, 1)) grads[1] = tn_b_sum_to(b, tn_b_neg(b, tn_b_mul(b, share, y)), x);
-    return b->status;
-}
-static void reference_atan2(const tn_reference *r) {
-    for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
-        r->out[w.place] = atan2(r->in[0][w.in[0]], r->in[1][w.in[1]]);
 }
 OP_CODE(atan2, .class_ = TN_ELEMENTWISE, .promote = true, .to_float = true, .infer = tn_infer_float, .grad = grad_atan2,
-        .lower = lower_atan2, .reference = reference_atan2,
+        .lower = lower_atan2, .define_two = atan2,
         .cases = "types=f32,f64 tol=4ulp; [2,3] [2,3]; [3,1] [4]; [0,3] [3]; [99] [99] grad=off", .flops = 40);
 
 /* ==== compositions ================================================================================================ */
@@ -356,8 +339,6 @@ OP_CODE(atan2, .class_ = TN_ELEMENTWISE, .promote = true, .to_float = true, .inf
  * that does not share its formula. */
 
 /* ---- what the compositions below use ----------------------------------------------------------------------------- */
-
-static tn_node *const_like(tn_build *b, double v, const tn_node *x) { return tn_b_const(b, v, x); }
 
 static tn_node *square(tn_build *b, tn_node *x) { return tn_b_mul(b, x, x); }
 
@@ -369,19 +350,12 @@ static tn_node *root_of_one_and_square(tn_build *b, tn_node *x, double sign) {
 /* x < 0 ? −v : v, also for a v that is NaN; the sign of a zero x is kept where v is a
  * zero, too: v·x is used for that. */
 static tn_node *with_sign_of(tn_build *b, tn_node *x, tn_node *v) {
-    tn_node *zero = const_like(b, 0, x);
+    tn_node *zero = tn_b_const(b, 0, x);
     tn_node *turned = tn_b_where(b, tn_b_lt(b, x, zero), tn_b_neg(b, v), v);
     return tn_b_where(b, tn_b_eq(b, x, zero), x, turned);
 }
 
 static bool math_is_float(const tn_node *n) { return tn_dtype_is_float((tn_dtype)n->dtype); }
-
-typedef double math_one_operand(double x);
-
-static void math_map_one(const tn_reference *r, math_one_operand *f) {
-    for (int64_t i = 0, count = tn_node_numel(r->node); i < count; i++)
-        r->out[i] = f(r->in[0][i]);
-}
 
 /* ---- powers and roots -------------------------------------------------------------------------------------------- */
 
@@ -396,7 +370,7 @@ OP_CODE(square, .infer = infer_square, .compose = compose_square, .cases = "type
 
 /* rsqrt(x): 1 / sqrt(x). */
 static tn_node *compose_rsqrt(tn_build *b, const tn_node *n) {
-    return tn_b_div(b, const_like(b, 1, n->in[0]), tn_b_sqrt(b, n->in[0]));
+    return tn_b_div(b, tn_b_const(b, 1, n->in[0]), tn_b_sqrt(b, n->in[0]));
 }
 static tn_node *grad_rsqrt(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *y = tn_b_self(n);
@@ -407,7 +381,7 @@ OP_CODE(rsqrt, .to_float = true, .infer = tn_infer_float, .compose = compose_rsq
 
 /* reciprocal(x): 1 / x. */
 static tn_node *compose_reciprocal(tn_build *b, const tn_node *n) {
-    return tn_b_div(b, const_like(b, 1, n->in[0]), n->in[0]);
+    return tn_b_div(b, tn_b_const(b, 1, n->in[0]), n->in[0]);
 }
 static tn_node *grad_reciprocal(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_neg(b, tn_b_mul(b, dy, square(b, tn_b_self(n))));
@@ -419,24 +393,19 @@ OP_CODE(reciprocal, .to_float = true, .infer = tn_infer_float, .compose = compos
 static tn_node *compose_hypot(tn_build *b, const tn_node *n) {
     tn_node *x = tn_b_abs(b, n->in[0]), *y = tn_b_abs(b, n->in[1]);
     tn_node *big = tn_b_maximum(b, x, y), *small = tn_b_minimum(b, x, y);
-    tn_node *zero = const_like(b, 0, n), *infinite = const_like(b, INFINITY, n);
+    tn_node *zero = tn_b_const(b, 0, n), *infinite = tn_b_const(b, INFINITY, n);
     tn_node *endless = tn_b_bitwise_or(b, tn_b_eq(b, x, infinite), tn_b_eq(b, y, infinite)); /* beside NaN, too */
     tn_node *ratio = tn_b_where(b, tn_b_eq(b, big, zero), zero, tn_b_div(b, small, big));
     tn_node *length = tn_b_mul(b, big, root_of_one_and_square(b, ratio, 1));
     return tn_b_where(b, endless, infinite, length);
 }
-static tn_status grad_hypot(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_hypot(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *per_length = tn_b_div(b, dy, tn_b_self(n));
     for (int i = 0; i < 2; i++)
         if (tn_needs_grad(n, i)) grads[i] = tn_b_sum_to(b, tn_b_mul(b, per_length, n->in[i]), n->in[i]);
-    return b->status;
-}
-static void reference_hypot(const tn_reference *r) {
-    for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
-        r->out[w.place] = hypot(r->in[0][w.in[0]], r->in[1][w.in[1]]);
 }
 OP_CODE(hypot, .promote = true, .to_float = true, .infer = tn_infer_float, .compose = compose_hypot, .grad = grad_hypot,
-        .reference = reference_hypot,
+        .define_two = hypot,
         .cases = "types=f32,f64 tol=4ulp; [2,3] [2,3]; [3,1] [4]; [2]@1e30..2e30 [2]@1e30..2e30 grad=off");
 
 /* ---- exponentials and logarithms --------------------------------------------------------------------------------- */
@@ -447,23 +416,22 @@ static tn_node *compose_log1p(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
     tn_node *u = tn_b_offset(b, x, 1), *kept = tn_b_offset(b, u, -1);
     tn_node *exact = tn_b_eq(b, kept, x);
-    tn_node *ratio = tn_b_where(b, exact, const_like(b, 1, x), tn_b_div(b, x, kept));
-    tn_node *lost = tn_b_eq(b, kept, const_like(b, 0, x));
+    tn_node *ratio = tn_b_where(b, exact, tn_b_const(b, 1, x), tn_b_div(b, x, kept));
+    tn_node *lost = tn_b_eq(b, kept, tn_b_const(b, 0, x));
     return tn_b_where(b, lost, x, tn_b_mul(b, tn_b_log(b, u), ratio));
 }
 static tn_node *grad_log1p(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_div(b, dy, tn_b_offset(b, n->in[0], 1));
 }
-static void reference_log1p(const tn_reference *r) { math_map_one(r, log1p); }
 OP_CODE(log1p, .to_float = true, .infer = tn_infer_float, .compose = compose_log1p, .grad_first = grad_log1p,
-        .reference = reference_log1p,
+        .define_one = log1p,
         .cases = "types=f32,f64 tol=4ulp; [2,3]@-0.9..9; [0,3]; []@0..5; [33]@-1e-3..1e-3; "
                  "[9]@-1e-9..1e-9 grad=off; [9]@1..1e30 grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@-0.9..9");
 
 /* expm1(x): exp(x) − 1, accurate near 0. With the rounded u = exp(x), (u − 1) · x / log(u) corrects the rounding
  * (Kahan's method). */
 static tn_node *compose_expm1(tn_build *b, const tn_node *n) {
-    tn_node *x = n->in[0], *one = const_like(b, 1, x);
+    tn_node *x = n->in[0], *one = tn_b_const(b, 1, x);
     tn_node *u = tn_b_exp(b, x), *kept = tn_b_offset(b, u, -1);
     tn_node *accurate = tn_b_mul(b, kept, tn_b_div(b, x, tn_b_log(b, u)));
     /* Past |x| = 1 the plain difference is accurate, and safe where u is 0 or infinite. */
@@ -473,10 +441,9 @@ static tn_node *compose_expm1(tn_build *b, const tn_node *n) {
 static tn_node *grad_expm1(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_mul(b, dy, tn_b_offset(b, tn_b_self(n), 1));
 }
-static void reference_expm1(const tn_reference *r) { math_map_one(r, expm1); }
 OP_CODE(
     expm1, .to_float = true, .infer = tn_infer_float, .compose = compose_expm1, .grad_first = grad_expm1,
-    .reference = reference_expm1,
+    .define_one = expm1,
     .cases =
         "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [9]@-1e-9..1e-9 grad=off; [33]@-30..80 grad=off");
 
@@ -484,16 +451,15 @@ OP_CODE(
 static tn_node *compose_xlogy(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *y = n->in[1];
     tn_node *product = tn_b_mul(b, x, tn_b_log(b, y));
-    tn_node *nothing = tn_b_bitwise_and(b, tn_b_eq(b, x, const_like(b, 0, x)), tn_b_eq(b, y, y));
-    return tn_b_where(b, nothing, const_like(b, 0, x), product);
+    tn_node *nothing = tn_b_bitwise_and(b, tn_b_eq(b, x, tn_b_const(b, 0, x)), tn_b_eq(b, y, y));
+    return tn_b_where(b, nothing, tn_b_const(b, 0, x), product);
 }
-static tn_status grad_xlogy(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    tn_node *x = n->in[0], *y = n->in[1], *zero = const_like(b, 0, x);
-    tn_node *nothing = tn_b_bitwise_and(b, tn_b_eq(b, x, zero), tn_b_le(b, y, const_like(b, 0, y)));
+static void grad_xlogy(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *x = n->in[0], *y = n->in[1], *zero = tn_b_const(b, 0, x);
+    tn_node *nothing = tn_b_bitwise_and(b, tn_b_eq(b, x, zero), tn_b_le(b, y, tn_b_const(b, 0, y)));
     tn_node *log_y = tn_b_where(b, nothing, zero, tn_b_log(b, y));
     if (tn_needs_grad(n, 0)) grads[0] = tn_b_sum_to(b, tn_b_mul(b, dy, log_y), x);
     if (tn_needs_grad(n, 1)) grads[1] = tn_b_sum_to(b, tn_b_div(b, tn_b_mul(b, dy, x), y), y);
-    return b->status;
 }
 OP_CODE(xlogy, .promote = true, .to_float = true, .infer = tn_infer_float, .compose = compose_xlogy, .grad = grad_xlogy,
         .cases = "types=f32,f64 tol=4ulp; [2,3] [2,3]@0.1..4; [3,1] [4]@0.1..4; [3]@0..0 [3]@0..0 grad=off");
@@ -504,20 +470,19 @@ static tn_node *compose_logaddexp(tn_build *b, const tn_node *n) {
     tn_node *distance = tn_b_abs(b, tn_b_sub(b, x, y));
     tn_node *apart = tn_b_log1p(b, tn_b_exp(b, tn_b_neg(b, distance)));
     /* Equal ones, infinite ones too, whose distance would be NaN. */
-    tn_node *more = tn_b_where(b, tn_b_eq(b, x, y), const_like(b, M_LN2, x), apart);
+    tn_node *more = tn_b_where(b, tn_b_eq(b, x, y), tn_b_const(b, M_LN2, x), apart);
     return tn_b_add(b, tn_b_maximum(b, x, y), more);
 }
-static tn_status grad_logaddexp(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_logaddexp(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     for (int i = 0; i < 2; i++) {
         if (!tn_needs_grad(n, i)) continue;
         tn_node *x = n->in[i], *y = tn_b_self(n);
         tn_node *share = tn_b_exp(b, tn_b_sub(b, x, y));
         /* The result is one of them if that is infinite or the other is far below it. */
-        share = tn_b_where(b, tn_b_eq(b, x, y), const_like(b, 1, n), share);
-        share = tn_b_where(b, tn_b_eq(b, x, n->in[1 - i]), const_like(b, 0.5, n), share);
+        share = tn_b_where(b, tn_b_eq(b, x, y), tn_b_const(b, 1, n), share);
+        share = tn_b_where(b, tn_b_eq(b, x, n->in[1 - i]), tn_b_const(b, 0.5, n), share);
         grads[i] = tn_b_sum_to(b, tn_b_mul(b, dy, share), x);
     }
-    return b->status;
 }
 OP_CODE(logaddexp, .promote = true, .to_float = true, .infer = tn_infer_float, .compose = compose_logaddexp,
         .grad = grad_logaddexp,
@@ -533,10 +498,8 @@ static tn_node *compose_tan(tn_build *b, const tn_node *n) {
 static tn_node *grad_tan(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_mul(b, dy, tn_b_offset(b, square(b, tn_b_self(n)), 1));
 }
-static void reference_tan(const tn_reference *r) { math_map_one(r, tan); }
 OP_CODE(tan, .to_float = true, .infer = tn_infer_float, .compose = compose_tan, .grad_first = grad_tan,
-        .reference = reference_tan,
-        .cases = "types=f32,f64 tol=4ulp; [2,3]@-1.4..1.4; [0,3]; []@2..4; [33]@-1.5..1.5 grad=off");
+        .define_one = tan, .cases = "types=f32,f64 tol=4ulp; [2,3]@-1.4..1.4; [0,3]; []@2..4; [33]@-1.5..1.5 grad=off");
 
 /* sinh(x): (exp(x) − exp(−x)) / 2, accurate near 0. */
 static tn_node *compose_sinh(tn_build *b, const tn_node *n) {
@@ -545,15 +508,14 @@ static tn_node *compose_sinh(tn_build *b, const tn_node *n) {
     tn_node *near = tn_b_scale(b, tn_b_add(b, e, tn_b_div(b, e, tn_b_offset(b, e, 1))), 0.5);
     tn_node *half = tn_b_exp(b, tn_b_scale(b, size, 0.5)); /* its square overflows only when the result does */
     tn_node *far = tn_b_mul(b, tn_b_scale(b, half, 0.5), half);
-    tn_node *is_far = tn_b_lt(b, const_like(b, 40, x), size);
+    tn_node *is_far = tn_b_lt(b, tn_b_const(b, 40, x), size);
     return with_sign_of(b, x, tn_b_where(b, is_far, far, near));
 }
 static tn_node *grad_sinh(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_mul(b, dy, tn_b_cosh(b, n->in[0]));
 }
-static void reference_sinh(const tn_reference *r) { math_map_one(r, sinh); }
 OP_CODE(sinh, .to_float = true, .infer = tn_infer_float, .compose = compose_sinh, .grad_first = grad_sinh,
-        .reference = reference_sinh,
+        .define_one = sinh,
         .cases = "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [33]@-85..85 "
                  "grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@-8..8");
 
@@ -567,42 +529,38 @@ static tn_node *compose_cosh(tn_build *b, const tn_node *n) {
 static tn_node *grad_cosh(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_mul(b, dy, tn_b_sinh(b, n->in[0]));
 }
-static void reference_cosh(const tn_reference *r) { math_map_one(r, cosh); }
 OP_CODE(cosh, .to_float = true, .infer = tn_infer_float, .compose = compose_cosh, .grad_first = grad_cosh,
-        .reference = reference_cosh, .cases = "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-85..85 grad=off");
+        .define_one = cosh, .cases = "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-85..85 grad=off");
 
 /* asin(x): the angle in [−π/2, π/2] whose sine is x. */
 static tn_node *compose_asin(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
-    tn_node *below = tn_b_sub(b, const_like(b, 1, x), x), *above = tn_b_offset(b, x, 1);
+    tn_node *below = tn_b_sub(b, tn_b_const(b, 1, x), x), *above = tn_b_offset(b, x, 1);
     return tn_b_atan2(b, x, tn_b_sqrt(b, tn_b_mul(b, below, above)));
 }
 static tn_node *grad_asin(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_div(b, dy, root_of_one_and_square(b, n->in[0], -1));
 }
-static void reference_asin(const tn_reference *r) { math_map_one(r, asin); }
 OP_CODE(asin, .to_float = true, .infer = tn_infer_float, .compose = compose_asin, .grad_first = grad_asin,
-        .reference = reference_asin,
+        .define_one = asin,
         .cases =
             "types=f32,f64 tol=4ulp; [2,3]@-0.9..0.9; [0,3]; []@0..0.5; [33]@-1..1 grad=off; [9]@-1e-4..1e-4 grad=off");
 
 /* acos(x): the angle in [0, π] whose cosine is x. */
 static tn_node *compose_acos(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
-    tn_node *below = tn_b_sub(b, const_like(b, 1, x), x), *above = tn_b_offset(b, x, 1);
+    tn_node *below = tn_b_sub(b, tn_b_const(b, 1, x), x), *above = tn_b_offset(b, x, 1);
     return tn_b_atan2(b, tn_b_sqrt(b, tn_b_mul(b, below, above)), x);
 }
 static tn_node *grad_acos(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_neg(b, tn_b_div(b, dy, root_of_one_and_square(b, n->in[0], -1)));
 }
-static void reference_acos(const tn_reference *r) { math_map_one(r, acos); }
 OP_CODE(acos, .to_float = true, .infer = tn_infer_float, .compose = compose_acos, .grad_first = grad_acos,
-        .reference = reference_acos,
-        .cases = "types=f32,f64 tol=4ulp; [2,3]@-0.9..0.9; [0,3]; []@0..0.5; [33]@-1..1 grad=off");
+        .define_one = acos, .cases = "types=f32,f64 tol=4ulp; [2,3]@-0.9..0.9; [0,3]; []@0..0.5; [33]@-1..1 grad=off");
 
 /* asinh(x): log(x + sqrt(x² + 1)), accurate near 0 and without overflow. */
 static tn_node *compose_asinh(tn_build *b, const tn_node *n) {
-    tn_node *x = n->in[0], *size = tn_b_abs(b, x), *large = const_like(b, 1e8, x);
+    tn_node *x = n->in[0], *size = tn_b_abs(b, x), *large = tn_b_const(b, 1e8, x);
     tn_node *t = tn_b_minimum(b, size, large); /* keeps the square finite where it is not used */
     tn_node *root = tn_b_offset(b, root_of_one_and_square(b, t, 1), 1);
     tn_node *near = tn_b_log1p(b, tn_b_add(b, t, tn_b_div(b, square(b, t), root)));
@@ -611,7 +569,7 @@ static tn_node *compose_asinh(tn_build *b, const tn_node *n) {
 }
 /* Beyond it sqrt(x² ± 1) is |x|, and squares would soon overflow. */
 static tn_node *square_limit(tn_build *b, const tn_node *x) {
-    return const_like(b, x->dtype == TN_F64 ? 1e150 : 1e18, x);
+    return tn_b_const(b, x->dtype == TN_F64 ? 1e150 : 1e18, x);
 }
 
 static tn_node *grad_asinh(tn_build *b, const tn_node *n, tn_node *dy) {
@@ -619,15 +577,14 @@ static tn_node *grad_asinh(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *root = root_of_one_and_square(b, tn_b_minimum(b, size, large), 1);
     return tn_b_div(b, dy, tn_b_where(b, tn_b_lt(b, large, size), size, root));
 }
-static void reference_asinh(const tn_reference *r) { math_map_one(r, asinh); }
 OP_CODE(asinh, .to_float = true, .infer = tn_infer_float, .compose = compose_asinh, .grad_first = grad_asinh,
-        .reference = reference_asinh,
+        .define_one = asinh,
         .cases = "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [9]@-1e30..1e30 "
                  "grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@-2000..2000");
 
 /* acosh(x): log(x + sqrt(x² − 1)) for x ≥ 1, accurate near 1 and without overflow. */
 static tn_node *compose_acosh(tn_build *b, const tn_node *n) {
-    tn_node *x = n->in[0], *large = const_like(b, 1e8, x);
+    tn_node *x = n->in[0], *large = tn_b_const(b, 1e8, x);
     tn_node *t = tn_b_offset(b, tn_b_minimum(b, x, large), -1);
     /* as a product of two roots, each NaN below 1, whatever the squares become there */
     tn_node *root = tn_b_mul(b, tn_b_sqrt(b, t), tn_b_sqrt(b, tn_b_offset(b, t, 2)));
@@ -640,26 +597,24 @@ static tn_node *grad_acosh(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *size = tn_b_abs(b, x); /* below -1 the formula has a value, as PyTorch's */
     return tn_b_div(b, dy, tn_b_where(b, tn_b_lt(b, large, size), size, root));
 }
-static void reference_acosh(const tn_reference *r) { math_map_one(r, acosh); }
 OP_CODE(acosh, .to_float = true, .infer = tn_infer_float, .compose = compose_acosh, .grad_first = grad_acosh,
-        .reference = reference_acosh,
+        .define_one = acosh,
         .cases = "types=f32,f64 tol=4ulp; [2,3]@1.1..9; [0,3]; []@2..5; [33]@1..1.01 grad=off; [9]@1..1e30 grad=off; "
                  "[9]@-1e30..0.9 grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@1..3000");
 
 /* atanh(x): log((1 + x) / (1 − x)) / 2, accurate near 0. */
 static tn_node *compose_atanh(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *size = tn_b_abs(b, x);
-    tn_node *ratio = tn_b_div(b, tn_b_scale(b, size, 2), tn_b_sub(b, const_like(b, 1, x), size));
+    tn_node *ratio = tn_b_div(b, tn_b_scale(b, size, 2), tn_b_sub(b, tn_b_const(b, 1, x), size));
     return with_sign_of(b, x, tn_b_scale(b, tn_b_log1p(b, ratio), 0.5));
 }
 static tn_node *grad_atanh(tn_build *b, const tn_node *n, tn_node *dy) {
-    tn_node *one = const_like(b, 1, n);
+    tn_node *one = tn_b_const(b, 1, n);
     return tn_b_div(b, dy, tn_b_sub(b, one, square(b, n->in[0])));
 }
-static void reference_atanh(const tn_reference *r) { math_map_one(r, atanh); }
 OP_CODE(
     atanh, .to_float = true, .infer = tn_infer_float, .compose = compose_atanh, .grad_first = grad_atanh,
-    .reference = reference_atanh,
+    .define_one = atanh,
     .cases = "types=f32,f64 tol=4ulp; [2,3]@-0.9..0.9; [0,3]; []@0..0.5; [33]@-1e-3..1e-3; [33]@-0.99..0.99 grad=off");
 
 /* ---- parts of numbers -------------------------------------------------------------------------------------------- */
@@ -667,7 +622,7 @@ OP_CODE(
 /* sign(x): −1, 0 or 1; 0 for NaN; a bool is unchanged. */
 static tn_node *compose_sign(tn_build *b, const tn_node *n) {
     if (n->dtype == TN_BOOL) return tn_b_contiguous(b, n->in[0]);
-    tn_node *x = n->in[0], *zero = const_like(b, 0, x);
+    tn_node *x = n->in[0], *zero = tn_b_const(b, 0, x);
     tn_node *up = tn_b_cast(b, tn_b_lt(b, zero, x), (tn_dtype)x->dtype);
     tn_node *down = tn_b_cast(b, tn_b_lt(b, x, zero), (tn_dtype)x->dtype);
     return tn_b_sub(b, up, down);
@@ -690,7 +645,7 @@ OP_CODE(isnan, .infer = tn_infer_compare, .compose = compose_isnan, .cases = "ty
 static tn_node *compose_isinf(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
     if (!math_is_float(x)) return tn_b_isnan(b, x);
-    return tn_b_eq(b, tn_b_abs(b, x), const_like(b, INFINITY, x));
+    return tn_b_eq(b, tn_b_abs(b, x), tn_b_const(b, INFINITY, x));
 }
 OP_CODE(isinf, .infer = tn_infer_compare, .compose = compose_isinf, .cases = "types=f32,f64,i32; [2,3]; [0,3]");
 
@@ -698,7 +653,7 @@ OP_CODE(isinf, .infer = tn_infer_compare, .compose = compose_isinf, .cases = "ty
 static tn_node *compose_isfinite(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
     if (!math_is_float(x)) return tn_b_eq(b, x, x);
-    return tn_b_lt(b, tn_b_abs(b, x), const_like(b, INFINITY, x));
+    return tn_b_lt(b, tn_b_abs(b, x), tn_b_const(b, INFINITY, x));
 }
 OP_CODE(isfinite, .infer = tn_infer_compare, .compose = compose_isfinite, .cases = "types=f32,f64,i32; [2,3]; [0,3]");
 
@@ -718,11 +673,11 @@ static tn_node *compose_nan_to_num(tn_build *b, const tn_node *n) {
     if (!math_is_float(x)) return tn_b_contiguous(b, x);
     double high = n->f[TN_NAN_TO_NUM_POSINF], low = n->f[TN_NAN_TO_NUM_NEGINF],
            largest = largest_of((tn_dtype)x->dtype);
-    tn_node *high_value = const_like(b, isinf(high) ? largest : high, x);
-    tn_node *low_value = const_like(b, isinf(low) ? -largest : low, x);
-    tn_node *y = tn_b_where(b, tn_b_eq(b, x, const_like(b, INFINITY, x)), high_value, x);
-    y = tn_b_where(b, tn_b_eq(b, x, const_like(b, -INFINITY, x)), low_value, y);
-    return tn_b_where(b, tn_b_eq(b, x, x), y, const_like(b, n->f[TN_NAN_TO_NUM_NAN], x));
+    tn_node *high_value = tn_b_const(b, isinf(high) ? largest : high, x);
+    tn_node *low_value = tn_b_const(b, isinf(low) ? -largest : low, x);
+    tn_node *y = tn_b_where(b, tn_b_eq(b, x, tn_b_const(b, INFINITY, x)), high_value, x);
+    y = tn_b_where(b, tn_b_eq(b, x, tn_b_const(b, -INFINITY, x)), low_value, y);
+    return tn_b_where(b, tn_b_eq(b, x, x), y, tn_b_const(b, n->f[TN_NAN_TO_NUM_NAN], x));
 }
 OP_CODE(nan_to_num, .keeps_half = true, .infer = tn_infer_broadcast, .compose = compose_nan_to_num,
         .cases = "types=f32,f64,i32; [2,3] nan=0 posinf=9 neginf=-9; [0,3] nan=1 posinf=1 neginf=1");
@@ -745,15 +700,15 @@ static tn_node *compose_clamp(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
     double lo = n->f[TN_CLAMP_MIN], hi = n->f[TN_CLAMP_MAX];
     tn_dtype t = (tn_dtype)x->dtype;
-    if (lo != -INFINITY && tn_dtype_holds(t, lo)) x = tn_b_maximum(b, x, const_like(b, lo, x));
-    if (hi != INFINITY && tn_dtype_holds(t, hi)) x = tn_b_minimum(b, x, const_like(b, hi, x));
+    if (lo != -INFINITY && tn_dtype_holds(t, lo)) x = tn_b_maximum(b, x, tn_b_const(b, lo, x));
+    if (hi != INFINITY && tn_dtype_holds(t, hi)) x = tn_b_minimum(b, x, tn_b_const(b, hi, x));
     return x == n->in[0] ? tn_b_contiguous(b, x) : x;
 }
 static tn_node *grad_clamp(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *x = n->in[0];
-    tn_node *above = tn_b_le(b, const_like(b, n->f[TN_CLAMP_MIN], x), x);
-    tn_node *inside = tn_b_bitwise_and(b, above, tn_b_le(b, x, const_like(b, n->f[TN_CLAMP_MAX], x)));
-    return tn_b_where(b, inside, dy, const_like(b, 0, dy));
+    tn_node *above = tn_b_le(b, tn_b_const(b, n->f[TN_CLAMP_MIN], x), x);
+    tn_node *inside = tn_b_bitwise_and(b, above, tn_b_le(b, x, tn_b_const(b, n->f[TN_CLAMP_MAX], x)));
+    return tn_b_where(b, inside, dy, tn_b_const(b, 0, dy));
 }
 OP_CODE(clamp, .keeps_half = true, .infer = infer_clamp, .compose = compose_clamp, .grad_first = grad_clamp,
         .cases = "types=f32,f64,i32; [2,3] min=-1 max=1; [0,3] min=0 max=1; [9] min=0 "
@@ -767,8 +722,8 @@ static tn_node *compose_lerp(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *end = n->in[1], *w = n->in[2];
     tn_node *way = tn_b_sub(b, end, x);
     tn_node *forward = tn_b_add(b, x, tn_b_mul(b, w, way));
-    tn_node *back = tn_b_sub(b, end, tn_b_mul(b, tn_b_sub(b, const_like(b, 1, w), w), way));
-    return tn_b_where(b, tn_b_lt(b, tn_b_abs(b, w), const_like(b, 0.5, w)), forward, back);
+    tn_node *back = tn_b_sub(b, end, tn_b_mul(b, tn_b_sub(b, tn_b_const(b, 1, w), w), way));
+    return tn_b_where(b, tn_b_lt(b, tn_b_abs(b, w), tn_b_const(b, 0.5, w)), forward, back);
 }
 OP_CODE(lerp, .promote = true, .infer = tn_infer_float, .compose = compose_lerp,
         .cases =
@@ -809,7 +764,7 @@ static tn_status infer_masked_fill(tn_infer *c) {
     return tn_infer_broadcast(c);
 }
 static tn_node *compose_masked_fill(tn_build *b, const tn_node *n) {
-    return tn_b_where(b, n->in[1], const_like(b, n->f[TN_MASKED_FILL_VALUE], n->in[0]), n->in[0]);
+    return tn_b_where(b, n->in[1], tn_b_const(b, n->f[TN_MASKED_FILL_VALUE], n->in[0]), n->in[0]);
 }
 OP_CODE(masked_fill, .keeps_half = true, .infer = infer_masked_fill, .compose = compose_masked_fill,
         .cases = "types=f32,f64,i32; [2,3] [2,3]:bool value=7; [2,3] [3]:bool "
@@ -887,12 +842,6 @@ static tn_dtype dtype_compared(const tn_node *x, double *v) {
     *v = copysign(INFINITY, *v);
     return TN_F32;
 }
-static tn_status infer_compare_number(tn_infer *c) {
-    TRY(tn_infer_same(c));
-    c->dtype = TN_BOOL;
-    return TN_OK;
-}
-
 typedef tn_node *two_operands(tn_build *b, tn_node *x, tn_node *y);
 
 static tn_node *join_number(tn_build *b, const tn_node *n, two_operands *op, bool number_first) {
@@ -900,59 +849,66 @@ static tn_node *join_number(tn_build *b, const tn_node *n, two_operands *op, boo
     tn_dtype t = n->dtype == TN_BOOL ? dtype_compared(n->in[0], &number) : dtype_with(n->in[0]);
     tn_node *x = tn_b_cast(b, n->in[0], t);
     if (!x) return NULL;
-    tn_node *v = const_like(b, number, x);
+    tn_node *v = tn_b_const(b, number, x);
     return number_first ? op(b, v, x) : op(b, x, v);
 }
 
-#define WITH_NUMBER(name, op, number_first, infer_, cases_)                                                       \
+#define WITH_NUMBER(name, op, number_first, cases_)                                                               \
     static tn_node *compose_##name(tn_build *b, const tn_node *n) { return join_number(b, n, op, number_first); } \
-    const tn_op_impl tn_impl_##name = {.infer = infer_, .compose = compose_##name, .cases = cases_}
+    OP_CODE(name, .infer = infer_with_number, .compose = compose_##name, .cases = cases_)
+
+/* A comparison with a number. */
+#define BY_NUMBER(op)                                                                                          \
+    static tn_node *compose_##op##_scalar(tn_build *b, const tn_node *n) {                                     \
+        return join_number(b, n, tn_b_##op, false);                                                            \
+    }                                                                                                          \
+    OP_CODE(op##_scalar, .infer = tn_infer_same, .gives = TN_GIVES(TN_BOOL), .compose = compose_##op##_scalar, \
+            .cases = COMPARED_NUMBERS)
 
 #define NUMBERS                                                                                                  \
     "types=f32,f64; [2,3] other=1.5; [] other=-2; types=i32,i64; [2,3] other=3; [3] other=0.5; types=bool; [3] " \
     "other=2"
 
 /* add_scalar(x, other): x + other. */
-WITH_NUMBER(add_scalar, tn_b_add, false, infer_with_number, NUMBERS);
+WITH_NUMBER(add_scalar, tn_b_add, false, NUMBERS);
 /* sub_scalar(x, other): x − other. */
-WITH_NUMBER(sub_scalar, tn_b_sub, false, infer_with_number, NUMBERS);
+WITH_NUMBER(sub_scalar, tn_b_sub, false, NUMBERS);
 /* rsub_scalar(x, other): other − x. */
-WITH_NUMBER(rsub_scalar, tn_b_sub, true, infer_with_number, NUMBERS);
+WITH_NUMBER(rsub_scalar, tn_b_sub, true, NUMBERS);
 /* mul_scalar(x, other): x · other. */
-WITH_NUMBER(mul_scalar, tn_b_mul, false, infer_with_number, NUMBERS);
+WITH_NUMBER(mul_scalar, tn_b_mul, false, NUMBERS);
 /* div_scalar(x, other): x / other, always floating point. */
-WITH_NUMBER(div_scalar, tn_b_div, false, infer_with_number, NUMBERS);
+WITH_NUMBER(div_scalar, tn_b_div, false, NUMBERS);
 /* rdiv_scalar(x, other): other / x, always floating point. */
-WITH_NUMBER(rdiv_scalar, tn_b_div, true, infer_with_number,
-            "types=f32,f64,i32; [2,3]@1..5 other=1.5; []@2..3 other=-2");
+WITH_NUMBER(rdiv_scalar, tn_b_div, true, "types=f32,f64,i32; [2,3]@1..5 other=1.5; []@2..3 other=-2");
 /* floor_divide_scalar(x, other): the greatest integer ≤ x / other. */
-WITH_NUMBER(floor_divide_scalar, tn_b_floor_divide, false, infer_with_number, NUMBERS);
+WITH_NUMBER(floor_divide_scalar, tn_b_floor_divide, false, NUMBERS);
 /* remainder_scalar(x, other): x modulo other, with the sign of other. */
-WITH_NUMBER(remainder_scalar, tn_b_remainder, false, infer_with_number,
+WITH_NUMBER(remainder_scalar, tn_b_remainder, false,
             "types=f32,f64; [2,3]@0.1..1.4 other=1.5; types=i32; [9] other=3; [9] other=-4");
 /* fmod_scalar(x, other): x modulo other, with the sign of x. */
-WITH_NUMBER(fmod_scalar, tn_b_fmod, false, infer_with_number,
+WITH_NUMBER(fmod_scalar, tn_b_fmod, false,
             "types=f32,f64; [2,3]@0.1..1.4 other=1.5; types=i32; [9] other=3; [9] other=-4");
 /* maximum_scalar(x, other): the maximum of x and other. */
-WITH_NUMBER(maximum_scalar, tn_b_maximum, false, infer_with_number, NUMBERS);
+WITH_NUMBER(maximum_scalar, tn_b_maximum, false, NUMBERS);
 /* minimum_scalar(x, other): the minimum of x and other. */
-WITH_NUMBER(minimum_scalar, tn_b_minimum, false, infer_with_number, NUMBERS);
+WITH_NUMBER(minimum_scalar, tn_b_minimum, false, NUMBERS);
 
 #define COMPARED_NUMBERS                                                                               \
     "types=f32,f64; [2,3] other=0.5; [] other=-2; types=i32; [30]@0..4 other=2; [30]@0..4 other=1.5; " \
     "types=i8,u8; [30]@0..100 other=300; [30]@0..100 other=-300"
 /* eq_scalar(x, other): true where x = other. */
-WITH_NUMBER(eq_scalar, tn_b_eq, false, infer_compare_number, COMPARED_NUMBERS);
+BY_NUMBER(eq);
 /* ne_scalar(x, other): true where x ≠ other. */
-WITH_NUMBER(ne_scalar, tn_b_ne, false, infer_compare_number, COMPARED_NUMBERS);
+BY_NUMBER(ne);
 /* lt_scalar(x, other): true where x < other. */
-WITH_NUMBER(lt_scalar, tn_b_lt, false, infer_compare_number, COMPARED_NUMBERS);
+BY_NUMBER(lt);
 /* le_scalar(x, other): true where x ≤ other. */
-WITH_NUMBER(le_scalar, tn_b_le, false, infer_compare_number, COMPARED_NUMBERS);
+BY_NUMBER(le);
 /* gt_scalar(x, other): true where x > other. */
-WITH_NUMBER(gt_scalar, tn_b_gt, false, infer_compare_number, COMPARED_NUMBERS);
+BY_NUMBER(gt);
 /* ge_scalar(x, other): true where x ≥ other. */
-WITH_NUMBER(ge_scalar, tn_b_ge, false, infer_compare_number, COMPARED_NUMBERS);
+BY_NUMBER(ge);
 
 /* pow_scalar(x, other): x to the power of other; small integer powers and roots are computed by multiplication and
  * sqrt. */
@@ -966,7 +922,7 @@ static tn_node *compose_pow_scalar(tn_build *b, const tn_node *n) {
     if (e == 0.5) return tn_b_sqrt(b, x);
     if (e == -0.5) return tn_b_rsqrt(b, x);
     if (e == -1 && math_is_float(x)) return tn_b_reciprocal(b, x);
-    return tn_b_pow(b, x, const_like(b, e, x));
+    return tn_b_pow(b, x, tn_b_const(b, e, x));
 }
 OP_CODE(
     pow_scalar, .infer = infer_with_number, .compose = compose_pow_scalar,

@@ -246,12 +246,12 @@ static tn_status infer_slice(tn_infer *c) {
     c->shape[dim] = count;
     return TN_OK;
 }
-static tn_status grad_slice(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_slice(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     const tn_node *x = n->in[0];
     int64_t dim = n->i[TN_SLICE_DIM], start = n->i[TN_SLICE_START], step = n->i[TN_SLICE_STEP];
     if (step == 1 && n->shape[dim] == x->shape[dim]) {
         grads[0] = dy;
-        return b->status;
+        return;
     }
     if (step == 1) {
         int64_t pads[2 * TN_MAX_RANK] = {0};
@@ -259,7 +259,7 @@ static tn_status grad_slice(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
         pads[place] = start;
         pads[place + 1] = x->shape[dim] - start - n->shape[dim];
         grads[0] = tn_b_pad(b, dy, pads, 2 * x->rank, 0);
-        return b->status;
+        return;
     }
     int64_t stride[TN_MAX_RANK];
     tn_strides_contiguous(x->shape, x->rank, stride);
@@ -267,7 +267,6 @@ static tn_status grad_slice(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     stride[dim] *= step;
     tn_node *zeros = tn_b_expand(b, tn_b_const(b, 0, dy), x->shape, x->rank);
     grads[0] = tn_b_assign_view(b, zeros, dy, offset, stride, x->rank);
-    return b->status;
 }
 static kir_val lower_slice(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_aff in[TN_MAX_RANK];
@@ -462,7 +461,7 @@ static tn_status infer_cat(tn_infer *c) {
     c->symbol[dim] = joined_symbol(c, dim);
     return TN_OK;
 }
-static tn_status grad_cat_few(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_cat_few(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     int64_t dim = n->i[0], start = 0;
     for (int i = 0; i < n->n_in; i++) {
         if (is_nothing(n->in[i])) continue;
@@ -470,7 +469,6 @@ static tn_status grad_cat_few(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
         if (tn_needs_grad(n, i)) grads[i] = tn_b_slice(b, dy, dim, start, end, 1);
         start = end;
     }
-    return b->status;
 }
 static kir_val lower_cat_few(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     int64_t dim = n->i[0], start = 0;
@@ -662,7 +660,7 @@ static tn_status infer_assign_view(tn_infer *c) {
                        tn_shape_text(value, a, sizeof a), tn_shape_text(base, b, sizeof b));
     return tn_infer_same(c);
 }
-static tn_status grad_assign_view(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_assign_view(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     const tn_node *value = n->in[1];
     if (tn_needs_grad(n, 0)) {
         tn_node *none = tn_b_expand(b, tn_b_const(b, 0, dy), value->shape, value->rank);
@@ -672,7 +670,6 @@ static tn_status grad_assign_view(tn_build *b, const tn_node *n, tn_node *dy, tn
         tn_node *flat = tn_b_contiguous(b, dy);
         grads[1] = tn_b_as_strided(b, flat, value->shape, value->rank, n->i + 2, value->rank, n->i[0]);
     }
-    return b->status;
 }
 /* Undoes the strides from the greatest on: each quotient is a coordinate, and the last rest must be 0. */
 static kir_val invert_places(tn_lower *lw, const kir_aff *flat, const view_places *p, kir_aff *in) {

@@ -386,7 +386,7 @@ static tn_node *sum_of_mean(tn_build *b, tn_node *mean, int64_t values, int64_t 
 }
 
 /* With y standardised, r = 1/deviation, means over the batch: dx = w · r · (dy - mean(dy) - y · mean(dy · y)). */
-static tn_status grad_batch_normalize(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_batch_normalize(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     int64_t dims[TN_MAX_RANK], shape[TN_MAX_RANK], channels = n->shape[1];
     int count = batch_dims(n, dims), rank = channel_shape(n, shape);
     int64_t values = tn_node_numel(n) / (channels ? channels : 1);
@@ -400,7 +400,6 @@ static tn_status grad_batch_normalize(tn_build *b, const tn_node *n, tn_node *dy
     }
     if (tn_needs_grad(n, BATCH_WEIGHT)) grads[BATCH_WEIGHT] = sum_of_mean(b, along, values, channels);
     if (tn_needs_grad(n, BATCH_BIAS)) grads[BATCH_BIAS] = sum_of_mean(b, mean, values, channels);
-    return b->status;
 }
 
 /* batch_normalize(x, weight, bias, eps): batch_norm with the statistics of this batch, in f32 or f64. */

@@ -182,12 +182,6 @@ OP_CODE(max_pool2d, .class_ = TN_NATIVE, .keeps_half = true, .infer = infer_max_
                  "types=i64,u8; [1,2,5,6]@-9..9 kernel_size=(3,2) stride=(2,1) padding=(1,1); types=f32,f64; "
                  "error=fit [1,1,2,2] kernel_size=(3,3); error=floating [1,1,2,2]:bool kernel_size=(1,1)");
 
-static tn_status infer_max_pool2d_indices(tn_infer *c) {
-    TRY(infer_max_pool2d(c));
-    c->dtype = TN_I64;
-    return TN_OK;
-}
-
 /* Place of tap `number` of each window along an axis, in the image: the window's first place and dilation steps on. */
 static tn_node *tap_pixel(tn_build *b, const tn_node *n, const tn_window *w, int axis, tn_node *number) {
     int64_t count = pixels_of(n)[axis], pad = w->padding[axis], step = w->stride[axis];
@@ -220,7 +214,7 @@ static tn_node *compose_max_pool2d_indices(tn_build *b, const tn_node *n) {
 /* max_pool2d_indices(x, kernel_size, stride, padding, dilation, ceil_mode): the index of each
  * maximum of max_pool2d in its channel's image, row · width + column in i64; of equal ones the first. PyTorch's
  * return_indices. */
-OP_CODE(max_pool2d_indices, .infer = infer_max_pool2d_indices, .compose = compose_max_pool2d_indices,
+OP_CODE(max_pool2d_indices, .infer = infer_max_pool2d, .gives = TN_GIVES(TN_I64), .compose = compose_max_pool2d_indices,
         .grad = tn_grad_none,
         .cases = "types=f32,f64,i64; [2,2,4,5] kernel_size=(2,2); "
                  "[1,2,5,6] kernel_size=(3,2) stride=(2,1) padding=(1,1); "

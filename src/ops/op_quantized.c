@@ -268,10 +268,9 @@ static tn_status infer_linear_experts(tn_infer *c) {
 
 static tn_status infer_linear_experts_rows(tn_infer *c) {
     TRY(infer_linear_experts(c));
-    TRY(tn_need_contiguous(c, EXPERTS_X));
     TRY(tn_need_rows(c, EXPERTS_WEIGHT));
-    if (c->in[EXPERTS_CHOSEN]->dtype != TN_I64) return tn_fail(TN_ERR_DTYPE, "%s: chosen must be i64", c->row->name);
-    return tn_need_contiguous(c, EXPERTS_CHOSEN);
+    if (c->in[EXPERTS_CHOSEN]->dtype == TN_I64) return TN_OK;
+    return tn_fail(TN_ERR_DTYPE, "%s: chosen must be i64", c->row->name);
 }
 
 static tn_node *compose_linear_experts(tn_build *b, const tn_node *n) {
@@ -336,7 +335,7 @@ OP_CODE(linear_experts, .quantized = 2, .infer = infer_linear_experts, .compose 
 
 /* linear_experts_rows(x, weight, chosen): linear_experts on operands that are laid out, chosen in i64. */
 OP_CODE(linear_experts_rows, .class_ = TN_NATIVE, .quantized = 2, .reduce = KIR_CHAIN,
-        .infer = infer_linear_experts_rows, .lower = lower_linear_experts, .loops = loops_linear_experts,
-        .reference = reference_linear_experts, .flops = 2,
+        .infer = infer_linear_experts_rows, .contiguous = 1 << EXPERTS_X | 1 << EXPERTS_CHOSEN,
+        .lower = lower_linear_experts, .loops = loops_linear_experts, .reference = reference_linear_experts, .flops = 2,
         .cases = "types=f32 grad=off tol=4e-6 atol=2e-5; [3,4] [5,6,4] [3,2]:i64@0..4; [3,2,64] [4,18,64]:q4_1 "
                  "[3,2]:i64@0..3; error=i64 [3,4] [5,6,4] [3,2]:i32@0..4");

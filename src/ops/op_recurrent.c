@@ -60,22 +60,6 @@ static tn_status infer_steps(tn_infer *c, int gates) {
 static tn_status infer_lstm_steps(tn_infer *c) { return infer_steps(c, LSTM_GATES); }
 static tn_status infer_gru_steps(tn_infer *c) { return infer_steps(c, GRU_GATES); }
 
-static tn_status need_all_contiguous(const tn_infer *c) {
-    for (int i = 0; i < c->n_in; i++)
-        if (c->in[i]) TRY(tn_need_contiguous(c, i));
-    return TN_OK;
-}
-
-static tn_status infer_lstm_rows(tn_infer *c) {
-    TRY(need_all_contiguous(c));
-    return infer_lstm_steps(c);
-}
-
-static tn_status infer_gru_rows(tn_infer *c) {
-    TRY(need_all_contiguous(c));
-    return infer_gru_steps(c);
-}
-
 /* ---- steps, forward ---------------------------------------------------------------------------------------------- */
 
 static tn_node *gate(tn_build *b, tn_node *gates, int64_t k, int count) {
@@ -203,7 +187,7 @@ static void grads_of_state(tn_build *b, const tn_node *n, tn_node *d_product, tn
     if (tn_needs_grad(n, BIAS)) grads[BIAS] = tn_b_sum_to(b, d_product, n->in[BIAS]);
 }
 
-static tn_status grad_lstm_rows(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_lstm_rows(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     bool reverse = n->i[TN_LSTM_ROWS_REVERSE];
     int64_t steps = n->in[FROM_X]->shape[0], hidden = n->in[FIRST_H]->shape[1];
     tn_node *h = tn_b_select(b, tn_b_self(n), 0, 0), *c = tn_b_select(b, tn_b_self(n), 0, 1);
@@ -216,10 +200,9 @@ static tn_status grad_lstm_rows(tn_build *b, const tn_node *n, tn_node *dy, tn_n
     grads_of_state(b, n, d_sums, before, grads);
     grads[FIRST_H] = tn_b_narrow(b, first, 1, 0, hidden);
     grads[FIRST_C] = tn_b_narrow(b, first, 1, hidden, hidden);
-    return b->status;
 }
 
-static tn_status grad_gru_rows(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_gru_rows(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     bool reverse = n->i[TN_GRU_ROWS_REVERSE];
     int64_t steps = n->in[FROM_X]->shape[0], hidden = n->in[FIRST_H]->shape[1];
     tn_node *before = states_before(b, tn_b_self(n), n->in[FIRST_H], reverse);
@@ -229,7 +212,6 @@ static tn_status grad_gru_rows(tn_build *b, const tn_node *n, tn_node *dy, tn_no
     grads[FROM_X] = tn_b_narrow(b, of_x, 0, 0, steps);
     grads_of_state(b, n, tn_b_narrow(b, of_h, 0, 0, steps), before, grads);
     grads[FIRST_H] = tn_b_narrow(b, tn_b_select(b, of_x, 0, steps), 1, 0, hidden);
-    return b->status;
 }
 
 /* ---- back through the steps -------------------------------------------------------------------------------------- */
@@ -237,7 +219,6 @@ static tn_status grad_gru_rows(tn_build *b, const tn_node *n, tn_node *dy, tn_no
 enum { SUMS, BACK_WEIGHT, CELLS, CELL_BEFORE, LSTM_DY };
 
 static tn_status infer_lstm_gradient(tn_infer *c) {
-    TRY(need_all_contiguous(c));
     TRY(tn_infer_same(c));
     c->shape[0]++;
     c->symbol[0] = 0;
@@ -279,7 +260,6 @@ enum { GRU_FROM_X, GRU_WEIGHT, GRU_FROM_H, GRU_BEFORE, GRU_DY };
 
 static tn_status infer_gru_gradient(tn_infer *c) {
     const tn_node *x = c->in[GRU_FROM_X];
-    TRY(need_all_contiguous(c));
     c->dtype = (tn_dtype)x->dtype;
     c->rank = 4;
     c->shape[0] = 2;
@@ -322,24 +302,28 @@ static tn_node *compose_gru_gradient(tn_build *b, const tn_node *n) {
 /* ---- the ops ----------------------------------------------------------------------------------------------------- */
 
 /* lstm_rows(from_x, weight, bias, h0, c0, reverse): lstm_steps of contiguous tensors. */
-OP_CODE(lstm_rows, .class_ = TN_NATIVE, .infer = infer_lstm_rows, .compose = compose_lstm_rows, .grad = grad_lstm_rows,
+OP_CODE(lstm_rows, .class_ = TN_NATIVE, .infer = infer_lstm_steps, .contiguous = 0xff, .compose = compose_lstm_rows,
+        .grad = grad_lstm_rows,
         .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [3,2,12] [12,3] [12] [2,3] [2,3] reverse=false; "
                  "[2,1,8] [8,2] - [1,2] [1,2] reverse=true; [1,0,4] [4,1] [4] [0,1] [0,1] reverse=false");
 
 /* gru_rows(from_x, weight, bias, h0, reverse): gru_steps of contiguous tensors. */
 OP_CODE(
-    gru_rows, .class_ = TN_NATIVE, .infer = infer_gru_rows, .compose = compose_gru_rows, .grad = grad_gru_rows,
+    gru_rows, .class_ = TN_NATIVE, .infer = infer_gru_steps, .contiguous = 0xff, .compose = compose_gru_rows,
+    .grad = grad_gru_rows,
     .cases =
         "types=f32,f64 tol=1e-5 atol=1e-5; [3,2,9] [9,3] [9] [2,3] reverse=false; [2,1,6] [6,2] - [1,2] reverse=true; "
         "[1,0,3] [3,1] [3] [0,1] reverse=false");
 
 /* lstm_gradient(sums, weight, cells, c0, dy, reverse): the gradients of the gates' sums and of the first states. */
-OP_CODE(lstm_gradient, .class_ = TN_NATIVE, .infer = infer_lstm_gradient, .compose = compose_lstm_gradient,
+OP_CODE(lstm_gradient, .class_ = TN_NATIVE, .infer = infer_lstm_gradient, .contiguous = 0xff,
+        .compose = compose_lstm_gradient,
         .cases = "types=f32,f64 tol=2e-5 atol=2e-5; [3,2,12] [12,3] [3,2,3] [2,3] [2,3,2,3] reverse=false; "
                  "[2,1,8] [8,2] [2,1,2] [1,2] [2,2,1,2] reverse=true");
 
 /* gru_gradient(from_x, weight, from_h, before, dy, reverse): the gradients of both and of the first state. */
-OP_CODE(gru_gradient, .class_ = TN_NATIVE, .infer = infer_gru_gradient, .compose = compose_gru_gradient,
+OP_CODE(gru_gradient, .class_ = TN_NATIVE, .infer = infer_gru_gradient, .contiguous = 0xff,
+        .compose = compose_gru_gradient,
         .cases = "types=f32,f64 tol=2e-5 atol=2e-5; [3,2,9] [9,3] [3,2,9] [3,2,3] [3,2,3] reverse=false; "
                  "[2,1,6] [6,2] [2,1,6] [2,1,2] [2,1,2] reverse=true");
 

@@ -186,16 +186,16 @@ static tn_node *beside_infinite(tn_build *b, const tn_node *n, tn_node *filled, 
  * Gradient: the product of the others is y / x where x is not 0; where it is, the others' product, for a single zero.
  * The same holds for a single element that is NaN or infinite: by division it would spoil its own gradient. Of these
  * the gradient does not follow if there are two zeros: where it will be asked for, nothing is divided. */
-static tn_status grad_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *y = with_dims(b, n, tn_b_self(n)), *d = with_dims(b, n, dy);
     tn_node *none = tn_b_const(b, 0, x), *one = tn_b_const(b, 1, x);
     if (tn_node_numel(x) > 0 && differentiated_again(b, x)) {
-        for (int k = 0; k < x->rank; k++)
+        for (int k = 0; k < x->rank && b->status == TN_OK; k++)
             if (x->symbol[k])
-                return tn_fail(TN_ERR_UNSUPPORTED, "prod: dim %d is symbolic, so second derivatives are not supported",
-                               k);
-        grads[0] = tn_b_mul(b, d, product_of_others(b, n, x));
-        return b->status;
+                b->status =
+                    tn_fail(TN_ERR_UNSUPPORTED, "prod: dim %d is symbolic, so second derivatives are not supported", k);
+        if (b->status == TN_OK) grads[0] = tn_b_mul(b, d, product_of_others(b, n, x));
+        return;
     }
     tn_node *zero = tn_b_eq(b, x, none);
     tn_node *filled = tn_b_where(b, zero, one, x);
@@ -204,7 +204,6 @@ static tn_status grad_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     tn_node *single = tn_b_where(b, tn_b_eq(b, zeros, one), others, none);
     tn_node *share = tn_b_where(b, zero, single, tn_b_div(b, y, filled));
     grads[0] = tn_b_mul(b, d, beside_infinite(b, n, filled, zeros, share));
-    return b->status;
 }
 static void reference_prod(const tn_reference *r) { fold_reduced(r, 1, step_prod); }
 OP_CODE(
@@ -254,23 +253,20 @@ OP_CODE(amin, .class_ = TN_REDUCTION, .reduce = KIR_RMIN, .infer = infer_extreme
         .lower = tn_lower_reduced, .loops = tn_loops_over_dims, .reference = reference_amin, .cases = EXTREMES,
         .flops = 1);
 
-static tn_status infer_arg(tn_infer *c) {
-    TRY(infer_extreme(c));
-    c->dtype = TN_I64;
-    return TN_OK;
-}
 static void reference_argmax(const tn_reference *r) { fold_reduced(r, 0, step_argmax); }
 static void reference_argmin(const tn_reference *r) { fold_reduced(r, 0, step_argmin); }
 
 /* argmax(x, dims, keepdim): the index of the maximum along dims, the first one of equal elements; over several dims
  * (TN_ALL: all) counted in row-major order. NaN is the greatest. */
-OP_CODE(argmax, .class_ = TN_REDUCTION, .reduce = KIR_ARGMAX, .infer = infer_arg, .lower = tn_lower_reduced,
-        .loops = tn_loops_over_dims, .reference = reference_argmax, .cases = EXTREMES, .flops = 1);
+OP_CODE(argmax, .class_ = TN_REDUCTION, .reduce = KIR_ARGMAX, .infer = infer_extreme, .gives = TN_GIVES(TN_I64),
+        .lower = tn_lower_reduced, .loops = tn_loops_over_dims, .reference = reference_argmax, .cases = EXTREMES,
+        .flops = 1);
 
 /* argmin(x, dims, keepdim): the index of the minimum along dims, the first one of equal elements; over several dims
  * (TN_ALL: all) counted in row-major order. NaN is the least. */
-OP_CODE(argmin, .class_ = TN_REDUCTION, .reduce = KIR_ARGMIN, .infer = infer_arg, .lower = tn_lower_reduced,
-        .loops = tn_loops_over_dims, .reference = reference_argmin, .cases = EXTREMES, .flops = 1);
+OP_CODE(argmin, .class_ = TN_REDUCTION, .reduce = KIR_ARGMIN, .infer = infer_extreme, .gives = TN_GIVES(TN_I64),
+        .lower = tn_lower_reduced, .loops = tn_loops_over_dims, .reference = reference_argmin, .cases = EXTREMES,
+        .flops = 1);
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
@@ -379,17 +375,19 @@ static tn_node *cumprod_gradient_again(tn_build *b, tn_node *x, tn_node *dy, int
     tn_node *rest = tn_b_mul(b, before, along(b, q, dim, 1, n));
     return tn_b_cat(b, (tn_node *[]){along(b, q, dim, 0, 1), rest}, 2, dim);
 }
-static tn_status grad_cumprod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_cumprod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *zero = tn_b_const(b, 0, x), *one = tn_b_const(b, 1, x);
     int64_t dim = n->i[0];
     grads[0] = dy;
-    if (n->rank == 0 || tn_node_numel(n) == 0) return b->status;
+    if (n->rank == 0 || tn_node_numel(n) == 0) return;
     if (differentiated_again(b, x)) {
         if (n->symbol[dim])
-            return tn_fail(TN_ERR_UNSUPPORTED, "cumprod: dim %lld is symbolic, so second derivatives are not supported",
-                           (long long)dim);
-        grads[0] = cumprod_gradient_again(b, x, dy, dim);
-        return b->status;
+            b->status =
+                tn_fail(TN_ERR_UNSUPPORTED, "cumprod: dim %lld is symbolic, so second derivatives are not supported",
+                        (long long)dim);
+        else
+            grads[0] = cumprod_gradient_again(b, x, dy, dim);
+        return;
     }
     tn_node *is_zero = tn_b_eq(b, x, zero), *count = tn_b_cumsum(b, is_zero, dim);
     tn_node *first = count ? tn_b_bitwise_and(b, is_zero, tn_b_eq(b, count, tn_b_const(b, 1, count))) : NULL;
@@ -401,7 +399,6 @@ static tn_status grad_cumprod(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
     tn_node *others = sum_from_end(b, tn_b_mul(b, weighted, tn_b_where(b, before, one, the_zero)), dim);
     tn_node *divisor = tn_b_where(b, is_zero, one, x);
     grads[0] = tn_b_where(b, first, of_zero, tn_b_div(b, others, divisor));
-    return b->status;
 }
 OP_CODE(cumprod, .class_ = TN_SCANNING, .reduce = KIR_PROD, .infer = infer_running, .compose = compose_running,
         .grad = grad_cumprod, .lower = lower_running, .reference = reference_cumprod,
@@ -515,10 +512,10 @@ static tn_node *compose_norm(tn_build *b, const tn_node *n) {
 }
 /* d/dx = x · |x|^(p−2) / y^(p−1); where x or y is 0, nothing, and nothing is divided by 0, so that the gradient of this
  * is finite too. The extremes share among those that reach them. */
-static tn_status grad_norm(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_norm(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     double p = norm_order(n);
     tn_node *x = n->in[0], *y = with_dims(b, n, tn_b_self(n)), *d = with_dims(b, n, dy), *none = tn_b_const(b, 0, x);
-    if (p == 0 || !x || !y) return b->status;
+    if (p == 0 || !x || !y) return;
     if (p == 1) {
         grads[0] = tn_b_mul(b, d, tn_b_sign(b, x));
     } else if (isinf(p)) {
@@ -534,7 +531,6 @@ static tn_status grad_norm(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
         }
         grads[0] = tn_b_where(b, is_none, none, tn_b_mul(b, d, ratio));
     }
-    return b->status;
 }
 OP_CODE(norm, .infer = infer_float_reduce, .compose = compose_norm, .grad = grad_norm,
         .cases =
@@ -568,11 +564,6 @@ OP_CODE(logsumexp, .to_float = true, .infer = infer_float_reduce, .compose = com
 
 /* ---- composed: truth over dims ----------------------------------------------------------------------------------- */
 
-static tn_status infer_truth_reduce(tn_infer *c) {
-    TRY(tn_infer_reduce(c));
-    c->dtype = TN_BOOL;
-    return TN_OK;
-}
 static tn_node *count_true(tn_build *b, const tn_node *n, tn_node *truth) {
     return tn_b_sum(b, truth, dims_of(n), (int)dims_count(n), keeps_dims(n));
 }
@@ -585,25 +576,21 @@ static tn_node *count_true(tn_build *b, const tn_node *n, tn_node *truth) {
 static tn_node *compose_any(tn_build *b, const tn_node *n) {
     return tn_b_cast(b, count_true(b, n, tn_b_cast(b, n->in[0], TN_BOOL)), TN_BOOL);
 }
-OP_CODE(any, .infer = infer_truth_reduce, .compose = compose_any, .cases = TRUTHS);
+OP_CODE(any, .infer = tn_infer_reduce, .gives = TN_GIVES(TN_BOOL), .compose = compose_any, .cases = TRUTHS);
 
 /* all(x, dims, keepdim): true where all elements over dims (TN_ALL: all) are nonzero (true); true over no elements. */
 static tn_node *compose_all(tn_build *b, const tn_node *n) {
     tn_node *falses = count_true(b, n, tn_b_logical_not(b, n->in[0]));
     return tn_b_logical_not(b, falses);
 }
-OP_CODE(all, .infer = infer_truth_reduce, .compose = compose_all, .cases = TRUTHS);
+OP_CODE(all, .infer = tn_infer_reduce, .gives = TN_GIVES(TN_BOOL), .compose = compose_all, .cases = TRUTHS);
 
 /* count_nonzero(x, dims, keepdim): the number of nonzero (true) elements over dims (TN_ALL: all), as i64. */
-static tn_status infer_count(tn_infer *c) {
-    TRY(tn_infer_reduce(c));
-    c->dtype = TN_I64;
-    return TN_OK;
-}
 static tn_node *compose_count_nonzero(tn_build *b, const tn_node *n) {
     return count_true(b, n, tn_b_cast(b, n->in[0], TN_BOOL));
 }
-OP_CODE(count_nonzero, .infer = infer_count, .compose = compose_count_nonzero, .cases = TRUTHS);
+OP_CODE(count_nonzero, .infer = tn_infer_reduce, .gives = TN_GIVES(TN_I64), .compose = compose_count_nonzero,
+        .cases = TRUTHS);
 
 /* ---- composed: without NaN --------------------------------------------------------------------------------------- */
 

@@ -29,20 +29,14 @@ static tn_node *compose_copysign(tn_build *b, const tn_node *n) {
     return tn_b_where(b, is_negative(b, n->in[1]), tn_b_neg(b, size), size);
 }
 
-static tn_status grad_copysign(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_copysign(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *turned = tn_b_mul(b, tn_b_sign(b, n->in[0]), tn_b_sign(b, tn_b_self(n)));
     if (tn_needs_grad(n, 0)) grads[0] = tn_b_sum_to(b, tn_b_mul(b, dy, turned), n->in[0]);
-    return b->status;
-}
-
-static void reference_copysign(const tn_reference *r) {
-    for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
-        r->out[w.place] = copysign(r->in[0][w.in[0]], r->in[1][w.in[1]]);
 }
 
 /* copysign(x, y): the size of x with the sign of y, which may be that of a zero. */
 OP_CODE(copysign, .promote = true, .to_float = true, .infer = tn_infer_float, .compose = compose_copysign,
-        .grad = grad_copysign, .reference = reference_copysign,
+        .grad = grad_copysign, .define_two = copysign,
         .cases = "types=f32,f64; [2,3] [2,3]; [3,1] [4]; error=broadcast [2] [3]");
 
 /* ---- extremes ---------------------------------------------------------------------------------------------------- */
@@ -122,7 +116,7 @@ static tn_node *compose_logaddexp2(tn_build *b, const tn_node *n) {
     tn_node *more = tn_b_where(b, tn_b_eq(b, x, y), tn_b_const(b, 1, x), apart);
     return tn_b_add(b, tn_b_maximum(b, x, y), more);
 }
-static tn_status grad_logaddexp2(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_logaddexp2(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     for (int i = 0; i < 2; i++) {
         if (!tn_needs_grad(n, i)) continue;
         tn_node *x = n->in[i], *y = tn_b_self(n);
@@ -131,7 +125,6 @@ static tn_status grad_logaddexp2(tn_build *b, const tn_node *n, tn_node *dy, tn_
         share = tn_b_where(b, tn_b_eq(b, x, n->in[1 - i]), tn_b_const(b, 0.5, n), share);
         grads[i] = tn_b_sum_to(b, tn_b_mul(b, dy, share), x);
     }
-    return b->status;
 }
 
 /* logaddexp2(x, y): log2(2^x + 2^y) without overflow. */
@@ -215,13 +208,12 @@ static tn_node *zero_times(tn_build *b, tn_node *x, tn_node *y, tn_node *v) {
 static tn_node *compose_xlog1py(tn_build *b, const tn_node *n) {
     return zero_times(b, n->in[0], n->in[1], tn_b_log1p(b, n->in[1]));
 }
-static tn_status grad_xlog1py(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static void grad_xlog1py(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *y = n->in[1], *zero = tn_b_const(b, 0, x);
     tn_node *nothing = tn_b_bitwise_and(b, tn_b_eq(b, x, zero), tn_b_le(b, y, tn_b_const(b, -1, y)));
     tn_node *log_y = tn_b_where(b, nothing, zero, tn_b_log1p(b, y));
     if (tn_needs_grad(n, 0)) grads[0] = tn_b_sum_to(b, tn_b_mul(b, dy, log_y), x);
     if (tn_needs_grad(n, 1)) grads[1] = tn_b_sum_to(b, tn_b_div(b, tn_b_mul(b, dy, x), tn_b_offset(b, y, 1)), y);
-    return b->status;
 }
 
 /* xlog1py(x, y): x · log(1 + y); 0 for x = 0, unless y is NaN. */
@@ -298,13 +290,8 @@ static double inverse_of_erf(double x) {
     }
     return size > 1 ? NAN : size == 1 ? x * INFINITY : copysign((low + high) / 2, x);
 }
-static void reference_erfinv(const tn_reference *r) {
-    for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
-        r->out[w.place] = inverse_of_erf(r->in[0][w.in[0]]);
-}
-
 /* erfinv(x): the y with erf(y) = x; infinite at ±1, NaN beyond. */
 OP_CODE(erfinv, .to_float = true, .infer = tn_infer_float, .compose = compose_erfinv, .grad_first = grad_erfinv,
-        .reference = reference_erfinv,
+        .define_one = inverse_of_erf,
         .cases = "types=f32,f64 tol=8ulp atol=1ulp special=off; [3,5]@-0.9..0.9; "
                  "[9]@0.9..0.99; [2]@1..1 grad=off; [0,3]; []@0.1..0.3");

@@ -104,11 +104,11 @@ tn_node *tn_b_whole(tn_build *b, tn_node *x) { return !x || tn_node_contiguous(x
 
 tn_node *tn_b_laid_out(tn_build *b, tn_node *x) { return x && !tn_node_contiguous(x) ? tn_b_contiguous(b, x) : x; }
 
-tn_status tn_grad_none(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+void tn_grad_none(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    (void)b;
     (void)n;
     (void)dy;
     (void)grads;
-    return b->status;
 }
 
 /* ---- lowering ---------------------------------------------------------------------------------------------------- */
@@ -188,6 +188,20 @@ void tn_walk_next(tn_walk *w) {
     }
 }
 
+void tn_op_reference(const tn_reference *r) {
+    const tn_op_impl *impl = tn_op(r->node->op)->impl;
+    bool zero_by_zero = impl->zero_by_zero && !tn_dtype_is_float((tn_dtype)r->node->dtype);
+    if (impl->reference) {
+        impl->reference(r);
+        return;
+    }
+    for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w)) {
+        double x = r->in[0][w.in[0]], y = impl->define_two ? r->in[1][w.in[1]] : 0, v = 0;
+        if (!(zero_by_zero && y == 0)) v = impl->define_two ? impl->define_two(x, y) : impl->define_one(x);
+        r->out[w.place] = r->node->dtype == TN_BOOL ? v != 0 : v;
+    }
+}
+
 int64_t tn_element_offset(const tn_node *n, const int64_t *at) {
     int64_t place = 0;
     for (int d = 0; d < n->rank; d++)
@@ -200,11 +214,6 @@ int64_t tn_element_offset(const tn_node *n, const int64_t *at) {
 tn_status tn_need_integer(const tn_infer *c, int input) {
     tn_dtype t = (tn_dtype)c->in[input]->dtype;
     return tn_dtype_is_float(t) || t == TN_BOOL ? tn_refuse_dtype(c, input, "an integer type") : TN_OK;
-}
-
-tn_status tn_need_contiguous(const tn_infer *c, int input) {
-    if (tn_node_contiguous(c->in[input])) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "%s: input %d must be contiguous", c->row->name, input + 1);
 }
 
 tn_status tn_need_finite(const tn_infer *c, const char *what, double v) {

@@ -50,7 +50,7 @@ tn_node *tn_attention_of_product(tn_build *b, const tn_node *n);
 /* The node itself as an operand: gradients use results again. */
 static inline tn_node *tn_b_self(const tn_node *n) { return (tn_node *)(uintptr_t)n; }
 static inline bool tn_needs_grad(const tn_node *n, int i) { return n->in[i] && (n->in[i]->flags & TN_NODE_GRAD); }
-tn_status tn_grad_none(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads); /* zero almost everywhere */
+void tn_grad_none(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads); /* zero almost everywhere */
 
 /* ---- lowering ---------------------------------------------------------------------------------------------------- */
 
@@ -69,6 +69,7 @@ typedef struct tn_walk {
 } tn_walk;
 tn_walk tn_walk_begin(const tn_node *n); /* while (w.place < w.count) { …; tn_walk_next(&w); } */
 void tn_walk_next(tn_walk *w);
+void tn_op_reference(const tn_reference *r); /* by what the row of the node's op has */
 /* Place of index at[] in a contiguous tensor of n's shape. */
 int64_t tn_element_offset(const tn_node *n, const int64_t *at);
 
@@ -81,7 +82,6 @@ static inline void tn_infer_dim_of(tn_infer *c, int to, const tn_node *from, int
 }
 tn_status tn_infer_bits(tn_infer *c); /* broadcast; TN_ERR_DTYPE unless integer or bool */
 tn_status tn_need_integer(const tn_infer *c, int input);
-tn_status tn_need_contiguous(const tn_infer *c, int input);
 /* A number among the attributes is in [least, most] (and not NaN); `what` is the argument's name. */
 tn_status tn_need_range(const tn_infer *c, const char *what, double v, double least, double most);
 tn_status tn_need_finite(const tn_infer *c, const char *what, double v); /* neither NaN nor infinite */

@@ -242,6 +242,8 @@ enum {
     TN_FACT_CONV_WGRAD = 1 << 20,
 };
 
+#define TN_GIVES(dtype) (1 + (dtype))
+
 /* Code of an op. Which fields an op needs follows from its kind and class: docs/new-op.md. */
 typedef struct tn_op_impl {
     tn_op_class class_;
@@ -255,18 +257,25 @@ typedef struct tn_op_impl {
     /* Its steps are exact in f16 and bf16, or products whose kernels take these: computed as it stands. Any other
      * composition and gradient is computed in f32 and rounded once (plan/passes.h). */
     bool keeps_half;
-    uint8_t reduce; /* TN_REDUCTION, TN_SCANNING: a kir_reduce */
+    uint8_t reduce;     /* TN_REDUCTION, TN_SCANNING: a kir_reduce */
+    uint8_t gives;      /* TN_GIVES(dtype): its result's, whatever infer() says; 0: as infer() says */
+    uint8_t contiguous; /* bit i: input i, if it is there, must be contiguous */
     tn_status (*infer)(tn_infer *c);
     tn_node *(*compose)(tn_build *b, const tn_node *n); /* TN_NATIVE, TN_REDUCTION: plan/values.c */
     /* grads[i] = d/d in[i] given dy; NULL entries: no gradient. grads is preset to NULLs. Only
      * inputs with TN_NODE_GRAD count. */
-    tn_status (*grad)(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads);
+    void (*grad)(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads);
     tn_node *(*grad_first)(tn_build *b, const tn_node *n, tn_node *dy); /* instead, if only in[0] has one: grads[0] */
     kir_val (*lower)(tn_lower *lw, const tn_node *n, const kir_aff *at);
     int (*loops)(const tn_node *n, int64_t extent[TN_MAX_RANK]); /* TN_REDUCTION: the loop space; returns its rank */
     void (*reference)(const tn_reference *r);                    /* kernel ops */
-    const char *cases; /* inputs for the generated tests: docs/new-op.md has the language */
-    double flops;      /* cost an output element; 0 for movement */
+    /* Element-wise ops of one or two operands, instead of `reference` and for a `lower` that several ops share. */
+    double (*define_one)(double x);
+    double (*define_two)(double x, double y);
+    bool zero_by_zero;   /* of integers the result is 0 where the second operand is */
+    uint8_t instruction; /* kir_op, or kir_round */
+    const char *cases;   /* inputs for the generated tests: docs/new-op.md has the language */
+    double flops;        /* cost an output element; 0 for movement */
 } tn_op_impl;
 
 /* What TN_AUTOCAST casts an op's floating point inputs to: nothing (promotion decides), the low precision, or f32.
@@ -284,6 +293,9 @@ typedef struct tn_op_row {
 
 extern const tn_op_row tn_op_rows[]; /* by tn_op_id */
 static inline const tn_op_row *tn_op(int id) { return &tn_op_rows[id]; }
+static inline bool tn_op_has_reference(const tn_op_row *row) {
+    return row->impl->reference || row->impl->define_one || row->impl->define_two;
+}
 static inline bool tn_op_has_grad(const tn_op_row *row) { return row->impl->grad || row->impl->grad_first; }
 /* The facts of a node's op; none for data and error nodes. */
 static inline uint32_t tn_op_facts(const tn_node *n) { return n->op == TN_OP_NONE ? 0 : tn_op(n->op)->impl->facts; }

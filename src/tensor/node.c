@@ -689,6 +689,13 @@ static inline tn_status node_finish(tn_recorder *r, tn_node *n, const tn_op_row 
     return s;
 }
 
+static tn_status check_contiguous(const tn_infer *c) {
+    for (int i = 0; i < c->n_in; i++)
+        if (c->row->impl->contiguous >> i & 1 && c->in[i] && !tn_node_contiguous(c->in[i]))
+            return tn_fail(TN_ERR_SHAPE, "%s: input %d must be contiguous", c->row->name, i + 1);
+    return TN_OK;
+}
+
 static tn_status node_try(tn_recorder *r, int op, tn_node *const *in, int n_in, const tn_attrs *attrs,
                           const input_facts *f, tn_node **out) {
     const tn_op_row *row = tn_op(op);
@@ -708,6 +715,8 @@ static tn_status node_try(tn_recorder *r, int op, tn_node *const *in, int n_in, 
     if (row->impl->class_ == TN_VIEW_OP) memset(c.stride, 0, sizeof c.stride);
     if (f->two_devices) return refuse_devices(&c);
     TRY(row->impl->infer(&c));
+    if (row->impl->contiguous) TRY(check_contiguous(&c));
+    if (row->impl->gives) c.dtype = (tn_dtype)(row->impl->gives - 1);
     TRY(tn_infer_counted(&c));
     if (tn_dtype_is_quantized(c.dtype)) TRY(check_blocks(&c));
     tn_node *n = node_new();

@@ -10,8 +10,7 @@
 #include <math.h>
 
 #include "check/check.h"
-#include "gen/ops_build.h"
-#include "tensor/graph.h"
+#include "ops/ops_common.h"
 #include "trunnion/autograd.h"
 
 enum {
@@ -53,13 +52,13 @@ static const double *reference_values(const trial *t, tn_reference_values *v, tn
 /* A composed op that has a definition of its own: does its composition mean the same? */
 static void check_definition(const trial *t, tn_node *n, tn_reference_values *v, const double *composed) {
     const tn_op_row *row = tn_op(t->op);
-    if (row->kind != TN_COMPOSED || !row->impl->reference) return;
+    if (row->kind != TN_COMPOSED || !tn_op_has_reference(row)) return;
     const double *in[TN_CASE_INPUTS];
     for (int i = 0; i < n->n_in; i++)
         in[i] = reference_values(t, v, n->in[i]);
     int64_t count = tn_node_numel(n);
     double *own = calloc((size_t)count + 1, sizeof *own);
-    row->impl->reference(&(tn_reference){.node = n, .in = in, .out = own});
+    tn_op_reference(&(tn_reference){.node = n, .in = in, .out = own});
     for (int64_t i = 0; i < count; i++)
         if (fabs(own[i] - composed[i]) > 1e-13 * fabs(own[i])) complain(t, "the composition", i, composed[i], own[i]);
     free(own);
@@ -271,7 +270,7 @@ static void check_specials_with(int op, const tn_case *like, tn_dtype dtype) {
         assert_ok(tn_status_of(y));
         double *want = calloc(SPECIALS * SPECIALS, sizeof *want);
         const double *in[2] = {t.values[0], t.values[1]};
-        tn_op(op)->impl->reference(&(tn_reference){.node = tn_tensor_node(y), .in = in, .out = want});
+        tn_op_reference(&(tn_reference){.node = tn_tensor_node(y), .in = in, .out = want});
         double *got = trial_doubles(y);
         for (int k = 0; k < SPECIALS * SPECIALS; k++) {
             double rounded = as_dtype(tn_dtype_of(y), want[k]);
@@ -291,7 +290,8 @@ static void check_specials_with(int op, const tn_case *like, tn_dtype dtype) {
 static bool takes_specials(const trial *t) {
     const tn_op_impl *impl = tn_op(t->op)->impl;
     bool elementwise = tn_op(t->op)->kind == TN_KERNEL ? impl->class_ == TN_ELEMENTWISE : true;
-    if (!elementwise || !impl->reference || !t->c->special || t->c->n_in < 1 || t->c->n_in > 2) return false;
+    if (!elementwise || !tn_op_has_reference(tn_op(t->op)) || !t->c->special || t->c->n_in < 1 || t->c->n_in > 2)
+        return false;
     for (int i = 0; i < t->c->n_in; i++)
         if (t->c->in[i].dtype != t->c->type) return false;
     return t->c->type == TN_F32 || t->c->type == TN_F64;
