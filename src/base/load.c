@@ -356,12 +356,11 @@ static bool is_plainly_absent(const char *candidate, const char *linker_text) {
            strstr(linker_text, "No such file") != NULL;
 }
 
-static const char *loaded_file(void *handle, const char *fallback) {
+static const char *loaded_file(TN_UNUSED void *handle, const char *fallback) {
 #if defined(__linux__)
     struct link_map *map = NULL;
     if (dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map != NULL && map->l_name[0] != '\0') return map->l_name;
 #else
-    (void)handle;
 #endif
     return fallback;
 }

@@ -44,12 +44,10 @@ static bool told_to_fail(void) {
 static block_header *header_of(void *p) { return (block_header *)p - 1; }
 
 /* The address sanitizer guards the end of malloc's block, which may lie a few bytes after the end of ours. */
-static void watch_end(char *end, char *raw_end) {
+static void watch_end(TN_UNUSED char *end, TN_UNUSED char *raw_end) {
 #if defined(ADDRESS_SANITIZER)
     __asan_poison_memory_region(end, (size_t)(raw_end - end));
 #else
-    (void)end;
-    (void)raw_end;
 #endif
 }
 

@@ -88,13 +88,12 @@ static void read_name(tn_cpu_info *info) {
 
 static tn_isa detect_isa(void) { return TN_ISA_BASE; }
 
-static void detect_features(tn_cpu_info *info) {
+static void detect_features(TN_UNUSED tn_cpu_info *info) {
 #if defined(__aarch64__)
     info->neon = true; /* part of the architecture */
     info->vnni = tn_arm64_has_dotprod();
     info->bf16 = tn_arm64_has_bf16();
 #else
-    (void)info;
 #endif
 }
 

@@ -211,26 +211,21 @@ void tn_map_return_pages(const void *address, size_t bytes) {
     pthread_mutex_unlock(&mappings_lock);
 }
 
-void tn_large_pages(void *address, size_t bytes) {
+void tn_large_pages(TN_UNUSED void *address, TN_UNUSED size_t bytes) {
 #if defined(MADV_HUGEPAGE)
     const uintptr_t page = TN_LARGE_PAGE; /* the usual size; where it is another, the system rounds */
     uintptr_t first = ((uintptr_t)address + page - 1) / page * page, end = ((uintptr_t)address + bytes) / page * page;
     if (end > first) tn_advise((void *)first, end - first, MADV_HUGEPAGE);
 #else
-    (void)address;
-    (void)bytes;
 #endif
 }
 
-void tn_large_pages_until(void *address, size_t used, size_t bytes) {
+void tn_large_pages_until(TN_UNUSED void *address, TN_UNUSED size_t used, TN_UNUSED size_t bytes) {
 #if defined(MADV_NOHUGEPAGE)
     const uintptr_t page = TN_LARGE_PAGE;
     uintptr_t first = ((uintptr_t)address + used) / page * page, end = ((uintptr_t)address + bytes) / page * page;
     if (bytes >= page && end > first) tn_advise((void *)first, end - first, MADV_NOHUGEPAGE);
 #else
-    (void)address;
-    (void)used;
-    (void)bytes;
 #endif
 }
 

@@ -242,14 +242,12 @@ static void *worker_main(void *argument) {
     return NULL;
 }
 
-static void name_thread(pthread_t thread, int index) {
+static void name_thread(TN_UNUSED pthread_t thread, TN_UNUSED int index) {
 #if defined(__linux__)
     char name[16];
     snprintf(name, sizeof name, "trunnion-%d", index);
     pthread_setname_np(thread, name);
 #else
-    (void)thread;
-    (void)index;
 #endif
 }
 
@@ -571,10 +569,7 @@ void tn_pin_watch(double begin) {
 
 #else
 
-void tn_pin_started(int index, pthread_t thread) {
-    (void)index;
-    (void)thread;
-}
+void tn_pin_started(TN_UNUSED int index, TN_UNUSED pthread_t thread) {}
 
 void tn_pin_arrange(int workers) { (void)workers; }
 

@@ -142,11 +142,10 @@ static void narrow(const float *from, tn_dtype dtype, int64_t count, void *restr
 
 typedef void product_fn(const product *p);
 
-VEC_INLINE V load_b(const char *b, int j, const bool half) {
+VEC_INLINE V load_b(const char *b, int j, TN_UNUSED const bool half) {
 #if HAS_F16
     if (half) return load_f16((const uint16_t *)(const void *)b + j * VL);
 #endif
-    (void)half;
     return v_load((const float *)(const void *)b + j * VL);
 }
 
@@ -234,9 +233,8 @@ static char *find_page(const tn_kv_cache *cache, int64_t sequence, int64_t chunk
     return (char *)cache->data + (size_t)element * tn_dtype_size(cache->dtype);
 }
 
-static void append_tokens(void *ctx, int64_t begin, int64_t end, int worker) {
+static void append_tokens(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const tn_kv_cache_write_args *x = ctx;
-    (void)worker;
     int64_t row_bytes = row_bytes_of(x->cache.dtype, x->head_dim);
     for (int64_t i = begin; i < end; i++) {
         int64_t place = x->batch ? x->positions[i] : x->position + i;

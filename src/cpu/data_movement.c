@@ -110,9 +110,8 @@ static void copy_part(const cat_job *j, int64_t stretch, int part) {
     copy_all(&l, to, from);
 }
 
-static void copy_parts(void *ctx, int64_t begin, int64_t end, int worker) {
+static void copy_parts(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const cat_job *j = ctx;
-    (void)worker;
     for (int64_t n = begin; n < end; n++)
         copy_part(j, n / j->a->parts, (int)(n % j->a->parts));
 }
@@ -182,12 +181,11 @@ static bool find_elements(const tn_take_args *a, int32_t at[TAKE_LINE]) {
     return true;
 }
 
-static void take_slices(void *ctx, int64_t begin, int64_t end, int worker) {
+static void take_slices(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const tn_take_args *a = ctx;
     int64_t count = a->shape[a->dim], size = 1;
     layout l = {.n = 0};
     int32_t at[TAKE_LINE];
-    (void)worker;
     for (int d = a->rank - 1; d > a->dim; size *= a->shape[d--])
         add_axis(&l, a->shape[d], size, a->stride[d]);
     const bool found = size == 1 && end - begin > 2 * count && find_elements(a, at);
@@ -260,10 +258,9 @@ static void rotate_neighbours(const tn_rope_args *a, const float *x, const float
         rotate_one(c + i, s + i, x[2 * i], x[2 * i + 1], out + 2 * i, out + 2 * i + 1);
 }
 
-static void rotate_rows(void *ctx, int64_t begin, int64_t end, int worker) {
+static void rotate_rows(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const tn_rope_args *a = ctx;
     int64_t at[TN_ROPE_AXES], table = 0, rest = begin;
-    (void)worker;
     for (int d = TN_ROPE_AXES - 1; d >= 0; d--) {
         at[d] = rest % a->extent[d];
         rest /= a->extent[d];
@@ -350,15 +347,13 @@ static void add_rows(const scatter_job *job, int64_t r0, int64_t r1, int64_t c0,
     }
 }
 
-static void add_columns_part(void *ctx, int64_t begin, int64_t end, int worker) {
+static void add_columns_part(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const scatter_job *job = ctx;
-    (void)worker;
     add_rows(job, 0, job->args->rows, begin, end);
 }
 
-static void add_rows_part(void *ctx, int64_t begin, int64_t end, int worker) {
+static void add_rows_part(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const scatter_job *job = ctx;
-    (void)worker;
     add_rows(job, begin, end, 0, job->args->width);
 }
 

@@ -135,17 +135,15 @@ static void sort_rows(experts *e) {
     e->begin[0] = 0;
 }
 
-static void gather_experts(void *ctx, int64_t begin, int64_t end, int worker) {
+static void gather_experts(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const experts *e = ctx;
-    (void)worker;
     for (int64_t i = begin; i < end; i++)
         memcpy(e->from + i * e->args->in, row_of_x(e->args, e->sorted[e->at + i]), (size_t)e->args->in * sizeof(float));
 }
 
-static void scatter(void *ctx, int64_t begin, int64_t end, int worker) {
+static void scatter(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const experts *e = ctx;
     int64_t out = e->args->out;
-    (void)worker;
     for (int64_t i = begin; i < end; i++)
         memcpy(e->args->result + e->sorted[e->at + i] * out, e->to + i * out, (size_t)out * sizeof(float));
 }

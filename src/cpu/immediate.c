@@ -295,7 +295,7 @@ static tn_status build_silu(kir_builder **b) {
 
 /* exp(x - greatest); x is loaded again, because values loaded in a loop are not visible after it. */
 static kir_val weight_at(kir_builder *b, int buffer, const kir_aff *at, kir_val greatest) {
-    return kir_unary(b, KIR_EXP, kir_binary(b, KIR_SUB, kir_load(b, buffer, at, KIR_NONE), greatest));
+    return kir_unary(b, KIR_EXP, kir_sub(b, kir_load(b, buffer, at, KIR_NONE), greatest));
 }
 
 /* Buffers: x, out. Axes: one point, element. Accesses: x, out. */

@@ -336,9 +336,8 @@ static void pack_row(const qpack *q, const uint8_t *from, place at) {
     }
 }
 
-static void pack_groups(void *ctx, int64_t begin, int64_t end, int worker) {
+static void pack_groups(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const qpack *q = ctx;
-    (void)worker;
     int64_t row_bytes = q->k / q->format->elements * q->format->bytes;
     for (int64_t g = begin; g < end; g++) {
         uint8_t *group = q->packed + g * q->layout.group;
@@ -352,9 +351,8 @@ static void pack_groups(void *ctx, int64_t begin, int64_t end, int worker) {
 
 /* ---- f16, bf16 --------------------------------------------------------------------------------------------------- */
 
-static void pack_half_groups(void *ctx, int64_t begin, int64_t end, int worker) {
+static void pack_half_groups(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const qpack *q = ctx;
-    (void)worker;
     int64_t row_bytes = 2 * q->k, group_bytes = tn_half_group_bytes(q->k);
     for (int64_t g = begin; g < end; g++) {
         uint8_t *group = q->packed + g * group_bytes;

@@ -164,10 +164,9 @@ static void round_paired_row(const qmat *q, const float *x, uint8_t *to, int64_t
 }
 
 /* Rows [begin, end) of the slab. */
-static void round_rows(void *ctx, int64_t begin, int64_t end, int worker) {
+static void round_rows(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const qmat *q = ctx;
     const int64_t most = tile_of(q), lowest = q->with->plain->heights[QHEIGHTS - 2]; /* rows left over are single */
-    (void)worker;
     for (int64_t i = begin; i < end; i++) {
         int64_t first = i / most * most, height = tn_min64(most, q->rows - first), row = i - first;
         const float *x = q->args->x + (q->row0 + i) * q->args->x_stride;

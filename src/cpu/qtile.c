@@ -53,9 +53,8 @@ VEC_INLINE int32_t read_int(const uint8_t *p) {
 
 /* Two steps of four weights, with the eight activations at q; `wide`: weights may have 8 bits. */
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-VEC_INLINE VI q_dot2(VI sum, VB w0, VB w1, const uint8_t *q, bool wide) {
+VEC_INLINE VI q_dot2(VI sum, VB w0, VB w1, const uint8_t *q, TN_UNUSED bool wide) {
     int8x8_t x = vld1_s8((const int8_t *)q);
-    (void)wide;
     int32x4_t first = vusdotq_lane_s32((int32x4_t)sum, (uint8x16_t)w0, x, 0);
     return (VI)vusdotq_lane_s32(first, (uint8x16_t)w1, x, 1);
 }
@@ -75,9 +74,8 @@ VEC_INLINE VI q_dot2(VI sum, VB w0, VB w1, const uint8_t *q, bool wide) {
 }
 #elif defined(VEC_WASM)
 /* Of the rows 0 and 1, and of the rows 2 and 3, two sums each. */
-VEC_INLINE VI q_dot2(VI sum, VB w0, VB w1, const uint8_t *q, bool wide) {
+VEC_INLINE VI q_dot2(VI sum, VB w0, VB w1, const uint8_t *q, TN_UNUSED bool wide) {
     v128_t x = wasm_i16x8_load8x8(q), x0 = wasm_i64x2_shuffle(x, x, 0, 0), x1 = wasm_i64x2_shuffle(x, x, 1, 1);
-    (void)wide;
     v128_t low = wasm_i32x4_add(wasm_i32x4_dot_i16x8(wasm_u16x8_extend_low_u8x16((v128_t)w0), x0),
                                 wasm_i32x4_dot_i16x8(wasm_u16x8_extend_low_u8x16((v128_t)w1), x1));
     v128_t high = wasm_i32x4_add(wasm_i32x4_dot_i16x8(wasm_u16x8_extend_high_u8x16((v128_t)w0), x0),
@@ -86,10 +84,9 @@ VEC_INLINE VI q_dot2(VI sum, VB w0, VB w1, const uint8_t *q, bool wide) {
            (VI)wasm_i32x4_add(wasm_i32x4_shuffle(low, high, 0, 2, 4, 6), wasm_i32x4_shuffle(low, high, 1, 3, 5, 7));
 }
 #else
-VEC_INLINE VI q_dot2(VI sum, VB w0, VB w1, const uint8_t *q, bool wide) {
+VEC_INLINE VI q_dot2(VI sum, VB w0, VB w1, const uint8_t *q, TN_UNUSED bool wide) {
     VI q0 = q_set1(read_int(q)), q1 = q_set1(read_int(q + 4));
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !defined(__AVX2__)
-    (void)wide;
     return q_dot(q_dot(sum, w0, q0), w1, q1);
 #else
     if (!wide) return sum + q_widen(q_add16(q_pairs(w0, q0), q_pairs(w1, q1)), 1);

@@ -60,9 +60,8 @@ typedef struct gates_call {
     const recurrent_step *step;
 } gates_call;
 
-static void run_rows(void *ctx, int64_t begin, int64_t end, int worker) {
+static void run_rows(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const gates_call *g = ctx;
-    (void)worker;
     g->run(g->step, begin, end);
 }
 

@@ -540,10 +540,7 @@ VEC_INLINE bool tile_end(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int 
     return false;
 }
 
-VEC_INLINE int64_t tile_gate(const tile *t) {
-    (void)t;
-    return 0;
-}
+VEC_INLINE int64_t tile_gate(TN_UNUSED const tile *t) { return 0; }
 enum { SPREADS = false };
 #else
 enum { SPREADS = true };

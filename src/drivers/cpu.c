@@ -42,8 +42,7 @@ static tn_status cpu_open(int index, const tn_device_options *options, void **de
 
 static void cpu_close(void *device) { (void)device; }
 
-static tn_status cpu_caps(void *device, tn_caps *out) {
-    (void)device;
+static tn_status cpu_caps(TN_UNUSED void *device, tn_caps *out) {
     *out = (tn_caps){
         .struct_size = sizeof *out,
         .code = TN_CODE_KIR,
@@ -58,37 +57,27 @@ static tn_status cpu_caps(void *device, tn_caps *out) {
     return TN_OK;
 }
 
-static tn_status cpu_alloc(void *device, size_t bytes, void **address) {
-    (void)device;
+static tn_status cpu_alloc(TN_UNUSED void *device, size_t bytes, void **address) {
     *address = tn_mem_alloc_pages(bytes);
     return *address ? TN_OK : TN_ERR_MEMORY;
 }
 
-static void cpu_free(void *device, void *address) {
-    (void)device;
-    tn_mem_free(address);
-}
+static void cpu_free(TN_UNUSED void *device, void *address) { tn_mem_free(address); }
 
-static tn_status cpu_load(void *device, const tn_code *code, void **module) {
-    (void)device;
+static tn_status cpu_load(TN_UNUSED void *device, const tn_code *code, void **module) {
     kir_vm *vm = NULL;
     TRY(kir_vm_compile(code->data, &vm));
     *module = vm;
     return TN_OK;
 }
 
-static void cpu_unload(void *device, void *module) {
-    (void)device;
-    kir_vm_free(module);
-}
+static void cpu_unload(TN_UNUSED void *device, void *module) { kir_vm_free(module); }
 
-static tn_status cpu_launch(void *device, void *module, const tn_launch *launches, int64_t count) {
-    (void)device;
+static tn_status cpu_launch(TN_UNUSED void *device, void *module, const tn_launch *launches, int64_t count) {
     return kir_vm_run(module, (const kir_launch *)launches, count);
 }
 
-static tn_status cpu_prepare(void *device, void *module, const tn_launch *launches, int64_t count) {
-    (void)device;
+static tn_status cpu_prepare(TN_UNUSED void *device, void *module, const tn_launch *launches, int64_t count) {
     return kir_vm_reserve(module, (const kir_launch *)launches, count);
 }
 
@@ -97,28 +86,21 @@ typedef struct copying {
     const char *from;
 } copying;
 
-static void copy_part(void *ctx, int64_t begin, int64_t end, int worker) {
+static void copy_part(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const copying *c = ctx;
-    (void)worker;
     memcpy(c->to + begin, c->from + begin, (size_t)(end - begin));
 }
 
 /* Data written by several threads is in their caches, and each thread copies about what it wrote. */
-static tn_status cpu_copy(void *device, void *dst, const void *src, size_t bytes, int kind) {
+static tn_status cpu_copy(TN_UNUSED void *device, void *dst, const void *src, size_t bytes, TN_UNUSED int kind) {
     enum { PART_BYTES = 48 << 10 }; /* some microseconds out of another processor's cache */
-    (void)device;
-    (void)kind;
     tn_parallel((int64_t)bytes, PART_BYTES, copy_part, &(copying){dst, src});
     return TN_OK;
 }
 
-static tn_status cpu_sync(void *device) {
-    (void)device;
-    return TN_OK;
-}
+static tn_status cpu_sync(TN_UNUSED void *device) { return TN_OK; }
 
-static tn_status cpu_memory(void *device, int64_t *total, int64_t *unused) {
-    (void)device;
+static tn_status cpu_memory(TN_UNUSED void *device, int64_t *total, int64_t *unused) {
     const tn_host_memory memory = tn_host_memory_now();
     *total = memory.total;
     *unused = memory.unused;

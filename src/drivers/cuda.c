@@ -175,10 +175,7 @@ static void gpu_close(void *device) {
     tn_mem_free(d);
 }
 
-static void end_device(void *device, void *made) {
-    (void)made;
-    gpu_close(device);
-}
+static void end_device(void *device, TN_UNUSED void *made) { gpu_close(device); }
 
 static tn_status open_device(const gpu_vendor *v, int index, void **device) {
     TRY(load_libraries(v));
@@ -482,8 +479,7 @@ static tn_status gpu_load(void *device, const tn_code *code, void **module) {
     return tn_hand_out(module_start(d, code, m), m, gpu_unload, d, module);
 }
 
-static tn_status gpu_binary(void *device, void *module, void **data, size_t *size) {
-    (void)device;
+static tn_status gpu_binary(TN_UNUSED void *device, void *module, void **data, size_t *size) {
     const gpu_module *m = module;
     *data = m->image.bytes;
     *size = m->image.size;
@@ -694,11 +690,9 @@ static tn_status gpu_list_run(void *queue, void *list, const tn_list_item *items
     return s;
 }
 
-static tn_status gpu_prepare(void *queue, void *module, const tn_launch *launches, int64_t count) {
+static tn_status gpu_prepare(void *queue, void *module, TN_UNUSED const tn_launch *launches, TN_UNUSED int64_t count) {
     gpu_queue *q = queue;
     const gpu_module *m = module;
-    (void)launches;
-    (void)count;
     if (!m->params_in_buffer) return TN_OK;
     pthread_mutex_lock(&q->lock);
     tn_status s = reserve_parameters(q, 0);
@@ -911,8 +905,7 @@ GIVING_BACK(X)
 
 #if TRUNNION_WITH_CUDA
 
-static tn_status cuda_open(int index, const tn_device_options *options, void **device) {
-    (void)options;
+static tn_status cuda_open(int index, TN_UNUSED const tn_device_options *options, void **device) {
     return open_device(&tn_gpu_cuda, index, device);
 }
 
@@ -931,8 +924,7 @@ const tn_driver tn_driver_cuda = {
 
 #if TRUNNION_WITH_ROCM
 
-static tn_status rocm_open(int index, const tn_device_options *options, void **device) {
-    (void)options;
+static tn_status rocm_open(int index, TN_UNUSED const tn_device_options *options, void **device) {
     return open_device(&tn_gpu_rocm, index, device);
 }
 

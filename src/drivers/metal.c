@@ -401,8 +401,7 @@ static tn_status module_start(mtl_device *d, const tn_code *code, mtl_module *m)
     return s == TN_OK ? check_group(d, m) : s;
 }
 
-static void metal_unload(void *device, void *module) {
-    (void)device;
+static void metal_unload(TN_UNUSED void *device, void *module) {
     mtl_module *m = module;
     if (m) metal_release(m->pipeline);
     tn_mem_free(m);
@@ -495,8 +494,7 @@ static void metal_close(void *device) {
     tn_mem_free(d);
 }
 
-static tn_status metal_open(int index, const tn_device_options *options, void **device) {
-    (void)options;
+static tn_status metal_open(int index, TN_UNUSED const tn_device_options *options, void **device) {
     object found = NULL;
     TRY(tn_metal_find(index, &found));
     mtl_device *d = tn_mem_zalloc(1, sizeof *d);
@@ -665,11 +663,10 @@ static tn_status metal_fill(void *queue, void *dst, uint8_t value, size_t bytes)
 /* ---- mapping ----------------------------------------------------------------------------------------------------- */
 
 /* hal copies memory that the host cannot access. */
-static tn_status metal_map(void *device, void *address, size_t bytes, bool read, void **host) {
+static tn_status metal_map(void *device, void *address, size_t bytes, TN_UNUSED bool read, void **host) {
     mtl_queue *q = device;
     object buffer;
     size_t at;
-    (void)read;
     TRY(tn_device_lost_check(&q->device->lost_state));
     TRY(locate_metal(q->device, address, bytes, "mapping", &buffer, &at));
     if (!q->device->unified)
@@ -678,9 +675,7 @@ static tn_status metal_map(void *device, void *address, size_t bytes, bool read,
     return leave_metal(q, pool, map_here(q, buffer, at, host));
 }
 
-static tn_status metal_unmap(void *device, void *address, void *host) {
-    (void)address;
-    (void)host;
+static tn_status metal_unmap(void *device, TN_UNUSED void *address, TN_UNUSED void *host) {
     return tn_device_lost_check(&device_of(device)->lost_state);
 }
 
@@ -728,8 +723,7 @@ static tn_status metal_sync(void *queue) {
 
 /* ---- queues and events ------------------------------------------------------------------------------------------- */
 
-static void metal_queue_free(void *device, void *queue) {
-    (void)device;
+static void metal_queue_free(TN_UNUSED void *device, void *queue) {
     queue_end(queue);
     tn_mem_free(queue);
 }
@@ -751,15 +745,13 @@ typedef struct mtl_point {
     const mtl_queue *queue;
 } mtl_point;
 
-static tn_status metal_event_new(void *device, bool timed, void **event) {
-    (void)device;
+static tn_status metal_event_new(TN_UNUSED void *device, bool timed, void **event) {
     (void)timed; /* every command buffer notes its times */
     *event = tn_mem_zalloc(1, sizeof(mtl_point));
     return *event ? TN_OK : TN_ERR_MEMORY;
 }
 
-static void metal_event_free(void *device, void *event) {
-    (void)device;
+static void metal_event_free(TN_UNUSED void *device, void *event) {
     mtl_point *m = event;
     metal_release(m->buffer);
     metal_release(m->event);

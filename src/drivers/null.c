@@ -70,8 +70,7 @@ typedef struct null_device {
 
 /* Opens the index-th device that the probe found. On failure free everything and report the failed call and its code:
  * tn_backend_fail(TN_ERR_DEVICE, "mychip:0: mcOpen gives error %d; …what to do"). */
-static tn_status null_open(int index, const tn_device_options *options, void **device) {
-    (void)options;
+static tn_status null_open(int index, TN_UNUSED const tn_device_options *options, void **device) {
     if (index != 0) return tn_backend_fail(TN_ERR_ARGUMENT, "null:%d does not exist", index);
     null_device *d = tn_mem_zalloc(1, sizeof *d);
     if (!d) return TN_ERR_MEMORY;
@@ -94,8 +93,7 @@ static void null_close(void *device) {
 }
 
 /* The capabilities of the device; asked once after open. `code` decides what load() gets. */
-static tn_status null_caps(void *device, tn_caps *out) {
-    (void)device;
+static tn_status null_caps(TN_UNUSED void *device, tn_caps *out) {
     *out = (tn_caps){
         .struct_size = sizeof *out,
         .code = TN_CODE_KIR, /* a driver outside the library takes a text form: TN_CODE_OPENCL_C, … */
@@ -255,8 +253,7 @@ static tn_status null_launch(void *device, void *module, const tn_launch *launch
  */
 
 /* Waits until everything given to the device has ended; reports what failed meanwhile. */
-static tn_status null_sync(void *device) {
-    (void)device;
+static tn_status null_sync(TN_UNUSED void *device) {
     pthread_mutex_lock(&guard);
     counts.syncs++;
     pthread_mutex_unlock(&guard);

@@ -327,8 +327,7 @@ static void opencl_close(void *device) {
     tn_mem_free(d);
 }
 
-static tn_status opencl_open(int index, const tn_device_options *options, void **device) {
-    (void)options;
+static tn_status opencl_open(int index, TN_UNUSED const tn_device_options *options, void **device) {
     found f;
     TRY(find_device(index, &f));
     cl_device *d = tn_mem_zalloc(1, sizeof *d);
@@ -568,8 +567,7 @@ typedef struct cl_module {
     uint64_t params[]; /* the struct that the next launch binds */
 } cl_module;
 
-static void opencl_unload(void *device, void *module) {
-    (void)device;
+static void opencl_unload(TN_UNUSED void *device, void *module) {
     cl_module *m = module;
     if (m->kernel) (void)cl.ReleaseKernel(m->kernel);
     if (m->program) (void)cl.ReleaseProgram(m->program);
@@ -770,8 +768,7 @@ static tn_status opencl_sync(void *queue) {
 
 /* ---- queues and events ------------------------------------------------------------------------------------------- */
 
-static void opencl_queue_free(void *device, void *queue) {
-    (void)device;
+static void opencl_queue_free(TN_UNUSED void *device, void *queue) {
     cl_queue *q = queue;
     if (q->queue) (void)cl.ReleaseCommandQueue(q->queue);
     tn_mem_free(q);
@@ -790,15 +787,13 @@ typedef struct cl_point {
     void *event;
 } cl_point;
 
-static tn_status opencl_event_new(void *device, bool timed, void **event) {
-    (void)device;
+static tn_status opencl_event_new(TN_UNUSED void *device, bool timed, void **event) {
     (void)timed; /* every queue that can notes times */
     *event = tn_mem_zalloc(1, sizeof(cl_point));
     return *event ? TN_OK : TN_ERR_MEMORY;
 }
 
-static void opencl_event_free(void *device, void *event) {
-    (void)device;
+static void opencl_event_free(TN_UNUSED void *device, void *event) {
     cl_point *m = event;
     if (m->event) (void)cl.ReleaseEvent(m->event);
     tn_mem_free(m);

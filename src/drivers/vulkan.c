@@ -265,8 +265,7 @@ static void vulkan_close(void *device) {
     tn_mem_free(d);
 }
 
-static tn_status vulkan_open(int index, const tn_device_options *options, void **device) {
-    (void)options;
+static tn_status vulkan_open(int index, TN_UNUSED const tn_device_options *options, void **device) {
     void *found;
     TRY(tn_vulkan_find(index, &found));
     vk_device *d = tn_mem_zalloc(1, sizeof *d);
@@ -484,11 +483,10 @@ static tn_status vulkan_fill(void *queue, void *dst, uint8_t value, size_t bytes
 }
 
 /* hal copies memory that the host cannot access. */
-static tn_status vulkan_map(void *device, void *address, size_t bytes, bool read, void **host) {
+static tn_status vulkan_map(void *device, void *address, size_t bytes, TN_UNUSED bool read, void **host) {
     vk_device *d = device;
     vk_block *b;
     size_t at;
-    (void)read;
     TRY(alive(d));
     TRY(tn_vulkan_locate(d, address, bytes, "mapping", &b, &at));
     if (!b->host) return tn_fail(TN_ERR_UNSUPPORTED, "%s: this memory cannot be mapped by the host", d->lost_state.id);
@@ -497,11 +495,7 @@ static tn_status vulkan_map(void *device, void *address, size_t bytes, bool read
     return TN_OK;
 }
 
-static tn_status vulkan_unmap(void *device, void *address, void *host) {
-    (void)address;
-    (void)host;
-    return alive(device);
-}
+static tn_status vulkan_unmap(void *device, TN_UNUSED void *address, TN_UNUSED void *host) { return alive(device); }
 
 /* ---- events ------------------------------------------------------------------------------------------------------ */
 

@@ -24,9 +24,8 @@
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
-static void on_error(void *const *device, uint32_t type, wgpu_text message, void *ctx, void *unused) {
-    (void)device;
-    (void)unused;
+static void on_error(TN_UNUSED void *const *device, uint32_t type, wgpu_text message, void *ctx,
+                     TN_UNUSED void *unused) {
     wg_device *d = ctx;
     pthread_mutex_lock(&d->told);
     if (!d->error) {
@@ -36,9 +35,8 @@ static void on_error(void *const *device, uint32_t type, wgpu_text message, void
     pthread_mutex_unlock(&d->told);
 }
 
-static void on_lost(void *const *device, uint32_t reason, wgpu_text message, void *ctx, void *unused) {
-    (void)device;
-    (void)unused;
+static void on_lost(TN_UNUSED void *const *device, uint32_t reason, wgpu_text message, void *ctx,
+                    TN_UNUSED void *unused) {
     wg_device *d = ctx;
     char words[160];
     if (reason == LOST_DESTROYED || reason == LOST_CANCELLED) return;
@@ -68,8 +66,7 @@ static tn_status check_told(wg_device *d, const char *call) {
 
 /* ---- waiting ----------------------------------------------------------------------------------------------------- */
 
-static void on_status(uint32_t status, wgpu_text message, void *ctx, void *unused) {
-    (void)unused;
+static void on_status(uint32_t status, wgpu_text message, void *ctx, TN_UNUSED void *unused) {
     outcome *o = ctx;
     o->status = status;
     tn_wg_words(o->text, sizeof o->text, message);
@@ -239,9 +236,8 @@ static tn_status layout_start(wg_device *d, wg_layout *l) {
     return scopes_close(d, l->pipeline_layout, "wgpuDeviceCreatePipelineLayout", "%s", l->kinds);
 }
 
-static void layout_free(void *device, void *made) {
+static void layout_free(TN_UNUSED void *device, void *made) {
     wg_layout *l = made;
-    (void)device;
     if (l->pipeline_layout) tn_wg_gpu.PipelineLayoutRelease(l->pipeline_layout);
     if (l->layout) tn_wg_gpu.BindGroupLayoutRelease(l->layout);
     tn_mem_free(l);
@@ -274,9 +270,8 @@ static tn_status compile_webgpu(wg_device *d, const wg_module *m, const char *te
     return s == TN_ERR_DEVICE ? tn_fail_prefix(TN_ERR_UNSUPPORTED, "%s: compiling failed", m->name) : s;
 }
 
-static void variant_free(void *device, void *made) {
+static void variant_free(TN_UNUSED void *device, void *made) {
     wg_variant *v = made;
-    (void)device;
     if (v->pipeline) tn_wg_gpu.ComputePipelineRelease(v->pipeline);
     if (v->shader) tn_wg_gpu.ShaderModuleRelease(v->shader);
     tn_mem_free(v);
@@ -398,9 +393,8 @@ static tn_status module_new(wg_device *d, const tn_code *code, void **out) {
 
 /* ---- bind groups ------------------------------------------------------------------------------------------------- */
 
-static void group_free(void *device, void *made) {
+static void group_free(TN_UNUSED void *device, void *made) {
     wg_group *g = made;
-    (void)device;
     if (!g) return;
     if (g->group) tn_wg_gpu.BindGroupRelease(g->group);
     tn_mem_free(g);
@@ -856,8 +850,7 @@ static void webgpu_close(void *device) {
     tn_mem_free(d);
 }
 
-static tn_status webgpu_open(int index, const tn_device_options *options, void **device) {
-    (void)options;
+static tn_status webgpu_open(int index, TN_UNUSED const tn_device_options *options, void **device) {
     tn_reason why;
     if (!tn_wg_load(false, &why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
     wg_device *d = tn_mem_zalloc(1, sizeof *d);

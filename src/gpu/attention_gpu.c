@@ -35,18 +35,6 @@ typedef struct maker {
 
 enum { TOKEN, KV_HEAD, GROUP, ITEM, PARALLEL, CHUNK = PARALLEL, FEATURE, KEY, AXES };
 
-static kir_val paged_whole(const maker *m, int64_t v) { return kir_const_i(m->kb, KIR_I64, v); }
-static kir_val size(const maker *m, int64_t v) {
-    kir_aff a = kir_aff_const(v);
-    return kir_index(m->kb, &a);
-}
-static kir_val real(const maker *m, double v) { return kir_const(m->kb, KIR_F32, v); }
-static kir_val paged_less(const maker *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_LT, a, b); }
-static kir_val up_to(const maker *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_LE, a, b); }
-static kir_val paged_both(const maker *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_AND, a, b); }
-static kir_val times(const maker *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_MUL, a, b); }
-static kir_val minus(const maker *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_SUB, a, b); }
-static kir_val negate_paged(const maker *m, kir_val a) { return kir_unary(m->kb, KIR_NEG, a); }
 static kir_val exponential(const maker *m, kir_val a) { return kir_unary(m->kb, KIR_EXP, a); }
 
 static kir_aff head(const maker *m) {
@@ -65,7 +53,7 @@ static kir_aff own_feature(int r) {
 static kir_val is_feature(const maker *m, int r) {
     kir_aff left = own_feature(r);
     left.c -= m->s->width;
-    return paged_less(m, kir_index(m->kb, &left), paged_whole(m, 0));
+    return kir_lt(m->kb, kir_index(m->kb, &left), kir_whole(m->kb, 0));
 }
 
 /* ---- keys and values --------------------------------------------------------------------------------------------- */
@@ -73,17 +61,18 @@ static kir_val is_feature(const maker *m, int r) {
 /* The chunk's number, times `by`. */
 static kir_aff chunk_number(const maker *m, int64_t by) {
     kir_aff a = tn_along(CHUNK, by);
-    if (m->first_chunk != KIR_NONE) a.dyn = by == 1 ? m->first_chunk : times(m, m->first_chunk, paged_whole(m, by));
+    if (m->first_chunk != KIR_NONE)
+        a.dyn = by == 1 ? m->first_chunk : kir_mul(m->kb, m->first_chunk, kir_whole(m->kb, by));
     return a;
 }
 
 static void find_page(maker *m) {
     kir_aff chunk = chunk_number(m, 1);
-    kir_val listed = paged_less(m, kir_index(m->kb, &chunk), size(m, m->s->page_count));
+    kir_val listed = kir_lt(m->kb, kir_index(m->kb, &chunk), tn_launch_size(m->kb, m->s->page_count));
     m->page = m->callbacks->load(m->callbacks->context, PAGES, &chunk, listed);
-    kir_val exists =
-        paged_both(m, up_to(m, paged_whole(m, 0), m->page), paged_less(m, m->page, size(m, m->s->n_pages)));
-    m->has_page = paged_both(m, listed, exists);
+    kir_val exists = kir_and(m->kb, kir_le(m->kb, kir_whole(m->kb, 0), m->page),
+                             kir_lt(m->kb, m->page, tn_launch_size(m->kb, m->s->n_pages)));
+    m->has_page = kir_and(m->kb, listed, exists);
 }
 
 /* A token of the chunk: its index in the chunk, and its source. */
@@ -98,24 +87,23 @@ static token token_at(const maker *m, const kir_aff *row) {
     place.s[CHUNK] += ITEMS;
     place.dyn = chunk.dyn;
     kir_val number = kir_index(m->kb, &place);
-    t.visible = paged_both(m, up_to(m, m->first, number), up_to(m, number, m->last));
-    t.old = paged_both(m, paged_both(m, t.visible, paged_less(m, number, m->position)), m->has_page);
-    t.fresh =
-        paged_both(m, t.visible, paged_less(m, m->position, kir_binary(m->kb, KIR_ADD, number, paged_whole(m, 1))));
+    t.visible = kir_and(m->kb, kir_le(m->kb, m->first, number), kir_le(m->kb, number, m->last));
+    t.old = kir_and(m->kb, kir_and(m->kb, t.visible, kir_lt(m->kb, number, m->position)), m->has_page);
+    t.fresh = kir_and(m->kb, t.visible, kir_lt(m->kb, m->position, kir_add(m->kb, number, kir_whole(m->kb, 1))));
     return t;
 }
 
 /* A feature of its key or value (`fresh`: K or V): 0 where there is none. */
 static kir_val feature_of(const maker *m, const token *t, int fresh, const kir_aff *feature, kir_val there) {
     int cache = fresh == K ? K_CACHE : V_CACHE;
-    kir_val old = there == KIR_NONE ? t->old : paged_both(m, t->old, there);
-    kir_val new = there == KIR_NONE ? t->fresh : paged_both(m, t->fresh, there);
+    kir_val old = there == KIR_NONE ? t->old : kir_and(m->kb, t->old, there);
+    kir_val new = there == KIR_NONE ? t->fresh : kir_and(m->kb, t->fresh, there);
     kir_aff in_cache[4] = {kir_aff_const(0), tn_along(KV_HEAD, 1), t->row, *feature};
     kir_aff in_new[3] = {t->row, tn_along(KV_HEAD, 1), *feature};
     kir_aff chunk = chunk_number(m, ITEMS);
     in_cache[0].dyn = m->page;
     in_new[0].s[CHUNK] += ITEMS;
-    in_new[0].dyn = chunk.dyn == KIR_NONE ? negate_paged(m, m->position) : minus(m, chunk.dyn, m->position);
+    in_new[0].dyn = chunk.dyn == KIR_NONE ? kir_neg(m->kb, m->position) : kir_sub(m->kb, chunk.dyn, m->position);
     kir_val a = m->callbacks->load(m->callbacks->context, cache, in_cache, old);
     kir_val b = m->callbacks->load(m->callbacks->context, fresh, in_new, new);
     return kir_select(m->kb, old, a, b); /* what is not loaded is 0 */
@@ -130,22 +118,22 @@ static kir_val load_local(const maker *m, int buffer, int64_t place) {
 
 /* scale · (q·k) for the item's key, bent by the cap. */
 static kir_val score_of(const maker *m, const token *t) {
-    kir_val dot = kir_var(m->kb, real(m, 0));
+    kir_val dot = kir_var(m->kb, kir_real(m->kb, 0));
     kir_aff feature = tn_along(FEATURE, 1);
     kir_loop(m->kb, FEATURE, 1);
     kir_val q = kir_load(m->kb, m->q, &feature, KIR_NONE), k = feature_of(m, t, K, &feature, KIR_NONE);
     kir_set(m->kb, dot, kir_fma(m->kb, q, k, kir_get(m->kb, dot)));
     kir_end(m->kb);
-    kir_val score = times(m, kir_get(m->kb, dot), real(m, (double)m->s->scale));
+    kir_val score = kir_mul(m->kb, kir_get(m->kb, dot), kir_real(m->kb, (double)m->s->scale));
     if (m->s->cap == 0) return score;
-    kir_val cap = real(m, (double)m->s->cap);
-    return times(m, cap, kir_unary(m->kb, KIR_TANH, kir_binary(m->kb, KIR_DIV, score, cap)));
+    kir_val cap = kir_real(m->kb, (double)m->s->cap);
+    return kir_mul(m->kb, cap, kir_unary(m->kb, KIR_TANH, kir_div(m->kb, score, cap)));
 }
 
 static kir_val greatest(const maker *m) {
     kir_val most = load_local(m, m->score, 0);
     for (int j = 1; j < ITEMS; j++)
-        most = kir_binary(m->kb, KIR_MAX, most, load_local(m, m->score, j));
+        most = kir_max(m->kb, most, load_local(m, m->score, j));
     return most;
 }
 
@@ -154,18 +142,18 @@ static kir_val sum_of_weights(const maker *m) {
     kir_val lane[LANES];
     for (int t = 0; t < ITEMS; t++) {
         kir_val w = load_local(m, m->weight, t);
-        lane[t % LANES] = t < LANES ? w : kir_binary(m->kb, KIR_ADD, lane[t % LANES], w);
+        lane[t % LANES] = t < LANES ? w : kir_add(m->kb, lane[t % LANES], w);
     }
     for (int half = LANES / 2; half > 0; half /= 2)
         for (int t = 0; t < half; t++)
-            lane[t] = kir_binary(m->kb, KIR_ADD, lane[t], lane[t + half]);
+            lane[t] = kir_add(m->kb, lane[t], lane[t + half]);
     return lane[0];
 }
 
 static void sum_values(const maker *m, kir_val *sum) {
     kir_aff row = tn_along(KEY, 1);
     for (int r = 0; r < features_of(m->s); r++)
-        sum[r] = kir_var(m->kb, real(m, 0));
+        sum[r] = kir_var(m->kb, kir_real(m->kb, 0));
     kir_loop(m->kb, KEY, 1);
     token t = token_at(m, &row);
     kir_val weight = kir_load(m->kb, m->weight, &row, KIR_NONE);
@@ -178,19 +166,19 @@ static void sum_values(const maker *m, kir_val *sum) {
 }
 
 static kir_val or_zero(const maker *m, kir_val most) {
-    return kir_select(m->kb, kir_binary(m->kb, KIR_EQ, most, real(m, -INFINITY)), real(m, 0), most);
+    return kir_select(m->kb, kir_eq(m->kb, most, kir_real(m->kb, -INFINITY)), kir_real(m->kb, 0), most);
 }
 
 /* Merges a chunk's M, L and O into those so far. */
 static void merge_paged(const maker *m, kir_val most, kir_val total, const kir_val *sum) {
     kir_builder *kb = m->kb;
-    kir_val before = kir_get(kb, m->most), greater = kir_binary(kb, KIR_MAX, before, most), base = or_zero(m, greater);
-    kir_val a = exponential(m, minus(m, before, base)), b = exponential(m, minus(m, most, base));
+    kir_val before = kir_get(kb, m->most), greater = kir_max(kb, before, most), base = or_zero(m, greater);
+    kir_val a = exponential(m, kir_sub(m->kb, before, base)), b = exponential(m, kir_sub(m->kb, most, base));
     kir_val old = kir_get(kb, m->total);
-    kir_set(kb, m->total, kir_fma(kb, total, b, times(m, old, a)));
+    kir_set(kb, m->total, kir_fma(kb, total, b, kir_mul(m->kb, old, a)));
     for (int r = 0; r < features_of(m->s); r++) {
         kir_val o = kir_get(kb, m->sum[r]);
-        kir_set(kb, m->sum[r], kir_fma(kb, kir_get(kb, sum[r]), b, times(m, o, a)));
+        kir_set(kb, m->sum[r], kir_fma(kb, kir_get(kb, sum[r]), b, kir_mul(m->kb, o, a)));
     }
     kir_set(kb, m->most, greater);
 }
@@ -201,12 +189,12 @@ static void do_chunk(maker *m) {
     find_page(m);
     token t = token_at(m, &item);
     kir_val score = score_of(m, &t), sum[MOST_FEATURES / ITEMS];
-    kir_val counts = paged_both(m, t.visible, kir_binary(kb, KIR_EQ, score, score));
-    kir_store(kb, m->score, &item, kir_select(kb, counts, score, real(m, -INFINITY)), KIR_NONE);
+    kir_val counts = kir_and(m->kb, t.visible, kir_eq(kb, score, score));
+    kir_store(kb, m->score, &item, kir_select(kb, counts, score, kir_real(m->kb, -INFINITY)), KIR_NONE);
     kir_barrier(kb);
     kir_val most = greatest(m);
-    kir_val weight = exponential(m, minus(m, score, or_zero(m, most)));
-    kir_store(kb, m->weight, &item, kir_select(kb, t.visible, weight, real(m, 0)), KIR_NONE);
+    kir_val weight = exponential(m, kir_sub(m->kb, score, or_zero(m, most)));
+    kir_store(kb, m->weight, &item, kir_select(kb, t.visible, weight, kir_real(m->kb, 0)), KIR_NONE);
     kir_barrier(kb);
     kir_val total = sum_of_weights(m);
     sum_values(m, sum);
@@ -215,31 +203,31 @@ static void do_chunk(maker *m) {
 
 /* ---- the program ------------------------------------------------------------------------------------------------- */
 
-static kir_val chunk_of(const maker *m, kir_val key) { return kir_binary(m->kb, KIR_SHR, key, paged_whole(m, SHIFT)); }
+static kir_val chunk_of(const maker *m, kir_val key) { return kir_shr(m->kb, key, kir_whole(m->kb, SHIFT)); }
 
 /* How many chunks the query sees. */
 static kir_val chunks(const maker *m) {
-    kir_val end = kir_binary(m->kb, KIR_ADD, chunk_of(m, m->last), paged_whole(m, 1));
-    return m->first_chunk == KIR_NONE ? end : minus(m, end, m->first_chunk);
+    kir_val end = kir_add(m->kb, chunk_of(m, m->last), kir_whole(m->kb, 1));
+    return m->first_chunk == KIR_NONE ? end : kir_sub(m->kb, end, m->first_chunk);
 }
 
 static void begin_paged(maker *m) {
     kir_builder *kb = m->kb;
     kir_aff number = tn_along(TOKEN, 1);
     kir_val position = m->callbacks->load(m->callbacks->context, POSITION, NULL, KIR_NONE);
-    position = kir_binary(kb, KIR_MAX, position, paged_whole(m, 0));
-    m->position = kir_binary(kb, KIR_MIN, position, size(m, m->s->page_count * TN_PAGE_TOKENS));
-    m->last = kir_binary(kb, KIR_ADD, m->position, kir_index(kb, &number));
-    kir_val since = kir_binary(kb, KIR_ADD, minus(m, m->last, size(m, m->s->window)), paged_whole(m, 1));
-    m->first = m->s->window ? kir_binary(kb, KIR_MAX, since, paged_whole(m, 0)) : paged_whole(m, 0);
+    position = kir_max(kb, position, kir_whole(m->kb, 0));
+    m->position = kir_min(kb, position, tn_launch_size(m->kb, m->s->page_count * TN_PAGE_TOKENS));
+    m->last = kir_add(kb, m->position, kir_index(kb, &number));
+    kir_val since = kir_add(kb, kir_sub(m->kb, m->last, tn_launch_size(m->kb, m->s->window)), kir_whole(m->kb, 1));
+    m->first = m->s->window ? kir_max(kb, since, kir_whole(m->kb, 0)) : kir_whole(m->kb, 0);
     m->first_chunk = m->s->window ? chunk_of(m, m->first) : KIR_NONE;
     kir_aff own = head(m);
     kir_val sink = m->s->sinks ? m->callbacks->load(m->callbacks->context, SINKS, &own, KIR_NONE) : KIR_NONE;
-    m->most = kir_var(kb, m->s->sinks ? sink : real(m, -INFINITY));
-    m->total = kir_var(kb, real(m, m->s->sinks ? 1 : 0));
+    m->most = kir_var(kb, m->s->sinks ? sink : kir_real(m->kb, -INFINITY));
+    m->total = kir_var(kb, kir_real(m->kb, m->s->sinks ? 1 : 0));
     for (int r = 0; r < features_of(m->s); r++) {
         kir_aff at[3] = {tn_along(TOKEN, 1), head(m), own_feature(r)}, to = own_feature(r);
-        m->sum[r] = kir_var(kb, real(m, 0));
+        m->sum[r] = kir_var(kb, kir_real(m->kb, 0));
         kir_store(kb, m->q, &to, m->callbacks->load(m->callbacks->context, Q, at, is_feature(m, r)), KIR_NONE);
     }
     kir_barrier(kb);
@@ -257,7 +245,7 @@ static void append_paged(maker *m) {
     kir_val total = kir_get(m->kb, m->total);
     for (int r = 0; r < features_of(m->s); r++) {
         kir_aff at[3] = {tn_along(TOKEN, 1), head(m), own_feature(r)};
-        kir_val v = kir_binary(m->kb, KIR_DIV, kir_get(m->kb, m->sum[r]), total);
+        kir_val v = kir_div(m->kb, kir_get(m->kb, m->sum[r]), total);
         m->callbacks->store(m->callbacks->context, at, v, is_feature(m, r));
     }
 }
@@ -348,10 +336,6 @@ bool tn_dense_workgroup_fits(const tn_dense_shape *s, const tn_group_limits *lim
     return s->width <= KIR_KSUM && limits->items >= DOWN * ACROSS && dense_columns_of(s, limits) > 0;
 }
 
-static kir_val dense_real(const dense_maker *m, double v) { return kir_const(m->kb, KIR_F32, v); }
-static kir_val dense_whole(const dense_maker *m, int64_t v) { return kir_const_i(m->kb, KIR_I64, v); }
-static kir_val dense_both(const dense_maker *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_AND, a, b); }
-static kir_val dense_minus(const dense_maker *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_SUB, a, b); }
 static kir_val dense_load_local(const dense_maker *m, int buffer, const kir_aff *at) {
     return kir_load(m->kb, buffer, at, KIR_NONE);
 }
@@ -404,13 +388,13 @@ static void fill_scores(const dense_maker *m) {
     kir_val there = tn_inside(m->kb, &feature, m->s->width);
     kir_aff at[4] = {tn_along(BATCH, 1), dense_head(m, false), query, feature};
     kir_val v = m->callbacks->load(m->callbacks->context, DENSE_Q, at,
-                                   dense_both(m, there, tn_inside(m->kb, &query, m->s->queries)));
-    kir_store(m->kb, m->q, &to_q, kir_select(m->kb, there, v, dense_real(m, -0.0)), KIR_NONE);
+                                   kir_and(m->kb, there, tn_inside(m->kb, &query, m->s->queries)));
+    kir_store(m->kb, m->q, &to_q, kir_select(m->kb, there, v, kir_real(m->kb, -0.0)), KIR_NONE);
     for (int half = 0; half < 2; half++) {
         kir_aff row = further(key, (int64_t)half * ROWS), to = further(to_k, (int64_t)half * ROWS);
         kir_aff from[4] = {at[0], dense_head(m, true), row, feature};
         v = m->callbacks->load(m->callbacks->context, DENSE_K, from,
-                               dense_both(m, there, tn_inside(m->kb, &row, m->s->keys)));
+                               kir_and(m->kb, there, tn_inside(m->kb, &row, m->s->keys)));
         kir_store(m->kb, m->kv, &to, v, KIR_NONE);
     }
     kir_end(m->kb);
@@ -447,28 +431,26 @@ static void multiply_dense(const dense_maker *m, int x, kir_aff x_at, int x_line
 static kir_val dense_score_of(const dense_maker *m, int i, kir_val product) {
     kir_builder *kb = m->kb;
     kir_aff query = own_query(i), key = own_key(), beyond = further(key, -i);
-    kir_val seen = tn_inside(kb, &key, m->s->keys),
-            s = kir_binary(kb, KIR_MUL, product, dense_real(m, (double)m->s->scale));
+    kir_val seen = tn_inside(kb, &key, m->s->keys), s = kir_mul(kb, product, kir_real(m->kb, (double)m->s->scale));
     if (m->s->masked) {
         kir_aff at[4] = {tn_along(BATCH, 1), dense_head(m, false), query, key};
-        kir_val there = dense_both(m, seen, tn_inside(kb, &query, m->s->queries));
+        kir_val there = kir_and(m->kb, seen, tn_inside(kb, &query, m->s->queries));
         kir_val x = m->callbacks->load(m->callbacks->context, MASK, at, there);
-        s = !m->s->hides ? kir_binary(kb, KIR_ADD, s, x)
-                         : kir_select(kb, kir_binary(kb, KIR_EQ, x, dense_real(m, 0)), s, x);
+        s = !m->s->hides ? kir_add(kb, s, x) : kir_select(kb, kir_eq(kb, x, kir_real(m->kb, 0)), s, x);
     }
     if (m->s->causal) {
         beyond.s[BLOCK] = -ROWS;
         beyond.s[ROW] = -OWN;
-        seen = dense_both(m, seen, kir_binary(kb, KIR_LE, kir_index(kb, &beyond), dense_whole(m, 0)));
+        seen = kir_and(m->kb, seen, kir_le(kb, kir_index(kb, &beyond), kir_whole(m->kb, 0)));
     }
-    return kir_select(kb, seen, s, dense_real(m, -INFINITY));
+    return kir_select(kb, seen, s, kir_real(m->kb, -INFINITY));
 }
 
 /* Stores the products of queries and keys where their weights will be. */
 static void make_products(const dense_maker *m) {
     kir_val product[OWN * OWN];
     for (int e = 0; e < OWN * OWN; e++)
-        product[e] = kir_var(m->kb, dense_real(m, 0));
+        product[e] = kir_var(m->kb, kir_real(m->kb, 0));
     kir_loop(m->kb, PANEL, 1);
     fill_scores(m);
     kir_barrier(m->kb);
@@ -488,21 +470,21 @@ static void begin_chunks(const dense_maker *m) {
         kir_loop(m->kb, DENSE_CHUNK, 1);
         return;
     }
-    kir_val pair = kir_binary(m->kb, KIR_SHR, kir_index(m->kb, &block), dense_whole(m, KEYS == 2 * ROWS));
-    kir_loop_until(m->kb, DENSE_CHUNK, kir_binary(m->kb, KIR_ADD, pair, dense_whole(m, 1)));
+    kir_val pair = kir_shr(m->kb, kir_index(m->kb, &block), kir_whole(m->kb, KEYS == 2 * ROWS));
+    kir_loop_until(m->kb, DENSE_CHUNK, kir_add(m->kb, pair, kir_whole(m->kb, 1)));
 }
 
 /* ---- over lanes -------------------------------------------------------------------------------------------------- */
 
 /* The greater number; what is not a number is passed over. */
 static kir_val greater(const dense_maker *m, kir_val a, kir_val b) {
-    return kir_select(m->kb, kir_binary(m->kb, KIR_LT, a, b), b, a);
+    return kir_select(m->kb, kir_lt(m->kb, a, b), b, a);
 }
 
 static kir_val fold_dense(const dense_maker *m, bool sum, kir_val *lane) {
     for (int half = ACROSS / 2; half > 0; half /= 2)
         for (int t = 0; t < half; t++)
-            lane[t] = sum ? kir_binary(m->kb, KIR_ADD, lane[t], lane[t + half]) : greater(m, lane[t], lane[t + half]);
+            lane[t] = sum ? kir_add(m->kb, lane[t], lane[t + half]) : greater(m, lane[t], lane[t + half]);
     return lane[0];
 }
 
@@ -517,14 +499,14 @@ static void fold_rows(const dense_maker *m, bool sum, const kir_val *own) {
         kir_store(kb, m->weight, &to, kir_get(kb, own[i]), KIR_NONE);
     }
     kir_barrier(kb);
-    kir_val number = kir_index(kb, &item), which = dense_both(m, number, dense_whole(m, OWN - 1));
-    from.dyn = kir_binary(kb, KIR_MUL, which, dense_whole(m, LANE_LINE));
+    kir_val number = kir_index(kb, &item), which = kir_and(m->kb, number, kir_whole(m->kb, OWN - 1));
+    from.dyn = kir_mul(kb, which, kir_whole(m->kb, LANE_LINE));
     for (int t = 0; t < ACROSS; t++) {
         kir_aff at = further(from, t);
         lane[t] = dense_load_local(m, m->weight, &at);
     }
     row.s[ROW] = OWN;
-    kir_store(kb, m->row_value, &row, fold_dense(m, sum, lane), kir_binary(kb, KIR_LT, number, dense_whole(m, OWN)));
+    kir_store(kb, m->row_value, &row, fold_dense(m, sum, lane), kir_lt(kb, number, kir_whole(m->kb, OWN)));
     kir_barrier(kb);
 }
 
@@ -545,11 +527,11 @@ static void weigh_dense(const dense_maker *m, kir_val second) {
         kir_aff at = own_weight(i);
         at.s[FOUR] = ACROSS * Q_LINE;
         kir_val score = dense_score_of(m, i, dense_load_local(m, m->weight, &at)), so_far = kir_get(kb, m->total[i]);
-        kir_val most = row_value(m, false, i), hidden = kir_binary(kb, KIR_EQ, most, dense_real(m, -INFINITY));
-        kir_val w = kir_unary(kb, KIR_EXP, dense_minus(m, score, kir_select(kb, hidden, dense_real(m, 0), most)));
+        kir_val most = row_value(m, false, i), hidden = kir_eq(kb, most, kir_real(m->kb, -INFINITY));
+        kir_val w = kir_unary(kb, KIR_EXP, kir_sub(m->kb, score, kir_select(kb, hidden, kir_real(m->kb, 0), most)));
         kir_store(kb, m->weight, &at, w, KIR_NONE);
         kir_set(kb, m->most[i], greater(m, kir_get(kb, m->most[i]), score));
-        kir_set(kb, m->total[i], kir_select(kb, second, kir_binary(kb, KIR_ADD, so_far, w), so_far));
+        kir_set(kb, m->total[i], kir_select(kb, second, kir_add(kb, so_far, w), so_far));
     }
     kir_end(kb);
 }
@@ -567,8 +549,8 @@ static void fill_values(const dense_maker *m, int slice) {
         kir_aff at[4] = {tn_along(BATCH, 1), dense_head(m, true), k, c};
         kir_val there = tn_inside(m->kb, &k, m->s->keys);
         kir_val v = m->callbacks->load(m->callbacks->context, DENSE_V, at,
-                                       dense_both(m, there, tn_inside(m->kb, &c, m->s->value_width)));
-        kir_store(m->kb, m->kv, &place, kir_select(m->kb, there, v, dense_real(m, -0.0)), KIR_NONE);
+                                       kir_and(m->kb, there, tn_inside(m->kb, &c, m->s->value_width)));
+        kir_store(m->kb, m->kv, &place, kir_select(m->kb, there, v, kir_real(m->kb, -0.0)), KIR_NONE);
     }
     kir_end(m->kb);
 }
@@ -577,15 +559,15 @@ static void dense_sum_values(const dense_maker *m, const kir_val *sum, kir_val s
     kir_val chain[OWN * MOST_COLUMNS];
     int own = OWN * m->columns, slice = slice_of(m->columns);
     for (int e = 0; e < own; e++)
-        chain[e] = kir_var(m->kb, dense_real(m, 0));
-    kir_loop_until(m->kb, QUARTER, kir_select(m->kb, second, dense_whole(m, KEYS / DEPTH), dense_whole(m, 0)));
+        chain[e] = kir_var(m->kb, kir_real(m->kb, 0));
+    kir_loop_until(m->kb, QUARTER, kir_select(m->kb, second, kir_whole(m->kb, KEYS / DEPTH), kir_whole(m->kb, 0)));
     fill_values(m, slice);
     kir_barrier(m->kb);
     multiply_dense(m, m->weight, tn_along(QUARTER, DEPTH * Q_LINE), Q_LINE, m->kv, slice, m->columns, chain);
     kir_barrier(m->kb);
     kir_end(m->kb);
     for (int e = 0; e < own; e++) {
-        kir_val so_far = kir_get(m->kb, sum[e]), more = kir_binary(m->kb, KIR_ADD, so_far, kir_get(m->kb, chain[e]));
+        kir_val so_far = kir_get(m->kb, sum[e]), more = kir_add(m->kb, so_far, kir_get(m->kb, chain[e]));
         kir_set(m->kb, sum[e], kir_select(m->kb, second, more, so_far));
     }
 }
@@ -600,11 +582,11 @@ static void store_results(const dense_maker *m, const kir_val *sum) {
         int count = (int)tn_min64(OWN, m->columns - first);
         for (int e = 0; e < OWN * count; e++) {
             int i = e / count, j = e % count;
-            kir_val y = kir_binary(kb, KIR_DIV, kir_get(kb, sum[i * m->columns + first + j]), row_value(m, true, i));
-            kir_val blind = kir_binary(kb, KIR_EQ, row_value(m, false, i), dense_real(m, -INFINITY));
+            kir_val y = kir_div(kb, kir_get(kb, sum[i * m->columns + first + j]), row_value(m, true, i));
+            kir_val blind = kir_eq(kb, row_value(m, false, i), kir_real(m->kb, -INFINITY));
             kir_aff to = further(tn_along(DENSE_ITEM, 1), (int64_t)i * BROAD + (int64_t)j * ACROSS);
             to.s[ROW] = OWN * BROAD;
-            kir_store(kb, m->weight, &to, m->s->blind ? kir_select(kb, blind, dense_real(m, 0), y) : y, KIR_NONE);
+            kir_store(kb, m->weight, &to, m->s->blind ? kir_select(kb, blind, kir_real(m->kb, 0), y) : y, KIR_NONE);
         }
         kir_barrier(kb);
         kir_loop(kb, FOUR, 1);
@@ -617,7 +599,7 @@ static void store_results(const dense_maker *m, const kir_val *sum) {
             from.s[FOUR] = DOWN * BROAD;
             kir_aff at[4] = {tn_along(BATCH, 1), dense_head(m, false), row, column};
             kir_val there =
-                dense_both(m, tn_inside(kb, &row, m->s->queries), tn_inside(kb, &column, m->s->value_width));
+                kir_and(m->kb, tn_inside(kb, &row, m->s->queries), tn_inside(kb, &column, m->s->value_width));
             m->callbacks->store(m->callbacks->context, at, dense_load_local(m, m->weight, &from), there);
         }
         kir_end(kb);
@@ -633,14 +615,14 @@ static void append_dense(dense_maker *m) {
     m->weight = kir_local(m->kb, TN_F32, KEYS * Q_LINE);
     m->row_value = kir_local(m->kb, TN_F32, 2 * ROWS);
     for (int i = 0; i < OWN; i++) {
-        m->most[i] = kir_var(m->kb, dense_real(m, -INFINITY));
-        m->total[i] = kir_var(m->kb, dense_real(m, 0));
+        m->most[i] = kir_var(m->kb, kir_real(m->kb, -INFINITY));
+        m->total[i] = kir_var(m->kb, kir_real(m->kb, 0));
     }
     for (int e = 0; e < OWN * m->columns; e++)
-        sum[e] = kir_var(m->kb, dense_real(m, -0.0)); /* the first chain is not added to anything */
+        sum[e] = kir_var(m->kb, kir_real(m->kb, -0.0)); /* the first chain is not added to anything */
     kir_loop(m->kb, PASS, 1);
     kir_aff pass = tn_along(PASS, 1);
-    kir_val second = kir_binary(m->kb, KIR_EQ, kir_index(m->kb, &pass), dense_whole(m, 1));
+    kir_val second = kir_eq(m->kb, kir_index(m->kb, &pass), kir_whole(m->kb, 1));
     fold_rows(m, false, m->most);
     begin_chunks(m);
     weigh_dense(m, second);
@@ -651,21 +633,19 @@ static void append_dense(dense_maker *m) {
     store_results(m, sum);
 }
 
-static int64_t pieces(int64_t n, int64_t of) { return (n + of - 1) / of; }
-
 tn_status tn_dense_workgroup(const tn_dense_shape *s, const tn_group_limits *limits,
                              const tn_operand_callbacks *callbacks, tn_workgroup_program *out) {
     dense_maker m = {.s = s, .callbacks = callbacks, .columns = dense_columns_of(s, limits)};
     int64_t extents[DENSE_AXES] = {[BATCH] = s->batch,
                                    [DENSE_KV_HEAD] = s->kv_heads,
                                    [DENSE_GROUP] = s->kv_heads ? s->heads / s->kv_heads : 0,
-                                   [BLOCK] = pieces(s->queries, ROWS),
-                                   [SLICE] = pieces(s->value_width, slice_of(m.columns)),
+                                   [BLOCK] = tn_ceil_div(s->queries, ROWS),
+                                   [SLICE] = tn_ceil_div(s->value_width, slice_of(m.columns)),
                                    [ROW] = DOWN,
                                    [DENSE_ITEM] = ACROSS,
                                    [PASS] = 2,
-                                   [DENSE_CHUNK] = pieces(s->keys, KEYS),
-                                   [PANEL] = pieces(s->width, DEPTH),
+                                   [DENSE_CHUNK] = tn_ceil_div(s->keys, KEYS),
+                                   [PANEL] = tn_ceil_div(s->width, DEPTH),
                                    [FOUR] = OWN,
                                    [QUARTER] = KEYS / DEPTH};
     TRY(kir_begin(DENSE_PARALLEL, DENSE_AXES - DENSE_PARALLEL, extents, &m.kb));

@@ -102,24 +102,13 @@ static bool gemm_is_float(const maker *m) { return m->s->type == KIR_F32 || m->s
 
 /* ---- digits ------------------------------------------------------------------------------------------------------ */
 
-static kir_val gemm_size_of(const maker *m, int64_t v) {
-    kir_aff a = kir_aff_const(v);
-    return kir_index(m->kb, &a);
-}
-
-static kir_aff index_of(kir_val v) {
-    kir_aff a = kir_aff_const(0);
-    a.dyn = v;
-    return a;
-}
-
 /* The digits of a number, by division: in 32 bits, which is several times quicker. */
 static void divide_gemm(const maker *m, const tn_digits *d, const kir_aff *number, kir_val *digit) {
     kir_val rest = kir_cast(m->kb, KIR_I32, kir_index(m->kb, number));
     for (int i = d->count - 1; i > 0; i--) {
-        kir_val extent = kir_cast(m->kb, KIR_I32, gemm_size_of(m, d->extent[i]));
-        digit[i] = kir_binary(m->kb, KIR_MOD, rest, extent);
-        rest = kir_binary(m->kb, KIR_DIV, rest, extent);
+        kir_val extent = kir_cast(m->kb, KIR_I32, tn_launch_size(m->kb, d->extent[i]));
+        digit[i] = kir_mod(m->kb, rest, extent);
+        rest = kir_div(m->kb, rest, extent);
     }
     digit[0] = rest;
 }
@@ -129,12 +118,12 @@ static void count_on(const maker *m, const tn_digits *d, int64_t by, kir_val *di
     kir_val carry = KIR_NONE;
     for (int i = d->count - 1; i >= 0; i--) {
         int64_t step = i > 0 ? by % d->extent[i] : by;
-        digit[i] = kir_binary(m->kb, KIR_ADD, digit[i], gemm_size_of(m, step));
-        if (carry != KIR_NONE) digit[i] = kir_binary(m->kb, KIR_ADD, digit[i], carry);
+        digit[i] = kir_add(m->kb, digit[i], tn_launch_size(m->kb, step));
+        if (carry != KIR_NONE) digit[i] = kir_add(m->kb, digit[i], carry);
         if (i == 0) return;
-        kir_val extent = gemm_size_of(m, d->extent[i]), over = kir_binary(m->kb, KIR_LE, extent, digit[i]);
+        kir_val extent = tn_launch_size(m->kb, d->extent[i]), over = kir_le(m->kb, extent, digit[i]);
         carry = kir_cast(m->kb, KIR_I64, over);
-        digit[i] = kir_select(m->kb, over, kir_binary(m->kb, KIR_SUB, digit[i], extent), digit[i]);
+        digit[i] = kir_select(m->kb, over, kir_sub(m->kb, digit[i], extent), digit[i]);
         by /= d->extent[i];
     }
 }
@@ -143,8 +132,7 @@ static void count_on(const maker *m, const tn_digits *d, int64_t by, kir_val *di
 static void divide_columns(const maker *m) {
     const tile *t = m->t;
     kir_aff column = tn_along(m->across, gemm_columns_of(t)), to = tn_along(m->item, 1), row = tn_along(m->item_row, 1);
-    kir_val digit[TN_WORKGROUP_DIGITS],
-        one = kir_binary(m->kb, KIR_LT, kir_index(m->kb, &row), kir_const_i(m->kb, KIR_I64, t->tn));
+    kir_val digit[TN_WORKGROUP_DIGITS], one = kir_lt(m->kb, kir_index(m->kb, &row), kir_whole(m->kb, t->tn));
     to.s[m->item_row] = t->ix;
     column.s[m->item] = 1;
     column.s[m->item_row] = t->ix;
@@ -158,7 +146,7 @@ static void divide_columns(const maker *m) {
 static void column_at(const maker *m, const kir_aff *column, kir_aff local, kir_aff *out) {
     *out = *column;
     for (int i = 0; i < m->s->columns.count; i++, local.c += gemm_columns_of(m->t))
-        out[i] = index_of(kir_cast(m->kb, KIR_I64, kir_load(m->kb, m->digits, &local, KIR_NONE)));
+        out[i] = kir_aff_value(kir_cast(m->kb, KIR_I64, kir_load(m->kb, m->digits, &local, KIR_NONE)));
 }
 
 /* ---- filling panels ---------------------------------------------------------------------------------------------- */
@@ -209,7 +197,7 @@ static kir_val load_operand(const maker *m, const panel *p, int place, const kir
                             const kir_aff *local, kir_val mask) {
     kir_aff at[TN_WORKGROUP_DIGITS] = {*k}, column[TN_WORKGROUP_DIGITS];
     for (int i = 0; i < p->k->count; i++)
-        at[i] = index_of(kir_get(m->kb, p->digit[place][i]));
+        at[i] = kir_aff_value(kir_get(m->kb, p->digit[place][i]));
     if (p->is_a) return m->callbacks->load_a(m->callbacks->context, m->batch, w, at, mask);
     column_at(m, w, *local, column);
     return m->callbacks->load_b(m->callbacks->context, m->batch, at, column, mask);
@@ -225,8 +213,7 @@ static void fill_element(const maker *m, const panel *p, int place) {
     to = local;
     to.c = k.c * p->row;
     to.s[k_axis(m, p)] = p->row;
-    kir_val depth = tn_inside(m->kb, &k, m->s->k),
-            mask = kir_binary(m->kb, KIR_AND, tn_inside(m->kb, &w, p->bound), depth);
+    kir_val depth = tn_inside(m->kb, &k, m->s->k), mask = kir_and(m->kb, tn_inside(m->kb, &w, p->bound), depth);
     kir_val v = load_operand(m, p, place, &k, &w, &local, mask);
     if (p->is_a && gemm_is_float(m)) v = kir_select(m->kb, depth, v, kir_const(m->kb, m->s->type, -0.0));
     kir_store(m->kb, p->local, &to, v, KIR_NONE);
@@ -246,7 +233,7 @@ static int passes_of(const tile *t, int width, bool along_k) { return width / (a
 
 static kir_val multiply_add(const maker *m, kir_val a, kir_val b, kir_val c) {
     if (gemm_is_float(m)) return kir_fma(m->kb, a, b, c);
-    return kir_binary(m->kb, KIR_ADD, c, kir_binary(m->kb, KIR_MUL, a, b));
+    return kir_add(m->kb, c, kir_mul(m->kb, a, b));
 }
 
 /* Rows of an item are contiguous; its columns are ix apart, so that neighbouring items access neighbouring elements. */
@@ -287,14 +274,14 @@ static void close_chain(const maker *m) {
     kir_builder *kb = m->kb;
     kir_aff number = tn_along(m->panels, 1), left = tn_along(m->panels, m->t->depth);
     left.c = m->t->depth - m->s->k;
-    kir_val place = kir_index(kb, &number), zero_i = kir_const_i(kb, KIR_I64, 0);
-    kir_val mask = kir_const_i(kb, KIR_I64, KIR_KSUM / m->t->depth - 1);
-    kir_val full = kir_binary(kb, KIR_EQ, kir_binary(kb, KIR_AND, place, mask), mask);
-    kir_val ends = kir_binary(kb, KIR_OR, full, kir_binary(kb, KIR_LE, zero_i, kir_index(kb, &left)));
-    kir_val first = kir_binary(kb, KIR_LT, place, kir_const_i(kb, KIR_I64, KIR_KSUM / m->t->depth));
+    kir_val place = kir_index(kb, &number), zero_i = kir_whole(kb, 0);
+    kir_val mask = kir_whole(kb, KIR_KSUM / m->t->depth - 1);
+    kir_val full = kir_eq(kb, kir_and(kb, place, mask), mask);
+    kir_val ends = kir_or(kb, full, kir_le(kb, zero_i, kir_index(kb, &left)));
+    kir_val first = kir_lt(kb, place, kir_whole(kb, KIR_KSUM / m->t->depth));
     for (int e = 0; e < m->t->tm * m->t->tn; e++) {
         kir_val sum = kir_get(kb, m->sum[e]), total = kir_get(kb, m->total[e]);
-        kir_val more = kir_select(kb, first, sum, kir_binary(kb, KIR_ADD, total, sum));
+        kir_val more = kir_select(kb, first, sum, kir_add(kb, total, sum));
         kir_set(kb, m->total[e], kir_select(kb, ends, more, total));
         kir_set(kb, m->sum[e], kir_select(kb, ends, zero(m), sum));
     }
@@ -351,7 +338,7 @@ static void store_tile(const maker *m) {
     row.s[m->down] = gemm_rows_of(t);
     column.s[m->across] = gemm_columns_of(t);
     kir_val v = kir_load(m->kb, m->c, &from, KIR_NONE);
-    kir_val mask = kir_binary(m->kb, KIR_AND, tn_inside(m->kb, &row, m->s->m), tn_inside(m->kb, &column, m->s->n));
+    kir_val mask = kir_and(m->kb, tn_inside(m->kb, &row, m->s->m), tn_inside(m->kb, &column, m->s->n));
     column_at(m, &column, local, at);
     m->callbacks->store(m->callbacks->context, m->batch, &row, at, v, mask);
     kir_end(m->kb);
@@ -376,8 +363,6 @@ static void append_gemm(maker *m) {
     store_tile(m);
 }
 
-static int64_t pieces(int64_t n, int64_t of) { return (n + of - 1) / of; }
-
 /* A loop axis of this extent: `like`, if it has the same extent and is not in a loop around it. */
 static int loop_axis(int64_t *extents, int *axis, int like, int64_t extent) {
     if (like >= 0 && extents[like] == extent) return like;
@@ -394,15 +379,15 @@ static tn_status make_gemm(maker *m, tn_workgroup_program *out) {
         m->batch[d] = tn_along(axis, 1);
         extents[axis++] = s->batch[d];
     }
-    extents[m->down = axis++] = pieces(s->m, gemm_rows_of(t));
-    extents[m->across = axis++] = pieces(s->n, gemm_columns_of(t));
+    extents[m->down = axis++] = tn_ceil_div(s->m, gemm_rows_of(t));
+    extents[m->across = axis++] = tn_ceil_div(s->n, gemm_columns_of(t));
     extents[m->item_row = axis++] = t->iy;
     extents[m->item = axis++] = t->ix;
     int n_par = axis;
     /* a panel that is too narrow for items to go across k is filled along it */
     m->a_along_k = s->a_along_k || gemm_rows_of(t) % t->ix != 0;
     m->b_along_k = s->b_along_k;
-    m->panels = loop_axis(extents, &axis, -1, pieces(s->k, t->depth));
+    m->panels = loop_axis(extents, &axis, -1, tn_ceil_div(s->k, t->depth));
     m->steps = loop_axis(extents, &axis, -1, t->depth / UNROLLED);
     m->a_passes = loop_axis(extents, &axis, -1, passes_of(t, gemm_rows_of(t), m->a_along_k));
     m->b_passes = loop_axis(extents, &axis, -1, passes_of(t, gemm_columns_of(t), m->b_along_k));
@@ -454,8 +439,6 @@ typedef struct qmat_maker {
     bool has_minimum;
     kir_val sum[MOST_ROWS]; /* variables */
 } qmat_maker;
-
-static kir_val qmat_number(const qmat_maker *m, double v) { return kir_const(m->kb, KIR_F32, v); }
 
 /* ---- filling ----------------------------------------------------------------------------------------------------- */
 
@@ -520,11 +503,11 @@ static void fill_scales(qmat_maker *m) {
 /* ---- rounding ---------------------------------------------------------------------------------------------------- */
 
 static kir_val greatest(const qmat_maker *m, int r) {
-    kir_val most = qmat_number(m, 0);
+    kir_val most = kir_real(m->kb, 0);
     for (int k = 0; k < BLOCK; k++) {
         kir_aff at = tn_along(m->item_row, BLOCK);
         at.c = r * BLOCK + k;
-        most = kir_binary(m->kb, KIR_MAX, most, kir_unary(m->kb, KIR_ABS, kir_load(m->kb, m->x, &at, KIR_NONE)));
+        most = kir_max(m->kb, most, kir_unary(m->kb, KIR_ABS, kir_load(m->kb, m->x, &at, KIR_NONE)));
     }
     return most;
 }
@@ -532,23 +515,22 @@ static kir_val greatest(const qmat_maker *m, int r) {
 /* A NaN or an infinity casts to 0 or is multiplied by 0: q is 0 then, and the step NaN. */
 static void round_row(const qmat_maker *m, int r) {
     kir_builder *kb = m->kb;
-    kir_val most = greatest(m, r), finite = kir_binary(kb, KIR_LT, most, qmat_number(m, INFINITY));
-    kir_val tiny = kir_binary(kb, KIR_LT, most, qmat_number(m, 0x1p-100)), zero = qmat_number(m, 0),
-            full = qmat_number(m, 127);
+    kir_val most = greatest(m, r), finite = kir_lt(kb, most, kir_real(m->kb, INFINITY));
+    kir_val tiny = kir_lt(kb, most, kir_real(m->kb, 0x1p-100)), zero = kir_real(m->kb, 0), full = kir_real(m->kb, 127);
     kir_val none = kir_select(kb, finite, tiny, kir_const_i(kb, KIR_BOOL, 1));
-    kir_val inverse = kir_select(kb, none, zero, kir_binary(kb, KIR_DIV, full, most));
-    kir_val step = kir_select(kb, tiny, zero, kir_binary(kb, KIR_DIV, most, full));
-    step = kir_select(kb, finite, step, qmat_number(m, NAN));
+    kir_val inverse = kir_select(kb, none, zero, kir_div(kb, full, most));
+    kir_val step = kir_select(kb, tiny, zero, kir_div(kb, most, full));
+    step = kir_select(kb, finite, step, kir_real(m->kb, NAN));
     for (int run = 0; run < RUNS; run++) {
         kir_aff at = in_block(m, run, 1);
         at.s[m->item_row] = BLOCK;
         at.c += r * BLOCK;
-        kir_val scaled = kir_binary(kb, KIR_MUL, kir_load(kb, m->x, &at, KIR_NONE), inverse);
+        kir_val scaled = kir_mul(kb, kir_load(kb, m->x, &at, KIR_NONE), inverse);
         kir_store(kb, m->q, &at, kir_cast(kb, KIR_I32, kir_rounding(kb, KIR_NEAREST_EVEN, scaled)), KIR_NONE);
     }
     kir_aff to = tn_along(m->item_row, 1), item = tn_along(m->item, 1);
     to.c = r;
-    kir_val first = kir_binary(kb, KIR_EQ, kir_index(kb, &item), kir_const_i(kb, KIR_I64, 0));
+    kir_val first = kir_eq(kb, kir_index(kb, &item), kir_whole(kb, 0));
     kir_store(kb, m->step, &to, step, first);
 }
 
@@ -576,17 +558,17 @@ static void multiply_part(const qmat_maker *m, int part) {
         kir_val u = load_own(m, m->u, ROW, k);
         for (int i = 0; i < m->rows; i++) {
             kir_val q = load_at(m, m->q, i * BLOCK + k);
-            dot[i] = kir_binary(kb, KIR_ADD, dot[i], kir_binary(kb, KIR_MUL, u, q));
-            if (m->has_minimum) sum[i] = kir_binary(kb, KIR_ADD, sum[i], q);
+            dot[i] = kir_add(kb, dot[i], kir_mul(kb, u, q));
+            if (m->has_minimum) sum[i] = kir_add(kb, sum[i], q);
         }
     }
     kir_val s = load_own(m, m->scale, 1, part * COLUMNS);
     for (int i = 0; i < m->rows; i++) {
         kir_val step = load_at(m, m->step, i), total = kir_get(kb, m->sum[i]);
-        total = kir_fma(kb, kir_binary(kb, KIR_MUL, s, step), kir_cast(kb, KIR_F32, dot[i]), total);
+        total = kir_fma(kb, kir_mul(kb, s, step), kir_cast(kb, KIR_F32, dot[i]), total);
         if (m->has_minimum) {
             kir_val t = load_own(m, m->minimum, 1, part * COLUMNS);
-            total = kir_fma(kb, t, kir_binary(kb, KIR_MUL, step, kir_cast(kb, KIR_F32, sum[i])), total);
+            total = kir_fma(kb, t, kir_mul(kb, step, kir_cast(kb, KIR_F32, sum[i])), total);
         }
         kir_set(kb, m->sum[i], total);
     }
@@ -597,7 +579,7 @@ static void store_rows(const qmat_maker *m) {
         kir_aff row = tn_along(m->down, m->rows), column = own(m);
         row.c = i;
         column.s[m->across] = COLUMNS;
-        kir_val mask = kir_binary(m->kb, KIR_AND, tn_inside(m->kb, &row, m->s->m), tn_inside(m->kb, &column, m->s->n));
+        kir_val mask = kir_and(m->kb, tn_inside(m->kb, &row, m->s->m), tn_inside(m->kb, &column, m->s->n));
         m->callbacks->store(m->callbacks->context, &row, &column, kir_get(m->kb, m->sum[i]), mask);
     }
 }
@@ -612,7 +594,7 @@ static void append_qmat(qmat_maker *m) {
     m->scale = kir_local(m->kb, TN_F32, m->s->parts * COLUMNS);
     m->minimum = kir_local(m->kb, TN_F32, m->s->parts * COLUMNS);
     for (int i = 0; i < m->rows; i++)
-        m->sum[i] = kir_var(m->kb, qmat_number(m, 0));
+        m->sum[i] = kir_var(m->kb, kir_real(m->kb, 0));
     kir_loop(m->kb, m->blocks, 1);
     fill_x(m);
     fill_u(m);

@@ -114,8 +114,6 @@ static bool with_tile(maker *m, const tile *t, const tn_group_limits *limits) {
     return m->a.passes > 0 && m->b.passes > 0 && items <= limits->items && local_bytes(m) <= limits->local_bytes;
 }
 
-static int64_t pieces(int64_t n, int64_t of) { return (n + of - 1) / of; }
-
 /* A wide tile, for a product that fills enough of it. */
 static bool choose_wide(maker *m, const tn_group_limits *limits) {
     int count = (int)TN_COUNT(tiles_wide), lanes = m->lanes;
@@ -126,7 +124,7 @@ static bool choose_wide(maker *m, const tn_group_limits *limits) {
     m->lanes = KIR_WIDE;
     for (int i = 0; i < count; i++) {
         const tile *t = &tiles_wide[i];
-        int64_t groups = batch * pieces(m->s->m, mma_rows_of(t)) * pieces(m->s->n, mma_columns_of(t));
+        int64_t groups = batch * tn_ceil_div(m->s->m, mma_rows_of(t)) * tn_ceil_div(m->s->n, mma_columns_of(t));
         bool full = m->s->m > mma_rows_of(t) / 2 && m->s->n > mma_columns_of(t) / 2;
         bool enough = 4 * groups >= 3 * limits->processors || i + 1 == count;
         if (full && enough && with_tile(m, t, limits)) return true;
@@ -171,8 +169,6 @@ static kir_aff item_number(const maker *m) {
     return id;
 }
 
-static kir_val mma_whole(const maker *m, int64_t v) { return kir_const_i(m->kb, KIR_I64, v); }
-
 static kir_aff with_dyn(kir_aff a, kir_val v) {
     a.dyn = v;
     return a;
@@ -180,9 +176,9 @@ static kir_aff with_dyn(kir_aff a, kir_val v) {
 
 /* Position along a line in a wide panel. */
 static kir_val along_packets(const maker *m, const panel *p) {
-    kir_val packet = kir_binary(m->kb, KIR_SHR, p->along, mma_whole(m, __builtin_ctz(PACKET)));
-    kir_val in_packet = kir_binary(m->kb, KIR_AND, p->along, mma_whole(m, PACKET - 1));
-    return kir_binary(m->kb, KIR_ADD, kir_binary(m->kb, KIR_MUL, packet, mma_whole(m, p->pitch)), in_packet);
+    kir_val packet = kir_shr(m->kb, p->along, kir_whole(m->kb, __builtin_ctz(PACKET)));
+    kir_val in_packet = kir_and(m->kb, p->along, kir_whole(m->kb, PACKET - 1));
+    return kir_add(m->kb, kir_mul(m->kb, packet, kir_whole(m->kb, p->pitch)), in_packet);
 }
 
 /* Position of an item in a pass. */
@@ -191,11 +187,11 @@ static void begin_panel(const maker *m, panel *p) {
     kir_aff number = item_number(m);
     kir_val id = kir_index(m->kb, &number);
     p->local = kir_local(m->kb, m->s->half, (int64_t)m->t->stages * p->stage);
-    p->down = kir_binary(m->kb, KIR_SHR, id, mma_whole(m, __builtin_ctz((unsigned)a_line)));
-    p->along = kir_binary(m->kb, KIR_AND, id, mma_whole(m, a_line - 1));
-    p->along = kir_binary(m->kb, KIR_MUL, p->along, mma_whole(m, p->unit));
+    p->down = kir_shr(m->kb, id, kir_whole(m->kb, __builtin_ctz((unsigned)a_line)));
+    p->along = kir_and(m->kb, id, kir_whole(m->kb, a_line - 1));
+    p->along = kir_mul(m->kb, p->along, kir_whole(m->kb, p->unit));
     kir_val along = m->t->columns ? along_packets(m, p) : p->along;
-    p->place = kir_binary(m->kb, KIR_ADD, kir_binary(m->kb, KIR_MUL, p->down, mma_whole(m, p->line)), along);
+    p->place = kir_add(m->kb, kir_mul(m->kb, p->down, kir_whole(m->kb, p->line)), along);
 }
 
 /* Which panel, and where in the ring: numbers before the loop, in it `ahead` of the one that is multiplied. */
@@ -213,11 +209,11 @@ static turn turn_before(const maker *m, int number) {
 static turn turn_in_loop(const maker *m, int ahead) {
     kir_aff number = tn_along(m->panels, 1);
     number.c = ahead;
-    kir_val stage = kir_binary(m->kb, KIR_MOD, kir_index(m->kb, &number), mma_whole(m, m->t->stages));
+    kir_val stage = kir_mod(m->kb, kir_index(m->kb, &number), kir_whole(m->kb, m->t->stages));
     turn t = {tn_along(m->panels, depth_of(m->t)), kir_aff_const(0), kir_aff_const(0)};
     t.k.c = (int64_t)ahead * depth_of(m->t);
-    t.stage_a.dyn = kir_binary(m->kb, KIR_MUL, stage, mma_whole(m, m->a.stage));
-    t.stage_b.dyn = kir_binary(m->kb, KIR_MUL, stage, mma_whole(m, m->b.stage));
+    t.stage_a.dyn = kir_mul(m->kb, stage, kir_whole(m->kb, m->a.stage));
+    t.stage_b.dyn = kir_mul(m->kb, stage, kir_whole(m->kb, m->b.stage));
     return t;
 }
 
@@ -225,12 +221,10 @@ static kir_aff plus(const maker *m, kir_aff a, const kir_aff *b) {
     a.c += b->c;
     for (int x = 0; x < KIR_MAX_AXES; x++)
         a.s[x] += b->s[x];
-    if (a.dyn != KIR_NONE && b->dyn != KIR_NONE) a.dyn = kir_binary(m->kb, KIR_ADD, a.dyn, b->dyn);
+    if (a.dyn != KIR_NONE && b->dyn != KIR_NONE) a.dyn = kir_add(m->kb, a.dyn, b->dyn);
     if (a.dyn == KIR_NONE) a.dyn = b->dyn;
     return a;
 }
-
-static kir_val mma_both(const maker *m, kir_val x, kir_val y) { return kir_binary(m->kb, KIR_AND, x, y); }
 
 /* Loads what the unrolled pass `i` needs: an element or a packet. */
 static kir_val bring(const maker *m, const panel *p, const turn *t, int i) {
@@ -238,7 +232,7 @@ static kir_val bring(const maker *m, const panel *p, const turn *t, int i) {
             along = with_dyn(kir_aff_const(0), p->along);
     if (p->steps > 1) down.s[p->pass_axis] = (int64_t)UNROLLED * p->a_pass;
     kir_aff k = plus(m, t->k, p->along_k ? &along : &down), w = plus(m, p->first, p->along_k ? &down : &along);
-    kir_val mask = mma_both(m, tn_inside(m->kb, &w, p->bound), tn_inside(m->kb, &k, m->s->k));
+    kir_val mask = kir_and(m->kb, tn_inside(m->kb, &w, p->bound), tn_inside(m->kb, &k, m->s->k));
     const tn_product_callbacks *j = m->callbacks;
     if (p->is_a) return (p->packets ? j->fetch_a : j->load_a)(j->context, m->batch, &w, &k, mask);
     return (p->packets ? j->fetch_b : j->load_b)(j->context, m->batch, &k, &w, mask);
@@ -366,9 +360,8 @@ static void place_in_strip(const maker *m, kir_aff *row, kir_aff *column) {
     column->s[m->turns] = m->lanes;
     kir_val number = kir_index(m->kb, column);
     int across = strip_width(m->t);
-    *row =
-        with_dyn(kir_aff_const(0), kir_binary(m->kb, KIR_SHR, number, mma_whole(m, __builtin_ctz((unsigned)across))));
-    *column = with_dyn(kir_aff_const(0), kir_binary(m->kb, KIR_AND, number, mma_whole(m, across - 1)));
+    *row = with_dyn(kir_aff_const(0), kir_shr(m->kb, number, kir_whole(m->kb, __builtin_ctz((unsigned)across))));
+    *column = with_dyn(kir_aff_const(0), kir_and(m->kb, number, kir_whole(m->kb, across - 1)));
 }
 
 /* Its position in workgroup memory and in the result. */
@@ -378,7 +371,7 @@ static void hand_over_mma(const maker *m, const kir_aff *own, const kir_aff *dow
     kir_aff row, column, from = *own;
     place_in_strip(m, &row, &column);
     from.s[m->turns] = row.s[m->turns] * line;
-    if (row.dyn != KIR_NONE) from.dyn = kir_binary(m->kb, KIR_MUL, row.dyn, mma_whole(m, line));
+    if (row.dyn != KIR_NONE) from.dyn = kir_mul(m->kb, row.dyn, kir_whole(m->kb, line));
     from = plus(m, from, &column);
     row.s[m->down] = mma_rows_of(t);
     row.s[m->wy] = (int64_t)t->my * matrix_rows(t);
@@ -387,7 +380,7 @@ static void hand_over_mma(const maker *m, const kir_aff *own, const kir_aff *dow
     row = plus(m, row, down);
     column = plus(m, column, right);
     kir_val v = kir_load(m->kb, m->staging, &from, KIR_NONE);
-    kir_val mask = mma_both(m, tn_inside(m->kb, &row, m->s->m), tn_inside(m->kb, &column, m->s->n));
+    kir_val mask = kir_and(m->kb, tn_inside(m->kb, &row, m->s->m), tn_inside(m->kb, &column, m->s->n));
     m->callbacks->store(m->callbacks->context, m->batch, &row, &column, v, mask);
 }
 
@@ -413,13 +406,13 @@ static void store_tile(const maker *m) {
     for (int e = 0; e < strips_of(t) * t->strip; e++) {
         kir_aff to = own;
         to.c = (int64_t)(e % t->strip) * KIR_EDGE;
-        lay_in_strip(m, &to, e, kir_binary(m->kb, KIR_EQ, strip, mma_whole(m, e / t->strip)));
+        lay_in_strip(m, &to, e, kir_eq(m->kb, strip, kir_whole(m->kb, e / t->strip)));
     }
     if (beside > 1) {
-        kir_val i = kir_binary(m->kb, KIR_DIV, strip, mma_whole(m, beside)), j;
-        j = kir_binary(m->kb, KIR_MOD, strip, mma_whole(m, beside));
-        down = with_dyn(kir_aff_const(0), kir_binary(m->kb, KIR_MUL, i, mma_whole(m, KIR_EDGE)));
-        right.dyn = kir_binary(m->kb, KIR_MUL, j, mma_whole(m, (int64_t)t->strip * KIR_EDGE));
+        kir_val i = kir_div(m->kb, strip, kir_whole(m->kb, beside)), j;
+        j = kir_mod(m->kb, strip, kir_whole(m->kb, beside));
+        down = with_dyn(kir_aff_const(0), kir_mul(m->kb, i, kir_whole(m->kb, KIR_EDGE)));
+        right.dyn = kir_mul(m->kb, j, kir_whole(m->kb, (int64_t)t->strip * KIR_EDGE));
     }
     kir_barrier(m->kb);
     kir_loop(m->kb, m->turns, 1);
@@ -436,13 +429,13 @@ static void set_axes(maker *m, int64_t *extents, int *n_par, int *count) {
         m->batch[d] = tn_along(axis, 1);
         extents[axis++] = m->s->batch[d];
     }
-    extents[m->down = axis++] = pieces(m->s->m, mma_rows_of(t));
-    extents[m->across = axis++] = pieces(m->s->n, mma_columns_of(t));
+    extents[m->down = axis++] = tn_ceil_div(m->s->m, mma_rows_of(t));
+    extents[m->across = axis++] = tn_ceil_div(m->s->n, mma_columns_of(t));
     extents[m->wy = axis++] = t->wy;
     extents[m->wx = axis++] = t->wx;
     extents[m->lane = axis++] = m->lanes;
     *n_par = axis;
-    extents[m->panels = axis++] = pieces(m->s->k, depth_of(t));
+    extents[m->panels = axis++] = tn_ceil_div(m->s->k, depth_of(t));
     extents[m->a.pass_axis = axis++] = m->a.steps;
     extents[m->b.pass_axis = axis++] = m->b.steps;
     extents[m->strips = axis++] = strips_of(t);

@@ -186,11 +186,17 @@ static inline kir_aff tn_along(int axis, int64_t stride) {
     return a;
 }
 
+/* A number that is a size of the launch. */
+static inline kir_val tn_launch_size(kir_builder *b, int64_t v) {
+    kir_aff a = kir_aff_const(v);
+    return kir_index(b, &a);
+}
+
 /* index < bound, the bound being a size of the launch. */
 static inline kir_val tn_inside(kir_builder *b, const kir_aff *index, int64_t bound) {
     kir_aff left = *index;
     left.c -= bound;
-    return kir_binary(b, KIR_LT, kir_index(b, &left), kir_const_i(b, KIR_I64, 0));
+    return kir_lt(b, kir_index(b, &left), kir_whole(b, 0));
 }
 
 /* ==== rows by workgroups ========================================================================================== */

@@ -5,25 +5,10 @@
  * one stores, sums are computed by one item per column in ascending order, and a row is sorted by one workgroup. */
 #include "gpu/gpu.h"
 
-static kir_aff value(kir_val v) {
-    kir_aff a = kir_aff_const(0);
-    a.dyn = v;
-    return a;
-}
-
-static kir_val rows_whole(kir_builder *kb, int64_t v) { return kir_const_i(kb, KIR_I64, v); }
-
-static kir_val size(kir_builder *kb, int64_t v) {
-    kir_aff a = kir_aff_const(v);
-    return kir_index(kb, &a);
-}
-
 static kir_val in_range(kir_builder *kb, kir_val v, int64_t end) {
-    kir_val low = kir_binary(kb, KIR_LE, rows_whole(kb, 0), v);
-    return kir_binary(kb, KIR_AND, low, kir_binary(kb, KIR_LT, v, size(kb, end)));
+    kir_val low = kir_le(kb, kir_whole(kb, 0), v);
+    return kir_and(kb, low, kir_lt(kb, v, tn_launch_size(kb, end)));
 }
-
-static kir_val rows_both(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_AND, a, b); }
 
 /* ---- appending --------------------------------------------------------------------------------------------------- */
 
@@ -42,13 +27,13 @@ static kir_val last_of_row(kir_builder *kb, const tn_append_shape *s, const tn_o
     next.c = 1;
     end.s[APPEND_LATER] = TN_PAGE_TOKENS;
     end.c = TN_PAGE_TOKENS - s->n;
-    kir_val also = kir_binary(kb, KIR_LT, kir_index(kb, &end), rows_whole(kb, 0));
-    also = rows_both(kb, rows_both(kb, also, there), in_range(kb, kir_index(kb, &next), s->page_count));
-    kir_val same = kir_binary(kb, KIR_EQ, callbacks->load(callbacks->context, APPEND_PAGES, &next, also), page);
-    kir_val hit = kir_cast(kb, KIR_I64, rows_both(kb, also, same));
+    kir_val also = kir_lt(kb, kir_index(kb, &end), kir_whole(kb, 0));
+    also = kir_and(kb, kir_and(kb, also, there), in_range(kb, kir_index(kb, &next), s->page_count));
+    kir_val same = kir_eq(kb, callbacks->load(callbacks->context, APPEND_PAGES, &next, also), page);
+    kir_val hit = kir_cast(kb, KIR_I64, kir_and(kb, also, same));
     kir_val hits = kir_reduce_value(kb, KIR_SUM, hit, KIR_NONE);
     kir_end(kb);
-    return rows_both(kb, there, kir_binary(kb, KIR_EQ, hits, rows_whole(kb, 0)));
+    return kir_and(kb, there, kir_eq(kb, hits, kir_whole(kb, 0)));
 }
 
 tn_status tn_append_workgroup(const tn_append_shape *s, const tn_operand_callbacks *callbacks,
@@ -59,16 +44,16 @@ tn_status tn_append_workgroup(const tn_append_shape *s, const tn_operand_callbac
     callbacks->begin(callbacks->context, kb);
     kir_aff token = tn_along(APPEND_TOKEN, 1);
     kir_val place = callbacks->load(callbacks->context, APPEND_POSITION, s->batch ? &token : NULL, KIR_NONE);
-    if (!s->batch) place = kir_binary(kb, KIR_ADD, place, kir_index(kb, &token));
+    if (!s->batch) place = kir_add(kb, place, kir_index(kb, &token));
     kir_val there = in_range(kb, place, s->page_count * TN_PAGE_TOKENS);
-    kir_aff number = value(kir_binary(kb, KIR_SHR, place, rows_whole(kb, PAGE_SHIFT)));
+    kir_aff number = kir_aff_value(kir_shr(kb, place, kir_whole(kb, PAGE_SHIFT)));
     kir_aff in_batch[2] = {token, number};
     kir_val page = callbacks->load(callbacks->context, APPEND_PAGES, s->batch ? in_batch : &number, there);
-    there = rows_both(kb, there, in_range(kb, page, s->n_pages));
+    there = kir_and(kb, there, in_range(kb, page, s->n_pages));
     if (!s->batch) there = last_of_row(kb, s, callbacks, number, page, there);
-    kir_val row = kir_binary(kb, KIR_AND, place, rows_whole(kb, TN_PAGE_TOKENS - 1));
+    kir_val row = kir_and(kb, place, kir_whole(kb, TN_PAGE_TOKENS - 1));
     kir_aff head = tn_along(APPEND_HEAD, 1), feature = tn_along(APPEND_FEATURE, 1);
-    kir_aff from[3] = {token, head, feature}, to[4] = {value(page), head, value(row), feature};
+    kir_aff from[3] = {token, head, feature}, to[4] = {kir_aff_value(page), head, kir_aff_value(row), feature};
     callbacks->store(callbacks->context, to, callbacks->load(callbacks->context, APPEND_X, from, there), there);
     return kir_finish(kb, &out->program, &out->sizes);
 }
@@ -92,13 +77,13 @@ tn_status tn_index_add_workgroup(const tn_index_add_shape *s, const tn_operand_c
     column.s[ITEM] = 1;
     left = column;
     left.c = -s->width;
-    kir_val inside = kir_binary(kb, KIR_LT, kir_index(kb, &left), rows_whole(kb, 0));
+    kir_val inside = kir_lt(kb, kir_index(kb, &left), kir_whole(kb, 0));
     kir_loop(kb, NUMBER, 1);
     kir_val place = callbacks->load(callbacks->context, INDEX, &number, KIR_NONE);
-    kir_val mask = rows_both(kb, inside, in_range(kb, place, s->rows));
-    kir_aff from[2] = {number, column}, to[2] = {value(place), column};
+    kir_val mask = kir_and(kb, inside, in_range(kb, place, s->rows));
+    kir_aff from[2] = {number, column}, to[2] = {kir_aff_value(place), column};
     kir_val sum = callbacks->load(callbacks->context, TN_RESULT, to, mask);
-    sum = kir_binary(kb, KIR_ADD, sum, callbacks->load(callbacks->context, SOURCE, from, mask));
+    sum = kir_add(kb, sum, callbacks->load(callbacks->context, SOURCE, from, mask));
     callbacks->store(callbacks->context, to, sum, mask);
     kir_end(kb);
     return kir_finish(kb, &out->program, &out->sizes);
@@ -122,50 +107,44 @@ typedef struct sorter {
 enum { ROW, ITEM, SORT_PARALLEL, MERGE = SORT_PARALLEL, STEP, PAIRS, PLACES, SORT_AXES };
 
 static kir_val is_nan(const sorter *m, kir_val v) {
-    return kir_binary(m->kb, KIR_EQ, kir_binary(m->kb, KIR_EQ, v, v), kir_const_i(m->kb, KIR_BOOL, 0));
+    return kir_eq(m->kb, kir_eq(m->kb, v, v), kir_const_i(m->kb, KIR_BOOL, 0));
 }
 
 static kir_val rows_less(const sorter *m, kir_val x, kir_val y) {
-    kir_val smaller = kir_binary(m->kb, KIR_LT, x, y);
+    kir_val smaller = kir_lt(m->kb, x, y);
     kir_type t = kir_val_type(m->kb, x);
     if (t != KIR_F32 && t != KIR_F64) return smaller;
-    kir_val ordered = kir_binary(m->kb, KIR_EQ, x, x);
-    return kir_binary(m->kb, KIR_OR, smaller, rows_both(m->kb, is_nan(m, y), ordered));
+    kir_val ordered = kir_eq(m->kb, x, x);
+    return kir_or(m->kb, smaller, kir_and(m->kb, is_nan(m, y), ordered));
 }
 
 /* Whether the element at position i must come before that at position j. */
 static kir_val before(const sorter *m, kir_val x, kir_val i, kir_val y, kir_val j) {
     kir_val first = m->s->descending ? rows_less(m, y, x) : rows_less(m, x, y);
     kir_val second = m->s->descending ? rows_less(m, x, y) : rows_less(m, y, x);
-    kir_val tie = rows_both(m->kb, kir_binary(m->kb, KIR_EQ, second, kir_const_i(m->kb, KIR_BOOL, 0)),
-                            kir_binary(m->kb, KIR_LT, i, j));
-    return kir_binary(m->kb, KIR_OR, first, tie);
+    kir_val tie = kir_and(m->kb, kir_eq(m->kb, second, kir_const_i(m->kb, KIR_BOOL, 0)), kir_lt(m->kb, i, j));
+    return kir_or(m->kb, first, tie);
 }
-
-static kir_val shifted(const sorter *m, kir_op op, kir_val v, kir_val by) { return kir_binary(m->kb, op, v, by); }
-static kir_val plus(const sorter *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_ADD, a, b); }
-static kir_val minus(const sorter *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_SUB, a, b); }
 
 static void compare_pair(const sorter *m) {
     kir_builder *kb = m->kb;
     kir_aff merge_axis = tn_along(MERGE, 1), step_axis = tn_along(STEP, 1), pair_axis = tn_along(PAIRS, SORT_ITEMS);
     pair_axis.s[ITEM] = 1;
     kir_val merge = kir_index(kb, &merge_axis), step = kir_index(kb, &step_axis), pair = kir_index(kb, &pair_axis);
-    kir_val one = rows_whole(kb, 1), shift = minus(m, merge, step), half = shifted(m, KIR_SHL, one, shift);
-    kir_val block = shifted(m, KIR_SHL, shifted(m, KIR_SHR, pair, shift), plus(m, shift, one));
-    kir_val within = kir_binary(kb, KIR_AND, pair, minus(m, half, one));
-    kir_val low = plus(m, block, within), next = plus(m, low, half);
-    kir_val mirrored = plus(m, block, minus(m, minus(m, plus(m, half, half), one), within));
-    kir_val first = kir_binary(kb, KIR_EQ, step, rows_whole(kb, 0)), high = kir_select(kb, first, mirrored, next);
-    kir_val active =
-        rows_both(kb, kir_binary(kb, KIR_LE, step, merge), kir_binary(kb, KIR_LT, high, size(kb, m->s->length)));
-    kir_aff at_low[2] = {tn_along(ROW, 1), value(low)}, at_high[2] = {tn_along(ROW, 1), value(high)};
+    kir_val one = kir_whole(kb, 1), shift = kir_sub(m->kb, merge, step), half = kir_shl(m->kb, one, shift);
+    kir_val block = kir_shl(m->kb, kir_shr(m->kb, pair, shift), kir_add(m->kb, shift, one));
+    kir_val within = kir_and(kb, pair, kir_sub(m->kb, half, one));
+    kir_val low = kir_add(m->kb, block, within), next = kir_add(m->kb, low, half);
+    kir_val mirrored = kir_add(m->kb, block, kir_sub(m->kb, kir_sub(m->kb, kir_add(m->kb, half, half), one), within));
+    kir_val first = kir_eq(kb, step, kir_whole(kb, 0)), high = kir_select(kb, first, mirrored, next);
+    kir_val active = kir_and(kb, kir_le(kb, step, merge), kir_lt(kb, high, tn_launch_size(kb, m->s->length)));
+    kir_aff at_low[2] = {tn_along(ROW, 1), kir_aff_value(low)}, at_high[2] = {tn_along(ROW, 1), kir_aff_value(high)};
     void *context = m->callbacks->context;
     kir_val i = m->callbacks->load(context, TN_RESULT, at_low, active);
     kir_val j = m->callbacks->load(context, TN_RESULT, at_high, active);
-    kir_aff x_at[2] = {tn_along(ROW, 1), value(i)}, y_at[2] = {tn_along(ROW, 1), value(j)};
+    kir_aff x_at[2] = {tn_along(ROW, 1), kir_aff_value(i)}, y_at[2] = {tn_along(ROW, 1), kir_aff_value(j)};
     kir_val x = m->callbacks->load(context, 0, x_at, active), y = m->callbacks->load(context, 0, y_at, active);
-    kir_val swap = rows_both(kb, active, before(m, y, j, x, i));
+    kir_val swap = kir_and(kb, active, before(m, y, j, x, i));
     m->callbacks->store(context, at_low, j, swap);
     m->callbacks->store(context, at_high, i, swap);
 }
@@ -191,7 +170,7 @@ tn_status tn_argsort_workgroup(const tn_argsort_shape *s, const tn_operand_callb
     to[1] = left = place;
     left.c = -s->length;
     kir_loop(m.kb, PLACES, 1);
-    kir_val inside = kir_binary(m.kb, KIR_LT, kir_index(m.kb, &left), rows_whole(m.kb, 0));
+    kir_val inside = kir_lt(m.kb, kir_index(m.kb, &left), kir_whole(m.kb, 0));
     callbacks->store(callbacks->context, to, kir_index(m.kb, &place), inside);
     kir_end(m.kb);
     kir_barrier(m.kb);

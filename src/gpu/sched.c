@@ -192,7 +192,7 @@ static void note_access(maker *m, bool loads, bool stores) {
 }
 
 static kir_val sched_both(maker *m, kir_val mask, kir_val other) {
-    return mask == KIR_NONE ? other : kir_binary(m->b, KIR_AND, mask, other);
+    return mask == KIR_NONE ? other : kir_and(m->b, mask, other);
 }
 
 static kir_val mapped(const maker *m, kir_val v) { return v == KIR_NONE ? KIR_NONE : m->map[v]; }
@@ -201,8 +201,8 @@ static kir_val mapped(const maker *m, kir_val v) { return v == KIR_NONE ? KIR_NO
 static kir_val add_coordinates(maker *m, int access, kir_val dyn) {
     for (int k = m->rows->first; k < m->rows->first + m->rows->count; k++) {
         kir_size_rule rule = {.kind = RULE_STRIDE, .access = (int16_t)access, .axis = (int8_t)k};
-        kir_val part = kir_binary(m->b, KIR_MUL, m->at[k], number_by_rule(m, rule));
-        dyn = dyn == KIR_NONE ? part : kir_binary(m->b, KIR_ADD, dyn, part);
+        kir_val part = kir_mul(m->b, m->at[k], number_by_rule(m, rule));
+        dyn = dyn == KIR_NONE ? part : kir_add(m->b, dyn, part);
     }
     return dyn;
 }
@@ -227,7 +227,7 @@ static void lower_store(maker *m, const kir_ins *in) {
     order(m, false, true);
     note_access(m, false, true);
     kir_aff index = index_of(m, (int)in->imm.i);
-    kir_val once = m->in_loop ? m->inside : kir_binary(m->b, KIR_EQ, m->item, kir_const_i(m->b, KIR_I64, 0));
+    kir_val once = m->in_loop ? m->inside : kir_eq(m->b, m->item, kir_whole(m->b, 0));
     kir_store(m->b, m->p->access[in->imm.i].buffer, &index, mapped(m, in->a), sched_both(m, mapped(m, in->b), once));
 }
 
@@ -243,19 +243,17 @@ static kir_val combine(maker *m, const reduced *r, kir_val acc, kir_val x) {
     return kir_binary(m->b, ops[r->kind], acc, x);
 }
 
-static kir_val not_mask(maker *m, kir_val v) { return kir_binary(m->b, KIR_XOR, v, kir_const_i(m->b, KIR_BOOL, 1)); }
+static kir_val not_mask(maker *m, kir_val v) { return kir_xor(m->b, v, kir_const_i(m->b, KIR_BOOL, 1)); }
 
 /* kir_beats as a program: strictly beyond it, or the first NaN. */
 static kir_val beats(maker *m, const reduced *r, kir_val x, kir_val best) {
-    kir_val beyond = r->kind == KIR_ARGMAX ? kir_binary(m->b, KIR_LT, best, x) : kir_binary(m->b, KIR_LT, x, best);
+    kir_val beyond = r->kind == KIR_ARGMAX ? kir_lt(m->b, best, x) : kir_lt(m->b, x, best);
     if (!kir_is_float(r->type)) return beyond;
-    kir_val is_nan = not_mask(m, kir_binary(m->b, KIR_EQ, x, x));
-    return kir_binary(m->b, KIR_AND, kir_binary(m->b, KIR_EQ, best, best), kir_binary(m->b, KIR_OR, beyond, is_nan));
+    kir_val is_nan = not_mask(m, kir_eq(m->b, x, x));
+    return kir_and(m->b, kir_eq(m->b, best, best), kir_or(m->b, beyond, is_nan));
 }
 
-static kir_val is_none(maker *m, kir_val index) {
-    return kir_binary(m->b, KIR_LT, index, kir_const_i(m->b, KIR_I64, 0));
-}
+static kir_val is_none(maker *m, kir_val index) { return kir_lt(m->b, index, kir_whole(m->b, 0)); }
 
 static extreme select_extreme(maker *m, kir_val second, extreme a, extreme b) {
     return (extreme){kir_select(m->b, second, b.value, a.value), kir_select(m->b, second, b.index, a.index)};
@@ -265,10 +263,10 @@ static extreme select_extreme(maker *m, kir_val second, extreme a, extreme b) {
 static extreme better(maker *m, const reduced *r, extreme a, extreme b) {
     if (!is_arg(r->kind)) return (extreme){combine(m, r, a.value, b.value), KIR_NONE};
     kir_val tie = not_mask(m, beats(m, r, a.value, b.value));
-    kir_val lower = kir_binary(m->b, KIR_AND, tie, kir_binary(m->b, KIR_LT, b.index, a.index));
-    kir_val wins = kir_binary(m->b, KIR_OR, beats(m, r, b.value, a.value), lower);
-    wins = kir_binary(m->b, KIR_OR, wins, is_none(m, a.index));
-    return select_extreme(m, kir_binary(m->b, KIR_AND, wins, not_mask(m, is_none(m, b.index))), a, b);
+    kir_val lower = kir_and(m->b, tie, kir_lt(m->b, b.index, a.index));
+    kir_val wins = kir_or(m->b, beats(m, r, b.value, a.value), lower);
+    wins = kir_or(m->b, wins, is_none(m, a.index));
+    return select_extreme(m, kir_and(m->b, wins, not_mask(m, is_none(m, b.index))), a, b);
 }
 
 static void feed(maker *m, int ins, kir_val x) {
@@ -281,8 +279,8 @@ static void feed(maker *m, int ins, kir_val x) {
         return;
     }
     extreme best = {lane, kir_get(m->b, r->index)}, now = {x, m->flat};
-    kir_val wins = kir_binary(m->b, KIR_OR, beats(m, r, x, best.value), is_none(m, best.index));
-    extreme chosen = select_extreme(m, kir_binary(m->b, KIR_AND, m->inside, wins), best, now);
+    kir_val wins = kir_or(m->b, beats(m, r, x, best.value), is_none(m, best.index));
+    extreme chosen = select_extreme(m, kir_and(m->b, m->inside, wins), best, now);
     kir_set(m->b, r->lane, chosen.value);
     kir_set(m->b, r->index, chosen.index);
 }
@@ -327,7 +325,7 @@ static void fold_reductions(maker *m, bool args, extreme *out) {
     }
     if (!any) return;
     barrier(m);
-    kir_val folds = kir_binary(m->b, KIR_LT, m->item, kir_const_i(m->b, KIR_I64, WAYS));
+    kir_val folds = kir_lt(m->b, m->item, kir_whole(m->b, WAYS));
     for (int i = 0; i < m->n_reduced; i++) {
         reduced *r = &m->reduced[i];
         if (is_arg(r->kind) == args) store_extreme(m, r, KIR_LANES, fold_ways(m, r, 0, WAYS, true, folds), folds);
@@ -372,19 +370,19 @@ static void begin_totals(maker *m) {
             continue;
         }
         r->lane = kir_var(m->b, sched_identity(m, r));
-        r->index = kir_var(m->b, kir_const_i(m->b, KIR_I64, -1));
+        r->index = kir_var(m->b, kir_whole(m->b, -1));
     }
 }
 
 static void begin_coordinates(maker *m) {
     kir_val total = number_by_rule(m, (kir_size_rule){.kind = RULE_TOTAL});
     m->flat = number_by_rule(m, (kir_size_rule){.kind = RULE_FIXED, .item = 1, .block = KIR_BLOCK, .step = KIR_LANES});
-    m->inside = kir_binary(m->b, KIR_LT, m->flat, total);
+    m->inside = kir_lt(m->b, m->flat, total);
     kir_val rest = m->flat;
     for (int k = m->rows->first + m->rows->count - 1; m->rows->count > 1 && k > m->rows->first; k--) {
         kir_val extent = number_by_rule(m, (kir_size_rule){.kind = RULE_EXTENT, .axis = (int8_t)k});
-        m->at[k] = kir_binary(m->b, KIR_MOD, rest, extent);
-        rest = kir_binary(m->b, KIR_DIV, rest, extent);
+        m->at[k] = kir_mod(m->b, rest, extent);
+        rest = kir_div(m->b, rest, extent);
     }
     if (m->rows->count > 0) m->at[m->rows->first] = rest;
 }
@@ -412,7 +410,7 @@ static void end_block(maker *m) {
     extreme parts[MOST_REDUCED];
     fold_reductions(m, false, parts);
     kir_val block = number_by_rule(m, (kir_size_rule){.kind = RULE_FIXED, .block = 1});
-    kir_val is_first = kir_binary(m->b, KIR_EQ, block, kir_const_i(m->b, KIR_I64, 0));
+    kir_val is_first = kir_eq(m->b, block, kir_whole(m->b, 0));
     for (int i = 0; i < m->n_reduced; i++) {
         reduced *r = &m->reduced[i];
         if (is_arg(r->kind)) continue;
@@ -431,8 +429,8 @@ static void end_loop(maker *m) {
     fold_reductions(m, true, found);
     for (int i = 0; i < m->n_reduced; i++) {
         const reduced *r = &m->reduced[i];
-        kir_val none = kir_const_i(m->b, KIR_I64, 0);
-        m->map[r->ins] = is_arg(r->kind) ? kir_binary(m->b, KIR_MAX, found[i].index, none) : kir_get(m->b, r->total);
+        kir_val none = kir_whole(m->b, 0);
+        m->map[r->ins] = is_arg(r->kind) ? kir_max(m->b, found[i].index, none) : kir_get(m->b, r->total);
     }
 }
 

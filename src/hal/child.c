@@ -40,7 +40,7 @@ static int probe_seconds(void) { return tn_env_int("TRUNNION_PROBE_SECONDS", 1, 
 /* ---- in the child ------------------------------------------------------------------------------------------------ */
 
 /* A crash must end only the child, and at once: without handlers of the host program, core file or output. */
-static void child_prepare(pid_t parent, int seconds) {
+static void child_prepare(TN_UNUSED pid_t parent, int seconds) {
     static const int crash[] = {SIGSEGV, SIGABRT, SIGBUS, SIGILL, SIGFPE, SIGTERM, SIGALRM, SIGPIPE};
     for (size_t i = 0; i < TN_COUNT(crash); i++)
         signal(crash[i], SIG_DFL);
@@ -55,7 +55,6 @@ static void child_prepare(pid_t parent, int seconds) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(1);
 #else
-    (void)parent;
 #endif
     tn_mem_fail_at(0);            /* a test's fault is meant for the parent */
     alarm((unsigned)seconds + 1); /* a child whose parent has died exits too */
@@ -219,13 +218,9 @@ bool tn_child_run(void (*body)(void *ctx, void *out), void *ctx, void *out, size
 
 #else /* a system without processes: callers get an error */
 
-void tn_child_start(const tn_driver *driver, tn_child *c) {
-    (void)driver;
-    *c = (tn_child){.pid = -1, .fd = -1};
-}
+void tn_child_start(TN_UNUSED const tn_driver *driver, tn_child *c) { *c = (tn_child){.pid = -1, .fd = -1}; }
 
-void tn_child_finish(tn_child *c, tn_probe_result *f) {
-    (void)c;
+void tn_child_finish(TN_UNUSED tn_child *c, tn_probe_result *f) {
     put_failure(f, TN_REASON_CRASHED, "this system has no processes, so drivers cannot be probed safely", CRASH_FIX);
 }
 

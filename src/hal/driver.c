@@ -519,12 +519,6 @@ tn_status tn_stream_queue_new(void *device, void **queue) {
     return tn_device_lost_check(device);
 }
 
-void tn_stream_queue_free(void *device, void *queue) {
-    (void)device;
-    (void)queue;
-}
+void tn_stream_queue_free(TN_UNUSED void *device, TN_UNUSED void *queue) {}
 
-tn_status tn_stream_event_wait(void *queue, void *event) {
-    (void)event;
-    return tn_device_lost_check(queue);
-}
+tn_status tn_stream_event_wait(void *queue, TN_UNUSED void *event) { return tn_device_lost_check(queue); }

@@ -93,21 +93,17 @@ static tn_status self_broadcast(void *own, void *data, size_t bytes, int root) {
     (void)own, (void)data, (void)bytes, (void)root;
     return TN_OK;
 }
-static tn_status self_copy(void *own, const void *send, size_t bytes, void *receive) {
-    (void)own;
+static tn_status self_copy(TN_UNUSED void *own, const void *send, size_t bytes, void *receive) {
     if (bytes) memcpy(receive, send, bytes);
     return TN_OK;
 }
-static tn_status mpi_broadcast(void *own, void *data, size_t bytes, int root) {
-    (void)own;
+static tn_status mpi_broadcast(TN_UNUSED void *own, void *data, size_t bytes, int root) {
     return tn_mpi_broadcast(data, bytes, root);
 }
-static tn_status mpi_all_gather(void *own, const void *send, size_t bytes, void *receive) {
-    (void)own;
+static tn_status mpi_all_gather(TN_UNUSED void *own, const void *send, size_t bytes, void *receive) {
     return tn_mpi_all_gather(send, bytes, receive);
 }
-static tn_status mpi_all_to_all(void *own, const void *send, size_t bytes, void *receive) {
-    (void)own;
+static tn_status mpi_all_to_all(TN_UNUSED void *own, const void *send, size_t bytes, void *receive) {
     return tn_mpi_all_to_all(send, bytes, receive);
 }
 
@@ -191,8 +187,7 @@ tn_status tn_group_open(const tn_group_options *options, tn_group **out) {
     return status;
 }
 
-static tn_status leave_comm(void *comm, const tn_lent *lent) {
-    (void)lent;
+static tn_status leave_comm(void *comm, TN_UNUSED const tn_lent *lent) {
     tn_nccl_leave(comm);
     return TN_OK;
 }
@@ -274,8 +269,7 @@ typedef struct collective {
     tn_nccl_id id;
 } collective;
 
-static tn_status join(void *ctx, const tn_lent *lent) {
-    (void)lent;
+static tn_status join(void *ctx, TN_UNUSED const tn_lent *lent) {
     collective *c = ctx;
     return tn_nccl_join(&c->id, c->g->rank, c->g->size, &c->g->comm);
 }

@@ -275,6 +275,7 @@ typedef struct kir_aff {
     kir_val dyn;
 } kir_aff;
 static inline kir_aff kir_aff_const(int64_t c) { return (kir_aff){.c = c, .dyn = KIR_NONE}; }
+static inline kir_aff kir_aff_value(kir_val v) { return (kir_aff){.dyn = v}; } /* the I64 value v */
 
 /* A builder. Its functions return instructions; equal instructions of a region are shared, constants are folded. After
  * a failure (memory, too many instructions, wrong types) all calls do nothing, and kir_finish returns the error. */
@@ -309,6 +310,23 @@ kir_val kir_var(kir_builder *b, kir_val init); /* only for GET and SET, in its r
 kir_val kir_get(kir_builder *b, kir_val var);
 void kir_set(kir_builder *b, kir_val var, kir_val value);
 void kir_barrier(kir_builder *b);
+/* kir_binary of one operation: kir_add(b, a, c) … */
+#define KIR_BY_NAME(X)                                                                                              \
+    X(ADD, add)                                                                                                     \
+    X(SUB, sub)                                                                                                     \
+    X(MUL, mul)                                                                                                     \
+    X(DIV, div)                                                                                                     \
+    X(MOD, mod) X(MIN, min) X(MAX, max) X(EQ, eq) X(LT, lt) X(LE, le) X(AND, and) X(OR, or) X(XOR, xor) X(SHL, shl) \
+        X(SHR, shr)
+#define X(OP, op) \
+    static inline kir_val kir_##op(kir_builder *b, kir_val a, kir_val c) { return kir_binary(b, KIR_##OP, a, c); }
+KIR_BY_NAME(X)
+#undef X
+
+static inline kir_val kir_neg(kir_builder *b, kir_val a) { return kir_unary(b, KIR_NEG, a); }
+static inline kir_val kir_whole(kir_builder *b, int64_t v) { return kir_const_i(b, KIR_I64, v); }
+static inline kir_val kir_real(kir_builder *b, double v) { return kir_const(b, KIR_F32, v); }
+
 /* Matrices; `line`: elements from line to line, a multiple of KIR_LINE_UNIT. `factor`: KIR_FACTOR_B, KIR_ALONG_K. */
 kir_val kir_matrix(kir_builder *b);
 kir_val kir_fragment(kir_builder *b, int buffer, const kir_aff *index, int factor, int line);

@@ -50,7 +50,7 @@ static kir_val look_up(kir_builder *b, const struct legal_step *s, bool erf, kir
     for (int i = 0; i < (erf ? KIR_ERF_PIECES : s->b); i++) {
         kir_val x =
             erf ? kir_const(b, KIR_F64, kir_erf_table[s->b][i]) : kir_const_i(b, KIR_U32, kir_two_over_pi[i + s->c]);
-        kir_val here = i ? kir_binary(b, KIR_EQ, index, kir_const_i(b, KIR_I32, i)) : KIR_NONE;
+        kir_val here = i ? kir_eq(b, index, kir_const_i(b, KIR_I32, i)) : KIR_NONE;
         found = i ? kir_select(b, here, x, found) : x;
     }
     return found;
@@ -59,7 +59,7 @@ static kir_val look_up(kir_builder *b, const struct legal_step *s, bool erf, kir
 static kir_val pick(kir_builder *b, const kir_val *values, int count, kir_val index) {
     kir_val found = values[0];
     for (int i = 1; i < count; i++)
-        found = kir_select(b, kir_binary(b, KIR_EQ, index, kir_const_i(b, KIR_I32, i)), values[i], found);
+        found = kir_select(b, kir_eq(b, index, kir_const_i(b, KIR_I32, i)), values[i], found);
     return found;
 }
 
@@ -276,7 +276,7 @@ static pair words_constant(words *w, int64_t x) {
 static kir_val high_of(words *w, const pair *x) {
     if (fits_u32(x)) return words_word(w, 0);
     if (!fits_i32(x)) return x->high;
-    return as_u32(w, kir_binary(w->b, KIR_SHR, as_i32(w, x->low), kir_const_i(w->b, KIR_I32, 31)));
+    return as_u32(w, kir_shr(w->b, as_i32(w, x->low), kir_const_i(w->b, KIR_I32, 31)));
 }
 
 /* The pair that a function of two makes. */
@@ -360,16 +360,15 @@ static bool is_signed(kir_type t, const pair *x, const pair *y) {
 }
 
 static kir_val words_less(words *w, kir_type t, const pair *x, const pair *y) {
-    if (is_signed(t, x, y) && fits_i32(x) && fits_i32(y))
-        return kir_binary(w->b, KIR_LT, as_i32(w, x->low), as_i32(w, y->low));
-    if (fits_u32(x) && fits_u32(y)) return kir_binary(w->b, KIR_LT, x->low, y->low);
+    if (is_signed(t, x, y) && fits_i32(x) && fits_i32(y)) return kir_lt(w->b, as_i32(w, x->low), as_i32(w, y->low));
+    if (fits_u32(x) && fits_u32(y)) return kir_lt(w->b, x->low, y->low);
     return run_test(w, t == KIR_I64 ? LEGAL_WORDS_LT_I : LEGAL_WORDS_LT_U, x, y);
 }
 
 static kir_val compare_words(words *w, kir_op op, kir_type t, const pair *x, const pair *y) {
     if (op == KIR_LT) return words_less(w, t, x, y);
-    if (op == KIR_LE) return kir_binary(w->b, KIR_XOR, words_less(w, t, y, x), kir_const(w->b, KIR_BOOL, 1));
-    if ((fits_i32(x) && fits_i32(y)) || (fits_u32(x) && fits_u32(y))) return kir_binary(w->b, KIR_EQ, x->low, y->low);
+    if (op == KIR_LE) return kir_xor(w->b, words_less(w, t, y, x), kir_const(w->b, KIR_BOOL, 1));
+    if ((fits_i32(x) && fits_i32(y)) || (fits_u32(x) && fits_u32(y))) return kir_eq(w->b, x->low, y->low);
     return run_test(w, LEGAL_WORDS_EQ, x, y);
 }
 
@@ -399,7 +398,7 @@ static pair opposite_if(words *w, kir_val cond, const pair *x) {
 }
 
 static kir_val is_negative(words *w, const pair *x) {
-    return kir_binary(w->b, KIR_LT, as_i32(w, high_of(w, x)), kir_const(w->b, KIR_I32, 0));
+    return kir_lt(w->b, as_i32(w, high_of(w, x)), kir_const(w->b, KIR_I32, 0));
 }
 
 /* x / y in 64 bits, 0 for a divisor of 0. */
@@ -411,7 +410,7 @@ static pair quotient(words *w, kir_type t, const pair *x, const pair *y) {
         b = opposite_if(w, is_negative(w, y), y);
     }
     pair q = run_pair(w, LEGAL_WORDS_DIV_U, &a, &b);
-    if (plain) q = opposite_if(w, kir_binary(w->b, KIR_XOR, is_negative(w, x), is_negative(w, y)), &q);
+    if (plain) q = opposite_if(w, kir_xor(w->b, is_negative(w, x), is_negative(w, y)), &q);
     return y->least > 0 || y->most < 0 ? q : choose_words(w, compare_words(w, KIR_EQ, t, y, &zero), &zero, &q);
 }
 
@@ -520,7 +519,7 @@ static kir_val to_narrow(words *w, kir_type to, kir_type from, const pair *x) {
     switch (to) {
     case KIR_I32: return as_i32(w, x->low);
     case KIR_U32: return x->low;
-    case KIR_BOOL: return kir_cast(w->b, KIR_BOOL, kir_binary(w->b, KIR_OR, x->low, high_of(w, x)));
+    case KIR_BOOL: return kir_cast(w->b, KIR_BOOL, kir_or(w->b, x->low, high_of(w, x)));
     default: return to_float(w, to, from, x);
     }
 }
@@ -578,11 +577,11 @@ static void feed_extreme(words *w, const kir_ins *in, const pair *vars, const pa
     pair best = get_pair(w, vars);
     kir_val count = kir_get(w->b, vars->count), index = kir_get(w->b, vars->index);
     kir_val beyond = in->kind == KIR_ARGMAX ? words_less(w, t, &best, x) : words_less(w, t, x, &best);
-    beyond = kir_binary(w->b, KIR_OR, beyond, kir_binary(w->b, KIR_EQ, count, kir_const(w->b, KIR_I32, 0)));
+    beyond = kir_or(w->b, beyond, kir_eq(w->b, count, kir_const(w->b, KIR_I32, 0)));
     best = choose_words(w, beyond, x, &best);
     set_pair(w, vars, &best);
     kir_set(w->b, vars->index, kir_select(w->b, beyond, count, index));
-    kir_set(w->b, vars->count, kir_binary(w->b, KIR_ADD, count, kir_const(w->b, KIR_I32, 1)));
+    kir_set(w->b, vars->count, kir_add(w->b, count, kir_const(w->b, KIR_I32, 1)));
 }
 
 static void feed(words *w, int i, const kir_ins *in) {

@@ -416,8 +416,7 @@ static void free_executable(void *code, size_t size) {
     if (code) munmap(code, size);
 }
 #else /* another processor: the code would not run */
-static tn_status make_executable(const mc_asm *a, void **code, size_t *size) {
-    (void)a;
+static tn_status make_executable(TN_UNUSED const mc_asm *a, void **code, size_t *size) {
     *code = NULL;
     *size = 0;
     return TN_ERR_UNSUPPORTED;

@@ -148,8 +148,7 @@ static void blend(mc_asm *a, const mc_vec *v, uint32_t code) {
     }
 }
 
-static void load_or_move(mc_asm *a, const mc_vec *v, uint32_t code) {
-    (void)code;
+static void load_or_move(mc_asm *a, const mc_vec *v, TN_UNUSED uint32_t code) {
     if (v->rm.advance == 32)
         two(a, 0xACC10000 | (uint32_t)v->first << 10, v->reg, v->rm.base); /* ldp */
     else if (v->rm.memory)
@@ -171,8 +170,7 @@ static void widen_bytes(mc_asm *a, const mc_vec *v, uint32_t code) {
     two(a, code, v->reg, v->reg);
 }
 
-static void store_whole_vector(mc_asm *a, const mc_vec *v, uint32_t code) {
-    (void)code;
+static void store_whole_vector(mc_asm *a, const mc_vec *v, TN_UNUSED uint32_t code) {
     move_memory(a, VECTOR_STORES, 4, v->reg, &v->rm);
 }
 /* Stores of 2 bytes a lane and of 1. */
@@ -392,9 +390,8 @@ size_t kir_mc_entry(mc_asm *a) {
     return a->n - 8;
 }
 
-void kir_mc_exit(mc_asm *a, size_t entry, int slots, bool streams) {
+void kir_mc_exit(mc_asm *a, size_t entry, int slots, TN_UNUSED bool streams) {
     uint32_t size = (uint32_t)slots * 64, parts[2] = {size >> 12, size & 0xfff};
-    (void)streams;
     move_saved(a, 0xA9400000, 0x6D400000); /* ldp */
     two(a, 0x91000000, MC_STACK, FRAME);
     a64_word(a, 0xA8CA7BFD); /* ldp x29, x30, [sp], 160 */

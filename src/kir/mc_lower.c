@@ -93,16 +93,21 @@ static mc_step plain(const mc_build *b, mc_what what, mc_op op, int width) {
                      .c = -1};
 }
 
+/* Adds a step that makes a value; returns that. */
+static int step_value(mc_build *b, mc_step s, int width, bool mask) {
+    int d = new_value(b, width, mask);
+    s.d = (int16_t)d;
+    add_step(b, s);
+    return d;
+}
+
 /* d = op(x, y), the vectors' elements `width` wide, the result's `result` wide. */
 static int compute(mc_build *b, mc_op op, int x, int y, int imm, int width, int result) {
     mc_step s = plain(b, MC_COMPUTE, op, width);
     s.a = (int16_t)x;
     s.b = (int16_t)y;
     s.imm = (int16_t)imm;
-    int d = new_value(b, result, false);
-    s.d = (int16_t)d;
-    add_step(b, s);
-    return d;
+    return step_value(b, s, result, false);
 }
 
 /* Each adds one step and returns its value; all do nothing after a refusal. The width is that of the last operand. */
@@ -121,10 +126,7 @@ static int mc_ternary(mc_build *b, mc_what what, mc_op op, int width, int x, int
     s.a = (int16_t)x;
     s.b = (int16_t)y;
     s.c = (int16_t)z;
-    int d = new_value(b, width, false);
-    s.d = (int16_t)d;
-    add_step(b, s);
-    return d;
+    return step_value(b, s, width, false);
 }
 
 static int mc_fma(mc_build *b, int x, int y, int z) {
@@ -140,10 +142,7 @@ static int compare_mc(mc_build *b, mc_op op, int imm, int x, int y) {
     s.a = (int16_t)x;
     s.b = (int16_t)y;
     s.imm = (int16_t)imm;
-    int d = new_value(b, 4, b->evex);
-    s.d = (int16_t)d;
-    add_step(b, s);
-    return d;
+    return step_value(b, s, 4, b->evex);
 }
 
 static int mc_compare_f(mc_build *b, int predicate, int x, int y) { return compare_mc(b, MC_CMPF, predicate, x, y); }
@@ -156,10 +155,7 @@ static int logic(mc_build *b, mc_op in_masks, mc_op in_vectors, int x, int y) {
     s.a = (int16_t)x;
     s.b = (int16_t)y;
     s.bytes = x < 0 ? 16 : 32;
-    int d = new_value(b, 4, true);
-    s.d = (int16_t)d;
-    add_step(b, s);
-    return d;
+    return step_value(b, s, 4, true);
 }
 
 static int not_mask(mc_build *b, int x) {
@@ -499,9 +495,7 @@ static int lower_load(mc_build *b, const kir_ins *in) {
     s.a = in->a == KIR_NONE ? -1 : b->value_of[in->a];
     s.size = (uint8_t)size;
     s.access = (int16_t)in->imm.i;
-    int d = new_value(b, width, false);
-    s.d = (int16_t)d;
-    add_step(b, s);
+    int d = step_value(b, s, width, false);
     if (dtype == TN_BF16) return mc_with_imm(b, MC_SLL, d, 16);
     return dtype == TN_BOOL ? not_zero(b, KIR_I32, d) : d;
 }
@@ -512,9 +506,7 @@ static int pack(mc_build *b, int x, int size) {
     mc_step s = plain(b, MC_EXTRACT, MC_HIGH16, 4);
     s.a = (int16_t)x;
     s.imm = 1;
-    int upper = new_value(b, 4, false);
-    s.d = (int16_t)upper;
-    add_step(b, s);
+    int upper = step_value(b, s, 4, false);
     int packed = compute(b, MC_PACKD, x, upper, -1, 2, 4); /* 16 bytes: lanes of 2 */
     return size == 2 ? packed : compute(b, MC_PACKW, packed, packed, -1, 2, 4);
 }
@@ -548,19 +540,13 @@ static int lower_index(mc_build *b, const kir_ins *in) {
     b->values[ramp].pool = kir_mc_constant_vector(b->a, lanes);
     b->values[ramp].segment = -1;
     s.a = (int16_t)ramp;
-    int d = new_value(b, 8, false);
-    s.d = (int16_t)d;
-    add_step(b, s);
-    return d;
+    return step_value(b, s, 8, false);
 }
 
 static int lower_runtime_scalar(mc_build *b, const kir_ins *in, int number) {
     mc_step s = plain(b, MC_SCALAR, MC_BCAST4, (int)kir_type_size((kir_type)in->type));
     s.access = (int16_t)number;
-    int d = new_value(b, (int)kir_type_size((kir_type)in->type), false);
-    s.d = (int16_t)d;
-    add_step(b, s);
-    return d;
+    return step_value(b, s, (int)kir_type_size((kir_type)in->type), false);
 }
 
 static int lower_const(mc_build *b, const kir_ins *in) {

@@ -732,8 +732,7 @@ static void put_set(spv *e, int i) {
     kir_spv_do(e, OpStore, e->value[in->a], kir_spv_value(e, in->b), 0);
 }
 
-static void put_barrier(spv *e, int i) {
-    (void)i;
+static void put_barrier(spv *e, TN_UNUSED int i) {
     uint32_t group = kir_spv_u32(e, ScopeWorkgroup);
     uint32_t semantics = e->shared_access ? SemanticsBarrier | SemanticsExchange : SemanticsBarrier;
     kir_spv_do(e, OpControlBarrier, group, group, kir_spv_u32(e, semantics));

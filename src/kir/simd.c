@@ -40,10 +40,8 @@ enum { VECTOR_BYTES = 16 };
 #define SHARED __attribute__((noinline)) static
 #define ALWAYS_INLINE __attribute__((always_inline)) static inline
 
-/* Parameters of a kir_fn that does not use all of them. */
-#define ARGS_A void *d_, const void *a_, const void *b_, const void *c_, int64_t n
-#define UNUSED_B (void)b_
-#define UNUSED_C (void)c_
+/* Parameters of a kir_fn. */
+#define ARGS_A void *d_, const void *a_, TN_UNUSED const void *b_, TN_UNUSED const void *c_, TN_UNUSED int64_t n
 
 /* ---- element by element ------------------------------------------------------------------------------------------ */
 
@@ -51,8 +49,6 @@ enum { VECTOR_BYTES = 16 };
     static void op##_##t(ARGS_A) {        \
         kir_##t *d = d_;                  \
         const kir_##t *a = a_;            \
-        UNUSED_B;                         \
-        UNUSED_C;                         \
         EACH d[i] = kir_##op##_##t(a[i]); \
     }
 
@@ -62,8 +58,6 @@ enum { VECTOR_BYTES = 16 };
         kir_##t *d = d_;                                                         \
         const kir_##t *a = a_;                                                   \
         int far = 0;                                                             \
-        UNUSED_B;                                                                \
-        UNUSED_C;                                                                \
         ROLLED for (int64_t i = 0; i < n; i++) far |= kir_trig_is_far_##t(a[i]); \
         if (far) {                                                               \
             ROLLED for (int64_t i = 0; i < n; i++) d[i] = kir_##op##_##t(a[i]);  \
@@ -97,23 +91,13 @@ PLAIN_UNARY_LIST(UNARY)
 ROUND_LIST(UNARY)
 TRIGONOMETRIC_LIST(TRIGONOMETRIC)
 
-static void copy_32(ARGS_A) {
-    UNUSED_B;
-    UNUSED_C;
-    memmove(d_, a_, (size_t)n * 4);
-}
-static void copy_64(ARGS_A) {
-    UNUSED_B;
-    UNUSED_C;
-    memmove(d_, a_, (size_t)n * 8);
-}
+static void copy_32(ARGS_A) { memmove(d_, a_, (size_t)n * 4); }
+static void copy_64(ARGS_A) { memmove(d_, a_, (size_t)n * 8); }
 
 #define CAST(FROM, from, TO, to)                  \
     static void cast_##from##_##to(ARGS_A) {      \
         kir_##to *d = d_;                         \
         const kir_##from *a = a_;                 \
-        UNUSED_B;                                 \
-        UNUSED_C;                                 \
         EACH d[i] = kir_cast_##from##_##to(a[i]); \
     }
 KIR_CAST_LIST(CAST)
@@ -123,14 +107,10 @@ KIR_CAST_LIST(CAST)
     static void name(ARGS_A) {               \
         kir_##r *d = d_;                     \
         const kir_##t *a = a_, *b = b_;      \
-        UNUSED_C;                            \
         SINGLE_OR_VECTOR(t, A, B)            \
         EACH d[i] = fn(A, B);                \
     }
-#define SINGLE_OR_VECTOR(t, A, B)       \
-    const kir_##t a0 = a[0], b0 = b[0]; \
-    (void)a0;                           \
-    (void)b0;
+#define SINGLE_OR_VECTOR(t, A, B) TN_UNUSED const kir_##t a0 = a[0], b0 = b[0];
 
 #define BINARY_VV(OP, op, TYPE, t) BINARY_VARIANT(op##_vv_##t, kir_##op##_##t, t, t, a[i], b[i])
 #define BINARY_VS(OP, op, TYPE, t) BINARY_VARIANT(op##_vs_##t, kir_##op##_##t, t, t, a[i], b0)
@@ -189,8 +169,7 @@ LONG_PAIRED_COMPARE_LIST(COMPARE_VV)
         kir_##t *d = d_;                         \
         const kir_##t *a = a_, *b = b_, *c = c_; \
         SINGLE_OR_VECTOR(t, A, B)                \
-        const kir_##t c0 = c[0];                 \
-        (void)c0;                                \
+        TN_UNUSED const kir_##t c0 = c[0];       \
         EACH d[i] = kir_fma_##t(A, B, C);        \
     }
 #define FMA_VARIANTS(t)                   \
@@ -201,15 +180,13 @@ LONG_PAIRED_COMPARE_LIST(COMPARE_VV)
 FMA_VARIANTS(f32)
 FMA_VARIANTS(f64)
 
-#define SELECT_VARIANT(t, name, B, C)         \
-    static void select_##name##_##t(ARGS_A) { \
-        kir_##t *d = d_;                      \
-        const kir_b8 *a = a_;                 \
-        const kir_##t *b = b_, *c = c_;       \
-        const kir_##t b0 = b[0], c0 = c[0];   \
-        (void)b0;                             \
-        (void)c0;                             \
-        EACH d[i] = a[i] ? B : C;             \
+#define SELECT_VARIANT(t, name, B, C)                 \
+    static void select_##name##_##t(ARGS_A) {         \
+        kir_##t *d = d_;                              \
+        const kir_b8 *a = a_;                         \
+        const kir_##t *b = b_, *c = c_;               \
+        TN_UNUSED const kir_##t b0 = b[0], c0 = c[0]; \
+        EACH d[i] = a[i] ? B : C;                     \
     }
 #define SELECT_VARIANTS(t)            \
     SELECT_VARIANT(t, vv, b[i], c[i]) \
@@ -223,7 +200,6 @@ SELECT_VARIANT(b8, vv, b[i], c[i])
 static void philox_vv(ARGS_A) {
     uint32_t *d = d_;
     const uint64_t *a = a_, *b = b_;
-    UNUSED_C;
     ROLLED for (int64_t i = 0; i < n; i++) d[i] = kir_philox_u32(a[i], b[i]); /* the output is narrower: not in place */
 }
 
@@ -262,7 +238,6 @@ static void philox_sv(ARGS_A) {
     uint32_t *d = d_;
     const uint64_t *a = a_, *b = b_;
     const uint64_t key = a[0];
-    UNUSED_C;
     int64_t i = 0;
 #if defined(__AVX2__)
     i = philox_vectors(d, key, b, n);
@@ -276,8 +251,6 @@ static void philox_sv(ARGS_A) {
     static void name(ARGS_A) {    \
         D *d = d_;                \
         const S *a = a_;          \
-        UNUSED_B;                 \
-        UNUSED_C;                 \
         EACH d[i] = EXPR;         \
     }
 CONVERT(load_bf16, float, uint16_t, kir_from_bf16(a[i]))
@@ -323,8 +296,6 @@ static void load_f16(ARGS_A) {
     float *d = d_;
     const uint16_t *a = a_;
     int64_t rest = n % HALVES, vectors = n - rest;
-    UNUSED_B;
-    UNUSED_C;
     for (int64_t i = 0; i < vectors; i += HALVES)
         widen_halves(d + i, a + i);
     if (rest > 0 && vectors > 0) {
@@ -342,8 +313,6 @@ static void store_f16(ARGS_A) {
     uint16_t *d = d_;
     const float *a = a_;
     int64_t rest = n % HALVES, vectors = n - rest;
-    UNUSED_B;
-    UNUSED_C;
     for (int64_t i = 0; i < vectors; i += HALVES)
         narrow_halves(d + i, a + i);
     if (rest > 0 && vectors > 0) {
@@ -597,7 +566,6 @@ LANE_VECTOR(f64, int64_t)
     static void lanes_##OP##_##t(ARGS_A) {                                                      \
         kir_##t *lane = d_;                                                                     \
         const kir_##t *a = a_;                                                                  \
-        UNUSED_C;                                                                               \
         for (int64_t at = *(const int64_t *)b_; at % KIR_LANES != 0 && n > 0; at++, a++, n--) { \
             lane[at] = kir_##op##_##t(lane[at], *a);                                            \
         }                                                                                       \
@@ -605,9 +573,6 @@ LANE_VECTOR(f64, int64_t)
     }                                                                                           \
     SHARED void fold_##OP##_##t(ARGS_A) {                                                       \
         kir_##t lane[KIR_LANES];                                                                \
-        UNUSED_B;                                                                               \
-        UNUSED_C;                                                                               \
-        (void)n;                                                                                \
         memcpy(lane, a_, sizeof lane);                                                          \
         *(kir_##t *)d_ = tree_##OP##_##t(lane, KIR_LANES);                                      \
     }                                                                                           \
@@ -630,7 +595,6 @@ LANE_VECTOR(f64, int64_t)
         kir_##t *d = d_;                                                                        \
         const kir_##t *a = a_;                                                                  \
         const int64_t length = *(const int64_t *)b_;                                            \
-        UNUSED_C;                                                                               \
         ROLLED for (int64_t i = 0; i < n; i++, a += length) {                                   \
             d[i] = length == 8    ? short_##OP##_##t(a, 8, 8)                                   \
                    : length <= 16 ? short_##OP##_##t(a, length, 16)                             \
@@ -655,21 +619,13 @@ REDUCTION(RMIN, min, f64, (double)INFINITY)
     }                                                                                          \
     static void lanes_##OP##_##t(ARGS_A) {                                                     \
         kir_##t *lane = d_;                                                                    \
-        UNUSED_B;                                                                              \
-        UNUSED_C;                                                                              \
         lane[0] = kir_##op##_##t(lane[0], long_##OP##_##t(a_, n));                             \
     }                                                                                          \
-    static void fold_##OP##_##t(ARGS_A) {                                                      \
-        UNUSED_B;                                                                              \
-        UNUSED_C;                                                                              \
-        (void)n;                                                                               \
-        *(kir_##t *)d_ = *(const kir_##t *)a_;                                                 \
-    }                                                                                          \
+    static void fold_##OP##_##t(ARGS_A) { *(kir_##t *)d_ = *(const kir_##t *)a_; }             \
     static void rows_##OP##_##t(ARGS_A) {                                                      \
         kir_##t *d = d_;                                                                       \
         const kir_##t *a = a_;                                                                 \
         const int64_t length = *(const int64_t *)b_;                                           \
-        UNUSED_C;                                                                              \
         ROLLED for (int64_t i = 0; i < n; i++) d[i] = long_##OP##_##t(a + i * length, length); \
     }
 WHOLE_REDUCTION(SUM, add, i32, 0)
@@ -725,7 +681,6 @@ BOOLEAN(ARG_BOTH, ARG, arg)
         const kir_##t *a = a_;                                                     \
         kir_##t *last = (kir_##t *)(uintptr_t)b_;                                  \
         kir_##t x = *last;                                                         \
-        UNUSED_C;                                                                  \
         ROLLED for (int64_t i = 0; i < n; i++) d[i] = x = kir_##op##_##t(x, a[i]); \
         *last = x;                                                                 \
     }

@@ -182,15 +182,9 @@ static void do_spread(kir_frame *f, const kir_bound *b) {
 static void do_rename(kir_frame *f, const kir_bound *b) { f->at[b->d] = f->at[b->a]; }
 
 /* With whole rows in the tile, a loop is just the full range; parts are run by run_loop. */
-static void do_loop(kir_frame *f, const kir_bound *b) {
-    (void)b;
-    set_loop(f, 0, loop_space(f)->total);
-}
+static void do_loop(kir_frame *f, TN_UNUSED const kir_bound *b) { set_loop(f, 0, loop_space(f)->total); }
 
-static void do_end(kir_frame *f, const kir_bound *b) {
-    (void)b;
-    leave_loop(f);
-}
+static void do_end(kir_frame *f, TN_UNUSED const kir_bound *b) { leave_loop(f); }
 
 typedef void act_fn(kir_frame *f, const kir_bound *b);
 static act_fn *const ACTS[KIR_ACTS] = {

@@ -1053,25 +1053,24 @@ static kir_val lower_rope_rows(tn_lower *lw, const tn_node *n, const kir_aff *at
     int64_t half = angles->shape[angles->rank - 1];
     int last = n->rank - 1;
     kir_aff own[TN_MAX_RANK], table[TN_MAX_RANK];
-    kir_val j = kir_index(kb, &at[last]), one = kir_const_i(kb, KIR_I64, 1), width = kir_const_i(kb, KIR_I64, half);
+    kir_val j = kir_index(kb, &at[last]), one = kir_whole(kb, 1), width = kir_whole(kb, half);
     bool neighbours = n->i[TN_ROPE_ROWS_INTERLEAVED];
-    kir_val first = neighbours ? kir_binary(kb, KIR_EQ, kir_binary(kb, KIR_AND, j, one), kir_const_i(kb, KIR_I64, 0))
-                               : kir_binary(kb, KIR_LT, j, width);
-    kir_val low = kir_binary(kb, KIR_SUB, j, width), high = kir_binary(kb, KIR_ADD, j, width);
-    kir_val partner = neighbours ? kir_binary(kb, KIR_XOR, j, one) : kir_select(kb, first, high, low);
-    kir_val pair = neighbours ? kir_binary(kb, KIR_SHR, j, one) : kir_select(kb, first, j, low);
-    kir_val turning = kir_binary(kb, KIR_LT, j, kir_const_i(kb, KIR_I64, 2 * half));
+    kir_val first = neighbours ? kir_eq(kb, kir_and(kb, j, one), kir_whole(kb, 0)) : kir_lt(kb, j, width);
+    kir_val low = kir_sub(kb, j, width), high = kir_add(kb, j, width);
+    kir_val partner = neighbours ? kir_xor(kb, j, one) : kir_select(kb, first, high, low);
+    kir_val pair = neighbours ? kir_shr(kb, j, one) : kir_select(kb, first, j, low);
+    kir_val turning = kir_lt(kb, j, kir_whole(kb, 2 * half));
     memcpy(own, at, (size_t)n->rank * sizeof *own);
     for (int d = 0; d < angles->rank - 1; d++)
         table[d] = angles->shape[d] == 1 ? kir_aff_const(0) : at[n->rank - angles->rank + d];
-    table[angles->rank - 1] = tn_aff_value(pair);
+    table[angles->rank - 1] = kir_aff_value(pair);
     kir_val x = tn_lower_at(lw, n->in[0], own);
-    own[last] = tn_aff_value(partner);
+    own[last] = kir_aff_value(partner);
     kir_val y = tn_lower_at_masked(lw, n->in[0], own, turning);
     kir_val cosine = tn_lower_at_masked(lw, n->in[1], table, turning),
             sine = tn_lower_at_masked(lw, n->in[2], table, turning);
-    sine = kir_select(kb, first, kir_unary(kb, KIR_NEG, sine), sine);
-    kir_val rotated = kir_binary(kb, KIR_ADD, kir_binary(kb, KIR_MUL, x, cosine), kir_binary(kb, KIR_MUL, y, sine));
+    sine = kir_select(kb, first, kir_neg(kb, sine), sine);
+    kir_val rotated = kir_add(kb, kir_mul(kb, x, cosine), kir_mul(kb, y, sine));
     return kir_select(kb, turning, rotated, x);
 }
 

@@ -364,9 +364,9 @@ static kir_aff flat_index(tn_lower *lw, const tn_node *n, const kir_aff *at) {
 static kir_val lower_random_bits(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_builder *kb = lw->kb;
     kir_aff flat = flat_index(lw, n, at);
-    kir_val skip = kir_const_i(kb, KIR_I64, n->i[TN_RANDOM_BITS_SKIP]);
-    kir_val first = kir_binary(kb, KIR_ADD, tn_lower_in(lw, n, 1, at), skip);
-    kir_val counter = kir_binary(kb, KIR_ADD, first, kir_index(kb, &flat));
+    kir_val skip = kir_whole(kb, n->i[TN_RANDOM_BITS_SKIP]);
+    kir_val first = kir_add(kb, tn_lower_in(lw, n, 1, at), skip);
+    kir_val counter = kir_add(kb, first, kir_index(kb, &flat));
     kir_val key = tn_lower_in(lw, n, 0, at);
     return kir_philox(kb, kir_bitcast(kb, KIR_U64, key), kir_bitcast(kb, KIR_U64, counter));
 }

@@ -16,10 +16,7 @@ static kir_val lower_unary(tn_lower *lw, const tn_node *n, const kir_aff *at) {
 }
 
 /* neg(x): −x. */
-static tn_node *grad_neg(tn_build *b, const tn_node *n, tn_node *dy) {
-    (void)n;
-    return tn_b_neg(b, dy);
-}
+static tn_node *grad_neg(tn_build *b, TN_UNUSED const tn_node *n, tn_node *dy) { return tn_b_neg(b, dy); }
 OP_CODE(neg, .class_ = TN_ELEMENTWISE, .keeps_half = true, .infer = tn_infer_not_bool, .grad_first = grad_neg,
         .lower = lower_unary, .instruction = KIR_NEG, .define_one = negate_elementwise,
         .cases = "types=f32,f64,i32,i64,i8; [2,3]; [0,3]; []; [17]", .flops = 1);
@@ -115,7 +112,7 @@ OP_CODE(erf, FLOAT_FUNCTION(KIR_ERF, erf), .grad = grad_erf,
 static kir_val lower_bitwise_not(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_val x = tn_lower_in(lw, n, 0, at);
     kir_type t = kir_val_type(lw->kb, x);
-    return kir_binary(lw->kb, KIR_XOR, x, kir_const_i(lw->kb, t, t == KIR_BOOL ? 1 : -1));
+    return kir_xor(lw->kb, x, kir_const_i(lw->kb, t, t == KIR_BOOL ? 1 : -1));
 }
 static void reference_bitwise_not(const tn_reference *r) {
     int64_t count = tn_node_numel(r->node);
@@ -269,7 +266,7 @@ OP_CODE(div, .facts = TN_FACT_DIV, .class_ = TN_ELEMENTWISE, .promote = true, .t
  * integer, and x / 0 is 0. */
 static kir_val lower_div_trunc(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_val x = tn_lower_in(lw, n, 0, at);
-    kir_val quotient = kir_binary(lw->kb, KIR_DIV, x, tn_lower_in(lw, n, 1, at));
+    kir_val quotient = kir_div(lw->kb, x, tn_lower_in(lw, n, 1, at));
     return tn_dtype_is_float((tn_dtype)n->dtype) ? kir_rounding(lw->kb, KIR_TRUNC, quotient) : quotient;
 }
 static double define_div_trunc(double x, double y) { return trunc(x / y); }
@@ -285,29 +282,29 @@ OP_CODE(div_trunc, .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_
 static kir_val floor_divide_integers(kir_builder *kb, kir_val x, kir_val y) {
     kir_type t = kir_val_type(kb, x);
     kir_val zero = kir_const_i(kb, t, 0);
-    kir_val q = kir_binary(kb, KIR_DIV, x, y);
+    kir_val q = kir_div(kb, x, y);
     if (t == KIR_U32 || t == KIR_U64) return q;
-    kir_val rest = kir_binary(kb, KIR_MOD, x, y);
-    kir_val signs_differ = kir_binary(kb, KIR_LT, kir_binary(kb, KIR_XOR, rest, y), zero);
-    kir_val exact = kir_binary(kb, KIR_EQ, rest, zero);
-    return kir_select(kb, exact, q, kir_select(kb, signs_differ, kir_binary(kb, KIR_SUB, q, kir_const_i(kb, t, 1)), q));
+    kir_val rest = kir_mod(kb, x, y);
+    kir_val signs_differ = kir_lt(kb, kir_xor(kb, rest, y), zero);
+    kir_val exact = kir_eq(kb, rest, zero);
+    return kir_select(kb, exact, q, kir_select(kb, signs_differ, kir_sub(kb, q, kir_const_i(kb, t, 1)), q));
 }
 /* The quotient of (x − x mod y) / y is whole but for rounding; so it is rounded to the nearest whole number. */
 static kir_val floor_divide_floats(kir_builder *kb, kir_val x, kir_val y) {
     kir_type t = kir_val_type(kb, x);
     kir_val zero = kir_const(kb, t, 0), one = kir_const(kb, t, 1);
-    kir_val rest = kir_binary(kb, KIR_MOD, x, y);
-    kir_val q = kir_binary(kb, KIR_DIV, kir_binary(kb, KIR_SUB, x, rest), y);
-    kir_val signs_differ = kir_binary(kb, KIR_XOR, kir_binary(kb, KIR_LT, rest, zero), kir_binary(kb, KIR_LT, y, zero));
-    kir_val whole = kir_binary(kb, KIR_EQ, rest, zero);
-    kir_val lower = kir_select(kb, whole, q, kir_select(kb, signs_differ, kir_binary(kb, KIR_SUB, q, one), q));
+    kir_val rest = kir_mod(kb, x, y);
+    kir_val q = kir_div(kb, kir_sub(kb, x, rest), y);
+    kir_val signs_differ = kir_xor(kb, kir_lt(kb, rest, zero), kir_lt(kb, y, zero));
+    kir_val whole = kir_eq(kb, rest, zero);
+    kir_val lower = kir_select(kb, whole, q, kir_select(kb, signs_differ, kir_sub(kb, q, one), q));
     kir_val rounded = kir_rounding(kb, KIR_NEAREST_EVEN, lower);
-    kir_val none = kir_binary(kb, KIR_EQ, lower, zero); /* a zero takes the sign of x / y */
-    kir_val plain = kir_binary(kb, KIR_DIV, x, y);
-    kir_val signed_zero = kir_binary(kb, KIR_MUL, zero, plain);
-    signed_zero = kir_select(kb, kir_binary(kb, KIR_EQ, signed_zero, signed_zero), signed_zero, zero);
+    kir_val none = kir_eq(kb, lower, zero); /* a zero takes the sign of x / y */
+    kir_val plain = kir_div(kb, x, y);
+    kir_val signed_zero = kir_mul(kb, zero, plain);
+    signed_zero = kir_select(kb, kir_eq(kb, signed_zero, signed_zero), signed_zero, zero);
     kir_val finite = kir_select(kb, none, signed_zero, rounded);
-    return kir_select(kb, kir_binary(kb, KIR_EQ, y, zero), plain, finite);
+    return kir_select(kb, kir_eq(kb, y, zero), plain, finite);
 }
 static kir_val lower_floor_divide(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_val x = tn_lower_in(lw, n, 0, at);
@@ -334,9 +331,9 @@ static kir_val lower_heaviside(tn_lower *lw, const tn_node *n, const kir_aff *at
     kir_builder *kb = lw->kb;
     kir_val x = tn_lower_in(lw, n, 0, at), at_zero = tn_lower_in(lw, n, 1, at);
     kir_type t = kir_val_type(kb, x);
-    if (n->dtype == TN_BOOL) return kir_binary(kb, KIR_OR, x, at_zero);
-    kir_val zero = kir_const(kb, t, 0), step = kir_cast(kb, t, kir_binary(kb, KIR_LT, zero, x));
-    return kir_select(kb, kir_binary(kb, KIR_EQ, x, zero), at_zero, step);
+    if (n->dtype == TN_BOOL) return kir_or(kb, x, at_zero);
+    kir_val zero = kir_const(kb, t, 0), step = kir_cast(kb, t, kir_lt(kb, zero, x));
+    return kir_select(kb, kir_eq(kb, x, zero), at_zero, step);
 }
 static double define_heaviside(double x, double values) { return x == 0 ? values : x > 0; }
 OP_CODE(
@@ -355,11 +352,11 @@ static kir_val lower_remainder(tn_lower *lw, const tn_node *n, const kir_aff *at
     kir_builder *kb = lw->kb;
     kir_val x = tn_lower_in(lw, n, 0, at);
     kir_val y = tn_lower_in(lw, n, 1, at);
-    kir_val rest = kir_binary(kb, KIR_MOD, x, y);
+    kir_val rest = kir_mod(kb, x, y);
     kir_val zero = kir_const(kb, kir_val_type(kb, x), 0);
-    kir_val signs_differ = kir_binary(kb, KIR_XOR, kir_binary(kb, KIR_LT, rest, zero), kir_binary(kb, KIR_LT, y, zero));
-    kir_val whole = kir_binary(kb, KIR_EQ, rest, zero);
-    kir_val turned = kir_select(kb, signs_differ, kir_binary(kb, KIR_ADD, rest, y), rest);
+    kir_val signs_differ = kir_xor(kb, kir_lt(kb, rest, zero), kir_lt(kb, y, zero));
+    kir_val whole = kir_eq(kb, rest, zero);
+    kir_val turned = kir_select(kb, signs_differ, kir_add(kb, rest, y), rest);
     return kir_select(kb, whole, rest, turned);
 }
 static double define_remainder(double x, double y) {
@@ -498,8 +495,7 @@ static tn_status infer_full(tn_infer *c) {
     TRY(tn_need_held(c, c->dtype, "value", c->attrs->f[TN_FULL_VALUE]));
     return tn_infer_shape(c, c->attrs->i + 1, rank);
 }
-static kir_val lower_full(tn_lower *lw, const tn_node *n, const kir_aff *at) {
-    (void)at;
+static kir_val lower_full(tn_lower *lw, const tn_node *n, TN_UNUSED const kir_aff *at) {
     tn_dtype t = (tn_dtype)n->dtype;
     return tn_lower_narrow(lw->kb, t, kir_const(lw->kb, kir_type_of(t), n->f[TN_FULL_VALUE]));
 }
@@ -547,8 +543,8 @@ static kir_val lower_arange(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     double start = n->f[TN_ARANGE_START], step = n->f[TN_ARANGE_STEP];
     kir_val i = kir_index(kb, &at[0]);
     if (t != KIR_F32 && t != KIR_F64) {
-        kir_val along = kir_binary(kb, KIR_MUL, i, kir_const(kb, KIR_I64, step));
-        return kir_cast(kb, t, kir_binary(kb, KIR_ADD, along, kir_const(kb, KIR_I64, start)));
+        kir_val along = kir_mul(kb, i, kir_const(kb, KIR_I64, step));
+        return kir_cast(kb, t, kir_add(kb, along, kir_const(kb, KIR_I64, start)));
     }
     kir_val v = kir_fma(kb, kir_cast(kb, t, i), kir_const(kb, t, step), kir_const(kb, t, start));
     return tn_lower_narrow(kb, (tn_dtype)n->dtype, v);
@@ -591,33 +587,29 @@ OP_CODE(runtime_scalar, .facts = TN_FACT_LAUNCH_SCALAR | TN_FACT_SOURCE, .class_
 /* Types of one size share their bits. Small ones compute in wider types, so what the memory would hold is made of the
  * number first: that of an f16 takes apart its exponent, all others are a cut or a shift. */
 
-static kir_val bits_number(kir_builder *kb, kir_type t, int64_t v) { return kir_const_i(kb, t, v); }
-
 /* The 16 bits of an f16 whose value v is, as U32. Below 2^-14 it counts in steps of 2^-24. */
 static kir_val bits_of_f16(kir_builder *kb, kir_val v) {
     kir_val bits = kir_bitcast(kb, KIR_U32, v), size = kir_unary(kb, KIR_ABS, v);
-    kir_val sign = kir_binary(kb, KIR_AND, kir_binary(kb, KIR_SHR, bits, bits_number(kb, KIR_U32, 16)),
-                              bits_number(kb, KIR_U32, 0x8000));
-    kir_val exponent = kir_binary(kb, KIR_SUB, kir_bitcast(kb, KIR_U32, size), bits_number(kb, KIR_U32, 112 << 23));
-    kir_val normal = kir_binary(kb, KIR_SHR, exponent, bits_number(kb, KIR_U32, 13));
-    kir_val small = kir_cast(kb, KIR_U32, kir_binary(kb, KIR_MUL, size, kir_const(kb, KIR_F32, 0x1p24)));
-    kir_val r = kir_select(kb, kir_binary(kb, KIR_LT, size, kir_const(kb, KIR_F32, 0x1p-14)), small, normal);
-    kir_val infinite = kir_binary(kb, KIR_EQ, size, kir_const(kb, KIR_F32, INFINITY));
-    r = kir_select(kb, infinite, bits_number(kb, KIR_U32, 0x7C00), r);
-    r = kir_select(kb, kir_binary(kb, KIR_EQ, v, v), r, bits_number(kb, KIR_U32, 0x7E00));
-    return kir_binary(kb, KIR_OR, sign, r);
+    kir_val sign = kir_and(kb, kir_shr(kb, bits, kir_const_i(kb, KIR_U32, 16)), kir_const_i(kb, KIR_U32, 0x8000));
+    kir_val exponent = kir_sub(kb, kir_bitcast(kb, KIR_U32, size), kir_const_i(kb, KIR_U32, 112 << 23));
+    kir_val normal = kir_shr(kb, exponent, kir_const_i(kb, KIR_U32, 13));
+    kir_val small = kir_cast(kb, KIR_U32, kir_mul(kb, size, kir_real(kb, 0x1p24)));
+    kir_val r = kir_select(kb, kir_lt(kb, size, kir_real(kb, 0x1p-14)), small, normal);
+    kir_val infinite = kir_eq(kb, size, kir_real(kb, INFINITY));
+    r = kir_select(kb, infinite, kir_const_i(kb, KIR_U32, 0x7C00), r);
+    r = kir_select(kb, kir_eq(kb, v, v), r, kir_const_i(kb, KIR_U32, 0x7E00));
+    return kir_or(kb, sign, r);
 }
 static kir_val f16_of_bits(kir_builder *kb, kir_val bits) {
-    kir_val rest = kir_binary(kb, KIR_AND, bits, bits_number(kb, KIR_U32, 0x7FFF));
-    kir_val sign = kir_binary(kb, KIR_SHL, kir_binary(kb, KIR_AND, bits, bits_number(kb, KIR_U32, 0x8000)),
-                              bits_number(kb, KIR_U32, 16));
-    kir_val wide = kir_binary(kb, KIR_SHL, rest, bits_number(kb, KIR_U32, 13));
-    kir_val normal = kir_bitcast(kb, KIR_F32, kir_binary(kb, KIR_ADD, wide, bits_number(kb, KIR_U32, 112 << 23)));
-    kir_val special = kir_bitcast(kb, KIR_F32, kir_binary(kb, KIR_OR, wide, bits_number(kb, KIR_U32, 0x7F800000)));
-    kir_val small = kir_binary(kb, KIR_MUL, kir_cast(kb, KIR_F32, rest), kir_const(kb, KIR_F32, 0x1p-24));
-    kir_val r = kir_select(kb, kir_binary(kb, KIR_LT, rest, bits_number(kb, KIR_U32, 0x400)), small, normal);
-    r = kir_select(kb, kir_binary(kb, KIR_LT, rest, bits_number(kb, KIR_U32, 0x7C00)), r, special);
-    return kir_bitcast(kb, KIR_F32, kir_binary(kb, KIR_OR, sign, kir_bitcast(kb, KIR_U32, r)));
+    kir_val rest = kir_and(kb, bits, kir_const_i(kb, KIR_U32, 0x7FFF));
+    kir_val sign = kir_shl(kb, kir_and(kb, bits, kir_const_i(kb, KIR_U32, 0x8000)), kir_const_i(kb, KIR_U32, 16));
+    kir_val wide = kir_shl(kb, rest, kir_const_i(kb, KIR_U32, 13));
+    kir_val normal = kir_bitcast(kb, KIR_F32, kir_add(kb, wide, kir_const_i(kb, KIR_U32, 112 << 23)));
+    kir_val special = kir_bitcast(kb, KIR_F32, kir_or(kb, wide, kir_const_i(kb, KIR_U32, 0x7F800000)));
+    kir_val small = kir_mul(kb, kir_cast(kb, KIR_F32, rest), kir_real(kb, 0x1p-24));
+    kir_val r = kir_select(kb, kir_lt(kb, rest, kir_const_i(kb, KIR_U32, 0x400)), small, normal);
+    r = kir_select(kb, kir_lt(kb, rest, kir_const_i(kb, KIR_U32, 0x7C00)), r, special);
+    return kir_bitcast(kb, KIR_F32, kir_or(kb, sign, kir_bitcast(kb, KIR_U32, r)));
 }
 
 /* view_dtype(x, dtype): x's bits as another dtype of the same size (PyTorch's view(dtype)); to bool: any bit. */
@@ -638,11 +630,11 @@ static kir_val lower_view_dtype(tn_lower *lw, const tn_node *n, const kir_aff *a
     if (from == to) return v;
     if (tn_dtype_size(to) >= 4) return kir_bitcast(kb, kir_type_of(to), v);
     if (from == TN_F16) v = bits_of_f16(kb, v);
-    if (from == TN_BF16) v = kir_binary(kb, KIR_SHR, kir_bitcast(kb, KIR_U32, v), bits_number(kb, KIR_U32, 16));
+    if (from == TN_BF16) v = kir_shr(kb, kir_bitcast(kb, KIR_U32, v), kir_const_i(kb, KIR_U32, 16));
     if (!tn_dtype_is_float(to)) return tn_lower_narrow(kb, to, kir_cast(kb, kir_type_of(to), v));
     v = kir_cast(kb, KIR_U32, v);
     if (to == TN_F16) return f16_of_bits(kb, v);
-    return kir_bitcast(kb, KIR_F32, kir_binary(kb, KIR_SHL, v, bits_number(kb, KIR_U32, 16)));
+    return kir_bitcast(kb, KIR_F32, kir_shl(kb, v, kir_const_i(kb, KIR_U32, 16)));
 }
 /* An f16's bits from its value, and back, by arithmetic. */
 static double f16_bits(double v) {

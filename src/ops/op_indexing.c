@@ -25,7 +25,7 @@ static kir_val load_gathered(tn_lower *lw, const tn_node *n, const kir_aff *at, 
     for (int d = 0; d < TN_MAX_RANK; d++)
         in[d] = d < n->rank ? at[d] : kir_aff_const(0);
     index = kir_cast(lw->kb, KIR_I64, index);
-    in[dim] = tn_aff_value(index);
+    in[dim] = kir_aff_value(index);
     kir_val inside = index_in_range(lw->kb, index, tn_line_extent(x, dim));
     kir_val v = tn_lower_at_masked(lw, x, in, inside);
     return kir_select(lw->kb, inside, v, outside_value(lw, (tn_dtype)n->dtype));
@@ -186,7 +186,7 @@ static kir_val scatter_hits(tn_lower *lw, const tn_node *n, const kir_aff *at, k
             there = mask_both(kb, there, index_below(kb, &in[d], -index->shape[d]));
     }
     kir_val place = there == KIR_NONE ? tn_lower_at(lw, index, in) : tn_lower_at_masked(lw, index, in, there);
-    kir_val hit = kir_binary(kb, KIR_EQ, kir_cast(kb, KIR_I64, place), kir_index(kb, &at[dim]));
+    kir_val hit = kir_eq(kb, kir_cast(kb, KIR_I64, place), kir_index(kb, &at[dim]));
     return mask_both(kb, there, hit);
 }
 static kir_val lower_scatter_sum(tn_lower *lw, const tn_node *n, const kir_aff *at) {
@@ -407,7 +407,7 @@ static kir_val lower_scatter_last(tn_lower *lw, const tn_node *n, const kir_aff 
     kir_builder *kb = lw->kb;
     kir_aff in[TN_MAX_RANK];
     kir_val hit = scatter_hits(lw, n, at, in);
-    return kir_select(kb, hit, kir_index(kb, &at[n->rank]), kir_const_i(kb, KIR_I64, -1));
+    return kir_select(kb, hit, kir_index(kb, &at[n->rank]), kir_whole(kb, -1));
 }
 /* The same for the last that leads to a place: in order of places the last of equal ones, whose number (and one, so
  * that 0 is none) alone goes there. */
@@ -498,7 +498,7 @@ static kir_val lower_index_add_rows(tn_lower *lw, const tn_node *n, const kir_af
     from[0] = row;
     kir_val source = index_not_negative(kb, &row), first = index_below(kb, &at[n->rank], -1);
     kir_val place = tn_lower_at_masked(lw, n->in[1], &row, source);
-    kir_val hit = kir_binary(kb, KIR_AND, source, kir_binary(kb, KIR_EQ, place, kir_index(kb, &at[0])));
+    kir_val hit = kir_and(kb, source, kir_eq(kb, place, kir_index(kb, &at[0])));
     kir_val added = tn_lower_at_masked(lw, n->in[2], from, hit);
     kir_val own = tn_lower_at_masked(lw, n->in[0], at, first);
     kir_val none = kir_const(kb, kir_type_of((tn_dtype)n->dtype), -0.0);
@@ -952,10 +952,9 @@ typedef struct search {
     atomic_bool found;
 } search;
 
-static void search_part(void *ctx, int64_t begin, int64_t end, int worker) {
+static void search_part(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     search *s = ctx;
     const char *base = s->list->first + begin * (int64_t)tn_dtype_size(s->list->dtype);
-    (void)worker;
     bool out =
         s->list->dtype == TN_I64 ? any_of_i64(base, end - begin, s->range) : any_of_i32(base, end - begin, s->range);
     if (out) atomic_store_explicit(&s->found, true, memory_order_relaxed);

@@ -97,9 +97,9 @@ static kir_val lower_matmul_batched(tn_lower *lw, const tn_node *n, const kir_af
     bool outer = tn_is_outer_product(n);
     if (outer) xi[x->rank - 1] = yi[y->rank - 2] = kir_aff_const(0);
     kir_val a = tn_lower_at(lw, x, xi), b = tn_lower_at(lw, y, yi);
-    if (outer) return kir_fma(lw->kb, a, b, kir_const(lw->kb, KIR_F32, 0));
+    if (outer) return kir_fma(lw->kb, a, b, kir_real(lw->kb, 0));
     if (tn_dtype_is_float((tn_dtype)n->dtype)) return kir_reduce_value(lw->kb, KIR_CHAIN, a, b);
-    return kir_reduce_value(lw->kb, KIR_SUM, kir_binary(lw->kb, KIR_MUL, a, b), KIR_NONE);
+    return kir_reduce_value(lw->kb, KIR_SUM, kir_mul(lw->kb, a, b), KIR_NONE);
 }
 
 /* Element offset of batch entry `flat` of the result in operand x. */

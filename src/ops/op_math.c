@@ -39,14 +39,6 @@ static const float_layout *layout_of(const kir_builder *kb, kir_val v) {
 }
 
 static kir_val pair_number(kir_builder *kb, kir_val like, double v) { return kir_const(kb, kir_val_type(kb, like), v); }
-static kir_val add_pair(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_ADD, a, b); }
-static kir_val sub(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_SUB, a, b); }
-static kir_val mul(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_MUL, a, b); }
-static kir_val divide_pair(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_DIV, a, b); }
-static kir_val neg(kir_builder *kb, kir_val a) { return kir_unary(kb, KIR_NEG, a); }
-static kir_val equal(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_EQ, a, b); }
-static kir_val pair_less(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_LT, a, b); }
-static kir_val and (kir_builder * kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_AND, a, b); }
 
 /* The constant v as hi + lo in the type of `like`. */
 static pair pair_of(kir_builder *kb, kir_val like, long double v) {
@@ -57,30 +49,30 @@ static pair pair_of(kir_builder *kb, kir_val like, long double v) {
 
 static kir_val sign_bit(kir_builder *kb, kir_val v) {
     const float_layout *f = layout_of(kb, v);
-    return pair_less(kb, kir_bitcast(kb, f->bits, v), kir_const_i(kb, f->bits, 0));
+    return kir_lt(kb, kir_bitcast(kb, f->bits, v), kir_const_i(kb, f->bits, 0));
 }
 
 /* v · 2^n for a whole n, |n| ≤ far: in two steps, each of which has a pattern. */
 static kir_val scale_by_power(kir_builder *kb, kir_val v, kir_val n) {
     const float_layout *f = layout_of(kb, v);
     kir_val whole = kir_cast(kb, f->bits, n);
-    kir_val half = kir_binary(kb, KIR_SHR, whole, kir_const_i(kb, f->bits, 1));
-    kir_val rest = sub(kb, whole, half);
+    kir_val half = kir_shr(kb, whole, kir_const_i(kb, f->bits, 1));
+    kir_val rest = kir_sub(kb, whole, half);
     kir_val bias = kir_const_i(kb, f->bits, f->bias), shift = kir_const_i(kb, f->bits, f->mantissa);
-    kir_val a = kir_bitcast(kb, f->type, kir_binary(kb, KIR_SHL, add_pair(kb, half, bias), shift));
-    kir_val b = kir_bitcast(kb, f->type, kir_binary(kb, KIR_SHL, add_pair(kb, rest, bias), shift));
-    return mul(kb, mul(kb, v, a), b);
+    kir_val a = kir_bitcast(kb, f->type, kir_shl(kb, kir_add(kb, half, bias), shift));
+    kir_val b = kir_bitcast(kb, f->type, kir_shl(kb, kir_add(kb, rest, bias), shift));
+    return kir_mul(kb, kir_mul(kb, v, a), b);
 }
 
 /* 2^(z.hi + z.lo) */
 static kir_val power_of_two(kir_builder *kb, pair z) {
     const float_layout *f = layout_of(kb, z.hi);
     kir_val far = pair_number(kb, z.hi, f->far);
-    kir_val bounded = kir_binary(kb, KIR_MIN, kir_binary(kb, KIR_MAX, z.hi, neg(kb, far)), far);
+    kir_val bounded = kir_min(kb, kir_max(kb, z.hi, kir_neg(kb, far)), far);
     kir_val n = kir_rounding(kb, KIR_NEAREST_EVEN, bounded);
-    kir_val is_near = equal(kb, bounded, z.hi);
-    kir_val rest = add_pair(kb, sub(kb, bounded, n), kir_select(kb, is_near, z.lo, pair_number(kb, z.hi, 0)));
-    kir_val v = kir_unary(kb, KIR_EXP, mul(kb, rest, pair_number(kb, z.hi, M_LN2)));
+    kir_val is_near = kir_eq(kb, bounded, z.hi);
+    kir_val rest = kir_add(kb, kir_sub(kb, bounded, n), kir_select(kb, is_near, z.lo, pair_number(kb, z.hi, 0)));
+    kir_val v = kir_unary(kb, KIR_EXP, kir_mul(kb, rest, pair_number(kb, z.hi, M_LN2)));
     return scale_by_power(kb, v, n);
 }
 
@@ -92,47 +84,47 @@ static kir_val odd_series(kir_builder *kb, kir_val z, int terms, bool turning) {
         kir_val v = pair_number(kb, z, turning && k % 2 ? -c : c);
         sum = k == terms ? v : kir_fma(kb, sum, z, v);
     }
-    return mul(kb, sum, z);
+    return kir_mul(kb, sum, z);
 }
 
 /* s = (m − 1)/(m + 1) to twice the precision: the rest of the division is exact. */
 static pair ratio_of(kir_builder *kb, kir_val m) {
     kir_val one = pair_number(kb, m, 1);
-    kir_val above = sub(kb, m, one), below = add_pair(kb, m, one);
-    kir_val lost = sub(kb, m, sub(kb, below, one));
-    kir_val hi = divide_pair(kb, above, below);
-    kir_val rest = kir_fma(kb, neg(kb, hi), below, above);
-    rest = kir_fma(kb, neg(kb, hi), lost, rest);
-    return (pair){hi, divide_pair(kb, rest, below)};
+    kir_val above = kir_sub(kb, m, one), below = kir_add(kb, m, one);
+    kir_val lost = kir_sub(kb, m, kir_sub(kb, below, one));
+    kir_val hi = kir_div(kb, above, below);
+    kir_val rest = kir_fma(kb, kir_neg(kb, hi), below, above);
+    rest = kir_fma(kb, kir_neg(kb, hi), lost, rest);
+    return (pair){hi, kir_div(kb, rest, below)};
 }
 
 /* log2 of a positive finite x. */
 static pair log2_pair(kir_builder *kb, kir_val x) {
     const float_layout *f = layout_of(kb, x);
-    kir_val tiny = pair_less(kb, x, pair_number(kb, x, f->least));
-    kir_val grown = kir_select(kb, tiny, mul(kb, x, pair_number(kb, x, ldexp(1, f->mantissa + 2))), x);
+    kir_val tiny = kir_lt(kb, x, pair_number(kb, x, f->least));
+    kir_val grown = kir_select(kb, tiny, kir_mul(kb, x, pair_number(kb, x, ldexp(1, f->mantissa + 2))), x);
     kir_val pattern = kir_bitcast(kb, f->bits, grown), shift = kir_const_i(kb, f->bits, f->mantissa);
-    kir_val e = kir_binary(kb, KIR_SHR, sub(kb, pattern, kir_const_i(kb, f->bits, f->root_half)), shift);
-    kir_val m = kir_bitcast(kb, f->type, sub(kb, pattern, kir_binary(kb, KIR_SHL, e, shift)));
+    kir_val e = kir_shr(kb, kir_sub(kb, pattern, kir_const_i(kb, f->bits, f->root_half)), shift);
+    kir_val m = kir_bitcast(kb, f->type, kir_sub(kb, pattern, kir_shl(kb, e, shift)));
     kir_val exponent = kir_cast(kb, f->type, e);
-    exponent = kir_select(kb, tiny, sub(kb, exponent, pair_number(kb, x, f->mantissa + 2)), exponent);
+    exponent = kir_select(kb, tiny, kir_sub(kb, exponent, pair_number(kb, x, f->mantissa + 2)), exponent);
     pair s = ratio_of(kb, m), c = pair_of(kb, x, 2.8853900817779268147198493620037842L); /* 2 / ln 2 */
-    kir_val series = odd_series(kb, mul(kb, s.hi, s.hi), f->log_terms, false);
-    kir_val small = add_pair(kb, s.lo, mul(kb, s.hi, series));
-    kir_val hi = mul(kb, c.hi, s.hi);
-    kir_val lo = kir_fma(kb, c.hi, s.hi, neg(kb, hi));
-    lo = add_pair(kb, lo, kir_fma(kb, c.lo, s.hi, mul(kb, c.hi, small)));
-    kir_val sum = add_pair(kb, exponent, hi);
-    lo = add_pair(kb, sub(kb, hi, sub(kb, sum, exponent)), lo);
-    kir_val top = add_pair(kb, sum, lo);
-    return (pair){top, add_pair(kb, sub(kb, sum, top), lo)};
+    kir_val series = odd_series(kb, kir_mul(kb, s.hi, s.hi), f->log_terms, false);
+    kir_val small = kir_add(kb, s.lo, kir_mul(kb, s.hi, series));
+    kir_val hi = kir_mul(kb, c.hi, s.hi);
+    kir_val lo = kir_fma(kb, c.hi, s.hi, kir_neg(kb, hi));
+    lo = kir_add(kb, lo, kir_fma(kb, c.lo, s.hi, kir_mul(kb, c.hi, small)));
+    kir_val sum = kir_add(kb, exponent, hi);
+    lo = kir_add(kb, kir_sub(kb, hi, kir_sub(kb, sum, exponent)), lo);
+    kir_val top = kir_add(kb, sum, lo);
+    return (pair){top, kir_add(kb, kir_sub(kb, sum, top), lo)};
 }
 
 /* (a.hi + a.lo) · (b.hi + b.lo) */
 static pair pair_times(kir_builder *kb, pair a, pair b) {
-    kir_val hi = mul(kb, a.hi, b.hi);
-    kir_val lo = kir_fma(kb, a.hi, b.hi, neg(kb, hi));
-    return (pair){hi, add_pair(kb, lo, kir_fma(kb, a.hi, b.lo, mul(kb, a.lo, b.hi)))};
+    kir_val hi = kir_mul(kb, a.hi, b.hi);
+    kir_val lo = kir_fma(kb, a.hi, b.hi, kir_neg(kb, hi));
+    return (pair){hi, kir_add(kb, lo, kir_fma(kb, a.hi, b.lo, kir_mul(kb, a.lo, b.hi)))};
 }
 
 /* ---- exp2, log2, log10 ------------------------------------------------------------------------------------------- */
@@ -152,9 +144,9 @@ OP_CODE(exp2, .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_floa
 /* log2 x for all x: the pair, and what holds at the edges. */
 static kir_val log_edges(kir_builder *kb, kir_val x, kir_val v) {
     kir_val zero = pair_number(kb, x, 0), infinite = pair_number(kb, x, INFINITY);
-    v = kir_select(kb, pair_less(kb, x, infinite), v, x); /* +∞ and NaN stay */
-    v = kir_select(kb, pair_less(kb, x, zero), pair_number(kb, x, NAN), v);
-    return kir_select(kb, equal(kb, x, zero), neg(kb, infinite), v);
+    v = kir_select(kb, kir_lt(kb, x, infinite), v, x); /* +∞ and NaN stay */
+    v = kir_select(kb, kir_lt(kb, x, zero), pair_number(kb, x, NAN), v);
+    return kir_select(kb, kir_eq(kb, x, zero), kir_neg(kb, infinite), v);
 }
 
 /* log2(x): the logarithm to base 2; exact for powers of 2. */
@@ -175,7 +167,7 @@ static kir_val lower_log10(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_builder *kb = lw->kb;
     kir_val x = tn_lower_in(lw, n, 0, at);
     pair v = pair_times(kb, log2_pair(kb, x), pair_of(kb, x, 0.30102999566398119521373889472449302677L)); /* log10 2 */
-    return log_edges(kb, x, add_pair(kb, v.hi, v.lo));
+    return log_edges(kb, x, kir_add(kb, v.hi, v.lo));
 }
 static tn_node *grad_log10(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_div(b, dy, tn_b_scale(b, n->in[0], M_LN10));
@@ -192,21 +184,21 @@ static kir_val pow_integers(kir_builder *kb, kir_val x, kir_val y) {
     kir_val zero = kir_const_i(kb, t, 0), one = kir_const_i(kb, t, 1);
     kir_val result = one, factor = x;
     for (int bit = 0; bit < width - 1; bit++) {
-        kir_val taken = and(kb, kir_binary(kb, KIR_SHR, y, kir_const_i(kb, t, bit)), one);
-        result = kir_select(kb, equal(kb, taken, zero), result, mul(kb, result, factor));
-        factor = mul(kb, factor, factor);
+        kir_val taken = kir_and(kb, kir_shr(kb, y, kir_const_i(kb, t, bit)), one);
+        result = kir_select(kb, kir_eq(kb, taken, zero), result, kir_mul(kb, result, factor));
+        factor = kir_mul(kb, factor, factor);
     }
     if (t == KIR_U32 || t == KIR_U64) return result;
-    kir_val odd = equal(kb, and(kb, y, one), one), minus_one = kir_const_i(kb, t, -1);
-    kir_val inverse = kir_select(kb, equal(kb, x, minus_one), kir_select(kb, odd, minus_one, one), zero);
-    inverse = kir_select(kb, equal(kb, x, one), one, inverse);
-    return kir_select(kb, pair_less(kb, y, zero), inverse, result);
+    kir_val odd = kir_eq(kb, kir_and(kb, y, one), one), minus_one = kir_const_i(kb, t, -1);
+    kir_val inverse = kir_select(kb, kir_eq(kb, x, minus_one), kir_select(kb, odd, minus_one, one), zero);
+    inverse = kir_select(kb, kir_eq(kb, x, one), one, inverse);
+    return kir_select(kb, kir_lt(kb, y, zero), inverse, result);
 }
 
 /* |x|^y where |x| is neither 0 nor infinite. */
 static kir_val pow_plain(kir_builder *kb, kir_val size, kir_val y) {
     kir_val most = pair_number(kb, y, layout_of(kb, y)->huge_power);
-    kir_val bounded = kir_binary(kb, KIR_MIN, kir_binary(kb, KIR_MAX, y, neg(kb, most)), most);
+    kir_val bounded = kir_min(kb, kir_max(kb, y, kir_neg(kb, most)), most);
     return power_of_two(kb, pair_times(kb, log2_pair(kb, size), (pair){bounded, pair_number(kb, y, 0)}));
 }
 
@@ -214,21 +206,21 @@ static kir_val pow_floats(kir_builder *kb, kir_val x, kir_val y) {
     kir_val zero = pair_number(kb, x, 0), one = pair_number(kb, x, 1), infinite = pair_number(kb, x, INFINITY),
             nan = pair_number(kb, x, NAN);
     kir_val size = kir_unary(kb, KIR_ABS, x);
-    kir_val falls = pair_less(kb, y, zero);
+    kir_val falls = kir_lt(kb, y, zero);
     kir_val v = pow_plain(kb, size, y);
-    v = kir_select(kb, equal(kb, size, zero), kir_select(kb, falls, infinite, zero), v);
-    v = kir_select(kb, equal(kb, size, infinite), kir_select(kb, falls, zero, infinite), v);
-    kir_val half = mul(kb, y, pair_number(kb, y, 0.5));
-    kir_val whole = equal(kb, kir_rounding(kb, KIR_TRUNC, y), y);
-    kir_val even = equal(kb, kir_rounding(kb, KIR_TRUNC, half), half);
+    v = kir_select(kb, kir_eq(kb, size, zero), kir_select(kb, falls, infinite, zero), v);
+    v = kir_select(kb, kir_eq(kb, size, infinite), kir_select(kb, falls, zero, infinite), v);
+    kir_val half = kir_mul(kb, y, pair_number(kb, y, 0.5));
+    kir_val whole = kir_eq(kb, kir_rounding(kb, KIR_TRUNC, y), y);
+    kir_val even = kir_eq(kb, kir_rounding(kb, KIR_TRUNC, half), half);
     kir_val odd = kir_select(kb, even, kir_const_i(kb, KIR_BOOL, 0), whole);
-    v = kir_select(kb, and(kb, odd, sign_bit(kb, x)), neg(kb, v), v);
-    kir_val minus = and(kb, pair_less(kb, x, zero), pair_less(kb, neg(kb, infinite), x));
-    v = kir_select(kb, and(kb, minus, kir_select(kb, whole, kir_const_i(kb, KIR_BOOL, 0), minus)), nan, v);
-    v = kir_select(kb, equal(kb, x, x), v, x);
-    v = kir_select(kb, equal(kb, y, y), v, y);
-    v = kir_select(kb, equal(kb, x, one), one, v);
-    return kir_select(kb, equal(kb, y, zero), one, v);
+    v = kir_select(kb, kir_and(kb, odd, sign_bit(kb, x)), kir_neg(kb, v), v);
+    kir_val minus = kir_and(kb, kir_lt(kb, x, zero), kir_lt(kb, kir_neg(kb, infinite), x));
+    v = kir_select(kb, kir_and(kb, minus, kir_select(kb, whole, kir_const_i(kb, KIR_BOOL, 0), minus)), nan, v);
+    v = kir_select(kb, kir_eq(kb, x, x), v, x);
+    v = kir_select(kb, kir_eq(kb, y, y), v, y);
+    v = kir_select(kb, kir_eq(kb, x, one), one, v);
+    return kir_select(kb, kir_eq(kb, y, zero), one, v);
 }
 
 /* pow(x, y): x to the power of y, with C's results for special values. Integers wrap; with a negative power the result
@@ -278,27 +270,27 @@ OP_CODE(
 static kir_val atan_unit(kir_builder *kb, kir_val t) {
     const float_layout *f = layout_of(kb, t);
     kir_val one = pair_number(kb, t, 1), zero = pair_number(kb, t, 0);
-    kir_val far = pair_less(kb, pair_number(kb, t, 0.41421356237309503), t); /* tan(π/8) */
-    kir_val q = kir_select(kb, far, divide_pair(kb, sub(kb, t, one), add_pair(kb, t, one)), t);
+    kir_val far = kir_lt(kb, pair_number(kb, t, 0.41421356237309503), t); /* tan(π/8) */
+    kir_val q = kir_select(kb, far, kir_div(kb, kir_sub(kb, t, one), kir_add(kb, t, one)), t);
     pair quarter = pair_of(kb, t, 0.785398163397448309615660845819875721L); /* π/4 */
-    kir_val series = mul(kb, q, odd_series(kb, mul(kb, q, q), f->atan_terms, true));
-    kir_val lo = add_pair(kb, series, kir_select(kb, far, quarter.lo, zero));
-    return add_pair(kb, kir_select(kb, far, quarter.hi, zero), add_pair(kb, q, lo));
+    kir_val series = kir_mul(kb, q, odd_series(kb, kir_mul(kb, q, q), f->atan_terms, true));
+    kir_val lo = kir_add(kb, series, kir_select(kb, far, quarter.lo, zero));
+    return kir_add(kb, kir_select(kb, far, quarter.hi, zero), kir_add(kb, q, lo));
 }
 
 static kir_val angle(kir_builder *kb, kir_val y, kir_val x) {
     kir_val v = kir_unary(kb, KIR_ABS, y), h = kir_unary(kb, KIR_ABS, x);
-    kir_val least = kir_binary(kb, KIR_MIN, v, h), most = kir_binary(kb, KIR_MAX, v, h);
-    kir_val t = divide_pair(kb, least, most);
-    t = kir_select(kb, equal(kb, most, pair_number(kb, x, 0)), most, t);
-    t = kir_select(kb, equal(kb, least, pair_number(kb, x, INFINITY)), pair_number(kb, x, 1), t);
+    kir_val least = kir_min(kb, v, h), most = kir_max(kb, v, h);
+    kir_val t = kir_div(kb, least, most);
+    t = kir_select(kb, kir_eq(kb, most, pair_number(kb, x, 0)), most, t);
+    t = kir_select(kb, kir_eq(kb, least, pair_number(kb, x, INFINITY)), pair_number(kb, x, 1), t);
     kir_val a = atan_unit(kb, t);
     pair half = pair_of(kb, x, 1.57079632679489661923132169163975144L),
          whole = pair_of(kb, x, 3.14159265358979323846264338327950288L);
-    a = kir_select(kb, pair_less(kb, h, v), sub(kb, half.hi, sub(kb, a, half.lo)), a);
-    a = kir_select(kb, sign_bit(kb, x), sub(kb, whole.hi, sub(kb, a, whole.lo)), a);
-    a = kir_select(kb, sign_bit(kb, y), neg(kb, a), a);
-    kir_val sum = add_pair(kb, x, y), numbers = and(kb, equal(kb, x, x), equal(kb, y, y));
+    a = kir_select(kb, kir_lt(kb, h, v), kir_sub(kb, half.hi, kir_sub(kb, a, half.lo)), a);
+    a = kir_select(kb, sign_bit(kb, x), kir_sub(kb, whole.hi, kir_sub(kb, a, whole.lo)), a);
+    a = kir_select(kb, sign_bit(kb, y), kir_neg(kb, a), a);
+    kir_val sum = kir_add(kb, x, y), numbers = kir_and(kb, kir_eq(kb, x, x), kir_eq(kb, y, y));
     return kir_select(kb, numbers, a, sum);
 }
 

@@ -676,16 +676,16 @@ static kir_val invert_places(tn_lower *lw, const kir_aff *flat, const view_place
     kir_builder *kb = lw->kb;
     kir_aff from = index_shifted(flat, -p->first);
     kir_val rest = kir_index(kb, &from);
-    kir_val hit = kir_binary(kb, KIR_LE, kir_const_i(kb, KIR_I64, 0), rest);
+    kir_val hit = kir_le(kb, kir_whole(kb, 0), rest);
     for (int k = 0; k < p->rank; k++) {
-        kir_val step = kir_const_i(kb, KIR_I64, p->step[k]);
-        kir_val q = p->step[k] == 1 ? rest : kir_binary(kb, KIR_DIV, rest, step);
-        hit = kir_binary(kb, KIR_AND, hit, kir_binary(kb, KIR_LT, q, kir_const_i(kb, KIR_I64, p->size[k])));
-        rest = p->step[k] == 1 ? kir_const_i(kb, KIR_I64, 0) : kir_binary(kb, KIR_MOD, rest, step);
-        if (p->backwards[k]) q = kir_binary(kb, KIR_SUB, kir_const_i(kb, KIR_I64, p->size[k] - 1), q);
-        in[p->dim[k]] = tn_aff_value(q);
+        kir_val step = kir_whole(kb, p->step[k]);
+        kir_val q = p->step[k] == 1 ? rest : kir_div(kb, rest, step);
+        hit = kir_and(kb, hit, kir_lt(kb, q, kir_whole(kb, p->size[k])));
+        rest = p->step[k] == 1 ? kir_whole(kb, 0) : kir_mod(kb, rest, step);
+        if (p->backwards[k]) q = kir_sub(kb, kir_whole(kb, p->size[k] - 1), q);
+        in[p->dim[k]] = kir_aff_value(q);
     }
-    return kir_binary(kb, KIR_AND, hit, kir_binary(kb, KIR_EQ, rest, kir_const_i(kb, KIR_I64, 0)));
+    return kir_and(kb, hit, kir_eq(kb, rest, kir_whole(kb, 0)));
 }
 
 /* The common case, a box of the base: each of base's dims holds at most one dim of the view, in steps of whole extents.
@@ -724,10 +724,9 @@ static kir_val invert_box(tn_lower *lw, const tn_node *base, const kir_aff *at, 
             hit = mask_both(kb, hit, index_below(kb, &from, -((count - 1) * step + 1)));
         if (k < 0) continue;
         if (step > 1) {
-            kir_val size = kir_const_i(kb, KIR_I64, step), q = kir_index(kb, &from);
-            hit = mask_both(kb, hit,
-                            kir_binary(kb, KIR_EQ, kir_binary(kb, KIR_MOD, q, size), kir_const_i(kb, KIR_I64, 0)));
-            from = tn_aff_value(kir_binary(kb, KIR_DIV, q, size));
+            kir_val size = kir_whole(kb, step), q = kir_index(kb, &from);
+            hit = mask_both(kb, hit, kir_eq(kb, kir_mod(kb, q, size), kir_whole(kb, 0)));
+            from = kir_aff_value(kir_div(kb, q, size));
         }
         if (p->backwards[k]) {
             from = tn_aff_scale(lw, &from, -1);
@@ -886,22 +885,19 @@ tn_status tn_view_unsqueeze(const tn_node *const *in, const tn_attrs *args, tn_v
 }
 
 /* view_as(x, other): view(x, shape of other). */
-tn_status tn_view_view_as(const tn_node *const *in, const tn_attrs *args, tn_view_steps *steps) {
-    (void)args;
+tn_status tn_view_view_as(const tn_node *const *in, TN_UNUSED const tn_attrs *args, tn_view_steps *steps) {
     tn_view_shape(steps, TN_OP_VIEW, in[1]->shape, in[1]->rank);
     return TN_OK;
 }
 
 /* expand_as(x, other): expand(x, shape of other). */
-tn_status tn_view_expand_as(const tn_node *const *in, const tn_attrs *args, tn_view_steps *steps) {
-    (void)args;
+tn_status tn_view_expand_as(const tn_node *const *in, TN_UNUSED const tn_attrs *args, tn_view_steps *steps) {
     tn_view_shape(steps, TN_OP_EXPAND, in[1]->shape, in[1]->rank);
     return TN_OK;
 }
 
 /* broadcast_to(x, shape): expand under PyTorch's other name. */
-tn_status tn_view_broadcast_to(const tn_node *const *in, const tn_attrs *args, tn_view_steps *steps) {
-    (void)in;
+tn_status tn_view_broadcast_to(TN_UNUSED const tn_node *const *in, const tn_attrs *args, tn_view_steps *steps) {
     tn_view_shape(steps, TN_OP_EXPAND, args->i + 1, (int)args->i[0]);
     return TN_OK;
 }
@@ -928,8 +924,7 @@ tn_status tn_view_transpose(const tn_node *const *in, const tn_attrs *args, tn_v
 }
 
 /* t(x): the transpose of a matrix; vectors and scalars are unchanged. */
-tn_status tn_view_t(const tn_node *const *in, const tn_attrs *args, tn_view_steps *steps) {
-    (void)args;
+tn_status tn_view_t(const tn_node *const *in, TN_UNUSED const tn_attrs *args, tn_view_steps *steps) {
     int64_t dims[TN_MAX_RANK];
     char text[96];
     if (in[0]->rank > 2)

@@ -503,10 +503,9 @@ static kir_val fold_place(tn_lower *lw, const tn_node *n, int axis, const kir_af
     kir_val there = index_not_negative(kb, &back);
     *out = back;
     if (stride > 1) {
-        kir_val size = kir_const_i(kb, KIR_I64, stride), v = kir_index(kb, &back);
-        there =
-            mask_both(kb, there, kir_binary(kb, KIR_EQ, kir_binary(kb, KIR_MOD, v, size), kir_const_i(kb, KIR_I64, 0)));
-        *out = tn_aff_value(kir_binary(kb, KIR_DIV, v, size));
+        kir_val size = kir_whole(kb, stride), v = kir_index(kb, &back);
+        there = mask_both(kb, there, kir_eq(kb, kir_mod(kb, v, size), kir_whole(kb, 0)));
+        *out = kir_aff_value(kir_div(kb, v, size));
     }
     return mask_both(kb, there, index_below(kb, out, -n->in[0]->shape[4 + axis]));
 }

@@ -88,24 +88,23 @@ static void round_block(tn_lower *lw, const tn_node *x, const kir_aff *row, cons
     kir_aff at[TN_MAX_RANK], *last = &at[x->rank - 1];
     memcpy(at, row, (size_t)(x->rank - 1) * sizeof *at);
     *last = tn_aff_scale(lw, block, Q8_BLOCK);
-    kir_val most = kir_const(kb, KIR_F32, 0), zero = most;
+    kir_val most = kir_real(kb, 0), zero = most;
     for (int k = 0; k < Q8_BLOCK; k++, last->c++) {
         r->x[k] = tn_lower_at(lw, x, at);
-        most = kir_binary(kb, KIR_MAX, most, kir_unary(kb, KIR_ABS, r->x[k]));
+        most = kir_max(kb, most, kir_unary(kb, KIR_ABS, r->x[k]));
     }
-    kir_val finite = kir_binary(kb, KIR_LT, most, kir_const(kb, KIR_F32, INFINITY));
-    kir_val tiny = kir_binary(kb, KIR_LT, most, kir_const(kb, KIR_F32, 0x1p-100));
-    kir_val scale = kir_const(kb, KIR_F32, 127);
+    kir_val finite = kir_lt(kb, most, kir_real(kb, INFINITY));
+    kir_val tiny = kir_lt(kb, most, kir_real(kb, 0x1p-100));
+    kir_val scale = kir_real(kb, 127);
     kir_val rounds = kir_select(kb, tiny, kir_const_i(kb, KIR_BOOL, 0), finite);
-    r->inverse = kir_select(kb, rounds, kir_binary(kb, KIR_DIV, scale, most), zero);
-    r->step = kir_select(kb, finite, kir_select(kb, tiny, zero, kir_binary(kb, KIR_DIV, most, scale)),
-                         kir_const(kb, KIR_F32, NAN));
+    r->inverse = kir_select(kb, rounds, kir_div(kb, scale, most), zero);
+    r->step = kir_select(kb, finite, kir_select(kb, tiny, zero, kir_div(kb, most, scale)), kir_real(kb, NAN));
 }
 
 /* Element k of the part: in a half of the block as the index of the part says, where it has halves. */
 static kir_val rounded_element(tn_lower *lw, const rounding *r, int k, kir_val second) {
     kir_val x = second == KIR_NONE ? r->x[k] : kir_select(lw->kb, second, r->x[PART + k], r->x[k]);
-    kir_val scaled = kir_binary(lw->kb, KIR_MUL, x, r->inverse);
+    kir_val scaled = kir_mul(lw->kb, x, r->inverse);
     return kir_cast(lw->kb, KIR_I32, kir_rounding(lw->kb, KIR_NEAREST_EVEN, scaled));
 }
 
@@ -120,25 +119,24 @@ static kir_val lower_blocks(tn_lower *lw, const tn_node *n, const kir_aff *x_row
     const kir_aff *block = &loop[0], *part = &loop[1], *step = &loop[2];
     rounding r;
     round_block(lw, n->in[0], x_row, block, &r);
-    if (valid != KIR_NONE) r.step = kir_select(kb, valid, r.step, kir_const(kb, KIR_F32, NAN));
+    if (valid != KIR_NONE) r.step = kir_select(kb, valid, r.step, kir_real(kb, NAN));
     kir_aff from = tn_aff_scale(lw, block, Q8_BLOCK), in_block = tn_aff_scale(lw, part, PART), wi[TN_MAX_RANK];
     memcpy(wi, w_row, (size_t)(weight->rank - 1) * sizeof *wi);
     wi[weight->rank - 1] = tn_aff_add(lw, &from, &in_block);
     kir_val zero = kir_const_i(kb, KIR_I32, 0), dot = zero, sum = zero;
-    kir_val second =
-        has_halves(t) ? kir_binary(kb, KIR_EQ, kir_index(kb, part), kir_const_i(kb, KIR_I64, 1)) : KIR_NONE;
+    kir_val second = has_halves(t) ? kir_eq(kb, kir_index(kb, part), kir_whole(kb, 1)) : KIR_NONE;
     tn_quant w = {0};
     for (int k = 0; k < (has_halves(t) ? PART : Q8_BLOCK); k++) {
         w = tn_lower_quant_at(lw, weight, wi, k);
         kir_val q = rounded_element(lw, &r, k, second);
-        dot = kir_binary(kb, KIR_ADD, dot, kir_binary(kb, KIR_MUL, w.u, q));
-        sum = kir_binary(kb, KIR_ADD, sum, q);
+        dot = kir_add(kb, dot, kir_mul(kb, w.u, q));
+        sum = kir_add(kb, sum, q);
     }
-    kir_val a = kir_binary(kb, KIR_MUL, w.s, r.step), b = kir_cast(kb, KIR_F32, dot);
+    kir_val a = kir_mul(kb, w.s, r.step), b = kir_cast(kb, KIR_F32, dot);
     if (has_minimum(t)) {
-        kir_val first = kir_binary(kb, KIR_EQ, kir_index(kb, step), kir_const_i(kb, KIR_I64, 0));
+        kir_val first = kir_eq(kb, kir_index(kb, step), kir_whole(kb, 0));
         a = kir_select(kb, first, a, w.t);
-        b = kir_select(kb, first, b, kir_binary(kb, KIR_MUL, r.step, kir_cast(kb, KIR_F32, sum)));
+        b = kir_select(kb, first, b, kir_mul(kb, r.step, kir_cast(kb, KIR_F32, sum)));
     }
     return kir_reduce_value(kb, KIR_CHAIN, a, b);
 }
@@ -294,11 +292,11 @@ static kir_val lower_linear_experts(tn_lower *lw, const tn_node *n, const kir_af
     const tn_node *x = n->in[EXPERTS_X], *w = n->in[EXPERTS_WEIGHT];
     kir_builder *kb = lw->kb;
     kir_val expert = tn_lower_at(lw, n->in[EXPERTS_CHOSEN], at), valid = index_in_range(kb, expert, w->shape[0]);
-    expert = kir_select(kb, valid, expert, kir_const_i(kb, KIR_I64, 0));
-    kir_aff xi[3] = {at[0], at[1]}, wi[3] = {tn_aff_value(expert), at[2], at[3]};
+    expert = kir_select(kb, valid, expert, kir_whole(kb, 0));
+    kir_aff xi[3] = {at[0], at[1]}, wi[3] = {kir_aff_value(expert), at[2], at[3]};
     if (tn_dtype_is_quantized((tn_dtype)w->dtype)) return lower_blocks(lw, n, xi, wi, &at[3], valid);
     xi[x->rank - 1] = at[3];
-    kir_val v = kir_select(kb, valid, tn_lower_at(lw, x, xi), kir_const(kb, KIR_F32, NAN));
+    kir_val v = kir_select(kb, valid, tn_lower_at(lw, x, xi), kir_real(kb, NAN));
     return kir_reduce_value(kb, KIR_CHAIN, v, tn_lower_at(lw, w, wi));
 }
 

@@ -64,22 +64,12 @@ static void fold_reduced(const tn_reference *r, double first, fold_step *step) {
     tn_mem_free(extreme);
 }
 
-static void step_sum(double *result, double v, int64_t number, double *extreme) {
-    (void)number;
-    (void)extreme;
-    *result += v;
-}
-static void step_prod(double *result, double v, int64_t number, double *extreme) {
-    (void)number;
-    (void)extreme;
-    *result *= v;
-}
-static void step_max(double *result, double v, int64_t number, double *extreme) {
-    (void)extreme;
+static void step_sum(double *result, double v, TN_UNUSED int64_t number, TN_UNUSED double *extreme) { *result += v; }
+static void step_prod(double *result, double v, TN_UNUSED int64_t number, TN_UNUSED double *extreme) { *result *= v; }
+static void step_max(double *result, double v, int64_t number, TN_UNUSED double *extreme) {
     if (number == 0 || v > *result || v != v) *result = v;
 }
-static void step_min(double *result, double v, int64_t number, double *extreme) {
-    (void)extreme;
+static void step_min(double *result, double v, int64_t number, TN_UNUSED double *extreme) {
     if (number == 0 || v < *result || v != v) *result = v;
 }
 static void step_argmax(double *result, double v, int64_t number, double *extreme) {

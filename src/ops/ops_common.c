@@ -104,11 +104,7 @@ tn_node *tn_b_whole(tn_build *b, tn_node *x) { return !x || tn_node_contiguous(x
 
 tn_node *tn_b_laid_out(tn_build *b, tn_node *x) { return x && !tn_node_contiguous(x) ? tn_b_contiguous(b, x) : x; }
 
-void tn_grad_none(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    (void)b;
-    (void)n;
-    (void)dy;
-    (void)grads;
+void tn_grad_none(TN_UNUSED tn_build *b, TN_UNUSED const tn_node *n, TN_UNUSED tn_node *dy, TN_UNUSED tn_node **grads) {
 }
 
 /* ---- lowering ---------------------------------------------------------------------------------------------------- */
@@ -116,12 +112,11 @@ void tn_grad_none(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
 /* Rounds the low `drop` bits of an f32's pattern away, to nearest, ties to even; NaN stays as it is. */
 static kir_val round_bits(kir_builder *kb, kir_val v, int drop) {
     kir_val bits = kir_bitcast(kb, KIR_U32, v);
-    kir_val odd = kir_binary(kb, KIR_AND, kir_binary(kb, KIR_SHR, bits, kir_const_i(kb, KIR_U32, drop)),
-                             kir_const_i(kb, KIR_U32, 1));
-    kir_val half = kir_binary(kb, KIR_ADD, odd, kir_const_i(kb, KIR_U32, (INT64_C(1) << (drop - 1)) - 1));
+    kir_val odd = kir_and(kb, kir_shr(kb, bits, kir_const_i(kb, KIR_U32, drop)), kir_const_i(kb, KIR_U32, 1));
+    kir_val half = kir_add(kb, odd, kir_const_i(kb, KIR_U32, (INT64_C(1) << (drop - 1)) - 1));
     kir_val mask = kir_const_i(kb, KIR_U32, INT64_C(0xFFFFFFFF) << drop & INT64_C(0xFFFFFFFF));
-    kir_val cut = kir_bitcast(kb, KIR_F32, kir_binary(kb, KIR_AND, kir_binary(kb, KIR_ADD, bits, half), mask));
-    return kir_select(kb, kir_binary(kb, KIR_EQ, v, v), cut, v);
+    kir_val cut = kir_bitcast(kb, KIR_F32, kir_and(kb, kir_add(kb, bits, half), mask));
+    return kir_select(kb, kir_eq(kb, v, v), cut, v);
 }
 
 /* Below the smallest normal number an f16 has a fixed step of 2^-24: adding and taking away 2^-1 rounds to it, for f32
@@ -129,21 +124,21 @@ static kir_val round_bits(kir_builder *kb, kir_val v, int drop) {
 static kir_val round_f16(kir_builder *kb, kir_val v) {
     kir_val size = kir_unary(kb, KIR_ABS, v);
     kir_val normal = round_bits(kb, v, 13);
-    kir_val half = kir_const(kb, KIR_F32, 0.5);
-    kir_val small = kir_binary(kb, KIR_SUB, kir_binary(kb, KIR_ADD, size, half), half);
-    kir_val negative = kir_binary(kb, KIR_LT, v, kir_const(kb, KIR_F32, 0));
-    small = kir_select(kb, negative, kir_unary(kb, KIR_NEG, small), small);
-    kir_val zero = kir_binary(kb, KIR_EQ, v, kir_const(kb, KIR_F32, 0));
+    kir_val half = kir_real(kb, 0.5);
+    kir_val small = kir_sub(kb, kir_add(kb, size, half), half);
+    kir_val negative = kir_lt(kb, v, kir_real(kb, 0));
+    small = kir_select(kb, negative, kir_neg(kb, small), small);
+    kir_val zero = kir_eq(kb, v, kir_real(kb, 0));
     small = kir_select(kb, zero, v, small);
-    kir_val huge = kir_binary(kb, KIR_MUL, v, kir_const(kb, KIR_F32, 1e38));
-    huge = kir_binary(kb, KIR_MUL, huge, kir_const(kb, KIR_F32, 1e38));
-    kir_val r = kir_select(kb, kir_binary(kb, KIR_LT, size, kir_const(kb, KIR_F32, 0x1p-14)), small, normal);
-    return kir_select(kb, kir_binary(kb, KIR_LE, kir_const(kb, KIR_F32, 65520), size), huge, r);
+    kir_val huge = kir_mul(kb, v, kir_real(kb, 1e38));
+    huge = kir_mul(kb, huge, kir_real(kb, 1e38));
+    kir_val r = kir_select(kb, kir_lt(kb, size, kir_real(kb, 0x1p-14)), small, normal);
+    return kir_select(kb, kir_le(kb, kir_real(kb, 65520), size), huge, r);
 }
 
 static kir_val wrap_signed(kir_builder *kb, kir_val v, int bits) {
     kir_val shift = kir_const_i(kb, kir_val_type(kb, v), 32 - bits);
-    return kir_binary(kb, KIR_SHR, kir_binary(kb, KIR_SHL, v, shift), shift);
+    return kir_shr(kb, kir_shl(kb, v, shift), shift);
 }
 
 kir_val tn_lower_narrow(kir_builder *kb, tn_dtype dtype, kir_val v) {
@@ -152,8 +147,8 @@ kir_val tn_lower_narrow(kir_builder *kb, tn_dtype dtype, kir_val v) {
     case TN_BF16: return round_bits(kb, v, 16);
     case TN_I8: return wrap_signed(kb, v, 8);
     case TN_I16: return wrap_signed(kb, v, 16);
-    case TN_U8: return kir_binary(kb, KIR_AND, v, kir_const_i(kb, kir_val_type(kb, v), 0xFF));
-    case TN_U16: return kir_binary(kb, KIR_AND, v, kir_const_i(kb, kir_val_type(kb, v), 0xFFFF));
+    case TN_U8: return kir_and(kb, v, kir_const_i(kb, kir_val_type(kb, v), 0xFF));
+    case TN_U16: return kir_and(kb, v, kir_const_i(kb, kir_val_type(kb, v), 0xFFFF));
     default: return v;
     }
 }

@@ -113,23 +113,23 @@ static inline kir_aff index_shifted(const kir_aff *at, int64_t by) {
 /* index + by < 0 */
 static inline kir_val index_below(kir_builder *kb, const kir_aff *at, int64_t by) {
     kir_aff moved = index_shifted(at, by);
-    return kir_binary(kb, KIR_LT, kir_index(kb, &moved), kir_const_i(kb, KIR_I64, 0));
+    return kir_lt(kb, kir_index(kb, &moved), kir_whole(kb, 0));
 }
 
 /* 0 <= index */
 static inline kir_val index_not_negative(kir_builder *kb, const kir_aff *at) {
-    return kir_binary(kb, KIR_LE, kir_const_i(kb, KIR_I64, 0), kir_index(kb, at));
+    return kir_le(kb, kir_whole(kb, 0), kir_index(kb, at));
 }
 
 /* a and b, either of which may be KIR_NONE ("always"). */
 static inline kir_val mask_both(kir_builder *kb, kir_val a, kir_val b) {
     if (a == KIR_NONE) return b;
-    return b == KIR_NONE ? a : kir_binary(kb, KIR_AND, a, b);
+    return b == KIR_NONE ? a : kir_and(kb, a, b);
 }
 
 static inline kir_val index_in_range(kir_builder *kb, kir_val index, int64_t size) {
-    kir_val low = kir_binary(kb, KIR_LE, kir_const_i(kb, KIR_I64, 0), index);
-    return kir_binary(kb, KIR_AND, low, kir_binary(kb, KIR_LT, index, kir_const_i(kb, KIR_I64, size)));
+    kir_val low = kir_le(kb, kir_whole(kb, 0), index);
+    return kir_and(kb, low, kir_lt(kb, index, kir_whole(kb, size)));
 }
 
 static inline kir_val index_zero(tn_lower *lw, tn_dtype t) { return kir_const_i(lw->kb, kir_type_of(t), 0); }
@@ -162,11 +162,11 @@ static inline void index_unflatten(tn_lower *lw, const kir_aff *flat, const int6
     kir_val rest = kir_index(lw->kb, flat);
     for (int d = last; d > first; d--) {
         if (shape[d] == 1) continue;
-        kir_val size = kir_const_i(lw->kb, KIR_I64, shape[d]);
-        out[d] = tn_aff_value(kir_binary(lw->kb, KIR_MOD, rest, size));
-        rest = kir_binary(lw->kb, KIR_DIV, rest, size);
+        kir_val size = kir_whole(lw->kb, shape[d]);
+        out[d] = kir_aff_value(kir_mod(lw->kb, rest, size));
+        rest = kir_div(lw->kb, rest, size);
     }
-    out[first] = tn_aff_value(rest);
+    out[first] = kir_aff_value(rest);
 }
 
 /* ==== the range of indices ======================================================================================== */

@@ -154,8 +154,7 @@ static tn_status reserve_arena(tn_plan_cache *c, const tn_plan *p) {
     return reserve_at_least(p->device, p->arena_bytes, &c->arena);
 }
 
-void tn_plan_release_outputs(tn_plan_cache *c, const tn_plan *p, int count) {
-    (void)p;
+void tn_plan_release_outputs(tn_plan_cache *c, TN_UNUSED const tn_plan *p, int count) {
     for (int i = 0; i < count; i++)
         tn_buffer_release(c->outputs[i]);
 }

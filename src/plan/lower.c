@@ -147,7 +147,7 @@ static kir_aff store_place(tn_lower *lw, const tn_lowering *w) {
 /* Where what is loaded now exists: as movements say, and within the tile's edge. */
 static kir_val lowering_mask_of(const tn_lower *lw, const tn_lowering *w) {
     if (w->edge == KIR_NONE || lw->mask == w->edge) return lw->mask;
-    return lw->mask == KIR_NONE ? w->edge : kir_binary(lw->kb, KIR_AND, lw->mask, w->edge);
+    return lw->mask == KIR_NONE ? w->edge : kir_and(lw->kb, lw->mask, w->edge);
 }
 
 /* A block-quantized weight: its blocks are addressed as bytes, for any view. */
@@ -393,7 +393,7 @@ static tn_quant lower_quant_at(tn_lower *lw, const tn_node *node, const kir_aff 
     if (!v || !tn_value_in_memory(w->g, value)) {
         w->status =
             tn_fail(TN_ERR_INTERNAL, "the parts of block-quantized elements are needed where they are not in memory");
-        kir_val none = kir_const_i(lw->kb, KIR_I32, 0), nothing = kir_const(lw->kb, KIR_F32, 0);
+        kir_val none = kir_const_i(lw->kb, KIR_I32, 0), nothing = kir_real(lw->kb, 0);
         return (tn_quant){.u = none, .s = nothing, .t = nothing};
     }
     tn_blocks blocks = blocks_of(lw, w, v);
@@ -602,7 +602,7 @@ static kir_val reduced_value(tn_lower *lw, tn_lowering *w, int value) {
 static kir_val into_zeros(tn_lower *lw, const tn_value *v, kir_val r) {
     kir_type t = kir_type_of((tn_dtype)v->node->dtype);
     bool summed = v->row->impl->class_ == TN_REDUCTION && v->row->impl->reduce == KIR_SEQ;
-    return summed && (t == KIR_F32 || t == KIR_F64) ? kir_binary(lw->kb, KIR_ADD, r, kir_const(lw->kb, t, 0.0)) : r;
+    return summed && (t == KIR_F32 || t == KIR_F64) ? kir_add(lw->kb, r, kir_const(lw->kb, t, 0.0)) : r;
 }
 
 static bool in_loop(tn_lowering *w, int value, int phase) {
@@ -762,23 +762,16 @@ typedef struct element {
 
 static kir_val int_constant(const element *e, int64_t v) { return kir_const_i(e->kb, KIR_I32, v); }
 static kir_val block_both(const element *e, kir_val v, int64_t mask) {
-    return kir_binary(e->kb, KIR_AND, v, int_constant(e, mask));
+    return kir_and(e->kb, v, int_constant(e, mask));
 }
-static kir_val shr(const element *e, kir_val v, int64_t by) {
-    return kir_binary(e->kb, KIR_SHR, v, int_constant(e, by));
-}
-static kir_val shl(const element *e, kir_val v, int64_t by) {
-    return kir_binary(e->kb, KIR_SHL, v, int_constant(e, by));
-}
-static kir_val plus(const element *e, kir_val a, kir_val b) { return kir_binary(e->kb, KIR_ADD, a, b); }
-static kir_val shift_by(const element *e, kir_val v, kir_val by) { return kir_binary(e->kb, KIR_SHR, v, by); }
-static kir_val times(const element *e, kir_val a, kir_val b) { return kir_binary(e->kb, KIR_MUL, a, b); }
+static kir_val shr(const element *e, kir_val v, int64_t by) { return kir_shr(e->kb, v, int_constant(e, by)); }
+static kir_val shl(const element *e, kir_val v, int64_t by) { return kir_shl(e->kb, v, int_constant(e, by)); }
 static kir_val block_number(const element *e, kir_val v) { return kir_cast(e->kb, KIR_F32, v); }
 
 /* The byte at `offset` + `place` of the block. */
 static kir_val byte_at(const element *e, int64_t offset, kir_val place) {
     kir_aff index = kir_aff_const(offset);
-    index.dyn = kir_binary(e->kb, KIR_ADD, e->byte0, kir_cast(e->kb, KIR_I64, place));
+    index.dyn = kir_add(e->kb, e->byte0, kir_cast(e->kb, KIR_I64, place));
     return kir_load(e->kb, e->bytes, &index, e->mask);
 }
 
@@ -797,27 +790,27 @@ static tn_quant decoded(kir_val s, kir_val u, kir_val t) { return (tn_quant){.u 
 /* Four bits: elements 0 … 15 in the low halves of 16 bytes, 16 … 31 in the high halves. */
 static kir_val nibble_32(const element *e, int64_t offset) {
     kir_val byte = byte_at(e, offset, block_both(e, e->at, 15));
-    return block_both(e, shift_by(e, byte, shl(e, shr(e, e->at, 4), 2)), 15);
+    return block_both(e, kir_shr(e->kb, byte, shl(e, shr(e, e->at, 4), 2)), 15);
 }
 
 static kir_val fifth_bit_32(const element *e, int64_t offset) {
     kir_val byte = byte_at(e, offset, shr(e, e->at, 3));
-    return shl(e, block_both(e, shift_by(e, byte, block_both(e, e->at, 7)), 1), 4);
+    return shl(e, block_both(e, kir_shr(e->kb, byte, block_both(e, e->at, 7)), 1), 4);
 }
 
 static tn_quant decode_q4_0(const element *e) {
-    return decoded(half_at(e, 0), plus(e, nibble_32(e, 2), int_constant(e, -8)), KIR_NONE);
+    return decoded(half_at(e, 0), kir_add(e->kb, nibble_32(e, 2), int_constant(e, -8)), KIR_NONE);
 }
 
 static tn_quant decode_q4_1(const element *e) { return decoded(half_at(e, 0), nibble_32(e, 4), half_at(e, 2)); }
 
 static tn_quant decode_q5_0(const element *e) {
-    kir_val u = kir_binary(e->kb, KIR_OR, nibble_32(e, 6), fifth_bit_32(e, 2));
-    return decoded(half_at(e, 0), plus(e, u, int_constant(e, -16)), KIR_NONE);
+    kir_val u = kir_or(e->kb, nibble_32(e, 6), fifth_bit_32(e, 2));
+    return decoded(half_at(e, 0), kir_add(e->kb, u, int_constant(e, -16)), KIR_NONE);
 }
 
 static tn_quant decode_q5_1(const element *e) {
-    kir_val u = kir_binary(e->kb, KIR_OR, nibble_32(e, 8), fifth_bit_32(e, 4));
+    kir_val u = kir_or(e->kb, nibble_32(e, 8), fifth_bit_32(e, 4));
     return decoded(half_at(e, 0), u, half_at(e, 2));
 }
 
@@ -828,7 +821,7 @@ static tn_quant decode_q8_0(const element *e) {
 /* Two factors of 32 bits, then bytes. */
 static tn_quant decode_q8_x(const element *e) {
     kir_aff index = kir_aff_const(0);
-    index.dyn = kir_binary(e->kb, KIR_ADD, e->half0, kir_cast(e->kb, KIR_I64, shr(e, e->at, 4)));
+    index.dyn = kir_add(e->kb, e->half0, kir_cast(e->kb, KIR_I64, shr(e, e->at, 4)));
     kir_val s = kir_load(e->kb, e->halves, &index, e->mask);
     return decoded(s, signed_byte(e, byte_at(e, 8, e->at)), KIR_NONE);
 }
@@ -837,17 +830,15 @@ static tn_quant decode_q8_x(const element *e) {
 
 /* Two bits: bytes hold elements l, l + 32, l + 64 and l + 96 of each half of the block. */
 static kir_val pair_bits(const element *e, int64_t offset) {
-    kir_val place = kir_binary(e->kb, KIR_OR, shl(e, shr(e, e->at, 7), 5), block_both(e, e->at, 31));
+    kir_val place = kir_or(e->kb, shl(e, shr(e, e->at, 7), 5), block_both(e, e->at, 31));
     kir_val by = shl(e, block_both(e, shr(e, e->at, 5), 3), 1);
-    return block_both(e, shift_by(e, byte_at(e, offset, place), by), 3);
+    return block_both(e, kir_shr(e->kb, byte_at(e, offset, place), by), 3);
 }
-
-static kir_val negative(const element *e, kir_val v) { return kir_unary(e->kb, KIR_NEG, v); }
 
 static tn_quant decode_q2_k(const element *e) {
     kir_val part = byte_at(e, 0, shr(e, e->at, 4)); /* scale and minimum of 16 elements */
-    kir_val s = times(e, half_at(e, 80), block_number(e, block_both(e, part, 15)));
-    kir_val t = negative(e, times(e, half_at(e, 82), block_number(e, shr(e, part, 4))));
+    kir_val s = kir_mul(e->kb, half_at(e, 80), block_number(e, block_both(e, part, 15)));
+    kir_val t = kir_neg(e->kb, kir_mul(e->kb, half_at(e, 82), block_number(e, shr(e, part, 4))));
     return decoded(s, pair_bits(e, 16), t);
 }
 
@@ -855,53 +846,55 @@ static tn_quant decode_q2_k(const element *e) {
  * and i + 12 share one byte. */
 static tn_quant decode_q3_k(const element *e) {
     kir_val part = shr(e, e->at, 4);
-    kir_val low = block_both(e, shift_by(e, byte_at(e, 96, block_both(e, part, 7)), shl(e, shr(e, part, 3), 2)), 15);
-    kir_val high = block_both(e, shift_by(e, byte_at(e, 104, block_both(e, part, 3)), shl(e, shr(e, part, 2), 1)), 3);
-    kir_val scale = plus(e, kir_binary(e->kb, KIR_OR, low, shl(e, high, 4)), int_constant(e, -32));
-    kir_val top = block_both(e, shift_by(e, byte_at(e, 0, block_both(e, e->at, 31)), shr(e, e->at, 5)), 1);
-    kir_val u = plus(e, kir_binary(e->kb, KIR_OR, pair_bits(e, 32), shl(e, top, 2)), int_constant(e, -4));
-    return decoded(times(e, half_at(e, 108), block_number(e, scale)), u, KIR_NONE);
+    kir_val low = block_both(e, kir_shr(e->kb, byte_at(e, 96, block_both(e, part, 7)), shl(e, shr(e, part, 3), 2)), 15);
+    kir_val high =
+        block_both(e, kir_shr(e->kb, byte_at(e, 104, block_both(e, part, 3)), shl(e, shr(e, part, 2), 1)), 3);
+    kir_val scale = kir_add(e->kb, kir_or(e->kb, low, shl(e, high, 4)), int_constant(e, -32));
+    kir_val top = block_both(e, kir_shr(e->kb, byte_at(e, 0, block_both(e, e->at, 31)), shr(e, e->at, 5)), 1);
+    kir_val u = kir_add(e->kb, kir_or(e->kb, pair_bits(e, 32), shl(e, top, 2)), int_constant(e, -4));
+    return decoded(kir_mul(e->kb, half_at(e, 108), block_number(e, scale)), u, KIR_NONE);
 }
 
 /* Scale and minimum of the eight parts, six bits each: parts 0 … 3 in the low six bits of bytes 0 … 3 and 4 … 7; parts
  * 4 … 7 have their low four bits in bytes 8 … 11 and their high two bits above those of parts 0 … 3. */
 static void scale_and_minimum(const element *e, kir_val *scale, kir_val *minimum) {
     kir_val part = shr(e, e->at, 5), quarter = block_both(e, part, 3);
-    kir_val first = kir_binary(e->kb, KIR_LT, part, int_constant(e, 4));
+    kir_val first = kir_lt(e->kb, part, int_constant(e, 4));
     kir_val a = byte_at(e, 4, quarter), b = byte_at(e, 8, quarter), c = byte_at(e, 12, quarter);
-    kir_val late_scale = kir_binary(e->kb, KIR_OR, block_both(e, c, 15), shl(e, shr(e, a, 6), 4));
-    kir_val late_minimum = kir_binary(e->kb, KIR_OR, shr(e, c, 4), shl(e, shr(e, b, 6), 4));
+    kir_val late_scale = kir_or(e->kb, block_both(e, c, 15), shl(e, shr(e, a, 6), 4));
+    kir_val late_minimum = kir_or(e->kb, shr(e, c, 4), shl(e, shr(e, b, 6), 4));
     *scale = kir_select(e->kb, first, block_both(e, a, 63), late_scale);
     *minimum = kir_select(e->kb, first, block_both(e, b, 63), late_minimum);
 }
 
 /* Four bits: bytes hold elements l and l + 32 of each quarter of the block. */
 static kir_val nibble_256(const element *e, int64_t offset) {
-    kir_val place = kir_binary(e->kb, KIR_OR, shl(e, shr(e, e->at, 6), 5), block_both(e, e->at, 31));
-    return block_both(e, shift_by(e, byte_at(e, offset, place), shl(e, block_both(e, shr(e, e->at, 5), 1), 2)), 15);
+    kir_val place = kir_or(e->kb, shl(e, shr(e, e->at, 6), 5), block_both(e, e->at, 31));
+    return block_both(e, kir_shr(e->kb, byte_at(e, offset, place), shl(e, block_both(e, shr(e, e->at, 5), 1), 2)), 15);
 }
 
 static tn_quant decode_with_minimum(const element *e, kir_val u) {
     kir_val scale = KIR_NONE, minimum = KIR_NONE;
     scale_and_minimum(e, &scale, &minimum);
-    kir_val t = negative(e, times(e, half_at(e, 2), block_number(e, minimum)));
-    return decoded(times(e, half_at(e, 0), block_number(e, scale)), u, t);
+    kir_val t = kir_neg(e->kb, kir_mul(e->kb, half_at(e, 2), block_number(e, minimum)));
+    return decoded(kir_mul(e->kb, half_at(e, 0), block_number(e, scale)), u, t);
 }
 
 static tn_quant decode_q4_k(const element *e) { return decode_with_minimum(e, nibble_256(e, 16)); }
 
 static tn_quant decode_q5_k(const element *e) {
-    kir_val top = block_both(e, shift_by(e, byte_at(e, 16, block_both(e, e->at, 31)), shr(e, e->at, 5)), 1);
-    return decode_with_minimum(e, kir_binary(e->kb, KIR_OR, nibble_256(e, 48), shl(e, top, 4)));
+    kir_val top = block_both(e, kir_shr(e->kb, byte_at(e, 16, block_both(e, e->at, 31)), shr(e, e->at, 5)), 1);
+    return decode_with_minimum(e, kir_or(e->kb, nibble_256(e, 48), shl(e, top, 4)));
 }
 
 /* Low four bits: bytes hold elements l and l + 64 of each half of the block. */
 static tn_quant decode_q6_k(const element *e) {
-    kir_val place = kir_binary(e->kb, KIR_OR, shl(e, shr(e, e->at, 7), 6), block_both(e, e->at, 63));
-    kir_val low = block_both(e, shift_by(e, byte_at(e, 0, place), shl(e, block_both(e, shr(e, e->at, 6), 1), 2)), 15);
-    kir_val u = plus(e, kir_binary(e->kb, KIR_OR, low, shl(e, pair_bits(e, 128), 4)), int_constant(e, -32));
+    kir_val place = kir_or(e->kb, shl(e, shr(e, e->at, 7), 6), block_both(e, e->at, 63));
+    kir_val low =
+        block_both(e, kir_shr(e->kb, byte_at(e, 0, place), shl(e, block_both(e, shr(e, e->at, 6), 1), 2)), 15);
+    kir_val u = kir_add(e->kb, kir_or(e->kb, low, shl(e, pair_bits(e, 128), 4)), int_constant(e, -32));
     kir_val scale = signed_byte(e, byte_at(e, 192, shr(e, e->at, 4)));
-    return decoded(times(e, half_at(e, 208), block_number(e, scale)), u, KIR_NONE);
+    return decoded(kir_mul(e->kb, half_at(e, 208), block_number(e, scale)), u, KIR_NONE);
 }
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
@@ -919,13 +912,12 @@ tn_quant tn_lower_block_parts(const tn_blocks *b, const kir_aff *index, int by) 
     int shift = block == 32 ? 5 : 8; /* the blocks that there are */
     kir_builder *kb = b->kb;
     kir_val number = kir_index(kb, index);
-    kir_val which = kir_binary(kb, KIR_SHR, number, kir_const_i(kb, KIR_I64, shift));
-    kir_val within = kir_binary(kb, KIR_AND, number, kir_const_i(kb, KIR_I64, block - 1));
+    kir_val which = kir_shr(kb, number, kir_whole(kb, shift));
+    kir_val within = kir_and(kb, number, kir_whole(kb, block - 1));
     element e = {.kb = kb, .bytes = b->bytes, .halves = b->halves, .mask = b->mask};
-    e.byte0 = kir_binary(kb, KIR_MUL, which, kir_const_i(kb, KIR_I64, size));
-    e.half0 = kir_binary(kb, KIR_MUL, which,
-                         kir_const_i(kb, KIR_I64, size / (int64_t)tn_dtype_size(tn_block_factor(b->dtype))));
-    e.at = plus(&e, kir_cast(kb, KIR_I32, within), int_constant(&e, by));
+    e.byte0 = kir_mul(kb, which, kir_whole(kb, size));
+    e.half0 = kir_mul(kb, which, kir_whole(kb, size / (int64_t)tn_dtype_size(tn_block_factor(b->dtype))));
+    e.at = kir_add(e.kb, kir_cast(kb, KIR_I32, within), int_constant(&e, by));
     return decoders[b->dtype](&e);
 }
 

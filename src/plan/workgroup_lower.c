@@ -26,7 +26,9 @@ typedef struct workgroup_kernel {
     folded k_of_a, k_of_b, columns;
     tn_window window;
     bool may_be_outside[2];
-    int64_t groups;
+    bool wgrad;
+    int64_t groups, rows;       /* of the product, within a group */
+    int row_of_a;               /* the dim of operand 1 that they are */
     int image_axis, group_axis; /* of the batch, -1: there is but one */
 } workgroup_kernel;
 
@@ -266,35 +268,38 @@ static kir_val load_im2col(workgroup_kernel *t, const kir_aff *batch, const kir_
     return tn_lowering_value(&t->lw, t->lead->in[0], at, mask);
 }
 
-static kir_val load_filter(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *k, kir_val mask) {
+/* The other operand of the product: filters, or results (wgrad). Its rows are the program's, within a group. */
+static kir_val load_rows_of_conv(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *k,
+                                 kir_val mask) {
     workgroup_kernel *t = context;
     kir_aff at[IMAGE_DIMS];
     no_index(at);
     unfold(&t->k_of_a, k, at);
-    at[IMAGE] = channel_of(t, batch, row, t->lead->node->shape[CHANNEL] / t->groups);
+    at[t->row_of_a] = channel_of(t, batch, row, t->rows);
     return tn_lowering_value(&t->lw, t->lead->in[1], at, mask);
 }
 
+/* k runs over taps and columns over output pixels; of wgrad the other way round, over those of all images. */
 static kir_val load_window(void *context, const kir_aff *batch, const kir_aff *k, const kir_aff *column, kir_val mask) {
     workgroup_kernel *t = context;
     kir_aff place[IMAGE_DIMS], tap[IMAGE_DIMS];
     no_index(place);
     no_index(tap);
-    unfold(&t->k_of_b, k, tap);
-    unfold(&t->columns, column, place);
-    place[IMAGE] = image_of(t, batch);
+    unfold(&t->k_of_b, k, t->wgrad ? place : tap);
+    unfold(&t->columns, column, t->wgrad ? tap : place);
+    if (!t->wgrad) place[IMAGE] = image_of(t, batch);
     return load_im2col(t, batch, place, tap, mask);
 }
 
-static void store_place(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *column, kir_val value,
-                        kir_val mask) {
+static void store_conv(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *column, kir_val value,
+                       kir_val mask) {
     workgroup_kernel *t = context;
+    int row_dim = t->wgrad ? IMAGE : CHANNEL;
     kir_aff at[IMAGE_DIMS];
     no_index(at);
     unfold(&t->columns, column, at);
-    at[IMAGE] = image_of(t, batch);
-    if (t->lead->node->shape[CHANNEL] != 1)
-        at[CHANNEL] = channel_of(t, batch, row, t->lead->node->shape[CHANNEL] / t->groups);
+    if (!t->wgrad) at[IMAGE] = image_of(t, batch);
+    if (t->lead->node->shape[row_dim] != 1) at[row_dim] = channel_of(t, batch, row, t->rows);
     tn_lowering_results(&t->lw, at, value, mask);
 }
 
@@ -317,110 +322,51 @@ static void add_batch(tn_gemm_shape *s, int *axis, int64_t extent) {
     if (extent != 1) s->batch[s->batch_axes++] = extent;
 }
 
-static tn_gemm_shape correlation_shape(const tn_node *n, workgroup_kernel *t) {
-    const int64_t *filter = n->in[1]->shape, *attrs = n->i;
-    tn_gemm_shape s = {.k = filter[CHANNEL] * filter[DOWN] * filter[ACROSS], .type = KIR_F32, .local_dtype = TN_F32};
-    t->groups = attrs[TN_CONV2D_FORWARD_GROUPS];
-    s.m = n->shape[CHANNEL] / t->groups;
-    s.n = n->shape[DOWN] * n->shape[ACROSS];
-    t->k_of_b = fold_workgroup(filter, NULL, taps, TN_COUNT(taps));
-    t->columns = fold_workgroup(n->shape, NULL, places + 1, TN_COUNT(places) - 1);
-    add_batch(&s, &t->image_axis, n->shape[IMAGE]);
+static tn_gemm_shape conv_shape(const tn_node *n, workgroup_kernel *t) {
+    bool wgrad = t->wgrad = tn_op_has(n, TN_FACT_CONV_WGRAD);
+    const int64_t *filter = wgrad ? n->shape : n->in[1]->shape, *results = wgrad ? n->in[1]->shape : n->shape;
+    int64_t taps_of_one = filter[CHANNEL] * filter[DOWN] * filter[ACROSS], pixels = results[DOWN] * results[ACROSS];
+    folded of_taps = fold_workgroup(filter, NULL, taps, TN_COUNT(taps));
+    t->groups = n->i[wgrad ? TN_CONV2D_WGRAD_GROUPS : TN_CONV2D_FORWARD_GROUPS];
+    t->rows = filter[IMAGE] / t->groups;
+    t->row_of_a = wgrad ? CHANNEL : IMAGE;
+    t->k_of_b = wgrad ? fold_workgroup(results, NULL, places, TN_COUNT(places)) : of_taps;
+    t->columns = wgrad ? of_taps : fold_workgroup(results, NULL, places + 1, TN_COUNT(places) - 1);
+    tn_gemm_shape s = {.m = t->rows, .type = KIR_F32, .local_dtype = TN_F32};
+    s.n = wgrad ? taps_of_one : pixels;
+    s.k = wgrad ? results[IMAGE] * pixels : taps_of_one;
+    add_batch(&s, &t->image_axis, wgrad ? 1 : results[IMAGE]);
     add_batch(&s, &t->group_axis, t->groups);
     s.b_k = t->k_of_b.digits;
     s.columns = t->columns.digits;
     return s;
 }
 
-static tn_status make_correlation(workgroup_kernel *t, tn_workgroup_program *out) {
+static tn_status make_conv(workgroup_kernel *t, tn_workgroup_program *out) {
     const tn_node *n = t->lead->node;
-    const int64_t *filter = n->in[1]->shape, *stride = t->w.g->values[t->lead->in[1]].stride, *attrs = n->i;
-    tn_product_callbacks callbacks = {t, product_begin, load_filter, load_window, store_place, NULL, NULL};
-    tn_gemm_shape s = correlation_shape(n, t);
+    const int64_t *other = n->in[1]->shape, *stride = t->w.g->values[t->lead->in[1]].stride, *attrs = n->i;
+    tn_product_callbacks callbacks = {t, product_begin, load_rows_of_conv, load_window, store_conv, NULL, NULL};
+    tn_gemm_shape s = conv_shape(n, t);
     tn_group_limits limits = limits_of(n->device);
-    note_window(t, filter + DOWN, n->shape + DOWN, attrs + TN_CONV2D_FORWARD_STRIDE,
-                attrs + TN_CONV2D_FORWARD_PAD_BEFORE, attrs + TN_CONV2D_FORWARD_DILATION);
-    t->k_of_a = fold_workgroup(filter, stride, taps, TN_COUNT(taps));
+    if (t->wgrad)
+        note_window(t, n->shape + DOWN, other + DOWN, attrs + TN_CONV2D_WGRAD_STRIDE, attrs + TN_CONV2D_WGRAD_PADDING,
+                    attrs + TN_CONV2D_WGRAD_DILATION);
+    else
+        note_window(t, other + DOWN, n->shape + DOWN, attrs + TN_CONV2D_FORWARD_STRIDE,
+                    attrs + TN_CONV2D_FORWARD_PAD_BEFORE, attrs + TN_CONV2D_FORWARD_DILATION);
+    t->k_of_a = fold_workgroup(other, stride, t->wgrad ? places : taps, TN_COUNT(taps));
     s.a_k = t->k_of_a.digits;
     s.a_along_k = stride[last_dim(&t->k_of_a)] == 1;
+    s.b_along_k = t->wgrad && s.a_along_k;
     return tn_gemm_workgroup(&s, &limits, &callbacks, out);
 }
 
 /* One that the host has a kernel for, should the device refuse this one; what has none is composed. */
-static bool takes_correlation(const tn_node *n, const tn_group_limits *limits) {
-    if (!tn_takes_conv_product(n) || tn_node_numel(n) == 0 || tn_node_numel(n->in[0]) == 0) return false;
+static bool takes_conv(const tn_node *n, const tn_group_limits *limits) {
+    bool known = tn_op_has(n, TN_FACT_CONV_WGRAD) ? tn_takes_conv2d_wgrad(n) : tn_takes_conv_product(n);
+    if (!known || tn_node_numel(n) == 0 || tn_node_numel(n->in[0]) == 0) return false;
     workgroup_kernel t;
-    tn_gemm_shape s = correlation_shape(n, &t);
-    return s.k > 0 && s.k <= INT32_MAX && s.n <= INT32_MAX && tn_gemm_workgroup_fits(&s, limits);
-}
-
-/* wgrad: k runs over the output pixels of all images, columns over the taps of a filter. */
-static kir_val load_result_of_place(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *k,
-                                    kir_val mask) {
-    workgroup_kernel *t = context;
-    kir_aff at[IMAGE_DIMS];
-    no_index(at);
-    unfold(&t->k_of_a, k, at);
-    at[CHANNEL] = channel_of(t, batch, row, t->lead->node->shape[IMAGE] / t->groups);
-    return tn_lowering_value(&t->lw, t->lead->in[1], at, mask);
-}
-
-static kir_val load_window_of_tap(void *context, const kir_aff *batch, const kir_aff *k, const kir_aff *column,
-                                  kir_val mask) {
-    workgroup_kernel *t = context;
-    kir_aff place[IMAGE_DIMS], tap[IMAGE_DIMS];
-    no_index(place);
-    no_index(tap);
-    unfold(&t->k_of_b, k, place);
-    unfold(&t->columns, column, tap);
-    return load_im2col(t, batch, place, tap, mask);
-}
-
-static void store_tap(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *column, kir_val value,
-                      kir_val mask) {
-    workgroup_kernel *t = context;
-    kir_aff at[IMAGE_DIMS];
-    no_index(at);
-    unfold(&t->columns, column, at);
-    if (t->lead->node->shape[IMAGE] != 1)
-        at[IMAGE] = channel_of(t, batch, row, t->lead->node->shape[IMAGE] / t->groups);
-    tn_lowering_results(&t->lw, at, value, mask);
-}
-
-static tn_gemm_shape filter_gradient_shape(const tn_node *n, workgroup_kernel *t) {
-    const int64_t *filter = n->shape, *results = n->in[1]->shape;
-    tn_gemm_shape s = {.n = filter[CHANNEL] * filter[DOWN] * filter[ACROSS], .type = KIR_F32, .local_dtype = TN_F32};
-    t->groups = n->i[TN_CONV2D_WGRAD_GROUPS];
-    s.m = filter[IMAGE] / t->groups;
-    s.k = results[IMAGE] * results[DOWN] * results[ACROSS];
-    t->k_of_b = fold_workgroup(results, NULL, places, TN_COUNT(places));
-    t->columns = fold_workgroup(filter, NULL, taps, TN_COUNT(taps));
-    t->image_axis = -1;
-    add_batch(&s, &t->group_axis, t->groups);
-    s.b_k = t->k_of_b.digits;
-    s.columns = t->columns.digits;
-    return s;
-}
-
-static tn_status make_filter_gradient(workgroup_kernel *t, tn_workgroup_program *out) {
-    const tn_node *n = t->lead->node;
-    const int64_t *results = n->in[1]->shape, *stride = t->w.g->values[t->lead->in[1]].stride, *attrs = n->i;
-    tn_product_callbacks callbacks = {t,    product_begin, load_result_of_place, load_window_of_tap, store_tap,
-                                      NULL, NULL};
-    tn_gemm_shape s = filter_gradient_shape(n, t);
-    tn_group_limits limits = limits_of(n->device);
-    note_window(t, n->shape + DOWN, results + DOWN, attrs + TN_CONV2D_WGRAD_STRIDE, attrs + TN_CONV2D_WGRAD_PADDING,
-                attrs + TN_CONV2D_WGRAD_DILATION);
-    t->k_of_a = fold_workgroup(results, stride, places, TN_COUNT(places));
-    s.a_k = t->k_of_a.digits;
-    s.a_along_k = s.b_along_k = stride[last_dim(&t->k_of_a)] == 1;
-    return tn_gemm_workgroup(&s, &limits, &callbacks, out);
-}
-
-static bool takes_filter_gradient(const tn_node *n, const tn_group_limits *limits) {
-    if (!tn_takes_conv2d_wgrad(n) || tn_node_numel(n) == 0 || tn_node_numel(n->in[0]) == 0) return false;
-    workgroup_kernel t;
-    tn_gemm_shape s = filter_gradient_shape(n, &t);
+    tn_gemm_shape s = conv_shape(n, &t);
     return s.k > 0 && s.k <= INT32_MAX && s.n <= INT32_MAX && tn_gemm_workgroup_fits(&s, limits);
 }
 
@@ -474,8 +420,7 @@ static tn_status make_index_add(workgroup_kernel *t, tn_workgroup_program *out) 
     return tn_index_add_workgroup(&s, &callbacks, out);
 }
 
-static bool takes_index_add(const tn_node *n, const tn_group_limits *limits) {
-    (void)n;
+static bool takes_index_add(TN_UNUSED const tn_node *n, const tn_group_limits *limits) {
     return tn_index_add_workgroup_fits(limits);
 }
 
@@ -508,8 +453,7 @@ static tn_status make_argsort(workgroup_kernel *t, tn_workgroup_program *out) {
     return tn_argsort_workgroup(&s, &callbacks, out);
 }
 
-static bool takes_argsort(const tn_node *n, const tn_group_limits *limits) {
-    (void)n;
+static bool takes_argsort(TN_UNUSED const tn_node *n, const tn_group_limits *limits) {
     return tn_argsort_workgroup_fits(limits);
 }
 
@@ -527,8 +471,7 @@ static tn_status make_append(workgroup_kernel *t, tn_workgroup_program *out) {
 }
 
 /* The kernel stores numbers; the host writes the blocks of a q8_0 cache. */
-static bool takes_append(const tn_node *n, const tn_group_limits *limits) {
-    (void)limits;
+static bool takes_append(const tn_node *n, TN_UNUSED const tn_group_limits *limits) {
     return n->rank == 4 && n->dtype != TN_U8;
 }
 
@@ -621,8 +564,8 @@ static const struct {
     {TN_OP_MATMUL_BATCHED, takes_product, make_product, false},
     {TN_OP_MATMUL_WIDE, takes_product, make_product, false},
     {TN_OP_LINEAR_HALF, takes_product, make_product, false},
-    {TN_OP_CONV2D_FORWARD, takes_correlation, make_correlation, true},
-    {TN_OP_CONV2D_WGRAD, takes_filter_gradient, make_filter_gradient, true},
+    {TN_OP_CONV2D_FORWARD, takes_conv, make_conv, true},
+    {TN_OP_CONV2D_WGRAD, takes_conv, make_conv, true},
     {TN_OP_LINEAR_QUANTIZED, takes_quantized, make_quantized, false},
     {TN_OP_CACHED_ATTENTION_ROWS, takes_attention, make_attention, false},
     {TN_OP_ATTENTION_DENSE, takes_dense, make_dense, false},

@@ -344,7 +344,6 @@ kir_val tn_dyn_add(tn_lower *lw, kir_val a, kir_val b);
 kir_val tn_dyn_scale(tn_lower *lw, kir_val dyn, int64_t k);
 kir_aff tn_aff_add(tn_lower *lw, const kir_aff *a, const kir_aff *b);
 kir_aff tn_aff_scale(tn_lower *lw, const kir_aff *a, int64_t k);
-kir_aff tn_aff_value(kir_val v); /* the I64 value v as an index */
 /* As tn_lower_at, with loads masked by `mask` as well (padding and gathering know which masks they need). */
 kir_val tn_lower_at_masked(tn_lower *lw, const tn_node *node, const kir_aff *at, kir_val mask);
 /* For reductions over the dims attribute: whether dim d of the input is one of them; loops(); and lower() = the input's

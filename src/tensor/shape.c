@@ -244,22 +244,16 @@ tn_dtype tn_promote_with(tn_dtype so_far, const tn_node *first, const tn_node *n
 /* ==== what the ops' lower functions share: index arithmetic, masked loads, reductions ============================= */
 /* Values come from the planner through tn_lower_calls; nothing here knows groups or buffers. */
 
-kir_aff tn_aff_value(kir_val v) {
-    kir_aff a = kir_aff_const(0);
-    a.dyn = v;
-    return a;
-}
-
 kir_val tn_dyn_add(tn_lower *lw, kir_val a, kir_val b) {
     if (a == KIR_NONE || b == KIR_NONE) return a == KIR_NONE ? b : a;
-    return kir_binary(lw->kb, KIR_ADD, a, b);
+    return kir_add(lw->kb, a, b);
 }
 
 kir_val tn_dyn_scale(tn_lower *lw, kir_val dyn, int64_t k) {
     if (dyn == KIR_NONE || k == 1) return dyn;
     kir_aff size = kir_aff_const(k);
-    kir_val by = lw->sized ? kir_index(lw->kb, &size) : kir_const_i(lw->kb, KIR_I64, k);
-    return k == 0 ? KIR_NONE : kir_binary(lw->kb, KIR_MUL, dyn, by);
+    kir_val by = lw->sized ? kir_index(lw->kb, &size) : kir_whole(lw->kb, k);
+    return k == 0 ? KIR_NONE : kir_mul(lw->kb, dyn, by);
 }
 
 kir_aff tn_aff_add(tn_lower *lw, const kir_aff *a, const kir_aff *b) {
@@ -282,7 +276,7 @@ kir_aff tn_aff_scale(tn_lower *lw, const kir_aff *a, int64_t k) {
 
 kir_val tn_lower_at_masked(tn_lower *lw, const tn_node *node, const kir_aff *at, kir_val mask) {
     kir_val before = lw->mask;
-    lw->mask = before == KIR_NONE ? mask : kir_binary(lw->kb, KIR_AND, before, mask);
+    lw->mask = before == KIR_NONE ? mask : kir_and(lw->kb, before, mask);
     kir_val r = tn_lower_at(lw, node, at);
     lw->mask = before;
     return r;

@@ -54,8 +54,7 @@ tn_scope tn_scope_begin(void) {
 
 static void handle_free(tn_handle *t);
 
-void tn_scope_end(tn_scope *scope) {
-    (void)scope;
+void tn_scope_end(TN_UNUSED tn_scope *scope) {
     if (scopes.depth == 0) return;
     scopes.depth--;
     size_t start = scopes.depth < MAX_SCOPES ? scopes.start[scopes.depth] : scopes.count;

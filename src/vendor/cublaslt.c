@@ -84,15 +84,9 @@ TN_VENDOR_CALLS(CALLS);
 #define CALL(field, arguments) \
     tn_vendor_check(&tn_vendor_cublaslt, errors, calls.field arguments, symbols[CALL_##field].name)
 
-static tn_status lt_open(const tn_lent *lent, void **handle) {
-    (void)lent;
-    return CALL(open, (handle));
-}
+static tn_status lt_open(TN_UNUSED const tn_lent *lent, void **handle) { return CALL(open, (handle)); }
 
-static void lt_close(const tn_lent *lent, void *handle) {
-    (void)lent;
-    (void)calls.close(handle);
-}
+static void lt_close(TN_UNUSED const tn_lent *lent, void *handle) { (void)calls.close(handle); }
 
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */
 
@@ -169,9 +163,8 @@ static tn_status choose_cublaslt(lt_call *c, void *handle, void *wish) {
     return TN_OK;
 }
 
-static tn_status lt_make(void *handle, const tn_lent *lent, const tn_vendor_product *p, void **call,
+static tn_status lt_make(void *handle, TN_UNUSED const tn_lent *lent, const tn_vendor_product *p, void **call,
                          size_t *workspace) {
-    (void)lent;
     void *wish = NULL;
     lt_call *c = tn_mem_zalloc(1, sizeof *c);
     if (!c) return TN_ERR_MEMORY;

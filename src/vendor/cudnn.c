@@ -115,15 +115,9 @@ TN_VENDOR_CALLS(CALLS);
                                       : (way) == TN_VENDOR_INPUT ? calls.field##_images \
                                                                  : calls.field##_filters) arguments)
 
-static tn_status dnn_open(const tn_lent *lent, void **handle) {
-    (void)lent;
-    return CALL(open, (handle));
-}
+static tn_status dnn_open(TN_UNUSED const tn_lent *lent, void **handle) { return CALL(open, (handle)); }
 
-static void dnn_close(const tn_lent *lent, void *handle) {
-    (void)lent;
-    (void)calls.close(handle);
-}
+static void dnn_close(TN_UNUSED const tn_lent *lent, void *handle) { (void)calls.close(handle); }
 
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */
 
@@ -210,8 +204,8 @@ static tn_status choose(dnn_call *c, void *handle) {
                     (handle, descriptor[1], descriptor[2], c->conv, descriptor[0], c->algorithm, &c->workspace));
 }
 
-static tn_status dnn_make(void *handle, const tn_lent *lent, const tn_vendor_conv *v, void **call, size_t *workspace) {
-    (void)lent;
+static tn_status dnn_make(void *handle, TN_UNUSED const tn_lent *lent, const tn_vendor_conv *v, void **call,
+                          size_t *workspace) {
     dnn_call *c = tn_mem_zalloc(1, sizeof *c);
     if (!c) return TN_ERR_MEMORY;
     *call = c;

@@ -79,10 +79,7 @@ static tn_status mps_open(const tn_lent *lent, void **handle) {
     return TN_OK;
 }
 
-static void mps_close(const tn_lent *lent, void *handle) {
-    (void)lent;
-    (void)handle;
-}
+static void mps_close(TN_UNUSED const tn_lent *lent, TN_UNUSED void *handle) {}
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
@@ -127,9 +124,8 @@ static tn_status describe_mps(mps_call *c, object device, const tn_vendor_produc
     return c->product ? TN_OK : failed("MPSMatrixMultiplication");
 }
 
-static tn_status mps_make(void *handle, const tn_lent *lent, const tn_vendor_product *p, void **call,
+static tn_status mps_make(void *handle, TN_UNUSED const tn_lent *lent, const tn_vendor_product *p, void **call,
                           size_t *workspace) {
-    (void)lent;
     mps_call *c = tn_mem_zalloc(1, sizeof *c);
     if (!c) return TN_ERR_MEMORY;
     *call = c;
@@ -137,8 +133,7 @@ static tn_status mps_make(void *handle, const tn_lent *lent, const tn_vendor_pro
     return describe_mps(c, handle, p);
 }
 
-static tn_status mps_run(void *handle, const tn_lent *lent, const void *call, void *const *pointers) {
-    (void)handle;
+static tn_status mps_run(TN_UNUSED void *handle, const tn_lent *lent, const void *call, void *const *pointers) {
     const mps_call *c = call;
     object matrix[TN_VENDOR_SIDES] = {NULL};
     tn_status status = TN_OK;

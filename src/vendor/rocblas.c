@@ -57,10 +57,7 @@ TN_VENDOR_CALLS(CALLS);
 #define CALL(field, arguments) \
     tn_vendor_check(&tn_vendor_rocblas, errors, calls.field arguments, symbols[CALL_##field].name)
 
-static void rocblas_close(const tn_lent *lent, void *handle) {
-    (void)lent;
-    (void)calls.close(handle);
-}
+static void rocblas_close(TN_UNUSED const tn_lent *lent, void *handle) { (void)calls.close(handle); }
 
 static tn_status rocblas_open(const tn_lent *lent, void **handle) {
     TRY(CALL(open, (handle)));
@@ -108,9 +105,8 @@ static tn_status ask_workspace(void *handle, rocblas_call *c) {
     return s != TN_OK || told ? s : tn_vendor_check(&tn_vendor_rocblas, errors, code, symbols[CALL_multiply].name);
 }
 
-static tn_status rocblas_make(void *handle, const tn_lent *lent, const tn_vendor_product *p, void **call,
+static tn_status rocblas_make(void *handle, TN_UNUSED const tn_lent *lent, const tn_vendor_product *p, void **call,
                               size_t *workspace) {
-    (void)lent;
     rocblas_call *c = tn_mem_zalloc(1, sizeof *c);
     if (!c) return TN_ERR_MEMORY;
     *call = c;
