@@ -329,19 +329,6 @@ static tn_status close_container(reader *r, tn_json_kind kind, size_t mark) {
     return push_json(r, &value);
 }
 
-static tn_status read_array(reader *r) {
-    size_t mark = r->waiting.count;
-    r->at++;
-    skip_space(r);
-    if (take_json(r, ']')) return close_container(r, TN_JSON_ARRAY, mark);
-    for (;;) {
-        TRY(read_value(r));
-        skip_space(r);
-        if (take_json(r, ']')) return close_container(r, TN_JSON_ARRAY, mark);
-        if (!take_json(r, ',')) return malformed(r->at, "expected ',' or ']'");
-    }
-}
-
 static tn_status read_member(reader *r) {
     const char *key;
     size_t length;
@@ -356,17 +343,17 @@ static tn_status read_member(reader *r) {
     return TN_OK;
 }
 
-static tn_status read_object(reader *r) {
+static tn_status read_container(reader *r, bool object) {
+    const char end = object ? '}' : ']', *expected = object ? "expected ',' or '}'" : "expected ',' or ']'";
     size_t mark = r->waiting.count;
     r->at++;
     skip_space(r);
-    if (take_json(r, '}')) return close_container(r, TN_JSON_OBJECT, mark);
-    for (;;) {
-        TRY(read_member(r));
+    while (!take_json(r, end)) {
+        if (r->waiting.count > mark && !take_json(r, ',')) return malformed(r->at, expected);
+        TRY(object ? read_member(r) : read_value(r));
         skip_space(r);
-        if (take_json(r, '}')) return close_container(r, TN_JSON_OBJECT, mark);
-        if (!take_json(r, ',')) return malformed(r->at, "expected ',' or '}'");
     }
+    return close_container(r, object ? TN_JSON_OBJECT : TN_JSON_ARRAY, mark);
 }
 
 static tn_status read_value(reader *r) {
@@ -377,7 +364,7 @@ static tn_status read_value(reader *r) {
     if (c != '[' && c != '{') return read_word(r);
     if (r->depth == MAX_DEPTH) return malformed(r->at, "nested more than 64 levels deep");
     r->depth++;
-    tn_status status = c == '[' ? read_array(r) : read_object(r);
+    tn_status status = read_container(r, c == '{');
     r->depth--;
     return status;
 }

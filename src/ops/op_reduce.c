@@ -11,18 +11,12 @@
 static int64_t dims_count(const tn_node *n) { return n->i[0]; }
 static const int64_t *dims_of(const tn_node *n) { return n->i + 1; }
 
-static bool is_reduced(const tn_node *n, int d) {
-    for (int64_t k = 0; k < dims_count(n); k++)
-        if (dims_of(n)[k] == d) return true;
-    return false;
-}
-
 /* v, of n's shape, with the reduced dims back as extents of 1. */
 static tn_node *with_dims(tn_build *b, const tn_node *n, tn_node *v) {
     int64_t shape[TN_MAX_RANK];
     const tn_node *x = n->in[0];
     for (int d = 0; d < x->rank; d++)
-        shape[d] = is_reduced(n, d) ? 1 : x->shape[d];
+        shape[d] = tn_is_reduced(n, d) ? 1 : x->shape[d];
     if (!v || v->rank == x->rank) return v;
     return tn_b_reshape(b, v, shape, x->rank);
 }
@@ -34,15 +28,26 @@ static int64_t reduced_count(const tn_node *n) {
     return count;
 }
 
-/* Folds every element of the input into its place of the result; `number` counts a
- * place's elements in row-major order. */
-typedef void fold_step(double *result, double v, int64_t number, double *extreme);
+/* One more value; `number` counts a place's elements in row-major order, `extreme` is what an index belongs to. */
+static void fold_step(kir_reduce kind, double *result, double v, int64_t number, double *extreme) {
+    bool greatest = kind == KIR_RMAX || kind == KIR_ARGMAX, is_index = kind == KIR_ARGMAX || kind == KIR_ARGMIN;
+    double *best = is_index ? extreme : result;
+    if (kind == KIR_SUM) *result += v;
+    if (kind == KIR_PROD) *result *= v;
+    if (kind == KIR_SUM || kind == KIR_PROD) return;
+    if (number > 0 && (*best != *best || !((greatest ? v > *best : v < *best) || v != v))) return;
+    *best = v;
+    if (is_index) *result = (double)number;
+}
 
-static void fold_reduced(const tn_reference *r, double first, fold_step *step) {
+/* Folds every element of the input into its place of the result. */
+static void reference_reduced(const tn_reference *r) {
     const tn_node *n = r->node, *x = n->in[0];
+    kir_reduce kind = (kir_reduce)tn_op(n->op)->impl->reduce;
+    double first = kind == KIR_PROD ? 1 : kind == KIR_RMAX ? -INFINITY : kind == KIR_RMIN ? INFINITY : 0;
     int64_t size = tn_node_numel(n), to_stride[TN_MAX_RANK] = {0}, number_stride[TN_MAX_RANK] = {0}, s = 1, t = 1;
     for (int d = x->rank - 1; d >= 0; d--) {
-        if (is_reduced(n, d)) {
+        if (tn_is_reduced(n, d)) {
             number_stride[d] = t;
             t *= x->shape[d];
         } else {
@@ -59,28 +64,9 @@ static void fold_reduced(const tn_reference *r, double first, fold_step *step) {
             to += w.at[d] * to_stride[d];
             number += w.at[d] * number_stride[d];
         }
-        step(&r->out[to], r->in[0][w.place], number, &extreme[to]);
+        fold_step(kind, &r->out[to], r->in[0][w.place], number, &extreme[to]);
     }
     tn_mem_free(extreme);
-}
-
-static void step_sum(double *result, double v, TN_UNUSED int64_t number, TN_UNUSED double *extreme) { *result += v; }
-static void step_prod(double *result, double v, TN_UNUSED int64_t number, TN_UNUSED double *extreme) { *result *= v; }
-static void step_max(double *result, double v, int64_t number, TN_UNUSED double *extreme) {
-    if (number == 0 || v > *result || v != v) *result = v;
-}
-static void step_min(double *result, double v, int64_t number, TN_UNUSED double *extreme) {
-    if (number == 0 || v < *result || v != v) *result = v;
-}
-static void step_argmax(double *result, double v, int64_t number, double *extreme) {
-    if (number > 0 && (*extreme != *extreme || !(v > *extreme || v != v))) return;
-    *result = (double)number;
-    *extreme = v;
-}
-static void step_argmin(double *result, double v, int64_t number, double *extreme) {
-    if (number > 0 && (*extreme != *extreme || !(v < *extreme || v != v))) return;
-    *result = (double)number;
-    *extreme = v;
 }
 
 /* Whether ops on x are recorded, because a gradient of the gradient may be requested. */
@@ -109,11 +95,14 @@ static kir_val lower_sum(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     "error=range [2] dims=(1) keepdim=false; error=twice [2] dims=(0,0) keepdim=false"
 #define EMPTY_REDUCTIONS "[0,3] dims=(0) keepdim=false; [0,3] dims=(1) keepdim=true; [2,0] dims=() keepdim=false"
 
+/* Reductions over the dims attribute. */
+#define OVER_DIMS(kind) \
+    .class_ = TN_REDUCTION, .reduce = kind, .loops = tn_loops_over_dims, .reference = reference_reduced, .flops = 1
+
 /* sum(x, dims, keepdim): the sum over dims (TN_ALL: all). The sum of integers and bools is i64. */
 static tn_node *grad_sum(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_expand(b, with_dims(b, n, dy), n->in[0]->shape, n->in[0]->rank);
 }
-static void reference_sum(const tn_reference *r) { fold_reduced(r, 0, step_sum); }
 
 /* Sums of one element each, as over a batch of one: +0 and that, computed where they are needed. */
 static tn_node *compose_sum(tn_build *b, const tn_node *n) {
@@ -123,11 +112,10 @@ static tn_node *compose_sum(tn_build *b, const tn_node *n) {
         fixed = fixed && !x->symbol[d];
     return fixed ? tn_b_offset(b, tn_b_reshape(b, x, n->shape, n->rank), 0) : tn_b_self(n);
 }
-OP_CODE(sum, .class_ = TN_REDUCTION, .keeps_half = true, .reduce = KIR_SUM, .infer = infer_sum, .compose = compose_sum,
-        .grad_first = grad_sum, .lower = lower_sum, .loops = tn_loops_over_dims, .reference = reference_sum,
+OP_CODE(sum, OVER_DIMS(KIR_SUM), .keeps_half = true, .infer = infer_sum, .compose = compose_sum, .grad_first = grad_sum,
+        .lower = lower_sum,
         .cases = "types=f32,f64,i32,i64,bool tol=1e-5 atol=1e-5; " REDUCTIONS ";" EMPTY_REDUCTIONS
-                 "; types=f16,bf16 tol=1ulp; [2,3] dims=(1) keepdim=false",
-        .flops = 1);
+                 "; types=f16,bf16 tol=1ulp; [2,3] dims=(1) keepdim=false");
 
 /* Running products along the last dim of rows, each without the last factor of its own. */
 static tn_node *products_before(tn_build *b, tn_node *rows) {
@@ -195,15 +183,12 @@ static void grad_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grad
     tn_node *share = tn_b_where(b, zero, single, tn_b_div(b, y, filled));
     grads[0] = tn_b_mul(b, d, beside_infinite(b, n, filled, zeros, share));
 }
-static void reference_prod(const tn_reference *r) { fold_reduced(r, 1, step_prod); }
 OP_CODE(
-    prod, .class_ = TN_REDUCTION, .reduce = KIR_PROD, .infer = infer_sum, .grad = grad_prod, .lower = lower_sum,
-    .loops = tn_loops_over_dims, .reference = reference_prod,
+    prod, OVER_DIMS(KIR_PROD), .infer = infer_sum, .grad = grad_prod, .lower = lower_sum,
     .cases =
         "types=f32,f64,bool tol=1e-5; [2,3] dims=() keepdim=false; [2,3]@0.5..2 dims=(0) keepdim=true;"
         "[2,3,4]@0.5..1.5 dims=(0,-1) keepdim=false; [] dims=() keepdim=false; [9,2]@-1.2..1.2 dims=(0) keepdim=false;"
-        "types=i32; [2,3]@-3..3 dims=(1) keepdim=false; types=f32,i32; " EMPTY_REDUCTIONS,
-    .flops = 1);
+        "types=i32; [2,3]@-3..3 dims=(1) keepdim=false; types=f32,i32; " EMPTY_REDUCTIONS);
 
 /* ---- extremes ---------------------------------------------------------------------------------------------------- */
 
@@ -225,38 +210,29 @@ static tn_node *grad_extreme(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_node *many = tn_b_sum(b, reached, dims_of(n), (int)dims_count(n), true);
     return tn_b_mul(b, reached, tn_b_div(b, with_dims(b, n, dy), many));
 }
-static void reference_amax(const tn_reference *r) { fold_reduced(r, -INFINITY, step_max); }
-static void reference_amin(const tn_reference *r) { fold_reduced(r, INFINITY, step_min); }
 
 #define EXTREMES \
     "types=f32,f64,i32,i64; " REDUCTIONS "; [0,3] dims=(1) keepdim=false; error=element [0,3] dims=(0) keepdim=false"
 
 /* amax(x, dims, keepdim): the maximum over dims (TN_ALL: all); NaN if there is a NaN. Equal elements share the
  * gradient. */
-OP_CODE(amax, .class_ = TN_REDUCTION, .reduce = KIR_RMAX, .infer = infer_extreme, .grad_first = grad_extreme,
-        .lower = tn_lower_reduced, .loops = tn_loops_over_dims, .reference = reference_amax, .cases = EXTREMES,
-        .flops = 1);
+OP_CODE(amax, OVER_DIMS(KIR_RMAX), .infer = infer_extreme, .grad_first = grad_extreme, .lower = tn_lower_reduced,
+        .cases = EXTREMES);
 
 /* amin(x, dims, keepdim): the minimum over dims (TN_ALL: all); NaN if there is a NaN. Equal elements share the
  * gradient. */
-OP_CODE(amin, .class_ = TN_REDUCTION, .reduce = KIR_RMIN, .infer = infer_extreme, .grad_first = grad_extreme,
-        .lower = tn_lower_reduced, .loops = tn_loops_over_dims, .reference = reference_amin, .cases = EXTREMES,
-        .flops = 1);
-
-static void reference_argmax(const tn_reference *r) { fold_reduced(r, 0, step_argmax); }
-static void reference_argmin(const tn_reference *r) { fold_reduced(r, 0, step_argmin); }
+OP_CODE(amin, OVER_DIMS(KIR_RMIN), .infer = infer_extreme, .grad_first = grad_extreme, .lower = tn_lower_reduced,
+        .cases = EXTREMES);
 
 /* argmax(x, dims, keepdim): the index of the maximum along dims, the first one of equal elements; over several dims
  * (TN_ALL: all) counted in row-major order. NaN is the greatest. */
-OP_CODE(argmax, .class_ = TN_REDUCTION, .reduce = KIR_ARGMAX, .infer = infer_extreme, .gives = TN_GIVES(TN_I64),
-        .lower = tn_lower_reduced, .loops = tn_loops_over_dims, .reference = reference_argmax, .cases = EXTREMES,
-        .flops = 1);
+OP_CODE(argmax, OVER_DIMS(KIR_ARGMAX), .infer = infer_extreme, .gives = TN_GIVES(TN_I64), .lower = tn_lower_reduced,
+        .cases = EXTREMES);
 
 /* argmin(x, dims, keepdim): the index of the minimum along dims, the first one of equal elements; over several dims
  * (TN_ALL: all) counted in row-major order. NaN is the least. */
-OP_CODE(argmin, .class_ = TN_REDUCTION, .reduce = KIR_ARGMIN, .infer = infer_extreme, .gives = TN_GIVES(TN_I64),
-        .lower = tn_lower_reduced, .loops = tn_loops_over_dims, .reference = reference_argmin, .cases = EXTREMES,
-        .flops = 1);
+OP_CODE(argmin, OVER_DIMS(KIR_ARGMIN), .infer = infer_extreme, .gives = TN_GIVES(TN_I64), .lower = tn_lower_reduced,
+        .cases = EXTREMES);
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
@@ -304,8 +280,9 @@ static tn_node *compose_cumsum(tn_build *b, const tn_node *n) {
 static kir_val lower_running(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     return kir_cast(lw->kb, kir_type_of((tn_dtype)n->dtype), tn_lower_in(lw, n, 0, at));
 }
-static void run_along(const tn_reference *r, bool multiply) {
+static void reference_running(const tn_reference *r) {
     const tn_node *n = r->node;
+    bool multiply = tn_op(n->op)->impl->reduce == KIR_PROD;
     int64_t stride = 1, dim = n->i[0];
     for (int d = n->rank - 1; d > dim; d--)
         stride *= n->shape[d];
@@ -315,8 +292,6 @@ static void run_along(const tn_reference *r, bool multiply) {
         r->out[w.place] = multiply ? before * v : before + v;
     }
 }
-static void reference_cumsum(const tn_reference *r) { run_along(r, false); }
-static void reference_cumprod(const tn_reference *r) { run_along(r, true); }
 
 /* The sums of all that comes after, this one included: a running sum from the end. */
 static tn_node *sum_from_end(tn_build *b, tn_node *v, int64_t dim) {
@@ -333,7 +308,7 @@ static tn_node *grad_cumsum(tn_build *b, const tn_node *n, tn_node *dy) {
     return n->rank ? sum_from_end(b, dy, n->i[0]) : dy;
 }
 OP_CODE(cumsum, .class_ = TN_SCANNING, .keeps_half = true, .reduce = KIR_SUM, .infer = infer_running,
-        .compose = compose_cumsum, .grad_first = grad_cumsum, .lower = lower_running, .reference = reference_cumsum,
+        .compose = compose_cumsum, .grad_first = grad_cumsum, .lower = lower_running, .reference = reference_running,
         .cases = "types=f32,f64,i32,bool tol=1e-5 atol=1e-5; " RUNNING "; [300] dim=0 grad=off atol=1e-4; "
                  "types=f32 tol=1e-5 atol=1e-4; [5000] dim=0 grad=off",
         .flops = 1);
@@ -391,7 +366,7 @@ static void grad_cumprod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **g
     grads[0] = tn_b_where(b, first, of_zero, tn_b_div(b, others, divisor));
 }
 OP_CODE(cumprod, .class_ = TN_SCANNING, .reduce = KIR_PROD, .infer = infer_running, .compose = compose_running,
-        .grad = grad_cumprod, .lower = lower_running, .reference = reference_cumprod,
+        .grad = grad_cumprod, .lower = lower_running, .reference = reference_running,
         .cases = "types=f32,f64,i32 tol=1e-5; " RUNNING, .flops = 1);
 
 /* ---- composed: means, deviations, norms -------------------------------------------------------------------------- */
