@@ -41,6 +41,9 @@ tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder 
 tn_status convert_folder_from(const tn_gguf *file, int64_t tensors, convert_folder *out); /* close it in either case */
 void convert_folder_close(convert_folder *f);
 bool convert_folder_leaves_out(const convert_folder *f, const char *name); /* masks, tables: what is no weight */
+/* Fails with "'FOLDER/config.json': " in front of the text. */
+tn_status convert_fail(const char *folder, tn_status code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 /* A JSON file of the folder; *out is NULL where it is not there and not needed. */
 tn_status convert_folder_json(const convert_folder *f, const char *name, bool needed, tn_json_doc **out);
 /* The other kind's name of tensor i; *heads: over how many heads its rows change places (convert_turn), 0: none. */

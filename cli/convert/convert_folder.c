@@ -5,6 +5,7 @@
  * In llama files rope turns neighbours, in folders the
  * halves of a head, so rows of q and k change places.  Folders of GPT-2 have matrices [in, out], GGUF files [out, in].
  * Those of Gemma have the weights of norms less 1. */
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -262,6 +263,15 @@ static const char *folder_key_of(const convert_folder *f, const char *what, char
     return out;
 }
 
+tn_status convert_fail(const char *folder, tn_status code, const char *format, ...) {
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return tn_backend_fail(code, "'%s/config.json': %s", folder, text);
+}
+
 /* ---- config.json ------------------------------------------------------------------------------------------------- */
 
 tn_status convert_folder_json(const convert_folder *f, const char *name, bool needed, tn_json_doc **out) {
@@ -299,10 +309,10 @@ static tn_status refuse_activation(const convert_folder *f) {
     for (int i = 0; i < 2; i++)
         known |= strcmp(told, kinds[kind].same[i]) == 0;
     if (known) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s/config.json': the activation '%.40s' ('%s') differs from the one that %s GGUF files "
-                           "imply, and GGUF cannot store it",
-                           f->path, told, key, f->architecture);
+    return convert_fail(
+        f->path, TN_ERR_UNSUPPORTED,
+        "the activation '%.40s' ('%s') differs from the one that %s GGUF files imply, and GGUF cannot store it", told,
+        key, f->architecture);
 }
 
 /* Nor for other forms of GPT-2. */
@@ -311,9 +321,8 @@ static tn_status refuse_forms(const convert_folder *f) {
     bool usual = tn_json_bool(tn_json_get(root, "scale_attn_weights"), true);
     usual = usual && !tn_json_bool(tn_json_get(root, "scale_attn_by_inverse_layer_idx"), false);
     if (f->family->turns || usual) return refuse_activation(f);
-    return tn_backend_fail(
-        TN_ERR_UNSUPPORTED,
-        "'%s/config.json': this GPT-2 variant cannot be converted: GGUF cannot store another attention scale", f->path);
+    return convert_fail(f->path, TN_ERR_UNSUPPORTED,
+                        "this GPT-2 variant cannot be converted: GGUF cannot store another attention scale");
 }
 
 /* "llama, mistral", for messages: config.json's words or GGUF's. */
@@ -342,10 +351,10 @@ static tn_status open_mixture(convert_folder *f) {
     if (f->family->mixture == NO_MIXTURE) return TN_OK;
     if (told == whole && all)
         return convert_experts_open(f, experts_of(f), folder_number_of(f, "num_hidden_layers", 0));
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s/config.json': 'norm_topk_prob', 'mlp_only_layers' or 'decoder_sparse_step' cannot be "
-                           "stored in %s GGUF files",
-                           f->path, f->architecture);
+    return convert_fail(
+        f->path, TN_ERR_UNSUPPORTED,
+        "'norm_topk_prob', 'mlp_only_layers' or 'decoder_sparse_step' cannot be stored in %s GGUF files",
+        f->architecture);
 }
 
 static tn_status take_names(convert_folder *f) {
@@ -363,17 +372,16 @@ tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder 
     *f = (convert_folder){.path = path, .count = tensors};
     TRY(convert_folder_json(f, "config.json", true, &f->config));
     if (tn_json_kind_of(tn_json_get(tn_json_root(f->config), "quantization_config")) != TN_JSON_NULL)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': 'quantization_config' is set, and convert does not decode quantized "
-                               "folders; convert the model that this one was quantized from",
-                               path);
+        return convert_fail(path, TN_ERR_UNSUPPORTED,
+                            "'quantization_config' is set, and convert does not decode quantized folders; convert the "
+                            "model that this one was quantized from");
     const char *type = tn_json_string(tn_json_get(tn_json_root(f->config), "model_type"), "");
     for (int i = 0; i < FAMILIES; i++)
         if (strcmp(families[i].type, type) == 0) f->family = &families[i];
     if (!f->family)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': models of type '%.40s' cannot be converted to GGUF; supported are %s",
-                               path, type, known_types(false, known, sizeof known));
+        return convert_fail(path, TN_ERR_UNSUPPORTED,
+                            "models of type '%.40s' cannot be converted to GGUF; supported are %s", type,
+                            known_types(false, known, sizeof known));
     f->architecture = f->family->architecture;
     f->base = f->family->base > 0 ? f->family->base : 10000;
     f->heads = folder_number_of(f, f->family->heads, 0);
@@ -386,7 +394,7 @@ tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder 
         status = refuse_forms(f);
         return status == TN_OK && f->family->turns ? convert_rope_open(f) : status;
     }
-    return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': the number of heads is missing", path);
+    return convert_fail(path, TN_ERR_FORMAT, "the number of heads is missing");
 }
 
 /* Mixtral's files are llama's, with experts. */
@@ -477,10 +485,10 @@ static tn_status put_window(const convert_folder *f, tn_gguf_writer *w) {
     if (count == 0 || window < 1 || window >= folder_number_of(f, "max_position_embeddings", 0)) return TN_OK;
     if (count == layers)
         return tn_gguf_put_int(w, folder_key_of(f, "attention.sliding_window", key), TN_GGUF_U32, window);
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s/config.json': %lld of %lld layers have a window of %lld tokens; GGUF files of this "
-                           "kind cannot store windows of some layers",
-                           f->path, (long long)count, (long long)layers, (long long)window);
+    return convert_fail(
+        f->path, TN_ERR_UNSUPPORTED,
+        "%lld of %lld layers have a window of %lld tokens; GGUF files of this kind cannot store windows of some layers",
+        (long long)count, (long long)layers, (long long)window);
 }
 
 static tn_status put_sizes(const convert_folder *f, tn_gguf_writer *w) {
@@ -489,8 +497,7 @@ static tn_status put_sizes(const convert_folder *f, tn_gguf_writer *w) {
         int64_t v = folder_number_of(f, s->hf, -1);
         if (strcmp(s->gguf, "expert_count") == 0 && f->experts > 0) v = f->experts;
         if (v < 0 && !s->needed) continue;
-        if (v < 0)
-            return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': '%s' is missing or not a number", f->path, s->hf);
+        if (v < 0) return convert_fail(f->path, TN_ERR_FORMAT, "'%s' is missing or not a number", s->hf);
         TRY(tn_gguf_put_int(w, folder_key_of(f, s->gguf, key), TN_GGUF_U32, v));
     }
     if (!f->family->turns) { /* GPT-2, whose n_inner may be absent or null */
@@ -534,10 +541,9 @@ static tn_status refuse_unrotated(const convert_folder *f) {
     for (size_t i = 0; i < tn_json_length(list); i++)
         usual &= (tn_json_int(tn_json_at(list, i), 1) == 0) == ((i + 1) % 4 == 0);
     if (usual || strcmp(f->architecture, "smollm3") != 0) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s/config.json': GGUF files of smollm3 models have no rope in every fourth layer; other "
-                           "layers without rope cannot be stored",
-                           f->path);
+    return convert_fail(
+        f->path, TN_ERR_UNSUPPORTED,
+        "GGUF files of smollm3 models have no rope in every fourth layer; other layers without rope cannot be stored");
 }
 
 /* ---- all of it --------------------------------------------------------------------------------------------------- */

@@ -43,10 +43,9 @@ static const tn_json *member(const convert_folder *f, const char *key) {
 static bool is_null(const tn_json *v) { return v && tn_json_kind_of(v) == TN_JSON_NULL; }
 
 static tn_status no_word(const convert_folder *f, const char *key) {
-    return tn_backend_fail(
-        TN_ERR_UNSUPPORTED,
-        "'%s/config.json': '%s' differs from the value that %s GGUF files imply, and GGUF cannot store it", f->path,
-        key, f->architecture);
+    return convert_fail(f->path, TN_ERR_UNSUPPORTED,
+                        "'%s' differs from the value that %s GGUF files imply, and GGUF cannot store it", key,
+                        f->architecture);
 }
 
 static bool slides(const convert_folder *f, int64_t layer, int64_t pattern) {
@@ -74,8 +73,7 @@ static tn_status put_windows(const convert_folder *f, const gemma *g, int64_t la
     int64_t window = tn_json_int(given, 4096), pattern = find_pattern(f, layers, g->pattern);
     if (is_null(given)) return g->attention_cap > 0 ? no_word(f, "sliding_window") : TN_OK;
     if (window < 1 || window > INT32_MAX)
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': 'sliding_window' must be an integer greater than 0",
-                               f->path);
+        return convert_fail(f->path, TN_ERR_FORMAT, "'sliding_window' must be an integer greater than 0");
     if (pattern == 0) return no_word(f, "layer_types");
     tn_status status =
         tn_gguf_put_int(w, gemma_key_of(f->architecture, "attention.sliding_window", key), TN_GGUF_U32, window);
@@ -126,8 +124,7 @@ tn_status convert_gemma_put(const convert_folder *f, tn_gguf_writer *w) {
     int64_t head = tn_json_int(member(f, "head_dim"), f->heads > 0 ? hidden / f->heads : 0);
     double scale = tn_json_number(member(f, "query_pre_attn_scalar"), 256);
     if (layers < 1 || layers > MOST_LAYERS)
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': 'num_hidden_layers' must be from 1 to %d", f->path,
-                               MOST_LAYERS);
+        return convert_fail(f->path, TN_ERR_FORMAT, "'num_hidden_layers' must be from 1 to %d", MOST_LAYERS);
     if (scale != divisor_of(g, layers, hidden, f->heads, head)) return no_word(f, "query_pre_attn_scalar");
     TRY(put_windows(f, g, layers, w));
     TRY(put_caps(f, g, w));

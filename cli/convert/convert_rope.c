@@ -116,8 +116,8 @@ static tn_status add_list(convert_folder *f, int which, const char *key, float *
         fits = numbers[i] > 0 && isfinite(numbers[i]);
     }
     if (fits) return add_table(f, which, numbers, half);
-    return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': '%s' must be a list of %lld numbers greater than 0",
-                           f->path, key, (long long)half);
+    return convert_fail(f->path, TN_ERR_FORMAT, "'%s' must be a list of %lld numbers greater than 0", key,
+                        (long long)half);
 }
 
 tn_status convert_rope_open(convert_folder *f) {
@@ -126,15 +126,13 @@ tn_status convert_rope_open(convert_folder *f) {
     int64_t half = half_of(f);
     bool llama3 = strcmp(type, "llama3") == 0, two = strcmp(type, "longrope") == 0;
     if (!llama3 && !two) return TN_OK;
-    if (half < 1 || half > MOST_HALF)
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': the head size is missing", f->path);
+    if (half < 1 || half > MOST_HALF) return convert_fail(f->path, TN_ERR_FORMAT, "the head size is missing");
     llama3_rule r = {real_of(o, "factor", 0), real_of(o, "low_freq_factor", 0), real_of(o, "high_freq_factor", 0),
                      (double)trained_of(f)};
     if (llama3 && !(r.factor >= 1 && r.low > 0 && r.high > r.low && r.trained >= 1))
-        return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s/config.json': rope type llama3 requires 'factor', 'low_freq_factor', a larger "
-                               "'high_freq_factor' and 'original_max_position_embeddings'",
-                               f->path);
+        return convert_fail(f->path, TN_ERR_FORMAT,
+                            "rope type llama3 requires 'factor', 'low_freq_factor', a larger 'high_freq_factor' and "
+                            "'original_max_position_embeddings'");
     float *numbers = malloc((size_t)half * sizeof *numbers);
     if (!numbers) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for rope tables");
     for (int64_t i = 0; i < half && llama3; i++)
@@ -172,9 +170,8 @@ static tn_status put_yarn(const convert_folder *f, tn_gguf_writer *w) {
     double part = real_of(o, "mscale", 0), all = real_of(o, "mscale_all_dim", 0);
     double fast = real_of(o, "beta_fast", 32), slow = real_of(o, "beta_slow", 1);
     if (!tn_json_bool(tn_json_get(o, "truncate"), true) || (part > 0 && all > 0))
-        return tn_backend_fail(
-            TN_ERR_UNSUPPORTED,
-            "'%s/config.json': yarn with 'truncate' false or with 'mscale' cannot be converted to GGUF", f->path);
+        return convert_fail(f->path, TN_ERR_UNSUPPORTED,
+                            "yarn with 'truncate' false or with 'mscale' cannot be converted to GGUF");
     double amplitude = real_of(o, "attention_factor", usual) / usual;
     tn_status status = put_real(f, w, "scaling.factor", factor);
     if (status == TN_OK) status = put_trained(f, w);
@@ -215,8 +212,7 @@ tn_status convert_rope_put(const convert_folder *f, tn_gguf_writer *w) {
         return status == TN_OK && ways[i].put ? ways[i].put(f, w) : status;
     }
     if (status != TN_OK) return status;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': rope type '%.40s' cannot be converted to GGUF",
-                           f->path, type);
+    return convert_fail(f->path, TN_ERR_UNSUPPORTED, "rope type '%.40s' cannot be converted to GGUF", type);
 }
 
 /* ---- to a folder ------------------------------------------------------------------------------------------------- */

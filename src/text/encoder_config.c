@@ -169,11 +169,10 @@ static tn_status find_family(const hf_folder *f, encoder_config *c) {
         snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", families[i].model_type);
     }
     if (c->family) return TN_OK;
-    return tn_backend_fail(
-        TN_ERR_UNSUPPORTED,
-        "'%s/config.json': the model_type '%s' is not a supported encoder; supported are %s, and the "
-        "language models that trunnion generate supports",
-        f->path, tn_txt_shown(type, strlen(type)).text, known);
+    return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED,
+                      "the model_type '%s' is not a supported encoder; supported are %s, and the language models that "
+                      "trunnion generate supports",
+                      tn_txt_shown(type, strlen(type)).text, known);
 }
 
 static tn_status refuse_features(const hf_folder *f) {
@@ -181,8 +180,8 @@ static tn_status refuse_features(const hf_folder *f) {
     TRY(tn_hf_refuse(f, "is_decoder"));
     TRY(tn_hf_refuse(f, "add_cross_attention"));
     if (strcmp(how, "absolute") == 0) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': positions of type '%s' are not supported", f->path,
-                           tn_txt_shown(how, strlen(how)).text);
+    return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "positions of type '%s' are not supported",
+                      tn_txt_shown(how, strlen(how)).text);
 }
 
 static tn_status read_rope(const hf_folder *f, encoder_config *c) {
@@ -191,8 +190,8 @@ static tn_status read_rope(const hf_folder *f, encoder_config *c) {
     if (tn_json_kind_of(o) != TN_JSON_OBJECT) o = older;
     const char *type = tn_json_string(tn_json_get(o, "rope_type"), tn_json_string(tn_json_get(o, "type"), "default"));
     if (strcmp(type, "default") != 0)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': rope type '%s' is not supported in %s encoders",
-                               f->path, tn_txt_shown(type, strlen(type)).text, c->family->model_type);
+        return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "rope type '%s' is not supported in %s encoders",
+                          tn_txt_shown(type, strlen(type)).text, c->family->model_type);
     TRY(tn_hf_real(f, f->config, "rope_theta", c->family->rope, 1.0001, 1e12, &c->base));
     return tn_hf_real(f, o, "rope_theta", c->base, 1.0001, 1e12, &c->base);
 }
@@ -223,11 +222,10 @@ static tn_status read_relative(const hf_folder *f, encoder_config *c) {
             tn_json_int(tn_json_get(o, "embedding_size"), c->hidden) == c->hidden &&
             tn_json_int(tn_json_get(o, "conv_kernel_size"), 0) < 1;
     if (plain && c->span >= 4 && c->span / 2 < c->positions - 1) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s/config.json': only DeBERTa's kind of version 3 is supported: relative_attention and "
-                           "share_att_key true, pos_att_type c2p and p2c, norm_rel_ebd layer_norm, position_buckets of "
-                           "at least 4, no position_biased_input, convolution or embedding_size of its own",
-                           f->path);
+    return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED,
+                      "only DeBERTa's kind of version 3 is supported: relative_attention and share_att_key true, "
+                      "pos_att_type c2p and p2c, norm_rel_ebd layer_norm, position_buckets of at least 4, no "
+                      "position_biased_input, convolution or embedding_size of its own");
 }
 
 /* Near distances have a row each, far ones share rows by their logarithm. In f32, as transformers computes it. */
@@ -255,20 +253,18 @@ static tn_status read_sizes_encoder(const hf_folder *f, encoder_config *c) {
     c->eps = c->family->eps > 0 ? c->family->eps : USUAL_EPS;
     if (key[ENC_EPS]) TRY(tn_hf_real(f, f->config, key[ENC_EPS], c->eps, 1e-20, 1, &c->eps));
     if (c->hidden % c->heads != 0)
-        return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s/config.json': %" PRId64 " heads do not divide the hidden size %" PRId64, f->path,
-                               c->heads, c->hidden);
+        return tn_hf_fail(f->path, TN_ERR_FORMAT, "%" PRId64 " heads do not divide the hidden size %" PRId64, c->heads,
+                          c->hidden);
     if (c->base > 0 && c->hidden / c->heads % 2 != 0)
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': heads of %" PRId64 " cannot be rotated in pairs",
-                               f->path, c->hidden / c->heads);
+        return tn_hf_fail(f->path, TN_ERR_FORMAT, "heads of %" PRId64 " cannot be rotated in pairs",
+                          c->hidden / c->heads);
     int64_t padding = -1;
     if (c->family->positions_behind_padding) {
         padding = tn_json_int(tn_json_get(f->config, "pad_token_id"), 1);
         if (padding < 0 || padding >= c->positions - 1)
-            return tn_backend_fail(TN_ERR_FORMAT,
-                                   "'%s/config.json': 'pad_token_id' is %" PRId64 ", but there are only %" PRId64
-                                   " positions",
-                                   f->path, padding, c->positions);
+            return tn_hf_fail(f->path, TN_ERR_FORMAT,
+                              "'pad_token_id' is %" PRId64 ", but there are only %" PRId64 " positions", padding,
+                              c->positions);
     }
     c->first_position = padding + 1;
     c->longest = c->positions - c->first_position;

@@ -1,6 +1,7 @@
 /* folder.c — Hugging Face folders: config.json with bounds, and the weights. */
 #include <inttypes.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -186,8 +187,7 @@ tn_status tn_hf_size(const hf_folder *f, const char *key, int64_t fallback, int6
                                "'%s/config.json' has no '%s'; what follows for it is %" PRId64 ", but at most %" PRId64
                                " is supported",
                                f->path, key, fallback, most);
-    return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': '%s' must be an integer from 1 to %" PRId64, f->path, key,
-                           most);
+    return tn_hf_fail(f->path, TN_ERR_FORMAT, "'%s' must be an integer from 1 to %" PRId64, key, most);
 }
 
 tn_status tn_hf_real(const hf_folder *f, const tn_json *object, const char *key, double fallback, double least,
@@ -196,14 +196,22 @@ tn_status tn_hf_real(const hf_folder *f, const tn_json *object, const char *key,
     if (!v && isnan(fallback)) return missing(f, key);
     *out = v ? tn_json_number(v, least - 1) : fallback;
     if (!v || (*out >= least && *out <= most)) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': '%s' must be a number from %g to %g", f->path, key, least,
-                           most);
+    return tn_hf_fail(f->path, TN_ERR_FORMAT, "'%s' must be a number from %g to %g", key, least, most);
+}
+
+tn_status tn_hf_fail(const char *folder, tn_status code, const char *format, ...) {
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return tn_backend_fail(code, "'%s/config.json': %s", folder, text);
 }
 
 tn_status tn_hf_refuse(const hf_folder *f, const char *key) {
     const tn_json *v = get(f->config, key);
     if (!v || (tn_json_kind_of(v) == TN_JSON_BOOL && !tn_json_bool(v, true))) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': '%s' is set, which is not supported", f->path, key);
+    return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "'%s' is set, which is not supported", key);
 }
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */
@@ -241,11 +249,11 @@ tn_activation *tn_txt_activation(const char *name) {
 tn_status tn_hf_activation(const hf_folder *f, const char *key, const char *fallback, tn_activation **out) {
     const char *name = tn_hf_text(f, key, fallback);
     if (tn_hf_has(f, key) && !tn_hf_text(f, key, NULL))
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': '%s' must be the name of an activation", f->path, key);
+        return tn_hf_fail(f->path, TN_ERR_FORMAT, "'%s' must be the name of an activation", key);
     *out = tn_txt_activation(name);
     if (*out) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': the activation '%s' ('%s') is not supported", f->path,
-                           tn_txt_shown(name, strlen(name)).text, key);
+    return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "the activation '%s' ('%s') is not supported",
+                      tn_txt_shown(name, strlen(name)).text, key);
 }
 
 /* ==== weights ===================================================================================================== */

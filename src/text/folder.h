@@ -59,6 +59,9 @@ bool tn_hf_is_other_part(const hf_folder *f, const char *name);
 /* The name without the prefix. */
 const char *tn_hf_strip(const hf_folder *f, const char *name);
 
+/* Fails with "'FOLDER/config.json': " in front of the text. */
+tn_status tn_hf_fail(const char *folder, tn_status code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
 /* Values of config.json. A key whose value is null counts as absent. */
 bool tn_hf_has(const hf_folder *f, const char *key);
 const char *tn_hf_text(const hf_folder *f, const char *key, const char *fallback);

@@ -37,10 +37,10 @@ struct hf_quant {
 /* ---- settings ---------------------------------------------------------------------------------------------------- */
 
 static tn_status unsupported(const hf_quant *q, const char *key, const char *value) {
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s/config.json': quantization_config has the %s '%s'; supported are gptq with 2, 4 or 8 "
-                           "bits, awq with 4 bits (version gemm), fp8 (e4m3) and mxfp4",
-                           q->path, key, tn_txt_shown(value, strlen(value)).text);
+    return tn_hf_fail(q->path, TN_ERR_UNSUPPORTED,
+                      "quantization_config has the %s '%s'; supported are gptq with 2, 4 or 8 bits, awq with 4 bits "
+                      "(version gemm), fp8 (e4m3) and mxfp4",
+                      key, tn_txt_shown(value, strlen(value)).text);
 }
 
 static tn_status read_method(hf_quant *q, const tn_json *c) {

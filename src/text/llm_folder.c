@@ -1,6 +1,7 @@
 /* llm_folder.c — a language model's sizes from a folder's config.json or a GGUF file's metadata, checked. */
 #include <inttypes.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -31,13 +32,13 @@ static tn_status find_family(const hf_folder *f, llm_config *c) {
     if (c->family) return TN_OK;
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (strcmp(others[i].type, type) == 0)
-            return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': a model of type '%s' is no decoder; use %s",
-                                   f->path, type, others[i].by);
+            return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "a model of type '%s' is no decoder; use %s", type,
+                              others[i].by);
     char known[LLM_LIST_SIZE];
     tn_llm_list_families(false, known, sizeof known);
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s/config.json': the model_type '%s' is not a supported language model; supported are %s",
-                           f->path, tn_txt_shown(type, strlen(type)).text, known);
+    return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED,
+                      "the model_type '%s' is not a supported language model; supported are %s",
+                      tn_txt_shown(type, strlen(type)).text, known);
 }
 
 /* Features that would change the results. */
@@ -47,8 +48,7 @@ static tn_status refuse_features(const hf_folder *f) {
         TRY(tn_hf_refuse(f, keys[i]));
     const tn_json *scaled = tn_json_get(f->config, "scale_attn_weights");
     if (tn_json_bool(scaled, true)) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s/config.json': 'scale_attn_weights' is false, which is not supported", f->path);
+    return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "'scale_attn_weights' is false, which is not supported");
 }
 
 /* ---- rope -------------------------------------------------------------------------------------------------------- */
@@ -67,8 +67,7 @@ static tn_status read_llama3(const hf_folder *f, const tn_json *o, llm_rope *r) 
     TRY(tn_hf_real(f, o, "high_freq_factor", NAN, 1e-6, 1e6, &r->high));
     TRY(tn_hf_real(f, o, "original_max_position_embeddings", NAN, 1, LLM_MOST_CONTEXT, &r->trained));
     if (r->high > r->low) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': 'high_freq_factor' must be greater than 'low_freq_factor'",
-                           f->path);
+    return tn_hf_fail(f->path, TN_ERR_FORMAT, "'high_freq_factor' must be greater than 'low_freq_factor'");
 }
 
 static tn_status read_yarn(const hf_folder *f, const tn_json *o, llm_config *c) {
@@ -102,10 +101,9 @@ tn_status tn_llm_rope_list(const hf_folder *f, const char *key, int64_t count, f
         if (out) out[i] = (float)v;
     }
     if (fits) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT,
-                           "'%s/config.json': '%s' must be a list of %" PRId64
-                           " numbers greater than 0, one for each pair of rope",
-                           f->path, key, count);
+    return tn_hf_fail(f->path, TN_ERR_FORMAT,
+                      "'%s' must be a list of %" PRId64 " numbers greater than 0, one for each pair of rope", key,
+                      count);
 }
 
 /* Source: Ding et al. 2024, "LongRoPE", as transformers computes it. */
@@ -120,9 +118,8 @@ static tn_status read_longrope(const hf_folder *f, const tn_json *o, llm_config 
     TRY(tn_hf_real(f, o, "attention_factor", usual, 1e-6, 1e6, &r->amplitude));
     TRY(tn_hf_real(f, o, "short_mscale", r->amplitude, 1e-6, 1e6, &r->amplitude)); /* Phi-3.5-MoE */
     if (tn_json_number(tn_json_get(o, "long_mscale"), r->amplitude) != r->amplitude)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': 'long_mscale' and 'short_mscale' differ, which is not supported",
-                               f->path);
+        return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED,
+                          "'long_mscale' and 'short_mscale' differ, which is not supported");
     TRY(tn_llm_rope_list(f, "short_factor", c->size[SIZE_HALF], NULL));
     return tn_llm_rope_list(f, "long_factor", c->size[SIZE_HALF], NULL);
 }
@@ -144,10 +141,10 @@ static tn_status read_part(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_size(f, "rotary_dim", width, head, &width)); /* GPT-J */
     c->size[SIZE_HALF] = width / 2;
     if (width >= 2 && width % 2 == 0) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT,
-                           "'%s/config.json': rope applies to %" PRId64 " of the %" PRId64
-                           " elements of a head; the number must be even, because rope rotates pairs",
-                           f->path, width, head);
+    return tn_hf_fail(f->path, TN_ERR_FORMAT,
+                      "rope applies to %" PRId64 " of the %" PRId64
+                      " elements of a head; the number must be even, because rope rotates pairs",
+                      width, head);
 }
 
 /* Layers without rope: a list, or one in every n (SmolLM 3); or those without a window. */
@@ -190,10 +187,9 @@ static tn_status read_rope(const hf_folder *f, llm_config *c) {
     if (strcmp(type, "llama3") == 0) return read_llama3(f, o, &c->positions.rope);
     if (strcmp(type, "yarn") == 0) return read_yarn(f, o, c);
     if (strcmp(type, "longrope") == 0 || strcmp(type, "su") == 0) return read_longrope(f, o, c); /* su: its old name */
-    return tn_backend_fail(
-        TN_ERR_UNSUPPORTED,
-        "'%s/config.json': rope type '%s' is not supported; default, dynamic, linear, llama3, yarn and longrope are",
-        f->path, tn_txt_shown(type, strlen(type)).text);
+    return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED,
+                      "rope type '%s' is not supported; default, dynamic, linear, llama3, yarn and longrope are",
+                      tn_txt_shown(type, strlen(type)).text);
 }
 
 /* That of layers with a window, where it is another one. */
@@ -204,9 +200,8 @@ static tn_status read_local_rope(const hf_folder *f, llm_config *c) {
     const char *type = tn_json_string(tn_json_get(o, "rope_type"), "default");
     if (!told && c->family->positions.local_base == 0) return TN_OK;
     if (strcmp(type, "default") != 0)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': rope type '%s' is not supported in sliding-window layers", f->path,
-                               tn_txt_shown(type, strlen(type)).text);
+        return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "rope type '%s' is not supported in sliding-window layers",
+                          tn_txt_shown(type, strlen(type)).text);
     c->positions.two_ropes = true;
     c->positions.local_rope = (llm_rope){.scale = 1, .amplitude = 1};
     TRY(tn_hf_real(f, f->config, "rope_local_base_freq", base, 1.0001, 1e12, &base));
@@ -221,9 +216,9 @@ static tn_status read_layer_types(const hf_folder *f, const tn_json *types, llm_
         const char *type = tn_json_string(tn_json_at(types, (size_t)i), "");
         bool slides = strcmp(type, "sliding_attention") == 0;
         if (!slides && strcmp(type, "full_attention") != 0)
-            return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                   "'%s/config.json': layer %" PRId64 " has the type '%s', which is not supported",
-                                   f->path, i, tn_txt_shown(type, strlen(type)).text);
+            return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED,
+                              "layer %" PRId64 " has the type '%s', which is not supported", i,
+                              tn_txt_shown(type, strlen(type)).text);
         tn_llm_set_window(c, i, slides);
     }
     return TN_OK;
@@ -340,11 +335,11 @@ static tn_status read_latent(const hf_folder *f, llm_config *c) {
     c->size[SIZE_KV_UP] = c->attention.heads * (plain + values);
     c->positions.interleaved = flag(f, "rope_interleave", c->positions.interleaved);
     if (rope % 2 != 0 || values > rope + plain)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': a 'qk_rope_head_dim' of %" PRId64 " and a 'v_head_dim' of %" PRId64
-                               " are not supported: the first must be even, the second at most 'qk_rope_head_dim' + "
-                               "'qk_nope_head_dim'",
-                               f->path, rope, values);
+        return tn_hf_fail(
+            f->path, TN_ERR_UNSUPPORTED,
+            "a 'qk_rope_head_dim' of %" PRId64 " and a 'v_head_dim' of %" PRId64
+            " are not supported: the first must be even, the second at most 'qk_rope_head_dim' + 'qk_nope_head_dim'",
+            rope, values);
     if (!tn_hf_has(f, "q_lora_rank")) { /* queries are not made of a short vector */
         c->needs = (c->needs & ~QUERY_RANKS) | BIT(SLOT_Q);
         return TN_OK;
@@ -376,9 +371,8 @@ static tn_status read_heads(const hf_folder *f, llm_config *c) {
     TRY(read_size(f, c, KEY_HEAD_DIM, hidden % c->attention.heads == 0 ? hidden / c->attention.heads : -1,
                   LLM_MOST_WIDTH, head));
     if (c->attention.heads % c->attention.kv_heads != 0)
-        return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s/config.json': %" PRId64 " heads is not a multiple of %" PRId64 " key/value heads",
-                               f->path, c->attention.heads, c->attention.kv_heads);
+        return tn_hf_fail(f->path, TN_ERR_FORMAT, "%" PRId64 " heads is not a multiple of %" PRId64 " key/value heads",
+                          c->attention.heads, c->attention.kv_heads);
     set_head_sizes(c);
     return c->family->slots.head_needs & BIT(SLOT_POSITIONS) ? TN_OK : read_part(f, c);
 }
@@ -392,10 +386,8 @@ static tn_status read_unmixed(const hf_folder *f, llm_config *c) {
     int64_t first = tn_json_int(tn_json_get(f->config, "first_k_dense_replace"), 0);
     int64_t step = tn_json_int(tn_json_get(f->config, "decoder_sparse_step"), 1);
     if (tn_json_int(tn_json_get(f->config, "moe_layer_freq"), 1) != 1 || step < 1)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': 'moe_layer_freq' other than 1 and 'decoder_sparse_step' below 1 are "
-                               "not supported",
-                               f->path);
+        return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED,
+                          "'moe_layer_freq' other than 1 and 'decoder_sparse_step' below 1 are not supported");
     for (int64_t i = 0; i < c->layers; i++)
         if (i < first || (i + 1) % step != 0) tn_llm_set_unmixed(c, i);
     for (int64_t i = 0; i < c->layers; i++)
@@ -415,20 +407,18 @@ static tn_status read_choice(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_real(f, f->config, "router_scaling_factor", c->experts.scale, 1e-6, 1e6, &c->experts.scale));
     if (strcmp(method, "greedy") == 0) return TN_OK;
     if (strcmp(method, "noaux_tc") != 0 && strcmp(method, "group_limited_greedy") != 0)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': 'topk_method' is '%s'; supported are greedy, group_limited_greedy "
-                               "and noaux_tc",
-                               f->path, tn_txt_shown(method, strlen(method)).text);
+        return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED,
+                          "'topk_method' is '%s'; supported are greedy, group_limited_greedy and noaux_tc",
+                          tn_txt_shown(method, strlen(method)).text);
     TRY(tn_hf_size(f, "n_group", 1, experts, &c->experts.groups));
     TRY(tn_hf_size(f, "topk_group", c->experts.groups, c->experts.groups, &c->experts.chosen_groups));
     bool fits = experts % c->experts.groups == 0 && experts / c->experts.groups >= least &&
                 c->experts.chosen_groups * (experts / c->experts.groups) >= c->experts.choices;
     if (!fits && c->experts.groups > 1)
-        return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s/config.json': %" PRId64 " experts in %" PRId64
-                               " groups, of which a token has %" PRId64 " with %" PRId64
-                               " experts: 'n_group', 'topk_group' and the numbers of experts must fit",
-                               f->path, experts, c->experts.groups, c->experts.chosen_groups, c->experts.choices);
+        return tn_hf_fail(f->path, TN_ERR_FORMAT,
+                          "%" PRId64 " experts in %" PRId64 " groups, of which a token has %" PRId64 " with %" PRId64
+                          " experts: 'n_group', 'topk_group' and the numbers of experts must fit",
+                          experts, c->experts.groups, c->experts.chosen_groups, c->experts.choices);
     if (c->experts.chosen_groups == c->experts.groups) c->experts.groups = 0; /* no limit */
     return TN_OK;
 }
@@ -448,9 +438,8 @@ static tn_status read_count(const hf_folder *f, const char *const *keys, bool re
     *out = tn_json_int(tn_json_at(v, 0), 0);
     for (size_t i = 0; i < tn_json_length(v); i++)
         if (tn_json_int(tn_json_at(v, i), -1) != *out)
-            return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                   "'%s/config.json': '%s' differs between layers, which is not supported", f->path,
-                                   *keys);
+            return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "'%s' differs between layers, which is not supported",
+                              *keys);
     return TN_OK;
 }
 
@@ -548,8 +537,7 @@ tn_status tn_llm_read_modernbert(const hf_folder *f, llm_config *c) {
 }
 
 static tn_status refuse_value(const hf_folder *f, const char *key, const char *value) {
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': '%s' is %s, which is not supported", f->path, key,
-                           value);
+    return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "'%s' is %s, which is not supported", key, value);
 }
 
 /* The first models have one head of keys and values, or one for each query; later ones say how many. */
@@ -618,10 +606,10 @@ tn_status tn_llm_read_lfm2(const hf_folder *f, llm_config *c) {
     *width = (*width + unit - 1) / unit * unit;
     c->size[SIZE_UP] = *width;
     if (*width >= 1 && *width <= LLM_MOST_WIDTH) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT,
-                           "'%s/config.json': 'block_ffn_dim_multiplier' %g makes the width of feed-forward %" PRId64
-                           "; it must be from 1 to %d",
-                           f->path, by, *width, (int)LLM_MOST_WIDTH);
+    return tn_hf_fail(f->path, TN_ERR_FORMAT,
+                      "'block_ffn_dim_multiplier' %g makes the width of feed-forward %" PRId64
+                      "; it must be from 1 to %d",
+                      by, *width, (int)LLM_MOST_WIDTH);
 }
 
 /* xIELU has weights, so it is no function of its name. */
@@ -740,8 +728,7 @@ static tn_status read_factors(const hf_folder *f, const char *key, size_t count,
         good = good && fabs(out[i]) <= 1e6;
     }
     if (good || !tn_hf_has(f, key)) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': '%s' must be a list of %zu numbers from -1e6 to 1e6",
-                           f->path, key, count);
+    return tn_hf_fail(f->path, TN_ERR_FORMAT, "'%s' must be a list of %zu numbers from -1e6 to 1e6", key, count);
 }
 
 /* The multipliers of config.json scale activations; the weights stay as they are in the file. */
@@ -840,9 +827,20 @@ static bool has(const tn_gguf *f, const llm_config *c, const char *what) {
     return tn_gguf_get(f, gguf_key_of(c, what).text) != NULL;
 }
 
+/* Fails with "'FILE': byte N: ", where the key stands, in front of the text. */
+static __attribute__((format(printf, 4, 5))) tn_status fail_at(const tn_gguf *f, const char *key, tn_status code,
+                                                               const char *format, ...) {
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return tn_backend_fail(code, "'%s': byte %" PRId64 ": %s", tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key)),
+                           text);
+}
+
 static tn_status out_of_range(const tn_gguf *f, const char *key, double value, double least, double most) {
-    return tn_backend_fail(TN_ERR_FORMAT, "'%s': byte %" PRId64 ": key '%s' is %g; it must lie between %g and %g",
-                           tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key)), key, value, least, most);
+    return fail_at(f, key, TN_ERR_FORMAT, "key '%s' is %g; it must lie between %g and %g", key, value, least, most);
 }
 
 static tn_status get_size(const tn_gguf *f, const llm_config *c, const char *what, int64_t most, int64_t *out) {
@@ -870,10 +868,9 @@ static tn_status gguf_find_family(const tn_gguf *f, llm_config *c) {
     if (c->family) return TN_OK;
     char known[LLM_LIST_SIZE];
     tn_llm_list_families(true, known, sizeof known);
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s': byte %" PRId64 ": the architecture '%s' is not supported; supported are %s",
-                           tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, "general.architecture")),
-                           tn_txt_shown(text, (size_t)length).text, known);
+    return fail_at(f, "general.architecture", TN_ERR_UNSUPPORTED,
+                   "the architecture '%s' is not supported; supported are %s", tn_txt_shown(text, (size_t)length).text,
+                   known);
 }
 
 static bool has_tensor(const tn_gguf *f, const char *name) {
@@ -964,27 +961,23 @@ static tn_status read_head_dim(const tn_gguf *f, llm_config *c) {
         *head = hidden / c->attention.heads;
     } else {
         key_name key = gguf_key_of(c, "attention.head_count");
-        return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s': byte %" PRId64 ": %" PRId64 " heads do not divide the embedding length %" PRId64,
-                               tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), c->attention.heads, hidden);
+        return fail_at(f, key.text, TN_ERR_FORMAT, "%" PRId64 " heads do not divide the embedding length %" PRId64,
+                       c->attention.heads, hidden);
     }
-    const char *const equal[] = {"attention.value_length"};
-    for (int i = 0; i < 1; i++) {
-        int64_t other = *head;
-        if (has(f, c, equal[i])) TRY(get_size(f, c, equal[i], LLM_MOST_WIDTH, &other));
-        if (other != *head)
-            return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                   "'%s': byte %" PRId64 ": key '%s' is %" PRId64 ", but the head size is %" PRId64
-                                   "; only equal sizes are supported",
-                                   tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, gguf_key_of(c, equal[i]).text)),
-                                   gguf_key_of(c, equal[i]).text, other, *head);
+    const char *value_length = "attention.value_length";
+    int64_t other = *head;
+    if (has(f, c, value_length)) TRY(get_size(f, c, value_length, LLM_MOST_WIDTH, &other));
+    if (other != *head) {
+        key_name key = gguf_key_of(c, value_length);
+        return fail_at(f, key.text, TN_ERR_UNSUPPORTED,
+                       "key '%s' is %" PRId64 ", but the head size is %" PRId64 "; only equal sizes are supported",
+                       key.text, other, *head);
     }
     if (*head % 2 == 0) return TN_OK;
     key_name key = gguf_key_of(c, has(f, c, "attention.key_length") ? "attention.key_length" : "attention.head_count");
-    return tn_backend_fail(TN_ERR_FORMAT,
-                           "'%s': byte %" PRId64 ": key '%s' gives a head size of %" PRId64
-                           "; it must be even, because rope rotates pairs",
-                           tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), key.text, *head);
+    return fail_at(f, key.text, TN_ERR_FORMAT,
+                   "key '%s' gives a head size of %" PRId64 "; it must be even, because rope rotates pairs", key.text,
+                   *head);
 }
 
 /* One number, or one a layer: 0 where it has no attention. */
@@ -1027,10 +1020,9 @@ static tn_status gguf_read_heads(const tn_gguf *f, llm_config *c) {
     TRY(get_size(f, c, "attention.head_count", LLM_MOST_HEADS, &c->attention.heads));
     TRY(read_kv_heads(f, c));
     if (c->attention.heads % c->attention.kv_heads != 0)
-        return tn_backend_fail(
-            TN_ERR_FORMAT, "'%s': byte %" PRId64 ": %" PRId64 " heads is not a multiple of %" PRId64 " key/value heads",
-            tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, gguf_key_of(c, "attention.head_count_kv").text)),
-            c->attention.heads, c->attention.kv_heads);
+        return fail_at(f, gguf_key_of(c, "attention.head_count_kv").text, TN_ERR_FORMAT,
+                       "%" PRId64 " heads is not a multiple of %" PRId64 " key/value heads", c->attention.heads,
+                       c->attention.kv_heads);
     TRY(read_head_dim(f, c));
     set_head_sizes(c);
     int64_t width = c->size[SIZE_HEAD];
@@ -1078,11 +1070,11 @@ static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
     TRY(read_real(f, c, "rope.scaling.attn_factor", 1, 1e6, &c->positions.rope.amplitude));
     TRY(read_real(f, c, "rope.scaling.original_context_length", (double)c->trained_context, LLM_MOST_CONTEXT,
                   &c->positions.rope.trained));
-    for (size_t i = 0; i < sizeof other / sizeof *other; i++)
+    for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
+        key_name refused = gguf_key_of(c, other[i]);
         if (has(f, c, other[i]))
-            return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': byte %" PRId64 ": '%s' is not supported", tn_gguf_path(f),
-                                   tn_gguf_offset(tn_gguf_get(f, gguf_key_of(c, other[i]).text)),
-                                   gguf_key_of(c, other[i]).text);
+            return fail_at(f, refused.text, TN_ERR_UNSUPPORTED, "'%s' is not supported", refused.text);
+    }
     if (tn_gguf_get(f, key.text)) TRY(tn_gguf_get_string(f, key.text, &type, &length));
     /* Phi-3's files have the tables of longrope, and do not always name it. */
     if (text_is(type, length, "longrope") || has_tensor(f, tn_llm_gguf_names.head_slots[SLOT_ROPE_LONG])) {
@@ -1092,9 +1084,8 @@ static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
     if (text_is(type, length, "none")) return TN_OK;
     if (text_is(type, length, "linear")) return gguf_read_linear(f, c);
     if (text_is(type, length, "yarn")) return gguf_read_yarn(f, c);
-    return tn_backend_fail(
-        TN_ERR_UNSUPPORTED, "'%s': byte %" PRId64 ": rope scaling '%s' is not supported; linear, yarn and longrope are",
-        tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), tn_txt_shown(type, (size_t)length).text);
+    return fail_at(f, key.text, TN_ERR_UNSUPPORTED, "rope scaling '%s' is not supported; linear, yarn and longrope are",
+                   tn_txt_shown(type, (size_t)length).text);
 }
 
 /* ---- windows, caps ----------------------------------------------------------------------------------------------- */

@@ -69,14 +69,11 @@ static tn_status read_mamba2(const hf_folder *f, llm_config *c) {
     TRY(read_word(f, c, GROUPS, pure ? 8 : 1, c->recurrent.value_heads, &c->recurrent.key_heads));
     const tn_json *limit = tn_json_get(f->config, "time_step_limit");
     if (tn_json_number(tn_json_at(limit, 0), 0) > 0 || tn_json_kind_of(tn_json_at(limit, 1)) == TN_JSON_NUMBER)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': a 'time_step_limit' other than 0 to infinity is not supported",
-                               f->path);
+        return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "a 'time_step_limit' other than 0 to infinity is not supported");
     if (c->recurrent.value_heads % c->recurrent.key_heads != 0 || width < 1)
-        return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s/config.json': %" PRId64 " heads of %" PRId64
-                               " in Mamba layers are no multiple of %" PRId64 " groups",
-                               f->path, c->recurrent.value_heads, width, c->recurrent.key_heads);
+        return tn_hf_fail(f->path, TN_ERR_FORMAT,
+                          "%" PRId64 " heads of %" PRId64 " in Mamba layers are no multiple of %" PRId64 " groups",
+                          c->recurrent.value_heads, width, c->recurrent.key_heads);
     *inner = c->size[SIZE_MIX_NORM] = c->recurrent.value_heads * width;
     c->size[SIZE_DECAYS] = c->recurrent.value_heads;
     c->size[SIZE_CHANNELS] = *inner + 2 * c->recurrent.key_heads * *state;
@@ -92,10 +89,9 @@ static tn_status read_deltanet(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_size(f, "linear_value_head_dim", 128, LLM_MOST_WIDTH, &values));
     TRY(tn_hf_size(f, "linear_conv_kernel_dim", 4, LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]));
     if (c->recurrent.value_heads % c->recurrent.key_heads != 0)
-        return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s/config.json': 'linear_num_value_heads' %" PRId64
-                               " is not a multiple of 'linear_num_key_heads' %" PRId64,
-                               f->path, c->recurrent.value_heads, c->recurrent.key_heads);
+        return tn_hf_fail(f->path, TN_ERR_FORMAT,
+                          "'linear_num_value_heads' %" PRId64 " is not a multiple of 'linear_num_key_heads' %" PRId64,
+                          c->recurrent.value_heads, c->recurrent.key_heads);
     *inner = c->recurrent.value_heads * values;
     c->size[SIZE_STATE] = keys;
     c->size[SIZE_DECAYS] = c->recurrent.value_heads;
@@ -156,10 +152,10 @@ static tn_status read_lone_kinds(const hf_folder *f, llm_config *c) {
                strcmp(word, kinds[kind].words[1]) != 0)
             kind++;
         if (kind == KINDS)
-            return tn_backend_fail(TN_ERR_FORMAT,
-                                   "'%s/config.json': 'layers_block_type' says '%s' of layer %" PRId64
-                                   "; it must be linear_attention, full_attention, moe or mlp",
-                                   f->path, tn_txt_shown(word, strlen(word)).text, i);
+            return tn_hf_fail(f->path, TN_ERR_FORMAT,
+                              "'layers_block_type' says '%s' of layer %" PRId64
+                              "; it must be linear_attention, full_attention, moe or mlp",
+                              tn_txt_shown(word, strlen(word)).text, i);
         if (kind == RECURRENT) tn_llm_set_recurrent(c, i);
         if (kind >= MIXTURE) tn_llm_set_attention(c, i, false);
         if (kind == DENSE) tn_llm_set_unmixed(c, i);
@@ -183,10 +179,10 @@ tn_status tn_llm_read_recurrent(const hf_folder *f, llm_config *c) {
     int64_t channels = c->size[SIZE_CHANNELS];
     if (channels <= LLM_MOST_WIDTH && c->size[SIZE_MIX_IN] <= 4 * (int64_t)LLM_MOST_WIDTH && c->size[SIZE_KERNEL] > 1)
         return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT,
-                           "'%s/config.json': recurrent layers have %" PRId64 " channels and a kernel of %" PRId64
-                           "; at most %d and at least 2 are supported",
-                           f->path, channels, c->size[SIZE_KERNEL], (int)LLM_MOST_WIDTH);
+    return tn_hf_fail(f->path, TN_ERR_FORMAT,
+                      "recurrent layers have %" PRId64 " channels and a kernel of %" PRId64
+                      "; at most %d and at least 2 are supported",
+                      channels, c->size[SIZE_KERNEL], (int)LLM_MOST_WIDTH);
 }
 
 int tn_llm_state_shape(const llm_config *c, int64_t shape[3]) {

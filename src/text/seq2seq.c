@@ -120,8 +120,8 @@ static tn_status read_activation(tn_seq2seq *m) {
     const char *bare = m->gated ? name + 6 : name;
     m->activation = tn_txt_activation(m->gated && strcmp(bare, "gelu") == 0 ? "gelu_new" : bare);
     if (m->activation) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': feed_forward_proj '%s' is not supported",
-                           m->folder.path, tn_txt_shown(name, strlen(name)).text);
+    return tn_hf_fail(m->folder.path, TN_ERR_UNSUPPORTED, "feed_forward_proj '%s' is not supported",
+                      tn_txt_shown(name, strlen(name)).text);
 }
 
 /* What generation_config.json says about answers, or else config.json. */
@@ -158,15 +158,14 @@ static tn_status read_bart(tn_seq2seq *m) {
     TRY(tn_hf_activation(f, "activation_function", "gelu", &m->activation));
     bool shared = tn_json_bool(tn_json_get(f->config, "share_encoder_decoder_embeddings"), true);
     if (heads != m->heads || m->hidden % heads != 0 || !shared)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': %" PRId64 " heads of the encoder, %" PRId64
-                               " of the decoder%s; only the same number, which divides d_model %" PRId64
-                               ", and one embedding for both sides are supported",
-                               f->path, m->heads, heads, shared ? "" : ", and an embedding each", m->hidden);
+        return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED,
+                          "%" PRId64 " heads of the encoder, %" PRId64
+                          " of the decoder%s; only the same number, which divides d_model %" PRId64
+                          ", and one embedding for both sides are supported",
+                          m->heads, heads, shared ? "" : ", and an embedding each", m->hidden);
     if (m->family->late_waves && (m->hidden % 2 != 0 || m->hidden < 4))
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': d_model is %" PRId64 "; only even ones from 4 on are supported",
-                               f->path, m->hidden);
+        return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "d_model is %" PRId64 "; only even ones from 4 on are supported",
+                          m->hidden);
     m->width = m->hidden / heads;
     m->score_scale = 1 / sqrt((double)m->width);
     if (tn_json_bool(tn_json_get(f->config, "scale_embedding"), m->family->late_waves))
@@ -200,11 +199,10 @@ static tn_status read_t5(tn_seq2seq *m) {
     TRY(tn_hf_size(f, "relative_attention_max_distance", 128, INT32_MAX, &m->most_distance));
     TRY(tn_hf_real(f, f->config, "layer_norm_epsilon", 1e-6, 0, 1, &m->eps));
     if (m->buckets < 4 || m->buckets % 2 != 0 || m->most_distance <= m->buckets / 2)
-        return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s/config.json': relative_attention_num_buckets is %" PRId64
-                               " and relative_attention_max_distance %" PRId64
-                               "; the first must be even and at least 4, the second more than its half",
-                               f->path, m->buckets, m->most_distance);
+        return tn_hf_fail(f->path, TN_ERR_FORMAT,
+                          "relative_attention_num_buckets is %" PRId64 " and relative_attention_max_distance %" PRId64
+                          "; the first must be even and at least 4, the second more than its half",
+                          m->buckets, m->most_distance);
     bool tied = tn_json_bool(tn_json_get(f->config, "tie_word_embeddings"), true);
     bool scales = tn_json_bool(tn_json_get(f->config, "scale_decoder_outputs"), tied);
     m->output_scale = scales && m->family->scales ? 1 / sqrt((double)m->hidden) : 1;
@@ -216,10 +214,10 @@ static tn_status read_config(tn_seq2seq *m) {
     const char *type = tn_hf_text(f, "model_type", "");
     m->family = find_family(type);
     if (!m->family)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': model_type is '%s'; encoder-decoder models are t5, mt5, umt5, bart, "
-                               "mbart, marian, pegasus and m2m_100",
-                               f->path, tn_txt_shown(type, strlen(type)).text);
+        return tn_hf_fail(
+            f->path, TN_ERR_UNSUPPORTED,
+            "model_type is '%s'; encoder-decoder models are t5, mt5, umt5, bart, mbart, marian, pegasus and m2m_100",
+            tn_txt_shown(type, strlen(type)).text);
     m->forced = -1;
     m->output_scale = m->embedding_scale = m->score_scale = 1;
     TRY(tn_hf_json(f, "generation_config.json", &m->generation));
@@ -333,9 +331,9 @@ static tn_status make_waves(tn_seq2seq *m, tn_tensor **out) {
     bool fits = m->most_positions <= MOST_CONTEXT;
     float *room = fits ? tn_txt_alloc((size_t)(rows * m->hidden), sizeof *room) : NULL;
     if (!room)
-        return tn_backend_fail(fits ? TN_ERR_MEMORY : TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': max_position_embeddings is %" PRId64 "; at most %d are supported",
-                               m->folder.path, m->most_positions, MOST_CONTEXT);
+        return tn_hf_fail(m->folder.path, fits ? TN_ERR_MEMORY : TN_ERR_UNSUPPORTED,
+                          "max_position_embeddings is %" PRId64 "; at most %d are supported", m->most_positions,
+                          MOST_CONTEXT);
     for (int64_t p = 0; p < rows; p++)
         for (int64_t j = 0; j < m->hidden; j++) {
             int64_t pair = j < half ? j : j - half;

@@ -29,9 +29,8 @@ static tn_status read_sizes(tn_speech *s) {
     static const char *const inner[] = {"encoder_ffn_dim", "decoder_ffn_dim"};
     const char *type = tn_hf_text(f, "model_type", "");
     if (strcmp(type, "whisper") != 0)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': model_type is '%s'; speech recognition supports 'whisper'", f->path,
-                               tn_txt_shown(type, strlen(type)).text);
+        return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "model_type is '%s'; speech recognition supports 'whisper'",
+                          tn_txt_shown(type, strlen(type)).text);
     TRY(tn_hf_size(f, "d_model", -1, HF_MOST_WIDTH, &c->hidden));
     TRY(tn_hf_size(f, "num_mel_bins", 80, MOST_MELS, &c->mels));
     TRY(tn_hf_size(f, "vocab_size", -1, INT32_MAX, &c->vocabulary));
@@ -42,17 +41,14 @@ static tn_status read_sizes(tn_speech *s) {
         TRY(tn_hf_size(f, heads[side], -1, HF_MOST_HEADS, &c->heads[side]));
         TRY(tn_hf_size(f, inner[side], -1, HF_MOST_WIDTH, &c->inner[side]));
         if (c->hidden % c->heads[side] != 0)
-            return tn_backend_fail(TN_ERR_FORMAT,
-                                   "'%s/config.json': d_model %" PRId64 " is not a multiple of %s, %" PRId64, f->path,
-                                   c->hidden, heads[side], c->heads[side]);
+            return tn_hf_fail(f->path, TN_ERR_FORMAT, "d_model %" PRId64 " is not a multiple of %s, %" PRId64,
+                              c->hidden, heads[side], c->heads[side]);
     }
     if (c->source_positions != POSITIONS)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': max_source_positions is %" PRId64 "; supported is %d (30 s)", f->path,
-                               c->source_positions, POSITIONS);
+        return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "max_source_positions is %" PRId64 "; supported is %d (30 s)",
+                          c->source_positions, POSITIONS);
     if (!tn_json_bool(tn_json_get(f->config, "tie_word_embeddings"), true))
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': tie_word_embeddings is false, which is not supported", f->path);
+        return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "tie_word_embeddings is false, which is not supported");
     return tn_hf_activation(f, "activation_function", "gelu", &c->activation);
 }
 

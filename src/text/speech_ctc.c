@@ -80,11 +80,9 @@ static tn_status read_convolutions(tn_ctc *m) {
                c->stride >= 1 && c->stride <= MOST_KERNEL;
     }
     if (fits) return TN_OK;
-    return tn_backend_fail(
-        TN_ERR_FORMAT,
-        "'%s/config.json': 'conv_dim', 'conv_kernel' and 'conv_stride' must be lists of 1 to %d sizes, "
-        "of the same length",
-        f->path, MOST_CONVOLUTIONS);
+    return tn_hf_fail(f->path, TN_ERR_FORMAT,
+                      "'conv_dim', 'conv_kernel' and 'conv_stride' must be lists of 1 to %d sizes, of the same length",
+                      MOST_CONVOLUTIONS);
 }
 
 static tn_status read_preparation(tn_ctc *m) {
@@ -119,13 +117,12 @@ static tn_status read_config(tn_ctc *m) {
     const hf_folder *f = &m->folder;
     const char *type = tn_hf_text(f, "model_type", ""), *norms = tn_hf_text(f, "feat_extract_norm", "group");
     if (!is_kind(type))
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': model_type is '%s'; CTC supports wav2vec2 and hubert", f->path,
-                               tn_txt_shown(type, strlen(type)).text);
+        return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "model_type is '%s'; CTC supports wav2vec2 and hubert",
+                          tn_txt_shown(type, strlen(type)).text);
     TRY(tn_hf_refuse(f, "add_adapter"));
     TRY(tn_hf_refuse(f, "conv_pos_batch_norm"));
     if (tn_hf_has(f, "adapter_attn_dim"))
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': 'adapter_attn_dim' is not supported", f->path);
+        return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "'adapter_attn_dim' is not supported");
     TRY(tn_hf_size(f, "hidden_size", 768, HF_MOST_WIDTH, &m->hidden));
     TRY(tn_hf_size(f, "num_hidden_layers", 12, HF_MOST_LAYERS, &m->layers));
     TRY(tn_hf_size(f, "num_attention_heads", 12, HF_MOST_HEADS, &m->heads));
@@ -140,15 +137,13 @@ static tn_status read_config(tn_ctc *m) {
     m->norms_first = tn_json_bool(tn_json_get(f->config, "do_stable_layer_norm"), false);
     m->blank = tn_json_int(tn_json_get(f->config, "pad_token_id"), 0);
     if (m->hidden % m->heads != 0 || m->hidden % m->position_groups != 0)
-        return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s/config.json': hidden_size %" PRId64
-                               " must be a multiple of num_attention_heads %" PRId64
-                               " and of num_conv_pos_embedding_groups %" PRId64,
-                               f->path, m->hidden, m->heads, m->position_groups);
+        return tn_hf_fail(f->path, TN_ERR_FORMAT,
+                          "hidden_size %" PRId64 " must be a multiple of num_attention_heads %" PRId64
+                          " and of num_conv_pos_embedding_groups %" PRId64,
+                          m->hidden, m->heads, m->position_groups);
     if (!m->norms_each && strcmp(norms, "group") != 0)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': 'feat_extract_norm' is '%s'; supported are group and layer", f->path,
-                               tn_txt_shown(norms, strlen(norms)).text);
+        return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "'feat_extract_norm' is '%s'; supported are group and layer",
+                          tn_txt_shown(norms, strlen(norms)).text);
     TRY(read_preparation(m));
     TRY(read_spelling(m));
     return read_convolutions(m);

@@ -218,10 +218,9 @@ static tn_status set_begin(transcription *r) {
     r->begin_count = many ? 3 : 1;
     if (!r->timed) r->begin[r->begin_count++] = t->no_timestamps;
     if (r->begin_count < r->s->config.context) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT,
-                           "'%s/config.json': max_target_positions is %" PRId64
-                           ", too few for the %d tokens that begin a text",
-                           r->s->folder.path, r->s->config.context, r->begin_count);
+    return tn_hf_fail(r->s->folder.path, TN_ERR_FORMAT,
+                      "max_target_positions is %" PRId64 ", too few for the %d tokens that begin a text",
+                      r->s->config.context, r->begin_count);
 }
 
 static tn_status run(transcription *r, const float *samples, int64_t count) {
