@@ -68,10 +68,8 @@ static const family families[] = {
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
-struct tn_seq2seq {
-    hf_folder folder;
-    tn_json_doc *generation; /* generation_config.json, or NULL */
-    tn_device *device;
+/* What the files say. */
+typedef struct seq2seq_config {
     const family *family;
     int64_t layer_count[2], hidden, width, heads, inner[2], vocabulary, buckets, most_distance, context;
     int64_t most_positions; /* of a text and of an answer; 0: no limit */
@@ -80,18 +78,34 @@ struct tn_seq2seq {
     tn_activation *activation;
     int32_t start, forced, ends[MOST_ENDS];
     int end_count;
-    int64_t parameters, weights_bytes;
+} seq2seq_config;
+
+typedef struct seq2seq_weights {
+    int64_t parameters, bytes;
     layer *layers[2];
     tn_tensor *norm[2], *embedding, *output; /* output NULL: the embedding */
-    tn_tensor *norm_bias[2],
-        *first_norm[2][2];                  /* of the end of a side; of the embedding, weight and bias. NULL: none */
-    tn_tensor *places[2], *logits_bias;     /* tables of positions [rows, hidden]; [1, vocabulary]; NULL: none */
+    /* Of the end of a side; of the embedding, weight and bias. NULL: none */
+    tn_tensor *norm_bias[2], *first_norm[2][2];
+    tn_tensor *places[2], *logits_bias; /* tables of positions [rows, hidden]; [1, vocabulary]; NULL: none */
+} seq2seq_weights;
+
+/* What a text and its answer leave, beside the caches of layers. */
+typedef struct seq2seq_run {
     tn_tensor *text_mask;                   /* state [1, 1, 1, padded]: -inf for padding */
     int64_t padded, position, *bucket_room; /* bucket_room [context] */
     float *mask_room, *logits;
     tn_graph *token;
     tn_tensor *shown; /* NULL, or whose memory the last logits are in */
     bool encoded;
+} seq2seq_run;
+
+struct tn_seq2seq {
+    hf_folder folder;
+    tn_json_doc *generation; /* generation_config.json, or NULL */
+    tn_device *device;
+    seq2seq_config config;
+    seq2seq_weights weights;
+    seq2seq_run run;
 };
 
 /* ---- config.json ------------------------------------------------------------------------------------------------- */
@@ -116,10 +130,10 @@ bool tn_seq2seq_knows(const char *path) {
 /* "relu", "gated-gelu": the latter means the approximation by tanh. */
 static tn_status read_activation(tn_seq2seq *m) {
     const char *name = tn_hf_text(&m->folder, "feed_forward_proj", "relu");
-    m->gated = strncmp(name, "gated-", 6) == 0;
-    const char *bare = m->gated ? name + 6 : name;
-    m->activation = tn_txt_activation(m->gated && strcmp(bare, "gelu") == 0 ? "gelu_new" : bare);
-    if (m->activation) return TN_OK;
+    m->config.gated = strncmp(name, "gated-", 6) == 0;
+    const char *bare = m->config.gated ? name + 6 : name;
+    m->config.activation = tn_txt_activation(m->config.gated && strcmp(bare, "gelu") == 0 ? "gelu_new" : bare);
+    if (m->config.activation) return TN_OK;
     return tn_hf_fail(m->folder.path, TN_ERR_UNSUPPORTED, "feed_forward_proj '%s' is not supported",
                       tn_txt_shown(name, strlen(name)).text);
 }
@@ -139,8 +153,8 @@ static tn_status read_ends(tn_seq2seq *m) {
         return tn_backend_fail(TN_ERR_FORMAT, "'%s': eos_token_id lists %zu tokens, at most %d are supported",
                                m->folder.path, count, MOST_ENDS);
     for (size_t i = 0; i < count; i++) {
-        int64_t id = tn_json_int(list ? tn_json_at(v, i) : v, m->family->end);
-        if (id >= 0 && id < m->vocabulary) m->ends[m->end_count++] = (int32_t)id;
+        int64_t id = tn_json_int(list ? tn_json_at(v, i) : v, m->config.family->end);
+        if (id >= 0 && id < m->config.vocabulary) m->config.ends[m->config.end_count++] = (int32_t)id;
     }
     return TN_OK;
 }
@@ -148,82 +162,83 @@ static tn_status read_ends(tn_seq2seq *m) {
 static tn_status read_bart(tn_seq2seq *m) {
     const hf_folder *f = &m->folder;
     int64_t heads;
-    TRY(tn_hf_size(f, "encoder_layers", 12, HF_MOST_LAYERS, &m->layer_count[ENCODER]));
-    TRY(tn_hf_size(f, "decoder_layers", 12, HF_MOST_LAYERS, &m->layer_count[DECODER]));
-    TRY(tn_hf_size(f, "encoder_attention_heads", 16, HF_MOST_HEADS, &m->heads));
+    TRY(tn_hf_size(f, "encoder_layers", 12, HF_MOST_LAYERS, &m->config.layer_count[ENCODER]));
+    TRY(tn_hf_size(f, "decoder_layers", 12, HF_MOST_LAYERS, &m->config.layer_count[DECODER]));
+    TRY(tn_hf_size(f, "encoder_attention_heads", 16, HF_MOST_HEADS, &m->config.heads));
     TRY(tn_hf_size(f, "decoder_attention_heads", 16, HF_MOST_HEADS, &heads));
-    TRY(tn_hf_size(f, "encoder_ffn_dim", 4096, HF_MOST_WIDTH, &m->inner[ENCODER]));
-    TRY(tn_hf_size(f, "decoder_ffn_dim", 4096, HF_MOST_WIDTH, &m->inner[DECODER]));
-    TRY(tn_hf_size(f, "max_position_embeddings", 1024, 1 << 20, &m->most_positions));
-    TRY(tn_hf_activation(f, "activation_function", "gelu", &m->activation));
+    TRY(tn_hf_size(f, "encoder_ffn_dim", 4096, HF_MOST_WIDTH, &m->config.inner[ENCODER]));
+    TRY(tn_hf_size(f, "decoder_ffn_dim", 4096, HF_MOST_WIDTH, &m->config.inner[DECODER]));
+    TRY(tn_hf_size(f, "max_position_embeddings", 1024, 1 << 20, &m->config.most_positions));
+    TRY(tn_hf_activation(f, "activation_function", "gelu", &m->config.activation));
     bool shared = tn_json_bool(tn_json_get(f->config, "share_encoder_decoder_embeddings"), true);
-    if (heads != m->heads || m->hidden % heads != 0 || !shared)
+    if (heads != m->config.heads || m->config.hidden % heads != 0 || !shared)
         return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED,
                           "%" PRId64 " heads of the encoder, %" PRId64
                           " of the decoder%s; only the same number, which divides d_model %" PRId64
                           ", and one embedding for both sides are supported",
-                          m->heads, heads, shared ? "" : ", and an embedding each", m->hidden);
-    if (m->family->late_waves && (m->hidden % 2 != 0 || m->hidden < 4))
+                          m->config.heads, heads, shared ? "" : ", and an embedding each", m->config.hidden);
+    if (m->config.family->late_waves && (m->config.hidden % 2 != 0 || m->config.hidden < 4))
         return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "d_model is %" PRId64 "; only even ones from 4 on are supported",
-                          m->hidden);
-    m->width = m->hidden / heads;
-    m->score_scale = 1 / sqrt((double)m->width);
-    if (tn_json_bool(tn_json_get(f->config, "scale_embedding"), m->family->late_waves))
-        m->embedding_scale = sqrt((double)m->hidden);
-    m->eps = 1e-5;
-    if (m->context > m->most_positions) m->context = m->most_positions;
+                          m->config.hidden);
+    m->config.width = m->config.hidden / heads;
+    m->config.score_scale = 1 / sqrt((double)m->config.width);
+    if (tn_json_bool(tn_json_get(f->config, "scale_embedding"), m->config.family->late_waves))
+        m->config.embedding_scale = sqrt((double)m->config.hidden);
+    m->config.eps = 1e-5;
+    if (m->config.context > m->config.most_positions) m->config.context = m->config.most_positions;
     int64_t forced = tn_json_int(said(m, "forced_bos_token_id"), -1);
-    if (forced >= 0 && forced < m->vocabulary) m->forced = (int32_t)forced;
+    if (forced >= 0 && forced < m->config.vocabulary) m->config.forced = (int32_t)forced;
     return TN_OK;
 }
 
 static tn_status read_start(tn_seq2seq *m) {
-    int64_t start = tn_json_int(said(m, "decoder_start_token_id"), m->family->start);
-    if (start < 0 || start >= m->vocabulary)
+    int64_t start = tn_json_int(said(m, "decoder_start_token_id"), m->config.family->start);
+    if (start < 0 || start >= m->config.vocabulary)
         return tn_backend_fail(
             TN_ERR_FORMAT, "'%s': decoder_start_token_id %" PRId64 " is outside the vocabulary of %" PRId64 " tokens",
-            m->folder.path, start, m->vocabulary);
-    m->start = (int32_t)start;
+            m->folder.path, start, m->config.vocabulary);
+    m->config.start = (int32_t)start;
     return TN_OK;
 }
 
 static tn_status read_t5(tn_seq2seq *m) {
     const hf_folder *f = &m->folder;
-    TRY(tn_hf_size(f, "d_kv", 64, HF_MOST_WIDTH, &m->width));
-    TRY(tn_hf_size(f, "d_ff", -1, HF_MOST_WIDTH, &m->inner[ENCODER]));
-    m->inner[DECODER] = m->inner[ENCODER];
-    TRY(tn_hf_size(f, "num_heads", -1, HF_MOST_HEADS, &m->heads));
-    TRY(tn_hf_size(f, "num_layers", -1, HF_MOST_LAYERS, &m->layer_count[ENCODER]));
-    TRY(tn_hf_size(f, "num_decoder_layers", m->layer_count[ENCODER], HF_MOST_LAYERS, &m->layer_count[DECODER]));
-    TRY(tn_hf_size(f, "relative_attention_num_buckets", 32, MOST_BUCKETS, &m->buckets));
-    TRY(tn_hf_size(f, "relative_attention_max_distance", 128, INT32_MAX, &m->most_distance));
-    TRY(tn_hf_real(f, f->config, "layer_norm_epsilon", 1e-6, 0, 1, &m->eps));
-    if (m->buckets < 4 || m->buckets % 2 != 0 || m->most_distance <= m->buckets / 2)
+    TRY(tn_hf_size(f, "d_kv", 64, HF_MOST_WIDTH, &m->config.width));
+    TRY(tn_hf_size(f, "d_ff", -1, HF_MOST_WIDTH, &m->config.inner[ENCODER]));
+    m->config.inner[DECODER] = m->config.inner[ENCODER];
+    TRY(tn_hf_size(f, "num_heads", -1, HF_MOST_HEADS, &m->config.heads));
+    TRY(tn_hf_size(f, "num_layers", -1, HF_MOST_LAYERS, &m->config.layer_count[ENCODER]));
+    TRY(tn_hf_size(f, "num_decoder_layers", m->config.layer_count[ENCODER], HF_MOST_LAYERS,
+                   &m->config.layer_count[DECODER]));
+    TRY(tn_hf_size(f, "relative_attention_num_buckets", 32, MOST_BUCKETS, &m->config.buckets));
+    TRY(tn_hf_size(f, "relative_attention_max_distance", 128, INT32_MAX, &m->config.most_distance));
+    TRY(tn_hf_real(f, f->config, "layer_norm_epsilon", 1e-6, 0, 1, &m->config.eps));
+    if (m->config.buckets < 4 || m->config.buckets % 2 != 0 || m->config.most_distance <= m->config.buckets / 2)
         return tn_hf_fail(f->path, TN_ERR_FORMAT,
                           "relative_attention_num_buckets is %" PRId64 " and relative_attention_max_distance %" PRId64
                           "; the first must be even and at least 4, the second more than its half",
-                          m->buckets, m->most_distance);
+                          m->config.buckets, m->config.most_distance);
     bool tied = tn_json_bool(tn_json_get(f->config, "tie_word_embeddings"), true);
     bool scales = tn_json_bool(tn_json_get(f->config, "scale_decoder_outputs"), tied);
-    m->output_scale = scales && m->family->scales ? 1 / sqrt((double)m->hidden) : 1;
+    m->config.output_scale = scales && m->config.family->scales ? 1 / sqrt((double)m->config.hidden) : 1;
     return read_activation(m);
 }
 
 static tn_status read_config(tn_seq2seq *m) {
     const hf_folder *f = &m->folder;
     const char *type = tn_hf_text(f, "model_type", "");
-    m->family = find_family(type);
-    if (!m->family)
+    m->config.family = find_family(type);
+    if (!m->config.family)
         return tn_hf_fail(
             f->path, TN_ERR_UNSUPPORTED,
             "model_type is '%s'; encoder-decoder models are t5, mt5, umt5, bart, mbart, marian, pegasus and m2m_100",
             tn_txt_shown(type, strlen(type)).text);
-    m->forced = -1;
-    m->output_scale = m->embedding_scale = m->score_scale = 1;
+    m->config.forced = -1;
+    m->config.output_scale = m->config.embedding_scale = m->config.score_scale = 1;
     TRY(tn_hf_json(f, "generation_config.json", &m->generation));
-    TRY(tn_hf_size(f, "d_model", -1, HF_MOST_WIDTH, &m->hidden));
-    TRY(tn_hf_size(f, "vocab_size", -1, INT32_MAX, &m->vocabulary));
-    TRY(m->family->bart ? read_bart(m) : read_t5(m));
+    TRY(tn_hf_size(f, "d_model", -1, HF_MOST_WIDTH, &m->config.hidden));
+    TRY(tn_hf_size(f, "vocab_size", -1, INT32_MAX, &m->config.vocabulary));
+    TRY(m->config.family->bart ? read_bart(m) : read_t5(m));
     TRY(read_start(m));
     return read_ends(m);
 }
@@ -250,7 +265,7 @@ static void put_t5_name(const tn_seq2seq *m, int side, int part, char name[PART_
     int ffn = side == DECODER ? 2 : 1;
     if (part <= SELF_O) snprintf(name, PART_NAME, "layer.0.SelfAttention.%s", attention[part]);
     if (part == SELF_NORM) snprintf(name, PART_NAME, "layer.0.layer_norm");
-    if (part == UP) snprintf(name, PART_NAME, "layer.%d.DenseReluDense.%s", ffn, m->gated ? "wi_1" : "wi");
+    if (part == UP) snprintf(name, PART_NAME, "layer.%d.DenseReluDense.%s", ffn, m->config.gated ? "wi_1" : "wi");
     if (part == GATE) snprintf(name, PART_NAME, "layer.%d.DenseReluDense.wi_0", ffn);
     if (part == DOWN) snprintf(name, PART_NAME, "layer.%d.DenseReluDense.wo", ffn);
     if (part == FFN_NORM) snprintf(name, PART_NAME, "layer.%d.layer_norm", ffn);
@@ -271,8 +286,8 @@ static tn_status take(tn_seq2seq *m, const char *name, int64_t rows, int64_t col
         tn_tensor *t = tn_hf_weights_tensor(m->folder.weights, info.name);
         *out = tn_retain(f32 && info.dtype != TN_F32 ? tn_cast(t, TN_F32) : t);
     }
-    m->parameters += tn_numel(*out);
-    m->weights_bytes += (int64_t)info.bytes;
+    m->weights.parameters += tn_numel(*out);
+    m->weights.bytes += (int64_t)info.bytes;
     return tn_eval(out, 1);
 }
 
@@ -288,27 +303,37 @@ static bool has(const tn_seq2seq *m, const char *name) {
 static tn_status take_norm(tn_seq2seq *m, int side, const char *what, tn_tensor **weight, tn_tensor **bias) {
     char name[HF_NAME_SIZE];
     snprintf(name, sizeof name, "model.%s.%s.weight", side_name(side), what);
-    TRY(take(m, name, m->hidden, 0, true, weight));
+    TRY(take(m, name, m->config.hidden, 0, true, weight));
     snprintf(name, sizeof name, "model.%s.%s.bias", side_name(side), what);
-    return take(m, name, m->hidden, 0, true, bias);
+    return take(m, name, m->config.hidden, 0, true, bias);
 }
 
 static tn_status take_part(tn_seq2seq *m, int side, int64_t i, int part, layer *l) {
     char name[HF_NAME_SIZE], own[PART_NAME];
-    int64_t all = m->heads * m->width, inner = m->inner[side];
+    int64_t all = m->config.heads * m->config.width, inner = m->config.inner[side];
     const int64_t shapes[PARTS][2] = {
-        [SELF_Q] = {all, m->hidden},  [SELF_K] = {all, m->hidden},   [SELF_V] = {all, m->hidden},
-        [SELF_O] = {m->hidden, all},  [SELF_NORM] = {m->hidden, 0},  [UP] = {inner, m->hidden},
-        [GATE] = {inner, m->hidden},  [DOWN] = {m->hidden, inner},   [FFN_NORM] = {m->hidden, 0},
-        [CROSS_Q] = {all, m->hidden}, [CROSS_K] = {all, m->hidden},  [CROSS_V] = {all, m->hidden},
-        [CROSS_O] = {m->hidden, all}, [CROSS_NORM] = {m->hidden, 0}, [BIAS] = {m->buckets, m->heads},
+        [SELF_Q] = {all, m->config.hidden},
+        [SELF_K] = {all, m->config.hidden},
+        [SELF_V] = {all, m->config.hidden},
+        [SELF_O] = {m->config.hidden, all},
+        [SELF_NORM] = {m->config.hidden, 0},
+        [UP] = {inner, m->config.hidden},
+        [GATE] = {inner, m->config.hidden},
+        [DOWN] = {m->config.hidden, inner},
+        [FFN_NORM] = {m->config.hidden, 0},
+        [CROSS_Q] = {all, m->config.hidden},
+        [CROSS_K] = {all, m->config.hidden},
+        [CROSS_V] = {all, m->config.hidden},
+        [CROSS_O] = {m->config.hidden, all},
+        [CROSS_NORM] = {m->config.hidden, 0},
+        [BIAS] = {m->config.buckets, m->config.heads},
     };
     bool cross = part >= CROSS_Q && part <= CROSS_NORM;
-    if ((cross && side == ENCODER) || (part == GATE && !m->gated)) return TN_OK;
-    if (part == BIAS && i > 0 && !m->family->each_bias) return TN_OK;
+    if ((cross && side == ENCODER) || (part == GATE && !m->config.gated)) return TN_OK;
+    if (part == BIAS && i > 0 && !m->config.family->each_bias) return TN_OK;
     const int64_t *shape = shapes[part];
     bool f32 = part == BIAS || shape[1] == 0;
-    if (!m->family->bart) {
+    if (!m->config.family->bart) {
         put_t5_name(m, side, part, own);
         snprintf(name, sizeof name, "%s.block.%" PRId64 ".%s.weight", side_name(side), i, own);
         return take(m, name, shape[0], shape[1], f32, &l->part[part]);
@@ -321,28 +346,28 @@ static tn_status take_part(tn_seq2seq *m, int side, int64_t i, int part, layer *
 }
 
 static int64_t first_place(const tn_seq2seq *m) {
-    return m->family->learned || m->family->late_waves ? FIRST_PLACE : 0;
+    return m->config.family->learned || m->config.family->late_waves ? FIRST_PLACE : 0;
 }
 
 /* Sine waves in the first half of a row, cosines in the second. Source: Vaswani et al. 2017, section 3.5. */
 static tn_status make_waves(tn_seq2seq *m, tn_tensor **out) {
-    int64_t rows = m->most_positions + first_place(m), half = (m->hidden + 1) / 2;
-    double steps = m->family->late_waves ? (double)m->hidden / 2 - 1 : (double)m->hidden / 2;
-    bool fits = m->most_positions <= MOST_CONTEXT;
-    float *room = fits ? tn_txt_alloc((size_t)(rows * m->hidden), sizeof *room) : NULL;
+    int64_t rows = m->config.most_positions + first_place(m), half = (m->config.hidden + 1) / 2;
+    double steps = m->config.family->late_waves ? (double)m->config.hidden / 2 - 1 : (double)m->config.hidden / 2;
+    bool fits = m->config.most_positions <= MOST_CONTEXT;
+    float *room = fits ? tn_txt_alloc((size_t)(rows * m->config.hidden), sizeof *room) : NULL;
     if (!room)
         return tn_hf_fail(m->folder.path, fits ? TN_ERR_MEMORY : TN_ERR_UNSUPPORTED,
-                          "max_position_embeddings is %" PRId64 "; at most %d are supported", m->most_positions,
+                          "max_position_embeddings is %" PRId64 "; at most %d are supported", m->config.most_positions,
                           MOST_CONTEXT);
     for (int64_t p = 0; p < rows; p++)
-        for (int64_t j = 0; j < m->hidden; j++) {
+        for (int64_t j = 0; j < m->config.hidden; j++) {
             int64_t pair = j < half ? j : j - half;
             double angle = (double)p / pow(10000, (double)pair / steps);
-            room[p * m->hidden + j] = (float)(j < half ? sin(angle) : cos(angle));
+            room[p * m->config.hidden + j] = (float)(j < half ? sin(angle) : cos(angle));
         }
     {
         TN_SCOPE;
-        *out = tn_retain(tn_from_data(room, TN_DIMS(rows, m->hidden), TN_F32));
+        *out = tn_retain(tn_from_data(room, TN_DIMS(rows, m->config.hidden), TN_F32));
     }
     tn_txt_free(room);
     return tn_eval(out, 1);
@@ -350,47 +375,49 @@ static tn_status make_waves(tn_seq2seq *m, tn_tensor **out) {
 
 static tn_status take_bart_side(tn_seq2seq *m, int side) {
     char name[HF_NAME_SIZE];
-    tn_tensor **first = m->first_norm[side];
-    if (m->family->norms_embedding) TRY(take_norm(m, side, "layernorm_embedding", &first[0], &first[1]));
-    if (!m->family->norms_last) TRY(take_norm(m, side, "layer_norm", &m->norm[side], &m->norm_bias[side]));
-    if (!m->family->learned) return make_waves(m, &m->places[side]);
+    tn_tensor **first = m->weights.first_norm[side];
+    if (m->config.family->norms_embedding) TRY(take_norm(m, side, "layernorm_embedding", &first[0], &first[1]));
+    if (!m->config.family->norms_last)
+        TRY(take_norm(m, side, "layer_norm", &m->weights.norm[side], &m->weights.norm_bias[side]));
+    if (!m->config.family->learned) return make_waves(m, &m->weights.places[side]);
     snprintf(name, sizeof name, "model.%s.embed_positions.weight", side_name(side));
-    return take(m, name, m->most_positions + FIRST_PLACE, m->hidden, true, &m->places[side]);
+    return take(m, name, m->config.most_positions + FIRST_PLACE, m->config.hidden, true, &m->weights.places[side]);
 }
 
 /* Single tokens that must not come (Marian's padding) have a bias of minus infinity. */
 static tn_status take_logits_bias(tn_seq2seq *m) {
     const tn_json *words = said(m, "bad_words_ids");
     if (!has(m, "final_logits_bias")) return TN_OK;
-    TRY(take(m, "final_logits_bias", 1, m->vocabulary, true, &m->logits_bias));
-    TRY(tn_read(m->logits_bias, m->logits, (size_t)m->vocabulary * sizeof *m->logits));
+    TRY(take(m, "final_logits_bias", 1, m->config.vocabulary, true, &m->weights.logits_bias));
+    TRY(tn_read(m->weights.logits_bias, m->run.logits, (size_t)m->config.vocabulary * sizeof *m->run.logits));
     for (size_t i = 0; i < tn_json_length(words); i++) {
         const tn_json *word = tn_json_at(words, i);
         int64_t id = tn_json_length(word) == 1 ? tn_json_int(tn_json_at(word, 0), -1) : -1;
-        if (id >= 0 && id < m->vocabulary) m->logits[id] = -INFINITY;
+        if (id >= 0 && id < m->config.vocabulary) m->run.logits[id] = -INFINITY;
     }
     TN_SCOPE;
-    tn_free(m->logits_bias);
-    m->logits_bias = tn_retain(tn_from_data(m->logits, TN_DIMS(1, m->vocabulary), TN_F32));
-    return tn_eval(&m->logits_bias, 1);
+    tn_free(m->weights.logits_bias);
+    m->weights.logits_bias = tn_retain(tn_from_data(m->run.logits, TN_DIMS(1, m->config.vocabulary), TN_F32));
+    return tn_eval(&m->weights.logits_bias, 1);
 }
 
 static tn_status take_side(tn_seq2seq *m, int side) {
-    m->layers[side] = tn_txt_zalloc((size_t)m->layer_count[side], sizeof *m->layers[side]);
-    if (!m->layers[side]) return TN_ERR_MEMORY;
-    for (int64_t i = 0; i < m->layer_count[side]; i++)
+    m->weights.layers[side] = tn_txt_zalloc((size_t)m->config.layer_count[side], sizeof *m->weights.layers[side]);
+    if (!m->weights.layers[side]) return TN_ERR_MEMORY;
+    for (int64_t i = 0; i < m->config.layer_count[side]; i++)
         for (int part = 0; part < PARTS; part++)
-            TRY(take_part(m, side, i, part, &m->layers[side][i]));
-    if (m->family->bart) return take_bart_side(m, side);
+            TRY(take_part(m, side, i, part, &m->weights.layers[side][i]));
+    if (m->config.family->bart) return take_bart_side(m, side);
     const char *name = side == ENCODER ? "encoder.final_layer_norm.weight" : "decoder.final_layer_norm.weight";
-    return take(m, name, m->hidden, 0, true, &m->norm[side]);
+    return take(m, name, m->config.hidden, 0, true, &m->weights.norm[side]);
 }
 
 static tn_status take_weights(tn_seq2seq *m) {
-    const char *shared = m->family->bart ? "model.shared.weight" : "shared.weight";
-    TRY(take(m, shared, m->vocabulary, m->hidden, false, &m->embedding));
-    if (m->family->bart) TRY(take_logits_bias(m));
-    if (has(m, "lm_head.weight")) TRY(take(m, "lm_head.weight", m->vocabulary, m->hidden, false, &m->output));
+    const char *shared = m->config.family->bart ? "model.shared.weight" : "shared.weight";
+    TRY(take(m, shared, m->config.vocabulary, m->config.hidden, false, &m->weights.embedding));
+    if (m->config.family->bart) TRY(take_logits_bias(m));
+    if (has(m, "lm_head.weight"))
+        TRY(take(m, "lm_head.weight", m->config.vocabulary, m->config.hidden, false, &m->weights.output));
     TRY(take_side(m, ENCODER));
     return take_side(m, DECODER);
 }
@@ -403,39 +430,39 @@ static void drop(tn_tensor **t) {
 }
 
 static void free_states(tn_seq2seq *m) {
-    for (int64_t i = 0; m->layers[DECODER] && i < m->layer_count[DECODER]; i++) {
-        layer *l = &m->layers[DECODER][i];
+    for (int64_t i = 0; m->weights.layers[DECODER] && i < m->config.layer_count[DECODER]; i++) {
+        layer *l = &m->weights.layers[DECODER][i];
         drop(&l->k_cache);
         drop(&l->v_cache);
         drop(&l->k_text);
         drop(&l->v_text);
     }
-    drop(&m->text_mask);
-    tn_graph_free(m->token); /* it reads and writes them */
-    m->token = NULL;
-    m->padded = 0;
+    drop(&m->run.text_mask);
+    tn_graph_free(m->run.token); /* it reads and writes them */
+    m->run.token = NULL;
+    m->run.padded = 0;
 }
 
 static tn_status fill_states(tn_seq2seq *m, int64_t padded, tn_tensor **all) {
-    int count = 2 * (int)m->layer_count[DECODER];
-    int64_t pages = (m->context + PAGE - 1) / PAGE;
-    TRY(tn_zero_states(TN_DIMS(pages, m->heads, PAGE, m->width), TN_F32, all, count));
-    TRY(tn_zero_states(TN_DIMS(1, m->heads, padded, m->width), TN_F32, all + count, count));
+    int count = 2 * (int)m->config.layer_count[DECODER];
+    int64_t pages = (m->config.context + PAGE - 1) / PAGE;
+    TRY(tn_zero_states(TN_DIMS(pages, m->config.heads, PAGE, m->config.width), TN_F32, all, count));
+    TRY(tn_zero_states(TN_DIMS(1, m->config.heads, padded, m->config.width), TN_F32, all + count, count));
     TRY(tn_zero_states(TN_DIMS(1, 1, 1, padded), TN_F32, all + 2 * count, 1));
-    for (int64_t i = 0; i < m->layer_count[DECODER]; i++) {
-        layer *l = &m->layers[DECODER][i];
+    for (int64_t i = 0; i < m->config.layer_count[DECODER]; i++) {
+        layer *l = &m->weights.layers[DECODER][i];
         l->k_cache = tn_retain(all[2 * i]);
         l->v_cache = tn_retain(all[2 * i + 1]);
         l->k_text = tn_retain(all[count + 2 * i]);
         l->v_text = tn_retain(all[count + 2 * i + 1]);
     }
-    m->text_mask = tn_retain(all[2 * count]);
-    m->padded = padded;
+    m->run.text_mask = tn_retain(all[2 * count]);
+    m->run.padded = padded;
     return TN_OK;
 }
 
 static tn_status make_states(tn_seq2seq *m, int64_t padded) {
-    tn_tensor **all = tn_txt_zalloc(4 * (size_t)m->layer_count[DECODER] + 1, sizeof(tn_tensor *));
+    tn_tensor **all = tn_txt_zalloc(4 * (size_t)m->config.layer_count[DECODER] + 1, sizeof(tn_tensor *));
     if (!all) return TN_ERR_MEMORY;
     tn_status status;
     free_states(m);
@@ -453,10 +480,10 @@ static tn_status open_model(tn_seq2seq *m, const char *folder) {
     if (!tn_hf_is_folder(folder)) return tn_backend_fail(TN_ERR_IO, "'%s' is not a folder", folder);
     TRY(tn_hf_open(folder, &m->folder));
     TRY(read_config(m));
-    m->logits = tn_txt_alloc((size_t)m->vocabulary, sizeof *m->logits);
-    m->bucket_room = tn_txt_alloc((size_t)m->context + PAGE, sizeof *m->bucket_room);
-    m->mask_room = tn_txt_alloc((size_t)m->context + PAGE, sizeof *m->mask_room);
-    if (!m->logits || !m->bucket_room || !m->mask_room) return TN_ERR_MEMORY;
+    m->run.logits = tn_txt_alloc((size_t)m->config.vocabulary, sizeof *m->run.logits);
+    m->run.bucket_room = tn_txt_alloc((size_t)m->config.context + PAGE, sizeof *m->run.bucket_room);
+    m->run.mask_room = tn_txt_alloc((size_t)m->config.context + PAGE, sizeof *m->run.mask_room);
+    if (!m->run.logits || !m->run.bucket_room || !m->run.mask_room) return TN_ERR_MEMORY;
     tn_device *before = tn_txt_enter(m->device);
     return tn_txt_leave(m->device, before, take_weights(m));
 }
@@ -473,7 +500,7 @@ tn_status tn_seq2seq_open(const char *folder, const tn_seq2seq_options *options,
     tn_seq2seq *m = tn_txt_zalloc(1, sizeof *m);
     if (!m) return TN_ERR_MEMORY;
     m->folder.prefix = "";
-    m->context = o.context;
+    m->config.context = o.context;
     m->device = o.device ? o.device : tn_current_device();
     tn_status status = m->device ? open_model(m, folder) : TN_ERR_MEMORY;
     if (status != TN_OK) {
@@ -486,26 +513,26 @@ tn_status tn_seq2seq_open(const char *folder, const tn_seq2seq_options *options,
 
 void tn_seq2seq_close(tn_seq2seq *m) {
     if (!m) return;
-    tn_free(m->shown);
+    tn_free(m->run.shown);
     free_states(m);
     for (int side = 0; side < 2; side++) {
-        for (int64_t i = 0; m->layers[side] && i < m->layer_count[side]; i++)
+        for (int64_t i = 0; m->weights.layers[side] && i < m->config.layer_count[side]; i++)
             for (int part = 0; part < PARTS; part++) {
-                tn_free(m->layers[side][i].part[part]);
-                tn_free(m->layers[side][i].bias[part]);
+                tn_free(m->weights.layers[side][i].part[part]);
+                tn_free(m->weights.layers[side][i].bias[part]);
             }
-        tn_txt_free(m->layers[side]);
-        tn_tensor *const own[] = {m->norm[side], m->norm_bias[side], m->first_norm[side][0], m->first_norm[side][1],
-                                  m->places[side]};
+        tn_txt_free(m->weights.layers[side]);
+        tn_tensor *const own[] = {m->weights.norm[side], m->weights.norm_bias[side], m->weights.first_norm[side][0],
+                                  m->weights.first_norm[side][1], m->weights.places[side]};
         for (size_t i = 0; i < sizeof own / sizeof *own; i++)
             tn_free(own[i]);
     }
-    tn_free(m->logits_bias);
-    tn_free(m->embedding);
-    tn_free(m->output);
-    tn_txt_free(m->logits);
-    tn_txt_free(m->bucket_room);
-    tn_txt_free(m->mask_room);
+    tn_free(m->weights.logits_bias);
+    tn_free(m->weights.embedding);
+    tn_free(m->weights.output);
+    tn_txt_free(m->run.logits);
+    tn_txt_free(m->run.bucket_room);
+    tn_txt_free(m->run.mask_room);
     tn_json_free(m->generation);
     tn_hf_close(&m->folder);
     tn_txt_free(m);
@@ -516,23 +543,23 @@ tn_status tn_seq2seq_get_facts(const tn_seq2seq *m, tn_seq2seq_facts *facts) {
         return tn_backend_fail(TN_ERR_ARGUMENT,
                                "tn_seq2seq_get_facts: an argument is NULL or facts->struct_size is not set");
     *facts = (tn_seq2seq_facts){.struct_size = sizeof *facts,
-                                .architecture = m->family->type,
-                                .encoder_layers = m->layer_count[ENCODER],
-                                .decoder_layers = m->layer_count[DECODER],
-                                .hidden = m->hidden,
-                                .heads = m->heads,
-                                .vocabulary = m->vocabulary,
-                                .context = m->context,
-                                .parameters = m->parameters,
-                                .weights_bytes = m->weights_bytes,
-                                .start = m->start,
-                                .forced = m->forced};
+                                .architecture = m->config.family->type,
+                                .encoder_layers = m->config.layer_count[ENCODER],
+                                .decoder_layers = m->config.layer_count[DECODER],
+                                .hidden = m->config.hidden,
+                                .heads = m->config.heads,
+                                .vocabulary = m->config.vocabulary,
+                                .context = m->config.context,
+                                .parameters = m->weights.parameters,
+                                .weights_bytes = m->weights.bytes,
+                                .start = m->config.start,
+                                .forced = m->config.forced};
     return TN_OK;
 }
 
 bool tn_seq2seq_ends(const tn_seq2seq *m, int32_t id) {
-    for (int i = 0; m && i < m->end_count; i++)
-        if (m->ends[i] == id) return true;
+    for (int i = 0; m && i < m->config.end_count; i++)
+        if (m->config.ends[i] == id) return true;
     return false;
 }
 
@@ -541,17 +568,18 @@ bool tn_seq2seq_ends(const tn_seq2seq *m, int32_t id) {
 /* The bucket of a key that is `back` tokens before the query. Near distances have a bucket each, far ones share buckets
  * by their logarithm; half of the encoder's are for keys behind the query. In f32, as transformers computes it. */
 static int64_t bucket_of(const tn_seq2seq *m, int64_t back, bool both) {
-    int64_t count = both ? m->buckets / 2 : m->buckets, exact = count / 2, first = both && back < 0 ? count : 0;
+    int64_t count = both ? m->config.buckets / 2 : m->config.buckets, exact = count / 2,
+            first = both && back < 0 ? count : 0;
     int64_t away = back < 0 ? -back : back;
     if (away < exact) return first + away;
-    float far = logf((float)away / (float)exact) / (float)log((double)m->most_distance / (double)exact);
+    float far = logf((float)away / (float)exact) / (float)log((double)m->config.most_distance / (double)exact);
     int64_t i = exact + (int64_t)(far * (float)(count - exact));
     return first + (i < count ? i : count - 1);
 }
 
 /* [padded, padded] of the encoder. */
 static tn_tensor *text_buckets(const tn_seq2seq *m) {
-    int64_t n = m->padded, *room = tn_txt_alloc((size_t)(n * n), sizeof *room);
+    int64_t n = m->run.padded, *room = tn_txt_alloc((size_t)(n * n), sizeof *room);
     if (!room) return tn_failed(TN_ERR_MEMORY, "out of memory for the biases of %" PRId64 " tokens", n);
     for (int64_t q = 0; q < n; q++)
         for (int64_t k = 0; k < n; k++)
@@ -566,18 +594,18 @@ static tn_tensor *text_buckets(const tn_seq2seq *m) {
 static tn_tensor *norm(const tn_seq2seq *m, const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
     tn_rms_norm_options o = TN_RMS_NORM_DEFAULTS;
     tn_layer_norm_options with_mean = TN_LAYER_NORM_DEFAULTS;
-    o.eps = with_mean.eps = m->eps;
-    return m->family->bart ? tn_layer_norm(x, TN_DIMS(m->hidden), weight, bias, &with_mean)
-                           : tn_rms_norm(x, TN_DIMS(m->hidden), weight, &o);
+    o.eps = with_mean.eps = m->config.eps;
+    return m->config.family->bart ? tn_layer_norm(x, TN_DIMS(m->config.hidden), weight, bias, &with_mean)
+                                  : tn_rms_norm(x, TN_DIMS(m->config.hidden), weight, &o);
 }
 
 /* In front of a part of a layer, and behind it: one of them is a norm. */
 static tn_tensor *before(const tn_seq2seq *m, const layer *l, int part, tn_tensor *x) {
-    return m->family->norms_last ? x : norm(m, x, l->part[part], l->bias[part]);
+    return m->config.family->norms_last ? x : norm(m, x, l->part[part], l->bias[part]);
 }
 
 static tn_tensor *behind(const tn_seq2seq *m, const layer *l, int part, tn_tensor *x) {
-    return m->family->norms_last ? norm(m, x, l->part[part], l->bias[part]) : x;
+    return m->config.family->norms_last ? norm(m, x, l->part[part], l->bias[part]) : x;
 }
 
 static tn_tensor *product(const layer *l, int part, const tn_tensor *x) {
@@ -586,55 +614,57 @@ static tn_tensor *product(const layer *l, int part, const tn_tensor *x) {
 
 /* The product of a part as [1, heads, n, width]. */
 static tn_tensor *heads_of(const tn_seq2seq *m, const layer *l, int part, const tn_tensor *x) {
-    tn_tensor *y = tn_reshape(product(l, part, x), TN_DIMS(1, tn_size(x, 0), m->heads, m->width));
+    tn_tensor *y = tn_reshape(product(l, part, x), TN_DIMS(1, tn_size(x, 0), m->config.heads, m->config.width));
     return tn_transpose(y, 1, 2);
 }
 
 /* [1, heads, n, width] through the output's matrix. */
 static tn_tensor *project_back(const tn_seq2seq *m, const layer *l, int part, const tn_tensor *mixed) {
-    return product(l, part, tn_reshape(tn_transpose(mixed, 1, 2), TN_DIMS(tn_size(mixed, 2), m->heads * m->width)));
+    return product(
+        l, part, tn_reshape(tn_transpose(mixed, 1, 2), TN_DIMS(tn_size(mixed, 2), m->config.heads * m->config.width)));
 }
 
 /* T5's scores are not scaled: the trained matrices are. */
 static tn_tensor *attend(const tn_seq2seq *m, const tn_tensor *q, const tn_tensor *k, const tn_tensor *v,
                          const tn_tensor *bias) {
     tn_scaled_dot_product_attention_options o = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;
-    o.scale = m->score_scale;
+    o.scale = m->config.score_scale;
     return tn_scaled_dot_product_attention(q, k, v, bias, &o);
 }
 
 static tn_tensor *feed_forward(const tn_seq2seq *m, const layer *l, tn_tensor *x) {
     tn_tensor *y = before(m, l, FFN_NORM, x), *up = product(l, UP, y);
-    tn_tensor *inner = m->gated ? tn_mul(m->activation(product(l, GATE, y)), up) : m->activation(up);
+    tn_tensor *inner =
+        m->config.gated ? tn_mul(m->config.activation(product(l, GATE, y)), up) : m->config.activation(up);
     return behind(m, l, FFN_NORM, tn_add(x, product(l, DOWN, inner)));
 }
 
 /* places: rows of the table of positions, [n] i64. */
 static tn_tensor *embed(const tn_seq2seq *m, int side, const tn_tensor *ids, const tn_tensor *places) {
-    tn_tensor *x = tn_cast(tn_embedding(ids, m->embedding), TN_F32);
-    if (m->embedding_scale != 1) x = tn_mul_scalar(x, m->embedding_scale);
-    if (m->places[side]) x = tn_add(x, tn_embedding(places, m->places[side]));
-    tn_tensor *const *first = m->first_norm[side];
+    tn_tensor *x = tn_cast(tn_embedding(ids, m->weights.embedding), TN_F32);
+    if (m->config.embedding_scale != 1) x = tn_mul_scalar(x, m->config.embedding_scale);
+    if (m->weights.places[side]) x = tn_add(x, tn_embedding(places, m->weights.places[side]));
+    tn_tensor *const *first = m->weights.first_norm[side];
     return first[0] ? norm(m, x, first[0], first[1]) : x;
 }
 
 /* Rows of positions for a text; padding may be behind the last one. */
 static tn_tensor *text_places(const tn_seq2seq *m) {
-    int64_t *room = tn_txt_alloc((size_t)m->padded, sizeof *room), last = m->most_positions - 1;
-    if (!room) return tn_failed(TN_ERR_MEMORY, "out of memory for the positions of %" PRId64 " tokens", m->padded);
-    for (int64_t i = 0; i < m->padded; i++)
+    int64_t *room = tn_txt_alloc((size_t)m->run.padded, sizeof *room), last = m->config.most_positions - 1;
+    if (!room) return tn_failed(TN_ERR_MEMORY, "out of memory for the positions of %" PRId64 " tokens", m->run.padded);
+    for (int64_t i = 0; i < m->run.padded; i++)
         room[i] = first_place(m) + (i < last ? i : last);
-    tn_tensor *t = tn_from_data(room, TN_DIMS(m->padded), TN_I64);
+    tn_tensor *t = tn_from_data(room, TN_DIMS(m->run.padded), TN_I64);
     tn_txt_free(room);
     return t;
 }
 
 static tn_tensor *record_encoder(const tn_seq2seq *m, const tn_tensor *ids, tn_tensor *mask) {
-    bool bart = m->family->bart;
+    bool bart = m->config.family->bart;
     tn_tensor *x = embed(m, ENCODER, ids, bart ? text_places(m) : NULL), *bias = mask;
     tn_tensor *buckets = bart ? NULL : text_buckets(m);
-    for (int64_t i = 0; i < m->layer_count[ENCODER]; i++) {
-        const layer *l = &m->layers[ENCODER][i];
+    for (int64_t i = 0; i < m->config.layer_count[ENCODER]; i++) {
+        const layer *l = &m->weights.layers[ENCODER][i];
         if (l->part[BIAS])
             bias = tn_add(tn_unsqueeze(tn_permute(tn_embedding(buckets, l->part[BIAS]), TN_DIMS(2, 0, 1)), 0), mask);
         tn_tensor *y = before(m, l, SELF_NORM, x);
@@ -643,7 +673,7 @@ static tn_tensor *record_encoder(const tn_seq2seq *m, const tn_tensor *ids, tn_t
         x = behind(m, l, SELF_NORM, tn_add(x, project_back(m, l, SELF_O, mixed)));
         x = feed_forward(m, l, x);
     }
-    return m->norm[ENCODER] ? norm(m, x, m->norm[ENCODER], m->norm_bias[ENCODER]) : x;
+    return m->weights.norm[ENCODER] ? norm(m, x, m->weights.norm[ENCODER], m->weights.norm_bias[ENCODER]) : x;
 }
 
 /* A token on its way through the decoder. */
@@ -660,21 +690,21 @@ typedef struct step_inputs {
 static tn_tensor *attend_cached(const tn_seq2seq *m, const layer *l, const tn_tensor *bias, const step_inputs *in,
                                 tn_tensor *const qkv[3]) {
     int64_t slots = tn_size(in->mask, 2), pages = slots / PAGE;
-    tn_tensor *q = m->score_scale == 1 ? qkv[0] : tn_mul_scalar(qkv[0], m->score_scale);
+    tn_tensor *q = m->config.score_scale == 1 ? qkv[0] : tn_mul_scalar(qkv[0], m->config.score_scale);
     tn_tensor *past = tn_matmul(q, tn_transpose(l->k_cache, 2, 3)); /* [pages, heads, 1, PAGE] */
-    past = tn_reshape(tn_permute(past, TN_DIMS(1, 2, 0, 3)), TN_DIMS(m->heads, 1, slots));
-    tn_tensor *own = tn_reshape(tn_sum(tn_mul(q, qkv[1]), (int64_t[]){3}, 1, false), TN_DIMS(m->heads, 1, 1));
+    past = tn_reshape(tn_permute(past, TN_DIMS(1, 2, 0, 3)), TN_DIMS(m->config.heads, 1, slots));
+    tn_tensor *own = tn_reshape(tn_sum(tn_mul(q, qkv[1]), (int64_t[]){3}, 1, false), TN_DIMS(m->config.heads, 1, 1));
     if (bias) {
         past = tn_add(past, tn_unsqueeze(tn_transpose(tn_embedding(in->buckets, bias), 0, 1), 1));
-        own = tn_add(own, tn_reshape(tn_narrow(bias, 0, 0, 1), TN_DIMS(m->heads, 1, 1)));
+        own = tn_add(own, tn_reshape(tn_narrow(bias, 0, 0, 1), TN_DIMS(m->config.heads, 1, 1)));
     }
     tn_tensor *scores = tn_softmax(tn_cat((tn_tensor *[]){tn_add(past, in->mask), own}, 2, 2), -1);
-    tn_tensor *by_page = tn_reshape(tn_narrow(scores, 2, 0, slots), TN_DIMS(m->heads, 1, pages, PAGE));
+    tn_tensor *by_page = tn_reshape(tn_narrow(scores, 2, 0, slots), TN_DIMS(m->config.heads, 1, pages, PAGE));
     tn_tensor *values = tn_matmul(tn_permute(by_page, TN_DIMS(2, 0, 1, 3)), l->v_cache);
     tn_tensor *self = tn_mul(tn_unsqueeze(tn_narrow(scores, 2, slots, 1), 0), qkv[2]);
     tn_tensor *mixed = tn_add(tn_sum(values, (int64_t[]){0}, 1, true), self);
     for (int i = 1; i < 3; i++) {
-        tn_tensor *row = tn_reshape(qkv[i], TN_DIMS(1, m->heads, m->width));
+        tn_tensor *row = tn_reshape(qkv[i], TN_DIMS(1, m->config.heads, m->config.width));
         tn_cache_append_(i == 1 ? l->k_cache : l->v_cache, row, in->position, in->pages);
     }
     return mixed;
@@ -682,24 +712,24 @@ static tn_tensor *attend_cached(const tn_seq2seq *m, const layer *l, const tn_te
 
 static tn_tensor *record_token(const tn_seq2seq *m, const step_inputs *in) {
     tn_tensor *place =
-        m->family->bart ? tn_reshape(tn_add(in->position, tn_scalar_int(first_place(m))), TN_DIMS(1)) : NULL;
+        m->config.family->bart ? tn_reshape(tn_add(in->position, tn_scalar_int(first_place(m))), TN_DIMS(1)) : NULL;
     tn_tensor *x = embed(m, DECODER, in->ids, place), *qkv[3];
     const tn_tensor *bias = NULL;
-    for (int64_t i = 0; i < m->layer_count[DECODER]; i++) {
-        const layer *l = &m->layers[DECODER][i];
+    for (int64_t i = 0; i < m->config.layer_count[DECODER]; i++) {
+        const layer *l = &m->weights.layers[DECODER][i];
         if (l->part[BIAS]) bias = l->part[BIAS];
         tn_tensor *y = before(m, l, SELF_NORM, x);
         for (int k = 0; k < 3; k++)
             qkv[k] = heads_of(m, l, SELF_Q + k, y);
         x = behind(m, l, SELF_NORM, tn_add(x, project_back(m, l, SELF_O, attend_cached(m, l, bias, in, qkv))));
         tn_tensor *q = heads_of(m, l, CROSS_Q, before(m, l, CROSS_NORM, x));
-        tn_tensor *read = project_back(m, l, CROSS_O, attend(m, q, l->k_text, l->v_text, m->text_mask));
+        tn_tensor *read = project_back(m, l, CROSS_O, attend(m, q, l->k_text, l->v_text, m->run.text_mask));
         x = feed_forward(m, l, behind(m, l, CROSS_NORM, tn_add(x, read)));
     }
-    if (m->norm[DECODER]) x = norm(m, x, m->norm[DECODER], m->norm_bias[DECODER]);
-    if (m->output_scale != 1) x = tn_mul_scalar(x, m->output_scale);
-    tn_tensor *logits = tn_linear(x, m->output ? m->output : m->embedding, NULL);
-    return m->logits_bias ? tn_add(logits, m->logits_bias) : logits;
+    if (m->weights.norm[DECODER]) x = norm(m, x, m->weights.norm[DECODER], m->weights.norm_bias[DECODER]);
+    if (m->config.output_scale != 1) x = tn_mul_scalar(x, m->config.output_scale);
+    tn_tensor *logits = tn_linear(x, m->weights.output ? m->weights.output : m->weights.embedding, NULL);
+    return m->weights.logits_bias ? tn_add(logits, m->weights.logits_bias) : logits;
 }
 
 /* ---- a text ------------------------------------------------------------------------------------------------------ */
@@ -707,11 +737,11 @@ static tn_tensor *record_token(const tn_seq2seq *m, const step_inputs *in) {
 static tn_status run_encoder(tn_seq2seq *m, const int64_t *ids, const float *mask) {
     TN_SCOPE;
     TN_NO_GRAD;
-    tn_copy_(m->text_mask, tn_from_data(mask, TN_DIMS(1, 1, 1, m->padded), TN_F32));
-    tn_tensor *seen = tn_from_data(mask, TN_DIMS(1, 1, 1, m->padded), TN_F32);
-    tn_tensor *x = record_encoder(m, tn_from_data(ids, TN_DIMS(m->padded), TN_I64), seen);
-    for (int64_t i = 0; i < m->layer_count[DECODER]; i++) {
-        const layer *l = &m->layers[DECODER][i];
+    tn_copy_(m->run.text_mask, tn_from_data(mask, TN_DIMS(1, 1, 1, m->run.padded), TN_F32));
+    tn_tensor *seen = tn_from_data(mask, TN_DIMS(1, 1, 1, m->run.padded), TN_F32);
+    tn_tensor *x = record_encoder(m, tn_from_data(ids, TN_DIMS(m->run.padded), TN_I64), seen);
+    for (int64_t i = 0; i < m->config.layer_count[DECODER]; i++) {
+        const layer *l = &m->weights.layers[DECODER][i];
         tn_copy_(l->k_text, heads_of(m, l, CROSS_K, x));
         tn_copy_(l->v_text, heads_of(m, l, CROSS_V, x));
     }
@@ -720,7 +750,8 @@ static tn_status run_encoder(tn_seq2seq *m, const int64_t *ids, const float *mas
 
 static tn_status encode(tn_seq2seq *m, const int32_t *ids, int64_t count) {
     int64_t padded = (count + PAGE - 1) / PAGE * PAGE;
-    if (!m->encoded || padded != m->padded) TRY(make_states(m, padded)); /* after a failure they may be errors */
+    if (!m->run.encoded || padded != m->run.padded)
+        TRY(make_states(m, padded)); /* after a failure they may be errors */
     int64_t *room = tn_txt_zalloc((size_t)padded, sizeof *room);
     float *mask = tn_txt_alloc((size_t)padded, sizeof *mask);
     tn_status status = room && mask ? TN_OK : TN_ERR_MEMORY;
@@ -735,23 +766,24 @@ static tn_status encode(tn_seq2seq *m, const int32_t *ids, int64_t count) {
 }
 
 static tn_status check_id(const tn_seq2seq *m, int32_t id) {
-    if (id >= 0 && id < m->vocabulary) return TN_OK;
+    if (id >= 0 && id < m->config.vocabulary) return TN_OK;
     return tn_backend_fail(TN_ERR_ARGUMENT, "token %" PRId32 " is outside the vocabulary of %" PRId64 " tokens", id,
-                           m->vocabulary);
+                           m->config.vocabulary);
 }
 
 tn_status tn_seq2seq_encode(tn_seq2seq *m, const int32_t *ids, int64_t count) {
     if (!m || !ids) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_seq2seq_encode: an argument is NULL");
-    int64_t most = m->most_positions > 0 && m->most_positions < TN_SEQ2SEQ_TEXT ? m->most_positions : TN_SEQ2SEQ_TEXT;
+    int64_t most = m->config.most_positions > 0 && m->config.most_positions < TN_SEQ2SEQ_TEXT ? m->config.most_positions
+                                                                                              : TN_SEQ2SEQ_TEXT;
     if (count < 1 || count > most)
         return tn_backend_fail(TN_ERR_ARGUMENT, "the text has %" PRId64 " tokens; supported are 1 to %" PRId64, count,
                                most);
     for (int64_t i = 0; i < count; i++)
         TRY(check_id(m, ids[i]));
-    m->position = 0;
+    m->run.position = 0;
     tn_device *before = tn_txt_enter(m->device);
     tn_status status = tn_txt_leave(m->device, before, encode(m, ids, count));
-    m->encoded = status == TN_OK;
+    m->run.encoded = status == TN_OK;
     return status;
 }
 
@@ -761,62 +793,63 @@ static tn_status show(tn_seq2seq *m, tn_tensor *logits, const float **out) {
     const void *at = NULL;
     TRY(tn_peek(logits, &at));
     if (!at) {
-        *out = m->logits;
-        return tn_read(logits, m->logits, (size_t)m->vocabulary * sizeof *m->logits);
+        *out = m->run.logits;
+        return tn_read(logits, m->run.logits, (size_t)m->config.vocabulary * sizeof *m->run.logits);
     }
     *out = at;
-    m->shown = tn_retain(logits);
+    m->run.shown = tn_retain(logits);
     return TN_OK;
 }
 
 static step_inputs make_inputs(tn_seq2seq *m, int32_t id) {
-    int64_t slots = (m->context + PAGE - 1) / PAGE * PAGE;
+    int64_t slots = (m->config.context + PAGE - 1) / PAGE * PAGE;
     for (int64_t k = 0; k < slots; k++) {
-        bool filled = k < m->position;
-        m->bucket_room[k] = filled && !m->family->bart ? bucket_of(m, m->position - k, false) : 0;
-        m->mask_room[k] = filled ? 0 : -INFINITY;
+        bool filled = k < m->run.position;
+        m->run.bucket_room[k] = filled && !m->config.family->bart ? bucket_of(m, m->run.position - k, false) : 0;
+        m->run.mask_room[k] = filled ? 0 : -INFINITY;
     }
     return (step_inputs){.ids = tn_from_data(&(int64_t){id}, TN_DIMS(1), TN_I64),
-                         .buckets = tn_from_data(m->bucket_room, TN_DIMS(slots), TN_I64),
-                         .mask = tn_from_data(m->mask_room, TN_DIMS(1, 1, slots), TN_F32)};
+                         .buckets = tn_from_data(m->run.bucket_room, TN_DIMS(slots), TN_I64),
+                         .mask = tn_from_data(m->run.mask_room, TN_DIMS(1, 1, slots), TN_F32)};
 }
 
 static tn_status step(tn_seq2seq *m, int32_t id, const float **out) {
-    bool first = !m->token;
+    bool first = !m->run.token;
     if (first) TRY(tn_capture_begin());
     TN_SCOPE;
     TN_NO_GRAD;
     step_inputs in = make_inputs(m, id);
     tn_tensor *logits = NULL, *inputs[] = {in.ids, in.mask, in.buckets};
-    int count = m->family->bart ? 2 : 3;
+    int count = m->config.family->bart ? 2 : 3;
     if (first) {
-        in.position = tn_runtime_scalar_int(m->position);
+        in.position = tn_runtime_scalar_int(m->run.position);
         in.pages = tn_arange(0, (double)(tn_size(in.mask, 2) / PAGE), 1, TN_I64);
         logits = record_token(m, &in);
-        TRY(tn_capture_end(inputs, count, &logits, 1, &m->token));
+        TRY(tn_capture_end(inputs, count, &logits, 1, &m->run.token));
     } else {
-        TRY(tn_graph_set_runtime_scalar(m->token, 0, (double)m->position));
-        TRY(tn_graph_launch(m->token, inputs, &logits));
+        TRY(tn_graph_set_runtime_scalar(m->run.token, 0, (double)m->run.position));
+        TRY(tn_graph_launch(m->run.token, inputs, &logits));
     }
     return show(m, logits, out);
 }
 
 tn_status tn_seq2seq_step(tn_seq2seq *m, int32_t id, const float **logits) {
     if (!m) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_seq2seq_step: the model is NULL");
-    if (!m->encoded) return tn_backend_fail(TN_ERR_STATE, "tn_seq2seq_step: no text was encoded (tn_seq2seq_encode)");
+    if (!m->run.encoded)
+        return tn_backend_fail(TN_ERR_STATE, "tn_seq2seq_step: no text was encoded (tn_seq2seq_encode)");
     TRY(check_id(m, id));
-    if (m->position == m->context)
+    if (m->run.position == m->config.context)
         return tn_backend_fail(
             TN_ERR_ARGUMENT, "the answer is full: %" PRId64 " tokens; tn_seq2seq_options.context (--context) sets more",
-            m->context);
+            m->config.context);
     const float *found = NULL;
-    tn_free(m->shown); /* its memory is for the next ones */
-    m->shown = NULL;
+    tn_free(m->run.shown); /* its memory is for the next ones */
+    m->run.shown = NULL;
     tn_device *before = tn_txt_enter(m->device);
     tn_status status = tn_txt_leave(m->device, before, step(m, id, &found));
-    m->encoded = status == TN_OK;
+    m->run.encoded = status == TN_OK;
     if (status != TN_OK) return status;
-    m->position++;
+    m->run.position++;
     if (logits) *logits = found;
     return TN_OK;
 }
