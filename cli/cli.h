@@ -29,6 +29,10 @@ typedef struct cli_command {
     int (*run)(int argc, char **argv); /* argv[0] is the subcommand's name */
 } cli_command;
 
+extern const cli_command cli_bench, cli_certify, cli_chat, cli_convert, cli_devices, cli_embed, cli_explain,
+    cli_finetune, cli_fit, cli_generate, cli_info, cli_list, cli_logits, cli_onnx_test, cli_perplexity, cli_pull,
+    cli_run, cli_serve, cli_tokenize, cli_train, cli_transcribe, cli_tune;
+
 /* A subcommand's help page, and other help text, at most 80 columns wide (help.c). */
 void cli_help(const cli_command *c, FILE *to);
 void cli_put_help(const char *text, FILE *to);

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "cli/cli.h"
-#include "cli/commands.h"
 
 static const cli_command *const commands[] = {
     &cli_bench,    &cli_certify,   &cli_chat,       &cli_convert,  &cli_devices, &cli_embed,

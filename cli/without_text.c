@@ -2,11 +2,10 @@
  * is missing. A build with that library leaves this file out. */
 #include "cli/bench/bench.h"
 #include "cli/cli.h"
-#include "cli/commands.h"
 #include "cli/convert/convert.h"
 #include "cli/device/explain.h"
 #include "cli/device/fit.h"
-#include "cli/run/sound.h"
+#include "cli/run/run.h"
 #include "trunnion/backend.h"
 
 static int refuse_without_text(int argc, char **argv) {

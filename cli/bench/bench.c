@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 
 #include "cli/bench/bench.h"
-#include "cli/commands.h"
+#include "cli/cli.h"
 #include "cli/process.h"
 
 enum { MOST_SAMPLES = 20, LEAST_SAMPLES = 3, WARM_RUNS = 3, STARTS = 7, PROFILED_RUNS = 8 };

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/bench/bench_holder.h"
+#include "cli/bench/bench.h"
 #include "trunnion/backend.h"
 
 /* ---- recurrent layers -------------------------------------------------------------------------------------------- */

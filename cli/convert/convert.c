@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "cli/commands.h"
+#include "cli/cli.h"
 #include "trunnion/backend.h"
 
 static int run_convert(int argc, char **argv);

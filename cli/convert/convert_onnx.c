@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "cli/convert/convert.h"
-#include "cli/run/onnx_input.h"
+#include "cli/run/run.h"
 #include "trunnion/backend.h"
 #include "trunnion/embed.h"
 #include "trunnion/llm.h"

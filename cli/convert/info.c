@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
-#include "cli/commands.h"
 #include "cli/convert/convert.h"
 #include "cli/run/npy.h"
 #include "trunnion/backend.h"

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/commands.h"
+#include "cli/cli.h"
 #include "cli/device/conform.h"
 #include "trunnion/trunnion.h"
 

@@ -1,7 +1,7 @@
 /* cli_explain.c — `trunnion explain`: what a model's work is made of, and where time and memory go.
  *
  * A language model takes in a piece of prompt and gives some tokens, an ONNX network runs, each under a profile. */
-#include "cli/commands.h"
+#include "cli/cli.h"
 #include "cli/device/explain.h"
 
 static int run_explain(int argc, char **argv);

@@ -1,6 +1,5 @@
 /* devices.c — `trunnion devices`: what this machine can compute on, and why not on the rest. */
 #include "cli/cli.h"
-#include "cli/commands.h"
 
 static int run_devices(int argc, char **argv);
 

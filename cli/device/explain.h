@@ -5,7 +5,7 @@
 #define TRUNNION_CLI_EXPLAIN_H
 
 #include "cli/cli.h"
-#include "cli/run/onnx_input.h"
+#include "cli/run/run.h"
 #include "trunnion/tensor.h"
 
 typedef struct explain_wishes {

@@ -8,7 +8,6 @@
 #include <strings.h>
 
 #include "cli/cli.h"
-#include "cli/commands.h"
 #include "cli/device/fit.h"
 #include "trunnion/model.h"
 

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "cli/bench/bench.h"
-#include "cli/commands.h"
+#include "cli/cli.h"
 #include "cli/process.h"
 
 static int run_tune(int argc, char **argv);

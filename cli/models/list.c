@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 
 #include "cli/cli.h"
-#include "cli/commands.h"
 #include "cli/models/models.h"
 
 static int run_list(int argc, char **argv);

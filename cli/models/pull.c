@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 
 #include "cli/cli.h"
-#include "cli/commands.h"
 #include "cli/models/models.h"
 
 static int run_pull(int argc, char **argv);

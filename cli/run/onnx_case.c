@@ -3,7 +3,7 @@
  * Numbers are compared on the host, in f64, after they were read from the device as bytes: the arithmetic that is
  * tested has no part in the judgement. What is compared is what the standard's own runner compares: kinds, element
  * types, shapes, then the numbers within the tolerance; equal bytes pass at once. */
-#include "cli/run/onnx_case.h"
+#include "cli/run/run.h"
 
 #include <math.h>
 #include <stdarg.h>

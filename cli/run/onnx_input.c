@@ -1,6 +1,6 @@
-/* onnx_input.c — random inputs of an ONNX network; see onnx_input.h. */
+/* onnx_input.c — random inputs of an ONNX network; see run.h. */
 #define TN_NO_CALLER_LINES 1 /* errors name nodes; a line of this file would tell nothing */
-#include "cli/run/onnx_input.h"
+#include "cli/run/run.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -7,10 +7,10 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "cli/commands.h"
+#include "cli/cli.h"
 #include "cli/process.h"
 #include "cli/run/image.h"
-#include "cli/run/onnx_case.h"
+#include "cli/run/run.h"
 #include "trunnion/onnx.h"
 
 #if CLI_HAS_FORK

@@ -9,13 +9,10 @@
 #include <sys/stat.h>
 
 #include "cli/bench/bench_limits.h"
-#include "cli/commands.h"
+#include "cli/cli.h"
 #include "cli/run/image.h"
 #include "cli/run/npy.h"
-#include "cli/run/onnx_input.h"
-#include "cli/run/run_output.h"
-#include "cli/run/run_steps.h"
-#include "cli/run/sound.h"
+#include "cli/run/run.h"
 #include "trunnion/backend.h"
 #include "trunnion/onnx.h"
 #include "trunnion/ops.h"

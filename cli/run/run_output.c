@@ -3,7 +3,7 @@
  * Small outputs are shown whole, larger ones as a summary. Output names come from the model file and are not trusted:
  * they never choose the folder. */
 #define TN_NO_CALLER_LINES 1 /* errors name nodes; a line of this file would tell nothing */
-#include "cli/run/run_output.h"
+#include "cli/run/run.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -5,7 +5,7 @@
  * network with `input_ids` and `logits` is taken for a language model: each step's likeliest token is the next one's
  * input, and mask and places grow with the text. One that has no cache is given the whole text each time. */
 #define TN_NO_CALLER_LINES 1 /* errors name inputs */
-#include "cli/run/run_steps.h"
+#include "cli/run/run.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/run/sound.h"
+#include "cli/run/run.h"
 #include "trunnion/backend.h"
 #include "trunnion/ops.h"
 #include "trunnion/speech.h"

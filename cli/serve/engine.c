@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 #include "cli/serve/serve.h"
-#include "cli/text/moving.h"
+#include "cli/text/language.h"
 
 #include "trunnion/backend.h"
 #include "trunnion/text.h"

@@ -8,7 +8,7 @@
 
 #include "cli/serve/serve.h"
 
-#include "cli/commands.h"
+#include "cli/cli.h"
 #include "trunnion/backend.h"
 #include "trunnion/text.h"
 

@@ -12,7 +12,6 @@
 
 #include "cli/text/answer.h"
 #include "cli/text/conversation.h"
-#include "cli/text/drafting.h"
 #include "cli/text/language.h"
 #include "cli/text/sampling.h"
 #include "trunnion/embed.h"

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/text/moving.h"
+#include "cli/text/language.h"
 #include "trunnion/backend.h"
 #include "trunnion/model.h"
 #include "trunnion/text.h"

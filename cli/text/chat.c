@@ -8,13 +8,10 @@
 #include <string.h>
 
 #include "cli/cli.h"
-#include "cli/commands.h"
 #include "cli/text/answer.h"
 #include "cli/text/conversation.h"
-#include "cli/text/drafting.h"
 #include "cli/text/language.h"
 #include "cli/text/line_editor.h"
-#include "cli/text/moving.h"
 #include "cli/text/sampling.h"
 #include "trunnion/backend.h"
 #include "trunnion/text.h"

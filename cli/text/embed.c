@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "cli/cli.h"
-#include "cli/commands.h"
 #include "cli/run/npy.h"
 #include "cli/text/language.h"
 #include "trunnion/backend.h"

@@ -9,10 +9,8 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
-#include "cli/commands.h"
 #include "cli/text/answer.h"
 #include "cli/text/conversation.h"
-#include "cli/text/drafting.h"
 #include "cli/text/generate_seq2seq.h"
 #include "cli/text/language.h"
 #include "cli/text/sampling.h"

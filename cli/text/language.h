@@ -42,4 +42,52 @@ tn_status cli_take_text(const char *argument, tn_bytes *out);
 
 void cli_json_ids(cli_json *j, const char *key, const tn_ids *ids);
 
+/* ---- the next device for a language model whose own failed ------------------------------------------------------- */
+
+enum { CLI_MOST_MOVES = 16 };
+
+typedef struct cli_moves {
+    const cli_options *options;      /* of the command: how devices are opened */
+    char failed[CLI_MOST_MOVES][32]; /* ids of devices that failed */
+    int count;
+    char reason[TN_REASON_BYTES]; /* of the last one */
+} cli_moves;
+
+/* Whether another device may do what failed with this status. */
+bool cli_moves_on(tn_status s);
+
+/* Notes that `device` failed with the text of tn_error(). Then the caller closes what lives there. */
+void cli_moves_note(cli_moves *m, const tn_device *device);
+
+/* Opens the next device in *out, makes it the thread's current one and says so in a line: another hardware
+ * device of the list, then the cpu. Errors: `why`, with the noted text, if no device is left. */
+tn_status cli_moves_next(cli_moves *m, tn_status why, tn_device **out);
+
+/* ---- speculative decoding in the subcommands that generate ------------------------------------------------------- */
+
+#define CLI_DRAFT_HELP                                                                         \
+    "      --draft MODEL     guess tokens ahead with a smaller model of the same tokenizer,\n" \
+    "                        or, with \"ngrams\", from the text itself: the text stays the\n"  \
+    "                        same, only the time changes\n"                                    \
+    "      --draft-tokens N  tokens that are guessed at once, 1 to 15 (default 7)\n"
+
+typedef struct cli_draft {
+    const char *path; /* NULL: no draft; "ngrams" or a model */
+    int64_t tokens;   /* 0: not given */
+    tn_llm *model;
+    char found[CLI_PATH];
+} cli_draft;
+
+/* What is wrong with the options, or NULL. */
+const char *cli_draft_conflict(const cli_draft *d);
+/* Finds the model by name. false after a message. */
+bool cli_draft_find(cli_draft *d);
+/* Opens the draft's model, if it has one, on the device and with the context of m, checks that its tokenizer has the
+ * same tokens as `words` (may be NULL: not checked), and makes it the draft of m. */
+tn_status cli_draft_open(cli_draft *d, tn_llm *m, tn_device *device, const tn_tokenizer *words);
+/* The same draft for a further conversation. */
+tn_status cli_draft_set(const cli_draft *d, tn_llm *m);
+/* After the models whose draft it is. */
+void cli_draft_close(cli_draft *d);
+
 #endif

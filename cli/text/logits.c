@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "cli/commands.h"
+#include "cli/cli.h"
 #include "cli/run/npy.h"
 #include "cli/text/language.h"
 #include "trunnion/backend.h"

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "cli/commands.h"
+#include "cli/cli.h"
 #include "cli/convert/convert.h"
 #include "cli/text/language.h"
 #include "trunnion/backend.h"

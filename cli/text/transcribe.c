@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "cli/cli.h"
-#include "cli/commands.h"
 #include "cli/text/language.h"
 #include "trunnion/backend.h"
 #include "trunnion/speech.h"

@@ -1,6 +1,6 @@
 /* events.c — TensorBoard's event files: records of a length, an Event message of Protocol Buffers, and checksums.
  * Source: TensorFlow's RecordWriter, event.proto and summary.proto. */
-#include "cli/train/events.h"
+#include "cli/train/report.h"
 
 #include <errno.h>
 #include <math.h>

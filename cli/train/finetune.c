@@ -12,9 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cli/commands.h"
+#include "cli/cli.h"
 #include "cli/text/language.h"
-#include "cli/text/moving.h"
 #include "cli/train/finetune_data.h"
 #include "cli/train/report.h"
 #include "cli/train/train.h"

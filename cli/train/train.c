@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cli/commands.h"
+#include "cli/cli.h"
 #include "cli/train/report.h"
 #include "cli/train/train.h"
 
