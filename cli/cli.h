@@ -262,7 +262,10 @@ void cli_json_drop(cli_json *j); /* instead of release: writes nothing */
  *   %i    an int as true or false
  * Bytes of texts that are no UTF-8 become ?. Brackets may be closed by a later call; between calls commas are put where
  * they are needed: cli_json_write(j, "'ids': ["), cli_json_write(j, "%d", id) for each, cli_json_write(j, "]"). */
-void cli_json_write(cli_json *j, const char *form, ...) __attribute__((format(printf, 2, 3)));
+#if !defined(__APPLE__) /* there int64_t, which is written as %jd, and intmax_t are two types of one size */
+__attribute__((format(printf, 2, 3)))
+#endif
+void cli_json_write(cli_json *j, const char *form, ...);
 
 /* Puts ? in the place of bytes that are no UTF-8; text[size] is 0. */
 void cli_whole_characters(char *text, size_t size);

@@ -112,8 +112,10 @@ static const char *put_value(FILE *out, const char *at, va_list *values) {
         else
             fputs("null", out);
         break;
-    case 'd': fprintf(out, "%jd", wide ? va_arg(*values, intmax_t) : va_arg(*values, int)); break;
-    case 'u': fprintf(out, "%ju", wide ? va_arg(*values, uintmax_t) : va_arg(*values, unsigned)); break;
+    case 'd': fprintf(out, "%lld", (long long)(wide ? va_arg(*values, intmax_t) : va_arg(*values, int))); break;
+    case 'u':
+        fprintf(out, "%llu", (unsigned long long)(wide ? va_arg(*values, uintmax_t) : va_arg(*values, unsigned)));
+        break;
     case 'i': fputs(va_arg(*values, int) ? "true" : "false", out); break;
     default: put_number(out, va_arg(*values, double), *at == 'f');
     }

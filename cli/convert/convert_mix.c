@@ -62,22 +62,12 @@ static bool is_eager(int64_t layer, int64_t layers) {
     return layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
 }
 
-static tn_dtype type_of_values(const convert_wishes *w, int64_t layer) {
+/* Matrices that need more bits, in the first layers most of all. */
+static tn_dtype type_by_layer(const convert_wishes *w, int64_t layer, int64_t first_3m, int64_t first_4s) {
     switch (w->mix->kind) {
-    case MIX_3M: return layer < 2 ? TN_Q5_K : TN_Q4_K;
+    case MIX_3M: return layer < first_3m ? TN_Q5_K : TN_Q4_K;
     case MIX_3L: return TN_Q5_K;
-    case MIX_4S: return layer < 4 ? TN_Q5_K : TN_Q4_K;
-    case MIX_4M:
-    case MIX_5M: return is_eager(layer, w->layers) ? TN_Q6_K : w->mix->base;
-    default: return w->mix->base;
-    }
-}
-
-static tn_dtype type_of_down(const convert_wishes *w, int64_t layer) {
-    switch (w->mix->kind) {
-    case MIX_3M: return layer < w->layers / 16 ? TN_Q5_K : TN_Q4_K;
-    case MIX_3L: return TN_Q5_K;
-    case MIX_4S: return layer < w->layers / 8 ? TN_Q5_K : TN_Q4_K;
+    case MIX_4S: return layer < first_4s ? TN_Q5_K : TN_Q4_K;
     case MIX_4M:
     case MIX_5M: return is_eager(layer, w->layers) ? TN_Q6_K : w->mix->base;
     default: return w->mix->base;
@@ -107,8 +97,8 @@ tn_dtype convert_mix_type(const convert_wishes *w, const convert_tensor *t) {
     int64_t layer = layer_of(t->name, &rest);
     if (strcmp(t->name, w->tied ? "token_embd.weight" : "output.weight") == 0) return TN_Q6_K;
     if (layer < 0) return w->mix->base;
-    if (strcmp(rest, "attn_v.weight") == 0) return type_of_values(w, layer);
-    if (strncmp(rest, "ffn_down", 8) == 0) return type_of_down(w, layer);
+    if (strcmp(rest, "attn_v.weight") == 0) return type_by_layer(w, layer, 2, 4);
+    if (strncmp(rest, "ffn_down", 8) == 0) return type_by_layer(w, layer, w->layers / 16, w->layers / 8);
     if (strcmp(rest, "attn_output.weight") == 0) return type_of_output(w);
     return strcmp(rest, "attn_qkv.weight") == 0 ? type_of_joined(w) : w->mix->base;
 }

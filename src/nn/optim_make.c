@@ -264,6 +264,9 @@ static tn_status read_options(tn_optimizer **out, void *o, const void *options, 
     return tn_options_read(o, options, method, initializer);
 }
 
+/* What all options have. */
+#define COMMON_SETTINGS(o) .lr = (o).lr, .weight_decay = (o).weight_decay, .max_grad_norm = (o).max_grad_norm
+
 tn_status tn_optimizer_sgd(tn_module *m, const tn_sgd_options *options, tn_optimizer **out) {
     tn_sgd_options o = TN_SGD_DEFAULTS;
     TRY(read_options(out, &o, options, "sgd", "tn_sgd_options o = TN_SGD_DEFAULTS"));
@@ -273,24 +276,20 @@ tn_status tn_optimizer_sgd(tn_module *m, const tn_sgd_options *options, tn_optim
         return tn_backend_fail(TN_ERR_ARGUMENT, "sgd: nesterov requires momentum above 0 and dampening 0");
     tn_optimizer model = {.method = &tn_optim_sgd,
                           .slots = o.momentum != 0,
-                          .lr = o.lr,
+                          COMMON_SETTINGS(o),
                           .momentum = o.momentum,
                           .dampening = o.dampening,
-                          .weight_decay = o.weight_decay,
-                          .nesterov = o.nesterov,
-                          .max_grad_norm = o.max_grad_norm};
+                          .nesterov = o.nesterov};
     return make_optimizer(m, o.groups, o.group_count, &model, out);
 }
 
 static tn_optimizer adam_model(const tn_optim_method *how, const tn_adam_options *o) {
     return (tn_optimizer){.method = how,
                           .slots = o->amsgrad ? 7 : 3,
-                          .lr = o->lr,
+                          COMMON_SETTINGS(*o),
                           .beta1 = o->beta1,
                           .beta2 = o->beta2,
-                          .eps = o->eps,
-                          .weight_decay = o->weight_decay,
-                          .max_grad_norm = o->max_grad_norm};
+                          .eps = o->eps};
 }
 
 tn_status tn_optimizer_adam(tn_module *m, const tn_adam_options *options, tn_optimizer **out) {
@@ -312,12 +311,10 @@ tn_status tn_optimizer_rmsprop(tn_module *m, const tn_rmsprop_options *options, 
     TRY(read_options(out, &o, options, "rmsprop", "tn_rmsprop_options o = TN_RMSPROP_DEFAULTS"));
     tn_optimizer model = {.method = &tn_optim_rmsprop,
                           .slots = 1U | (o.momentum != 0 ? 2U : 0) | (o.centered ? 4U : 0),
-                          .lr = o.lr,
+                          COMMON_SETTINGS(o),
                           .alpha = o.alpha,
                           .eps = o.eps,
-                          .momentum = o.momentum,
-                          .weight_decay = o.weight_decay,
-                          .max_grad_norm = o.max_grad_norm};
+                          .momentum = o.momentum};
     return make_optimizer(m, o.groups, o.group_count, &model, out);
 }
 
@@ -326,39 +323,25 @@ tn_status tn_optimizer_adagrad(tn_module *m, const tn_adagrad_options *options, 
     TRY(read_options(out, &o, options, "adagrad", "tn_adagrad_options o = TN_ADAGRAD_DEFAULTS"));
     tn_optimizer model = {.method = &tn_optim_adagrad,
                           .slots = 1,
-                          .lr = o.lr,
+                          COMMON_SETTINGS(o),
                           .lr_decay = o.lr_decay,
                           .initial = o.initial_accumulator_value,
-                          .eps = o.eps,
-                          .weight_decay = o.weight_decay,
-                          .max_grad_norm = o.max_grad_norm};
+                          .eps = o.eps};
     return make_optimizer(m, o.groups, o.group_count, &model, out);
 }
 
 tn_status tn_optimizer_lion(tn_module *m, const tn_lion_options *options, tn_optimizer **out) {
     tn_lion_options o = TN_LION_DEFAULTS;
     TRY(read_options(out, &o, options, "lion", "tn_lion_options o = TN_LION_DEFAULTS"));
-    tn_optimizer model = {.method = &tn_optim_lion,
-                          .slots = 1,
-                          .lr = o.lr,
-                          .beta1 = o.beta1,
-                          .beta2 = o.beta2,
-                          .weight_decay = o.weight_decay,
-                          .max_grad_norm = o.max_grad_norm};
+    tn_optimizer model = {.method = &tn_optim_lion, .slots = 1, COMMON_SETTINGS(o), .beta1 = o.beta1, .beta2 = o.beta2};
     return make_optimizer(m, o.groups, o.group_count, &model, out);
 }
 
 tn_status tn_optimizer_lamb(tn_module *m, const tn_lamb_options *options, tn_optimizer **out) {
     tn_lamb_options o = TN_LAMB_DEFAULTS;
     TRY(read_options(out, &o, options, "lamb", "tn_lamb_options o = TN_LAMB_DEFAULTS"));
-    tn_optimizer model = {.method = &tn_optim_lamb,
-                          .slots = 3,
-                          .lr = o.lr,
-                          .beta1 = o.beta1,
-                          .beta2 = o.beta2,
-                          .eps = o.eps,
-                          .weight_decay = o.weight_decay,
-                          .max_grad_norm = o.max_grad_norm};
+    tn_optimizer model = {
+        .method = &tn_optim_lamb, .slots = 3, COMMON_SETTINGS(o), .beta1 = o.beta1, .beta2 = o.beta2, .eps = o.eps};
     return make_optimizer(m, o.groups, o.group_count, &model, out);
 }
 
@@ -370,13 +353,11 @@ tn_status tn_optimizer_adafactor(tn_module *m, const tn_adafactor_options *optio
     TRY(tn_optim_check("d", o.d, 1, INFINITY));
     tn_optimizer model = {.method = &tn_optim_adafactor,
                           .slots = 7,
-                          .lr = o.lr,
+                          COMMON_SETTINGS(o),
                           .beta2_decay = o.beta2_decay,
                           .eps = o.eps1 == TN_AUTO ? 0x1p-23 : o.eps1,
                           .eps2 = o.eps2,
-                          .d = o.d,
-                          .weight_decay = o.weight_decay,
-                          .max_grad_norm = o.max_grad_norm};
+                          .d = o.d};
     return make_optimizer(m, o.groups, o.group_count, &model, out);
 }
 
@@ -393,15 +374,13 @@ tn_status tn_optimizer_muon(tn_module *m, const tn_muon_options *options, tn_opt
     if (status != TN_OK) return status;
     tn_optimizer model = {.method = &tn_optim_muon,
                           .slots = 1,
-                          .lr = o.lr,
+                          COMMON_SETTINGS(o),
                           .momentum = o.momentum,
                           .nesterov = o.nesterov,
                           .eps = o.eps,
                           .ns_coefficients = {o.ns_coefficients[0], o.ns_coefficients[1], o.ns_coefficients[2]},
                           .ns_steps = o.ns_steps,
-                          .match_rms_adamw = o.match_rms_adamw,
-                          .weight_decay = o.weight_decay,
-                          .max_grad_norm = o.max_grad_norm};
+                          .match_rms_adamw = o.match_rms_adamw};
     return make_optimizer(m, o.groups, o.group_count, &model, out);
 }
 

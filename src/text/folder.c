@@ -199,6 +199,17 @@ tn_status tn_hf_real(const hf_folder *f, const tn_json *object, const char *key,
     return tn_hf_fail(f->path, TN_ERR_FORMAT, "'%s' must be a number from %g to %g", key, least, most);
 }
 
+bool tn_hf_is_of(const char *path, bool (*is_known)(const char *type)) {
+    char file[4096];
+    struct stat facts;
+    tn_json_doc *doc = NULL;
+    if (!tn_hf_is_folder(path) || snprintf(file, sizeof file, "%s/config.json", path) >= (int)sizeof file) return false;
+    if (stat(file, &facts) != 0 || tn_json_open(file, &doc) != TN_OK) return false;
+    bool known = is_known(tn_json_string(tn_json_get(tn_json_root(doc), "model_type"), ""));
+    tn_json_free(doc);
+    return known;
+}
+
 tn_status tn_hf_fail(const char *folder, tn_status code, const char *format, ...) {
     char text[1024];
     va_list args;

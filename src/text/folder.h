@@ -59,6 +59,9 @@ bool tn_hf_is_other_part(const hf_folder *f, const char *name);
 /* The name without the prefix. */
 const char *tn_hf_strip(const hf_folder *f, const char *name);
 
+/* Whether `path` is a folder whose config.json has a model_type that is_known takes. */
+bool tn_hf_is_of(const char *path, bool (*is_known)(const char *type));
+
 /* Fails with "'FOLDER/config.json': " in front of the text. */
 tn_status tn_hf_fail(const char *folder, tn_status code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 

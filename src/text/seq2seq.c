@@ -116,16 +116,8 @@ static const family *find_family(const char *type) {
     return NULL;
 }
 
-bool tn_seq2seq_knows(const char *path) {
-    char file[4096];
-    struct stat facts;
-    tn_json_doc *doc = NULL;
-    if (!tn_hf_is_folder(path) || snprintf(file, sizeof file, "%s/config.json", path) >= (int)sizeof file) return false;
-    if (stat(file, &facts) != 0 || tn_json_open(file, &doc) != TN_OK) return false;
-    bool known = find_family(tn_json_string(tn_json_get(tn_json_root(doc), "model_type"), "")) != NULL;
-    tn_json_free(doc);
-    return known;
-}
+static bool is_family(const char *type) { return find_family(type) != NULL; }
+bool tn_seq2seq_knows(const char *path) { return tn_hf_is_of(path, is_family); }
 
 /* "relu", "gated-gelu": the latter means the approximation by tanh. */
 static tn_status read_activation(tn_seq2seq *m) {

@@ -52,16 +52,7 @@ struct tn_ctc {
 
 static bool is_kind(const char *type) { return strcmp(type, "wav2vec2") == 0 || strcmp(type, "hubert") == 0; }
 
-bool tn_ctc_knows(const char *path) {
-    char file[4096];
-    struct stat facts;
-    tn_json_doc *doc = NULL;
-    if (!tn_hf_is_folder(path) || snprintf(file, sizeof file, "%s/config.json", path) >= (int)sizeof file) return false;
-    if (stat(file, &facts) != 0 || tn_json_open(file, &doc) != TN_OK) return false;
-    bool known = is_kind(tn_json_string(tn_json_get(tn_json_root(doc), "model_type"), ""));
-    tn_json_free(doc);
-    return known;
-}
+bool tn_ctc_knows(const char *path) { return tn_hf_is_of(path, is_kind); }
 
 static tn_status read_convolutions(tn_ctc *m) {
     const hf_folder *f = &m->folder;
