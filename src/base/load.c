@@ -137,9 +137,8 @@ static void add_config_file(folder_list *list, const char *path, int depth) {
     size_t size;
     if (access(path, R_OK) != 0 || tn_file_read(path, &content, &size, CONFIG_LIMIT) != TN_OK) return;
     char *rest = NULL;
-    for (char *line = strtok_r(content, "\n", &rest); line != NULL; line = strtok_r(NULL, "\n", &rest)) {
+    for (char *line = strtok_r(content, "\n", &rest); line != NULL; line = strtok_r(NULL, "\n", &rest))
         add_config_line(list, line, depth);
-    }
     tn_mem_free(content);
 }
 

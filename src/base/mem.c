@@ -134,10 +134,9 @@ tn_status tn_mem_grow(void *items_pointer, size_t *capacity, size_t need, size_t
     if (need <= *capacity) return TN_OK;
     size_t new_capacity = grown_capacity(*capacity, need);
     size_t bytes;
-    if (__builtin_mul_overflow(new_capacity, item_size, &bytes)) {
+    if (__builtin_mul_overflow(new_capacity, item_size, &bytes))
         return tn_fail(TN_ERR_MEMORY, "out of host memory: %zu items of %zu bytes exceed the address space",
                        new_capacity, item_size);
-    }
     void *items; /* items_pointer is some T **: copied as bytes, because a T * must not be read as a void * */
     memcpy(&items, items_pointer, sizeof items);
     void *grown = tn_mem_realloc(items, bytes);

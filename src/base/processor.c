@@ -323,9 +323,8 @@ static void take_memory(tn_cgroup_limits *limits, int64_t limit, int64_t used, i
 static void look_v2(tn_cgroup_limits *limits, const char *folder) {
     char text[128];
     long long quota, period;
-    if (read_group_file(folder, "cpu.max", text, sizeof text) && sscanf(text, "%lld %lld", &quota, &period) == 2) {
+    if (read_group_file(folder, "cpu.max", text, sizeof text) && sscanf(text, "%lld %lld", &quota, &period) == 2)
         take_processors(limits, (double)quota, (double)period);
-    }
     int64_t limit = read_bytes(folder, "memory.max");
     if (limit > 0) take_memory(limits, limit, read_bytes(folder, "memory.current"), read_stat(folder, "inactive_file"));
 }
@@ -403,8 +402,7 @@ tn_cgroup_limits tn_cgroup_read(const char *root) {
     snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
     if (!read_text(path, text, sizeof text)) return limits;
     char *rest = NULL;
-    for (char *line = strtok_r(text, "\n", &rest); line != NULL; line = strtok_r(NULL, "\n", &rest)) {
+    for (char *line = strtok_r(text, "\n", &rest); line != NULL; line = strtok_r(NULL, "\n", &rest))
         take_line(&limits, root, line);
-    }
     return limits;
 }

@@ -249,9 +249,7 @@ static tn_status read_to_end(int fd, const char *path, size_t expected, size_t l
         if (got < 0) return tn_fail(TN_ERR_IO, "cannot read '%s': %s", path, strerror(errno));
         if (got == 0) break;
         s->length += (size_t)got;
-        if (s->length > limit) {
-            return tn_fail(TN_ERR_FORMAT, "'%s' exceeds the limit of %zu bytes", path, limit);
-        }
+        if (s->length > limit) return tn_fail(TN_ERR_FORMAT, "'%s' exceeds the limit of %zu bytes", path, limit);
         size_t spare = s->capacity - s->length - 1;
         size_t until_limit = limit - s->length + 1;
         room = spare > 0 ? spare : READ_STEP;
@@ -437,9 +435,8 @@ static tn_status open_temporary(tn_save *s) {
             return TN_OK;
         }
         tn_status status = TN_OK;
-        if (errno != EEXIST && errno != EWOULDBLOCK) {
+        if (errno != EEXIST && errno != EWOULDBLOCK)
             status = tn_fail(TN_ERR_IO, "cannot save '%s': creating '%s': %s", s->target, name, strerror(errno));
-        }
         tn_mem_free(name);
         if (status != TN_OK) return status;
     }
@@ -599,10 +596,9 @@ static int cache_dir_name(char *out, size_t size) {
 
 tn_status tn_cache_dir(char *out, size_t size) {
     int n = cache_dir_name(out, size);
-    if (n < 0) {
+    if (n < 0)
         return tn_fail(TN_ERR_IO, "no cache folder: none of TRUNNION_CACHE, XDG_CACHE_HOME and HOME is set; set "
                                   "TRUNNION_CACHE to a writable folder");
-    }
     if ((size_t)n >= size) return tn_fail(TN_ERR_IO, "the path of the cache folder is longer than %zu bytes", size);
     tn_status status = tn_make_dirs(out, 0700);
     if (status == TN_OK) return TN_OK;

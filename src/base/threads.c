@@ -94,9 +94,8 @@ static int usable_threads(void) {
 }
 
 tn_status tn_threads_set(int n) {
-    if (n < 0 || n > MAX_THREADS) {
+    if (n < 0 || n > MAX_THREADS)
         return tn_fail(TN_ERR_ARGUMENT, "thread count %d is out of range: use 0 (automatic) to %d", n, MAX_THREADS);
-    }
     atomic_store_explicit(&wanted_threads, n, memory_order_relaxed);
     return TN_OK;
 }
@@ -228,9 +227,8 @@ static void *worker_main(void *argument) {
     fesetenv(FE_DFL_ENV);
     inside_body = true;
     for (uint64_t ticket = 0;;) {
-        if (!spin_until(&slot->ticket, ticket + 1, spin_seconds())) {
+        if (!spin_until(&slot->ticket, ticket + 1, spin_seconds()))
             sleep_until(&slot->ticket, ticket + 1, &slot->asleep, &slot->lock, &slot->wake);
-        }
         ticket = atomic_load_explicit(&slot->ticket, memory_order_acquire);
         if (!claim(slot, ticket)) continue;
         double begin = tn_now();

@@ -19,19 +19,16 @@ typedef struct operand {
 
 static tn_status check_operand(const char *function, const operand *x) {
     int64_t reach, bytes;
-    if (x->rows < 0 || x->cols < 0) {
+    if (x->rows < 0 || x->cols < 0)
         return tn_fail(TN_ERR_ARGUMENT, "%s: %s has %lld rows of %lld elements: sizes must not be negative", function,
                        x->name, (long long)x->rows, (long long)x->cols);
-    }
     if (x->rows == 0 || x->cols == 0) return TN_OK;
-    if (!x->data) {
+    if (!x->data)
         return tn_fail(TN_ERR_ARGUMENT, "%s: %s is NULL and should have %lld rows of %lld elements", function, x->name,
                        (long long)x->rows, (long long)x->cols);
-    }
-    if (x->rows > 1 && x->stride < x->cols) {
+    if (x->rows > 1 && x->stride < x->cols)
         return tn_fail(TN_ERR_ARGUMENT, "%s: rows of %s are %lld elements apart, which is less than their length %lld",
                        function, x->name, (long long)x->stride, (long long)x->cols);
-    }
     if (tn_mul_overflow(x->rows, tn_max64(x->stride, x->cols), &reach) ||
         tn_mul_overflow(reach, sizeof(float), &bytes)) {
         return tn_fail(TN_ERR_ARGUMENT, "%s: %s with %lld rows, %lld elements apart, exceeds the address space",
@@ -54,11 +51,10 @@ static tn_status check_operands(const char *function, const operand *x, int coun
     for (int i = 0; i < count; i++)
         TRY(check_operand(function, &x[i]));
     for (int i = 0; i < count - 1; i++) {
-        if (overlap(&x[i], &x[count - 1])) {
+        if (overlap(&x[i], &x[count - 1]))
             return tn_fail(TN_ERR_ARGUMENT,
                            "%s: %s overlaps %s, which is read while it is written; use separate memory", function,
                            x[count - 1].name, x[i].name);
-        }
     }
     return TN_OK;
 }
@@ -172,23 +168,20 @@ static int64_t rows_at_once(int64_t row_bytes) {
 static tn_status check_blocks(const char *function, tn_dtype dtype, const void *blocks, int64_t rows, int64_t cols,
                               int64_t *row_bytes) {
     int64_t length = tn_dtype_block(dtype), all;
-    if (length <= 1) {
+    if (length <= 1)
         return tn_fail(TN_ERR_DTYPE, "%s: %s is not block-quantized: use tn_kernel_matmul_vec for f32", function,
                        tn_dtype_name(dtype));
-    }
-    if (rows < 0 || cols < 0 || cols % length != 0) {
+    if (rows < 0 || cols < 0 || cols % length != 0)
         return tn_fail(
             TN_ERR_ARGUMENT,
             "%s: %lld rows of %lld elements: sizes must not be negative, and rows of %s must be a multiple of %lld",
             function, (long long)rows, (long long)cols, tn_dtype_name(dtype), (long long)length);
-    }
     bool large = tn_mul_overflow(cols / length, (int64_t)tn_dtype_size(dtype), row_bytes) ||
                  tn_add_overflow(rows, 16, &all) || tn_mul_overflow(all, *row_bytes + 64, &all) ||
                  tn_mul_overflow(all, 2, &all);
-    if (large) {
+    if (large)
         return tn_fail(TN_ERR_ARGUMENT, "%s: %lld rows of %lld elements exceed the address space", function,
                        (long long)rows, (long long)cols);
-    }
     if (rows > 0 && cols > 0 && !blocks) return tn_fail(TN_ERR_ARGUMENT, "%s: blocks is NULL", function);
     return TN_OK;
 }
@@ -404,10 +397,9 @@ static tn_status softmax(const char *function, float *x, int64_t n, int64_t stri
     if (n == 0) return TN_OK;
     if (stride == 0 && n > 1)
         return tn_fail(TN_ERR_ARGUMENT, "%s: stride is 0, so all elements would share one address", function);
-    if (tn_mul_overflow(n, stride, &reach) || tn_mul_overflow(reach, sizeof *x, &reach)) {
+    if (tn_mul_overflow(n, stride, &reach) || tn_mul_overflow(reach, sizeof *x, &reach))
         return tn_fail(TN_ERR_ARGUMENT, "%s: %lld elements, %lld apart, exceed the address space", function,
                        (long long)n, (long long)stride);
-    }
     const int64_t sizes[] = {1, n, 0, 0, stride, 0, 0, stride};
     return run_immediate(SOFTMAX, sizes, (void *[]){x, x}, NULL);
 }
@@ -434,11 +426,10 @@ tn_status tn_kernel_apply_rope(float *x, int64_t rows, int64_t features, const f
     static const char *const function = "tn_kernel_apply_rope";
     operand o[] = {{"cos", cos, 1, half, half}, {"sin", sin, 1, half, half}, {"x", x, rows, features, features}};
     TRY(check_operands(function, o, 3));
-    if (half > features / 2) {
+    if (half > features / 2)
         return tn_fail(TN_ERR_ARGUMENT,
                        "%s: half is %lld, but x has only %lld features (half may be at most half of them)", function,
                        (long long)half, (long long)features);
-    }
     if (rows == 0 || half == 0) return TN_OK;
     int64_t step = interleaved ? 2 : 1, apart = interleaved ? 1 : half;
     const int64_t sizes[] = {rows, half, 0, features, step, 0, 0, 1, apart, features, step, 0, 0, 1};

@@ -11,6 +11,8 @@
 #include "hal/driver.h"
 #include "hal/hal.h"
 
+#if TRUNNION_WITH_METAL
+
 /* ==== the open libraries ========================================================================================== */
 
 /* The functions of the two libraries. */
@@ -23,7 +25,7 @@ typedef struct metal_functions {
     object (*all_devices)(void);    /* macOS */
     object (*default_device)(void); /* everywhere */
 } metal_functions;
-extern metal_functions tn_objc;
+static metal_functions objc;
 
 enum {
 #define X(name, text, result, parameters) MESSAGE_##name,
@@ -35,12 +37,11 @@ enum {
 #define X(name, text, result, parameters) typedef result message_##name parameters;
 MESSAGES(X)
 #undef X
-extern selector tn_metal_selectors[MESSAGE_COUNT];
+static selector selectors[MESSAGE_COUNT];
 
 /* ASK sends a message without arguments, SEND one with arguments. A message to NULL does nothing and returns 0. */
-#define ASK(message, to) (((message_##message *)tn_objc.send)((to), tn_metal_selectors[MESSAGE_##message]))
-#define SEND(message, to, ...) \
-    (((message_##message *)tn_objc.send)((to), tn_metal_selectors[MESSAGE_##message], __VA_ARGS__))
+#define ASK(message, to) (((message_##message *)objc.send)((to), selectors[MESSAGE_##message]))
+#define SEND(message, to, ...) (((message_##message *)objc.send)((to), selectors[MESSAGE_##message], __VA_ARGS__))
 
 static inline void metal_release(object o) {
     if (o) ASK(release, o);
@@ -51,10 +52,126 @@ static inline const char *metal_text(object string, const char *otherwise) {
     return text ? text : otherwise;
 }
 
+/* ==== probe ======================================================================================================= */
+/* metal.h declares the messages of Objective-C that are sent; here each gets its selector, and devices are listed. */
+
+/* ---- the libraries and messages ---------------------------------------------------------------------------------- */
+
+static const char *const objc_names[] = {"/usr/lib/libobjc.A.dylib", NULL};
+static const tn_symbol objc_symbols[] = {
+    {"objc_msgSend", (void **)&objc.send, false},
+    {"sel_registerName", (void **)&objc.selector_named, false},
+    {"objc_getClass", (void **)&objc.class_named, false},
+    {"objc_autoreleasePoolPush", (void **)&objc.pool_push, false},
+    {"objc_autoreleasePoolPop", (void **)&objc.pool_pop, false},
+};
+static const tn_library_spec objc_library = {"Objective-C runtime", "TRUNNION_OBJC_LIB",    objc_names,
+                                             objc_symbols,          TN_COUNT(objc_symbols), ""};
+
+static const char *const metal_names[] = {"/System/Library/Frameworks/Metal.framework/Metal", NULL};
+static const tn_symbol metal_symbols[] = {
+    {"MTLCreateSystemDefaultDevice", (void **)&objc.default_device, false},
+    {"MTLCopyAllDevices", (void **)&objc.all_devices, true},
+};
+static const tn_library_spec metal_library = {"Metal",       "TRUNNION_METAL_LIB",    metal_names,
+                                              metal_symbols, TN_COUNT(metal_symbols), "update the system"};
+
+static const char *const selector_texts[MESSAGE_COUNT] = {
+#define X(name, text, result, parameters) text,
+    MESSAGES(X)
+#undef X
+};
+
+/* Opens both once per process; hal probes and opens under one lock. A probe's child process opens them again, because
+ * its environment may differ. *which is the library of *why. */
+static bool load_libraries(bool anew, const tn_library_spec **which, tn_reason *why) {
+    static bool loaded;
+    if (loaded && !anew) return true;
+    *which = &objc_library;
+    loaded = tn_library_open(*which, why) != NULL;
+    if (loaded) *which = &metal_library;
+    loaded = loaded && tn_library_open(*which, why) != NULL;
+    for (int i = 0; loaded && i < MESSAGE_COUNT; i++)
+        selectors[i] = objc.selector_named(selector_texts[i]);
+    return loaded;
+}
+
+/* ---- finding devices --------------------------------------------------------------------------------------------- */
+
+enum { MOST_DEVICES = 16 };
+
+/* The devices, retained. */
+static int list_devices(object list[MOST_DEVICES]) {
+    object all = objc.all_devices ? objc.all_devices() : NULL;
+    uint64_t there = all ? ASK(count, all) : 0;
+    int count = 0;
+    for (; (uint64_t)count < there && count < MOST_DEVICES; count++)
+        list[count] = ASK(retain, SEND(object_at, all, (uint64_t)count));
+    metal_release(all);
+    if (count) return count;
+    list[0] = objc.default_device();
+    return list[0] != NULL;
+}
+
+static void describe_metal(tn_probe *out, object device) {
+    tn_device_info *d = tn_probe_device(out);
+    if (!d) return;
+    snprintf(d->name, sizeof d->name, "%s", metal_text(ASK(name, device), "Metal device"));
+    d->total_memory = (int64_t)ASK(working_set, device);
+    d->free_memory = tn_max64(0, d->total_memory - (int64_t)ASK(allocated, device));
+    d->unified_memory = ASK(unified, device);
+}
+
+static void metal_probe(tn_probe *out) {
+    const tn_library_spec *which;
+    tn_reason why;
+    object list[MOST_DEVICES];
+    if (!TN_PROBE_ON_APPLE && !tn_env(metal_library.env)) {
+        tn_probe_reason(out, TN_REASON_PLATFORM, "", "Metal exists only on Apple's systems");
+        return;
+    }
+    if (!tn_library_locate(&metal_library, out->library, sizeof out->library)) out->library[0] = 0;
+    if (!load_libraries(TN_PROBE_ISOLATE, &which, &why)) {
+        if (!tn_library_locate(which, out->library, sizeof out->library)) out->library[0] = 0;
+        tn_probe_reason(out, why.code, why.fix, "%s", why.text);
+        return;
+    }
+    void *pool = objc.pool_push(); /* names live until it is popped */
+    int count = list_devices(list);
+    for (int i = 0; i < count; i++) {
+        describe_metal(out, list[i]);
+        metal_release(list[i]);
+    }
+    objc.pool_pop(pool);
+    if (!count) tn_probe_reason(out, TN_REASON_NO_DEVICE, "", "Metal is running, but it found no device");
+}
+
 /* The device of this number, retained. Opens the libraries if that was not done yet. */
-tn_status tn_metal_find(int index, object *out);
-void tn_metal_probe(tn_probe *out);
-void tn_metal_watch(tn_watch_add *add, void *ctx);
+static tn_status metal_find(int index, object *out) {
+    const tn_library_spec *which;
+    tn_reason why;
+    object list[MOST_DEVICES];
+    if (!TN_PROBE_ON_APPLE && !tn_env(metal_library.env))
+        return tn_fail(TN_ERR_UNAVAILABLE, "Metal exists only on Apple's systems");
+    if (!load_libraries(false, &which, &why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
+    void *pool = objc.pool_push();
+    int count = list_devices(list);
+    for (int i = 0; i < count; i++) {
+        if (i == index)
+            *out = list[i];
+        else
+            metal_release(list[i]);
+    }
+    objc.pool_pop(pool);
+    if (index >= 0 && index < count) return TN_OK;
+    return tn_fail(TN_ERR_UNAVAILABLE, "metal:%d does not exist; Metal has %d device%s", index, count,
+                   count == 1 ? "" : "s");
+}
+
+static void metal_watch(tn_watch_add *add, void *ctx) {
+    tn_probe_watch(&metal_library, add, ctx);
+    tn_probe_watch(&objc_library, add, ctx);
+}
 
 /* ==== memory, kernels, launches =================================================================================== */
 /* Work is encoded into the queue's open command buffer, whose only encoder runs dispatches in order. The buffer is
@@ -69,8 +186,6 @@ void tn_metal_watch(tn_watch_add *add, void *ctx);
  * Each function that sends messages does so inside its own autorelease pool; kept objects are retained, created ones
  * are released. A command buffer retains what it uses. A device whose work failed is lost: each later call returns the
  * first cause. So far this has run only on a double of Metal (tests/double), never on Apple hardware. */
-
-#if TRUNNION_WITH_METAL
 
 /* ---- what the driver keeps --------------------------------------------------------------------------------------- */
 
@@ -224,11 +339,11 @@ static tn_status nothing(const mtl_device *d, const char *message) {
 /* Around whatever is done to a queue. */
 static void *enter_metal(mtl_queue *q) {
     pthread_mutex_lock(&q->lock);
-    return tn_objc.pool_push();
+    return objc.pool_push();
 }
 
 static tn_status leave_metal(mtl_queue *q, void *pool, tn_status s) {
-    tn_objc.pool_pop(pool);
+    objc.pool_pop(pool);
     pthread_mutex_unlock(&q->lock);
     return s;
 }
@@ -353,7 +468,7 @@ static tn_status move(mtl_queue *q, object to, size_t to_at, object from, size_t
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
 static object new_text(const char *text, size_t size) {
-    object string = ASK(alloc, tn_objc.class_named("NSString"));
+    object string = ASK(alloc, objc.class_named("NSString"));
     return string ? SEND(init_text, string, text, size, UTF8) : NULL;
 }
 
@@ -420,19 +535,19 @@ static tn_status metal_load(void *device, const tn_code *code, void **module) {
     for (int i = 0; i < 3; i++)
         group[i] = code->group[i] ? code->group[i] : 1;
     m->group = (metal_size){group[0], group[1], group[2]};
-    void *pool = tn_objc.pool_push();
+    void *pool = objc.pool_push();
     tn_status s = module_start(d, code, m);
-    tn_objc.pool_pop(pool);
+    objc.pool_pop(pool);
     return tn_hand_out(s, m, metal_unload, d, module);
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 static void queue_end(mtl_queue *q) {
-    void *pool = tn_objc.pool_push();
+    void *pool = objc.pool_push();
     (void)settle(q);
     metal_release(q->queue);
-    tn_objc.pool_pop(pool);
+    objc.pool_pop(pool);
     pthread_mutex_destroy(&q->lock);
 }
 
@@ -445,9 +560,9 @@ static tn_status queue_start(mtl_device *d, mtl_queue *q) {
 
 /* No liberties with floats: sums in the order that the text has them, quotients and roots rounded correctly. */
 static tn_status start_options(mtl_device *d) {
-    object o = d->options = ASK(new_, tn_objc.class_named("MTLCompileOptions"));
+    object o = d->options = ASK(new_, objc.class_named("MTLCompileOptions"));
     if (!o) return nothing(d, "MTLCompileOptions");
-    if (SEND(responds, o, tn_metal_selectors[MESSAGE_math_mode])) {
+    if (SEND(responds, o, selectors[MESSAGE_math_mode])) {
         SEND(math_mode, o, MATH_SAFE);
         SEND(math_functions, o, FUNCTIONS_PRECISE);
     } else {
@@ -478,7 +593,7 @@ static tn_status device_start(mtl_device *d) {
 /* Also for a device whose opening failed halfway. */
 static void metal_close(void *device) {
     mtl_device *d = device_of(device);
-    void *pool = tn_objc.pool_push();
+    void *pool = objc.pool_push();
     queue_end(&d->queue);
     for (size_t i = 0; i < d->signal_count; i++)
         drop_signal(&d->signals[i]);
@@ -487,7 +602,7 @@ static void metal_close(void *device) {
     metal_unload(d, d->move_bytes);
     metal_release(d->options);
     metal_release(d->device);
-    tn_objc.pool_pop(pool);
+    objc.pool_pop(pool);
     tn_address_ranges_close(&d->ranges);
     pthread_mutex_destroy(&d->lock);
     tn_device_lost_close(&d->lost_state);
@@ -496,7 +611,7 @@ static void metal_close(void *device) {
 
 static tn_status metal_open(int index, TN_UNUSED const tn_device_options *options, void **device) {
     object found = NULL;
-    TRY(tn_metal_find(index, &found));
+    TRY(metal_find(index, &found));
     mtl_device *d = tn_mem_zalloc(1, sizeof *d);
     if (!d) {
         metal_release(found);
@@ -506,9 +621,9 @@ static tn_status metal_open(int index, TN_UNUSED const tn_device_options *option
     tn_device_lost_open(&d->lost_state, "metal", index);
     pthread_mutex_init(&d->lock, NULL);
     tn_address_ranges_open(&d->ranges);
-    void *pool = tn_objc.pool_push();
+    void *pool = objc.pool_push();
     tn_status s = device_start(d);
-    tn_objc.pool_pop(pool);
+    objc.pool_pop(pool);
     return tn_hand_out_device(s, d, metal_close, device);
 }
 
@@ -521,7 +636,7 @@ enum {
 
 static tn_status metal_caps(void *device, tn_caps *out) {
     mtl_device *d = device_of(device);
-    void *pool = tn_objc.pool_push();
+    void *pool = objc.pool_push();
     *out = (tn_caps){
         .struct_size = sizeof *out,
         .code = TN_CODE_MSL,
@@ -540,10 +655,10 @@ static tn_status metal_caps(void *device, tn_caps *out) {
     const char *name = metal_text(ASK(name, d->device), "Metal device");
     if (out->subgroup == 32 && strncmp(name, "Apple M", 7) == 0)
         out->matrix = TN_MATRIX_F16 | TN_MATRIX_PACKETS; /* GPUs of Macs; those of phones differ */
-    object process = ASK(process, tn_objc.class_named("NSProcessInfo"));
+    object process = ASK(process, objc.class_named("NSProcessInfo"));
     snprintf(out->version, sizeof out->version, "%.40s, %.40s", name,
              metal_text(process ? ASK(system_version, process) : NULL, "an unknown system"));
-    tn_objc.pool_pop(pool);
+    objc.pool_pop(pool);
     return TN_OK;
 }
 
@@ -807,11 +922,11 @@ static tn_status metal_event_query(void *device, void *event, bool *passed) {
     mtl_device *d = device_of(device);
     const mtl_point *m = event;
     TRY(tn_device_lost_check(&d->lost_state));
-    void *pool = tn_objc.pool_push();
+    void *pool = objc.pool_push();
     tend_signals(d, false);
     *passed = !m->buffer || ASK(status, m->buffer) >= STATUS_COMPLETED;
     tn_status s = m->buffer && *passed ? outcome(d, m->buffer) : TN_OK;
-    tn_objc.pool_pop(pool);
+    objc.pool_pop(pool);
     return s;
 }
 
@@ -820,9 +935,9 @@ static tn_status metal_event_sync(void *device, void *event) {
     const mtl_point *m = event;
     TRY(tn_device_lost_check(&d->lost_state));
     if (!m->buffer) return TN_OK;
-    void *pool = tn_objc.pool_push();
+    void *pool = objc.pool_push();
     tn_status s = finish_metal(d, m->buffer);
-    tn_objc.pool_pop(pool);
+    objc.pool_pop(pool);
     return s;
 }
 
@@ -856,7 +971,7 @@ const tn_driver tn_driver_metal = {
     .abi = TN_BACKEND_ABI,
     .name = "metal",
     .title = "Apple Metal",
-    .probe = tn_metal_probe,
+    .probe = metal_probe,
     .open = metal_open,
     .close = metal_close,
     .caps = metal_caps,
@@ -867,7 +982,7 @@ const tn_driver tn_driver_metal = {
     .copy = metal_copy,
     .sync = metal_sync,
     .memory = metal_memory,
-    .watch = tn_metal_watch,
+    .watch = metal_watch,
     .isolate = TN_PROBE_ISOLATE,
     .dispatch = metal_dispatch,
     .queue_new = metal_queue_new,
@@ -884,132 +999,5 @@ const tn_driver tn_driver_metal = {
     .unmap = metal_unmap,
     .lend = metal_lend,
 };
-
-#endif
-
-/* ==== probe ======================================================================================================= */
-/* metal.h declares the messages of Objective-C that are sent; here each gets its selector, and devices are listed. */
-
-#if TRUNNION_WITH_METAL
-
-/* ---- the libraries and messages ---------------------------------------------------------------------------------- */
-
-metal_functions tn_objc;
-
-static const char *const objc_names[] = {"/usr/lib/libobjc.A.dylib", NULL};
-static const tn_symbol objc_symbols[] = {
-    {"objc_msgSend", (void **)&tn_objc.send, false},
-    {"sel_registerName", (void **)&tn_objc.selector_named, false},
-    {"objc_getClass", (void **)&tn_objc.class_named, false},
-    {"objc_autoreleasePoolPush", (void **)&tn_objc.pool_push, false},
-    {"objc_autoreleasePoolPop", (void **)&tn_objc.pool_pop, false},
-};
-static const tn_library_spec objc_library = {"Objective-C runtime", "TRUNNION_OBJC_LIB",    objc_names,
-                                             objc_symbols,          TN_COUNT(objc_symbols), ""};
-
-static const char *const metal_names[] = {"/System/Library/Frameworks/Metal.framework/Metal", NULL};
-static const tn_symbol metal_symbols[] = {
-    {"MTLCreateSystemDefaultDevice", (void **)&tn_objc.default_device, false},
-    {"MTLCopyAllDevices", (void **)&tn_objc.all_devices, true},
-};
-static const tn_library_spec metal_library = {"Metal",       "TRUNNION_METAL_LIB",    metal_names,
-                                              metal_symbols, TN_COUNT(metal_symbols), "update the system"};
-
-static const char *const selector_texts[MESSAGE_COUNT] = {
-#define X(name, text, result, parameters) text,
-    MESSAGES(X)
-#undef X
-};
-selector tn_metal_selectors[MESSAGE_COUNT];
-
-/* Opens both once per process; hal probes and opens under one lock. A probe's child process opens them again, because
- * its environment may differ. *which is the library of *why. */
-static bool load_libraries(bool anew, const tn_library_spec **which, tn_reason *why) {
-    static bool loaded;
-    if (loaded && !anew) return true;
-    *which = &objc_library;
-    loaded = tn_library_open(*which, why) != NULL;
-    if (loaded) *which = &metal_library;
-    loaded = loaded && tn_library_open(*which, why) != NULL;
-    for (int i = 0; loaded && i < MESSAGE_COUNT; i++)
-        tn_metal_selectors[i] = tn_objc.selector_named(selector_texts[i]);
-    return loaded;
-}
-
-/* ---- finding devices --------------------------------------------------------------------------------------------- */
-
-enum { MOST_DEVICES = 16 };
-
-/* The devices, retained. */
-static int list_devices(object list[MOST_DEVICES]) {
-    object all = tn_objc.all_devices ? tn_objc.all_devices() : NULL;
-    uint64_t there = all ? ASK(count, all) : 0;
-    int count = 0;
-    for (; (uint64_t)count < there && count < MOST_DEVICES; count++)
-        list[count] = ASK(retain, SEND(object_at, all, (uint64_t)count));
-    metal_release(all);
-    if (count) return count;
-    list[0] = tn_objc.default_device();
-    return list[0] != NULL;
-}
-
-static void describe_metal(tn_probe *out, object device) {
-    tn_device_info *d = tn_probe_device(out);
-    if (!d) return;
-    snprintf(d->name, sizeof d->name, "%s", metal_text(ASK(name, device), "Metal device"));
-    d->total_memory = (int64_t)ASK(working_set, device);
-    d->free_memory = tn_max64(0, d->total_memory - (int64_t)ASK(allocated, device));
-    d->unified_memory = ASK(unified, device);
-}
-
-void tn_metal_probe(tn_probe *out) {
-    const tn_library_spec *which;
-    tn_reason why;
-    object list[MOST_DEVICES];
-    if (!TN_PROBE_ON_APPLE && !tn_env(metal_library.env)) {
-        tn_probe_reason(out, TN_REASON_PLATFORM, "", "Metal exists only on Apple's systems");
-        return;
-    }
-    if (!tn_library_locate(&metal_library, out->library, sizeof out->library)) out->library[0] = 0;
-    if (!load_libraries(TN_PROBE_ISOLATE, &which, &why)) {
-        if (!tn_library_locate(which, out->library, sizeof out->library)) out->library[0] = 0;
-        tn_probe_reason(out, why.code, why.fix, "%s", why.text);
-        return;
-    }
-    void *pool = tn_objc.pool_push(); /* names live until it is popped */
-    int count = list_devices(list);
-    for (int i = 0; i < count; i++) {
-        describe_metal(out, list[i]);
-        metal_release(list[i]);
-    }
-    tn_objc.pool_pop(pool);
-    if (!count) tn_probe_reason(out, TN_REASON_NO_DEVICE, "", "Metal is running, but it found no device");
-}
-
-tn_status tn_metal_find(int index, object *out) {
-    const tn_library_spec *which;
-    tn_reason why;
-    object list[MOST_DEVICES];
-    if (!TN_PROBE_ON_APPLE && !tn_env(metal_library.env))
-        return tn_fail(TN_ERR_UNAVAILABLE, "Metal exists only on Apple's systems");
-    if (!load_libraries(false, &which, &why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
-    void *pool = tn_objc.pool_push();
-    int count = list_devices(list);
-    for (int i = 0; i < count; i++) {
-        if (i == index)
-            *out = list[i];
-        else
-            metal_release(list[i]);
-    }
-    tn_objc.pool_pop(pool);
-    if (index >= 0 && index < count) return TN_OK;
-    return tn_fail(TN_ERR_UNAVAILABLE, "metal:%d does not exist; Metal has %d device%s", index, count,
-                   count == 1 ? "" : "s");
-}
-
-void tn_metal_watch(tn_watch_add *add, void *ctx) {
-    tn_probe_watch(&metal_library, add, ctx);
-    tn_probe_watch(&objc_library, add, ctx);
-}
 
 #endif

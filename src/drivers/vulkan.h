@@ -572,14 +572,6 @@ extern tn_vk_calls tn_vk;
 /* ---- finding devices (vulkan.c) ---------------------------------------------------------------------------- */
 
 extern const tn_call_errors tn_vulkan_errors;
-void tn_vulkan_probe(tn_probe *out);
-void tn_vulkan_watch(tn_watch_add *add, void *ctx);
-/* The device of this number, of Vulkan 1.1 at least, and with it all calls. */
-tn_status tn_vulkan_find(int index, void **place);
-/* The first family of queues that compute; false: there is none. */
-bool tn_vulkan_family(void *place, uint32_t *family, uint32_t *time_bits);
-/* A bit for each of the names that the device has as an extension. */
-uint32_t tn_vulkan_extensions(void *place, const char *const *wanted, uint32_t n_wanted);
 /* Features of a device that are used: the head of a chain of structures for vkCreateDevice. */
 enum {
     VK_MOST_EXTENSIONS = 10,
@@ -602,10 +594,5 @@ typedef struct vk_abilities {
     vk_memory_model model;
     vk_size_control control;
 } vk_abilities;
-/* *out must stay where it is. */
-void tn_vulkan_ask(void *place, vk_abilities *out);
-/* Bytes of the device's own heaps, and how many of these are free (0: unknown). On a device that shares the CPU's
- * memory all heaps count. */
-void tn_vulkan_memory(void *place, bool knows_budget, int64_t *total, int64_t *unused);
 
 #endif

@@ -22,6 +22,149 @@
 
 #if TRUNNION_WITH_WEBGPU
 
+/* ==== probe ======================================================================================================= */
+/* The interface was unstable before wgpu-native 24, and a wrong call ends the process. So the version is asked first,
+ * and nothing else is called before it was checked. webgpu_open opens what is listed here. */
+
+/* ---- the library ------------------------------------------------------------------------------------------------- */
+
+enum {
+    MOST = 16,         /* adapters */
+    OLDEST = 24,       /* major version */
+    VERSION_SHIFT = 24 /* of the major version */
+};
+
+wg_calls tn_wg_gpu;
+
+static const char *const names[] = {"libwgpu_native.*", "site-packages/wgpu/resources/libwgpu_native*",
+                                    "wgpu_native.dll", "site-packages/wgpu/resources/wgpu_native*.dll", NULL};
+static const tn_symbol symbols[] = {
+/* all optional: an old version is told by its number, whatever it lacks */
+#define X(name, result, parameters) {"wgpu" #name, (void **)&tn_wg_gpu.name, true},
+    CALLS(X)
+#undef X
+};
+static const char INSTALL[] = "install wgpu-native 24 or later (pip install wgpu contains it)";
+static const tn_library_spec library = {"wgpu-native", "TRUNNION_WEBGPU_LIB", names,
+                                        symbols,       TN_COUNT(symbols),     INSTALL};
+
+static uint32_t wg_major_version(void) { return tn_wg_gpu.GetVersion() >> VERSION_SHIFT; }
+
+/* The first call that is missing, but the one that may be; NULL when all are there. */
+static const char *missing_call(void) {
+    for (size_t i = 0; i < TN_COUNT(symbols); i++)
+        if (!*symbols[i].address && symbols[i].address != (void **)&tn_wg_gpu.DevicePoll) return symbols[i].name;
+    return NULL;
+}
+
+/* Opens the library once a process; hal probes and opens under one lock. A probe's own process looks anew. */
+static bool wg_load(bool anew, tn_reason *why) {
+    static bool loaded;
+    if (loaded && !anew) return true;
+    loaded = false;
+    if (!tn_library_open(&library, why)) return false;
+    const char *missing = missing_call();
+    if (tn_wg_gpu.GetVersion && wg_major_version() < OLDEST)
+        tn_reason_set(why, TN_REASON_TOO_OLD, INSTALL, "wgpu-native %u.%u is older than %d", wg_major_version(),
+                      tn_wg_gpu.GetVersion() >> 16 & 255, OLDEST);
+    else if (missing)
+        tn_reason_set(why, TN_REASON_SYMBOL_MISSING, INSTALL, "wgpu-native lacks %s", missing);
+    else
+        loaded = true;
+    return loaded;
+}
+
+/* ---- finding devices --------------------------------------------------------------------------------------------- */
+
+static const char *const backend_names[] = {
+    [2] = "WebGPU", [3] = "Direct3D 11", [4] = "Direct3D 12", [5] = "Metal",
+    [6] = "Vulkan", [7] = "OpenGL",      [8] = "OpenGL ES",
+};
+
+/* A text of the library's, cut short where it must be. */
+static void wg_text(char *out, size_t size, wgpu_text t) {
+    size_t n = !t.data ? 0 : t.length == SIZE_MAX ? strlen(t.data) : t.length;
+    snprintf(out, size, "%.*s", n < size ? (int)n : (int)size - 1, t.data ? t.data : "");
+}
+
+/* … on one line: its words come in paragraphs. */
+static void wg_words(char *out, size_t size, wgpu_text t) {
+    char *to = out;
+    wg_text(out, size, t);
+    for (const char *from = out; *from; from++) {
+        bool space = *from == '\n' || *from == ' ';
+        if (space && (to == out || to[-1] == ' ')) continue;
+        *to++ = space ? ' ' : *from;
+    }
+    *to = 0;
+}
+
+static void describe_webgpu(tn_probe *out, void *adapter) {
+    wgpu_adapter_info info = {0};
+    if (tn_wg_gpu.AdapterGetInfo(adapter, &info) != STATUS_SUCCESS) return;
+    tn_device_info *d = tn_probe_device(out);
+    if (!d) {
+        tn_wg_gpu.AdapterInfoFreeMembers(info);
+        return;
+    }
+    wg_text(d->name, sizeof d->name, info.device.length ? info.device : info.description);
+    const char *over = info.backend < TN_COUNT(backend_names) ? backend_names[info.backend] : NULL;
+    if (over) snprintf(d->compute_capability, sizeof d->compute_capability, "over %s", over);
+    d->software = info.type == ADAPTER_CPU;
+    d->unified_memory = d->software || info.type == ADAPTER_INTEGRATED;
+    if (d->software) d->total_memory = tn_host_memory_now().total;
+    tn_wg_gpu.AdapterInfoFreeMembers(info);
+}
+
+/* The adapters, which the caller releases; more than MOST are none. */
+static size_t list_adapters(void *instance, void **adapters, size_t *found) {
+    const wgpu_enumerate_options options = {.backends = BACKENDS_PRIMARY};
+    *found = tn_wg_gpu.InstanceEnumerateAdapters(instance, &options, NULL);
+    return *found && *found <= MOST ? tn_wg_gpu.InstanceEnumerateAdapters(instance, &options, adapters) : 0;
+}
+
+static void wg_probe(tn_probe *out) {
+    tn_reason why;
+    if (!tn_library_locate(&library, out->library, sizeof out->library)) out->library[0] = 0;
+    if (!wg_load(TN_PROBE_ISOLATE, &why)) {
+        tn_probe_reason(out, why.code, why.fix, "%s", why.text);
+        return;
+    }
+    void *instance = tn_wg_gpu.CreateInstance(NULL), *adapters[MOST];
+    size_t found = 0, count = instance ? list_adapters(instance, adapters, &found) : 0;
+    for (size_t i = 0; i < count; i++) {
+        describe_webgpu(out, adapters[i]);
+        tn_wg_gpu.AdapterRelease(adapters[i]);
+    }
+    if (instance) tn_wg_gpu.InstanceRelease(instance);
+    if (!instance)
+        tn_probe_reason(out, TN_REASON_INIT_FAILED, INSTALL, "wgpu-native returned no instance");
+    else if (found == 0 && !tn_probe_render_denied(out))
+        tn_probe_reason(out, TN_REASON_NO_DEVICE, "install your GPU's Vulkan driver: see the line of vulkan",
+                        "wgpu-native is running, but it found no adapter");
+    else if (found > MOST)
+        tn_probe_reason(out, TN_REASON_INIT_FAILED, "", "wgpu-native lists %zu adapters; at most %d are supported",
+                        found, MOST);
+}
+
+static void wg_watch(tn_watch_add *add, void *ctx) { tn_probe_watch_vulkan(&library, add, ctx); }
+
+/* The index-th adapter of the listing, which the caller releases. */
+static tn_status wg_find(void *instance, int index, void **out) {
+    void *adapters[MOST];
+    size_t found, count = list_adapters(instance, adapters, &found);
+    *out = NULL;
+    for (size_t i = 0; i < count; i++) {
+        if (index >= 0 && i == (size_t)index)
+            *out = adapters[i];
+        else
+            tn_wg_gpu.AdapterRelease(adapters[i]);
+    }
+    return *out ? TN_OK : tn_fail(TN_ERR_UNAVAILABLE, "webgpu:%d does not exist; wgpu-native finds %zu", index, found);
+}
+
+/* ==== the driver ================================================================================================== */
+
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
 static void on_error(TN_UNUSED void *const *device, uint32_t type, wgpu_text message, void *ctx,
@@ -30,7 +173,7 @@ static void on_error(TN_UNUSED void *const *device, uint32_t type, wgpu_text mes
     pthread_mutex_lock(&d->told);
     if (!d->error) {
         d->error = type;
-        tn_wg_words(d->error_text, sizeof d->error_text, message);
+        wg_words(d->error_text, sizeof d->error_text, message);
     }
     pthread_mutex_unlock(&d->told);
 }
@@ -40,7 +183,7 @@ static void on_lost(TN_UNUSED void *const *device, uint32_t reason, wgpu_text me
     wg_device *d = ctx;
     char words[160];
     if (reason == LOST_DESTROYED || reason == LOST_CANCELLED) return;
-    tn_wg_words(words, sizeof words, message);
+    wg_words(words, sizeof words, message);
     tn_device_lost_note(&d->lost_state, "%s", words);
 }
 
@@ -69,7 +212,7 @@ static tn_status check_told(wg_device *d, const char *call) {
 static void on_status(uint32_t status, wgpu_text message, void *ctx, TN_UNUSED void *unused) {
     outcome *o = ctx;
     o->status = status;
-    tn_wg_words(o->text, sizeof o->text, message);
+    wg_words(o->text, sizeof o->text, message);
     atomic_store(&o->done, true);
 }
 
@@ -226,7 +369,7 @@ static tn_status layout_start(wg_device *d, wg_layout *l) {
         new[i] = (wgpu_layout_entry_28){.binding = (uint32_t)i, .visibility = STAGE_COMPUTE, .buffer = buffer};
     }
     const wgpu_bind_group_layout_descriptor group = {
-        .count = n, .entries = tn_wg_major_version() < NEW_LAYOUTS ? (const void *)old : (const void *)new};
+        .count = n, .entries = wg_major_version() < NEW_LAYOUTS ? (const void *)old : (const void *)new};
     scopes_open(d);
     l->layout = tn_wg_gpu.DeviceCreateBindGroupLayout(d->device, &group);
     TRY(scopes_close(d, l->layout, "wgpuDeviceCreateBindGroupLayout", "%s", l->kinds));
@@ -735,8 +878,8 @@ static tn_status request_device(wg_device *d, void *adapter) {
         return tn_fail(TN_ERR_DEVICE, "%s: wgpu-native does not report what the adapter is; %s", d->lost_state.id,
                        TN_ADVICE_UPDATE);
     char name[64], driver[64];
-    tn_wg_text(name, sizeof name, info.device);
-    tn_wg_text(driver, sizeof driver, info.description);
+    wg_text(name, sizeof name, info.device);
+    wg_text(driver, sizeof driver, info.description);
     tn_wg_gpu.AdapterInfoFreeMembers(info);
     d->software = info.type == ADAPTER_CPU;
     if (d->software) d->room.total = tn_host_memory_now().total;
@@ -792,7 +935,7 @@ static tn_status device_start(wg_device *d, int index) {
     d->instance = tn_wg_gpu.CreateInstance(NULL);
     if (!d->instance)
         return tn_fail(TN_ERR_DEVICE, "%s: wgpu-native returned no instance; %s", d->lost_state.id, TN_ADVICE_UPDATE);
-    TRY(tn_wg_find(d->instance, index, &adapter));
+    TRY(wg_find(d->instance, index, &adapter));
     tn_status s = request_device(d, adapter);
     tn_wg_gpu.AdapterRelease(adapter);
     TRY(s);
@@ -852,7 +995,7 @@ static void webgpu_close(void *device) {
 
 static tn_status webgpu_open(int index, TN_UNUSED const tn_device_options *options, void **device) {
     tn_reason why;
-    if (!tn_wg_load(false, &why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
+    if (!wg_load(false, &why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
     wg_device *d = tn_mem_zalloc(1, sizeof *d);
     if (!d) return TN_ERR_MEMORY;
     tn_device_lost_open(&d->lost_state, "webgpu", index);
@@ -893,7 +1036,7 @@ const tn_driver tn_driver_webgpu = {
     .abi = TN_BACKEND_ABI,
     .name = "webgpu",
     .title = "WebGPU",
-    .probe = tn_wg_probe,
+    .probe = wg_probe,
     .open = webgpu_open,
     .close = webgpu_close,
     .caps = webgpu_caps,
@@ -904,152 +1047,11 @@ const tn_driver tn_driver_webgpu = {
     .copy = webgpu_copy,
     .sync = webgpu_sync,
     .memory = webgpu_memory,
-    .watch = tn_wg_watch,
+    .watch = wg_watch,
     .isolate = TN_PROBE_ISOLATE,
     .dispatch = webgpu_dispatch,
     .fill = webgpu_fill,
     .dispatch_list = webgpu_dispatch_list,
 };
-
-#endif
-
-/* ==== probe ======================================================================================================= */
-/* The interface was unstable before wgpu-native 24, and a wrong call ends the process. So the version is asked first,
- * and nothing else is called before it was checked. webgpu_open opens what is listed here. */
-
-#if TRUNNION_WITH_WEBGPU
-
-/* ---- the library ------------------------------------------------------------------------------------------------- */
-
-enum {
-    MOST = 16,         /* adapters */
-    OLDEST = 24,       /* major version */
-    VERSION_SHIFT = 24 /* of the major version */
-};
-
-wg_calls tn_wg_gpu;
-
-static const char *const names[] = {"libwgpu_native.*", "site-packages/wgpu/resources/libwgpu_native*",
-                                    "wgpu_native.dll", "site-packages/wgpu/resources/wgpu_native*.dll", NULL};
-static const tn_symbol symbols[] = {
-/* all optional: an old version is told by its number, whatever it lacks */
-#define X(name, result, parameters) {"wgpu" #name, (void **)&tn_wg_gpu.name, true},
-    CALLS(X)
-#undef X
-};
-static const char INSTALL[] = "install wgpu-native 24 or later (pip install wgpu contains it)";
-static const tn_library_spec library = {"wgpu-native", "TRUNNION_WEBGPU_LIB", names,
-                                        symbols,       TN_COUNT(symbols),     INSTALL};
-
-uint32_t tn_wg_major_version(void) { return tn_wg_gpu.GetVersion() >> VERSION_SHIFT; }
-
-/* The first call that is missing, but the one that may be; NULL when all are there. */
-static const char *missing_call(void) {
-    for (size_t i = 0; i < TN_COUNT(symbols); i++)
-        if (!*symbols[i].address && symbols[i].address != (void **)&tn_wg_gpu.DevicePoll) return symbols[i].name;
-    return NULL;
-}
-
-bool tn_wg_load(bool anew, tn_reason *why) {
-    static bool loaded;
-    if (loaded && !anew) return true;
-    loaded = false;
-    if (!tn_library_open(&library, why)) return false;
-    const char *missing = missing_call();
-    if (tn_wg_gpu.GetVersion && tn_wg_major_version() < OLDEST)
-        tn_reason_set(why, TN_REASON_TOO_OLD, INSTALL, "wgpu-native %u.%u is older than %d", tn_wg_major_version(),
-                      tn_wg_gpu.GetVersion() >> 16 & 255, OLDEST);
-    else if (missing)
-        tn_reason_set(why, TN_REASON_SYMBOL_MISSING, INSTALL, "wgpu-native lacks %s", missing);
-    else
-        loaded = true;
-    return loaded;
-}
-
-/* ---- finding devices --------------------------------------------------------------------------------------------- */
-
-static const char *const backend_names[] = {
-    [2] = "WebGPU", [3] = "Direct3D 11", [4] = "Direct3D 12", [5] = "Metal",
-    [6] = "Vulkan", [7] = "OpenGL",      [8] = "OpenGL ES",
-};
-
-void tn_wg_text(char *out, size_t size, wgpu_text t) {
-    size_t n = !t.data ? 0 : t.length == SIZE_MAX ? strlen(t.data) : t.length;
-    snprintf(out, size, "%.*s", n < size ? (int)n : (int)size - 1, t.data ? t.data : "");
-}
-
-void tn_wg_words(char *out, size_t size, wgpu_text t) {
-    char *to = out;
-    tn_wg_text(out, size, t);
-    for (const char *from = out; *from; from++) {
-        bool space = *from == '\n' || *from == ' ';
-        if (space && (to == out || to[-1] == ' ')) continue;
-        *to++ = space ? ' ' : *from;
-    }
-    *to = 0;
-}
-
-static void describe_webgpu(tn_probe *out, void *adapter) {
-    wgpu_adapter_info info = {0};
-    if (tn_wg_gpu.AdapterGetInfo(adapter, &info) != STATUS_SUCCESS) return;
-    tn_device_info *d = tn_probe_device(out);
-    if (!d) {
-        tn_wg_gpu.AdapterInfoFreeMembers(info);
-        return;
-    }
-    tn_wg_text(d->name, sizeof d->name, info.device.length ? info.device : info.description);
-    const char *over = info.backend < TN_COUNT(backend_names) ? backend_names[info.backend] : NULL;
-    if (over) snprintf(d->compute_capability, sizeof d->compute_capability, "over %s", over);
-    d->software = info.type == ADAPTER_CPU;
-    d->unified_memory = d->software || info.type == ADAPTER_INTEGRATED;
-    if (d->software) d->total_memory = tn_host_memory_now().total;
-    tn_wg_gpu.AdapterInfoFreeMembers(info);
-}
-
-/* The adapters, which the caller releases; more than MOST are none. */
-static size_t list_adapters(void *instance, void **adapters, size_t *found) {
-    const wgpu_enumerate_options options = {.backends = BACKENDS_PRIMARY};
-    *found = tn_wg_gpu.InstanceEnumerateAdapters(instance, &options, NULL);
-    return *found && *found <= MOST ? tn_wg_gpu.InstanceEnumerateAdapters(instance, &options, adapters) : 0;
-}
-
-void tn_wg_probe(tn_probe *out) {
-    tn_reason why;
-    if (!tn_library_locate(&library, out->library, sizeof out->library)) out->library[0] = 0;
-    if (!tn_wg_load(TN_PROBE_ISOLATE, &why)) {
-        tn_probe_reason(out, why.code, why.fix, "%s", why.text);
-        return;
-    }
-    void *instance = tn_wg_gpu.CreateInstance(NULL), *adapters[MOST];
-    size_t found = 0, count = instance ? list_adapters(instance, adapters, &found) : 0;
-    for (size_t i = 0; i < count; i++) {
-        describe_webgpu(out, adapters[i]);
-        tn_wg_gpu.AdapterRelease(adapters[i]);
-    }
-    if (instance) tn_wg_gpu.InstanceRelease(instance);
-    if (!instance)
-        tn_probe_reason(out, TN_REASON_INIT_FAILED, INSTALL, "wgpu-native returned no instance");
-    else if (found == 0 && !tn_probe_render_denied(out))
-        tn_probe_reason(out, TN_REASON_NO_DEVICE, "install your GPU's Vulkan driver: see the line of vulkan",
-                        "wgpu-native is running, but it found no adapter");
-    else if (found > MOST)
-        tn_probe_reason(out, TN_REASON_INIT_FAILED, "", "wgpu-native lists %zu adapters; at most %d are supported",
-                        found, MOST);
-}
-
-void tn_wg_watch(tn_watch_add *add, void *ctx) { tn_probe_watch_vulkan(&library, add, ctx); }
-
-tn_status tn_wg_find(void *instance, int index, void **out) {
-    void *adapters[MOST];
-    size_t found, count = list_adapters(instance, adapters, &found);
-    *out = NULL;
-    for (size_t i = 0; i < count; i++) {
-        if (index >= 0 && i == (size_t)index)
-            *out = adapters[i];
-        else
-            tn_wg_gpu.AdapterRelease(adapters[i]);
-    }
-    return *out ? TN_OK : tn_fail(TN_ERR_UNAVAILABLE, "webgpu:%d does not exist; wgpu-native finds %zu", index, found);
-}
 
 #endif

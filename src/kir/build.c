@@ -101,10 +101,9 @@ static kir_val wrong(kir_builder *b, kir_op op, const char *what) {
 
 tn_status kir_begin(int n_par, int n_loop, const int64_t *extents, kir_builder **out) {
     *out = NULL;
-    if (n_par < 0 || n_loop < 0 || n_par > KIR_MAX_AXES || n_loop > KIR_MAX_AXES || n_par + n_loop > KIR_MAX_AXES) {
+    if (n_par < 0 || n_loop < 0 || n_par > KIR_MAX_AXES || n_loop > KIR_MAX_AXES || n_par + n_loop > KIR_MAX_AXES)
         return tn_fail(TN_ERR_ARGUMENT, "kernel builder: %d parallel and %d loop axes, at most %d in all", n_par,
                        n_loop, KIR_MAX_AXES);
-    }
     for (int i = 0; i < n_par + n_loop; i++) {
         if (extents[i] < 0)
             return tn_fail(TN_ERR_ARGUMENT, "kernel builder: axis %d has %lld points", i, (long long)extents[i]);

@@ -255,9 +255,8 @@ static tn_status check_access(const verifier *v, const kir_ins *in) {
     if (local != (in->imm.i >= p->n_sized)) return invalid(v, "accesses of local buffers must be the last ones");
     if (in->op == KIR_INDEX) return access->buffer == -1 ? TN_OK : invalid(v, "an index with a buffer");
     if (access->buffer < 0 || access->buffer >= p->n_buffers) return invalid(v, "no such buffer");
-    if (in->type != accessed_type(p, access->buffer)) {
+    if (in->type != accessed_type(p, access->buffer))
         return invalid(v, "a type other than the one its buffer computes in");
-    }
     if (p->words && in->op < KIR_BARRIER && in->kind > in_words(p, access->buffer))
         return invalid(v, "no such word of an element");
     if (kir_writes((kir_op)in->op) && !p->buffer_written[access->buffer])
@@ -279,9 +278,8 @@ static bool constant_fits(const kir_ins *in) {
 static tn_status open_loop(verifier *v, const kir_ins *in) {
     int first = kir_loop_first(in), count = kir_loop_count(in);
     int axes = v->p->n_par + v->p->n_loop;
-    if (in->imm.i < 0 || in->imm.i >> 16 || first < v->p->n_par || first + count > axes) {
+    if (in->imm.i < 0 || in->imm.i >> 16 || first < v->p->n_par || first + count > axes)
         return invalid(v, "a range that is not one of loop axes");
-    }
     uint32_t range = ((1U << count) - 1) << first;
     if (v->axes_open & range) return invalid(v, "an axis that a loop around it runs over already");
     if (in->a != KIR_NONE && (v->p->n_items == 0 || count != 1))
@@ -385,22 +383,20 @@ static tn_status check_group(const kir_program *p) {
     bool sane = p->n_items <= KIR_MAX_ITEM_AXES && p->n_items <= p->n_par;
     for (int k = 0; sane && k < p->n_items; k++)
         sane = p->item[k] > 0 && p->item[k] <= KIR_MAX_ITEMS;
-    if (!sane || kir_items(p) > KIR_MAX_ITEMS) {
+    if (!sane || kir_items(p) > KIR_MAX_ITEMS)
         return tn_fail(TN_ERR_ARGUMENT,
                        "kernel program: a workgroup of %d axes with the extents %d, %d, %d; it has at most %d of the"
                        " parallel axes and %d items",
                        p->n_items, p->item[0], p->item[1], p->item[2], KIR_MAX_ITEM_AXES, KIR_MAX_ITEMS);
-    }
     for (int i = 0; i < p->n_buffers; i++) {
         if (p->local[i] < 0 || (p->local[i] > 0 && p->n_items == 0))
             return tn_fail(TN_ERR_ARGUMENT,
                            "kernel program: local buffer %d of %d elements in a program with %d item axes", i,
                            p->local[i], p->n_items);
     }
-    if (kir_local_bytes(p) > KIR_MAX_LOCAL) {
+    if (kir_local_bytes(p) > KIR_MAX_LOCAL)
         return tn_fail(TN_ERR_ARGUMENT, "kernel program: %lld bytes of workgroup memory, at most %d",
                        (long long)kir_local_bytes(p), KIR_MAX_LOCAL);
-    }
     return TN_OK;
 }
 
@@ -409,10 +405,9 @@ tn_status kir_check_sizes(const kir_program *p, const int64_t *sizes) {
         int k = axis - (p->n_par - p->n_items);
         if (sizes[axis] < 0)
             return tn_fail(TN_ERR_ARGUMENT, "kernel program: axis %d has %lld points", axis, (long long)sizes[axis]);
-        if (axis < p->n_par && k >= 0 && sizes[axis] != p->item[k]) {
+        if (axis < p->n_par && k >= 0 && sizes[axis] != p->item[k])
             return tn_fail(TN_ERR_ARGUMENT, "kernel program: axis %d of a workgroup has %lld items, the program %d",
                            axis, (long long)sizes[axis], p->item[k]);
-        }
     }
     return TN_OK;
 }
@@ -424,9 +419,8 @@ static tn_status check_counts(const kir_program *p) {
                 (p->ins || p->n_ins == 0) && (p->access || p->n_access == 0);
     if (!sane) return tn_fail(TN_ERR_ARGUMENT, "kernel program: a count is outside its limits");
     for (int i = 0; i < p->n_buffers; i++) {
-        if (p->buffer_dtype[i] >= TN_PLAIN_DTYPES) {
+        if (p->buffer_dtype[i] >= TN_PLAIN_DTYPES)
             return tn_fail(TN_ERR_ARGUMENT, "kernel program: buffer %d has no valid dtype", i);
-        }
     }
     return check_group(p);
 }

@@ -450,9 +450,8 @@ static void close_build(mc_build *b) {
 /* Said once; the VM does the work. */
 static void note_refusal(void) {
     static const char *const why = "the system refuses executable memory";
-    if (atomic_exchange(&state, why) == NULL) {
+    if (atomic_exchange(&state, why) == NULL)
         tn_log_line(TN_LOG_NOTICE, "cpu: %s: kernels run without machine code, which is slower", why);
-    }
 }
 
 static tn_status build_code(const kir_program *p, kir_layout layout, bool evex, kir_code *out) {

@@ -71,9 +71,8 @@ static mc_step *add_step(mc_build *b, mc_step step) {
     reach(b, step.b);
     reach(b, step.c);
     if (++b->n_steps > MC_MOST_STEPS) kir_mc_refuse(b, "too long");
-    if (!b->refusal && tn_mem_reserve(&s->steps, &s->room, (size_t)s->n + 1, sizeof *s->steps) != TN_OK) {
+    if (!b->refusal && tn_mem_reserve(&s->steps, &s->room, (size_t)s->n + 1, sizeof *s->steps) != TN_OK)
         kir_mc_lack_memory(b);
-    }
     if (b->refusal) return &nowhere;
     s->steps[s->n] = step;
     return &s->steps[s->n++];

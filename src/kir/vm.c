@@ -290,9 +290,8 @@ static void run_loop_by_team(kir_frame *f, int loop, int end) {
     for (int i = loop + 1; i < end; i++) {
         const kir_step *s = &f->schedule->steps[i];
         if (s->op != KIR_REDUCE) continue;
-        for (int64_t block = 0; block < t->blocks; block++) {
+        for (int64_t block = 0; block < t->blocks; block++)
             kir_part_add(f, s, part_of(t, block, s->state), block * KIR_BLOCK);
-        }
         kir_parts_end(f, s);
     }
 }

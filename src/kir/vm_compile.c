@@ -51,12 +51,11 @@ static tn_status check_loops(const kir_program *p, kir_vm *vm) {
         if (in->op != KIR_LOOP) continue;
         int first = kir_loop_first(in), count = kir_loop_count(in);
         bool fits = !vm->has_loop || (first == vm->loop_first && count == vm->loop_count);
-        if (depth > 1 || !fits) {
+        if (depth > 1 || !fits)
             return tn_fail(TN_ERR_UNSUPPORTED,
                            "tile VM: loop at instruction %d is nested or ranges over other axes than"
                            " the first; loops must be at depth one, all over the same axes",
                            i);
-        }
         vm->has_loops = vm->has_loop;
         vm->has_loop = true;
         vm->loop_first = first;

@@ -211,10 +211,9 @@ static void store_masked(const mover *m, const piece *p) {
 static void index_piece(const mover *m, const piece *p) {
     bool tall = p->inner == 1 && m->row == 1;
     int64_t rows = tall ? 1 : p->outer;
-    for (int64_t r = 0; r < rows; r++) {
+    for (int64_t r = 0; r < rows; r++)
         m->f->simd->ramp((int64_t *)(void *)tile_at(m, p->place + r * m->row), p->element + r * p->outer_step,
                          tall ? p->outer_step : p->inner_step, tall ? p->outer : p->inner);
-    }
 }
 
 /* ---- spreading --------------------------------------------------------------------------------------------------- */
@@ -482,9 +481,7 @@ static void fold_reduce(const kir_frame *f, const kir_step *s, const kir_state *
 static void end_block(const kir_frame *f, const kir_step *s, kir_state *state) {
     char *block = state->has_total ? f->stage[1] : state->total;
     fold_reduce(f, s, state, block);
-    if (state->has_total) {
-        combiner(f, s, (kir_reduce)s->kind)(state->total, state->total, block, NULL, columns(f));
-    }
+    if (state->has_total) combiner(f, s, (kir_reduce)s->kind)(state->total, state->total, block, NULL, columns(f));
     state->has_total = true;
 }
 
@@ -518,9 +515,8 @@ static void feed_arg(const kir_frame *f, const kir_step *s, kir_state *state, co
         return;
     }
     size_t line = (size_t)columns(f) * reduce_width_of(s);
-    for (int64_t r = 0; r < loop_count(f); r++, at++) {
+    for (int64_t r = 0; r < loop_count(f); r++, at++)
         f->simd->arg_columns[which][s->operand](state->total, x + (size_t)r * line, state->lanes, &at, columns(f));
-    }
 }
 
 static void multiply_add(const kir_frame *f, const kir_step *s, char *sum, const char *a, const char *b) {
