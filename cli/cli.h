@@ -139,13 +139,15 @@ typedef struct cli_option {
     const char *name;
     char letter; /* of the short form; 0: none */
     cli_option_kind kind;
-    size_t at; /* where the value goes */
-    double least, most;
-    const char *words;
+    size_t at;          /* where the value goes */
+    double least, most; /* of numbers; least: of choices the first one's value; most: 1 if a text may be empty */
+    const char *words;  /* of choices and CLI_ONE_OF, separated by | */
     bool (*take)(void *at, const char *arg); /* false: the value is wrong */
 } cli_option;
 
 #define CLI_PLACE_(T, member, type) _Generic(((T *)0)->member, type : offsetof(T, member))
+#define CLI_INT_PLACE_(T, member) \
+    (offsetof(T, member) + 0 * sizeof(char[sizeof((T *)0)->member == sizeof(int) ? 1 : -1]))
 #define CLI_RANGE_(name, letter, kind, place, least, most) \
     { name, letter, kind, place, least, most, NULL, NULL }
 /* bool: given or not. */
@@ -171,9 +173,10 @@ typedef struct cli_option {
     { name, letter, CLI_KIND_ONE_OF, CLI_PLACE_(T, member, const char *), 0, 0, words, NULL }
 /* An int or enum: the place of the value in words, plus `first`. */
 #define CLI_CHOICE(name, letter, T, member, words, first) \
-    { name, letter, CLI_KIND_CHOICE, offsetof(T, member), first, 0, words, NULL }
+    { name, letter, CLI_KIND_CHOICE, CLI_INT_PLACE_(T, member), first, 0, words, NULL }
 /* An option without a value: an int or enum becomes `value`. */
-#define CLI_SET(name, letter, T, member, value) CLI_RANGE_(name, letter, CLI_KIND_SET, offsetof(T, member), value, 0)
+#define CLI_SET(name, letter, T, member, value) \
+    CLI_RANGE_(name, letter, CLI_KIND_SET, CLI_INT_PLACE_(T, member), value, 0)
 /* What the function makes of the value; the second has none (NULL). */
 #define CLI_TAKE(name, letter, T, member, take) \
     { name, letter, CLI_KIND_TAKE, offsetof(T, member), 0, 0, NULL, take }
