@@ -83,9 +83,7 @@ static tn_tensor *dequantized(const onnx_call *c, const tn_tensor *b, int64_t n,
 /* GatherBlockQuantized: rows of a table whose numbers are few bits, [rows, columns] with scales [rows, blocks]. */
 static tn_status run_gather_blocks(onnx_call *c) {
     const tn_tensor *data, *ids, *scales;
-    TRY(onnx_need(c, 0, &data));
-    TRY(onnx_need(c, 1, &ids));
-    TRY(onnx_need(c, 2, &scales));
+    TRY(onnx_need_first(c, &data, &ids, &scales));
     int64_t bits = onnx_int(c, "bits", 4), quantized = onnx_int(c, "quantize_axis", 1);
     bool last = quantized == 1 || quantized == -1;
     if (tn_rank(data) != 2 || tn_rank(scales) != 2 || tn_rank(ids) >= TN_MAX_RANK || !last ||
@@ -108,8 +106,7 @@ static tn_status run_gather_blocks(onnx_call *c) {
 
 static tn_status run_few_bits(onnx_call *c) {
     const tn_tensor *a, *b;
-    TRY(onnx_need(c, 0, &a));
-    TRY(onnx_need(c, 1, &b));
+    TRY(onnx_need_first(c, &a, &b));
     int64_t n = onnx_int(c, "N", 0), k = onnx_int(c, "K", 0), bits = onnx_int(c, "bits", 4);
     if (bits != 2 && bits != 4 && bits != 8)
         return onnx_refuse(c, "weights of %lld bits are not supported", (long long)bits);
@@ -146,8 +143,7 @@ static tn_tensor *normalized(const onnx_call *c, const tn_tensor *x, const tn_te
 /* SimplifiedLayerNormalization: over the last dim. */
 static tn_status run_simple_norm(onnx_call *c) {
     const tn_tensor *x, *scale;
-    TRY(onnx_need(c, 0, &x));
-    TRY(onnx_need(c, 1, &scale));
+    TRY(onnx_need_first(c, &x, &scale));
     int axis;
     TRY(onnx_axis(c, onnx_int(c, "axis", -1), tn_rank(x), &axis));
     if (axis != tn_rank(x) - 1) return onnx_refuse(c, "only normalization of the last axis is supported");
@@ -160,9 +156,7 @@ static tn_status run_skip_norm(onnx_call *c) {
     const tn_tensor *x, *skip, *weight;
     bool simple = c->row->with;
     int bias = simple ? 3 : 4;
-    TRY(onnx_need(c, 0, &x));
-    TRY(onnx_need(c, 1, &skip));
-    TRY(onnx_need(c, 2, &weight));
+    TRY(onnx_need_first(c, &x, &skip, &weight));
     if (onnx_wants(c, 1) || onnx_wants(c, 2)) return onnx_refuse(c, "mean and deviation as outputs are not supported");
     tn_tensor *sum = tn_add(x, skip);
     if (onnx_has(c, bias)) sum = tn_add(sum, onnx_in(c, bias));
@@ -282,8 +276,7 @@ static tn_status attend_joined(onnx_call *c, const tn_tensor *y, int mask, int p
 /* Attention: one product makes queries, keys and values. */
 static tn_status run_attention(onnx_call *c) {
     const tn_tensor *x, *weight;
-    TRY(onnx_need(c, 0, &x));
-    TRY(onnx_need(c, 1, &weight));
+    TRY(onnx_need_first(c, &x, &weight));
     if (onnx_has(c, 6)) return onnx_refuse(c, "a shared buffer for past and present is not supported");
     tn_tensor *y = tn_matmul(x, weight);
     return attend_joined(c, onnx_has(c, 2) ? tn_add(y, onnx_in(c, 2)) : y, 3, 4, 5);
@@ -361,8 +354,7 @@ static tn_status run_rotary(onnx_call *c) {
     const tn_tensor *x, *ids, *caches[2];
     tn_tensor *rows[2];
     int64_t heads = onnx_int(c, "num_heads", 0), first = 0;
-    TRY(onnx_need(c, 0, &x));
-    TRY(onnx_need(c, 1, &ids));
+    TRY(onnx_need_first(c, &x, &ids));
     for (int i = 0; i < 2; i++)
         TRY(onnx_need(c, 2 + i, &caches[i]));
     bool flat = tn_rank(x) == 3, offset = tn_numel(ids) == 1;

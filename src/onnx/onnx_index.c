@@ -63,8 +63,7 @@ static tn_status gather_index(onnx_call *c) {
     const tn_tensor *x, *index;
     int64_t shape[2 * TN_MAX_RANK];
     int axis, rank = 0;
-    TRY(onnx_need(c, 0, &x));
-    TRY(onnx_need(c, 1, &index));
+    TRY(onnx_need_first(c, &x, &index));
     TRY(onnx_axis(c, onnx_int(c, "axis", 0), tn_rank(x), &axis));
     if (tn_rank(x) - 1 + tn_rank(index) > TN_MAX_RANK)
         return onnx_refuse(c, "the rank of the result exceeds %d", TN_MAX_RANK);
@@ -84,8 +83,7 @@ tn_status onnx_gather(onnx_call *c) { return onnx_moved(c, gather_index); }
 static tn_status gather_elements(onnx_call *c) {
     const tn_tensor *x, *index;
     int axis;
-    TRY(onnx_need(c, 0, &x));
-    TRY(onnx_need(c, 1, &index));
+    TRY(onnx_need_first(c, &x, &index));
     TRY(onnx_axis(c, onnx_int(c, "axis", 0), tn_rank(x), &axis));
     TRY(check_constant(c, 1, x, axis, 0));
     return onnx_put_like(c, 0, tn_gather(x, axis, from_front(index, tn_size(x, axis))), 0);
@@ -115,8 +113,7 @@ static tn_status check_tuples(const onnx_call *c, const tn_tensor *x, const tn_t
 static tn_status gather_nd(onnx_call *c) {
     const tn_tensor *x, *index;
     int64_t shape[2 * TN_MAX_RANK], batch = onnx_int(c, "batch_dims", 0);
-    TRY(onnx_need(c, 0, &x));
-    TRY(onnx_need(c, 1, &index));
+    TRY(onnx_need_first(c, &x, &index));
     TRY(check_tuples(c, x, index, (int)tn_max64(tn_min64(batch, TN_MAX_RANK), -1)));
     int b = (int)batch, width = (int)tn_size(index, -1), rank = tn_rank(index) - 1;
     TRY(check_constant(c, 1, x, b, width));
@@ -161,9 +158,7 @@ static tn_status reduction_of(const onnx_call *c, int *out) {
 static tn_status scatter_elements(onnx_call *c) {
     const tn_tensor *x, *index, *updates;
     int axis, reduce;
-    TRY(onnx_need(c, 0, &x));
-    TRY(onnx_need(c, 1, &index));
-    TRY(onnx_need(c, 2, &updates));
+    TRY(onnx_need_first(c, &x, &index, &updates));
     TRY(reduction_of(c, &reduce));
     TRY(onnx_axis(c, onnx_int(c, "axis", 0), tn_rank(x), &axis));
     TRY(check_constant(c, 1, x, axis, 0));
@@ -187,9 +182,7 @@ static tn_tensor *placed_rows(const tn_tensor *x, const tn_tensor *place, const 
 static tn_status scatter_nd(onnx_call *c) {
     const tn_tensor *x, *index, *updates;
     int reduce;
-    TRY(onnx_need(c, 0, &x));
-    TRY(onnx_need(c, 1, &index));
-    TRY(onnx_need(c, 2, &updates));
+    TRY(onnx_need_first(c, &x, &index, &updates));
     TRY(reduction_of(c, &reduce));
     TRY(check_tuples(c, x, index, 0));
     int width = (int)tn_size(index, -1);
@@ -216,8 +209,7 @@ tn_status onnx_scatter_nd(onnx_call *c) { return onnx_moved(c, scatter_nd); }
 tn_status onnx_tensor_scatter(onnx_call *c) {
     const tn_tensor *cache, *update;
     int axis;
-    TRY(onnx_need(c, 0, &cache));
-    TRY(onnx_need(c, 1, &update));
+    TRY(onnx_need_first(c, &cache, &update));
     int rank = tn_rank(cache);
     TRY(onnx_axis(c, onnx_int(c, "axis", -2), rank, &axis));
     tn_tensor *place = counted_along(tn_size(update, axis), axis, rank);
@@ -253,8 +245,7 @@ tn_status onnx_one_hot(onnx_call *c) {
 static tn_status reverse_sequence(onnx_call *c) {
     const tn_tensor *x, *lengths;
     int batch, time;
-    TRY(onnx_need(c, 0, &x));
-    TRY(onnx_need(c, 1, &lengths));
+    TRY(onnx_need_first(c, &x, &lengths));
     int rank = tn_rank(x);
     TRY(onnx_axis(c, onnx_int(c, "batch_axis", 1), rank, &batch));
     TRY(onnx_axis(c, onnx_int(c, "time_axis", 0), rank, &time));

@@ -17,23 +17,20 @@ static tn_tensor *widened(const tn_tensor *x) { return tn_cast(x, math_is_float(
 
 static tn_status divide_math(onnx_call *c) {
     const tn_tensor *x, *y;
-    TRY(onnx_need(c, 0, &x));
-    TRY(onnx_need(c, 1, &y));
+    TRY(onnx_need_first(c, &x, &y));
     return onnx_put(c, 0, math_is_float(x) ? tn_div(x, y) : tn_div_trunc(x, y));
 }
 
 static tn_status modulo(onnx_call *c) {
     const tn_tensor *x, *y;
-    TRY(onnx_need(c, 0, &x));
-    TRY(onnx_need(c, 1, &y));
+    TRY(onnx_need_first(c, &x, &y));
     return onnx_put(c, 0, onnx_int(c, "fmod", 0) ? tn_fmod(x, y) : tn_remainder(x, y));
 }
 
 /* The result has the type of the base. Powers that are known are often 2 or a half, which need no logarithm. */
 static tn_status power(onnx_call *c) {
     const tn_tensor *x, *y;
-    TRY(onnx_need(c, 0, &x));
-    TRY(onnx_need(c, 1, &y));
+    TRY(onnx_need_first(c, &x, &y));
     tn_dtype t = tn_dtype_of(x);
     if (math_is_float(x) && c->in[1]->fixed != ONNX_VARIES && tn_numel(y) == 1 && tn_rank(y) <= tn_rank(x)) {
         double exponent;
@@ -47,8 +44,7 @@ static tn_status power(onnx_call *c) {
 
 static tn_status shift(onnx_call *c) {
     const tn_tensor *x, *y;
-    TRY(onnx_need(c, 0, &x));
-    TRY(onnx_need(c, 1, &y));
+    TRY(onnx_need_first(c, &x, &y));
     onnx_text way = onnx_string(c, "direction", "");
     if (onnx_is(way, "LEFT")) return onnx_put(c, 0, tn_bitwise_left_shift(x, y));
     if (onnx_is(way, "RIGHT")) return onnx_put(c, 0, tn_bitwise_right_shift(x, y));
@@ -243,8 +239,7 @@ static tn_tensor *math_scaled(const tn_tensor *x, double factor) {
 
 static tn_status gemm(onnx_call *c) {
     const tn_tensor *x, *y, *z = onnx_in(c, 2);
-    TRY(onnx_need(c, 0, &x));
-    TRY(onnx_need(c, 1, &y));
+    TRY(onnx_need_first(c, &x, &y));
     double alpha = onnx_float(c, "alpha", 1), beta = onnx_float(c, "beta", 1);
     bool turn_x = onnx_int(c, "transA", 0) != 0, turn_y = onnx_int(c, "transB", 0) != 0;
     if (beta == 0) z = NULL;

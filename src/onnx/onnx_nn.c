@@ -560,8 +560,7 @@ static tn_status optimise(onnx_call *c) {
         return onnx_refuse(c, "%d inputs; expected rate, count, and %d for each tensor", c->in_count, each);
     for (int i = 0; i < many; i++) {
         step s = {0};
-        TRY(onnx_need(c, 0, &s.rate));
-        TRY(onnx_need(c, 1, &s.count));
+        TRY(onnx_need_first(c, &s.rate, &s.count));
         TRY(onnx_need(c, 2 + i, &s.x));
         TRY(onnx_need(c, 2 + many + i, &s.gradient));
         for (int k = 0; k < states; k++)

@@ -322,9 +322,7 @@ static tn_status space_to_depth(onnx_call *c) {
 
 static tn_status where(onnx_call *c) {
     const tn_tensor *condition, *x, *y;
-    TRY(onnx_need(c, 0, &condition));
-    TRY(onnx_need(c, 1, &x));
-    TRY(onnx_need(c, 2, &y));
+    TRY(onnx_need_first(c, &condition, &x, &y));
     return onnx_put_like(c, 0, tn_where(condition, x, y), 1);
 }
 

@@ -360,6 +360,12 @@ tn_status onnx_need(const onnx_call *c, int i, const tn_tensor **out) {
     return tn_status_of(*out);
 }
 
+tn_status onnx_need_list(const onnx_call *c, const tn_tensor **const *out, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        TRY(onnx_need(c, (int)i, out[i]));
+    return TN_OK;
+}
+
 tn_tensor *onnx_number(double v, const tn_tensor *like) { return tn_full(NULL, 0, v, tn_dtype_of(like)); }
 
 tn_status onnx_axis(const onnx_call *c, int64_t axis, int rank, int *out) {

@@ -8,6 +8,11 @@
 
 /* Input i as a tensor; an error where it was left out, is none, or failed. */
 tn_status onnx_need(const onnx_call *c, int i, const tn_tensor **out);
+/* The same for the first inputs, as many as there are addresses: onnx_need_first(c, &x, &y). */
+tn_status onnx_need_list(const onnx_call *c, const tn_tensor **const *out, size_t count);
+#define onnx_need_first(c, ...)                                 \
+    onnx_need_list(c, (const tn_tensor **const[]){__VA_ARGS__}, \
+                   sizeof((const tn_tensor **const[]){__VA_ARGS__}) / sizeof(const tn_tensor **))
 
 /* v as a rank-0 tensor of like's dtype. */
 tn_tensor *onnx_number(double v, const tn_tensor *like);
