@@ -3,8 +3,9 @@
  * A piece of some rows of output pixels and as many channels as a vector has lanes is computed from an input tile
  * [row, column, channel], into which images are turned, with zeros around them (-∞ where the greatest is looked for).
  * So all loads are aligned, whatever the stride, and no lane is lost on images of seven columns. Sums are turned back
- * as they are written out or handed to the epilogue; what the epilogue does to each channel is done meanwhile. Chains
- * are those of conv_depthwise.c. */
+ * as they are written out or handed to the epilogue; what the epilogue does to each channel is done meanwhile. Images
+ * in blocks of channels (conv.h) are copied, and results leave the registers as they are. Chains are those of
+ * conv_depthwise.c. */
 #include <math.h>
 #include <string.h>
 
@@ -98,6 +99,13 @@ static void see_piece(const by_channels *e, channels_part *p, const piece_at *at
     p->top = top;
     p->rows = rows;
     p->left = left;
+    if (a->x_blocks && low < high && from < to) {
+        const float *x = a->x + (at->image * a->groups + at->channel) * a->size[0] * a->size[1];
+        e->with->copy_rows(p->tile + low * row + from * e->lanes, row,
+                           x + ((top + low) * a->size[1] + left + from) * e->lanes, a->size[1] * e->lanes, high - low,
+                           1, (to - from) * e->lanes);
+        return;
+    }
     const float *x = a->x + at->image * a->x_stride[0] + at->channel * a->x_stride[1];
     for (int64_t r = low; r < high && from < to; r++)
         e->with->tiles->pack(&(pack){.to = p->tile + r * row + from * e->lanes,
@@ -144,23 +152,31 @@ static void compute_piece(const by_channels *e, channels_part *p, const piece_at
     const tn_conv_args *a = &e->a;
     const int64_t row = a->stride[0] * e->pitch * e->lanes;
     const int64_t most = RUN_PIXELS / at->columns;
+    float *to = p->sums;
+    epilogue_ops end = e->epilogue_ops;
+    if (end.add) end.add += at->channel;
     take_filters(e, p, at);
     see_piece(e, p, at);
     for (int64_t first = 0; first < at->rows; first += most) {
         piece_at run = *at;
         run.row += first;
         run.rows = tn_min64(most, at->rows - first);
+        if (a->y_blocks)
+            to = a->out + (at->image * a->groups + at->channel) * a->out_size[0] * a->out_size[1] +
+                 (run.row * a->out_size[1] + run.column) * e->lanes;
         e->with->weigh(&(weigh_rows){.taps = &e->taps,
                                      .from = p->tile + first * row,
                                      .from_row = row,
                                      .step = a->stride[1] * e->lanes,
                                      .weight = a->max_pool ? NULL : p->weight,
-                                     .to = p->sums,
-                                     .to_row = run.columns * e->lanes,
+                                     .to = to,
+                                     .to_row = (a->y_blocks ? a->out_size[1] : run.columns) * e->lanes,
                                      .rows = run.rows,
                                      .vectors = run.columns,
-                                     .last = e->lanes});
-        write_run(e, p, &run);
+                                     .last = e->lanes,
+                                     .end = a->y_blocks && e->ends ? &end : NULL,
+                                     .each_lane = true});
+        if (!a->y_blocks) write_run(e, p, &run);
     }
 }
 

@@ -118,6 +118,7 @@ static bool goes_by_channels(const tn_conv_args *a) {
     const int64_t side = a->kernel[1], across = a->out_size[1];
     const bool small = a->kernel[0] == side && side <= 5 && a->dilation[0] == 1 && a->dilation[1] == 1;
     const bool program = a->epilogue.vm && !a->epilogue.epilogue_ops;
+    if (a->x_blocks || a->y_blocks) return true;
     if (of_four(a) || are_pairs(a) || reads_image(a)) return false;
     if (small && a->stride[1] <= 2 && fills_vectors(a) && across >= 4 * side && !program) return false;
     return tn_conv_by_channels_fits(a);

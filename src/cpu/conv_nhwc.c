@@ -51,6 +51,7 @@ typedef struct nhwc_nhwc {
     int64_t depth;          /* of all phases */
     bool in_pixel;          /* windows are read from the image: they never leave it */
     bool cut;               /* blocks are parts of a single row of output pixels */
+    int64_t step;           /* elements from output pixel to output pixel in what tiles read */
     size_t tap_bytes, input_tile_bytes, sums_bytes, begun_bytes, block_bytes, scratch_bytes, made_bytes, part_bytes;
     epilogue_ops epilogue_ops; /* with addresses, of channel 0 … */
     bool ends;                 /* … if that is all that the epilogue does */
@@ -83,7 +84,7 @@ static int64_t rows_of_block(const tn_conv_args *a, int64_t row, bool in_pixel) 
 /* Not where all channels would meet in the same few sets of the first cache. */
 static bool is_in_pixel(const tn_conv_args *a) {
     enum { SETS = 4096 / sizeof(float) };
-    if (a->x_padded) return true;
+    if (a->x_padded || a->x_blocks) return true;
     if (a->stride[1] != 1 || a->x_stride[3] != 1 || a->x_stride[1] % SETS == 0) return false;
     for (int d = 0; d < 2; d++) {
         int64_t last = (a->out_size[d] - 1) * a->stride[d] - a->pad_before[d];
@@ -111,6 +112,7 @@ static void plan_nhwc(nhwc_nhwc *t, const tn_conv_args *args, const nhwc_phases 
     t->panels = tn_ceil_div(args->out_channels, t->panel);
     tn_im2col_plan(&t->w, with, &t->a, 1, args->channels);
     t->in_pixel = !args->producer && is_in_pixel(args);
+    t->step = args->x_blocks ? with->tiles->lanes : 1;
     t->rows = rows_of_block(args, t->w.row, t->in_pixel);
     tn_im2col_plan(&t->w, with, &t->a, (t->rows - 1) * args->out_size[1] + 1, args->channels);
     if (args->producer) widen_input_tile(&t->w);
@@ -134,14 +136,15 @@ static void plan_nhwc(nhwc_nhwc *t, const tn_conv_args *args, const nhwc_phases 
  * block: rows are counted through all images. */
 bool tn_conv_nhwc_fits(const tn_conv_args *a) {
     nhwc_nhwc t;
+    const bool blocks = a->x_blocks || a->y_blocks;
     const int64_t unit = pooled_rows(a);
     if (a->out_size[1] < LEAST_ACROSS || unit * a->out_size[1] > MOST_PIXELS) return false;
     if (a->batch > 1 && a->out_size[0] % unit != 0) return false;
-    if (a->channels * a->kernel[0] * a->kernel[1] < (a->quads ? LEAST_QUADS : LEAST_DEPTH)) return false;
+    if (a->channels * a->kernel[0] * a->kernel[1] < (a->quads || blocks ? LEAST_QUADS : LEAST_DEPTH)) return false;
     plan_nhwc(&t, a, NULL);
     const bool one_tap = a->kernel[0] * a->kernel[1] == 1;
     const int64_t columns = round_up(a->out_channels, one_tap ? t.tiles->lanes : t.panel);
-    bool full = a->quads ? columns <= 2 * a->out_channels : 8 * columns <= 9 * a->out_channels;
+    bool full = a->quads || blocks ? columns <= 2 * a->out_channels : 8 * columns <= 9 * a->out_channels;
     return full && im2col_elements(&t.w) <= 4 * INPUT_TILE;
 }
 
@@ -421,6 +424,7 @@ static const float *section_begin(const nhwc_nhwc *w, const nhwc_part *p, int64_
     const tn_conv_args *a = &w->a;
     const section *s = &p->s->section[k];
     if (!w->in_pixel) return p->s->input_tile + k * w->w.section + p->s->top * w->w.row;
+    if (a->x_blocks) return a->x + s->image * a->channels * w->w.plane + s->at * w->step;
     const float *x = a->x + s->image * a->x_stride[0] + group * a->channels * a->x_stride[1];
     return x + s->first * a->x_stride[2] - a->pad_before[1] + s->at % a->out_size[1];
 }
@@ -429,20 +433,26 @@ static const float *section_begin(const nhwc_nhwc *w, const nhwc_part *p, int64_
  * are `from` behind its first in `to`. */
 static void multiply_pixels(const nhwc_nhwc *w, nhwc_part *p, int64_t group, float *to, int64_t from, tile t,
                             int64_t columns) {
+    float *const results = t.to;
     const tile_set *with = w->tiles;
-    tile_fn *const *tiles = columns <= with->lanes ? with->nhwc_half : with->nhwc;
-    const int64_t across = w->a.out_size[1], down = w->a.stride[0] * (w->in_pixel ? w->a.x_stride[2] : w->w.row);
+    tile_fn *const *whole = w->a.x_blocks ? with->blocks : with->nhwc;
+    tile_fn *const *half = w->a.x_blocks ? with->blocks_half : with->nhwc_half;
+    tile_fn *const *tiles = columns <= with->lanes ? half : whole;
+    const int64_t across = w->a.out_size[1], row_stride = w->a.x_blocks ? across * w->step : w->a.x_stride[2];
+    const int64_t down = w->a.stride[0] * (w->in_pixel ? row_stride : w->w.row);
     for (int k = 0; k < p->s->sections; k++) {
         const section *now = &p->s->section[k];
         const float *row = section_begin(w, p, group, k);
         t.c = to + now->to * t.c_row + from;
+        if (results) t.to = results + now->image * w->a.out_channels * t.to_block / with->lanes + now->at * with->lanes;
         for (int64_t at = 0; at < now->count; at += across, row += down) {
             t.a = row;
             for (int64_t left = tn_min64(across, now->count - at), rows = 0; left > 0;
-                 left -= rows, t.a += rows, t.c += rows * t.c_row) {
+                 left -= rows, t.a += rows * w->step, t.c += rows * t.c_row) {
                 rows = tile_nhwc_height(left, with->rows);
                 look_ahead_nhwc(p, &t);
                 tiles[rows](&t);
+                if (results) t.to += rows * with->lanes;
             }
         }
     }
@@ -485,7 +495,7 @@ static void write_out_channels(const nhwc_nhwc *w, nhwc_part *p, const section *
 /* What is pooled is read and written four times: as much at a time as stays in the first cache meanwhile. */
 static void write_out(const nhwc_nhwc *w, nhwc_part *p, int64_t first, int64_t out_channels) {
     const int64_t most = w->a.pool[0] > 0 ? w->panel / 2 : w->panel;
-    for (int k = 0; k < p->s->sections; k++)
+    for (int k = 0; k < p->s->sections && !w->a.y_blocks; k++) /* blocks of channels are there */
         for (int64_t i = 0; i < out_channels; i += most)
             write_out_channels(w, p, &p->s->section[k], p->sums + i, first + i, tn_min64(most, out_channels - i));
 }
@@ -514,6 +524,8 @@ static void write_pixels(const nhwc_nhwc *w, nhwc_part *p, int64_t first, int64_
 /* Panel n of the filters at one phase, whose sums begin `from` behind an output pixel's first ones. */
 static void multiply_phase(const nhwc_nhwc *w, nhwc_part *p, const phase *at, int64_t group, int64_t n, int64_t from) {
     const float *packed = at->packed + (group * w->panels + n) * at->depth * w->panel;
+    epilogue_ops end = w->epilogue_ops;
+    if (end.add) end.add += n * w->panel;
     for (int64_t k0 = 0, next; k0 < at->depth; k0 = next) {
         tile t = {.b = packed + k0 * w->panel, .tap = at->tap + k0, .k = steps_at(w, at->depth, k0)};
         next = k0 + t.k;
@@ -525,6 +537,11 @@ static void multiply_phase(const nhwc_nhwc *w, nhwc_part *p, const phase *at, in
         t.begun = first ? 0 : p->begun - p->sums;
         t.add = !first && whole;
         t.c_row = w->split[1] * w->panel;
+        if (w->a.y_blocks && next == at->depth) {
+            t.to_block = w->w.plane * w->tiles->lanes;
+            t.to = w->a.out + n * w->panel * w->w.plane;
+            t.epilogue_ops = w->ends ? &end : NULL;
+        }
         multiply_pixels(w, p, group, first || whole ? p->sums : p->begun, from, t, w->a.out_channels - n * w->panel);
     }
 }
@@ -541,7 +558,8 @@ static void compute_block(const nhwc_nhwc *w, nhwc_part *p, int64_t group, int64
         p->s->rows = begin;
     }
     bool whole = at % plane == 0 && count % plane == 0;
-    bool afar = comes_from_afar(w) && (whole || p->s->sections == 1);
+    const bool blocks = a->x_blocks || a->y_blocks;
+    bool afar = !blocks && comes_from_afar(w) && (whole || p->s->sections == 1);
     const int64_t tiles = tn_ceil_div(count, w->tiles->rows);
     p->lines_at_once = tn_ceil_div(NHWC_AHEAD * w->panel / LINE, tiles);
     p->results = (strips){0};
@@ -655,6 +673,8 @@ static void find_taps(const nhwc_nhwc *t, const tn_conv_args *p, int64_t *tap) {
     }
     for (int64_t k = taps; k < p->channels * taps; k++)
         tap[k] = tap[k - taps] + channel;
+    for (int64_t k = 0; a->x_blocks && k < p->channels; k++)
+        tap[k] = k / t->step * t->step * t->w.plane + k % t->step;
 }
 
 static void find_phases(nhwc_nhwc *t, const nhwc_phases *phases, int64_t *tap) {

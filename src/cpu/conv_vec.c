@@ -257,7 +257,10 @@ enum {
 
 /* A row's vector `v`, and what happens to it. */
 VEC_INLINE void weigh_store(const weigh_rows *w, const epilogue_ops *end, const M last, float *to, int64_t v, V x) {
-    if (w->end) x = v_end(end, 0, x);
+    if (w->end && w->each_lane)
+        x = v_end_each(end, x);
+    else if (w->end)
+        x = v_end(end, 0, x);
     if (v + 1 < w->vectors)
         v_store(to + v * VL, x);
     else

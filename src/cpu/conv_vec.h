@@ -70,6 +70,7 @@ typedef struct weigh_rows {
     int64_t to_row, rows, vectors;
     int64_t last;                   /* lanes of a row's last vector that are stored */
     const struct epilogue_ops *end; /* done to the results, with one number to add to all of them; NULL: nothing */
+    bool each_lane;                 /* … with one to add to each lane */
 } weigh_rows;
 
 /* The same of rows of output pixels of some channels, read where they lie in the image: square windows without

@@ -81,6 +81,11 @@ typedef struct tile {
     int64_t ahead_rows; /* how many of them: 0 for none; of a turned tile lines of the cache, each behind the last */
     bool goes_on;       /* a turned tile whose chains began before: their sums so far are … */
     int64_t begun;      /* … this many elements after C's */
+    /* Of a turned tile of floats: finished sums go here, a vector of columns after the other row by row, the second
+     * vector's `to_block` elements further, with its epilogue_ops done, of which the first column is the tile's; NULL:
+     * to C. */
+    real *to;
+    int64_t to_block;
 } tile;
 
 enum { NHWC_AHEAD = 8 }; /* steps of a turned tile between two prefetches: it has others to wait for */
@@ -145,7 +150,8 @@ typedef struct tile_set {
     tile_fn *const *full, *const *edge, *const *wide;
     /* Over one packed panel of B, contiguous rows of A, and C one panel wide and contiguous; the heights of
      * tile_nhwc_height; f32 and bytes. */
-    tile_fn *const *nhwc, *const *nhwc_half; /* half: of the panel's first vector only */
+    tile_fn *const *nhwc, *const *nhwc_half;     /* half: of the panel's first vector only */
+    tile_fn *const *blocks, *const *blocks_half; /* the same over rows of A that are a vector apart; f32 */
     const int *wide_panels;
     void (*pack)(const pack *p);
     /* C of `rows` rows of A (t->a …) and t->columns columns of B that are contiguous along k, `distance` bytes apart

@@ -773,25 +773,52 @@ TILE_WIDE_FUNCTION(2)
 TILE_WIDE_FUNCTION(3)
 TILE_WIDE_FUNCTION(4)
 
-/* One step of an NHWC tile: contiguous elements of A times a step of a packed panel, or of its first vector. */
-VEC_INLINE void tile_nhwc_step(V sum[TILE_ROWS][2], const real *a, const real *b, const int rows, const int vectors) {
+/* One step of an NHWC tile: elements of A, `apart` from each other, times a step of a packed panel, or of its first
+ * vector. */
+VEC_INLINE void tile_nhwc_step(V sum[TILE_ROWS][2], const real *a, const real *b, const int rows, const int vectors,
+                               const int apart) {
     V y[2] = {v_load(b)};
     if (vectors == 2) y[1] = v_load(b + VL);
-    if (tile_takes_lanes(rows)) {
+    if (apart == 1 && tile_takes_lanes(rows)) {
         tile_step_by_lanes(sum[0], 2, a, y, rows, vectors);
         return;
     }
     VEC_UNROLL for (int i = 0; i < rows; i++) {
         if (V_FOLDS && (FOLDS_ALL || (rows >= FOLDING && i % 2 == 1))) {
-            VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_fold(a + i, y[j], sum[i][j]);
+            VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_fold(a + i * apart, y[j], sum[i][j]);
             continue;
         }
-        V x = v_set1(a[i]);
+        V x = v_set1(a[i * apart]);
         VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_step(x, y[j], sum[i][j]);
     }
 }
 
-VEC_INLINE void tile_turn(const tile *t, const int rows, const int vectors) {
+/* Finished sums leave registers as they are. */
+VEC_INLINE void tile_leave(const tile *t, V sum[TILE_ROWS][2], const int rows, const int vectors) {
+#if !defined(TN_VEC_F64) && !defined(TN_VEC_PAIRS) && !defined(TN_VEC_QUADS)
+    const epilogue_ops none = {0}, *e = t->epilogue_ops ? t->epilogue_ops : &none;
+    if (t->add) {
+        VEC_UNROLL for (int i = 0; i < rows; i++) {
+            VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] =
+                v_plus(v_load(t->c + i * t->c_row + j * VL), sum[i][j]);
+        }
+    }
+    VEC_UNROLL for (int j = 0; j < vectors; j++) {
+        if (e->add) {
+            const V add = v_load(e->add + j * VL);
+            VEC_UNROLL for (int i = 0; i < rows; i++) sum[i][j] = sum[i][j] + add;
+        }
+        if (e->relu) {
+            VEC_UNROLL for (int i = 0; i < rows; i++) sum[i][j] = v_gate(sum[i][j], sum[i][j], v_zero());
+        }
+        VEC_UNROLL for (int i = 0; i < rows; i++) v_store(t->to + j * t->to_block + i * VL, v_clip(e, sum[i][j]));
+    }
+#else
+    (void)t, (void)sum, (void)rows, (void)vectors;
+#endif
+}
+
+VEC_INLINE void tile_turn(const tile *t, const int rows, const int vectors, const int apart) {
     V sum[TILE_ROWS][2];
     const int64_t c_row = t->c_row;
     const real *a = t->a, *b = t->b, *ahead = t->ahead, *begun = t->c + t->begun;
@@ -808,7 +835,11 @@ VEC_INLINE void tile_turn(const tile *t, const int rows, const int vectors) {
         for (int64_t i = 0; i < more; i++, ahead += STRETCH)
             __builtin_prefetch(ahead, 0, 2);
         for (; tap < stop; tap++, b += PANEL)
-            tile_nhwc_step(sum, a + *tap, b, rows, vectors);
+            tile_nhwc_step(sum, a + *tap, b, rows, vectors, apart);
+    }
+    if (t->to) {
+        tile_leave(t, sum, rows, vectors);
+        return;
     }
     real *c = t->c;
     const bool add = t->add;
@@ -818,23 +849,24 @@ VEC_INLINE void tile_turn(const tile *t, const int rows, const int vectors) {
     }
 }
 
+#define TILE_NHWC_AS(name, rows, vectors, apart) \
+    static void name##_##rows(const tile *t) { tile_turn(t, rows, vectors, apart); }
+#define TILE_NHWC_SPLIT_AS(name, rows, first, second, apart) \
+    static void name##_##rows(const tile *t) {               \
+        tile below = *t;                                     \
+        name##_##first(t);                                   \
+        below.a += (first) * (apart);                        \
+        below.c += (first)*t->c_row;                         \
+        if (below.to) below.to += (first)*VL;                \
+        name##_##second(&below);                             \
+    }
 #if defined(TN_VEC_F64) || defined(TN_VEC_PAIRS)
 static tile_fn *const *const tile_nhwc = NULL, *const *const tile_nhwc_half = NULL;
 #else
-#define TILE_NHWC_AS(name, rows, vectors) \
-    static void name##_##rows(const tile *t) { tile_turn(t, rows, vectors); }
-#define TILE_NHWC_SPLIT_AS(name, rows, first, second) \
-    static void name##_##rows(const tile *t) {        \
-        tile below = *t;                              \
-        name##_##first(t);                            \
-        below.a += (first);                           \
-        below.c += (first)*t->c_row;                  \
-        name##_##second(&below);                      \
-    }
-#define TILE_NHWC(rows) TILE_NHWC_AS(tile_nhwc, rows, 2) TILE_NHWC_AS(tile_nhwc_half, rows, 1)
-#define TILE_NHWC_SPLIT(rows, first, second)           \
-    TILE_NHWC_SPLIT_AS(tile_nhwc, rows, first, second) \
-    TILE_NHWC_SPLIT_AS(tile_nhwc_half, rows, first, second)
+#define TILE_NHWC(rows) TILE_NHWC_AS(tile_nhwc, rows, 2, 1) TILE_NHWC_AS(tile_nhwc_half, rows, 1, 1)
+#define TILE_NHWC_SPLIT(rows, first, second)              \
+    TILE_NHWC_SPLIT_AS(tile_nhwc, rows, first, second, 1) \
+    TILE_NHWC_SPLIT_AS(tile_nhwc_half, rows, first, second, 1)
 #define TILE_NHWC_ROW(rows) [rows] = tile_nhwc_##rows,
 #define TILE_NHWC_SPLIT_ROW(rows, first, second) TILE_NHWC_ROW(rows)
 #define TILE_HALF_ROW(rows) [rows] = tile_nhwc_half_##rows,
@@ -843,6 +875,23 @@ NHWC_HEIGHTS(TILE_NHWC)
 NHWC_SPLITS(TILE_NHWC_SPLIT)
 static tile_fn *const tile_nhwc[] = {NHWC_HEIGHTS(TILE_NHWC_ROW) NHWC_SPLITS(TILE_NHWC_SPLIT_ROW)};
 static tile_fn *const tile_nhwc_half[] = {NHWC_HEIGHTS(TILE_HALF_ROW) NHWC_SPLITS(TILE_HALF_SPLIT_ROW)};
+#endif
+
+#if defined(TN_VEC_F64) || defined(TN_VEC_PAIRS) || defined(TN_VEC_QUADS)
+static tile_fn *const *const tile_blocks = NULL, *const *const tile_blocks_half = NULL;
+#else
+#define TILE_BLOCKS(rows) TILE_NHWC_AS(tile_blocks, rows, 2, VL) TILE_NHWC_AS(tile_blocks_half, rows, 1, VL)
+#define TILE_BLOCKS_SPLIT(rows, first, second)               \
+    TILE_NHWC_SPLIT_AS(tile_blocks, rows, first, second, VL) \
+    TILE_NHWC_SPLIT_AS(tile_blocks_half, rows, first, second, VL)
+#define TILE_BLOCKS_ROW(rows) [rows] = tile_blocks_##rows,
+#define TILE_BLOCKS_SPLIT_ROW(rows, first, second) TILE_BLOCKS_ROW(rows)
+#define TILE_BLOCKS_HALF_ROW(rows) [rows] = tile_blocks_half_##rows,
+#define TILE_BLOCKS_HALF_SPLIT_ROW(rows, first, second) TILE_BLOCKS_HALF_ROW(rows)
+NHWC_HEIGHTS(TILE_BLOCKS)
+NHWC_SPLITS(TILE_BLOCKS_SPLIT)
+static tile_fn *const tile_blocks[] = {NHWC_HEIGHTS(TILE_BLOCKS_ROW) NHWC_SPLITS(TILE_BLOCKS_SPLIT_ROW)};
+static tile_fn *const tile_blocks_half[] = {NHWC_HEIGHTS(TILE_BLOCKS_HALF_ROW) NHWC_SPLITS(TILE_BLOCKS_HALF_SPLIT_ROW)};
 #endif
 
 #define TILE_FULL_ROW(rows) [rows] = tile_full_##rows,
@@ -1077,6 +1126,8 @@ const tile_set SET = {.full = tile_full,
                       .wide = tile_wide,
                       .nhwc = tile_nhwc,
                       .nhwc_half = tile_nhwc_half,
+                      .blocks = tile_blocks,
+                      .blocks_half = tile_blocks_half,
                       .wide_panels = tile_wide_panels,
                       .pack = pack_run,
                       .lines = lines_run,

@@ -256,6 +256,13 @@ VEC_INLINE V v_clip(const epilogue_ops *e, V x) {
     return e->ceiling ? v_least(x, v_set1(*e->ceiling)) : x;
 }
 
+/* A vector of columns of an epilogue that is a bias, max(…, 0) and clipping. */
+VEC_INLINE V v_end_each(const epilogue_ops *e, V x) {
+    if (e->add) x = x + v_load(e->add);
+    if (e->relu) x = v_gate(x, x, v_zero());
+    return v_clip(e, x);
+}
+
 /* Column `column` of an epilogue that is a bias, max(…, 0) and clipping. */
 VEC_INLINE V v_end(const epilogue_ops *e, int64_t column, V x) {
     if (e->add) x = x + v_set1(e->add[column]);

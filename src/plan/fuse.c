@@ -875,12 +875,24 @@ static bool is_read_once(const tn_graph_plan *g, int value, int reader) {
 
 static bool is_here(const tn_group *group) { return group->native && !group->host && !group->commit; }
 
+/* The group that makes the image of this one, for it alone; NULL: none. */
+static tn_group *only_maker(const tn_graph_plan *g, const tn_group *reader) {
+    const int image = g->values[reader->lead].in[0];
+    const tn_value *v = &g->values[image];
+    if (!is_here(reader) || v->group < 0 || !is_read_once(g, image, (int)(reader - g->groups))) return NULL;
+    return is_here(&g->groups[v->group]) ? &g->groups[v->group] : NULL;
+}
+
+static bool is_conv(const tn_graph_plan *g, const tn_group *group) {
+    return tn_op_has(g->values[group->lead].node, TN_FACT_CONV_FORWARD);
+}
+
 static void leave_border(tn_graph_plan *g, tn_group *reader) {
-    int image = g->values[reader->lead].in[0];
-    tn_value *v = &g->values[image];
-    if (!is_here(reader) || v->group < 0 || !is_read_once(g, image, (int)(reader - g->groups))) return;
-    tn_group *producer = &g->groups[v->group];
-    if (!is_here(producer)) return;
+    tn_value *v = &g->values[g->values[reader->lead].in[0]];
+    tn_group *producer = only_maker(g, reader);
+    if (!producer) return;
+    tn_group *first = is_conv(g, producer) ? only_maker(g, producer) : NULL;
+    if (first && is_conv(g, first) && tn_conv_agree_on_blocks(g, first, producer, reader)) return;
     bool beside = reader->position == producer->position + 1 && !producer->sibling && !producer->row_fused;
     if (beside && tn_conv_agree_on_producer(v, producer, reader)) return;
     tn_conv_agree_on_border(v, producer, reader);
@@ -889,5 +901,5 @@ static void leave_border(tn_graph_plan *g, tn_group *reader) {
 void tn_pad_conv_results(tn_graph_plan *g) {
     if (!g->binding->device->is_cpu) return;
     for (size_t i = 0; i < g->group_count; i++)
-        if (tn_op_has(g->values[g->groups[i].lead].node, TN_FACT_CONV_FORWARD)) leave_border(g, &g->groups[i]);
+        if (is_conv(g, &g->groups[i])) leave_border(g, &g->groups[i]);
 }

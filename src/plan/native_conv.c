@@ -592,6 +592,83 @@ bool tn_conv_agree_on_producer(tn_value *v, tn_group *producer, tn_group *reader
 
 /* ---- edges ------------------------------------------------------------------------------------------------------- */
 
+/* ---- blocks of channels ------------------------------------------------------------------------------------------ */
+/* Between a convolution, a depthwise one and a convolution of one tap, images may lie in blocks of channels: then none
+ * of the three turns what lies between them, and depthwise windows lose no lane. */
+
+/* Computes this one with filters as columns, if it did otherwise. */
+static void take_columns(const tn_graph_plan *g, const tn_group *group, tn_native *n, const tn_conv_args *sizes) {
+    const tn_value *y = &g->values[group->lead], *weight = &g->values[y->in[1]];
+    const bool product = n->run == run_one_tap;
+    const tn_fused_program epilogue = product ? n->few_pixels.c.fused : n->conv.epilogue;
+    n->conv = *sizes;
+    n->conv.nhwc = true;
+    n->conv.epilogue = epilogue;
+    if (n->fused.program) n->fused.program = &n->conv.epilogue;
+    n->run = run_conv2d_forward;
+    if (product && n->fused.program) {
+        n->conv.epilogue.epilogue_ops = NULL;
+        n->joined_out = only_result(group->program, n->fused.sizes);
+        if (reads_epilogue(n, group)) n->conv.epilogue.epilogue_ops = &n->fused.ops;
+    }
+    keep_packed(g, n, weight);
+}
+
+/* The sizes that a convolution has with filters as columns: of one tap, all output pixels of a small image in a row. */
+static bool fits_columns(const tn_group *group, tn_conv_args *sizes, bool x_blocks, bool y_blocks) {
+    const tn_native *n = group->native;
+    if (n->run != run_one_tap && n->run != run_conv2d_forward) return false;
+    if (group->row_fused || group->sibling || group->pool >= 0 || n->conv.winograd) return false;
+    *sizes = n->conv;
+    sizes->epilogue = (tn_fused_program){0};
+    sizes->x_blocks = x_blocks;
+    sizes->y_blocks = y_blocks;
+    tn_conv_args flat = *sizes;
+    flat.size[1] *= flat.size[0];
+    flat.out_size[1] = flat.size[1];
+    flat.size[0] = flat.out_size[0] = 1;
+    if (n->run == run_one_tap && tn_conv_takes_blocks(&flat)) *sizes = flat;
+    return tn_conv_takes_blocks(sizes);
+}
+
+/* Can the result lie otherwise: is all that is done to it an operation of channels? */
+static bool has_plain_result(const tn_group *group) {
+    const tn_native *n = group->native;
+    tn_fused_epilogue ops;
+    if (!n->fused.program) return true;
+    return only_result(group->program, n->fused.sizes) &&
+           tn_epilogue_read_channels(group->program, n->fused.sizes, group->block_buffer, &ops);
+}
+
+/* Of larger images pixels fill vectors as well, and the last of the three loses what the others gain (measured). */
+static bool blocks_pay(const tn_conv_args *windows) {
+    enum { MOST_PIXELS = 1024 };
+    return windows->size[0] * windows->size[1] <= MOST_PIXELS;
+}
+
+bool tn_conv_agree_on_blocks(const tn_graph_plan *g, tn_group *first, tn_group *each, tn_group *last) {
+    tn_native *windows = each->native;
+    tn_conv_args makes, reads, between = windows->conv;
+    if (windows->run != run_conv2d_depthwise || !has_plain_result(first) || !has_plain_result(each)) return false;
+    between.x_blocks = between.y_blocks = true;
+    if (!blocks_pay(&between)) return false;
+    if (!tn_conv_takes_blocks(&between) || !fits_columns(first, &makes, first->native->conv.x_blocks, true))
+        return false;
+    if (!fits_columns(last, &reads, true, last->native->conv.y_blocks)) return false;
+    if (makes.batch != between.batch || makes.out_channels != between.groups || reads.channels != between.groups ||
+        makes.out_size[0] * makes.out_size[1] != between.size[0] * between.size[1] ||
+        reads.size[0] * reads.size[1] != between.out_size[0] * between.out_size[1])
+        return false;
+    take_columns(g, first, first->native, &makes);
+    take_columns(g, last, last->native, &reads);
+    windows->conv.x_blocks = windows->conv.y_blocks = true;
+    first->workspace = tn_conv_workspace(&first->native->conv, tn_threads());
+    each->workspace = tn_conv_depthwise_workspace(&windows->conv, tn_threads());
+    last->workspace = tn_conv_workspace(&last->native->conv, tn_threads());
+    first->native->by = each->native->by = last->native->by = "in blocks of channels";
+    return true;
+}
+
 static bool writes_border(const tn_native *n) {
     bool whole = n->conv.pool[0] > 0 || !n->fused.program || n->joined_out;
     return n->run == run_conv2d_forward && whole && tn_conv_writes_border(&n->conv);

@@ -950,6 +950,165 @@ static void what_lies_down_is_stored_as_it_is(void **state) {
     }
 }
 
+/* ---- blocks of channels ------------------------------------------------------------------------------------------ */
+
+/* [images, channels, plane] as [images, blocks, plane, lanes], or back. */
+static float *turn_blocks(const float *from, const tn_conv_args *a, int64_t channels, int64_t plane, bool back) {
+    const int64_t lanes = tn_conv_vec()->tiles->lanes;
+    float *to = tn_mem_alloc((size_t)(a->batch * channels * plane) * sizeof *to);
+    assert_non_null(to);
+    for (int64_t n = 0; n < a->batch * channels; n++)
+        for (int64_t i = 0; i < plane; i++) {
+            const int64_t there = n / lanes * lanes * plane + i * lanes + n % lanes, here = n * plane + i;
+            to[back ? here : there] = from[back ? there : here];
+        }
+    return to;
+}
+
+/* x, the results, or both in blocks; the results are the same. */
+static int compare_blocks(const problem *p, int threads, const float *want) {
+    const int64_t plane = p->a.size[0] * p->a.size[1], out_plane = p->a.out_size[0] * p->a.out_size[1];
+    int count = 0;
+    for (int way = 1; way < 4; way++) {
+        tn_conv_args a = p->a;
+        a.x_blocks = way & 1;
+        a.y_blocks = way & 2;
+        if (!tn_conv_takes_blocks(&a)) continue;
+        const bool depthwise = a.groups > 1;
+        const int64_t out_channels = a.groups * a.out_channels, results = a.batch * out_channels * out_plane;
+        float *x = a.x_blocks ? turn_blocks(a.x, &a, a.groups * a.channels, plane, false) : NULL;
+        float *y = a.y_blocks ? turn_blocks(want, &a, out_channels, out_plane, false) : NULL;
+        if (x) a.x = x;
+        a.nhwc = !depthwise;
+        const problem q = {.a = a};
+        const size_t bytes = depthwise ? tn_conv_depthwise_workspace(&a, threads) : tn_conv_workspace(&a, threads);
+        run_once(&q, depthwise ? tn_conv_depthwise : tn_conv, bytes, results, NULL, y ? y : want, "result in blocks");
+        tn_mem_free(x);
+        tn_mem_free(y);
+        count++;
+    }
+    return count;
+}
+
+static void blocks_of_channels_have_the_bits_of_the_definition(void **state) {
+    (void)state;
+    static const tn_conv_args sizes[] = {
+        {.batch = 1, .groups = 1, .channels = 48, .out_channels = 96, .size = {1, 49}, .kernel = {1, 1}},
+        {.batch = 2, .groups = 1, .channels = 32, .out_channels = 48, .size = {28, 28}, .kernel = {1, 1}},
+        {.batch = 1, .groups = 1, .channels = 400, .out_channels = 61, .size = {1, 196}, .kernel = {1, 1}},
+        {.batch = 1, .groups = 1, .channels = 272, .out_channels = 32, .size = {9, 14}, .kernel = {1, 1}},
+        {.batch = 3, .groups = 1, .channels = 5, .out_channels = 48, .size = {15, 13}, .kernel = {3, 3}},
+        {.batch = 2, .groups = 32, .channels = 1, .out_channels = 1, .size = {7, 7}, .kernel = {5, 5}},
+        {.batch = 1, .groups = 48, .channels = 1, .out_channels = 1, .size = {14, 14}, .kernel = {3, 3}},
+        {.batch = 1, .groups = 16, .channels = 1, .out_channels = 1, .size = {30, 57}, .kernel = {3, 3}},
+        {.batch = 1, .groups = 16, .channels = 1, .out_channels = 1, .size = {3, 1100}, .kernel = {3, 5}},
+        {.batch = 1, .groups = 16, .channels = 1, .out_channels = 1, .size = {20, 28}, .kernel = {17, 17}},
+    };
+    int compared = 0;
+    random_state = 21;
+    for (size_t i = 0; i < 2 * TN_COUNT(sizes); i++) {
+        problem p = {.a = sizes[i / 2]};
+        for (int d = 0; d < 2; d++) {
+            p.a.stride[d] = i % 2 && p.a.size[0] > 1 ? 2 : 1;
+            p.a.dilation[d] = 1;
+            p.a.pad_before[d] = p.a.kernel[d] / 2;
+            p.a.out_size[d] = (p.a.size[d] + p.a.stride[d] - 1) / p.a.stride[d];
+        }
+        make_arrays(&p, true);
+        float *want = tn_mem_alloc((size_t)(p.a.batch * p.a.groups * p.a.out_channels) *
+                                   (size_t)(p.a.out_size[0] * p.a.out_size[1]) * sizeof *want);
+        assert_non_null(want);
+        define_result(&p, want);
+        for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++)
+            for (int threads = 1; threads <= MAX_THREADS; threads++) {
+                if (!tn_gemm_use((tn_isa)isa) || test_leaves_out(threads, isa == TN_ISA_BASE && TEST_BASE_IS_SLOW))
+                    continue;
+                assert_ok(tn_threads_set(threads));
+                compared += compare_blocks(&p, threads, want);
+            }
+        tn_mem_free(want);
+        free_arrays(&p);
+    }
+    assert_true(compared > 100);
+}
+
+/* Two bottlenecks: of one tap or more to many channels, depthwise, and back. `apart`: each step is evaluated first. */
+typedef struct bottleneck {
+    int64_t batch, channels, wide, size[2], first, window, stride;
+    bool clips, blocks; /* max(…, 0) and min(…, 6) behind the first two; images in blocks of AVX-512's lanes */
+} bottleneck;
+
+/* What nobody holds is stored only if a plan needs it. */
+static tn_tensor *then(tn_tensor *before, tn_tensor *after) {
+    tn_free(before);
+    return after;
+}
+
+static tn_tensor *end_step(tn_tensor *y, const tn_tensor *bias, int kind, bool apart) {
+    y = then(y, tn_add(y, tn_reshape(bias, TN_DIMS(1, -1, 1, 1))));
+    if (kind > 0) y = then(y, tn_relu(y));
+    if (kind > 1) y = then(y, tn_minimum(y, tn_from_data(&(float){0.75f}, NULL, 0, TN_F32)));
+    if (apart) assert_ok(tn_eval(&y, 1));
+    return y;
+}
+
+static tn_tensor *bottleneck_of(const bottleneck *b, tn_tensor *x, tn_tensor *const *t, int kind, bool apart) {
+    tn_conv2d_options o = TN_CONV2D_DEFAULTS, each = TN_CONV2D_DEFAULTS;
+    o.padding[0] = o.padding[1] = b->first / 2;
+    each.padding[0] = each.padding[1] = b->window / 2;
+    each.stride[0] = each.stride[1] = b->stride;
+    each.groups = b->wide;
+    tn_tensor *y = end_step(tn_conv2d(x, t[1], NULL, &o), t[4], kind, apart);
+    y = end_step(then(y, tn_conv2d(y, t[2], NULL, &each)), t[4], kind, apart);
+    y = end_step(then(y, tn_conv2d(y, t[3], NULL, NULL)), t[5], 0, apart);
+    return b->stride == 1 ? then(y, tn_add(y, x)) : y;
+}
+
+static bool two_bottlenecks(const bottleneck *b, tn_tensor *const *t, bool apart, float *out) {
+    TN_SCOPE;
+    tn_tensor *y = bottleneck_of(b, t[0], t, b->clips ? 2 : 0, apart);
+    y = then(y, bottleneck_of(b, y, t, b->clips ? 2 : 1, apart));
+    assert_ok(tn_read(y, out, (size_t)tn_numel(y) * sizeof *out));
+    char *text = tn_explain_last();
+    const bool blocks = text && strstr(text, "in blocks of channels");
+    tn_text_free(text);
+    return blocks;
+}
+
+static void bottlenecks_in_blocks_have_the_bits_of_their_steps(void **state) {
+    (void)state;
+    static const bottleneck cases[] = {
+        {1, 24, 96, {14, 14}, 1, 3, 1, false, true},  {2, 40, 240, {12, 9}, 1, 5, 1, true, true},
+        {1, 32, 192, {28, 28}, 1, 5, 2, false, true}, {1, 16, 64, {15, 18}, 3, 3, 2, true, true},
+        {3, 24, 48, {180, 1}, 1, 3, 1, false, true},  {1, 24, 72, {14, 14}, 1, 3, 1, false, false},
+        {1, 8, 32, {40, 40}, 1, 3, 1, false, false},
+    };
+    static float got[1 << 15], want[1 << 15];
+    random_state = 22;
+    for (size_t i = 0; i < TN_COUNT(cases); i++)
+        for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++)
+            for (int threads = 1; threads <= MAX_THREADS; threads++) {
+                if (!tn_gemm_use((tn_isa)isa) || test_leaves_out(threads, isa == TN_ISA_BASE && TEST_BASE_IS_SLOW))
+                    continue;
+                const bottleneck *b = &cases[i];
+                assert_ok(tn_threads_set(threads));
+                TN_SCOPE;
+                const int64_t rows = b->size[0] + 2 * isa; /* plans of another instruction set do not come back */
+                tn_tensor *t[] = {random_tensor(TN_DIMS(b->batch, b->channels, rows, b->size[1])),
+                                  random_tensor(TN_DIMS(b->wide, b->channels, b->first, b->first)),
+                                  random_tensor(TN_DIMS(b->wide, 1, b->window, b->window)),
+                                  random_tensor(TN_DIMS(b->channels, b->wide, 1, 1)),
+                                  random_tensor(&b->wide, 1),
+                                  random_tensor(&b->channels, 1)};
+                memset(got, 0, sizeof got);
+                memset(want, 0, sizeof want);
+                (void)two_bottlenecks(b, t, true, want);
+                const bool blocks = two_bottlenecks(b, t, false, got);
+                if (isa == TN_ISA_AVX512 && blocks != b->blocks) fail_msg("case %zu: %d", i, (int)blocks);
+                assert_memory_equal(got, want, sizeof got);
+            }
+}
+
 /* Windows of one tap over many output pixels are a product where these follow each other, and a convolution like others
  * where they do not. */
 static void one_tap_has_the_bits_of_a_product(void **state) {
@@ -1446,6 +1605,8 @@ int main(void) {
         cmocka_unit_test(what_lies_down_is_stored_as_it_is),
         cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_definition),
         cmocka_unit_test(one_filter_a_channel_has_the_bits_of_a_convolution_a_channel),
+        cmocka_unit_test(blocks_of_channels_have_the_bits_of_the_definition),
+        cmocka_unit_test(bottlenecks_in_blocks_have_the_bits_of_their_steps),
         cmocka_unit_test(one_tap_has_the_bits_of_a_product),
         cmocka_unit_test(one_tap_of_small_images_has_the_bits_of_a_product),
         cmocka_unit_test(window_means_come_from_the_depthwise_kernel),
