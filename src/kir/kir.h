@@ -311,13 +311,13 @@ kir_val kir_get(kir_builder *b, kir_val var);
 void kir_set(kir_builder *b, kir_val var, kir_val value);
 void kir_barrier(kir_builder *b);
 /* kir_binary of one operation: kir_add(b, a, c) … */
-#define KIR_BY_NAME(X)                                                                                              \
-    X(ADD, add)                                                                                                     \
-    X(SUB, sub)                                                                                                     \
-    X(MUL, mul)                                                                                                     \
-    X(DIV, div)                                                                                                     \
-    X(MOD, mod) X(MIN, min) X(MAX, max) X(EQ, eq) X(LT, lt) X(LE, le) X(AND, and) X(OR, or) X(XOR, xor) X(SHL, shl) \
-        X(SHR, shr)
+#define KIR_BY_NAME(X) \
+    X(ADD, add)        \
+    X(SUB, sub)        \
+    X(MUL, mul)        \
+    X(DIV, div)        \
+    X(MOD, mod)        \
+    X(MIN, min) X(MAX, max) X(EQ, eq) X(LT, lt) X(LE, le) X(AND, and) X(OR, or) X(XOR, xor) X(SHL, shl) X(SHR, shr)
 #define X(OP, op) \
     static inline kir_val kir_##op(kir_builder *b, kir_val a, kir_val c) { return kir_binary(b, KIR_##OP, a, c); }
 KIR_BY_NAME(X)

@@ -134,7 +134,9 @@ static tn_status check_shape(const llm_source *s, const llm_config *c, const llm
          rank++)
         wanted[rank] = c->size[size[rank]];
     if (s->gguf && shape[1] == SIZE_UNIT && t->rank == 2) wanted[--rank - 1] = wanted[2]; /* of a convolution */
-    if (transposed && rank > 1) { /* the last two are exchanged */
+    bool any = s->gguf && (shape[0] == SIZE_DECAYS || shape[0] == SIZE_MIX_NORM) && rank == 1;
+    if (any && t->rank == 2 && t->shape[0] * t->shape[1] == wanted[0]) return TN_OK; /* heads or groups as rows */
+    if (transposed && rank > 1) {                                                    /* the last two are exchanged */
         int64_t rows = wanted[rank - 2];
         wanted[rank - 2] = wanted[rank - 1];
         wanted[rank - 1] = rows;

@@ -37,8 +37,12 @@
     [SLOT_FFN_POST_NORM] = "post_ffw_norm.weight", [SLOT_ROUTER] = "ffn_gate_inp.weight",                             \
     [SLOT_SHARED_ROUTER] = "ffn_gate_inp_shexp.weight", [SLOT_SHARED_GATE] = "ffn_gate_shexp.weight",                 \
     [SLOT_SHARED_UP] = "ffn_up_shexp.weight", [SLOT_SHARED_DOWN] = "ffn_down_shexp.weight",                           \
-    [SLOT_CHOICE_BIAS] = "exp_probs_b.bias", [SLOT_MIX_IN] = "shortconv.in_proj.weight",                              \
-    [SLOT_CONV] = "shortconv.conv.weight", [SLOT_MIX_OUT] = "shortconv.out_proj.weight"
+    [SLOT_CHOICE_BIAS] = "exp_probs_b.bias", [SLOT_MIX_IN] = "ssm_in.weight", [SLOT_CONV] = "ssm_conv1d.weight",      \
+    [SLOT_CONV_BIAS] = "ssm_conv1d.bias", [SLOT_MIX_X] = "ssm_x.weight", [SLOT_STEP] = "ssm_dt.weight",               \
+    [SLOT_STEP_BIAS] = "ssm_dt.bias", [SLOT_DECAY] = "ssm_a", [SLOT_SKIP] = "ssm_d",                                  \
+    [SLOT_MIX_NORM] = "ssm_norm.weight", [SLOT_STEP_NORM] = "ssm_dt_norm.weight",                                     \
+    [SLOT_WRITTEN_NORM] = "ssm_b_norm.weight", [SLOT_READ_NORM] = "ssm_c_norm.weight",                                \
+    [SLOT_MIX_OUT] = "ssm_out.weight"
 #define GGUF_EXPERTS                                                                             \
     [SLOT_EXPERT_GATE] = "ffn_gate_exps.weight", [SLOT_EXPERT_UP] = "ffn_up_exps.weight",        \
     [SLOT_EXPERT_DOWN] = "ffn_down_exps.weight", [SLOT_EXPERT_GATE_BIAS] = "ffn_gate_exps.bias", \
@@ -62,10 +66,12 @@ static const llm_naming gguf_late_norm = {
                     GGUF_EXPERTS, [SLOT_FFN_NORM] = "post_attention_norm.weight", [SLOT_ATTENTION_POST_NORM] = NULL}};
 static const llm_naming gguf_hy_v3 = {GGUF_NAMES,
                                       .layer_slots = {GGUF_LAYER, GGUF_EXPERTS, [SLOT_CHOICE_BIAS] = "exp_probs_b"}};
-static const llm_naming gguf_lfm2 = {.prefix = "",
-                                     .layer = "blk.",
-                                     .head_slots = {GGUF_HEAD, [SLOT_OUTPUT_NORM] = "token_embd_norm.weight"},
-                                     .layer_slots = {GGUF_LAYER, GGUF_EXPERTS}};
+static const llm_naming gguf_lfm2 = {
+    .prefix = "",
+    .layer = "blk.",
+    .head_slots = {GGUF_HEAD, [SLOT_OUTPUT_NORM] = "token_embd_norm.weight"},
+    .layer_slots = {GGUF_LAYER, GGUF_EXPERTS, [SLOT_MIX_IN] = "shortconv.in_proj.weight",
+                    [SLOT_CONV] = "shortconv.conv.weight", [SLOT_MIX_OUT] = "shortconv.out_proj.weight"}};
 const llm_naming tn_llm_gguf_falcon_two = {
     GGUF_NAMES,
     .layer_slots = {
@@ -723,6 +729,9 @@ static const llm_family families[] = {
      .keys = llama_keys, .read = tn_llm_read_granite_shared, .forward.activation = "silu", .forward.fused_gate = true,
      .experts.slots = FUSED_EXPERTS | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN), .experts.whole_choice = true,
      MAMBA2_RULES},
+    {"granitehybrid", "Granite 4", .in_gguf = true, .slots.needs = PLAIN_SLOTS,
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, .slots.head_needs = PLAIN_HEAD,
+     .forward.activation = "silu", .experts.slots = EXPERTS | PLAIN_SHARED, .experts.whole_choice = true, MAMBA2_RULES},
     {"bamba", "Bamba", .slots.needs = PLAIN_SLOTS, .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES,
      .slots.head_needs = PLAIN_HEAD, .naming = &bamba_names, .keys = llama_keys, .forward.activation = "silu",
      .positions.part = 0.5, MAMBA2_RULES},
@@ -740,9 +749,9 @@ static const llm_family families[] = {
      .keys = llama_keys, .read = tn_llm_read_llama4, .forward.activation = "silu", .positions.base = 5e5,
      .experts.slots = FUSED_EXPERTS | PLAIN_SHARED, .experts.always = true, .experts.by_sigmoid = true,
      .experts.fused_gate = true, .experts.scales_input = true},
-    {"jamba", "Jamba", .slots.needs = PLAIN_SLOTS, .slots.head_needs = PLAIN_HEAD, .naming = &jamba_names,
-     .keys = llama_keys, .read = tn_llm_read_jamba, .forward.activation = "silu", .experts.slots = EXPERTS,
-     .recurrent.kind = RECURRENCE_MAMBA,
+    {"jamba", "Jamba", .in_gguf = true, .slots.needs = PLAIN_SLOTS, .slots.head_needs = PLAIN_HEAD,
+     .naming = &jamba_names, .keys = llama_keys, .read = tn_llm_read_jamba, .forward.activation = "silu",
+     .experts.slots = EXPERTS, .recurrent.kind = RECURRENCE_MAMBA,
      .recurrent.needs = MAMBA1_SLOTS | BIT(SLOT_STEP_NORM) | BIT(SLOT_WRITTEN_NORM) | BIT(SLOT_READ_NORM),
      .recurrent.allows = MIXER_BIASES},
     {"hyperclovax", "HyperCLOVA X", .slots.needs = PLAIN_SLOTS,
@@ -855,14 +864,14 @@ static const llm_family families[] = {
      .experts.slots = EXPERTS | BIT(SLOT_CHOICE_BIAS), .experts.always = true, .experts.own_width = true,
      .experts.by_sigmoid = true, .recurrent.kind = RECURRENCE_CONV, .recurrent.needs = MIXER_SLOTS,
      .recurrent.allows = MIXER_BIASES},
-    {"mamba", "Mamba", .slots.needs = BIT(SLOT_ATTENTION_NORM), .slots.head_needs = PLAIN_HEAD, .naming = &mamba_names,
-     .keys = mamba_keys, .usual = mamba_usual, .forward.activation = "silu", .tied = true,
+    {"mamba", "Mamba", .in_gguf = true, .slots.needs = BIT(SLOT_ATTENTION_NORM), .slots.head_needs = PLAIN_HEAD,
+     .naming = &mamba_names, .keys = mamba_keys, .usual = mamba_usual, .forward.activation = "silu", .tied = true,
      .recurrent.kind = RECURRENCE_MAMBA, .recurrent.needs = MAMBA1_SLOTS, .recurrent.allows = MIXER_BIASES},
     {"falcon_mamba", "Falcon Mamba", .slots.needs = BIT(SLOT_ATTENTION_NORM), .slots.head_needs = PLAIN_HEAD,
      .naming = &mamba_names, .keys = mamba_keys, .usual = mamba_usual, .read = tn_llm_read_falcon_mamba,
      .forward.activation = "silu", .tied = true, .recurrent.kind = RECURRENCE_MAMBA, .recurrent.needs = MAMBA1_SLOTS,
      .recurrent.allows = MIXER_BIASES},
-    {"mamba2", "Mamba 2", .slots.needs = BIT(SLOT_ATTENTION_NORM), .slots.head_needs = PLAIN_HEAD,
+    {"mamba2", "Mamba 2", .in_gguf = true, .slots.needs = BIT(SLOT_ATTENTION_NORM), .slots.head_needs = PLAIN_HEAD,
      .naming = &mamba2_names, .keys = mamba_keys, .usual = mamba_usual, .forward.activation = "silu", MAMBA2_RULES},
     {"qwen3_next", "Qwen3-Next", DELTANET_LIKE, .naming = &qwen3_next_names,
      .recurrent.needs = DELTANET_SLOTS | BIT(SLOT_RATES), .experts.slots = EXPERTS | SHARED, .experts.always = true,

@@ -911,7 +911,8 @@ static tn_status gguf_read_choice(const tn_gguf *f, llm_config *c) {
     double scale = 0;
     TRY(get_int(f, c, "expert_shared_count", 0, &shared));
     TRY(get_int(f, c, "expert_group_count", 0, &groups));
-    bool whole = c->experts.whole_choice || c->family->experts.by_sigmoid || c->family->recurrent.kind;
+    bool usual = c->family->experts.own_width && (c->family->experts.by_sigmoid || c->family->recurrent.kind);
+    bool whole = c->experts.whole_choice || usual;
     TRY(get_bool(f, c, "expert_weights_norm", whole, &c->experts.whole_choice));
     if (has(f, c, "expert_weights_scale"))
         TRY(tn_gguf_get_float(f, gguf_key_of(c, "expert_weights_scale").text, &scale));
@@ -942,7 +943,11 @@ static tn_status gguf_read_experts(const tn_gguf *f, llm_config *c) {
     int64_t experts = 0, choices = 0, inner = c->size[SIZE_INTERMEDIATE];
     TRY(get_int(f, c, "expert_count", 0, &experts));
     TRY(get_int(f, c, "expert_used_count", 0, &choices));
+    if (experts == 1 && !c->family->experts.always) experts = 0; /* one expert is none (Jamba) */
     TRY(tn_llm_set_experts(c, tn_gguf_path(f), experts, choices));
+    if (experts == 0 && has(f, c, "expert_shared_feed_forward_length")) /* Granite 4 without others */
+        TRY(get_size(f, c, "expert_shared_feed_forward_length", LLM_MOST_WIDTH, &c->size[SIZE_INTERMEDIATE]));
+    c->size[SIZE_UP] = c->size[SIZE_INTERMEDIATE] * (c->family->forward.fused_gate ? 2 : 1);
     if (c->experts.choices == 0) return TN_OK;
     c->size[SIZE_SHARED] = inner;
     c->size[SIZE_EXPERT] = c->family->experts.own_width ? inner / choices : inner;
@@ -1007,16 +1012,45 @@ static tn_status read_kv_heads(const tn_gguf *f, llm_config *c) {
     return TN_OK;
 }
 
-/* Short convolutions; the layers that have one follow from the numbers of key heads. */
-static tn_status gguf_read_convolutions(const tn_gguf *f, llm_config *c) {
-    int64_t hidden = c->size[SIZE_HIDDEN];
-    if (c->family->recurrent.kind != RECURRENCE_CONV) return TN_OK;
-    c->size[SIZE_CHANNELS] = c->size[SIZE_INNER] = hidden;
-    c->size[SIZE_MIX_IN] = 3 * hidden;
-    return get_size(f, c, "shortconv.l_cache", LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]);
+/* Layers with a state; which ones follows from the numbers of key heads, unless all are. */
+static tn_status gguf_read_recurrent(const tn_gguf *f, llm_config *c) {
+    int64_t hidden = c->size[SIZE_HIDDEN], *inner = &c->size[SIZE_INNER];
+    bool rms, rotates;
+    llm_recurrence kind = c->family->recurrent.kind;
+    if (kind == RECURRENCE_NONE) return TN_OK;
+    for (int64_t i = 0; tn_llm_is_pure(c) && i < c->layers; i++)
+        tn_llm_set_recurrent(c, i);
+    if (kind == RECURRENCE_CONV) {
+        c->size[SIZE_CHANNELS] = *inner = hidden;
+        c->size[SIZE_MIX_IN] = 3 * hidden;
+        return get_size(f, c, "shortconv.l_cache", LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]);
+    }
+    c->recurrent.decays_made = true;
+    TRY(get_size(f, c, "ssm.conv_kernel", LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]));
+    TRY(get_size(f, c, "ssm.inner_size", LLM_MOST_WIDTH, inner));
+    TRY(get_size(f, c, "ssm.state_size", LLM_MOST_WIDTH, &c->size[SIZE_STATE]));
+    TRY(get_size(f, c, "ssm.time_step_rank", LLM_MOST_HEADS,
+                 kind == RECURRENCE_MAMBA2 ? &c->recurrent.value_heads : &c->size[SIZE_STEP_RANK]));
+    if (kind == RECURRENCE_MAMBA2) TRY(get_size(f, c, "ssm.group_count", LLM_MOST_HEADS, &c->recurrent.key_heads));
+    TRY(get_bool(f, c, "ssm.dt_b_c_rms", !tn_llm_is_pure(c), &rms)); /* Jamba has these norms, Falcon Mamba says so */
+    if (rms && kind == RECURRENCE_MAMBA) c->recurrent.inner_eps = 1e-6;
+    TRY(get_bool(f, c, "rope.scaling.finetuned", false, &rotates));
+    if (rotates) /* Bamba: its conversion mixes halves of heads of which rope rotates a part */
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s': '%s' is true: attention with rope between Mamba layers is not "
+                               "supported in GGUF files; use the model's folder",
+                               tn_gguf_path(f), gguf_key_of(c, "rope.scaling.finetuned").text);
+    for (int64_t i = 0; i < c->layers; i++)
+        tn_llm_set_rope(c, i, false);
+    if (c->size[SIZE_KERNEL] < 2) return out_of_range(f, gguf_key_of(c, "ssm.conv_kernel").text, 1, 2, LLM_MOST_WIDTH);
+    return tn_llm_size_mamba(c, tn_gguf_path(f));
 }
 
 static tn_status gguf_read_heads(const tn_gguf *f, llm_config *c) {
+    if (tn_llm_attention_layers(c) == 0) {
+        c->attention.heads = c->attention.kv_heads = c->size[SIZE_HEAD] = 1;
+        return TN_OK;
+    }
     TRY(get_size(f, c, "attention.head_count", LLM_MOST_HEADS, &c->attention.heads));
     TRY(read_kv_heads(f, c));
     if (c->attention.heads % c->attention.kv_heads != 0)
@@ -1175,16 +1209,18 @@ static tn_status read_sizes_gguf(const tn_gguf *f, llm_config *c) {
                             (double)c->layers - 1);
     c->layers -= c->file.predicting_layers;
     TRY(get_size(f, c, "embedding_length", LLM_MOST_WIDTH, &c->size[SIZE_HIDDEN]));
-    TRY(get_size(f, c, mixed ? "expert_feed_forward_length" : "feed_forward_length", LLM_MOST_WIDTH,
-                 &c->size[SIZE_INTERMEDIATE]));
-    c->size[SIZE_UP] = c->size[SIZE_INTERMEDIATE] * (c->family->forward.fused_gate ? 2 : 1);
+    c->size[SIZE_INTERMEDIATE] = 1;
+    if (!(c->family->recurrent.kind && tn_llm_is_pure(c)))
+        TRY(get_size(f, c, mixed ? "expert_feed_forward_length" : "feed_forward_length", LLM_MOST_WIDTH,
+                     &c->size[SIZE_INTERMEDIATE]));
     TRY(gguf_read_experts(f, c));
     TRY(get_size(f, c, "context_length", LLM_MOST_CONTEXT, &c->trained_context));
     c->attention.parallel = c->family->attention.parallel;
     if (c->family->attention.chooses_parallel)
         TRY(get_bool(f, c, "use_parallel_residual", c->attention.parallel, &c->attention.parallel));
-    if (!c->attention.parallel && c->family->slots.needs & BIT(SLOT_ATTENTION_NORM)) c->needs |= BIT(SLOT_FFN_NORM);
-    TRY(gguf_read_convolutions(f, c));
+    bool feeds = c->family->slots.needs & BIT(SLOT_ATTENTION_NORM) && c->family->slots.needs & BIT(SLOT_UP);
+    if (!c->attention.parallel && feeds) c->needs |= BIT(SLOT_FFN_NORM);
+    TRY(gguf_read_recurrent(f, c));
     TRY(gguf_read_heads(f, c));
     c->size[SIZE_POSITIONS] = c->trained_context;
     const char *eps = c->family->norms.layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";

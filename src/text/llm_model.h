@@ -353,6 +353,7 @@ typedef struct llm_recurrent {
     uint8_t which[LLM_MOST_LAYERS / 8]; /* bits of the layers with a state */
     int64_t layers;
     int64_t key_heads, value_heads; /* groups of Mamba 2 that share a key, and its heads */
+    bool decays_made;               /* the file has -exp(A), not A */
     double inner_eps;               /* of norms of steps and of what states write and read; 0: no such norms */
     tn_activation *activation;      /* of the convolution; NULL: the model's */
 } llm_recurrent;
@@ -452,6 +453,10 @@ tn_status tn_llm_read_falcon_h1(const hf_folder *f, llm_config *c);
 extern const llm_naming tn_llm_falcon_two, tn_llm_granite_dense, tn_llm_gguf_falcon_two;
 const char *tn_llm_gguf_word(const llm_family *f);            /* general.architecture; NULL: not in such files */
 extern const llm_naming tn_llm_gguf_names, tn_llm_gguf_apart; /* apart: experts have a tensor each */
+
+/* Sizes of Mamba layers that follow from those of their state, heads and inner width (llm_recurrent.c). */
+tn_status tn_llm_size_mamba(llm_config *c, const char *place);
+bool tn_llm_is_pure(const llm_config *c); /* all layers are recurrent */
 
 /* Reads and checks; options may be NULL. */
 tn_status tn_llm_configure(llm_source *s, const tn_llm_options *options, llm_config *out);

@@ -21,7 +21,7 @@ static tn_status read_conv(const hf_folder *f, llm_config *c) {
 /* What config.json calls the sizes of Mamba layers, where all layers are of that kind and where some are. */
 typedef enum mamba_word { EXPAND, STATE, KERNEL, RANK, HEADS, WIDTH, GROUPS, MAMBA_WORDS } mamba_word;
 
-static bool is_pure(const llm_config *c) { return !(c->family->slots.needs & BIT(SLOT_O)); }
+bool tn_llm_is_pure(const llm_config *c) { return !(c->family->slots.needs & BIT(SLOT_O)); }
 
 static tn_status read_word(const hf_folder *f, const llm_config *c, mamba_word word, int64_t usual, int64_t most,
                            int64_t *out) {
@@ -30,7 +30,7 @@ static tn_status read_word(const hf_folder *f, const llm_config *c, mamba_word w
          "mamba_n_groups"},
         {"expand", "state_size", "conv_kernel", "time_step_rank", "num_heads", "head_dim", "n_groups"},
         {"expand", "ssm_state_size", "conv_kernel", "", "mamba_num_heads", "mamba_head_dim", "n_groups"}};
-    const char *key = words[c->family->slots.lone ? 2 : is_pure(c)][word];
+    const char *key = words[c->family->slots.lone ? 2 : tn_llm_is_pure(c)][word];
     *out = usual;
     bool by_itself = tn_json_kind_of(tn_json_get(f->config, key)) == TN_JSON_STRING; /* "auto" */
     return by_itself ? TN_OK : tn_hf_size(f, key, usual, most, out);
@@ -44,25 +44,40 @@ static tn_status read_inner(const hf_folder *f, llm_config *c, int64_t state) {
     TRY(read_word(f, c, KERNEL, 4, LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]));
     *inner = expand * c->size[SIZE_HIDDEN];
     if (tn_hf_has(f, "mamba_d_ssm")) TRY(tn_hf_size(f, "mamba_d_ssm", *inner, LLM_MOST_WIDTH, inner));
-    return is_pure(c) ? tn_hf_size(f, "intermediate_size", *inner, LLM_MOST_WIDTH, inner) : TN_OK;
+    return tn_llm_is_pure(c) ? tn_hf_size(f, "intermediate_size", *inner, LLM_MOST_WIDTH, inner) : TN_OK;
 }
 
-static tn_status read_mamba(const hf_folder *f, llm_config *c) {
-    int64_t inner, state;
-    TRY(read_inner(f, c, 16));
-    TRY(read_word(f, c, RANK, (c->size[SIZE_HIDDEN] + 15) / 16, LLM_MOST_WIDTH, &c->size[SIZE_STEP_RANK]));
-    inner = c->size[SIZE_INNER];
-    state = c->size[SIZE_STATE];
-    c->size[SIZE_MIX_IN] = 2 * inner;
-    c->size[SIZE_CHANNELS] = c->size[SIZE_DECAYS] = inner;
-    c->size[SIZE_DECAY_STATES] = state;
-    c->size[SIZE_MIX_X] = c->size[SIZE_STEP_RANK] + 2 * state;
+tn_status tn_llm_size_mamba(llm_config *c, const char *place) {
+    int64_t inner = c->size[SIZE_INNER], state = c->size[SIZE_STATE], heads = c->recurrent.value_heads;
+    int64_t groups = c->recurrent.key_heads;
+    if (c->family->recurrent.kind == RECURRENCE_MAMBA) {
+        c->size[SIZE_MIX_IN] = 2 * inner;
+        c->size[SIZE_CHANNELS] = c->size[SIZE_DECAYS] = inner;
+        c->size[SIZE_DECAY_STATES] = state;
+        c->size[SIZE_MIX_X] = c->size[SIZE_STEP_RANK] + 2 * state;
+        return TN_OK;
+    }
+    if (heads % groups != 0 || inner < 1 || inner % heads != 0)
+        return tn_backend_fail(TN_ERR_FORMAT,
+                               "'%s': Mamba layers have %" PRId64 " numbers in %" PRId64 " heads and %" PRId64
+                               " groups; each must be a multiple of the next",
+                               place, inner, heads, groups);
+    c->size[SIZE_MIX_NORM] = inner;
+    c->size[SIZE_DECAYS] = heads;
+    c->size[SIZE_CHANNELS] = inner + 2 * groups * state;
+    c->size[SIZE_MIX_IN] = inner + c->size[SIZE_CHANNELS] + heads;
     return TN_OK;
 }
 
+static tn_status read_mamba(const hf_folder *f, llm_config *c) {
+    TRY(read_inner(f, c, 16));
+    TRY(read_word(f, c, RANK, (c->size[SIZE_HIDDEN] + 15) / 16, LLM_MOST_WIDTH, &c->size[SIZE_STEP_RANK]));
+    return tn_llm_size_mamba(c, f->path);
+}
+
 static tn_status read_mamba2(const hf_folder *f, llm_config *c) {
-    int64_t width, *inner = &c->size[SIZE_INNER], *state = &c->size[SIZE_STATE];
-    bool pure = is_pure(c) || c->family->slots.lone;
+    int64_t width, *inner = &c->size[SIZE_INNER];
+    bool pure = tn_llm_is_pure(c) || c->family->slots.lone;
     TRY(read_inner(f, c, pure ? 128 : 256));
     TRY(read_word(f, c, HEADS, 128, LLM_MOST_HEADS, &c->recurrent.value_heads));
     TRY(read_word(f, c, WIDTH, pure ? 64 : *inner / c->recurrent.value_heads, LLM_MOST_WIDTH, &width));
@@ -70,15 +85,8 @@ static tn_status read_mamba2(const hf_folder *f, llm_config *c) {
     const tn_json *limit = tn_json_get(f->config, "time_step_limit");
     if (tn_json_number(tn_json_at(limit, 0), 0) > 0 || tn_json_kind_of(tn_json_at(limit, 1)) == TN_JSON_NUMBER)
         return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "a 'time_step_limit' other than 0 to infinity is not supported");
-    if (c->recurrent.value_heads % c->recurrent.key_heads != 0 || width < 1)
-        return tn_hf_fail(f->path, TN_ERR_FORMAT,
-                          "%" PRId64 " heads of %" PRId64 " in Mamba layers are no multiple of %" PRId64 " groups",
-                          c->recurrent.value_heads, width, c->recurrent.key_heads);
-    *inner = c->size[SIZE_MIX_NORM] = c->recurrent.value_heads * width;
-    c->size[SIZE_DECAYS] = c->recurrent.value_heads;
-    c->size[SIZE_CHANNELS] = *inner + 2 * c->recurrent.key_heads * *state;
-    c->size[SIZE_MIX_IN] = *inner + c->size[SIZE_CHANNELS] + c->recurrent.value_heads;
-    return TN_OK;
+    *inner = c->recurrent.value_heads * width;
+    return tn_llm_size_mamba(c, f->path);
 }
 
 static tn_status read_deltanet(const hf_folder *f, llm_config *c) {
@@ -126,9 +134,9 @@ static tn_status read_kinds(const hf_folder *f, llm_config *c) {
             attends = attends || tn_json_int(tn_json_at(full, k), -1) == i;
         const char *word = tn_json_string(tn_json_at(types, (size_t)i), "");
         if (typed) attends = strcmp(word, "full_attention") == 0 || strcmp(word, "attention") == 0;
-        if (is_pure(c) || !attends) tn_llm_set_recurrent(c, i);
+        if (tn_llm_is_pure(c) || !attends) tn_llm_set_recurrent(c, i);
     }
-    if (typed || listed || is_pure(c) || interval > 0) return TN_OK;
+    if (typed || listed || tn_llm_is_pure(c) || interval > 0) return TN_OK;
     return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' has no list 'layer_types' of the kinds of layers", f->path);
 }
 
@@ -218,7 +226,11 @@ static tn_tensor *step_of(const tn_tensor *x, const tn_tensor *bias) {
     return tn_softplus(tn_add(x, bias), &o);
 }
 
-static tn_tensor *decay_of(const llm_layer *l) { return tn_neg(tn_exp(tn_cast(l->weight[SLOT_DECAY], TN_F32))); }
+static tn_tensor *decay_of(const llm_config *c, const llm_layer *l) {
+    const int64_t shape[] = {c->size[SIZE_DECAYS], c->size[SIZE_DECAY_STATES]};
+    tn_tensor *x = tn_reshape(tn_cast(l->weight[SLOT_DECAY], TN_F32), shape, shape[1] > 0 ? 2 : 1);
+    return c->recurrent.decays_made ? x : tn_neg(tn_exp(x));
+}
 
 /* Row t of x [n, …] in this shape. */
 static tn_tensor *row(const tn_tensor *x, int64_t t, const int64_t *shape, int rank) {
@@ -270,7 +282,7 @@ static tn_tensor *mamba(const llm_config *c, const llm_weights *w, int64_t layer
     tn_tensor *step = inner_norm(c, l, SLOT_STEP_NORM, tn_narrow(made, 1, 0, rank));
     tn_tensor *parts[] = {step_of(tn_llm_product(w, layer, SLOT_STEP, step, NULL), l->weight[SLOT_STEP_BIAS]), u,
                           inner_norm(c, l, SLOT_WRITTEN_NORM, tn_narrow(made, 1, rank, state)),
-                          inner_norm(c, l, SLOT_READ_NORM, tn_narrow(made, 1, rank + state, state)), decay_of(l)};
+                          inner_norm(c, l, SLOT_READ_NORM, tn_narrow(made, 1, rank + state, state)), decay_of(c, l)};
     tn_tensor *y = scan(c, l, tn_size(x, 0), advance_mamba, parts);
     return tn_mul(tn_add(y, tn_mul(u, l->weight[SLOT_SKIP])), tn_silu(tn_narrow(x, 1, inner, inner)));
 }
@@ -314,14 +326,14 @@ static tn_tensor *mamba2(const llm_config *c, const llm_layer *l, tn_tensor *x) 
     tn_tensor *step = step_of(tn_narrow(x, 1, inner + c->size[SIZE_CHANNELS], heads), l->weight[SLOT_STEP_BIAS]);
     tn_tensor *parts[] = {step, u, for_heads(tn_narrow(made, 1, inner, keys), groups, heads),
                           for_heads(tn_narrow(made, 1, inner + keys, keys), groups, heads),
-                          tn_exp(tn_mul(step, decay_of(l)))};
+                          tn_exp(tn_mul(step, decay_of(c, l)))};
     tn_tensor *y = scan(c, l, n, advance_mamba2, parts);
     tn_tensor *skip =
         tn_mul(tn_reshape(u, TN_DIMS(n, heads, inner / heads)), tn_reshape(l->weight[SLOT_SKIP], TN_DIMS(heads, 1)));
     y = tn_mul(tn_add(y, tn_reshape(skip, TN_DIMS(n, inner))), tn_silu(tn_narrow(x, 1, 0, inner)));
     if (!l->weight[SLOT_MIX_NORM]) return y;
     y = tn_llm_rms_norm(tn_reshape(y, TN_DIMS(n, groups, inner / groups)), NULL, c->eps);
-    return tn_mul(tn_reshape(y, TN_DIMS(n, inner)), l->weight[SLOT_MIX_NORM]);
+    return tn_mul(tn_reshape(y, TN_DIMS(n, inner)), tn_reshape(l->weight[SLOT_MIX_NORM], TN_DIMS(inner)));
 }
 
 /* Rows of length 1. */
@@ -354,7 +366,7 @@ static tn_tensor *delta_rule(const llm_config *c, const llm_layer *l, tn_tensor 
     tn_tensor *k = unit_rows(for_heads(tn_narrow(made, 1, keys, keys), groups, heads));
     tn_tensor *parts[] = {tn_sigmoid(rates[0]), tn_narrow(made, 1, 2 * keys, inner), k,
                           tn_mul_scalar(q, 1 / sqrt((double)state)),
-                          tn_exp(tn_mul(step_of(rates[1], l->weight[SLOT_STEP_BIAS]), decay_of(l)))};
+                          tn_exp(tn_mul(step_of(rates[1], l->weight[SLOT_STEP_BIAS]), decay_of(c, l)))};
     tn_tensor *y = tn_reshape(scan(c, l, n, advance_delta, parts), TN_DIMS(n, heads, inner / heads));
     y = tn_llm_rms_norm(y, l->weight[SLOT_MIX_NORM], c->eps);
     return tn_mul(tn_reshape(y, TN_DIMS(n, inner)), tn_silu(gate));

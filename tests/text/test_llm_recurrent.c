@@ -255,8 +255,19 @@ static void estimates_count_states(void **state) {
     assert_int_equal(f.cache_bytes, 4 * HIDDEN * 2 + 2 * 64 * (HIDDEN / 2) * 2);
 }
 
-/* LFM2's tensors as llama.cpp's conversion names and shapes them. */
-static const char *const lfm2_in_gguf[TN_COUNT(lfm2_rows)] = {
+typedef struct number {
+    const char *key;
+    int64_t value;
+} number;
+
+/* A model's tensors and sizes as llama.cpp's conversion names and shapes them. */
+typedef struct gguf_model {
+    const model *of;
+    const char *const *names;
+    number sizes[8];
+} gguf_model;
+
+static const char *const lfm2_names[TN_COUNT(lfm2_rows)] = {
     "token_embd.weight",           "token_embd_norm.weight",
     "blk.0.attn_norm.weight",      "blk.0.shortconv.in_proj.weight",
     "blk.0.shortconv.conv.weight", "blk.0.shortconv.out_proj.weight",
@@ -269,37 +280,81 @@ static const char *const lfm2_in_gguf[TN_COUNT(lfm2_rows)] = {
     "blk.1.ffn_gate.weight",       "blk.1.ffn_up.weight",
     "blk.1.ffn_down.weight",
 };
+static const char *const mamba2_names[TN_COUNT(mamba2_rows)] = {"token_embd.weight",
+                                                                "output_norm.weight",
+                                                                "blk.0.attn_norm.weight",
+                                                                "blk.0.ssm_in.weight",
+                                                                "blk.0.ssm_conv1d.weight",
+                                                                "blk.0.ssm_conv1d.bias",
+                                                                "blk.0.ssm_dt.bias",
+                                                                "blk.0.ssm_a",
+                                                                "blk.0.ssm_d",
+                                                                "blk.0.ssm_norm.weight",
+                                                                "blk.0.ssm_out.weight"};
+static const char *const mamba_names[TN_COUNT(mamba_rows)] = {
+    "token_embd.weight",   "output_norm.weight",      "blk.0.attn_norm.weight",
+    "blk.0.ssm_in.weight", "blk.0.ssm_conv1d.weight", "blk.0.ssm_x.weight",
+    "blk.0.ssm_dt.weight", "blk.0.ssm_dt.bias",       "blk.0.ssm_a",
+    "blk.0.ssm_d",         "blk.0.ssm_out.weight"};
+static const gguf_model in_gguf[] = {
+    {&models[0],
+     lfm2_names,
+     {{"block_count", 2}, {"feed_forward_length", INNER}, {"attention.head_count", 2}, {"shortconv.l_cache", 3}}},
+    {&models[1],
+     mamba2_names,
+     {{"block_count", 1},
+      {"ssm.conv_kernel", 4},
+      {"ssm.inner_size", 16},
+      {"ssm.state_size", 3},
+      {"ssm.time_step_rank", 4},
+      {"ssm.group_count", 2}}},
+    {&models[2],
+     mamba_names,
+     {{"block_count", 1},
+      {"ssm.conv_kernel", 4},
+      {"ssm.inner_size", 16},
+      {"ssm.state_size", 3},
+      {"ssm.time_step_rank", 2}}},
+};
 
-/* The tensors of make_folder in a GGUF file; kv_heads: of both layers. */
-static const char *make_gguf(const int32_t kv_heads[2]) {
-    static const struct {
-        const char *key;
-        int64_t value;
-    } sizes[] = {
-        {"lfm2.block_count", 2},          {"lfm2.embedding_length", HIDDEN}, {"lfm2.feed_forward_length", INNER},
-        {"lfm2.attention.head_count", 2}, {"lfm2.context_length", 100},      {"lfm2.shortconv.l_cache", 3}};
-    const char *path = test_scratch("lfm2.gguf");
+static void put_sizes(tn_gguf_writer *w, const gguf_model *g, const number *other) {
+    char key[100];
+    const number all[] = {{"embedding_length", HIDDEN}, {"context_length", 100}};
+    for (size_t i = 0; i < TN_COUNT(all) + TN_COUNT(g->sizes); i++) {
+        const number *n = i < TN_COUNT(all) ? &all[i] : &g->sizes[i - TN_COUNT(all)];
+        bool wrong = n->key && other && strcmp(other->key, n->key) == 0;
+        snprintf(key, sizeof key, "%s.%s", g->of->name, n->key ? n->key : "");
+        if (n->key) assert_ok(tn_gguf_put_int(w, key, TN_GGUF_U32, wrong ? other->value : n->value));
+    }
+    snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", g->of->name);
+    assert_ok(tn_gguf_put_float(w, key, TN_GGUF_F32, 1e-6));
+    snprintf(key, sizeof key, "%s.rope.freq_base", g->of->name);
+    assert_ok(tn_gguf_put_float(w, key, TN_GGUF_F32, 1e6));
+}
+
+/* The tensors of make_folder in a GGUF file. kv_heads: of two layers, or NULL; other: a size that is another one. */
+static const char *make_gguf(const gguf_model *g, const int32_t *kv_heads, const number *other) {
+    const char *path = test_scratch("recurrent.gguf");
+    int count = g->of->count;
     tn_gguf_writer *w;
     assert_ok(tn_gguf_create(path, 32, &w));
-    assert_ok(tn_gguf_put_string(w, "general.architecture", "lfm2", 4));
-    for (size_t i = 0; i < TN_COUNT(sizes); i++)
-        assert_ok(tn_gguf_put_int(w, sizes[i].key, TN_GGUF_U32, sizes[i].value));
-    assert_ok(tn_gguf_put_float(w, "lfm2.attention.layer_norm_rms_epsilon", TN_GGUF_F32, 1e-6));
-    assert_ok(tn_gguf_put_float(w, "lfm2.rope.freq_base", TN_GGUF_F32, 1e6));
-    assert_ok(tn_gguf_put_array(w, "lfm2.attention.head_count_kv", TN_GGUF_I32, 2, kv_heads));
+    assert_ok(tn_gguf_put_string(w, "general.architecture", g->of->name, (int64_t)strlen(g->of->name)));
+    put_sizes(w, g, other);
+    if (kv_heads) assert_ok(tn_gguf_put_array(w, "lfm2.attention.head_count_kv", TN_GGUF_I32, 2, kv_heads));
     tn_manual_seed(3);
     TN_SCOPE;
-    tn_tensor *tensors[TN_COUNT(lfm2_rows)];
-    for (size_t i = 0; i < TN_COUNT(lfm2_rows); i++) {
-        const int64_t *shape = lfm2_rows[i].shape;
-        tn_gguf_info info = {.struct_size = sizeof info, .name = lfm2_in_gguf[i], .dtype = TN_F32};
+    tn_tensor *tensors[MOST];
+    for (int i = 0; i < count; i++) {
+        const int64_t *shape = g->of->rows[i].shape;
+        tn_gguf_info info = {.struct_size = sizeof info, .name = g->names[i], .dtype = TN_F32};
         tensors[i] = tn_randn(shape, shape[2] ? 3 : shape[1] ? 2 : 1);
         for (int d = 0; d < 3; d++)
             if (shape[d] > 1) info.shape[info.rank++] = shape[d];
+        if (strcmp(info.name, "blk.0.ssm_a") == 0) tensors[i] = tn_neg(tn_exp(tensors[i]));
         assert_ok(tn_gguf_add(w, &info));
     }
-    for (size_t i = 0; i < TN_COUNT(lfm2_rows); i++) {
-        float values[3 * HIDDEN * WORDS];
+    for (int i = 0; i < count; i++) {
+        float values[64 * WORDS];
         assert_ok(tn_read(tensors[i], values, (size_t)tn_numel(tensors[i]) * sizeof *values));
         assert_ok(tn_gguf_write(w, values, tn_numel(tensors[i]) * (int64_t)sizeof *values));
     }
@@ -309,21 +364,37 @@ static const char *make_gguf(const int32_t kv_heads[2]) {
 
 static void a_gguf_file_computes_what_its_folder_does(void **state) {
     (void)state;
-    tn_llm *folder = open_model(&models[0]), *file;
-    float want[WORDS], got[WORDS];
-    logits_of(folder, text, LENGTH, want);
-    tn_llm_close(folder);
-    assert_ok(tn_llm_open(make_gguf((int32_t[]){0, 1}), NULL, &file));
-    logits_of(file, text, LENGTH, got);
-    tn_llm_close(file);
-    assert_same(got, want);
+    static const int32_t kv_heads[] = {0, 1};
+    for (size_t k = 0; k < TN_COUNT(in_gguf); k++) {
+        tn_llm *folder = open_model(in_gguf[k].of), *file;
+        float want[WORDS], got[WORDS];
+        logits_of(folder, text, LENGTH, want);
+        tn_llm_close(folder);
+        assert_ok(tn_llm_open(make_gguf(&in_gguf[k], k == 0 ? kv_heads : NULL, NULL), NULL, &file));
+        logits_of(file, text, LENGTH, got);
+        tn_llm_close(file);
+        assert_same(got, want);
+    }
+}
+
+static void wrong_gguf_files_are_refused(void **state) {
+    (void)state;
     static const struct {
+        int model;
         int32_t heads[2];
+        number other;
         const char *word;
-    } wrong[] = {{{0, -1}, "-1 for layer 1"}, {{1, 2}, "2 for layer 1"}, {{1, 1}, "blk.0.attn_q.weight"}};
-    for (size_t i = 0; i < TN_COUNT(wrong); i++) {
-        if (tn_llm_open(make_gguf(wrong[i].heads), NULL, &file) == TN_OK) fail_msg("row %d was opened", (int)i);
-        if (!strstr(tn_error(), wrong[i].word)) fail_msg("row %d: %s", (int)i, tn_error());
+    } rows[] = {
+        {0, {0, -1}, {"", 0}, "-1 for layer 1"},         {0, {1, 2}, {"", 0}, "2 for layer 1"},
+        {0, {1, 1}, {"", 0}, "blk.0.attn_q.weight"},     {1, {0}, {"ssm.group_count", 3}, "multiple"},
+        {1, {0}, {"ssm.conv_kernel", 1}, "conv_kernel"}, {1, {0}, {"ssm.state_size", 4}, "according to the metadata"},
+        {2, {0}, {"ssm.inner_size", 0}, "inner_size"}};
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        tn_llm *m;
+        const char *path =
+            make_gguf(&in_gguf[rows[i].model], rows[i].model == 0 ? rows[i].heads : NULL, &rows[i].other);
+        if (tn_llm_open(path, NULL, &m) == TN_OK) fail_msg("row %d was opened", (int)i);
+        if (!strstr(tn_error(), rows[i].word)) fail_msg("row %d: %s", (int)i, tn_error());
     }
 }
 
@@ -377,6 +448,7 @@ int main(void) {
         cmocka_unit_test(what_needs_several_tokens_at_once_is_refused),
         cmocka_unit_test(estimates_count_states),
         cmocka_unit_test(a_gguf_file_computes_what_its_folder_does),
+        cmocka_unit_test(wrong_gguf_files_are_refused),
         cmocka_unit_test(wrong_configurations_are_refused),
         cmocka_unit_test(memory_may_run_out_anywhere),
     };
