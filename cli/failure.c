@@ -3,7 +3,6 @@
  *
  * The object is printed when the command ends (cli_failure_end), and only if nothing else was written as JSON: a result
  * that names failures (onnx-test, certify) is a result. */
-#include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,6 @@
 /* options.c — the options that most subcommands share, parsed the same way everywhere. */
 #include <errno.h>
 #include <getopt.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -4,7 +4,6 @@
  * not regular files (/dev/stdout, a pipe) are written directly. */
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>

@@ -3,7 +3,6 @@
  * Each column of dots shows the range from the least to the greatest value that falls into it, so that no spike is lost
  * however many values there are. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "cli/cli.h"

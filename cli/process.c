@@ -6,7 +6,6 @@
 #include "cli/process.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "cli/cli.h"

@@ -3,7 +3,6 @@
  * A table row names the work, its sizes and its three functions. Weights and inputs are random, of one seed. What
  * is timed is a whole call with its recording, but for `add-16`, which is replayed. Policies train on batches that
  * differ, as in life: on one alone many gradients vanish, and arithmetic on numbers next to zero is slow. */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -3,7 +3,6 @@
  *
  * GGUF has no word for the last one: readers take a head's width, and in the largest models another number, told by how
  * many layers there are. What differs from that is refused. */
-#include <math.h>
 #include <string.h>
 
 #include "cli/convert/convert.h"

@@ -1,5 +1,4 @@
 /* cli_certify.c — `trunnion certify`: is a device of this machine right? The library's suite (certify.h), shown. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "cli/cli.h"

@@ -3,7 +3,6 @@
  * The sizes come from a GGUF file's header or a folder's config.json (weights are not touched), from a model known by
  * name, or from the command line; the sums are the library's, the same that a start checks against the free memory. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 

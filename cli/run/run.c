@@ -2,11 +2,9 @@
  *
  * The first run reads shapes and plans, the second is captured, all later ones are replayed: those are timed. */
 #define TN_NO_CALLER_LINES 1 /* errors name nodes; a line of this file would tell nothing */
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "cli/bench/bench_limits.h"
 #include "cli/cli.h"

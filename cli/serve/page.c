@@ -1,8 +1,6 @@
 /* page.c — the chat page at "/": one file that loads nothing else. It talks to the server as any client does. */
 #include "cli/serve/serve.h"
 
-#include "trunnion/text.h"
-
 const char serve_page[] =
     "<!doctype html>\n"
     "<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Trunnion</title>\n"

@@ -1,7 +1,6 @@
 /* reply.c — answers as JSON: whole, or as the events of a stream ("data: {…}" and an empty line each). */
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "cli/serve/serve.h"
 #include "trunnion/backend.h"

@@ -1,6 +1,5 @@
 /* generate_seq2seq.c — `trunnion generate` with an encoder-decoder model (T5): the prompt goes to the encoder, the
  * answer comes from the decoder. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "cli/text/generate_seq2seq.h"

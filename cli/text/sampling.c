@@ -2,7 +2,6 @@
 #include "cli/text/sampling.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>

@@ -1,11 +1,8 @@
 /* tokenize.c — `trunnion tokenize`: a text's tokens under a model's vocabulary, and back. */
-#include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "cli/cli.h"
 #include "cli/text/language.h"
-#include "trunnion/backend.h"
 #include "trunnion/text.h"
 
 static int run_tokenize(int argc, char **argv);

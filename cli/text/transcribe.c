@@ -1,5 +1,4 @@
 /* transcribe.c — `trunnion transcribe`: what is said in a WAV file, as text, by a Whisper or CTC model in a folder. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "cli/cli.h"

@@ -21,7 +21,6 @@
 #include "trunnion/data.h"
 #include "trunnion/finetune.h"
 #include "trunnion/survive.h"
-#include "trunnion/trunnion.h"
 
 static const char CHECKPOINT[] = "checkpoint.safetensors", MERGED[] = "model.gguf";
 enum { PLOT_ROWS = 8, SAMPLE_TOKENS = 48, VALIDATION_BATCH = 8, MOST_DESCRIPTION = 768, DEFAULT_CONTEXT = 512 };

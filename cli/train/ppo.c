@@ -6,7 +6,6 @@
  * flows back and whose first state was kept. Advantages are normalised a minibatch; an episode that was cut is worth
  * what the policy expected behind the cut. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

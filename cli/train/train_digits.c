@@ -4,7 +4,6 @@
  * Every fifth row of the table is kept aside for the test. The order of the others is a permutation drawn from seed and
  * epoch, so a step's batch follows from its number alone and a resumed run needs no memory of the order. */
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

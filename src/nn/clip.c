@@ -1,5 +1,4 @@
 /* clip.c — operations on the gradients of many parameters: norm, clipping, test for finite values. */
-#include <math.h>
 #include <stdlib.h>
 
 #include "nn/optimizer.h"

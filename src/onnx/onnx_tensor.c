@@ -4,7 +4,6 @@
  * Trunnion computes with stays in the mapped file if it is aligned; other dtypes are widened. The size that a file
  * claims is compared with its content before memory is allocated. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "onnx/model.h"
