@@ -13,7 +13,8 @@
 #include "cpu/isa.h"
 
 enum {
-    CHANNELS_TILE = 3 << 13,      /* elements of the input tile: in the second cache, and pieces share few rows */
+    CHANNELS_TILE = 3 << 13,      /* elements of the input tile: in the second cache, and pieces share few rows; … */
+    BLOCKS_TILE = 3 << 11,        /* … of one that is copied, in the first */
     CHANNELS_MOST_TILE = 1 << 17, /* … of one that a single row of output pixels fills */
     RUN_PIXELS = TN_GEMM_BLOCK_LD /* that are turned back at once, while they are in the first cache */
 };
@@ -39,7 +40,7 @@ static void plan_by_channels(by_channels *e, const tn_conv_args *a) {
     e->column_pieces = tn_ceil_div(a->out_size[1], RUN_PIXELS);
     e->columns = tn_ceil_div(a->out_size[1], e->column_pieces);
     e->pitch = (e->columns - 1) * a->stride[1] + window_reach(a, 1);
-    int64_t seen = CHANNELS_TILE / (e->pitch * lanes), fits = (seen - window_reach(a, 0)) / a->stride[0] + 1;
+    int64_t seen = (a->x_blocks ? BLOCKS_TILE : CHANNELS_TILE) / (e->pitch * lanes), fits = (seen - window_reach(a, 0)) / a->stride[0] + 1;
     e->rows = tn_min64(a->out_size[0], tn_max64(fits, 1));
     if (e->column_pieces > 1) e->rows = 1;
     e->row_pieces = tn_ceil_div(a->out_size[0], e->rows);
