@@ -133,10 +133,13 @@ static tn_status check_shape(const llm_source *s, const llm_config *c, const llm
     for (const llm_size *size = shape + alone; rank < 3 - alone && size[rank] != SIZE_ONE && c->size[size[rank]];
          rank++)
         wanted[rank] = c->size[size[rank]];
-    if (s->gguf && shape[1] == SIZE_UNIT && t->rank == 2) wanted[--rank - 1] = wanted[2]; /* of a convolution */
-    bool any = s->gguf && (shape[0] == SIZE_DECAYS || shape[0] == SIZE_MIX_NORM) && rank == 1;
-    if (any && t->rank == 2 && t->shape[0] * t->shape[1] == wanted[0]) return TN_OK; /* heads or groups as rows */
-    if (transposed && rank > 1) {                                                    /* the last two are exchanged */
+    if (s->gguf && shape[1] == SIZE_UNIT && t->rank == 2 && rank == 3)
+        wanted[--rank - 1] = wanted[2]; /* of a convolution */
+    bool flattened =
+        s->gguf && c->family->recurrent.kind == RECURRENCE_MAMBA2 && rank == 1 && t->rank == 2 &&
+        (shape == layer_shapes[SLOT_DECAY] || shape == layer_shapes[SLOT_SKIP] || shape == layer_shapes[SLOT_MIX_NORM]);
+    if (flattened && t->shape[0] * t->shape[1] == wanted[0]) return TN_OK; /* heads or groups are rows there */
+    if (transposed && rank > 1) {                                          /* the last two are exchanged */
         int64_t rows = wanted[rank - 2];
         wanted[rank - 2] = wanted[rank - 1];
         wanted[rank - 1] = rows;
