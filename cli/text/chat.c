@@ -11,7 +11,6 @@
 #include "cli/text/answer.h"
 #include "cli/text/conversation.h"
 #include "cli/text/language.h"
-#include "cli/text/line_editor.h"
 #include "cli/text/sampling.h"
 #include "trunnion/backend.h"
 #include "trunnion/text.h"

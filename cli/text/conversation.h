@@ -44,4 +44,16 @@ tn_status conversation_encode(const conversation *c, const vocabulary *v, tn_ids
 /* The same without the beginning of an answer. */
 tn_status conversation_encode_whole(const conversation *c, const vocabulary *v, tn_ids *out);
 
+/* ---- lines that a user types (line_editor.c) --------------------------------------------------------------------- */
+
+typedef enum line_result { LINE_READ, LINE_END, LINE_INTERRUPTED, LINE_FAILED } line_result;
+
+/* Between cli_stop_begin and cli_stop_end. Reads the next line of standard input into `line`, without its newline; a
+ * prompt is shown on a terminal only. LINE_INTERRUPTED: a signal came, the line is lost; LINE_FAILED: an error was set.
+ * One thread. */
+line_result line_editor_read(const char *prompt, tn_bytes *line);
+/* "libedit", or "none" */
+const char *line_editor_name(void);
+void line_editor_end(void);
+
 #endif

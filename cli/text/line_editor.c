@@ -3,7 +3,7 @@
  * libedit (BSD licence) is loaded when the first line is read, so nothing depends on it; GNU readline has the same
  * functions, but its licence would become the command's. The callback functions are used, because they leave the
  * waiting to us: poll() returns when a signal comes, whatever SA_RESTART says. */
-#include "cli/text/line_editor.h"
+#include "cli/text/conversation.h"
 
 #include <dlfcn.h>
 #include <errno.h>
