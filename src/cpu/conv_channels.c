@@ -40,7 +40,8 @@ static void plan_by_channels(by_channels *e, const tn_conv_args *a) {
     e->column_pieces = tn_ceil_div(a->out_size[1], RUN_PIXELS);
     e->columns = tn_ceil_div(a->out_size[1], e->column_pieces);
     e->pitch = (e->columns - 1) * a->stride[1] + window_reach(a, 1);
-    int64_t seen = (a->x_blocks ? BLOCKS_TILE : CHANNELS_TILE) / (e->pitch * lanes), fits = (seen - window_reach(a, 0)) / a->stride[0] + 1;
+    const int64_t seen = (a->x_blocks ? BLOCKS_TILE : CHANNELS_TILE) / (e->pitch * lanes);
+    const int64_t fits = (seen - window_reach(a, 0)) / a->stride[0] + 1;
     e->rows = tn_min64(a->out_size[0], tn_max64(fits, 1));
     if (e->column_pieces > 1) e->rows = 1;
     e->row_pieces = tn_ceil_div(a->out_size[0], e->rows);
