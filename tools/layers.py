@@ -24,7 +24,7 @@ BUDGET = {
     "windows": 1440,
     "base": 3812,
     "kir": 16512,
-    "cpu": 15242,
+    "cpu": 15244,
     "gpu": 2738,
     "vendor": 3153,
     "hal": 8885,
