@@ -207,6 +207,14 @@ bool cli_parse_bytes(const char *text, int64_t *out);
 bool cli_parse_real(const char *text, double least, double most, double *out);
 bool cli_parse_int(const char *text, int64_t least, int64_t most, int64_t *out);
 
+/* Of `trunnion fit COMMAND` (fit_run.c): the command's device computes nothing unless `measures`, and stays open
+ * here. */
+typedef struct cli_fitting {
+    bool on, measures;
+    tn_device *device;
+} cli_fitting;
+extern cli_fitting cli_fit_state;
+
 /* For opening a device. */
 tn_device_options cli_device_options(const cli_options *o);
 

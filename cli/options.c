@@ -354,6 +354,8 @@ static void say_idle_numerics(const tn_device *device) {
               d.id);
 }
 
+cli_fitting cli_fit_state;
+
 tn_device_options cli_device_options(const cli_options *o) {
     tn_device_options d = TN_DEVICE_DEFAULTS;
     d.minimum_memory = o->memory;
@@ -363,6 +365,7 @@ tn_device_options cli_device_options(const cli_options *o) {
     d.matrix = o->matrix;
     d.vendor = o->vendor;
     d.tuning = o->tuning;
+    d.dry_run = cli_fit_state.on && !cli_fit_state.measures;
     return d;
 }
 
@@ -375,6 +378,8 @@ tn_device *cli_choose_device(const cli_options *o, tn_selection *s, int *code) {
     tn_status status = o->library ? tn_set_library(o->library) : TN_OK;
     if (status == TN_OK) status = tn_device_open(o->device, &d, s, &device);
     if (status == TN_OK) status = tn_set_current_device(device);
+    if (status == TN_OK && cli_fit_state.on && !cli_fit_state.device)
+        status = tn_device_open(s->chosen, &d, NULL, &cli_fit_state.device); /* the command closes its own */
     if (o->verbose && status == TN_OK) say_steps(s);
     if (o->library && status == TN_OK) say_idle_library(o->library, device);
     if (o->numerics && *o->numerics == 'f' && status == TN_OK) say_idle_numerics(device);

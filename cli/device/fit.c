@@ -14,10 +14,14 @@ static int run_fit(int argc, char **argv);
 
 const cli_command cli_fit = {
     .name = "fit",
-    .summary = "estimate the memory that a language model needs, and where it fits",
-    .usage = "fit MODEL | fit --config NAME-OR-SIZES [--context N] [--weights TYPE] [--cache TYPE] [--train]",
+    .summary = "estimate the memory that a model or a training needs, and where it fits",
+    .usage = "fit MODEL [options] | fit MODEL.onnx | fit run|train|finetune … | fit --config NAME-OR-SIZES [options]",
     .help =
         "  MODEL                 a language model: a GGUF file, a Hugging Face model folder, or a config.json alone\n"
+        "  MODEL.onnx, train digits, finetune -m …: a command that runs a network or trains one, with its\n"
+        "                        options: some steps are planned on its device (--device) without computing or\n"
+        "                        writing anything\n"
+        "  --measure             of such a command: compute these steps, and tell what they took\n"
         "  --config WHAT         a known model (mistral-7b, llama-2-7b, llama-3-8b, qwen2.5-7b, smollm2-135m), or\n"
         "                        sizes separated by commas: hidden=N, intermediate=N, layers=N, vocabulary=N,\n"
         "                        heads=N, kv_heads=N, head_dim=N, tied=1; sizes after a name replace those of the "
@@ -31,7 +35,7 @@ const cli_command cli_fit = {
         "  --batch N             sequences per training step (default 1)\n"
         "  --json                total_bytes, weights_bytes, cache_bytes, activation_bytes, runtime_bytes,\n"
         "                        gradient_bytes, optimizer_bytes, parameters, context, fits{device:bool}, "
-        "would_fit{device:{weights, context}}\n"
+        "would_fit{device:{weights, context}}; of a command: device, total_bytes, free_bytes, fits, measured\n"
         "\n"
         "The total is the peak resident memory of a process that does nothing else. If a device does not report its\n"
         "free memory, all of its memory is assumed to be free.\n"
@@ -40,7 +44,9 @@ const cli_command cli_fit = {
         "  trunnion fit model.gguf --context 2048\n"
         "  trunnion fit --config mistral-7b --weights q4_K --context 8192\n"
         "  trunnion fit --config mistral-7b,layers=40 --weights q4_K\n"
-        "  trunnion fit --config smollm2-135m --train --batch 8 --context 512\n",
+        "  trunnion fit --config smollm2-135m --train --batch 8 --context 512\n"
+        "  trunnion fit network.onnx --dim batch=8 --device opencl\n"
+        "  trunnion fit train chars --device cpu\n",
     .accepts = CLI_JSON,
     .run = run_fit,
 };
@@ -362,6 +368,8 @@ static const cli_option options[] = {
 static int run_fit(int argc, char **argv) {
     request r = {.weights = TN_F32, .cache = TN_F16};
     cli_options o;
+    int command = fit_command_at(argc, argv);
+    if (command) return fit_run_command(argc, argv, command);
     int status, first = cli_parse(&cli_fit, argc, argv, &o, options, &r, &status);
     if (first < 0) return status;
     r.weights_given = cli_is_given(&o, options, "weights");

@@ -1,8 +1,12 @@
-/* fit.h — what `trunnion fit` asks of the text library. */
+/* fit.h — `trunnion fit` of a command, and what `fit` asks of the text library. */
 #ifndef TN_CLI_FIT_H
 #define TN_CLI_FIT_H
 
 #include "trunnion/model.h"
+
+/* The place in argv of a command or of an ONNX network, whose memory is asked for; 0: there is none. (fit_run.c) */
+int fit_command_at(int argc, char **argv);
+int fit_run_command(int argc, char **argv, int at);
 
 /* The sizes of a language model as the library opens it; false if it does not, or is not in this build. What layers
  * keep of a token may be less than their heads say, or a state.

@@ -147,6 +147,9 @@ static inline void tn_map_convert(tn_dtype dtype, const uint8_t *numbers, int64_
  * again on the next access. Does nothing for other memory, or on big-endian machines, where the converted numbers would
  * be lost. */
 void tn_map_return_pages(const void *address, size_t bytes);
+/* Zeros that take no memory until they are written. NULL with tn_error set on failure. */
+void *tn_address_space(size_t bytes);
+void tn_address_space_free(void *address, size_t bytes);
 /* Asks for large pages where they fit completely into memory that has not been written yet; saves TLB misses when it is
  * read in order. Only a hint. */
 void tn_large_pages(void *address, size_t bytes);

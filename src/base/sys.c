@@ -211,6 +211,26 @@ void tn_map_return_pages(const void *address, size_t bytes) {
     pthread_mutex_unlock(&mappings_lock);
 }
 
+void *tn_address_space(size_t bytes) {
+#if TN_HAS_PROCESSES
+    void *pages = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (pages != MAP_FAILED) return pages;
+    tn_fail(TN_ERR_MEMORY, "%zu bytes of address space could not be reserved: %s", bytes, strerror(errno));
+    return NULL;
+#else
+    return tn_mem_alloc_pages(bytes);
+#endif
+}
+
+void tn_address_space_free(void *address, size_t bytes) {
+#if TN_HAS_PROCESSES
+    munmap(address, bytes);
+#else
+    (void)bytes;
+    tn_mem_free(address);
+#endif
+}
+
 void tn_large_pages(TN_UNUSED void *address, TN_UNUSED size_t bytes) {
 #if defined(MADV_HUGEPAGE)
     const uintptr_t page = TN_LARGE_PAGE; /* the usual size; where it is another, the system rounds */

@@ -186,6 +186,7 @@ void tn_device_end(tn_device *d) {
     tn_vendors_close(d);
     if (d->kernels) tn_kernels_close(d);
     tn_pool_free(d);
+    tn_dry_end(d);
     if (d->handle) d->driver->close(d->handle);
     tn_watchdog_end(d);
     tn_mem_free(d->host_rows);
@@ -212,6 +213,7 @@ static tn_status device_start(tn_device *d, const tn_device_options *o) {
     if (matrix != MATRIX_ALL) d->caps.matrix &= ~(uint32_t)TN_MATRIX_TF32;
     d->no_graphs = o->graphs ? o->graphs == 1 : !tn_env_switch("TRUNNION_GRAPHS", true);
     d->says_exact = d->caps.exact;
+    if (o->dry_run) TRY(tn_dry_begin(d));
     if (tn_certify_list_has(d, "exact", NULL, 0)) d->caps.exact = false;
     TRY(tn_kernels_open(d));
     TRY(tn_device_take_libraries(d, o->library));
@@ -263,7 +265,7 @@ static void say_ignored(const tn_device *d, const tn_device_options *o) {
 static tn_status device_get(const tn_backend *b, const tn_device_info *info, const tn_device_options *o,
                             tn_device **out) {
     for (tn_device *d = open_devices; d; d = d->next) {
-        if (strcmp(d->info.id, info->id) != 0) continue;
+        if (strcmp(d->info.id, info->id) != 0 || d->settings.dry_run != o->dry_run) continue;
         d->opens++;
         say_ignored(d, o);
         *out = d;

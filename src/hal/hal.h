@@ -9,6 +9,7 @@
  *   cache_files.c    compiled kernels on disk
  *   queue.c          order between queues (queue.h)
  *   watchdog.c       time limits for waits
+ *   dry.c            devices that plan and compute nothing, to know the memory that it would take
  * Nothing here knows ops. */
 #ifndef TN_HAL_H
 #define TN_HAL_H
@@ -20,6 +21,7 @@
 #include "trunnion/tune.h"
 #include "vendor/vendor.h"
 
+typedef struct tn_dry tn_dry;
 enum { VENDOR_NONE = 1, VENDOR_ALL }; /* tn_device_options.vendor */
 
 struct tn_device {
@@ -47,6 +49,7 @@ struct tn_device {
     struct tn_command_list *lists;  /* kernel.c's: those that the driver has a form of */
     struct tn_vendors *vendors;     /* libraries.c's: libraries that were started here */
     struct tn_watchdog *watchdog;   /* NULL: waits have no time limit */
+    tn_dry *dry;                    /* it computes nothing (dry.c); NULL: it does */
     _Atomic bool ordered;           /* it has had further queues: buffers bear timeline points (queue.h) */
     /* a device's default queue, if it has a timeline; NULL if calls have completed when they return */
     tn_queue *own;
@@ -99,7 +102,8 @@ typedef struct tn_buffer {
     void *release_ctx;
     struct tn_buffer *next; /* memory.c: list of kept blocks, or of blocks handed out by address */
     _Atomic(struct tn_packed_entry *) packed_weights; /* memory.c: what was made of its content */
-    void *given; /* memory.c: the aligned address that tn_device_alloc handed out */
+    void *given;    /* memory.c: the aligned address that tn_device_alloc handed out */
+    size_t touched; /* dry.c: bytes that are counted */
     /* queue.h: of the last write and of reads since; they stay with the block */
     tn_timeline_point points[4];
 } tn_buffer;
@@ -176,6 +180,28 @@ typedef struct tn_packed_weight {
  * version, but should ask now and then, so that file pages that were read again are dropped again. */
 tn_status tn_buffer_packed_weight(tn_buffer *b, const tn_packed_weight *packed, void **out);
 void tn_buffer_drop_packed(tn_buffer *b); /* memory.c calls it when a buffer ends */
+
+/* ---- devices that compute nothing (dry.c) ------------------------------------------------------------------------ */
+
+tn_status tn_dry_begin(tn_device *d); /* sets d->dry */
+void tn_dry_end(tn_device *d);
+bool tn_dry_has(const tn_device *d, const void *address); /* it lies in a block without memory */
+tn_status tn_dry_alloc(tn_device *d, size_t bytes, void **address);
+void tn_dry_free(tn_device *d, void *address);
+/* As the driver's copy; out of a block without memory come zeros. */
+tn_status tn_dry_copy(const tn_device *d, void *stream, void *to, const void *from, size_t bytes, int kind);
+/* The driver's copy, on whichever device. */
+static inline tn_status tn_device_copy_bytes(const tn_device *d, void *stream, void *to, const void *from, size_t bytes,
+                                             int kind) {
+    return d->dry ? tn_dry_copy(d, stream, to, from, bytes, kind) : d->driver->copy(stream, to, from, bytes, kind);
+}
+/* Counts the buffer's bytes (for a mapped file: those of its pages) as touched, once. */
+void tn_dry_touch(tn_buffer *b);
+void tn_dry_touch_pages(tn_buffer *b); /* the same, if it is a part of a mapped file that the device reads */
+void tn_dry_untouch(tn_buffer *b);
+int64_t tn_dry_peak(const tn_device *d); /* the most that was touched at once; 0: no dry device */
+tn_status tn_dry_clear(tn_buffer *b);    /* zeros, if it has memory */
+bool tn_dry_is_real(size_t bytes);       /* a block of this size is small enough to have memory */
 
 /* Bytes of live tensors and plans on all devices, and their maximum so far. A borrowed buffer counts zero bytes. */
 typedef struct tn_memory_stats {

@@ -93,10 +93,11 @@ static int64_t block_bytes(const tn_buffer *b) {
     return b->size_class == CLASSES ? 0 : (int64_t)class_bytes(b->size_class);
 }
 
-static void count_in(pool *p, const tn_buffer *b) {
+static void count_in(pool *p, tn_buffer *b) {
     p->live_buffers++;
     p->asked++;
     p->in_use_bytes += block_bytes(b);
+    if (b->size_class != CLASSES) tn_dry_touch(b);
     if (p->in_use_bytes > p->in_use_peak) p->in_use_peak = p->in_use_bytes;
     stats.live_buffers++;
     stats.live_bytes += (int64_t)b->bytes;
@@ -167,7 +168,7 @@ static tn_status driver_alloc(tn_device *d, size_t bytes, void **address) {
     pool *p = d->pool;
     if (!take_booked(p, (int64_t)bytes)) return TN_ERR_MEMORY;
     *address = NULL;
-    tn_status s = d->driver->alloc(d->handle, bytes, address);
+    tn_status s = d->dry ? tn_dry_alloc(d, bytes, address) : d->driver->alloc(d->handle, bytes, address);
     if (s == TN_OK && !*address)
         s = tn_fail(TN_ERR_DEVICE, "%s: its driver's alloc of %zu bytes returned neither an address nor an error",
                     d->info.id, bytes);
@@ -181,7 +182,10 @@ static tn_status driver_alloc(tn_device *d, size_t bytes, void **address) {
 }
 
 static void driver_free(tn_device *d, void *address, size_t bytes) {
-    d->driver->free(d->handle, address);
+    if (d->dry)
+        tn_dry_free(d, address);
+    else
+        d->driver->free(d->handle, address);
     give_booked(d->pool, (int64_t)bytes);
 }
 
@@ -189,6 +193,7 @@ static void driver_free(tn_device *d, void *address, size_t bytes) {
 static void block_free(tn_device *d, tn_buffer *b) {
     pool *p = d->pool;
     (void)tn_buffer_await(b, true);
+    tn_dry_untouch(b);
     if (b->slab_block) {
         /* the next user is ordered after it by the device */
         tn_slab_pool_release(p->pieces, b->slab_block);
@@ -394,9 +399,10 @@ void tn_buffer_release(tn_buffer *b) {
     if (b->release) b->release(b->release_ctx);
     if (keep_pool(d->pool, b)) return;
     tn_buffer gone = {.size_class = b->size_class};
-    if (b->size_class == CLASSES)
+    if (b->size_class == CLASSES) {
+        tn_dry_untouch(b);
         tn_mem_free(b);
-    else
+    } else
         block_free(d, b);
     /* counted only now: a closed device ends when the last buffer is out, and the block was the device's */
     heap_lock();
@@ -541,6 +547,7 @@ tn_status tn_device_get_pool_stats(const tn_device *d, tn_pool_stats *out) {
                        .hits = p->hits,
                        .refused_bytes = p->refused};
     heap_unlock();
+    s.dry_peak_bytes = tn_dry_peak(d);
     s.pieces = f.pieces;
     s.free_bytes = f.free_bytes;
     s.largest_free = f.largest;
@@ -672,16 +679,17 @@ static bool is_current(const packed_entry *e, const tn_buffer *b) {
     return e && atomic_load_explicit(&e->version, memory_order_acquire) == b->version;
 }
 
-/* If rows of a weight are also read from the file itself (an embedding that is the output matrix too), its pages become
- * resident one by one; they are dropped again whenever the packed weight is requested. */
+/* Kernels read the packed weight from now on, so pages of a file that held the contents are dropped. If rows of a
+ * weight are also read from the file itself (an embedding that is the output matrix too), its pages become resident one
+ * by one; they are dropped again whenever the packed weight is requested. */
 static void form_give_back(const tn_packed_weight *packed, const tn_buffer *b) {
     if (packed->replaces) tn_map_return_pages(b->address, b->bytes);
 }
 
 static void make_entry(packed_entry *e, const tn_buffer *b) {
-    e->format.make(&e->format, b->address, e->result->address);
+    if (!tn_dry_has(e->result->device, e->result->address)) e->format.make(&e->format, b->address, e->result->address);
     atomic_store_explicit(&e->version, b->version, memory_order_release);
-    form_give_back(&e->format, b);
+    tn_map_return_pages(b->address, b->bytes);
 }
 
 /* ---- memory of forms that replace the content -------------------------------------------------------------------- */

@@ -154,7 +154,7 @@ static copy_task *copy_task_new(tn_device *dst_device, void *dst, tn_device *src
 tn_status tn_buffer_copy(tn_buffer *to, tn_buffer *from, size_t bytes) {
     tn_device *d = to->device;
     if (!bytes) return TN_OK;
-    if (!is_ordered(d)) return d->driver->copy(d->handle, to->address, from->address, bytes, 2);
+    if (!is_ordered(d)) return tn_device_copy_bytes(d, d->handle, to->address, from->address, bytes, 2);
     tn_queue *q = tn_queue_for(d);
     copy_task *c = tn_queue_has_thread(q) ? copy_task_new(d, to->address, d, from->address, bytes) : NULL;
     if (tn_queue_has_thread(q) && !c) return TN_ERR_MEMORY;
@@ -167,7 +167,7 @@ tn_status tn_buffer_copy(tn_buffer *to, tn_buffer *from, size_t bytes) {
         return TN_OK;
     }
     TRY(tn_submission_start(&o));
-    return tn_submission_end(&o, d->driver->copy(tn_stream_handle(d), to->address, from->address, bytes, 2));
+    return tn_submission_end(&o, tn_device_copy_bytes(d, tn_stream_handle(d), to->address, from->address, bytes, 2));
 }
 
 /* ---- copies by hand ---------------------------------------------------------------------------------------------- */
@@ -190,7 +190,8 @@ static tn_status copy_staged(tn_device *dst_device, char *dst, tn_device *src_de
 /* Between two devices: uses the driver's copy_peer if it has one. */
 static tn_status copy_between(tn_device *dst_device, char *dst, tn_device *src_device, const char *src, size_t len) {
     const tn_driver *driver = dst_device->driver;
-    if (driver != src_device->driver || !driver->copy_peer) return copy_staged(dst_device, dst, src_device, src, len);
+    if (driver != src_device->driver || !driver->copy_peer || dst_device->dry || src_device->dry)
+        return copy_staged(dst_device, dst, src_device, src, len);
     TRY(tn_device_wait(src_device, src_device->handle));
     tn_status s = driver->copy_peer(dst_device->handle, dst, src_device->handle, src, len);
     if (s == TN_ERR_UNSUPPORTED) return copy_staged(dst_device, dst, src_device, src, len);
@@ -199,7 +200,8 @@ static tn_status copy_between(tn_device *dst_device, char *dst, tn_device *src_d
 
 static tn_status copy_one_device(tn_device *d, void *dst, const void *src, size_t len, int kind) {
     if (kind == 1) return tn_device_fetch(d, d->handle, dst, src, len);
-    TRY(kind == 0 ? tn_device_send(d, d->handle, dst, src, len) : d->driver->copy(d->handle, dst, src, len, kind));
+    TRY(kind == 0 ? tn_device_send(d, d->handle, dst, src, len)
+                  : tn_device_copy_bytes(d, d->handle, dst, src, len, kind));
     return tn_device_wait(d, d->handle);
 }
 
@@ -258,6 +260,7 @@ static tn_status copy_on_queue(tn_queue *q, int kind, void *dst, const void *src
     tn_submission o;
     tn_submission_begin(&o, q->device, q);
     TRY(tn_submission_start(&o));
+    if (q->device->dry) return tn_submission_end(&o, tn_dry_copy(q->device, q->handle, dst, src, len, kind));
     return tn_submission_end(&o,
                              (driver->copy_async ? driver->copy_async : driver->copy)(q->handle, dst, src, len, kind));
 }
@@ -407,7 +410,7 @@ static tn_status map_piece(host_piece *p, bool read) {
         p->host = p->address;
         return TN_OK;
     }
-    if (d->driver->map && d->driver->unmap) {
+    if (d->driver->map && d->driver->unmap && !d->dry) {
         tn_status s = d->driver->map(d->handle, p->address, p->bytes, read, &p->host);
         if (s != TN_ERR_UNSUPPORTED) return s;
     }

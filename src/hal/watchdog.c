@@ -245,13 +245,13 @@ tn_status tn_device_wait_event(const tn_device *d, void *event) {
 
 tn_status tn_device_fetch(const tn_device *d, void *stream, void *host, const void *address, size_t bytes) {
     if (may_hang(d)) TRY(wait_for_work(d, stream)); /* the copy itself then finds nothing to wait for */
-    TRY(d->driver->copy(stream, host, address, bytes, 1));
+    TRY(tn_device_copy_bytes(d, stream, host, address, bytes, 1));
     return d->driver->sync(stream);
 }
 
 tn_status tn_device_send(const tn_device *d, void *stream, void *address, const void *host, size_t bytes) {
     if (may_hang(d)) TRY(wait_for_work(d, stream));
-    return d->driver->copy(stream, address, host, bytes, 0);
+    return tn_device_copy_bytes(d, stream, address, host, bytes, 0);
 }
 
 /* ---- a device's watchdog ----------------------------------------------------------------------------------------- */

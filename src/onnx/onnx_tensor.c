@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "onnx/model.h"
+#include "tensor/graph.h"
 
 const onnx_type_row onnx_types[ONNX_TYPE_COUNT] = {
     [ONNX_UNDEFINED] = {"UNDEFINED", TN_DTYPE_COUNT, 0},
@@ -445,9 +446,12 @@ static tn_tensor *tensor_of(tensor_message *t, const tensor_bytes *b) {
     const void *at = t->numel ? b->at : nothing;
     if (TN_BIG_ENDIAN && tn_dtype_size(row->dtype) > 1) return converted(t, b, row->dtype);
     bool in_place = t->numel && b->file && (uintptr_t)at % tn_dtype_size(row->dtype) == 0;
-    if (!in_place) return tn_from_data(at, t->shape, t->rank, row->dtype);
-    return tn_from_ptr((void *)(uintptr_t)at, t->shape, t->rank, row->dtype, onnx_file_release,
-                       onnx_file_retain(b->file));
+    tn_tensor *made = in_place ? tn_from_ptr((void *)(uintptr_t)at, t->shape, t->rank, row->dtype, onnx_file_release,
+                                             onnx_file_retain(b->file))
+                               : tn_from_data(at, t->shape, t->rank, row->dtype);
+    const tn_buffer *own = tn_tensor_node(made)->buffer;
+    if (own && own->address != at) tn_map_return_pages(at, own->bytes); /* it is a copy, also on a device */
+    return made;
 }
 
 static tn_status value_of_message(onnx_source *s, tensor_message *t, onnx_value **out) {

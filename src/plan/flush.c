@@ -282,16 +282,40 @@ kir_scalar tn_runtime_scalar_value_of(const tn_node *scalar) {
     return d;
 }
 
-static tn_status run_plan(tn_plan_cache *c, tn_plan *p, const tn_binding *b) {
-    TRY(tn_mem_grow(&c->scalars, &c->scalar_capacity, b->scalar_count, sizeof *c->scalars));
-    for (size_t i = 0; i < b->scalar_count; i++)
-        c->scalars[i] = tn_runtime_scalar_value_of(b->scalar_nodes[i]);
-    if (b->shift_count) memcpy(p->shifts, b->shifts, b->shift_count * sizeof *b->shifts);
+/* Does the plan need no more than small blocks, which a dry device has? */
+static bool is_small(const tn_plan *p, tn_buffer *const *bound) {
+    bool small = tn_dry_is_real(p->arena_bytes);
+    for (int i = 0; small && i < p->bound_count; i++)
+        small = tn_dry_is_real(bound[i]->bytes);
+    for (int i = 0; small && i < p->output_count; i++)
+        small = tn_dry_is_real((size_t)p->output_bytes[i]);
+    return small;
+}
+
+static tn_status submit_plan(tn_plan_cache *c, tn_plan *p, const tn_binding *b) {
     TRY(tn_plan_reserve(c, p, b->buffers));
     tn_status s = tn_plan_submit(c, p, b->buffers, c->scalars);
     if (s == TN_OK) return TN_OK;
     tn_plan_release_outputs(c, p, p->output_count);
     return s;
+}
+
+/* A small plan of a dry device gets an arena of its own: the one that is there may be large, and have no memory. */
+static tn_status submit_small(tn_plan_cache *c, tn_plan *p, const tn_binding *b) {
+    tn_buffer *arena = c->arena;
+    c->arena = NULL;
+    tn_status s = submit_plan(c, p, b);
+    tn_buffer_release(c->arena);
+    c->arena = arena;
+    return s;
+}
+
+static tn_status run_plan(tn_plan_cache *c, tn_plan *p, const tn_binding *b) {
+    TRY(tn_mem_grow(&c->scalars, &c->scalar_capacity, b->scalar_count, sizeof *c->scalars));
+    for (size_t i = 0; i < b->scalar_count; i++)
+        c->scalars[i] = tn_runtime_scalar_value_of(b->scalar_nodes[i]);
+    if (b->shift_count) memcpy(p->shifts, b->shifts, b->shift_count * sizeof *b->shifts);
+    return p->device->dry && is_small(p, b->buffers) ? submit_small(c, p, b) : submit_plan(c, p, b);
 }
 
 static tn_status node_fails_with(tn_node *n, tn_status status, const char *why) {
@@ -663,6 +687,37 @@ static tn_status refuse_read_in_capture(tn_node *const *targets, int count) {
     return TN_OK;
 }
 
+/* ---- dry devices: small values that the host may read ------------------------------------------------------------ */
+
+/* Computes a value alone if that takes small blocks only, because the rest of the recording may not be computed. */
+static tn_status evaluate_alone(tn_recorder *r, tn_plan_cache *c, const tn_node *n) {
+    enum { MOST_BYTES = 4096 };
+    const tn_node *root = n->flags & TN_NODE_VIEW ? n->root : n;
+    bool pending = root->recorder == r && !tn_node_computed(root) && !(root->flags & TN_NODE_ERROR);
+    if (!pending || tn_node_bytes(root) > MOST_BYTES || is_written_state(r, root)) return TN_OK;
+    tn_plan *p = NULL;
+    bool again;
+    c->binding.only = &root;
+    c->binding.only_count = 1;
+    tn_status s = bind_plan(r, c, NULL, 0, &p);
+    c->binding.only_count = 0;
+    if (s != TN_OK || !p || !is_small(p, c->binding.buffers)) return s;
+    TRY(run_bound(r, c, p, &again));
+    prune(r);
+    return TN_OK;
+}
+
+/* The value that is asked for, and integers, of which later shapes may be made. */
+static tn_status evaluate_small(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count) {
+    for (size_t i = 0, before; i < r->count; i = r->count < before ? 0 : i + 1) {
+        const tn_node *n = r->pending[i];
+        before = r->count;
+        bool asked = n && atomic_load_explicit(&n->handles, memory_order_relaxed) > 0;
+        if (asked && !tn_dtype_is_float((tn_dtype)n->dtype)) TRY(evaluate_alone(r, c, n));
+    }
+    return count == 1 ? evaluate_alone(r, c, targets[0]) : TN_OK;
+}
+
 tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
     if (r->capturing) return refuse_read_in_capture(targets, count);
     tn_plan_cache *c = r->count > 0 ? tn_plans_of(r) : NULL;
@@ -671,6 +726,7 @@ tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
         return r->count > 0 ? TN_ERR_MEMORY : TN_OK;
     }
     bool writes = r->written != NULL;
+    if (count > 0 && targets[0]->device->dry) TRY(evaluate_small(r, c, targets, count));
     tn_status s = evaluate_all(r, c, targets, count);
     while (s == TN_ERR_MEMORY && postpone_refused(c, targets, count))
         s = evaluate_all(r, c, targets, count);
@@ -828,6 +884,8 @@ static tn_status give_run_task(tn_plan_cache *c, tn_plan *p, tn_buffer *const *b
 }
 
 tn_status tn_plan_submit(tn_plan_cache *c, tn_plan *p, tn_buffer *const *bound, const kir_scalar *scalars) {
+    if (p->device->dry && !(is_small(p, bound) && (!p->arena_bytes || tn_dry_is_real(c->arena->bytes))))
+        return tn_plan_run_dry(p, bound, c->outputs);
     if (!tn_queues_exist()) return tn_plan_run(p, bound, c->outputs, c->arena, c->staged, scalars, &c->run_seconds);
     bool ran = false;
     tn_status s = give_run_task(c, p, bound, scalars, &ran);

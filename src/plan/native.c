@@ -422,6 +422,8 @@ void tn_native_set_packed(tn_native *n, void *weight_form) {
     if (n->weight.slot >= 0 && *n->weight.target != weight_form) *n->weight.target = weight_form;
 }
 
+bool tn_native_packs(const tn_native *n, int slot) { return n->weight.slot == slot; }
+
 static void bind_epilogue(tn_native *n, void *const *pointers, const kir_scalar *scalars) {
     if (!n->fused.program) return;
     n->fused.program->launch.buffers = pointers + TN_PRODUCT_POINTERS;

@@ -829,7 +829,7 @@ static tn_status copy(const tn_plan *p, const tn_command *c, int kind) {
     if (!c->bytes) return TN_OK;
     if (kind == 1) return tn_device_fetch(p->device, stream, c->pointers[0], c->pointers[1], c->bytes);
     if (kind == 0) return tn_device_send(p->device, stream, c->pointers[0], c->pointers[1], c->bytes);
-    return p->device->driver->copy(stream, c->pointers[0], c->pointers[1], c->bytes, kind);
+    return tn_device_copy_bytes(p->device, stream, c->pointers[0], c->pointers[1], c->bytes, kind);
 }
 
 static tn_status run_native(const tn_command *c) {
@@ -927,6 +927,23 @@ static bool is_timed(const tn_plan *p) {
     enum { FIRST_RUNS = 4, TIMED_OF = 16 };
     const double little = 10e-6;
     return p->runs.count < FIRST_RUNS || p->runs.last_seconds > little || p->runs.count % TIMED_OF == 0;
+}
+
+tn_status tn_plan_run_dry(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs) {
+    for (size_t i = 0; i < p->native_count; i++)
+        TRY(tn_native_prepare(p->natives[i], bound));
+    for (int i = 0; i < p->bound_count; i++) {
+        size_t reads = p->patches_of[i + 1] - p->patches_of[i];
+        for (size_t k = 0; k < p->native_count; k++)
+            reads -= tn_native_packs(p->natives[k], i);
+        if (reads) tn_dry_touch_pages(bound[i]);
+    }
+    for (int i = 0; i < p->output_count; i++)
+        if (p->output_home[i] < 0) TRY(tn_dry_clear(outputs[i]));
+    p->runs.partially_committed = false;
+    p->runs.failed = NULL;
+    p->runs.count++;
+    return TN_OK;
 }
 
 tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *memory,

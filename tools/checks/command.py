@@ -83,6 +83,7 @@ def check_train(program, report, _):
     if report.passed + report.failed == 0:
         report.add(False, "no backend is available, not even the processor")
     check_memory_limit(program, report)
+    check_fit(program, report)
     check_events(program, report)
 
 
@@ -103,6 +104,18 @@ def check_events(program, report):
                    "--tensorboard: a resumed run continues its charts")
         ended = subprocess.run([program, *words[:-1], kept], capture_output=True, text=True)
         report.add(ended.returncode == 1 and kept in ended.stderr, "--tensorboard: a folder that is a file is told")
+
+
+def check_fit(program, report):
+    """What `fit` says of a training is what it then takes."""
+    words = ["train", "digits", "--model", "cnn", "--device", "cpu"]
+    said, took = call(program, "fit", *words), call(program, "fit", "--measure", *words)
+    report.add(said and took and not said["measured"] and took["measured"] and
+               abs(said["total_bytes"] - took["total_bytes"]) <= max(0.02 * took["total_bytes"], 3 << 19),
+               f"fit train digits --model cnn: {said and said['total_bytes']} predicted, "
+               f"{took and took['total_bytes']} taken")
+    ended = subprocess.run([program, "fit", *words, "--save=x"], capture_output=True, text=True)
+    report.add(ended.returncode == 2 and "--save" in ended.stderr, "fit refuses options that write files")
 
 
 def check_memory_limit(program, report):
