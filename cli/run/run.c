@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "cli/bench/bench_limits.h"
 #include "cli/cli.h"
@@ -49,6 +50,8 @@ const cli_command cli_run = {
             "                         the same text\n"
             "      --recorded         on engine:onnxruntime: record the model's operators and\n"
             "                         have the engine compute that, not the file\n"
+            "      --memory SIZE      fail before weights are loaded if the run would take more, as in\n"
+            "                         500M (default: of large files, more than is free)\n"
             "      --profile          show the time of each command\n"
             "      --trace FILE.json  write the times in the format of chrome://tracing\n"
             "  --json                 outputs{NAME: {shape[], dtype, values[] of at most 64, else\n"
@@ -88,6 +91,7 @@ typedef struct work {
     tn_onnx_value **in, **out;
     bool twice;           /* an input was given a second time: wrong usage */
     double median, first; /* seconds; median NAN: only one run, which also planned */
+    int64_t memory;       /* that the run may take; 0: what is free */
     tn_profile *profiled;
     run_top top;
     bool ran; /* failures come from the network itself */
@@ -455,13 +459,7 @@ static void name_device(const tn_device *device, tn_placement *p) {
     if (tn_device_get_info(device, &info) == TN_OK) snprintf(p->device, sizeof p->device, "%s", info.id);
 }
 
-static int do_work(work *w, const char *path) {
-    tn_selection s = {.struct_size = sizeof s};
-    tn_placement p = {.struct_size = sizeof p};
-    int code = CLI_FAILED;
-    tn_device *device = cli_choose_device(&w->options, &s, &code);
-    if (!device) return code;
-    tn_manual_seed(w->options.seed);
+static tn_status open_network(work *w, const char *path) {
     tn_onnx_options o = TN_ONNX_DEFAULTS;
     o.recorded = w->recorded;
     const char *given[MOST + 1] = {NULL};
@@ -469,11 +467,69 @@ static int do_work(work *w, const char *path) {
         given[i] = w->inputs[i].name; /* in place of what the file has for it */
     o.given = given;
     tn_status status = tn_onnx_open(path, &o, &w->model);
-    if (status == TN_OK) {
-        w->in = calloc((size_t)tn_onnx_input_count(w->model) + 1, sizeof *w->in);
-        w->out = calloc((size_t)tn_onnx_output_count(w->model) + 1, sizeof *w->out);
-        if (!w->in || !w->out) status = tn_backend_fail(TN_ERR_MEMORY, "out of memory for inputs and outputs");
-    }
+    if (status != TN_OK) return status;
+    w->in = calloc((size_t)tn_onnx_input_count(w->model) + 1, sizeof *w->in);
+    w->out = calloc((size_t)tn_onnx_output_count(w->model) + 1, sizeof *w->out);
+    return w->in && w->out ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "out of memory for inputs and outputs");
+}
+
+static void close_network(work *w) {
+    if (w->out) free_outputs(w);
+    if (w->in) onnx_free_values(w->in, tn_onnx_input_count(w->model));
+    tn_onnx_close(w->model);
+    free(w->in);
+    free(w->out);
+    w->model = NULL;
+    w->in = w->out = NULL;
+}
+
+/* Plans a run on a device that computes nothing. *bytes is 0 if that is not possible; the run itself then says why. */
+static void predict_memory(work *w, const char *path, const tn_device_info *info, int64_t *bytes) {
+    tn_device_options d = cli_device_options(&w->options);
+    tn_device *dry = NULL;
+    tn_pool_stats s = {.struct_size = sizeof s};
+    d.dry_run = true;
+    *bytes = 0;
+    if (tn_device_open(info->id, &d, NULL, &dry) != TN_OK) return;
+    tn_status status = tn_set_current_device(dry);
+    if (status == TN_OK) status = open_network(w, path);
+    if (status == TN_OK) status = make_inputs(w);
+    if (status == TN_OK) status = tn_onnx_run(w->model, w->in, w->out);
+    if (status == TN_OK && tn_device_get_pool_stats(dry, &s) == TN_OK)
+        *bytes = strcmp(info->backend, "cpu") == 0 ? s.dry_peak_bytes : s.peak_bytes;
+    close_network(w);
+    tn_clear_plans();
+    tn_device_close(dry);
+}
+
+/* What will not fit is refused before weights are loaded. Without --memory only large files are looked at. */
+static tn_status check_memory(work *w, const char *path, tn_device *device) {
+    enum { LARGE_SHARE = 8 };
+    tn_device_info info = {.struct_size = sizeof info};
+    struct stat file;
+    int64_t bytes;
+    if (w->steps.count || cli_fit_state.on || tn_device_get_info(device, &info) != TN_OK) return TN_OK;
+    bool large = info.free_memory > 0 && stat(path, &file) == 0 && file.st_size > info.free_memory / LARGE_SHARE;
+    if (!w->memory && !large) return TN_OK;
+    int64_t room = w->memory ? w->memory : info.free_memory;
+    predict_memory(w, path, &info, &bytes);
+    tn_status status = tn_set_current_device(device);
+    if (status != TN_OK || bytes <= room) return status;
+    return tn_backend_fail(TN_ERR_MEMORY,
+                           "%s needs %.1f MiB on %s, but may take %.1f MiB; run it with smaller inputs (--dim), on "
+                           "another device (trunnion devices lists them), or allow more (--memory)",
+                           path, (double)bytes / 0x1p20, info.id, (double)room / 0x1p20);
+}
+
+static int do_work(work *w, const char *path) {
+    tn_selection s = {.struct_size = sizeof s};
+    tn_placement p = {.struct_size = sizeof p};
+    int code = CLI_FAILED;
+    tn_device *device = cli_choose_device(&w->options, &s, &code);
+    if (!device) return code;
+    tn_status status = check_memory(w, path, device);
+    tn_manual_seed(w->options.seed);
+    if (status == TN_OK) status = open_network(w, path);
     if (status == TN_OK) status = run_top_open(&w->top);
     if (status == TN_OK && w->options.verbose) list_values(w);
     if (status == TN_OK) status = make_inputs(w);
@@ -508,6 +564,7 @@ static int run_network(int argc, char **argv) {
         CLI_TAKE("dim", 0, work, dims, onnx_take_dim),
         CLI_FLAG("profile", 0, work, profile),
         CLI_NAME("trace", 0, work, trace),
+        CLI_BYTES("memory", 0, work, memory, 1, INT64_MAX),
         CLI_CHOICE("resize", 0, work, picture.resize, "stretch|crop|fit", IMAGE_STRETCH),
         CLI_TAKE("scale", 0, work, picture.scale, take_scale),
         CLI_TAKE("mean", 0, work, picture.mean, take_mean),
@@ -538,12 +595,7 @@ static int run_network(int argc, char **argv) {
     int code = do_work(&w, argv[first]);
     run_top_close(&w.top);
     steps_end(&w.steps);
-    free_outputs(&w);
-    for (int i = 0; w.in && i < tn_onnx_input_count(w.model); i++)
-        tn_onnx_value_free(w.in[i]);
+    close_network(&w);
     tn_profile_free(w.profiled);
-    tn_onnx_close(w.model);
-    free(w.in);
-    free(w.out);
     return code;
 }

@@ -60,6 +60,17 @@ def check_command(report, program, words):
                f"predicted {said['total_bytes'] / 1e6:.1f} MB, measured {took['total_bytes'] / 1e6:.1f} MB, {error:+.2%}")
 
 
+def check_refusal(report, program, network):
+    if not network.exists():
+        return
+    words = [program, "run", network, "--random", "--device", "cpu"]
+    whole, wide, narrow = (subprocess.run([*words, *more], capture_output=True, text=True)
+                           for more in ([], ["--memory", "24M"], ["--memory", "15M"]))
+    report.add(wide.returncode == 0 and wide.stdout.splitlines()[:-1] == whole.stdout.splitlines()[:-1],
+               "run within --memory: the same outputs")
+    report.add(narrow.returncode == 1 and "may take 15.0 MiB" in narrow.stderr, "run beyond --memory is refused")
+
+
 def check_commands(report, program, model):
     zoo = pathlib.Path(model).parent / "zoo"
     for words in TRAININGS:
@@ -68,6 +79,7 @@ def check_commands(report, program, model):
         text.write("A text that is long enough for some passes. " * 200)
         text.flush()
         check_command(report, program, ["finetune", "-m", str(model), "--data", text.name, "--device", "cpu"])
+    check_refusal(report, program, zoo / "squeezenet1_1.onnx")
     for name in NETWORKS:
         if (zoo / f"{name}.onnx").exists():
             check_command(report, program, [str(zoo / f"{name}.onnx"), "--device", "cpu"])
