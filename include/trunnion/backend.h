@@ -282,6 +282,19 @@ TN_API const tn_driver *tn_backend_driver(const char *name);
 /* Sets the calling thread's error text, for drivers outside the library: return tn_backend_fail(TN_ERR_DEVICE, "…"). */
 TN_API tn_status tn_backend_fail(tn_status code, const char *format, ...) TN_FORMAT_(2, 3);
 
+/* TN_C_LOCALE; is a declaration: from here to the end of the enclosing block this thread is in the "C" locale, in which
+ * numbers have a decimal point, whatever locale the host program has set. For code that writes kernels or reads numbers
+ * as text. Blocks nest. tn_c_locale_begin fails (begun is false) if there is no memory; nothing changes then. */
+#define TN_C_LOCALE TN_C_LOCALE_AT_(__LINE__)
+#define TN_C_LOCALE_AT_(line) TN_C_LOCALE_ON_(line)
+#define TN_C_LOCALE_ON_(line) TN_AT_BLOCK_END_(tn_c_locale, tn_c_locale_end, tn_c_locale_begin(), tn_c_locale_##line)
+
+typedef struct tn_c_locale {
+    bool begun;
+} tn_c_locale;
+TN_API tn_c_locale tn_c_locale_begin(void);
+TN_API void tn_c_locale_end(tn_c_locale *scope); /* NULL is allowed */
+
 /* ---- a driver in a shared library of its own --------------------------------------------------------------------- */
 
 /* What the library gives to a driver that it loads from a file, so that the file need not be linked with the library.

@@ -8,11 +8,10 @@
  *
  * Numbers are read and written in the "C" locale, whatever the host program has set. */
 #include "base/base.h"
+#include "trunnion/backend.h"
 
 #include <float.h>
-#include <locale.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,20 +47,7 @@ struct tn_json_doc {
     char *strings;
 };
 
-/* ---- locale and UTF-8 -------------------------------------------------------------------------------------------- */
-
-static locale_t c_locale; /* 0 when it could not be made */
-
-static void make_c_locale(void) { c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0); }
-
-/* Puts this thread into the "C" locale, in which numbers have a point; false when memory is short. */
-static bool enter_c_locale(locale_t *before) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, make_c_locale);
-    if (c_locale == (locale_t)0) return false;
-    *before = uselocale(c_locale);
-    return true;
-}
+/* ---- UTF-8 ------------------------------------------------------------------------------------------------------- */
 
 /* The lead bytes of UTF-8 and the range of the byte after them, which is narrower than 80..BF where a longer form, a
  * surrogate or a value above 10FFFF would begin (RFC 3629, section 4). */
@@ -389,10 +375,10 @@ static void link_children(value_list *values) {
 }
 
 static tn_status make_doc(reader *r, tn_json_doc **out) {
-    locale_t before;
-    if (!enter_c_locale(&before)) return tn_fail(TN_ERR_MEMORY, "JSON: out of memory for the C locale");
+    tn_c_locale scope = tn_c_locale_begin();
+    if (!scope.begun) return tn_fail(TN_ERR_MEMORY, "JSON: out of memory for the C locale");
     tn_status status = read_text(r);
-    uselocale(before);
+    tn_c_locale_end(&scope);
     TRY(status);
     tn_json_doc *doc = tn_mem_alloc(sizeof *doc);
     if (doc == NULL) return TN_ERR_MEMORY;
@@ -581,13 +567,13 @@ void tn_json_put_number(tn_json_writer *w, double v) {
         return;
     }
     char text[40];
-    locale_t before;
-    if (!enter_c_locale(&before)) {
+    tn_c_locale scope = tn_c_locale_begin();
+    if (!scope.begun) {
         w->out->failed = true;
         return;
     }
     format_shortest(v, text, sizeof text);
-    uselocale(before);
+    tn_c_locale_end(&scope);
     begin_item(w);
     tn_str_addn(w->out, text, strlen(text));
 }

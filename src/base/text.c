@@ -1,12 +1,15 @@
-/* text.c — error messages, log lines, growing strings, the content hash; dtype names; options structs.
+/* text.c — error messages, log lines, growing strings, the content hash; dtype names; options structs; the C locale.
  *
  * A failure must be reportable when memory has run out, so the error slot is a fixed buffer in thread-local storage and
  * tn_fail formats into the stack first: its arguments may point into the very text that it replaces. */
+#include <locale.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
+#include "trunnion/backend.h"
 
 enum { ERROR_TEXT_SIZE = 4096, LOG_LINE_SIZE = 2048 };
 
@@ -333,4 +336,26 @@ tn_status tn_options_read(void *to, const void *given, const char *function, con
 void tn_options_write(void *given, const void *from) {
     size_t bytes = tn_options_covers(given, SIZE_MAX);
     memcpy((char *)given + sizeof(size_t), (const char *)from + sizeof(size_t), bytes - sizeof(size_t));
+}
+
+/* ---- the C locale ------------------------------------------------------------------------------------------------ */
+
+static locale_t c_locale; /* 0 when it could not be made */
+static _Thread_local locale_t outer_locale;
+static _Thread_local int c_locale_depth; /* of blocks; the outermost one restores */
+
+static void make_c_locale(void) { c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0); }
+
+tn_c_locale tn_c_locale_begin(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_c_locale);
+    tn_c_locale scope = {c_locale != (locale_t)0};
+    if (scope.begun && c_locale_depth++ == 0) outer_locale = uselocale(c_locale);
+    return scope;
+}
+
+void tn_c_locale_end(tn_c_locale *scope) {
+    if (!scope || !scope->begun) return;
+    scope->begun = false;
+    if (--c_locale_depth == 0) uselocale(outer_locale);
 }

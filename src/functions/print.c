@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "functions/common.h"
+#include "trunnion/backend.h"
 
 enum { EDGE = 3, THRESHOLD = 1000, LINE = 80 };
 
@@ -200,6 +201,7 @@ static element *read_elements(const tn_tensor *x, bool floats, tn_status *status
 }
 
 tn_status tn_tensor_text(const tn_tensor *x, char *to, size_t size, size_t *length) {
+    TN_C_LOCALE;
     text t = {.to = to, .size = to ? size : 0};
     tn_status status = tn_status_of(x);
     if (length) *length = 0;

@@ -300,6 +300,7 @@ static tn_status put_source(const kir_program *const *programs, int count, const
 }
 
 tn_status kir_render_all(const kir_program *const *programs, int count, const kir_target *t, kir_rendering *out) {
+    TN_C_LOCALE;
     for (int i = 0; i < count; i++) {
         out[i] = (kir_rendering){.local_bytes = 0};
         TRY(check_target(programs[i], t));

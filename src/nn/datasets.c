@@ -367,6 +367,7 @@ static tn_status take_line(table *t, char *line) {
 }
 
 static tn_status read_table(table *t, FILE *f) {
+    TN_C_LOCALE;
     char *line = NULL;
     size_t room = 0;
     tn_status status = TN_OK;

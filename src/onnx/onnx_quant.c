@@ -625,6 +625,7 @@ static tn_status parse_number(const onnx_call *c, onnx_text t, double *number, i
 }
 
 static tn_status from_texts(onnx_call *c, const onnx_value *v, onnx_type to) {
+    TN_C_LOCALE;
     bool is_float = tn_dtype_is_float(onnx_types[to].dtype);
     union {
         double number;
@@ -661,6 +662,7 @@ static int print_number(char *out, size_t size, double v, bool is_double) {
 }
 
 static tn_status to_texts(onnx_call *c) {
+    TN_C_LOCALE;
     enum { WIDTH = 32, MOST = 1 << 24 };
     const tn_tensor *x;
     int64_t count, *whole = NULL;

@@ -582,6 +582,7 @@ enum {
 };
 
 tn_status tn_chat_template_new(const char *source, size_t size, tn_chat_template **out) {
+    TN_C_LOCALE;
     if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "chat template: out is NULL");
     *out = NULL;
     if (!source && size > 0) return tn_backend_fail(TN_ERR_ARGUMENT, "chat template: the source is NULL");
@@ -651,6 +652,7 @@ static tn_status end_template(jj_run *r, tn_status status, size_t before, tn_byt
 
 tn_status tn_chat_template_render(const tn_chat_template *t, const char *json, size_t size,
                                   const tn_chat_template_options *o, tn_bytes *out) {
+    TN_C_LOCALE;
     jj_run r = {0};
     size_t before = out ? out->size : 0;
     tn_status status = begin_template(&r, t, o, out);
@@ -708,6 +710,7 @@ static tn_status put_conversation(jj_run *r, const tn_chat *c) {
 
 tn_status tn_chat_template_apply(const tn_chat_template *t, const tn_chat *chat, const tn_chat_template_options *o,
                                  tn_bytes *out) {
+    TN_C_LOCALE;
     tn_chat c = TN_CHAT_DEFAULTS;
     if (!chat) return tn_backend_fail(TN_ERR_ARGUMENT, "chat template: the conversation is NULL");
     TRY(tn_options_read(&c, chat, "chat template", "tn_chat c = TN_CHAT_DEFAULTS"));

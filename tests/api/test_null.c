@@ -466,6 +466,7 @@ static void devices_refuse(void **state) {
     FAILS(tn_tuned_at(0, NULL))
     YIELDS(TN_OK, tn_set_library(NULL))
     FAILS(tn_backend_register(NULL))
+    CALLS(tn_c_locale_end(NULL))
     FAILS(tn_backend_load(NULL))
     YIELDS(NULL, tn_backend_driver(NULL))
     const char *no_format = NULL;

@@ -233,6 +233,12 @@ static void texts_are_as_they_were(void **state) {
     tn_str_free(&got);
 }
 
+static void texts_have_points_in_every_locale(void **state) {
+    test_enter_comma_locale();
+    texts_are_as_they_were(state);
+    setlocale(LC_ALL, "C");
+}
+
 static int write_golden(void) {
     tn_str text = {0};
     list_texts(&text);
@@ -419,6 +425,7 @@ int main(int argc, char **argv) {
     if (argc == 4) return run_seeds(argv[1], strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10));
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_are_as_they_were),
+        cmocka_unit_test(texts_have_points_in_every_locale),
         cmocka_unit_test(what_a_target_lacks_is_refused),
         cmocka_unit_test(no_memory_is_an_error),
         cmocka_unit_test(groups_cover_all_points),

@@ -345,6 +345,12 @@ static void text_is_laid_out_as_pytorchs(void **state) {
     assert_int_equal(tn_tensor_text(NULL, NULL, 0, NULL), TN_ERR_ARGUMENT);
 }
 
+static void text_has_points_in_every_locale(void **state) {
+    test_enter_comma_locale();
+    text_is_laid_out_as_pytorchs(state);
+    setlocale(LC_ALL, "C");
+}
+
 /* ---- other promises ---------------------------------------------------------------------------------------------- */
 
 static void a_clone_has_storage_of_its_own(void **state) {
@@ -672,6 +678,7 @@ int main(void) {
         cmocka_unit_test(null_is_refused),
         cmocka_unit_test(an_error_is_handed_on_with_its_first_cause),
         cmocka_unit_test(text_is_laid_out_as_pytorchs),
+        cmocka_unit_test(text_has_points_in_every_locale),
         cmocka_unit_test(a_clone_has_storage_of_its_own),
         cmocka_unit_test(writes_into_diagonals_and_windows_reach_the_tensor),
         cmocka_unit_test(unpooling_inverts_pooling),

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include <ftw.h>
+#include <locale.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -128,6 +129,21 @@ static inline const char *test_scratch(const char *name) {
     char *path = paths[next++ % 8];
     snprintf(path, sizeof paths[0], "%s/%s", scratch_folder, name);
     return path;
+}
+
+/* Sets a locale whose decimal point is a comma, as a host program may: one that is installed, or one that localedef
+ * makes. Skips the test where there is neither. setlocale(LC_ALL, "C") ends it. */
+static inline void test_enter_comma_locale(void) {
+    static const char *const names[] = {"de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8", "ru_RU.UTF-8", "pt_BR.UTF-8"};
+    char command[600], number[16];
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (setlocale(LC_ALL, names[i]) != NULL) return;
+    snprintf(command, sizeof command, "localedef -i de_DE -f UTF-8 %s >/dev/null 2>&1", test_scratch(names[0]));
+    if (system(command) != 0) skip();
+    setenv("LOCPATH", scratch_folder, 1);
+    if (setlocale(LC_ALL, names[0]) == NULL) skip();
+    snprintf(number, sizeof number, "%.1f", 0.5);
+    assert_string_equal(number, "0,5");
 }
 
 /* Where the built command lies, beside this test, if it was built; TRUNNION_COMMAND names a script that emulates it. */

@@ -328,13 +328,21 @@ static void wrong_arguments_are_refused(void **state) {
     tn_chat_template_free(t);
 }
 
+static void numbers_have_points_in_every_locale(void **state) {
+    (void)state;
+    test_enter_comma_locale();
+    assert_renders("{{ 0.5 + a }} {{ '1.5' | float }} {{ a | round(1) }} {{ [a] | tojson }}", "{\"a\": 0.25}",
+                   "0.75 1.5 0.2 [0.25]");
+    setlocale(LC_ALL, "C");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_case_agrees_with_jinja),      cmocka_unit_test(a_conversation_is_rendered),
         cmocka_unit_test(failures_name_their_place),         cmocka_unit_test(variables_must_be_an_object),
         cmocka_unit_test(endless_templates_are_stopped),     cmocka_unit_test(deep_templates_are_refused),
         cmocka_unit_test(a_long_chain_of_elifs_is_no_depth), cmocka_unit_test(failed_allocations_leave_nothing_behind),
-        cmocka_unit_test(wrong_arguments_are_refused),
+        cmocka_unit_test(wrong_arguments_are_refused),       cmocka_unit_test(numbers_have_points_in_every_locale),
     };
     return cmocka_run_group_tests_name("template", tests, NULL, NULL);
 }

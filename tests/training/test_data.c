@@ -224,6 +224,12 @@ static void tables_hold_values_and_a_label(void **state) {
     }
 }
 
+static void tables_have_points_in_every_locale(void **state) {
+    test_enter_comma_locale();
+    tables_hold_values_and_a_label(state);
+    setlocale(LC_ALL, "C");
+}
+
 static void damaged_numpy_files_are_refused(void **state) {
     (void)state;
     static const struct {
@@ -309,6 +315,7 @@ int main(void) {
         cmocka_unit_test(idx_files_hold_images_and_labels),
         cmocka_unit_test(token_files_hold_texts_and_what_follows),
         cmocka_unit_test(tables_hold_values_and_a_label),
+        cmocka_unit_test(tables_have_points_in_every_locale),
         cmocka_unit_test(damaged_numpy_files_are_refused),
         cmocka_unit_test(a_failure_names_the_sample_and_the_next_batch_comes),
         cmocka_unit_test(wrong_options_are_refused),
