@@ -12,6 +12,11 @@
 
 #include "base/arm64.h"
 #include "base/base.h"
+#include "base/os.h"
+
+#if TN_HAS_PROCESSES
+#include <sys/resource.h>
+#endif
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
@@ -193,8 +198,9 @@ static int cut_by_quota(int cores, double quota) {
     return quota < 1 ? 1 : (int)quota;
 }
 
-static int64_t read_meminfo(const char *key) {
-    FILE *f = fopen("/proc/meminfo", "re");
+/* The bytes on the line "key: N kB" of a file of /proc; 0: there is none. */
+static int64_t read_kib(const char *path, const char *key) {
+    FILE *f = fopen(path, "re");
     if (f == NULL) return 0;
     char line[128];
     int64_t bytes = 0;
@@ -208,7 +214,7 @@ static int64_t read_meminfo(const char *key) {
 
 tn_host_memory tn_host_memory_now(void) {
     const tn_cgroup_limits limits = tn_cgroup_read("");
-    tn_host_memory m = {read_meminfo("MemTotal"), read_meminfo("MemAvailable")};
+    tn_host_memory m = {read_kib("/proc/meminfo", "MemTotal"), read_kib("/proc/meminfo", "MemAvailable")};
 #if defined(__wasm32__)
     enum { WASM_PAGE = 65536 };
     if (m.total <= 0) {
@@ -218,8 +224,19 @@ tn_host_memory tn_host_memory_now(void) {
 #endif
     if (m.total <= 0) m.total = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
     if (m.unused <= 0) m.unused = m.total;
-    if (limits.memory <= 0) return m;
-    return (tn_host_memory){tn_min64(m.total, limits.memory), tn_min64(m.unused, limits.memory_free)};
+    if (limits.memory > 0)
+        m = (tn_host_memory){tn_min64(m.total, limits.memory), tn_min64(m.unused, limits.memory_free)};
+    int64_t space = tn_address_space_limit();
+    if (space == INT64_MAX) return m;
+    return (tn_host_memory){m.total, tn_min64(m.unused, tn_max64(0, space - read_kib("/proc/self/status", "VmSize")))};
+}
+
+int64_t tn_address_space_limit(void) {
+#if TN_HAS_PROCESSES
+    struct rlimit space;
+    if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur < INT64_MAX) return (int64_t)space.rlim_cur;
+#endif
+    return INT64_MAX;
 }
 
 /* ---- all of it, once --------------------------------------------------------------------------------------------- */

@@ -65,10 +65,11 @@ static uint64_t backend_key(const tn_backend *b, uint64_t common) {
     return key ? key : 1;
 }
 
-/* The part of a key that is common to all backends. */
+/* The part of a key that is common to all backends. A driver may need more address space than a process may have. */
 static uint64_t common_key(void) {
     uint64_t seed = PROBES + (tn_user_id() << 32);
-    return mix_boot(mix_text(seed, tn_version()));
+    int64_t space = tn_address_space_limit();
+    return mix_boot(tn_hash64(&space, sizeof space, mix_text(seed, tn_version())));
 }
 
 /* ---- looking ----------------------------------------------------------------------------------------------------- */

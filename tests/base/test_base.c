@@ -608,6 +608,23 @@ static void clock_goes_forward(void **state) {
 
 /* ---- processor --------------------------------------------------------------------------------------------------- */
 
+static void free_memory_is_within_the_address_space(void **state) {
+    (void)state;
+    enum { ROOM = 64 << 20 };
+    pid_t child = fork();
+    if (child == 0) {
+        long long pages = 0;
+        FILE *f = fopen("/proc/self/statm", "r");
+        bool known = f && fscanf(f, "%lld", &pages) == 1;
+        rlim_t most = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + ROOM;
+        known = known && setrlimit(RLIMIT_AS, &(struct rlimit){most, most}) == 0;
+        _exit(known && tn_host_memory_now().unused <= ROOM ? 0 : 1);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
 static void processor_is_described(void **state) {
     (void)state;
     tn_cpu_info info = tn_cpu();
@@ -889,6 +906,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(clock_goes_forward),
         cmocka_unit_test(wrong_values_of_variables_count_as_unset),
         cmocka_unit_test(processor_is_described),
+        cmocka_unit_test(free_memory_is_within_the_address_space),
         cmocka_unit_test(environment_lowers_the_instruction_set_only),
         cmocka_unit_test(tightest_group_limit_counts),
         cmocka_unit_test(group_limits_of_version_1_count),

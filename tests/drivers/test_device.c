@@ -45,6 +45,7 @@ static const char *list_elsewhere(void) { return run_self("--list"); }
 static int print_list(const char *how) {
     bool fresh = !strcmp(how, "fresh");
     if (!strcmp(how, "without-files")) (void)setrlimit(RLIMIT_NOFILE, &(struct rlimit){4, 4});
+    if (!strcmp(how, "in-little-space")) (void)setrlimit(RLIMIT_AS, &(struct rlimit){(rlim_t)1 << 46, (rlim_t)1 << 46});
     tn_device_list *l;
     double begun = tn_now();
     if (tn_device_list_new(fresh, &l) != TN_OK) return 1;
@@ -609,6 +610,16 @@ static void limits_of_a_process_are_not_recorded(void **state) {
     assert_text_has(list_elsewhere(), "cuda=none devices 2");
 }
 
+static void findings_belong_to_a_limit_of_address_space(void **state) {
+    (void)state;
+    const char *loaded = begin_record_test();
+    assert_text_has(run_self("--list in-little-space"), "cuda=none");
+    assert_text_has(run_self("--list in-little-space"), "cuda=none");
+    assert_int_equal(size_of(loaded), 1);
+    assert_text_has(list_elsewhere(), "cuda=none");
+    assert_int_equal(size_of(loaded), 2);
+}
+
 static void closed_standard_streams_are_not_a_crash(void **state) {
     (void)state;
     (void)begin_record_test();
@@ -670,6 +681,7 @@ int main(int argc, char **argv) {
         TEST(crash_is_believed_for_an_hour),
         TEST(limits_of_a_process_are_not_recorded),
         TEST(closed_standard_streams_are_not_a_crash),
+        TEST(findings_belong_to_a_limit_of_address_space),
         TEST(cpu_options_take_effect),
         TEST(a_mute_device_is_listed), /* last: it leaves a library loaded */
     };
