@@ -22,6 +22,10 @@ static tn_status check_schedule(const tn_schedule *s, int64_t at) {
         return tn_backend_fail(TN_ERR_ARGUMENT,
                                "tn_schedule_at: step %lld, warmup %lld, total %lld; all must be at least 0",
                                (long long)at, (long long)s->warmup, (long long)s->total);
+    bool ends = s->kind == TN_SCHEDULE_LINEAR || s->kind == TN_SCHEDULE_COSINE || s->kind == TN_SCHEDULE_ONE_CYCLE;
+    if (ends && s->total == 0)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "tn_schedule_at: total is 0; set it to the step at which the rate reaches its end");
     if (s->kind == TN_SCHEDULE_STEP && s->step_size < 1)
         return tn_backend_fail(TN_ERR_ARGUMENT, "tn_schedule_at: step_size is %lld; it must be at least 1",
                                (long long)s->step_size);

@@ -3,6 +3,7 @@
  * Most gradients follow from the composition. Two are stated: that of cross-entropy (softmax minus one-hot: no
  * logarithm, no gather), and that of binary cross-entropy, whose logarithms are clamped. */
 #include <math.h>
+#include <stdatomic.h>
 
 #include "ops/ops_common.h"
 
@@ -18,12 +19,27 @@ static tn_node *spread_loss(tn_build *b, tn_node *dy, int64_t reduction, int64_t
     return reduction == TN_REDUCTION_MEAN ? tn_b_scale(b, dy, 1.0 / (double)count) : dy;
 }
 
+/* The reduction hides that [n, 1] and [n] give n² distances, which is hardly ever meant. PyTorch warns too. */
+static void notice_outer_distance(const tn_infer *c) {
+    static atomic_bool told;
+    char x[128], target[128];
+    int64_t count = 1;
+    for (int d = 0; d < c->rank; d++)
+        count *= c->shape[d];
+    if (count <= tn_node_numel(c->in[0]) || count <= tn_node_numel(c->in[1]) || atomic_exchange(&told, true)) return;
+    tn_log_line(TN_LOG_NOTICE, "%s: input %s and target %s are broadcast to %lld elements; is one dimension missing?",
+                c->row->name, tn_shape_text(c->in[0], x, sizeof x), tn_shape_text(c->in[1], target, sizeof target),
+                (long long)count);
+}
+
 /* All inputs broadcast together; reduction is the first attribute of all losses of this form. */
 static tn_status infer_distance(tn_infer *c) {
     int64_t reduction = c->attrs->i[0];
     TRY(tn_need_float(c, 0));
     TRY(tn_infer_broadcast(c));
-    if (reduction != TN_REDUCTION_NONE) c->rank = 0;
+    if (reduction == TN_REDUCTION_NONE) return TN_OK;
+    notice_outer_distance(c);
+    c->rank = 0;
     return TN_OK;
 }
 
@@ -266,13 +282,21 @@ static void grad_binary_cross_entropy(tn_build *b, const tn_node *n, tn_node *dy
     }
 }
 
+/* As in PyTorch, only the weights are broadcast. */
+static tn_status infer_binary(tn_infer *c) {
+    char x[128], target[128];
+    if (tn_same_shape(c->in[0], c->in[1])) return infer_distance(c);
+    return tn_fail(TN_ERR_SHAPE, "%s: input %s and target %s must have the same shape", c->row->name,
+                   tn_shape_text(c->in[0], x, sizeof x), tn_shape_text(c->in[1], target, sizeof target));
+}
+
 /* binary_cross_entropy(x, target, weight, reduction): -(t·log(x) + (1 - t)·log(1 - x)) of probabilities x, logarithms
  * kept above -100, times weight unless it is NULL. */
-OP_CODE(binary_cross_entropy, .promote = true, .infer = infer_distance, .compose = compose_binary_cross_entropy,
+OP_CODE(binary_cross_entropy, .promote = true, .infer = infer_binary, .compose = compose_binary_cross_entropy,
         .grad = grad_binary_cross_entropy,
         .cases = "tol=1e-5 atol=2e-6; [3,4]@0.1..0.9 [3,4]@0..1 - reduction=mean; "
                  "[3,4]@0.1..0.9 [3,4]@0..1 [4]@0.5..2 reduction=none grad=off; "
-                 "[3,4]@0.1..0.9 [3,4]@0..1 - reduction=sum");
+                 "[3,4]@0.1..0.9 [3,4]@0..1 - reduction=sum; error=same [4,1] [4] - reduction=mean");
 
 /* With l = log(sigmoid(x)): -(p·t·l + (1 - t)·(l - x)). */
 static tn_node *compose_binary_cross_entropy_with_logits(tn_build *b, const tn_node *n) {
@@ -284,11 +308,11 @@ static tn_node *compose_binary_cross_entropy_with_logits(tn_build *b, const tn_n
 
 /* binary_cross_entropy_with_logits(x, target, weight, pos_weight, reduction): binary_cross_entropy of sigmoid(x)
  * without overflow; pos_weight multiplies the part of the positive class; both weights may be NULL. */
-OP_CODE(binary_cross_entropy_with_logits, .promote = true, .infer = infer_distance,
+OP_CODE(binary_cross_entropy_with_logits, .promote = true, .infer = infer_binary,
         .compose = compose_binary_cross_entropy_with_logits,
         .cases = "tol=1e-5 atol=2e-6; [3,4]@-5..5 [3,4]@0..1 - - reduction=mean; "
                  "[3,4]@-5..5 [3,4]@0..1 [4]@0.5..2 [4]@0.5..3 reduction=none; "
-                 "[20]@-200..200 [20]@0..1 - - reduction=sum");
+                 "[20]@-200..200 [20]@0..1 - - reduction=sum; error=same [4,1] [4] - - reduction=mean");
 
 /* ---- classes ----------------------------------------------------------------------------------------------------- */
 

@@ -746,6 +746,13 @@ static void schedules_are_pytorchs(void **state) {
     s.pct_start = 1;
     assert_true(isnan(tn_schedule_at(&s, 0)));
     assert_text_has(tn_error(), "pct_start");
+    const tn_schedule_kind ending[] = {TN_SCHEDULE_LINEAR, TN_SCHEDULE_COSINE, TN_SCHEDULE_ONE_CYCLE};
+    for (size_t i = 0; i < TN_COUNT(ending); i++) { /* a total that was forgotten would train at a rate of about 0 */
+        s = (tn_schedule)TN_SCHEDULE_DEFAULTS;
+        s.kind = ending[i];
+        assert_true(isnan(tn_schedule_at(&s, 0)));
+        assert_text_has(tn_error(), "total is 0");
+    }
 }
 
 static void plateaus_are_pytorchs(void **state) {
