@@ -1,8 +1,10 @@
 /* fetch.c — one file over HTTP, by the system's curl: it knows proxies, certificates and redirections.
  *
  * curl gets its options on standard input, so that neither addresses nor tokens are words of a command line. A file is
- * downloaded beside its place, as NAME.part with its address in NAME.part.url, and takes its place when it is whole. */
+ * downloaded beside its place, as NAME.part with its address in NAME.part.url, and takes its place when it is whole.
+ * NAME.part is locked meanwhile: of two processes that continue it, each would append to what the other one wrote. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -12,12 +14,17 @@
 #include "cli/models/models.h"
 #include "cli/process.h"
 
+#if CLI_HAS_PROCESSES && !defined(_WIN32) /* Windows renames no open file */
+#include <sys/file.h>
+#endif
+
 enum { MOST_TRIES = 4, OPTIONS = 4096 };
 
 typedef struct transfer {
     const models_file *file;
     char part[CLI_PATH], origin[CLI_PATH]; /* NAME.part, NAME.part.url */
     int http;                              /* status of the last answer, 0: none */
+    int lock;                              /* NAME.part, open and locked; -1: without a lock */
 } transfer;
 
 bool models_make_folders(const char *path) {
@@ -41,6 +48,39 @@ static void forget(const transfer *t) {
     (void)unlink(t->origin);
 }
 
+/* Empties NAME.part, which keeps its lock. */
+static bool begin_anew(const transfer *t) { return t->lock < 0 ? unlink(t->part) == 0 : ftruncate(t->lock, 0) == 0; }
+
+#if CLI_HAS_PROCESSES && !defined(_WIN32)
+static bool is_same_file(int fd, const char *path) {
+    struct stat a, b;
+    return fstat(fd, &a) == 0 && stat(path, &b) == 0 && a.st_ino == b.st_ino && a.st_dev == b.st_dev;
+}
+
+/* Locks NAME.part, and waits while another process downloads it. True: that one has brought the file. curl inherits the
+ * lock, and so keeps it if this process is killed. */
+static bool wait_for_others(transfer *t) {
+    enum { MICROSECONDS = 100000 };
+    for (bool waited = false; !cli_stopped(); usleep(MICROSECONDS)) {
+        if (t->lock < 0) t->lock = open(t->part, O_RDWR | O_CREAT, 0666);
+        if (t->lock < 0) return false; /* curl will say why nothing can be written there */
+        bool busy = flock(t->lock, LOCK_EX | LOCK_NB) != 0;
+        if (busy && errno != EWOULDBLOCK && errno != EINTR) return false; /* a file system without locks */
+        if (!busy && is_same_file(t->lock, t->part)) return false;
+        if (busy && !waited && !cli_quiet)
+            fprintf(stderr, "trunnion: another process downloads '%s'; waiting for it\n", t->file->target);
+        waited = true;
+        if (busy) continue;
+        close(t->lock); /* what this was has been renamed or removed */
+        t->lock = -1;
+        if (size_of(t->file->target) >= 0) return true;
+    }
+    return false;
+}
+#else
+static bool wait_for_others(transfer *t) { return t->lock >= 0; }
+#endif
+
 /* What is there of another address is not continued. */
 static void check_origin(const transfer *t) {
     char url[OPTIONS] = "";
@@ -48,7 +88,7 @@ static void check_origin(const transfer *t) {
     if (f && !fgets(url, sizeof url, f)) url[0] = 0;
     if (f) fclose(f);
     if (strcmp(url, t->file->url) == 0) return;
-    forget(t);
+    (void)begin_anew(t);
     f = fopen(t->origin, "w");
     if (!f) return; /* curl will say why nothing can be written there */
     fputs(t->file->url, f);
@@ -123,7 +163,7 @@ static int tell(const transfer *t, int status) {
 /* Whether the next try may go on: after a broken connection, or from the beginning, where a server cannot continue. */
 static bool try_again(const transfer *t, int status) {
     static const int broken[] = {18, 52, 55, 56, 92};
-    if (status == 33 || t->http == 416) return unlink(t->part) == 0;
+    if (status == 33 || t->http == 416) return begin_anew(t);
     for (size_t i = 0; i < sizeof broken / sizeof *broken; i++)
         if (status == broken[i]) return true;
     return false;
@@ -158,18 +198,25 @@ static int check_file(const transfer *t) {
                     t->file->sum);
 }
 
+static int fetch_alone(transfer *t) {
+    check_origin(t);
+    int status = download(t);
+    if (status == CLI_OK) status = check_file(t);
+    if (status != CLI_OK) return status;
+    if (rename(t->part, t->file->target) != 0)
+        return cli_fail(TN_ERR_IO, "cannot rename '%s' to '%s': %s", t->part, t->file->target, strerror(errno));
+    (void)unlink(t->origin);
+    return CLI_OK;
+}
+
 int models_fetch(const models_file *f) {
-    transfer t = {.file = f};
+    transfer t = {.file = f, .lock = -1};
     int a = snprintf(t.part, sizeof t.part, "%s.part", f->target);
     int b = snprintf(t.origin, sizeof t.origin, "%s.part.url", f->target);
     if (a >= (int)sizeof t.part || b >= (int)sizeof t.origin)
         return cli_fail(TN_ERR_ARGUMENT, "the path '%s' is too long", f->target);
-    check_origin(&t);
-    int status = download(&t);
-    if (status == CLI_OK) status = check_file(&t);
-    if (status != CLI_OK) return status;
-    if (rename(t.part, f->target) != 0)
-        return cli_fail(TN_ERR_IO, "cannot rename '%s' to '%s': %s", t.part, f->target, strerror(errno));
-    (void)unlink(t.origin);
-    return CLI_OK;
+    int status = CLI_OK;
+    if (!wait_for_others(&t)) status = cli_stopped() ? tell(&t, 18) : fetch_alone(&t);
+    if (t.lock >= 0) close(t.lock);
+    return status;
 }

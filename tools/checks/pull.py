@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 DATA = bytes(i * 7 % 251 for i in range(300_000))
 SUM = hashlib.sha256(DATA).hexdigest()
@@ -30,7 +31,7 @@ class Site(http.server.BaseHTTPRequestHandler):
     def log_message(self, *words):
         pass
 
-    def send(self, data, cut=None, can_continue=True):
+    def send(self, data, cut=None, can_continue=True, pause=0):
         first = 0
         asked = self.headers.get("Range")
         Site.ranges.append(asked)
@@ -47,7 +48,12 @@ class Site(http.server.BaseHTTPRequestHandler):
             self.send_response(200)
         self.send_header("Content-Length", str(len(data) - first))
         self.end_headers()
-        self.wfile.write(data[first:cut and first + cut])
+        for at in range(first, len(data), 30_000) if pause else ():
+            self.wfile.write(data[at:at + 30_000])
+            self.wfile.flush()
+            time.sleep(pause)
+        if not pause:
+            self.wfile.write(data[first:cut and first + cut])
         if cut:
             self.wfile.flush()
             self.connection.close()
@@ -61,6 +67,8 @@ class Site(http.server.BaseHTTPRequestHandler):
             self.send(DATA, cut=100_000)
         elif path in ("/whole.gguf", "/cut.gguf", "/name"):
             self.send(DATA)
+        elif path == "/slow.gguf":
+            self.send(DATA, pause=0.05)
         elif path == "/plain.gguf":
             self.send(DATA, can_continue=False)
         elif path == "/away.gguf":
@@ -131,6 +139,20 @@ class Suite:
         self.expect(got.returncode == code and say in said, f"pull {words}: exit {got.returncode}, {said}")
         there = sorted(p.name for p in self.models.glob("*.part")) if self.models.exists() else []
         self.expect(there == list(leaves), f"pull {words}: leaves {there}")
+
+    def together(self):
+        """Three processes that download one file, each begun while the one before has a part of it."""
+        pulls = []
+        for _ in range(3):
+            pulls.append(subprocess.Popen([self.program, "pull", f"{self.at}/slow.gguf"], env=self.environment, text=True,
+                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+            time.sleep(0.15)
+        told = [p.communicate(timeout=120)[1] for p in pulls]
+        self.expect(not any(p.returncode for p in pulls), f"three at once: {told}")
+        self.expect((self.models / "slow.gguf").read_bytes() == DATA, "three at once: another file")
+        self.expect(any("waiting for it" in text for text in told), f"three at once: none waited: {told}")
+        self.expect(not list(self.models.glob("*.part*")), "three at once: a partial file is left")
+        (self.models / "slow.gguf").unlink()
 
     def addresses(self):
         told = self.pulls(f"{self.at}/whole.gguf", name="whole.gguf")
@@ -240,6 +262,7 @@ def main():
         suite = Suite(pathlib.Path(sys.argv[1]).resolve() / "trunnion", pathlib.Path(folder), server.server_address[1])
         empty = suite.run("list")
         suite.expect(empty.returncode == 0 and "no models" in empty.stdout, f"list of nothing: {empty.stdout}")
+        suite.together()
         suite.addresses()
         suite.interrupted()
         suite.hub()
