@@ -79,6 +79,7 @@ backend   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/
 pull      | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/pull.py $BUILD
 embed     | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD embed
 faults    | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/command_faults.py $BUILD
+surroundings | check  | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/surroundings.py $BUILD
 gpu-report | check    |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/gpu_report.py $BUILD
 finetune  | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/finetune.py $BUILD
 survive   | check     | 180 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD

@@ -22,7 +22,7 @@ PUBLIC_ONLY = {"functions", "nn", "text"}
 # that raises its budget, or something that leaves.
 BUDGET = {
     "windows": 1440,
-    "base": 3834,
+    "base": 3844,
     "kir": 16512,
     "cpu": 15244,
     "gpu": 2738,
@@ -30,11 +30,11 @@ BUDGET = {
     "hal": 9048,
     "drivers": 8165,
     "tensor": 3028,
-    "ops": 13149,
+    "ops": 13173,
     "plan": 12160,
     "autograd": 1060,
     "check": 1530,
-    "functions": 4237,
+    "functions": 4239,
     "nn": 6990,
     "formats": 4760,
     "onnx": 16874,
