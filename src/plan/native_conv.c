@@ -590,8 +590,6 @@ bool tn_conv_agree_on_producer(tn_value *v, tn_group *producer, tn_group *reader
     return true;
 }
 
-/* ---- edges ------------------------------------------------------------------------------------------------------- */
-
 /* ---- blocks of channels ------------------------------------------------------------------------------------------ */
 /* Between a convolution, a depthwise one and a convolution of one tap, images may lie in blocks of channels: then none
  * of the three turns what lies between them, and depthwise windows lose no lane. */
@@ -668,6 +666,8 @@ bool tn_conv_agree_on_blocks(const tn_graph_plan *g, tn_group *first, tn_group *
     first->native->by = each->native->by = last->native->by = "in blocks of channels";
     return true;
 }
+
+/* ---- edges ------------------------------------------------------------------------------------------------------- */
 
 static bool writes_border(const tn_native *n) {
     bool whole = n->conv.pool[0] > 0 || !n->fused.program || n->joined_out;
