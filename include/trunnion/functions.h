@@ -132,6 +132,8 @@ TN_API tn_tensor *tn_linalg_matrix_rank(const tn_tensor *x, double rtol); /* i64
 /* The X [..., n, k] of least norm for which the norm of a·X - b is least, a [..., m, n], b [..., m, k], by the
  * pseudo-inverse: also for matrices without full rank. rtol as for pinv. Source: torch.linalg.lstsq, its solution. */
 TN_API tn_tensor *tn_linalg_lstsq(const tn_tensor *a, const tn_tensor *b, double rtol);
+/* X of P·L·U·X = B, from the factors of tn_linalg_lu of a square matrix. Source: torch.linalg.lu_solve. */
+TN_API tn_tensor *tn_linalg_lu_solve(const tn_tensor *p, const tn_tensor *l, const tn_tensor *u, const tn_tensor *b);
 /* Condition number in the 2-norm (p 2, −2), else the product of the norms of x and its inverse. */
 TN_API tn_tensor *tn_linalg_cond(const tn_tensor *x, double p);
 typedef enum tn_matrix_norm { TN_MATRIX_NORM_FRO, TN_MATRIX_NORM_NUC } tn_matrix_norm;
@@ -365,6 +367,7 @@ TN_API tn_tensor *tn_alpha_dropout(const tn_tensor *x, double p, bool training);
 #define tn_linalg_matrix_power(...) (tn_at(__FILE__, __LINE__), tn_linalg_matrix_power(__VA_ARGS__))
 #define tn_linalg_matrix_exp(...) (tn_at(__FILE__, __LINE__), tn_linalg_matrix_exp(__VA_ARGS__))
 #define tn_linalg_pinv(...) (tn_at(__FILE__, __LINE__), tn_linalg_pinv(__VA_ARGS__))
+#define tn_linalg_lu_solve(...) (tn_at(__FILE__, __LINE__), tn_linalg_lu_solve(__VA_ARGS__))
 #define tn_linalg_lstsq(...) (tn_at(__FILE__, __LINE__), tn_linalg_lstsq(__VA_ARGS__))
 #define tn_polygamma(...) (tn_at(__FILE__, __LINE__), tn_polygamma(__VA_ARGS__))
 #define tn_linalg_matrix_rank(...) (tn_at(__FILE__, __LINE__), tn_linalg_matrix_rank(__VA_ARGS__))

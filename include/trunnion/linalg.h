@@ -23,6 +23,12 @@ extern "C" {
  * on the library). Source: torch.linalg.qr. */
 TN_API void tn_linalg_qr(const tn_tensor *x, tn_tensor **q, tn_tensor **r);
 
+/* LU factorization x = P·L·U with the greatest element of a column as the pivot: *p [..., m, m] a permutation, *l
+ * [..., m, k] lower triangular with ones on the diagonal, *u [..., k, n] upper triangular, k = min(m, n). With
+ * tn_linalg_lu_solve (functions.h) one factorization serves several systems. Gradients need a leading k × k part of
+ * P⁻¹·x that is not singular. Source: torch.linalg.lu. */
+TN_API void tn_linalg_lu(const tn_tensor *x, tn_tensor **p, tn_tensor **l, tn_tensor **u);
+
 /* Eigenvalues and eigenvectors of a symmetric x [..., n, n]; only its lower triangle is read (PyTorch's UPLO "L"):
  * *values [..., n] ascending; *vectors [..., n, n], columns of length 1 whose element of largest magnitude is positive
  * (in PyTorch the sign depends on the library). The gradient is symmetric. Source: torch.linalg.eigh. */
@@ -44,6 +50,7 @@ TN_API void tn_linalg_slogdet(const tn_tensor *x, tn_tensor **sign, tn_tensor **
 
 #ifndef TN_NO_CALLER_LINES
 #define tn_linalg_qr(...) (tn_at(__FILE__, __LINE__), tn_linalg_qr(__VA_ARGS__))
+#define tn_linalg_lu(...) (tn_at(__FILE__, __LINE__), tn_linalg_lu(__VA_ARGS__))
 #define tn_linalg_eigh(...) (tn_at(__FILE__, __LINE__), tn_linalg_eigh(__VA_ARGS__))
 #define tn_linalg_svd(...) (tn_at(__FILE__, __LINE__), tn_linalg_svd(__VA_ARGS__))
 #define tn_linalg_slogdet(...) (tn_at(__FILE__, __LINE__), tn_linalg_slogdet(__VA_ARGS__))

@@ -1,4 +1,4 @@
-/* linalg.c — dense linear algebra in f64: systems, Cholesky, QR, symmetric eigenvalues, singular values.
+/* linalg.c — dense linear algebra in f64: systems, LU, Cholesky, QR, symmetric eigenvalues, singular values.
  *
  * The inner loops run along rows, which are contiguous: elimination takes multiples of rows from rows, reflections are
  * applied to all rows at once. */
@@ -29,9 +29,9 @@ static void swap_rows(double *x, double *y, int64_t n) {
     }
 }
 
-static int64_t largest_below(const double *a, int64_t n, int64_t column) {
+static int64_t largest_below(const double *a, int64_t m, int64_t n, int64_t column) {
     int64_t best = column;
-    for (int64_t i = column + 1; i < n; i++)
+    for (int64_t i = column + 1; i < m; i++)
         if (fabs(a[i * n + column]) > fabs(a[best * n + column])) best = i;
     return best;
 }
@@ -40,7 +40,7 @@ static int64_t largest_below(const double *a, int64_t n, int64_t column) {
 static double eliminate(double *a, double *b, int64_t n, int64_t k) {
     double sign = 1;
     for (int64_t c = 0; c < n; c++) {
-        int64_t pivot = largest_below(a, n, c);
+        int64_t pivot = largest_below(a, n, n, c);
         if (pivot != c) {
             swap_rows(a + pivot * n + c, a + c * n + c, n - c);
             swap_rows(b + pivot * k, b + c * k, k);
@@ -54,6 +54,29 @@ static double eliminate(double *a, double *b, int64_t n, int64_t k) {
         }
     }
     return sign;
+}
+
+/* `work`: the row of a that each row comes from. */
+static void lu(const tn_linalg_matrix *x) {
+    int64_t m = x->m, n = x->n;
+    double *a = x->out, *p = a + m * n;
+    if (tn_linalg_is_lost(x, false, m * n + m * m)) return;
+    memcpy(a, x->a, (size_t)(m * n) * sizeof *a);
+    memset(p, 0, (size_t)(m * m) * sizeof *p);
+    for (int64_t i = 0; i < m; i++)
+        x->work[i] = (double)i;
+    for (int64_t c = 0; c < tn_min64(m, n); c++) {
+        int64_t pivot = largest_below(a, m, n, c);
+        if (pivot != c) swap_rows(a + pivot * n, a + c * n, n);
+        if (pivot != c) swap_rows(x->work + pivot, x->work + c, 1);
+        double top = a[c * n + c];
+        for (int64_t i = c + 1; i < m && top != 0; i++) {
+            a[i * n + c] /= top;
+            tn_linalg_add(a + i * n + c + 1, -a[i * n + c], a + c * n + c + 1, n - c - 1);
+        }
+    }
+    for (int64_t i = 0; i < m; i++)
+        p[(int64_t)x->work[i] * m + i] = 1;
 }
 
 static void divide_row(double *x, double by, int64_t n) {
@@ -179,6 +202,7 @@ static int64_t three(int64_t m, int64_t n, int64_t k) {
     (void)m, (void)n, (void)k;
     return 3;
 }
+static int64_t lu_and_p(int64_t m, int64_t n, TN_UNUSED int64_t k) { return m * n + m * m; }
 static int64_t q_and_r(int64_t m, int64_t n, TN_UNUSED int64_t k) { return (m + n) * tn_min64(m, n); }
 static int64_t values_and_vectors(int64_t m, int64_t n, int64_t k) {
     (void)m, (void)k;
@@ -191,6 +215,7 @@ static int64_t no_work(int64_t m, int64_t n, int64_t k) {
     (void)m, (void)n, (void)k;
     return 0;
 }
+static int64_t one_column(int64_t m, TN_UNUSED int64_t n, TN_UNUSED int64_t k) { return m; }
 static int64_t work_of_qr(int64_t m, int64_t n, TN_UNUSED int64_t k) { return tn_min64(m, n) * (m + 1) + n; }
 static int64_t work_of_eigh(int64_t m, int64_t n, int64_t k) {
     (void)m, (void)k;
@@ -210,6 +235,7 @@ static const struct {
     [TN_LINALG_SOLVE_LOWER] = {solve_lower, one_right_side, no_work},
     [TN_LINALG_SOLVE_UPPER] = {solve_upper, one_right_side, no_work},
     [TN_LINALG_DETERMINANT] = {determinant, three, no_work},
+    [TN_LINALG_LU] = {lu, lu_and_p, one_column},
     [TN_LINALG_QR] = {qr, q_and_r, work_of_qr},
     [TN_LINALG_EIGH] = {tn_eigh_matrix, values_and_vectors, work_of_eigh},
     [TN_LINALG_SVD] = {tn_svd_matrix, u_s_and_v, work_of_svd},

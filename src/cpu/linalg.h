@@ -21,6 +21,9 @@ typedef enum tn_linalg_kind {
     TN_LINALG_SOLVE_UPPER,
     /* a [n, n]: three numbers, its determinant, the sign of that (0 when it is 0) and the logarithm of its size */
     TN_LINALG_DETERMINANT,
+    /* a [m, n]: L below the diagonal, whose own is 1, and U, in one matrix [m, n]; then the permutation P [m, m]; a =
+     * P·L·U, pivots are the greatest of their column */
+    TN_LINALG_LU,
     /* a [m, n], k = min(m, n): Q [m, k] with orthonormal columns, then R [k, n], 0 below the diagonal; a = Q·R, no
      * diagonal element of R negative */
     TN_LINALG_QR,

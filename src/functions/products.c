@@ -429,6 +429,12 @@ static tn_tensor *bad_system(const tn_tensor *a, const tn_tensor *b) {
                      (long long)rows[0], (long long)rows[1]);
 }
 
+tn_tensor *(tn_linalg_lu_solve)(const tn_tensor *p, const tn_tensor *l, const tn_tensor *u, const tn_tensor *b) {
+    TN_SCOPE;
+    tn_tensor *below = tn_linalg_solve_triangular(l, tn_matmul(tn_transpose(p, -2, -1), b), false);
+    return tn_keep(tn_linalg_solve_triangular(u, below, true));
+}
+
 tn_tensor *(tn_linalg_lstsq)(const tn_tensor *a, const tn_tensor *b, double rtol) {
     TN_SCOPE;
     tn_tensor *bad = refused2(a, b);

@@ -417,6 +417,7 @@ tn_node *tn_b_linalg_solve_systems(tn_build *b, tn_node *A, tn_node *B);
 tn_node *tn_b_linalg_solve_lower(tn_build *b, tn_node *A, tn_node *B);
 tn_node *tn_b_linalg_solve_upper(tn_build *b, tn_node *A, tn_node *B);
 tn_node *tn_b_linalg_determinants(tn_build *b, tn_node *x);
+tn_node *tn_b_linalg_lu_packed(tn_build *b, tn_node *x);
 tn_node *tn_b_linalg_qr_packed(tn_build *b, tn_node *x);
 tn_node *tn_b_linalg_eigh_packed(tn_build *b, tn_node *x);
 tn_node *tn_b_linalg_svd_packed(tn_build *b, tn_node *x);

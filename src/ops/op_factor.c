@@ -474,6 +474,81 @@ static tn_node *compose_det(tn_build *b, const tn_node *n) {
 OP_CODE(linalg_det, .to_float = true, .infer = infer_det, .compose = compose_det,
         .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [3,3]@-1..1+3I; [2,2,2]@-1..1+2I; error=square [2,3]");
 
+/* ---- LU ---------------------------------------------------------------------------------------------------------- */
+
+static tn_status infer_lu_packed(tn_infer *c) { return infer_packed(c, TN_LINALG_LU, false); }
+
+/* Column by column, each made from the finished ones before it. */
+static void reference_lu_packed(const tn_reference *r) {
+    batch b = batch_of(r);
+    int64_t m = b.m, n = b.n;
+    for (int64_t at = 0; at < b.count; at++) {
+        double *a = r->out + at * m * (n + m), *p = a + m * n;
+        memcpy(a, r->in[0] + at * m * n, (size_t)(m * n) * sizeof *a);
+        for (int64_t i = 0; i < m * m; i++)
+            p[i] = i % (m + 1) == 0;
+        for (int64_t c = 0; c < n; c++) {
+            for (int64_t i = 0; i < m; i++)
+                for (int64_t j = 0; j < tn_min64(i, c); j++)
+                    a[i * n + c] -= a[i * n + j] * a[j * n + c];
+            int64_t top = c;
+            for (int64_t i = c + 1; i < m; i++)
+                if (fabs(a[i * n + c]) > fabs(a[top * n + c])) top = i;
+            if (c >= m || a[top * n + c] == 0) continue;
+            if (top != c) exchange(a + top * n, 1, a + c * n, 1, n);
+            if (top != c) exchange(p + top, m, p + c, m, m);
+            for (int64_t i = c + 1; i < m; i++)
+                a[i * n + c] /= a[c * n + c];
+        }
+    }
+}
+
+/* y·U⁻ᵀ */
+static tn_node *over_upper(tn_build *b, tn_node *y, tn_node *u) {
+    return factor_turned(b, tn_b_linalg_solve_upper(b, tn_b_whole(b, u), tn_b_whole(b, factor_turned(b, y))));
+}
+
+/* L⁻ᵀ·y */
+static tn_node *under_lower(tn_build *b, tn_node *l, tn_node *y) {
+    return tn_b_linalg_solve_upper(b, tn_b_whole(b, factor_turned(b, l)), tn_b_whole(b, y));
+}
+
+/* Of the square part: L⁻ᵀ·(tril(Lᵀ·dL, -1) + triu(dU·Uᵀ))·U⁻ᵀ. Rows below it have L₂ = A₂·U⁻¹, columns behind it
+ * U₂ = L⁻¹·A₂, which hand a share on to dU and dL. */
+static void grad_lu_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    const tn_node *x = n->in[0];
+    int64_t m = factor_rows_of(x), columns = factor_columns_of(x), k = shorter(x);
+    if (!tn_needs_grad(n, 0)) return;
+    tn_node *all = matrix_at(b, tn_b_self(n), 0, m, columns), *d = matrix_at(b, dy, 0, m, columns);
+    tn_node *p = matrix_at(b, tn_b_self(n), m * columns, m, m);
+    int axis = m > k ? -2 : -1; /* of what is outside the square part */
+    int64_t more = m + columns - 2 * k;
+    tn_node *square = tn_b_narrow(b, all, axis, 0, k), *dsquare = tn_b_narrow(b, d, axis, 0, k);
+    if (b->status != TN_OK) return;
+    tn_node *u = tn_b_triu(b, square, 0), *dl = tn_b_tril(b, dsquare, -1), *du = tn_b_triu(b, dsquare, 0);
+    tn_node *l = tn_b_add(b, tn_b_tril(b, square, -1), factor_identity(b, square)), *rest = NULL;
+    if (more) {
+        tn_node *other = tn_b_narrow(b, all, axis, k, more), *dother = tn_b_narrow(b, d, axis, k, more);
+        rest = m > k ? over_upper(b, dother, u) : under_lower(b, l, dother);
+        if (m > k)
+            du = tn_b_sub(b, du, tn_b_triu(b, left_times(b, other, rest), 0));
+        else
+            dl = tn_b_sub(b, dl, tn_b_tril(b, times_right(b, rest, other), -1));
+    }
+    tn_node *core = tn_b_add(b, tn_b_tril(b, left_times(b, l, dl), -1), tn_b_triu(b, times_right(b, du, u), 0));
+    tn_node *parts[] = {over_upper(b, under_lower(b, l, core), u), rest};
+    if (b->status != TN_OK) return;
+    grads[0] = times(b, p, more ? tn_b_cat(b, parts, 2, axis) : parts[0]);
+}
+
+/* linalg_lu_packed(x): L and U [m, n] in one matrix, behind it the permutation P [m, m], in the last dimension. */
+OP_CODE(linalg_lu_packed, .class_ = TN_NATIVE, .infer = infer_lu_packed, .contiguous = 1, .grad = grad_lu_packed,
+        .reference = reference_lu_packed,
+        .cases =
+            "types=f32,f64 tol=1e-5 atol=1e-5; [1,1]@1..2; [3,3]@-1..1+3I; [4,2]@-1..1+1I; [2,3,5]@-1..1+2I; [6,1]; "
+            "[1,3]@1..2; [9,7]@-1..1 grad=off tol=1e-4 atol=1e-4; [0,2]; error=matrix [3]",
+        .flops = 10);
+
 /* ---- QR ---------------------------------------------------------------------------------------------------------- */
 
 static tn_status infer_qr_packed(tn_infer *c) { return infer_packed(c, TN_LINALG_QR, false); }
@@ -759,6 +834,19 @@ void(tn_linalg_qr)(const tn_tensor *x, tn_tensor **q, tn_tensor **r) {
     take_factor(&p, 0, p.m, p.k, q);
     take_factor(&p, p.m * p.k, p.k, p.n, r);
     tn_free(tn_tensor_unscoped(p.all));
+}
+
+void(tn_linalg_lu)(const tn_tensor *x, tn_tensor **p, tn_tensor **l, tn_tensor **u) {
+    TN_SCOPE;
+    packed all = pack("linalg_lu", TN_OP_LINALG_LU_PACKED, false, x);
+    tn_tensor *factors;
+    take_factor(&all, 0, all.m, all.n, &factors);
+    take_factor(&all, all.m * all.n, all.m, all.m, p);
+    if (p) tn_keep(*p);
+    if (u) *u = tn_keep((tn_triu)((tn_narrow)(factors, -2, 0, all.k), 0));
+    if (!l) return;
+    tn_tensor *low = (tn_tril)((tn_narrow)(factors, -1, 0, all.k), -1);
+    *l = tn_keep((tn_add)(low, (tn_eye)(all.m, all.k, tn_dtype_of(low))));
 }
 
 void(tn_linalg_eigh)(const tn_tensor *x, tn_tensor **values, tn_tensor **vectors) {

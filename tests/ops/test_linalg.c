@@ -9,6 +9,7 @@
 
 #include "trunnion/autograd.h"
 #include "trunnion/device.h"
+#include "trunnion/functions.h"
 #include "trunnion/linalg.h"
 #include "trunnion/ops.h"
 
@@ -65,6 +66,28 @@ static void qr_gives_the_matrix_back(void **state) {
             assert_true(numbers[d * n + d] >= 0);
         free(numbers);
     }
+}
+
+static void lu_gives_the_matrix_back(void **state) {
+    (void)state;
+    for (size_t i = 0; i < TN_COUNT(sizes); i++) {
+        TN_SCOPE;
+        int64_t m = sizes[i][0], n = sizes[i][1];
+        tn_tensor *x = random_matrix(2, m, n), *p, *l, *u;
+        tn_linalg_lu(x, &p, &l, &u);
+        near("P·L·U", tn_matmul(p, tn_matmul(l, u)), x, 1000 * UNIT);
+        near("L is lower", tn_tril(l, 0), l, 0);
+        near("U is upper", tn_triu(u, 0), u, 0);
+        near("pivots are greatest", tn_clamp(l, -1, 1), l, 0);
+        near("P is a permutation", tn_matmul(turned(p), p), one_like(p, m), 0);
+        if (m != n) continue;
+        tn_tensor *b = random_matrix(2, n, 3), *solved = tn_linalg_lu_solve(p, l, u, b);
+        near("x by its factors", solved, tn_linalg_solve(x, b), 1e-9);
+    }
+    TN_SCOPE; /* singular: zeros in U */
+    tn_tensor *p, *l, *u, *x = tn_ones((int64_t[]){3, 3}, 2, TN_F64);
+    tn_linalg_lu(x, &p, &l, &u);
+    near("of ones", tn_matmul(p, tn_matmul(l, u)), x, 0);
 }
 
 static void eigenvectors_diagonalize(void **state) {
@@ -152,11 +175,12 @@ static void undefined_is_nan_in_its_matrix(void **state) {
         TN_SCOPE;
         double numbers[2][3][3] = {{{2, 1, 0}, {1, 3, 1}, {0, 1, 4}}, {{2, 1, 0}, {1, 3, 1}, {0, 1, 4}}};
         numbers[0][1][0] = bad[i];
-        tn_tensor *x = tn_from_data(numbers, (int64_t[]){2, 3, 3}, 3, TN_F64), *q, *r, *w, *v, *u, *s, *vh;
+        tn_tensor *x = tn_from_data(numbers, (int64_t[]){2, 3, 3}, 3, TN_F64), *q, *r, *w, *v, *u, *s, *vh, *p;
         tn_linalg_qr(x, &q, &r);
         tn_linalg_eigh(x, &w, &v);
         tn_linalg_svd(x, false, &u, &s, &vh);
-        tn_tensor *all[] = {q, r, w, v, u, s, vh, tn_linalg_cholesky(x)};
+        tn_linalg_lu(x, &p, NULL, NULL);
+        tn_tensor *all[] = {q, r, w, v, u, s, vh, tn_linalg_cholesky(x), p};
         for (size_t k = 0; k < TN_COUNT(all); k++) {
             double out[18];
             size_t count = all[k] == w || all[k] == s ? 6 : 18;
@@ -225,6 +249,7 @@ static void errors_name_the_function_and_the_shapes(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(qr_gives_the_matrix_back),
+        cmocka_unit_test(lu_gives_the_matrix_back),
         cmocka_unit_test(eigenvectors_diagonalize),
         cmocka_unit_test(full_matrices_are_completed),
         cmocka_unit_test(singular_vectors_diagonalize),

@@ -851,6 +851,12 @@ def qr(L, x, mode="reduced"):
     return L.linalg_qr(x)
 
 
+@entry("linalg_lu")
+def lu(L, x, pivot=True):
+    lacks(not pivot, "LU without pivots")
+    return L.linalg_lu(x)
+
+
 @entry("linalg_solve")
 def solve(L, a, b, left=True):
     if left:

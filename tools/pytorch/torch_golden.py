@@ -336,6 +336,15 @@ def svd(x):
     return torch.cat([(u * sign).flatten(-2), s, (vh * sign.transpose(-2, -1)).flatten(-2)], -1)
 
 
+def lu(x):
+    p, low, u = torch.linalg.lu(x)
+    m, n = x.shape[-2:]
+    both = torch.zeros_like(x)
+    both = both + torch.nn.functional.pad(low.tril(-1), (0, n - low.shape[-1]))
+    both = both + torch.nn.functional.pad(u, (0, 0, 0, m - u.shape[-2]))
+    return torch.cat([both.flatten(-2), p.flatten(-2)], -1)
+
+
 def determinants(x):
     sign, size = torch.linalg.slogdet(x)
     return torch.stack([torch.linalg.det(x), sign, size], -1)
@@ -364,6 +373,8 @@ def factorizations():
         case("linalg_svd_packed", [good(*shape)], svd, tol=40)
         case("linalg_svdvals", [good(*shape)], torch.linalg.svdvals, tol=4)
     case("linalg_svd_packed", [good(3, 5)], svd, tol=40)
+    for shape in ((3, 3), (5, 3), (2, 2, 4)):
+        case("linalg_lu_packed", [values(*shape, low=-1, high=1)], lu, tol=40)
 
 
 def main():
