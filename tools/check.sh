@@ -9,13 +9,15 @@
 # also a line of build/check/ran.tsv, of which tools/checks/record.py makes a page. PATIENCE=4 in the environment makes
 # every budget four times as long, for machines that are slow or have other work. PERCENT=10 lets the suites that try an
 # amount of random work (programs, files, moments, seconds) try a tenth of it, PERCENT=500 five times as much, with
-# budgets to match. The amounts are meant for one night on two processors.
+# budgets to match. The amounts are meant for one night of 8 hours on two processors. What they draw hangs on SEED,
+# which is another one each day and is printed; SEED=N in the environment repeats a night's draw.
 #
 # The last line of all is the sum. No quiet pass: what is `expected` below must have said "ran on".
 set -u
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.deps/venv/bin:$PATH"
 export BUILD=${BUILD:-build} WERROR=${WERROR:-ON} JOBS=${JOBS:-2}
+export SEED=${SEED:-$(($(date +%s) / 86400 * 30000))}
 export POCL_WORK_GROUP_SPECIALIZATION=0 # PoCL compiles each kernel once, not anew for a launch's size; it runs as fast
 
 level=${1:-check}
@@ -101,44 +103,44 @@ engine-nodes | check  | 180 | tools/build.sh $BUILD all $plain && python3 tools/
 runtime-ops | check   |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_runtime_ops.py $BUILD
 decoders  | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_decoders.py $BUILD
 languages | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_languages.py $BUILD
-minimal   | check     | 300 | tools/checks/minimal.sh $BUILD-minimal
+minimal   | check     | 300 | tools/build.sh $BUILD all $plain && tools/checks/minimal.sh $BUILD-minimal $BUILD
 asan      | check     | 900 | tools/build.sh $BUILD-asan all_tests $asan && $run_programs $BUILD-asan tests --in all_tests --each 300
-fuzz      | check     | 300 | tools/build.sh $BUILD-asan all_tests $asan && $run_programs $BUILD-asan fuzzers --in all_tests --fuzz 2
+fuzz      | check     | 300 | tools/build.sh $BUILD-asan all_tests $asan && $run_programs $BUILD-asan fuzzers --in all_tests --fuzz 1
 tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
-survive-all | check-all | 3600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD \$(amount 200)
-cross     | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/cross.py --check $BUILD
-web       | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/web.py $BUILD
-bare      | check-all | 10800 | tools/checks/bare.sh
-onnx-all  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl
-rendered-all | check-all | 1800 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD --all \$(amount 100)
-export-all | check-all | 600 | tools/build.sh $BUILD tests $plain && TRUNNION_TEST_FULL=1 python3 tools/checks/onnx_export.py $BUILD
-networks  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/formats/onnx_models.py $BUILD --fast
-engine-networks | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_engine.py $BUILD --networks
-asan-full | check-all | 7200 | tools/build.sh $BUILD-asan-full all_tests $asan -DTRUNNION_SANITIZE_FULL=ON && TRUNNION_TEST_FULL=1 $run_programs $BUILD-asan-full tests --in all_tests --each 3600
-unit-full | check-all | 3600 | tools/build.sh $BUILD tests $plain && TRUNNION_TEST_FULL=1 $run_programs $BUILD tests --each 1800
-programs  | check-all | 3600 | tools/build.sh $BUILD test_programs $plain && python3 tools/checks/many_programs.py $BUILD \$(amount 50000)
-signals-all | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD \$(amount 20)
-finetune-all  | check-all | 900 | tools/build.sh $BUILD all $plain && python3 tools/checks/finetune.py $BUILD all
-processes-all | check-all | 3600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD examples $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/processes.py $BUILD \$(amount 20)
-bugs      | check-all | 1800 | python3 tools/checks/seed_bugs.py
-certified | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/checks/certify_all.py $BUILD vulkan swiftshader webgpu oclgrind opencl --budget \$(amount 600)
-devwork   | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/device_work.py $BUILD
-opinfo    | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/opinfo.py $BUILD
-random-chains | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/random_chains.py $BUILD --count \$(amount 10000)
-random-nodes | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/random_nodes.py $BUILD --count \$(amount 10000)
-torch-engine | check-all | 900 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD test_engine_torch $plain && python3 tools/digits.py && python3 tools/checks/torch_engine.py $BUILD
-memory    | check-all | 900 | tools/build.sh $BUILD all $plain && python3 tools/text/smollm2.py --or-skip && python3 tools/checks/memory.py $BUILD
-encoder   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/text/minilm.py --or-skip && python3 tools/text/hf_folders.py $BUILD/trunnion all-MiniLM-L6-v2
-folders   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/text/hf_folders.py $BUILD/trunnion
-speech    | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/text/speech.py $BUILD/trunnion
-serve-load | check-all | 1200 | tools/build.sh $BUILD all $plain && python3 tools/checks/serve_load.py $BUILD \$(amount 600)
-tokenize  | check-all | 1800 | tools/build.sh $BUILD all $plain && tools/checks/tokenizers.sh $BUILD
-gpu-report-all | check-all | 3600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/gpu_report.py $BUILD opencl vulkan cuda
-doubles-all | check-all | 3600 | tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD --all
-templates | check-all | 300 | tools/build.sh $BUILD all $plain && tools/checks/templates.sh $BUILD
-llama     | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 bench/compare.py --build $BUILD --rounds 1 --rows 'llm-*'
-fuzz-long | check-all | 7200 | tools/checks/libfuzzer.sh $BUILD-fuzz '$asan' \$(amount 450) \$(amount 125000)
-mutated   | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --count \$(amount 50000) --jobs $JOBS
+survive-all | check-all | 900 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD \$(amount 40) $SEED
+cross     | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/cross.py --check $BUILD
+web       | check-all | 1200 | tools/build.sh $BUILD all $plain && python3 tools/checks/web.py $BUILD
+bare      | check-all | 2700 | tools/checks/bare.sh
+onnx-all  | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl
+rendered-all | check-all | 600 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD --all \$(amount 50) $SEED
+export-all | check-all | 300 | tools/build.sh $BUILD tests $plain && TRUNNION_TEST_FULL=1 python3 tools/checks/onnx_export.py $BUILD
+networks  | check-all | 300 | tools/build.sh $BUILD all $plain && python3 tools/formats/onnx_models.py $BUILD --fast
+engine-networks | check-all | 300 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_engine.py $BUILD --networks
+asan-full | check-all | 1800 | tools/build.sh $BUILD-asan-full all_tests $asan -DTRUNNION_SANITIZE_FULL=ON && TRUNNION_TEST_FULL=1 $run_programs $BUILD-asan-full tests --in all_tests --each 900 --percent \$(amount 25) --seed $SEED
+unit-full | check-all | 1500 | tools/build.sh $BUILD tests $plain && TRUNNION_TEST_FULL=1 $run_programs $BUILD tests --each 900 --percent \$(amount 50) --seed $SEED
+programs  | check-all | 900 | tools/build.sh $BUILD test_programs $plain && python3 tools/checks/many_programs.py $BUILD \$(amount 25000) $SEED
+signals-all | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD \$(amount 20) $SEED
+finetune-all  | check-all | 300 | tools/build.sh $BUILD all $plain && python3 tools/checks/finetune.py $BUILD all
+processes-all | check-all | 900 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD examples $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/processes.py $BUILD \$(amount 4) $SEED
+bugs      | check-all | 600 | python3 tools/checks/seed_bugs.py
+certified | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/certify_all.py $BUILD vulkan swiftshader webgpu oclgrind opencl --budget \$(amount 300) --seed $SEED
+devwork   | check-all | 1200 | tools/build.sh $BUILD all $plain && python3 tools/checks/device_work.py $BUILD
+opinfo    | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/checks/opinfo.py $BUILD
+random-chains | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/checks/random_chains.py $BUILD --count \$(amount 10000) --seed $SEED
+random-nodes | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/checks/random_nodes.py $BUILD --count \$(amount 10000) --seed $SEED
+torch-engine | check-all | 300 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD test_engine_torch $plain && python3 tools/digits.py && python3 tools/checks/torch_engine.py $BUILD
+memory    | check-all | 300 | tools/build.sh $BUILD all $plain && python3 tools/text/smollm2.py --or-skip && python3 tools/checks/memory.py $BUILD
+encoder   | check-all | 300 | tools/build.sh $BUILD all $plain && python3 tools/text/minilm.py --or-skip && python3 tools/text/hf_folders.py $BUILD/trunnion all-MiniLM-L6-v2
+folders   | check-all | 300 | tools/build.sh $BUILD all $plain && python3 tools/text/hf_folders.py $BUILD/trunnion
+speech    | check-all | 300 | tools/build.sh $BUILD all $plain && python3 tools/text/speech.py $BUILD/trunnion
+serve-load | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/checks/serve_load.py $BUILD \$(amount 300)
+tokenize  | check-all | 600 | tools/build.sh $BUILD all $plain && tools/checks/tokenizers.sh $BUILD
+gpu-report-all | check-all | 900 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/gpu_report.py $BUILD opencl vulkan cuda
+doubles-all | check-all | 1200 | tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD --all
+templates | check-all | 120 | tools/build.sh $BUILD all $plain && tools/checks/templates.sh $BUILD
+llama     | check-all | 900 | tools/build.sh $BUILD all $plain && python3 bench/compare.py --build $BUILD --rounds 1 --rows 'llm-*'
+fuzz-long | check-all | 1200 | tools/checks/libfuzzer.sh $BUILD-fuzz '$asan' \$(amount 150) \$(amount 40000)
+mutated   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --count \$(amount 50000) --seed $SEED --jobs $JOBS
 "
 
 
@@ -257,6 +259,7 @@ if [ "$only" = "  " ] && [ -x "$BUILD/trunnion" ]; then
         fi
     done
 fi
+[ "$level" = check ] || echo "seed: $SEED"
 echo "time: $SECONDS s"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ]

@@ -18,7 +18,7 @@
 #include "trunnion/ops.h"
 #include "two_states.h"
 
-enum { PROGRAMS = 90, THIN_PROGRAMS = 6, THIN_STRIDE = 3, THIN_FAR_STRIDE = 8 };
+enum { ALL_PROGRAMS = 90, PROGRAMS = 45, THIN_PROGRAMS = 6, THIN_STRIDE = 3, THIN_FAR_STRIDE = 8 };
 enum { TRIES = 12 };
 
 /* Where it happens. */
@@ -270,7 +270,7 @@ static void fail_somewhere(const program *p, run_mode mode, uint64_t *random) {
 
 static void random_allocations_of_random_programs_may_fail(void **state) {
     (void)state;
-    const int programs = test_is_thin() ? THIN_PROGRAMS : PROGRAMS;
+    const int programs = test_is_full() ? ALL_PROGRAMS : TEST_SANITIZED ? THIN_PROGRAMS : PROGRAMS;
     program *p = malloc(sizeof *p);
     uint64_t random = 7;
     for (int n = 1; n <= (place.far ? programs / 4 : programs); n++) {

@@ -12,6 +12,7 @@ lacks, and where the processor alone has a kernel; any other that is left out is
   --part I/N      of the operations each N-th, from the I-th on (1/2 and 2/2 may run side by side)
   --limit N       seconds that one operation may take (1800)
   --budget N      seconds of each device after which no further operation is begun: the rest counts as skipped, and is told
+  --seed N        shuffles the operations: a budget then leaves out others each time
   --keep          what an earlier build did is believed too
   --page          writes docs/measured/certify-DEVICE-DATE.md of what is kept
 """
@@ -24,6 +25,7 @@ import hashlib
 import json
 import os
 import pathlib
+import random
 import re
 import subprocess
 import sys
@@ -167,6 +169,8 @@ class Device:
         names = sorted(answer["ops"]) if answer else []
         if self.options.only:
             names = [n for n in self.options.only.split(",") if n in names]
+        if self.options.seed:
+            random.Random(self.options.seed).shuffle(names)
         first, of = map(int, self.options.part.split("/"))
         return names[first - 1::of]
 
@@ -266,6 +270,7 @@ def parse(arguments=None):
     parser.add_argument("--part", default="1/1")
     parser.add_argument("--limit", type=int, default=1800)
     parser.add_argument("--budget", type=int, default=0)
+    parser.add_argument("--seed", type=int)
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--page", action="store_true")
     return parser.parse_args(arguments)

@@ -1,4 +1,5 @@
-"""many_programs.py BUILD COUNT — tests/api/test_programs.c on COUNT random programs, in shards that can be taken up again.
+"""many_programs.py BUILD COUNT [SEED] — tests/api/test_programs.c on COUNT random programs, in shards that can be taken up
+again. The first program has seed SEED (1).
 
 A shard is a run of the test on SHARD seeds of its own. JOBS of them run at a time. Shards that passed are kept in
 BUILD/check/programs-done with the program's hash, so a run that was stopped goes on where it was; a program that was
@@ -53,7 +54,7 @@ def run_shard(program, logs, first, count):
 
 
 def main():
-    build, count = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+    build, count, seed = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int((sys.argv + ["1"])[3])
     program = (build / "test_programs").resolve()
     logs = build / "check"
     logs.mkdir(parents=True, exist_ok=True)
@@ -64,7 +65,7 @@ def main():
         name, first, size = line.split()
         if name == built:
             done[int(first)] = int(size)
-    shards = [(first, min(SHARD, count + 1 - first)) for first in range(1, count + 1, SHARD)]
+    shards = [(first, min(SHARD, seed + count - first)) for first in range(seed, seed + count, SHARD)]
     todo = [s for s in shards if done.get(s[0]) != s[1]]
     print(f"{count} programs in {len(shards)} shards, {len(shards) - len(todo)} of them done before", flush=True)
     lock, failed, most, start = threading.Lock(), [], 0, time.monotonic()

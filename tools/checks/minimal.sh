@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
-# minimal.sh BUILD — every driver and engine can be left out, and the second library too: the build with none of them
+# minimal.sh BUILD WHOLE — every driver and engine can be left out, and the second library too: the build with none of them
 # works, the listing names each with "not built" as its reason, and the subcommands of the second library say what is
-# missing. The processor stays. Last, the ways for systems without processes compile.
+# missing. The processor stays. Objects whose sources do not look at what is built in come from WHOLE, a build with
+# everything and the same flags. Last, the ways for systems without processes compile.
 set -eu
 cd "$(dirname "$0")/../.."
-build=$1
+build=$1 whole=$2
 parts=$(sed -n 's/^set(TN_PARTS \(.*\))$/\1/p' CMakeLists.txt)
-# Without optimization: it must compile, link and start, which takes a third of the time then. Two warnings are wrong at -O0:
-# GCC's intrinsics are macros there, some of which convert -1 to an unsigned mask, and ranges of numbers are not known.
-options=(-DTRUNNION_SHARED=OFF -DTRUNNION_TEXT=OFF "-DTRUNNION_WERROR=${WERROR:-ON}" -DCMAKE_BUILD_TYPE=Debug
-         "-DCMAKE_C_FLAGS_DEBUG=-O0 -Wno-sign-conversion -Wno-format-truncation")
+options=(-DTRUNNION_SHARED=OFF -DTRUNNION_TEXT=OFF "-DTRUNNION_WERROR=${WERROR:-ON}"
+         "-DTRUNNION_OBJECTS_FROM=$(realpath "$whole")")
 for part in $parts; do
     options+=("-DTRUNNION_$part=OFF")
 done

@@ -1,4 +1,4 @@
-"""survive.py BUILD [MOMENTS] — trainings and texts whose device fails at a random moment end as undisturbed ones.
+"""survive.py BUILD [MOMENTS [SEED]] — trainings and texts whose device fails at a random moment end as undisturbed ones.
 
 `trunnion train` and `finetune` run on the doubles of CUDA and ROCm (tests/double) and on OpenCL behind
 tests/fakes/opencl_faults.c; one call of the driver fails, with an error that means lost, out of memory or a failed
@@ -7,7 +7,7 @@ again as lie between two copies of the state, and one line must say so. Texts of
 (tools/checks/finetune.py makes it) must be the cpu's; an adapter, and the weights of a transformer that is trained as a
 whole, are within 5e-6, because devices compose attention's gradient. Calls that never return are survived, too. With
 --strict the run must fail instead. Conversations (`chat`) and texts that `serve` computes together go on, too. MOMENTS:
-how many failures for each run on the first device (default 4). Two processes run at a time.
+how many failures for each run on the first device (default 4); SEED draws others. Two processes run at a time.
 """
 
 import concurrent.futures
@@ -34,6 +34,7 @@ LIMIT = 900  # seconds of a run, on a machine with much other work
 HANGS = -99999  # as an error (tests/fakes/fault_counter.h): the device does not answer any more
 TRAININGS = [("digits", 12, []), ("digits", 3, ["--model", "cnn"]), ("chars", 2, [])]
 DEVICE_TIMEOUT = ["--device-timeout", "8"]
+SEED = (sys.argv + ["", ""])[3]
 POOL = concurrent.futures.ThreadPoolExecutor(2)
 
 
@@ -105,7 +106,7 @@ def check(report, program, target, task, steps, options, moments):
     report.expect(code == 0 and there["failed_devices"] == [] and there["device"].startswith(target.name) and
                   [there[k] for k in names] == [undisturbed[k] for k in names], f"{what}: {there} {words[-300:]}")
     wanted, calls = [undisturbed.get(k) for k in names], calls_of(words)
-    generator = random.Random(f"{what} {moments}")
+    generator = random.Random(f"{what} {moments}{SEED}")
     faults = [target.fault(generator, 1, calls, i) for i in range(moments)]
     faults.append({target.variable: f"any:{calls // 3}:{HANGS}"})
 
@@ -166,7 +167,7 @@ def check_texts(report, program, target, model, moments):
     code, there, words = generate(name, FAULT_COUNTS="1")
     report.expect(code == 0 and there["ids"] == wanted and len(wanted) > 3 and there["device"].startswith(name),
                   f"{name} generate: {words[-300:]}")
-    calls, generator, moved = calls_of(words), random.Random(f"{name} {moments}"), 0
+    calls, generator, moved = calls_of(words), random.Random(f"{name} {moments}{SEED}"), 0
     faults = [target.fault(generator, 1, calls, i) for i in range(moments)]
     faults.append({target.variable: f"any:{calls * 2 // 3}:{HANGS}"})
     for fault, (code, got, words) in POOL.map(lambda fault: (fault, generate(name, *limit(fault), **fault)), faults):
@@ -191,7 +192,7 @@ def check_chat(report, program, target, model, moments):
     wanted, there = chat("cpu"), chat(name, FAULT_COUNTS="1")
     report.expect(wanted.returncode == 0 and there.returncode == 0 and there.stdout == wanted.stdout and len(wanted.stdout) > 8,
                   f"{name} chat: {there.stdout!r}, not {wanted.stdout!r}: {there.stderr[-300:]}")
-    calls, generator, moved = calls_of(there.stderr), random.Random(f"{name} chat {moments}"), 0
+    calls, generator, moved = calls_of(there.stderr), random.Random(f"{name} chat {moments}{SEED}"), 0
     faults = [target.fault(generator, calls // 3, calls, i) for i in range(moments)]
     faults.append({target.variable: f"any:{calls * 2 // 3}:{HANGS}"})
     for fault, ended in POOL.map(lambda fault: (fault, chat(name, *limit(fault), **fault)), faults):
@@ -260,7 +261,7 @@ def check_serve(report, program, target, model, moments):
     there, words = serve(name, FAULT_COUNTS="1")
     report.expect(there == wanted and len(wanted) == 5 and all(isinstance(text, str) and text for text in wanted),
                   f"{name} serve: {there}, not {wanted}: {words[-300:]}")
-    calls, generator, moved = calls_of(words), random.Random(f"{name} serve {moments}"), 0
+    calls, generator, moved = calls_of(words), random.Random(f"{name} serve {moments}{SEED}"), 0
     faults = [target.fault(generator, calls // 3, calls, 3 * (i // 2) + i % 2) for i in range(moments)]
     faults.append({target.variable: f"any:{calls * 2 // 3}:{HANGS}"})
     for fault, (answers, words) in POOL.map(lambda fault: (fault, serve(name, *limit(fault), **fault)), faults):
@@ -311,7 +312,7 @@ def check_finetune(report, program, target, folder, moments, lora):
     report.expect(near(there, wanted) and got["failed_devices"] == [] and got["device"].startswith(name) and
                   [line["step"] for line in wanted[2] if "loss" in line] == [1, 2, 3, 4, 5],
                   f"{name} {kind}: {there and there[2]}, not {wanted[2]}: {ended.stderr[-300:]}")
-    calls, generator, moved, recomputed = calls_of(ended.stderr), random.Random(f"{name} {kind} {moments}"), 0, 0
+    calls, generator, moved, recomputed = calls_of(ended.stderr), random.Random(f"{name} {kind} {moments}{SEED}"), 0, 0
     faults = [target.fault(generator, 1, calls, i) for i in range(moments)]
     faults.append({target.variable: f"any:{calls // 3}:{HANGS}"})
 
