@@ -55,9 +55,9 @@ static inline bool test_is_full(void) { return getenv("TRUNNION_TEST_FULL") != N
 /* Whether a sweep may leave out what differs only in its numbers: under a sanitizer, unless all is asked for. */
 static inline bool test_is_thin(void) { return TEST_SANITIZED && !test_is_full(); }
 
-/* Whether a sweep over 1 to 3 threads leaves this count out. Each case runs with one count, by turns, and for
- * instruction sets whose kernels emulate fma (`slow`) each third case does: a wrong access or bit does not hide from all
- * cases of it. TRUNNION_TEST_FULL runs all. */
+/* Whether a sweep over 1 to 3 threads leaves this count out. Each case runs with one count, by turns, and for sets of
+ * instructions whose kernels emulate fma (`slow`) each third case does: a wrong access or bit does not hide from all of
+ * its cases. TRUNNION_TEST_FULL runs all. */
 static inline bool test_leaves_out(int threads, bool slow) {
     static int turn, slow_turn;
     if (test_is_full()) return false;
