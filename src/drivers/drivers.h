@@ -1,4 +1,4 @@
-/* drivers.h — the drivers, one file each. */
+/* drivers.h — the drivers, one file each; what the null driver counted, for tests. */
 #ifndef TN_DRIVERS_H
 #define TN_DRIVERS_H
 
@@ -6,5 +6,16 @@
 
 extern const tn_driver tn_driver_cuda, tn_driver_rocm, tn_driver_metal, tn_driver_vulkan, tn_driver_opencl,
     tn_driver_webgpu, tn_driver_cpu, tn_driver_onnxruntime, tn_driver_torch, tn_driver_null;
+
+typedef struct tn_null_counts {
+    int64_t opens, closes, allocs, frees, loads, unloads, launches, copies,
+        syncs;                         /* calls that came; launches: their sum */
+    int64_t live_blocks, live_modules; /* now */
+    int64_t faults;                    /* calls that were not right, and things left over at close */
+    char first_fault[160];             /* in words, "" without one */
+} tn_null_counts;
+
+tn_null_counts tn_null_get_counts(void);
+void tn_null_reset_counts(void); /* all but what is live */
 
 #endif

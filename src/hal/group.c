@@ -4,11 +4,21 @@
  * In a group of one process every operation is a copy or nothing, so programs need not distinguish. The ranks agree
  * once, by the transport, whether they all have a GPU and its library; if not, device memory is exchanged through the
  * host. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#if !defined(__wasi__) && !defined(_WIN32)
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+#endif
 
 #include "base/base.h"
-#include "hal/group_tcp.h"
 #include "hal/hal.h"
 #include "trunnion/distributed.h"
 #include "vendor/mpi.h"
@@ -23,6 +33,8 @@ typedef struct transport {
     tn_status (*all_to_all)(void *own, const void *send, size_t bytes, void *receive);
 } transport;
 
+typedef struct tn_tcp tn_tcp;
+
 struct tn_group {
     const transport *by;
     tn_tcp *tcp;
@@ -33,6 +45,275 @@ struct tn_group {
     bool asked;        /* whether there is one has been agreed */
     uint64_t *answers; /* room for a word of each rank */
 };
+
+/* ==== TCP ========================================================================================================= */
+/* For launchers without MPI (torchrun, srun): a star of connections, every operation goes through rank 0. Meant for
+ * agreement and identifiers; large tensors go through NCCL where there are GPUs. The hub receives from all ranks in
+ * their order and then sends to all, so no two ranks wait for each other. A connection that does not begin with the
+ * group's greeting (a port scanner) is closed and ignored. */
+
+#if defined(__wasi__) || defined(_WIN32)
+
+static tn_status tcp_open(TN_UNUSED const char *address, TN_UNUSED int port, TN_UNUSED int rank, TN_UNUSED int size,
+                          TN_UNUSED double seconds, tn_tcp **out) {
+    *out = NULL;
+    return tn_fail(TN_ERR_UNAVAILABLE, "group: this system has no sockets");
+}
+static void tcp_close(TN_UNUSED tn_tcp *t) {}
+static const transport by_tcp = {.name = "tcp"}; /* of no open group */
+
+#else
+
+enum { RETRY_MS = 50, GREETING_MS = 2000, GO = 'g' };
+
+struct tn_tcp {
+    int rank, size;
+    int *peers; /* rank 0: of each rank, its own -1; others: peers[0] */
+};
+
+typedef struct greeting {
+    char magic[8];
+    int32_t version, rank, size, port;
+} greeting;
+
+static greeting greeting_of(int rank, int size, int port) {
+    greeting g = {"trnnion", 1, rank, size, port};
+    return g;
+}
+
+/* ---- bytes ------------------------------------------------------------------------------------------------------- */
+
+static tn_status broken(const tn_tcp *t, int rank, ssize_t got) {
+    return tn_fail(TN_ERR_DEVICE, "group: rank %d: the connection to rank %d failed: %s", t->rank, rank,
+                   got == 0 ? "it was closed, so that process has ended" : strerror(errno));
+}
+
+static tn_status send_to(const tn_tcp *t, int rank, const void *data, size_t bytes) {
+    for (size_t at = 0; at < bytes;) {
+        ssize_t n = send(t->peers[rank], (const char *)data + at, bytes - at, MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return broken(t, rank, n);
+        at += (size_t)n;
+    }
+    return TN_OK;
+}
+
+static tn_status receive_from(const tn_tcp *t, int rank, void *data, size_t bytes) {
+    for (size_t at = 0; at < bytes;) {
+        ssize_t n = recv(t->peers[rank], (char *)data + at, bytes - at, 0);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return broken(t, rank, n);
+        at += (size_t)n;
+    }
+    return TN_OK;
+}
+
+/* ---- operations -------------------------------------------------------------------------------------------------- */
+
+/* TN_ERR_DEVICE: a rank has closed its connection, or the network failed. */
+static tn_status tcp_broadcast(void *tcp, void *data, size_t bytes, int root) {
+    const tn_tcp *t = tcp;
+    if (t->rank == root && t->rank != 0) TRY(send_to(t, 0, data, bytes));
+    if (t->rank != 0) return t->rank == root ? TN_OK : receive_from(t, 0, data, bytes);
+    if (root != 0) TRY(receive_from(t, root, data, bytes));
+    for (int r = 1; r < t->size; r++)
+        if (r != root) TRY(send_to(t, r, data, bytes));
+    return TN_OK;
+}
+
+static tn_status tcp_all_gather(void *tcp, const void *send, size_t bytes, void *receive) {
+    const tn_tcp *t = tcp;
+    size_t size = (size_t)t->size;
+    if (t->rank != 0) {
+        TRY(send_to(t, 0, send, bytes));
+        return receive_from(t, 0, receive, size * bytes);
+    }
+    if (bytes) memcpy(receive, send, bytes);
+    for (int r = 1; r < t->size; r++)
+        TRY(receive_from(t, r, (char *)receive + (size_t)r * bytes, bytes));
+    for (int r = 1; r < t->size; r++)
+        TRY(send_to(t, r, receive, size * bytes));
+    return TN_OK;
+}
+
+/* rows: what each rank sends, [from][to]; each gets its column. */
+static tn_status spread_columns(const tn_tcp *t, const char *rows, size_t bytes, char *receive) {
+    size_t size = (size_t)t->size;
+    for (size_t to = 1; to < size; to++)
+        for (size_t from = 0; from < size; from++)
+            TRY(send_to(t, (int)to, rows + (from * size + to) * bytes, bytes));
+    for (size_t from = 0; from < size && bytes; from++)
+        memcpy(receive + from * bytes, rows + from * size * bytes, bytes);
+    return TN_OK;
+}
+
+static tn_status tcp_all_to_all(void *tcp, const void *send, size_t bytes, void *receive) {
+    const tn_tcp *t = tcp;
+    size_t row = (size_t)t->size * bytes;
+    if (t->rank != 0) {
+        TRY(send_to(t, 0, send, row));
+        return receive_from(t, 0, receive, row);
+    }
+    if (bytes && row > SIZE_MAX / (size_t)t->size) return TN_ERR_MEMORY;
+    char *rows = tn_mem_alloc(row * (size_t)t->size + 1);
+    tn_status s = rows ? TN_OK : tn_fail(TN_ERR_MEMORY, "group: out of memory for an exchange over TCP");
+    if (s == TN_OK && bytes) memcpy(rows, send, row);
+    for (int r = 1; r < t->size && s == TN_OK; r++)
+        s = receive_from(t, r, rows + (size_t)r * row, row);
+    if (s == TN_OK) s = spread_columns(t, rows, bytes, receive);
+    tn_mem_free(rows);
+    return s;
+}
+
+/* ---- connecting -------------------------------------------------------------------------------------------------- */
+
+static int left_ms(double end) {
+    double left = (end - tn_now()) * 1000;
+    return left > 0 ? (int)(left < 1e9 ? left + 1 : 1e9) : 0;
+}
+
+/* Small messages leave at once. A machine or cable that is gone ends a call after about a minute and a half. */
+static void set_options(int s) {
+    static const int options[][3] = {
+        {IPPROTO_TCP, TCP_NODELAY, 1},
+        {SOL_SOCKET, SO_KEEPALIVE, 1},
+#ifdef TCP_KEEPIDLE
+        {IPPROTO_TCP, TCP_KEEPIDLE, 30},
+        {IPPROTO_TCP, TCP_KEEPINTVL, 10},
+        {IPPROTO_TCP, TCP_KEEPCNT, 6},
+#endif
+#ifdef TCP_USER_TIMEOUT
+        {IPPROTO_TCP, TCP_USER_TIMEOUT, 90 * 1000},
+#endif
+    };
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+        (void)setsockopt(s, options[i][0], options[i][1], &options[i][2], sizeof options[i][2]);
+}
+
+static int listen_at(int port, char *why, size_t size) {
+    int on = 1, s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    at.sin_addr.s_addr = htonl(INADDR_ANY);
+    if (s >= 0) (void)setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (s >= 0 && bind(s, (struct sockaddr *)(void *)&at, sizeof at) == 0 && listen(s, SOMAXCONN) == 0) return s;
+    snprintf(why, size, "%s", strerror(errno));
+    if (s >= 0) close(s);
+    return -1;
+}
+
+/* A greeting that arrives in time, from a rank that was not here before; else the rank is -1. */
+static int greeted(const tn_tcp *t, int s, int port) {
+    greeting g, want;
+    struct timeval limit = {.tv_sec = GREETING_MS / 1000};
+    (void)setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    if (recv(s, &g, sizeof g, MSG_WAITALL) != (ssize_t)sizeof g) return -1;
+    want = greeting_of(g.rank, t->size, port);
+    if (memcmp(&g, &want, sizeof g) != 0 || g.rank < 1 || g.rank >= t->size || t->peers[g.rank] >= 0) return -1;
+    limit.tv_sec = 0;
+    (void)setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    return g.rank;
+}
+
+static tn_status accept_all(tn_tcp *t, int port, double end) {
+    char why[128];
+    int listener = listen_at(port, why, sizeof why), missing = t->size - 1;
+    if (listener < 0) return tn_fail(TN_ERR_UNAVAILABLE, "group: rank 0 cannot listen at port %d: %s", port, why);
+    while (missing > 0) {
+        struct pollfd p = {.fd = listener, .events = POLLIN};
+        int ready = poll(&p, 1, left_ms(end));
+        if (ready < 0 && errno == EINTR) continue;
+        if (ready <= 0) break;
+        int s = accept(listener, NULL, NULL), rank = s >= 0 ? greeted(t, s, port) : -1;
+        if (rank < 0) {
+            if (s >= 0) close(s);
+            continue;
+        }
+        set_options(s);
+        t->peers[rank] = s;
+        missing--;
+    }
+    close(listener);
+    if (missing == 0) return TN_OK;
+    return tn_fail(TN_ERR_UNAVAILABLE, "group: %d of %d ranks did not connect to port %d of rank 0 in time", missing,
+                   t->size, port);
+}
+
+/* While nobody listens at a port that the system also gives to connections, a connection may reach itself. */
+static bool reached_itself(int s) {
+    struct sockaddr_in own = {0}, peer = {0};
+    socklen_t n = sizeof own, m = sizeof peer;
+    return getsockname(s, (struct sockaddr *)(void *)&own, &n) == 0 &&
+           getpeername(s, (struct sockaddr *)(void *)&peer, &m) == 0 && own.sin_port == peer.sin_port &&
+           own.sin_addr.s_addr == peer.sin_addr.s_addr;
+}
+
+static int connect_once(const struct addrinfo *found) {
+    for (const struct addrinfo *a = found; a; a = a->ai_next) {
+        int s = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (s >= 0 && connect(s, a->ai_addr, a->ai_addrlen) == 0 && !reached_itself(s)) return s;
+        if (s >= 0) close(s);
+    }
+    return -1;
+}
+
+static tn_status connect_to_hub(tn_tcp *t, const char *address, int port, double end) {
+    struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM}, *found = NULL;
+    char service[16];
+    snprintf(service, sizeof service, "%d", port);
+    int code = getaddrinfo(address, service, &hints, &found);
+    if (code != 0)
+        return tn_fail(TN_ERR_UNAVAILABLE, "group: the address \"%s\" of rank 0 is not known: %s", address,
+                       gai_strerror(code));
+    while ((t->peers[0] = connect_once(found)) < 0 && tn_now() < end)
+        nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * 1000000L}, NULL);
+    freeaddrinfo(found);
+    if (t->peers[0] < 0)
+        return tn_fail(TN_ERR_UNAVAILABLE, "group: rank %d cannot connect to rank 0 at %s:%d", t->rank, address, port);
+    set_options(t->peers[0]);
+    greeting g = greeting_of(t->rank, t->size, port);
+    return send_to(t, 0, &g, sizeof g);
+}
+
+static void tcp_close(tn_tcp *t) {
+    if (!t) return;
+    for (int i = 0; i < t->size; i++)
+        if (t->peers[i] >= 0) close(t->peers[i]);
+    tn_mem_free(t->peers);
+    tn_mem_free(t);
+}
+
+/* Rank 0 listens at `port` for size - 1 connections, the others connect to `address`; all must arrive within
+ * `seconds`. Errors: TN_ERR_UNAVAILABLE with what failed. */
+static tn_status tcp_open(const char *address, int port, int rank, int size, double seconds, tn_tcp **out) {
+    tn_tcp *t = tn_mem_zalloc(1, sizeof *t);
+    int *peers = tn_mem_alloc((size_t)size * sizeof *peers);
+    double end = tn_now() + seconds;
+    char go = rank == 0 ? GO : 0;
+    *out = NULL;
+    if (!t || !peers) {
+        tn_mem_free(t);
+        tn_mem_free(peers);
+        return TN_ERR_MEMORY;
+    }
+    *t = (tn_tcp){rank, size, peers};
+    for (int i = 0; i < size; i++)
+        peers[i] = -1;
+    tn_status s = rank == 0 ? accept_all(t, port, end) : connect_to_hub(t, address, port, end);
+    if (s == TN_OK) s = tcp_broadcast(t, &go, 1, 0); /* all are there */
+    if (s == TN_OK && go != GO)
+        s = tn_fail(TN_ERR_UNAVAILABLE, "group: what answers at %s:%d is not rank 0", address, port);
+    if (s == TN_OK)
+        *out = t;
+    else
+        tcp_close(t);
+    return s;
+}
+
+static const transport by_tcp = {"tcp", tcp_broadcast, tcp_all_gather, tcp_all_to_all};
+
+#endif
+
+/* ==== groups ====================================================================================================== */
 
 /* ---- the launcher ------------------------------------------------------------------------------------------------ */
 
@@ -120,7 +401,6 @@ static tn_status left_exchange(void *own, const void *send, size_t bytes, void *
 static const transport by_self = {"self", self_broadcast, self_copy, self_copy};
 static const transport by_mpi = {"mpi", mpi_broadcast, mpi_all_gather, mpi_all_to_all};
 static const transport left = {"tcp", left_broadcast, left_exchange, left_exchange};
-static const transport by_tcp = {"tcp", tn_tcp_broadcast, tn_tcp_all_gather, tn_tcp_all_to_all};
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
@@ -152,7 +432,7 @@ static tn_status open_tcp(tn_group *g) {
         return tn_fail(TN_ERR_UNAVAILABLE, "group: set MASTER_ADDR and MASTER_PORT to the address of rank 0 and a port "
                                            "below 65535 (torchrun does)");
     g->by = &by_tcp;
-    return tn_tcp_open(address, port, g->rank, g->size, seconds > 0 ? seconds : 120, &g->tcp);
+    return tcp_open(address, port, g->rank, g->size, seconds > 0 ? seconds : 120, &g->tcp);
 }
 
 static tn_status open_backend(tn_group *g, const char *backend) {
@@ -182,7 +462,7 @@ tn_status tn_group_open(const tn_group_options *options, tn_group **out) {
         return TN_OK;
     }
     if (g && g->started) tn_mpi_end();
-    if (g) tn_tcp_close(g->tcp);
+    if (g) tcp_close(g->tcp);
     tn_mem_free(g);
     return status;
 }
@@ -198,7 +478,7 @@ void tn_group_close(tn_group *g) {
     if (g->comm) (void)g->device->driver->lend(tn_stream_handle(g->device), leave_comm, g->comm);
     if (g->device) tn_device_release(g->device);
     if (g->started) tn_mpi_end();
-    tn_tcp_close(g->tcp);
+    tcp_close(g->tcp);
     tn_mem_free(g->answers);
     tn_mem_free(g);
 }
@@ -207,7 +487,7 @@ void tn_group_close(tn_group *g) {
 void tn_group_abort(tn_group *g, int code) {
     if (!g || g->size == 1) return;
     if (g->by == &by_mpi) tn_mpi_abort(code);
-    tn_tcp_close(g->tcp);
+    tcp_close(g->tcp);
     g->tcp = NULL;
     g->by = &left;
 }

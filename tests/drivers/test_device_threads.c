@@ -6,7 +6,6 @@
 #include <sched.h>
 
 #include "drivers/drivers.h"
-#include "drivers/null.h"
 #include "hal/hal.h"
 
 enum { THREADS = 6, ROUNDS = 300 };

@@ -6,7 +6,6 @@
 #include <math.h>
 
 #include "drivers/drivers.h"
-#include "drivers/null.h"
 #include "mock_driver.h"
 
 static int clean_mock(void **state) {
