@@ -233,12 +233,13 @@ typedef enum tn_isa { TN_ISA_BASE = 0, TN_ISA_AVX2, TN_ISA_AVX512, TN_ISA_COUNT 
 
 typedef struct tn_cpu_info {
     char name[96];
-    tn_isa isa; /* the best level that processor and system allow (TRUNNION_ISA lowers it) */
-    bool vnni, bf16, f16c, neon;
-    bool avx_vnni;       /* vnni in the encoding of AVX2, whatever the level above it */
-    int cores;           /* processors this process may run on (affinity mask) */
-    int usable_threads;  /* the same, cut by the cgroup quota, at least 1 */
-    int64_t l1d, l2, l3; /* bytes; sensible defaults when unknown */
+    tn_isa isa;                  /* the best level that processor and system allow (TRUNNION_ISA lowers it) */
+    bool vnni, bf16, f16c, neon; /* vnni: dot products of four bytes; ARM64's sdot and udot too */
+    bool i8mm;                   /* ARM64: those of a byte without a sign and one with a sign (usdot) too */
+    bool avx_vnni;               /* vnni in the encoding of AVX2, whatever the level above it */
+    int cores;                   /* processors this process may run on (affinity mask) */
+    int usable_threads;          /* the same, cut by the cgroup quota, at least 1 */
+    int64_t l1d, l2, l3;         /* bytes; sensible defaults when unknown */
 } tn_cpu_info;
 tn_cpu_info tn_cpu(void);       /* read once */
 void tn_cpu_limit(tn_isa most); /* from now on tn_cpu names no higher level than this; what was chosen before stays */

@@ -10,7 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/arm64.h"
 #include "base/base.h"
 #include "base/os.h"
 
@@ -20,6 +19,10 @@
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 static const char *const isa_names[TN_ISA_COUNT] = {
@@ -93,13 +96,29 @@ static void read_name(tn_cpu_info *info) {
 
 static tn_isa detect_isa(void) { return TN_ISA_BASE; }
 
-static void detect_features(TN_UNUSED tn_cpu_info *info) {
+/* A feature of ARM64 processors: macOS tells by name, Linux by a bit of one of two words (the C library's headers may
+ * be older than these bits). Neither needs files, so this works without /proc. */
+static bool arm64_has(TN_UNUSED const char *name, TN_UNUSED bool second, TN_UNUSED unsigned long bit) {
+#if defined(__aarch64__) && defined(__APPLE__)
+    int has = 0;
+    size_t size = sizeof has;
+    return sysctlbyname(name, &has, &size, NULL, 0) == 0 && has != 0;
+#elif defined(__aarch64__) && defined(__linux__)
+    return (getauxval(second ? AT_HWCAP2 : AT_HWCAP) & bit) != 0;
+#else
+    return false;
+#endif
+}
+
+static void detect_features(tn_cpu_info *info) {
+    const char *wanted = tn_env("TRUNNION_ISA");
+    bool limited = wanted && strcmp(wanted, isa_names[TN_ISA_BASE]) == 0;
 #if defined(__aarch64__)
     info->neon = true; /* part of the architecture */
-    info->vnni = tn_arm64_has_dotprod();
-    info->bf16 = tn_arm64_has_bf16();
-#else
 #endif
+    info->vnni = !limited && arm64_has("hw.optional.arm.FEAT_DotProd", false, 1ul << 20);
+    info->i8mm = info->vnni && arm64_has("hw.optional.arm.FEAT_I8MM", true, 1ul << 13);
+    info->bf16 = !limited && arm64_has("hw.optional.arm.FEAT_BF16", true, 1ul << 14);
 }
 
 static void read_name(tn_cpu_info *info) {

@@ -52,12 +52,25 @@ typedef struct tn_sdpa_table {
 extern const tn_sdpa_table tn_sdpa_table_base, tn_sdpa_table_avx2, tn_sdpa_table_avx512;
 
 /* A step of recurrent_walk.c for rows [begin, end) of the batch: the products' results become states, and back. */
-struct recurrent_step;
+typedef struct recurrent_step {
+    int64_t hidden;
+    bool last;               /* backward: no step after this one gives it a gradient */
+    const float *x, *from_h; /* rows of gates · hidden: sums of the input, products with the state. LSTM backward: x are
+                              * the sums of both. */
+    const float *bias;       /* NULL: none */
+    const float *h, *c;      /* rows of hidden: the states before the step */
+    float *h_out, *c_out;    /* … and after it; c_out is read backward */
+    const float *dh, *dc;    /* backward: gradients of the states after the step, from the result */
+    const float *from_later; /* backward: of h by the step after this one */
+    float *carry;     /* backward: of c by the step after this one, then by this one; GRU: of h, without product */
+    float *d_x, *d_h; /* backward: gradients of the sums; GRU: of x's and of from_h */
+} recurrent_step;
+
 typedef struct tn_recurrent_table {
-    void (*lstm)(const struct recurrent_step *s, int64_t begin, int64_t end);
-    void (*gru)(const struct recurrent_step *s, int64_t begin, int64_t end);
-    void (*lstm_back)(const struct recurrent_step *s, int64_t begin, int64_t end);
-    void (*gru_back)(const struct recurrent_step *s, int64_t begin, int64_t end);
+    void (*lstm)(const recurrent_step *s, int64_t begin, int64_t end);
+    void (*gru)(const recurrent_step *s, int64_t begin, int64_t end);
+    void (*lstm_back)(const recurrent_step *s, int64_t begin, int64_t end);
+    void (*gru_back)(const recurrent_step *s, int64_t begin, int64_t end);
 } tn_recurrent_table;
 
 extern const tn_recurrent_table tn_recurrent_table_base, tn_recurrent_table_avx2, tn_recurrent_table_avx512;

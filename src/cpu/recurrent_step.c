@@ -1,7 +1,5 @@
 /* recurrent_step.c — the element-wise part of a step of LSTM and GRU layers, forward and backward; compiled once per
  * instruction set. The compiler makes vectors of the loops, whose functions have no branches (kir_math.h). */
-#include "cpu/recurrent_step.h"
-
 #include "cpu/isa.h"
 #include "cpu/vec.h"
 #include "kir/kir_math.h"

@@ -2,8 +2,6 @@
  *
  * The weight is packed once for all steps. The products are those of gemm.c; the gates are element-wise functions of
  * each instruction set (recurrent_step.c), cut by rows of the batch if they are many. */
-#include "cpu/recurrent_step.h"
-
 #include <string.h>
 
 #include "cpu/isa.h"

@@ -1,7 +1,6 @@
 /* select.c — chooses the native kernels for this processor, once.
  *
  * Every instruction set gives the same bits, so the choice affects only speed; TRUNNION_ISA lowers it (tn_cpu). */
-#include "base/arm64.h"
 #include "cpu/conv_vec.h"
 #include "cpu/isa.h"
 #include "cpu/qtile.h"
@@ -96,8 +95,7 @@ static int dots(void) {
     int now = atomic_load_explicit(&known, memory_order_relaxed);
     if (now) return now;
     tn_cpu_info cpu = tn_cpu();
-    now =
-        DOTS_KNOWN | (cpu.vnni ? DOTS_512 : 0) | (cpu.avx_vnni ? DOTS_256 : 0) | (tn_arm64_has_i8mm() ? DOTS_I8MM : 0);
+    now = DOTS_KNOWN | (cpu.vnni ? DOTS_512 : 0) | (cpu.avx_vnni ? DOTS_256 : 0) | (cpu.i8mm ? DOTS_I8MM : 0);
     atomic_store_explicit(&known, now, memory_order_relaxed);
     return now;
 }
@@ -212,7 +210,7 @@ static const qtile_set *const qmat_built[TN_ISA_COUNT][2] = {
 /* NULL: not in this build. ARM's i8mm includes dot products, of bytes without a sign too. */
 static const qtile_set *qmat_set(int isa, bool dot_products) {
 #ifdef TN_HAVE_I8MM
-    if (dot_products && tn_arm64_has_i8mm()) return &tn_qtiles_i8mm;
+    if (dot_products && tn_cpu().i8mm) return &tn_qtiles_i8mm;
 #endif
     return qmat_built[isa][dot_products];
 }
