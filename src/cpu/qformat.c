@@ -384,7 +384,8 @@ void tn_qmat_pack(tn_dtype dtype, const void *blocks, int64_t n, int64_t k, void
     tn_parallel(tn_ceil_div(n, TN_QROWS), 1, f ? pack_groups : pack_half_groups, &q);
 }
 
-/* ---- the q8_0 blocks of a cache of keys and values (cpu_kernels.h has the definition) ------------------------------ */
+/* ---- q8_0 blocks of a cache of keys and values ------------------------------------------------------------------ */
+/* cpu_kernels.h has the definition. */
 
 /* A quotient beyond int8 cannot be: |x| ≤ 127 · d, but for the rounding of 1 / d, and where d was cut. */
 static int8_t round_to_byte(float x) {

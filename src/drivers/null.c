@@ -9,8 +9,8 @@
  * A driver may rely on this: arguments are checked, a device is closed after all of its modules and memory were freed,
  * and calls on one device may come from several threads at once.
  *
- * This driver counts calls and notes faults (drivers.h), so that tests can see what the layers above do with a device. Its
- * device addresses are deliberately not pointers: code that dereferences one crashes in the test. It is listed only
+ * This driver counts calls and notes faults (drivers.h), so that tests can see what the layers above do with a device.
+ * Its device addresses are deliberately not pointers: code that dereferences one crashes in the test. It is listed only
  * after tn_backend_register(&tn_driver_null), or with TRUNNION_NULL=1 in the environment. */
 #include "drivers/drivers.h"
 

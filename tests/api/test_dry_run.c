@@ -2,7 +2,6 @@
 #include "test_support.h"
 
 #include "drivers/drivers.h"
-#include "drivers/null.h"
 #include "trunnion/backend.h"
 #include "trunnion/trunnion.h"
 
