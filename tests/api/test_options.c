@@ -1042,6 +1042,7 @@ static tn_status choose_loss_reduction(int v) {
 static tn_status choose_schedule(int v) {
     tn_schedule o = TN_SCHEDULE_DEFAULTS;
     o.kind = (tn_schedule_kind)v;
+    o.total = 10;
     return try_schedule(&o);
 }
 

@@ -267,10 +267,10 @@ def fits(suite):
     """Within a limit of memory, or refused with what is missing."""
     words = ("--lora", 4, "--steps", 2)
     wide, _ = suite.tune("wide", *words, "--memory", "1G")
-    limit = wide["memory_peak"] * 7 // 10
+    limit = wide["memory_peak"] * 8 // 10
     got, done = suite.tune("narrow", *words, "--memory", limit)
     suite.expect(done.returncode == 0 and got["memory_peak"] <= limit and got["recomputes"] and not wide["recomputes"] and
-                 abs(got["loss"] - wide["loss"]) < 1e-5, "--memory: 70 % of the peak", (got, done.stderr))
+                 abs(got["loss"] - wide["loss"]) < 1e-5, "--memory: 80 % of the peak", (got, done.stderr))
     _, done = suite.tune("none", *words, "--memory", "300K")
     suite.expect(done.returncode == 1 and "are missing" in done.stderr, "--memory: what is missing is told", done.stderr)
 
