@@ -12,48 +12,25 @@ struct serve_embedder {
     server *server;
     pthread_t thread;
     bool started;
-    pthread_mutex_t lock;
-    pthread_cond_t news;
-    serve_job *first, *last;
-    int waiting;
-    atomic_bool stopping;
+    serve_queue queue;
 };
 
-bool embedder_submit(serve_embedder *e, serve_job *j) {
-    pthread_mutex_lock(&e->lock);
-    bool full = e->waiting >= e->server->queue, stopping = e->stopping;
-    if (!full && !stopping) {
-        job_enqueue(&e->first, &e->last, j);
-        e->waiting++;
-        pthread_cond_signal(&e->news);
-    }
-    pthread_mutex_unlock(&e->lock);
-    if (stopping) return serve_refuse(&j->fault, 503, "stopping", NULL, "the server stops");
-    if (!full) return true;
-    metrics_add(COUNT_REFUSED, 1);
-    return serve_refuse(&j->fault, 503, "overloaded", NULL, "%d requests wait already; try again later",
-                        (int)e->server->queue);
-}
+bool embedder_submit(serve_embedder *e, serve_job *j) { return queue_submit(&e->queue, j, e->server->queue, 0); }
 
 /* NULL: the server stops. */
-static serve_job *await_job(serve_embedder *e) {
-    pthread_mutex_lock(&e->lock);
-    while (!e->first && !e->stopping)
-        pthread_cond_wait(&e->news, &e->lock);
-    serve_job *j = e->first;
-    if (j) {
-        e->first = j->next;
-        if (!e->first) e->last = NULL;
-        e->waiting--;
-    }
-    pthread_mutex_unlock(&e->lock);
+static serve_job *await_job(serve_queue *q) {
+    pthread_mutex_lock(&q->lock);
+    while (!q->first && !q->stopping)
+        pthread_cond_wait(&q->news, &q->lock);
+    serve_job *j = queue_pop(q);
+    pthread_mutex_unlock(&q->lock);
     return j;
 }
 
 static void compute_job(serve_embedder *e, serve_job *j) {
     if (cli_now() > j->deadline)
         serve_refuse(&j->fault, 503, "timeout", NULL, "the request waited too long; try again later");
-    if (atomic_load(&e->stopping)) serve_refuse(&j->fault, 503, "stopping", NULL, "the server stops");
+    if (atomic_load(&e->queue.stopping)) serve_refuse(&j->fault, 503, "stopping", NULL, "the server stops");
     if (j->fault.code != 0 || atomic_load(&j->gone) || http_gone(j)) return;
     tn_status status = tn_embedder_run(e->server->encoder, j->texts.data, j->lengths, j->count, j->vectors);
     if (status == TN_OK) status = reply_embeddings(j, e->server);
@@ -64,7 +41,7 @@ static void compute_job(serve_embedder *e, serve_job *j) {
 static void *run_embedder(void *ctx) {
     serve_embedder *e = ctx;
     tn_set_current_device(e->server->device);
-    for (serve_job *j; (j = await_job(e)) != NULL;) {
+    for (serve_job *j; (j = await_job(&e->queue)) != NULL;) {
         compute_job(e, j);
         metrics_time(TIME_REQUEST, cli_now() - j->arrived);
         http_done(j);
@@ -77,8 +54,7 @@ static void *run_embedder(void *ctx) {
 tn_status embedder_start(server *s) {
     serve_embedder *e = calloc(1, sizeof *e);
     if (!e) return tn_backend_fail(TN_ERR_MEMORY, "embeddings: out of memory");
-    pthread_mutex_init(&e->lock, NULL);
-    pthread_cond_init(&e->news, NULL);
+    queue_init(&e->queue);
     e->server = s;
     s->embedder = e;
     e->started = pthread_create(&e->thread, NULL, run_embedder, e) == 0;
@@ -87,17 +63,13 @@ tn_status embedder_start(server *s) {
 
 void embedder_stop(serve_embedder *e) {
     if (!e) return;
-    pthread_mutex_lock(&e->lock);
-    e->stopping = true;
-    pthread_cond_signal(&e->news);
-    pthread_mutex_unlock(&e->lock);
+    queue_stop(&e->queue);
     if (e->started) pthread_join(e->thread, NULL);
     e->started = false;
 }
 
 void embedder_free(serve_embedder *e) {
     if (!e) return;
-    pthread_mutex_destroy(&e->lock);
-    pthread_cond_destroy(&e->news);
+    queue_destroy(&e->queue);
     free(e);
 }

@@ -33,12 +33,8 @@ struct serve_engine {
     server *server;
     pthread_t thread;
     bool started;
-    pthread_mutex_t lock; /* of what follows */
-    pthread_cond_t news;
-    serve_job *first, *last;
-    int waiting, running;
-    atomic_bool stopping;
-    double cut_at; /* when stopping: cli_now at which running answers end */
+    serve_queue queue;
+    double cut_at; /* set before queue.stopping: cli_now at which running answers end */
     /* the thread's own */
     tn_device *device; /* NULL: the server's; else the one that computes after others failed */
     cli_moves moves;
@@ -76,9 +72,9 @@ static void free_slot(serve_engine *e, slot *s) {
     /* A full sequence could not be part of a batch. What it loses is one token that the next prompt may share. */
     if (position > 0 && position == e->server->facts.context) (void)tn_llm_rewind(s->model, position - 1);
     s->job = NULL;
-    pthread_mutex_lock(&e->lock);
-    e->running--;
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_lock(&e->queue.lock);
+    e->queue.running--;
+    pthread_mutex_unlock(&e->queue.lock);
 }
 
 static void finish_slot(serve_engine *e, slot *s) {
@@ -101,40 +97,20 @@ static void fail_slot(serve_engine *e, slot *s, tn_status status) {
 
 /* ---- the queue --------------------------------------------------------------------------------------------------- */
 
-bool engine_submit(serve_engine *e, serve_job *j) {
-    pthread_mutex_lock(&e->lock);
-    bool full = e->waiting >= e->server->queue && e->running + e->waiting >= e->count, stopping = e->stopping;
-    if (!full && !stopping) {
-        job_enqueue(&e->first, &e->last, j);
-        e->waiting++;
-        pthread_cond_signal(&e->news);
-    }
-    pthread_mutex_unlock(&e->lock);
-    if (stopping) return serve_refuse(&j->fault, 503, "stopping", NULL, "the server stops");
-    if (!full) return true;
-    metrics_add(COUNT_REFUSED, 1);
-    return serve_refuse(&j->fault, 503, "overloaded", NULL,
-                        "all %d sequences are busy and %d requests wait already; try again later", e->count,
-                        (int)e->server->queue);
-}
+bool engine_submit(serve_engine *e, serve_job *j) { return queue_submit(&e->queue, j, e->server->queue, e->count); }
 
 serve_gauges engine_gauges(serve_engine *e) {
-    pthread_mutex_lock(&e->lock);
-    serve_gauges g = {e->running, e->waiting, e->count};
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_lock(&e->queue.lock);
+    serve_gauges g = {e->queue.running, e->queue.waiting, e->count};
+    pthread_mutex_unlock(&e->queue.lock);
     return g;
 }
 
-static serve_job *next_job(serve_engine *e) {
-    pthread_mutex_lock(&e->lock);
-    serve_job *j = e->first;
-    if (j) {
-        e->first = j->next;
-        if (!e->first) e->last = NULL;
-        e->waiting--;
-        e->running++;
-    }
-    pthread_mutex_unlock(&e->lock);
+static serve_job *next_job(serve_queue *q) {
+    pthread_mutex_lock(&q->lock);
+    serve_job *j = queue_pop(q);
+    if (j) q->running++;
+    pthread_mutex_unlock(&q->lock);
     return j;
 }
 
@@ -179,8 +155,8 @@ static void begin_job(serve_engine *e, slot *s, serve_job *j) {
 /* Whether a waiting job is not worth beginning; its fault says why, unless its client is gone. */
 static bool is_lost(const serve_engine *e, serve_job *j) {
     bool late = cli_now() > j->deadline, gone = atomic_load(&j->gone) || http_gone(j);
-    if (!e->stopping && !late && !gone) return false;
-    if (e->stopping)
+    if (!e->queue.stopping && !late && !gone) return false;
+    if (e->queue.stopping)
         serve_refuse(&j->fault, 503, "stopping", NULL, "the server stops");
     else if (late)
         serve_refuse(&j->fault, 503, "timeout", NULL,
@@ -194,16 +170,16 @@ static bool is_lost(const serve_engine *e, serve_job *j) {
 /* Whether the job was lost; then it has ended. */
 static bool drop_job(serve_engine *e, serve_job *j) {
     if (!is_lost(e, j)) return false;
-    pthread_mutex_lock(&e->lock);
-    e->running--;
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_lock(&e->queue.lock);
+    e->queue.running--;
+    pthread_mutex_unlock(&e->queue.lock);
     end_job(j);
     return true;
 }
 
 static void take_jobs(serve_engine *e) {
-    while (slot_is_free(e) || e->stopping) {
-        serve_job *j = next_job(e);
+    while (slot_is_free(e) || e->queue.stopping) {
+        serve_job *j = next_job(&e->queue);
         if (!j) return;
         if (!drop_job(e, j)) begin_job(e, choose_slot(e, j), j);
     }
@@ -214,20 +190,20 @@ static void take_jobs(serve_engine *e) {
 /* Lost jobs leave the queue at once: their places are for others. */
 static void check_waiting(serve_engine *e) {
     serve_job *lost = NULL;
-    pthread_mutex_lock(&e->lock);
-    e->last = NULL;
-    for (serve_job **at = &e->first, *j; (j = *at) != NULL;) {
+    pthread_mutex_lock(&e->queue.lock);
+    e->queue.last = NULL;
+    for (serve_job **at = &e->queue.first, *j; (j = *at) != NULL;) {
         if (is_lost(e, j)) {
             *at = j->next;
             j->next = lost;
             lost = j;
-            e->waiting--;
+            e->queue.waiting--;
         } else {
-            e->last = j;
+            e->queue.last = j;
             at = &j->next;
         }
     }
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_unlock(&e->queue.lock);
     for (serve_job *next; lost; lost = next) {
         next = lost->next;
         end_job(lost);
@@ -269,7 +245,7 @@ static void check_running(serve_engine *e, double now) {
             atomic_store(&j->gone, true);
             free_slot(e, s);
             end_job(j);
-        } else if (now > j->deadline || (e->stopping && now > e->cut_at)) {
+        } else if (now > j->deadline || (e->queue.stopping && now > e->cut_at)) {
             cut_slot(e, s, now > j->deadline);
         }
     }
@@ -523,11 +499,11 @@ static void compute_tokens(serve_engine *e) {
 
 /* Waits until there is work. false: there will be none. */
 static bool wait_for_work(serve_engine *e) {
-    pthread_mutex_lock(&e->lock);
-    while (!e->first && e->running == 0 && !e->stopping)
-        pthread_cond_wait(&e->news, &e->lock);
-    bool work = e->first || e->running > 0;
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_lock(&e->queue.lock);
+    while (!e->queue.first && e->queue.running == 0 && !e->queue.stopping)
+        pthread_cond_wait(&e->queue.news, &e->queue.lock);
+    bool work = e->queue.first || e->queue.running > 0;
+    pthread_mutex_unlock(&e->queue.lock);
     return work;
 }
 
@@ -547,8 +523,7 @@ static void *run_engine(void *ctx) {
 tn_status engine_start(server *s) {
     serve_engine *e = calloc(1, sizeof *e);
     if (!e) return tn_backend_fail(TN_ERR_MEMORY, "engine: out of memory");
-    pthread_mutex_init(&e->lock, NULL);
-    pthread_cond_init(&e->news, NULL);
+    queue_init(&e->queue);
     e->server = s;
     e->moves.options = &s->common;
     e->count = (int)s->parallel;
@@ -560,11 +535,8 @@ tn_status engine_start(server *s) {
 
 void engine_stop(serve_engine *e, double seconds) {
     if (!e || !e->started) return;
-    pthread_mutex_lock(&e->lock);
     e->cut_at = cli_now() + seconds;
-    e->stopping = true;
-    pthread_cond_signal(&e->news);
-    pthread_mutex_unlock(&e->lock);
+    queue_stop(&e->queue);
     pthread_join(e->thread, NULL);
     e->started = false;
 }
@@ -573,7 +545,6 @@ void engine_free(serve_engine *e) {
     if (!e) return;
     close_conversations(e);
     tn_device_close(e->device);
-    pthread_mutex_destroy(&e->lock);
-    pthread_cond_destroy(&e->news);
+    queue_destroy(&e->queue);
     free(e);
 }

@@ -1,4 +1,4 @@
-/* job.c — a request's job and its faults. */
+/* job.c — a request's job, its faults, and the queue in which it waits for a thread. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -75,12 +75,57 @@ void job_release(serve_job *j) {
     free(j);
 }
 
-void job_enqueue(serve_job **first, serve_job **last, serve_job *j) {
+/* ---- queues ------------------------------------------------------------------------------------------------------ */
+
+void queue_init(serve_queue *q) {
+    pthread_mutex_init(&q->lock, NULL);
+    pthread_cond_init(&q->news, NULL);
+}
+
+void queue_destroy(serve_queue *q) {
+    pthread_mutex_destroy(&q->lock);
+    pthread_cond_destroy(&q->news);
+}
+
+static void append(serve_queue *q, serve_job *j) {
     atomic_fetch_add(&j->users, 1);
     j->next = NULL;
-    if (*last)
-        (*last)->next = j;
+    if (q->last)
+        q->last->next = j;
     else
-        *first = j;
-    *last = j;
+        q->first = j;
+    q->last = j;
+    q->waiting++;
+    pthread_cond_signal(&q->news);
+}
+
+bool queue_submit(serve_queue *q, serve_job *j, int64_t most, int sequences) {
+    pthread_mutex_lock(&q->lock);
+    bool full = q->waiting >= most && q->running + q->waiting >= sequences, stopping = q->stopping;
+    if (!full && !stopping) append(q, j);
+    pthread_mutex_unlock(&q->lock);
+    if (stopping) return serve_refuse(&j->fault, 503, "stopping", NULL, "the server stops");
+    if (!full) return true;
+    metrics_add(COUNT_REFUSED, 1);
+    if (sequences == 0)
+        return serve_refuse(&j->fault, 503, "overloaded", NULL, "%d requests wait already; try again later", (int)most);
+    return serve_refuse(&j->fault, 503, "overloaded", NULL,
+                        "all %d sequences are busy and %d requests wait already; try again later", sequences,
+                        (int)most);
+}
+
+serve_job *queue_pop(serve_queue *q) {
+    serve_job *j = q->first;
+    if (!j) return NULL;
+    q->first = j->next;
+    if (!q->first) q->last = NULL;
+    q->waiting--;
+    return j;
+}
+
+void queue_stop(serve_queue *q) {
+    pthread_mutex_lock(&q->lock);
+    q->stopping = true;
+    pthread_cond_signal(&q->news);
+    pthread_mutex_unlock(&q->lock);
 }

@@ -91,8 +91,24 @@ typedef struct serve_job {
 
 serve_job *job_new(serve_kind kind);
 void job_release(serve_job *j); /* NULL is allowed */
-/* Appends a job, and a reference to it, to a queue. The caller holds the queue's lock. */
-void job_enqueue(serve_job **first, serve_job **last, serve_job *j);
+
+/* The jobs that wait for a thread, oldest first. */
+typedef struct serve_queue {
+    pthread_mutex_t lock; /* guards the other members */
+    pthread_cond_t news;  /* a job was appended, or the server stops */
+    serve_job *first, *last;
+    int waiting, running; /* jobs; running: counted by the thread, if it runs several */
+    atomic_bool stopping; /* may be read without the lock */
+} serve_queue;
+
+void queue_init(serve_queue *q);
+void queue_destroy(serve_queue *q);
+/* Appends a job and takes a reference to it. Returns false, with the reason in j->fault, if the server is stopping, or
+ * if `most` jobs wait and as many as there are `sequences` wait or run. */
+bool queue_submit(serve_queue *q, serve_job *j, int64_t most, int sequences);
+/* Removes the oldest job; NULL if there is none. The caller holds the lock. */
+serve_job *queue_pop(serve_queue *q);
+void queue_stop(serve_queue *q); /* sets `stopping` and wakes the thread */
 
 /* ---- metrics (metrics.c) ----------------------------------------------------------------------------------------- */
 
@@ -198,8 +214,7 @@ enum { SERVE_MOST_PARALLEL = TN_LLM_BATCH };
 
 /* Makes the conversations and starts the thread. */
 tn_status engine_start(server *s);
-/* Takes a reference to the job. Returns false, with the reason in j->fault, if the queue is full or the server is
- * stopping. */
+/* As queue_submit, with the server's limits. */
 bool engine_submit(serve_engine *e, serve_job *j);
 /* Refuses new and waiting jobs. Running jobs get `seconds` to finish; then their answers are cut off. Returns after the
  * thread has ended. NULL is allowed. */
@@ -210,7 +225,7 @@ serve_gauges engine_gauges(serve_engine *e);
 /* ---- embeddings.c ------------------------------------------------------------------------------------------------ */
 
 tn_status embedder_start(server *s);
-bool embedder_submit(serve_embedder *e, serve_job *j);
+bool embedder_submit(serve_embedder *e, serve_job *j); /* as engine_submit */
 /* Refuses new and waiting jobs. Returns after the running job has finished. */
 void embedder_stop(serve_embedder *e);
 void embedder_free(serve_embedder *e); /* both: NULL is allowed */
