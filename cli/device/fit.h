@@ -4,7 +4,7 @@
 
 #include "trunnion/model.h"
 
-/* The place in argv of a command or of an ONNX network, whose memory is asked for; 0: there is none. (fit_run.c) */
+/* fit_run.c. The index in argv of the command or ONNX network whose memory is to be estimated; 0: there is none. */
 int fit_command_at(int argc, char **argv);
 int fit_run_command(int argc, char **argv, int at);
 

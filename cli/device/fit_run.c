@@ -1,5 +1,5 @@
-/* fit_run.c — `trunnion fit COMMAND …`: runs a command on a device that plans everything and computes nothing, and
- * tells how much memory a real run would take. */
+/* fit_run.c — `trunnion fit COMMAND …`: runs a command in a dry run (tn_device_options.dry_run) and prints how much
+ * memory a real run would take. */
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "cli/process.h"
 #include "cli/run/run.h"
 
-/* What a command is given besides, behind the caller's own arguments: a few steps show the peak. */
+/* Arguments appended to those of the caller: a few steps show the peak. */
 static const struct fitted {
     const cli_command *command;
     const char *extra[2];
@@ -34,7 +34,7 @@ int fit_command_at(int argc, char **argv) {
     return i < argc && find_fitted(argv[i]) ? i : 0;
 }
 
-#if CLI_HAS_FORK /* and what else POSIX has */
+#if CLI_HAS_FORK /* and other functions of POSIX */
 
 static bool has_inputs(char *const *arguments, int count) {
     for (int i = 0; i < count; i++)
@@ -44,7 +44,7 @@ static bool has_inputs(char *const *arguments, int count) {
     return false;
 }
 
-/* An option that writes a file: nothing is there to be written. NULL: there is none. */
+/* Finds an option that writes a file, which a dry run cannot do. NULL: there is none. */
 static const char *find_writing(char *const *arguments, int count) {
     static const char *const names[] = {"--save",        "--save-every", "--log",    "--report",
                                         "--tensorboard", "--trace",      "--output", "-o"};
@@ -56,7 +56,7 @@ static const char *find_writing(char *const *arguments, int count) {
     return NULL;
 }
 
-/* The command's output goes nowhere. */
+/* Runs the command with its standard output discarded. */
 static int run_silently(const cli_command *c, int argc, char **argv) {
     fflush(stdout);
     int kept = dup(STDOUT_FILENO);
@@ -93,58 +93,71 @@ static void put_result(bool json, const tn_device_info *d, int64_t bytes, bool m
                    bytes, room, bytes <= room, measured);
 }
 
-int fit_run_command(int argc, char **argv, int at) {
-    const struct fitted *f = find_fitted(argv[at]);
-    char out[] = "/tmp/trunnion-fit-XXXXXX";
-    char **list = calloc((size_t)argc + 8, sizeof *list);
-    bool json = false, named = !onnx_is_network(argv[at]), tunes = f->command == &cli_finetune;
-    int n = 0;
-    if (!list) return cli_fail(TN_ERR_MEMORY, "out of memory");
-    list[n++] = (char *)(uintptr_t)f->command->name;
-    for (int i = at + named; i < argc; i++)
-        list[n++] = argv[i];
-    int given = n;
-    for (int i = 1, k = 1; i < given; i++, n = k) /* fit's own options may follow the command */
-        if (!strcmp(list[i], "--json"))
-            json = true;
-        else if (!strcmp(list[i], "--measure"))
+typedef struct request {
+    const struct fitted *fitted;
+    char **arguments; /* of the command, ended by NULL; free it */
+    int count;
+    bool json;
+} request;
+
+/* Takes fit's own options out, wherever they are: before the command (at argv[at]) or among its arguments. */
+static void take_own_options(request *r, int argc, char **argv, int at) {
+    bool is_named = !onnx_is_network(argv[at]);
+    r->arguments[r->count++] = (char *)(uintptr_t)r->fitted->command->name;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--json"))
+            r->json = true;
+        else if (!strcmp(argv[i], "--measure"))
             cli_fit_state.measures = true;
-        else
-            list[k++] = list[i];
-    for (int i = 1; i < at; i++) {
-        json |= !strcmp(argv[i], "--json");
-        cli_fit_state.measures |= !strcmp(argv[i], "--measure");
+        else if (i >= at + is_named)
+            r->arguments[r->count++] = argv[i];
     }
-    const char *writes = find_writing(list, n);
-    if (writes) {
-        free(list);
-        return cli_wrong_usage(&cli_fit, "%s has no effect: fit computes nothing that could be written; remove it",
-                               writes);
+}
+
+/* out: a folder for what the command must write; "" if it writes nothing. */
+static void append_extra(request *r, char *out) {
+    if (r->fitted->command == &cli_run && !has_inputs(r->arguments, r->count))
+        r->arguments[r->count++] = (char *)(uintptr_t) "--random";
+    for (int i = 0; i < 2 && r->fitted->extra[i]; i++)
+        r->arguments[r->count++] = (char *)(uintptr_t)r->fitted->extra[i];
+    if (*out) {
+        r->arguments[r->count++] = (char *)(uintptr_t) "--out";
+        r->arguments[r->count++] = out;
     }
-    if (f->command == &cli_run && !has_inputs(list, n)) list[n++] = "--random";
-    for (int i = 0; i < 2 && f->extra[i]; i++)
-        list[n++] = (char *)(uintptr_t)f->extra[i];
-    if (tunes && mkdtemp(out)) {
-        list[n++] = "--out";
-        list[n++] = out;
-    }
-    list[n] = NULL;
-    cli_fit_state.on = true;
-    int code = run_silently(f->command, n, list);
-    if (tunes) remove_folder(out);
-    free(list);
+}
+
+/* Prints the memory that the command's device, which is still open, has counted. */
+static int report(bool json) {
     tn_device *device = cli_fit_state.device;
     tn_device_info info = {.struct_size = sizeof info};
     tn_pool_stats s = {.struct_size = sizeof s};
-    if (code == CLI_OK &&
-        (!device || tn_device_get_info(device, &info) != TN_OK || tn_device_get_pool_stats(device, &s) != TN_OK))
-        code = cli_fail(TN_ERR_STATE, "the command opened no device");
-    if (code == CLI_OK) {
-        bool on_host = !strcmp(info.backend, "cpu");
-        put_result(json, &info, on_host ? (s.dry_peak_bytes ? s.dry_peak_bytes : cli_peak_bytes()) : s.peak_bytes,
-                   cli_fit_state.measures);
+    if (!device || tn_device_get_info(device, &info) != TN_OK || tn_device_get_pool_stats(device, &s) != TN_OK)
+        return cli_fail(TN_ERR_STATE, "the command opened no device");
+    int64_t bytes = s.peak_bytes;
+    if (!strcmp(info.backend, "cpu")) bytes = s.dry_peak_bytes ? s.dry_peak_bytes : cli_peak_bytes();
+    put_result(json, &info, bytes, cli_fit_state.measures);
+    return CLI_OK;
+}
+
+int fit_run_command(int argc, char **argv, int at) {
+    char out[] = "/tmp/trunnion-fit-XXXXXX";
+    request r = {.fitted = find_fitted(argv[at]), .arguments = calloc((size_t)argc + 8, sizeof *r.arguments)};
+    if (!r.arguments) return cli_fail(TN_ERR_MEMORY, "out of memory");
+    take_own_options(&r, argc, argv, at);
+    const char *writes = find_writing(r.arguments, r.count);
+    if (writes) {
+        free(r.arguments);
+        return cli_wrong_usage(&cli_fit, "%s has no effect: fit computes nothing that could be written; remove it",
+                               writes);
     }
-    tn_device_close(device);
+    if (r.fitted->command != &cli_finetune || !mkdtemp(out)) *out = 0;
+    append_extra(&r, out);
+    cli_fit_state.on = true;
+    int code = run_silently(r.fitted->command, r.count, r.arguments);
+    if (*out) remove_folder(out);
+    free(r.arguments);
+    if (code == CLI_OK) code = report(r.json);
+    tn_device_close(cli_fit_state.device);
     return code;
 }
 
