@@ -95,8 +95,6 @@ typedef struct convert_importance {
 /* From the model in `model`, run over a text. */
 bool convert_find_importance(const cli_options *o, const char *model, const char *text, convert_importance *out);
 void convert_importance_free(convert_importance *i);
-/* Of a matrix with so many columns; NULL where nothing is known. */
-const float *convert_columns_of(const convert_importance *i, const char *name, int64_t columns);
 
 /* ---- files (convert_file.c) -------------------------------------------------------------------------------------- */
 

@@ -118,7 +118,8 @@ void convert_measure(convert_class *row, const float *x, const float *y, int64_t
 
 /* ---- columns ----------------------------------------------------------------------------------------------------- */
 
-const float *convert_columns_of(const convert_importance *i, const char *name, int64_t columns) {
+/* The importance of the columns of a matrix that has this number of them; NULL if it is not known. */
+static const float *columns_of(const convert_importance *i, const char *name, int64_t columns) {
     for (int64_t k = 0; i && k < i->count; k++)
         if (i->list[k].columns == columns && strcmp(i->list[k].name, name) == 0) return i->list[k].squares;
     return NULL;
@@ -142,7 +143,7 @@ static void *blocks_of(const convert_file *in, const convert_tensor *t, tn_dtype
     if (!data) return NULL;
     tn_status status = TN_OK;
     if (tn_dtype_block(to) > 1) {
-        status = tn_quantize_rows(to, x, numel, convert_columns_of(in->importance, t->source, columns), columns, data);
+        status = tn_quantize_rows(to, x, numel, columns_of(in->importance, t->source, columns), columns, data);
     } else {
         tn_tensor *plain = tn_from_data(x, &numel, 1, TN_F32), *cast = tn_cast(plain, to);
         status = tn_read(cast, data, bytes);

@@ -91,7 +91,7 @@ typedef struct work {
     tn_onnx_value **in, **out;
     bool twice;           /* an input was given a second time: wrong usage */
     double median, first; /* seconds; median NAN: only one run, which also planned */
-    int64_t memory;       /* that the run may take; 0: what is free */
+    int64_t memory;       /* most bytes that the run may take; 0: free memory */
     tn_profile *profiled;
     run_top top;
     bool ran; /* failures come from the network itself */
@@ -150,7 +150,7 @@ static bool take_std(void *at, const char *arg) {
 
 /* ---- inputs ------------------------------------------------------------------------------------------------------ */
 
-bool sound_is(const unsigned char *bytes, size_t size) {
+static bool is_wav(const unsigned char *bytes, size_t size) {
     return size >= 12 && memcmp(bytes, "RIFF", 4) == 0 && memcmp(bytes + 8, "WAVE", 4) == 0;
 }
 
@@ -266,10 +266,10 @@ static tn_status give_file(work *w, const named *n) {
     } else if (npy_is_text(bytes, size)) {
         status = give_texts(w, name, bytes, size, n->text);
     } else {
-        status = image_is(bytes, size)   ? decode_picture(w, name, bytes, size, n->text, &t)
-                 : sound_is(bytes, size) ? decode_sound(w, name, bytes, size, n->text, &t)
-                                         : npy_decode(bytes, size, n->text, &t);
-        w->has_sound |= sound_is(bytes, size);
+        status = image_is(bytes, size) ? decode_picture(w, name, bytes, size, n->text, &t)
+                 : is_wav(bytes, size) ? decode_sound(w, name, bytes, size, n->text, &t)
+                                       : npy_decode(bytes, size, n->text, &t);
+        w->has_sound |= is_wav(bytes, size);
         w->has_picture |= image_is(bytes, size);
         if (status == TN_OK) status = give_network(w, name, t);
     }
@@ -483,7 +483,7 @@ static void close_network(work *w) {
     w->in = w->out = NULL;
 }
 
-/* Plans a run on a device that computes nothing. *bytes is 0 if that is not possible; the run itself then says why. */
+/* Plans the run in a dry run. *bytes is 0 if that is not possible; the run itself then reports why. */
 static void predict_memory(work *w, const char *path, const tn_device_info *info, int64_t *bytes) {
     tn_device_options d = cli_device_options(&w->options);
     tn_device *dry = NULL;
@@ -502,7 +502,7 @@ static void predict_memory(work *w, const char *path, const tn_device_info *info
     tn_device_close(dry);
 }
 
-/* What will not fit is refused before weights are loaded. Without --memory only large files are looked at. */
+/* Refuses a network that will not fit, before its weights are loaded. Without --memory only large files are checked. */
 static tn_status check_memory(work *w, const char *path, tn_device *device) {
     enum { LARGE_SHARE = 8 };
     tn_device_info info = {.struct_size = sizeof info};

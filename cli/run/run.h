@@ -130,9 +130,6 @@ onnx_result onnx_case_run(const char *folder, onnx_tolerance tolerance, bool rec
 
 /* ---- a WAV file as a network's input (sound_input.c) ------------------------------------------------------------- */
 
-/* Whether the bytes begin as a WAV file. */
-bool sound_is(const unsigned char *bytes, size_t size);
-
 /* The samples of one channel, -1 to 1, as an input of this shape takes them: [n], [1, n] or [1, 1, n]. n < 0 stands for
  * any number; a fixed number is filled up with silence. rate: samples per second; 0: as in the file. dtype: floats.
  * Errors: those of tn_audio_parse; TN_ERR_ARGUMENT for another shape or dtype, or too many samples. */

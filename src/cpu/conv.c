@@ -463,7 +463,8 @@ static void run_otherwise(const tn_conv_args *args) {
 
 /* ---- some rows of it --------------------------------------------------------------------------------------------- */
 
-bool tn_conv_producer_fits(const tn_conv_args *args) {
+/* Are results made by complete rows, and cheaply? Reads sizes, and whether there is an epilogue. */
+static bool producer_fits(const tn_conv_args *args) {
     enum { FEW_STEPS = 64 }; /* of k: more take longer than a result's way to memory and back */
     conv c;
     if (!is_joined(args) || args->pool[0] > 0 || args->nhwc || args->winograd || args->groups > 1) return false;
@@ -604,7 +605,7 @@ static bool joins_rows(const tn_conv_args *a) {
 
 bool tn_conv_fuses_producer(const tn_conv_args *args, const tn_conv_args *producer, tn_conv_border *edge) {
     const bool turned = args->nhwc && !tn_conv_batch_rows_fits(args);
-    return turned && joins_rows(producer) && tn_conv_producer_fits(producer) &&
+    return turned && joins_rows(producer) && producer_fits(producer) &&
            tn_conv_nhwc_fuses_producer(args, producer, edge);
 }
 

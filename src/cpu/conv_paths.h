@@ -87,9 +87,6 @@ void tn_conv_by_channels(const tn_conv_args *args, int threads);
  * again than to compute. So the convolution behind it has it made (conv.h, `maker`): as many rows as a block of its own
  * sees, in the cache of the thread that goes on with them. Results and chains are those of tn_conv. */
 
-/* Are results made by whole rows, and so cheaply? Reads sizes, and whether there is an epilogue. */
-bool tn_conv_producer_fits(const tn_conv_args *args);
-
 /* A plan, in memory of so many bytes, which all threads read; `args` stays there meanwhile, its operands in place. */
 size_t tn_conv_producer_bytes(const tn_conv_args *args);
 void tn_conv_producer_open(const tn_conv_args *args, void *plan);

@@ -39,20 +39,20 @@ void tn_probe_watch(const tn_library_spec *spec, tn_watch_add *add, void *ctx) {
     if (tn_library_locate(spec, text, sizeof text)) add(ctx, text);
 }
 
-void tn_probe_node(char *out, size_t size, const char *node) {
+static void node_path(char *out, size_t size, const char *node) {
     const char *folder = tn_env("TRUNNION_DEV");
     snprintf(out, size, "%s/%s", folder ? folder : "/dev", node);
 }
 
 void tn_probe_watch_node(const char *node, tn_watch_add *add, void *ctx) {
     char path[256];
-    tn_probe_node(path, sizeof path, node);
+    node_path(path, sizeof path, node);
     add(ctx, path);
 }
 
 bool tn_probe_denied(tn_probe *out, const char *node) {
     char path[256];
-    tn_probe_node(path, sizeof path, node);
+    node_path(path, sizeof path, node);
     if (access(path, F_OK) != 0 || access(path, R_OK | W_OK) == 0) return false;
     tn_probe_reason(out, TN_REASON_PERMISSION,
                     "add your user to the group that owns it (often render or video) and log in again; "

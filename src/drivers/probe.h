@@ -31,8 +31,7 @@ tn_device_info *tn_probe_device(tn_probe *out);
 /* Watches what decides which library tn_probe_library opens. */
 void tn_probe_watch(const tn_library_spec *spec, tn_watch_add *add, void *ctx);
 
-/* The path of a device node ("nvidiactl", "dri/renderD128"): below /dev, or below TRUNNION_DEV, which is for tests. */
-void tn_probe_node(char *out, size_t size, const char *node);
+/* node: a device node ("nvidiactl", "dri/renderD128") below /dev, or below TRUNNION_DEV, which is for tests. */
 void tn_probe_watch_node(const char *node, tn_watch_add *add, void *ctx);
 
 /* If the node is there but not for this user: notes the reason "permission" and returns true. */

@@ -548,7 +548,7 @@ void kir_code_use(bool on) {
 
 void kir_code_worth(double nanoseconds) { atomic_store(&worth_picoseconds, (int64_t)(nanoseconds * 1e3)); }
 
-bool kir_code_is_on(void) {
+static bool is_on(void) {
     int now = atomic_load_explicit(&use, memory_order_relaxed);
     if (now == 0) {
         now = tn_env_switch("TRUNNION_JIT", true) ? 1 : 2;
@@ -559,7 +559,7 @@ bool kir_code_is_on(void) {
 
 const char *kir_code_state(void) {
     const char *why = atomic_load(&state);
-    if (!kir_code_is_on()) return "turned off";
+    if (!is_on()) return "turned off";
     if (!MC_ENCODES) return "no code for this processor";
     if (!kir_code_has(tn_cpu().isa)) return "the processor has no AVX2";
     return why ? why : "on";
@@ -674,7 +674,7 @@ static const kir_code *find_code(const kir_frame *f) {
 }
 
 bool kir_code_choose(kir_frame *f) {
-    if (f->code_given ? !f->given : !suits(f) || !kir_code_is_on()) return false;
+    if (f->code_given ? !f->given : !suits(f) || !is_on()) return false;
     const kir_code *code = f->code_given ? f->given : find_code(f);
     if (!code || !code->fn) return false;
     f->code = code;

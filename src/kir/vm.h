@@ -256,7 +256,6 @@ void kir_code_release(kir_vm *vm);
  * none; the VM's routines run it. */
 bool kir_code_choose(kir_frame *f);
 void kir_code_run(const kir_frame *f, int64_t unit);
-bool kir_code_is_on(void);
 bool kir_code_has(tn_isa isa); /* is there code for this instruction set? */
 
 /* For tests and benchmarks: code on or off (default: on, unless TRUNNION_JIT=0); nanoseconds of work from which a first
