@@ -626,9 +626,9 @@ static tn_status infer_cache_append_rows(tn_infer *c) {
 }
 
 static tn_node *compose_cache_append(tn_build *b, const tn_node *n) {
-    tn_node *cache = tn_b_laid_out(b, n->in[APPEND_CACHE]), *pages = tn_b_laid_out(b, n->in[APPEND_PAGES]);
-    return tn_b_cache_append_rows(b, cache, cache_rows_of(b, n->in[APPEND_X]), tn_b_laid_out(b, n->in[APPEND_POSITION]),
-                                  pages);
+    tn_node *cache = tn_b_row_major(b, n->in[APPEND_CACHE]), *pages = tn_b_row_major(b, n->in[APPEND_PAGES]);
+    return tn_b_cache_append_rows(b, cache, cache_rows_of(b, n->in[APPEND_X]),
+                                  tn_b_row_major(b, n->in[APPEND_POSITION]), pages);
 }
 
 static void reference_cache_append(const tn_reference *r) {
@@ -734,8 +734,8 @@ static tn_node *compose_cached_attention(tn_build *b, const tn_node *n) {
     return tn_b_cached_attention_rows(b, cache_rows_of(b, n->in[ATTEND_Q]), cache_rows_of(b, n->in[ATTEND_K]),
                                       cache_rows_of(b, n->in[ATTEND_V]), pages_laid_out(b, n->in[ATTEND_K_CACHE]),
                                       pages_laid_out(b, n->in[ATTEND_V_CACHE]),
-                                      tn_b_laid_out(b, n->in[ATTEND_POSITION]), tn_b_laid_out(b, n->in[ATTEND_PAGES]),
-                                      sinks ? tn_b_laid_out(b, sinks) : NULL, scale_of(n),
+                                      tn_b_row_major(b, n->in[ATTEND_POSITION]), tn_b_row_major(b, n->in[ATTEND_PAGES]),
+                                      sinks ? tn_b_row_major(b, sinks) : NULL, scale_of(n),
                                       n->i[TN_CACHED_ATTENTION_WINDOW], n->f[TN_CACHED_ATTENTION_SOFTCAP]);
 }
 
@@ -1155,7 +1155,7 @@ static tn_node *rotate(tn_build *b, const tn_node *n, tn_node *x, bool back) {
 static tn_node *rotated(tn_build *b, const tn_node *n, tn_node *x, bool back) {
     if (n->dtype != TN_F32 || n->rank - 1 > TN_ROPE_AXES) return rotate(b, n, x, back);
     tn_node *sine = back ? tn_b_neg(b, n->in[2]) : n->in[2];
-    return tn_b_rope_rows(b, tn_b_laid_out(b, x), tn_b_laid_out(b, n->in[1]), tn_b_laid_out(b, sine),
+    return tn_b_rope_rows(b, tn_b_row_major(b, x), tn_b_row_major(b, n->in[1]), tn_b_row_major(b, sine),
                           n->i[TN_ROPE_INTERLEAVED]);
 }
 

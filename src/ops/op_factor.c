@@ -63,7 +63,7 @@ static tn_node *times(tn_build *b, tn_node *x, tn_node *y) { return x && y ? tn_
 static tn_node *left_times(tn_build *b, tn_node *x, tn_node *y) { return times(b, factor_turned(b, x), y); } /* xᵀ·y */
 static tn_node *times_right(tn_build *b, tn_node *x, tn_node *y) { return times(b, x, factor_turned(b, y)); } /* x·yᵀ */
 static tn_node *systems(tn_build *b, tn_node *a, tn_node *rhs) {
-    return tn_b_linalg_solve_systems(b, tn_b_whole(b, a), tn_b_whole(b, rhs));
+    return tn_b_linalg_solve_systems(b, tn_b_row_major(b, a), tn_b_row_major(b, rhs));
 }
 
 static tn_node *factor_identity(tn_build *b, const tn_node *like) {
@@ -228,9 +228,9 @@ static tn_node *cholesky_back(tn_build *b, tn_node *l, tn_node *dy) {
     tn_node *inner = left_times(b, l, dy), *one = factor_identity(b, l);
     if (!inner || !one) return NULL;
     tn_node *phi = tn_b_sub(b, tn_b_tril(b, inner, 0), tn_b_scale(b, tn_b_mul(b, inner, one), 0.5));
-    tn_node *upper = tn_b_whole(b, factor_turned(b, l));
-    tn_node *half = tn_b_linalg_solve_upper(b, upper, tn_b_whole(b, phi));                   /* L⁻ᵀ·Φ */
-    tn_node *all = tn_b_linalg_solve_upper(b, upper, tn_b_whole(b, factor_turned(b, half))); /* L⁻ᵀ·(L⁻ᵀ·Φ)ᵀ */
+    tn_node *upper = tn_b_row_major(b, factor_turned(b, l));
+    tn_node *half = tn_b_linalg_solve_upper(b, upper, tn_b_row_major(b, phi));                   /* L⁻ᵀ·Φ */
+    tn_node *all = tn_b_linalg_solve_upper(b, upper, tn_b_row_major(b, factor_turned(b, half))); /* L⁻ᵀ·(L⁻ᵀ·Φ)ᵀ */
     return symmetric(b, all);
 }
 
@@ -247,7 +247,7 @@ OP_CODE(linalg_cholesky_lower, .class_ = TN_NATIVE, .infer = infer_square, .cont
         .flops = 10);
 
 static tn_node *compose_cholesky(tn_build *b, const tn_node *n) {
-    return tn_b_linalg_cholesky_lower(b, tn_b_whole(b, n->in[0]));
+    return tn_b_linalg_cholesky_lower(b, tn_b_row_major(b, n->in[0]));
 }
 
 /* linalg_cholesky(x): L with L·Lᵀ = x, of symmetric positive definite matrices [..., n, n], whose lower triangle is
@@ -299,7 +299,7 @@ OP_CODE(linalg_solve_systems, .class_ = TN_NATIVE, .infer = infer_systems, .cont
         .flops = 10);
 
 static void grad_triangle(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads, bool upper) {
-    tn_node *flipped = tn_b_whole(b, factor_turned(b, n->in[0])), *side = tn_b_whole(b, dy);
+    tn_node *flipped = tn_b_row_major(b, factor_turned(b, n->in[0])), *side = tn_b_row_major(b, dy);
     tn_node *db = upper ? tn_b_linalg_solve_lower(b, flipped, side) : tn_b_linalg_solve_upper(b, flipped, side);
     if (tn_needs_grad(n, 1)) grads[1] = db;
     if (!tn_needs_grad(n, 0) || !db) return;
@@ -376,7 +376,7 @@ static tn_node *over_batch(tn_build *b, tn_node *x, const int64_t *outer, int ra
     memcpy(shape, outer, (size_t)rank * sizeof *shape);
     shape[rank] = factor_rows_of(x);
     shape[rank + 1] = factor_columns_of(x);
-    return tn_b_whole(b, tn_b_expand(b, x, shape, rank + 2));
+    return tn_b_row_major(b, tn_b_expand(b, x, shape, rank + 2));
 }
 
 static tn_node *compose_sides(tn_build *b, const tn_node *n, bool vector,
@@ -414,9 +414,9 @@ OP_CODE(linalg_solve_triangular, .promote = true, .to_float = true, .infer = inf
             "error=fit [3,3] [2,1] upper=true");
 
 static tn_node *compose_inv(tn_build *b, const tn_node *n) {
-    tn_node *x = tn_b_whole(b, n->in[0]), *one = factor_identity(b, n);
+    tn_node *x = tn_b_row_major(b, n->in[0]), *one = factor_identity(b, n);
     if (!x || !one) return NULL;
-    return tn_b_linalg_solve_systems(b, x, tn_b_whole(b, tn_b_expand(b, one, n->shape, n->rank)));
+    return tn_b_linalg_solve_systems(b, x, tn_b_row_major(b, tn_b_expand(b, one, n->shape, n->rank)));
 }
 
 /* linalg_inv(x): the inverses of square matrices [..., n, n]. A singular one yields infinities or NaN (PyTorch raises
@@ -466,7 +466,7 @@ static tn_status infer_det(tn_infer *c) {
 }
 
 static tn_node *compose_det(tn_build *b, const tn_node *n) {
-    tn_node *all = tn_b_linalg_determinants(b, tn_b_whole(b, n->in[0]));
+    tn_node *all = tn_b_linalg_determinants(b, tn_b_row_major(b, n->in[0]));
     return all ? tn_b_select(b, all, -1, 0) : NULL;
 }
 
@@ -505,16 +505,16 @@ static void reference_lu_packed(const tn_reference *r) {
 
 /* y·U⁻ᵀ */
 static tn_node *over_upper(tn_build *b, tn_node *y, tn_node *u) {
-    return factor_turned(b, tn_b_linalg_solve_upper(b, tn_b_whole(b, u), tn_b_whole(b, factor_turned(b, y))));
+    return factor_turned(b, tn_b_linalg_solve_upper(b, tn_b_row_major(b, u), tn_b_row_major(b, factor_turned(b, y))));
 }
 
 /* L⁻ᵀ·y */
 static tn_node *under_lower(tn_build *b, tn_node *l, tn_node *y) {
-    return tn_b_linalg_solve_upper(b, tn_b_whole(b, factor_turned(b, l)), tn_b_whole(b, y));
+    return tn_b_linalg_solve_upper(b, tn_b_row_major(b, factor_turned(b, l)), tn_b_row_major(b, y));
 }
 
 /* Of the square part: L⁻ᵀ·(tril(Lᵀ·dL, -1) + triu(dU·Uᵀ))·U⁻ᵀ. Rows below it have L₂ = A₂·U⁻¹, columns behind it
- * U₂ = L⁻¹·A₂, which hand a share on to dU and dL. */
+ * U₂ = L⁻¹·A₂, which add to dU and dL. */
 static void grad_lu_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     const tn_node *x = n->in[0];
     int64_t m = factor_rows_of(x), columns = factor_columns_of(x), k = shorter(x);
@@ -592,7 +592,8 @@ static tn_node *qr_back(tn_build *b, tn_node *q, tn_node *r, tn_node *dq, tn_nod
     tn_node *low = tn_b_tril(b, m, -1);
     tn_node *even = tn_b_add(b, tn_b_tril(b, m, 0), factor_turned(b, low));
     tn_node *all = tn_b_add(b, dq, times(b, q, even));
-    tn_node *x = tn_b_linalg_solve_upper(b, tn_b_whole(b, r), tn_b_whole(b, factor_turned(b, all))); /* R⁻¹·allᵀ */
+    tn_node *x =
+        tn_b_linalg_solve_upper(b, tn_b_row_major(b, r), tn_b_row_major(b, factor_turned(b, all))); /* R⁻¹·allᵀ */
     return factor_turned(b, x);
 }
 
@@ -692,7 +693,7 @@ static tn_status infer_eigvalsh(tn_infer *c) {
 }
 
 static tn_node *compose_eigvalsh(tn_build *b, const tn_node *n) {
-    tn_node *all = tn_b_linalg_eigh_packed(b, tn_b_whole(b, n->in[0]));
+    tn_node *all = tn_b_linalg_eigh_packed(b, tn_b_row_major(b, n->in[0]));
     return all ? tn_b_narrow(b, all, -1, 0, factor_columns_of(n->in[0])) : NULL;
 }
 
@@ -777,7 +778,7 @@ static tn_status infer_svdvals(tn_infer *c) {
 
 static tn_node *compose_svdvals(tn_build *b, const tn_node *n) {
     const tn_node *x = n->in[0];
-    tn_node *all = tn_b_linalg_svd_packed(b, tn_b_whole(b, n->in[0]));
+    tn_node *all = tn_b_linalg_svd_packed(b, tn_b_row_major(b, n->in[0]));
     return all ? tn_b_narrow(b, all, -1, factor_rows_of(x) * shorter(x), shorter(x)) : NULL;
 }
 

@@ -217,7 +217,7 @@ static tn_node *flat_places(tn_build *b, const tn_node *n) {
         tn_node *steps = numbers_along(b, index->shape[d], d, n->rank);
         place = tn_b_add(b, place, tn_b_mul(b, steps, tn_b_const(b, (double)stride[d], index)));
     }
-    return tn_b_whole(b, tn_b_reshape(b, tn_b_where(b, inside, place, none), &count, 1));
+    return tn_b_row_major(b, tn_b_reshape(b, tn_b_where(b, inside, place, none), &count, 1));
 }
 
 /* Looking through all of dim takes time that grows with its square. */
@@ -242,7 +242,7 @@ static tn_node *compose_scatter_sum(tn_build *b, const tn_node *n) {
     for (int d = 0; d < n->rank; d++)
         if (index->shape[d] < src->shape[d]) src = tn_b_slice(b, src, d, 0, index->shape[d], 1);
     tn_node *zeros = zeros_for(b, n, (tn_dtype)n->dtype);
-    tn_node *sum = tn_b_index_add_rows(b, zeros, flat_places(b, n), tn_b_whole(b, tn_b_reshape(b, src, &count, 1)));
+    tn_node *sum = tn_b_index_add_rows(b, zeros, flat_places(b, n), tn_b_row_major(b, tn_b_reshape(b, src, &count, 1)));
     return tn_b_view(b, sum, n->shape, n->rank);
 }
 
@@ -416,15 +416,15 @@ static tn_node *compose_scatter_last(tn_build *b, const tn_node *n) {
     int64_t dim = n->i[0], count = tn_node_numel(index), pads[2] = {0, 1};
     if (!many_to_look_through(n)) return tn_b_self(n);
     tn_node *place = flat_places(b, n), *order = tn_b_argsort_last(b, place, false);
-    tn_node *sorted = tn_b_whole(b, tn_b_index_select(b, place, 0, order));
+    tn_node *sorted = tn_b_row_major(b, tn_b_index_select(b, place, 0, order));
     tn_node *next = tn_b_pad(b, tn_b_slice(b, sorted, 0, 1, count, 1), pads, 2, -2);
     tn_node *last = tn_b_where(b, tn_b_ne(b, sorted, next), sorted, tn_b_const(b, -1, sorted));
     tn_node *number = numbers_along(b, index->shape[dim], (int)dim, n->rank);
     number = tn_b_reshape(b, tn_b_expand(b, number, index->shape, n->rank), &count, 1);
-    tn_node *counted = tn_b_cast(b, tn_b_index_select(b, tn_b_whole(b, number), 0, order), TN_F64);
+    tn_node *counted = tn_b_cast(b, tn_b_index_select(b, tn_b_row_major(b, number), 0, order), TN_F64);
     counted = tn_b_offset(b, counted, 1);
     tn_node *zeros = zeros_for(b, n, TN_F64);
-    tn_node *found = tn_b_index_add_rows(b, zeros, tn_b_whole(b, last), tn_b_whole(b, counted));
+    tn_node *found = tn_b_index_add_rows(b, zeros, tn_b_row_major(b, last), tn_b_row_major(b, counted));
     found = tn_b_cast(b, tn_b_offset(b, found, -1), TN_I64);
     return tn_b_view(b, found, n->shape, n->rank);
 }
@@ -561,9 +561,9 @@ static tn_node *compose_index_add(tn_build *b, const tn_node *n) {
     if (n->in[2]->rank == 0) return tn_b_index_add(b, n->in[0], dim, n->in[1], tn_b_line(b, n->in[2]));
     tn_node *index = tn_b_cast(b, tn_b_reshape(b, n->in[1], &count, 1), TN_I64);
     if (n->dtype == TN_F32 || n->dtype == TN_F64) {
-        tn_node *x = tn_b_whole(b, tn_b_movedim(b, n->in[0], dim, 0));
+        tn_node *x = tn_b_row_major(b, tn_b_movedim(b, n->in[0], dim, 0));
         tn_node *sum =
-            tn_b_index_add_rows(b, x, tn_b_whole(b, index), tn_b_whole(b, tn_b_movedim(b, n->in[2], dim, 0)));
+            tn_b_index_add_rows(b, x, tn_b_row_major(b, index), tn_b_row_major(b, tn_b_movedim(b, n->in[2], dim, 0)));
         return dim == 0 ? sum : tn_b_contiguous(b, tn_b_movedim(b, sum, 0, dim));
     }
     int64_t column[TN_MAX_RANK];
@@ -796,7 +796,7 @@ static tn_node *compose_argsort(tn_build *b, const tn_node *n) {
     int64_t dim = n->i[TN_ARGSORT_DIM], last = x->rank - 1;
     bool descending = n->i[TN_ARGSORT_DESCENDING];
     if (x->rank == 0) return tn_b_full(b, NULL, 0, 0, TN_I64);
-    tn_node *order = tn_b_argsort_last(b, tn_b_whole(b, tn_b_movedim(b, x, dim, last)), descending);
+    tn_node *order = tn_b_argsort_last(b, tn_b_row_major(b, tn_b_movedim(b, x, dim, last)), descending);
     return dim == last ? order : tn_b_contiguous(b, tn_b_movedim(b, order, last, dim));
 }
 #define ORDERS                                                                                                   \

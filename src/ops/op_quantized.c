@@ -274,8 +274,8 @@ static tn_status infer_linear_experts_rows(tn_infer *c) {
 static tn_node *compose_linear_experts(tn_build *b, const tn_node *n) {
     tn_node *w = n->in[EXPERTS_WEIGHT];
     if (!tn_dtype_is_quantized((tn_dtype)w->dtype) && !tn_rows_follow(w)) w = tn_b_contiguous(b, w);
-    return tn_b_linear_experts_rows(b, tn_b_laid_out(b, n->in[EXPERTS_X]), w,
-                                    tn_b_laid_out(b, tn_b_cast(b, n->in[EXPERTS_CHOSEN], TN_I64)));
+    return tn_b_linear_experts_rows(b, tn_b_row_major(b, n->in[EXPERTS_X]), w,
+                                    tn_b_row_major(b, tn_b_cast(b, n->in[EXPERTS_CHOSEN], TN_I64)));
 }
 
 static int loops_linear_experts(const tn_node *n, int64_t extent[TN_MAX_RANK]) {

@@ -193,8 +193,8 @@ static void grad_lstm_rows(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     tn_node *h = tn_b_select(b, tn_b_self(n), 0, 0), *c = tn_b_select(b, tn_b_self(n), 0, 1);
     tn_node *before = states_before(b, h, n->in[FIRST_H], reverse);
     tn_node *sums = tn_b_add(b, n->in[FROM_X], from_state(b, n, before));
-    tn_node *all = tn_b_lstm_gradient(b, tn_b_whole(b, sums), n->in[WEIGHT], tn_b_whole(b, c), n->in[FIRST_C],
-                                      tn_b_whole(b, dy), reverse);
+    tn_node *all = tn_b_lstm_gradient(b, tn_b_row_major(b, sums), n->in[WEIGHT], tn_b_row_major(b, c), n->in[FIRST_C],
+                                      tn_b_row_major(b, dy), reverse);
     tn_node *d_sums = tn_b_narrow(b, all, 0, 0, steps), *first = tn_b_select(b, all, 0, steps);
     grads[FROM_X] = d_sums;
     grads_of_state(b, n, d_sums, before, grads);
@@ -206,8 +206,8 @@ static void grad_gru_rows(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     bool reverse = n->i[TN_GRU_ROWS_REVERSE];
     int64_t steps = n->in[FROM_X]->shape[0], hidden = n->in[FIRST_H]->shape[1];
     tn_node *before = states_before(b, tn_b_self(n), n->in[FIRST_H], reverse);
-    tn_node *all = tn_b_gru_gradient(b, n->in[FROM_X], n->in[WEIGHT], tn_b_whole(b, from_state(b, n, before)),
-                                     tn_b_whole(b, before), tn_b_whole(b, dy), reverse);
+    tn_node *all = tn_b_gru_gradient(b, n->in[FROM_X], n->in[WEIGHT], tn_b_row_major(b, from_state(b, n, before)),
+                                     tn_b_row_major(b, before), tn_b_row_major(b, dy), reverse);
     tn_node *of_x = tn_b_select(b, all, 0, 0), *of_h = tn_b_select(b, all, 0, 1);
     grads[FROM_X] = tn_b_narrow(b, of_x, 0, 0, steps);
     grads_of_state(b, n, tn_b_narrow(b, of_h, 0, 0, steps), before, grads);
@@ -328,13 +328,14 @@ OP_CODE(gru_gradient, .class_ = TN_NATIVE, .infer = infer_gru_gradient, .contigu
                  "[2,1,6] [6,2] [2,1,6] [2,1,2] [2,1,2] reverse=true");
 
 static tn_node *compose_lstm_steps(tn_build *b, const tn_node *n) {
-    return tn_b_lstm_rows(b, tn_b_whole(b, n->in[FROM_X]), tn_b_whole(b, n->in[WEIGHT]), tn_b_whole(b, n->in[BIAS]),
-                          tn_b_whole(b, n->in[FIRST_H]), tn_b_whole(b, n->in[FIRST_C]), n->i[TN_LSTM_STEPS_REVERSE]);
+    return tn_b_lstm_rows(b, tn_b_row_major(b, n->in[FROM_X]), tn_b_row_major(b, n->in[WEIGHT]),
+                          tn_b_row_major(b, n->in[BIAS]), tn_b_row_major(b, n->in[FIRST_H]),
+                          tn_b_row_major(b, n->in[FIRST_C]), n->i[TN_LSTM_STEPS_REVERSE]);
 }
 
 static tn_node *compose_gru_steps(tn_build *b, const tn_node *n) {
-    return tn_b_gru_rows(b, tn_b_whole(b, n->in[FROM_X]), tn_b_whole(b, n->in[WEIGHT]), tn_b_whole(b, n->in[BIAS]),
-                         tn_b_whole(b, n->in[FIRST_H]), n->i[TN_GRU_STEPS_REVERSE]);
+    return tn_b_gru_rows(b, tn_b_row_major(b, n->in[FROM_X]), tn_b_row_major(b, n->in[WEIGHT]),
+                         tn_b_row_major(b, n->in[BIAS]), tn_b_row_major(b, n->in[FIRST_H]), n->i[TN_GRU_STEPS_REVERSE]);
 }
 
 /* lstm_steps(from_x, weight, bias, h0, c0, reverse): all steps of an LSTM layer in one direction. from_x [steps, batch,

@@ -100,9 +100,7 @@ tn_node *tn_b_sum_to(tn_build *b, tn_node *dy, const tn_node *like) {
 
 tn_node *tn_b_line(tn_build *b, tn_node *x) { return x && x->rank == 0 ? tn_b_view(b, x, (int64_t[]){1}, 1) : x; }
 
-tn_node *tn_b_whole(tn_build *b, tn_node *x) { return !x || tn_node_contiguous(x) ? x : tn_b_contiguous(b, x); }
-
-tn_node *tn_b_laid_out(tn_build *b, tn_node *x) { return x && !tn_node_contiguous(x) ? tn_b_contiguous(b, x) : x; }
+tn_node *tn_b_row_major(tn_build *b, tn_node *x) { return x && !tn_node_contiguous(x) ? tn_b_contiguous(b, x) : x; }
 
 void tn_grad_none(TN_UNUSED tn_build *b, TN_UNUSED const tn_node *n, TN_UNUSED tn_node *dy, TN_UNUSED tn_node **grads) {
 }

@@ -41,10 +41,8 @@ tn_node *tn_b_as_f32(tn_build *b, tn_node *x);           /* f16 and bf16 widened
 tn_node *tn_b_mean_apart(tn_build *b, tn_node *x, const int64_t *dims, int count);
 /* Gradient of broadcasting: dy summed over the dims along which `like` was repeated, in like's shape. */
 tn_node *tn_b_sum_to(tn_build *b, tn_node *dy, const tn_node *like);
-/* x with its elements in row-major order, as native kernels want them: a copy only where they do not lie so. */
-tn_node *tn_b_whole(tn_build *b, tn_node *x);
-/* x, or a copy of it when its elements do not lie in row-major order: native kernels take no other inputs. */
-tn_node *tn_b_laid_out(tn_build *b, tn_node *x);
+/* x, or a copy of it if it is not contiguous: native kernels require contiguous inputs. */
+tn_node *tn_b_row_major(tn_build *b, tn_node *x);
 /* op_attention.c: the product n as attention, if it is that written out; else NULL. */
 tn_node *tn_attention_of_product(tn_build *b, const tn_node *n);
 /* The node itself as an operand: gradients use results again. */
