@@ -1,4 +1,4 @@
-"""renderings.py BUILD [--all PERCENT] — kernels as CUDA C and HIP C, through the compilers of those who make the devices.
+"""renderings.py BUILD [--all PERCENT [SEED]] — compiles kernels in CUDA C and HIP C with the compilers of the vendors.
 
 The cases of the tests, random programs and all kernels of templates are written as files by test_render,
 test_workgroup_kernels and test_matrix; NVRTC makes machine code for sm_80 and sm_90 of them (sm_90a of
@@ -7,8 +7,8 @@ in the place of the vendors' headers, PTX and machine code for gfx1100. No devic
 workgroups of a kernel have to fit on a multiprocessor, and those of templates and cases may not spill registers, but for
 a few bytes where registers are left: then the compiler had rather run more workgroups. Random programs may, and those
 with indices of 64 bits, which only launches of more than 2^31 elements get: it is told. Without --all a sample is
-compiled, with it PERCENT of all files, evenly spread. A compiler that is not here is skipped, and said so; with --all
-NVRTC is fetched with pip.
+compiled, with it PERCENT of all files, evenly spread; SEED chooses the first one. A compiler that is not installed is
+skipped and reported; with --all NVRTC is fetched with pip.
 
 Compilers run in child processes, for some crash. What one made of a text is kept in BUILD/check/renderings-made, by a hash
 of the text, the compiler and this file: a run that was stopped goes on where it was, and what did not change is not
