@@ -119,8 +119,8 @@ typedef struct cli_options {
     uint64_t given; /* bit i: option i of the subcommand's own */
 } cli_options;
 
-/* One of a subcommand's own options; a table of them ends with a row of zeros. The value is stored in the struct of the
- * subcommand's wishes, whose type and member the macros below take; another type of member does not compile. */
+/* One of a subcommand's own options; a table of them ends with a row of zeros. The value is stored in the subcommand's
+ * own struct, whose type and member are arguments of the macros below; a member of the wrong type does not compile. */
 typedef enum cli_option_kind {
     CLI_KIND_FLAG,
     CLI_KIND_TEXT,
@@ -140,7 +140,7 @@ typedef struct cli_option {
     char letter; /* of the short form; 0: none */
     cli_option_kind kind;
     size_t at;          /* where the value goes */
-    double least, most; /* of numbers; least: of choices the first one's value; most: 1 if a text may be empty */
+    double least, most; /* range of a number; least: value of the first choice; most: 1 if a text may be empty */
     const char *words;  /* of choices and CLI_ONE_OF, separated by | */
     bool (*take)(void *at, const char *arg); /* false: the value is wrong */
 } cli_option;
@@ -150,14 +150,14 @@ typedef struct cli_option {
     (offsetof(T, member) + 0 * sizeof(char[sizeof((T *)0)->member == sizeof(int) ? 1 : -1]))
 #define CLI_RANGE_(name, letter, kind, place, least, most) \
     { name, letter, kind, place, least, most, NULL, NULL }
-/* bool: given or not. */
+/* bool: true if the option is given. */
 #define CLI_FLAG(name, letter, T, member) CLI_RANGE_(name, letter, CLI_KIND_FLAG, CLI_PLACE_(T, member, bool), 0, 0)
-/* const char *: a text that is not empty; any text. */
+/* const char *. CLI_NAME: a text that is not empty; CLI_TEXT: any text. */
 #define CLI_NAME(name, letter, T, member) \
     CLI_RANGE_(name, letter, CLI_KIND_TEXT, CLI_PLACE_(T, member, const char *), 0, 0)
 #define CLI_TEXT(name, letter, T, member) \
     CLI_RANGE_(name, letter, CLI_KIND_TEXT, CLI_PLACE_(T, member, const char *), 0, 1)
-/* int64_t or int32_t in [least, most]; int64_t in bytes ("6G"); double. */
+/* In [least, most]. CLI_INT: int64_t or int32_t; CLI_BYTES: int64_t, such as "6G"; CLI_REAL: double. */
 #define CLI_INT(name, letter, T, member, least, most) \
     CLI_RANGE_(name, letter,                          \
                _Generic(((T *)0)->member, int64_t     \
@@ -168,23 +168,23 @@ typedef struct cli_option {
     CLI_RANGE_(name, letter, CLI_KIND_BYTES, CLI_PLACE_(T, member, int64_t), least, (double)(most))
 #define CLI_REAL(name, letter, T, member, least, most) \
     CLI_RANGE_(name, letter, CLI_KIND_REAL, CLI_PLACE_(T, member, double), least, most)
-/* const char *: one of words, "cosine|linear". */
+/* const char *: one of `words`, which | separates: "cosine|linear". */
 #define CLI_ONE_OF(name, letter, T, member, words) \
     { name, letter, CLI_KIND_ONE_OF, CLI_PLACE_(T, member, const char *), 0, 0, words, NULL }
-/* An int or enum: the place of the value in words, plus `first`. */
+/* An int or enum: the index of the value in `words`, plus `first`. */
 #define CLI_CHOICE(name, letter, T, member, words, first) \
     { name, letter, CLI_KIND_CHOICE, CLI_INT_PLACE_(T, member), first, 0, words, NULL }
 /* An option without a value: an int or enum becomes `value`. */
 #define CLI_SET(name, letter, T, member, value) \
     CLI_RANGE_(name, letter, CLI_KIND_SET, CLI_INT_PLACE_(T, member), value, 0)
-/* What the function makes of the value; the second has none (NULL). */
+/* The function stores the value; of CLI_TAKE_NOTHING, an option without a value, it gets NULL. */
 #define CLI_TAKE(name, letter, T, member, take) \
     { name, letter, CLI_KIND_TAKE, offsetof(T, member), 0, 0, NULL, take }
 #define CLI_TAKE_NOTHING(name, letter, T, member, take) \
     { name, letter, CLI_KIND_TAKE_NOTHING, offsetof(T, member), 0, 0, NULL, take }
 
-/* Parses a subcommand's arguments into `wishes`. `own`: at most 64 options, or NULL. A message on a wrong value shows
- * the line of `help` that begins with the option. Options and positional arguments may be mixed.
+/* Parses a subcommand's arguments into its struct `wishes`. `own`: at most 64 options, or NULL. A message on a wrong
+ * value shows the line of `help` that begins with the option. Options and positional arguments may be mixed.
  * Returns the index of the first positional argument in argv; or -1 after a message: return *status then (--help gives
  * CLI_OK). */
 int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const cli_option *own, void *wishes,
@@ -207,8 +207,8 @@ bool cli_parse_bytes(const char *text, int64_t *out);
 bool cli_parse_real(const char *text, double least, double most, double *out);
 bool cli_parse_int(const char *text, int64_t least, int64_t most, int64_t *out);
 
-/* Of `trunnion fit COMMAND` (fit_run.c): the command's device computes nothing unless `measures`, and stays open
- * here. */
+/* `trunnion fit COMMAND` (fit_run.c) runs the command with `on` set: devices are opened for a dry run, unless
+ * `measures`, and one handle of the device is kept here to read its pool after the command has closed its own. */
 typedef struct cli_fitting {
     bool on, measures;
     tn_device *device;
@@ -265,13 +265,13 @@ void cli_json_hold(cli_json *j);
 void cli_json_release(cli_json *j);
 void cli_json_drop(cli_json *j); /* instead of release: writes nothing */
 
-/* Writes `form`, JSON with ' for ", in which a value of the arguments stands for each of
- *   %s    text, NULL: null; as a key ("%s: "), NULL: none
- *   %.*s  so many bytes of text, which a zero follows; NULL: ""
- *   %d %jd %u %ju                   a whole number
- *   %g    a number, null if it is not finite; %f: with a point, which some readers ask for
+/* Writes a JSON template: `form` is JSON with ' instead of ", and each specification is replaced by an argument:
+ *   %s    a quoted text, or null for NULL; as a key ("%s: ") nothing for NULL
+ *   %.*s  a quoted text of the given number of bytes, followed by a zero byte; "" for NULL
+ *   %d %jd %u %ju  an integer
+ *   %g    a number, or null if it is not finite; %f: the same, always with a decimal point
  *   %i    an int as true or false
- * Bytes of texts that are no UTF-8 become ?. Brackets may be closed by a later call; between calls commas are put where
+ * Bytes of texts that are not UTF-8 become ?. A later call may close a bracket; commas between calls are written where
  * they are needed: cli_json_write(j, "'ids': ["), cli_json_write(j, "%d", id) for each, cli_json_write(j, "]"). */
 #if !defined(__APPLE__) /* there int64_t, which is written as %jd, and intmax_t are two types of one size */
 __attribute__((format(printf, 2, 3)))

@@ -91,7 +91,7 @@ static void put_number(FILE *out, double v, bool point) {
     fprintf(out, "%s%s", text, point && v == floor(v) && fabs(v) < 1e15 ? ".0" : "");
 }
 
-/* Writes the value for the specification at `at`, behind its %; returns what follows it. */
+/* Writes the value of the specification that begins at `at`, after its %. Returns the text after it. */
 static const char *put_value(FILE *out, const char *at, va_list *values) {
     size_t size = 0;
     const char *text;

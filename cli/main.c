@@ -92,8 +92,8 @@ static bool asks_for_json(const cli_command *c, int argc, char **argv) {
 }
 
 #if !defined(_WIN32)
-/* A file that is opened while a standard stream is closed would get its number, and what is printed would be written to
- * the file. Instead the closed stream reads nothing, and writing to it fails. */
+/* If a standard stream is closed, the next file that is opened gets its number, and printed text would be written to
+ * that file. /dev/null, opened for reading only, takes the place: reading gives nothing, and writing fails. */
 static void occupy_standard_streams(void) {
     for (int fd = 0; fd <= 2; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDONLY) != fd) return;

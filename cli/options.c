@@ -11,7 +11,7 @@ enum {
     MOST_THREADS = 512,  /* the library's limit */
     DEVICE_TIMEOUT = 600 /* seconds: some drivers compile all kernels of a step while it is waited for */
 };
-enum { FIRST_OWN = 256, FIRST_COMMON = 1000 }; /* getopt's values for options, by their place in their table */
+enum { FIRST_OWN = 256, FIRST_COMMON = 1000 }; /* getopt's values for options: plus the index in their table */
 
 static bool take_seed(void *seed, const char *text) {
     char *end;
@@ -116,7 +116,7 @@ bool cli_parse_bytes(const char *text, int64_t *out) {
     return true;
 }
 
-/* The place of `word` in "one|other", from 0 on; -1: it is not there. */
+/* The index of `word` in "one|other"; -1 if it is missing. */
 static int place_of(const char *words, const char *word) {
     size_t length = strlen(word);
     for (int i = 0; *words; i++) {
@@ -169,7 +169,8 @@ static void gather_option(const cli_option *o, int val, struct option *long_form
     if (o->letter && needs_value(o)) *(*letters)++ = ':';
 }
 
-/* The options that this command knows, its own ones first, ended by a row of zeros; short forms as getopt has them. */
+/* Collects the options of a command for getopt, its own ones first: long forms, ended by a row of zeros, and the string
+ * of short forms. */
 static void gather_options(const cli_command *c, const cli_option *own, struct option *all, char *letters) {
     int n = 0;
     *letters++ = ':';
@@ -182,7 +183,7 @@ static void gather_options(const cli_command *c, const cli_option *own, struct o
     *letters = 0;
 }
 
-/* What getopt means by `val`. */
+/* The option for which getopt returned `val`. */
 static const cli_option *option_of(const cli_option *own, int val) {
     if (val >= FIRST_COMMON) return &common[val - FIRST_COMMON].option;
     if (val >= FIRST_OWN) return &own[val - FIRST_OWN];
@@ -200,7 +201,7 @@ static bool is_common(const cli_option *o) {
     return false;
 }
 
-/* Of several names for the same value the first. */
+/* The first of several names of an option. */
 static const char *first_name(const cli_option *own, const cli_option *o) {
     for (; own && own->name && !is_common(o); own++)
         if (own->at == o->at && own->kind == o->kind && own->take == o->take) return own->name;

@@ -2,7 +2,7 @@
  *
  * curl gets its options on standard input, so that neither addresses nor tokens are words of a command line. A file is
  * downloaded beside its place, as NAME.part with its address in NAME.part.url, and takes its place when it is whole.
- * NAME.part is locked meanwhile: of two processes that continue it, each would append to what the other one wrote. */
+ * NAME.part is locked during the download, so that two processes cannot both append to it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -57,8 +57,8 @@ static bool is_same_file(int fd, const char *path) {
     return fstat(fd, &a) == 0 && stat(path, &b) == 0 && a.st_ino == b.st_ino && a.st_dev == b.st_dev;
 }
 
-/* Locks NAME.part, and waits while another process downloads it. True: that one has brought the file. curl inherits the
- * lock, and so keeps it if this process is killed. */
+/* Locks NAME.part; waits while another process downloads it. true: that process has completed the file. curl inherits
+ * the lock, so the lock lasts as long as curl runs even if this process is killed. */
 static bool wait_for_others(transfer *t) {
     enum { MICROSECONDS = 100000 };
     for (bool waited = false; !cli_stopped(); usleep(MICROSECONDS)) {
@@ -71,7 +71,7 @@ static bool wait_for_others(transfer *t) {
             fprintf(stderr, "trunnion: another process downloads '%s'; waiting for it\n", t->file->target);
         waited = true;
         if (busy) continue;
-        close(t->lock); /* what this was has been renamed or removed */
+        close(t->lock); /* the locked file has been renamed or removed meanwhile: open the new one */
         t->lock = -1;
         if (size_of(t->file->target) >= 0) return true;
     }

@@ -40,8 +40,8 @@ typedef struct cli_sampling {
 } cli_sampling;
 
 void cli_sampling_begin(cli_sampling *s);
-/* Writes `own` (ended by a row of zeros) and these options to all[CLI_OPTIONS_MOST]; at: where the subcommand's wishes
- * have their cli_sampling. Returns which of them is the first of these. */
+/* Writes `own` (ended by a row of zeros) and then the options of sampling to all[CLI_OPTIONS_MOST]. at: offset of the
+ * cli_sampling in the subcommand's struct. Returns the index of the first option of sampling. */
 int cli_sampling_options(const cli_option *own, size_t at, cli_option *all);
 /* Takes an option by its name; false for a wrong value or name. */
 bool cli_sampling_set(cli_sampling *s, const char *name, const char *value);

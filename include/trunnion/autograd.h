@@ -143,19 +143,19 @@ TN_API tn_status tn_gradcheck(tn_differentiable *function, void *ctx, tn_tensor 
 
 /* ---- derivatives of functions ------------------------------------------------------------------------------------ */
 
-/* Derivatives of a function's result y at `count` inputs (1 to 128, floating), whatever their tn_requires_grad. The
- * function is called once, with copies of the inputs; y is floating, and its operations have gradients.
+/* Derivatives of a function's result y at `count` inputs (1 to 128, floating), whether or not they require gradients.
+ * The function is called once, with copies of the inputs; y must be floating, its operations must have gradients.
  *   create_graph: true: the results can be differentiated again; inputs that require gradients are then not copied.
- * Results are new handles, NULL on failure, and zeros where y does not depend on an input.
- * Errors: TN_ERR_ARGUMENT, TN_ERR_DTYPE, TN_ERR_SHAPE if there are more than TN_MAX_RANK dims; what the function fails
- * with. */
+ * Results are new handles; NULL on failure; zeros if y does not depend on an input.
+ * Errors: TN_ERR_ARGUMENT, TN_ERR_DTYPE, TN_ERR_SHAPE for results of more than TN_MAX_RANK dims, and the errors of the
+ * function. */
 
-/* jacobians[i]: d y / d inputs[i], the shape of y followed by that of the input. Takes a backward pass for each element
- * of y. Source: torch.autograd.functional.jacobian. */
+/* jacobians[i]: d y / d inputs[i]; its shape is that of y followed by that of the input. Runs one backward pass per
+ * element of y. Source: torch.autograd.functional.jacobian. */
 TN_API tn_status tn_jacobian(tn_differentiable *function, void *ctx, tn_tensor *const *inputs, int count,
                              bool create_graph, tn_tensor **jacobians);
-/* hessians[i * count + j]: d² y / d inputs[i] d inputs[j], both shapes one after the other; y has one element (else
- * TN_ERR_SHAPE). Takes a backward pass for each element of the inputs. Source: torch.autograd.functional.hessian. */
+/* hessians[i * count + j]: d² y / d inputs[i] d inputs[j], the shapes of both in that order; y has one element (else
+ * TN_ERR_SHAPE). Runs one backward pass per element of the inputs. Source: torch.autograd.functional.hessian. */
 TN_API tn_status tn_hessian(tn_differentiable *function, void *ctx, tn_tensor *const *inputs, int count,
                             bool create_graph, tn_tensor **hessians);
 /* *derivative: Σ d y / d inputs[i] · tangents[i], of y's shape, by two backward passes. tangents: one for each input,

@@ -115,9 +115,9 @@ typedef struct tn_device_options {
      * they are launched. Not of the cpu and engines. Default 0: no limit. */
     double time_limit;
     const char *tuning_file; /* measured variants of this device (tune.h), copied; NULL: the file of the process */
-    /* Plans everything and computes nothing, to find out how much memory a program takes (tn_pool_stats): large blocks
-     * have no memory, and large results read as zeros; what fits into blocks of 16 KiB is computed. Another device than
-     * the one without this option, which may be open too. Not of engines. Default false. */
+    /* Dry run: plans everything and computes nothing, to find out how much memory a program takes (tn_pool_stats).
+     * Blocks above 16 KiB have no memory and read as zeros; plans that use only smaller blocks are computed. The device
+     * is separate from the one without this option; both may be open. Engines do not support it. Default false. */
     bool dry_run;
 } tn_device_options;
 #define TN_DEVICE_DEFAULTS                                                                                             \
@@ -334,8 +334,8 @@ typedef struct tn_pool_stats {
     /* bytes that would have been in use if the last evaluation or buffer for which there was no memory had got it; 0:
      * there always was */
     int64_t refused_bytes;
-    /* of a dry run in the host's memory: the most bytes that a process with a real run would have resident at once,
-     * including blocks kept for reuse, pages of mapped files, and what this process has; else 0 */
+    /* dry run of a device whose memory is the host's: the peak of resident bytes of a process with a real run,
+     * including blocks kept for reuse, pages of mapped files, and what is resident in this process; else 0 */
     int64_t dry_peak_bytes;
 } tn_pool_stats;
 TN_API tn_status tn_device_get_pool_stats(const tn_device *device, tn_pool_stats *stats);

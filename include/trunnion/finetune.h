@@ -78,7 +78,7 @@ typedef struct tn_finetune_stats {
     size_t struct_size; /* set by the caller */
     double loss;        /* mean cross-entropy of the predicted tokens, in nats */
     int64_t predicted;  /* tokens that the loss is a mean of */
-    int64_t tokens;     /* of the texts, but the last of each */
+    int64_t tokens;     /* of the texts, without the last token of each */
     /* Euclidean norm of all gradients before clipping; not finite if the step was skipped, NAN from an evaluation */
     double grad_norm;
     bool recomputes; /* with save_memory: the backward pass computes values again */
@@ -87,8 +87,8 @@ typedef struct tn_finetune_stats {
 
 /* Computes the loss of a batch and adds its gradients to tn_grad of the variables of tn_finetune_module, for optimizers
  * of your own. Texts that fit into the context together are computed in one pass, each token seeing only its own text:
- * nothing is padded, and memory depends on the context, not on the batch. A beginning that texts of a pass share, such
- * as a system message, is computed once. A pass that is longer than all before clears the thread's cached plans
+ * nothing is padded, and memory depends on the context, not on the batch. A prefix that texts of a pass share, such as
+ * a system message, is computed once. A pass that is longer than all before clears the thread's cached plans
  * (tn_clear_plans).
  * Errors: TN_ERR_ARGUMENT for a text that is too short or longer than the context, an id outside the vocabulary, or no
  * token to predict; TN_ERR_MEMORY, with save_memory and a limit with what is missing. On failure the gradients are

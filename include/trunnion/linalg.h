@@ -23,7 +23,7 @@ extern "C" {
  * on the library). Source: torch.linalg.qr. */
 TN_API void tn_linalg_qr(const tn_tensor *x, tn_tensor **q, tn_tensor **r);
 
-/* LU factorization x = P·L·U with the greatest element of a column as the pivot: *p [..., m, m] a permutation, *l
+/* LU factorization x = P·L·U with partial pivoting: *p [..., m, m] a permutation, *l
  * [..., m, k] lower triangular with ones on the diagonal, *u [..., k, n] upper triangular, k = min(m, n). With
  * tn_linalg_lu_solve (functions.h) one factorization serves several systems. Gradients need a leading k × k part of
  * P⁻¹·x that is not singular. Source: torch.linalg.lu. */

@@ -327,7 +327,7 @@ typedef struct tn_schedule {
     size_t struct_size;
     tn_schedule_kind kind;                          /* default TN_SCHEDULE_CONSTANT */
     double lr, final_lr;                            /* default 1e-3, 0 */
-    int64_t warmup, total;                          /* steps; default 0, 0: linear, cosine, one cycle need a total */
+    int64_t warmup, total;                          /* steps; default 0, 0; linear, cosine and one cycle need a total */
     int64_t step_size;                              /* default 1 */
     double gamma;                                   /* default 0.1 */
     double pct_start, div_factor, final_div_factor; /* default 0.3, 25, 1e4 */
@@ -336,7 +336,7 @@ typedef struct tn_schedule {
     { TN_OPTIONS_SIZE(tn_schedule, final_div_factor), TN_SCHEDULE_CONSTANT, 1e-3, 0, 0, 0, 1, 0.1, 0.3, 25, 1e4 }
 
 /* Returns the learning rate at a step, counted from 0, for tn_optimizer_set_lr. NaN if s is NULL; NaN with tn_error set
- * for an unknown kind, a rate that is negative or not finite, a negative step, warmup or total, a needed total of 0. */
+ * for an unknown kind, a rate that is negative or not finite, a negative step, warmup or total, and a missing total. */
 TN_API double tn_schedule_at(const tn_schedule *s, int64_t step);
 
 /* A learning rate that falls when a metric no longer improves: after more than `patience` calls in a row without a

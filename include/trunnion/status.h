@@ -47,7 +47,7 @@
 #define TN_FORMAT_(text, arguments)
 #endif
 
-/* Evaluates an expression of type tn_status and returns it from the function around it unless it is TN_OK. */
+/* Evaluates an expression of type tn_status; unless it is TN_OK, returns it from the enclosing function. */
 #define TN_TRY(expr)                                  \
     do {                                              \
         tn_status try_status_ = (expr);               \

@@ -30,8 +30,8 @@ typedef struct tn_conv_args {
     bool nhwc;     /* filters are the columns of the product; only if tn_conv_prefers_nhwc; same bits */
     bool winograd; /* only if tn_conv_winograd_fits and numerics are fast; excludes nhwc */
     bool max_pool; /* of tn_conv_depthwise */
-    /* x or the results lie in blocks of as many channels as a vector has lanes: [images, blocks, pixels, lanes]. Only
-     * if tn_conv_takes_blocks; strides of x do not count then. */
+    /* x or the results lie in blocks of channels: [images, blocks, pixels, lanes], a block having as many channels as a
+     * vector has lanes (nChw16c). Only if tn_conv_takes_blocks; the strides of x are then ignored. */
     bool x_blocks, y_blocks;
     /* A program that receives blocks of y in place of `out` (cpu_kernels.h): its last three axes are images, channels
      * of all groups, output pixels. For tn_conv and tn_conv_depthwise. Fused operations are per channel. */
@@ -59,8 +59,8 @@ bool tn_conv_prefers_nhwc(const tn_conv_args *args);
 /* The same for windows of one tap, compared with a matrix product whose columns are pixels. An image is one row. */
 bool tn_conv_tap_prefers_nhwc(const tn_conv_args *args);
 
-/* Can x or the results lie in blocks of channels, as x_blocks and y_blocks say? Of results the epilogue is one of fused
- * operations, or none. Reads only sizes, and whether windows are depthwise. */
+/* Can x and the results lie in blocks of channels, as x_blocks and y_blocks request? With y_blocks, the epilogue must
+ * be fused operations or absent. Reads only sizes, and whether windows are depthwise. */
 bool tn_conv_takes_blocks(const tn_conv_args *args);
 
 /* wants: could the kernel read x in place, without an input tile, if x had a border? *edge: the narrowest one.

@@ -613,7 +613,8 @@ static int64_t cut_cost(const nhwc_nhwc *t, int64_t blocks, int64_t parts, int t
     enum { READ_IMAGE = 32, READ_FILTER = 8 }; /* multiplications that take as long (measured) */
     const int64_t pixels = tn_ceil_div(t->a.out_size[1], blocks);
     const int64_t columns = tn_ceil_div(t->panels, parts) * t->panel, rounds = tn_ceil_div(blocks * parts, threads);
-    /* Depthwise windows over blocks of channels divide these: of pixels that were cut others wrote a part. */
+    /* Threads divide the depthwise windows behind blocks of channels by channel: if pixels are divided here, they read
+     * results of other cores. */
     const int64_t fetched = t->a.y_blocks ? READ_IMAGE * pixels * (blocks - 1) * (t->panels * t->panel / threads) : 0;
     return rounds * t->depth * (pixels * columns + READ_IMAGE * pixels + READ_FILTER * columns) + fetched;
 }

@@ -387,7 +387,7 @@ void tn_qmat_pack(tn_dtype dtype, const void *blocks, int64_t n, int64_t k, void
 /* ---- q8_0 blocks of a cache of keys and values ------------------------------------------------------------------ */
 /* cpu_kernels.h has the definition. */
 
-/* A quotient beyond int8 cannot be: |x| ≤ 127 · d, but for the rounding of 1 / d, and where d was cut. */
+/* The quotient fits int8, because |x| ≤ 127 · d, except after rounding of 1 / d or if d was clamped. */
 static int8_t round_to_byte(float x) {
     float bounded = x > 127 ? 127 : x < -127 ? -127 : x;
     return (int8_t)(bounded + (bounded < 0 ? -0.5f : 0.5f));

@@ -12,10 +12,10 @@ typedef struct tn_null_counts {
         syncs;                         /* calls that came; launches: their sum */
     int64_t live_blocks, live_modules; /* now */
     int64_t faults;                    /* calls that were not right, and things left over at close */
-    char first_fault[160];             /* in words, "" without one */
+    char first_fault[160];             /* description of the first fault; "" if there was none */
 } tn_null_counts;
 
 tn_null_counts tn_null_get_counts(void);
-void tn_null_reset_counts(void); /* all but what is live */
+void tn_null_reset_counts(void); /* resets all counts except live_blocks and live_modules */
 
 #endif

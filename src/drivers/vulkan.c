@@ -133,7 +133,7 @@ static bool vulkan_family(void *place, uint32_t *family, uint32_t *time_bits) {
     return false;
 }
 
-/* Whether a device computes and knows what is asked of it. */
+/* Does a device have a compute queue and Vulkan 1.1? */
 static bool suits(void *place, int *too_old) {
     uint32_t family, time_bits;
     vk_properties p = {0};

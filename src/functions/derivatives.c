@@ -72,7 +72,7 @@ static tn_status jacobians_of(const point *p, tn_tensor *y, tn_tensor **out) {
     return s;
 }
 
-/* Results leave the scope, also without a graph behind them. */
+/* Results outlive the scope; without create_graph they are detached. */
 static void give_all(const point *p, tn_status s, tn_tensor **found, int count, tn_tensor **out) {
     for (int i = 0; out && i < count; i++)
         out[i] = s != TN_OK ? NULL : tn_keep(p->create_graph ? found[i] : tn_detach(found[i]));

@@ -244,8 +244,8 @@ static struct stat seen;
 
 static bool list_path(char *out, size_t size) { return tn_cache_path("certify.list", out, size); }
 
-/* Waits until no other process changes the file that this lock stands for (one that is stopped is not waited for). -1:
- * locking is not possible; the file is changed anyway. */
+/* Takes the lock of a cache file; waits for other processes that hold it, but not for one that is stopped. -1: locking
+ * is not possible; the caller changes the file anyway. */
 static int lock_for_processes(const char *name) {
     enum { TRIES = 1000, MICROSECONDS = 1000 };
     char path[CERTIFY_LIST_PATH_ROOM];

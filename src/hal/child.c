@@ -69,7 +69,7 @@ typedef struct task {
 } task;
 
 static void child_run(const task *t, int fd, pid_t parent) {
-    /* A host program without standard streams has the pipe in their place, which child_prepare redirects. */
+    /* The pipe may have the number of a standard stream that the host program closed; child_prepare redirects it. */
     if (fd <= STDERR_FILENO) fd = fcntl(fd, F_DUPFD, STDERR_FILENO + 1);
     child_prepare(parent, t->seconds);
     t->body(t->ctx, t->out);

@@ -65,7 +65,8 @@ static uint64_t backend_key(const tn_backend *b, uint64_t common) {
     return key ? key : 1;
 }
 
-/* The part of a key that is common to all backends. A driver may need more address space than a process may have. */
+/* The part of a key that is common to all backends. Includes the limit of address space, because a driver may need
+ * more. */
 static uint64_t common_key(void) {
     uint64_t seed = PROBES + (tn_user_id() << 32);
     int64_t space = tn_address_space_limit();
@@ -430,7 +431,7 @@ static void write_entry(tn_json_writer *w, const tn_backend *b) {
     tn_json_end_object(w);
 }
 
-/* A limit of this process, which others need not have, is no finding about the device. */
+/* Not cached: other processes may not have this limit. */
 static bool is_own_limit(const tn_probe_result *f) {
     return !strcmp(f->code, tn_reason_code_name(TN_REASON_PROCESS_LIMIT));
 }

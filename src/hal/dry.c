@@ -1,9 +1,10 @@
-/* dry.c — devices that plan everything and compute nothing (tn_device_options.dry_run): how much memory would it take?
+/* dry.c — dry runs (tn_device_options.dry_run): devices that plan everything and compute nothing, to find out how much
+ * memory a program takes.
  *
- * Blocks above SMALL have addresses and no memory; copies and plans that touch them are left out. Smaller ones are
- * real, and what uses only these is computed, so shapes that a program computes are right. The pool counts as always.
- * In the host's memory it also matters how much of a block would be touched, and which pages of mapped files would be
- * read: that is counted here. */
+ * Blocks larger than SMALL have an address but no memory; copies and plans that use one are skipped. Smaller ones have
+ * memory, and plans that use only these are computed, so shapes that a program computes from values are right. The pool
+ * counts all blocks as usual. If the device's memory is the host's, pages become resident only when they are touched:
+ * this file counts the bytes that a real run would touch, in blocks and in mapped files. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -27,7 +28,7 @@ tn_status tn_dry_begin(tn_device *d) {
     tn_dry *dry = tn_mem_zalloc(1, sizeof *dry);
     if (!dry) return TN_ERR_MEMORY;
     tn_address_ranges_open(&dry->ranges);
-    /* other numbers than the driver's own ranges have */
+    /* addresses that differ from those of the driver's own ranges */
     dry->ranges.next |= (uintptr_t)1 << (sizeof(uintptr_t) > 4 ? 54 : 29);
     pthread_mutex_init(&dry->lock, NULL);
     d->dry = dry;
@@ -74,9 +75,9 @@ tn_status tn_dry_copy(const tn_device *d, void *stream, void *to, const void *fr
 
 bool tn_dry_is_real(size_t bytes) { return bytes <= SMALL; }
 
-/* ---- what would be touched --------------------------------------------------------------------------------------- */
+/* ---- bytes that a real run would touch --------------------------------------------------------------------------- */
 
-/* Of the process, by now; 0 where the system does not say. */
+/* Resident bytes of this process; 0 if the system does not report them. */
 static int64_t resident_bytes(void) {
     FILE *f = fopen("/proc/self/statm", "r");
     long long pages = 0;

@@ -9,7 +9,7 @@
  *   cache_files.c    compiled kernels on disk
  *   queue.c          order between queues (queue.h)
  *   watchdog.c       time limits for waits
- *   dry.c            devices that plan and compute nothing, to know the memory that it would take
+ *   dry.c            dry runs: devices that plan and compute nothing, to measure the memory of a program
  * Nothing here knows ops. */
 #ifndef TN_HAL_H
 #define TN_HAL_H
@@ -49,7 +49,7 @@ struct tn_device {
     struct tn_command_list *lists;  /* kernel.c's: those that the driver has a form of */
     struct tn_vendors *vendors;     /* libraries.c's: libraries that were started here */
     struct tn_watchdog *watchdog;   /* NULL: waits have no time limit */
-    tn_dry *dry;                    /* it computes nothing (dry.c); NULL: it does */
+    tn_dry *dry;                    /* a dry run (dry.c); NULL: a device that computes */
     _Atomic bool ordered;           /* it has had further queues: buffers bear timeline points (queue.h) */
     /* a device's default queue, if it has a timeline; NULL if calls have completed when they return */
     tn_queue *own;
@@ -103,7 +103,7 @@ typedef struct tn_buffer {
     struct tn_buffer *next; /* memory.c: list of kept blocks, or of blocks handed out by address */
     _Atomic(struct tn_packed_entry *) packed_weights; /* memory.c: what was made of its content */
     void *given;    /* memory.c: the aligned address that tn_device_alloc handed out */
-    size_t touched; /* dry.c: bytes that are counted */
+    size_t touched; /* dry.c: bytes counted so far */
     /* queue.h: of the last write and of reads since; they stay with the block */
     tn_timeline_point points[4];
 } tn_buffer;
@@ -181,16 +181,16 @@ typedef struct tn_packed_weight {
 tn_status tn_buffer_packed_weight(tn_buffer *b, const tn_packed_weight *packed, void **out);
 void tn_buffer_drop_packed(tn_buffer *b); /* memory.c calls it when a buffer ends */
 
-/* ---- devices that compute nothing (dry.c) ------------------------------------------------------------------------ */
+/* ---- dry runs (dry.c) -------------------------------------------------------------------------------------------- */
 
 tn_status tn_dry_begin(tn_device *d); /* sets d->dry */
 void tn_dry_end(tn_device *d);
-bool tn_dry_has(const tn_device *d, const void *address); /* it lies in a block without memory */
+bool tn_dry_has(const tn_device *d, const void *address); /* is the address in a block without memory? */
 tn_status tn_dry_alloc(tn_device *d, size_t bytes, void **address);
 void tn_dry_free(tn_device *d, void *address);
-/* As the driver's copy; out of a block without memory come zeros. */
+/* The driver's copy, or if a block without memory takes part: reads zeros, drops writes. */
 tn_status tn_dry_copy(const tn_device *d, void *stream, void *to, const void *from, size_t bytes, int kind);
-/* The driver's copy, on whichever device. */
+/* The driver's copy, or tn_dry_copy in a dry run. */
 static inline tn_status tn_device_copy_bytes(const tn_device *d, void *stream, void *to, const void *from, size_t bytes,
                                              int kind) {
     return d->dry ? tn_dry_copy(d, stream, to, from, bytes, kind) : d->driver->copy(stream, to, from, bytes, kind);
@@ -199,8 +199,8 @@ static inline tn_status tn_device_copy_bytes(const tn_device *d, void *stream, v
 void tn_dry_touch(tn_buffer *b);
 void tn_dry_touch_pages(tn_buffer *b); /* the same, if it is a part of a mapped file that the device reads */
 void tn_dry_untouch(tn_buffer *b);
-int64_t tn_dry_peak(const tn_device *d); /* the most that was touched at once; 0: no dry device */
-tn_status tn_dry_clear(tn_buffer *b);    /* zeros, if it has memory */
+int64_t tn_dry_peak(const tn_device *d); /* most bytes touched at the same time; 0: not a dry run */
+tn_status tn_dry_clear(tn_buffer *b);    /* writes zeros if the buffer has memory */
 bool tn_dry_is_real(size_t bytes);       /* a block of this size is small enough to have memory */
 
 /* Bytes of live tensors and plans on all devices, and their maximum so far. A borrowed buffer counts zero bytes. */

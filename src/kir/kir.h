@@ -310,7 +310,7 @@ kir_val kir_var(kir_builder *b, kir_val init); /* only for GET and SET, in its r
 kir_val kir_get(kir_builder *b, kir_val var);
 void kir_set(kir_builder *b, kir_val var, kir_val value);
 void kir_barrier(kir_builder *b);
-/* kir_binary of one operation: kir_add(b, a, c) … */
+/* kir_binary by the name of its operation: kir_add(b, a, c) is a + c. */
 #define KIR_BY_NAME(X) \
     X(ADD, add)        \
     X(SUB, sub)        \
@@ -324,8 +324,8 @@ KIR_BY_NAME(X)
 #undef X
 
 static inline kir_val kir_neg(kir_builder *b, kir_val a) { return kir_unary(b, KIR_NEG, a); }
-static inline kir_val kir_whole(kir_builder *b, int64_t v) { return kir_const_i(b, KIR_I64, v); }
-static inline kir_val kir_real(kir_builder *b, double v) { return kir_const(b, KIR_F32, v); }
+static inline kir_val kir_whole(kir_builder *b, int64_t v) { return kir_const_i(b, KIR_I64, v); } /* I64 constant */
+static inline kir_val kir_real(kir_builder *b, double v) { return kir_const(b, KIR_F32, v); }     /* F32 constant */
 
 /* Matrices; `line`: elements from line to line, a multiple of KIR_LINE_UNIT. `factor`: KIR_FACTOR_B, KIR_ALONG_K. */
 kir_val kir_matrix(kir_builder *b);

@@ -140,7 +140,7 @@ static tn_status add_member(tn_data_parallel *p, tn_device *device, bool alone) 
 static tn_status take_module(tn_data_parallel *p, tn_module *m, tn_device *first) {
     TRY(tn_module_status(m));
     TRY(tn_module_variables(m, &p->variables, &p->count));
-    TRY(tn_nn_untie(p->variables, &p->count)); /* swapped twice, a handle would be itself */
+    TRY(tn_nn_untie(p->variables, &p->count)); /* a handle that is swapped twice would be unchanged */
     p->home = p->count ? tn_device_of(p->variables[0].tensor) : first;
     for (int i = 0; i < p->count; i++)
         if (tn_device_of(p->variables[i].tensor) != p->home)

@@ -1,7 +1,7 @@
 /* op_elementwise.c — element-wise primitives, and reinterpreting bits as another dtype.
  *
- * Most ops are one KIR instruction, which their row names, as it names their reference. The rest of an op is its
- * gradient, its test cases and its dtypes. Gradients are PyTorch's, including ties and edge cases. */
+ * Most ops are one KIR instruction; their row names it (.instruction) and their f64 definition (.define_one,
+ * .define_two). The rest of an op is its gradient, test cases and dtypes. Gradients are PyTorch's, also of ties. */
 #include <math.h>
 #include <string.h>
 

@@ -19,7 +19,7 @@ static tn_node *spread_loss(tn_build *b, tn_node *dy, int64_t reduction, int64_t
     return reduction == TN_REDUCTION_MEAN ? tn_b_scale(b, dy, 1.0 / (double)count) : dy;
 }
 
-/* The reduction hides that [n, 1] and [n] give n² distances, which is hardly ever meant. PyTorch warns too. */
+/* [n, 1] and [n] broadcast to n² distances: rarely intended, and hidden by the reduction. PyTorch warns too. */
 static void notice_outer_distance(const tn_infer *c) {
     static atomic_bool told;
     char x[128], target[128];

@@ -282,7 +282,7 @@ kir_scalar tn_runtime_scalar_value_of(const tn_node *scalar) {
     return d;
 }
 
-/* Does the plan need no more than small blocks, which a dry device has? */
+/* Are all buffers of the plan so small that they have memory in a dry run? */
 static bool is_small(const tn_plan *p, tn_buffer *const *bound) {
     bool small = tn_dry_is_real(p->arena_bytes);
     for (int i = 0; small && i < p->bound_count; i++)
@@ -300,7 +300,7 @@ static tn_status submit_plan(tn_plan_cache *c, tn_plan *p, const tn_binding *b) 
     return s;
 }
 
-/* A small plan of a dry device gets an arena of its own: the one that is there may be large, and have no memory. */
+/* In a dry run a small plan gets its own arena, because the shared one may be large and then has no memory. */
 static tn_status submit_small(tn_plan_cache *c, tn_plan *p, const tn_binding *b) {
     tn_buffer *arena = c->arena;
     c->arena = NULL;
@@ -687,9 +687,9 @@ static tn_status refuse_read_in_capture(tn_node *const *targets, int count) {
     return TN_OK;
 }
 
-/* ---- dry devices: small values that the host may read ------------------------------------------------------------ */
+/* ---- dry runs: small values that the host may read --------------------------------------------------------------- */
 
-/* Computes a value alone if that takes small blocks only, because the rest of the recording may not be computed. */
+/* Computes a value in a plan of its own if that needs small blocks only: the rest of the recording may not run. */
 static tn_status evaluate_alone(tn_recorder *r, tn_plan_cache *c, const tn_node *n) {
     enum { MOST_BYTES = 4096 };
     const tn_node *root = n->flags & TN_NODE_VIEW ? n->root : n;
@@ -707,7 +707,7 @@ static tn_status evaluate_alone(tn_recorder *r, tn_plan_cache *c, const tn_node 
     return TN_OK;
 }
 
-/* The value that is asked for, and integers, of which later shapes may be made. */
+/* Computes the requested value, and integers, because later shapes may be made from them. */
 static tn_status evaluate_small(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count) {
     for (size_t i = 0, before; i < r->count; i = r->count < before ? 0 : i + 1) {
         const tn_node *n = r->pending[i];

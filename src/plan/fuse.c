@@ -875,7 +875,7 @@ static bool is_read_once(const tn_graph_plan *g, int value, int reader) {
 
 static bool is_here(const tn_group *group) { return group->native && !group->host && !group->commit; }
 
-/* The group that makes the image of this one, for it alone; NULL: none. */
+/* The group that computes the image that `reader` reads, if nothing else reads it; else NULL. */
 static tn_group *only_maker(const tn_graph_plan *g, const tn_group *reader) {
     const int image = g->values[reader->lead].in[0];
     const tn_value *v = &g->values[image];

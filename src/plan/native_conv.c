@@ -591,10 +591,10 @@ bool tn_conv_agree_on_producer(tn_value *v, tn_group *producer, tn_group *reader
 }
 
 /* ---- blocks of channels ------------------------------------------------------------------------------------------ */
-/* Between a convolution, a depthwise one and a convolution of one tap, images may lie in blocks of channels: then none
- * of the three turns what lies between them, and depthwise windows lose no lane. */
+/* Between a convolution, a depthwise one and a convolution of one tap, images may lie in blocks of channels. The three
+ * then transpose nothing between them, and depthwise windows use every lane of a vector. */
 
-/* Computes this one with filters as columns, if it did otherwise. */
+/* Changes a convolution to filters as columns (NHWC), if it was computed in another way. */
 static void take_columns(const tn_graph_plan *g, const tn_group *group, tn_native *n, const tn_conv_args *sizes) {
     const tn_value *y = &g->values[group->lead], *weight = &g->values[y->in[1]];
     const bool product = n->run == run_one_tap;
@@ -612,7 +612,7 @@ static void take_columns(const tn_graph_plan *g, const tn_group *group, tn_nativ
     keep_packed(g, n, weight);
 }
 
-/* The sizes that a convolution has with filters as columns: of one tap, all output pixels of a small image in a row. */
+/* Sets the sizes of a convolution with filters as columns, if it can have them; of one tap: pixels in one row. */
 static bool fits_columns(const tn_group *group, tn_conv_args *sizes, bool x_blocks, bool y_blocks) {
     const tn_native *n = group->native;
     if (n->run != run_one_tap && n->run != run_conv2d_forward) return false;
@@ -629,7 +629,7 @@ static bool fits_columns(const tn_group *group, tn_conv_args *sizes, bool x_bloc
     return tn_conv_takes_blocks(sizes);
 }
 
-/* Can the result lie otherwise: is all that is done to it an operation of channels? */
+/* Can the result have another layout? Only if each operation of the epilogue is per channel. */
 static bool has_plain_result(const tn_group *group) {
     const tn_native *n = group->native;
     tn_fused_epilogue ops;
@@ -638,7 +638,7 @@ static bool has_plain_result(const tn_group *group) {
            tn_epilogue_read_channels(group->program, n->fused.sizes, group->block_buffer, &ops);
 }
 
-/* Of larger images pixels fill vectors as well, and the last of the three loses what the others gain (measured). */
+/* In larger images pixels fill vectors too, and the last of the three loses what the others gain (measured). */
 static bool blocks_pay(const tn_conv_args *windows) {
     enum { MOST_PIXELS = 1024 };
     return windows->size[0] * windows->size[1] <= MOST_PIXELS;

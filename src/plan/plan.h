@@ -492,7 +492,7 @@ void tn_plan_free(tn_plan *p);
  * time of the commands is added to *seconds, now or by a later run. */
 tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *arena, tn_buffer *host,
                       const kir_scalar *scalars, double *seconds);
-/* On a dry device: takes the packed weights' memory, notes the pages of files that would be read, computes nothing. */
+/* In a dry run: allocates packed weights, counts the pages of files that would be read, and computes nothing. */
 tn_status tn_plan_run_dry(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs);
 /* The same in two steps, for a queue's thread: addresses are resolved at submission. slots: addresses of all slots, in
  * order; packed_weights: from tn_native_packed_weight, one per native; scalars: the plan's own copy. */
@@ -594,7 +594,7 @@ tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound);
 /* The same in two steps: the packed weight that it needs (NULL: none), and storing it. */
 tn_status tn_native_packed_weight(tn_native *n, tn_buffer *const *bound, void **form);
 void tn_native_set_packed(tn_native *n, void *form);
-bool tn_native_packs(const tn_native *n, int slot); /* it reads what is bound to the slot only to pack it */
+bool tn_native_packs(const tn_native *n, int slot); /* does it read the slot's buffer only to pack it? */
 void tn_native_run(tn_native *n, void *const *pointers, const kir_scalar *scalars);
 /* What a product that is part of another one's launch is run with. */
 void tn_native_run_sibling(tn_native *n, void *const *pointers, const kir_scalar *scalars);

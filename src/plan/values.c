@@ -386,7 +386,7 @@ static tn_status walk_in_order(tn_graph_plan *g, walk_stack *stack) {
     return s;
 }
 
-/* Follows what is trained through the values, which stand behind their inputs: compositions' nodes have no mark. */
+/* Sets read_along: how products read each buffer. `trained` follows inputs: compositions' nodes have no mark. */
 static tn_status note_product_reads(tn_graph_plan *g) {
     bool *trained = tn_scratch_take(&g->scratch, g->value_count * sizeof *trained);
     g->read_along = tn_scratch_take(&g->scratch, g->binding->buffer_count + 1);

@@ -258,8 +258,8 @@ typedef struct tn_op_impl {
      * composition and gradient is computed in f32 and rounded once (plan/passes.h). */
     bool keeps_half;
     uint8_t reduce;     /* TN_REDUCTION, TN_SCANNING: a kir_reduce */
-    uint8_t gives;      /* TN_GIVES(dtype): its result's, whatever infer() says; 0: as infer() says */
-    uint8_t contiguous; /* bit i: input i, if it is there, must be contiguous */
+    uint8_t gives;      /* TN_GIVES(dtype): the result's dtype; 0: infer() sets it */
+    uint8_t contiguous; /* bit i: input i, if present, must be contiguous */
     tn_status (*infer)(tn_infer *c);
     tn_node *(*compose)(tn_build *b, const tn_node *n); /* TN_NATIVE, TN_REDUCTION: plan/values.c */
     /* grads[i] = d/d in[i] given dy; NULL entries: no gradient. grads is preset to NULLs. Only
@@ -269,11 +269,11 @@ typedef struct tn_op_impl {
     kir_val (*lower)(tn_lower *lw, const tn_node *n, const kir_aff *at);
     int (*loops)(const tn_node *n, int64_t extent[TN_MAX_RANK]); /* TN_REDUCTION: the loop space; returns its rank */
     void (*reference)(const tn_reference *r);                    /* kernel ops */
-    /* Element-wise ops of one or two operands, instead of `reference` and for a `lower` that several ops share. */
+    /* Element-wise ops of one or two operands: their f64 definition, instead of `reference`. */
     double (*define_one)(double x);
     double (*define_two)(double x, double y);
-    bool zero_by_zero;   /* of integers the result is 0 where the second operand is */
-    uint8_t instruction; /* kir_op, or kir_round */
+    bool zero_by_zero;   /* integers: the result is 0 where the second operand is 0 */
+    uint8_t instruction; /* the kir_op or kir_round of a `lower` that several ops share */
     const char *cases;   /* inputs for the generated tests: docs/new-op.md has the language */
     double flops;        /* cost an output element; 0 for movement */
 } tn_op_impl;

@@ -904,7 +904,7 @@ static tn_status gguf_refuse_features(const tn_gguf *f, const llm_config *c) {
                            tn_gguf_path(f), gate, known, tn_llm_gguf_word(c->family));
 }
 
-/* Layers without experts, the shared expert, groups, and how what a token has is weighted. */
+/* Reads which layers have no experts, the shared expert, groups of experts, and how chosen experts are weighted. */
 static tn_status gguf_read_choice(const tn_gguf *f, llm_config *c) {
     const slot_set shared_slots = BIT(SLOT_SHARED_GATE) | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN);
     int64_t shared, groups, experts = c->size[SIZE_EXPERTS];
@@ -943,7 +943,7 @@ static tn_status gguf_read_experts(const tn_gguf *f, llm_config *c) {
     int64_t experts = 0, choices = 0, inner = c->size[SIZE_INTERMEDIATE];
     TRY(get_int(f, c, "expert_count", 0, &experts));
     TRY(get_int(f, c, "expert_used_count", 0, &choices));
-    if (experts == 1 && !c->family->experts.always) experts = 0; /* one expert is none (Jamba) */
+    if (experts == 1 && !c->family->experts.always) experts = 0; /* a layer with one expert is dense (Jamba) */
     TRY(tn_llm_set_experts(c, tn_gguf_path(f), experts, choices));
     if (experts == 0 && has(f, c, "expert_shared_feed_forward_length")) /* Granite 4 without others */
         TRY(get_size(f, c, "expert_shared_feed_forward_length", LLM_MOST_WIDTH, &c->size[SIZE_INTERMEDIATE]));
@@ -985,7 +985,7 @@ static tn_status read_head_dim(const tn_gguf *f, llm_config *c) {
                    *head);
 }
 
-/* One number, or one a layer: 0 where it has no attention. */
+/* One number, or one per layer: 0 if the layer has no attention. */
 static tn_status read_kv_heads(const tn_gguf *f, llm_config *c) {
     key_name key = gguf_key_of(c, "attention.head_count_kv");
     const tn_gguf_value *list = tn_gguf_get(f, key.text);
