@@ -296,7 +296,7 @@ static tn_status make_inputs(work *w) {
             status = tn_backend_fail(TN_ERR_ARGUMENT, "input '%s' is missing: pass -i %s=FILE.npy, or --random",
                                      info.name, info.name);
     }
-    if (status == TN_OK && w->random && !made)
+    if (status == TN_OK && w->random && !made && !cli_fit_state.on) /* fit appends --random */
         status = tn_backend_fail(TN_ERR_ARGUMENT, "--random has no effect: every input is given; remove it");
     if (status == TN_OK) status = onnx_dims_are_used(&w->dims);
     if (status == TN_OK && w->for_pictures && !w->has_picture)

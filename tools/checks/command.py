@@ -116,6 +116,8 @@ def check_fit(program, report):
                f"{took and took['total_bytes']} taken")
     ended = subprocess.run([program, "fit", *words, "--save=x"], capture_output=True, text=True)
     report.add(ended.returncode == 2 and "--save" in ended.stderr, "fit refuses options that write files")
+    network = call(program, "fit", str(ROOT / "tests" / "corpus" / "onnx" / "limits.onnx"))
+    report.add(network and network["fits"], "fit of a network that needs no input")
 
 
 def check_memory_limit(program, report):
