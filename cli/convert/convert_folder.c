@@ -17,7 +17,7 @@ enum { KEY_SIZE = 96 };
 
 /* ---- names ------------------------------------------------------------------------------------------------------- */
 
-/* What becomes of rows: those of a head change places, or they are columns. OF_MODEL: not of a layer. */
+/* How rows are converted: the rows of a head are permuted, or the matrix is transposed. OF_MODEL: not in a layer. */
 enum { HEADS = 1, KV_HEADS = 2, TRANSPOSED = 3, OF_MODEL = 4 };
 
 typedef struct name_row {
@@ -50,7 +50,7 @@ static const name_row llama_names[] = {
     {NULL, NULL, 0},
 };
 
-/* What families call by other names than Llama. */
+/* Tensors whose names in a family differ from those of Llama. */
 static const name_row qwen_moe_names[] = {
     {"mlp.gate.weight", "ffn_gate_inp.weight", 0},
     {"mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", 0},
@@ -559,7 +559,7 @@ tn_status convert_folder_metadata(const convert_folder *f, tn_gguf_writer *w) {
     TRY(convert_is_gemma(f->architecture) ? convert_gemma_put(f, w) : put_window(f, w));
     TRY(tn_gguf_put_float(w, folder_key_of(f, f->family->gguf_eps, key), TN_GGUF_F32, small));
     TRY(convert_tokenizer(f, w));
-    return convert_is_computed(f->path); /* what has no word above would be lost */
+    return convert_is_computed(f->path); /* a tensor without a row above would be lost */
 }
 
 tn_status convert_folder_is_like(const convert_folder *f, const tn_gguf *like) {

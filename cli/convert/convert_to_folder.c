@@ -235,7 +235,7 @@ static void put_config(folder_writer *f) {
     put_id(f, "bos_token_id", "bos");
     put_id(f, "eos_token_id", "eos");
     put_id(f, "pad_token_id", "padding");
-    if (special(f, "padding") < 0) cli_json_write(&f->j, "'pad_token_id': null"); /* Phi-3 has one unless told */
+    if (special(f, "padding") < 0) cli_json_write(&f->j, "'pad_token_id': null"); /* else Phi-3's default applies */
 }
 
 static void put_generation(folder_writer *f) {

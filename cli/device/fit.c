@@ -21,7 +21,7 @@ const cli_command cli_fit = {
         "  MODEL.onnx, train digits, finetune -m …: a command that runs a network or trains one, with its\n"
         "                        options: some steps are planned on its device (--device) without computing or\n"
         "                        writing anything\n"
-        "  --measure             of such a command: compute these steps, and tell what they took\n"
+        "  --measure             compute these steps of the command, and print the memory that they used\n"
         "  --config WHAT         a known model (mistral-7b, llama-2-7b, llama-3-8b, qwen2.5-7b, smollm2-135m), or\n"
         "                        sizes separated by commas: hidden=N, intermediate=N, layers=N, vocabulary=N,\n"
         "                        heads=N, kv_heads=N, head_dim=N, tied=1; sizes after a name replace those of the "

@@ -61,7 +61,7 @@ static int run_silently(const cli_command *c, int argc, char **argv) {
     fflush(stdout);
     int kept = dup(STDOUT_FILENO);
     if (kept < 0 || !freopen("/dev/null", "w", stdout))
-        return cli_fail(TN_ERR_IO, "standard output cannot be set aside");
+        return cli_fail(TN_ERR_IO, "standard output cannot be redirected");
     optind = 1;
     int code = c->run(argc, argv);
     fflush(stdout);
@@ -84,8 +84,8 @@ static void remove_folder(const char *folder) {
 static void put_result(bool json, const tn_device_info *d, int64_t bytes, bool measured) {
     int64_t room = d->free_memory > 0 ? d->free_memory : d->total_memory;
     if (!json) {
-        printf("%s: %.1f MiB %s; %.1f MiB are free: %s\n", d->id, (double)bytes / 0x1p20,
-               measured ? "were taken" : "needed", (double)room / 0x1p20, bytes <= room ? "fits" : "does not fit");
+        printf("%s: %.1f MiB %s; %.1f MiB are free: %s\n", d->id, (double)bytes / 0x1p20, measured ? "used" : "needed",
+               (double)room / 0x1p20, bytes <= room ? "fits" : "does not fit");
         return;
     }
     cli_json j = {.out = stdout};

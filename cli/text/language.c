@@ -164,7 +164,7 @@ bool cli_draft_find(cli_draft *d) {
     return false;
 }
 
-/* Models of one family may have unused tokens at the end, a different number of them. */
+/* Models of one family may differ in the number of unused tokens at the end. */
 static tn_status compare_words(const cli_draft *d, const tn_tokenizer *words) {
     tn_tokenizer *own = NULL;
     const tn_gguf *file = tn_llm_file(d->model);

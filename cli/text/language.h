@@ -24,7 +24,7 @@ bool cli_language_open(cli_language *l, const cli_options *o, const char *path, 
  * library cannot, nothing happens. */
 void cli_return_memory(void);
 
-#define CLI_CACHES "f16|bf16|f32|q8_0" /* words of --cache, by tn_llm_cache */
+#define CLI_CACHES "f16|bf16|f32|q8_0" /* values of --cache, in the order of tn_llm_cache */
 void cli_language_close(cli_language *l);
 
 /* Appends ids that are parted by commas and blanks. */
@@ -53,10 +53,10 @@ typedef struct cli_moves {
     char reason[TN_REASON_BYTES]; /* of the last one */
 } cli_moves;
 
-/* Whether another device may do what failed with this status. */
+/* Can another device be tried after a failure with this status? */
 bool cli_moves_on(tn_status s);
 
-/* Notes that `device` failed with the text of tn_error(). Then the caller closes what lives there. */
+/* Notes that `device` failed with the text of tn_error(). The caller then frees what it has on the device. */
 void cli_moves_note(cli_moves *m, const tn_device *device);
 
 /* Opens the next device in *out, makes it the thread's current one and says so in a line: another hardware
@@ -87,7 +87,7 @@ bool cli_draft_find(cli_draft *d);
 tn_status cli_draft_open(cli_draft *d, tn_llm *m, tn_device *device, const tn_tokenizer *words);
 /* The same draft for a further conversation. */
 tn_status cli_draft_set(const cli_draft *d, tn_llm *m);
-/* After the models whose draft it is. */
+/* To be called after its models are freed. */
 void cli_draft_close(cli_draft *d);
 
 #endif

@@ -7,7 +7,7 @@
 
 /* ---- what a training run tells TensorBoard (events.c) ------------------------------------------------------------ */
 
-/* Begins as {0}; without a file nothing is written. */
+/* Initialize with {0}; without a file nothing is written. */
 typedef struct events {
     FILE *file;
     char path[1024];
@@ -19,8 +19,8 @@ typedef struct event_scalar {
     double value;
 } event_scalar;
 
-/* Opens a new file in `folder`, which is made if it does not exist. TensorBoard forgets what earlier files of the
- * folder say of steps from `first` on. */
+/* Opens a new file in `folder`, which is made if it does not exist. TensorBoard ignores steps from `first` on in
+ * earlier files of the folder. */
 tn_status events_open(events *e, const char *folder, int64_t first);
 tn_status events_scalars(events *e, int64_t step, const event_scalar *scalars, int count);
 tn_status events_text(events *e, int64_t step, const char *tag, const char *text);

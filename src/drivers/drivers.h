@@ -9,9 +9,9 @@ extern const tn_driver tn_driver_cuda, tn_driver_rocm, tn_driver_metal, tn_drive
 
 typedef struct tn_null_counts {
     int64_t opens, closes, allocs, frees, loads, unloads, launches, copies,
-        syncs;                         /* calls that came; launches: their sum */
+        syncs;                         /* counts of calls; launches: of all their launches */
     int64_t live_blocks, live_modules; /* now */
-    int64_t faults;                    /* calls that were not right, and things left over at close */
+    int64_t faults;                    /* wrong calls, and objects not freed at close */
     char first_fault[160];             /* description of the first fault; "" if there was none */
 } tn_null_counts;
 

@@ -74,7 +74,7 @@ static const loader_call look_calls[] = {VK_LOOK_CALLS(X)}, more_calls[] = {VK_M
                          device_calls[] = {VK_DEVICE_CALLS(X)};
 #undef X
 
-/* The first call that the loader does not know; NULL: all are there. */
+/* The first required call that the loader lacks; NULL: it has all. */
 static const char *bind(void *instance, const loader_call *calls, size_t count) {
     for (size_t i = 0; i < count; i++) {
         *calls[i].address = tn_vk.GetInstanceProcAddr(instance, calls[i].name);
@@ -167,7 +167,7 @@ static uint32_t vulkan_extensions(void *place, const char *const *wanted, uint32
 
 static bool has_extension(void *place, const char *name) { return vulkan_extensions(place, &name, 1) != 0; }
 
-/* More than a heap can have is believed of none: sums stay numbers. */
+/* Clamps sizes of heaps that drivers report, so that sums do not overflow. */
 static int64_t heap_bytes(uint64_t told) { return (int64_t)(told < (uint64_t)1 << 56 ? told : (uint64_t)1 << 56); }
 
 /* Bytes of the device's own heaps, and how many of these are free (0: unknown). On a device that shares the CPU's
@@ -260,7 +260,7 @@ static const char *const extensions[EXT_COUNT] = {
     [EXT_FLOAT_CONTROLS] = "VK_KHR_shader_float_controls",
     [EXT_BUDGET] = "VK_EXT_memory_budget",
     [EXT_DRIVER] = "VK_KHR_driver_properties",
-    [EXT_SUBSET] = "VK_KHR_portability_subset", /* to be enabled where it is there */
+    [EXT_SUBSET] = "VK_KHR_portability_subset", /* must be enabled if present */
     [EXT_MATRIX] = "VK_KHR_cooperative_matrix",
     [EXT_MEMORY_MODEL] = "VK_KHR_vulkan_memory_model",
     [EXT_SIZE_CONTROL] = "VK_EXT_subgroup_size_control",
@@ -322,7 +322,7 @@ static void fill_caps(vk_abilities *a, const vk_subgroup *subgroup, const vk_flo
         .max_group = tn_min64(l->group_items, l->group_size[0]),
         .shared_memory = l->shared_memory,
         .alignment = tn_max64(at_most(l->storage_alignment), VK_GRAIN),
-        .max_bindings = (int)tn_min64(bindings, VK_MOST_BINDINGS) - 1, /* and the parameters */
+        .max_bindings = (int)tn_min64(bindings, VK_MOST_BINDINGS) - 1, /* one is for the parameters */
         .max_groups_x = l->groups[0],
         .subgroup = subgroup->size,
     };
@@ -338,7 +338,7 @@ static void fill_caps(vk_abilities *a, const vk_subgroup *subgroup, const vk_flo
 
 /* ---- matrices ---------------------------------------------------------------------------------------------------- */
 
-enum { WHOLE = 16, HALF = 8 }; /* edges of what is multiplied at once */
+enum { WHOLE = 16, HALF = 8 }; /* edges of the matrices that one instruction multiplies */
 
 static bool is_edge(uint32_t n) { return n == WHOLE || n == HALF; }
 
@@ -348,7 +348,7 @@ static bool takes_matrix(const vk_matrix *m, uint32_t half) {
     return halves && edges && m->scope == SCOPE_SUBGROUP;
 }
 
-/* The largest of what the device multiplies that renderers take; no rows: there is none. *brain: of bf16, too. */
+/* The largest matrices of the device that renderers support; 0 rows: none. *brain: bf16 is supported too. */
 static vk_matrix largest_matrix(void *place, bool *brain) {
     enum { MOST_MATRICES = 128 };
     vk_matrix best = {.rows = 0}, *list = tn_mem_zalloc(MOST_MATRICES, sizeof *list);
@@ -379,7 +379,7 @@ static int64_t lanes_of(const vk_matrix *m, const vk_sizes *sizes) {
     return lanes < sizes->most ? lanes : sizes->most;
 }
 
-/* Has the device matrix units, and all that kernels need that make use of them? */
+/* Has the device matrix units and all features that kernels with matrices require? */
 static void fill_matrix(void *place, vk_abilities *a, const vk_sizes *sizes) {
     const uint32_t needed = TN_SPIRV_STORAGE_16 | TN_SPIRV_FLOAT_16 | TN_SPIRV_INT_16;
     tn_caps *c = &a->caps;
@@ -395,7 +395,7 @@ static void fill_matrix(void *place, vk_abilities *a, const vk_sizes *sizes) {
                    bit_if(m.k == HALF, TN_SPIRV_MATRIX_K8) | bit_if(brain, TN_SPIRV_BFLOAT_16);
 }
 
-/* *out must stay where it is. */
+/* *out must not be moved: its structures point to each other. */
 static void vulkan_ask(void *place, vk_abilities *out) {
     vk_features all = {.head.kind = KIND_FEATURES};
     vk_properties2 p = {.head.kind = KIND_PROPERTIES};
@@ -650,7 +650,7 @@ void tn_vulkan_slot_end(vk_device *d, vk_slot *s) {
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
-/* A device that has as much as there is of what is made use of. */
+/* Creates a device with all supported features that this driver uses. */
 static tn_status device_make(vk_device *d, uint32_t family) {
     const float priority = 1;
     const vk_queue_info queue = {.kind = KIND_QUEUE, .family = family, .count = 1, .priorities = &priority};
@@ -741,7 +741,7 @@ static tn_status vulkan_alloc(void *device, size_t bytes, void **address) {
     TRY(tn_memory_budget_take(&d->room, d->lost_state.id, bytes));
     tn_status s = block_new(d, bytes, MEMORY_LOCAL, d->unified ? HOST_READS : 0, &b);
     if (s == TN_OK) {
-        tn_memory_budget_give(&d->room, (int64_t)bytes - (int64_t)b->bytes); /* it takes more than was asked for */
+        tn_memory_budget_give(&d->room, (int64_t)bytes - (int64_t)b->bytes); /* the block is larger than requested */
         bytes = b->bytes;
         s = tn_address_range_add(&d->ranges, b, bytes, address);
         if (s != TN_OK) block_drop(d, b);
@@ -807,7 +807,7 @@ static tn_status stage(vk_device *d, vk_block *b, size_t at, void *host, size_t 
     return s;
 }
 
-/* Also how one waits until the host may look into memory that it sees. */
+/* Also waits until the host may read mapped memory. */
 static tn_status vulkan_sync(void *queue) {
     vk_device *d = queue;
     pthread_mutex_lock(&d->stream.lock);
@@ -816,7 +816,7 @@ static tn_status vulkan_sync(void *queue) {
     return s;
 }
 
-/* Small: into the stream. Else at once, where the host sees the memory, when nothing is under way any more. */
+/* Small copies are recorded in the stream. Larger ones to mapped memory are done at once, after all work has ended. */
 static tn_status write_to(vk_device *d, vk_block *to, size_t at, const void *src, size_t bytes) {
     tn_status s = TN_OK;
     pthread_mutex_lock(&d->stream.lock);
@@ -894,7 +894,7 @@ static void vulkan_host_free(void *device, void *host) {
     block_drop(d, b);
 }
 
-/* Whole words by the device, the bytes before and behind them as a copy. The lock is held. */
+/* The device fills complete words; the bytes before and after them are copied. The lock is held. */
 static tn_status record_fill(vk_device *d, vk_block *b, size_t at, uint8_t value, size_t bytes) {
     const uint8_t edge[4] = {value, value, value, value};
     size_t head = (-at & 3) < bytes ? -at & 3 : bytes, words = (bytes - head) & ~(size_t)3;
@@ -940,8 +940,8 @@ static tn_status vulkan_unmap(void *device, TN_UNUSED void *address, TN_UNUSED v
 /* ---- events ------------------------------------------------------------------------------------------------------ */
 
 typedef struct event {
-    uint64_t number; /* of the submission that holds all before it; 0, which has always ended: never recorded */
-    uint64_t times;  /* a pool of one time; 0: it has none */
+    uint64_t number; /* of the submission that contains the event; 0: never recorded, counts as ended */
+    uint64_t times;  /* query pool of one timestamp; 0: none */
 } event;
 
 static void vulkan_event_free(void *device, void *made) {

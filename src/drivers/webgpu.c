@@ -39,7 +39,7 @@ wg_calls tn_wg_gpu;
 static const char *const names[] = {"libwgpu_native.*", "site-packages/wgpu/resources/libwgpu_native*",
                                     "wgpu_native.dll", "site-packages/wgpu/resources/wgpu_native*.dll", NULL};
 static const tn_symbol symbols[] = {
-/* all optional: an old version is told by its number, whatever it lacks */
+/* all optional, so that an old version is reported by its number and not by a missing call */
 #define X(name, result, parameters) {"wgpu" #name, (void **)&tn_wg_gpu.name, true},
     CALLS(X)
 #undef X
@@ -50,7 +50,7 @@ static const tn_library_spec library = {"wgpu-native", "TRUNNION_WEBGPU_LIB", na
 
 static uint32_t wg_major_version(void) { return tn_wg_gpu.GetVersion() >> VERSION_SHIFT; }
 
-/* The first call that is missing, but the one that may be; NULL when all are there. */
+/* The first missing call, except the optional one; NULL: all are present. */
 static const char *missing_call(void) {
     for (size_t i = 0; i < TN_COUNT(symbols); i++)
         if (!*symbols[i].address && symbols[i].address != (void **)&tn_wg_gpu.DevicePoll) return symbols[i].name;
@@ -81,13 +81,13 @@ static const char *const backend_names[] = {
     [6] = "Vulkan", [7] = "OpenGL",      [8] = "OpenGL ES",
 };
 
-/* A text of the library's, cut short where it must be. */
+/* Copies a text of the library, shortened to fit. */
 static void wg_text(char *out, size_t size, wgpu_text t) {
     size_t n = !t.data ? 0 : t.length == SIZE_MAX ? strlen(t.data) : t.length;
     snprintf(out, size, "%.*s", n < size ? (int)n : (int)size - 1, t.data ? t.data : "");
 }
 
-/* … on one line: its words come in paragraphs. */
+/* The same on one line; the library writes paragraphs. */
 static void wg_words(char *out, size_t size, wgpu_text t) {
     char *to = out;
     wg_text(out, size, t);
@@ -116,7 +116,7 @@ static void describe_webgpu(tn_probe *out, void *adapter) {
     tn_wg_gpu.AdapterInfoFreeMembers(info);
 }
 
-/* The adapters, which the caller releases; more than MOST are none. */
+/* The adapters, which the caller releases; none if there are more than MOST. */
 static size_t list_adapters(void *instance, void **adapters, size_t *found) {
     const wgpu_enumerate_options options = {.backends = BACKENDS_PRIMARY};
     *found = tn_wg_gpu.InstanceEnumerateAdapters(instance, &options, NULL);

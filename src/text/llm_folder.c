@@ -32,7 +32,7 @@ static tn_status find_family(const hf_folder *f, llm_config *c) {
     if (c->family) return TN_OK;
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (strcmp(others[i].type, type) == 0)
-            return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "a model of type '%s' is no decoder; use %s", type,
+            return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "a model of type '%s' is not a decoder; use %s", type,
                               others[i].by);
     char known[LLM_LIST_SIZE];
     tn_llm_list_families(false, known, sizeof known);
@@ -416,7 +416,7 @@ static tn_status read_choice(const hf_folder *f, llm_config *c) {
                 c->experts.chosen_groups * (experts / c->experts.groups) >= c->experts.choices;
     if (!fits && c->experts.groups > 1)
         return tn_hf_fail(f->path, TN_ERR_FORMAT,
-                          "%" PRId64 " experts in %" PRId64 " groups, of which a token has %" PRId64 " with %" PRId64
+                          "%" PRId64 " experts in %" PRId64 " groups; a token uses %" PRId64 " groups and %" PRId64
                           " experts: 'n_group', 'topk_group' and the numbers of experts must fit",
                           experts, c->experts.groups, c->experts.chosen_groups, c->experts.choices);
     if (c->experts.chosen_groups == c->experts.groups) c->experts.groups = 0; /* no limit */
