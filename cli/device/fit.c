@@ -45,7 +45,7 @@ const cli_command cli_fit = {
         "  trunnion fit --config mistral-7b --weights q4_K --context 8192\n"
         "  trunnion fit --config mistral-7b,layers=40 --weights q4_K\n"
         "  trunnion fit --config smollm2-135m --train --batch 8 --context 512\n"
-        "  trunnion fit network.onnx --dim batch=8 --device opencl\n"
+        "  trunnion fit model.onnx --device opencl\n"
         "  trunnion fit train chars --device cpu\n",
     .accepts = CLI_JSON,
     .run = run_fit,
