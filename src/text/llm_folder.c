@@ -1033,7 +1033,8 @@ static tn_status gguf_read_recurrent(const tn_gguf *f, llm_config *c) {
                  kind == RECURRENCE_MAMBA2 ? &c->recurrent.value_heads : &c->size[SIZE_STEP_RANK]));
     if (kind == RECURRENCE_MAMBA2) TRY(get_size(f, c, "ssm.group_count", LLM_MOST_HEADS, &c->recurrent.key_heads));
     TRY(get_bool(f, c, "ssm.dt_b_c_rms", !tn_llm_is_pure(c), &rms)); /* Jamba has these norms, Falcon Mamba says so */
-    if (rms && kind == RECURRENCE_MAMBA) c->recurrent.inner_eps = 1e-6;
+    /* Falcon Mamba's files do not tell theirs; Jamba's is that of all its norms. */
+    if (rms && kind == RECURRENCE_MAMBA) c->recurrent.inner_eps = tn_llm_is_pure(c) ? 1e-6 : c->eps;
     TRY(get_bool(f, c, "rope.scaling.finetuned", false, &rotates));
     if (rotates) /* Bamba: its conversion mixes halves of heads of which rope rotates a part */
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
@@ -1220,11 +1221,11 @@ static tn_status read_sizes_gguf(const tn_gguf *f, llm_config *c) {
         TRY(get_bool(f, c, "use_parallel_residual", c->attention.parallel, &c->attention.parallel));
     bool feeds = c->family->slots.needs & BIT(SLOT_ATTENTION_NORM) && c->family->slots.needs & BIT(SLOT_UP);
     if (!c->attention.parallel && feeds) c->needs |= BIT(SLOT_FFN_NORM);
+    const char *eps = c->family->norms.layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
+    TRY(get_real(f, c, eps, 1e-12, 1, &c->eps));
     TRY(gguf_read_recurrent(f, c));
     TRY(gguf_read_heads(f, c));
     c->size[SIZE_POSITIONS] = c->trained_context;
-    const char *eps = c->family->norms.layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
-    TRY(get_real(f, c, eps, 1e-12, 1, &c->eps));
     c->positions.rope = (llm_rope){.base = 10000, .scale = 1, .amplitude = 1};
     if (has(f, c, "rope.freq_base")) TRY(get_real(f, c, "rope.freq_base", 1, 1e12, &c->positions.rope.base));
     TRY(read_rope_scaling(f, c));

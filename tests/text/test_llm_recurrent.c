@@ -90,6 +90,32 @@ static const row mamba_rows[] = {
     {"backbone.layers.0.mixer.D", {16}},
     {"backbone.layers.0.mixer.out_proj.weight", {HIDDEN, 16}},
 };
+/* Mamba with norms of its own, then feed-forward; the epsilon is so large that it counts. */
+static const row jamba_rows[] = {
+    {"model.embed_tokens.weight", {WORDS, HIDDEN}},
+    {"model.final_layernorm.weight", {HIDDEN}},
+    {"model.layers.0.input_layernorm.weight", {HIDDEN}},
+    {"model.layers.0.mamba.in_proj.weight", {2 * 16, HIDDEN}},
+    {"model.layers.0.mamba.conv1d.weight", {16, 1, 4}},
+    {"model.layers.0.mamba.x_proj.weight", {2 + 2 * 3, 16}},
+    {"model.layers.0.mamba.dt_proj.weight", {16, 2}},
+    {"model.layers.0.mamba.dt_proj.bias", {16}},
+    {"model.layers.0.mamba.A_log", {16, 3}},
+    {"model.layers.0.mamba.D", {16}},
+    {"model.layers.0.mamba.dt_layernorm.weight", {2}},
+    {"model.layers.0.mamba.b_layernorm.weight", {3}},
+    {"model.layers.0.mamba.c_layernorm.weight", {3}},
+    {"model.layers.0.mamba.out_proj.weight", {HIDDEN, 16}},
+    {"model.layers.0.pre_ff_layernorm.weight", {HIDDEN}},
+    {"model.layers.0.feed_forward.gate_proj.weight", {INNER, HIDDEN}},
+    {"model.layers.0.feed_forward.up_proj.weight", {INNER, HIDDEN}},
+    {"model.layers.0.feed_forward.down_proj.weight", {HIDDEN, INNER}},
+};
+static const char jamba_config[] =
+    "{\"model_type\":\"jamba\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":1,"
+    "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"max_position_embeddings\":100,\"num_experts\":1,"
+    "\"attn_layer_period\":8,\"attn_layer_offset\":4,\"mamba_d_state\":3,\"mamba_dt_rank\":2,"
+    "\"rms_norm_eps\":0.25,\"tie_word_embeddings\":true";
 static const char mamba_config[] =
     "{\"model_type\":\"mamba\",\"hidden_size\":8,\"num_hidden_layers\":1,\"intermediate_size\":16,\"state_size\":3,"
     "\"time_step_rank\":2,\"layer_norm_epsilon\":1e-6,\"tie_word_embeddings\":true";
@@ -99,7 +125,8 @@ static const char mamba2_config[] =
     "\"n_groups\":2,\"state_size\":3,\"layer_norm_epsilon\":1e-6,\"tie_word_embeddings\":true";
 static const model models[] = {{"lfm2", lfm2_config, lfm2_rows, TN_COUNT(lfm2_rows)},
                                {"mamba2", mamba2_config, mamba2_rows, TN_COUNT(mamba2_rows)},
-                               {"mamba", mamba_config, mamba_rows, TN_COUNT(mamba_rows)}};
+                               {"mamba", mamba_config, mamba_rows, TN_COUNT(mamba_rows)},
+                               {"jamba", jamba_config, jamba_rows, TN_COUNT(jamba_rows)}};
 
 static const int32_t text[LENGTH] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4,
                                      6, 2, 6, 4, 3, 3, 8, 3, 2, 7, 9, 5, 0, 2, 8, 8, 4, 1, 9, 7};
@@ -265,6 +292,8 @@ typedef struct gguf_model {
     const model *of;
     const char *const *names;
     number sizes[8];
+    int layers; /* in the list of numbers of key heads; 0: there is none */
+    double eps; /* 0: 1e-6 */
 } gguf_model;
 
 static const char *const lfm2_names[TN_COUNT(lfm2_rows)] = {
@@ -296,10 +325,29 @@ static const char *const mamba_names[TN_COUNT(mamba_rows)] = {
     "blk.0.ssm_in.weight", "blk.0.ssm_conv1d.weight", "blk.0.ssm_x.weight",
     "blk.0.ssm_dt.weight", "blk.0.ssm_dt.bias",       "blk.0.ssm_a",
     "blk.0.ssm_d",         "blk.0.ssm_out.weight"};
+static const char *const jamba_names[TN_COUNT(jamba_rows)] = {"token_embd.weight",
+                                                              "output_norm.weight",
+                                                              "blk.0.attn_norm.weight",
+                                                              "blk.0.ssm_in.weight",
+                                                              "blk.0.ssm_conv1d.weight",
+                                                              "blk.0.ssm_x.weight",
+                                                              "blk.0.ssm_dt.weight",
+                                                              "blk.0.ssm_dt.bias",
+                                                              "blk.0.ssm_a",
+                                                              "blk.0.ssm_d",
+                                                              "blk.0.ssm_dt_norm.weight",
+                                                              "blk.0.ssm_b_norm.weight",
+                                                              "blk.0.ssm_c_norm.weight",
+                                                              "blk.0.ssm_out.weight",
+                                                              "blk.0.ffn_norm.weight",
+                                                              "blk.0.ffn_gate.weight",
+                                                              "blk.0.ffn_up.weight",
+                                                              "blk.0.ffn_down.weight"};
 static const gguf_model in_gguf[] = {
     {&models[0],
      lfm2_names,
-     {{"block_count", 2}, {"feed_forward_length", INNER}, {"attention.head_count", 2}, {"shortconv.l_cache", 3}}},
+     {{"block_count", 2}, {"feed_forward_length", INNER}, {"attention.head_count", 2}, {"shortconv.l_cache", 3}},
+     .layers = 2},
     {&models[1],
      mamba2_names,
      {{"block_count", 1},
@@ -307,14 +355,27 @@ static const gguf_model in_gguf[] = {
       {"ssm.inner_size", 16},
       {"ssm.state_size", 3},
       {"ssm.time_step_rank", 4},
-      {"ssm.group_count", 2}}},
+      {"ssm.group_count", 2}},
+     .layers = 0},
     {&models[2],
      mamba_names,
      {{"block_count", 1},
       {"ssm.conv_kernel", 4},
       {"ssm.inner_size", 16},
       {"ssm.state_size", 3},
-      {"ssm.time_step_rank", 2}}},
+      {"ssm.time_step_rank", 2}},
+     .layers = 0},
+    {&models[3],
+     jamba_names,
+     {{"block_count", 1},
+      {"feed_forward_length", INNER},
+      {"attention.head_count", 2},
+      {"ssm.conv_kernel", 4},
+      {"ssm.inner_size", 16},
+      {"ssm.state_size", 3},
+      {"ssm.time_step_rank", 2}},
+     .layers = 1,
+     .eps = 0.25},
 };
 
 static void put_sizes(tn_gguf_writer *w, const gguf_model *g, const number *other) {
@@ -327,20 +388,22 @@ static void put_sizes(tn_gguf_writer *w, const gguf_model *g, const number *othe
         if (n->key) assert_ok(tn_gguf_put_int(w, key, TN_GGUF_U32, wrong ? other->value : n->value));
     }
     snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", g->of->name);
-    assert_ok(tn_gguf_put_float(w, key, TN_GGUF_F32, 1e-6));
+    assert_ok(tn_gguf_put_float(w, key, TN_GGUF_F32, g->eps > 0 ? g->eps : 1e-6));
     snprintf(key, sizeof key, "%s.rope.freq_base", g->of->name);
     assert_ok(tn_gguf_put_float(w, key, TN_GGUF_F32, 1e6));
 }
 
-/* The tensors of make_folder in a GGUF file. kv_heads: of two layers, or NULL; other: a size that is another one. */
+/* The tensors of make_folder in a GGUF file. kv_heads: of its layers; other: a size that is another one, or NULL. */
 static const char *make_gguf(const gguf_model *g, const int32_t *kv_heads, const number *other) {
     const char *path = test_scratch("recurrent.gguf");
     int count = g->of->count;
+    char key[100];
     tn_gguf_writer *w;
     assert_ok(tn_gguf_create(path, 32, &w));
     assert_ok(tn_gguf_put_string(w, "general.architecture", g->of->name, (int64_t)strlen(g->of->name)));
     put_sizes(w, g, other);
-    if (kv_heads) assert_ok(tn_gguf_put_array(w, "lfm2.attention.head_count_kv", TN_GGUF_I32, 2, kv_heads));
+    snprintf(key, sizeof key, "%s.attention.head_count_kv", g->of->name);
+    if (g->layers) assert_ok(tn_gguf_put_array(w, key, TN_GGUF_I32, g->layers, kv_heads));
     tn_manual_seed(3);
     TN_SCOPE;
     tn_tensor *tensors[MOST];
@@ -370,7 +433,7 @@ static void a_gguf_file_computes_what_its_folder_does(void **state) {
         float want[WORDS], got[WORDS];
         logits_of(folder, text, LENGTH, want);
         tn_llm_close(folder);
-        assert_ok(tn_llm_open(make_gguf(&in_gguf[k], k == 0 ? kv_heads : NULL, NULL), NULL, &file));
+        assert_ok(tn_llm_open(make_gguf(&in_gguf[k], kv_heads, NULL), NULL, &file));
         logits_of(file, text, LENGTH, got);
         tn_llm_close(file);
         assert_same(got, want);
@@ -391,8 +454,7 @@ static void wrong_gguf_files_are_refused(void **state) {
         {2, {0}, {"ssm.inner_size", 0}, "inner_size"}};
     for (size_t i = 0; i < TN_COUNT(rows); i++) {
         tn_llm *m;
-        const char *path =
-            make_gguf(&in_gguf[rows[i].model], rows[i].model == 0 ? rows[i].heads : NULL, &rows[i].other);
+        const char *path = make_gguf(&in_gguf[rows[i].model], rows[i].heads, &rows[i].other);
         if (tn_llm_open(path, NULL, &m) == TN_OK) fail_msg("row %d was opened", (int)i);
         if (!strstr(tn_error(), rows[i].word)) fail_msg("row %d: %s", (int)i, tn_error());
     }
