@@ -201,6 +201,16 @@ static bool is_common(const cli_option *o) {
     return false;
 }
 
+cli_fitting cli_fit_state;
+
+/* What `trunnion fit COMMAND` refuses. Its own `--out` of finetune is a folder that it removes. */
+static bool is_writing(const cli_option *o) {
+    static const char *const names[] = {"save", "save-every", "log", "report", "tensorboard", "trace", "output"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(o->name, names[i]) == 0) return true;
+    return false;
+}
+
 /* The first of several names of an option. */
 static const char *first_name(const cli_option *own, const cli_option *o) {
     for (; own && own->name && !is_common(o); own++)
@@ -283,6 +293,11 @@ int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const
             *status = CLI_OK;
             return -1;
         }
+        if (cli_fit_state.on && is_writing(found)) {
+            (void)cli_wrong_usage(c, "--%s has no effect: fit computes nothing that could be written; remove it",
+                                  found->name);
+            return -1;
+        }
         bool shared = is_common(found);
         if (!cli_take(found, shared ? (void *)o : wishes, optarg)) {
             say_wrong(c, first_name(own, found), optarg ? optarg : "");
@@ -354,8 +369,6 @@ static void say_idle_numerics(const tn_device *device) {
               "of its matrix units)\n",
               d.id);
 }
-
-cli_fitting cli_fit_state;
 
 tn_device_options cli_device_options(const cli_options *o) {
     tn_device_options d = TN_DEVICE_DEFAULTS;

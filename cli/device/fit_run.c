@@ -44,18 +44,6 @@ static bool has_inputs(char *const *arguments, int count) {
     return false;
 }
 
-/* Finds an option that writes a file, which a dry run cannot do. NULL: there is none. */
-static const char *find_writing(char *const *arguments, int count) {
-    static const char *const names[] = {"--save",        "--save-every", "--log",    "--report",
-                                        "--tensorboard", "--trace",      "--output", "-o"};
-    for (int i = 0; i < count; i++)
-        for (size_t k = 0; k < sizeof names / sizeof *names; k++)
-            if (!strncmp(arguments[i], names[k], strcspn(arguments[i], "=")) && arguments[i][0] == '-' &&
-                strlen(names[k]) == strcspn(arguments[i], "="))
-                return names[k];
-    return NULL;
-}
-
 /* Runs the command with its standard output discarded. */
 static int run_silently(const cli_command *c, int argc, char **argv) {
     fflush(stdout);
@@ -97,7 +85,7 @@ typedef struct request {
     const struct fitted *fitted;
     char **arguments; /* of the command, ended by NULL; free it */
     int count;
-    bool json;
+    bool json, helps;
 } request;
 
 /* Takes fit's own options out, wherever they are: before the command (at argv[at]) or among its arguments. */
@@ -107,6 +95,8 @@ static void take_own_options(request *r, int argc, char **argv, int at) {
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--json"))
             r->json = true;
+        else if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h"))
+            r->helps = true;
         else if (!strcmp(argv[i], "--measure"))
             cli_fit_state.measures = true;
         else if (i >= at + is_named)
@@ -144,11 +134,10 @@ int fit_run_command(int argc, char **argv, int at) {
     request r = {.fitted = find_fitted(argv[at]), .arguments = calloc((size_t)argc + 8, sizeof *r.arguments)};
     if (!r.arguments) return cli_fail(TN_ERR_MEMORY, "out of memory");
     take_own_options(&r, argc, argv, at);
-    const char *writes = find_writing(r.arguments, r.count);
-    if (writes) {
+    if (r.helps) {
         free(r.arguments);
-        return cli_wrong_usage(&cli_fit, "%s has no effect: fit computes nothing that could be written; remove it",
-                               writes);
+        cli_help(&cli_fit, stdout);
+        return CLI_OK;
     }
     if (r.fitted->command != &cli_finetune || !mkdtemp(out)) *out = 0;
     append_extra(&r, out);

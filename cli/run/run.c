@@ -588,6 +588,8 @@ static int run_network(int argc, char **argv) {
     if (w.steps.count && w.repeat)
         return cli_wrong_usage(
             &cli_run, "--steps and --repeat exclude each other: steps change the inputs, repeated runs do not");
+    if (w.steps.count && w.memory)
+        return cli_wrong_usage(&cli_run, "--memory has no effect with --steps: its runs are not planned ahead");
     if (w.steps.pair_count && !w.steps.count) return cli_wrong_usage(&cli_run, "--feed requires --steps");
     if (w.steps.twice) return cli_wrong_usage(&cli_run, "--feed names \"%s\" more than once", w.steps.twice);
     if (w.dims.twice) return onnx_dim_twice(&cli_run, &w.dims);

@@ -887,7 +887,8 @@ static const char *conflict_in_order(const order *o) {
     if (!o->data) return "missing texts: pass a file with --data";
     if (!o->out) return "missing folder for the result: pass --out";
     if (o->full && (o->rank || o->alpha > 0 || o->targets)) return "--lora, --lora-alpha and --targets exclude --full";
-    if (o->epochs && o->steps) return "--epochs and --steps exclude each other; remove one of them";
+    if (o->epochs && o->steps && !cli_fit_state.on)
+        return "--epochs and --steps exclude each other; remove one of them";
     return NULL;
 }
 

@@ -114,8 +114,11 @@ def check_fit(program, report):
                abs(said["total_bytes"] - took["total_bytes"]) <= max(0.02 * took["total_bytes"], 3 << 19),
                f"fit train digits --model cnn: {said and said['total_bytes']} predicted, "
                f"{took and took['total_bytes']} taken")
-    ended = subprocess.run([program, "fit", *words, "--save=x"], capture_output=True, text=True)
-    report.add(ended.returncode == 2 and "--save" in ended.stderr, "fit refuses options that write files")
+    for writing in ("--save=x", "--repo=x"):  # an option may be cut short
+        ended = subprocess.run([program, "fit", *words, writing], capture_output=True, text=True)
+        report.add(ended.returncode == 2 and "no effect" in ended.stderr, f"fit refuses {writing}: it writes a file")
+    ended = subprocess.run([program, "fit", "train", "-h"], capture_output=True, text=True)
+    report.add(ended.returncode == 0 and ended.stdout.startswith("usage: trunnion fit"), "fit train -h gives help")
     network = call(program, "fit", str(ROOT / "tests" / "corpus" / "onnx" / "limits.onnx"))
     report.add(network and network["fits"], "fit of a network that needs no input")
 

@@ -126,6 +126,9 @@ ROWS = [
     (2, "tokenize -m m --decode 1 --no-ends", "--no-ends has no effect"),
     (2, "logits -m m --ids 1 --no-special -o x.npy", "--no-special has no effect"),
     (2, "run model.onnx --labels labels.txt", "--labels requires --top"),
+    (2, "run model.onnx --random --steps 2 --memory 1G", "--memory has no effect with --steps"),
+    (2, "fit run open.onnx -oresults", "--output has no effect"),
+    (1, "fit finetune -m absent.gguf --data text.txt --epochs 2", "absent.gguf"),
     (1, "run evil.onnx -i x=x.npy --random", "every input is given"),
     (2, "tune 8x8x8 --device opencl --threads 2", "--threads applies only to the CPU"),
     # messages
