@@ -458,10 +458,9 @@ static tn_status read_experts(const hf_folder *f, llm_config *c) {
     TRY(read_unmixed(f, c));
     TRY(tn_hf_real(f, f->config, "swiglu_limit", c->experts.gate_limit, 1e-6, 1e6, &c->experts.gate_limit));
     TRY(tn_hf_real(f, f->config, "swiglu_alpha", c->experts.gate_slope, 1e-6, 1e6, &c->experts.gate_slope));
-    bool own = c->family->experts.own_width;
-    if (own)
-        c->experts.whole_choice =
-            flag(f, "norm_topk_prob", c->family->experts.by_sigmoid || c->family->recurrent.kind); /* Mixtral: always */
+    bool own = c->family->experts.own_width, other = c->family->experts.by_sigmoid || c->family->recurrent.kind;
+    if (own || (!c->experts.whole_choice && !other)) /* of Mixtral, Jamba and Llama 4 the key says nothing */
+        c->experts.whole_choice = flag(f, "norm_topk_prob", other);
     TRY(tn_hf_size(f, own ? "moe_intermediate_size" : "intermediate_size", usual, LLM_MOST_WIDTH, inner));
     bool fused = c->family->forward.fused_gate || c->family->experts.fused_gate;
     c->size[SIZE_EXPERT_UP] = *inner * (fused ? 2 : 1);

@@ -168,6 +168,7 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("qwen3-moe-steps", "Qwen3Moe", MOE | {"head_dim": 16, "num_hidden_layers": 4, "decoder_sparse_step": 2,
                                            "mlp_only_layers": [3]}, NEW),
     ("olmoe", "Olmoe", PHI3 | {"num_experts": 6, "num_experts_per_tok": 2}, MADE),
+    ("olmoe-whole", "Olmoe", PHI3 | {"num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True}, NEW),
     ("exaone4", "Exaone4", COMMON | {"sliding_window": 9, "sliding_window_pattern": 4, "num_hidden_layers": 5}, MADE),
     ("ministral", "Ministral", COMMON | {"head_dim": 16, "sliding_window": 9}, NEW),
     ("ministral3", "Ministral3", COMMON | {"head_dim": 16, "rope_parameters": LATE}, NEW),
