@@ -892,10 +892,13 @@ static tn_status get_bool(const tn_gguf *f, const llm_config *c, const char *wha
 static tn_status gguf_refuse_features(const tn_gguf *f, const llm_config *c) {
     enum { BY_SOFTMAX = 1, BY_SIGMOID = 2 };
     int64_t known = c->family->experts.by_sigmoid ? BY_SIGMOID : BY_SOFTMAX, gate;
+    bool causal;
     TRY(get_int(f, c, "expert_gating_func", known, &gate));
-    if (has(f, c, "attention.clamp_kqv"))
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': '%s' is not supported", tn_gguf_path(f),
-                               gguf_key_of(c, "attention.clamp_kqv").text);
+    TRY(get_bool(f, c, "attention.causal", true, &causal)); /* false: LFM2's for embeddings */
+    const char *other = causal ? "attention.clamp_kqv" : "attention.causal";
+    if (has(f, c, other))
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': '%s'%s is not supported", tn_gguf_path(f),
+                               gguf_key_of(c, other).text, causal ? "" : " = false");
     if (gate == known || gate == 0) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "'%s': experts use gating function %" PRId64 "; only %" PRId64
@@ -913,8 +916,7 @@ static tn_status gguf_read_choice(const tn_gguf *f, llm_config *c) {
     bool usual = c->family->experts.own_width && (c->family->experts.by_sigmoid || c->family->recurrent.kind);
     bool whole = c->experts.whole_choice || usual;
     TRY(get_bool(f, c, "expert_weights_norm", whole, &c->experts.whole_choice));
-    if (has(f, c, "expert_weights_scale"))
-        TRY(tn_gguf_get_float(f, gguf_key_of(c, "expert_weights_scale").text, &scale));
+    if (has(f, c, "expert_weights_scale")) TRY(get_real(f, c, "expert_weights_scale", 0, 1e6, &scale));
     if (scale > 0) c->experts.scale = scale;
     for (int64_t i = 0; i < c->layers; i++) {
         char name[LLM_NAME_SIZE];

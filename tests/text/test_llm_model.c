@@ -265,6 +265,7 @@ static void put_pairs(pairs *p, const spec *s) {
     if (s->experts) put_u32(p, "expert_used_count", s->choices);
     if (s->experts && s->expert != s->intermediate) put_u32(p, "expert_feed_forward_length", s->expert);
     if (s->shared) put_u32(p, "expert_shared_feed_forward_length", s->shared);
+    if (p->wrong->key && strcmp(p->wrong->key, "expert_weights_scale") == 0) put_f32(p, p->wrong->key, 1);
     if (p->wrong->key && strcmp(p->wrong->key, "split") == 0) {
         make_key_u32(&p->bytes, "split.count", p->wrong->value);
         p->count++;
@@ -749,6 +750,7 @@ static void mixtures_that_cannot_be_are_refused(void **state) {
                 {{.key = "expert_count", .value = UINT32_MAX}, "experts and uses 3 per token"},
                 {{.key = "expert_count", .value = 8}, "'blk.0.ffn_gate_inp.weight' has 2 dimensions, [7, 32]"},
                 {{.key = "expert_used_count", .value = 0}, "uses 0 per token"},
+                {{.key = "expert_weights_scale", .real = INFINITY}, "'qwen3moe.expert_weights_scale' is inf"},
                 {{.key = "expert_used_count", .value = 8}, "has 7 experts and uses 8 per token"},
                 {{.key = "expert_feed_forward_length", .value = 16},
                  "has 3 dimensions, [7, 32, 32]; according to the metadata it "

@@ -404,6 +404,8 @@ static const char *make_gguf(const gguf_model *g, const int32_t *kv_heads, const
     put_sizes(w, g, other);
     snprintf(key, sizeof key, "%s.attention.head_count_kv", g->of->name);
     if (g->layers) assert_ok(tn_gguf_put_array(w, key, TN_GGUF_I32, g->layers, kv_heads));
+    if (other && strcmp(other->key, "lfm2.attention.causal") == 0)
+        assert_ok(tn_gguf_put_int(w, other->key, TN_GGUF_BOOL, other->value));
     tn_manual_seed(3);
     TN_SCOPE;
     tn_tensor *tensors[MOST];
@@ -447,11 +449,14 @@ static void wrong_gguf_files_are_refused(void **state) {
         int32_t heads[2];
         number other;
         const char *word;
-    } rows[] = {
-        {0, {0, -1}, {"", 0}, "-1 for layer 1"},         {0, {1, 2}, {"", 0}, "2 for layer 1"},
-        {0, {1, 1}, {"", 0}, "blk.0.attn_q.weight"},     {1, {0}, {"ssm.group_count", 3}, "multiple"},
-        {1, {0}, {"ssm.conv_kernel", 1}, "conv_kernel"}, {1, {0}, {"ssm.state_size", 4}, "according to the metadata"},
-        {2, {0}, {"ssm.inner_size", 0}, "inner_size"}};
+    } rows[] = {{0, {0, -1}, {"", 0}, "-1 for layer 1"},
+                {0, {1, 2}, {"", 0}, "2 for layer 1"},
+                {0, {1, 1}, {"", 0}, "blk.0.attn_q.weight"},
+                {1, {0}, {"ssm.group_count", 3}, "multiple"},
+                {1, {0}, {"ssm.conv_kernel", 1}, "conv_kernel"},
+                {1, {0}, {"ssm.state_size", 4}, "according to the metadata"},
+                {2, {0}, {"ssm.inner_size", 0}, "inner_size"},
+                {0, {0, 1}, {"lfm2.attention.causal", 0}, "attention.causal' = false"}};
     for (size_t i = 0; i < TN_COUNT(rows); i++) {
         tn_llm *m;
         const char *path = make_gguf(&in_gguf[rows[i].model], rows[i].heads, &rows[i].other);
