@@ -66,13 +66,6 @@ void tn_dry_free(tn_device *d, void *address) {
         tn_address_space_free(address, bytes);
 }
 
-tn_status tn_dry_copy(const tn_device *d, void *stream, void *to, const void *from, size_t bytes, int kind) {
-    bool from_none = kind != 0 && tn_dry_has(d, from), to_none = kind != 1 && tn_dry_has(d, to);
-    if (!from_none && !to_none) return d->driver->copy(stream, to, from, bytes, kind);
-    if (kind == 1) memset(to, 0, bytes);
-    return TN_OK;
-}
-
 bool tn_dry_is_real(size_t bytes) { return bytes <= SMALL; }
 
 /* ---- bytes that a real run would touch --------------------------------------------------------------------------- */
@@ -91,6 +84,15 @@ static void count_touched(tn_dry *dry, int64_t bytes) {
     dry->now += bytes;
     if (bytes >= 0) dry->peak = tn_max64(dry->peak, dry->now + resident_bytes());
     pthread_mutex_unlock(&dry->lock);
+}
+
+tn_status tn_dry_copy(const tn_device *d, void *stream, void *to, const void *from, size_t bytes, int kind) {
+    bool from_none = kind != 0 && tn_dry_has(d, from), to_none = kind != 1 && tn_dry_has(d, to);
+    if (!from_none && !to_none) return d->driver->copy(stream, to, from, bytes, kind);
+    if (kind != 1) return TN_OK;
+    memset(to, 0, bytes);
+    count_touched(d->dry, 0); /* the host's copy counts */
+    return TN_OK;
 }
 
 void tn_dry_touch(tn_buffer *b) {

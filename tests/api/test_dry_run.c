@@ -1,4 +1,6 @@
 /* test_dry_run.c — a dry device plans as a real one does: its pool has the same peak, and nothing large has memory. */
+#include <unistd.h>
+
 #include "test_support.h"
 
 #include "drivers/drivers.h"
@@ -107,6 +109,26 @@ static void more_than_the_machine_has_can_be_planned(void **state) {
     close_current(d);
 }
 
+/* What a result is read into is touched, too. */
+static void copies_in_the_hosts_memory_count(void **state) {
+    (void)state;
+    enum { SIDE = 4096, BYTES = SIDE * SIDE * 4 };
+    if (access("/proc/self/statm", R_OK) != 0) skip(); /* the system does not say what is resident */
+    tn_device *d = open_on("cpu", true);
+    {
+        TN_SCOPE;
+        tn_tensor *x = tn_full(TN_DIMS(SIDE, SIDE), 1, TN_F32);
+        assert_ok(tn_eval(&x, 1));
+        int64_t before = stats_of(d).dry_peak_bytes;
+        float *copy = malloc(BYTES);
+        assert_non_null(copy);
+        assert_ok(tn_read(x, copy, BYTES));
+        free(copy);
+        assert_true(stats_of(d).dry_peak_bytes >= before + BYTES * 3 / 4);
+    }
+    close_current(d);
+}
+
 /* Integers beside large results, read in one evaluation or later, are right: shapes are made of them. */
 static void small_values_are_computed(void **state) {
     (void)state;
@@ -151,6 +173,7 @@ int main(void) {
         cmocka_unit_test(a_training_has_the_peak_of_a_real_device),
         cmocka_unit_test(the_driver_allocates_small_blocks_only),
         cmocka_unit_test(more_than_the_machine_has_can_be_planned),
+        cmocka_unit_test(copies_in_the_hosts_memory_count),
         cmocka_unit_test(small_values_are_computed),
         cmocka_unit_test(the_real_device_can_be_open_too),
     };
