@@ -184,6 +184,11 @@ static tn_tensor *check_sequence(const recurrent *s, const tn_tensor *x, const t
     return NULL;
 }
 
+/* The same lengths, of which each is 0 to `steps`: else they or, computed later, their evaluation fails as an index. */
+static tn_tensor *lengths_within(const tn_tensor *lengths, int64_t steps) {
+    return tn_index_select(tn_arange(0, (double)(steps + 1), 1, TN_I64), 0, lengths);
+}
+
 static tn_tensor *first_state(const recurrent *s, const tn_tensor *given, int64_t number, int64_t batch, tn_dtype t) {
     return given ? tn_select(given, 0, number) : tn_zeros((int64_t[]){batch, s->hidden}, 2, t);
 }
@@ -202,6 +207,8 @@ tn_tensor *tn_recurrent_forward(tn_module *m, const tn_tensor *x, const tn_tenso
     tn_tensor *bad = check_sequence(s, x, lengths, h0, c0), *last_h[MOST_LAYERS * DIRECTIONS],
               *last_c[MOST_LAYERS * DIRECTIONS];
     if (bad) return failed(bad, h_n, c_n);
+    if (lengths) lengths = lengths_within(lengths, tn_size(x, s->batch_first ? 1 : 0));
+    if (lengths && tn_status_of(lengths) != TN_OK) return failed(tn_contiguous(lengths), h_n, c_n);
     bool lstm = s->gates == 4, training = tn_module_is_training(m);
     int64_t batch = tn_size(x, s->batch_first ? 0 : 1), count = s->layers * s->directions;
     const tn_tensor *in = s->batch_first ? tn_transpose(x, 0, 1) : x;
