@@ -116,8 +116,11 @@ typedef struct tn_device_options {
     double time_limit;
     const char *tuning_file; /* measured variants of this device (tune.h), copied; NULL: the file of the process */
     /* Dry run: plans everything and computes nothing, to find out how much memory a program takes (tn_pool_stats).
-     * Blocks above 16 KiB have no memory and read as zeros; plans that use only smaller blocks are computed. The device
-     * is separate from the one without this option; both may be open. Engines do not support it. Default false. */
+     * Blocks above 16 KiB have no memory and read as zeros. An evaluation that needs only smaller blocks is computed.
+     * Of other evaluations, only integers of up to 4 KiB that the program holds, and a value of up to 4 KiB that is
+     * read, are computed, if they need no larger block; everything else becomes zeros, states written in place too.
+     * The device is separate from the one without this option; both may be open. Engines do not support it. Default
+     * false. */
     bool dry_run;
 } tn_device_options;
 #define TN_DEVICE_DEFAULTS                                                                                             \
