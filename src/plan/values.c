@@ -386,7 +386,8 @@ static tn_status walk_in_order(tn_graph_plan *g, walk_stack *stack) {
     return s;
 }
 
-/* Sets read_along: how products read each buffer. `trained` follows inputs: compositions' nodes have no mark. */
+/* Sets read_along: how products read each buffer. `trained` follows inputs, as compositions' nodes have no mark. It
+ * starts at results: leaves are marked in passes without gradients too, which read weights in one order. */
 static tn_status note_product_reads(tn_graph_plan *g) {
     bool *trained = tn_scratch_take(&g->scratch, g->value_count * sizeof *trained);
     g->read_along = tn_scratch_take(&g->scratch, g->binding->buffer_count + 1);
@@ -394,7 +395,8 @@ static tn_status note_product_reads(tn_graph_plan *g) {
     memset(g->read_along, 0, g->binding->buffer_count + 1);
     for (size_t i = 0; i < g->value_count; i++) {
         const tn_value *v = &g->values[i];
-        trained[i] = (v->node->flags & TN_NODE_GRAD) || ((size_t)v->root < i && trained[v->root]);
+        trained[i] = (v->node->flags & (TN_NODE_GRAD | TN_NODE_LEAF)) == TN_NODE_GRAD ||
+                     ((size_t)v->root < i && trained[v->root]);
         for (int k = 0; k < v->n_in; k++)
             trained[i] |= v->in[k] >= 0 && trained[v->in[k]];
         if (!v->row || v->row->impl->class_ != TN_MATMUL) continue;
@@ -404,7 +406,8 @@ static tn_status note_product_reads(tn_graph_plan *g) {
             if (slot < 0 || x->node->rank < 1) continue;
             g->read_along[slot] |= x->stride[x->node->rank - 1] == 1 ? TN_READ_ROWS : TN_READ_COLUMNS;
             /* A frozen weight behind what is trained: the backward pass, in this plan or another, reads it too. */
-            if (trained[i] && !trained[v->in[k]]) g->read_along[slot] = TN_READ_BOTH;
+            bool is_frozen = !trained[v->in[k]] && !(x->node->flags & TN_NODE_GRAD);
+            if (trained[i] && is_frozen) g->read_along[slot] = TN_READ_BOTH;
         }
     }
     return TN_OK;
