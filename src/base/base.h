@@ -251,6 +251,7 @@ typedef struct tn_host_memory {
     int64_t total, unused;
 } tn_host_memory;
 tn_host_memory tn_host_memory_now(void);
+int64_t tn_resident_bytes(void);      /* of this process; 0 if the system does not report them */
 int64_t tn_address_space_limit(void); /* bytes, of this process (ulimit -v); INT64_MAX: none */
 
 /* ---- the one thread pool (threads.c) ----------------------------------------------------------------------------- */

@@ -250,6 +250,8 @@ tn_host_memory tn_host_memory_now(void) {
     return (tn_host_memory){m.total, tn_min64(m.unused, tn_max64(0, space - read_kib("/proc/self/status", "VmSize")))};
 }
 
+int64_t tn_resident_bytes(void) { return read_kib("/proc/self/status", "VmRSS"); }
+
 int64_t tn_address_space_limit(void) {
 #if TN_HAS_PROCESSES
     struct rlimit space;

@@ -5,9 +5,7 @@
  * memory, and plans that use only these are computed, so shapes that a program computes from values are right. The pool
  * counts all blocks as usual. If the device's memory is the host's, pages become resident only when they are touched:
  * this file counts the bytes that a real run would touch, in blocks and in mapped files. */
-#include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/os.h"
 #include "hal/driver.h"
@@ -70,19 +68,10 @@ bool tn_dry_is_real(size_t bytes) { return bytes <= SMALL; }
 
 /* ---- bytes that a real run would touch --------------------------------------------------------------------------- */
 
-/* Resident bytes of this process; 0 if the system does not report them. */
-static int64_t resident_bytes(void) {
-    FILE *f = fopen("/proc/self/statm", "r");
-    long long pages = 0;
-    if (f && fscanf(f, "%*d %lld", &pages) != 1) pages = 0;
-    if (f) fclose(f);
-    return pages * sysconf(_SC_PAGESIZE);
-}
-
 static void count_touched(tn_dry *dry, int64_t bytes) {
     pthread_mutex_lock(&dry->lock);
     dry->now += bytes;
-    if (bytes >= 0) dry->peak = tn_max64(dry->peak, dry->now + resident_bytes());
+    if (bytes >= 0) dry->peak = tn_max64(dry->peak, dry->now + tn_resident_bytes());
     pthread_mutex_unlock(&dry->lock);
 }
 
