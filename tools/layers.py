@@ -23,7 +23,7 @@ PUBLIC_ONLY = {"functions", "nn", "text"}
 BUDGET = {
     "windows": 1440,
     "base": 3804,
-    "kir": 16512,
+    "kir": 16405,
     "cpu": 15261,
     "gpu": 2738,
     "vendor": 3153,
@@ -31,7 +31,7 @@ BUDGET = {
     "drivers": 8158,
     "tensor": 3028,
     "ops": 13262,
-    "plan": 12165,
+    "plan": 12200,
     "autograd": 1060,
     "check": 1530,
     "functions": 4245,

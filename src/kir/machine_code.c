@@ -566,8 +566,8 @@ const char *kir_code_state(void) {
 }
 
 static int64_t inner_stride(const kir_frame *f, int access) {
-    if (f->inner_space.n == 0) return 0;
-    return f->strides[(size_t)access * (size_t)f->stride_width + (size_t)f->stride_width - 1];
+    if (f->grid.inner.n == 0) return 0;
+    return f->access.strides[(size_t)access * (size_t)f->access.stride_width + (size_t)f->access.stride_width - 1];
 }
 
 bool kir_code_has(tn_isa isa) { return MC_ENCODES && (MC_NEON || isa >= TN_ISA_AVX2); }
@@ -576,18 +576,18 @@ bool kir_code_has(tn_isa isa) { return MC_ENCODES && (MC_NEON || isa >= TN_ISA_A
  * memory before it is overwritten. All must cover whole lines and not overlap what is read. */
 static bool streams(const kir_frame *f) {
     enum { LINE = 64, LEAST_BYTES = 32 << 20 };
-    int64_t bytes = 0, total = f->inner_space.total * f->outer_space.total;
-    if (MC_NEON || f->layout != KIR_POINTS || total < LEAST_BYTES / (int)sizeof(kir_value)) return false;
+    int64_t bytes = 0, total = f->grid.inner.total * f->grid.outer.total;
+    if (MC_NEON || f->grid.layout != KIR_POINTS || total < LEAST_BYTES / (int)sizeof(kir_value)) return false;
     for (int i = 0; i < f->vm->source->n_ins; i++) {
         const kir_ins *in = &f->vm->source->ins[i];
         if (in->op != KIR_STORE) continue;
-        const kir_view *to = &f->views[in->imm.i];
-        const int64_t *strides = f->strides + in->imm.i * f->stride_width;
+        const kir_view *to = &f->access.views[in->imm.i];
+        const int64_t *strides = f->access.strides + in->imm.i * f->access.stride_width;
         int64_t at = (int64_t)(uintptr_t)to->origin, size = (int64_t)to->size;
-        for (int k = 0; k <= f->outer_space.n; k++)
+        for (int k = 0; k <= f->grid.outer.n; k++)
             at |= strides[k] * size;
         for (int k = 0; k < f->vm->n_access; k++)
-            if (k != in->imm.i && f->vm->buffer_of[k] >= 0 && f->views[k].origin == to->origin) return false;
+            if (k != in->imm.i && f->vm->buffer_of[k] >= 0 && f->access.views[k].origin == to->origin) return false;
         if (at % LINE != 0) return false;
         bytes += total * size;
     }
@@ -600,10 +600,10 @@ static bool revises(const kir_frame *f) {
     int over = 0;
     for (int i = 0; i < p->n_ins; i++) {
         if (p->ins[i].op != KIR_STORE) continue;
-        const char *to = f->views[p->ins[i].imm.i].origin;
+        const char *to = f->access.views[p->ins[i].imm.i].origin;
         bool read = false;
         for (int k = 0; k < i && !read; k++)
-            read = p->ins[k].op == KIR_LOAD && f->views[p->ins[k].imm.i].origin == to;
+            read = p->ins[k].op == KIR_LOAD && f->access.views[p->ins[k].imm.i].origin == to;
         over += read;
     }
     return over >= 2;
@@ -611,7 +611,7 @@ static bool revises(const kir_frame *f) {
 
 static size_t make_key(const kir_frame *f, uint8_t *key) {
     key[0] = (uint8_t)f->isa;
-    key[1] = (uint8_t)f->layout;
+    key[1] = (uint8_t)f->grid.layout;
     key[2] = (uint8_t)(streams(f) | (f->isa == TN_ISA_AVX512 && revises(f)) << 1);
     for (int i = 0; i < f->vm->n_access; i++) {
         int64_t stride = inner_stride(f, i);
@@ -624,8 +624,8 @@ static size_t make_key(const kir_frame *f, uint8_t *key) {
  * points that takes 1.3 times as long as code at 16 rows per run, 4 times at 4. */
 static bool in_short_runs(const kir_frame *f) {
     enum { SHORT_RUN = 32 };
-    int n = f->outer_space.n;
-    return f->layout == KIR_POINTS && n > 1 && f->outer_space.extent[n - 1] < SHORT_RUN;
+    int n = f->grid.outer.n;
+    return f->grid.layout == KIR_POINTS && n > 1 && f->grid.outer.extent[n - 1] < SHORT_RUN;
 }
 
 /* Launches that the VM's routines do better: tiles that transpose memory, strided elements of a row, rows of a few
@@ -633,22 +633,22 @@ static bool in_short_runs(const kir_frame *f) {
 static bool suits(const kir_frame *f) {
     enum { SHORT_ROW = 12, MANY_ROWS = 64 };
     static const double DEAR_POINT = 1; /* ns: what varies from row to row costs the VM a few times as much */
-    if (!kir_code_has(f->isa) || f->layout == KIR_ACROSS || f->inner_space.n > 1 || f->inner_space.total < 1)
+    if (!kir_code_has(f->isa) || f->grid.layout == KIR_ACROSS || f->grid.inner.n > 1 || f->grid.inner.total < 1)
         return false;
-    if (f->layout == KIR_POINTS && f->square) return false;
+    if (f->grid.layout == KIR_POINTS && f->grid.square) return false;
     for (int i = 0; i < f->vm->n_access; i++) {
         int64_t stride = inner_stride(f, i);
         if (f->vm->buffer_of[i] >= 0 && stride != 0 && stride != 1) return false;
     }
-    bool dear = f->layout == KIR_POINTS && f->vm->point_cost >= DEAR_POINT;
-    bool cheap = f->inner_space.total < SHORT_ROW && f->outer_space.total >= MANY_ROWS && !dear;
+    bool dear = f->grid.layout == KIR_POINTS && f->vm->point_cost >= DEAR_POINT;
+    bool cheap = f->grid.inner.total < SHORT_ROW && f->grid.outer.total >= MANY_ROWS && !dear;
     if (cheap && !in_short_runs(f)) return false;
-    bool shared = f->vm->in_blocks && f->inner_space.total >= 2 * KIR_BLOCK && f->outer_space.total < tn_threads();
-    return f->layout == KIR_POINTS || !shared;
+    bool shared = f->vm->in_blocks && f->grid.inner.total >= 2 * KIR_BLOCK && f->grid.outer.total < tn_threads();
+    return f->grid.layout == KIR_POINTS || !shared;
 }
 
 static bool is_worth_making(const kir_frame *f, kir_vm *vm) {
-    if (f->cost * 1e3 >= (double)atomic_load(&worth_picoseconds)) return true;
+    if (f->grid.cost * 1e3 >= (double)atomic_load(&worth_picoseconds)) return true;
     return atomic_fetch_add_explicit(&vm->launches, 1, memory_order_relaxed) > 0;
 }
 
@@ -664,7 +664,7 @@ static const kir_code *find_code(const kir_frame *f) {
             continue;
         }
         if (!is_worth_making(f, vm)) return NULL;
-        kir_code *code = make_code(vm, f->layout, key, n);
+        kir_code *code = make_code(vm, f->grid.layout, key, n);
         if (!code) return NULL;
         if (atomic_compare_exchange_strong(&vm->codes[i], &old, code)) return code;
         free_code(code);
@@ -674,21 +674,21 @@ static const kir_code *find_code(const kir_frame *f) {
 }
 
 bool kir_code_choose(kir_frame *f) {
-    if (f->code_given ? !f->given : !suits(f) || !is_on()) return false;
-    const kir_code *code = f->code_given ? f->given : find_code(f);
+    if (f->machine.is_given ? !f->machine.given : !suits(f) || !is_on()) return false;
+    const kir_code *code = f->machine.is_given ? f->machine.given : find_code(f);
     if (!code || !code->fn) return false;
-    f->code = code;
-    int64_t length = f->inner_space.total;
-    if (length * f->outer_space.total <= UNIT) { /* in one go, without divisions */
-        f->inner_step = length;
-        f->outer_step = f->outer_space.total;
-        f->inner_pieces = f->units = 1;
+    f->machine.code = code;
+    int64_t length = f->grid.inner.total;
+    if (length * f->grid.outer.total <= UNIT) { /* in one go, without divisions */
+        f->grid.inner_step = length;
+        f->grid.outer_step = f->grid.outer.total;
+        f->grid.inner_pieces = f->grid.units = 1;
         return true;
     }
-    f->inner_step = f->layout == KIR_POINTS ? kir_piece_of(length, UNIT) : length;
-    f->inner_pieces = tn_ceil_div(length, f->inner_step);
-    f->outer_step = tn_max64(UNIT / length, 1);
-    f->units = f->inner_pieces * tn_ceil_div(f->outer_space.total, f->outer_step);
+    f->grid.inner_step = f->grid.layout == KIR_POINTS ? kir_piece_of(length, UNIT) : length;
+    f->grid.inner_pieces = tn_ceil_div(length, f->grid.inner_step);
+    f->grid.outer_step = tn_max64(UNIT / length, 1);
+    f->grid.units = f->grid.inner_pieces * tn_ceil_div(f->grid.outer.total, f->grid.outer_step);
     return true;
 }
 
@@ -704,23 +704,24 @@ static void find_row(const kir_space *s, int64_t row, int64_t *at) {
 }
 
 static void set_access(const kir_frame *f, mc_args *args, int access, const int64_t *at, int64_t column) {
-    const int64_t *strides = f->strides + (size_t)access * (size_t)f->stride_width;
-    int n = f->outer_space.n;
+    const int64_t *strides = f->access.strides + (size_t)access * (size_t)f->access.stride_width;
+    int n = f->grid.outer.n;
     int64_t index = strides[0], step = inner_stride(f, access), size = 1;
     for (int k = 0; k < n; k++)
         index += at[k] * strides[1 + k];
     index += column * step;
     int64_t row_step = n > 0 ? strides[n] : 0;
-    if (f->vm->buffer_of[access] >= 0) size = f->views[access].size;
-    args->at[access] = (int64_t)((uint64_t)index * (uint64_t)size + (uint64_t)(uintptr_t)f->views[access].origin);
+    if (f->vm->buffer_of[access] >= 0) size = f->access.views[access].size;
+    args->at[access] =
+        (int64_t)((uint64_t)index * (uint64_t)size + (uint64_t)(uintptr_t)f->access.views[access].origin);
     args->step[access] = step * size;
     args->row_step[access] = row_step * size;
 }
 
 /* `at`: of the first row along the outer axes. */
 static void set_args(const kir_frame *f, mc_args *args, const int64_t *at, int64_t rows, int64_t column) {
-    args->scalars = f->scalars;
-    args->n = tn_min64(f->inner_step, f->inner_space.total - column);
+    args->scalars = f->tile.scalars;
+    args->n = tn_min64(f->grid.inner_step, f->grid.inner.total - column);
     args->rows = rows;
     for (int i = 0; i < f->vm->n_access; i++)
         set_access(f, args, i, at, column);
@@ -730,24 +731,24 @@ mc_fn *kir_code_fn(const kir_code *code) { return code->fn; }
 
 void kir_code_args(const kir_frame *f, mc_args *args) {
     const int64_t at[KIR_MAX_AXES] = {0};
-    set_args(f, args, at, f->outer_space.total, 0);
+    set_args(f, args, at, f->grid.outer.total, 0);
 }
 
 void kir_code_run(const kir_frame *f, int64_t unit) {
-    const kir_space *s = &f->outer_space;
+    const kir_space *s = &f->grid.outer;
     int64_t row = 0, column = 0;
-    if (f->units > 1) {
-        row = unit / f->inner_pieces * f->outer_step;
-        column = unit % f->inner_pieces * f->inner_step;
+    if (f->grid.units > 1) {
+        row = unit / f->grid.inner_pieces * f->grid.outer_step;
+        column = unit % f->grid.inner_pieces * f->grid.inner_step;
     }
-    int64_t end = tn_min64(row + f->outer_step, s->total);
+    int64_t end = tn_min64(row + f->grid.outer_step, s->total);
     int64_t at[KIR_MAX_AXES];
     mc_args args; /* with the program's accesses set */
     while (row < end) {
         find_row(s, row, at);
         int64_t run = s->n > 0 ? tn_min64(end - row, s->extent[s->n - 1] - at[s->n - 1]) : 1;
         set_args(f, &args, at, run, column);
-        f->code->fn(&args);
+        f->machine.code->fn(&args);
         row += run;
     }
 }

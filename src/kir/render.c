@@ -56,11 +56,11 @@ static void put_erf_table(render *r) {
 /* A function of the prelude, or the device's own if it is available. */
 static void put_function(render *r, const prelude_row *row) {
     const kir_dialect *d = r->t->dialect;
-    const char *own = !d->halves_if                            ? NULL
-                      : strcmp(row->name, "kir_from_f16") == 0 ? d->from_half
-                      : strcmp(row->name, "kir_to_f16") == 0   ? d->to_half
+    const char *own = !d->halves.condition                     ? NULL
+                      : strcmp(row->name, "kir_from_f16") == 0 ? d->halves.from
+                      : strcmp(row->name, "kir_to_f16") == 0   ? d->halves.to
                                                                : NULL;
-    if (own) kir_render_put(r, "#ifdef %s\n%s#else\n", d->halves_if, own);
+    if (own) kir_render_put(r, "#ifdef %s\n%s#else\n", d->halves.condition, own);
     kir_render_words(r, row->text);
     if (own) kir_render_words(r, "#endif\n");
 }
@@ -92,10 +92,10 @@ static tn_status check_target(const kir_program *p, const kir_target *t) {
         return tn_fail(TN_ERR_ARGUMENT, "rendering: workgroups of %d items, should be 1 to %d", t->group_size,
                        KIR_MAX_ITEMS);
     int lanes = kir_lanes(p);
-    if (lanes > 0 && !t->dialect->matrices) return refuse_program(p, t, "it has matrices, the language has none");
-    if (lanes == KIR_WIDE && !(t->wide && t->dialect->wide))
+    if (lanes > 0 && !t->dialect->matrices.text) return refuse_program(p, t, "it has matrices, the language has none");
+    if (lanes == KIR_WIDE && !(t->wide && t->dialect->matrices.wide))
         return refuse_program(p, t, "it has wide matrices, the device has none");
-    if (lanes > 0 && kir_shortens(p) && !t->dialect->short_f32)
+    if (lanes > 0 && kir_shortens(p) && !t->dialect->matrices.short_f32)
         return refuse_program(p, t, "it has matrices of shortened 32-bit floats, the language has none");
     if (lanes > 0 && lanes != KIR_WIDE && lanes != t->lanes)
         return refuse_program(p, t, "it has matrices of other subgroups than the device");
@@ -112,7 +112,7 @@ bool kir_dialect_has_words(const kir_dialect *d) { return (d->legal & KIR_LEGAL_
 /* ---- one kernel -------------------------------------------------------------------------------------------------- */
 
 static bool is_dynamic_shared(const kir_target *t, int64_t local_bytes) {
-    return t->dialect->most_declared && local_bytes > t->dialect->most_declared;
+    return t->dialect->memory.most_declared && local_bytes > t->dialect->memory.most_declared;
 }
 
 /* Bytes of a local buffer, up to the begin of the next one. */
@@ -130,8 +130,9 @@ static void describe_rendering(const kir_program *p, const kir_target *t, kir_re
     if (is_dynamic_shared(t, apart)) out->local_bytes = apart;
     out->bases_at = (kir_sizes_count(p) + (size_t)p->n_scalars) * 8;
     out->params_bytes = out->bases_at + (size_t)out->buffer_count * 8;
-    size_t most = t->dialect->most_by_value ? (size_t)t->dialect->most_by_value : 1000;
-    out->params_in_buffer = t->dialect->by_address_always || out->params_bytes + (size_t)out->buffer_count * 8 > most;
+    size_t most = t->dialect->params.most_by_value ? (size_t)t->dialect->params.most_by_value : 1000;
+    out->params_in_buffer =
+        t->dialect->params.by_address_always || out->params_bytes + (size_t)out->buffer_count * 8 > most;
     out->group[0] = (uint32_t)(p->n_items > 0 ? kir_items(p) : t->group_size);
     out->group[1] = out->group[2] = 1;
     snprintf(out->entry, sizeof out->entry, "kernel_%016llx", (unsigned long long)p->hash);
@@ -207,14 +208,14 @@ static void put_reciprocals(render *r, int end) {
 
 static void open_kernel(render *r) {
     const kir_dialect *d = r->t->dialect;
-    if (!r->kernel->params_in_buffer) kir_render_words(r, d->params_type);
+    if (!r->kernel->params_in_buffer) kir_render_words(r, d->params.type);
     kir_render_words(r, d->open);
     each_buffer(r, false, d->buffer);
-    kir_render_words(r, r->kernel->params_in_buffer ? d->by_address : d->by_value);
+    kir_render_words(r, r->kernel->params_in_buffer ? d->params.by_address : d->params.by_value);
     each_buffer(r, false, d->bind);
     bool dynamic_shared = is_dynamic_shared(r->t, r->kernel->local_bytes);
-    if (dynamic_shared) kir_render_words(r, d->dynamic_shared);
-    each_buffer(r, true, dynamic_shared ? d->local_dynamic_shared : d->local);
+    if (dynamic_shared) kir_render_words(r, d->memory.dynamic);
+    each_buffer(r, true, dynamic_shared ? d->memory.local_dynamic : d->memory.local);
 }
 
 static void put_kernel(render *r) {
@@ -286,8 +287,8 @@ static tn_status put_source(const kir_program *const *programs, int count, const
     if (t->f64) kir_render_words(&r, t->dialect->head_f64);
     if (most_lanes(programs, count) > 0) {
         kir_render_put(&r, "#define MAT_LANES %d\n", t->lanes);
-        kir_render_words(&r, t->dialect->matrices);
-        if (most_lanes(programs, count) == KIR_WIDE) kir_render_words(&r, t->dialect->wide);
+        kir_render_words(&r, t->dialect->matrices.text);
+        if (most_lanes(programs, count) == KIR_WIDE) kir_render_words(&r, t->dialect->matrices.wide);
     }
     if (!t->dialect->legal) put_prelude(&r);
     tn_str_addn(&out[0].text, tn_str_text(&kernels), kernels.length);
@@ -357,14 +358,15 @@ void kir_count_groups(const kir_program *p, const int64_t *sizes, const kir_targ
     [WORD_function] = "static inline"
 
 /* The texts of languages whose kernels run a workgroup at a time. */
-#define WORKGROUPS                                                         \
-    .points = "    const $u64 begin = $group * $items;\n"                  \
-              "    if (begin + $item >= ($u64)count) return;\n"            \
-              "    const $ix start = ($ix)begin, item = ($ix)$item;\n",    \
-    .items = "    const $u64 workgroup = $group;\n"                        \
-             "    if (workgroup >= ($u64)count) return;\n"                 \
-             "    const $ix group = ($ix)workgroup, item = ($ix)$item;\n", \
-    .close = "}\n", .groups = true, .choice = "#0 ? #1 : #2", .word = "$p[$n]", .array = "$type s$n[$size];\n"
+#define WORKGROUPS                                                                     \
+    .points = "    const $u64 begin = $group * $items;\n"                              \
+              "    if (begin + $item >= ($u64)count) return;\n"                        \
+              "    const $ix start = ($ix)begin, item = ($ix)$item;\n",                \
+    .items = "    const $u64 workgroup = $group;\n"                                    \
+             "    if (workgroup >= ($u64)count) return;\n"                             \
+             "    const $ix group = ($ix)workgroup, item = ($ix)$item;\n",             \
+    .close = "}\n", .groups = true, .choice = "#0 ? #1 : #2", .params.word = "$p[$n]", \
+    .memory.array = "$type s$n[$size];\n"
 
 const kir_dialect kir_dialect_opencl = {
     .name = "OpenCL C",
@@ -392,16 +394,16 @@ const kir_dialect kir_dialect_opencl = {
         },
     .head = "#pragma OPENCL FP_CONTRACT OFF\n",
     .head_f64 = "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n",
-    .params_type = "typedef struct { $i64 w[$words]; } params_$entry;\n",
+    .params.type = "typedef struct { $i64 w[$words]; } params_$entry;\n",
     .open = "__kernel __attribute__((reqd_work_group_size($items, 1, 1)))\nvoid $entry(",
     .buffer = "__global $const$u8 *a$n, ",
-    .by_value = "const params_$entry p) {\n",
-    .by_address = "__global const $i64 *restrict p) {\n",
+    .params.by_value = "const params_$entry p) {\n",
+    .params.by_address = "__global const $i64 *restrict p) {\n",
     .bind = "    __global $const$type *b$n = (__global $const$type *)(a$n + $p[$base]);\n",
     WORKGROUPS,
-    .params_by_value = "p.w",
-    .params_by_address = "p",
-    .local = "    $local$type b$n[$size];\n",
+    .params.array_by_value = "p.w",
+    .params.array_by_address = "p",
+    .memory.local = "    $local$type b$n[$size];\n",
 };
 
 /* Every pointer names its address space, and there are no conversions between them. The binding of the words is the one
@@ -437,14 +439,14 @@ const kir_dialect kir_dialect_msl = {
             "using namespace metal;\n",
     .open = "[[kernel, max_total_threads_per_threadgroup($items)]] void $entry(\n    ",
     .buffer = "device $const$u8 *a$n [[buffer($slot)]], ",
-    .by_address = "constant $i64 *p [[buffer($buffers)]],\n    uint3 at [[threadgroup_position_in_grid]], "
-                  "uint3 across [[threadgroups_per_grid]],\n    uint me [[thread_index_in_threadgroup]]) {\n",
+    .params.by_address = "constant $i64 *p [[buffer($buffers)]],\n    uint3 at [[threadgroup_position_in_grid]], "
+                         "uint3 across [[threadgroups_per_grid]],\n    uint me [[thread_index_in_threadgroup]]) {\n",
     .bind = "    device $const$type *b$n = (device $const$type *)(a$n + $p[$base]);\n",
     WORKGROUPS,
-    .params_by_address = "p",
-    .local = "    $local$type b$n[$size]$aligned;\n",
-    .by_address_always = true,
-    .matrices = kir_matrix_msl,
+    .params.array_by_address = "p",
+    .memory.local = "    $local$type b$n[$size]$aligned;\n",
+    .params.by_address_always = true,
+    .matrices.text = kir_matrix_msl,
 };
 
 const kir_dialect kir_dialect_c = {
@@ -482,26 +484,26 @@ const kir_dialect kir_dialect_c = {
             "static inline float from_bits_f32(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }\n",
     .head_f64 = "static inline uint64_t bits_f64(double x) { uint64_t u; memcpy(&u, &x, 8); return u; }\n"
                 "static inline double from_bits_f64(uint64_t u) { double x; memcpy(&x, &u, 8); return x; }\n",
-    .params_type = "",
+    .params.type = "",
     .open = "void $entry(",
     .buffer = "",
-    .by_value = "const void *params, void *const *a, uint64_t first, uint64_t last) {\n"
-                "    const int64_t *p = params;\n",
-    .by_address = "const void *params, void *const *a, uint64_t first, uint64_t last) {\n"
-                  "    const int64_t *p = params;\n",
+    .params.by_value = "const void *params, void *const *a, uint64_t first, uint64_t last) {\n"
+                       "    const int64_t *p = params;\n",
+    .params.by_address = "const void *params, void *const *a, uint64_t first, uint64_t last) {\n"
+                         "    const int64_t *p = params;\n",
     .bind = "    $const$type *b$n = ($const$type *)((char *)a[$n] + $p[$base]);\n",
     .points =
         "    for ($u64 group = first; group < last; group++) {\n"
         "        const $ix start = ($ix)(group * $items), most = count - start < $items ? count - start : $items;\n"
         "        for ($ix item = 0; item < most; item++) {\n",
     .close = "        }\n    }\n}\n",
-    .params_by_value = "p",
-    .params_by_address = "p",
+    .params.array_by_value = "p",
+    .params.array_by_address = "p",
     .loops = true,
     .choice = "#0 ? #1 : #2",
-    .word = "$p[$n]",
-    .array = "$type s$n[$size];\n",
-    .local = "",
+    .params.word = "$p[$n]",
+    .memory.array = "$type s$n[$size];\n",
+    .memory.local = "",
 };
 
 /* CUDA C and HIP C. Both compilers have these functions without any header, and are told to round as IEEE 754 requires
@@ -520,48 +522,49 @@ const kir_dialect kir_dialect_c = {
     [WORD_bits_f64] = "(unsigned long long)__double_as_longlong", [WORD_from_bits_f64] = "__longlong_as_double",     \
     MATHS(C_NAME)
 
-#define GPU_TEXTS                                                                                               \
-    .head = "", .head_f64 = "", .params_type = "struct params_$entry { $i64 w[$words]; };\n",                   \
-    .open = "extern \"C\" __global__ void __launch_bounds__($items) $entry(", .buffer = "$const$u8 *a$n, ",     \
-    .by_value = "const params_$entry p) {\n", .by_address = "const $i64 *__restrict__ p) {\n",                  \
-    .bind = "    $const$type *b$n = ($const$type *)(a$n + $p[$base]);\n", WORKGROUPS, .params_by_value = "p.w", \
-    .params_by_address = "p", .most_by_value = 4096, .local = "    $local$type b$n[$size]$aligned;\n"
+#define GPU_TEXTS                                                                                                     \
+    .head = "", .head_f64 = "", .params.type = "struct params_$entry { $i64 w[$words]; };\n",                         \
+    .open = "extern \"C\" __global__ void __launch_bounds__($items) $entry(", .buffer = "$const$u8 *a$n, ",           \
+    .params.by_value = "const params_$entry p) {\n", .params.by_address = "const $i64 *__restrict__ p) {\n",          \
+    .bind = "    $const$type *b$n = ($const$type *)(a$n + $p[$base]);\n", WORKGROUPS, .params.array_by_value = "p.w", \
+    .params.array_by_address = "p", .params.most_by_value = 4096,                                                     \
+    .memory.local = "    $local$type b$n[$size]$aligned;\n"
 
 const kir_dialect kir_dialect_cuda = {
     .name = "CUDA C",
-    .most_declared = TN_CUDA_DECLARED,
-    .dynamic_shared = "#ifdef __CUDA_ARCH__\n"
+    .memory.most_declared = TN_CUDA_DECLARED,
+    .memory.dynamic = "#ifdef __CUDA_ARCH__\n"
                       "    extern __shared__ __attribute__((aligned(16))) unsigned char workgroup_memory[];\n"
                       "#endif\n",
-    .local_dynamic_shared = "    $type *const b$n = ($type *)(workgroup_memory + $base);\n",
-    .matrices = kir_matrix_cuda,
-    .wide = kir_wide_cuda,
-    .short_f32 = true,
+    .memory.local_dynamic = "    $type *const b$n = ($type *)(workgroup_memory + $base);\n",
+    .matrices.text = kir_matrix_cuda,
+    .matrices.wide = kir_wide_cuda,
+    .matrices.short_f32 = true,
     .words = {GPU_WORDS},
     GPU_TEXTS,
-    .halves_if = "__CUDA_ARCH__",
-    .from_half = "static __device__ inline float kir_from_f16(unsigned short h) {\n"
-                 "    float x;\n"
-                 "    asm(\"cvt.f32.f16 %0, %1;\" : \"=f\"(x) : \"h\"(h));\n"
-                 "    return x;\n"
+    .halves.condition = "__CUDA_ARCH__",
+    .halves.from = "static __device__ inline float kir_from_f16(unsigned short h) {\n"
+                   "    float x;\n"
+                   "    asm(\"cvt.f32.f16 %0, %1;\" : \"=f\"(x) : \"h\"(h));\n"
+                   "    return x;\n"
+                   "}\n",
+    .halves.to = "static __device__ inline unsigned short kir_to_f16(float x) {\n"
+                 "    unsigned short h;\n"
+                 "    asm(\"cvt.rn.f16.f32 %0, %1;\" : \"=h\"(h) : \"f\"(x));\n"
+                 "    return h;\n"
                  "}\n",
-    .to_half = "static __device__ inline unsigned short kir_to_f16(float x) {\n"
-               "    unsigned short h;\n"
-               "    asm(\"cvt.rn.f16.f32 %0, %1;\" : \"=h\"(h) : \"f\"(x));\n"
-               "    return h;\n"
-               "}\n",
 };
 
 const kir_dialect kir_dialect_hip = {
     .name = "HIP C",
-    .matrices = kir_matrix_hip,
+    .matrices.text = kir_matrix_hip,
     .words = {GPU_WORDS},
     GPU_TEXTS,
-    .halves_if = "__AMDGCN__",
-    .from_half = "static __device__ inline float kir_from_f16(unsigned short h) {\n"
-                 "    return (float)__builtin_bit_cast(_Float16, h);\n"
+    .halves.condition = "__AMDGCN__",
+    .halves.from = "static __device__ inline float kir_from_f16(unsigned short h) {\n"
+                   "    return (float)__builtin_bit_cast(_Float16, h);\n"
+                   "}\n",
+    .halves.to = "static __device__ inline unsigned short kir_to_f16(float x) {\n"
+                 "    return __builtin_bit_cast(unsigned short, (_Float16)x);\n"
                  "}\n",
-    .to_half = "static __device__ inline unsigned short kir_to_f16(float x) {\n"
-               "    return __builtin_bit_cast(unsigned short, (_Float16)x);\n"
-               "}\n",
 };

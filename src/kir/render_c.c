@@ -57,7 +57,7 @@ static void kir_render_array(render *r, int i, int count, kir_type t) {
     r->size = count;
     r->type = spelling(r, TYPE_WORDS[t] + 1);
     kir_render_indent(r);
-    kir_render_words(r, r->t->dialect->array);
+    kir_render_words(r, r->t->dialect->memory.array);
 }
 
 /* The words of the kernel being written. */
@@ -84,7 +84,7 @@ static bool put_own_word(render *r, const char *word) {
         const char *word, *text;
     } texts[] = {{"entry", k->entry},
                  {"part", (const char *const[4]){"x", "y", "z", "w"}[r->n % 2 * 2 + r->half]},
-                 {"p", k->params_in_buffer ? d->params_by_address : d->params_by_value},
+                 {"p", k->params_in_buffer ? d->params.array_by_address : d->params.array_by_value},
                  {"ix", spelling(r, r->t->index32 ? "i32" : "i64")},
                  {"type", r->type},
                  {"aligned", r->aligned ? " __attribute__((aligned(16)))" : ""},
@@ -179,7 +179,7 @@ void kir_render_line(render *r, const char *format, ...) {
 void kir_render_size(render *r, size_t n) {
     r->n = (int)n;
     kir_render_words(r, "$ix(");
-    kir_render_words(r, r->t->dialect->word);
+    kir_render_words(r, r->t->dialect->params.word);
     tn_str_add(r->text, ")");
 }
 
@@ -325,10 +325,12 @@ static void kir_render_operation(render *r, const kir_ins *in, kir_type operand,
     char room[48], piece[2] = "";
     const char *at = operation_text(r, in, operand, room, sizeof room);
     const kir_dialect *d = r->t->dialect;
-    if (d->number && in->op == KIR_EQ && kir_is_float(operand) && strcmp(names[0], names[1]) == 0) at = d->number;
-    if (d->less && in->op == KIR_LT && kir_is_float(operand)) at = d->less;
-    if (d->nothing && in->op == KIR_SUB && kir_is_float(operand) && strcmp(names[0], names[1]) == 0) at = d->nothing;
-    if (d->truth && in->op == KIR_CAST && in->type == KIR_BOOL && kir_is_float(operand)) at = d->truth;
+    if (d->floats.number && in->op == KIR_EQ && kir_is_float(operand) && strcmp(names[0], names[1]) == 0)
+        at = d->floats.number;
+    if (d->floats.less && in->op == KIR_LT && kir_is_float(operand)) at = d->floats.less;
+    if (d->floats.nothing && in->op == KIR_SUB && kir_is_float(operand) && strcmp(names[0], names[1]) == 0)
+        at = d->floats.nothing;
+    if (d->floats.truth && in->op == KIR_CAST && in->type == KIR_BOOL && kir_is_float(operand)) at = d->floats.truth;
     tn_str expanded = {0};
     tn_str *whole = r->text;
     r->text = &expanded;
@@ -538,10 +540,10 @@ static void put_half_runtime_scalar(render *r, const kir_ins *in, size_t at) {
     r->n = (int)at;
     r->half = in->kind;
     kir_render_put(r, "%s(", truth ? "" : TYPE_WORDS[in->type]);
-    kir_render_words(r, r->t->dialect->word);
+    kir_render_words(r, r->t->dialect->params.word);
     r->half = 1;
     if (truth) kir_render_words(r, " | ");
-    if (truth) kir_render_words(r, r->t->dialect->word);
+    if (truth) kir_render_words(r, r->t->dialect->params.word);
     r->half = 0;
     kir_render_words(r, truth ? ") != 0u;\n" : ");\n");
 }

@@ -373,8 +373,8 @@ static tn_status write_words(const kir_program *const *programs, int count, cons
 const kir_dialect kir_dialect_spirv = {
     .name = "SPIR-V",
     .groups = true,
-    .by_address_always = true,
-    .matrices = "",
+    .params.by_address_always = true,
+    .matrices.text = "",
     .legal = KIR_LEGAL_I64,
     .write = write_words,
 };

@@ -45,46 +45,56 @@ struct kir_dialect {
     const char *head_f64; /* … one with doubles */
     /* The device's own kir_from_f16 and kir_to_f16, and the macro that says whether they exist; NULL: computed by
      * arithmetic. They may give other NaNs. */
-    const char *halves_if, *from_half, *to_half;
-    const char *params_type;           /* before a kernel whose words are passed by value; may be "" */
-    const char *open;                  /* up to the first parameter */
-    const char *buffer;                /* one parameter; "" if one parameter has all */
-    const char *by_value, *by_address; /* the words as parameter, and the opening brace */
-    const char *bind;                  /* makes b$n of the parameter a$n */
+    struct {
+        const char *condition, *from, *to;
+    } halves;
+    const char *open;   /* up to the first parameter */
+    const char *buffer; /* one parameter; "" if one parameter has all */
+    const char *bind;   /* makes b$n of the parameter a$n */
     /* Statements between the number of points or workgroups (`count`) and the coordinates: they skip surplus items, and
      * define the first point of the workgroup `start` or the workgroup `group`, and the `item`. */
     const char *points, *items;
     const char *close;
-    const char *params_by_value, *params_by_address; /* the array of words */
-    int most_by_value;                               /* bytes of all parameters; 0: 1000, every device takes 1024 */
-    bool groups;                                     /* has workgroups, local memory and barriers */
-    bool loops;                                      /* `points` opens two loops */
+    struct {                               /* the words of the parameters */
+        const char *type;                  /* before a kernel that gets them by value; may be "" */
+        const char *by_value, *by_address; /* them as parameter, and the opening brace */
+        const char *array_by_value, *array_by_address;
+        int most_by_value;      /* bytes of all parameters; 0: 1000, every device takes 1024 */
+        bool by_address_always; /* never passed by value */
+        const char *word;       /* the $n-th */
+    } params;
+    bool groups; /* has workgroups, local memory and barriers */
+    bool loops;  /* `points` opens two loops */
     /* A declaration takes the type of its value, `let v = …` and `var x = …`, and a cast is a call: `i32(x)`. Otherwise
      * they are C's. */
     bool infers;
     const char *choice; /* #0 ? #1 : #2 */
-    /* Tests of floats, for compilers that may ignore NaN: #0 == #0, #0 < #1, #0 != 0, and the value of #0 - #0. NULL:
-     * written as they are. */
-    const char *number, *less, *truth, *nothing;
-    bool regroups;     /* compilers make a + (b + c) of (a + b) + c: kept(v1) hides from them how v1 came about */
-    const char *same;  /* makes u$n uniform over all items; NULL: compilers assume it where barriers need it */
-    const char *word;  /* the $n-th word of the parameters */
-    const char *array; /* declares s$n, $size elements of type $type */
-    const char *local; /* … b$n in workgroup memory */
-    /* Beyond `most_declared` bytes (0: never) that memory is dynamic shared memory: its declaration, and b$n at byte
-     * $base of it. */
-    int64_t most_declared;
-    const char *dynamic_shared, *local_dynamic_shared;
-    bool by_address_always; /* words are never passed by value */
-    const char *matrices;   /* the functions for matrices and packets, a text of texts/; NULL: there are none */
-    const char *wide;       /* … for wide ones, behind them */
-    bool short_f32;         /* … and whether `matrices` has fragments of f32 (tf32) */
-    unsigned legal;         /* what programs must be rid of first (render.h); they then need no prelude */
-    /* Writes everything up to the kernel's brace, instead of `params_type` … `local`; elements are then accessed by
-     * functions: get3(at3 + i) and set3(at3 + i, v) of buffer 3, without at3 in workgroup memory. */
+    /* For compilers that may ignore NaN: #0 == #0, #0 < #1, #0 != 0, and the value of #0 - #0. NULL: written as they
+     * are. */
+    struct {
+        const char *number, *less, *truth, *nothing;
+    } floats;
+    bool regroups;    /* compilers make a + (b + c) of (a + b) + c: kept(v1) hides from them how v1 came about */
+    const char *same; /* makes u$n uniform over all items; NULL: compilers assume it where barriers need it */
+    struct {
+        const char *array; /* declares s$n, $size elements of type $type */
+        const char *local; /* … b$n in workgroup memory */
+        /* Beyond `most_declared` bytes (0: never) that memory is dynamic shared memory: its declaration, and b$n at
+         * byte $base of it. */
+        int64_t most_declared;
+        const char *dynamic, *local_dynamic;
+    } memory;
+    struct {
+        const char *text; /* the functions for matrices and packets, a text of texts/; NULL: there are none */
+        const char *wide; /* … for wide ones, behind them */
+        bool short_f32;   /* … and whether `text` has fragments of f32 (tf32) */
+    } matrices;
+    unsigned legal; /* what programs must be rid of first (render.h); they then need no prelude */
+    /* Writes everything up to the kernel's brace, instead of `params.type` … `memory.local`; elements are then accessed
+     * by functions: get3(at3 + i) and set3(at3 + i, v) of buffer 3, without at3 in workgroup memory. */
     void (*open_kernel)(struct render *r);
     /* Writes the complete source into out[0].text; the other fields of each rendering are filled in. For languages
-     * outside C's family, which use only name, groups and by_address_always of the above. */
+     * outside C's family, which use only name, groups and params.by_address_always of the above. */
     tn_status (*write)(const kir_program *const *programs, int count, const kir_target *t, kir_rendering *out);
 };
 

@@ -88,8 +88,8 @@ static void frame_open(kir_frame *f, const kir_vm *vm, void *memory) {
     f->simd = TABLES[f->isa];
     f->bind = NULL;
     f->team = NULL;
-    f->code_given = false;
-    if (vm->n_access > 0) memcpy(f->views, vm->views, (size_t)vm->n_access * sizeof *f->views);
+    f->machine.is_given = false;
+    if (vm->n_access > 0) memcpy(f->access.views, vm->views, (size_t)vm->n_access * sizeof *f->access.views);
 }
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
@@ -107,17 +107,17 @@ static void cursor_set(kir_cursor *c, const kir_space *s, int64_t begin, int64_t
 }
 
 static const kir_space *loop_space(const kir_frame *f) {
-    return f->layout == KIR_ALONG ? &f->inner_space : &f->outer_space;
+    return f->grid.layout == KIR_ALONG ? &f->grid.inner : &f->grid.outer;
 }
 
 static void set_loop(kir_frame *f, int64_t begin, int64_t count) {
-    cursor_set(f->layout == KIR_ALONG ? &f->inner : &f->outer, loop_space(f), begin, count);
+    cursor_set(f->grid.layout == KIR_ALONG ? &f->inner : &f->outer, loop_space(f), begin, count);
 }
 
 /* Outside loops, the loop axes are at their first point, even if they have none. */
 static void leave_loop(kir_frame *f) {
     static const kir_space nowhere = {.n = 0, .total = 1};
-    kir_cursor *c = f->layout == KIR_ALONG ? &f->inner : &f->outer;
+    kir_cursor *c = f->grid.layout == KIR_ALONG ? &f->inner : &f->outer;
     c->space = &nowhere;
     c->begin = 0;
     c->count = 1;
@@ -127,15 +127,15 @@ static void leave_loop(kir_frame *f) {
 }
 
 static char *result_address(kir_frame *f, const kir_bound *b) {
-    if (b->direct == KIR_NONE) return f->at[b->d];
+    if (b->direct == KIR_NONE) return f->tile.at[b->d];
     char *direct = kir_direct_address(f, b->direct);
-    f->at[b->d] = direct ? direct : f->slots + f->schedule->slots[b->d];
-    return f->at[b->d];
+    f->tile.at[b->d] = direct ? direct : f->tile.slots + f->schedule->slots[b->d];
+    return f->tile.at[b->d];
 }
 
 static void do_call(kir_frame *f, const kir_bound *b) {
     char *d = result_address(f, b);
-    b->fn(d, f->at[b->a], f->at[b->b], f->at[b->c], kir_count(f, b->kind));
+    b->fn(d, f->tile.at[b->a], f->tile.at[b->b], f->tile.at[b->c], kir_count(f, b->kind));
 }
 
 static kir_type operand_type(const kir_step *s, int k) {
@@ -158,7 +158,7 @@ static void do_rows(kir_frame *f, const kir_bound *b) {
     const char *at[3];
     size_t move[3];
     for (int k = 0; k < b->operands; k++) {
-        at[k] = f->at[values[k]];
+        at[k] = f->tile.at[values[k]];
         move[k] = row_bytes(f, values[k], kir_type_size(operand_type(s, k)));
     }
     char *d = result_address(f, b);
@@ -179,7 +179,7 @@ static void do_spread(kir_frame *f, const kir_bound *b) {
     b->fn(result_address(f, b), at[0], at[1], at[2], kir_count(f, b->kind));
 }
 
-static void do_rename(kir_frame *f, const kir_bound *b) { f->at[b->d] = f->at[b->a]; }
+static void do_rename(kir_frame *f, const kir_bound *b) { f->tile.at[b->d] = f->tile.at[b->a]; }
 
 /* With whole rows in the tile, a loop is just the full range; parts are run by run_loop. */
 static void do_loop(kir_frame *f, TN_UNUSED const kir_bound *b) { set_loop(f, 0, loop_space(f)->total); }
@@ -199,7 +199,7 @@ static void run_loop(kir_frame *f, int loop, int end);
 static void run_steps(kir_frame *f, int from, int to) {
     for (int i = from; i < to; i++) {
         const kir_bound *b = &f->bind->bound[i];
-        if (b->act == KIR_DO_LOOP && !f->whole) {
+        if (b->act == KIR_DO_LOOP && !f->grid.whole) {
             int end = f->schedule->steps[i].partner;
             run_loop(f, i, end);
             i = end;
@@ -216,7 +216,7 @@ static void run_steps(kir_frame *f, int from, int to) {
 static int64_t chunk_at(const kir_frame *f, int64_t at, int64_t end) {
     enum { LONG_RUN = 64 };
     const kir_space *s = loop_space(f);
-    int64_t n = tn_min64(end - at, f->layout == KIR_ALONG ? f->inner_step : f->outer_step);
+    int64_t n = tn_min64(end - at, f->grid.layout == KIR_ALONG ? f->grid.inner_step : f->grid.outer_step);
     if (s->n < 2 || s->extent[s->n - 1] < LONG_RUN) return n;
     return tn_min64(n, s->extent[s->n - 1] - at % s->extent[s->n - 1]);
 }
@@ -250,19 +250,20 @@ static void member_open(kir_frame *f, const kir_team *t, int worker) {
     kir_frame_carve(&own, leader->vm, t->memory + (size_t)worker * leader->vm->thread_bytes);
     *f = *leader;
     f->team = NULL;
-    f->at = own.at;
-    f->flags = own.flags;
-    f->slots = own.slots;
-    f->states = own.states;
-    memcpy(f->stage, own.stage, sizeof f->stage);
-    memcpy(f->at, leader->at, (size_t)f->vm->n_values * sizeof *f->at);
-    memcpy(f->flags, leader->flags, (size_t)f->schedule->n_steps);
+    f->tile.at = own.tile.at;
+    f->tile.flags = own.tile.flags;
+    f->tile.slots = own.tile.slots;
+    f->tile.states = own.tile.states;
+    memcpy(f->tile.stage, own.tile.stage, sizeof f->tile.stage);
+    memcpy(f->tile.at, leader->tile.at, (size_t)f->vm->n_values * sizeof *f->tile.at);
+    memcpy(f->tile.flags, leader->tile.flags, (size_t)f->schedule->n_steps);
     for (int i = 0; i < f->schedule->n_steps; i++) {
         const kir_step *s = &f->schedule->steps[i];
-        if (s->in_loop && s->d != KIR_NONE && s->op != KIR_REDUCE) f->at[s->d] = f->slots + f->schedule->slots[s->d];
+        if (s->in_loop && s->d != KIR_NONE && s->op != KIR_REDUCE)
+            f->tile.at[s->d] = f->tile.slots + f->schedule->slots[s->d];
     }
-    cursor_set(&f->inner, &f->inner_space, leader->inner.begin, leader->inner.count);
-    cursor_set(&f->outer, &f->outer_space, leader->outer.begin, leader->outer.count);
+    cursor_set(&f->inner, &f->grid.inner, leader->inner.begin, leader->inner.count);
+    cursor_set(&f->outer, &f->grid.outer, leader->outer.begin, leader->outer.count);
 }
 
 static void member_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
@@ -318,21 +319,21 @@ static void set_range(kir_cursor *c, const kir_space *s, int64_t unit, int64_t s
 
 /* Columns: pieces of a run, or any stretch when runs are short. */
 static void set_columns(kir_frame *f, int64_t unit) {
-    const kir_space *s = &f->inner_space;
-    if (f->inner_pieces == 0) {
-        set_range(&f->inner, s, unit, f->inner_step);
+    const kir_space *s = &f->grid.inner;
+    if (f->grid.inner_pieces == 0) {
+        set_range(&f->inner, s, unit, f->grid.inner_step);
         return;
     }
     int64_t run = s->n > 0 ? s->extent[s->n - 1] : 1;
-    int64_t begin = unit % f->inner_pieces * f->inner_step;
-    cursor_set(&f->inner, s, unit / f->inner_pieces * run + begin, tn_min64(f->inner_step, run - begin));
+    int64_t begin = unit % f->grid.inner_pieces * f->grid.inner_step;
+    cursor_set(&f->inner, s, unit / f->grid.inner_pieces * run + begin, tn_min64(f->grid.inner_step, run - begin));
 }
 
 /* Square tiles visit memory in squares of tiles, so that the pages read along one side and written along the other stay
  * in the TLB. */
 static void place_square(const kir_frame *f, int64_t unit, int64_t *row, int64_t *column) {
     enum { SIDE = 16 };
-    int64_t across = f->inner_pieces, down = f->units / across;
+    int64_t across = f->grid.inner_pieces, down = f->grid.units / across;
     int64_t band = unit / (SIDE * across), in_band = unit % (SIDE * across);
     int64_t height = tn_min64(SIDE, down - band * SIDE);
     int64_t block = in_band / (height * SIDE), in_block = in_band % (height * SIDE);
@@ -342,17 +343,17 @@ static void place_square(const kir_frame *f, int64_t unit, int64_t *row, int64_t
 }
 
 static void set_tile(kir_frame *f, int64_t unit) {
-    int64_t row = unit / f->inner_pieces, column = unit % f->inner_pieces;
-    if (f->square) place_square(f, unit, &row, &column);
-    set_range(&f->outer, &f->outer_space, row, f->outer_step);
-    set_range(&f->inner, &f->inner_space, column, f->inner_step);
+    int64_t row = unit / f->grid.inner_pieces, column = unit % f->grid.inner_pieces;
+    if (f->grid.square) place_square(f, unit, &row, &column);
+    set_range(&f->outer, &f->grid.outer, row, f->grid.outer_step);
+    set_range(&f->inner, &f->grid.inner, column, f->grid.inner_step);
 }
 
 static void run_unit(kir_frame *f, int64_t unit) {
-    if (f->layout == KIR_POINTS) {
+    if (f->grid.layout == KIR_POINTS) {
         set_tile(f, unit);
-    } else if (f->layout == KIR_ALONG) {
-        set_range(&f->outer, &f->outer_space, unit, f->outer_step);
+    } else if (f->grid.layout == KIR_ALONG) {
+        set_range(&f->outer, &f->grid.outer, unit, f->grid.outer_step);
         leave_loop(f);
     } else {
         set_columns(f, unit);
@@ -363,7 +364,7 @@ static void run_unit(kir_frame *f, int64_t unit) {
 
 static void run_units(kir_frame *f, int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; unit++) {
-        if (f->code)
+        if (f->machine.code)
             kir_code_run(f, unit);
         else
             run_unit(f, unit);
@@ -400,8 +401,8 @@ static void run_share(void *ctx, int64_t begin, int64_t end, int worker) {
     for (int64_t i = launch_of(j, begin); i < j->count && j->first_unit[i] < end; i++) {
         int64_t first = j->first_unit[i], last = j->first_unit[i + 1];
         if (first == last) continue;
-        f.code_given = true;
-        f.given = j->codes[i];
+        f.machine.is_given = true;
+        f.machine.given = j->codes[i];
         kir_frame_launch(&f, &j->launches[i], NULL, NULL);
         run_units(&f, tn_max64(begin - first, 0), tn_min64(end, last) - first);
     }
@@ -409,7 +410,7 @@ static void run_share(void *ctx, int64_t begin, int64_t end, int worker) {
 
 /* Is the launch better divided inside its loops? It has fewer units than threads, and each is long. */
 static bool wants_team(const kir_frame *f, int threads) {
-    return f->vm->in_blocks && !f->code && !f->whole && f->units < threads && f->units > 0 &&
+    return f->vm->in_blocks && !f->machine.code && !f->grid.whole && f->grid.units < threads && f->grid.units > 0 &&
            loop_space(f)->total >= 2 * KIR_BLOCK;
 }
 
@@ -418,7 +419,7 @@ static void run_with_team(kir_frame *f, int threads, char *memory) {
     t.memory = memory;
     t.parts = t.memory + (size_t)threads * f->vm->thread_bytes;
     f->team = &t;
-    run_units(f, 0, f->units);
+    run_units(f, 0, f->grid.units);
     f->team = NULL;
 }
 
@@ -456,13 +457,13 @@ static tn_status run_shared(const kir_vm *vm, const kir_launch *launches, int64_
         kir_frame_launch(&f, &launches[i], NULL, NULL);
         if (count == 1) kir_recipe_note(&f, NULL, NULL);
         j.first_unit[i] = units;
-        j.codes[i] = f.code;
+        j.codes[i] = f.machine.code;
         if (wants_team(&f, threads)) {
             run_with_team(&f, threads, j.memory + s.frames + s.table);
             continue;
         }
-        units += f.units;
-        cost += f.cost;
+        units += f.grid.units;
+        cost += f.grid.cost;
     }
     j.first_unit[count] = units;
     if (units == 0) return TN_OK;
@@ -500,7 +501,7 @@ tn_status kir_vm_run(const kir_vm *vm, const kir_launch *launches, int64_t count
     frame_open(&f, vm, memory);
     for (int64_t i = 0; i < count; i++) {
         kir_frame_launch(&f, &launches[i], NULL, NULL);
-        run_units(&f, 0, f.units);
+        run_units(&f, 0, f.grid.units);
     }
     if (count == 1) kir_recipe_note(&f, NULL, NULL);
     return TN_OK;
@@ -518,6 +519,6 @@ void kir_vm_run_box(const kir_vm *vm, const kir_launch *launch, const int64_t *l
     kir_frame f;
     frame_open(&f, vm, scratch);
     kir_frame_launch(&f, launch, lo, hi);
-    run_units(&f, 0, f.units);
+    run_units(&f, 0, f.grid.units);
     kir_recipe_note(&f, lo, hi);
 }

@@ -164,30 +164,38 @@ typedef struct kir_frame {
     const kir_bind *bind;
     const kir_launch *launch;
     const int64_t *sizes;
-    kir_layout layout;
-    bool whole;
-    kir_space outer_space, inner_space;
-    int64_t outer_step, inner_step; /* a tile's size */
-    bool square;                    /* tiles are square: something is transposed */
-    int64_t inner_pieces, units;    /* pieces of an inner run; what a launch divides into */
-    double cost;                    /* of the launch, nanoseconds */
-    kir_cursor outer, inner;        /* the current tile */
-    int64_t *strides;               /* by access: offset, outer strides, inner strides */
-    int stride_width;
-    kir_view *views;   /* by access */
-    bool flagged;      /* some step has a flag */
-    char **at;         /* by value: its memory */
-    uint8_t *flags;    /* by step: KIR_FLAG_… */
-    kir_range *ranges; /* by step that loads or stores: the bytes it may touch */
-    char *slots;
-    char *stage[KIR_STAGES];
-    kir_state *states;
-    kir_value *scalars;
-    uint8_t *pattern;
-    kir_bind own;         /* when the program's table of binds is full */
-    const kir_code *code; /* not NULL: units are run by machine code */
-    bool code_given;      /* … and `given` says by which: a launch that is shared out has one division into units */
-    const kir_code *given;
+    struct { /* how the launch is divided */
+        kir_layout layout;
+        bool whole;
+        kir_space outer, inner;
+        int64_t outer_step, inner_step; /* a tile's size */
+        bool square;                    /* tiles are square: something is transposed */
+        int64_t inner_pieces, units;    /* pieces of an inner run; what a launch divides into */
+        double cost;                    /* of the launch, nanoseconds */
+    } grid;
+    kir_cursor outer, inner; /* the current tile */
+    struct {                 /* by access */
+        int64_t *strides;    /* offset, outer strides, inner strides */
+        int stride_width;
+        kir_view *views;
+    } access;
+    struct {               /* memory of values */
+        bool flagged;      /* some step has a flag */
+        char **at;         /* by value */
+        uint8_t *flags;    /* by step: KIR_FLAG_… */
+        kir_range *ranges; /* by step that loads or stores: the bytes it may touch */
+        char *slots;
+        char *stage[KIR_STAGES];
+        kir_state *states;
+        kir_value *scalars;
+        uint8_t *pattern;
+    } tile;
+    kir_bind own; /* when the program's table of binds is full */
+    struct {
+        const kir_code *code; /* not NULL: units are run by it */
+        bool is_given; /* … and `given` says by which: a launch that is shared out has one division into units */
+        const kir_code *given;
+    } machine;
     struct kir_team *team; /* not NULL: loops are shared out block by block (vm.c) */
 } kir_frame;
 

@@ -29,24 +29,24 @@ size_t kir_frame_carve(kir_frame *f, const kir_vm *vm, void *memory) {
     uintptr_t at = (uintptr_t)memory;
     size_t steps = larger((size_t)vm->parts.n_steps, (size_t)vm->whole.n_steps);
     size_t values = (size_t)vm->n_values, accesses = (size_t)vm->n_access;
-    f->at = carve(&at, values * sizeof *f->at);
-    f->flags = carve(&at, steps);
-    f->ranges = carve(&at, steps * sizeof *f->ranges);
-    f->strides = carve(&at, accesses * (KIR_MAX_AXES + 1) * sizeof *f->strides);
-    f->scalars = carve(&at, (size_t)vm->n_scalars * sizeof *f->scalars);
-    f->views = carve(&at, accesses * sizeof *f->views);
-    f->pattern = carve(&at, KIR_PATTERN_HEAD + accesses);
+    f->tile.at = carve(&at, values * sizeof *f->tile.at);
+    f->tile.flags = carve(&at, steps);
+    f->tile.ranges = carve(&at, steps * sizeof *f->tile.ranges);
+    f->access.strides = carve(&at, accesses * (KIR_MAX_AXES + 1) * sizeof *f->access.strides);
+    f->tile.scalars = carve(&at, (size_t)vm->n_scalars * sizeof *f->tile.scalars);
+    f->access.views = carve(&at, accesses * sizeof *f->access.views);
+    f->tile.pattern = carve(&at, KIR_PATTERN_HEAD + accesses);
     f->own.bound = carve(&at, steps * sizeof *f->own.bound);
     f->own.kinds = carve(&at, values);
     f->own.pattern = carve(&at, KIR_PATTERN_HEAD + accesses);
-    f->slots = carve(&at, larger(vm->parts.slot_bytes, vm->whole.slot_bytes));
+    f->tile.slots = carve(&at, larger(vm->parts.slot_bytes, vm->whole.slot_bytes));
     for (int i = 0; i < KIR_STAGES; i++)
-        f->stage[i] = carve(&at, KIR_TILE * sizeof(kir_value));
-    f->states = carve(&at, (size_t)vm->n_states * sizeof *f->states);
+        f->tile.stage[i] = carve(&at, KIR_TILE * sizeof(kir_value));
+    f->tile.states = carve(&at, (size_t)vm->n_states * sizeof *f->tile.states);
     for (int i = 0; i < vm->n_states; i++) {
         char *lanes = carve(&at, lane_bytes(vm->state_width[i]));
         char *total = carve(&at, KIR_TILE * sizeof(kir_value));
-        if (memory) f->states[i] = (kir_state){.lanes = lanes, .total = total};
+        if (memory) f->tile.states[i] = (kir_state){.lanes = lanes, .total = total};
     }
     return at - (uintptr_t)memory;
 }
@@ -161,8 +161,8 @@ static void set_space(kir_space *s, const frame_axes *a, int first, int end) {
 /* The strides of every access along the axes of both spaces, and the offset of the box's first point. */
 static void set_strides(kir_frame *f, const frame_axes *outer, int n_outer, const frame_axes *inner, int inner_first,
                         int n_inner, const int64_t *lo) {
-    f->stride_width = 1 + n_outer + n_inner;
-    int64_t *to = f->strides;
+    f->access.stride_width = 1 + n_outer + n_inner;
+    int64_t *to = f->access.strides;
     for (int i = 0; i < f->vm->n_access; i++) {
         const int64_t *affine = affine_of(f, i);
         *to = affine[0];
@@ -179,10 +179,10 @@ static void set_strides(kir_frame *f, const frame_axes *outer, int n_outer, cons
 }
 
 static int64_t last_stride(const kir_frame *f, int access, bool inner) {
-    const int64_t *strides = f->strides + (size_t)access * (size_t)f->stride_width + 1;
-    int n = f->outer_space.n;
+    const int64_t *strides = f->access.strides + (size_t)access * (size_t)f->access.stride_width + 1;
+    int n = f->grid.outer.n;
     if (!inner) return n > 0 ? strides[n - 1] : 0;
-    return f->inner_space.n > 0 ? strides[n + f->inner_space.n - 1] : 0;
+    return f->grid.inner.n > 0 ? strides[n + f->grid.inner.n - 1] : 0;
 }
 
 /* Does some access run along the outer axis while the inner one makes it jump? Then tiles are square. */
@@ -202,33 +202,35 @@ int64_t kir_piece_of(int64_t total, int64_t most) {
 
 static void plan_points(kir_frame *f) {
     enum { SQUARE_SIDE = 32 };
-    f->square = f->outer_space.total >= 8 && f->inner_space.total >= 8 && transposes(f);
-    f->inner_step = kir_piece_of(f->inner_space.total, f->square ? SQUARE_SIDE : f->vm->points_tile);
-    f->outer_step = tn_max64(tn_min64(f->outer_space.total, f->vm->points_tile / f->inner_step), 1);
-    f->inner_pieces = tn_ceil_div(f->inner_space.total, f->inner_step);
-    f->units = f->inner_pieces * tn_ceil_div(f->outer_space.total, f->outer_step);
+    f->grid.square = f->grid.outer.total >= 8 && f->grid.inner.total >= 8 && transposes(f);
+    f->grid.inner_step = kir_piece_of(f->grid.inner.total, f->grid.square ? SQUARE_SIDE : f->vm->points_tile);
+    f->grid.outer_step = tn_max64(tn_min64(f->grid.outer.total, f->vm->points_tile / f->grid.inner_step), 1);
+    f->grid.inner_pieces = tn_ceil_div(f->grid.inner.total, f->grid.inner_step);
+    f->grid.units = f->grid.inner_pieces * tn_ceil_div(f->grid.outer.total, f->grid.outer_step);
 }
 
 static void plan_along(kir_frame *f) {
-    int64_t length = f->inner_space.total;
-    f->whole = length > 0 && length <= KIR_TILE;
-    f->inner_step = f->whole ? length : KIR_TILE;
-    f->outer_step = f->whole ? tn_max64(tn_min64(f->outer_space.total, 2 * f->vm->points_tile / length), 1) : 1;
-    f->units = tn_ceil_div(f->outer_space.total, f->outer_step);
+    int64_t length = f->grid.inner.total;
+    f->grid.whole = length > 0 && length <= KIR_TILE;
+    f->grid.inner_step = f->grid.whole ? length : KIR_TILE;
+    f->grid.outer_step =
+        f->grid.whole ? tn_max64(tn_min64(f->grid.outer.total, 2 * f->vm->points_tile / length), 1) : 1;
+    f->grid.units = tn_ceil_div(f->grid.outer.total, f->grid.outer_step);
 }
 
 static void plan_across(kir_frame *f) {
-    int64_t length = f->outer_space.total, columns = KIR_COLUMNS;
+    int64_t length = f->grid.outer.total, columns = KIR_COLUMNS;
     int64_t narrowest = f->vm->has_loops ? KIR_NARROW : KIR_COLUMNS; /* several loops share what whole rows load */
-    f->whole = length > 0 && length * narrowest <= KIR_TILE;
-    f->outer_step = f->whole ? length : KIR_TILE / KIR_COLUMNS;
-    if (f->whole) columns = KIR_TILE / length / KIR_NARROW * KIR_NARROW;
-    const kir_space *s = &f->inner_space;
+    f->grid.whole = length > 0 && length * narrowest <= KIR_TILE;
+    f->grid.outer_step = f->grid.whole ? length : KIR_TILE / KIR_COLUMNS;
+    if (f->grid.whole) columns = KIR_TILE / length / KIR_NARROW * KIR_NARROW;
+    const kir_space *s = &f->grid.inner;
     int64_t run = s->n > 0 ? s->extent[s->n - 1] : 1;
     bool by_runs = s->n == 1 || run >= KIR_NARROW;
-    f->inner_step = by_runs ? kir_piece_of(run, columns) : tn_min64(columns, tn_max64(s->total, 1));
-    f->inner_pieces = by_runs ? tn_ceil_div(run, f->inner_step) : 0;
-    f->units = by_runs ? f->inner_pieces * (s->total / tn_max64(run, 1)) : tn_ceil_div(s->total, f->inner_step);
+    f->grid.inner_step = by_runs ? kir_piece_of(run, columns) : tn_min64(columns, tn_max64(s->total, 1));
+    f->grid.inner_pieces = by_runs ? tn_ceil_div(run, f->grid.inner_step) : 0;
+    f->grid.units =
+        by_runs ? f->grid.inner_pieces * (s->total / tn_max64(run, 1)) : tn_ceil_div(s->total, f->grid.inner_step);
 }
 
 /* ---- kinds ------------------------------------------------------------------------------------------------------- */
@@ -241,16 +243,16 @@ static bool varies(const int64_t *strides, int n) {
 }
 
 static void make_pattern(const kir_frame *f, uint8_t *pattern) {
-    bool inner = f->inner_step > 1, outer = f->outer_step > 1;
-    pattern[0] = (uint8_t)f->layout;
-    pattern[1] = f->whole;
-    pattern[2] = f->inner_step < KIR_NARROW;
+    bool inner = f->grid.inner_step > 1, outer = f->grid.outer_step > 1;
+    pattern[0] = (uint8_t)f->grid.layout;
+    pattern[1] = f->grid.whole;
+    pattern[2] = f->grid.inner_step < KIR_NARROW;
     pattern[4] = (uint8_t)f->isa; /* tests change it */
     pattern[3] = (uint8_t)((inner ? KIR_INNER : 0) | (outer ? KIR_OUTER : 0));
-    const int64_t *strides = f->strides + 1;
-    for (int i = 0; i < f->vm->n_access; i++, strides += f->stride_width) {
-        int kind = inner && varies(strides + f->outer_space.n, f->inner_space.n) ? KIR_INNER : 0;
-        if (outer && varies(strides, f->outer_space.n)) kind |= KIR_OUTER;
+    const int64_t *strides = f->access.strides + 1;
+    for (int i = 0; i < f->vm->n_access; i++, strides += f->access.stride_width) {
+        int kind = inner && varies(strides + f->grid.outer.n, f->grid.inner.n) ? KIR_INNER : 0;
+        if (outer && varies(strides, f->grid.outer.n)) kind |= KIR_OUTER;
         pattern[KIR_PATTERN_HEAD + i] = (uint8_t)kind;
     }
 }
@@ -276,17 +278,17 @@ static const kir_bind *find_bind(kir_frame *f) {
     for (int i = 0; i < KIR_BINDS; i++) {
         kir_bind *old = atomic_load_explicit(&vm->binds[i], memory_order_acquire);
         if (old) {
-            if (memcmp(old->pattern, f->pattern, bytes) == 0) return old;
+            if (memcmp(old->pattern, f->tile.pattern, bytes) == 0) return old;
             continue;
         }
-        kir_bind *made = new_bind(f, f->pattern, bytes);
+        kir_bind *made = new_bind(f, f->tile.pattern, bytes);
         if (!made) break;
         if (atomic_compare_exchange_strong(&vm->binds[i], &old, made)) return made;
         tn_mem_free(made);
         i--; /* someone else's is there now: look at it */
     }
-    memcpy(f->own.pattern, f->pattern, bytes);
-    kir_bind_make(f, f->pattern, &f->own);
+    memcpy(f->own.pattern, f->tile.pattern, bytes);
+    kir_bind_make(f, f->tile.pattern, &f->own);
     return &f->own;
 }
 
@@ -305,11 +307,11 @@ static void stretch(int64_t *low, int64_t *high, const kir_space *s, const int64
 /* The bytes that a step's access may touch in this launch. */
 static kir_range range_of(const kir_frame *f, const kir_step *s) {
     if (s->dyn != KIR_NONE) return (kir_range){0, UINTPTR_MAX};
-    const int64_t *strides = f->strides + (size_t)s->access * (size_t)f->stride_width;
+    const int64_t *strides = f->access.strides + (size_t)s->access * (size_t)f->access.stride_width;
     int64_t low = strides[0], high = strides[0];
-    stretch(&low, &high, &f->outer_space, strides + 1);
-    stretch(&low, &high, &f->inner_space, strides + 1 + f->outer_space.n);
-    const kir_view *view = &f->views[s->access];
+    stretch(&low, &high, &f->grid.outer, strides + 1);
+    stretch(&low, &high, &f->grid.inner, strides + 1 + f->grid.outer.n);
+    const kir_view *view = &f->access.views[s->access];
     uintptr_t base = (uintptr_t)view->origin;
     return (kir_range){base + (uintptr_t)low * view->size, base + ((uintptr_t)high + 1) * view->size};
 }
@@ -318,20 +320,20 @@ static kir_range range_of(const kir_frame *f, const kir_step *s) {
 static void set_ranges(kir_frame *f) {
     for (int i = 0; i < f->schedule->n_steps; i++) {
         const kir_step *s = &f->schedule->steps[i];
-        if (s->op == KIR_LOAD || s->op == KIR_STORE) f->ranges[i] = range_of(f, s);
+        if (s->op == KIR_LOAD || s->op == KIR_STORE) f->tile.ranges[i] = range_of(f, s);
     }
 }
 
 static void set_flags(kir_frame *f) {
-    memset(f->flags, 0, (size_t)f->schedule->n_steps);
-    f->flagged = false;
+    memset(f->tile.flags, 0, (size_t)f->schedule->n_steps);
+    f->tile.flagged = false;
     if (f->schedule->n_conflicts) set_ranges(f);
     for (int i = 0; i < f->schedule->n_conflicts; i++) {
         const kir_conflict *c = &f->schedule->conflicts[i];
-        const kir_range *a = &f->ranges[c->loser], *b = &f->ranges[c->other];
+        const kir_range *a = &f->tile.ranges[c->loser], *b = &f->tile.ranges[c->other];
         if (a->low >= b->high || b->low >= a->high) continue;
-        f->flags[c->loser] |= f->schedule->steps[c->loser].op == KIR_LOAD ? KIR_FLAG_COPY : KIR_FLAG_LATE;
-        f->flagged = true;
+        f->tile.flags[c->loser] |= f->schedule->steps[c->loser].op == KIR_LOAD ? KIR_FLAG_COPY : KIR_FLAG_LATE;
+        f->tile.flagged = true;
     }
 }
 
@@ -339,17 +341,17 @@ static void set_flags(kir_frame *f) {
 
 static void set_values(kir_frame *f) {
     for (int v = 0; v < f->vm->n_values; v++)
-        f->at[v] = f->slots + f->schedule->slots[v];
+        f->tile.at[v] = f->tile.slots + f->schedule->slots[v];
     for (int i = 0; i < f->vm->n_constants; i++)
-        f->at[f->vm->constant_of[i]] = (char *)&f->vm->constant_values[i];
+        f->tile.at[f->vm->constant_of[i]] = (char *)&f->vm->constant_values[i];
     for (int i = 0; i < f->vm->n_scalars; i++)
-        f->at[f->vm->constant_of[f->vm->n_constants + i]] = (char *)&f->scalars[i];
+        f->tile.at[f->vm->constant_of[f->vm->n_constants + i]] = (char *)&f->tile.scalars[i];
 }
 
 static void set_views(kir_frame *f) {
     for (int i = 0; i < f->vm->n_access; i++) {
         int buffer = f->vm->buffer_of[i];
-        if (buffer >= 0) f->views[i].origin = f->launch->buffers[buffer];
+        if (buffer >= 0) f->access.views[i].origin = f->launch->buffers[buffer];
     }
 }
 
@@ -366,26 +368,26 @@ static void kir_scalars_set(const kir_vm *vm, const kir_scalar *scalars, kir_val
     }
 }
 
-static void set_runtime_scalars(kir_frame *f) { kir_scalars_set(f->vm, f->launch->scalars, f->scalars); }
+static void set_runtime_scalars(kir_frame *f) { kir_scalars_set(f->vm, f->launch->scalars, f->tile.scalars); }
 
 static void set_plan(kir_frame *f, const frame_axes *par, const frame_axes *loop, const int64_t *lo) {
-    f->layout = choose_layout(f, par, loop);
-    f->whole = false;
-    f->inner_pieces = 0;
-    if (f->layout == KIR_POINTS) {
+    f->grid.layout = choose_layout(f, par, loop);
+    f->grid.whole = false;
+    f->grid.inner_pieces = 0;
+    if (f->grid.layout == KIR_POINTS) {
         int outer = par->n > 0 ? par->n - 1 : 0;
-        set_space(&f->outer_space, par, 0, outer);
-        set_space(&f->inner_space, par, outer, par->n);
+        set_space(&f->grid.outer, par, 0, outer);
+        set_space(&f->grid.inner, par, outer, par->n);
         set_strides(f, par, outer, par, outer, par->n - outer, lo);
         plan_points(f);
-    } else if (f->layout == KIR_ALONG) {
-        set_space(&f->outer_space, par, 0, par->n);
-        set_space(&f->inner_space, loop, 0, loop->n);
+    } else if (f->grid.layout == KIR_ALONG) {
+        set_space(&f->grid.outer, par, 0, par->n);
+        set_space(&f->grid.inner, loop, 0, loop->n);
         set_strides(f, par, par->n, loop, 0, loop->n, lo);
         plan_along(f);
     } else {
-        set_space(&f->outer_space, loop, 0, loop->n);
-        set_space(&f->inner_space, par, 0, par->n);
+        set_space(&f->grid.outer, loop, 0, loop->n);
+        set_space(&f->grid.inner, par, 0, par->n);
         set_strides(f, loop, loop->n, par, 0, par->n, lo);
         plan_across(f);
     }
@@ -397,11 +399,11 @@ void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo,
     loop.total = 1;
     f->launch = launch;
     f->sizes = launch->sizes;
-    f->units = 0;
-    f->code = NULL;
+    f->grid.units = 0;
+    f->machine.code = NULL;
     merge_par(f, lo, hi, &par);
     if (f->vm->has_loop) merge_loop(f, &loop);
-    f->cost = (double)par.total * (f->vm->point_cost + (double)loop.total * f->vm->loop_cost);
+    f->grid.cost = (double)par.total * (f->vm->point_cost + (double)loop.total * f->vm->loop_cost);
     if (par.total == 0) return;
     set_plan(f, &par, &loop, lo);
     set_views(f);
@@ -409,8 +411,8 @@ void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo,
         set_runtime_scalars(f);
         return;
     }
-    f->schedule = f->whole ? &f->vm->whole : &f->vm->parts;
-    make_pattern(f, f->pattern);
+    f->schedule = f->grid.whole ? &f->vm->whole : &f->vm->parts;
+    make_pattern(f, f->tile.pattern);
     const kir_bind *bind = find_bind(f);
     if (bind != f->bind || bind == &f->own) { /* else every value is in its slot, or is given its place by each tile */
         f->bind = bind;
@@ -439,7 +441,7 @@ static int directions(const binder *m) { return m->pattern[3]; }
 /* The directions of the points that a step runs over. */
 static int region_kind(const binder *m, const kir_step *s) {
     if (s->in_loop || !m->f->vm->has_loop) return directions(m);
-    return directions(m) & (m->f->layout == KIR_ALONG ? KIR_OUTER : KIR_INNER);
+    return directions(m) & (m->f->grid.layout == KIR_ALONG ? KIR_OUTER : KIR_INNER);
 }
 
 static int access_kind(const binder *m, const kir_step *s) {
@@ -450,7 +452,7 @@ static int result_kind(const binder *m, const kir_step *s) {
     int kind = bind_kind_of(m, s->a) | bind_kind_of(m, s->b) | bind_kind_of(m, s->c) | bind_kind_of(m, s->dyn);
     if (s->op == KIR_LOAD || s->op == KIR_INDEX) return kind | access_kind(m, s);
     if (s->op == KIR_STORE || s->op == KIR_SCAN) return region_kind(m, s);
-    if (s->op == KIR_REDUCE) return directions(m) & (m->f->layout == KIR_ALONG ? KIR_OUTER : KIR_INNER);
+    if (s->op == KIR_REDUCE) return directions(m) & (m->f->grid.layout == KIR_ALONG ? KIR_OUTER : KIR_INNER);
     return kind;
 }
 
@@ -654,7 +656,7 @@ static void fill_recipe(kir_recipe *r, const kir_frame *f, const int64_t *lo, co
     const kir_vm *vm = f->vm;
     mc_args args;
     kir_code_args(f, &args);
-    r->code = kir_code_fn(f->code);
+    r->code = kir_code_fn(f->machine.code);
     r->n = args.n;
     r->rows = args.rows;
     memcpy(r->sizes, f->sizes, r->size_bytes);
@@ -671,8 +673,8 @@ static void fill_recipe(kir_recipe *r, const kir_frame *f, const int64_t *lo, co
 
 static bool suits_recipe(const kir_frame *f) {
     const kir_vm *vm = f->vm;
-    return f->code && f->units == 1 && vm->n_par + vm->n_loop > 0 && vm->n_scalars <= MOST_SCALARS &&
-           f->outer_space.n <= 1 && f->outer_space.total * f->inner_space.total <= MOST_POINTS;
+    return f->machine.code && f->grid.units == 1 && vm->n_par + vm->n_loop > 0 && vm->n_scalars <= MOST_SCALARS &&
+           f->grid.outer.n <= 1 && f->grid.outer.total * f->grid.inner.total <= MOST_POINTS;
 }
 
 /* The second launch that could have a recipe leaves one, if there is room. */

@@ -14,27 +14,27 @@ enum { STAGE_VALUE, STAGE_MASK, STAGE_RAW, STAGE_INDEX, STAGE_DYN };
 static const kir_step *step_of(const kir_frame *f, const kir_bound *b) { return &f->schedule->steps[b->step]; }
 
 static const int64_t *outer_strides(const kir_frame *f, int access) {
-    return f->strides + (size_t)access * (size_t)f->stride_width + 1;
+    return f->access.strides + (size_t)access * (size_t)f->access.stride_width + 1;
 }
 
 static const int64_t *inner_strides(const kir_frame *f, int access) {
-    return outer_strides(f, access) + f->outer_space.n;
+    return outer_strides(f, access) + f->grid.outer.n;
 }
 
 /* The element that the tile's first point has. */
 static int64_t first_element(const kir_frame *f, int access) {
     const int64_t *outer = outer_strides(f, access), *inner = inner_strides(f, access);
     int64_t index = outer[-1];
-    for (int k = 0; k < f->outer_space.n; k++)
+    for (int k = 0; k < f->grid.outer.n; k++)
         index += f->outer.at[k] * outer[k];
-    for (int k = 0; k < f->inner_space.n; k++)
+    for (int k = 0; k < f->grid.inner.n; k++)
         index += f->inner.at[k] * inner[k];
     return index;
 }
 
 /* The origin of a launch may be outside its buffer, so this computes with integers. */
 static char *address_of(const kir_frame *f, int access, int64_t element) {
-    const kir_view *view = &f->views[access];
+    const kir_view *view = &f->access.views[access];
     return (char *)((uintptr_t)view->origin + (uintptr_t)element * view->size);
 }
 
@@ -226,9 +226,9 @@ static int64_t stride_in(const kir_frame *f, int kind, int direction) {
 
 const char *kir_spread(kir_frame *f, int v, kir_type type, int kind, int stage) {
     int own = f->bind->kinds[v];
-    if (own == kind) return f->at[v];
-    kir_block block = {.d = f->stage[stage],
-                       .s = f->at[v],
+    if (own == kind) return f->tile.at[v];
+    kir_block block = {.d = f->tile.stage[stage],
+                       .s = f->tile.at[v],
                        .d_outer = stride_in(f, kind, KIR_OUTER),
                        .d_inner = stride_in(f, kind, KIR_INNER),
                        .s_outer = stride_in(f, own, KIR_OUTER),
@@ -236,7 +236,7 @@ const char *kir_spread(kir_frame *f, int v, kir_type type, int kind, int stage) 
     block.outer = kind & KIR_OUTER ? f->outer.count : 1;
     block.inner = kind & KIR_INNER ? f->inner.count : 1;
     f->simd->copy[kir_log2(kir_type_size(type))](&block);
-    return f->stage[stage];
+    return f->tile.stage[stage];
 }
 
 /* Result of examining a mask. */
@@ -247,8 +247,8 @@ static let read_mask(kir_frame *f, int v, int kind, const uint8_t **bytes) {
     *bytes = NULL;
     if (v == KIR_NONE) return LET_ALL;
     size_t n = (size_t)kir_count(f, f->bind->kinds[v]);
-    if (!memchr(f->at[v], 0, n)) return LET_ALL;
-    if (!memchr(f->at[v], 1, n)) return LET_NONE;
+    if (!memchr(f->tile.at[v], 0, n)) return LET_ALL;
+    if (!memchr(f->tile.at[v], 1, n)) return LET_NONE;
     *bytes = (const uint8_t *)kir_spread(f, v, KIR_BOOL, kind, STAGE_MASK);
     return LET_SOME;
 }
@@ -269,16 +269,16 @@ static const int64_t *make_index(kir_frame *f, int access, int dyn, int kind, ch
 char *kir_direct_address(kir_frame *f, int store) {
     const kir_step *s = &f->schedule->steps[store];
     const kir_bound *b = &f->bind->bound[store];
-    if (f->flags[store] & KIR_FLAG_LATE || !side_by_side(f, s->access, b->kind)) return NULL;
-    f->flags[store] |= KIR_FLAG_DONE;
+    if (f->tile.flags[store] & KIR_FLAG_LATE || !side_by_side(f, s->access, b->kind)) return NULL;
+    f->tile.flags[store] |= KIR_FLAG_DONE;
     return address_of(f, s->access, first_element(f, s->access));
 }
 
 /* The destination of a step's result: the memory to which it will be stored, or its slot. */
 static char *destination(kir_frame *f, const kir_bound *b) {
     char *direct = b->direct == KIR_NONE ? NULL : kir_direct_address(f, b->direct);
-    f->at[b->d] = direct ? direct : f->slots + f->schedule->slots[b->d];
-    return f->at[b->d];
+    f->tile.at[b->d] = direct ? direct : f->tile.slots + f->schedule->slots[b->d];
+    return f->tile.at[b->d];
 }
 
 void kir_do_index(kir_frame *f, const kir_bound *b) {
@@ -289,14 +289,14 @@ void kir_do_index(kir_frame *f, const kir_bound *b) {
 /* Fetches elements in the buffer's dtype into `raw`. */
 static void fetch(kir_frame *f, const kir_step *s, int kind, const uint8_t *mask, char *raw) {
     mover m = {.f = f, .tile = raw, .access = s->access, .kind = kind, .mask = mask};
-    m.width = f->views[s->access].width;
+    m.width = f->access.views[s->access].width;
     m.fn = mask ? load_masked : load_piece;
     bool by_rows = kind & KIR_INNER && !mask && s->dyn != KIR_NONE && !(f->bind->kinds[s->dyn] & KIR_INNER);
     if (by_rows) {
         m.dyn = (const int64_t *)(const void *)kir_spread(f, s->dyn, KIR_I64, kind & KIR_OUTER, STAGE_DYN);
         m.fn = load_rows;
     } else if (s->dyn != KIR_NONE) {
-        const int64_t *index = make_index(f, s->access, s->dyn, kind, f->stage[STAGE_INDEX]);
+        const int64_t *index = make_index(f, s->access, s->dyn, kind, f->tile.stage[STAGE_INDEX]);
         f->simd->gather[m.width](raw, address_of(f, s->access, 0), index, mask, kir_count(f, kind));
         return;
     }
@@ -310,7 +310,8 @@ static int64_t last_of(const kir_cursor *c, const int64_t *strides) {
 /* A load whose only user is a store: copies one block of memory to another. false if it is not one block. */
 static bool move_block(kir_frame *f, const kir_bound *b) {
     const kir_step *from = step_of(f, b), *to = &f->schedule->steps[from->direct];
-    if (b->direct == KIR_NONE || f->flags[b->direct] & KIR_FLAG_LATE || f->flags[b->step] & KIR_FLAG_COPY) return false;
+    if (b->direct == KIR_NONE || f->tile.flags[b->direct] & KIR_FLAG_LATE || f->tile.flags[b->step] & KIR_FLAG_COPY)
+        return false;
     if (!f->outer.simple || !f->inner.simple) return false;
     kir_block block = {.outer = f->outer.count, .inner = f->inner.count};
     block.s = address_of(f, from->access, first_element(f, from->access));
@@ -319,21 +320,21 @@ static bool move_block(kir_frame *f, const kir_bound *b) {
     block.d = address_of(f, to->access, first_element(f, to->access));
     block.d_outer = last_of(&f->outer, outer_strides(f, to->access));
     block.d_inner = last_of(&f->inner, inner_strides(f, to->access));
-    f->simd->copy[f->views[from->access].width](&block);
-    f->flags[b->direct] |= KIR_FLAG_DONE;
+    f->simd->copy[f->access.views[from->access].width](&block);
+    f->tile.flags[b->direct] |= KIR_FLAG_DONE;
     return true;
 }
 
 /* Gives the reduction that is the load's only user the buffer's rows in place. False: it needs a tile. */
 static bool lend_rows(kir_frame *f, const kir_bound *b) {
     const kir_step *s = step_of(f, b);
-    kir_state *state = &f->states[s->feeds];
+    kir_state *state = &f->tile.states[s->feeds];
     int64_t step = last_of(&f->outer, outer_strides(f, s->access));
     bool rows = b->kind == KIR_FULL && f->outer.simple && goes_by(&f->inner, inner_strides(f, s->access), 1);
     state->row = 0;
-    if (f->layout != KIR_ACROSS || !rows || step == 0 || f->flags[b->step] & KIR_FLAG_COPY) return false;
-    if (step != f->inner.count) state->row = step * f->views[s->access].size;
-    f->at[b->d] = address_of(f, s->access, first_element(f, s->access));
+    if (f->grid.layout != KIR_ACROSS || !rows || step == 0 || f->tile.flags[b->step] & KIR_FLAG_COPY) return false;
+    if (step != f->inner.count) state->row = step * f->access.views[s->access].size;
+    f->tile.at[b->d] = address_of(f, s->access, first_element(f, s->access));
     return true;
 }
 
@@ -343,11 +344,11 @@ void kir_do_load(kir_frame *f, const kir_bound *b) {
     if (s->moves && move_block(f, b)) return;
     if (s->feeds != KIR_NONE && lend_rows(f, b)) return;
     let through = read_mask(f, s->a, b->kind, &mask);
-    kir_fn *convert = s->converts ? f->simd->load[f->views[s->access].dtype] : NULL;
+    kir_fn *convert = s->converts ? f->simd->load[f->access.views[s->access].dtype] : NULL;
     bool together = through == LET_ALL && s->dyn == KIR_NONE && side_by_side(f, s->access, b->kind);
     char *there = together ? address_of(f, s->access, first_element(f, s->access)) : NULL;
-    if (together && !convert && !(f->flags[b->step] & KIR_FLAG_COPY)) {
-        f->at[b->d] = there;
+    if (together && !convert && !(f->tile.flags[b->step] & KIR_FLAG_COPY)) {
+        f->tile.at[b->d] = there;
         return;
     }
     char *d = destination(f, b);
@@ -355,30 +356,30 @@ void kir_do_load(kir_frame *f, const kir_bound *b) {
         memset(d, 0, (size_t)kir_count(f, b->kind) * kir_type_size((kir_type)s->type));
         return;
     }
-    char *raw = !convert ? d : together ? there : f->stage[STAGE_RAW];
+    char *raw = !convert ? d : together ? there : f->tile.stage[STAGE_RAW];
     if (raw != there) fetch(f, s, b->kind, mask, raw);
     if (convert) convert(d, raw, NULL, NULL, kir_count(f, b->kind));
 }
 
 static void scatter(kir_frame *f, const kir_step *s, int kind, const uint8_t *mask, const char *raw, int width) {
-    const int64_t *index = make_index(f, s->access, s->dyn, kind, f->stage[STAGE_INDEX]);
+    const int64_t *index = make_index(f, s->access, s->dyn, kind, f->tile.stage[STAGE_INDEX]);
     f->simd->scatter[width](address_of(f, s->access, 0), raw, index, mask, kir_count(f, kind));
 }
 
 void kir_do_store(kir_frame *f, const kir_bound *b) {
     const kir_step *s = step_of(f, b);
     const uint8_t *mask;
-    if (f->flags[b->step] & KIR_FLAG_DONE) {
-        f->flags[b->step] &= (uint8_t)~KIR_FLAG_DONE;
+    if (f->tile.flags[b->step] & KIR_FLAG_DONE) {
+        f->tile.flags[b->step] &= (uint8_t)~KIR_FLAG_DONE;
         return;
     }
     let through = read_mask(f, s->b, b->kind, &mask);
     if (through == LET_NONE) return;
-    kir_fn *convert = s->converts ? f->simd->store[f->views[s->access].dtype] : NULL;
+    kir_fn *convert = s->converts ? f->simd->store[f->access.views[s->access].dtype] : NULL;
     char *raw = (char *)(uintptr_t)kir_spread(f, s->a, (kir_type)s->type, b->kind, STAGE_VALUE);
     bool together = through == LET_ALL && s->dyn == KIR_NONE && side_by_side(f, s->access, b->kind);
     if (convert) {
-        char *out = together ? address_of(f, s->access, first_element(f, s->access)) : f->stage[STAGE_RAW];
+        char *out = together ? address_of(f, s->access, first_element(f, s->access)) : f->tile.stage[STAGE_RAW];
         convert(out, raw, NULL, NULL, kir_count(f, b->kind));
         if (together) return;
         raw = out;
@@ -388,7 +389,7 @@ void kir_do_store(kir_frame *f, const kir_bound *b) {
                .tile = raw,
                .access = s->access,
                .kind = b->kind,
-               .width = f->views[s->access].width,
+               .width = f->access.views[s->access].width,
                .mask = mask};
     if (s->dyn != KIR_NONE)
         scatter(f, s, b->kind, mask, raw, m.width);
@@ -415,12 +416,12 @@ static kir_reduce running_kind(const kir_step *s) { return s->op == KIR_SCAN ? (
 static kir_value identity_of(const kir_step *s) { return kir_identity((kir_reduce)s->kind, (kir_type)s->operand); }
 
 /* Elements side by side in a lane, a total or a result: the columns of the tile. */
-static int64_t columns(const kir_frame *f) { return f->layout == KIR_ACROSS ? f->inner.count : 1; }
+static int64_t columns(const kir_frame *f) { return f->grid.layout == KIR_ACROSS ? f->inner.count : 1; }
 
-static int64_t loop_count(const kir_frame *f) { return f->layout == KIR_ACROSS ? f->outer.count : f->inner.count; }
+static int64_t loop_count(const kir_frame *f) { return f->grid.layout == KIR_ACROSS ? f->outer.count : f->inner.count; }
 
 static int64_t loop_total(const kir_frame *f) {
-    return f->layout == KIR_ACROSS ? f->outer_space.total : f->inner_space.total;
+    return f->grid.layout == KIR_ACROSS ? f->grid.outer.total : f->grid.inner.total;
 }
 
 static size_t reduce_width_of(const kir_step *s) { return kir_type_size((kir_type)s->operand); }
@@ -438,7 +439,7 @@ static void fill_reduce(const kir_frame *f, char *d, const kir_step *s, kir_valu
 
 /* Lanes that can ever hold an element; across memory the others are left out, op(x, identity) being x. */
 static int64_t lanes_used(const kir_frame *f) {
-    return f->layout == KIR_ACROSS ? tn_min64(loop_total(f), KIR_LANES) : KIR_LANES;
+    return f->grid.layout == KIR_ACROSS ? tn_min64(loop_total(f), KIR_LANES) : KIR_LANES;
 }
 
 static void clear_lanes(const kir_frame *f, const kir_step *s, kir_state *state) {
@@ -452,7 +453,7 @@ static void begin_state(const kir_frame *f, const kir_step *s, kir_state *state)
     if (uses_lanes(s)) {
         clear_lanes(f, s, state);
     } else if (is_arg(s->kind) && s->op == KIR_REDUCE) {
-        int64_t none = f->layout == KIR_ACROSS ? 0 : -1;
+        int64_t none = f->grid.layout == KIR_ACROSS ? 0 : -1;
         for (int64_t i = 0; i < columns(f); i++)
             ((int64_t *)(void *)state->total)[i] = none;
     } else if (s->kind == KIR_CHAIN && s->op == KIR_REDUCE) {
@@ -464,7 +465,7 @@ static void begin_state(const kir_frame *f, const kir_step *s, kir_state *state)
 
 /* Folds the lanes to a block's result, in `out`. */
 static void fold_reduce(const kir_frame *f, const kir_step *s, const kir_state *state, char *out) {
-    if (f->layout != KIR_ACROSS) {
+    if (f->grid.layout != KIR_ACROSS) {
         f->simd->fold[s->kind][s->operand](out, state->lanes, NULL, NULL, KIR_LANES);
         return;
     }
@@ -479,7 +480,7 @@ static void fold_reduce(const kir_frame *f, const kir_step *s, const kir_state *
 }
 
 static void end_block(const kir_frame *f, const kir_step *s, kir_state *state) {
-    char *block = state->has_total ? f->stage[1] : state->total;
+    char *block = state->has_total ? f->tile.stage[1] : state->total;
     fold_reduce(f, s, state, block);
     if (state->has_total) combiner(f, s, (kir_reduce)s->kind)(state->total, state->total, block, NULL, columns(f));
     state->has_total = true;
@@ -491,7 +492,7 @@ static void feed_lanes(const kir_frame *f, const kir_step *s, kir_state *state, 
         clear_lanes(f, s, state);
     }
     int64_t lane = state->count % KIR_LANES, n = loop_count(f);
-    if (f->layout != KIR_ACROSS) {
+    if (f->grid.layout != KIR_ACROSS) {
         f->simd->lanes[s->kind][s->operand](state->lanes, x, &lane, NULL, n);
         return;
     }
@@ -510,7 +511,7 @@ static void feed_lanes(const kir_frame *f, const kir_step *s, kir_state *state, 
 static void feed_arg(const kir_frame *f, const kir_step *s, kir_state *state, const char *x) {
     int which = s->kind == KIR_ARGMIN;
     int64_t at = state->count;
-    if (f->layout != KIR_ACROSS) {
+    if (f->grid.layout != KIR_ACROSS) {
         f->simd->arg[which][s->operand](state->total, x, state->lanes, &at, loop_count(f));
         return;
     }
@@ -525,8 +526,8 @@ static void multiply_add(const kir_frame *f, const kir_step *s, char *sum, const
         t->fma[0][s->operand](sum, a, b, sum, columns(f));
         return;
     }
-    t->binary[KIR_VV][KIR_MUL][s->operand](f->stage[2], a, b, NULL, columns(f));
-    t->binary[KIR_VV][KIR_ADD][s->operand](sum, sum, f->stage[2], NULL, columns(f));
+    t->binary[KIR_VV][KIR_MUL][s->operand](f->tile.stage[2], a, b, NULL, columns(f));
+    t->binary[KIR_VV][KIR_ADD][s->operand](sum, sum, f->tile.stage[2], NULL, columns(f));
 }
 
 /* Adds the open chain to the sum of those before it; the first one is copied. */
@@ -541,7 +542,7 @@ static void close_chain(const kir_frame *f, const kir_step *s, kir_state *state)
 
 static void feed_chain(const kir_frame *f, const kir_step *s, kir_state *state, const char *a, const char *b) {
     int64_t at = state->count;
-    if (f->layout != KIR_ACROSS) {
+    if (f->grid.layout != KIR_ACROSS) {
         /* the routine needs the open chain and the total next to each other */
         char pair[2 * sizeof(kir_value)];
         size_t width = reduce_width_of(s);
@@ -566,7 +567,7 @@ static void feed_chain(const kir_frame *f, const kir_step *s, kir_state *state, 
 /* The running value of SCAN and SEQ; d: where each one is stored (a temporary if unused). */
 static void feed_running(const kir_frame *f, const kir_step *s, kir_state *state, const char *x, char *d) {
     kir_reduce kind = running_kind(s);
-    if (f->layout != KIR_ACROSS) {
+    if (f->grid.layout != KIR_ACROSS) {
         f->simd->scan[kind][s->operand](d, x, state->total, NULL, loop_count(f));
         return;
     }
@@ -588,7 +589,7 @@ static void feed(const kir_frame *f, const kir_step *s, kir_state *state, const 
     else if (s->kind == KIR_CHAIN)
         feed_chain(f, s, state, a, b);
     else
-        feed_running(f, s, state, a, f->stage[1]);
+        feed_running(f, s, state, a, f->tile.stage[1]);
     state->count += loop_count(f);
 }
 
@@ -618,7 +619,7 @@ static void reduce_rows(const kir_frame *f, const kir_step *s, const char *a, co
         f->simd->rows[s->kind][s->operand](out, a, &length, NULL, rows);
         return;
     }
-    kir_state *state = &f->states[s->state];
+    kir_state *state = &f->tile.states[s->state];
     size_t row = (size_t)length * reduce_width_of(s), width = is_arg(s->kind) ? sizeof(int64_t) : reduce_width_of(s);
     for (int64_t r = 0; r < rows; r++) {
         begin_state(f, s, state);
@@ -628,7 +629,7 @@ static void reduce_rows(const kir_frame *f, const kir_step *s, const char *a, co
 }
 
 static void scan_rows(const kir_frame *f, const kir_step *s, const char *x, char *d) {
-    kir_state *state = &f->states[s->state];
+    kir_state *state = &f->tile.states[s->state];
     size_t row = (size_t)f->inner.count * reduce_width_of(s);
     for (int64_t r = 0; r < f->outer.count; r++) {
         begin_state(f, s, state);
@@ -643,47 +644,47 @@ static int full_kind(const kir_frame *f) { return f->bind->pattern[3]; }
 
 void kir_do_reduce(kir_frame *f, const kir_bound *b) {
     const kir_step *s = step_of(f, b);
-    kir_state *state = &f->states[s->state];
+    kir_state *state = &f->tile.states[s->state];
     int kind = full_kind(f);
     const char *x = kir_spread(f, s->a, (kir_type)s->operand, kind, 3);
     const char *y = s->b == KIR_NONE ? NULL : kir_spread(f, s->b, (kir_type)s->operand, kind, 4);
-    if (!f->whole) {
+    if (!f->grid.whole) {
         feed(f, s, state, x, y);
         return;
     }
-    if (f->layout == KIR_ALONG) {
-        reduce_rows(f, s, x, y, f->at[b->d]);
+    if (f->grid.layout == KIR_ALONG) {
+        reduce_rows(f, s, x, y, f->tile.at[b->d]);
         return;
     }
     begin_state(f, s, state);
     feed(f, s, state, x, y);
-    end_state(f, s, state, f->at[b->d]);
+    end_state(f, s, state, f->tile.at[b->d]);
 }
 
 void kir_do_scan(kir_frame *f, const kir_bound *b) {
     const kir_step *s = step_of(f, b);
-    kir_state *state = &f->states[s->state];
+    kir_state *state = &f->tile.states[s->state];
     const char *x = kir_spread(f, s->a, (kir_type)s->operand, full_kind(f), 3);
-    if (f->whole && f->layout == KIR_ALONG) {
-        scan_rows(f, s, x, f->at[b->d]);
+    if (f->grid.whole && f->grid.layout == KIR_ALONG) {
+        scan_rows(f, s, x, f->tile.at[b->d]);
         return;
     }
-    if (f->whole) begin_state(f, s, state);
-    feed_running(f, s, state, x, f->at[b->d]);
+    if (f->grid.whole) begin_state(f, s, state);
+    feed_running(f, s, state, x, f->tile.at[b->d]);
     state->count += loop_count(f);
 }
 
 void kir_states_begin(kir_frame *f, int loop, int end) {
     for (int i = loop + 1; i < end; i++) {
         const kir_step *s = &f->schedule->steps[i];
-        if (s->state != KIR_NONE) begin_state(f, s, &f->states[s->state]);
+        if (s->state != KIR_NONE) begin_state(f, s, &f->tile.states[s->state]);
     }
 }
 
 void kir_states_end(kir_frame *f, int loop, int end) {
     for (int i = loop + 1; i < end; i++) {
         const kir_step *s = &f->schedule->steps[i];
-        if (s->op == KIR_REDUCE) end_state(f, s, &f->states[s->state], f->at[s->d]);
+        if (s->op == KIR_REDUCE) end_state(f, s, &f->tile.states[s->state], f->tile.at[s->d]);
     }
 }
 
@@ -693,7 +694,7 @@ size_t kir_part_bytes(void) { return 2 * sizeof(kir_value) * KIR_COLUMNS; }
 
 /* A part is a line of values, then for ARG* a line of numbers. */
 void kir_part_save(kir_frame *f, const kir_step *s, char *part) {
-    kir_state *state = &f->states[s->state];
+    kir_state *state = &f->tile.states[s->state];
     size_t line = (size_t)columns(f) * reduce_width_of(s);
     if (!is_arg(s->kind)) {
         fold_reduce(f, s, state, part);
@@ -719,7 +720,7 @@ static void add_arg_part(const kir_frame *f, const kir_step *s, kir_state *state
 
 /* Parts are added in order; `first` is the index of the part's first element. */
 void kir_part_add(kir_frame *f, const kir_step *s, const char *part, int64_t first) {
-    kir_state *state = &f->states[s->state];
+    kir_state *state = &f->tile.states[s->state];
     if (is_arg(s->kind))
         add_arg_part(f, s, state, part, first);
     else if (state->has_total)
@@ -733,5 +734,5 @@ void kir_part_add(kir_frame *f, const kir_step *s, const char *part, int64_t fir
 /* After the last part: the results are the totals. */
 void kir_parts_end(kir_frame *f, const kir_step *s) {
     size_t width = is_arg(s->kind) ? sizeof(int64_t) : reduce_width_of(s);
-    memcpy(f->at[s->d], f->states[s->state].total, (size_t)columns(f) * width);
+    memcpy(f->tile.at[s->d], f->tile.states[s->state].total, (size_t)columns(f) * width);
 }

@@ -95,7 +95,7 @@ static tn_status note_input(graph_input *in, const tn_binding *b, const tn_tenso
         return tn_fail(TN_ERR_ARGUMENT,
                        "tn_capture_end: input %d is a view or has no value (evaluate it, or make it contiguous)",
                        number);
-    in->slot = tn_map_find(&b->buffer_slots, n->buffer);
+    in->slot = tn_map_find(&b->scratch.buffer_slots, n->buffer);
     in->dtype = n->dtype;
     in->rank = n->rank;
     memcpy(in->shape, n->shape, sizeof in->shape);
@@ -159,9 +159,9 @@ static tn_status make_plans(tn_binding *b, tn_graph *g) {
     for (int i = 0; i < g->input_count; i++)
         tn_engine_call_varies(g->plan->commands[0].engine, g->inputs[i].slot);
     if (g->device->fallback == TN_FALLBACK_STRICT) return TN_OK;
-    b->on_host = true;
+    b->request.on_host = true;
     tn_status s = tn_plan_make(b, &g->on_host);
-    b->on_host = false;
+    b->request.on_host = false;
     TRY(s);
     g->plan->arena_bytes = greater(g->plan->arena_bytes, g->on_host->arena_bytes);
     g->plan->host_bytes = greater(g->plan->host_bytes, g->on_host->host_bytes);
@@ -189,8 +189,8 @@ static tn_status make_graph_plan(tn_recorder *r, tn_graph *g, tn_tensor *const *
     tn_status s = TN_OK;
     for (int i = 0; i < g->output_count && s == TN_OK; i++)
         if (targets[i]->flags & TN_NODE_ERROR) s = tn_fail(targets[i]->status, "%s", targets[i]->error);
-    c->binding.varies = false;
-    c->binding.whole = true;
+    c->binding.request.varies = false;
+    c->binding.request.whole = true;
     if (s == TN_OK) s = tn_binding_make(&c->binding, r, targets, g->output_count);
     tn_mem_free(targets);
     if (s == TN_OK) s = note_graph_buffers(g, &c->binding, inputs, outputs);

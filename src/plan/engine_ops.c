@@ -46,8 +46,8 @@ tn_status tn_engine_op_make(tn_graph_plan *g, tn_group *group) {
         if (in[k].constant) in[k].value = g->values[x->root].node->f[0];
         memcpy(in[k].stride, x->stride, sizeof in[k].stride);
     }
-    group->engine = g->engine;
-    return g->engine->make(v->node, in, &group->engine_op);
+    group->run.engine = g->engine;
+    return g->engine->make(v->node, in, &group->run.engine_op);
 }
 
 /* ---- what the engine leaves -------------------------------------------------------------------------------------- */

@@ -92,7 +92,7 @@ static bool lies_whole(const tn_node *n) {
 }
 
 static void list_inputs(engine_maker *m) {
-    const tn_pointer_map *leaves = &m->b->leaf_ids;
+    const tn_pointer_map *leaves = &m->b->scratch.leaf_ids;
     for (size_t i = 0; i < leaves->capacity; i++)
         if (leaves->keys[i]) m->inputs[leaves->values[i]] = leaves->keys[i];
     m->input_count = (int)leaves->count;
@@ -105,7 +105,7 @@ static void add_output(engine_maker *m, const tn_node *n, int output) {
 
 static bool is_checked(const engine_maker *m, size_t i) {
     const tn_node *n = m->b->recorder->pending[i];
-    return n && (m->b->marks[i] & TN_MARK_NEEDED) && n->check && tn_node_numel(n) > 0;
+    return n && (m->b->scratch.marks[i] & TN_MARK_NEEDED) && n->check && tn_node_numel(n) > 0;
 }
 
 static tn_status list_values(engine_maker *m) {
@@ -113,7 +113,7 @@ static tn_status list_values(engine_maker *m) {
     size_t outputs = b->output_count;
     for (size_t i = 0; i < b->recorder->count; i++)
         outputs += is_checked(m, i);
-    m->inputs = tn_plan_own(m->p, (b->leaf_ids.count + 1) * sizeof *m->inputs);
+    m->inputs = tn_plan_own(m->p, (b->scratch.leaf_ids.count + 1) * sizeof *m->inputs);
     m->outputs = tn_plan_own(m->p, (outputs + 1) * sizeof *m->outputs);
     m->output_of = tn_plan_own(m->p, (outputs + 1) * sizeof *m->output_of);
     m->arena_place = tn_plan_own(m->p, (outputs + 1) * sizeof *m->arena_place);
@@ -197,7 +197,7 @@ static void add_inputs(engine_maker *m) {
         const tn_node *n = m->inputs[i], *root = n->flags & TN_NODE_VIEW ? n->root : n;
         int64_t stride[TN_MAX_RANK], offset;
         (void)tn_node_layout(n, &offset, stride);
-        int slot = tn_map_find(&m->b->buffer_slots, root->buffer);
+        int slot = tn_map_find(&m->b->scratch.buffer_slots, root->buffer);
         int pointer = lies_whole(n) ? take_pointer(m, slot, (int64_t)tn_dtype_bytes((tn_dtype)n->dtype, offset))
                                     : take_pointer(m, arena_of(m->p), take_arena(m, tn_node_bytes(n)));
         m->call->inputs[i] = describe_input(m, n, slot);
@@ -214,7 +214,7 @@ static void add_gathered(engine_maker *m) {
         *t = (gathered){.to = i, .rank = n->rank, .element = tn_dtype_size((tn_dtype)n->dtype)};
         (void)tn_node_layout(n, &offset, t->stride);
         memcpy(t->shape, n->shape, sizeof t->shape);
-        t->from = take_pointer(m, tn_map_find(&m->b->buffer_slots, root->buffer), offset * (int64_t)t->element);
+        t->from = take_pointer(m, tn_map_find(&m->b->scratch.buffer_slots, root->buffer), offset * (int64_t)t->element);
     }
 }
 
@@ -309,7 +309,7 @@ static void note(tn_plan *p, const tn_node *n, const char *code, const char *why
 
 static bool is_computed(const engine_maker *m, size_t i) {
     const tn_node *n = m->b->recorder->pending[i];
-    return n && (m->b->marks[i] & TN_MARK_NEEDED) && !(n->flags & TN_NODE_VIEW);
+    return n && (m->b->scratch.marks[i] & TN_MARK_NEEDED) && !(n->flags & TN_NODE_VIEW);
 }
 
 /* The cpu computes all of it: the operations that the engine lacks, and the others because of them. */
@@ -339,7 +339,7 @@ static tn_status note_first(engine_maker *m, const tn_engine_refusal *why) {
     p->placement.first_on_host = tn_plan_own(p, (why->count + 1) * sizeof *p->placement.first_on_host);
     if (!p->placement.placed || !p->placement.first_on_host) return TN_ERR_MEMORY;
     for (size_t i = 0; i < why->count; i++) {
-        p->placement.first_on_host[p->placement.first_count++] = m->b->numbers[why->nodes[i]->index];
+        p->placement.first_on_host[p->placement.first_count++] = m->b->scratch.numbers[why->nodes[i]->index];
         if (!is_random(why->nodes[i])) note(p, why->nodes[i], why->code, why->why);
     }
     return TN_OK;
@@ -361,7 +361,7 @@ static tn_status refuse_strictly(const tn_plan *p, const tn_engine_refusal *why)
 
 static tn_status take_refusal(engine_maker *m, const tn_engine_refusal *why) {
     if (m->p->device->fallback == TN_FALLBACK_STRICT) TRY(refuse_strictly(m->p, why));
-    return why->count && !m->b->whole ? note_first(m, why) : note_all(m, why);
+    return why->count && !m->b->request.whole ? note_first(m, why) : note_all(m, why);
 }
 
 /* ---- making and running ------------------------------------------------------------------------------------------ */
@@ -370,7 +370,7 @@ static int64_t count_operations(const tn_binding *b) {
     int64_t count = 0;
     for (size_t i = 0; i < b->recorder->count; i++) {
         const tn_node *n = b->recorder->pending[i];
-        count += n && (b->marks[i] & TN_MARK_NEEDED) && !(n->flags & TN_NODE_VIEW);
+        count += n && (b->scratch.marks[i] & TN_MARK_NEEDED) && !(n->flags & TN_NODE_VIEW);
     }
     return count;
 }

@@ -63,12 +63,12 @@ tn_plan_cache *tn_plans_of(tn_recorder *r) {
 }
 
 static bool same_key(const tn_plan *p, const tn_binding *b) {
-    return p->key.count == b->key_count && memcmp(p->key.words, b->key, b->key_count * sizeof *b->key) == 0;
+    return p->key.count == b->key.count && memcmp(p->key.words, b->key.words, b->key.count * sizeof *b->key.words) == 0;
 }
 
 static bool same_sizes(const tn_plan *p, const tn_binding *b) {
-    if (p->key.size_count != b->size_count) return false;
-    return b->size_count == 0 || memcmp(p->key.sizes, b->sizes, b->size_count * sizeof *b->sizes) == 0;
+    if (p->key.size_count != b->key.size_count) return false;
+    return b->key.size_count == 0 || memcmp(p->key.sizes, b->key.sizes, b->key.size_count * sizeof *b->key.sizes) == 0;
 }
 
 static int cached_plan_index(const tn_plan_cache *c, const tn_binding *b, uint64_t hash) {
@@ -103,7 +103,7 @@ static tn_plan *take_hit(tn_plan_cache *c, int at) {
 static tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out) {
     *out = NULL;
     int at = guessed_place(c, b);
-    uint64_t hash = at >= 0 ? c->hashes[at] : tn_hash64(b->key, b->key_count * sizeof *b->key, 0);
+    uint64_t hash = at >= 0 ? c->hashes[at] : tn_hash64(b->key.words, b->key.count * sizeof *b->key.words, 0);
     if (at < 0) at = cached_plan_index(c, b, hash);
     if (at >= 0 && same_sizes(c->plans[at], b)) {
         *out = take_hit(c, at);
@@ -458,8 +458,8 @@ static void settle_postponed(tn_recorder *r, tn_binding *b, bool lost) {
  * number, no plan is made: the number becomes a constant and the key is written again. */
 static inline tn_status bind_plan(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count, tn_plan **p) {
     tn_binding *b = &c->binding;
-    b->varies = true;
-    b->whole = false;
+    b->request.varies = true;
+    b->request.whole = false;
     do {
         TRY(tn_binding_make(b, r, (const tn_node *const *)targets, count));
         if (b->output_count == 0) return TN_OK;
@@ -525,9 +525,9 @@ static tn_status find_first(const tn_recorder *r, const tn_binding *b, const tn_
         again = false;
         for (size_t i = 0; i < r->count; i++) {
             const tn_node *n = r->pending[i];
-            if (!n || !(b->marks[i] & TN_MARK_NEEDED) || waits[i]) continue;
+            if (!n || !(b->scratch.marks[i] & TN_MARK_NEEDED) || waits[i]) continue;
             for (size_t k = 0; k < p->placement.first_count && !waits[i]; k++)
-                waits[i] = p->placement.first_on_host[k] == b->numbers[i];
+                waits[i] = p->placement.first_on_host[k] == b->scratch.numbers[i];
             bool named = waits[i];
             for (int k = 0; k < n->n_in && !waits[i]; k++)
                 waits[i] = n->in[k] && n->in[k]->recorder == r && waits[n->in[k]->index];
@@ -538,9 +538,9 @@ static tn_status find_first(const tn_recorder *r, const tn_binding *b, const tn_
     for (size_t i = 0; i < r->count && s == TN_OK; i++) {
         const tn_node *n = r->pending[i];
         bool is_first = false, depends = false;
-        if (!n || !(b->marks[i] & TN_MARK_NEEDED) || is_written_state(r, n)) continue;
+        if (!n || !(b->scratch.marks[i] & TN_MARK_NEEDED) || is_written_state(r, n)) continue;
         for (size_t k = 0; k < p->placement.first_count; k++)
-            is_first |= p->placement.first_on_host[k] == b->numbers[i];
+            is_first |= p->placement.first_on_host[k] == b->scratch.numbers[i];
         for (int k = 0; k < n->n_in; k++)
             depends |= n->in[k] && n->in[k]->recorder == r && waits[n->in[k]->index];
         if (is_first && !depends) first->at[first->count++] = tn_node_retain((tn_node *)(uintptr_t)n);
@@ -592,12 +592,12 @@ static tn_status evaluate_only(tn_recorder *r, tn_plan_cache *c, const first_nod
     for (bool again = nodes->count > 0; again && s == TN_OK;) {
         tn_plan *p = NULL;
         again = false;
-        b->only = nodes->at;
-        b->only_count = nodes->count;
-        b->on_host = on_host;
+        b->request.only = nodes->at;
+        b->request.only_count = nodes->count;
+        b->request.on_host = on_host;
         s = bind_plan(r, c, NULL, 0, &p);
-        b->only_count = 0;
-        b->on_host = false;
+        b->request.only_count = 0;
+        b->request.on_host = false;
         if (s != TN_OK || !p) break;
         again = p->placement.first_count || p->runs.failed_there;
         on_host |= p->runs.failed_there;
@@ -633,9 +633,9 @@ static tn_status bind_rest(tn_recorder *r, tn_plan_cache *c, tn_node *const *tar
         if (s != TN_ERR_STATE) TRY(s);
     }
     *p = NULL;
-    c->binding.on_host = true; /* all of it */
+    c->binding.request.on_host = true; /* all of it */
     tn_status s = bind_plan(r, c, targets, count, p);
-    c->binding.on_host = false;
+    c->binding.request.on_host = false;
     return s;
 }
 
@@ -697,10 +697,10 @@ static tn_status evaluate_alone(tn_recorder *r, tn_plan_cache *c, const tn_node 
     if (!pending || tn_node_bytes(root) > MOST_BYTES || is_written_state(r, root)) return TN_OK;
     tn_plan *p = NULL;
     bool again;
-    c->binding.only = &root;
-    c->binding.only_count = 1;
+    c->binding.request.only = &root;
+    c->binding.request.only_count = 1;
     tn_status s = bind_plan(r, c, NULL, 0, &p);
-    c->binding.only_count = 0;
+    c->binding.request.only_count = 0;
     if (s != TN_OK || !p || !is_small(p, c->binding.buffers)) return s;
     TRY(run_bound(r, c, p, &again));
     prune(r);

@@ -78,9 +78,9 @@ static tn_status find_users(tn_graph_plan *g) {
             if (g->values[i].in[k] >= 0) g->values[g->values[i].in[k]].fusion.user_count++;
     for (size_t i = 0; i < g->value_count; i++)
         all += (size_t)g->values[i].fusion.user_count;
-    if (!g->users) g->users = tn_scratch_take(&g->scratch, all * sizeof *g->users);
-    if (!g->users) return TN_ERR_MEMORY;
-    int *next = g->users;
+    if (!g->fusion.users) g->fusion.users = tn_scratch_take(&g->scratch, all * sizeof *g->fusion.users);
+    if (!g->fusion.users) return TN_ERR_MEMORY;
+    int *next = g->fusion.users;
     for (size_t i = 0; i < g->value_count; i++) {
         tn_value *v = &g->values[i];
         v->fusion.users = next;
@@ -133,7 +133,7 @@ static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
 static void weigh_fusion(tn_graph_plan *g) {
     for (size_t i = 0; i < g->value_count; i++)
         g->values[i].fusion.wants_memory = g->values[i].memory.into >= 0;
-    if (g->checked_count) tn_want_checked(g);
+    if (g->checked.count) tn_want_checked(g);
     for (size_t i = 0; i < g->value_count; i++) {
         tn_value *v = &g->values[i];
         tn_op_class c = tn_value_class(v);
@@ -189,7 +189,7 @@ static inline tn_status room_for(tn_graph_plan *g, void *items_pointer, size_t *
 static tn_status group_new(tn_graph_plan *g, tn_group_kind kind, int lead, int *out) {
     TRY(room_for(g, &g->groups, &g->group_capacity, g->group_count, sizeof *g->groups));
     *out = (int)g->group_count++;
-    g->groups[*out] = (tn_group){.kind = kind, .lead = lead, .pool = -1, .block_buffer = -1};
+    g->groups[*out] = (tn_group){.kind = kind, .lead = lead, .pool = -1, .lowered.block_buffer = -1};
     return TN_OK;
 }
 
@@ -204,19 +204,19 @@ static tn_status group_add(tn_graph_plan *g, int group, int value) {
 /* Does `from` read, directly or not, a result of one of `targets` (other than itself)? */
 static bool reads_any(tn_graph_plan *g, int from, const int *targets, int count) {
     if (count == 0 || (count == 1 && targets[0] == from)) return false; /* usual: no search of all groups */
-    g->stamp++;
-    int *stack = g->order, top = 0; /* order is not made yet: its room serves as the stack */
+    g->fusion.stamp++;
+    int *stack = g->fusion.order, top = 0; /* order is not made yet: its room serves as the stack */
     stack[top++] = from;
-    g->groups[from].seen = g->stamp;
+    g->groups[from].order.seen = g->fusion.stamp;
     while (top > 0) {
         const tn_group *at = &g->groups[stack[--top]];
-        g->work++;
-        for (size_t i = 0; i < at->dep_count; i++) {
-            int d = at->deps[i];
+        g->fusion.work++;
+        for (size_t i = 0; i < at->order.dep_count; i++) {
+            int d = at->order.deps[i];
             for (int k = 0; k < count; k++)
                 if (targets[k] == d && d != from) return true;
-            if (g->groups[d].seen == g->stamp) continue;
-            g->groups[d].seen = g->stamp;
+            if (g->groups[d].order.seen == g->fusion.stamp) continue;
+            g->groups[d].order.seen = g->fusion.stamp;
             stack[top++] = d;
         }
     }
@@ -351,16 +351,16 @@ static int count_buffers(tn_graph_plan *g, int value, int most) {
     for (int k = 0; k < v->n_in && count <= most; k++) {
         if (v->in[k] < 0) continue;
         tn_value *root = &g->values[g->values[v->in[k]].root], *in = is_operand(root) ? root : &g->values[v->in[k]];
-        if (in->fusion.counted == g->stamp || in->scalar >= 0) continue;
-        in->fusion.counted = g->stamp;
+        if (in->fusion.counted == g->fusion.stamp || in->scalar >= 0) continue;
+        in->fusion.counted = g->fusion.stamp;
         count += in == root && is_operand(root) ? 1 : count_buffers(g, v->in[k], most - count);
     }
     return count;
 }
 
 static int count_member(tn_graph_plan *g, int value, int most) {
-    bool met = g->values[value].fusion.counted == g->stamp;
-    g->values[value].fusion.counted = g->stamp;
+    bool met = g->values[value].fusion.counted == g->fusion.stamp;
+    g->values[value].fusion.counted = g->fusion.stamp;
     return !met + count_buffers(g, value, most);
 }
 
@@ -368,7 +368,7 @@ static int count_member(tn_graph_plan *g, int value, int most) {
 static bool buffers_suffice(tn_graph_plan *g, int group, int value) {
     const tn_group *to = &g->groups[group];
     int most = tn_most_buffers(g);
-    g->stamp++;
+    g->fusion.stamp++;
     int count = count_member(g, value, most);
     for (size_t i = 0; i < to->member_count && count <= most; i++)
         count += count_member(g, to->members[i], most - count);
@@ -380,7 +380,7 @@ static bool has_zero_extent(const tn_node *n) { return tn_node_numel(n) == 0; }
 /* A weight's gradient: updates run last, and until then its operands, which are larger, would be kept. */
 static bool keeps_operands(const tn_graph_plan *g, const tn_group *to, const tn_value *v) {
     int64_t operands = 0;
-    if (!g->recomputes || !kernel_of_its_own(tn_value_class(v)) || !tn_group_writes_state(g, to)) return false;
+    if (!g->fusion.recomputes || !kernel_of_its_own(tn_value_class(v)) || !tn_group_writes_state(g, to)) return false;
     for (int k = 0; k < v->n_in; k++)
         if (v->in[k] >= 0 && g->values[g->values[v->in[k]].root].slot < 0)
             operands += tn_value_numel(&g->values[v->in[k]]);
@@ -393,7 +393,7 @@ static bool may_join(tn_graph_plan *g, int group, int value) {
     if (v->alone || v->by.vendor || has_zero_extent(v->node) || keeps_operands(g, to, v)) return false;
     for (size_t i = 0; i < to->member_count; i++)
         if (g->values[to->members[i]].alone || g->values[to->members[i]].by.vendor) return false;
-    if (!space_fits(g, to, v) || (g->counts_buffers && !buffers_suffice(g, group, value))) return false;
+    if (!space_fits(g, to, v) || (g->fusion.counts_buffers && !buffers_suffice(g, group, value))) return false;
     return !reads_any(g, group, v->fusion.pulls, v->fusion.pull_count);
 }
 
@@ -480,8 +480,9 @@ static tn_status add_dependencies(tn_graph_plan *g, const tn_value *v) {
     for (int k = 0; k < v->fusion.pull_count; k++) {
         tn_group *reader = &g->groups[v->fusion.pulls[k]];
         if (v->fusion.pulls[k] == v->group) continue;
-        TRY(room_for(g, &reader->deps, &reader->dep_capacity, reader->dep_count, sizeof *reader->deps));
-        reader->deps[reader->dep_count++] = v->group;
+        TRY(room_for(g, &reader->order.deps, &reader->order.dep_capacity, reader->order.dep_count,
+                     sizeof *reader->order.deps));
+        reader->order.deps[reader->order.dep_count++] = v->group;
     }
     return TN_OK;
 }
@@ -528,15 +529,16 @@ static void sort_members(tn_group *group) {
 }
 
 tn_status tn_fuse(tn_graph_plan *g) {
-    if (!g->order) g->order = tn_scratch_take(&g->scratch, (g->value_count + 1) * sizeof *g->order);
-    if (!g->order) return TN_ERR_MEMORY;
+    if (!g->fusion.order)
+        g->fusion.order = tn_scratch_take(&g->scratch, (g->value_count + 1) * sizeof *g->fusion.order);
+    if (!g->fusion.order) return TN_ERR_MEMORY;
     TRY(find_users(g));
     tn_concat_choose(g);
     weigh_fusion(g);
     for (size_t i = 0; i < g->group_count; i++)
         tn_group_free(&g->groups[i]);
     g->group_count = 0;
-    g->work += (int64_t)g->value_count;
+    g->fusion.work += (int64_t)g->value_count;
     for (size_t i = g->value_count; i-- > 0;)
         TRY(visit_group_value(g, (int)i));
     for (size_t i = 0; i < g->group_count; i++)
@@ -837,9 +839,9 @@ void tn_concat_leave_host(tn_graph_plan *g) {
 }
 
 static int last_reader(const tn_graph_plan *g, const tn_value *v) {
-    int last = g->groups[v->group].position;
+    int last = g->groups[v->group].order.position;
     for (int k = 0; k < v->fusion.pull_count; k++)
-        last = (int)tn_max64(last, g->groups[v->fusion.pulls[k]].position);
+        last = (int)tn_max64(last, g->groups[v->fusion.pulls[k]].order.position);
     return last;
 }
 
@@ -868,12 +870,12 @@ static bool is_read_once(const tn_graph_plan *g, int value, int reader) {
         v->fusion.pulls[0] != reader)
         return false;
     int reads = 0;
-    for (int k = 0; k < group->read_count; k++)
-        reads += group->reads[k] == value;
+    for (int k = 0; k < group->run.read_count; k++)
+        reads += group->run.reads[k] == value;
     return reads == 1;
 }
 
-static bool is_here(const tn_group *group) { return group->native && !group->host && !group->commit; }
+static bool is_here(const tn_group *group) { return group->run.native && !group->host && !group->order.commit; }
 
 /* The group that computes the image that `reader` reads, if nothing else reads it; else NULL. */
 static tn_group *only_maker(const tn_graph_plan *g, const tn_group *reader) {
@@ -893,7 +895,7 @@ static void leave_border(tn_graph_plan *g, tn_group *reader) {
     if (!producer) return;
     tn_group *first = is_conv(g, producer) ? only_maker(g, producer) : NULL;
     if (first && is_conv(g, first) && tn_conv_agree_on_blocks(g, first, producer, reader)) return;
-    bool beside = reader->position == producer->position + 1 && !producer->sibling && !producer->row_fused;
+    bool beside = reader->order.position == producer->order.position + 1 && !producer->sibling && !producer->row_fused;
     if (beside && tn_conv_agree_on_producer(v, producer, reader)) return;
     tn_conv_agree_on_border(v, producer, reader);
 }

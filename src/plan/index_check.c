@@ -33,16 +33,17 @@ typedef struct tn_plan_check {
 /* ---- when a plan is made ----------------------------------------------------------------------------------------- */
 
 tn_status tn_note_checked(tn_graph_plan *g, const tn_node *n) {
-    if (tn_map_find(&g->checked_nodes, n) >= 0) return TN_OK;
-    TRY(tn_scratch_grow(&g->scratch, &g->checked, &g->checked_capacity, g->checked_count + 1, sizeof *g->checked));
-    TRY(tn_map_put(&g->checked_nodes, n, (int32_t)g->checked_count));
-    g->checked[g->checked_count++] = (tn_checked_value){.node = n, .value = -1};
+    if (tn_map_find(&g->checked.of, n) >= 0) return TN_OK;
+    TRY(tn_scratch_grow(&g->scratch, &g->checked.list, &g->checked.capacity, g->checked.count + 1,
+                        sizeof *g->checked.list));
+    TRY(tn_map_put(&g->checked.of, n, (int32_t)g->checked.count));
+    g->checked.list[g->checked.count++] = (tn_checked_value){.node = n, .value = -1};
     return TN_OK;
 }
 
 tn_status tn_find_checked(tn_graph_plan *g) {
-    for (size_t i = 0; i < g->checked_count; i++) {
-        tn_checked_value *c = &g->checked[i];
+    for (size_t i = 0; i < g->checked.count; i++) {
+        tn_checked_value *c = &g->checked.list[i];
         c->value = tn_value_of(g, tn_index_source(c->node));
         if (c->value < 0) c->value = tn_value_of(g, c->node);
         if (c->value < 0)
@@ -52,28 +53,28 @@ tn_status tn_find_checked(tn_graph_plan *g) {
 }
 
 void tn_want_checked(tn_graph_plan *g) {
-    for (size_t i = 0; i < g->checked_count; i++) {
-        tn_value *root = &g->values[g->values[g->checked[i].value].root];
+    for (size_t i = 0; i < g->checked.count; i++) {
+        tn_value *root = &g->values[g->values[g->checked.list[i].value].root];
         if (root->row) root->fusion.wants_memory = true;
     }
 }
 
 void tn_mark_checked(tn_graph_plan *g) {
-    for (size_t i = 0; i < g->checked_count; i++) {
-        const tn_value *root = &g->values[g->values[g->checked[i].value].root];
-        if (root->group >= 0) g->groups[root->group].checked = true;
+    for (size_t i = 0; i < g->checked.count; i++) {
+        const tn_value *root = &g->values[g->values[g->checked.list[i].value].root];
+        if (root->group >= 0) g->groups[root->group].order.checked = true;
     }
 }
 
 tn_status tn_make_checks(const tn_graph_plan *g, tn_plan *p) {
-    if (g->checked_count == 0) return TN_OK;
-    p->checks.list = tn_plan_own(p, g->checked_count * sizeof *p->checks.list);
+    if (g->checked.count == 0) return TN_OK;
+    p->checks.list = tn_plan_own(p, g->checked.count * sizeof *p->checks.list);
     return p->checks.list ? TN_OK : TN_ERR_MEMORY;
 }
 
 static int place_in_binding(const tn_binding *b, const tn_node *n) {
-    for (size_t i = 0; i < b->checked_count; i++)
-        if (b->checked[i] == n) return (int)i;
+    for (size_t i = 0; i < b->key.checked_count; i++)
+        if (b->key.checked[i] == n) return (int)i;
     return -1;
 }
 
@@ -104,13 +105,13 @@ static tn_status add_check(tn_plan *p, const tn_node *n, const tn_value *v, cons
 }
 
 tn_status tn_add_checks(const tn_graph_plan *g, tn_plan *p, int group, void ***pointer) {
-    if (g->checked_count == 0 || (group >= 0 && !g->groups[group].checked)) return TN_OK;
-    for (size_t i = 0; i < g->checked_count; i++) {
-        const tn_value *v = &g->values[g->checked[i].value], *root = &g->values[v->root];
+    if (g->checked.count == 0 || (group >= 0 && !g->groups[group].order.checked)) return TN_OK;
+    for (size_t i = 0; i < g->checked.count; i++) {
+        const tn_value *v = &g->values[g->checked.list[i].value], *root = &g->values[v->root];
         bool here = group < 0 ? root->slot >= 0 : root->slot < 0 && root->group == group;
         if (!here || root->memory.place < 0 || tn_value_numel(v) == 0) continue;
-        TRY(add_check(p, g->checked[i].node, v, root, pointer));
-        p->checks.list[p->checks.count - 1].node = place_in_binding(g->binding, g->checked[i].node);
+        TRY(add_check(p, g->checked.list[i].node, v, root, pointer));
+        p->checks.list[p->checks.count - 1].node = place_in_binding(g->binding, g->checked.list[i].node);
     }
     return TN_OK;
 }
@@ -158,7 +159,7 @@ tn_status tn_check_before(tn_plan *p, size_t command, size_t *next) {
 }
 
 const tn_node *tn_failed_indices(const tn_plan *p, const tn_binding *b) {
-    return p->runs.failed && p->runs.failed->node >= 0 ? b->checked[p->runs.failed->node] : NULL;
+    return p->runs.failed && p->runs.failed->node >= 0 ? b->key.checked[p->runs.failed->node] : NULL;
 }
 
 tn_status tn_check_name_line(const tn_plan *p, const tn_node *indices, tn_status s) {

@@ -13,22 +13,23 @@
 tn_status tn_group_find_reads(tn_graph_plan *g, tn_group *group) {
     int operands[TN_NATIVE_POINTERS];
     int count = tn_group_is_native(group) ? tn_native_operands(g, group, operands) : 0;
-    group->reads = tn_scratch_take(&g->scratch, (size_t)(group->buffer_count + count) * sizeof *group->reads);
-    if (!group->reads) return TN_ERR_MEMORY;
+    group->run.reads =
+        tn_scratch_take(&g->scratch, (size_t)(group->lowered.buffer_count + count) * sizeof *group->run.reads);
+    if (!group->run.reads) return TN_ERR_MEMORY;
     int own = (int)(group - g->groups);
-    for (int b = 0; b < group->buffer_count; b++) {
-        int v = group->buffer_values[b];
-        if (v != TN_BLOCK && g->values[v].group != own) group->reads[group->read_count++] = v;
+    for (int b = 0; b < group->lowered.buffer_count; b++) {
+        int v = group->lowered.buffer_values[b];
+        if (v != TN_BLOCK && g->values[v].group != own) group->run.reads[group->run.read_count++] = v;
     }
     for (int k = 0; k < count; k++)
         if (operands[k] >= 0 && g->values[operands[k]].group != own)
-            group->reads[group->read_count++] = g->values[operands[k]].root;
+            group->run.reads[group->run.read_count++] = g->values[operands[k]].root;
     return TN_OK;
 }
 
 bool tn_group_reads_slot(const tn_graph_plan *g, const tn_group *group, int slot) {
-    for (int k = 0; k < group->read_count; k++)
-        if (g->values[group->reads[k]].slot == slot) return true;
+    for (int k = 0; k < group->run.read_count; k++)
+        if (g->values[group->run.reads[k]].slot == slot) return true;
     return false;
 }
 
@@ -42,11 +43,11 @@ static bool same_place_only(const tn_graph_plan *g, const tn_group *group, int s
     for (int k = 0; k < lead->n_in && group->kind == TN_GROUP_MATMUL; k++)
         /* a product reads its operands all over */
         if (g->values[g->values[lead->in[k]].root].slot == slot) return false;
-    for (int b = 0; b < group->buffer_count; b++) {
-        if (group->buffer_values[b] == TN_BLOCK) continue;
-        const tn_value *v = &g->values[group->buffer_values[b]];
+    for (int b = 0; b < group->lowered.buffer_count; b++) {
+        if (group->lowered.buffer_values[b] == TN_BLOCK) continue;
+        const tn_value *v = &g->values[group->lowered.buffer_values[b]];
         if (v->slot != slot) continue;
-        if (!group->buffer_same_place[b] || tn_dtype_size((tn_dtype)v->node->dtype) != element) return false;
+        if (!group->lowered.buffer_same_place[b] || tn_dtype_size((tn_dtype)v->node->dtype) != element) return false;
     }
     return true;
 }
@@ -54,11 +55,11 @@ static bool same_place_only(const tn_graph_plan *g, const tn_group *group, int s
 /* Whether a state's new value can be computed directly in its home. */
 static bool home_is_free(const tn_graph_plan *g, const tn_value *v, int home) {
     const tn_group *maker = &g->groups[v->group];
-    if (!maker->commit && !maker->appends) return false;
+    if (!maker->order.commit && !maker->order.appends) return false;
     size_t element = tn_dtype_size((tn_dtype)v->node->dtype);
     if (tn_group_reads_slot(g, maker, home) && !same_place_only(g, maker, home, element)) return false;
-    for (size_t i = (size_t)maker->position + 1; i < g->group_count; i++)
-        if (tn_group_reads_slot(g, &g->groups[g->order[i]], home)) return false;
+    for (size_t i = (size_t)maker->order.position + 1; i < g->group_count; i++)
+        if (tn_group_reads_slot(g, &g->groups[g->fusion.order[i]], home)) return false;
     return true;
 }
 
@@ -73,8 +74,8 @@ static bool is_factor(const tn_graph_plan *g, const tn_group *group, int value) 
 
 /* Whether the group reads a part of this value as a separate value. Then it does not read only the whole one. */
 static bool reads_part(const tn_graph_plan *g, const tn_group *group, int value) {
-    for (int b = 0; b < group->buffer_count; b++)
-        for (int x = group->buffer_values[b]; x >= 0 && g->values[x].memory.into >= 0;) {
+    for (int b = 0; b < group->lowered.buffer_count; b++)
+        for (int x = group->lowered.buffer_values[b]; x >= 0 && g->values[x].memory.into >= 0;) {
             x = g->values[x].memory.into;
             if (x == value) return true;
         }
@@ -86,16 +87,16 @@ static int value_to_replace(const tn_graph_plan *g, const tn_arena *a, const tn_
     if (group->kind != TN_GROUP_MAP && group->kind != TN_GROUP_MATMUL) return -1;
     if (group->row_fused) return -1;              /* others of its launch may read all of it later */
     if (group != &g->groups[v->group]) return -1; /* it makes a part of it, elsewhere */
-    for (int b = 0; b < group->buffer_count; b++) {
-        int x = group->buffer_values[b];
+    for (int b = 0; b < group->lowered.buffer_count; b++) {
+        int x = group->lowered.buffer_values[b];
         if (x == TN_BLOCK || is_factor(g, group, x)) continue; /* a product reads its factors all over */
         if (reads_part(g, group, x)) continue;
         if (g->values[x].group == v->group || g->values[x].memory.bytes != v->memory.bytes ||
-            !group->buffer_same_place[b])
+            !group->lowered.buffer_same_place[b])
             continue;
         if (tn_dtype_size((tn_dtype)g->values[x].node->dtype) != tn_dtype_size((tn_dtype)v->node->dtype)) continue;
         const tn_arena_block *block = tn_arena_find(a, x);
-        if (block && block->last == group->position) return x;
+        if (block && block->last == group->order.position) return x;
     }
     return -1;
 }
@@ -118,22 +119,22 @@ static tn_status place_in_arena(tn_graph_plan *g, tn_arena *a, const tn_group *g
 
 /* Does the device's memory need this value of a group? Results do; between groups of the host a value stays there. */
 static bool needed_there(const tn_graph_plan *g, const tn_group *maker, const tn_value *v) {
-    if (!maker->host || maker->checked || v->output >= 0) return true;
+    if (!maker->host || maker->order.checked || v->output >= 0) return true;
     for (int k = 0; k < v->fusion.pull_count; k++)
         if (!g->groups[v->fusion.pulls[k]].host) return true;
     return false;
 }
 
 static bool reads_root(const tn_group *group, int root) {
-    for (int k = 0; k < group->read_count; k++)
-        if (group->reads[k] == root) return true;
+    for (int k = 0; k < group->run.read_count; k++)
+        if (group->run.reads[k] == root) return true;
     return false;
 }
 
 /* The last group of the host, from `first` on, that reads a value. */
 static int last_host_reader(const tn_graph_plan *g, int root, int first) {
     for (int i = (int)g->group_count - 1; i > first; i--) {
-        const tn_group *group = &g->groups[g->order[i]];
+        const tn_group *group = &g->groups[g->fusion.order[i]];
         if (group->host && reads_root(group, root)) return i;
     }
     return first;
@@ -151,12 +152,13 @@ static tn_status place_on_host(tn_graph_plan *g, tn_arena *h, int value, int pos
 static tn_status lay_out_host(tn_graph_plan *g, tn_arena *h, tn_group *group, int position) {
     if (!group->host) return TN_OK;
     tn_arena_release_before(h, position);
-    for (int k = 0; k < group->read_count; k++)
-        TRY(place_on_host(g, h, group->reads[k], position));
+    for (int k = 0; k < group->run.read_count; k++)
+        TRY(place_on_host(g, h, group->run.reads[k], position));
     for (size_t k = 0; k < group->member_count; k++)
         if (g->values[group->members[k]].stored) TRY(place_on_host(g, h, group->members[k], position));
-    return group->workspace ? tn_arena_take(h, (int64_t)group->workspace, position, -1, &group->workspace_offset)
-                            : TN_OK;
+    return group->run.workspace
+               ? tn_arena_take(h, (int64_t)group->run.workspace, position, -1, &group->run.workspace_offset)
+               : TN_OK;
 }
 
 /* ---- all of it --------------------------------------------------------------------------------------------------- */
@@ -217,13 +219,13 @@ static void place_leaves(tn_graph_plan *g) {
 }
 
 static tn_status lay_out_group(tn_graph_plan *g, tn_arena *a, tn_arena *h, int position, size_t *copies) {
-    tn_group *group = &g->groups[g->order[position]];
+    tn_group *group = &g->groups[g->fusion.order[position]];
     if (!group->sibling)
         tn_arena_release_before(a, position); /* else what those before it in the chain need is in use */
     for (size_t k = 0; k < group->member_count; k++)
         TRY(place_value(g, a, group, group->members[k], copies));
-    if (group->workspace && !group->host)
-        TRY(tn_arena_take(a, (int64_t)group->workspace, position, -1, &group->workspace_offset));
+    if (group->run.workspace && !group->host)
+        TRY(tn_arena_take(a, (int64_t)group->run.workspace, position, -1, &group->run.workspace_offset));
     return lay_out_host(g, h, group, position);
 }
 

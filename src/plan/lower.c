@@ -99,26 +99,26 @@ int tn_most_buffers(const tn_graph_plan *g) {
 /* The buffer for root's memory, accessed as elements of `dtype`. root: a value, or TN_BLOCK. */
 static int buffer_seen_as(tn_lowering *w, kir_builder *kb, int root, tn_dtype dtype) {
     tn_group *group = w->group;
-    for (int b = 0; b < group->buffer_count; b++)
-        if (group->buffer_values[b] == root && group->buffer_dtypes[b] == dtype) return b;
-    if (group->buffer_count >= tn_most_buffers(w->g)) {
-        if (w->g->forbid < 0) {
-            w->g->crowded = group->member_count > 1;
-            w->g->forbid = part_to_leave(w);
+    for (int b = 0; b < group->lowered.buffer_count; b++)
+        if (group->lowered.buffer_values[b] == root && group->lowered.buffer_dtypes[b] == dtype) return b;
+    if (group->lowered.buffer_count >= tn_most_buffers(w->g)) {
+        if (w->g->lowering.forbid < 0) {
+            w->g->lowering.crowded = group->member_count > 1;
+            w->g->lowering.forbid = part_to_leave(w);
         }
     }
-    if (group->buffer_count == KIR_MAX_BUFFERS) {
-        if (w->g->forbid < 0)
+    if (group->lowered.buffer_count == KIR_MAX_BUFFERS) {
+        if (w->g->lowering.forbid < 0)
             w->status = tn_fail(TN_ERR_INTERNAL, "a kernel would need more than %d buffers", KIR_MAX_BUFFERS);
         return 0;
     }
     int b = kir_buffer(kb, dtype);
-    for (int local = group->buffer_count; local < b; local++) /* local buffers of workgroups declared since */
-        group->buffer_values[local] = TN_BLOCK;
-    group->buffer_values[b] = root;
-    group->buffer_dtypes[b] = (uint8_t)dtype;
-    group->buffer_same_place[b] = true;
-    group->buffer_count = b + 1;
+    for (int local = group->lowered.buffer_count; local < b; local++) /* local buffers of workgroups declared since */
+        group->lowered.buffer_values[local] = TN_BLOCK;
+    group->lowered.buffer_values[b] = root;
+    group->lowered.buffer_dtypes[b] = (uint8_t)dtype;
+    group->lowered.buffer_same_place[b] = true;
+    group->lowered.buffer_count = b + 1;
     return b;
 }
 
@@ -155,7 +155,7 @@ static tn_blocks blocks_of(const tn_lower *lw, tn_lowering *w, const tn_value *v
     tn_blocks b = {.kb = lw->kb, .dtype = (tn_dtype)v->node->dtype, .mask = lowering_mask_of(lw, w)};
     b.bytes = buffer_seen_as(w, lw->kb, v->root, TN_U8);
     b.halves = buffer_seen_as(w, lw->kb, v->root, tn_block_factor(b.dtype));
-    w->group->buffer_same_place[b.bytes] = w->group->buffer_same_place[b.halves] = false;
+    w->group->lowered.buffer_same_place[b.bytes] = w->group->lowered.buffer_same_place[b.halves] = false;
     return b;
 }
 
@@ -188,7 +188,7 @@ kir_val tn_lowering_packet(tn_lower *lw, int value, const kir_aff *at, kir_val m
     const tn_value *v = &w->g->values[value];
     kir_aff index = place_index(lw, at, v->node->rank, v->offset, v->stride);
     int b = buffer_of(w, lw->kb, v->root);
-    w->group->buffer_same_place[b] = false;
+    w->group->lowered.buffer_same_place[b] = false;
     return kir_fetch(lw->kb, b, &index, mask);
 }
 
@@ -199,7 +199,7 @@ static kir_val load_from(tn_lower *lw, tn_lowering *w, const tn_value *v, const 
         return tn_lower_block_element(&blocks, &index);
     }
     int b = buffer_of(w, lw->kb, v->root);
-    if (!pointwise(w) || !at_store_place(lw, w, &index)) w->group->buffer_same_place[b] = false;
+    if (!pointwise(w) || !at_store_place(lw, w, &index)) w->group->lowered.buffer_same_place[b] = false;
     return kir_load(lw->kb, b, &index, lowering_mask_of(lw, w));
 }
 
@@ -214,9 +214,9 @@ static kir_aff block_place(void) {
 static kir_val load_block(tn_lower *lw, tn_lowering *w) {
     tn_group *group = w->group;
     bool whole = w->g->values[group->lead].node->dtype == TN_I32;
-    group->block_buffer = buffer_seen_as(w, lw->kb, TN_BLOCK, whole ? TN_I32 : TN_F32);
+    group->lowered.block_buffer = buffer_seen_as(w, lw->kb, TN_BLOCK, whole ? TN_I32 : TN_F32);
     kir_aff index = block_place();
-    return kir_load(lw->kb, group->block_buffer, &index, KIR_NONE);
+    return kir_load(lw->kb, group->lowered.block_buffer, &index, KIR_NONE);
 }
 
 /* ---- pulling ----------------------------------------------------------------------------------------------------- */
@@ -227,17 +227,17 @@ enum { MOST_SCALARS = TN_GROUP_SCALARS / 2 };
 /* The program's number of a runtime scalar, which it gets with its first use; -1: there are too many of its kind. */
 static int runtime_scalar_at(tn_group *group, int scalar) {
     int alike = 0;
-    for (int d = 0; d < group->scalar_count; d++) {
-        if (group->scalars[d] == scalar) return d;
-        alike += (group->scalars[d] < 0) == (scalar < 0);
+    for (int d = 0; d < group->lowered.scalar_count; d++) {
+        if (group->lowered.scalars[d] == scalar) return d;
+        alike += (group->lowered.scalars[d] < 0) == (scalar < 0);
     }
     if (alike == MOST_SCALARS) return -1;
-    group->scalars[group->scalar_count] = scalar;
-    return group->scalar_count++;
+    group->lowered.scalars[group->lowered.scalar_count] = scalar;
+    return group->lowered.scalar_count++;
 }
 
 static kir_val give_up(tn_lower *lw, tn_lowering *w, int value) {
-    if (w->g->forbid < 0) w->g->forbid = value;
+    if (w->g->lowering.forbid < 0) w->g->lowering.forbid = value;
     return kir_const(lw->kb, kir_type_of((tn_dtype)w->g->values[value].node->dtype), 0.0);
 }
 
@@ -324,7 +324,8 @@ static bool is_read(const tn_lowering *w, int value) {
 static kir_val value_at(tn_lower *lw, tn_lowering *w, int value, const kir_aff *at, bool *loaded) {
     const tn_value *v = &w->g->values[value];
     *loaded = true;
-    if (w->status != TN_OK || w->g->forbid >= 0) return kir_const(lw->kb, kir_type_of((tn_dtype)v->node->dtype), 0.0);
+    if (w->status != TN_OK || w->g->lowering.forbid >= 0)
+        return kir_const(lw->kb, kir_type_of((tn_dtype)v->node->dtype), 0.0);
     if (v->scalar >= 0 && (!v->stored || v->group == w->group_id)) return pull_runtime_scalar(lw, w, v);
     bool member = v->group == w->group_id && value != w->building;
     if (!member && is_read(w, value)) return load_from(lw, w, v, at);
@@ -516,7 +517,7 @@ static void store_member(tn_lower *lw, tn_lowering *w, int value, const kir_aff 
     kir_val r = value_at(lw, w, value, at, &loaded);
     if (tn_group_pools(w->g, w->group, value)) {
         kir_aff block = block_place();
-        kir_store(lw->kb, w->group->block_buffer, &block, r, w->edge);
+        kir_store(lw->kb, w->group->lowered.block_buffer, &block, r, w->edge);
     }
     if (!v->stored) return;
     int b = buffer_of(w, lw->kb, value);
@@ -563,7 +564,7 @@ static void emit_scan(tn_lower *lw, tn_lowering *w) {
 static int phase_of(tn_lowering *w, int value) {
     tn_value *v = &w->g->values[value];
     bool here = v->group == w->group_id;
-    if (v->lowering.phase_stamp == w->g->stamp) return v->lowering.phase;
+    if (v->lowering.phase_stamp == w->g->fusion.stamp) return v->lowering.phase;
     if (!v->row || v->scalar >= 0 || (!here && is_read(w, value))) return 0;
     int phase = 0;
     for (int k = 0; k < v->n_in; k++) {
@@ -572,7 +573,7 @@ static int phase_of(tn_lowering *w, int value) {
     }
     if (here && tn_value_class(v) == TN_REDUCTION) phase++;
     v->lowering.phase = phase;
-    v->lowering.phase_stamp = w->g->stamp;
+    v->lowering.phase_stamp = w->g->fusion.stamp;
     return phase;
 }
 
@@ -644,7 +645,7 @@ static void emit_pass(tn_lower *lw, tn_lowering *w, int phase) {
 
 static void emit_rows(tn_lower *lw, tn_lowering *w) {
     int last = 0;
-    w->g->stamp++;
+    w->g->fusion.stamp++;
     for (size_t i = 0; i < w->group->member_count; i++) {
         int p = phase_of(w, w->group->members[i]);
         if (p > last) last = p;
@@ -677,12 +678,12 @@ tn_status tn_lowering_begin(tn_lowering *w, tn_graph_plan *g, int group) {
     w->building = -1;
     w->space_node = lead;
     w->edge = w->lead_value = KIR_NONE;
-    if (!g->memo) {
-        g->memo = tn_scratch_take(&g->scratch, sizeof *g->memo);
-        if (!g->memo) return TN_ERR_MEMORY;
-        *g->memo = (tn_memo){0};
+    if (!g->lowering.memo) {
+        g->lowering.memo = tn_scratch_take(&g->scratch, sizeof *g->lowering.memo);
+        if (!g->lowering.memo) return TN_ERR_MEMORY;
+        *g->lowering.memo = (tn_memo){0};
     }
-    w->memo = g->memo;
+    w->memo = g->lowering.memo;
     w->memo->count = w->memo->at_count = 0;
     return TN_OK;
 }
@@ -721,7 +722,7 @@ tn_status tn_lower_group(tn_graph_plan *g, int group_id) {
     if (group->kind == TN_GROUP_NATIVE || (group->kind == TN_GROUP_MATMUL && group->member_count == 1)) return TN_OK;
     if (group->pool >= 0 && !(group->kind == TN_GROUP_MATMUL && tn_native_joins(&g->values[group->lead]) &&
                               tn_native_pools(&g->values[group->lead], &g->values[group->pool]))) {
-        g->forbid = group->pool; /* no convolution came */
+        g->lowering.forbid = group->pool; /* no convolution came */
         return TN_OK;
     }
     tn_lowering w;
@@ -729,19 +730,19 @@ tn_status tn_lower_group(tn_graph_plan *g, int group_id) {
     int64_t extents[KIR_MAX_AXES] = {0};
     int n_par = 0, n_loop = 0;
     kir_builder *kb = NULL;
-    group->buffer_count = group->scalar_count = 0;
-    group->block_buffer = -1;
+    group->lowered.buffer_count = group->lowered.scalar_count = 0;
+    group->lowered.block_buffer = -1;
     TRY(make_space(&w, extents, &n_par, &n_loop));
     TRY(kir_begin(n_par, n_loop, extents, &kb));
     tn_status s = emit(&w, kb);
-    if (s != TN_OK || g->forbid >= 0) {
+    if (s != TN_OK || g->lowering.forbid >= 0) {
         kir_abandon(kb);
         return s;
     }
     bool by_vm = g->binding->device->is_cpu;
-    TRY((by_vm ? kir_finish_unverified : kir_finish)(kb, &group->program, &group->sizes));
+    TRY((by_vm ? kir_finish_unverified : kir_finish)(kb, &group->lowered.program, &group->lowered.sizes));
     const tn_value *lead = &g->values[group->lead];
-    if (tn_native_joins(lead) && !tn_native_epilogue_fits(lead, group)) g->forbid = group->lead;
+    if (tn_native_joins(lead) && !tn_native_epilogue_fits(lead, group)) g->lowering.forbid = group->lead;
     return TN_OK;
 }
 

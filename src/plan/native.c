@@ -59,26 +59,27 @@ bool tn_native_may_pack(const tn_graph_plan *g, int slot) {
 }
 
 tn_status tn_native_join(tn_native *n, const tn_group *group, tn_fused_program *program) {
-    if (!group->program) return TN_OK;
+    if (!group->lowered.program) return TN_OK;
     tn_device *host = tn_host_device();
     if (!host) return tn_error_code();
-    TRY(tn_kernel_get(host, group->program, &n->fused.kernel));
+    TRY(tn_kernel_get(host, group->lowered.program, &n->fused.kernel));
     TRY(kir_vm_share(tn_kernel_vm(n->fused.kernel), &n->fused.vm));
-    size_t bytes = kir_sizes_count(group->program) * sizeof(int64_t);
+    size_t bytes = kir_sizes_count(group->lowered.program) * sizeof(int64_t);
     n->fused.sizes = tn_mem_alloc(bytes);
     if (!n->fused.sizes) return TN_ERR_MEMORY;
-    memcpy(n->fused.sizes, group->sizes, bytes);
+    memcpy(n->fused.sizes, group->lowered.sizes, bytes);
     *program = (tn_fused_program){.vm = n->fused.vm,
                                   .launch = {.sizes = n->fused.sizes},
-                                  .block_buffer = group->block_buffer,
-                                  .buffer_count = group->buffer_count};
+                                  .block_buffer = group->lowered.block_buffer,
+                                  .buffer_count = group->lowered.buffer_count};
     n->fused.program = program;
     return TN_OK;
 }
 
 tn_status tn_native_join_product(tn_native *n, const tn_group *group, tn_fused_program *program) {
     TRY(tn_native_join(n, group, program));
-    if (n->fused.program && tn_fused_epilogue_read(group->program, n->fused.sizes, group->block_buffer, &n->fused.ops))
+    if (n->fused.program &&
+        tn_fused_epilogue_read(group->lowered.program, n->fused.sizes, group->lowered.block_buffer, &n->fused.ops))
         program->epilogue_ops = &n->fused.ops;
     return TN_OK;
 }

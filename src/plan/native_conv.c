@@ -315,13 +315,13 @@ static bool blocks_are_large(const tn_node *n) {
 static bool planes_are_large(const tn_node *n) { return n->rank == 4 && n->shape[2] * n->shape[3] >= LARGE; }
 
 static bool fit_epilogue(const tn_node *lead, const tn_group *group) {
-    const kir_program *p = group->program;
-    int64_t *sizes = group->sizes, batch = lead->shape[0], channels = lead->shape[1];
+    const kir_program *p = group->lowered.program;
+    int64_t *sizes = group->lowered.sizes, batch = lead->shape[0], channels = lead->shape[1];
     int64_t rows = lead->shape[2], columns = lead->shape[3];
     if (p->n_par != AXES || p->n_loop != 0) return false;
     for (int i = 0; i < p->n_sized; i++) {
         int64_t *stride = sizes + AXES + i * (AXES + 1) + 1;
-        bool block = p->access[i].buffer == group->block_buffer; /* rows and columns of the kernel's already */
+        bool block = p->access[i].buffer == group->lowered.block_buffer; /* rows and columns of the kernel's already */
         if (!block && !along_pixels(stride, rows, columns)) return false;
     }
     memcpy(sizes, (const int64_t[AXES]){1, 1, 1, batch, channels, rows * columns}, AXES * sizeof *sizes);
@@ -427,7 +427,7 @@ static tn_status make_few_pixels(const tn_graph_plan *g, const tn_group *group, 
     n->few_pixels.c =
         (tn_matrix){.batch_stride = {0, 0, 0, out_pixels * a->out_channels}, .row_stride = 1, .col_stride = out_pixels};
     TRY(tn_native_join(n, group, &n->few_pixels.c.fused));
-    if (n->fused.program) swap_epilogue(n, group->program, group->block_buffer);
+    if (n->fused.program) swap_epilogue(n, group->lowered.program, group->lowered.block_buffer);
     n->weight.slot = g->values[weight->root].slot;
     n->weight.packed = (tn_packed_weight){
         .make = pack_columns,
@@ -487,8 +487,9 @@ static bool flattens(tn_conv_args *a) {
 /* Of an epilogue whose only result lies as the convolution's would, or in the block that is pooled. */
 static bool reads_epilogue(tn_native *n, const tn_group *group) {
     if (!n->fused.program || (group->pool < 0 && !n->joined_out)) return false;
-    bool read = tn_epilogue_read_channels(group->program, n->fused.sizes, group->block_buffer, &n->fused.ops);
-    return read && (group->pool < 0 || n->fused.ops.to.buffer == group->block_buffer);
+    bool read =
+        tn_epilogue_read_channels(group->lowered.program, n->fused.sizes, group->lowered.block_buffer, &n->fused.ops);
+    return read && (group->pool < 0 || n->fused.ops.to.buffer == group->lowered.block_buffer);
 }
 
 tn_status tn_make_conv2d_forward(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
@@ -507,7 +508,7 @@ tn_status tn_make_conv2d_forward(const tn_graph_plan *g, const tn_group *group, 
     if (!each && group->pool < 0 && has_few_pixels(g, &n->conv, weight))
         return make_few_pixels(g, group, n, weight, workspace);
     TRY(tn_native_join(n, group, &n->conv.epilogue));
-    if (n->fused.program && group->pool < 0) n->joined_out = only_result(group->program, n->fused.sizes);
+    if (n->fused.program && group->pool < 0) n->joined_out = only_result(group->lowered.program, n->fused.sizes);
     if (reads_epilogue(n, group)) n->conv.epilogue.epilogue_ops = &n->fused.ops;
     if (each) {
         n->run = run_conv2d_depthwise;
@@ -572,19 +573,19 @@ static void run_made(tn_native *n, void *const *pointers) {
 }
 
 bool tn_conv_agree_on_producer(tn_value *v, tn_group *producer, tn_group *reader) {
-    tn_native *from = producer->native, *to = reader->native;
+    tn_native *from = producer->run.native, *to = reader->run.native;
     tn_conv_args *made = &from->conv, *read = &to->conv;
     tn_conv_border edge;
     if (from->run != run_conv2d_forward || to->run != run_conv2d_forward || !from->joined_out) return false;
     if (!both_stand(v->node, made, read) || !tn_conv_fuses_producer(read, made, &edge)) return false;
     made->border = edge;
     made->border.buffer = from->joined_out - 1;
-    run_padded_rows(from, producer->program, 0);
+    run_padded_rows(from, producer->lowered.program, 0);
     read->producer = made;
     from->run = run_made;
     from->next = to;
-    producer->workspace = tn_conv_workspace(read, tn_threads());
-    reader->workspace = 0;
+    producer->run.workspace = tn_conv_workspace(read, tn_threads());
+    reader->run.workspace = 0;
     producer->row_fused = reader->row_fused = reader->sibling = true;
     v->stored = false;
     return true;
@@ -606,7 +607,7 @@ static void take_columns(const tn_graph_plan *g, const tn_group *group, tn_nativ
     n->run = run_conv2d_forward;
     if (product && n->fused.program) {
         n->conv.epilogue.epilogue_ops = NULL;
-        n->joined_out = only_result(group->program, n->fused.sizes);
+        n->joined_out = only_result(group->lowered.program, n->fused.sizes);
         if (reads_epilogue(n, group)) n->conv.epilogue.epilogue_ops = &n->fused.ops;
     }
     keep_packed(g, n, weight);
@@ -614,7 +615,7 @@ static void take_columns(const tn_graph_plan *g, const tn_group *group, tn_nativ
 
 /* Sets the sizes of a convolution with filters as columns, if it can have them; of one tap: pixels in one row. */
 static bool fits_columns(const tn_group *group, tn_conv_args *sizes, bool x_blocks, bool y_blocks) {
-    const tn_native *n = group->native;
+    const tn_native *n = group->run.native;
     if (n->run != run_one_tap && n->run != run_conv2d_forward) return false;
     if (group->row_fused || group->sibling || group->pool >= 0 || n->conv.winograd) return false;
     *sizes = n->conv;
@@ -631,11 +632,11 @@ static bool fits_columns(const tn_group *group, tn_conv_args *sizes, bool x_bloc
 
 /* Can the result have another layout? Only if each operation of the epilogue is per channel. */
 static bool has_plain_result(const tn_group *group) {
-    const tn_native *n = group->native;
+    const tn_native *n = group->run.native;
     tn_fused_epilogue ops;
     if (!n->fused.program) return true;
-    return only_result(group->program, n->fused.sizes) &&
-           tn_epilogue_read_channels(group->program, n->fused.sizes, group->block_buffer, &ops);
+    return only_result(group->lowered.program, n->fused.sizes) &&
+           tn_epilogue_read_channels(group->lowered.program, n->fused.sizes, group->lowered.block_buffer, &ops);
 }
 
 /* In larger images pixels fill vectors too, and the last of the three loses what the others gain (measured). */
@@ -645,25 +646,25 @@ static bool blocks_pay(const tn_conv_args *windows) {
 }
 
 bool tn_conv_agree_on_blocks(const tn_graph_plan *g, tn_group *first, tn_group *each, tn_group *last) {
-    tn_native *windows = each->native;
+    tn_native *windows = each->run.native;
     tn_conv_args makes, reads, between = windows->conv;
     if (windows->run != run_conv2d_depthwise || !has_plain_result(first) || !has_plain_result(each)) return false;
     between.x_blocks = between.y_blocks = true;
     if (!blocks_pay(&between)) return false;
-    if (!tn_conv_takes_blocks(&between) || !fits_columns(first, &makes, first->native->conv.x_blocks, true))
+    if (!tn_conv_takes_blocks(&between) || !fits_columns(first, &makes, first->run.native->conv.x_blocks, true))
         return false;
-    if (!fits_columns(last, &reads, true, last->native->conv.y_blocks)) return false;
+    if (!fits_columns(last, &reads, true, last->run.native->conv.y_blocks)) return false;
     if (makes.batch != between.batch || makes.out_channels != between.groups || reads.channels != between.groups ||
         makes.out_size[0] * makes.out_size[1] != between.size[0] * between.size[1] ||
         reads.size[0] * reads.size[1] != between.out_size[0] * between.out_size[1])
         return false;
-    take_columns(g, first, first->native, &makes);
-    take_columns(g, last, last->native, &reads);
+    take_columns(g, first, first->run.native, &makes);
+    take_columns(g, last, last->run.native, &reads);
     windows->conv.x_blocks = windows->conv.y_blocks = true;
-    first->workspace = tn_conv_workspace(&first->native->conv, tn_threads());
-    each->workspace = tn_conv_depthwise_workspace(&windows->conv, tn_threads());
-    last->workspace = tn_conv_workspace(&last->native->conv, tn_threads());
-    first->native->by = each->native->by = last->native->by = "in blocks of channels";
+    first->run.workspace = tn_conv_workspace(&first->run.native->conv, tn_threads());
+    each->run.workspace = tn_conv_depthwise_workspace(&windows->conv, tn_threads());
+    last->run.workspace = tn_conv_workspace(&last->run.native->conv, tn_threads());
+    first->run.native->by = each->run.native->by = last->run.native->by = "in blocks of channels";
     return true;
 }
 
@@ -675,7 +676,7 @@ static bool writes_border(const tn_native *n) {
 }
 
 void tn_conv_agree_on_border(tn_value *v, tn_group *producer, tn_group *reader) {
-    tn_native *from = producer->native, *to = reader->native;
+    tn_native *from = producer->run.native, *to = reader->run.native;
     tn_conv_args *made = &from->conv, *read = &to->conv;
     tn_conv_border edge;
     if (to->run != run_conv2d_forward || !tn_conv_wants_border(read, &edge) || !writes_border(from)) return;
@@ -686,12 +687,12 @@ void tn_conv_agree_on_border(tn_value *v, tn_group *producer, tn_group *reader) 
     made->border = edge;
     made->border.buffer = from->joined_out - 1;
     if (from->fused.program && made->pool[0] == 0)
-        run_padded_rows(from, producer->program, edge.plane * made->groups * made->out_channels);
+        run_padded_rows(from, producer->lowered.program, edge.plane * made->groups * made->out_channels);
     memcpy(read->x_stride, (const int64_t[]){edge.plane * read->groups * read->channels, edge.plane, edge.row, 1},
            sizeof read->x_stride);
     read->x_padded = true;
     to->by = "reading in place";
-    reader->workspace = tn_conv_workspace(read, tn_threads());
+    reader->run.workspace = tn_conv_workspace(read, tn_threads());
 }
 
 /* ---- the greatest of each window --------------------------------------------------------------------------------- */

@@ -24,7 +24,8 @@ static bool worth_keeping_packed(const tn_graph_plan *g, const tn_native *n, con
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         if (n->gemm.b.batch_stride[axis] != 0) return false;
     if ((int64_t)tn_gemm_packed_bytes(n->gemm.n, n->gemm.k, packed_dtype(n)) > PACK_LIMIT) return false;
-    return !g->read_along || g->read_along[root->slot] != TN_READ_BOTH; /* it would be kept twice, packed */
+    return !g->fusion.read_along ||
+           g->fusion.read_along[root->slot] != TN_READ_BOTH; /* it would be kept twice, packed */
 }
 
 static void pack_operand(const tn_packed_weight *weight_form, const void *from, void *to) {
@@ -349,11 +350,12 @@ static bool weight_stays(const tn_graph_plan *g, const tn_group *group) {
 }
 
 static bool is_product(const tn_graph_plan *g, const tn_group *group) {
-    if (group->kind != TN_GROUP_MATMUL || !group->native || group->commit || group->appends || group->host)
+    if (group->kind != TN_GROUP_MATMUL || !group->run.native || group->order.commit || group->order.appends ||
+        group->host)
         return false;
     return !tn_group_writes_state(g, group) && g->values[group->lead].node->rank == 2 && group->pool < 0 &&
            (row_run_rows_of(g, group) >= BY_ROWS_MANY_ROWS || weight_stays(g, group)) &&
-           tn_native_is_row_fusable(group->native);
+           tn_native_is_row_fusable(group->run.native);
 }
 
 typedef struct run {
@@ -363,7 +365,7 @@ typedef struct run {
 
 static bool made_in(const tn_graph_plan *g, const run *r, int value) {
     int group = g->values[g->values[value].root].group;
-    int at = group >= 0 ? g->groups[group].position : -1;
+    int at = group >= 0 ? g->groups[group].order.position : -1;
     return at >= r->first && at < r->first + r->count;
 }
 
@@ -374,11 +376,11 @@ static bool reads_own_rows(const tn_graph_plan *g, const run *r, const tn_group 
     int own = (int)(group - g->groups);
     if (made_in(g, r, lead->in[1])) return false;
     if (made_in(g, r, lead->in[0]) && g->values[lead->in[0]].root != lead->in[0]) return false;
-    for (int b = 0; b < group->buffer_count; b++) {
-        int x = group->buffer_values[b];
+    for (int b = 0; b < group->lowered.buffer_count; b++) {
+        int x = group->lowered.buffer_values[b];
         if (x == TN_BLOCK || g->values[x].group == own || !made_in(g, r, x)) continue;
         const tn_node *n = g->values[x].node;
-        if (!group->buffer_same_place[b] || n->rank != 2 || n->shape[0] != lead->node->shape[0] ||
+        if (!group->lowered.buffer_same_place[b] || n->rank != 2 || n->shape[0] != lead->node->shape[0] ||
             n->shape[1] != lead->node->shape[1])
             return false;
     }
@@ -388,13 +390,13 @@ static bool reads_own_rows(const tn_graph_plan *g, const run *r, const tn_group 
 /* Whether the group at this position can run directly after the chain: the groups between must not compute its
  * operands. */
 static bool may_follow(const tn_graph_plan *g, const run *r, int position) {
-    const tn_group *group = &g->groups[g->order[position]];
-    if (!is_product(g, group) || row_run_rows_of(g, group) != row_run_rows_of(g, &g->groups[g->order[r->first]]))
+    const tn_group *group = &g->groups[g->fusion.order[position]];
+    if (!is_product(g, group) || row_run_rows_of(g, group) != row_run_rows_of(g, &g->groups[g->fusion.order[r->first]]))
         return false;
     if (r->weight + weight_of(g, group) > tn_cpu().l2 / 2) return false;
     if (r->made + tn_group_makes(g, group) > TN_MOST_MADE) return false;
-    for (size_t k = 0; k < group->dep_count; k++)
-        if (g->groups[group->deps[k]].position >= r->first + r->count) return false;
+    for (size_t k = 0; k < group->order.dep_count; k++)
+        if (g->groups[group->order.deps[k]].order.position >= r->first + r->count) return false;
     return reads_own_rows(g, r, group);
 }
 
@@ -407,9 +409,9 @@ static void add_row_run(const tn_graph_plan *g, run *r, const tn_group *group) {
 
 static void grow_run(tn_graph_plan *g, run *r) {
     for (int at = r->first + r->count; at < (int)g->group_count && at < r->first + r->count + FAR; at++) {
-        if (r->count == TN_ROW_FUSED_MOST || g->groups[g->order[at]].commit) return;
+        if (r->count == TN_ROW_FUSED_MOST || g->groups[g->fusion.order[at]].order.commit) return;
         if (!may_follow(g, r, at)) continue;
-        add_row_run(g, r, &g->groups[g->order[at]]);
+        add_row_run(g, r, &g->groups[g->fusion.order[at]]);
         tn_group_move_up(g, at, r->first + r->count);
         at = r->first + r->count++;
     }
@@ -418,19 +420,19 @@ static void grow_run(tn_graph_plan *g, run *r) {
 static tn_status join_row_run(tn_graph_plan *g, const run *r) {
     tn_native *natives[TN_ROW_FUSED_MOST];
     for (int i = 0; i < r->count; i++) {
-        tn_group *group = &g->groups[g->order[r->first + i]];
-        natives[i] = group->native;
-        group->workspace = 0;
+        tn_group *group = &g->groups[g->fusion.order[r->first + i]];
+        natives[i] = group->run.native;
+        group->run.workspace = 0;
         group->row_fused = true;
         group->sibling = i > 0;
     }
-    return tn_native_fuse_rows(natives, r->count, &g->groups[g->order[r->first]].workspace);
+    return tn_native_fuse_rows(natives, r->count, &g->groups[g->fusion.order[r->first]].run.workspace);
 }
 
 tn_status tn_fuse_gemm_rows(tn_graph_plan *g) {
     run r;
     for (int i = 0; i < (int)g->group_count; i += r.count) {
-        const tn_group *first = &g->groups[g->order[i]];
+        const tn_group *first = &g->groups[g->fusion.order[i]];
         r = (run){.first = i, .count = 1};
         if (!is_product(g, first)) continue;
         add_row_run(g, &r, first);
@@ -455,19 +457,20 @@ typedef struct chain {
     int64_t made;     /* bytes of results */
 } chain;
 
-static tn_group *at_position(const tn_graph_plan *g, int position) { return &g->groups[g->order[position]]; }
+static tn_group *at_position(const tn_graph_plan *g, int position) { return &g->groups[g->fusion.order[position]]; }
 
 static const tn_value *left_of(const tn_graph_plan *g, const tn_group *group) {
     return &g->values[g->values[group->lead].in[0]];
 }
 
 static bool can_chain(const tn_group *group) {
-    return group->kind == TN_GROUP_MATMUL && group->native && !group->commit && !group->appends && !group->host;
+    return group->kind == TN_GROUP_MATMUL && group->run.native && !group->order.commit && !group->order.appends &&
+           !group->host;
 }
 
 static bool reads(const tn_group *group, int value) {
-    for (int k = 0; k < group->read_count; k++)
-        if (group->reads[k] == value) return true;
+    for (int k = 0; k < group->run.read_count; k++)
+        if (group->run.reads[k] == value) return true;
     return false;
 }
 
@@ -478,17 +481,17 @@ static bool reads_same_places(const tn_graph_plan *g, const tn_group *group, int
     if (!tn_same_shape(lead->node, g->values[g->groups[made].lead].node)) return false;
     for (int k = 0; k < lead->n_in; k++)
         if (g->values[g->values[lead->in[k]].root].group == made) return false; /* as a factor: all over */
-    for (int b = 0; b < group->buffer_count; b++) {
-        int v = group->buffer_values[b];
-        if (v != TN_BLOCK && g->values[v].group == made && !group->buffer_same_place[b]) return false;
+    for (int b = 0; b < group->lowered.buffer_count; b++) {
+        int v = group->lowered.buffer_values[b];
+        if (v != TN_BLOCK && g->values[v].group == made && !group->lowered.buffer_same_place[b]) return false;
     }
     return true;
 }
 
 /* Its memory may be reused for a result of its last reader, while other products of the launch still run. */
 static bool shares_more(const tn_graph_plan *g, const tn_group *group, const tn_group *other) {
-    for (int k = 0; k < group->read_count; k++) {
-        int v = group->reads[k];
+    for (int k = 0; k < group->run.read_count; k++) {
+        int v = group->run.reads[k];
         if (g->values[v].slot < 0 && v != left_of(g, group)->root && reads(other, v)) return true;
     }
     return false;
@@ -497,35 +500,35 @@ static bool shares_more(const tn_graph_plan *g, const tn_group *group, const tn_
 static bool sibling_fits(const tn_graph_plan *g, const chain *c, const tn_group *group) {
     const tn_group *first = at_position(g, c->first);
     const tn_value *x = left_of(g, first), *y = left_of(g, group);
-    if (x->root != y->root || x->offset != y->offset || !tn_native_are_siblings(first->native, group->native))
+    if (x->root != y->root || x->offset != y->offset || !tn_native_are_siblings(first->run.native, group->run.native))
         return false;
-    for (size_t k = 0; k < group->dep_count; k++) {
-        int needed = group->deps[k], position = g->groups[needed].position;
+    for (size_t k = 0; k < group->order.dep_count; k++) {
+        int needed = group->order.deps[k], position = g->groups[needed].order.position;
         if (position >= c->first + c->count) return false;
         if (position >= c->first && !reads_same_places(g, group, needed)) return false;
     }
-    if (group->position > c->first + c->count && c->made + tn_group_makes(g, group) > TN_MOST_MADE) return false;
+    if (group->order.position > c->first + c->count && c->made + tn_group_makes(g, group) > TN_MOST_MADE) return false;
     for (int i = c->first; i < c->first + c->count; i++)
         if (shares_more(g, group, at_position(g, i))) return false;
     return true;
 }
 
 void tn_group_move_up(tn_graph_plan *g, int from, int to) {
-    int moved = g->order[from];
+    int moved = g->fusion.order[from];
     for (int i = from; i > to; i--) {
-        g->order[i] = g->order[i - 1];
-        at_position(g, i)->position = i;
+        g->fusion.order[i] = g->fusion.order[i - 1];
+        at_position(g, i)->order.position = i;
     }
-    g->order[to] = moved;
-    g->groups[moved].position = to;
+    g->fusion.order[to] = moved;
+    g->groups[moved].order.position = to;
 }
 
 /* The first one's workspace serves all. */
 static void take_siblings(tn_graph_plan *g, chain *c, int position) {
     tn_group *first = at_position(g, c->first), *group = at_position(g, position);
-    tn_native_add_sibling(at_position(g, c->first + c->count - 1)->native, group->native);
-    if (group->workspace > first->workspace) first->workspace = group->workspace;
-    group->workspace = 0;
+    tn_native_add_sibling(at_position(g, c->first + c->count - 1)->run.native, group->run.native);
+    if (group->run.workspace > first->run.workspace) first->run.workspace = group->run.workspace;
+    group->run.workspace = 0;
     group->sibling = true;
     c->made += tn_group_makes(g, group);
     tn_group_move_up(g, position, c->first + c->count++);
@@ -535,7 +538,7 @@ void tn_fuse_siblings(tn_graph_plan *g) {
     tn_native *before = NULL;
     chain c;
     for (int i = 0; i < (int)g->group_count; i += c.count) {
-        tn_native *own = at_position(g, i)->native;
+        tn_native *own = at_position(g, i)->run.native;
         c = (chain){i, 1, tn_group_makes(g, at_position(g, i))};
         if (own) before = tn_native_set_next_weight(own, before);
         if (!can_chain(at_position(g, i))) continue;

@@ -62,10 +62,10 @@ static void explain_native(const tn_graph_plan *g, const tn_group *group, tn_ker
 
 /* Bytes of each of the group's buffers, from the address that launches have. */
 static void list_bytes(const tn_graph_plan *g, const tn_group *group, int64_t *bytes) {
-    for (int b = 0; b < group->buffer_count; b++) {
+    for (int b = 0; b < group->lowered.buffer_count; b++) {
         bytes[b] = 0;
-        if (group->buffer_values[b] == TN_BLOCK) continue;
-        tn_value v = g->values[group->buffer_values[b]];
+        if (group->lowered.buffer_values[b] == TN_BLOCK) continue;
+        tn_value v = g->values[group->lowered.buffer_values[b]];
         v.memory.bytes = (int64_t)tn_node_bytes(v.node);
         if (v.slot >= 0) tn_leaf_byte_range(&v);
         bytes[b] = v.memory.first + v.memory.bytes;
@@ -75,12 +75,12 @@ static void list_bytes(const tn_graph_plan *g, const tn_group *group, int64_t *b
 /* Does it reach what the group's program reads wherever it likes, or all there is? And can it run it then? */
 static bool can_reach(const tn_plan *p, const tn_group *group, const int64_t *bytes, bool all,
                       tn_kernel_answer *reason) {
-    for (int b = 0; b < group->buffer_count; b++)
-        if (group->buffer_values[b] != TN_BLOCK &&
-            !tn_kernel_addresses(p->device, group->program, b, bytes[b], all, reason))
+    for (int b = 0; b < group->lowered.buffer_count; b++)
+        if (group->lowered.buffer_values[b] != TN_BLOCK &&
+            !tn_kernel_addresses(p->device, group->lowered.program, b, bytes[b], all, reason))
             return false;
-    return tn_kernel_supported(p->device, group->program, group->sizes, reason) &&
-           tn_kernel_in_bounds(p->device, group->program, group->sizes, bytes, reason);
+    return tn_kernel_supported(p->device, group->lowered.program, group->lowered.sizes, reason) &&
+           tn_kernel_in_bounds(p->device, group->lowered.program, group->lowered.sizes, bytes, reason);
 }
 
 /* Can it run the group's program? What no division makes small enough may still be reached as a whole. */
@@ -101,7 +101,7 @@ static tn_status device_takes_group(const tn_plan *p, const tn_graph_plan *g, tn
         return TN_OK;
     }
     if (!can_run(p, g, group, reason)) return TN_OK;
-    tn_status s = tn_kernel_get(p->device, group->program, &group->kernel);
+    tn_status s = tn_kernel_get(p->device, group->lowered.program, &group->run.kernel);
     *takes = s == TN_OK;
     if (s == TN_OK || s == TN_ERR_MEMORY) return s;
     reason->code = REFUSED;
@@ -140,8 +140,8 @@ static bool small_map(const tn_graph_plan *g, const tn_group *group) {
 /* Whether everything that a group reads is computed on the host or is small data. */
 static bool fed_by_host(const tn_graph_plan *g, const tn_group *group, int own) {
     bool any = false;
-    for (int b = 0; b < group->buffer_count; b++) {
-        const tn_value *v = &g->values[group->buffer_values[b]];
+    for (int b = 0; b < group->lowered.buffer_count; b++) {
+        const tn_value *v = &g->values[group->lowered.buffer_values[b]];
         if (v->group == own) continue;
         if (v->group >= 0 && !g->groups[v->group].host) return false;
         if (v->group < 0 && tn_node_bytes(v->node) > SMALL_LEAF) return false;
@@ -166,8 +166,8 @@ static void let_neighbours_follow(tn_graph_plan *g, tn_plan *p) {
         if (group->host || !small_map(g, group) || !fed_by_host(g, group, (int)i) || !feeds_host_only(g, group))
             continue;
         group->host = FOLLOWS;
-        tn_kernel_release(group->kernel);
-        group->kernel = NULL;
+        tn_kernel_release(group->run.kernel);
+        group->run.kernel = NULL;
         add_host_ops(p, g, group, "lies between operations that run on the host");
     }
 }
@@ -321,11 +321,12 @@ static bool conv_of(const tn_node *n, tn_vendor_conv *c, const char **why) {
 
 static tn_status add_answer(tn_graph_plan *g, const tn_vendor_library *l, const tn_node *n, tn_vendor_way way) {
     tn_vendor_conv c = {.way = way};
-    TRY(tn_scratch_grow(&g->scratch, &g->answers, &g->answer_capacity, g->answer_count + 1, sizeof *g->answers));
-    tn_vendor_answer *answer = &g->answers[g->answer_count];
+    TRY(tn_scratch_grow(&g->scratch, &g->answers.list, &g->answers.capacity, g->answers.count + 1,
+                        sizeof *g->answers.list));
+    tn_vendor_answer *answer = &g->answers.list[g->answers.count];
     *answer = (tn_vendor_answer){.node = n};
-    TRY(tn_map_put(&g->answer_of, n, (int32_t)g->answer_count));
-    g->answer_count++;
+    TRY(tn_map_put(&g->answers.of, n, (int32_t)g->answers.count));
+    g->answers.count++;
     if (conv_of(n, &c, &answer->why)) TRY(tn_vendor_make(g->binding->device, l, NULL, &c, &answer->call, &answer->why));
     answer->taken = answer->call != NULL;
     return TN_OK;
@@ -336,16 +337,16 @@ tn_status tn_vendor_ask(tn_graph_plan *g, const tn_node *n, bool *taken) {
     const tn_vendor_library *l = conv_kind ? tn_vendor_for(g->binding->device, true) : NULL;
     *taken = false;
     if (!l) return TN_OK;
-    if (tn_map_find(&g->answer_of, n) < 0) TRY(add_answer(g, l, n, conv_kind->way));
-    *taken = g->answers[tn_map_find(&g->answer_of, n)].taken;
+    if (tn_map_find(&g->answers.of, n) < 0) TRY(add_answer(g, l, n, conv_kind->way));
+    *taken = g->answers.list[tn_map_find(&g->answers.of, n)].taken;
     return TN_OK;
 }
 
 /* Gives the answers to the values: equal ones need only one call. An op that the library refused may be composed of
  * others that it refuses too; explain gives the first reason. */
 static void give_answers(tn_graph_plan *g) {
-    for (size_t i = g->answer_count; i-- > 0;) {
-        tn_vendor_answer *answer = &g->answers[i];
+    for (size_t i = g->answers.count; i-- > 0;) {
+        tn_vendor_answer *answer = &g->answers.list[i];
         int id = tn_value_of(g, answer->node);
         tn_value *v = id < 0 ? NULL : &g->values[g->values[id].root];
         if (!v) continue;
@@ -357,9 +358,9 @@ static void give_answers(tn_graph_plan *g) {
 }
 
 void tn_vendor_forget(tn_graph_plan *g) {
-    for (size_t i = 0; i < g->answer_count; i++)
-        tn_vendor_free(g->answers[i].call);
-    tn_map_free(&g->answer_of);
+    for (size_t i = 0; i < g->answers.count; i++)
+        tn_vendor_free(g->answers.list[i].call);
+    tn_map_free(&g->answers.of);
 }
 
 /* ---- all --------------------------------------------------------------------------------------------------------- */

@@ -35,19 +35,19 @@ typedef struct order_walk {
 } order_walk;
 
 static void order_visit(tn_graph_plan *g, order_walk *w, int root) {
-    if (g->groups[root].seen == g->stamp) return;
-    g->groups[root].seen = g->stamp;
+    if (g->groups[root].order.seen == g->fusion.stamp) return;
+    g->groups[root].order.seen = g->fusion.stamp;
     w->stack[w->top] = root;
     w->next[w->top++] = 0;
     while (w->top > 0) {
         tn_group *at = &g->groups[w->stack[w->top - 1]];
-        if (w->next[w->top - 1] == (int)at->dep_count) {
-            g->order[w->done++] = w->stack[--w->top];
+        if (w->next[w->top - 1] == (int)at->order.dep_count) {
+            g->fusion.order[w->done++] = w->stack[--w->top];
             continue;
         }
-        int d = at->deps[w->next[w->top - 1]++];
-        if (g->groups[d].seen == g->stamp) continue;
-        g->groups[d].seen = g->stamp;
+        int d = at->order.deps[w->next[w->top - 1]++];
+        if (g->groups[d].order.seen == g->fusion.stamp) continue;
+        g->groups[d].order.seen = g->fusion.stamp;
         w->stack[w->top] = d;
         w->next[w->top++] = 0;
     }
@@ -62,25 +62,25 @@ static tn_status topological_order(tn_graph_plan *g) {
     for (int i = 0; i < count; i++)
         by_member[i] = count - 1 - i;
     sort_by_last_member(g, by_member, count);
-    g->stamp++;
+    g->fusion.stamp++;
     for (int i = 0; i < count; i++)
         order_visit(g, &w, by_member[i]);
     return TN_OK;
 }
 
 static uint64_t structure_of(const tn_group *group) {
-    return tn_group_is_native(group) || !group->program ? 0 : group->program->hash;
+    return tn_group_is_native(group) || !group->lowered.program ? 0 : group->lowered.program->hash;
 }
 
 /* Commit groups that wait for others, and these, are stamped. */
 static void stamp_chained(tn_graph_plan *g, const int *groups, int count) {
-    g->stamp++;
+    g->fusion.stamp++;
     for (int i = 0; i < count; i++) {
         tn_group *group = &g->groups[groups[i]];
-        for (size_t k = 0; k < group->dep_count; k++) {
-            if (!g->groups[group->deps[k]].commit) continue;
-            group->seen = g->stamp;
-            g->groups[group->deps[k]].seen = g->stamp;
+        for (size_t k = 0; k < group->order.dep_count; k++) {
+            if (!g->groups[group->order.deps[k]].order.commit) continue;
+            group->order.seen = g->fusion.stamp;
+            g->groups[group->order.deps[k]].order.seen = g->fusion.stamp;
         }
     }
 }
@@ -91,7 +91,7 @@ static void gather_equal(tn_graph_plan *g, int *groups, int count) {
     for (int i = 1; i < count; i++)
         for (int j = i; j > 0; j--) {
             const tn_group *before = &g->groups[groups[j - 1]], *after = &g->groups[groups[j]];
-            bool sibling = before->seen == g->stamp, free = after->seen != g->stamp;
+            bool sibling = before->order.seen == g->fusion.stamp, free = after->order.seen != g->fusion.stamp;
             if (!free || (!sibling && structure_of(before) <= structure_of(after))) break;
             int swap = groups[j];
             groups[j] = groups[j - 1];
@@ -103,13 +103,13 @@ static void gather_equal(tn_graph_plan *g, int *groups, int count) {
 static void mark_commits(tn_graph_plan *g) {
     int count = (int)g->group_count;
     for (int i = 0; i < count; i++)
-        g->groups[i].commit = true;
+        g->groups[i].order.commit = true;
     for (int i = count; i-- > 0;) {
-        tn_group *group = &g->groups[g->order[i]];
+        tn_group *group = &g->groups[g->fusion.order[i]];
         bool may_fail = g->values[group->lead].by.engine; /* its results are copied home when all has gone well */
-        if (!tn_group_writes_state(g, group) || group->checked || may_fail) group->commit = false;
-        for (size_t k = 0; k < group->dep_count && !group->commit; k++)
-            g->groups[group->deps[k]].commit = false;
+        if (!tn_group_writes_state(g, group) || group->order.checked || may_fail) group->order.commit = false;
+        for (size_t k = 0; k < group->order.dep_count && !group->order.commit; k++)
+            g->groups[group->order.deps[k]].order.commit = false;
     }
 }
 
@@ -117,7 +117,7 @@ static void mark_commits(tn_graph_plan *g) {
  * they may be written even if the rest of the plan fails, and their operands need not be kept until the end. */
 static int appends_to(const tn_graph_plan *g, const tn_group *group) {
     const tn_value *v = &g->values[group->lead];
-    if (!group->commit || group->kind != TN_GROUP_NATIVE || v->output < 0) return -1;
+    if (!group->order.commit || group->kind != TN_GROUP_NATIVE || v->output < 0) return -1;
     int home = g->binding->outputs[v->output].home;
     const tn_value *old = &g->values[g->values[v->in[0]].root];
     return home >= 0 && old->slot == home && tn_native_appends(g, group, home) ? home : -1;
@@ -127,16 +127,16 @@ static int appends_to(const tn_graph_plan *g, const tn_group *group) {
  * state. -1: one of these commits. Positions are those before commits were moved. */
 static int last_before_append(const tn_graph_plan *g, const tn_group *group, int home) {
     int last = 0;
-    for (size_t k = 0; k < group->dep_count; k++) {
-        const tn_group *needed = &g->groups[group->deps[k]];
-        if (needed->commit) return -1;
-        last = needed->position > last ? needed->position : last;
+    for (size_t k = 0; k < group->order.dep_count; k++) {
+        const tn_group *needed = &g->groups[group->order.deps[k]];
+        if (needed->order.commit) return -1;
+        last = needed->order.position > last ? needed->order.position : last;
     }
     for (size_t i = 0; i < g->group_count; i++) {
         const tn_group *other = &g->groups[i];
         if (other == group || !tn_group_reads_slot(g, other, home)) continue;
-        if (other->commit) return -1;
-        last = other->position > last ? other->position : last;
+        if (other->order.commit) return -1;
+        last = other->order.position > last ? other->order.position : last;
     }
     return last;
 }
@@ -146,19 +146,19 @@ static void place_appends(tn_graph_plan *g, int *early) {
     for (int i = 0; i < (int)g->group_count; i++)
         early[i] = -1;
     for (int i = 0; i < (int)g->group_count; i++) {
-        tn_group *group = &g->groups[g->order[i]];
+        tn_group *group = &g->groups[g->fusion.order[i]];
         int home = appends_to(g, group);
         int behind = home >= 0 ? last_before_append(g, group, home) : -1;
         if (behind < 0) continue;
-        group->next_append = early[behind];
-        group->appends = true;
-        early[behind] = g->order[i];
+        group->order.next_append = early[behind];
+        group->order.appends = true;
+        early[behind] = g->fusion.order[i];
     }
 }
 
 static void number_groups(tn_graph_plan *g) {
     for (int i = 0; i < (int)g->group_count; i++)
-        g->groups[g->order[i]].position = i;
+        g->groups[g->fusion.order[i]].order.position = i;
 }
 
 /* Reorders: computing groups first, each append as early as possible, commits at the end. room: three times the
@@ -168,20 +168,20 @@ static void order_commits(tn_graph_plan *g, int *room) {
     int *early = room, *first = room + count, *last = room + 2 * count;
     place_appends(g, early);
     for (int i = 0; i < count; i++) {
-        int at = g->order[i];
-        if (g->groups[at].appends) continue;
-        if (g->groups[at].commit)
+        int at = g->fusion.order[i];
+        if (g->groups[at].order.appends) continue;
+        if (g->groups[at].order.commit)
             last[late++] = at;
         else
             first[kept++] = at;
-        for (int k = early[i]; k >= 0; k = g->groups[k].next_append)
+        for (int k = early[i]; k >= 0; k = g->groups[k].order.next_append)
             first[kept++] = k;
     }
     for (int i = 0; i < count; i++)
-        g->groups[i].commit &= !g->groups[i].appends;
+        g->groups[i].order.commit &= !g->groups[i].order.appends;
     gather_equal(g, last, late);
-    memcpy(g->order, first, (size_t)kept * sizeof *first);
-    memcpy(g->order + kept, last, (size_t)late * sizeof *last);
+    memcpy(g->fusion.order, first, (size_t)kept * sizeof *first);
+    memcpy(g->fusion.order + kept, last, (size_t)late * sizeof *last);
 }
 
 static tn_status commit_last(tn_graph_plan *g) {
@@ -299,8 +299,8 @@ static bool touches(const tn_graph_plan *g, const tn_group *writer, const tn_gro
     for (size_t i = 0; i < writer->member_count; i++) {
         const tn_value *w = &g->values[writer->members[i]];
         if (!w->stored) continue;
-        for (int k = 0; k < other->read_count; k++)
-            if (ranges_meet(w, &g->values[other->reads[k]])) return true;
+        for (int k = 0; k < other->run.read_count; k++)
+            if (ranges_meet(w, &g->values[other->run.reads[k]])) return true;
         for (size_t k = 0; k < other->member_count; k++)
             if (g->values[other->members[k]].stored && ranges_meet(w, &g->values[other->members[k]])) return true;
     }
@@ -310,10 +310,10 @@ static bool touches(const tn_graph_plan *g, const tn_group *writer, const tn_gro
 /* Equal kernels that do not touch each other's memory are one launch: an optimiser's step over all its tensors. */
 static bool joins_batch(const tn_graph_plan *g, const tn_command *last, const tn_kernel *kernel, int first,
                         int position) {
-    const tn_group *group = &g->groups[g->order[position]];
+    const tn_group *group = &g->groups[g->fusion.order[position]];
     if (!last || last->kind != TN_CMD_KERNEL || last->kernel != kernel || group->host) return false;
     for (int i = first; i < position; i++) {
-        const tn_group *before = &g->groups[g->order[i]];
+        const tn_group *before = &g->groups[g->fusion.order[i]];
         if (touches(g, group, before) || touches(g, before, group)) return false;
     }
     return true;
@@ -331,8 +331,8 @@ typedef struct command_maker {
 
 static kir_scalar *take_runtime_scalars(command_maker *m, const tn_group *group) {
     kir_scalar *first = m->next_scalar;
-    for (int d = 0; d < group->scalar_count; d++) {
-        int scalar = group->scalars[d];
+    for (int d = 0; d < group->lowered.scalar_count; d++) {
+        int scalar = group->lowered.scalars[d];
         m->p->scalar_source[m->next_scalar - m->p->scalars] = scalar < 0 ? -1 : scalar;
         if (scalar < 0) m->next_scalar->f = m->g->values[tn_number_of_scalar(scalar)].node->f[TN_FULL_VALUE];
         m->next_scalar++;
@@ -342,8 +342,8 @@ static kir_scalar *take_runtime_scalars(command_maker *m, const tn_group *group)
 
 static void **take_program_pointers(command_maker *m, const tn_group *group) {
     void **first = m->next_pointer;
-    for (int b = 0; b < group->buffer_count; b++)
-        patch_operand(m->p, m->next_pointer++, m->g, group, group->buffer_values[b], 0);
+    for (int b = 0; b < group->lowered.buffer_count; b++)
+        patch_operand(m->p, m->next_pointer++, m->g, group, group->lowered.buffer_values[b], 0);
     return first;
 }
 
@@ -353,22 +353,22 @@ static tn_device *device_of(const tn_plan *p, const tn_group *group) {
 
 /* The group's kernel, for the command that is being made. */
 static tn_status take_kernel(const tn_plan *p, tn_group *group, tn_kernel **kernel) {
-    *kernel = group->kernel;
-    group->kernel = NULL;
-    return *kernel ? TN_OK : tn_kernel_get(device_of(p, group), group->program, kernel);
+    *kernel = group->run.kernel;
+    group->run.kernel = NULL;
+    return *kernel ? TN_OK : tn_kernel_get(device_of(p, group), group->lowered.program, kernel);
 }
 
 static tn_status add_kernel(command_maker *m, int position) {
-    tn_group *group = &m->g->groups[m->g->order[position]];
+    tn_group *group = &m->g->groups[m->g->fusion.order[position]];
     tn_kernel *kernel = NULL;
     TRY(take_kernel(m->p, group, &kernel));
-    size_t bytes = kir_sizes_count(group->program) * sizeof(int64_t);
+    size_t bytes = kir_sizes_count(group->lowered.program) * sizeof(int64_t);
     int64_t *sizes = tn_plan_own(m->p, bytes);
     if (!sizes) {
         tn_kernel_release(kernel);
         return TN_ERR_MEMORY;
     }
-    memcpy(sizes, group->sizes, bytes);
+    memcpy(sizes, group->lowered.sizes, bytes);
     tn_launch *launch = &m->launches[m->launch_count++];
     *launch = (tn_launch){
         .sizes = sizes, .buffers = take_program_pointers(m, group), .scalars = take_runtime_scalars(m, group)};
@@ -388,7 +388,7 @@ static tn_status add_kernel(command_maker *m, int position) {
                       .device = device_of(m->p, group),
                       .launches = launch,
                       .launch_count = 1,
-                      .commit = group->commit,
+                      .commit = group->order.commit,
                       .host = group->host != NULL};
     c->cost = tn_group_cost(m->g, group);
     add_label(m->g, group, c->label, sizeof c->label);
@@ -407,14 +407,14 @@ static void **take_operands(command_maker *m, const tn_group *group) {
         if (v) patch_operand(m->p, m->next_pointer, m->g, group, v->root, (int64_t)tn_native_byte_offset(v));
         if (operands[k] == TN_WORKSPACE)
             tn_plan_patch(m->p, m->next_pointer, group->host ? host_slot(m->p) : arena_slot(m->p),
-                          group->workspace_offset);
+                          group->run.workspace_offset);
     }
     return first;
 }
 
 static tn_command *add_call(command_maker *m, const tn_group *group) {
     tn_command *c = &m->p->commands[m->p->command_count++];
-    *c = (tn_command){.commit = group->commit, .host = group->host != NULL};
+    *c = (tn_command){.commit = group->order.commit, .host = group->host != NULL};
     c->pointers = take_operands(m, group);
     c->cost = tn_group_cost(m->g, group);
     add_label(m->g, group, c->label, sizeof c->label);
@@ -434,8 +434,8 @@ static void add_engine_op(command_maker *m, tn_group *group) {
     tn_command *c = add_call(m, group);
     c->kind = TN_CMD_ENGINE_OP;
     c->op_engine = m->g->engine;
-    c->engine_op = group->engine_op;
-    group->engine_op = NULL;
+    c->engine_op = group->run.engine_op;
+    group->run.engine_op = NULL;
     add_by(c, " by ", m->g->engine->backend);
 }
 
@@ -444,7 +444,7 @@ static void add_along(command_maker *m, const tn_group *group) {
     tn_command *c = &m->p->commands[m->p->command_count - 1];
     void **pointers = take_operands(m, group);
     take_program_pointers(m, group);
-    tn_native_run_sibling(group->native, pointers, take_runtime_scalars(m, group));
+    tn_native_run_sibling(group->run.native, pointers, take_runtime_scalars(m, group));
     tn_cost more = tn_group_cost(m->g, group);
     c->cost.bytes += more.bytes;
     c->cost.flops += more.flops;
@@ -456,11 +456,11 @@ static void add_along(command_maker *m, const tn_group *group) {
 static void add_alone(command_maker *m, const tn_group *group) {
     tn_command *c = add_call(m, group);
     c->kind = TN_CMD_NATIVE;
-    c->native = group->native;
+    c->native = group->run.native;
     c->row_fused = group->row_fused;
     take_program_pointers(m, group);
     c->scalars = take_runtime_scalars(m, group);
-    const char *by = tn_native_by(group->native);
+    const char *by = tn_native_by(group->run.native);
     if (by) add_by(c, " by ", by);
 }
 
@@ -469,9 +469,9 @@ static void add_native(command_maker *m, tn_group *group) {
         add_along(m, group);
     else
         add_alone(m, group);
-    m->p->natives[m->p->native_count++] = group->native;
+    m->p->natives[m->p->native_count++] = group->run.native;
     m->p->bytes += tn_native_bytes();
-    group->native = NULL;
+    group->run.native = NULL;
 }
 
 static tn_command *add_copy(command_maker *m, tn_command_kind kind, int value, bool commit) {
@@ -484,12 +484,12 @@ static tn_command *add_copy(command_maker *m, tn_command_kind kind, int value, b
 
 /* Copies to the host the operands of a host group that are not there yet. */
 static void add_fetches(command_maker *m, const tn_group *group) {
-    for (int k = 0; k < group->read_count; k++) {
-        tn_value *v = &m->g->values[group->reads[k]];
+    for (int k = 0; k < group->run.read_count; k++) {
+        tn_value *v = &m->g->values[group->run.reads[k]];
         bool made_there = v->group >= 0 && m->g->groups[v->group].host;
         if (made_there || v->host.fetched) continue;
         v->host.fetched = true;
-        tn_command *c = add_copy(m, TN_CMD_FETCH, group->reads[k], group->commit);
+        tn_command *c = add_copy(m, TN_CMD_FETCH, group->run.reads[k], group->order.commit);
         tn_node_describe(v->node, c->label, sizeof c->label);
         tn_plan_patch(m->p, m->next_pointer++, host_slot(m->p), v->host.offset);
         tn_plan_patch(m->p, m->next_pointer++, v->memory.place, v->memory.offset + v->memory.first);
@@ -501,7 +501,7 @@ static void add_sends(command_maker *m, const tn_group *group) {
     for (size_t k = 0; k < group->member_count; k++) {
         const tn_value *v = &m->g->values[group->members[k]];
         if (!v->stored || v->memory.place < 0) continue;
-        tn_command *c = add_copy(m, TN_CMD_SEND, group->members[k], group->commit);
+        tn_command *c = add_copy(m, TN_CMD_SEND, group->members[k], group->order.commit);
         tn_node_describe(v->node, c->label, sizeof c->label);
         patch_value(m->p, m->next_pointer++, m->g, group->members[k], 0);
         patch_on_host(m->p, m->next_pointer++, m->g, group->members[k], 0);
@@ -526,7 +526,7 @@ static void add_update_copy(command_maker *m, const tn_group *group) {
     const tn_value *v = &m->g->values[group->lead], *old = &m->g->values[v->in[0]], *root = &m->g->values[old->root];
     int64_t offset = root->memory.offset + (int64_t)tn_dtype_bytes((tn_dtype)old->node->dtype, old->offset);
     if (root->memory.place == v->memory.place && offset == v->memory.offset) return;
-    tn_command *c = add_copy(m, TN_CMD_COPY, group->lead, group->commit);
+    tn_command *c = add_copy(m, TN_CMD_COPY, group->lead, group->order.commit);
     snprintf(c->label, sizeof c->label, "copy to update");
     patch_value(m->p, m->next_pointer++, m->g, group->lead, 0);
     tn_plan_patch(m->p, m->next_pointer++, root->memory.place, offset);
@@ -544,12 +544,12 @@ static tn_status allocate_commands(command_maker *m, size_t copies) {
     size_t groups = m->g->group_count, pointers = 0, scalars = 0;
     for (size_t i = 0; i < groups; i++) {
         const tn_group *group = &m->g->groups[i];
-        pointers += (size_t)group->buffer_count + TN_NATIVE_POINTERS;
-        scalars += (size_t)group->scalar_count;
-        if (group->host) copies += (size_t)group->read_count + group->member_count;
+        pointers += (size_t)group->lowered.buffer_count + TN_NATIVE_POINTERS;
+        scalars += (size_t)group->lowered.scalar_count;
+        if (group->host) copies += (size_t)group->run.read_count + group->member_count;
         if (group->updates) copies++;
     }
-    pointers += 2 * copies + m->g->checked_count;
+    pointers += 2 * copies + m->g->checked.count;
     p->pointer_count = pointers;
     p->commands = tn_plan_own(p, (groups + copies) * sizeof *p->commands);
     p->pointers = tn_plan_own(p, pointers * sizeof *p->pointers);
@@ -590,22 +590,22 @@ static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
     TRY(allocate_commands(&m, copies));
     TRY(tn_add_checks(g, p, -1, &m.next_pointer));
     for (size_t i = 0; i < g->group_count; i++) {
-        tn_group *group = &g->groups[g->order[i]];
-        if (i > 0) TRY(tn_add_checks(g, p, g->order[i - 1], &m.next_pointer));
+        tn_group *group = &g->groups[g->fusion.order[i]];
+        if (i > 0) TRY(tn_add_checks(g, p, g->fusion.order[i - 1], &m.next_pointer));
         if (computes_nothing(g, group)) continue;
         if (group->host) add_fetches(&m, group);
         if (group->updates) add_update_copy(&m, group);
         if (g->values[group->lead].by.vendor)
             add_vendor(&m, group);
-        else if (group->engine_op)
+        else if (group->run.engine_op)
             add_engine_op(&m, group);
-        else if (group->native)
+        else if (group->run.native)
             add_native(&m, group);
         else
             TRY(add_kernel(&m, (int)i));
         if (group->host) add_sends(&m, group);
     }
-    if (g->group_count) TRY(tn_add_checks(g, p, g->order[g->group_count - 1], &m.next_pointer));
+    if (g->group_count) TRY(tn_add_checks(g, p, g->fusion.order[g->group_count - 1], &m.next_pointer));
     p->scalar_count = (size_t)(m.next_scalar - p->scalars); /* none of groups without elements */
     add_copies(&m);
     return sort_patches(g, p);
@@ -616,8 +616,8 @@ static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
 /* Called if a group could not be lowered. If it needs too many buffers, fusing counts buffers from now on (once per
  * plan); otherwise the value that lowering refused becomes its own group. */
 static tn_status refuse_join(tn_graph_plan *g) {
-    tn_value *v = &g->values[g->forbid];
-    if (g->crowded && !g->counts_buffers) return TN_OK;
+    tn_value *v = &g->values[g->lowering.forbid];
+    if (g->lowering.crowded && !g->fusion.counts_buffers) return TN_OK;
     if (v->alone)
         return tn_fail(TN_ERR_INTERNAL, "%s cannot be lowered, even in a group of its own: a defect",
                        v->row ? v->row->name : "data");
@@ -630,15 +630,15 @@ static tn_status refuse_join(tn_graph_plan *g) {
 static tn_status lower_groups(tn_graph_plan *g, bool *refused) {
     bool crowded = false;
     for (size_t i = 0; i < g->group_count; i++) {
-        g->forbid = -1;
-        g->crowded = false;
+        g->lowering.forbid = -1;
+        g->lowering.crowded = false;
         TRY(tn_lower_group(g, (int)i));
-        if (g->forbid < 0) continue;
+        if (g->lowering.forbid < 0) continue;
         *refused = true;
-        crowded |= g->crowded;
+        crowded |= g->lowering.crowded;
         TRY(refuse_join(g));
     }
-    g->counts_buffers |= crowded;
+    g->fusion.counts_buffers |= crowded;
     return TN_OK;
 }
 
@@ -671,26 +671,26 @@ static tn_status prepare_groups(tn_graph_plan *g) {
         tn_group *group = &g->groups[i];
         TRY(tn_group_find_reads(g, group));
         if (g->values[group->lead].by.vendor)
-            group->workspace = g->values[group->lead].by.vendor->workspace;
+            group->run.workspace = g->values[group->lead].by.vendor->workspace;
         else if (g->values[group->lead].by.engine)
             TRY(tn_engine_op_make(g, group));
         else if (tn_group_is_native(group))
-            TRY(tn_native_make(g, group, &group->native, &group->workspace));
+            TRY(tn_native_make(g, group, &group->run.native, &group->run.workspace));
     }
     return TN_OK;
 }
 
 static tn_status copy_key(tn_plan *p, const tn_binding *b) {
-    p->key.words = tn_plan_own(p, b->key_count * sizeof *p->key.words);
-    p->key.sizes = tn_plan_own(p, b->size_count * sizeof *p->key.sizes);
+    p->key.words = tn_plan_own(p, b->key.count * sizeof *p->key.words);
+    p->key.sizes = tn_plan_own(p, b->key.size_count * sizeof *p->key.sizes);
     p->shifts = tn_plan_own(p, b->shift_count * sizeof *p->shifts);
     p->output_bytes = tn_plan_own(p, b->output_count * sizeof *p->output_bytes);
     p->output_home = tn_plan_own(p, b->output_count * sizeof *p->output_home);
     if (!p->key.words || !p->key.sizes || !p->shifts || !p->output_bytes || !p->output_home) return TN_ERR_MEMORY;
-    if (b->key_count) memcpy(p->key.words, b->key, b->key_count * sizeof *p->key.words);
-    if (b->size_count) memcpy(p->key.sizes, b->sizes, b->size_count * sizeof *p->key.sizes);
-    p->key.count = b->key_count;
-    p->key.size_count = b->size_count;
+    if (b->key.count) memcpy(p->key.words, b->key.words, b->key.count * sizeof *p->key.words);
+    if (b->key.size_count) memcpy(p->key.sizes, b->key.sizes, b->key.size_count * sizeof *p->key.sizes);
+    p->key.count = b->key.count;
+    p->key.size_count = b->key.size_count;
     p->shift_count = b->shift_count;
     for (size_t i = 0; i < b->scalar_count; i++)
         p->varying_numbers += !tn_op_has(b->scalar_nodes[i], TN_FACT_LAUNCH_SCALAR);
@@ -707,7 +707,7 @@ static tn_status run_plan_passes(tn_graph_plan *g, tn_plan *p) {
     size_t copies = 0;
     bool made = false;
     TRY(copy_key(p, g->binding));
-    if (p->device->is_engine && !g->binding->on_host) TRY(tn_engine_plan(g->binding, p, &made));
+    if (p->device->is_engine && !g->binding->request.on_host) TRY(tn_engine_plan(g->binding, p, &made));
     if (made || p->placement.first_count) return TN_OK;
     TRY(tn_values_make(g));
     TRY(tn_vendor_choose(g));
@@ -717,12 +717,12 @@ static tn_status run_plan_passes(tn_graph_plan *g, tn_plan *p) {
     TRY(prepare_groups(g));
     TRY(commit_last(g));
     tn_fuse_siblings(g);
-    if (!g->recomputes) TRY(tn_fuse_gemm_rows(g)); /* the products of a chain free nothing before its end */
+    if (!g->fusion.recomputes) TRY(tn_fuse_gemm_rows(g)); /* the products of a chain free nothing before its end */
     tn_pad_conv_results(g);
     TRY(tn_lay_out(g, &p->arena_bytes, &p->host_bytes, &copies));
     describe_largest(g, p);
     p->report.values_planned = (int64_t)g->value_count;
-    p->report.planning_work = g->work;
+    p->report.planning_work = g->fusion.work;
     return make_commands(g, p, copies);
 }
 
@@ -754,7 +754,7 @@ void tn_planner_end(tn_recorder *r, const tn_planner_state *before) {
 
 tn_status tn_plan_make(const tn_binding *b, tn_plan **out) {
     tn_recorder *r = b->recorder;
-    tn_graph_plan g = {.binding = b, .recorder = r, .pending_before = r->count, .forbid = -1};
+    tn_graph_plan g = {.binding = b, .recorder = r, .pending_before = r->count, .lowering.forbid = -1};
     g.engine = tn_op_engine_of(b->device);
     tn_plan *p = tn_mem_zalloc(1, sizeof *p);
     if (!p) return TN_ERR_MEMORY;

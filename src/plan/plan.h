@@ -67,40 +67,44 @@ enum { TN_MARK_NEEDED = 1, TN_KEY_LEAF = 2, TN_KEY_HEAD = 5 };
 typedef struct tn_binding {
     tn_recorder *recorder;
     tn_device *device;
-    bool elsewhere; /* there are also outputs on other devices, which get their own plan */
+    tn_numerics numerics; /* as the key has them: other threads may change them meanwhile */
+    bool elsewhere;       /* there are also outputs on other devices, which get their own plan */
+    struct {              /* set before it is made */
+        bool varies;      /* what may vary does; not in captured graphs, whose runtime scalars the caller counts */
+        /* For engines' devices (engine.h): only these nodes are computed, and no state is written; the cpu's kernels
+         * compute it; nothing may be computed before. */
+        const tn_node *const *only;
+        int only_count;
+        bool on_host, whole;
+    } request;
     tn_output *outputs;
     size_t output_count, output_capacity;
+    tn_postponed *postponed; /* nodes that have handles but are left out of this run */
+    size_t postponed_count, postponed_capacity;
     tn_buffer **buffers; /* slots */
     size_t buffer_count, buffer_capacity;
     tn_shift *shifts; /* by slot */
     size_t shift_count, shift_capacity;
     const tn_node **scalar_nodes; /* runtime scalars, and numbers that vary */
     size_t scalar_count, scalar_capacity;
-    /* set before it is made: what may vary does; not in captured graphs, whose runtime scalars the caller counts */
-    bool varies;
-    /* set before it is made, for engines' devices (engine.h): only these nodes are computed, and no state is written;
-     * the cpu's kernels compute it; nothing may be computed before */
-    const tn_node *const *only;
-    int only_count;
-    bool on_host, whole;
-    uint64_t *key;
-    size_t key_count, key_capacity;
-    tn_numerics numerics; /* as the key has them: other threads may change them meanwhile */
-    int64_t *sizes;       /* values of symbolic extents, in key order */
-    size_t size_count, size_capacity;
-    const tn_node **checked; /* indices with a check, in key order */
-    size_t checked_count, checked_capacity;
-    /* scratch, by place in the recorder's list */
-    uint8_t *marks;
-    int32_t *numbers;
-    size_t mark_capacity, number_capacity;
-    const tn_node **work;
-    size_t work_capacity;
-    tn_pointer_map buffer_slots, leaf_ids;
-    tn_postponed *postponed; /* nodes that have handles but are left out of this run */
-    size_t postponed_count, postponed_capacity;
-    const tn_node *last_leaf; /* the leaf met last: often the next one too */
-    int32_t last_leaf_id;
+    struct {
+        uint64_t *words;
+        size_t count, capacity;
+        int64_t *sizes; /* values of symbolic extents, in key order */
+        size_t size_count, size_capacity;
+        const tn_node **checked; /* indices with a check, in key order */
+        size_t checked_count, checked_capacity;
+    } key;
+    struct {            /* memory for making it */
+        uint8_t *marks; /* these two by place in the recorder's list */
+        int32_t *numbers;
+        size_t mark_capacity, number_capacity;
+        const tn_node **work;
+        size_t work_capacity;
+        tn_pointer_map buffer_slots, leaf_ids;
+        const tn_node *last_leaf; /* the leaf met last: often the next one too */
+        int32_t last_leaf_id;
+    } scratch;
 } tn_binding;
 
 /* ---- values (values.c) ------------------------------------------------------------------------------------------- */
@@ -177,42 +181,46 @@ typedef struct tn_group {
     tn_group_kind kind;
     int *members; /* values computed here, in order */
     size_t member_count, member_capacity;
-    int pool;  /* pooling of the only result, done by the lead's kernel before it stores; -1: none */
-    int lead;  /* the value whose shape is the space: MAP: any member; ROWS: a reduction; MATMUL: the product */
-    int *deps; /* groups whose results it reads */
-    size_t dep_count, dep_capacity;
-    uint32_t seen;   /* stamp of the last search that met it */
-    int position;    /* in the order of execution */
-    bool commit;     /* computes a state's new value, and only such groups read its results: runs last */
-    bool appends;    /* commits, but by appending to a state: runs as soon as no group needs the old state */
-    int next_append; /* the next of those that wait for the same group, -1: none */
-    bool workgroup;  /* its product or native op is a program with workgroups after all */
-    bool updates;    /* … and updates elements of its first operand's memory, if the result shares it */
-    bool checked;    /* it makes indices that have a range: it runs before anything commits */
-    bool sibling;    /* it is computed in the launch of the one before it, together with that */
-    bool row_fused;  /* … or behind it; row by row */
+    int lead;       /* the value whose shape is the space: MAP: any member; ROWS: a reduction; MATMUL: the product */
+    int pool;       /* pooling of the only result, done by the lead's kernel before it stores; -1: none */
+    bool workgroup; /* its product or native op is a program with workgroups after all */
+    bool updates;   /* … and updates elements of its first operand's memory, if the result shares it */
+    bool sibling;   /* it is computed in the launch of the one before it, together with that */
+    bool row_fused; /* … or behind it; row by row */
     const char
-        *host; /* placement.c: a word for why the host computes it and not the plan's device; NULL: the device does */
-    /* lower.c */
-    kir_program *program;
-    int64_t *sizes;
-    int buffer_values
-        [KIR_MAX_BUFFERS]; /* value behind each buffer of the program; TN_BLOCK: the epilogue's, a workgroup's */
-    uint8_t buffer_dtypes[KIR_MAX_BUFFERS];  /* what its elements are there: blocks are read as bytes and as f16 */
-    bool buffer_same_place[KIR_MAX_BUFFERS]; /* every load of it is where the results are stored: may be overwritten */
-    int buffer_count, block_buffer;
-    /* in the order of the program's: the binding's, or of the number that is a value's */
-    int scalars[TN_GROUP_SCALARS];
-    int scalar_count;
-    /* plan.c */
-    int *reads; /* roots of what it reads */
-    int read_count;
-    size_t workspace; /* bytes of the arena it needs while it runs, at workspace_offset */
-    int64_t workspace_offset;
-    tn_native *native;
-    tn_engine_op *engine_op;
-    const tn_op_engine *engine; /* whose engine_op is */
-    tn_kernel *kernel;          /* of the program; placement.c loads it early to see whether the device takes it */
+        *host;     /* placement.c: a word for why the host computes it, not the plan's device; NULL: the device does */
+    struct {       /* fuse.c */
+        int *deps; /* groups whose results it reads */
+        size_t dep_count, dep_capacity;
+        uint32_t seen;   /* stamp of the last search that met it */
+        int position;    /* in the order of execution */
+        int next_append; /* the next of those that wait for the same group, -1: none */
+        bool commit;     /* computes a state's new value, and only such groups read its results: runs last */
+        bool appends;    /* commits, but by appending to a state: runs as soon as no group needs the old state */
+        bool checked;    /* it makes indices that have a range: it runs before anything commits */
+    } order;
+    struct { /* lower.c */
+        kir_program *program;
+        int64_t *sizes;
+        /* Behind each buffer of the program: the value (TN_BLOCK: the epilogue's, a workgroup's), and what its elements
+         * are there: blocks are read as bytes and as f16. */
+        int buffer_values[KIR_MAX_BUFFERS];
+        uint8_t buffer_dtypes[KIR_MAX_BUFFERS];
+        bool buffer_same_place[KIR_MAX_BUFFERS]; /* every load of it is where results are stored: may be overwritten */
+        int buffer_count, block_buffer;
+        int scalars[TN_GROUP_SCALARS]; /* in the program's order: the binding's, or of the number that is a value's */
+        int scalar_count;
+    } lowered;
+    struct {        /* plan.c */
+        int *reads; /* roots of what it reads */
+        int read_count;
+        size_t workspace; /* bytes of the arena it needs while it runs */
+        int64_t workspace_offset;
+        tn_native *native;
+        tn_engine_op *engine_op;
+        const tn_op_engine *engine; /* whose engine_op is */
+        tn_kernel *kernel;          /* of the program; placement.c loads it early to see whether the device takes it */
+    } run;
 } tn_group;
 
 /* A vendor library's answer for a convolution (placement.c). */
@@ -238,33 +246,43 @@ typedef struct tn_graph_plan {
     tn_recorder *recorder;
     size_t pending_before; /* nodes behind it in the recorder belong to the planner */
     tn_scratch scratch;    /* memory of the arrays below and those of values and groups */
+    tn_build build;
     tn_value *values;
     size_t value_count, value_capacity;
-    tn_pointer_map value_of;     /* node → value */
-    tn_pointer_map expansion_of; /* composed node → index in expansions */
-    tn_node **expansions;
-    size_t expansion_count, expansion_capacity;
-    tn_pointer_map checked_nodes; /* node → index in checked */
-    tn_checked_value *checked;
-    size_t checked_count, checked_capacity;
-    tn_pointer_map answer_of; /* convolution → index in answers */
-    tn_vendor_answer *answers;
-    size_t answer_count, answer_capacity;
-    tn_build build;
     tn_group *groups;
     size_t group_count, group_capacity;
-    int *order;           /* groups in order of execution */
-    int *users;           /* of all values */
-    struct tn_memo *memo; /* passes.h */
-    uint8_t *read_along;  /* by slot: TN_READ_…; NULL where nothing trains */
-    uint32_t stamp;
-    int64_t work;        /* values and groups that fusing has looked at, each round and search counted */
-    bool copying;        /* contiguous() copies even a value that is in order, to get an output of its own */
-    int forbid;          /* value that must not join a group, found while lowering; -1 */
-    bool crowded;        /* … because the group needs too many buffers */
-    bool counts_buffers; /* fusing counts them, since a group had too many */
-    bool trains;         /* some value requires gradients */
-    bool recomputes;     /* there are regions of TN_RECOMPUTE: memory comes before speed */
+    tn_pointer_map value_of; /* node → value */
+    struct {                 /* values.c */
+        tn_pointer_map of;   /* composed node → index in list */
+        tn_node **list;
+        size_t count, capacity;
+        bool copying; /* contiguous() copies even a value that is in order, to get an output of its own */
+    } expansions;
+    struct {               /* index_check.c */
+        tn_pointer_map of; /* node → index in list */
+        tn_checked_value *list;
+        size_t count, capacity;
+    } checked;
+    struct {               /* placement.c */
+        tn_pointer_map of; /* convolution → index in list */
+        tn_vendor_answer *list;
+        size_t count, capacity;
+    } answers;
+    struct {                 /* fuse.c */
+        int *order;          /* groups in order of execution */
+        int *users;          /* of all values */
+        uint8_t *read_along; /* by slot: TN_READ_…; NULL where nothing trains */
+        uint32_t stamp;
+        int64_t work;        /* values and groups looked at, each round and search counted */
+        bool counts_buffers; /* … of each group, since one had too many */
+        bool trains;         /* some value requires gradients */
+        bool recomputes;     /* there are regions of TN_RECOMPUTE: memory comes before speed */
+    } fusion;
+    struct {                  /* lower.c */
+        struct tn_memo *memo; /* passes.h */
+        int forbid;           /* value that must not join a group, found while lowering; -1 */
+        bool crowded;         /* … because the group needs too many buffers */
+    } lowering;
 } tn_graph_plan;
 
 tn_status tn_values_make(tn_graph_plan *g);
@@ -609,7 +627,7 @@ size_t tn_native_bytes(void);
 
 /* Finds what must be computed and writes the key: equal keys mean equal plans. */
 static inline bool tn_number_varies(const tn_binding *b, const tn_node *n) {
-    return (n->flags & TN_NODE_VARIES) && !(n->flags & TN_NODE_VIEW) && b->varies;
+    return (n->flags & TN_NODE_VARIES) && !(n->flags & TN_NODE_VIEW) && b->request.varies;
 }
 /* tn_evaluator's flush: computes what is pending. */
 /* A computed tensor with the value of t whose elements are contiguous from the start of its memory (host_read.c). */

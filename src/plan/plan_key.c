@@ -20,16 +20,16 @@ static const tn_node *root_of(const tn_node *n) { return n->flags & TN_NODE_VIEW
 
 static void mark_output(tn_binding *b, const tn_node *n) {
     n = root_of(n);
-    if (n->recorder == b->recorder) b->marks[n->index] |= OUTPUT;
+    if (n->recorder == b->recorder) b->scratch.marks[n->index] |= OUTPUT;
 }
 
 /* Whoever asks for them: a handle, or a view made later. */
 static void mark_outputs(tn_binding *b, const tn_node *const *targets, int count) {
     const tn_recorder *r = b->recorder;
-    memset(b->marks, 0, r->count);
-    for (int i = 0; i < b->only_count; i++)
-        mark_output(b, b->only[i]);
-    if (b->only_count) return;
+    memset(b->scratch.marks, 0, r->count);
+    for (int i = 0; i < b->request.only_count; i++)
+        mark_output(b, b->request.only[i]);
+    if (b->request.only_count) return;
     for (size_t i = 0; i < r->count; i++) {
         const tn_node *n = r->pending[i];
         if (n && atomic_load_explicit(&n->handles, memory_order_relaxed) > 0) mark_output(b, n);
@@ -37,7 +37,7 @@ static void mark_outputs(tn_binding *b, const tn_node *const *targets, int count
     for (int i = 0; i < count; i++)
         mark_output(b, targets[i]);
     for (size_t i = 0; i < b->postponed_count; i++)
-        b->marks[b->postponed[i].node->index] &= (uint8_t)~OUTPUT;
+        b->scratch.marks[b->postponed[i].node->index] &= (uint8_t)~OUTPUT;
 }
 
 /* Outputs are listed in recording order, because the key says which nodes are outputs, not their order. Only those on
@@ -45,10 +45,10 @@ static void mark_outputs(tn_binding *b, const tn_node *const *targets, int count
 static tn_status list_outputs(tn_binding *b) {
     const tn_recorder *r = b->recorder;
     for (size_t i = 0; i < r->count; i++) {
-        if (!(b->marks[i] & OUTPUT)) continue;
+        if (!(b->scratch.marks[i] & OUTPUT)) continue;
         if (!b->device) b->device = r->pending[i]->device;
         if (r->pending[i]->device != b->device) {
-            b->marks[i] = 0;
+            b->scratch.marks[i] = 0;
             b->elsewhere = true;
             continue;
         }
@@ -62,7 +62,7 @@ static tn_status list_outputs(tn_binding *b) {
  * offset. Not for a view of a state that this evaluation writes, because the planner must see that both share
  * memory. */
 static bool is_bound_apart(const tn_binding *b, const tn_node *n) {
-    if (!b->varies || !(n->flags & TN_NODE_VIEW) || !n->root->buffer || !b->device->is_cpu) return false;
+    if (!b->request.varies || !(n->flags & TN_NODE_VIEW) || !n->root->buffer || !b->device->is_cpu) return false;
     if (tn_dtype_block((tn_dtype)n->dtype) != 1 || tn_node_numel(n) == 0) return false;
     for (int d = 0; d < n->rank; d++)
         if (n->layout[1 + d] < 0) return false;
@@ -77,11 +77,11 @@ static inline bool bound_apart(const tn_binding *b, const tn_node *n) {
 
 /* Marks a node. One after `at` in the list, where the sweep has already been, is also pushed on the stack. */
 static inline tn_status need_key(tn_binding *b, const tn_node *n, int32_t at, size_t *top) {
-    if (!n || n->recorder != b->recorder || (b->marks[n->index] & NEEDED) || bound_apart(b, n)) return TN_OK;
-    b->marks[n->index] |= NEEDED;
+    if (!n || n->recorder != b->recorder || (b->scratch.marks[n->index] & NEEDED) || bound_apart(b, n)) return TN_OK;
+    b->scratch.marks[n->index] |= NEEDED;
     if (n->index < at) return TN_OK;
-    TRY(tn_mem_reserve(&b->work, &b->work_capacity, *top + 1, sizeof *b->work));
-    b->work[(*top)++] = n;
+    TRY(tn_mem_reserve(&b->scratch.work, &b->scratch.work_capacity, *top + 1, sizeof *b->scratch.work));
+    b->scratch.work[(*top)++] = n;
     return TN_OK;
 }
 
@@ -98,11 +98,11 @@ static tn_status mark_needed(tn_binding *b) {
     const tn_recorder *r = b->recorder;
     size_t top = 0;
     for (size_t i = r->count; i-- > 0;) {
-        if (!b->marks[i]) continue;
-        b->marks[i] |= NEEDED;
+        if (!b->scratch.marks[i]) continue;
+        b->scratch.marks[i] |= NEEDED;
         TRY(need_inputs(b, r->pending[i], (int32_t)i, &top));
         while (top > 0)
-            TRY(need_inputs(b, b->work[--top], (int32_t)i, &top));
+            TRY(need_inputs(b, b->scratch.work[--top], (int32_t)i, &top));
     }
     return TN_OK;
 }
@@ -110,13 +110,13 @@ static tn_status mark_needed(tn_binding *b) {
 static void key_number(tn_binding *b) {
     int32_t next = 0;
     for (size_t i = 0; i < b->recorder->count; i++)
-        if (b->marks[i] & NEEDED) b->numbers[i] = next++;
+        if (b->scratch.marks[i] & NEEDED) b->scratch.numbers[i] = next++;
 }
 
 /* ---- writing the key --------------------------------------------------------------------------------------------- */
 
 static tn_status room(tn_binding *b, size_t words) {
-    return tn_mem_reserve(&b->key, &b->key_capacity, b->key_count + words, sizeof *b->key);
+    return tn_mem_reserve(&b->key.words, &b->key.capacity, b->key.count + words, sizeof *b->key.words);
 }
 
 /* The words of a node are written through a local cursor, which stays in a register; room was reserved for all of
@@ -130,8 +130,8 @@ static inline bool has_symbols(const tn_node *n) {
 }
 
 static tn_status put_size(tn_binding *b, int64_t size) {
-    TRY(tn_mem_reserve(&b->sizes, &b->size_capacity, b->size_count + 1, sizeof *b->sizes));
-    b->sizes[b->size_count++] = size;
+    TRY(tn_mem_reserve(&b->key.sizes, &b->key.size_capacity, b->key.size_count + 1, sizeof *b->key.sizes));
+    b->key.sizes[b->key.size_count++] = size;
     return TN_OK;
 }
 
@@ -150,8 +150,8 @@ static tn_status put_symbols(tn_binding *b, uint64_t **at, const tn_node *n) {
 /* Ranges of indices go with the sizes, because a symbolic extent may bound them. */
 static tn_status put_check(tn_binding *b, const tn_node *n) {
     const tn_index_check *c = n->check;
-    TRY(tn_mem_reserve(&b->checked, &b->checked_capacity, b->checked_count + 1, sizeof *b->checked));
-    b->checked[b->checked_count++] = n;
+    TRY(tn_mem_reserve(&b->key.checked, &b->key.checked_capacity, b->key.checked_count + 1, sizeof *b->key.checked));
+    b->key.checked[b->key.checked_count++] = n;
     TRY(put_size(b, c->range.low));
     TRY(put_size(b, c->range.high));
     TRY(put_size(b, c->range.ignores ? c->range.ignored : INT64_MIN));
@@ -166,12 +166,12 @@ static inline tn_status put_extents(tn_binding *b, uint64_t **at, const tn_node 
 }
 
 static tn_status slot_of(tn_binding *b, tn_buffer *buffer, int32_t *slot) {
-    *slot = tn_map_find(&b->buffer_slots, buffer);
+    *slot = tn_map_find(&b->scratch.buffer_slots, buffer);
     if (*slot >= 0) return TN_OK;
     TRY(tn_mem_reserve(&b->buffers, &b->buffer_capacity, b->buffer_count + 1, sizeof *b->buffers));
     *slot = (int32_t)b->buffer_count;
     b->buffers[b->buffer_count++] = buffer;
-    return tn_map_put(&b->buffer_slots, buffer, *slot);
+    return tn_map_put(&b->scratch.buffer_slots, buffer, *slot);
 }
 
 /* The slot of a value that is bound separately. *left: elements from the bound address to its first one. The address is
@@ -185,7 +185,7 @@ static tn_status slot_apart(tn_binding *b, const tn_node *n, int32_t *slot, int6
     *slot = (int32_t)b->buffer_count;
     b->buffers[b->buffer_count++] = n->root->buffer;
     b->shifts[b->shift_count++] = (tn_shift){.slot = *slot, .bytes = bytes - bytes % ALIGN};
-    return tn_map_put(&b->buffer_slots, n, *slot);
+    return tn_map_put(&b->scratch.buffer_slots, n, *slot);
 }
 
 static tn_status check_leaf(const tn_node *n) {
@@ -210,7 +210,7 @@ static tn_status describe_leaf(tn_binding *b, uint64_t **at, const tn_node *n, i
     TRY(check_leaf(n));
     bool apart = bound_apart(b, n);
     TRY(apart ? slot_apart(b, n, &slot, &first) : slot_of(b, root_of(n)->buffer, &slot));
-    TRY(tn_map_put(&b->leaf_ids, n, id));
+    TRY(tn_map_put(&b->scratch.leaf_ids, n, id));
     put_key(at, (uint64_t)slot | (uint64_t)n->dtype << 32 | (uint64_t)n->rank << 40 |
                     (uint64_t)(n->flags & TN_NODE_VIEW) << 48 | (uint64_t)apart << 56 |
                     (uint64_t)(n->check != NULL) << 57);
@@ -225,10 +225,10 @@ static tn_status describe_leaf(tn_binding *b, uint64_t **at, const tn_node *n, i
 
 /* A leaf is described where it is met first; later it is its number. */
 static tn_status put_leaf(tn_binding *b, uint64_t **at, const tn_node *n) {
-    int32_t id = tn_map_find(&b->leaf_ids, n), fresh = (int32_t)b->leaf_ids.count;
-    b->last_leaf = n;
-    b->last_leaf_id = id >= 0 ? id : fresh;
-    put_key(at, (uint64_t)b->last_leaf_id << 2 | INPUT_LEAF);
+    int32_t id = tn_map_find(&b->scratch.leaf_ids, n), fresh = (int32_t)b->scratch.leaf_ids.count;
+    b->scratch.last_leaf = n;
+    b->scratch.last_leaf_id = id >= 0 ? id : fresh;
+    put_key(at, (uint64_t)b->scratch.last_leaf_id << 2 | INPUT_LEAF);
     return id < 0 ? describe_leaf(b, at, n, fresh) : TN_OK;
 }
 
@@ -263,19 +263,19 @@ static inline tn_status put_input(tn_binding *b, uint64_t **at, const tn_node *i
     if (!in)
         put_key(at, INPUT_NONE);
     else if (in->recorder == b->recorder && !bound_apart(b, in))
-        put_key(at, (uint64_t)b->numbers[in->index] << 2 | INPUT_NODE);
-    else if (in == b->last_leaf)
-        put_key(at, (uint64_t)b->last_leaf_id << 2 | INPUT_LEAF);
+        put_key(at, (uint64_t)b->scratch.numbers[in->index] << 2 | INPUT_NODE);
+    else if (in == b->scratch.last_leaf)
+        put_key(at, (uint64_t)b->scratch.last_leaf_id << 2 | INPUT_LEAF);
     else
         return put_leaf(b, at, in);
     return TN_OK;
 }
 
 static inline tn_status put_node(tn_binding *b, const tn_node *n) {
-    uint64_t mark = b->marks[n->index] & OUTPUT ? 1 : 0, expanded = n->expansion ? 1 : 0,
+    uint64_t mark = b->scratch.marks[n->index] & OUTPUT ? 1 : 0, expanded = n->expansion ? 1 : 0,
              varies = tn_number_varies(b, n), checked = n->check ? 1 : 0;
     TRY(room(b, 1 + TN_MAX_RANK + (size_t)n->n_i + n->n_f + (size_t)(n->n_in + 1) * INPUT_WORDS));
-    uint64_t *at = b->key + b->key_count;
+    uint64_t *at = b->key.words + b->key.count;
     put_key(&at, n->op | (uint64_t)n->dtype << 16 | (uint64_t)n->rank << 24 | (uint64_t)n->n_in << 32 | mark << 40 |
                      expanded << 41 | varies << 42 | checked << 43);
     if (n->check) TRY(put_check(b, n));
@@ -284,21 +284,21 @@ static inline tn_status put_node(tn_binding *b, const tn_node *n) {
     if (n->expansion) TRY(put_input(b, &at, n->expansion));
     for (int k = 0; k < n->n_in && !n->expansion; k++)
         TRY(put_input(b, &at, n->in[k]));
-    b->key_count = (size_t)(at - b->key);
+    b->key.count = (size_t)(at - b->key.words);
     return TN_OK;
 }
 
-static void put_word(tn_binding *b, uint64_t word) { b->key[b->key_count++] = word; }
+static void put_word(tn_binding *b, uint64_t word) { b->key.words[b->key.count++] = word; }
 
 /* States with a pending write: their homes are bound, because the new values go there. */
 static tn_status put_homes(tn_binding *b) {
-    if (b->only_count) return TN_OK;
+    if (b->request.only_count) return TN_OK;
     for (tn_storage *s = b->recorder->written; s; s = s->next_written) {
         int32_t slot = -1;
         if (s->value->recorder != b->recorder || s->value->device != b->device) continue;
         TRY(slot_of(b, s->home, &slot));
         TRY(room(b, 2));
-        put_word(b, (uint64_t)b->numbers[s->value->index]);
+        put_word(b, (uint64_t)b->scratch.numbers[s->value->index]);
         put_word(b, (uint64_t)slot);
         for (size_t i = 0; i < b->output_count; i++)
             if (b->outputs[i].node == s->value) b->outputs[i].home = slot;
@@ -311,34 +311,34 @@ static void reset(tn_binding *b, tn_recorder *r) {
     b->device = NULL;
     b->elsewhere = false;
     b->shift_count = 0;
-    b->output_count = b->buffer_count = b->scalar_count = b->key_count = b->size_count = b->checked_count = 0;
-    b->last_leaf = NULL;
-    tn_map_clear(&b->buffer_slots);
-    tn_map_clear(&b->leaf_ids);
+    b->output_count = b->buffer_count = b->scalar_count = b->key.count = b->key.size_count = b->key.checked_count = 0;
+    b->scratch.last_leaf = NULL;
+    tn_map_clear(&b->scratch.buffer_slots);
+    tn_map_clear(&b->scratch.leaf_ids);
 }
 
 static tn_status write_key_key(tn_binding *b) {
     const tn_recorder *r = b->recorder;
     TRY(room(b, 5));
-    put_word(b, b->device->serial << 2 | (uint64_t)b->on_host << 1 | b->whole);
+    put_word(b, b->device->serial << 2 | (uint64_t)b->request.on_host << 1 | b->request.whole);
     b->numerics = tn_device_numerics(b->device);
     put_word(b, (uint64_t)tn_threads() | (uint64_t)b->numerics << 32);
     put_word(b, (uint64_t)(uintptr_t)tn_library_chosen() + tn_blas_is_open_choice());
     put_word(b, tn_vendors_chosen());
     put_word(b, tn_tune_generation());
     for (size_t i = 0; i < r->count; i++)
-        if (b->marks[i] & NEEDED) TRY(put_node(b, r->pending[i]));
+        if (b->scratch.marks[i] & NEEDED) TRY(put_node(b, r->pending[i]));
     return put_homes(b);
 }
 
 tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *targets, int count) {
     reset(b, r);
-    TRY(tn_mem_reserve(&b->marks, &b->mark_capacity, r->count + 1, sizeof *b->marks));
-    TRY(tn_mem_reserve(&b->numbers, &b->number_capacity, r->count + 1, sizeof *b->numbers));
+    TRY(tn_mem_reserve(&b->scratch.marks, &b->scratch.mark_capacity, r->count + 1, sizeof *b->scratch.marks));
+    TRY(tn_mem_reserve(&b->scratch.numbers, &b->scratch.number_capacity, r->count + 1, sizeof *b->scratch.numbers));
     mark_outputs(b, targets, count);
     TRY(list_outputs(b));
     if (b->output_count == 0) return TN_OK;
-    b->varies &= !b->device->is_engine; /* its graphs have numbers and offsets as constants */
+    b->request.varies &= !b->device->is_engine; /* its graphs have numbers and offsets as constants */
     TRY(mark_needed(b));
     key_number(b);
     return write_key_key(b);
@@ -350,14 +350,14 @@ void tn_binding_free(tn_binding *b) {
     tn_mem_free(b->buffers);
     tn_mem_free(b->scalar_nodes);
     tn_mem_free(b->shifts);
-    tn_mem_free(b->key);
-    tn_mem_free(b->sizes);
-    tn_mem_free(b->checked);
-    tn_mem_free(b->marks);
-    tn_mem_free(b->numbers);
-    tn_mem_free(b->work);
-    tn_map_free(&b->buffer_slots);
-    tn_map_free(&b->leaf_ids);
+    tn_mem_free(b->key.words);
+    tn_mem_free(b->key.sizes);
+    tn_mem_free(b->key.checked);
+    tn_mem_free(b->scratch.marks);
+    tn_mem_free(b->scratch.numbers);
+    tn_mem_free(b->scratch.work);
+    tn_map_free(&b->scratch.buffer_slots);
+    tn_map_free(&b->scratch.leaf_ids);
     *b = (tn_binding){0};
 }
 

@@ -81,8 +81,8 @@ tn_cost tn_group_cost(const tn_graph_plan *g, const tn_group *group) {
         if (v->stored) cost.bytes += bytes_of(v, tn_value_numel(v));
         cost.flops += flops_of(g, group, group->members[i]) * (double)tn_value_numel(v);
     }
-    for (int i = 0; i < group->read_count; i++) {
-        const tn_value *v = &g->values[group->reads[i]];
+    for (int i = 0; i < group->run.read_count; i++) {
+        const tn_value *v = &g->values[group->run.reads[i]];
         if (v->stored || v->group < 0) cost.bytes += bytes_read(g, group, v); /* else it is made where it is read */
     }
     return cost;

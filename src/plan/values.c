@@ -47,9 +47,9 @@ int tn_value_of(const tn_graph_plan *g, const tn_node *n) {
     for (;;) {
         int32_t id = tn_map_find(&g->value_of, n);
         if (id >= 0) return id;
-        int32_t e = tn_map_find(&g->expansion_of, n);
+        int32_t e = tn_map_find(&g->expansions.of, n);
         if (e < 0) return -1;
-        n = g->expansions[e];
+        n = g->expansions.list[e];
     }
 }
 
@@ -89,9 +89,9 @@ static tn_status check_planned_expansion(const tn_node *n, const tn_node *e) {
 }
 
 static tn_status expand(tn_graph_plan *g, const tn_node *n, tn_node **out) {
-    int32_t known = tn_map_find(&g->expansion_of, n);
+    int32_t known = tn_map_find(&g->expansions.of, n);
     if (known >= 0) {
-        *out = g->expansions[known];
+        *out = g->expansions.list[known];
         return TN_OK;
     }
     tn_node *e = n->expansion ? n->expansion : tn_compose(&g->build, n);
@@ -101,11 +101,11 @@ static tn_status expand(tn_graph_plan *g, const tn_node *n, tn_node **out) {
     if (e == n) return TN_OK;
     if (!e) return tn_fail(TN_ERR_INTERNAL, "%s: its composition gives no value", tn_op(n->op)->name);
     TRY(check_planned_expansion(n, e));
-    TRY(tn_scratch_grow(&g->scratch, &g->expansions, &g->expansion_capacity, g->expansion_count + 1,
-                        sizeof *g->expansions));
-    g->expansions[g->expansion_count] = e;
-    TRY(tn_map_put(&g->expansion_of, n, (int32_t)g->expansion_count));
-    g->expansion_count++;
+    TRY(tn_scratch_grow(&g->scratch, &g->expansions.list, &g->expansions.capacity, g->expansions.count + 1,
+                        sizeof *g->expansions.list));
+    g->expansions.list[g->expansions.count] = e;
+    TRY(tn_map_put(&g->expansions.of, n, (int32_t)g->expansions.count));
+    g->expansions.count++;
     *out = e;
     return TN_OK;
 }
@@ -155,7 +155,7 @@ static tn_status value_add(tn_graph_plan *g, const tn_node *n, int *id) {
     if (g->value_count == g->value_capacity) TRY(grow_values(g));
     *id = (int)g->value_count;
     tn_value *v = &g->values[g->value_count++];
-    g->trains |= (n->flags & TN_NODE_GRAD) != 0;
+    g->fusion.trains |= (n->flags & TN_NODE_GRAD) != 0;
     *v = (tn_value){.node = n,
                     .root = *id,
                     .slot = -1,
@@ -173,7 +173,7 @@ static int32_t slot_apart(const tn_binding *b, const tn_node *n, int64_t *shifte
     const int both = TN_NODE_VIEW | TN_NODE_VARIES;
     int32_t slot = -1;
     for (; slot < 0 && (n->flags & both) == both; n = n->n_in ? n->in[0] : n->root)
-        slot = tn_map_find(&b->buffer_slots, n);
+        slot = tn_map_find(&b->scratch.buffer_slots, n);
     for (size_t i = 0; slot >= 0 && i < b->shift_count; i++)
         if (b->shifts[i].slot == slot) *shifted = b->shifts[i].bytes / (int64_t)tn_dtype_size((tn_dtype)n->dtype);
     return slot;
@@ -184,7 +184,7 @@ static tn_status leaf_value(tn_graph_plan *g, const tn_node *n, int *id) {
     const tn_node *root = n->flags & TN_NODE_VIEW ? n->root : n;
     int64_t shifted = 0;
     int32_t slot = slot_apart(g->binding, n, &shifted);
-    if (slot < 0) slot = tn_map_find(&g->binding->buffer_slots, root->buffer);
+    if (slot < 0) slot = tn_map_find(&g->binding->scratch.buffer_slots, root->buffer);
     if (slot < 0) return tn_fail(TN_ERR_INTERNAL, "no buffer was bound to a leaf");
     TRY(value_add(g, n, id));
     tn_value *v = &g->values[*id];
@@ -239,7 +239,7 @@ static bool value_whole(const tn_graph_plan *g, const tn_value *v) {
 
 static tn_status computed_value(tn_graph_plan *g, const tn_node *n, const int *in, int n_in, int *id) {
     bool same = tn_op_has(n, TN_FACT_COPY) || (tn_op_has(n, TN_FACT_CAST) && n->dtype == n->in[0]->dtype);
-    if (same && !g->copying && value_whole(g, &g->values[in[0]])) {
+    if (same && !g->expansions.copying && value_whole(g, &g->values[in[0]])) {
         *id = in[0]; /* in order already, and of this type */
         return tn_map_put(&g->value_of, n, *id);
     }
@@ -349,15 +349,15 @@ static tn_status own_memory(tn_graph_plan *g, walk_stack *stack, const tn_output
     tn_node *n = (tn_node *)(uintptr_t)v->node;
     tn_node *copy = tn_b_contiguous(&g->build, n);
     if (!copy) return g->build.status;
-    g->copying = true;
+    g->expansions.copying = true;
     tn_status s = walk_from(g, stack, copy, id);
-    g->copying = false;
+    g->expansions.copying = false;
     return s;
 }
 
 static tn_status make_checked(tn_graph_plan *g, walk_stack *stack) {
-    for (size_t i = 0; i < g->checked_count; i++) { /* a walk may find more */
-        const tn_node *n = g->checked[i].node;
+    for (size_t i = 0; i < g->checked.count; i++) { /* a walk may find more */
+        const tn_node *n = g->checked.list[i].node;
         int id = -1;
         if (tn_value_of(g, tn_index_source(n)) < 0 && tn_value_of(g, n) < 0) TRY(walk_from(g, stack, n, &id));
     }
@@ -365,7 +365,7 @@ static tn_status make_checked(tn_graph_plan *g, walk_stack *stack) {
 }
 
 static const tn_node *needed_node(const tn_graph_plan *g, size_t i) {
-    return g->binding->marks[i] & TN_MARK_NEEDED ? g->binding->recorder->pending[i] : NULL;
+    return g->binding->scratch.marks[i] & TN_MARK_NEEDED ? g->binding->recorder->pending[i] : NULL;
 }
 
 static bool has_gate(const tn_graph_plan *g) {
@@ -390,9 +390,9 @@ static tn_status walk_in_order(tn_graph_plan *g, walk_stack *stack) {
  * starts at results: leaves are marked in passes without gradients too, which read weights in one order. */
 static tn_status note_product_reads(tn_graph_plan *g) {
     bool *trained = tn_scratch_take(&g->scratch, g->value_count * sizeof *trained);
-    g->read_along = tn_scratch_take(&g->scratch, g->binding->buffer_count + 1);
-    if (!g->read_along || !trained) return TN_ERR_MEMORY;
-    memset(g->read_along, 0, g->binding->buffer_count + 1);
+    g->fusion.read_along = tn_scratch_take(&g->scratch, g->binding->buffer_count + 1);
+    if (!g->fusion.read_along || !trained) return TN_ERR_MEMORY;
+    memset(g->fusion.read_along, 0, g->binding->buffer_count + 1);
     for (size_t i = 0; i < g->value_count; i++) {
         const tn_value *v = &g->values[i];
         trained[i] = (v->node->flags & (TN_NODE_GRAD | TN_NODE_LEAF)) == TN_NODE_GRAD ||
@@ -404,10 +404,10 @@ static tn_status note_product_reads(tn_graph_plan *g) {
             const tn_value *x = v->in[k] < 0 ? NULL : &g->values[v->in[k]];
             int slot = x ? g->values[x->root].slot : -1;
             if (slot < 0 || x->node->rank < 1) continue;
-            g->read_along[slot] |= x->stride[x->node->rank - 1] == 1 ? TN_READ_ROWS : TN_READ_COLUMNS;
+            g->fusion.read_along[slot] |= x->stride[x->node->rank - 1] == 1 ? TN_READ_ROWS : TN_READ_COLUMNS;
             /* A frozen weight behind what is trained: the backward pass, in this plan or another, reads it too. */
             bool is_frozen = !trained[v->in[k]] && !(x->node->flags & TN_NODE_GRAD);
-            if (trained[i] && is_frozen) g->read_along[slot] = TN_READ_BOTH;
+            if (trained[i] && is_frozen) g->fusion.read_along[slot] = TN_READ_BOTH;
         }
     }
     return TN_OK;
@@ -416,8 +416,8 @@ static tn_status note_product_reads(tn_graph_plan *g) {
 tn_status tn_values_make(tn_graph_plan *g) {
     walk_stack stack = {0};
     tn_status s = TN_OK;
-    g->recomputes = has_gate(g);
-    if (g->recomputes) s = walk_in_order(g, &stack);
+    g->fusion.recomputes = has_gate(g);
+    if (g->fusion.recomputes) s = walk_in_order(g, &stack);
     for (size_t i = 0; i < g->binding->output_count && s == TN_OK; i++) {
         int id = -1;
         s = walk_from(g, &stack, g->binding->outputs[i].node, &id);
@@ -426,15 +426,15 @@ tn_status tn_values_make(tn_graph_plan *g) {
     }
     if (s == TN_OK) s = mark_runtime_scalars(g);
     if (s == TN_OK) s = make_checked(g, &stack);
-    return s == TN_OK && g->trains ? note_product_reads(g) : s;
+    return s == TN_OK && g->fusion.trains ? note_product_reads(g) : s;
 }
 
 void tn_group_free(tn_group *group) {
-    tn_native_free(group->native);
-    if (group->engine_op) group->engine->free(group->engine_op);
-    tn_kernel_release(group->kernel);
-    kir_free(group->program);
-    tn_mem_free(group->sizes);
+    tn_native_free(group->run.native);
+    if (group->run.engine_op) group->run.engine->free(group->run.engine_op);
+    tn_kernel_release(group->run.kernel);
+    kir_free(group->lowered.program);
+    tn_mem_free(group->lowered.sizes);
     *group = (tn_group){0};
 }
 
@@ -443,9 +443,9 @@ void tn_graph_plan_free(tn_graph_plan *g) {
         tn_vendor_free(g->values[i].by.vendor);
     for (size_t i = 0; i < g->group_count; i++)
         tn_group_free(&g->groups[i]);
-    tn_map_free(&g->checked_nodes);
+    tn_map_free(&g->checked.of);
     tn_map_free(&g->value_of);
-    tn_map_free(&g->expansion_of);
+    tn_map_free(&g->expansions.of);
     tn_vendor_forget(g);
     tn_build_end(&g->build);
     tn_scratch_free(&g->scratch);
@@ -492,7 +492,7 @@ typedef struct difference {
 } difference;
 
 static bool differs(difference *d) {
-    bool is = d->old[d->at] != d->b->key[d->at];
+    bool is = d->old[d->at] != d->b->key.words[d->at];
     if (is) d->last = d->at;
     d->at++;
     return is;
@@ -524,7 +524,7 @@ static void vary(difference *d, const tn_node *n, cause why, size_t at) {
 /* ---- the words of a key, as plan_key.c writes them --------------------------------------------------------------- */
 
 static void compare_leaf(difference *d, const tn_node *n) {
-    bool apart = d->b->key[d->at] >> 56 & 1;
+    bool apart = d->b->key.words[d->at] >> 56 & 1;
     d->other |= differs(d);
     if (any_differs(d, n->rank)) blame(d, n, SHAPE, d->last);
     if (!(n->flags & TN_NODE_VIEW)) return;
@@ -533,7 +533,7 @@ static void compare_leaf(difference *d, const tn_node *n) {
 }
 
 static void compare_input(difference *d, const tn_node *in) {
-    uint64_t word = d->b->key[d->at];
+    uint64_t word = d->b->key.words[d->at];
     d->other |= differs(d);
     if ((word & 3) != TN_KEY_LEAF || word >> 2 != d->fresh) return;
     d->fresh++;
@@ -571,8 +571,8 @@ static void compare_varying(difference *d) {
     const tn_recorder *r = d->b->recorder;
     d->other = any_differs(d, TN_KEY_HEAD);
     for (size_t i = 0; i < r->count && !d->other && !d->blamed; i++)
-        if (d->b->marks[i] & TN_MARK_NEEDED) compare_node(d, r->pending[i]);
-    while (d->at < d->b->key_count && !d->other && !d->blamed)
+        if (d->b->scratch.marks[i] & TN_MARK_NEEDED) compare_node(d, r->pending[i]);
+    while (d->at < d->b->key.count && !d->other && !d->blamed)
         d->other = differs(d);
 }
 
@@ -584,8 +584,8 @@ static bool find_difference(const tn_plan_cache *c, const tn_binding *b, differe
     bool found = false;
     for (int i = 0; i < TN_NEWEST_PLANS; i++) {
         const tn_plan *p = c->newest[i];
-        if (!p || p->key.count != b->key_count) continue;
-        if (found && p->key.words[d->blamed_at] != b->key[d->blamed_at]) continue; /* it is to blame here too */
+        if (!p || p->key.count != b->key.count) continue;
+        if (found && p->key.words[d->blamed_at] != b->key.words[d->blamed_at]) continue; /* it is to blame here too */
         difference with;
         with.b = b;
         with.old = p->key.words;
@@ -622,7 +622,7 @@ static void warn(const tn_site *s, const tn_node *n, cause why) {
 void tn_vary_learn(const tn_plan_cache *c, const tn_binding *b) {
     tn_recorder *r = b->recorder;
     difference d;
-    if (!b->varies || !find_difference(c, b, &d)) return;
+    if (!b->request.varies || !find_difference(c, b, &d)) return;
     for (int i = 0; i < d.varying_count && !d.blamed; i++) {
         tn_site *s = site_for(r, d.varying[i]);
         if (!s) continue;

@@ -596,12 +596,12 @@ bool tn_workgroup_fuses(const tn_value *v) {
 
 /* A program that grew too large: without what joined the lead, or else without the workgroup kernel. */
 static void leave_out(tn_graph_plan *g, const tn_group *group) {
-    for (size_t i = group->member_count; i-- > 0 && g->forbid < 0;)
-        if (group->members[i] != group->lead) g->forbid = group->members[i];
-    if (g->forbid >= 0) return;
+    for (size_t i = group->member_count; i-- > 0 && g->lowering.forbid < 0;)
+        if (group->members[i] != group->lead) g->lowering.forbid = group->members[i];
+    if (g->lowering.forbid >= 0) return;
     tn_value *lead = &g->values[group->lead];
     *(lead->row->impl->lower ? &lead->plain : &lead->host.only) = true;
-    g->forbid = group->lead;
+    g->lowering.forbid = group->lead;
 }
 
 tn_status tn_workgroup_lower(tn_graph_plan *g, int group_id) {
@@ -610,18 +610,18 @@ tn_status tn_workgroup_lower(tn_graph_plan *g, int group_id) {
     TRY(tn_lowering_begin(&t.w, g, group_id));
     tn_workgroup_program made = {0};
     t.lw = (tn_lower){.calls = &tn_lowering_calls, .mask = KIR_NONE, .group = &t.w};
-    group->buffer_count = group->scalar_count = 0;
-    group->block_buffer = -1;
+    group->lowered.buffer_count = group->lowered.scalar_count = 0;
+    group->lowered.block_buffer = -1;
     tn_status s = workgroup_kernels[workgroup_kernel_of(t.lead->node)].make(&t, &made);
     if (t.w.status != TN_OK) s = t.w.status;
-    if (s == TN_OK && g->forbid < 0) {
-        group->program = made.program;
-        group->sizes = made.sizes;
+    if (s == TN_OK && g->lowering.forbid < 0) {
+        group->lowered.program = made.program;
+        group->lowered.sizes = made.sizes;
         return TN_OK;
     }
     kir_free(made.program);
     tn_mem_free(made.sizes);
-    if (s == TN_ERR_MEMORY || g->forbid >= 0) return s == TN_ERR_MEMORY ? s : TN_OK;
+    if (s == TN_ERR_MEMORY || g->lowering.forbid >= 0) return s == TN_ERR_MEMORY ? s : TN_OK;
     leave_out(g, group);
     return TN_OK;
 }
