@@ -76,6 +76,9 @@ static const llm_size layer_shapes[LAYER_SLOTS][3] = {
     [SLOT_STEP_NORM] = {SIZE_STEP_RANK},
     [SLOT_WRITTEN_NORM] = {SIZE_STATE},
     [SLOT_READ_NORM] = {SIZE_STATE},
+    [SLOT_ATTENTION_GATE] = {SIZE_GATES, SIZE_HIDDEN},
+    [SLOT_O_NORM] = {SIZE_MIXED},
+    [SLOT_DOWN_NORM] = {SIZE_INTERMEDIATE},
     [SLOT_ALPHA_P] = {SIZE_UNIT},
     [SLOT_ALPHA_N] = {SIZE_UNIT},
 };
@@ -88,6 +91,7 @@ static const llm_size head_shapes[HEAD_SLOTS][3] = {
     [SLOT_OUTPUT_NORM_BIAS] = {SIZE_HIDDEN},
     [SLOT_OUTPUT_BIAS] = {SIZE_VOCABULARY},
     [SLOT_EMBEDDING_NORM] = {SIZE_HIDDEN},
+    [SLOT_EMBEDDING_NORM_BIAS] = {SIZE_HIDDEN},
     [SLOT_POSITIONS] = {SIZE_POSITIONS, SIZE_HIDDEN},
     [SLOT_ROPE_SHORT] = {SIZE_HALF},
     [SLOT_ROPE_LONG] = {SIZE_HALF},
@@ -353,8 +357,12 @@ int64_t tn_llm_window(const llm_config *c, int64_t layer) {
     return has_bit(c->attention.slides, layer) ? c->attention.window : 0;
 }
 
+int64_t tn_llm_key_width(const llm_config *c) {
+    return c->size[SIZE_HEAD] + (c->attention.alibi > 0 ? DISTANCE_DIMS : 0);
+}
+
 int64_t tn_llm_cache_row(const llm_config *c) {
-    int64_t head = c->size[SIZE_HEAD];
+    int64_t head = tn_llm_key_width(c);
     return c->cache == TN_U8 ? head / LLM_BLOCK * LLM_BLOCK_BYTES : head;
 }
 
@@ -389,7 +397,7 @@ static slot_set of_layer(const llm_config *c, int64_t layer, slot_set slots, slo
     if (has_bit(c->experts.unmixed, layer)) slots = (slots & ~c->family->experts.slots) | dense;
     if (c->family->slots.lone && (attends || recurs))
         slots &= ~(FFN_MATRICES | GATED_BIASES | c->family->experts.slots);
-    if (!attends) slots &= ~ATTENTION_SLOTS;
+    if (!attends) slots &= ~(ATTENTION_SLOTS | BIT(SLOT_ATTENTION_GATE));
     return recurs ? slots | recurrent : slots;
 }
 
@@ -420,10 +428,10 @@ static tn_status take_options(const llm_source *s, const tn_llm_options *options
                                "language model: cache is %d; it must be one of TN_LLM_CACHE_F16, TN_LLM_CACHE_BF16, "
                                "TN_LLM_CACHE_F32, TN_LLM_CACHE_Q8_0",
                                (int)o.cache);
-    if (o.cache == TN_LLM_CACHE_Q8_0 && c->size[SIZE_HEAD] % LLM_BLOCK != 0)
+    if (o.cache == TN_LLM_CACHE_Q8_0 && tn_llm_key_width(c) % LLM_BLOCK != 0)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s': heads of %" PRId64 " numbers; a cache in q8_0 requires a multiple of %d: use f16",
-                               tn_llm_source_path(s), c->size[SIZE_HEAD], LLM_BLOCK);
+                               tn_llm_source_path(s), tn_llm_key_width(c), LLM_BLOCK);
     int64_t usual = c->trained_context < LLM_DEFAULT_CONTEXT ? c->trained_context : LLM_DEFAULT_CONTEXT;
     c->context = o.context ? o.context : usual;
     c->cache = caches[o.cache];
@@ -620,6 +628,7 @@ void tn_llm_rope_fill(const llm_rope *r, int64_t half, const float *factors, flo
     for (int64_t i = 0; i < half; i++) {
         double frequency = r->scale * pow(r->base, -(double)i / (double)half);
         if (r->kind == ROPE_LLAMA3) frequency = llama3(r, frequency);
+        if (r->kind == ROPE_PROPORTIONAL) frequency = (double)i < r->high ? frequency / r->factor : 0;
         if (r->kind == ROPE_YARN) frequency = yarn(r, half, i, frequency);
         out[i] = (float)(factors ? frequency / (double)factors[i] : frequency);
     }

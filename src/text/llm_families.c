@@ -23,6 +23,8 @@
 #define UNGATED_BIASES (BIT(SLOT_UP_BIAS) | BIT(SLOT_DOWN_BIAS))
 #define UNGATED_SLOTS (PLAIN_SLOTS & ~BIT(SLOT_GATE))
 
+#define HEAD(embedding, norm, output) [SLOT_EMBEDDING] = embedding, [SLOT_OUTPUT_NORM] = norm, [SLOT_OUTPUT] = output
+
 /* ---- names ------------------------------------------------------------------------------------------------------- */
 
 #define GGUF_LAYER                                                                                                    \
@@ -109,13 +111,16 @@ const llm_naming tn_llm_gguf_apart = {
                    [SLOT_OUTPUT_BIAS] = "lm_head.bias"}
 #define NAMES .prefix = "model.", .layer = "layers.", LLAMA_HEAD, .beside = {".rotary_emb.inv_freq"}
 
-#define EXPERT_NAMES                                                                          \
-    [SLOT_ROUTER] = "mlp.gate.weight", [SLOT_EXPERT_GATE] = "mlp.experts.*.gate_proj.weight", \
-    [SLOT_EXPERT_UP] = "mlp.experts.*.up_proj.weight", [SLOT_EXPERT_DOWN] = "mlp.experts.*.down_proj.weight"
+#define EACH_EXPERT                                                                                           \
+    [SLOT_EXPERT_GATE] = "mlp.experts.*.gate_proj.weight", [SLOT_EXPERT_UP] = "mlp.experts.*.up_proj.weight", \
+    [SLOT_EXPERT_DOWN] = "mlp.experts.*.down_proj.weight"
+#define EXPERT_NAMES [SLOT_ROUTER] = "mlp.gate.weight", EACH_EXPERT
 #define DEEPSEEK_SHARED                                         \
     [SLOT_SHARED_GATE] = "mlp.shared_experts.gate_proj.weight", \
     [SLOT_SHARED_UP] = "mlp.shared_experts.up_proj.weight", [SLOT_SHARED_DOWN] = "mlp.shared_experts.down_proj.weight"
-#define DEEPSEEK_EXPERTS EXPERT_NAMES, DEEPSEEK_SHARED, [SLOT_CHOICE_BIAS] = "mlp.gate.e_score_correction_bias"
+#define DEEPSEEK_EXPERTS_BUT(router, bias) \
+    EACH_EXPERT, DEEPSEEK_SHARED, [SLOT_ROUTER] = router, [SLOT_CHOICE_BIAS] = bias
+#define DEEPSEEK_EXPERTS DEEPSEEK_EXPERTS_BUT("mlp.gate.weight", "mlp.gate.e_score_correction_bias")
 
 static const llm_naming llama_names = {
     NAMES,
@@ -128,12 +133,12 @@ static const llm_naming llama_names = {
 
 static const llm_naming deepseek_names = {
     NAMES,
-    .layer_slots =
-        {TWO_NORMS, MATRICES,
-         DEEPSEEK_EXPERTS, [SLOT_Q] = "self_attn.q_proj.weight", [SLOT_O] = "self_attn.o_proj.weight",
-         [SLOT_Q_DOWN] = "self_attn.q_a_proj.weight", [SLOT_Q_DOWN_NORM] = "self_attn.q_a_layernorm.weight",
-         [SLOT_Q_UP] = "self_attn.q_b_proj.weight", [SLOT_KV_DOWN] = "self_attn.kv_a_proj_with_mqa.weight",
-         [SLOT_KV_DOWN_NORM] = "self_attn.kv_a_layernorm.weight", [SLOT_KV_UP] = "self_attn.kv_b_proj.weight"},
+    .layer_slots = {TWO_NORMS, MATRICES,
+                    DEEPSEEK_EXPERTS, [SLOT_Q] = "self_attn.q_proj.weight", [SLOT_O] = "self_attn.o_proj.weight",
+                    [SLOT_Q_DOWN] = "self_attn.q_a_proj.weight", [SLOT_Q_DOWN_NORM] = "self_attn.q_a_layernorm.weight",
+                    [SLOT_Q_UP] = "self_attn.q_b_proj.weight", [SLOT_KV_DOWN] = "self_attn.kv_a_proj_with_mqa.weight",
+                    [SLOT_KV_DOWN_NORM] = "self_attn.kv_a_layernorm.weight",
+                    [SLOT_KV_UP] = "self_attn.kv_b_proj.weight", [SLOT_FFN_POST_NORM] = "post_mlp_layernorm.weight"},
 };
 
 static const llm_naming glm4_moe_names = {
@@ -194,9 +199,7 @@ const llm_naming tn_llm_granite_dense = {
                     [SLOT_STEP_NORM] = "mamba.dt_layernorm.weight",                 \
                     [SLOT_WRITTEN_NORM] = "mamba.b_layernorm.weight",               \
                     [SLOT_READ_NORM] = "mamba.c_layernorm.weight"},                 \
-    .head_slots = {[SLOT_EMBEDDING] = "embed_tokens.weight",                        \
-                   [SLOT_OUTPUT_NORM] = "final_layernorm.weight",                   \
-                   [SLOT_OUTPUT] = "lm_head.weight"}
+    .head_slots = {HEAD("embed_tokens.weight", "final_layernorm.weight", "lm_head.weight")}
 #define INNER_MAMBA1 MAMBA1_LAYER("mamba.")
 #define INNER_MAMBA2 MAMBA2_LAYER("mamba.")
 static const llm_naming jamba_names = {JAMBA_LIKE_NAMES(INNER_MAMBA1)};
@@ -213,9 +216,7 @@ static const llm_naming nemotron_h_names = {
          [SLOT_EXPERT_UP] = "mixer.experts.*.up_proj.weight", [SLOT_EXPERT_DOWN] = "mixer.experts.*.down_proj.weight",
          [SLOT_SHARED_UP] = "mixer.shared_experts.up_proj.weight",
          [SLOT_SHARED_DOWN] = "mixer.shared_experts.down_proj.weight"},
-    .head_slots = {[SLOT_EMBEDDING] = "embeddings.weight",
-                   [SLOT_OUTPUT_NORM] = "norm_f.weight",
-                   [SLOT_OUTPUT] = "lm_head.weight"},
+    .head_slots = {HEAD("embeddings.weight", "norm_f.weight", "lm_head.weight")},
 };
 
 static const llm_naming llama4_names = {
@@ -339,16 +340,12 @@ static const llm_naming lfm2_names = {
                     [SLOT_CONV_BIAS] = "conv.conv.bias",
                     [SLOT_MIX_OUT] = "conv.out_proj.weight",
                     [SLOT_MIX_OUT_BIAS] = "conv.out_proj.bias"},
-    .head_slots = {[SLOT_EMBEDDING] = "embed_tokens.weight",
-                   [SLOT_OUTPUT_NORM] = "embedding_norm.weight",
-                   [SLOT_OUTPUT] = "lm_head.weight"},
+    .head_slots = {HEAD("embed_tokens.weight", "embedding_norm.weight", "lm_head.weight")},
 };
 
 #define MAMBA_NAMES(mamba)                                                                                    \
     .prefix = "backbone.", .layer = "layers.", .layer_slots = {mamba, [SLOT_ATTENTION_NORM] = "norm.weight"}, \
-    .head_slots = {[SLOT_EMBEDDING] = "embeddings.weight",                                                    \
-                   [SLOT_OUTPUT_NORM] = "norm_f.weight",                                                      \
-                   [SLOT_OUTPUT] = "lm_head.weight"}
+    .head_slots = {HEAD("embeddings.weight", "norm_f.weight", "lm_head.weight")}
 #define PURE_MAMBA1 MAMBA1_LAYER("mixer.")
 #define PURE_MAMBA2 MAMBA2_LAYER("mixer.")
 static const llm_naming mamba_names = {MAMBA_NAMES(PURE_MAMBA1)}, mamba2_names = {MAMBA_NAMES(PURE_MAMBA2)};
@@ -447,20 +444,33 @@ const llm_naming tn_llm_falcon_two = {
                     [SLOT_FFN_NORM] = "ln_mlp.weight", [SLOT_FFN_NORM_BIAS] = "ln_mlp.bias"},
 };
 
+#define OPT_LAYER                                                                                             \
+    PROJECTIONS, [SLOT_O] = "self_attn.out_proj.weight", [SLOT_O_BIAS] = "self_attn.out_proj.bias",           \
+                 [SLOT_ATTENTION_NORM] = "self_attn_layer_norm.weight",                                       \
+                 [SLOT_ATTENTION_NORM_BIAS] = "self_attn_layer_norm.bias",                                    \
+                 [SLOT_FFN_NORM] = "final_layer_norm.weight", [SLOT_FFN_NORM_BIAS] = "final_layer_norm.bias", \
+                 [SLOT_UP] = "fc1.weight", [SLOT_UP_BIAS] = "fc1.bias", [SLOT_DOWN] = "fc2.weight",           \
+                 [SLOT_DOWN_BIAS] = "fc2.bias"
 static const llm_naming opt_names = {
     .prefix = "model.decoder.",
     .layer = "layers.",
-    .layer_slots =
-        {PROJECTIONS, [SLOT_O] = "self_attn.out_proj.weight", [SLOT_O_BIAS] = "self_attn.out_proj.bias",
-         [SLOT_ATTENTION_NORM] = "self_attn_layer_norm.weight",
-         [SLOT_ATTENTION_NORM_BIAS] = "self_attn_layer_norm.bias", [SLOT_FFN_NORM] = "final_layer_norm.weight",
-         [SLOT_FFN_NORM_BIAS] = "final_layer_norm.bias", [SLOT_UP] = "fc1.weight", [SLOT_UP_BIAS] = "fc1.bias",
-         [SLOT_DOWN] = "fc2.weight", [SLOT_DOWN_BIAS] = "fc2.bias"},
+    .layer_slots = {OPT_LAYER},
     .head_slots = {[SLOT_EMBEDDING] = "embed_tokens.weight",
                    [SLOT_POSITIONS] = "embed_positions.weight",
                    [SLOT_OUTPUT_NORM] = "final_layer_norm.weight",
                    [SLOT_OUTPUT_NORM_BIAS] = "final_layer_norm.bias",
                    [SLOT_OUTPUT] = "lm_head.weight"},
+};
+
+static const llm_naming biogpt_names = {
+    .prefix = "biogpt.",
+    .layer = "layers.",
+    .layer_slots = {OPT_LAYER},
+    .head_slots = {[SLOT_EMBEDDING] = "embed_tokens.weight",
+                   [SLOT_POSITIONS] = "embed_positions.weight",
+                   [SLOT_OUTPUT_NORM] = "layer_norm.weight",
+                   [SLOT_OUTPUT_NORM_BIAS] = "layer_norm.bias",
+                   [SLOT_OUTPUT] = "output_projection.weight"},
 };
 
 #define GPT_NORMS                                                                                                     \
@@ -498,8 +508,81 @@ static const llm_naming gptj_names = {
          [SLOT_DOWN] = "mlp.fc_out.weight", [SLOT_DOWN_BIAS] = "mlp.fc_out.bias"},
 };
 
+static const llm_naming codegen_names = {
+    GPT_HEAD,
+    .layer_slots = {GPT_NORMS, [SLOT_QKV] = "attn.qkv_proj.weight", [SLOT_O] = "attn.out_proj.weight",
+                    [SLOT_UP] = "mlp.fc_in.weight", [SLOT_UP_BIAS] = "mlp.fc_in.bias",
+                    [SLOT_DOWN] = "mlp.fc_out.weight", [SLOT_DOWN_BIAS] = "mlp.fc_out.bias"},
+};
+static const llm_naming openai_gpt_names = {
+    .prefix = "transformer.",
+    .layer = "h.",
+    .layer_slots = {GPT_NORMS, GPT_ATTENTION, GPT_MATRICES},
+    .head_slots = {[SLOT_EMBEDDING] = "tokens_embed.weight",
+                   [SLOT_POSITIONS] = "positions_embed.weight",
+                   [SLOT_OUTPUT] = "lm_head.weight"},
+    .transposed = BIT(SLOT_QKV) | BIT(SLOT_O) | BIT(SLOT_UP) | BIT(SLOT_DOWN),
+    .beside = {".attn.bias"},
+};
+static const llm_naming bloom_names = {
+    .prefix = "transformer.",
+    .layer = "h.",
+    .layer_slots = {TWO_NORMS, FALCON_LAYER},
+    .head_slots = {[SLOT_EMBEDDING] = "word_embeddings.weight",
+                   [SLOT_EMBEDDING_NORM] = "word_embeddings_layernorm.weight",
+                   [SLOT_EMBEDDING_NORM_BIAS] = "word_embeddings_layernorm.bias",
+                   [SLOT_OUTPUT_NORM] = "ln_f.weight",
+                   [SLOT_OUTPUT_NORM_BIAS] = "ln_f.bias",
+                   [SLOT_OUTPUT] = "lm_head.weight"},
+};
+static const llm_naming mpt_names = {
+    .prefix = "transformer.",
+    .layer = "blocks.",
+    .layer_slots = {[SLOT_ATTENTION_NORM] = "norm_1.weight",
+                    [SLOT_FFN_NORM] = "norm_2.weight",
+                    [SLOT_QKV] = "attn.Wqkv.weight",
+                    [SLOT_O] = "attn.out_proj.weight",
+                    [SLOT_UP] = "ffn.up_proj.weight",
+                    [SLOT_DOWN] = "ffn.down_proj.weight"},
+    .head_slots =
+        {[SLOT_EMBEDDING] = "wte.weight", [SLOT_OUTPUT_NORM] = "norm_f.weight", [SLOT_OUTPUT] = "lm_head.weight"},
+};
+static const llm_naming nanochat_names = {
+    NAMES, .layer_slots = {ATTENTION, [SLOT_UP] = "mlp.fc1.weight", [SLOT_DOWN] = "mlp.fc2.weight"}};
+static const llm_naming bitnet_names = {
+    NAMES,
+    .layer_slots = {
+        TWO_NORMS, ATTENTION,
+        MATRICES, [SLOT_O_NORM] = "self_attn.attn_sub_norm.weight", [SLOT_DOWN_NORM] = "mlp.ffn_sub_norm.weight"}};
+static const llm_naming afmoe_names = {
+    NAMES,
+    .layer_slots =
+        {ATTENTION, HEAD_NORMS, MATRICES, DEEPSEEK_EXPERTS_BUT("mlp.router.gate.weight", "mlp.expert_bias"),
+         [SLOT_ATTENTION_NORM] = "input_layernorm.weight",
+         [SLOT_ATTENTION_POST_NORM] = "post_attention_layernorm.weight", [SLOT_FFN_NORM] = "pre_mlp_layernorm.weight",
+         [SLOT_FFN_POST_NORM] = "post_mlp_layernorm.weight", [SLOT_ATTENTION_GATE] = "self_attn.gate_proj.weight"},
+};
+static const llm_naming sarvam_moe_names = {
+    .prefix = "model.",
+    .layer = "layers.",
+    .layer_slots =
+        {TWO_NORMS, MATRICES, DEEPSEEK_EXPERTS_BUT("mlp.gate.weight", "mlp.gate.expert_bias"),
+         [SLOT_QKV] = "attention.query_key_value.weight", [SLOT_O] = "attention.dense.weight",
+         [SLOT_Q_NORM] = "attention.query_layernorm.weight", [SLOT_K_NORM] = "attention.key_layernorm.weight"},
+    .head_slots = {HEAD("word_embeddings.weight", "norm.weight", "lm_head.weight")},
+};
+static const llm_naming kolibri1_names = {
+    NAMES,
+    .layer_slots =
+        {TWO_NORMS, ATTENTION, HEAD_NORMS, DEEPSEEK_EXPERTS_BUT("mlp.gate.weight", "moe.router.expert_bias"),
+         [SLOT_ATTENTION_POST_NORM] = "post_attn_norm.weight", [SLOT_FFN_POST_NORM] = "post_ffn_norm.weight"},
+};
+
 /* ---- config.json's keys ------------------------------------------------------------------------------------------ */
 
+/* In the order of llm_key. */
+#define ROW(...) \
+    { __VA_ARGS__ }
 #define KEYS_BUT(eps, activation)                                                                                   \
     {                                                                                                               \
         [KEY_LAYERS] = "num_hidden_layers", [KEY_HIDDEN] = "hidden_size", [KEY_INTERMEDIATE] = "intermediate_size", \
@@ -514,63 +597,27 @@ static const char *const nemotron_h_keys[LLM_KEYS] = KEYS_BUT("layer_norm_epsilo
 static const char *const starcoder2_keys[LLM_KEYS] = KEYS_BUT("norm_epsilon", "hidden_act");
 static const char *const nemotron_keys[LLM_KEYS] = KEYS_BUT("norm_eps", "hidden_act");
 static const char *const modernbert_keys[LLM_KEYS] = KEYS_BUT("norm_eps", "hidden_activation");
-static const char *const olmo_keys[LLM_KEYS] = KEYS_BUT("", "hidden_act"); /* a constant of the implementation */
-static const char *const falcon_keys[LLM_KEYS] = {
-    [KEY_LAYERS] = "num_hidden_layers",
-    [KEY_HIDDEN] = "hidden_size",
-    [KEY_INTERMEDIATE] = "ffn_hidden_size",
-    [KEY_HEADS] = "num_attention_heads",
-    [KEY_CONTEXT] = "max_position_embeddings",
-    [KEY_EPS] = "layer_norm_epsilon",
-    [KEY_ACTIVATION] = "activation",
-    [KEY_KV_HEADS] = "", /* tn_llm_read_falcon */
-    [KEY_HEAD_DIM] = "",
-};
-static const char *const lfm2_keys[LLM_KEYS] = KEYS_BUT("norm_eps", "hidden_act");
-static const char *const mamba_keys[LLM_KEYS] = {
-    [KEY_LAYERS] = "num_hidden_layers",
-    [KEY_HIDDEN] = "hidden_size",
-    [KEY_INTERMEDIATE] = "",
-    [KEY_HEADS] = "",
-    [KEY_CONTEXT] = "",
-    [KEY_EPS] = "layer_norm_epsilon",
-    [KEY_ACTIVATION] = "hidden_act",
-    [KEY_KV_HEADS] = "",
-    [KEY_HEAD_DIM] = "",
-};
-static const char *const gpt_neo_keys[LLM_KEYS] = {
-    [KEY_LAYERS] = "num_layers",
-    [KEY_HIDDEN] = "hidden_size",
-    [KEY_INTERMEDIATE] = "intermediate_size",
-    [KEY_HEADS] = "num_heads",
-    [KEY_CONTEXT] = "max_position_embeddings",
-    [KEY_EPS] = "layer_norm_epsilon",
-    [KEY_ACTIVATION] = "activation_function",
-    [KEY_KV_HEADS] = "",
-    [KEY_HEAD_DIM] = "",
-};
-static const char *const opt_keys[LLM_KEYS] = {
-    [KEY_LAYERS] = "num_hidden_layers",
-    [KEY_HIDDEN] = "hidden_size",
-    [KEY_INTERMEDIATE] = "ffn_dim",
-    [KEY_HEADS] = "num_attention_heads",
-    [KEY_CONTEXT] = "max_position_embeddings",
-    [KEY_EPS] = "",
-    [KEY_ACTIVATION] = "activation_function",
-    [KEY_KV_HEADS] = "",
-    [KEY_HEAD_DIM] = "",
-};
-static const char *const gpt2_keys[LLM_KEYS] = {
-    [KEY_LAYERS] = "n_layer",
-    [KEY_HIDDEN] = "n_embd",
-    [KEY_INTERMEDIATE] = "n_inner",
-    [KEY_HEADS] = "n_head",
-    [KEY_CONTEXT] = "n_positions",
-    [KEY_EPS] = "layer_norm_epsilon",
-    [KEY_ACTIVATION] = "activation_function",
-    [KEY_KV_HEADS] = "num_key_value_heads",
-    [KEY_HEAD_DIM] = "head_dim",
-};
+/* The epsilon is a constant of the implementation. */
+static const char *const constant_keys[LLM_KEYS] = KEYS_BUT("", "hidden_act");
+static const char *const falcon_keys[LLM_KEYS] =
+    ROW("num_hidden_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "max_position_embeddings",
+        "layer_norm_epsilon", "activation", "", ""); /* tn_llm_read_falcon */
+static const char *const bloom_keys[LLM_KEYS] =
+    ROW("n_layer", "hidden_size", "", "n_head", "seq_length", "layer_norm_epsilon", "", "", "");
+static const char *const mpt_keys[LLM_KEYS] =
+    ROW("n_layers", "d_model", "", "n_heads", "max_seq_len", "layer_norm_epsilon", "", "", "");
+static const char *const openai_gpt_keys[LLM_KEYS] = ROW("n_layer", "n_embd", "", "n_head", "n_positions",
+                                                         "layer_norm_epsilon", "", "", ""); /* tn_llm_read_openai_gpt */
+static const char *const mamba_keys[LLM_KEYS] =
+    ROW("num_hidden_layers", "hidden_size", "", "", "", "layer_norm_epsilon", "hidden_act", "", "");
+static const char *const gpt_neo_keys[LLM_KEYS] =
+    ROW("num_layers", "hidden_size", "intermediate_size", "num_heads", "max_position_embeddings", "layer_norm_epsilon",
+        "activation_function", "", "");
+static const char *const opt_keys[LLM_KEYS] = ROW("num_hidden_layers", "hidden_size", "ffn_dim", "num_attention_heads",
+                                                  "max_position_embeddings", "", "activation_function", "", "");
+static const char *const gpt2_keys[LLM_KEYS] =
+    ROW("n_layer", "n_embd", "n_inner", "n_head", "n_positions", "layer_norm_epsilon", "activation_function",
+        "num_key_value_heads", "head_dim");
 
 /* Sizes that transformers' classes have by themselves: the text_config of a model with pictures may leave them out. */
 static const int64_t llama_usual[LLM_KEYS] = {
@@ -582,6 +629,7 @@ static const int64_t gemma3_usual[LLM_KEYS] = {
     [KEY_CONTEXT] = 131072, [KEY_KV_HEADS] = 4,  [KEY_HEAD_DIM] = 256};
 static const int64_t mamba_usual[LLM_KEYS] = {[KEY_INTERMEDIATE] = 1, [KEY_CONTEXT] = 1 << 20}; /* neither is there */
 static const int64_t falcon_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048};                           /* rope has no end */
+static const int64_t bloom_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048};                            /* nor has ALiBi */
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
@@ -612,31 +660,30 @@ static const int64_t falcon_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048};           
     .recurrent.kind = RECURRENCE_MAMBA2,                                                \
     .recurrent.needs = MIXER_SLOTS | DECAY_SLOTS | BIT(SLOT_SKIP) | BIT(SLOT_MIX_NORM), \
     .recurrent.allows = MIXER_BIASES
-#define LLAMA_LIKE \
-    .slots.head_needs = PLAIN_HEAD, .naming = &llama_names, .keys = llama_keys, .forward.activation = "silu"
+#define NAMED(names) .slots.head_needs = PLAIN_HEAD, .naming = &names, .keys = llama_keys, .forward.activation = "silu"
 #define GEMMA_LIKE                                                                                            \
     .in_gguf = true, .slots.head_needs = PLAIN_HEAD, .forward.activation = "gelu_pytorch_tanh", .tied = true, \
     .scaled_embedding = true, .norms.from_one = true
 static const llm_family families[] = {
     {"llama", "Llama, Mistral, SmolLM", .in_gguf = true, .positions.interleaved = true, .slots.needs = PLAIN_SLOTS,
-     .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE, .usual = llama_usual,
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, NAMED(llama_names), .usual = llama_usual,
      .experts.slots = EXPERTS, .experts.whole_choice = true},
-    {"mistral", "Mistral", .slots.needs = PLAIN_SLOTS, .attention.window = 4096, LLAMA_LIKE, .usual = mistral_usual},
-    {"ministral3", "Ministral 3", .slots.needs = PLAIN_SLOTS, .attention.window = LLM_MOST_CONTEXT, LLAMA_LIKE,
+    {"mistral", "Mistral", .slots.needs = PLAIN_SLOTS, .attention.window = 4096, NAMED(llama_names),
      .usual = mistral_usual},
-    {"qwen2", "Qwen 2, Qwen 2.5", .in_gguf = true, .slots.needs = PLAIN_SLOTS | BIASES, LLAMA_LIKE},
+    {"ministral3", "Ministral 3", .slots.needs = PLAIN_SLOTS, .attention.window = LLM_MOST_CONTEXT, NAMED(llama_names),
+     .usual = mistral_usual},
+    {"qwen2", "Qwen 2, Qwen 2.5", .in_gguf = true, .slots.needs = PLAIN_SLOTS | BIASES, NAMED(llama_names)},
     {"qwen3", "Qwen 3", .in_gguf = true, .slots.needs = PLAIN_SLOTS | NORMS, .slots.allows = BIASES | BIT(SLOT_O_BIAS),
-     LLAMA_LIKE},
-    {"mixtral", "Mixtral", .slots.needs = PLAIN_SLOTS, .slots.head_needs = PLAIN_HEAD, .naming = &mixtral_names,
-     .keys = llama_keys, .forward.activation = "silu", .experts.slots = EXPERTS, .experts.always = true,
-     .experts.whole_choice = true, .positions.base = 1e6},
-    {"qwen2moe", "Qwen 2 MoE", .type = "qwen2_moe", .in_gguf = true, .slots.needs = PLAIN_SLOTS | BIASES, LLAMA_LIKE,
-     .experts.slots = EXPERTS | SHARED, .experts.always = true, .experts.own_width = true},
-    {"qwen3moe", "Qwen 3 MoE", .type = "qwen3_moe", .in_gguf = true, .slots.needs = PLAIN_SLOTS | NORMS, LLAMA_LIKE,
-     .experts.slots = EXPERTS, .experts.always = true, .experts.own_width = true, .experts.whole_choice = true},
-    {"phi3", "Phi-3, Phi-4", .in_gguf = true, .slots.needs = FUSED_SLOTS, .slots.head_needs = PLAIN_HEAD,
-     .naming = &phi3_names, .keys = llama_keys, .forward.activation = "silu", .forward.fused_gate = true,
-     .attention.window = LLM_MOST_CONTEXT},
+     NAMED(llama_names)},
+    {"mixtral", "Mixtral", .slots.needs = PLAIN_SLOTS, NAMED(mixtral_names), .experts.slots = EXPERTS,
+     .experts.always = true, .experts.whole_choice = true, .positions.base = 1e6, .attention.window = LLM_MOST_CONTEXT},
+    {"qwen2moe", "Qwen 2 MoE", .type = "qwen2_moe", .in_gguf = true, .slots.needs = PLAIN_SLOTS | BIASES,
+     NAMED(llama_names), .experts.slots = EXPERTS | SHARED, .experts.always = true, .experts.own_width = true},
+    {"qwen3moe", "Qwen 3 MoE", .type = "qwen3_moe", .in_gguf = true, .slots.needs = PLAIN_SLOTS | NORMS,
+     NAMED(llama_names), .experts.slots = EXPERTS, .experts.always = true, .experts.own_width = true,
+     .experts.whole_choice = true},
+    {"phi3", "Phi-3, Phi-4", .in_gguf = true, .slots.needs = FUSED_SLOTS, NAMED(phi3_names), .forward.fused_gate = true,
+     .positions.part = 1, .attention.window = LLM_MOST_CONTEXT},
     {"gpt2", "GPT-2", .in_gguf = true, .slots.needs = GPT2_SLOTS, .slots.head_needs = BIASED_HEAD | BIT(SLOT_POSITIONS),
      .naming = &gpt2_names, .keys = gpt2_keys, .tied = true, .norms.layer_norm = true,
      .forward.activation = "gelu_new"},
@@ -650,39 +697,34 @@ static const llm_family families[] = {
      .attention.pattern = 6, .positions.base = 1e6, .positions.local_base = 1e4, .attention.query_scale = 256,
      .attention.wide_layers = 62},
     {"smollm3", "SmolLM 3", .in_gguf = true, .positions.interleaved = true, .slots.needs = PLAIN_SLOTS,
-     .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE, .positions.base = 2e6, .tied = true},
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, NAMED(llama_names), .positions.base = 2e6, .tied = true},
     {"arcee", "AFM", .in_gguf = true, .positions.interleaved = true, .slots.needs = UNGATED_SLOTS,
      .slots.head_needs = PLAIN_HEAD, .naming = &llama_names, .keys = llama_keys, .forward.activation = "relu2"},
-    {"helium", "Helium", .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS, LLAMA_LIKE},
+    {"helium", "Helium", .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS, NAMED(llama_names)},
     {"ernie4_5", "ERNIE 4.5", .in_gguf = true, .positions.interleaved = true, .positions.folder_interleaved = true,
-     .slots.needs = PLAIN_SLOTS, .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE,
+     .slots.needs = PLAIN_SLOTS, .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, NAMED(llama_names),
      .positions.base = 5e5},
     {"seed_oss", "Seed-OSS", .in_gguf = true, .gguf_naming = &gguf_late_norm, .slots.needs = PLAIN_SLOTS,
-     .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE},
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, NAMED(llama_names)},
     {"hunyuan_v1_dense", "Hunyuan", .gguf = "hunyuan-dense", .slots.needs = PLAIN_SLOTS | NORMS,
-     .slots.allows = BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = PLAIN_HEAD, .naming = &hunyuan_names,
-     .keys = llama_keys, .forward.activation = "silu", .norms.after_rope = true},
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS), NAMED(hunyuan_names), .norms.after_rope = true},
     {"hunyuan_v1_moe", "Hunyuan MoE", .slots.needs = PLAIN_SLOTS | NORMS, .slots.allows = BIASES | BIT(SLOT_O_BIAS),
-     .slots.head_needs = PLAIN_HEAD, .naming = &hunyuan_names, .keys = llama_keys, .forward.activation = "silu",
-     .norms.after_rope = true, .experts.slots = EXPERTS | PLAIN_SHARED, .experts.always = true,
+     NAMED(hunyuan_names), .norms.after_rope = true, .experts.slots = EXPERTS | PLAIN_SHARED, .experts.always = true,
      .experts.whole_choice = true},
     {"ernie4_5_moe", "ERNIE 4.5 MoE", .gguf = "ernie4_5-moe", .positions.interleaved = true,
-     .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS, .slots.head_needs = PLAIN_HEAD,
-     .naming = &ernie_moe_names, .keys = llama_keys, .read = tn_llm_read_ernie_moe, .forward.activation = "silu",
-     .tied = true, .positions.base = 5e5, .experts.slots = DEEPSEEK_SLOTS, .experts.always = true,
-     .experts.own_width = true, .experts.whole_choice = true},
-    {"exaone_moe", "K-EXAONE", .gguf = "exaone-moe", .slots.needs = PLAIN_SLOTS | NORMS, .slots.head_needs = PLAIN_HEAD,
-     .naming = &exaone_moe_names, .keys = llama_keys, .forward.activation = "silu", .experts.slots = DEEPSEEK_SLOTS,
-     .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true, .attention.window = 4096,
-     .attention.pattern = 4, .positions.in_windows = true},
+     .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS, NAMED(ernie_moe_names),
+     .read = tn_llm_read_ernie_moe, .tied = true, .positions.base = 5e5, .experts.slots = DEEPSEEK_SLOTS,
+     .experts.always = true, .experts.own_width = true, .experts.whole_choice = true},
+    {"exaone_moe", "K-EXAONE", .gguf = "exaone-moe", .slots.needs = PLAIN_SLOTS | NORMS, NAMED(exaone_moe_names),
+     .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true,
+     .attention.window = 4096, .attention.pattern = 4, .positions.in_windows = true},
     {"hy_v3", "Hunyuan 3", .in_gguf = true, .gguf_naming = &gguf_hy_v3, .slots.needs = PLAIN_SLOTS | NORMS,
-     .slots.head_needs = PLAIN_HEAD, .naming = &hy_v3_names, .keys = llama_keys, .forward.activation = "silu",
-     .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true},
+     NAMED(hy_v3_names), .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true,
+     .experts.by_sigmoid = true},
     {"apertus", "Apertus", .slots.needs = UNGATED_SLOTS | NORMS | BIT(SLOT_ALPHA_P) | BIT(SLOT_ALPHA_N),
      .slots.allows = BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = PLAIN_HEAD, .naming = &apertus_names,
      .keys = apertus_keys, .read = tn_llm_read_apertus, .forward.activation = "silu"},
-    {"exaone", "EXAONE 3", .slots.needs = PLAIN_SLOTS, .slots.head_needs = PLAIN_HEAD, .naming = &exaone_names,
-     .keys = llama_keys, .forward.activation = "silu"},
+    {"exaone", "EXAONE 3", .slots.needs = PLAIN_SLOTS, NAMED(exaone_names)},
     {"jais2", "Jais 2", .in_gguf = true, .slots.needs = UNGATED_SLOTS | PRE_NORM_BIASES,
      .slots.allows = BIASES | BIT(SLOT_O_BIAS) | UNGATED_BIASES, .slots.head_needs = BIASED_HEAD,
      .naming = &llama_names, .keys = layer_norm_keys, .forward.activation = "relu2", .norms.layer_norm = true},
@@ -690,54 +732,46 @@ static const llm_family families[] = {
      .forward.activation = "gelu_pytorch_tanh", .tied = true, .scaled_embedding = true, .norms.from_one = true,
      .naming = &gemma_names, .keys = gemma_keys, .attention.window = 4096, .attention.pattern = 2, .attention.cap = 50,
      .final_cap = 30, .attention.query_scale = 256},
-    {"minimax_m2", "MiniMax M2", .slots.needs = PLAIN_SLOTS | NORMS, .slots.head_needs = PLAIN_HEAD,
-     .naming = &mixtral_names, .keys = llama_keys, .forward.activation = "silu", .norms.heads = HEAD_NORM_ALL,
+    {"minimax_m2", "MiniMax M2", .slots.needs = PLAIN_SLOTS | NORMS, NAMED(mixtral_names), .norms.heads = HEAD_NORM_ALL,
      .experts.slots = EXPERTS | BIT(SLOT_CHOICE_BIAS), .experts.always = true, .experts.whole_choice = true,
-     .experts.by_sigmoid = true, .positions.base = 5e6},
+     .experts.by_sigmoid = true, .positions.base = 5e6, .positions.part = 1},
     {"phimoe", "Phi-3.5-MoE", .slots.needs = PLAIN_SLOTS | PRE_NORM_BIASES, .slots.allows = BIASES | BIT(SLOT_O_BIAS),
      .slots.head_needs = BIASED_HEAD, .slots.head_allows = BIT(SLOT_OUTPUT_BIAS), .naming = &mixtral_names,
      .keys = llama_keys, .read = tn_llm_read_phimoe, .forward.activation = "silu", .norms.layer_norm = true,
      .experts.slots = EXPERTS, .experts.always = true, .experts.sparse_mixer = true, .positions.base = 1e6,
      .attention.window = LLM_MOST_CONTEXT},
-    {"flex_olmo", "FlexOlmo", .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS,
-     .slots.head_needs = PLAIN_HEAD, .naming = &olmo2_names, .keys = llama_keys, .forward.activation = "silu",
+    {"flex_olmo", "FlexOlmo", .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS, NAMED(olmo2_names),
      .norms.heads = HEAD_NORM_ALL, .experts.slots = EXPERTS, .experts.always = true, .positions.base = 5e5},
-    {"mellum", "Mellum", .in_gguf = true, .slots.needs = PLAIN_SLOTS | NORMS, LLAMA_LIKE, .experts.slots = EXPERTS,
-     .experts.always = true, .experts.own_width = true, .experts.whole_choice = true, .attention.window = 1024,
-     .attention.pattern = 1, .positions.base = 5e5},
-    {"solar_open", "Solar Open", .slots.needs = PLAIN_SLOTS, .slots.allows = BIASES, .slots.head_needs = PLAIN_HEAD,
-     .naming = &glm4_moe_names, .keys = llama_keys, .forward.activation = "silu", .experts.slots = DEEPSEEK_SLOTS,
-     .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true, .positions.base = 1e6},
-    {"youtu", "Youtu-LLM", .positions.folder_interleaved = true, .slots.needs = LATENT_SLOTS,
-     .slots.head_needs = PLAIN_HEAD, .naming = &deepseek_names, .keys = llama_keys, .forward.activation = "silu",
+    {"mellum", "Mellum", .in_gguf = true, .slots.needs = PLAIN_SLOTS | NORMS, NAMED(llama_names),
+     .experts.slots = EXPERTS, .experts.always = true, .experts.own_width = true, .experts.whole_choice = true,
+     .attention.window = 1024, .attention.pattern = 1, .positions.base = 5e5, .positions.part = 1},
+    {"solar_open", "Solar Open", .slots.needs = PLAIN_SLOTS, .slots.allows = BIASES, NAMED(glm4_moe_names),
+     .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true,
+     .positions.base = 1e6, .positions.part = 1},
+    {"youtu", "Youtu-LLM", .positions.folder_interleaved = true, .slots.needs = LATENT_SLOTS, NAMED(deepseek_names),
      .attention.latent = true, .tied = true},
     {"granite", "Granite 3", .in_gguf = true, .positions.interleaved = true, .slots.needs = PLAIN_SLOTS,
-     .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE},
-    {"granitemoe", "Granite 3 MoE", .slots.needs = PLAIN_SLOTS, .slots.head_needs = PLAIN_HEAD,
-     .naming = &granite_moe_names, .keys = llama_keys, .forward.activation = "silu", .forward.fused_gate = true,
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, NAMED(llama_names)},
+    {"granitemoe", "Granite 3 MoE", .slots.needs = PLAIN_SLOTS, NAMED(granite_moe_names), .forward.fused_gate = true,
      .experts.slots = FUSED_EXPERTS, .experts.always = true, .experts.whole_choice = true},
     {"granitemoe", "Granite 3 MoE", .in_gguf = true, .positions.interleaved = true, .slots.needs = PLAIN_SLOTS,
      .slots.head_needs = PLAIN_HEAD, .forward.activation = "silu", .experts.slots = EXPERTS | PLAIN_SHARED,
      .experts.always = true, .experts.whole_choice = true},
-    {"granitemoeshared", "Granite 3 MoE with a shared expert", .slots.needs = PLAIN_SLOTS,
-     .slots.head_needs = PLAIN_HEAD, .naming = &granite_moe_names, .keys = llama_keys,
-     .read = tn_llm_read_granite_shared, .forward.activation = "silu", .forward.fused_gate = true,
+    {"granitemoeshared", "Granite 3 MoE with a shared expert", .slots.needs = PLAIN_SLOTS, NAMED(granite_moe_names),
+     .read = tn_llm_read_granite_shared, .forward.fused_gate = true,
      .experts.slots = FUSED_EXPERTS | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN), .experts.always = true,
      .experts.whole_choice = true},
     {"granitemoehybrid", "Granite 4", .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_GATE),
-     .slots.allows = BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = PLAIN_HEAD, .naming = &granite_moe_names,
-     .keys = llama_keys, .read = tn_llm_read_granite_shared, .forward.activation = "silu", .forward.fused_gate = true,
-     .experts.slots = FUSED_EXPERTS | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN), .experts.whole_choice = true,
-     MAMBA2_RULES},
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS), NAMED(granite_moe_names), .read = tn_llm_read_granite_shared,
+     .forward.fused_gate = true, .experts.slots = FUSED_EXPERTS | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN),
+     .experts.whole_choice = true, MAMBA2_RULES},
     {"granitehybrid", "Granite 4", .in_gguf = true, .slots.needs = PLAIN_SLOTS,
      .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, .slots.head_needs = PLAIN_HEAD,
      .forward.activation = "silu", .experts.slots = EXPERTS | PLAIN_SHARED, .experts.whole_choice = true, MAMBA2_RULES},
     {"bamba", "Bamba", .slots.needs = PLAIN_SLOTS, .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES,
-     .slots.head_needs = PLAIN_HEAD, .naming = &bamba_names, .keys = llama_keys, .forward.activation = "silu",
-     .positions.part = 0.5, MAMBA2_RULES},
+     NAMED(bamba_names), .positions.part = 0.5, MAMBA2_RULES},
     {"falcon_h1", "Falcon-H1", .slots.needs = PLAIN_SLOTS, .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES,
-     .slots.head_needs = PLAIN_HEAD, .naming = &bamba_names, .keys = llama_keys, .read = tn_llm_read_falcon_h1,
-     .forward.activation = "silu", .recurrent.kind = RECURRENCE_MAMBA2, .recurrent.beside = true,
+     NAMED(bamba_names), .read = tn_llm_read_falcon_h1, .recurrent.kind = RECURRENCE_MAMBA2, .recurrent.beside = true,
      .recurrent.needs = MIXER_SLOTS | DECAY_SLOTS | BIT(SLOT_SKIP), .recurrent.allows = MIXER_BIASES},
     {"nemotron_h", "Nemotron-H, Nemotron 3 Nano", .slots.lone = true,
      .slots.needs = UNGATED_SLOTS & ~BIT(SLOT_FFN_NORM), .slots.head_needs = PLAIN_HEAD, .naming = &nemotron_h_names,
@@ -745,33 +779,27 @@ static const llm_family families[] = {
      .experts.slots = (DEEPSEEK_SLOTS & ~(BIT(SLOT_EXPERT_GATE) | BIT(SLOT_SHARED_GATE))), .experts.own_width = true,
      .experts.by_sigmoid = true, MAMBA2_RULES},
     {"llama4", "Llama 4", .type = "llama4_text", .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS,
-     .slots.allows = BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = PLAIN_HEAD, .naming = &llama4_names,
-     .keys = llama_keys, .read = tn_llm_read_llama4, .forward.activation = "silu", .positions.base = 5e5,
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS), NAMED(llama4_names), .read = tn_llm_read_llama4, .positions.base = 5e5,
      .experts.slots = FUSED_EXPERTS | PLAIN_SHARED, .experts.always = true, .experts.by_sigmoid = true,
      .experts.fused_gate = true, .experts.scales_input = true},
-    {"jamba", "Jamba", .in_gguf = true, .slots.needs = PLAIN_SLOTS, .slots.head_needs = PLAIN_HEAD,
-     .naming = &jamba_names, .keys = llama_keys, .read = tn_llm_read_jamba, .forward.activation = "silu",
+    {"jamba", "Jamba", .in_gguf = true, .slots.needs = PLAIN_SLOTS, NAMED(jamba_names), .read = tn_llm_read_jamba,
      .experts.slots = EXPERTS, .recurrent.kind = RECURRENCE_MAMBA,
      .recurrent.needs = MAMBA1_SLOTS | BIT(SLOT_STEP_NORM) | BIT(SLOT_WRITTEN_NORM) | BIT(SLOT_READ_NORM),
      .recurrent.allows = MIXER_BIASES},
     {"hyperclovax", "HyperCLOVA X", .slots.needs = PLAIN_SLOTS,
-     .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES | POST_NORMS, .slots.head_needs = PLAIN_HEAD,
-     .naming = &hyperclovax_names, .keys = llama_keys, .forward.activation = "silu"},
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES | POST_NORMS, NAMED(hyperclovax_names)},
     {"olmo", "OLMo", .in_gguf = true, .positions.interleaved = true, .slots.needs = PLAIN_SLOTS & ~PRE_NORMS,
      .slots.allows = BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = BIT(SLOT_EMBEDDING), .naming = &llama_names,
-     .keys = olmo_keys, .forward.activation = "silu", .norms.layer_norm = true, .norms.bare = true},
+     .keys = constant_keys, .forward.activation = "silu", .norms.layer_norm = true, .norms.bare = true},
     {"olmo2", "OLMo 2, in GGUF files OLMo 3", .in_gguf = true,
-     .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS, .slots.head_needs = PLAIN_HEAD,
-     .naming = &olmo2_names, .keys = llama_keys, .forward.activation = "silu", .norms.heads = HEAD_NORM_ALL,
+     .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS, NAMED(olmo2_names), .norms.heads = HEAD_NORM_ALL,
      .attention.pattern = 4, .positions.plain_local = true},
-    {"olmo3", "OLMo 3", .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS, .slots.head_needs = PLAIN_HEAD,
-     .naming = &olmo2_names, .keys = llama_keys, .forward.activation = "silu", .norms.heads = HEAD_NORM_ALL,
-     .attention.window = 4096, .attention.pattern = 4, .positions.plain_local = true},
-    {"olmoe", "OLMoE", .in_gguf = true, .slots.needs = PLAIN_SLOTS | NORMS, LLAMA_LIKE, .norms.heads = HEAD_NORM_ALL,
-     .experts.slots = EXPERTS, .experts.always = true},
+    {"olmo3", "OLMo 3", .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS, NAMED(olmo2_names),
+     .norms.heads = HEAD_NORM_ALL, .attention.window = 4096, .attention.pattern = 4, .positions.plain_local = true},
+    {"olmoe", "OLMoE", .in_gguf = true, .slots.needs = PLAIN_SLOTS | NORMS, NAMED(llama_names),
+     .norms.heads = HEAD_NORM_ALL, .experts.slots = EXPERTS, .experts.always = true},
     {"exaone4", "EXAONE 4", .in_gguf = true, .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS,
-     .slots.head_needs = PLAIN_HEAD, .naming = &olmo2_names, .keys = llama_keys, .forward.activation = "silu",
-     .attention.window = 4096, .attention.pattern = 4, .positions.in_windows = true},
+     NAMED(olmo2_names), .attention.window = 4096, .attention.pattern = 4, .positions.in_windows = true},
     {"gpt-oss", "GPT-OSS", .in_gguf = true, .gguf_naming = &gguf_late_norm,
      .slots.needs = PLAIN_SLOTS | BIT(SLOT_SINKS), .slots.allows = BIASES | BIT(SLOT_O_BIAS),
      .slots.head_needs = PLAIN_HEAD, .forward.activation = "silu", .forward.clamped_gate = true,
@@ -779,27 +807,24 @@ static const llm_family families[] = {
      .experts.whole_choice = true, .attention.window = 128, .attention.pattern = 2, .positions.base = 150000,
      .positions.parts_of_frequencies = true},
     {"gpt_oss", "GPT-OSS", .slots.needs = PLAIN_SLOTS | BIT(SLOT_SINKS), .slots.allows = BIASES | BIT(SLOT_O_BIAS),
-     .slots.head_needs = PLAIN_HEAD, .naming = &gpt_oss_names, .keys = llama_keys, .forward.activation = "silu",
-     .forward.fused_gate = true, .forward.clamped_gate = true, .experts.slots = OSS_EXPERTS, .experts.always = true,
-     .experts.whole_choice = true, .attention.window = 128, .attention.pattern = 2, .positions.base = 150000},
+     NAMED(gpt_oss_names), .forward.fused_gate = true, .forward.clamped_gate = true, .experts.slots = OSS_EXPERTS,
+     .experts.always = true, .experts.whole_choice = true, .attention.window = 128, .attention.pattern = 2,
+     .positions.base = 150000},
     {"deepseek_v2", "DeepSeek V2", .positions.folder_interleaved = true, DEEPSEEK_LIKE,
      .experts.slots = DEEPSEEK_SLOTS & ~BIT(SLOT_CHOICE_BIAS)},
     {"deepseek_v3", "DeepSeek V3, R1", .positions.folder_interleaved = true, DEEPSEEK_LIKE,
      .experts.slots = DEEPSEEK_SLOTS, .experts.by_sigmoid = true},
     {"glm4_moe", "GLM-4.5, GLM-4.6", .gguf = "glm4moe", .gguf_naming = &gguf_late_norm, .slots.needs = PLAIN_SLOTS,
-     .slots.allows = BIASES | NORMS, .slots.head_needs = PLAIN_HEAD, .naming = &glm4_moe_names, .keys = llama_keys,
-     .forward.activation = "silu", .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true,
-     .experts.by_sigmoid = true, .positions.part = 0.5},
+     .slots.allows = BIASES | NORMS, NAMED(glm4_moe_names), .experts.slots = DEEPSEEK_SLOTS, .experts.always = true,
+     .experts.own_width = true, .experts.by_sigmoid = true, .positions.part = 0.5},
     {"dots1", "dots.llm1", .in_gguf = true, .slots.needs = PLAIN_SLOTS | NORMS, .slots.allows = BIASES,
-     .slots.head_needs = PLAIN_HEAD, .naming = &glm4_moe_names, .keys = llama_keys, .forward.activation = "silu",
-     .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true},
+     NAMED(glm4_moe_names), .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true,
+     .experts.by_sigmoid = true},
     {"glm", "GLM-4", .gguf = "chatglm", .positions.interleaved = true, .positions.folder_interleaved = true,
-     .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_GATE), .slots.allows = BIASES, .slots.head_needs = PLAIN_HEAD,
-     .naming = &glm_names, .keys = llama_keys, .forward.activation = "silu", .forward.fused_gate = true,
+     .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_GATE), .slots.allows = BIASES, NAMED(glm_names), .forward.fused_gate = true,
      .positions.part = 0.5},
     {"glm4", "GLM-4-0414", .in_gguf = true, .positions.interleaved = true, .positions.folder_interleaved = true,
-     .slots.needs = (PLAIN_SLOTS & ~BIT(SLOT_GATE)) | POST_NORMS, .slots.allows = BIASES,
-     .slots.head_needs = PLAIN_HEAD, .naming = &glm_names, .keys = llama_keys, .forward.activation = "silu",
+     .slots.needs = (PLAIN_SLOTS & ~BIT(SLOT_GATE)) | POST_NORMS, .slots.allows = BIASES, NAMED(glm_names),
      .forward.fused_gate = true, .positions.part = 0.5},
     {"stablelm", "StableLM", .in_gguf = true, .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_FFN_NORM),
      .slots.allows = PRE_NORM_BIASES | BIASES | BIT(SLOT_FFN_NORM), .slots.head_needs = BIASED_HEAD,
@@ -844,6 +869,46 @@ static const llm_family families[] = {
     {"gpt_bigcode", "StarCoder, SantaCoder", .gguf = "starcoder", .slots.needs = GPT2_SLOTS,
      .slots.head_needs = BIASED_HEAD | BIT(SLOT_POSITIONS), .naming = &bigcode_names, .keys = gpt2_keys,
      .read = tn_llm_read_bigcode, .tied = true, .norms.layer_norm = true, .forward.activation = "gelu_pytorch_tanh"},
+    {"openai-gpt", "GPT", .slots.needs = GPT2_SLOTS, .slots.head_needs = BIT(SLOT_EMBEDDING) | BIT(SLOT_POSITIONS),
+     .naming = &openai_gpt_names, .keys = openai_gpt_keys, .read = tn_llm_read_openai_gpt, .tied = true,
+     .norms.layer_norm = true, .norms.of_sums = true, .forward.activation = "gelu_new"},
+    {"codegen", "CodeGen", .positions.folder_interleaved = true,
+     .slots.needs = BIT(SLOT_QKV) | BIT(SLOT_O) | BIT(SLOT_UP) | BIT(SLOT_DOWN) | UNGATED_BIASES |
+                    BIT(SLOT_ATTENTION_NORM) | BIT(SLOT_ATTENTION_NORM_BIAS),
+     .slots.head_needs = BIASED_HEAD, .slots.head_allows = BIT(SLOT_OUTPUT_BIAS), .naming = &codegen_names,
+     .keys = gpt2_keys, .read = tn_llm_read_codegen, .forward.activation = "gelu_new", .norms.layer_norm = true,
+     .attention.parallel = true},
+    {"biogpt", "BioGPT", .slots.needs = UNGATED_SLOTS | PRE_NORM_BIASES | BIASES | BIT(SLOT_O_BIAS) | UNGATED_BIASES,
+     .slots.head_needs = BIASED_HEAD | BIT(SLOT_POSITIONS), .naming = &biogpt_names, .keys = constant_keys,
+     .read = tn_llm_read_biogpt, .tied = true, .norms.layer_norm = true, .forward.activation = "gelu",
+     .positions.first = 2},
+    {"bloom", "BLOOM", .slots.needs = GPT2_SLOTS,
+     .slots.head_needs = BIASED_HEAD | BIT(SLOT_EMBEDDING_NORM) | BIT(SLOT_EMBEDDING_NORM_BIAS), .naming = &bloom_names,
+     .keys = bloom_keys, .usual = bloom_usual, .read = tn_llm_read_bloom, .tied = true, .norms.layer_norm = true,
+     .forward.activation = "gelu_pytorch_tanh"},
+    {"mpt", "MPT", .slots.needs = FUSED_SLOTS, .slots.head_needs = PLAIN_HEAD, .naming = &mpt_names, .keys = mpt_keys,
+     .read = tn_llm_read_mpt, .tied = true, .norms.layer_norm = true, .forward.activation = "gelu"},
+    {"nanochat", "nanochat", .slots.needs = UNGATED_SLOTS & ~PRE_NORMS, .slots.head_needs = BIT(SLOT_EMBEDDING),
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS), .naming = &nanochat_names, .keys = llama_keys,
+     .read = tn_llm_read_nanochat, .forward.activation = "relu2", .norms.bare = true, .norms.of_embedding = true,
+     .positions.backwards = true},
+    {"bitnet", "BitNet b1.58", .slots.needs = PLAIN_SLOTS | BIT(SLOT_O_NORM) | BIT(SLOT_DOWN_NORM),
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = PLAIN_HEAD, .naming = &bitnet_names,
+     .keys = llama_keys, .forward.activation = "relu2", .positions.base = 5e5},
+    {"minicpm3", "MiniCPM 3", .slots.needs = LATENT_SLOTS, NAMED(deepseek_names), .read = tn_llm_read_minicpm3,
+     .attention.latent = true, .tied = true},
+    {"axk1", "A.X K1", .positions.folder_interleaved = true, DEEPSEEK_LIKE,
+     .experts.slots = DEEPSEEK_SLOTS | BIT(SLOT_FFN_POST_NORM), .experts.by_sigmoid = true},
+    {"sarvam_moe", "Sarvam MoE", .slots.needs = FUSED_SLOTS | BIT(SLOT_GATE) | NORMS, NAMED(sarvam_moe_names),
+     .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true,
+     .positions.base = 8e6, .positions.part = 1},
+    {"afmoe", "Trinity", .slots.needs = PLAIN_SLOTS | NORMS | POST_NORMS | BIT(SLOT_ATTENTION_GATE),
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS), NAMED(afmoe_names), .read = tn_llm_read_afmoe,
+     .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true,
+     .attention.window = 1024, .attention.pattern = 4, .positions.in_windows = true},
+    {"kolibri1", "Kolibri 1", .slots.needs = PLAIN_SLOTS | NORMS | POST_NORMS, NAMED(kolibri1_names),
+     .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true,
+     .experts.by_logits = true, .attention.window = 513, .attention.pattern = 5, .positions.in_windows = true},
     {"gpt_neo", "GPT-Neo", .slots.needs = UNGATED_SLOTS | PRE_NORM_BIASES | BIT(SLOT_O_BIAS) | UNGATED_BIASES,
      .slots.head_needs = BIASED_HEAD | BIT(SLOT_POSITIONS), .naming = &gpt_neo_names, .keys = gpt_neo_keys,
      .read = tn_llm_read_gpt_neo, .tied = true, .norms.layer_norm = true, .forward.activation = "gelu_new"},
@@ -853,13 +918,13 @@ static const llm_family families[] = {
      .read = tn_llm_read_modernbert, .forward.activation = "gelu", .tied = true, .norms.layer_norm = true,
      .forward.fused_gate = true, .attention.bidirectional = true, .positions.base = 160000,
      .positions.local_base = 10000},
-    {"eurobert", "EuroBERT", .slots.needs = PLAIN_SLOTS, LLAMA_LIKE, .attention.bidirectional = true},
+    {"eurobert", "EuroBERT", .slots.needs = PLAIN_SLOTS, NAMED(llama_names), .attention.bidirectional = true},
     {"lfm2", "LFM2", .in_gguf = true, .gguf_naming = &gguf_lfm2, .slots.needs = PLAIN_SLOTS | NORMS,
-     .slots.head_needs = PLAIN_HEAD, .naming = &lfm2_names, .keys = lfm2_keys, .read = tn_llm_read_lfm2,
+     .slots.head_needs = PLAIN_HEAD, .naming = &lfm2_names, .keys = nemotron_keys, .read = tn_llm_read_lfm2,
      .forward.activation = "silu", .tied = true, .positions.base = 1e6, .recurrent.kind = RECURRENCE_CONV,
      .recurrent.needs = MIXER_SLOTS, .recurrent.allows = MIXER_BIASES},
     {"lfm2_moe", "LFM2 MoE", .gguf = "lfm2moe", .gguf_naming = &gguf_lfm2, .slots.needs = PLAIN_SLOTS | NORMS,
-     .slots.head_needs = PLAIN_HEAD, .naming = &lfm2_names, .keys = lfm2_keys, .read = tn_llm_read_lfm2_moe,
+     .slots.head_needs = PLAIN_HEAD, .naming = &lfm2_names, .keys = nemotron_keys, .read = tn_llm_read_lfm2_moe,
      .forward.activation = "silu", .tied = true, .positions.base = 1e6,
      .experts.slots = EXPERTS | BIT(SLOT_CHOICE_BIAS), .experts.always = true, .experts.own_width = true,
      .experts.by_sigmoid = true, .recurrent.kind = RECURRENCE_CONV, .recurrent.needs = MIXER_SLOTS,
@@ -892,9 +957,17 @@ enum { FAMILIES = sizeof families / sizeof *families };
 static const struct {
     const char *type, *as;
 } aliases[] = {
-    {"cwm", "mistral"},       {"ministral", "mistral"},         {"qwen2_vl", "qwen2"},      {"qwen2_vl_text", "qwen2"},
-    {"qwen2_5_vl", "qwen2"},  {"qwen2_5_vl_text", "qwen2"},     {"qwen3_vl_text", "qwen3"}, {"internlm3", "llama"},
-    {"iquestcoder", "llama"}, {"glm4_moe_lite", "deepseek_v3"},
+    {"cwm", "mistral"},
+    {"ministral", "mistral"},
+    {"qwen2_vl", "qwen2"},
+    {"qwen2_vl_text", "qwen2"},
+    {"qwen2_5_vl", "qwen2"},
+    {"qwen2_5_vl_text", "qwen2"},
+    {"qwen3_vl_text", "qwen3"},
+    {"internlm3", "llama"},
+    {"iquestcoder", "llama"},
+    {"glm4_moe_lite", "deepseek_v3"},
+    {"sarvam_mla", "deepseek_v3"},
 };
 
 static bool is_word(const char *known, const char *name, size_t length) {

@@ -41,6 +41,10 @@ static tn_status find_family(const hf_folder *f, llm_config *c) {
                       tn_txt_shown(type, strlen(type)).text, known);
 }
 
+static tn_status refuse_value(const hf_folder *f, const char *key, const char *value) {
+    return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "'%s' is %s, which is not supported", key, value);
+}
+
 /* Features that would change the results. */
 static tn_status refuse_features(const hf_folder *f) {
     static const char *const keys[] = {"scale_attn_by_inverse_layer_idx", "add_cross_attention", "clip_qkv", "alibi"};
@@ -124,6 +128,16 @@ static tn_status read_longrope(const hf_folder *f, const tn_json *o, llm_config 
     return tn_llm_rope_list(f, "long_factor", c->size[SIZE_HALF], NULL);
 }
 
+/* Rope rotates the first pairs of a head's halves; the base is that of all of them (Gemma 4). */
+static tn_status read_proportional(const hf_folder *f, const tn_json *o, const llm_config *c, llm_rope *r) {
+    double part;
+    r->kind = ROPE_PROPORTIONAL;
+    TRY(tn_hf_real(f, o, "factor", 1, 1e-3, 1e6, &r->factor));
+    TRY(tn_hf_real(f, o, "partial_rotary_factor", 1, 0, 1, &part));
+    r->high = floor(part * (double)c->size[SIZE_HALF]);
+    return TN_OK;
+}
+
 static tn_status read_linear(const hf_folder *f, const tn_json *o, llm_rope *r) {
     TRY(tn_hf_real(f, o, "factor", NAN, 1e-3, 1e6, &r->factor));
     r->scale = 1 / r->factor;
@@ -133,11 +147,13 @@ static tn_status read_linear(const hf_folder *f, const tn_json *o, llm_rope *r) 
 /* How many pairs of a head rope rotates: of all of it, or of a part in front. */
 static tn_status read_part(const hf_folder *f, llm_config *c) {
     int64_t head = c->size[SIZE_HEAD], width = head;
-    double part = c->family->positions.part > 0 ? c->family->positions.part : 1;
-    TRY(tn_hf_real(f, f->config, "rotary_pct", part, 0, 1, &part));
-    TRY(tn_hf_real(f, f->config, "partial_rotary_factor", part, 0, 1, &part));
-    TRY(tn_hf_real(f, rope_of(f, "full_attention"), "partial_rotary_factor", part, 0, 1, &part));
-    if (part < 1) width = (int64_t)((double)head * part);
+    double part = c->family->positions.part;
+    if (part > 0) { /* other families have the keys at most by mistake, and transformers does not read them */
+        TRY(tn_hf_real(f, f->config, "rotary_pct", part, 0, 1, &part));
+        TRY(tn_hf_real(f, f->config, "partial_rotary_factor", part, 0, 1, &part));
+        TRY(tn_hf_real(f, rope_of(f, "full_attention"), "partial_rotary_factor", part, 0, 1, &part));
+    }
+    if (part > 0 && part < 1) width = (int64_t)((double)head * part);
     TRY(tn_hf_size(f, "rotary_dim", width, head, &width)); /* GPT-J */
     c->size[SIZE_HALF] = width / 2;
     if (width >= 2 && width % 2 == 0) return TN_OK;
@@ -173,17 +189,22 @@ static tn_status read_rope(const hf_folder *f, llm_config *c) {
     const char *type = tn_json_string(tn_json_get(o, "type"), "default");
     type = tn_json_string(tn_json_get(o, "rope_type"), type);
     double base = c->family->positions.base > 0 ? c->family->positions.base : 10000;
-    c->positions.rope = (llm_rope){.scale = 1, .amplitude = 1};
+    c->positions.rope = (llm_rope){.scale = c->family->positions.backwards ? -1 : 1, .amplitude = 1};
     TRY(tn_hf_real(f, f->config, "rotary_emb_base", base, 1.0001, 1e12,
                    &base)); /* older words of GPT-NeoX, ModernBERT */
     TRY(tn_hf_real(f, f->config, "global_rope_theta", base, 1.0001, 1e12, &base));
     TRY(tn_hf_real(f, f->config, "rope_theta", base, 1.0001, 1e12, &c->positions.rope.base));
     TRY(tn_hf_real(f, o, "rope_theta", c->positions.rope.base, 1.0001, 1e12, &c->positions.rope.base));
     if (strcmp(type, "default") == 0) return TN_OK;
+    if (c->family->positions.backwards)
+        return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "rope type '%s' is not supported in %s models",
+                          tn_txt_shown(type, strlen(type)).text, c->family->architecture);
     if (strcmp(type, "mrope") == 0) return TN_OK; /* in texts, all three positions of a token are the same */
     /* Another base past the trained context, where no text may reach; with Hunyuan's alpha another one everywhere. */
     if (strcmp(type, "dynamic") == 0 || strcmp(type, "ntk_alpha") == 0) return read_alpha(f, o, c);
     if (strcmp(type, "linear") == 0) return read_linear(f, o, &c->positions.rope);
+    if (strcmp(type, "proportional") == 0 && c->family->positions.part == 0)
+        return read_proportional(f, o, c, &c->positions.rope);
     if (strcmp(type, "llama3") == 0) return read_llama3(f, o, &c->positions.rope);
     if (strcmp(type, "yarn") == 0) return read_yarn(f, o, c);
     if (strcmp(type, "longrope") == 0 || strcmp(type, "su") == 0) return read_longrope(f, o, c); /* su: its old name */
@@ -252,7 +273,8 @@ static tn_status read_cap(const hf_folder *f, const char *key, double usual, dou
 static tn_status read_gemma(const hf_folder *f, llm_config *c) {
     double scale;
     if (c->family->attention.query_scale == 0) return TN_OK;
-    TRY(read_cap(f, "attn_logit_softcapping", c->family->attention.cap, &c->attention.cap));
+    if (c->family->attention.cap > 0)
+        TRY(read_cap(f, "attn_logit_softcapping", c->family->attention.cap, &c->attention.cap));
     TRY(read_cap(f, "final_logit_softcapping", c->family->final_cap, &c->scales.final_cap));
     TRY(tn_hf_real(f, f->config, "query_pre_attn_scalar", c->family->attention.query_scale, 1e-6, 1e6, &scale));
     c->attention.scale = 1 / sqrt(scale);
@@ -316,6 +338,7 @@ static void set_head_sizes(llm_config *c) {
     c->size[SIZE_MIXED] = c->size[SIZE_QUERIES];
     c->size[SIZE_HEADS] = c->attention.heads;
     c->size[SIZE_ASK] = c->size[SIZE_QUERIES] * (c->family->attention.gated_queries ? 2 : 1);
+    if (c->size[SIZE_GATES] == 0) c->size[SIZE_GATES] = c->size[SIZE_QUERIES];
 }
 
 /* Latent attention: a head has a part that rope rotates and one that it does not; each head has keys of its own. */
@@ -374,6 +397,13 @@ static tn_status read_heads(const hf_folder *f, llm_config *c) {
         return tn_hf_fail(f->path, TN_ERR_FORMAT, "%" PRId64 " heads is not a multiple of %" PRId64 " key/value heads",
                           c->attention.heads, c->attention.kv_heads);
     set_head_sizes(c);
+    if (c->attention.alibi > 0) {
+        if (c->attention.scale == TN_AUTO) c->attention.scale = 1 / sqrt((double)*head);
+        return TN_OK;
+    }
+    if (c->attention.qkv_blocks && c->attention.heads % QKV_BLOCKS != 0)
+        return tn_hf_fail(f->path, TN_ERR_FORMAT, "%" PRId64 " heads is not a multiple of %d", c->attention.heads,
+                          QKV_BLOCKS);
     return c->family->slots.head_needs & BIT(SLOT_POSITIONS) ? TN_OK : read_part(f, c);
 }
 
@@ -461,6 +491,8 @@ static tn_status read_experts(const hf_folder *f, llm_config *c) {
     bool own = c->family->experts.own_width, other = c->family->experts.by_sigmoid || c->family->recurrent.kind;
     if (own || (!c->experts.whole_choice && !other)) /* of Mixtral, Jamba and Llama 4 the key says nothing */
         c->experts.whole_choice = flag(f, "norm_topk_prob", other);
+    if (c->family->attention.latent && !c->family->experts.by_sigmoid && c->experts.whole_choice)
+        return refuse_value(f, "norm_topk_prob", "true"); /* DeepSeek's code and transformers differ in it */
     TRY(tn_hf_size(f, own ? "moe_intermediate_size" : "intermediate_size", usual, LLM_MOST_WIDTH, inner));
     bool fused = c->family->forward.fused_gate || c->family->experts.fused_gate;
     c->size[SIZE_EXPERT_UP] = *inner * (fused ? 2 : 1);
@@ -535,10 +567,6 @@ tn_status tn_llm_read_modernbert(const hf_folder *f, llm_config *c) {
     return TN_OK;
 }
 
-static tn_status refuse_value(const hf_folder *f, const char *key, const char *value) {
-    return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "'%s' is %s, which is not supported", key, value);
-}
-
 /* The first models have one head of keys and values, or one for each query; later ones say how many. */
 tn_status tn_llm_read_falcon(const hf_folder *f, llm_config *c) {
     bool later = flag(f, "new_decoder_architecture", false);
@@ -593,6 +621,73 @@ tn_status tn_llm_read_opt(const hf_folder *f, llm_config *c) {
     return TN_OK;
 }
 
+tn_status tn_llm_read_openai_gpt(const hf_folder *f, llm_config *c) {
+    (void)c;
+    const char *name = tn_hf_text(f, "afn", "gelu"); /* means its approximation */
+    return strcmp(name, "gelu") == 0 ? TN_OK : refuse_value(f, "afn", "not gelu");
+}
+
+tn_status tn_llm_read_biogpt(const hf_folder *f, llm_config *c) {
+    if (flag(f, "scale_embedding", true)) c->scales.embedding = sqrt((double)c->size[SIZE_HIDDEN]);
+    return TN_OK;
+}
+
+tn_status tn_llm_read_codegen(const hf_folder *f, llm_config *c) {
+    (void)f;
+    c->attention.qkv_blocks = true;
+    return TN_OK;
+}
+
+tn_status tn_llm_read_bloom(const hf_folder *f, llm_config *c) {
+    c->attention.grouped_qkv = true;
+    c->attention.alibi = 8;
+    return tn_hf_refuse(f, "apply_residual_connection_post_layernorm");
+}
+
+/* What differs from ALiBi without biases is in an object of its own. */
+tn_status tn_llm_read_mpt(const hf_folder *f, llm_config *c) {
+    hf_folder own = *f;
+    double most;
+    own.config = tn_json_get(f->config, "attn_config");
+    if (!flag(&own, "alibi", true)) return refuse_value(f, "alibi", "false");
+    if (!flag(f, "no_bias", true)) return refuse_value(f, "no_bias", "false");
+    TRY(tn_hf_refuse(&own, "clip_qkv"));
+    TRY(tn_hf_refuse(&own, "qk_ln"));
+    TRY(tn_hf_refuse(&own, "prefix_lm"));
+    TRY(tn_hf_refuse(&own, "attn_uses_sequence_id"));
+    TRY(tn_hf_real(f, own.config, "alibi_bias_max", 8, 1e-3, 64, &c->attention.alibi));
+    if (tn_hf_has(&own, "softmax_scale"))
+        TRY(tn_hf_real(f, own.config, "softmax_scale", 1, 1e-6, 1e6, &c->attention.scale));
+    TRY(tn_hf_real(f, f->config, "expansion_ratio", 4, 1e-3, 1e3, &most));
+    c->size[SIZE_INTERMEDIATE] = c->size[SIZE_UP] = (int64_t)(most * (double)c->size[SIZE_HIDDEN]);
+    return TN_OK;
+}
+
+tn_status tn_llm_read_nanochat(const hf_folder *f, llm_config *c) {
+    c->attention.unit_heads = true;
+    return read_cap(f, "final_logit_softcapping", 15, &c->scales.final_cap);
+}
+
+tn_status tn_llm_read_minicpm3(const hf_folder *f, llm_config *c) {
+    double depth, base, hidden = (double)c->size[SIZE_HIDDEN];
+    TRY(tn_hf_real(f, f->config, "scale_emb", 12, 1e-6, 1e6, &c->scales.embedding));
+    TRY(tn_hf_real(f, f->config, "scale_depth", 1.4, 1e-6, 1e6, &depth));
+    TRY(tn_hf_real(f, f->config, "dim_model_base", 256, 1e-6, 1e9, &base));
+    c->scales.residual = depth / sqrt((double)c->layers);
+    c->scales.logits = base / hidden;
+    return TN_OK;
+}
+
+/* Experts in all layers but the first ones. */
+tn_status tn_llm_read_afmoe(const hf_folder *f, llm_config *c) {
+    int64_t dense = tn_json_int(tn_json_get(f->config, "num_dense_layers"), 1);
+    for (int64_t i = 0; i < c->layers && i < dense; i++)
+        tn_llm_set_unmixed(c, i);
+    c->experts.whole_choice = true;
+    if (flag(f, "mup_enabled", false)) c->scales.embedding = sqrt((double)c->size[SIZE_HIDDEN]);
+    return tn_hf_real(f, f->config, "route_scale", 1, 1e-6, 1e6, &c->experts.scale);
+}
+
 /* The width of feed-forward is given before it is made two thirds and rounded up. */
 tn_status tn_llm_read_lfm2(const hf_folder *f, llm_config *c) {
     int64_t *width = &c->size[SIZE_INTERMEDIATE], unit;
@@ -624,6 +719,8 @@ tn_status tn_llm_read_ernie_moe(const hf_folder *f, llm_config *c) {
     int64_t last = tn_json_int(tn_json_get(f->config, "moe_layer_end_index"), -1);
     int64_t interval, shared = tn_json_int(tn_json_get(f->config, "moe_num_shared_experts"), 0);
     TRY(tn_hf_size(f, "moe_layer_interval", 1, LLM_MOST_LAYERS, &interval));
+    if (tn_json_number(tn_json_get(f->config, "moe_norm_min"), 0) > 1e-6) /* smaller sums do not occur */
+        return refuse_value(f, "moe_norm_min", "more than 1e-6");
     for (int64_t i = 0; i < c->layers; i++)
         if ((i + 1) % interval != 0 || i < first || (last >= 0 && i > last)) tn_llm_set_unmixed(c, i);
     c->experts.whole_choice = true;

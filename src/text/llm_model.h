@@ -63,6 +63,7 @@ typedef enum llm_size {
     SIZE_MIX_X,        /* that, and two of SIZE_STATE */
     SIZE_MIX_NORM,
     SIZE_RATES, /* two for each value head */
+    SIZE_GATES, /* numbers by which what attention yields is gated: one for each, or one a head */
     SIZE_COUNT
 } llm_size;
 
@@ -130,8 +131,11 @@ typedef enum llm_slot {
     SLOT_MIX_OUT_BIAS,
     SLOT_STEP_NORM, /* of the vector that steps are made of (Jamba), */
     SLOT_WRITTEN_NORM,
-    SLOT_READ_NORM, /* and of what states write and read */
-    SLOT_ALPHA_P,   /* of xIELU, an activation with weights */
+    SLOT_READ_NORM,      /* and of what states write and read */
+    SLOT_ATTENTION_GATE, /* of what attention yields, by a product of its own, */
+    SLOT_O_NORM,         /* a norm of that, */
+    SLOT_DOWN_NORM,      /* and of what the last product of feed-forward reads */
+    SLOT_ALPHA_P,        /* of xIELU, an activation with weights */
     SLOT_ALPHA_N,
     LAYER_SLOTS
 } llm_slot;
@@ -147,7 +151,8 @@ typedef enum llm_head_slot {
     SLOT_OUTPUT_NORM_BIAS,
     SLOT_OUTPUT_BIAS,
     SLOT_EMBEDDING_NORM, /* of what the first layer reads */
-    SLOT_POSITIONS,      /* learned ones, in place of rope */
+    SLOT_EMBEDDING_NORM_BIAS,
+    SLOT_POSITIONS, /* learned ones, in place of rope */
     HEAD_SLOTS
 } llm_head_slot;
 
@@ -164,6 +169,7 @@ typedef struct llm_naming {
 
 _Static_assert(LAYER_SLOTS <= 128, "sets of slots are bits");
 #define BIT(slot) ((slot_set)1 << (slot))
+#define GATE_SLOTS (BIT(SLOT_ATTENTION_GATE) | BIT(SLOT_O_NORM) | BIT(SLOT_DOWN_NORM))
 #define FFN_MATRICES (BIT(SLOT_GATE) | BIT(SLOT_UP) | BIT(SLOT_DOWN))
 #define GATED_BIASES (BIT(SLOT_GATE_BIAS) | BIT(SLOT_UP_BIAS) | BIT(SLOT_DOWN_BIAS))
 #define EXPERTS (BIT(SLOT_ROUTER) | BIT(SLOT_EXPERT_GATE) | BIT(SLOT_EXPERT_UP) | BIT(SLOT_EXPERT_DOWN))
@@ -201,10 +207,12 @@ typedef struct llm_slots { /* of a model; bits of layer slots and of head slots 
 } llm_slots;
 
 typedef struct llm_norms {
-    bool layer_norm; /* with a mean; else by the root of the mean square */
-    bool bare;       /* without weights */
-    bool after_rope; /* of queries and keys */
-    bool from_one;   /* folders have the weights less 1 */
+    bool layer_norm;   /* with a mean; else by the root of the mean square */
+    bool bare;         /* without weights */
+    bool after_rope;   /* of queries and keys */
+    bool from_one;     /* folders have the weights less 1 */
+    bool of_sums;      /* of the residual stream behind attention and feed-forward, not of what they read */
+    bool of_embedding; /* what the first layer reads has one without weights */
     llm_head_norm heads;
 } llm_norms;
 
@@ -213,10 +221,11 @@ typedef struct llm_position_rules {
     bool folder_interleaved;   /* the same in folders */
     bool in_windows;           /* other layers have no rope, if any layer has a window */
     bool parts_of_frequencies; /* in GGUF files: yarn sets in between any of them, not only between whole numbers */
+    bool backwards;            /* rope rotates the other way */
     bool plain_local;          /* layers with a window have the same base, not stretched */
-    double part;               /* of a head that rope rotates, where config.json says nothing; 0: all of it */
-    int64_t first;             /* row of the first token in the table of learned positions */
-    double base, local_base;   /* rope's where config.json says nothing; that of layers with a window */
+    double part;   /* of a head that rope rotates, where config.json says nothing; 0: all of it, in any case */
+    int64_t first; /* row of the first token in the table of learned positions */
+    double base, local_base; /* rope's where config.json says nothing; that of layers with a window */
 } llm_position_rules;
 
 typedef struct llm_attention_rules {
@@ -248,6 +257,7 @@ typedef struct llm_expert_rules {
     bool by_sigmoid;   /* the router's values, each alone; else by softmax */
     bool sparse_mixer; /* each of two experts is weighted among those that are nearly as good (Phi-3.5-MoE) */
     bool fused_gate;   /* llm_forward_rules, of experts only */
+    bool by_logits;    /* chosen by the router's values before the sigmoid */
     bool scales_input; /* weights multiply what an expert reads, not what it yields (Llama 4) */
 } llm_expert_rules;
 
@@ -297,12 +307,13 @@ typedef enum llm_key {
 } llm_key;
 
 /* How positions become angles. */
-typedef enum llm_rope_kind { ROPE_PLAIN, ROPE_LLAMA3, ROPE_YARN, ROPE_LONG } llm_rope_kind;
+enum { QKV_BLOCKS = 4, DISTANCE_DIMS = 2, DISTANCE_STEP = 64 };
+typedef enum llm_rope_kind { ROPE_PLAIN, ROPE_LLAMA3, ROPE_YARN, ROPE_LONG, ROPE_PROPORTIONAL } llm_rope_kind;
 typedef struct llm_rope {
     llm_rope_kind kind;
     double base, scale; /* scale: positions are multiplied by it */
     double factor;      /* llama3, yarn: slow frequencies are divided by it */
-    double low, high;   /* turns within `trained` tokens between which it sets in */
+    double low, high;   /* turns within `trained` tokens between which it sets in; proportional: pairs that rotate */
     double trained;     /* longrope: a longer context has factors of its own */
     double amplitude;   /* by which sines and cosines are multiplied */
     bool whole;         /* yarn: between whole numbers of frequencies */
@@ -323,8 +334,10 @@ typedef struct llm_attention {
     bool bidirectional;                  /* a window is then of so many tokens to either side, its own included */
     bool parallel;                       /* llm_attention_rules */
     bool grouped_qkv;                    /* SLOT_QKV has, for each key head, its queries, the key and the value */
-    double cap;                          /* 0: none */
-    double scale;                        /* of scores; TN_AUTO: 1 / √ of a head's width */
+    bool qkv_blocks;   /* SLOT_QKV has, QKV_BLOCKS times, queries, values and keys of some of the heads (CodeGen) */
+    double alibi;      /* the largest exponent of ALiBi's slopes, negated; 0: none. See add_distances in llm_record.c */
+    double cap;        /* 0: none */
+    double scale;      /* of scores; TN_AUTO: 1 / √ of a head's width */
     double late_scale; /* queries are multiplied by 1 + late_scale · log(1 + ⌊position / rope.trained⌋), */
     double late_step;  /* Llama 4: only in layers without rope, by ⌊(position + 1) / late_step⌋; 0: not so */
     bool unit_heads;   /* Llama 4: rotated queries and keys are divided by their root mean square */
@@ -438,6 +451,14 @@ tn_status tn_llm_read_bigcode(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_neox(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_gpt_neo(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_opt(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_openai_gpt(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_biogpt(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_codegen(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_bloom(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_mpt(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_nanochat(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_minicpm3(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_afmoe(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_lfm2(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_modernbert(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_apertus(const hf_folder *f, llm_config *c);
@@ -470,6 +491,8 @@ int64_t tn_llm_window(const llm_config *c, int64_t layer); /* 0: none */
 bool tn_llm_slides(const llm_config *c, int64_t layer);
 void tn_llm_set_rope(llm_config *c, int64_t layer, bool rotates);
 bool tn_llm_has_rope(const llm_config *c, int64_t layer);
+/* Numbers of a key in the cache: those of a head, and with ALiBi its position in DISTANCE_DIMS parts. */
+int64_t tn_llm_key_width(const llm_config *c);
 void tn_llm_set_unmixed(llm_config *c, int64_t layer);
 void tn_llm_set_recurrent(llm_config *c, int64_t layer);
 bool tn_llm_is_recurrent(const llm_config *c, int64_t layer);

@@ -40,12 +40,18 @@ static tn_tensor *tn_llm_norm(const llm_config *c, const tn_tensor *x, const tn_
 
 /* Before attention or feed-forward, where the family has such a norm. */
 static tn_tensor *norm_before(const llm_config *c, tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
-    return weight || c->family->norms.bare ? tn_llm_norm(c, x, weight, bias) : x;
+    bool normed = (weight || c->family->norms.bare) && !c->family->norms.of_sums;
+    return normed ? tn_llm_norm(c, x, weight, bias) : x;
 }
 
 /* The same of what they yield. */
 static tn_tensor *norm_behind(const llm_config *c, tn_tensor *x, const tn_tensor *weight) {
     return weight ? tn_llm_norm(c, x, weight, NULL) : x;
+}
+
+/* The same of the residual stream behind them. */
+static tn_tensor *norm_sum(const llm_config *c, tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
+    return c->family->norms.of_sums ? tn_llm_norm(c, x, weight, bias) : x;
 }
 
 /* Numbers that come to no more than ± cap; 0: as they are. */
@@ -82,8 +88,38 @@ static tn_tensor *late_scale(const llm_config *c, const llm_inputs *in) {
     return tn_add_scalar(tn_mul_scalar(tn_log(tn_add_scalar(times, 1)), c->attention.late_scale), 1);
 }
 
+/* ALiBi: a score has slope · (key's position) added, by heads; constants of a row do not count in a softmax. Keys have
+ * their position behind them, in parts that half precision has exactly, and queries what those are multiplied with.
+ * Source: Press et al. 2022, "Train Short, Test Long", section 3; slopes as transformers has them. */
+static void add_distances(const llm_config *c, const llm_inputs *in, tn_tensor *qkv[3]) {
+    int64_t n = tn_size(qkv[0], 0), heads = c->attention.heads, keys = c->attention.kv_heads;
+    double whole = exp2(ceil(log2((double)heads))), step = c->attention.alibi / whole;
+    tn_tensor *order = tn_arange(1, (double)heads + 1, 1, TN_F32); /* 2, 4 …, and then 1, 3 … where heads < whole */
+    if (whole > (double)heads) {
+        tn_tensor *twice = tn_mul_scalar(order, 2);
+        order = tn_where(tn_le_scalar(twice, whole), twice, tn_sub_scalar(twice, whole + 1));
+    }
+    tn_tensor *slopes = tn_reshape(tn_exp(tn_mul_scalar(order, -step * log(2))), TN_DIMS(1, heads, 1));
+    slopes = tn_add(tn_zeros_like(tn_narrow(qkv[0], 2, 0, 1)), tn_mul_scalar(slopes, 1 / c->attention.scale));
+    tn_tensor *far = tn_floor(tn_mul_scalar(in->positions, 1.0 / DISTANCE_STEP));
+    tn_tensor *near = tn_sub(in->positions, tn_mul_scalar(far, DISTANCE_STEP));
+    qkv[0] = tn_cat((tn_tensor *[]){qkv[0], tn_mul_scalar(slopes, DISTANCE_STEP), slopes}, 3, 2);
+    qkv[1] = tn_cat((tn_tensor *[]){qkv[1], tn_expand(far, TN_DIMS(n, keys, 1)), tn_expand(near, TN_DIMS(n, keys, 1))},
+                    3, 2);
+    qkv[2] = tn_pad(qkv[2], (int64_t[]){0, DISTANCE_DIMS}, 2, 0);
+}
+
 static void look_at(const llm_inputs *in, int64_t layer, llm_probe which, const tn_tensor *x) {
     if (in->probes) in->probes[layer * LLM_PROBES + which] = tn_retain(tn_sum(tn_mul(x, x), (int64_t[]){0}, 1, false));
+}
+
+/* [n, QKV_BLOCKS · (queries, values, keys of some of the heads)] as queries, keys and values. */
+static void unblock(const llm_config *c, const tn_tensor *joined, tn_tensor *out[3]) {
+    static const int places[] = {0, 2, 1};
+    int64_t n = tn_size(joined, 0), width = c->size[SIZE_QUERIES];
+    tn_tensor *blocks = tn_reshape(joined, TN_DIMS(n, QKV_BLOCKS, 3, width / QKV_BLOCKS));
+    for (int k = 0; k < 3; k++)
+        out[k] = tn_reshape(tn_narrow(blocks, 2, places[k], 1), TN_DIMS(n, width));
 }
 
 /* [n, kv_heads · (heads that share one + 2) · head_dim] as queries, keys and values. */
@@ -120,8 +156,8 @@ static void project(const llm_config *c, const llm_weights *w, int64_t layer, co
     if (weight[SLOT_QKV]) {
         tn_tensor *joined = tn_llm_product(w, layer, SLOT_QKV, x, weight[SLOT_QKV_BIAS]);
         int64_t queries = c->size[SIZE_QUERIES], keys = c->size[SIZE_KEYS];
-        if (c->attention.grouped_qkv) {
-            ungroup(c, joined, out);
+        if (c->attention.grouped_qkv || c->attention.qkv_blocks) {
+            (c->attention.qkv_blocks ? unblock : ungroup)(c, joined, out);
             return;
         }
         out[0] = tn_narrow(joined, 1, 0, queries);
@@ -206,6 +242,15 @@ static tn_tensor *attend_batch(const llm_config *c, const llm_inputs *in, int64_
     return tn_cat(mixed, in->sequence_count, 0);
 }
 
+/* gates [n, numbers of joined], or [n, heads]. */
+static tn_tensor *gate_heads(const llm_config *c, tn_tensor *joined, tn_tensor *gates) {
+    int64_t n = tn_size(joined, 0), width = tn_size(joined, 1);
+    gates = tn_sigmoid(gates);
+    if (tn_size(gates, 1) == width) return tn_mul(joined, gates);
+    tn_tensor *heads = tn_reshape(joined, TN_DIMS(n, c->attention.heads, width / c->attention.heads));
+    return tn_reshape(tn_mul(heads, tn_unsqueeze(gates, 2)), TN_DIMS(n, width));
+}
+
 static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
                             const rotation turns[2], const tn_tensor *x) {
     const llm_layer *l = &w->layers[layer];
@@ -221,14 +266,19 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
         qkv[k] = tn_llm_rms_norm(qkv[k], NULL, c->eps);
     bool late = c->attention.late_scale > 0 && (c->attention.late_step == 0 || !turn);
     if (late) qkv[0] = tn_mul(qkv[0], late_scale(c, in));
+    if (c->attention.alibi > 0) add_distances(c, in, qkv);
     tn_tensor *mixed = in->seen        ? attend_alone(c, in, layer, qkv, weight[SLOT_SINKS])
                        : in->sequences ? attend_batch(c, in, layer, qkv)
                                        : attend_cached(c, w, l, in, window, qkv);
+    if (c->attention.alibi > 0) mixed = tn_contiguous(tn_narrow(mixed, 2, 0, c->size[SIZE_HEAD]));
     tn_tensor *joined = c->family->attention.latent
                             ? tn_llm_latent_values(c, mixed)
                             : tn_reshape(mixed, TN_DIMS(tn_size(mixed, 0), c->size[SIZE_QUERIES]));
     if (c->family->attention.gated_queries)
         joined = tn_mul(joined, tn_sigmoid(ask(c, tn_llm_product(w, layer, SLOT_Q, x, NULL), 1)));
+    if (weight[SLOT_ATTENTION_GATE])
+        joined = gate_heads(c, joined, tn_llm_product(w, layer, SLOT_ATTENTION_GATE, x, NULL));
+    joined = norm_behind(c, joined, weight[SLOT_O_NORM]);
     look_at(in, layer, PROBE_O, joined);
     return tn_llm_product(w, layer, SLOT_O, joined, weight[SLOT_O_BIAS]);
 }
@@ -268,6 +318,7 @@ static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_
     tn_tensor *inner = gate                   ? tn_mul(c->activation(gate), up)
                        : weight[SLOT_ALPHA_P] ? xielu(up, weight[SLOT_ALPHA_P], weight[SLOT_ALPHA_N])
                                               : c->activation(up);
+    inner = norm_behind(c, inner, weight[SLOT_DOWN_NORM]);
     look_at(in, layer, PROBE_DOWN, inner);
     return scaled(tn_llm_product(w, layer, SLOT_DOWN, inner, weight[SLOT_DOWN_BIAS]), c->scales.down);
 }
@@ -277,7 +328,8 @@ static tn_tensor *embed(const llm_config *c, const llm_weights *w, const llm_inp
     tn_tensor *x = tn_cast(in->rows, TN_F32);
     if (tn_dtype_of(x) != TN_F32) x = tn_cast(x, TN_F32); /* rows of a table in half precision */
     x = scaled(x, c->scales.embedding);
-    if (w->head[SLOT_EMBEDDING_NORM]) x = tn_llm_norm(c, x, w->head[SLOT_EMBEDDING_NORM], NULL);
+    if (w->head[SLOT_EMBEDDING_NORM] || c->family->norms.of_embedding)
+        x = tn_llm_norm(c, x, w->head[SLOT_EMBEDDING_NORM], w->head[SLOT_EMBEDDING_NORM_BIAS]);
     if (!w->head[SLOT_POSITIONS]) return x;
     tn_tensor *places = tn_reshape(tn_cast(in->positions, TN_I64), TN_DIMS(tn_size(in->positions, 0)));
     if (c->family->positions.first > 0) places = tn_add(places, tn_scalar_int(c->family->positions.first));
@@ -313,6 +365,7 @@ static tn_tensor *llm_record_layers(const llm_config *c, const llm_weights *w, c
         }
         mixed = norm_behind(c, mixed, weight[SLOT_ATTENTION_POST_NORM]);
         tn_tensor *sum = take_rows(c, i, in, rows, tn_add(x, scaled(mixed, c->scales.residual)));
+        sum = norm_sum(c, sum, weight[SLOT_ATTENTION_NORM], weight[SLOT_ATTENTION_NORM_BIAS]);
         if (!weight[SLOT_DOWN] && !weight[SLOT_ROUTER]) { /* Mamba */
             x = sum;
             continue;
@@ -324,6 +377,7 @@ static tn_tensor *llm_record_layers(const llm_config *c, const llm_weights *w, c
                             weight[SLOT_FFN_NORM_BIAS]);
         y = norm_behind(c, feed_forward(c, w, i, in, y), weight[SLOT_FFN_POST_NORM]);
         x = tn_add(sum, scaled(y, c->scales.residual));
+        x = norm_sum(c, x, weight[SLOT_FFN_NORM], weight[SLOT_FFN_NORM_BIAS]);
     }
     return x;
 }
@@ -334,7 +388,7 @@ tn_tensor *tn_llm_record(const llm_config *c, const llm_weights *w, const llm_in
     tn_tensor *x = llm_record_layers(c, w, in, rows);
     if (rows != LLM_NO_ROWS) {
         const tn_tensor *output = c->tied ? w->head[SLOT_EMBEDDING] : w->head[SLOT_OUTPUT];
-        x = tn_llm_norm(c, x, w->head[SLOT_OUTPUT_NORM], w->head[SLOT_OUTPUT_NORM_BIAS]);
+        x = norm_before(c, x, w->head[SLOT_OUTPUT_NORM], w->head[SLOT_OUTPUT_NORM_BIAS]);
         look_at(in, c->layers, 0, x);
         x = scaled(tn_linear(x, output, w->head[SLOT_OUTPUT_BIAS]), c->scales.logits);
         logits = tn_retain(bend(x, c->scales.final_cap));
@@ -426,7 +480,7 @@ enum { OWN_INPUTS = 3, OWN_OUTPUTS = 1, A_LAYER = 2 };
 
 static tn_status begin_network(network *n, const llm_config *c) {
     size_t each = A_LAYER * (size_t)c->layers;
-    n->zeros = tn_txt_zalloc(SOME_PAST * (size_t)c->size[SIZE_KEYS], sizeof *n->zeros);
+    n->zeros = tn_txt_zalloc(SOME_PAST * (size_t)(c->attention.kv_heads * tn_llm_key_width(c)), sizeof *n->zeros);
     n->in = tn_txt_zalloc(OWN_INPUTS + each, sizeof *n->in);
     n->out = tn_txt_zalloc(OWN_OUTPUTS + each, sizeof *n->out);
     n->names = tn_txt_zalloc(2 * each, sizeof *n->names);
@@ -461,7 +515,7 @@ static tn_tensor *add_row(network *n, const char *name, int64_t extent, int symb
 }
 
 static void add_past(network *n, const llm_config *c) {
-    const int64_t shape[] = {1, c->attention.kv_heads, SOME_PAST, c->size[SIZE_HEAD]};
+    const int64_t shape[] = {1, c->attention.kv_heads, SOME_PAST, tn_llm_key_width(c)};
     for (int64_t i = 0; i < A_LAYER * c->layers; i++) {
         n->past[i] = tn_symbolic(tn_from_data(n->zeros, shape, 4, TN_F32), 2, SYMBOL_PAST);
         n->in[n->in_count++] = (tn_named_tensor){layer_name(n, "past_key_values", i), n->past[i]};
@@ -664,8 +718,10 @@ static tn_tensor *choose_sparsely(const llm_config *c, const tn_tensor *scores, 
 static tn_tensor *choose(const llm_config *c, tn_tensor *const *weight, const tn_tensor *x, tn_tensor **chosen) {
     tn_tensor *likes = tn_linear(x, weight[SLOT_ROUTER], weight[SLOT_ROUTER_BIAS]);
     if (c->family->experts.sparse_mixer) return choose_sparsely(c, likes, chosen);
+    tn_tensor *logits = likes;
     likes = c->family->experts.by_sigmoid ? tn_sigmoid(likes) : tn_softmax(likes, -1);
-    tn_tensor *wishes = weight[SLOT_CHOICE_BIAS] ? tn_add(likes, weight[SLOT_CHOICE_BIAS]) : likes;
+    tn_tensor *wishes = c->family->experts.by_logits ? logits : likes;
+    if (weight[SLOT_CHOICE_BIAS]) wishes = tn_add(wishes, weight[SLOT_CHOICE_BIAS]);
     if (c->experts.groups > 0) wishes = limit_to_groups(c, wishes);
     *chosen = tn_topk_indices(wishes, c->experts.choices, 1, true);
     tn_tensor *by = wishes == likes ? tn_topk(likes, c->experts.choices, 1, true) : tn_gather(likes, 1, *chosen);

@@ -419,7 +419,15 @@ static const refusal bert_refusals[] = {
 };
 #define FALCON_H1 \
     ",\"model_type\":\"falcon_h1\",\"mamba_d_ssm\":8,\"mamba_n_heads\":2,\"mamba_d_head\":4,\"mamba_n_groups\":1"
+#define ERNIE ",\"model_type\":\"ernie4_5_moe\",\"moe_num_experts\":2,\"moe_k\":1,\"moe_intermediate_size\":4"
+#define DEEPSEEK \
+    ",\"model_type\":\"deepseek_v2\",\"num_experts\":2,\"num_experts_per_tok\":1,\"moe_intermediate_size\":4"
 static const refusal llama_refusals[] = {
+    {ERNIE ",\"moe_norm_min\":0.5", "'moe_norm_min'"},
+    {DEEPSEEK ",\"norm_topk_prob\":true", "'norm_topk_prob'"},
+    {",\"model_type\":\"mpt\",\"d_model\":4,\"n_layers\":1,\"max_seq_len\":8,\"attn_config\":{\"alibi\":false}",
+     "'alibi'"},
+    {",\"model_type\":\"nanochat\",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}", "in nanochat models"},
     {",\"model_type\":null", "model_type"},
     {",\"model_type\":\"nope\"", ", qwen3_next, qwen3_5_text, qwen3_5_moe_text, opt"}, /* the list is complete */
     {",\"num_hidden_layers\":0", "'num_hidden_layers'"},
@@ -429,7 +437,7 @@ static const refusal llama_refusals[] = {
     {",\"num_key_value_heads\":3", "is not a multiple"},
     {",\"head_dim\":3", "must be even"},
     {",\"tie_word_embeddings\":false", "lm_head.weight"},
-    {",\"rope_scaling\":{\"type\":\"proportional\"}", "proportional"},
+    {",\"rope_scaling\":{\"type\":\"axial\"}", "axial"},
     {",\"rope_scaling\":{\"type\":\"longrope\"}", "short_factor"},
     {",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1,0],\"long_factor\":[1,2]}", "short_factor"},
     {",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1,2],\"long_factor\":[1,2,3]}", "long_factor"},

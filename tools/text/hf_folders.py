@@ -50,6 +50,10 @@ GEMMA = PHI3 | {"head_dim": 16, "tie_word_embeddings": True, "num_hidden_layers"
 GEMMA2 = GEMMA | {"query_pre_attn_scalar": 16, "sliding_window": 9, "attn_logit_softcapping": 3.0,
                   "final_logit_softcapping": 4.0}
 GEMMA3 = GEMMA | {"query_pre_attn_scalar": 16, "sliding_window": 9, "num_hidden_layers": 7}
+BLOOM = {"hidden_size": 48, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2,
+         "seq_length": 160}
+MPT = {"d_model": 48, "n_layers": 2, "n_heads": 4, "max_seq_len": 160, "vocab_size": VOCABULARY, "bos_token_id": 1,
+       "eos_token_id": 2}
 GPT2 = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": VOCABULARY, "bos_token_id": 1,
         "eos_token_id": 2}
 def partly(part):
@@ -266,11 +270,34 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("opt", "OPT", {"hidden_size": 48, "ffn_dim": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
                     "vocab_size": VOCABULARY, "max_position_embeddings": 128, "word_embed_proj_dim": 48,
                     "bos_token_id": 1, "eos_token_id": 2}, NEW),
+    ("openai-gpt", "OpenAIGPT", GPT2, NEW),
+    ("codegen", "CodeGen", GPT2 | {"rotary_dim": 8}, NEW),
+    ("biogpt", "BioGpt", {k: v for k, v in PHI3.items() if k != "num_key_value_heads"} | {"max_position_embeddings": 128}, NEW),
+    ("bloom", "Bloom", BLOOM, NEW),
+    ("bloom-6", "Bloom", BLOOM | {"n_head": 6, "tie_word_embeddings": False}, NEW),
+    ("mpt", "Mpt", MPT, NEW),
+    ("nanochat", "NanoChat", PHI3 | {"final_logit_softcapping": 3.0}, NEW),
+    ("bitnet", "BitNet", PHI3, NEW),
+    ("minicpm3", "MiniCPM3", DEEPSEEK | {"dim_model_base": 20}, NEW),
+    ("sarvam-mla", "SarvamMLA", DEEPSEEK, NEW),
+    ("sarvam-moe", "SarvamMoE", DEEPSEEK_EXPERTS | {"head_dim": 16}, NEW),
+    ("ax-k1", "AXK1", {k: v for k, v in DEEPSEEK.items() if k not in ("first_k_dense_replace", "n_shared_experts")}
+     | {"n_group": 2, "topk_group": 1, "mlp_layer_types": ["dense", "sparse", "sparse"]}, NEW),
+    ("afmoe", "Afmoe", MOE | {"head_dim": 16, "num_hidden_layers": 5, "sliding_window": 9, "num_dense_layers": 1, "mup_enabled": True,
+                              "num_shared_experts": 2, "route_scale": 1.7}, NEW),
+    ("kolibri1", "Kolibri1", {k: v for k, v in MOE.items() if k not in ("intermediate_size", "decoder_sparse_step")}
+     | {"head_dim": 16, "sliding_window": 9, "shared_expert_intermediate_size": 56, "norm_topk_prob": True,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}, NEW),
     ("arcee", "Arcee", COMMON, {}),
     ("helium", "Helium", COMMON | {"head_dim": 8}, NEW),
     ("hunyuan", "HunYuanDenseV1", COMMON | {"head_dim": 16}, MADE),
     ("ernie4.5", "Ernie4_5", COMMON | {"head_dim": 16}, MADE),
     ("seed-oss", "SeedOss", COMMON | {"head_dim": 16}, MADE),
+    ("llama-proportional", "Llama", COMMON | {"rope_parameters": {
+        "rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0, "rope_theta": 10000.0}}, NEW),
+    ("llama-whole", "Llama", COMMON | partly(0.5), NEW),  # the key says nothing in Llama
+    ("mixtral-window", "Mixtral", COMMON | {"num_local_experts": 4, "sliding_window": 9}, NEW),
+    ("gemma3-cap", "Gemma3", GEMMA3 | {"attn_logit_softcapping": 2.0}, NEW),  # neither does this one in Gemma 3
     ("gemma3-eyes", "Gemma3", GEMMA3, NEW | {"whole": ("Gemma3", "SiglipVision", PIXTRAL)}),
     ("qwen2.5-vl", "Qwen2_5_VL", COMMON | MROPE, NEW | {"whole": (
         "Qwen2_5_VL", "", QWEN_EYES | {"fullatt_block_indexes": [0]})}),
@@ -800,9 +827,9 @@ class Suite:
 
 REFUSED = [
     ("type", {"model_type": "rwkv"}, "model_type"),
-    ("rope", {"rope_parameters": {"rope_type": "proportional"}}, "proportional"),
+    ("rope", {"rope_parameters": {"rope_type": "axial"}}, "axial"),
     ("longrope", {"rope_parameters": {"rope_type": "longrope", "long_factor": [1, 2]}}, "short_factor"),
-    ("part", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.4}}, "rotates pairs"),
+    ("part", {"rotary_dim": 5}, "rotates pairs"),
     ("layers", {"num_hidden_layers": 2}, "could give wrong results"),
     ("more", {"num_hidden_layers": 4}, "no tensor"),
     ("hidden", {"hidden_size": 54}, "according to the metadata"),
