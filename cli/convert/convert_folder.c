@@ -140,7 +140,8 @@ static const struct convert_family families[] = {
     {"mistral", "llama", LLAMA_LIKE, .rotates_neighbours = true, .window = 4096},
     {"qwen2", "qwen2", LLAMA_LIKE},
     {"qwen3", "qwen3", LLAMA_LIKE},
-    {"mixtral", "llama", LLAMA_LIKE, .rotates_neighbours = true, .base = 1e6, .mixture = WHOLE_WEIGHTS},
+    {"mixtral", "llama", LLAMA_LIKE, .rotates_neighbours = true, .base = 1e6, .mixture = WHOLE_WEIGHTS,
+     .window = 1 << 30},
     {"qwen2_moe", "qwen2moe", LLAMA_LIKE_BUT(qwen_moe_names), .mixture = ANY_WEIGHTS},
     {"qwen3_moe", "qwen3moe", LLAMA_LIKE_BUT(qwen_moe_names), .mixture = WHOLE_WEIGHTS},
     {"phi3", "phi3", LLAMA_LIKE_BUT(phi3_names), .window = 1 << 30},
@@ -459,7 +460,7 @@ void convert_folder_close(convert_folder *f) {
 const convert_size *convert_folder_sizes(const convert_folder *f) { return f->family->sizes; }
 
 const char *convert_folder_type(const convert_folder *f, bool window) {
-    for (int i = 0; i < FAMILIES && window; i++)
+    for (int i = 0; i < FAMILIES && window && !f->family->window; i++)
         if (families[i].window && strcmp(families[i].architecture, f->architecture) == 0) return families[i].type;
     return f->family->type;
 }

@@ -93,8 +93,9 @@ static int64_t head_of(const convert_folder *f) {
     return whole_of(root, "head_dim", whole_of(root, "hidden_size", 0) / f->heads);
 }
 
-/* Elements of a head that rope rotates. */
+/* Elements of a head that rope rotates: all of them, except in the one of these families that has the key. */
 static int64_t rotated_of(const convert_folder *f) {
+    if (strcmp(f->architecture, "phi3") != 0) return head_of(f);
     double part =
         real_of(rope_of(f), "partial_rotary_factor", real_of(tn_json_root(f->config), "partial_rotary_factor", 1));
     return part > 0 && part < 1 ? (int64_t)((double)head_of(f) * part) : head_of(f);

@@ -295,8 +295,8 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("seed-oss", "SeedOss", COMMON | {"head_dim": 16}, MADE),
     ("llama-proportional", "Llama", COMMON | {"rope_parameters": {
         "rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0, "rope_theta": 10000.0}}, NEW),
-    ("llama-whole", "Llama", COMMON | partly(0.5), NEW),  # the key says nothing in Llama
-    ("mixtral-window", "Mixtral", COMMON | {"num_local_experts": 4, "sliding_window": 9}, NEW),
+    ("llama-whole", "Llama", COMMON | partly(0.5), {}),  # the key says nothing in Llama
+    ("mixtral-window", "Mixtral", COMMON | {"num_local_experts": 4, "sliding_window": 9}, {"peer": False}),
     ("gemma3-cap", "Gemma3", GEMMA3 | {"attn_logit_softcapping": 2.0}, NEW),  # neither does this one in Gemma 3
     ("gemma3-eyes", "Gemma3", GEMMA3, NEW | {"whole": ("Gemma3", "SiglipVision", PIXTRAL)}),
     ("qwen2.5-vl", "Qwen2_5_VL", COMMON | MROPE, NEW | {"whole": (
