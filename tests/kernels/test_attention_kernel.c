@@ -156,36 +156,43 @@ static void attend(const sequence *s, int64_t position, int64_t n, int threads, 
 
 /* ---- the definition ---------------------------------------------------------------------------------------------- */
 
-/* Number i of a row of q8_0 blocks. */
-static float from_block(const float *row, int64_t i) {
-    const float *x = row + i / TN_KV_BLOCK * TN_KV_BLOCK;
+/* A number as the cache holds it. */
+TEST_DEFINITION static float rounded(float x, tn_dtype dtype) {
+    if (dtype == TN_F16) return kir_from_f16(kir_to_f16(x));
+    if (dtype == TN_BF16) return kir_from_bf16(kir_to_bf16(x));
+    return x;
+}
+
+TEST_DEFINITION static void round_block(const float *x, float *to) {
     float most = 0;
     for (int j = 0; j < TN_KV_BLOCK; j++)
         most = fmaxf(most, fabsf(x[j]));
     float d = most / 127;
-    return d > 0 ? kir_from_f16(kir_to_f16(d)) * roundf(row[i] * (1 / d)) : 0;
+    for (int j = 0; j < TN_KV_BLOCK; j++)
+        to[j] = d > 0 ? kir_from_f16(kir_to_f16(d)) * roundf(x[j] * (1 / d)) : 0;
 }
 
-/* Number i of a token's row as the cache holds it. */
-static float rounded(const float *row, int64_t i, tn_dtype dtype) {
-    if (dtype == TN_U8) return from_block(row, i);
-    if (dtype == TN_F16) return kir_from_f16(kir_to_f16(row[i]));
-    if (dtype == TN_BF16) return kir_from_bf16(kir_to_bf16(row[i]));
-    return row[i];
+/* A token's row as the cache holds it; TN_U8: q8_0 blocks. */
+TEST_DEFINITION static void round_row(const float *row, int64_t n, tn_dtype dtype, float *to) {
+    if (dtype == TN_U8)
+        for (int64_t i = 0; i < n; i += TN_KV_BLOCK)
+            round_block(row + i, to + i);
+    for (int64_t i = 0; dtype != TN_U8 && i < n; i++)
+        to[i] = rounded(row[i], dtype);
 }
 
-static float product(const sequence *s, const float *q, const float *k) {
+TEST_DEFINITION static float product(const float *q, const float *k, int64_t n) {
     float total = 0;
-    for (int64_t at = 0; at < s->head_dim; at += KIR_KSUM) {
+    for (int64_t at = 0; at < n; at += KIR_KSUM) {
         float chain = 0;
-        for (int64_t i = at; i < tn_min64(at + KIR_KSUM, s->head_dim); i++)
-            chain = fmaf(q[i], rounded(k, i, s->k_dtype), chain);
+        for (int64_t i = at; i < tn_min64(at + KIR_KSUM, n); i++)
+            chain = fmaf(q[i], k[i], chain);
         total = at ? total + chain : chain;
     }
     return total;
 }
 
-static float lane_sum(const float *p) {
+TEST_DEFINITION static float lane_sum(const float *p) {
     float lane[LANES] = {0};
     for (int i = 0; i < PAGE; i++)
         lane[i % LANES] += p[i];
@@ -200,14 +207,16 @@ typedef struct state {
     float most, weight, value[512];
 } state;
 
-static float finite_or_0(float x) { return x == -INFINITY ? 0 : x; }
+TEST_DEFINITION static float finite_or_0(float x) { return x == -INFINITY ? 0 : x; }
 
 /* Keys [lo, hi) of a chunk that starts at key `base`. */
-static void add_chunk(const sequence *s, const float *q, int64_t kv, int64_t base, int64_t lo, int64_t hi, state *all) {
+TEST_DEFINITION static void add_chunk(const sequence *s, const float *q, int64_t kv, int64_t base, int64_t lo,
+                                      int64_t hi, state *all) {
     int64_t d = s->head_dim, width = s->kv_heads * d;
-    float p[PAGE] = {0}, most = -INFINITY;
+    float p[PAGE] = {0}, row[TN_COUNT(all->value)], chain[TN_COUNT(all->value)] = {0}, most = -INFINITY;
     for (int64_t i = lo; i < hi; i++) {
-        p[i] = product(s, q, s->k + (base + i) * width + kv * d) * s->scale;
+        round_row(s->k + (base + i) * width + kv * d, d, s->k_dtype, row);
+        p[i] = product(q, row, d) * s->scale;
         if (s->cap > 0) p[i] = s->cap * kir_tanh_f32(p[i] / s->cap);
         if (p[i] > most) most = p[i];
     }
@@ -216,20 +225,21 @@ static void add_chunk(const sequence *s, const float *q, int64_t kv, int64_t bas
     float greatest = most > all->most ? most : all->most;
     float before = kir_exp_f32(all->most - finite_or_0(greatest)), now = kir_exp_f32(most - finite_or_0(greatest));
     all->weight = fmaf(lane_sum(p), now, all->weight * before);
-    for (int64_t e = 0; e < d; e++) {
-        float chain = 0;
-        for (int64_t i = lo; i < hi; i++)
-            chain = fmaf(p[i], rounded(s->v + (base + i) * width + kv * d, e, s->v_dtype), chain);
-        all->value[e] = fmaf(chain, now, all->value[e] * before);
+    for (int64_t i = lo; i < hi; i++) {
+        round_row(s->v + (base + i) * width + kv * d, d, s->v_dtype, row);
+        for (int64_t e = 0; e < d; e++)
+            chain[e] = fmaf(p[i], row[e], chain[e]);
     }
+    for (int64_t e = 0; e < d; e++)
+        all->value[e] = fmaf(chain[e], now, all->value[e] * before);
     all->most = greatest;
 }
 
-static int64_t first_key(const sequence *s, int64_t token) {
+TEST_DEFINITION static int64_t first_key(const sequence *s, int64_t token) {
     return s->window ? tn_max64(token + 1 - s->window, 0) : 0;
 }
 
-static void define(const sequence *s, int64_t token, int64_t head, float *out) {
+TEST_DEFINITION static void define(const sequence *s, int64_t token, int64_t head, float *out) {
     const float *q = s->q + (token * s->heads + head) * s->head_dim;
     int64_t first = first_key(s, token), kv = head / (s->heads / s->kv_heads);
     state all = {.most = -INFINITY};
@@ -542,7 +552,7 @@ static void results_are_as_near_to_softmax_as_their_roundings_allow(void **unuse
             for (int64_t j = 0; j < s.tokens; j++) {
                 double dot = 0, absolute = 0;
                 for (int64_t e = 0; e < d; e++) {
-                    double x = (double)s.q[(token * s.heads + h) * d + e] * (double)rounded(s.k + j * d, e, s.k_dtype);
+                    double x = (double)s.q[(token * s.heads + h) * d + e] * (double)rounded(s.k[j * d + e], s.k_dtype);
                     dot += x, absolute += fabs(x);
                 }
                 score[j] = dot * (double)s.scale;
@@ -557,7 +567,7 @@ static void results_are_as_near_to_softmax_as_their_roundings_allow(void **unuse
             for (int64_t e = 0; e < d; e++) {
                 double wanted = 0, absolute = 0;
                 for (int64_t j = 0; j < s.tokens; j++) {
-                    double x = exp(score[j] - most) / total * (double)rounded(s.v + j * d, e, s.v_dtype);
+                    double x = exp(score[j] - most) / total * (double)rounded(s.v[j * d + e], s.v_dtype);
                     wanted += x, absolute += fabs(x);
                 }
                 double bound = 2 * (weight_error + sum_error) * absolute + 1e-40;

@@ -44,7 +44,7 @@ static tn_sdpa_tensor make(int64_t batch, int64_t heads, int64_t rows, int64_t c
     return t;
 }
 
-static float *at(const tn_sdpa_tensor *t, int64_t b, int64_t h, int64_t i, int64_t c) {
+TEST_DEFINITION static float *at(const tn_sdpa_tensor *t, int64_t b, int64_t h, int64_t i, int64_t c) {
     return t->data + b * t->batch + h * t->head + i * t->row + c * t->column;
 }
 
@@ -58,7 +58,8 @@ static void fill(const tn_sdpa_tensor *t, const shape *s, int64_t heads, int64_t
 
 /* ---- the definition ---------------------------------------------------------------------------------------------- */
 
-static float chains(const float *x, int64_t x_step, const float *y, int64_t y_step, int64_t n, int64_t length) {
+TEST_DEFINITION static float chains(const float *x, int64_t x_step, const float *y, int64_t y_step, int64_t n,
+                                    int64_t length) {
     float sum = 0;
     for (int64_t i = 0; i < n; i += length) {
         float chain = 0;
@@ -69,7 +70,7 @@ static float chains(const float *x, int64_t x_step, const float *y, int64_t y_st
     return sum;
 }
 
-static float fold(float *lane) {
+TEST_DEFINITION static float fold(float *lane) {
     for (int w = LANES / 2; w > 0; w /= 2)
         for (int t = 0; t < w; t++)
             lane[t] += lane[t + w];
@@ -77,7 +78,8 @@ static float fold(float *lane) {
 }
 
 /* Weights of a query's keys; *most, *sum. Returns how many take part. */
-static int64_t weigh(const tn_sdpa_args *x, int64_t b, int64_t h, int64_t i, float *w, float *most, float *sum) {
+TEST_DEFINITION static int64_t weigh(const tn_sdpa_args *x, int64_t b, int64_t h, int64_t i, float *w, float *most,
+                                     float *sum) {
     int64_t kv = h / (x->heads / x->kv_heads), all = x->keys;
     float lane[LANES] = {0};
     if (x->causal && (i / CHUNK + 1) * CHUNK < all) all = (i / CHUNK + 1) * CHUNK;
@@ -97,7 +99,7 @@ static int64_t weigh(const tn_sdpa_args *x, int64_t b, int64_t h, int64_t i, flo
     return all;
 }
 
-static void define_forward(const tn_sdpa_args *x) {
+TEST_DEFINITION static void define_forward(const tn_sdpa_args *x) {
     float *w = calloc((size_t)x->keys, sizeof *w), most, sum;
     for (int64_t b = 0; b < x->batch; b++)
         for (int64_t h = 0; h < x->heads; h++)
@@ -116,7 +118,7 @@ typedef struct head {
     float *w, *g, *r;
 } head;
 
-static void define_scores(const tn_sdpa_args *x, int64_t b, int64_t h, head *s) {
+TEST_DEFINITION static void define_scores(const tn_sdpa_args *x, int64_t b, int64_t h, head *s) {
     int64_t kv = h / (x->heads / x->kv_heads);
     for (int64_t i = 0; i < x->queries; i++) {
         float *w = s->w + i * x->keys, *g = s->g + i * x->keys, most, sum, lane[LANES] = {0};
@@ -139,8 +141,8 @@ static void define_scores(const tn_sdpa_args *x, int64_t b, int64_t h, head *s) 
 
 /* += Σ over queries of x[i, j] · y[i], chains of CHUNK; y times r where that is given. Blocks that do not see the key's
  * chunk are left out. */
-static void add_over_queries(const tn_sdpa_args *a, const float *x, int64_t j, const float *y, int64_t y_step,
-                             const float *r, float *to) {
+TEST_DEFINITION static void add_over_queries(const tn_sdpa_args *a, const float *x, int64_t j, const float *y,
+                                             int64_t y_step, const float *r, float *to) {
     for (int64_t i = 0; i < a->queries; i += CHUNK) {
         float chain = 0;
         if (a->causal && j / CHUNK > i / CHUNK) continue;
@@ -150,7 +152,7 @@ static void add_over_queries(const tn_sdpa_args *a, const float *x, int64_t j, c
     }
 }
 
-static void define_backward(const tn_sdpa_args *x) {
+TEST_DEFINITION static void define_backward(const tn_sdpa_args *x) {
     size_t scores = (size_t)(x->queries * x->keys);
     head s = {calloc(scores, 4), calloc(scores, 4), calloc((size_t)x->queries, 4)};
     for (int64_t b = 0; b < x->batch; b++)
