@@ -16,14 +16,18 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 
-import cross_libraries
-from checks import empty_root, onnx_nodes
-from text import smollm2
+sys.path.append(str(pathlib.Path(__file__).resolve().parent / "checks"))  # the files there import each other
+import cross_libraries  # noqa: E402
+from checks import empty_root, onnx_nodes, serve  # noqa: E402
+from checks.command import Report  # noqa: E402
+from text import smollm2  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEPS = ROOT / ".deps" / "cross"
@@ -51,7 +55,7 @@ TARGETS = [
     Target("s390x-linux", "s390x-linux-musl", ("qemu-s390x-static", "qemu-s390x"), tests=READERS),
     Target("x86_64-musl", "x86_64-linux-musl", ("env",), tests=("test_posix",)),
     Target("x86_64-glibc2.17", "x86_64-linux-gnu.2.17", ("env",), tests=("test_posix",)),
-    Target("wasm32-wasi", "wasm32-wasi", ("wasmtime",), "trunnion.wasm", without=("cmocka",)),
+    Target("wasm32-wasi", "wasm32-wasi", ("wasmtime",), "trunnion.wasm", without=("cmocka", "microhttpd")),
     Target("x86_64-windows", "x86_64-windows-gnu", ("wine64", "/usr/lib/wine/wine64"), "trunnion.exe", tests=("test_posix",)),
     Target("aarch64-macos", "aarch64-macos"),
     Target("x86_64-macos", "x86_64-macos"),
@@ -73,7 +77,8 @@ def prepare():
     folder.mkdir(exist_ok=True)
     for name in ("cc", "ar", "ranlib"):
         program = folder / f"zig-{name}"
-        program.write_text(f'#!/bin/sh\nexec "{place}" {name} "$@"\n')
+        flags = "-fno-sanitize=undefined " if name == "cc" else ""  # Zig turns it on at -O0, and glibc 2.17 lacks its functions
+        program.write_text(f'#!/bin/sh\nexec "{place}" {name} {flags}"$@"\n')
         program.chmod(0o755)
     return folder
 
@@ -87,7 +92,7 @@ def build(target, wrappers):
     for wanted in ("all", *((*KERNEL_TESTS, "bench_vm") if target.processors else ()), *target.tests):
         run([ROOT / "tools" / "build.sh", folder, wanted, f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake' / 'zig.cmake'}",
              f"-DTN_ZIG_TARGET={target.triple}", f"-DTN_ZIG_WRAPPERS={wrappers}", "-DTRUNNION_SHARED=OFF", "-DTRUNNION_TEXT=ON"],
-            env=environment, stdout=subprocess.DEVNULL, cwd=ROOT)
+            env=environment, capture_output=True, text=True, cwd=ROOT)
     return folder / target.program
 
 
@@ -128,6 +133,7 @@ def test_kernels(target):
 CODE_CASES = ("tanh-2k", "silu-mul-2k", "adam-2k", "bias-relu-8x384", "softmax-16x128", "layer-norm-8x384", "rms-norm-8x576",
               "row-sum-32x128")
 MOST_INSTRUCTIONS = 1.1
+ENDED_BY_CTRL_C = 130
 
 
 def count_instructions(target, case, way):
@@ -154,12 +160,36 @@ def test_machine_code(target):
     return wrong
 
 
+def emulated(target):
+    """A program that starts the target's command here, for tests that start it by one name."""
+    folder = ROOT / f"build-{target.name}"
+    command = folder / "emulated"
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, [*launcher(target), folder / target.program]))} "$@"\n')
+    command.chmod(0o755)
+    return command
+
+
+def test_serve(target, native):
+    """`trunnion serve` where it runs at this machine's speed: answers, clients that go away, Ctrl-C; the list of what is wrong."""
+    if not {"env", "wine64"} & set(target.emulator) or not smollm2.is_there():
+        return []
+    report = Report()
+    with serve.serving(emulated(target), "-m", str(smollm2.path()), "--context", "512", "--parallel", "4", "--device", "cpu") as server:
+        if not server.port:
+            return [f"serve: {server.words[-500:]}"]
+        serve.check_answers(native, report, server)
+        serve.check_disconnects(report, server)
+        serve.check_slow_reader(report, server)
+        server.process.send_signal(signal.SIGINT)  # Wine makes it a Ctrl-C
+        status = server.wait()[0]
+    report.add(status == ENDED_BY_CTRL_C, f"Ctrl-C ends it with {status}")
+    print(f"{target.name}: serve: {report.passed} passed, {report.failed} failed", flush=True)
+    return [f"serve: {report.failed} failed"] if report.failed else []
+
+
 def test_system(target):
     """Runs the target's own tests; the list of those that fail."""
-    wrong, folder = [], ROOT / f"build-{target.name}"
-    command = folder / "emulated"  # for tests that start the command
-    command.write_text(f'#!/bin/sh\nexec {" ".join(map(str, launcher(target)))} "{folder / target.program}" "$@"\n')
-    command.chmod(0o755)
+    wrong, folder, command = [], ROOT / f"build-{target.name}", emulated(target)
     for name in target.tests:
         program = folder / (name + ("" if target.program == "trunnion" else ".exe"))
         test = subprocess.run([*map(str, launcher(target)), str(program)], capture_output=True, text=True, cwd=ROOT,
@@ -290,8 +320,9 @@ def main():
     for target in [by_name[name] for name in o.targets] or TARGETS:
         try:
             program = build(target, wrappers)
-        except subprocess.CalledProcessError:
-            print(f"{target.name}: does not compile")
+        except subprocess.CalledProcessError as e:
+            errors = [line for line in (e.stdout or "").splitlines() if "error: " in line][:20]
+            print(f"{target.name}: does not compile", *errors, (e.stderr or "")[-500:], sep="\n    ")
             failed += 1
             continue
         print(f"{target.name}: built, {program.stat().st_size} bytes", flush=True)
@@ -306,6 +337,7 @@ def main():
         try:
             wrong = check(target, program, pathlib.Path(o.check) / "trunnion") + test_kernels(target) + test_machine_code(target)
             wrong += test_system(target)
+            wrong += test_serve(target, pathlib.Path(o.check) / "trunnion")
             wrong += test_engine(target, program)
             wrong += test_old_root(target, program, pathlib.Path(o.check) / "trunnion")
             wrong += newer_symbols(target, program)

@@ -21,7 +21,7 @@ PUBLIC_ONLY = {"functions", "nn", "text"}
 # At most so many lines in each folder (gen/ is not counted). A folder that grows beyond it needs a reason in the commit
 # that raises its budget, or something that leaves.
 BUDGET = {
-    "windows": 1440,
+    "windows": 1540,
     "base": 3804,
     "kir": 16405,
     "cpu": 15261,

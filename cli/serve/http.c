@@ -55,8 +55,20 @@ enum {
 MHD_FUNCTIONS(DECLARE)
 #undef DECLARE
 
+#if TN_MICROHTTPD_LINKED
+
 static tn_status load_library(void) {
-    static const char *const names[] = {"libmicrohttpd.so.12", "libmicrohttpd.so", "libmicrohttpd.12.dylib"};
+#define FIND(name) p_##name = name;
+    MHD_FUNCTIONS(FIND)
+#undef FIND
+    return TN_OK;
+}
+
+#else
+
+static tn_status load_library(void) {
+    static const char *const names[] = {"libmicrohttpd.so.12", "libmicrohttpd.so", "libmicrohttpd.12.dylib",
+                                        "libmicrohttpd-12.dll"};
     void *library = NULL;
     for (size_t i = 0; i < sizeof names / sizeof *names && !library; i++)
         library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
@@ -72,6 +84,8 @@ static tn_status load_library(void) {
 #undef FIND
     return TN_OK;
 }
+
+#endif
 
 struct serve_http {
     server *server;
@@ -250,7 +264,8 @@ void http_done(serve_job *j) {
 bool http_gone(serve_job *j) {
     char byte;
     pthread_mutex_lock(&j->lock);
-    bool gone = j->suspended && recv(j->socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+    ssize_t got = j->suspended ? recv(j->socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) : 1;
+    bool gone = got == 0 || (got < 0 && errno == ECONNRESET);
     pthread_mutex_unlock(&j->lock);
     return gone;
 }
@@ -282,7 +297,7 @@ static bool submit_job(call *c, struct MHD_Connection *to) {
     free_body(c);
     const union MHD_ConnectionInfo *info = p_MHD_get_connection_info(to, MHD_CONNECTION_INFO_CONNECTION_FD);
     j->connection = to;
-    j->socket = info ? info->connect_fd : -1;
+    j->socket = info ? (int)info->connect_fd : -1;
     good = good && (j->kind == SERVE_EMBEDDING ? embedder_submit(s->embedder, j) : engine_submit(s->engine, j));
     if (!good) c->fault = j->fault;
     return good;
@@ -532,11 +547,11 @@ tn_status http_start(server *s, serve_http **out, int *port) {
     h->server = s;
     h->listener = -1;
     TRY(open_listener(s, &h->listener, port));
-    h->daemon = p_MHD_start_daemon(MHD_USE_AUTO_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, take_call, h,
-                                   MHD_OPTION_LISTEN_SOCKET, h->listener, MHD_OPTION_NOTIFY_COMPLETED, end_call, NULL,
-                                   MHD_OPTION_THREAD_POOL_SIZE, (unsigned)THREADS, MHD_OPTION_CONNECTION_LIMIT,
-                                   (unsigned)MOST_CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS,
-                                   MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_END);
+    h->daemon = p_MHD_start_daemon(
+        MHD_USE_AUTO_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, take_call, h, MHD_OPTION_LISTEN_SOCKET,
+        (MHD_socket)h->listener, MHD_OPTION_NOTIFY_COMPLETED, end_call, NULL, MHD_OPTION_THREAD_POOL_SIZE,
+        (unsigned)THREADS, MHD_OPTION_CONNECTION_LIMIT, (unsigned)MOST_CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)IDLE_SECONDS, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_END);
     return h->daemon ? TN_OK : tn_backend_fail(TN_ERR_IO, "libmicrohttpd could not start: %s", strerror(errno));
 }
 
@@ -566,8 +581,10 @@ void http_stop(serve_http *h) {
 
 tn_status http_start(server *s, serve_http **out, int *port) {
     (void)s, (void)out, (void)port;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "this build cannot serve: libmicrohttpd was missing at build time; run "
-                                               "apt-get install libmicrohttpd-dev, then build again");
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "this build cannot serve: libmicrohttpd was missing at build time, or the "
+                           "system has no sockets; on Debian, run apt-get install "
+                           "libmicrohttpd-dev, then build again");
 }
 
 void http_quiesce(serve_http *h) { (void)h; }

@@ -3,10 +3,10 @@
 #include "trunnion/llm.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #if defined(__GLIBC__)
-#include <inttypes.h>
 #include <malloc.h>
 #endif
 

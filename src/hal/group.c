@@ -9,6 +9,7 @@
 #include <string.h>
 #if !defined(__wasi__) && !defined(_WIN32)
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -190,8 +191,15 @@ static void set_options(int s) {
         (void)setsockopt(s, options[i][0], options[i][1], &options[i][2], sizeof options[i][2]);
 }
 
+/* SOCK_CLOEXEC is not on every system. */
+static int open_socket(int family) {
+    int s = socket(family, SOCK_STREAM, 0);
+    if (s >= 0) (void)fcntl(s, F_SETFD, FD_CLOEXEC);
+    return s;
+}
+
 static int listen_at(int port, char *why, size_t size) {
-    int on = 1, s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int on = 1, s = open_socket(AF_INET);
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     at.sin_addr.s_addr = htonl(INADDR_ANY);
     if (s >= 0) (void)setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -249,7 +257,7 @@ static bool reached_itself(int s) {
 
 static int connect_once(const struct addrinfo *found) {
     for (const struct addrinfo *a = found; a; a = a->ai_next) {
-        int s = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        int s = open_socket(a->ai_family);
         if (s >= 0 && connect(s, a->ai_addr, a->ai_addrlen) == 0 && !reached_itself(s)) return s;
         if (s >= 0) close(s);
     }

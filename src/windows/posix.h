@@ -265,6 +265,7 @@ pid_t tn_win_waitpid(pid_t process, int *status, int options);
 enum { F_SETFD = 2, FD_CLOEXEC = 1 };
 #define fcntl(fd, command, value) ((void)(fd), 0) /* no descriptor is inherited unless posix_spawnp passes it */
 
+#define pollfd tn_win_pollfd
 struct pollfd {
     int fd;
     short events, revents;

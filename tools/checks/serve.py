@@ -515,10 +515,12 @@ def open_request(server, **fields):
 
 
 def check_disconnects(report, server):
-    """Clients that go away leave their sequences to others, whether they stream or not."""
+    """Clients that go away leave their sequences to others, whether they stream or not, and close or reset."""
     before = server.metric("trunnion_disconnects_total")
     clients = [open_request(server, stream=i % 2 == 0) for i in range(4)]
     busy = server.await_metric("trunnion_requests_running", lambda n: n == 4)
+    for client in clients[:2]:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() resets the connection
     for client in clients:
         client.close()
     idle = server.await_metric("trunnion_requests_running", lambda n: n == 0)
