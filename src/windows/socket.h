@@ -1,5 +1,6 @@
 /* socket.h — the socket functions that the sources use, on Winsock. In a build for Windows, the system's headers of
- * sockets are this file (CMakeLists.txt). A socket is an int, and close() closes sockets in files that include this one. */
+ * sockets are this file (CMakeLists.txt). A socket is an int, and close() closes sockets in files that include this
+ * one. */
 #ifndef TN_WINDOWS_SOCKET_H
 #define TN_WINDOWS_SOCKET_H
 
