@@ -266,6 +266,7 @@ static tn_status make_conversations(serve_engine *e, server *s) {
     tn_llm_options o = TN_LLM_DEFAULTS;
     o.context = s->context;
     o.cache = s->cache;
+    o.value_cache = s->value_cache;
     o.device = device;
     e->slots[0].model = s->model;
     for (int i = 1; i < e->count; i++) {

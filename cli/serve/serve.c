@@ -31,9 +31,8 @@ const cli_command cli_serve = {
             "      --alias NAME      the model's name in the interface (default: its file's name)\n"
             "      --parallel N      requests that are computed at once, 1 to 64 (default 4); each\n"
             "                        has a key/value cache of its own\n"
-            "      --context N       tokens of a prompt and its answer (default: the model's, at most 4096)\n"
-            "      --cache TYPE      type of the key/value cache: f16, bf16, f32 or q8_0\n"
-            "                        (default f16); q8_0: on the processor only\n" CLI_DRAFT_HELP
+            "      --context N       tokens of a prompt and its answer (default: the model's, at most "
+            "4096)\n" CLI_CACHE_HELP CLI_DRAFT_HELP
             "                        Drafts are used while one request is computed.\n"
             "      --queue N         requests that may wait; more get code 503 (default 64)\n"
             "      --max-body SIZE   longest body of a request (default 4M)\n"
@@ -86,6 +85,7 @@ tn_status server_open_model(server *s, tn_device *device) {
     tn_llm_options o = TN_LLM_DEFAULTS;
     o.context = s->context;
     o.cache = s->cache;
+    o.value_cache = s->value_cache;
     o.device = device;
     o.conversations = (int)s->parallel;
     return tn_llm_open(s->path, &o, &s->model);
@@ -189,8 +189,7 @@ static const cli_option options[] = {
     CLI_NAME("alias", 0, server, alias),
     CLI_INT("parallel", 0, server, parallel, 1, SERVE_MOST_PARALLEL),
     CLI_INT("context", 0, server, context, 1, INT32_MAX),
-    CLI_CHOICE("cache", 0, server, cache, CLI_CACHES, TN_LLM_CACHE_F16),
-    CLI_CHOICE("cache-type", 0, server, cache, CLI_CACHES, TN_LLM_CACHE_F16),
+    CLI_CACHE_OPTIONS(server),
     CLI_NAME("draft", 0, server, draft.path),
     CLI_INT("draft-tokens", 0, server, draft.tokens, 1, TN_LLM_DRAFT),
     CLI_INT("queue", 0, server, queue, 0, 1 << 20),
@@ -202,6 +201,7 @@ static const cli_option options[] = {
 
 static int run_serve(int argc, char **argv) {
     server s = {.host = "127.0.0.1",
+                .value_cache = TN_LLM_CACHE_SAME,
                 .port = 8080,
                 .parallel = 4,
                 .queue = 64,

@@ -154,7 +154,7 @@ typedef struct server {
     const char *key;        /* NULL: none is asked for */
     const char *allow_host; /* NULL, "*", or a further name that requests without a key may be for or from */
     int64_t port, parallel, context, queue, body_bytes, timeout, grace;
-    tn_llm_cache cache;
+    tn_llm_cache cache, value_cache;
     cli_sampling sampling; /* what requests leave open */
     cli_draft draft;
     char name[128], embed_name[128];

@@ -31,10 +31,8 @@ const cli_command cli_chat = {
             "  -n, --predict N       at most N tokens for an answer (default -1: until it ends)\n"
             "      --stop TEXT       end an answer before TEXT; may be given up to 16 times\n" CLI_SAMPLING_HELP
             "      --lora DIR        add a LoRA adapter in PEFT's format (see finetune)\n"
-            "      --context N       context length in tokens (default: the model's, at most 4096)\n"
-            "      --cache TYPE      type of the key/value cache: f16, bf16, f32 or q8_0\n"
-            "                        (default f16); q8_0: on the processor only\n" CLI_DRAFT_HELP
-            "      --seed N          random seed (default: a random one, which is shown)\n"
+            "      --context N       context length in tokens (default: the model's, at most 4096)\n" CLI_CACHE_HELP
+                CLI_DRAFT_HELP "      --seed N          random seed (default: a random one, which is shown)\n"
             "\n"
             "Type a message and press Enter; \"\"\" begins and ends a message of several lines.\n"
             "Ctrl-C stops the answer, Ctrl-D ends the session, /help lists the commands. If\n"
@@ -55,7 +53,7 @@ typedef struct session {
     const char *path, *lora, *system, *messages;
     cli_stops stops;
     int64_t tokens, context;
-    tn_llm_cache cache;
+    tn_llm_cache cache, value_cache;
     cli_sampling sampling;
     cli_draft draft;
     cli_language language; /* its tokenizer is NULL: `words` has it */
@@ -135,6 +133,7 @@ static tn_llm_options model_options(const session *s) {
     tn_llm_options o = TN_LLM_DEFAULTS;
     o.context = s->context;
     o.cache = s->cache;
+    o.value_cache = s->value_cache;
     o.adapter = s->lora;
     return o;
 }
@@ -426,8 +425,7 @@ static const cli_option options[] = {
     CLI_TEXT("messages", 0, session, messages),
     CLI_NAME("lora", 0, session, lora),
     CLI_INT("context", 0, session, context, 1, INT32_MAX),
-    CLI_CHOICE("cache", 0, session, cache, CLI_CACHES, TN_LLM_CACHE_F16),
-    CLI_CHOICE("cache-type", 0, session, cache, CLI_CACHES, TN_LLM_CACHE_F16),
+    CLI_CACHE_OPTIONS(session),
     CLI_NAME("draft", 0, session, draft.path),
     CLI_INT("draft-tokens", 0, session, draft.tokens, 1, TN_LLM_DRAFT),
     CLI_TAKE("stop", 0, session, stops, cli_take_stop),
@@ -435,7 +433,7 @@ static const cli_option options[] = {
 };
 
 static int run_chat(int argc, char **argv) {
-    session s = {.tokens = ANSWER_ALL};
+    session s = {.tokens = ANSWER_ALL, .value_cache = TN_LLM_CACHE_SAME};
     s.moves.options = &s.common;
     cli_option all[CLI_OPTIONS_MOST];
     char found[CLI_PATH];

@@ -45,9 +45,8 @@ const cli_command cli_generate = {
             "      --ids IDS         the prompt as token ids, separated by commas, instead of -p; prints ids\n"
             "      --lora DIR        add a LoRA adapter in PEFT's format (see finetune)\n"
             "      --context N       context length in tokens, prompt and answer together; T5: only the answer\n"
-            "                        (default: what they need; with -n -1 at least 4096 if the model has them)\n"
-            "      --cache TYPE      type of the key/value cache: f16, bf16, f32 or q8_0\n"
-            "                        (default f16); q8_0: on the processor only\n" CLI_DRAFT_HELP
+            "                        (default: what they need; with -n -1 at least 4096 if the model has "
+            "them)\n" CLI_CACHE_HELP CLI_DRAFT_HELP
             "      --seed N          random seed (default: a random one, which is shown)\n"
             "      --prompt-cache FILE  go on with the sequence in FILE as far as the prompt is the same,\n"
             "                        and write the sequence there at the end\n"
@@ -79,7 +78,7 @@ typedef struct request {
     int64_t tokens, context; /* tokens: ANSWER_ALL: until the end; context 0: not given */
     int64_t logprobs;        /* -1: none */
     bool chat, limited;      /* limited: to DEFAULT_TOKENS */
-    tn_llm_cache cache;
+    tn_llm_cache cache, value_cache;
     cli_sampling sampling;
     cli_draft draft;
 } request;
@@ -175,6 +174,7 @@ static tn_status open_model(work *w, tn_device *device, tn_llm **out) {
     tn_llm_options o = TN_LLM_DEFAULTS;
     o.context = choose_context(w, &w->facts);
     o.cache = w->asked->cache;
+    o.value_cache = w->asked->value_cache;
     o.device = device;
     o.adapter = w->asked->lora;
     TRY(tn_llm_open(w->asked->model, &o, out));
@@ -485,6 +485,7 @@ static int answer_by_encoder(const request *r) {
         {r->prompt_cache, "prompt-cache"},
         {r->draft.path, "draft"},
         {r->cache != TN_LLM_CACHE_F16, "cache"},
+        {r->value_cache != TN_LLM_CACHE_SAME, "cache-type-v"},
     };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (others[i].given)
@@ -510,8 +511,7 @@ static const cli_option options[] = {
     CLI_NAME("lora", 0, request, lora),
     CLI_INT("context", 0, request, context, 1, INT32_MAX),
     CLI_TEXT("ids", 0, request, ids),
-    CLI_CHOICE("cache", 0, request, cache, CLI_CACHES, TN_LLM_CACHE_F16),
-    CLI_CHOICE("cache-type", 0, request, cache, CLI_CACHES, TN_LLM_CACHE_F16),
+    CLI_CACHE_OPTIONS(request),
     CLI_NAME("draft", 0, request, draft.path),
     CLI_INT("draft-tokens", 0, request, draft.tokens, 1, TN_LLM_DRAFT),
     CLI_NAME("prompt-cache", 0, request, prompt_cache),
@@ -522,7 +522,7 @@ static const cli_option options[] = {
 };
 
 static int run_generate(int argc, char **argv) {
-    request r = {.tokens = NOT_GIVEN, .logprobs = -1};
+    request r = {.tokens = NOT_GIVEN, .value_cache = TN_LLM_CACHE_SAME, .logprobs = -1};
     cli_option all[CLI_OPTIONS_MOST];
     int status;
     cli_sampling_begin(&r.sampling);

@@ -24,7 +24,18 @@ bool cli_language_open(cli_language *l, const cli_options *o, const char *path, 
  * library cannot, nothing happens. */
 void cli_return_memory(void);
 
-#define CLI_CACHES "f16|bf16|f32|q8_0" /* values of --cache, in the order of tn_llm_cache */
+/* Options of a type T with the members cache and value_cache; values in the order of tn_llm_cache. */
+#define CLI_CACHES "f16|bf16|f32|q8_0"
+#define CLI_CACHE_OPTIONS(T)                                                   \
+    CLI_CHOICE("cache", 0, T, cache, CLI_CACHES, TN_LLM_CACHE_F16),            \
+        CLI_CHOICE("cache-type", 0, T, cache, CLI_CACHES, TN_LLM_CACHE_F16),   \
+        CLI_CHOICE("cache-type-k", 0, T, cache, CLI_CACHES, TN_LLM_CACHE_F16), \
+        CLI_CHOICE("cache-type-v", 0, T, value_cache, CLI_CACHES, TN_LLM_CACHE_F16)
+#define CLI_CACHE_HELP                                                              \
+    "      --cache TYPE      type of the key/value cache: f16, bf16, f32 or q8_0\n" \
+    "                        (default f16); q8_0: on the processor only\n"          \
+    "      --cache-type-v TYPE  type of the values: f16, bf16, f32 or q8_0\n"       \
+    "                        (default: that of the keys)\n"
 void cli_language_close(cli_language *l);
 
 /* Appends ids that are parted by commas and blanks. */

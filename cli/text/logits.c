@@ -23,8 +23,7 @@ const cli_command cli_logits = {
     .help = "  -m, --model MODEL     a GGUF file, or a Hugging Face model folder\n"
             "  -p, --prompt TEXT     the prompt; - reads standard input\n"
             "      --ids IDS         the prompt as token ids, separated by commas or spaces, instead of -p\n"
-            "  -o, --output FILE     a NumPy file: f32 [positions, vocabulary]\n"
-            "      --cache TYPE      type of the key/value cache: f16, bf16, f32 or q8_0 (default f16)\n"
+            "  -o, --output FILE     a NumPy file: f32 [positions, vocabulary]\n" CLI_CACHE_HELP
             "      --no-special      do not parse control tokens such as <|im_end|> in the prompt\n"
             "  --json                shape[], ids[], file, device, fallback[]\n"
             "\n"
@@ -39,7 +38,7 @@ const cli_command cli_logits = {
 
 typedef struct wishes {
     const char *model, *prompt, *ids, *output;
-    tn_llm_cache cache;
+    tn_llm_cache cache, value_cache;
     bool no_special;
 } wishes;
 
@@ -117,6 +116,7 @@ static tn_status make_room_logits(cli_language *l, const wishes *w, int64_t toke
     tn_llm_options o = TN_LLM_DEFAULTS;
     o.context = tokens;
     o.cache = w->cache;
+    o.value_cache = w->value_cache;
     tn_llm_close(l->model);
     return tn_llm_open(w->model, &o, &l->model);
 }
@@ -142,11 +142,10 @@ static int run_logits(int argc, char **argv) {
         CLI_NAME("output", 'o', wishes, output),
         CLI_FLAG("no-special", 0, wishes, no_special),
         CLI_TEXT("ids", 0, wishes, ids),
-        CLI_CHOICE("cache", 0, wishes, cache, CLI_CACHES, TN_LLM_CACHE_F16),
-        CLI_CHOICE("cache-type", 0, wishes, cache, CLI_CACHES, TN_LLM_CACHE_F16),
+        CLI_CACHE_OPTIONS(wishes),
         {0},
     };
-    wishes w = {0};
+    wishes w = {.value_cache = TN_LLM_CACHE_SAME};
     cli_options o;
     int status, first = cli_parse(&cli_logits, argc, argv, &o, own, &w, &status);
     if (first < 0) return status;
@@ -162,6 +161,7 @@ static int run_logits(int argc, char **argv) {
     cli_language l;
     tn_llm_options options = TN_LLM_DEFAULTS;
     options.cache = w.cache;
+    options.value_cache = w.value_cache;
     bool opened = cli_language_open(&l, &o, w.model, &options, !w.ids);
     bool good = opened && work_logits(&l, &w, o.json) == TN_OK;
     int code = !opened ? l.code : good ? CLI_OK : cli_failed();

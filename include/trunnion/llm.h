@@ -31,14 +31,20 @@ enum { TN_LLM_BATCH = 64 }; /* conversations of a batch, and of a pool of caches
 /* Type of the elements of the key/value cache. Q8_0: blocks of 32 numbers with a common scale, 53 % of the memory of
  * F16; on the CPU, for models whose heads have a multiple of 32 numbers. Logits of a model with quantized weights
  * differ from those of F32 by about 4 % of their standard deviation (SmolLM2 in Q4_1; F16: 3 %). */
-typedef enum tn_llm_cache { TN_LLM_CACHE_F16 = 0, TN_LLM_CACHE_BF16, TN_LLM_CACHE_F32, TN_LLM_CACHE_Q8_0 } tn_llm_cache;
+typedef enum tn_llm_cache {
+    TN_LLM_CACHE_F16 = 0,
+    TN_LLM_CACHE_BF16,
+    TN_LLM_CACHE_F32,
+    TN_LLM_CACHE_Q8_0,
+    TN_LLM_CACHE_SAME /* of the values only: the type of the keys */
+} tn_llm_cache;
 
 typedef struct tn_llm_options {
     size_t struct_size;
     /* Context length in tokens; default 0: the model's own, at most 4096. Models with two rope tables (longrope) use
      * the table for this length, for all tokens. */
     int64_t context;
-    tn_llm_cache cache; /* default TN_LLM_CACHE_F16 */
+    tn_llm_cache cache; /* of keys, and of values if value_cache is left out; default TN_LLM_CACHE_F16 */
     tn_device *device;  /* default NULL: the thread's current device */
     int64_t memory;     /* bytes that may be used; default 0: all free memory of the device */
     /* Folder of a LoRA adapter in PEFT's format (adapter_config.json, adapter_model.safetensors) that is added to the
@@ -46,13 +52,14 @@ typedef struct tn_llm_options {
      * ranks that vary are refused. */
     const char *adapter;
     /* Number of conversations, this one included, whose caches form one pool, 1 to TN_LLM_BATCH; default 1. The pool is
-     * allocated by tn_llm_open; tn_llm_new_conversation takes room there while there is some, if context and cache type
-     * are the same. A batch of conversations of one pool computes their attention in one call, which is faster. All
-     * conversations of a pool must be used by one thread at a time. */
+     * allocated by tn_llm_open; tn_llm_new_conversation takes room there while there is some, if the context and the
+     * types of the caches are the same. A batch of conversations of one pool computes their attention in one call,
+     * which is faster. All conversations of a pool must be used by one thread at a time. */
     int conversations;
+    tn_llm_cache value_cache; /* of values; default TN_LLM_CACHE_SAME */
 } tn_llm_options;
 #define TN_LLM_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_llm_options, conversations), 0, TN_LLM_CACHE_F16, NULL, 0, NULL, 1 }
+    { TN_OPTIONS_SIZE(tn_llm_options, value_cache), 0, TN_LLM_CACHE_F16, NULL, 0, NULL, 1, TN_LLM_CACHE_SAME }
 
 /* A model's sizes and memory. Strings are valid as long as the file or model that was asked. */
 typedef struct tn_llm_facts {

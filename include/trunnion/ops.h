@@ -1397,12 +1397,12 @@ TN_API tn_tensor *tn_cache_append_(tn_tensor *cache, const tn_tensor *x, const t
                                    const tn_tensor *pages);
 
 /* Causal attention of n new tokens, q [n, heads, head_dim], k and v [n, kv_heads, head_dim] (f32), that follow
- * `position` tokens in the caches [pages, kv_heads, 64, head_dim], which tn_cache_append_ has filled and which hold
- * the new ones only afterwards. k and v count as the caches would hold them, so a result does not depend on how a
- * text was cut. heads is a multiple of kv_heads; scale TN_AUTO means 1/sqrt(head_dim); window: the greatest number
- * of keys a query sees, itself included, 0 for all. softcap: a score s becomes softcap · tanh(s / softcap), 0 for
- * none. sinks: NULL, or [heads], a score of each head that belongs to no key: it takes its share of the softmax and
- * yields nothing. Of a batch, position is [n] and pages [n, count]: token i follows position[i] tokens of the
+ * `position` tokens in the caches [pages, kv_heads, 64, head_dim] (of one dtype or two), filled by tn_cache_append_;
+ * they hold the new ones only afterwards. k and v count as the caches would hold them, so a result does not depend
+ * on how a text was cut. heads is a multiple of kv_heads; scale TN_AUTO means 1/sqrt(head_dim); window: the greatest
+ * number of keys a query sees, itself included, 0 for all. softcap: a score s becomes softcap · tanh(s / softcap), 0
+ * for none. sinks: NULL, or [heads], a score of each head that belongs to no key: it takes its share of the softmax
+ * and yields nothing. Of a batch, position is [n] and pages [n, count]: token i follows position[i] tokens of the
  * sequence whose pages are row i, and sees only those and itself. Result [n, heads, head_dim]; no gradient.
  * Dtypes: f32 → same. Errors: TN_ERR_ARGUMENT, TN_ERR_SHAPE, TN_ERR_DTYPE. */
 typedef struct tn_cached_attention_options {

@@ -682,8 +682,9 @@ static tn_status infer_cached_attention(tn_infer *c) {
     char a[96], b[96];
     TRY(check_cache(c, ATTEND_K_CACHE));
     TRY(check_cache(c, ATTEND_V_CACHE));
-    if (memcmp(keys->shape, values->shape, 4 * sizeof *keys->shape) != 0 || keys->dtype != values->dtype)
-        return tn_fail(TN_ERR_SHAPE, "%s: the caches %s of %s and %s of %s must be alike (same shape and dtype)",
+    if (memcmp(keys->shape, values->shape, 3 * sizeof *keys->shape) != 0 || numbers_of(keys) != numbers_of(values))
+        return tn_fail(TN_ERR_SHAPE,
+                       "%s: the caches %s of %s and %s of %s must be alike (same shape; dtypes may differ)",
                        c->row->name, tn_shape_text(keys, a, sizeof a), tn_dtype_name((tn_dtype)keys->dtype),
                        tn_shape_text(values, b, sizeof b), tn_dtype_name((tn_dtype)values->dtype));
     TRY(check_tokens(c, ATTEND_Q, keys, true));
@@ -818,7 +819,7 @@ static tn_node *compose_each_sequence(tn_build *b, const tn_node *n) {
 
 /* The softmax in one piece over all places that there can be: the definition but for the order of its sums. */
 static tn_node *compose_cached_attention_rows(tn_build *b, const tn_node *n) {
-    if (n->in[ATTEND_K_CACHE]->dtype == TN_U8) {
+    if (n->in[ATTEND_K_CACHE]->dtype == TN_U8 || n->in[ATTEND_V_CACHE]->dtype == TN_U8) {
         b->status = tn_fail(TN_ERR_UNSUPPORTED,
                             "cached_attention: a cache in q8_0 is supported on the device cpu only; use f16");
         return NULL;
@@ -867,7 +868,6 @@ static tn_node *compose_cached_attention_rows(tn_build *b, const tn_node *n) {
 /* What the definition needs at hand. */
 typedef struct attention {
     const tn_reference *r;
-    const tn_node *cache;
     page_table table;
     int64_t position; /* of query `start` */
     int64_t start;    /* the sequence's first query: 0, or of a batch each */
@@ -877,13 +877,14 @@ typedef struct attention {
 
 /* Element k of the key or value (`input`: ATTEND_K or ATTEND_V) at a logical place. */
 static double token_value(const attention *a, int input, int64_t token, int64_t head, int64_t k) {
-    int cache = input == ATTEND_K ? ATTEND_K_CACHE : ATTEND_V_CACHE;
+    int number = input == ATTEND_K ? ATTEND_K_CACHE : ATTEND_V_CACHE;
+    const tn_node *cache = a->r->node->in[number];
     if (token >= a->position) {
         int64_t row = (a->start + token - a->position) * a->kv_heads + head;
-        return as_cached((tn_dtype)a->cache->dtype, a->r->in[input] + row * a->width, k);
+        return as_cached((tn_dtype)cache->dtype, a->r->in[input] + row * a->width, k);
     }
-    int64_t from = place_in(a->cache, &a->table, a->start, token, head);
-    return from < 0 ? 0 : cached_number((tn_dtype)a->cache->dtype, a->r->in[cache] + from, k);
+    int64_t from = place_in(cache, &a->table, a->start, token, head);
+    return from < 0 ? 0 : cached_number((tn_dtype)cache->dtype, a->r->in[number] + from, k);
 }
 
 static double score_of(const attention *a, int64_t query, int64_t head, int64_t token) {
@@ -916,12 +917,11 @@ static void attend_cache(const attention *a, int64_t query, int64_t head) {
 }
 
 static void reference_cached_attention(const tn_reference *r) {
-    const tn_node *q = r->node, *cache = q->in[ATTEND_K_CACHE];
+    const tn_node *q = r->node;
     attention a = {.r = r,
-                   .cache = cache,
                    .table = table_of(r, ATTEND_PAGES),
                    .heads = q->shape[1],
-                   .kv_heads = cache->shape[1],
+                   .kv_heads = q->in[ATTEND_K_CACHE]->shape[1],
                    .width = q->shape[2],
                    .sinks = q->in[ATTEND_SINKS] ? r->in[ATTEND_SINKS] : NULL};
     int64_t most = a.table.count * TN_PAGE_TOKENS;
@@ -935,10 +935,10 @@ static void reference_cached_attention(const tn_reference *r) {
 
 /* cached_attention(q, k, v, k_cache, v_cache, position, pages, sinks, scale, window, softcap): causal attention of n
  * new tokens, q [n, heads, head_dim], k and v [n, kv_heads, head_dim] (f32), that follow `position` tokens in the
- * caches [pages, kv_heads, 64, head_dim], which tn_cache_append_ has filled and which hold the new ones only
- * afterwards. k and v count as the caches would hold them, so a result does not depend on how a text was cut. heads is
- * a multiple of kv_heads; scale TN_AUTO means 1/sqrt(head_dim); window: the greatest number of keys a query sees,
- * itself included, 0 for all. softcap: a score s becomes softcap · tanh(s / softcap), 0 for none. sinks: NULL, or
+ * caches [pages, kv_heads, 64, head_dim] (of one dtype or two), filled by tn_cache_append_; they hold the new
+ * ones only afterwards. k and v count as the caches would hold them, so a result does not depend on how a text was cut.
+ * heads is a multiple of kv_heads; scale TN_AUTO means 1/sqrt(head_dim); window: the greatest number of keys a query
+ * sees, itself included, 0 for all. softcap: a score s becomes softcap · tanh(s / softcap), 0 for none. sinks: NULL, or
  * [heads], a score of each head that belongs to no key: it takes its share of the softmax and yields nothing. Of a
  * batch, position is [n] and pages [n, count]: token i follows position[i] tokens of the sequence whose pages are row
  * i, and sees only those and itself. Result [n, heads, head_dim]; no gradient. */
@@ -948,6 +948,8 @@ OP_CODE(cached_attention, .infer = infer_cached_attention, .compose = compose_ca
             "[2,2,4] [2,2,4] [2,2,4] [3,2,64,4] [3,2,64,4] []:i64@0..150 [3]:i64@0..2 -; "
             "[1,6,8] [1,2,8] [1,2,8] [3,2,64,8]:f16 [3,2,64,8]:f16 []:i64@63..66 [3]:i64@0..2 - scale=0.2; "
             "[5,1,3] [5,1,3] [5,1,3] [2,1,64,3]:bf16 [2,1,64,3]:bf16 []:i64@62..62 [2]:i64@0..1 - window=3; "
+            "[1,6,8] [1,2,8] [1,2,8] [3,2,64,8]:f16 [3,2,64,8] []:i64@63..66 [3]:i64@0..2 -; "
+            "[3,2,8] [3,1,8] [3,1,8] [2,1,64,8] [2,1,64,8]:bf16 []:i64@62..70 [2]:i64@0..1 -; "
             "[3,4,8] [3,2,8] [3,2,8] [3,2,64,8] [3,2,64,8] []:i64@60..130 [3]:i64@0..2 - scale=1.5 softcap=2.5; "
             "[3,4,8] [3,2,8] [3,2,8] [3,2,64,8] [3,2,64,8] []:i64@60..130 [3]:i64@0..2 [4] window=70; "
             "[3,4,5] [3,2,5] [3,2,5] [6,2,64,5] [6,2,64,5] [3]:i64@0..120 [3,2]:i64@0..5 [4]; "

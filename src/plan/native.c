@@ -565,8 +565,8 @@ void tn_cost_of_cached_attention(const tn_native *n, tn_cost *cost) {
     if (a->window > 0 && met > (double)a->window) met = (double)a->window;
     if (a->window > 0 && old > (double)a->window) old = (double)a->window;
     double key = (double)(a->kv_heads * a->head_dim), query = (double)(a->heads * a->head_dim);
-    double bytes = 2 * old * key * (double)(a->batch ? a->n : 1) * (double)tn_dtype_size(a->k_cache.dtype) +
-                   (double)a->n * (2 * key + 2 * query) * sizeof(float);
+    double element = (double)(tn_dtype_size(a->k_cache.dtype) + tn_dtype_size(a->v_cache.dtype));
+    double bytes = old * key * (double)(a->batch ? a->n : 1) * element + (double)a->n * (2 * key + 2 * query) * 4;
     *cost = (tn_cost){.bytes = (int64_t)bytes, .flops = 4 * (double)a->n * query * met};
 }
 

@@ -482,7 +482,7 @@ static kir_val load_attended(void *context, int i, const kir_aff *at, kir_val ma
     workgroup_kernel *t = context;
     kir_val v = load_operand(context, i, at, mask);
     bool fresh = i == ATTEND_K || i == ATTEND_V;
-    return fresh ? tn_lower_narrow(t->lw.kb, (tn_dtype)t->lead->node->in[ATTEND_K_CACHE]->dtype, v) : v;
+    return fresh ? tn_lower_narrow(t->lw.kb, (tn_dtype)t->lead->node->in[i + 2]->dtype, v) : v; /* its cache */
 }
 
 static tn_attention_shape attention_shape(const tn_node *n) {

@@ -207,20 +207,18 @@ static tn_status make_frequencies(tn_llm *m, bool local) {
 /* Those of all layers together: each token reads a little of each. */
 static tn_status make_all_caches(const llm_config *c, int conversations, llm_layer *layers) {
     int64_t pages = c->pages * conversations;
-    int count = 2 * (int)tn_llm_attention_layers(c), used = 0;
+    int count = (int)tn_llm_attention_layers(c);
     if (count == 0) return TN_OK;
     tn_tensor **all = tn_txt_zalloc((size_t)count, sizeof(tn_tensor *));
     if (!all) return TN_ERR_MEMORY;
     tn_status status = TN_OK;
-    {
+    for (int k = CACHE_KEYS; k <= CACHE_VALUES && status == TN_OK; k++) {
         TN_SCOPE;
-        status =
-            tn_zero_states(TN_DIMS(pages, c->attention.kv_heads, LLM_PAGE, tn_llm_cache_row(c)), c->cache, all, count);
-        for (int64_t i = 0; i < c->layers && status == TN_OK; i++) {
-            if (!tn_llm_attends(c, i)) continue;
-            layers[i].cache[CACHE_KEYS] = tn_retain(all[used++]);
-            layers[i].cache[CACHE_VALUES] = tn_retain(all[used++]);
-        }
+        int used = 0;
+        int64_t shape[] = {pages, c->attention.kv_heads, LLM_PAGE, tn_llm_cache_row(c, k)};
+        status = tn_zero_states(shape, 4, c->cache[k], all, count);
+        for (int64_t i = 0; i < c->layers && status == TN_OK; i++)
+            if (tn_llm_attends(c, i)) layers[i].cache[k] = tn_retain(all[used++]);
     }
     tn_txt_free(all);
     return status;
@@ -290,7 +288,9 @@ static bool has_room(const llm_pool *p) { return p && p->users < p->room; }
 /* Takes a place in the pool of another conversation if there is one that fits. */
 static void join_pool(tn_llm *m, const tn_llm *with) {
     llm_pool *p = with->pool;
-    bool same = m->config.pages == with->config.pages && m->config.cache == with->config.cache;
+    bool same = m->config.pages == with->config.pages;
+    for (int k = CACHE_KEYS; k <= CACHE_VALUES; k++)
+        same = same && m->config.cache[k] == with->config.cache[k];
     if (!has_room(p) || !same || caches_are_lost(&m->config, p->layers, true)) return;
     while (p->taken >> m->slot & 1)
         m->slot++;
@@ -416,9 +416,10 @@ static tn_status check_memory(const tn_llm *m, const tn_llm_options *o, bool sha
 static tn_status check_cache_type(const tn_llm *m) {
     tn_device_info info = {.struct_size = sizeof info};
     TRY(tn_device_get_info(m->device, &info));
-    if (m->config.cache != TN_U8 || strcmp(info.backend, "cpu") == 0) return TN_OK;
+    bool blocks = m->config.cache[CACHE_KEYS] == TN_U8 || m->config.cache[CACHE_VALUES] == TN_U8;
+    if (!blocks || strcmp(info.backend, "cpu") == 0) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "a key/value cache in q8_0 is supported on the device cpu only, not on %s; set cache to f16 "
+                           "a key/value cache in q8_0 is supported on the device cpu only, not on %s; set it to f16 "
                            "in tn_llm_options (--cache of the command)",
                            info.id);
 }

@@ -361,9 +361,9 @@ int64_t tn_llm_key_width(const llm_config *c) {
     return c->size[SIZE_HEAD] + (c->attention.alibi > 0 ? DISTANCE_DIMS : 0);
 }
 
-int64_t tn_llm_cache_row(const llm_config *c) {
+int64_t tn_llm_cache_row(const llm_config *c, int which) {
     int64_t head = tn_llm_key_width(c);
-    return c->cache == TN_U8 ? head / LLM_BLOCK * LLM_BLOCK_BYTES : head;
+    return c->cache[which] == TN_U8 ? head / LLM_BLOCK * LLM_BLOCK_BYTES : head;
 }
 
 void tn_llm_set_rope(llm_config *c, int64_t layer, bool rotates) { set_bit(c->positions.unrotated, layer, !rotates); }
@@ -428,13 +428,19 @@ static tn_status take_options(const llm_source *s, const tn_llm_options *options
                                "language model: cache is %d; it must be one of TN_LLM_CACHE_F16, TN_LLM_CACHE_BF16, "
                                "TN_LLM_CACHE_F32, TN_LLM_CACHE_Q8_0",
                                (int)o.cache);
-    if (o.cache == TN_LLM_CACHE_Q8_0 && tn_llm_key_width(c) % LLM_BLOCK != 0)
+    if ((unsigned)o.value_cache > TN_LLM_CACHE_SAME)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "language model: value_cache is %d; it must be a tn_llm_cache",
+                               (int)o.value_cache);
+    if (o.value_cache == TN_LLM_CACHE_SAME) o.value_cache = o.cache;
+    bool blocks = o.cache == TN_LLM_CACHE_Q8_0 || o.value_cache == TN_LLM_CACHE_Q8_0;
+    if (blocks && tn_llm_key_width(c) % LLM_BLOCK != 0)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s': heads of %" PRId64 " numbers; a cache in q8_0 requires a multiple of %d: use f16",
                                tn_llm_source_path(s), tn_llm_key_width(c), LLM_BLOCK);
     int64_t usual = c->trained_context < LLM_DEFAULT_CONTEXT ? c->trained_context : LLM_DEFAULT_CONTEXT;
     c->context = o.context ? o.context : usual;
-    c->cache = caches[o.cache];
+    c->cache[CACHE_KEYS] = caches[o.cache];
+    c->cache[CACHE_VALUES] = caches[o.value_cache];
     c->pages = (c->context + LLM_PAGE - 1) / LLM_PAGE;
     return TN_OK;
 }
@@ -495,7 +501,10 @@ static tn_status estimate(const llm_config *c, tn_memory_estimate *out) {
     sizes.kv_heads = c->attention.kv_heads;
     sizes.head_dim = c->size[SIZE_HEAD];
     sizes.sequence = c->context;
-    sizes.bytes_per_cache = (double)tn_llm_cache_row(c) * (double)tn_dtype_size(c->cache) / (double)c->size[SIZE_HEAD];
+    double row = 0; /* keys and values */
+    for (int k = CACHE_KEYS; k <= CACHE_VALUES; k++)
+        row += (double)tn_llm_cache_row(c, k) * (double)tn_dtype_size(c->cache[k]);
+    sizes.bytes_per_cache = row / 2 / (double)c->size[SIZE_HEAD];
     sizes.weights_bytes = c->file.weights_bytes;
     sizes.tied_embeddings = c->tied;
     *out = (tn_memory_estimate){.struct_size = sizeof *out};

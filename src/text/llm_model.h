@@ -402,8 +402,8 @@ struct llm_config {
     int64_t size[SIZE_COUNT];
     double eps;
     tn_activation *activation;
-    tn_dtype cache;
-    bool tied; /* the embedding is the output's weight too */
+    tn_dtype cache[2]; /* of keys, of values */
+    bool tied;         /* the embedding is the output's weight too */
     llm_attention attention;
     llm_positions positions;
     llm_experts experts;
@@ -502,7 +502,8 @@ int64_t tn_llm_attention_layers(const llm_config *c); /* number of them */
 /* Bits of the slots that this layer must or may have. */
 slot_set tn_llm_needs(const llm_config *c, int64_t layer);
 slot_set tn_llm_allows(const llm_config *c, int64_t layer);
-int64_t tn_llm_cache_row(const llm_config *c); /* elements of a token's row of a head in the cache */
+int64_t tn_llm_cache_row(const llm_config *c,
+                         int which); /* elements of a token's row of a head: CACHE_KEYS or …VALUES */
 /* llm_config.c: yarn's factor of sines and cosines; a model that it stretches may be asked for longer texts. */
 double tn_llm_yarn_amplitude(double factor, double by);
 void tn_llm_lengthen(llm_config *c);

@@ -320,6 +320,14 @@ static int64_t ask_number(const char *arguments, const char *key) {
     return n;
 }
 
+static void keys_and_values_have_the_types_that_are_asked_for(void **state) {
+    (void)state;
+    int64_t f16 = ask_number("-m @ -p a -n 2 --greedy --json", "cache_bytes");
+    assert_int_equal(ask_number("-m @ -p a -n 2 --greedy --cache f32 --json", "cache_bytes"), 2 * f16);
+    assert_int_equal(2 * ask_number("-m @ -p a -n 2 --greedy --cache-type-v f32 --json", "cache_bytes"), 3 * f16);
+    assert_int_equal(ask_number("-m @ -p a -n 2 --cache-type-k f32 --cache-type-v f32 --json", "cache_bytes"), 2 * f16);
+}
+
 static void a_prompt_cache_saves_computing_a_prompt_again(void **state) {
     (void)state;
     char plain[512], cached[512], arguments[700], longer[700], heard[4096];
@@ -441,6 +449,7 @@ int main(void) {
         cmocka_unit_test(logprobs_name_each_token_and_its_rivals),
         cmocka_unit_test(penalties_change_the_text),
         cmocka_unit_test(a_grammar_is_followed),
+        cmocka_unit_test(keys_and_values_have_the_types_that_are_asked_for),
         cmocka_unit_test(a_prompt_cache_saves_computing_a_prompt_again),
         cmocka_unit_test(the_same_seed_gives_the_same_text),
         cmocka_unit_test(a_draft_changes_the_time_only),

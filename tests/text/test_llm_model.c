@@ -562,12 +562,17 @@ static void fill_ids(int32_t *ids, int64_t n, int64_t vocabulary) {
         ids[i] = (int32_t)((i * i * 7 + i * 3 + 1) % vocabulary);
 }
 
-static tn_llm *open_llm(const char *path, tn_llm_cache cache) {
+static tn_llm *open_with_caches(const char *path, tn_llm_cache keys, tn_llm_cache values) {
     tn_llm *llm = NULL;
     tn_llm_options o = TN_LLM_DEFAULTS;
-    o.cache = cache;
+    o.cache = keys;
+    o.value_cache = values;
     assert_ok(tn_llm_open(path, &o, &llm));
     return llm;
+}
+
+static tn_llm *open_llm(const char *path, tn_llm_cache cache) {
+    return open_with_caches(path, cache, TN_LLM_CACHE_SAME);
 }
 
 /* How far logits are from the definition: at most, as a part of 1 + their size; and root mean square by theirs. */
@@ -575,7 +580,7 @@ typedef struct distance {
     double most, mean;
 } distance;
 
-static distance distance_from_definition(const spec *s, tn_llm_cache cache) {
+static distance distance_with_caches(const spec *s, tn_llm_cache keys, tn_llm_cache values) {
     enum { TOKENS = 100 };
     model m;
     int32_t ids[TOKENS];
@@ -584,7 +589,7 @@ static distance distance_from_definition(const spec *s, tn_llm_cache cache) {
     double *want = calloc((size_t)(TOKENS * s->vocabulary), sizeof *want);
     float *got = calloc((size_t)(TOKENS * s->vocabulary), sizeof *got);
     ref_logits(&m, ids, TOKENS, want);
-    tn_llm *llm = open_llm(write_model(&m, NULL, "family.gguf"), cache);
+    tn_llm *llm = open_with_caches(write_model(&m, NULL, "family.gguf"), keys, values);
     assert_ok(tn_llm_logits(llm, ids, TOKENS, got));
     assert_int_equal(tn_llm_position(llm), TOKENS);
     double most = 0, errors = 0, squares = 0;
@@ -599,6 +604,10 @@ static distance distance_from_definition(const spec *s, tn_llm_cache cache) {
     free(got);
     free_model(&m);
     return (distance){most, sqrt(errors / squares)};
+}
+
+static distance distance_from_definition(const spec *s, tn_llm_cache cache) {
+    return distance_with_caches(s, cache, TN_LLM_CACHE_SAME);
 }
 
 /* Logits are about 1; each comes through some hundred f32 roundings, and half precision of keys and values where
@@ -1145,6 +1154,64 @@ static void a_cache_in_q8_0_is_half_as_large(void **state) {
     make_model(&m, &llama); /* heads of 8 */
     assert_int_equal(tn_llm_open(write_model(&m, NULL, "narrow.gguf"), &o, &q), TN_ERR_UNSUPPORTED);
     assert_text_has(tn_error(), "a multiple of 32: use f16");
+    o.cache = TN_LLM_CACHE_F16;
+    o.value_cache = TN_LLM_CACHE_Q8_0;
+    assert_int_equal(tn_llm_open(test_scratch("narrow.gguf"), &o, &q), TN_ERR_UNSUPPORTED);
+    o.value_cache = (tn_llm_cache)5;
+    assert_int_equal(tn_llm_open(test_scratch("narrow.gguf"), &o, &q), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "value_cache is 5; it must be a tn_llm_cache");
+    free_model(&m);
+}
+
+/* Each is rounded to its own type, so the error is between those of both types; bytes are the mean. The bits do not
+ * depend on the cut, the batch or a saved file. */
+static void values_have_another_type_than_keys(void **state) {
+    (void)state;
+    enum { TOKENS = 70 };
+    spec wide = llama;
+    wide.head_dim = 32;
+    distance f32 = distance_with_caches(&wide, TN_LLM_CACHE_F32, TN_LLM_CACHE_F32);
+    distance values = distance_with_caches(&wide, TN_LLM_CACHE_F32, TN_LLM_CACHE_Q8_0);
+    distance keys = distance_with_caches(&wide, TN_LLM_CACHE_Q8_0, TN_LLM_CACHE_F32);
+    distance both = distance_from_definition(&wide, TN_LLM_CACHE_Q8_0);
+    bool own = 10 * f32.mean < fmin(values.mean, keys.mean) && keys.mean != values.mean &&
+               fmax(values.mean, keys.mean) < 1.2 * both.mean;
+    if (!own)
+        fail_msg("f32 %g, q8_0 of values %g, of keys %g, of both %g", f32.mean, values.mean, keys.mean, both.mean);
+    model m;
+    int32_t ids[TOKENS];
+    const float *logits;
+    tn_llm_facts half = {.struct_size = sizeof half}, mixed = {.struct_size = sizeof mixed};
+    make_model(&m, &wide);
+    fill_ids(ids, TOKENS, wide.vocabulary);
+    const char *path = write_model(&m, NULL, "mixed.gguf");
+    size_t row = (size_t)wide.vocabulary * sizeof(float);
+    float *kept = malloc(row);
+    tn_llm *f = open_llm(path, TN_LLM_CACHE_F16);
+    tn_llm *q = open_with_caches(path, TN_LLM_CACHE_F16, TN_LLM_CACHE_Q8_0), *other;
+    assert_ok(tn_llm_get_facts(f, &half));
+    assert_ok(tn_llm_get_facts(q, &mixed));
+    assert_int_equal(mixed.cache_bytes * 64, half.cache_bytes * 49);
+    assert_ok(tn_llm_prompt(q, ids, TOKENS, NULL));
+    assert_ok(tn_llm_save(q, test_scratch("mixed.safetensors")));
+    assert_ok(tn_llm_step(q, 3, &logits));
+    memcpy(kept, logits, row);
+    assert_ok(tn_llm_rewind(q, 0));
+    for (int i = 0; i < TOKENS; i++)
+        assert_ok(tn_llm_step(q, ids[i], NULL));
+    assert_ok(tn_llm_new_conversation(q, NULL, &other));
+    assert_ok(tn_llm_load(other, test_scratch("mixed.safetensors")));
+    tn_llm_batch *batch;
+    assert_ok(tn_llm_batch_new((tn_llm *[]){q, other}, 2, &batch));
+    assert_ok(tn_llm_batch_step(batch, (int32_t[]){3, 3}, &logits));
+    assert_memory_equal(logits, kept, row);
+    assert_memory_equal(logits + wide.vocabulary, kept, row);
+    assert_int_equal(tn_llm_load(f, test_scratch("mixed.safetensors")), TN_ERR_DTYPE);
+    free(kept);
+    tn_llm_batch_free(batch);
+    tn_llm_close(other);
+    tn_llm_close(f);
+    tn_llm_close(q);
     free_model(&m);
 }
 
@@ -1540,6 +1607,7 @@ int main(void) {
         cmocka_unit_test(after_a_failure_all_goes_on),
         cmocka_unit_test(a_saved_sequence_goes_on_with_the_same_bits),
         cmocka_unit_test(a_cache_in_q8_0_is_half_as_large),
+        cmocka_unit_test(values_have_another_type_than_keys),
         cmocka_unit_test(sequences_that_do_not_fit_are_refused),
         cmocka_unit_test(a_batch_computes_what_each_conversation_does_alone),
         cmocka_unit_test(a_pool_of_caches_has_limits),
