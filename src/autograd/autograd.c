@@ -21,6 +21,10 @@
 
 #include "gen/ops_build.h"
 
+/* x + y, where both are neighbouring parts of one tensor with zeros around them: without adding. NULL when they are not
+ * (or on a failure of the build). */
+static tn_node *join_slice_gradients(tn_build *b, tn_node *x, tn_node *y);
+
 /* ---- the tape of one call ---------------------------------------------------------------------------------------- */
 
 static const void *gradient_key_of(const tn_node *n) {
@@ -173,7 +177,7 @@ static tn_status check_gradient(const tn_node *n, int i, const tn_node *g) {
 }
 
 static tn_status add_gradient(tape *t, tape_entry *e, tn_node *g) {
-    tn_node *joined = e->grad ? tn_join_slice_gradients(&t->build, e->grad, g) : g;
+    tn_node *joined = e->grad ? join_slice_gradients(&t->build, e->grad, g) : g;
     TRY(t->build.status);
     e->grad = joined ? joined : tn_b_add(&t->build, e->grad, g);
     return t->build.status;
@@ -826,7 +830,7 @@ static tn_node *as_one_view(tn_build *b, const padded *first, const padded *seco
     return whole ? tn_b_view(b, x->root, shape, x->rank) : view;
 }
 
-tn_node *tn_join_slice_gradients(tn_build *b, tn_node *x, tn_node *y) {
+static tn_node *join_slice_gradients(tn_build *b, tn_node *x, tn_node *y) {
     padded first, second;
     if (!is_padded(x, &first) || !is_padded(y, &second) || first.dim != second.dim || x->dtype != y->dtype) return NULL;
     if (first.before > second.before) {

@@ -344,20 +344,6 @@ tn_cgroup_limits tn_cgroup_read(const char *root);
 
 enum { TN_MOST_THREADS = 512 }; /* of the pool, its caller included */
 
-/* Worker `index`, 1 or more, runs as `thread`. Call by the thread that starts workers. */
-void tn_pin_started(int index, pthread_t thread);
-
-/* Before a job: gives workers 1 to `workers` each a processor that neither the calling thread nor another worker has.
- * Takes a few nanoseconds if nothing changes. The caller itself is never moved. Only for the thread that uses the
- * pool. */
-void tn_pin_arrange(int workers);
-
-/* By a worker, after a part that it began at this time: sees whether other programs keep it from its processor. */
-void tn_pin_watch(double begin);
-
-/* In a child of fork: there are no workers. */
-void tn_pin_forget(void);
-
 /* Whether workers should be pinned now. `crowded`: since the last call a worker lost much time to other programs. Then
  * nothing is pinned for a while, which is short at first and doubles each time this happens again at once. */
 typedef struct tn_pin_pause {

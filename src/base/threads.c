@@ -20,6 +20,17 @@
 #include "base/base.h"
 #include "base/os.h"
 
+/* Worker `index`, 1 or more, runs as `thread`. Call by the thread that starts workers. */
+static void pin_started(int index, pthread_t thread);
+/* Before a job: gives workers 1 to `workers` each a processor that neither the calling thread nor another worker has.
+ * Takes a few nanoseconds if nothing changes. The caller itself is never moved. Only for the thread that uses the
+ * pool. */
+static void pin_arrange(int workers);
+/* By a worker, after a part that it began at this time: sees whether other programs keep it from its processor. */
+static void pin_watch(double begin);
+/* In a child of fork: there are no workers. */
+static void pin_forget(void);
+
 enum {
     MAX_THREADS = TN_MOST_THREADS,
     STACK_BYTES = 2 << 20, /* the caller runs the same bodies; a fixed size does not depend on the shell's limits */
@@ -235,7 +246,7 @@ static void *worker_main(void *argument) {
         run_part(slot);
         atomic_store(&slot->done, ticket);
         wake_sleeper(&pool.caller_asleep, &pool.caller_lock, &pool.caller_wake);
-        tn_pin_watch(begin);
+        pin_watch(begin);
     }
     return NULL;
 }
@@ -260,7 +271,7 @@ static int create_thread(worker_slot *slot) {
     pthread_attr_destroy(&attributes);
     if (error != 0) return error;
     name_thread(thread, slot->index);
-    tn_pin_started(slot->index, thread);
+    pin_started(slot->index, thread);
     return 0;
 }
 
@@ -291,7 +302,7 @@ static void forget_workers(void) {
         atomic_store_explicit(&slot->claimed, ticket, memory_order_relaxed);
         atomic_store_explicit(&slot->done, ticket, memory_order_relaxed);
     }
-    tn_pin_forget();
+    pin_forget();
     pool.started = 0;
     pool.most = MAX_THREADS - 1;
     pthread_mutex_init(&pool.caller_lock, NULL);
@@ -352,7 +363,7 @@ static void run_on_pool(int64_t n, int64_t grain, int64_t grains, int threads, t
                         bool shared) {
     if (pool.started < threads - 1) start_workers(threads - 1);
     int64_t parts = tn_min64(pool.started + 1, threads);
-    tn_pin_arrange((int)parts - 1);
+    pin_arrange((int)parts - 1);
     pool.piece = shared ? grain : 0;
     pool.parts = (int)parts;
     if (shared) grain = 1, grains = n; /* parts as equal as can be: the last piece of each may be smaller */
@@ -466,13 +477,13 @@ static void look(void) {
     pins.on = wanted();
 }
 
-void tn_pin_started(int index, pthread_t thread) {
+static void pin_started(int index, pthread_t thread) {
     if (!pins.looked) look();
     pinned[index] = (pinned_worker){.thread = thread, .cpu = NOWHERE};
     pins.workers = 0; /* arrange anew */
 }
 
-void tn_pin_forget(void) {
+static void pin_forget(void) {
     memset(&pins, 0, sizeof pins);
     pins.caller_cpu = NOWHERE;
     atomic_store_explicit(&crowded, false, memory_order_relaxed);
@@ -535,7 +546,7 @@ static bool may_tie(void) {
     return tn_pin_may_tie(&pins.pause, tn_now(), now_crowded);
 }
 
-void tn_pin_arrange(int workers) {
+static void pin_arrange(int workers) {
     if (!pins.on) return;
     int caller_cpu = workers < pins.cpus && may_tie() ? sched_getcpu() : NOWHERE;
     if (caller_cpu == pins.caller_cpu && workers == pins.workers) return;
@@ -552,7 +563,7 @@ static double processor_time(void) {
     return clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) == 0 ? (double)t.tv_sec + 1e-9 * (double)t.tv_nsec : 0;
 }
 
-void tn_pin_watch(double begin) {
+static void pin_watch(double begin) {
     static _Thread_local double since, busy, used_before;
     double now = tn_now();
     busy += now - begin;
@@ -567,12 +578,12 @@ void tn_pin_watch(double begin) {
 
 #else
 
-void tn_pin_started(TN_UNUSED int index, TN_UNUSED pthread_t thread) {}
+static void pin_started(TN_UNUSED int index, TN_UNUSED pthread_t thread) {}
 
-void tn_pin_arrange(int workers) { (void)workers; }
+static void pin_arrange(int workers) { (void)workers; }
 
-void tn_pin_watch(double begin) { (void)begin; }
+static void pin_watch(double begin) { (void)begin; }
 
-void tn_pin_forget(void) {}
+static void pin_forget(void) {}
 
 #endif

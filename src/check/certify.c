@@ -13,6 +13,9 @@
 #include "trunnion/certify.h"
 #include "trunnion/trunnion.h"
 
+/* Has the device the bits that exact ones have (kir/kir.h)? Else *exact is false and why names an operation. */
+static tn_status device_try_exact(tn_device *d, uint64_t seed, bool *exact, char *why, size_t size);
+
 /* Bounds of a gradient, relative to its size, at least 1: a derivative is a few operations of the case's size, each
  * within the bound of its row. */
 static const double GRADIENT_F64 = 1e-9, GRADIENT_F32 = 1e-4;
@@ -251,7 +254,7 @@ static void list_failure(const tn_device *d, const tn_certify_op *op) {
  * again, until it passes. */
 static tn_status certify_exact(tn_device *d, const tn_certify_options *o, certify *m) {
     bool good = false;
-    tn_status s = tn_device_try_exact(d, o->seed, &good, m->why, sizeof m->why);
+    tn_status s = device_try_exact(d, o->seed, &good, m->why, sizeof m->why);
     if (s == TN_ERR_MEMORY) return s;
     if (s != TN_OK) snprintf(m->why, sizeof m->why, "%s", tn_error());
     *(s == TN_ERR_UNSUPPORTED ? &m->op.skipped : good ? &m->op.forward_passed : &m->op.forward_failed) += 1;
@@ -401,7 +404,7 @@ static tn_status run_there(tn_device *d, const kir_program *p, const int64_t *si
     return s == TN_OK ? tn_buffer_read(memory[1], 0, got, TN_COUNT(ASKED) * VALUES * sizeof *got) : s;
 }
 
-tn_status tn_device_try_exact(tn_device *d, uint64_t seed, bool *exact, char *why, size_t size) {
+static tn_status device_try_exact(tn_device *d, uint64_t seed, bool *exact, char *why, size_t size) {
     enum { RESULTS = TN_COUNT(ASKED) * VALUES };
     kir_program *p = NULL;
     int64_t *sizes = NULL;

@@ -114,15 +114,6 @@ void tn_conv_winograd_weight(const tn_conv_args *args);
 
 /* ==== Winograd along one axis ===================================================================================== */
 
-/* Windows of one row and five columns? The others take such alone. */
-bool tn_conv_is_winograd_1d(const tn_conv_args *args);
-bool tn_conv_winograd_1d_fits(const tn_conv_args *args);
-bool tn_conv_winograd_1d_pays(const tn_conv_args *args, bool kept);
-size_t tn_conv_winograd_1d_packed_bytes(const tn_conv_args *args);
-void tn_conv_winograd_1d_pack(const tn_conv_args *args, void *to);
-size_t tn_conv_winograd_1d_workspace(const tn_conv_args *args, int threads); /* beside packed filters */
-void tn_conv_winograd_1d(const tn_conv_args *args, void *workspace);         /* args->packed is there */
-
 /* ==== input windows =============================================================================================== */
 /* A window's tap k = (channel, kernel row, kernel column) meets, output pixel after output pixel, elements of the image
  * that follow each other too, but at the image's edge. So the rows of the image that a run of output pixels needs are

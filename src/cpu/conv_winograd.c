@@ -4,6 +4,15 @@
 #include "cpu/conv_paths.h"
 #include "cpu/isa.h"
 
+/* Windows of one row and five columns? The others take such alone. */
+static bool conv_is_winograd_1d(const tn_conv_args *args);
+static bool conv_winograd_1d_fits(const tn_conv_args *args);
+static bool conv_winograd_1d_pays(const tn_conv_args *args, bool kept);
+static size_t conv_winograd_1d_packed_bytes(const tn_conv_args *args);
+static void conv_winograd_1d_pack(const tn_conv_args *args, void *to);
+static size_t conv_winograd_1d_workspace(const tn_conv_args *args, int threads); /* beside packed filters */
+static void conv_winograd_1d(const tn_conv_args *args, void *workspace);         /* args->packed is there */
+
 /* ==== forward ===================================================================================================== */
 /* Results are computed in tiles of 4×4. What a tile sees, 6×6 numbers of each channel, becomes 36 values, and so does
  * each filter once, when it is packed. For each of these points sums[filters, tiles] = filters[filters, channels] ·
@@ -56,7 +65,7 @@ typedef struct winograd {
 static int64_t point_elements(const tn_conv_args *a) { return odd_lines(a->out_channels * a->channels); }
 
 size_t tn_conv_winograd_packed_bytes(const tn_conv_args *a) {
-    return tn_conv_is_winograd_1d(a) ? tn_conv_winograd_1d_packed_bytes(a) : im2col_bytes(POINTS * point_elements(a));
+    return conv_is_winograd_1d(a) ? conv_winograd_1d_packed_bytes(a) : im2col_bytes(POINTS * point_elements(a));
 }
 
 typedef struct packing {
@@ -105,8 +114,8 @@ static void pack_out_channels(void *ctx, int64_t begin, int64_t end, int worker)
 
 void tn_conv_winograd_pack(const tn_conv_args *a, void *to) {
     enum { PART_OUT_CHANNELS = 1 << 8 };
-    if (tn_conv_is_winograd_1d(a)) {
-        tn_conv_winograd_1d_pack(a, to);
+    if (conv_is_winograd_1d(a)) {
+        conv_winograd_1d_pack(a, to);
         return;
     }
     packing p = {a, tn_conv_vec()->tiles->rows, to};
@@ -119,7 +128,7 @@ void tn_conv_winograd_pack(const tn_conv_args *a, void *to) {
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
 bool tn_conv_winograd_fits(const tn_conv_args *a) {
-    if (tn_conv_is_winograd_1d(a)) return tn_conv_winograd_1d_fits(a);
+    if (conv_is_winograd_1d(a)) return conv_winograd_1d_fits(a);
     bool fits = a->groups == 1 && tn_im2col_is_small(a) && tn_conv_vec()->winograd_rows;
     for (int d = 0; d < 2; d++)
         fits = fits && a->kernel[d] == 3 && a->stride[d] == 1;
@@ -187,7 +196,7 @@ static const struct {
 enum { FAR = 16 << 20 };
 
 bool tn_conv_winograd_pays(const tn_conv_args *a, bool kept) {
-    if (tn_conv_is_winograd_1d(a)) return tn_conv_winograd_1d_pays(a, kept);
+    if (conv_is_winograd_1d(a)) return conv_winograd_1d_pays(a, kept);
     bool pools = a->pool[0] == 0 || a->pool[0] * a->out_size[1] <= TN_GEMM_BLOCK_LD;
     if (!pools || !tn_conv_winograd_fits(a)) return false;
     const int64_t down = tiles_down(a), across = tn_ceil_div(a->out_size[1], OUT), lanes = MOST_LANES;
@@ -413,15 +422,15 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
 /* ---- all of them ------------------------------------------------------------------------------------------------- */
 
 size_t tn_conv_winograd_workspace(const tn_conv_args *args, int threads) {
-    if (tn_conv_is_winograd_1d(args)) return tn_conv_winograd_1d_workspace(args, threads);
+    if (conv_is_winograd_1d(args)) return conv_winograd_1d_workspace(args, threads);
     winograd w;
     plan_winograd(&w, args);
     return (size_t)(threads > 1 ? threads : 1) * w.part_bytes;
 }
 
 void tn_conv_winograd(const tn_conv_args *args, void *workspace) {
-    if (tn_conv_is_winograd_1d(args)) {
-        tn_conv_winograd_1d(args, workspace);
+    if (conv_is_winograd_1d(args)) {
+        conv_winograd_1d(args, workspace);
         return;
     }
     winograd w;
@@ -464,12 +473,12 @@ typedef struct winograd_1d {
     char *memory;
 } winograd_1d;
 
-bool tn_conv_is_winograd_1d(const tn_conv_args *a) { return a->kernel[0] == 1 && a->kernel[1] == ONE_AXIS_TAPS; }
+static bool conv_is_winograd_1d(const tn_conv_args *a) { return a->kernel[0] == 1 && a->kernel[1] == ONE_AXIS_TAPS; }
 
 /* ---- filters, packed --------------------------------------------------------------------------------------------- */
 
 /* Point p's filters lie at p · filters · channels, as tiles like those of any product. */
-size_t tn_conv_winograd_1d_packed_bytes(const tn_conv_args *a) {
+static size_t conv_winograd_1d_packed_bytes(const tn_conv_args *a) {
     return im2col_bytes(ONE_AXIS_IN * a->out_channels * a->channels);
 }
 
@@ -507,7 +516,7 @@ static void one_axis_pack_out_channels(void *ctx, int64_t begin, int64_t end, in
     }
 }
 
-void tn_conv_winograd_1d_pack(const tn_conv_args *a, void *to) {
+static void conv_winograd_1d_pack(const tn_conv_args *a, void *to) {
     enum { ONE_AXIS_PART_OUT_CHANNELS = 1 << 8 };
     one_axis_packing p = {a, tn_conv_vec()->tiles->rows, to};
     tn_parallel(a->out_channels, tn_max64(ONE_AXIS_PART_OUT_CHANNELS / a->channels, 1), one_axis_pack_out_channels, &p);
@@ -515,18 +524,17 @@ void tn_conv_winograd_1d_pack(const tn_conv_args *a, void *to) {
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
-bool tn_conv_winograd_1d_fits(const tn_conv_args *a) {
+static bool conv_winograd_1d_fits(const tn_conv_args *a) {
     bool plain = a->groups == 1 && a->pool[0] == 0 && a->stride[0] == 1 && a->stride[1] == 1 && a->dilation[1] == 1;
-    return tn_conv_is_winograd_1d(a) && plain && tn_im2col_is_small(a) && tn_conv_vec()->winograd_1d;
+    return conv_is_winograd_1d(a) && plain && tn_im2col_is_small(a) && tn_conv_vec()->winograd_1d;
 }
 
 /* Rows so long that panels are full, and channels and filters so many that transforming is little: in nine measured
  * pairs (64 to 1024 channels, 64 to 512 filters, 128 to 1000 columns) it took 0.5 to 1.0 of the time. Filters that
  * change would be transformed anew each time. */
-bool tn_conv_winograd_1d_pays(const tn_conv_args *a, bool kept) {
+static bool conv_winograd_1d_pays(const tn_conv_args *a, bool kept) {
     enum { MANY = 64, LONG = 128 };
-    return kept && tn_conv_winograd_1d_fits(a) && a->channels >= MANY && a->out_channels >= MANY &&
-           a->out_size[1] >= LONG;
+    return kept && conv_winograd_1d_fits(a) && a->channels >= MANY && a->out_channels >= MANY && a->out_size[1] >= LONG;
 }
 
 /* Blocks of a row are alike, and as many for each thread. */
@@ -647,13 +655,13 @@ static void one_axis_compute_blocks(void *ctx, int64_t begin, int64_t end, int w
 /* ---- all of them ------------------------------------------------------------------------------------------------- */
 
 /* Blocks are widest for one thread. */
-size_t tn_conv_winograd_1d_workspace(const tn_conv_args *args, int threads) {
+static size_t conv_winograd_1d_workspace(const tn_conv_args *args, int threads) {
     winograd_1d l;
     plan_winograd_1d(&l, args, 1);
     return (size_t)(threads > 1 ? threads : 1) * l.part_bytes;
 }
 
-void tn_conv_winograd_1d(const tn_conv_args *args, void *workspace) {
+static void conv_winograd_1d(const tn_conv_args *args, void *workspace) {
     winograd_1d l;
     int threads = tn_conv_threads(args);
     plan_winograd_1d(&l, args, threads);

@@ -8,6 +8,9 @@
 
 #include "cpu/linalg.h"
 
+static void eigh_matrix(const tn_linalg_matrix *x);
+static void svd_matrix(const tn_linalg_matrix *x);
+
 bool tn_linalg_is_lost(const tn_linalg_matrix *x, bool lower, int64_t result) {
     double sum = 0;
     for (int64_t i = 0; i < x->m; i++)
@@ -237,8 +240,8 @@ static const struct {
     [TN_LINALG_DETERMINANT] = {determinant, three, no_work},
     [TN_LINALG_LU] = {lu, lu_and_p, one_column},
     [TN_LINALG_QR] = {qr, q_and_r, work_of_qr},
-    [TN_LINALG_EIGH] = {tn_eigh_matrix, values_and_vectors, work_of_eigh},
-    [TN_LINALG_SVD] = {tn_svd_matrix, u_s_and_v, work_of_svd},
+    [TN_LINALG_EIGH] = {eigh_matrix, values_and_vectors, work_of_eigh},
+    [TN_LINALG_SVD] = {svd_matrix, u_s_and_v, work_of_svd},
 };
 
 void tn_linalg_own(tn_linalg_kind kind, const tn_linalg_matrix *x) { kinds[kind].run(x); }
@@ -453,7 +456,7 @@ static void sort_ascending(double *d, double *z, int64_t n) {
 }
 
 /* work: vectors as rows [n, n], then off-diagonal, scales, v and p, n each. The result's first row is d. */
-void tn_eigh_matrix(const tn_linalg_matrix *x) {
+static void eigh_matrix(const tn_linalg_matrix *x) {
     int64_t n = x->n;
     double *z = x->work, *e = z + n * n, *scale = e + n, *v = scale + n, *p = v + n, *d = x->out;
     if (tn_linalg_is_lost(x, true, n * (n + 1))) return;
@@ -532,7 +535,7 @@ static void sort_descending(double *s, double *w, double *v, int64_t length, int
 
 /* work: the longer side's vectors as rows [k, length], then the shorter side's [k, k], k sizes. A wide matrix is
  * transposed, which exchanges U and V. */
-void tn_svd_matrix(const tn_linalg_matrix *x) {
+static void svd_matrix(const tn_linalg_matrix *x) {
     int64_t m = x->m, n = x->n, k = tn_min64(m, n), length = tn_max64(m, n);
     bool wide = n > m;
     double *w = x->work, *v = w + k * length, *s = x->out + m * k, *vt = s + k, largest = 0;

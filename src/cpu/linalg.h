@@ -61,8 +61,6 @@ typedef struct tn_linalg_matrix {
     double *out, *work;
 } tn_linalg_matrix;
 void tn_linalg_own(tn_linalg_kind kind, const tn_linalg_matrix *x);
-void tn_eigh_matrix(const tn_linalg_matrix *x);
-void tn_svd_matrix(const tn_linalg_matrix *x);
 
 /* Infinities and NaN in: NaN everywhere out. false: all is well. lower: only that triangle counts. */
 bool tn_linalg_is_lost(const tn_linalg_matrix *x, bool lower, int64_t result);

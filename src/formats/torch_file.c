@@ -12,6 +12,12 @@
 #include "formats/torch_file.h"
 #include "trunnion/model.h"
 
+/* Reads the directory of an archive in memory, which must stay there. Errors: TN_ERR_FORMAT naming the byte;
+ * TN_ERR_UNSUPPORTED for entries that are compressed or encrypted. Source: PKWARE's APPNOTE.TXT 6.3, with zip64. */
+static tn_status zip_open(const uint8_t *bytes, size_t size, tn_zip *out);
+static void zip_close(tn_zip *z);
+static const tn_zip_entry *zip_find(const tn_zip *z, const char *name, size_t length); /* NULL when absent */
+
 enum {
     MAX_DEPTH = 32,       /* containers in containers */
     MAX_VISITS = 1 << 23, /* values that are looked at: a container may stand in many places */
@@ -68,7 +74,7 @@ static tn_status find_zip_storage(const tn_pickle *f, const tn_zip_entry *pickle
     tn_str_addn(&name, pickle->name, folder);
     tn_str_add(&name, "data/");
     tn_str_addn(&name, s->key, s->key_length);
-    const tn_zip_entry *e = name.failed ? NULL : tn_zip_find(&f->zip, name.text, name.length);
+    const tn_zip_entry *e = name.failed ? NULL : zip_find(&f->zip, name.text, name.length);
     bool failed = name.failed;
     tn_str_free(&name);
     if (failed) return tn_fail(TN_ERR_MEMORY, "out of memory for the name of a storage");
@@ -94,7 +100,7 @@ static tn_status check_order(const tn_pickle *f, const tn_zip_entry *pickle) {
     size_t folder = pickle->name_length - strlen("data.pkl");
     if (folder > 256) return tn_fail(TN_ERR_FORMAT, "byte 0: the name of the archive's folder is too long");
     int n = snprintf(name, sizeof name, "%.*sbyteorder", (int)folder, pickle->name);
-    const tn_zip_entry *e = tn_zip_find(&f->zip, name, (size_t)n);
+    const tn_zip_entry *e = zip_find(&f->zip, name, (size_t)n);
     if (e && (e->size != 6 || memcmp(e->data, "little", 6) != 0))
         return tn_fail(TN_ERR_UNSUPPORTED, "the file is big-endian; save it on a little-endian machine");
     return TN_OK;
@@ -107,7 +113,7 @@ static tn_status alloc_storages(tn_pickle *f) {
 
 static tn_status read_archive(tn_pickle *f) {
     size_t used;
-    TRY(tn_zip_open(f->map.data, f->map.size, &f->zip));
+    TRY(zip_open(f->map.data, f->map.size, &f->zip));
     const tn_zip_entry *pickle = find_pickle(&f->zip);
     if (!pickle) return tn_fail(TN_ERR_FORMAT, "byte 0: the archive has no data.pkl: not a file of torch.save");
     TRY(check_order(f, pickle));
@@ -342,7 +348,7 @@ static tn_status convert_storages(tn_pickle *f) {
 static void file_release(void *file) {
     tn_pickle *f = file;
     if (!f || atomic_fetch_sub_explicit(&f->refs, 1, memory_order_acq_rel) != 1) return;
-    tn_zip_close(&f->zip);
+    zip_close(&f->zip);
     tn_pickle_values_free(&f->values);
     tn_mem_free(f->storages);
     tn_mem_free(f->entries);
@@ -601,7 +607,7 @@ static tn_status read_rows(const archive *a, uint64_t at, tn_zip *z) {
     return TN_OK;
 }
 
-tn_status tn_zip_open(const uint8_t *bytes, size_t size, tn_zip *out) {
+static tn_status zip_open(const uint8_t *bytes, size_t size, tn_zip *out) {
     archive a = {bytes, size};
     uint64_t count, place;
     *out = (tn_zip){0};
@@ -612,16 +618,16 @@ tn_status tn_zip_open(const uint8_t *bytes, size_t size, tn_zip *out) {
     if (!out->entries) return TN_ERR_MEMORY;
     out->count = (size_t)count;
     tn_status status = read_rows(&a, place, out);
-    if (status != TN_OK) tn_zip_close(out);
+    if (status != TN_OK) zip_close(out);
     return status;
 }
 
-void tn_zip_close(tn_zip *z) {
+static void zip_close(tn_zip *z) {
     tn_mem_free(z->entries);
     *z = (tn_zip){0};
 }
 
-const tn_zip_entry *tn_zip_find(const tn_zip *z, const char *name, size_t length) {
+static const tn_zip_entry *zip_find(const tn_zip *z, const char *name, size_t length) {
     const tn_zip_entry wanted = {.name = name, .name_length = length};
     return bsearch(&wanted, z->entries, z->count, sizeof wanted, compare_zip);
 }

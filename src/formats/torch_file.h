@@ -85,10 +85,4 @@ typedef struct tn_zip {
     size_t count;
 } tn_zip;
 
-/* Reads the directory of an archive in memory, which must stay there. Errors: TN_ERR_FORMAT naming the byte;
- * TN_ERR_UNSUPPORTED for entries that are compressed or encrypted. Source: PKWARE's APPNOTE.TXT 6.3, with zip64. */
-tn_status tn_zip_open(const uint8_t *bytes, size_t size, tn_zip *out);
-void tn_zip_close(tn_zip *z);
-const tn_zip_entry *tn_zip_find(const tn_zip *z, const char *name, size_t length); /* NULL when absent */
-
 #endif

@@ -15,6 +15,9 @@
 #include "hal/hal.h"
 #include "hal/queue.h"
 
+/* device.c: adds what TRUNNION_DRIVERS names, once. The caller holds the registry's lock. */
+static void plugins_add(void);
+
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
 static tn_backend table[TN_MOST_BACKENDS];
@@ -139,7 +142,7 @@ static void fill_table(void) {
                                                 .driver = row->driver,
                                                 .is_cpu = row->is_cpu,
                                                 .is_engine = row->is_engine};
-    tn_plugins_add();
+    plugins_add();
 }
 
 tn_backend *tn_backends(int *count) {
@@ -663,7 +666,7 @@ static void add_file(const char *path) {
     if (s != TN_OK) note_refusal(path);
 }
 
-void tn_plugins_add(void) {
+static void plugins_add(void) {
     const char *list = tn_env("TRUNNION_DRIVERS");
     while (list && *list) {
         const char *end = strchr(list, SEPARATOR);

@@ -15,6 +15,11 @@
 #include "hal/hal.h"
 #include "hal/kernel_code.h"
 
+/* Results and keys of isolated backends on disk. A record that cannot be read, trusted or written is
+ * ignored: it costs a probe and is never an error. */
+static void discovery_cache_load(tn_backend *b, int count); /* into backends that have no findings yet */
+static void discovery_cache_save(const tn_backend *b, int count);
+
 enum { FREE_MEMORY_SECONDS = 10 }; /* how long what a probe said about free memory is repeated */
 
 enum { PROBES = 3 }; /* raise it when a probe finds or says something else than before: old records are then ignored */
@@ -175,7 +180,7 @@ static void recall(const tn_backend *b, int count) {
     done = true;
     int all;
     tn_backend *table = tn_backends(&all);
-    tn_discovery_cache_load(table, all);
+    discovery_cache_load(table, all);
 }
 
 tn_status tn_discover(tn_backend *b, int count, bool fresh) {
@@ -200,7 +205,7 @@ tn_status tn_discover(tn_backend *b, int count, bool fresh) {
     if (asked) {
         int all;
         const tn_backend *table = tn_backends(&all);
-        tn_discovery_cache_save(table, all);
+        discovery_cache_save(table, all);
     }
     return TN_OK;
 }
@@ -380,7 +385,7 @@ static void read_entry(const tn_json *v, tn_backend *b) {
     b->key = key;
 }
 
-void tn_discovery_cache_load(tn_backend *b, int count) {
+static void discovery_cache_load(tn_backend *b, int count) {
     char path[PATH_ROOM];
     char *text = NULL;
     size_t size;
@@ -458,7 +463,7 @@ static tn_status save_record(const char *path, const tn_str *text) {
     return status;
 }
 
-void tn_discovery_cache_save(const tn_backend *b, int count) {
+static void discovery_cache_save(const tn_backend *b, int count) {
     char path[PATH_ROOM];
     tn_str text = {0};
     write_all_record(&text, b, count);

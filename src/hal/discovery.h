@@ -35,9 +35,6 @@ tn_backend *tn_backends(int *count);
 void tn_registry_lock(void);
 void tn_registry_unlock(void);
 
-/* device.c: adds what TRUNNION_DRIVERS names, once. The caller holds the registry's lock. */
-void tn_plugins_add(void);
-
 static inline bool tn_backend_by_name(const tn_backend *b) { return b->driver && b->driver->only_by_name; }
 static inline bool tn_backend_isolated(const tn_backend *b) { return b->driver && b->driver->isolate; }
 
@@ -55,10 +52,5 @@ typedef struct tn_child {
 } tn_child;
 void tn_child_start(const tn_driver *driver, tn_child *c);
 void tn_child_finish(tn_child *c, tn_probe_result *f); /* always fills f */
-
-/* Results and keys of isolated backends on disk (discovery.c). A record that cannot be read, trusted or written is
- * ignored: it costs a probe and is never an error. */
-void tn_discovery_cache_load(tn_backend *b, int count); /* into backends that have no findings yet */
-void tn_discovery_cache_save(const tn_backend *b, int count);
 
 #endif

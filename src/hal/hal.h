@@ -179,7 +179,6 @@ typedef struct tn_packed_weight {
 /* *out: the packed weight's address, valid as long as b. Host-visible devices. Callers may keep it while b has the same
  * version, but should ask now and then, so that file pages that were read again are dropped again. */
 tn_status tn_buffer_packed_weight(tn_buffer *b, const tn_packed_weight *packed, void **out);
-void tn_buffer_drop_packed(tn_buffer *b); /* memory.c calls it when a buffer ends */
 
 /* ---- dry runs (dry.c) -------------------------------------------------------------------------------------------- */
 
@@ -336,19 +335,8 @@ tn_status tn_group_collect(tn_group *g, tn_collective what, int root, tn_buffer 
 typedef struct tn_slab_pool tn_slab_pool;
 typedef struct tn_slab_block tn_slab_block;
 
-tn_slab_pool *tn_slab_pool_new(size_t alignment); /* of blocks: 64 at least. NULL when memory is out */
-void tn_slab_pool_free(tn_slab_pool *p);          /* all pieces have been taken out; NULL is fine */
-/* A piece from the driver. stays: tn_slab_pool_take_empty leaves it until it is asked for all. */
-tn_status tn_slab_pool_add(tn_slab_pool *p, void *address, size_t bytes, bool stays);
-/* A block, out of the smallest room that is large enough; NULL when there is none. */
-tn_slab_block *tn_slab_pool_alloc(tn_slab_pool *p, size_t bytes, void **address);
-void tn_slab_pool_release(tn_slab_pool *p, tn_slab_block *c);
-/* Removes an empty slab, to be returned to the driver; false: there is none. */
-bool tn_slab_pool_take_empty(tn_slab_pool *p, bool all, void **address, size_t *bytes);
-
 typedef struct tn_slab_pool_facts {
     int64_t pieces, free_bytes, largest; /* largest: free block */
 } tn_slab_pool_facts;
-tn_slab_pool_facts tn_slab_pool_stats(tn_slab_pool *p);
 
 #endif

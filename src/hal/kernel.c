@@ -19,6 +19,9 @@
 
 #include "hal/kernel_code.h"
 
+/* Whether a launch of a program with loops runs faster when workgroups share its rows (gpu/gpu.h). */
+static bool row_split_pays(const tn_device *d, const kir_program *p, const kir_rows *rows, const int64_t *sizes);
+
 typedef struct kernel_table kernel_table;
 
 enum { WIDE, NARROW, WIDTHS }; /* indices of 64 bits; of 32. KIR itself is wide */
@@ -420,7 +423,7 @@ static int kernel_width_of(const tn_device *d, const tn_kernel *k, const int64_t
 /* The kernel for this launch: k, or its row-split variant, for which *launch is then changed. If that is not available
  * for any reason, k is used. */
 static tn_kernel *kernel_for(tn_device *d, tn_kernel *k, tn_launch *launch) {
-    if (!k->schedule || !tn_row_split_pays(d, k->program, k->schedule, launch->sizes)) return k;
+    if (!k->schedule || !row_split_pays(d, k->program, k->schedule, launch->sizes)) return k;
     if (!k->rows) {
         tn_status s = kernel_load(d, k->schedule->program, &k->rows);
         if (s == TN_OK || s == TN_ERR_MEMORY) return k->rows ? kernel_for(d, k, launch) : k;
@@ -755,7 +758,7 @@ static int along(const kir_program *p, const kir_rows *rows, const int64_t *size
     return score;
 }
 
-bool tn_row_split_pays(const tn_device *d, const kir_program *p, const kir_rows *rows, const int64_t *sizes) {
+static bool row_split_pays(const tn_device *d, const kir_program *p, const kir_rows *rows, const int64_t *sizes) {
     int policy = atomic_load(&chosen);
     if (policy != TN_ROW_SPLIT_AUTO) return policy == TN_ROW_SPLIT_ALWAYS;
     if (d->info.software) return false;

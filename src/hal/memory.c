@@ -17,6 +17,18 @@
 #include "hal/discovery.h"
 #include "hal/hal.h"
 
+static void buffer_drop_packed(tn_buffer *b);
+static tn_slab_pool *slab_pool_new(size_t alignment); /* of blocks: 64 at least. NULL when memory is out */
+static void slab_pool_free(tn_slab_pool *p);          /* all pieces have been taken out; NULL is fine */
+/* A piece from the driver. stays: slab_pool_take_empty leaves it until it is asked for all. */
+static tn_status slab_pool_add(tn_slab_pool *p, void *address, size_t bytes, bool stays);
+/* A block, out of the smallest room that is large enough; NULL when there is none. */
+static tn_slab_block *slab_pool_alloc(tn_slab_pool *p, size_t bytes, void **address);
+static void slab_pool_release(tn_slab_pool *p, tn_slab_block *c);
+/* Removes an empty slab, to be returned to the driver; false: there is none. */
+static bool slab_pool_take_empty(tn_slab_pool *p, bool all, void **address, size_t *bytes);
+static tn_slab_pool_facts slab_pool_stats(tn_slab_pool *p);
+
 enum {
     UNIT = 64,        /* smallest class, and the alignment of every class */
     STEPS = 8,        /* classes a power of two */
@@ -196,7 +208,7 @@ static void block_free(tn_device *d, tn_buffer *b) {
     tn_dry_untouch(b);
     if (b->slab_block) {
         /* the next user is ordered after it by the device */
-        tn_slab_pool_release(p->pieces, b->slab_block);
+        slab_pool_release(p->pieces, b->slab_block);
     } else {
         (void)tn_device_wait(d, d->handle); /* work under way may still use it */
         driver_free(d, b->address, class_bytes(b->size_class));
@@ -208,7 +220,7 @@ static tn_status piece_add(tn_device *d, size_t bytes, bool stays) {
     pool *p = d->pool;
     void *address;
     TRY(driver_alloc(d, bytes, &address));
-    tn_status s = tn_slab_pool_add(p->pieces, address, bytes, stays);
+    tn_status s = slab_pool_add(p->pieces, address, bytes, stays);
     if (s != TN_OK) driver_free(d, address, bytes);
     return s;
 }
@@ -218,12 +230,12 @@ static void kept_release(tn_device *d, bool cut);
 /* Room in a piece; *cut stays NULL when there is none and none is to be had. */
 static void cut_block(tn_device *d, size_t bytes, tn_slab_block **cut, void **address) {
     pool *p = d->pool;
-    *cut = tn_slab_pool_alloc(p->pieces, bytes, address);
+    *cut = slab_pool_alloc(p->pieces, bytes, address);
     if (*cut) return;
     kept_release(d, true);
-    *cut = tn_slab_pool_alloc(p->pieces, bytes, address);
+    *cut = slab_pool_alloc(p->pieces, bytes, address);
     if (*cut || bytes > p->growth || piece_add(d, p->growth, false) != TN_OK) return;
-    *cut = tn_slab_pool_alloc(p->pieces, bytes, address);
+    *cut = slab_pool_alloc(p->pieces, bytes, address);
 }
 
 /* A block of class c from a piece or the driver; kept blocks are given back before this fails. */
@@ -395,7 +407,7 @@ void tn_buffer_release(tn_buffer *b) {
         return;
     tn_device *d = b->device;
     if (b->release || atomic_load_explicit(&b->packed_weights, memory_order_relaxed)) (void)tn_buffer_await(b, true);
-    tn_buffer_drop_packed(b);
+    buffer_drop_packed(b);
     if (b->release) b->release(b->release_ctx);
     if (keep_pool(d->pool, b)) return;
     tn_buffer gone = {.size_class = b->size_class};
@@ -461,7 +473,7 @@ static void give_pieces(tn_device *d, bool all) {
     size_t bytes;
     if (!p->pieces) return;
     kept_release(d, true);
-    while (tn_slab_pool_take_empty(p->pieces, all, &address, &bytes)) {
+    while (slab_pool_take_empty(p->pieces, all, &address, &bytes)) {
         (void)tn_device_wait(d, d->handle);
         driver_free(d, address, bytes);
     }
@@ -478,7 +490,7 @@ static tn_status pieces_open(tn_device *d, const tn_device_options *o) {
     pool *p = d->pool;
     if (!o->pool_initial && !o->pool_growth) return TN_OK;
     p->growth = o->pool_growth;
-    p->pieces = tn_slab_pool_new((size_t)tn_max64(d->caps.alignment, UNIT));
+    p->pieces = slab_pool_new((size_t)tn_max64(d->caps.alignment, UNIT));
     if (!p->pieces) return TN_ERR_MEMORY;
     if (!o->pool_initial) return TN_OK;
     tn_status s = piece_add(d, o->pool_initial, true);
@@ -511,7 +523,7 @@ void tn_pool_free(tn_device *d) {
     if (!p) return;
     kept_release(d, false);
     give_pieces(d, true);
-    tn_slab_pool_free(p->pieces);
+    slab_pool_free(p->pieces);
     tn_mem_free(p);
     d->pool = NULL;
 }
@@ -534,7 +546,7 @@ tn_status tn_device_get_pool_stats(const tn_device *d, tn_pool_stats *out) {
     if (out->struct_size < sizeof(size_t))
         return tn_fail(TN_ERR_ARGUMENT, "tn_device_get_pool_stats: stats->struct_size is not set");
     const pool *p = d->pool;
-    tn_slab_pool_facts f = p->pieces ? tn_slab_pool_stats(p->pieces) : (tn_slab_pool_facts){0};
+    tn_slab_pool_facts f = p->pieces ? slab_pool_stats(p->pieces) : (tn_slab_pool_facts){0};
     heap_lock();
     tn_pool_stats s = {.struct_size = out->struct_size,
                        .in_use_bytes = p->in_use_bytes,
@@ -812,7 +824,7 @@ tn_status tn_buffer_packed_weight(tn_buffer *b, const tn_packed_weight *packed, 
     return s;
 }
 
-void tn_buffer_drop_packed(tn_buffer *b) {
+static void buffer_drop_packed(tn_buffer *b) {
     packed_entry *e = atomic_exchange_explicit(&b->packed_weights, NULL, memory_order_acquire);
     while (e) {
         packed_entry *next = e->next;
@@ -851,7 +863,7 @@ struct tn_slab_pool {
     size_t alignment;
 };
 
-tn_slab_pool *tn_slab_pool_new(size_t alignment) {
+static tn_slab_pool *slab_pool_new(size_t alignment) {
     tn_slab_pool *p = tn_mem_zalloc(1, sizeof *p);
     if (!p) return NULL;
     pthread_mutex_init(&p->lock, NULL);
@@ -875,7 +887,7 @@ static void list_remove(tn_slab_block *c) {
 
 static bool is_free(const tn_slab_block *c) { return c && c->link; }
 
-tn_status tn_slab_pool_add(tn_slab_pool *p, void *address, size_t bytes, bool stays) {
+static tn_status slab_pool_add(tn_slab_pool *p, void *address, size_t bytes, bool stays) {
     pieces_slab *at = tn_mem_zalloc(1, sizeof *at);
     tn_slab_block *whole = tn_mem_zalloc(1, sizeof *whole);
     if (!at || !whole) {
@@ -913,7 +925,7 @@ static void split_slab(tn_slab_pool *p, tn_slab_block *c, size_t bytes) {
     list_add(p, rest);
 }
 
-tn_slab_block *tn_slab_pool_alloc(tn_slab_pool *p, size_t bytes, void **address) {
+static tn_slab_block *slab_pool_alloc(tn_slab_pool *p, size_t bytes, void **address) {
     if (bytes > SIZE_MAX - p->alignment) return NULL;
     bytes = (bytes + p->alignment - 1) / p->alignment * p->alignment;
     pthread_mutex_lock(&p->lock);
@@ -937,7 +949,7 @@ static void join_next(tn_slab_block *c) {
     tn_mem_free(gone);
 }
 
-void tn_slab_pool_release(tn_slab_pool *p, tn_slab_block *c) {
+static void slab_pool_release(tn_slab_pool *p, tn_slab_block *c) {
     pthread_mutex_lock(&p->lock);
     list_add(p, c);
     if (is_free(c->after)) join_next(c);
@@ -954,7 +966,7 @@ static void unlink_slab(tn_slab_pool *p, const pieces_slab *gone) {
     *link = gone->next;
 }
 
-bool tn_slab_pool_take_empty(tn_slab_pool *p, bool all, void **address, size_t *bytes) {
+static bool slab_pool_take_empty(tn_slab_pool *p, bool all, void **address, size_t *bytes) {
     pthread_mutex_lock(&p->lock);
     tn_slab_block *c = p->free;
     while (c && (!slab_is_whole(c) || (c->slab->stays && !all)))
@@ -971,7 +983,7 @@ bool tn_slab_pool_take_empty(tn_slab_pool *p, bool all, void **address, size_t *
     return c != NULL;
 }
 
-tn_slab_pool_facts tn_slab_pool_stats(tn_slab_pool *p) {
+static tn_slab_pool_facts slab_pool_stats(tn_slab_pool *p) {
     tn_slab_pool_facts f = {0};
     pthread_mutex_lock(&p->lock);
     for (const pieces_slab *at = p->pieces; at; at = at->next)
@@ -984,7 +996,7 @@ tn_slab_pool_facts tn_slab_pool_stats(tn_slab_pool *p) {
     return f;
 }
 
-void tn_slab_pool_free(tn_slab_pool *p) {
+static void slab_pool_free(tn_slab_pool *p) {
     if (!p) return;
     pthread_mutex_destroy(&p->lock);
     tn_mem_free(p);

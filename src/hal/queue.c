@@ -13,6 +13,24 @@
 #include "base/os.h"
 #include "hal/queue.h"
 
+static int timeline_acquire(tn_queue *q);   /* a timeline for a queue; 0 when all are taken */
+static void timeline_release(int timeline); /* everything on it has passed */
+static uint64_t timeline_advance(int timeline);
+static bool timeline_is_of(int timeline, const tn_device *d,
+                           bool on_device);    /* of a queue of d; one of the interface */
+static bool timeline_has_failed(int timeline); /* ever */
+static bool timeline_point_reached(tn_timeline_point m);
+static tn_status wait_here(const tn_wait *w); /* the same for a wait */
+/* Called by the executor of a timeline: everything up to `number` has completed; `status`, with this thread's error
+ * text, is the result; partially_committed: it failed while writing states. */
+static void timeline_complete(int timeline, uint64_t number, tn_status status, bool partially_committed);
+/* The failure because of which the timeline skips its work, as status and text; clear: continue from now on. */
+static tn_status timeline_failure(int timeline, bool clear);
+/* A timeline whose work the driver does: an event is put behind what was given, as `number`. */
+static tn_status timeline_record(int timeline, uint64_t number);
+/* Makes the next work submitted to `q`, of the same driver and device, wait on the device for w. */
+static tn_status timeline_wait_on_device(tn_queue *q, const tn_wait *w);
+
 enum { MOST_WAITING = 256 }; /* tasks queued for a thread; further submitters wait */
 
 _Atomic bool tn_queues_made;
@@ -36,7 +54,7 @@ bool tn_buffer_is_reusable(tn_buffer *b, bool for_host) {
     bool idle = true, suits = true;
     pthread_mutex_lock(&order_lock);
     for (size_t i = 0; i < MAX_POINTS && suits; i++) {
-        if (tn_timeline_point_reached(b->points[i])) continue;
+        if (timeline_point_reached(b->points[i])) continue;
         idle = false;
         suits = q && timeline_index(b->points[i]) == q->timeline;
     }
@@ -49,7 +67,7 @@ tn_status tn_buffer_check(const tn_buffer *b) {
     pthread_mutex_lock(&order_lock);
     tn_timeline_point made = b->points[WRITE];
     pthread_mutex_unlock(&order_lock);
-    return made && tn_timeline_has_failed(timeline_index(made)) && tn_timeline_point_reached(made)
+    return made && timeline_has_failed(timeline_index(made)) && timeline_point_reached(made)
                ? tn_timeline_point_wait(made)
                : TN_OK;
 }
@@ -74,7 +92,7 @@ void tn_submission_begin(tn_submission *o, tn_device *d, tn_queue *q) {
     o->queue = q;
     if (q) pthread_mutex_lock(&q->submit_lock);
     pthread_mutex_lock(&order_lock);
-    if (q) o->number = tn_timeline_advance(q->timeline);
+    if (q) o->number = timeline_advance(q->timeline);
 }
 
 tn_timeline_point tn_submission_point(const tn_submission *o) {
@@ -95,8 +113,8 @@ static void add_wait(tn_submission *o, tn_timeline_point m, bool needed) {
     int timeline = timeline_index(m);
     needed = needed && !(m & TN_TIMELINE_POINT_KEPT);
     bool behind = o->queue && timeline == o->queue->timeline;
-    bool settled = behind || tn_timeline_point_reached(m); /* a failure on the own timeline skips this work anyway */
-    if (settled && !(needed && tn_timeline_has_failed(timeline))) return;
+    bool settled = behind || timeline_point_reached(m); /* a failure on the own timeline skips this work anyway */
+    if (settled && !(needed && timeline_has_failed(timeline))) return;
     tn_wait *w = wait_on(o, timeline);
     if (number > w->last && !behind) w->last = number;
     if (!needed) return;
@@ -110,8 +128,7 @@ void tn_submission_wait_for(tn_submission *o, tn_timeline_point m) { add_wait(o,
  * reader also waits for another read, so that its own point covers both. */
 static tn_timeline_point *read_place(tn_submission *o, tn_buffer *b) {
     for (size_t i = FIRST_READ; i < MAX_POINTS; i++)
-        if (!b->points[i] || timeline_index(b->points[i]) == o->queue->timeline ||
-            tn_timeline_point_reached(b->points[i]))
+        if (!b->points[i] || timeline_index(b->points[i]) == o->queue->timeline || timeline_point_reached(b->points[i]))
             return &b->points[i];
     add_wait(o, b->points[FIRST_READ], false);
     return &b->points[FIRST_READ];
@@ -134,17 +151,17 @@ void tn_submission_use(tn_submission *o, tn_buffer *b, bool written, bool kept) 
 
 /* Can the device of queue q wait for what the timeline's queue does? */
 static bool waits_on_device(const tn_queue *q, const tn_wait *w) {
-    return q && q->handle && tn_timeline_is_of(w->timeline, q->device, true);
+    return q && q->handle && timeline_is_of(w->timeline, q->device, true);
 }
 
 static tn_status wait_for_queue(const tn_submission *o, const tn_wait *w) {
-    if (waits_on_device(o->queue, w)) return tn_timeline_wait_on_device(o->queue, w);
-    return tn_wait_here(w);
+    if (waits_on_device(o->queue, w)) return timeline_wait_on_device(o->queue, w);
+    return wait_here(w);
 }
 
 tn_status tn_submission_start(tn_submission *o) {
     pthread_mutex_unlock(&order_lock);
-    tn_status s = o->queue ? tn_timeline_failure(o->queue->timeline, false) : TN_OK;
+    tn_status s = o->queue ? timeline_failure(o->queue->timeline, false) : TN_OK;
     for (int i = 0; i < o->wait_count; i++) {
         tn_status waited = wait_for_queue(o, &o->waits[i]);
         if (s == TN_OK) s = waited;
@@ -160,7 +177,7 @@ tn_status tn_submission_end(tn_submission *o, tn_status status) {
     stream_handle = o->stream_handle_before;
     stream_device = o->stream_device_before;
     if (!o->queue) return status;
-    tn_status recorded = tn_timeline_record(o->queue->timeline, o->number);
+    tn_status recorded = timeline_record(o->queue->timeline, o->number);
     pthread_mutex_unlock(&o->queue->submit_lock);
     return status != TN_OK ? status : recorded;
 }
@@ -186,9 +203,9 @@ void tn_submission_enqueue(tn_submission *o, tn_task *t) {
 /* ---- a queue's thread -------------------------------------------------------------------------------------------- */
 
 static tn_status do_task(const tn_queue *q, tn_task *t) {
-    tn_status s = tn_timeline_failure(q->timeline, false);
+    tn_status s = timeline_failure(q->timeline, false);
     for (int i = 0; i < t->wait_count; i++) {
-        tn_status waited = tn_wait_here(&t->waits[i]);
+        tn_status waited = wait_here(&t->waits[i]);
         if (s == TN_OK) s = waited;
     }
     if (s != TN_OK || !t->run) return s;
@@ -220,7 +237,7 @@ static void *queue_main(void *argument) {
         uint64_t number = t->number;
         bool partially_committed = t->partially_committed;
         if (t->drop) t->drop(t);
-        tn_timeline_complete(q->timeline, number, s, partially_committed);
+        timeline_complete(q->timeline, number, s, partially_committed);
     }
     return NULL;
 }
@@ -269,7 +286,7 @@ static tn_status make_ring(tn_queue *q) {
 
 static void queue_free(tn_queue *q) {
     tn_device *d = q->device;
-    if (q->timeline) tn_timeline_release(q->timeline);
+    if (q->timeline) timeline_release(q->timeline);
     free_ring(q);
     if (q->handle && q->handle != d->handle) d->driver->queue_free(d->handle, q->handle);
     pthread_mutex_destroy(&q->submit_lock);
@@ -286,7 +303,7 @@ static tn_status queue_start(tn_queue *q, void *handle) {
     q->handle = handle;
     if (!handle && tn_device_has_events(d)) TRY(d->driver->queue_new(d->handle, &q->handle));
     if (q->handle) TRY(make_ring(q));
-    q->timeline = tn_timeline_acquire(q); /* from here on others see it */
+    q->timeline = timeline_acquire(q); /* from here on others see it */
     if (!q->timeline)
         return tn_fail(TN_ERR_MEMORY, "%s: the limit of %d queues is reached", d->info.id, TN_TIMELINES - 1);
     return q->handle ? TN_OK : start_thread(q);
@@ -358,7 +375,7 @@ void tn_queue_free(tn_queue *q) {
 tn_status tn_queue_synchronize(tn_queue *q) {
     TRY(tn_need(q, "tn_queue_synchronize: the queue"));
     drain(q);
-    TRY(tn_timeline_failure(q->timeline, true));
+    TRY(timeline_failure(q->timeline, true));
     return q->handle ? tn_device_wait(q->device, q->handle) : TN_OK;
 }
 
@@ -381,10 +398,10 @@ tn_status tn_device_synchronize(tn_device *d) {
     if (!d) return tn_fail(TN_ERR_ARGUMENT, "tn_device_synchronize: device is NULL");
     tn_status s = TN_OK;
     for (int i = 1; i < TN_TIMELINES && atomic_load(&d->ordered); i++) {
-        if (!tn_timeline_is_of(i, d, false)) continue;
+        if (!timeline_is_of(i, d, false)) continue;
         (void)tn_timeline_point_wait(tn_timeline_point_at(i, tn_timeline_submitted(i)));
         bool own_line = d->own && i == d->own->timeline; /* nothing else could report the failure: continue from here */
-        if (s == TN_OK) s = tn_timeline_failure(i, own_line);
+        if (s == TN_OK) s = timeline_failure(i, own_line);
     }
     tn_status own = tn_device_wait(d, d->handle);
     return s != TN_OK ? s : own;
@@ -425,7 +442,7 @@ static void make_locks(void) {
     }
 }
 
-int tn_timeline_acquire(tn_queue *q) {
+static int timeline_acquire(tn_queue *q) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, make_locks);
     int found = 0;
@@ -461,7 +478,7 @@ static bool somebody_waits(const tn_queue *q) {
     return false;
 }
 
-void tn_timeline_release(int number) {
+static void timeline_release(int number) {
     timeline *l = &timelines[number];
     pthread_mutex_lock(&l->lock);
     while (somebody_waits(l->queue)) /* the work is done, but another thread has not left the event yet */
@@ -473,7 +490,7 @@ void tn_timeline_release(int number) {
     pthread_mutex_unlock(&l->lock);
 }
 
-bool tn_timeline_is_of(int number, const tn_device *d, bool on_device) {
+static bool timeline_is_of(int number, const tn_device *d, bool on_device) {
     pthread_mutex_lock(&taking);
     const tn_queue *q = timelines[number].queue;
     bool yes = q && q->device == d && (q->handle || !on_device);
@@ -481,7 +498,7 @@ bool tn_timeline_is_of(int number, const tn_device *d, bool on_device) {
     return yes;
 }
 
-uint64_t tn_timeline_advance(int number) { return atomic_fetch_add(&timelines[number].submitted, 1) + 1; }
+static uint64_t timeline_advance(int number) { return atomic_fetch_add(&timelines[number].submitted, 1) + 1; }
 uint64_t tn_timeline_submitted(int number) { return atomic_load(&timelines[number].submitted); }
 
 /* ---- timeline points --------------------------------------------------------------------------------------------- */
@@ -552,7 +569,7 @@ static void wait_for_event(timeline *l, tn_ring_event *e) {
     if (!e->users) pthread_cond_broadcast(&l->moved);
 }
 
-tn_status tn_timeline_record(int number, uint64_t at) {
+static tn_status timeline_record(int number, uint64_t at) {
     timeline *l = &timelines[number];
     tn_queue *q = l->queue;
     const tn_driver *driver = q->device->driver;
@@ -580,7 +597,7 @@ tn_status tn_timeline_record(int number, uint64_t at) {
     return s;
 }
 
-tn_status tn_timeline_wait_on_device(tn_queue *q, const tn_wait *w) {
+static tn_status timeline_wait_on_device(tn_queue *q, const tn_wait *w) {
     timeline *l = &timelines[w->timeline];
     tn_status s = TN_OK;
     pthread_mutex_lock(&l->lock);
@@ -595,7 +612,7 @@ tn_status tn_timeline_wait_on_device(tn_queue *q, const tn_wait *w) {
 
 /* ---- waiting ----------------------------------------------------------------------------------------------------- */
 
-bool tn_timeline_point_reached(tn_timeline_point m) {
+static bool timeline_point_reached(tn_timeline_point m) {
     timeline *l = timeline_at_point(m);
     if (!m || atomic_load_explicit(&l->completed, memory_order_acquire) >= point_number(m)) return true;
     pthread_mutex_lock(&l->lock);
@@ -618,7 +635,7 @@ static void wait_until(timeline *l, uint64_t number) {
     }
 }
 
-bool tn_timeline_has_failed(int number) { return atomic_load(&timelines[number].has_failed); }
+static bool timeline_has_failed(int number) { return atomic_load(&timelines[number].has_failed); }
 
 static bool meets(const failure *f, uint64_t first, uint64_t last) {
     return f->first && f->first <= last && first <= f->last;
@@ -630,7 +647,7 @@ static tn_status fail_as(const failure *f) {
     return tn_fail(f->status, "%s%s", said, f->why + skip);
 }
 
-tn_status tn_wait_here(const tn_wait *w) {
+static tn_status wait_here(const tn_wait *w) {
     timeline *l = &timelines[w->timeline];
     pthread_mutex_lock(&l->lock);
     wait_until(l, w->last);
@@ -660,12 +677,11 @@ tn_status tn_timeline_point_wait(tn_timeline_point m) {
     if (!m) return TN_OK;
     timeline *l = timeline_at_point(m);
     uint64_t n = point_number(m), needed = m & TN_TIMELINE_POINT_KEPT ? 0 : n;
-    TRY(tn_wait_here(
-        &(tn_wait){.timeline = (int)(l - timelines), .last = n, .need_first = needed, .need_last = needed}));
+    TRY(wait_here(&(tn_wait){.timeline = (int)(l - timelines), .last = n, .need_first = needed, .need_last = needed}));
     return !needed && atomic_load(&l->has_failed) ? check_partially_committed(l, n) : TN_OK;
 }
 
-void tn_timeline_complete(int number, uint64_t at, tn_status status, bool partially_committed) {
+static void timeline_complete(int number, uint64_t at, tn_status status, bool partially_committed) {
     timeline *l = &timelines[number];
     pthread_mutex_lock(&l->lock);
     if (status != TN_OK) note_failure(l, at, status, partially_committed);
@@ -674,7 +690,7 @@ void tn_timeline_complete(int number, uint64_t at, tn_status status, bool partia
     pthread_mutex_unlock(&l->lock);
 }
 
-tn_status tn_timeline_failure(int number, bool clear) {
+static tn_status timeline_failure(int number, bool clear) {
     timeline *l = &timelines[number];
     pthread_mutex_lock(&l->lock);
     failure f = l->now;
@@ -824,7 +840,7 @@ tn_status tn_event_record(tn_event *e, tn_queue *q) {
 tn_status tn_event_query(const tn_event *e, bool *passed) {
     TRY(tn_need(e, "tn_event_query: the event"));
     TRY(tn_need(passed, "tn_event_query: passed"));
-    *passed = tn_timeline_point_reached(e->point);
+    *passed = timeline_point_reached(e->point);
     return *passed ? tn_timeline_point_wait(e->point) : TN_OK;
 }
 

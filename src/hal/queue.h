@@ -27,29 +27,12 @@ typedef struct tn_wait {
     uint64_t last, need_first, need_last;
 } tn_wait;
 
-int tn_timeline_acquire(tn_queue *q);   /* a timeline for a queue; 0 when all are taken */
-void tn_timeline_release(int timeline); /* everything on it has passed */
-uint64_t tn_timeline_advance(int timeline);
 uint64_t tn_timeline_submitted(int timeline);
-bool tn_timeline_is_of(int timeline, const tn_device *d, bool on_device); /* of a queue of d; one of the interface */
-bool tn_timeline_has_failed(int timeline);                                /* ever */
 enum { TN_TIMELINES = 128 };
 
 tn_timeline_point tn_timeline_point_at(int timeline, uint64_t number);
-bool tn_timeline_point_reached(tn_timeline_point m);
 /* Waits in the caller. Yields the failure of what stood there, unless the timeline point is one that keeps. */
 tn_status tn_timeline_point_wait(tn_timeline_point m);
-tn_status tn_wait_here(const tn_wait *w); /* the same for a wait */
-
-/* Called by the executor of a timeline: everything up to `number` has completed; `status`, with this thread's error
- * text, is the result; partially_committed: it failed while writing states. */
-void tn_timeline_complete(int timeline, uint64_t number, tn_status status, bool partially_committed);
-/* The failure because of which the timeline skips its work, as status and text; clear: continue from now on. */
-tn_status tn_timeline_failure(int timeline, bool clear);
-/* A timeline whose work the driver does: an event is put behind what was given, as `number`. */
-tn_status tn_timeline_record(int timeline, uint64_t number);
-/* Makes the next work submitted to `q`, of the same driver and device, wait on the device for w. */
-tn_status tn_timeline_wait_on_device(tn_queue *q, const tn_wait *w);
 
 /* ---- queue.c ----------------------------------------------------------------------------------------------------- */
 

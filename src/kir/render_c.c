@@ -11,6 +11,13 @@
 #include "kir/render_text.h"
 #include "kir/rules.h"
 
+/* Begins a line. */
+static void render_indent(render *r);
+static void render_matrix(render *r, int i);
+static int render_loop(render *r, int loop);
+/* A SCAN's or REDUCE's statements inside its loop. */
+static void render_feed(render *r, int i);
+
 /* ---- words ------------------------------------------------------------------------------------------------------- */
 
 static const char *const WORD_NAMES[WORD_COUNT] = {
@@ -56,7 +63,7 @@ static void kir_render_array(render *r, int i, int count, kir_type t) {
     r->n = i;
     r->size = count;
     r->type = spelling(r, TYPE_WORDS[t] + 1);
-    kir_render_indent(r);
+    render_indent(r);
     kir_render_words(r, r->t->dialect->memory.array);
 }
 
@@ -166,11 +173,11 @@ void kir_render_put(render *r, const char *format, ...) {
     va_end(args);
 }
 
-void kir_render_indent(render *r) { tn_str_add(r->text, "%*s", r->depth * 4, ""); }
+static void render_indent(render *r) { tn_str_add(r->text, "%*s", r->depth * 4, ""); }
 
 void kir_render_line(render *r, const char *format, ...) {
     va_list args;
-    kir_render_indent(r);
+    render_indent(r);
     va_start(args, format);
     put_list(r, format, args);
     va_end(args);
@@ -573,7 +580,7 @@ static void put_runtime_scalar(render *r, int i) {
 static void put_instruction(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     if (in->op == KIR_CONST) return;
-    kir_render_indent(r);
+    render_indent(r);
     switch (in->op) {
     case KIR_SCALAR: put_runtime_scalar(r, i); break;
     case KIR_INDEX:
@@ -597,11 +604,11 @@ void kir_render_range(render *r, int begin, int end) {
     for (int i = begin; i < end; i++) {
         uint8_t op = r->p->ins[i].op;
         if (op == KIR_LOOP)
-            i = kir_render_loop(r, i);
+            i = render_loop(r, i);
         else if (op == KIR_REDUCE || op == KIR_SCAN)
-            kir_render_feed(r, i);
+            render_feed(r, i);
         else if (op > KIR_BARRIER)
-            kir_render_matrix(r, i);
+            render_matrix(r, i);
         else
             put_instruction(r, i);
     }
@@ -794,11 +801,11 @@ static void feed_one(render *r, int i) {
     kir_reduce kind = (kir_reduce)in->kind;
     char acc[24];
     snprintf(acc, sizeof acc, "s%d", i);
-    kir_render_indent(r);
+    render_indent(r);
     if (kind == KIR_CHAIN) {
         kir_render_put(r, "$let %s q%d = ", kir_render_type(t), i);
         put_product(r, i, "");
-        kir_render_indent(r);
+        render_indent(r);
         snprintf(x.text, sizeof x.text, "q%d", i);
         kind = KIR_SUM;
     }
@@ -809,7 +816,7 @@ static void feed_one(render *r, int i) {
     kir_render_line(r, "$let %s v%d = %s;\n", kir_render_type(t), i, acc);
 }
 
-void kir_render_feed(render *r, int i) {
+static void render_feed(render *r, int i) {
     static void (*const feeds[])(render * r, int i) = {
         [ONE] = feed_one, [LANES] = feed_lanes, [CHAIN] = feed_chain, [EXTREME] = feed_extreme};
     feeds[form_of(r, &r->p->ins[i])](r, i);
@@ -891,7 +898,7 @@ static void open_axes(render *r, int first, int count) {
         open_brace(r);
     }
     if (count > 0) return;
-    kir_render_indent(r);
+    render_indent(r);
     open_brace(r);
 }
 
@@ -929,7 +936,7 @@ static void close_axes(render *r, int count) {
         close_brace(r);
 }
 
-int kir_render_loop(render *r, int loop) {
+static int render_loop(render *r, int loop) {
     int end = kir_loop_end(r->p, loop), outer = r->loop;
     int first = kir_loop_first(&r->p->ins[loop]), count = kir_loop_count(&r->p->ins[loop]);
     unsigned forms = forms_in(r, loop, end);
@@ -1063,10 +1070,10 @@ static bool is_held(const kir_program *p, int fetch) {
     return false;
 }
 
-void kir_render_matrix(render *r, int i) {
+static void render_matrix(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     if (in->op == KIR_FETCH && !is_held(r->p, i)) return;
-    kir_render_indent(r);
+    render_indent(r);
     switch (in->op) {
     case KIR_MATRIX: put_matrix(r, i, in); break;
     case KIR_FRAGMENT: put_fragment(r, i, in); break;

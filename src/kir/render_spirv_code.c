@@ -9,6 +9,12 @@
 #include "kir/rules.h"
 #include "kir/spirv.h"
 
+/* v[0]·v[1] + v[2], rounded once, made of operations that each round; the f64 version uses 64-bit
+ * words. */
+static uint32_t spv_fma(spv *e, spv_type type, const uint32_t v[3]);
+/* One of the instructions that only groups have; false: it has no words. */
+static bool spv_matrix(spv *e, int i);
+
 enum {
     DecorationBlock = 2,
     DecorationArrayStride = 6,
@@ -651,7 +657,7 @@ uint32_t kir_spv_operation(spv *e, const kir_ins *in, kir_type operand, const ui
     if (in->op == KIR_CAST) return cast(e, in, operand, v[0]);
     if (in->op == KIR_BITCAST) return bitcast(e, in, operand, v[0]);
     if (in->op == KIR_ROUND) return kir_spv_ext(e, ROUNDINGS[in->imm.i], type, v[0], 0, 0);
-    if (is_split(e, in)) return kir_spv_fma(e, type, v);
+    if (is_split(e, in)) return spv_fma(e, type, v);
     uint32_t op = OPERATIONS[in->op][CLASSES[operand]];
     if (op == 0) return 0;
     if (op >= EXT) return kir_spv_ext(e, op - EXT, type, v[0], v[1], v[2]);
@@ -739,7 +745,7 @@ static void put_barrier(spv *e, TN_UNUSED int i) {
 }
 
 static void put_of_group(spv *e, int i) {
-    if (!kir_spv_matrix(e, i) && !e->refused) e->refused = i + 1;
+    if (!spv_matrix(e, i) && !e->refused) e->refused = i + 1;
 }
 
 void kir_spv_range(spv *e, int begin, int end) {
@@ -943,7 +949,7 @@ static void put_packet(spv *e, int i) {
     kir_spv_do(e, OpStore, packet_at(e, in, StorageWorkgroup, variable), kir_spv_value(e, in->a), e->shared_access);
 }
 
-bool kir_spv_matrix(spv *e, int i) {
+static bool spv_matrix(spv *e, int i) {
     enum { FIRST = KIR_MATRIX, COUNT = KIR_OP_COUNT - FIRST };
     static void (*const writers[COUNT])(spv * e, int i) = {
         [KIR_MATRIX - FIRST] = put_matrix, [KIR_FRAGMENT - FIRST] = put_fragment,
@@ -1121,7 +1127,7 @@ static uint32_t by_doubles(maths m, const uint32_t v[3]) {
     return kir_spv_resize(m.e, odd_sum_of(m, real(m, OpFMul, wide[0], wide[1]), wide[2]), SPV_F64, SPV_F32, true);
 }
 
-uint32_t kir_spv_fma(spv *e, spv_type type, const uint32_t v[3]) {
+static uint32_t spv_fma(spv *e, spv_type type, const uint32_t v[3]) {
     if (type == SPV_F32 && e->t->f64 && e->t->i64) return by_doubles((maths){e, &FORMATS[1]}, v);
     return by_rests((maths){e, &FORMATS[type == SPV_F64]}, v);
 }

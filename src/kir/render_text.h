@@ -118,8 +118,6 @@ typedef struct render {
 /* Adds the text made from the format, words spelled. */
 void kir_render_put(render *r, const char *format, ...) TN_PRINTF(2, 3);
 void kir_render_words(render *r, const char *text);
-/* Begins a line. */
-void kir_render_indent(render *r);
 /* A statement on a line of its own. */
 void kir_render_line(render *r, const char *format, ...) TN_PRINTF(2, 3);
 /* The words of the $n-th parameter as an index. */
@@ -135,14 +133,10 @@ const char *kir_render_type(kir_type t);                    /* "$f32" */
 const char *kir_render_memory(const render *r, int buffer); /* how elements of this buffer are spelled */
 
 /* One of the instructions that only groups have: MATRIX … WAIT (render_c.c). */
-void kir_render_matrix(render *r, int i);
 extern const char kir_matrix_cuda[], kir_wide_cuda[], kir_matrix_hip[], kir_matrix_msl[], kir_fused_wgsl[];
 
 /* Both in render_c.c: the statements of instructions begin … end-1; those of the loop that begins at `loop`, up to its
  * END, whose number is returned. */
 void kir_render_range(render *r, int begin, int end);
-int kir_render_loop(render *r, int loop);
-/* A SCAN's or REDUCE's statements inside its loop. */
-void kir_render_feed(render *r, int i);
 
 #endif

@@ -120,7 +120,7 @@ KIR_CAST_LIST(CAST)
 #define COMPARE_SV(OP, op, TYPE, t) BINARY_VARIANT(op##_sv_##t, kir_##op##_##t, b8, t, a0, b[i])
 
 /* Operations with variants for single elements: commutative ones, so that the single one is the second operand
- * (kir_bind_make), … */
+ * (bind_make), … */
 // clang-format off
 #define EVEN_LIST(X)                                                                                         \
     EACH_SIGNLESS(X, ADD, add) EACH_SIGNLESS(X, MUL, mul)                                                    \

@@ -244,16 +244,10 @@ uint32_t kir_spv_operation(spv *e, const kir_ins *in, kir_type operand, const ui
 /* a ∘ b for a reduction's kind. */
 uint32_t kir_spv_combine(spv *e, kir_reduce kind, kir_type t, uint32_t a, uint32_t b);
 uint32_t kir_spv_literal(spv *e, const kir_ins *constant);
-/* v[0]·v[1] + v[2], rounded once, made of operations that each round (render_spirv_code.c); the f64 version uses 64-bit
- * words. */
-uint32_t kir_spv_fma(spv *e, spv_type type, const uint32_t v[3]);
 
 int kir_spv_loop(spv *e, int loop);
 void kir_spv_feed(spv *e, int i);
 
 /* ---- matrices and packets (render_spirv_code.c) ---------------------------------------------------------------- */
-
-/* One of the instructions that only groups have; false: it has no words. */
-bool kir_spv_matrix(spv *e, int i);
 
 #endif

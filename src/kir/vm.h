@@ -216,13 +216,6 @@ void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo,
 /* The size of equal pieces, none above `most`, whole vectors each, that `total` is cut into. */
 int64_t kir_piece_of(int64_t total, int64_t most);
 
-/* vm_compile.c */
-tn_status kir_schedule_make(const kir_program *p, bool whole, kir_schedule *out);
-void kir_schedule_free(kir_schedule *s);
-
-/* vm_launch.c */
-void kir_bind_make(const kir_frame *f, const uint8_t *pattern, kir_bind *out);
-
 /* vm_launch.c */
 /* Runs the launch, or the box lo ≤ axis < hi of it, if there is a recipe for it; else false. */
 bool kir_recipe_run(const kir_vm *vm, const kir_launch *launch, const int64_t *lo, const int64_t *hi);

@@ -5,6 +5,9 @@
 #include "kir/rules.h"
 #include "kir/vm.h"
 
+static tn_status schedule_make(const kir_program *p, bool whole, kir_schedule *out);
+static void schedule_free(kir_schedule *s);
+
 /* Rough nanoseconds an element of one operation takes on one core; only the decision to use threads depends on them. */
 static const float COSTS[KIR_OP_COUNT] = {
     [KIR_SQRT] = 0.2f, [KIR_EXP] = 0.2f,   [KIR_LOG] = 0.3f,  [KIR_SIN] = 0.3f,     [KIR_COS] = 0.3f,
@@ -142,8 +145,8 @@ static tn_status compile_vm(const kir_program *p, kir_vm *vm) {
     vm->n_values = p->n_ins;
     TRY(note_access(p, vm));
     TRY(note_constants(p, vm));
-    TRY(kir_schedule_make(p, false, &vm->parts));
-    if (vm->has_loop) TRY(kir_schedule_make(p, true, &vm->whole));
+    TRY(schedule_make(p, false, &vm->parts));
+    if (vm->has_loop) TRY(schedule_make(p, true, &vm->whole));
     TRY(note_states(vm));
     sum_costs(vm);
     vm->points_tile = points_tile(vm);
@@ -152,8 +155,8 @@ static tn_status compile_vm(const kir_program *p, kir_vm *vm) {
 }
 
 static void compiled_free(kir_vm *vm) {
-    kir_schedule_free(&vm->parts);
-    kir_schedule_free(&vm->whole);
+    schedule_free(&vm->parts);
+    schedule_free(&vm->whole);
     tn_mem_free(vm->buffer_of);
     tn_mem_free(vm->views);
     tn_mem_free(vm->constants);
@@ -536,14 +539,14 @@ static tn_status make_schedule(maker *m, bool *in_loop) {
     return find_conflicts(m);
 }
 
-void kir_schedule_free(kir_schedule *s) {
+static void schedule_free(kir_schedule *s) {
     tn_mem_free(s->steps);
     tn_mem_free(s->slots);
     tn_mem_free(s->conflicts);
     *s = (kir_schedule){.steps = NULL};
 }
 
-tn_status kir_schedule_make(const kir_program *p, bool whole, kir_schedule *out) {
+static tn_status schedule_make(const kir_program *p, bool whole, kir_schedule *out) {
     enum { TABLES = 8 };
     size_t n = (size_t)p->n_ins + 1;
     *out = (kir_schedule){.steps = tn_mem_zalloc(n, sizeof *out->steps), .slots = tn_mem_zalloc(n, sizeof *out->slots)};
@@ -561,6 +564,6 @@ tn_status kir_schedule_make(const kir_program *p, bool whole, kir_schedule *out)
     }
     tn_mem_free(tables);
     tn_mem_free(in_loop);
-    if (status != TN_OK) kir_schedule_free(out);
+    if (status != TN_OK) schedule_free(out);
     return status;
 }

@@ -6,6 +6,8 @@
 #include "kir/rules.h"
 #include "kir/vm.h"
 
+static void bind_make(const kir_frame *f, const uint8_t *pattern, kir_bind *out);
+
 /* ==== frame: axes merged, layout chosen, tiles sized ============================================================== */
 /* This runs for every launch, so it allocates nothing and repeats nothing: one thread's memory is divided once, and
  * what depends only on the pattern of kinds is kept in the kir_vm. */
@@ -266,7 +268,7 @@ static kir_bind *new_bind(const kir_frame *f, const uint8_t *pattern, size_t pat
     b->kinds = (uint8_t *)block + sizeof *b + bound;
     b->pattern = b->kinds + kinds;
     memcpy(b->pattern, pattern, pattern_bytes);
-    kir_bind_make(f, pattern, b);
+    bind_make(f, pattern, b);
     return b;
 }
 
@@ -288,7 +290,7 @@ static const kir_bind *find_bind(kir_frame *f) {
         i--; /* someone else's is there now: look at it */
     }
     memcpy(f->own.pattern, f->tile.pattern, bytes);
-    kir_bind_make(f, f->tile.pattern, &f->own);
+    bind_make(f, f->tile.pattern, &f->own);
     return &f->own;
 }
 
@@ -550,7 +552,7 @@ static void bind_step(const binder *m, int i) {
     if (b->act == KIR_DO_CALL) bind_call(m, s, b);
 }
 
-void kir_bind_make(const kir_frame *f, const uint8_t *pattern, kir_bind *out) {
+static void bind_make(const kir_frame *f, const uint8_t *pattern, kir_bind *out) {
     binder m = {.f = f, .s = f->schedule, .pattern = pattern, .out = out};
     for (int v = 0; v < f->vm->n_values; v++)
         out->kinds[v] = 0;

@@ -9,6 +9,10 @@
 
 #include "onnx/model.h"
 
+/* order[k]: the index of the NodeProto message to read as number k, so that each node follows those whose outputs it
+ * reads. TN_ERR_FORMAT names the nodes of a cycle. */
+static tn_status order_nodes(const onnx_text *messages, int32_t count, int32_t *order);
+
 bool onnx_text_equal(onnx_text a, onnx_text b) {
     return a.size == b.size && (a.size == 0 || memcmp(a.at, b.at, a.size) == 0);
 }
@@ -529,7 +533,7 @@ static tn_status read_nodes(reader *r, graph_reading *g, onnx_text message, int6
     while (status == TN_OK && onnx_wire_next(&w, &f, &end))
         if (f.number == g->fields->node) messages[found++] = f.bytes;
     if (status == TN_OK) status = end;
-    if (status == TN_OK) status = onnx_order_nodes(messages, found, order);
+    if (status == TN_OK) status = order_nodes(messages, found, order);
     for (int32_t i = 0; i < found && status == TN_OK; i++) {
         r->scope->node = g->graph->node_count;
         onnx_node *n = &g->graph->nodes[g->graph->node_count++];
@@ -1012,7 +1016,7 @@ static tn_status find_edges(ordering *o, const onnx_text *messages, int32_t coun
     return TN_OK;
 }
 
-tn_status onnx_order_nodes(const onnx_text *messages, int32_t count, int32_t *order) {
+static tn_status order_nodes(const onnx_text *messages, int32_t count, int32_t *order) {
     ordering o = {.first = tn_mem_alloc(((size_t)count + 1) * sizeof(int32_t))};
     tn_status status = o.first ? find_edges(&o, messages, count) : TN_ERR_MEMORY;
     for (int32_t i = 0; i < count; i++)

@@ -56,10 +56,6 @@ tn_status onnx_wire_count(onnx_text message, int64_t *counts, int most);
 /* Calls take(ctx, field) for each field until one fails. */
 tn_status onnx_wire_each(onnx_text message, tn_status (*take)(void *ctx, const onnx_field *f), void *ctx);
 
-/* order[k]: the index of the NodeProto message to read as number k, so that each node follows those whose outputs it
- * reads. TN_ERR_FORMAT names the nodes of a cycle. (model.c) */
-tn_status onnx_order_nodes(const onnx_text *messages, int32_t count, int32_t *order);
-
 float onnx_wire_float(const onnx_field *f);
 
 /* Numbers of a repeated field, packed or one by one, gathered over a message. */
@@ -236,8 +232,6 @@ struct onnx_frame {
 /* v, which is taken over, as a value of another level: itself where nobody else has it. */
 onnx_value *onnx_value_as(onnx_value *v, uint8_t level);
 /* onnx_run.c; in: values with one reference, which it may exchange */
-tn_status onnx_run_or_replay(tn_onnx *m, onnx_value **in, onnx_value **out);
-void onnx_replays_free(tn_onnx *m);
 tn_status onnx_put_level(onnx_call *c, int k, onnx_value *v, uint8_t level);
 
 /* ---- engine_model.c ---------------------------------------------------------------------------------------------- */

@@ -9,6 +9,9 @@
 #include "onnx/model.h"
 #include "onnx/operator_support.h"
 
+/* (a − a_zero)(b − b_zero) · a_scale · b_scale + bias in f32; the sums are exact. */
+static tn_status scaled_product(const onnx_call *c, const onnx_byte_operands *at, tn_tensor **y);
+
 /* ---- activations and products ------------------------------------------------------------------------------------ */
 
 enum { GELU, GELU_TANH, QUICK_GELU };
@@ -288,7 +291,7 @@ static tn_status run_byte_attention(onnx_call *c) {
         .a = 0, .b = 1, .bias = 2, .a_scale = 3, .b_scale = 4, .a_zero = 6, .b_zero = 7};
     tn_tensor *y;
     if (!onnx_wants(c, 0)) return TN_OK;
-    TRY(onnx_scaled_product(c, &at, &y));
+    TRY(scaled_product(c, &at, &y));
     return attend_joined(c, y, 5, 8, -1);
 }
 
@@ -569,7 +572,7 @@ static tn_tensor *fused_scaled(const onnx_call *c, const tn_tensor *sums, const 
     return onnx_has(c, bias) ? tn_add(y, onnx_in(c, bias)) : y;
 }
 
-tn_status onnx_scaled_product(const onnx_call *c, const onnx_byte_operands *at, tn_tensor **y) {
+static tn_status scaled_product(const onnx_call *c, const onnx_byte_operands *at, tn_tensor **y) {
     const int order[] = {at->a, at->b, at->a_zero, at->b_zero};
     dressed d = {.c = c};
     TRY(need_fused(c, at->a, 1));
@@ -588,7 +591,7 @@ static tn_status run_to_float(onnx_call *c) {
         .a = 0, .b = 1, .a_scale = 2, .b_scale = 3, .a_zero = 4, .b_zero = 5, .bias = 6};
     tn_tensor *y;
     if (!onnx_wants(c, 0)) return TN_OK;
-    TRY(onnx_scaled_product(c, &at, &y));
+    TRY(scaled_product(c, &at, &y));
     return onnx_put(c, 0, y);
 }
 

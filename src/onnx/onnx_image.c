@@ -10,6 +10,11 @@
 #include "onnx/model.h"
 #include "onnx/operator_support.h"
 
+static tn_status grid_sample(onnx_call *c);
+static tn_status affine_grid(onnx_call *c);
+static tn_status roi_align(onnx_call *c);
+static tn_status max_roi_pool(onnx_call *c);
+
 /* ---- which coordinates ------------------------------------------------------------------------------------------- */
 
 typedef enum ops_image_placing {
@@ -421,23 +426,23 @@ static tn_status col2im(onnx_call *c) {
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
-const onnx_op_row onnx_image_ops[] = {{"AffineGrid", 20, .run = onnx_affine_grid},
+const onnx_op_row onnx_image_ops[] = {{"AffineGrid", 20, .run = affine_grid},
                                       {"BlackmanWindow", 17, .run = onnx_signal_window, .with = 2},
                                       {"CenterCropPad", 18, .run = center_crop_pad},
                                       {"Col2Im", 18, .run = col2im},
                                       {"DFT", 17, .run = onnx_dft},
                                       {"DFT", 20, .run = onnx_dft},
-                                      {"GridSample", 16, .run = onnx_grid_sample},
+                                      {"GridSample", 16, .run = grid_sample},
                                       {"HammingWindow", 17, .run = onnx_signal_window, .with = 1},
                                       {"HannWindow", 17, .run = onnx_signal_window, .with = 0},
                                       {"ImageDecoder", 20, .run = onnx_image_decoder},
-                                      {"MaxRoiPool", 1, .run = onnx_max_roi_pool},
+                                      {"MaxRoiPool", 1, .run = max_roi_pool},
                                       {"MelWeightMatrix", 17, .run = onnx_mel_weight_matrix},
                                       {"NonMaxSuppression", 10, .run = onnx_non_max_suppression},
                                       {"Resize", 10, .run = run_resize},
                                       {"Resize", 11, .run = run_resize},
-                                      {"RoiAlign", 10, .run = onnx_roi_align},
-                                      {"RoiAlign", 16, .run = onnx_roi_align},
+                                      {"RoiAlign", 10, .run = roi_align},
+                                      {"RoiAlign", 16, .run = roi_align},
                                       {"STFT", 17, .run = onnx_stft},
                                       {"Upsample", 7, .run = run_resize, .with = 1},
                                       {"Upsample", 9, .run = run_resize, .with = 1},
@@ -578,7 +583,7 @@ static tn_status read_boxes(const onnx_call *c, int64_t numbers, double **box, i
     return TN_OK;
 }
 
-tn_status onnx_roi_align(onnx_call *c) {
+static tn_status roi_align(onnx_call *c) {
     const int64_t last = 3;
     onnx_text placing =
         onnx_string(c, "coordinate_transformation_mode", c->row->since < 16 ? "output_half_pixel" : "half_pixel");
@@ -657,7 +662,7 @@ static tn_status fill_pools(const onnx_call *c, const double *box, const int64_t
     return TN_OK;
 }
 
-tn_status onnx_max_roi_pool(onnx_call *c) {
+static tn_status max_roi_pool(onnx_call *c) {
     const int64_t last = 3;
     double *box = NULL;
     int64_t bins[2];
@@ -803,7 +808,7 @@ static tn_status read_ways(const onnx_call *c, onnx_interpolation *how, onnx_out
                                     (int)padding.size, padding.at);
 }
 
-tn_status onnx_grid_sample(onnx_call *c) {
+static tn_status grid_sample(onnx_call *c) {
     const tn_tensor *x = onnx_in(c, 0), *grid = onnx_in(c, 1);
     onnx_interpolation how = ONNX_LINEAR;
     onnx_outside outside = ONNX_ZEROS;
@@ -860,7 +865,7 @@ static tn_tensor *homogeneous(const int64_t *size, int axes, bool align, tn_dtyp
     return y;
 }
 
-tn_status onnx_affine_grid(onnx_call *c) {
+static tn_status affine_grid(onnx_call *c) {
     const tn_tensor *theta = onnx_in(c, 0);
     int64_t *size = NULL, count = 0, shape[TN_MAX_RANK] = {tn_size(theta, 0)};
     TRY(tn_status_of(theta));

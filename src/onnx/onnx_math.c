@@ -8,6 +8,9 @@
 
 #include "onnx/operator_support.h"
 
+static tn_status einsum(onnx_call *c);
+static tn_status equal_numbers(onnx_call *c), onnx_cast_choice(onnx_call *c), onnx_product(onnx_call *c);
+
 static bool math_is_float(const tn_tensor *x) { return tn_dtype_is_float(tn_dtype_of(x)); }
 
 /* Integers of 32 bits and more have roots and logarithms in f64. */
@@ -71,7 +74,7 @@ static tn_status equal_texts(onnx_call *c, const onnx_value *x, const onnx_value
 static tn_status equal(onnx_call *c) {
     if (onnx_has(c, 0) && onnx_has(c, 1) && c->in[0]->kind == ONNX_STRINGS && c->in[1]->kind == ONNX_STRINGS)
         return equal_texts(c, c->in[0], c->in[1]);
-    return onnx_equal_numbers(c);
+    return equal_numbers(c);
 }
 
 static tn_status is_infinite(onnx_call *c) {
@@ -292,7 +295,7 @@ const onnx_op_row onnx_math_ops[] = {
     {"CumSum", 1, .run = running},
     {"Det", 1, onnx_unary, .unary = tn_linalg_det},
     {"Div", 1, .run = divide_math},
-    {"Einsum", 1, .run = onnx_einsum},
+    {"Einsum", 1, .run = einsum},
     {"Equal", 1, equal, .binary = tn_eq},
     {"Erf", 1, onnx_unary, .unary = tn_erf},
     {"Exp", 1, onnx_unary, .unary = tn_exp},
@@ -377,7 +380,7 @@ static bool is_index(const tn_tensor *t, const tn_tensor *result) {
     return true;
 }
 
-tn_status onnx_equal_numbers(onnx_call *c) {
+static tn_status equal_numbers(onnx_call *c) {
     TRY(onnx_binary(c));
     if (!c->out[0] || c->in_count != 2) return TN_OK;
     for (int i = 0; i < 2; i++) {
@@ -644,7 +647,7 @@ static tn_status read_equation(const onnx_call *c, term *terms, term *result) {
     return TN_OK;
 }
 
-tn_status onnx_einsum(onnx_call *c) {
+static tn_status einsum(onnx_call *c) {
     enum { MOST = 32 };
     term terms[MOST], result;
     if (c->in_count < 1 || c->in_count > MOST) return onnx_refuse(c, "%d operands; the limit is %d", c->in_count, MOST);

@@ -13,6 +13,10 @@
 #include "hal/hal.h"
 #include "onnx/operator_support.h"
 
+/* x as `to` would hold it, in the dtype that such values live in (onnx_types). saturate: 8-bit floats have their
+ * greatest number for what is too large, else NaN or infinity. mode: for powers of two (FLOAT8E8M0). */
+static tn_tensor *cast_to(const tn_tensor *x, onnx_type to, bool saturate, onnx_rounding mode);
+
 /* ---- scales and zero points -------------------------------------------------------------------------------------- */
 
 /* A scale or zero point so that it meets x: one number, one an index of the axis, or one a block of that axis. */
@@ -60,7 +64,7 @@ tn_tensor *onnx_rounded(const onnx_call *c, const tn_tensor *x, const tn_tensor 
         return tn_cast(tn_clamp(y, integer_ranges[i].least, integer_ranges[i].most), onnx_types[to].dtype);
     }
     if (zero) x = tn_add(onnx_as(x, TN_F32), zero);
-    return onnx_cast_to(x, to, onnx_int(c, "saturate", 1) != 0, ONNX_ROUND_UP);
+    return cast_to(x, to, onnx_int(c, "saturate", 1) != 0, ONNX_ROUND_UP);
 }
 
 static bool quantises_to(onnx_type t) {
@@ -601,7 +605,7 @@ static tn_tensor *to_bits(const tn_tensor *x, onnx_type to) {
     return tn_cast(v, onnx_types[to].dtype);
 }
 
-tn_tensor *onnx_cast_to(const tn_tensor *x, onnx_type to, bool saturate, onnx_rounding mode) {
+static tn_tensor *cast_to(const tn_tensor *x, onnx_type to, bool saturate, onnx_rounding mode) {
     const onnx_type_row *row = &onnx_types[to];
     if (grids[to].greatest > 0) return to_grid(x, &grids[to], saturate);
     if (to == ONNX_FLOAT8E8M0) return to_power(x, saturate, mode);
@@ -643,7 +647,7 @@ static tn_status from_texts(onnx_call *c, const onnx_value *v, onnx_type to) {
     }
     if (status == TN_OK) {
         tn_tensor *t = tn_from_data(all, v->shape, v->rank, is_float ? TN_F64 : TN_I64);
-        status = onnx_put_typed(c, 0, onnx_cast_to(t, to, true, ONNX_ROUND_UP), to);
+        status = onnx_put_typed(c, 0, cast_to(t, to, true, ONNX_ROUND_UP), to);
     }
     tn_mem_free(all);
     return status;
@@ -719,7 +723,7 @@ tn_status onnx_cast(onnx_call *c) {
         return to == ONNX_STRING ? onnx_put_value(c, 0, onnx_value_retain(c->in[0])) : from_texts(c, c->in[0], to);
     if (to == ONNX_STRING) return to_texts(c);
     TRY(onnx_need(c, 0, &x));
-    return onnx_put_typed(c, 0, onnx_cast_to(x, to, onnx_int(c, "saturate", 1) != 0, mode), to);
+    return onnx_put_typed(c, 0, cast_to(x, to, onnx_int(c, "saturate", 1) != 0, mode), to);
 }
 
 /* Small floats have no bits here: only numbers. Integers of 2 and 4 bits have. */
@@ -733,7 +737,7 @@ tn_status onnx_bit_cast(onnx_call *c) {
         return onnx_refuse(c, "%s cannot be reinterpreted as %s: their elements must have the same size", old->name,
                            new->name);
     bool whole = !tn_dtype_is_float(new->dtype) && !tn_dtype_is_float(old->dtype);
-    if (new->bits < 8 && whole) return onnx_put_typed(c, 0, onnx_cast_to(x, to, true, ONNX_ROUND_UP), to);
+    if (new->bits < 8 && whole) return onnx_put_typed(c, 0, cast_to(x, to, true, ONNX_ROUND_UP), to);
     bool stored = new->bits == 8 * tn_dtype_size(new->dtype) && old->bits == 8 * tn_dtype_size(old->dtype);
     if (!stored && to != from)
         return onnx_refuse(c, "%s cannot be reinterpreted as %s: the original bits are not stored", old->name,

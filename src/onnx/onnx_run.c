@@ -7,6 +7,9 @@
 #include "trunnion/autograd.h"
 #include "trunnion/ops.h"
 
+static tn_status run_or_replay(tn_onnx *m, onnx_value **in, onnx_value **out);
+static void replays_free(tn_onnx *m);
+
 /* ==== open ======================================================================================================== */
 
 /* ---- models ------------------------------------------------------------------------------------------------------ */
@@ -14,7 +17,7 @@
 void tn_onnx_close(tn_onnx *m) {
     if (!m) return;
     onnx_engine_close(m);
-    onnx_replays_free(m);
+    replays_free(m);
     onnx_prepared_free(m);
     for (size_t i = 0; i < m->value_count; i++)
         onnx_value_release(m->values[i]);
@@ -622,7 +625,7 @@ tn_status tn_onnx_run(tn_onnx *m, tn_onnx_value *const *inputs, tn_onnx_value **
         status = adopt(&m->graph->inputs[i], inputs[i], &in[i]);
     {
         TN_NO_GRAD;
-        if (status == TN_OK) status = m->session ? onnx_engine_run(m, in, outputs) : onnx_run_or_replay(m, in, outputs);
+        if (status == TN_OK) status = m->session ? onnx_engine_run(m, in, outputs) : run_or_replay(m, in, outputs);
     }
     free_values(in, in_count);
     tn_mem_free(in);
@@ -697,7 +700,7 @@ static void release_replay(onnx_replay *e) {
     tn_mem_free(e);
 }
 
-void onnx_replays_free(tn_onnx *m) {
+static void replays_free(tn_onnx *m) {
     while (m->replays) {
         onnx_replay *next = m->replays->next;
         release_replay(m->replays);
@@ -1031,7 +1034,7 @@ static tn_status run_locked(tn_onnx *m, onnx_value **in, onnx_value **out) {
     return done ? TN_OK : record_replay(m, NULL, in, out);
 }
 
-tn_status onnx_run_or_replay(tn_onnx *m, onnx_value **in, onnx_value **out) {
+static tn_status run_or_replay(tn_onnx *m, onnx_value **in, onnx_value **out) {
     pthread_mutex_lock(&m->lock);
     tn_status status = run_locked(m, in, out);
     pthread_mutex_unlock(&m->lock);

@@ -39,10 +39,6 @@ static inline const onnx_attribute *onnx_find_list(const onnx_call *c, const cha
 
 typedef enum onnx_rounding { ONNX_ROUND_UP, ONNX_ROUND_DOWN, ONNX_ROUND_NEAREST } onnx_rounding;
 
-/* x as `to` would hold it, in the dtype that such values live in (onnx_types). saturate: 8-bit floats have their
- * greatest number for what is too large, else NaN or infinity. mode: for powers of two (FLOAT8E8M0). */
-tn_tensor *onnx_cast_to(const tn_tensor *x, onnx_type to, bool saturate, onnx_rounding mode);
-
 tn_status onnx_cast(onnx_call *c); /* Cast; with = 1: CastLike */
 tn_status onnx_bit_cast(onnx_call *c);
 
@@ -60,10 +56,6 @@ tn_status onnx_sort(int64_t count, bool (*before)(const void *data, int64_t a, i
                     int64_t **out);
 
 /* ---- rows whose functions have files of their own ---------------------------------------------------------------- */
-
-tn_status onnx_einsum(onnx_call *c);
-/* onnx_math.c */
-tn_status onnx_equal_numbers(onnx_call *c), onnx_cast_choice(onnx_call *c), onnx_product(onnx_call *c);
 
 tn_status onnx_gather(onnx_call *c); /* onnx_index.c */
 tn_status onnx_gather_elements(onnx_call *c);
@@ -177,8 +169,6 @@ const tn_tensor *onnx_as(const tn_tensor *x, tn_dtype dtype);
 typedef enum onnx_interpolation { ONNX_NEAREST, ONNX_LINEAR, ONNX_CUBIC } onnx_interpolation;
 typedef enum onnx_outside { ONNX_ZEROS, ONNX_BORDER, ONNX_REFLECTION } onnx_outside;
 /* x [n, c, size…] at places[a] [n, count], in pixels along axis a: [n, c, count]. */
-tn_status onnx_grid_sample(onnx_call *c);
-tn_status onnx_affine_grid(onnx_call *c);
 tn_status onnx_deform_conv(onnx_call *c);
 
 /* ---- signals (onnx_signal.c) --------------------------------------------------------------------------------------
@@ -198,8 +188,6 @@ tn_status onnx_recurrent(onnx_call *c); /* with: one of these; from RNN on, how 
 /* ---- boxes (onnx_image.c) -----------------------------------------------------------------------------------------
  * */
 
-tn_status onnx_roi_align(onnx_call *c);
-tn_status onnx_max_roi_pool(onnx_call *c);
 tn_status onnx_non_max_suppression(onnx_call *c); /* non_max_suppression.c */
 
 /* ---- scales and zero points (onnx_quant.c) ------------------------------------------------------------------------
@@ -216,9 +204,6 @@ tn_status onnx_check_scale(const onnx_call *c, int scale, bool divides);
 typedef struct onnx_byte_operands {
     int a, b, a_scale, b_scale, a_zero, b_zero, bias;
 } onnx_byte_operands;
-
-/* (a − a_zero)(b − b_zero) · a_scale · b_scale + bias in f32; the sums are exact. */
-tn_status onnx_scaled_product(const onnx_call *c, const onnx_byte_operands *at, tn_tensor **y);
 
 /* One of several matrices of bytes, [count, k, n] (onnx_quant.c). */
 typedef struct onnx_byte_weight {

@@ -8,6 +8,19 @@
 #include "plan/engine.h"
 #include "tensor/graph.h"
 
+static tn_captured_host *captured_host_new(const tn_recorder *r); /* NULL if out of memory */
+/* The end of the capture: finds everything in the binding; refuses what a launch could not repeat. */
+static tn_status captured_host_bind(tn_captured_host *h, const tn_recorder *r, const tn_binding *b);
+/* A launch first calls advance, which does everything that can fail and sets the hooks' runtime scalars. Then: undo if
+ * the launch fails; wrote as soon as states were written; collect, with the plan's results, if it succeeds. */
+static tn_status captured_host_advance(tn_captured_host *h, kir_scalar *scalars, const bool *is_float);
+static void captured_host_undo(tn_captured_host *h);
+static void captured_host_wrote(tn_captured_host *h);
+static void captured_host_lose(tn_captured_host *h, tn_status why); /* the states, after wrote: reading them fails */
+static void captured_host_collect(tn_captured_host *h, tn_buffer *const *results);
+/* Whether a hook sets this runtime scalar. */
+static bool captured_host_sets(const tn_captured_host *h, int scalar);
+
 typedef struct graph_input {
     int slot; /* -1: the recording did not read it */
     uint8_t dtype, rank;
@@ -50,7 +63,7 @@ tn_status tn_capture_begin(void) {
         return tn_fail(TN_ERR_STATE, "tn_capture_begin: this thread is already capturing; end that capture first");
     TRY(tn_flush(r, NULL, 0));
     tn_plan_cache *c = tn_plans_of(r);
-    if (!c || !(c->capture = tn_captured_host_new(r))) return TN_ERR_MEMORY;
+    if (!c || !(c->capture = captured_host_new(r))) return TN_ERR_MEMORY;
     r->capturing = true;
     r->captured_write = NULL;
     return TN_OK;
@@ -195,7 +208,7 @@ static tn_status make_graph_plan(tn_recorder *r, tn_graph *g, tn_tensor *const *
     tn_mem_free(targets);
     if (s == TN_OK) s = note_graph_buffers(g, &c->binding, inputs, outputs);
     if (s == TN_OK) s = check_states(r, &c->binding);
-    if (s == TN_OK) s = tn_captured_host_bind(g->host, r, &c->binding);
+    if (s == TN_OK) s = captured_host_bind(g->host, r, &c->binding);
     if (s != TN_OK || !c->binding.device) return s;
     tn_device_retain(c->binding.device);
     g->device = c->binding.device;
@@ -206,7 +219,7 @@ static tn_status make_graph_plan(tn_recorder *r, tn_graph *g, tn_tensor *const *
 static tn_status compute_captured(tn_recorder *r, tn_graph *g, tn_tensor *const *inputs, tn_tensor *const *outputs) {
     TRY(make_graph_plan(r, g, inputs, outputs));
     tn_status s = tn_eval(outputs, g->output_count);
-    if (s != TN_OK) tn_captured_host_undo(g->host);
+    if (s != TN_OK) captured_host_undo(g->host);
     return s;
 }
 
@@ -280,7 +293,7 @@ static void advance_random(tn_recorder *r, tn_graph *g) {
 static void mark_written(tn_graph *g) {
     for (int i = 0; i < g->plan->output_count; i++)
         if (g->plan->output_home[i] >= 0) g->bound[g->plan->output_home[i]]->version++;
-    if (g->host->state_count) tn_captured_host_wrote(g->host);
+    if (g->host->state_count) captured_host_wrote(g->host);
 }
 
 static bool is_state(const tn_graph *g, const graph_output *o) { return g->plan->output_home[o->output] >= 0; }
@@ -343,10 +356,10 @@ static tn_status launch_graph_plan(tn_plan_cache *c, tn_graph *g, tn_tensor **ou
     if (partially_committed) {
         s = tn_fail_prefix(s,
                            "the device failed while states were being written; their values are lost, load them again");
-        tn_captured_host_lose(g->host, s);
+        captured_host_lose(g->host, s);
     }
     if (*ran) {
-        if (g->host->gradient_count) tn_captured_host_collect(g->host, c->outputs);
+        if (g->host->gradient_count) captured_host_collect(g->host, c->outputs);
         s = make_graph_outputs(g, c->outputs, outputs);
     }
     tn_plan_release_outputs(c, g->plan, g->plan->output_count);
@@ -371,11 +384,11 @@ tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tensor **out
         TRY(bind_input(g, i, inputs[i]));
     const tn_captured_host *h = g->host;
     if (h->hook_count | h->gradient_count | h->state_count)
-        TRY(tn_captured_host_advance(g->host, g->scalars, g->scalar_is_float));
+        TRY(captured_host_advance(g->host, g->scalars, g->scalar_is_float));
     advance_random(r, g);
     bool ran;
     tn_status s = launch_graph_plan(c, g, outputs, &ran);
-    if (!ran) tn_captured_host_undo(g->host);
+    if (!ran) captured_host_undo(g->host);
     release_copies(g);
     return s;
 }
@@ -390,7 +403,7 @@ tn_status tn_graph_set_runtime_scalar(tn_graph *g, int scalar, double value) {
         return tn_fail(TN_ERR_ARGUMENT,
                        "tn_graph_set_runtime_scalar: runtime scalar %d is out of range; the graph has %zu", scalar,
                        g->scalar_count);
-    if (tn_captured_host_sets(g->host, scalar))
+    if (captured_host_sets(g->host, scalar))
         return tn_fail(TN_ERR_ARGUMENT,
                        "tn_graph_set_runtime_scalar: runtime scalar %d is set at each launch by what recorded it; "
                        "change it there, for example with tn_optimizer_set_lr",
@@ -402,7 +415,7 @@ tn_status tn_graph_set_runtime_scalar(tn_graph *g, int scalar, double value) {
 /* ==== the host's side: hooks, gradients, states, random numbers =================================================== */
 /* Everything that can fail is done before the launch. After it, only what was prepared is put in place. */
 
-tn_captured_host *tn_captured_host_new(const tn_recorder *r) {
+static tn_captured_host *captured_host_new(const tn_recorder *r) {
     tn_captured_host *h = tn_mem_zalloc(1, sizeof *h);
     if (!h) return NULL;
     h->random_start = r->random_offset;
@@ -547,7 +560,7 @@ static tn_status bind_states(tn_captured_host *h, const tn_recorder *r) {
     return TN_OK;
 }
 
-tn_status tn_captured_host_bind(tn_captured_host *h, const tn_recorder *r, const tn_binding *b) {
+static tn_status captured_host_bind(tn_captured_host *h, const tn_recorder *r, const tn_binding *b) {
     TRY(h->failed);
     if (r->reseeds != h->reseeds)
         return tn_fail(
@@ -567,7 +580,7 @@ tn_status tn_captured_host_bind(tn_captured_host *h, const tn_recorder *r, const
     return bind_states(h, r);
 }
 
-bool tn_captured_host_sets(const tn_captured_host *h, int scalar) {
+static bool captured_host_sets(const tn_captured_host *h, int scalar) {
     for (size_t i = 0; i < h->hook_count; i++)
         for (int k = 0; k < h->hooks[i].count; k++)
             if (h->hooks[i].scalars[k] == scalar) return true;
@@ -617,7 +630,7 @@ static tn_status advance_hook(captured_hook *c, kir_scalar *scalars, const bool 
     return TN_OK;
 }
 
-tn_status tn_captured_host_advance(tn_captured_host *h, kir_scalar *scalars, const bool *is_float) {
+static tn_status captured_host_advance(tn_captured_host *h, kir_scalar *scalars, const bool *is_float) {
     tn_status s = prepare_captured(h);
     for (size_t i = 0; i < h->hook_count && s == TN_OK; i++) {
         s = advance_hook(&h->hooks[i], scalars, is_float);
@@ -627,24 +640,24 @@ tn_status tn_captured_host_advance(tn_captured_host *h, kir_scalar *scalars, con
     return s;
 }
 
-void tn_captured_host_undo(tn_captured_host *h) {
+static void captured_host_undo(tn_captured_host *h) {
     undo_hooks(h, h->hook_count);
     forget_next(h);
 }
 
-void tn_captured_host_wrote(tn_captured_host *h) {
+static void captured_host_wrote(tn_captured_host *h) {
     for (size_t i = 0; i < h->state_count; i++) {
         tn_storage_moved(h->states[i].storage, h->states[i].next);
         h->states[i].next = NULL;
     }
 }
 
-void tn_captured_host_lose(tn_captured_host *h, tn_status why) {
+static void captured_host_lose(tn_captured_host *h, tn_status why) {
     for (size_t i = 0; i < h->state_count; i++)
         tn_storage_lost(h->states[i].storage, tn_node_error(why, tn_error()));
 }
 
-void tn_captured_host_collect(tn_captured_host *h, tn_buffer *const *results) {
+static void captured_host_collect(tn_captured_host *h, tn_buffer *const *results) {
     for (size_t i = 0; i < h->gradient_count; i++) {
         captured_gradient *c = &h->gradients[i];
         if (c->slot->closed) continue;

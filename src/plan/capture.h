@@ -44,22 +44,9 @@ typedef struct tn_captured_host {
     tn_status failed;                   /* memory ran out where no status could be returned */
 } tn_captured_host;
 
-tn_captured_host *tn_captured_host_new(const tn_recorder *r); /* NULL if out of memory */
 void tn_captured_host_free(tn_captured_host *h);
 /* Notes a use of a gradient, before it happens. */
 typedef enum tn_gradient_use { TN_GRADIENT_READ, TN_GRADIENT_ADDED, TN_GRADIENT_CLEARED } tn_gradient_use;
 tn_status tn_captured_gradient_note(tn_captured_host *h, tn_grad_slot *slot, tn_gradient_use use);
-/* The end of the capture: finds everything in the binding; refuses what a launch could not repeat. */
-tn_status tn_captured_host_bind(tn_captured_host *h, const tn_recorder *r, const tn_binding *b);
-
-/* A launch first calls advance, which does everything that can fail and sets the hooks' runtime scalars. Then: undo if
- * the launch fails; wrote as soon as states were written; collect, with the plan's results, if it succeeds. */
-tn_status tn_captured_host_advance(tn_captured_host *h, kir_scalar *scalars, const bool *is_float);
-void tn_captured_host_undo(tn_captured_host *h);
-void tn_captured_host_wrote(tn_captured_host *h);
-void tn_captured_host_lose(tn_captured_host *h, tn_status why); /* the states, after wrote: reading them fails */
-void tn_captured_host_collect(tn_captured_host *h, tn_buffer *const *results);
-/* Whether a hook sets this runtime scalar. */
-bool tn_captured_host_sets(const tn_captured_host *h, int scalar);
 
 #endif

@@ -21,6 +21,10 @@
 #include "plan/native.h"
 #include "plan/plan.h"
 
+/* Whether this element-wise value, which several groups use, is computed in each of them instead of stored. */
+static bool is_rematerialized(const tn_graph_plan *g, const tn_value *v);
+static void concat_choose(tn_graph_plan *g); /* sets `joined` of all values, whose users are known */
+
 enum {
     MAX_PULLS = 16,         /* groups that may each compute an inlined value again */
     CHEAP_WEIGHT = 6,       /* work below which computing again beats storing */
@@ -498,7 +502,7 @@ static bool must_store(const tn_graph_plan *g, const tn_value *v) {
     if (v->output >= 0 || v->fusion.wants_memory || v->alone) return true;
     if (kernel_of_its_own(tn_value_class(v))) return true;
     bool dear = v->fusion.loads > 0 && (v->fusion.weight > CHEAP_WEIGHT || is_decoded(g, v));
-    return (v->fusion.pull_count > 1 && dear && !tn_is_rematerialized(g, v)) || v->fusion.pull_count > MAX_PULLS;
+    return (v->fusion.pull_count > 1 && dear && !is_rematerialized(g, v)) || v->fusion.pull_count > MAX_PULLS;
 }
 
 /* Views are never stored: a user reads the root's memory or computes through the view. */
@@ -533,7 +537,7 @@ tn_status tn_fuse(tn_graph_plan *g) {
         g->fusion.order = tn_scratch_take(&g->scratch, (g->value_count + 1) * sizeof *g->fusion.order);
     if (!g->fusion.order) return TN_ERR_MEMORY;
     TRY(find_users(g));
-    tn_concat_choose(g);
+    concat_choose(g);
     weigh_fusion(g);
     for (size_t i = 0; i < g->group_count; i++)
         tn_group_free(&g->groups[i]);
@@ -613,7 +617,7 @@ static bool find_sources(const tn_graph_plan *g, const tn_value *v, sources *s) 
     return s->work <= CHEAP;
 }
 
-bool tn_is_rematerialized(const tn_graph_plan *g, const tn_value *v) {
+static bool is_rematerialized(const tn_graph_plan *g, const tn_value *v) {
     sources s = {.last = -1};
     if (!is_candidate(g, v)) return false;
     for (int k = 0; k < v->fusion.user_count; k++)
@@ -805,7 +809,7 @@ static bool is_copied(const tn_graph_plan *g, const tn_value *v) {
     return stored == all || (v->n_in >= SEVERAL && 2 * stored >= all) || v->n_in >= MANY_PARTS || longest <= FEW;
 }
 
-void tn_concat_choose(tn_graph_plan *g) {
+static void concat_choose(tn_graph_plan *g) {
     for (size_t i = 0; i < g->value_count; i++) {
         tn_value *v = &g->values[i];
         v->memory.into = -1;

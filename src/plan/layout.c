@@ -8,6 +8,44 @@
 #include "plan/plan.h"
 #include "trunnion/ops.h"
 
+/* A block of the arena in use. Blocks are linked by offset, by the position at which they end, and as a treap of the
+ * gaps before them. Links are indices of blocks, -1: none. */
+typedef struct tn_arena_block {
+    int64_t offset, bytes, gap; /* gap: free bytes before it */
+    int last;                   /* position of the last group that needs it */
+    int value;                  /* the value in it; -1: none, or a workspace */
+    int before, after;
+    int ends_with, ends_after; /* its neighbours in the list of those with this `last` */
+    int left, right;           /* treap of gaps */
+    uint32_t priority;
+} tn_arena_block;
+
+typedef struct tn_arena {
+    tn_arena_block *blocks;
+    size_t count, capacity;
+    int unused;    /* list of free entries of blocks, through `after` */
+    int tail;      /* the block with the highest offset */
+    int gaps;      /* root of the treap */
+    int *ending;   /* by position: blocks that are not needed after it */
+    int *block_of; /* by value */
+    int positions, released;
+    uint32_t random;
+    int64_t high; /* bytes that the arena needs */
+} tn_arena;
+
+/* For groups at positions 0 … positions - 1, and `values` values. Call arena_end also after a failure. */
+static tn_status arena_begin(tn_arena *a, int positions, size_t values);
+static void arena_end(tn_arena *a);
+/* Allocates space for `value` (-1: not looked up later) until the group at position `last` has run, in the smallest gap
+ * that fits. */
+static tn_status arena_take(tn_arena *a, int64_t bytes, int last, int value, int64_t *offset);
+/* Releases the blocks whose last group comes before `position`. */
+static void arena_release_before(tn_arena *a, int position);
+/* The block of a value, or NULL. */
+static const tn_arena_block *arena_find(const tn_arena *a, int value);
+/* Gives the block of value `from` to value `to`, which needs it until `last` (in-place results). */
+static void arena_pass_on(tn_arena *a, int from, int to, int last);
+
 /* ---- what groups read -------------------------------------------------------------------------------------------- */
 
 tn_status tn_group_find_reads(tn_graph_plan *g, tn_group *group) {
@@ -95,7 +133,7 @@ static int value_to_replace(const tn_graph_plan *g, const tn_arena *a, const tn_
             !group->lowered.buffer_same_place[b])
             continue;
         if (tn_dtype_size((tn_dtype)g->values[x].node->dtype) != tn_dtype_size((tn_dtype)v->node->dtype)) continue;
-        const tn_arena_block *block = tn_arena_find(a, x);
+        const tn_arena_block *block = arena_find(a, x);
         if (block && block->last == group->order.position) return x;
     }
     return -1;
@@ -106,12 +144,12 @@ static tn_status place_in_arena(tn_graph_plan *g, tn_arena *a, const tn_group *g
     v->memory.place = (int)(g->binding->buffer_count + g->binding->output_count);
     int replaced = value_to_replace(g, a, group, v);
     if (replaced < 0) {
-        TRY(tn_arena_take(a, v->memory.bytes, last, value, &v->memory.offset));
+        TRY(arena_take(a, v->memory.bytes, last, value, &v->memory.offset));
         v->memory.offset += v->memory.before;
         return TN_OK;
     }
-    v->memory.offset = tn_arena_find(a, replaced)->offset;
-    tn_arena_pass_on(a, replaced, value, last);
+    v->memory.offset = arena_find(a, replaced)->offset;
+    arena_pass_on(a, replaced, value, last);
     return TN_OK;
 }
 
@@ -146,18 +184,18 @@ static tn_status place_on_host(tn_graph_plan *g, tn_arena *h, int value, int pos
     tn_value *v = &g->values[value];
     if (v->host.from >= 0) return TN_OK;
     v->host.from = position;
-    return tn_arena_take(h, v->memory.bytes, last_host_reader(g, value, position), -1, &v->host.offset);
+    return arena_take(h, v->memory.bytes, last_host_reader(g, value, position), -1, &v->host.offset);
 }
 
 static tn_status lay_out_host(tn_graph_plan *g, tn_arena *h, tn_group *group, int position) {
     if (!group->host) return TN_OK;
-    tn_arena_release_before(h, position);
+    arena_release_before(h, position);
     for (int k = 0; k < group->run.read_count; k++)
         TRY(place_on_host(g, h, group->run.reads[k], position));
     for (size_t k = 0; k < group->member_count; k++)
         if (g->values[group->members[k]].stored) TRY(place_on_host(g, h, group->members[k], position));
     return group->run.workspace
-               ? tn_arena_take(h, (int64_t)group->run.workspace, position, -1, &group->run.workspace_offset)
+               ? arena_take(h, (int64_t)group->run.workspace, position, -1, &group->run.workspace_offset)
                : TN_OK;
 }
 
@@ -220,12 +258,11 @@ static void place_leaves(tn_graph_plan *g) {
 
 static tn_status lay_out_group(tn_graph_plan *g, tn_arena *a, tn_arena *h, int position, size_t *copies) {
     tn_group *group = &g->groups[g->fusion.order[position]];
-    if (!group->sibling)
-        tn_arena_release_before(a, position); /* else what those before it in the chain need is in use */
+    if (!group->sibling) arena_release_before(a, position); /* else what those before it in the chain need is in use */
     for (size_t k = 0; k < group->member_count; k++)
         TRY(place_value(g, a, group, group->members[k], copies));
     if (group->run.workspace && !group->host)
-        TRY(tn_arena_take(a, (int64_t)group->run.workspace, position, -1, &group->run.workspace_offset));
+        TRY(arena_take(a, (int64_t)group->run.workspace, position, -1, &group->run.workspace_offset));
     return lay_out_host(g, h, group, position);
 }
 
@@ -239,8 +276,8 @@ tn_status tn_lay_out(tn_graph_plan *g, size_t *arena_bytes, size_t *host_bytes, 
     tn_arena a = {0}, h = {0};
     place_leaves(g);
     tn_concat_leave_host(g);
-    tn_status s = tn_arena_begin(&a, (int)g->group_count, g->value_count);
-    if (s == TN_OK && computes_on_host(g)) s = tn_arena_begin(&h, (int)g->group_count, g->value_count);
+    tn_status s = arena_begin(&a, (int)g->group_count, g->value_count);
+    if (s == TN_OK && computes_on_host(g)) s = arena_begin(&h, (int)g->group_count, g->value_count);
     for (size_t i = 0; i < g->group_count && s == TN_OK; i++)
         s = lay_out_group(g, &a, &h, (int)i, copies);
     int64_t largest = tn_max64(a.high, h.high);
@@ -249,8 +286,8 @@ tn_status tn_lay_out(tn_graph_plan *g, size_t *arena_bytes, size_t *host_bytes, 
                     (long long)largest);
     *arena_bytes = (size_t)a.high;
     *host_bytes = (size_t)h.high;
-    tn_arena_end(&a);
-    tn_arena_end(&h);
+    arena_end(&a);
+    arena_end(&h);
     return s;
 }
 
@@ -400,7 +437,7 @@ static void link_block(tn_arena *a, int block, int after) {
 
 /* ---- interface of the arena -------------------------------------------------------------------------------------- */
 
-tn_status tn_arena_begin(tn_arena *a, int positions, size_t values) {
+static tn_status arena_begin(tn_arena *a, int positions, size_t values) {
     *a = (tn_arena){.unused = -1, .tail = -1, .gaps = -1, .positions = positions, .random = 1};
     a->ending = tn_mem_alloc((size_t)(positions + 1) * sizeof *a->ending);
     a->block_of = tn_mem_alloc((values + 1) * sizeof *a->block_of);
@@ -410,13 +447,13 @@ tn_status tn_arena_begin(tn_arena *a, int positions, size_t values) {
     return TN_OK;
 }
 
-void tn_arena_end(tn_arena *a) {
+static void arena_end(tn_arena *a) {
     tn_mem_free(a->blocks);
     tn_mem_free(a->ending);
     tn_mem_free(a->block_of);
 }
 
-tn_status tn_arena_take(tn_arena *a, int64_t bytes, int last, int value, int64_t *offset) {
+static tn_status arena_take(tn_arena *a, int64_t bytes, int last, int value, int64_t *offset) {
     int block;
     TRY(new_block(a, &block));
     a->random = a->random * 1664525u + 1013904223u; /* priorities; a generator of Numerical Recipes */
@@ -430,7 +467,7 @@ tn_status tn_arena_take(tn_arena *a, int64_t bytes, int last, int value, int64_t
     return TN_OK;
 }
 
-void tn_arena_release_before(tn_arena *a, int position) {
+static void arena_release_before(tn_arena *a, int position) {
     for (; a->released < position; a->released++) {
         int next;
         for (int block = a->ending[a->released]; block >= 0; block = next) {
@@ -441,12 +478,12 @@ void tn_arena_release_before(tn_arena *a, int position) {
     }
 }
 
-const tn_arena_block *tn_arena_find(const tn_arena *a, int value) {
+static const tn_arena_block *arena_find(const tn_arena *a, int value) {
     int block = a->block_of[value];
     return block >= 0 ? arena_at(a, block) : NULL;
 }
 
-void tn_arena_pass_on(tn_arena *a, int from, int to, int last) {
+static void arena_pass_on(tn_arena *a, int from, int to, int last) {
     int block = a->block_of[from];
     a->block_of[from] = -1;
     forget_end(a, block);

@@ -14,6 +14,20 @@
 #include "plan/passes.h"
 #include "plan/plan.h"
 
+/* Access to an element of block-quantized memory: `bytes` and `halves` are buffers of u8 and of its factors
+ * (block_factor) over it; `mask`: where the element exists. */
+typedef struct tn_blocks {
+    kir_builder *kb;
+    tn_dtype dtype;
+    int bytes, halves;
+    kir_val mask;
+} tn_blocks;
+
+static tn_dtype block_factor(tn_dtype dtype); /* f16, but f32 in TN_Q8_X */
+/* The parts of element `index` + `by`, which is in the same block. */
+static tn_quant lower_block_parts(const tn_blocks *b, const kir_aff *index, int by);
+static kir_val lower_block_element(const tn_blocks *b, const kir_aff *index); /* s·u + t in f32, rounded once */
+
 /* ---- index arithmetic -------------------------------------------------------------------------------------------- */
 
 static bool same_index(const kir_aff *a, const kir_aff *b) {
@@ -154,7 +168,7 @@ static kir_val lowering_mask_of(const tn_lower *lw, const tn_lowering *w) {
 static tn_blocks blocks_of(const tn_lower *lw, tn_lowering *w, const tn_value *v) {
     tn_blocks b = {.kb = lw->kb, .dtype = (tn_dtype)v->node->dtype, .mask = lowering_mask_of(lw, w)};
     b.bytes = buffer_seen_as(w, lw->kb, v->root, TN_U8);
-    b.halves = buffer_seen_as(w, lw->kb, v->root, tn_block_factor(b.dtype));
+    b.halves = buffer_seen_as(w, lw->kb, v->root, block_factor(b.dtype));
     w->group->lowered.buffer_same_place[b.bytes] = w->group->lowered.buffer_same_place[b.halves] = false;
     return b;
 }
@@ -196,7 +210,7 @@ static kir_val load_from(tn_lower *lw, tn_lowering *w, const tn_value *v, const 
     kir_aff index = place_index(lw, at, v->node->rank, v->offset, v->stride);
     if (tn_dtype_is_quantized((tn_dtype)v->node->dtype)) {
         tn_blocks blocks = blocks_of(lw, w, v);
-        return tn_lower_block_element(&blocks, &index);
+        return lower_block_element(&blocks, &index);
     }
     int b = buffer_of(w, lw->kb, v->root);
     if (!pointwise(w) || !at_store_place(lw, w, &index)) w->group->lowered.buffer_same_place[b] = false;
@@ -399,7 +413,7 @@ static tn_quant lower_quant_at(tn_lower *lw, const tn_node *node, const kir_aff 
     }
     tn_blocks blocks = blocks_of(lw, w, v);
     kir_aff index = place_index(lw, at, v->node->rank, v->offset, v->stride);
-    return tn_lower_block_parts(&blocks, &index, by);
+    return lower_block_parts(&blocks, &index, by);
 }
 
 const tn_lower_calls tn_lowering_calls = {.at = lower_at, .in = lower_in, .quant_at = lower_quant_at};
@@ -906,9 +920,9 @@ static tn_quant (*const decoders[TN_DTYPE_COUNT])(const element *e) = {
     [TN_Q5_K] = decode_q5_k, [TN_Q6_K] = decode_q6_k, [TN_Q8_X] = decode_q8_x,
 };
 
-tn_dtype tn_block_factor(tn_dtype dtype) { return dtype == TN_Q8_X ? TN_F32 : TN_F16; }
+static tn_dtype block_factor(tn_dtype dtype) { return dtype == TN_Q8_X ? TN_F32 : TN_F16; }
 
-tn_quant tn_lower_block_parts(const tn_blocks *b, const kir_aff *index, int by) {
+static tn_quant lower_block_parts(const tn_blocks *b, const kir_aff *index, int by) {
     int64_t block = tn_dtype_block(b->dtype), size = (int64_t)tn_dtype_size(b->dtype);
     int shift = block == 32 ? 5 : 8; /* the blocks that there are */
     kir_builder *kb = b->kb;
@@ -917,13 +931,13 @@ tn_quant tn_lower_block_parts(const tn_blocks *b, const kir_aff *index, int by) 
     kir_val within = kir_and(kb, number, kir_whole(kb, block - 1));
     element e = {.kb = kb, .bytes = b->bytes, .halves = b->halves, .mask = b->mask};
     e.byte0 = kir_mul(kb, which, kir_whole(kb, size));
-    e.half0 = kir_mul(kb, which, kir_whole(kb, size / (int64_t)tn_dtype_size(tn_block_factor(b->dtype))));
+    e.half0 = kir_mul(kb, which, kir_whole(kb, size / (int64_t)tn_dtype_size(block_factor(b->dtype))));
     e.at = kir_add(e.kb, kir_cast(kb, KIR_I32, within), int_constant(&e, by));
     return decoders[b->dtype](&e);
 }
 
-kir_val tn_lower_block_element(const tn_blocks *b, const kir_aff *index) {
-    tn_quant q = tn_lower_block_parts(b, index, 0);
+static kir_val lower_block_element(const tn_blocks *b, const kir_aff *index) {
+    tn_quant q = lower_block_parts(b, index, 0);
     kir_val product = kir_binary(b->kb, KIR_MUL, q.s, kir_cast(b->kb, KIR_F32, q.u));
     return q.t == KIR_NONE ? product : kir_binary(b->kb, KIR_ADD, product, q.t);
 }

@@ -8,6 +8,11 @@
 #include "cpu/linalg.h"
 #include "plan/native.h"
 
+static void cost_of_cache_append(const tn_native *n, tn_cost *cost);
+static void cost_of_cached_attention(const tn_native *n, tn_cost *cost);
+static void cost_of_sdpa(const tn_native *n, tn_cost *cost);
+static void cost_of_sdpa_gradient(const tn_native *n, tn_cost *cost);
+
 /* ---- operands ---------------------------------------------------------------------------------------------------- */
 
 /* Products: a, b, c, workspace. Others: result, inputs …, workspace. */
@@ -309,14 +314,14 @@ static const tn_native_row natives[] = {
     {TN_OP_CONTIGUOUS, make_cat, RESULT_FRESH, NULL, takes_copy, NULL},
     {TN_OP_INDEX_SELECT, make_take, RESULT_FRESH, NULL, takes_take, NULL},
     {TN_OP_ROPE_ROWS, tn_make_rope, RESULT_FRESH, NULL, NULL, NULL},
-    {TN_OP_CACHE_APPEND_ROWS, tn_make_cache_append, RESULT_APPENDED, tn_cost_of_cache_append, NULL, NULL},
-    {TN_OP_ATTENTION_DENSE, tn_make_sdpa, RESULT_FRESH, tn_cost_of_sdpa, NULL, NULL},
-    {TN_OP_ATTENTION_DENSE_GRADIENT, tn_make_sdpa_gradient, RESULT_FRESH, tn_cost_of_sdpa_gradient, NULL, NULL},
+    {TN_OP_CACHE_APPEND_ROWS, tn_make_cache_append, RESULT_APPENDED, cost_of_cache_append, NULL, NULL},
+    {TN_OP_ATTENTION_DENSE, tn_make_sdpa, RESULT_FRESH, cost_of_sdpa, NULL, NULL},
+    {TN_OP_ATTENTION_DENSE_GRADIENT, tn_make_sdpa_gradient, RESULT_FRESH, cost_of_sdpa_gradient, NULL, NULL},
     {TN_OP_LSTM_ROWS, make_recurrent, RESULT_FRESH, cost_of_recurrent, takes_recurrent, NULL},
     {TN_OP_LSTM_GRADIENT, make_recurrent, RESULT_FRESH, cost_of_recurrent, takes_recurrent, NULL},
     {TN_OP_GRU_ROWS, make_recurrent, RESULT_FRESH, cost_of_recurrent, takes_recurrent, NULL},
     {TN_OP_GRU_GRADIENT, make_recurrent, RESULT_FRESH, cost_of_recurrent, takes_recurrent, NULL},
-    {TN_OP_CACHED_ATTENTION_ROWS, tn_make_cached_attention, RESULT_FRESH, tn_cost_of_cached_attention, NULL, NULL},
+    {TN_OP_CACHED_ATTENTION_ROWS, tn_make_cached_attention, RESULT_FRESH, cost_of_cached_attention, NULL, NULL},
     {TN_OP_CONV2D_FORWARD, tn_make_conv2d_forward, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_forward,
      &tn_conv2d_epilogue},
     {TN_OP_INT_CONV2D, tn_make_int_conv2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_int_conv2d, &tn_conv2d_epilogue},
@@ -499,7 +504,7 @@ tn_status tn_make_cache_append(const tn_graph_plan *g, const tn_group *group, tn
 }
 
 /* The state stays where it is. */
-void tn_cost_of_cache_append(const tn_native *n, tn_cost *cost) {
+static void cost_of_cache_append(const tn_native *n, tn_cost *cost) {
     const tn_kv_cache_write_args *a = &n->append;
     int64_t element = (int64_t)(tn_dtype_size(a->cache.dtype) + sizeof(float));
     cost->bytes = a->n * a->kv_heads * a->head_dim * element;
@@ -559,7 +564,7 @@ tn_status tn_make_cached_attention(const tn_graph_plan *g, const tn_group *group
 
 /* Keys and values are read up to the sequence's length, not the cache's; on average a query reads half of the new
  * ones. */
-void tn_cost_of_cached_attention(const tn_native *n, tn_cost *cost) {
+static void cost_of_cached_attention(const tn_native *n, tn_cost *cost) {
     const tn_attention_args *a = &n->attention;
     double old = (double)a->position, met = old + (a->batch ? 1 : 0.5 * (double)(a->n + 1));
     if (a->window > 0 && met > (double)a->window) met = (double)a->window;
@@ -665,8 +670,8 @@ static double sdpa_flops(const tn_sdpa_args *a, double products) {
     return products * pairs * (double)(a->features + a->value_features);
 }
 
-void tn_cost_of_sdpa(const tn_native *n, tn_cost *cost) { cost->flops = sdpa_flops(&n->sdpa, 2); }
-void tn_cost_of_sdpa_gradient(const tn_native *n, tn_cost *cost) { cost->flops = sdpa_flops(&n->sdpa, 5); }
+static void cost_of_sdpa(const tn_native *n, tn_cost *cost) { cost->flops = sdpa_flops(&n->sdpa, 2); }
+static void cost_of_sdpa_gradient(const tn_native *n, tn_cost *cost) { cost->flops = sdpa_flops(&n->sdpa, 5); }
 
 /* ---- rotary positions -------------------------------------------------------------------------------------------- */
 

@@ -125,9 +125,5 @@ tn_native_maker tn_make_linalg; /* native.c */
 tn_native_maker tn_make_sdpa, tn_make_sdpa_gradient;
 tn_native_maker tn_make_experts; /* native_product.c */
 void tn_cost_of_experts(const tn_native *n, tn_cost *cost);
-void tn_cost_of_cache_append(const tn_native *n, tn_cost *cost);
-void tn_cost_of_cached_attention(const tn_native *n, tn_cost *cost);
-void tn_cost_of_sdpa(const tn_native *n, tn_cost *cost);
-void tn_cost_of_sdpa_gradient(const tn_native *n, tn_cost *cost);
 
 #endif

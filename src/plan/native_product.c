@@ -6,6 +6,9 @@
 #include "plan/native.h"
 #include "plan/passes.h"
 
+/* The group at position `from` is computed at `to`, before those that stood there. */
+static void group_move_up(tn_graph_plan *g, int from, int to);
+
 static const int64_t PACK_LIMIT = (int64_t)64 << 20; /* bytes of one packed operand that is kept */
 
 /* words of a form's name */
@@ -412,7 +415,7 @@ static void grow_run(tn_graph_plan *g, run *r) {
         if (r->count == TN_ROW_FUSED_MOST || g->groups[g->fusion.order[at]].order.commit) return;
         if (!may_follow(g, r, at)) continue;
         add_row_run(g, r, &g->groups[g->fusion.order[at]]);
-        tn_group_move_up(g, at, r->first + r->count);
+        group_move_up(g, at, r->first + r->count);
         at = r->first + r->count++;
     }
 }
@@ -513,7 +516,7 @@ static bool sibling_fits(const tn_graph_plan *g, const chain *c, const tn_group 
     return true;
 }
 
-void tn_group_move_up(tn_graph_plan *g, int from, int to) {
+static void group_move_up(tn_graph_plan *g, int from, int to) {
     int moved = g->fusion.order[from];
     for (int i = from; i > to; i--) {
         g->fusion.order[i] = g->fusion.order[i - 1];
@@ -531,7 +534,7 @@ static void take_siblings(tn_graph_plan *g, chain *c, int position) {
     group->run.workspace = 0;
     group->sibling = true;
     c->made += tn_group_makes(g, group);
-    tn_group_move_up(g, position, c->first + c->count++);
+    group_move_up(g, position, c->first + c->count++);
 }
 
 void tn_fuse_siblings(tn_graph_plan *g) {

@@ -36,7 +36,6 @@ typedef struct tn_pointer_map {
 } tn_pointer_map;
 int32_t tn_map_find(const tn_pointer_map *m, const void *key); /* -1 when absent */
 tn_status tn_map_put(tn_pointer_map *m, const void *key, int32_t value);
-void tn_map_clear(tn_pointer_map *m); /* keeps its memory */
 void tn_map_free(tn_pointer_map *m);
 
 /* ---- what a flush binds ------------------------------------------------------------------------------------------ */
@@ -300,8 +299,6 @@ void tn_vendor_forget(tn_graph_plan *g);
 /* Asks it for each product, and hands over what it said to convolutions (placement.c). */
 tn_status tn_vendor_choose(tn_graph_plan *g);
 tn_status tn_fuse(tn_graph_plan *g);
-/* Whether this element-wise value, which several groups use, is computed in each of them instead of stored (fuse.c). */
-bool tn_is_rematerialized(const tn_graph_plan *g, const tn_value *v);
 /* Does the group compute a value that another one stores, since it reads all that this is made of anyway? */
 bool tn_group_rematerializes(const tn_graph_plan *g, int group, int value);
 /* Computed by a kernel of src/cpu, or by a vendor library on the device: its operands must be in memory. */
@@ -322,22 +319,9 @@ bool tn_workgroup_takes(const tn_value *v);
 bool tn_workgroup_takes_node(const tn_node *n);            /* the same before it is a value */
 bool tn_workgroup_fuses(const tn_value *v);                /* it is one that element-wise values behind it may join */
 tn_status tn_workgroup_lower(tn_graph_plan *g, int group); /* builds it; g->forbid as above */
-/* Access to an element of block-quantized memory: `bytes` and `halves` are buffers of u8 and of its factors
- * (tn_block_factor) over it; `mask`: where the element exists. */
-typedef struct tn_blocks {
-    kir_builder *kb;
-    tn_dtype dtype;
-    int bytes, halves;
-    kir_val mask;
-} tn_blocks;
-tn_dtype tn_block_factor(tn_dtype dtype); /* f16, but f32 in TN_Q8_X */
-/* The parts of element `index` + `by`, which is in the same block. */
-tn_quant tn_lower_block_parts(const tn_blocks *b, const kir_aff *index, int by);
-kir_val tn_lower_block_element(const tn_blocks *b, const kir_aff *index); /* s·u + t in f32, rounded once */
 
 /* ---- parts (fuse.c) ---------------------------------------------------------------------------------------------- */
 
-void tn_concat_choose(tn_graph_plan *g);                       /* sets `joined` of all values, whose users are known */
 void tn_concat_leave_host(tn_graph_plan *g);                   /* … of groups that the host computes: not after all */
 bool tn_concat_is_in_place(const tn_graph_plan *g, int value); /* concatenated in place */
 int tn_last_reader(const tn_graph_plan *g, int value);         /* position of the last group that needs its memory */
@@ -345,8 +329,6 @@ int tn_last_reader(const tn_graph_plan *g, int value);         /* position of th
 /* Limits of one launch of several products: bytes of results (none is freed before all are computed), and how many
  * products (native_product.c). */
 enum { TN_MOST_MADE = 16 << 20 };
-/* The group at position `from` is computed at `to`, before those that stood there. */
-void tn_group_move_up(tn_graph_plan *g, int from, int to);
 /* Merges products with the same left operand into one launch, and chooses their order (native_product.c). Called after
  * native groups are made, before the layout of memory. */
 void tn_fuse_siblings(tn_graph_plan *g);
@@ -580,12 +562,6 @@ tn_cost tn_group_cost(const tn_graph_plan *g, const tn_group *group);
 tn_profile *tn_profile_here(void); /* the profile that is on for this thread, or NULL */
 void tn_profile_add(tn_profile *p, const tn_command *c, double seconds);
 const char *tn_command_kind_name(const tn_command *c);
-
-/* ---- certification (certify.c) -------------------------------------------------------------------------------------
- * */
-
-/* Has the device the bits that exact ones have (kir/kir.h)? Else *exact is false and why names an operation. */
-tn_status tn_device_try_exact(tn_device *d, uint64_t seed, bool *exact, char *why, size_t size);
 
 /* ---- native kernels (native.c) ----------------------------------------------------------------------------------- */
 

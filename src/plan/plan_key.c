@@ -11,6 +11,8 @@
 #include "plan/passes.h"
 #include "plan/plan.h"
 
+static void map_clear(tn_pointer_map *m); /* keeps its memory */
+
 enum { NEEDED = TN_MARK_NEEDED, OUTPUT = 2 };
 enum { INPUT_NONE = 0, INPUT_NODE = 1, INPUT_LEAF = TN_KEY_LEAF };
 
@@ -313,8 +315,8 @@ static void reset(tn_binding *b, tn_recorder *r) {
     b->shift_count = 0;
     b->output_count = b->buffer_count = b->scalar_count = b->key.count = b->key.size_count = b->key.checked_count = 0;
     b->scratch.last_leaf = NULL;
-    tn_map_clear(&b->scratch.buffer_slots);
-    tn_map_clear(&b->scratch.leaf_ids);
+    map_clear(&b->scratch.buffer_slots);
+    map_clear(&b->scratch.leaf_ids);
 }
 
 static tn_status write_key_key(tn_binding *b) {
@@ -479,7 +481,7 @@ tn_status tn_map_put(tn_pointer_map *m, const void *key, int32_t value) {
     return TN_OK;
 }
 
-void tn_map_clear(tn_pointer_map *m) {
+static void map_clear(tn_pointer_map *m) {
     if (m->count) memset(m->keys, 0, m->capacity * sizeof *m->keys);
     m->count = 0;
 }

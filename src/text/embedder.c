@@ -12,6 +12,10 @@
 #include "text/llm_model.h"
 #include "trunnion/onnx.h"
 
+/* Records a pass: [batch, width] as a new handle. */
+static tn_tensor *encoder_record(const encoder_config *c, const encoder_weights *w, const encoder_batch *b);
+static tn_status encoder_write_onnx(const encoder_config *c, const encoder_weights *w, const char *path);
+
 enum {
     MOST_ROWS = 2048, /* tokens of a pass: enough to be bound by arithmetic */
     SPARE_ROWS = 32,  /* that may be filled up in vain: another pass costs as much, */
@@ -288,7 +292,7 @@ tn_status tn_embedder_export_onnx(tn_embedder *e, const char *path) {
             TN_ERR_UNSUPPORTED, "'%s': an embedder of the family %s cannot become an ONNX model; BERT's relatives can",
             e->folder.path, e->reader ? e->reader->config.family->architecture : e->config.family->model_type);
     tn_device *before = tn_txt_enter(e->device);
-    return tn_txt_leave(e->device, before, tn_encoder_write_onnx(&e->config, &e->weights, path));
+    return tn_txt_leave(e->device, before, encoder_write_onnx(&e->config, &e->weights, path));
 }
 
 static tn_tensor *pool_and_finish(const encoder_config *c, const encoder_weights *w, const tn_tensor *x,
@@ -348,7 +352,7 @@ static tn_status run_pass(const tn_embedder *e, const text_place *texts, int64_t
         encoder_batch b = {.ids = tn_from_data(m->ids, TN_DIMS(batch, length), TN_I64),
                            .places = tn_from_data(m->places, TN_DIMS(length), TN_I64)};
         if (!full) b.seen = tn_from_data(m->seen, TN_DIMS(batch, length), TN_F32);
-        tn_tensor *y = tn_encoder_record(&e->config, &e->weights, &b);
+        tn_tensor *y = encoder_record(&e->config, &e->weights, &b);
         status = tn_read(y, m->out, (size_t)(batch * width) * sizeof *m->out);
         tn_free(y);
     }
@@ -609,7 +613,7 @@ static tn_tensor *embed_words(const encoder_config *c, const encoder_weights *w,
     return tn_add(x, c->family->tables[TABLE_POSITIONS] ? tn_embedding(b->places, w->places) : w->places);
 }
 
-tn_tensor *tn_encoder_record(const encoder_config *c, const encoder_weights *w, const encoder_batch *b) {
+static tn_tensor *encoder_record(const encoder_config *c, const encoder_weights *w, const encoder_batch *b) {
     int64_t batch = tn_size(b->ids, 0), length = tn_size(b->ids, 1);
     tn_tensor *result = NULL;
     TN_SCOPE;
@@ -689,7 +693,7 @@ static tn_tensor *open_input(const int64_t *numbers) {
     return tn_symbolic(tn_symbolic(t, 0, SYMBOL_BATCH), 1, SYMBOL_TOKENS);
 }
 
-tn_status tn_encoder_write_onnx(const encoder_config *c, const encoder_weights *w, const char *path) {
+static tn_status encoder_write_onnx(const encoder_config *c, const encoder_weights *w, const char *path) {
     static const int64_t some[SOME_TEXTS * SOME_TOKENS];
     named_weights n = {0};
     tn_status status = name_weights(c, w, &n);
@@ -702,7 +706,7 @@ tn_status tn_encoder_write_onnx(const encoder_config *c, const encoder_weights *
                                .places = tn_sub(tn_cumsum(tn_ones_like(ids), 1), tn_scalar_int(1)),
                                .seen = tn_cast(mask, TN_F32),
                                .apart = true};
-            tn_tensor *y = tn_encoder_record(c, w, &b);
+            tn_tensor *y = encoder_record(c, w, &b);
             const tn_named_tensor inputs[] = {{"input_ids", ids}, {"attention_mask", mask}};
             tn_onnx_export_options o = TN_ONNX_EXPORT_DEFAULTS;
             o.name = c->family->model_type;

@@ -136,10 +136,4 @@ typedef struct encoder_batch {
     bool apart;        /* texts are not put together to one matrix: both extents may be open ones */
 } encoder_batch;
 
-/* Records a pass: [batch, width] as a new handle. */
-tn_tensor *tn_encoder_record(const encoder_config *c, const encoder_weights *w, const encoder_batch *b);
-
-/* embedder.c */
-tn_status tn_encoder_write_onnx(const encoder_config *c, const encoder_weights *w, const char *path);
-
 #endif

@@ -10,6 +10,8 @@
 #include "text/folder.h"
 #include "trunnion/ops.h"
 
+static tn_status hf_weights_unpack(hf_weights *w, const char *folder, const tn_json *config);
+
 shown_word tn_txt_shown(const char *text, size_t length) {
     shown_word w = {""};
     for (size_t i = 0; i < length && i < sizeof w.text - 1; i++)
@@ -50,7 +52,7 @@ static tn_status open_all(hf_folder *f) {
         return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' is not an object", f->path);
     TRY(tn_hf_weights_open(f->path, &f->weights));
     const tn_json *quant = tn_json_get(f->config, "quantization_config");
-    return tn_json_kind_of(quant) == TN_JSON_NULL ? TN_OK : tn_hf_weights_unpack(f->weights, f->path, quant);
+    return tn_json_kind_of(quant) == TN_JSON_NULL ? TN_OK : hf_weights_unpack(f->weights, f->path, quant);
 }
 
 tn_status tn_hf_open(const char *path, hf_folder *out) {
@@ -407,7 +409,7 @@ tn_status tn_hf_weights_open(const char *folder, hf_weights **out) {
     return *out ? weights_open_all(*out, folder) : TN_ERR_MEMORY;
 }
 
-tn_status tn_hf_weights_unpack(hf_weights *w, const char *folder, const tn_json *config) {
+static tn_status hf_weights_unpack(hf_weights *w, const char *folder, const tn_json *config) {
     return tn_hf_quant_open(folder, config, w->safe, &w->quant);
 }
 

@@ -33,7 +33,6 @@ tn_status tn_hf_json(const hf_folder *f, const char *name, tn_json_doc **out);
 /* Of a folder: model.safetensors or pytorch_model.bin, or the shards of one of them. *out: closed in either case. */
 tn_status tn_hf_weights_open(const char *folder, hf_weights **out);
 /* config: quantization_config of config.json. From then on the weights are presented as if they were stored plainly. */
-tn_status tn_hf_weights_unpack(hf_weights *w, const char *folder, const tn_json *config);
 void tn_hf_weights_close(hf_weights *w); /* NULL is fine */
 int64_t tn_hf_weights_count(const hf_weights *w);
 /* Facts as for safetensors; data is NULL if a pickled tensor is not contiguous, or a quantized one must be decoded. */

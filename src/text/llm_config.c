@@ -10,6 +10,9 @@
 
 #include "text/llm_model.h"
 
+static slot_set llm_needs(const llm_config *c, int64_t layer);
+static slot_set llm_allows(const llm_config *c, int64_t layer);
+
 /* ---- shapes ------------------------------------------------------------------------------------------------------ */
 
 static const llm_size layer_shapes[LAYER_SLOTS][3] = {
@@ -233,7 +236,7 @@ static tn_status check_known(const llm_source *s, const llm_config *c, const llm
     *counts = fits && !is_spare_output(c, layer, slot);
     if (layer >= c->layers && layer - c->layers < c->file.predicting_layers) return TN_OK;
     if (c->family->recurrent.kind == RECURRENCE_DELTANET && strncmp(t->name, "mtp.", 4) == 0) return TN_OK;
-    if (fits && (layer < 0 ? head : tn_llm_needs(c, layer) | tn_llm_allows(c, layer)) & BIT(slot)) return TN_OK;
+    if (fits && (layer < 0 ? head : llm_needs(c, layer) | llm_allows(c, layer)) & BIT(slot)) return TN_OK;
     if (is_beside(c->file.naming, name)) return TN_OK;
     if (!s->gguf && tn_hf_is_other_part(&s->folder, t->name)) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
@@ -304,7 +307,7 @@ static tn_status check_tensors(const llm_source *s, llm_config *c) {
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
         if (!is_spare_output(c, -1, slot)) TRY(check_tensor(s, c, -1, slot, head & BIT(slot)));
     for (int64_t layer = 0; layer < c->layers; layer++) {
-        slot_set needs = tn_llm_needs(c, layer), allows = tn_llm_allows(c, layer);
+        slot_set needs = llm_needs(c, layer), allows = llm_allows(c, layer);
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
             if ((needs | allows) & BIT(slot)) TRY(check_tensor(s, c, layer, slot, needs & BIT(slot)));
     }
@@ -401,12 +404,12 @@ static slot_set of_layer(const llm_config *c, int64_t layer, slot_set slots, slo
     return recurs ? slots | recurrent : slots;
 }
 
-slot_set tn_llm_needs(const llm_config *c, int64_t layer) {
+static slot_set llm_needs(const llm_config *c, int64_t layer) {
     slot_set needs = c->needs | (layer > 0 ? c->family->slots.needs_later : 0);
     return of_layer(c, layer, needs, c->family->recurrent.needs, c->family->slots.needs & FFN_MATRICES);
 }
 
-slot_set tn_llm_allows(const llm_config *c, int64_t layer) {
+static slot_set llm_allows(const llm_config *c, int64_t layer) {
     return of_layer(c, layer, c->allows, c->family->recurrent.allows, c->family->slots.allows & GATED_BIASES);
 }
 

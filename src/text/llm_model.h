@@ -500,8 +500,6 @@ void tn_llm_set_attention(llm_config *c, int64_t layer, bool attends);
 bool tn_llm_attends(const llm_config *c, int64_t layer);
 int64_t tn_llm_attention_layers(const llm_config *c); /* number of them */
 /* Bits of the slots that this layer must or may have. */
-slot_set tn_llm_needs(const llm_config *c, int64_t layer);
-slot_set tn_llm_allows(const llm_config *c, int64_t layer);
 int64_t tn_llm_cache_row(const llm_config *c,
                          int which); /* elements of a token's row of a head: CACHE_KEYS or …VALUES */
 /* llm_config.c: yarn's factor of sines and cosines; a model that it stretches may be asked for longer texts. */
@@ -679,14 +677,6 @@ tn_status tn_llm_save_adapter(const tn_llm *m, const char *folder, const char *b
 tn_tensor *tn_llm_product(const llm_weights *w, int64_t layer, int slot, const tn_tensor *x, const tn_tensor *bias);
 /* RMS norm over the last dim; weight: NULL for none. */
 tn_tensor *tn_llm_rms_norm(const tn_tensor *x, const tn_tensor *weight, double eps);
-/* llm_record.c: a layer's mixture of experts. */
-tn_tensor *tn_llm_mix(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
-                      const tn_tensor *x);
-/* llm_record.c: queries, keys and values [n, heads · head_dim] of latent attention; in each head the part that rope
- * rotates is in front, values have zeros behind them. And the values [n, SIZE_MIXED] of what attention yields. */
-void tn_llm_project_latent(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x,
-                           tn_tensor *out[3]);
-tn_tensor *tn_llm_latent_values(const llm_config *c, const tn_tensor *mixed);
 /* llm_recurrent.c: sizes of recurrent layers from config.json; the shape of their state (rank 0: none); one layer for
  * at most LLM_SCAN tokens x [n, hidden], which changes its states. */
 tn_status tn_llm_read_recurrent(const hf_folder *f, llm_config *c);

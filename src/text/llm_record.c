@@ -11,6 +11,15 @@
 #include "text/llm_model.h"
 #include "trunnion/onnx.h"
 
+/* llm_record.c: a layer's mixture of experts. */
+static tn_tensor *llm_mix(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
+                          const tn_tensor *x);
+/* llm_record.c: queries, keys and values [n, heads · head_dim] of latent attention; in each head the part that rope
+ * rotates is in front, values have zeros behind them. And the values [n, SIZE_MIXED] of what attention yields. */
+static void llm_project_latent(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x,
+                               tn_tensor *out[3]);
+static tn_tensor *llm_latent_values(const llm_config *c, const tn_tensor *mixed);
+
 /* Rotary angles of the new tokens, made once and shared by all layers: [n, 1, half]. */
 typedef struct rotation {
     tn_tensor *cosine, *sine;
@@ -150,7 +159,7 @@ static tn_tensor *ask(const llm_config *c, tn_tensor *made, int part) {
 static void project(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x, tn_tensor *out[3]) {
     tn_tensor *const *weight = w->layers[layer].weight;
     if (c->family->attention.latent) {
-        tn_llm_project_latent(c, w, layer, x, out);
+        llm_project_latent(c, w, layer, x, out);
         return;
     }
     if (weight[SLOT_QKV]) {
@@ -272,7 +281,7 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
                                        : attend_cached(c, w, l, in, window, qkv);
     if (c->attention.alibi > 0) mixed = tn_contiguous(tn_narrow(mixed, 2, 0, c->size[SIZE_HEAD]));
     tn_tensor *joined = c->family->attention.latent
-                            ? tn_llm_latent_values(c, mixed)
+                            ? llm_latent_values(c, mixed)
                             : tn_reshape(mixed, TN_DIMS(tn_size(mixed, 0), c->size[SIZE_QUERIES]));
     if (c->family->attention.gated_queries)
         joined = tn_mul(joined, tn_sigmoid(ask(c, tn_llm_product(w, layer, SLOT_Q, x, NULL), 1)));
@@ -306,7 +315,7 @@ static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_
     look_at(in, layer, PROBE_FFN, x);
     if (weight[SLOT_ROUTER]) {
         look_at(in, layer, PROBE_DOWN, x); /* not read, but each probe position needs a value */
-        return tn_llm_mix(c, w, layer, in, x);
+        return llm_mix(c, w, layer, in, x);
     }
     tn_tensor *up = tn_llm_product(w, layer, SLOT_UP, x, weight[SLOT_UP_BIAS]);
     tn_tensor *gate = NULL;
@@ -583,8 +592,8 @@ static const double LATENT_EPS = 1e-6;
 
 static tn_tensor *joined(tn_tensor *x) { return tn_reshape(x, TN_DIMS(tn_size(x, 0), tn_size(x, 1) * tn_size(x, 2))); }
 
-void tn_llm_project_latent(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x,
-                           tn_tensor *out[3]) {
+static void llm_project_latent(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x,
+                               tn_tensor *out[3]) {
     tn_tensor *const *weight = w->layers[layer].weight;
     int64_t n = tn_size(x, 0), rope = 2 * c->size[SIZE_HALF], plain = c->size[SIZE_HEAD] - rope;
     int64_t rank = c->size[SIZE_KV_RANK], values = c->size[SIZE_MIXED] / c->attention.heads;
@@ -606,7 +615,7 @@ void tn_llm_project_latent(const llm_config *c, const llm_weights *w, int64_t la
     out[2] = joined(tn_pad(v, (int64_t[]){0, plain + rope - values}, 2, 0));
 }
 
-tn_tensor *tn_llm_latent_values(const llm_config *c, const tn_tensor *mixed) {
+static tn_tensor *llm_latent_values(const llm_config *c, const tn_tensor *mixed) {
     return joined(tn_contiguous(tn_narrow(mixed, 2, 0, c->size[SIZE_MIXED] / c->attention.heads)));
 }
 
@@ -731,8 +740,8 @@ static tn_tensor *choose(const llm_config *c, tn_tensor *const *weight, const tn
 
 /* Each token goes through the experts that its router likes best, and what they make is added by how much it likes
  * them. No matrix has columns to be looked at: they differ from expert to expert. */
-tn_tensor *tn_llm_mix(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
-                      const tn_tensor *x) {
+static tn_tensor *llm_mix(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
+                          const tn_tensor *x) {
     tn_tensor *const *weight = w->layers[layer].weight, *y, *chosen;
     tn_tensor *by = choose(c, weight, x, &chosen);
     if (in->trains) {

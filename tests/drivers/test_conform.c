@@ -163,7 +163,7 @@ static void random_kernels_have_the_interpreters_bits(void **state) {
 /* Whether the device's own compiler may end the process. PoCL 3.1 (LLVM 15) takes barriers behind a workgroup's early
  * return for conditional ones; where loops that reduce nothing stand on both sides of a barrier, its check of what it
  * makes of them may then fail: "Incoming edges to non-entry block!". It compiles the same kernels without that return,
- * which is for workgroups that are too many. Software shares rows nowhere but here (tn_row_split_pays). */
+ * which is for workgroups that are too many. Software shares rows nowhere but here (row_split_pays). */
 static bool may_end_its_compiler(const tn_device *d, uint64_t seed, const kir_random_options *o) {
     int loops = 0;
     bool reduces = false;
