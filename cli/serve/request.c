@@ -33,7 +33,8 @@ static bool read_integer(const reader *r, const char *name, int64_t least, int64
     int64_t n = tn_json_int(v, INT64_MIN);
     if (tn_json_kind_of(v) != TN_JSON_NUMBER || n == INT64_MIN || n < least || n > most) {
         char wants[96];
-        snprintf(wants, sizeof wants, "an integer from %" PRId64 " to %" PRId64, least, most);
+        snprintf(wants, sizeof wants, least < most ? "an integer from %" PRId64 " to %" PRId64 : "%" PRId64, least,
+                 most);
         return wrong(r, name, wants);
     }
     *out = n;

@@ -13,14 +13,18 @@
 
 /* ---- the prompt -------------------------------------------------------------------------------------------------- */
 
-/* Computes a sequence behind its first `keep` tokens. */
+/* Computes a sequence behind its first `keep` tokens. One that the context has no room for is one piece, so that it is
+ * refused before anything is computed. */
 static tn_status compute(answer *a, const int32_t *ids, int64_t count, const float **logits) {
     cli_progress bar;
     bool long_one = !a->silent && count - a->keep > TN_PROMPT_CHUNK;
+    tn_llm_facts facts = {.struct_size = sizeof facts};
     tn_status status = tn_llm_rewind(a->model, a->keep);
+    if (status == TN_OK) status = tn_llm_get_facts(a->model, &facts);
+    const int64_t most = count > facts.context ? count : TN_PROMPT_CHUNK;
     if (long_one) cli_progress_begin(&bar, "prompt", "tokens", count - a->keep);
     for (int64_t at = a->keep, n; at < count && status == TN_OK && !cli_stopped(); at += n) {
-        n = count - at < TN_PROMPT_CHUNK ? count - at : TN_PROMPT_CHUNK;
+        n = count - at < most ? count - at : most;
         status = tn_llm_prompt(a->model, ids + at, n, at + n == count ? logits : NULL);
         a->computed += n;
         if (long_one) cli_progress_update(&bar, a->computed, "");

@@ -33,7 +33,7 @@ const cli_command cli_generate = {
             "  -f, --file FILE       the prompt from a file, without one newline at its end; - is standard input\n"
             "      --messages FILE   a conversation to answer: JSON, [{\"role\", \"content\"}, …]\n"
             "  -n, --predict N       generate at most N tokens (default 128); -1: until the text ends or\n"
-            "                        the context is full; --tokens N is the same\n"
+            "                        the context is full; --tokens and --max-tokens are the same\n"
             "      --stop TEXT       end the answer before TEXT; may be given up to 16 times. A line break is\n"
             "                        $'\\n' in bash\n"
             "      --grammar FILE    a grammar that the answer must follow, in GBNF (llama.cpp's notation)\n"
@@ -503,6 +503,7 @@ static const cli_option options[] = {
     CLI_TEXT("messages", 0, request, messages),
     CLI_INT("predict", 'n', request, tokens, ANSWER_ALL, INT32_MAX),
     CLI_INT("tokens", 0, request, tokens, ANSWER_ALL, INT32_MAX),
+    CLI_INT("max-tokens", 0, request, tokens, ANSWER_ALL, INT32_MAX),
     CLI_TAKE("stop", 0, request, stops, cli_take_stop),
     CLI_TEXT("grammar", 0, request, grammar),
     CLI_TEXT("json-schema", 0, request, schema),

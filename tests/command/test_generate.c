@@ -134,6 +134,7 @@ static void it_ends_with_the_promised_codes(void **state) {
         {"-h", 0, "--mirostat-tau"},
         {"-m @ -p x --system y 2>&1", 2, "--chat"},
         {"-m @ --ids 120 -n 4 2>&1", 0, "generation: 4 tokens"},
+        {"-m @ --ids 120 --max-tokens 3 2>&1", 0, "generation: 3 tokens"},
         {"-m @ -p '' 2>&1", 1, "the prompt is empty"},
         {"-m @ -p x --context 101 2>&1", 1, "supports 1 to 100"},
         {"-m @ -p abcdefgh --context 4 2>&1", 1, "exceed the context of 4"},
@@ -328,6 +329,19 @@ static void keys_and_values_have_the_types_that_are_asked_for(void **state) {
     assert_int_equal(ask_number("-m @ -p a -n 2 --cache-type-k f32 --cache-type-v f32 --json", "cache_bytes"), 2 * f16);
 }
 
+/* Not piece by piece until one does not fit. */
+static void a_file_that_is_too_long_is_refused_at_once(void **state) {
+    (void)state;
+    enum { LONG = 1500 };
+    char text[LONG + 1] = {0}, arguments[700], heard[4096];
+    memset(text, 'a', LONG);
+    write_file(test_scratch("long.txt"), text);
+    snprintf(arguments, sizeof arguments, "-m @ -f %s 2>&1", test_scratch("long.txt"));
+    assert_int_equal(run_generate(arguments, heard, sizeof heard), 1);
+    assert_text_has(heard, "tokens exceed the context of 100, of which 0 are used");
+    assert_true(strtol(strstr(heard, "error: ") + 7, NULL, 10) > LONG / 2);
+}
+
 static void a_prompt_cache_saves_computing_a_prompt_again(void **state) {
     (void)state;
     char plain[512], cached[512], arguments[700], longer[700], heard[4096];
@@ -450,6 +464,7 @@ int main(void) {
         cmocka_unit_test(penalties_change_the_text),
         cmocka_unit_test(a_grammar_is_followed),
         cmocka_unit_test(keys_and_values_have_the_types_that_are_asked_for),
+        cmocka_unit_test(a_file_that_is_too_long_is_refused_at_once),
         cmocka_unit_test(a_prompt_cache_saves_computing_a_prompt_again),
         cmocka_unit_test(the_same_seed_gives_the_same_text),
         cmocka_unit_test(a_draft_changes_the_time_only),
