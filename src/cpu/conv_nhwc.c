@@ -37,6 +37,7 @@ enum {
 typedef struct phase {
     const float *packed;
     int64_t *tap, depth; /* where each step of k lies, from where the largest window begins */
+    int64_t *ahead;      /* what to prefetch at each step; NULL: nothing */
 } phase;
 
 typedef struct nhwc_nhwc {
@@ -102,6 +103,11 @@ static void widen_input_tile(im2col_plan *w) {
     w->channel = w->section * sections;
 }
 
+/* Are images prefetched? Other threads have probably written a part of them, and each step of k is another line. */
+static bool asks_for_image(const nhwc_nhwc *t, const nhwc_phases *phases) {
+    return t->in_pixel && !phases && !t->a.quads && t->a.kernel[0] * t->a.kernel[1] == 1;
+}
+
 /* `phases`: NULL where the results are the image. */
 static void plan_nhwc(nhwc_nhwc *t, const tn_conv_args *args, const nhwc_phases *phases) {
     const conv_vec *with = tn_conv_vec();
@@ -120,7 +126,7 @@ static void plan_nhwc(nhwc_nhwc *t, const tn_conv_args *args, const nhwc_phases 
     t->depth = t->w.depth;
     for (int k = 0; phases && k < t->split[0] * t->split[1]; k++)
         t->depth = (k > 0 ? t->depth : 0) + phase_depth(&phases->of[k]);
-    t->tap_bytes = ((size_t)t->depth * sizeof(int64_t) + 63) / 64 * 64;
+    t->tap_bytes = ((size_t)t->depth * (asks_for_image(t, phases) ? 2 : 1) * sizeof(int64_t) + 63) / 64 * 64;
     t->input_tile_bytes = t->in_pixel ? 0 : im2col_bytes(im2col_elements(&t->w));
     t->sums_bytes = im2col_bytes(t->rows * args->out_size[1] * t->split[1] * t->panel);
     t->begun_bytes = t->depth > CHUNK && CHUNK * t->panel > PANEL ? t->sums_bytes : 0;
@@ -289,6 +295,7 @@ typedef struct nhwc_part {
     /* The filters of the next chunk; where this panel's results go; what the next block sees that this one does not. */
     strips out_channels, results, next;
     int64_t lines_at_once; /* of filters, that a tile asks for */
+    bool first_panel;      /* of those that this thread multiplies: the image is not in its caches yet */
 } nhwc_part;
 
 static int64_t rows_im2col(const tn_conv_args *a, const section *s) {
@@ -533,6 +540,7 @@ static void multiply_phase(const nhwc_nhwc *w, nhwc_part *p, const phase *at, in
         if (after == 0 && n + 1 < w->panels) after = steps_at(w, at->depth, 0);
         p->out_channels = after > 0 ? make_strips(t.b + t.k * w->panel, 0, 1, after * w->panel) : (strips){0};
         bool first = k0 < CHUNK, whole = next % CHUNK == 0 || next == at->depth;
+        t.ahead_tap = p->first_panel && at->ahead ? at->ahead + k0 : NULL;
         t.goes_on = k0 % CHUNK > 0;
         t.begun = first ? 0 : p->begun - p->sums;
         t.add = !first && whole;
@@ -567,6 +575,7 @@ static void compute_block(const nhwc_nhwc *w, nhwc_part *p, int64_t group, int64
     for (int64_t n = w->panels * number / w->parts; n < w->panels * (number + 1) / w->parts; n++) {
         const int64_t out_channels = tn_min64(w->panel, a->out_channels - n * w->panel);
         const int64_t first = group * a->out_channels + n * w->panel;
+        p->first_panel = n == w->panels * number / w->parts;
         if (afar) p->results = results_of(w, p, first, out_channels);
         for (int64_t k = 0; k < w->split[0] * side; k++) {
             multiply_phase(w, p, &w->phase[k], group, n, k % side * w->panel);
@@ -669,6 +678,12 @@ static void find_taps(const nhwc_nhwc *t, const tn_conv_args *p, int64_t *tap) {
     const tn_conv_args *a = &t->a;
     const int64_t channel = t->in_pixel ? a->x_stride[1] : t->w.channel, taps = p->kernel[0] * p->kernel[1];
     const int64_t row = t->in_pixel ? a->x_stride[2] : t->w.row, stride = a->stride[1];
+    if (a->x_blocks) {
+        for (int64_t k = 0, block = 0; k < p->channels; block += t->step * t->w.plane)
+            for (int64_t i = 0; i < t->step && k < p->channels; i++)
+                tap[k++] = block + i;
+        return;
+    }
     for (int64_t k = 0; k < taps; k++) {
         int64_t i = k / p->kernel[1] * p->dilation[0] + a->pad_before[0] - p->pad_before[0];
         int64_t j = k % p->kernel[1] * p->dilation[1] + a->pad_before[1] - p->pad_before[1];
@@ -676,16 +691,34 @@ static void find_taps(const nhwc_nhwc *t, const tn_conv_args *p, int64_t *tap) {
     }
     for (int64_t k = taps; k < p->channels * taps; k++)
         tap[k] = tap[k - taps] + channel;
-    for (int64_t k = 0; a->x_blocks && k < p->channels; k++)
-        tap[k] = k / t->step * t->step * t->w.plane + k % t->step;
+}
+
+/* What a tile prefetches at each step of k: a line that it reads some steps later, or in its last steps what the next
+ * tile reads first. In blocks of channels that is a pixel of the block of channels after the next one. */
+static void find_ahead(const nhwc_nhwc *t, const phase *p, int64_t *ahead) {
+    enum { FAR = 16 }; /* steps: longer than another processor's cache takes to answer */
+    const bool blocks = t->a.x_blocks;
+    const int64_t far = blocks ? 2 * t->step : FAR, tile_rows = t->tiles->rows;
+    for (int64_t k0 = 0, count; k0 < p->depth; k0 += count) {
+        count = steps_at(t, p->depth, k0);
+        for (int64_t k = 0; k < count; k++) {
+            const int64_t at = k + far < count ? k + far : (k + far - count) % count;
+            const int64_t next = k + far < count ? 0 : tile_rows * t->step;
+            const int64_t row = blocks ? (k & (t->step - 1)) * (t->step - 1) : tile_rows - 1;
+            ahead[k0 + k] = p->tap[k0 + at] + next + row;
+        }
+    }
 }
 
 static void find_phases(nhwc_nhwc *t, const nhwc_phases *phases, int64_t *tap) {
     for (int k = 0; k < t->split[0] * t->split[1]; k++, tap += t->phase[k - 1].depth) {
         const tn_conv_args *p = phases ? &phases->of[k] : &t->a;
-        t->phase[k] = (phase){p->packed, tap, phase_depth(p)};
+        t->phase[k] = (phase){.packed = p->packed, .tap = tap, .depth = phase_depth(p)};
         find_taps(t, p, tap);
     }
+    if (!asks_for_image(t, phases)) return;
+    t->phase[0].ahead = tap;
+    find_ahead(t, &t->phase[0], tap);
 }
 
 void tn_conv_nhwc(const tn_conv_args *args, const nhwc_phases *phases, void *workspace) {

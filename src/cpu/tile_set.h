@@ -63,8 +63,9 @@ typedef struct tile {
     int64_t from_row;
     real *copy;
     const real *b;
-    int64_t b_k, b_panel; /* distance between steps of k and between panels */
-    const int64_t *tap;   /* where each step of A begins in a turned tile */
+    int64_t b_k, b_panel;     /* distance between steps of k and between panels */
+    const int64_t *tap;       /* where each step of A begins in a turned tile */
+    const int64_t *ahead_tap; /* of a turned tile: what to prefetch at each step, from A; NULL: nothing */
     real *c;
     int64_t c_row;
     const real *c_next; /* start of the next tile in C; NULL: unknown */

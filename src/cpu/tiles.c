@@ -828,12 +828,18 @@ VEC_INLINE void tile_turn(const tile *t, const int rows, const int vectors, cons
             VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_load(begun + i * c_row + j * VL);
         }
     }
-    const int64_t *tap = t->tap, *end = tap + t->k;
+    const int64_t *tap = t->tap, *end = tap + t->k, *ahead_tap = t->ahead_tap;
     for (int64_t lines = t->ahead_rows, more; tap < end; lines -= more) {
         const int64_t *stop = lines > 0 && end - tap > NHWC_AHEAD ? tap + NHWC_AHEAD : end;
         more = lines < t->ahead_row ? lines : t->ahead_row;
         for (int64_t i = 0; i < more; i++, ahead += STRETCH)
             __builtin_prefetch(ahead, 0, 2);
+        if (ahead_tap) {
+            for (; tap < stop; tap++, b += PANEL) {
+                __builtin_prefetch(a + *ahead_tap++, 0, 3);
+                tile_nhwc_step(sum, a + *tap, b, rows, vectors, apart);
+            }
+        }
         for (; tap < stop; tap++, b += PANEL)
             tile_nhwc_step(sum, a + *tap, b, rows, vectors, apart);
     }
