@@ -573,17 +573,19 @@ bool tn_conv_tap_prefers_nhwc(const tn_conv_args *args) {
 }
 
 bool tn_conv_takes_blocks(const tn_conv_args *args) {
-    const int64_t lanes = tn_conv_vec()->tiles->lanes;
     if (args->pool[0] > 0 || args->producer || args->x_padded || args->border.row > 0) return false;
     if (args->groups > 1) {
         const bool each = args->channels == 1 && args->out_channels == 1 && !args->max_pool;
-        return each && args->groups % lanes == 0 && tn_conv_by_channels_fits(args);
+        return each && tn_conv_by_channels_fits(args);
     }
-    if (args->y_blocks && args->out_channels % lanes != 0) return false;
-    if (args->x_blocks && (args->channels % lanes != 0 || args->kernel[0] * args->kernel[1] != 1)) return false;
+    if (args->x_blocks && args->kernel[0] * args->kernel[1] != 1) return false;
     for (int d = 0; d < 2 && args->x_blocks; d++)
         if (args->stride[d] != 1 || args->pad_before[d] != 0 || args->out_size[d] != args->size[d]) return false;
     return tn_conv_fits(args) && tn_conv_nhwc_fits(args) && !tn_conv_batch_rows_fits(args);
+}
+
+int64_t tn_conv_block_elements(int64_t batch, int64_t channels, int64_t plane) {
+    return batch * round_up(channels, tn_conv_vec()->tiles->lanes) * plane;
 }
 
 bool tn_conv_pools(const tn_conv_args *args) {

@@ -31,7 +31,8 @@ typedef struct tn_conv_args {
     bool winograd; /* only if tn_conv_winograd_fits and numerics are fast; excludes nhwc */
     bool max_pool; /* of tn_conv_depthwise */
     /* x or the results lie in blocks of channels: [images, blocks, pixels, lanes], a block having as many channels as a
-     * vector has lanes (nChw16c). Only if tn_conv_takes_blocks; the strides of x are then ignored. */
+     * vector has lanes (nChw16c); behind the last channel anything may lie. Only if tn_conv_takes_blocks; the strides
+     * of x are then ignored. */
     bool x_blocks, y_blocks;
     /* A program that receives blocks of y in place of `out` (cpu_kernels.h): its last three axes are images, channels
      * of all groups, output pixels. For tn_conv and tn_conv_depthwise. Fused operations are per channel. */
@@ -62,6 +63,8 @@ bool tn_conv_tap_prefers_nhwc(const tn_conv_args *args);
 /* Can x and the results lie in blocks of channels, as x_blocks and y_blocks request? With y_blocks, the epilogue must
  * be fused operations or absent. Reads only sizes, and whether windows are depthwise. */
 bool tn_conv_takes_blocks(const tn_conv_args *args);
+/* Elements of images in blocks of channels. */
+int64_t tn_conv_block_elements(int64_t batch, int64_t channels, int64_t plane);
 
 /* wants: could the kernel read x in place, without an input tile, if x had a border? *edge: the narrowest one.
  * writes: can it store results with a border? An epilogue then has one result, with the border's strides. Both depend

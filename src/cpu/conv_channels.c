@@ -102,7 +102,7 @@ static void see_piece(const by_channels *e, channels_part *p, const piece_at *at
     p->rows = rows;
     p->left = left;
     if (a->x_blocks && low < high && from < to) {
-        const float *x = a->x + (at->image * a->groups + at->channel) * a->size[0] * a->size[1];
+        const float *x = a->x + (at->image * e->channel_blocks * e->lanes + at->channel) * a->size[0] * a->size[1];
         e->with->copy_rows(p->tile + low * row + from * e->lanes, row,
                            x + ((top + low) * a->size[1] + left + from) * e->lanes, a->size[1] * e->lanes, high - low,
                            1, (to - from) * e->lanes);
@@ -155,8 +155,9 @@ static void compute_piece(const by_channels *e, channels_part *p, const piece_at
     const int64_t row = a->stride[0] * e->pitch * e->lanes;
     const int64_t most = RUN_PIXELS / at->columns;
     float *to = p->sums;
+    float add[MOST_LANES] = {0};
     epilogue_ops end = e->epilogue_ops;
-    if (end.add) end.add += at->channel;
+    if (end.add) end.add = memcpy(add, end.add + at->channel, (size_t)at->channels * sizeof *add);
     take_filters(e, p, at);
     see_piece(e, p, at);
     for (int64_t first = 0; first < at->rows; first += most) {
@@ -164,7 +165,7 @@ static void compute_piece(const by_channels *e, channels_part *p, const piece_at
         run.row += first;
         run.rows = tn_min64(most, at->rows - first);
         if (a->y_blocks)
-            to = a->out + (at->image * a->groups + at->channel) * a->out_size[0] * a->out_size[1] +
+            to = a->out + (at->image * e->channel_blocks * e->lanes + at->channel) * a->out_size[0] * a->out_size[1] +
                  (run.row * a->out_size[1] + run.column) * e->lanes;
         e->with->weigh(&(weigh_rows){.taps = &e->taps,
                                      .from = p->tile + first * row,

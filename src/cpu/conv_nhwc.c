@@ -431,7 +431,7 @@ static const float *section_begin(const nhwc_nhwc *w, const nhwc_part *p, int64_
     const tn_conv_args *a = &w->a;
     const section *s = &p->s->section[k];
     if (!w->in_pixel) return p->s->input_tile + k * w->w.section + p->s->top * w->w.row;
-    if (a->x_blocks) return a->x + s->image * a->channels * w->w.plane + s->at * w->step;
+    if (a->x_blocks) return a->x + s->image * round_up(a->channels, w->step) * w->w.plane + s->at * w->step;
     const float *x = a->x + s->image * a->x_stride[0] + group * a->channels * a->x_stride[1];
     return x + s->first * a->x_stride[2] - a->pad_before[1] + s->at % a->out_size[1];
 }
@@ -441,6 +441,7 @@ static const float *section_begin(const nhwc_nhwc *w, const nhwc_part *p, int64_
 static void multiply_pixels(const nhwc_nhwc *w, nhwc_part *p, int64_t group, float *to, int64_t from, tile t,
                             int64_t columns) {
     float *const results = t.to;
+    const float *const also = t.also;
     const tile_set *with = w->tiles;
     tile_fn *const *whole = w->a.x_blocks ? with->blocks : with->nhwc;
     tile_fn *const *half = w->a.x_blocks ? with->blocks_half : with->nhwc_half;
@@ -451,7 +452,10 @@ static void multiply_pixels(const nhwc_nhwc *w, nhwc_part *p, int64_t group, flo
         const section *now = &p->s->section[k];
         const float *row = section_begin(w, p, group, k);
         t.c = to + now->to * t.c_row + from;
-        if (results) t.to = results + now->image * w->a.out_channels * t.to_block / with->lanes + now->at * with->lanes;
+        const int64_t blocks = tn_ceil_div(w->a.out_channels, with->lanes);
+        const int64_t in_results = now->image * blocks * t.to_block + now->at * with->lanes;
+        if (results) t.to = results + in_results;
+        if (also) t.also = also + in_results;
         for (int64_t at = 0; at < now->count; at += across, row += down) {
             t.a = row;
             for (int64_t left = tn_min64(across, now->count - at), rows = 0; left > 0;
@@ -460,6 +464,7 @@ static void multiply_pixels(const nhwc_nhwc *w, nhwc_part *p, int64_t group, flo
                 look_ahead_nhwc(p, &t);
                 tiles[rows](&t);
                 if (results) t.to += rows * with->lanes;
+                if (also) t.also += rows * with->lanes;
             }
         }
     }
@@ -547,8 +552,10 @@ static void multiply_phase(const nhwc_nhwc *w, nhwc_part *p, const phase *at, in
         t.c_row = w->split[1] * w->panel;
         if (w->a.y_blocks && next == at->depth) {
             t.to_block = w->w.plane * w->tiles->lanes;
+            t.columns = tn_min64(w->panel, w->a.out_channels - n * w->panel);
             t.to = w->a.out + n * w->panel * w->w.plane;
             t.epilogue_ops = w->ends ? &end : NULL;
+            t.also = w->ends && end.also ? end.also + n * w->panel * w->w.plane : NULL;
         }
         multiply_pixels(w, p, group, first || whole ? p->sums : p->begun, from, t, w->a.out_channels - n * w->panel);
     }

@@ -46,11 +46,13 @@ static inline const float *epilogue_reads(const tn_fused_program *epilogue, cons
     return at->buffer < 0 ? NULL : (const float *)epilogue->launch.buffers[at->buffer] + at->first;
 }
 
-/* Is all that an epilogue does a bias, max(…, 0) and clipping? *ops: with addresses, of channel 0 … */
+/* Is all that an epilogue does a bias, an image added (only to results in blocks of channels), max(…, 0) and clipping?
+ * *ops: with addresses, of channel 0 … */
 static inline bool epilogue_by_channels(const tn_fused_program *epilogue, epilogue_ops *ops) {
     const tn_fused_epilogue *e = epilogue->vm ? epilogue->epilogue_ops : NULL;
     if (!e) return false;
     *ops = (epilogue_ops){.add = epilogue_reads(epilogue, &e->add),
+                          .also = epilogue_reads(epilogue, &e->also),
                           .floor = epilogue_reads(epilogue, &e->floor),
                           .ceiling = epilogue_reads(epilogue, &e->ceiling),
                           .relu = e->relu};

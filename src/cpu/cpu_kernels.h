@@ -46,8 +46,8 @@ typedef struct tn_fused_program {
 
 /* Reads it off a program with an epilogue's axes (fused_epilogue.c). false: that is another program. */
 bool tn_fused_epilogue_read(const kir_program *p, const int64_t *sizes, int block_buffer, tn_fused_epilogue *out);
-/* The same for a convolution, with a channel's index instead of a column's: only add, relu, floor and ceiling; `to`
- * names only the buffer. */
+/* The same for a convolution, with a channel's index instead of a column's: only add, also, relu, floor and ceiling;
+ * `to` names only the buffer, `also` one that lies as the results do. */
 bool tn_epilogue_read_channels(const kir_program *p, const int64_t *sizes, int block_buffer, tn_fused_epilogue *out);
 
 /* One operand in memory: element (batch…, row, col) at data + Σ batch·batch_stride +

@@ -5,7 +5,7 @@
 
 #include "cpu/cpu_kernels.h"
 
-enum { ROW = TN_GEMM_BATCH_AXES, COLUMN = ROW + 1, AXES = COLUMN + 1 };
+enum { ROW = TN_GEMM_BATCH_AXES, COLUMN = ROW + 1, AXES = COLUMN + 1, IMAGES = ROW - 1 };
 
 typedef struct reader {
     const kir_program *p;
@@ -85,13 +85,21 @@ static bool read_biased(const reader *r, kir_val v) {
     return read_each(r, other) || read_added(r, other);
 }
 
-/* A whole matrix, of a product; what it is added to may have a bias. */
+/* Is it a whole matrix, or a convolution's images as the results lie? */
+static bool is_whole(const reader *r, kir_val v, tn_epilogue_access *also) {
+    if (!read_load(r, v, also) || also->buffer == r->block) return false;
+    if (!r->channels) return also->column == 1 && also->row != 0;
+    const int64_t *stride = kir_sizes_access(r->p, r->sizes, (int)at(r, v)->imm.i) + 1, plane = r->sizes[COLUMN];
+    const bool images = r->sizes[IMAGES] == 1 || stride[IMAGES] == r->sizes[ROW] * plane;
+    return also->first == 0 && also->row == 1 && also->column == plane && plane > 1 && images;
+}
+
+/* A whole matrix; what it is added to may have a bias. */
 static bool read_sum(const reader *r, kir_val v) {
     const kir_ins *in = at(r, v);
-    for (int side = 0; is_op(r, v, KIR_ADD) && !r->channels && side < 2; side++) {
+    for (int side = 0; is_op(r, v, KIR_ADD) && side < 2; side++) {
         tn_epilogue_access also;
-        if (!read_load(r, side ? in->a : in->b, &also) || also.buffer == r->block) continue;
-        if (also.column != 1 || also.row == 0 || !read_biased(r, side ? in->b : in->a)) continue;
+        if (!is_whole(r, side ? in->a : in->b, &also) || !read_biased(r, side ? in->b : in->a)) continue;
         if (r->out->times.buffer >= 0) return false;
         r->out->also = also;
         return true;

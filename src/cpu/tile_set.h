@@ -70,7 +70,7 @@ typedef struct tile {
     int64_t c_row;
     const real *c_next; /* start of the next tile in C; NULL: unknown */
     int64_t k;
-    int64_t columns; /* of an edge tile, at most a vector of them */
+    int64_t columns; /* of an edge tile, at most a vector of them; of a turned one with `to`, those that are channels */
     bool add;        /* to what C holds; else C is overwritten */
     /* of a full tile of full height, or NULL: its sums are finished, and begin in C at … */
     const epilogue_ops *epilogue_ops;
@@ -84,8 +84,9 @@ typedef struct tile {
     int64_t begun;      /* … this many elements after C's */
     /* Of a turned tile of floats: finished sums go here, a vector of columns after the other row by row, the second
      * vector's `to_block` elements further, with its epilogue_ops done, of which the first column is the tile's; NULL:
-     * to C. */
+     * to C. `also` lies in the same way, and takes the place of epilogue_ops->also; NULL: nothing is added. */
     real *to;
+    const real *also;
     int64_t to_block;
 } tile;
 

@@ -805,8 +805,12 @@ VEC_INLINE void tile_leave(const tile *t, V sum[TILE_ROWS][2], const int rows, c
     }
     VEC_UNROLL for (int j = 0; j < vectors; j++) {
         if (e->add) {
-            const V add = v_load(e->add + j * VL);
+            const V add = v_part_load(e->add + j * VL, v_mask(t->columns - j * VL));
             VEC_UNROLL for (int i = 0; i < rows; i++) sum[i][j] = sum[i][j] + add;
+        }
+        if (t->also) {
+            const real *also = t->also + j * t->to_block;
+            VEC_UNROLL for (int i = 0; i < rows; i++) sum[i][j] = sum[i][j] + v_load(also + i * VL);
         }
         if (e->relu) {
             VEC_UNROLL for (int i = 0; i < rows; i++) sum[i][j] = v_gate(sum[i][j], sum[i][j], v_zero());
@@ -864,6 +868,7 @@ VEC_INLINE void tile_turn(const tile *t, const int rows, const int vectors, cons
         below.a += (first) * (apart);                        \
         below.c += (first)*t->c_row;                         \
         if (below.to) below.to += (first)*VL;                \
+        if (below.also) below.also += (first)*VL;            \
         name##_##second(&below);                             \
     }
 #if defined(TN_VEC_F64) || defined(TN_VEC_PAIRS)

@@ -897,15 +897,21 @@ static void leave_border(tn_graph_plan *g, tn_group *reader) {
     tn_value *v = &g->values[g->values[reader->lead].in[0]];
     tn_group *producer = only_maker(g, reader);
     if (!producer) return;
-    tn_group *first = is_conv(g, producer) ? only_maker(g, producer) : NULL;
-    if (first && is_conv(g, first) && tn_conv_agree_on_blocks(g, first, producer, reader)) return;
+    if (is_conv(g, producer) && producer->run.native->conv.x_blocks) return;
     bool beside = reader->order.position == producer->order.position + 1 && !producer->sibling && !producer->row_fused;
     if (beside && tn_conv_agree_on_producer(v, producer, reader)) return;
     tn_conv_agree_on_border(v, producer, reader);
 }
 
-void tn_pad_conv_results(tn_graph_plan *g) {
-    if (!g->binding->device->is_cpu) return;
+tn_status tn_lay_out_conv_results(tn_graph_plan *g) {
+    if (!g->binding->device->is_cpu) return TN_OK;
+    bool *convs = tn_mem_zalloc(g->group_count + g->value_count + 1, sizeof *convs), *blocked = convs + g->group_count;
+    if (!convs) return TN_ERR_MEMORY;
     for (size_t i = 0; i < g->group_count; i++)
-        if (is_conv(g, &g->groups[i])) leave_border(g, &g->groups[i]);
+        convs[i] = is_conv(g, &g->groups[i]) && is_here(&g->groups[i]);
+    tn_conv_lay_in_blocks(g, convs, blocked);
+    for (size_t i = 0; i < g->group_count; i++)
+        if (convs[i] && !blocked[g->values[g->groups[i].lead].in[0]]) leave_border(g, &g->groups[i]);
+    tn_mem_free(convs);
+    return TN_OK;
 }

@@ -489,7 +489,8 @@ static bool reads_epilogue(tn_native *n, const tn_group *group) {
     if (!n->fused.program || (group->pool < 0 && !n->joined_out)) return false;
     bool read =
         tn_epilogue_read_channels(group->lowered.program, n->fused.sizes, group->lowered.block_buffer, &n->fused.ops);
-    return read && (group->pool < 0 || n->fused.ops.to.buffer == group->lowered.block_buffer);
+    return read && n->fused.ops.also.buffer < 0 &&
+           (group->pool < 0 || n->fused.ops.to.buffer == group->lowered.block_buffer);
 }
 
 tn_status tn_make_conv2d_forward(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
@@ -592,8 +593,9 @@ bool tn_conv_agree_on_producer(tn_value *v, tn_group *producer, tn_group *reader
 }
 
 /* ---- blocks of channels ------------------------------------------------------------------------------------------ */
-/* Between a convolution, a depthwise one and a convolution of one tap, images may lie in blocks of channels. The three
- * then transpose nothing between them, and depthwise windows use every lane of a vector. */
+/* An image lies in blocks of channels (conv.h) if the convolution that makes it and all its readers can have it so:
+ * convolutions of one tap, depthwise ones, and what adds it to results that lie in blocks too. They then transpose
+ * nothing, depthwise windows use every lane of a vector, and no line of the cache has pixels of two threads. */
 
 /* Changes a convolution to filters as columns (NHWC), if it was computed in another way. */
 static void take_columns(const tn_graph_plan *g, const tn_group *group, tn_native *n, const tn_conv_args *sizes) {
@@ -605,10 +607,10 @@ static void take_columns(const tn_graph_plan *g, const tn_group *group, tn_nativ
     n->conv.epilogue = epilogue;
     if (n->fused.program) n->fused.program = &n->conv.epilogue;
     n->run = run_conv2d_forward;
-    if (product && n->fused.program) {
+    if (n->fused.program) {
         n->conv.epilogue.epilogue_ops = NULL;
         n->joined_out = only_result(group->lowered.program, n->fused.sizes);
-        if (reads_epilogue(n, group)) n->conv.epilogue.epilogue_ops = &n->fused.ops;
+        if (reads_epilogue(n, group) || sizes->y_blocks) n->conv.epilogue.epilogue_ops = &n->fused.ops;
     }
     keep_packed(g, n, weight);
 }
@@ -630,42 +632,122 @@ static bool fits_columns(const tn_group *group, tn_conv_args *sizes, bool x_bloc
     return tn_conv_takes_blocks(sizes);
 }
 
-/* Can the result have another layout? Only if each operation of the epilogue is per channel. */
-static bool has_plain_result(const tn_group *group) {
+/* What a convolution's group reads and makes; values, -1: none. */
+typedef struct conv_images {
+    int x, added, y; /* added: to the results, in their order */
+    bool plain;      /* y is the only result, and all that is done to it is per channel, or `added` */
+} conv_images;
+
+static conv_images images_of(const tn_graph_plan *g, const tn_group *group) {
     const tn_native *n = group->run.native;
+    conv_images at = {.x = g->values[group->lead].in[0], .added = -1, .y = -1};
     tn_fused_epilogue ops;
-    if (!n->fused.program) return true;
-    return only_result(group->lowered.program, n->fused.sizes) &&
-           tn_epilogue_read_channels(group->lowered.program, n->fused.sizes, group->lowered.block_buffer, &ops);
+    int results = 0;
+    for (size_t k = 0; k < group->member_count; k++) {
+        if (!g->values[group->members[k]].stored) continue;
+        at.y = group->members[k];
+        results++;
+    }
+    at.plain = results == 1 && group->pool < 0;
+    if (!at.plain || !n->fused.program) return at;
+    at.plain = only_result(group->lowered.program, n->fused.sizes) &&
+               tn_epilogue_read_channels(group->lowered.program, n->fused.sizes, group->lowered.block_buffer, &ops);
+    if (at.plain && ops.also.buffer >= 0) at.added = group->lowered.buffer_values[ops.also.buffer];
+    return at;
 }
 
-/* In larger images pixels fill vectors too, and the last of the three loses what the others gain (measured). */
-static bool blocks_pay(const tn_conv_args *windows) {
-    enum { MOST_PIXELS = 1024 };
-    return windows->size[0] * windows->size[1] <= MOST_PIXELS;
+/* Does a convolution read this value only as its image, or as what it adds to its results? */
+static bool reads_as_image(const tn_graph_plan *g, const tn_group *group, int value) {
+    const conv_images at = images_of(g, group);
+    int others = 0;
+    for (int b = 0; b < group->lowered.buffer_count && at.added != value; b++)
+        others += group->lowered.buffer_values[b] == value;
+    return (at.x == value || at.added == value) && others == 0 && g->values[group->lead].in[1] != value;
 }
 
-bool tn_conv_agree_on_blocks(const tn_graph_plan *g, tn_group *first, tn_group *each, tn_group *last) {
-    tn_native *windows = each->run.native;
-    tn_conv_args makes, reads, between = windows->conv;
-    if (windows->run != run_conv2d_depthwise || !has_plain_result(first) || !has_plain_result(each)) return false;
-    between.x_blocks = between.y_blocks = true;
-    if (!blocks_pay(&between)) return false;
-    if (!tn_conv_takes_blocks(&between) || !fits_columns(first, &makes, first->run.native->conv.x_blocks, true))
-        return false;
-    if (!fits_columns(last, &reads, true, last->run.native->conv.y_blocks)) return false;
-    if (makes.batch != between.batch || makes.out_channels != between.groups || reads.channels != between.groups ||
-        makes.out_size[0] * makes.out_size[1] != between.size[0] * between.size[1] ||
-        reads.size[0] * reads.size[1] != between.out_size[0] * between.out_size[1])
-        return false;
-    take_columns(g, first, first->run.native, &makes);
-    take_columns(g, last, last->run.native, &reads);
-    windows->conv.x_blocks = windows->conv.y_blocks = true;
-    first->run.workspace = tn_conv_workspace(&first->run.native->conv, tn_threads());
-    each->run.workspace = tn_conv_depthwise_workspace(&windows->conv, tn_threads());
-    last->run.workspace = tn_conv_workspace(&last->run.native->conv, tn_threads());
-    first->run.native->by = each->run.native->by = last->run.native->by = "in blocks of channels";
-    return true;
+static bool may_be_in_blocks(const tn_graph_plan *g, const bool *convs, int value) {
+    const tn_value *v = &g->values[value];
+    if (!v->stored || v->output >= 0 || v->memory.into >= 0 || v->group < 0 || !convs[v->group]) return false;
+    if (v->node->dtype != TN_F32 || images_of(g, &g->groups[v->group]).y != value) return false;
+    for (int k = 0; k < v->fusion.pull_count; k++) {
+        const int reader = v->fusion.pulls[k];
+        if (!convs[reader] || !reads_as_image(g, &g->groups[reader], value)) return false;
+    }
+    return v->fusion.pull_count > 0;
+}
+
+/* Can the group have its images so? *sizes: then. */
+static bool fits_blocks(const tn_group *group, const conv_images *at, const bool *blocked, tn_conv_args *sizes) {
+    const bool x = blocked[at->x], y = at->y >= 0 && blocked[at->y],
+               each = group->run.native->run == run_conv2d_depthwise;
+    if (at->added >= 0 && blocked[at->added] != y) return false;
+    if (!x && !y) return true;
+    if (y && (!at->plain || (each && at->added >= 0))) return false;
+    if (!each) return fits_columns(group, sizes, x, y);
+    *sizes = group->run.native->conv;
+    sizes->x_blocks = x;
+    sizes->y_blocks = y;
+    return tn_conv_takes_blocks(sizes);
+}
+
+/* Takes out what keeps this group from having its images so. */
+static void take_out(const tn_group *group, const conv_images *at, bool *blocked) {
+    tn_conv_args sizes;
+    const bool y = at->y >= 0 && blocked[at->y];
+    if (at->added >= 0 && blocked[at->added] != y) {
+        blocked[at->added] = false;
+        if (y) blocked[at->y] = false;
+        return;
+    }
+    const bool x = blocked[at->x];
+    blocked[at->x] = false;
+    if (x && y && fits_blocks(group, at, blocked, &sizes)) return;
+    if (y) blocked[at->y] = false;
+}
+
+/* Takes values out until all groups can have what is left. */
+static void agree_on_blocks(const tn_graph_plan *g, const bool *convs, bool *blocked) {
+    tn_conv_args sizes;
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (size_t i = 0; i < g->group_count; i++) {
+            if (!convs[i]) continue;
+            const tn_group *group = &g->groups[i];
+            const conv_images at = images_of(g, group);
+            if (fits_blocks(group, &at, blocked, &sizes)) continue;
+            take_out(group, &at, blocked);
+            changed = true;
+        }
+    }
+}
+
+static void lie_in_blocks(const tn_graph_plan *g, tn_group *group, const bool *blocked) {
+    tn_native *n = group->run.native;
+    const conv_images at = images_of(g, group);
+    tn_conv_args sizes;
+    if (!blocked[at.x] && !(at.y >= 0 && blocked[at.y])) return;
+    if (!fits_blocks(group, &at, blocked, &sizes)) return;
+    if (n->run == run_conv2d_depthwise)
+        n->conv = sizes;
+    else
+        take_columns(g, group, n, &sizes);
+    group->run.workspace = n->run == run_conv2d_depthwise ? tn_conv_depthwise_workspace(&n->conv, tn_threads())
+                                                          : tn_conv_workspace(&n->conv, tn_threads());
+    n->by = "in blocks of channels";
+}
+
+void tn_conv_lay_in_blocks(const tn_graph_plan *g, const bool *convs, bool *blocked) {
+    for (size_t i = 0; i < g->value_count; i++)
+        blocked[i] = may_be_in_blocks(g, convs, (int)i);
+    agree_on_blocks(g, convs, blocked);
+    for (size_t i = 0; i < g->group_count; i++)
+        if (convs[i]) lie_in_blocks(g, &g->groups[i], blocked);
+    for (size_t i = 0; i < g->value_count; i++) {
+        const tn_node *n = g->values[i].node;
+        if (!blocked[i]) continue;
+        const int64_t elements = tn_conv_block_elements(n->shape[0], n->shape[1], n->shape[2] * n->shape[3]);
+        g->values[i].memory.padded = elements * (int64_t)sizeof(float);
+    }
 }
 
 /* ---- edges ------------------------------------------------------------------------------------------------------- */

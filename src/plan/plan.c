@@ -718,7 +718,7 @@ static tn_status run_plan_passes(tn_graph_plan *g, tn_plan *p) {
     TRY(commit_last(g));
     tn_fuse_siblings(g);
     if (!g->fusion.recomputes) TRY(tn_fuse_gemm_rows(g)); /* the products of a chain free nothing before its end */
-    tn_pad_conv_results(g);
+    TRY(tn_lay_out_conv_results(g));
     TRY(tn_lay_out(g, &p->arena_bytes, &p->host_bytes, &copies));
     describe_largest(g, p);
     p->report.values_planned = (int64_t)g->value_count;
