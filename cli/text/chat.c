@@ -194,6 +194,12 @@ static tn_status generate_answer(session *s, const tn_ids *ids) {
     return status;
 }
 
+/* Frees what was made for a message that lacked memory: a shorter one may need it. */
+static void release_memory(const session *s) {
+    tn_clear_plans();
+    if (s->language.device) (void)tn_device_trim(s->language.device, NULL);
+}
+
 /* A failure leaves the conversation without the message. */
 static void take_message(session *s, const tn_bytes *text) {
     tn_ids ids = {0};
@@ -206,6 +212,7 @@ static void take_message(session *s, const tn_bytes *text) {
     if (added) conversation_remove(&s->talk, s->talk.count - 1, 1);
     s->failed = true;
     cli_failed();
+    if (status == TN_ERR_MEMORY) release_memory(s);
 }
 
 /* ---- commands ---------------------------------------------------------------------------------------------------- */

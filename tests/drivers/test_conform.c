@@ -7,6 +7,7 @@
 #include "far_driver.h"
 #include "hal/kernel_code.h"
 #include "kir_random.h"
+#include "random_numbers.h"
 #include "trunnion/trunnion.h"
 
 #if defined(TEST_ADDRESS_SANITIZER) || defined(TEST_THREAD_SANITIZER)
@@ -138,16 +139,29 @@ static void compare_random(tn_device *d, uint64_t seed, const kir_random_options
     kir_random_free(&t);
 }
 
+/* Kernels of a test: `few` of them; with TRUNNION_TEST_FULL 25 of 100, which SEED of the environment draws. */
+typedef struct sample {
+    int first, count;
+} sample;
+
+static sample draw_sample(int few) {
+    const char *seed = getenv("SEED");
+    uint64_t state = seed ? strtoull(seed, NULL, 10) : 1;
+    if (!test_is_full()) return (sample){0, few};
+    return (sample){(int)(random_mixed(&state) % 4) * 25, 25};
+}
+
 static void random_kernels_have_the_interpreters_bits(void **state) {
     (void)state;
-    int count = getenv("TRUNNION_TEST_FULL") ? 100 : 4;
+    const sample drawn = draw_sample(4);
     for (size_t i = 0; i < TN_COUNT(devices); i++) {
         tn_device *d = open_one(i);
         if (!d) continue;
         int ran = 0, refused = 0;
         bool quick = d->caps.code == TN_CODE_KIR; /* others compile each */
         kir_random_options o = {.no_f64 = !d->caps.f64};
-        for (int n = 0; n < count * (!quick ? 1 : test_is_thin() ? 6 : 30); n++) {
+        int times = !quick ? 1 : test_is_thin() ? 6 : 30;
+        for (int n = drawn.first * times; n < (drawn.first + drawn.count) * times; n++) {
             o.group = n % 3 == 1; /* plain and group, with and without variables, long loops */
             o.variables = n % 2 == 1;
             o.long_loop = n % 6 == 5;
@@ -182,13 +196,13 @@ static bool may_end_its_compiler(const tn_device *d, uint64_t seed, const kir_ra
 /* Programs with loops, their rows shared by workgroups whether it pays or not. */
 static void shared_rows_have_the_interpreters_bits(void **state) {
     (void)state;
-    int count = getenv("TRUNNION_TEST_FULL") ? 100 : 6;
+    const sample drawn = draw_sample(6);
     for (size_t i = 0; i < TN_COUNT(devices); i++) {
         tn_device *d = open_one(i);
         if (d && d->caps.code != TN_CODE_KIR) {
             int ran = 0, refused = 0, left = 0;
             tn_row_split_set(TN_ROW_SPLIT_ALWAYS);
-            for (int n = 0; n < count; n++) {
+            for (int n = drawn.first; n < drawn.first + drawn.count; n++) {
                 uint64_t seed = 2000 + (uint64_t)n;
                 kir_random_options o = {.no_chains = true, .no_f64 = !d->caps.f64, .long_loop = n % 6 == 3};
                 o.most_buffers = KIR_MAX_BUFFERS - KIR_TYPE_COUNT;

@@ -70,7 +70,6 @@ def rehearse(report, build, name, folder):
         return
     environment["TRUNNION_CACHE"] = os.environ.get("TRUNNION_CACHE") or str(pathlib.Path.home() / ".cache" / "trunnion")
     environment["TRUNNION_REPORT_MODEL"] = f"{folder}/model"
-    make_model(pathlib.Path(folder) / "model")
     device = certify_all.DEVICES[name][1]
     ended = report_on(build, "--device", device, "--quick", "--out", folder, environment=environment)
     files = list(pathlib.Path(folder).glob(f"gpu-{device}-*.json"))
@@ -90,6 +89,8 @@ def main():
         if len(sys.argv) == 2:
             check_failures(report, build, folder)
             check_usage(report, build, folder)
+        else:
+            make_model(pathlib.Path(folder) / "model")
         for name in sys.argv[2:]:
             rehearse(report, build, name, folder)
     print(f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped")

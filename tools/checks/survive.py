@@ -210,8 +210,9 @@ def check_chat(report, program, target, model, moments):
 
 
 def check_memory(report, program, model):
-    """A message for which the cpu lacks memory is an error, and the session goes on: the cpu does not count as lost. The
-    limit is set when the session has begun: with it from the start, the model would be refused."""
+    """A message for which the cpu lacks memory is an error, and the session goes on: the cpu does not count as lost, and
+    a shorter message may then be answered. The limit is set when the session has begun: with it from the start, the model
+    would be refused."""
     nowhere = dict.fromkeys((f"TRUNNION_{name}_LIB" for name in ("CUDA", "ROCM", "VULKAN", "OPENCL")), "/nonexistent")
     command = [program, "chat", "-m", str(model), "--greedy", "-n", "3", "--threads", "1", "--device", "cpu"]
 
@@ -226,12 +227,14 @@ def check_memory(report, program, model):
             words += read
         size = int(pathlib.Path(f"/proc/{process.pid}/statm").read_text().split()[0]) * resource.getpagesize()
         resource.prlimit(process.pid, resource.RLIMIT_AS, (size + spare, size + spare))
-        rest = process.communicate(b"hi\n/reset\n" + b"word " * 40 + b"\n/reset\nhi\n", timeout=LIMIT)[1]
+        rest = process.communicate(b"hi\n" + b"word " * 40 + b"\nhi\n", timeout=LIMIT)[1]
         return (words + rest).decode(errors="backslashreplace")
 
-    told = [chat(kib << 10) for kib in range(0, 2048, 128)]
+    told = [chat(kib << 10) for kib in (*range(0, 512, 128), *range(512, 1280, 32))]
     failed, answered = sum("error" in words for words in told), sum("no device is left" not in words for words in told)
     report.expect(failed > 0 and answered == len(told), f"chat with little memory: {failed} failed, {answered} could go on")
+    shorter = sum(words.count("error") == 1 for words in told)
+    report.expect(shorter > 0, f"chat with little memory: {shorter} answered a short message after a long one had failed")
 
 
 def check_serve(report, program, target, model, moments):
