@@ -35,6 +35,7 @@ extern const cli_command cli_bench, cli_certify, cli_chat, cli_convert, cli_devi
 
 /* A subcommand's help page, and other help text, at most 80 columns wide (help.c). */
 void cli_help(const cli_command *c, FILE *to);
+void cli_write_help(const cli_command *c, FILE *to); /* as it is in the source, in UTF-8 */
 void cli_put_help(const char *text, FILE *to);
 
 /* Environment variables (environment.c). Prints which one has a value that is not allowed, and returns false. */

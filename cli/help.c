@@ -100,13 +100,17 @@ void cli_put_help(const char *text, FILE *to) {
     free(folded);
 }
 
+void cli_write_help(const cli_command *c, FILE *to) {
+    fprintf(to, "usage: trunnion %s\n\n%s\n\n%s", c->usage, c->summary, c->help);
+    cli_common_help(c, to);
+}
+
 void cli_help(const cli_command *c, FILE *to) {
     char *text = NULL;
     size_t size = 0;
     FILE *f = open_memstream(&text, &size);
     if (!f) return;
-    fprintf(f, "usage: trunnion %s\n\n%s\n\n%s", c->usage, c->summary, c->help);
-    cli_common_help(c, f);
+    cli_write_help(c, f);
     fclose(f);
     cli_put_help(text, to);
     free(text);

@@ -57,11 +57,12 @@ static tn_status read_file_chars(const char *path, char **text, size_t *length) 
     return status;
 }
 
+/* The same bytes whatever the locale and the width of the terminal. */
 static tn_status own_help(char **text, size_t *length) {
     static const cli_command *const commands[] = {&cli_devices, &cli_explain, &cli_fit, &cli_train};
     FILE *f = open_memstream(text, length);
     for (size_t i = 0; f && i < sizeof commands / sizeof commands[0]; i++)
-        cli_help(commands[i], f);
+        cli_write_help(commands[i], f);
     return f && fclose(f) == 0 ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "out of memory");
 }
 

@@ -2,7 +2,8 @@
 
 Closed standard streams, a full standard output, no place for a cache, a limit of file sizes: each command ends with 0 or
 1 and a reason, and leaves no file that a complete run would not leave with the same size. File names with blanks, line
-feeds, quotes, a leading dash and bytes that are not UTF-8 are read, written and shown in JSON.
+feeds, quotes, a leading dash and bytes that are not UTF-8 are read, written and shown in JSON. A training learns the same
+whatever the locale and the width of the terminal.
 """
 
 import concurrent.futures
@@ -119,6 +120,14 @@ def check_names(program, read, report):
             report.add(not faults, f"files named {name!r}" + "".join(f"\n    {fault}" for fault in faults))
 
 
+def check_locales(program, report, cache):
+    losses = set()
+    for words in ({"LC_ALL": "C"}, {"LC_ALL": "C.UTF-8"}, {"LC_ALL": "tr_TR.UTF-8", "COLUMNS": "40"}):
+        ended = call(program, "train chars --steps 2 --device cpu --json".split(), plain(cache) | words)
+        losses.add(json.loads(ended.stdout)["final_loss"] if ended.returncode == 0 else ended.stderr[-300:])
+    report.add(len(losses) == 1, f"train chars in three locales: {losses}")
+
+
 def main():
     program = (ROOT / sys.argv[1] / "trunnion").resolve()
     report = command.Report()
@@ -131,6 +140,7 @@ def main():
             for (name, _), faults in zip(table, pool.map(lambda case: check_case(program, *case, read), table)):
                 report.add(not faults, name + "".join(f"\n    {fault}" for fault in faults))
         check_names(program, read, report)
+        check_locales(program, report, read / "cache")
     print(f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped")
     return 1 if report.failed else 0
 
