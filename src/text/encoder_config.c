@@ -119,7 +119,8 @@ static const encoder_family families[] = {
     {"xlm-roberta", "roberta.", "encoder.layer.", bert_keys, bert_parts, bert_tables, .positions_behind_padding = true},
     {"distilbert", "distilbert.", "transformer.layer.", distilbert_keys, distilbert_parts, distilbert_tables,
      .rope = 0},
-    {"mpnet", "mpnet.", "encoder.layer.", bert_keys, mpnet_parts, mpnet_tables, .positions_behind_padding = true},
+    {"mpnet", "mpnet.", "encoder.layer.", bert_keys, mpnet_parts, mpnet_tables, .positions_behind_padding = true,
+     .padding = 1},
     {"nomic_bert", "", "encoder.layers.", bert_keys, nomic_parts, rope_tables, .rope = 1000, .bare = NOMIC_BARE,
      .activation = "silu"},
     {"gte", "", "encoder.layer.", bert_keys, gte_parts, gte_tables, .rope = 160000, .fused_gate = true,
@@ -260,7 +261,8 @@ static tn_status read_sizes_encoder(const hf_folder *f, encoder_config *c) {
                           c->hidden / c->heads);
     int64_t padding = -1;
     if (c->family->positions_behind_padding) {
-        padding = tn_json_int(tn_json_get(f->config, "pad_token_id"), 1);
+        padding = c->family->padding;
+        if (padding == 0) padding = tn_json_int(tn_json_get(f->config, "pad_token_id"), 1);
         if (padding < 0 || padding >= c->positions - 1)
             return tn_hf_fail(f->path, TN_ERR_FORMAT,
                               "'pad_token_id' is %" PRId64 ", but there are only %" PRId64 " positions", padding,

@@ -131,6 +131,7 @@ static tn_status take_weight(tn_llm *m, int64_t layer, int slot, tn_tensor **out
     char name[LLM_NAME_SIZE];
     llm_tensor info = {.struct_size = sizeof info};
     const llm_naming *n = m->config.file.naming;
+    if (layer < 0 && slot == SLOT_LAYER_TABLE) return TN_OK; /* tn_llm_copy_rows */
     if (!tn_llm_name(n, name, layer, slot)) return TN_OK;
     if (layer < 0 && slot == SLOT_OUTPUT && m->config.tied) return TN_OK;
     if (strchr(name, '*')) return join_experts(m, name, out);
@@ -178,17 +179,23 @@ static tn_status read_divisors(const tn_llm *m, float *out, bool *any) {
                   : TN_OK;
 }
 
+/* Pairs that rope rotates in layers with a window of their own rope, or in all others. */
+static int64_t half_of(const tn_llm *m, bool local) {
+    int64_t wide = m->config.attention.wide_head;
+    return !local && wide > 0 ? wide / 2 : m->config.size[SIZE_HALF];
+}
+
 /* Of layers with a window, if they have their own, or of all others. */
 static tn_status fill_frequencies(const tn_llm *m, bool local, float *divisors, float *out) {
     bool any = false;
     if (!local) TRY(read_divisors(m, divisors, &any));
-    tn_llm_rope_fill(local ? &m->config.positions.local_rope : &m->config.positions.rope, m->config.size[SIZE_HALF],
+    tn_llm_rope_fill(local ? &m->config.positions.local_rope : &m->config.positions.rope, half_of(m, local),
                      any ? divisors : NULL, out);
     return TN_OK;
 }
 
 static tn_status make_frequencies(tn_llm *m, bool local) {
-    int64_t half = m->config.size[SIZE_HALF];
+    int64_t half = half_of(m, local);
     tn_tensor **out = &m->weights.rope[local];
     if (m->weights.head[SLOT_POSITIONS] || half == 0) return TN_OK; /* they are learned, or no layer needs them */
     float *values = tn_txt_alloc((size_t)half, 2 * sizeof *values);
@@ -204,10 +211,21 @@ static tn_status make_frequencies(tn_llm *m, bool local) {
 
 /* ---- cache ------------------------------------------------------------------------------------------------------- */
 
-/* Those of all layers together: each token reads a little of each. */
-static tn_status make_all_caches(const llm_config *c, int conversations, llm_layer *layers) {
-    int64_t pages = c->pages * conversations;
-    int count = (int)tn_llm_attention_layers(c);
+static bool has_such_cache(const llm_config *c, int64_t layer, bool wide) {
+    llm_config own;
+    return tn_llm_has_cache(c, layer) && (tn_llm_of_layer(c, layer, &own) != c) == wide;
+}
+
+/* Those of all layers of one size together: each token reads a little of each. */
+static tn_status make_such_caches(const llm_config *c, int conversations, bool wide, llm_layer *layers) {
+    const llm_config *of = c;
+    llm_config own;
+    int count = 0;
+    for (int64_t i = 0; i < c->layers; i++) {
+        if (!has_such_cache(c, i, wide)) continue;
+        count++;
+        of = tn_llm_of_layer(c, i, &own);
+    }
     if (count == 0) return TN_OK;
     tn_tensor **all = tn_txt_zalloc((size_t)count, sizeof(tn_tensor *));
     if (!all) return TN_ERR_MEMORY;
@@ -215,13 +233,18 @@ static tn_status make_all_caches(const llm_config *c, int conversations, llm_lay
     for (int k = CACHE_KEYS; k <= CACHE_VALUES && status == TN_OK; k++) {
         TN_SCOPE;
         int used = 0;
-        int64_t shape[] = {pages, c->attention.kv_heads, LLM_PAGE, tn_llm_cache_row(c, k)};
+        int64_t shape[] = {c->pages * conversations, of->attention.kv_heads, LLM_PAGE, tn_llm_cache_row(of, k)};
         status = tn_zero_states(shape, 4, c->cache[k], all, count);
         for (int64_t i = 0; i < c->layers && status == TN_OK; i++)
-            if (tn_llm_attends(c, i)) layers[i].cache[k] = tn_retain(all[used++]);
+            if (has_such_cache(c, i, wide)) layers[i].cache[k] = tn_retain(all[used++]);
     }
     tn_txt_free(all);
     return status;
+}
+
+static tn_status make_all_caches(const llm_config *c, int conversations, llm_layer *layers) {
+    tn_status status = make_such_caches(c, conversations, false, layers);
+    return status == TN_OK ? make_such_caches(c, conversations, true, layers) : status;
 }
 
 /* What recurrent layers of one conversation keep. */
@@ -278,7 +301,7 @@ static bool caches_are_lost(const llm_config *c, const llm_layer *layers, bool p
         if (tn_llm_is_recurrent(c, i) && !pool &&
             (is_lost(cache[CACHE_CONV]) || (has_state && is_lost(cache[CACHE_STATE]))))
             return true;
-        if (tn_llm_attends(c, i) && (is_lost(cache[CACHE_KEYS]) || is_lost(cache[CACHE_VALUES]))) return true;
+        if (tn_llm_has_cache(c, i) && (is_lost(cache[CACHE_KEYS]) || is_lost(cache[CACHE_VALUES]))) return true;
     }
     return false;
 }
@@ -319,7 +342,7 @@ static tn_status take_caches(tn_llm *m) {
     m->stale = false;
     if (!m->pool) return make_all_caches(&m->config, 1, layers);
     for (int64_t i = 0; i < m->config.layers; i++)
-        for (int k = CACHE_KEYS; k <= CACHE_VALUES && tn_llm_attends(&m->config, i); k++)
+        for (int k = CACHE_KEYS; k <= CACHE_VALUES && tn_llm_has_cache(&m->config, i); k++)
             layers[i].cache[k] = tn_retain(m->pool->layers[i].cache[k]);
     return TN_OK;
 }
@@ -431,7 +454,7 @@ size_t tn_llm_embedding_row(const tn_llm *m) {
     if (m->trained_embedding) return (size_t)m->config.size[SIZE_HIDDEN] * sizeof(float);
     tn_llm_name(m->config.file.naming, name, -1, SLOT_EMBEDDING);
     bool found = tn_llm_source_find(&m->file->source, name, &info) == TN_OK;
-    return found ? tn_dtype_bytes(info.dtype, m->config.size[SIZE_HIDDEN]) : 0;
+    return found ? tn_dtype_bytes(info.dtype, tn_llm_row_width(&m->config)) : 0;
 }
 
 static tn_status take_memory(tn_llm *m) {
@@ -648,7 +671,13 @@ int64_t tn_llm_common_prefix(const tn_llm *m, const int32_t *ids, int64_t count)
 }
 
 tn_status tn_llm_refuse_recurrent(const tn_llm *m, const char *function, const char *why) {
-    if (m->config.recurrent.layers == 0) return TN_OK;
+    const llm_config *c = &m->config;
+    if (c->size[SIZE_ALL_INPUTS] > 0 || c->attention.first_shared > 0)
+        return tn_backend_fail(
+            TN_ERR_UNSUPPORTED,
+            "%s does not support models whose layers have inputs of their own or keys of others, such as '%s'",
+            function, tn_llm_source_path(&m->file->source));
+    if (c->recurrent.layers == 0) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s does not support models with recurrent layers, such as '%s': %s",
                            function, tn_llm_source_path(&m->file->source), why);
 }
@@ -710,20 +739,35 @@ static tn_status read_trained_rows(tn_llm *m, int64_t n) {
     return tn_read(rows, m->rows, (size_t)n * tn_llm_embedding_row(m));
 }
 
+/* Where layers have inputs of their own, a token's row of these is behind that of the embedding. */
+tn_status tn_llm_copy_rows(const tn_llm *m, const int64_t *ids, int64_t n, void *out) {
+    char name[LLM_NAME_SIZE], inputs[LLM_NAME_SIZE];
+    const llm_source *s = &m->file->source;
+    tn_llm_name(m->config.file.naming, name, -1, SLOT_EMBEDDING);
+    if (m->config.size[SIZE_ALL_INPUTS] == 0) return tn_llm_source_rows(s, name, ids, n, out);
+    tn_llm_name(m->config.file.naming, inputs, -1, SLOT_LAYER_TABLE);
+    size_t row = tn_llm_embedding_row(m), width = (size_t)tn_llm_row_width(&m->config);
+    size_t first = row / width * (size_t)m->config.size[SIZE_HIDDEN];
+    for (int64_t i = 0; i < n; i++) {
+        char *at = (char *)out + (size_t)i * row;
+        TRY(tn_llm_source_rows(s, name, &ids[i], 1, at));
+        TRY(tn_llm_source_rows(s, inputs, &ids[i], 1, at + first));
+    }
+    return TN_OK;
+}
+
 /* Reads the rows of these tokens in the embedding from the file, a few hundred bytes each: looked up in its mapping
  * they would bring large parts of a matrix to memory that stands there already, packed, as the output's weight. */
 tn_status tn_llm_read_rows(tn_llm *m, const int32_t *ids, int64_t n) {
-    char name[LLM_NAME_SIZE];
-    tn_llm_name(m->config.file.naming, name, -1, SLOT_EMBEDDING);
     for (int64_t i = 0; i < n; i++)
         m->numbers[i] = ids[i];
     if (m->trained_embedding) return read_trained_rows(m, n);
-    return tn_llm_source_rows(&m->file->source, name, m->numbers, n, m->rows);
+    return tn_llm_copy_rows(m, m->numbers, n, m->rows);
 }
 
 static tn_tensor *make_rows(const tn_llm *m, int64_t n) {
     tn_dtype dtype = tn_dtype_of(m->weights.head[SLOT_EMBEDDING]);
-    return tn_from_data(m->rows, TN_DIMS(n, m->config.size[SIZE_HIDDEN]), dtype);
+    return tn_from_data(m->rows, TN_DIMS(n, tn_llm_row_width(&m->config)), dtype);
 }
 
 static tn_tensor *make_positions(tn_llm *m, int64_t first, int64_t n) {

@@ -108,13 +108,11 @@ static tn_status check_step(const tn_llm_batch *b, const int32_t *ids) {
 
 /* A waiting conversation gets a dummy token after its sequence; it is overwritten before it is read. */
 static tn_status read_batch_rows(tn_llm_batch *b, const int32_t *ids) {
-    char name[LLM_NAME_SIZE];
-    tn_llm_name(b->models[0]->config.file.naming, name, -1, SLOT_EMBEDDING);
     for (int i = 0; i < b->count; i++) {
         b->numbers[i] = ids[i] < 0 ? 0 : ids[i];
         b->places[i] = (float)b->models[i]->position;
     }
-    return tn_llm_source_rows(&b->models[0]->file->source, name, b->numbers, b->count, b->rows);
+    return tn_llm_copy_rows(b->models[0], b->numbers, b->count, b->rows);
 }
 
 enum { MOST_INPUTS = 3 };
@@ -123,7 +121,7 @@ enum { MOST_INPUTS = 3 };
 static int batch_inputs(const tn_llm_batch *b, tn_tensor *out[MOST_INPUTS]) {
     const tn_llm *m = b->models[0];
     tn_dtype dtype = tn_dtype_of(m->weights.head[SLOT_EMBEDDING]);
-    out[0] = tn_from_data(b->rows, TN_DIMS(b->count, m->config.size[SIZE_HIDDEN]), dtype);
+    out[0] = tn_from_data(b->rows, TN_DIMS(b->count, tn_llm_row_width(&m->config)), dtype);
     out[1] = tn_from_data(b->places, TN_DIMS(b->count, 1, 1), TN_F32);
     if (!b->pool) return 2;
     for (int i = 0; i < b->count; i++)

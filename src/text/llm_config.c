@@ -79,6 +79,10 @@ static const llm_size layer_shapes[LAYER_SLOTS][3] = {
     [SLOT_STEP_NORM] = {SIZE_STEP_RANK},
     [SLOT_WRITTEN_NORM] = {SIZE_STATE},
     [SLOT_READ_NORM] = {SIZE_STATE},
+    [SLOT_INPUT_GATE] = {SIZE_INPUTS, SIZE_HIDDEN},
+    [SLOT_INPUT_OUT] = {SIZE_HIDDEN, SIZE_INPUTS},
+    [SLOT_INPUT_NORM] = {SIZE_HIDDEN},
+    [SLOT_LAYER_SCALE] = {SIZE_UNIT},
     [SLOT_ATTENTION_GATE] = {SIZE_GATES, SIZE_HIDDEN},
     [SLOT_O_NORM] = {SIZE_MIXED},
     [SLOT_DOWN_NORM] = {SIZE_INTERMEDIATE},
@@ -95,6 +99,9 @@ static const llm_size head_shapes[HEAD_SLOTS][3] = {
     [SLOT_OUTPUT_BIAS] = {SIZE_VOCABULARY},
     [SLOT_EMBEDDING_NORM] = {SIZE_HIDDEN},
     [SLOT_EMBEDDING_NORM_BIAS] = {SIZE_HIDDEN},
+    [SLOT_LAYER_TABLE] = {SIZE_VOCABULARY, SIZE_ALL_INPUTS},
+    [SLOT_LAYER_PROJECTION] = {SIZE_ALL_INPUTS, SIZE_HIDDEN},
+    [SLOT_LAYER_NORM] = {SIZE_INPUTS},
     [SLOT_POSITIONS] = {SIZE_POSITIONS, SIZE_HIDDEN},
     [SLOT_ROPE_SHORT] = {SIZE_HALF},
     [SLOT_ROPE_LONG] = {SIZE_HALF},
@@ -181,7 +188,9 @@ static tn_status check_named(const llm_source *s, llm_config *c, const char *nam
     bool chosen = layer >= 0 && BIT(slot) & EXPERTS & ~BIT(SLOT_ROUTER);
     c->file.weights_bytes += t.bytes;
     c->experts.bytes += chosen ? t.bytes : 0;
-    return check_shape(s, c, &t, shape, layer >= 0 && (c->file.naming->transposed & BIT(slot)), alone,
+    llm_config own;
+    return check_shape(s, tn_llm_of_layer(c, layer, &own), &t, shape,
+                       layer >= 0 && (c->file.naming->transposed & BIT(slot)), alone,
                        layer >= 0 && (slot == SLOT_SHARED_ROUTER || slot == SLOT_CHOICE_BIAS));
 }
 
@@ -298,12 +307,28 @@ static bool has_other_output(const llm_source *s, const llm_config *c) {
     return false;
 }
 
+/* Its rows go into one tensor with those of the embedding. */
+static tn_status check_layer_table(const llm_source *s, llm_config *c) {
+    char name[LLM_NAME_SIZE], inputs[LLM_NAME_SIZE];
+    llm_tensor words = {.struct_size = sizeof words}, table = {.struct_size = sizeof table};
+    if (c->size[SIZE_ALL_INPUTS] == 0) return refuse_unknown(s, c);
+    tn_llm_name(c->file.naming, name, -1, SLOT_EMBEDDING);
+    tn_llm_name(c->file.naming, inputs, -1, SLOT_LAYER_TABLE);
+    TRY(tn_llm_source_find(s, name, &words));
+    TRY(tn_llm_source_find(s, inputs, &table));
+    if (words.dtype == table.dtype && tn_dtype_block(words.dtype) == 1) return refuse_unknown(s, c);
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "%s: tensor '%s' has type %s and '%s' %s; both must have the same, unpacked",
+                           tn_llm_source_place(s, &table).text, inputs, table.dtype_name, name, words.dtype_name);
+}
+
 static tn_status check_tensors(const llm_source *s, llm_config *c) {
     TRY(read_vocabulary(s, c));
     bool fused = c->family->forward.fused_gate && !(c->family->experts.slots & BIT(SLOT_SHARED_GATE));
     c->size[SIZE_SHARED_UP] = c->size[SIZE_SHARED] * (fused ? 2 : 1);
     slot_set head = c->family->slots.head_needs | (c->tied ? 0 : BIT(SLOT_OUTPUT));
     if (s->gguf && c->positions.rope.kind == ROPE_LONG) head |= ROPE_TABLES;
+    if (c->size[SIZE_ALL_INPUTS] > 0) head |= LAYER_INPUTS;
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
         if (!is_spare_output(c, -1, slot)) TRY(check_tensor(s, c, -1, slot, head & BIT(slot)));
     for (int64_t layer = 0; layer < c->layers; layer++) {
@@ -311,7 +336,7 @@ static tn_status check_tensors(const llm_source *s, llm_config *c) {
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
             if ((needs | allows) & BIT(slot)) TRY(check_tensor(s, c, layer, slot, needs & BIT(slot)));
     }
-    return refuse_unknown(s, c);
+    return check_layer_table(s, c);
 }
 
 /* ---- mixtures of experts ----------------------------------------------------------------------------------------- */
@@ -360,6 +385,34 @@ int64_t tn_llm_window(const llm_config *c, int64_t layer) {
     return has_bit(c->attention.slides, layer) ? c->attention.window : 0;
 }
 
+int64_t tn_llm_key_layer(const llm_config *c, int64_t layer) {
+    if (c->attention.first_shared == 0 || layer < c->attention.first_shared) return layer;
+    for (int64_t i = c->attention.first_shared - 1; i >= 0; i--)
+        if (tn_llm_slides(c, i) == tn_llm_slides(c, layer)) return i;
+    return layer;
+}
+
+bool tn_llm_has_cache(const llm_config *c, int64_t layer) {
+    return tn_llm_attends(c, layer) && tn_llm_key_layer(c, layer) == layer;
+}
+
+const llm_config *tn_llm_of_layer(const llm_config *c, int64_t layer, llm_config *own) {
+    const llm_attention *a = &c->attention;
+    bool wide = layer >= 0 && a->wide_head > 0 && !tn_llm_slides(c, layer);
+    bool deep = layer >= 0 && a->shared_width > 0 && tn_llm_key_layer(c, layer) != layer;
+    if (!wide && !deep) return c;
+    *own = *c;
+    if (deep) own->size[SIZE_INTERMEDIATE] = own->size[SIZE_UP] = a->shared_width;
+    if (!wide) return own;
+    own->size[SIZE_HEAD] = a->wide_head;
+    own->size[SIZE_HALF] = a->wide_head / 2;
+    own->attention.kv_heads = a->wide_kv_heads;
+    tn_llm_set_head_sizes(own);
+    return own;
+}
+
+int64_t tn_llm_row_width(const llm_config *c) { return c->size[SIZE_HIDDEN] + c->size[SIZE_ALL_INPUTS]; }
+
 int64_t tn_llm_key_width(const llm_config *c) {
     return c->size[SIZE_HEAD] + (c->attention.alibi > 0 ? DISTANCE_DIMS : 0);
 }
@@ -400,6 +453,9 @@ static slot_set of_layer(const llm_config *c, int64_t layer, slot_set slots, slo
     if (has_bit(c->experts.unmixed, layer)) slots = (slots & ~c->family->experts.slots) | dense;
     if (c->family->slots.lone && (attends || recurs))
         slots &= ~(FFN_MATRICES | GATED_BIASES | c->family->experts.slots);
+    bool wide = c->attention.wide_keys_only && !tn_llm_slides(c, layer), shares = tn_llm_key_layer(c, layer) != layer;
+    if (wide || shares) slots &= ~(BIT(SLOT_V) | BIT(SLOT_V_BIAS));
+    if (shares) slots &= ~(BIT(SLOT_K) | BIT(SLOT_K_BIAS) | BIT(SLOT_K_NORM));
     if (!attends) slots &= ~(ATTENTION_SLOTS | BIT(SLOT_ATTENTION_GATE));
     return recurs ? slots | recurrent : slots;
 }
@@ -436,7 +492,7 @@ static tn_status take_options(const llm_source *s, const tn_llm_options *options
                                (int)o.value_cache);
     if (o.value_cache == TN_LLM_CACHE_SAME) o.value_cache = o.cache;
     bool blocks = o.cache == TN_LLM_CACHE_Q8_0 || o.value_cache == TN_LLM_CACHE_Q8_0;
-    if (blocks && tn_llm_key_width(c) % LLM_BLOCK != 0)
+    if (blocks && (tn_llm_key_width(c) % LLM_BLOCK != 0 || c->attention.wide_head % LLM_BLOCK != 0))
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s': heads of %" PRId64 " numbers; a cache in q8_0 requires a multiple of %d: use f16",
                                tn_llm_source_path(s), tn_llm_key_width(c), LLM_BLOCK);
@@ -485,6 +541,12 @@ tn_status tn_llm_configure(llm_source *s, const tn_llm_options *options, llm_con
 tn_status tn_llm_configure_reader(llm_source *s, llm_config *out) {
     tn_llm_options o = TN_LLM_DEFAULTS;
     TRY(configure(s, NULL, true, out));
+    if (out->size[SIZE_ALL_INPUTS] > 0 || out->attention.first_shared > 0)
+        return tn_backend_fail(
+            TN_ERR_UNSUPPORTED,
+            "'%s': layers of a %s model have inputs of their own or keys of others; it generates texts "
+            "and does not embed them",
+            tn_llm_source_path(s), out->family->architecture);
     if (out->recurrent.layers > 0)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s': a %s model has recurrent layers, which compute one text at a time; it generates "
@@ -517,12 +579,17 @@ static tn_status estimate(const llm_config *c, tn_memory_estimate *out) {
 /* Recurrent layers keep a state; others may have neither that nor keys and values. */
 static void exchange_caches(const llm_config *c, tn_memory_estimate *m) {
     int64_t shape[3] = {0}, state = 1, conv = c->size[SIZE_CHANNELS] * (c->size[SIZE_KERNEL] - 1);
-    int64_t before = m->cache_bytes, attention = tn_llm_attention_layers(c);
+    int64_t before = m->cache_bytes, usual = c->attention.kv_heads * tn_llm_key_width(c), attention = 0;
+    for (int64_t i = 0; i < c->layers; i++) {
+        llm_config of;
+        const llm_config *each = tn_llm_of_layer(c, i, &of);
+        attention += tn_llm_has_cache(c, i) ? each->attention.kv_heads * tn_llm_key_width(each) : 0;
+    }
     int rank = tn_llm_state_shape(c, shape);
     for (int d = 0; d < rank; d++)
         state *= shape[d];
     int64_t own = (int64_t)sizeof(float) * (conv + (rank > 0 ? state : 0));
-    if (attention < c->layers) m->cache_bytes = before / c->layers * attention;
+    if (attention != c->layers * usual) m->cache_bytes = before / (c->layers * usual) * attention;
     m->cache_bytes += own * c->recurrent.layers;
     m->total_bytes += m->cache_bytes - before;
 }

@@ -280,12 +280,23 @@ static const llm_naming hyperclovax_names = {
                TWO_NORMS, ATTENTION,
                MATRICES, [SLOT_ATTENTION_POST_NORM] = "post_norm1.weight", [SLOT_FFN_POST_NORM] = "post_norm2.weight"}};
 
-static const llm_naming gemma_names = {
-    NAMES,
-    .layer_slots = {ATTENTION, HEAD_NORMS, MATRICES, [SLOT_ATTENTION_NORM] = "input_layernorm.weight",
-                    [SLOT_ATTENTION_POST_NORM] = "post_attention_layernorm.weight",
-                    [SLOT_FFN_NORM] = "pre_feedforward_layernorm.weight",
-                    [SLOT_FFN_POST_NORM] = "post_feedforward_layernorm.weight"},
+#define GEMMA_LAYER                                                                                  \
+    ATTENTION, HEAD_NORMS, MATRICES, [SLOT_ATTENTION_NORM] = "input_layernorm.weight",               \
+                                     [SLOT_ATTENTION_POST_NORM] = "post_attention_layernorm.weight", \
+                                     [SLOT_FFN_NORM] = "pre_feedforward_layernorm.weight",           \
+                                     [SLOT_FFN_POST_NORM] = "post_feedforward_layernorm.weight"
+static const llm_naming gemma_names = {NAMES, .layer_slots = {GEMMA_LAYER}};
+
+static const llm_naming gemma4_names = {
+    .prefix = "model.",
+    .layer = "layers.",
+    .layer_slots = {GEMMA_LAYER, [SLOT_INPUT_GATE] = "per_layer_input_gate.weight",
+                    [SLOT_INPUT_OUT] = "per_layer_projection.weight",
+                    [SLOT_INPUT_NORM] = "post_per_layer_input_norm.weight", [SLOT_LAYER_SCALE] = "layer_scalar"},
+    .head_slots = {HEAD("embed_tokens.weight", "norm.weight", "lm_head.weight"),
+                   [SLOT_LAYER_TABLE] = "embed_tokens_per_layer.weight",
+                   [SLOT_LAYER_PROJECTION] = "per_layer_model_projection.weight",
+                   [SLOT_LAYER_NORM] = "per_layer_projection_norm.weight"},
 };
 
 /* Norms of what attention and feed-forward yield, and none before. */
@@ -627,6 +638,9 @@ static const int64_t mistral_usual[LLM_KEYS] = {[KEY_LAYERS] = 32, [KEY_HIDDEN] 
 static const int64_t gemma3_usual[LLM_KEYS] = {
     [KEY_LAYERS] = 26,      [KEY_HIDDEN] = 2304, [KEY_INTERMEDIATE] = 9216, [KEY_HEADS] = 8,
     [KEY_CONTEXT] = 131072, [KEY_KV_HEADS] = 4,  [KEY_HEAD_DIM] = 256};
+static const int64_t gemma4_usual[LLM_KEYS] = {
+    [KEY_LAYERS] = 30,      [KEY_HIDDEN] = 2304, [KEY_INTERMEDIATE] = 9216, [KEY_HEADS] = 8,
+    [KEY_CONTEXT] = 131072, [KEY_KV_HEADS] = 4,  [KEY_HEAD_DIM] = 256};
 static const int64_t mamba_usual[LLM_KEYS] = {[KEY_INTERMEDIATE] = 1, [KEY_CONTEXT] = 1 << 20}; /* neither is there */
 static const int64_t falcon_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048};                           /* rope has no end */
 static const int64_t bloom_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048};                            /* nor has ALiBi */
@@ -696,6 +710,12 @@ static const llm_family families[] = {
      .naming = &gemma_names, .keys = gemma_keys, .usual = gemma3_usual, .attention.window = 4096,
      .attention.pattern = 6, .positions.base = 1e6, .positions.local_base = 1e4, .attention.query_scale = 256,
      .attention.wide_layers = 62},
+    {"gemma4", "Gemma 4", .type = "gemma4_text",
+     .slots.needs = PLAIN_SLOTS | NORMS | POST_NORMS | BIT(SLOT_LAYER_SCALE), .slots.head_needs = PLAIN_HEAD,
+     .slots.head_allows = LAYER_INPUTS, .naming = &gemma4_names, .keys = gemma_keys, .usual = gemma4_usual,
+     .read = tn_llm_read_gemma4, .forward.activation = "gelu_pytorch_tanh", .tied = true, .scaled_embedding = true,
+     .norms.values = true, .attention.window = 512, .attention.pattern = 6, .positions.base = 1e6,
+     .positions.local_base = 1e4},
     {"smollm3", "SmolLM 3", .in_gguf = true, .positions.interleaved = true, .slots.needs = PLAIN_SLOTS,
      .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, NAMED(llama_names), .positions.base = 2e6, .tied = true},
     {"arcee", "AFM", .in_gguf = true, .positions.interleaved = true, .slots.needs = UNGATED_SLOTS,

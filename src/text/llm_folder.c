@@ -134,7 +134,8 @@ static tn_status read_proportional(const hf_folder *f, const tn_json *o, const l
     r->kind = ROPE_PROPORTIONAL;
     TRY(tn_hf_real(f, o, "factor", 1, 1e-3, 1e6, &r->factor));
     TRY(tn_hf_real(f, o, "partial_rotary_factor", 1, 0, 1, &part));
-    r->high = floor(part * (double)c->size[SIZE_HALF]);
+    int64_t wide = c->attention.wide_head;
+    r->high = floor(part * (double)(wide > 0 ? wide / 2 : c->size[SIZE_HALF]));
     return TN_OK;
 }
 
@@ -326,7 +327,7 @@ static tn_status read_size(const hf_folder *f, const llm_config *c, llm_key key,
     return tn_hf_size(f, word_of(f, c, key), given ? known[key] : usual, most, out);
 }
 
-static void set_head_sizes(llm_config *c) {
+void tn_llm_set_head_sizes(llm_config *c) {
     int64_t head = c->size[SIZE_HEAD];
     bool all = c->family->norms.heads == HEAD_NORM_ALL, each = c->family->norms.heads == HEAD_NORM_EACH;
     c->size[SIZE_QUERIES] = c->attention.heads * head;
@@ -352,7 +353,7 @@ static tn_status read_latent(const hf_folder *f, llm_config *c) {
     c->attention.kv_heads = c->attention.heads;
     c->size[SIZE_HEAD] = rope + plain;
     c->size[SIZE_HALF] = rope / 2;
-    set_head_sizes(c);
+    tn_llm_set_head_sizes(c);
     c->size[SIZE_MIXED] = c->attention.heads * values;
     c->size[SIZE_KV_DOWN] = c->size[SIZE_KV_RANK] + rope;
     c->size[SIZE_KV_UP] = c->attention.heads * (plain + values);
@@ -396,7 +397,12 @@ static tn_status read_heads(const hf_folder *f, llm_config *c) {
     if (c->attention.heads % c->attention.kv_heads != 0)
         return tn_hf_fail(f->path, TN_ERR_FORMAT, "%" PRId64 " heads is not a multiple of %" PRId64 " key/value heads",
                           c->attention.heads, c->attention.kv_heads);
-    set_head_sizes(c);
+    tn_llm_set_head_sizes(c);
+    if (c->attention.wide_kv_heads == 0) c->attention.wide_kv_heads = c->attention.kv_heads;
+    if (c->attention.wide_head % 2 != 0 || c->attention.heads % c->attention.wide_kv_heads != 0)
+        return tn_hf_fail(f->path, TN_ERR_FORMAT,
+                          "%" PRId64 " heads of %" PRId64 " elements do not fit %" PRId64 " key/value heads",
+                          c->attention.heads, c->attention.wide_head, c->attention.wide_kv_heads);
     if (c->attention.alibi > 0) {
         if (c->attention.scale == TN_AUTO) c->attention.scale = 1 / sqrt((double)*head);
         return TN_OK;
@@ -564,7 +570,8 @@ tn_status tn_llm_read_modernbert(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_size(f, "global_attn_every_n_layers", 3, LLM_MOST_LAYERS, &pattern));
     for (int64_t i = 0; i < c->layers; i++)
         tn_llm_set_window(c, i, i % pattern != 0);
-    return TN_OK;
+    const tn_json *types = tn_json_get(f->config, "layer_types");
+    return tn_json_kind_of(types) == TN_JSON_ARRAY ? read_layer_types(f, types, c) : TN_OK;
 }
 
 /* The first models have one head of keys and values, or one for each query; later ones say how many. */
@@ -686,6 +693,62 @@ tn_status tn_llm_read_afmoe(const hf_folder *f, llm_config *c) {
     c->experts.whole_choice = true;
     if (flag(f, "mup_enabled", false)) c->scales.embedding = sqrt((double)c->size[SIZE_HIDDEN]);
     return tn_hf_real(f, f->config, "route_scale", 1, 1e-6, 1e6, &c->experts.scale);
+}
+
+/* The sizes of a layer without a window, of files of both forms; all such layers must have the same. */
+static tn_status read_wide(const hf_folder *f, llm_config *c) {
+    const tn_json *each = tn_json_get(f->config, "per_layer_config");
+    llm_attention *a = &c->attention;
+    hf_folder own = *f;
+    int64_t head = 512, keys = 0, usual;
+    TRY(tn_hf_size(f, "head_dim", 256, LLM_MOST_WIDTH, &usual));
+    a->wide_keys_only = flag(f, "attention_k_eq_v", false);
+    if (!each) TRY(tn_hf_size(f, "global_head_dim", head, LLM_MOST_WIDTH, &head));
+    if (!each && a->wide_keys_only && tn_hf_has(f, "num_global_key_value_heads"))
+        TRY(tn_hf_size(f, "num_global_key_value_heads", -1, LLM_MOST_HEADS, &keys));
+    for (int64_t i = 0, found = 0; each && i < c->layers; i++) {
+        char name[24];
+        snprintf(name, sizeof name, "%" PRId64, i);
+        own.config = tn_json_get(each, name);
+        if (tn_llm_slides(c, i) && own.config)
+            return refuse_value(f, "per_layer_config", "given for a layer with a window");
+        if (tn_llm_slides(c, i)) continue;
+        int64_t width = usual, number = 0;
+        if (own.config && tn_hf_has(&own, "head_dim")) TRY(tn_hf_size(&own, "head_dim", -1, LLM_MOST_WIDTH, &width));
+        if (own.config && tn_hf_has(&own, "num_key_value_heads"))
+            TRY(tn_hf_size(&own, "num_key_value_heads", -1, LLM_MOST_HEADS, &number));
+        if (found && (width != head || number != keys))
+            return refuse_value(f, "per_layer_config", "another one for each layer");
+        head = width, keys = number, found = 1;
+    }
+    a->wide_head = head;
+    a->wide_kv_heads = keys;
+    return TN_OK;
+}
+
+tn_status tn_llm_read_gemma4(const hf_folder *f, llm_config *c) {
+    int64_t shared = tn_json_int(tn_json_get(f->config, "num_kv_shared_layers"), 0), *inputs = &c->size[SIZE_INPUTS];
+    TRY(tn_hf_refuse(f, "enable_moe_block"));
+    if (strcmp(tn_hf_text(f, "use_bidirectional_attention", ""), "all") == 0)
+        return refuse_value(f, "use_bidirectional_attention", "all");
+    TRY(read_window(f, c));
+    TRY(read_wide(f, c));
+    c->attention.scale = 1;
+    TRY(read_cap(f, "final_logit_softcapping", 0, &c->scales.final_cap));
+    if (shared < 0 || shared >= c->layers)
+        return tn_hf_fail(f->path, TN_ERR_FORMAT, "'num_kv_shared_layers' is %" PRId64 " of %" PRId64 " layers", shared,
+                          c->layers);
+    c->attention.first_shared = shared > 0 ? c->layers - shared : 0;
+    if (shared > 0 && flag(f, "use_double_wide_mlp", false)) c->attention.shared_width = 2 * c->size[SIZE_INTERMEDIATE];
+    for (int64_t i = 0; i < c->layers; i++)
+        if (shared > 0 && tn_llm_key_layer(c, i) == i && i >= c->attention.first_shared)
+            return refuse_value(f, "num_kv_shared_layers", "so many that a kind of layers has no keys");
+    *inputs = tn_json_int(tn_json_get(f->config, "hidden_size_per_layer_input"), 256);
+    if (*inputs == 0) return TN_OK;
+    TRY(tn_hf_size(f, "hidden_size_per_layer_input", 256, LLM_MOST_WIDTH, inputs));
+    c->size[SIZE_ALL_INPUTS] = c->layers * *inputs;
+    c->needs |= BIT(SLOT_INPUT_GATE) | BIT(SLOT_INPUT_OUT) | BIT(SLOT_INPUT_NORM);
+    return TN_OK;
 }
 
 /* The width of feed-forward is given before it is made two thirds and rounded up. */
@@ -1157,7 +1220,7 @@ static tn_status gguf_read_heads(const tn_gguf *f, llm_config *c) {
                        "%" PRId64 " heads is not a multiple of %" PRId64 " key/value heads", c->attention.heads,
                        c->attention.kv_heads);
     TRY(read_head_dim(f, c));
-    set_head_sizes(c);
+    tn_llm_set_head_sizes(c);
     int64_t width = c->size[SIZE_HEAD];
     if (has(f, c, "rope.dimension_count")) TRY(get_size(f, c, "rope.dimension_count", c->size[SIZE_HEAD], &width));
     c->size[SIZE_HALF] = width / 2;

@@ -62,8 +62,10 @@ typedef enum llm_size {
     SIZE_STEP_RANK,    /* of the vector that steps are made of */
     SIZE_MIX_X,        /* that, and two of SIZE_STATE */
     SIZE_MIX_NORM,
-    SIZE_RATES, /* two for each value head */
-    SIZE_GATES, /* numbers by which what attention yields is gated: one for each, or one a head */
+    SIZE_RATES,      /* two for each value head */
+    SIZE_INPUTS,     /* numbers of a layer's own inputs; 0: the model has none */
+    SIZE_ALL_INPUTS, /* of all layers */
+    SIZE_GATES,      /* numbers by which what attention yields is gated: one for each, or one a head */
     SIZE_COUNT
 } llm_size;
 
@@ -131,7 +133,11 @@ typedef enum llm_slot {
     SLOT_MIX_OUT_BIAS,
     SLOT_STEP_NORM, /* of the vector that steps are made of (Jamba), */
     SLOT_WRITTEN_NORM,
-    SLOT_READ_NORM,      /* and of what states write and read */
+    SLOT_READ_NORM,  /* and of what states write and read */
+    SLOT_INPUT_GATE, /* of the layer's own inputs (Gemma 4), */
+    SLOT_INPUT_OUT,  /* the product that brings them to the stream, and the norm of it; */
+    SLOT_INPUT_NORM,
+    SLOT_LAYER_SCALE,    /* what the stream behind the layer is multiplied by */
     SLOT_ATTENTION_GATE, /* of what attention yields, by a product of its own, */
     SLOT_O_NORM,         /* a norm of that, */
     SLOT_DOWN_NORM,      /* and of what the last product of feed-forward reads */
@@ -152,7 +158,10 @@ typedef enum llm_head_slot {
     SLOT_OUTPUT_BIAS,
     SLOT_EMBEDDING_NORM, /* of what the first layer reads */
     SLOT_EMBEDDING_NORM_BIAS,
-    SLOT_POSITIONS, /* learned ones, in place of rope */
+    SLOT_LAYER_TABLE,      /* rows of own inputs of all layers: read from the file like the embedding's; */
+    SLOT_LAYER_PROJECTION, /* what is added to them, made of the embedding, */
+    SLOT_LAYER_NORM,       /* and the norm of that */
+    SLOT_POSITIONS,        /* learned ones, in place of rope */
     HEAD_SLOTS
 } llm_head_slot;
 
@@ -170,6 +179,7 @@ typedef struct llm_naming {
 _Static_assert(LAYER_SLOTS <= 128, "sets of slots are bits");
 #define BIT(slot) ((slot_set)1 << (slot))
 #define GATE_SLOTS (BIT(SLOT_ATTENTION_GATE) | BIT(SLOT_O_NORM) | BIT(SLOT_DOWN_NORM))
+#define LAYER_INPUTS (BIT(SLOT_LAYER_TABLE) | BIT(SLOT_LAYER_PROJECTION) | BIT(SLOT_LAYER_NORM))
 #define FFN_MATRICES (BIT(SLOT_GATE) | BIT(SLOT_UP) | BIT(SLOT_DOWN))
 #define GATED_BIASES (BIT(SLOT_GATE_BIAS) | BIT(SLOT_UP_BIAS) | BIT(SLOT_DOWN_BIAS))
 #define EXPERTS (BIT(SLOT_ROUTER) | BIT(SLOT_EXPERT_GATE) | BIT(SLOT_EXPERT_UP) | BIT(SLOT_EXPERT_DOWN))
@@ -211,6 +221,7 @@ typedef struct llm_norms {
     bool bare;         /* without weights */
     bool after_rope;   /* of queries and keys */
     bool from_one;     /* folders have the weights less 1 */
+    bool values;       /* those of attention have one without weights */
     bool of_sums;      /* of the residual stream behind attention and feed-forward, not of what they read */
     bool of_embedding; /* what the first layer reads has one without weights */
     llm_head_norm heads;
@@ -342,6 +353,11 @@ typedef struct llm_attention {
     double late_step;  /* Llama 4: only in layers without rope, by ⌊(position + 1) / late_step⌋; 0: not so */
     bool unit_heads;   /* Llama 4: rotated queries and keys are divided by their root mean square */
     uint8_t absent[LLM_MOST_LAYERS / 8]; /* bits of the layers without attention */
+    int64_t wide_head, wide_kv_heads;    /* of layers without a window; 0: as of the others */
+    bool wide_keys_only;                 /* their values are their keys before norm and rope */
+    /* From this layer on, layers have the keys and values of the last one before of their kind; 0: none. */
+    int64_t first_shared;
+    int64_t shared_width; /* their inner width of feed-forward; 0: that of the others */
 } llm_attention;
 
 typedef struct llm_positions {
@@ -459,6 +475,7 @@ tn_status tn_llm_read_mpt(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_nanochat(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_minicpm3(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_afmoe(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_gemma4(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_lfm2(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_modernbert(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_apertus(const hf_folder *f, llm_config *c);
@@ -491,6 +508,13 @@ int64_t tn_llm_window(const llm_config *c, int64_t layer); /* 0: none */
 bool tn_llm_slides(const llm_config *c, int64_t layer);
 void tn_llm_set_rope(llm_config *c, int64_t layer, bool rotates);
 bool tn_llm_has_rope(const llm_config *c, int64_t layer);
+/* The layer whose keys and values this one has: itself, in most models. */
+int64_t tn_llm_key_layer(const llm_config *c, int64_t layer);
+bool tn_llm_has_cache(const llm_config *c, int64_t layer);
+/* The configuration with the sizes of this layer: c, or *own. */
+const llm_config *tn_llm_of_layer(const llm_config *c, int64_t layer, llm_config *own);
+void tn_llm_set_head_sizes(llm_config *c);
+int64_t tn_llm_row_width(const llm_config *c); /* numbers of a token's row, with the inputs of all layers */
 /* Numbers of a key in the cache: those of a head, and with ALiBi its position in DISTANCE_DIMS parts. */
 int64_t tn_llm_key_width(const llm_config *c);
 void tn_llm_set_unmixed(llm_config *c, int64_t layer);
@@ -599,10 +623,13 @@ tn_status tn_llm_train_embedding(tn_llm *m);  /* for a trainer: its rows are tho
 void tn_llm_append(tn_llm *m, const int32_t *ids, int64_t count); /* these were computed; a draft is obsolete */
 void tn_llm_append_accepted(tn_llm *m, int32_t id); /* the same for a step that the draft stays valid in */
 tn_status tn_llm_step_alone(tn_llm *m, int32_t id, const float **logits); /* without a draft */
+/* Those of any model's file, to `out`. */
+tn_status tn_llm_copy_rows(const tn_llm *m, const int64_t *ids, int64_t n, void *out);
 tn_status tn_llm_read_rows(tn_llm *m, const int32_t *ids,
                            int64_t n);      /* the tokens' rows of the embedding, to m->rows */
 int64_t tn_llm_first_page(const tn_llm *m); /* of its caches; the others follow */
-/* TN_ERR_UNSUPPORTED for a model with recurrent layers; why: what they have that forbids it. */
+/* TN_ERR_UNSUPPORTED for a model with recurrent layers (why: what they have that forbids it), or whose layers have
+ * inputs of their own or keys of others. */
 tn_status tn_llm_refuse_recurrent(const tn_llm *m, const char *function, const char *why);
 /* After a failure: makes caches anew that a failed write has left as errors. Returns the failure. */
 tn_status tn_llm_mend(tn_llm *m, tn_status failure);

@@ -118,6 +118,13 @@ static void add_distances(const llm_config *c, const llm_inputs *in, tn_tensor *
     qkv[2] = tn_pad(qkv[2], (int64_t[]){0, DISTANCE_DIMS}, 2, 0);
 }
 
+/* What layers share within a recording. */
+typedef struct llm_pass {
+    rotation turns[2];       /* of layers without a window of their own rope, and with one */
+    tn_tensor *kept[2][2];   /* keys and values of the last layer that has its own, without a window and with one */
+    tn_tensor *layer_inputs; /* [n, layers · SIZE_INPUTS], or NULL */
+} llm_pass;
+
 static void look_at(const llm_inputs *in, int64_t layer, llm_probe which, const tn_tensor *x) {
     if (in->probes) in->probes[layer * LLM_PROBES + which] = tn_retain(tn_sum(tn_mul(x, x), (int64_t[]){0}, 1, false));
 }
@@ -175,8 +182,8 @@ static void project(const llm_config *c, const llm_weights *w, int64_t layer, co
         return;
     }
     out[0] = ask(c, tn_llm_product(w, layer, SLOT_Q, x, weight[SLOT_Q_BIAS]), 0);
-    out[1] = tn_llm_product(w, layer, SLOT_K, x, weight[SLOT_K_BIAS]);
-    out[2] = tn_llm_product(w, layer, SLOT_V, x, weight[SLOT_V_BIAS]);
+    out[1] = weight[SLOT_K] ? tn_llm_product(w, layer, SLOT_K, x, weight[SLOT_K_BIAS]) : NULL;
+    out[2] = weight[SLOT_V] ? tn_llm_product(w, layer, SLOT_V, x, weight[SLOT_V_BIAS]) : out[1];
 }
 
 /* [n, heads, head_dim] as [1, heads, n, head_dim]. */
@@ -222,17 +229,20 @@ static tn_tensor *attend_alone(const llm_config *c, const llm_inputs *in, int64_
     return tn_transpose(tn_reshape(mixed, TN_DIMS(tn_size(q, 1), tn_size(q, 0), tn_size(q, 2))), 0, 1);
 }
 
-static tn_tensor *attend_cached(const llm_config *c, const llm_weights *w, const llm_layer *l, const llm_inputs *in,
-                                int64_t window, tn_tensor *const qkv[3]) {
+static tn_tensor *attend_cached(const llm_config *c, const llm_weights *w, int64_t layer, const llm_layer *l,
+                                const llm_inputs *in, tn_tensor *const qkv[3]) {
+    int64_t key_layer = tn_llm_key_layer(c, layer);
+    tn_tensor *const *cache = l[key_layer].cache;
     tn_cached_attention_options o = TN_CACHED_ATTENTION_DEFAULTS;
     o.scale = c->attention.scale;
-    o.window = window;
+    o.window = tn_llm_window(c, layer);
     o.softcap = c->attention.cap;
     const tn_tensor *pages = in->pages ? in->pages : w->pages; /* of a batch, or of one sequence */
-    tn_tensor *mixed = tn_cached_attention(qkv[0], qkv[1], qkv[2], l->cache[CACHE_KEYS], l->cache[CACHE_VALUES],
-                                           in->position, pages, l->weight[SLOT_SINKS], &o);
-    tn_cache_append_(l->cache[CACHE_KEYS], qkv[1], in->position, pages);
-    tn_cache_append_(l->cache[CACHE_VALUES], qkv[2], in->position, pages);
+    tn_tensor *mixed = tn_cached_attention(qkv[0], qkv[1], qkv[2], cache[CACHE_KEYS], cache[CACHE_VALUES], in->position,
+                                           pages, l[layer].weight[SLOT_SINKS], &o);
+    if (key_layer != layer) return mixed;
+    tn_cache_append_(cache[CACHE_KEYS], qkv[1], in->position, pages);
+    tn_cache_append_(cache[CACHE_VALUES], qkv[2], in->position, pages);
     return mixed;
 }
 
@@ -246,7 +256,7 @@ static tn_tensor *attend_batch(const llm_config *c, const llm_inputs *in, int64_
         tn_tensor *row[3];
         for (int k = 0; k < 3; k++)
             row[k] = tn_narrow(qkv[k], 0, i, 1);
-        mixed[i] = attend_cached(c, &own, &s->layers[layer], &one, tn_llm_window(c, layer), row);
+        mixed[i] = attend_cached(c, &own, layer, s->layers, &one, row);
     }
     return tn_cat(mixed, in->sequence_count, 0);
 }
@@ -261,16 +271,22 @@ static tn_tensor *gate_heads(const llm_config *c, tn_tensor *joined, tn_tensor *
 }
 
 static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
-                            const rotation turns[2], const tn_tensor *x) {
-    const llm_layer *l = &w->layers[layer];
-    tn_tensor *const *weight = l->weight, *qkv_parts[3];
+                            llm_pass *pass, const tn_tensor *x) {
+    tn_tensor *const *weight = w->layers[layer].weight, *qkv_parts[3];
+    bool slides = tn_llm_slides(c, layer);
     look_at(in, layer, PROBE_ATTENTION, x);
     project(c, w, layer, x, qkv_parts);
-    int64_t window = tn_llm_window(c, layer);
-    const rotation *turn = &turns[c->positions.two_ropes && tn_llm_slides(c, layer)];
+    const rotation *turn = &pass->turns[c->positions.two_ropes && slides];
     if (!tn_llm_has_rope(c, layer)) turn = NULL;
-    tn_tensor *qkv[] = {heads(c, qkv_parts[0], weight[SLOT_Q_NORM], turn),
-                        heads(c, qkv_parts[1], weight[SLOT_K_NORM], turn), heads(c, qkv_parts[2], NULL, NULL)};
+    tn_tensor *qkv[] = {heads(c, qkv_parts[0], weight[SLOT_Q_NORM], turn), pass->kept[slides][0],
+                        pass->kept[slides][1]};
+    if (tn_llm_key_layer(c, layer) == layer) {
+        qkv[1] = heads(c, qkv_parts[1], weight[SLOT_K_NORM], turn);
+        qkv[2] = heads(c, qkv_parts[2], NULL, NULL);
+        if (c->family->norms.values) qkv[2] = tn_llm_rms_norm(qkv[2], NULL, c->eps);
+        pass->kept[slides][0] = qkv[1];
+        pass->kept[slides][1] = qkv[2];
+    }
     for (int k = 0; k < 2 && turn && c->attention.unit_heads; k++)
         qkv[k] = tn_llm_rms_norm(qkv[k], NULL, c->eps);
     bool late = c->attention.late_scale > 0 && (c->attention.late_step == 0 || !turn);
@@ -278,7 +294,7 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
     if (c->attention.alibi > 0) add_distances(c, in, qkv);
     tn_tensor *mixed = in->seen        ? attend_alone(c, in, layer, qkv, weight[SLOT_SINKS])
                        : in->sequences ? attend_batch(c, in, layer, qkv)
-                                       : attend_cached(c, w, l, in, window, qkv);
+                                       : attend_cached(c, w, layer, w->layers, in, qkv);
     if (c->attention.alibi > 0) mixed = tn_contiguous(tn_narrow(mixed, 2, 0, c->size[SIZE_HEAD]));
     tn_tensor *joined = c->family->attention.latent
                             ? llm_latent_values(c, mixed)
@@ -332,11 +348,35 @@ static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_
     return scaled(tn_llm_product(w, layer, SLOT_DOWN, inner, weight[SLOT_DOWN_BIAS]), c->scales.down);
 }
 
+/* What each layer gets for a token besides the stream: rows of a table of its own, and a part of the embedding.
+ * Source: Gemma 3n and 4, "per-layer embeddings", as transformers computes them. */
+static tn_tensor *make_layer_inputs(const llm_config *c, const llm_weights *w, const tn_tensor *x, tn_tensor *own) {
+    int64_t n = tn_size(x, 0), each = c->size[SIZE_INPUTS], all = c->size[SIZE_ALL_INPUTS];
+    tn_tensor *made =
+        tn_mul_scalar(tn_linear(x, w->head[SLOT_LAYER_PROJECTION], NULL), 1 / sqrt((double)c->size[SIZE_HIDDEN]));
+    made = tn_llm_norm(c, tn_reshape(made, TN_DIMS(n, all / each, each)), w->head[SLOT_LAYER_NORM], NULL);
+    own = tn_mul_scalar(own, sqrt((double)each));
+    return tn_mul_scalar(tn_add(tn_reshape(made, TN_DIMS(n, all)), own), sqrt(0.5));
+}
+
+static tn_tensor *add_input(const llm_config *c, const llm_weights *w, int64_t layer, tn_tensor *x,
+                            const tn_tensor *inputs) {
+    int64_t each = c->size[SIZE_INPUTS];
+    tn_tensor *gate = c->activation(tn_llm_product(w, layer, SLOT_INPUT_GATE, x, NULL));
+    tn_tensor *made = tn_mul(gate, tn_narrow(inputs, 1, layer * each, each));
+    made = tn_llm_product(w, layer, SLOT_INPUT_OUT, made, NULL);
+    return tn_add(x, tn_llm_norm(c, made, w->layers[layer].weight[SLOT_INPUT_NORM], NULL));
+}
+
 /* Rows of the embedding, with those of their positions where a model has learned them. */
-static tn_tensor *embed(const llm_config *c, const llm_weights *w, const llm_inputs *in) {
+static tn_tensor *embed(const llm_config *c, const llm_weights *w, const llm_inputs *in, llm_pass *pass) {
+    int64_t own = c->size[SIZE_ALL_INPUTS], hidden = c->size[SIZE_HIDDEN];
     tn_tensor *x = tn_cast(in->rows, TN_F32);
     if (tn_dtype_of(x) != TN_F32) x = tn_cast(x, TN_F32); /* rows of a table in half precision */
+    tn_tensor *inputs = own > 0 ? tn_narrow(x, 1, hidden, own) : NULL;
+    if (inputs) x = tn_narrow(x, 1, 0, hidden);
     x = scaled(x, c->scales.embedding);
+    if (inputs) pass->layer_inputs = make_layer_inputs(c, w, x, inputs);
     if (w->head[SLOT_EMBEDDING_NORM] || c->family->norms.of_embedding)
         x = tn_llm_norm(c, x, w->head[SLOT_EMBEDDING_NORM], w->head[SLOT_EMBEDDING_NORM_BIAS]);
     if (!w->head[SLOT_POSITIONS]) return x;
@@ -352,22 +392,25 @@ static tn_tensor *take_rows(const llm_config *c, int64_t layer, const llm_inputs
 
 /* Attention, a recurrent layer, or both. */
 static tn_tensor *mix_tokens(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
-                             const rotation turns[2], tn_tensor *x) {
+                             llm_pass *pass, tn_tensor *x) {
     tn_tensor *recurred = tn_llm_is_recurrent(c, layer) ? tn_llm_recur(c, w, layer, x) : NULL;
     if (!tn_llm_attends(c, layer)) return recurred;
-    tn_tensor *attended = attention(c, w, layer, in, turns, scaled(x, c->scales.attention_in));
+    tn_tensor *attended = attention(c, w, layer, in, pass, scaled(x, c->scales.attention_in));
     attended = scaled(attended, c->scales.attention_out);
     return recurred ? tn_add(attended, scaled(recurred, c->scales.mix_out)) : attended;
 }
 
-static tn_tensor *llm_record_layers(const llm_config *c, const llm_weights *w, const llm_inputs *in, llm_rows rows) {
-    rotation turns[2] = {make_rotation(&c->positions.rope, w->rope[0], in),
-                         make_rotation(&c->positions.local_rope, w->rope[1], in)};
-    tn_tensor *x = embed(c, w, in);
-    for (int64_t i = 0; i < c->layers; i++) {
+static tn_tensor *llm_record_layers(const llm_config *model, const llm_weights *w, const llm_inputs *in,
+                                    llm_rows rows) {
+    llm_pass pass = {.turns = {make_rotation(&model->positions.rope, w->rope[0], in),
+                               make_rotation(&model->positions.local_rope, w->rope[1], in)}};
+    tn_tensor *x = embed(model, w, in, &pass);
+    for (int64_t i = 0; i < model->layers; i++) {
         tn_tensor *const *weight = w->layers[i].weight;
+        llm_config own;
+        const llm_config *c = tn_llm_of_layer(model, i, &own);
         tn_tensor *y = norm_before(c, x, weight[SLOT_ATTENTION_NORM], weight[SLOT_ATTENTION_NORM_BIAS]);
-        tn_tensor *mixed = mix_tokens(c, w, i, in, turns, y);
+        tn_tensor *mixed = mix_tokens(c, w, i, in, &pass, y);
         if (!mixed) { /* feed-forward only */
             x = tn_add(take_rows(c, i, in, rows, x), feed_forward(c, w, i, in, take_rows(c, i, in, rows, y)));
             continue;
@@ -387,6 +430,8 @@ static tn_tensor *llm_record_layers(const llm_config *c, const llm_weights *w, c
         y = norm_behind(c, feed_forward(c, w, i, in, y), weight[SLOT_FFN_POST_NORM]);
         x = tn_add(sum, scaled(y, c->scales.residual));
         x = norm_sum(c, x, weight[SLOT_FFN_NORM], weight[SLOT_FFN_NORM_BIAS]);
+        if (pass.layer_inputs) x = add_input(c, w, i, x, take_rows(c, i, in, rows, pass.layer_inputs));
+        if (weight[SLOT_LAYER_SCALE]) x = tn_mul(x, weight[SLOT_LAYER_SCALE]);
     }
     return x;
 }
@@ -489,7 +534,14 @@ enum { OWN_INPUTS = 3, OWN_OUTPUTS = 1, A_LAYER = 2 };
 
 static tn_status begin_network(network *n, const llm_config *c) {
     size_t each = A_LAYER * (size_t)c->layers;
-    n->zeros = tn_txt_zalloc(SOME_PAST * (size_t)(c->attention.kv_heads * tn_llm_key_width(c)), sizeof *n->zeros);
+    llm_config own; /* keys of layers without a window may be wider */
+    int64_t widest = 0;
+    for (int64_t i = 0; i < c->layers; i++) {
+        const llm_config *of = tn_llm_of_layer(c, i, &own);
+        int64_t width = of->attention.kv_heads * tn_llm_key_width(of);
+        widest = width > widest ? width : widest;
+    }
+    n->zeros = tn_txt_zalloc(SOME_PAST * (size_t)widest, sizeof *n->zeros);
     n->in = tn_txt_zalloc(OWN_INPUTS + each, sizeof *n->in);
     n->out = tn_txt_zalloc(OWN_OUTPUTS + each, sizeof *n->out);
     n->names = tn_txt_zalloc(2 * each, sizeof *n->names);
@@ -524,8 +576,10 @@ static tn_tensor *add_row(network *n, const char *name, int64_t extent, int symb
 }
 
 static void add_past(network *n, const llm_config *c) {
-    const int64_t shape[] = {1, c->attention.kv_heads, SOME_PAST, tn_llm_key_width(c)};
     for (int64_t i = 0; i < A_LAYER * c->layers; i++) {
+        llm_config own;
+        const llm_config *of = tn_llm_of_layer(c, i / A_LAYER, &own);
+        const int64_t shape[] = {1, of->attention.kv_heads, SOME_PAST, tn_llm_key_width(of)};
         n->past[i] = tn_symbolic(tn_from_data(n->zeros, shape, 4, TN_F32), 2, SYMBOL_PAST);
         n->in[n->in_count++] = (tn_named_tensor){layer_name(n, "past_key_values", i), n->past[i]};
     }

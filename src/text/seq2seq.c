@@ -403,8 +403,23 @@ static tn_status take_side(tn_seq2seq *m, int side) {
     return take(m, name, m->config.hidden, 0, true, &m->weights.norm[side]);
 }
 
+/* Files may have the shared embedding once more for each side; another one there would be ignored. */
+static tn_status refuse_other_embeddings(const tn_seq2seq *m, const char *shared) {
+    static const char *const sides[] = {"model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"};
+    tn_safetensors_info all = {.struct_size = sizeof all}, own = {.struct_size = sizeof own};
+    for (int side = 0; side < 2 && tn_hf_find(&m->folder, shared, &all); side++) {
+        const char *name = sides[side] + (m->config.family->bart ? 0 : strlen("model."));
+        if (!tn_hf_find(&m->folder, name, &own) || !own.data || !all.data) continue;
+        if (own.bytes != all.bytes || memcmp(own.data, all.data, (size_t)all.bytes) != 0)
+            return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': tensors '%s' and '%s' differ, which is not supported",
+                                   m->folder.path, shared, name);
+    }
+    return TN_OK;
+}
+
 static tn_status take_weights(tn_seq2seq *m) {
     const char *shared = m->config.family->bart ? "model.shared.weight" : "shared.weight";
+    TRY(refuse_other_embeddings(m, shared));
     TRY(take(m, shared, m->config.vocabulary, m->config.hidden, false, &m->weights.embedding));
     if (m->config.family->bart) TRY(take_logits_bias(m));
     if (has(m, "lm_head.weight"))

@@ -419,10 +419,17 @@ static const refusal bert_refusals[] = {
 };
 #define FALCON_H1 \
     ",\"model_type\":\"falcon_h1\",\"mamba_d_ssm\":8,\"mamba_n_heads\":2,\"mamba_d_head\":4,\"mamba_n_groups\":1"
+#define GEMMA4 ",\"model_type\":\"gemma4_text\",\"layer_types\":[\"sliding_attention\"]"
 #define ERNIE ",\"model_type\":\"ernie4_5_moe\",\"moe_num_experts\":2,\"moe_k\":1,\"moe_intermediate_size\":4"
 #define DEEPSEEK \
     ",\"model_type\":\"deepseek_v2\",\"num_experts\":2,\"num_experts_per_tok\":1,\"moe_intermediate_size\":4"
 static const refusal llama_refusals[] = {
+    {GEMMA4 ",\"num_kv_shared_layers\":1", "'num_kv_shared_layers'"},
+    {GEMMA4 ",\"num_kv_shared_layers\":-1", "'num_kv_shared_layers'"},
+    {GEMMA4 ",\"enable_moe_block\":true", "'enable_moe_block'"},
+    {GEMMA4 ",\"global_head_dim\":3", "do not fit"},
+    {GEMMA4 ",\"per_layer_config\":{\"0\":{\"head_dim\":8}}", "'per_layer_config'"},
+    {GEMMA4 ",\"hidden_size_per_layer_input\":99999999999", "'hidden_size_per_layer_input'"},
     {ERNIE ",\"moe_norm_min\":0.5", "'moe_norm_min'"},
     {DEEPSEEK ",\"norm_topk_prob\":true", "'norm_topk_prob'"},
     {",\"model_type\":\"mpt\",\"d_model\":4,\"n_layers\":1,\"max_seq_len\":8,\"attn_config\":{\"alibi\":false}",

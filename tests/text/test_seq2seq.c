@@ -73,6 +73,8 @@ static void add_block(weights *w, const char *side, int i, bool modern) {
     }
 }
 
+static const char *extra_table; /* NULL, or a further table of words that make_model writes */
+
 /* modern: UMT5, with a gate and a bias in each layer; else T5. more: for config.json. */
 static const char *make_model(const char *name, bool modern, const char *more, const char *without) {
     const char *folder = test_scratch(name);
@@ -84,6 +86,7 @@ static const char *make_model(const char *name, bool modern, const char *more, c
     {
         TN_SCOPE;
         add_weight(&w, "shared.weight", WORDS, HIDDEN);
+        if (extra_table) add_weight(&w, extra_table, WORDS, HIDDEN);
         add_weight(&w, "encoder.final_layer_norm.weight", HIDDEN, 0);
         add_weight(&w, "decoder.final_layer_norm.weight", HIDDEN, 0);
         for (int i = 0; i < LAYERS; i++) {
@@ -235,6 +238,18 @@ static void wrong_calls_are_refused(void **state) {
     assert_int_equal(tn_seq2seq_open("README.md", NULL, &m), TN_ERR_IO);
     assert_int_equal(tn_seq2seq_open(NULL, NULL, &m), TN_ERR_ARGUMENT);
     tn_seq2seq_close(NULL);
+}
+
+/* The second copy of the shared table that files may have must be a copy. */
+static void another_table_of_words_for_one_side_is_refused(void **state) {
+    (void)state;
+    tn_seq2seq *m;
+    extra_table = "decoder.embed_tokens.weight";
+    const char *folder = make_model("tables", false, "", NULL);
+    extra_table = NULL;
+    assert_true(tn_seq2seq_open(folder, NULL, &m) == TN_ERR_UNSUPPORTED);
+    assert_null(m);
+    assert_text_has(tn_error(), "'shared.weight' and 'decoder.embed_tokens.weight' differ");
 }
 
 static void folders_that_do_not_fit_are_refused(void **state) {
@@ -405,6 +420,7 @@ int main(void) {
         cmocka_unit_test(logits_are_those_of_transformers),
         cmocka_unit_test(facts_and_ends_are_those_of_the_folder),
         cmocka_unit_test(wrong_calls_are_refused),
+        cmocka_unit_test(another_table_of_words_for_one_side_is_refused),
         cmocka_unit_test(folders_that_do_not_fit_are_refused),
         cmocka_unit_test(generate_answers_by_the_encoder),
         cmocka_unit_test(a_full_context_ends_the_answer),

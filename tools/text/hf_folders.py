@@ -54,6 +54,9 @@ BLOOM = {"hidden_size": 48, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY,
          "seq_length": 160}
 MPT = {"d_model": 48, "n_layers": 2, "n_heads": 4, "max_seq_len": 160, "vocab_size": VOCABULARY, "bos_token_id": 1,
        "eos_token_id": 2}
+GEMMA4 = GEMMA | {"num_hidden_layers": 6, "sliding_window": 9, "global_head_dim": 24, "hidden_size_per_layer_input": 8,
+                  "vocab_size_per_layer_input": VOCABULARY, "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
+                  "final_logit_softcapping": 3.0, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2}
 GPT2 = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": VOCABULARY, "bos_token_id": 1,
         "eos_token_id": 2}
 def partly(part):
@@ -259,6 +262,10 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("jais2", "Jais2", COMMON, MADE),
     ("internlm3", "InternLM3", COMMON | {"head_dim": 16, "bias": True, "qkv_bias": True}, NEW),
     ("hyperclovax", "HyperCLOVAX", GRANITE, NEW),
+    ("gemma4", "Gemma4", GEMMA4, NEW | {"network": False}),
+    ("gemma4-large", "Gemma4", GEMMA4 | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "attention_k_eq_v": True,
+                                         "num_global_key_value_heads": 1}, NEW),
+    ("gemma4-older", "Gemma4", GEMMA4, NEW | {"network": False, "edit": {"per_layer_config": None, "global_head_dim": 24}}),
     ("vaultgemma", "VaultGemma", GEMMA2, NEW),
     ("flex-olmo", "FlexOlmo", PHI3 | {"num_experts": 6, "num_experts_per_tok": 2}, NEW),
     ("mellum", "Mellum", MOE | {"head_dim": 16, "sliding_window": 9, "num_hidden_layers": 4, "layer_types": [
@@ -320,7 +327,7 @@ ENCODERS = [  # name, stem, configuration, pooling, vectors of length 1
     ("xlm-roberta", "XLMRoberta", BERT | {"type_vocab_size": 1}, "cls", True),
     ("distilbert", "DistilBert", {"dim": 48, "hidden_dim": 96, "n_layers": 2, "n_heads": 4, "vocab_size": VOCABULARY,
                                   "max_position_embeddings": 64}, "mean", True),
-    ("mpnet", "MPNet", BERT, "mean", True),
+    ("mpnet", "MPNet", BERT | {"pad_token_id": 0}, "mean", True),  # whose positions count from 2 on in any case
     ("nomic-bert", "NomicBert", BERT, "mean", True),
     ("gte", "Gte", BERT, "cls", True),
     ("gte-without-types", "Gte", BERT | {"type_vocab_size": 0}, "mean", False),
@@ -330,6 +337,7 @@ ENCODERS = [  # name, stem, configuration, pooling, vectors of length 1
     ("jina-v3", "JinaEmbeddingsV3", BERT | {"task_names": ["a"]}, "mean", True),
     ("bert-last", "Bert", BERT, "last", True),
     ("modernbert", "ModernBert", MODERN, "cls", True),
+    ("modernbert-types", "ModernBert", MODERN | {"layer_types": ["sliding_attention", "full_attention"] * 2}, "mean", False),
     ("modernbert-mean", "ModernBert", MODERN | {"global_attn_every_n_layers": 2}, "mean", False),
     ("eurobert", "EuroBert", COMMON | {"pad_token_id": 0, "mask_token_id": 3}, "mean", True),
     ("qwen3-embedding", "Qwen3", COMMON | {"head_dim": 16}, "last", True),
@@ -376,11 +384,11 @@ QUANTIZED = [  # name, quantization_config; how weights are stored follows from 
     ("fp8-channel", {"quant_method": "compressed-tensors", "format": "float-quantized"}),
 ]
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # which output each place of a word has
-READERS = ("deberta-v3", "deberta-v3-faint", "deberta-v3-words", "modernbert", "modernbert-mean", "eurobert", "qwen3-embedding",
+READERS = ("deberta-v3", "deberta-v3-faint", "deberta-v3-words", "modernbert", "modernbert-mean", "modernbert-types", "eurobert", "qwen3-embedding",
            "embedding-gemma")  # no ONNX models
 TEXTS = ["How is the weather?", "Is it raining?", "", "a", "Ünïcödé — naïve café, 東京 🙂", "word " * 400,
          "def f(x):\n    return x ** 2", "The quick brown fox jumps over the lazy dog. " * 5]
-TWO_PARTS = ("Llama4", "Qwen3_5", "Qwen3_5Moe", "Gemma3", "Qwen2_5_VL", "Qwen3VL")  # stems of families that have pictures as well
+TWO_PARTS = ("Llama4", "Qwen3_5", "Qwen3_5Moe", "Gemma3", "Gemma4", "Qwen2_5_VL", "Qwen3VL")  # stems of families that have pictures as well
 ANSWER_KEYS = {"text", "prompt_ids", "ids", "prompt_tokens_per_second", "prompt_tokens_computed", "tokens_per_second",
                "device", "fallback", "load_seconds", "weights_bytes", "context", "seed", "stopped", "stop"}
 HUGGING = ("max_shard_size",)  # what of a row's last column save_pretrained takes
@@ -395,7 +403,11 @@ def randomize(torch, model):
             p.normal_(0, 0.2 if p.dim() > 1 else 0.3)
             if p.dim() == 1 and name.endswith("weight") and not (less_one and "linear_attn" not in name):
                 p.add_(1)
+            if "Gemma4" in type(model).__name__ and name.endswith(("q_norm.weight", "k_norm.weight")):
+                p.mul_(0.4)  # scores are not divided: larger ones, and transformers' f32 is 2e-5 from its f64
         for name, b in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                b.normal_(1, 0.3)
             if name.endswith("correction_bias"):
                 b.normal_(0, 0.3)
 
