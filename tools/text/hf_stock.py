@@ -1,17 +1,20 @@
-"""hf_stock.py PROGRAM [TYPE…] — which kinds of text models of transformers the command opens.
+"""hf_stock.py PROGRAM [--fields] [TYPE…] — which kinds of text models of transformers the command opens.
 
 Makes a small folder with random weights of each model_type that transformers has a text model of, and tries `logits`,
 `generate` (encoder-decoders) or `embed` (encoders) on it. A decoder's logits are compared. Prints a line a type: name,
-kind, YES with the error or NO with the message. What transformers does not make of these sizes is left out. Needs
-Python with torch and transformers.
+kind, YES with the error or NO with the message. What transformers does not make of these sizes is left out. With
+--fields, each field of the configuration of each decoder that opens is changed alone: refused, equal or WRONG. Needs Python
+with torch and transformers.
 """
 
+import copy
 import inspect
 import pathlib
 import subprocess
 import sys
 import tempfile
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 SIZES = {
     "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 263, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2,
@@ -27,6 +30,14 @@ SIZES = {
 OWN = {"mamba2": {"num_heads": 12, "head_dim": 8}, "lfm2": {"layer_types": ["conv", "full_attention"]},
        "gpt_neox": {"hidden_size": 64}, "stablelm": {"hidden_size": 64}, "helium": {"head_dim": 12},
        "gptj": {"rotary_dim": 8}, "deepseek_v2": {"num_key_value_heads": 4}, "deepseek_v3": {"num_key_value_heads": 4}}
+ACTIVATIONS = ["relu", "gelu", "silu"]
+BOUND = 2e-5  # of the largest logit, with --fields
+OTHER = {"sliding_window": [7], "final_logit_softcapping": [2.0], "attn_logit_softcapping": [2.0],
+         "layer_types": [["sliding_attention", "full_attention"]], "mlp_layer_types": [["dense", "sparse"]],
+         "rope_parameters": [{"rope_type": kind, "rope_theta": 500.0, "factor": 3.0, "original_max_position_embeddings": 8,
+                              "low_freq_factor": 1.0, "high_freq_factor": 4.0} for kind in ("linear", "yarn", "llama3", "dynamic")]
+         + [{"rope_type": kind, "rope_theta": 500.0, "partial_rotary_factor": 0.5} for kind in ("default", "proportional")]}
+FIXED = ["vocab_size", "hidden_size", "num_hidden_layers", "n_layer", "n_embd", "d_model", "num_layers"]
 MOST_WEIGHTS, TOKENS, SECONDS = 60e6, 20, 60
 COMMANDS = {"decoder": ["logits", "--cache", "f32"], "encoder-decoder": ["generate", "-n", "3", "--greedy"],
             "encoder": ["embed"]}
@@ -46,12 +57,12 @@ def kinds():
     return sorted((name, *rest) for name, rest in found.items())
 
 
-def make(torch, name, config, models):
+def make(torch, name, config, models, change=None):
     """A model with random weights; None if transformers makes none, or a large one, of these sizes."""
     fields = set(inspect.signature(config.__init__).parameters) | set(getattr(config, "__dataclass_fields__", {}))
     if "vocab_size" not in fields:
         return None
-    sizes = {k: v for k, v in SIZES.items() if k in fields and v is not None} | OWN.get(name, {})
+    sizes = {k: v for k, v in SIZES.items() if k in fields and v is not None} | OWN.get(name, {}) | (change or {})
     try:
         made, model = config(**sizes), models[config]
         with torch.device("meta"):
@@ -89,6 +100,38 @@ def attempt(program, torch, numpy, kind, model):
         return True, f"{numpy.abs(numpy.load(out) - wanted).max() / numpy.abs(wanted).max():.1e}"
 
 
+def changes(name, value):
+    """Other values of a field of a configuration."""
+    if name in OTHER:
+        return OTHER[name]
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1] if value < 2 else [value * 2, value // 2]
+    if isinstance(value, float):
+        return [value * 2 + 0.25 if value < 1 else value * 1.5]
+    return [a for a in ACTIVATIONS if a != value] if isinstance(value, str) and "act" in name else []
+
+
+def sweep(program, torch, numpy, name, config, models):
+    """Prints a line for each change: the type, the field, its value, how it went, the error or the message."""
+    from text import hf_folders
+
+    known = {k: v for k, v in SIZES.items() if v is not None} | OWN.get(name, {})
+    fields = set(inspect.signature(config.__init__).parameters) | set(getattr(config, "__dataclass_fields__", {}))
+    usual = config(**{k: v for k, v in known.items() if k in fields})
+    for field in sorted(fields - set(FIXED)):
+        for value in changes(field, getattr(usual, field, None)):
+            model = make(torch, name, config, models, {field: copy.deepcopy(value)})
+            if model is None:
+                continue
+            hf_folders.randomize(torch, model)
+            opens, said = attempt(program, torch, numpy, "decoder", model)
+            if opens is not None:
+                how = "refused" if not opens else "equal" if float(said) <= BOUND else "WRONG"
+                print(f"{name}\t{field}\t{value}\t{how}\t{said}", flush=True)
+
+
 def main():
     import numpy
     import torch
@@ -105,8 +148,12 @@ def main():
         model = make(torch, name, config, models)
         if model is None:
             continue
+        if "--fields" in sys.argv and kind != "decoder":
+            continue
         opens, said = attempt(sys.argv[1], torch, numpy, kind, model)
-        if opens is not None:
+        if opens and "--fields" in sys.argv:
+            sweep(sys.argv[1], torch, numpy, name, config, models)
+        elif opens is not None:
             print(f"{name}\t{kind}\t{'YES' if opens else 'NO'}\t{said}", flush=True)
 
 
