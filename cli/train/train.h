@@ -106,7 +106,7 @@ void train_own_device(const char **device, char *room, size_t size);
 enum { TRAIN_STOPPED_ELSEWHERE = 128 + 15 };
 /* Whether any process has been told to stop: all must stop after the same step. */
 tn_status train_any_stopped(tn_group *group, bool *stopped);
-/* Members `processes`, `group`, `optimizer_bytes` (of this one) if there are several. */
+/* Members `processes`, `group`, and of this one `optimizer_bytes` and `pool_peak_bytes`, if there are several. */
 void train_processes_json(cli_json *j, const train_team *team, int64_t optimizer_bytes);
 void train_processes_text(FILE *to, const train_team *team);
 

@@ -173,6 +173,9 @@ tn_status train_any_stopped(tn_group *group, bool *stopped) {
 
 void train_processes_json(cli_json *j, const train_team *team, int64_t optimizer_bytes) {
     if (tn_group_size(team->group) == 1) return;
+    tn_pool_stats pool = {.struct_size = sizeof pool};
+    (void)tn_device_get_pool_stats(team->devices[0], &pool);
+    cli_json_write(j, "'pool_peak_bytes': %jd", pool.peak_bytes);
     cli_json_write(j, "'optimizer_bytes': %jd, 'processes': %d, 'group': %s, 'transport': %s, 'device_library': %s",
                    optimizer_bytes, tn_group_size(team->group), tn_group_library(team->group),
                    tn_group_backend(team->group), tn_group_device_library(team->group));

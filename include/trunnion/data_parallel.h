@@ -34,7 +34,8 @@
  *
  * Several processes (distributed.h): with options.group each rank computes its share of the parts, with devices of its
  * own, and all ranks make the same optimizer step. All ranks must make the same calls with the same number of rows; the
- * gradients are added in the order of the parts, so four parts on one process or four have the same bits. If a rank
+ * gradients are added in the order of the parts, so four parts on one process or four have the same bits. If each rank
+ * has one part and computes it on the cpu, gradients are exchanged while the backward pass goes on. If a rank
  * fails before the optimizer's step, all ranks return its error and nothing has changed on any; if one fails in it, all
  * return its error, and the others have made the step. A checkpoint is the same on every rank: let rank 0 write it.
  *
@@ -81,7 +82,8 @@ typedef struct tn_data_parallel_options {
      * own parameters only (ZeRO, stage 2). The same bits. Default false. */
     bool shard_gradients;
     /* Ranks exchange gradients in buckets. A bucket has at most this many bytes, or one gradient that is larger; its
-     * gradients are freed when they have been sent. 0: the default, 25 MiB. */
+     * gradients are freed when they have been sent. About five are in memory at a time. 0: the default, 1/32 of the
+     * parameters' bytes, but 1 to 25 MiB. */
     int64_t bucket_bytes;
 } tn_data_parallel_options;
 #define TN_DATA_PARALLEL_DEFAULTS                                                                                 \

@@ -104,6 +104,30 @@ TN_API tn_tensor *tn_group_all_to_all_tensor(tn_group *g, const tn_tensor *t);
  * a ring. Source: torch.distributed.all_reduce. */
 TN_API tn_tensor *tn_group_all_reduce_tensor(tn_group *g, const tn_tensor *t);
 
+/* ---- exchanges recorded as steps of an evaluation ---------------------------------------------------------------- */
+
+/* Recorded like an operation: nothing is exchanged before the values are evaluated. The exchange begins as soon as t
+ * has been computed, and goes on while the evaluation computes other values (with MPI; TCP ends it at once). t must be
+ * contiguous and on the cpu, whose default queue must evaluate it; at most four exchanges are under way at a time.
+ * after: NULL, or a value that is computed before the exchange begins. All ranks must run their exchanges in the same
+ * order, so each one needs the one before, or what follows from it, as `after`.
+ * Return what tn_group_receive takes as `posted`: its values are undefined before. An error tensor on failure. */
+
+/* lengths[rank] elements of t go to each rank, one after the other; copied; the same on all ranks. What is received has
+ * rank 1: the elements of all ranks, in their order; one undefined element if there are none. */
+TN_API tn_tensor *tn_group_post_scatter(tn_group *g, const tn_tensor *t, const int64_t *lengths,
+                                        const tn_tensor *after);
+/* t, the same size on all ranks, goes to all; received are the elements of all ranks, in their order, in rank 1. */
+TN_API tn_tensor *tn_group_post_all_gather(tn_group *g, const tn_tensor *t, const tn_tensor *after);
+/* What the other ranks sent: waits for the exchange `posted`, after `after` has been computed. sent: the tensor that
+ * was posted, whose memory is in use until then. The result is a view of `posted`: the wait is part of an evaluation
+ * that computes something from the result, or runs a later exchange that has the result as `after`. */
+TN_API tn_tensor *tn_group_receive(tn_group *g, const tn_tensor *posted, const tn_tensor *sent, const tn_tensor *after);
+/* Every rank must call it after such an evaluation, also after a failed one, which it tells the other ranks, so that
+ * they do not wait. status: of this rank's evaluation; count: how many exchanges were recorded since the last call.
+ * Returns status, or the error of an exchange that failed; the values received are then undefined. */
+TN_API tn_status tn_group_settle(tn_group *g, tn_status status, int count);
+
 #ifdef __cplusplus
 }
 #endif

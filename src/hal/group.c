@@ -24,7 +24,7 @@
 #include "trunnion/distributed.h"
 #include "vendor/mpi.h"
 
-enum { MOST_RANKS = 1 << 20 };
+enum { MOST_RANKS = 1 << 20, MOST_POSTED = 4, MOST_TAG = 0x7fff };
 
 /* How bytes of the host get to other processes. */
 typedef struct transport {
@@ -41,10 +41,20 @@ struct tn_group {
     tn_tcp *tcp;
     bool started; /* MPI was started by tn_group_open */
     int rank, size;
-    tn_device *device; /* whose memory the communicator works on; NULL: the host's way */
-    void *comm;        /* NCCL's */
-    bool asked;        /* whether there is one has been agreed */
-    uint64_t *answers; /* room for a word of each rank */
+    tn_device *device;    /* whose memory the communicator works on; NULL: the host's way */
+    void *comm;           /* NCCL's */
+    bool asked;           /* whether there is one has been agreed */
+    uint64_t *answers;    /* room for a word of each rank */
+    size_t *lengths;      /* room for two of each rank */
+    struct {              /* exchanges that are steps of a plan */
+        int posted;       /* since tn_group_settle */
+        tn_status status; /* of the first that failed; its words are in `why` */
+        char why[256];
+        struct {
+            const void *receive; /* NULL: free */
+            tn_mpi_request request;
+        } pending[MOST_POSTED];
+    } steps;
 };
 
 /* ==== TCP ========================================================================================================= */
@@ -62,6 +72,10 @@ static tn_status tcp_open(TN_UNUSED const char *address, TN_UNUSED int port, TN_
 }
 static void tcp_close(TN_UNUSED tn_tcp *t) {}
 static const transport by_tcp = {.name = "tcp"}; /* of no open group */
+static tn_status tcp_scatter(TN_UNUSED tn_tcp *t, TN_UNUSED const char *send, TN_UNUSED const size_t *from,
+                             TN_UNUSED const size_t *bytes, TN_UNUSED char *receive) {
+    return TN_ERR_STATE;
+}
 
 #else
 
@@ -137,32 +151,48 @@ static tn_status tcp_all_gather(void *tcp, const void *send, size_t bytes, void 
     return TN_OK;
 }
 
-/* rows: what each rank sends, [from][to]; each gets its column. */
-static tn_status spread_columns(const tn_tcp *t, const char *rows, size_t bytes, char *receive) {
+/* rows: what each rank sends, `row` bytes; each gets its column. */
+static tn_status spread_columns(const tn_tcp *t, const char *rows, size_t row, const size_t *from, const size_t *bytes,
+                                char *receive) {
     size_t size = (size_t)t->size;
     for (size_t to = 1; to < size; to++)
-        for (size_t from = 0; from < size; from++)
-            TRY(send_to(t, (int)to, rows + (from * size + to) * bytes, bytes));
-    for (size_t from = 0; from < size && bytes; from++)
-        memcpy(receive + from * bytes, rows + from * size * bytes, bytes);
+        for (size_t rank = 0; rank < size; rank++)
+            TRY(send_to(t, (int)to, rows + rank * row + from[to], bytes[to]));
+    for (size_t rank = 0; rank < size && bytes[0]; rank++)
+        memcpy(receive + rank * bytes[0], rows + rank * row + from[0], bytes[0]);
     return TN_OK;
+}
+
+/* from, bytes: where in `send` what goes to each rank begins, and how long it is: the same on all ranks. */
+static tn_status tcp_scatter(const tn_tcp *t, const char *send, const size_t *from, const size_t *bytes,
+                             char *receive) {
+    size_t size = (size_t)t->size, row = 0;
+    for (size_t i = 0; i < size; i++)
+        row = from[i] + bytes[i] > row ? from[i] + bytes[i] : row;
+    if (t->rank != 0) {
+        TRY(send_to(t, 0, send, row));
+        return receive_from(t, 0, receive, size * bytes[t->rank]);
+    }
+    if (row > (SIZE_MAX - 1) / size) return TN_ERR_MEMORY;
+    char *rows = tn_mem_alloc(row * size + 1);
+    tn_status s = rows ? TN_OK : tn_fail(TN_ERR_MEMORY, "group: out of memory for an exchange over TCP");
+    if (s == TN_OK && row) memcpy(rows, send, row);
+    for (int r = 1; r < t->size && s == TN_OK; r++)
+        s = receive_from(t, r, rows + (size_t)r * row, row);
+    if (s == TN_OK) s = spread_columns(t, rows, row, from, bytes, receive);
+    tn_mem_free(rows);
+    return s;
 }
 
 static tn_status tcp_all_to_all(void *tcp, const void *send, size_t bytes, void *receive) {
     const tn_tcp *t = tcp;
-    size_t row = (size_t)t->size * bytes;
-    if (t->rank != 0) {
-        TRY(send_to(t, 0, send, row));
-        return receive_from(t, 0, receive, row);
+    size_t *from = tn_mem_alloc((size_t)t->size * 2 * sizeof *from), *each = from ? from + t->size : NULL;
+    for (int i = 0; from && i < t->size; i++) {
+        from[i] = (size_t)i * bytes;
+        each[i] = bytes;
     }
-    if (bytes && row > SIZE_MAX / (size_t)t->size) return TN_ERR_MEMORY;
-    char *rows = tn_mem_alloc(row * (size_t)t->size + 1);
-    tn_status s = rows ? TN_OK : tn_fail(TN_ERR_MEMORY, "group: out of memory for an exchange over TCP");
-    if (s == TN_OK && bytes) memcpy(rows, send, row);
-    for (int r = 1; r < t->size && s == TN_OK; r++)
-        s = receive_from(t, r, rows + (size_t)r * row, row);
-    if (s == TN_OK) s = spread_columns(t, rows, bytes, receive);
-    tn_mem_free(rows);
+    tn_status s = from ? tcp_scatter(t, send, from, each, receive) : TN_ERR_MEMORY;
+    tn_mem_free(from);
     return s;
 }
 
@@ -455,6 +485,13 @@ static tn_status open_backend(tn_group *g, const char *backend) {
     return tn_fail(TN_ERR_ARGUMENT, "group: unknown backend \"%s\"; known are auto, mpi, self and tcp", backend);
 }
 
+static void group_free(tn_group *g) {
+    tcp_close(g->tcp);
+    tn_mem_free(g->answers);
+    tn_mem_free(g->lengths);
+    tn_mem_free(g);
+}
+
 tn_status tn_group_open(const tn_group_options *options, tn_group **out) {
     tn_group_options o = TN_GROUP_DEFAULTS;
     TRY(tn_need(out, "tn_group_open: out"));
@@ -463,15 +500,16 @@ tn_status tn_group_open(const tn_group_options *options, tn_group **out) {
     TRY(tn_need(o.backend, "tn_group_open: options->backend"));
     tn_group *g = tn_mem_zalloc(1, sizeof *g);
     tn_status status = g ? open_backend(g, o.backend) : TN_ERR_MEMORY;
-    if (status == TN_OK && !(g->answers = tn_mem_alloc((size_t)g->size * sizeof *g->answers))) status = TN_ERR_MEMORY;
+    if (status == TN_OK) g->answers = tn_mem_alloc((size_t)g->size * sizeof *g->answers);
+    if (status == TN_OK) g->lengths = tn_mem_alloc((size_t)g->size * 2 * sizeof *g->lengths);
+    if (status == TN_OK && (!g->answers || !g->lengths)) status = TN_ERR_MEMORY;
     if (status == TN_ERR_MEMORY) status = tn_fail(status, "group: out of memory");
     if (status == TN_OK) {
         *out = g;
         return TN_OK;
     }
     if (g && g->started) tn_mpi_end();
-    if (g) tcp_close(g->tcp);
-    tn_mem_free(g);
+    if (g) group_free(g);
     return status;
 }
 
@@ -486,9 +524,7 @@ void tn_group_close(tn_group *g) {
     if (g->comm) (void)g->device->driver->lend(tn_stream_handle(g->device), leave_comm, g->comm);
     if (g->device) tn_device_release(g->device);
     if (g->started) tn_mpi_end();
-    tcp_close(g->tcp);
-    tn_mem_free(g->answers);
-    tn_mem_free(g);
+    group_free(g);
 }
 
 /* Over TCP the others learn of it when their connection ends. */
@@ -643,4 +679,60 @@ tn_status tn_group_collect(tn_group *g, tn_collective what, int root, tn_buffer 
     c.receive = receive->address;
     TRY(d->driver->lend(tn_stream_handle(d), work_collective, &c));
     return tn_device_wait(d, tn_stream_handle(d));
+}
+
+/* ---- exchanges that are steps of a plan -------------------------------------------------------------------------- */
+
+static void note_step(tn_group *g, tn_status s) {
+    if (s == TN_OK || g->steps.status != TN_OK) return;
+    g->steps.status = s;
+    snprintf(g->steps.why, sizeof g->steps.why, "%s", tn_error());
+}
+
+/* from, bytes: what goes to each rank, as tn_mpi_start has it. */
+static tn_status start_step(tn_group *g, const char *send, const size_t *from, const size_t *bytes, char *receive) {
+    size_t own = bytes[g->rank];
+    if (g->by == &by_tcp) return tcp_scatter(g->tcp, send, from, bytes, receive);
+    if (g->by != &by_mpi) return self_copy(NULL, send + from[g->rank], own, receive);
+    int at = 0;
+    while (at < MOST_POSTED && g->steps.pending[at].receive)
+        at++;
+    if (at == MOST_POSTED) return tn_fail(TN_ERR_STATE, "group: more than %d exchanges are under way", MOST_POSTED);
+    g->steps.pending[at].receive = receive;
+    return tn_mpi_start(send, from, bytes, receive, g->steps.posted & MOST_TAG, &g->steps.pending[at].request);
+}
+
+/* Every rank says first whether it has come so far: one that has failed calls tn_group_settle instead. */
+void tn_group_post(tn_group *g, const void *send, const int64_t *lengths, size_t bytes, void *receive) {
+    if (g->steps.status != TN_OK) return;
+    size_t *from = g->lengths, *each = from + g->size, total = 0;
+    for (int rank = 0; rank < g->size; rank++) {
+        from[rank] = lengths ? total : 0;
+        each[rank] = lengths ? (size_t)lengths[rank] : bytes;
+        total += each[rank];
+    }
+    tn_status s = tn_group_agree(g, TN_OK, (uint64_t)total << 16 | (uint64_t)(g->steps.posted & MOST_TAG) << 1 | 1);
+    g->steps.posted++;
+    note_step(g, s == TN_OK ? start_step(g, send, from, each, receive) : s);
+}
+
+void tn_group_await(tn_group *g, const void *receive) {
+    for (int i = 0; i < MOST_POSTED; i++) {
+        if (g->steps.pending[i].receive != receive) continue;
+        g->steps.pending[i].receive = NULL;
+        note_step(g, tn_mpi_finish(&g->steps.pending[i].request));
+    }
+}
+
+tn_status tn_group_settle(tn_group *g, tn_status status, int count) {
+    TRY(check_call(g, NULL, NULL, 0, "tn_group_settle"));
+    char why[sizeof g->steps.why];
+    snprintf(why, sizeof why, "%s", status == TN_OK ? g->steps.why : tn_error());
+    if (status != TN_OK && g->steps.status == TN_OK && g->steps.posted < count) (void)tn_group_agree(g, status, 0);
+    for (int i = 0; i < MOST_POSTED; i++)
+        if (g->steps.pending[i].receive) (void)tn_group_await(g, g->steps.pending[i].receive);
+    status = status != TN_OK ? status : g->steps.status;
+    g->steps.status = TN_OK;
+    g->steps.posted = 0;
+    return status == TN_OK ? TN_OK : tn_fail(status, "%s", why);
 }

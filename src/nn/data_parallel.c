@@ -19,7 +19,7 @@
 #include "trunnion/data_parallel.h"
 #include "trunnion/ops.h"
 
-enum { MOST_PARTS = 256, MOST_DEVICES = 64, BUCKET_BYTES = 25 << 20 };
+enum { MOST_PARTS = 256, MOST_DEVICES = 64, LEAST_BUCKET = 1 << 20, MOST_BUCKET = 25 << 20, BUCKETS = 32 };
 
 /* A value of a variable: what its handle stood for, written so many times. */
 typedef struct version {
@@ -59,6 +59,7 @@ struct tn_data_parallel {
     bool shards_gradients;
     int *owners; /* of each variable's summed gradient, with shards_gradients */
     int64_t bucket_bytes;
+    bool overlaps; /* gradients are exchanged while the backward pass runs, in the evaluation of the part */
 };
 
 /* A part at work, and what it yields: the function's result; for each variable the parameter's gradient or the buffer's
@@ -175,7 +176,7 @@ static tn_status take_options(tn_data_parallel *p, const tn_data_parallel_option
     p->fallback = o.fallback;
     p->saves_memory = o.save_memory && !p->group;
     p->shards_gradients = o.shard_gradients && p->group;
-    p->bucket_bytes = o.bucket_bytes ? o.bucket_bytes : BUCKET_BYTES;
+    p->bucket_bytes = o.bucket_bytes;
     if (p->bucket_bytes < 0)
         return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: bucket_bytes is %lld; it must be at least 0",
                                (long long)o.bucket_bytes);
@@ -193,14 +194,33 @@ static tn_status take_options(tn_data_parallel *p, const tn_data_parallel_option
     return o.split == TN_SPLIT_SHARES ? take_shares(p, o.shares) : TN_OK;
 }
 
+/* About five buckets are in memory at a time, so those of small models are smaller. */
+static int64_t usual_bucket_bytes(const tn_data_parallel *p) {
+    int64_t bytes = 0;
+    for (int i = 0; i < p->count; i++)
+        bytes += tn_numel(p->variables[i].tensor) * (int64_t)tn_dtype_size(tn_dtype_of(p->variables[i].tensor));
+    bytes /= BUCKETS;
+    return bytes < LEAST_BUCKET ? LEAST_BUCKET : bytes > MOST_BUCKET ? MOST_BUCKET : bytes;
+}
+
+/* One part, computed where the sums are, in the host's memory: others go through NCCL, or need all parts first. */
+static bool may_overlap(const tn_data_parallel *p) {
+    tn_device_info info = {.struct_size = sizeof info};
+    bool here = p->member_count == 1 && p->members[0].device == p->home && p->ranks.most == 1;
+    (void)id_of(p->home, &info);
+    return here && strcmp(info.backend, "cpu") == 0;
+}
+
 /* status: how this rank has prepared itself; a rank that has failed tells the others, which would wait for it. */
 static tn_status join_group(tn_data_parallel *p, tn_status status) {
     p->totals = calloc((size_t)p->count + 1, sizeof *p->totals);
     p->reports = calloc((size_t)p->parts, sizeof *p->reports);
     p->owners = calloc((size_t)p->count + 1, sizeof *p->owners);
-    p->ranks.bucket_bytes = p->bucket_bytes;
     if (status == TN_OK && (!p->totals || !p->reports || !p->owners)) status = data_parallel_out_of_memory();
-    return tn_ranks_begin(&p->ranks, p->group, p->variables, p->count, p->parts, status);
+    TRY(tn_ranks_begin(&p->ranks, p->group, p->variables, p->count, p->parts, status));
+    p->ranks.bucket_bytes = p->bucket_bytes ? p->bucket_bytes : usual_bucket_bytes(p);
+    p->overlaps = tn_ranks_status(p->group, may_overlap(p) ? TN_OK : TN_ERR_UNSUPPORTED, "data parallel") == TN_OK;
+    return TN_OK;
 }
 
 static tn_status build_data_parallel(tn_data_parallel *p, tn_module *m, tn_device *const *devices, int count,
@@ -331,7 +351,7 @@ static tn_status record_data_parallel(const call *c, work *w) {
     }
     if (status == TN_OK && c->train) status = record_gradients(c, w);
     if (status == TN_OK) note_buffers(c, w);
-    if (status == TN_OK) status = give_data_parallel(c, w);
+    if (status == TN_OK && !c->p->overlaps) status = give_data_parallel(c, w);
     return status;
 }
 
@@ -585,7 +605,7 @@ static tn_status compute_own(call *c, tn_random_state start, const tn_part_repor
         status = compute_anywhere(c, w);
         own[w->part.index - begin].random = tn_get_random_state().offset - from.offset;
     }
-    for (int i = 0; i < c->count && status == TN_OK; i++) {
+    for (int i = 0; i < c->count && status == TN_OK && !p->overlaps; i++) {
         if (!fetches[i]) continue;
         status = fetch_anyhow(c, &c->works[i]);
         own[c->works[i].part.index - begin].loss = c->works[i].loss;
@@ -629,6 +649,30 @@ static tn_status compute_parts(call *c, int64_t rows) {
     return TN_OK;
 }
 
+/* The part and its exchanges, in one evaluation; then the loss. */
+static tn_status evaluate_with_exchanges(call *c, const tn_rank_part *part, const bool *has_rows) {
+    tn_data_parallel *p = c->p;
+    tn_part_report own = {0};
+    work *w = c->count ? c->works : NULL;
+    /* Nothing that is made of exchanges may be left for a later evaluation, which would repeat them. */
+    tn_tensor *all = NULL, **targets = malloc(((size_t)p->count + 2) * sizeof *targets);
+    tn_status status = targets ? TN_OK : data_parallel_out_of_memory();
+    if (status == TN_OK) status = tn_ranks_record(&p->ranks, part, c->count, has_rows, p->home, p->totals, &all);
+    int n = 0;
+    if (status == TN_OK && all) targets[n++] = all;
+    if (status == TN_OK && w) targets[n++] = w->result;
+    for (int i = 0; status == TN_OK && i < p->count; i++)
+        if (p->totals[i]) targets[n++] = p->totals[i];
+    if (status == TN_OK) status = tn_eval(targets, n);
+    tn_free(all);
+    free(targets);
+    tn_status settled = tn_group_settle(p->group, status, tn_ranks_exchange_count(&p->ranks));
+    if (status == TN_OK && settled == TN_OK && w) status = fetch(c, w);
+    if (w) own = (tn_part_report){w->loss, p->reports[w->part.index].random};
+    status = tn_ranks_agree(&p->ranks, status, &own, p->reports);
+    return status != TN_OK ? status : settled;
+}
+
 /* c->sums: the totals of all ranks. */
 static tn_status exchange_totals(call *c, int64_t rows) {
     tn_data_parallel *p = c->p;
@@ -643,8 +687,9 @@ static tn_status exchange_totals(call *c, int64_t rows) {
     tn_status status = tn_ranks_agree(&p->ranks, tn_ranks_compare(&p->ranks, owner, parts, c->count), NULL, NULL);
     c->sums = p->totals;
     if (status != TN_OK) return status;
+    if (p->overlaps) TRY(evaluate_with_exchanges(c, parts, has_rows));
     /* Both, even if this rank could not make the sums: the others wait for it. */
-    status = tn_ranks_sum(&p->ranks, parts, c->count, has_rows, p->home, p->totals);
+    if (!p->overlaps) status = tn_ranks_sum(&p->ranks, parts, c->count, has_rows, p->home, p->totals);
     tn_status shared = tn_ranks_share_buffers(&p->ranks, owner, values, p->home, p->totals);
     return status != TN_OK ? status : shared;
 }

@@ -24,6 +24,14 @@ typedef struct head {
     char words[WORDS];
 } head;
 
+/* A bucket: gradients of one dtype, one after the other, cut into a piece for each rank. With owners a rank's piece has
+ * the gradients of its own variables. */
+typedef struct tn_bucket {
+    tn_dtype dtype;
+    int first, end;          /* variables: those that take part of first … end - 1 */
+    int64_t elements, piece; /* of all gradients; of a rank's piece, which may end with padding */
+} exchange;
+
 static tn_status out_of_memory(void) { return tn_backend_fail(TN_ERR_MEMORY, "data parallel: out of memory"); }
 
 static size_t bytes_of(const tn_tensor *t) { return (size_t)tn_numel(t) * tn_dtype_size(tn_dtype_of(t)); }
@@ -198,7 +206,9 @@ tn_status tn_ranks_begin(tn_ranks *r, tn_group *group, const tn_variable *variab
     r->reports = malloc((size_t)size * r->report_bytes);
     r->report = malloc(r->report_bytes);
     r->lengths = malloc((size_t)size * sizeof *r->lengths);
-    if (status == TN_OK && (!r->lengths || !r->presence || !r->reports || !r->report)) status = out_of_memory();
+    r->buckets = malloc(((size_t)count + 1) * sizeof *r->buckets);
+    if (status == TN_OK && (!r->lengths || !r->buckets || !r->presence || !r->reports || !r->report))
+        status = out_of_memory();
     status = tn_ranks_status(group, status, "data parallel");
     if (status == TN_OK) status = tn_ranks_status(group, check_structure(r), "data parallel");
     if (status == TN_OK) status = copy_all_from_first(r);
@@ -210,18 +220,11 @@ void tn_ranks_end(tn_ranks *r) {
     free(r->reports);
     free(r->report);
     free(r->lengths);
+    free(r->buckets);
     *r = (tn_ranks){.group = NULL};
 }
 
 /* ---- sums of gradients ------------------------------------------------------------------------------------------- */
-
-/* A bucket: gradients of one dtype, one after the other, cut into a piece for each rank. With owners a rank's piece has
- * the gradients of its own variables. */
-typedef struct exchange {
-    tn_dtype dtype;
-    int first, end;          /* variables: those that take part of first … end - 1 */
-    int64_t elements, piece; /* of all gradients; of a rank's piece, which may end with padding */
-} exchange;
 
 static bool takes_part(const tn_ranks *r, int i, tn_dtype dtype) {
     return (r->presence[i] & TN_HAS_GRADIENT) && tn_dtype_of(r->variables[i].tensor) == dtype;
@@ -344,6 +347,18 @@ static tn_status unpack(const tn_ranks *r, const exchange *e, const tn_tensor *s
     return status;
 }
 
+/* r->buckets: the gradients, in the order of the variables. Returns how many. */
+static int cut_buckets(tn_ranks *r) {
+    static const tn_dtype dtypes[] = {TN_F32, TN_F64, TN_F16, TN_BF16};
+    int count = 0;
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
+        for (exchange e = {.end = 0}; e.end < r->count;) {
+            e = exchange_of(r, dtypes[i], e.end);
+            if (e.elements) r->buckets[count++] = e;
+        }
+    return count;
+}
+
 /* *late: what failed on this rank only when nothing remains to be exchanged. */
 static tn_status sum_of_bucket(tn_ranks *r, const exchange *e, const tn_rank_part *own, int own_count,
                                const bool *has_rows, tn_tensor **totals, tn_status *late) {
@@ -369,16 +384,95 @@ static tn_status sum_of_bucket(tn_ranks *r, const exchange *e, const tn_rank_par
 
 tn_status tn_ranks_sum(tn_ranks *r, const tn_rank_part *own, int own_count, const bool *has_rows, tn_device *home,
                        tn_tensor **totals) {
-    static const tn_dtype dtypes[] = {TN_F32, TN_F64, TN_F16, TN_BF16};
     tn_device *before = tn_current_device();
     tn_status status = tn_set_current_device(home), late = TN_OK;
-    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] && status == TN_OK; i++)
-        for (exchange e = {.end = 0}; e.end < r->count && status == TN_OK;) {
-            e = exchange_of(r, dtypes[i], e.end);
-            if (e.elements) status = sum_of_bucket(r, &e, own, own_count, has_rows, totals, &late);
-        }
+    int count = cut_buckets(r);
+    for (int i = 0; i < count && status == TN_OK; i++)
+        status = sum_of_bucket(r, &r->buckets[i], own, own_count, has_rows, totals, &late);
     (void)tn_set_current_device(before);
     return status != TN_OK ? status : late;
+}
+
+/* ---- sums as steps of the backward pass -------------------------------------------------------------------------- */
+
+int tn_ranks_exchange_count(tn_ranks *r) { return cut_buckets(r) * (r->owners ? 1 : 2); }
+
+/* A bucket under way: what was sent, the sum of this rank's piece, and what the exchange of each will have received. */
+typedef struct flight {
+    const exchange *bucket;
+    tn_tensor *sent, *posted, *sum, *gathered;
+} flight;
+
+/* The gradients of all sections, one after the other; without owners padded to equal pieces. */
+static tn_tensor *pack_closely(const tn_ranks *r, const exchange *e, tn_tensor *const *values, tn_tensor **room) {
+    int64_t all = r->owners ? e->elements : tn_group_size(r->group) * e->piece, rest = all - e->elements;
+    int count = 0;
+    if (!values) return tn_zeros(&all, 1, e->dtype);
+    for (int k = 0; k < sections(r); k++)
+        for (int i = e->first; i < e->end; i++)
+            if (is_in_section(r, e, i, k)) room[count++] = tn_reshape(values[i], (int64_t[]){-1}, 1);
+    if (rest) room[count++] = tn_zeros(&rest, 1, e->dtype);
+    return count == 1 ? tn_contiguous(room[0]) : tn_cat(room, count, 0);
+}
+
+/* Every step is recorded after `*last`, the one before, so that all ranks run them in one order. */
+static tn_status record_sending(const tn_ranks *r, const tn_rank_part *own, int own_count, flight *f,
+                                tn_tensor **last) {
+    const exchange *e = f->bucket;
+    tn_tensor **room = malloc((size_t)(e->end - e->first + tn_group_size(r->group)) * sizeof *room);
+    if (!room) return out_of_memory();
+    for (int rank = 0; rank < tn_group_size(r->group); rank++)
+        r->lengths[rank] = r->owners ? elements_of(r, e, rank) : e->piece;
+    f->sent = pack_closely(r, e, own_count ? own[0].values : NULL, room);
+    free(room);
+    forget_sent(r, e, own, own_count);
+    *last = f->posted = tn_group_post_scatter(r->group, f->sent, r->lengths, *last);
+    return tn_status_of(*last);
+}
+
+static tn_status record_sum(const tn_ranks *r, const bool *has_rows, flight *f, tn_tensor **last, tn_tensor **totals) {
+    tn_tensor *received = tn_group_receive(r->group, f->posted, f->sent, *last);
+    if (r->owners && !elements_of(r, f->bucket, tn_group_rank(r->group))) {
+        *last = received;
+        return unpack(r, f->bucket, received, totals);
+    }
+    int64_t shape[] = {tn_group_size(r->group), 1, tn_numel(received) / tn_group_size(r->group)};
+    *last = f->sum = add_pieces(r, tn_reshape(received, shape, 3), has_rows);
+    if (r->owners) return unpack(r, f->bucket, f->sum, totals);
+    *last = f->gathered = tn_group_post_all_gather(r->group, f->sum, *last);
+    return tn_status_of(*last);
+}
+
+static tn_status record_arrival(const tn_ranks *r, const flight *f, tn_tensor **last, tn_tensor **totals) {
+    *last = tn_group_receive(r->group, f->gathered, f->sum, *last);
+    return unpack(r, f->bucket, *last, totals);
+}
+
+/* In round k bucket k is sent, the one before arrives and is added, and the sums of the one before that arrive: so one
+ * exchange of each kind is under way while the backward pass computes the next bucket. */
+tn_status tn_ranks_record(tn_ranks *r, const tn_rank_part *own, int own_count, const bool *has_rows, tn_device *home,
+                          tn_tensor **totals, tn_tensor **all) {
+    enum { AT_WORK = 3 };
+    int count = cut_buckets(r);
+    tn_device *before = tn_current_device();
+    tn_status status = tn_set_current_device(home);
+    flight flights[AT_WORK];
+    tn_tensor *last = NULL;
+    TN_SCOPE;
+    TN_NO_GRAD;
+    for (int k = 0; k < count + 2 && status == TN_OK; k++) {
+        /* the last variables first: the backward pass begins with them */
+        if (k < count) flights[k % AT_WORK] = (flight){.bucket = &r->buckets[count - 1 - k]};
+        if (k < count) status = record_sending(r, own, own_count, &flights[k % AT_WORK], &last);
+        if (status == TN_OK && k >= 1 && k <= count)
+            status = record_sum(r, has_rows, &flights[(k - 1) % AT_WORK], &last, totals);
+        if (status == TN_OK && k >= 2 && !r->owners)
+            status = record_arrival(r, &flights[(k - 2) % AT_WORK], &last, totals);
+    }
+    /* a value of its own: a view would not wait for the last exchange */
+    *all = last && status == TN_OK ? tn_retain(tn_neg(tn_slice(last, 0, 0, 1, 1))) : NULL;
+    (void)tn_set_current_device(before);
+    return status;
 }
 
 /* ---- buffers ----------------------------------------------------------------------------------------------------- */

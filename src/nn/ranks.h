@@ -17,7 +17,8 @@ typedef struct tn_ranks {
     unsigned char *presence; /* TN_HAS_… of each variable in this step, as the owner of the first part has it */
     char *reports, *report;  /* of all ranks; this rank's */
     size_t report_bytes;
-    int64_t *lengths; /* [ranks]: elements of each rank's section, while a bucket is filled */
+    int64_t *lengths;          /* [ranks]: elements of each rank's section, while a bucket is filled */
+    struct tn_bucket *buckets; /* room for one a variable */
 } tn_ranks;
 
 enum { TN_HAS_GRADIENT = 1, TN_HAS_BUFFER = 2 };
@@ -59,6 +60,13 @@ tn_status tn_ranks_compare(tn_ranks *r, int owner, const tn_rank_part *own, int 
  * without memory of their own. The gradients are freed, and their values become NULL, when they have been sent. */
 tn_status tn_ranks_sum(tn_ranks *r, const tn_rank_part *own, int own_count, const bool *has_rows, tn_device *home,
                        tn_tensor **totals);
+/* The same recorded (distributed.h), for ranks with at most one part each: buckets are exchanged while the backward
+ * pass goes on, the last variables first. *all: a new handle whose evaluation runs all exchanges, also those of buckets
+ * in which this rank owns nothing; NULL: there are none. Then every rank must call tn_group_settle with
+ * tn_ranks_exchange_count. */
+tn_status tn_ranks_record(tn_ranks *r, const tn_rank_part *own, int own_count, const bool *has_rows, tn_device *home,
+                          tn_tensor **totals, tn_tensor **all);
+int tn_ranks_exchange_count(tn_ranks *r);
 /* Copies the buffers that the owner's first part has written: totals[i] is a new handle for each. */
 tn_status tn_ranks_share_buffers(tn_ranks *r, int owner, tn_tensor *const *values, tn_device *home, tn_tensor **totals);
 

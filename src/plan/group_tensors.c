@@ -1,6 +1,7 @@
-/* group_tensors.c — tensors between the processes of a group (distributed.h). */
+/* group_tensors.c — tensors between the processes of a group (distributed.h), at once and as steps of a plan. */
 
-#include "plan/plan.h"
+#include "gen/ops_build.h"
+#include "plan/native.h"
 #include "trunnion/autograd.h"
 #include "trunnion/distributed.h"
 #include "trunnion/ops.h"
@@ -106,4 +107,93 @@ tn_tensor *tn_group_all_reduce_tensor(tn_group *g, const tn_tensor *t) {
     tn_tensor *all = tn_reshape(tn_group_all_gather_tensor(g, sum), (int64_t[]){-1}, 1);
     result = tn_reshape(tn_slice(all, 0, 0, numel, 1), tn_shape(t), tn_rank(t));
     return tn_keep(result);
+}
+
+/* ---- as steps of a plan ------------------------------------------------------------------------------------------ */
+
+static void run_group_post(tn_native *n, void *const *pointers) {
+    tn_group_post(n->processes, pointers[1], pointers[3], n->posted_bytes, pointers[0]);
+}
+
+tn_status tn_make_group_post(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *post = &g->values[group->lead];
+    n->run = run_group_post;
+    n->processes = (void *)(intptr_t)post->node->i[TN_GROUP_POST_GROUP]; /* an address; fits an attribute */
+    n->posted_bytes = tn_node_bytes(g->values[post->in[0]].node);
+    *workspace = 0;
+    return TN_OK;
+}
+
+static void run_group_await(tn_native *n, void *const *pointers) {
+    tn_group_await(n->processes, pointers[1]);
+    *(float *)pointers[0] = 0;
+}
+
+tn_status tn_make_group_await(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    n->run = run_group_await;
+    n->processes = (void *)(intptr_t)g->values[group->lead].node->i[TN_GROUP_AWAIT_GROUP];
+    *workspace = 0;
+    return TN_OK;
+}
+
+static tn_status check_step(const tn_group *g, const tn_tensor *t, const char *what) {
+    TRY(check_tensor(g, t, what, TN_MAX_RANK));
+    if (tn_numel(t) == 0) return tn_fail(TN_ERR_SHAPE, "%s: the tensor has no elements", what);
+    return tn_device_of(t)->is_cpu ? TN_OK : tn_fail(TN_ERR_DEVICE, "%s: the tensor must be on the cpu", what);
+}
+
+/* A new handle to the value that has to be computed first: of what was received, that the exchange is complete. */
+static tn_tensor *step_before(const tn_tensor *after) {
+    if (!after) return NULL;
+    tn_node *n = tn_tensor_node(after);
+    return tn_tensor_new(tn_node_retain(tn_op_has(n, TN_FACT_GATE) ? n->in[1] : n));
+}
+
+static tn_tensor *post(tn_group *g, const tn_tensor *t, const tn_tensor *lengths, int64_t received,
+                       const tn_tensor *after) {
+    tn_attrs attrs = {.n_i = 2, .i = {(int64_t)(intptr_t)g, received}};
+    tn_tensor *before = step_before(after);
+    tn_tensor *posted = tn_record(TN_OP_GROUP_POST, (const tn_tensor *[]){t, before, lengths}, 3, &attrs);
+    tn_free(before);
+    return posted;
+}
+
+tn_tensor *tn_group_post_scatter(tn_group *g, const tn_tensor *t, const int64_t *lengths, const tn_tensor *after) {
+    tn_status s = check_step(g, t, "tn_group_post_scatter");
+    if (s == TN_OK) s = tn_need(lengths, "tn_group_post_scatter: lengths");
+    int64_t size = tn_group_size(g), sum = 0, *bytes = s == TN_OK ? tn_mem_alloc((size_t)size * sizeof *bytes) : NULL;
+    for (int64_t i = 0; bytes && i < size; i++) {
+        sum += lengths[i];
+        bytes[i] = lengths[i] * (int64_t)tn_dtype_size(tn_dtype_of(t));
+        if (lengths[i] < 0) s = tn_fail(TN_ERR_SHAPE, "tn_group_post_scatter: a length is negative");
+    }
+    if (s == TN_OK && !bytes) s = TN_ERR_MEMORY;
+    if (s == TN_OK && sum != tn_numel(t))
+        s = tn_fail(TN_ERR_SHAPE, "tn_group_post_scatter: the lengths add up to %lld, but the tensor has %lld elements",
+                    (long long)sum, (long long)tn_numel(t));
+    tn_tensor *table = s == TN_OK ? (tn_from_data)(bytes, &size, 1, TN_I64) : NULL;
+    tn_tensor *posted =
+        table ? post(g, t, table, tn_max64(size * lengths[tn_group_rank(g)], 1), after) : tn_tensor_error(s);
+    tn_mem_free(bytes);
+    tn_free(table);
+    return posted;
+}
+
+tn_tensor *tn_group_post_all_gather(tn_group *g, const tn_tensor *t, const tn_tensor *after) {
+    tn_status s = check_step(g, t, "tn_group_post_all_gather");
+    return s == TN_OK ? post(g, t, NULL, tn_group_size(g) * tn_numel(t), after) : tn_tensor_error(s);
+}
+
+tn_tensor *tn_group_receive(tn_group *g, const tn_tensor *posted, const tn_tensor *sent, const tn_tensor *after) {
+    tn_status s = check_step(g, posted, "tn_group_receive");
+    if (s == TN_OK) s = check_step(g, sent, "tn_group_receive");
+    if (s != TN_OK) return tn_tensor_error(s);
+    tn_attrs attrs = {.n_i = 1, .i = {(int64_t)(intptr_t)g}};
+    tn_tensor *before = step_before(after);
+    tn_tensor *complete = tn_record(TN_OP_GROUP_AWAIT, (const tn_tensor *[]){posted, sent, before}, 3, &attrs);
+    tn_free(before);
+    if (tn_status_of(complete) != TN_OK) return complete;
+    tn_tensor *received = tn_record(TN_OP_GATED, (const tn_tensor *[]){posted, complete}, 2, NULL);
+    tn_free(complete);
+    return received;
 }

@@ -328,6 +328,8 @@ static const tn_native_row natives[] = {
     {TN_OP_MAX_POOL2D, tn_make_max_pool2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_max_pool2d, &tn_max_pool2d_epilogue},
     {TN_OP_CONV2D_DGRAD, tn_make_conv2d_dgrad, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_dgrad, NULL},
     {TN_OP_CONV2D_WGRAD, tn_make_conv2d_wgrad, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_wgrad, NULL},
+    {TN_OP_GROUP_POST, tn_make_group_post, RESULT_FRESH, NULL, NULL, NULL},
+    {TN_OP_GROUP_AWAIT, tn_make_group_await, RESULT_FRESH, NULL, NULL, NULL},
     {TN_OP_LINALG_CHOLESKY_LOWER, tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
     {TN_OP_LINALG_SOLVE_SYSTEMS, tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
     {TN_OP_LINALG_SOLVE_LOWER, tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},

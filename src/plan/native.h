@@ -64,6 +64,10 @@ struct tn_native {
         };
         tn_linalg_args linalg;
         struct {
+            void *processes;     /* distributed.h's group */
+            size_t posted_bytes; /* of the operand */
+        };
+        struct {
             tn_sdpa_args sdpa;
             int64_t sdpa_at[2]; /* gradients: of k and of v in the result, elements */
         };
@@ -121,7 +125,8 @@ void tn_conv_agree_on_border(tn_value *v, tn_group *producer, tn_group *reader);
 /* of a conv2d_forward, conv2d_dgrad or conv2d_wgrad; no more than sizes */
 tn_conv_args tn_conv_sizes(const tn_node *n);
 void tn_cost_of_conv(const tn_native *n, tn_cost *cost);
-tn_native_maker tn_make_linalg; /* native.c */
+tn_native_maker tn_make_linalg;                          /* native.c */
+tn_native_maker tn_make_group_post, tn_make_group_await; /* group_tensors.c */
 tn_native_maker tn_make_sdpa, tn_make_sdpa_gradient;
 tn_native_maker tn_make_experts; /* native_product.c */
 void tn_cost_of_experts(const tn_native *n, tn_cost *cost);

@@ -53,6 +53,11 @@ static void order_visit(tn_graph_plan *g, order_walk *w, int root) {
     }
 }
 
+static bool exchanges(const tn_graph_plan *g, int group) {
+    return tn_op_has(g->values[g->groups[group].lead].node, TN_FACT_EXCHANGE);
+}
+
+/* Exchanges come as early as they can: they go on while the rest is computed, and free what they have sent. */
 static tn_status topological_order(tn_graph_plan *g) {
     int count = (int)g->group_count;
     int *room = tn_scratch_take(&g->scratch, (size_t)(3 * count) * sizeof *room);
@@ -63,6 +68,8 @@ static tn_status topological_order(tn_graph_plan *g) {
         by_member[i] = count - 1 - i;
     sort_by_last_member(g, by_member, count);
     g->fusion.stamp++;
+    for (int i = 0; i < count; i++)
+        if (exchanges(g, by_member[i])) order_visit(g, &w, by_member[i]);
     for (int i = 0; i < count; i++)
         order_visit(g, &w, by_member[i]);
     return TN_OK;

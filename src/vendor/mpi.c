@@ -36,6 +36,9 @@ static int (*allgather)(const void *send, int send_count, intptr_t send_type, vo
                         intptr_t receive_type, intptr_t comm);
 static int (*alltoall)(const void *send, int send_count, intptr_t send_type, void *receive, int receive_count,
                        intptr_t receive_type, intptr_t comm);
+static int (*isend)(const void *data, int count, intptr_t type, int to, int tag, intptr_t comm, void *request);
+static int (*irecv)(void *data, int count, intptr_t type, int from, int tag, intptr_t comm, void *request);
+static int (*wait_for)(void *request, intptr_t status);
 static void *open_world, *open_byte, *open_errors_return; /* Open MPI's objects; NULL in MPICH */
 
 static const tn_symbol symbols[] = {
@@ -54,6 +57,9 @@ static const tn_symbol symbols[] = {
     {"MPI_Bcast", (void **)&bcast, false},
     {"MPI_Allgather", (void **)&allgather, false},
     {"MPI_Alltoall", (void **)&alltoall, false},
+    {"MPI_Isend", (void **)&isend, false},
+    {"MPI_Irecv", (void **)&irecv, false},
+    {"MPI_Wait", (void **)&wait_for, false},
     {"ompi_mpi_comm_world", &open_world, true},
     {"ompi_mpi_byte", &open_byte, true},
     {"ompi_mpi_errors_return", &open_errors_return, true},
@@ -69,7 +75,7 @@ static const char *const mpich_names[] = {"libmpich.so.12", "libmpi.so.12", "lib
 const tn_library_spec tn_mpi_library = LIBRARY(open_mpi_names);
 static const tn_library_spec mpich_library = LIBRARY(mpich_names);
 
-static intptr_t world, type_byte, errors_return;
+static intptr_t world, type_byte, errors_return, status_ignore;
 static char version_text[VERSION_BYTES];
 static int own_rank, world_size = 1;
 
@@ -86,6 +92,7 @@ static void choose_handles(void) {
     bool open_mpi = open_world && open_byte && open_errors_return;
     world = open_mpi ? (intptr_t)open_world : (intptr_t)MPICH_WORLD;
     type_byte = open_mpi ? (intptr_t)open_byte : (intptr_t)MPICH_BYTE;
+    status_ignore = open_mpi ? 0 : 1; /* MPI_STATUS_IGNORE */
     errors_return = open_mpi ? (intptr_t)open_errors_return : (intptr_t)MPICH_ERRORS_RETURN;
 }
 
@@ -181,4 +188,51 @@ tn_status tn_mpi_all_gather(const void *send, size_t bytes, void *receive) {
 
 tn_status tn_mpi_all_to_all(const void *send, size_t bytes, void *receive) {
     return in_pieces(trade_piece, send, world_size, bytes, receive);
+}
+
+/* ---- without waiting --------------------------------------------------------------------------------------------- */
+
+static int pieces_of(size_t bytes) { return (int)((bytes + PIECE - 1) / PIECE); }
+
+static tn_status start_pieces(tn_mpi_request *r, bool sends, char *data, size_t bytes, int peer) {
+    for (size_t at = 0; at < bytes; at += PIECE) {
+        int count = (int)(bytes - at < PIECE ? bytes - at : PIECE);
+        intptr_t *handle = &r->handles[r->count];
+        int code = sends ? isend(data + at, count, type_byte, peer, r->tag, world, handle)
+                         : irecv(data + at, count, type_byte, peer, r->tag, world, handle);
+        TRY(check_mpi(code, sends ? "MPI_Isend" : "MPI_Irecv"));
+        r->count++;
+    }
+    return TN_OK;
+}
+
+tn_status tn_mpi_start(const void *send, const size_t *from, const size_t *bytes, void *receive, int tag,
+                       tn_mpi_request *r) {
+    size_t own = bytes[own_rank];
+    int most = world_size * pieces_of(own);
+    for (int peer = 0; peer < world_size; peer++)
+        most += pieces_of(bytes[peer]);
+    *r = (tn_mpi_request){.tag = tag, .handles = tn_mem_zalloc((size_t)most + 1, sizeof *r->handles)};
+    if (!r->handles) return tn_fail(TN_ERR_MEMORY, "MPI: out of memory for an exchange");
+    for (int k = 1; k < world_size; k++) {
+        int peer = (own_rank + world_size - k) % world_size;
+        TRY(start_pieces(r, false, (char *)receive + (size_t)peer * own, own, peer));
+    }
+    for (int k = 1; k < world_size; k++) { /* each rank begins with another peer */
+        int peer = (own_rank + k) % world_size;
+        TRY(start_pieces(r, true, (char *)(uintptr_t)send + from[peer], bytes[peer], peer));
+    }
+    if (own) memcpy((char *)receive + (size_t)own_rank * own, (const char *)send + from[own_rank], own);
+    return TN_OK;
+}
+
+tn_status tn_mpi_finish(tn_mpi_request *r) {
+    tn_status status = TN_OK;
+    for (int i = 0; i < r->count; i++) {
+        tn_status one = check_mpi(wait_for(&r->handles[i], status_ignore), "MPI_Wait");
+        if (status == TN_OK) status = one;
+    }
+    tn_mem_free(r->handles);
+    *r = (tn_mpi_request){NULL};
+    return status;
 }

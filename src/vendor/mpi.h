@@ -24,6 +24,17 @@ tn_status tn_mpi_all_gather(const void *send, size_t bytes, void *receive);
 tn_status tn_mpi_all_to_all(const void *send, size_t bytes, void *receive);
 tn_status tn_mpi_barrier(void);
 
+/* Sends `bytes[rank]` bytes at send + from[rank] to each rank, which all send bytes[own rank] bytes here: at `receive`,
+ * by the sender's rank. tag: below 32768, the same on all ranks. Complete when tn_mpi_finish returns, which must follow
+ * also on failure; until then the buffers belong to MPI. */
+typedef struct tn_mpi_request {
+    intptr_t *handles; /* Open MPI's pointers, or MPICH's ints */
+    int count, tag;
+} tn_mpi_request;
+tn_status tn_mpi_start(const void *send, const size_t *from, const size_t *bytes, void *receive, int tag,
+                       tn_mpi_request *r);
+tn_status tn_mpi_finish(tn_mpi_request *r);
+
 /* ---- NCCL -------------------------------------------------------------------------------------------------------- */
 /* NCCL and RCCL, which has the same interface: collective operations between GPUs, in a stream of the device.
  * Loaded at run time; the calling thread's current device is the communicator's (tn_driver.lend). */

@@ -87,6 +87,10 @@ def check_sharded(suite, name, launcher):
                      f"{name}: --zero {stage} on 4 processes: loss and checkpoint as on one")
     share = several.get("optimizer_bytes", 0) / max(whole.get("optimizer_bytes", 0), 1)
     suite.expect(0 < share < 0.8, f"{name}: rank 0 keeps {share:.0%} of the optimizer's state")
+    peak = [suite.train(launcher(4), "peak.safetensors", "chars", "--steps", 2, "--zero", stage)[0]
+            .get("pool_peak_bytes", 0) for stage in (1, 2)]
+    suite.expect(0 < peak[1] < 0.95 * peak[0],
+                 f"{name}: --zero 2 lowers the peak of a rank from {peak[0] / 1e6:.1f} to {peak[1] / 1e6:.1f} MB")
     half = suite.folder / "half.safetensors"
     suite.train(launcher(4), half.name, "digits", "--steps", STEPS // 2, "--zero", 2)
     half.rename(suite.folder / "begun.safetensors")
