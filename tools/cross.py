@@ -25,6 +25,7 @@ import tempfile
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent / "checks"))  # the files there import each other
 import cross_libraries  # noqa: E402
+import digits  # noqa: E402
 from checks import empty_root, onnx_nodes, serve  # noqa: E402
 from checks.command import Report  # noqa: E402
 from text import smollm2  # noqa: E402
@@ -262,7 +263,7 @@ def results(*command):
         for model, steps in TRAININGS:
             path = pathlib.Path(folder) / f"größe 模型 {model}"
             run([*command, "train", "digits", "--model", model, "--steps", str(steps), "--device", "cpu", "--save", path,
-                 "--json"], stdout=subprocess.DEVNULL)
+                 "--data", digits.cache_folder() / "data" / "digits.csv", "--json"], stdout=subprocess.DEVNULL)
             checkpoints.append(path.read_bytes())
         outputs = pathlib.Path(folder) / "выход"
         run([*command, "run", NETWORK, "--random", "-o", outputs, "--device", "cpu"], stdout=subprocess.DEVNULL)

@@ -24,7 +24,7 @@ BUDGET = {
     "windows": 1540,
     "base": 3804,
     "kir": 16405,
-    "cpu": 15325,
+    "cpu": 15350,
     "gpu": 2738,
     "vendor": 3214,
     "hal": 9125,

@@ -35,8 +35,9 @@ MOST_BYTES = 3_000_000  # of what a visitor loads before a model
 
 def build_module(folder, relaxed, wrappers):
     """The module, made in build-web/FOLDER."""
-    compiler = [wrappers / "zig-cc", "-target", "wasm32-wasi"]
-    packages = cross_libraries.build(cross.DEPS, "wasm32-wasi", compiler, wrappers / "zig-ar", ("cmocka",))
+    target = next(target for target in cross.TARGETS if target.name == "wasm32-wasi")
+    compiler = [wrappers / "zig-cc", "-target", target.triple]
+    packages = cross_libraries.build(cross.DEPS, target.name, compiler, wrappers / "zig-ar", target.without)
     environment = os.environ | {"PKG_CONFIG_LIBDIR": str(packages)}
     place = BUILD / folder
     place.mkdir(parents=True, exist_ok=True)

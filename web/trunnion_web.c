@@ -116,17 +116,14 @@ const char *web_chat_facts(const chat *c) {
     cli_json j;
     FILE *to = describe(&j);
     if (!to) return NULL;
-    cli_json_object(&j, NULL);
-    cli_json_string(&j, "architecture", c->facts.architecture);
-    cli_json_string(&j, "name", c->facts.name);
-    cli_json_string(&j, "quantization", c->facts.quantisation);
-    cli_json_int(&j, "parameters", c->facts.parameters);
-    cli_json_int(&j, "layers", c->facts.layers);
-    cli_json_int(&j, "vocabulary", c->facts.vocabulary);
-    cli_json_int(&j, "context", c->facts.context);
-    cli_json_int(&j, "weightsBytes", c->facts.weights_bytes);
-    cli_json_bool(&j, "chatTemplate", tn_tokenizer_chat_template(c->words.tokenizer) != NULL);
-    cli_json_end(&j, '}');
+    const tn_llm_facts *f = &c->facts;
+    cli_json_write(
+        &j,
+        "{'architecture': %s, 'name': %s, 'quantization': %s, 'parameters': %jd, 'layers': %jd, 'vocabulary': %jd, "
+        "'context': %jd, 'weightsBytes': %jd, 'chatTemplate': %i}",
+        f->architecture, f->name, f->quantisation, (intmax_t)f->parameters, (intmax_t)f->layers,
+        (intmax_t)f->vocabulary, (intmax_t)f->context, (intmax_t)f->weights_bytes,
+        tn_tokenizer_chat_template(c->words.tokenizer) != NULL);
     return described(to);
 }
 
@@ -258,12 +255,10 @@ const char *web_chat_result(const chat *c) {
     cli_json j;
     FILE *to = describe(&j);
     if (!to) return NULL;
-    cli_json_object(&j, NULL);
-    cli_json_int(&j, "promptTokens", (int64_t)c->prompt.count);
-    cli_json_int(&j, "promptTokensComputed", c->done - c->answer.keep);
-    cli_json_string(&j, "stopped", c->answer.stopped ? c->answer.stopped : "cancelled");
+    cli_json_write(&j, "{'promptTokens': %ju, 'promptTokensComputed': %jd, 'stopped': %s", (uintmax_t)c->prompt.count,
+                   (intmax_t)(c->done - c->answer.keep), c->answer.stopped ? c->answer.stopped : "cancelled");
     cli_json_ids(&j, "ids", &c->answer.ids);
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "}");
     return described(to);
 }
 
@@ -317,32 +312,29 @@ network *web_onnx_open(const char *path) {
     return NULL;
 }
 
-static void describe_end(cli_json *j, const tn_onnx_info *info) {
-    cli_json_object(j, NULL);
-    cli_json_string(j, "name", info->name);
-    cli_json_string(j, "type", info->type);
-    cli_json_int(j, "dtype", info->dtype);
-    cli_json_array(j, "shape");
-    for (int i = 0; i < info->rank; i++)
-        cli_json_int(j, NULL, info->shape[i]);
-    cli_json_end(j, ']');
-    cli_json_end(j, '}');
+static void describe_shape(cli_json *j, const int64_t *shape, int rank) {
+    cli_json_write(j, "'shape': [");
+    for (int i = 0; i < rank; i++)
+        cli_json_write(j, "%jd", (intmax_t)shape[i]);
+    cli_json_write(j, "]}");
 }
 
 const char *web_onnx_describe(const network *n) {
     cli_json j;
     FILE *to = describe(&j);
     if (!to) return NULL;
-    cli_json_object(&j, NULL);
+    cli_json_write(&j, "{");
     for (int end = 0; end < 2; end++) {
-        cli_json_array(&j, end ? "outputs" : "inputs");
+        cli_json_write(&j, end ? "'outputs': [" : "'inputs': [");
         for (int i = 0; i < (end ? n->outputs : n->inputs); i++) {
             tn_onnx_info info = {.struct_size = sizeof info};
-            if ((end ? tn_onnx_output_at : tn_onnx_input_at)(n->model, i, &info) == TN_OK) describe_end(&j, &info);
+            if ((end ? tn_onnx_output_at : tn_onnx_input_at)(n->model, i, &info) != TN_OK) continue;
+            cli_json_write(&j, "{'name': %s, 'type': %s, 'dtype': %d", info.name, info.type, (int)info.dtype);
+            describe_shape(&j, info.shape, info.rank);
         }
-        cli_json_end(&j, ']');
+        cli_json_write(&j, "]");
     }
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "}");
     return described(to);
 }
 
@@ -388,13 +380,8 @@ const char *web_onnx_output(network *n, int32_t i) {
     if (!n->data || tn_read(t, n->data, bytes) != TN_OK) return NULL;
     FILE *to = describe(&j);
     if (!to) return NULL;
-    cli_json_object(&j, NULL);
-    cli_json_int(&j, "dtype", tn_dtype_of(t));
-    cli_json_array(&j, "shape");
-    for (int k = 0; k < tn_rank(t); k++)
-        cli_json_int(&j, NULL, tn_shape(t)[k]);
-    cli_json_end(&j, ']');
-    cli_json_end(&j, '}');
+    cli_json_write(&j, "{'dtype': %d", (int)tn_dtype_of(t));
+    describe_shape(&j, tn_shape(t), tn_rank(t));
     return described(to);
 }
 

@@ -51,21 +51,33 @@ VEC_INLINE int32_t read_int(const uint8_t *p) {
     return x;
 }
 
-/* Two steps of four weights, with the eight activations at q; `wide`: weights may have 8 bits. */
+/* STEPS steps of four weights, with the activations at q; `wide`: weights may have 8 bits. */
+#if defined(__ARM_FEATURE_DOTPROD)
+enum { STEPS = 4 }; /* a register of activations, which dot products take by the lane */
+#define PANEL_ORDER() VEC_KEEP_ORDER()
+
+VEC_INLINE VI q_lane_dot(VI sum, VB w, int8x16_t x, const int lane, TN_UNUSED bool wide) {
+    int32x4_t s = (int32x4_t)sum;
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-VEC_INLINE VI q_dot2(VI sum, VB w0, VB w1, const uint8_t *q, TN_UNUSED bool wide) {
-    int8x8_t x = vld1_s8((const int8_t *)q);
-    int32x4_t first = vusdotq_lane_s32((int32x4_t)sum, (uint8x16_t)w0, x, 0);
-    return (VI)vusdotq_lane_s32(first, (uint8x16_t)w1, x, 1);
-}
-#elif defined(__ARM_FEATURE_DOTPROD)
-VEC_INLINE VI q_dot2(VI sum, VB w0, VB w1, const uint8_t *q, bool wide) {
-    int8x8_t x = vld1_s8((const int8_t *)q);
+#define DOT(lane) vusdotq_laneq_s32(s, (uint8x16_t)w, x, lane)
+#else
     const uint8_t center = wide ? 128 : 0;
-    int32x4_t first = vdotq_lane_s32((int32x4_t)sum, (int8x16_t)(w0 ^ center), x, 0);
-    return (VI)vdotq_lane_s32(first, (int8x16_t)(w1 ^ center), x, 1);
+#define DOT(lane) vdotq_laneq_s32(s, (int8x16_t)(w ^ center), x, lane)
+#endif
+    return (VI)(lane == 0 ? DOT(0) : lane == 1 ? DOT(1) : lane == 2 ? DOT(2) : DOT(3));
+#undef DOT
 }
-#elif defined(__wasm_relaxed_simd__)
+
+VEC_INLINE VI q_dots(VI sum, const VB *w, const uint8_t *q, bool wide) {
+    int8x16_t x = vld1q_s8((const int8_t *)q);
+    VEC_UNROLL for (int i = 0; i < STEPS; i++) sum = q_lane_dot(sum, w[i], x, i, wide);
+    return sum;
+}
+#else
+enum { STEPS = 2 };
+#define PANEL_ORDER()
+
+#if defined(__wasm_relaxed_simd__)
 VEC_INLINE VI q_dot2(VI sum, VB w0, VB w1, const uint8_t *q, bool wide) {
     VI q0 = q_set1(read_int(q)), q1 = q_set1(read_int(q + 4));
     if (!wide) return q_dot(q_dot(sum, w0, q0), w1, q1);
@@ -96,6 +108,9 @@ VEC_INLINE VI q_dot2(VI sum, VB w0, VB w1, const uint8_t *q, TN_UNUSED bool wide
     return sum + q_widen(q_pairs(q_and(w1, 127), q1), 1);
 #endif
 }
+#endif
+
+VEC_INLINE VI q_dots(VI sum, const VB *w, const uint8_t *q, bool wide) { return q_dot2(sum, w[0], w[1], q, wide); }
 #endif
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
@@ -200,11 +215,14 @@ KERNEL void multiply_panel(const qtile *t, int height, int parts, bool has_minim
             VEC_UNROLL for (int part = 0; part < parts; part++) {
                 VI sum[TILE];
                 VEC_UNROLL for (int r = 0; r < height; r++) sum[r] = first_sum(x + r * record, part, has_minimum, wide);
-                VEC_UNROLL for (int c = CHUNKS / parts * part; c < CHUNKS / parts * (part + 1); c += 2) {
-                    VB w0 = q_load(panel + c * LINE), w1 = q_load(panel + (c + 1) * LINE);
+                VEC_UNROLL for (int c = CHUNKS / parts * part; c < CHUNKS / parts * (part + 1); c += STEPS) {
+                    VB w[STEPS];
+                    PANEL_ORDER();
+                    VEC_UNROLL for (int i = 0; i < STEPS; i++) w[i] = q_load(panel + (c + i) * LINE);
                     VEC_UNROLL for (int r = 0; r < height; r++) sum[r] =
-                        q_dot2(sum[r], w0, w1, x + r * record + 4 * c, wide);
+                        q_dots(sum[r], w, x + r * record + 4 * c, wide);
                 }
+                PANEL_ORDER();
                 V s = *(const V *)(const void *)(panel + BITS + part * LINE);
                 V m = has_minimum ? *(const V *)(const void *)(panel + BITS + (parts + part) * LINE) : v_zero();
                 VEC_UNROLL for (int r = 0; r < height; r++) acc[r] =
@@ -250,9 +268,9 @@ KERNEL void multiply_stripe(const stripe *p, int height, tn_qbits bits, tn_qscal
                 VI sum[STRIPE_HIGH];
                 VEC_UNROLL for (int r = 0; r < height; r++) sum[r] =
                     first_sum(x + r * record, part, has_minimum, bits == TN_QBITS_8);
-                VEC_UNROLL for (int c = CHUNKS / parts * part; c < CHUNKS / parts * (part + 1); c += 2) {
+                VEC_UNROLL for (int c = CHUNKS / parts * part; c < CHUNKS / parts * (part + 1); c += STEPS) {
                     VEC_UNROLL for (int r = 0; r < height; r++) sum[r] =
-                        q_dot2(sum[r], w[c], w[c + 1], x + r * record + 4 * c, bits == TN_QBITS_8);
+                        q_dots(sum[r], w + c, x + r * record + 4 * c, bits == TN_QBITS_8);
                 }
                 VEC_UNROLL for (int r = 0; r < height; r++) acc[half][r] =
                     finish_part(acc[half][r], sum[r], x + r * record, part, sc.s[part], sc.t[part], has_minimum);

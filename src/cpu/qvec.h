@@ -29,7 +29,12 @@ VEC_INLINE VB q_and(VB x, int mask) { return x & (uint8_t)mask; }
 
 /* Each byte's field from bit `from` on, moved to bit `to`; `mask` in its place afterwards. */
 VEC_INLINE VB q_field(VB x, int from, int to, int mask) {
+#if defined(VEC_NEON) || defined(VEC_WASM) /* they shift bytes: a field of the highest bits needs no mask */
+    VB moved = to >= from ? x << (uint8_t)(to - from) : x >> (uint8_t)(from - to);
+    if (from > to && (255 >> (from - to) & ~mask) == 0) return moved;
+#else
     VH moved = to >= from ? (VH)x << (to - from) : (VH)x >> (from - to);
+#endif
     return q_and((VB)moved, mask);
 }
 
