@@ -576,7 +576,8 @@ bool tn_conv_takes_blocks(const tn_conv_args *args) {
     if (args->pool[0] > 0 || args->producer || args->x_padded || args->border.row > 0) return false;
     if (args->groups > 1) {
         const bool each = args->channels == 1 && args->out_channels == 1 && !args->max_pool;
-        return each && tn_conv_by_channels_fits(args);
+        const int64_t computed = round_up(args->groups, tn_conv_vec()->tiles->lanes); /* the rest: at most an eighth */
+        return each && 8 * computed <= 9 * args->groups && tn_conv_by_channels_fits(args);
     }
     if (args->x_blocks && args->kernel[0] * args->kernel[1] != 1) return false;
     for (int d = 0; d < 2 && args->x_blocks; d++)
