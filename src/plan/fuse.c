@@ -905,11 +905,12 @@ static void leave_border(tn_graph_plan *g, tn_group *reader) {
 
 tn_status tn_lay_out_conv_results(tn_graph_plan *g) {
     if (!g->binding->device->is_cpu) return TN_OK;
-    bool *convs = tn_mem_zalloc(g->group_count + g->value_count + 1, sizeof *convs), *blocked = convs + g->group_count;
+    bool *convs = tn_mem_zalloc(g->group_count + 2 * g->value_count + 1, sizeof *convs),
+         *blocked = convs + g->group_count;
     if (!convs) return TN_ERR_MEMORY;
     for (size_t i = 0; i < g->group_count; i++)
         convs[i] = is_conv(g, &g->groups[i]) && is_here(&g->groups[i]);
-    tn_conv_lay_in_blocks(g, convs, blocked);
+    tn_conv_lay_in_blocks(g, convs, blocked, blocked + g->value_count);
     for (size_t i = 0; i < g->group_count; i++)
         if (convs[i] && !blocked[g->values[g->groups[i].lead].in[0]]) leave_border(g, &g->groups[i]);
     tn_mem_free(convs);

@@ -118,8 +118,8 @@ extern const tn_native_epilogue tn_conv2d_epilogue, tn_max_pool2d_epilogue;
 /* Is the image of one convolution better made by it where it is read, in the launch of `maker`? Then it is. */
 bool tn_conv_agree_on_producer(tn_value *v, tn_group *producer, tn_group *reader);
 /* Lays images between convolutions in blocks of channels (conv.h) where all that make and read them can have them so.
- * `convs`: by group, which are convolutions that the CPU computes; blocked: by value, set here. */
-void tn_conv_lay_in_blocks(const tn_graph_plan *g, const bool *convs, bool *blocked);
+ * `convs`: by group, which are convolutions that the CPU computes; blocked, near: by value, zeros, set here. */
+void tn_conv_lay_in_blocks(const tn_graph_plan *g, const bool *convs, bool *blocked, bool *near);
 /* Whether a convolution leaves its result with the zero-padded border that the reader needs. Sets what changes. */
 void tn_conv_agree_on_border(tn_value *v, tn_group *producer, tn_group *reader);
 /* of a conv2d_forward, conv2d_dgrad or conv2d_wgrad; no more than sizes */

@@ -721,6 +721,27 @@ static void agree_on_blocks(const tn_graph_plan *g, const bool *convs, bool *blo
     }
 }
 
+/* Blocks pay only around depthwise convolutions: takes out what no chain of groups connects with one of these. */
+static void stay_near_depthwise(const tn_graph_plan *g, const bool *convs, bool *blocked, bool *near) {
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (size_t i = 0; i < g->group_count; i++) {
+            if (!convs[i]) continue;
+            const conv_images at = images_of(g, &g->groups[i]);
+            const int of[] = {at.x, at.y, at.added};
+            bool found = g->groups[i].run.native->run == run_conv2d_depthwise;
+            for (size_t k = 0; k < TN_COUNT(of); k++)
+                found = found || (of[k] >= 0 && near[of[k]]);
+            for (size_t k = 0; k < TN_COUNT(of) && found; k++) {
+                if (of[k] < 0 || !blocked[of[k]] || near[of[k]]) continue;
+                near[of[k]] = changed = true;
+            }
+        }
+    }
+    for (size_t i = 0; i < g->value_count; i++)
+        blocked[i] = blocked[i] && near[i];
+}
+
 static void lie_in_blocks(const tn_graph_plan *g, tn_group *group, const bool *blocked) {
     tn_native *n = group->run.native;
     const conv_images at = images_of(g, group);
@@ -736,10 +757,11 @@ static void lie_in_blocks(const tn_graph_plan *g, tn_group *group, const bool *b
     n->by = "in blocks of channels";
 }
 
-void tn_conv_lay_in_blocks(const tn_graph_plan *g, const bool *convs, bool *blocked) {
+void tn_conv_lay_in_blocks(const tn_graph_plan *g, const bool *convs, bool *blocked, bool *near) {
     for (size_t i = 0; i < g->value_count; i++)
         blocked[i] = may_be_in_blocks(g, convs, (int)i);
     agree_on_blocks(g, convs, blocked);
+    stay_near_depthwise(g, convs, blocked, near);
     for (size_t i = 0; i < g->group_count; i++)
         if (convs[i]) lie_in_blocks(g, &g->groups[i], blocked);
     for (size_t i = 0; i < g->value_count; i++) {
