@@ -1,14 +1,16 @@
-"""zoo.py — architectures that nobody tuned for, exported with random weights, timed here and in ONNX Runtime.
+"""zoo.py — architectures that nobody tuned for, exported with random weights, timed here and in a peer.
 
     zoo.py [--count 10] [--seed N] [--only 'resnet* vit*'] [--threads 2] [--cpu-time] [--seconds 1] [--fast]
-           [--build build] [--profile] [--scaling] [--page NOTE]
+           [--precision qdq] [--peer openvino] [--build build] [--profile] [--scaling] [--page NOTE]
 
 The networks are those of torchvision, timm and transformers in ZOO. A run takes --count of them, chosen by --seed, so
 that no kernel is fitted to a fixed list; --count 0 takes all. Each is exported once, into the cache folder. Its results
-have to agree within 2e-4 of the largest one, then both sides run by turns in one process: blocks of runs, of which the
+have to agree with ONNX Runtime's within 2e-4 of the largest one (bytes: 0.2), then both sides run by turns in one process: blocks of runs, of which the
 first is not counted. A figure is the ratio of the medians. At the end: the geometric mean, the worst five, and how many
 are below 1.
 
+  --precision  f32, or how ONNX Runtime's tools quantize the network to bytes: one of QUANTIZED
+  --peer      onnxruntime, or openvino (with --fast in bf16 where the processor multiplies it)
   --cpu-time  one thread, and its processor time instead of the time of day: for a machine that others use too
   --profile   also the commands of each network that take most time
   --scaling   also the commands that more threads make less than 1.6 times as fast
@@ -35,8 +37,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tools")]
 from digits import cache_folder  # noqa: E402
 
-PACKAGES = ["torchvision", "timm", "transformers", "onnx", "onnxscript", "onnxruntime"]
+PACKAGES = ["torchvision", "timm", "transformers", "onnx", "onnxscript", "onnxruntime", "openvino", "sympy"]
 LIMIT = 2e-4  # of an output's largest number
+LIMIT_BYTES = 0.2  # of networks of bytes: a sum that is rounded to another byte changes all that follow
 LEAST_MS = 0.02  # of a command that is worth more threads
 IMAGE = (1, 3, 224, 224)
 
@@ -94,6 +97,17 @@ ZOO = {
 }
 
 
+QUANTIZED = {  # format, bytes of activations and weights, a scale for each filter
+    "qdq": ("QDQ", "QUInt8", "QInt8", False),
+    "qdq-channels": ("QDQ", "QUInt8", "QInt8", True),
+    "qdq-signed": ("QDQ", "QInt8", "QInt8", True),
+    "qoperator": ("QOperator", "QUInt8", "QInt8", False),
+    "qoperator-channels": ("QOperator", "QUInt8", "QInt8", True),
+    "qoperator-signed": ("QOperator", "QInt8", "QInt8", True),
+    "dynamic": (None, None, "QInt8", False),
+}
+
+
 class Plain:
     """A module whose forward yields its first tensor, whatever the network hands out."""
 
@@ -146,12 +160,39 @@ def export(name, path):
     os.replace(str(path) + ".part", path)
 
 
-def exported(name):
+def quantize(name, path, precision):
+    """The network of bytes, made from the exported one; ranges are those of two random inputs."""
+    import numpy as np
+    from onnxruntime import quantization as q
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+    form, activations, weights, channels = QUANTIZED[precision]
+    prepared, part = str(path) + ".prepared", str(path) + ".part"
+    quant_pre_process(str(exported(name)), prepared, skip_symbolic_shape=True)
+    if form is None:
+        q.quantize_dynamic(prepared, part, weight_type=q.QuantType[weights], per_channel=channels)
+    else:
+        x = example(ZOO[name][1])
+        other = x if len(x.shape) == 2 else (0.9 * x[..., ::-1]).astype(np.float32)
+
+        class Reader(q.CalibrationDataReader):
+            inputs = iter([{"x": x}, {"x": other}])
+
+            def get_next(self):
+                return next(self.inputs, None)
+        q.quantize_static(prepared, part, Reader(), quant_format=q.QuantFormat[form], per_channel=channels,
+                          activation_type=q.QuantType[activations], weight_type=q.QuantType[weights])
+    os.remove(prepared)
+    os.replace(part, path)
+
+
+def exported(name, precision="f32"):
     """The network's file, or the reason why there is none."""
-    path = pathlib.Path(cache_folder()) / "models" / "zoo" / f"{name}.onnx"
+    kind = "" if precision == "f32" else "." + precision
+    path = pathlib.Path(cache_folder()) / "models" / "zoo" / f"{name}{kind}.onnx"
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        made = subprocess.run([sys.executable, __file__, "--export", name, str(path)], capture_output=True, text=True)
+        made = subprocess.run([sys.executable, __file__, "--export", name, str(path), "--precision", precision],
+                              capture_output=True, text=True)
         if made.returncode != 0:
             raise RuntimeError("export: " + (made.stderr.strip().splitlines() or ["no reason given"])[-1][:160])
     return path
@@ -162,6 +203,9 @@ def exported(name):
 class Row(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t), ("kind", ctypes.c_char_p), ("label", ctypes.c_char_p), ("runs", ctypes.c_int64),
                 ("bytes", ctypes.c_int64), ("flops", ctypes.c_double), ("seconds", ctypes.c_double)]
+
+
+PEERS = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 
 
 class Here:
@@ -242,6 +286,24 @@ class OnnxRuntime:
         return self.session.run(None, self.feed)[0]
 
 
+class OpenVino:
+    """OpenVINO's latency mode; f32, or with `fast` bf16 where the processor has instructions for it."""
+
+    def __init__(self, path, x, threads, fast):
+        import openvino
+        core = openvino.Core()
+        brain = fast and "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        model = core.compile_model(core.read_model(str(path)), "CPU", {
+            "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "bf16" if brain else "f32"})
+        self.request, self.x = model.create_infer_request(), openvino.Tensor(x, shared_memory=True)
+        self.request.set_input_tensor(self.x)
+
+    def run(self):
+        self.request.infer()
+        return self.request.get_output_tensor(0).data
+
+
 def block(run, clock, seconds):
     """Times of runs for so many seconds, the first of them not counted."""
     run()
@@ -258,14 +320,16 @@ def measure(name, options):
     import numpy as np
     x = example(ZOO[name][1])
     threads = 1 if options.cpu_time else options.threads
-    peer = OnnxRuntime(exported(name), x, threads)
-    wanted = peer.run()
+    path = exported(name, options.precision)
+    reference = OnnxRuntime(path, x, threads)
+    wanted = reference.run()
+    peer = OpenVino(path, x, threads, options.fast) if options.peer == "openvino" else reference
     here = Here(options.build, threads, options.fast)
-    here.open(exported(name), x, wanted)
+    here.open(path, x, wanted)
     for _ in range(3):
         got = here.run()
     off = float(np.abs(got - wanted).max() / max(np.abs(wanted).max(), 1e-30))
-    if not off <= (100 if options.fast else 1) * LIMIT:
+    if not off <= (LIMIT_BYTES if options.precision != "f32" else 100 * LIMIT if options.fast else LIMIT):
         raise RuntimeError(f"results differ by {off:.1e} of the largest")
     if options.profile:
         for seconds, runs, kind, label, rate in here.profile(20)[:options.profile]:
@@ -307,10 +371,11 @@ def summary(rows):
 def write_page(rows, options):
     page = ROOT / "docs" / "measured" / f"zoo-{datetime.date.today()}.md"
     how = "one thread, processor time" if options.cpu_time else f"{options.threads} threads"
-    lines = [f"# Networks of torchvision, timm and transformers beside ONNX Runtime, {datetime.date.today()}", "",
-             f"Written by `bench/zoo.py --page`; random weights, {'fast' if options.fast else 'exact'} numerics, {how}.",
+    peer, numerics = PEERS[options.peer], "fast" if options.fast else "exact"
+    lines = [f"# Networks of torchvision, timm and transformers beside {peer}, {datetime.date.today()}", "",
+             f"Written by `bench/zoo.py --page`; random weights, {options.precision}, {numerics} numerics, {how}.",
              options.page, "", f"{summary(rows)[0].upper() + summary(rows)[1:]}.", "",
-             "| network | difference | ONNX Runtime, ms | Trunnion, ms | speed |", "|---|---|---|---|---|"]
+             f"| network | difference | {peer}, ms | Trunnion, ms | speed |", "|---|---|---|---|---|"]
     for row in rows:
         lines.append(f"| {row['name']} | {row['off']:.1e} | {row['theirs'] * 1e3:.2f} | {row['mine'] * 1e3:.2f} | "
                      f"{row['theirs'] / row['mine']:.2f}× |")
@@ -327,6 +392,8 @@ def main():
     parser.add_argument("--best", action="store_true", help="the shortest run instead of the median")
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--fast", action="store_true")
+    parser.add_argument("--precision", choices=["f32", *QUANTIZED], default="f32")
+    parser.add_argument("--peer", choices=list(PEERS), default="onnxruntime")
     parser.add_argument("--build", default=str(ROOT / "build"))
     parser.add_argument("--profile", type=int, nargs="?", const=12, default=0)
     parser.add_argument("--scaling", type=float, nargs="?", const=1.6, default=0)
@@ -334,8 +401,10 @@ def main():
     parser.add_argument("--export", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.export:
+    if options.export and options.precision == "f32":
         return export(*options.export)
+    if options.export:
+        return quantize(*options.export, options.precision)
     if options.one:
         return print(json.dumps(measure(options.one, options)))
     rows, own = [], [w for w in sys.argv[1:]]
@@ -348,7 +417,7 @@ def main():
             continue
         row = json.loads(done.stdout.splitlines()[-1])
         rows.append(row)
-        print(f"{name:24} {row['off']:8.1e}  ONNX Runtime {row['theirs'] * 1e3:8.2f} ms  Trunnion "
+        print(f"{name:24} {row['off']:8.1e}  {PEERS[options.peer]} {row['theirs'] * 1e3:8.2f} ms  Trunnion "
               f"{row['mine'] * 1e3:8.2f} ms  {row['theirs'] / row['mine']:5.2f}x", flush=True)
     if rows:
         print(summary(rows))

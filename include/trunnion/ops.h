@@ -1283,6 +1283,22 @@ typedef struct tn_int_conv2d_options {
 #define TN_INT_CONV2D_DEFAULTS {TN_OPTIONS_SIZE(tn_int_conv2d_options, outside), {1, 1}, {0, 0, 0, 0}, {1, 1}, 1, 0}
 TN_API tn_tensor *tn_int_conv2d(const tn_tensor *x, const tn_tensor *weight, const tn_int_conv2d_options *o);
 
+/* int_conv2d's sums as bytes of x's dtype: round((sum + bias) · scale) + zero, saturated; the sums are i32, the rest
+ * f32, rounded to the nearest number, ties to even. bias (i32) and scale (f32) have a number for each filter. */
+typedef struct tn_quantized_conv2d_options {
+    size_t struct_size;
+    int64_t stride[2];   /* default 1 */
+    int64_t padding[4];  /* default 0 */
+    int64_t dilation[2]; /* default 1 */
+    int64_t groups;      /* default 1 */
+    int64_t outside;     /* default 0 */
+    int64_t zero;        /* default 0 */
+} tn_quantized_conv2d_options;
+#define TN_QUANTIZED_CONV2D_DEFAULTS \
+    {TN_OPTIONS_SIZE(tn_quantized_conv2d_options, zero), {1, 1}, {0, 0, 0, 0}, {1, 1}, 1, 0, 0}
+TN_API tn_tensor *tn_quantized_conv2d(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
+                                      const tn_tensor *scale, const tn_quantized_conv2d_options *o);
+
 /* The adjoint of conv2d, as a layer: x [batch, channels, height, width] (or without the batch), weight [channels,
  * out / groups, kernel height, kernel width].
  * Dtypes: float, integer → same. Errors: TN_ERR_ARGUMENT, TN_ERR_SHAPE, TN_ERR_DTYPE. */
@@ -1813,6 +1829,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_pow_scalar_(...) (tn_at(__FILE__, __LINE__), tn_pow_scalar_(__VA_ARGS__))
 #define tn_prelu(...) (tn_at(__FILE__, __LINE__), tn_prelu(__VA_ARGS__))
 #define tn_prod(...) (tn_at(__FILE__, __LINE__), tn_prod(__VA_ARGS__))
+#define tn_quantized_conv2d(...) (tn_at(__FILE__, __LINE__), tn_quantized_conv2d(__VA_ARGS__))
 #define tn_rand(...) (tn_at(__FILE__, __LINE__), tn_rand(__VA_ARGS__))
 #define tn_randint(...) (tn_at(__FILE__, __LINE__), tn_randint(__VA_ARGS__))
 #define tn_randn(...) (tn_at(__FILE__, __LINE__), tn_randn(__VA_ARGS__))

@@ -41,8 +41,11 @@ typedef struct tn_conv_args {
     bool x_padded;   /* x is stored with a border that covers all windows */
     /* The convolution whose result is x, if tn_conv_fuses_producer allows it: x is computed where it is read. */
     const struct tn_conv_args *producer;
-    bool quads; /* an element is four bytes: unsigned in x, signed in the weight; results are i32 */
-    float *out; /* contiguous except for its border: the pooled result, an epilogue's only result, or NULL */
+    /* Sums of bytes are rounded to bytes, which `out` then is; NULL: they are i32. For tn_conv_bytes. */
+    const tn_byte_rounding *rounding;
+    bool x_signed; /* images of bytes are i8; only with `rounding` */
+    bool quads;    /* an element is four bytes: unsigned in x, signed in the weight; results are i32 */
+    float *out;    /* contiguous except for its border: the pooled result, an epilogue's only result, or NULL */
     tn_conv_border border;
     void *workspace; /* 64-byte aligned */
 } tn_conv_args;
@@ -115,9 +118,10 @@ bool tn_conv_wgrad_winograd_pays(const tn_conv_args *args);
 size_t tn_conv_wgrad_workspace(const tn_conv_args *args, int threads);
 void tn_conv_wgrad(const tn_conv_args *args);
 
-/* The same of bytes: images of u8 at x, filters of i8 at weight (strides in bytes), sums of i32, exact modulo 2³²; what
- * lies outside is the byte `outside`. By quads of channels, where the processor adds up four products of bytes at once.
- * Each thread count yields the same, as whole numbers do. */
+/* The same of bytes: images of u8 at x, filters of i8 at weight (strides in bytes), sums of i32, exact modulo 2³², or
+ * bytes (`rounding`); what lies outside is the byte `outside`. By quads of channels, where the processor adds up four
+ * products of bytes at once; with `rounding`, windows of one channel are depthwise. Integer sums: the same for each
+ * thread count. */
 bool tn_conv_bytes_fits(const tn_conv_args *args);
 size_t tn_conv_bytes_packed_bytes(const tn_conv_args *args);
 void tn_conv_bytes_pack(const tn_conv_args *args, void *to);

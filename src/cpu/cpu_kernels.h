@@ -50,6 +50,15 @@ bool tn_fused_epilogue_read(const kir_program *p, const int64_t *sizes, int bloc
  * `to` names only the buffer, `also` one that lies as the results do. */
 bool tn_epilogue_read_channels(const kir_program *p, const int64_t *sizes, int block_buffer, tn_fused_epilogue *out);
 
+/* Sums of products of bytes as bytes: round((sum + bias) · scale) + zero, saturated to i8 or u8; the sum modulo 2³²,
+ * the rest in f32, ties to even. Scales are finite. */
+typedef struct tn_byte_rounding {
+    const int32_t *bias; /* by channel */
+    const float *scale;
+    int32_t zero;
+    bool is_signed;
+} tn_byte_rounding;
+
 /* One operand in memory: element (batch…, row, col) at data + Σ batch·batch_stride +
  * row·row_stride + col·col_stride. */
 typedef struct tn_matrix {

@@ -147,6 +147,41 @@ typedef struct result_block {
     int64_t from_row, rows, columns;
 } result_block;
 
+/* ---- sums of bytes as bytes -------------------------------------------------------------------------------------- */
+
+/* Sums of `channels` channels from `channel` on, side by side for each pixel, to planes of bytes. */
+typedef struct byte_result {
+    const struct tn_byte_rounding *rounding;
+    int64_t channel;
+    const int32_t *from;
+    int64_t from_row;
+    uint8_t *to;
+    int64_t plane, channels, pixels;
+} byte_result;
+
+/* Rows of output pixels of one channel: windows of `rows` rows, each of `words` words of four taps (the last one has
+ * zeros behind the window), over bytes of which 64 behind the last window are readable. */
+typedef struct byte_windows {
+    const struct tn_byte_rounding *rounding;
+    int64_t channel;
+    const uint8_t *from;
+    int64_t from_row, from_down; /* bytes from a window's row to its next; from a row of output pixels to the next */
+    int64_t stride, dilation;    /* of columns: 3 · (stride + dilation) is at most 15 */
+    const int32_t *weights;      /* [rows, words] */
+    /* For a vector of output pixels: words of what a load brings, so that each piece of 16 bytes has what four windows
+     * see; then bytes of each piece. */
+    const int32_t *word_at;
+    const uint8_t *byte_at;
+    int rows, words;
+    uint8_t *to;
+    int64_t out_rows, out_columns;
+} byte_windows;
+
+typedef struct byte_kernels {
+    void (*round)(const byte_result *r);
+    void (*weigh)(const byte_windows *w);
+} byte_kernels;
+
 /* All of an instruction set, by height of tiles where that matters. */
 typedef struct tile_set {
     tile_fn *const *full, *const *edge, *const *wide;
@@ -166,6 +201,7 @@ typedef struct tile_set {
     int lanes, rows;                                      /* of a vector; of a tile of full height */
     int width;                                            /* elements in a step: 2 of bf16, 4 bytes, of others 1 */
     bool folds;                                           /* packed rows of A take fewer instructions */
+    const byte_kernels *bytes;                            /* of quads */
 } tile_set;
 
 /* Some µs of one core's work: less than two of that are not worth a fork-join. */

@@ -1124,12 +1124,17 @@ enum { WIDTH = 2 };
 #elif defined(TN_VEC_QUADS)
 enum { WIDTH = 4 };
 #define SET VEC_JOIN(tn_tiles_bytes, TN_DOT_SUFFIX)
+#define BYTES &byte_rows
 #elif defined(TN_VEC_F64)
 enum { WIDTH = 1 };
 #define SET VEC_JOIN(tn_tiles_f64, TN_ISA_SUFFIX)
 #else
 enum { WIDTH = 1 };
 #define SET VEC_JOIN(tn_tiles_f32, TN_ISA_SUFFIX)
+#endif
+
+#ifndef BYTES
+#define BYTES NULL
 #endif
 
 const tile_set SET = {.full = tile_full,
@@ -1149,4 +1154,5 @@ const tile_set SET = {.full = tile_full,
                       .lanes = VL,
                       .rows = TILE_ROWS,
                       .width = WIDTH,
-                      .folds = V_FOLDS};
+                      .folds = V_FOLDS,
+                      .bytes = BYTES};

@@ -26,7 +26,7 @@ enum {
 typedef struct maker {
     int16_t op;       /* below zero: -1 - the number of a function that is some view ops */
     uint16_t options; /* the options' struct_size without its mark; 0 for none */
-    char takes[16];
+    char takes[18];
 } maker;
 
 static const double defaults[] = {TN_AUTO, -100, 0, 1e-08, 1e-06, 1e-05, 1, 20}; /* a, b, … */
@@ -354,18 +354,18 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_softmin, tn_impl_swiglu, tn_impl_softmax, tn_impl_log_softmax, tn_impl_standardize, tn_impl_rms_scale,
     tn_impl_layer_norm, tn_impl_rms_norm, tn_impl_group_norm, tn_impl_instance_norm, tn_impl_batch_norm,
     tn_impl_batch_normalize, tn_impl_batch_mean, tn_impl_batch_var, tn_impl_conv1d, tn_impl_conv2d,
-    tn_impl_conv2d_forward, tn_impl_int_conv2d, tn_impl_conv2d_dgrad, tn_impl_conv2d_wgrad, tn_impl_conv_transpose2d,
-    tn_impl_max_pool2d, tn_impl_max_pool2d_indices, tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding,
-    tn_impl_rope_rows, tn_impl_rope, tn_impl_attention_dense, tn_impl_attention_dense_gradient,
-    tn_impl_scaled_dot_product_attention, tn_impl_lstm_rows, tn_impl_lstm_gradient, tn_impl_lstm_steps,
-    tn_impl_gru_rows, tn_impl_gru_gradient, tn_impl_gru_steps, tn_impl_dequantize, tn_impl_linear_quantized,
-    tn_impl_linear_half, tn_impl_linear_experts, tn_impl_linear_experts_rows, tn_impl_cache_append,
-    tn_impl_cache_append_rows, tn_impl_cached_attention, tn_impl_cached_attention_rows, tn_impl_random_bits,
-    tn_impl_random_uniform, tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by, tn_impl_dropout_by,
-    tn_impl_mse_loss, tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_soft_margin_loss,
-    tn_impl_hinge_embedding_loss, tn_impl_margin_ranking_loss, tn_impl_poisson_nll_loss, tn_impl_gaussian_nll_loss,
-    tn_impl_kl_div, tn_impl_binary_cross_entropy, tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss,
-    tn_impl_cross_entropy;
+    tn_impl_conv2d_forward, tn_impl_int_conv2d, tn_impl_quantized_conv2d, tn_impl_conv2d_dgrad, tn_impl_conv2d_wgrad,
+    tn_impl_conv_transpose2d, tn_impl_max_pool2d, tn_impl_max_pool2d_indices, tn_impl_avg_pool2d,
+    tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope_rows, tn_impl_rope, tn_impl_attention_dense,
+    tn_impl_attention_dense_gradient, tn_impl_scaled_dot_product_attention, tn_impl_lstm_rows, tn_impl_lstm_gradient,
+    tn_impl_lstm_steps, tn_impl_gru_rows, tn_impl_gru_gradient, tn_impl_gru_steps, tn_impl_dequantize,
+    tn_impl_linear_quantized, tn_impl_linear_half, tn_impl_linear_experts, tn_impl_linear_experts_rows,
+    tn_impl_cache_append, tn_impl_cache_append_rows, tn_impl_cached_attention, tn_impl_cached_attention_rows,
+    tn_impl_random_bits, tn_impl_random_uniform, tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by,
+    tn_impl_dropout_by, tn_impl_mse_loss, tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss,
+    tn_impl_soft_margin_loss, tn_impl_hinge_embedding_loss, tn_impl_margin_ranking_loss, tn_impl_poisson_nll_loss,
+    tn_impl_gaussian_nll_loss, tn_impl_kl_div, tn_impl_binary_cross_entropy, tn_impl_binary_cross_entropy_with_logits,
+    tn_impl_nll_loss, tn_impl_cross_entropy;
 
 const tn_op_row tn_op_rows[] = {
     [TN_OP_NEG] = {"neg", TN_KERNEL, "(Tensor x)", "Neg", &tn_impl_neg},
@@ -757,6 +757,9 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_INT_CONV2D] = {"int_conv2d", TN_KERNEL,
         "(Tensor x, Tensor weight, *, int[2] stride=1, int[4] padding=0, int[2] dilation=1, int groups=1, int outside=0)",
         "", &tn_impl_int_conv2d},
+    [TN_OP_QUANTIZED_CONV2D] = {"quantized_conv2d", TN_KERNEL,
+        "(Tensor x, Tensor weight, Tensor bias, Tensor scale, *, int[2] stride=1, int[4] padding=0, int[2] dilation=1, int groups=1, int outside=0, int zero=0)",
+        "", &tn_impl_quantized_conv2d},
     [TN_OP_CONV2D_DGRAD] = {"conv2d_dgrad", TN_KERNEL,
         "(Tensor y, Tensor weight, int[2] size, int[2] stride, int[2] padding, int[2] dilation, int groups)",
         "", &tn_impl_conv2d_dgrad},
@@ -2297,6 +2300,16 @@ tn_tensor *(tn_int_conv2d)(const tn_tensor *x, const tn_tensor *weight, const tn
 }
 tn_node *tn_b_int_conv2d(tn_build *b, tn_node *x, tn_node *weight, const tn_int_conv2d_options *o) {
     return build(b, &make_int_conv2d, x, weight, (const void *)o);
+}
+
+static const maker make_quantized_conv2d = {TN_OP_QUANTIZED_CONV2D, (uint16_t)TN_OPTIONS_SIZE(tn_quantized_conv2d_options, zero), "tttto2g4c2gigicic"};
+tn_tensor *(tn_quantized_conv2d)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
+                                 const tn_tensor *scale, const tn_quantized_conv2d_options *o) {
+    return record(&make_quantized_conv2d, x, weight, bias, scale, (const void *)o);
+}
+tn_node *tn_b_quantized_conv2d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, tn_node *scale,
+                               const tn_quantized_conv2d_options *o) {
+    return build(b, &make_quantized_conv2d, x, weight, bias, scale, (const void *)o);
 }
 
 static const maker make_conv2d_dgrad = {TN_OP_CONV2D_DGRAD, 0, "tt2222i"};

@@ -756,7 +756,7 @@ static tn_status resolve_graph(resolving *r, onnx_graph *g, int depth) {
         f->resolved = true;
         TRY(resolve_graph(r, f->body, depth + 1));
     }
-    return TN_OK;
+    return r->count ? TN_OK : onnx_map_quantized(r->m, g);
 }
 
 static void describe_missing(const resolving *r, tn_str *text) {

@@ -141,6 +141,7 @@ typedef enum onnx_derivation {
     ONNX_CENTRED,     /* i8 as f32, u8 less 128 as f32 */
     ONNX_FILTERS,     /* [out, c, kernel…] as i8 in the order [out, kernel…, c], as [out, -1] */
     ONNX_FILTER_SUMS, /* … their sums, as [1, out] */
+    ONNX_TRANSPOSED,  /* of a matrix */
     ONNX_DERIVATIONS
 } onnx_derivation;
 
@@ -240,6 +241,8 @@ tn_status onnx_read_ints(const onnx_call *c, int i, int64_t **out, int64_t *coun
 tn_status onnx_read_floats(const onnx_call *c, int i, double **out, int64_t *count, int64_t most);
 /* Whether input i may be read with tn_read, as its numbers are never noted: which ends replay. */
 bool onnx_reads_freely(const onnx_call *c, int i);
+/* Whether the node is part of a function, whose calls have attributes and constants of their own. */
+bool onnx_is_in_function(const onnx_call *c);
 /* What `make` makes of this node's attributes, once a model; `drop` frees it with the model. */
 tn_status onnx_prepare(const onnx_call *c, tn_status (*make)(const onnx_call *c, void **data), void (*drop)(void *data),
                        const void **out);

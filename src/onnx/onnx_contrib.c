@@ -595,6 +595,8 @@ static tn_status run_to_float(onnx_call *c) {
     return onnx_put(c, 0, y);
 }
 
+static tn_tensor *transposed(const tn_tensor *x) { return tn_t(x); }
+
 /* alpha (A − a_zero)(B − b_zero) a_scale b_scale, to whose sums C (i32) is added; rounded to bytes where the node has a
  * scale of the result. */
 static tn_status run_gemm_of_bytes(onnx_call *c) {
@@ -617,10 +619,15 @@ static tn_status run_gemm_of_bytes(onnx_call *c) {
     else
         give_fused(&d, A);
     tn_status status = TN_OK;
-    if (onnx_int(c, "transB", 0))
-        status = give_tensor(&d, tn_t(onnx_in(c, B)));
-    else
+    if (onnx_int(c, "transB", 0)) {
+        tn_tensor *turned = (tn_tensor *)(uintptr_t)onnx_derived(c, B, ONNX_TRANSPOSED, transposed);
+        if (c->in[B]->derived[ONNX_TRANSPOSED]) /* a constant, whose sums of columns are kept beside it */
+            d.in[d.in_count++] = onnx_value_retain(c->in[B]->derived[ONNX_TRANSPOSED]);
+        else
+            status = give_tensor(&d, turned);
+    } else {
         give_fused(&d, B);
+    }
     give_fused(&d, A_ZERO);
     give_fused(&d, B_ZERO);
     if (status != TN_OK) return clear(&d), status;

@@ -431,8 +431,11 @@ static tn_status check_bytes(const onnx_call *c, int i, int zero, int64_t filter
 }
 
 /* As the kernel of bytes has it, where the processor has one and these sizes fit. */
-static bool takes_bytes(const tn_tensor *x, const tn_tensor *weight, const onnx_window *w, int64_t groups) {
+static bool takes_bytes(const tn_tensor *x, const tn_tensor *weight, const onnx_window *w, int64_t groups,
+                        bool rounds) {
+    static const tn_byte_rounding any_rounding;
     tn_conv_args a = {.batch = tn_size(x, 0), .groups = groups, .channels = tn_size(weight, 1)};
+    a.rounding = rounds ? &any_rounding : NULL;
     if (w->axes > 2 || !tn_device_of(x)->is_cpu) return false;
     a.out_channels = tn_size(weight, 0) / groups;
     for (int d = 0; d < 2; d++) {
@@ -498,7 +501,7 @@ static tn_status convolve(onnx_call *c, int x_in, int zero_x, int w_in, int zero
     if (zx) zx = tn_reshape(zx, NULL, 0);
     if (zw) zw = tn_reshape(zw, (int64_t[]){tn_numel(zw)}, tn_numel(zw) == 1 ? 0 : 1);
     bool centred_filters = zero_off(c, zero_w, tn_dtype_of(weight) == TN_U8 ? MOVE : 0) == 0;
-    if (centred_filters && takes_bytes(x, weight, &w, groups)) {
+    if (centred_filters && takes_bytes(x, weight, &w, groups, false)) {
         TRY(onnx_read_int(c, zero_x, 0, &padding));
         return *sums = convolve_as_bytes(c, x_in, w_in, padding, &w, groups), TN_OK;
     }
@@ -517,8 +520,90 @@ static tn_status conv_integer(onnx_call *c) {
     return onnx_put(c, 0, sums);
 }
 
+/* Σ (x − zero)·w + bias is Σ x·w plus a number for each filter, and a group of constants has these once. */
+typedef struct rounding {
+    onnx_value *bias, *scale; /* NULL: scales are not finite */
+} rounding;
+
+static void drop_rounding(void *data) {
+    rounding *r = data;
+    onnx_value_release(r->bias);
+    onnx_value_release(r->scale);
+    tn_mem_free(r);
+}
+
+/* One number for each filter. */
+static tn_tensor *for_filters(const tn_tensor *t, int64_t filters) {
+    return tn_expand(tn_reshape(t, (int64_t[]){tn_numel(t)}, 1), &filters, 1);
+}
+
+static tn_status fill_rounding(const onnx_call *c, rounding *r) {
+    const tn_tensor *weight = onnx_in(c, 3);
+    const int64_t filters = tn_size(weight, 0);
+    int64_t zero;
+    TRY(onnx_read_int(c, 2, 0, &zero));
+    const tn_tensor *sums = tn_sum(tn_cast(tn_flatten(weight, 1, -1), TN_I32), &(int64_t){1}, 1, false);
+    const tn_tensor *bias = tn_mul(tn_cast(sums, TN_I32), tn_full(NULL, 0, -(double)zero, TN_I32));
+    if (onnx_has(c, 8)) bias = tn_add(bias, onnx_in(c, 8));
+    tn_tensor *ratio = constant_ratio(c, onnx_in(c, B_SCALE));
+    if (!ratio || tn_item(tn_all(tn_isfinite(ratio), TN_ALL, false)) == 0) return TN_OK;
+    tn_tensor *made[] = {tn_contiguous(for_filters(bias, filters)), tn_contiguous(for_filters(ratio, filters))};
+    TRY(tn_eval(made, 2));
+    r->bias = onnx_value_tensor(tn_detach(made[0]), ONNX_INT32);
+    r->scale = onnx_value_tensor(tn_detach(made[1]), ONNX_FLOAT);
+    return r->bias && r->scale ? TN_OK : tn_error_code();
+}
+
+static tn_status make_rounding(const onnx_call *c, void **data) {
+    rounding *r = tn_mem_zalloc(1, sizeof *r);
+    tn_status status = r ? fill_rounding(c, r) : TN_ERR_MEMORY;
+    if (status == TN_OK) return *data = r, TN_OK;
+    if (r) drop_rounding(r);
+    return status;
+}
+
+/* QLinearConv with constants for everything but x, filters in i8 without zero points, as one kernel of bytes has it;
+ * *y stays NULL where that is not so. */
+static tn_status conv_rounded(const onnx_call *c, tn_tensor **y) {
+    enum { X_ZERO = 2, W = 3, W_ZERO = 5, BIAS = 8 };
+    const tn_tensor *x = onnx_in(c, 0), *weight = onnx_in(c, W);
+    const int64_t groups = onnx_int(c, "group", 1);
+    const rounding *r;
+    onnx_window w;
+    if (onnx_is_in_function(c)) return TN_OK;
+    for (int i = A_SCALE; i <= BIAS; i++)
+        if (onnx_has(c, i) && c->in[i]->fixed != ONNX_CONSTANT) return TN_OK;
+    TRY(tn_status_of(x));
+    TRY(tn_status_of(weight));
+    if (tn_dtype_of(weight) != TN_I8 || tn_dtype_of(x) != tn_dtype_of(onnx_in(c, Y_ZERO)) || !is_byte(x) ||
+        tn_rank(x) != 4 || tn_rank(weight) != 4 || zero_off(c, W_ZERO, 0) != 0 || tn_numel(x) == 0)
+        return TN_OK;
+    TRY(check_bytes(c, 0, X_ZERO, 1));
+    TRY(onnx_check_scale(c, A_SCALE, false));
+    TRY(onnx_check_scale(c, B_SCALE, false));
+    TRY(onnx_check_scale(c, Y_SCALE, true));
+    TRY(onnx_window_read(c, x, tn_shape(weight) + 2, &w));
+    if (groups < 1 || tn_size(x, 1) != tn_size(weight, 1) * groups || tn_size(weight, 0) % groups) return TN_OK;
+    if (!takes_bytes(x, weight, &w, groups, true)) return TN_OK;
+    tn_quantized_conv2d_options o = TN_QUANTIZED_CONV2D_DEFAULTS;
+    for (int d = 0; d < 2; d++) {
+        o.stride[d] = w.stride[d];
+        o.padding[d] = w.before[d];
+        o.padding[2 + d] = w.after[d];
+        o.dilation[d] = w.dilation[d];
+    }
+    o.groups = groups;
+    TRY(onnx_read_int(c, X_ZERO, 0, &o.outside));
+    TRY(onnx_read_int(c, Y_ZERO, 0, &o.zero));
+    TRY(onnx_prepare(c, make_rounding, drop_rounding, (const void **)&r));
+    if (r->scale) *y = tn_quantized_conv2d(x, weight, r->bias->tensor, r->scale->tensor, &o);
+    return TN_OK;
+}
+
 static tn_status conv_linear(onnx_call *c) {
-    tn_tensor *sums;
+    tn_tensor *sums, *y = NULL;
+    TRY(conv_rounded(c, &y));
+    if (y) return onnx_put(c, 0, y);
     TRY(convolve(c, 0, 2, 3, 5, &sums));
     int rank = tn_rank(onnx_in(c, 0));
     if (onnx_has(c, 8)) sums = tn_add(sums, onnx_per_channel(onnx_in(c, 8), rank));

@@ -415,7 +415,9 @@ const tn_tensor *onnx_derived(const onnx_call *c, int i, onnx_derivation which,
     bool keep = of->fixed == ONNX_CONSTANT && !c->run->capturing && bytes <= ONNX_MAX_KEPT - m->kept;
     if (!keep || tn_status_of(t) != TN_OK) return t;
     of->derived[which] = onnx_value_tensor(tn_detach(t), onnx_type_of(tn_dtype_of(t)));
-    if (of->derived[which]) m->kept += bytes;
+    if (!of->derived[which]) return t;
+    of->derived[which]->fixed = ONNX_CONSTANT; /* what follows from it is kept too */
+    m->kept += bytes;
     return t;
 }
 

@@ -288,11 +288,13 @@ void onnx_prepared_free(tn_onnx *m) {
 
 /* If several threads prepare the same node at the same time, several entries stay in the list; the first one found is
  * used. */
+bool onnx_is_in_function(const onnx_call *c) { return c->run->frame->function != NULL; }
+
 tn_status onnx_prepare(const onnx_call *c, tn_status (*make)(const onnx_call *c, void **data), void (*drop)(void *data),
                        const void **out) {
     tn_onnx *m = c->run->model;
     onnx_prepared *p = atomic_load(&m->prepared);
-    bool own = c->run->frame->function == NULL; /* in a function, attributes may differ between calls */
+    bool own = !onnx_is_in_function(c);
     while (p && own && p->node != c->node)
         p = p->next;
     if (p && own) return *out = p->data, TN_OK;

@@ -679,11 +679,11 @@ static tn_status check_bytes(const tn_infer *c) {
     int64_t outside = c->attrs->i[TN_INT_CONV2D_OUTSIDE];
     for (int i = 0; i < 2; i++)
         if (c->in[i]->dtype != TN_I8 && c->in[i]->dtype != TN_U8)
-            return tn_fail(TN_ERR_DTYPE, "int_conv2d: input and weight must be i8 or u8; one is %s",
+            return tn_fail(TN_ERR_DTYPE, "%s: input and weight must be i8 or u8; one is %s", c->row->name,
                            tn_dtype_name((tn_dtype)c->in[i]->dtype));
     bool is_signed = c->in[0]->dtype == TN_I8;
     if (outside >= (is_signed ? INT8_MIN : 0) && outside <= (is_signed ? INT8_MAX : UINT8_MAX)) return TN_OK;
-    return tn_fail(TN_ERR_ARGUMENT, "int_conv2d: the input is %s, so outside cannot be %lld",
+    return tn_fail(TN_ERR_ARGUMENT, "%s: the input is %s, so outside cannot be %lld", c->row->name,
                    tn_dtype_name((tn_dtype)c->in[0]->dtype), (long long)outside);
 }
 
@@ -701,9 +701,9 @@ static tn_status infer_int_conv2d(tn_infer *c) {
         int64_t size = x->shape[2 + a], room = size + pads[a] + pads[2 + a] - tn_window_reach(&w, a);
         if (room < 0)
             return tn_fail(TN_ERR_SHAPE,
-                           "int_conv2d: a kernel that reaches over %lld does not fit an extent of %lld with padding "
+                           "%s: a kernel that reaches over %lld does not fit an extent of %lld with padding "
                            "%lld before and %lld after",
-                           (long long)tn_window_reach(&w, a), (long long)size, (long long)pads[a],
+                           c->row->name, (long long)tn_window_reach(&w, a), (long long)size, (long long)pads[a],
                            (long long)pads[2 + a]);
         out_size[a] = room / w.stride[a] + 1;
     }
@@ -742,6 +742,70 @@ OP_CODE(int_conv2d, .class_ = TN_NATIVE, .infer = infer_int_conv2d, .compose = c
                  "error=fit [1,1,3,3] [2,4,2,2] groups=4611686018427387904; "
                  "error=above [1,1,3,3] [1,1,2,2] padding=(1,0,9223372036854775807,0); "
                  "error=outside [1,1,3,3]:u8 [1,1,2,2] outside=256; error=outside [1,1,3,3]:i8 [1,1,2,2] outside=-129");
+
+/* ---- quantized_conv2d -------------------------------------------------------------------------------------------- */
+
+static tn_status infer_quantized_conv2d(tn_infer *c) {
+    const tn_node *x = c->in[0], *bias = c->in[2], *scale = c->in[3];
+    const int64_t out = c->in[1]->rank > 0 ? c->in[1]->shape[0] : 0, zero = c->attrs->i[TN_QUANTIZED_CONV2D_ZERO];
+    char a[96], b[96];
+    TRY(infer_int_conv2d(c));
+    if (bias->dtype != TN_I32 || scale->dtype != TN_F32)
+        return tn_fail(TN_ERR_DTYPE, "quantized_conv2d: bias must be i32 and scale f32; they are %s and %s",
+                       tn_dtype_name((tn_dtype)bias->dtype), tn_dtype_name((tn_dtype)scale->dtype));
+    if (bias->rank != 1 || scale->rank != 1 || bias->shape[0] != out || scale->shape[0] != out)
+        return tn_fail(TN_ERR_SHAPE, "quantized_conv2d: bias %s and scale %s must be [%lld], one for each filter",
+                       tn_shape_text(bias, a, sizeof a), tn_shape_text(scale, b, sizeof b), (long long)out);
+    c->dtype = (tn_dtype)x->dtype;
+    if (zero >= (c->dtype == TN_I8 ? INT8_MIN : 0) && zero <= (c->dtype == TN_I8 ? INT8_MAX : UINT8_MAX)) return TN_OK;
+    return tn_fail(TN_ERR_ARGUMENT, "quantized_conv2d: the input is %s, so zero cannot be %lld",
+                   tn_dtype_name(c->dtype), (long long)zero);
+}
+
+static tn_node *compose_quantized_conv2d(tn_build *b, const tn_node *n) {
+    tn_int_conv2d_options o = TN_INT_CONV2D_DEFAULTS;
+    const int64_t channels[] = {n->in[1]->shape[0], 1, 1}, *i = n->i;
+    const bool is_signed = n->dtype == TN_I8;
+    memcpy(o.stride, i + TN_QUANTIZED_CONV2D_STRIDE, sizeof o.stride);
+    memcpy(o.padding, i + TN_QUANTIZED_CONV2D_PADDING, sizeof o.padding);
+    memcpy(o.dilation, i + TN_QUANTIZED_CONV2D_DILATION, sizeof o.dilation);
+    o.groups = i[TN_QUANTIZED_CONV2D_GROUPS];
+    o.outside = i[TN_QUANTIZED_CONV2D_OUTSIDE];
+    tn_node *sums = tn_b_add(b, tn_b_int_conv2d(b, n->in[0], n->in[1], &o), tn_b_view(b, n->in[2], channels, 3));
+    tn_node *y = tn_b_mul(b, tn_b_cast(b, sums, TN_F32), tn_b_view(b, n->in[3], channels, 3));
+    y = tn_b_add_scalar(b, tn_b_round(b, y), (double)i[TN_QUANTIZED_CONV2D_ZERO]);
+    return tn_b_cast(b, tn_b_clamp(b, y, is_signed ? INT8_MIN : 0, is_signed ? INT8_MAX : UINT8_MAX),
+                     (tn_dtype)n->dtype);
+}
+
+/* As the kernels have it: sums in i32, the rest in f32. */
+static void reference_quantized_conv2d(const tn_reference *r) {
+    const int64_t *i = r->node->i, filters = r->node->shape[1], out = r->node->shape[2] * r->node->shape[3];
+    const bool is_signed = r->node->dtype == TN_I8;
+    const double least = is_signed ? INT8_MIN : 0, most = is_signed ? INT8_MAX : UINT8_MAX;
+    tn_window w = byte_window(i, r->node->in[1]);
+    define_correlation(r, &w, i[TN_QUANTIZED_CONV2D_GROUPS], (double)i[TN_QUANTIZED_CONV2D_OUTSIDE]);
+    for (int64_t k = 0; k < r->node->shape[0] * filters * out; k++) {
+        const int64_t f = k / out % filters;
+        float sum = (float)(r->out[k] + r->in[2][f]) * (float)r->in[3][f];
+        r->out[k] = fmin(fmax((double)rintf(sum) + (double)i[TN_QUANTIZED_CONV2D_ZERO], least), most);
+    }
+}
+
+/* quantized_conv2d(x, weight, bias, scale, stride, padding, dilation, groups, outside, zero): int_conv2d's sums as
+ * bytes of x's dtype: round((sum + bias) · scale) + zero, saturated; the sums are i32, the rest f32, rounded to the
+ * nearest number, ties to even. bias (i32) and scale (f32) have a number for each filter. */
+OP_CODE(quantized_conv2d, .class_ = TN_NATIVE, .infer = infer_quantized_conv2d, .compose = compose_quantized_conv2d,
+        .reference = reference_quantized_conv2d,
+        .cases =
+            "types=i8,u8 grad=off; [2,3,5,6] [4,3,3,2] [4]:i32 [4]:f32@0..1 padding=(1,0,1,1) outside=3 zero=7; "
+            "[1,40,9,9]:u8 [17,40,3,3]:i8 [17]:i32 [17]:f32@0..1 padding=(1,1,1,1) outside=7 zero=128; "
+            "[2,9,11,20] [9,1,3,3]:i8 [9]:i32 [9]:f32@0..1 padding=(1,1,1,1) stride=(2,2) groups=9 outside=5 zero=3; "
+            "[1,5,9,37] [5,1,5,5]:i8 [5]:i32 [5]:f32@0..1 padding=(2,2,2,2) groups=5 zero=1; "
+            "[1,128,5,6]:i8 [40,64,1,1]:i8 [40]:i32 [40]:f32@0..1 groups=2 zero=-9; "
+            "[0,2,3,3] [2,2,2,2] [2]:i32 [2]:f32; "
+            "error=one [1,2,3,3] [2,2,2,2] [3]:i32 [2]:f32; error=i32 [1,2,3,3] [2,2,2,2] [2]:f32 [2]:f32; "
+            "error=zero [1,2,3,3]:u8 [2,2,2,2] [2]:i32 [2]:f32 zero=-1");
 
 /* ---- conv2d_dgrad ------------------------------------------------------------------------------------------------ */
 

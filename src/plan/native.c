@@ -325,6 +325,7 @@ static const tn_native_row natives[] = {
     {TN_OP_CONV2D_FORWARD, tn_make_conv2d_forward, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_forward,
      &tn_conv2d_epilogue},
     {TN_OP_INT_CONV2D, tn_make_int_conv2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_int_conv2d, &tn_conv2d_epilogue},
+    {TN_OP_QUANTIZED_CONV2D, tn_make_quantized_conv2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_quantized_conv2d, NULL},
     {TN_OP_MAX_POOL2D, tn_make_max_pool2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_max_pool2d, &tn_max_pool2d_epilogue},
     {TN_OP_CONV2D_DGRAD, tn_make_conv2d_dgrad, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_dgrad, NULL},
     {TN_OP_CONV2D_WGRAD, tn_make_conv2d_wgrad, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_wgrad, NULL},

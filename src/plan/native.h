@@ -61,6 +61,7 @@ struct tn_native {
             tn_gemm_args few_pixels; /* the same convolution as a product whose rows are places */
             int joined_out;          /* 1 + the epilogue's buffer that the convolution's result would be; 0: none */
             uint8_t conv_outside;    /* of images of bytes */
+            int32_t conv_zero;       /* of results of bytes */
         };
         tn_linalg_args linalg;
         struct {
@@ -106,11 +107,12 @@ enum { TN_MOST_SIBLINGS = TN_QMAT_MOST_SIBLINGS };
  * rows before it are there, and the memory for that. */
 tn_native_maker tn_make_rope, tn_make_cache_append, tn_make_cached_attention;       /* native.c */
 tn_native_maker tn_make_conv2d_forward, tn_make_conv2d_dgrad, tn_make_conv2d_wgrad; /* native_conv.c */
-tn_native_maker tn_make_max_pool2d, tn_make_int_conv2d;
+tn_native_maker tn_make_max_pool2d, tn_make_int_conv2d, tn_make_quantized_conv2d;
 bool tn_takes_conv2d_forward(const tn_node *n);
 bool tn_takes_conv_product(const tn_node *n); /* the same, but one filter a channel */
 bool tn_takes_max_pool2d(const tn_node *n);
 bool tn_takes_int_conv2d(const tn_node *n); /* bytes, where the processor multiplies them four at a time */
+bool tn_takes_quantized_conv2d(const tn_node *n);
 bool tn_conv_joins_pool(const tn_node *conv, const tn_node *pool); /* … of what joined it, as its last step */
 bool tn_takes_conv2d_dgrad(const tn_node *n);
 bool tn_takes_conv2d_wgrad(const tn_node *n);

@@ -131,6 +131,44 @@ bool tn_takes_int_conv2d(const tn_node *n) {
     return bytes && tn_node_numel(n) > 0 && tn_conv_bytes_fits(&a);
 }
 
+/* The image as one row where windows have one tap, so that rows of few pixels fill the kernel's tiles. */
+static void flatten_taps(tn_conv_args *a) {
+    enum { MOST_PIXELS = 512 };
+    const int64_t pixels = a->size[0] * a->size[1];
+    if (a->kernel[0] * a->kernel[1] != 1 || pixels > MOST_PIXELS) return;
+    for (int d = 0; d < 2; d++)
+        if (a->stride[d] != 1 || a->pad_before[d] != 0 || a->out_size[d] != a->size[d]) return;
+    a->size[0] = a->out_size[0] = 1;
+    a->size[1] = a->out_size[1] = pixels;
+}
+
+/* Where only its presence counts. */
+static const tn_byte_rounding any_rounding;
+
+static tn_conv_args sizes_of_quantized(const tn_node *n) {
+    tn_conv_args a = sizes_of(n, &of_int_conv2d, n->in[0], n, n->in[1]);
+    a.rounding = &any_rounding;
+    a.x_signed = n->in[0]->dtype == TN_I8;
+    return a;
+}
+
+static bool is_dense(const tn_node *n) {
+    int64_t offset, stride[TN_MAX_RANK], follows = 1;
+    tn_node_layout(n, &offset, stride);
+    for (int d = n->rank - 1; d >= 0; follows *= n->shape[d--])
+        if (n->shape[d] != 1 && stride[d] != follows) return false;
+    return true;
+}
+
+bool tn_takes_quantized_conv2d(const tn_node *n) {
+    tn_conv_args a = sizes_of_quantized(n);
+    flatten_taps(&a);
+    bool there = n->in[1]->dtype == TN_I8 && tn_node_numel(n) > 0;
+    for (int i = 0; i < 4; i++)
+        there = there && (i == 1 || is_dense(n->in[i]));
+    return there && tn_conv_bytes_fits(&a);
+}
+
 /* Adjacent windows, starting at the first output pixel. */
 static void take_pool(tn_conv_args *a, const tn_node *pool) {
     tn_conv_args p = sizes_of_pool(pool);
@@ -180,7 +218,7 @@ enum {
 };
 static const int64_t MOST_TAPS = INT32_MAX; /* for two numbers in a word */
 _Static_assert((int)PACKED_LAYOUT < (int)TN_PACKED_WORDS, "a packed weight has room for all words");
-enum { BY_PIXELS, TURNED, WINOGRAD, QUADS }; /* ways in which filters are packed */
+enum { BY_PIXELS, TURNED, WINOGRAD, QUADS, WINDOWS }; /* ways in which filters are packed */
 
 static void pack_packed(const tn_packed_weight *weight_form, const void *from, void *to) {
     const int64_t *w = weight_form->word;
@@ -194,8 +232,9 @@ static void pack_packed(const tn_packed_weight *weight_form, const void *from, v
                       .winograd = w[PACKED_WAY] == WINOGRAD,
                       .weight_group = w[PACKED_OUT_CHANNELS] * w[PACKED_CHANNELS] * channel,
                       .weight = (const float *)(const void *)((const char *)from + w[PACKED_OFFSET]),
-                      .weight_stride = {w[PACKED_CHANNELS] * channel, channel, row, 1}};
-    (w[PACKED_WAY] == QUADS ? tn_conv_bytes_pack : tn_conv_pack)(&a, to);
+                      .weight_stride = {w[PACKED_CHANNELS] * channel, channel, row, 1},
+                      .rounding = w[PACKED_WAY] == WINDOWS ? &any_rounding : NULL};
+    (w[PACKED_WAY] >= QUADS ? tn_conv_bytes_pack : tn_conv_pack)(&a, to);
 }
 
 static void take_weight(tn_conv_args *a, const tn_value *weight) {
@@ -539,6 +578,34 @@ tn_status tn_make_int_conv2d(const tn_graph_plan *g, const tn_group *group, tn_n
     size_t packed = tn_conv_bytes_packed_bytes(&n->conv);
     bool stays = tn_native_may_pack(g, g->values[weight->root].slot) && tn_value_dense(weight);
     if (stays && (int64_t)packed <= PACK_LIMIT) keep_packed_weight(g, n, weight, packed, QUADS);
+    *workspace = tn_conv_bytes_workspace(&n->conv, tn_threads());
+    return TN_OK;
+}
+
+static void run_quantized_conv2d(tn_native *n, void *const *pointers) {
+    tn_byte_rounding rounding = {.bias = pointers[3], .scale = pointers[4], .zero = n->conv_zero};
+    rounding.is_signed = n->conv.x_signed;
+    n->conv.out = pointers[0];
+    n->conv.x = pointers[1];
+    n->conv.weight = pointers[2];
+    n->conv.packed = n->weight.memory;
+    n->conv.workspace = pointers[5];
+    n->conv.rounding = &rounding;
+    tn_conv_bytes(&n->conv, n->conv_outside);
+}
+
+tn_status tn_make_quantized_conv2d(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *y = &g->values[group->lead], *x = &g->values[y->in[0]], *weight = &g->values[y->in[1]];
+    n->run = run_quantized_conv2d;
+    n->conv = sizes_of_quantized(y->node);
+    memcpy(n->conv.x_stride, x->stride, sizeof n->conv.x_stride);
+    flatten_taps(&n->conv);
+    n->conv_outside = (uint8_t)y->node->i[TN_QUANTIZED_CONV2D_OUTSIDE];
+    n->conv_zero = (int32_t)y->node->i[TN_QUANTIZED_CONV2D_ZERO];
+    take_weight(&n->conv, weight);
+    size_t packed = tn_conv_bytes_packed_bytes(&n->conv);
+    bool stays = tn_native_may_pack(g, g->values[weight->root].slot) && tn_value_dense(weight);
+    if (stays && (int64_t)packed <= PACK_LIMIT) keep_packed_weight(g, n, weight, packed, WINDOWS);
     *workspace = tn_conv_bytes_workspace(&n->conv, tn_threads());
     return TN_OK;
 }

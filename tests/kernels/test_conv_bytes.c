@@ -209,7 +209,7 @@ static void finish(const tn_tensor *x, const tn_tensor *w, const tn_tensor *add,
 }
 
 static tn_tensor *tensor_of_bytes(const int64_t *shape, int rank, tn_dtype dtype) {
-    static uint8_t numbers[1 << 17];
+    static uint8_t numbers[1 << 18];
     int64_t count = 1;
     for (int d = 0; d < rank; d++)
         count *= shape[d];
@@ -251,9 +251,84 @@ static void what_is_joined_is_what_is_not(void **state) {
         }
 }
 
+/* The operation by its definition. */
+static tn_tensor *compose_rounded(const tn_tensor *x, const tn_tensor *w, const tn_tensor *bias, const tn_tensor *scale,
+                                  const tn_quantized_conv2d_options *q) {
+    tn_int_conv2d_options o = TN_INT_CONV2D_DEFAULTS;
+    const int64_t filters[] = {tn_numel(bias), 1, 1};
+    const bool is_signed = tn_dtype_of(x) == TN_I8;
+    memcpy(o.stride, q->stride, sizeof o.stride);
+    memcpy(o.padding, q->padding, sizeof o.padding);
+    memcpy(o.dilation, q->dilation, sizeof o.dilation);
+    o.groups = q->groups;
+    o.outside = q->outside;
+    tn_tensor *y = tn_add(tn_int_conv2d(x, w, &o), tn_reshape(bias, filters, 3));
+    y = tn_round(tn_mul(tn_cast(y, TN_F32), tn_reshape(scale, filters, 3)));
+    y = tn_clamp(tn_add_scalar(y, (double)q->zero), is_signed ? -128 : 0, is_signed ? 127 : 255);
+    return tn_cast(y, tn_dtype_of(x));
+}
+
+/* Bytes of a random convolution: by its kernel, then by its composition. */
+static int round_both(int n, const tn_quantized_conv2d_options *o, const int64_t *x_shape, const int64_t *w_shape,
+                      tn_dtype dtype) {
+    enum { MOST = 1 << 18 };
+    int kernels = 0;
+    static uint8_t kernel[MOST], composed[MOST];
+    static float scales[MOST];
+    static int32_t biases[MOST];
+    TN_SCOPE;
+    const int64_t filters = w_shape[0];
+    for (int64_t f = 0; f < filters; f++) {
+        scales[f] = (float)random_from(1, 4000) * 1e-6F;
+        biases[f] = (int32_t)random_from(-20000, 20000);
+    }
+    tn_tensor *x = tensor_of_bytes(x_shape, 4, dtype), *w = tensor_of_bytes(w_shape, 4, TN_I8);
+    tn_tensor *bias = tn_from_data(biases, &filters, 1, TN_I32), *scale = tn_from_data(scales, &filters, 1, TN_F32);
+    tn_tensor *y = tn_quantized_conv2d(x, w, bias, scale, o);
+    assert_true(tn_numel(y) <= MOST);
+    assert_ok(tn_read(y, kernel, (size_t)tn_numel(y)));
+    char *text = tn_explain_last();
+    kernels += text && strstr(text, "quantized_conv2d");
+    tn_text_free(text);
+    assert_ok(tn_read(compose_rounded(x, w, bias, scale, o), composed, (size_t)tn_numel(y)));
+    for (int64_t i = 0; i < tn_numel(y); i++)
+        if (kernel[i] != composed[i])
+            fail_msg("case %d: byte %lld is %d, not %d", n, (long long)i, kernel[i], composed[i]);
+    return kernels;
+}
+
+static void rounded_sums_are_those_of_the_composition(void **state) {
+    (void)state;
+    const bool there = bytes_are_multiplied(); /* leaves the best instruction set */
+    int kernels = 0;
+    for (int n = 0; n < CASES; n++) {
+        tn_quantized_conv2d_options o = TN_QUANTIZED_CONV2D_DEFAULTS;
+        const tn_dtype dtype = n % 2 ? TN_I8 : TN_U8;
+        const bool depthwise = n % 3 == 0, tap = n % 3 == 1 && random_below(2);
+        o.groups = depthwise ? random_from(2, 40) : random_from(1, 2);
+        int64_t x[4] = {random_from(1, 2), o.groups * (depthwise ? 1 : random_from(1, 40)), 0, 0};
+        int64_t w[4] = {o.groups * (depthwise ? random_from(1, 2) : random_from(1, 70)), x[1] / o.groups, 0, 0};
+        for (int d = 0; d < 2; d++) {
+            w[2 + d] = tap ? 1 : random_from(1, depthwise ? 7 : 3);
+            o.stride[d] = tap && random_below(2) ? 1 : random_from(1, 3);
+            o.dilation[d] = random_from(1, 2);
+            o.padding[d] = tap ? 0 : random_from(0, 3);
+            o.padding[2 + d] = tap ? 0 : random_from(0, 2);
+            x[2 + d] = random_from((w[2 + d] - 1) * o.dilation[d] + 1, 40);
+        }
+        o.outside = random_from(dtype == TN_I8 ? -128 : 0, dtype == TN_I8 ? 127 : 255);
+        o.zero = random_from(dtype == TN_I8 ? -128 : 0, dtype == TN_I8 ? 127 : 255);
+        assert_ok(tn_threads_set(1 + n % MAX_THREADS));
+        kernels += round_both(n, &o, x, w, dtype);
+    }
+    if (!there) skip();
+    assert_true(kernels > CASES / 2);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_joined_is_what_is_not),
+        cmocka_unit_test(rounded_sums_are_those_of_the_composition),
         cmocka_unit_test(random_windows_have_the_sums_of_their_definition),
         cmocka_unit_test(deep_windows_have_the_sums_of_their_definition),
     };

@@ -1,10 +1,12 @@
 """onnx_runtime_graphs.py — whole graphs for onnx_runtime_ops.py: what a single node cannot show.
 
-Loops and lists of more steps than a node has inputs, and nodes in another order than they run.
+Loops and lists of more steps than a node has inputs, nodes in another order than they run, and floats between bytes.
 """
 
 EXACT = {"rtol": 0, "atol": 0}
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+UNMAPPED = "floats_"  # ONNX Runtime computes these as they are written
+STEP = {"rtol": 0, "atol": 0.041}
 
 
 def declared():
@@ -18,6 +20,8 @@ def declared():
     rows += [(f"{op.lower()}_{count}", lambda name, op=op, count=count: several(name, op, count), CLOSE)
              for op in ("Sum", "Max", "Mean") for count in (65, 300)]
     rows += [("grown_300", lambda name: grown(name, 300), EXACT), ("unsorted", unsorted, CLOSE)]
+    rows += [(f"qdq_{kind}", lambda name, kind=kind: between_bytes(name, kind), EXACT) for kind in ("u1", "i1", "relu")]
+    rows += [(f"{UNMAPPED}{kind}", lambda name, kind=kind: between_bytes(name, kind), STEP) for kind in ("bias", "shared")]
     return rows
 
 
@@ -139,3 +143,68 @@ def unsorted(name):
              h.make_node("Add", ["x", "x"], ["twice"]), h.make_node("Greater", ["t", "k"], ["c"]),
              h.make_node("ReduceSum", ["x"], ["t"], keepdims=0)]
     return made(name, nodes, {"x": numbers(5)}, ["y"], [h.make_tensor("k", T.FLOAT, [], [2.0])])
+
+
+def between_bytes(name, kind):
+    """Convolutions, a sum, a list, pools and a product, each between DequantizeLinear and QuantizeLinear. kind: type of
+    the bytes; relu: with a Relu before rounding; bias: whose scale is not the product of the operands'; shared: what a
+    convolution yields is read as floats as well."""
+    import numpy as np
+    from onnx import helper as h, numpy_helper
+
+    r, nodes, weights = np.random.default_rng(5), [], []
+    of = "i1" if kind == "i1" else "u1"
+    least = np.array(-128 if of == "i1" else 0, of)
+
+    def hold(label, value):
+        weights.append(numpy_helper.from_array(np.asarray(value), label))
+        return label
+
+    def scale_of(label, scale, zero):
+        return [hold(label + "_s", np.float32(scale)), hold(label + "_z", np.array(zero, of))]
+
+    def through(label, scale, zero, relu=False):
+        """The name behind: rounded to bytes and floats again."""
+        if relu:
+            nodes.append(h.make_node("Relu", [label], [label + "_r"]))
+        at = scale_of(label, scale, zero)
+        nodes.append(h.make_node("QuantizeLinear", [label + "_r" * relu, *at], [label + "_q"]))
+        nodes.append(h.make_node("DequantizeLinear", [label + "_q", *at], [label + "_d"]))
+        return label + "_d"
+
+    def filters(label, shape, x_scale, axis=0, wrong=1):
+        scales = (r.uniform(0.5, 1, shape[axis]) / 300).astype("f4")
+        zeros = np.zeros(shape[axis], "i1")
+        held = [hold(label + "_w", r.integers(-127, 128, shape).astype("i1")), hold(label + "_ws", scales), hold(label + "_wz", zeros)]
+        nodes.append(h.make_node("DequantizeLinear", held, [label + "_wd"], axis=axis))
+        bias = [hold(label + "_b", r.integers(-4000, 4000, shape[axis]).astype("i4")),
+                hold(label + "_bs", (np.float32(x_scale) * scales * np.float32(wrong)).astype("f4")),
+                hold(label + "_bz", np.zeros(shape[axis], "i4"))]
+        nodes.append(h.make_node("DequantizeLinear", bias, [label + "_bd"], axis=0))
+        return [label + "_wd", label + "_bd"]
+
+    middle = int(least) + 117
+    x = through("x", 0.017, middle)
+    nodes.append(h.make_node("Conv", [x, *filters("c", (24, 3, 3, 3), 0.017, wrong=3 if kind == "bias" else 1)], ["c"],
+                             pads=[1, 1, 1, 1], strides=[2, 2]))
+    relu = kind == "relu"
+    c = through("c", 0.031, least if relu else middle, relu)
+    nodes.append(h.make_node("Conv", [c, *filters("d", (24, 1, 3, 3), 0.031)], ["d"], group=24, pads=[1, 1, 1, 1]))
+    d = through("d", 0.023, middle)
+    nodes.append(h.make_node("Add", [c, d], ["e"]))
+    e = through("e", 0.037, middle)
+    nodes.append(h.make_node("Concat", [e, d], ["f"], axis=1))
+    f = through("f", 0.041, middle)
+    nodes.append(h.make_node("MaxPool", [f], ["g"], kernel_shape=[2, 2], strides=[2, 2]))
+    at_f = ["f_s", "f_z"]
+    nodes.append(h.make_node("QuantizeLinear", ["g", *at_f], ["g_q"]))
+    nodes.append(h.make_node("DequantizeLinear", ["g_q", *at_f], ["g_d"]))
+    nodes.append(h.make_node("GlobalAveragePool", ["g_d"], ["k"]))
+    k = through("k", 0.02, middle)
+    nodes.append(h.make_node("Flatten", [k], ["l"]))
+    nodes.append(h.make_node("QuantizeLinear", ["l", "k_s", "k_z"], ["l_q"]))
+    nodes.append(h.make_node("DequantizeLinear", ["l_q", "k_s", "k_z"], ["l_d"]))
+    nodes.append(h.make_node("Gemm", ["l_d", *filters("m", (10, 48), 0.02)], ["m"], transB=1))
+    m = through("m", 0.03, middle)
+    outputs = [m, d, e, f] + (["c"] if kind == "shared" else [])
+    return made(name, nodes, {"x": numbers(1, 3, 33, 31)}, outputs, weights)

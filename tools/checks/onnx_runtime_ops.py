@@ -404,6 +404,8 @@ def write_case(row, folder):
     model, given = row[1](row[0]) if callable(row[1]) else model_of(row)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    if row[0].startswith(onnx_runtime_graphs.UNMAPPED):
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if not callable(row[1]) and "reference" in row[4]:
         session = ReferenceEvaluator(model)
     else:
