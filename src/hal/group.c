@@ -72,8 +72,12 @@ static tn_status tcp_open(TN_UNUSED const char *address, TN_UNUSED int port, TN_
 }
 static void tcp_close(TN_UNUSED tn_tcp *t) {}
 static const transport by_tcp = {.name = "tcp"}; /* of no open group */
+static tn_status tcp_rows(TN_UNUSED const tn_tcp *t, TN_UNUSED const size_t *from, TN_UNUSED const size_t *bytes,
+                          TN_UNUSED char **rows) {
+    return TN_ERR_STATE;
+}
 static tn_status tcp_scatter(TN_UNUSED tn_tcp *t, TN_UNUSED const char *send, TN_UNUSED const size_t *from,
-                             TN_UNUSED const size_t *bytes, TN_UNUSED char *receive) {
+                             TN_UNUSED const size_t *bytes, TN_UNUSED char *receive, TN_UNUSED char *rows) {
     return TN_ERR_STATE;
 }
 
@@ -163,25 +167,34 @@ static tn_status spread_columns(const tn_tcp *t, const char *rows, size_t row, c
     return TN_OK;
 }
 
-/* from, bytes: where in `send` what goes to each rank begins, and how long it is: the same on all ranks. */
-static tn_status tcp_scatter(const tn_tcp *t, const char *send, const size_t *from, const size_t *bytes,
-                             char *receive) {
-    size_t size = (size_t)t->size, row = 0;
-    for (size_t i = 0; i < size; i++)
+/* The bytes of a rank's row. */
+static size_t row_bytes(const tn_tcp *t, const size_t *from, const size_t *bytes) {
+    size_t row = 0;
+    for (int i = 0; i < t->size; i++)
         row = from[i] + bytes[i] > row ? from[i] + bytes[i] : row;
+    return row;
+}
+
+/* *rows: room for the rows of all ranks, for tcp_scatter on rank 0; NULL on others. */
+static tn_status tcp_rows(const tn_tcp *t, const size_t *from, const size_t *bytes, char **rows) {
+    size_t size = (size_t)t->size, row = row_bytes(t, from, bytes);
+    *rows = t->rank == 0 && row <= (SIZE_MAX - 1) / size ? tn_mem_alloc(row * size + 1) : NULL;
+    if (t->rank != 0 || *rows) return TN_OK;
+    return tn_fail(TN_ERR_MEMORY, "group: out of memory for an exchange over TCP");
+}
+
+/* from, bytes: where in `send` what goes to each rank begins, and how long it is: the same on all ranks. */
+static tn_status tcp_scatter(const tn_tcp *t, const char *send, const size_t *from, const size_t *bytes, char *receive,
+                             char *rows) {
+    size_t size = (size_t)t->size, row = row_bytes(t, from, bytes);
     if (t->rank != 0) {
         TRY(send_to(t, 0, send, row));
         return receive_from(t, 0, receive, size * bytes[t->rank]);
     }
-    if (row > (SIZE_MAX - 1) / size) return TN_ERR_MEMORY;
-    char *rows = tn_mem_alloc(row * size + 1);
-    tn_status s = rows ? TN_OK : tn_fail(TN_ERR_MEMORY, "group: out of memory for an exchange over TCP");
-    if (s == TN_OK && row) memcpy(rows, send, row);
-    for (int r = 1; r < t->size && s == TN_OK; r++)
-        s = receive_from(t, r, rows + (size_t)r * row, row);
-    if (s == TN_OK) s = spread_columns(t, rows, row, from, bytes, receive);
-    tn_mem_free(rows);
-    return s;
+    if (row) memcpy(rows, send, row);
+    for (int r = 1; r < t->size; r++)
+        TRY(receive_from(t, r, rows + (size_t)r * row, row));
+    return spread_columns(t, rows, row, from, bytes, receive);
 }
 
 static tn_status tcp_all_to_all(void *tcp, const void *send, size_t bytes, void *receive) {
@@ -191,7 +204,10 @@ static tn_status tcp_all_to_all(void *tcp, const void *send, size_t bytes, void 
         from[i] = (size_t)i * bytes;
         each[i] = bytes;
     }
-    tn_status s = from ? tcp_scatter(t, send, from, each, receive) : TN_ERR_MEMORY;
+    char *rows = NULL;
+    tn_status s = from ? tcp_rows(t, from, each, &rows) : TN_ERR_MEMORY;
+    if (s == TN_OK) s = tcp_scatter(t, send, from, each, receive, rows);
+    tn_mem_free(rows);
     tn_mem_free(from);
     return s;
 }
@@ -689,17 +705,29 @@ static void note_step(tn_group *g, tn_status s) {
     snprintf(g->steps.why, sizeof g->steps.why, "%s", tn_error());
 }
 
+/* What an exchange needs of memory, made before the ranks agree to begin: afterwards the others wait for this one. */
+typedef struct step_room {
+    char *rows; /* TCP */
+    int at;     /* MPI: in steps.pending */
+} step_room;
+
+static tn_status prepare_step(tn_group *g, const size_t *from, const size_t *bytes, step_room *room) {
+    *room = (step_room){.rows = NULL};
+    if (g->by == &by_tcp) return tcp_rows(g->tcp, from, bytes, &room->rows);
+    if (g->by != &by_mpi) return TN_OK;
+    while (room->at < MOST_POSTED && g->steps.pending[room->at].receive)
+        room->at++;
+    if (room->at < MOST_POSTED) return tn_mpi_reserve(bytes, &g->steps.pending[room->at].request);
+    return tn_fail(TN_ERR_STATE, "group: more than %d exchanges are under way", MOST_POSTED);
+}
+
 /* from, bytes: what goes to each rank, as tn_mpi_start has it. */
-static tn_status start_step(tn_group *g, const char *send, const size_t *from, const size_t *bytes, char *receive) {
-    size_t own = bytes[g->rank];
-    if (g->by == &by_tcp) return tcp_scatter(g->tcp, send, from, bytes, receive);
-    if (g->by != &by_mpi) return self_copy(NULL, send + from[g->rank], own, receive);
-    int at = 0;
-    while (at < MOST_POSTED && g->steps.pending[at].receive)
-        at++;
-    if (at == MOST_POSTED) return tn_fail(TN_ERR_STATE, "group: more than %d exchanges are under way", MOST_POSTED);
-    g->steps.pending[at].receive = receive;
-    return tn_mpi_start(send, from, bytes, receive, g->steps.posted & MOST_TAG, &g->steps.pending[at].request);
+static tn_status start_step(tn_group *g, const char *send, const size_t *from, const size_t *bytes, char *receive,
+                            const step_room *room) {
+    if (g->by == &by_tcp) return tcp_scatter(g->tcp, send, from, bytes, receive, room->rows);
+    if (g->by != &by_mpi) return self_copy(NULL, send + from[g->rank], bytes[g->rank], receive);
+    g->steps.pending[room->at].receive = receive;
+    return tn_mpi_start(send, from, bytes, receive, g->steps.posted & MOST_TAG, &g->steps.pending[room->at].request);
 }
 
 /* Every rank says first whether it has come so far: one that has failed calls tn_group_settle instead. */
@@ -711,9 +739,16 @@ void tn_group_post(tn_group *g, const void *send, const int64_t *lengths, size_t
         each[rank] = lengths ? (size_t)lengths[rank] : bytes;
         total += each[rank];
     }
-    tn_status s = tn_group_agree(g, TN_OK, (uint64_t)total << 16 | (uint64_t)(g->steps.posted & MOST_TAG) << 1 | 1);
+    step_room room;
+    tn_status s = prepare_step(g, from, each, &room);
+    s = tn_group_agree(g, s, (uint64_t)total << 16 | (uint64_t)(g->steps.posted & MOST_TAG) << 1 | 1);
+    if (s == TN_OK)
+        s = start_step(g, send, from, each, receive, &room);
+    else if (g->by == &by_mpi && room.at < MOST_POSTED)
+        (void)tn_mpi_finish(&g->steps.pending[room.at].request);
     g->steps.posted++;
-    note_step(g, s == TN_OK ? start_step(g, send, from, each, receive) : s);
+    tn_mem_free(room.rows);
+    note_step(g, s);
 }
 
 void tn_group_await(tn_group *g, const void *receive) {

@@ -206,14 +206,18 @@ static tn_status start_pieces(tn_mpi_request *r, bool sends, char *data, size_t 
     return TN_OK;
 }
 
+tn_status tn_mpi_reserve(const size_t *bytes, tn_mpi_request *r) {
+    int most = world_size * pieces_of(bytes[own_rank]);
+    for (int peer = 0; peer < world_size; peer++)
+        most += pieces_of(bytes[peer]);
+    *r = (tn_mpi_request){.handles = tn_mem_zalloc((size_t)most + 1, sizeof *r->handles)};
+    return r->handles ? TN_OK : tn_fail(TN_ERR_MEMORY, "MPI: out of memory for an exchange");
+}
+
 tn_status tn_mpi_start(const void *send, const size_t *from, const size_t *bytes, void *receive, int tag,
                        tn_mpi_request *r) {
     size_t own = bytes[own_rank];
-    int most = world_size * pieces_of(own);
-    for (int peer = 0; peer < world_size; peer++)
-        most += pieces_of(bytes[peer]);
-    *r = (tn_mpi_request){.tag = tag, .handles = tn_mem_zalloc((size_t)most + 1, sizeof *r->handles)};
-    if (!r->handles) return tn_fail(TN_ERR_MEMORY, "MPI: out of memory for an exchange");
+    r->tag = tag;
     for (int k = 1; k < world_size; k++) {
         int peer = (own_rank + world_size - k) % world_size;
         TRY(start_pieces(r, false, (char *)receive + (size_t)peer * own, own, peer));

@@ -31,6 +31,8 @@ typedef struct tn_mpi_request {
     intptr_t *handles; /* Open MPI's pointers, or MPICH's ints */
     int count, tag;
 } tn_mpi_request;
+/* Makes the request's memory, before the ranks agree to exchange; tn_mpi_finish frees it. */
+tn_status tn_mpi_reserve(const size_t *bytes, tn_mpi_request *r);
 tn_status tn_mpi_start(const void *send, const size_t *from, const size_t *bytes, void *receive, int tag,
                        tn_mpi_request *r);
 tn_status tn_mpi_finish(tn_mpi_request *r);

@@ -2,6 +2,7 @@
  * `processes` runs several under real launchers. */
 #include "test_support.h"
 
+#include "hal/hal.h"
 #include "trunnion/trunnion.h"
 
 /* Runs with the environment of no launcher, but for the given variables: name, value, …, NULL. */
@@ -81,6 +82,22 @@ static const char *one_rank_fails(tn_group *g, int rank) {
     return tn_group_all_gather(g, own, sizeof own, is) == TN_ERR_STATE ? NULL : "a call after tn_group_abort";
 }
 
+/* Rank 0 has no memory for an exchange that is a step of a plan: both fail, and the next one succeeds. */
+static const char *one_rank_has_no_memory(tn_group *g, int rank) {
+    const float own[] = {1.0f + (float)rank, 5};
+    for (int failing = 1; failing >= 0; failing--) {
+        float is[4] = {0};
+        if (failing && !rank) tn_mem_fail_at(1);
+        tn_group_post(g, own, NULL, sizeof own, is);
+        tn_mem_fail_at(0);
+        tn_group_await(g, is);
+        tn_status want = !failing ? TN_OK : rank ? TN_ERR_STATE : TN_ERR_MEMORY;
+        if (tn_group_settle(g, TN_OK, 1) != want) return "a step without memory";
+        if (!failing && (is[0] != 1 || is[1] != 5 || is[2] != 2 || is[3] != 5)) return "a step after one that failed";
+    }
+    return NULL;
+}
+
 /* What two processes see; returns what was wrong, NULL if nothing. */
 static const char *exchange_tensors(int rank) {
     TN_SCOPE;
@@ -98,6 +115,7 @@ static const char *exchange_tensors(int rank) {
     if (tn_read_as(turned, is, 2, TN_F32) != TN_OK || is[0] != (rank ? 0x1p-24f : 1) || is[1] != (rank ? 0x1p-24f : 2))
         wrong = "all_to_all";
     if (tn_status_of(tn_group_all_to_all_tensor(g, x)) != TN_ERR_SHAPE) wrong = "a wrong first extent";
+    if (!wrong) wrong = one_rank_has_no_memory(g, rank);
     if (!wrong) wrong = one_rank_fails(g, rank);
     tn_group_close(g);
     return wrong;
