@@ -24,6 +24,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#ifndef SOCK_CLOEXEC
+#define SOCK_CLOEXEC 0
+#endif
+
 enum {
     THREADS = 2,
     MOST_CONNECTIONS = 1000,
@@ -503,7 +507,7 @@ static void end_call(void *ctx, struct MHD_Connection *to, void **own, enum MHD_
 /* ---- listening --------------------------------------------------------------------------------------------------- */
 
 static int listen_at(const struct addrinfo *a) {
-    int on = 1, s = socket(a->ai_family, a->ai_socktype, a->ai_protocol);
+    int on = 1, s = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol); /* not for probes' processes */
     if (s < 0) return -1;
     (void)setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (bind(s, a->ai_addr, a->ai_addrlen) == 0 && listen(s, BACKLOG) == 0) return s;
@@ -540,13 +544,16 @@ static tn_status open_listener(const server *s, int *out, int *port) {
     return TN_OK;
 }
 
-tn_status http_start(server *s, serve_http **out, int *port) {
+tn_status http_listen(server *s, serve_http **out, int *port) {
     TRY(load_library());
     serve_http *h = *out = calloc(1, sizeof *h);
     if (!h) return tn_backend_fail(TN_ERR_MEMORY, "HTTP: out of memory");
     h->server = s;
     h->listener = -1;
-    TRY(open_listener(s, &h->listener, port));
+    return open_listener(s, &h->listener, port);
+}
+
+tn_status http_start(serve_http *h) {
     h->daemon = p_MHD_start_daemon(
         MHD_USE_AUTO_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, take_call, h, MHD_OPTION_LISTEN_SOCKET,
         (MHD_socket)h->listener, MHD_OPTION_NOTIFY_COMPLETED, end_call, NULL, MHD_OPTION_THREAD_POOL_SIZE,
@@ -579,12 +586,17 @@ void http_stop(serve_http *h) {
 
 #else
 
-tn_status http_start(server *s, serve_http **out, int *port) {
+tn_status http_listen(server *s, serve_http **out, int *port) {
     (void)s, (void)out, (void)port;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "this build cannot serve: libmicrohttpd was missing at build time, or the "
                            "system has no sockets; on Debian, run apt-get install "
                            "libmicrohttpd-dev, then build again");
+}
+
+tn_status http_start(serve_http *h) {
+    (void)h;
+    return TN_OK;
 }
 
 void http_quiesce(serve_http *h) { (void)h; }

@@ -40,7 +40,7 @@ const cli_command cli_serve = {
             "      --grace N         seconds that running answers have to end after Ctrl-C or SIGTERM\n"
             "                        (default 30)\n" CLI_SAMPLING_HELP
             "      --seed N          seed of requests without one (default: a random one each)\n"
-            "      --json            once it listens: url, host, port, model, embedding_model, context, parallel\n"
+            "      --json            once the model is loaded: url, host, port, model, embedding_model, context, parallel\n"
             "  -v, --verbose         a line on standard error for each request\n"
             "\n"
             "The options of sampling are what requests leave open. Interface: /v1/chat/completions,\n"
@@ -160,14 +160,18 @@ static int serve(server *s) {
     int code = CLI_OK, port = 0;
     serve_http *h = NULL;
     cli_return_memory();
-    s->device = cli_open_device(&s->common, &code);
-    if (!s->device) return code;
+    tn_status status = http_listen(s, &h, &port); /* a port in use is told before a model is loaded for nothing */
+    s->device = status == TN_OK ? cli_open_device(&s->common, &code) : NULL;
+    if (!s->device) {
+        http_stop(h);
+        return status != TN_OK ? cli_failed() : code;
+    }
     s->started = (int64_t)time(NULL);
-    tn_status status = s->path ? load_model(s) : TN_OK;
+    if (s->path) status = load_model(s);
     if (status == TN_OK && s->embed_path) status = load_encoder(s);
     cli_show_compiling(false);
     cli_stop_begin();
-    if (status == TN_OK && !cli_stopped()) status = http_start(s, &h, &port);
+    if (status == TN_OK && !cli_stopped()) status = http_start(h);
     if (status == TN_OK && !cli_stopped()) status = tell_address(s, port);
     if (status == TN_OK && !cli_stopped()) {
         while (!cli_stopped())

@@ -233,9 +233,11 @@ void embedder_free(serve_embedder *e); /* both: NULL is allowed */
 /* ---- http.c ------------------------------------------------------------------------------------------------------ */
 
 typedef struct serve_http serve_http;
-/* Starts to listen and sets *port to the port in use. Errors name the address and the reason. */
-tn_status http_start(server *s, serve_http **out, int *port);
-void http_quiesce(serve_http *h); /* takes no further connections */
+/* Opens the address and sets *port to the port in use; requests wait from now on. Errors name the address and the
+ * reason. */
+tn_status http_listen(server *s, serve_http **out, int *port);
+tn_status http_start(serve_http *h); /* answers what waits, and what comes */
+void http_quiesce(serve_http *h);    /* takes no further connections */
 /* Waits until all answers have been sent, at most `seconds`. No job may be running. */
 void http_drain(serve_http *h, double seconds);
 void http_stop(serve_http *h); /* NULL is allowed */

@@ -13,6 +13,7 @@ import json
 import math
 import pathlib
 import random
+import select
 import signal
 import socket
 import struct
@@ -714,6 +715,28 @@ def check_start(program, report):
             report.add(result.returncode == 1 and words in result.stderr, f"{' '.join(options)}: {result.stderr[-90:]!r}")
 
 
+def check_early(program, report):
+    """Requests that come while the model is loaded are answered."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([program, "serve", "-m", smollm2.path(), "--context", "64", "--port", str(port), "--threads", "2"],
+                               stderr=subprocess.PIPE, text=True)
+    early, end = [], time.monotonic() + PATIENCE
+    while len(early) < 5 and process.poll() is None and time.monotonic() < end:
+        try:
+            early.append(socket.create_connection(("127.0.0.1", port), PATIENCE))
+        except ConnectionRefusedError:
+            time.sleep(0.002)
+    loading = not select.select([process.stderr], [], [], 0)[0]
+    for s in early:
+        s.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+    codes = [read_all(s).split(b" ")[1:2] for s in early]
+    report.add(loading and codes == [[b"200"]] * 5, f"five requests while the model is loaded: {codes}, loading: {loading}")
+    process.terminate()
+    process.communicate(timeout=PATIENCE)
+
+
 def main():
     program = (ROOT / sys.argv[1] / "trunnion").resolve()
     report = Report()
@@ -747,6 +770,7 @@ def main():
             check_drafts(program, report)
             check_sites(program, report)
             check_start(program, report)
+            check_early(program, report)
     print(f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped")
     return 1 if report.failed else 0
 
