@@ -130,10 +130,10 @@ static tn_status read_longrope(const hf_folder *f, const tn_json *o, llm_config 
 
 /* Rope rotates the first pairs of a head's halves; the base is that of all of them (Gemma 4). */
 static tn_status read_proportional(const hf_folder *f, const tn_json *o, const llm_config *c, llm_rope *r) {
-    double part;
+    double part, usual = tn_json_kind_of(o) == TN_JSON_OBJECT ? 1 : c->family->positions.wide_part;
     r->kind = ROPE_PROPORTIONAL;
     TRY(tn_hf_real(f, o, "factor", 1, 1e-3, 1e6, &r->factor));
-    TRY(tn_hf_real(f, o, "partial_rotary_factor", 1, 0, 1, &part));
+    TRY(tn_hf_real(f, o, "partial_rotary_factor", usual, 0, 1, &part));
     int64_t wide = c->attention.wide_head;
     r->high = floor(part * (double)(wide > 0 ? wide / 2 : c->size[SIZE_HALF]));
     return TN_OK;
@@ -187,7 +187,8 @@ static tn_status read_alpha(const hf_folder *f, const tn_json *o, llm_config *c)
 
 static tn_status read_rope(const hf_folder *f, llm_config *c) {
     const tn_json *o = rope_of(f, "full_attention");
-    const char *type = tn_json_string(tn_json_get(o, "type"), "default");
+    bool unsaid = tn_json_kind_of(o) != TN_JSON_OBJECT && c->family->positions.wide_part > 0;
+    const char *type = tn_json_string(tn_json_get(o, "type"), unsaid ? "proportional" : "default");
     type = tn_json_string(tn_json_get(o, "rope_type"), type);
     double base = c->family->positions.base > 0 ? c->family->positions.base : 10000;
     c->positions.rope = (llm_rope){.scale = c->family->positions.backwards ? -1 : 1, .amplitude = 1};
@@ -304,8 +305,10 @@ static tn_status read_scales(const hf_folder *f, llm_config *c) {
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
+/* null is false, as in Python. */
 static bool flag(const hf_folder *f, const char *key, bool usual) {
-    return tn_json_bool(tn_json_get(f->config, key), usual);
+    const tn_json *v = tn_json_get(f->config, key);
+    return tn_json_bool(v, usual && !(v && tn_json_kind_of(v) == TN_JSON_NULL));
 }
 
 /* The family's word, or the one of older files (EXAONE 3, Nemotron-H) where these have that. */
@@ -439,7 +442,8 @@ static tn_status read_unmixed(const hf_folder *f, llm_config *c) {
 static tn_status read_choice(const hf_folder *f, llm_config *c) {
     int64_t experts = c->size[SIZE_EXPERTS], least = c->family->experts.by_sigmoid ? 2 : 1;
     const char *method = tn_hf_text(f, "topk_method", c->family->experts.by_sigmoid ? "noaux_tc" : "greedy");
-    TRY(tn_hf_real(f, f->config, "routed_scaling_factor", 1, 1e-6, 1e6, &c->experts.scale));
+    double usual = c->family->experts.usual_scale > 0 ? c->family->experts.usual_scale : 1;
+    TRY(tn_hf_real(f, f->config, "routed_scaling_factor", usual, 1e-6, 1e6, &c->experts.scale));
     TRY(tn_hf_real(f, f->config, "router_scaling_factor", c->experts.scale, 1e-6, 1e6, &c->experts.scale));
     if (strcmp(method, "greedy") == 0) return TN_OK;
     if (strcmp(method, "noaux_tc") != 0 && strcmp(method, "group_limited_greedy") != 0)
@@ -496,7 +500,7 @@ static tn_status read_experts(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_real(f, f->config, "swiglu_alpha", c->experts.gate_slope, 1e-6, 1e6, &c->experts.gate_slope));
     bool own = c->family->experts.own_width, other = c->family->experts.by_sigmoid || c->family->recurrent.kind;
     if (own || (!c->experts.whole_choice && !other)) /* of Mixtral, Jamba and Llama 4 the key says nothing */
-        c->experts.whole_choice = flag(f, "norm_topk_prob", other);
+        c->experts.whole_choice = flag(f, "norm_topk_prob", other && !c->family->experts.by_logits);
     if (c->family->attention.latent && !c->family->experts.by_sigmoid && c->experts.whole_choice)
         return refuse_value(f, "norm_topk_prob", "true"); /* DeepSeek's code and transformers differ in it */
     TRY(tn_hf_size(f, own ? "moe_intermediate_size" : "intermediate_size", usual, LLM_MOST_WIDTH, inner));
@@ -543,7 +547,8 @@ static tn_status read_sizes_folder(const hf_folder *f, llm_config *c) {
         c->attention.parallel = tn_json_bool(tn_json_get(f->config, "use_parallel_residual"), c->attention.parallel);
     if (c->family->read) TRY(c->family->read(f, c));
     if (!c->attention.parallel && c->family->slots.needs & BIT(SLOT_ATTENTION_NORM)) c->needs |= BIT(SLOT_FFN_NORM);
-    TRY(tn_hf_real(f, f->config, word_of(f, c, KEY_EPS), c->family->norms.layer_norm ? 1e-5 : 1e-6, 1e-20, 1, &c->eps));
+    double eps = c->family->norms.eps > 0 ? c->family->norms.eps : c->family->norms.layer_norm ? 1e-5 : 1e-6;
+    TRY(tn_hf_real(f, f->config, word_of(f, c, KEY_EPS), eps, 1e-20, 1, &c->eps));
     bool usual_one = c->family->forward.gelu_by_tanh && strcmp(tn_hf_text(f, activation, "gelu"), "gelu") == 0;
     TRY(tn_hf_activation(f, usual_one ? "" : activation, c->family->forward.activation, &c->activation));
     TRY(tn_llm_read_recurrent(f, c));
@@ -675,11 +680,18 @@ tn_status tn_llm_read_nanochat(const hf_folder *f, llm_config *c) {
     return read_cap(f, "final_logit_softcapping", 15, &c->scales.final_cap);
 }
 
+/* A number that null makes another one than its absence. */
+static tn_status read_or_null(const hf_folder *f, const char *key, double usual, double null, double *out) {
+    const tn_json *v = tn_json_get(f->config, key);
+    *out = null;
+    return v && tn_json_kind_of(v) == TN_JSON_NULL ? TN_OK : tn_hf_real(f, f->config, key, usual, 1e-6, 1e9, out);
+}
+
 tn_status tn_llm_read_minicpm3(const hf_folder *f, llm_config *c) {
     double depth, base, hidden = (double)c->size[SIZE_HIDDEN];
     TRY(tn_hf_real(f, f->config, "scale_emb", 12, 1e-6, 1e6, &c->scales.embedding));
-    TRY(tn_hf_real(f, f->config, "scale_depth", 1.4, 1e-6, 1e6, &depth));
-    TRY(tn_hf_real(f, f->config, "dim_model_base", 256, 1e-6, 1e9, &base));
+    TRY(read_or_null(f, "scale_depth", 1.4, sqrt((double)c->layers), &depth));
+    TRY(read_or_null(f, "dim_model_base", 256, hidden, &base));
     c->scales.residual = depth / sqrt((double)c->layers);
     c->scales.logits = base / hidden;
     return TN_OK;
@@ -732,6 +744,7 @@ tn_status tn_llm_read_gemma4(const hf_folder *f, llm_config *c) {
     if (strcmp(tn_hf_text(f, "use_bidirectional_attention", ""), "all") == 0)
         return refuse_value(f, "use_bidirectional_attention", "all");
     TRY(read_window(f, c));
+    tn_llm_set_window(c, c->layers - 1, false); /* whatever the list says */
     TRY(read_wide(f, c));
     c->attention.scale = 1;
     TRY(read_cap(f, "final_logit_softcapping", 0, &c->scales.final_cap));

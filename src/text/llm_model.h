@@ -225,6 +225,7 @@ typedef struct llm_norms {
     bool of_sums;      /* of the residual stream behind attention and feed-forward, not of what they read */
     bool of_embedding; /* what the first layer reads has one without weights */
     llm_head_norm heads;
+    double eps; /* of folders that do not say; 0: 1e-5 with a mean, else 1e-6 */
 } llm_norms;
 
 typedef struct llm_position_rules {
@@ -233,6 +234,7 @@ typedef struct llm_position_rules {
     bool in_windows;           /* other layers have no rope, if any layer has a window */
     bool parts_of_frequencies; /* in GGUF files: yarn sets in between any of them, not only between whole numbers */
     bool backwards;            /* rope rotates the other way */
+    double wide_part;          /* of rope of layers without a window, where a folder says nothing of rope (Gemma 4) */
     bool plain_local;          /* layers with a window have the same base, not stretched */
     double part;   /* of a head that rope rotates, where config.json says nothing; 0: all of it, in any case */
     int64_t first; /* row of the first token in the table of learned positions */
@@ -261,15 +263,16 @@ typedef struct llm_forward_rules { /* of feed-forward layers and experts */
 } llm_forward_rules;
 
 typedef struct llm_expert_rules {
-    slot_set slots;    /* bits of those that a layer has instead of feed-forward's matrices; 0: no such models */
-    bool always;       /* all models are mixtures */
-    bool own_width;    /* experts have a width of their own */
-    bool whole_choice; /* weights of the chosen experts are made to add up to 1, where config.json says nothing */
-    bool by_sigmoid;   /* the router's values, each alone; else by softmax */
-    bool sparse_mixer; /* each of two experts is weighted among those that are nearly as good (Phi-3.5-MoE) */
-    bool fused_gate;   /* llm_forward_rules, of experts only */
-    bool by_logits;    /* chosen by the router's values before the sigmoid */
-    bool scales_input; /* weights multiply what an expert reads, not what it yields (Llama 4) */
+    slot_set slots;     /* bits of those that a layer has instead of feed-forward's matrices; 0: no such models */
+    bool always;        /* all models are mixtures */
+    bool own_width;     /* experts have a width of their own */
+    bool whole_choice;  /* weights of the chosen experts are made to add up to 1, where config.json says nothing */
+    double usual_scale; /* `scale` of folders that do not say; 0: 1 */
+    bool by_sigmoid;    /* the router's values, each alone; else by softmax */
+    bool sparse_mixer;  /* each of two experts is weighted among those that are nearly as good (Phi-3.5-MoE) */
+    bool fused_gate;    /* llm_forward_rules, of experts only */
+    bool by_logits;     /* chosen by the router's values before the sigmoid */
+    bool scales_input;  /* weights multiply what an expert reads, not what it yields (Llama 4) */
 } llm_expert_rules;
 
 typedef struct llm_recurrent_rules {

@@ -266,6 +266,9 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("gemma4-large", "Gemma4", GEMMA4 | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "attention_k_eq_v": True,
                                          "num_global_key_value_heads": 1}, NEW),
     ("gemma4-older", "Gemma4", GEMMA4, NEW | {"network": False, "edit": {"per_layer_config": None, "global_head_dim": 24}}),
+    ("gemma4-rope", "Gemma4", GEMMA4 | {"global_head_dim": 16, "layer_types": ["sliding_attention"] * 2 + [
+        "full_attention"] + ["sliding_attention"] * 3}, NEW | {"network": False, "edit": {
+            "rope_parameters": None, "per_layer_config": None, "global_head_dim": 16}}),
     ("vaultgemma", "VaultGemma", GEMMA2, NEW),
     ("flex-olmo", "FlexOlmo", PHI3 | {"num_experts": 6, "num_experts_per_tok": 2}, NEW),
     ("mellum", "Mellum", MOE | {"head_dim": 16, "sliding_window": 9, "num_hidden_layers": 4, "layer_types": [
@@ -285,9 +288,14 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("mpt", "Mpt", MPT, NEW),
     ("nanochat", "NanoChat", PHI3 | {"final_logit_softcapping": 3.0}, NEW),
     ("bitnet", "BitNet", PHI3, NEW),
+    ("bitnet-eps", "BitNet", PHI3, NEW | {"edit": {"rms_norm_eps": None}}),
     ("minicpm3", "MiniCPM3", DEEPSEEK | {"dim_model_base": 20}, NEW),
+    ("minicpm3-null", "MiniCPM3", DEEPSEEK | {"dim_model_base": None, "scale_depth": None},
+     NEW | {"edit": {"dim_model_base": None}, "null": ["dim_model_base", "scale_depth"]}),
     ("sarvam-mla", "SarvamMLA", DEEPSEEK, NEW),
     ("sarvam-moe", "SarvamMoE", DEEPSEEK_EXPERTS | {"head_dim": 16}, NEW),
+    ("sarvam-moe-scale", "SarvamMoE", DEEPSEEK_EXPERTS | {"head_dim": 16, "routed_scaling_factor": 2.5},
+     NEW | {"edit": {"routed_scaling_factor": None}}),
     ("ax-k1", "AXK1", {k: v for k, v in DEEPSEEK.items() if k not in ("first_k_dense_replace", "n_shared_experts")}
      | {"n_group": 2, "topk_group": 1, "mlp_layer_types": ["dense", "sparse", "sparse"]}, NEW),
     ("afmoe", "Afmoe", MOE | {"head_dim": 16, "num_hidden_layers": 5, "sliding_window": 9, "num_dense_layers": 1, "mup_enabled": True,
@@ -295,6 +303,8 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("kolibri1", "Kolibri1", {k: v for k, v in MOE.items() if k not in ("intermediate_size", "decoder_sparse_step")}
      | {"head_dim": 16, "sliding_window": 9, "shared_expert_intermediate_size": 56, "norm_topk_prob": True,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}, NEW),
+    ("kolibri1-choice", "Kolibri1", {k: v for k, v in MOE.items() if k not in ("intermediate_size", "decoder_sparse_step")}
+     | {"head_dim": 16, "shared_expert_intermediate_size": 56}, NEW | {"edit": {"norm_topk_prob": None}}),
     ("arcee", "Arcee", COMMON, {}),
     ("helium", "Helium", COMMON | {"head_dim": 8}, NEW),
     ("hunyuan", "HunYuanDenseV1", COMMON | {"head_dim": 16}, MADE),
@@ -508,7 +518,8 @@ class Suite:
         model.to(kind).save_pretrained(folder, **{k: v for k, v in how.items() if k in HUGGING})
         if how.get("edit"):  # what older files say; None: not there
             said = json.loads((folder / "config.json").read_text()) | how["edit"]
-            (folder / "config.json").write_text(json.dumps({k: v for k, v in said.items() if v is not None}))
+            said = {k: v for k, v in said.items() if v is not None} | dict.fromkeys(how.get("null", ()))
+            (folder / "config.json").write_text(json.dumps(said))
         if kind != torch.float32:  # opened anew: to() has rounded the frequencies of rope as well
             model = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         ids = torch.randint(3, VOCABULARY, (1, TOKENS))
@@ -529,6 +540,8 @@ class Suite:
         held = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
         self.expect(whole or sizes["weights_bytes"] <= held <= sizes["weights_bytes"] + 65536,
                     f"{name}: fit says {sizes['weights_bytes']} bytes of weights, the files have {held}")
+        self.expect(whole or abs(sizes["parameters"] - count) <= 1e-3 * count,
+                    f"{name}: fit says {sizes['parameters']} weights, transformers {count}")
         told = f"{name}: {count} weights, logits {error:.1e}, {len(got)} greedy tokens"
         if how.get("network", True):
             told += f", as ONNX {self.network(name):.1e}"
