@@ -25,6 +25,7 @@ bool fit_inspect(const char *path, int64_t context, tn_dtype cache, tn_model_siz
     s->head_dim = f.head_dim;
     s->sequence = f.context;
     s->weights_bytes = f.weights_bytes;
+    s->parameters = f.parameters;
     s->tied_embeddings = f.tied_embeddings;
     double numbers = 2 * (double)f.layers * (double)f.kv_heads * (double)f.head_dim * (double)f.context;
     s->bytes_per_cache = (double)f.cache_bytes / numbers;

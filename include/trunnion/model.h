@@ -298,11 +298,12 @@ typedef struct tn_model_sizes {
     int64_t head_dim;       /* default 0: hidden / heads */
     int64_t chunk;          /* tokens of a prompt that are processed at once; default TN_PROMPT_CHUNK */
     int64_t weights_bytes;  /* of all weights, if known; default 0: use bytes_per_weight */
+    int64_t parameters;     /* number of weights, if known; default 0: that of a Llama of these sizes */
 } tn_model_sizes;
 
 enum { TN_PROMPT_CHUNK = 256 }; /* a prompt is processed in chunks of this many tokens */
 #define TN_MODEL_SIZES_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_model_sizes, weights_bytes), 0, 0, 0, 0, 0, 0, 0, 0, 2, false, 0, TN_PROMPT_CHUNK, 0 }
+    { TN_OPTIONS_SIZE(tn_model_sizes, parameters), 0, 0, 0, 0, 0, 0, 0, 0, 2, false, 0, TN_PROMPT_CHUNK, 0, 0 }
 
 /* Memory estimate. total_bytes is the sum of the others: the peak resident memory of a process that does nothing
  * else. */

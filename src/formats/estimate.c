@@ -52,8 +52,8 @@ static tn_status check_sizes(const tn_model_sizes *s) {
             TN_ERR_ARGUMENT,
             "memory estimate: %lld heads and %lld key-value heads are incompatible with a hidden size of %lld",
             (long long)s->heads, (long long)s->kv_heads, (long long)s->hidden);
-    if (s->head_dim < 0 || s->chunk < 0 || s->weights_bytes < 0)
-        return tn_fail(TN_ERR_ARGUMENT, "memory estimate: head_dim, chunk or weights_bytes is negative");
+    if (s->head_dim < 0 || s->chunk < 0 || s->weights_bytes < 0 || s->parameters < 0)
+        return tn_fail(TN_ERR_ARGUMENT, "memory estimate: head_dim, chunk, weights_bytes or parameters is negative");
     if (s->chunk == 0) return tn_fail(TN_ERR_ARGUMENT, "memory estimate: chunk is 0; it must be positive");
     if ((!(s->bytes_per_weight > 0) && !s->weights_bytes) || !(s->bytes_per_cache > 0))
         return tn_fail(TN_ERR_ARGUMENT,
@@ -70,6 +70,7 @@ static double q_width(const tn_model_sizes *s) { return head_dim(s) * (double)s-
 static double kv_width(const tn_model_sizes *s) { return head_dim(s) * (double)(s->kv_heads ? s->kv_heads : s->heads); }
 
 static double count_parameters(const tn_model_sizes *s) {
+    if (s->parameters > 0) return (double)s->parameters;
     double hidden = (double)s->hidden, intermediate = (double)s->intermediate;
     double attention = 2 * hidden * q_width(s) + 2 * hidden * kv_width(s);
     double layer = attention + FEEDFORWARD_MATRICES * hidden * intermediate + 2 * hidden;

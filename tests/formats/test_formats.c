@@ -414,6 +414,13 @@ static void memory_of_a_known_model_is_right(void **state) {
     assert_int_equal(e.optimizer_bytes, 2 * e.weights_bytes);
     assert_int_equal(e.cache_bytes, 0);
     assert_int_equal(tn_estimate_training_memory(&s, 0, 2, &e), TN_ERR_ARGUMENT);
+    s.parameters = 1000; /* known: not counted */
+    assert_ok(tn_estimate_inference_memory(&s, &e));
+    assert_int_equal(e.parameters, 1000);
+    assert_int_equal(e.weights_bytes, 4000);
+    s.parameters = -1;
+    assert_int_equal(tn_estimate_inference_memory(&s, &e), TN_ERR_ARGUMENT);
+    s.parameters = 0;
     s.heads = 0;
     assert_int_equal(tn_estimate_inference_memory(&s, &e), TN_ERR_ARGUMENT);
     s.heads = 32;
