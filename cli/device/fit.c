@@ -179,12 +179,10 @@ static double fit_bytes_of(tn_dtype t) { return (double)tn_dtype_size(t) / (doub
 
 /* The sizes that were asked for, with everything filled in; CLI_OK or the exit status after a message. */
 static int find_sizes(const request *r, const char *path, tn_model_sizes *s) {
-    bool as_stored = path && !r->train && !r->weights_given;
+    bool as_stored = path && !r->weights_given;
     if (as_stored && fit_inspect(path, r->context, r->cache, s)) return CLI_OK;
     int status = !path ? parse_config(r->config, s) : tn_read_model_sizes(path, s) == TN_OK ? CLI_OK : cli_failed();
     if (status != CLI_OK) return status;
-    tn_model_sizes own;
-    if (path && s->weights_bytes > 0 && fit_inspect(path, 0, r->cache, &own)) s->parameters = own.parameters;
     if (s->weights_bytes > 0 && r->weights_given)
         return cli_wrong_usage(&cli_fit, "--weights requires --config or config.json alone: the weights of a file have "
                                          "their own type");
