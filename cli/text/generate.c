@@ -352,9 +352,11 @@ static void tell(const work *w) {
     put_why(why, sizeof why, w);
     printf("\n");
     fflush(stdout);
-    cli_print(stderr, "\n[prompt: %zu tokens, %.1f/s — generation: %zu tokens, %.1f/s — %s, %s, %d threads; %s",
-              w->prompt.count, prompt_rate(w), w->answer.ids.count, token_rate(w), info.id, info.name, info.threads,
-              why);
+    char speed[32] = ""; /* the first token is the prompt's: alone it has none */
+    if (w->answer.steps > 0) snprintf(speed, sizeof speed, ", %.1f/s", token_rate(w));
+    cli_print(stderr, "\n[prompt: %zu tokens, %.1f/s — generation: %zu token%s%s — %s, %s, %d threads; %s",
+              w->prompt.count, prompt_rate(w), w->answer.ids.count, w->answer.ids.count == 1 ? "" : "s", speed, info.id,
+              info.name, info.threads, why);
     if (w->asked->draft.path)
         cli_print(stderr, "; draft: %" PRId64 " of %" PRId64 " tokens accepted", w->drafted.accepted,
                   w->drafted.drafted);

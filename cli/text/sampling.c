@@ -56,6 +56,7 @@ bool cli_sampling_set(cli_sampling *s, const char *name, const char *value) {
     for (int i = 0; i < NUMBERS; i++) {
         if (strcmp(rows[i].name, name) != 0) continue;
         s->given |= 1u << i;
+        s->greedy = s->greedy && i != 0; /* a temperature is asked for */
         return cli_take(&rows[i], s, value);
     }
     return false;
@@ -127,6 +128,9 @@ void cli_sampling_list(const cli_sampling *s, FILE *to) {
     for (int i = 0; i < NUMBERS; i++) {
         const void *at = (const char *)s + rows[i].at;
         bool integer = rows[i].kind == CLI_KIND_INT32;
-        fprintf(to, "  %-20s %g\n", rows[i].name, integer ? *(const int32_t *)at : *(const double *)at);
+        fprintf(to, "  %-20s %g\n", rows[i].name,
+                i == 0 && s->greedy ? 0
+                : integer           ? *(const int32_t *)at
+                                    : *(const double *)at);
     }
 }

@@ -120,6 +120,8 @@ def check_turns(program, report, folder):
     report.add(t.expect("5 messages loaded"), "/load")
     prompt, computed = t.say("And three plants.")
     report.add(prompt > second[0] + 24 and computed < prompt, "a loaded conversation goes on")
+    t.send("/set\n")
+    report.add(t.expect(r"temperature +0\s"), "/set shows no temperature with --greedy")
     t.send("/set temperature 0.25\n/set\n")
     report.add(t.expect(r"temperature +0\.25"), "/set changes a setting")
     t.send("/set temperature hot\n")
