@@ -40,7 +40,8 @@ const cli_command cli_serve = {
             "      --grace N         seconds that running answers have to end after Ctrl-C or SIGTERM\n"
             "                        (default 30)\n" CLI_SAMPLING_HELP
             "      --seed N          seed of requests without one (default: a random one each)\n"
-            "      --json            once the model is loaded: url, host, port, model, embedding_model, context, parallel\n"
+            "      --json            once the model is loaded: url, host, port, model, embedding_model, context,\n"
+            "                        parallel\n"
             "  -v, --verbose         a line on standard error for each request\n"
             "\n"
             "The options of sampling are what requests leave open. Interface: /v1/chat/completions,\n"
