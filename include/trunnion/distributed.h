@@ -106,26 +106,39 @@ TN_API tn_tensor *tn_group_all_reduce_tensor(tn_group *g, const tn_tensor *t);
 
 /* ---- exchanges recorded as steps of an evaluation ---------------------------------------------------------------- */
 
-/* Recorded like an operation: nothing is exchanged before the values are evaluated. The exchange begins as soon as t
- * has been computed, and goes on while the evaluation computes other values (with MPI; TCP ends it at once). t must be
- * contiguous and on the cpu, whose default queue must evaluate it; at most four exchanges are under way at a time.
- * after: NULL, or a value that is computed before the exchange begins. All ranks must run their exchanges in the same
- * order, so each one needs the one before, or what follows from it, as `after`.
- * Return what tn_group_receive takes as `posted`: its values are undefined before. An error tensor on failure. */
+/* tn_group_post_… and tn_group_receive are recorded like operations; nothing is exchanged before an evaluation. A post
+ * begins its exchange as soon as t has been computed. With MPI the evaluation then computes other values meanwhile; with
+ * TCP it waits for the exchange. tn_group_receive waits for the end and gives the elements received. One step:
+ *
+ *     tn_tensor *posted = tn_group_post_all_gather(group, t, NULL);
+ *     tn_tensor *sum = tn_sum(tn_group_receive(group, posted, t, NULL), TN_ALL, false);
+ *     status = tn_group_settle(group, tn_eval(&sum, 1), 1);
+ *
+ * t: any shape and dtype, at least one element, contiguous, on the cpu, evaluated on its default queue; the dtype is the
+ * same on all ranks. after: NULL, or a tensor that is computed before this step runs. All ranks must run their exchanges
+ * in the same order: give each one a result of the one before as `after`. At most four are under way at a time.
+ * Ownership: arguments stay the caller's; results are new handles; exchanges are not differentiable. The group must be open until the
+ * evaluation has ended; an evaluation that includes an exchange must not be repeated for some of its values, so evaluate
+ * all that depends on it at once.
+ * Errors: an error tensor with TN_ERR_ARGUMENT, TN_ERR_SHAPE or TN_ERR_DEVICE (t is not on the cpu) when recorded; what
+ * fails while it runs is returned by tn_group_settle. */
 
-/* lengths[rank] elements of t go to each rank, one after the other; copied; the same on all ranks. What is received has
- * rank 1: the elements of all ranks, in their order; one undefined element if there are none. */
+/* Sends each rank its own elements of t: the first lengths[0] of all elements to rank 0, the next lengths[1] to rank 1,
+ * and so on. lengths: [size], the same on all ranks, adding up to t's elements; copied.
+ * Returns [size · lengths[own rank]] for tn_group_receive: by sender; one undefined element if that is 0. */
 TN_API tn_tensor *tn_group_post_scatter(tn_group *g, const tn_tensor *t, const int64_t *lengths,
                                         const tn_tensor *after);
-/* t, the same size on all ranks, goes to all; received are the elements of all ranks, in their order, in rank 1. */
+/* Sends all of t, which has the same size on all ranks, to all ranks.
+ * Returns [size · elements of t] for tn_group_receive: by sender. */
 TN_API tn_tensor *tn_group_post_all_gather(tn_group *g, const tn_tensor *t, const tn_tensor *after);
-/* What the other ranks sent: waits for the exchange `posted`, after `after` has been computed. sent: the tensor that
- * was posted, whose memory is in use until then. The result is a view of `posted`: the wait is part of an evaluation
- * that computes something from the result, or runs a later exchange that has the result as `after`. */
+/* Waits for the exchange that `posted` began. posted: a result of tn_group_post_…, not to be read itself; sent: the t
+ * posted, whose memory is kept until then. Returns a view of `posted` with the elements received. The wait runs only in
+ * an evaluation that computes something from this view, or that runs an exchange with it as `after`. */
 TN_API tn_tensor *tn_group_receive(tn_group *g, const tn_tensor *posted, const tn_tensor *sent, const tn_tensor *after);
-/* Every rank must call it after such an evaluation, also after a failed one, which it tells the other ranks, so that
- * they do not wait. status: of this rank's evaluation; count: how many exchanges were recorded since the last call.
- * Returns status, or the error of an exchange that failed; the values received are then undefined. */
+/* Ends a series of exchanges. Every rank must call it after each evaluation with exchanges, also if its own failed or
+ * was never begun: the others are told and do not wait. status: of this rank's evaluation; count: how many exchanges
+ * (posts) this rank recorded, or would have recorded without the failure, since the last call.
+ * Returns status, or the error of the first exchange that failed; then what was received is undefined. */
 TN_API tn_status tn_group_settle(tn_group *g, tn_status status, int count);
 
 #ifdef __cplusplus

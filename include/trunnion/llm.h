@@ -36,7 +36,7 @@ typedef enum tn_llm_cache {
     TN_LLM_CACHE_BF16,
     TN_LLM_CACHE_F32,
     TN_LLM_CACHE_Q8_0,
-    TN_LLM_CACHE_SAME /* of the values only: the type of the keys */
+    TN_LLM_CACHE_SAME /* only for value_cache: the type of the keys */
 } tn_llm_cache;
 
 typedef struct tn_llm_options {
@@ -44,7 +44,7 @@ typedef struct tn_llm_options {
     /* Context length in tokens; default 0: the model's own, at most 4096. Models with two rope tables (longrope) use
      * the table for this length, for all tokens. */
     int64_t context;
-    tn_llm_cache cache; /* of keys, and of values if value_cache is left out; default TN_LLM_CACHE_F16 */
+    tn_llm_cache cache; /* type of the cached keys, not TN_LLM_CACHE_SAME; default TN_LLM_CACHE_F16 */
     tn_device *device;  /* default NULL: the thread's current device */
     int64_t memory;     /* bytes that may be used; default 0: all free memory of the device */
     /* Folder of a LoRA adapter in PEFT's format (adapter_config.json, adapter_model.safetensors) that is added to the
@@ -56,7 +56,9 @@ typedef struct tn_llm_options {
      * types of the caches are the same. A batch of conversations of one pool computes their attention in one call,
      * which is faster. All conversations of a pool must be used by one thread at a time. */
     int conversations;
-    tn_llm_cache value_cache; /* of values; default TN_LLM_CACHE_SAME */
+    /* Type of the cached values; default TN_LLM_CACHE_SAME, that is `cache`. It may be any other type: the memory of
+     * the cache is the sum of both, and Q8_0 for one of them has the limits of Q8_0. */
+    tn_llm_cache value_cache;
 } tn_llm_options;
 #define TN_LLM_DEFAULTS \
     { TN_OPTIONS_SIZE(tn_llm_options, value_cache), 0, TN_LLM_CACHE_F16, NULL, 0, NULL, 1, TN_LLM_CACHE_SAME }

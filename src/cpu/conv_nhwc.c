@@ -103,7 +103,7 @@ static void widen_input_tile(im2col_plan *w) {
     w->channel = w->section * sections;
 }
 
-/* Are images prefetched? Other threads have probably written a part of them, and each step of k is another line. */
+/* Whether a tile prefetches the image: other threads probably wrote parts of it, and each step of k reads a new line. */
 static bool asks_for_image(const nhwc_nhwc *t, const nhwc_phases *phases) {
     return t->in_pixel && !phases && !t->a.quads && t->a.kernel[0] * t->a.kernel[1] == 1;
 }
@@ -298,7 +298,7 @@ typedef struct nhwc_part {
     /* The filters of the next chunk; where this panel's results go; what the next block sees that this one does not. */
     strips out_channels, results, next;
     int64_t lines_at_once; /* of filters, that a tile asks for */
-    bool first_panel;      /* of those that this thread multiplies: the image is not in its caches yet */
+    bool first_panel;      /* the first that this thread multiplies: the image is not in its caches yet */
 } nhwc_part;
 
 static int64_t rows_im2col(const tn_conv_args *a, const section *s) {
@@ -716,8 +716,8 @@ static void find_taps(const nhwc_nhwc *t, const tn_conv_args *p, int64_t *tap) {
         tap[k] = tap[k - taps] + channel;
 }
 
-/* What a tile prefetches at each step of k: a line that it reads some steps later, or in its last steps what the next
- * tile reads first. In blocks of channels that is a pixel of the block of channels after the next one. */
+/* Sets which line a tile prefetches at each step of k: one that it reads FAR steps later; in its last steps, one that
+ * the next tile reads first. In blocks of channels this is a pixel of the second next block. */
 static void find_ahead(const nhwc_nhwc *t, const phase *p, int64_t *ahead) {
     enum { FAR = 16 }; /* steps: longer than another processor's cache takes to answer */
     const bool blocks = t->a.x_blocks;

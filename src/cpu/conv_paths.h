@@ -46,8 +46,8 @@ static inline const float *epilogue_reads(const tn_fused_program *epilogue, cons
     return at->buffer < 0 ? NULL : (const float *)epilogue->launch.buffers[at->buffer] + at->first;
 }
 
-/* Is all that an epilogue does a bias, an image added (only to results in blocks of channels), max(…, 0) and clipping?
- * *ops: with addresses, of channel 0 … */
+/* Whether an epilogue only adds a bias, adds an image (if the results lie in blocks of channels), takes max(…, 0) and
+ * clips. *ops: these operations, with the addresses of channel 0 … */
 static inline bool epilogue_by_channels(const tn_fused_program *epilogue, epilogue_ops *ops) {
     const tn_fused_epilogue *e = epilogue->vm ? epilogue->epilogue_ops : NULL;
     if (!e) return false;

@@ -4,7 +4,7 @@
 #include "cpu/conv_paths.h"
 #include "cpu/isa.h"
 
-/* Windows of one row and five columns? The others take such alone. */
+/* Whether windows have one row and five columns. The other conv_winograd_1d functions accept only these. */
 static bool conv_is_winograd_1d(const tn_conv_args *args);
 static bool conv_winograd_1d_fits(const tn_conv_args *args);
 static bool conv_winograd_1d_pays(const tn_conv_args *args, bool kept);

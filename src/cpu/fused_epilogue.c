@@ -85,7 +85,7 @@ static bool read_biased(const reader *r, kir_val v) {
     return read_each(r, other) || read_added(r, other);
 }
 
-/* Is it a whole matrix, or a convolution's images as the results lie? */
+/* Whether v loads a whole matrix, or for a convolution images in the same layout as the results. */
 static bool is_whole(const reader *r, kir_val v, tn_epilogue_access *also) {
     if (!read_load(r, v, also) || also->buffer == r->block) return false;
     if (!r->channels) return also->column == 1 && also->row != 0;

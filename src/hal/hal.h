@@ -330,9 +330,9 @@ tn_status tn_group_check_root(const tn_group *g, int root);
 tn_status tn_group_collect(tn_group *g, tn_collective what, int root, tn_buffer *send, size_t bytes,
                            tn_buffer *receive);
 
-/* An exchange in host memory that is a step of a plan: lengths[rank] bytes at `send`, behind those for the ranks
- * before, go to each rank; NULL: `bytes` bytes go to all. `receive` is complete when tn_group_await has returned; what
- * failed is known to tn_group_settle (distributed.h). */
+/* Begins an exchange in host memory, as a step of a plan: each rank gets lengths[rank] bytes of `send`, in the order of
+ * the ranks; with lengths NULL all ranks get the same `bytes` bytes. tn_group_await waits for it; until then `send` and
+ * `receive` must stay. tn_group_settle (distributed.h) reports failures of both. */
 void tn_group_post(tn_group *g, const void *send, const int64_t *lengths, size_t bytes, void *receive);
 void tn_group_await(tn_group *g, const void *receive);
 

@@ -99,7 +99,7 @@ int64_t tn_reach(const tn_device *d, const kir_program *p);
 /* ---- rows by workgroups (kernel.c) ------------------------------------------------------------------------------- */
 
 typedef enum tn_row_split_policy { TN_ROW_SPLIT_AUTO, TN_ROW_SPLIT_ALWAYS, TN_ROW_SPLIT_NEVER } tn_row_split_policy;
-/* For tests and benchmarks: what row_split_pays answers from now on. */
+/* For tests and benchmarks: overrides row_split_pays (kernel.c) from now on. */
 void tn_row_split_set(tn_row_split_policy policy);
 
 /* ---- ranges and limits (driver_module.c) ------------------------------------------------------------------------- */

@@ -119,8 +119,9 @@ bool tn_takes_conv2d_wgrad(const tn_node *n);
 extern const tn_native_epilogue tn_conv2d_epilogue, tn_max_pool2d_epilogue;
 /* Is the image of one convolution better made by it where it is read, in the launch of `maker`? Then it is. */
 bool tn_conv_agree_on_producer(tn_value *v, tn_group *producer, tn_group *reader);
-/* Lays images between convolutions in blocks of channels (conv.h) where all that make and read them can have them so.
- * `convs`: by group, which are convolutions that the CPU computes; blocked, near: by value, zeros, set here. */
+/* Lays an image in blocks of channels (conv.h) if the kernels that write and read it all support that layout and a
+ * depthwise convolution is near (native_conv.c). convs: by group, whether it is a convolution on the CPU; blocked and
+ * near: by value, false at first. On return `blocked` says which images lie in blocks. */
 void tn_conv_lay_in_blocks(const tn_graph_plan *g, const bool *convs, bool *blocked, bool *near);
 /* Whether a convolution leaves its result with the zero-padded border that the reader needs. Sets what changes. */
 void tn_conv_agree_on_border(tn_value *v, tn_group *producer, tn_group *reader);

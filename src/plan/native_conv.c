@@ -699,10 +699,10 @@ static bool fits_columns(const tn_group *group, tn_conv_args *sizes, bool x_bloc
     return tn_conv_takes_blocks(sizes);
 }
 
-/* What a convolution's group reads and makes; values, -1: none. */
+/* Values that a convolution's group reads and computes; -1: none. */
 typedef struct conv_images {
-    int x, added, y; /* added: to the results, in their order */
-    bool plain;      /* y is the only result, and all that is done to it is per channel, or `added` */
+    int x, added, y; /* added: an image in the layout of the results that the epilogue adds to them */
+    bool plain;      /* y is the only result, and its epilogue has only per-channel operations and `added` */
 } conv_images;
 
 static conv_images images_of(const tn_graph_plan *g, const tn_group *group) {
@@ -743,7 +743,7 @@ static bool may_be_in_blocks(const tn_graph_plan *g, const bool *convs, int valu
     return v->fusion.pull_count > 0;
 }
 
-/* Can the group have its images so? *sizes: then. */
+/* Whether the group's kernel can have those of its images in blocks that `blocked` names. *sizes: its sizes then. */
 static bool fits_blocks(const tn_group *group, const conv_images *at, const bool *blocked, tn_conv_args *sizes) {
     const bool x = blocked[at->x], y = at->y >= 0 && blocked[at->y],
                each = group->run.native->run == run_conv2d_depthwise;
@@ -757,7 +757,7 @@ static bool fits_blocks(const tn_group *group, const conv_images *at, const bool
     return tn_conv_takes_blocks(sizes);
 }
 
-/* Takes out what keeps this group from having its images so. */
+/* Takes images of a group whose kernel cannot have them in blocks out of `blocked`. */
 static void take_out(const tn_group *group, const conv_images *at, bool *blocked) {
     tn_conv_args sizes;
     const bool y = at->y >= 0 && blocked[at->y];
@@ -772,7 +772,7 @@ static void take_out(const tn_group *group, const conv_images *at, bool *blocked
     if (y) blocked[at->y] = false;
 }
 
-/* Takes values out until all groups can have what is left. */
+/* Takes images out of `blocked` until the kernels of all groups can have the rest in blocks. */
 static void agree_on_blocks(const tn_graph_plan *g, const bool *convs, bool *blocked) {
     tn_conv_args sizes;
     for (bool changed = true; changed;) {
@@ -788,7 +788,7 @@ static void agree_on_blocks(const tn_graph_plan *g, const bool *convs, bool *blo
     }
 }
 
-/* Blocks pay only around depthwise convolutions: takes out what no chain of groups connects with one of these. */
+/* Blocks pay only near depthwise convolutions: takes out images that no chain of images in blocks connects with one. */
 static void stay_near_depthwise(const tn_graph_plan *g, const bool *convs, bool *blocked, bool *near) {
     for (bool changed = true; changed;) {
         changed = false;

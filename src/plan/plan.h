@@ -69,7 +69,8 @@ typedef struct tn_binding {
     tn_numerics numerics; /* as the key has them: other threads may change them meanwhile */
     bool elsewhere;       /* there are also outputs on other devices, which get their own plan */
     struct {              /* set before it is made */
-        bool varies;      /* what may vary does; not in captured graphs, whose runtime scalars the caller counts */
+        /* Views whose offset changes from run to run are bound separately (plan_key.c); false for captured graphs. */
+        bool varies;
         /* For engines' devices (engine.h): only these nodes are computed, and no state is written; the cpu's kernels
          * compute it; nothing may be computed before. */
         const tn_node *const *only;
