@@ -664,7 +664,7 @@ bool tn_conv_agree_on_producer(tn_value *v, tn_group *producer, tn_group *reader
  * convolutions of one tap, depthwise ones, and what adds it to results that lie in blocks too. They then transpose
  * nothing, depthwise windows use every lane of a vector, and no line of the cache has pixels of two threads. */
 
-/* Changes a convolution to filters as columns (NHWC), if it was computed in another way. */
+/* Makes a convolution use the NHWC kernel, whichever path was chosen before. */
 static void take_columns(const tn_graph_plan *g, const tn_group *group, tn_native *n, const tn_conv_args *sizes) {
     const tn_value *y = &g->values[group->lead], *weight = &g->values[y->in[1]];
     const bool product = n->run == run_one_tap;

@@ -57,8 +57,8 @@ typedef struct encoder_family {
     const char *const *keys;       /* [ENC_KEYS]; NULL: a constant of the family */
     const char *const *parts;      /* [LAYER_PARTS], without ".weight" and ".bias"; NULL: it has none */
     const char *const *tables;     /* [TABLES]; NULL: it has none */
-    bool positions_behind_padding; /* they count from pad_token_id + 1 on, … */
-    int64_t padding;               /* … or from this + 1, whatever config.json says; 0: not so */
+    bool positions_behind_padding; /* positions begin at pad_token_id + 1, … */
+    int64_t padding;               /* … or at this + 1, whatever pad_token_id is; 0: they do not */
     double rope;                   /* its base where config.json says nothing; 0: none */
     bool fused_gate;               /* PART_UP has what is multiplied in front, then the gate */
     unsigned bare;                 /* bits of parts without biases */

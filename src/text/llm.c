@@ -179,7 +179,7 @@ static tn_status read_divisors(const tn_llm *m, float *out, bool *any) {
                   : TN_OK;
 }
 
-/* Pairs that rope rotates in layers with a window of their own rope, or in all others. */
+/* Pairs of a head that rope rotates; local: in layers with a window, which may have a rope of their own. */
 static int64_t half_of(const tn_llm *m, bool local) {
     int64_t wide = m->config.attention.wide_head;
     return !local && wide > 0 ? wide / 2 : m->config.size[SIZE_HALF];
@@ -216,7 +216,7 @@ static bool has_such_cache(const llm_config *c, int64_t layer, bool wide) {
     return tn_llm_has_cache(c, layer) && (tn_llm_of_layer(c, layer, &own) != c) == wide;
 }
 
-/* Those of all layers of one size together: each token reads a little of each. */
+/* Makes the caches of the layers with wide heads, or of the others, in one allocation: a token reads a little of each. */
 static tn_status make_such_caches(const llm_config *c, int conversations, bool wide, llm_layer *layers) {
     const llm_config *of = c;
     llm_config own;
@@ -739,7 +739,7 @@ static tn_status read_trained_rows(tn_llm *m, int64_t n) {
     return tn_read(rows, m->rows, (size_t)n * tn_llm_embedding_row(m));
 }
 
-/* Where layers have inputs of their own, a token's row of these is behind that of the embedding. */
+/* A token's row is that of the embedding, followed by that of the per-layer embeddings if the model has these. */
 tn_status tn_llm_copy_rows(const tn_llm *m, const int64_t *ids, int64_t n, void *out) {
     char name[LLM_NAME_SIZE], inputs[LLM_NAME_SIZE];
     const llm_source *s = &m->file->source;

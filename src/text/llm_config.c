@@ -307,7 +307,7 @@ static bool has_other_output(const llm_source *s, const llm_config *c) {
     return false;
 }
 
-/* Its rows go into one tensor with those of the embedding. */
+/* Per-layer embeddings are copied into one tensor with the embedding's rows, so both must have the same dtype. */
 static tn_status check_layer_table(const llm_source *s, llm_config *c) {
     char name[LLM_NAME_SIZE], inputs[LLM_NAME_SIZE];
     llm_tensor words = {.struct_size = sizeof words}, table = {.struct_size = sizeof table};

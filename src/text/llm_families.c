@@ -608,7 +608,7 @@ static const char *const nemotron_h_keys[LLM_KEYS] = KEYS_BUT("layer_norm_epsilo
 static const char *const starcoder2_keys[LLM_KEYS] = KEYS_BUT("norm_epsilon", "hidden_act");
 static const char *const nemotron_keys[LLM_KEYS] = KEYS_BUT("norm_eps", "hidden_act");
 static const char *const modernbert_keys[LLM_KEYS] = KEYS_BUT("norm_eps", "hidden_activation");
-/* The epsilon is a constant of the implementation. */
+/* The norms' epsilon is not in config.json: transformers has a constant. */
 static const char *const constant_keys[LLM_KEYS] = KEYS_BUT("", "hidden_act");
 static const char *const falcon_keys[LLM_KEYS] =
     ROW("num_hidden_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "max_position_embeddings",
@@ -643,7 +643,7 @@ static const int64_t gemma4_usual[LLM_KEYS] = {
     [KEY_CONTEXT] = 131072, [KEY_KV_HEADS] = 4,  [KEY_HEAD_DIM] = 256};
 static const int64_t mamba_usual[LLM_KEYS] = {[KEY_INTERMEDIATE] = 1, [KEY_CONTEXT] = 1 << 20}; /* neither is there */
 static const int64_t falcon_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048};                           /* rope has no end */
-static const int64_t bloom_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048};                            /* nor has ALiBi */
+static const int64_t bloom_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048}; /* config.json has none: ALiBi has no limit */
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 

@@ -128,7 +128,8 @@ static tn_status read_longrope(const hf_folder *f, const tn_json *o, llm_config 
     return tn_llm_rope_list(f, "long_factor", c->size[SIZE_HALF], NULL);
 }
 
-/* Rope rotates the first pairs of a head's halves; the base is that of all of them (Gemma 4). */
+/* rope_type proportional (Gemma 4): only the first pairs of a head are rotated, but frequencies are computed as if all
+ * were. */
 static tn_status read_proportional(const hf_folder *f, const tn_json *o, const llm_config *c, llm_rope *r) {
     double part, usual = tn_json_kind_of(o) == TN_JSON_OBJECT ? 1 : c->family->positions.wide_part;
     r->kind = ROPE_PROPORTIONAL;
@@ -149,7 +150,7 @@ static tn_status read_linear(const hf_folder *f, const tn_json *o, llm_rope *r) 
 static tn_status read_part(const hf_folder *f, llm_config *c) {
     int64_t head = c->size[SIZE_HEAD], width = head;
     double part = c->family->positions.part;
-    if (part > 0) { /* other families have the keys at most by mistake, and transformers does not read them */
+    if (part > 0) { /* transformers reads these keys in no other family */
         TRY(tn_hf_real(f, f->config, "rotary_pct", part, 0, 1, &part));
         TRY(tn_hf_real(f, f->config, "partial_rotary_factor", part, 0, 1, &part));
         TRY(tn_hf_real(f, rope_of(f, "full_attention"), "partial_rotary_factor", part, 0, 1, &part));
@@ -635,7 +636,7 @@ tn_status tn_llm_read_opt(const hf_folder *f, llm_config *c) {
 
 tn_status tn_llm_read_openai_gpt(const hf_folder *f, llm_config *c) {
     (void)c;
-    const char *name = tn_hf_text(f, "afn", "gelu"); /* means its approximation */
+    const char *name = tn_hf_text(f, "afn", "gelu"); /* "gelu" here means the approximation by tanh */
     return strcmp(name, "gelu") == 0 ? TN_OK : refuse_value(f, "afn", "not gelu");
 }
 
@@ -656,7 +657,7 @@ tn_status tn_llm_read_bloom(const hf_folder *f, llm_config *c) {
     return tn_hf_refuse(f, "apply_residual_connection_post_layernorm");
 }
 
-/* What differs from ALiBi without biases is in an object of its own. */
+/* Accepts only ALiBi without biases. Its settings are in the object attn_config. */
 tn_status tn_llm_read_mpt(const hf_folder *f, llm_config *c) {
     hf_folder own = *f;
     double most;
@@ -707,7 +708,8 @@ tn_status tn_llm_read_afmoe(const hf_folder *f, llm_config *c) {
     return tn_hf_real(f, f->config, "route_scale", 1, 1e-6, 1e6, &c->experts.scale);
 }
 
-/* The sizes of a layer without a window, of files of both forms; all such layers must have the same. */
+/* Head size and key/value heads of layers without a window, from either form of config.json. All such layers must have
+ * the same sizes. */
 static tn_status read_wide(const hf_folder *f, llm_config *c) {
     const tn_json *each = tn_json_get(f->config, "per_layer_config");
     llm_attention *a = &c->attention;

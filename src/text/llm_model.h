@@ -63,9 +63,9 @@ typedef enum llm_size {
     SIZE_MIX_X,        /* that, and two of SIZE_STATE */
     SIZE_MIX_NORM,
     SIZE_RATES,      /* two for each value head */
-    SIZE_INPUTS,     /* numbers of a layer's own inputs; 0: the model has none */
+    SIZE_INPUTS,     /* width of a layer's per-layer embedding (Gemma 4); 0: the model has none */
     SIZE_ALL_INPUTS, /* of all layers */
-    SIZE_GATES,      /* numbers by which what attention yields is gated: one for each, or one a head */
+    SIZE_GATES,      /* width of attention's gate: that of its result, or one a head */
     SIZE_COUNT
 } llm_size;
 
@@ -134,7 +134,7 @@ typedef enum llm_slot {
     SLOT_STEP_NORM, /* of the vector that steps are made of (Jamba), */
     SLOT_WRITTEN_NORM,
     SLOT_READ_NORM,  /* and of what states write and read */
-    SLOT_INPUT_GATE, /* of the layer's own inputs (Gemma 4), */
+    SLOT_INPUT_GATE, /* of the per-layer embedding (Gemma 4), */
     SLOT_INPUT_OUT,  /* the product that brings them to the stream, and the norm of it; */
     SLOT_INPUT_NORM,
     SLOT_LAYER_SCALE,    /* what the stream behind the layer is multiplied by */
@@ -360,7 +360,7 @@ typedef struct llm_attention {
     bool wide_keys_only;                 /* their values are their keys before norm and rope */
     /* From this layer on, layers have the keys and values of the last one before of their kind; 0: none. */
     int64_t first_shared;
-    int64_t shared_width; /* their inner width of feed-forward; 0: that of the others */
+    int64_t shared_width; /* inner width of their feed-forward; 0: as in the others */
 } llm_attention;
 
 typedef struct llm_positions {
@@ -517,7 +517,7 @@ bool tn_llm_has_cache(const llm_config *c, int64_t layer);
 /* The configuration with the sizes of this layer: c, or *own. */
 const llm_config *tn_llm_of_layer(const llm_config *c, int64_t layer, llm_config *own);
 void tn_llm_set_head_sizes(llm_config *c);
-int64_t tn_llm_row_width(const llm_config *c); /* numbers of a token's row, with the inputs of all layers */
+int64_t tn_llm_row_width(const llm_config *c); /* numbers of a token's row, with its per-layer embeddings */
 /* Numbers of a key in the cache: those of a head, and with ALiBi its position in DISTANCE_DIMS parts. */
 int64_t tn_llm_key_width(const llm_config *c);
 void tn_llm_set_unmixed(llm_config *c, int64_t layer);
@@ -626,13 +626,13 @@ tn_status tn_llm_train_embedding(tn_llm *m);  /* for a trainer: its rows are tho
 void tn_llm_append(tn_llm *m, const int32_t *ids, int64_t count); /* these were computed; a draft is obsolete */
 void tn_llm_append_accepted(tn_llm *m, int32_t id); /* the same for a step that the draft stays valid in */
 tn_status tn_llm_step_alone(tn_llm *m, int32_t id, const float **logits); /* without a draft */
-/* Those of any model's file, to `out`. */
+/* Copies the rows of n tokens, each tn_llm_row_width numbers in the file's dtype, to `out`. */
 tn_status tn_llm_copy_rows(const tn_llm *m, const int64_t *ids, int64_t n, void *out);
 tn_status tn_llm_read_rows(tn_llm *m, const int32_t *ids,
                            int64_t n);      /* the tokens' rows of the embedding, to m->rows */
 int64_t tn_llm_first_page(const tn_llm *m); /* of its caches; the others follow */
 /* TN_ERR_UNSUPPORTED for a model with recurrent layers (why: what they have that forbids it), or whose layers have
- * inputs of their own or keys of others. */
+ * per-layer embeddings or share the keys of others. */
 tn_status tn_llm_refuse_recurrent(const tn_llm *m, const char *function, const char *why);
 /* After a failure: makes caches anew that a failed write has left as errors. Returns the failure. */
 tn_status tn_llm_mend(tn_llm *m, tn_status failure);

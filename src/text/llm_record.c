@@ -58,7 +58,7 @@ static tn_tensor *norm_behind(const llm_config *c, tn_tensor *x, const tn_tensor
     return weight ? tn_llm_norm(c, x, weight, NULL) : x;
 }
 
-/* The same of the residual stream behind them. */
+/* Normalizes the residual stream after attention or feed-forward, in families that do so. */
 static tn_tensor *norm_sum(const llm_config *c, tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
     return c->family->norms.of_sums ? tn_llm_norm(c, x, weight, bias) : x;
 }
@@ -97,9 +97,9 @@ static tn_tensor *late_scale(const llm_config *c, const llm_inputs *in) {
     return tn_add_scalar(tn_mul_scalar(tn_log(tn_add_scalar(times, 1)), c->attention.late_scale), 1);
 }
 
-/* ALiBi: a score has slope · (key's position) added, by heads; constants of a row do not count in a softmax. Keys have
- * their position behind them, in parts that half precision has exactly, and queries what those are multiplied with.
- * Source: Press et al. 2022, "Train Short, Test Long", section 3; slopes as transformers has them. */
+/* ALiBi adds slope · (key's position) to each score of a head; the softmax ignores that the query's position is missing,
+ * as it is the same in a row. To get the term from the product of query and key, a key gets its position appended, in
+ * two parts that f16 holds exactly, and a query the slope, as often as each part counts. Source: Press et al. 2022, "Train Short, Test Long", section 3; slopes as transformers has them. */
 static void add_distances(const llm_config *c, const llm_inputs *in, tn_tensor *qkv[3]) {
     int64_t n = tn_size(qkv[0], 0), heads = c->attention.heads, keys = c->attention.kv_heads;
     double whole = exp2(ceil(log2((double)heads))), step = c->attention.alibi / whole;
@@ -261,7 +261,7 @@ static tn_tensor *attend_batch(const llm_config *c, const llm_inputs *in, int64_
     return tn_cat(mixed, in->sequence_count, 0);
 }
 
-/* gates [n, numbers of joined], or [n, heads]. */
+/* Multiplies attention's result by sigmoid(gates). gates: as wide as joined, or [n, heads]: one for each head. */
 static tn_tensor *gate_heads(const llm_config *c, tn_tensor *joined, tn_tensor *gates) {
     int64_t n = tn_size(joined, 0), width = tn_size(joined, 1);
     gates = tn_sigmoid(gates);
@@ -348,7 +348,7 @@ static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_
     return scaled(tn_llm_product(w, layer, SLOT_DOWN, inner, weight[SLOT_DOWN_BIAS]), c->scales.down);
 }
 
-/* What each layer gets for a token besides the stream: rows of a table of its own, and a part of the embedding.
+/* Per-layer embeddings [n, layers · SIZE_INPUTS]: a row of a table for each token, plus a projection of the embedding.
  * Source: Gemma 3n and 4, "per-layer embeddings", as transformers computes them. */
 static tn_tensor *make_layer_inputs(const llm_config *c, const llm_weights *w, const tn_tensor *x, tn_tensor *own) {
     int64_t n = tn_size(x, 0), each = c->size[SIZE_INPUTS], all = c->size[SIZE_ALL_INPUTS];
@@ -534,7 +534,7 @@ enum { OWN_INPUTS = 3, OWN_OUTPUTS = 1, A_LAYER = 2 };
 
 static tn_status begin_network(network *n, const llm_config *c) {
     size_t each = A_LAYER * (size_t)c->layers;
-    llm_config own; /* keys of layers without a window may be wider */
+    llm_config own; /* layers without a window may have wider heads */
     int64_t widest = 0;
     for (int64_t i = 0; i < c->layers; i++) {
         const llm_config *of = tn_llm_of_layer(c, i, &own);

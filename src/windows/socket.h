@@ -1,6 +1,5 @@
-/* socket.h — the socket functions that the sources use, on Winsock. In a build for Windows, the system's headers of
- * sockets are this file (CMakeLists.txt). A socket is an int, and close() closes sockets in files that include this
- * one. */
+/* socket.h — POSIX socket functions on Winsock. In a build for Windows, CMakeLists.txt makes <sys/socket.h> and its
+ * relatives include this file. A socket is an int; in files that include this one, close() closes sockets only. */
 #ifndef TN_WINDOWS_SOCKET_H
 #define TN_WINDOWS_SOCKET_H
 
@@ -11,11 +10,11 @@
 
 enum { MSG_DONTWAIT = 0 }; /* libmicrohttpd's sockets never wait */
 
-/* Starts Winsock; to be called before the functions below. The results of all are POSIX's, errno included. */
+/* Results and errno are those of POSIX. tn_win_getaddrinfo also starts Winsock, so it must be called first. */
 int tn_win_getaddrinfo(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **out);
 const char *tn_win_gai_strerror(int error);
 int tn_win_socket(int family, int type, int protocol);
-int tn_win_set_reuse(int s); /* of an address whose last server has ended, but never of one that is in use */
+int tn_win_set_reuse(int s); /* SO_REUSEADDR as POSIX means it: never an address in use */
 int tn_win_bind(int s, const struct sockaddr *address, size_t size);
 int tn_win_listen(int s, int backlog);
 ssize_t tn_win_recv(int s, void *to, size_t bytes, int flags);
