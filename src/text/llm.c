@@ -216,7 +216,7 @@ static bool has_such_cache(const llm_config *c, int64_t layer, bool wide) {
     return tn_llm_has_cache(c, layer) && (tn_llm_of_layer(c, layer, &own) != c) == wide;
 }
 
-/* Makes the caches of the layers with wide heads, or of the others, in one allocation: a token reads a little of each. */
+/* Makes the caches of layers with wide heads, or of the others, in one allocation: a token reads a little of each. */
 static tn_status make_such_caches(const llm_config *c, int conversations, bool wide, llm_layer *layers) {
     const llm_config *of = c;
     llm_config own;

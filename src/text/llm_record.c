@@ -97,9 +97,10 @@ static tn_tensor *late_scale(const llm_config *c, const llm_inputs *in) {
     return tn_add_scalar(tn_mul_scalar(tn_log(tn_add_scalar(times, 1)), c->attention.late_scale), 1);
 }
 
-/* ALiBi adds slope · (key's position) to each score of a head; the softmax ignores that the query's position is missing,
- * as it is the same in a row. To get the term from the product of query and key, a key gets its position appended, in
- * two parts that f16 holds exactly, and a query the slope, as often as each part counts. Source: Press et al. 2022, "Train Short, Test Long", section 3; slopes as transformers has them. */
+/* ALiBi adds slope · (key's position - query's position) to each score of a head. The second term is the same for a
+ * whole row, so the softmax does not need it. The first comes from the product of query and key: a key has its position
+ * appended, in two parts that f16 holds exactly (far · DISTANCE_STEP + near), and a query the slope for each part.
+ * Source: Press et al. 2022, "Train Short, Test Long", section 3; slopes as in transformers. */
 static void add_distances(const llm_config *c, const llm_inputs *in, tn_tensor *qkv[3]) {
     int64_t n = tn_size(qkv[0], 0), heads = c->attention.heads, keys = c->attention.kv_heads;
     double whole = exp2(ceil(log2((double)heads))), step = c->attention.alibi / whole;

@@ -403,7 +403,7 @@ static tn_status take_side(tn_seq2seq *m, int side) {
     return take(m, name, m->config.hidden, 0, true, &m->weights.norm[side]);
 }
 
-/* A file may repeat the shared embedding for encoder and decoder. Only the shared one is read, so others must equal it. */
+/* A file may repeat the shared embedding for each side. Only the shared one is read, so the others must equal it. */
 static tn_status refuse_other_embeddings(const tn_seq2seq *m, const char *shared) {
     static const char *const sides[] = {"model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"};
     tn_safetensors_info all = {.struct_size = sizeof all}, own = {.struct_size = sizeof own};
