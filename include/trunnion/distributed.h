@@ -107,21 +107,22 @@ TN_API tn_tensor *tn_group_all_reduce_tensor(tn_group *g, const tn_tensor *t);
 /* ---- exchanges recorded as steps of an evaluation ---------------------------------------------------------------- */
 
 /* tn_group_post_… and tn_group_receive are recorded like operations; nothing is exchanged before an evaluation. A post
- * begins its exchange as soon as t has been computed. With MPI the evaluation then computes other values meanwhile; with
- * TCP it waits for the exchange. tn_group_receive waits for the end and gives the elements received. One step:
+ * begins its exchange as soon as t has been computed. With MPI the evaluation then computes other values meanwhile;
+ * with TCP it waits for the exchange. tn_group_receive waits for the end and gives the elements received. One step:
  *
  *     tn_tensor *posted = tn_group_post_all_gather(group, t, NULL);
  *     tn_tensor *sum = tn_sum(tn_group_receive(group, posted, t, NULL), TN_ALL, false);
  *     status = tn_group_settle(group, tn_eval(&sum, 1), 1);
  *
- * t: any shape and dtype, at least one element, contiguous, on the cpu, evaluated on its default queue; the dtype is the
- * same on all ranks. after: NULL, or a tensor that is computed before this step runs. All ranks must run their exchanges
- * in the same order: give each one a result of the one before as `after`. At most four are under way at a time.
- * Ownership: arguments stay the caller's; results are new handles; exchanges are not differentiable. The group must be open until the
- * evaluation has ended; an evaluation that includes an exchange must not be repeated for some of its values, so evaluate
- * all that depends on it at once.
- * Errors: an error tensor with TN_ERR_ARGUMENT, TN_ERR_SHAPE or TN_ERR_DEVICE (t is not on the cpu) when recorded; what
- * fails while it runs is returned by tn_group_settle. */
+ * t: any shape and dtype, at least one element, contiguous, on the cpu, evaluated on its default queue; the dtype is
+ * the same on all ranks. after: NULL, or a tensor that is computed before this step runs. All ranks must run their
+ * exchanges in the same order: give each one a result of the one before as `after`. At most four are under way at a
+ * time.
+ * Ownership: arguments stay the caller's; results are new handles; exchanges are not differentiable. The group must be
+ * open until the evaluation has ended. All that depends on an exchange must be evaluated by one call, because a later
+ * evaluation of the rest would repeat the exchange.
+ * Errors: an error tensor with TN_ERR_ARGUMENT, TN_ERR_SHAPE or TN_ERR_DEVICE (t is not on the cpu) when recorded;
+ * tn_group_settle returns what fails in the evaluation. */
 
 /* Sends each rank its own elements of t: the first lengths[0] of all elements to rank 0, the next lengths[1] to rank 1,
  * and so on. lengths: [size], the same on all ranks, adding up to t's elements; copied.

@@ -103,7 +103,7 @@ static void widen_input_tile(im2col_plan *w) {
     w->channel = w->section * sections;
 }
 
-/* Whether a tile prefetches the image: other threads probably wrote parts of it, and each step of k reads a new line. */
+/* Whether a tile prefetches the image: other threads probably wrote parts of it; each step of k reads a new line. */
 static bool asks_for_image(const nhwc_nhwc *t, const nhwc_phases *phases) {
     return t->in_pixel && !phases && !t->a.quads && t->a.kernel[0] * t->a.kernel[1] == 1;
 }

@@ -1,5 +1,5 @@
-/* socket.h — POSIX socket functions on Winsock. In a build for Windows, CMakeLists.txt makes <sys/socket.h> and its
- * relatives include this file. A socket is an int; in files that include this one, close() closes sockets only. */
+/* socket.h — POSIX socket functions on Winsock. In a build for Windows, CMakeLists.txt makes the system's headers
+ * of sockets include this file. A socket is an int; in files that include this one, close() closes sockets only. */
 #ifndef TN_WINDOWS_SOCKET_H
 #define TN_WINDOWS_SOCKET_H
 
