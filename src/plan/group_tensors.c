@@ -112,26 +112,26 @@ tn_tensor *tn_group_all_reduce_tensor(tn_group *g, const tn_tensor *t) {
 /* ---- as steps of a plan ------------------------------------------------------------------------------------------ */
 
 static void run_group_post(tn_native *n, void *const *pointers) {
-    tn_group_post(n->processes, pointers[1], pointers[3], n->posted_bytes, pointers[0]);
+    tn_group_post(n->process_group, pointers[1], pointers[3], n->posted_bytes, pointers[0]);
 }
 
 tn_status tn_make_group_post(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
     const tn_value *post = &g->values[group->lead];
     n->run = run_group_post;
-    n->processes = (void *)(intptr_t)post->node->i[TN_GROUP_POST_GROUP]; /* an address; fits an attribute */
+    n->process_group = (void *)(intptr_t)post->node->i[TN_GROUP_POST_GROUP]; /* an address; fits an attribute */
     n->posted_bytes = tn_node_bytes(g->values[post->in[0]].node);
     *workspace = 0;
     return TN_OK;
 }
 
 static void run_group_await(tn_native *n, void *const *pointers) {
-    tn_group_await(n->processes, pointers[1]);
+    tn_group_await(n->process_group, pointers[1]);
     *(float *)pointers[0] = 0;
 }
 
 tn_status tn_make_group_await(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
     n->run = run_group_await;
-    n->processes = (void *)(intptr_t)g->values[group->lead].node->i[TN_GROUP_AWAIT_GROUP];
+    n->process_group = (void *)(intptr_t)g->values[group->lead].node->i[TN_GROUP_AWAIT_GROUP];
     *workspace = 0;
     return TN_OK;
 }

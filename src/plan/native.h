@@ -65,7 +65,7 @@ struct tn_native {
         };
         tn_linalg_args linalg;
         struct {
-            void *processes;     /* distributed.h's group */
+            void *process_group; /* a tn_group of distributed.h */
             size_t posted_bytes; /* of the operand */
         };
         struct {

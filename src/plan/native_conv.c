@@ -660,9 +660,9 @@ bool tn_conv_agree_on_producer(tn_value *v, tn_group *producer, tn_group *reader
 }
 
 /* ---- blocks of channels ------------------------------------------------------------------------------------------ */
-/* An image lies in blocks of channels (conv.h) if the convolution that makes it and all its readers can have it so:
- * convolutions of one tap, depthwise ones, and what adds it to results that lie in blocks too. They then transpose
- * nothing, depthwise windows use every lane of a vector, and no line of the cache has pixels of two threads. */
+/* An image lies in blocks of channels (conv.h) if the convolution that makes it and all its readers support that: 1 × 1
+ * convolutions, depthwise ones, and epilogues that add it to results in blocks. Then nothing is transposed, depthwise
+ * windows use every lane of a vector, and no cache line has pixels of two threads. */
 
 /* Makes a convolution use the NHWC kernel, whichever path was chosen before. */
 static void take_columns(const tn_graph_plan *g, const tn_group *group, tn_native *n, const tn_conv_args *sizes) {
@@ -723,7 +723,7 @@ static conv_images images_of(const tn_graph_plan *g, const tn_group *group) {
     return at;
 }
 
-/* Does a convolution read this value only as its image, or as what it adds to its results? */
+/* Whether a convolution reads this value only as its input image or as the image that its epilogue adds. */
 static bool reads_as_image(const tn_graph_plan *g, const tn_group *group, int value) {
     const conv_images at = images_of(g, group);
     int others = 0;

@@ -57,7 +57,7 @@ static bool exchanges(const tn_graph_plan *g, int group) {
     return tn_op_has(g->values[g->groups[group].lead].node, TN_FACT_EXCHANGE);
 }
 
-/* Exchanges come as early as they can: they go on while the rest is computed, and free what they have sent. */
+/* Exchanges run as early as possible: the rest is computed meanwhile, and what they have sent is freed sooner. */
 static tn_status topological_order(tn_graph_plan *g) {
     int count = (int)g->group_count;
     int *room = tn_scratch_take(&g->scratch, (size_t)(3 * count) * sizeof *room);
@@ -724,7 +724,7 @@ static tn_status run_plan_passes(tn_graph_plan *g, tn_plan *p) {
     TRY(prepare_groups(g));
     TRY(commit_last(g));
     tn_fuse_siblings(g);
-    if (!g->fusion.recomputes) TRY(tn_fuse_gemm_rows(g)); /* the products of a chain free nothing before its end */
+    if (!g->fusion.recomputes) TRY(tn_fuse_gemm_rows(g)); /* a chain frees no memory before its end */
     TRY(tn_lay_out_conv_results(g));
     TRY(tn_lay_out(g, &p->arena_bytes, &p->host_bytes, &copies));
     describe_largest(g, p);

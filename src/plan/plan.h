@@ -68,7 +68,7 @@ typedef struct tn_binding {
     tn_device *device;
     tn_numerics numerics; /* as the key has them: other threads may change them meanwhile */
     bool elsewhere;       /* there are also outputs on other devices, which get their own plan */
-    struct {              /* set before it is made */
+    struct {              /* set by the caller of tn_binding_make */
         /* Views whose offset changes from run to run are bound separately (plan_key.c); false for captured graphs. */
         bool varies;
         /* For engines' devices (engine.h): only these nodes are computed, and no state is written; the cpu's kernels

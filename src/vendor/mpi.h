@@ -24,9 +24,9 @@ tn_status tn_mpi_all_gather(const void *send, size_t bytes, void *receive);
 tn_status tn_mpi_all_to_all(const void *send, size_t bytes, void *receive);
 tn_status tn_mpi_barrier(void);
 
-/* Sends `bytes[rank]` bytes at send + from[rank] to each rank, which all send bytes[own rank] bytes here: at `receive`,
- * by the sender's rank. tag: below 32768, the same on all ranks. Complete when tn_mpi_finish returns, which must follow
- * also on failure; until then the buffers belong to MPI. */
+/* Begins to send bytes[rank] bytes at send + from[rank] to each rank. Each rank sends bytes[own rank] bytes here, which
+ * are stored at `receive` in the order of the ranks. tag: below 32768, the same on all ranks. tn_mpi_finish waits for
+ * the end, and must be called also if this fails; until then the buffers belong to MPI. */
 typedef struct tn_mpi_request {
     intptr_t *handles; /* Open MPI's pointers, or MPICH's ints */
     int count, tag;
