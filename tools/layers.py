@@ -37,9 +37,9 @@ BUDGET = {
     "functions": 4245,
     "nn": 7116,
     "formats": 4760,
-    "onnx": 17320,
+    "onnx": 17330,
     "engines": 1525,
-    "text": 24806,
+    "text": 24810,
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
