@@ -1284,7 +1284,8 @@ typedef struct tn_int_conv2d_options {
 TN_API tn_tensor *tn_int_conv2d(const tn_tensor *x, const tn_tensor *weight, const tn_int_conv2d_options *o);
 
 /* int_conv2d's sums as bytes of x's dtype: round((sum + bias) · scale) + zero, saturated; the sums are i32, the rest
- * f32, rounded to the nearest number, ties to even. bias (i32) and scale (f32) have a number for each filter. */
+ * f32, rounded to the nearest number, ties to even. bias (i32) and scale (f32) have a number for each filter.
+ * Dtypes: i8, u8 → same. Errors: TN_ERR_ARGUMENT, TN_ERR_SHAPE, TN_ERR_DTYPE. */
 typedef struct tn_quantized_conv2d_options {
     size_t struct_size;
     int64_t stride[2];   /* default 1 */
