@@ -29,7 +29,7 @@ BUDGET = {
     "vendor": 3220,
     "hal": 9155,
     "drivers": 8158,
-    "tensor": 3029,
+    "tensor": 3040,
     "ops": 13360,
     "plan": 12480,
     "autograd": 1060,

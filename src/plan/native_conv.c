@@ -131,15 +131,21 @@ bool tn_takes_int_conv2d(const tn_node *n) {
     return bytes && tn_node_numel(n) > 0 && tn_conv_bytes_fits(&a);
 }
 
+/* The same convolution, of one tap, with all pixels of an image in one row. */
+static tn_conv_args in_one_row(const tn_conv_args *a) {
+    tn_conv_args flat = *a;
+    flat.size[1] = flat.out_size[1] = a->size[0] * a->size[1];
+    flat.size[0] = flat.out_size[0] = 1;
+    return flat;
+}
+
 /* The image as one row where windows have one tap, so that rows of few pixels fill the kernel's tiles. */
 static void flatten_taps(tn_conv_args *a) {
     enum { MOST_PIXELS = 512 };
-    const int64_t pixels = a->size[0] * a->size[1];
-    if (a->kernel[0] * a->kernel[1] != 1 || pixels > MOST_PIXELS) return;
+    if (a->kernel[0] * a->kernel[1] != 1 || a->size[0] * a->size[1] > MOST_PIXELS) return;
     for (int d = 0; d < 2; d++)
         if (a->stride[d] != 1 || a->pad_before[d] != 0 || a->out_size[d] != a->size[d]) return;
-    a->size[0] = a->out_size[0] = 1;
-    a->size[1] = a->out_size[1] = pixels;
+    *a = in_one_row(a);
 }
 
 /* Where only its presence counts. */
@@ -153,11 +159,9 @@ static tn_conv_args sizes_of_quantized(const tn_node *n) {
 }
 
 static bool is_dense(const tn_node *n) {
-    int64_t offset, stride[TN_MAX_RANK], follows = 1;
+    int64_t offset, stride[TN_MAX_RANK];
     tn_node_layout(n, &offset, stride);
-    for (int d = n->rank - 1; d >= 0; follows *= n->shape[d--])
-        if (n->shape[d] != 1 && stride[d] != follows) return false;
-    return true;
+    return tn_strides_are_contiguous(n->shape, n->rank, stride);
 }
 
 bool tn_takes_quantized_conv2d(const tn_node *n) {
@@ -514,10 +518,7 @@ static bool pixels_follow(const tn_conv_args *a) {
 
 /* Windows of one tap do not ask where rows end: with filters as columns, all output pixels of an image are one row. */
 static bool flattens(tn_conv_args *a) {
-    tn_conv_args flat = *a;
-    flat.size[1] *= flat.size[0];
-    flat.out_size[1] = flat.size[1];
-    flat.size[0] = flat.out_size[0] = 1;
+    const tn_conv_args flat = in_one_row(a);
     if (!tn_conv_tap_prefers_nhwc(&flat)) return false;
     *a = flat;
     return true;
@@ -691,10 +692,7 @@ static bool fits_columns(const tn_group *group, tn_conv_args *sizes, bool x_bloc
     sizes->epilogue = (tn_fused_program){0};
     sizes->x_blocks = x_blocks;
     sizes->y_blocks = y_blocks;
-    tn_conv_args flat = *sizes;
-    flat.size[1] *= flat.size[0];
-    flat.out_size[1] = flat.size[1];
-    flat.size[0] = flat.out_size[0] = 1;
+    const tn_conv_args flat = in_one_row(sizes);
     if (n->run == run_one_tap && tn_conv_takes_blocks(&flat)) *sizes = flat;
     return tn_conv_takes_blocks(sizes);
 }

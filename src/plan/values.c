@@ -222,13 +222,7 @@ static int find_equal(const tn_graph_plan *g, const tn_node *n, const int *in, i
     return -1;
 }
 
-bool tn_value_dense(const tn_value *v) {
-    int64_t stride[TN_MAX_RANK];
-    tn_strides_contiguous(v->node->shape, v->node->rank, stride);
-    for (int d = 0; d < v->node->rank; d++)
-        if (v->node->shape[d] != 1 && v->stride[d] != stride[d]) return false;
-    return true;
-}
+bool tn_value_dense(const tn_value *v) { return tn_strides_are_contiguous(v->node->shape, v->node->rank, v->stride); }
 
 /* Whether v is all elements, in order, of a value that is computed here. */
 static bool value_whole(const tn_graph_plan *g, const tn_value *v) {

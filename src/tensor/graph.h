@@ -551,6 +551,8 @@ static inline void tn_node_unpin(tn_node *n) {
     if (left < 2 || !listed) tn_node_after_release(n, left, listed);
 }
 void tn_strides_contiguous(const int64_t *shape, int rank, int64_t *stride);
+/* Whether they are those, but for dimensions of size 1. */
+bool tn_strides_are_contiguous(const int64_t *shape, int rank, const int64_t *stride);
 static inline bool tn_same_shape(const tn_node *a, const tn_node *b) {
     return a->rank == b->rank && memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
 }

@@ -371,6 +371,14 @@ void tn_strides_contiguous(const int64_t *shape, int rank, int64_t *stride) {
     }
 }
 
+bool tn_strides_are_contiguous(const int64_t *shape, int rank, const int64_t *stride) {
+    int64_t follows[TN_MAX_RANK];
+    tn_strides_contiguous(shape, rank, follows);
+    for (int d = 0; d < rank; d++)
+        if (shape[d] != 1 && stride[d] != follows[d]) return false;
+    return true;
+}
+
 const tn_node *tn_node_layout(const tn_node *n, int64_t *offset, int64_t stride[TN_MAX_RANK]) {
     if (!(n->flags & TN_NODE_VIEW)) {
         *offset = 0;
