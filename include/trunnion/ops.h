@@ -555,8 +555,6 @@ TN_API tn_tensor *tn_entr(const tn_tensor *x);
  * Dtypes: float → same; integer, bool → f32. */
 TN_API tn_tensor *tn_erfinv(const tn_tensor *x);
 
-/* ---- gamma ------------------------------------------------------------------------------------------------------- */
-
 /* The natural logarithm of |Γ(x)|; infinite at 0 and negative whole numbers.
  * Dtypes: float → same; integer, bool → f32. */
 TN_API tn_tensor *tn_lgamma(const tn_tensor *x);
@@ -569,8 +567,6 @@ TN_API tn_tensor *tn_digamma(const tn_tensor *x);
  * follows from the composition, to any order.
  * Dtypes: float → same; integer, bool → f32. */
 TN_API tn_tensor *tn_trigamma(const tn_tensor *x);
-
-/* ---- bessel ------------------------------------------------------------------------------------------------------ */
 
 /* The modified Bessel function of the first kind, of order 0.
  * Dtypes: float → same; integer, bool → f32. */
