@@ -219,6 +219,17 @@ extern cli_fitting cli_fit_state;
 /* For opening a device. */
 tn_device_options cli_device_options(const cli_options *o);
 
+/* Runs work(ctx, dry) on a copy of the device that plans everything and computes nothing, which becomes the thread's
+ * current one meanwhile; plans are cleared afterwards. limit: of the copy's pool in bytes, 0: none. *bytes: the peak of
+ * the memory that the work would take (on the CPU the resident memory of the process); *pool: that of the pool alone,
+ * may be NULL. Errors: the work's; TN_ERR_UNSUPPORTED if the device has no dry run. */
+tn_status cli_plan_dry(tn_device *device, const cli_options *o, int64_t limit,
+                       tn_status (*work)(void *ctx, tn_device *dry), void *ctx, int64_t *bytes, int64_t *pool);
+/* Refuses a training that would not fit into `limit` bytes of the device's pool, before anything is loaded: work
+ * plans its first steps. */
+tn_status cli_check_training(tn_device *device, const cli_options *o, int64_t limit,
+                             tn_status (*work)(void *ctx, tn_device *dry), void *ctx);
+
 /* Opens the device that the options ask for, makes it the thread's current one, and says on standard error what was
  * passed over if that was asked for (-v) or nothing fits. NULL after a message: *code is then what the subcommand
  * returns, CLI_USAGE for a name that nothing has. */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "trunnion/backend.h"
 
 enum {
     MOST_OWN = 64,
@@ -381,6 +382,45 @@ tn_device_options cli_device_options(const cli_options *o) {
     d.tuning = o->tuning;
     d.dry_run = cli_fit_state.on && !cli_fit_state.measures;
     return d;
+}
+
+tn_status cli_plan_dry(tn_device *device, const cli_options *o, int64_t limit,
+                       tn_status (*work)(void *ctx, tn_device *dry), void *ctx, int64_t *bytes, int64_t *pool) {
+    tn_device_options d = cli_device_options(o);
+    tn_device_info info = {.struct_size = sizeof info};
+    tn_pool_stats s = {.struct_size = sizeof s};
+    tn_device *dry = NULL;
+    d.dry_run = true;
+    d.pool_max = (size_t)limit;
+    TRY(tn_device_get_info(device, &info));
+    TRY(tn_device_open(info.id, &d, NULL, &dry));
+    tn_status status = tn_set_current_device(dry);
+    if (status == TN_OK) status = work(ctx, dry);
+    if (status == TN_OK) status = tn_device_get_pool_stats(dry, &s);
+    if (status == TN_OK) *bytes = strcmp(info.backend, "cpu") == 0 ? s.dry_peak_bytes : s.peak_bytes;
+    if (status == TN_OK && pool) *pool = s.peak_bytes;
+    (void)tn_set_current_device(device);
+    tn_clear_plans();
+    tn_device_close(dry);
+    return status;
+}
+
+tn_status cli_check_training(tn_device *device, const cli_options *o, int64_t limit,
+                             tn_status (*work)(void *ctx, tn_device *dry), void *ctx) {
+    char why[TN_REASON_BYTES], whole[96] = "";
+    tn_device_info info = {.struct_size = sizeof info};
+    int64_t bytes, pool;
+    if (cli_fit_state.on || cli_plan_dry(device, o, limit, work, ctx, &bytes, &pool) != TN_ERR_MEMORY)
+        return TN_OK; /* any other error is reported by the run itself */
+    snprintf(why, sizeof why, "%s", tn_error());
+    if (cli_plan_dry(device, o, 0, work, ctx, &bytes, &pool) == TN_OK)
+        snprintf(whole, sizeof whole, "; without a limit it takes %.1f MiB", (double)pool / 0x1p20);
+    (void)tn_device_get_info(device, &info);
+    return tn_backend_fail(
+        TN_ERR_MEMORY,
+        "the training does not fit into the %.1f MiB of --memory on %s%s; nothing was loaded. %s. Allow "
+        "more with --memory, or use another device (trunnion devices lists them)",
+        (double)limit / 0x1p20, info.id, whole, why);
 }
 
 tn_device *cli_choose_device(const cli_options *o, tn_selection *s, int *code) {

@@ -483,23 +483,20 @@ static void close_network(work *w) {
     w->in = w->out = NULL;
 }
 
-/* Plans the run in a dry run. *bytes is 0 if that is not possible; the run itself then reports why. */
-static void predict_memory(work *w, const char *path, const tn_device_info *info, int64_t *bytes) {
-    tn_device_options d = cli_device_options(&w->options);
-    tn_device *dry = NULL;
-    tn_pool_stats s = {.struct_size = sizeof s};
-    d.dry_run = true;
-    *bytes = 0;
-    if (tn_device_open(info->id, &d, NULL, &dry) != TN_OK) return;
-    tn_status status = tn_set_current_device(dry);
-    if (status == TN_OK) status = open_network(w, path);
+/* What is planned in a dry run. */
+typedef struct dry_work {
+    work *w;
+    const char *path;
+} dry_work;
+
+static tn_status plan_network(void *ctx, tn_device *dry) {
+    work *w = ((dry_work *)ctx)->w;
+    (void)dry;
+    tn_status status = open_network(w, ((dry_work *)ctx)->path);
     if (status == TN_OK) status = make_inputs(w);
     if (status == TN_OK) status = tn_onnx_run(w->model, w->in, w->out);
-    if (status == TN_OK && tn_device_get_pool_stats(dry, &s) == TN_OK)
-        *bytes = strcmp(info->backend, "cpu") == 0 ? s.dry_peak_bytes : s.peak_bytes;
     close_network(w);
-    tn_clear_plans();
-    tn_device_close(dry);
+    return status;
 }
 
 /* Refuses a network that will not fit, before its weights are loaded. Without --memory only large files are checked. */
@@ -507,14 +504,14 @@ static tn_status check_memory(work *w, const char *path, tn_device *device) {
     enum { LARGE_SHARE = 8 };
     tn_device_info info = {.struct_size = sizeof info};
     struct stat file;
-    int64_t bytes;
+    int64_t bytes = 0;
     if (w->steps.count || cli_fit_state.on || tn_device_get_info(device, &info) != TN_OK) return TN_OK;
     bool large = info.free_memory > 0 && stat(path, &file) == 0 && file.st_size > info.free_memory / LARGE_SHARE;
     if (!w->memory && !large) return TN_OK;
     int64_t room = w->memory ? w->memory : info.free_memory;
-    predict_memory(w, path, &info, &bytes);
-    tn_status status = tn_set_current_device(device);
-    if (status != TN_OK || bytes <= room) return status;
+    /* If planning fails, the run itself reports why. */
+    if (cli_plan_dry(device, &w->options, 0, plan_network, &(dry_work){w, path}, &bytes, NULL) != TN_OK) return TN_OK;
+    if (bytes <= room) return TN_OK;
     return tn_backend_fail(TN_ERR_MEMORY,
                            "%s needs %.1f MiB on %s, but may take %.1f MiB; run it with smaller inputs (--dim), on "
                            "another device (trunnion devices lists them), or allow more (--memory)",

@@ -58,8 +58,8 @@ static const char help_text[] =
     "      --parts N         cut the texts of a step into N parts, which processes share; gradients\n"
     "                        are added in the order of the parts (one part for each process)\n"
     "      --memory SIZE     the most memory of the device that training may take, as in 500M: values are\n"
-    "                        computed twice, then a pass has fewer texts; or the first step fails and\n"
-    "                        says what is missing. A run within a limit does not change devices\n"
+    "                        computed twice, then a pass has fewer texts; or the training is refused before\n"
+    "                        loading, with what is missing. A run within a limit does not change devices\n"
     "      --json            loss, validation_loss, validation_loss_before, steps, tokens,\n"
     "                        tokens_per_second, trained_parameters, texts, texts_cut,\n"
     "                        texts_left_out, out, peak_bytes,\n"
@@ -738,6 +738,31 @@ static void share_end(void *self) {
     free(s);
 }
 
+/* A step, on a device that computes nothing, and what is measured before it. */
+static tn_status plan_tuning(void *ctx, tn_device *dry) {
+    enum { STEPS = 2 }; /* the second one finds the optimizer's state */
+    tuning *t = ctx;
+    share *s = calloc(1, sizeof *s);
+    double loss;
+    if (!s) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
+    s->t = t;
+    tn_status status = open_trainer(s, dry);
+    if (status == TN_OK) status = validate(s, &loss);
+    for (int64_t step = t->first; status == TN_OK && step < t->first + STEPS && step < t->last; step++) {
+        s->stats = (tn_finetune_stats){.struct_size = sizeof s->stats};
+        status = tn_finetune_step(s->trainer, s->batch, take_batch(s, step), &s->stats);
+    }
+    share_end(s);
+    return status;
+}
+
+/* Refuses a training that will not fit, before the model is loaded. */
+static tn_status check_fit(tuning *t) {
+    const order *o = t->asked;
+    if (!o->memory || tn_group_size(t->group) > 1) return TN_OK;
+    return cli_check_training(t->device, &o->common, o->memory, plan_tuning, t);
+}
+
 static tn_status train_tuning(tuning *t) {
     tn_survivor work = TN_SURVIVOR_DEFAULTS;
     tn_survive_options o = TN_SURVIVE_DEFAULTS;
@@ -876,7 +901,9 @@ static int tune_model(order *o) {
     if (tn_group_size(t.group) > 1) train_own_device(&o->common.device, own, sizeof own);
     if (!is_first_rank(&t)) o->log = o->report = o->tensorboard = NULL;
     if (code == CLI_OK) t.device = cli_choose_device(&o->common, &t.selection, &code);
-    if (t.device) code = set_up_tuning(&t) == TN_OK ? finish_tuning(&t, train_tuning(&t)) : cli_failed();
+    if (t.device)
+        code =
+            set_up_tuning(&t) == TN_OK && check_fit(&t) == TN_OK ? finish_tuning(&t, train_tuning(&t)) : cli_failed();
     if (code != CLI_OK && !t.stopped) tn_group_abort(t.group, code);
     free_tuning(&t);
     return code;

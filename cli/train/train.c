@@ -38,8 +38,9 @@ static const char help_text[] =
     "  --amp f16|bf16        digits, chars: mixed precision: products in f16 or bf16, weights and optimizer state in\n"
     "                        f32; f16 with a dynamic loss scale\n"
     "  --memory SIZE         digits, chars: the most memory of the device that training may take, as in 500M: values\n"
-    "                        are computed twice, then batches are divided into parts; or the first step fails and\n"
-    "                        says what is missing. One device; a run within a limit does not change devices\n"
+    "                        are computed twice, then batches are divided into parts; or the training is refused "
+    "before\n"
+    "                        loading, with what is missing. One device; a run within a limit does not change devices\n"
     "  --data FILE           digits: a table, 65 integers per line: 64 pixels from 0 to 16, then the digit;\n"
     "                        chars: the text (default: the help of some commands)\n"
     "  --save FILE           write a checkpoint at the end, or when stopped (Ctrl-C, SIGTERM)\n"
@@ -457,6 +458,24 @@ static void share_end(void *self) {
     free(s);
 }
 
+/* The first steps, on a device that computes nothing. */
+static tn_status plan_training(void *ctx, tn_device *dry) {
+    enum { STEPS = 2 }; /* the second one finds the optimizer's state */
+    const run *r = ctx;
+    train_team *team = r->options->team;
+    tn_device *device = team->devices[0];
+    void *self = NULL;
+    double loss;
+    team->devices[0] = dry;
+    tn_manual_seed(r->options->common.seed);
+    tn_status status = r->task->begin(r->options, &self);
+    for (int64_t step = 0, made = 1; status == TN_OK && step < STEPS; step += made)
+        status = r->task->advance(self, step, &made, &loss);
+    r->task->end(self);
+    team->devices[0] = device;
+    return status;
+}
+
 static int execute(run *r, tn_device *device) {
     tn_survivor work = TN_SURVIVOR_DEFAULTS;
     tn_survive_options o = TN_SURVIVE_DEFAULTS;
@@ -528,6 +547,9 @@ static int run_task(train_options *o, const train_task *task) {
     int code = train_join(&team, task);
     if (code == CLI_OK) code = train_open(o, &team, &r.selection);
     if (code == CLI_OK) code = prepare_training(&r);
+    if (code == CLI_OK && o->memory &&
+        cli_check_training(team.devices[0], &o->common, o->memory, plan_training, &r) != TN_OK)
+        code = cli_failed();
     if (code == CLI_OK) code = execute(&r, team.devices[0]);
     if (r.log && fclose(r.log) != 0 && code == CLI_OK) code = CLI_FAILED;
     if (code != CLI_OK && !r.stopped) report_failure(&r.report, NULL);

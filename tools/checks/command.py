@@ -136,7 +136,8 @@ def check_memory_limit(program, report):
         report.add(good, f"--memory: {percent} % of {wide['memory_peak'] >> 20} MiB: {got and got['memory_peak'] >> 20} MiB, "
                          f"recomputes: {got and got['recomputes']}, parts: {got and got['parts']}")
     ended = subprocess.run([program, *words, "--memory", "4M"], capture_output=True, text=True)
-    report.add(wide and ended.returncode == 1 and "are missing" in ended.stderr, "--memory: what is missing is told")
+    report.add(wide and ended.returncode == 1 and "are missing" in ended.stderr and "nothing was loaded" in ended.stderr and
+               f"without a limit it takes {wide['memory_peak'] / 2**20:.1f} MiB" in ended.stderr, "--memory: what is missing is told")
     ended = subprocess.run([program, *words, "--memory", "1G", "--devices", "cpu,cpu"], capture_output=True, text=True)
     report.add(ended.returncode == 2, "wrong usage: --memory with --devices")
 

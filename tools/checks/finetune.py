@@ -272,7 +272,8 @@ def fits(suite):
     suite.expect(done.returncode == 0 and got["memory_peak"] <= limit and got["recomputes"] and not wide["recomputes"] and
                  abs(got["loss"] - wide["loss"]) < 1e-5, "--memory: 80 % of the peak", (got, done.stderr))
     _, done = suite.tune("none", *words, "--memory", "300K")
-    suite.expect(done.returncode == 1 and "are missing" in done.stderr, "--memory: what is missing is told", done.stderr)
+    suite.expect(done.returncode == 1 and "are missing" in done.stderr and "nothing was loaded" in done.stderr,
+                 "--memory: what is missing is told", done.stderr)
 
 
 def joins(suite):

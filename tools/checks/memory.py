@@ -71,6 +71,19 @@ def check_refusal(report, program, network):
     report.add(narrow.returncode == 1 and "may take 15.0 MiB" in narrow.stderr, "run beyond --memory is refused")
 
 
+def check_refused_training(report, program, model, text):
+    """A fine-tuning that will not fit is refused while the model's weights are still on disk."""
+    with tempfile.TemporaryDirectory() as out, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen([program, "finetune", "-m", model, "--data", text, "--device", "cpu", "--memory", "100M",
+                                    "--out", out], stdout=subprocess.DEVNULL, stderr=errors)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        errors.seek(0)
+        said, peak, size = errors.read(), usage.ru_maxrss * 1024, pathlib.Path(model).stat().st_size
+    report.add(process.returncode == 1 and "are missing" in said and peak < size,
+               f"finetune beyond --memory is refused with {peak / 1e6:.1f} MB resident of a model of {size / 1e6:.1f} MB")
+
+
 def check_commands(report, program, model):
     zoo = pathlib.Path(model).parent / "zoo"
     for words in TRAININGS:
@@ -79,6 +92,7 @@ def check_commands(report, program, model):
         text.write("A text that is long enough for some passes. " * 200)
         text.flush()
         check_command(report, program, ["finetune", "-m", str(model), "--data", text.name, "--device", "cpu"])
+        check_refused_training(report, program, model, text.name)
     check_refusal(report, program, zoo / "squeezenet1_1.onnx")
     for name in NETWORKS:
         if (zoo / f"{name}.onnx").exists():
