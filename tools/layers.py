@@ -24,7 +24,7 @@ BUDGET = {
     "windows": 1540,
     "base": 3804,
     "kir": 16405,
-    "cpu": 15790,
+    "cpu": 15894,
     "gpu": 2738,
     "vendor": 3220,
     "hal": 9155,

@@ -4,8 +4,8 @@
  * [row, column, channel], into which images are turned, with zeros around them (-∞ where the greatest is looked for).
  * So all loads are aligned, whatever the stride, and no lane is lost on images of seven columns. Sums are turned back
  * as they are written out or handed to the epilogue; what the epilogue does to each channel is done meanwhile. Images
- * in blocks of channels (conv.h) are copied, and results leave the registers as they are. Chains are those of
- * conv_depthwise.c. */
+ * in blocks of channels (conv.h) are read where they lie if windows are the usual ones, or copied, and results leave
+ * the registers as they are. Chains are those of conv_depthwise.c. */
 #include <math.h>
 #include <string.h>
 
@@ -16,6 +16,7 @@ enum {
     CHANNELS_TILE = 3 << 13,      /* elements of the input tile: in the second cache, and pieces share few rows; … */
     BLOCKS_TILE = 3 << 11,        /* … of one that is copied, in the first */
     CHANNELS_MOST_TILE = 1 << 17, /* … of one that a single row of output pixels fills */
+    IN_PLACE_ROWS = 28,           /* of output pixels, of a piece that is read in place */
     RUN_PIXELS = TN_GEMM_BLOCK_LD /* that are turned back at once, while they are in the first cache */
 };
 
@@ -27,11 +28,20 @@ typedef struct by_channels {
     int64_t pitch, tile_rows;                         /* columns and rows of the input tile */
     window_taps taps;
     float outside;
-    bool ends; /* all that the epilogue does is … */
+    bool in_place; /* windows are read where the image lies; the input tile is a row of zeros */
+    bool ends;     /* all that the epilogue does is … */
     epilogue_ops epilogue_ops;
     size_t tap_bytes, tile_bytes, weight_bytes, sums_bytes, block_bytes, part_bytes;
     char *parts;
 } by_channels;
+
+/* Can the image be read where it lies? */
+static bool reads_in_place(const tn_conv_args *a) {
+    const bool usual = a->kernel[0] == a->kernel[1] && (a->kernel[0] == 3 || a->kernel[0] == 5);
+    const bool dense = a->dilation[0] == 1 && a->dilation[1] == 1 && a->stride[0] == a->stride[1] && a->stride[1] <= 2;
+    return a->x_blocks && usual && dense && tn_conv_vec()->weigh_block && !a->max_pool && a->out_size[1] >= 2 &&
+           a->out_size[1] <= RUN_PIXELS;
+}
 
 static void plan_by_channels(by_channels *e, const tn_conv_args *a) {
     const int64_t lanes = tn_conv_vec()->tiles->lanes, taps = a->kernel[0] * a->kernel[1];
@@ -44,11 +54,13 @@ static void plan_by_channels(by_channels *e, const tn_conv_args *a) {
     const int64_t fits = (seen - window_reach(a, 0)) / a->stride[0] + 1;
     e->rows = tn_min64(a->out_size[0], tn_max64(fits, 1));
     if (e->column_pieces > 1) e->rows = 1;
+    e->in_place = reads_in_place(a);
+    if (e->in_place) e->rows = tn_min64(a->out_size[0], IN_PLACE_ROWS);
     e->row_pieces = tn_ceil_div(a->out_size[0], e->rows);
     e->rows = tn_ceil_div(a->out_size[0], e->row_pieces);
     e->tile_rows = (e->rows - 1) * a->stride[0] + window_reach(a, 0);
     e->tap_bytes = window_taps_bytes(a);
-    e->tile_bytes = im2col_bytes(e->tile_rows * e->pitch * lanes);
+    e->tile_bytes = im2col_bytes((e->in_place ? a->size[1] : e->tile_rows * e->pitch) * lanes);
     e->weight_bytes = im2col_bytes(taps * lanes);
     e->sums_bytes = im2col_bytes(RUN_PIXELS * lanes);
     e->block_bytes = a->epilogue.vm ? im2col_bytes(lanes * TN_GEMM_BLOCK_LD) : 0;
@@ -60,7 +72,7 @@ bool tn_conv_by_channels_fits(const tn_conv_args *a) {
     by_channels e;
     if (a->groups < tn_conv_vec()->tiles->lanes) return false;
     plan_by_channels(&e, a);
-    return (double)e.tile_rows * (double)e.pitch * (double)e.lanes <= CHANNELS_MOST_TILE;
+    return e.in_place || (double)e.tile_rows * (double)e.pitch * (double)e.lanes <= CHANNELS_MOST_TILE;
 }
 
 /* ---- what a piece sees ------------------------------------------------------------------------------------------- */
@@ -150,16 +162,53 @@ static void write_run(const by_channels *e, channels_part *p, const piece_at *at
     fused_call_run(&p->epilogue, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, at->image}, where, p->block);
 }
 
-static void compute_piece(const by_channels *e, channels_part *p, const piece_at *at) {
+/* Windows of output pixels `run` of piece `at`, to `to`. */
+static void weigh_run(const by_channels *e, const channels_part *p, const piece_at *at, const piece_at *run, float *to,
+                      const epilogue_ops *end) {
     const tn_conv_args *a = &e->a;
     const int64_t row = a->stride[0] * e->pitch * e->lanes;
-    const int64_t most = RUN_PIXELS / at->columns;
+    const int64_t to_row = (a->y_blocks ? a->out_size[1] : run->columns) * e->lanes;
+    if (e->in_place) {
+        const int64_t first = at->image * e->channel_blocks * e->lanes + at->channel;
+        e->with->weigh_block(&(weigh_image){.x = a->x + first * a->size[0] * a->size[1],
+                                            .x_row = a->size[1] * e->lanes,
+                                            .size = {a->size[0], a->size[1]},
+                                            .top = run->row * a->stride[0] - a->pad_before[0],
+                                            .left = -a->pad_before[1],
+                                            .side = a->kernel[0],
+                                            .stride = a->stride[0],
+                                            .weight = p->weight,
+                                            .zeros = p->tile,
+                                            .to = to,
+                                            .to_row = to_row,
+                                            .rows = run->rows,
+                                            .columns = run->columns,
+                                            .end = end});
+        return;
+    }
+    e->with->weigh(&(weigh_rows){.taps = &e->taps,
+                                 .from = p->tile + (run->row - at->row) * row,
+                                 .from_row = row,
+                                 .step = a->stride[1] * e->lanes,
+                                 .weight = a->max_pool ? NULL : p->weight,
+                                 .to = to,
+                                 .to_row = to_row,
+                                 .rows = run->rows,
+                                 .vectors = run->columns,
+                                 .last = e->lanes,
+                                 .end = end,
+                                 .each_lane = true});
+}
+
+static void compute_piece(const by_channels *e, channels_part *p, const piece_at *at) {
+    const tn_conv_args *a = &e->a;
+    const int64_t most = a->y_blocks && e->in_place ? at->rows : RUN_PIXELS / at->columns;
     float *to = p->sums;
     float add[MOST_LANES] = {0};
     epilogue_ops end = e->epilogue_ops;
     if (end.add) end.add = memcpy(add, end.add + at->channel, (size_t)at->channels * sizeof *add);
     take_filters(e, p, at);
-    see_piece(e, p, at);
+    if (!e->in_place) see_piece(e, p, at);
     for (int64_t first = 0; first < at->rows; first += most) {
         piece_at run = *at;
         run.row += first;
@@ -167,18 +216,7 @@ static void compute_piece(const by_channels *e, channels_part *p, const piece_at
         if (a->y_blocks)
             to = a->out + (at->image * e->channel_blocks * e->lanes + at->channel) * a->out_size[0] * a->out_size[1] +
                  (run.row * a->out_size[1] + run.column) * e->lanes;
-        e->with->weigh(&(weigh_rows){.taps = &e->taps,
-                                     .from = p->tile + first * row,
-                                     .from_row = row,
-                                     .step = a->stride[1] * e->lanes,
-                                     .weight = a->max_pool ? NULL : p->weight,
-                                     .to = to,
-                                     .to_row = (a->y_blocks ? a->out_size[1] : run.columns) * e->lanes,
-                                     .rows = run.rows,
-                                     .vectors = run.columns,
-                                     .last = e->lanes,
-                                     .end = a->y_blocks && e->ends ? &end : NULL,
-                                     .each_lane = true});
+        weigh_run(e, p, at, &run, to, a->y_blocks && e->ends ? &end : NULL);
         if (!a->y_blocks) write_run(e, p, &run);
     }
 }
@@ -191,6 +229,7 @@ static void compute_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
     p.sums = (float *)(void *)(memory + e->tile_bytes + e->weight_bytes);
     p.block = (float *)(void *)(memory + e->tile_bytes + e->weight_bytes + e->sums_bytes);
     memset(p.weight, 0, e->weight_bytes);
+    if (e->in_place) memset(p.tile, 0, e->tile_bytes);
     fused_call_open(&p.epilogue, &e->a.epilogue, (char *)p.block + e->block_bytes);
     for (int64_t n = begin; n < end; n++) {
         const int64_t in_image = n % (e->row_pieces * e->column_pieces), all = n / (e->row_pieces * e->column_pieces);

@@ -421,8 +421,79 @@ static void weigh_in_image(const weigh_image *w) {
     else
         (w->stride == 1 ? weigh_5_by_1 : weigh_5_by_2)(w);
 }
+
+/* The same where lanes are channels: a pixel is a vector, which all output pixels of a tile of `rows` by two that see
+ * it share. Columns outside of the image are loads without lanes. */
+enum { TILE_COLUMNS = 2, MOST_COLUMNS = (TILE_COLUMNS - 1) * 2 + MOST_BLOCK_SIDE };
+
+VEC_INLINE void weigh_pixel_tile(const float *const *row, int64_t column, const M *mask, const V *filter,
+                                 V (*sum)[TILE_COLUMNS], const int rows, const int side, const int stride) {
+    VEC_UNROLL for (int r = 0; r < rows; r++) {
+        VEC_UNROLL for (int c = 0; c < TILE_COLUMNS; c++) sum[r][c] = v_zero();
+    }
+    VEC_UNROLL for (int i = 0; i < (rows - 1) * stride + side; i++) {
+        V x[MOST_COLUMNS];
+        VEC_UNROLL for (int j = 0; j < (TILE_COLUMNS - 1) * stride + side; j++) x[j] =
+            v_part_load(row[i] + (column + j) * VL, mask[j]);
+        VEC_UNROLL for (int j = 0; j < side; j++) {
+            VEC_UNROLL for (int r = 0; r < rows; r++) {
+                const int tap = i - r * stride;
+                if (tap < 0 || tap >= side) continue;
+                VEC_UNROLL for (int c = 0; c < TILE_COLUMNS; c++) sum[r][c] =
+                    v_fma(x[c * stride + j], filter[tap * side + j], sum[r][c]);
+            }
+        }
+    }
+}
+
+/* The last tiles compute some of those before again. */
+VEC_INLINE void weigh_pixels(const weigh_image *image, const int rows, const int side, const int stride) {
+    enum { MOST_ROWS = (WEIGH_ROWS - 1) * 2 + MOST_BLOCK_SIDE };
+    const weigh_image w = *image;
+    const epilogue_ops end = w.end ? *w.end : (epilogue_ops){0};
+    V filter[MOST_BLOCK_SIDE * MOST_BLOCK_SIDE];
+    VEC_UNROLL for (int i = 0; i < side * side; i++) filter[i] = v_load(w.weight + i * VL);
+    for (int64_t r = 0; r < w.rows; r += rows) {
+        const int64_t first = tn_min64(r, w.rows - rows), top = w.top + first * stride;
+        const float *row[MOST_ROWS];
+        VEC_UNROLL for (int i = 0; i < (rows - 1) * stride + side; i++) row[i] =
+            (uint64_t)(top + i) < (uint64_t)w.size[0] ? w.x + (top + i) * w.x_row : w.zeros;
+        for (int64_t c = 0; c < w.columns; c += TILE_COLUMNS) {
+            const int64_t at = tn_min64(c, w.columns - TILE_COLUMNS), column = w.left + at * stride;
+            V sum[WEIGH_ROWS][TILE_COLUMNS];
+            M mask[MOST_COLUMNS];
+            VEC_UNROLL for (int j = 0; j < (TILE_COLUMNS - 1) * stride + side; j++) mask[j] =
+                v_mask((uint64_t)(column + j) < (uint64_t)w.size[1] ? VL : 0);
+            weigh_pixel_tile(row, column, mask, filter, sum, rows, side, stride);
+            float *to = w.to + first * w.to_row + at * VL;
+            VEC_UNROLL for (int i = 0; i < rows; i++, to += w.to_row) {
+                VEC_UNROLL for (int j = 0; j < TILE_COLUMNS; j++) v_store(to + j * VL, v_end_each(&end, sum[i][j]));
+            }
+        }
+    }
+}
+
+#define PIXELS(side, stride)                                              \
+    static void weigh_pixels_##side##_by_##stride(const weigh_image *w) { \
+        if (w->rows >= WEIGH_ROWS)                                        \
+            weigh_pixels(w, WEIGH_ROWS, side, stride);                    \
+        else                                                              \
+            weigh_pixels(w, 1, side, stride);                             \
+    }
+PIXELS(3, 1)
+PIXELS(3, 2)
+PIXELS(5, 1)
+PIXELS(5, 2)
+
+static void weigh_in_block(const weigh_image *w) {
+    if (w->side == 3)
+        (w->stride == 1 ? weigh_pixels_3_by_1 : weigh_pixels_3_by_2)(w);
+    else
+        (w->stride == 1 ? weigh_pixels_5_by_1 : weigh_pixels_5_by_2)(w);
+}
 #else
 #define weigh_in_image NULL
+#define weigh_in_block NULL
 #endif
 
 /* The greatest of a window in `n` vectors: a chain of taps for each lane of a reduction, which are folded by halves. */
@@ -835,6 +906,6 @@ static void winograd_taps(const float *sums, int64_t point, float *to, int64_t c
         winograd_images, winograd_gradients, winograd_taps
 #endif
 
-const conv_vec VEC_JOIN(tn_conv_vec, TN_ISA_SUFFIX) = {&TILES,           copy_rows,      spread_row, copy_piece,
-                                                       window_tiles,     TILE_FILTERS,   weigh,      weigh_in_image,
-                                                       greatest_of_four, greatest_pairs, WINOGRAD};
+const conv_vec VEC_JOIN(tn_conv_vec, TN_ISA_SUFFIX) = {&TILES,         copy_rows,        spread_row,     copy_piece,
+                                                       window_tiles,   TILE_FILTERS,     weigh,          weigh_in_image,
+                                                       weigh_in_block, greatest_of_four, greatest_pairs, WINOGRAD};

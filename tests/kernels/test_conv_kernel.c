@@ -1016,6 +1016,9 @@ static void blocks_of_channels_have_the_bits_of_the_definition(void **state) {
         {.batch = 1, .groups = 16, .channels = 1, .out_channels = 1, .size = {30, 57}, .kernel = {3, 3}},
         {.batch = 1, .groups = 16, .channels = 1, .out_channels = 1, .size = {3, 1100}, .kernel = {3, 5}},
         {.batch = 1, .groups = 16, .channels = 1, .out_channels = 1, .size = {20, 28}, .kernel = {17, 17}},
+        {.batch = 2, .groups = 32, .channels = 1, .out_channels = 1, .size = {3, 3}, .kernel = {3, 3}},
+        {.batch = 1, .groups = 16, .channels = 1, .out_channels = 1, .size = {3, 4}, .kernel = {5, 5}},
+        {.batch = 1, .groups = 31, .channels = 1, .out_channels = 1, .size = {61, 19}, .kernel = {5, 5}},
     };
     int compared = 0;
     random_state = 21;
