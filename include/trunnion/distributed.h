@@ -139,7 +139,9 @@ TN_API tn_tensor *tn_group_receive(tn_group *g, const tn_tensor *posted, const t
 /* Ends a series of exchanges. Every rank must call it after each evaluation with exchanges, also if its own failed or
  * was never begun: the others are told and do not wait. status: of this rank's evaluation; count: how many exchanges
  * (posts) this rank recorded, or would have recorded without the failure, since the last call.
- * Returns status, or the error of the first exchange that failed; then what was received is undefined. */
+ * Returns the first error on this rank, of an exchange or `status`; then what was received is undefined. All ranks fail
+ * if an exchange could not begin. If one ended badly (MPI_Wait), ranks that did not see it fail in the next exchange,
+ * and return TN_OK if there is none: agree on the result before going on. */
 TN_API tn_status tn_group_settle(tn_group *g, tn_status status, int count);
 
 #ifdef __cplusplus

@@ -49,6 +49,7 @@ struct tn_group {
     struct {              /* exchanges that are steps of a plan */
         int posted;       /* since tn_group_settle */
         tn_status status; /* of the first that failed; its words are in `why` */
+        bool told;        /* all ranks know of a failure: none posts any more */
         char why[256];
         struct {
             const void *receive; /* NULL: free */
@@ -705,33 +706,65 @@ static void note_step(tn_group *g, tn_status s) {
     snprintf(g->steps.why, sizeof g->steps.why, "%s", tn_error());
 }
 
-/* What an exchange needs of memory, made before the ranks agree to begin: afterwards the others wait for this one. */
+/* What an exchange needs, made before the ranks agree to begin: afterwards the others wait for this one. */
 typedef struct step_room {
     char *rows; /* TCP */
     int at;     /* MPI: in steps.pending */
 } step_room;
 
-static tn_status prepare_step(tn_group *g, const size_t *from, const size_t *bytes, step_room *room) {
+static tn_status prepare_step(tn_group *g, const size_t *from, const size_t *bytes, char *receive, step_room *room) {
     *room = (step_room){.rows = NULL};
     if (g->by == &by_tcp) return tcp_rows(g->tcp, from, bytes, &room->rows);
     if (g->by != &by_mpi) return TN_OK;
     while (room->at < MOST_POSTED && g->steps.pending[room->at].receive)
         room->at++;
-    if (room->at < MOST_POSTED) return tn_mpi_reserve(bytes, &g->steps.pending[room->at].request);
-    return tn_fail(TN_ERR_STATE, "group: more than %d exchanges are under way", MOST_POSTED);
+    if (room->at == MOST_POSTED)
+        return tn_fail(TN_ERR_STATE, "group: more than %d exchanges are under way", MOST_POSTED);
+    TRY(tn_mpi_receive(bytes, receive, g->steps.posted & MOST_TAG, &g->steps.pending[room->at].request));
+    g->steps.pending[room->at].receive = receive;
+    return TN_OK;
 }
 
-/* from, bytes: what goes to each rank, as tn_mpi_start has it. */
+/* begun: how many messages each rank has begun to send; NULL: no rank has. */
+static void cancel_step(tn_group *g, const size_t *bytes, const uint64_t *begun, const step_room *room) {
+    if (g->by != &by_mpi || room->at == MOST_POSTED || !g->steps.pending[room->at].receive) return;
+    tn_mpi_cancel(bytes, begun, &g->steps.pending[room->at].request);
+    g->steps.pending[room->at].receive = NULL;
+}
+
+/* A rank may fail to send although it was ready. Then the others must not wait for what it has not sent. */
+static tn_status start_sending(tn_group *g, const char *send, const size_t *from, const size_t *bytes, char *receive,
+                               const step_room *room) {
+    tn_mpi_request *request = &g->steps.pending[room->at].request;
+    tn_status s = tn_mpi_send(send, from, bytes, receive, request);
+    uint64_t own = (uint64_t)tn_mpi_begun(request), *begun = g->answers;
+    tn_status reached = tn_mpi_all_gather(&own, sizeof own, begun);
+    int rank = 0;
+    while (reached == TN_OK && rank < g->size && begun[rank] == (uint64_t)tn_mpi_messages(bytes, rank))
+        rank++;
+    if (reached == TN_OK && rank == g->size) return TN_OK;
+    cancel_step(g, bytes, reached == TN_OK ? begun : NULL, room);
+    if (s != TN_OK || reached != TN_OK) return s != TN_OK ? s : reached;
+    return tn_fail(TN_ERR_STATE, "group: rank %d failed to send; its error says why", rank);
+}
+
+/* from, bytes: what goes to each rank. */
 static tn_status start_step(tn_group *g, const char *send, const size_t *from, const size_t *bytes, char *receive,
                             const step_room *room) {
     if (g->by == &by_tcp) return tcp_scatter(g->tcp, send, from, bytes, receive, room->rows);
-    if (g->by != &by_mpi) return self_copy(NULL, send + from[g->rank], bytes[g->rank], receive);
-    g->steps.pending[room->at].receive = receive;
-    return tn_mpi_start(send, from, bytes, receive, g->steps.posted & MOST_TAG, &g->steps.pending[room->at].request);
+    if (g->by == &by_mpi) return start_sending(g, send, from, bytes, receive, room);
+    return self_copy(NULL, send + from[g->rank], bytes[g->rank], receive);
+}
+
+/* If an evaluation or a wait has failed here, the others learn it where they agree on the next exchange. */
+static void tell_failure(tn_group *g) {
+    if (g->steps.status != TN_OK && !g->steps.told) (void)tn_group_agree(g, g->steps.status, 0);
+    g->steps.told = g->steps.status != TN_OK;
 }
 
 /* Every rank says first whether it has come so far: one that has failed calls tn_group_settle instead. */
 void tn_group_post(tn_group *g, const void *send, const int64_t *lengths, size_t bytes, void *receive) {
+    tell_failure(g);
     if (g->steps.status != TN_OK) return;
     size_t *from = g->lengths, *each = from + g->size, total = 0;
     for (int rank = 0; rank < g->size; rank++) {
@@ -740,15 +773,16 @@ void tn_group_post(tn_group *g, const void *send, const int64_t *lengths, size_t
         total += each[rank];
     }
     step_room room;
-    tn_status s = prepare_step(g, from, each, &room);
+    tn_status s = prepare_step(g, from, each, receive, &room);
     s = tn_group_agree(g, s, (uint64_t)total << 16 | (uint64_t)(g->steps.posted & MOST_TAG) << 1 | 1);
     if (s == TN_OK)
         s = start_step(g, send, from, each, receive, &room);
-    else if (g->by == &by_mpi && room.at < MOST_POSTED)
-        (void)tn_mpi_finish(&g->steps.pending[room.at].request);
+    else
+        cancel_step(g, each, NULL, &room);
     g->steps.posted++;
     tn_mem_free(room.rows);
     note_step(g, s);
+    g->steps.told = s != TN_OK;
 }
 
 void tn_group_await(tn_group *g, const void *receive) {
@@ -761,13 +795,13 @@ void tn_group_await(tn_group *g, const void *receive) {
 
 tn_status tn_group_settle(tn_group *g, tn_status status, int count) {
     TRY(check_call(g, NULL, NULL, 0, "tn_group_settle"));
-    char why[sizeof g->steps.why];
-    snprintf(why, sizeof why, "%s", status == TN_OK ? g->steps.why : tn_error());
-    if (status != TN_OK && g->steps.status == TN_OK && g->steps.posted < count) (void)tn_group_agree(g, status, 0);
+    note_step(g, status);
+    if (g->steps.posted < count) tell_failure(g);
     for (int i = 0; i < MOST_POSTED; i++)
         if (g->steps.pending[i].receive) (void)tn_group_await(g, g->steps.pending[i].receive);
-    status = status != TN_OK ? status : g->steps.status;
+    status = g->steps.status;
     g->steps.status = TN_OK;
     g->steps.posted = 0;
-    return status == TN_OK ? TN_OK : tn_fail(status, "%s", why);
+    g->steps.told = false;
+    return status == TN_OK ? TN_OK : tn_fail(status, "%s", g->steps.why);
 }

@@ -666,11 +666,11 @@ static tn_status evaluate_with_exchanges(call *c, const tn_rank_part *part, cons
     if (status == TN_OK) status = tn_eval(targets, n);
     tn_free(all);
     free(targets);
-    tn_status settled = tn_group_settle(p->group, status, tn_ranks_exchange_count(&p->ranks));
-    if (status == TN_OK && settled == TN_OK && w) status = fetch(c, w);
+    /* An exchange may have failed on this rank only. */
+    status = tn_group_settle(p->group, status, tn_ranks_exchange_count(&p->ranks));
+    if (status == TN_OK && w) status = fetch(c, w);
     if (w) own = (tn_part_report){w->loss, p->reports[w->part.index].random};
-    status = tn_ranks_agree(&p->ranks, status, &own, p->reports);
-    return status != TN_OK ? status : settled;
+    return tn_ranks_agree(&p->ranks, status, &own, p->reports);
 }
 
 /* c->sums: the totals of all ranks. */

@@ -38,7 +38,7 @@ static int (*alltoall)(const void *send, int send_count, intptr_t send_type, voi
                        intptr_t receive_type, intptr_t comm);
 static int (*isend)(const void *data, int count, intptr_t type, int to, int tag, intptr_t comm, void *request);
 static int (*irecv)(void *data, int count, intptr_t type, int from, int tag, intptr_t comm, void *request);
-static int (*wait_for)(void *request, intptr_t status);
+static int (*wait_for)(void *request, intptr_t status), (*cancel)(void *request);
 static void *open_world, *open_byte, *open_errors_return; /* Open MPI's objects; NULL in MPICH */
 
 static const tn_symbol symbols[] = {
@@ -60,6 +60,7 @@ static const tn_symbol symbols[] = {
     {"MPI_Isend", (void **)&isend, false},
     {"MPI_Irecv", (void **)&irecv, false},
     {"MPI_Wait", (void **)&wait_for, false},
+    {"MPI_Cancel", (void **)&cancel, false},
     {"ompi_mpi_comm_world", &open_world, true},
     {"ompi_mpi_byte", &open_byte, true},
     {"ompi_mpi_errors_return", &open_errors_return, true},
@@ -206,28 +207,61 @@ static tn_status start_pieces(tn_mpi_request *r, bool sends, char *data, size_t 
     return TN_OK;
 }
 
-tn_status tn_mpi_reserve(const size_t *bytes, tn_mpi_request *r) {
-    int most = world_size * pieces_of(bytes[own_rank]);
-    for (int peer = 0; peer < world_size; peer++)
-        most += pieces_of(bytes[peer]);
-    *r = (tn_mpi_request){.handles = tn_mem_zalloc((size_t)most + 1, sizeof *r->handles)};
-    return r->handles ? TN_OK : tn_fail(TN_ERR_MEMORY, "MPI: out of memory for an exchange");
+/* Each rank begins to send with another peer: its k-th, k = 1 … size - 1. */
+static int peer_of(int rank, int k) { return (rank + k) % world_size; }
+
+int tn_mpi_messages(const size_t *bytes, int rank) {
+    int n = 0;
+    for (int k = 1; k < world_size; k++)
+        n += pieces_of(bytes[peer_of(rank, k)]);
+    return n;
 }
 
-tn_status tn_mpi_start(const void *send, const size_t *from, const size_t *bytes, void *receive, int tag,
-                       tn_mpi_request *r) {
+int tn_mpi_begun(const tn_mpi_request *r) { return r->count - r->received; }
+
+tn_status tn_mpi_receive(const size_t *bytes, void *receive, int tag, tn_mpi_request *r) {
     size_t own = bytes[own_rank];
-    r->tag = tag;
-    for (int k = 1; k < world_size; k++) {
-        int peer = (own_rank + world_size - k) % world_size;
-        TRY(start_pieces(r, false, (char *)receive + (size_t)peer * own, own, peer));
+    int most = (world_size - 1) * pieces_of(own) + tn_mpi_messages(bytes, own_rank);
+    *r = (tn_mpi_request){.handles = tn_mem_zalloc((size_t)most + 1, sizeof *r->handles), .tag = tag};
+    tn_status status = r->handles ? TN_OK : tn_fail(TN_ERR_MEMORY, "MPI: out of memory for an exchange");
+    for (int k = 1; k < world_size && status == TN_OK; k++) {
+        int peer = peer_of(own_rank, world_size - k);
+        status = start_pieces(r, false, (char *)receive + (size_t)peer * own, own, peer);
     }
-    for (int k = 1; k < world_size; k++) { /* each rank begins with another peer */
-        int peer = (own_rank + k) % world_size;
+    r->received = r->count;
+    if (status != TN_OK) tn_mpi_cancel(bytes, NULL, r);
+    return status;
+}
+
+tn_status tn_mpi_send(const void *send, const size_t *from, const size_t *bytes, void *receive, tn_mpi_request *r) {
+    size_t own = bytes[own_rank];
+    for (int k = 1; k < world_size; k++) {
+        int peer = peer_of(own_rank, k);
         TRY(start_pieces(r, true, (char *)(uintptr_t)send + from[peer], bytes[peer], peer));
     }
     if (own) memcpy((char *)receive + (size_t)own_rank * own, (const char *)send + from[own_rank], own);
     return TN_OK;
+}
+
+/* Messages that `rank` sends to others before those for this rank. */
+static int messages_before(const size_t *bytes, int rank) {
+    int n = 0;
+    for (int k = 1; peer_of(rank, k) != own_rank; k++)
+        n += pieces_of(bytes[peer_of(rank, k)]);
+    return n;
+}
+
+void tn_mpi_cancel(const size_t *bytes, const uint64_t *begun, tn_mpi_request *r) {
+    int pieces = pieces_of(bytes[own_rank]);
+    for (int i = 0; i < r->received; i++) {
+        int peer = peer_of(own_rank, world_size - 1 - i / pieces);
+        int arrives = begun ? (int)begun[peer] - messages_before(bytes, peer) : 0;
+        if (i % pieces >= arrives) (void)cancel(&r->handles[i]);
+    }
+    for (int i = 0; i < r->count; i++)
+        (void)wait_for(&r->handles[i], status_ignore);
+    tn_mem_free(r->handles);
+    *r = (tn_mpi_request){NULL};
 }
 
 tn_status tn_mpi_finish(tn_mpi_request *r) {

@@ -24,18 +24,23 @@ tn_status tn_mpi_all_gather(const void *send, size_t bytes, void *receive);
 tn_status tn_mpi_all_to_all(const void *send, size_t bytes, void *receive);
 tn_status tn_mpi_barrier(void);
 
-/* Begins to send bytes[rank] bytes at send + from[rank] to each rank. Each rank sends bytes[own rank] bytes here, which
- * are stored at `receive` in the order of the ranks. tag: below 32768, the same on all ranks. tn_mpi_finish waits for
- * the end, and must be called also if this fails; until then the buffers belong to MPI. */
+/* An exchange without waiting: bytes[rank] bytes at send + from[rank] go to each rank, and each sends bytes[own rank]
+ * bytes here, which are stored at `receive` in the order of the ranks. Until it has ended the buffers belong to MPI. */
 typedef struct tn_mpi_request {
-    intptr_t *handles; /* Open MPI's pointers, or MPICH's ints */
-    int count, tag;
+    intptr_t *handles; /* Open MPI's pointers, or MPICH's ints: those that receive come first */
+    int count, received, tag;
 } tn_mpi_request;
-/* Makes the request's memory, before the ranks agree to exchange; tn_mpi_finish frees it. */
-tn_status tn_mpi_reserve(const size_t *bytes, tn_mpi_request *r);
-tn_status tn_mpi_start(const void *send, const size_t *from, const size_t *bytes, void *receive, int tag,
-                       tn_mpi_request *r);
+/* Makes the request's memory and begins to receive, before the ranks agree to exchange. tag: below 32768, the same on
+ * all ranks. Nothing is left to be ended if it fails. */
+tn_status tn_mpi_receive(const size_t *bytes, void *receive, int tag, tn_mpi_request *r);
+tn_status tn_mpi_send(const void *send, const size_t *from, const size_t *bytes, void *receive, tn_mpi_request *r);
+/* Messages that `rank` sends in such an exchange; those that this rank has begun to send. */
+int tn_mpi_messages(const size_t *bytes, int rank);
+int tn_mpi_begun(const tn_mpi_request *r);
+/* Each of them ends the request: waits for all messages; or only for those that the ranks have begun to send, `begun`
+ * of each (NULL: none), and cancels the others. */
 tn_status tn_mpi_finish(tn_mpi_request *r);
+void tn_mpi_cancel(const size_t *bytes, const uint64_t *begun, tn_mpi_request *r);
 
 /* ---- NCCL -------------------------------------------------------------------------------------------------------- */
 /* NCCL and RCCL, which has the same interface: collective operations between GPUs, in a stream of the device.

@@ -1,5 +1,7 @@
 /* test_distributed.c — groups of processes in one process: what launchers announce, a group of one, errors. Suite
- * `processes` runs several under real launchers. */
+ * `processes` runs several under real launchers; with the argument `faults` this program is one of them. */
+#include <dlfcn.h>
+
 #include "test_support.h"
 
 #include "hal/hal.h"
@@ -215,7 +217,92 @@ static void data_parallel_trains_in_a_group_of_one(void **state) {
     tn_group_close(g);
 }
 
-int main(void) {
+/* ---- a rank under mpirun whose MPI fails ------------------------------------------------------------------------- */
+
+enum { FAULT_ROWS = 12, FAULT_WIDTH = 40, MOST_FAULTS = 200 };
+
+/* Batch normalization: there are buffers to share after the exchanges of the gradients. */
+static tn_tensor *loss_with_buffers(void *ctx, const tn_part *part) {
+    tn_tensor *x = tn_part_rows(part, tn_ones(TN_DIMS(FAULT_ROWS, 4), TN_F32));
+    return tn_mean(tn_square(tn_forward(ctx, tn_mul(x, tn_rand(TN_DIMS(part->rows, 4))))), TN_ALL, false);
+}
+
+/* One training step while the n-th call of `name` fails on one rank. 1: it failed on all ranks; 0: there are fewer
+ * calls, and it succeeded on all; -1: the ranks disagree. */
+static int step_with_fault(tn_group *g, void *fake, const char *name, int n, tn_data_parallel *p, tn_optimizer *o,
+                           tn_module *net) {
+    void (*arm)(const char *, long, int, int);
+    long (*failures)(void);
+    int32_t own[2], all[2 * 8];
+    *(void **)&arm = dlsym(fake, "faults_arm");
+    *(void **)&failures = dlsym(fake, "faults_failures");
+    if (tn_group_rank(g) == n % tn_group_size(g)) arm(name, n, 15 /* MPI_ERR_OTHER */, 0);
+    own[0] = tn_data_parallel_minimize(p, o, FAULT_ROWS, loss_with_buffers, net, NULL) == TN_OK;
+    own[1] = (int32_t)failures();
+    arm(NULL, 0, 0, 0);
+    if (tn_group_all_gather(g, own, sizeof own, all) != TN_OK) return -1;
+    int succeeded = 0, failed = 0;
+    for (int rank = 0; rank < tn_group_size(g); rank++) {
+        succeeded += all[2 * rank];
+        failed += all[2 * rank + 1];
+    }
+    return succeeded == (failed ? 0 : tn_group_size(g)) ? failed : -1;
+}
+
+/* Lets each call of each function fail once. No rank may wait for another for ever, all fail, and the next step works:
+ * prints how many failures that were, and the last loss. */
+static const char *train_with_faults(tn_group *g, tn_module *root) {
+    tn_module *net = tn_nn_sequential(root, "net");
+    tn_data_parallel *p;
+    tn_optimizer *o;
+    tn_data_parallel_options options = TN_DATA_PARALLEL_DEFAULTS;
+    tn_device *cpu = tn_current_device();
+    void *fake = dlopen(getenv("TRUNNION_MPI_LIB"), RTLD_NOW);
+    options.group = g;
+    options.bucket_bytes = 2048;
+    tn_nn_linear(net, "0", 4, FAULT_WIDTH, true);
+    tn_nn_batch_norm1d(net, "1", FAULT_WIDTH, NULL);
+    tn_nn_linear(net, "2", FAULT_WIDTH, FAULT_WIDTH, true);
+    if (!fake || tn_optimizer_adam(root, NULL, &o) != TN_OK ||
+        tn_data_parallel_new(root, &cpu, 1, &options, &p) != TN_OK)
+        return "nothing to train with";
+    static const char *const names[] = {"MPI_Irecv", "MPI_Isend", "MPI_Wait"};
+    int counts[3] = {0};
+    double loss = 0;
+    for (int k = 0; k < 3; k++) {
+        for (int n = 1, failed = 1; failed && n < MOST_FAULTS; n++) {
+            failed = step_with_fault(g, fake, names[k], n, p, o, net);
+            if (failed < 0) return names[k];
+            counts[k] += failed;
+            if (tn_data_parallel_minimize(p, o, FAULT_ROWS, loss_with_buffers, net, &loss) != TN_OK) return tn_error();
+        }
+    }
+    if (tn_group_rank(g) == 0)
+        printf("%d failures of MPI_Irecv, %d of MPI_Isend, %d of MPI_Wait; loss %g\n", counts[0], counts[1], counts[2],
+               loss);
+    tn_optimizer_free(o);
+    tn_data_parallel_free(p);
+    dlclose(fake);
+    return NULL;
+}
+
+static int run_with_faults(void) {
+    tn_group *g;
+    const char *wrong = tn_group_open(NULL, &g) == TN_OK ? NULL : tn_error();
+    if (!wrong) {
+        TN_SCOPE;
+        tn_module *root = tn_module_root();
+        wrong = train_with_faults(g, root);
+        if (wrong) fprintf(stderr, "rank %d: %s\n", tn_group_rank(g), wrong);
+        if (wrong) tn_group_abort(g, 1);
+        tn_module_free(root);
+        tn_group_close(g);
+    }
+    return wrong != NULL;
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "faults") == 0) return run_with_faults();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_processes_exchange_tensors_over_tcp),
         cmocka_unit_test(launchers_announce_rank_and_size),

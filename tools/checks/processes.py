@@ -7,10 +7,12 @@ What cannot work is refused. Launchers that are not installed are skipped. Witho
 each further one, which calls the same code, 1 and fewer counts of processes.
 """
 
+import ctypes
 import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import socket
@@ -185,6 +187,38 @@ def check_stop(suite, name, launcher):
                  f"{name}: the stopped run goes on to the same bits {err[-300:]}")
 
 
+def library_of(launcher):
+    """The MPI library that `launcher` starts programs for."""
+    names = ("libmpi.so.40", "libmpi.so.80") if "openmpi" in launcher(1)[0] else ("libmpich.so.12", "libmpi.so.12")
+    for name in names:
+        try:
+            handle = ctypes.CDLL(name, mode=os.RTLD_LAZY)
+        except OSError:
+            continue
+        with open("/proc/self/maps", encoding="ascii") as maps:
+            paths = {line.split()[-1] for line in maps if pathlib.Path(line.split()[-1]).name.startswith(name)}
+        del handle
+        return paths.pop()
+    return None
+
+
+def check_faults(suite, name, launcher):
+    """Each MPI_Isend, MPI_Irecv and MPI_Wait of a step fails once on one rank: all ranks fail, none waits for ever, and
+    the next step works."""
+    fake = suite.folder / "mpi_faults.so"
+    subprocess.run([os.environ.get("CC", "cc"), "-O1", "-w", "-shared", "-fPIC", "-o", fake,
+                    ROOT / "tests/fakes/mpi_faults.c", "-Wl,--no-as-needed", library_of(launcher), "-ldl"], check=True)
+    for count in (2, 3):
+        try:
+            done = suite.run(launcher(count), [suite.build / "test_distributed", "faults"],
+                             env=dict(environment(), TRUNNION_MPI_LIB=str(fake)))
+            said, code = done.stdout.strip() + done.stderr[-300:], done.returncode
+        except subprocess.TimeoutExpired:
+            said, code = f"still waiting after {LIMIT} s", 1
+        counts = [int(n) for n in re.findall(r"(\d+) (?:failures )?of MPI_", said)]
+        suite.expect(code == 0 and len(counts) == 3 and min(counts) > 3, f"{name}: faults on {count} processes: {said}")
+
+
 def check_refusals(suite, name, launcher):
     done = suite.run(launcher(2), [suite.build / "trunnion", "train", "cartpole", "--steps", 100])
     suite.expect(done.returncode != 0 and "cartpole is trained by one" in done.stderr,
@@ -309,6 +343,7 @@ def main():
                 check_sharded(suite, name, launcher)
             check_death(suite, name, launcher, moments or 2 - brief, randomness)
             check_stop(suite, name, launcher)
+            check_faults(suite, name, launcher)
             check_refusals(suite, name, launcher)
             print(f"ran on: {name}")
             brief = not moments
