@@ -479,16 +479,17 @@ static void write_out_channels(const nhwc_nhwc *w, nhwc_part *p, const section *
                                int64_t out_channels) {
     const tn_conv_args *a = &w->a;
     if (a->rounding) {
-        const int64_t plane = a->out_size[0] * a->out_size[1];
-        w->tiles->bytes->round(&(byte_result){
-            .rounding = a->rounding,
-            .channel = first,
-            .from = (const int32_t *)(const void *)(sums + now->to * w->panel),
-            .from_row = w->panel,
-            .to = (uint8_t *)(void *)a->out + (now->image * a->groups * a->out_channels + first) * plane + now->at,
-            .plane = plane,
-            .channels = out_channels,
-            .pixels = now->count});
+        const int64_t plane = a->out_size[0] * a->out_size[1], together = a->rounding->words ? 4 : 1;
+        const int64_t channels = round_up(a->groups * a->out_channels, together);
+        w->tiles->bytes->round(&(byte_result){.rounding = a->rounding,
+                                              .channel = first,
+                                              .from = (const int32_t *)(const void *)(sums + now->to * w->panel),
+                                              .from_row = w->panel,
+                                              .to = (uint8_t *)(void *)a->out +
+                                                    (now->image * channels + first) * plane + now->at * together,
+                                              .plane = plane,
+                                              .channels = out_channels,
+                                              .pixels = now->count});
         return;
     }
     const int64_t row = now->at / a->out_size[1];
