@@ -83,11 +83,10 @@ static void pack_filter(const bytes_packing *p, const int8_t *from, int64_t colu
                 from[c * s[1] + t / a->kernel[1] * s[2] + t % a->kernel[1] * s[3]];
 }
 
-static void bytes_pack_panels(void *ctx, int64_t begin, int64_t end, int worker) {
+static void bytes_pack_panels(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const bytes_packing *p = ctx;
     const tn_conv_args *a = p->a;
     const int64_t bytes = p->quads * a->kernel[0] * a->kernel[1] * p->panel * QUAD;
-    (void)worker;
     for (int64_t n = begin; n < end; n++) {
         const int64_t first = n % p->panels * p->panel, out_channels = tn_min64(p->panel, a->out_channels - first);
         const int8_t *from = (const int8_t *)(const void *)a->weight + n / p->panels * a->weight_group;
@@ -134,11 +133,10 @@ static void turn_bits(const widening *w, uint32_t *row, int64_t count) {
 }
 
 /* Rows [begin, end) of all images' planes. */
-static void widen_rows(void *ctx, int64_t begin, int64_t end, int worker) {
+static void widen_rows(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const widening *w = ctx;
     const tn_conv_args *a = w->a, *q = w->q;
     const range across = w->inside[1];
-    (void)worker;
     for (int64_t n = begin; n < end; n++) {
         const int64_t image = n / q->size[0], r = n % q->size[0], in_image = r - a->pad_before[0];
         uint32_t *row = w->to + image * q->x_stride[0] + r * q->x_stride[2];

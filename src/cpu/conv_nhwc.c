@@ -216,11 +216,10 @@ static void pack_panel(const packing *p, const float *from, int64_t out_channels
                                   .lines = out_channels});
 }
 
-static void pack_panels(void *ctx, int64_t begin, int64_t end, int worker) {
+static void pack_panels(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const packing *p = ctx;
     const tn_conv_args *a = p->a;
     const int64_t panel = 2 * p->with->lanes, depth = a->channels * a->kernel[0] * a->kernel[1];
-    (void)worker;
     for (int64_t n = begin; n < end; n++) {
         int64_t first = n % p->panels * panel;
         const float *from = a->weight + n / p->panels * a->weight_group + first * a->weight_stride[0];
