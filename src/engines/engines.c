@@ -1,5 +1,5 @@
-/* engines.c — the lists in which plan/ finds the engine of a device by its backend's name, and what a program sets of an
- * engine (trunnion/engine.h). */
+/* engines.c — the lists in which plan/ finds the engine of a device by its backend's name, and what a program sets of
+ * an engine (trunnion/engine.h). */
 #include "engines/engines.h"
 
 #include <stdio.h>

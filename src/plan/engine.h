@@ -60,7 +60,7 @@ typedef struct tn_engine {
     void (*free)(void *compiled);
 } tn_engine;
 
-/* ---- engines that compute single operations ----------------------------------------------------------------------- */
+/* ---- engines that compute single operations ---------------------------------------------------------------------- */
 
 /* The device of such an engine ("engine:torch") has the host's memory and all kernels of the cpu. The planner asks the
  * engine for each node before it would be composed. A node that it takes is a value of its own: its inputs and its

@@ -657,7 +657,7 @@ kir_scalar tn_runtime_scalar_value_of(const tn_node *scalar);
 /* Runs it on this thread's queue (flush.c), on what tn_plan_reserve took. */
 tn_status tn_plan_submit(tn_plan_cache *c, tn_plan *p, tn_buffer *const *bound, const kir_scalar *scalars);
 
-/* ---- what a launch of a captured graph changes on the host (capture.c) -------------------------------------------- */
+/* ---- what a launch of a captured graph changes on the host (capture.c) ------------------------------------------- */
 
 /* Recording a training step changes more than tensors: the optimizer's step count, collected gradients, write counts of
  * states, the position in the random stream. A launch records nothing, so the graph makes these changes itself;

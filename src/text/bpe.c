@@ -1,7 +1,7 @@
 /* bpe.c — byte-level BPE and SentencePiece's BPE: merging neighbours by rank or by score.
  *
- * A candidate remembers its left symbol and the size of its pair. It is stale when the sizes of the two symbols no longer
- * add up to that: symbols only grow. */
+ * A candidate remembers its left symbol and the size of its pair. It is stale when the sizes of the two symbols no
+ * longer add up to that: symbols only grow. */
 #include <string.h>
 
 #include "text/tokenizer.h"
