@@ -160,7 +160,8 @@ static double spent, begun;
 static bool shown;
 
 /* Called by the one thread that a subcommand works with. */
-static void on_load(TN_UNUSED void *ctx, const char *device, int64_t number, bool done) {
+static void on_load(void *ctx, const char *device, int64_t number, bool done) {
+    (void)ctx;
     if (done) {
         spent += cli_now() - begun;
         if (shown) fputs("\r\033[K", stderr);

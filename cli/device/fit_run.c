@@ -152,7 +152,8 @@ int fit_run_command(int argc, char **argv, int at) {
 
 #else
 
-int fit_run_command(TN_UNUSED int argc, char **argv, int at) {
+int fit_run_command(int argc, char **argv, int at) {
+    (void)argc;
     return cli_fail(TN_ERR_UNSUPPORTED, "fit of the command %s is not supported on this system", argv[at]);
 }
 

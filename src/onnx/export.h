@@ -9,7 +9,7 @@
 #include "base/base.h"
 #include "gen/ops_build.h"
 #include "onnx/onnx.h"
-#include "plan/plan.h"
+#include "plan/engine.h"
 
 /* ---- protobuf (wire.c) ------------------------------------------------------------------------------------------ */
 

@@ -6,6 +6,8 @@
 
 #include "hal/queue.h"
 #include "kir/rules.h"
+#include "plan/capture.h"
+#include "plan/engine.h"
 #include "plan/passes.h"
 #include "plan/plan.h"
 

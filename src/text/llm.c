@@ -147,13 +147,36 @@ static tn_status take_weight(tn_llm *m, int64_t layer, int slot, tn_tensor **out
     return tn_eval(out, 1);
 }
 
+/* Keys' and values' matrices of latent attention in GGUF files, [heads, rank, keys] and [heads, values, rank], as the
+ * one of folders. What is packed becomes f16. */
+static tn_status join_latent(tn_llm *m, tn_tensor **weight) {
+    const int64_t *size = m->config.size;
+    tn_tensor *parts[] = {weight[SLOT_K_UP], weight[SLOT_V_UP]};
+    if (!parts[0]) return TN_OK;
+    {
+        TN_SCOPE;
+        tn_dtype kind = tn_dtype_of(parts[0]) == tn_dtype_of(parts[1]) ? tn_dtype_of(parts[0]) : TN_F32;
+        if (tn_dtype_block(kind) > 1) kind = TN_F16;
+        tn_tensor *keys = tn_transpose(tn_cast(parts[0], kind), 1, 2), *values = tn_cast(parts[1], kind);
+        tn_tensor *all = tn_cat((tn_tensor *[]){keys, values}, 2, 1);
+        weight[SLOT_KV_UP] = tn_retain(tn_contiguous(tn_reshape(all, TN_DIMS(size[SIZE_KV_UP], size[SIZE_KV_RANK]))));
+    }
+    tn_status status = tn_eval(&weight[SLOT_KV_UP], 1);
+    tn_free(parts[0]);
+    tn_free(parts[1]);
+    weight[SLOT_K_UP] = weight[SLOT_V_UP] = NULL;
+    return status;
+}
+
 static tn_status take_weights(tn_llm *m) {
     llm_weights *w = &m->weights;
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
         TRY(take_weight(m, -1, slot, &w->head[slot]));
-    for (int64_t i = 0; i < m->config.layers; i++)
+    for (int64_t i = 0; i < m->config.layers; i++) {
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
             TRY(take_weight(m, i, slot, &w->layers[i].weight[slot]));
+        TRY(join_latent(m, w->layers[i].weight));
+    }
     return TN_OK;
 }
 

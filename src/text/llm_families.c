@@ -27,24 +27,27 @@
 
 /* ---- names ------------------------------------------------------------------------------------------------------- */
 
-#define GGUF_LAYER                                                                                                    \
-    [SLOT_ATTENTION_NORM] = "attn_norm.weight", [SLOT_Q] = "attn_q.weight", [SLOT_K] = "attn_k.weight",               \
-    [SLOT_V] = "attn_v.weight", [SLOT_O] = "attn_output.weight", [SLOT_FFN_NORM] = "ffn_norm.weight",                 \
-    [SLOT_GATE] = "ffn_gate.weight", [SLOT_UP] = "ffn_up.weight", [SLOT_DOWN] = "ffn_down.weight",                    \
-    [SLOT_Q_BIAS] = "attn_q.bias", [SLOT_K_BIAS] = "attn_k.bias", [SLOT_V_BIAS] = "attn_v.bias",                      \
-    [SLOT_O_BIAS] = "attn_output.bias", [SLOT_Q_NORM] = "attn_q_norm.weight", [SLOT_K_NORM] = "attn_k_norm.weight",   \
-    [SLOT_QKV] = "attn_qkv.weight", [SLOT_QKV_BIAS] = "attn_qkv.bias", [SLOT_ATTENTION_NORM_BIAS] = "attn_norm.bias", \
-    [SLOT_FFN_NORM_BIAS] = "ffn_norm.bias", [SLOT_GATE_BIAS] = "ffn_gate.bias", [SLOT_UP_BIAS] = "ffn_up.bias",       \
-    [SLOT_DOWN_BIAS] = "ffn_down.bias", [SLOT_ATTENTION_POST_NORM] = "post_attention_norm.weight",                    \
-    [SLOT_FFN_POST_NORM] = "post_ffw_norm.weight", [SLOT_ROUTER] = "ffn_gate_inp.weight",                             \
-    [SLOT_SHARED_ROUTER] = "ffn_gate_inp_shexp.weight", [SLOT_SHARED_GATE] = "ffn_gate_shexp.weight",                 \
-    [SLOT_SHARED_UP] = "ffn_up_shexp.weight", [SLOT_SHARED_DOWN] = "ffn_down_shexp.weight",                           \
-    [SLOT_CHOICE_BIAS] = "exp_probs_b.bias", [SLOT_MIX_IN] = "ssm_in.weight", [SLOT_CONV] = "ssm_conv1d.weight",      \
-    [SLOT_CONV_BIAS] = "ssm_conv1d.bias", [SLOT_MIX_X] = "ssm_x.weight", [SLOT_STEP] = "ssm_dt.weight",               \
-    [SLOT_STEP_BIAS] = "ssm_dt.bias", [SLOT_DECAY] = "ssm_a", [SLOT_SKIP] = "ssm_d",                                  \
-    [SLOT_MIX_NORM] = "ssm_norm.weight", [SLOT_STEP_NORM] = "ssm_dt_norm.weight",                                     \
-    [SLOT_WRITTEN_NORM] = "ssm_b_norm.weight", [SLOT_READ_NORM] = "ssm_c_norm.weight",                                \
-    [SLOT_MIX_OUT] = "ssm_out.weight"
+#define GGUF_LAYER                                                                                                     \
+    [SLOT_ATTENTION_NORM] = "attn_norm.weight", [SLOT_Q] = "attn_q.weight", [SLOT_K] = "attn_k.weight",                \
+    [SLOT_V] = "attn_v.weight", [SLOT_O] = "attn_output.weight", [SLOT_FFN_NORM] = "ffn_norm.weight",                  \
+    [SLOT_GATE] = "ffn_gate.weight", [SLOT_UP] = "ffn_up.weight", [SLOT_DOWN] = "ffn_down.weight",                     \
+    [SLOT_Q_BIAS] = "attn_q.bias", [SLOT_K_BIAS] = "attn_k.bias", [SLOT_V_BIAS] = "attn_v.bias",                       \
+    [SLOT_O_BIAS] = "attn_output.bias", [SLOT_Q_NORM] = "attn_q_norm.weight", [SLOT_K_NORM] = "attn_k_norm.weight",    \
+    [SLOT_QKV] = "attn_qkv.weight", [SLOT_QKV_BIAS] = "attn_qkv.bias", [SLOT_ATTENTION_NORM_BIAS] = "attn_norm.bias",  \
+    [SLOT_FFN_NORM_BIAS] = "ffn_norm.bias", [SLOT_GATE_BIAS] = "ffn_gate.bias", [SLOT_UP_BIAS] = "ffn_up.bias",        \
+    [SLOT_DOWN_BIAS] = "ffn_down.bias", [SLOT_ATTENTION_POST_NORM] = "post_attention_norm.weight",                     \
+    [SLOT_FFN_POST_NORM] = "post_ffw_norm.weight", [SLOT_ROUTER] = "ffn_gate_inp.weight",                              \
+    [SLOT_SHARED_ROUTER] = "ffn_gate_inp_shexp.weight", [SLOT_SHARED_GATE] = "ffn_gate_shexp.weight",                  \
+    [SLOT_SHARED_UP] = "ffn_up_shexp.weight", [SLOT_SHARED_DOWN] = "ffn_down_shexp.weight",                            \
+    [SLOT_CHOICE_BIAS] = "exp_probs_b.bias", [SLOT_MIX_IN] = "ssm_in.weight", [SLOT_CONV] = "ssm_conv1d.weight",       \
+    [SLOT_CONV_BIAS] = "ssm_conv1d.bias", [SLOT_MIX_X] = "ssm_x.weight", [SLOT_STEP] = "ssm_dt.weight",                \
+    [SLOT_STEP_BIAS] = "ssm_dt.bias", [SLOT_DECAY] = "ssm_a", [SLOT_SKIP] = "ssm_d",                                   \
+    [SLOT_MIX_NORM] = "ssm_norm.weight", [SLOT_STEP_NORM] = "ssm_dt_norm.weight",                                      \
+    [SLOT_WRITTEN_NORM] = "ssm_b_norm.weight", [SLOT_READ_NORM] = "ssm_c_norm.weight",                                 \
+    [SLOT_MIX_OUT] = "ssm_out.weight", [SLOT_Q_DOWN] = "attn_q_a.weight", [SLOT_Q_DOWN_NORM] = "attn_q_a_norm.weight", \
+    [SLOT_Q_UP] = "attn_q_b.weight", [SLOT_KV_DOWN] = "attn_kv_a_mqa.weight",                                          \
+    [SLOT_KV_DOWN_NORM] = "attn_kv_a_norm.weight", [SLOT_KV_UP] = "attn_kv_b.weight", [SLOT_K_UP] = "attn_k_b.weight", \
+    [SLOT_V_UP] = "attn_v_b.weight"
 #define GGUF_EXPERTS                                                                             \
     [SLOT_EXPERT_GATE] = "ffn_gate_exps.weight", [SLOT_EXPERT_UP] = "ffn_up_exps.weight",        \
     [SLOT_EXPERT_DOWN] = "ffn_down_exps.weight", [SLOT_EXPERT_GATE_BIAS] = "ffn_gate_exps.bias", \
@@ -66,6 +69,14 @@ static const llm_naming gguf_late_norm = {
     GGUF_NAMES,
     .layer_slots = {GGUF_LAYER,
                     GGUF_EXPERTS, [SLOT_FFN_NORM] = "post_attention_norm.weight", [SLOT_ATTENTION_POST_NORM] = NULL}};
+static const llm_naming gguf_deltanet = {
+    GGUF_NAMES,
+    .layer_slots = {
+        GGUF_LAYER, GGUF_EXPERTS, [SLOT_FFN_NORM] = "post_attention_norm.weight", [SLOT_ATTENTION_POST_NORM] = NULL,
+        [SLOT_QKV] = NULL, [SLOT_MIX_IN] = "attn_qkv.weight", [SLOT_MIX_GATE] = "attn_gate.weight",
+        [SLOT_RATES] = "ssm_ba.weight", [SLOT_WRITE_RATE] = "ssm_beta.weight", [SLOT_DECAY_RATE] = "ssm_alpha.weight"}};
+/* As conversions write Falcon-H1's: the last norm of a layer has no ending. */
+static const llm_naming gguf_falcon_h1 = {GGUF_NAMES, .layer_slots = {GGUF_LAYER, [SLOT_FFN_NORM] = "ffn_norm"}};
 static const llm_naming gguf_hy_v3 = {GGUF_NAMES,
                                       .layer_slots = {GGUF_LAYER, GGUF_EXPERTS, [SLOT_CHOICE_BIAS] = "exp_probs_b"}};
 static const llm_naming gguf_lfm2 = {
@@ -660,6 +671,9 @@ static const int64_t bloom_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048}; /* config.j
 #define DEEPSEEK_LIKE                                                                                           \
     .slots.needs = LATENT_SLOTS, .slots.head_needs = PLAIN_HEAD, .naming = &deepseek_names, .keys = llama_keys, \
     .forward.activation = "silu", .experts.always = true, .experts.own_width = true, .attention.latent = true
+#define DEEPSEEK3_LIKE(slots_of_experts, scale)                                             \
+    .positions.folder_interleaved = true, DEEPSEEK_LIKE, .experts.slots = slots_of_experts, \
+    .experts.by_sigmoid = true, .experts.usual_scale = scale
 #define MIXER_SLOTS (BIT(SLOT_MIX_IN) | BIT(SLOT_CONV) | BIT(SLOT_MIX_OUT))
 #define MIXER_BIASES (BIT(SLOT_MIX_IN_BIAS) | BIT(SLOT_CONV_BIAS) | BIT(SLOT_MIX_OUT_BIAS))
 #define DECAY_SLOTS (BIT(SLOT_STEP_BIAS) | BIT(SLOT_DECAY))
@@ -669,6 +683,11 @@ static const int64_t bloom_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048}; /* config.j
     .slots.needs = PLAIN_SLOTS | NORMS, .slots.head_needs = PLAIN_HEAD, .keys = llama_keys,                        \
     .forward.activation = "silu", .norms.from_one = true, .positions.part = 0.25, .attention.gated_queries = true, \
     .recurrent.kind = RECURRENCE_DELTANET, .recurrent.interval = 4
+#define GGUF_DELTANET .in_gguf = true, .gguf_naming = &gguf_deltanet, DELTANET_LIKE
+#define NEMOTRON_H_LIKE(slots_of_experts)                                                                   \
+    .slots.lone = true, .slots.needs = UNGATED_SLOTS & ~BIT(SLOT_FFN_NORM), .slots.head_needs = PLAIN_HEAD, \
+    .in_gguf = true, .forward.activation = "relu2", .experts.own_width = true, .experts.by_sigmoid = true,  \
+    .experts.slots = slots_of_experts & ~(BIT(SLOT_EXPERT_GATE) | BIT(SLOT_SHARED_GATE)), MAMBA2_RULES
 #define MAMBA1_SLOTS (MIXER_SLOTS | DECAY_SLOTS | BIT(SLOT_SKIP) | BIT(SLOT_MIX_X) | BIT(SLOT_STEP))
 #define MAMBA2_RULES                                                                    \
     .recurrent.kind = RECURRENCE_MAMBA2,                                                \
@@ -684,8 +703,10 @@ static const llm_family families[] = {
      .experts.slots = EXPERTS, .experts.whole_choice = true},
     {"mistral", "Mistral", .slots.needs = PLAIN_SLOTS, .attention.window = 4096, NAMED(llama_names),
      .usual = mistral_usual},
-    {"ministral3", "Ministral 3", .slots.needs = PLAIN_SLOTS, .attention.window = LLM_MOST_CONTEXT, NAMED(llama_names),
-     .usual = mistral_usual},
+    {"cwm", "Code World Model", .norms.eps = 1e-5, .positions.told = true, .slots.needs = PLAIN_SLOTS,
+     .attention.window = 8192, NAMED(llama_names), .usual = mistral_usual},
+    {"ministral3", "Ministral 3", .norms.eps = 1e-5, .positions.told = true, .slots.needs = PLAIN_SLOTS,
+     .attention.window = LLM_MOST_CONTEXT, NAMED(llama_names), .usual = mistral_usual},
     {"qwen2", "Qwen 2, Qwen 2.5", .in_gguf = true, .slots.needs = PLAIN_SLOTS | BIASES, NAMED(llama_names)},
     {"qwen3", "Qwen 3", .in_gguf = true, .slots.needs = PLAIN_SLOTS | NORMS, .slots.allows = BIASES | BIT(SLOT_O_BIAS),
      NAMED(llama_names)},
@@ -721,8 +742,8 @@ static const llm_family families[] = {
      .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, NAMED(llama_names), .positions.base = 2e6, .tied = true},
     {"arcee", "AFM", .norms.eps = 1e-5, .in_gguf = true, .positions.interleaved = true, .slots.needs = UNGATED_SLOTS,
      .slots.head_needs = PLAIN_HEAD, .naming = &llama_names, .keys = llama_keys, .forward.activation = "relu2"},
-    {"helium", "Helium", .norms.eps = 1e-8, .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS,
-     NAMED(llama_names)},
+    {"helium", "Helium", .positions.base = 1e5, .norms.eps = 1e-8, .positions.folder_interleaved = true,
+     .slots.needs = PLAIN_SLOTS, NAMED(llama_names)},
     {"ernie4_5", "ERNIE 4.5", .norms.eps = 1e-5, .in_gguf = true, .positions.interleaved = true,
      .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS,
      .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, NAMED(llama_names), .positions.base = 5e5},
@@ -737,13 +758,15 @@ static const llm_family families[] = {
      .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS, NAMED(ernie_moe_names),
      .read = tn_llm_read_ernie_moe, .tied = true, .positions.base = 5e5, .experts.slots = DEEPSEEK_SLOTS,
      .experts.always = true, .experts.own_width = true, .experts.whole_choice = true},
-    {"exaone_moe", "K-EXAONE", .gguf = "exaone-moe", .slots.needs = PLAIN_SLOTS | NORMS, NAMED(exaone_moe_names),
-     .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true,
-     .attention.window = 4096, .attention.pattern = 4, .positions.in_windows = true},
-    {"hy_v3", "Hunyuan 3", .in_gguf = true, .gguf_naming = &gguf_hy_v3, .slots.needs = PLAIN_SLOTS | NORMS,
+    {"exaone_moe", "K-EXAONE", .norms.eps = 1e-5, .experts.usual_scale = 2.5, .experts.usual_dense = 1,
+     .gguf = "exaone-moe", .slots.needs = PLAIN_SLOTS | NORMS, NAMED(exaone_moe_names), .experts.slots = DEEPSEEK_SLOTS,
+     .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true, .attention.window = 4096,
+     .attention.pattern = 4, .positions.in_windows = true},
+    {"hy_v3", "Hunyuan 3", .norms.eps = 1e-5, .experts.usual_scale = 2.826, .experts.usual_dense = 1,
+     .positions.base = 11158840, .in_gguf = true, .gguf_naming = &gguf_hy_v3, .slots.needs = PLAIN_SLOTS | NORMS,
      NAMED(hy_v3_names), .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true,
      .experts.by_sigmoid = true},
-    {"apertus", "Apertus", .norms.eps = 1e-5,
+    {"apertus", "Apertus", .positions.told = true, .norms.eps = 1e-5,
      .slots.needs = UNGATED_SLOTS | NORMS | BIT(SLOT_ALPHA_P) | BIT(SLOT_ALPHA_N),
      .slots.allows = BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = PLAIN_HEAD, .naming = &apertus_names,
      .keys = apertus_keys, .read = tn_llm_read_apertus, .forward.activation = "silu"},
@@ -765,14 +788,15 @@ static const llm_family families[] = {
      .attention.window = LLM_MOST_CONTEXT},
     {"flex_olmo", "FlexOlmo", .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS, NAMED(olmo2_names),
      .norms.heads = HEAD_NORM_ALL, .experts.slots = EXPERTS, .experts.always = true, .positions.base = 5e5},
-    {"mellum", "Mellum", .in_gguf = true, .slots.needs = PLAIN_SLOTS | NORMS, NAMED(llama_names),
-     .experts.slots = EXPERTS, .experts.always = true, .experts.own_width = true, .experts.whole_choice = true,
-     .attention.window = 1024, .attention.pattern = 1, .positions.base = 5e5, .positions.part = 1},
+    {"mellum", "Mellum", .experts.usual_choice = 1, .in_gguf = true, .slots.needs = PLAIN_SLOTS | NORMS,
+     NAMED(llama_names), .experts.slots = EXPERTS, .experts.always = true, .experts.own_width = true,
+     .experts.whole_choice = true, .attention.window = 1024, .attention.pattern = 1, .positions.base = 5e5,
+     .positions.part = 1},
     {"solar_open", "Solar Open", .norms.eps = 1e-5, .slots.needs = PLAIN_SLOTS, .slots.allows = BIASES,
      NAMED(glm4_moe_names), .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true,
      .experts.by_sigmoid = true, .positions.base = 1e6, .positions.part = 1},
-    {"youtu", "Youtu-LLM", .positions.folder_interleaved = true, .slots.needs = LATENT_SLOTS, NAMED(deepseek_names),
-     .attention.latent = true, .tied = true},
+    {"youtu", "Youtu-LLM", .gguf = "deepseek2", .positions.interleaved = true, .positions.folder_interleaved = true,
+     .slots.needs = LATENT_SLOTS, NAMED(deepseek_names), .attention.latent = true, .tied = true},
     {"granite", "Granite 3", .in_gguf = true, .positions.interleaved = true, .slots.needs = PLAIN_SLOTS,
      .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, NAMED(llama_names)},
     {"granitemoe", "Granite 3 MoE", .slots.needs = PLAIN_SLOTS, NAMED(granite_moe_names), .forward.fused_gate = true,
@@ -793,18 +817,21 @@ static const llm_family families[] = {
      .forward.activation = "silu", .experts.slots = EXPERTS | PLAIN_SHARED, .experts.whole_choice = true, MAMBA2_RULES},
     {"bamba", "Bamba", .norms.eps = 1e-5, .slots.needs = PLAIN_SLOTS,
      .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, NAMED(bamba_names), .positions.part = 0.5, MAMBA2_RULES},
-    {"falcon_h1", "Falcon-H1", .slots.needs = PLAIN_SLOTS, .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES,
-     NAMED(bamba_names), .read = tn_llm_read_falcon_h1, .recurrent.kind = RECURRENCE_MAMBA2, .recurrent.beside = true,
+    {"falcon_h1", "Falcon-H1", .gguf = "falcon-h1", .gguf_naming = &gguf_falcon_h1, .slots.needs = PLAIN_SLOTS,
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, NAMED(bamba_names), .read = tn_llm_read_falcon_h1,
+     .recurrent.kind = RECURRENCE_MAMBA2, .recurrent.beside = true,
      .recurrent.needs = MIXER_SLOTS | DECAY_SLOTS | BIT(SLOT_SKIP), .recurrent.allows = MIXER_BIASES},
-    {"nemotron_h", "Nemotron-H, Nemotron 3 Nano", .slots.lone = true,
-     .slots.needs = UNGATED_SLOTS & ~BIT(SLOT_FFN_NORM), .slots.head_needs = PLAIN_HEAD, .naming = &nemotron_h_names,
-     .keys = nemotron_h_keys, .read = tn_llm_read_nemotron_h, .forward.activation = "relu2",
-     .experts.slots = (DEEPSEEK_SLOTS & ~(BIT(SLOT_EXPERT_GATE) | BIT(SLOT_SHARED_GATE))), .experts.own_width = true,
-     .experts.by_sigmoid = true, MAMBA2_RULES},
-    {"llama4", "Llama 4", .type = "llama4_text", .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS,
-     .slots.allows = BIASES | BIT(SLOT_O_BIAS), NAMED(llama4_names), .read = tn_llm_read_llama4, .positions.base = 5e5,
-     .experts.slots = FUSED_EXPERTS | PLAIN_SHARED, .experts.always = true, .experts.by_sigmoid = true,
-     .experts.fused_gate = true, .experts.scales_input = true},
+    {"nemotron_h", "Nemotron-H, Nemotron 3 Nano", .norms.eps = 1e-5, NEMOTRON_H_LIKE(DEEPSEEK_SLOTS),
+     .naming = &nemotron_h_names, .keys = nemotron_h_keys, .read = tn_llm_read_nemotron_h},
+    {"nemotron_h_moe", "Nemotron 3 Nano", NEMOTRON_H_LIKE(DEEPSEEK_SLOTS)},
+    {"llama4", "Llama 4", .norms.eps = 1e-5, .type = "llama4_text", .positions.folder_interleaved = true,
+     .slots.needs = PLAIN_SLOTS, .slots.allows = BIASES | BIT(SLOT_O_BIAS), NAMED(llama4_names),
+     .read = tn_llm_read_llama4, .positions.base = 5e5, .experts.slots = FUSED_EXPERTS | PLAIN_SHARED,
+     .experts.always = true, .experts.by_sigmoid = true, .experts.fused_gate = true, .experts.scales_input = true},
+    {"llama4", "Llama 4", .in_gguf = true, .positions.interleaved = true, .slots.needs = PLAIN_SLOTS,
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = PLAIN_HEAD, .forward.activation = "silu",
+     .experts.slots = EXPERTS | PLAIN_SHARED, .experts.always = true, .experts.by_sigmoid = true,
+     .experts.scales_input = true},
     {"jamba", "Jamba", .in_gguf = true, .slots.needs = PLAIN_SLOTS, NAMED(jamba_names), .read = tn_llm_read_jamba,
      .experts.slots = EXPERTS, .recurrent.kind = RECURRENCE_MAMBA,
      .recurrent.needs = MAMBA1_SLOTS | BIT(SLOT_STEP_NORM) | BIT(SLOT_WRITTEN_NORM) | BIT(SLOT_READ_NORM),
@@ -817,10 +844,10 @@ static const llm_family families[] = {
     {"olmo2", "OLMo 2, in GGUF files OLMo 3", .norms.eps = 1e-5, .in_gguf = true,
      .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS, NAMED(olmo2_names), .norms.heads = HEAD_NORM_ALL,
      .attention.pattern = 4, .positions.plain_local = true},
-    {"olmo3", "OLMo 3", .norms.eps = 1e-5, .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS,
-     NAMED(olmo2_names), .norms.heads = HEAD_NORM_ALL, .attention.window = 4096, .attention.pattern = 4,
-     .positions.plain_local = true},
-    {"olmoe", "OLMoE", .in_gguf = true, .slots.needs = PLAIN_SLOTS | NORMS, NAMED(llama_names),
+    {"olmo3", "OLMo 3", .positions.base = 5e5, .norms.eps = 1e-5,
+     .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS, NAMED(olmo2_names), .norms.heads = HEAD_NORM_ALL,
+     .attention.window = 4096, .attention.pattern = 4, .positions.plain_local = true},
+    {"olmoe", "OLMoE", .norms.eps = 1e-5, .in_gguf = true, .slots.needs = PLAIN_SLOTS | NORMS, NAMED(llama_names),
      .norms.heads = HEAD_NORM_ALL, .experts.slots = EXPERTS, .experts.always = true},
     {"exaone4", "EXAONE 4", .norms.eps = 1e-5, .in_gguf = true,
      .slots.needs = (PLAIN_SLOTS & ~PRE_NORMS) | NORMS | POST_NORMS, NAMED(olmo2_names), .attention.window = 4096,
@@ -835,19 +862,24 @@ static const llm_family families[] = {
      .slots.allows = BIASES | BIT(SLOT_O_BIAS), NAMED(gpt_oss_names), .forward.fused_gate = true,
      .forward.clamped_gate = true, .experts.slots = OSS_EXPERTS, .experts.always = true, .experts.whole_choice = true,
      .attention.window = 128, .attention.pattern = 2, .positions.base = 150000},
-    {"deepseek_v2", "DeepSeek V2", .positions.folder_interleaved = true, DEEPSEEK_LIKE,
-     .experts.slots = DEEPSEEK_SLOTS & ~BIT(SLOT_CHOICE_BIAS)},
-    {"deepseek_v3", "DeepSeek V3, R1", .experts.usual_scale = 2.5, .positions.folder_interleaved = true, DEEPSEEK_LIKE,
-     .experts.slots = DEEPSEEK_SLOTS, .experts.by_sigmoid = true},
-    {"glm4_moe", "GLM-4.5, GLM-4.6", .gguf = "glm4moe", .gguf_naming = &gguf_late_norm, .slots.needs = PLAIN_SLOTS,
-     .slots.allows = BIASES | NORMS, NAMED(glm4_moe_names), .experts.slots = DEEPSEEK_SLOTS, .experts.always = true,
-     .experts.own_width = true, .experts.by_sigmoid = true, .positions.part = 0.5},
-    {"dots1", "dots.llm1", .in_gguf = true, .slots.needs = PLAIN_SLOTS | NORMS, .slots.allows = BIASES,
-     NAMED(glm4_moe_names), .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true,
-     .experts.by_sigmoid = true},
-    {"glm", "GLM-4", .gguf = "chatglm", .positions.interleaved = true, .positions.folder_interleaved = true,
-     .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_GATE), .slots.allows = BIASES, NAMED(glm_names), .forward.fused_gate = true,
+    {"deepseek_v2", "DeepSeek V2", .gguf = "deepseek2", .positions.interleaved = true,
+     .positions.folder_interleaved = true, DEEPSEEK_LIKE, .experts.slots = DEEPSEEK_SLOTS & ~BIT(SLOT_CHOICE_BIAS)},
+    {"deepseek_v3", "DeepSeek V3, R1", .gguf = "deepseek2", .positions.interleaved = true,
+     DEEPSEEK3_LIKE(DEEPSEEK_SLOTS, 2.5), .experts.usual_groups = 8, .experts.usual_chosen = 4,
+     .experts.usual_dense = 3},
+    {"sarvam_mla", "Sarvam MLA", DEEPSEEK3_LIKE(DEEPSEEK_SLOTS, 2.5), .experts.usual_dense = 1},
+    {"glm4_moe_lite", "GLM-4.7 Flash", DEEPSEEK3_LIKE(DEEPSEEK_SLOTS, 1.8), .norms.eps = 1e-5,
+     .experts.usual_dense = 1},
+    {"glm4_moe", "GLM-4.5, GLM-4.6", .norms.eps = 1e-5, .experts.usual_dense = 1, .gguf = "glm4moe",
+     .gguf_naming = &gguf_late_norm, .slots.needs = PLAIN_SLOTS, .slots.allows = BIASES | NORMS, NAMED(glm4_moe_names),
+     .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true,
      .positions.part = 0.5},
+    {"dots1", "dots.llm1", .experts.usual_choice = -1, .in_gguf = true, .slots.needs = PLAIN_SLOTS | NORMS,
+     .slots.allows = BIASES, NAMED(glm4_moe_names), .experts.slots = DEEPSEEK_SLOTS, .experts.always = true,
+     .experts.own_width = true, .experts.by_sigmoid = true},
+    {"glm", "GLM-4", .norms.eps = 1.5625e-07, .gguf = "chatglm", .positions.interleaved = true,
+     .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_GATE), .slots.allows = BIASES,
+     NAMED(glm_names), .forward.fused_gate = true, .positions.part = 0.5},
     {"glm4", "GLM-4-0414", .norms.eps = 1.5625e-07, .in_gguf = true, .positions.interleaved = true,
      .positions.folder_interleaved = true, .slots.needs = (PLAIN_SLOTS & ~BIT(SLOT_GATE)) | POST_NORMS,
      .slots.allows = BIASES, NAMED(glm_names), .forward.fused_gate = true, .positions.part = 0.5},
@@ -855,10 +887,11 @@ static const llm_family families[] = {
      .slots.allows = PRE_NORM_BIASES | BIASES | BIT(SLOT_FFN_NORM), .slots.head_needs = BIASED_HEAD,
      .naming = &llama_names, .keys = layer_norm_keys, .forward.activation = "silu", .norms.layer_norm = true,
      .positions.part = 0.25, .attention.chooses_parallel = true},
-    {"cohere", "Command R", .gguf = "command-r", .positions.interleaved = true, .positions.folder_interleaved = true,
-     .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_FFN_NORM), .slots.allows = NORMS | BIASES | BIT(SLOT_O_BIAS),
-     .slots.head_needs = PLAIN_HEAD, .naming = &llama_names, .keys = layer_norm_keys, .forward.activation = "silu",
-     .tied = true, .norms.layer_norm = true, .attention.parallel = true, .norms.heads = HEAD_NORM_EACH},
+    {"cohere", "Command R", .positions.base = 5e5, .gguf = "command-r", .positions.interleaved = true,
+     .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_FFN_NORM),
+     .slots.allows = NORMS | BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = PLAIN_HEAD, .naming = &llama_names,
+     .keys = layer_norm_keys, .forward.activation = "silu", .tied = true, .norms.layer_norm = true,
+     .attention.parallel = true, .norms.heads = HEAD_NORM_EACH},
     {"cohere2", "Command R7B, Command A", .in_gguf = true, .positions.interleaved = true,
      .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_FFN_NORM),
      .slots.allows = BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = PLAIN_HEAD, .naming = &llama_names,
@@ -922,18 +955,20 @@ static const llm_family families[] = {
      .keys = llama_keys, .forward.activation = "relu2", .positions.base = 5e5},
     {"minicpm3", "MiniCPM 3", .norms.eps = 1e-5, .slots.needs = LATENT_SLOTS, NAMED(deepseek_names),
      .read = tn_llm_read_minicpm3, .attention.latent = true, .tied = true},
-    {"axk1", "A.X K1", .experts.usual_scale = 2.5, .positions.folder_interleaved = true, DEEPSEEK_LIKE,
-     .experts.slots = DEEPSEEK_SLOTS | BIT(SLOT_FFN_POST_NORM), .experts.by_sigmoid = true},
-    {"sarvam_moe", "Sarvam MoE", .experts.usual_scale = 2.5, .slots.needs = FUSED_SLOTS | BIT(SLOT_GATE) | NORMS,
-     NAMED(sarvam_moe_names), .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true,
-     .experts.by_sigmoid = true, .positions.base = 8e6, .positions.part = 1},
+    {"axk1", "A.X K1", DEEPSEEK3_LIKE(DEEPSEEK_SLOTS | BIT(SLOT_FFN_POST_NORM), 2.5), .experts.usual_groups = 8,
+     .experts.usual_chosen = 4, .experts.usual_dense = 1},
+    {"sarvam_moe", "Sarvam MoE", .experts.usual_scale = 2.5, .experts.usual_dense = 1,
+     .slots.needs = FUSED_SLOTS | BIT(SLOT_GATE) | NORMS, NAMED(sarvam_moe_names), .experts.slots = DEEPSEEK_SLOTS,
+     .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true, .positions.base = 8e6,
+     .positions.part = 1},
     {"afmoe", "Trinity", .norms.eps = 1e-5, .slots.needs = PLAIN_SLOTS | NORMS | POST_NORMS | BIT(SLOT_ATTENTION_GATE),
      .slots.allows = BIASES | BIT(SLOT_O_BIAS), NAMED(afmoe_names), .read = tn_llm_read_afmoe,
      .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true,
      .attention.window = 1024, .attention.pattern = 4, .positions.in_windows = true},
     {"kolibri1", "Kolibri 1", .slots.needs = PLAIN_SLOTS | NORMS | POST_NORMS, NAMED(kolibri1_names),
      .experts.slots = DEEPSEEK_SLOTS, .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true,
-     .experts.by_logits = true, .attention.window = 513, .attention.pattern = 5, .positions.in_windows = true},
+     .experts.usual_choice = -1, .experts.by_logits = true, .attention.window = 513, .attention.pattern = 5,
+     .positions.in_windows = true},
     {"gpt_neo", "GPT-Neo", .slots.needs = UNGATED_SLOTS | PRE_NORM_BIASES | BIT(SLOT_O_BIAS) | UNGATED_BIASES,
      .slots.head_needs = BIASED_HEAD | BIT(SLOT_POSITIONS), .naming = &gpt_neo_names, .keys = gpt_neo_keys,
      .read = tn_llm_read_gpt_neo, .tied = true, .norms.layer_norm = true, .forward.activation = "gelu_new"},
@@ -968,15 +1003,17 @@ static const llm_family families[] = {
      .recurrent.kind = RECURRENCE_CONV,
      .recurrent.needs = MIXER_SLOTS,
      .recurrent.allows = MIXER_BIASES},
-    {"mamba", "Mamba", .in_gguf = true, .slots.needs = BIT(SLOT_ATTENTION_NORM), .slots.head_needs = PLAIN_HEAD,
-     .naming = &mamba_names, .keys = mamba_keys, .usual = mamba_usual, .forward.activation = "silu", .tied = true,
-     .recurrent.kind = RECURRENCE_MAMBA, .recurrent.needs = MAMBA1_SLOTS, .recurrent.allows = MIXER_BIASES},
-    {"falcon_mamba", "Falcon Mamba", .slots.needs = BIT(SLOT_ATTENTION_NORM), .slots.head_needs = PLAIN_HEAD,
-     .naming = &mamba_names, .keys = mamba_keys, .usual = mamba_usual, .read = tn_llm_read_falcon_mamba,
+    {"mamba", "Mamba", .norms.eps = 1e-5, .in_gguf = true, .slots.needs = BIT(SLOT_ATTENTION_NORM),
+     .slots.head_needs = PLAIN_HEAD, .naming = &mamba_names, .keys = mamba_keys, .usual = mamba_usual,
      .forward.activation = "silu", .tied = true, .recurrent.kind = RECURRENCE_MAMBA, .recurrent.needs = MAMBA1_SLOTS,
      .recurrent.allows = MIXER_BIASES},
-    {"mamba2", "Mamba 2", .in_gguf = true, .slots.needs = BIT(SLOT_ATTENTION_NORM), .slots.head_needs = PLAIN_HEAD,
-     .naming = &mamba2_names, .keys = mamba_keys, .usual = mamba_usual, .forward.activation = "silu", MAMBA2_RULES},
+    {"falcon_mamba", "Falcon Mamba", .norms.eps = 1e-5, .slots.needs = BIT(SLOT_ATTENTION_NORM),
+     .slots.head_needs = PLAIN_HEAD, .naming = &mamba_names, .keys = mamba_keys, .usual = mamba_usual,
+     .read = tn_llm_read_falcon_mamba, .forward.activation = "silu", .tied = true, .recurrent.kind = RECURRENCE_MAMBA,
+     .recurrent.needs = MAMBA1_SLOTS, .recurrent.allows = MIXER_BIASES},
+    {"mamba2", "Mamba 2", .norms.eps = 1e-5, .in_gguf = true, .slots.needs = BIT(SLOT_ATTENTION_NORM),
+     .slots.head_needs = PLAIN_HEAD, .naming = &mamba2_names, .keys = mamba_keys, .usual = mamba_usual,
+     .forward.activation = "silu", MAMBA2_RULES},
     {"qwen3_next", "Qwen3-Next", DELTANET_LIKE, .naming = &qwen3_next_names,
      .recurrent.needs = DELTANET_SLOTS | BIT(SLOT_RATES), .experts.slots = EXPERTS | SHARED, .experts.always = true,
      .experts.own_width = true, .experts.whole_choice = true},
@@ -985,6 +1022,13 @@ static const llm_family families[] = {
     {"qwen3_5_moe_text", "Qwen3.5 MoE", DELTANET_LIKE, .naming = &qwen3_5_names,
      .recurrent.needs = DELTANET_SLOTS | DELTANET_APART, .experts.slots = EXPERTS | SHARED, .experts.always = true,
      .experts.own_width = true, .experts.whole_choice = true},
+    {"qwen3next", "Qwen3-Next", GGUF_DELTANET, .recurrent.needs = DELTANET_SLOTS | BIT(SLOT_MIX_GATE) | BIT(SLOT_RATES),
+     .experts.slots = EXPERTS | SHARED, .experts.always = true, .experts.own_width = true,
+     .experts.whole_choice = true},
+    {"qwen35", "Qwen3.5", GGUF_DELTANET, .recurrent.needs = DELTANET_SLOTS | DELTANET_APART, .recurrent.tiled = true},
+    {"qwen35moe", "Qwen3.5 MoE", GGUF_DELTANET, .recurrent.needs = DELTANET_SLOTS | DELTANET_APART,
+     .recurrent.tiled = true, .experts.slots = EXPERTS | SHARED, .experts.always = true, .experts.own_width = true,
+     .experts.whole_choice = true},
     {"opt", "OPT", .slots.needs = UNGATED_SLOTS | PRE_NORM_BIASES,
      .slots.allows = BIASES | BIT(SLOT_O_BIAS) | UNGATED_BIASES, .slots.head_needs = BIASED_HEAD | BIT(SLOT_POSITIONS),
      .naming = &opt_names, .keys = opt_keys, .read = tn_llm_read_opt, .tied = true, .norms.layer_norm = true,
@@ -996,17 +1040,8 @@ enum { FAMILIES = sizeof families / sizeof *families };
 static const struct {
     const char *type, *as;
 } aliases[] = {
-    {"cwm", "mistral"},
-    {"ministral", "mistral"},
-    {"qwen2_vl", "qwen2"},
-    {"qwen2_vl_text", "qwen2"},
-    {"qwen2_5_vl", "qwen2"},
-    {"qwen2_5_vl_text", "qwen2"},
-    {"qwen3_vl_text", "qwen3"},
-    {"internlm3", "llama"},
-    {"iquestcoder", "llama"},
-    {"glm4_moe_lite", "deepseek_v3"},
-    {"sarvam_mla", "deepseek_v3"},
+    {"ministral", "mistral"},     {"qwen2_vl", "qwen2"},      {"qwen2_vl_text", "qwen2"}, {"qwen2_5_vl", "qwen2"},
+    {"qwen2_5_vl_text", "qwen2"}, {"qwen3_vl_text", "qwen3"}, {"internlm3", "llama"},     {"iquestcoder", "llama"},
 };
 
 static bool is_word(const char *known, const char *name, size_t length) {
@@ -1019,6 +1054,13 @@ const char *tn_llm_gguf_word(const llm_family *f) { return f->gguf ? f->gguf : f
 static const char *word_in(const llm_family *f, bool gguf) {
     if (gguf) return tn_llm_gguf_word(f);
     return !f->naming ? NULL : f->type ? f->type : f->architecture;
+}
+
+const llm_family *tn_llm_next_family(const llm_family *f) {
+    const char *word = tn_llm_gguf_word(f);
+    for (f++; word && f < families + FAMILIES; f++)
+        if (tn_llm_gguf_word(f) && strcmp(tn_llm_gguf_word(f), word) == 0) return f;
+    return NULL;
 }
 
 const llm_family *tn_llm_find_family(const char *name, size_t length, bool gguf) {
@@ -1037,6 +1079,9 @@ void tn_llm_list_families(bool gguf, char *out, size_t size) {
     for (size_t i = 0; i < FAMILIES; i++) {
         size_t used = strlen(out);
         const char *word = word_in(&families[i], gguf);
-        if (word) snprintf(out + used, size - used, "%s%s", used ? ", " : "", word);
+        bool listed = false;
+        for (size_t k = 0; word && k < i; k++)
+            listed = listed || (word_in(&families[k], gguf) && strcmp(word_in(&families[k], gguf), word) == 0);
+        if (word && !listed) snprintf(out + used, size - used, "%s%s", used ? ", " : "", word);
     }
 }

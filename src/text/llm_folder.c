@@ -155,13 +155,13 @@ static tn_status read_part(const hf_folder *f, llm_config *c) {
         TRY(tn_hf_real(f, f->config, "partial_rotary_factor", part, 0, 1, &part));
         TRY(tn_hf_real(f, rope_of(f, "full_attention"), "partial_rotary_factor", part, 0, 1, &part));
     }
-    if (part > 0 && part < 1) width = (int64_t)((double)head * part);
+    if (c->family->positions.part > 0 && part < 1) width = (int64_t)((double)head * part);
     TRY(tn_hf_size(f, "rotary_dim", width, head, &width)); /* GPT-J */
     c->size[SIZE_HALF] = width / 2;
     if (width >= 2 && width % 2 == 0) return TN_OK;
     return tn_hf_fail(f->path, TN_ERR_FORMAT,
                       "rope applies to %" PRId64 " of the %" PRId64
-                      " elements of a head; the number must be even, because rope rotates pairs",
+                      " elements of a head; the number must be even and at least 2, because rope rotates pairs",
                       width, head);
 }
 
@@ -198,6 +198,9 @@ static tn_status read_rope(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_real(f, f->config, "global_rope_theta", base, 1.0001, 1e12, &base));
     TRY(tn_hf_real(f, f->config, "rope_theta", base, 1.0001, 1e12, &c->positions.rope.base));
     TRY(tn_hf_real(f, o, "rope_theta", c->positions.rope.base, 1.0001, 1e12, &c->positions.rope.base));
+    if (c->family->positions.told && tn_json_kind_of(o) != TN_JSON_OBJECT)
+        return tn_hf_fail(f->path, TN_ERR_FORMAT, "there is no 'rope_parameters', which %s models must have",
+                          c->family->architecture);
     if (strcmp(type, "default") == 0) return TN_OK;
     if (c->family->positions.backwards)
         return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "rope type '%s' is not supported in %s models",
@@ -346,6 +349,18 @@ void tn_llm_set_head_sizes(llm_config *c) {
     if (c->size[SIZE_GATES] == 0) c->size[SIZE_GATES] = c->size[SIZE_QUERIES];
 }
 
+static void set_latent_sizes(llm_config *c, int64_t rope, int64_t plain, int64_t values) {
+    c->attention.kv_heads = c->attention.heads;
+    c->size[SIZE_HEAD] = rope + plain;
+    c->size[SIZE_HALF] = rope / 2;
+    tn_llm_set_head_sizes(c);
+    c->size[SIZE_PLAIN] = plain;
+    c->size[SIZE_VALUE] = values;
+    c->size[SIZE_MIXED] = c->attention.heads * values;
+    c->size[SIZE_KV_DOWN] = c->size[SIZE_KV_RANK] + rope;
+    c->size[SIZE_KV_UP] = c->attention.heads * (plain + values);
+}
+
 /* Latent attention: a head has a part that rope rotates and one that it does not; each head has keys of its own. */
 static tn_status read_latent(const hf_folder *f, llm_config *c) {
     int64_t rope, plain, values;
@@ -354,13 +369,10 @@ static tn_status read_latent(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_size(f, "qk_nope_head_dim", -1, LLM_MOST_WIDTH, &plain));
     TRY(tn_hf_size(f, "v_head_dim", -1, LLM_MOST_WIDTH, &values));
     TRY(tn_hf_size(f, "kv_lora_rank", -1, LLM_MOST_WIDTH, &c->size[SIZE_KV_RANK]));
-    c->attention.kv_heads = c->attention.heads;
-    c->size[SIZE_HEAD] = rope + plain;
-    c->size[SIZE_HALF] = rope / 2;
-    tn_llm_set_head_sizes(c);
-    c->size[SIZE_MIXED] = c->attention.heads * values;
-    c->size[SIZE_KV_DOWN] = c->size[SIZE_KV_RANK] + rope;
-    c->size[SIZE_KV_UP] = c->attention.heads * (plain + values);
+    set_latent_sizes(c, rope, plain, values);
+    int64_t told = tn_json_int(tn_json_get(f->config, "head_dim"), rope); /* of frequencies, in transformers */
+    if (told != rope && strcmp(c->family->architecture, "sarvam_mla") != 0)
+        return refuse_value(f, "head_dim", "not 'qk_rope_head_dim'");
     c->positions.interleaved = flag(f, "rope_interleave", c->positions.interleaved);
     if (rope % 2 != 0 || values > rope + plain)
         return tn_hf_fail(
@@ -375,14 +387,17 @@ static tn_status read_latent(const hf_folder *f, llm_config *c) {
     return tn_hf_size(f, "q_lora_rank", -1, LLM_MOST_WIDTH, &c->size[SIZE_Q_RANK]);
 }
 
-/* Stretched by yarn, scores are larger by the square of its factor. */
-static tn_status read_latent_scale(const hf_folder *f, llm_config *c) {
-    double all;
-    const tn_json *o = rope_of(f, "full_attention");
-    if (!c->family->attention.latent || c->positions.rope.kind != ROPE_YARN) return TN_OK;
-    TRY(tn_hf_real(f, o, "mscale_all_dim", 0, 0, 1e6, &all));
+/* Stretched by yarn, scores are larger by the square of its factor. all: "mscale_all_dim". */
+static void set_latent_scale(llm_config *c, double all) {
     double by = all > 0 ? tn_llm_yarn_amplitude(c->positions.rope.factor, all) : 1;
     c->attention.scale = by * by / sqrt((double)c->size[SIZE_HEAD]);
+}
+
+static tn_status read_latent_scale(const hf_folder *f, llm_config *c) {
+    double all;
+    if (!c->family->attention.latent || c->positions.rope.kind != ROPE_YARN) return TN_OK;
+    TRY(tn_hf_real(f, rope_of(f, "full_attention"), "mscale_all_dim", 0, 0, 1e6, &all));
+    set_latent_scale(c, all);
     return TN_OK;
 }
 
@@ -423,13 +438,14 @@ static tn_status read_heads(const hf_folder *f, llm_config *c) {
 static tn_status read_unmixed(const hf_folder *f, llm_config *c) {
     const tn_json *list = tn_json_get(f->config, "mlp_only_layers");
     const tn_json *kinds = tn_json_get(f->config, "mlp_layer_types");
-    int64_t first = tn_json_int(tn_json_get(f->config, "first_k_dense_replace"), 0);
+    bool listed = tn_json_kind_of(kinds) == TN_JSON_ARRAY; /* says it in place of the number of first layers */
+    int64_t first = tn_json_int(tn_json_get(f->config, "first_k_dense_replace"), c->family->experts.usual_dense);
     int64_t step = tn_json_int(tn_json_get(f->config, "decoder_sparse_step"), 1);
     if (tn_json_int(tn_json_get(f->config, "moe_layer_freq"), 1) != 1 || step < 1)
         return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED,
                           "'moe_layer_freq' other than 1 and 'decoder_sparse_step' below 1 are not supported");
     for (int64_t i = 0; i < c->layers; i++)
-        if (i < first || (i + 1) % step != 0) tn_llm_set_unmixed(c, i);
+        if ((i < first && !listed) || (i + 1) % step != 0) tn_llm_set_unmixed(c, i);
     for (int64_t i = 0; i < c->layers; i++)
         if (strcmp(tn_json_string(tn_json_at(kinds, (size_t)i), ""), "dense") == 0) tn_llm_set_unmixed(c, i);
     for (size_t i = 0; i < tn_json_length(list); i++) {
@@ -451,8 +467,10 @@ static tn_status read_choice(const hf_folder *f, llm_config *c) {
         return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED,
                           "'topk_method' is '%s'; supported are greedy, group_limited_greedy and noaux_tc",
                           tn_txt_shown(method, strlen(method)).text);
-    TRY(tn_hf_size(f, "n_group", 1, experts, &c->experts.groups));
-    TRY(tn_hf_size(f, "topk_group", c->experts.groups, c->experts.groups, &c->experts.chosen_groups));
+    int64_t groups = c->family->experts.usual_groups, chosen = c->family->experts.usual_chosen;
+    TRY(tn_hf_size(f, "n_group", groups > 0 ? groups : 1, experts, &c->experts.groups));
+    TRY(tn_hf_size(f, "topk_group", chosen > 0 ? chosen : c->experts.groups, c->experts.groups,
+                   &c->experts.chosen_groups));
     bool fits = experts % c->experts.groups == 0 && experts / c->experts.groups >= least &&
                 c->experts.chosen_groups * (experts / c->experts.groups) >= c->experts.choices;
     if (!fits && c->experts.groups > 1)
@@ -501,7 +519,7 @@ static tn_status read_experts(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_real(f, f->config, "swiglu_alpha", c->experts.gate_slope, 1e-6, 1e6, &c->experts.gate_slope));
     bool own = c->family->experts.own_width, other = c->family->experts.by_sigmoid || c->family->recurrent.kind;
     if (own || (!c->experts.whole_choice && !other)) /* of Mixtral, Jamba and Llama 4 the key says nothing */
-        c->experts.whole_choice = flag(f, "norm_topk_prob", other && !c->family->experts.by_logits);
+        c->experts.whole_choice = flag(f, "norm_topk_prob", c->family->experts.usual_choice + other > 0);
     if (c->family->attention.latent && !c->family->experts.by_sigmoid && c->experts.whole_choice)
         return refuse_value(f, "norm_topk_prob", "true"); /* DeepSeek's code and transformers differ in it */
     TRY(tn_hf_size(f, own ? "moe_intermediate_size" : "intermediate_size", usual, LLM_MOST_WIDTH, inner));
@@ -603,7 +621,8 @@ tn_status tn_llm_read_bigcode(const hf_folder *f, llm_config *c) {
     return TN_OK;
 }
 
-tn_status tn_llm_read_neox(TN_UNUSED const hf_folder *f, llm_config *c) {
+tn_status tn_llm_read_neox(const hf_folder *f, llm_config *c) {
+    (void)f;
     c->attention.grouped_qkv = true;
     return TN_OK;
 }
@@ -633,7 +652,8 @@ tn_status tn_llm_read_opt(const hf_folder *f, llm_config *c) {
     return TN_OK;
 }
 
-tn_status tn_llm_read_openai_gpt(const hf_folder *f, TN_UNUSED llm_config *c) {
+tn_status tn_llm_read_openai_gpt(const hf_folder *f, llm_config *c) {
+    (void)c;
     const char *name = tn_hf_text(f, "afn", "gelu"); /* "gelu" here means the approximation by tanh */
     return strcmp(name, "gelu") == 0 ? TN_OK : refuse_value(f, "afn", "not gelu");
 }
@@ -643,7 +663,8 @@ tn_status tn_llm_read_biogpt(const hf_folder *f, llm_config *c) {
     return TN_OK;
 }
 
-tn_status tn_llm_read_codegen(TN_UNUSED const hf_folder *f, llm_config *c) {
+tn_status tn_llm_read_codegen(const hf_folder *f, llm_config *c) {
+    (void)f;
     c->attention.qkv_blocks = true;
     return TN_OK;
 }
@@ -666,6 +687,8 @@ tn_status tn_llm_read_mpt(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_refuse(&own, "prefix_lm"));
     TRY(tn_hf_refuse(&own, "attn_uses_sequence_id"));
     TRY(tn_hf_real(f, own.config, "alibi_bias_max", 8, 1e-3, 64, &c->attention.alibi));
+    if (c->attention.alibi != 8) /* MPT's code uses the value, transformers does not */
+        return refuse_value(f, "alibi_bias_max", "not 8");
     if (tn_hf_has(&own, "softmax_scale"))
         TRY(tn_hf_real(f, own.config, "softmax_scale", 1, 1e-6, 1e6, &c->attention.scale));
     TRY(tn_hf_real(f, f->config, "expansion_ratio", 4, 1e-3, 1e3, &most));
@@ -782,7 +805,8 @@ tn_status tn_llm_read_lfm2(const hf_folder *f, llm_config *c) {
 }
 
 /* xIELU has weights, so it is no function of its name. */
-tn_status tn_llm_read_apertus(const hf_folder *f, TN_UNUSED llm_config *c) {
+tn_status tn_llm_read_apertus(const hf_folder *f, llm_config *c) {
+    (void)c;
     const char *activation = tn_hf_text(f, "hidden_act", "xielu");
     return strcmp(activation, "xielu") == 0 ? TN_OK : refuse_value(f, "hidden_act", "not xielu");
 }
@@ -1030,19 +1054,6 @@ static bool text_is(const char *text, int64_t length, const char *word) {
     return (size_t)length == strlen(word) && memcmp(text, word, (size_t)length) == 0;
 }
 
-static tn_status gguf_find_family(const tn_gguf *f, llm_config *c) {
-    const char *text;
-    int64_t length;
-    TRY(tn_gguf_get_string(f, "general.architecture", &text, &length));
-    c->family = tn_llm_find_family(text, (size_t)length, true);
-    if (c->family) return TN_OK;
-    char known[LLM_LIST_SIZE];
-    tn_llm_list_families(true, known, sizeof known);
-    return fail_at(f, "general.architecture", TN_ERR_UNSUPPORTED,
-                   "the architecture '%s' is not supported; supported are %s", tn_txt_shown(text, (size_t)length).text,
-                   known);
-}
-
 static bool has_tensor(const tn_gguf *f, const char *name) {
     tn_gguf_info info = {.struct_size = sizeof info};
     return tn_gguf_find(f, name, &info) == TN_OK;
@@ -1053,6 +1064,45 @@ static tn_status get_int(const tn_gguf *f, const llm_config *c, const char *what
     return has(f, c, what) ? tn_gguf_get_int(f, gguf_key_of(c, what).text, out) : TN_OK;
 }
 
+/* Whether tensors of this slot are in any layer. */
+static bool has_slot(const tn_gguf *f, const llm_config *c, int slot) {
+    int64_t layers;
+    if (get_int(f, c, "block_count", 0, &layers) != TN_OK) return false;
+    for (int64_t i = 0; i < layers && i < LLM_MOST_LAYERS; i++) {
+        char name[LLM_NAME_SIZE];
+        tn_llm_name(&tn_llm_gguf_names, name, i, slot);
+        if (has_tensor(f, name)) return true;
+    }
+    return false;
+}
+
+enum { BY_SOFTMAX = 1, BY_SIGMOID = 2 }; /* expert_gating_func */
+
+/* Several families may have one architecture in GGUF files (DeepSeek V2 and V3, Youtu): whether it is this one. */
+static bool suits(const tn_gguf *f, const llm_config *c) {
+    int64_t gate;
+    bool mixed = has_slot(f, c, SLOT_ROUTER);
+    if (get_int(f, c, "expert_gating_func", 0, &gate) != TN_OK) return true; /* the error is found again */
+    bool sigmoid = gate == BY_SIGMOID || (gate == 0 && has_slot(f, c, SLOT_CHOICE_BIAS));
+    return mixed ? c->family->experts.slots && c->family->experts.by_sigmoid == sigmoid : !c->family->experts.always;
+}
+
+static tn_status gguf_find_family(const tn_gguf *f, llm_config *c) {
+    const char *text;
+    int64_t length;
+    TRY(tn_gguf_get_string(f, "general.architecture", &text, &length));
+    const llm_family *first = c->family = tn_llm_find_family(text, (size_t)length, true);
+    while (c->family && tn_llm_next_family(first) && !suits(f, c))
+        c->family = tn_llm_next_family(c->family);
+    if (!c->family) c->family = first;
+    if (c->family) return TN_OK;
+    char known[LLM_LIST_SIZE];
+    tn_llm_list_families(true, known, sizeof known);
+    return fail_at(f, "general.architecture", TN_ERR_UNSUPPORTED,
+                   "the architecture '%s' is not supported; supported are %s", tn_txt_shown(text, (size_t)length).text,
+                   known);
+}
+
 static tn_status get_bool(const tn_gguf *f, const llm_config *c, const char *what, bool usual, bool *out) {
     const tn_gguf_value *v = tn_gguf_get(f, gguf_key_of(c, what).text);
     *out = usual;
@@ -1061,7 +1111,6 @@ static tn_status get_bool(const tn_gguf *f, const llm_config *c, const char *wha
 
 /* Features that would change the results, and that no family here has. */
 static tn_status gguf_refuse_features(const tn_gguf *f, const llm_config *c) {
-    enum { BY_SOFTMAX = 1, BY_SIGMOID = 2 };
     int64_t known = c->family->experts.by_sigmoid ? BY_SIGMOID : BY_SOFTMAX, gate;
     bool causal;
     TRY(get_int(f, c, "expert_gating_func", known, &gate));
@@ -1084,7 +1133,8 @@ static tn_status gguf_read_choice(const tn_gguf *f, llm_config *c) {
     double scale = 0;
     TRY(get_int(f, c, "expert_shared_count", 0, &shared));
     TRY(get_int(f, c, "expert_group_count", 0, &groups));
-    bool usual = c->family->experts.own_width && (c->family->experts.by_sigmoid || c->family->recurrent.kind);
+    bool usual = c->family->experts.own_width && !c->family->attention.latent &&
+                 (c->family->experts.by_sigmoid || c->family->recurrent.kind);
     bool whole = c->experts.whole_choice || usual;
     TRY(get_bool(f, c, "expert_weights_norm", whole, &c->experts.whole_choice));
     if (has(f, c, "expert_weights_scale")) TRY(get_real(f, c, "expert_weights_scale", 0, 1e6, &scale));
@@ -1096,6 +1146,7 @@ static tn_status gguf_read_choice(const tn_gguf *f, llm_config *c) {
         tn_llm_name(&tn_llm_gguf_names, name, i, SLOT_UP);
         if (!mixed && has_tensor(f, name)) tn_llm_set_unmixed(c, i);
     }
+    if (shared == 0 && has_slot(f, c, SLOT_SHARED_UP)) shared = 1; /* Llama 4's files do not tell it */
     if (shared > 0 && shared <= LLM_MOST_EXPERTS) c->size[SIZE_SHARED] = shared * c->size[SIZE_EXPERT];
     if (has(f, c, "expert_shared_feed_forward_length"))
         TRY(get_size(f, c, "expert_shared_feed_forward_length", LLM_MOST_WIDTH, &c->size[SIZE_SHARED]));
@@ -1157,6 +1208,13 @@ static tn_status read_head_dim(const tn_gguf *f, llm_config *c) {
                    *head);
 }
 
+/* Whether a layer that is of one kind is feed-forward: it has a width of that (Nemotron-H). */
+static bool feeds(const tn_gguf *f, const llm_config *c, int64_t layer) {
+    int64_t width = 0;
+    const tn_gguf_value *list = tn_gguf_get(f, gguf_key_of(c, "feed_forward_length").text);
+    return c->family->slots.lone && list && tn_gguf_int(list, layer, &width) == TN_OK && width > 0;
+}
+
 /* One number, or one per layer: 0 if the layer has no attention. */
 static tn_status read_kv_heads(const tn_gguf *f, llm_config *c) {
     key_name key = gguf_key_of(c, "attention.head_count_kv");
@@ -1170,7 +1228,10 @@ static tn_status read_kv_heads(const tn_gguf *f, llm_config *c) {
     for (int64_t i = 0, found = 0; each && i < c->layers; i++) {
         TRY(tn_gguf_int(list, i, &own));
         if (own == 0 && c->family->recurrent.kind) {
-            tn_llm_set_recurrent(c, i);
+            if (feeds(f, c, i))
+                tn_llm_set_attention(c, i, false);
+            else
+                tn_llm_set_recurrent(c, i);
             continue;
         }
         if (own < 1 || own > LLM_MOST_HEADS || (found && own != *heads))
@@ -1182,6 +1243,23 @@ static tn_status read_kv_heads(const tn_gguf *f, llm_config *c) {
         found = 1;
     }
     return TN_OK;
+}
+
+/* A list, or all but one in every interval. */
+static tn_status gguf_read_delta_layers(const tn_gguf *f, llm_config *c) {
+    int64_t interval = c->family->recurrent.interval;
+    key_name key = gguf_key_of(c, "attention.recurrent_layers");
+    const tn_gguf_value *list = tn_gguf_get(f, key.text);
+    if (has(f, c, "full_attention_interval"))
+        TRY(get_size(f, c, "full_attention_interval", LLM_MOST_LAYERS, &interval));
+    if (list && tn_gguf_length(list) < c->layers)
+        return out_of_range(f, key.text, (double)tn_gguf_length(list), (double)c->layers, LLM_MOST_LAYERS);
+    for (int64_t i = 0; i < c->layers; i++) {
+        bool recurs = (i + 1) % interval != 0;
+        if (list) TRY(tn_gguf_bool(list, i, &recurs));
+        if (recurs) tn_llm_set_recurrent(c, i);
+    }
+    return tn_llm_size_deltanet(c, tn_gguf_path(f));
 }
 
 /* Layers with a state; which ones follows from the numbers of key heads, unless all are. */
@@ -1198,12 +1276,18 @@ static tn_status gguf_read_recurrent(const tn_gguf *f, llm_config *c) {
         return get_size(f, c, "shortconv.l_cache", LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]);
     }
     c->recurrent.decays_made = true;
+    for (int64_t i = 0; c->family->recurrent.beside && i < c->layers; i++)
+        tn_llm_set_recurrent(c, i);
+    if (c->family->recurrent.beside && has_slot(f, c, SLOT_MIX_NORM)) c->needs |= BIT(SLOT_MIX_NORM);
+    if (c->family->slots.lone) c->recurrent.activation = tn_txt_activation("silu");
     TRY(get_size(f, c, "ssm.conv_kernel", LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]));
+    if (c->size[SIZE_KERNEL] < 2) return out_of_range(f, gguf_key_of(c, "ssm.conv_kernel").text, 1, 2, LLM_MOST_WIDTH);
     TRY(get_size(f, c, "ssm.inner_size", LLM_MOST_WIDTH, inner));
     TRY(get_size(f, c, "ssm.state_size", LLM_MOST_WIDTH, &c->size[SIZE_STATE]));
     TRY(get_size(f, c, "ssm.time_step_rank", LLM_MOST_HEADS,
-                 kind == RECURRENCE_MAMBA2 ? &c->recurrent.value_heads : &c->size[SIZE_STEP_RANK]));
-    if (kind == RECURRENCE_MAMBA2) TRY(get_size(f, c, "ssm.group_count", LLM_MOST_HEADS, &c->recurrent.key_heads));
+                 kind == RECURRENCE_MAMBA ? &c->size[SIZE_STEP_RANK] : &c->recurrent.value_heads));
+    if (kind != RECURRENCE_MAMBA) TRY(get_size(f, c, "ssm.group_count", LLM_MOST_HEADS, &c->recurrent.key_heads));
+    if (kind == RECURRENCE_DELTANET) return gguf_read_delta_layers(f, c);
     TRY(get_bool(f, c, "ssm.dt_b_c_rms", !tn_llm_is_pure(c), &rms)); /* Jamba has these norms, Falcon Mamba says so */
     /* Falcon Mamba's files do not tell theirs; Jamba's is that of all its norms. */
     if (rms && kind == RECURRENCE_MAMBA) c->recurrent.inner_eps = tn_llm_is_pure(c) ? 1e-6 : c->eps;
@@ -1213,13 +1297,33 @@ static tn_status gguf_read_recurrent(const tn_gguf *f, llm_config *c) {
                                "'%s': '%s' is true: attention with rope between Mamba layers is not "
                                "supported in GGUF files; use the model's folder",
                                tn_gguf_path(f), gguf_key_of(c, "rope.scaling.finetuned").text);
-    for (int64_t i = 0; i < c->layers; i++)
+    for (int64_t i = 0; i < c->layers && !c->family->recurrent.beside; i++)
         tn_llm_set_rope(c, i, false);
-    if (c->size[SIZE_KERNEL] < 2) return out_of_range(f, gguf_key_of(c, "ssm.conv_kernel").text, 1, 2, LLM_MOST_WIDTH);
     return tn_llm_size_mamba(c, tn_gguf_path(f));
 }
 
+/* Files of today have keys' and values' matrices apart, and a cache of latents in mind: keys end in _mla. */
+static tn_status gguf_read_latent(const tn_gguf *f, llm_config *c) {
+    bool apart = has(f, c, "attention.key_length_mla");
+    const char *key = apart ? "attention.key_length_mla" : "attention.key_length";
+    int64_t head, values, rope;
+    TRY(get_size(f, c, "attention.head_count", LLM_MOST_HEADS, &c->attention.heads));
+    TRY(get_size(f, c, "attention.kv_lora_rank", LLM_MOST_WIDTH, &c->size[SIZE_KV_RANK]));
+    TRY(get_size(f, c, key, LLM_MOST_WIDTH, &head));
+    TRY(get_size(f, c, apart ? "attention.value_length_mla" : "attention.value_length", head, &values));
+    TRY(get_size(f, c, "rope.dimension_count", head - 1, &rope));
+    if (rope % 2 != 0) return out_of_range(f, gguf_key_of(c, "rope.dimension_count").text, (double)rope, 2, 2);
+    set_latent_sizes(c, rope, head - rope, values);
+    if (has(f, c, "attention.q_lora_rank"))
+        TRY(get_size(f, c, "attention.q_lora_rank", LLM_MOST_WIDTH, &c->size[SIZE_Q_RANK]));
+    else
+        c->needs = (c->needs & ~QUERY_RANKS) | BIT(SLOT_Q);
+    if (apart) c->needs = (c->needs & ~BIT(SLOT_KV_UP)) | BIT(SLOT_K_UP) | BIT(SLOT_V_UP);
+    return TN_OK;
+}
+
 static tn_status gguf_read_heads(const tn_gguf *f, llm_config *c) {
+    if (c->family->attention.latent) return gguf_read_latent(f, c);
     if (tn_llm_attention_layers(c) == 0) {
         c->attention.heads = c->attention.kv_heads = c->size[SIZE_HEAD] = 1;
         return TN_OK;
@@ -1256,7 +1360,14 @@ static tn_status gguf_read_yarn(const tn_gguf *f, llm_config *c) {
     TRY(get_real(f, c, "rope.scaling.factor", 1, 1e6, &r->factor));
     TRY(read_real(f, c, "rope.scaling.yarn_beta_fast", 32, 1e6, &r->high));
     TRY(read_real(f, c, "rope.scaling.yarn_beta_slow", 1, 1e6, &r->low));
-    r->amplitude *= tn_llm_yarn_amplitude(r->factor, 1);
+    const char *all = "rope.scaling.yarn_log_multiplier"; /* 0.1 · mscale_all_dim, which is mscale in all such models */
+    double log_multiplier = 0;
+    if (c->family->attention.latent && has(f, c, all)) {
+        TRY(get_real(f, c, all, 0, 1e6, &log_multiplier));
+        set_latent_scale(c, 10 * log_multiplier);
+    } else {
+        r->amplitude *= tn_llm_yarn_amplitude(r->factor, 1);
+    }
     tn_llm_lengthen(c);
     return TN_OK;
 }
@@ -1271,6 +1382,7 @@ static tn_status gguf_read_linear(const tn_gguf *f, llm_config *c) {
 static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
     static const char *const other[] = {"rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor",
                                         "rope.scaling.yarn_log_multiplier", "rope.scaling.alpha"};
+    enum { YARN_LOG = 2 };                                                   /* gguf_read_yarn */
     const char *type = has(f, c, "rope.scaling.factor") ? "linear" : "none"; /* of files from before there were types */
     int64_t length = (int64_t)strlen(type);
     key_name key = gguf_key_of(c, "rope.scaling.type");
@@ -1279,7 +1391,7 @@ static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
                   &c->positions.rope.trained));
     for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
         key_name refused = gguf_key_of(c, other[i]);
-        if (has(f, c, other[i]))
+        if (has(f, c, other[i]) && !(c->family->attention.latent && i == YARN_LOG))
             return fail_at(f, refused.text, TN_ERR_UNSUPPORTED, "'%s' is not supported", refused.text);
     }
     if (tn_gguf_get(f, key.text)) TRY(tn_gguf_get_string(f, key.text, &type, &length));
@@ -1365,12 +1477,45 @@ static tn_status gguf_read_scales(const tn_gguf *f, llm_config *c) {
     return TN_OK;
 }
 
+/* Llama 4's files say little: these are constants of llama.cpp, and of the released models. A window of 0 says that all
+ * layers see the whole text and are rotated. */
+static tn_status gguf_read_llama4(const tn_gguf *f, llm_config *c) {
+    enum { CHUNK = 8192, UNROTATED = 4, MAVERICK = 128 };
+    int64_t window;
+    if (strcmp(c->family->architecture, "llama4") != 0) return TN_OK;
+    c->attention.unit_heads = c->size[SIZE_EXPERTS] != MAVERICK;
+    TRY(get_int(f, c, "attention.sliding_window", CHUNK, &window));
+    c->attention.window = 0;
+    if (window == 0) return TN_OK;
+    for (int64_t i = UNROTATED - 1; i < c->layers; i += UNROTATED)
+        tn_llm_set_rope(c, i, false);
+    c->attention.late_step = CHUNK;
+    c->attention.late_scale = 0.1;
+    if (c->trained_context > CHUNK) c->trained_context = CHUNK;
+    return TN_OK;
+}
+
 /* Files do not say which layers have no rope: every fourth of SmolLM 3, those without a window of others. */
 static void gguf_read_unrotated(llm_config *c) {
     for (int64_t i = 0; c->family->positions.in_windows && c->attention.window > 0 && i < c->layers; i++)
         tn_llm_set_rope(c, i, tn_llm_slides(c, i));
     for (int64_t i = 3; strcmp(c->family->architecture, "smollm3") == 0 && i < c->layers; i += 4)
         tn_llm_set_rope(c, i, false);
+}
+
+/* A width for each layer: 0, or the same one. */
+static tn_status read_widths(const tn_gguf *f, llm_config *c, const tn_gguf_value *list) {
+    key_name key = gguf_key_of(c, "feed_forward_length");
+    int64_t own, *width = &c->size[SIZE_INTERMEDIATE];
+    if (tn_gguf_length(list) < c->layers)
+        return out_of_range(f, key.text, (double)tn_gguf_length(list), (double)c->layers, LLM_MOST_LAYERS);
+    for (int64_t i = 0; i < c->layers; i++) {
+        TRY(tn_gguf_int(list, i, &own));
+        if (own < 0 || own > LLM_MOST_WIDTH || (own > 0 && *width > 1 && own != *width))
+            return out_of_range(f, key.text, (double)own, (double)*width, (double)*width);
+        if (own > 0) *width = own;
+    }
+    return TN_OK;
 }
 
 static tn_status read_sizes_gguf(const tn_gguf *f, llm_config *c) {
@@ -1383,7 +1528,10 @@ static tn_status read_sizes_gguf(const tn_gguf *f, llm_config *c) {
     c->layers -= c->file.predicting_layers;
     TRY(get_size(f, c, "embedding_length", LLM_MOST_WIDTH, &c->size[SIZE_HIDDEN]));
     c->size[SIZE_INTERMEDIATE] = 1;
-    if (!(c->family->recurrent.kind && tn_llm_is_pure(c)))
+    const tn_gguf_value *widths = tn_gguf_get(f, gguf_key_of(c, "feed_forward_length").text);
+    if (c->family->slots.lone && widths && tn_gguf_type_of(widths) == TN_GGUF_ARRAY)
+        TRY(read_widths(f, c, widths));
+    else if (!(c->family->recurrent.kind && tn_llm_is_pure(c)))
         TRY(get_size(f, c, mixed ? "expert_feed_forward_length" : "feed_forward_length", LLM_MOST_WIDTH,
                      &c->size[SIZE_INTERMEDIATE]));
     TRY(gguf_read_experts(f, c));
@@ -1392,9 +1540,10 @@ static tn_status read_sizes_gguf(const tn_gguf *f, llm_config *c) {
     if (c->family->attention.chooses_parallel)
         TRY(get_bool(f, c, "use_parallel_residual", c->attention.parallel, &c->attention.parallel));
     bool feeds = c->family->slots.needs & BIT(SLOT_ATTENTION_NORM) && c->family->slots.needs & BIT(SLOT_UP);
-    if (!c->attention.parallel && feeds) c->needs |= BIT(SLOT_FFN_NORM);
-    const char *eps = c->family->norms.layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
-    TRY(get_real(f, c, eps, 1e-12, 1, &c->eps));
+    if (!c->attention.parallel && feeds && !c->family->slots.lone) c->needs |= BIT(SLOT_FFN_NORM);
+    const char *const eps[] = {"attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"};
+    bool mean = c->family->norms.layer_norm || (c->family->slots.lone && !has(f, c, eps[0])); /* Nemotron-H's key */
+    TRY(get_real(f, c, eps[mean], 1e-12, 1, &c->eps));
     TRY(gguf_read_recurrent(f, c));
     TRY(gguf_read_heads(f, c));
     c->size[SIZE_POSITIONS] = c->trained_context;
@@ -1404,6 +1553,7 @@ static tn_status read_sizes_gguf(const tn_gguf *f, llm_config *c) {
     TRY(gguf_read_window(f, c));
     TRY(gguf_read_scales(f, c));
     gguf_read_unrotated(c);
+    TRY(gguf_read_llama4(f, c));
     return gguf_read_gemma(f, c);
 }
 

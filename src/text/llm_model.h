@@ -49,6 +49,8 @@ typedef enum llm_size {
     SIZE_KV_RANK,   /* … of keys and values; 0: the family has none */
     SIZE_KV_DOWN,   /* the latter, and the part of keys that rope rotates */
     SIZE_KV_UP,     /* of all heads, keys without that part and values */
+    SIZE_PLAIN,     /* of a head's key, what rope does not rotate, */
+    SIZE_VALUE,     /* and of its value */
     SIZE_HEADS,
     SIZE_ASK,          /* rows of the matrix of queries: SIZE_QUERIES, or twice that with a gate for each */
     SIZE_UNIT,         /* 1, within a shape */
@@ -115,6 +117,8 @@ typedef enum llm_slot {
     SLOT_KV_DOWN, /* keys and values of another */
     SLOT_KV_DOWN_NORM,
     SLOT_KV_UP,
+    SLOT_K_UP, /* the same in two tensors, keys turned: joined when they are loaded */
+    SLOT_V_UP,
     SLOT_MIX_IN, /* recurrent layers: what the convolution reads, gates, and what else the family has */
     SLOT_MIX_IN_BIAS,
     SLOT_CONV,
@@ -238,6 +242,7 @@ typedef struct llm_position_rules {
     bool plain_local;          /* layers with a window have the same base, not stretched */
     double part;   /* of a head that rope rotates, where config.json says nothing; 0: all of it, in any case */
     int64_t first; /* row of the first token in the table of learned positions */
+    bool told;     /* config.json must say how rope is: what transformers takes otherwise is a stretched one */
     double base, local_base; /* rope's where config.json says nothing; that of layers with a window */
 } llm_position_rules;
 
@@ -263,16 +268,20 @@ typedef struct llm_forward_rules { /* of feed-forward layers and experts */
 } llm_forward_rules;
 
 typedef struct llm_expert_rules {
-    slot_set slots;     /* bits of those that a layer has instead of feed-forward's matrices; 0: no such models */
-    bool always;        /* all models are mixtures */
-    bool own_width;     /* experts have a width of their own */
-    bool whole_choice;  /* weights of the chosen experts are made to add up to 1, where config.json says nothing */
-    double usual_scale; /* `scale` of folders that do not say; 0: 1 */
-    bool by_sigmoid;    /* the router's values, each alone; else by softmax */
-    bool sparse_mixer;  /* each of two experts is weighted among those that are nearly as good (Phi-3.5-MoE) */
-    bool fused_gate;    /* llm_forward_rules, of experts only */
-    bool by_logits;     /* chosen by the router's values before the sigmoid */
-    bool scales_input;  /* weights multiply what an expert reads, not what it yields (Llama 4) */
+    slot_set slots;    /* bits of those that a layer has instead of feed-forward's matrices; 0: no such models */
+    bool always;       /* all models are mixtures */
+    bool own_width;    /* experts have a width of their own */
+    bool whole_choice; /* weights of the chosen experts are made to add up to 1, where config.json says nothing */
+    /* Where config.json says nothing: `scale` (0: 1), groups of experts and how many a token chooses from (0: one
+     * group), first layers without experts. */
+    double usual_scale;
+    int64_t usual_groups, usual_chosen, usual_dense;
+    bool by_sigmoid;   /* the router's values, each alone; else by softmax */
+    bool sparse_mixer; /* each of two experts is weighted among those that are nearly as good (Phi-3.5-MoE) */
+    bool fused_gate;   /* llm_forward_rules, of experts only */
+    int usual_choice;  /* the same of folders with "norm_topk_prob": 1, -1 (not so), 0: if by_sigmoid or recurrent */
+    bool by_logits;    /* chosen by the router's values before the sigmoid */
+    bool scales_input; /* weights multiply what an expert reads, not what it yields (Llama 4) */
 } llm_expert_rules;
 
 typedef struct llm_recurrent_rules {
@@ -280,6 +289,7 @@ typedef struct llm_recurrent_rules {
     slot_set needs, allows; /* bits of slots that a recurrent layer has instead of attention's, or may have */
     int64_t interval;       /* every interval-th layer has attention; 0: config.json says which */
     bool beside;            /* all layers are recurrent and have attention, both are added (Falcon-H1) */
+    bool tiled;             /* value head i has key head i modulo their number; else neighbours share one */
 } llm_recurrent_rules;
 
 /* A row of the table in llm_families.c. */
@@ -462,6 +472,7 @@ tn_status tn_llm_read_gguf(const tn_gguf *f, llm_config *c);
 tn_status tn_llm_read_folder(hf_folder *f, llm_config *c);
 /* The row of this name; or TN_ERR_UNSUPPORTED with the list of those that are known in such files. */
 const llm_family *tn_llm_find_family(const char *name, size_t length, bool gguf);
+const llm_family *tn_llm_next_family(const llm_family *f); /* with the same name in GGUF files; or NULL */
 void tn_llm_list_families(bool gguf, char *out, size_t size);
 enum { LLM_LIST_SIZE = 1600 }; /* for such a list */
 /* What single families have in config.json (llm_folder.c). */
@@ -497,7 +508,8 @@ extern const llm_naming tn_llm_gguf_names, tn_llm_gguf_apart; /* apart: experts 
 
 /* Sizes of Mamba layers that follow from those of their state, heads and inner width (llm_recurrent.c). */
 tn_status tn_llm_size_mamba(llm_config *c, const char *place);
-bool tn_llm_is_pure(const llm_config *c); /* all layers are recurrent */
+tn_status tn_llm_size_deltanet(llm_config *c, const char *place); /* the same of gated delta nets */
+bool tn_llm_is_pure(const llm_config *c);                         /* all layers are recurrent */
 
 /* Reads and checks; options may be NULL. */
 tn_status tn_llm_configure(llm_source *s, const tn_llm_options *options, llm_config *out);

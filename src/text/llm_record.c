@@ -721,6 +721,11 @@ static tn_tensor *biased(tn_tensor *x, const tn_tensor *bias, const tn_tensor *c
     return bias ? tn_add(x, tn_embedding(chosen, bias)) : x;
 }
 
+/* Products that read what the router's weights multiply, in families where these multiply an expert's input. */
+static tn_tensor *scale_input(const llm_config *c, tn_tensor *made, const tn_tensor *by) {
+    return c->family->experts.scales_input ? tn_mul(made, by) : made;
+}
+
 /* The sum over all experts, each times what the router gives it: 0 for those that are not chosen.
  *   by, chosen: [n, choices].
  * Costs experts / choices times as much as the chosen ones, and has gradients. */
@@ -733,11 +738,11 @@ static tn_tensor *mix_all(const llm_config *c, tn_tensor *const *weight, const t
         tn_tensor *gate_bias = weight[SLOT_EXPERT_GATE_BIAS] ? tn_select(weight[SLOT_EXPERT_GATE_BIAS], 0, e) : NULL;
         tn_tensor *down_bias = weight[SLOT_EXPERT_DOWN_BIAS] ? tn_select(weight[SLOT_EXPERT_DOWN_BIAS], 0, e) : NULL;
         tn_tensor *up = tn_linear(x, tn_select(weight[SLOT_EXPERT_UP], 0, e), up_bias), *gate = NULL;
-        if (c->family->experts.scales_input) up = tn_mul(up, share);
+        up = scale_input(c, up, share);
         if (has_fused_gate(c))
             gate = part_gate(c, &up);
         else if (weight[SLOT_EXPERT_GATE])
-            gate = tn_linear(x, tn_select(weight[SLOT_EXPERT_GATE], 0, e), gate_bias);
+            gate = scale_input(c, tn_linear(x, tn_select(weight[SLOT_EXPERT_GATE], 0, e), gate_bias), share);
         tn_tensor *inner = activate(c, gate, up);
         tn_tensor *made = tn_linear(inner, tn_select(weight[SLOT_EXPERT_DOWN], 0, e), down_bias);
         if (!c->family->experts.scales_input) made = tn_mul(made, share);
@@ -805,12 +810,14 @@ static tn_tensor *llm_mix(const llm_config *c, const llm_weights *w, int64_t lay
         tn_tensor *up = tn_linear_experts(x, weight[SLOT_EXPERT_UP], chosen);
         up = biased(up, weight[SLOT_EXPERT_UP_BIAS], chosen);
         tn_tensor *each = tn_unsqueeze(by, 2), *gate = NULL;
-        if (c->family->experts.scales_input) up = tn_mul(up, each);
+        up = scale_input(c, up, each);
         if (has_fused_gate(c))
             gate = part_gate(c, &up);
         else if (weight[SLOT_EXPERT_GATE])
-            gate =
-                biased(tn_linear_experts(x, weight[SLOT_EXPERT_GATE], chosen), weight[SLOT_EXPERT_GATE_BIAS], chosen);
+            gate = scale_input(
+                c,
+                biased(tn_linear_experts(x, weight[SLOT_EXPERT_GATE], chosen), weight[SLOT_EXPERT_GATE_BIAS], chosen),
+                each);
         tn_tensor *made = tn_linear_experts(activate(c, gate, up), weight[SLOT_EXPERT_DOWN], chosen);
         made = biased(made, weight[SLOT_EXPERT_DOWN_BIAS], chosen);
         if (!c->family->experts.scales_input) made = tn_mul(made, each);

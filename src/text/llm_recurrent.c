@@ -89,6 +89,21 @@ static tn_status read_mamba2(const hf_folder *f, llm_config *c) {
     return tn_llm_size_mamba(c, f->path);
 }
 
+tn_status tn_llm_size_deltanet(llm_config *c, const char *place) {
+    int64_t inner = c->size[SIZE_INNER], heads = c->recurrent.value_heads, groups = c->recurrent.key_heads;
+    if (heads % groups != 0 || inner % heads != 0)
+        return tn_backend_fail(TN_ERR_FORMAT,
+                               "'%s': recurrent layers have %" PRId64 " numbers in %" PRId64 " value heads and %" PRId64
+                               " key heads; each must be a multiple of the next",
+                               place, inner, heads, groups);
+    c->size[SIZE_DECAYS] = heads;
+    c->size[SIZE_MIX_NORM] = inner / heads;
+    c->size[SIZE_CHANNELS] = inner + 2 * groups * c->size[SIZE_STATE];
+    c->size[SIZE_MIX_IN] = c->size[SIZE_CHANNELS] + (c->family->recurrent.needs & BIT(SLOT_MIX_GATE) ? 0 : inner);
+    c->size[SIZE_RATES] = 2 * heads;
+    return TN_OK;
+}
+
 static tn_status read_deltanet(const hf_folder *f, llm_config *c) {
     int64_t keys, values, *inner = &c->size[SIZE_INNER];
     TRY(tn_hf_size(f, "linear_num_key_heads", 16, LLM_MOST_HEADS, &c->recurrent.key_heads));
@@ -96,18 +111,9 @@ static tn_status read_deltanet(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_size(f, "linear_key_head_dim", 128, LLM_MOST_WIDTH, &keys));
     TRY(tn_hf_size(f, "linear_value_head_dim", 128, LLM_MOST_WIDTH, &values));
     TRY(tn_hf_size(f, "linear_conv_kernel_dim", 4, LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]));
-    if (c->recurrent.value_heads % c->recurrent.key_heads != 0)
-        return tn_hf_fail(f->path, TN_ERR_FORMAT,
-                          "'linear_num_value_heads' %" PRId64 " is not a multiple of 'linear_num_key_heads' %" PRId64,
-                          c->recurrent.value_heads, c->recurrent.key_heads);
     *inner = c->recurrent.value_heads * values;
     c->size[SIZE_STATE] = keys;
-    c->size[SIZE_DECAYS] = c->recurrent.value_heads;
-    c->size[SIZE_MIX_NORM] = values;
-    c->size[SIZE_CHANNELS] = *inner + 2 * c->recurrent.key_heads * keys;
-    c->size[SIZE_MIX_IN] = c->size[SIZE_CHANNELS] + (c->family->recurrent.needs & BIT(SLOT_MIX_GATE) ? 0 : *inner);
-    c->size[SIZE_RATES] = 2 * c->recurrent.value_heads;
-    return TN_OK;
+    return tn_llm_size_deltanet(c, f->path);
 }
 
 static const tn_json *either(const hf_folder *f, const char *key, const char *other) {
@@ -287,10 +293,13 @@ static tn_tensor *mamba(const llm_config *c, const llm_weights *w, int64_t layer
     return tn_mul(tn_add(y, tn_mul(u, l->weight[SLOT_SKIP])), tn_silu(tn_narrow(x, 1, inner, inner)));
 }
 
-/* Each of `groups` rows of width numbers, for all heads that share it: x [n, groups · width] as [n, heads, width]. */
-static tn_tensor *for_heads(const tn_tensor *x, int64_t groups, int64_t heads) {
+/* Each key head's numbers for all heads that share it: x [n, groups · width] as [n, heads, width]. */
+static tn_tensor *for_heads(const llm_config *c, const tn_tensor *x) {
+    int64_t heads = c->recurrent.value_heads, groups = c->recurrent.key_heads;
     int64_t n = tn_size(x, 0), width = tn_size(x, 1) / groups, each = heads / groups;
-    tn_tensor *all = tn_expand(tn_reshape(x, TN_DIMS(n, groups, 1, width)), TN_DIMS(n, groups, each, width));
+    tn_tensor *all = c->family->recurrent.tiled
+                         ? tn_expand(tn_reshape(x, TN_DIMS(n, 1, groups, width)), TN_DIMS(n, each, groups, width))
+                         : tn_expand(tn_reshape(x, TN_DIMS(n, groups, 1, width)), TN_DIMS(n, groups, each, width));
     return tn_reshape(all, TN_DIMS(n, heads, width));
 }
 
@@ -324,9 +333,8 @@ static tn_tensor *mamba2(const llm_config *c, const llm_layer *l, tn_tensor *x) 
     tn_tensor *made = activation(convolve(c, l, tn_narrow(x, 1, inner, c->size[SIZE_CHANNELS])));
     tn_tensor *u = tn_narrow(made, 1, 0, inner);
     tn_tensor *step = step_of(tn_narrow(x, 1, inner + c->size[SIZE_CHANNELS], heads), l->weight[SLOT_STEP_BIAS]);
-    tn_tensor *parts[] = {step, u, for_heads(tn_narrow(made, 1, inner, keys), groups, heads),
-                          for_heads(tn_narrow(made, 1, inner + keys, keys), groups, heads),
-                          tn_exp(tn_mul(step, decay_of(c, l)))};
+    tn_tensor *parts[] = {step, u, for_heads(c, tn_narrow(made, 1, inner, keys)),
+                          for_heads(c, tn_narrow(made, 1, inner + keys, keys)), tn_exp(tn_mul(step, decay_of(c, l)))};
     tn_tensor *y = scan(c, l, n, advance_mamba2, parts);
     tn_tensor *skip =
         tn_mul(tn_reshape(u, TN_DIMS(n, heads, inner / heads)), tn_reshape(l->weight[SLOT_SKIP], TN_DIMS(heads, 1)));
@@ -362,8 +370,8 @@ static tn_tensor *delta_rule(const llm_config *c, const llm_layer *l, tn_tensor 
     int64_t heads = c->recurrent.value_heads, inner = c->size[SIZE_INNER], state = c->size[SIZE_STATE];
     int64_t groups = c->recurrent.key_heads, keys = groups * state, n = tn_size(all, 0);
     tn_tensor *made = c->activation(convolve(c, l, all));
-    tn_tensor *q = unit_rows(for_heads(tn_narrow(made, 1, 0, keys), groups, heads));
-    tn_tensor *k = unit_rows(for_heads(tn_narrow(made, 1, keys, keys), groups, heads));
+    tn_tensor *q = unit_rows(for_heads(c, tn_narrow(made, 1, 0, keys)));
+    tn_tensor *k = unit_rows(for_heads(c, tn_narrow(made, 1, keys, keys)));
     tn_tensor *parts[] = {tn_sigmoid(rates[0]), tn_narrow(made, 1, 2 * keys, inner), k,
                           tn_mul_scalar(q, 1 / sqrt((double)state)),
                           tn_exp(tn_mul(step_of(rates[1], l->weight[SLOT_STEP_BIAS]), decay_of(c, l)))};
@@ -383,14 +391,18 @@ static tn_tensor *deltanet(const llm_config *c, const llm_weights *w, int64_t la
     const llm_layer *l = &w->layers[layer];
     int64_t groups = c->recurrent.key_heads, each = c->recurrent.value_heads / groups, state = c->size[SIZE_STATE];
     int64_t values = c->size[SIZE_INNER] / groups, n = tn_size(x, 0);
-    if (l->weight[SLOT_MIX_GATE]) {
-        tn_tensor *rates[] = {tn_llm_product(w, layer, SLOT_WRITE_RATE, x, NULL),
-                              tn_llm_product(w, layer, SLOT_DECAY_RATE, x, NULL)};
-        return delta_rule(c, l, made, tn_llm_product(w, layer, SLOT_MIX_GATE, x, NULL), rates);
+    tn_tensor *rates[2];
+    if (l->weight[SLOT_RATES]) {
+        tn_tensor *both = tn_reshape(tn_llm_product(w, layer, SLOT_RATES, x, NULL), TN_DIMS(n, groups, 2 * each));
+        rates[0] = part_of(both, 0, each);
+        rates[1] = part_of(both, each, each);
+    } else {
+        rates[0] = tn_llm_product(w, layer, SLOT_WRITE_RATE, x, NULL);
+        rates[1] = tn_llm_product(w, layer, SLOT_DECAY_RATE, x, NULL);
     }
+    if (l->weight[SLOT_MIX_GATE])
+        return delta_rule(c, l, made, tn_llm_product(w, layer, SLOT_MIX_GATE, x, NULL), rates);
     tn_tensor *parts = tn_reshape(made, TN_DIMS(n, groups, tn_size(made, 1) / groups));
-    tn_tensor *both = tn_reshape(tn_llm_product(w, layer, SLOT_RATES, x, NULL), TN_DIMS(n, groups, 2 * each));
-    tn_tensor *rates[] = {part_of(both, 0, each), part_of(both, each, each)};
     tn_tensor *all = tn_cat(
         (tn_tensor *[]){part_of(parts, 0, state), part_of(parts, state, state), part_of(parts, 2 * state, values)}, 3,
         1);

@@ -399,7 +399,8 @@ static tn_tensor *record_tokens(const tn_speech *s, const tn_tensor *ids, const 
 
 /* ---- a window ---------------------------------------------------------------------------------------------------- */
 
-int64_t tn_speech_feature_frames(TN_UNUSED const tn_speech *s, int64_t count) {
+int64_t tn_speech_feature_frames(const tn_speech *s, int64_t count) {
+    (void)s;
     return tn_log_mel_frames(count > 0 ? count : 0);
 }
 

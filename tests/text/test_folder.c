@@ -435,6 +435,12 @@ static const refusal llama_refusals[] = {
     {DEEPSEEK ",\"norm_topk_prob\":true", "'norm_topk_prob'"},
     {",\"model_type\":\"mpt\",\"d_model\":4,\"n_layers\":1,\"max_seq_len\":8,\"attn_config\":{\"alibi\":false}",
      "'alibi'"},
+    {",\"model_type\":\"mpt\",\"d_model\":4,\"n_layers\":1,\"max_seq_len\":8,\"attn_config\":{\"alibi_bias_max\":4}",
+     "'alibi_bias_max'"},
+    {",\"model_type\":\"phi3\",\"partial_rotary_factor\":0", "at least 2"},
+    {",\"model_type\":\"cwm\"", "'rope_parameters'"},
+    {DEEPSEEK ",\"qk_rope_head_dim\":2,\"qk_nope_head_dim\":2,\"v_head_dim\":2,\"kv_lora_rank\":2,\"head_dim\":1",
+     "'head_dim'"},
     {",\"model_type\":\"nanochat\",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}", "in nanochat models"},
     {",\"model_type\":null", "model_type"},
     {",\"model_type\":\"nope\"", ", qwen3_next, qwen3_5_text, qwen3_5_moe_text, opt"}, /* the list is complete */
@@ -559,7 +565,8 @@ static void a_family_computes_as_its_configuration_says(void **state) {
     } rows[] = {
         {"{\"model_type\":\"granite\",", ",\"attention_multiplier\":0.5,\"logits_scaling\":4", 0.25},
         {"{\"model_type\":\"smollm3\",", ",\"no_rope_layers\":[1],\"rope_theta\":10000", 1},
-        {"{\"model_type\":\"ministral3\",", ",\"sliding_window\":null", 1},
+        {"{\"model_type\":\"ministral3\",", ",\"sliding_window\":null,\"rope_parameters\":{\"rope_type\":\"default\"}",
+         1},
         {"{\"vision_config\":{},\"text_config\":{\"model_type\":\"llama\",", "}", 1},
         {"{\"model_type\":\"ministral\",", ",\"layer_types\":[\"full_attention\"],\"sliding_window\":2", 1},
     };

@@ -15,11 +15,17 @@ def main():
     logging.disable(logging.WARNING)
     import conversion
     import gguf
+    import transformers
     from conversion import base
 
+    if "hybrid_override_pattern" in (pathlib.Path(folder) / "config.json").read_text():
+        base.AutoConfig = None  # an older file is read as it is, not as transformers completes it
+    # Some kinds of tokenizers bring tokens of their own.
+    transformers.AutoTokenizer.from_pretrained = transformers.PreTrainedTokenizerFast.from_pretrained
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     said = base.ModelBase.load_hparams(pathlib.Path(folder), False)
     kind = conversion.get_model_class(conversion.get_model_architecture(said, base.ModelType.TEXT))
+    kind.no_mtp = True  # layers that guess further tokens, which transformers does not compute
     model = kind(pathlib.Path(folder), gguf.LlamaFileType.ALL_F32, pathlib.Path(file), eager=True)
     model.set_vocab = model._set_vocab_gpt2
     model.write()

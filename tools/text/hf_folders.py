@@ -163,9 +163,14 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("gpt-oss", "GptOss", OSS, NEW),
     ("gpt-oss-made", "GptOss", OSS | {"swiglu_limit": 7.0}, MADE),
     ("deepseek2", "DeepseekV2", DEEPSEEK | {"num_experts": 6, "topk_method": "group_limited_greedy", "n_group": 3,
-                                            "topk_group": 2}, NEW),
-    ("deepseek2-lite", "DeepseekV2", DEEPSEEK | {"q_lora_rank": None, "routed_scaling_factor": 1.0}, NEW),
-    ("deepseek3", "DeepseekV3", DEEPSEEK | {"n_group": 2, "topk_group": 1}, NEW),
+                                            "topk_group": 2}, MADE),
+    ("deepseek2-lite", "DeepseekV2", DEEPSEEK | {"q_lora_rank": None, "routed_scaling_factor": 1.0, "rope_parameters": YARN | {
+        "mscale": 0.7, "mscale_all_dim": 0.7}}, MADE),
+    ("deepseek3", "DeepseekV3", DEEPSEEK | {"n_group": 2, "topk_group": 1}, MADE | {"edit": {"scoring_func": "sigmoid"}}),
+    ("deepseek3-usual", "DeepseekV3", DEEPSEEK | {
+        "n_routed_experts": 16, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "num_hidden_layers": 4,
+        "routed_scaling_factor": 2.5}, NEW | {"edit": dict.fromkeys((
+            "n_group", "topk_group", "first_k_dense_replace", "routed_scaling_factor"))}),
     ("deepseek3-yarn", "DeepseekV3", DEEPSEEK | {"n_group": 1, "topk_group": 1, "norm_topk_prob": False,
                                                  "rope_interleave": False, "rope_parameters": YARN | {
                                                      "mscale": 0.7, "mscale_all_dim": 1.3}}, NEW),
@@ -212,11 +217,11 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
                                        "time_step_rank": 5, "conv_kernel": 3}, STATE),
     ("mamba2", "Mamba2", MAMBA | {"state_size": 6, "num_heads": 8, "head_dim": 12, "n_groups": 2}, STATE | MADE),
     ("qwen3-next", "Qwen3Next", DELTANET | FEW | {"decoder_sparse_step": 1, "num_experts": 6, "num_experts_per_tok": 2,
-                                            "moe_intermediate_size": 40, "shared_expert_intermediate_size": 24}, STATE),
-    ("qwen3.5", "Qwen3_5", DELTANET | {"head_dim": 32}, STATE),
+                                            "moe_intermediate_size": 40, "shared_expert_intermediate_size": 24}, STATE | MADE),
+    ("qwen3.5", "Qwen3_5", DELTANET | {"head_dim": 32}, STATE | MADE),
     ("qwen3.5-moe", "Qwen3_5Moe", DELTANET | FEW | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
                                               "shared_expert_intermediate_size": 24},
-     STATE | {"edit": {"intermediate_size": None}, "double": True}),
+     STATE | MADE | {"edit": {"intermediate_size": None}, "double": True}),
     ("lfm2-moe", "Lfm2Moe", PHI3 | {"num_hidden_layers": 4, "num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 2,
                                     "moe_intermediate_size": 40, "routed_scaling_factor": 1.7,
                                     "layer_types": ["conv", "full_attention"] * 2}, STATE),
@@ -230,16 +235,21 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("falcon-h1", "FalconH1", PHI3 | HYBRID | {
         "mamba_d_ssm": 96, "key_multiplier": 0.7, "embedding_multiplier": 3.0, "lm_head_multiplier": 0.5,
         "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.1,
-        "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.9, 1.3, 0.7, 1.1, 0.8], "mlp_multipliers": [0.8, 1.4]}, STATE),
+        "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.9, 1.3, 0.7, 1.1, 0.8], "mlp_multipliers": [0.8, 1.4]},
+     STATE | MADE | {"edit": {"head_dim": 8}}),
     ("falcon-h1-norm", "FalconH1", PHI3 | HYBRID | {"mamba_d_ssm": 96, "mamba_rms_norm": True,
-                                                    "mamba_norm_before_gate": False}, STATE),
+                                                    "mamba_norm_before_gate": False},
+     STATE | MADE | {"edit": {"head_dim": 8}}),
     ("nemotron-h", "NemotronH", {k: v for k, v in PHI3.items() if k != "num_hidden_layers"} | NEMOTRON_H | {
         "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"]}, STATE),
     ("nemotron-h-pattern", "NemotronH", {k: v for k, v in PHI3.items() if k != "num_hidden_layers"} | NEMOTRON_H | {
         "hybrid_override_pattern": "M-*-"}, STATE | {"edit": {
             "layers_block_type": None, "layer_types": None, "hybrid_override_pattern": "M-*-", "num_hidden_layers": 4,
-            "n_routed_experts": None, "head_dim": None, "attention_head_dim": 16}}),
+            "n_routed_experts": None, "num_experts_per_tok": None, "head_dim": None, "attention_head_dim": 16, "d_head": 12}} | MADE),
+    ("nemotron-h-made", "NemotronH", {k: v for k, v in PHI3.items() if k != "num_hidden_layers"} | NEMOTRON_H | {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "linear_attention"]}, STATE | MADE | {"edit": {"d_head": 12}}),
     ("llama4", "Llama4", COMMON | LLAMA4, NEW),
+    ("llama4-made", "Llama4", COMMON | LLAMA4 | {"floor_scale": 8192, "attn_scale": 0.1}, MADE),
     ("llama4-plain", "Llama4", COMMON | LLAMA4 | {"moe_layers": [0], "use_qk_norm": False, "no_rope_layers": [1, 0, 1, 1],
                                                   "attn_temperature_tuning": False, "num_experts_per_tok": 2}, NEW),
     ("bamba", "Bamba", PHI3 | HYBRID | {"attn_layer_indices": [1]}, STATE),
@@ -275,8 +285,11 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
         "sliding_attention", "full_attention"] * 2}, MADE),
     ("solar-open", "SolarOpen", {k: v for k, v in DEEPSEEK_EXPERTS.items() if k not in ("intermediate_size", "first_k_dense_replace")}
      | {"head_dim": 16, "n_group": 1, "topk_group": 1}, NEW),
-    ("glm4-moe-lite", "Glm4MoeLite", DEEPSEEK | {"n_group": 1, "topk_group": 1}, NEW),
-    ("youtu", "Youtu", DEEPSEEK, NEW),
+    ("glm4-moe-lite", "Glm4MoeLite", DEEPSEEK | {"n_group": 1, "topk_group": 1}, MADE),
+    ("glm4-moe-lite-usual", "Glm4MoeLite", DEEPSEEK | {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8},
+     NEW | {"edit": dict.fromkeys(("n_group", "topk_group", "routed_scaling_factor", "rms_norm_eps", "mlp_layer_types",
+                                   "first_k_dense_replace"))}),
+    ("youtu", "Youtu", {k: v for k, v in DEEPSEEK.items() if "expert" not in k}, MADE),
     ("opt", "OPT", {"hidden_size": 48, "ffn_dim": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
                     "vocab_size": VOCABULARY, "max_position_embeddings": 128, "word_embed_proj_dim": 48,
                     "bos_token_id": 1, "eos_token_id": 2}, NEW),
@@ -866,6 +879,9 @@ REFUSED = [
     ("words", {"hidden_size": "wide"}, "hidden_size"),
     ("lfm2-width", {"block_ffn_dim_multiplier": 1e-6}, "block_ffn_dim_multiplier", "lfm2"),
     ("choice", {"topk_method": "best"}, "topk_method", "deepseek3"),
+    ("rope-width", {"head_dim": 1}, "head_dim", "ax-k1"),
+    ("no-rope", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.0}}, "at least 2", "sarvam-moe"),
+    ("slopes", {"attn_config": {"alibi": True, "alibi_bias_max": 4}}, "alibi_bias_max", "mpt"),
 ]
 
 

@@ -1,14 +1,15 @@
-"""hf_stock.py PROGRAM [--fields] [TYPE…] — which kinds of text models of transformers the command opens.
+"""hf_stock.py PROGRAM [--fields|--missing] [TYPE…] — which kinds of text models of transformers the command opens.
 
 Makes a small folder with random weights of each model_type that transformers has a text model of, and tries `logits`,
 `generate` (encoder-decoders) or `embed` (encoders) on it. A decoder's logits are compared. Prints a line a type: name,
 kind, YES with the error or NO with the message. What transformers does not make of these sizes is left out. With
---fields, each field of the configuration of each decoder that opens is changed alone: refused, equal or WRONG. Needs Python
-with torch and transformers.
+--fields, each field of the configuration of each decoder that opens is changed alone: refused, equal or WRONG. With
+--missing, each key of its config.json is left out alone. Needs Python with torch and transformers.
 """
 
 import copy
 import inspect
+import json
 import pathlib
 import subprocess
 import sys
@@ -29,7 +30,8 @@ SIZES = {
     "hidden_dim": 80, "embedding_size": 24, "d_ff": 64, "d_kv": 12, "num_layers": 2, "layer_types": None}
 OWN = {"mamba2": {"num_heads": 12, "head_dim": 8}, "lfm2": {"layer_types": ["conv", "full_attention"]},
        "gpt_neox": {"hidden_size": 64}, "stablelm": {"hidden_size": 64}, "helium": {"head_dim": 12},
-       "gptj": {"rotary_dim": 8}, "deepseek_v2": {"num_key_value_heads": 4}, "deepseek_v3": {"num_key_value_heads": 4}}
+       "gptj": {"rotary_dim": 8}, "deepseek_v2": {"num_key_value_heads": 4}, "deepseek_v3": {"num_key_value_heads": 4},
+       "axk1": {"num_key_value_heads": 4}, "sarvam_mla": {"num_key_value_heads": 4}, "glm4_moe_lite": {"num_key_value_heads": 4}}
 ACTIVATIONS = ["relu", "gelu", "silu"]
 BOUND = 2e-5  # of the largest logit, with --fields
 OTHER = {"sliding_window": [7], "final_logit_softcapping": [2.0], "attn_logit_softcapping": [2.0],
@@ -77,15 +79,29 @@ def make(torch, name, config, models, change=None):
         return None
 
 
-def attempt(program, torch, numpy, kind, model):
+def without(transformers, folder, key):
+    """The model of the folder whose config.json lacks the key; None if that has other weights."""
+    path = pathlib.Path(folder) / "config.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != key}))
+    load = transformers.AutoModelForCausalLM.from_pretrained  # some classes by themselves have another's configuration
+    model, told = load(folder, output_loading_info=True, ignore_mismatched_sizes=True)
+    return None if any(told.values()) else model.eval()
+
+
+def attempt(program, torch, numpy, kind, model, missing=None):
     """(whether it opens, the error or the message)."""
+    import transformers
+
     with tempfile.TemporaryDirectory(prefix="trunnion-stock-") as folder:
         ids = torch.randint(3, SIZES["vocab_size"], (1, TOKENS))
         words, out = " ".join(map(str, ids[0].tolist())), pathlib.Path(folder) / "logits.npy"
         try:
             model.save_pretrained(folder)
+            model = without(transformers, folder, missing) if missing else model
         except Exception as fault:
             return None, str(fault)
+        if model is None:
+            return None, ""
         command = [program, *COMMANDS[kind], "-m", folder, "--ids", words] + ["-o", out] * (kind == "decoder")
         result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
         if result.returncode:
@@ -113,20 +129,25 @@ def changes(name, value):
     return [a for a in ACTIVATIONS if a != value] if isinstance(value, str) and "act" in name else []
 
 
-def sweep(program, torch, numpy, name, config, models):
+def usual_of(name, config):
+    known = {k: v for k, v in SIZES.items() if v is not None} | OWN.get(name, {})
+    fields = set(inspect.signature(config.__init__).parameters) | set(getattr(config, "__dataclass_fields__", {}))
+    return fields, config(**{k: v for k, v in known.items() if k in fields})
+
+
+def sweep(program, torch, numpy, name, config, models, missing):
     """Prints a line for each change: the type, the field, its value, how it went, the error or the message."""
     from text import hf_folders
 
-    known = {k: v for k, v in SIZES.items() if v is not None} | OWN.get(name, {})
-    fields = set(inspect.signature(config.__init__).parameters) | set(getattr(config, "__dataclass_fields__", {}))
-    usual = config(**{k: v for k, v in known.items() if k in fields})
-    for field in sorted(fields - set(FIXED)):
-        for value in changes(field, getattr(usual, field, None)):
-            model = make(torch, name, config, models, {field: copy.deepcopy(value)})
+    fields, usual = usual_of(name, config)
+    keys = usual.to_dict() if missing else fields - set(FIXED)
+    for field in sorted(keys):
+        for value in ["left out"] if missing else changes(field, getattr(usual, field, None)):
+            model = make(torch, name, config, models, None if missing else {field: copy.deepcopy(value)})
             if model is None:
                 continue
             hf_folders.randomize(torch, model)
-            opens, said = attempt(program, torch, numpy, "decoder", model)
+            opens, said = attempt(program, torch, numpy, "decoder", model, field if missing else None)
             if opens is not None:
                 how = "refused" if not opens else "equal" if float(said) <= BOUND else "WRONG"
                 print(f"{name}\t{field}\t{value}\t{how}\t{said}", flush=True)
@@ -148,11 +169,12 @@ def main():
         model = make(torch, name, config, models)
         if model is None:
             continue
-        if "--fields" in sys.argv and kind != "decoder":
+        sweeps, missing = {"--fields", "--missing"} & set(sys.argv), "--missing" in sys.argv
+        if sweeps and kind != "decoder":
             continue
         opens, said = attempt(sys.argv[1], torch, numpy, kind, model)
-        if opens and "--fields" in sys.argv:
-            sweep(sys.argv[1], torch, numpy, name, config, models)
+        if opens and sweeps:
+            sweep(sys.argv[1], torch, numpy, name, config, models, missing)
         elif opens is not None:
             print(f"{name}\t{kind}\t{'YES' if opens else 'NO'}\t{said}", flush=True)
 
