@@ -88,6 +88,11 @@ static const llm_size layer_shapes[LAYER_SLOTS][3] = {
     [SLOT_ATTENTION_GATE] = {SIZE_GATES, SIZE_HIDDEN},
     [SLOT_O_NORM] = {SIZE_MIXED},
     [SLOT_DOWN_NORM] = {SIZE_INTERMEDIATE},
+    [SLOT_ROUTER_SCALE] = {SIZE_HIDDEN},
+    [SLOT_EXPERT_SCALE] = {SIZE_EXPERTS},
+    [SLOT_DENSE_POST_NORM] = {SIZE_HIDDEN},
+    [SLOT_EXPERTS_NORM] = {SIZE_HIDDEN},
+    [SLOT_EXPERTS_POST_NORM] = {SIZE_HIDDEN},
     [SLOT_ALPHA_P] = {SIZE_UNIT},
     [SLOT_ALPHA_N] = {SIZE_UNIT},
 };
@@ -357,7 +362,7 @@ tn_status tn_llm_set_experts(llm_config *c, const char *place, int64_t experts, 
                                "'%s' has %" PRId64 " experts and uses %" PRId64
                                " per token; it must have 1 to %d experts, and use at least one and at most all of them",
                                place, experts, choices, LLM_MOST_EXPERTS);
-    c->needs = (f->slots.needs & ~FFN_MATRICES) | f->experts.slots;
+    c->needs = (f->slots.needs & ~(f->experts.beside ? 0 : FFN_MATRICES)) | f->experts.slots;
     c->allows = f->slots.allows & ~GATED_BIASES;
     c->size[SIZE_EXPERTS] = experts;
     c->experts.choices = choices;

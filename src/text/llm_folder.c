@@ -505,11 +505,12 @@ static tn_status read_count(const hf_folder *f, const char *const *keys, bool re
 static tn_status read_experts(const hf_folder *f, llm_config *c) {
     static const char *const counts[] = {"num_experts", "n_routed_experts", "moe_num_experts", "num_local_experts",
                                          NULL};
-    static const char *const chosen[] = {"moe_topk", "moe_k", "num_experts_per_tok", NULL};
+    static const char *const chosen[] = {"top_k_experts", "moe_topk", "moe_k", "num_experts_per_tok", NULL};
     int64_t experts = 0, choices = 0, shared = 0;
     bool always = c->family->experts.always;
     int64_t *inner = &c->size[SIZE_EXPERT], usual = c->family->experts.own_width ? -1 : c->size[SIZE_INTERMEDIATE];
-    if (c->family->experts.slots) TRY(read_count(f, counts, always, &experts));
+    bool none = c->family->experts.beside && !flag(f, "enable_moe_block", false);
+    if (c->family->experts.slots && !none) TRY(read_count(f, counts, always, &experts));
     if (experts > 0) TRY(read_count(f, chosen, true, &choices));
     TRY(tn_llm_set_experts(c, f->path, experts, choices));
     c->file.predicting_layers = tn_json_int(tn_json_get(f->config, "num_nextn_predict_layers"), 0);
@@ -762,7 +763,9 @@ static tn_status read_wide(const hf_folder *f, llm_config *c) {
 
 tn_status tn_llm_read_gemma4(const hf_folder *f, llm_config *c) {
     int64_t shared = tn_json_int(tn_json_get(f->config, "num_kv_shared_layers"), 0), *inputs = &c->size[SIZE_INPUTS];
-    TRY(tn_hf_refuse(f, "enable_moe_block"));
+    if (flag(f, "enable_moe_block", false) && c->experts.choices == 0)
+        return refuse_value(f, "num_experts", "less than 2 of a mixture");
+    c->experts.whole_choice = true;
     if (strcmp(tn_hf_text(f, "use_bidirectional_attention", ""), "all") == 0)
         return refuse_value(f, "use_bidirectional_attention", "all");
     TRY(read_window(f, c));

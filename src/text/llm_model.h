@@ -141,11 +141,16 @@ typedef enum llm_slot {
     SLOT_INPUT_GATE, /* of the per-layer embedding (Gemma 4), */
     SLOT_INPUT_OUT,  /* the product that brings them to the stream, and the norm of it; */
     SLOT_INPUT_NORM,
-    SLOT_LAYER_SCALE,    /* what the stream behind the layer is multiplied by */
-    SLOT_ATTENTION_GATE, /* of what attention yields, by a product of its own, */
-    SLOT_O_NORM,         /* a norm of that, */
-    SLOT_DOWN_NORM,      /* and of what the last product of feed-forward reads */
-    SLOT_ALPHA_P,        /* of xIELU, an activation with weights */
+    SLOT_LAYER_SCALE,     /* what the stream behind the layer is multiplied by */
+    SLOT_ATTENTION_GATE,  /* of what attention yields, by a product of its own, */
+    SLOT_O_NORM,          /* a norm of that, */
+    SLOT_DOWN_NORM,       /* and of what the last product of feed-forward reads */
+    SLOT_ROUTER_SCALE,    /* Gemma 4's experts beside feed-forward: of what the router reads, */
+    SLOT_EXPERT_SCALE,    /* of the weight of each expert, */
+    SLOT_DENSE_POST_NORM, /* norms of what feed-forward yields, and of what experts read and yield */
+    SLOT_EXPERTS_NORM,
+    SLOT_EXPERTS_POST_NORM,
+    SLOT_ALPHA_P, /* of xIELU, an activation with weights */
     SLOT_ALPHA_N,
     LAYER_SLOTS
 } llm_slot;
@@ -270,6 +275,7 @@ typedef struct llm_forward_rules { /* of feed-forward layers and experts */
 typedef struct llm_expert_rules {
     slot_set slots;    /* bits of those that a layer has instead of feed-forward's matrices; 0: no such models */
     bool always;       /* all models are mixtures */
+    bool beside;       /* layers have feed-forward too, and what both yield is added; "enable_moe_block" */
     bool own_width;    /* experts have a width of their own */
     bool whole_choice; /* weights of the chosen experts are made to add up to 1, where config.json says nothing */
     /* Where config.json says nothing: `scale` (0: 1), groups of experts and how many a token chooses from (0: one

@@ -11,9 +11,9 @@
 #include "text/llm_model.h"
 #include "trunnion/onnx.h"
 
-/* llm_record.c: a layer's mixture of experts. */
+/* llm_record.c: a layer's mixture of experts, which read x. asked: what the router reads. */
 static tn_tensor *llm_mix(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
-                          const tn_tensor *x);
+                          const tn_tensor *x, const tn_tensor *asked);
 /* llm_record.c: queries, keys and values [n, heads · head_dim] of latent attention; in each head the part that rope
  * rotates is in front, values have zeros behind them. And the values [n, SIZE_MIXED] of what attention yields. */
 static void llm_project_latent(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x,
@@ -326,13 +326,25 @@ static tn_tensor *xielu(const tn_tensor *x, const tn_tensor *alpha_p, const tn_t
     return tn_add(tn_where(tn_gt_scalar(x, 0), rising, falling), tn_mul_scalar(x, BETA));
 }
 
+/* Gemma 4's experts, which read the residual stream as feed-forward beside them does, but by a norm of their own. */
+static tn_tensor *add_experts(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
+                              const tn_tensor *sum, tn_tensor *dense) {
+    tn_tensor *const *weight = w->layers[layer].weight;
+    tn_tensor *asked = tn_llm_rms_norm(sum, weight[SLOT_ROUTER_SCALE], c->eps);
+    asked = tn_mul_scalar(asked, 1 / sqrt((double)c->size[SIZE_HIDDEN]));
+    tn_tensor *mixed = llm_mix(c, w, layer, in, tn_llm_norm(c, sum, weight[SLOT_EXPERTS_NORM], NULL), asked);
+    return tn_add(norm_behind(c, dense, weight[SLOT_DENSE_POST_NORM]),
+                  norm_behind(c, mixed, weight[SLOT_EXPERTS_POST_NORM]));
+}
+
+/* sum: the residual stream, which x is a norm of. */
 static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
-                               const tn_tensor *x) {
+                               const tn_tensor *sum, const tn_tensor *x) {
     tn_tensor *const *weight = w->layers[layer].weight;
     look_at(in, layer, PROBE_FFN, x);
-    if (weight[SLOT_ROUTER]) {
+    if (weight[SLOT_ROUTER] && !weight[SLOT_DOWN]) {
         look_at(in, layer, PROBE_DOWN, x); /* not read, but each probe position needs a value */
-        return llm_mix(c, w, layer, in, x);
+        return llm_mix(c, w, layer, in, x, x);
     }
     tn_tensor *up = tn_llm_product(w, layer, SLOT_UP, x, weight[SLOT_UP_BIAS]);
     tn_tensor *gate = NULL;
@@ -346,7 +358,8 @@ static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_
                                               : c->activation(up);
     inner = norm_behind(c, inner, weight[SLOT_DOWN_NORM]);
     look_at(in, layer, PROBE_DOWN, inner);
-    return scaled(tn_llm_product(w, layer, SLOT_DOWN, inner, weight[SLOT_DOWN_BIAS]), c->scales.down);
+    tn_tensor *y = scaled(tn_llm_product(w, layer, SLOT_DOWN, inner, weight[SLOT_DOWN_BIAS]), c->scales.down);
+    return weight[SLOT_ROUTER] ? add_experts(c, w, layer, in, sum, y) : y;
 }
 
 /* Per-layer embeddings [n, layers · SIZE_INPUTS]: a row of a table for each token, plus a projection of the embedding.
@@ -413,7 +426,8 @@ static tn_tensor *llm_record_layers(const llm_config *model, const llm_weights *
         tn_tensor *y = norm_before(c, x, weight[SLOT_ATTENTION_NORM], weight[SLOT_ATTENTION_NORM_BIAS]);
         tn_tensor *mixed = mix_tokens(c, w, i, in, &pass, y);
         if (!mixed) { /* feed-forward only */
-            x = tn_add(take_rows(c, i, in, rows, x), feed_forward(c, w, i, in, take_rows(c, i, in, rows, y)));
+            tn_tensor *before = take_rows(c, i, in, rows, x);
+            x = tn_add(before, feed_forward(c, w, i, in, before, take_rows(c, i, in, rows, y)));
             continue;
         }
         mixed = norm_behind(c, mixed, weight[SLOT_ATTENTION_POST_NORM]);
@@ -428,7 +442,7 @@ static tn_tensor *llm_record_layers(const llm_config *model, const llm_weights *
         else
             y = norm_before(c, c->attention.parallel ? take_rows(c, i, in, rows, x) : sum, weight[SLOT_FFN_NORM],
                             weight[SLOT_FFN_NORM_BIAS]);
-        y = norm_behind(c, feed_forward(c, w, i, in, y), weight[SLOT_FFN_POST_NORM]);
+        y = norm_behind(c, feed_forward(c, w, i, in, sum, y), weight[SLOT_FFN_POST_NORM]);
         x = tn_add(sum, scaled(y, c->scales.residual));
         x = norm_sum(c, x, weight[SLOT_FFN_NORM], weight[SLOT_FFN_NORM_BIAS]);
         if (pass.layer_inputs) x = add_input(c, w, i, x, take_rows(c, i, in, rows, pass.layer_inputs));
@@ -801,9 +815,13 @@ static tn_tensor *choose(const llm_config *c, tn_tensor *const *weight, const tn
 /* Each token goes through the experts that its router likes best, and what they make is added by how much it likes
  * them. No matrix has columns to be looked at: they differ from expert to expert. */
 static tn_tensor *llm_mix(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
-                          const tn_tensor *x) {
+                          const tn_tensor *x, const tn_tensor *asked) {
     tn_tensor *const *weight = w->layers[layer].weight, *y, *chosen;
-    tn_tensor *by = choose(c, weight, x, &chosen);
+    tn_tensor *by = choose(c, weight, asked, &chosen), *scales = weight[SLOT_EXPERT_SCALE];
+    if (scales) {
+        tn_tensor *each = tn_embedding(chosen, tn_reshape(scales, TN_DIMS(c->size[SIZE_EXPERTS], 1)));
+        by = tn_mul(by, tn_reshape(each, TN_DIMS(tn_size(by, 0), c->experts.choices)));
+    }
     if (in->trains) {
         y = mix_all(c, weight, x, chosen, by);
     } else {

@@ -426,7 +426,9 @@ static const refusal bert_refusals[] = {
 static const refusal llama_refusals[] = {
     {GEMMA4 ",\"num_kv_shared_layers\":1", "'num_kv_shared_layers'"},
     {GEMMA4 ",\"num_kv_shared_layers\":-1", "'num_kv_shared_layers'"},
-    {GEMMA4 ",\"enable_moe_block\":true", "'enable_moe_block'"},
+    {GEMMA4 ",\"enable_moe_block\":true", "'num_experts'"},
+    {GEMMA4 ",\"enable_moe_block\":true,\"num_experts\":4", "'num_experts_per_tok'"},
+    {GEMMA4 ",\"enable_moe_block\":true,\"num_experts\":4,\"top_k_experts\":5", "at most all"},
     {GEMMA4 ",\"global_head_dim\":3", "do not fit"},
     {",\"model_type\":\"gemma4_text\",\"num_hidden_layers\":2,\"per_layer_config\":{\"0\":{\"head_dim\":8}}",
      "'per_layer_config'"},

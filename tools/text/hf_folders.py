@@ -279,6 +279,8 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("gemma4-rope", "Gemma4", GEMMA4 | {"global_head_dim": 16, "layer_types": ["sliding_attention"] * 2 + [
         "full_attention"] + ["sliding_attention"] * 3}, NEW | {"network": False, "edit": {
             "rope_parameters": None, "per_layer_config": None, "global_head_dim": 16}}),
+    ("gemma4-moe", "Gemma4", GEMMA4 | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "enable_moe_block": True,
+                                       "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 40}, NEW),
     ("vaultgemma", "VaultGemma", GEMMA2, NEW),
     ("flex-olmo", "FlexOlmo", PHI3 | {"num_experts": 6, "num_experts_per_tok": 2}, NEW),
     ("mellum", "Mellum", MOE | {"head_dim": 16, "sliding_window": 9, "num_hidden_layers": 4, "layer_types": [
