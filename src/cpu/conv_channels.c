@@ -218,6 +218,7 @@ static void compute_piece(const by_channels *e, channels_part *p, const piece_at
                  (run.row * a->out_size[1] + run.column) * e->lanes;
         weigh_run(e, p, at, &run, to, a->y_blocks && e->ends ? &end : NULL);
         if (!a->y_blocks) write_run(e, p, &run);
+        if (a->epilogue.flat) fused_call_flat(&p->epilogue, a->out, to - a->out, run.rows * run.columns * e->lanes);
     }
 }
 

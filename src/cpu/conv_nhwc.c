@@ -528,6 +528,17 @@ static void write_out(const nhwc_nhwc *w, nhwc_part *p, int64_t first, int64_t o
             write_out_channels(w, p, &p->s->section[k], p->sums + i, first + i, tn_min64(most, out_channels - i));
 }
 
+/* What is left of the epilogue, over panel n of the results in blocks of channels, which are in the cache. */
+static void end_in_blocks(const nhwc_nhwc *w, nhwc_part *p, int64_t n) {
+    const int64_t lanes = w->tiles->lanes, blocks = tn_ceil_div(w->a.out_channels, lanes);
+    for (int k = 0; k < p->s->sections; k++) {
+        const section *now = &p->s->section[k];
+        for (int64_t j = n * (w->panel / lanes); j < tn_min64((n + 1) * (w->panel / lanes), blocks); j++)
+            fused_call_flat(&p->epilogue, w->a.out, ((now->image * blocks + j) * w->w.plane + now->at) * lanes,
+                            now->count * lanes);
+    }
+}
+
 /* The sums of a row of phases, every split[0]-th row of pixels from `row` on: of these each output pixel is split[1].
  * */
 static void write_pixels(const nhwc_nhwc *w, nhwc_part *p, int64_t first, int64_t out_channels, int64_t row) {
@@ -608,6 +619,7 @@ static void compute_block(const nhwc_nhwc *w, nhwc_part *p, int64_t group, int64
             else
                 write_out(w, p, first, out_channels);
         }
+        if (a->epilogue.flat) end_in_blocks(w, p, n);
     }
 }
 

@@ -42,6 +42,9 @@ typedef struct tn_fused_program {
     kir_launch launch;
     int block_buffer, buffer_count;
     const tn_fused_epilogue *epilogue_ops; /* what a store program does, or NULL: it says so itself */
+    /* Of a convolution whose results lie in blocks of channels: epilogue_ops only add a bias; then the program runs
+     * over the results in place, its last axis being their elements in memory, and finds -0 as the bias. */
+    bool flat;
 } tn_fused_program;
 
 /* Reads it off a program with an epilogue's axes (fused_epilogue.c). false: that is another program. */
@@ -49,6 +52,9 @@ bool tn_fused_epilogue_read(const kir_program *p, const int64_t *sizes, int bloc
 /* The same for a convolution, with a channel's index instead of a column's: only add, also, relu, floor and ceiling;
  * `to` names only the buffer, `also` one that lies as the results do. */
 bool tn_epilogue_read_channels(const kir_program *p, const int64_t *sizes, int block_buffer, tn_fused_epilogue *out);
+/* Whether a convolution's program can be `flat`: it first adds a number a channel, if it adds one at all, and reads
+ * nothing else but single numbers. Sets `to` and `add`. */
+bool tn_epilogue_read_flat(const kir_program *p, const int64_t *sizes, int block_buffer, tn_fused_epilogue *out);
 
 /* Sums of products of bytes as bytes: round((sum + bias) · scale) + zero, saturated to i8 or u8; the sum modulo 2³²,
  * the rest in f32, ties to even. Scales are finite. */

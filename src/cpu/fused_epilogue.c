@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "cpu/cpu_kernels.h"
+#include "kir/rules.h"
 
 enum { ROW = TN_GEMM_BATCH_AXES, COLUMN = ROW + 1, AXES = COLUMN + 1, IMAGES = ROW - 1 };
 
@@ -192,4 +193,59 @@ bool tn_epilogue_read_channels(const kir_program *p, const int64_t *sizes, int b
     const reader r = {p, sizes, block_buffer, out, true};
     *out = none;
     return is_read(&r) && out->times.buffer < 0 && out->gate.buffer < 0 && is_shared(&r);
+}
+
+/* ---- element by element ------------------------------------------------------------------------------------------ */
+
+/* The number of operands of other instructions than `but` that are value v. */
+static int uses(const kir_program *p, kir_val v, kir_val but) {
+    int count = 0;
+    for (int i = 0; i < p->n_ins; i++)
+        for (int k = 0; k < kir_arity(&p->ins[i]) && i != but; k++)
+            count += kir_operand(&p->ins[i], k) == v;
+    return count;
+}
+
+/* A load of the program: the block, a single number, or one bias. Results may take the place of other images. */
+static bool read_flat_load(const reader *r, kir_val v, kir_val *bias) {
+    tn_fused_epilogue *e = r->out;
+    tn_epilogue_access at;
+    if (is_sum(r, v) || read_number(r, v, &at)) return true;
+    if (*bias != KIR_NONE || !read_load(r, v, &at) || at.row != 0 || at.column != 1) return false;
+    e->add = at;
+    *bias = v;
+    return true;
+}
+
+/* The bias has a buffer of its own, and is read only to be added to the sum, which nothing reads without it. */
+static bool is_added_first(const reader *r, kir_val bias) {
+    const kir_program *p = r->p;
+    int others = 0;
+    for (int i = 0; i < p->n_access; i++)
+        others += p->access[i].buffer == r->out->add.buffer && i != at(r, bias)->imm.i;
+    if (others > 0 || uses(p, bias, KIR_NONE) != 1) return false;
+    for (int i = 0; i < p->n_ins; i++) {
+        const kir_ins *in = &p->ins[i];
+        if (!is_op(r, (kir_val)i, KIR_ADD) || (in->a != bias && in->b != bias)) continue;
+        for (int k = 0; k < p->n_ins; k++)
+            if (is_sum(r, (kir_val)k) && uses(p, (kir_val)k, (kir_val)i) > 0) return false;
+        return is_sum(r, in->a == bias ? in->b : in->a);
+    }
+    return false;
+}
+
+bool tn_epilogue_read_flat(const kir_program *p, const int64_t *sizes, int block_buffer, tn_fused_epilogue *out) {
+    const reader r = {p, sizes, block_buffer, out, true};
+    kir_val bias = KIR_NONE;
+    int stores = 0;
+    *out = none;
+    if (p->n_par != AXES || p->n_loop || p->n_items) return false;
+    for (int i = 0; i < p->n_ins; i++) {
+        const kir_ins *in = &p->ins[i];
+        bool fits = in->op == KIR_CONST || in->op == KIR_SCALAR || (in->op >= KIR_NEG && in->op <= KIR_SELECT);
+        if (in->op == KIR_LOAD) fits = read_flat_load(&r, (kir_val)i, &bias);
+        if (in->op == KIR_STORE) fits = ++stores == 1 && read_place(&r, in, in->b, &out->to);
+        if (!fits) return false;
+    }
+    return stores == 1 && (bias == KIR_NONE || (is_shared(&r) && is_added_first(&r, bias)));
 }

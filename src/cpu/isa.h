@@ -95,12 +95,16 @@ typedef struct fused_call {
     void *scratch;
 } fused_call;
 
+static const float fused_no_bias = -0.0f;
+
 static inline void fused_call_open(fused_call *p, const tn_fused_program *program, void *scratch) {
     p->vm = program->vm;
     if (!program->vm) return;
     p->launch = program->launch;
     memcpy(p->buffers, program->launch.buffers, (size_t)program->buffer_count * sizeof *p->buffers);
     p->launch.buffers = p->buffers;
+    if (program->flat && program->epilogue_ops->add.buffer >= 0)
+        p->buffers[program->epilogue_ops->add.buffer] = (void *)(uintptr_t)&fused_no_bias;
     p->block = program->block_buffer;
     p->scratch = scratch;
 }
@@ -123,6 +127,11 @@ static inline void fused_call_run(fused_call *p, const int64_t *batch, box at, v
     uintptr_t origin = (uintptr_t)block - (uintptr_t)(at.row * TN_GEMM_BLOCK_LD + at.col) * sizeof(float);
     p->buffers[p->block] = (void *)origin;
     kir_vm_run_box(p->vm, &p->launch, lo, hi, p->scratch);
+}
+
+/* The same of a flat program: `count` elements of the results at `out`, from `first` on. */
+static inline void fused_call_flat(fused_call *p, float *out, int64_t first, int64_t count) {
+    fused_call_run(p, (const int64_t[TN_GEMM_BATCH_AXES]){0}, (box){0, 1, first, count}, out + first);
 }
 
 /* The largest scratch memory of several fused programs: give the largest so far. */

@@ -700,7 +700,8 @@ static bool fits_columns(const tn_group *group, tn_conv_args *sizes, bool x_bloc
 /* Values that a convolution's group reads and computes; -1: none. */
 typedef struct conv_images {
     int x, added, y; /* added: an image in the layout of the results that the epilogue adds to them */
-    bool plain;      /* y is the only result, and its epilogue has only per-channel operations and `added` */
+    bool plain;      /* y is the only result, and its epilogue has only per-channel operations and `added`, or … */
+    bool flat;       /* … can be computed element by element once a bias has been added */
 } conv_images;
 
 static conv_images images_of(const tn_graph_plan *g, const tn_group *group) {
@@ -715,8 +716,12 @@ static conv_images images_of(const tn_graph_plan *g, const tn_group *group) {
     }
     at.plain = results == 1 && group->pool < 0;
     if (!at.plain || !n->fused.program) return at;
-    at.plain = only_result(group->lowered.program, n->fused.sizes) &&
-               tn_epilogue_read_channels(group->lowered.program, n->fused.sizes, group->lowered.block_buffer, &ops);
+    const kir_program *p = group->lowered.program;
+    at.plain = only_result(p, n->fused.sizes);
+    if (!at.plain || tn_epilogue_read_channels(p, n->fused.sizes, group->lowered.block_buffer, &ops))
+        at.flat = false;
+    else
+        at.plain = at.flat = tn_epilogue_read_flat(p, n->fused.sizes, group->lowered.block_buffer, &ops);
     if (at.plain && ops.also.buffer >= 0) at.added = group->lowered.buffer_values[ops.also.buffer];
     return at;
 }
@@ -807,6 +812,24 @@ static void stay_near_depthwise(const tn_graph_plan *g, const bool *convs, bool 
         blocked[i] = blocked[i] && near[i];
 }
 
+/* Makes an epilogue run over the elements of its results in blocks of channels, behind the bias that is added first. */
+static void flatten_epilogue(const tn_group *group, tn_native *n, int64_t elements) {
+    const kir_program *p = group->lowered.program;
+    tn_fused_epilogue ops;
+    tn_epilogue_read_flat(p, n->fused.sizes, group->lowered.block_buffer, &ops);
+    for (int i = 0; i < p->n_sized; i++) {
+        int64_t *stride = n->fused.sizes + AXES + i * (AXES + 1) + 1;
+        const int buffer = p->access[i].buffer;
+        memset(stride, 0, AXES * sizeof *stride);
+        stride[AXIS_COLUMNS] = buffer == group->lowered.block_buffer || buffer == ops.to.buffer;
+        if (buffer == ops.add.buffer) stride[-1] = 0;
+    }
+    memcpy(n->fused.sizes, (const int64_t[AXES]){1, 1, 1, 1, 1, elements}, AXES * sizeof *n->fused.sizes);
+    n->fused.ops = ops;
+    n->conv.epilogue.epilogue_ops = &n->fused.ops;
+    n->conv.epilogue.flat = true;
+}
+
 static void lie_in_blocks(const tn_graph_plan *g, tn_group *group, const bool *blocked) {
     tn_native *n = group->run.native;
     const conv_images at = images_of(g, group);
@@ -817,6 +840,9 @@ static void lie_in_blocks(const tn_graph_plan *g, tn_group *group, const bool *b
         n->conv = sizes;
     else
         take_columns(g, group, n, &sizes);
+    const tn_node *y = g->values[group->lead].node;
+    if (at.flat && blocked[at.y])
+        flatten_epilogue(group, n, tn_conv_block_elements(y->shape[0], y->shape[1], y->shape[2] * y->shape[3]));
     group->run.workspace = n->run == run_conv2d_depthwise ? tn_conv_depthwise_workspace(&n->conv, tn_threads())
                                                           : tn_conv_workspace(&n->conv, tn_threads());
     n->by = "in blocks of channels";
