@@ -131,8 +131,7 @@ bool cli_own_path(char *out, size_t size) {
     return false;
 }
 
-cli_process_end cli_process_run(char *const arguments[], cli_process *p) {
-    (void)arguments;
+cli_process_end cli_process_run(TN_UNUSED char *const arguments[], cli_process *p) {
     p->status = -1;
     p->error = ENOSYS;
     return CLI_PROCESS_NOT_STARTED;

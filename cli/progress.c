@@ -160,8 +160,7 @@ static double spent, begun;
 static bool shown;
 
 /* Called by the one thread that a subcommand works with. */
-static void on_load(void *ctx, const char *device, int64_t number, bool done) {
-    (void)ctx;
+static void on_load(TN_UNUSED void *ctx, const char *device, int64_t number, bool done) {
     if (done) {
         spent += cli_now() - begun;
         if (shown) fputs("\r\033[K", stderr);

@@ -99,10 +99,7 @@ void cli_signals_begin(void) {
 
 #else /* no signals come */
 
-static const char *signal_name_of(int number) {
-    (void)number;
-    return "";
-}
+static const char *signal_name_of(TN_UNUSED int number) { return ""; }
 
 void cli_signals_begin(void) {}
 

@@ -8,8 +8,7 @@
 #include "cli/run/run.h"
 #include "trunnion/backend.h"
 
-static int refuse_without_text(int argc, char **argv) {
-    (void)argc;
+static int refuse_without_text(TN_UNUSED int argc, char **argv) {
     return cli_fail(TN_ERR_UNSUPPORTED, "%s requires the library trunnion-text: %s", argv[0], TN_TEXT_MISSING);
 }
 
@@ -47,10 +46,7 @@ bool fit_inspect(const char *path, int64_t context, tn_dtype cache, tn_model_siz
     return false;
 }
 
-tn_status convert_is_computed(const char *path) {
-    (void)path;
-    return TN_OK;
-}
+tn_status convert_is_computed(TN_UNUSED const char *path) { return TN_OK; }
 
 tn_status convert_to_onnx(const convert_file *in, const convert_wishes *w, convert_report *r) {
     (void)in, (void)w, (void)r;

@@ -64,11 +64,10 @@ tn_status convert_is_computed(const char *path) {
     return tn_llm_inspect_path(path, NULL, &facts);
 }
 
-tn_status convert_to_onnx(const convert_file *in, const convert_wishes *w, convert_report *r) {
+tn_status convert_to_onnx(const convert_file *in, const convert_wishes *w, TN_UNUSED convert_report *r) {
     tn_llm_export_onnx_options o = TN_LLM_EXPORT_ONNX_DEFAULTS;
     o.cache = !w->no_cache;
     whole_model m;
-    (void)r;
     tn_status status = open_model(in->path, &m);
     if (status == TN_OK)
         status = m.llm ? tn_llm_export_onnx(m.llm, w->out, &o) : tn_embedder_export_onnx(m.embedder, w->out);

@@ -28,10 +28,7 @@ static double probe(tn_tensor *(*op)(const tn_tensor *x, const tn_tensor *y), co
     return best;
 }
 
-static tn_tensor *probe_sum(const tn_tensor *x, const tn_tensor *y) {
-    (void)y;
-    return tn_sum(x, NULL, 0, false);
-}
+static tn_tensor *probe_sum(const tn_tensor *x, TN_UNUSED const tn_tensor *y) { return tn_sum(x, NULL, 0, false); }
 static tn_tensor *probe_matmul(const tn_tensor *x, const tn_tensor *y) { return tn_matmul(x, y); }
 static tn_tensor *probe_linear(const tn_tensor *x, const tn_tensor *y) { return tn_linear(x, y, NULL); }
 

@@ -152,8 +152,7 @@ int fit_run_command(int argc, char **argv, int at) {
 
 #else
 
-int fit_run_command(int argc, char **argv, int at) {
-    (void)argc;
+int fit_run_command(TN_UNUSED int argc, char **argv, int at) {
     return cli_fail(TN_ERR_UNSUPPORTED, "fit of the command %s is not supported on this system", argv[at]);
 }
 

@@ -206,10 +206,9 @@ static void suspend(serve_job *j) {
     p_MHD_suspend_connection(j->connection);
 }
 
-static ssize_t read_stream(void *ctx, uint64_t at, char *out, size_t most) {
+static ssize_t read_stream(void *ctx, TN_UNUSED uint64_t at, char *out, size_t most) {
     serve_job *j = ((call *)ctx)->job;
     ssize_t n = 0;
-    (void)at;
     pthread_mutex_lock(&j->lock);
     if (j->done && j->fault.code != 0) { /* the headers are sent: an event says it */
         if (reply_fault(&j->fault, true, &j->output) != TN_OK) atomic_store(&j->gone, true);
@@ -463,9 +462,8 @@ static bool take_body(call *c, const char *data, size_t size) {
     return true;
 }
 
-static result take_call(void *ctx, struct MHD_Connection *to, const char *path, const char *method, const char *version,
-                        const char *data, size_t *size, void **own) {
-    (void)version;
+static result take_call(void *ctx, struct MHD_Connection *to, const char *path, const char *method,
+                        TN_UNUSED const char *version, const char *data, size_t *size, void **own) {
     if (!*own) return begin_call(ctx, to, path, method, own);
     call *c = *own;
     if (*size > 0) {
@@ -594,10 +592,7 @@ tn_status http_listen(server *s, serve_http **out, int *port) {
                            "libmicrohttpd-dev, then build again");
 }
 
-tn_status http_start(serve_http *h) {
-    (void)h;
-    return TN_OK;
-}
+tn_status http_start(TN_UNUSED serve_http *h) { return TN_OK; }
 
 void http_quiesce(serve_http *h) { (void)h; }
 void http_drain(serve_http *h, double seconds) { (void)h, (void)seconds; }
@@ -605,9 +600,6 @@ void http_stop(serve_http *h) { (void)h; }
 void http_wake(serve_job *j) { (void)j; }
 void http_done(serve_job *j) { (void)j; }
 
-bool http_gone(serve_job *j) {
-    (void)j;
-    return false;
-}
+bool http_gone(TN_UNUSED serve_job *j) { return false; }
 
 #endif

@@ -268,8 +268,7 @@ static tn_status put_vector(cli_json *j, const serve_job *job, int64_t index) {
     return TN_OK;
 }
 
-tn_status reply_embeddings(serve_job *j, const server *s) {
-    (void)s;
+tn_status reply_embeddings(serve_job *j, TN_UNUSED const server *s) {
     page p;
     tn_status status = page_begin(&p);
     if (status != TN_OK) return status;

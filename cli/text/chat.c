@@ -230,8 +230,7 @@ static tn_status set_system(session *s, const char *text) {
     return status;
 }
 
-static tn_status do_reset(session *s, const char *rest) {
-    (void)rest;
+static tn_status do_reset(session *s, TN_UNUSED const char *rest) {
     conversation_remove(&s->talk, first_message(s), s->talk.count - first_message(s));
     cli_print(stderr, "(conversation cleared)\n");
     return TN_OK;
@@ -277,8 +276,7 @@ static tn_status do_set(session *s, const char *rest) {
                            rest);
 }
 
-static tn_status do_exit(session *s, const char *rest) {
-    (void)rest;
+static tn_status do_exit(session *s, TN_UNUSED const char *rest) {
     s->ended = true;
     return TN_OK;
 }

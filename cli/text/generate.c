@@ -237,10 +237,9 @@ static tn_status share_begin(void *ctx, tn_device *device, void **self) {
     return status;
 }
 
-static tn_status share_step(void *self, int64_t step, int64_t *made) {
+static tn_status share_step(void *self, int64_t step, TN_UNUSED int64_t *made) {
     share *s = self;
     answer *a = &s->w->answer;
-    (void)made;
     if (step > 0) return tn_llm_step(s->model, a->ids.data[step - 1], &s->logits);
     return answer_prompt(a, s->w->prompt.data, (int64_t)s->w->prompt.count, &s->logits);
 }

@@ -637,10 +637,9 @@ static int64_t take_batch(share *s, int64_t step) {
     return count;
 }
 
-static tn_status share_step(void *self, int64_t step, int64_t *made) {
+static tn_status share_step(void *self, int64_t step, TN_UNUSED int64_t *made) {
     share *s = self;
     const tuning *t = s->t;
-    (void)made;
     TRY(train_any_stopped(t->group, &s->told));
     s->idle = s->told && step >= t->step; /* what was noted is made again on a further device */
     if (s->idle) return TN_OK;

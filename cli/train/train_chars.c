@@ -202,8 +202,7 @@ static tn_status chars_advance(void *self, int64_t step, int64_t *made, double *
     return tn_data_parallel_minimize(c->all, c->optimizer, BATCH, loss_of_part, &b, loss_out);
 }
 
-static void chars_status_text(void *self, char *text, size_t size) {
-    (void)self;
+static void chars_status_text(TN_UNUSED void *self, char *text, size_t size) {
     if (size) *text = 0;
 }
 
@@ -218,10 +217,7 @@ static void chars_checkpoint(void *self, tn_checkpoint *k) {
     k->optimizer = c->optimizer;
 }
 
-static tn_status nothing_more(void *self) {
-    (void)self;
-    return TN_OK;
-}
+static tn_status nothing_more(TN_UNUSED void *self) { return TN_OK; }
 
 /* Bits a character over pieces of the part kept aside, evenly spread. */
 static tn_status chars_measure(void *self, double *metric) {

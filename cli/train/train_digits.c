@@ -233,8 +233,7 @@ static tn_status digits_advance(void *self, int64_t step, int64_t *made, double 
     return tn_data_parallel_minimize(d->all, d->optimizer, BATCH, loss_of_part, &b, loss_out);
 }
 
-static void digits_status_text(void *self, char *text, size_t size) {
-    (void)self;
+static void digits_status_text(TN_UNUSED void *self, char *text, size_t size) {
     if (size) *text = 0;
 }
 
@@ -249,10 +248,7 @@ static void digits_checkpoint(void *self, tn_checkpoint *c) {
     c->optimizer = d->optimizer;
 }
 
-static tn_status nothing_more(void *self) {
-    (void)self;
-    return TN_OK;
-}
+static tn_status nothing_more(TN_UNUSED void *self) { return TN_OK; }
 
 static tn_status digits_measure(void *self, double *metric) {
     digits *d = self;

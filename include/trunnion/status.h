@@ -43,8 +43,10 @@
 /* gcc and clang check the arguments of a function whose format is argument number `text`. */
 #if defined(__GNUC__)
 #define TN_FORMAT_(text, arguments) __attribute__((format(printf, text, arguments)))
+#define TN_UNUSED __attribute__((unused)) /* before a parameter that only other functions of the same type use */
 #else
 #define TN_FORMAT_(text, arguments)
+#define TN_UNUSED
 #endif
 
 /* Evaluates an expression of type tn_status; unless it is TN_OK, returns it from the enclosing function. */

@@ -14,7 +14,6 @@
 
 #include "autograd/tape.h"
 #include "ops/ops_common.h"
-#include "plan/capture.h"
 #include "plan/passes.h"
 #include "tensor/graph.h"
 #include "trunnion/autograd.h"

@@ -20,7 +20,6 @@
 enum { TN_BIG_ENDIAN = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ };
 
 #define TN_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
-#define TN_UNUSED __attribute__((unused)) /* for a parameter that only other functions of the same type use */
 #define TN_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 #define TRY TN_TRY

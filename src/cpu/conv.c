@@ -86,11 +86,10 @@ typedef struct packing {
     float *to;
 } packing;
 
-static void pack_chunks(void *ctx, int64_t begin, int64_t end, int worker) {
+static void pack_chunks(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const packing *p = ctx;
     const tn_conv_args *a = p->a;
     int64_t depth = a->channels * a->kernel[0] * a->kernel[1], chunks = tn_ceil_div(depth, CHUNK);
-    (void)worker;
     for (int64_t n = begin; n < end; n++) {
         int64_t group = n / chunks, k0 = n % chunks * CHUNK, steps = tn_min64(CHUNK, depth - k0);
         float *to = p->to + (group * depth + k0) * a->out_channels;

@@ -32,7 +32,7 @@ typedef struct tn_conv_args {
     bool max_pool; /* of tn_conv_depthwise */
     /* x or the results lie in blocks of channels: [images, blocks, pixels, lanes], a block having as many channels as a
      * vector has lanes (nChw16c); behind the last channel anything may lie. Only if tn_conv_takes_blocks; the strides
-     * of x are then ignored. */
+     * of x are then ignored. Of bytes, blocks are words: [images, words, pixels, 4 channels] (tn_conv_bytes_fits). */
     bool x_blocks, y_blocks;
     /* A program that receives blocks of y in place of `out` (cpu_kernels.h): its last three axes are images, channels
      * of all groups, output pixels. For tn_conv and tn_conv_depthwise. Fused operations are per channel. */
@@ -118,10 +118,14 @@ bool tn_conv_wgrad_winograd_pays(const tn_conv_args *args);
 size_t tn_conv_wgrad_workspace(const tn_conv_args *args, int threads);
 void tn_conv_wgrad(const tn_conv_args *args);
 
+/* Bytes of images of bytes in words of four channels. */
+int64_t tn_conv_word_bytes(int64_t batch, int64_t channels, int64_t plane);
+
 /* The same of bytes: images of u8 at x, filters of i8 at weight (strides in bytes), sums of i32, exact modulo 2³², or
  * bytes (`rounding`); what lies outside is the byte `outside`. By quads of channels, where the processor adds up four
- * products of bytes at once; with `rounding`, windows of one channel are depthwise. Integer sums: the same for each
- * thread count. */
+ * products of bytes at once; with `rounding`, windows of one channel are depthwise. `max_pool`: the greatest byte of
+ * each window of one channel; there are no filters and no `rounding`, and padding counts as the least byte. Integer
+ * sums: the same for each thread count. */
 bool tn_conv_bytes_fits(const tn_conv_args *args);
 size_t tn_conv_bytes_packed_bytes(const tn_conv_args *args);
 void tn_conv_bytes_pack(const tn_conv_args *args, void *to);

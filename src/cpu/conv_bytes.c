@@ -1,11 +1,12 @@
-/* conv_bytes.c — convolutions of bytes: sums in i32, or rounded to bytes while they are in the cache.
+/* conv_bytes.c — convolutions of bytes: sums in i32, or rounded to bytes while they are in the cache; max pooling.
  *
  * Processors add up four products of bytes in a lane: a word of four channels of a pixel times the word of the same
  * channels of a filter. So images are first copied to planes of such words, which also have what lies around them (the
  * byte `outside`): to the tiles they are images of a quarter of the channels, whose windows never leave them. Channels
- * that are missing in the last word are zeros there and in the filters. The rest is conv_nhwc.c's.
+ * that are missing in the last word are zeros there or in the filters. The rest is conv_nhwc.c's. Images that lie in
+ * words already are copied as they are, or not at all if windows have one tap.
  *
- * Depthwise windows meet one channel: a word has four taps of a row of the window, and lanes are output pixels. */
+ * Windows of one channel (depthwise, pooling) are read in an input tile of words, a word of channels at a time. */
 #include <string.h>
 
 #include "cpu/conv_paths.h"
@@ -13,18 +14,38 @@
 
 enum {
     QUAD = 4,
-    SIGN = 0x80,    /* i8 is read as u8, moved by 128: its upper bit is turned */
-    TILES = 4,      /* channels of depthwise windows that are copied together */
-    READ_AHEAD = 64 /* bytes that kernels may read behind what they need */
+    SIGN = 0x80, /* i8 is read as u8, moved by 128: its upper bit is turned */
+    SIGNS = 0x80808080,
+    VECTOR = 16 /* words of the widest vector */
 };
 
+const tn_byte_rounding tn_any_byte_rounding;
+
+static int64_t words_of(int64_t channels) { return tn_ceil_div(channels, QUAD); }
+static uint32_t in_word(uint8_t byte) { return byte * 0x01010101U; }
+
 /* ==== channels in words =========================================================================================== */
+
+/* Whether the tiles read the image as it lies: in words, without a sign, by windows of one tap that never leave it. */
+static bool stays(const tn_conv_args *a) {
+    bool tap = a->x_blocks && !a->x_signed && a->kernel[0] * a->kernel[1] == 1;
+    for (int d = 0; d < 2; d++)
+        tap = tap && a->stride[d] == 1 && a->pad_before[d] == 0 && a->out_size[d] <= a->size[d];
+    return tap;
+}
 
 /* The convolution of words: sizes, and strides of its planes, which begin in all sets of the first cache. */
 static tn_conv_args quads_of(const tn_conv_args *a) {
     tn_conv_args q = *a;
     q.quads = q.nhwc = true;
-    q.channels = tn_ceil_div(a->channels, QUAD);
+    q.x_blocks = q.y_blocks = false;
+    q.channels = words_of(a->channels);
+    if (stays(a)) {
+        const int64_t pixels = a->size[0] * a->size[1];
+        memcpy(q.x_stride, (const int64_t[]){pixels * q.channels * a->groups, pixels, a->size[1], 1},
+               sizeof q.x_stride);
+        return q;
+    }
     for (int d = 0; d < 2; d++) {
         q.size[d] = (a->out_size[d] - 1) * a->stride[d] + window_reach(a, d);
         q.pad_before[d] = 0;
@@ -34,7 +55,15 @@ static tn_conv_args quads_of(const tn_conv_args *a) {
     return q;
 }
 
-static size_t image_bytes(const tn_conv_args *q) { return im2col_bytes(q->batch * q->x_stride[0]); }
+/* Of the planes that an image is copied to. */
+static size_t image_bytes(const tn_conv_args *a) {
+    const tn_conv_args q = quads_of(a);
+    return stays(a) ? 0 : im2col_bytes(q.batch * q.x_stride[0]);
+}
+
+int64_t tn_conv_word_bytes(int64_t batch, int64_t channels, int64_t plane) {
+    return batch * words_of(channels) * plane * QUAD;
+}
 
 /* ---- filters ----------------------------------------------------------------------------------------------------- */
 
@@ -54,11 +83,10 @@ static void pack_filter(const bytes_packing *p, const int8_t *from, int64_t colu
                 from[c * s[1] + t / a->kernel[1] * s[2] + t % a->kernel[1] * s[3]];
 }
 
-static void bytes_pack_panels(void *ctx, int64_t begin, int64_t end, int worker) {
+static void bytes_pack_panels(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const bytes_packing *p = ctx;
     const tn_conv_args *a = p->a;
     const int64_t bytes = p->quads * a->kernel[0] * a->kernel[1] * p->panel * QUAD;
-    (void)worker;
     for (int64_t n = begin; n < end; n++) {
         const int64_t first = n % p->panels * p->panel, out_channels = tn_min64(p->panel, a->out_channels - first);
         const int8_t *from = (const int8_t *)(const void *)a->weight + n / p->panels * a->weight_group;
@@ -87,6 +115,11 @@ typedef struct widening {
     uint32_t *to;
 } widening;
 
+static void copy_words(uint32_t *to, const uint32_t *from, int64_t count, uint32_t turned) {
+    for (int64_t i = 0; i < count; i++)
+        to[i] = from[i] ^ turned;
+}
+
 static void surround(const widening *w, uint32_t *row, range columns) {
     for (int64_t k = 0; k < w->a->groups * w->q->channels; k++, row += w->q->x_stride[1])
         for (int64_t i = columns.first; i < columns.first + columns.count; i++)
@@ -100,11 +133,10 @@ static void turn_bits(const widening *w, uint32_t *row, int64_t count) {
 }
 
 /* Rows [begin, end) of all images' planes. */
-static void widen_rows(void *ctx, int64_t begin, int64_t end, int worker) {
+static void widen_rows(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const widening *w = ctx;
     const tn_conv_args *a = w->a, *q = w->q;
     const range across = w->inside[1];
-    (void)worker;
     for (int64_t n = begin; n < end; n++) {
         const int64_t image = n / q->size[0], r = n % q->size[0], in_image = r - a->pad_before[0];
         uint32_t *row = w->to + image * q->x_stride[0] + r * q->x_stride[2];
@@ -112,8 +144,17 @@ static void widen_rows(void *ctx, int64_t begin, int64_t end, int worker) {
         surround(w, row, (range){0, there ? across.first : q->size[1]});
         if (!there) continue;
         surround(w, row, (range){across.first + across.count, q->size[1] - across.first - across.count});
+        const int64_t column = across.first - a->pad_before[1];
+        if (a->x_blocks) {
+            const int64_t planes = a->groups * q->channels, pixels = a->size[0] * a->size[1];
+            const uint32_t *x =
+                (const uint32_t *)(const void *)a->x + image * planes * pixels + in_image * a->size[1] + column;
+            for (int64_t k = 0; k < planes && across.count > 0; k++)
+                copy_words(row + k * q->x_stride[1] + across.first, x + k * pixels, across.count, w->turned);
+            continue;
+        }
         const uint8_t *x = (const uint8_t *)(const void *)a->x + image * a->x_stride[0] + in_image * a->x_stride[2] +
-                           (across.first - a->pad_before[1]) * a->x_stride[3];
+                           column * a->x_stride[3];
         for (int64_t g = 0; g < a->groups && across.count > 0; g++, x += a->channels * a->x_stride[1])
             w->tiles->pack(&(pack){.to = (real *)(void *)(row + g * q->channels * q->x_stride[1] + across.first),
                                    .distance = q->x_stride[1],
@@ -131,9 +172,13 @@ static void widen_rows(void *ctx, int64_t begin, int64_t end, int worker) {
 }
 
 static void run_words(const tn_conv_args *args, uint8_t outside, char *memory) {
-    enum { ROW_ELEMENTS = 1 << 13, SIGNS = SIGN * 0x01010101U };
+    enum { ROW_ELEMENTS = 1 << 13 };
     tn_conv_args q = quads_of(args);
-    widening w = {.a = args, .q = &q, .tiles = tn_byte_tiles(), .outside = outside * 0x01010101U};
+    if (stays(args)) {
+        tn_conv_nhwc(&q, NULL, memory);
+        return;
+    }
+    widening w = {.a = args, .q = &q, .tiles = tn_byte_tiles(), .outside = in_word(outside)};
     w.turned = args->x_signed ? SIGNS : 0;
     w.to = (uint32_t *)(void *)memory;
     for (int d = 0; d < 2; d++)
@@ -141,132 +186,154 @@ static void run_words(const tn_conv_args *args, uint8_t outside, char *memory) {
     int64_t row = q.size[1] * q.channels * args->groups;
     tn_parallel(q.batch * q.size[0], tn_max64(ROW_ELEMENTS / row, 1), widen_rows, &w);
     q.x = (const float *)(const void *)memory;
-    tn_conv_nhwc(&q, NULL, memory + image_bytes(&q));
+    tn_conv_nhwc(&q, NULL, memory + image_bytes(args));
 }
 
-/* ==== depthwise windows =========================================================================================== */
+/* ==== windows of single channels ================================================================================== */
 
-static int words_of(const tn_conv_args *a) { return (int)tn_ceil_div(a->kernel[1], QUAD); }
+static bool is_depthwise(const tn_conv_args *a) {
+    return a->max_pool || (a->rounding && a->channels == 1 && a->groups > 1);
+}
 
-static bool is_depthwise(const tn_conv_args *a) { return a->rounding && a->channels == 1 && a->groups > 1; }
+static int64_t rows_of_taps(const tn_conv_args *a) { return tn_ceil_div(a->kernel[0], QUAD); }
 
-/* Bytes from row to row of a channel's input tile, and its rows. */
+/* Words from row to row of an input tile, and its rows. */
 static int64_t tile_row(const tn_conv_args *a) { return (a->out_size[1] - 1) * a->stride[1] + window_reach(a, 1); }
 static int64_t tile_rows(const tn_conv_args *a) { return (a->out_size[0] - 1) * a->stride[0] + window_reach(a, 0); }
 
 static size_t tile_bytes(const tn_conv_args *a) {
-    return ((size_t)(tile_row(a) * tile_rows(a)) + QUAD * (size_t)(words_of(a) * a->dilation[1]) + READ_AHEAD + 63) /
-           64 * 64;
+    return im2col_bytes(tile_row(a) * tile_rows(a) + VECTOR * (a->stride[1] + 2));
+}
+
+/* Results that do not stay in words. */
+static size_t results_bytes(const tn_conv_args *a) {
+    return a->y_blocks ? 0 : im2col_bytes(a->out_size[0] * a->out_size[1]);
 }
 
 static bool fits_depthwise(const tn_conv_args *a) {
-    enum { MOST_STEPS = 5, MOST_TAPS = 1 << 10, MOST_TILE = 1 << 20 }; /* steps: tile_set.h */
-    return a->stride[1] + a->dilation[1] <= MOST_STEPS && a->kernel[0] * a->kernel[1] <= MOST_TAPS &&
-           tile_row(a) <= MOST_TILE && tile_rows(a) <= MOST_TILE && tile_row(a) * tile_rows(a) <= MOST_TILE;
+    enum { MOST_TAPS = 1 << 10, MOST_TILE = 1 << 20 };
+    if (a->x_blocks && a->out_channels != 1) return false;
+    return a->stride[1] <= MOST_TAPS && a->kernel[0] * a->kernel[1] <= MOST_TAPS && tile_row(a) <= MOST_TILE &&
+           tile_rows(a) <= MOST_TILE && tile_row(a) * tile_rows(a) <= MOST_TILE;
 }
 
 static size_t window_words(const tn_conv_args *a) {
-    return (size_t)(a->groups * a->out_channels * a->kernel[0] * words_of(a));
+    return (size_t)(words_of(a->groups * a->out_channels) * rows_of_taps(a) * a->kernel[1] * QUAD);
 }
 
+/* [words of filters, rows / 4, columns, filters of a word, 4 rows]; zeros where there is nothing. */
 static void pack_windows(const tn_conv_args *a, int8_t *to) {
-    const int64_t *s = a->weight_stride, row = QUAD * words_of(a);
+    const int64_t *s = a->weight_stride, word = rows_of_taps(a) * a->kernel[1] * QUAD * QUAD;
+    memset(to, 0, window_words(a) * QUAD);
     for (int64_t f = 0; f < a->groups * a->out_channels; f++) {
         const int8_t *from = (const int8_t *)(const void *)a->weight + f / a->out_channels * a->weight_group +
                              f % a->out_channels * s[0];
-        for (int64_t r = 0; r < a->kernel[0]; r++, to += row)
-            for (int64_t c = 0; c < row; c++)
-                to[c] = c < a->kernel[1] ? from[r * s[2] + c * s[3]] : 0;
+        for (int64_t r = 0; r < a->kernel[0]; r++)
+            for (int64_t c = 0; c < a->kernel[1]; c++)
+                to[f / QUAD * word + ((r / QUAD * a->kernel[1] + c) * QUAD + f % QUAD) * QUAD + r % QUAD] =
+                    from[r * s[2] + c * s[3]];
     }
 }
 
 typedef struct windows {
     const tn_conv_args *a;
-    const byte_kernels *kernels;
-    const int32_t *weights;
-    uint8_t outside;
-    char *tiles; /* TILES a thread */
-    size_t tile;
-    int32_t word_at[MOST_LANES]; /* tile_set.h */
-    uint8_t byte_at[MOST_LANES * QUAD];
+    const tile_set *tiles;
+    range down, across; /* rows and columns of the input tile that are the image's */
+    uint32_t outside, turned;
+    char *memory; /* a tile and results a thread */
+    size_t part;
 } windows;
 
-/* Short rows by two moves that overlap, which take less time than a call. */
-static void copy_row(uint8_t *to, const uint8_t *from, int64_t count) {
-    enum { HALF = 4, WHOLE = 8 };
-    if (count >= 2 * WHOLE || count < HALF) {
-        memcpy(to, from, (size_t)count);
-    } else if (count >= WHOLE) {
-        memcpy(to, from, WHOLE);
-        memcpy(to + count - WHOLE, from + count - WHOLE, WHOLE);
-    } else {
-        memcpy(to, from, HALF);
-        memcpy(to + count - HALF, from + count - HALF, HALF);
-    }
-}
-
-/* A channel of an image, between the bytes that lie around all of them. */
-static void copy_channel(const windows *w, int64_t image, int64_t channel, uint8_t *to) {
+/* A row of the image's pixels, of the channels that filters [filter, filter + count) see. */
+static void copy_row(const windows *w, const uint8_t *x, int64_t filter, int64_t count, uint32_t *to) {
     const tn_conv_args *a = w->a;
-    const int64_t *s = a->x_stride, row = tile_row(a);
-    const range down = look_at(-a->pad_before[0], 1, tile_rows(a), a->size[0]);
-    const range across = look_at(-a->pad_before[1], 1, row, a->size[1]);
-    const uint8_t *x = (const uint8_t *)(const void *)a->x + image * s[0] + channel * s[1];
-    for (int64_t r = down.first; r < down.first + down.count && across.count > 0; r++) {
-        uint8_t *at = to + r * row + across.first;
-        copy_row(at, x + (r - a->pad_before[0]) * s[2] + across.first - a->pad_before[1], across.count);
-        for (int64_t i = 0; i < across.count && a->x_signed; i++)
-            at[i] ^= SIGN;
+    const int64_t *s = a->x_stride, pixels = w->across.count;
+    if (a->out_channels == 1) {
+        w->tiles->pack(&(pack){.to = (real *)(void *)to,
+                               .group = pixels,
+                               .kind = PACK_QUADS,
+                               .from = x + filter * s[1],
+                               .across = s[3],
+                               .second = s[1],
+                               .rest = (int)(count % QUAD),
+                               .steps = 1,
+                               .lines = pixels});
+        return;
     }
+    for (int64_t i = 0; i < QUAD * pixels; i++)
+        if (i % QUAD < count) ((uint8_t *)to)[i] = x[(filter + i % QUAD) / a->out_channels * s[1] + i / QUAD * s[3]];
 }
 
-static void weigh_channel(const windows *w, int64_t n, const uint8_t *seen) {
+/* Word `word` of the channels of an image, between the bytes that lie around all of them. */
+static void copy_word(const windows *w, int64_t image, int64_t word, uint32_t *to) {
     const tn_conv_args *a = w->a;
-    const int64_t plane = a->out_size[0] * a->out_size[1], taps = a->kernel[0] * words_of(a), row = tile_row(a);
-    for (int64_t k = 0; k < a->out_channels; k++) {
-        const int64_t filter = n % a->groups * a->out_channels + k;
-        w->kernels->weigh(&(byte_windows){.rounding = a->rounding,
-                                          .channel = filter,
-                                          .from = seen,
-                                          .from_row = a->dilation[0] * row,
-                                          .from_down = a->stride[0] * row,
-                                          .stride = a->stride[1],
-                                          .dilation = a->dilation[1],
-                                          .weights = w->weights + filter * taps,
-                                          .word_at = w->word_at,
-                                          .byte_at = w->byte_at,
-                                          .rows = (int)a->kernel[0],
-                                          .words = words_of(a),
-                                          .to = (uint8_t *)(void *)a->out + (n * a->out_channels + k) * plane,
-                                          .out_rows = a->out_size[0],
-                                          .out_columns = a->out_size[1]});
+    const int64_t filters = a->groups * a->out_channels, row = tile_row(a), pixels = a->size[0] * a->size[1];
+    const int64_t column = w->across.first - a->pad_before[1], first = w->down.first - a->pad_before[0];
+    const uint32_t *words = (const uint32_t *)(const void *)a->x + (image * words_of(filters) + word) * pixels +
+                            first * a->size[1] + column;
+    const uint8_t *x =
+        (const uint8_t *)(const void *)a->x + image * a->x_stride[0] + first * a->x_stride[2] + column * a->x_stride[3];
+    to += w->down.first * row + w->across.first;
+    for (int64_t r = 0; r < w->down.count && w->across.count > 0; r++, to += row) {
+        if (a->x_blocks) {
+            copy_words(to, words + r * a->size[1], w->across.count, w->turned);
+            continue;
+        }
+        copy_row(w, x + r * a->x_stride[2], QUAD * word, tn_min64(QUAD, filters - QUAD * word), to);
+        if (w->turned) copy_words(to, to, w->across.count, w->turned);
     }
 }
 
-/* Several channels are copied before the first is read: loads would wait for smaller stores on their way. */
-static void run_channels(void *ctx, int64_t begin, int64_t end, int worker) {
+/* Words of pixels to a plane for each channel. */
+static void split_words(const uint32_t *from, int64_t count, int64_t channels, uint8_t *to) {
+    for (int64_t c = 0; c < channels; c++)
+        for (int64_t i = 0; i < count; i++)
+            to[c * count + i] = (uint8_t)(from[i] >> 8 * c);
+}
+
+static void run_words_of_channels(void *ctx, int64_t begin, int64_t end, int worker) {
     const windows *w = ctx;
-    uint8_t *seen = (uint8_t *)w->tiles + (size_t)worker * w->tile * TILES;
-    memset(seen, w->outside, w->tile * TILES);
-    for (int64_t n = begin; n < end; n += TILES) {
-        const int64_t count = tn_min64(TILES, end - n);
-        for (int64_t k = 0; k < count; k++)
-            copy_channel(w, (n + k) / w->a->groups, (n + k) % w->a->groups, seen + (size_t)k * w->tile);
-        for (int64_t k = 0; k < count; k++)
-            weigh_channel(w, n + k, seen + (size_t)k * w->tile);
+    const tn_conv_args *a = w->a;
+    const int64_t filters = a->groups * a->out_channels, words = words_of(filters), row = tile_row(a);
+    const int64_t plane = a->out_size[0] * a->out_size[1], taps = rows_of_taps(a) * a->kernel[1] * QUAD;
+    uint32_t *seen = (uint32_t *)(void *)(w->memory + (size_t)worker * w->part);
+    for (int64_t i = 0; i < row * tile_rows(a); i++)
+        seen[i] = w->outside;
+    for (int64_t n = begin; n < end; n++) {
+        const int64_t image = n / words, word = n % words;
+        byte_windows of = {.rounding = a->rounding,
+                           .channel = QUAD * word,
+                           .channels = (int)tn_min64(QUAD, filters - QUAD * word),
+                           .from = seen,
+                           .from_row = a->dilation[0] * row,
+                           .from_down = a->stride[0] * row,
+                           .stride = a->stride[1],
+                           .dilation = a->dilation[1],
+                           .weights = a->max_pool ? NULL : (const int32_t *)a->packed + word * taps,
+                           .turned = w->turned,
+                           .rows = (int)a->kernel[0],
+                           .columns = (int)a->kernel[1],
+                           .to = (uint32_t *)(void *)a->out + n * plane,
+                           .out_rows = a->out_size[0],
+                           .out_columns = a->out_size[1]};
+        copy_word(w, image, word, seen);
+        if (!a->y_blocks) of.to = (uint32_t *)(void *)((char *)seen + tile_bytes(a));
+        (a->max_pool ? w->tiles->bytes->pool : w->tiles->bytes->weigh)(&of);
+        if (!a->y_blocks)
+            split_words(of.to, plane, of.channels, (uint8_t *)(void *)a->out + (image * filters + QUAD * word) * plane);
     }
 }
 
 static void run_windows(const tn_conv_args *a, uint8_t outside, char *memory) {
-    enum { PART_ELEMENTS = 1 << 14, PIECE = 16 };
-    windows w = {.a = a, .kernels = tn_byte_tiles()->bytes, .weights = a->packed, .outside = outside, .tiles = memory};
-    w.tile = tile_bytes(a);
-    for (int i = 0; i < MOST_LANES; i++)
-        w.word_at[i] = (int32_t)(a->stride[1] * (i / QUAD) + i % QUAD);
-    for (int i = 0; i < MOST_LANES * QUAD; i++)
-        w.byte_at[i] = (uint8_t)(i % PIECE / QUAD * a->stride[1] + i % QUAD * a->dilation[1]);
-    const int64_t channel = a->out_channels * a->out_size[0] * a->out_size[1] * a->kernel[0] * words_of(a);
-    tn_parallel(a->batch * a->groups, tn_max64(PART_ELEMENTS / channel, 1), run_channels, &w);
+    enum { PART_ELEMENTS = 1 << 14 };
+    windows w = {.a = a, .tiles = tn_byte_tiles(), .outside = in_word(outside), .memory = memory};
+    w.turned = a->x_signed ? SIGNS : 0;
+    w.down = look_at(-a->pad_before[0], 1, tile_rows(a), a->size[0]);
+    w.across = look_at(-a->pad_before[1], 1, tile_row(a), a->size[1]);
+    w.part = tile_bytes(a) + results_bytes(a);
+    const int64_t taps = a->kernel[0] * a->kernel[1], word = a->out_size[0] * a->out_size[1] * taps;
+    tn_parallel(a->batch * words_of(a->groups * a->out_channels), tn_max64(PART_ELEMENTS / word, 1),
+                run_words_of_channels, &w);
 }
 
 /* ==== both ======================================================================================================== */
@@ -274,13 +341,17 @@ static void run_windows(const tn_conv_args *a, uint8_t outside, char *memory) {
 
 static size_t words_bytes(const tn_conv_args *a) {
     tn_conv_args q = quads_of(a);
+    if (a->max_pool) return 0;
     return is_depthwise(a) ? im2col_bytes((int64_t)window_words(a)) : tn_conv_nhwc_packed_bytes(&q);
 }
 
-static size_t sums_bytes(const tn_conv_args *a) { return im2col_bytes(a->groups * a->out_channels); }
+static size_t sums_bytes(const tn_conv_args *a) { return a->max_pool ? 0 : im2col_bytes(a->groups * a->out_channels); }
 
 bool tn_conv_bytes_fits(const tn_conv_args *args) {
     if (!tn_byte_tiles() || !tn_im2col_is_small(args)) return false;
+    if (args->y_blocks && !args->rounding && !args->max_pool) return false;
+    if (!is_depthwise(args) && args->groups > 1) /* a word has channels of one group */
+        if ((args->x_blocks && args->channels % QUAD) || (args->y_blocks && args->out_channels % QUAD)) return false;
     if (is_depthwise(args)) return fits_depthwise(args);
     tn_conv_args q = quads_of(args);
     return tn_conv_fits(&q) && tn_conv_nhwc_fits(&q);
@@ -313,14 +384,24 @@ size_t tn_conv_bytes_workspace(const tn_conv_args *args, int threads) {
     tn_conv_args q = quads_of(args);
     const size_t shared = tn_conv_bytes_packed_bytes(args) + sums_bytes(args),
                  parts = threads > 1 ? (size_t)threads : 1;
-    if (is_depthwise(args)) return shared + parts * tile_bytes(args) * TILES;
-    return shared + image_bytes(&q) + tn_conv_nhwc_workspace(&q, NULL, threads);
+    if (is_depthwise(args)) return shared + parts * (tile_bytes(args) + results_bytes(args));
+    return shared + image_bytes(args) + tn_conv_nhwc_workspace(&q, NULL, threads);
 }
 
 void tn_conv_bytes(const tn_conv_args *args, uint8_t outside) {
     tn_conv_args a = *args;
     tn_byte_rounding rounding;
     char *memory = a.workspace;
+    if (a.x_signed) outside ^= SIGN;
+    if (a.max_pool) {
+        run_windows(&a, 0, memory);
+        return;
+    }
+    if (a.rounding) {
+        rounding = *a.rounding;
+        rounding.words = a.y_blocks;
+        a.rounding = &rounding;
+    }
     if (!a.packed) {
         tn_conv_bytes_pack(&a, memory);
         a.packed = memory;
@@ -331,10 +412,7 @@ void tn_conv_bytes(const tn_conv_args *args, uint8_t outside) {
         int32_t *bias = (int32_t *)(void *)memory;
         for (int64_t f = 0; f < a.groups * a.out_channels; f++)
             bias[f] = (int32_t)((uint32_t)a.rounding->bias[f] - (uint32_t)sums[f] * SIGN);
-        rounding = *a.rounding;
         rounding.bias = bias;
-        a.rounding = &rounding;
-        outside ^= SIGN;
     }
     memory += sums_bytes(&a);
     (is_depthwise(&a) ? run_windows : run_words)(&a, outside, memory);

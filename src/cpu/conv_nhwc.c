@@ -216,11 +216,10 @@ static void pack_panel(const packing *p, const float *from, int64_t out_channels
                                   .lines = out_channels});
 }
 
-static void pack_panels(void *ctx, int64_t begin, int64_t end, int worker) {
+static void pack_panels(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const packing *p = ctx;
     const tn_conv_args *a = p->a;
     const int64_t panel = 2 * p->with->lanes, depth = a->channels * a->kernel[0] * a->kernel[1];
-    (void)worker;
     for (int64_t n = begin; n < end; n++) {
         int64_t first = n % p->panels * panel;
         const float *from = a->weight + n / p->panels * a->weight_group + first * a->weight_stride[0];
@@ -479,16 +478,17 @@ static void write_out_channels(const nhwc_nhwc *w, nhwc_part *p, const section *
                                int64_t out_channels) {
     const tn_conv_args *a = &w->a;
     if (a->rounding) {
-        const int64_t plane = a->out_size[0] * a->out_size[1];
-        w->tiles->bytes->round(&(byte_result){
-            .rounding = a->rounding,
-            .channel = first,
-            .from = (const int32_t *)(const void *)(sums + now->to * w->panel),
-            .from_row = w->panel,
-            .to = (uint8_t *)(void *)a->out + (now->image * a->groups * a->out_channels + first) * plane + now->at,
-            .plane = plane,
-            .channels = out_channels,
-            .pixels = now->count});
+        const int64_t plane = a->out_size[0] * a->out_size[1], together = a->rounding->words ? 4 : 1;
+        const int64_t channels = round_up(a->groups * a->out_channels, together);
+        w->tiles->bytes->round(&(byte_result){.rounding = a->rounding,
+                                              .channel = first,
+                                              .from = (const int32_t *)(const void *)(sums + now->to * w->panel),
+                                              .from_row = w->panel,
+                                              .to = (uint8_t *)(void *)a->out +
+                                                    (now->image * channels + first) * plane + now->at * together,
+                                              .plane = plane,
+                                              .channels = out_channels,
+                                              .pixels = now->count});
         return;
     }
     const int64_t row = now->at / a->out_size[1];

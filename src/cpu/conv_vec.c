@@ -7,47 +7,27 @@
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
 
-/* Every second element of two vectors. */
-VEC_INLINE V v_evens(V a, V b) {
+/* Elements of two vectors, numbered through: the even and the odd ones; x₀ y₀ x₁ y₁ …, the lower and the upper half. */
 #if defined(__AVX512F__)
-    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+#define EVENS 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define ODDS 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#define ZIP_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define ZIP_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 #elif defined(__AVX2__)
-    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+#define EVENS 0, 2, 4, 6, 8, 10, 12, 14
+#define ODDS 1, 3, 5, 7, 9, 11, 13, 15
+#define ZIP_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define ZIP_HIGH 4, 12, 5, 13, 6, 14, 7, 15
 #else
-    return __builtin_shufflevector(a, b, 0, 2, 4, 6);
+#define EVENS 0, 2, 4, 6
+#define ODDS 1, 3, 5, 7
+#define ZIP_LOW 0, 4, 1, 5
+#define ZIP_HIGH 2, 6, 3, 7
 #endif
-}
-
-VEC_INLINE V v_odds(V a, V b) {
-#if defined(__AVX512F__)
-    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-#elif defined(__AVX2__)
-    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
-#else
-    return __builtin_shufflevector(a, b, 1, 3, 5, 7);
-#endif
-}
-
-/* x₀ y₀ x₁ y₁ …: the lower and the upper half of it. */
-VEC_INLINE V v_zip_low(V x, V y) {
-#if defined(__AVX512F__)
-    return __builtin_shufflevector(x, y, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-#elif defined(__AVX2__)
-    return __builtin_shufflevector(x, y, 0, 8, 1, 9, 2, 10, 3, 11);
-#else
-    return __builtin_shufflevector(x, y, 0, 4, 1, 5);
-#endif
-}
-
-VEC_INLINE V v_zip_high(V x, V y) {
-#if defined(__AVX512F__)
-    return __builtin_shufflevector(x, y, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-#elif defined(__AVX2__)
-    return __builtin_shufflevector(x, y, 4, 12, 5, 13, 6, 14, 7, 15);
-#else
-    return __builtin_shufflevector(x, y, 2, 6, 3, 7);
-#endif
-}
+VEC_INLINE V v_evens(V a, V b) { return __builtin_shufflevector(a, b, EVENS); }
+VEC_INLINE V v_odds(V a, V b) { return __builtin_shufflevector(a, b, ODDS); }
+VEC_INLINE V v_zip_low(V a, V b) { return __builtin_shufflevector(a, b, ZIP_LOW); }
+VEC_INLINE V v_zip_high(V a, V b) { return __builtin_shufflevector(a, b, ZIP_HIGH); }
 
 /* The first `count` elements of x to every second output pixel. */
 VEC_INLINE void v_store_apart(float *to, V x, int64_t count) {
@@ -541,9 +521,8 @@ typedef struct fixed_window {
     int side, phases, step;
 } fixed_window;
 
-VEC_INLINE V fold_lane(const fixed_window *t, const int tap, const int taps) {
+VEC_INLINE V fold_lane(const fixed_window *t, const int tap, TN_UNUSED const int taps) {
     const int i = tap / t->side, j = tap % t->side;
-    (void)taps;
     return v_load(t->row[i] + j % t->phases * t->phase + j / t->phases * t->step);
 }
 

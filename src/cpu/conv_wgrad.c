@@ -175,11 +175,10 @@ static void collect_chunks(void *ctx, int64_t begin, int64_t end, int worker) {
 }
 
 /* Some of the sums, in the order that one thread would have. */
-static void add_chunks(void *ctx, int64_t begin, int64_t end, int worker) {
+static void add_chunks(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const weight_gradient *g = ctx;
     float *restrict to = g->sums;
     const float *restrict from = g->apart;
-    (void)worker;
     for (int64_t n = g->first; n < g->last; n++, from += all_sums(g)) {
         if (n == 0) {
             memcpy(to + begin, from + begin, (size_t)(end - begin) * sizeof *to);

@@ -95,11 +95,10 @@ static int64_t gather_taps(const tn_conv_args *a, const float *from, int64_t row
     return back * MOST_LANES;
 }
 
-static void pack_out_channels(void *ctx, int64_t begin, int64_t end, int worker) {
+static void pack_out_channels(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const packing *p = ctx;
     const tn_conv_args *a = p->a;
     float taps[9 * MOST_LANES] = {0};
-    (void)worker;
     for (int64_t i = 0, n = 0, rows = 0; i < a->out_channels; i += rows, n++) {
         rows = tile_height(a->out_channels - i, p->full);
         if (n < begin || n >= end) continue;
@@ -503,10 +502,9 @@ typedef struct one_axis_packing {
     float *to;
 } one_axis_packing;
 
-static void one_axis_pack_out_channels(void *ctx, int64_t begin, int64_t end, int worker) {
+static void one_axis_pack_out_channels(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const one_axis_packing *p = ctx;
     const tn_conv_args *a = p->a;
-    (void)worker;
     for (int64_t i = 0, rows = 0; i < end; i += rows) {
         rows = tile_height(a->out_channels - i, p->full);
         for (int64_t f = tn_max64(i, begin); f < tn_min64(i + rows, end); f++)

@@ -63,7 +63,11 @@ typedef struct tn_byte_rounding {
     const float *scale;
     int32_t zero;
     bool is_signed;
+    bool words; /* results lie in words of four channels (conv.h); tn_conv_bytes sets it */
 } tn_byte_rounding;
+
+/* For questions about sizes, where it only counts whether sums are rounded. */
+extern const tn_byte_rounding tn_any_byte_rounding;
 
 /* One operand in memory: element (batch…, row, col) at data + Σ batch·batch_stride +
  * row·row_stride + col·col_stride. */

@@ -134,8 +134,7 @@ VEC_INLINE void q_most(const float *x, int32_t *most) {
     *most = _mm_cvtsi128_si32(_mm_max_epi32(c, _mm_shuffle_epi32(c, 0xb1)));
 }
 
-VEC_INLINE void q_round(const float *x, const float *factor, uint8_t *q, int64_t step, int32_t sum[][2]) {
-    (void)step;
+VEC_INLINE void q_round(const float *x, const float *factor, uint8_t *q, TN_UNUSED int64_t step, int32_t sum[][2]) {
     __m256i a[4];
     VEC_UNROLL for (int i = 0; i < 4; i++) a[i] =
         _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(*factor)));
@@ -159,8 +158,7 @@ VEC_INLINE void q_most(const float *x, int32_t *most) {
     *most = (int32_t)vmaxvq_u32(a);
 }
 
-VEC_INLINE void q_round(const float *x, const float *factor, uint8_t *q, int64_t step, int32_t sum[][2]) {
-    (void)step;
+VEC_INLINE void q_round(const float *x, const float *factor, uint8_t *q, TN_UNUSED int64_t step, int32_t sum[][2]) {
     VEC_UNROLL for (int part = 0; part < 2; part++, x += 16, q += 16) {
         int16x4_t a[4];
         VEC_UNROLL for (int i = 0; i < 4; i++) a[i] =
@@ -193,8 +191,7 @@ VEC_INLINE v128_t q_integers(const float *x, float factor) {
     return wasm_i32x4_sub(wasm_f32x4_add(wasm_f32x4_mul(wasm_v128_load(x), wasm_f32x4_splat(factor)), large), large);
 }
 
-VEC_INLINE void q_round(const float *x, const float *factor, uint8_t *q, int64_t step, int32_t sum[][2]) {
-    (void)step;
+VEC_INLINE void q_round(const float *x, const float *factor, uint8_t *q, TN_UNUSED int64_t step, int32_t sum[][2]) {
     for (int part = 0; part < 2; part++, x += 16, q += 16) {
         v128_t a = wasm_i16x8_narrow_i32x4(q_integers(x, *factor), q_integers(x + 4, *factor));
         v128_t b = wasm_i16x8_narrow_i32x4(q_integers(x + 8, *factor), q_integers(x + 12, *factor));
@@ -216,8 +213,7 @@ VEC_INLINE void q_most(const float *x, int32_t *most) {
 }
 
 /* Adding 1.5 · 2²³ leaves no room for a fraction: the integer is in the lowest bits. */
-VEC_INLINE void q_round(const float *x, const float *factor, uint8_t *q, int64_t step, int32_t sum[][2]) {
-    (void)step;
+VEC_INLINE void q_round(const float *x, const float *factor, uint8_t *q, TN_UNUSED int64_t step, int32_t sum[][2]) {
     sum[0][0] = sum[0][1] = 0;
     for (int i = 0; i < 32; i++) {
         q[i] = (uint8_t)kir_bits_f32(x[i] * *factor + 12582912.0f);

@@ -149,7 +149,8 @@ typedef struct result_block {
 
 /* ---- sums of bytes as bytes -------------------------------------------------------------------------------------- */
 
-/* Sums of `channels` channels from `channel` on, side by side for each pixel, to planes of bytes. */
+/* Sums of `channels` channels from `channel` on, side by side for each pixel, to planes of bytes, or to planes of words
+ * of four channels. */
 typedef struct byte_result {
     const struct tn_byte_rounding *rounding;
     int64_t channel;
@@ -159,27 +160,26 @@ typedef struct byte_result {
     int64_t plane, channels, pixels;
 } byte_result;
 
-/* Rows of output pixels of one channel: windows of `rows` rows, each of `words` words of four taps (the last one has
- * zeros behind the window), over bytes of which 64 behind the last window are readable. */
+/* Rows of output pixels of the channels of a word, of which there are `channels`: windows of `rows` × `columns` words.
+ * Behind the last window 16 · (stride + 2) words are readable. */
 typedef struct byte_windows {
-    const struct tn_byte_rounding *rounding;
+    const struct tn_byte_rounding *rounding; /* of weigh */
     int64_t channel;
-    const uint8_t *from;
-    int64_t from_row, from_down; /* bytes from a window's row to its next; from a row of output pixels to the next */
-    int64_t stride, dilation;    /* of columns: 3 · (stride + dilation) is at most 15 */
-    const int32_t *weights;      /* [rows, words] */
-    /* For a vector of output pixels: words of what a load brings, so that each piece of 16 bytes has what four windows
-     * see; then bytes of each piece. */
-    const int32_t *word_at;
-    const uint8_t *byte_at;
-    int rows, words;
-    uint8_t *to;
+    int channels;
+    const uint32_t *from;
+    int64_t from_row, from_down; /* words from a window's row to its next; from a row of output pixels to the next */
+    int64_t stride, dilation;    /* of columns */
+    const int32_t *weights;      /* [rows / 4, columns, channels of a word]: taps of four rows; zeros behind the last */
+    uint32_t turned;             /* of pool: bits of the results that are turned */
+    int rows, columns;
+    uint32_t *to;
     int64_t out_rows, out_columns;
 } byte_windows;
 
 typedef struct byte_kernels {
     void (*round)(const byte_result *r);
     void (*weigh)(const byte_windows *w);
+    void (*pool)(const byte_windows *w); /* the greatest byte of each window, without sign */
 } byte_kernels;
 
 /* All of an instruction set, by height of tiles where that matters. */

@@ -10,6 +10,8 @@
 #include "cpu/cpu_kernels.h"
 #include "cpu/vec.h"
 
+enum { QUAD = 4 }; /* channels of a word */
+
 /* ---- rounding to bytes ------------------------------------------------------------------------------------------- */
 
 static float least_of(const tn_byte_rounding *r) { return (float)((r->is_signed ? INT8_MIN : 0) - r->zero); }
@@ -21,45 +23,121 @@ static uint8_t rounded(const tn_byte_rounding *r, int64_t channel, int32_t sum) 
     return (uint8_t)((int32_t)rintf(y) + r->zero);
 }
 
+/* Where a channel's bytes begin, and their distance: planes, or words of four channels. */
 static void round_some(const byte_result *r, int64_t channel, int64_t channels, int64_t pixel, int64_t pixels) {
-    for (int64_t c = channel; c < channel + channels; c++)
+    const bool words = r->rounding->words;
+    for (int64_t c = channel; c < channel + channels; c++) {
+        uint8_t *to = words ? r->to + c / QUAD * QUAD * r->plane + c % QUAD : r->to + c * r->plane;
         for (int64_t p = pixel; p < pixel + pixels; p++)
-            r->to[c * r->plane + p] = rounded(r->rounding, r->channel + c, r->from[p * r->from_row + c]);
+            to[words ? p * QUAD : p] = rounded(r->rounding, r->channel + c, r->from[p * r->from_row + c]);
+    }
+}
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+enum { WORDS = VEC_BYTES / QUAD, PIXELS = 4 };
+#if defined(__AVX512F__)
+typedef __m512i byte_vec;
+typedef __m512 float_vec;
+#define BYTE_OP(name) _mm512_##name
+#define LOAD_WORDS(p) _mm512_loadu_si512(p)
+#define SPREAD_PIECE(p) _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)(p)))
+#define ADD_PRODUCTS(c, a, b) _mm512_dpbusd_epi32(c, a, b)
+#define GATHER_WORDS(p, index) _mm512_i32gather_epi32(index, p, QUAD)
+#define XOR_BITS(a, b) _mm512_xor_si512(a, b)
+#define PIECE_OF(x, k) _mm512_extracti32x4_epi32(x, k)
+#define STORE_WORDS(p, n, x) _mm512_mask_storeu_epi32(p, v_mask(n), x)
+#else
+typedef __m256i byte_vec;
+typedef __m256 float_vec;
+#define BYTE_OP(name) _mm256_##name
+#define LOAD_WORDS(p) _mm256_loadu_si256((const __m256i *)(const void *)(p))
+#define SPREAD_PIECE(p) _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)(p)))
+#define ADD_PRODUCTS(c, a, b) _mm256_dpbusd_avx_epi32(c, a, b)
+#define GATHER_WORDS(p, index) _mm256_i32gather_epi32((const int *)(const void *)(p), index, QUAD)
+#define XOR_BITS(a, b) _mm256_xor_si256(a, b)
+#define PIECE_OF(x, k) _mm256_extracti128_si256(x, k)
+#define STORE_WORDS(p, n, x) _mm256_maskstore_epi32((int *)(void *)(p), v_mask(n), x)
+#endif
+
+typedef struct rounding_vec {
+    float_vec least, most, scale;
+    byte_vec zero, bias;
+    bool is_signed;
+} rounding_vec;
+
+static rounding_vec spread(const tn_byte_rounding *r) {
+    return (rounding_vec){.least = BYTE_OP(set1_ps)(least_of(r)),
+                          .most = BYTE_OP(set1_ps)(most_of(r)),
+                          .zero = BYTE_OP(set1_epi32)(r->zero),
+                          .is_signed = r->is_signed};
+}
+
+VEC_INLINE byte_vec round_sums(const rounding_vec *r, byte_vec sum) {
+    const float_vec x = BYTE_OP(mul_ps)(BYTE_OP(cvtepi32_ps)(BYTE_OP(add_epi32)(sum, r->bias)), r->scale);
+    return BYTE_OP(add_epi32)(BYTE_OP(cvtps_epi32)(BYTE_OP(max_ps)(BYTE_OP(min_ps)(x, r->most), r->least)), r->zero);
+}
+
+/* Four vectors of sums as bytes: each piece of 16 bytes has the words of its four channels. */
+VEC_INLINE byte_vec round_four(const rounding_vec *r, const byte_vec sum[4]) {
+    const byte_vec low = BYTE_OP(packs_epi32)(round_sums(r, sum[0]), round_sums(r, sum[1]));
+    const byte_vec high = BYTE_OP(packs_epi32)(round_sums(r, sum[2]), round_sums(r, sum[3]));
+    return r->is_signed ? BYTE_OP(packs_epi16)(low, high) : BYTE_OP(packus_epi16)(low, high);
+}
+
+/* Biases and scales of the channels from `channel` on that there are. */
+static void spread_channels(rounding_vec *to, const tn_byte_rounding *r, int64_t channel, int64_t channels) {
+    int32_t bias[WORDS] = {0};
+    float scale[WORDS] = {0};
+    memcpy(bias, r->bias + channel, (size_t)channels * sizeof *bias);
+    memcpy(scale, r->scale + channel, (size_t)channels * sizeof *scale);
+    to->bias = LOAD_WORDS(bias);
+    to->scale = BYTE_OP(loadu_ps)(scale);
+}
+
+VEC_INLINE byte_vec round_pixels(const byte_result *r, const rounding_vec *with, const int32_t *from) {
+    byte_vec sum[PIXELS];
+    VEC_UNROLL
+    for (int i = 0; i < PIXELS; i++)
+        sum[i] = LOAD_WORDS(from + i * r->from_row);
+    return round_four(with, sum);
+}
+
+VEC_INLINE void store_piece(uint8_t *to, __m128i x) { _mm_storeu_si128((__m128i *)(void *)to, x); }
+
+/* Four pixels of as many words as a vector of channels has, `count` of which are stored. */
+VEC_INLINE void round_words(const byte_result *r, const rounding_vec *with, int64_t channel, int64_t pixel, int count) {
+    const byte_vec y = round_pixels(r, with, r->from + pixel * r->from_row + channel);
+    uint8_t *to = r->to + channel * r->plane + QUAD * pixel;
+    store_piece(to, PIECE_OF(y, 0));
+    if (count > 1) store_piece(to + QUAD * r->plane, PIECE_OF(y, 1));
+#if defined(__AVX512F__)
+    if (count > 2) store_piece(to + 2 * QUAD * r->plane, PIECE_OF(y, 2));
+    if (count > 3) store_piece(to + 3 * QUAD * r->plane, PIECE_OF(y, 3));
+#endif
+}
+
+/* The pixels behind the last four are rounded with some before them, which are the same bytes again. */
+static void round_to_words(const byte_result *r) {
+    rounding_vec with = spread(r->rounding);
+    for (int64_t channel = 0; channel < r->channels; channel += WORDS) {
+        const int64_t channels = tn_min64(WORDS, r->channels - channel);
+        const int count = (int)tn_ceil_div(channels, QUAD);
+        spread_channels(&with, r->rounding, r->channel + channel, channels);
+        for (int64_t pixel = 0; pixel < r->pixels; pixel += PIXELS)
+            round_words(r, &with, channel, tn_min64(pixel, r->pixels - PIXELS), count);
+    }
 }
 
 #if defined(__AVX512F__)
-typedef struct rounding_512 {
-    __m512 least, most;
-    __m512i zero;
-} rounding_512;
-
-static rounding_512 spread_512(const tn_byte_rounding *r) {
-    return (rounding_512){_mm512_set1_ps(least_of(r)), _mm512_set1_ps(most_of(r)), _mm512_set1_epi32(r->zero)};
-}
-
-VEC_INLINE __m512i round_512(const rounding_512 *r, __m512i sum, __m512i bias, __m512 scale) {
-    const __m512 x = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(sum, bias)), scale);
-    return _mm512_add_epi32(_mm512_cvtps_epi32(_mm512_max_ps(_mm512_min_ps(x, r->most), r->least)), r->zero);
-}
-
-/* 16 channels of 16 pixels. Packing interleaves four pixels of four channels in each piece of 16 bytes. */
-VEC_INLINE void round_square(const byte_result *r, const rounding_512 *with, int64_t channel, int64_t pixel) {
+/* 16 channels of 16 pixels. */
+VEC_INLINE void round_square(const byte_result *r, const rounding_vec *with, int64_t channel, int64_t pixel) {
     const __m512i by_channel =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-    const __m512i bias = _mm512_loadu_si512(r->rounding->bias + r->channel + channel);
-    const __m512 scale = _mm512_loadu_ps(r->rounding->scale + r->channel + channel);
     const int32_t *from = r->from + pixel * r->from_row + channel;
     __m512i four[4];
     VEC_UNROLL
-    for (int k = 0; k < 4; k++) {
-        __m512i one[4];
-        VEC_UNROLL
-        for (int i = 0; i < 4; i++)
-            one[i] = round_512(with, _mm512_loadu_si512(from + (4 * k + i) * r->from_row), bias, scale);
-        const __m512i low = _mm512_packs_epi32(one[0], one[1]), high = _mm512_packs_epi32(one[2], one[3]);
-        four[k] = r->rounding->is_signed ? _mm512_packs_epi16(low, high) : _mm512_packus_epi16(low, high);
-        four[k] = _mm512_shuffle_epi8(four[k], by_channel);
-    }
+    for (int k = 0; k < 4; k++)
+        four[k] = _mm512_shuffle_epi8(round_pixels(r, with, from + 4 * k * r->from_row), by_channel);
     const __m512i a = _mm512_unpacklo_epi32(four[0], four[1]), b = _mm512_unpackhi_epi32(four[0], four[1]);
     const __m512i c = _mm512_unpacklo_epi32(four[2], four[3]), d = _mm512_unpackhi_epi32(four[2], four[3]);
     const __m512i rows[4] = {_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c), _mm512_unpacklo_epi64(b, d),
@@ -67,111 +145,189 @@ VEC_INLINE void round_square(const byte_result *r, const rounding_512 *with, int
     uint8_t *to = r->to + channel * r->plane + pixel;
     VEC_UNROLL
     for (int k = 0; k < 4; k++) {
-        _mm_storeu_si128((__m128i *)(void *)(to + k * r->plane), _mm512_castsi512_si128(rows[k]));
-        _mm_storeu_si128((__m128i *)(void *)(to + (4 + k) * r->plane), _mm512_extracti32x4_epi32(rows[k], 1));
-        _mm_storeu_si128((__m128i *)(void *)(to + (8 + k) * r->plane), _mm512_extracti32x4_epi32(rows[k], 2));
-        _mm_storeu_si128((__m128i *)(void *)(to + (12 + k) * r->plane), _mm512_extracti32x4_epi32(rows[k], 3));
+        store_piece(to + k * r->plane, PIECE_OF(rows[k], 0));
+        store_piece(to + (4 + k) * r->plane, PIECE_OF(rows[k], 1));
+        store_piece(to + (8 + k) * r->plane, PIECE_OF(rows[k], 2));
+        store_piece(to + (12 + k) * r->plane, PIECE_OF(rows[k], 3));
     }
 }
 
-/* The pixels behind the last square are rounded with some before them, which are the same bytes again. */
-static void round_to_bytes(const byte_result *r) {
+static void round_to_planes(const byte_result *r) {
     enum { SIDE = 16 };
-    const rounding_512 with = spread_512(r->rounding);
+    rounding_vec with = spread(r->rounding);
     const int64_t whole = r->pixels >= SIDE ? r->channels / SIDE * SIDE : 0;
-    for (int64_t channel = 0; channel < whole; channel += SIDE)
+    for (int64_t channel = 0; channel < whole; channel += SIDE) {
+        spread_channels(&with, r->rounding, r->channel + channel, SIDE);
         for (int64_t pixel = 0; pixel < r->pixels; pixel += SIDE)
-            round_square(r, &with, channel, pixel + SIDE <= r->pixels ? pixel : r->pixels - SIDE);
+            round_square(r, &with, channel, tn_min64(pixel, r->pixels - SIDE));
+    }
     round_some(r, whole, r->channels - whole, 0, r->pixels);
+}
+#else
+static void round_to_planes(const byte_result *r) { round_some(r, 0, r->channels, 0, r->pixels); }
+#endif
+
+static void round_to_bytes(const byte_result *r) {
+    if (!r->rounding->words)
+        round_to_planes(r);
+    else if (r->pixels >= PIXELS)
+        round_to_words(r);
+    else
+        round_some(r, 0, r->channels, 0, r->pixels);
 }
 #else
 static void round_to_bytes(const byte_result *r) { round_some(r, 0, r->channels, 0, r->pixels); }
 #endif
 
-/* ---- depthwise windows ------------------------------------------------------------------------------------------- */
+/* ---- windows of single channels ---------------------------------------------------------------------------------- */
+/* A word has a pixel of four channels. Bytes of four rows of words are interleaved: then a lane has four taps of one
+ * channel, one below the other, and a register four channels of every fourth pixel. */
 
 #if defined(__AVX512F__) || defined(__AVX2__)
-enum { WORDS = VEC_BYTES / 4 };
+VEC_INLINE byte_vec load_words(const uint32_t *from, const int64_t stride) {
+    static const int32_t steps[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    if (stride == 1) return LOAD_WORDS(from);
+    const byte_vec index = BYTE_OP(mullo_epi32)(LOAD_WORDS(steps), BYTE_OP(set1_epi32)((int32_t)stride));
 #if defined(__AVX512F__)
-typedef __m512i byte_vec;
-#define BYTE_OP(name) _mm512_##name
-#define LOAD_BYTES(p) _mm512_loadu_si512(p)
-#define MOVE_WORDS(index, x) _mm512_permutexvar_epi32(index, x)
-#define ADD_PRODUCTS(c, a, b) _mm512_dpbusd_epi32(c, a, b)
-#else
-typedef __m256i byte_vec;
-#define BYTE_OP(name) _mm256_##name
-#define LOAD_BYTES(p) _mm256_loadu_si256((const __m256i *)(const void *)(p))
-#define MOVE_WORDS(index, x) _mm256_permutevar8x32_epi32(x, index)
-#define ADD_PRODUCTS(c, a, b) _mm256_dpbusd_avx_epi32(c, a, b)
+    if (stride == 2) return _mm512_permutex2var_epi32(LOAD_WORDS(from), index, LOAD_WORDS(from + WORDS));
 #endif
+    return GATHER_WORDS(from, index);
+}
 
-/* rows, words: w's, constants after inlining for usual windows. */
-VEC_INLINE byte_vec window_sums(const byte_windows *w, const int rows, const int count, const uint8_t *from,
-                                byte_vec words, byte_vec places) {
-    byte_vec sum = BYTE_OP(set1_epi32)(0);
+/* seen[i]: pixels i, i + 4, …, of four rows, of which `rows` have weights: others are zeros, or any. */
+VEC_INLINE void interleave(byte_vec seen[4], const uint32_t *from, int64_t row, const int64_t stride, const int rows) {
+    byte_vec x[4];
     VEC_UNROLL
-    for (int row = 0; row < rows; row++, from += w->from_row)
-        for (int k = 0; k < count; k++) {
-            const byte_vec seen = MOVE_WORDS(words, LOAD_BYTES(from + 4 * k * w->dilation));
-            sum = ADD_PRODUCTS(sum, BYTE_OP(shuffle_epi8)(seen, places),
-                               BYTE_OP(set1_epi32)(w->weights[row * count + k]));
-        }
-    return sum;
+    for (int i = 0; i < 4; i++)
+        x[i] = i < rows ? load_words(from + i * row, stride) : BYTE_OP(set1_epi32)(0);
+    const byte_vec a = BYTE_OP(unpacklo_epi8)(x[0], x[1]), b = BYTE_OP(unpackhi_epi8)(x[0], x[1]);
+    const byte_vec c = BYTE_OP(unpacklo_epi8)(x[2], x[3]), d = BYTE_OP(unpackhi_epi8)(x[2], x[3]);
+    seen[0] = BYTE_OP(unpacklo_epi16)(a, c);
+    seen[1] = BYTE_OP(unpackhi_epi16)(a, c);
+    seen[2] = BYTE_OP(unpacklo_epi16)(b, d);
+    seen[3] = BYTE_OP(unpackhi_epi16)(b, d);
 }
 
-#if defined(__AVX512F__)
-VEC_INLINE void weigh_rows(const byte_windows *w, const int rows, const int count) {
-    const rounding_512 with = spread_512(w->rounding);
-    const byte_vec bias = _mm512_set1_epi32(w->rounding->bias[w->channel]);
-    const __m512 scale = _mm512_set1_ps(w->rounding->scale[w->channel]);
-    const byte_vec words = LOAD_BYTES(w->word_at), places = LOAD_BYTES(w->byte_at);
-    for (int64_t row = 0; row < w->out_rows; row++)
-        for (int64_t column = 0; column < w->out_columns; column += WORDS) {
-            const uint8_t *from = w->from + row * w->from_down + column * w->stride;
-            const byte_vec y = round_512(&with, window_sums(w, rows, count, from, words, places), bias, scale);
-            _mm512_mask_cvtepi32_storeu_epi8(w->to + row * w->out_columns + column, v_mask(w->out_columns - column), y);
-        }
+VEC_INLINE void add_column(byte_vec sum[4], const byte_vec *seen, byte_vec weight) {
+    VEC_UNROLL
+    for (int i = 0; i < 4; i++)
+        sum[i] = ADD_PRODUCTS(sum[i], seen[i], weight);
 }
-#else
-VEC_INLINE void weigh_rows(const byte_windows *w, const int rows, const int count) {
-    int32_t sums[WORDS];
-    const byte_vec words = LOAD_BYTES(w->word_at), places = LOAD_BYTES(w->byte_at);
-    for (int64_t row = 0; row < w->out_rows; row++)
-        for (int64_t column = 0; column < w->out_columns; column += WORDS) {
-            const uint8_t *from = w->from + row * w->from_down + column * w->stride;
-            const byte_vec y = window_sums(w, rows, count, from, words, places);
-            memcpy(sums, &y, sizeof sums);
-            for (int64_t i = 0; i < WORDS && column + i < w->out_columns; i++)
-                w->to[row * w->out_columns + column + i] = rounded(w->rounding, w->channel, sums[i]);
-        }
-}
-#endif
 
-static void weigh_bytes(const byte_windows *w) {
-    if (w->rows == 3 && w->words == 1)
-        weigh_rows(w, 3, 1);
-    else if (w->rows == 5 && w->words == 2)
-        weigh_rows(w, 5, 2);
+/* A window's column that lies k pixels further is that of the next pixels: they are interleaved once. */
+VEC_INLINE void add_three_beside(byte_vec sum[4], const byte_windows *w, const uint32_t *from) {
+    byte_vec seen[8];
+    interleave(seen, from, w->from_row, 1, 3);
+    interleave(seen + 4, from + 4, w->from_row, 1, 3);
+    VEC_UNROLL
+    for (int k = 0; k < 3; k++)
+        add_column(sum, seen + k, SPREAD_PIECE(w->weights + QUAD * k));
+}
+
+/* rows, columns, stride: w's, constants after inlining for usual windows. */
+VEC_INLINE void add_window(byte_vec sum[4], const byte_windows *w, const uint32_t *from, const int rows,
+                           const int columns, const int64_t stride) {
+    const int32_t *weight = w->weights;
+    byte_vec seen[4];
+    for (int row = 0; row < rows; row += 4, from += 4 * w->from_row)
+        for (int k = 0; k < columns; k++, weight += QUAD) {
+            interleave(seen, from + k * w->dilation, w->from_row, stride, rows - row);
+            add_column(sum, seen, SPREAD_PIECE(weight));
+        }
+}
+
+VEC_INLINE void weigh_rows(const byte_windows *w, const int rows, const int columns, const int64_t stride,
+                           const bool beside) {
+    rounding_vec with = spread(w->rounding);
+    int32_t bias[QUAD] = {0};
+    float scale[QUAD] = {0};
+    memcpy(bias, w->rounding->bias + w->channel, (size_t)w->channels * sizeof *bias);
+    memcpy(scale, w->rounding->scale + w->channel, (size_t)w->channels * sizeof *scale);
+    with.bias = SPREAD_PIECE(bias);
+    with.scale = (float_vec)SPREAD_PIECE(scale);
+    for (int64_t row = 0; row < w->out_rows; row++)
+        for (int64_t column = 0; column < w->out_columns; column += WORDS) {
+            const uint32_t *from = w->from + row * w->from_down + column * stride;
+            byte_vec sum[4] = {BYTE_OP(set1_epi32)(0), BYTE_OP(set1_epi32)(0), BYTE_OP(set1_epi32)(0),
+                               BYTE_OP(set1_epi32)(0)};
+            if (beside)
+                add_three_beside(sum, w, from);
+            else
+                add_window(sum, w, from, rows, columns, stride);
+            STORE_WORDS(w->to + row * w->out_columns + column, w->out_columns - column, round_four(&with, sum));
+        }
+}
+
+static void weigh_words(const byte_windows *w) {
+    const bool three = w->rows == 3 && w->columns == 3;
+    if (three && w->stride == 1 && w->dilation == 1)
+        weigh_rows(w, 3, 3, 1, true);
+    else if (three && w->stride == 2)
+        weigh_rows(w, 3, 3, 2, false);
+    else if (w->rows == 5 && w->columns == 5 && w->stride == 1)
+        weigh_rows(w, 5, 5, 1, false);
     else
-        weigh_rows(w, w->rows, w->words);
+        weigh_rows(w, w->rows, w->columns, w->stride, false);
+}
+
+VEC_INLINE void pool_rows(const byte_windows *w, const int64_t stride) {
+    const byte_vec turned = BYTE_OP(set1_epi32)((int32_t)w->turned);
+    for (int64_t row = 0; row < w->out_rows; row++)
+        for (int64_t column = 0; column < w->out_columns; column += WORDS) {
+            const uint32_t *from = w->from + row * w->from_down + column * stride;
+            byte_vec most = BYTE_OP(set1_epi32)(0);
+            for (int i = 0; i < w->rows; i++)
+                for (int k = 0; k < w->columns; k++)
+                    most = BYTE_OP(max_epu8)(most, load_words(from + i * w->from_row + k * w->dilation, stride));
+            STORE_WORDS(w->to + row * w->out_columns + column, w->out_columns - column, XOR_BITS(most, turned));
+        }
+}
+
+static void pool_words(const byte_windows *w) {
+    if (w->stride == 1)
+        pool_rows(w, 1);
+    else if (w->stride == 2)
+        pool_rows(w, 2);
+    else
+        pool_rows(w, w->stride);
 }
 #else
-static void weigh_bytes(const byte_windows *w) {
-    const int8_t *weight = (const int8_t *)(const void *)w->weights;
-    for (int64_t row = 0; row < w->out_rows; row++)
-        for (int64_t column = 0; column < w->out_columns; column++) {
-            const uint8_t *from = w->from + row * w->from_down + column * w->stride;
-            int32_t sum = 0;
-            for (int r = 0; r < w->rows; r++)
-                for (int k = 0; k < 4 * w->words; k++)
-                    sum += from[r * w->from_row + k * w->dilation] * weight[r * 4 * w->words + k];
-            w->to[row * w->out_columns + column] = rounded(w->rounding, w->channel, sum);
+/* Byte c of each word, a channel of its own. */
+static void weigh_channel(const byte_windows *w, int c) {
+    const uint8_t *from = (const uint8_t *)w->from + c;
+    uint8_t *to = (uint8_t *)w->to + c;
+    for (int64_t n = 0; n < w->out_rows * w->out_columns; n++) {
+        const uint8_t *at = from + QUAD * (n / w->out_columns * w->from_down + n % w->out_columns * w->stride);
+        const int8_t *weight = (const int8_t *)(const void *)w->weights;
+        int32_t sum = 0;
+        for (int row = 0; row < w->rows; row++)
+            for (int k = 0; k < w->columns; k++)
+                sum += at[QUAD * (row * w->from_row + k * w->dilation)] *
+                       weight[((row / 4 * w->columns + k) * QUAD + c) * 4 + row % 4];
+        to[QUAD * n] = rounded(w->rounding, w->channel + c, sum);
+    }
+}
+
+static void weigh_words(const byte_windows *w) {
+    for (int c = 0; c < w->channels; c++)
+        weigh_channel(w, c);
+}
+
+static void pool_words(const byte_windows *w) {
+    for (int64_t n = 0; n < QUAD * w->out_rows * w->out_columns; n++) {
+        const int64_t pixel = n / QUAD, at = pixel / w->out_columns * w->from_down + pixel % w->out_columns * w->stride;
+        const uint8_t *from = (const uint8_t *)(w->from + at) + n % QUAD;
+        uint8_t most = 0;
+        for (int64_t k = 0; k < w->rows * w->columns; k++) {
+            const uint8_t x = from[QUAD * (k / w->columns * w->from_row + k % w->columns * w->dilation)];
+            most = x > most ? x : most;
         }
+        ((uint8_t *)w->to)[n] = most ^ (uint8_t)w->turned;
+    }
 }
 #endif
 
-static const byte_kernels byte_rows = {round_to_bytes, weigh_bytes};
+static const byte_kernels byte_rows = {round_to_bytes, weigh_words, pool_words};
 
 #include "cpu/tiles.c"
 #else

@@ -3,7 +3,6 @@
 #define TN_ENGINES_H
 
 #include "plan/engine.h"
-#include "plan/op_engine.h"
 
 extern const tn_engine tn_engine_onnxruntime;
 extern const tn_op_engine tn_op_engine_torch;

@@ -819,9 +819,8 @@ typedef struct decoding {
     tn_block_q8_x *to;
 } decoding;
 
-static void decode_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
+static void decode_blocks(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const decoding *d = ctx;
-    (void)worker;
     for (int64_t i = begin; i < end; i++)
         d->type->decode(d->from + i * d->type->bytes, d->to + i * (d->type->block / 32));
 }

@@ -178,8 +178,7 @@ static arguments items_of(const tn_pickle_values *v, const tn_pickle_node *n) {
 
 static bool is(const tn_pickle_node *n, tn_pickle_kind kind) { return n->kind == kind; }
 
-static tn_status make_dict(machine *m, const arguments *a, int row) {
-    (void)row;
+static tn_status make_dict(machine *m, const arguments *a, TN_UNUSED int row) {
     if (a->count > 0) return fault(m, "an OrderedDict with arguments");
     return push_kind(m, TN_PICKLE_DICT, 0);
 }
@@ -190,8 +189,7 @@ static tn_status make_nothing(machine *m, const arguments *a, int row) {
 }
 
 /* A parameter is its tensor, a size its tuple. */
-static tn_status make_first(machine *m, const arguments *a, int row) {
-    (void)row;
+static tn_status make_first(machine *m, const arguments *a, TN_UNUSED int row) {
     if (a->count < 1) return fault(m, "a call without an argument");
     return push_pickle(m, (uint32_t)(a->at[0] - m->v->nodes));
 }
@@ -213,11 +211,10 @@ static tn_status read_extents(const machine *m, const tn_pickle_node *n, int *ra
 
 static int type_of_global(const tn_pickle_node *n);
 
-static tn_status make_tensor(machine *m, const arguments *a, int row) {
+static tn_status make_tensor(machine *m, const arguments *a, TN_UNUSED int row) {
     tn_pickle_values *v = m->v;
     tn_pickle_place t = {0};
     int strides;
-    (void)row;
     if (a->count < 4 || !is(a->at[0], TN_PICKLE_STORAGE) || !is(a->at[1], TN_PICKLE_INT) || a->at[1]->number < 0)
         return fault(m, "a tensor without storage, offset, shape and strides");
     t.storage = (uint32_t)a->at[0]->number;
@@ -319,34 +316,25 @@ static tn_status do_skip(machine *m, int size) {
     return take_number(m, size, &ignored);
 }
 
-static tn_status do_mark(machine *m, int size) {
-    (void)size;
+static tn_status do_mark(machine *m, TN_UNUSED int size) {
     if (m->mark_count == MAX_MARKS) return fault(m, "containers are nested too deeply");
     m->marks[m->mark_count++] = m->depth;
     return TN_OK;
 }
 
-static tn_status do_stop(machine *m, int size) {
-    (void)size;
+static tn_status do_stop(machine *m, TN_UNUSED int size) {
     m->stopped = true;
     return pop(m, &m->v->root);
 }
 
-static tn_status do_pop(machine *m, int size) {
+static tn_status do_pop(machine *m, TN_UNUSED int size) {
     uint32_t ignored;
-    (void)size;
     return pop(m, &ignored);
 }
 
-static tn_status do_pop_mark(machine *m, int size) {
-    (void)size;
-    return pop_mark(m, &m->depth);
-}
+static tn_status do_pop_mark(machine *m, TN_UNUSED int size) { return pop_mark(m, &m->depth); }
 
-static tn_status do_none(machine *m, int size) {
-    (void)size;
-    return push_kind(m, TN_PICKLE_NONE, 0);
-}
+static tn_status do_none(machine *m, TN_UNUSED int size) { return push_kind(m, TN_PICKLE_NONE, 0); }
 
 static tn_status do_bool(machine *m, int value) { return push_kind(m, TN_PICKLE_BOOL, value); }
 
@@ -414,18 +402,16 @@ static tn_status do_extend(machine *m, int kind) {
     return extend(m, begin, kind == TN_PICKLE_DICT);
 }
 
-static tn_status do_global(machine *m, int size) {
+static tn_status do_global(machine *m, TN_UNUSED int size) {
     const char *module, *name;
     size_t n, length;
-    (void)size;
     TRY(take_line(m, &module, &n));
     TRY(take_line(m, &name, &length));
     return push_global(m, module, n, name, length);
 }
 
-static tn_status do_stack_global(machine *m, int size) {
+static tn_status do_stack_global(machine *m, TN_UNUSED int size) {
     uint32_t name, module;
-    (void)size;
     TRY(pop(m, &name));
     TRY(pop(m, &module));
     const tn_pickle_node *a = &m->v->nodes[module], *b = &m->v->nodes[name];
@@ -433,25 +419,18 @@ static tn_status do_stack_global(machine *m, int size) {
     return push_global(m, a->text, (size_t)a->number, b->text, (size_t)b->number);
 }
 
-static tn_status do_reduce(machine *m, int size) {
-    (void)size;
-    return reduce(m);
-}
+static tn_status do_reduce(machine *m, TN_UNUSED int size) { return reduce(m); }
 
 /* What is set on an object is not needed: an OrderedDict's metadata. */
-static tn_status do_build(machine *m, int size) {
+static tn_status do_build(machine *m, TN_UNUSED int size) {
     uint32_t state;
     tn_pickle_node *object = NULL;
-    (void)size;
     TRY(pop(m, &state));
     TRY(top(m, &object));
     return is(object, TN_PICKLE_GLOBAL) ? fault(m, "a state for a name") : TN_OK;
 }
 
-static tn_status do_storage(machine *m, int size) {
-    (void)size;
-    return push_storage(m);
-}
+static tn_status do_storage(machine *m, TN_UNUSED int size) { return push_storage(m); }
 
 static tn_status put_pickle(machine *m, uint64_t place) {
     if (m->depth == 0) return fault(m, "the stack is empty");
@@ -473,10 +452,7 @@ static tn_status do_put(machine *m, int size) {
     return put_pickle(m, place);
 }
 
-static tn_status do_memoize(machine *m, int size) {
-    (void)size;
-    return put_pickle(m, m->memo_count);
-}
+static tn_status do_memoize(machine *m, TN_UNUSED int size) { return put_pickle(m, m->memo_count); }
 
 static tn_status do_get(machine *m, int size) {
     uint64_t place;

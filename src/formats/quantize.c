@@ -468,10 +468,9 @@ typedef struct work {
     uint8_t *blocks;
 } work;
 
-static void quantize_range(void *ctx, int64_t begin, int64_t end, int worker) {
+static void quantize_range(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const work *w = ctx;
     const tn_qformat *f = w->format;
-    (void)worker;
     for (int64_t i = begin; i < end; i++) {
         float x[TN_QSUPER];
         tn_qunpacked block = {0};

@@ -88,9 +88,8 @@ static void find_range(printed *p, element e, double *range) {
     range[1] = fmax(range[1], fabs(e.f));
 }
 
-static void find_width(printed *p, element e, double *range) {
+static void find_width(printed *p, element e, TN_UNUSED double *range) {
     char one[400];
-    (void)range;
     if (p->floats && (!isfinite(e.f) || e.f == 0)) return;
     int n = element_text(p, e, one, sizeof one);
     if (n > p->width) p->width = n;

@@ -466,7 +466,7 @@ static uint32_t spirv_loop_is_whole(spv *e, uint32_t next, uint32_t length) {
     uint32_t mask = kir_spv_const(e, e->ix, length - 1), zero = kir_spv_const(e, e->ix, 0);
     uint32_t inside = kir_spv_op(e, OpBitwiseAnd, e->ix, next, mask, 0);
     uint32_t full = kir_spv_op(e, OpIEqual, SPV_BOOL, inside, zero, 0);
-    uint32_t last = kir_spv_op(e, OpUGreaterThanEqual, SPV_BOOL, next, e->points, 0);
+    uint32_t last = kir_spv_op(e, OpUGreaterThanEqual, SPV_BOOL, next, e->loop.points, 0);
     return kir_spv_op(e, OpLogicalOr, SPV_BOOL, full, last, 0);
 }
 
@@ -487,7 +487,7 @@ static void fold_lanes(spv *e, int i) {
     kir_spv_end_for(e, &lane, 1);
     kir_spv_end_for(e, &halving, 1);
     uint32_t block = load_spirv_loop(e, type, kir_spv_element(e, type, lanes, kir_spv_u32(e, 0)));
-    add_part(e, in, e->states[i].total, is_first(e, e->counter, KIR_BLOCK), block);
+    add_part(e, in, e->states[i].total, is_first(e, e->loop.counter, KIR_BLOCK), block);
     clear_lanes(e, in, lanes);
 }
 
@@ -495,12 +495,14 @@ static void fold_own_lanes(spv *e, int i) {
     if (form_of(e, &e->p->ins[i]) == LANES) fold_lanes(e, i);
 }
 
-static uint32_t next_point(spv *e) { return kir_spv_op(e, OpIAdd, e->ix, e->counter, kir_spv_const(e, e->ix, 1), 0); }
+static uint32_t next_point(spv *e) {
+    return kir_spv_op(e, OpIAdd, e->ix, e->loop.counter, kir_spv_const(e, e->ix, 1), 0);
+}
 
 static void feed_lanes(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
     spv_type type = kir_spv_type_of((kir_type)in->type);
-    uint32_t at = kir_spv_element(e, type, e->states[i].value, e->lane), was = load_spirv_loop(e, type, at);
+    uint32_t at = kir_spv_element(e, type, e->states[i].value, e->loop.lane), was = load_spirv_loop(e, type, at);
     store_spirv_loop(e, at, kir_spv_combine(e, (kir_reduce)in->kind, (kir_type)in->type, was, kir_spv_value(e, in->a)));
 }
 
@@ -514,7 +516,7 @@ static void feed_chain(spv *e, int i) {
     uint32_t sum = kir_spv_operation(e, &fma, (kir_type)in->type, v);
     store_spirv_loop(e, s->value, sum);
     uint32_t merge = kir_spv_if(e, spirv_loop_is_whole(e, next_point(e), KIR_KSUM));
-    add_part(e, in, s->total, is_first(e, e->counter, KIR_KSUM), sum);
+    add_part(e, in, s->total, is_first(e, e->loop.counter, KIR_KSUM), sum);
     store_spirv_loop(e, s->value, zero);
     kir_spv_end_if(e, merge);
 }
@@ -539,10 +541,10 @@ static void feed_extreme(spv *e, int i) {
         uint32_t number = kir_spv_op(e, OpFOrdEqual, SPV_BOOL, best, best, 0);
         better = kir_spv_op(e, OpLogicalAnd, SPV_BOOL, better, number, 0);
     }
-    better = kir_spv_op(e, OpLogicalOr, SPV_BOOL, better, is_first(e, e->counter, 1), 0);
+    better = kir_spv_op(e, OpLogicalOr, SPV_BOOL, better, is_first(e, e->loop.counter, 1), 0);
     store_spirv_loop(e, s->value, kir_spv_op(e, OpSelect, type, better, x, best));
     store_spirv_loop(e, s->total,
-                     kir_spv_op(e, OpSelect, e->ix, better, e->counter, load_spirv_loop(e, e->ix, s->total)));
+                     kir_spv_op(e, OpSelect, e->ix, better, e->loop.counter, load_spirv_loop(e, e->ix, s->total)));
 }
 
 static void feed_one(spv *e, int i) {
@@ -599,10 +601,10 @@ static uint32_t end_of_axis(spv *e, int axis, kir_val points) {
 
 /* The number of the point that the coordinates name, and the number of all of them. */
 static void count_points(spv *e, int first, int count) {
-    e->counter = kir_spv_const(e, e->ix, 0);
+    e->loop.counter = kir_spv_const(e, e->ix, 0);
     for (int axis = first; axis < first + count; axis++) {
-        if (axis > first) e->counter = kir_spv_op(e, OpIMul, e->ix, e->counter, e->n[axis], 0);
-        e->counter = axis == first ? e->x[axis] : kir_spv_op(e, OpIAdd, e->ix, e->counter, e->x[axis], 0);
+        if (axis > first) e->loop.counter = kir_spv_op(e, OpIMul, e->ix, e->loop.counter, e->n[axis], 0);
+        e->loop.counter = axis == first ? e->x[axis] : kir_spv_op(e, OpIAdd, e->ix, e->loop.counter, e->x[axis], 0);
     }
 }
 
@@ -615,12 +617,12 @@ static uint32_t all_points(spv *e, int first, int count) {
 
 /* All axes, one loop each. */
 static void open_axes(spv *e, open_loop *open) {
-    kir_val points = e->p->ins[e->loop].a;
+    kir_val points = e->p->ins[e->loop.number].a;
     for (int k = 0; k < open->count; k++) {
         open->axes[k] = kir_spv_for(e, e->ix, end_of_axis(e, open->first + k, points));
         set_coordinate(e, open->first + k, open->axes[k].i);
     }
-    if (e->points) count_points(e, open->first, open->count);
+    if (e->loop.points) count_points(e, open->first, open->count);
 }
 
 static void close_axes(spv *e, const open_loop *open) {
@@ -633,14 +635,14 @@ static void open_blocks(spv *e, open_loop *open) {
     uint32_t lanes = kir_spv_const(e, e->ix, KIR_LANES), zero = kir_spv_const(e, e->ix, 0);
     for (int k = 0; k < open->count && open->count > 1; k++)
         store_spirv_loop(e, open->at[k] = kir_spv_variable(e, e->ix, 1), zero);
-    open->axes[0] = kir_spv_for(e, e->ix, e->points);
-    uint32_t rest = kir_spv_op(e, OpISub, e->ix, e->points, open->axes[0].i, 0);
+    open->axes[0] = kir_spv_for(e, e->ix, e->loop.points);
+    uint32_t rest = kir_spv_op(e, OpISub, e->ix, e->loop.points, open->axes[0].i, 0);
     uint32_t fewer = kir_spv_op(e, OpULessThan, SPV_BOOL, rest, lanes, 0);
     open->axes[1] = kir_spv_for(e, e->ix, kir_spv_op(e, OpSelect, e->ix, fewer, rest, lanes));
-    e->lane = kir_spv_resize(e, open->axes[1].i, e->ix, SPV_U32, false);
-    e->counter = kir_spv_op(e, OpIAdd, e->ix, open->axes[0].i, open->axes[1].i, 0);
+    e->loop.lane = kir_spv_resize(e, open->axes[1].i, e->ix, SPV_U32, false);
+    e->loop.counter = kir_spv_op(e, OpIAdd, e->ix, open->axes[0].i, open->axes[1].i, 0);
     for (int k = 0; k < open->count; k++)
-        set_coordinate(e, open->first + k, open->count == 1 ? e->counter : load_spirv_loop(e, e->ix, open->at[k]));
+        set_coordinate(e, open->first + k, open->count == 1 ? e->loop.counter : load_spirv_loop(e, e->ix, open->at[k]));
 }
 
 /* The next point's coordinates: the last axis advances, and when it has reached its end, the one before it. */
@@ -657,23 +659,23 @@ static void advance(spv *e, const open_loop *open) {
 static void close_blocks(spv *e, int end, const open_loop *open) {
     if (open->count > 1) advance(e, open);
     kir_spv_end_for(e, &open->axes[1], 1);
-    e->counter = open->axes[0].i;
-    uint32_t next = kir_spv_op(e, OpIAdd, e->ix, e->counter, kir_spv_const(e, e->ix, KIR_LANES), 0);
+    e->loop.counter = open->axes[0].i;
+    uint32_t next = kir_spv_op(e, OpIAdd, e->ix, e->loop.counter, kir_spv_const(e, e->ix, KIR_LANES), 0);
     uint32_t merge = kir_spv_if(e, spirv_loop_is_whole(e, next, KIR_BLOCK));
-    each_own_state(e, e->loop, end, fold_own_lanes);
+    each_own_state(e, e->loop.number, end, fold_own_lanes);
     kir_spv_end_if(e, merge);
     kir_spv_end_for(e, &open->axes[0], KIR_LANES);
 }
 
 int kir_spv_loop(spv *e, int loop) {
-    int end = kir_loop_end(e->p, loop), outer = e->loop;
-    uint32_t outer_counter = e->counter, outer_points = e->points, outer_lane = e->lane;
+    int end = kir_loop_end(e->p, loop), outer = e->loop.number;
+    uint32_t outer_counter = e->loop.counter, outer_points = e->loop.points, outer_lane = e->loop.lane;
     open_loop open = {.first = kir_loop_first(&e->p->ins[loop]), .count = kir_loop_count(&e->p->ins[loop])};
     uint32_t axes = ((1U << open.count) - 1) << open.first;
     unsigned forms = each_own_state(e, loop, end, begin_state);
     bool blocks = forms & 1U << LANES;
-    e->loop = loop;
-    e->points = forms ? all_points(e, open.first, open.count) : 0;
+    e->loop.number = loop;
+    e->loop.points = forms ? all_points(e, open.first, open.count) : 0;
     if (blocks)
         open_blocks(e, &open);
     else
@@ -686,9 +688,9 @@ int kir_spv_loop(spv *e, int loop) {
     else
         close_axes(e, &open);
     each_own_state(e, loop, end, end_state);
-    e->loop = outer;
-    e->counter = outer_counter;
-    e->points = outer_points;
-    e->lane = outer_lane;
+    e->loop.number = outer;
+    e->loop.counter = outer_counter;
+    e->loop.points = outer_points;
+    e->loop.lane = outer_lane;
     return end;
 }

@@ -292,39 +292,26 @@ static void widen_halves(float *d, const uint16_t *a) { *d = kir_from_f16(*a); }
 static void narrow_halves(uint16_t *d, const float *a) { *d = kir_to_f16(*a); }
 #endif
 
-static void load_f16(ARGS_A) {
-    float *d = d_;
-    const uint16_t *a = a_;
-    int64_t rest = n % HALVES, vectors = n - rest;
-    for (int64_t i = 0; i < vectors; i += HALVES)
-        widen_halves(d + i, a + i);
-    if (rest > 0 && vectors > 0) {
-        widen_halves(d + n - HALVES, a + n - HALVES);
-    } else if (rest > 0) {
-        uint16_t last[HALVES] = {0};
-        float wide[HALVES];
-        memcpy(last, a + vectors, (size_t)rest * sizeof *a);
-        widen_halves(wide, last);
-        memcpy(d + vectors, wide, (size_t)rest * sizeof *d);
+/* The elements behind the last whole vector: once more with those before, or padded. */
+#define HALVES_OF(name, convert, from, to)                            \
+    static void name(ARGS_A) {                                        \
+        to *d = d_;                                                   \
+        const from *a = a_;                                           \
+        int64_t rest = n % HALVES, vectors = n - rest;                \
+        for (int64_t i = 0; i < vectors; i += HALVES)                 \
+            convert(d + i, a + i);                                    \
+        if (rest > 0 && vectors > 0) {                                \
+            convert(d + n - HALVES, a + n - HALVES);                  \
+        } else if (rest > 0) {                                        \
+            from last[HALVES] = {0};                                  \
+            to converted[HALVES];                                     \
+            memcpy(last, a + vectors, (size_t)rest * sizeof *a);      \
+            convert(converted, last);                                 \
+            memcpy(d + vectors, converted, (size_t)rest * sizeof *d); \
+        }                                                             \
     }
-}
-
-static void store_f16(ARGS_A) {
-    uint16_t *d = d_;
-    const float *a = a_;
-    int64_t rest = n % HALVES, vectors = n - rest;
-    for (int64_t i = 0; i < vectors; i += HALVES)
-        narrow_halves(d + i, a + i);
-    if (rest > 0 && vectors > 0) {
-        narrow_halves(d + n - HALVES, a + n - HALVES);
-    } else if (rest > 0) {
-        float last[HALVES] = {0};
-        uint16_t small[HALVES];
-        memcpy(last, a + vectors, (size_t)rest * sizeof *a);
-        narrow_halves(small, last);
-        memcpy(d + vectors, small, (size_t)rest * sizeof *d);
-    }
-}
+HALVES_OF(load_f16, widen_halves, uint16_t, float)
+HALVES_OF(store_f16, narrow_halves, float, uint16_t)
 
 /* A square of 32-bit elements is transposed in rounds, each of which interleaves two vectors: d[i·d_step + j] =
  * s[j·s_step + i], i and j below `side`. */

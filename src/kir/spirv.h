@@ -193,10 +193,12 @@ typedef struct spv {
     uint32_t *place;        /* of each access: the part of its index outside loops */
     uint32_t *loaded, *low; /* words of the parameters, and their low halves */
 
-    int loop;                 /* the number of the innermost LOOP around */
-    uint32_t counter, points; /* executed points and their number; 0: not counted */
-    uint32_t lane;            /* of this point, if the loop has lanes */
-    spv_state *states;        /* one an instruction */
+    struct {
+        int number;               /* of the innermost LOOP around */
+        uint32_t counter, points; /* executed points and their number; 0: not counted */
+        uint32_t lane;            /* of this point, if the loop has lanes */
+    } loop;
+    spv_state *states; /* one an instruction */
 } spv;
 
 /* ---- the module (render_spirv.c) --------------------------------------------------------------------------------- */

@@ -30,10 +30,7 @@ typedef struct gradients {
     const tn_tensor *loss; /* computed in the same evaluation, or the step fails; NULL: none */
 } gradients;
 
-static tn_tensor *collected(void *ctx, const tn_tensor *parameter) {
-    (void)ctx;
-    return tn_grad(parameter);
-}
+static tn_tensor *collected(TN_UNUSED void *ctx, const tn_tensor *parameter) { return tn_grad(parameter); }
 
 static tn_status collect_gradients(tn_optimizer *o, const gradients *g) {
     for (int i = 0; i < o->count; i++) {

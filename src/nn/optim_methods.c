@@ -23,9 +23,8 @@ static void sgd_runtime_scalars(const tn_optimizer *o, const tn_optim_group *g, 
     values[SGD_NEW] = step == 1 ? 1 : 1 - o->dampening; /* all of it the first time */
 }
 
-static void sgd_device_scalars(const tn_optimizer *o, const tn_optim_group *g, tn_tensor *const *numbers,
+static void sgd_device_scalars(const tn_optimizer *o, TN_UNUSED const tn_optim_group *g, tn_tensor *const *numbers,
                                const tn_tensor *step, tn_tensor **scalars) {
-    (void)g;
     scalars[SGD_RATE] = numbers[TN_STEP_LR];
     scalars[SGD_NEW] = tn_where(tn_eq_scalar(step, 1), tn_scalar(1), tn_scalar(1 - o->dampening));
 }
@@ -80,9 +79,8 @@ static tn_tensor *bias_correction(double beta, const tn_tensor *step) {
     return tn_neg(tn_expm1(tn_mul(step, tn_scalar(log(beta)))));
 }
 
-static void adam_device_scalars(const tn_optimizer *o, const tn_optim_group *g, tn_tensor *const *numbers,
+static void adam_device_scalars(TN_UNUSED const tn_optimizer *o, const tn_optim_group *g, tn_tensor *const *numbers,
                                 const tn_tensor *step, tn_tensor **scalars) {
-    (void)o;
     tn_tensor *c = tn_sqrt(bias_correction(g->beta2, step)), *lr = numbers[TN_STEP_LR];
     scalars[ADAM_SIZE] = tn_div(tn_mul(lr, c), bias_correction(g->beta1, step));
     scalars[ADAM_EPS] = tn_mul(c, tn_scalar(g->eps));
@@ -94,8 +92,7 @@ static void adamw_device_scalars(const tn_optimizer *o, const tn_optim_group *g,
     scalars[ADAMW_KEPT] = tn_sub(tn_scalar(1), numbers[TN_STEP_LR_DECAY]);
 }
 
-static void adam_constants(const tn_optimizer *o, const tn_optim_group *g, double *values) {
-    (void)o;
+static void adam_constants(TN_UNUSED const tn_optimizer *o, const tn_optim_group *g, double *values) {
     values[ADAM_DECAY] = g->weight_decay;
     values[ADAM_NEW] = 1 - g->beta1;
     values[ADAM_BETA2] = g->beta2;
@@ -111,16 +108,14 @@ static void adam_move(const tn_optim_group *group, tn_trained *v, tn_tensor *g, 
     tn_sub_(v->value, tn_div(tn_mul(mean, scalars[ADAM_SIZE]), root));
 }
 
-static void adam_update(const tn_optimizer *o, const tn_optim_group *group, tn_trained *v, tn_tensor *const *scalars,
-                        tn_tensor *const *constants) {
-    (void)o;
+static void adam_update(TN_UNUSED const tn_optimizer *o, const tn_optim_group *group, tn_trained *v,
+                        tn_tensor *const *scalars, tn_tensor *const *constants) {
     adam_move(group, v, decayed(group, v, constants[ADAM_DECAY]), scalars, constants);
 }
 
-static void adamw_update(const tn_optimizer *o, const tn_optim_group *group, tn_trained *v, tn_tensor *const *scalars,
-                         tn_tensor *const *constants) {
+static void adamw_update(TN_UNUSED const tn_optimizer *o, const tn_optim_group *group, tn_trained *v,
+                         tn_tensor *const *scalars, tn_tensor *const *constants) {
     if (group->weight_decay != 0) tn_mul_(v->value, scalars[ADAMW_KEPT]);
-    (void)o;
     adam_move(group, v, v->gradient, scalars, constants);
 }
 
@@ -155,9 +150,8 @@ static void lamb_runtime_scalars(const tn_optimizer *o, const tn_optim_group *g,
     values[LAMB_MEAN] = 1 - pow(g->beta1, (double)step);
 }
 
-static void lamb_device_scalars(const tn_optimizer *o, const tn_optim_group *g, tn_tensor *const *numbers,
+static void lamb_device_scalars(TN_UNUSED const tn_optimizer *o, const tn_optim_group *g, tn_tensor *const *numbers,
                                 const tn_tensor *step, tn_tensor **scalars) {
-    (void)o;
     scalars[LAMB_RATE] = numbers[TN_STEP_LR];
     scalars[LAMB_ROOT] = tn_sqrt(bias_correction(g->beta2, step));
     scalars[LAMB_MEAN] = bias_correction(g->beta1, step);
@@ -166,9 +160,8 @@ static void lamb_device_scalars(const tn_optimizer *o, const tn_optim_group *g, 
 static tn_tensor *norm_of(const tn_tensor *x) { return tn_sqrt(tn_sum(tn_mul(x, x), TN_ALL, false)); }
 
 /* The step has the norm of the parameter; where one of the two is 0, it is Adam's. */
-static void lamb_update(const tn_optimizer *o, const tn_optim_group *group, tn_trained *v, tn_tensor *const *scalars,
-                        tn_tensor *const *constants) {
-    (void)o;
+static void lamb_update(TN_UNUSED const tn_optimizer *o, const tn_optim_group *group, tn_trained *v,
+                        tn_tensor *const *scalars, tn_tensor *const *constants) {
     tn_tensor *mean = v->slots[ADAM_MEAN], *square = v->slots[ADAM_SQUARE], *g = v->gradient;
     tn_lerp_(mean, g, constants[ADAM_NEW]);
     tn_addcmul_(tn_mul_(square, constants[ADAM_BETA2]), g, g, 1 - group->beta2);
@@ -198,8 +191,7 @@ enum { RMSPROP_RATE, RMSPROP_RUNTIME_SCALARS };
 enum { RMSPROP_DECAY, RMSPROP_MOMENTUM, RMSPROP_ALPHA, RMSPROP_EPS, RMSPROP_CONSTANTS };
 enum { RMSPROP_SQUARE, RMSPROP_BUFFER, RMSPROP_MEAN };
 
-static void lr_only(const tn_optimizer *o, const tn_optim_group *g, int64_t step, double *values) {
-    (void)step;
+static void lr_only(const tn_optimizer *o, const tn_optim_group *g, TN_UNUSED int64_t step, double *values) {
     values[RMSPROP_RATE] = lr_of(o, g);
 }
 
@@ -243,22 +235,19 @@ static void adagrad_runtime_scalars(const tn_optimizer *o, const tn_optim_group 
     values[ADAGRAD_RATE] = lr_of(o, g) / (1 + (double)(step - 1) * o->lr_decay);
 }
 
-static void adagrad_device_scalars(const tn_optimizer *o, const tn_optim_group *g, tn_tensor *const *numbers,
+static void adagrad_device_scalars(const tn_optimizer *o, TN_UNUSED const tn_optim_group *g, tn_tensor *const *numbers,
                                    const tn_tensor *step, tn_tensor **scalars) {
-    (void)g;
     tn_tensor *slower = tn_add_scalar(tn_mul(tn_sub_scalar(step, 1), tn_scalar(o->lr_decay)), 1);
     scalars[ADAGRAD_RATE] = tn_div(numbers[TN_STEP_LR], slower);
 }
 
-static void adagrad_constants(const tn_optimizer *o, const tn_optim_group *g, double *values) {
-    (void)o;
+static void adagrad_constants(TN_UNUSED const tn_optimizer *o, const tn_optim_group *g, double *values) {
     values[ADAGRAD_DECAY] = g->weight_decay;
     values[ADAGRAD_EPS] = g->eps;
 }
 
-static void adagrad_update(const tn_optimizer *o, const tn_optim_group *group, tn_trained *v, tn_tensor *const *scalars,
-                           tn_tensor *const *constants) {
-    (void)o;
+static void adagrad_update(TN_UNUSED const tn_optimizer *o, const tn_optim_group *group, tn_trained *v,
+                           tn_tensor *const *scalars, tn_tensor *const *constants) {
     tn_tensor *g = decayed(group, v, constants[ADAGRAD_DECAY]), *sum = v->slots[0];
     tn_addcmul_(sum, g, g, 1);
     tn_tensor *root = tn_add(tn_sqrt(sum), constants[ADAGRAD_EPS]);
@@ -280,21 +269,19 @@ const tn_optim_method tn_optim_adagrad = {.name = "adagrad",
 enum { LION_RATE, LION_KEPT, LION_RUNTIME_SCALARS };
 enum { LION_NEW_STEP, LION_NEW_MEAN, LION_CONSTANTS };
 
-static void lion_runtime_scalars(const tn_optimizer *o, const tn_optim_group *g, int64_t step, double *values) {
-    (void)step;
+static void lion_runtime_scalars(const tn_optimizer *o, const tn_optim_group *g, TN_UNUSED int64_t step,
+                                 double *values) {
     values[LION_RATE] = lr_of(o, g);
     values[LION_KEPT] = 1 - lr_of(o, g) * g->weight_decay;
 }
 
-static void lion_constants(const tn_optimizer *o, const tn_optim_group *g, double *values) {
-    (void)o;
+static void lion_constants(TN_UNUSED const tn_optimizer *o, const tn_optim_group *g, double *values) {
     values[LION_NEW_STEP] = 1 - g->beta1;
     values[LION_NEW_MEAN] = 1 - g->beta2;
 }
 
-static void lion_update(const tn_optimizer *o, const tn_optim_group *group, tn_trained *v, tn_tensor *const *scalars,
-                        tn_tensor *const *constants) {
-    (void)o;
+static void lion_update(TN_UNUSED const tn_optimizer *o, const tn_optim_group *group, tn_trained *v,
+                        tn_tensor *const *scalars, tn_tensor *const *constants) {
     tn_tensor *mean = v->slots[0], *g = v->gradient;
     tn_tensor *direction = tn_sign(tn_lerp(mean, g, constants[LION_NEW_STEP]));
     if (group->weight_decay != 0) tn_mul_(v->value, scalars[LION_KEPT]);
@@ -322,9 +309,8 @@ static void adafactor_runtime_scalars(const tn_optimizer *o, const tn_optim_grou
     values[ADAFACTOR_KEPT] = 1 - lr_of(o, g) * g->weight_decay;
 }
 
-static void adafactor_device_scalars(const tn_optimizer *o, const tn_optim_group *g, tn_tensor *const *numbers,
-                                     const tn_tensor *step, tn_tensor **scalars) {
-    (void)g;
+static void adafactor_device_scalars(const tn_optimizer *o, TN_UNUSED const tn_optim_group *g,
+                                     tn_tensor *const *numbers, const tn_tensor *step, tn_tensor **scalars) {
     scalars[ADAFACTOR_NEW] = tn_pow(step, tn_scalar(o->beta2_decay));
     scalars[ADAFACTOR_RHO] = tn_minimum(numbers[TN_STEP_LR], tn_rsqrt(step));
     scalars[ADAFACTOR_KEPT] = tn_sub(tn_scalar(1), numbers[TN_STEP_LR_DECAY]);
@@ -354,8 +340,7 @@ static tn_tensor *adafactor_variance(const tn_optimizer *o, tn_trained *v, const
 }
 
 static void adafactor_update(const tn_optimizer *o, const tn_optim_group *group, tn_trained *v,
-                             tn_tensor *const *scalars, tn_tensor *const *constants) {
-    (void)constants;
+                             tn_tensor *const *scalars, TN_UNUSED tn_tensor *const *constants) {
     double root = sqrt((double)tn_numel(v->value));
     tn_tensor *size = tn_maximum(tn_div(norm_of(v->value), tn_scalar(root)), tn_scalar(o->eps2));
     if (group->weight_decay != 0) tn_mul_(v->value, scalars[ADAFACTOR_KEPT]);
@@ -391,8 +376,7 @@ static tn_tensor *orthogonalize(const tn_optimizer *o, tn_tensor *x) {
 }
 
 static void muon_update(const tn_optimizer *o, const tn_optim_group *group, tn_trained *v, tn_tensor *const *scalars,
-                        tn_tensor *const *constants) {
-    (void)constants;
+                        TN_UNUSED tn_tensor *const *constants) {
     tn_tensor *buffer = v->slots[0], *g = v->gradient;
     double rows = (double)tn_size(v->value, 0), columns = (double)tn_size(v->value, 1);
     double ratio = o->match_rms_adamw ? 0.2 * sqrt(fmax(rows, columns)) : sqrt(fmax(1, rows / columns));

@@ -38,15 +38,15 @@ static tn_tensor *part(const recurrent *s, const tn_tensor *gates, int64_t k) {
 typedef void recurrent_step(const recurrent *s, const direction *d, const tn_tensor *from_x, tn_tensor **h,
                             tn_tensor **c);
 
-static void step_rnn(const recurrent *s, const direction *d, const tn_tensor *from_x, tn_tensor **h, tn_tensor **c) {
-    (void)c;
+static void step_rnn(const recurrent *s, const direction *d, const tn_tensor *from_x, tn_tensor **h,
+                     TN_UNUSED tn_tensor **c) {
     tn_tensor *sum = tn_add(from_x, tn_linear(*h, d->weight_hh, d->bias_hh));
     *h = s->relu ? tn_relu(sum) : tn_tanh(sum);
 }
 
 /* r, z = σ(…); n = tanh(x's part + r · h's part); h' = n + z·(h − n). */
-static void step_gru(const recurrent *s, const direction *d, const tn_tensor *from_x, tn_tensor **h, tn_tensor **c) {
-    (void)c;
+static void step_gru(const recurrent *s, const direction *d, const tn_tensor *from_x, tn_tensor **h,
+                     TN_UNUSED tn_tensor **c) {
     tn_tensor *from_h = tn_linear(*h, d->weight_hh, d->bias_hh);
     tn_tensor *reset = tn_sigmoid(tn_add(part(s, from_x, 0), part(s, from_h, 0)));
     tn_tensor *update = tn_sigmoid(tn_add(part(s, from_x, 1), part(s, from_h, 1)));
@@ -73,8 +73,8 @@ static tn_tensor *last_of(const tn_tensor *states, bool backward) {
     return tn_select(states, 0, backward ? 0 : tn_size(states, 0) - 1);
 }
 
-static tn_tensor *steps_gru(const direction *d, const tn_tensor *from_x, bool backward, tn_tensor **h, tn_tensor **c) {
-    (void)c;
+static tn_tensor *steps_gru(const direction *d, const tn_tensor *from_x, bool backward, tn_tensor **h,
+                            TN_UNUSED tn_tensor **c) {
     tn_tensor *all = tn_gru_steps(from_x, d->weight_hh, d->bias_hh, *h, backward);
     *h = last_of(all, backward);
     return all;

@@ -624,10 +624,9 @@ static tn_status save_model(tn_save *f, const onnx_export *x, const tn_str *head
 /* Each weight begins at a multiple of this in the file of external data, so that it can be used where it is mapped. */
 enum { DATA_ALIGN = 64 };
 
-static tn_status save_data(tn_save *f, const onnx_export *x, const tn_str *unused) {
+static tn_status save_data(tn_save *f, const onnx_export *x, TN_UNUSED const tn_str *unused) {
     static const char zeros[DATA_ALIGN];
     int64_t at = 0;
-    (void)unused;
     for (size_t i = 0; i < x->leaf_count; i++) {
         TRY(tn_save_write(f, zeros, (size_t)(x->leaves[i].offset - at)));
         TRY(save_bytes(f, &x->leaves[i]));

@@ -9,7 +9,7 @@
 #include "base/base.h"
 #include "gen/ops_build.h"
 #include "onnx/onnx.h"
-#include "plan/engine.h"
+#include "plan/plan.h"
 
 /* ---- protobuf (wire.c) ------------------------------------------------------------------------------------------ */
 

@@ -189,9 +189,8 @@ static tn_status suppress(suppression *s, int64_t which, uint64_t *heap) {
     return TN_OK;
 }
 
-static void suppress_some(void *ctx, int64_t begin, int64_t end, int worker) {
+static void suppress_some(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     suppression *s = ctx;
-    (void)worker;
     uint64_t *heap = tn_mem_alloc((size_t)tn_max64(s->boxes, 1) * sizeof *heap);
     bool failed = !heap;
     for (int64_t i = begin; i < end && !failed; i++)

@@ -324,9 +324,8 @@ static tn_status read_truth(const onnx_call *c, const tn_tensor *x, uint8_t **ou
     return TN_OK;
 }
 
-static void count_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
+static void count_pieces(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const finding *f = ctx;
-    (void)worker;
     for (int64_t p = begin; p < end; p++) {
         int64_t last = tn_min64((p + 1) * PIECE, f->count), sum = 0;
         for (int64_t i = p * PIECE; i < last; i++)
@@ -353,8 +352,7 @@ static void place_piece(const finding *f, int64_t p) {
     }
 }
 
-static void place_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
-    (void)worker;
+static void place_pieces(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     for (int64_t p = begin; p < end; p++)
         place_piece(ctx, p);
 }

@@ -433,9 +433,8 @@ static tn_status check_bytes(const onnx_call *c, int i, int zero, int64_t filter
 /* As the kernel of bytes has it, where the processor has one and these sizes fit. */
 static bool takes_bytes(const tn_tensor *x, const tn_tensor *weight, const onnx_window *w, int64_t groups,
                         bool rounds) {
-    static const tn_byte_rounding any_rounding;
     tn_conv_args a = {.batch = tn_size(x, 0), .groups = groups, .channels = tn_size(weight, 1)};
-    a.rounding = rounds ? &any_rounding : NULL;
+    a.rounding = rounds ? &tn_any_byte_rounding : NULL;
     if (w->axes > 2 || !tn_device_of(x)->is_cpu) return false;
     a.out_channels = tn_size(weight, 0) / groups;
     for (int d = 0; d < 2; d++) {

@@ -503,9 +503,8 @@ typedef struct scoring {
 } scoring;
 
 /* Pieces of TOGETHER rows. */
-static void score_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
+static void score_pieces(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const scoring *s = ctx;
-    (void)worker;
     for (int64_t first = begin * TOGETHER; first < tn_min64(end * TOGETHER, s->x->count); first += TOGETHER) {
         int64_t count = tn_min64(TOGETHER, s->x->count - first);
         double *out = s->y.at + first * s->f->targets;

@@ -425,7 +425,7 @@ static tn_tensor *as_line(tn_tensor *image, int axes) {
 static tn_tensor *greatest_seen(const tn_tensor *x, const onnx_window *w, const int64_t *places) {
     tn_max_pool2d_options o = TN_MAX_POOL2D_DEFAULTS;
     plane_window p;
-    x = window_of_planes(x, w, places, -INFINITY, true, &p);
+    x = window_of_planes(x, w, places, least_of(tn_dtype_of(x)), true, &p);
     memcpy(o.stride, p.stride, sizeof o.stride);
     memcpy(o.dilation, p.dilation, sizeof o.dilation);
     memcpy(o.padding, p.padding, sizeof o.padding);
@@ -440,12 +440,8 @@ tn_status onnx_max_pool(onnx_call *c) {
     TRY(onnx_window_read(c, x, NULL, &w));
     TRY(places_of(c, x, &w, places));
     tn_dtype own = tn_dtype_of(x);
-    bool planes = w.axes < 3 && !onnx_wants(c, 1);
-    if (planes && tn_dtype_is_float(own)) return onnx_put(c, 0, greatest_seen(x, &w, places));
-    if (planes && (own == TN_I8 || own == TN_U8)) { /* as floats: there is a kernel for their planes */
-        tn_tensor *y = greatest_seen(tn_cast(x, TN_F32), &w, places);
-        return onnx_put(c, 0, tn_cast(tn_maximum_scalar(y, least_of(own)), own));
-    }
+    if (w.axes < 3 && !onnx_wants(c, 1) && (tn_dtype_is_float(own) || own == TN_I8 || own == TN_U8))
+        return onnx_put(c, 0, greatest_seen(x, &w, places));
     tn_tensor *seen = onnx_seen(x, &w, places, least_of(tn_dtype_of(x)));
     TRY(onnx_put(c, 0, tn_amax(seen, dims, onnx_dims(2, 2 + w.axes, dims), false)));
     if (!onnx_wants(c, 1)) return TN_OK;

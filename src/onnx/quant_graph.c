@@ -191,9 +191,9 @@ static bool read_product(const mapping *p, const onnx_node *n, const struct kind
 typedef int lister(const mapping *p, const onnx_node *n, const struct kind *k, const quantized *y, int32_t *in);
 
 /* Operators that move elements or take the greatest. */
-static int list_same(const mapping *p, const onnx_node *n, const struct kind *k, const quantized *y, int32_t *in) {
+static int list_same(const mapping *p, const onnx_node *n, TN_UNUSED const struct kind *k, const quantized *y,
+                     int32_t *in) {
     quantized x;
-    (void)k;
     if (!dequantized_bytes(p, input(n, 0), &x) || n->out_count != 1 || x.type != y->type || n->in_count > MOST_IN)
         return 0;
     if (!same_numbers(p, x.scale, y->scale) || !same_numbers(p, x.zero, y->zero)) return 0;

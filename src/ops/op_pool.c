@@ -156,8 +156,21 @@ static tn_node *im2col_for_max(tn_build *b, const tn_node *n, const tn_window *w
     return tn_b_im2col(b, tn_b_as_nchw(b, n->in[0], 2), w, pixels_of(n), least_of((tn_dtype)n->in[0]->dtype));
 }
 
+/* Bytes as floats, for which there are kernels wherever there are none for bytes. */
+static tn_node *pool_as_floats(tn_build *b, const tn_node *n) {
+    const tn_window w = max_window(n->i);
+    tn_max_pool2d_options o = TN_MAX_POOL2D_DEFAULTS;
+    memcpy(o.stride, w.stride, sizeof o.stride);
+    memcpy(o.padding, w.padding, sizeof o.padding);
+    memcpy(o.dilation, w.dilation, sizeof o.dilation);
+    o.ceil_mode = n->i[TN_MAX_POOL2D_CEIL_MODE];
+    tn_node *y = tn_b_max_pool2d(b, tn_b_cast(b, n->in[0], TN_F32), w.kernel, &o);
+    return tn_b_cast(b, tn_b_maximum_scalar(b, y, least_of((tn_dtype)n->dtype)), (tn_dtype)n->dtype);
+}
+
 static tn_node *compose_max_pool2d(tn_build *b, const tn_node *n) {
     tn_window w = max_window(n->i);
+    if (n->dtype == TN_U8 || n->dtype == TN_I8) return pool_as_floats(b, n);
     tn_node *seen = im2col_for_max(b, n, &w);
     return tn_b_view(b, tn_b_amax(b, seen, taps_dims, 2, false), n->shape, n->rank);
 }

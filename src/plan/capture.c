@@ -4,8 +4,7 @@
  * and writes states in place. */
 #include <string.h>
 
-#include "plan/capture.h"
-#include "plan/engine.h"
+#include "plan/plan.h"
 #include "tensor/graph.h"
 
 static tn_captured_host *captured_host_new(const tn_recorder *r); /* NULL if out of memory */

@@ -1,4 +1,4 @@
-/* engine_ops.c — single operations that the device's engine computes (op_engine.h): which values those are, what they
+/* engine_ops.c — single operations that the device's engine computes (engine.h): which values those are, what they
  * are handed, and what is left to the cpu's kernels. */
 #include "plan/plan.h"
 

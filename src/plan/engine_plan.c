@@ -4,7 +4,7 @@
  * All leaves are inputs, states included: a plan knows no values. What is a strided view of its buffer is gathered into
  * the arena before the graph runs. A state's new value is made in the arena too and copied home last, since the engine
  * may read the old value at any time. Indices with a range are outputs as well, so that they can be checked. */
-#include "plan/engine.h"
+#include "plan/plan.h"
 
 #include <stdio.h>
 #include <string.h>

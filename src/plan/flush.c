@@ -6,8 +6,6 @@
 
 #include "hal/queue.h"
 #include "kir/rules.h"
-#include "plan/capture.h"
-#include "plan/engine.h"
 #include "plan/passes.h"
 #include "plan/plan.h"
 

@@ -905,6 +905,7 @@ static void leave_border(tn_graph_plan *g, tn_group *reader) {
 
 tn_status tn_lay_out_conv_results(tn_graph_plan *g) {
     if (!g->binding->device->is_cpu) return TN_OK;
+    TRY(tn_lay_bytes_in_words(g));
     bool *convs = tn_mem_zalloc(g->group_count + 2 * g->value_count + 1, sizeof *convs),
          *blocked = convs + g->group_count;
     if (!convs) return TN_ERR_MEMORY;

@@ -62,6 +62,7 @@ struct tn_native {
             int joined_out;          /* 1 + the epilogue's buffer that the convolution's result would be; 0: none */
             uint8_t conv_outside;    /* of images of bytes */
             int32_t conv_zero;       /* of results of bytes */
+            bool conv_in_bytes;      /* image and results are bytes: they may lie in words (byte_layout.c) */
         };
         tn_linalg_args linalg;
         struct {
@@ -123,6 +124,8 @@ bool tn_conv_agree_on_producer(tn_value *v, tn_group *producer, tn_group *reader
  * depthwise convolution is near (native_conv.c). convs: by group, whether it is a convolution on the CPU; blocked and
  * near: by value, false at first. On return `blocked` says which images lie in blocks. */
 void tn_conv_lay_in_blocks(const tn_graph_plan *g, const bool *convs, bool *blocked, bool *near);
+/* The same for images of bytes, in words of four channels (byte_layout.c). */
+tn_status tn_lay_bytes_in_words(const tn_graph_plan *g);
 /* Whether a convolution leaves its result with the zero-padded border that the reader needs. Sets what changes. */
 void tn_conv_agree_on_border(tn_value *v, tn_group *producer, tn_group *reader);
 /* of a conv2d_forward, conv2d_dgrad or conv2d_wgrad; no more than sizes */

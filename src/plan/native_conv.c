@@ -120,8 +120,17 @@ bool tn_takes_conv2d_forward(const tn_node *n) {
     return tn_takes_conv_product(n);
 }
 
+static bool is_dense(const tn_node *n) {
+    int64_t offset, stride[TN_MAX_RANK];
+    tn_node_layout(n, &offset, stride);
+    return tn_strides_are_contiguous(n->shape, n->rank, stride);
+}
+
+static bool is_of_bytes(const tn_node *n) { return n->dtype == TN_U8 || n->dtype == TN_I8; }
+
 bool tn_takes_max_pool2d(const tn_node *n) {
     tn_conv_args a = sizes_of_pool(n);
+    if (is_of_bytes(n)) return tn_node_numel(n) > 0 && is_dense(n->in[0]) && tn_conv_bytes_fits(&a);
     return n->dtype == TN_F32 && tn_conv_depthwise_fits(&a);
 }
 
@@ -148,20 +157,11 @@ static void flatten_taps(tn_conv_args *a) {
     *a = in_one_row(a);
 }
 
-/* Where only its presence counts. */
-static const tn_byte_rounding any_rounding;
-
 static tn_conv_args sizes_of_quantized(const tn_node *n) {
     tn_conv_args a = sizes_of(n, &of_int_conv2d, n->in[0], n, n->in[1]);
-    a.rounding = &any_rounding;
+    a.rounding = &tn_any_byte_rounding;
     a.x_signed = n->in[0]->dtype == TN_I8;
     return a;
-}
-
-static bool is_dense(const tn_node *n) {
-    int64_t offset, stride[TN_MAX_RANK];
-    tn_node_layout(n, &offset, stride);
-    return tn_strides_are_contiguous(n->shape, n->rank, stride);
 }
 
 bool tn_takes_quantized_conv2d(const tn_node *n) {
@@ -237,7 +237,7 @@ static void pack_packed(const tn_packed_weight *weight_form, const void *from, v
                       .weight_group = w[PACKED_OUT_CHANNELS] * w[PACKED_CHANNELS] * channel,
                       .weight = (const float *)(const void *)((const char *)from + w[PACKED_OFFSET]),
                       .weight_stride = {w[PACKED_CHANNELS] * channel, channel, row, 1},
-                      .rounding = w[PACKED_WAY] == WINDOWS ? &any_rounding : NULL};
+                      .rounding = w[PACKED_WAY] == WINDOWS ? &tn_any_byte_rounding : NULL};
     (w[PACKED_WAY] >= QUADS ? tn_conv_bytes_pack : tn_conv_pack)(&a, to);
 }
 
@@ -355,7 +355,9 @@ static bool blocks_are_large(const tn_node *n) {
     return a.out_channels * tn_min64(out_pixels, BLOCK_PIXELS) >= LARGE;
 }
 
-static bool planes_are_large(const tn_node *n) { return n->rank == 4 && n->shape[2] * n->shape[3] >= LARGE; }
+static bool planes_are_large(const tn_node *n) {
+    return n->rank == 4 && n->dtype == TN_F32 && n->shape[2] * n->shape[3] >= LARGE;
+}
 
 static bool fit_epilogue(const tn_node *lead, const tn_group *group) {
     const kir_program *p = group->lowered.program;
@@ -603,6 +605,7 @@ tn_status tn_make_quantized_conv2d(const tn_graph_plan *g, const tn_group *group
     flatten_taps(&n->conv);
     n->conv_outside = (uint8_t)y->node->i[TN_QUANTIZED_CONV2D_OUTSIDE];
     n->conv_zero = (int32_t)y->node->i[TN_QUANTIZED_CONV2D_ZERO];
+    n->conv_in_bytes = true;
     take_weight(&n->conv, weight);
     size_t packed = tn_conv_bytes_packed_bytes(&n->conv);
     bool stays = tn_native_may_pack(g, g->values[weight->root].slot) && tn_value_dense(weight);
@@ -897,7 +900,10 @@ static void run_max_pool2d(tn_native *n, void *const *pointers) {
     n->conv.out = joined ? NULL : pointers[0];
     n->conv.x = pointers[joined ? TN_PRODUCT_A : 1];
     n->conv.workspace = pointers[joined ? TN_PRODUCT_WORKSPACE : 2];
-    tn_conv_depthwise(&n->conv);
+    if (n->conv_in_bytes)
+        tn_conv_bytes(&n->conv, 0);
+    else
+        tn_conv_depthwise(&n->conv);
 }
 
 tn_status tn_make_max_pool2d(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
@@ -906,6 +912,12 @@ tn_status tn_make_max_pool2d(const tn_graph_plan *g, const tn_group *group, tn_n
     n->run = run_max_pool2d;
     n->conv = sizes_of_pool(y->node);
     memcpy(n->conv.x_stride + first, x->stride, (size_t)x->node->rank * sizeof *x->stride);
+    if (is_of_bytes(y->node)) {
+        n->conv.x_signed = y->node->dtype == TN_I8;
+        n->conv_in_bytes = true;
+        *workspace = tn_conv_bytes_workspace(&n->conv, tn_threads());
+        return TN_OK;
+    }
     TRY(tn_native_join(n, group, &n->conv.epilogue));
     *workspace = tn_conv_depthwise_workspace(&n->conv, tn_threads());
     return TN_OK;

@@ -9,7 +9,6 @@
 #include "plan/plan.h"
 #include "gen/ops_build.h"
 #include "hal/hal.h"
-#include "plan/engine.h"
 
 #include <stdio.h>
 #include <string.h>

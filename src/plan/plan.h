@@ -11,7 +11,7 @@
  *   native.c           groups that a kernel of cpu/ computes; native_conv.c: convolutions
  *   index_check.c      indices compared with their range while a plan runs
  *   engine_plan.c      plans of devices whose graphs another library computes (engine.h)
- *   engine_ops.c       single operations that another library computes (op_engine.h)
+ *   engine_ops.c       single operations that another library computes (engine.h)
  *   layout.c           where the values of a plan lie: states, the arena
  *   plan.c             groups → commands: order, the commit section; running them
  *   tuner.c            measures the ways to compute a product
@@ -24,7 +24,7 @@
 #include "base/base.h"
 #include "cpu/cpu_kernels.h"
 #include "hal/hal.h"
-#include "plan/op_engine.h"
+#include "plan/engine.h"
 #include "tensor/graph.h"
 
 /* ---- a pointer table: node or buffer → small number (plan_key.c) ------------------------------------------------- */
@@ -156,7 +156,7 @@ typedef struct tn_value {
     struct {                           /* what computes it instead of our kernels: placement.c, engine_ops.c */
         struct tn_vendor_call *vendor; /* a library on the device, unfused; NULL: none */
         const char *vendor_why;        /* … though a library was asked for; NULL: none was */
-        bool engine;                   /* the device's engine, alone (op_engine.h) */
+        bool engine;                   /* the device's engine, alone (engine.h) */
         const char *engine_why;        /* … or why not: the rest of a sentence; NULL: nobody was asked */
         bool of_nothing;               /* constants, counters, random bits, or made of nothing else */
     } by;
@@ -645,7 +645,7 @@ struct tn_plan_cache {
     bool rest_is_open; /* a check of indices ended the last run, and what does not depend on them was not computed */
     kir_scalar *scalars;
     size_t scalar_capacity;
-    struct tn_captured_host *capture; /* of the capture under way (capture.h), or NULL */
+    struct tn_captured_host *capture; /* of the capture under way, or NULL */
     int64_t made, hits, misses, resized, launches;
     double plan_seconds, run_seconds;
 };
@@ -656,5 +656,52 @@ void tn_plan_release_outputs(tn_plan_cache *c, const tn_plan *p, int count);
 kir_scalar tn_runtime_scalar_value_of(const tn_node *scalar);
 /* Runs it on this thread's queue (flush.c), on what tn_plan_reserve took. */
 tn_status tn_plan_submit(tn_plan_cache *c, tn_plan *p, tn_buffer *const *bound, const kir_scalar *scalars);
+
+/* ---- what a launch of a captured graph changes on the host (capture.c) ------------------------------------------- */
+
+/* Recording a training step changes more than tensors: the optimizer's step count, collected gradients, write counts of
+ * states, the position in the random stream. A launch records nothing, so the graph makes these changes itself;
+ * afterwards everything is as if the step had been recorded again. */
+
+/* One registered hook; `nodes` until the capture ends, `runtime scalars` from then on. */
+typedef struct captured_hook {
+    tn_capture_hook hook;
+    tn_node **nodes; /* retained */
+    int *scalars;    /* of the graph; -1: the recording does not use it */
+    double *values;
+    int count;
+} captured_hook;
+
+/* A leaf whose gradient the recording reads, replaces or clears. */
+typedef struct captured_gradient {
+    tn_grad_slot *slot;
+    bool cleared;   /* the recording itself clears it first */
+    bool earlier;   /* it reads or adds to a gradient from before */
+    int output;     /* of the plan; -1: none */
+    tn_node *fixed; /* a gradient that was computed before the capture, the same each time */
+    uint8_t dtype, rank;
+    int64_t shape[TN_MAX_RANK];
+} captured_gradient;
+
+/* A state that the recording writes. */
+typedef struct captured_state {
+    tn_storage *storage;
+    tn_node *next; /* during a launch: the new value's node, where others hold the old one */
+} captured_state;
+
+typedef struct tn_captured_host {
+    captured_hook *hooks;
+    captured_gradient *gradients;
+    captured_state *states;
+    size_t hook_count, hook_capacity, gradient_count, gradient_capacity, state_count, state_capacity;
+    uint64_t random_start, random_used; /* numbers that the recording draws */
+    uint64_t reseeds;                   /* of the recorder when the capture began */
+    tn_status failed;                   /* memory ran out where no status could be returned */
+} tn_captured_host;
+
+void tn_captured_host_free(tn_captured_host *h);
+/* Notes a use of a gradient, before it happens. */
+typedef enum tn_gradient_use { TN_GRADIENT_READ, TN_GRADIENT_ADDED, TN_GRADIENT_CLEARED } tn_gradient_use;
+tn_status tn_captured_gradient_note(tn_captured_host *h, tn_grad_slot *slot, tn_gradient_use use);
 
 #endif

@@ -1,11 +1,10 @@
-/* bpe.c — byte-level BPE and SentencePiece's BPE: merging neighbours by rank or by score. */
+/* bpe.c — byte-level BPE and SentencePiece's BPE: merging neighbours by rank or by score.
+ *
+ * A candidate remembers its left symbol and the size of its pair. It is stale when the sizes of the two symbols no
+ * longer add up to that: symbols only grow. */
 #include <string.h>
 
 #include "text/tokenizer.h"
-
-/* ==== byte-level ================================================================================================== */
-/* A candidate holds its rank and the left symbol. It is stale when the two symbols are no longer those that the merge
- * of that rank joins; a merge found by a stale candidate that fits again is one that is due anyway. */
 
 /* ---- a heap, the least key on top -------------------------------------------------------------------------------- */
 
@@ -40,41 +39,80 @@ void tn_txt_work_free(tn_txt_work *w) {
     tn_bytes_free(&w->text);
 }
 
-/* ---- merging by rank --------------------------------------------------------------------------------------------- */
+/* ---- merging ----------------------------------------------------------------------------------------------------- */
+
+/* Greater scores become lesser numbers. The scores are finite. */
+static uint32_t order_of(float score) {
+    uint32_t bits;
+    float number = score + 0.0f; /* -0 becomes 0 */
+    memcpy(&bits, &number, sizeof bits);
+    return bits & 0x80000000u ? bits : ~(bits | 0x80000000u);
+}
 
 /* Notes that the symbols at left and behind it may be merged, if they may. */
 static tn_status consider(tn_txt_work *w, uint32_t left) {
-    if (left == TN_TXT_NONE) return TN_OK;
-    uint32_t right = w->symbols[left].next;
-    if (right == TN_TXT_NONE) return TN_OK;
-    int32_t rank = tn_txt_find_merge(w->tokenizer, w->symbols[left].id, w->symbols[right].id);
-    if (rank < 0) return TN_OK;
-    return tn_txt_heap_push(w, (tn_txt_candidate){.key = (uint64_t)rank << 32 | left});
-}
-
-/* The symbol takes in its right neighbour and becomes `id`. */
-static void join_bpe(tn_txt_symbol *symbols, uint32_t left, int32_t id) {
-    tn_txt_symbol *s = &symbols[left];
-    uint32_t right = s->next;
-    s->id = id;
-    s->next = symbols[right].next;
-    if (s->next != TN_TXT_NONE) symbols[s->next].prev = left;
-    symbols[right].id = -1;
+    const tn_tokenizer *t = w->tokenizer;
+    const tn_txt_symbol *a = left == TN_TXT_NONE ? NULL : &w->symbols[left];
+    if (!a || a->next == TN_TXT_NONE) return TN_OK;
+    tn_txt_candidate c = {.size = a->size + w->symbols[a->next].size, .id = -1};
+    int32_t rank = t->by_score ? -1 : tn_txt_find_merge(t, a->id, w->symbols[a->next].id);
+    if (rank >= 0) c.id = t->merges[rank].result;
+    if (t->by_score && c.size <= t->longest) c.id = tn_txt_find_plain(t, w->text.data + a->start, c.size);
+    if (c.id < 0) return TN_OK;
+    c.key = (uint64_t)(t->by_score ? order_of(t->scores[c.id]) : (uint32_t)rank) << 32 | left;
+    return tn_txt_heap_push(w, c);
 }
 
 static tn_status merge_all(tn_txt_work *w) {
     while (w->heap_count > 0) {
-        uint64_t key = tn_txt_heap_pop(w).key;
-        uint32_t left = (uint32_t)key;
-        const tn_txt_merge *m = &w->tokenizer->merges[key >> 32];
-        tn_txt_symbol *s = &w->symbols[left];
-        if (s->id != m->left || s->next == TN_TXT_NONE || w->symbols[s->next].id != m->right) continue;
-        join_bpe(w->symbols, left, m->result);
-        TRY(consider(w, s->prev));
+        tn_txt_candidate c = tn_txt_heap_pop(w);
+        uint32_t left = (uint32_t)c.key;
+        tn_txt_symbol *a = &w->symbols[left];
+        if (a->size == 0 || a->next == TN_TXT_NONE || a->size + w->symbols[a->next].size != c.size) continue;
+        tn_txt_symbol *b = &w->symbols[a->next];
+        a->size = c.size;
+        a->id = c.id;
+        a->next = b->next;
+        if (b->next != TN_TXT_NONE) w->symbols[b->next].prev = left;
+        b->size = 0;
+        TRY(consider(w, a->prev));
         TRY(consider(w, left));
     }
     return TN_OK;
 }
+
+/* What has no token in a model with scores: its bytes, or the unknown token where bytes have none. */
+static tn_status spell_out(tn_txt_work *w, const tn_txt_symbol *s) {
+    const tn_tokenizer *t = w->tokenizer;
+    bool unknown = false;
+    for (uint32_t i = 0; i < s->size; i++) {
+        int32_t id = t->bytes[(uint8_t)w->text.data[s->start + i]];
+        if (id >= 0) TRY(tn_ids_append(w->out, id));
+        unknown |= id < 0;
+    }
+    if (unknown && t->special[TN_SPECIAL_UNKNOWN] >= 0) TRY(tn_ids_append(w->out, t->special[TN_SPECIAL_UNKNOWN]));
+    return TN_OK;
+}
+
+/* Merges the first `count` symbols, which have their ids and sizes, and appends what they become. */
+static tn_status merge_symbols(tn_txt_work *w, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) {
+        w->symbols[i].prev = i > 0 ? i - 1 : TN_TXT_NONE;
+        w->symbols[i].next = i + 1 < count ? i + 1 : TN_TXT_NONE;
+    }
+    w->heap_count = 0;
+    for (uint32_t i = 0; i + 1 < count; i++)
+        TRY(consider(w, i));
+    TRY(merge_all(w));
+    for (uint32_t i = 0; i < count && i != TN_TXT_NONE; i = w->symbols[i].next) {
+        const tn_txt_symbol *s = &w->symbols[i];
+        if (s->id >= 0) TRY(tn_ids_append(w->out, s->id));
+        if (s->id < 0 && w->tokenizer->by_score) TRY(spell_out(w, s));
+    }
+    return TN_OK;
+}
+
+/* ---- byte-level -------------------------------------------------------------------------------------------------- */
 
 /* The token of a whole word, for rules that look there first; -1 for none. */
 static int32_t whole_word(const tn_tokenizer *t, const char *word, size_t size) {
@@ -99,63 +137,14 @@ tn_status tn_txt_bpe(void *work, const char *word, size_t size) {
 }
 
 tn_status tn_txt_bpe_symbols(tn_txt_work *w, uint32_t count) {
-    for (uint32_t i = 0; i < count; i++) {
-        w->symbols[i].prev = i > 0 ? i - 1 : TN_TXT_NONE;
-        w->symbols[i].next = i + 1 < count ? i + 1 : TN_TXT_NONE;
-    }
-    w->heap_count = 0;
-    for (uint32_t i = 0; i + 1 < count; i++)
-        TRY(consider(w, i));
-    TRY(merge_all(w));
-    for (uint32_t i = 0; i < count && i != TN_TXT_NONE; i = w->symbols[i].next) {
-        if (w->symbols[i].id >= 0) TRY(tn_ids_append(w->out, w->symbols[i].id));
-    }
-    return TN_OK;
+    for (uint32_t i = 0; i < count; i++)
+        w->symbols[i].size = 1;
+    return merge_symbols(w, count);
 }
 
-/* ==== SentencePiece =============================================================================================== */
-/* A symbol is a stretch of the text. A candidate remembers the length of its pair: when the symbols have changed since,
- * the lengths differ and the candidate is stale. */
+/* ---- SentencePiece ----------------------------------------------------------------------------------------------- */
 
 static const char escaped_space[] = "\xe2\x96\x81"; /* U+2581 */
-
-/* Greater scores become lesser numbers. The scores are finite. */
-static uint32_t order_of(float score) {
-    uint32_t bits;
-    float number = score + 0.0f; /* -0 becomes 0 */
-    memcpy(&bits, &number, sizeof bits);
-    return bits & 0x80000000u ? bits : ~(bits | 0x80000000u);
-}
-
-static tn_status sentence_consider(tn_txt_work *w, uint32_t left) {
-    if (left == TN_TXT_NONE) return TN_OK;
-    const tn_txt_symbol *a = &w->symbols[left];
-    if (a->next == TN_TXT_NONE) return TN_OK;
-    uint32_t size = a->size + w->symbols[a->next].size;
-    if (size > w->tokenizer->longest) return TN_OK;
-    int32_t id = tn_txt_find_plain(w->tokenizer, w->text.data + a->start, size);
-    if (id < 0) return TN_OK;
-    uint64_t key = (uint64_t)order_of(w->tokenizer->scores[id]) << 32 | left;
-    return tn_txt_heap_push(w, (tn_txt_candidate){.key = key, .size = size, .id = id});
-}
-
-static tn_status sentence_merge_all(tn_txt_work *w) {
-    while (w->heap_count > 0) {
-        tn_txt_candidate c = tn_txt_heap_pop(w);
-        uint32_t left = (uint32_t)c.key;
-        tn_txt_symbol *a = &w->symbols[left];
-        if (a->size == 0 || a->next == TN_TXT_NONE || a->size + w->symbols[a->next].size != c.size) continue;
-        tn_txt_symbol *b = &w->symbols[a->next];
-        a->size = c.size;
-        a->id = c.id;
-        a->next = b->next;
-        if (b->next != TN_TXT_NONE) w->symbols[b->next].prev = left;
-        b->size = 0;
-        TRY(sentence_consider(w, a->prev));
-        TRY(sentence_consider(w, left));
-    }
-    return TN_OK;
-}
 
 static tn_status escape(tn_bytes *out, const char *text, size_t size, bool space_in_front) {
     out->size = 0;
@@ -175,31 +164,13 @@ static tn_status split_sentencepiece(tn_txt_work *w, uint32_t *count) {
     uint32_t n = 0;
     for (size_t at = 0; at < w->text.size; n++) {
         TRY(tn_txt_reserve(&w->symbols, &w->symbol_capacity, (size_t)n + 1, sizeof *w->symbols));
-        size_t left = w->text.size - at, size = tn_txt_utf8(w->text.data + at, left, NULL);
+        size_t size = tn_txt_utf8(w->text.data + at, w->text.size - at, NULL);
         if (size == 0) size = 1; /* a byte that is not valid UTF-8 is a symbol of its own */
-        w->symbols[n] = (tn_txt_symbol){
-            .id = tn_txt_find_plain(w->tokenizer, w->text.data + at, size),
-            .prev = n > 0 ? n - 1 : TN_TXT_NONE,
-            .next = size < left ? n + 1 : TN_TXT_NONE,
-            .start = (uint32_t)at,
-            .size = (uint32_t)size,
-        };
+        int32_t id = tn_txt_find_plain(w->tokenizer, w->text.data + at, size);
+        w->symbols[n] = (tn_txt_symbol){.id = id, .start = (uint32_t)at, .size = (uint32_t)size};
         at += size;
     }
     *count = n;
-    return TN_OK;
-}
-
-/* What has no token: its bytes, or the unknown token where bytes have none. */
-static tn_status spell_out(tn_txt_work *w, const tn_txt_symbol *s) {
-    const tn_tokenizer *t = w->tokenizer;
-    bool unknown = false;
-    for (uint32_t i = 0; i < s->size; i++) {
-        int32_t id = t->bytes[(uint8_t)w->text.data[s->start + i]];
-        if (id >= 0) TRY(tn_ids_append(w->out, id));
-        unknown |= id < 0;
-    }
-    if (unknown && t->special[TN_SPECIAL_UNKNOWN] >= 0) TRY(tn_ids_append(w->out, t->special[TN_SPECIAL_UNKNOWN]));
     return TN_OK;
 }
 
@@ -210,16 +181,5 @@ tn_status tn_txt_sentence(tn_txt_work *w, const char *text, size_t size, bool sp
                                "tokenizer: %zu bytes of text exceed the limit of one call; split the text", size);
     uint32_t count = 0;
     TRY(split_sentencepiece(w, &count));
-    w->heap_count = 0;
-    for (uint32_t i = 0; i + 1 < count; i++)
-        TRY(sentence_consider(w, i));
-    TRY(sentence_merge_all(w));
-    for (uint32_t i = 0; i < count && i != TN_TXT_NONE; i = w->symbols[i].next) {
-        if (w->symbols[i].id >= 0) {
-            TRY(tn_ids_append(w->out, w->symbols[i].id));
-        } else {
-            TRY(spell_out(w, &w->symbols[i]));
-        }
-    }
-    return TN_OK;
+    return merge_symbols(w, count);
 }

@@ -68,8 +68,7 @@ static bool all_letters(tn_text_slice text) {
     return true;
 }
 
-static tn_status decode_byte_level(const tn_hf_step *s, const tn_hf_texts *in, tn_hf_texts *out) {
-    (void)s;
+static tn_status decode_byte_level(TN_UNUSED const tn_hf_step *s, const tn_hf_texts *in, tn_hf_texts *out) {
     for (size_t i = 0; i < in->count; i++) {
         tn_text_slice text = text_at(in, i);
         bool letters = all_letters(text);
@@ -180,8 +179,7 @@ static tn_status end_bytes(const tn_hf_texts *in, const tn_bytes *bytes, tn_hf_t
     return TN_OK;
 }
 
-static tn_status decode_byte_fallback(const tn_hf_step *s, const tn_hf_texts *in, tn_hf_texts *out) {
-    (void)s;
+static tn_status decode_byte_fallback(TN_UNUSED const tn_hf_step *s, const tn_hf_texts *in, tn_hf_texts *out) {
     tn_bytes bytes = {0};
     tn_status status = TN_OK;
     for (size_t i = 0; i < in->count && status == TN_OK; i++) {
@@ -202,8 +200,7 @@ static tn_status decode_byte_fallback(const tn_hf_step *s, const tn_hf_texts *in
     return status;
 }
 
-static tn_status decode_fuse(const tn_hf_step *s, const tn_hf_texts *in, tn_hf_texts *out) {
-    (void)s;
+static tn_status decode_fuse(TN_UNUSED const tn_hf_step *s, const tn_hf_texts *in, tn_hf_texts *out) {
     TRY(add_decoder(out, in->text.data, in->text.size));
     return end_text(out);
 }
@@ -489,12 +486,13 @@ static tn_status compile_post(const tn_json *v, int texts, tn_hf_items *out) {
 static tn_status read_truncation(tn_hf *hf, const tn_json *v) {
     static const char *const strategies[] = {"LongestFirst", "OnlyFirst", "OnlySecond"};
     if (!v) return TN_OK;
-    hf->max_length = tn_json_int(tn_hf_get(v, "max_length"), -1);
-    hf->cut_left = tn_hf_is(tn_hf_get(v, "direction"), "Left");
+    hf->truncation.max_length = tn_json_int(tn_hf_get(v, "max_length"), -1);
+    hf->truncation.left = tn_hf_is(tn_hf_get(v, "direction"), "Left");
     for (int i = 0; i < 3; i++) {
-        if (tn_hf_is(tn_hf_get(v, "strategy"), strategies[i])) hf->strategy = i;
+        if (tn_hf_is(tn_hf_get(v, "strategy"), strategies[i])) hf->truncation.strategy = i;
     }
-    return hf->max_length >= 0 ? TN_OK : tn_backend_fail(TN_ERR_FORMAT, "tokenizer: truncation has no max_length");
+    return hf->truncation.max_length >= 0 ? TN_OK
+                                          : tn_backend_fail(TN_ERR_FORMAT, "tokenizer: truncation has no max_length");
 }
 
 static tn_status read_padding(tn_hf *hf, const tn_json *v) {
@@ -502,15 +500,16 @@ static tn_status read_padding(tn_hf *hf, const tn_json *v) {
     const tn_json *fixed = tn_hf_get(tn_hf_get(v, "strategy"), "Fixed");
     int64_t id = tn_json_int(tn_hf_get(v, "pad_id"), 0);
     int64_t type = tn_json_int(tn_hf_get(v, "pad_type_id"), 0);
-    hf->pads = true;
-    hf->pad_left = tn_hf_is(tn_hf_get(v, "direction"), "Left");
-    hf->pad_length = tn_json_int(fixed, 0);
-    hf->pad_multiple = tn_json_int(tn_hf_get(v, "pad_to_multiple_of"), 0);
-    bool good = id >= 0 && id <= INT32_MAX && type >= 0 && type <= INT32_MAX && hf->pad_length >= 0 &&
-                hf->pad_length <= INT32_MAX / 2 && hf->pad_multiple >= 0 && hf->pad_multiple <= INT32_MAX / 2;
+    hf->padding.declared = true;
+    hf->padding.left = tn_hf_is(tn_hf_get(v, "direction"), "Left");
+    hf->padding.length = tn_json_int(fixed, 0);
+    hf->padding.multiple = tn_json_int(tn_hf_get(v, "pad_to_multiple_of"), 0);
+    bool good = id >= 0 && id <= INT32_MAX && type >= 0 && type <= INT32_MAX && hf->padding.length >= 0 &&
+                hf->padding.length <= INT32_MAX / 2 && hf->padding.multiple >= 0 &&
+                hf->padding.multiple <= INT32_MAX / 2;
     if (!good) return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: a number in padding is out of range");
-    hf->pad_id = (int32_t)id;
-    hf->pad_type = (int32_t)type;
+    hf->padding.id = (int32_t)id;
+    hf->padding.type = (int32_t)type;
     return TN_OK;
 }
 
@@ -566,7 +565,7 @@ static tn_status put_items(const tn_hf *hf, const tn_hf_items *items, const tn_i
             continue;
         }
         const tn_ids *text = &texts[item->which];
-        size_t from = hf->cut_left ? text->count - n[item->which] : 0;
+        size_t from = hf->truncation.left ? text->count - n[item->which] : 0;
         for (size_t k = 0; k < n[item->which]; k++)
             TRY(put_post(out, text->data[from + k], item->type, 1));
     }
@@ -583,12 +582,12 @@ static void turn_round(int32_t *a, size_t count) {
 
 /* Padding in front is made behind and turned to the front. */
 static tn_status pad(const tn_hf *hf, tn_encoding *out, size_t before) {
-    size_t have = out->ids.count - before, want = (size_t)hf->pad_length > have ? (size_t)hf->pad_length : have;
-    size_t multiple = (size_t)hf->pad_multiple;
+    size_t have = out->ids.count - before, want = (size_t)hf->padding.length > have ? (size_t)hf->padding.length : have;
+    size_t multiple = (size_t)hf->padding.multiple;
     if (multiple > 0 && want % multiple > 0) want += multiple - want % multiple;
     for (size_t i = have; i < want; i++)
-        TRY(put_post(out, hf->pad_id, hf->pad_type, 0));
-    if (!hf->pad_left) return TN_OK;
+        TRY(put_post(out, hf->padding.id, hf->padding.type, 0));
+    if (!hf->padding.left) return TN_OK;
     int32_t *lists[] = {out->ids.data, out->types.data, out->mask.data};
     for (int i = 0; i < 3 && want > 0; i++) {
         turn_round(lists[i] + before, want);
@@ -601,16 +600,16 @@ static tn_status assemble(const tn_hf *hf, const tn_ids texts[2], bool pair, uns
                           tn_encoding *out) {
     const tn_hf_items *items = pair ? &hf->pair : &hf->single;
     size_t n[2] = {texts[0].count, texts[1].count}, added = 0, before = out->ids.count;
-    bool declared = flags & TN_ENCODE_TRUNCATE && hf->max_length > 0;
+    bool declared = flags & TN_ENCODE_TRUNCATE && hf->truncation.max_length > 0;
     for (size_t i = 0; i < items->count && flags & TN_ENCODE_ENDS; i++)
         added += items->items[i].id >= 0;
-    int64_t most = max_tokens > 0 ? max_tokens : declared ? hf->max_length : 0;
+    int64_t most = max_tokens > 0 ? max_tokens : declared ? hf->truncation.max_length : 0;
     if (most > 0) {
         size_t room = (size_t)most > added ? (size_t)most - added : 0;
-        TRY(shorten(max_tokens > 0 ? 0 : hf->strategy, room, pair, n));
+        TRY(shorten(max_tokens > 0 ? 0 : hf->truncation.strategy, room, pair, n));
     }
     TRY(put_items(hf, items, texts, n, flags, out));
-    return flags & TN_ENCODE_PAD && hf->pads ? pad(hf, out, before) : TN_OK;
+    return flags & TN_ENCODE_PAD && hf->padding.declared ? pad(hf, out, before) : TN_OK;
 }
 
 static tn_status encode_texts(const tn_tokenizer *t, const tn_text_slice given[2], unsigned flags, tn_ids texts[2]) {

@@ -113,12 +113,16 @@ struct tn_hf {
     tn_bytes names;   /* … each with a NUL behind; renamed NULL: there are none */
 
     tn_hf_items single, pair;
-    int64_t max_length; /* of the declared truncation; 0: none */
-    int strategy;       /* 0: the longest first, 1: the first text only, 2: the second only */
-    bool cut_left;
-    bool pads, pad_left;
-    int64_t pad_length, pad_multiple; /* 0: none */
-    int32_t pad_id, pad_type;
+    struct {
+        int64_t max_length; /* 0: none is declared */
+        int strategy;       /* 0: the longest first, 1: the first text only, 2: the second only */
+        bool left;
+    } truncation;
+    struct {
+        bool declared, left;
+        int64_t length, multiple; /* 0: none */
+        int32_t id, type;
+    } padding;
 };
 
 /* One encoding at work. */

@@ -176,7 +176,7 @@ static tn_status read_root(tn_tokenizer *t, const tn_json *root) {
                                    "of %d",
                                    (int)id, (int)t->count);
     }
-    t->special[TN_SPECIAL_PADDING] = t->hf->pads && t->hf->pad_id < t->count ? t->hf->pad_id : -1;
+    t->special[TN_SPECIAL_PADDING] = t->hf->padding.declared && t->hf->padding.id < t->count ? t->hf->padding.id : -1;
     t->rule_name = copy_slice((tn_text_slice){"", 0});
     return t->rule_name ? TN_OK : TN_ERR_MEMORY;
 }

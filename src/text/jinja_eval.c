@@ -259,8 +259,7 @@ static tn_status apply_filters(jj_run *r, const jj_node *n, const jj_value *valu
 
 /* ---- expressions ------------------------------------------------------------------------------------------------- */
 
-static tn_status eval_constant(jj_run *r, const jj_node *n, jj_value *out) {
-    (void)r;
+static tn_status eval_constant(TN_UNUSED jj_run *r, const jj_node *n, jj_value *out) {
     *out = n->constant;
     return TN_OK;
 }

@@ -622,8 +622,7 @@ tn_status tn_llm_read_bigcode(const hf_folder *f, llm_config *c) {
     return TN_OK;
 }
 
-tn_status tn_llm_read_neox(const hf_folder *f, llm_config *c) {
-    (void)f;
+tn_status tn_llm_read_neox(TN_UNUSED const hf_folder *f, llm_config *c) {
     c->attention.grouped_qkv = true;
     return TN_OK;
 }
@@ -653,8 +652,7 @@ tn_status tn_llm_read_opt(const hf_folder *f, llm_config *c) {
     return TN_OK;
 }
 
-tn_status tn_llm_read_openai_gpt(const hf_folder *f, llm_config *c) {
-    (void)c;
+tn_status tn_llm_read_openai_gpt(const hf_folder *f, TN_UNUSED llm_config *c) {
     const char *name = tn_hf_text(f, "afn", "gelu"); /* "gelu" here means the approximation by tanh */
     return strcmp(name, "gelu") == 0 ? TN_OK : refuse_value(f, "afn", "not gelu");
 }
@@ -664,8 +662,7 @@ tn_status tn_llm_read_biogpt(const hf_folder *f, llm_config *c) {
     return TN_OK;
 }
 
-tn_status tn_llm_read_codegen(const hf_folder *f, llm_config *c) {
-    (void)f;
+tn_status tn_llm_read_codegen(TN_UNUSED const hf_folder *f, llm_config *c) {
     c->attention.qkv_blocks = true;
     return TN_OK;
 }
@@ -808,8 +805,7 @@ tn_status tn_llm_read_lfm2(const hf_folder *f, llm_config *c) {
 }
 
 /* xIELU has weights, so it is no function of its name. */
-tn_status tn_llm_read_apertus(const hf_folder *f, llm_config *c) {
-    (void)c;
+tn_status tn_llm_read_apertus(const hf_folder *f, TN_UNUSED llm_config *c) {
     const char *activation = tn_hf_text(f, "hidden_act", "xielu");
     return strcmp(activation, "xielu") == 0 ? TN_OK : refuse_value(f, "hidden_act", "not xielu");
 }

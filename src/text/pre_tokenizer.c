@@ -129,8 +129,7 @@ static tn_status read_behavior(tn_hf_step *s, const tn_json *v, bool needed) {
                                           "MergedWithPrevious, MergedWithNext or Contiguous");
 }
 
-static tn_status read_removed(tn_hf_step *s, const tn_json *v) {
-    (void)v;
+static tn_status read_removed(tn_hf_step *s, TN_UNUSED const tn_json *v) {
     s->behavior = TN_HF_REMOVED;
     return TN_OK;
 }

@@ -399,8 +399,7 @@ static tn_tensor *record_tokens(const tn_speech *s, const tn_tensor *ids, const 
 
 /* ---- a window ---------------------------------------------------------------------------------------------------- */
 
-int64_t tn_speech_feature_frames(const tn_speech *s, int64_t count) {
-    (void)s;
+int64_t tn_speech_feature_frames(TN_UNUSED const tn_speech *s, int64_t count) {
     return tn_log_mel_frames(count > 0 ? count : 0);
 }
 

@@ -133,14 +133,14 @@ tn_status tn_txt_cut(const tn_txt_cutter *c, const char *text, size_t size, tn_t
 typedef struct tn_txt_symbol {
     int32_t id;           /* -1: no token */
     uint32_t prev, next;  /* neighbours, TN_TXT_NONE at the ends */
-    uint32_t start, size; /* bytes; used by bpe.c */
+    uint32_t start, size; /* bytes of the text (SentencePiece), else size counts the symbols that it was made of */
 } tn_txt_symbol;
 
 /* A candidate: two neighbours that may become one. The least key goes first. */
 typedef struct tn_txt_candidate {
     uint64_t key;  /* rank or inverted score, then the index of the left symbol: ties go to the left */
-    uint32_t size; /* bytes of both; a candidate whose symbols have changed since is stale. Used by bpe.c */
-    int32_t id;
+    uint32_t size; /* of both; a candidate whose symbols have changed since is stale */
+    int32_t id;    /* what they become */
 } tn_txt_candidate;
 
 /* Room for merging, kept from word to word. */

@@ -315,8 +315,7 @@ int tn_win_rename(const char *from, const char *to) {
     return tn_win_error();
 }
 
-int tn_win_mkdir(const char *path, unsigned mode) {
-    (void)mode;
+int tn_win_mkdir(const char *path, TN_UNUSED unsigned mode) {
     wchar_t wide[TN_WIDE_PATH];
     if (!tn_win_path(path, wide)) return -1;
     return CreateDirectoryW(wide, NULL) ? 0 : tn_win_error();
@@ -334,10 +333,7 @@ int tn_win_remove(const char *path) {
     return S_ISDIR(s.st_mode) ? tn_win_rmdir(path) : tn_win_unlink(path);
 }
 
-int tn_win_chmod(const char *path, unsigned mode) {
-    (void)mode;
-    return tn_win_access(path, F_OK);
-}
+int tn_win_chmod(const char *path, TN_UNUSED unsigned mode) { return tn_win_access(path, F_OK); }
 
 int tn_win_fchmod(int fd, unsigned mode) {
     (void)fd, (void)mode;
@@ -442,8 +438,7 @@ int tn_win_fstatat(int folder, const char *name, struct tn_win_stat *s, int flag
     return flags & AT_SYMLINK_NOFOLLOW ? tn_win_lstat(path, s) : tn_win_stat(path, s);
 }
 
-int tn_win_unlinkat(int folder, const char *name, int flags) {
-    (void)flags;
+int tn_win_unlinkat(int folder, const char *name, TN_UNUSED int flags) {
     char path[2 * PATH_MAX];
     return path_in(folder, name, path) ? tn_win_unlink(path) : -1;
 }
@@ -659,8 +654,7 @@ void *tn_win_mmap(void *at, size_t bytes, int protection, int flags, int fd, int
     return MAP_FAILED;
 }
 
-int tn_win_munmap(void *at, size_t bytes) {
-    (void)bytes;
+int tn_win_munmap(void *at, TN_UNUSED size_t bytes) {
     return UnmapViewOfFile(at) || VirtualFree(at, 0, MEM_RELEASE) ? 0 : tn_win_error();
 }
 

@@ -14,8 +14,7 @@
 static _Thread_local char library_error[600];
 
 /* A name without a folder is looked for beside the program and in the system's folders, never in the working folder. */
-void *tn_win_dlopen(const char *path, int flags) {
-    (void)flags;
+void *tn_win_dlopen(const char *path, TN_UNUSED int flags) {
     wchar_t wide[TN_WIDE_PATH], found[MAX_PATH];
     if (!tn_win_path(path, wide)) {
         snprintf(library_error, sizeof library_error, "%.200s: No such file: not a path", path);
@@ -199,10 +198,7 @@ int posix_spawn_file_actions_addclose(posix_spawn_file_actions_t *files, int fd)
     return 0;
 }
 
-int posix_spawn_file_actions_destroy(posix_spawn_file_actions_t *files) {
-    (void)files;
-    return 0;
-}
+int posix_spawn_file_actions_destroy(TN_UNUSED posix_spawn_file_actions_t *files) { return 0; }
 
 /* One argument as the C library of the child takes it apart: in quotes, with a backslash before quotes, and backslashes
  * before those doubled. */

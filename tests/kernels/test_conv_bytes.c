@@ -155,6 +155,14 @@ static bool bytes_are_multiplied(void) {
     return some;
 }
 
+/* Every third case runs with the kernels of AVX2, the others with the best ones. Are there such of bytes? */
+static bool choose_kernels(int n) {
+    tn_clear_plans();
+    if (n % 3 != 2 || !tn_gemm_use(TN_ISA_AVX2)) bytes_are_multiplied();
+    assert_ok(tn_threads_set(1 + n % MAX_THREADS));
+    return tn_byte_tiles();
+}
+
 static void random_windows_have_the_sums_of_their_definition(void **state) {
     (void)state;
     int kernels = 0;
@@ -299,7 +307,6 @@ static int round_both(int n, const tn_quantized_conv2d_options *o, const int64_t
 
 static void rounded_sums_are_those_of_the_composition(void **state) {
     (void)state;
-    const bool there = bytes_are_multiplied(); /* leaves the best instruction set */
     int kernels = 0;
     for (int n = 0; n < CASES; n++) {
         tn_quantized_conv2d_options o = TN_QUANTIZED_CONV2D_DEFAULTS;
@@ -318,16 +325,124 @@ static void rounded_sums_are_those_of_the_composition(void **state) {
         }
         o.outside = random_from(dtype == TN_I8 ? -128 : 0, dtype == TN_I8 ? 127 : 255);
         o.zero = random_from(dtype == TN_I8 ? -128 : 0, dtype == TN_I8 ? 127 : 255);
-        assert_ok(tn_threads_set(1 + n % MAX_THREADS));
+        choose_kernels(n / 2);
         kernels += round_both(n, &o, x, w, dtype);
     }
-    if (!there) skip();
+    if (!bytes_are_multiplied()) skip();
     assert_true(kernels > CASES / 2);
+}
+
+static bool explained_as(const char *what) {
+    char *text = tn_explain_last();
+    const bool found = text && strstr(text, what);
+    tn_text_free(text);
+    return found;
+}
+
+static void greatest_bytes_are_those_of_floats(void **state) {
+    (void)state;
+    enum { MOST = 1 << 16 };
+    static uint8_t own[MOST], floats[MOST];
+    for (int n = 0; n < CASES; n++) {
+        TN_SCOPE;
+        tn_max_pool2d_options o = TN_MAX_POOL2D_DEFAULTS;
+        const tn_dtype dtype = n % 2 ? TN_I8 : TN_U8;
+        int64_t shape[4] = {random_from(1, 2), random_from(1, 21), 0, 0}, kernel[2];
+        for (int d = 0; d < 2; d++) {
+            kernel[d] = random_from(1, 4);
+            o.stride[d] = random_from(1, 3);
+            o.padding[d] = random_from(0, kernel[d] / 2);
+            o.dilation[d] = random_from(1, 2);
+            shape[2 + d] = random_from((kernel[d] - 1) * o.dilation[d] + 1, 30);
+        }
+        o.ceil_mode = random_below(2);
+        const bool there = choose_kernels(n / 2);
+        tn_tensor *x = tensor_of_bytes(shape, 4, dtype), *y = tn_max_pool2d(x, kernel, &o);
+        assert_true(tn_numel(y) <= MOST);
+        assert_ok(tn_read(y, own, (size_t)tn_numel(y)));
+        assert_true(!there || explained_as("native"));
+        tn_tensor *z = tn_cast(tn_max_pool2d(tn_cast(x, TN_F32), kernel, &o), dtype);
+        assert_ok(tn_read(z, floats, (size_t)tn_numel(z)));
+        assert_memory_equal(own, floats, (size_t)tn_numel(y));
+    }
+}
+
+/* A random convolution of x that keeps its size; depthwise ones too. */
+static tn_tensor *random_conv(const tn_tensor *x, int64_t filters, bool depthwise) {
+    tn_quantized_conv2d_options o = TN_QUANTIZED_CONV2D_DEFAULTS;
+    const bool is_signed = tn_dtype_of(x) == TN_I8;
+    const int64_t side = random_below(2) ? 3 : 1, channels = tn_size(x, 1);
+    float scales[MAX_POINTS];
+    int32_t biases[MAX_POINTS];
+    if (depthwise) filters = o.groups = channels;
+    assert_true(filters <= MAX_POINTS);
+    for (int64_t f = 0; f < filters; f++) {
+        scales[f] = (float)random_from(1, 4000) * 1e-6F;
+        biases[f] = (int32_t)random_from(-20000, 20000);
+    }
+    for (int d = 0; d < 4; d++)
+        o.padding[d] = side / 2;
+    o.outside = random_from(0, 100);
+    o.zero = random_from(is_signed ? -20 : 0, 90);
+    tn_tensor *w = tensor_of_bytes(TN_DIMS(filters, depthwise ? 1 : channels, side, side), TN_I8);
+    return tn_quantized_conv2d(x, w, tn_from_data(biases, &filters, 1, TN_I32),
+                               tn_from_data(scales, &filters, 1, TN_F32), &o);
+}
+
+static tn_tensor *half_of_sum(const tn_tensor *x, const tn_tensor *y) {
+    tn_tensor *sum = tn_add(tn_cast(x, TN_F32), tn_cast(y, TN_F32));
+    return tn_cast(tn_round(tn_mul_scalar(sum, 0.5)), tn_dtype_of(x));
+}
+
+/* A block of a network; `apart`: each step is evaluated before the next, so that nothing lies in words. */
+static tn_tensor *make_block(int n, bool apart, int64_t channels) {
+    TN_SCOPE;
+    enum { STEPS = 6 };
+    const int64_t filters = 1 + random_below(MAX_POINTS), kernel[2] = {3, 2};
+    tn_max_pool2d_options o = TN_MAX_POOL2D_DEFAULTS;
+    o.stride[0] = o.stride[1] = 2;
+    o.padding[0] = 1;
+    tn_tensor *step[STEPS] = {tensor_of_bytes(TN_DIMS(1 + n % 2, 5, 11, 9 + n % 7), n % 3 ? TN_U8 : TN_I8)};
+    for (int i = 1; i < STEPS; i++) {
+        tn_tensor *x = step[i - 1];
+        step[i] = i == 1   ? random_conv(x, channels, false)
+                  : i == 2 ? random_conv(x, 0, true)
+                  : i == 3 ? half_of_sum(x, n % 2 ? step[1] : random_conv(step[1], channels, false))
+                  : i == 4 ? tn_max_pool2d(x, kernel, &o)
+                           : random_conv(x, filters, false);
+        if (apart) assert_ok(tn_eval(&step[i], 1));
+    }
+    return tn_keep(step[STEPS - 1]);
+}
+
+static int64_t run_block(int n, bool apart, int64_t channels, uint8_t *out) {
+    TN_SCOPE;
+    tn_tensor *y = make_block(n, apart, channels);
+    assert_ok(tn_read(y, out, (size_t)tn_numel(y)));
+    return tn_numel(y);
+}
+
+static void images_in_words_have_the_bytes_of_planes(void **state) {
+    (void)state;
+    enum { MOST = 1 << 16 };
+    static uint8_t together[MOST], apart[MOST];
+    for (int n = 0; n < CASES; n++) {
+        const bool there = choose_kernels(n / 2);
+        const int64_t channels = 1 + random_below(MAX_POINTS);
+        const uint64_t before = random_state;
+        const int64_t count = run_block(n, false, channels, together);
+        assert_true(!there || explained_as("in words of channels"));
+        random_state = before;
+        assert_int_equal(run_block(n, true, channels, apart), count);
+        assert_memory_equal(together, apart, (size_t)count);
+    }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_joined_is_what_is_not),
+        cmocka_unit_test(greatest_bytes_are_those_of_floats),
+        cmocka_unit_test(images_in_words_have_the_bytes_of_planes),
         cmocka_unit_test(rounded_sums_are_those_of_the_composition),
         cmocka_unit_test(random_windows_have_the_sums_of_their_definition),
         cmocka_unit_test(deep_windows_have_the_sums_of_their_definition),
