@@ -35,6 +35,8 @@ static const char help_text[] =
     "                        results depend on the number of parts, not on the devices and processes\n"
     "  --zero 0|1|2          digits, chars: stage of ZeRO: what is divided among the processes: 1: optimizer state;\n"
     "                        2: gradients too; the bits of the results stay the same (0)\n"
+    "  --tensor-parallel     chars: the processes divide the layers instead of the batches: each keeps a part of the\n"
+    "                        heads and hidden features; a checkpoint fits any number of processes\n"
     "  --amp f16|bf16        digits, chars: mixed precision: products in f16 or bf16, weights and optimizer state in\n"
     "                        f32; f16 with a dynamic loss scale\n"
     "  --memory SIZE         digits, chars: the most memory of the device that training may take, as in 500M: values\n"
@@ -99,6 +101,7 @@ static const char *foreign_option(const train_options *o, const train_task *task
                 {TRAIN_TAKES_DEVICES, o->parts ? "" : NULL, "--parts"},
                 {TRAIN_TAKES_AMP, o->amp, "--amp"},
                 {TRAIN_TAKES_DEVICES, o->zero ? "" : NULL, "--zero"},
+                {TRAIN_TAKES_LAYERS, o->tensor_parallel ? "" : NULL, "--tensor-parallel"},
                 {TRAIN_TAKES_DEVICES, o->memory ? "" : NULL, "--memory"},
                 {TRAIN_TAKES_DATA, o->data, "--data"}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
@@ -163,13 +166,20 @@ static tn_checkpoint checkpoint_of(const run *r) {
 
 static bool is_first_rank(const run *r) { return tn_group_rank(r->options->team->group) == 0; }
 
-static tn_status save_training(const run *r) {
-    tn_optimizer *optimizer = checkpoint_of(r).optimizer;
-    tn_status gathered = r->options->zero ? tn_optimizer_gather(optimizer, 0) : TN_OK;
-    if (gathered != TN_OK || !is_first_rank(r)) return gathered;
+static tn_status write_checkpoint(const run *r) {
+    if (!is_first_rank(r)) return TN_OK;
     TRY(r->task->before_save(r->self));
     tn_checkpoint c = checkpoint_of(r);
     return tn_checkpoint_save(r->options->save, &c);
+}
+
+static tn_status save_training(const run *r) {
+    tn_checkpoint c = checkpoint_of(r);
+    bool divided = r->options->team->divides;
+    if (r->options->zero) TRY(tn_optimizer_gather(c.optimizer, 0));
+    if (divided) TRY(tn_module_join(c.model, c.optimizer));
+    tn_status saved = write_checkpoint(r);
+    return divided && saved == TN_OK ? tn_module_split(c.model, c.optimizer) : saved;
 }
 
 /* Looks whose checkpoint it is before anything is loaded. 0, or the exit status after a message. */
@@ -191,8 +201,11 @@ static int load_training(const run *r, int64_t *step) {
     int code = check_belongs(r);
     if (code != CLI_OK) return code;
     tn_checkpoint c = checkpoint_of(r);
+    bool divided = r->options->team->divides;
+    if (divided && tn_module_join(c.model, c.optimizer) != TN_OK) return cli_failed();
     if (tn_checkpoint_load(r->options->resume, &c) != TN_OK) return cli_failed();
     tn_text_free(c.loaded_json);
+    if (divided && tn_module_split(c.model, c.optimizer) != TN_OK) return cli_failed();
     *step = c.step;
     return r->task->after_load(r->self) == TN_OK ? CLI_OK : cli_failed();
 }
@@ -568,6 +581,7 @@ static const cli_option own_options[] = {
     CLI_INT("parts", 0, train_options, parts, 1, 256),
     CLI_ONE_OF("amp", 0, train_options, amp, "f16|bf16"),
     CLI_INT("zero", 0, train_options, zero, 0, 2),
+    CLI_FLAG("tensor-parallel", 0, train_options, tensor_parallel),
     CLI_BYTES("memory", 0, train_options, memory, 1, INT64_MAX),
     CLI_NAME("data", 0, train_options, data),
     CLI_NAME("save", 0, train_options, save),
@@ -594,6 +608,8 @@ static int run_train(int argc, char **argv) {
     if (o.devices && strcmp(o.common.device, "auto") != 0)
         return cli_wrong_usage(&cli_train, "--device %s with --devices: put it first in --devices, to hold the model",
                                o.common.device);
+    if (o.tensor_parallel && (o.zero || o.devices || o.parts || o.memory))
+        return cli_wrong_usage(&cli_train, "--tensor-parallel excludes --zero, --devices, --parts and --memory");
     if (!o.model) o.model = "mlp";
     if (!o.policy) o.policy = "mlp";
     if (o.save_every && !o.save) return cli_wrong_usage(&cli_train, "--save-every requires --save FILE");

@@ -12,6 +12,7 @@ typedef struct train_team {
     tn_device *devices[TRAIN_MOST_DEVICES];
     int count;
     tn_group *group;     /* of the processes that a launcher started */
+    tn_group *divides;   /* the same, if they divide the layers; otherwise NULL */
     int64_t memory_peak; /* of the steps, with --memory */
     tn_data_parallel_options options;
 } train_team;
@@ -22,15 +23,16 @@ typedef struct train_options {
     int64_t steps;      /* -1: the task's own number */
     int64_t save_every; /* 0: at the end alone */
     const char *save, *resume, *log, *report, *tensorboard;
-    const char *data;    /* digits: the table; NULL: in the cache folder. chars: the text; NULL: the command's help */
-    const char *model;   /* digits: mlp, cnn */
-    const char *policy;  /* cartpole: mlp, lstm */
-    const char *devices; /* names with commas between; NULL: the one of `common` */
-    int64_t parts;       /* of a batch; 0: one per device of each process */
-    int64_t zero;        /* stage of ZeRO, divided among processes: 1: optimizer state; 2: gradients too; 0: nothing */
-    int64_t memory;      /* that steps may take on the device, in bytes; 0: no limit */
-    const char *amp;     /* f16, bf16; NULL: everything in f32 */
-    train_team *team;    /* once they are open */
+    const char *data;     /* digits: the table; NULL: in the cache folder. chars: the text; NULL: the command's help */
+    const char *model;    /* digits: mlp, cnn */
+    const char *policy;   /* cartpole: mlp, lstm */
+    const char *devices;  /* names with commas between; NULL: the one of `common` */
+    int64_t parts;        /* of a batch; 0: one per device of each process */
+    int64_t zero;         /* stage of ZeRO, divided among processes: 1: optimizer state; 2: gradients too; 0: nothing */
+    bool tensor_parallel; /* processes divide the layers, not the batches */
+    int64_t memory;       /* that steps may take on the device, in bytes; 0: no limit */
+    const char *amp;      /* f16, bf16; NULL: everything in f32 */
+    train_team *team;     /* once they are open */
 } train_options;
 
 /* Options that have a meaning for some tasks alone. */
@@ -39,7 +41,8 @@ enum {
     TRAIN_TAKES_POLICY = 1 << 1,
     TRAIN_TAKES_DATA = 1 << 2,
     TRAIN_TAKES_DEVICES = 1 << 3,
-    TRAIN_TAKES_AMP = 1 << 4
+    TRAIN_TAKES_AMP = 1 << 4,
+    TRAIN_TAKES_LAYERS = 1 << 5 /* divided among processes */
 };
 
 /* One task. Functions return a status; the words are those of tn_error. */

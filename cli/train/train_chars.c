@@ -38,6 +38,7 @@ typedef struct chars {
     tn_tensor *mask;
     tn_optimizer *optimizer;
     tn_data_parallel *all;
+    tn_group *divides; /* processes that divide the layers; NULL: there are none */
 } chars;
 
 /* ---- the text ---------------------------------------------------------------------------------------------------- */
@@ -113,6 +114,7 @@ static tn_tensor *causal_mask(void) {
 static tn_status build_chars(chars *c) {
     tn_nn_encoder_options block = TN_NN_ENCODER_DEFAULTS;
     block.norm_first = true;
+    block.group = c->divides;
     tn_adam_options adam = TN_ADAM_DEFAULTS;
     adam.lr = LEARNING_RATE;
     adam.max_grad_norm = MOST_GRADIENT;
@@ -144,6 +146,11 @@ static tn_tensor *logits_of(const chars *c, const int64_t *numbers, int64_t batc
     return tn_reshape(x, (int64_t[]){batch * CONTEXT, c->vocabulary}, 2);
 }
 
+/* After each evaluation: the processes that divide the layers have exchanged values in it. */
+static tn_status settle(const chars *c, tn_status status) {
+    return c->divides ? tn_group_settle(c->divides, status) : status;
+}
+
 /* ---- the task ---------------------------------------------------------------------------------------------------- */
 
 static void chars_end(void *self) {
@@ -163,6 +170,7 @@ static tn_status chars_begin(const train_options *o, void **self) {
     if (!c) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     c->seed = o->common.seed;
     c->amp = train_amp_dtype(o);
+    c->divides = o->team->divides;
     TRY(load_text(o->data, c));
     TRY(build_chars(c));
     TRY(train_amp_prepare(o, c->optimizer));
@@ -199,7 +207,7 @@ static tn_status chars_advance(void *self, int64_t step, int64_t *made, double *
     for (int i = 0; i < BATCH; i++)
         b.begin[i] = (int64_t)(random_next(&state) % (uint64_t)(c->train_length - CONTEXT));
     *made = 1;
-    return tn_data_parallel_minimize(c->all, c->optimizer, BATCH, loss_of_part, &b, loss_out);
+    return settle(c, tn_data_parallel_minimize(c->all, c->optimizer, BATCH, loss_of_part, &b, loss_out));
 }
 
 static void chars_status_text(TN_UNUSED void *self, char *text, size_t size) {
@@ -232,7 +240,7 @@ static tn_status chars_measure(void *self, double *metric) {
         TN_SCOPE;
         TN_NO_GRAD;
         double loss = 0;
-        status = tn_read_item(loss_of(c, begin, BATCH), &loss);
+        status = settle(c, tn_read_item(loss_of(c, begin, BATCH), &loss));
         sum += loss;
     }
     tn_module_train(c->root, true);
@@ -259,7 +267,7 @@ static tn_status next_logits(const chars *c, const int64_t *context, int64_t len
     TN_NO_GRAD;
     tn_tensor *all = logits_of(c, context, 1);
     tn_tensor *row = tn_slice(all, 0, length - 1, length, 1);
-    return tn_read(row, logits, (size_t)c->vocabulary * sizeof *logits);
+    return settle(c, tn_read(row, logits, (size_t)c->vocabulary * sizeof *logits));
 }
 
 /* How the network would go on with a beginning, as far as its characters occur in the text. It makes bytes: those that
@@ -297,7 +305,7 @@ const train_task train_chars = {
     .name = "chars",
     .unit = "batches of 16 pieces of 64 characters",
     .metric = "bits per character, on held-out text",
-    .takes = TRAIN_TAKES_DATA | TRAIN_TAKES_DEVICES | TRAIN_TAKES_AMP,
+    .takes = TRAIN_TAKES_DATA | TRAIN_TAKES_DEVICES | TRAIN_TAKES_AMP | TRAIN_TAKES_LAYERS,
     .steps = 500,
     .begin = chars_begin,
     .describe = chars_describe,

@@ -70,8 +70,9 @@ int train_open(const train_options *o, train_team *team, tn_selection *selection
         code = CLI_USAGE;
     }
     team->options = (tn_data_parallel_options)TN_DATA_PARALLEL_DEFAULTS;
-    team->options.parts = o->parts ? (int)o->parts : named * tn_group_size(team->group);
-    team->options.group = team->group;
+    if (o->tensor_parallel) team->divides = team->group;
+    team->options.group = o->tensor_parallel ? NULL : team->group;
+    team->options.parts = o->parts ? (int)o->parts : named * tn_group_size(team->options.group);
     team->options.shard_gradients = o->zero == 2;
     team->options.fallback = o->common.strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
     if (o->memory && code == CLI_OK && (named > 1 || tn_group_size(team->group) > 1)) {

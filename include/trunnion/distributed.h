@@ -112,7 +112,7 @@ TN_API tn_tensor *tn_group_all_reduce_tensor(tn_group *g, const tn_tensor *t);
  *
  *     tn_tensor *posted = tn_group_post_all_gather(group, t, NULL);
  *     tn_tensor *sum = tn_sum(tn_group_receive(group, posted, t, NULL), TN_ALL, false);
- *     status = tn_group_settle(group, tn_eval(&sum, 1), 1);
+ *     status = tn_group_settle(group, tn_eval(&sum, 1));
  *
  * t: any shape and dtype, at least one element, contiguous, on the cpu, evaluated on its default queue; the dtype is
  * the same on all ranks. after: NULL, or a tensor that is computed before this step runs. All ranks must run their
@@ -137,12 +137,25 @@ TN_API tn_tensor *tn_group_post_all_gather(tn_group *g, const tn_tensor *t, cons
  * an evaluation that computes something from this view, or that runs an exchange with it as `after`. */
 TN_API tn_tensor *tn_group_receive(tn_group *g, const tn_tensor *posted, const tn_tensor *sent, const tn_tensor *after);
 /* Ends a series of exchanges. Every rank must call it after each evaluation with exchanges, also if its own failed or
- * was never begun: the others are told and do not wait. status: of this rank's evaluation; count: how many exchanges
- * (posts) this rank recorded, or would have recorded without the failure, since the last call.
- * Returns the first error on this rank, of an exchange or `status`; then what was received is undefined. All ranks fail
- * if an exchange could not begin. If one ended badly (MPI_Wait), ranks that did not see it fail in the next exchange,
- * and return TN_OK if there is none: agree on the result before going on. */
-TN_API tn_status tn_group_settle(tn_group *g, tn_status status, int count);
+ * was never begun. status: of this rank's evaluation.
+ * Returns TN_OK if all ranks and all exchanges succeeded; otherwise an error on every rank, and what was received is
+ * undefined. */
+TN_API tn_status tn_group_settle(tn_group *g, tn_status status);
+
+/* ---- tensor parallelism ------------------------------------------------------------------------------------------ */
+
+/* The two exchanges between layers that are divided among ranks (nn.h, tn_nn_column_parallel_linear), recorded as steps
+ * of an evaluation: tn_group_settle must follow it. The results have gradients of any order. All ranks must record the
+ * same exchanges in the same order, with the same shapes, between two calls of tn_group_settle; x is on the cpu. In a
+ * group of one process both return x.
+ *
+ * tn_group_sum_forward: the sum of x over all ranks, added in their order: the same bits on every rank and by every
+ * transport. The gradient is passed on unchanged.
+ * tn_group_sum_backward: x; its gradient is the sum of the gradients of all ranks.
+ * Integers are cast to f32. Errors: TN_ERR_ARGUMENT; TN_ERR_SHAPE for a tensor without elements; TN_ERR_DEVICE.
+ * Source: Shoeybi et al. 2019, "Megatron-LM", figure 3 (g and f). */
+TN_API tn_tensor *tn_group_sum_forward(tn_group *g, const tn_tensor *x);
+TN_API tn_tensor *tn_group_sum_backward(tn_group *g, const tn_tensor *x);
 
 #ifdef __cplusplus
 }

@@ -20,6 +20,7 @@
 #ifndef TRUNNION_NN_H
 #define TRUNNION_NN_H
 
+#include "trunnion/distributed.h"
 #include "trunnion/tensor.h"
 
 #ifdef __cplusplus
@@ -131,6 +132,35 @@ TN_API tn_tensor *tn_init_orthogonal(int64_t rows, int64_t columns, double gain)
  * [..., out_features]. Source: torch.nn.Linear. */
 TN_API tn_module *tn_nn_linear(tn_module *parent, const char *name, int64_t in_features, int64_t out_features,
                                bool bias);
+
+/* The same linear layers divided among the ranks of a group (tensor parallelism; distributed.h, tn_group_sum_forward):
+ * initial values do not depend on the number of ranks, of which each keeps its share. In column_parallel x
+ * [..., in_features] is the same on all ranks, and each yields its own features: [..., out_features / ranks]. In
+ * row_parallel each rank gives its own features [..., in_features / ranks], and all get the same sum
+ * [..., out_features]. The group must outlive the module. Variables are on the cpu.
+ *
+ * The bits depend on the number of ranks, because the products of a row are added in as many parts; otherwise they are
+ * the same in each run, on each rank and for each transport. Optimizers that update each number by itself (not lamb,
+ * adafactor, muon) train them; their clipping and loss scale take the gradients of all ranks. tn_clip_grad_norm does
+ * not.
+ * Errors: TN_ERR_SHAPE if the ranks cannot divide the features.
+ * Source: Shoeybi et al. 2019, "Megatron-LM", section 3. */
+TN_API tn_module *tn_nn_column_parallel_linear(tn_module *parent, const char *name, int64_t in_features,
+                                               int64_t out_features, bool bias, tn_group *group);
+TN_API tn_module *tn_nn_row_parallel_linear(tn_module *parent, const char *name, int64_t in_features,
+                                            int64_t out_features, bool bias, tn_group *group);
+
+struct tn_optimizer; /* optim.h */
+
+/* For your own divided layers: m's variable `name` keeps this rank's share along dim `dim`, of each of so many equal
+ * sections (query, key and value in one matrix: 3). All ranks must have the same value. Errors: TN_ERR_SHAPE if the
+ * extent is not a multiple of sections · ranks; TN_ERR_STATE if it is divided already. */
+TN_API tn_status tn_module_divide(tn_module *m, const char *name, tn_group *group, int dim, int64_t sections);
+/* Divided variables below m, and what the optimizer (NULL: none) keeps for them, become whole on every rank, and shares
+ * again: for checkpoints, which then fit any number of ranks. All ranks must call them. To save: join, let rank 0 save,
+ * split. To load: join, load on every rank, split. */
+TN_API tn_status tn_module_join(tn_module *m, struct tn_optimizer *o);
+TN_API tn_status tn_module_split(tn_module *m, struct tn_optimizer *o);
 
 /* Two-dimensional convolution. */
 typedef struct tn_nn_conv2d_options {
@@ -259,9 +289,11 @@ typedef struct tn_nn_encoder_options {
     tn_tensor *(*activation)(const tn_tensor *x); /* default NULL: exact GELU */
     bool norm_first;                              /* normalize before each part instead of after it; default false */
     double eps;                                   /* of the norms; default 1e-5 */
+    tn_group *group; /* NULL, or heads and hidden features are divided among its ranks, as in
+                        tn_nn_column_parallel_linear; then dropout must be 0; default NULL */
 } tn_nn_encoder_options;
 #define TN_NN_ENCODER_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_nn_encoder_options, eps), 0, 0, NULL, false, 1e-5 }
+    { TN_OPTIONS_SIZE(tn_nn_encoder_options, group), 0, 0, NULL, false, 1e-5, NULL }
 /* x [batch, n, features]: norm1(x + self_attn(x)), then norm2(x + linear2(activation(linear1(x)))).
  * Source: torch.nn.TransformerEncoderLayer, also for the names; Vaswani et al. 2017, section 3.1. */
 TN_API tn_module *tn_nn_transformer_encoder_layer(tn_module *parent, const char *name, int64_t features, int64_t heads,
@@ -351,6 +383,8 @@ TN_API tn_status tn_policy_lstm(const tn_policy_options *options, tn_policy **ou
 #define tn_nn_linear(...) (tn_at(__FILE__, __LINE__), tn_nn_linear(__VA_ARGS__))
 #define tn_nn_lstm_cell(...) (tn_at(__FILE__, __LINE__), tn_nn_lstm_cell(__VA_ARGS__))
 #define tn_nn_multihead_attention(...) (tn_at(__FILE__, __LINE__), tn_nn_multihead_attention(__VA_ARGS__))
+#define tn_nn_column_parallel_linear(...) (tn_at(__FILE__, __LINE__), tn_nn_column_parallel_linear(__VA_ARGS__))
+#define tn_nn_row_parallel_linear(...) (tn_at(__FILE__, __LINE__), tn_nn_row_parallel_linear(__VA_ARGS__))
 #define tn_nn_transformer_encoder_layer(...) (tn_at(__FILE__, __LINE__), tn_nn_transformer_encoder_layer(__VA_ARGS__))
 #define tn_policy_forward(...) (tn_at(__FILE__, __LINE__), tn_policy_forward(__VA_ARGS__))
 #define tn_policy_initial_state(...) (tn_at(__FILE__, __LINE__), tn_policy_initial_state(__VA_ARGS__))

@@ -333,21 +333,21 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_full_like, tn_impl_fill, tn_impl_zero, tn_impl_linspace, tn_impl_eye, tn_impl_tril, tn_impl_triu,
     tn_impl_one_hot, tn_impl_stack, tn_impl_repeat, tn_impl_tile, tn_impl_flip, tn_impl_roll, tn_impl_view,
     tn_impl_permute, tn_impl_expand, tn_impl_slice, tn_impl_as_strided, tn_impl_gated, tn_impl_group_post,
-    tn_impl_group_await, tn_impl_rewritten, tn_impl_detach, tn_impl_contiguous, tn_impl_cat_few, tn_impl_cat,
-    tn_impl_pad, tn_impl_gather, tn_impl_index_select, tn_impl_scatter_sum, tn_impl_index_add_rows, tn_impl_index_add,
-    tn_impl_take_along_dim, tn_impl_scatter_prod, tn_impl_scatter_amax, tn_impl_scatter_amin, tn_impl_scatter_extreme,
-    tn_impl_scatter_last, tn_impl_scatter, tn_impl_scatter_add, tn_impl_scatter_reduce, tn_impl_argsort_last,
-    tn_impl_argsort, tn_impl_sort, tn_impl_topk, tn_impl_topk_indices, tn_impl_assign_view, tn_impl_unfold2d,
-    tn_impl_fold2d, tn_impl_sum, tn_impl_prod, tn_impl_amax, tn_impl_amin, tn_impl_argmax, tn_impl_argmin,
-    tn_impl_cumsum, tn_impl_cumprod, tn_impl_mean, tn_impl_var, tn_impl_std, tn_impl_norm, tn_impl_logsumexp,
-    tn_impl_any, tn_impl_all, tn_impl_count_nonzero, tn_impl_nansum, tn_impl_nanmean, tn_impl_max, tn_impl_min,
-    tn_impl_matmul_batched, tn_impl_matmul_wide, tn_impl_matmul, tn_impl_mm, tn_impl_int_mm, tn_impl_bmm, tn_impl_mv,
-    tn_impl_dot, tn_impl_outer, tn_impl_linear, tn_impl_addmm, tn_impl_baddbmm, tn_impl_gemm, tn_impl_gemv,
-    tn_impl_trace, tn_impl_cosine_similarity, tn_impl_linalg_cholesky_lower, tn_impl_linalg_solve_systems,
-    tn_impl_linalg_solve_lower, tn_impl_linalg_solve_upper, tn_impl_linalg_determinants, tn_impl_linalg_lu_packed,
-    tn_impl_linalg_qr_packed, tn_impl_linalg_eigh_packed, tn_impl_linalg_svd_packed, tn_impl_linalg_cholesky,
-    tn_impl_linalg_solve, tn_impl_linalg_solve_triangular, tn_impl_linalg_inv, tn_impl_linalg_det,
-    tn_impl_linalg_eigvalsh, tn_impl_linalg_svdvals, tn_impl_relu, tn_impl_relu6, tn_impl_hardtanh,
+    tn_impl_group_await, tn_impl_group_sum, tn_impl_group_same, tn_impl_rewritten, tn_impl_detach, tn_impl_contiguous,
+    tn_impl_cat_few, tn_impl_cat, tn_impl_pad, tn_impl_gather, tn_impl_index_select, tn_impl_scatter_sum,
+    tn_impl_index_add_rows, tn_impl_index_add, tn_impl_take_along_dim, tn_impl_scatter_prod, tn_impl_scatter_amax,
+    tn_impl_scatter_amin, tn_impl_scatter_extreme, tn_impl_scatter_last, tn_impl_scatter, tn_impl_scatter_add,
+    tn_impl_scatter_reduce, tn_impl_argsort_last, tn_impl_argsort, tn_impl_sort, tn_impl_topk, tn_impl_topk_indices,
+    tn_impl_assign_view, tn_impl_unfold2d, tn_impl_fold2d, tn_impl_sum, tn_impl_prod, tn_impl_amax, tn_impl_amin,
+    tn_impl_argmax, tn_impl_argmin, tn_impl_cumsum, tn_impl_cumprod, tn_impl_mean, tn_impl_var, tn_impl_std,
+    tn_impl_norm, tn_impl_logsumexp, tn_impl_any, tn_impl_all, tn_impl_count_nonzero, tn_impl_nansum, tn_impl_nanmean,
+    tn_impl_max, tn_impl_min, tn_impl_matmul_batched, tn_impl_matmul_wide, tn_impl_matmul, tn_impl_mm, tn_impl_int_mm,
+    tn_impl_bmm, tn_impl_mv, tn_impl_dot, tn_impl_outer, tn_impl_linear, tn_impl_addmm, tn_impl_baddbmm, tn_impl_gemm,
+    tn_impl_gemv, tn_impl_trace, tn_impl_cosine_similarity, tn_impl_linalg_cholesky_lower,
+    tn_impl_linalg_solve_systems, tn_impl_linalg_solve_lower, tn_impl_linalg_solve_upper, tn_impl_linalg_determinants,
+    tn_impl_linalg_lu_packed, tn_impl_linalg_qr_packed, tn_impl_linalg_eigh_packed, tn_impl_linalg_svd_packed,
+    tn_impl_linalg_cholesky, tn_impl_linalg_solve, tn_impl_linalg_solve_triangular, tn_impl_linalg_inv,
+    tn_impl_linalg_det, tn_impl_linalg_eigvalsh, tn_impl_linalg_svdvals, tn_impl_relu, tn_impl_relu6, tn_impl_hardtanh,
     tn_impl_hardsigmoid, tn_impl_hardswish, tn_impl_leaky_relu, tn_impl_prelu, tn_impl_elu, tn_impl_selu,
     tn_impl_sigmoid, tn_impl_silu, tn_impl_softplus, tn_impl_mish, tn_impl_logsigmoid, tn_impl_gelu, tn_impl_glu,
     tn_impl_celu, tn_impl_softsign, tn_impl_tanhshrink, tn_impl_hardshrink, tn_impl_softshrink, tn_impl_threshold,
@@ -540,11 +540,13 @@ const tn_op_row tn_op_rows[] = {
         "", &tn_impl_as_strided},
     [TN_OP_GATED] = {"gated", TN_KERNEL, "(Tensor x, Tensor gate)", "", &tn_impl_gated},
     [TN_OP_GROUP_POST] = {"group_post", TN_KERNEL,
-        "(Tensor x, Tensor? after, Tensor? lengths, int group, int received)",
+        "(Tensor x, Tensor? after, Tensor? lengths, int group, int received, int number)",
         "", &tn_impl_group_post},
     [TN_OP_GROUP_AWAIT] = {"group_await", TN_KERNEL,
         "(Tensor received, Tensor sent, Tensor? after, int group)",
         "", &tn_impl_group_await},
+    [TN_OP_GROUP_SUM] = {"group_sum", TN_COMPOSED, "(Tensor x, int group, int number)", "", &tn_impl_group_sum},
+    [TN_OP_GROUP_SAME] = {"group_same", TN_COMPOSED, "(Tensor x, int group)", "", &tn_impl_group_same},
     [TN_OP_REWRITTEN] = {"rewritten", TN_COMPOSED, "(Tensor x, Tensor value)", "", &tn_impl_rewritten},
     [TN_OP_DETACH] = {"detach", TN_KERNEL, "(Tensor x)", "Identity", &tn_impl_detach},
     [TN_OP_CONTIGUOUS] = {"contiguous", TN_KERNEL, "(Tensor x)", "", &tn_impl_contiguous},
@@ -1531,15 +1533,24 @@ tn_node *tn_b_as_strided(tn_build *b, tn_node *x, const int64_t *shape, int rank
 
 tn_node *tn_b_gated(tn_build *b, tn_node *x, tn_node *gate) { return build_2(b, x, gate, TN_OP_GATED); }
 
-static const maker make_group_post = {TN_OP_GROUP_POST, 0, "t??ii"};
-tn_node *tn_b_group_post(tn_build *b, tn_node *x, tn_node *after, tn_node *lengths, int64_t group, int64_t received) {
-    return build(b, &make_group_post, x, after, lengths, group, received);
+static const maker make_group_post = {TN_OP_GROUP_POST, 0, "t??iii"};
+tn_node *tn_b_group_post(tn_build *b, tn_node *x, tn_node *after, tn_node *lengths, int64_t group, int64_t received,
+                         int64_t number) {
+    return build(b, &make_group_post, x, after, lengths, group, received, number);
 }
 
 static const maker make_group_await = {TN_OP_GROUP_AWAIT, 0, "tt?i"};
 tn_node *tn_b_group_await(tn_build *b, tn_node *received, tn_node *sent, tn_node *after, int64_t group) {
     return build(b, &make_group_await, received, sent, after, group);
 }
+
+static const maker make_group_sum = {TN_OP_GROUP_SUM, 0, "tii"};
+tn_node *tn_b_group_sum(tn_build *b, tn_node *x, int64_t group, int64_t number) {
+    return build(b, &make_group_sum, x, group, number);
+}
+
+static const maker make_group_same = {TN_OP_GROUP_SAME, 0, "ti"};
+tn_node *tn_b_group_same(tn_build *b, tn_node *x, int64_t group) { return build(b, &make_group_same, x, group); }
 
 tn_node *tn_b_rewritten(tn_build *b, tn_node *x, tn_node *value) { return build_2(b, x, value, TN_OP_REWRITTEN); }
 

@@ -24,7 +24,7 @@
 #include "trunnion/distributed.h"
 #include "vendor/mpi.h"
 
-enum { MOST_RANKS = 1 << 20, MOST_POSTED = 4, MOST_TAG = 0x7fff };
+enum { MOST_RANKS = 1 << 20, MOST_POSTED = 4, MOST_TAG = 0x7fff, SETTLED = 2 /* a call; those of exchanges are odd */ };
 
 /* How bytes of the host get to other processes. */
 typedef struct transport {
@@ -48,6 +48,7 @@ struct tn_group {
     size_t *lengths;      /* room for two of each rank */
     struct {              /* exchanges that are steps of a plan */
         int posted;       /* since tn_group_settle */
+        int64_t numbers;  /* given to recorded exchanges since then */
         tn_status status; /* of the first that failed; its words are in `why` */
         bool told;        /* all ranks know of a failure: none posts any more */
         char why[256];
@@ -756,6 +757,8 @@ static tn_status start_step(tn_group *g, const char *send, const size_t *from, c
     return self_copy(NULL, send + from[g->rank], bytes[g->rank], receive);
 }
 
+static const uint64_t MIX = 0x9E3779B97F4A7C15;
+
 /* If an evaluation or a wait has failed here, the others learn it where they agree on the next exchange. */
 static void tell_failure(tn_group *g) {
     if (g->steps.status != TN_OK && !g->steps.told) (void)tn_group_agree(g, g->steps.status, 0);
@@ -763,18 +766,19 @@ static void tell_failure(tn_group *g) {
 }
 
 /* Every rank says first whether it has come so far: one that has failed calls tn_group_settle instead. */
-void tn_group_post(tn_group *g, const void *send, const int64_t *lengths, size_t bytes, void *receive) {
+void tn_group_post(tn_group *g, const tn_group_step *step, const void *send, const int64_t *lengths, void *receive) {
     tell_failure(g);
     if (g->steps.status != TN_OK) return;
     size_t *from = g->lengths, *each = from + g->size, total = 0;
     for (int rank = 0; rank < g->size; rank++) {
-        from[rank] = lengths ? total : 0;
-        each[rank] = lengths ? (size_t)lengths[rank] : bytes;
+        from[rank] = lengths || step->divides ? total : 0;
+        each[rank] = lengths ? (size_t)lengths[rank] : step->bytes;
         total += each[rank];
     }
     step_room room;
     tn_status s = prepare_step(g, from, each, receive, &room);
-    s = tn_group_agree(g, s, (uint64_t)total << 16 | (uint64_t)(g->steps.posted & MOST_TAG) << 1 | 1);
+    uint64_t call = ((uint64_t)total * MIX + (uint64_t)step->number) * MIX + (uint64_t)g->steps.posted;
+    s = tn_group_agree(g, s, call << 1 | 1);
     if (s == TN_OK)
         s = start_step(g, send, from, each, receive, &room);
     else
@@ -793,15 +797,18 @@ void tn_group_await(tn_group *g, const void *receive) {
     }
 }
 
-tn_status tn_group_settle(tn_group *g, tn_status status, int count) {
+tn_status tn_group_settle(tn_group *g, tn_status status) {
     TRY(check_call(g, NULL, NULL, 0, "tn_group_settle"));
     note_step(g, status);
-    if (g->steps.posted < count) tell_failure(g);
     for (int i = 0; i < MOST_POSTED; i++)
         if (g->steps.pending[i].receive) (void)tn_group_await(g, g->steps.pending[i].receive);
+    if (!g->steps.told) note_step(g, tn_group_agree(g, g->steps.status, SETTLED));
     status = g->steps.status;
     g->steps.status = TN_OK;
     g->steps.posted = 0;
+    g->steps.numbers = 0;
     g->steps.told = false;
     return status == TN_OK ? TN_OK : tn_fail(status, "%s", g->steps.why);
 }
+
+int64_t tn_group_next_number(tn_group *g) { return ++g->steps.numbers; }

@@ -330,10 +330,17 @@ tn_status tn_group_check_root(const tn_group *g, int root);
 tn_status tn_group_collect(tn_group *g, tn_collective what, int root, tn_buffer *send, size_t bytes,
                            tn_buffer *receive);
 
-/* Begins an exchange in host memory, as a step of a plan: each rank gets lengths[rank] bytes of `send`, in the order of
- * the ranks; with lengths NULL all ranks get the same `bytes` bytes. tn_group_await waits for it; until then `send` and
- * `receive` must stay. tn_group_settle (distributed.h) reports failures of both. */
-void tn_group_post(tn_group *g, const void *send, const int64_t *lengths, size_t bytes, void *receive);
+/* An exchange in host memory that is a step of a plan. */
+typedef struct tn_group_step {
+    int64_t number; /* the same on all ranks: they find out if they run their steps in different orders */
+    size_t bytes;   /* for each rank: the same, or with `divides` pieces that follow each other */
+    bool divides;
+} tn_group_step;
+/* Begins it: each rank gets lengths[rank] bytes of `send`, in the order of the ranks, or with lengths NULL what `step`
+ * says. tn_group_await waits for the end; until then `send` and `receive` must stay. tn_group_settle (distributed.h)
+ * reports failures of both. */
+void tn_group_post(tn_group *g, const tn_group_step *step, const void *send, const int64_t *lengths, void *receive);
+int64_t tn_group_next_number(tn_group *g); /* for the next exchange that is recorded */
 void tn_group_await(tn_group *g, const void *receive);
 
 /* ==== large pieces of device memory =============================================================================== */

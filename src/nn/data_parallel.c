@@ -666,8 +666,7 @@ static tn_status evaluate_with_exchanges(call *c, const tn_rank_part *part, cons
     if (status == TN_OK) status = tn_eval(targets, n);
     tn_free(all);
     free(targets);
-    /* An exchange may have failed on this rank only. */
-    status = tn_group_settle(p->group, status, tn_ranks_exchange_count(&p->ranks));
+    status = tn_group_settle(p->group, status);
     if (status == TN_OK && w) status = fetch(c, w);
     if (w) own = (tn_part_report){w->loss, p->reports[w->part.index].random};
     return tn_ranks_agree(&p->ranks, status, &own, p->reports);

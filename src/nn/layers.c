@@ -196,18 +196,21 @@ static tn_tensor *linear_forward(tn_module *m, const tn_tensor *x) {
 
 static const tn_module_type linear_type = {sizeof(tn_module_type), "linear", linear_forward, free};
 
+void tn_nn_linear_variables(tn_module *m, int64_t in_features, int64_t out_features, bool bias, tn_tensor **weight,
+                            tn_tensor **made_bias) {
+    double bound = 1 / sqrt((double)in_features);
+    TN_SCOPE;
+    *weight = tn_module_add_parameter(m, "weight",
+                                      tn_init_kaiming_uniform((int64_t[]){out_features, in_features}, 2, sqrt_5));
+    if (bias) *made_bias = tn_module_add_parameter(m, "bias", tn_init_uniform(&out_features, 1, -bound, bound));
+}
+
 tn_module *tn_nn_linear(tn_module *parent, const char *name, int64_t in_features, int64_t out_features, bool bias) {
     if (!tn_nn_check_sizes(parent, "linear", name, in_features, out_features)) return NULL;
     tn_module *m = tn_nn_make(parent, name, &linear_type, sizeof(linear));
     if (!m) return NULL;
     linear *s = tn_module_self(m);
-    double bound = 1 / sqrt((double)in_features);
-    {
-        TN_SCOPE;
-        s->weight = tn_module_add_parameter(m, "weight",
-                                            tn_init_kaiming_uniform((int64_t[]){out_features, in_features}, 2, sqrt_5));
-        if (bias) s->bias = tn_module_add_parameter(m, "bias", tn_init_uniform(&out_features, 1, -bound, bound));
-    }
+    tn_nn_linear_variables(m, in_features, out_features, bias, &s->weight, &s->bias);
     return tn_nn_made(m);
 }
 
@@ -576,15 +579,17 @@ void tn_lstm_cell_forward(tn_module *m, const tn_tensor *x, const tn_tensor *h, 
 typedef struct attention {
     tn_tensor *weight, *bias; /* in_proj: query, key, value */
     tn_module *out;
-    int64_t features, heads;
+    int64_t features, heads; /* of this rank, if they are divided */
+    int64_t inputs;          /* features of the inputs */
     double dropout;
+    tn_group *group; /* among whose ranks the heads are divided; NULL: all are here */
 } attention;
 
 /* Rows of query, key or value (part 0, 1, 2) of the joined projection. */
 static tn_tensor *project(const attention *s, const tn_tensor *x, int64_t part, int64_t parts) {
     tn_tensor *weight = tn_narrow(s->weight, 0, part * s->features, parts * s->features);
     tn_tensor *bias = tn_narrow(s->bias, 0, part * s->features, parts * s->features);
-    return tn_linear(x, weight, bias);
+    return tn_linear(s->group ? tn_group_sum_backward(s->group, x) : x, weight, bias);
 }
 
 /* [batch, n, features] → [batch, heads, n, features / heads] */
@@ -600,10 +605,10 @@ static tn_tensor *join_heads(const attention *s, const tn_tensor *x) {
 
 static tn_status check_input(const attention *s, const tn_tensor *x, const char *what) {
     TRY(tn_status_of(x));
-    if (tn_rank(x) == 3 && tn_size(x, 2) == s->features) return TN_OK;
+    if (tn_rank(x) == 3 && tn_size(x, 2) == s->inputs) return TN_OK;
     return tn_backend_fail(TN_ERR_SHAPE,
                            "multihead_attention: %s must be [batch, n, %lld]; its rank is %d and its last extent %lld",
-                           what, (long long)s->features, tn_rank(x), (long long)tn_size(x, -1));
+                           what, (long long)s->inputs, tn_rank(x), (long long)tn_size(x, -1));
 }
 
 /* softmax(q kᵀ / sqrt(d) + mask) with dropout, times v: the composition that the
@@ -664,25 +669,40 @@ static bool check_attention(tn_module *parent, const char *name, int64_t feature
     return false;
 }
 
-tn_module *tn_nn_multihead_attention(tn_module *parent, const char *name, int64_t features, int64_t heads,
-                                     double dropout) {
+/* group: among whose ranks the heads are divided; NULL: none. */
+static tn_module *make_attention(tn_module *parent, const char *name, int64_t features, int64_t heads, double dropout,
+                                 tn_group *group) {
     if (!check_attention(parent, name, features, heads, dropout)) return NULL;
+    int size = tn_group_size(group);
+    if (heads % size)
+        (void)tn_module_fail(parent,
+                             tn_backend_fail(TN_ERR_SHAPE,
+                                             "multihead_attention \"%s\": %lld heads cannot be divided among %d "
+                                             "ranks",
+                                             name, (long long)heads, size));
     tn_module *m = tn_nn_make(parent, name, &attention_type, sizeof(attention));
     if (!m) return NULL;
     attention *s = tn_module_self(m);
-    s->features = features;
-    s->heads = heads;
-    s->dropout = dropout;
+    *s = (attention){
+        .features = features / size, .heads = heads / size, .inputs = features, .dropout = dropout, .group = group};
     int64_t joined = 3 * features;
     {
         TN_SCOPE;
         tn_tensor *weight = tn_init_xavier_uniform((int64_t[]){joined, features}, 2, 1);
         s->weight = tn_module_add_parameter(m, "in_proj_weight", weight);
         s->bias = tn_module_add_parameter(m, "in_proj_bias", tn_init_constant(&joined, 1, 0));
-        s->out = tn_nn_linear(m, "out_proj", features, features, true);
+        s->out = group ? tn_nn_row_parallel_linear(m, "out_proj", features, features, true, group)
+                       : tn_nn_linear(m, "out_proj", features, features, true);
+        if (group && s->out) (void)tn_module_divide(m, "in_proj_weight", group, 0, 3);
+        if (group && s->out) (void)tn_module_divide(m, "in_proj_bias", group, 0, 3);
         tn_nn_write(s->out, "bias", tn_init_constant(&features, 1, 0));
     }
     return tn_nn_made(m);
+}
+
+tn_module *tn_nn_multihead_attention(tn_module *parent, const char *name, int64_t features, int64_t heads,
+                                     double dropout) {
+    return make_attention(parent, name, features, heads, dropout, NULL);
 }
 
 /* ---- encoder block ----------------------------------------------------------------------------------------------- */
@@ -750,10 +770,17 @@ tn_module *tn_nn_transformer_encoder_layer(tn_module *parent, const char *name, 
     s->activation = o.activation ? o.activation : exact_gelu;
     s->norm_first = o.norm_first;
     s->p = o.dropout;
-    s->attention = tn_nn_multihead_attention(m, "self_attn", features, heads, o.dropout);
-    s->linear1 = tn_nn_linear(m, "linear1", features, inner, true);
+    if (o.group && o.dropout > 0)
+        (void)tn_module_fail(m, tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                                "transformer_encoder_layer: dropout is %g; it must "
+                                                "be 0 with a group, whose ranks would drop the same",
+                                                o.dropout));
+    s->attention = make_attention(m, "self_attn", features, heads, o.dropout, o.group);
+    s->linear1 = o.group ? tn_nn_column_parallel_linear(m, "linear1", features, inner, true, o.group)
+                         : tn_nn_linear(m, "linear1", features, inner, true);
     s->dropout = tn_nn_dropout(m, "dropout", o.dropout);
-    s->linear2 = tn_nn_linear(m, "linear2", inner, features, true);
+    s->linear2 = o.group ? tn_nn_row_parallel_linear(m, "linear2", inner, features, true, o.group)
+                         : tn_nn_linear(m, "linear2", inner, features, true);
     s->norm1 = tn_nn_layer_norm(m, "norm1", features, &norm);
     s->norm2 = tn_nn_layer_norm(m, "norm2", features, &norm);
     s->dropout1 = tn_nn_dropout(m, "dropout1", o.dropout);

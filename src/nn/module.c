@@ -15,6 +15,7 @@ typedef struct variable {
     char *name;
     tn_tensor *tensor;
     bool parameter;
+    tn_division division;
 } variable;
 
 struct tn_module {
@@ -194,7 +195,7 @@ static tn_status append_variable(tn_module *m, const char *name, tn_tensor *init
         free(copy);
         return tn_backend_fail(TN_ERR_MEMORY, "module: out of memory");
     }
-    m->variables[m->variable_count++] = (variable){copy, tn_retain(initial), parameter};
+    m->variables[m->variable_count++] = (variable){copy, tn_retain(initial), parameter, {NULL}};
     return TN_OK;
 }
 
@@ -210,6 +211,62 @@ tn_tensor *tn_module_add_parameter(tn_module *m, const char *name, tn_tensor *in
 
 tn_tensor *tn_module_add_buffer(tn_module *m, const char *name, tn_tensor *initial) {
     return add_variable(m, name, initial, false);
+}
+
+/* ---- parameters divided among the ranks of a group --------------------------------------------------------------- */
+
+tn_status tn_module_divide(tn_module *m, const char *name, tn_group *group, int dim, int64_t sections) {
+    variable *v = m && name ? find_variable(m, name) : NULL;
+    if (!v) return tn_module_fail(m, tn_nn_need(NULL, "tn_module_divide: the module, the name or its variable"));
+    int size = tn_group_size(group);
+    const tn_tensor *t = v->tensor;
+    if (dim < 0 || dim >= tn_rank(t) || sections < 1 || tn_size(t, dim) % (sections * size))
+        return tn_module_fail(m, tn_backend_fail(TN_ERR_SHAPE,
+                                                 "tn_module_divide: dim %d of \"%s\" has extent %lld, which cannot be "
+                                                 "divided among %d ranks in %lld sections",
+                                                 dim, name, (long long)tn_size(t, dim), size, (long long)sections));
+    if (v->division.group)
+        return tn_module_fail(m, tn_backend_fail(TN_ERR_STATE, "tn_module_divide: \"%s\" is divided", name));
+    if (size == 1) return TN_OK;
+    v->division = (tn_division){group, dim, sections};
+    return tn_module_fail(m, tn_nn_split(&v->division, v->tensor));
+}
+
+tn_division tn_nn_division(const tn_module *m, const tn_tensor *t) {
+    tn_division found = {NULL};
+    for (size_t i = 0; m && i < m->variable_count; i++)
+        if (m->variables[i].tensor == t) return m->variables[i].division;
+    for (size_t i = 0; m && i < m->child_count && !found.group; i++)
+        found = tn_nn_division(m->children[i], t);
+    return found;
+}
+
+/* change: tn_nn_split or tn_nn_join. Every rank goes on after a failure, because the others wait for it. */
+static tn_status change_divided(const tn_module *m, tn_status (*change)(const tn_division *d, tn_tensor *t)) {
+    tn_status first = TN_OK;
+    for (size_t i = 0; i < m->variable_count + m->child_count; i++) {
+        const variable *v = i < m->variable_count ? &m->variables[i] : NULL;
+        tn_status status = !v                  ? change_divided(m->children[i - m->variable_count], change)
+                           : v->division.group ? change(&v->division, v->tensor)
+                                               : TN_OK;
+        if (first == TN_OK) first = status;
+    }
+    return first;
+}
+
+static tn_status change_all_divided(tn_module *m, tn_optimizer *o,
+                                    tn_status (*change)(const tn_division *d, tn_tensor *t), const char *what) {
+    TRY(tn_nn_need(m, what));
+    tn_status first = change_divided(m, change), status = o ? tn_optim_change_divided(o, change) : TN_OK;
+    return first != TN_OK ? first : status;
+}
+
+tn_status tn_module_join(tn_module *m, tn_optimizer *o) {
+    return change_all_divided(m, o, tn_nn_join, "tn_module_join: the module");
+}
+
+tn_status tn_module_split(tn_module *m, tn_optimizer *o) {
+    return change_all_divided(m, o, tn_nn_split, "tn_module_split: the module");
 }
 
 /* Walks down all parts of a dotted path but the last, which *last receives. */

@@ -49,6 +49,44 @@ static tn_tensor **gradient_list(const tn_optimizer *o) {
     return list;
 }
 
+tn_status tn_optim_change_divided(tn_optimizer *o, tn_status (*change)(const tn_division *d, tn_tensor *t)) {
+    tn_status first = TN_OK;
+    for (int i = 0; i < o->count; i++)
+        for (int k = 0; k < TN_OPTIM_SLOTS && o->items[i].division.group; k++) {
+            tn_status status = o->items[i].slots[k] ? change(&o->items[i].division, o->items[i].slots[k]) : TN_OK;
+            if (first == TN_OK) first = status;
+        }
+    return first;
+}
+
+/* The group among whose ranks parameters are divided; NULL: none. */
+static tn_group *divided_group(const tn_optimizer *o) {
+    tn_group *group = NULL;
+    for (int i = 0; i < o->count && !group; i++)
+        if (o->items[i].gradient) group = o->items[i].division.group;
+    return group;
+}
+
+/* The sums of squares of gradients, those of divided parameters in one, over all ranks; freed with free. */
+static tn_status squares_of_ranks(const tn_optimizer *o, tn_group *group, tn_tensor ***squares) {
+    tn_tensor *divided = NULL;
+    int last = 0;
+    *squares = calloc((size_t)o->count + 1, sizeof **squares);
+    if (!*squares) return tn_optim_out_of_memory();
+    for (int i = 0; i < o->count; i++) {
+        const tn_trained *v = &o->items[i];
+        tn_tensor *square = v->gradient ? tn_nn_sum_of_squares(v->gradient) : NULL;
+        if (square && v->division.group) {
+            divided = divided ? tn_add(divided, square) : square;
+            last = i;
+        } else {
+            (*squares)[i] = square;
+        }
+    }
+    (*squares)[last] = tn_group_sum_forward(group, divided);
+    return tn_status_of((*squares)[last]);
+}
+
 /* squares: of the gradients of all ranks, if they are divided; otherwise NULL. */
 static tn_status clip_collected(tn_optimizer *o, tn_tensor **squares) {
     tn_tensor **list = squares ? NULL : gradient_list(o), *factor;
@@ -234,6 +272,12 @@ static tn_status record_step(tn_optimizer *o, const gradients *g) {
     if (status == TN_OK && o->scaler) status = tn_grad_scaler_unscale(o);
     tn_tensor **squares = NULL;
     if (o->gradients_divided) status = tn_optim_share_facts(o, status, &squares);
+    tn_group *divided = divided_group(o);
+    if (status == TN_OK && divided && o->max_grad_norm < INFINITY) status = squares_of_ranks(o, divided, &squares);
+    if (status == TN_OK && divided && o->scaler) {
+        tn_tensor *bad = tn_cast(tn_logical_not(o->scaler->finite), TN_F32);
+        o->scaler->finite = tn_eq_scalar(tn_group_sum_forward(divided, bad), 0);
+    }
     if (status == TN_OK && o->max_grad_norm < INFINITY) status = clip_collected(o, squares);
     free(squares);
     if (status == TN_OK) status = record_updates(o, captured);

@@ -108,14 +108,19 @@ tn_status tn_optim_make_slots(const tn_optimizer *o, tn_trained *v) {
     return status;
 }
 
-static tn_status add_trained(tn_optimizer *o, tn_tensor *value, const char *name, int group) {
+static tn_status add_trained(tn_optimizer *o, const tn_module *m, tn_tensor *value, const char *name, int group) {
     tn_trained *v = &o->items[o->count];
     v->name = strdup(name);
     if (!v->name) return tn_optim_out_of_memory();
     v->value = tn_retain(value);
     v->group = group;
+    v->division = tn_nn_division(m, value);
     o->count++;
     int rank = tn_rank(value);
+    if (v->division.group && (o->method->matrices || o->method->slot_shape || o->method == &tn_optim_lamb))
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "%s: %s is divided among ranks, but the method needs whole matrices; use another one",
+                               o->method->name, v->name);
     if (o->method->matrices && rank != 2)
         return tn_backend_fail(TN_ERR_SHAPE,
                                "%s: %s has %d dimensions; it must have 2: give other parameters to another optimizer, "
@@ -150,7 +155,7 @@ static tn_status add_member(tn_optimizer *o, const wanted *w, const tn_param_gro
         return tn_backend_fail(TN_ERR_ARGUMENT, "optimizer: tensor %d of group %d is in group %d already, as %s", i,
                                group, find_trained(o, t)->group, find_trained(o, t)->name);
     TRY(tn_make_state(t));
-    return add_trained(o, t, name, group);
+    return add_trained(o, w->m, t, name, group);
 }
 
 /* The settings of parameters in no group. */
@@ -178,7 +183,7 @@ static tn_status add_groups(tn_optimizer *o, const wanted *w) {
     for (int i = 0; i < w->variable_count && status == TN_OK; i++) {
         tn_tensor *t = w->variables[i].tensor;
         if (tn_requires_grad(t) && !(w->group_count && find_trained(o, t)))
-            status = add_trained(o, t, w->variables[i].name, w->group_count);
+            status = add_trained(o, w->m, t, w->variables[i].name, w->group_count);
     }
     if (status == TN_OK && o->count == 0)
         status = tn_backend_fail(TN_ERR_ARGUMENT, "%s: the module has no parameter that requires gradients",

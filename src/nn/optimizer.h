@@ -19,6 +19,7 @@ typedef struct tn_trained {
     tn_tensor *value;
     tn_tensor *slots[TN_OPTIM_SLOTS]; /* the method's memory; NULL where it keeps none */
     tn_tensor *gradient;              /* during a step; NULL: left alone */
+    tn_division division;             /* tensor parallelism: the value is this rank's share */
     int group;
     int64_t steps;    /* made so far; with a gradient scaler the device counts them */
     uint64_t history; /* with a gradient scaler: parameters of equal history made the same steps */

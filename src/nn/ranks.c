@@ -395,8 +395,6 @@ tn_status tn_ranks_sum(tn_ranks *r, const tn_rank_part *own, int own_count, cons
 
 /* ---- sums as steps of the backward pass -------------------------------------------------------------------------- */
 
-int tn_ranks_exchange_count(tn_ranks *r) { return cut_buckets(r) * (r->owners ? 1 : 2); }
-
 /* A bucket under way: what was sent, the sum of this rank's piece, and what the exchange of each will have received. */
 typedef struct flight {
     const exchange *bucket;

@@ -62,11 +62,9 @@ tn_status tn_ranks_sum(tn_ranks *r, const tn_rank_part *own, int own_count, cons
                        tn_tensor **totals);
 /* The same recorded (distributed.h), for ranks with at most one part each: buckets are exchanged while the backward
  * pass goes on, the last variables first. *all: a new handle whose evaluation runs all exchanges, also those of buckets
- * in which this rank owns nothing; NULL: there are none. Then every rank must call tn_group_settle with
- * tn_ranks_exchange_count. */
+ * in which this rank owns nothing; NULL: there are none. Then every rank must call tn_group_settle. */
 tn_status tn_ranks_record(tn_ranks *r, const tn_rank_part *own, int own_count, const bool *has_rows, tn_device *home,
                           tn_tensor **totals, tn_tensor **all);
-int tn_ranks_exchange_count(tn_ranks *r);
 /* Copies the buffers that the owner's first part has written: totals[i] is a new handle for each. */
 tn_status tn_ranks_share_buffers(tn_ranks *r, int owner, tn_tensor *const *values, tn_device *home, tn_tensor **totals);
 

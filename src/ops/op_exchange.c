@@ -5,9 +5,11 @@
  * as `after`, which is not read. */
 #include "ops/ops_common.h"
 
-/* group_post(x, after, lengths, group, received): what all ranks send, one after the other, complete after group_await:
- * `received` elements. group: a tn_group's address. lengths: bytes of x for each rank, which follow each other; without
- * it all of x goes to all. */
+#include "trunnion/distributed.h"
+
+/* group_post(x, after, lengths, group, received, number): what all ranks send, one after the other, complete after
+ * group_await: `received` elements. group: a tn_group's address. lengths: bytes of x for each rank, which follow each
+ * other; without it all of x goes to all, or if `received` is x's size, an equal piece of it to each. */
 static tn_status infer_group_post(tn_infer *c) {
     c->dtype = (tn_dtype)c->in[0]->dtype;
     c->rank = 1;
@@ -24,3 +26,54 @@ static tn_status infer_group_await(tn_infer *c) {
     return TN_OK;
 }
 OP_CODE(group_await, .facts = TN_FACT_EXCHANGE, .class_ = TN_NATIVE, .infer = infer_group_await, .keeps_half = true);
+
+/* ---- sums over all ranks ----------------------------------------------------------------------------------------- */
+
+/* What was posted, once it is complete. */
+static tn_node *received_of(tn_build *b, tn_node *x, int64_t group, int64_t elements, int64_t number) {
+    tn_node *posted = tn_b_group_post(b, x, NULL, NULL, group, elements, number);
+    return tn_b_gated(b, posted, tn_b_group_await(b, posted, x, NULL, group));
+}
+
+/* Pieces of all ranks, added in the order of the ranks. */
+static tn_node *add_pieces_of_ranks(tn_build *b, tn_node *pieces, int64_t count, int64_t piece) {
+    tn_node *sum = NULL;
+    for (int64_t rank = 0; rank < count; rank++) {
+        tn_node *one = tn_b_slice(b, pieces, 0, rank * piece, (rank + 1) * piece, 1);
+        sum = sum ? tn_b_add(b, sum, one) : one;
+    }
+    return sum;
+}
+
+/* group_sum(x, group, number): the sum of x over all ranks. If the ranks can divide it, each adds a piece, and all
+ * gather the sums; otherwise each gets all and adds them. */
+static tn_node *compose_group_sum(tn_build *b, const tn_node *n) {
+    int64_t group = n->i[TN_GROUP_SUM_GROUP], number = 2 * n->i[TN_GROUP_SUM_NUMBER], all = tn_node_numel(n);
+    int64_t size = tn_group_size((const tn_group *)(intptr_t)group);
+    if (size == 1) return n->in[0];
+    tn_node *flat = tn_b_row_major(b, tn_b_reshape(b, n->in[0], &all, 1)), *sum;
+    if (all % size) {
+        sum = add_pieces_of_ranks(b, received_of(b, flat, group, size * all, number), size, all);
+    } else {
+        sum = add_pieces_of_ranks(b, received_of(b, flat, group, all, number), size, all / size);
+        sum = received_of(b, tn_b_row_major(b, sum), group, all, number + 1);
+    }
+    return tn_b_reshape(b, sum, n->shape, n->rank);
+}
+static tn_node *grad_group_sum(tn_build *b, const tn_node *n, tn_node *dy) {
+    return tn_b_group_same(b, dy, n->i[TN_GROUP_SUM_GROUP]);
+}
+OP_CODE(group_sum, .to_float = true, .infer = tn_infer_float, .compose = compose_group_sum,
+        .grad_first = grad_group_sum);
+
+/* group_same(x, group): x, whose gradient is the sum over all ranks. */
+static tn_node *compose_group_same(tn_build *b, const tn_node *n) {
+    (void)b;
+    return n->in[0];
+}
+static tn_node *grad_group_same(tn_build *b, const tn_node *n, tn_node *dy) {
+    int64_t group = n->i[TN_GROUP_SAME_GROUP];
+    return tn_b_group_sum(b, dy, group, tn_group_next_number((tn_group *)(intptr_t)group));
+}
+OP_CODE(group_same, .to_float = true, .infer = tn_infer_float, .compose = compose_group_same,
+        .grad_first = grad_group_same);

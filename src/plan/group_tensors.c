@@ -112,14 +112,19 @@ tn_tensor *tn_group_all_reduce_tensor(tn_group *g, const tn_tensor *t) {
 /* ---- as steps of a plan ------------------------------------------------------------------------------------------ */
 
 static void run_group_post(tn_native *n, void *const *pointers) {
-    tn_group_post(n->process_group, pointers[1], pointers[3], n->posted_bytes, pointers[0]);
+    tn_group_post(n->process_group, &n->posted, pointers[1], pointers[3], pointers[0]);
 }
 
 tn_status tn_make_group_post(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
     const tn_value *post = &g->values[group->lead];
     n->run = run_group_post;
     n->process_group = (void *)(intptr_t)post->node->i[TN_GROUP_POST_GROUP]; /* an address; fits an attribute */
-    n->posted_bytes = tn_node_bytes(g->values[post->in[0]].node);
+    const tn_node *x = g->values[post->in[0]].node;
+    size_t size = (size_t)tn_group_size(n->process_group);
+    bool divides = size > 1 && post->in[2] < 0 && post->node->i[TN_GROUP_POST_RECEIVED] == tn_node_numel(x);
+    n->posted = (tn_group_step){.number = post->node->i[TN_GROUP_POST_NUMBER],
+                                .bytes = tn_node_bytes(x) / (divides ? size : 1),
+                                .divides = divides};
     *workspace = 0;
     return TN_OK;
 }
@@ -151,7 +156,7 @@ static tn_tensor *step_before(const tn_tensor *after) {
 
 static tn_tensor *post(tn_group *g, const tn_tensor *t, const tn_tensor *lengths, int64_t received,
                        const tn_tensor *after) {
-    tn_attrs attrs = {.n_i = 2, .i = {(int64_t)(intptr_t)g, received}};
+    tn_attrs attrs = {.n_i = 3, .i = {(int64_t)(intptr_t)g, received, 2 * tn_group_next_number(g)}};
     tn_tensor *before = step_before(after);
     tn_tensor *posted = tn_record(TN_OP_GROUP_POST, (const tn_tensor *[]){t, before, lengths}, 3, &attrs);
     tn_free(before);
@@ -196,4 +201,21 @@ tn_tensor *tn_group_receive(tn_group *g, const tn_tensor *posted, const tn_tenso
     tn_tensor *received = tn_record(TN_OP_GATED, (const tn_tensor *[]){posted, complete}, 2, NULL);
     tn_free(complete);
     return received;
+}
+
+/* ---- tensor parallelism ------------------------------------------------------------------------------------------ */
+
+static tn_tensor *summed(const tn_group *g, const tn_tensor *x, const char *what, int op, const tn_attrs *attrs) {
+    tn_status s = check_step(g, x, what);
+    return s == TN_OK ? tn_record(op, &x, 1, attrs) : tn_tensor_error(s);
+}
+
+tn_tensor *tn_group_sum_forward(tn_group *g, const tn_tensor *x) {
+    tn_attrs attrs = {.n_i = 2, .i = {(int64_t)(intptr_t)g, g ? tn_group_next_number(g) : 0}};
+    return summed(g, x, "tn_group_sum_forward", TN_OP_GROUP_SUM, &attrs);
+}
+
+tn_tensor *tn_group_sum_backward(tn_group *g, const tn_tensor *x) {
+    tn_attrs attrs = {.n_i = 1, .i = {(int64_t)(intptr_t)g}};
+    return summed(g, x, "tn_group_sum_backward", TN_OP_GROUP_SAME, &attrs);
 }

@@ -67,7 +67,7 @@ struct tn_native {
         tn_linalg_args linalg;
         struct {
             void *process_group; /* a tn_group of distributed.h */
-            size_t posted_bytes; /* of the operand */
+            tn_group_step posted;
         };
         struct {
             tn_sdpa_args sdpa;

@@ -576,6 +576,11 @@ static void modules_refuse(void **state) {
 static void layers_refuse(void **state) {
     (void)state;
     YIELDS(NULL, tn_nn_linear(NULL, "x", 1, 1, true))
+    YIELDS(NULL, tn_nn_column_parallel_linear(NULL, "x", 1, 1, true, NULL))
+    YIELDS(NULL, tn_nn_row_parallel_linear(NULL, "x", 1, 1, true, NULL))
+    FAILS(tn_module_divide(NULL, NULL, NULL, 0, 1))
+    FAILS(tn_module_join(NULL, NULL))
+    FAILS(tn_module_split(NULL, NULL))
     YIELDS(NULL, tn_nn_conv2d(NULL, "x", 1, 1, 1, NULL))
     YIELDS(NULL, tn_nn_conv1d(NULL, "x", 1, 1, 1, NULL))
     YIELDS(NULL, tn_nn_conv3d(NULL, "x", 1, 1, 1, NULL))
@@ -780,7 +785,9 @@ static void data_parallel_refuses(void **state) {
     REFUSES(tn_group_post_scatter(NULL, NULL, NULL, NULL))
     REFUSES(tn_group_post_all_gather(NULL, NULL, NULL))
     REFUSES(tn_group_receive(NULL, NULL, NULL, NULL))
-    FAILS(tn_group_settle(NULL, TN_OK, 0))
+    FAILS(tn_group_settle(NULL, TN_OK))
+    REFUSES(tn_group_sum_forward(NULL, NULL))
+    REFUSES(tn_group_sum_backward(NULL, NULL))
     FAILS(tn_survive(NULL, NULL, NULL, 0, NULL, NULL))
     FAILS(tn_data_parallel_new(NULL, &cpu, 1, NULL, &p))
     FAILS(tn_data_parallel_new(root, NULL, 1, NULL, &p))

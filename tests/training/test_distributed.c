@@ -90,14 +90,79 @@ static const char *one_rank_has_no_memory(tn_group *g, int rank) {
     for (int failing = 1; failing >= 0; failing--) {
         float is[4] = {0};
         if (failing && !rank) tn_mem_fail_at(1);
-        tn_group_post(g, own, NULL, sizeof own, is);
+        tn_group_post(g, &(tn_group_step){.bytes = sizeof own}, own, NULL, is);
         tn_mem_fail_at(0);
         tn_group_await(g, is);
         tn_status want = !failing ? TN_OK : rank ? TN_ERR_STATE : TN_ERR_MEMORY;
-        if (tn_group_settle(g, TN_OK, 1) != want) return "a step without memory";
+        if (tn_group_settle(g, TN_OK) != want) return "a step without memory";
         if (!failing && (is[0] != 1 || is[1] != 5 || is[2] != 2 || is[3] != 5)) return "a step after one that failed";
     }
     return NULL;
+}
+
+/* Sum of |a - b|. */
+static double apart(const tn_tensor *a, const tn_tensor *b) {
+    double sum = NAN;
+    TN_NO_GRAD;
+    tn_tensor *difference = tn_sum(tn_abs(tn_sub(a, b)), TN_ALL, false);
+    return tn_read_item(difference, &sum) == TN_OK ? sum : NAN;
+}
+
+/* A pair of layers: its loss and the gradient of x. */
+static tn_status run_pair(tn_module *first, tn_module *second, tn_tensor *x, double *loss, tn_tensor **gradient) {
+    tn_tensor *y = tn_forward(second, tn_tanh(tn_forward(first, x)));
+    tn_tensor *sum = tn_sum(tn_mul(y, y), TN_ALL, false);
+    if (tn_status_of(sum) != TN_OK || tn_backward(sum) != TN_OK) return TN_ERR_STATE;
+    *gradient = tn_grad(x);
+    if (tn_eval((tn_tensor *[]){sum, *gradient, tn_grad(tn_module_variable(first, "weight"))}, 3) != TN_OK)
+        return TN_ERR_STATE;
+    return tn_read_item(sum, loss);
+}
+
+/* Layers divided between two ranks have the results and gradients of whole ones; joined, their values. */
+static const char *divided_layers(tn_group *g) {
+    enum { ROWS = 3, IN = 6, INNER = 8 };
+    double loss[2];
+    tn_tensor *gradient[2], *x[2];
+    tn_module *first[2], *second[2], *root[2];
+    for (int k = 0; k < 2; k++) {
+        tn_manual_seed(4);
+        root[k] = tn_module_root();
+        first[k] = k ? tn_nn_column_parallel_linear(root[k], "a", IN, INNER, true, g)
+                     : tn_nn_linear(root[k], "a", IN, INNER, true);
+        second[k] = k ? tn_nn_row_parallel_linear(root[k], "b", INNER, IN, true, g)
+                      : tn_nn_linear(root[k], "b", INNER, IN, true);
+        x[k] = tn_contiguous(tn_randn(TN_DIMS(ROWS, IN)));
+        tn_set_requires_grad(x[k], true);
+        if (tn_group_settle(g, run_pair(first[k], second[k], x[k], &loss[k], &gradient[k])) != TN_OK) return tn_error();
+    }
+    if (tn_size(tn_module_variable(first[1], "weight"), 0) != INNER / 2) return "the share of a column-parallel layer";
+    if (tn_size(tn_module_variable(second[1], "weight"), 1) != INNER / 2) return "the share of a row-parallel layer";
+    if (tn_size(tn_module_variable(second[1], "bias"), 0) != IN) return "the bias of a row-parallel layer";
+    if (fabs(loss[0] - loss[1]) > 1e-6 * fabs(loss[0])) return "the loss of divided layers";
+    if (!(apart(gradient[0], gradient[1]) < 1e-5)) return "the gradient of divided layers";
+    tn_optimizer *o;
+    if (tn_optimizer_lamb(root[1], NULL, &o) != TN_ERR_UNSUPPORTED) return "lamb with divided layers";
+    if (tn_optimizer_adam(root[1], NULL, &o) != TN_OK) return "adam with divided layers";
+    if (tn_module_join(root[1], o) != TN_OK) return "joining";
+    static const char *const names[] = {"a.weight", "a.bias", "b.weight", "b.bias"};
+    for (int i = 0; i < 4; i++)
+        if (apart(tn_module_variable(root[0], names[i]), tn_module_variable(root[1], names[i])) != 0) return names[i];
+    if (tn_module_split(root[1], o) != TN_OK || tn_optimizer_state_bytes(o) != 8 * (INNER / 2 * (2 * IN + 1) + IN))
+        return "splitting";
+    tn_optimizer_free(o);
+    if (tn_nn_column_parallel_linear(root[1], "odd", IN, 7, false, g)) return "7 features on 2 ranks";
+    tn_module_free(root[0]);
+    tn_module_free(root[1]);
+    return NULL;
+}
+
+/* Ranks that run other exchanges than each other find out. */
+static const char *other_exchanges(tn_group *g, int rank) {
+    tn_tensor *x = tn_ones(TN_DIMS(2), TN_F32), *unused = rank ? tn_group_sum_forward(g, x) : NULL;
+    tn_tensor *sum = tn_group_sum_forward(g, x);
+    if (tn_group_settle(g, tn_eval(&sum, 1)) != TN_ERR_STATE) return "exchanges in another order";
+    return unused && tn_status_of(unused) != TN_OK ? "an exchange that nothing needs" : NULL;
 }
 
 /* What two processes see; returns what was wrong, NULL if nothing. */
@@ -118,6 +183,8 @@ static const char *exchange_tensors(int rank) {
         wrong = "all_to_all";
     if (tn_status_of(tn_group_all_to_all_tensor(g, x)) != TN_ERR_SHAPE) wrong = "a wrong first extent";
     if (!wrong) wrong = one_rank_has_no_memory(g, rank);
+    if (!wrong) wrong = divided_layers(g);
+    if (!wrong) wrong = other_exchanges(g, rank);
     if (!wrong) wrong = one_rank_fails(g, rank);
     tn_group_close(g);
     return wrong;

@@ -1,7 +1,8 @@
 """processes.py BUILD [MOMENTS [SEED]] — training on several processes under the launchers of Open MPI and MPICH.
 
 Losses and checkpoints have the bits of one process with the same parts, also with dropout and batch normalization, with
-mixed precision, with more processes than parts, and with optimizer state divided among the processes. SIGTERM to the launcher saves the run; SIGKILL of a random rank at a
+mixed precision, with more processes than parts, and with optimizer state divided among the processes. With layers divided
+among them losses differ by rounding only. A call of MPI that fails on one rank ends the step on all. SIGTERM to the launcher saves the run; SIGKILL of a random rank at a
 random moment (MOMENTS of them) ends the job with a message, and --resume goes on to the bits of an undisturbed run.
 What cannot work is refused. Launchers that are not installed are skipped. Without MOMENTS the first launcher has 2, and
 each further one, which calls the same code, 1 and fewer counts of processes.
@@ -48,7 +49,8 @@ class Suite:
         """(JSON object, bytes of the checkpoint); ({}, b"") and the reason on standard output after a failure."""
         path = self.folder / save
         path.unlink(missing_ok=True)
-        line = [self.build / "trunnion", "train", *words, "--parts", PARTS, "--threads", 1, "--json", "--save", path]
+        parts = [] if "--tensor-parallel" in words else ["--parts", PARTS]
+        line = [self.build / "trunnion", "train", *words, *parts, "--threads", 1, "--json", "--save", path]
         done = self.run(launcher, line)
         try:
             return json.loads(done.stdout), path.read_bytes()
@@ -104,6 +106,46 @@ def check_sharded(suite, name, launcher):
     several, file = suite.train(launcher(2), "scaled.safetensors", *scaled, "--zero", 2)
     suite.expect(one and file and several.get("final_loss") == one["final_loss"] and file == file_of_one,
                  f"{name}: --zero 2 with clipping and a loss scale: loss and checkpoint as on one")
+
+
+def numbers_of(data):
+    """The f32 numbers of a safetensors file, by name."""
+    size = int.from_bytes(data[:8], "little")
+    rows = {k: v for k, v in json.loads(data[8:8 + size]).items() if k != "__metadata__" and v["dtype"] == "F32"}
+    body = memoryview(data)[8 + size:]
+    return {k: list(body[slice(*v["data_offsets"])].cast("f")) for k, v in rows.items()}
+
+
+def check_divided(suite, name, launcher):
+    """Tensor parallelism: losses as on one process but for rounding, each run the same bits, a rank keeps its share. A
+    checkpoint of N ranks resumes on M, also on one process."""
+    words = ["chars", "--steps", 6]
+    one, file_of_one = suite.train([], "one.safetensors", *words, "--tensor-parallel")  # in a group of one
+    runs = {n: suite.train(launcher(n), f"{n}.safetensors", *words, "--tensor-parallel") for n in (2, 4)}
+    for n, (several, file) in runs.items():
+        near = one and several and abs(several["final_loss"] - one["final_loss"]) < 1e-5 * one["final_loss"]
+        suite.expect(near, f"{name}: --tensor-parallel on {n} processes: loss {several.get('final_loss')}, on one "
+                           f"{one.get('final_loss')}")
+        a, b = numbers_of(file_of_one), numbers_of(file) if file else {}
+        worst = max((abs(x - y) for k in a for x, y in zip(a[k], b.get(k, []))), default=1)
+        suite.expect(a.keys() == b.keys() and worst < 1e-3, f"{name}: the same weights within {worst:.1e}")
+    share = runs[4][0].get("optimizer_bytes", 0) / runs[2][0].get("optimizer_bytes", 1)
+    suite.expect(0 < share < 0.62, f"{name}: a rank of 4 keeps {share:.0%} of the optimizer's state of one of 2")
+    half = suite.train(launcher(4), "half.safetensors", "chars", "--steps", 3, "--tensor-parallel")[1]
+    for count in (2, 1):
+        (suite.folder / "begun.safetensors").write_bytes(half)
+        more = ["--tensor-parallel"] if count > 1 else []
+        again, _ = suite.train(launcher(count) if more else [], "again.safetensors", *words, *more, "--resume",
+                               suite.folder / "begun.safetensors")
+        suite.expect(again and abs(again["final_loss"] - one["final_loss"]) < 1e-5 * one["final_loss"],
+                     f"{name}: a checkpoint of 4 processes resumes on {count}: loss {again.get('final_loss')}")
+    scaled = [suite.train(launcher(2), "scaled.safetensors", "chars", "--steps", 3, "--amp", "f16", "--tensor-parallel")
+              for _ in range(2)]
+    suite.expect(scaled[0][1] and scaled[0][1] == scaled[1][1] and scaled[0][0]["loss_scale"] == 65536,
+                 f"{name}: f16 with a loss scale: the same bits twice")
+    done = suite.run(launcher(3), [suite.build / "trunnion", "train", "chars", "--steps", 1, "--tensor-parallel"])
+    suite.expect(done.returncode != 0 and "4 heads cannot be divided among 3 ranks" in done.stderr,
+                 f"{name}: 4 heads on 3 processes are refused")
 
 
 def start(suite, launcher, path, *more):
@@ -341,6 +383,7 @@ def main():
             check_bits(suite, name, launcher, brief)
             if not brief:
                 check_sharded(suite, name, launcher)
+                check_divided(suite, name, launcher)
             check_death(suite, name, launcher, moments or 2 - brief, randomness)
             check_stop(suite, name, launcher)
             check_faults(suite, name, launcher)
