@@ -120,6 +120,18 @@ static void copy_words(uint32_t *to, const uint32_t *from, int64_t count, uint32
         to[i] = from[i] ^ turned;
 }
 
+/* A row of the image's pixels as words: `words` planes, `apart` from each other, of the channels that lie `channel` bytes
+ * from each other from x on. Behind the last channel stands another one, whose filters are zeros. */
+static void join_row(const tile_set *tiles, const uint8_t *x, int64_t channel, int64_t channels, int64_t count,
+                     uint32_t turned, uint32_t *to, int64_t apart) {
+    for (int64_t c = 0; c < channels; c += QUAD, to += apart) {
+        const uint8_t *plane[QUAD];
+        for (int64_t k = 0; k < QUAD; k++)
+            plane[k] = x + (c + k < channels ? c + k : c) * channel;
+        tiles->bytes->join(plane, count, turned, to);
+    }
+}
+
 static void surround(const widening *w, uint32_t *row, range columns) {
     for (int64_t k = 0; k < w->a->groups * w->q->channels; k++, row += w->q->x_stride[1])
         for (int64_t i = columns.first; i < columns.first + columns.count; i++)
@@ -155,8 +167,13 @@ static void widen_rows(void *ctx, int64_t begin, int64_t end, TN_UNUSED int work
         }
         const uint8_t *x = (const uint8_t *)(const void *)a->x + image * a->x_stride[0] + in_image * a->x_stride[2] +
                            column * a->x_stride[3];
-        for (int64_t g = 0; g < a->groups && across.count > 0; g++, x += a->channels * a->x_stride[1])
-            w->tiles->pack(&(pack){.to = (real *)(void *)(row + g * q->channels * q->x_stride[1] + across.first),
+        for (int64_t g = 0; g < a->groups && across.count > 0; g++, x += a->channels * a->x_stride[1]) {
+            uint32_t *to = row + g * q->channels * q->x_stride[1] + across.first;
+            if (a->x_stride[3] == 1) {
+                join_row(w->tiles, x, a->x_stride[1], a->channels, across.count, 0, to, q->x_stride[1]);
+                continue;
+            }
+            w->tiles->pack(&(pack){.to = (real *)(void *)to,
                                    .distance = q->x_stride[1],
                                    .group = across.count,
                                    .kind = PACK_QUADS,
@@ -167,6 +184,7 @@ static void widen_rows(void *ctx, int64_t begin, int64_t end, TN_UNUSED int work
                                    .rest = (int)(a->channels % QUAD),
                                    .steps = q->channels,
                                    .lines = across.count});
+        }
         turn_bits(w, row + across.first, across.count);
     }
 }
@@ -247,21 +265,16 @@ typedef struct windows {
 /* A row of the image's pixels, of the channels that filters [filter, filter + count) see. */
 static void copy_row(const windows *w, const uint8_t *x, int64_t filter, int64_t count, uint32_t *to) {
     const tn_conv_args *a = w->a;
-    const int64_t *s = a->x_stride, pixels = w->across.count;
-    if (a->out_channels == 1) {
-        w->tiles->pack(&(pack){.to = (real *)(void *)to,
-                               .group = pixels,
-                               .kind = PACK_QUADS,
-                               .from = x + filter * s[1],
-                               .across = s[3],
-                               .second = s[1],
-                               .rest = (int)(count % QUAD),
-                               .steps = 1,
-                               .lines = pixels});
+    const uint8_t *plane[QUAD];
+    for (int64_t k = 0; k < QUAD; k++)
+        plane[k] = x + (filter + tn_min64(k, count - 1)) / a->out_channels * a->x_stride[1];
+    if (a->x_stride[3] == 1) {
+        w->tiles->bytes->join(plane, w->across.count, w->turned, to);
         return;
     }
-    for (int64_t i = 0; i < QUAD * pixels; i++)
-        if (i % QUAD < count) ((uint8_t *)to)[i] = x[(filter + i % QUAD) / a->out_channels * s[1] + i / QUAD * s[3]];
+    for (int64_t i = 0; i < w->across.count; i++)
+        for (int64_t k = 0; k < QUAD; k++)
+            ((uint8_t *)(to + i))[k] = plane[k][i * a->x_stride[3]] ^ (uint8_t)w->turned;
 }
 
 /* Word `word` of the channels of an image, between the bytes that lie around all of them. */
@@ -280,15 +293,7 @@ static void copy_word(const windows *w, int64_t image, int64_t word, uint32_t *t
             continue;
         }
         copy_row(w, x + r * a->x_stride[2], QUAD * word, tn_min64(QUAD, filters - QUAD * word), to);
-        if (w->turned) copy_words(to, to, w->across.count, w->turned);
     }
-}
-
-/* Words of pixels to a plane for each channel. */
-static void split_words(const uint32_t *from, int64_t count, int64_t channels, uint8_t *to) {
-    for (int64_t c = 0; c < channels; c++)
-        for (int64_t i = 0; i < count; i++)
-            to[c * count + i] = (uint8_t)(from[i] >> 8 * c);
 }
 
 static void run_words_of_channels(void *ctx, int64_t begin, int64_t end, int worker) {
@@ -319,8 +324,11 @@ static void run_words_of_channels(void *ctx, int64_t begin, int64_t end, int wor
         copy_word(w, image, word, seen);
         if (!a->y_blocks) of.to = (uint32_t *)(void *)((char *)seen + tile_bytes(a));
         (a->max_pool ? w->tiles->bytes->pool : w->tiles->bytes->weigh)(&of);
-        if (!a->y_blocks)
-            split_words(of.to, plane, of.channels, (uint8_t *)(void *)a->out + (image * filters + QUAD * word) * plane);
+        if (a->y_blocks) continue;
+        uint8_t *planes[QUAD], *out = (uint8_t *)(void *)a->out + (image * filters + QUAD * word) * plane;
+        for (int c = 0; c < QUAD; c++)
+            planes[c] = out + c * plane;
+        w->tiles->bytes->split(of.to, plane, of.channels, planes);
     }
 }
 

@@ -180,6 +180,9 @@ typedef struct byte_kernels {
     void (*round)(const byte_result *r);
     void (*weigh)(const byte_windows *w);
     void (*pool)(const byte_windows *w); /* the greatest byte of each window, without sign */
+    /* Pixels of four planes as words, with the bits of `turned` turned; and back, to `channels` planes. */
+    void (*join)(const uint8_t *const plane[4], int64_t count, uint32_t turned, uint32_t *to);
+    void (*split)(const uint32_t *from, int64_t count, int channels, uint8_t *const plane[4]);
 } byte_kernels;
 
 /* All of an instruction set, by height of tiles where that matters. */

@@ -327,7 +327,56 @@ static void pool_words(const byte_windows *w) {
 }
 #endif
 
-static const byte_kernels byte_rows = {round_to_bytes, weigh_words, pool_words};
+/* ---- planes and words -------------------------------------------------------------------------------------------- */
+
+enum { TOGETHER = 16 }; /* pixels of a register of 16 bytes */
+
+static void join_planes(const uint8_t *const plane[4], int64_t count, uint32_t turned, uint32_t *to) {
+    int64_t i = 0;
+#if defined(__AVX512F__) || defined(__AVX2__)
+    const __m128i turn = _mm_set1_epi32((int32_t)turned);
+    for (; i + TOGETHER <= count; i += TOGETHER) {
+        __m128i x[4];
+        VEC_UNROLL
+        for (int c = 0; c < 4; c++)
+            x[c] = _mm_xor_si128(_mm_loadu_si128((const __m128i *)(const void *)(plane[c] + i)), turn);
+        const __m128i a = _mm_unpacklo_epi8(x[0], x[1]), b = _mm_unpackhi_epi8(x[0], x[1]);
+        const __m128i c = _mm_unpacklo_epi8(x[2], x[3]), d = _mm_unpackhi_epi8(x[2], x[3]);
+        store_piece((uint8_t *)(to + i), _mm_unpacklo_epi16(a, c));
+        store_piece((uint8_t *)(to + i + 4), _mm_unpackhi_epi16(a, c));
+        store_piece((uint8_t *)(to + i + 8), _mm_unpacklo_epi16(b, d));
+        store_piece((uint8_t *)(to + i + 12), _mm_unpackhi_epi16(b, d));
+    }
+#endif
+    for (; i < count; i++)
+        to[i] = ((uint32_t)plane[0][i] | (uint32_t)plane[1][i] << 8 | (uint32_t)plane[2][i] << 16 |
+                 (uint32_t)plane[3][i] << 24) ^
+                turned;
+}
+
+static void split_words(const uint32_t *from, int64_t count, int channels, uint8_t *const plane[4]) {
+    int64_t i = 0;
+#if defined(__AVX512F__) || defined(__AVX2__)
+    const __m128i by_channel = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    for (; i + TOGETHER <= count; i += TOGETHER) {
+        __m128i x[4];
+        VEC_UNROLL
+        for (int k = 0; k < 4; k++)
+            x[k] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)(from + i + 4 * k)), by_channel);
+        const __m128i a = _mm_unpacklo_epi32(x[0], x[1]), b = _mm_unpackhi_epi32(x[0], x[1]);
+        const __m128i c = _mm_unpacklo_epi32(x[2], x[3]), d = _mm_unpackhi_epi32(x[2], x[3]);
+        store_piece(plane[0] + i, _mm_unpacklo_epi64(a, c));
+        if (channels > 1) store_piece(plane[1] + i, _mm_unpackhi_epi64(a, c));
+        if (channels > 2) store_piece(plane[2] + i, _mm_unpacklo_epi64(b, d));
+        if (channels > 3) store_piece(plane[3] + i, _mm_unpackhi_epi64(b, d));
+    }
+#endif
+    for (; i < count; i++)
+        for (int c = 0; c < channels; c++)
+            plane[c][i] = (uint8_t)(from[i] >> 8 * c);
+}
+
+static const byte_kernels byte_rows = {round_to_bytes, weigh_words, pool_words, join_planes, split_words};
 
 #include "cpu/tiles.c"
 #else

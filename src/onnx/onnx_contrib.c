@@ -515,9 +515,8 @@ static bool has_reciprocal(const onnx_call *c, int i) {
 /* y as numbers of the scale in input i and the zero point behind it; without one it is 0, of operand's type.
  * `multiply`: by a constant scale's reciprocal, as dividing takes longer than all else. That may be one off at halves,
  * so only where ONNX Runtime does not divide either: of products and sums it multiplies by quotients of scales. */
-static tn_status put_quantized(onnx_call *c, tn_tensor *y, int i, int operand, bool multiply) {
+static tn_status quantized(const onnx_call *c, tn_tensor **y, int i, onnx_type type, bool multiply) {
     dressed d = {.c = c};
-    onnx_type type = onnx_in_type(c, onnx_has(c, i + 1) ? i + 1 : operand);
     TRY(need_fused(c, i, 1));
     TRY(onnx_check_scale(c, i, true));
     const tn_tensor *scale = onnx_in(c, i), *zero = onnx_has(c, i + 1) ? onnx_in(c, i + 1) : NULL;
@@ -525,19 +524,26 @@ static tn_status put_quantized(onnx_call *c, tn_tensor *y, int i, int operand, b
     if (multiply && one && (type == ONNX_UINT8 || type == ONNX_INT8) && has_reciprocal(c, i)) {
         const tn_tensor *each = tn_div(tn_full(NULL, 0, 1, TN_F32), tn_reshape(scale, NULL, 0));
         if (zero) zero = tn_reshape(zero, NULL, 0);
-        return onnx_put_typed(c, 0, onnx_rounded(c, tn_mul(y, each), zero, type), type);
+        *y = onnx_rounded(c, tn_mul(*y, each), zero, type);
+        return tn_status_of(*y);
     }
-    tn_status status = give_tensor(&d, y);
+    tn_status status = give_tensor(&d, *y);
     give_fused(&d, i);
     if (onnx_has(c, i + 1))
         give_fused(&d, i + 1);
     else if (status == TN_OK)
         status = give_tensor(&d, tn_zeros(NULL, 0, onnx_types[type].dtype));
     if (status == TN_OK)
-        status = standard(&d, "QuantizeLinear", OPSET, &y);
+        status = standard(&d, "QuantizeLinear", OPSET, y);
     else
         clear(&d);
-    return status == TN_OK ? onnx_put_typed(c, 0, y, type) : status;
+    return status;
+}
+
+static tn_status put_quantized(onnx_call *c, tn_tensor *y, int i, int operand, bool multiply) {
+    const onnx_type type = onnx_in_type(c, onnx_has(c, i + 1) ? i + 1 : operand);
+    TRY(quantized(c, &y, i, type, multiply));
+    return onnx_put_typed(c, 0, y, type);
 }
 
 static tn_status run_on_bytes(onnx_call *c) {
@@ -545,6 +551,7 @@ static tn_status run_on_bytes(onnx_call *c) {
     int64_t opset = what == SOFTMAX ? onnx_int(c, "opset", 13) : on_bytes[what].opset;
     dressed d = {.c = c};
     tn_tensor *y;
+    const onnx_type type = first ? onnx_in_type(c, onnx_has(c, 1) ? 1 : first) : ONNX_UNDEFINED;
     if (!onnx_wants(c, 0)) return TN_OK;
     if (onnx_int(c, "channels_last", 0)) return onnx_refuse(c, "channels as the last dimension are not supported");
     if (!count) count = (c->in_count - first) / 3;
@@ -553,13 +560,15 @@ static tn_status run_on_bytes(onnx_call *c) {
     for (int i = 0; i < count && status == TN_OK; i++) {
         tn_tensor *wide;
         status = wrapped_dequantized(c, first + 3 * i, &wide);
+        if (status == TN_OK && first) status = quantized(c, &wide, 0, type, false); /* lists are joined as bytes */
         if (status == TN_OK) status = give_tensor(&d, wide);
     }
     if (status == TN_OK)
         status = standard(&d, on_bytes[what].name, opset, &y);
     else
         clear(&d);
-    return status == TN_OK ? put_quantized(c, y, first ? 0 : 3 * count, first, what == ADD || what == MUL) : status;
+    if (status != TN_OK || first) return status == TN_OK ? onnx_put_typed(c, 0, y, type) : status;
+    return put_quantized(c, y, 3 * count, 0, what == ADD || what == MUL);
 }
 
 /* ---- products of bytes that become floats ------------------------------------------------------------------------ */

@@ -672,7 +672,7 @@ static bool can_be_part(const tn_value *r) {
 
 /* Whether it would be stored even if only the cat needs it. Movement of data is as fast inside the concatenation. */
 static bool is_made(const tn_graph_plan *g, int value, int depth) {
-    enum { DEEPEST = 6 };
+    enum { DEEPEST = 12 }; /* a change of scale of bytes has 9 steps */
     const tn_value *r = &g->values[g->values[value].root];
     tn_op_class c = tn_value_class(r);
     if (r->slot >= 0 || depth > DEEPEST) return false;
