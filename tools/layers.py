@@ -24,7 +24,7 @@ BUDGET = {
     "windows": 1540,
     "base": 3804,
     "kir": 16405,
-    "cpu": 16224,
+    "cpu": 16252,
     "gpu": 2738,
     "vendor": 3260,
     "hal": 9205,
