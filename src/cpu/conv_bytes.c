@@ -120,8 +120,8 @@ static void copy_words(uint32_t *to, const uint32_t *from, int64_t count, uint32
         to[i] = from[i] ^ turned;
 }
 
-/* A row of pixels as words, a plane of words after the other `apart`: channels lie `channel` bytes from each other. Words
- * repeat a channel where there is none; its filters are zeros. */
+/* A row of pixels as words, one plane of words `apart` from the other: channels lie `channel` bytes from each other.
+ * Words repeat a channel where there is none; its filters are zeros. */
 static void join_row(const tile_set *tiles, const uint8_t *x, int64_t channel, int64_t channels, int64_t count,
                      uint32_t turned, uint32_t *to, int64_t apart) {
     for (int64_t c = 0; c < channels; c += QUAD, to += apart) {
