@@ -907,6 +907,10 @@ tn_status tn_llm_read_nemotron_h(const hf_folder *f, llm_config *c) {
         tn_llm_set_rope(c, i, false);
     if (tn_hf_has(f, "moe_latent_size")) return refuse_value(f, "moe_latent_size", "given");
     TRY(tn_hf_activation(f, "mamba_hidden_act", "silu", &c->recurrent.activation));
+    double least = tn_json_number(tn_json_get(f->config, "time_step_min"), 0);
+    if (tn_json_number(tn_json_get(f->config, "mamba_dt_min"), least) >
+        0.001)                                                      /* transformers' prompts have such steps, */
+        return refuse_value(f, "time_step_min", "more than 0.001"); /* but its single tokens have not */
     if (c->experts.choices == 0) return TN_OK;
     return tn_hf_size(f, "moe_shared_expert_intermediate_size", c->size[SIZE_SHARED], LLM_MOST_WIDTH,
                       &c->size[SIZE_SHARED]);

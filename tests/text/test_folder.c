@@ -450,6 +450,7 @@ static const refusal llama_refusals[] = {
     {FALCON_H1 ",\"ssm_multipliers\":[1,1,1]", "'ssm_multipliers'"},
     {FALCON_H1 ",\"mlp_multipliers\":[1,1e300]", "'mlp_multipliers'"},
     {FALCON_H1 ",\"mlp_multipliers\":\"1\"", "'mlp_multipliers'"},
+    {",\"model_type\":\"nemotron_h\",\"layers_block_type\":[\"attention\"],\"time_step_min\":0.01", "'time_step_min'"},
     {",\"num_key_value_heads\":3", "is not a multiple"},
     {",\"head_dim\":3", "must be even"},
     {",\"tie_word_embeddings\":false", "lm_head.weight"},
