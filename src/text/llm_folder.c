@@ -1122,7 +1122,7 @@ static tn_status gguf_refuse_features(const tn_gguf *f, const llm_config *c) {
     if (has(f, c, other))
         return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': '%s'%s is not supported", tn_gguf_path(f),
                                gguf_key_of(c, other).text, causal ? "" : " = false");
-    if (gate == known || gate == 0) return TN_OK;
+    if (gate == known || gate == 0 || !c->family->experts.slots) return TN_OK; /* Youtu has no experts */
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "'%s': experts use gating function %" PRId64 "; only %" PRId64
                            " is supported in %s models (1: softmax, 2: sigmoid)",

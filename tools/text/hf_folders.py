@@ -291,7 +291,7 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("glm4-moe-lite-usual", "Glm4MoeLite", DEEPSEEK | {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8},
      NEW | {"edit": dict.fromkeys(("n_group", "topk_group", "routed_scaling_factor", "rms_norm_eps", "mlp_layer_types",
                                    "first_k_dense_replace"))}),
-    ("youtu", "Youtu", {k: v for k, v in DEEPSEEK.items() if "expert" not in k}, MADE),
+    ("youtu", "Youtu", {k: v for k, v in DEEPSEEK.items() if "expert" not in k}, MADE | {"edit": {"scoring_func": "sigmoid"}}),
     ("opt", "OPT", {"hidden_size": 48, "ffn_dim": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
                     "vocab_size": VOCABULARY, "max_position_embeddings": 128, "word_embed_proj_dim": 48,
                     "bos_token_id": 1, "eos_token_id": 2}, NEW),
