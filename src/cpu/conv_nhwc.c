@@ -665,6 +665,7 @@ static int64_t cut_cost(const nhwc_nhwc *t, int64_t blocks, int64_t parts, int t
 
 /* Threads share the output pixels of a single row, its panels, or both. */
 static void share_row(nhwc_nhwc *t, int threads) {
+    enum { NEAR_PIXELS = 336 }; /* a panel's results and a vector of channels of these stay in the first cache */
     const int64_t most = tn_max64(tn_min64(t->a.out_size[1] / t->tiles->rows, threads), 1);
     int64_t best = INT64_MAX;
     for (int64_t blocks = 1; blocks <= most; blocks++) {
@@ -675,6 +676,7 @@ static void share_row(nhwc_nhwc *t, int threads) {
         t->blocks = blocks;
         t->parts = parts;
     }
+    t->blocks *= tn_max64(t->a.out_size[1] / t->blocks / NEAR_PIXELS, 1);
     t->cut = t->blocks > 1;
 }
 
