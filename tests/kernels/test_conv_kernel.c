@@ -1056,8 +1056,9 @@ typedef struct bottleneck {
     int blocks; /* convolutions with images in blocks of AVX-512's lanes; those of few pixels have none */
 } bottleneck;
 
-/* max(…, 0); min(…, …) of that; other functions of one element. */
-enum { BIAS_ONLY, RELU, CLIP, HARD_SWISH, SILU };
+/* max(…, 0); min(…, …) of that; other functions of one element; the sum with its bias times the bias, and half of the
+ * sum with the bias behind it, which blocks of channels do not have. */
+enum { BIAS_ONLY, RELU, CLIP, HARD_SWISH, SILU, TIMES_BIAS, BIAS_LAST };
 
 /* What nobody holds is stored only if a plan needs it. */
 static tn_tensor *then(tn_tensor *before, tn_tensor *after) {
@@ -1066,7 +1067,9 @@ static tn_tensor *then(tn_tensor *before, tn_tensor *after) {
 }
 
 static tn_tensor *end_step(tn_tensor *y, const tn_tensor *bias, int kind, bool apart) {
+    if (kind == BIAS_LAST) y = then(y, tn_mul(y, tn_scalar(0.5)));
     y = then(y, tn_add(y, tn_reshape(bias, TN_DIMS(1, -1, 1, 1))));
+    if (kind == TIMES_BIAS) y = then(y, tn_mul(y, tn_reshape(bias, TN_DIMS(1, -1, 1, 1))));
     if (kind == RELU || kind == CLIP) y = then(y, tn_relu(y));
     if (kind == HARD_SWISH) y = then(y, tn_hardswish(y));
     if (kind == SILU) y = then(y, tn_silu(y));
@@ -1113,6 +1116,7 @@ static void bottlenecks_in_blocks_have_the_bits_of_their_steps(void **state) {
         {2, 20, 88, {18, 20}, 1, 3, 1, CLIP, 10},       {1, 16, 12, {20, 14}, 1, 3, 1, RELU, 0},
         {1, 24, 72, {14, 14}, 1, 3, 1, HARD_SWISH, 10}, {2, 20, 88, {18, 20}, 1, 5, 2, SILU, 4},
         {1, 40, 60, {30, 28}, 3, 5, 1, HARD_SWISH, 9},  {1, 64, 128, {9, 9}, 1, 3, 2, SILU, 5},
+        {1, 24, 72, {14, 14}, 1, 3, 1, TIMES_BIAS, 0},  {1, 24, 72, {14, 14}, 1, 3, 1, BIAS_LAST, 0},
     };
     static float got[1 << 17], want[1 << 17];
     random_state = 22;
