@@ -208,11 +208,10 @@ static int uses(const kir_program *p, kir_val v, kir_val but) {
 
 /* A load of the program: the block, a single number, or one bias. Results may take the place of other images. */
 static bool read_flat_load(const reader *r, kir_val v, kir_val *bias) {
-    tn_fused_epilogue *e = r->out;
     tn_epilogue_access at;
     if (is_sum(r, v) || read_number(r, v, &at)) return true;
     if (*bias != KIR_NONE || !read_load(r, v, &at) || at.row != 0 || at.column != 1) return false;
-    e->add = at;
+    r->out->add = at;
     *bias = v;
     return true;
 }
