@@ -364,7 +364,6 @@ tn_status kir_verify(const kir_program *p);
 tn_status kir_check_sizes(const kir_program *p, const int64_t *sizes);
 void kir_free(kir_program *p);
 bool kir_equal(const kir_program *a, const kir_program *b);              /* same structure */
-void kir_print(const kir_program *p, const int64_t *sizes, tn_str *out); /* one instruction a line; sizes may be NULL */
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 

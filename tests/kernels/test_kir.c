@@ -2,6 +2,7 @@
  * means than the library's (wide integers, plain loops), and hold for the interpreter and for the tile VM alike.
  * What the builder, the verifier and failures promise: test_kir_program.c. */
 #include "kir_kernel.h"
+#include "kir_print.h"
 
 #include <float.h>
 #include <math.h>

@@ -6,6 +6,7 @@
 
 #include "kir/kir.h"
 #include "kir/rules.h"
+#include "kir_print.h"
 #include "kir_random.h"
 
 typedef struct kernel {

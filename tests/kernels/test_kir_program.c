@@ -1,6 +1,7 @@
 /* test_kir_program.c — promises about programs of the kernel language as such: what the builder simplifies, what the
  * verifier refuses, that no failure loses memory, and that threads may share what is compiled. */
 #include "kir_kernel.h"
+#include "kir_print.h"
 
 #include <math.h>
 #include <pthread.h>

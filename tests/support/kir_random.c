@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "gpu/gpu.h"
+#include "kir_print.h"
 #include "kir_random.h"
 
 enum { MOST_POINTS = 6000 };
