@@ -214,13 +214,10 @@ static int run_serve(int argc, char **argv) {
                 .timeout = 600,
                 .grace = 30,
                 .key = getenv("TRUNNION_API_KEY")};
-    cli_option all[CLI_OPTIONS_MOST];
     char found[CLI_PATH];
     int status;
-    cli_sampling_begin(&s.sampling);
-    int first = cli_sampling_options(options, offsetof(server, sampling), all);
-    int at = cli_parse(&cli_serve, argc, argv, &s.common, all, &s, &status);
-    s.sampling.given = (uint32_t)(s.common.given >> first);
+    int at =
+        cli_parse_with_sampling(&cli_serve, argc, argv, &s.common, options, offsetof(server, sampling), &s, &status);
     if (at < 0) return status;
     if (at < argc && !s.path) s.path = argv[at++];
     if (at < argc) return cli_wrong_usage(&cli_serve, "unexpected argument \"%s\"", argv[at]);

@@ -440,13 +440,10 @@ static const cli_option options[] = {
 static int run_chat(int argc, char **argv) {
     session s = {.tokens = ANSWER_ALL, .value_cache = TN_LLM_CACHE_SAME};
     s.moves.options = &s.common;
-    cli_option all[CLI_OPTIONS_MOST];
     char found[CLI_PATH];
     int status;
-    cli_sampling_begin(&s.sampling);
-    int first = cli_sampling_options(options, offsetof(session, sampling), all);
-    int at = cli_parse(&cli_chat, argc, argv, &s.common, all, &s, &status);
-    s.sampling.given = (uint32_t)(s.common.given >> first);
+    int at =
+        cli_parse_with_sampling(&cli_chat, argc, argv, &s.common, options, offsetof(session, sampling), &s, &status);
     if (at < 0) return status;
     if (at < argc && !s.path) s.path = argv[at++];
     if (at < argc)

@@ -525,12 +525,9 @@ static const cli_option options[] = {
 
 static int run_generate(int argc, char **argv) {
     request r = {.tokens = NOT_GIVEN, .value_cache = TN_LLM_CACHE_SAME, .logprobs = -1};
-    cli_option all[CLI_OPTIONS_MOST];
     int status;
-    cli_sampling_begin(&r.sampling);
-    int first = cli_sampling_options(options, offsetof(request, sampling), all);
-    int at = cli_parse(&cli_generate, argc, argv, &r.common, all, &r, &status);
-    r.sampling.given = (uint32_t)(r.common.given >> first);
+    int at = cli_parse_with_sampling(&cli_generate, argc, argv, &r.common, options, offsetof(request, sampling), &r,
+                                     &status);
     if (at < 0) return status;
     if (at < argc)
         return cli_wrong_usage(&cli_generate, "unexpected argument \"%s\": pass the text with -p, in quotes", argv[at]);

@@ -32,24 +32,25 @@ static const cli_option rows[] = {
 };
 enum { ROWS = sizeof rows / sizeof *rows, NUMBERS = ROWS - 1 };
 
-void cli_sampling_begin(cli_sampling *s) {
+int cli_parse_with_sampling(const cli_command *c, int argc, char **argv, cli_options *o, const cli_option *own,
+                            size_t at, void *wishes, int *status) {
+    cli_sampling *s = (cli_sampling *)(void *)((char *)wishes + at);
+    cli_option all[CLI_OPTIONS_MOST] = {{0}};
+    int n = 0;
     *s = (cli_sampling){.options = TN_SAMPLER_DEFAULTS};
     s->options.temperature = 0.8;
     s->options.top_k = 40;
     s->options.top_p = 0.95;
     s->options.min_p = 0.05;
-}
-
-int cli_sampling_options(const cli_option *own, size_t at, cli_option *all) {
-    int n = 0;
     for (; own->name && n < CLI_OPTIONS_MOST - ROWS - 1; own++)
         all[n++] = *own;
     for (int i = 0; i < ROWS; i++) {
         all[n + i] = rows[i];
         all[n + i].at += at;
     }
-    all[n + ROWS] = (cli_option){0};
-    return n;
+    int next = cli_parse(c, argc, argv, o, all, wishes, status);
+    s->given = (uint32_t)(o->given >> n);
+    return next;
 }
 
 bool cli_sampling_set(cli_sampling *s, const char *name, const char *value) {

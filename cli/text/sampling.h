@@ -39,10 +39,9 @@ typedef struct cli_sampling {
     bool greedy;
 } cli_sampling;
 
-void cli_sampling_begin(cli_sampling *s);
-/* Writes `own` (ended by a row of zeros) and then the options of sampling to all[CLI_OPTIONS_MOST]. at: offset of the
- * cli_sampling in the subcommand's struct. Returns the index of the first option of sampling. */
-int cli_sampling_options(const cli_option *own, size_t at, cli_option *all);
+/* cli_parse with the options of sampling behind `own`. at: offset of the cli_sampling in *wishes. */
+int cli_parse_with_sampling(const cli_command *c, int argc, char **argv, cli_options *o, const cli_option *own,
+                            size_t at, void *wishes, int *status);
 /* Takes an option by its name; false for a wrong value or name. */
 bool cli_sampling_set(cli_sampling *s, const char *name, const char *value);
 /* The name of an option that has no effect with --greedy and was given; NULL: none. */
