@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "check/check.h"
-#include "plan/plan.h"
 #include "trunnion/certify.h"
 #include "trunnion/trunnion.h"
 

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "cpu/cpu_kernels.h"
-#include "cpu/qformat.h"
 
 enum {
     PIECE = 256,     /* rows of one expert at once, at most: then bringing its matrix counts no more */

@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "drivers/cuda.h"
-#include "hal/hal.h"
 
 #if TRUNNION_WITH_CUDA || TRUNNION_WITH_ROCM
 

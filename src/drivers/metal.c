@@ -9,7 +9,6 @@
 #include "drivers/metal.h"
 #include "drivers/probe.h"
 #include "hal/driver.h"
-#include "hal/hal.h"
 
 #if TRUNNION_WITH_METAL
 

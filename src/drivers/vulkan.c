@@ -19,7 +19,6 @@
 #include "drivers/vulkan.h"
 #include "drivers/vulkan_device.h"
 #include "hal/driver.h"
-#include "hal/hal.h"
 
 #if TRUNNION_WITH_VULKAN
 

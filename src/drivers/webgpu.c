@@ -18,7 +18,6 @@
 #include "drivers/probe.h"
 #include "drivers/webgpu_device.h"
 #include "hal/driver.h"
-#include "hal/hal.h"
 
 #if TRUNNION_WITH_WEBGPU
 

@@ -10,7 +10,6 @@
 #include "trunnion/amp.h"
 #include "trunnion/autograd.h"
 #include "trunnion/backend.h"
-#include "trunnion/model.h"
 
 /* A call's device is current until its end. */
 typedef struct call {

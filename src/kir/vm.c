@@ -6,7 +6,6 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "kir/rules.h"
 #include "kir/vm.h"
 
 /* Work below this, in nanoseconds, is not worth waking another thread. */

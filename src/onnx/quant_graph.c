@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "onnx/model.h"
-#include "onnx/operator_support.h"
 
 enum { UNREAD = -1, NONE = -1, MOST_IN = 64 };
 

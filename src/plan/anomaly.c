@@ -3,7 +3,6 @@
  * Operations are evaluated when they are recorded, so the first bad one is found without looking for it. An infinity is
  * reported if the inputs have none: masks are full of infinities. */
 #include <stdio.h>
-#include <string.h>
 
 #include "plan/plan.h"
 #include "trunnion/autograd.h"

@@ -4,7 +4,6 @@
  * overwrite it; a state's new value is written to its home if nothing needs the old value any more. */
 #include <string.h>
 
-#include "plan/passes.h"
 #include "plan/plan.h"
 #include "trunnion/ops.h"
 

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "hal/hal.h"
-#include "hal/kernel_code.h"
 #include "plan/passes.h"
 
 enum { MOST_WAYS = 24, SECONDS = 20, MOST_BYTES = 1 << 30 };

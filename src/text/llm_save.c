@@ -11,7 +11,6 @@
 #include <sys/stat.h>
 
 #include "text/llm_model.h"
-#include "trunnion/finetune.h"
 
 enum { PATH_SIZE = 4096 };
 

@@ -1,7 +1,6 @@
 /* pre_tokenizer.c — pre-tokenizers: steps of tokenizer.json, and the rules that GGUF files name. */
 #include <stdio.h>
 #include <string.h>
-#include <utf8proc.h>
 
 #include "text/hf.h"
 #include "text/tokenizer.h"
