@@ -41,6 +41,7 @@ struct tn_native {
     const tn_blas *library; /* computes a product of floats instead; NULL: our kernel does */
     const char *by;         /* the library, or the way that measured fastest; NULL: neither */
     void *own;              /* memory of the kernel's arguments, or NULL */
+    bool conv_in_bytes;     /* `conv` has an image and results of bytes: they may lie in words (byte_layout.c) */
     /* a further kernel of the same launch, and what it is run with */
     tn_native *next;
     void *const *pointers;
@@ -62,7 +63,6 @@ struct tn_native {
             int joined_out;          /* 1 + the epilogue's buffer that the convolution's result would be; 0: none */
             uint8_t conv_outside;    /* of images of bytes */
             int32_t conv_zero;       /* of results of bytes */
-            bool conv_in_bytes;      /* image and results are bytes: they may lie in words (byte_layout.c) */
         };
         tn_linalg_args linalg;
         struct {
