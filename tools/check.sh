@@ -76,7 +76,7 @@ devices   | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $
 links     | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/links.py $BUILD
 library   | check     |  60 | tools/build.sh $BUILD all $plain && tools/checks/library.sh $BUILD
 renderings | check    | 120 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD
-blas      | check     |  60 | tools/build.sh $BUILD test_library $plain && tools/checks/blas.sh $BUILD
+blas      | check     |  60 | tools/build.sh $BUILD 'test_library test_device_settings' $plain && tools/checks/blas.sh $BUILD
 examples  | check     | 120 | tools/build.sh $BUILD examples $plain && $run_programs $BUILD examples
 train     | check     | 240 | tools/build.sh $BUILD all $plain && $run_command $BUILD train
 processes | check     | 240 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD examples $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/processes.py $BUILD

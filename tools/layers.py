@@ -27,7 +27,7 @@ BUDGET = {
     "cpu": 16252,
     "gpu": 2715,
     "vendor": 3260,
-    "hal": 9205,
+    "hal": 9225,
     "drivers": 8020,
     "tensor": 3040,
     "ops": 13420,
@@ -38,7 +38,7 @@ BUDGET = {
     "nn": 7390,
     "formats": 4735,
     "onnx": 17330,
-    "engines": 1525,
+    "engines": 1620,
     "text": 25115,
 }
 

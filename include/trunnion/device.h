@@ -98,7 +98,8 @@ typedef struct tn_device_options {
     size_t pool_initial, pool_max; /* bytes allocated at open, default 0; limit in bytes, default 0: no limit */
     size_t pool_growth;            /* bytes of a slab that smaller blocks share; default 0: one slab per block */
     /* Libraries that compute this device's products and convolutions: names as in tn_set_library ("openblas",
-     * "cublaslt,cudnn", "none", "auto"), of libraries for its backend. Copied. Default NULL: as `vendor` says. */
+     * "cublaslt,cudnn", "none", "auto"), of libraries for its backend. A CPU library named for another device computes
+     * what the host does for it: factorizations (linalg.h). Copied. Default NULL: as `vendor` says. */
     const char *library;
     /* Of this device only; default 0: as the environment and the process say. */
     int matrix;   /* matrix units: 1 none, 2 for f16 and bf16 products, 3 also for f32 (tf32); 0: TRUNNION_MATRIX */
@@ -122,11 +123,15 @@ typedef struct tn_device_options {
      * The device is separate from the one without this option; both may be open. Engines do not support it. Default
      * false. */
     bool dry_run;
+    /* Compute streams of the interface: at most this many queues have one of their own (tn_queue_new), the default one
+     * included; further queues share the default one and run their work in its order. Queues that are threads are not
+     * limited. 0 to 127; default 0: no limit. */
+    int streams;
 } tn_device_options;
 #define TN_DEVICE_DEFAULTS                                                                                             \
     {                                                                                                                  \
-        TN_OPTIONS_SIZE(tn_device_options, dry_run), TN_FALLBACK_WARN, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0, NULL, \
-            false                                                                                                      \
+        TN_OPTIONS_SIZE(tn_device_options, streams), TN_FALLBACK_WARN, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0, NULL, \
+            false, 0                                                                                                   \
     }
 
 /* One step of a selection: a device or backend that was tried. */
@@ -151,7 +156,7 @@ typedef struct tn_selection {
  *   options: NULL for the defaults.
  *   selection: receives everything that was tried, also on failure; may be NULL; the caller sets struct_size.
  *   *out: shared: opening the same id again returns the same device, with the options of the first call; a notice names
- *     settings (simd, pool sizes, library, matrix, numerics, graphs, vendor, tuning, time_limit, tuning_file)
+ *     settings (simd, pool sizes, library, matrix, numerics, graphs, vendor, tuning, time_limit, tuning_file, streams)
  *     that differ and have no effect.
  *     Close it once per open with tn_device_close.
  * Errors: TN_ERR_ARGUMENT for an unknown name; TN_ERR_UNAVAILABLE, with the reasons, if no device can be used. */

@@ -35,7 +35,6 @@ static tn_status cpu_open(int index, const tn_device_options *options, void **de
     if (index != 0) return tn_fail(TN_ERR_ARGUMENT, "cpu:%d does not exist; the only CPU device is cpu:0", index);
     if (options->threads) TRY(tn_threads_set(options->threads));
     if (options->simd) tn_cpu_limit((tn_isa)(options->simd - 1)); /* 1 is the baseline, which is level 0 */
-    if (options->library) TRY(tn_set_library(options->library));
     *device = &the_processor;
     return TN_OK;
 }

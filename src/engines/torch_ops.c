@@ -8,6 +8,7 @@
  * Where LibTorch defines less than we do for integers (division by zero, shifts by too much, conversions out of range)
  * the operands are kept away from there, and the results corrected. Composed ops are rows too, but only where nothing
  * was differentiated through them. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -443,12 +444,19 @@ static void run_matmul(work *w) {
     CALL(w, TORCH_MATMUL_OUT, T_(a), T_(b), T_(w->out));
 }
 
-static void run_linear(work *w) {
-    if (w->op->n_in > 2 && w->in[2])
-        CALL(w, TORCH_LINEAR_OUT, T_(w->in[0]), T_(w->in[1]), T_(w->in[2]), T_(w->out));
-    else
-        CALL(w, TORCH_LINEAR_OUT, T_(w->in[0]), T_(w->in[1]), NONE_, T_(w->out));
+static tn_torch_arg optional(const work *w, int input) {
+    bool there = input < w->op->n_in && w->in[input];
+    return there ? (tn_torch_arg)T_(w->in[input]) : (tn_torch_arg)NONE_;
 }
+
+static int64_t numel_of(const operand *x) {
+    int64_t n = 1;
+    for (int d = 0; d < x->rank; d++)
+        n *= x->shape[d];
+    return n;
+}
+
+static void run_linear(work *w) { CALL(w, TORCH_LINEAR_OUT, T_(w->in[0]), T_(w->in[1]), optional(w, 2), T_(w->out)); }
 
 /* inputs: x in f32, the weight in f16 or bf16. */
 static void run_linear_half(work *w) {
@@ -554,6 +562,19 @@ static void run_conv2d_forward(work *w) {
          B_(false), N_(NO_PADDING, 2), I_(i[GROUPS]), T_(w->out));
 }
 
+/* inputs: x, weight, bias or none. */
+static void run_conv2d(work *w) {
+    const int64_t *i = w->op->i;
+    const operand *y = result_of(w);
+    images x = images_of(w, 0);
+    int64_t shape[4] = {1}, stride[4];
+    memcpy(shape + 4 - y->rank, y->shape, (size_t)y->rank * sizeof *shape);
+    tn_strides_contiguous(shape, 4, stride);
+    CALL(w, TORCH_CONVOLUTION_OUT, T_(x.t), T_(w->in[1]), optional(w, 2), N_(i + TN_CONV2D_STRIDE, 2),
+         N_(i + TN_CONV2D_PADDING, 2), N_(i + TN_CONV2D_DILATION, 2), B_(false), N_(NO_PADDING, 2),
+         I_(i[TN_CONV2D_GROUPS]), T_(y->rank == 4 ? w->out : view(w, w->out, y->dtype, 0, shape, stride, 4)));
+}
+
 /* Of x's (0) or the weight's (1) gradient only that is made; the values of that operand are not read. */
 static tensor *backward(work *w, tensor *dy, tensor *x, tensor *weight, const int64_t *pads, int which) {
     const int64_t *i = w->op->i;
@@ -641,6 +662,30 @@ static void run_max_pool2d(work *w) {
 static bool takes_max_pool2d(const tn_node *n, const char **why) {
     *why = "pools images of three or four dimensions, with strides on both axes or none";
     return n->rank >= 3 && !n->i[TN_MAX_POOL2D_STRIDE] == !n->i[TN_MAX_POOL2D_STRIDE + 1];
+}
+
+static void run_avg_pool2d(work *w) {
+    const int64_t *i = w->op->i, *stride = i + TN_AVG_POOL2D_STRIDE, divisor = i[TN_AVG_POOL2D_DIVISOR_OVERRIDE];
+    if (!stride[0]) stride = i + TN_AVG_POOL2D_KERNEL_SIZE;
+    CALL(w, TORCH_AVG_POOL2D_OUT, T_(w->in[0]), N_(i + TN_AVG_POOL2D_KERNEL_SIZE, 2), N_(stride, 2),
+         N_(i + TN_AVG_POOL2D_PADDING, 2), B_(i[TN_AVG_POOL2D_CEIL_MODE]), B_(i[TN_AVG_POOL2D_COUNT_INCLUDE_PAD]),
+         divisor ? (tn_torch_arg)I_(divisor) : (tn_torch_arg)NONE_, T_(w->out));
+}
+
+static void run_adaptive_avg_pool2d(work *w) {
+    CALL(w, TORCH_ADAPTIVE_AVG_POOL2D_OUT, T_(w->in[0]), N_(w->op->i + TN_ADAPTIVE_AVG_POOL2D_OUTPUT_SIZE, 2),
+         T_(w->out));
+}
+
+static bool takes_pool(const tn_node *n, const char **why) {
+    *why = "pools images of three or four dimensions that are not empty";
+    return (n->rank == 3 || n->rank == 4) && tn_node_numel(n) > 0;
+}
+
+static bool takes_avg_pool2d(const tn_node *n, const char **why) {
+    if (!takes_pool(n, why)) return false;
+    *why = "pools with strides on both axes or none";
+    return !n->i[TN_AVG_POOL2D_STRIDE] == !n->i[TN_AVG_POOL2D_STRIDE + 1];
 }
 
 static void run_fold2d(work *w) {
@@ -856,23 +901,66 @@ static void run_argsort_last(work *w) {
 
 /* ---- norms, attention -------------------------------------------------------------------------------------------- */
 
-static tn_torch_arg optional(const work *w, int input) {
-    bool there = input < w->op->n_in && w->in[input];
-    return there ? (tn_torch_arg)T_(w->in[input]) : (tn_torch_arg)NONE_;
-}
-
-static bool takes_layer_norm(const tn_node *n, const char **why) {
-    *why = "has norms of operands of one dtype";
-    for (int k = 1; k < n->n_in; k++)
+static bool takes_one_dtype(const tn_node *n, const char **why) {
+    *why = "has convolutions and norms of operands of one dtype";
+    for (int k = 0; k < n->n_in; k++)
         if (n->in[k] && n->in[k]->dtype != n->dtype) return false;
     return true;
+}
+
+static bool takes_channels(const tn_node *n, const char **why) {
+    if (!takes_one_dtype(n, why)) return false;
+    *why = "has no norms of empty tensors";
+    return tn_node_numel(n) > 0;
+}
+
+/* The first result of a norm. */
+static void take_first(work *w, tensor *const *made) {
+    if (made[0]) copy(w, w->out, made[0]);
+}
+
+static void run_rms_norm(work *w) {
+    const operand *x = input_of(w, 0);
+    double eps = w->op->f[TN_RMS_NORM_EPS];
+    tensor *made = NULL;
+    if (eps == TN_AUTO) eps = x->dtype == TN_F64 ? DBL_EPSILON : (double)FLT_EPSILON;
+    RESULTS(w, &made, TORCH_RMS_NORM, T_(w->in[0]), N_(w->op->i + 1, (int)w->op->i[0]), optional(w, 1), F_(eps));
+    take_first(w, &made);
+}
+
+static void run_group_norm(work *w) {
+    const operand *x = input_of(w, 0);
+    int64_t batch = x->shape[0], channels = x->shape[1];
+    tensor *made[3] = {NULL};
+    RESULTS(w, made, TORCH_NATIVE_GROUP_NORM, T_(w->in[0]), optional(w, 1), optional(w, 2), I_(batch), I_(channels),
+            I_(numel_of(x) / (batch * channels)), I_(w->op->i[TN_GROUP_NORM_NUM_GROUPS]),
+            F_(w->op->f[TN_GROUP_NORM_EPS]));
+    take_first(w, made);
+}
+
+/* inputs: x, running mean and variance (evaluation only), weight, bias. */
+static void run_batch_norm(work *w) {
+    bool training = w->op->i[TN_BATCH_NORM_TRAINING];
+    const tn_torch_arg mean = training ? (tn_torch_arg)NONE_ : optional(w, 1);
+    const tn_torch_arg variance = training ? (tn_torch_arg)NONE_ : optional(w, 2);
+    tensor *made[3] = {NULL};
+    RESULTS(w, made, TORCH_NATIVE_BATCH_NORM, T_(w->in[0]), optional(w, 3), optional(w, 4), mean, variance,
+            B_(training), F_(0), F_(w->op->f[TN_BATCH_NORM_EPS]));
+    take_first(w, made);
+}
+
+static void run_batch_normalize(work *w) {
+    tensor *made[3] = {NULL};
+    RESULTS(w, made, TORCH_NATIVE_BATCH_NORM, T_(w->in[0]), optional(w, 1), optional(w, 2), NONE_, NONE_, B_(true),
+            F_(0), F_(w->op->f[TN_BATCH_NORMALIZE_EPS]));
+    take_first(w, made);
 }
 
 static void run_layer_norm(work *w) {
     tensor *made[3] = {NULL};
     RESULTS(w, made, TORCH_NATIVE_LAYER_NORM, T_(w->in[0]), N_(w->op->i + 1, (int)w->op->i[0]), optional(w, 1),
             optional(w, 2), F_(w->op->f[TN_LAYER_NORM_EPS]));
-    if (made[0]) copy(w, w->out, made[0]);
+    take_first(w, made);
 }
 
 /* inputs: x [..., features], cos and sin [..., half], whose rows go with those of x from the last dim on. The first
@@ -1063,7 +1151,14 @@ static const torch_row rows[] = {
     RUN(MEAN, FLOATS, run_mean),
     IF(MAX_POOL2D, FLOATS, run_max_pool2d, takes_max_pool2d),
     IF(LINEAR, FLOATS, run_linear, takes_linear),
-    IF(LAYER_NORM, FLOATS, run_layer_norm, takes_layer_norm),
+    IF(LAYER_NORM, FLOATS, run_layer_norm, takes_one_dtype),
+    IF(RMS_NORM, FLOATS, run_rms_norm, takes_channels),
+    IF(GROUP_NORM, FLOATS, run_group_norm, takes_channels),
+    IF(BATCH_NORM, FLOATS, run_batch_norm, takes_channels),
+    IF(BATCH_NORMALIZE, FLOATS, run_batch_normalize, takes_channels),
+    IF(CONV2D, FLOATS, run_conv2d, takes_channels),
+    IF(AVG_POOL2D, FLOATS, run_avg_pool2d, takes_avg_pool2d),
+    IF(ADAPTIVE_AVG_POOL2D, FLOATS, run_adaptive_avg_pool2d, takes_pool),
     IF(ATTENTION_DENSE, FLOATS, run_attention, takes_attention),
 };
 

@@ -13,6 +13,7 @@ enum { TORCH_SCHEMA_MAJOR = 2, TORCH_SCHEMA_MINOR = 15 };
     X(TORCH_ABS_OUT, "aten::abs", "out", "TT", 1) \
     X(TORCH_ACOS_OUT, "aten::acos", "out", "TT", 1) \
     X(TORCH_ACOSH_OUT, "aten::acosh", "out", "TT", 1) \
+    X(TORCH_ADAPTIVE_AVG_POOL2D_OUT, "aten::adaptive_avg_pool2d", "out", "TNT", 1) \
     X(TORCH_AMAX_OUT, "aten::amax", "out", "TNBT", 1) \
     X(TORCH_AMIN_OUT, "aten::amin", "out", "TNBT", 1) \
     X(TORCH_ARGMAX_OUT, "aten::argmax", "out", "TiBT", 1) \
@@ -23,6 +24,7 @@ enum { TORCH_SCHEMA_MAJOR = 2, TORCH_SCHEMA_MINOR = 15 };
     X(TORCH_ATAN_OUT, "aten::atan", "out", "TT", 1) \
     X(TORCH_ATAN2_OUT, "aten::atan2", "out", "TTT", 1) \
     X(TORCH_ATANH_OUT, "aten::atanh", "out", "TT", 1) \
+    X(TORCH_AVG_POOL2D_OUT, "aten::avg_pool2d", "out", "TNNNBBiT", 1) \
     X(TORCH_BITWISE_AND_TENSOR_OUT, "aten::bitwise_and", "Tensor_out", "TTT", 1) \
     X(TORCH_BITWISE_LEFT_SHIFT_TENSOR_OUT, "aten::bitwise_left_shift", "Tensor_out", "TTT", 1) \
     X(TORCH_BITWISE_NOT_OUT, "aten::bitwise_not", "out", "TT", 1) \
@@ -80,6 +82,8 @@ enum { TORCH_SCHEMA_MAJOR = 2, TORCH_SCHEMA_MINOR = 15 };
     X(TORCH_MINIMUM_OUT, "aten::minimum", "out", "TTT", 1) \
     X(TORCH_MISH_OUT, "aten::mish", "out", "TT", 1) \
     X(TORCH_MUL_OUT, "aten::mul", "out", "TTT", 1) \
+    X(TORCH_NATIVE_BATCH_NORM, "aten::native_batch_norm", "", "TttttBFF", 3) \
+    X(TORCH_NATIVE_GROUP_NORM, "aten::native_group_norm", "", "TttIIIIF", 3) \
     X(TORCH_NATIVE_LAYER_NORM, "aten::native_layer_norm", "", "TNttF", 3) \
     X(TORCH_NE_TENSOR_OUT, "aten::ne", "Tensor_out", "TTT", 1) \
     X(TORCH_NEG_OUT, "aten::neg", "out", "TT", 1) \
@@ -88,6 +92,7 @@ enum { TORCH_SCHEMA_MAJOR = 2, TORCH_SCHEMA_MINOR = 15 };
     X(TORCH_RECIPROCAL_OUT, "aten::reciprocal", "out", "TT", 1) \
     X(TORCH_RELU_OUT, "aten::relu", "out", "TT", 1) \
     X(TORCH_REMAINDER_TENSOR_OUT, "aten::remainder", "Tensor_out", "TTT", 1) \
+    X(TORCH_RMS_NORM, "aten::rms_norm", "", "TNtf", 1) \
     X(TORCH_ROUND_OUT, "aten::round", "out", "TT", 1) \
     X(TORCH_RSQRT_OUT, "aten::rsqrt", "out", "TT", 1) \
     X(TORCH_SCALED_DOT_PRODUCT_ATTENTION, "aten::scaled_dot_product_attention", "", "TTTtFBfB", 1) \

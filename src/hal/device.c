@@ -259,6 +259,7 @@ static void say_ignored(const tn_device *d, const tn_device_options *o) {
     add_ignored(text, sizeof text, "tuning", o->tuning, is->tuning);
     add_ignored(text, sizeof text, "time_limit", (int64_t)o->time_limit, (int64_t)is->time_limit);
     add_ignored_text(text, sizeof text, "tuning_file", o->tuning_file, is->tuning_file);
+    add_ignored(text, sizeof text, "streams", o->streams, is->streams);
     if (text[0])
         tn_log_line(TN_LOG_NOTICE, "%s is open already, so these settings have no effect: %s; close it first",
                     d->info.id, text);
@@ -555,6 +556,9 @@ static tn_status read_device_options(const tn_device_options *given, tn_device_o
         return tn_fail(TN_ERR_ARGUMENT,
                        "tn_device_open: vendor %d (0 to 2), tuning %d (0 to 3): a value is out of range", out->vendor,
                        out->tuning);
+    if (out->streams < 0 || out->streams > TN_TIMELINES - 1)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_device_open: streams is %d; it must be 0 to %d", out->streams,
+                       TN_TIMELINES - 1);
     if (!(out->time_limit >= 0 && out->time_limit <= 1e6))
         return tn_fail(TN_ERR_ARGUMENT, "tn_device_open: time_limit is %g; it must be 0 to 1e6 seconds",
                        out->time_limit);

@@ -53,7 +53,8 @@ struct tn_device {
     _Atomic bool ordered;           /* it has had further queues: buffers bear timeline points (queue.h) */
     /* a device's default queue, if it has a timeline; NULL if calls have completed when they return */
     tn_queue *own;
-    tn_device *next; /* device.c's list of open devices */
+    atomic_int streams; /* of the interface, that queues of tn_queue_new have for themselves */
+    tn_device *next;    /* device.c's list of open devices */
 };
 
 /* Of plans for this device: its own setting, or the process's. */

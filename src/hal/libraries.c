@@ -191,7 +191,7 @@ static const char *foreign_library(const tn_device *d, const choice *c) {
     for (int i = 0; tn_vendor_library_at(i); i++)
         if (c->vendors >> i & 1 && strcmp(tn_vendor_library_at(i)->backend, d->driver->name) != 0)
             return tn_vendor_library_at(i)->name;
-    return !d->is_cpu && c->cpu[0] ? c->cpu : NULL;
+    return NULL;
 }
 
 static const tn_blas *first_usable(void) {
@@ -218,10 +218,7 @@ static tn_status take_libraries(tn_device *d, const char *names) {
                        foreign, d->info.id);
     d->libraries.own = true;
     d->libraries.vendors = c.vendors;
-    if (!d->is_cpu) {
-        if (any) d->libraries.vendors |= vendors_found();
-        return TN_OK;
-    }
+    if (!d->is_cpu && any) d->libraries.vendors |= vendors_found();
     if (any || c.cpu[0]) try_apart(any ? "auto" : c.cpu);
     if (any) d->libraries.blas = first_usable();
     if (c.cpu[0]) d->libraries.blas = tn_blas_by_name(c.cpu);

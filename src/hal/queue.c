@@ -288,7 +288,10 @@ static void queue_free(tn_queue *q) {
     tn_device *d = q->device;
     if (q->timeline) timeline_release(q->timeline);
     free_ring(q);
-    if (q->handle && q->handle != d->handle) d->driver->queue_free(d->handle, q->handle);
+    if (q->handle && q->handle != d->handle) {
+        d->driver->queue_free(d->handle, q->handle);
+        atomic_fetch_sub(&d->streams, 1);
+    }
     pthread_mutex_destroy(&q->submit_lock);
     pthread_mutex_destroy(&q->lock);
     pthread_cond_destroy(&q->work);
@@ -297,11 +300,24 @@ static void queue_free(tn_queue *q) {
     tn_mem_free(q);
 }
 
+/* A stream of the interface, or the default one if the queues already have as many as the device's settings allow. */
+static tn_status take_stream(tn_device *d, void **handle) {
+    int others = atomic_fetch_add(&d->streams, 1), most = d->settings.streams;
+    tn_status s = TN_OK;
+    if (most && others + 1 >= most)
+        *handle = d->handle;
+    else
+        s = d->driver->queue_new(d->handle, handle);
+    if (s != TN_OK || *handle == d->handle) atomic_fetch_sub(&d->streams, 1);
+    if (s != TN_OK) *handle = NULL;
+    return s;
+}
+
 /* handle: for a device's default queue; NULL creates a new one. */
 static tn_status queue_start(tn_queue *q, void *handle) {
     tn_device *d = q->device;
     q->handle = handle;
-    if (!handle && tn_device_has_events(d)) TRY(d->driver->queue_new(d->handle, &q->handle));
+    if (!handle && tn_device_has_events(d)) TRY(take_stream(d, &q->handle));
     if (q->handle) TRY(make_ring(q));
     q->timeline = timeline_acquire(q); /* from here on others see it */
     if (!q->timeline)

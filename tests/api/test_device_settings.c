@@ -5,7 +5,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "async_driver.h"
 #include "hal/hal.h"
+#include "hal/queue.h"
 #include "trunnion/trunnion.h"
 
 enum { CHANNELS = 64, SIDE = 56, ELEMENTS = CHANNELS * SIDE * SIDE };
@@ -142,6 +144,68 @@ static void the_library_belongs_to_the_device(void **state) {
     tn_device_close(device);
 }
 
+static void the_library_of_factorizations_belongs_to_the_device(void **state) {
+    (void)state;
+    tn_library_info l = {.struct_size = sizeof l};
+    char name[sizeof l.name] = "none";
+    for (int i = 0; i < tn_library_count(); i++)
+        if (tn_library_at(i, &l) == TN_OK && l.available && !strcmp(l.backend, "cpu"))
+            snprintf(name, sizeof name, "%s", l.name);
+    bool has = strcmp(name, "none") != 0;
+    for (int far = 0; far < 2; far++)
+        for (int named = 0; named < 2; named++) {
+            tn_device_options o = TN_DEVICE_DEFAULTS;
+            o.library = named ? name : NULL;
+            tn_device *device = far ? async_open(0, &o) : open_with(&o);
+            assert_ok(tn_set_current_device(device));
+            {
+                TN_SCOPE;
+                tn_tensor *x = tn_randn(TN_DIMS(96, 96)), *y = tn_linalg_cholesky(tn_matmul(x, tn_t(x)));
+                assert_ok(tn_eval(&y, 1));
+                assert_int_equal(last_product_is_by(name), named && has);
+            }
+            assert_string_equal(tn_get_library(), "none");
+            tn_clear_plans();
+            assert_ok(tn_set_current_device(NULL));
+            tn_device_close(device);
+        }
+}
+
+/* Queues beyond the limit have the default stream, and a stream that was freed is there for the next queue. */
+static void streams_belong_to_the_device(void **state) {
+    (void)state;
+    enum { QUEUES = 4 };
+    for (int most = 0; most < 4; most++) {
+        tn_device_options o = TN_DEVICE_DEFAULTS;
+        o.streams = most;
+        tn_device *device = async_open(0, &o);
+        tn_queue *queues[QUEUES], *further;
+        for (int i = 0; i < QUEUES; i++) {
+            assert_ok(tn_queue_new(device, &queues[i]));
+            assert_int_equal(queues[i]->handle == device->handle, most && i + 1 >= most);
+        }
+        assert_ok(tn_set_current_device(device));
+        float sums[QUEUES];
+        for (int i = 0; i < QUEUES; i++) {
+            TN_SCOPE;
+            tn_tensor *y = tn_sum(tn_full(TN_DIMS(100), i + 1, TN_F32), NULL, 0, false);
+            assert_ok(tn_eval_async(&y, 1, queues[i], NULL));
+            assert_ok(tn_read(y, &sums[i], sizeof sums[i]));
+            assert_true(sums[i] == 100.0f * (float)(i + 1));
+        }
+        tn_queue_free(queues[0]);
+        assert_ok(tn_queue_new(device, &further));
+        assert_int_equal(further->handle == device->handle, most == 1);
+        tn_queue_free(further);
+        for (int i = 1; i < QUEUES; i++)
+            tn_queue_free(queues[i]);
+        tn_clear_plans();
+        assert_ok(tn_set_current_device(NULL));
+        tn_device_close(device);
+        assert_string_equal(async_fault(), "");
+    }
+}
+
 static void values_out_of_range_are_refused(void **state) {
     (void)state;
     tn_device *device;
@@ -152,6 +216,10 @@ static void values_out_of_range_are_refused(void **state) {
         assert_int_equal(tn_device_open("cpu", &o, NULL, &device), TN_ERR_ARGUMENT);
         assert_text_has(tn_error(), "out of range");
     }
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.streams = -1;
+    assert_int_equal(tn_device_open("cpu", &o, NULL, &device), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "streams is -1");
 }
 
 /* What opening the device a second time prints. */
@@ -182,9 +250,10 @@ static void a_second_open_names_what_has_no_effect(void **state) {
     o.pool_max = 1 << 20;
     o.vendor = 1;
     o.tuning_file = "other.json";
+    o.streams = 2;
     second_open_says(&o, text, sizeof text);
     assert_text_has(text, "pool_max 1048576 (it has 0), numerics 2 (it has 1), vendor 1 (it has 0), tuning_file "
-                          "\"other.json\" (it has none)");
+                          "\"other.json\" (it has none), streams 2 (it has 0)");
 }
 
 int main(void) {
@@ -196,6 +265,8 @@ int main(void) {
         cmocka_unit_test(the_file_of_tuning_belongs_to_the_device),
         cmocka_unit_test(the_library_belongs_to_the_device),
         cmocka_unit_test(a_second_open_names_what_has_no_effect),
+        cmocka_unit_test(the_library_of_factorizations_belongs_to_the_device), /* its host device stays open */
+        cmocka_unit_test(streams_belong_to_the_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -320,6 +320,47 @@ static void block_of_smollm2_gives_the_same_results_and_gradients(void **state) 
     assert_int_equal(ran_on_the_host(), before);
 }
 
+/* Convolutions with a bias, norms and pools are one call each, with the cpu's results. */
+static void composed_operations_are_single_calls(void **state) {
+    (void)state;
+    enum { CASES = 8, MOST = 2 * 6 * 8 * 8 };
+    static const char *const names[CASES] = {"conv2d",     "batch_norm", "batch_norm",          "group_norm",
+                                             "layer_norm", "rms_norm",   "adaptive_avg_pool2d", "avg_pool2d"};
+    static float got[2][CASES][MOST];
+    if (!open_engine()) return;
+    for (int there = 0; there < 2; there++)
+        for (int i = 0; i < CASES; i++) {
+            TN_SCOPE;
+            assert_ok(tn_set_current_device(there ? engine : cpu));
+            tn_manual_seed(5);
+            tn_tensor *x = tn_randn(TN_DIMS(2, 6, 8, 8)), *weight = tn_randn(TN_DIMS(6, 3, 3, 3));
+            tn_tensor *a = tn_randn(TN_DIMS(6)), *b = tn_randn(TN_DIMS(6)), *c = tn_rand(TN_DIMS(6));
+            tn_tensor *row = tn_randn(TN_DIMS(8));
+            assert_ok(tn_eval((tn_tensor *[]){x, weight, a, b, c, row}, 6));
+            tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+            tn_avg_pool2d_options pool = TN_AVG_POOL2D_DEFAULTS;
+            o.groups = 2;
+            o.padding[0] = o.padding[1] = 1;
+            pool.padding[0] = pool.padding[1] = 1;
+            tn_tensor *y = i == 0   ? tn_conv2d(x, weight, a, &o)
+                           : i == 1 ? tn_batch_norm(x, a, c, b, NULL, false, NULL)
+                           : i == 2 ? tn_batch_norm(x, NULL, NULL, a, b, true, NULL)
+                           : i == 3 ? tn_group_norm(x, 3, a, b, NULL)
+                           : i == 4 ? tn_layer_norm(x, (int64_t[]){8}, 1, row, row, NULL)
+                           : i == 5 ? tn_rms_norm(x, (int64_t[]){8}, 1, row, NULL)
+                           : i == 6 ? tn_adaptive_avg_pool2d(x, (int64_t[]){3, 5})
+                                    : tn_avg_pool2d(x, (int64_t[]){3, 2}, &pool);
+            assert_ok(tn_eval(&y, 1));
+            char *plan = tn_explain_last(), call[48];
+            snprintf(call, sizeof call, "engine  %s ", names[i]);
+            if (there && (!strstr(plan, "in 1 command") || !strstr(plan, call))) fail_msg("%s:\n%s", names[i], plan);
+            tn_text_free(plan);
+            assert_ok(tn_read(y, got[there][i], (size_t)tn_numel(y) * sizeof(float)));
+        }
+    for (int i = 0; i < CASES; i++)
+        if (!(apart(got[1][i], got[0][i], MOST) <= 1e-5f)) fail_msg("%s differs from the cpu's", names[i]);
+}
+
 /* ---- training ---------------------------------------------------------------------------------------------------- */
 
 enum { BATCH = 16, CLASSES = 4, STEPS = 25, TOKENS = 6, WIDE = 16 };
@@ -494,6 +535,7 @@ int main(void) {
         TEST(random_numbers_are_those_of_the_cpu),
         TEST(threads_compute_at_once),
         TEST(block_of_smollm2_gives_the_same_results_and_gradients),
+        TEST(composed_operations_are_single_calls),
         TEST(mlp_trains_to_the_same_losses),
         TEST(cnn_trains_to_the_same_losses),
         TEST(lstm_trains_to_the_same_losses),

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# blas.sh BUILD — multiplies with a real OpenBLAS, the one that tools/setup.sh fetched: it must be found and must run.
+# blas.sh BUILD — multiplies and factorizes with a real OpenBLAS, the one that tools/setup.sh fetched: it must be found and must run.
 set -eu
 cd "$(dirname "$0")/../.."
 venv=.deps/venv
@@ -9,3 +9,4 @@ if [ ! -d $venv ]; then
 fi
 unset TRUNNION_OPENBLAS_LIB
 VIRTUAL_ENV=$PWD/$venv TRUNNION_TEST_LIBRARY=openblas "$1/test_library"
+VIRTUAL_ENV=$PWD/$venv "$1/test_device_settings"

@@ -22,7 +22,8 @@ OTHERS = """pow.Tensor_Tensor_out xlogy.OutTensor where.self_out copy_ fill_.Ten
     scatter_add_ scatter_reduce_.two index_put_ argsort.stable sum.IntList_out prod.int_out amax.out amin.out argmax.out
     argmin.out cumsum.out cumprod.out mean.out matmul.out convolution.out convolution_backward col2im.out to.dtype
     stack.out _softmax.out _log_softmax.out linear.out relu.out native_layer_norm
-    scaled_dot_product_attention max_pool2d flip.out div.out_mode"""
+    native_batch_norm native_group_norm rms_norm scaled_dot_product_attention max_pool2d avg_pool2d.out
+    adaptive_avg_pool2d.out flip.out div.out_mode"""
 WANTED = ([f"{name}.out" for name in (UNARY + " " + BINARY).split()] + [f"{name}.Tensor_out" for name in TENSOR.split()]
           + OTHERS.split())
 
