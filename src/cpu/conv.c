@@ -460,61 +460,6 @@ static void run_otherwise(const tn_conv_args *args) {
         tn_conv_nhwc(&a, NULL, memory);
 }
 
-/* ---- some rows of it --------------------------------------------------------------------------------------------- */
-
-/* Are results made by complete rows, and cheaply? Reads sizes, and whether there is an epilogue. */
-static bool producer_fits(const tn_conv_args *args) {
-    enum { FEW_STEPS = 64 }; /* of k: more take longer than a result's way to memory and back */
-    conv c;
-    if (!is_joined(args) || args->pool[0] > 0 || args->nhwc || args->winograd || args->groups > 1) return false;
-    plan_conv(&c, args);
-    return c.row_pieces == 1 && c.depth <= FEW_STEPS && c.parts == 1;
-}
-
-static size_t plan_bytes(void) { return (sizeof(conv) + 63) / 64 * 64; }
-
-size_t tn_conv_producer_bytes(const tn_conv_args *args) {
-    conv c;
-    plan_conv(&c, args);
-    return plan_bytes() + c.tap_bytes + (args->packed ? 0 : tn_conv_packed_bytes(args));
-}
-
-size_t tn_conv_producer_thread_bytes(const tn_conv_args *args) {
-    conv c;
-    plan_conv(&c, args);
-    return part_bytes(&c);
-}
-
-void tn_conv_producer_open(const tn_conv_args *args, void *memory) {
-    conv *c = memory;
-    char *next = (char *)memory + plan_bytes();
-    plan_conv(c, args);
-    c->ends = epilogue_by_channels(&args->epilogue, &c->epilogue_ops);
-    find_taps(c, (int64_t *)(void *)next);
-    next += c->tap_bytes;
-    c->packed = packed_out_channels(args, &next);
-}
-
-void tn_conv_producer_run(const void *plan, int64_t image, int64_t first, int64_t count, float *to, void *memory) {
-    const conv *c = plan;
-    block b;
-    open_part(memory);
-    open_block(c, memory, &b);
-    b.out = (target){.channel = c->a.border.plane, .row = c->a.border.row, .place = 1};
-    b.out.data = (float *)((uintptr_t)to - (uintptr_t)(first * c->a.border.row) * sizeof *to);
-    if (c->a.epilogue.vm && !c->ends) b.epilogue.buffers[c->a.border.buffer] = b.out.data;
-    b.out.data = (float *)((uintptr_t)b.out.data -
-                           (uintptr_t)(image * c->a.groups * c->a.out_channels * b.out.channel) * sizeof *to);
-    b.image = image;
-    b.columns = c->columns;
-    b.tiles = (range){0, c->tiles};
-    for (int64_t end = first + count; first < end; first += b.rows) {
-        b.row = first;
-        b.rows = tn_min64(c->rows, end - first);
-        compute_block(c, &b);
-    }
-}
-
 /* ---- all of it --------------------------------------------------------------------------------------------------- */
 
 static size_t nhwc_workspace(const tn_conv_args *a, int threads) {
@@ -571,16 +516,22 @@ bool tn_conv_tap_prefers_nhwc(const tn_conv_args *args) {
     return near && crossing && faster && tn_conv_prefers_nhwc(args);
 }
 
+bool tn_conv_is_product(const tn_conv_args *args) {
+    bool product = args->kernel[0] * args->kernel[1] == 1;
+    for (int d = 0; d < 2; d++)
+        product = product && args->stride[d] == 1 && args->pad_before[d] == 0 && args->out_size[d] == args->size[d];
+    return product;
+}
+
 bool tn_conv_takes_blocks(const tn_conv_args *args) {
-    if (args->pool[0] > 0 || args->producer || args->x_padded || args->border.row > 0) return false;
-    if (args->groups > 1) {
-        const bool each = args->channels == 1 && args->out_channels == 1 && !args->max_pool;
-        const int64_t computed = round_up(args->groups, tn_conv_vec()->tiles->lanes); /* the rest: at most an eighth */
-        return each && 8 * computed <= 9 * args->groups && tn_conv_by_channels_fits(args);
+    if (args->pool[0] > 0 || args->x_padded || args->border.row > 0) return false;
+    const int64_t lanes = tn_conv_vec()->tiles->lanes;
+    if (args->max_pool || (args->groups > 1 && args->channels == 1 && args->out_channels == 1)) {
+        const int64_t computed = round_up(args->groups, lanes); /* the rest: at most an eighth */
+        return 8 * computed <= 9 * args->groups && tn_conv_by_channels_fits(args);
     }
-    if (args->x_blocks && args->kernel[0] * args->kernel[1] != 1) return false;
-    for (int d = 0; d < 2 && args->x_blocks; d++)
-        if (args->stride[d] != 1 || args->pad_before[d] != 0 || args->out_size[d] != args->size[d]) return false;
+    const bool cuts = (args->x_blocks && args->channels % lanes) || (args->y_blocks && args->out_channels % lanes);
+    if (args->groups > 1 && cuts) return false; /* a block of channels has those of one group */
     return tn_conv_fits(args) && tn_conv_nhwc_fits(args) && !tn_conv_batch_rows_fits(args);
 }
 
@@ -603,12 +554,6 @@ static bool joins_rows(const tn_conv_args *a) {
     const int64_t across = a->out_size[1];
     const bool full = 8 * round_up(across, tn_conv_vec()->tiles->lanes) <= 9 * across;
     return !is_joined(a) || a->pool[0] > 0 || (full && across > MOST_LANES);
-}
-
-bool tn_conv_fuses_producer(const tn_conv_args *args, const tn_conv_args *producer, tn_conv_border *edge) {
-    const bool turned = args->nhwc && !tn_conv_batch_rows_fits(args);
-    return turned && joins_rows(producer) && producer_fits(producer) &&
-           tn_conv_nhwc_fuses_producer(args, producer, edge);
 }
 
 bool tn_conv_wants_border(const tn_conv_args *args, tn_conv_border *edge) {

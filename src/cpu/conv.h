@@ -13,7 +13,6 @@
 typedef struct tn_conv_border {
     int64_t above, row, plane; /* rows; elements from row to row (0: no border) and from channel to channel */
     int buffer;                /* the epilogue's buffer that holds its only result */
-    bool clean;                /* the zeros have been written */
 } tn_conv_border;
 
 /* Images x [batch, groups · channels, size], weight [groups · out_channels, channels, kernel] and results y [batch,
@@ -39,8 +38,6 @@ typedef struct tn_conv_args {
     tn_fused_program epilogue;
     int64_t pool[2]; /* rows, columns of max pooling after the epilogue; 0: none */
     bool x_padded;   /* x is stored with a border that covers all windows */
-    /* The convolution whose result is x, if tn_conv_fuses_producer allows it: x is computed where it is read. */
-    const struct tn_conv_args *producer;
     /* Sums of bytes are rounded to bytes, which `out` then is; NULL: they are i32. For tn_conv_bytes. */
     const tn_byte_rounding *rounding;
     bool x_signed; /* images of bytes are i8; only with `rounding` */
@@ -63,6 +60,9 @@ bool tn_conv_prefers_nhwc(const tn_conv_args *args);
 /* The same for windows of one tap, compared with a matrix product whose columns are pixels. An image is one row. */
 bool tn_conv_tap_prefers_nhwc(const tn_conv_args *args);
 
+/* Have windows one tap, and output pixels are those of the image? */
+bool tn_conv_is_product(const tn_conv_args *args);
+
 /* Can x and the results lie in blocks of channels, as x_blocks and y_blocks request? With y_blocks, the epilogue must
  * be fused operations or absent. Reads only sizes, and whether windows are depthwise. */
 bool tn_conv_takes_blocks(const tn_conv_args *args);
@@ -74,10 +74,6 @@ int64_t tn_conv_block_elements(int64_t batch, int64_t channels, int64_t plane);
  * on `nhwc` and read no data. */
 bool tn_conv_wants_border(const tn_conv_args *args, tn_conv_border *edge);
 bool tn_conv_writes_border(const tn_conv_args *args);
-/* Is it faster, judged by sizes, to compute x in blocks where it is read? *edge: the producer's border; its epilogue
- * then has one result, with that border's strides of rows and planes and stride 0 from image to image. Requires
- * args->nhwc. */
-bool tn_conv_fuses_producer(const tn_conv_args *args, const tn_conv_args *producer, tn_conv_border *edge);
 /* The number of elements of `planes` planes with this border. *first: the element at which the first plane begins. */
 int64_t tn_conv_padded_elements(const tn_conv_border *edge, int64_t planes, int64_t *first);
 

@@ -9,10 +9,12 @@
  * columns. A tile's rows are output pixels side by side in one row of the image, and whichever tap it is at, what they
  * see lies side by side in the input tile (conv_paths.h), so that nothing is packed there, whatever the stride, and no
  * output pixel is one that does not exist. Where windows never leave the image and what lies around it, that itself
- * serves as the input tile, as it lies. Where the image is cheap to make, rows of it are made in the input tile
- * (conv_paths.h), each once a thread. Meanwhile tiles ask for what is far away: filling the input tile and writing
+ * serves as the input tile, as it lies. Meanwhile tiles ask for what is far away: filling the input tile and writing
  * out would wait for it with nothing to compute. The tile brings a number of the input tile to all lanes: nothing but
  * the aligned panel is loaded as a vector.
+ *
+ * Images may lie in blocks of channels (conv.h): a pixel is then a vector of its channels, so windows with a stride
+ * read whole vectors, and results leave the tile's registers as they are.
  *
  * A block is some rows of output pixels, of one or several images. Their input tile holds all channels; panel after
  * panel is multiplied over it, chunk after chunk of k. What comes out is a panel wide and is turned as it is written
@@ -25,7 +27,6 @@ enum {
     CHUNK = KIR_KSUM,
     MOST_PIXELS = TN_GEMM_BLOCK_LD, /* of a block */
     INPUT_TILE = 1 << 17,           /* elements of a block's input tile: a part of the second cache */
-    MADE_INPUT_TILE = 1 << 18,      /* of one that blocks walk through, as what is seen is made */
     LEAST_ACROSS = 2,               /* output pixels in a row, or tiles are too low */
     LEAST_DEPTH = 64,               /* steps of k, or turning takes longer than it gains; */
     LEAST_QUADS = 8,                /* of bytes, which are few steps for many products */
@@ -42,7 +43,7 @@ typedef struct phase {
 
 typedef struct nhwc_nhwc {
     tn_conv_args a;
-    im2col_plan w;
+    im2col_plan w; /* with `x_blocks`, of blocks in place of channels, and distances are in pixels */
     const tile_set *tiles;
     int64_t split[2]; /* phases along the axes: 1 where the results are the image */
     phase phase[NHWC_PHASES];
@@ -52,21 +53,20 @@ typedef struct nhwc_nhwc {
     int64_t depth;          /* of all phases */
     bool in_pixel;          /* windows are read from the image: they never leave it */
     bool cut;               /* blocks are parts of a single row of output pixels */
-    int64_t step;           /* elements from output pixel to output pixel in what tiles read */
-    size_t tap_bytes, input_tile_bytes, sums_bytes, begun_bytes, block_bytes, scratch_bytes, made_bytes, part_bytes;
+    int64_t step;           /* elements of a pixel in what tiles read: of a block of channels, or one */
+    size_t tap_bytes, input_tile_bytes, sums_bytes, begun_bytes, block_bytes, part_bytes;
     epilogue_ops epilogue_ops; /* with addresses, of channel 0 … */
     bool ends;                 /* … if that is all that the epilogue does */
-    const void *producer;      /* conv_paths.h's plan of what makes the images; NULL: nothing does */
     char *memory;
 } nhwc_nhwc;
 
 static int64_t phase_depth(const tn_conv_args *a) { return a->channels * a->kernel[0] * a->kernel[1]; }
 
 /* Steps of a panel from k0 on that are taken at once. A chunk whose panel would push what tiles see out of the first
- * cache is taken in halves: the chains go on where they were. */
+ * cache is taken in halves: the chains go on where they were. In blocks, windows see the same lines at many steps. */
 static int64_t steps_at(const nhwc_nhwc *t, int64_t depth, int64_t k0) {
     int64_t left = tn_min64(CHUNK - k0 % CHUNK, depth - k0);
-    return left * t->panel > PANEL ? left / 2 : left;
+    return left * t->panel > PANEL && !(t->a.x_blocks && t->w.taps > 1) ? left / 2 : left;
 }
 
 /* Rows whose input tile, if there is one, is small enough; whole images where there are several. Else as many as are
@@ -85,22 +85,14 @@ static int64_t rows_of_block(const tn_conv_args *a, int64_t row, bool in_pixel) 
 /* Not where all channels would meet in the same few sets of the first cache. */
 static bool is_in_pixel(const tn_conv_args *a) {
     enum { SETS = 4096 / sizeof(float) };
-    if (a->x_padded || a->x_blocks) return true;
-    if (a->stride[1] != 1 || a->x_stride[3] != 1 || a->x_stride[1] % SETS == 0) return false;
+    if (a->x_padded) return true;
+    if (a->stride[1] != 1) return false;
+    if (!a->x_blocks && (a->x_stride[3] != 1 || a->x_stride[1] % SETS == 0)) return false;
     for (int d = 0; d < 2; d++) {
         int64_t last = (a->out_size[d] - 1) * a->stride[d] - a->pad_before[d];
         if (a->pad_before[d] > 0 || last + window_reach(a, d) > a->size[d]) return false;
     }
     return true;
-}
-
-/* Of the input tile: more than a block sees, so that those that the next one sees too can mostly stay where they are.
- * */
-static void widen_input_tile(im2col_plan *w) {
-    const int64_t sections = w->channel / w->section;
-    w->rows = tn_max64(w->rows, MADE_INPUT_TILE / (w->row * w->channels * sections));
-    w->section = w->rows * w->row;
-    w->channel = w->section * sections;
 }
 
 /* Whether a tile prefetches the image: other threads probably wrote parts of it; each step of k reads a new line. */
@@ -111,30 +103,29 @@ static bool asks_for_image(const nhwc_nhwc *t, const nhwc_phases *phases) {
 /* `phases`: NULL where the results are the image. */
 static void plan_nhwc(nhwc_nhwc *t, const tn_conv_args *args, const nhwc_phases *phases) {
     const conv_vec *with = tn_conv_vec();
-    *t = (nhwc_nhwc){.a = *args, .panel = 2 * with->tiles->lanes, .all_rows = args->batch * args->out_size[0]};
+    const int64_t step = args->x_blocks ? with->tiles->lanes : 1, channels = tn_ceil_div(args->channels, step);
+    *t = (nhwc_nhwc){.a = *args, .panel = 2 * with->tiles->lanes, .step = step};
+    t->all_rows = args->batch * args->out_size[0];
     t->tiles = args->quads ? tn_byte_tiles() : with->tiles;
     for (int d = 0; d < 2; d++)
         t->split[d] = phases ? phases->split[d] : 1;
     t->panels = tn_ceil_div(args->out_channels, t->panel);
-    tn_im2col_plan(&t->w, with, &t->a, 1, args->channels);
-    t->in_pixel = !args->producer && is_in_pixel(args);
-    t->step = args->x_blocks ? with->tiles->lanes : 1;
+    tn_im2col_plan(&t->w, with, &t->a, 1, channels);
+    t->in_pixel = is_in_pixel(args);
     t->rows = rows_of_block(args, t->w.row, t->in_pixel);
-    tn_im2col_plan(&t->w, with, &t->a, (t->rows - 1) * args->out_size[1] + 1, args->channels);
-    if (args->producer) widen_input_tile(&t->w);
-    t->w.channel = (round_up(t->w.channel, LINE) / LINE | 1) * LINE; /* channels begin in all sets of the first cache */
+    tn_im2col_plan(&t->w, with, &t->a, (t->rows - 1) * args->out_size[1] + 1, channels);
+    const int64_t line = args->x_blocks ? 1 : LINE;
+    t->w.channel = (tn_ceil_div(t->w.channel, line) | 1) * line; /* channels begin in all sets of the first cache */
     t->depth = t->w.depth;
     for (int k = 0; phases && k < t->split[0] * t->split[1]; k++)
         t->depth = (k > 0 ? t->depth : 0) + phase_depth(&phases->of[k]);
     t->tap_bytes = ((size_t)t->depth * (asks_for_image(t, phases) ? 2 : 1) * sizeof(int64_t) + 63) / 64 * 64;
-    t->input_tile_bytes = t->in_pixel ? 0 : im2col_bytes(im2col_elements(&t->w));
+    t->input_tile_bytes = t->in_pixel ? 0 : im2col_bytes(im2col_elements(&t->w) * step);
     t->sums_bytes = im2col_bytes(t->rows * args->out_size[1] * t->split[1] * t->panel);
     t->begun_bytes = t->depth > CHUNK && CHUNK * t->panel > PANEL ? t->sums_bytes : 0;
     t->block_bytes = args->epilogue.vm ? im2col_bytes(t->panel * TN_GEMM_BLOCK_LD) : 0;
-    t->scratch_bytes = fused_call_scratch(&args->epilogue, 0);
-    t->made_bytes = args->producer ? tn_conv_producer_thread_bytes(args->producer) : 0;
     t->part_bytes = IM2COL_BYTES + t->input_tile_bytes + t->sums_bytes + t->begun_bytes + t->block_bytes;
-    t->part_bytes += t->scratch_bytes + t->made_bytes;
+    t->part_bytes += fused_call_scratch(&args->epilogue, 0);
 }
 
 /* The last panel may have unused columns, which are computed too: at most an eighth, of bytes half; of windows
@@ -154,7 +145,7 @@ bool tn_conv_nhwc_fits(const tn_conv_args *a) {
     bool full = a->rounding          ? true
                 : a->quads || blocks ? columns <= 2 * a->out_channels
                                      : 8 * columns <= 9 * a->out_channels;
-    return full && im2col_elements(&t.w) <= 4 * INPUT_TILE;
+    return full && im2col_elements(&t.w) * t.step <= 4 * INPUT_TILE;
 }
 
 /* Channels begin in all sets of the first cache. */
@@ -169,19 +160,6 @@ bool tn_conv_nhwc_wants_border(const tn_conv_args *a, tn_conv_border *edge) {
     *edge = (tn_conv_border){.above = before[0], .row = a->size[1] + tn_max64(before[1], behind[1])};
     edge->plane = odd_lines((before[0] + a->size[0] + behind[0]) * edge->row);
     return before[0] + before[1] + behind[0] + behind[1] > 0;
-}
-
-/* Worth it where the image would have left the cache until it is read. All of a row is seen. */
-bool tn_conv_nhwc_fuses_producer(const tn_conv_args *args, const tn_conv_args *producer, tn_conv_border *edge) {
-    enum { CACHE = 4 << 20 };
-    tn_conv_args a = *args;
-    const int64_t bytes = a.batch * a.channels * a.size[0] * a.size[1] * (int64_t)sizeof(float);
-    nhwc_nhwc t;
-    if (a.groups > 1 || a.stride[1] != 1 || a.pad_before[1] < 0 || bytes <= CACHE) return false;
-    a.producer = producer;
-    plan_nhwc(&t, &a, NULL);
-    *edge = (tn_conv_border){.row = t.w.row, .plane = t.w.channel, .clean = true};
-    return t.rows < t.all_rows && a.pad_before[1] + a.size[1] <= t.w.row;
 }
 
 /* ---- filters, packed --------------------------------------------------------------------------------------------- */
@@ -280,6 +258,42 @@ static void turn_into_input_tile(const im2col_plan *w, im2col_run *s, int64_t gr
     }
 }
 
+/* Blocks of channels of an image, of all groups. */
+static int64_t blocks_of(const nhwc_nhwc *t) {
+    return tn_ceil_div(t->a.groups * t->a.channels, t->w.with->tiles->lanes);
+}
+
+/* Pixels of blocks of channels are copied as they are; with a stride one by one. */
+static void copy_blocks(const nhwc_nhwc *t, const section *now, const float *x, const inside *in, float *to) {
+    const int64_t step = t->step, stride = t->a.stride[1], across = t->a.size[1], count = in->high - in->low;
+    const im2col_plan *w = &t->w;
+    x += ((now->first + now->low) * across + in->first) * step;
+    to += (now->low * w->row + in->phase * w->phase + in->low) * step;
+    if (stride == 1) {
+        w->with->copy_rows(to, w->row * step, x, across * step, now->high - now->low, 1, count * step);
+        return;
+    }
+    for (int64_t r = now->low; r < now->high; r++, to += w->row * step, x += across * step)
+        w->with->copy_rows(to, step, x, stride * step, count, 1, step);
+}
+
+static void copy_blocks_into_input_tile(const nhwc_nhwc *t, im2col_run *s, int64_t group) {
+    const tn_conv_args *a = &t->a;
+    const im2col_plan *w = &t->w;
+    const int64_t blocks = w->channels, block = a->size[0] * a->size[1] * t->step;
+    if (!s->clean) memset(s->input_tile, 0, t->input_tile_bytes);
+    s->clean = true;
+    for (int64_t i = 0; i < a->stride[1]; i++) {
+        const inside in = tn_inside_phase(w, i, -a->pad_before[1]);
+        for (int64_t n = 0; n < blocks * s->sections && in.low < in.high; n++) {
+            const section *now = &s->section[n % s->sections];
+            const float *x = a->x + (now->image * blocks_of(t) + group * blocks + n / s->sections) * block;
+            float *to = s->input_tile + (n / s->sections * w->channel + n % s->sections * w->section) * t->step;
+            copy_blocks(t, now, x, &in, to);
+        }
+    }
+}
+
 /* Memory that will be wanted, which tiles ask the second cache for: some strips of lines, `apart` elements from each
  * other; then `again` as many of each of the images behind, `image` elements from the end of the last. */
 typedef struct strips {
@@ -293,71 +307,16 @@ typedef struct nhwc_part {
     im2col_run *s;
     float *sums, *begun, *block; /* begun: chains of which half is summed */
     fused_call epilogue;
-    void *made; /* the maker's */
     /* The filters of the next chunk; where this panel's results go; what the next block sees that this one does not. */
     strips out_channels, results, next;
     int64_t lines_at_once; /* of filters, that a tile asks for */
     bool first_panel;      /* the first that this thread multiplies: the image is not in its caches yet */
 } nhwc_part;
 
-static int64_t rows_im2col(const tn_conv_args *a, const section *s) {
-    return (s->count / a->out_size[1] - 1) * a->stride[0] + window_reach(a, 0);
-}
-
-/* What this section sees of what the last one saw stays where it is, or goes to the input tile's begin where there is
- * no room behind it: so many rows. */
-static int64_t keep_rows(const nhwc_nhwc *w, im2col_run *s, const section *last) {
-    const section *now = &s->section[0];
-    const int64_t down = now->first - last->first, kept = last->high - down, from = s->top + down;
-    s->top = 0;
-    if (s->sections > 1 || now->image != last->image || down <= 0 || kept <= 0) return 0;
-    if (from + rows_im2col(&w->a, now) <= w->w.rows) {
-        s->top = from;
-        return kept;
-    }
-    float *channel = s->input_tile;
-    for (int64_t c = 0; c < w->a.channels; c++, channel += w->w.channel)
-        memmove(channel, channel + from * w->w.row, (size_t)(kept * w->w.row) * sizeof *channel);
-    return kept;
-}
-
-/* `count` zeros in each channel, `runs` times, a row from each other. */
-static void write_zeros(const nhwc_nhwc *w, float *to, int64_t count, int64_t runs) {
-    for (int64_t c = 0; c < w->a.channels && count > 0; c++, to += w->w.channel)
-        for (int64_t r = 0; r < runs; r++)
-            memset(to + r * w->w.row, 0, (size_t)count * sizeof *to);
-}
-
-/* Left and right of all rows, once. */
-static void clean_sides(const nhwc_nhwc *w, const im2col_run *s) {
-    const int64_t left = w->a.pad_before[1], across = left + w->a.size[1], rows = w->w.channel / w->w.row;
-    if (s->rows > 0) return;
-    write_zeros(w, s->input_tile, left, rows);
-    write_zeros(w, s->input_tile + across, w->w.row - across, rows);
-}
-
-/* The rest is made. */
-static void make_input_tile(const nhwc_nhwc *w, nhwc_part *p, const section *last) {
-    im2col_run *s = p->s;
-    const int64_t kept = keep_rows(w, s, last), row = w->w.row;
-    clean_sides(w, s);
-    for (int k = 0; k < s->sections; k++) {
-        const section *now = &s->section[k];
-        const int64_t im2col_rows = rows_im2col(&w->a, now), from = tn_max64(now->low, kept);
-        const int64_t above = tn_min64(now->low, im2col_rows), high = tn_max64(now->high, 0);
-        float *to = s->input_tile + k * w->w.section + s->top * row;
-        write_zeros(w, to + kept * row, (above - kept) * row, 1); /* kept rows above the image are zeros already */
-        write_zeros(w, to + high * row, (im2col_rows - high) * row, 1);
-        tn_conv_producer_run(w->producer, now->image, now->first + from, now->high - from,
-                             to + from * row + w->a.pad_before[1], p->made);
-    }
-}
-
-/* `last`: the first section of what was seen before. */
-static void fill_nhwc(const nhwc_nhwc *w, nhwc_part *p, int64_t group, const section *last) {
+static void fill_nhwc(const nhwc_nhwc *w, nhwc_part *p, int64_t group) {
     if (w->in_pixel) return;
-    if (w->producer)
-        make_input_tile(w, p, last);
+    if (w->a.x_blocks)
+        copy_blocks_into_input_tile(w, p->s, group);
     else if (channels_follow(&w->a))
         turn_into_input_tile(&w->w, p->s, group);
     else
@@ -428,14 +387,18 @@ static void look_ahead_nhwc(nhwc_part *p, tile *t) {
     s->at += s->image;
 }
 
+/* Pixels from row to row of the image, or elements. */
+static int64_t x_row(const tn_conv_args *a) { return a->x_blocks ? a->size[1] : a->x_stride[2]; }
+
 /* Where section k's first window begins, channel 0 of the group. */
 static const float *section_begin(const nhwc_nhwc *w, const nhwc_part *p, int64_t group, int k) {
     const tn_conv_args *a = &w->a;
     const section *s = &p->s->section[k];
-    if (!w->in_pixel) return p->s->input_tile + k * w->w.section + p->s->top * w->w.row;
-    if (a->x_blocks) return a->x + s->image * round_up(a->channels, w->step) * w->w.plane + s->at * w->step;
-    const float *x = a->x + s->image * a->x_stride[0] + group * a->channels * a->x_stride[1];
-    return x + s->first * a->x_stride[2] - a->pad_before[1] + s->at % a->out_size[1];
+    if (!w->in_pixel) return p->s->input_tile + k * w->w.section * w->step;
+    const int64_t first = s->first * x_row(a) - a->pad_before[1] + s->at % a->out_size[1];
+    if (!a->x_blocks) return a->x + s->image * a->x_stride[0] + group * a->channels * a->x_stride[1] + first;
+    const int64_t block = s->image * blocks_of(w) + group * w->w.channels;
+    return a->x + (block * a->size[0] * a->size[1] + first) * w->step;
 }
 
 /* Some steps of k over the whole block; `t` has the panel, `columns` of which are filters, and an output pixel's sums
@@ -448,18 +411,18 @@ static void multiply_pixels(const nhwc_nhwc *w, nhwc_part *p, int64_t group, flo
     tile_fn *const *whole = w->a.x_blocks ? with->blocks : with->nhwc;
     tile_fn *const *half = w->a.x_blocks ? with->blocks_half : with->nhwc_half;
     tile_fn *const *tiles = columns <= with->lanes ? half : whole;
-    const int64_t across = w->a.out_size[1], row_stride = w->a.x_blocks ? across * w->step : w->a.x_stride[2];
-    const int64_t down = w->a.stride[0] * (w->in_pixel ? row_stride : w->w.row);
+    const int64_t across = w->a.out_size[1];
+    const int64_t down = w->a.stride[0] * (w->in_pixel ? x_row(&w->a) : w->w.row) * w->step;
     for (int k = 0; k < p->s->sections; k++) {
         const section *now = &p->s->section[k];
-        const float *row = section_begin(w, p, group, k);
+        const float *begin = section_begin(w, p, group, k);
         t.c = to + now->to * t.c_row + from;
-        const int64_t blocks = tn_ceil_div(w->a.out_channels, with->lanes);
+        const int64_t blocks = tn_ceil_div(w->a.groups * w->a.out_channels, with->lanes);
         const int64_t in_results = now->image * blocks * t.to_block + now->at * with->lanes;
         if (results) t.to = results + in_results;
         if (also) t.also = also + in_results;
-        for (int64_t at = 0; at < now->count; at += across, row += down) {
-            t.a = row;
+        for (int64_t at = 0; at < now->count; at += across, begin += down) {
+            t.a = begin;
             for (int64_t left = tn_min64(across, now->count - at), rows = 0; left > 0;
                  left -= rows, t.a += rows * w->step, t.c += rows * t.c_row) {
                 rows = tile_nhwc_height(left, with->rows);
@@ -528,12 +491,12 @@ static void write_out(const nhwc_nhwc *w, nhwc_part *p, int64_t first, int64_t o
             write_out_channels(w, p, &p->s->section[k], p->sums + i, first + i, tn_min64(most, out_channels - i));
 }
 
-/* What is left of the epilogue, over panel n of the results in blocks of channels, which are in the cache. */
-static void end_in_blocks(const nhwc_nhwc *w, nhwc_part *p, int64_t n) {
-    const int64_t lanes = w->tiles->lanes, blocks = tn_ceil_div(w->a.out_channels, lanes);
+/* What is left of the epilogue, over some results in blocks of channels, which are in the cache. */
+static void end_in_blocks(const nhwc_nhwc *w, nhwc_part *p, int64_t first, int64_t out_channels) {
+    const int64_t lanes = w->tiles->lanes, blocks = tn_ceil_div(w->a.groups * w->a.out_channels, lanes);
     for (int k = 0; k < p->s->sections; k++) {
         const section *now = &p->s->section[k];
-        for (int64_t j = n * (w->panel / lanes); j < tn_min64((n + 1) * (w->panel / lanes), blocks); j++)
+        for (int64_t j = first / lanes; j < tn_ceil_div(first + out_channels, lanes); j++)
             fused_call_flat(&p->epilogue, w->a.out, ((now->image * blocks + j) * w->w.plane + now->at) * lanes,
                             now->count * lanes);
     }
@@ -563,8 +526,9 @@ static void write_pixels(const nhwc_nhwc *w, nhwc_part *p, int64_t first, int64_
 /* Panel n of the filters at one phase, whose sums begin `from` behind an output pixel's first ones. */
 static void multiply_phase(const nhwc_nhwc *w, nhwc_part *p, const phase *at, int64_t group, int64_t n, int64_t from) {
     const float *packed = at->packed + (group * w->panels + n) * at->depth * w->panel;
+    const int64_t channel = group * w->a.out_channels + n * w->panel;
     epilogue_ops end = w->epilogue_ops;
-    if (end.add) end.add += n * w->panel;
+    if (end.add) end.add += channel;
     for (int64_t k0 = 0, next; k0 < at->depth; k0 = next) {
         tile t = {.b = packed + k0 * w->panel, .tap = at->tap + k0, .k = steps_at(w, at->depth, k0)};
         next = k0 + t.k;
@@ -580,9 +544,9 @@ static void multiply_phase(const nhwc_nhwc *w, nhwc_part *p, const phase *at, in
         if (w->a.y_blocks && next == at->depth) {
             t.to_block = w->w.plane * w->tiles->lanes;
             t.columns = tn_min64(w->panel, w->a.out_channels - n * w->panel);
-            t.to = w->a.out + n * w->panel * w->w.plane;
+            t.to = w->a.out + channel * w->w.plane;
             t.epilogue_ops = w->ends ? &end : NULL;
-            t.also = w->ends && end.also ? end.also + n * w->panel * w->w.plane : NULL;
+            t.also = w->ends && end.also ? end.also + channel * w->w.plane : NULL;
         }
         multiply_pixels(w, p, group, first || whole ? p->sums : p->begun, from, t, w->a.out_channels - n * w->panel);
     }
@@ -594,9 +558,8 @@ static void compute_block(const nhwc_nhwc *w, nhwc_part *p, int64_t group, int64
     const int64_t across = a->out_size[1], plane = a->out_size[0] * across, side = w->split[1];
     const int64_t begin = group * w->all_rows * across + at + 1;
     if (p->s->rows != begin) { /* else a thread takes some more panels */
-        const section last = p->s->sections == 1 ? p->s->section[0] : (section){.image = -1};
         see_pixels_of_images(&w->w, p->s, at, count);
-        fill_nhwc(w, p, group, &last);
+        fill_nhwc(w, p, group);
         p->s->rows = begin;
     }
     bool whole = at % plane == 0 && count % plane == 0;
@@ -605,7 +568,7 @@ static void compute_block(const nhwc_nhwc *w, nhwc_part *p, int64_t group, int64
     const int64_t tiles = tn_ceil_div(count, w->tiles->rows);
     p->lines_at_once = tn_ceil_div(NHWC_AHEAD * w->panel / LINE, tiles);
     p->results = (strips){0};
-    p->next = afar && !w->producer ? next_rows(w, &p->s->section[0], group, count / across) : (strips){0};
+    p->next = afar ? next_rows(w, &p->s->section[0], group, count / across) : (strips){0};
     for (int64_t n = w->panels * number / w->parts; n < w->panels * (number + 1) / w->parts; n++) {
         const int64_t out_channels = tn_min64(w->panel, a->out_channels - n * w->panel);
         const int64_t first = group * a->out_channels + n * w->panel;
@@ -619,7 +582,7 @@ static void compute_block(const nhwc_nhwc *w, nhwc_part *p, int64_t group, int64
             else
                 write_out(w, p, first, out_channels);
         }
-        if (a->epilogue.flat) end_in_blocks(w, p, n);
+        if (a->epilogue.flat) end_in_blocks(w, p, first, out_channels);
     }
 }
 
@@ -641,7 +604,6 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     p.begun = (float *)(void *)(memory + w->input_tile_bytes + w->sums_bytes);
     p.block = (float *)(void *)(memory + w->input_tile_bytes + w->sums_bytes + w->begun_bytes);
     fused_call_open(&p.epilogue, &w->a.epilogue, (char *)p.block + w->block_bytes);
-    p.made = (char *)p.block + w->block_bytes + w->scratch_bytes;
     for (int64_t n = begin; n < end; n++) {
         int64_t at = n % w->blocks, number = n / w->blocks % w->parts, group = n / w->blocks / w->parts;
         int64_t first = block_begin(w, at);
@@ -706,28 +668,22 @@ static void share_out(nhwc_nhwc *t, int threads) {
 size_t tn_conv_nhwc_workspace(const tn_conv_args *args, const nhwc_phases *phases, int threads) {
     nhwc_nhwc t;
     plan_nhwc(&t, args, phases);
-    size_t shared = t.tap_bytes + (args->producer ? tn_conv_producer_bytes(args->producer) : 0);
-    return shared + (size_t)(threads > 1 ? threads : 1) * t.part_bytes;
+    return t.tap_bytes + (size_t)(threads > 1 ? threads : 1) * t.part_bytes;
 }
 
 /* Where each step of k of a window lies, from where the largest one begins, in the image or in the input tile. */
 static void find_taps(const nhwc_nhwc *t, const tn_conv_args *p, int64_t *tap) {
     const tn_conv_args *a = &t->a;
-    const int64_t channel = t->in_pixel ? a->x_stride[1] : t->w.channel, taps = p->kernel[0] * p->kernel[1];
-    const int64_t row = t->in_pixel ? a->x_stride[2] : t->w.row, stride = a->stride[1];
-    if (a->x_blocks) {
-        for (int64_t k = 0, block = 0; k < p->channels; block += t->step * t->w.plane)
-            for (int64_t i = 0; i < t->step && k < p->channels; i++)
-                tap[k++] = block + i;
-        return;
-    }
+    const int64_t x_channel = a->x_blocks ? a->size[0] * a->size[1] : a->x_stride[1], stride = a->stride[1];
+    const int64_t channel = t->in_pixel ? x_channel : t->w.channel, taps = p->kernel[0] * p->kernel[1];
+    const int64_t row = t->in_pixel ? x_row(a) : t->w.row;
     for (int64_t k = 0; k < taps; k++) {
         int64_t i = k / p->kernel[1] * p->dilation[0] + a->pad_before[0] - p->pad_before[0];
         int64_t j = k % p->kernel[1] * p->dilation[1] + a->pad_before[1] - p->pad_before[1];
-        tap[k] = i * row + j % stride * t->w.phase + j / stride;
+        tap[k] = (i * row + j % stride * t->w.phase + j / stride) * t->step;
     }
     for (int64_t k = taps; k < p->channels * taps; k++)
-        tap[k] = tap[k - taps] + channel;
+        tap[k] = k / taps % t->step > 0 ? tap[k - taps] + 1 : tap[k - t->step * taps] + channel * t->step;
 }
 
 /* Sets which line a tile prefetches at each step of k: one that it reads FAR steps later; in its last steps, one that
@@ -765,11 +721,6 @@ void tn_conv_nhwc(const tn_conv_args *args, const nhwc_phases *phases, void *wor
     int threads = tn_conv_threads(args);
     find_phases(&t, phases, workspace);
     t.memory = (char *)workspace + t.tap_bytes;
-    if (args->producer) {
-        tn_conv_producer_open(args->producer, t.memory);
-        t.producer = t.memory;
-        t.memory += tn_conv_producer_bytes(args->producer);
-    }
     share_out(&t, threads);
     im2col_open(t.memory, t.part_bytes, threads);
     int64_t tasks = t.a.groups * t.parts * t.blocks;

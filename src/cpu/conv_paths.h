@@ -21,8 +21,6 @@ void tn_conv_batch_rows(const tn_conv_args *args, void *workspace);
 /* Does it take these sizes, and is it worth it? The others take sizes for which this is so. */
 bool tn_conv_nhwc_fits(const tn_conv_args *args);
 bool tn_conv_nhwc_wants_border(const tn_conv_args *args, tn_conv_border *edge);
-/* the reader's */
-bool tn_conv_nhwc_fuses_producer(const tn_conv_args *args, const tn_conv_args *producer, tn_conv_border *edge);
 size_t tn_conv_nhwc_packed_bytes(const tn_conv_args *args);
 void tn_conv_nhwc_pack(const tn_conv_args *args, void *to);
 
@@ -84,20 +82,6 @@ bool tn_conv_by_channels_fits(const tn_conv_args *args);
 size_t tn_conv_by_channels_workspace(const tn_conv_args *args, int threads);
 void tn_conv_by_channels(const tn_conv_args *args, int threads);
 
-/* ==== rows of a producer's results, computed by the consumer's thread ============================================= */
-/* What the first layer of a network makes of an image is many times as large, and takes longer to store and to fetch
- * again than to compute. So the convolution behind it has it made (conv.h, `maker`): as many rows as a block of its own
- * sees, in the cache of the thread that goes on with them. Results and chains are those of tn_conv. */
-
-/* A plan, in memory of so many bytes, which all threads read; `args` stays there meanwhile, its operands in place. */
-size_t tn_conv_producer_bytes(const tn_conv_args *args);
-void tn_conv_producer_open(const tn_conv_args *args, void *plan);
-
-/* Rows [first, first + count) of all channels of an image, to `to`, args->edge.row and .plane from each other there; in
- * memory of the calling thread. */
-size_t tn_conv_producer_thread_bytes(const tn_conv_args *args);
-void tn_conv_producer_run(const void *plan, int64_t image, int64_t first, int64_t count, float *to, void *memory);
-
 /* ==== gradient of the weight ====================================================================================== */
 
 /* Channels that the input tile of a part has, where input tiles are to be small. */
@@ -152,7 +136,6 @@ typedef struct im2col_run {
     float *input_tile;
     bool clean;   /* the zeros are those of this run */
     int64_t rows; /* conv_nhwc.c's: one more than the first of those whose input tile it has; 0: of none … */
-    int64_t top;  /* … and the row of the input tile in which the first section begins */
     int sections, pieces;
     section section[IM2COL_PIXELS];
     piece piece[IM2COL_PIXELS];
@@ -166,7 +149,7 @@ static inline void im2col_open(char *memory, size_t apart, int threads) {
     const int parts = threads > 1 ? tn_threads() : 1;
     for (int i = 0; i < parts; i++) {
         im2col_run *s = (im2col_run *)(void *)(memory + (size_t)i * apart);
-        s->rows = s->top = s->sections = 0;
+        s->rows = s->sections = 0;
     }
 }
 
@@ -276,7 +259,7 @@ static inline void zero_border(const tn_conv_args *a, int64_t image, int64_t cha
                                int64_t rows) {
     const int64_t across = result_extent(a, 1), down = result_extent(a, 0), next = a->border.row;
     const int64_t above = a->border.above * next, beside = next - across;
-    if (next == 0 || rows == 0 || a->border.clean) return;
+    if (next == 0 || rows == 0) return;
     float *first = result_at(a, image, channel, row);
     if (row == 0) zero_channels(a, first - above, channels, above);
     if (row == 0 && image + channel == 0) zero_channels(a, first - above - beside, 1, beside);

@@ -498,8 +498,15 @@ static bool is_decoded(const tn_graph_plan *g, const tn_value *v) {
            tn_value_numel(v) <= MOST_DECODED;
 }
 
+/* Whether v can be the epilogue of a convolution that only it reads, and its reader is the epilogue of another one,
+ * which would read that convolution's result instead. */
+static bool ends_other_convolution(const tn_graph_plan *g, const tn_value *v) {
+    const tn_value *conv = v->fusion.pull_count == 1 ? convolution_behind(g, v) : NULL;
+    return conv && conv->fusion.user_count == 1 && g->groups[v->fusion.pulls[0]].kind == TN_GROUP_MATMUL;
+}
+
 static bool must_store(const tn_graph_plan *g, const tn_value *v) {
-    if (v->output >= 0 || v->fusion.wants_memory || v->alone) return true;
+    if (v->output >= 0 || v->fusion.wants_memory || v->alone || ends_other_convolution(g, v)) return true;
     if (kernel_of_its_own(tn_value_class(v))) return true;
     bool dear = v->fusion.loads > 0 && (v->fusion.weight > CHEAP_WEIGHT || is_decoded(g, v));
     return (v->fusion.pull_count > 1 && dear && !is_rematerialized(g, v)) || v->fusion.pull_count > MAX_PULLS;
@@ -862,9 +869,8 @@ int tn_last_reader(const tn_graph_plan *g, int value) {
 /* ==== results with a zero-padded border =========================================================================== */
 /* Windows at the border of an image read zeros outside it. A convolution copies its input to an input tile that has
  * these zeros, a large part of the image at a time. If the image is the result of another convolution, that one can
- * leave a border and write the zeros together with its rows; then nothing is copied. If a few taps make a large image
- * from a small one, it is computed in the input tile, some rows at a time, and never stored. Ops do not know about
- * this: strides say where elements are, and only two kernels that agreed on it see the border. */
+ * leave a border and write the zeros together with its rows; then nothing is copied. Ops do not know about this:
+ * strides say where elements are, and only two kernels that agreed on it see the border. */
 
 /* Whether this group is the only user of the value and reads it once, in its own order. */
 static bool is_read_once(const tn_graph_plan *g, int value, int reader) {
@@ -889,29 +895,22 @@ static tn_group *only_maker(const tn_graph_plan *g, const tn_group *reader) {
     return is_here(&g->groups[v->group]) ? &g->groups[v->group] : NULL;
 }
 
-static bool is_conv(const tn_graph_plan *g, const tn_group *group) {
-    return tn_op_has(g->values[group->lead].node, TN_FACT_CONV_FORWARD);
-}
-
 static void leave_border(tn_graph_plan *g, tn_group *reader) {
     tn_value *v = &g->values[g->values[reader->lead].in[0]];
     tn_group *producer = only_maker(g, reader);
     if (!producer) return;
-    if (is_conv(g, producer) && producer->run.native->conv.x_blocks) return;
-    bool beside = reader->order.position == producer->order.position + 1 && !producer->sibling && !producer->row_fused;
-    if (beside && tn_conv_agree_on_producer(v, producer, reader)) return;
+    if (tn_conv_is_window(producer->run.native) && producer->run.native->conv.x_blocks) return;
     tn_conv_agree_on_border(v, producer, reader);
 }
 
 tn_status tn_lay_out_conv_results(tn_graph_plan *g) {
     if (!g->binding->device->is_cpu) return TN_OK;
     TRY(tn_lay_bytes_in_words(g));
-    bool *convs = tn_mem_zalloc(g->group_count + 2 * g->value_count + 1, sizeof *convs),
-         *blocked = convs + g->group_count;
+    bool *convs = tn_mem_zalloc(g->group_count + g->value_count + 1, sizeof *convs), *blocked = convs + g->group_count;
     if (!convs) return TN_ERR_MEMORY;
     for (size_t i = 0; i < g->group_count; i++)
-        convs[i] = is_conv(g, &g->groups[i]) && is_here(&g->groups[i]);
-    tn_conv_lay_in_blocks(g, convs, blocked, blocked + g->value_count);
+        convs[i] = is_here(&g->groups[i]) && tn_conv_is_window(g->groups[i].run.native);
+    tn_conv_lay_in_blocks(g, convs, blocked);
     for (size_t i = 0; i < g->group_count; i++)
         if (convs[i] && !blocked[g->values[g->groups[i].lead].in[0]]) leave_border(g, &g->groups[i]);
     tn_mem_free(convs);

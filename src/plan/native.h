@@ -118,12 +118,12 @@ bool tn_conv_joins_pool(const tn_node *conv, const tn_node *pool); /* … of wha
 bool tn_takes_conv2d_dgrad(const tn_node *n);
 bool tn_takes_conv2d_wgrad(const tn_node *n);
 extern const tn_native_epilogue tn_conv2d_epilogue, tn_max_pool2d_epilogue;
-/* Is the image of one convolution better made by it where it is read, in the launch of `maker`? Then it is. */
-bool tn_conv_agree_on_producer(tn_value *v, tn_group *producer, tn_group *reader);
-/* Lays an image in blocks of channels (conv.h) if the kernels that write and read it all support that layout and a
- * depthwise convolution is near (native_conv.c). convs: by group, whether it is a convolution on the CPU; blocked and
- * near: by value, false at first. On return `blocked` says which images lie in blocks. */
-void tn_conv_lay_in_blocks(const tn_graph_plan *g, const bool *convs, bool *blocked, bool *near);
+/* Whether a kernel computes a convolution or pooling of f32 whose image may lie in blocks of channels. */
+bool tn_conv_is_window(const tn_native *n);
+/* Lays an image in blocks of channels (conv.h) if the kernels that write and read it all support that layout. convs: by
+ * group, whether it is such a kernel on the CPU; blocked: by value, false at first. On return `blocked` says which
+ * images lie in blocks. */
+void tn_conv_lay_in_blocks(const tn_graph_plan *g, const bool *convs, bool *blocked);
 /* The same for images of bytes, in words of four channels (byte_layout.c). */
 tn_status tn_lay_bytes_in_words(const tn_graph_plan *g);
 /* Whether a convolution leaves its result with the zero-padded border that the reader needs. Sets what changes. */

@@ -89,10 +89,7 @@ bool tn_takes_conv_product(const tn_node *n) {
 static bool is_one_tap(const tn_conv_args *a) {
     enum { LITTLE = 1 << 12 }; /* elements */
     bool plain = a->groups == 1 && a->batch > 0 && a->out_channels > 0 && a->channels > 0;
-    for (int d = 0; d < 2; d++)
-        plain =
-            plain && a->kernel[d] == 1 && a->stride[d] == 1 && a->pad_before[d] == 0 && a->out_size[d] == a->size[d];
-    return plain && a->out_channels * a->out_size[0] * a->out_size[1] >= LITTLE &&
+    return plain && tn_conv_is_product(a) && a->out_channels * a->out_size[0] * a->out_size[1] >= LITTLE &&
            a->out_size[0] * a->out_size[1] > FEW_PIXELS;
 }
 
@@ -151,10 +148,7 @@ static tn_conv_args in_one_row(const tn_conv_args *a) {
 /* The image as one row where windows have one tap, so that rows of few pixels fill the kernel's tiles. */
 static void flatten_taps(tn_conv_args *a) {
     enum { MOST_PIXELS = 512 };
-    if (a->kernel[0] * a->kernel[1] != 1 || a->size[0] * a->size[1] > MOST_PIXELS) return;
-    for (int d = 0; d < 2; d++)
-        if (a->stride[d] != 1 || a->pad_before[d] != 0 || a->out_size[d] != a->size[d]) return;
-    *a = in_one_row(a);
+    if (tn_conv_is_product(a) && a->size[0] * a->size[1] <= MOST_PIXELS) *a = in_one_row(a);
 }
 
 static tn_conv_args sizes_of_quantized(const tn_node *n) {
@@ -352,7 +346,7 @@ static bool blocks_are_large(const tn_node *n) {
     int64_t out_pixels = a.out_size[0] * a.out_size[1];
     if (is_depthwise_alone(&a)) /* some channels at a time */
         return out_pixels >= LARGE || (a.groups >= LANES && LANES * out_pixels >= LARGE_EACH);
-    return a.out_channels * tn_min64(out_pixels, BLOCK_PIXELS) >= LARGE;
+    return a.out_channels * tn_min64(out_pixels, BLOCK_PIXELS) >= (a.groups > 1 ? LARGE_EACH : LARGE);
 }
 
 static bool planes_are_large(const tn_node *n) {
@@ -633,40 +627,29 @@ static void run_padded_rows(tn_native *n, const kir_program *p, int64_t image) {
     }
 }
 
-/* ---- made where it is read --------------------------------------------------------------------------------------- */
-
-/* The maker, with its reader behind it in the launch. */
-static void run_made(tn_native *n, void *const *pointers) {
-    tn_native *reader = n->next;
-    take_operands(n, pointers);
-    take_operands(reader, reader->pointers);
-    reader->conv.workspace = n->conv.workspace;
-    tn_conv(&reader->conv);
-}
-
-bool tn_conv_agree_on_producer(tn_value *v, tn_group *producer, tn_group *reader) {
-    tn_native *from = producer->run.native, *to = reader->run.native;
-    tn_conv_args *made = &from->conv, *read = &to->conv;
-    tn_conv_border edge;
-    if (from->run != run_conv2d_forward || to->run != run_conv2d_forward || !from->joined_out) return false;
-    if (!both_stand(v->node, made, read) || !tn_conv_fuses_producer(read, made, &edge)) return false;
-    made->border = edge;
-    made->border.buffer = from->joined_out - 1;
-    run_padded_rows(from, producer->lowered.program, 0);
-    read->producer = made;
-    from->run = run_made;
-    from->next = to;
-    producer->run.workspace = tn_conv_workspace(read, tn_threads());
-    reader->run.workspace = 0;
-    producer->row_fused = reader->row_fused = reader->sibling = true;
-    v->stored = false;
-    return true;
-}
-
 /* ---- blocks of channels ------------------------------------------------------------------------------------------ */
-/* An image lies in blocks of channels (conv.h) if the convolution that makes it and all its readers support that: 1 × 1
- * convolutions, depthwise ones, and epilogues that add it to results in blocks. Then nothing is transposed, depthwise
- * windows use every lane of a vector, and no cache line has pixels of two threads. */
+/* An image lies in blocks of channels (conv.h) if the kernel that makes it and all its readers support that:
+ * convolutions, max poolings, epilogues that add it to results in blocks, and in-place concatenations of whole blocks,
+ * all of whose parts then lie in blocks. Nothing is transposed, depthwise windows use every lane of a vector, windows
+ * with a stride read whole vectors, and no cache line has pixels of two threads. */
+
+static void run_max_pool2d(tn_native *n, void *const *pointers) {
+    bool joined = n->fused.program;
+    n->conv.out = joined ? NULL : pointers[0];
+    n->conv.x = pointers[joined ? TN_PRODUCT_A : 1];
+    n->conv.workspace = pointers[joined ? TN_PRODUCT_WORKSPACE : 2];
+    if (n->conv_in_bytes)
+        tn_conv_bytes(&n->conv, 0);
+    else
+        tn_conv_depthwise(&n->conv);
+}
+
+/* Whether windows meet one channel each. */
+static bool is_each(const tn_native *n) { return n->run == run_conv2d_depthwise || n->run == run_max_pool2d; }
+
+bool tn_conv_is_window(const tn_native *n) {
+    return (is_each(n) && !n->conv_in_bytes) || n->run == run_one_tap || n->run == run_conv2d_forward;
+}
 
 /* Makes a convolution use the NHWC kernel, whichever path was chosen before. */
 static void take_columns(const tn_graph_plan *g, const tn_group *group, tn_native *n, const tn_conv_args *sizes) {
@@ -738,12 +721,24 @@ static bool reads_as_image(const tn_graph_plan *g, const tn_group *group, int va
     return (at.x == value || at.added == value) && others == 0 && g->values[group->lead].in[1] != value;
 }
 
+/* Whether a value lies in a concatenation of channels that is only made of values in it, and is whole blocks of it. */
+static bool is_part_of_blocks(const tn_graph_plan *g, const tn_value *v) {
+    const tn_node *n = v->node, *whole = g->values[v->memory.into].node;
+    const int64_t plane = n->shape[n->rank - 1] * n->shape[n->rank - 2] * (int64_t)sizeof(float);
+    const int64_t block = tn_conv_block_elements(1, 1, plane);
+    return whole->i[0] == 1 && (int64_t)v->memory.into_at % block == 0 && n->shape[1] * plane % block == 0 &&
+           tn_concat_is_in_place(g, v->memory.into);
+}
+
 static bool may_be_in_blocks(const tn_graph_plan *g, const bool *convs, int value) {
     const tn_value *v = &g->values[value];
-    if (!v->stored || v->output >= 0 || v->memory.into >= 0 || v->group < 0 || !convs[v->group]) return false;
-    if (v->node->dtype != TN_F32 || images_of(g, &g->groups[v->group]).y != value) return false;
+    const bool joined = v->row && tn_concat_is_in_place(g, value);
+    if (!v->stored || v->output >= 0 || v->group < 0 || v->node->dtype != TN_F32 || v->node->rank != 4) return false;
+    if (!joined && (!convs[v->group] || images_of(g, &g->groups[v->group]).y != value)) return false;
+    if (v->memory.into >= 0 && !is_part_of_blocks(g, v)) return false;
     for (int k = 0; k < v->fusion.pull_count; k++) {
         const int reader = v->fusion.pulls[k];
+        if (v->memory.into >= 0 && reader == g->values[v->memory.into].group) continue;
         if (!convs[reader] || !reads_as_image(g, &g->groups[reader], value)) return false;
     }
     return v->fusion.pull_count > 0;
@@ -751,11 +746,11 @@ static bool may_be_in_blocks(const tn_graph_plan *g, const bool *convs, int valu
 
 /* Whether the group's kernel can have those of its images in blocks that `blocked` names. *sizes: its sizes then. */
 static bool fits_blocks(const tn_group *group, const conv_images *at, const bool *blocked, tn_conv_args *sizes) {
-    const bool x = blocked[at->x], y = at->y >= 0 && blocked[at->y],
-               each = group->run.native->run == run_conv2d_depthwise;
+    const bool x = blocked[at->x], y = at->y >= 0 && blocked[at->y], each = is_each(group->run.native);
+    const bool pools_into_program = group->run.native->run == run_max_pool2d && group->run.native->fused.program;
     if (at->added >= 0 && blocked[at->added] != y) return false;
     if (!x && !y) return true;
-    if (y && (!at->plain || (each && at->added >= 0))) return false;
+    if (y && (!at->plain || (each && at->added >= 0) || pools_into_program)) return false;
     if (!each) return fits_columns(group, sizes, x, y);
     *sizes = group->run.native->conv;
     sizes->x_blocks = x;
@@ -783,6 +778,12 @@ static void agree_on_blocks(const tn_graph_plan *g, const bool *convs, bool *blo
     tn_conv_args sizes;
     for (bool changed = true; changed;) {
         changed = false;
+        for (size_t i = 0; i < g->value_count; i++) {
+            const int whole = g->values[i].memory.into;
+            if (whole < 0 || blocked[i] == blocked[whole]) continue;
+            blocked[i] = blocked[whole] = false;
+            changed = true;
+        }
         for (size_t i = 0; i < g->group_count; i++) {
             if (!convs[i]) continue;
             const tn_group *group = &g->groups[i];
@@ -792,27 +793,6 @@ static void agree_on_blocks(const tn_graph_plan *g, const bool *convs, bool *blo
             changed = true;
         }
     }
-}
-
-/* Blocks pay only near depthwise convolutions: takes out images that no chain of images in blocks connects with one. */
-static void stay_near_depthwise(const tn_graph_plan *g, const bool *convs, bool *blocked, bool *near) {
-    for (bool changed = true; changed;) {
-        changed = false;
-        for (size_t i = 0; i < g->group_count; i++) {
-            if (!convs[i]) continue;
-            const conv_images at = images_of(g, &g->groups[i]);
-            const int of[] = {at.x, at.y, at.added};
-            bool found = g->groups[i].run.native->run == run_conv2d_depthwise;
-            for (size_t k = 0; k < TN_COUNT(of); k++)
-                found = found || (of[k] >= 0 && near[of[k]]);
-            for (size_t k = 0; k < TN_COUNT(of) && found; k++) {
-                if (of[k] < 0 || !blocked[of[k]] || near[of[k]]) continue;
-                near[of[k]] = changed = true;
-            }
-        }
-    }
-    for (size_t i = 0; i < g->value_count; i++)
-        blocked[i] = blocked[i] && near[i];
 }
 
 /* Makes an epilogue run over the elements of its results in blocks of channels, behind the bias that is added first. */
@@ -839,30 +819,29 @@ static void lie_in_blocks(const tn_graph_plan *g, tn_group *group, const bool *b
     tn_conv_args sizes;
     if (!blocked[at.x] && !(at.y >= 0 && blocked[at.y])) return;
     if (!fits_blocks(group, &at, blocked, &sizes)) return;
-    if (n->run == run_conv2d_depthwise)
+    if (is_each(n))
         n->conv = sizes;
     else
         take_columns(g, group, n, &sizes);
     const tn_node *y = g->values[group->lead].node;
     if (at.flat && blocked[at.y])
         flatten_epilogue(group, n, tn_conv_block_elements(y->shape[0], y->shape[1], y->shape[2] * y->shape[3]));
-    group->run.workspace = n->run == run_conv2d_depthwise ? tn_conv_depthwise_workspace(&n->conv, tn_threads())
-                                                          : tn_conv_workspace(&n->conv, tn_threads());
+    group->run.workspace =
+        is_each(n) ? tn_conv_depthwise_workspace(&n->conv, tn_threads()) : tn_conv_workspace(&n->conv, tn_threads());
     n->by = "in blocks of channels";
 }
 
-void tn_conv_lay_in_blocks(const tn_graph_plan *g, const bool *convs, bool *blocked, bool *near) {
+void tn_conv_lay_in_blocks(const tn_graph_plan *g, const bool *convs, bool *blocked) {
     for (size_t i = 0; i < g->value_count; i++)
         blocked[i] = may_be_in_blocks(g, convs, (int)i);
     agree_on_blocks(g, convs, blocked);
-    stay_near_depthwise(g, convs, blocked, near);
     for (size_t i = 0; i < g->group_count; i++)
         if (convs[i]) lie_in_blocks(g, &g->groups[i], blocked);
     for (size_t i = 0; i < g->value_count; i++) {
         const tn_node *n = g->values[i].node;
         if (!blocked[i]) continue;
         const int64_t elements = tn_conv_block_elements(n->shape[0], n->shape[1], n->shape[2] * n->shape[3]);
-        g->values[i].memory.padded = elements * (int64_t)sizeof(float);
+        if (elements > tn_node_numel(n)) g->values[i].memory.padded = elements * (int64_t)sizeof(float);
     }
 }
 
@@ -894,17 +873,6 @@ void tn_conv_agree_on_border(tn_value *v, tn_group *producer, tn_group *reader) 
 }
 
 /* ---- the greatest of each window --------------------------------------------------------------------------------- */
-
-static void run_max_pool2d(tn_native *n, void *const *pointers) {
-    bool joined = n->fused.program;
-    n->conv.out = joined ? NULL : pointers[0];
-    n->conv.x = pointers[joined ? TN_PRODUCT_A : 1];
-    n->conv.workspace = pointers[joined ? TN_PRODUCT_WORKSPACE : 2];
-    if (n->conv_in_bytes)
-        tn_conv_bytes(&n->conv, 0);
-    else
-        tn_conv_depthwise(&n->conv);
-}
 
 tn_status tn_make_max_pool2d(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
     const tn_value *y = &g->values[group->lead], *x = &g->values[y->in[0]];

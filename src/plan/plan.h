@@ -335,7 +335,7 @@ enum { TN_MOST_MADE = 16 << 20 };
 void tn_fuse_siblings(tn_graph_plan *g);
 /* Merges products of which each needs only the same rows of the one before (native_product.c). */
 tn_status tn_fuse_gemm_rows(tn_graph_plan *g);
-/* Results that only convolutions read get blocks of channels, a zero-padded border, or are computed inside the reader
+/* Results that only convolutions and poolings read get blocks of channels or a zero-padded border
  * (fuse.c). Called after native groups are made, before the layout of memory. */
 tn_status tn_lay_out_conv_results(tn_graph_plan *g);
 
