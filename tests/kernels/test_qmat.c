@@ -39,53 +39,55 @@ typedef struct weight {
     float s, t;
 } weight;
 
-static uint16_t half_at(const uint8_t *p) {
+TEST_DEFINITION static uint16_t half_at(const uint8_t *p) {
     uint16_t h;
     memcpy(&h, p, sizeof h);
     return h;
 }
 
-static float f16(const uint8_t *p) {
+TEST_DEFINITION static float f16(const uint8_t *p) {
     int h = half_at(p), exponent = h >> 10 & 31, fraction = h & 1023;
-    float size = exponent == 0    ? ldexpf((float)fraction, -24)
+    float size = exponent == 0    ? (float)fraction * 0x1p-24f
                  : exponent == 31 ? (fraction ? NAN : INFINITY)
-                                  : ldexpf((float)(1024 + fraction), exponent - 25);
+                                  : (float)(1024 + fraction) * (float)(1 << exponent) * 0x1p-25f;
     return h >> 15 ? -size : size;
 }
 
 /* Blocks of 32: nibble i of 16 bytes is weight i (low) or 16 + i (high). */
-static int nibble32(const uint8_t *bytes, int i) { return i < 16 ? bytes[i] & 15 : bytes[i - 16] >> 4; }
+TEST_DEFINITION static int nibble32(const uint8_t *bytes, int i) { return i < 16 ? bytes[i] & 15 : bytes[i - 16] >> 4; }
 
-static int bit32(const uint8_t *bytes, int i) { return bytes[i / 8] >> i % 8 & 1; }
+TEST_DEFINITION static int bit32(const uint8_t *bytes, int i) { return bytes[i / 8] >> i % 8 & 1; }
 
 /* Blocks of 256, in pairs of 32: low nibbles of 32 bytes, then their high nibbles. */
-static int nibble256(const uint8_t *bytes, int i) {
+TEST_DEFINITION static int nibble256(const uint8_t *bytes, int i) {
     int byte = bytes[i / 64 * 32 + i % 32];
     return i % 64 < 32 ? byte & 15 : byte >> 4;
 }
 
 /* Two bits of each of 128 weights in 32 bytes: 32 weights in the lowest bits, the next 32 above, … */
-static int pair256(const uint8_t *bytes, int i) { return bytes[i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3; }
+TEST_DEFINITION static int pair256(const uint8_t *bytes, int i) {
+    return bytes[i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
+}
 
-static int bit256(const uint8_t *bytes, int i) { return bytes[i % 32] >> i / 32 & 1; }
+TEST_DEFINITION static int bit256(const uint8_t *bytes, int i) { return bytes[i % 32] >> i / 32 & 1; }
 
-static weight q4_0(const uint8_t *b, int i) { return (weight){nibble32(b + 2, i) - 8, f16(b), 0}; }
-static weight q4_1(const uint8_t *b, int i) { return (weight){nibble32(b + 4, i), f16(b), f16(b + 2)}; }
-static weight q5_0(const uint8_t *b, int i) {
+TEST_DEFINITION static weight q4_0(const uint8_t *b, int i) { return (weight){nibble32(b + 2, i) - 8, f16(b), 0}; }
+TEST_DEFINITION static weight q4_1(const uint8_t *b, int i) { return (weight){nibble32(b + 4, i), f16(b), f16(b + 2)}; }
+TEST_DEFINITION static weight q5_0(const uint8_t *b, int i) {
     return (weight){nibble32(b + 6, i) + 16 * bit32(b + 2, i) - 16, f16(b), 0};
 }
-static weight q5_1(const uint8_t *b, int i) {
+TEST_DEFINITION static weight q5_1(const uint8_t *b, int i) {
     return (weight){nibble32(b + 8, i) + 16 * bit32(b + 4, i), f16(b), f16(b + 2)};
 }
-static weight q8_0(const uint8_t *b, int i) { return (weight){(int8_t)b[2 + i], f16(b), 0}; }
+TEST_DEFINITION static weight q8_0(const uint8_t *b, int i) { return (weight){(int8_t)b[2 + i], f16(b), 0}; }
 
-static weight q2_k(const uint8_t *b, int i) {
+TEST_DEFINITION static weight q2_k(const uint8_t *b, int i) {
     int both = b[i / 16];
     return (weight){pair256(b + 16, i), f16(b + 80) * (float)(both & 15), -(f16(b + 82) * (float)(both >> 4))};
 }
 
 /* Sixteen scales of 6 bits: their low halves in 8 bytes, scale i and 8 + i in one; their high parts in 4 bytes. */
-static weight q3_k(const uint8_t *b, int i) {
+TEST_DEFINITION static weight q3_k(const uint8_t *b, int i) {
     const uint8_t *packed = b + 96;
     int part = i / 16, low = part < 8 ? packed[part] & 15 : packed[part - 8] >> 4;
     int scale = low + 16 * (packed[8 + part % 4] >> part / 4 * 2 & 3) - 32;
@@ -93,7 +95,7 @@ static weight q3_k(const uint8_t *b, int i) {
 }
 
 /* Eight scales and minima of 6 bits: four and four in 8 bytes, whose upper bits are those of the others. */
-static weight scaled_k(const uint8_t *b, int i, int u) {
+TEST_DEFINITION static weight scaled_k(const uint8_t *b, int i, int u) {
     const uint8_t *packed = b + 4;
     int part = i / 32, j = part % 4;
     int scale = packed[j] & 63, min = packed[4 + j] & 63;
@@ -104,22 +106,24 @@ static weight scaled_k(const uint8_t *b, int i, int u) {
     return (weight){u, f16(b) * (float)scale, -(f16(b + 2) * (float)min)};
 }
 
-static weight q4_k(const uint8_t *b, int i) { return scaled_k(b, i, nibble256(b + 16, i)); }
-static weight q5_k(const uint8_t *b, int i) { return scaled_k(b, i, nibble256(b + 48, i) + 16 * bit256(b + 16, i)); }
+TEST_DEFINITION static weight q4_k(const uint8_t *b, int i) { return scaled_k(b, i, nibble256(b + 16, i)); }
+TEST_DEFINITION static weight q5_k(const uint8_t *b, int i) {
+    return scaled_k(b, i, nibble256(b + 48, i) + 16 * bit256(b + 16, i));
+}
 
 /* Halves of 128: 64 bytes of low nibbles (weights 0 … 63, then 64 … 127), 32 bytes of pairs above them. */
-static weight q6_k(const uint8_t *b, int i) {
+TEST_DEFINITION static weight q6_k(const uint8_t *b, int i) {
     int byte = b[i / 128 * 64 + i % 64], low = i % 128 < 64 ? byte & 15 : byte >> 4;
     return (weight){low + 16 * pair256(b + 128, i) - 32, f16(b + 208) * (float)(int8_t)b[192 + i / 16], 0};
 }
 
 /* Weights in f16 and bf16: "blocks" of one. */
-static weight half(const uint8_t *b, int i) {
+TEST_DEFINITION static weight half(const uint8_t *b, int i) {
     (void)i;
     return (weight){1, f16(b), 0};
 }
 
-static weight brain(const uint8_t *b, int i) {
+TEST_DEFINITION static weight brain(const uint8_t *b, int i) {
     (void)i;
     uint32_t bits = (uint32_t)half_at(b) << 16;
     weight w = {.u = 1};
@@ -127,7 +131,7 @@ static weight brain(const uint8_t *b, int i) {
     return w;
 }
 
-static weight q8_x(const uint8_t *b, int i) {
+TEST_DEFINITION static weight q8_x(const uint8_t *b, int i) {
     weight w = {.u = (int8_t)b[8 + i]};
     memcpy(&w.s, b + i / 16 * 4, sizeof w.s);
     return w;
