@@ -30,7 +30,7 @@ BUDGET = {
     "hal": 9225,
     "drivers": 8020,
     "tensor": 3040,
-    "ops": 13420,
+    "ops": 13436,
     "plan": 12670,
     "autograd": 1060,
     "check": 1530,
@@ -39,7 +39,7 @@ BUDGET = {
     "formats": 4735,
     "onnx": 17330,
     "engines": 1620,
-    "text": 25115,
+    "text": 25300,
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')

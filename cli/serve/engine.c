@@ -277,7 +277,7 @@ static tn_status make_conversations(serve_engine *e, server *s) {
     }
     tn_status status = cli_draft_open(&s->draft, s->model, device, s->words.tokenizer);
     for (int i = 1; i < e->count && status == TN_OK; i++)
-        status = cli_draft_set(&s->draft, e->slots[i].model);
+        status = cli_draft_add(&s->draft, e->slots[i].model);
     return status == TN_OK ? tn_llm_prepare(s->model) : status;
 }
 
@@ -475,6 +475,7 @@ static void step_together(serve_engine *e, int highest, int active) {
     for (int i = 0; i < count; i++) {
         slot *s = &e->slots[i];
         if (e->ids[i] < 0) continue;
+        count_drafts(s);
         s->job->answer.steps++;
         draw(e, s, logits + (int64_t)i * e->server->facts.vocabulary);
     }

@@ -184,12 +184,21 @@ static tn_status compare_words(const cli_draft *d, const tn_tokenizer *words) {
     return status;
 }
 
-tn_status cli_draft_set(const cli_draft *d, tn_llm *m) {
+static tn_status set_draft(const cli_draft *d, tn_llm *m, tn_llm *model) {
     tn_llm_draft_options o = TN_LLM_DRAFT_DEFAULTS;
     if (!d->path) return TN_OK;
-    o.model = d->model;
+    o.model = model;
     if (d->tokens > 0) o.tokens = (int)d->tokens;
     return tn_llm_set_draft(m, &o);
+}
+
+tn_status cli_draft_add(cli_draft *d, tn_llm *m) {
+    tn_llm *own = NULL;
+    if (d->model) {
+        TRY(tn_llm_new_conversation(d->model, NULL, &own));
+        d->others[d->count++] = own;
+    }
+    return set_draft(d, m, own);
 }
 
 tn_status cli_draft_open(cli_draft *d, tn_llm *m, tn_device *device, const tn_tokenizer *words) {
@@ -204,10 +213,12 @@ tn_status cli_draft_open(cli_draft *d, tn_llm *m, tn_device *device, const tn_to
         if (words) TRY(compare_words(d, words));
         TRY(tn_llm_prepare(d->model));
     }
-    return cli_draft_set(d, m);
+    return set_draft(d, m, d->model);
 }
 
 void cli_draft_close(cli_draft *d) {
+    while (d->count > 0)
+        tn_llm_close(d->others[--d->count]);
     tn_llm_close(d->model);
     d->model = NULL;
 }

@@ -87,6 +87,8 @@ typedef struct cli_draft {
     const char *path; /* NULL: no draft; "ngrams" or a model */
     int64_t tokens;   /* 0: not given */
     tn_llm *model;
+    tn_llm *others[TN_LLM_BATCH]; /* of the same weights, one for each further conversation */
+    int count;
     char found[CLI_PATH];
 } cli_draft;
 
@@ -97,8 +99,9 @@ bool cli_draft_find(cli_draft *d);
 /* Opens the draft's model, if it has one, on the device and with the context of m, checks that its tokenizer has the
  * same tokens as `words` (may be NULL: not checked), and makes it the draft of m. */
 tn_status cli_draft_open(cli_draft *d, tn_llm *m, tn_device *device, const tn_tokenizer *words);
-/* The same draft for a further conversation. */
-tn_status cli_draft_set(const cli_draft *d, tn_llm *m);
+/* The same draft for a further conversation, at most TN_LLM_BATCH of them: with a sequence of its own, since a sequence
+ * that several shared would be computed anew at each change. */
+tn_status cli_draft_add(cli_draft *d, tn_llm *m);
 /* To be called after its models are freed. */
 void cli_draft_close(cli_draft *d);
 

@@ -177,11 +177,11 @@ TN_API tn_status tn_llm_batch_step(tn_llm_batch *b, const int32_t *ids, const fl
 
 /* ---- speculative decoding ---------------------------------------------------------------------------------------- */
 
-/* Lets tn_llm_step compute several tokens in one pass: a draft guesses the tokens that follow, the model computes the
- * logits behind all of them together, and while the next steps' ids are the guessed ones, their logits are there
- * already. The logits have the same bits as without a draft, so greedy and sampled texts stay the same for the same
- * seed; only the time changes. Guesses come from the sequence itself (what followed the last tokens where they occurred
- * before), or from a smaller model with the same tokenizer. */
+/* Lets tn_llm_step and tn_llm_batch_step compute several tokens of a conversation in one pass: a draft guesses the
+ * tokens that follow, the model computes the logits behind all of them together, and while the next steps' ids are the
+ * guessed ones, their logits are there already. The logits have the same bits as without a draft, so greedy and sampled
+ * texts stay the same for the same seed; only the time changes. Guesses come from the sequence itself (what followed
+ * the last tokens where they occurred before), or from a smaller model with the same tokenizer. */
 enum { TN_LLM_DRAFT = 15 }; /* tokens of a draft at most */
 
 typedef struct tn_llm_draft_options {
@@ -196,7 +196,12 @@ typedef struct tn_llm_draft_options {
     { TN_OPTIONS_SIZE(tn_llm_draft_options, least_probability), NULL, 7, 4, 0.5 }
 
 /* Sets the draft of m; options NULL: none. m must be closed, or get another draft, before options->model is closed.
- * One model may be the draft of several conversations of one thread. Batches (tn_llm_batch_step) do without drafts.
+ * One model may be the draft of several conversations of one thread, but its sequence is computed anew whenever another
+ * of them guesses: conversations that take turns should have drafts of tn_llm_new_conversation.
+ * A batch (tn_llm_batch_step) checks the guesses of all its conversations in one pass if their caches are one pool
+ * (tn_llm_options.conversations) on the device cpu, at most three for each, and in steps that compute at most five
+ * tokens, because only then it pays; in other batches drafts do nothing. There a conversation guesses only now and then
+ * while few of its guesses are right.
  * Errors: TN_ERR_ARGUMENT for values out of range, TN_ERR_MEMORY. tn_llm_step then also has those of the draft's
  * steps. */
 TN_API tn_status tn_llm_set_draft(tn_llm *m, const tn_llm_draft_options *options);

@@ -1416,15 +1416,18 @@ TN_API tn_tensor *tn_cache_append_(tn_tensor *cache, const tn_tensor *x, const t
  * number of keys a query sees, itself included, 0 for all. softcap: a score s becomes softcap · tanh(s / softcap), 0
  * for none. sinks: NULL, or [heads], a score of each head that belongs to no key: it takes its share of the softmax
  * and yields nothing. Of a batch, position is [n] and pages [n, count]: token i follows position[i] tokens of the
- * sequence whose pages are row i, and sees only those and itself. Result [n, heads, head_dim]; no gradient.
+ * sequence whose pages are row i, and sees only those and itself. runs, for a batch: adjacent tokens with the same
+ * pages and successive positions are of one sequence, and each sees those before it too; only the CPU has a kernel
+ * for it. Result [n, heads, head_dim]; no gradient.
  * Dtypes: f32 → same. Errors: TN_ERR_ARGUMENT, TN_ERR_SHAPE, TN_ERR_DTYPE. */
 typedef struct tn_cached_attention_options {
     size_t struct_size;
     double scale;   /* default TN_AUTO */
     int64_t window; /* default 0 */
     double softcap; /* default 0.0 */
+    bool runs;      /* default false */
 } tn_cached_attention_options;
-#define TN_CACHED_ATTENTION_DEFAULTS {TN_OPTIONS_SIZE(tn_cached_attention_options, softcap), TN_AUTO, 0, 0.0}
+#define TN_CACHED_ATTENTION_DEFAULTS {TN_OPTIONS_SIZE(tn_cached_attention_options, runs), TN_AUTO, 0, 0.0, false}
 TN_API tn_tensor *tn_cached_attention(const tn_tensor *q, const tn_tensor *k, const tn_tensor *v,
                                       const tn_tensor *k_cache, const tn_tensor *v_cache, const tn_tensor *position,
                                       const tn_tensor *pages, const tn_tensor *sinks,

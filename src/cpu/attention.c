@@ -312,12 +312,21 @@ static range seeing_queries(const attention *a, const block *b, int64_t chunk) {
     return seen;
 }
 
+/* The first token of the sequence that token i of a batch belongs to. */
+static int64_t run_of(const tn_attention_args *x, int64_t i) {
+    const int64_t count = x->k_cache.page_count, *pages = x->k_cache.pages;
+    while (x->runs && pages && i > 0 && x->positions[i] == x->positions[i - 1] + 1 &&
+           memcmp(pages + i * count, pages + (i - 1) * count, (size_t)count * sizeof *pages) == 0)
+        i--;
+    return i;
+}
+
 static block block_at(const attention *a, int64_t index) {
     const tn_attention_args *x = a->args;
     block b = {.head = index / a->blocks, .first = index % a->blocks * a->queries};
     b.end = tn_min64(b.first + a->queries, x->n);
-    if (x->batch) b.sequence = b.start = b.first;
-    b.position = tn_max64(tn_min64(x->batch ? x->positions[b.first] : x->position, a->most), 0);
+    if (x->batch) b.sequence = b.start = run_of(x, b.first);
+    b.position = tn_max64(tn_min64(x->batch ? x->positions[b.start] : x->position, a->most), 0);
     b.chunk = visible_keys(a, &b, b.first).begin / KEYS;
     b.chunks = (visible_keys(a, &b, b.end - 1).end - 1) / KEYS + 1 - b.chunk;
     return b;

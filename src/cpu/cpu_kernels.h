@@ -314,7 +314,7 @@ typedef struct tn_kv_cache_write_args {
     tn_kv_cache cache;
     int64_t n, kv_heads, head_dim, position;
     bool batch;                            /* token i is appended to sequence i instead, … */
-    const int64_t *positions;              /* … [n], which has a row of `pages`; no page is in two rows */
+    const int64_t *positions;              /* … [n], which has a row of `pages`; each writes a row of its own */
     const float *x;                        /* [n, kv_heads, head_dim], the last axis contiguous */
     int64_t x_token_stride, x_head_stride; /* elements */
 } tn_kv_cache_write_args;
@@ -347,8 +347,9 @@ typedef struct tn_attention_args {
     int64_t position, window;          /* window ≥ 0 */
     bool batch;                        /* each token follows another sequence, in its row of `pages` … */
     const int64_t *positions;          /* … [n], which has that many tokens */
-    float scale, cap;                  /* cap ≥ 0; 0: none */
-    const float *sinks;                /* [heads], or NULL */
+    bool runs;          /* adjacent tokens with equal rows of `pages` and successive positions are of one sequence */
+    float scale, cap;   /* cap ≥ 0; 0: none */
+    const float *sinks; /* [heads], or NULL */
     const float *q, *k, *v; /* [n, heads or kv_heads, head_dim], the last axis contiguous; strides in elements */
     int64_t q_token_stride, q_head_stride;
     int64_t k_token_stride, k_head_stride;

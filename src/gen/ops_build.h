@@ -172,8 +172,10 @@ enum { TN_GRU_ROWS_REVERSE = 0 };
 enum { TN_GRU_GRADIENT_REVERSE = 0 };
 enum { TN_GRU_STEPS_REVERSE = 0 };
 enum { TN_DEQUANTIZE_DTYPE = 0 };
-enum { TN_CACHED_ATTENTION_SCALE = 0, TN_CACHED_ATTENTION_WINDOW = 0, TN_CACHED_ATTENTION_SOFTCAP = 1 };
-enum { TN_CACHED_ATTENTION_ROWS_SCALE = 0, TN_CACHED_ATTENTION_ROWS_WINDOW = 0, TN_CACHED_ATTENTION_ROWS_SOFTCAP = 1 };
+enum { TN_CACHED_ATTENTION_SCALE = 0, TN_CACHED_ATTENTION_WINDOW = 0, TN_CACHED_ATTENTION_SOFTCAP = 1,
+       TN_CACHED_ATTENTION_RUNS = 1 };
+enum { TN_CACHED_ATTENTION_ROWS_SCALE = 0, TN_CACHED_ATTENTION_ROWS_WINDOW = 0, TN_CACHED_ATTENTION_ROWS_SOFTCAP = 1,
+       TN_CACHED_ATTENTION_ROWS_RUNS = 1 };
 enum { TN_RANDOM_BITS_SKIP = 0, TN_RANDOM_BITS_SHAPE = 1 };
 enum { TN_RANDOM_UNIFORM_SKIP = 0, TN_RANDOM_UNIFORM_SHAPE = 1 };
 enum { TN_RANDOM_NORMAL_SHAPE = 0 };
@@ -529,7 +531,7 @@ tn_node *tn_b_cached_attention(tn_build *b, tn_node *q, tn_node *k, tn_node *v, 
                                const tn_cached_attention_options *o);
 tn_node *tn_b_cached_attention_rows(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *k_cache,
                                     tn_node *v_cache, tn_node *position, tn_node *pages, tn_node *sinks, double scale,
-                                    int64_t window, double softcap);
+                                    int64_t window, double softcap, bool runs);
 tn_node *tn_b_random_bits(tn_build *b, tn_node *key, tn_node *counter, int64_t skip, const int64_t *shape, int rank);
 tn_node *tn_b_random_uniform(tn_build *b, tn_node *key, tn_node *counter, int64_t skip, const int64_t *shape, int rank);
 tn_node *tn_b_random_normal(tn_build *b, tn_node *key, tn_node *counter, const int64_t *shape, int rank);

@@ -835,10 +835,10 @@ const tn_op_row tn_op_rows[] = {
         "(Tensor cache, Tensor x, Tensor position, Tensor pages)",
         "", &tn_impl_cache_append_rows},
     [TN_OP_CACHED_ATTENTION] = {"cached_attention", TN_COMPOSED,
-        "(Tensor q, Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor position, Tensor pages, Tensor? sinks, *, float scale=auto, int window=0, float softcap=0.0)",
+        "(Tensor q, Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor position, Tensor pages, Tensor? sinks, *, float scale=auto, int window=0, float softcap=0.0, bool runs=false)",
         "", &tn_impl_cached_attention},
     [TN_OP_CACHED_ATTENTION_ROWS] = {"cached_attention_rows", TN_KERNEL,
-        "(Tensor q, Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor position, Tensor pages, Tensor? sinks, float scale, int window, float softcap)",
+        "(Tensor q, Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor position, Tensor pages, Tensor? sinks, float scale, int window, float softcap, bool runs)",
         "", &tn_impl_cached_attention_rows},
     [TN_OP_RANDOM_BITS] = {"random_bits", TN_KERNEL,
         "(Tensor key, Tensor counter, int skip, int[] shape)",
@@ -2503,7 +2503,7 @@ tn_node *tn_b_cache_append_rows(tn_build *b, tn_node *cache, tn_node *x, tn_node
     return build(b, &make_cache_append_rows, cache, x, position, pages);
 }
 
-static const maker make_cached_attention = {TN_OP_CACHED_ATTENTION, (uint16_t)TN_OPTIONS_SIZE(tn_cached_attention_options, softcap), "ttttttt?ofaicfc"};
+static const maker make_cached_attention = {TN_OP_CACHED_ATTENTION, (uint16_t)TN_OPTIONS_SIZE(tn_cached_attention_options, runs), "ttttttt?ofaicfcbc"};
 tn_tensor *(tn_cached_attention)(const tn_tensor *q, const tn_tensor *k, const tn_tensor *v, const tn_tensor *k_cache,
                                  const tn_tensor *v_cache, const tn_tensor *position, const tn_tensor *pages,
                                  const tn_tensor *sinks, const tn_cached_attention_options *o) {
@@ -2515,11 +2515,11 @@ tn_node *tn_b_cached_attention(tn_build *b, tn_node *q, tn_node *k, tn_node *v, 
     return build(b, &make_cached_attention, q, k, v, k_cache, v_cache, position, pages, sinks, (const void *)o);
 }
 
-static const maker make_cached_attention_rows = {TN_OP_CACHED_ATTENTION_ROWS, 0, "ttttttt?fif"};
+static const maker make_cached_attention_rows = {TN_OP_CACHED_ATTENTION_ROWS, 0, "ttttttt?fife"};
 tn_node *tn_b_cached_attention_rows(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *k_cache,
                                     tn_node *v_cache, tn_node *position, tn_node *pages, tn_node *sinks, double scale,
-                                    int64_t window, double softcap) {
-    return build(b, &make_cached_attention_rows, q, k, v, k_cache, v_cache, position, pages, sinks, scale, window, softcap);
+                                    int64_t window, double softcap, bool runs) {
+    return build(b, &make_cached_attention_rows, q, k, v, k_cache, v_cache, position, pages, sinks, scale, window, softcap, runs);
 }
 
 static const maker make_random_bits = {TN_OP_RANDOM_BITS, 0, "ttil"};

@@ -732,12 +732,12 @@ static double scale_of(const tn_node *n) {
 
 static tn_node *compose_cached_attention(tn_build *b, const tn_node *n) {
     tn_node *sinks = n->in[ATTEND_SINKS];
-    return tn_b_cached_attention_rows(b, cache_rows_of(b, n->in[ATTEND_Q]), cache_rows_of(b, n->in[ATTEND_K]),
-                                      cache_rows_of(b, n->in[ATTEND_V]), pages_laid_out(b, n->in[ATTEND_K_CACHE]),
-                                      pages_laid_out(b, n->in[ATTEND_V_CACHE]),
-                                      tn_b_row_major(b, n->in[ATTEND_POSITION]), tn_b_row_major(b, n->in[ATTEND_PAGES]),
-                                      sinks ? tn_b_row_major(b, sinks) : NULL, scale_of(n),
-                                      n->i[TN_CACHED_ATTENTION_WINDOW], n->f[TN_CACHED_ATTENTION_SOFTCAP]);
+    return tn_b_cached_attention_rows(
+        b, cache_rows_of(b, n->in[ATTEND_Q]), cache_rows_of(b, n->in[ATTEND_K]), cache_rows_of(b, n->in[ATTEND_V]),
+        pages_laid_out(b, n->in[ATTEND_K_CACHE]), pages_laid_out(b, n->in[ATTEND_V_CACHE]),
+        tn_b_row_major(b, n->in[ATTEND_POSITION]), tn_b_row_major(b, n->in[ATTEND_PAGES]),
+        sinks ? tn_b_row_major(b, sinks) : NULL, scale_of(n), n->i[TN_CACHED_ATTENTION_WINDOW],
+        n->f[TN_CACHED_ATTENTION_SOFTCAP], n->i[TN_CACHED_ATTENTION_RUNS]);
 }
 
 /* ---- without a kernel -------------------------------------------------------------------------------------------- */
@@ -811,7 +811,7 @@ static tn_node *compose_each_sequence(tn_build *b, const tn_node *n) {
         tn_node *one = tn_b_cached_attention_rows(
             b, in[ATTEND_Q], in[ATTEND_K], in[ATTEND_V], in[ATTEND_K_CACHE], in[ATTEND_V_CACHE], in[ATTEND_POSITION],
             in[ATTEND_PAGES], in[ATTEND_SINKS], n->f[TN_CACHED_ATTENTION_ROWS_SCALE],
-            n->i[TN_CACHED_ATTENTION_ROWS_WINDOW], n->f[TN_CACHED_ATTENTION_ROWS_SOFTCAP]);
+            n->i[TN_CACHED_ATTENTION_ROWS_WINDOW], n->f[TN_CACHED_ATTENTION_ROWS_SOFTCAP], false);
         all = all ? tn_b_cat(b, (tn_node *[]){all, one}, 2, 0) : one;
     }
     return all;
@@ -822,6 +822,10 @@ static tn_node *compose_cached_attention_rows(tn_build *b, const tn_node *n) {
     if (n->in[ATTEND_K_CACHE]->dtype == TN_U8 || n->in[ATTEND_V_CACHE]->dtype == TN_U8) {
         b->status = tn_fail(TN_ERR_UNSUPPORTED,
                             "cached_attention: a cache in q8_0 is supported on the device cpu only; use f16");
+        return NULL;
+    }
+    if (n->i[TN_CACHED_ATTENTION_ROWS_RUNS] && n->in[ATTEND_POSITION]->rank == 1) {
+        b->status = tn_fail(TN_ERR_UNSUPPORTED, "cached_attention: runs is supported on the device cpu only");
         return NULL;
     }
     if (n->in[ATTEND_POSITION]->rank == 1 && tn_node_numel(n) > 0) return compose_each_sequence(b, n);
@@ -916,6 +920,15 @@ static void attend_cache(const attention *a, int64_t query, int64_t head) {
         out[k] /= sum;
 }
 
+/* The first token of the sequence that token i of a batch belongs to. */
+static int64_t run_of(const tn_reference *r, const page_table *t, int64_t i) {
+    const double *place = r->in[ATTEND_POSITION];
+    while (r->node->i[TN_CACHED_ATTENTION_RUNS] && i > 0 && place[i] == place[i - 1] + 1 &&
+           memcmp(t->pages + i * t->count, t->pages + (i - 1) * t->count, (size_t)t->count * sizeof *t->pages) == 0)
+        i--;
+    return i;
+}
+
 static void reference_cached_attention(const tn_reference *r) {
     const tn_node *q = r->node;
     attention a = {.r = r,
@@ -926,22 +939,24 @@ static void reference_cached_attention(const tn_reference *r) {
                    .sinks = q->in[ATTEND_SINKS] ? r->in[ATTEND_SINKS] : NULL};
     int64_t most = a.table.count * TN_PAGE_TOKENS;
     for (int64_t i = 0; i < q->shape[0]; i++) {
-        a.start = a.table.batch ? i : 0;
+        a.start = a.table.batch ? run_of(r, &a.table, i) : 0;
         a.position = tn_min64(tn_max64(token_place(r, ATTEND_POSITION, a.start), 0), most);
         for (int64_t h = 0; h < a.heads; h++)
             attend_cache(&a, i, h);
     }
 }
 
-/* cached_attention(q, k, v, k_cache, v_cache, position, pages, sinks, scale, window, softcap): causal attention of n
- * new tokens, q [n, heads, head_dim], k and v [n, kv_heads, head_dim] (f32), that follow `position` tokens in the
+/* cached_attention(q, k, v, k_cache, v_cache, position, pages, sinks, scale, window, softcap, runs): causal attention
+ * of n new tokens, q [n, heads, head_dim], k and v [n, kv_heads, head_dim] (f32), that follow `position` tokens in the
  * caches [pages, kv_heads, 64, head_dim] (of one dtype or two), filled by tn_cache_append_; they hold the new
  * ones only afterwards. k and v count as the caches would hold them, so a result does not depend on how a text was cut.
  * heads is a multiple of kv_heads; scale TN_AUTO means 1/sqrt(head_dim); window: the greatest number of keys a query
  * sees, itself included, 0 for all. softcap: a score s becomes softcap · tanh(s / softcap), 0 for none. sinks: NULL, or
  * [heads], a score of each head that belongs to no key: it takes its share of the softmax and yields nothing. Of a
  * batch, position is [n] and pages [n, count]: token i follows position[i] tokens of the sequence whose pages are row
- * i, and sees only those and itself. Result [n, heads, head_dim]; no gradient. */
+ * i, and sees only those and itself. runs, for a batch: adjacent tokens with the same pages and successive positions
+ * are of one sequence, and each sees those before it too; only the CPU has a kernel for it. Result [n, heads,
+ * head_dim]; no gradient. */
 OP_CODE(cached_attention, .infer = infer_cached_attention, .compose = compose_cached_attention,
         .cases =
             "types=f32 tol=1e-5 atol=1e-5; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..0 [3]:i64@0..2 -; "
@@ -963,18 +978,19 @@ OP_CODE(cached_attention, .infer = infer_cached_attention, .compose = compose_ca
             "error=alike [2,2,4] [2,2,4] [2,2,4] [1,2,64,4] [2,2,64,4] []:i64@0..0 [1]:i64@0..0 -; "
             "error=tokens [2,2,4] [1,2,4] [2,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 -; "
             "error=window [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 - window=-1; "
+            "[4,4,5] [4,2,5] [4,2,5] [6,2,64,5] [6,2,64,5] [4]:i64@0..120 [4,3]:i64@0..5 - runs=false; "
             "error=softcap [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 - softcap=-1");
 
-/* cached_attention_rows(q, k, v, k_cache, v_cache, position, pages, sinks, scale, window, softcap): cached_attention on
- * operands whose rows are contiguous. */
+/* cached_attention_rows(q, k, v, k_cache, v_cache, position, pages, sinks, scale, window, softcap, runs): the
+ * same on operands whose rows are contiguous. */
 OP_CODE(cached_attention_rows, .class_ = TN_NATIVE, .infer = infer_cached_attention_rows,
         .compose = compose_cached_attention_rows, .reference = reference_cached_attention,
         .cases =
             "types=f32 tol=1e-5 atol=1e-5; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..70 [3]:i64@0..2 - "
-            "scale=0.3 window=0 softcap=0; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..70 "
-            "[3]:i64@0..2 - scale=2 window=0 softcap=1.5;"
+            "scale=0.3 window=0 softcap=0 runs=false; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..70 "
+            "[3]:i64@0..2 - scale=2 window=0 softcap=1.5 runs=false;"
             "error=f32 [1,2,4]:f64 [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 - scale=1 window=0 "
-            "softcap=0",
+            "softcap=0 runs=false",
         .flops = 2);
 
 /* ==== embedding and rotary positions ============================================================================== */

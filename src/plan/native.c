@@ -537,7 +537,7 @@ static void run_cached_attention(tn_native *n, void *const *pointers) {
     tn_attention(a);
 }
 
-/* cached_attention_rows(q, k, v, k_cache, v_cache, position, pages, sinks; scale; window; softcap) */
+/* cached_attention_rows(q, k, v, k_cache, v_cache, position, pages, sinks; scale; window; softcap; runs) */
 tn_status tn_make_cached_attention(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
     const tn_value *out = &g->values[group->lead], *in[7];
     for (int i = 0; i < 7; i++)
@@ -549,6 +549,7 @@ tn_status tn_make_cached_attention(const tn_graph_plan *g, const tn_group *group
                                        .head_dim = out->node->shape[2],
                                        .window = out->node->i[0],
                                        .batch = in[6]->node->rank == 2,
+                                       .runs = out->node->i[1],
                                        .scale = (float)out->node->f[0],
                                        .cap = (float)out->node->f[1],
                                        .q_token_stride = in[0]->stride[0],

@@ -2,20 +2,32 @@
  *
  * Each weight is read once for all of them: the tokens are the rows of every product. Attention is one call for all
  * conversations if their caches are one pool, else one for each. A captured graph serves every step; its inputs are the
- * rows of the embedding and the positions. */
+ * rows of the embedding and the positions.
+ *
+ * With drafts, and if the caches are one pool, a conversation has as many rows as it has tokens to check, or none while
+ * its guesses are the right ones. A row's sequence is its row of pages, and is an input then. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "text/llm_model.h"
 
+/* Rows of a pass with drafts: each number has a captured graph. */
+enum { PASSES = 12, MOST_ROWS = TN_LLM_BATCH, ROWS_EACH = 4 };
+enum {
+    FEW = 5
+}; /* conversations up to which a row for a guess costs clearly less than a token of a step without them */
+static const int pass_rows[PASSES] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MOST_ROWS};
+
 struct tn_llm_batch {
     tn_llm **models;
     int count;
-    tn_graph *graph;
-    tn_tensor **first_caches; /* that the graph was captured with: a model may have made others */
+    int most_rows; /* of a pass: with drafts ROWS_EACH for each conversation, if there is room */
+    tn_graph *graph, *drafted[PASSES];
+    tn_tensor **first_caches; /* that the graphs were captured with: a model may have made others */
     llm_sequence *sequences;
-    const llm_pool *pool; /* that had all caches when the graph was captured; NULL: there was none */
+    const llm_pool *pool; /* that had all caches when the graphs were captured; NULL: there was none */
     int64_t *numbers;     /* ids, then positions */
+    int64_t *pages;       /* with drafts: of each row's sequence [rows, pages] */
     void *rows;
     float *places;
     float *logits; /* [count, vocabulary] */
@@ -47,13 +59,15 @@ static tn_status check_models(tn_llm *const *models, int count) {
 
 static tn_status take_batch_memory(tn_llm_batch *b, tn_llm *const *models, int count) {
     const tn_llm *m = models[0];
+    size_t rows = (size_t)(count * ROWS_EACH < MOST_ROWS ? count * ROWS_EACH : MOST_ROWS);
     b->count = count;
+    b->most_rows = (int)rows;
     b->models = tn_txt_alloc((size_t)count, sizeof *b->models);
     b->first_caches = tn_txt_zalloc((size_t)count, sizeof *b->first_caches);
     b->sequences = tn_txt_zalloc((size_t)count, sizeof *b->sequences);
-    b->numbers = tn_txt_alloc((size_t)count, sizeof *b->numbers);
-    b->places = tn_txt_alloc((size_t)count, sizeof *b->places);
-    b->rows = tn_txt_alloc((size_t)count, tn_llm_embedding_row(m));
+    b->numbers = tn_txt_alloc(rows, sizeof *b->numbers);
+    b->places = tn_txt_alloc(rows, sizeof *b->places);
+    b->rows = tn_txt_alloc(rows, tn_llm_embedding_row(m));
     b->logits = tn_txt_alloc((size_t)count, (size_t)m->config.size[SIZE_VOCABULARY] * sizeof *b->logits);
     bool all = b->models && b->first_caches && b->sequences && b->numbers && b->places && b->rows && b->logits;
     if (all) memcpy(b->models, models, (size_t)count * sizeof(tn_llm *));
@@ -74,9 +88,19 @@ tn_status tn_llm_batch_new(tn_llm *const *models, int count, tn_llm_batch **out)
     return TN_OK;
 }
 
+static void free_graphs(tn_llm_batch *b) {
+    tn_graph_free(b->graph);
+    b->graph = NULL;
+    for (int i = 0; i < PASSES; i++) {
+        tn_graph_free(b->drafted[i]);
+        b->drafted[i] = NULL;
+    }
+}
+
 void tn_llm_batch_free(tn_llm_batch *b) {
     if (!b) return;
-    tn_graph_free(b->graph);
+    free_graphs(b);
+    tn_txt_free(b->pages);
     tn_txt_free(b->models);
     tn_txt_free(b->first_caches);
     tn_txt_free(b->sequences);
@@ -115,7 +139,7 @@ static tn_status read_batch_rows(tn_llm_batch *b, const int32_t *ids) {
     return tn_llm_copy_rows(b->models[0], b->numbers, b->count, b->rows);
 }
 
-enum { MOST_INPUTS = 3 };
+enum { MOST_INPUTS = 4 };
 
 /* Returns how many: a pool has the positions as whole numbers too. */
 static int batch_inputs(const tn_llm_batch *b, tn_tensor *out[MOST_INPUTS]) {
@@ -155,18 +179,25 @@ static void list_sequences(tn_llm_batch *b, llm_inputs *in) {
     in->sequence_count = b->count;
 }
 
-static bool is_current(const tn_llm_batch *b) {
+/* Graphs are captured with the caches of that time. */
+static void follow_caches(tn_llm_batch *b) {
+    bool same = true;
     for (int i = 0; i < b->count; i++)
-        if (b->first_caches[i] != b->models[i]->weights.layers[0].cache[CACHE_KEYS]) return false;
-    return b->graph != NULL;
+        same = same && b->first_caches[i] == b->models[i]->weights.layers[0].cache[CACHE_KEYS];
+    if (same) return;
+    free_graphs(b);
+    b->pool = find_pool(b);
+    for (int i = 0; i < b->count; i++)
+        b->first_caches[i] = b->models[i]->weights.layers[0].cache[CACHE_KEYS];
+}
+
+static size_t logits_bytes(const tn_llm_batch *b) {
+    return (size_t)b->models[0]->config.size[SIZE_VOCABULARY] * sizeof *b->logits;
 }
 
 /* Capturing computes the step that it is captured with. */
 static tn_status capture_batch(tn_llm_batch *b) {
     const tn_llm *m = b->models[0];
-    tn_graph_free(b->graph);
-    b->graph = NULL;
-    b->pool = find_pool(b);
     TN_SCOPE;
     tn_tensor *pages = b->pool ? all_pages(b) : NULL, *inputs[MOST_INPUTS];
     if (pages) TRY(tn_eval(&pages, 1));
@@ -177,29 +208,184 @@ static tn_status capture_batch(tn_llm_batch *b) {
         in.position = inputs[2];
     else
         list_sequences(b, &in);
-    for (int i = 0; i < b->count; i++)
-        b->first_caches[i] = b->models[i]->weights.layers[0].cache[CACHE_KEYS];
     tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, LLM_ALL_ROWS);
     tn_status status = tn_capture_end(inputs, count, &logits, 1, &b->graph);
-    if (status == TN_OK)
-        status =
-            tn_read(logits, b->logits, (size_t)b->count * (size_t)m->config.size[SIZE_VOCABULARY] * sizeof *b->logits);
+    if (status == TN_OK) status = tn_read(logits, b->logits, (size_t)b->count * logits_bytes(b));
     tn_free(logits);
     return status;
 }
 
 static tn_status launch_batch(tn_llm_batch *b) {
-    const tn_llm *m = b->models[0];
     for (int i = 0; i < b->count && !b->pool; i++)
         TRY(tn_graph_set_runtime_scalar(b->graph, i, (double)b->models[i]->position));
     TN_SCOPE;
     tn_tensor *inputs[MOST_INPUTS], *logits = NULL;
     (void)batch_inputs(b, inputs);
     TRY(tn_graph_launch(b->graph, inputs, &logits));
-    size_t bytes = (size_t)b->count * (size_t)m->config.size[SIZE_VOCABULARY] * sizeof *b->logits;
-    tn_status status = tn_read(logits, b->logits, bytes);
+    return tn_read(logits, b->logits, (size_t)b->count * logits_bytes(b));
+}
+
+/* ---- a step with drafts ------------------------------------------------------------------------------------------ */
+
+/* Rows of a pass that are one conversation's: its token, then guesses. */
+typedef struct share {
+    bool waits;    /* nothing is asked of it */
+    bool accepted; /* its token was guessed: its logits are there */
+    int first, guesses;
+    const int32_t *ids; /* the guesses */
+} share;
+
+/* The rows of a pass for `needed` tokens and guesses, `all` together: the largest size that is not too large, and
+ * guesses are left out to fit; or the smallest for the tokens. */
+static int choose_pass(const tn_llm_batch *b, int needed, int all) {
+    int which = 0;
+    for (int i = 0; i < PASSES && pass_rows[i] <= all && pass_rows[i] <= b->most_rows; i++)
+        which = i;
+    while (pass_rows[which] < needed)
+        which++;
+    return which;
+}
+
+/* Lets the drafts guess, and divides the rows. *which: the pass; -1: all tokens were guessed before. */
+static tn_status divide_rows(tn_llm_batch *b, const int32_t *ids, share *shares, int *which) {
+    int needed = 0, first = 0;
+    for (int i = 0; i < b->count; i++) {
+        shares[i] = (share){.waits = ids[i] < 0, .accepted = ids[i] >= 0 && tn_llm_draft_holds(b->models[i], ids[i])};
+        needed += !shares[i].waits && !shares[i].accepted;
+    }
+    int all = needed;
+    for (int i = 0; i < b->count && needed <= FEW; i++) {
+        const tn_llm *m = b->models[i];
+        share *s = &shares[i];
+        if (s->waits || s->accepted || !m->draft) continue;
+        TRY(tn_llm_draft_make(m, ids[i], true, &s->ids, &s->guesses));
+        all += s->guesses;
+    }
+    *which = needed > 0 ? choose_pass(b, needed, all) : -1;
+    for (; *which >= 0 && all > pass_rows[*which] && all > needed; all--) {
+        share *longest = shares;
+        for (int i = 1; i < b->count; i++)
+            if (shares[i].guesses > longest->guesses) longest = &shares[i];
+        longest->guesses--;
+    }
+    for (int i = 0; i < b->count; i++) {
+        shares[i].first = first;
+        if (!shares[i].waits && !shares[i].accepted) first += 1 + shares[i].guesses;
+    }
+    return TN_OK;
+}
+
+/* Rows that are nobody's have no pages: they are written nowhere. */
+static tn_status read_drafted_rows(tn_llm_batch *b, const int32_t *ids, const share *shares, int count) {
+    const int64_t pages = b->models[0]->config.pages;
+    int64_t tokens[MOST_ROWS] = {0};
+    if (!b->pages) b->pages = tn_txt_alloc((size_t)(b->most_rows * pages), sizeof *b->pages);
+    if (!b->pages) return TN_ERR_MEMORY;
+    for (int r = 0; r < count; r++)
+        b->places[r] = 0;
+    for (int64_t i = 0; i < count * pages; i++)
+        b->pages[i] = -1;
+    for (int i = 0; i < b->count; i++) {
+        const tn_llm *m = b->models[i];
+        const share *s = &shares[i];
+        for (int k = 0, r = s->first; k <= s->guesses && !s->waits && !s->accepted; k++, r++) {
+            tokens[r] = k == 0 ? ids[i] : s->ids[k - 1];
+            b->places[r] = (float)(m->position + k);
+            for (int64_t p = 0; p < pages; p++)
+                b->pages[r * pages + p] = tn_llm_first_page(m) + p;
+        }
+    }
+    TRY(tn_llm_copy_rows(b->models[0], tokens, count, b->rows));
+    for (int r = 0; r < count; r++)
+        b->numbers[r] = (int64_t)b->places[r];
+    return TN_OK;
+}
+
+static void drafted_inputs(const tn_llm_batch *b, int rows, tn_tensor *out[MOST_INPUTS]) {
+    const tn_llm *m = b->models[0];
+    out[0] = tn_from_data(b->rows, TN_DIMS(rows, tn_llm_row_width(&m->config)),
+                          tn_dtype_of(m->weights.head[SLOT_EMBEDDING]));
+    out[1] = tn_from_data(b->places, TN_DIMS(rows, 1, 1), TN_F32);
+    out[2] = tn_from_data(b->numbers, TN_DIMS(rows), TN_I64);
+    out[3] = tn_from_data(b->pages, TN_DIMS(rows, m->config.pages), TN_I64);
+}
+
+static tn_status run_drafted(tn_llm_batch *b, int which, tn_tensor **logits) {
+    const tn_llm *m = b->models[0];
+    tn_tensor *inputs[MOST_INPUTS];
+    if (b->drafted[which]) {
+        drafted_inputs(b, pass_rows[which], inputs);
+        return tn_graph_launch(b->drafted[which], inputs, logits);
+    }
+    TRY(tn_capture_begin());
+    drafted_inputs(b, pass_rows[which], inputs);
+    llm_inputs in = {inputs[0], .positions = inputs[1], .position = inputs[2], .pages = inputs[3], .drafted = true};
+    *logits = tn_llm_record(&m->config, &m->weights, &in, LLM_ALL_ROWS);
+    return tn_capture_end(inputs, MOST_INPUTS, logits, 1, &b->drafted[which]);
+}
+
+/* Everything is computed: gives each conversation its token and its logits. pass: [rows, vocabulary]. */
+static void hand_out(tn_llm_batch *b, const int32_t *ids, const share *shares, const float *pass) {
+    int64_t vocabulary = b->models[0]->config.size[SIZE_VOCABULARY];
+    for (int i = 0; i < b->count; i++) {
+        tn_llm *m = b->models[i];
+        const share *s = &shares[i];
+        const float *own = pass ? pass + s->first * vocabulary : NULL;
+        if (s->waits) continue;
+        if (s->accepted)
+            own = tn_llm_draft_accept(m);
+        else if (m->draft)
+            tn_llm_draft_checked(m, ids[i], s->guesses, own);
+        else
+            tn_llm_append(m, &ids[i], 1);
+        memcpy(b->logits + i * vocabulary, own, logits_bytes(b));
+    }
+}
+
+static tn_status pass_drafted(tn_llm_batch *b, const int32_t *ids, const share *shares, int which) {
+    const int rows = pass_rows[which];
+    tn_tensor *logits = NULL;
+    const void *at = NULL;
+    float *copy = NULL;
+    TRY(read_drafted_rows(b, ids, shares, rows));
+    TN_SCOPE;
+    bool captured = !b->drafted[which];
+    tn_status status = run_drafted(b, which, &logits);
+    if (status == TN_OK) status = tn_peek(logits, &at);
+    if (status == TN_OK && !at) {
+        copy = tn_txt_alloc((size_t)rows, logits_bytes(b));
+        status = copy ? tn_read(logits, copy, (size_t)rows * logits_bytes(b)) : TN_ERR_MEMORY;
+    }
+    if (status == TN_OK) hand_out(b, ids, shares, at ? at : copy);
+    tn_txt_free(copy);
+    if (captured) tn_free(logits);
     return status;
 }
+
+static tn_status step_drafted(tn_llm_batch *b, const int32_t *ids) {
+    share shares[TN_LLM_BATCH];
+    int which;
+    TRY(divide_rows(b, ids, shares, &which));
+    if (which >= 0) return pass_drafted(b, ids, shares, which);
+    hand_out(b, ids, shares, NULL);
+    return TN_OK;
+}
+
+/* Only the CPU's attention has several rows of a sequence. */
+static bool takes_drafts(const tn_llm_batch *b, const int32_t *ids) {
+    tn_device_info info = {.struct_size = sizeof info};
+    int drafts = 0, needed = 0, accepted = 0;
+    for (int i = 0; i < b->count; i++) {
+        bool held = ids[i] >= 0 && tn_llm_draft_holds(b->models[i], ids[i]);
+        drafts += b->models[i]->draft != NULL;
+        accepted += held;
+        needed += ids[i] >= 0 && !held;
+    }
+    if (!b->pool || drafts == 0 || (needed > FEW && accepted == 0)) return false;
+    return tn_device_get_info(b->models[0]->device, &info) == TN_OK && strcmp(info.backend, "cpu") == 0;
+}
+
+/* ---- both -------------------------------------------------------------------------------------------------------- */
 
 /* Conversations with recurrent layers: one after the other, and all or none. */
 static tn_status step_each(tn_llm_batch *b, const int32_t *ids) {
@@ -228,13 +414,17 @@ tn_status tn_llm_batch_step(tn_llm_batch *b, const int32_t *ids, const float **l
     }
     const tn_llm *first = b->models[0];
     tn_device *before = tn_llm_enter(first);
-    tn_status status = read_batch_rows(b, ids);
-    if (status == TN_OK) status = is_current(b) ? launch_batch(b) : capture_batch(b);
-    for (int i = 0; i < b->count && status != TN_OK; i++)
+    follow_caches(b);
+    bool drafted = takes_drafts(b, ids);
+    tn_status status = drafted ? step_drafted(b, ids) : read_batch_rows(b, ids);
+    if (status == TN_OK && !drafted) status = b->graph ? launch_batch(b) : capture_batch(b);
+    for (int i = 0; i < b->count && status != TN_OK; i++) {
         status = tn_llm_mend(b->models[i], status);
+        tn_llm_drop_draft(b->models[i]);
+    }
     tn_llm_leave(first, before);
     if (status != TN_OK) return status;
-    for (int i = 0; i < b->count; i++) {
+    for (int i = 0; i < b->count && !drafted; i++) {
         if (ids[i] >= 0)
             tn_llm_append(b->models[i], &ids[i], 1);
         else

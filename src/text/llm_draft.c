@@ -10,7 +10,11 @@
 
 #include "text/llm_model.h"
 
-enum { NARROW = 4, WIDE = 8, WIDTHS = 3, MOST_NGRAM = 16, LEAST_NGRAM = 2 };
+enum { NARROW = 4, WIDE = 8, WIDTHS = 3, MOST_NGRAM = 16, LEAST_NGRAM = 2, PROBE_EVERY = 8 };
+
+/* A further row of a batch costs about two thirds of a token there, so a conversation guesses while at least this share
+ * of its recent guesses was right, and otherwise with every PROBE_EVERY-th token, to see whether that has changed. */
+static const double LEAST_SHARE = 0.6, NEW_SHARE = 0.25;
 
 /* Tokens of a pass: each has a captured graph, and shorter passes are padded. */
 static const int widths[WIDTHS] = {NARROW, WIDE, TN_LLM_DRAFT + 1};
@@ -21,6 +25,8 @@ struct llm_draft {
     int32_t ids[TN_LLM_DRAFT]; /* guesses of the last pass … */
     int count, at;             /* … and how many of them were taken */
     int length;                /* of the next draft at most: adapts to the accepted tokens */
+    double share;              /* of the guesses of the last drafts, those that were accepted */
+    int skipped;               /* drafts that were not made since the last one, because few were accepted */
     float *logits;             /* [TN_LLM_DRAFT + 1, vocabulary] of the last pass */
     tn_llm_draft_facts facts;
 };
@@ -64,6 +70,7 @@ tn_status tn_llm_set_draft(tn_llm *m, const tn_llm_draft_options *options) {
         if (!d) return TN_ERR_MEMORY;
         d->o = o;
         d->length = o.tokens;
+        d->share = 1;
         d->logits = tn_txt_alloc(TN_LLM_DRAFT + 1, (size_t)m->config.size[SIZE_VOCABULARY] * sizeof *d->logits);
         if (!d->logits) {
             tn_llm_draft_free(d);
@@ -211,10 +218,10 @@ static tn_status run_graph(tn_llm *m, int width, tn_graph **graph, tn_tensor **l
 }
 
 /* The logits behind id and behind each guess. What stands in the cache behind the sequence is overwritten later. */
-static tn_status run_pass(tn_llm *m, struct llm_draft *d, int32_t id, int which) {
+static tn_status run_pass(tn_llm *m, struct llm_draft *d, int32_t id, int count, int which) {
     int32_t ids[TN_LLM_DRAFT + 1] = {0};
     ids[0] = id;
-    memcpy(ids + 1, d->ids, (size_t)d->count * sizeof *ids);
+    memcpy(ids + 1, d->ids, (size_t)count * sizeof *ids);
     TRY(tn_llm_read_rows(m, ids, widths[which]));
     TN_SCOPE;
     tn_tensor *logits = NULL;
@@ -223,7 +230,7 @@ static tn_status run_pass(tn_llm *m, struct llm_draft *d, int32_t id, int which)
     size_t row = (size_t)m->config.size[SIZE_VOCABULARY] * sizeof *d->logits;
     const void *at = NULL;
     if (status == TN_OK) status = tn_peek(logits, &at);
-    if (status == TN_OK && at) memcpy(d->logits, at, (size_t)(d->count + 1) * row);
+    if (status == TN_OK && at) memcpy(d->logits, at, (size_t)(count + 1) * row);
     if (status == TN_OK && !at) status = tn_read(logits, d->logits, (size_t)widths[which] * row);
     if (captured) tn_free(logits);
     return status;
@@ -232,49 +239,68 @@ static tn_status run_pass(tn_llm *m, struct llm_draft *d, int32_t id, int which)
 /* Longer drafts while all tokens are accepted; otherwise a little longer than the accepted part. */
 static void choose_length(struct llm_draft *d) {
     if (d->count == 0) return;
+    d->share += NEW_SHARE * ((double)d->at / d->count - d->share);
     d->length = d->at == d->count ? 2 * d->length : d->at + 1;
     if (d->length < LEAST_NGRAM) d->length = LEAST_NGRAM;
     if (d->length > d->o.tokens) d->length = d->o.tokens;
 }
 
-static tn_status guess(const tn_llm *m, struct llm_draft *d, int32_t id) {
+bool tn_llm_draft_holds(const tn_llm *m, int32_t id) {
+    const struct llm_draft *d = m->draft;
+    return d && d->at < d->count && d->ids[d->at] == id;
+}
+
+const float *tn_llm_draft_accept(tn_llm *m) {
+    struct llm_draft *d = m->draft;
+    d->facts.accepted++;
+    tn_llm_append_accepted(m, d->ids[d->at++]);
+    return d->logits + (int64_t)d->at * m->config.size[SIZE_VOCABULARY];
+}
+
+tn_status tn_llm_draft_make(const tn_llm *m, int32_t id, bool batch, const int32_t **ids, int *count) {
+    struct llm_draft *d = m->draft;
     int64_t room = m->config.context - m->position - 1;
+    choose_length(d);
     int most = d->length < room ? d->length : (int)room;
-    d->count = d->at = 0;
-    if (most < 1) return TN_OK;
-    if (d->o.model) return guess_by_model(m, d, id, most, d->ids, &d->count);
-    d->count = guess_by_ngrams(m, d, id, most, d->ids);
+    d->count = d->at = *count = 0;
+    *ids = d->ids;
+    if (most < 1 || (batch && d->share < LEAST_SHARE && ++d->skipped < PROBE_EVERY)) return TN_OK;
+    d->skipped = 0;
+    if (d->o.model) return guess_by_model(m, d, id, most, d->ids, count);
+    *count = guess_by_ngrams(m, d, id, most, d->ids);
     return TN_OK;
+}
+
+void tn_llm_draft_checked(tn_llm *m, int32_t id, int count, const float *logits) {
+    struct llm_draft *d = m->draft;
+    d->count = count;
+    if (count > 0) {
+        if (logits != d->logits)
+            memcpy(d->logits, logits, (size_t)(count + 1) * (size_t)m->config.size[SIZE_VOCABULARY] * sizeof *logits);
+        d->facts.passes++;
+        d->facts.drafted += count;
+    }
+    tn_llm_append_accepted(m, id);
 }
 
 tn_status tn_llm_step_drafted(tn_llm *m, int32_t id, const float **logits) {
     struct llm_draft *d = m->draft;
-    if (d->at < d->count && d->ids[d->at] == id) {
-        d->at++;
-        d->facts.accepted++;
-        tn_llm_append_accepted(m, id);
-        if (logits) *logits = d->logits + (int64_t)d->at * m->config.size[SIZE_VOCABULARY];
+    const float *found;
+    const int32_t *guesses;
+    if (tn_llm_draft_holds(m, id)) {
+        found = tn_llm_draft_accept(m);
+        if (logits) *logits = found;
         return TN_OK;
     }
-    choose_length(d);
-    int which = -1, count = 0;
-    tn_status status = guess(m, d, id);
-    if (status == TN_OK && d->count > 0) which = choose_width(m, d->count + 1);
-    if (status != TN_OK || which < 0) {
-        tn_llm_drop_draft(m);
-        return status == TN_OK ? tn_llm_step_alone(m, id, logits) : status;
-    }
-    count = d->count;
+    int count = 0;
+    TRY(tn_llm_draft_make(m, id, false, &guesses, &count));
+    int which = count > 0 ? choose_width(m, count + 1) : -1;
+    if (which < 0) return tn_llm_step_alone(m, id, logits);
     tn_device *before = tn_llm_enter(m);
-    status = tn_llm_mend(m, run_pass(m, d, id, which));
+    tn_status status = tn_llm_mend(m, run_pass(m, d, id, count, which));
     tn_llm_leave(m, before);
-    if (status != TN_OK) {
-        tn_llm_drop_draft(m);
-        return status;
-    }
-    d->facts.passes++;
-    d->facts.drafted += count;
-    tn_llm_append_accepted(m, id);
+    if (status != TN_OK) return status;
+    tn_llm_draft_checked(m, id, count, d->logits);
     if (logits) *logits = d->logits;
     return TN_OK;
 }

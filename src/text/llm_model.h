@@ -657,6 +657,14 @@ tn_status tn_llm_mend(tn_llm *m, tn_status failure);
 
 /* llm_draft.c: a step with a draft, its checked id; the guesses, or also the captured graphs, are obsolete. */
 tn_status tn_llm_step_drafted(tn_llm *m, int32_t id, const float **logits);
+/* The parts of that step, for batches. Whether the next guess of the last pass is this token; then accept appends it
+ * and returns the logits behind it. make guesses what follows id, in place of the guesses of the last pass; batch:
+ * rarely, if few of the last ones were right. checked appends id, behind which and behind the first `count` guesses
+ * logits [count + 1, vocabulary] were computed. */
+bool tn_llm_draft_holds(const tn_llm *m, int32_t id);
+const float *tn_llm_draft_accept(tn_llm *m);
+tn_status tn_llm_draft_make(const tn_llm *m, int32_t id, bool batch, const int32_t **ids, int *count);
+void tn_llm_draft_checked(tn_llm *m, int32_t id, int count, const float *logits);
 void tn_llm_drop_draft(tn_llm *m);
 void tn_llm_drop_draft_graphs(tn_llm *m);
 void tn_llm_draft_free(struct llm_draft *d);
@@ -689,6 +697,7 @@ typedef struct llm_inputs {
     int sequence_count;
     /* NULL, or the same where the caches of all sequences are one pool: `position` is [n] i64, and pages [n, pages] */
     tn_tensor *pages;
+    bool drafted;       /* several rows may be of one sequence, at successive positions; with `pages`, and on the CPU */
     tn_tensor **probes; /* NULL, or takes a handle for each of LLM_PROBES a layer, and the output's */
 } llm_inputs;
 

@@ -238,6 +238,7 @@ static tn_tensor *attend_cached(const llm_config *c, const llm_weights *w, int64
     o.scale = c->attention.scale;
     o.window = tn_llm_window(c, layer);
     o.softcap = c->attention.cap;
+    o.runs = in->drafted;
     const tn_tensor *pages = in->pages ? in->pages : w->pages; /* of a batch, or of one sequence */
     tn_tensor *mixed = tn_cached_attention(qkv[0], qkv[1], qkv[2], cache[CACHE_KEYS], cache[CACHE_VALUES], in->position,
                                            pages, l[layer].weight[SLOT_SINKS], &o);

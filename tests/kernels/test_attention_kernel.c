@@ -479,6 +479,69 @@ static void each_sequence_of_a_batch_has_the_bits_of_its_definition(void **unuse
     }
 }
 
+/* Three successive tokens of each sequence in one call, as rows with the sequence's pages, and a row without pages
+ * between two sequences. */
+static void runs_of_a_batch_have_the_bits_of_its_definition(void **unused) {
+    (void)unused;
+    enum { RUN = 3, SEQUENCES = 3, ROWS = (RUN + 1) * SEQUENCES };
+    random_state = 5;
+    for (int round = 0; round < 12; round++) {
+        sequence like = {.head_dim = round % 2 ? 64 : 5,
+                         .kv_heads = 1 + random_below(3),
+                         .window = round % 3 ? 0 : 70,
+                         .k_dtype = dtypes[random_below(3)],
+                         .v_dtype = dtypes[random_below(3)]};
+        like.heads = like.kv_heads * (round % 4 ? 3 : 1);
+        batch b = {.count = SEQUENCES};
+        make_batch(&b, &like);
+        const int64_t rows = like.heads * like.head_dim, width = like.kv_heads * like.head_dim;
+        const int64_t count = b.each[0].page_count;
+        int64_t positions[ROWS], *pages = tn_mem_alloc(ROWS * (size_t)count * sizeof *pages);
+        float *q = random_numbers(ROWS * rows), *k = random_numbers(ROWS * width), *v = random_numbers(ROWS * width);
+        float *wanted = tn_mem_alloc((size_t)(ROWS * rows) * sizeof *wanted), *out = random_numbers(ROWS * rows);
+        assert_non_null(pages);
+        assert_non_null(wanted);
+        for (int r = 0; r < ROWS; r++) {
+            sequence *s = &b.each[r / (RUN + 1)];
+            int64_t token = r % (RUN + 1), first = tn_min64(b.positions[r / (RUN + 1)], count * PAGE - RUN);
+            if (token == 0) append(s, 0, first);
+            for (int64_t i = 0; i < count; i++)
+                pages[r * count + i] = token < RUN ? s->pages[i] : -1;
+            positions[r] = token < RUN ? first + token : 0;
+            if (token == RUN) continue;
+            memcpy(q + r * rows, s->q + positions[r] * rows, (size_t)rows * sizeof(float));
+            memcpy(k + r * width, s->k + positions[r] * width, (size_t)width * sizeof(float));
+            memcpy(v + r * width, s->v + positions[r] * width, (size_t)width * sizeof(float));
+            for (int64_t h = 0; h < like.heads; h++)
+                define(s, positions[r], h, wanted + r * rows + h * like.head_dim);
+        }
+        tn_attention_args a = {.n = ROWS, .heads = like.heads, .kv_heads = like.kv_heads, .head_dim = like.head_dim};
+        a.window = like.window, a.scale = b.each[0].scale;
+        a.batch = a.runs = true, a.positions = positions;
+        a.q = q, a.k = k, a.v = v, a.out = out;
+        a.q_token_stride = a.out_token_stride = rows;
+        a.k_token_stride = a.v_token_stride = width;
+        a.q_head_stride = a.k_head_stride = a.v_head_stride = a.out_head_stride = like.head_dim;
+        a.k_cache = cache_of(&b.each[0], true), a.v_cache = cache_of(&b.each[0], false);
+        a.k_cache.pages = a.v_cache.pages = pages;
+        for (tn_isa isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
+            if (!tn_gemm_use(isa)) continue;
+            for (int threads = 1; threads <= MAX_THREADS; threads++) {
+                run_with_garbage(&a, threads);
+                for (int i = 0; i < SEQUENCES; i++)
+                    assert_same(&b.each[i], out + i * (RUN + 1) * rows, wanted + i * (RUN + 1) * rows, RUN * rows,
+                                "run");
+            }
+        }
+        assert_true(tn_gemm_use(tn_cpu().isa));
+        float *const own[] = {q, k, v, wanted, out};
+        for (size_t i = 0; i < TN_COUNT(own); i++)
+            tn_mem_free(own[i]);
+        tn_mem_free(pages);
+        free_batch(&b);
+    }
+}
+
 /* ---- cuts -------------------------------------------------------------------------------------------------------- */
 
 static void cutting_a_prompt_differently_gives_the_same_bits(void **unused) {
@@ -734,6 +797,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_row_has_the_bits_of_its_definition),
         cmocka_unit_test(each_sequence_of_a_batch_has_the_bits_of_its_definition),
+        cmocka_unit_test(runs_of_a_batch_have_the_bits_of_its_definition),
         cmocka_unit_test(a_token_has_the_bits_of_its_definition_at_every_border),
         cmocka_unit_test(cutting_a_prompt_differently_gives_the_same_bits),
         cmocka_unit_test(a_row_does_not_depend_on_keys_that_it_does_not_see),

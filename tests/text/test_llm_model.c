@@ -1507,6 +1507,99 @@ static void guesses_end_when_the_cache_is_overwritten(void **state) {
     tn_llm_close(busy);
 }
 
+static int64_t likeliest_of(const float *logits, int64_t count) {
+    int64_t best = 0;
+    for (int64_t i = 1; i < count; i++)
+        if (logits[i] > logits[best]) best = i;
+    return best;
+}
+
+/* In a batch some conversations have drafts, good and bad ones, others none; each waits now and then, and is rewound,
+ * gets a prompt or a step of its own. All logits are those of conversations without drafts and batches. */
+enum { DRAFTED = 4 }; /* fewer than the conversations of a step that do without guesses */
+
+static void batch_drafts(tn_llm *const m[DRAFTED], tn_llm *const plain[DRAFTED], int64_t vocabulary, int steps) {
+    tn_llm_batch *batch;
+    int32_t ids[16], next[DRAFTED];
+    const float *logits, *wanted;
+    fill_ids(ids, 16, vocabulary);
+    assert_ok(tn_llm_batch_new(m, DRAFTED, &batch));
+    for (int i = 0; i < DRAFTED; i++) {
+        assert_ok(tn_llm_rewind(m[i], 0));
+        assert_ok(tn_llm_rewind(plain[i], 0));
+        assert_ok(tn_llm_prompt(m[i], ids, 16 - i, NULL));
+        assert_ok(tn_llm_prompt(plain[i], ids, 16 - i, &wanted));
+        next[i] = (int32_t)likeliest_of(wanted, vocabulary);
+    }
+    for (int s = 0; s < steps; s++) {
+        int32_t asked[DRAFTED];
+        for (int i = 0; i < DRAFTED; i++)
+            asked[i] = (s + i) % 7 == 6 ? -1 : next[i];
+        assert_ok(tn_llm_batch_step(batch, asked, &logits));
+        for (int i = 0; i < DRAFTED; i++) {
+            if (asked[i] >= 0) {
+                assert_ok(tn_llm_step(plain[i], asked[i], &wanted));
+                assert_memory_equal(logits + i * vocabulary, wanted, (size_t)vocabulary * sizeof *logits);
+                next[i] = (int32_t)likeliest_of(wanted, vocabulary);
+            }
+            assert_int_equal(tn_llm_position(m[i]), tn_llm_position(plain[i]));
+        }
+        for (int j = 0; j < 2 && s == 20; j++) {
+            tn_llm *const *each = j ? plain : m;
+            assert_ok(tn_llm_rewind(each[1], tn_llm_position(each[1]) - 2));
+            assert_ok(tn_llm_prompt(each[2], ids, 3, NULL));
+            assert_ok(tn_llm_step(each[0], next[0], NULL));
+        }
+    }
+    tn_llm_batch_free(batch);
+}
+
+static void batches_check_the_guesses_of_each_conversation(void **state) {
+    (void)state;
+    static const spec *const kinds[] = {&llama, &gemma2, &qwen3moe};
+    for (size_t k = 0; k < TN_COUNT(kinds); k++) {
+        model made;
+        tn_llm *m[DRAFTED], *plain[DRAFTED], *same;
+        tn_llm_options o = TN_LLM_DEFAULTS;
+        tn_llm_draft_facts facts = {.struct_size = sizeof facts};
+        const int steps = 60;
+        o.context = 16 + steps + 3;
+        o.conversations = DRAFTED;
+        spec changed = *kinds[k];
+        changed.layers = 1;
+        tn_llm *other = open_for_drafts(&changed, "draft.gguf", o.context);
+        make_model(&made, kinds[k]);
+        assert_ok(tn_llm_open(write_model(&made, NULL, "drafted.gguf"), &o, &m[0]));
+        free_model(&made);
+        for (int i = 1; i < DRAFTED; i++)
+            assert_ok(tn_llm_new_conversation(m[0], NULL, &m[i]));
+        for (int i = 0; i < DRAFTED; i++)
+            assert_ok(tn_llm_new_conversation(m[0], NULL, &plain[i]));
+        assert_ok(tn_llm_new_conversation(m[0], NULL, &same));
+        tn_llm_draft_options drafts[DRAFTED - 1] = {TN_LLM_DRAFT_DEFAULTS, TN_LLM_DRAFT_DEFAULTS,
+                                                    TN_LLM_DRAFT_DEFAULTS};
+        drafts[0].model = same;
+        drafts[1].model = other;
+        drafts[0].least_probability = drafts[1].least_probability = 0;
+        drafts[2].ngram = 2;
+        for (int i = 0; i + 1 < DRAFTED; i++)
+            assert_ok(tn_llm_set_draft(m[i], &drafts[i]));
+        batch_drafts(m, plain, kinds[k]->vocabulary, steps);
+        assert_ok(tn_llm_get_draft_facts(m[0], &facts));
+        if (facts.accepted < 30 || facts.passes > 25)
+            fail_msg("%lld of %lld guesses accepted in %lld passes, though the draft is the model",
+                     (long long)facts.accepted, (long long)facts.drafted, (long long)facts.passes);
+        assert_ok(tn_llm_get_draft_facts(m[1], &facts));
+        assert_true(facts.drafted > facts.accepted); /* the batch saw wrong ones */
+        for (int i = 0; i < DRAFTED; i++) {
+            tn_llm_close(m[i]);
+            tn_llm_close(plain[i]);
+        }
+        tn_llm_close(same);
+        tn_llm_close(other);
+    }
+}
+
 static void wrong_drafts_are_refused(void **state) {
     (void)state;
     tn_llm *m = open_for_drafts(&llama, "drafted.gguf", 50), *other;
@@ -1614,6 +1707,7 @@ int main(void) {
         cmocka_unit_test(drafts_change_no_bits),
         cmocka_unit_test(ngrams_guess_what_occurred_before),
         cmocka_unit_test(guesses_end_when_the_cache_is_overwritten),
+        cmocka_unit_test(batches_check_the_guesses_of_each_conversation),
         cmocka_unit_test(wrong_drafts_are_refused),
         cmocka_unit_test(null_arguments_are_answered),
         cmocka_unit_test(a_q8_0_cache_far_from_the_host_is_refused),

@@ -669,14 +669,24 @@ def check_memory(report, server):
 
 
 def check_drafts(program, report):
-    """Tokens guessed from the text change no answer."""
-    prompt = "one two three four five six, one two three four five six, one two three four"
-    expected = generate(program, "-p", prompt, "-n", "40")
+    """Tokens guessed from the text change no answer, neither alone nor in a batch."""
+    prompts = ("one two three four five six, one two three four five six, one two three four",
+               "red green blue, red green blue, red green blue, red")
+    expected = [generate(program, "-p", prompt, "-n", "40")["text"] for prompt in prompts]
     with serving(program, "-m", str(smollm2.path()), "--context", "256", "--parallel", "2", "--draft", "ngrams") as server:
-        code, answer = server.post("/v1/completions", prompt=prompt, temperature=0, max_tokens=40)
-        accepted, passes = (server.metric(f"trunnion_{name}_total") for name in ("draft_accepted", "draft_tokens"))
-        report.add(code == 200 and answer["choices"][0]["text"] == expected["text"] and 0 < accepted <= passes,
-                   f"with --draft ngrams the answer is the same; {accepted:.0f} of {passes:.0f} guesses were right")
+        def ask(prompt):
+            return server.post("/v1/completions", prompt=prompt, temperature=0, max_tokens=40)
+        def counts():
+            return [server.metric(f"trunnion_{name}_total") for name in ("draft_accepted", "draft_tokens", "decode_rows", "decode_steps")]
+        code, answer = ask(prompts[0])
+        accepted, drafted, rows, steps = counts()
+        report.add(code == 200 and answer["choices"][0]["text"] == expected[0] and 0 < accepted <= drafted,
+                   f"with --draft ngrams the answer is the same; {accepted:.0f} of {drafted:.0f} guesses were right")
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            texts = [answer["choices"][0]["text"] for _, answer in pool.map(ask, prompts)]
+        accepted, drafted, rows, steps = (now - before for now, before in zip(counts(), (accepted, drafted, rows, steps)))
+        report.add(texts == expected and rows > steps and 0 < accepted <= drafted,
+                   f"two at once too, {rows:.0f} tokens in {steps:.0f} steps; {accepted:.0f} of {drafted:.0f} guesses were right")
 
 
 def check_sites(program, report):
