@@ -209,11 +209,12 @@ typedef enum tn_interpolate_mode {
     TN_INTERPOLATE_NEAREST_EXACT,
     TN_INTERPOLATE_LINEAR, /* bilinear and trilinear, by the number of sizes */
     TN_INTERPOLATE_CUBIC,  /* PyTorch's bicubic, A = −0.75 */
-    TN_INTERPOLATE_AREA
+    TN_INTERPOLATE_AREA,
+    TN_INTERPOLATE_LINEAR_ANTIALIAS, /* PyTorch's antialias=True: the filter widens as the image shrinks */
+    TN_INTERPOLATE_CUBIC_ANTIALIAS   /* the same with A = −0.5, as in Pillow */
 } tn_interpolate_mode;
 /* x [batch, channels, …] resized to `size` (1 to 3 of them). scales: NULL, or PyTorch's scale_factor of each axis,
- * which
- * then replaces size / old size in the arithmetic. */
+ * which then replaces size / old size in the arithmetic. */
 TN_API tn_tensor *tn_interpolate(const tn_tensor *x, const int64_t *size, int siz_count, const double *scales,
                                  tn_interpolate_mode mode, bool align_corners);
 TN_API tn_tensor *tn_pixel_shuffle(const tn_tensor *x, int64_t upscale_factor);

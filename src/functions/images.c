@@ -460,10 +460,15 @@ typedef struct taps {
     double *weight[MOST_TAPS];
 } taps;
 
-/* Keys' weights with A = −0.75 of the four neighbours at distances 1 + t, t, 1 − t, 2 − t. */
-static double cubic_weight(double d) {
-    const double A = -0.75;
+/* Keys' weight of a neighbour at distance d, at most 2. */
+static double cubic_weight(double A, double d) {
     return d <= 1 ? ((A + 2) * d - (A + 3)) * d * d + 1 : ((A * d - 5 * A) * d + 8 * A) * d - 4 * A;
+}
+
+/* How far apart what two neighbours of the result see is. */
+static double step_of(int64_t n, int64_t out, double scale, bool align) {
+    if (align) return out > 1 ? (double)(n - 1) / (double)(out - 1) : 0;
+    return scale > 0 ? 1 / scale : (double)n / (double)out;
 }
 
 static void fill_taps(taps *t, int64_t n, int64_t out, double scale, tn_interpolate_mode mode, bool align,
@@ -483,7 +488,7 @@ static void fill_taps(taps *t, int64_t n, int64_t out, double scale, tn_interpol
         for (int k = 0; k < t->count; k++) {
             int64_t p = (int64_t)low + k - (t->count == 4);
             t->place[k][i] = p < 0 ? 0 : p < n ? p : n - 1;
-            t->weight[k][i] = t->count == 2 ? (k ? part : 1 - part) : cubic_weight(fabs(part - (k - 1)));
+            t->weight[k][i] = t->count == 2 ? (k ? part : 1 - part) : cubic_weight(-0.75, fabs(part - (k - 1)));
         }
     }
 }
@@ -511,8 +516,7 @@ static tn_tensor *resized(const tn_tensor *x, int dim, int64_t out, double scale
     if (!places || !weights)
         y = tn_failed(TN_ERR_MEMORY, "interpolate: no memory for %lld places", (long long)out);
     else {
-        double step = scale > 0 ? 1 / scale : (double)n / (double)out;
-        if (align && t.count > 1) step = out > 1 ? (double)(n - 1) / (double)(out - 1) : 0;
+        double step = step_of(n, out, scale, align && t.count > 1);
         bool in_f32 = tn_dtype_of(x) != TN_F64;
         fill_taps(&t, n, out, in_f32 && t.count == 1 ? (double)(float)step : step, mode, align, in_f32);
         y = weighed(x, dim, out, &t);
@@ -522,15 +526,71 @@ static tn_tensor *resized(const tn_tensor *x, int dim, int64_t out, double scale
     return y;
 }
 
+/* The filters of Pillow: a triangle, or Keys' with A = −0.5. */
+static double filter_weight(bool cubic, double d) {
+    d = fabs(d);
+    if (cubic) return d < 2 ? cubic_weight(-0.5, d) : 0;
+    return d < 1 ? 1 - d : 0;
+}
+
+/* The `most` places that each output place reads, at least the last one, and weights with a sum of 1. Where fewer
+ * count, the last of them is repeated with a weight of 0, so that no other element's NaN takes part. */
+static void fill_filter(int64_t n, int64_t out, int64_t most, double step, bool cubic, int64_t *place, double *weight) {
+    double width = fmax(step, 1), support = (cubic ? 2 : 1) * width;
+    for (int64_t i = 0; i < out; i++, place += most, weight += most) {
+        double center = fmin(step * ((double)i + 0.5), (double)n + support - 1), sum = 0;
+        int64_t first = (int64_t)fmax(center - support + 0.5, 0),
+                end = (int64_t)fmin(center + support + 0.5, (double)n);
+        if (first > n - 1) first = n - 1;
+        int64_t count = end - first < most ? end - first : most;
+        if (count < 1) count = 1;
+        for (int64_t k = 0; k < most; k++) {
+            place[k] = first + (k < count ? k : count - 1);
+            weight[k] = k < count ? filter_weight(cubic, ((double)(first + k) - center + 0.5) / width) : 0;
+            sum += weight[k];
+        }
+        for (int64_t k = 0; k < most && sum != 0; k++)
+            weight[k] /= sum;
+    }
+}
+
+/* Smaller without aliases: the filter is as much wider as the image shrinks. */
+static tn_tensor *filtered(const tn_tensor *x, int dim, int64_t out, double step, bool cubic) {
+    int64_t n = tn_size(x, dim), shape[TN_MAX_RANK + 1];
+    const double reach = ceil((cubic ? 2 : 1) * fmax(step, 1));
+    int64_t most = 2 * reach + 1 < (double)n ? 2 * (int64_t)reach + 1 : n;
+    bool fits = most <= INT64_MAX / out / (int64_t)sizeof(double);
+    int64_t count = fits ? most * out : 0, *place = fits ? malloc((size_t)count * sizeof *place) : NULL;
+    double *weight = fits ? malloc((size_t)count * sizeof *weight) : NULL;
+    tn_tensor *y = NULL;
+    if (place && weight) {
+        fill_filter(n, out, most, step, cubic, place, weight);
+        int rank = tn_rank(x);
+        for (int k = 0; k <= rank; k++)
+            shape[k] = k < dim ? tn_size(x, k) : k == dim ? out : k == dim + 1 ? most : tn_size(x, k - 1);
+        y = tn_reshape(tn_index_select(x, dim, tn_from_data(place, &count, 1, TN_I64)), shape, rank + 1);
+        for (int k = 0; k <= rank; k++)
+            shape[k] = k == dim ? out : k == dim + 1 ? most : 1;
+        tn_tensor *w = tn_reshape(tn_from_data(weight, &count, 1, TN_F64), shape, rank + 1);
+        y = tn_sum(tn_mul(y, tn_cast(w, tn_dtype_of(x))), (int64_t[]){dim + 1}, 1, false);
+    } else {
+        y = tn_failed(TN_ERR_MEMORY, "interpolate: no memory for %lld weights of each of %lld places", (long long)most,
+                      (long long)out);
+    }
+    free(place);
+    free(weight);
+    return y;
+}
+
 tn_tensor *(tn_interpolate)(const tn_tensor *x, const int64_t *size, int siz_count, const double *scales,
                             tn_interpolate_mode mode, bool align_corners) {
     tn_tensor *bad = refused(x);
     if (bad) return bad;
     TN_SCOPE;
     bad =
-        no_choice("interpolate: mode", (int)mode, TN_INTERPOLATE_AREA,
+        no_choice("interpolate: mode", (int)mode, TN_INTERPOLATE_CUBIC_ANTIALIAS,
                   "TN_INTERPOLATE_NEAREST, TN_INTERPOLATE_NEAREST_EXACT, TN_INTERPOLATE_LINEAR, TN_INTERPOLATE_CUBIC, "
-                  "TN_INTERPOLATE_AREA");
+                  "TN_INTERPOLATE_AREA, TN_INTERPOLATE_LINEAR_ANTIALIAS, TN_INTERPOLATE_CUBIC_ANTIALIAS");
     if (bad) return tn_keep(bad);
     bool fits = size && siz_count >= 1 && siz_count <= MOST_AXES && tn_rank(x) == siz_count + 2;
     for (int k = 0; fits && k < siz_count; k++)
@@ -543,9 +603,15 @@ tn_tensor *(tn_interpolate)(const tn_tensor *x, const int64_t *size, int siz_cou
     if (!is_float(x) && mode != TN_INTERPOLATE_NEAREST && mode != TN_INTERPOLATE_NEAREST_EXACT)
         return tn_keep(tn_failed(TN_ERR_DTYPE, "interpolate: the tensor must be of a floating point type"));
     bool wide = tn_dtype_of(x) == TN_F16 || tn_dtype_of(x) == TN_BF16;
+    bool cubic = mode == TN_INTERPOLATE_CUBIC_ANTIALIAS, smooth = cubic || mode == TN_INTERPOLATE_LINEAR_ANTIALIAS;
     tn_tensor *y = wide ? tn_cast(x, TN_F32) : tn_contiguous(x);
-    for (int k = siz_count - 1; k >= 0; k--)
-        y = resized(y, k + 2, size[k], scales ? scales[k] : 0, mode, align_corners);
+    for (int k = siz_count - 1; k >= 0; k--) {
+        double scale = scales ? scales[k] : 0;
+        if (smooth)
+            y = filtered(y, k + 2, size[k], step_of(tn_size(y, k + 2), size[k], scale, align_corners), cubic);
+        else
+            y = resized(y, k + 2, size[k], scale, mode, align_corners);
+    }
     return tn_keep(tn_cast(y, tn_dtype_of(x)));
 }
 

@@ -363,7 +363,7 @@ tn_status kir_verify(const kir_program *p);
 /* Whether these sizes fit the structure: extents not negative, those of items as in the structure. */
 tn_status kir_check_sizes(const kir_program *p, const int64_t *sizes);
 void kir_free(kir_program *p);
-bool kir_equal(const kir_program *a, const kir_program *b);              /* same structure */
+bool kir_equal(const kir_program *a, const kir_program *b); /* same structure */
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 

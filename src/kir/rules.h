@@ -60,7 +60,6 @@ static inline int kir_loop_count(const kir_ins *in) { return (int)(in->imm.i >> 
  * program of words. */
 const char *kir_type_error(const kir_ins *in, const kir_type types[3], bool words);
 
-
 /* ==== evaluation of one operation ================================================================================= */
 
 typedef union kir_value {

@@ -1116,7 +1116,7 @@ static const choice choices[] = {
     CHOICE(tn_reduction, "cross_entropy: reduction", TN_REDUCTION_NONE, choose_class_reduction),
     CHOICE(tn_reduce, "scatter_reduce: reduce", TN_REDUCE_AMIN, choose_reduce),
     CHOICE(tn_pad_mode, "pad: mode", TN_PAD_CIRCULAR, choose_pad_mode),
-    CHOICE(tn_interpolate_mode, "interpolate: mode", TN_INTERPOLATE_AREA, choose_interpolate_mode),
+    CHOICE(tn_interpolate_mode, "interpolate: mode", TN_INTERPOLATE_CUBIC_ANTIALIAS, choose_interpolate_mode),
     CHOICE(tn_grid_mode, "grid_sample: mode", TN_GRID_NEAREST, choose_grid_mode),
     CHOICE(tn_grid_padding, "grid_sample: padding", TN_GRID_REFLECTION, choose_grid_padding),
     CHOICE(tn_bag_mode, "embedding_bag: mode", TN_BAG_MAX, choose_bag_mode),

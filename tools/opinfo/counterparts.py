@@ -1655,7 +1655,6 @@ MODES = {"nearest": 0, "nearest-exact": 1, "linear": 2, "bilinear": 2, "trilinea
 @entry(*[f"nn_functional_interpolate_{m}" for m in MODES])
 def interpolate(L, x, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None,
                 antialias=False):
-    lacks(antialias, "antialias")
     axes = x.ndim - 2
     scales = None
     if size is None:
@@ -1665,7 +1664,9 @@ def interpolate(L, x, size=None, scale_factor=None, mode="nearest", align_corner
     size = list(size) if isinstance(size, (list, tuple)) else [size] * axes
     need(mode in ("nearest", "nearest-exact", "area") or {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}[mode] == axes,
          "as many axes as the mode has")
-    return L.interpolate(x, size, scales, MODES[mode], bool(align_corners))
+    number = {"bilinear": 5, "bicubic": 6}.get(mode) if antialias else MODES[mode]
+    need(number is not None, "antialias with bilinear or bicubic")
+    return L.interpolate(x, size, scales, number, bool(align_corners))
 
 
 layer("upsample_bilinear")(lambda L, x, size=None, scale_factor=None: interpolate(L, x, size, scale_factor, "bilinear", True))

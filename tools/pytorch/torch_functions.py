@@ -228,6 +228,10 @@ def images():
     for align in (False, True):
         case(f"tn_interpolate(x[0], TN_DIMS(6, 3), NULL, TN_INTERPOLATE_CUBIC, {str(align).lower()})", [f(1, 2, 4, 5)],
              lambda x: F.interpolate(x, (6, 3), mode="bicubic", align_corners=align))
+    for name, mode in (("LINEAR", "bilinear"), ("CUBIC", "bicubic")):
+        for align in (False, True):
+            case(f"tn_interpolate(x[0], TN_DIMS(3, 9), NULL, TN_INTERPOLATE_{name}_ANTIALIAS, {str(align).lower()})",
+                 [f(1, 2, 11, 5)], lambda x: F.interpolate(x, (3, 9), mode=mode, align_corners=align, antialias=True))
     case("tn_interpolate(x[0], TN_DIMS(3, 6, 3), NULL, TN_INTERPOLATE_LINEAR, false)", [f(1, 1, 2, 4, 5)],
          lambda x: F.interpolate(x, (3, 6, 3), mode="trilinear"))
     case("tn_pixel_shuffle(x[0], 2)", [f(2, 8, 2, 3)], lambda x: F.pixel_shuffle(x, 2))
