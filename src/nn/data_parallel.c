@@ -148,6 +148,12 @@ static tn_status take_module(tn_data_parallel *p, tn_module *m, tn_device *first
             return tn_backend_fail(TN_ERR_ARGUMENT,
                                    "data parallel: %s is on another device than %s; they must be on one device",
                                    p->variables[i].name, p->variables[0].name);
+    for (int i = 0; i < p->count && p->group; i++)
+        if (tn_nn_division(m, p->variables[i].tensor).group)
+            return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                   "data parallel: %s is divided among the ranks (tn_module_divide), so they cannot "
+                                   "divide the batch as well; leave options.group NULL",
+                                   p->variables[i].name);
     return TN_OK;
 }
 

@@ -42,7 +42,15 @@ static tn_status take_place(tn_tensor *t, tn_tensor *value) {
     return tn_swap(t, value);
 }
 
+/* t must be one of `ranks` shares; 1: the whole. */
+static tn_status check_share(const tn_division *d, const tn_tensor *t, int64_t ranks, const char *what) {
+    if (tn_size(t, d->dim) * ranks == d->whole) return TN_OK;
+    return tn_backend_fail(TN_ERR_STATE, "%s: dim %d of a variable has extent %lld; it must be %lld", what, d->dim,
+                           (long long)tn_size(t, d->dim), (long long)(d->whole / ranks));
+}
+
 tn_status tn_nn_split(const tn_division *d, tn_tensor *t) {
+    TRY(check_share(d, t, 1, "tn_module_split without tn_module_join"));
     share s = share_of(d, t, false);
     TN_SCOPE;
     tn_tensor *value = NULL;
@@ -55,8 +63,12 @@ tn_status tn_nn_split(const tn_division *d, tn_tensor *t) {
 }
 
 tn_status tn_nn_join(const tn_division *d, tn_tensor *t) {
-    share s = share_of(d, t, true);
+    static const char what[] = "tn_module_join for the second time";
+    int64_t ranks = tn_group_size(d->group);
     TN_SCOPE;
+    if (check_share(d, t, ranks, what) != TN_OK) (void)tn_group_all_gather_tensor(d->group, NULL); /* others may wait */
+    TRY(check_share(d, t, ranks, what));
+    share s = share_of(d, t, true);
     tn_tensor *value = NULL;
     {
         TN_NO_GRAD;

@@ -34,7 +34,7 @@ void tn_nn_write(tn_module *m, const char *name, const tn_tensor *value);
 typedef struct tn_division {
     tn_group *group;
     int dim;
-    int64_t sections;
+    int64_t sections, whole; /* whole: the extent of that dim on all ranks together */
 } tn_division;
 tn_division tn_nn_division(const tn_module *m, const tn_tensor *t); /* of a variable below m */
 /* divide.c. t's value becomes this rank's share of it, or the whole of all ranks' shares; all ranks call it. */

@@ -220,7 +220,7 @@ tn_status tn_module_divide(tn_module *m, const char *name, tn_group *group, int 
     if (!v) return tn_module_fail(m, tn_nn_need(NULL, "tn_module_divide: the module, the name or its variable"));
     int size = tn_group_size(group);
     const tn_tensor *t = v->tensor;
-    if (dim < 0 || dim >= tn_rank(t) || sections < 1 || tn_size(t, dim) % (sections * size))
+    if (dim < 0 || dim >= tn_rank(t) || sections < 1 || tn_size(t, dim) % sections || tn_size(t, dim) / sections % size)
         return tn_module_fail(m, tn_backend_fail(TN_ERR_SHAPE,
                                                  "tn_module_divide: dim %d of \"%s\" has extent %lld, which cannot be "
                                                  "divided among %d ranks in %lld sections",
@@ -228,7 +228,7 @@ tn_status tn_module_divide(tn_module *m, const char *name, tn_group *group, int 
     if (v->division.group)
         return tn_module_fail(m, tn_backend_fail(TN_ERR_STATE, "tn_module_divide: \"%s\" is divided", name));
     if (size == 1) return TN_OK;
-    v->division = (tn_division){group, dim, sections};
+    v->division = (tn_division){group, dim, sections, tn_size(t, dim)};
     return tn_module_fail(m, tn_nn_split(&v->division, v->tensor));
 }
 

@@ -61,6 +61,11 @@ tn_status tn_optimizer_shard(tn_optimizer *o, tn_group *group) {
     if (status == TN_OK) status = tn_nn_need(group, "tn_optimizer_shard: the group");
     if (status != TN_OK || tn_group_size(group) == 1) return status;
     if (tn_capturing()) return tn_backend_fail(TN_ERR_STATE, "tn_optimizer_shard: a graph is being captured");
+    for (int i = 0; i < o->count; i++)
+        if (o->items[i].division.group)
+            return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                   "tn_optimizer_shard: %s is divided among the ranks already (tn_module_divide)",
+                                   o->items[i].name);
     o->diverged = false;
     if (!o->owners) status = choose_owners(o, group);
     if (status == TN_OK) free_slots_of_others(o);

@@ -148,9 +148,18 @@ static const char *divided_layers(tn_group *g) {
     static const char *const names[] = {"a.weight", "a.bias", "b.weight", "b.bias"};
     for (int i = 0; i < 4; i++)
         if (apart(tn_module_variable(root[0], names[i]), tn_module_variable(root[1], names[i])) != 0) return names[i];
+    if (tn_module_join(root[1], o) != TN_ERR_STATE) return "joining twice";
     if (tn_module_split(root[1], o) != TN_OK || tn_optimizer_state_bytes(o) != 8 * (INNER / 2 * (2 * IN + 1) + IN))
         return "splitting";
+    if (tn_module_split(root[1], o) != TN_ERR_STATE) return "splitting twice";
+    if (tn_optimizer_shard(o, g) != TN_ERR_UNSUPPORTED) return "ZeRO of divided layers";
+    tn_data_parallel *p;
+    tn_data_parallel_options options = TN_DATA_PARALLEL_DEFAULTS;
+    tn_device *cpu = tn_current_device();
+    options.group = g;
+    if (tn_data_parallel_new(root[1], &cpu, 1, &options, &p) != TN_ERR_UNSUPPORTED) return "batches of divided layers";
     tn_optimizer_free(o);
+    if (tn_module_divide(first[0], "weight", g, 0, INT64_C(1) << 62) != TN_ERR_SHAPE) return "too many sections";
     if (tn_nn_column_parallel_linear(root[1], "odd", IN, 7, false, g)) return "7 features on 2 ranks";
     tn_module_free(root[0]);
     tn_module_free(root[1]);
@@ -171,11 +180,11 @@ static const char *exchange_tensors(int rank) {
     tn_group *g;
     float own[] = {1.0f + (float)rank, 0x1p-24f, 3}, is[6];
     if (tn_group_open(NULL, &g) != TN_OK) return tn_error();
+    const char *wrong = NULL;
     tn_tensor *x = tn_from_data(own, TN_DIMS(3), TN_F32), *y = tn_from_data(own, TN_DIMS(3), TN_F32);
     tn_tensor *sum = tn_group_all_reduce_tensor(g, x), *first = tn_group_broadcast_tensor(g, x, 0);
     tn_tensor *all = tn_group_all_gather_tensor(g, tn_slice(x, 0, 1, 3, 1));
     tn_tensor *pair = tn_slice(y, 0, 0, 2, 1), *turned = tn_group_all_to_all_tensor(g, pair);
-    const char *wrong = NULL;
     if (tn_read_as(sum, is, 3, TN_F32) != TN_OK || is[0] != 3 || is[1] != 0x1p-23f || is[2] != 6) wrong = "all_reduce";
     if (tn_read_as(first, is, 3, TN_F32) != TN_OK || is[0] != 1 || is[2] != 3) wrong = "broadcast";
     if (tn_read_as(all, is, 4, TN_F32) != TN_OK || is[1] != 3 || is[2] != 0x1p-24f || is[3] != 3) wrong = "all_gather";
