@@ -63,7 +63,7 @@ enum { TN_SLICE_DIM = 0, TN_SLICE_START = 1, TN_SLICE_STOP = 2, TN_SLICE_STEP = 
 enum { TN_AS_STRIDED_SHAPE = 0 };
 enum { TN_GROUP_POST_GROUP = 0, TN_GROUP_POST_RECEIVED = 1, TN_GROUP_POST_NUMBER = 2 };
 enum { TN_GROUP_AWAIT_GROUP = 0 };
-enum { TN_GROUP_SUM_GROUP = 0, TN_GROUP_SUM_NUMBER = 1 };
+enum { TN_GROUP_SUM_GROUP = 0, TN_GROUP_SUM_RANKS = 1, TN_GROUP_SUM_NUMBER = 2 };
 enum { TN_GROUP_SAME_GROUP = 0 };
 enum { TN_CAT_FEW_DIM = 0 };
 enum { TN_CAT_DIM = 0 };
@@ -340,7 +340,7 @@ tn_node *tn_b_gated(tn_build *b, tn_node *x, tn_node *gate);
 tn_node *tn_b_group_post(tn_build *b, tn_node *x, tn_node *after, tn_node *lengths, int64_t group, int64_t received,
                          int64_t number);
 tn_node *tn_b_group_await(tn_build *b, tn_node *received, tn_node *sent, tn_node *after, int64_t group);
-tn_node *tn_b_group_sum(tn_build *b, tn_node *x, int64_t group, int64_t number);
+tn_node *tn_b_group_sum(tn_build *b, tn_node *x, int64_t group, int64_t ranks, int64_t number);
 tn_node *tn_b_group_same(tn_build *b, tn_node *x, int64_t group);
 tn_node *tn_b_rewritten(tn_build *b, tn_node *x, tn_node *value);
 tn_node *tn_b_detach(tn_build *b, tn_node *x);

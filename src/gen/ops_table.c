@@ -545,7 +545,9 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_GROUP_AWAIT] = {"group_await", TN_KERNEL,
         "(Tensor received, Tensor sent, Tensor? after, int group)",
         "", &tn_impl_group_await},
-    [TN_OP_GROUP_SUM] = {"group_sum", TN_COMPOSED, "(Tensor x, int group, int number)", "", &tn_impl_group_sum},
+    [TN_OP_GROUP_SUM] = {"group_sum", TN_COMPOSED,
+        "(Tensor x, int group, int ranks, int number)",
+        "", &tn_impl_group_sum},
     [TN_OP_GROUP_SAME] = {"group_same", TN_COMPOSED, "(Tensor x, int group)", "", &tn_impl_group_same},
     [TN_OP_REWRITTEN] = {"rewritten", TN_COMPOSED, "(Tensor x, Tensor value)", "", &tn_impl_rewritten},
     [TN_OP_DETACH] = {"detach", TN_KERNEL, "(Tensor x)", "Identity", &tn_impl_detach},
@@ -1544,9 +1546,9 @@ tn_node *tn_b_group_await(tn_build *b, tn_node *received, tn_node *sent, tn_node
     return build(b, &make_group_await, received, sent, after, group);
 }
 
-static const maker make_group_sum = {TN_OP_GROUP_SUM, 0, "tii"};
-tn_node *tn_b_group_sum(tn_build *b, tn_node *x, int64_t group, int64_t number) {
-    return build(b, &make_group_sum, x, group, number);
+static const maker make_group_sum = {TN_OP_GROUP_SUM, 0, "tiii"};
+tn_node *tn_b_group_sum(tn_build *b, tn_node *x, int64_t group, int64_t ranks, int64_t number) {
+    return build(b, &make_group_sum, x, group, ranks, number);
 }
 
 static const maker make_group_same = {TN_OP_GROUP_SAME, 0, "ti"};

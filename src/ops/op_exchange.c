@@ -45,11 +45,12 @@ static tn_node *add_pieces_of_ranks(tn_build *b, tn_node *pieces, int64_t count,
     return sum;
 }
 
-/* group_sum(x, group, number): the sum of x over all ranks. If the ranks can divide it, each adds a piece, and all
- * gather the sums; otherwise each gets all and adds them. */
+/* group_sum(x, group, ranks, number): the sum of x over all ranks. If the ranks can divide it, each adds a piece, and
+ * all gather the sums; otherwise each gets all and adds them. ranks: the group's size. A later group may have the
+ * address of a closed one: the plan of another size must not be taken for its own. */
 static tn_node *compose_group_sum(tn_build *b, const tn_node *n) {
     int64_t group = n->i[TN_GROUP_SUM_GROUP], number = 2 * n->i[TN_GROUP_SUM_NUMBER], all = tn_node_numel(n);
-    int64_t size = tn_group_size((const tn_group *)(intptr_t)group);
+    int64_t size = n->i[TN_GROUP_SUM_RANKS];
     if (size == 1) return n->in[0];
     tn_node *flat = tn_b_row_major(b, tn_b_reshape(b, n->in[0], &all, 1)), *sum;
     if (all % size) {
@@ -72,8 +73,8 @@ static tn_node *compose_group_same(tn_build *b, const tn_node *n) {
     return n->in[0];
 }
 static tn_node *grad_group_same(tn_build *b, const tn_node *n, tn_node *dy) {
-    int64_t group = n->i[TN_GROUP_SAME_GROUP];
-    return tn_b_group_sum(b, dy, group, tn_group_next_number((tn_group *)(intptr_t)group));
+    tn_group *g = (tn_group *)(intptr_t)n->i[TN_GROUP_SAME_GROUP];
+    return tn_b_group_sum(b, dy, (int64_t)(intptr_t)g, tn_group_size(g), tn_group_next_number(g));
 }
 OP_CODE(group_same, .to_float = true, .infer = tn_infer_float, .compose = compose_group_same,
         .grad_first = grad_group_same);

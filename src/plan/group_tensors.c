@@ -211,7 +211,7 @@ static tn_tensor *summed(const tn_group *g, const tn_tensor *x, const char *what
 }
 
 tn_tensor *tn_group_sum_forward(tn_group *g, const tn_tensor *x) {
-    tn_attrs attrs = {.n_i = 2, .i = {(int64_t)(intptr_t)g, g ? tn_group_next_number(g) : 0}};
+    tn_attrs attrs = {.n_i = 3, .i = {(int64_t)(intptr_t)g, tn_group_size(g), g ? tn_group_next_number(g) : 0}};
     return summed(g, x, "tn_group_sum_forward", TN_OP_GROUP_SUM, &attrs);
 }
 

@@ -174,13 +174,33 @@ static const char *other_exchanges(tn_group *g, int rank) {
     return unused && tn_status_of(unused) != TN_OK ? "an exchange that nothing needs" : NULL;
 }
 
+/* Sums over a group whose address that of a closed one of another size may have been. */
+static const char *sum_after_another_group(tn_group **g) {
+    TN_SCOPE;
+    tn_group *small;
+    tn_group_options alone = TN_GROUP_DEFAULTS;
+    alone.backend = "self";
+    tn_tensor *x = tn_ones(TN_DIMS(6), TN_F32);
+    if (tn_eval(&x, 1) != TN_OK) return tn_error(); /* so that both sums have one recording */
+    for (int64_t size = 1; size <= 2; size++) {
+        double all = 0;
+        if (tn_group_open(size == 1 ? &alone : NULL, size == 1 ? &small : g) != TN_OK) return tn_error();
+        tn_tensor *sum = tn_group_sum_forward(size == 1 ? small : *g, x);
+        if (tn_group_settle(size == 1 ? small : *g, tn_eval(&sum, 1)) != TN_OK) return tn_error();
+        if (size == 1) tn_group_close(small);
+        if (tn_read_item(tn_sum(sum, TN_ALL, false), &all) != TN_OK || all != 6.0 * (double)size)
+            return "a closed group";
+    }
+    return NULL;
+}
+
 /* What two processes see; returns what was wrong, NULL if nothing. */
 static const char *exchange_tensors(int rank) {
     TN_SCOPE;
     tn_group *g;
     float own[] = {1.0f + (float)rank, 0x1p-24f, 3}, is[6];
-    if (tn_group_open(NULL, &g) != TN_OK) return tn_error();
-    const char *wrong = NULL;
+    const char *wrong = sum_after_another_group(&g);
+    if (wrong) return wrong;
     tn_tensor *x = tn_from_data(own, TN_DIMS(3), TN_F32), *y = tn_from_data(own, TN_DIMS(3), TN_F32);
     tn_tensor *sum = tn_group_all_reduce_tensor(g, x), *first = tn_group_broadcast_tensor(g, x, 0);
     tn_tensor *all = tn_group_all_gather_tensor(g, tn_slice(x, 0, 1, 3, 1));
