@@ -384,6 +384,16 @@ tn_device_options cli_device_options(const cli_options *o) {
     return d;
 }
 
+const char *cli_size_text(char out[32], int64_t bytes) {
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    double v = (double)bytes;
+    int u = 0;
+    for (; v >= 1024 && u < 4; u++)
+        v /= 1024;
+    snprintf(out, 32, u ? "%.1f %s" : "%.0f %s", v, units[u]);
+    return out;
+}
+
 tn_status cli_plan_dry(tn_device *device, const cli_options *o, int64_t limit,
                        tn_status (*work)(void *ctx, tn_device *dry), void *ctx, int64_t *bytes, int64_t *pool) {
     tn_device_options d = cli_device_options(o);
@@ -407,20 +417,19 @@ tn_status cli_plan_dry(tn_device *device, const cli_options *o, int64_t limit,
 
 tn_status cli_check_training(tn_device *device, const cli_options *o, int64_t limit,
                              tn_status (*work)(void *ctx, tn_device *dry), void *ctx) {
-    char why[TN_REASON_BYTES], whole[96] = "";
+    char why[TN_REASON_BYTES], whole[96] = "", size[32];
     tn_device_info info = {.struct_size = sizeof info};
     int64_t bytes, pool;
     if (cli_fit_state.on || cli_plan_dry(device, o, limit, work, ctx, &bytes, &pool) != TN_ERR_MEMORY)
         return TN_OK; /* any other error is reported by the run itself */
     snprintf(why, sizeof why, "%s", tn_error());
     if (cli_plan_dry(device, o, 0, work, ctx, &bytes, &pool) == TN_OK)
-        snprintf(whole, sizeof whole, "; without a limit it takes %.1f MiB", (double)pool / 0x1p20);
+        snprintf(whole, sizeof whole, "; without a limit it takes %s", cli_size_text(size, pool));
     (void)tn_device_get_info(device, &info);
-    return tn_backend_fail(
-        TN_ERR_MEMORY,
-        "the training does not fit into the %.1f MiB of --memory on %s%s; nothing was loaded. %s. Allow "
-        "more with --memory, or use another device (trunnion devices lists them)",
-        (double)limit / 0x1p20, info.id, whole, why);
+    return tn_backend_fail(TN_ERR_MEMORY,
+                           "the training does not fit into the %s of --memory on %s%s; nothing was loaded. %s. Allow "
+                           "more with --memory, or use another device (trunnion devices lists them)",
+                           cli_size_text(size, limit), info.id, whole, why);
 }
 
 tn_device *cli_choose_device(const cli_options *o, tn_selection *s, int *code) {

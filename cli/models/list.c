@@ -87,15 +87,6 @@ static entry *read_entries(const char *folder, int *count) {
     return all;
 }
 
-static void put_size(char out[32], int64_t bytes) {
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    double v = (double)bytes;
-    int u = 0;
-    for (; v >= 1024 && u < 4; u++)
-        v /= 1024;
-    snprintf(out, 32, u ? "%.1f %s" : "%.0f %s", v, units[u]);
-}
-
 static void put_lines_list(const entry *all, int count, const char *folder) {
     int width = 4;
     for (int i = 0; i < count; i++)
@@ -104,7 +95,7 @@ static void put_lines_list(const entry *all, int count, const char *folder) {
                     : width;
     for (int i = 0; i < count; i++) {
         char size[32];
-        put_size(size, all[i].bytes);
+        cli_size_text(size, all[i].bytes);
         cli_print(stdout, "%-*s %12s  %s%s\n", width, all[i].name, size, all[i].kind,
                   all[i].complete ? "" : ", incomplete");
     }

@@ -152,10 +152,11 @@ TN_API tn_module *tn_nn_row_parallel_linear(tn_module *parent, const char *name,
 
 struct tn_optimizer; /* optim.h */
 
-/* For your own divided layers: m's variable `name` keeps this rank's share along dim `dim`, of each of so many equal
- * sections (query, key and value in one matrix: 3). All ranks must have the same value. Errors: TN_ERR_SHAPE if the
- * extent is not a multiple of sections · ranks; TN_ERR_STATE if it is divided already. Divided variables exclude
- * tn_optimizer_shard and the group of tn_data_parallel_new on the same ranks (TN_ERR_UNSUPPORTED). */
+/* For your own divided layers, before an optimizer is made for them: m's variable `name` keeps this rank's share along
+ * dim `dim`, of each of so many equal sections (query, key and value in one matrix: 3). All ranks must have the same
+ * value. Errors: TN_ERR_SHAPE if the extent is not a multiple of sections · ranks; TN_ERR_STATE if it is divided
+ * already. Divided variables exclude tn_optimizer_shard and the group of tn_data_parallel_new on the same ranks
+ * (TN_ERR_UNSUPPORTED). */
 TN_API tn_status tn_module_divide(tn_module *m, const char *name, tn_group *group, int dim, int64_t sections);
 /* Divided variables below m, and what the optimizer (NULL: none) keeps for them, become whole on every rank, and shares
  * again: for checkpoints, which then fit any number of ranks. All ranks must call them. To save: join, let rank 0 save,

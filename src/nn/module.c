@@ -222,9 +222,10 @@ tn_status tn_module_divide(tn_module *m, const char *name, tn_group *group, int 
     const tn_tensor *t = v->tensor;
     if (dim < 0 || dim >= tn_rank(t) || sections < 1 || tn_size(t, dim) % sections || tn_size(t, dim) / sections % size)
         return tn_module_fail(m, tn_backend_fail(TN_ERR_SHAPE,
-                                                 "tn_module_divide: dim %d of \"%s\" has extent %lld, which cannot be "
-                                                 "divided among %d ranks in %lld sections",
-                                                 dim, name, (long long)tn_size(t, dim), size, (long long)sections));
+                                                 "tn_module_divide: \"%s\" of rank %d has extent %lld in dim %d, which "
+                                                 "cannot be divided among %d ranks in %lld sections",
+                                                 name, tn_rank(t), (long long)(dim < tn_rank(t) ? tn_size(t, dim) : 0),
+                                                 dim, size, (long long)sections));
     if (v->division.group)
         return tn_module_fail(m, tn_backend_fail(TN_ERR_STATE, "tn_module_divide: \"%s\" is divided", name));
     if (size == 1) return TN_OK;

@@ -69,6 +69,10 @@ def check_refusal(report, program, network):
     report.add(wide.returncode == 0 and wide.stdout.splitlines()[:-1] == whole.stdout.splitlines()[:-1],
                "run within --memory: the same outputs")
     report.add(narrow.returncode == 1 and "may take 15.0 MiB" in narrow.stderr, "run beyond --memory is refused")
+    tiny = subprocess.run([program, "train", "digits", "--steps", "2", "--device", "cpu", "--memory", "1500"],
+                          capture_output=True, text=True)
+    report.add(tiny.returncode == 1 and "fit into the 1.5 KiB of --memory on cpu" in tiny.stderr,
+               "train names a limit of 1500 bytes")
 
 
 def check_refused_training(report, program, model, text):
