@@ -123,9 +123,9 @@ typedef struct tn_device_options {
      * The device is separate from the one without this option; both may be open. Engines do not support it. Default
      * false. */
     bool dry_run;
-    /* Compute streams of the interface: at most this many queues have one of their own (tn_queue_new), the default one
-     * included; further queues share the default one and run their work in its order. Queues that are threads are not
-     * limited. 0 to 127; default 0: no limit. */
+    /* The greatest number of the driver's compute streams (CUDA streams, for example) that queues may use, the default
+     * queue included. Queues that tn_queue_new makes beyond it share the default stream and run in its order. No effect
+     * on devices whose queues are threads. 0 to 127; default 0: no limit. */
     int streams;
 } tn_device_options;
 #define TN_DEVICE_DEFAULTS                                                                                             \

@@ -138,16 +138,16 @@ TN_API tn_tensor *tn_group_post_all_gather(tn_group *g, const tn_tensor *t, cons
 TN_API tn_tensor *tn_group_receive(tn_group *g, const tn_tensor *posted, const tn_tensor *sent, const tn_tensor *after);
 /* Ends a series of exchanges. Every rank must call it after each evaluation with exchanges, also if its own failed or
  * was never begun. status: of this rank's evaluation.
- * Returns TN_OK if all ranks and all exchanges succeeded; otherwise an error on every rank, and what was received is
- * undefined. */
+ * Returns TN_OK if the evaluation and all exchanges succeeded on every rank; otherwise an error on every rank, and what
+ * was received is undefined. If a call of MPI failed (MPI_Isend, MPI_Irecv, MPI_Wait), the group can be used again. */
 TN_API tn_status tn_group_settle(tn_group *g, tn_status status);
 
 /* ---- tensor parallelism ------------------------------------------------------------------------------------------ */
 
-/* The two exchanges between layers that are divided among ranks (nn.h, tn_nn_column_parallel_linear), recorded as steps
- * of an evaluation: tn_group_settle must follow it. The results have gradients of any order. All ranks must record the
- * same exchanges in the same order, with the same shapes, between two calls of tn_group_settle; x is on the cpu. In a
- * group of one process both return x.
+/* The two exchanges of layers that are divided among ranks (nn.h, tn_nn_column_parallel_linear), recorded as steps of
+ * an evaluation, which tn_group_settle must follow. All ranks must record the same exchanges in the same order, with
+ * the same shapes, between two calls of tn_group_settle. x: any shape, on the cpu. Both return a new handle with x's
+ * shape, and have gradients of any order. In a group of one process both return x's value.
  *
  * tn_group_sum_forward: the sum of x over all ranks, added in their order: the same bits on every rank and by every
  * transport. The gradient is passed on unchanged.

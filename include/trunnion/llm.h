@@ -196,12 +196,13 @@ typedef struct tn_llm_draft_options {
     { TN_OPTIONS_SIZE(tn_llm_draft_options, least_probability), NULL, 7, 4, 0.5 }
 
 /* Sets the draft of m; options NULL: none. m must be closed, or get another draft, before options->model is closed.
- * One model may be the draft of several conversations of one thread, but its sequence is computed anew whenever another
- * of them guesses: conversations that take turns should have drafts of tn_llm_new_conversation.
- * A batch (tn_llm_batch_step) checks the guesses of all its conversations in one pass if their caches are one pool
- * (tn_llm_options.conversations) on the device cpu, at most three for each, and in steps that compute at most five
- * tokens, because only then it pays; in other batches drafts do nothing. There a conversation guesses only now and then
- * while few of its guesses are right.
+ * One model may be the draft of several conversations of one thread, but it has one sequence, which is computed again
+ * whenever another conversation guesses. Conversations that take turns should each have a draft of their own, made with
+ * tn_llm_new_conversation.
+ * In a batch (tn_llm_batch_step) drafts have an effect if all caches are one pool (tn_llm_options.conversations) on the
+ * device cpu. One pass checks at most three guesses of each conversation. Steps that compute more than five tokens do
+ * not guess, because a guess costs too much there; nor does a conversation whose last guesses were mostly wrong, except
+ * with every eighth token.
  * Errors: TN_ERR_ARGUMENT for values out of range, TN_ERR_MEMORY. tn_llm_step then also has those of the draft's
  * steps. */
 TN_API tn_status tn_llm_set_draft(tn_llm *m, const tn_llm_draft_options *options);

@@ -133,17 +133,20 @@ TN_API tn_tensor *tn_init_orthogonal(int64_t rows, int64_t columns, double gain)
 TN_API tn_module *tn_nn_linear(tn_module *parent, const char *name, int64_t in_features, int64_t out_features,
                                bool bias);
 
-/* The same linear layers divided among the ranks of a group (tensor parallelism; distributed.h, tn_group_sum_forward):
- * initial values do not depend on the number of ranks, of which each keeps its share. In column_parallel x
- * [..., in_features] is the same on all ranks, and each yields its own features: [..., out_features / ranks]. In
- * row_parallel each rank gives its own features [..., in_features / ranks], and all get the same sum
- * [..., out_features]. The group must outlive the module. Variables are on the cpu.
+/* Linear layers whose weights are divided among the ranks of a group (tensor parallelism). Each evaluation must be
+ * followed by tn_group_settle (distributed.h). All ranks must have the same random seed and the same batches.
+ *   column_parallel: x [..., in_features] is the same on all ranks; each rank returns its own features,
+ *     [..., out_features / ranks]. Weight and bias are divided along out_features.
+ *   row_parallel: x [..., in_features / ranks] has this rank's features; all ranks return the same sum,
+ *     [..., out_features]. The weight is divided along in_features, the bias is whole on each rank.
+ * A column-parallel layer, an activation and a row-parallel layer need one exchange in each direction. Initial values
+ * do not depend on the number of ranks. The group must outlive the module. Variables must be on the cpu.
  *
- * The bits depend on the number of ranks, because the products of a row are added in as many parts; otherwise they are
- * the same in each run, on each rank and for each transport. Optimizers that update each number by itself (not lamb,
- * adafactor, muon) train them; their clipping and loss scale take the gradients of all ranks. tn_clip_grad_norm does
- * not.
- * Errors: TN_ERR_SHAPE if the ranks cannot divide the features.
+ * The bits depend on the number of ranks, because a sum is added in as many parts; for one number of ranks they are the
+ * same in each run, on each rank and for each transport. All optimizers train these layers except lamb, adafactor and
+ * muon, which need whole matrices (TN_ERR_UNSUPPORTED). An optimizer's clipping and loss scale take the gradients of
+ * all ranks; tn_clip_grad_norm takes only this rank's.
+ * Errors: TN_ERR_ARGUMENT if group is NULL; TN_ERR_SHAPE if the features are not a multiple of the number of ranks.
  * Source: Shoeybi et al. 2019, "Megatron-LM", section 3. */
 TN_API tn_module *tn_nn_column_parallel_linear(tn_module *parent, const char *name, int64_t in_features,
                                                int64_t out_features, bool bias, tn_group *group);
@@ -152,15 +155,19 @@ TN_API tn_module *tn_nn_row_parallel_linear(tn_module *parent, const char *name,
 
 struct tn_optimizer; /* optim.h */
 
-/* For your own divided layers, before an optimizer is made for them: m's variable `name` keeps this rank's share along
- * dim `dim`, of each of so many equal sections (query, key and value in one matrix: 3). All ranks must have the same
- * value. Errors: TN_ERR_SHAPE if the extent is not a multiple of sections · ranks; TN_ERR_STATE if it is divided
- * already. Divided variables exclude tn_optimizer_shard and the group of tn_data_parallel_new on the same ranks
- * (TN_ERR_UNSUPPORTED). */
+/* For your own divided layers: replaces m's variable `name` by this rank's share of it. Dimension `dim` consists of
+ * `sections` equal parts, each of which is divided (1; 3 for query, key and value in one matrix). Call it on all ranks,
+ * with the same value, and before an optimizer is made of m. The group must outlive m. In a group of one process it
+ * does nothing.
+ * Errors: TN_ERR_ARGUMENT if there is no such variable; TN_ERR_SHAPE if the extent is not a multiple of sections ·
+ * ranks; TN_ERR_STATE if the variable is divided already. Divided variables exclude tn_optimizer_shard and the group
+ * of tn_data_parallel_new on the same ranks (TN_ERR_UNSUPPORTED). */
 TN_API tn_status tn_module_divide(tn_module *m, const char *name, tn_group *group, int dim, int64_t sections);
-/* Divided variables below m, and what the optimizer (NULL: none) keeps for them, become whole on every rank, and shares
- * again: for checkpoints, which then fit any number of ranks. All ranks must call them. To save: join, let rank 0 save,
- * split. To load: join, load on every rank, split. Errors: TN_ERR_STATE for a second join or split in succession. */
+/* For checkpoints that fit any number of ranks. tn_module_join makes the divided variables of m and its children, and
+ * what the optimizer (NULL: none) keeps for them, whole on every rank; tn_module_split makes them shares again. Between
+ * the two m must not compute. All ranks must call them. To save: join, let rank 0 save, split. To load: join, load on
+ * every rank, split. Errors: TN_ERR_ARGUMENT if m is NULL; TN_ERR_STATE for a second join or split in
+ * succession; TN_ERR_MEMORY; those of tn_group_all_gather_tensor. */
 TN_API tn_status tn_module_join(tn_module *m, struct tn_optimizer *o);
 TN_API tn_status tn_module_split(tn_module *m, struct tn_optimizer *o);
 
@@ -291,8 +298,10 @@ typedef struct tn_nn_encoder_options {
     tn_tensor *(*activation)(const tn_tensor *x); /* default NULL: exact GELU */
     bool norm_first;                              /* normalize before each part instead of after it; default false */
     double eps;                                   /* of the norms; default 1e-5 */
-    tn_group *group; /* NULL, or heads and hidden features are divided among its ranks, as in
-                        tn_nn_column_parallel_linear; then dropout must be 0; default NULL */
+    /* Not NULL: heads and hidden features are divided among its ranks (tn_nn_column_parallel_linear). Their numbers
+     * must be multiples of the number of ranks (TN_ERR_SHAPE), and dropout must be 0 (TN_ERR_UNSUPPORTED). Default
+     * NULL. */
+    tn_group *group;
 } tn_nn_encoder_options;
 #define TN_NN_ENCODER_DEFAULTS \
     { TN_OPTIONS_SIZE(tn_nn_encoder_options, group), 0, 0, NULL, false, 1e-5, NULL }

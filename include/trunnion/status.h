@@ -43,7 +43,7 @@
 /* gcc and clang check the arguments of a function whose format is argument number `text`. */
 #if defined(__GNUC__)
 #define TN_FORMAT_(text, arguments) __attribute__((format(printf, text, arguments)))
-#define TN_UNUSED __attribute__((unused)) /* before a parameter that only other functions of the same type use */
+#define TN_UNUSED __attribute__((unused)) /* before a parameter that a function must have but does not use */
 #else
 #define TN_FORMAT_(text, arguments)
 #define TN_UNUSED
