@@ -222,14 +222,16 @@ const char *cli_size_text(char out[32], int64_t bytes);
 /* For opening a device. */
 tn_device_options cli_device_options(const cli_options *o);
 
-/* Runs work(ctx, dry) on a copy of the device that plans everything and computes nothing, which becomes the thread's
- * current one meanwhile; plans are cleared afterwards. limit: of the copy's pool in bytes, 0: none. *bytes: the peak of
- * the memory that the work would take (on the CPU the resident memory of the process); *pool: that of the pool alone,
- * may be NULL. Errors: the work's; TN_ERR_UNSUPPORTED if the device has no dry run. */
+/* Runs work(ctx, dry) on a dry run of the device (tn_device_options.dry_run), which plans everything and computes
+ * nothing. It is the thread's current device meanwhile; plans are cleared afterwards.
+ *   limit: of the pool of the dry run in bytes; 0: none.
+ *   *bytes: peak memory that the work would take, on the CPU resident memory of the process; *pool (may be NULL): peak
+ *     of the pool only.
+ * Errors: those of the work; TN_ERR_UNSUPPORTED if the device has no dry run. */
 tn_status cli_plan_dry(tn_device *device, const cli_options *o, int64_t limit,
                        tn_status (*work)(void *ctx, tn_device *dry), void *ctx, int64_t *bytes, int64_t *pool);
-/* Refuses a training that would not fit into `limit` bytes of the device's pool, before anything is loaded: work
- * plans its first steps. */
+/* Returns TN_ERR_MEMORY, with what is missing, for a training whose first steps, which `work` records, do not fit into
+ * `limit` bytes of the device's pool (--memory). Nothing is loaded. TN_OK for other errors: the run reports them. */
 tn_status cli_check_training(tn_device *device, const cli_options *o, int64_t limit,
                              tn_status (*work)(void *ctx, tn_device *dry), void *ctx);
 

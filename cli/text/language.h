@@ -99,8 +99,8 @@ bool cli_draft_find(cli_draft *d);
 /* Opens the draft's model, if it has one, on the device and with the context of m, checks that its tokenizer has the
  * same tokens as `words` (may be NULL: not checked), and makes it the draft of m. */
 tn_status cli_draft_open(cli_draft *d, tn_llm *m, tn_device *device, const tn_tokenizer *words);
-/* The same draft for a further conversation, at most TN_LLM_BATCH of them: with a sequence of its own, since a sequence
- * that several shared would be computed anew at each change. */
+/* The same draft for a further conversation, at most TN_LLM_BATCH of them. Each gets its own sequence of the draft's
+ * model: a shared one would be computed again whenever another conversation guesses. */
 tn_status cli_draft_add(cli_draft *d, tn_llm *m);
 /* To be called after its models are freed. */
 void cli_draft_close(cli_draft *d);

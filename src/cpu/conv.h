@@ -30,8 +30,8 @@ typedef struct tn_conv_args {
     bool winograd; /* only if tn_conv_winograd_fits and numerics are fast; excludes nhwc */
     bool max_pool; /* of tn_conv_depthwise */
     /* x or the results lie in blocks of channels: [images, blocks, pixels, lanes], a block having as many channels as a
-     * vector has lanes (nChw16c); behind the last channel anything may lie. Only if tn_conv_takes_blocks; the strides
-     * of x are then ignored. Of bytes, blocks are words: [images, words, pixels, 4 channels] (tn_conv_bytes_fits). */
+     * vector has lanes (nChw16c); lanes after the last channel are undefined. Only if tn_conv_takes_blocks; the strides
+     * of x are then ignored. Bytes lie in words instead: [images, words, pixels, 4 channels] (tn_conv_bytes_fits). */
     bool x_blocks, y_blocks;
     /* A program that receives blocks of y in place of `out` (cpu_kernels.h): its last three axes are images, channels
      * of all groups, output pixels. For tn_conv and tn_conv_depthwise. Fused operations are per channel. */
@@ -60,11 +60,11 @@ bool tn_conv_prefers_nhwc(const tn_conv_args *args);
 /* The same for windows of one tap, compared with a matrix product whose columns are pixels. An image is one row. */
 bool tn_conv_tap_prefers_nhwc(const tn_conv_args *args);
 
-/* Have windows one tap, and output pixels are those of the image? */
+/* Is it a matrix product: windows of one tap, stride 1, no padding? */
 bool tn_conv_is_product(const tn_conv_args *args);
 
 /* Can x and the results lie in blocks of channels, as x_blocks and y_blocks request? With y_blocks, the epilogue must
- * be fused operations or absent. Reads only sizes, and whether windows are depthwise. */
+ * be fused operations, `flat`, or absent. Reads only sizes, and whether windows are depthwise. */
 bool tn_conv_takes_blocks(const tn_conv_args *args);
 /* Elements of images in blocks of channels. */
 int64_t tn_conv_block_elements(int64_t batch, int64_t channels, int64_t plane);
@@ -114,7 +114,7 @@ bool tn_conv_wgrad_winograd_pays(const tn_conv_args *args);
 size_t tn_conv_wgrad_workspace(const tn_conv_args *args, int threads);
 void tn_conv_wgrad(const tn_conv_args *args);
 
-/* Bytes of images of bytes in words of four channels. */
+/* Size of images of u8 or i8 in words of four channels, in bytes. */
 int64_t tn_conv_word_bytes(int64_t batch, int64_t channels, int64_t plane);
 
 /* The same of bytes: images of u8 at x, filters of i8 at weight (strides in bytes), sums of i32, exact modulo 2³², or

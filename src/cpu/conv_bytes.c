@@ -1,12 +1,12 @@
 /* conv_bytes.c — convolutions of bytes: sums in i32, or rounded to bytes while they are in the cache; max pooling.
  *
  * Processors add up four products of bytes in a lane: a word of four channels of a pixel times the word of the same
- * channels of a filter. So images are first copied to planes of such words, which also have what lies around them (the
- * byte `outside`): to the tiles they are images of a quarter of the channels, whose windows never leave them. Channels
- * that are missing in the last word are zeros there or in the filters. The rest is conv_nhwc.c's. Images that lie in
- * words already are copied as they are, or not at all if windows have one tap.
+ * channels of a filter. So images are first copied to planes of such words, padded with the byte `outside`: for the
+ * tiles these are images with a quarter of the channels and no padding. The missing channels of the last word are zeros
+ * there or in the filters. conv_nhwc.c does the rest. Images that lie in words already (plan/byte_layout.c) are copied
+ * unchanged, or not at all if windows have one tap.
  *
- * Windows of one channel (depthwise, pooling) are read in an input tile of words, a word of channels at a time. */
+ * For windows of one channel (depthwise, pooling) an input tile of words is filled, four channels at a time. */
 #include <string.h>
 
 #include "cpu/conv_paths.h"
@@ -14,7 +14,7 @@
 
 enum {
     QUAD = 4,
-    SIGN = 0x80, /* i8 is read as u8, moved by 128: its upper bit is turned */
+    SIGN = 0x80, /* i8 is read as u8, with 128 added: the upper bit is inverted */
     SIGNS = 0x80808080,
     VECTOR = 16 /* words of the widest vector */
 };
@@ -26,7 +26,7 @@ static uint32_t in_word(uint8_t byte) { return byte * 0x01010101U; }
 
 /* ==== channels in words =========================================================================================== */
 
-/* Whether the tiles read the image as it lies: in words, without a sign, by windows of one tap that never leave it. */
+/* Whether the tiles can read the image in place: in words, unsigned, windows of one tap, no padding, stride 1. */
 static bool stays(const tn_conv_args *a) {
     bool tap = a->x_blocks && !a->x_signed && a->kernel[0] * a->kernel[1] == 1;
     for (int d = 0; d < 2; d++)
@@ -55,7 +55,7 @@ static tn_conv_args quads_of(const tn_conv_args *a) {
     return q;
 }
 
-/* Of the planes that an image is copied to. */
+/* Size of the planes of words that x is copied to. */
 static size_t image_bytes(const tn_conv_args *a) {
     const tn_conv_args q = quads_of(a);
     return stays(a) ? 0 : im2col_bytes(q.batch * q.x_stride[0]);
@@ -223,7 +223,7 @@ static size_t tile_bytes(const tn_conv_args *a) {
     return im2col_bytes(tile_row(a) * tile_rows(a) + VECTOR * (a->stride[1] + 2));
 }
 
-/* Results that do not stay in words. */
+/* Room for results in words that are split to planes afterwards. */
 static size_t results_bytes(const tn_conv_args *a) {
     return a->y_blocks ? 0 : im2col_bytes(a->out_size[0] * a->out_size[1]);
 }
@@ -262,7 +262,7 @@ typedef struct windows {
     size_t part;
 } windows;
 
-/* A row of the image's pixels, of the channels that filters [filter, filter + count) see. */
+/* Copies a row of pixels to words: the channels that filters [filter, filter + count) read. */
 static void copy_row(const windows *w, const uint8_t *x, int64_t filter, int64_t count, uint32_t *to) {
     const tn_conv_args *a = w->a;
     const uint8_t *plane[QUAD];
@@ -277,7 +277,7 @@ static void copy_row(const windows *w, const uint8_t *x, int64_t filter, int64_t
             ((uint8_t *)(to + i))[k] = plane[k][i * a->x_stride[3]] ^ (uint8_t)w->turned;
 }
 
-/* Word `word` of the channels of an image, between the bytes that lie around all of them. */
+/* Copies the channels of word `word` of an image to the input tile, whose padding stays. */
 static void copy_word(const windows *w, int64_t image, int64_t word, uint32_t *to) {
     const tn_conv_args *a = w->a;
     const int64_t filters = a->groups * a->out_channels, row = tile_row(a), pixels = a->size[0] * a->size[1];

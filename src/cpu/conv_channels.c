@@ -4,8 +4,8 @@
  * [row, column, channel], into which images are turned, with zeros around them (-∞ where the greatest is looked for).
  * So all loads are aligned, whatever the stride, and no lane is lost on images of seven columns. Sums are turned back
  * as they are written out or handed to the epilogue; what the epilogue does to each channel is done meanwhile. Images
- * in blocks of channels (conv.h) are read where they lie if windows are the usual ones, or copied, and results leave
- * the registers as they are. Chains are those of conv_depthwise.c. */
+ * in blocks of channels (conv.h) are read in place if windows are 3 × 3 or 5 × 5 (reads_in_place), otherwise copied;
+ * results are stored without transposing. Chains are those of conv_depthwise.c. */
 #include <math.h>
 #include <string.h>
 

@@ -117,8 +117,8 @@ typedef struct conv_vec {
     void (*weigh)(const weigh_rows *w);
     /* Windows of 3 × 3 and 5 × 5 with a stride of 1 or 2; NULL: loads have no masks. */
     void (*weigh_image)(const weigh_image *w);
-    /* The same of a vector of channels of an image in blocks of channels (conv.h): a pixel is a vector, and so are
-     * weights and what is added. Two columns at least. */
+    /* The same for one block of channels of an image (conv.h): each pixel, each weight and the bias is a vector of
+     * channels. Requires two columns of output pixels or more. */
     void (*weigh_block)(const weigh_image *w);
     /* A row of output pixels, each the greatest of two neighbours in two rows, without an input tile. */
     void (*greatest_of_four)(const float *upper, const float *lower, float *to, int64_t out_size);

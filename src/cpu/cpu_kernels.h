@@ -42,8 +42,9 @@ typedef struct tn_fused_program {
     kir_launch launch;
     int block_buffer, buffer_count;
     const tn_fused_epilogue *epilogue_ops; /* what a store program does, or NULL: it says so itself */
-    /* Of a convolution whose results lie in blocks of channels: epilogue_ops only add a bias; then the program runs
-     * over the results in place, its last axis being their elements in memory, and finds -0 as the bias. */
+    /* For a convolution whose results lie in blocks of channels: epilogue_ops add the bias and do nothing else. Then
+     * the program runs over the results in place, in the order of memory (its last axis); it reads -0 as the bias,
+     * which changes no sum. */
     bool flat;
 } tn_fused_program;
 
@@ -52,8 +53,9 @@ bool tn_fused_epilogue_read(const kir_program *p, const int64_t *sizes, int bloc
 /* The same for a convolution, with a channel's index instead of a column's: only add, also, relu, floor and ceiling;
  * `to` names only the buffer, `also` one that lies as the results do. */
 bool tn_epilogue_read_channels(const kir_program *p, const int64_t *sizes, int block_buffer, tn_fused_epilogue *out);
-/* Whether a convolution's program can be `flat`: it first adds a number a channel, if it adds one at all, and reads
- * nothing else but single numbers. Sets `to` and `add`. */
+/* Whether a convolution's program can be `flat`, as those of hard swish or SiLU can: element by element, one result, no
+ * operand except single numbers and a bias for each channel, which must be added to the sum first. Sets `to` and
+ * `add`. */
 bool tn_epilogue_read_flat(const kir_program *p, const int64_t *sizes, int block_buffer, tn_fused_epilogue *out);
 
 /* Sums of products of bytes as bytes: round((sum + bias) · scale) + zero, saturated to i8 or u8; the sum modulo 2³²,
@@ -66,7 +68,7 @@ typedef struct tn_byte_rounding {
     bool words; /* results lie in words of four channels (conv.h); tn_conv_bytes sets it */
 } tn_byte_rounding;
 
-/* For questions about sizes, where it only counts whether sums are rounded. */
+/* A placeholder for functions that read only sizes and whether sums are rounded. */
 extern const tn_byte_rounding tn_any_byte_rounding;
 
 /* One operand in memory: element (batch…, row, col) at data + Σ batch·batch_stride +

@@ -197,7 +197,7 @@ bool tn_epilogue_read_channels(const kir_program *p, const int64_t *sizes, int b
 
 /* ---- element by element ------------------------------------------------------------------------------------------ */
 
-/* The number of operands of other instructions than `but` that are value v. */
+/* How often v is an operand, not counting instruction `but`. */
 static int uses(const kir_program *p, kir_val v, kir_val but) {
     int count = 0;
     for (int i = 0; i < p->n_ins; i++)
@@ -206,7 +206,8 @@ static int uses(const kir_program *p, kir_val v, kir_val but) {
     return count;
 }
 
-/* A load of the program: the block, a single number, or one bias. Results may take the place of other images. */
+/* Whether v loads the block, a single number, or the bias, of which there may be one. Another image is refused, because
+ * the results may overwrite it. */
 static bool read_flat_load(const reader *r, kir_val v, kir_val *bias) {
     tn_epilogue_access at;
     if (is_sum(r, v) || read_number(r, v, &at)) return true;
@@ -216,7 +217,8 @@ static bool read_flat_load(const reader *r, kir_val v, kir_val *bias) {
     return true;
 }
 
-/* The bias has a buffer of its own, and is read only to be added to the sum, which nothing reads without it. */
+/* Whether the bias has a buffer of its own, is read once, to be added to the sum, and nothing reads the sum without
+ * it. */
 static bool is_added_first(const reader *r, kir_val bias) {
     const kir_program *p = r->p;
     int others = 0;

@@ -149,8 +149,8 @@ typedef struct result_block {
 
 /* ---- sums of bytes as bytes -------------------------------------------------------------------------------------- */
 
-/* Sums of `channels` channels from `channel` on, side by side for each pixel, to planes of bytes, or to planes of words
- * of four channels. */
+/* Rounds sums, which lie side by side for each pixel, of `channels` channels from `channel` on. The bytes go to planes
+ * of channels, or to planes of words of four channels (rounding->words). */
 typedef struct byte_result {
     const struct tn_byte_rounding *rounding;
     int64_t channel;
@@ -160,8 +160,8 @@ typedef struct byte_result {
     int64_t plane, channels, pixels;
 } byte_result;
 
-/* Rows of output pixels of the channels of a word, of which there are `channels`: windows of `rows` × `columns` words.
- * Behind the last window 16 · (stride + 2) words are readable. */
+/* Rows of output pixels of one word of channels, `channels` of which exist: windows of `rows` × `columns` words. The 16
+ * · (stride + 2) words after the last window must be readable. */
 typedef struct byte_windows {
     const struct tn_byte_rounding *rounding; /* of weigh */
     int64_t channel;
@@ -170,7 +170,7 @@ typedef struct byte_windows {
     int64_t from_row, from_down; /* words from a window's row to its next; from a row of output pixels to the next */
     int64_t stride, dilation;    /* of columns */
     const int32_t *weights;      /* [rows / 4, columns, channels of a word]: taps of four rows; zeros behind the last */
-    uint32_t turned;             /* of pool: bits of the results that are turned */
+    uint32_t turned;             /* of pool: bits of the results that are inverted */
     int rows, columns;
     uint32_t *to;
     int64_t out_rows, out_columns;
@@ -180,7 +180,8 @@ typedef struct byte_kernels {
     void (*round)(const byte_result *r);
     void (*weigh)(const byte_windows *w);
     void (*pool)(const byte_windows *w); /* the greatest byte of each window, without sign */
-    /* Pixels of four planes as words, with the bits of `turned` turned; and back, to `channels` planes. */
+    /* Interleaves the pixels of four planes to words and inverts the bits of `turned`; split: back, to `channels`
+     * planes. */
     void (*join)(const uint8_t *const plane[4], int64_t count, uint32_t turned, uint32_t *to);
     void (*split)(const uint32_t *from, int64_t count, int channels, uint8_t *const plane[4]);
 } byte_kernels;

@@ -23,7 +23,8 @@ static uint8_t rounded(const tn_byte_rounding *r, int64_t channel, int32_t sum) 
     return (uint8_t)((int32_t)rintf(y) + r->zero);
 }
 
-/* Where a channel's bytes begin, and their distance: planes, or words of four channels. */
+/* Results lie in planes of channels, or in words of four channels: that decides where a channel begins, and the
+ * distance of its bytes. */
 static void round_some(const byte_result *r, int64_t channel, int64_t channels, int64_t pixel, int64_t pixels) {
     const bool words = r->rounding->words;
     for (int64_t c = channel; c < channel + channels; c++) {
@@ -180,8 +181,8 @@ static void round_to_bytes(const byte_result *r) { round_some(r, 0, r->channels,
 #endif
 
 /* ---- windows of single channels ---------------------------------------------------------------------------------- */
-/* A word has a pixel of four channels. Bytes of four rows of words are interleaved: then a lane has four taps of one
- * channel, one below the other, and a register four channels of every fourth pixel. */
+/* A word holds one pixel of four channels. The bytes of four rows of words are interleaved, so that a lane holds four
+ * taps of one channel, one below the other, and a register holds four channels of every fourth pixel. */
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 VEC_INLINE byte_vec load_words(const uint32_t *from, const int64_t stride) {
@@ -194,7 +195,7 @@ VEC_INLINE byte_vec load_words(const uint32_t *from, const int64_t stride) {
     return GATHER_WORDS(from, index);
 }
 
-/* seen[i]: pixels i, i + 4, …, of four rows, of which `rows` have weights: others are zeros, or any. */
+/* seen[i]: pixels i, i + 4, … of four rows. Only the first `rows` rows are loaded; the weights of the others are 0. */
 VEC_INLINE void interleave(byte_vec seen[4], const uint32_t *from, int64_t row, const int64_t stride, const int rows) {
     byte_vec x[4];
     VEC_UNROLL
@@ -214,7 +215,8 @@ VEC_INLINE void add_column(byte_vec sum[4], const byte_vec *seen, byte_vec weigh
         sum[i] = ADD_PRODUCTS(sum[i], seen[i], weight);
 }
 
-/* A window's column that lies k pixels further is that of the next pixels: they are interleaved once. */
+/* For three adjacent columns: column k of a window is column 0 of the window k pixels further, so pixels are
+ * interleaved once for all three. */
 VEC_INLINE void add_three_beside(byte_vec sum[4], const byte_windows *w, const uint32_t *from) {
     byte_vec seen[8];
     interleave(seen, from, w->from_row, 1, 3);

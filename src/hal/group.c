@@ -50,7 +50,7 @@ struct tn_group {
         int posted;       /* since tn_group_settle */
         int64_t numbers;  /* given to recorded exchanges since then */
         tn_status status; /* of the first that failed; its words are in `why` */
-        bool told;        /* all ranks know of a failure: none posts any more */
+        bool told;        /* all ranks know of a failure: none begins an exchange until tn_group_settle */
         char why[256];
         struct {
             const void *receive; /* NULL: free */
@@ -726,14 +726,16 @@ static tn_status prepare_step(tn_group *g, const size_t *from, const size_t *byt
     return TN_OK;
 }
 
-/* begun: how many messages each rank has begun to send; NULL: no rank has. */
+/* Ends an exchange that will not be complete. begun: the number of messages that each rank has begun to send; NULL:
+ * none. */
 static void cancel_step(tn_group *g, const size_t *bytes, const uint64_t *begun, const step_room *room) {
     if (g->by != &by_mpi || room->at == MOST_POSTED || !g->steps.pending[room->at].receive) return;
     tn_mpi_cancel(bytes, begun, &g->steps.pending[room->at].request);
     g->steps.pending[room->at].receive = NULL;
 }
 
-/* A rank may fail to send although it was ready. Then the others must not wait for what it has not sent. */
+/* MPI_Isend may fail on a rank that was ready. So all ranks compare how many messages each has begun to send; if any is
+ * missing, all cancel the exchange, and fail instead of waiting. */
 static tn_status start_sending(tn_group *g, const char *send, const size_t *from, const size_t *bytes, char *receive,
                                const step_room *room) {
     tn_mpi_request *request = &g->steps.pending[room->at].request;
@@ -759,7 +761,7 @@ static tn_status start_step(tn_group *g, const char *send, const size_t *from, c
 
 static const uint64_t MIX = 0x9E3779B97F4A7C15;
 
-/* If an evaluation or a wait has failed here, the others learn it where they agree on the next exchange. */
+/* Tells the other ranks that an evaluation or a wait failed here, when they agree on the next exchange. */
 static void tell_failure(tn_group *g) {
     if (g->steps.status != TN_OK && !g->steps.told) (void)tn_group_agree(g, g->steps.status, 0);
     g->steps.told = g->steps.status != TN_OK;

@@ -53,7 +53,7 @@ struct tn_device {
     _Atomic bool ordered;           /* it has had further queues: buffers bear timeline points (queue.h) */
     /* a device's default queue, if it has a timeline; NULL if calls have completed when they return */
     tn_queue *own;
-    atomic_int streams; /* of the interface, that queues of tn_queue_new have for themselves */
+    atomic_int streams; /* driver's streams that queues of tn_queue_new have made (tn_device_options.streams) */
     tn_device *next;    /* device.c's list of open devices */
 };
 
@@ -333,9 +333,9 @@ tn_status tn_group_collect(tn_group *g, tn_collective what, int root, tn_buffer 
 
 /* An exchange in host memory that is a step of a plan. */
 typedef struct tn_group_step {
-    int64_t number; /* the same on all ranks: they find out if they run their steps in different orders */
-    size_t bytes;   /* for each rank: the same, or with `divides` pieces that follow each other */
-    bool divides;
+    int64_t number; /* of the recording; ranks compare it, so different orders of steps are an error */
+    size_t bytes;   /* that go to each rank */
+    bool divides;   /* each rank gets another piece of `send`, in their order; else all get the same bytes */
 } tn_group_step;
 /* Begins it: each rank gets lengths[rank] bytes of `send`, in the order of the ranks, or with lengths NULL what `step`
  * says. tn_group_await waits for the end; until then `send` and `receive` must stay. tn_group_settle (distributed.h)

@@ -300,7 +300,7 @@ static void queue_free(tn_queue *q) {
     tn_mem_free(q);
 }
 
-/* A stream of the interface, or the default one if the queues already have as many as the device's settings allow. */
+/* A new stream of the driver, or the default one if queues already use as many as the device's settings allow. */
 static tn_status take_stream(tn_device *d, void **handle) {
     int others = atomic_fetch_add(&d->streams, 1), most = d->settings.streams;
     tn_status s = TN_OK;

@@ -1,8 +1,10 @@
 /* divide.c — layers whose weights are divided among the ranks of a group (tensor parallelism).
  *
- * A weight is initialized as a whole on every rank, from the same random numbers, and each keeps its share: so the
- * weights do not depend on the number of ranks, and a checkpoint of whole weights fits any. A column-parallel layer
- * yields this rank's features, a row-parallel one takes them: between the two nothing is exchanged. */
+ * Every rank initializes the whole weight, from the same random numbers, and keeps its share. So initial weights do not
+ * depend on the number of ranks, and a checkpoint of whole weights fits any number. A column-parallel layer returns
+ * this rank's features, which a row-parallel layer reads: between the two nothing is exchanged. The exchanges are
+ * operations (tn_group_sum_forward, tn_group_sum_backward); the optimizer (optim.c) adds norms of gradients over the
+ * ranks. */
 #include <stdlib.h>
 
 #include "nn/make.h"
@@ -33,7 +35,7 @@ static share share_of(const tn_division *d, const tn_tensor *t, bool is_part) {
     return s;
 }
 
-/* `value` takes the place of t's: as a state of its own, a leaf if t is one. */
+/* Replaces t's value by `value`, as a new state, which requires gradients if t does. */
 static tn_status take_place(tn_tensor *t, tn_tensor *value) {
     bool trained = tn_requires_grad(t);
     TRY(tn_status_of(value));
@@ -94,7 +96,7 @@ static tn_tensor *column_forward(tn_module *m, const tn_tensor *x) {
     return result;
 }
 
-/* The bias is added once, behind the sum. */
+/* The bias is added once, after the sum over ranks. */
 static tn_tensor *row_forward(tn_module *m, const tn_tensor *x) {
     const parallel_linear *s = tn_module_self(m);
     tn_tensor *result = NULL;
@@ -107,7 +109,7 @@ static tn_tensor *row_forward(tn_module *m, const tn_tensor *x) {
 static const tn_module_type column_type = {sizeof(tn_module_type), "column_parallel_linear", column_forward, free};
 static const tn_module_type row_type = {sizeof(tn_module_type), "row_parallel_linear", row_forward, free};
 
-/* A linear layer, of which dim `dim` of the weight is divided. */
+/* dim: the dimension of the weight that is divided, 0 by rows (out_features) or 1. */
 static tn_module *make_parallel(tn_module *parent, const char *name, const tn_module_type *type, int64_t in_features,
                                 int64_t out_features, bool bias, tn_group *group, int dim) {
     if (!group) (void)tn_module_fail(parent, tn_nn_need(NULL, "the group of a parallel linear layer"));

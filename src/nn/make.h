@@ -22,25 +22,26 @@ tn_status tn_nn_need(const void *p, const char *what);
 /* Two extents must be positive; false otherwise, noted on the root, and when the parent is NULL. */
 bool tn_nn_check_sizes(tn_module *parent, const char *what, const char *name, int64_t a, int64_t b);
 
-/* Adds weight [out, in] and bias [out] of a linear layer, which is NULL without one. */
+/* Adds weight [out, in] and, with `bias`, bias [out] of a linear layer to m. *made_bias is unchanged without one. */
 void tn_nn_linear_variables(tn_module *m, int64_t in_features, int64_t out_features, bool bias, tn_tensor **weight,
                             tn_tensor **made_bias);
 
 /* Overwrites a variable of m with a value (computed with the next run); NULL as m is fine. */
 void tn_nn_write(tn_module *m, const char *name, const tn_tensor *value);
 
-/* How a variable is divided among the ranks of a group (module.c): along `dim`, each of so many equal sections by
- * itself. group NULL: it is not. */
+/* How a variable is divided among the ranks of a group: along `dim`, each of `sections` equal parts separately
+ * (tn_module_divide). group NULL: not divided. */
 typedef struct tn_division {
     tn_group *group;
     int dim;
     int64_t sections, whole; /* whole: the extent of that dim on all ranks together */
 } tn_division;
 tn_division tn_nn_division(const tn_module *m, const tn_tensor *t); /* of a variable below m */
-/* divide.c. t's value becomes this rank's share of it, or the whole of all ranks' shares; all ranks call it. */
+/* divide.c. Replace t's value by this rank's share of it; by the whole, from the shares of all ranks, which all call
+ * it. */
 tn_status tn_nn_split(const tn_division *d, tn_tensor *t);
 tn_status tn_nn_join(const tn_division *d, tn_tensor *t);
-/* The same with the optimizer's memory of divided parameters. */
+/* Calls `change` (one of these) for what the optimizer keeps for each divided parameter. */
 tn_status tn_optim_change_divided(tn_optimizer *o, tn_status (*change)(const tn_division *d, tn_tensor *t));
 
 /* tn_minimize with gradients that were computed elsewhere: gradient(ctx, v) is that of parameter v (the handle that

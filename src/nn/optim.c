@@ -67,7 +67,8 @@ static tn_group *divided_group(const tn_optimizer *o) {
     return group;
 }
 
-/* The sums of squares of gradients, those of divided parameters in one, over all ranks; freed with free. */
+/* Sums of squares of the gradients, for clipping: one for each parameter that is whole on each rank, and one, added
+ * over all ranks, for all divided ones together. Freed with free. */
 static tn_status squares_of_ranks(const tn_optimizer *o, tn_group *group, tn_tensor ***squares) {
     tn_tensor *divided = NULL;
     int last = 0;

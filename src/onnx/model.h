@@ -183,7 +183,7 @@ tn_status onnx_model_read(tn_onnx *m, onnx_text message, const char *const *give
 tn_status onnx_model_list_weights(tn_onnx *m); /* model.c: fills m->weights */
 /* Finds each node's row or function; TN_ERR_UNSUPPORTED with all that has none, also in *report (may be NULL). */
 tn_status onnx_model_resolve(tn_onnx *m, char **report);
-/* Makes operators between DequantizeLinear and QuantizeLinear operators on bytes. (quant_graph.c) */
+/* Replaces operators between DequantizeLinear and QuantizeLinear by operators on bytes (quant_graph.c). */
 tn_status onnx_map_quantized(tn_onnx *m, onnx_graph *g);
 const onnx_attribute *onnx_node_attribute(const onnx_node *n, const char *name);
 /* The attribute that a, one of the node's, stands for; NULL: the calling node and the function have none.

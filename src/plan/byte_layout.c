@@ -1,8 +1,10 @@
-/* byte_layout.c — images of bytes between convolutions lie in words of four channels (conv.h).
+/* byte_layout.c — chooses which images of u8 and i8 lie in words of four channels (conv.h).
  *
- * Kernels of bytes multiply words of four channels; other images they have to copy into words, and results into planes
- * again. An image lies in words if the kernel that makes it and all that read it support that: convolutions, pooling,
- * and element-wise programs, which do not notice if all of their images lie alike. */
+ * Kernels for bytes multiply words of four channels. They copy an image in NCHW order into words first, and copy
+ * results back. An image lies in words if the kernel that writes it and all kernels that read it support that:
+ * convolutions, pooling, and element-wise programs whose images all have the same layout. Runs after fusing; the images
+ * are values that tn_quantized_conv2d, tn_max_pool2d and the like have made of operators of ONNX (onnx/quant_graph.c).
+ * */
 #include <string.h>
 
 #include "plan/native.h"
@@ -14,7 +16,7 @@ static bool is_byte_kernel(const tn_group *group) {
 
 /* ---- element-wise programs --------------------------------------------------------------------------------------- */
 
-/* Every point accesses its own element of a dense buffer, or (*scalar) all the same one. */
+/* Whether each point accesses its own element of a dense buffer, or (*scalar) all points access the same element. */
 static bool is_at_point(const kir_program *p, const int64_t *sizes, int access, bool *scalar) {
     const int64_t *at = kir_sizes_access(p, sizes, access), *stride = at + 1;
     bool dense = at[0] == 0;
@@ -32,7 +34,7 @@ typedef struct byte_images {
     int of[KIR_MAX_BUFFERS], count;
 } byte_images;
 
-/* A program without loops and indices. */
+/* Whether the group is an element-wise program: no loops, no computed indices. */
 static bool is_elementwise(const tn_group *group, byte_images *images) {
     const kir_program *p = group->lowered.program;
     bool scalar;
@@ -78,7 +80,7 @@ static bool may_be_in_words(const tn_graph_plan *g, int value) {
     return v->fusion.pull_count > 0;
 }
 
-/* Takes images of a kernel that cannot have them so out of `words`. */
+/* If the kernel does not support this layout of its images, removes one of them from `words` and returns true. */
 static bool check_kernel(const tn_graph_plan *g, const tn_group *group, bool *words) {
     const int x = g->values[group->lead].in[0], y = group->lead;
     tn_conv_args a = group->run.native->conv;
@@ -90,7 +92,7 @@ static bool check_kernel(const tn_graph_plan *g, const tn_group *group, bool *wo
     return true;
 }
 
-/* All images of a program, or none of them. */
+/* Unless all images of a program are in `words`, removes all of them; true if that changed something. */
 static bool check_program(const tn_graph_plan *g, const tn_group *group, bool *words) {
     enum { TOGETHER = 4 };
     byte_images images;

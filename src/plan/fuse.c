@@ -498,8 +498,8 @@ static bool is_decoded(const tn_graph_plan *g, const tn_value *v) {
            tn_value_numel(v) <= MOST_DECODED;
 }
 
-/* Whether v can be the epilogue of a convolution that only it reads, and its reader is the epilogue of another one,
- * which would read that convolution's result instead. */
+/* Whether v follows a convolution and is read only by the epilogue of another one, as at a residual addition. Then v is
+ * stored, as the epilogue of its own convolution; otherwise the other epilogue would compute v from bare sums. */
 static bool ends_other_convolution(const tn_graph_plan *g, const tn_value *v) {
     const tn_value *conv = v->fusion.pull_count == 1 ? convolution_behind(g, v) : NULL;
     return conv && conv->fusion.user_count == 1 && g->groups[v->fusion.pulls[0]].kind == TN_GROUP_MATMUL;

@@ -41,7 +41,7 @@ struct tn_native {
     const tn_blas *library; /* computes a product of floats instead; NULL: our kernel does */
     const char *by;         /* the library, or the way that measured fastest; NULL: neither */
     void *own;              /* memory of the kernel's arguments, or NULL */
-    bool conv_in_bytes;     /* `conv` has an image and results of bytes: they may lie in words (byte_layout.c) */
+    bool conv_in_bytes;     /* image and results of `conv` are u8 or i8, and may lie in words (byte_layout.c) */
     /* a further kernel of the same launch, and what it is run with */
     tn_native *next;
     void *const *pointers;
@@ -118,11 +118,11 @@ bool tn_conv_joins_pool(const tn_node *conv, const tn_node *pool); /* … of wha
 bool tn_takes_conv2d_dgrad(const tn_node *n);
 bool tn_takes_conv2d_wgrad(const tn_node *n);
 extern const tn_native_epilogue tn_conv2d_epilogue, tn_max_pool2d_epilogue;
-/* Whether a kernel computes a convolution or pooling of f32 whose image may lie in blocks of channels. */
+/* Whether n is a convolution or max pooling of f32, whose image may lie in blocks of channels. */
 bool tn_conv_is_window(const tn_native *n);
 /* Lays an image in blocks of channels (conv.h) if the kernels that write and read it all support that layout. convs: by
  * group, whether it is such a kernel on the CPU; blocked: by value, false at first. On return `blocked` says which
- * images lie in blocks. */
+ * images lie in blocks; the arguments of the kernels are set. */
 void tn_conv_lay_in_blocks(const tn_graph_plan *g, const bool *convs, bool *blocked);
 /* The same for images of bytes, in words of four channels (byte_layout.c). */
 tn_status tn_lay_bytes_in_words(const tn_graph_plan *g);

@@ -644,7 +644,7 @@ static void run_max_pool2d(tn_native *n, void *const *pointers) {
         tn_conv_depthwise(&n->conv);
 }
 
-/* Whether windows meet one channel each. */
+/* Whether each window reads only one channel. */
 static bool is_each(const tn_native *n) { return n->run == run_conv2d_depthwise || n->run == run_max_pool2d; }
 
 bool tn_conv_is_window(const tn_native *n) {
@@ -686,8 +686,8 @@ static bool fits_columns(const tn_group *group, tn_conv_args *sizes, bool x_bloc
 /* Values that a convolution's group reads and computes; -1: none. */
 typedef struct conv_images {
     int x, added, y; /* added: an image in the layout of the results that the epilogue adds to them */
-    bool plain;      /* y is the only result, and its epilogue has only per-channel operations and `added`, or … */
-    bool flat;       /* … can be computed element by element once a bias has been added */
+    bool plain;      /* y is the only result, and its epilogue has only per-channel operations and `added`, or is … */
+    bool flat;       /* … element-wise after the bias (tn_epilogue_read_flat) */
 } conv_images;
 
 static conv_images images_of(const tn_graph_plan *g, const tn_group *group) {
@@ -721,7 +721,7 @@ static bool reads_as_image(const tn_graph_plan *g, const tn_group *group, int va
     return (at.x == value || at.added == value) && others == 0 && g->values[group->lead].in[1] != value;
 }
 
-/* Whether a value lies in a concatenation of channels that is only made of values in it, and is whole blocks of it. */
+/* Whether v is a part of an in-place concatenation along the channels, and consists of whole blocks of it. */
 static bool is_part_of_blocks(const tn_graph_plan *g, const tn_value *v) {
     const tn_node *n = v->node, *whole = g->values[v->memory.into].node;
     const int64_t plane = n->shape[n->rank - 1] * n->shape[n->rank - 2] * (int64_t)sizeof(float);
@@ -795,7 +795,7 @@ static void agree_on_blocks(const tn_graph_plan *g, const bool *convs, bool *blo
     }
 }
 
-/* Makes an epilogue run over the elements of its results in blocks of channels, behind the bias that is added first. */
+/* Makes the epilogue `flat` (cpu_kernels.h): the kernel adds the bias, then the program runs over the results. */
 static void flatten_epilogue(const tn_group *group, tn_native *n, int64_t elements) {
     const kir_program *p = group->lowered.program;
     tn_fused_epilogue ops;

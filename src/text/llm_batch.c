@@ -4,8 +4,9 @@
  * conversations if their caches are one pool, else one for each. A captured graph serves every step; its inputs are the
  * rows of the embedding and the positions.
  *
- * With drafts, and if the caches are one pool, a conversation has as many rows as it has tokens to check, or none while
- * its guesses are the right ones. A row's sequence is its row of pages, and is an input then. */
+ * With drafts, if the caches are one pool, a pass has a row for the token and for each guess of a conversation, and no
+ * row for a conversation whose token was guessed in an earlier pass. Which sequence a row belongs to is an input then:
+ * its row of pages. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -13,9 +14,8 @@
 
 /* Rows of a pass with drafts: each number has a captured graph. */
 enum { PASSES = 12, MOST_ROWS = TN_LLM_BATCH, ROWS_EACH = 4 };
-enum {
-    FEW = 5
-}; /* conversations up to which a row for a guess costs clearly less than a token of a step without them */
+/* A step of more tokens does not guess: there a row for a guess costs nearly as much as a token. */
+enum { FEW = 5 };
 static const int pass_rows[PASSES] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MOST_ROWS};
 
 struct tn_llm_batch {
@@ -227,16 +227,16 @@ static tn_status launch_batch(tn_llm_batch *b) {
 
 /* ---- a step with drafts ------------------------------------------------------------------------------------------ */
 
-/* Rows of a pass that are one conversation's: its token, then guesses. */
+/* The rows of one conversation in a pass: its token, then guesses. */
 typedef struct share {
-    bool waits;    /* nothing is asked of it */
-    bool accepted; /* its token was guessed: its logits are there */
+    bool waits;    /* its id is negative: it has no rows */
+    bool accepted; /* its token was guessed: its logits are known, so it has no rows */
     int first, guesses;
     const int32_t *ids; /* the guesses */
 } share;
 
-/* The rows of a pass for `needed` tokens and guesses, `all` together: the largest size that is not too large, and
- * guesses are left out to fit; or the smallest for the tokens. */
+/* Chooses the pass for `needed` tokens, or with guesses `all` rows: the largest that has at most `all` rows, for which
+ * guesses are left out; or the smallest in which the tokens have room. */
 static int choose_pass(const tn_llm_batch *b, int needed, int all) {
     int which = 0;
     for (int i = 0; i < PASSES && pass_rows[i] <= all && pass_rows[i] <= b->most_rows; i++)
@@ -246,7 +246,7 @@ static int choose_pass(const tn_llm_batch *b, int needed, int all) {
     return which;
 }
 
-/* Lets the drafts guess, and divides the rows. *which: the pass; -1: all tokens were guessed before. */
+/* Lets the drafts guess, and gives each conversation its rows. *which: the pass; -1: no token has to be computed. */
 static tn_status divide_rows(tn_llm_batch *b, const int32_t *ids, share *shares, int *which) {
     int needed = 0, first = 0;
     for (int i = 0; i < b->count; i++) {
@@ -275,7 +275,7 @@ static tn_status divide_rows(tn_llm_batch *b, const int32_t *ids, share *shares,
     return TN_OK;
 }
 
-/* Rows that are nobody's have no pages: they are written nowhere. */
+/* Unused rows of the pass have no pages (-1), so nothing is written to a cache. */
 static tn_status read_drafted_rows(tn_llm_batch *b, const int32_t *ids, const share *shares, int count) {
     const int64_t pages = b->models[0]->config.pages;
     int64_t tokens[MOST_ROWS] = {0};

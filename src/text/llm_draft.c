@@ -12,8 +12,9 @@
 
 enum { NARROW = 4, WIDE = 8, WIDTHS = 3, MOST_NGRAM = 16, LEAST_NGRAM = 2, PROBE_EVERY = 8 };
 
-/* A further row of a batch costs about two thirds of a token there, so a conversation guesses while at least this share
- * of its recent guesses was right, and otherwise with every PROBE_EVERY-th token, to see whether that has changed. */
+/* A row for a guess costs about two thirds of a token in a batch. So a conversation guesses while at least LEAST_SHARE
+ * of its recent guesses were right, and otherwise only with every PROBE_EVERY-th token, to find out whether that has
+ * changed. NEW_SHARE: weight of the last draft in that average. */
 static const double LEAST_SHARE = 0.6, NEW_SHARE = 0.25;
 
 /* Tokens of a pass: each has a captured graph, and shorter passes are padded. */
@@ -25,8 +26,8 @@ struct llm_draft {
     int32_t ids[TN_LLM_DRAFT]; /* guesses of the last pass … */
     int count, at;             /* … and how many of them were taken */
     int length;                /* of the next draft at most: adapts to the accepted tokens */
-    double share;              /* of the guesses of the last drafts, those that were accepted */
-    int skipped;               /* drafts that were not made since the last one, because few were accepted */
+    double share;              /* accepted part of recent guesses, a moving average */
+    int skipped;               /* drafts left out since the last one, because few guesses were accepted */
     float *logits;             /* [TN_LLM_DRAFT + 1, vocabulary] of the last pass */
     tn_llm_draft_facts facts;
 };

@@ -198,7 +198,7 @@ static tn_status read_rope(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_real(f, f->config, "global_rope_theta", base, 1.0001, 1e12, &base));
     TRY(tn_hf_real(f, f->config, "rope_theta", base, 1.0001, 1e12, &c->positions.rope.base));
     TRY(tn_hf_real(f, o, "rope_theta", c->positions.rope.base, 1.0001, 1e12, &c->positions.rope.base));
-    if (c->family->positions.told && tn_json_kind_of(o) != TN_JSON_OBJECT)
+    if (c->family->positions.explicit_rope && tn_json_kind_of(o) != TN_JSON_OBJECT)
         return tn_hf_fail(f->path, TN_ERR_FORMAT, "there is no 'rope_parameters', which %s models must have",
                           c->family->architecture);
     if (strcmp(type, "default") == 0) return TN_OK;
@@ -370,8 +370,8 @@ static tn_status read_latent(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_size(f, "v_head_dim", -1, LLM_MOST_WIDTH, &values));
     TRY(tn_hf_size(f, "kv_lora_rank", -1, LLM_MOST_WIDTH, &c->size[SIZE_KV_RANK]));
     set_latent_sizes(c, rope, plain, values);
-    int64_t told = tn_json_int(tn_json_get(f->config, "head_dim"), rope); /* of frequencies, in transformers */
-    if (told != rope && strcmp(c->family->architecture, "sarvam_mla") != 0)
+    int64_t width = tn_json_int(tn_json_get(f->config, "head_dim"), rope); /* of rope, in transformers */
+    if (width != rope && strcmp(c->family->architecture, "sarvam_mla") != 0)
         return refuse_value(f, "head_dim", "not 'qk_rope_head_dim'");
     c->positions.interleaved = flag(f, "rope_interleave", c->positions.interleaved);
     if (rope % 2 != 0 || values > rope + plain)
@@ -1081,7 +1081,8 @@ static bool has_slot(const tn_gguf *f, const llm_config *c, int slot) {
 
 enum { BY_SOFTMAX = 1, BY_SIGMOID = 2 }; /* expert_gating_func */
 
-/* Several families may have one architecture in GGUF files (DeepSeek V2 and V3, Youtu): whether it is this one. */
+/* Whether the file is of this family, where several have the same architecture in GGUF files (DeepSeek V2 and V3,
+ * Youtu-LLM). */
 static bool suits(const tn_gguf *f, const llm_config *c) {
     int64_t gate;
     bool mixed = has_slot(f, c, SLOT_ROUTER);
@@ -1211,7 +1212,7 @@ static tn_status read_head_dim(const tn_gguf *f, llm_config *c) {
                    *head);
 }
 
-/* Whether a layer that is of one kind is feed-forward: it has a width of that (Nemotron-H). */
+/* Whether a layer consists of feed-forward only (Nemotron-H): then its feed-forward width is not 0. */
 static bool feeds(const tn_gguf *f, const llm_config *c, int64_t layer) {
     int64_t width = 0;
     const tn_gguf_value *list = tn_gguf_get(f, gguf_key_of(c, "feed_forward_length").text);
@@ -1305,7 +1306,8 @@ static tn_status gguf_read_recurrent(const tn_gguf *f, llm_config *c) {
     return tn_llm_size_mamba(c, tn_gguf_path(f));
 }
 
-/* Files of today have keys' and values' matrices apart, and a cache of latents in mind: keys end in _mla. */
+/* Newer files, made for a cache of latent vectors, have the matrices of keys and values as two tensors; the names of
+ * their widths end in _mla. */
 static tn_status gguf_read_latent(const tn_gguf *f, llm_config *c) {
     bool apart = has(f, c, "attention.key_length_mla");
     const char *key = apart ? "attention.key_length_mla" : "attention.key_length";
@@ -1480,8 +1482,8 @@ static tn_status gguf_read_scales(const tn_gguf *f, llm_config *c) {
     return TN_OK;
 }
 
-/* Llama 4's files say little: these are constants of llama.cpp, and of the released models. A window of 0 says that all
- * layers see the whole text and are rotated. */
+/* Llama 4's files lack these values; they are constants of llama.cpp and of the released models. A window of 0 means
+ * that all layers see the whole text and have rope. */
 static tn_status gguf_read_llama4(const tn_gguf *f, llm_config *c) {
     enum { CHUNK = 8192, UNROTATED = 4, MAVERICK = 128 };
     int64_t window;

@@ -117,7 +117,7 @@ typedef enum llm_slot {
     SLOT_KV_DOWN, /* keys and values of another */
     SLOT_KV_DOWN_NORM,
     SLOT_KV_UP,
-    SLOT_K_UP, /* the same in two tensors, keys turned: joined when they are loaded */
+    SLOT_K_UP, /* SLOT_KV_UP as two tensors, keys transposed; joined when they are loaded */
     SLOT_V_UP,
     SLOT_MIX_IN, /* recurrent layers: what the convolution reads, gates, and what else the family has */
     SLOT_MIX_IN_BIAS,
@@ -245,9 +245,9 @@ typedef struct llm_position_rules {
     bool backwards;            /* rope rotates the other way */
     double wide_part;          /* of rope of layers without a window, where a folder says nothing of rope (Gemma 4) */
     bool plain_local;          /* layers with a window have the same base, not stretched */
-    double part;   /* of a head that rope rotates, where config.json says nothing; 0: all of it, in any case */
-    int64_t first; /* row of the first token in the table of learned positions */
-    bool told;     /* config.json must say how rope is: what transformers takes otherwise is a stretched one */
+    double part;        /* of a head that rope rotates, where config.json says nothing; 0: all of it, in any case */
+    int64_t first;      /* row of the first token in the table of learned positions */
+    bool explicit_rope; /* folders must have "rope_parameters": transformers' default for them is a scaled rope */
     double base, local_base; /* rope's where config.json says nothing; that of layers with a window */
 } llm_position_rules;
 
@@ -275,7 +275,7 @@ typedef struct llm_forward_rules { /* of feed-forward layers and experts */
 typedef struct llm_expert_rules {
     slot_set slots;    /* bits of those that a layer has instead of feed-forward's matrices; 0: no such models */
     bool always;       /* all models are mixtures */
-    bool beside;       /* layers have feed-forward too, and what both yield is added; "enable_moe_block" */
+    bool beside;       /* layers have feed-forward too, and both results are added ("enable_moe_block") */
     bool own_width;    /* experts have a width of their own */
     bool whole_choice; /* weights of the chosen experts are made to add up to 1, where config.json says nothing */
     /* Where config.json says nothing: `scale` (0: 1), groups of experts and how many a token chooses from (0: one
@@ -285,7 +285,7 @@ typedef struct llm_expert_rules {
     bool by_sigmoid;   /* the router's values, each alone; else by softmax */
     bool sparse_mixer; /* each of two experts is weighted among those that are nearly as good (Phi-3.5-MoE) */
     bool fused_gate;   /* llm_forward_rules, of experts only */
-    int usual_choice;  /* the same of folders with "norm_topk_prob": 1, -1 (not so), 0: if by_sigmoid or recurrent */
+    int usual_choice;  /* default of "norm_topk_prob" in folders: 1 true, -1 false, 0 true if by_sigmoid or recurrent */
     bool by_logits;    /* chosen by the router's values before the sigmoid */
     bool scales_input; /* weights multiply what an expert reads, not what it yields (Llama 4) */
 } llm_expert_rules;
@@ -657,10 +657,11 @@ tn_status tn_llm_mend(tn_llm *m, tn_status failure);
 
 /* llm_draft.c: a step with a draft, its checked id; the guesses, or also the captured graphs, are obsolete. */
 tn_status tn_llm_step_drafted(tn_llm *m, int32_t id, const float **logits);
-/* The parts of that step, for batches. Whether the next guess of the last pass is this token; then accept appends it
- * and returns the logits behind it. make guesses what follows id, in place of the guesses of the last pass; batch:
- * rarely, if few of the last ones were right. checked appends id, behind which and behind the first `count` guesses
- * logits [count + 1, vocabulary] were computed. */
+/* The parts of that step, for batches.
+ * holds: whether id is the next guess of the last pass. accept: appends that guess and returns the logits after it.
+ * make: guesses what follows id; *ids [*count] replace the guesses of the last pass; with `batch` no guesses, mostly,
+ * if few of the last ones were right. checked: appends id; logits [count + 1, vocabulary] were computed after id and
+ * after each of the first `count` guesses. */
 bool tn_llm_draft_holds(const tn_llm *m, int32_t id);
 const float *tn_llm_draft_accept(tn_llm *m);
 tn_status tn_llm_draft_make(const tn_llm *m, int32_t id, bool batch, const int32_t **ids, int *count);
@@ -697,7 +698,7 @@ typedef struct llm_inputs {
     int sequence_count;
     /* NULL, or the same where the caches of all sequences are one pool: `position` is [n] i64, and pages [n, pages] */
     tn_tensor *pages;
-    bool drafted;       /* several rows may be of one sequence, at successive positions; with `pages`, and on the CPU */
+    bool drafted; /* adjacent rows may belong to one sequence (`runs` of tn_cached_attention); with `pages`, CPU */
     tn_tensor **probes; /* NULL, or takes a handle for each of LLM_PROBES a layer, and the output's */
 } llm_inputs;
 

@@ -24,21 +24,22 @@ tn_status tn_mpi_all_gather(const void *send, size_t bytes, void *receive);
 tn_status tn_mpi_all_to_all(const void *send, size_t bytes, void *receive);
 tn_status tn_mpi_barrier(void);
 
-/* An exchange without waiting: bytes[rank] bytes at send + from[rank] go to each rank, and each sends bytes[own rank]
- * bytes here, which are stored at `receive` in the order of the ranks. Until it has ended the buffers belong to MPI. */
+/* A non-blocking exchange: bytes[rank] bytes at send + from[rank] go to each rank, and each rank sends bytes[own rank]
+ * bytes here, which are stored at `receive` in the order of the ranks. First tn_mpi_receive, then tn_mpi_send, then
+ * tn_mpi_finish or tn_mpi_cancel; the buffers must stay until then. */
 typedef struct tn_mpi_request {
     intptr_t *handles; /* Open MPI's pointers, or MPICH's ints: those that receive come first */
     int count, received, tag;
 } tn_mpi_request;
-/* Makes the request's memory and begins to receive, before the ranks agree to exchange. tag: below 32768, the same on
- * all ranks. Nothing is left to be ended if it fails. */
+/* Allocates the request and begins to receive, before the ranks agree to exchange. tag: below 32768, the same on all
+ * ranks. After a failure the request is empty: call neither finish nor cancel. */
 tn_status tn_mpi_receive(const size_t *bytes, void *receive, int tag, tn_mpi_request *r);
 tn_status tn_mpi_send(const void *send, const size_t *from, const size_t *bytes, void *receive, tn_mpi_request *r);
-/* Messages that `rank` sends in such an exchange; those that this rank has begun to send. */
+/* The number of messages that `rank` sends in such an exchange; the number that this rank has begun to send. */
 int tn_mpi_messages(const size_t *bytes, int rank);
 int tn_mpi_begun(const tn_mpi_request *r);
-/* Each of them ends the request: waits for all messages; or only for those that the ranks have begun to send, `begun`
- * of each (NULL: none), and cancels the others. */
+/* Both end the request and free it. finish waits for all messages. cancel is for an exchange in which a rank failed: it
+ * waits only for messages that were begun, begun[rank] of each rank (NULL: none), and cancels the other receives. */
 tn_status tn_mpi_finish(tn_mpi_request *r);
 void tn_mpi_cancel(const size_t *bytes, const uint64_t *begun, tn_mpi_request *r);
 

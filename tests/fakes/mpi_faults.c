@@ -1,7 +1,8 @@
-/* mpi_faults.c — a real MPI behind a counter (fault_counter.h): built with that library behind it and named by
- * TRUNNION_MPI_LIB. What stands here shadows the library's; all else is the library's own.
+/* mpi_faults.c — makes a call of a real MPI library fail, chosen by number (fault_counter.h).
  *
- * A call that fails does nothing, but for MPI_Wait, which waits all the same: the memory is the caller's afterwards. */
+ * It is linked with that library, and TRUNNION_MPI_LIB names it. The functions here shadow the library's; all others
+ * are the library's own. A call that fails does nothing, except MPI_Wait: it waits and then fails, because its memory
+ * must belong to the caller afterwards. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
