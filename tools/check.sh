@@ -21,6 +21,13 @@ export BUILD=${BUILD:-build} WERROR=${WERROR:-ON} JOBS=${JOBS:-2}
 export POCL_WORK_GROUP_SPECIALIZATION=0 # PoCL compiles each kernel once, not anew for a launch's size; it runs as fast
 
 level=${1:-check}
+case $level in
+check | check-all) ;;
+*)
+    sed -n '2,4p' "$0" | sed 's/^# *//' >&2
+    exit 2
+    ;;
+esac
 [ $# -gt 0 ] && shift
 only=" $* "
 if [ "$level" = check ]; then
@@ -72,6 +79,7 @@ unit      | check     | 600 | tools/build.sh $BUILD tests $plain && python3 tool
 doubles   | check     | 300 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD
 signals   | check     | 180 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD
 mutants   | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --count 500 --jobs $JOBS
+hostile   | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/formats/hostile_gguf.py $BUILD 13
 devices   | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD devices
 links     | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/links.py $BUILD
 library   | check     |  60 | tools/build.sh $BUILD all $plain && tools/checks/library.sh $BUILD
@@ -146,6 +154,7 @@ templates | check-all | 120 | tools/build.sh $BUILD all $plain && tools/checks/t
 llama     | check-all | 900 | tools/build.sh $BUILD all $plain && python3 bench/compare.py --build $BUILD --rounds 1 --rows 'llm-*'
 fuzz-long | check-all | 1200 | tools/checks/libfuzzer.sh $BUILD-fuzz '$asan' \$(amount 150) \$(amount 40000)
 mutated   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --count \$(amount 50000) --seed $SEED --jobs $JOBS
+hostile-all | check-all | 300 | tools/build.sh $BUILD all $plain && python3 tools/formats/hostile_gguf.py $BUILD
 "
 
 

@@ -447,9 +447,9 @@ int64_t tn_llm_attention_layers(const llm_config *c) {
 }
 
 void tn_llm_set_recurrent(llm_config *c, int64_t layer) {
+    c->recurrent.layers += !tn_llm_is_recurrent(c, layer);
     set_bit(c->recurrent.which, layer, true);
     tn_llm_set_attention(c, layer, c->family->recurrent.beside);
-    c->recurrent.layers++;
 }
 
 bool tn_llm_is_recurrent(const llm_config *c, int64_t layer) { return has_bit(c->recurrent.which, layer); }

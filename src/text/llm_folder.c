@@ -1084,9 +1084,10 @@ enum { BY_SOFTMAX = 1, BY_SIGMOID = 2 }; /* expert_gating_func */
 /* Whether the file is of this family, where several have the same architecture in GGUF files (DeepSeek V2 and V3,
  * Youtu-LLM). */
 static bool suits(const tn_gguf *f, const llm_config *c) {
-    int64_t gate;
-    bool mixed = has_slot(f, c, SLOT_ROUTER);
-    if (get_int(f, c, "expert_gating_func", 0, &gate) != TN_OK) return true; /* the error is found again */
+    int64_t gate, experts;
+    if (get_int(f, c, "expert_gating_func", 0, &gate) != TN_OK || get_int(f, c, "expert_count", 0, &experts) != TN_OK)
+        return true; /* the error is found again */
+    bool mixed = experts > 0 || has_slot(f, c, SLOT_ROUTER);
     bool sigmoid = gate == BY_SIGMOID || (gate == 0 && has_slot(f, c, SLOT_CHOICE_BIAS));
     return mixed ? c->family->experts.slots && c->family->experts.by_sigmoid == sigmoid : !c->family->experts.always;
 }
@@ -1124,10 +1125,14 @@ static tn_status gguf_refuse_features(const tn_gguf *f, const llm_config *c) {
         return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': '%s'%s is not supported", tn_gguf_path(f),
                                gguf_key_of(c, other).text, causal ? "" : " = false");
     if (gate == known || gate == 0 || !c->family->experts.slots) return TN_OK; /* Youtu has no experts */
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s': experts use gating function %" PRId64 "; only %" PRId64
-                           " is supported in %s models (1: softmax, 2: sigmoid)",
-                           tn_gguf_path(f), gate, known, tn_llm_gguf_word(c->family));
+    key_name key = gguf_key_of(c, "expert_gating_func");
+    if (gate != BY_SOFTMAX && gate != BY_SIGMOID)
+        return fail_at(f, key.text, TN_ERR_UNSUPPORTED,
+                       "experts use gating function %" PRId64 "; known are 1 (softmax) and 2 (sigmoid)", gate);
+    return fail_at(f, key.text, TN_ERR_UNSUPPORTED,
+                   "experts use gating function %" PRId64 "; only %" PRId64
+                   " is supported in %s models (1: softmax, 2: sigmoid)",
+                   gate, known, tn_llm_gguf_word(c->family));
 }
 
 /* Reads which layers have no experts, the shared expert, groups of experts, and how chosen experts are weighted. */
@@ -1180,6 +1185,9 @@ static tn_status gguf_read_experts(const tn_gguf *f, llm_config *c) {
     c->size[SIZE_EXPERT] = c->family->experts.own_width ? inner / choices : inner;
     if (has(f, c, "expert_feed_forward_length"))
         TRY(get_size(f, c, "expert_feed_forward_length", LLM_MOST_WIDTH, &c->size[SIZE_EXPERT]));
+    if (c->size[SIZE_EXPERT] < 1)
+        return out_of_range(f, gguf_key_of(c, "feed_forward_length").text, (double)inner, (double)choices,
+                            LLM_MOST_WIDTH);
     c->size[SIZE_EXPERT_UP] = c->size[SIZE_EXPERT];
     return gguf_read_choice(f, c);
 }
@@ -1344,11 +1352,10 @@ static tn_status gguf_read_heads(const tn_gguf *f, llm_config *c) {
     int64_t width = c->size[SIZE_HEAD];
     if (has(f, c, "rope.dimension_count")) TRY(get_size(f, c, "rope.dimension_count", c->size[SIZE_HEAD], &width));
     c->size[SIZE_HALF] = width / 2;
-    if (width % 2 != 0)
-        return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s': key '%s' is %" PRId64 "; it must be even, because rope rotates pairs",
-                               tn_gguf_path(f), gguf_key_of(c, "rope.dimension_count").text, width);
-    return TN_OK;
+    if (width % 2 == 0) return TN_OK;
+    key_name key = gguf_key_of(c, "rope.dimension_count");
+    return fail_at(f, key.text, TN_ERR_FORMAT, "key '%s' is %" PRId64 "; it must be even, because rope rotates pairs",
+                   key.text, width);
 }
 
 static tn_status read_real(const tn_gguf *f, const llm_config *c, const char *what, double usual, double most,
