@@ -312,10 +312,10 @@ static range seeing_queries(const attention *a, const block *b, int64_t chunk) {
     return seen;
 }
 
-/* The first token of the sequence that token i of a batch belongs to. */
+/* The first token of the sequence that token i of a batch belongs to. Positions may be any numbers. */
 static int64_t run_of(const tn_attention_args *x, int64_t i) {
-    const int64_t count = x->k_cache.page_count, *pages = x->k_cache.pages;
-    while (x->runs && pages && i > 0 && x->positions[i] == x->positions[i - 1] + 1 &&
+    const int64_t count = x->k_cache.page_count, *pages = x->k_cache.pages, *at = x->positions;
+    while (x->runs && pages && i > 0 && at[i - 1] < at[i] && at[i - 1] == at[i] - 1 &&
            memcmp(pages + i * count, pages + (i - 1) * count, (size_t)count * sizeof *pages) == 0)
         i--;
     return i;

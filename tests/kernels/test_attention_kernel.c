@@ -542,6 +542,38 @@ static void runs_of_a_batch_have_the_bits_of_its_definition(void **unused) {
     }
 }
 
+/* Tokens with the same pages whose positions do not follow each other are alone, at the ends of i64 too. */
+static void positions_at_the_ends_of_i64_make_no_run(void **unused) {
+    (void)unused;
+    static const int64_t positions[] = {INT64_MAX, INT64_MIN, INT64_MAX, 0};
+    enum { ROWS = TN_COUNT(positions) };
+    random_state = 7;
+    sequence s = {.head_dim = 5, .heads = 2, .kv_heads = 1, .tokens = PAGE};
+    s.k_dtype = s.v_dtype = TN_F32;
+    make_sequence(&s);
+    const int64_t row = s.heads * s.head_dim, count = s.page_count;
+    int64_t *pages = tn_mem_alloc(ROWS * (size_t)count * sizeof *pages);
+    float wanted[ROWS * 10], out[ROWS * 10];
+    assert_non_null(pages);
+    for (int64_t i = 0; i < ROWS * count; i++)
+        pages[i] = s.pages ? s.pages[i % count] : i % count;
+    tn_attention_args a = {.n = ROWS, .heads = s.heads, .kv_heads = s.kv_heads, .head_dim = s.head_dim};
+    a.scale = s.scale, a.batch = true, a.positions = positions;
+    a.q = s.q, a.k = s.k, a.v = s.v, a.out = wanted;
+    a.q_token_stride = a.out_token_stride = row;
+    a.k_token_stride = a.v_token_stride = s.kv_heads * s.head_dim;
+    a.q_head_stride = a.k_head_stride = a.v_head_stride = a.out_head_stride = s.head_dim;
+    a.k_cache = cache_of(&s, true), a.v_cache = cache_of(&s, false);
+    a.k_cache.pages = a.v_cache.pages = pages;
+    append(&s, 0, PAGE);
+    run_with_garbage(&a, 1);
+    a.runs = true, a.out = out;
+    run_with_garbage(&a, 1);
+    assert_same(&s, out, wanted, ROWS * row, "positions");
+    tn_mem_free(pages);
+    free_sequence(&s);
+}
+
 /* ---- cuts -------------------------------------------------------------------------------------------------------- */
 
 static void cutting_a_prompt_differently_gives_the_same_bits(void **unused) {
@@ -798,6 +830,7 @@ int main(void) {
         cmocka_unit_test(every_row_has_the_bits_of_its_definition),
         cmocka_unit_test(each_sequence_of_a_batch_has_the_bits_of_its_definition),
         cmocka_unit_test(runs_of_a_batch_have_the_bits_of_its_definition),
+        cmocka_unit_test(positions_at_the_ends_of_i64_make_no_run),
         cmocka_unit_test(a_token_has_the_bits_of_its_definition_at_every_border),
         cmocka_unit_test(cutting_a_prompt_differently_gives_the_same_bits),
         cmocka_unit_test(a_row_does_not_depend_on_keys_that_it_does_not_see),
