@@ -168,7 +168,7 @@ def profiles(data):
     """Lines: a part for each row that misses its target."""
     for figures in sorted(gather(data), key=Figures.order):
         run = data.get("profiles", {}).get(figures.row.name)
-        if run:
+        if run and "profile" in run:  # the row `size` has none
             yield from ("", f"### {figures.row.name}", "", bound(figures), "", *commands(run))
 
 
