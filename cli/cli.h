@@ -216,8 +216,8 @@ typedef struct cli_fitting {
 } cli_fitting;
 extern cli_fitting cli_fit_state;
 
-/* As in "1.5 MiB"; returns out. */
-const char *cli_size_text(char out[32], int64_t bytes);
+/* As in "1.5 MiB", with so many digits behind the point; returns out. */
+const char *cli_size_text(char out[32], int64_t bytes, int digits);
 
 /* For opening a device. */
 tn_device_options cli_device_options(const cli_options *o);

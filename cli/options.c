@@ -384,13 +384,13 @@ tn_device_options cli_device_options(const cli_options *o) {
     return d;
 }
 
-const char *cli_size_text(char out[32], int64_t bytes) {
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+const char *cli_size_text(char out[32], int64_t bytes, int digits) {
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
     double v = (double)bytes;
     int u = 0;
-    for (; v >= 1024 && u < 4; u++)
+    for (; v >= 1024 && u < 5; u++)
         v /= 1024;
-    snprintf(out, 32, u ? "%.1f %s" : "%.0f %s", v, units[u]);
+    snprintf(out, 32, "%.*f %s", u ? digits : 0, v, units[u]);
     return out;
 }
 
@@ -424,12 +424,12 @@ tn_status cli_check_training(tn_device *device, const cli_options *o, int64_t li
         return TN_OK; /* any other error is reported by the run itself */
     snprintf(why, sizeof why, "%s", tn_error());
     if (cli_plan_dry(device, o, 0, work, ctx, &bytes, &pool) == TN_OK)
-        snprintf(whole, sizeof whole, "; without a limit it takes %s", cli_size_text(size, pool));
+        snprintf(whole, sizeof whole, "; without a limit it takes %s", cli_size_text(size, pool, 1));
     (void)tn_device_get_info(device, &info);
     return tn_backend_fail(TN_ERR_MEMORY,
                            "the training does not fit into the %s of --memory on %s%s; nothing was loaded. %s. Allow "
                            "more with --memory, or use another device (trunnion devices lists them)",
-                           cli_size_text(size, limit), info.id, whole, why);
+                           cli_size_text(size, limit, 1), info.id, whole, why);
 }
 
 tn_device *cli_choose_device(const cli_options *o, tn_selection *s, int *code) {

@@ -206,16 +206,6 @@ static tn_status estimate(const request *r, const tn_model_sizes *s, tn_memory_e
 
 /* ---- the answer -------------------------------------------------------------------------------------------------- */
 
-static const char *in_words(char out[32], int64_t bytes) {
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-    double v = (double)bytes;
-    int u = 0;
-    for (; v >= 1024 && u < 5; u++)
-        v /= 1024;
-    snprintf(out, 32, u ? "%.2f %s" : "%.0f %s", v, units[u]);
-    return out;
-}
-
 /* The longest context with which the whole fits into `room`; 0 if none does. */
 static int64_t longest_context(const request *r, const tn_model_sizes *s, int64_t room) {
     int64_t fits = 0, fails = s->sequence;
@@ -276,7 +266,7 @@ static void put_advice(const request *r, const tn_model_sizes *s, int64_t room) 
 
 static void put_part(const char *what, int64_t bytes, const char *why) {
     char text[32];
-    if (bytes > 0) printf("  %-12s %12s   %s\n", what, in_words(text, bytes), why);
+    if (bytes > 0) printf("  %-12s %12s   %s\n", what, cli_size_text(text, bytes, 2), why);
 }
 
 static void put_parts(const tn_model_sizes *s, const tn_memory_estimate *e, bool train) {
@@ -290,7 +280,7 @@ static void put_parts(const tn_model_sizes *s, const tn_memory_estimate *e, bool
     put_part("activations", e->activation_bytes,
              train ? "kept for the backward pass" : "while one chunk of the prompt is processed");
     put_part("runtime", e->runtime_bytes, "the library and the tokenizer");
-    printf("  %-12s %12s\n", "total", in_words(text, e->total_bytes));
+    printf("  %-12s %12s\n", "total", cli_size_text(text, e->total_bytes, 2));
 }
 
 /* What is free on a device; all that it has where neither its interface nor the last findings say what is free. */
@@ -307,7 +297,8 @@ static void put_devices(const tn_device_list *list, const request *r, const tn_m
         for (int i = 0; i < backend->device_count; i++) {
             const tn_device_info *d = &backend->devices[i];
             bool fits = has_room(d, e->total_bytes);
-            printf("  %-12s %12s %-6s   %s\n", d->id, in_words(text, room_on(d)), d->free_memory > 0 ? "free" : "total",
+            printf("  %-12s %12s %-6s   %s\n", d->id, cli_size_text(text, room_on(d), 2),
+                   d->free_memory > 0 ? "free" : "total",
                    fits        ? "fits"
                    : d->usable ? "does not fit"
                                : "not usable");

@@ -95,7 +95,7 @@ static void put_lines_list(const entry *all, int count, const char *folder) {
                     : width;
     for (int i = 0; i < count; i++) {
         char size[32];
-        cli_size_text(size, all[i].bytes);
+        cli_size_text(size, all[i].bytes, 1);
         cli_print(stdout, "%-*s %12s  %s%s\n", width, all[i].name, size, all[i].kind,
                   all[i].complete ? "" : ", incomplete");
     }
