@@ -121,7 +121,7 @@ static void copy_words(uint32_t *to, const uint32_t *from, int64_t count, uint32
 }
 
 /* A row of pixels as words, one plane of words `apart` from the other: channels lie `channel` bytes from each other.
- * Words repeat a channel where there is none; its filters are zeros. */
+ * If channels end inside a word, its first one is repeated; the filter has zeros there. */
 static void join_row(const tile_set *tiles, const uint8_t *x, int64_t channel, int64_t channels, int64_t count,
                      uint32_t turned, uint32_t *to, int64_t apart) {
     for (int64_t c = 0; c < channels; c += QUAD, to += apart) {

@@ -383,24 +383,26 @@ VEC_INLINE void weigh_blocks(const weigh_image *image, const int rows, const int
     }
 }
 
-#define BLOCKS(side, stride)                                       \
-    static void weigh_##side##_by_##stride(const weigh_image *w) { \
-        if (w->rows >= WEIGH_ROWS)                                 \
-            weigh_blocks(w, WEIGH_ROWS, side, stride);             \
-        else                                                       \
-            weigh_blocks(w, 1, side, stride);                      \
+/* `name` does what `weigh` does, with constants for each window and for one or several rows at once. */
+#define WINDOW(name, weigh, side, stride)                           \
+    static void name##_##side##_by_##stride(const weigh_image *w) { \
+        if (w->rows >= WEIGH_ROWS)                                  \
+            weigh(w, WEIGH_ROWS, side, stride);                     \
+        else                                                        \
+            weigh(w, 1, side, stride);                              \
     }
-BLOCKS(3, 1)
-BLOCKS(3, 2)
-BLOCKS(5, 1)
-BLOCKS(5, 2)
-
-static void weigh_in_image(const weigh_image *w) {
-    if (w->side == 3)
-        (w->stride == 1 ? weigh_3_by_1 : weigh_3_by_2)(w);
-    else
-        (w->stride == 1 ? weigh_5_by_1 : weigh_5_by_2)(w);
-}
+#define WINDOWS(name, weigh)                                     \
+    WINDOW(name, weigh, 3, 1)                                    \
+    WINDOW(name, weigh, 3, 2)                                    \
+    WINDOW(name, weigh, 5, 1)                                    \
+    WINDOW(name, weigh, 5, 2)                                    \
+    static void name(const weigh_image *w) {                     \
+        if (w->side == 3)                                        \
+            (w->stride == 1 ? name##_3_by_1 : name##_3_by_2)(w); \
+        else                                                     \
+            (w->stride == 1 ? name##_5_by_1 : name##_5_by_2)(w); \
+    }
+WINDOWS(weigh_in_image, weigh_blocks)
 
 /* The same where lanes are channels: a pixel is a vector, which all output pixels of a tile of `rows` by two that see
  * it share. Columns outside of the image are loads without lanes. */
@@ -453,24 +455,7 @@ VEC_INLINE void weigh_pixels(const weigh_image *image, const int rows, const int
     }
 }
 
-#define PIXELS(side, stride)                                              \
-    static void weigh_pixels_##side##_by_##stride(const weigh_image *w) { \
-        if (w->rows >= WEIGH_ROWS)                                        \
-            weigh_pixels(w, WEIGH_ROWS, side, stride);                    \
-        else                                                              \
-            weigh_pixels(w, 1, side, stride);                             \
-    }
-PIXELS(3, 1)
-PIXELS(3, 2)
-PIXELS(5, 1)
-PIXELS(5, 2)
-
-static void weigh_in_block(const weigh_image *w) {
-    if (w->side == 3)
-        (w->stride == 1 ? weigh_pixels_3_by_1 : weigh_pixels_3_by_2)(w);
-    else
-        (w->stride == 1 ? weigh_pixels_5_by_1 : weigh_pixels_5_by_2)(w);
-}
+WINDOWS(weigh_in_block, weigh_pixels)
 #else
 #define weigh_in_image NULL
 #define weigh_in_block NULL

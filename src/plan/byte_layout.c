@@ -3,8 +3,7 @@
  * Kernels for bytes multiply words of four channels. They copy an image in NCHW order into words first, and copy
  * results back. An image lies in words if the kernel that writes it and all kernels that read it support that:
  * convolutions, pooling, and element-wise programs whose images all have the same layout. Runs after fusing; the images
- * are values that tn_quantized_conv2d, tn_max_pool2d and the like have made of operators of ONNX (onnx/quant_graph.c).
- * */
+ * come from tn_quantized_conv2d, tn_max_pool2d and similar operations that replace ONNX's (onnx/quant_graph.c). */
 #include <string.h>
 
 #include "plan/native.h"
