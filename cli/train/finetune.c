@@ -135,6 +135,7 @@ typedef struct tuning {
     bool shows;    /* the progress line */
     bool compared; /* what the model is before the first step was measured */
     bool stopped;  /* by a signal to a process, before the last step */
+    bool made_out; /* the folder of the result did not exist */
     uint64_t model_hash;
     FILE *log;
     report report;
@@ -180,11 +181,21 @@ static tn_status check_result(const share *s) {
     return tn_llm_can_save_model(s->model, to);
 }
 
-/* The folder of the result, before anything is computed. */
-static tn_status prepare_out(const order *o) {
+/* A refused run leaves no folder. */
+static tn_status make_out(tuning *t) {
+    const char *out = t->asked->out;
+    if (!is_first_rank(t)) return TN_OK;
+    t->made_out = mkdir(out, 0777) == 0;
+    if (t->made_out || errno == EEXIST) return TN_OK;
+    return tn_backend_fail(TN_ERR_IO, "cannot make the folder '%s': %s", out, strerror(errno));
+}
+
+/* The folder of the result, before anything is read. */
+static tn_status check_out(const order *o) {
     char path[CLI_PATH];
-    if (mkdir(o->out, 0777) != 0 && errno != EEXIST)
-        return tn_backend_fail(TN_ERR_IO, "cannot make the folder '%s': %s", o->out, strerror(errno));
+    if (access(o->out, F_OK) != 0 && !o->resume) return TN_OK;
+    if (access(o->out, F_OK) != 0)
+        return tn_backend_fail(TN_ERR_IO, "'%s' is not there, so it has no %s to resume from", o->out, CHECKPOINT);
     if (!cli_is_folder(o->out) || access(o->out, W_OK | X_OK) != 0)
         return tn_backend_fail(TN_ERR_IO, "'%s' is not a folder that can be written to; pass another --out", o->out);
     tn_status status = join(o->out, CHECKPOINT, path);
@@ -403,19 +414,9 @@ static tn_status find_first(tuning *t) {
 
 /* All processes must train the same model on the same texts. */
 static tn_status compare_ranks(const tuning *t) {
-    struct {
-        char description[MOST_DESCRIPTION];
-        int64_t first;
-    } own, theirs;
-    memset(&own, 0, sizeof own);
-    memcpy(own.description, t->description, sizeof own.description);
-    own.first = t->first;
-    theirs = own;
-    tn_status status = tn_group_broadcast(t->group, &theirs, sizeof theirs, 0);
-    if (status != TN_OK || memcmp(&own, &theirs, sizeof own) == 0) return status;
-    return tn_backend_fail(
-        TN_ERR_STATE, "rank %d trains another run than rank 0: %s from step %lld, not %s from step %lld",
-        tn_group_rank(t->group), own.description, (long long)own.first, theirs.description, (long long)theirs.first);
+    char text[MOST_DESCRIPTION + 64];
+    snprintf(text, sizeof text, "%s from step %lld", t->description, (long long)t->first);
+    return train_compare(t->group, text);
 }
 
 /* Everything that needs no device. */
@@ -424,7 +425,7 @@ static tn_status set_up_tuning(tuning *t) {
     tn_llm_options model = TN_LLM_DEFAULTS;
     model.context = o->context;
     cli_return_memory();
-    TRY(is_first_rank(t) ? prepare_out(o) : TN_OK);
+    TRY(is_first_rank(t) ? check_out(o) : TN_OK);
     TRY(tn_llm_inspect_path(o->model, &model, &t->facts));
     TRY(read_texts(t, &t->facts));
     TRY(plan_steps(t));
@@ -901,8 +902,10 @@ static int tune_model(order *o) {
     if (!is_first_rank(&t)) o->log = o->report = o->tensorboard = NULL;
     if (code == CLI_OK) t.device = cli_choose_device(&o->common, &t.selection, &code);
     if (t.device)
-        code =
-            set_up_tuning(&t) == TN_OK && check_fit(&t) == TN_OK ? finish_tuning(&t, train_tuning(&t)) : cli_failed();
+        code = set_up_tuning(&t) == TN_OK && check_fit(&t) == TN_OK && make_out(&t) == TN_OK
+                   ? finish_tuning(&t, train_tuning(&t))
+                   : cli_failed();
+    if (code != CLI_OK && t.made_out) (void)rmdir(o->out); /* fails if something is in it */
     if (code != CLI_OK && !t.stopped) tn_group_abort(t.group, code);
     free_tuning(&t);
     return code;

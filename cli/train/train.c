@@ -182,6 +182,13 @@ static tn_status save_training(const run *r) {
     return divided && saved == TN_OK ? tn_module_split(c.model, c.optimizer) : saved;
 }
 
+/* All processes must train on the same data, from the same step. */
+static tn_status compare_ranks(const run *r) {
+    char text[DESCRIPTION_BYTES + 64];
+    snprintf(text, sizeof text, "%s from step %lld", r->description, (long long)r->first);
+    return train_compare(r->options->team->group, text);
+}
+
 /* Looks whose checkpoint it is before anything is loaded. 0, or the exit status after a message. */
 static int check_belongs(const run *r) {
     tn_safetensors *file = NULL;
@@ -389,6 +396,7 @@ static tn_status share_begin(void *ctx, tn_device *device, void **out) {
     if (status != TN_OK) return status;
     if (r->shows) return TN_OK; /* on a further device: a copy of the state follows */
     r->first = r->step = loaded;
+    if ((status = compare_ranks(r)) != TN_OK) return status;
     begin_run_report(r, r->selection.chosen);
     if (r->step >= r->last && r->options->resume)
         return give_code(r, cli_fail(TN_ERR_ARGUMENT,
@@ -557,7 +565,7 @@ static int run_task(train_options *o, const train_task *task) {
     train_team team = {.count = 0};
     o->team = &team;
     r.last = o->steps >= 0 ? o->steps : task->steps;
-    int code = train_join(&team, task);
+    int code = train_join(&team, o, task);
     if (code == CLI_OK) code = train_open(o, &team, &r.selection);
     if (code == CLI_OK) code = prepare_training(&r);
     if (code == CLI_OK && o->memory &&

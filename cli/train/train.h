@@ -98,9 +98,11 @@ void train_lift_limit(train_team *team);
 /* Members `memory_limit`, `memory_peak`, `recomputes`, `parts` of a run with --memory; a line. */
 void train_memory_json(cli_json *j, const train_options *o, const tn_data_parallel *all);
 void train_memory_text(FILE *to, const train_options *o, const tn_data_parallel *all);
-/* Joins the processes that a launcher started: CLI_OK, or the exit status after a message. Only rank 0 keeps its
- * standard output. */
-int train_join(train_team *team, const train_task *task);
+/* Joins the processes that a launcher started: CLI_OK, or the exit status after a message, which is that of all ranks.
+ * Only rank 0 keeps its standard output. */
+int train_join(train_team *team, const train_options *o, const train_task *task);
+/* Fails on every rank unless all ranks have rank 0's text: what they do (describe the run, or its options). */
+tn_status train_compare(tn_group *group, const char *what);
 /* Only rank 0 keeps its standard output. CLI_OK, or the exit status after a message. */
 int train_silence(const tn_group *group);
 /* "cuda" for several processes: each process of a machine takes another of its devices. room: for the name. */

@@ -54,6 +54,7 @@ int train_open(const train_options *o, train_team *team, tn_selection *selection
     char *names = o->devices ? strdup(o->devices) : NULL, *rest = names;
     int code = CLI_OK, named = 1;
     char own[64];
+    if (o->tensor_parallel && tn_group_size(team->group) > 1) common.device = "cpu";
     if (o->devices && !names) {
         (void)cli_fail(TN_ERR_MEMORY, "out of memory");
         return CLI_FAILED;
@@ -143,17 +144,57 @@ void train_memory_text(FILE *to, const train_options *o, const tn_data_parallel 
 
 /* ---- several processes ------------------------------------------------------------------------------------------- */
 
-int train_join(train_team *team, const train_task *task) {
-    if (tn_group_open(NULL, &team->group) != TN_OK) return cli_failed();
+tn_status train_compare(tn_group *group, const char *what) {
+    enum { MOST = 1024 };
+    char own[MOST];
+    size_t size = (size_t)tn_group_size(group);
+    char *all = malloc(size * sizeof own);
+    if (!all) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
+    memset(own, 0, sizeof own);
+    snprintf(own, sizeof own, "%s", what);
+    tn_status status = tn_group_all_gather(group, own, sizeof own, all);
+    for (size_t rank = 1; rank < size && status == TN_OK; rank++)
+        if (memcmp(all, all + rank * sizeof own, sizeof own) != 0)
+            status = tn_backend_fail(
+                TN_ERR_STATE, "rank %zu trains another run than rank 0: %s, not %s; start all with the same options",
+                rank, all + rank * sizeof own, all);
+    free(all);
+    return status;
+}
+
+/* What all ranks must have in common before one of them waits for another. */
+static tn_status compare_options(const train_team *team, const train_options *o, const train_task *task) {
+    char text[512];
+    snprintf(text, sizeof text,
+             "%s --seed %llu --steps %lld --parts %lld --zero %lld%s --amp %s --model %s --save-every %lld%s%s",
+             task->name, (unsigned long long)o->common.seed, (long long)o->steps, (long long)o->parts,
+             (long long)o->zero, o->tensor_parallel ? " --tensor-parallel" : "", o->amp ? o->amp : "f32", o->model,
+             (long long)o->save_every, o->save ? " --save" : "", o->resume ? " --resume" : "");
+    return train_compare(team->group, text);
+}
+
+static tn_status check_processes(const train_team *team, const train_options *o, const train_task *task) {
     int size = tn_group_size(team->group);
-    if (size > 1 && !(task->takes & TRAIN_TAKES_DEVICES)) {
-        tn_group_close(team->group); /* all processes refuse: none waits, and an abort could cut their words off */
-        team->group = NULL;
-        return cli_fail(TN_ERR_UNSUPPORTED,
-                        "%d processes were started, but %s is trained by one; start it without mpirun", size,
-                        task->name);
-    }
-    return train_silence(team->group);
+    const char *device = o->common.device;
+    if (size == 1) return TN_OK;
+    if (!(task->takes & TRAIN_TAKES_DEVICES))
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "%d processes were started, but %s is trained by one; start it without mpirun", size,
+                               task->name);
+    TRY(compare_options(team, o, task));
+    if (o->tensor_parallel && strcmp(device, "auto") != 0 && strcmp(device, "cpu") != 0)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "--tensor-parallel divides layers on the CPU only; leave out --device %s", device);
+    return TN_OK;
+}
+
+int train_join(train_team *team, const train_options *o, const train_task *task) {
+    if (tn_group_open(NULL, &team->group) != TN_OK) return cli_failed();
+    if (check_processes(team, o, task) == TN_OK) return train_silence(team->group);
+    int code = cli_failed();
+    tn_group_close(team->group); /* all processes refuse: none waits, and an abort could cut their words off */
+    team->group = NULL;
+    return code;
 }
 
 int train_silence(const tn_group *group) {

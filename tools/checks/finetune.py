@@ -368,7 +368,9 @@ def shares(suite):
     other = [":", "-n", 1, suite.program, "finetune", "-m", suite.model, "--data", suite.data, "--context", 96, "--batch",
              4, "--seed", 3, "--out", suite.folder / "other", *words]
     _, err = (run := begin(1, "mixed", *other)).communicate(timeout=LIMIT)
-    suite.expect(run.returncode != 0 and "trains another run than rank 0" in err, "another seed is refused", err)
+    suite.expect(run.returncode != 0 and "trains another run than rank 0" in err and not
+                 any((suite.folder / name).exists() for name in ("mixed", "other")),
+                 "another seed is refused, and no folder is left", err)
 
 
 def smollm(suite):
