@@ -13,7 +13,8 @@ const cli_command cli_transcribe = {
     .summary = "write down what is said in a sound file",
     .usage = "transcribe -m FOLDER FILE.wav [--timestamps] [--language CODE] [--translate]",
     .help =
-        "  -m, --model FOLDER    a Hugging Face folder of a Whisper, Wav2Vec 2 or HuBERT model: config.json, weights\n"
+        "  -m, --model FOLDER    a Hugging Face folder of a Whisper or Wav2Vec 2 model, or a sibling: config.json, "
+        "weights\n"
         "                        (safetensors, .bin), tokenizer.json (Whisper) or vocab.json\n"
         "  FILE.wav              the sound: PCM or floats, any rate and number of channels; - reads standard input\n"
         "      --timestamps      show when each segment begins and ends\n"

@@ -1,4 +1,4 @@
-/* speech.h — speech recognition with Whisper, Wav2Vec 2 and HuBERT: audio in, text out; and the reading of WAV files.
+/* speech.h — speech recognition with Whisper, Wav2Vec 2 and its siblings: audio in, text out; reading WAV files.
  *
  * Part of libtrunnion-text; it uses only libtrunnion's public interface.
  *
@@ -111,7 +111,8 @@ TN_API tn_status tn_speech_transcribe(tn_speech *s, const float *samples, int64_
 
 /* ---- models without a decoder ------------------------------------------------------------------------------------ */
 
-/* Wav2Vec 2 and HuBERT: each 20 ms of sound get a letter or nothing (CTC). One thread at a time may use a model. */
+/* Wav2Vec 2, HuBERT, UniSpeech, UniSpeech-SAT, WavLM and data2vec-audio: each 20 ms of sound get a letter or nothing
+ * (CTC). One thread at a time may use a model. */
 typedef struct tn_ctc tn_ctc;
 
 /* Returns whether a path is a folder whose config.json has a model_type of this kind. */

@@ -573,23 +573,22 @@ bool tn_seq2seq_ends(const tn_seq2seq *m, int32_t id) {
 
 /* The bucket of a key that is `back` tokens before the query. Near distances have a bucket each, far ones share buckets
  * by their logarithm; half of the encoder's are for keys behind the query. In f32, as transformers computes it. */
-static int64_t bucket_of(const tn_seq2seq *m, int64_t back, bool both) {
-    int64_t count = both ? m->config.buckets / 2 : m->config.buckets, exact = count / 2,
-            first = both && back < 0 ? count : 0;
+static int64_t bucket_of(int64_t back, int64_t count, int64_t most, bool both) {
+    count = both ? count / 2 : count;
+    int64_t exact = count / 2, first = both && back < 0 ? count : 0;
     int64_t away = back < 0 ? -back : back;
     if (away < exact) return first + away;
-    float far = logf((float)away / (float)exact) / (float)log((double)m->config.most_distance / (double)exact);
+    float far = logf((float)away / (float)exact) / (float)log((double)most / (double)exact);
     int64_t i = exact + (int64_t)(far * (float)(count - exact));
     return first + (i < count ? i : count - 1);
 }
 
-/* [padded, padded] of the encoder. */
-static tn_tensor *text_buckets(const tn_seq2seq *m) {
-    int64_t n = m->run.padded, *room = tn_txt_alloc((size_t)(n * n), sizeof *room);
-    if (!room) return tn_failed(TN_ERR_MEMORY, "out of memory for the biases of %" PRId64 " tokens", n);
+tn_tensor *tn_txt_buckets(int64_t n, int64_t count, int64_t most_distance) {
+    int64_t *room = tn_txt_alloc((size_t)(n * n), sizeof *room);
+    if (!room) return tn_failed(TN_ERR_MEMORY, "out of memory for the biases of %" PRId64 " positions", n);
     for (int64_t q = 0; q < n; q++)
         for (int64_t k = 0; k < n; k++)
-            room[q * n + k] = bucket_of(m, q - k, true);
+            room[q * n + k] = bucket_of(q - k, count, most_distance, true);
     tn_tensor *t = tn_from_data(room, TN_DIMS(n, n), TN_I64);
     tn_txt_free(room);
     return t;
@@ -668,7 +667,7 @@ static tn_tensor *text_places(const tn_seq2seq *m) {
 static tn_tensor *record_encoder(const tn_seq2seq *m, const tn_tensor *ids, tn_tensor *mask) {
     bool bart = m->config.family->bart;
     tn_tensor *x = embed(m, ENCODER, ids, bart ? text_places(m) : NULL), *bias = mask;
-    tn_tensor *buckets = bart ? NULL : text_buckets(m);
+    tn_tensor *buckets = bart ? NULL : tn_txt_buckets(m->run.padded, m->config.buckets, m->config.most_distance);
     for (int64_t i = 0; i < m->config.layer_count[ENCODER]; i++) {
         const layer *l = &m->weights.layers[ENCODER][i];
         if (l->part[BIAS])
@@ -811,7 +810,9 @@ static step_inputs make_inputs(tn_seq2seq *m, int32_t id) {
     int64_t slots = (m->config.context + PAGE - 1) / PAGE * PAGE;
     for (int64_t k = 0; k < slots; k++) {
         bool filled = k < m->run.position;
-        m->run.bucket_room[k] = filled && !m->config.family->bart ? bucket_of(m, m->run.position - k, false) : 0;
+        m->run.bucket_room[k] = filled && !m->config.family->bart
+                                    ? bucket_of(m->run.position - k, m->config.buckets, m->config.most_distance, false)
+                                    : 0;
         m->run.mask_room[k] = filled ? 0 : -INFINITY;
     }
     return (step_inputs){.ids = tn_from_data(&(int64_t){id}, TN_DIMS(1), TN_I64),

@@ -1,4 +1,4 @@
-/* speech_ctc.c — speech recognition by CTC: Wav2Vec 2 and HuBERT.
+/* speech_ctc.c — speech recognition by CTC: Wav2Vec 2 and its siblings.
  *
  * Convolutions make a row of numbers of each 20 ms of sound, a transformer that sees all rows gives each row a letter
  * or nothing, and equal letters of neighbouring rows are one. Source: Baevski et al. 2020, "wav2vec 2.0"; Graves et al.
@@ -12,7 +12,8 @@
 #include "trunnion/speech.h"
 #include "trunnion/trunnion.h"
 
-enum { MOST_CONVOLUTIONS = 16, MOST_KERNEL = 4096, WINDOW = 30 * TN_SPEECH_RATE };
+enum { MOST_CONVOLUTIONS = 16, MOST_KERNEL = 4096, MOST_BUCKETS = 1 << 16, WINDOW = 30 * TN_SPEECH_RATE };
+enum { GATE_PARTS = 2, GATE_TERMS = 4 };    /* WavLM's gates are sums of so many numbers each */
 static const double CONVOLUTION_EPS = 1e-5; /* of norms between convolutions; not in config.json */
 
 typedef struct ctc_linear {
@@ -30,12 +31,31 @@ typedef struct ctc_convolution {
     ctc_linear weight, norm; /* norm: NULL where there is none */
 } ctc_convolution;
 
+/* How a kind of model differs from Wav2Vec 2. */
+typedef struct ctc_kind {
+    const char *type, *prefix, *key; /* key: of the kernels that tell positions */
+    int64_t kernel;                  /* its default */
+    bool stacked;                    /* positions are told by several convolutions with norms, stored plainly */
+    bool gated;                      /* scores have a bias for each distance, times gates made of the query */
+} ctc_kind;
+static const ctc_kind kinds[] = {
+    {"wav2vec2", "wav2vec2.", "num_conv_pos_embeddings", 128, false, false},
+    {"hubert", "hubert.", "num_conv_pos_embeddings", 128, false, false},
+    {"unispeech", "unispeech.", "num_conv_pos_embeddings", 128, false, false},
+    {"unispeech-sat", "unispeech_sat.", "num_conv_pos_embeddings", 128, false, false},
+    {"wavlm", "wavlm.", "num_conv_pos_embeddings", 128, false, true},
+    {"data2vec-audio", "data2vec_audio.", "conv_pos_kernel_size", 19, true, false},
+};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
 struct tn_ctc {
     hf_folder folder;
+    const ctc_kind *kind;
     tn_device *device;
     tn_json_doc *words; /* vocab.json, which the letters point into */
     const char **letters;
     int64_t convolution_count, layers, heads, hidden, inner, vocabulary, position_kernel, position_groups;
+    int64_t position_count, buckets, most_distance;
     ctc_convolution convolutions[MOST_CONVOLUTIONS];
     bool norms_each;  /* each convolution has a norm over channels; else the first has one of each channel */
     bool norms_first; /* in front of attention and feed-forward, and one at the end; else behind them */
@@ -44,12 +64,21 @@ struct tn_ctc {
     int64_t blank;
     char space[32]; /* the letter that stands for one */
     tn_activation *activation, *front_activation;
-    ctc_linear front_norm, front, positions, norm, output, (*parts)[PARTS];
+    ctc_linear front_norm, front, positions[MOST_CONVOLUTIONS], norm, output, (*parts)[PARTS];
+    tn_tensor *distances;    /* gated: [buckets, heads]; else NULL */
+    ctc_linear *gates;       /* of each layer */
+    tn_tensor **gate_scales; /* [1, heads, 1, 1] */
 };
 
 /* ---- config.json ------------------------------------------------------------------------------------------------- */
 
-static bool is_kind(const char *type) { return strcmp(type, "wav2vec2") == 0 || strcmp(type, "hubert") == 0; }
+static const ctc_kind *find_kind(const char *type) {
+    for (size_t i = 0; i < KINDS; i++)
+        if (strcmp(type, kinds[i].type) == 0) return &kinds[i];
+    return NULL;
+}
+
+static bool is_kind(const char *type) { return find_kind(type) != NULL; }
 
 bool tn_ctc_knows(const char *path) { return tn_hf_is_of(path, is_kind); }
 
@@ -103,11 +132,36 @@ static tn_status read_spelling(tn_ctc *m) {
                            m->folder.path, sizeof m->space);
 }
 
+/* Convolutions that tell positions, and WavLM's buckets of distances. */
+static tn_status read_positions(tn_ctc *m) {
+    const hf_folder *f = &m->folder;
+    TRY(tn_hf_size(f, m->kind->key, m->kind->kernel, MOST_KERNEL, &m->position_kernel));
+    TRY(tn_hf_size(f, "num_conv_pos_embedding_groups", 16, m->hidden, &m->position_groups));
+    m->position_count = 1;
+    if (m->kind->stacked) TRY(tn_hf_size(f, "num_conv_pos_embeddings", 5, MOST_CONVOLUTIONS, &m->position_count));
+    if (m->hidden % m->heads != 0 || m->hidden % m->position_groups != 0)
+        return tn_hf_fail(f->path, TN_ERR_FORMAT,
+                          "hidden_size %" PRId64 " must be a multiple of num_attention_heads %" PRId64
+                          " and of num_conv_pos_embedding_groups %" PRId64,
+                          m->hidden, m->heads, m->position_groups);
+    if (!m->kind->gated) return TN_OK;
+    TRY(tn_hf_size(f, "num_buckets", 320, MOST_BUCKETS, &m->buckets));
+    TRY(tn_hf_size(f, "max_bucket_distance", 800, INT32_MAX, &m->most_distance));
+    if (m->buckets >= 4 && m->buckets % 2 == 0 && m->most_distance > m->buckets / 4) return TN_OK;
+    return tn_hf_fail(f->path, TN_ERR_FORMAT,
+                      "num_buckets is %" PRId64 " and max_bucket_distance %" PRId64
+                      "; the first must be even and at least 4, the second more than a quarter of it",
+                      m->buckets, m->most_distance);
+}
+
 static tn_status read_config(tn_ctc *m) {
     const hf_folder *f = &m->folder;
     const char *type = tn_hf_text(f, "model_type", ""), *norms = tn_hf_text(f, "feat_extract_norm", "group");
-    if (!is_kind(type))
-        return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "model_type is '%s'; CTC supports wav2vec2 and hubert",
+    m->kind = find_kind(type);
+    if (!m->kind)
+        return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED,
+                          "model_type is '%s'; CTC supports wav2vec2, hubert, unispeech, unispeech-sat, wavlm and "
+                          "data2vec-audio",
                           tn_txt_shown(type, strlen(type)).text);
     TRY(tn_hf_refuse(f, "add_adapter"));
     TRY(tn_hf_refuse(f, "conv_pos_batch_norm"));
@@ -118,19 +172,13 @@ static tn_status read_config(tn_ctc *m) {
     TRY(tn_hf_size(f, "num_attention_heads", 12, HF_MOST_HEADS, &m->heads));
     TRY(tn_hf_size(f, "intermediate_size", 3072, HF_MOST_WIDTH, &m->inner));
     TRY(tn_hf_size(f, "vocab_size", 32, INT32_MAX, &m->vocabulary));
-    TRY(tn_hf_size(f, "num_conv_pos_embeddings", 128, MOST_KERNEL, &m->position_kernel));
-    TRY(tn_hf_size(f, "num_conv_pos_embedding_groups", 16, m->hidden, &m->position_groups));
+    TRY(read_positions(m));
     TRY(tn_hf_real(f, f->config, "layer_norm_eps", 1e-5, 1e-20, 1, &m->eps));
     TRY(tn_hf_activation(f, "hidden_act", "gelu", &m->activation));
     TRY(tn_hf_activation(f, "feat_extract_activation", "gelu", &m->front_activation));
-    m->norms_each = strcmp(norms, "layer") == 0;
-    m->norms_first = tn_json_bool(tn_json_get(f->config, "do_stable_layer_norm"), false);
+    m->norms_each = m->kind->stacked || strcmp(norms, "layer") == 0;
+    m->norms_first = !m->kind->stacked && tn_json_bool(tn_json_get(f->config, "do_stable_layer_norm"), false);
     m->blank = tn_json_int(tn_json_get(f->config, "pad_token_id"), 0);
-    if (m->hidden % m->heads != 0 || m->hidden % m->position_groups != 0)
-        return tn_hf_fail(f->path, TN_ERR_FORMAT,
-                          "hidden_size %" PRId64 " must be a multiple of num_attention_heads %" PRId64
-                          " and of num_conv_pos_embedding_groups %" PRId64,
-                          m->hidden, m->heads, m->position_groups);
     if (!m->norms_each && strcmp(norms, "group") != 0)
         return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "'feat_extract_norm' is '%s'; supported are group and layer",
                           tn_txt_shown(norms, strlen(norms)).text);
@@ -160,7 +208,7 @@ static tn_status read_letters(tn_ctc *m) {
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
 /* In f32; shape ends with 0. */
-static tn_status take_tensor(tn_ctc *m, const char *name, const int64_t shape[4], tn_tensor **out) {
+static tn_status take_tensor(tn_ctc *m, const char *name, const int64_t *shape, tn_tensor **out) {
     tn_safetensors_info info = {.struct_size = sizeof info};
     int rank = 0;
     if (!tn_hf_find(&m->folder, name, &info))
@@ -204,6 +252,16 @@ static tn_status take_convolutions(tn_ctc *m) {
     return take_pair(m, "feature_projection.projection", (int64_t[4]){m->hidden, in}, true, &m->front);
 }
 
+static tn_status take_stacked_positions(tn_ctc *m) {
+    char stem[HF_NAME_SIZE - 8];
+    for (int64_t i = 0; i < m->position_count; i++) {
+        const int64_t shape[4] = {m->hidden, m->hidden / m->position_groups, m->position_kernel};
+        snprintf(stem, sizeof stem, "encoder.pos_conv_embed.layers.%" PRId64 ".conv", i);
+        TRY(take_pair(m, stem, shape, true, &m->positions[i]));
+    }
+    return TN_OK;
+}
+
 /* The convolution that tells positions is stored as a direction for each tap and its length: two names of each. */
 static tn_status take_positions(tn_ctc *m) {
     static const char stem[] = "encoder.pos_conv_embed.conv.";
@@ -221,22 +279,37 @@ static tn_status take_positions(tn_ctc *m) {
     if (status == TN_OK) {
         TN_SCOPE;
         tn_tensor *squares = tn_sum(tn_mul(parts[1], parts[1]), (int64_t[]){0, 1}, 2, true);
-        m->positions.weight = tn_retain(tn_mul(tn_div(parts[1], tn_sqrt(squares)), parts[0]));
-        status = tn_eval(&m->positions.weight, 1);
+        m->positions->weight = tn_retain(tn_mul(tn_div(parts[1], tn_sqrt(squares)), parts[0]));
+        status = tn_eval(&m->positions->weight, 1);
     }
     tn_free(parts[0]);
     tn_free(parts[1]);
     snprintf(name, sizeof name, "%sbias", stem);
-    return status == TN_OK ? take_tensor(m, name, (int64_t[4]){m->hidden}, &m->positions.bias) : status;
+    return status == TN_OK ? take_tensor(m, name, (int64_t[4]){m->hidden}, &m->positions->bias) : status;
+}
+
+static tn_status take_gates(tn_ctc *m) {
+    char stem[HF_NAME_SIZE - 8];
+    if (!m->kind->gated) return TN_OK;
+    m->gates = tn_txt_zalloc((size_t)m->layers, sizeof *m->gates);
+    m->gate_scales = tn_txt_zalloc((size_t)m->layers, sizeof(tn_tensor *));
+    if (!m->gates || !m->gate_scales) return TN_ERR_MEMORY;
+    for (int64_t i = 0; i < m->layers; i++) {
+        snprintf(stem, sizeof stem, "encoder.layers.%" PRId64 ".attention.gru_rel_pos_linear", i);
+        TRY(take_pair(m, stem, (int64_t[4]){GATE_PARTS * GATE_TERMS, m->hidden / m->heads}, true, &m->gates[i]));
+        snprintf(stem, sizeof stem, "encoder.layers.%" PRId64 ".attention.gru_rel_pos_const", i);
+        TRY(take_tensor(m, stem, (int64_t[5]){1, m->heads, 1, 1}, &m->gate_scales[i]));
+    }
+    return take_tensor(m, "encoder.layers.0.attention.rel_attn_embed.weight", (int64_t[4]){m->buckets, m->heads},
+                       &m->distances);
 }
 
 static tn_status take_weights(tn_ctc *m) {
     char stem[HF_NAME_SIZE - 8];
-    snprintf(stem, sizeof stem, "%s.", tn_hf_text(&m->folder, "model_type", ""));
-    tn_hf_find_prefix(&m->folder, strcmp(stem, "hubert.") == 0 ? "hubert." : "wav2vec2.",
-                      "feature_projection.projection.weight");
+    tn_hf_find_prefix(&m->folder, m->kind->prefix, "feature_projection.projection.weight");
     TRY(take_convolutions(m));
-    TRY(take_positions(m));
+    TRY(m->kind->stacked ? take_stacked_positions(m) : take_positions(m));
+    TRY(take_gates(m));
     TRY(take_pair(m, "encoder.layer_norm", (int64_t[4]){m->hidden}, true, &m->norm));
     m->parts = tn_txt_zalloc((size_t)m->layers, sizeof *m->parts);
     if (!m->parts) return TN_ERR_MEMORY;
@@ -295,7 +368,16 @@ void tn_ctc_close(tn_ctc *m) {
         for (int part = 0; part < PARTS; part++)
             free_pair(&m->parts[i][part]);
     tn_txt_free(m->parts);
-    const ctc_linear *const others[] = {&m->front_norm, &m->front, &m->positions, &m->norm, &m->output};
+    for (int64_t i = 0; i < m->position_count && i < MOST_CONVOLUTIONS; i++)
+        free_pair(&m->positions[i]);
+    for (int64_t i = 0; m->gates && m->gate_scales && i < m->layers; i++) {
+        free_pair(&m->gates[i]);
+        tn_free(m->gate_scales[i]);
+    }
+    tn_txt_free(m->gates);
+    tn_txt_free(m->gate_scales);
+    tn_free(m->distances);
+    const ctc_linear *const others[] = {&m->front_norm, &m->front, &m->norm, &m->output};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         free_pair(others[i]);
     tn_txt_free(m->letters);
@@ -350,21 +432,43 @@ static tn_tensor *positions_of(const tn_ctc *m, const tn_tensor *x) {
     int64_t n = tn_size(x, 0);
     o.padding = m->position_kernel / 2;
     o.groups = m->position_groups;
-    tn_tensor *columns = tn_contiguous(tn_unsqueeze(tn_transpose(x, 0, 1), 0));
-    tn_tensor *y = tn_conv1d(columns, m->positions.weight, m->positions.bias, &o);
-    return tn_transpose(m->front_activation(tn_narrow(tn_select(y, 0, 0), 1, 0, n)), 0, 1);
+    tn_tensor *rows = tn_transpose(x, 0, 1);
+    for (int64_t i = 0; i < m->position_count; i++) {
+        tn_tensor *columns = tn_contiguous(tn_unsqueeze(rows, 0));
+        tn_tensor *y = tn_conv1d(columns, m->positions[i].weight, m->positions[i].bias, &o);
+        rows = tn_narrow(tn_select(y, 0, 0), 1, 0, n);
+        if (m->kind->stacked)
+            rows = tn_transpose(norm(tn_contiguous(tn_transpose(rows, 0, 1)), &(ctc_linear){0}, CONVOLUTION_EPS), 0, 1);
+        rows = m->front_activation(rows);
+    }
+    return tn_transpose(rows, 0, 1);
 }
 
 static tn_tensor *linear(const tn_tensor *x, const ctc_linear *l) { return tn_linear(x, l->weight, l->bias); }
 
-static tn_tensor *attend(const tn_ctc *m, const ctc_linear *parts, const tn_tensor *x) {
+/* What is added to scores, [1, heads, n, n]: a bias for each distance, times gates of each head of the input.
+ * Source: Chen et al. 2021, "WavLM", section 3.1, as transformers computes it. */
+static tn_tensor *gated_bias(const tn_ctc *m, int64_t layer, const tn_tensor *x, const tn_tensor *bias) {
+    int64_t n = tn_size(x, 0);
+    tn_tensor *heads = tn_transpose(tn_reshape(x, TN_DIMS(n, m->heads, m->hidden / m->heads)), 0, 1);
+    tn_tensor *terms =
+        tn_reshape(linear(tn_contiguous(heads), &m->gates[layer]), TN_DIMS(m->heads, n, GATE_PARTS, GATE_TERMS));
+    tn_tensor *gates = tn_unsqueeze(tn_sigmoid(tn_sum(terms, (int64_t[]){3}, 1, false)), 0);
+    tn_tensor *by = tn_sub_scalar(tn_mul(tn_narrow(gates, 3, 1, 1), m->gate_scales[layer]), 1);
+    return tn_mul(tn_add_scalar(tn_mul(tn_narrow(gates, 3, 0, 1), by), 2), bias);
+}
+
+/* bias: for each distance, [heads, n, n]; or NULL. */
+static tn_tensor *attend(const tn_ctc *m, int64_t layer, const tn_tensor *x, const tn_tensor *bias) {
+    const ctc_linear *parts = m->parts[layer];
     tn_scaled_dot_product_attention_options o = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;
     int64_t n = tn_size(x, 0), width = m->hidden / m->heads;
     tn_tensor *qkv[3];
     for (int k = 0; k < 3; k++)
         qkv[k] =
             tn_unsqueeze(tn_transpose(tn_reshape(linear(x, &parts[PART_Q + k]), TN_DIMS(n, m->heads, width)), 0, 1), 0);
-    tn_tensor *y = tn_scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], NULL, &o);
+    tn_tensor *added = bias ? gated_bias(m, layer, x, bias) : NULL;
+    tn_tensor *y = tn_scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], added, &o);
     return linear(tn_reshape(tn_transpose(tn_select(y, 0, 0), 0, 1), TN_DIMS(n, m->hidden)), &parts[PART_O]);
 }
 
@@ -374,9 +478,13 @@ static tn_tensor *record(const tn_ctc *m, const tn_tensor *sound) {
     x = linear(x, &m->front);
     x = tn_add(x, positions_of(m, x));
     if (!m->norms_first) x = norm(x, &m->norm, m->eps);
+    tn_tensor *bias = NULL;
+    if (m->distances)
+        bias = tn_permute(tn_embedding(tn_txt_buckets(tn_size(x, 0), m->buckets, m->most_distance), m->distances),
+                          TN_DIMS(2, 0, 1));
     for (int64_t i = 0; i < m->layers; i++) {
         const ctc_linear *l = m->parts[i];
-        x = tn_add(x, attend(m, l, m->norms_first ? norm(x, &l[PART_NORM1], m->eps) : x));
+        x = tn_add(x, attend(m, i, m->norms_first ? norm(x, &l[PART_NORM1], m->eps) : x, bias));
         if (!m->norms_first) x = norm(x, &l[PART_NORM1], m->eps);
         tn_tensor *inner = m->activation(linear(m->norms_first ? norm(x, &l[PART_NORM2], m->eps) : x, &l[PART_UP]));
         x = tn_add(x, linear(inner, &l[PART_DOWN]));

@@ -47,6 +47,10 @@ static inline tn_status tn_txt_leave(tn_device *device, tn_device *before, tn_st
     return status;
 }
 
+/* seq2seq.c: T5's buckets of distances, [n, n] i64 for queries and keys; half of `count` are for keys behind the
+ * query. */
+tn_tensor *tn_txt_buckets(int64_t n, int64_t count, int64_t most_distance);
+
 /* For tests: the n-th allocation from now on fails (once); 0 switches this off. Blocks not yet freed. */
 void tn_txt_fail_at(int64_t n);
 int64_t tn_txt_live_blocks(void);

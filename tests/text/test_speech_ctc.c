@@ -142,7 +142,10 @@ static void folders_that_do_not_fit_are_refused(void **state) {
     static const struct {
         const char *more, *words, *says;
     } wrong[] = {
-        {",\"model_type\":\"wavlm\"", letters, "supports wav2vec2 and hubert"},
+        {",\"model_type\":\"sew\"", letters, "supports wav2vec2, hubert"},
+        {",\"model_type\":\"wavlm\",\"num_buckets\":7", letters, "num_buckets"},
+        {",\"model_type\":\"wavlm\",\"max_bucket_distance\":80", letters, "max_bucket_distance"},
+        {",\"model_type\":\"data2vec-audio\",\"num_conv_pos_embeddings\":99", letters, "num_conv_pos_embeddings"},
         {",\"add_adapter\":true", letters, "add_adapter"},
         {",\"num_attention_heads\":3", letters, "must be a multiple"},
         {",\"conv_dim\":[6]", letters, "of the same length"},
