@@ -100,26 +100,26 @@ static tn_status copy_bytes(const llm_source *s, const llm_tensor *t, char *out)
     return tn_read(tn_llm_source_tensor(s, t), out, (size_t)t->bytes);
 }
 
-/* The matrices of experts that have a tensor each, as one: copied side by side. */
-static tn_status join_experts(const tn_llm *m, const char *name, tn_tensor **out) {
+/* Matrices that have a tensor each, as one: copied side by side. */
+static tn_status join_parts(const tn_llm *m, int64_t layer, int slot, const char *name, tn_tensor **out) {
     char own[LLM_NAME_SIZE];
-    int64_t experts = m->config.size[SIZE_EXPERTS];
+    int64_t parts = tn_llm_parts(&m->config, layer, slot);
     llm_tensor info = {.struct_size = sizeof info}, next = {.struct_size = sizeof next};
     if (!tn_llm_expert_name(name, 0, own) || tn_llm_source_find(&m->file->source, own, &info) != TN_OK) return TN_OK;
-    char *all = tn_txt_alloc((size_t)experts, (size_t)info.bytes);
+    char *all = tn_txt_alloc((size_t)parts, (size_t)info.bytes);
     tn_status status = all ? TN_OK : TN_ERR_MEMORY;
-    for (int64_t e = 0; e < experts && status == TN_OK; e++) {
+    for (int64_t e = 0; e < parts && status == TN_OK; e++) {
         tn_llm_expert_name(name, e, own);
         status = tn_llm_source_find(&m->file->source, own, &next);
         if (status == TN_OK && (next.dtype != info.dtype || next.bytes != info.bytes))
-            status = tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': '%s' has another type than that of the first expert",
+            status = tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': '%s' has another type than the first such matrix",
                                      tn_llm_source_path(&m->file->source), own);
         if (status == TN_OK) status = copy_bytes(&m->file->source, &next, all + (size_t)e * (size_t)info.bytes);
     }
     {
         TN_SCOPE;
         if (status == TN_OK)
-            *out = tn_retain(tn_from_data(all, TN_DIMS(experts, info.shape[0], info.shape[1]), info.dtype));
+            *out = tn_retain(tn_from_data(all, TN_DIMS(parts, info.shape[0], info.shape[1]), info.dtype));
     }
     tn_txt_free(all);
     return status == TN_OK ? tn_eval(out, 1) : status;
@@ -134,7 +134,7 @@ static tn_status take_weight(tn_llm *m, int64_t layer, int slot, tn_tensor **out
     if (layer < 0 && slot == SLOT_LAYER_TABLE) return TN_OK; /* tn_llm_copy_rows */
     if (!tn_llm_name(n, name, layer, slot)) return TN_OK;
     if (layer < 0 && slot == SLOT_OUTPUT && m->config.tied) return TN_OK;
-    if (strchr(name, '*')) return join_experts(m, name, out);
+    if (strchr(name, '*')) return join_parts(m, layer, slot, name, out);
     if (tn_llm_source_find(&m->file->source, name, &info) != TN_OK)
         return TN_OK; /* optional: the needed was looked for */
     {
@@ -470,15 +470,24 @@ static tn_status check_cache_type(const tn_llm *m) {
                            info.id);
 }
 
-/* Bytes of a token's row. */
-size_t tn_llm_embedding_row(const tn_llm *m) {
+/* Of a table of rows, in the file. */
+static tn_status find_table(const tn_llm *m, int slot, llm_tensor *out) {
     char name[LLM_NAME_SIZE];
-    llm_tensor info = {.struct_size = sizeof info};
-    if (m->trained_embedding) return (size_t)m->config.size[SIZE_HIDDEN] * sizeof(float);
-    tn_llm_name(m->config.file.naming, name, -1, SLOT_EMBEDDING);
-    bool found = tn_llm_source_find(&m->file->source, name, &info) == TN_OK;
-    return found ? tn_dtype_bytes(info.dtype, tn_llm_row_width(&m->config)) : 0;
+    tn_llm_name(m->config.file.naming, name, -1, slot);
+    *out = (llm_tensor){.struct_size = sizeof *out};
+    return tn_llm_source_find(&m->file->source, name, out);
 }
+
+/* One tensor has the rows of both tables, so they need one dtype, in which a row can follow the other. */
+static tn_dtype choose_rows_dtype(const tn_llm *m) {
+    llm_tensor words, inputs;
+    if (find_table(m, SLOT_EMBEDDING, &words) != TN_OK) return TN_F32;
+    if (m->config.size[SIZE_ALL_INPUTS] == 0 || find_table(m, SLOT_LAYER_TABLE, &inputs) != TN_OK) return words.dtype;
+    return words.dtype == inputs.dtype && tn_dtype_block(words.dtype) == 1 ? words.dtype : TN_F32;
+}
+
+/* Bytes of a token's row. */
+size_t tn_llm_embedding_row(const tn_llm *m) { return tn_dtype_bytes(m->rows_dtype, tn_llm_row_width(&m->config)); }
 
 static tn_status take_memory(tn_llm *m) {
     m->weights.layers = tn_txt_zalloc((size_t)m->config.layers, sizeof *m->weights.layers);
@@ -486,6 +495,7 @@ static tn_status take_memory(tn_llm *m) {
     m->tokens = tn_txt_alloc((size_t)m->config.context, sizeof *m->tokens);
     m->numbers = tn_txt_alloc(LLM_CHUNK, sizeof *m->numbers);
     m->places = tn_txt_alloc(LLM_CHUNK, sizeof *m->places);
+    m->rows_dtype = choose_rows_dtype(m);
     m->rows = tn_txt_alloc(LLM_CHUNK, tn_llm_embedding_row(m));
     bool all = m->weights.layers && m->logits && m->tokens && m->numbers && m->places && m->rows;
     return all ? TN_OK : TN_ERR_MEMORY;
@@ -498,6 +508,7 @@ tn_status tn_llm_train_embedding(tn_llm *m) {
     tn_txt_free(m->rows);
     m->rows = rows;
     m->trained_embedding = true;
+    m->rows_dtype = TN_F32;
     return TN_OK;
 }
 
@@ -762,21 +773,37 @@ static tn_status read_trained_rows(tn_llm *m, int64_t n) {
     return tn_read(rows, m->rows, (size_t)n * tn_llm_embedding_row(m));
 }
 
+/* Rows of one table, `stride` bytes apart, in m->rows_dtype. A table of per-layer embeddings may end before the
+ * vocabulary does. */
+static tn_status copy_table(const tn_llm *m, int slot, const int64_t *ids, int64_t n, char *out, size_t stride) {
+    llm_tensor t;
+    TRY(find_table(m, slot, &t));
+    size_t made = tn_dtype_bytes(m->rows_dtype, t.shape[1]), stored = tn_dtype_bytes(t.dtype, t.shape[1]);
+    bool same = t.dtype == m->rows_dtype;
+    char *all = same ? NULL : tn_txt_alloc((size_t)n, made + stored), *read = all ? all + (size_t)n * made : NULL;
+    tn_status status = same || all ? TN_OK : TN_ERR_MEMORY;
+    for (int64_t i = 0; i < n && status == TN_OK; i++) {
+        int64_t id = ids[i] < t.shape[0] ? ids[i] : 0;
+        char *to = same ? out + (size_t)i * stride : read + (size_t)i * stored;
+        status = tn_llm_source_rows(&m->file->source, t.name, &id, 1, to);
+    }
+    if (!same && status == TN_OK) {
+        TN_SCOPE;
+        tn_tensor *decoded = tn_cast(tn_from_data(read, TN_DIMS(n, t.shape[1]), t.dtype), m->rows_dtype);
+        status = tn_read(decoded, all, (size_t)n * made);
+    }
+    for (int64_t i = 0; i < n && !same && status == TN_OK; i++)
+        memcpy(out + (size_t)i * stride, all + (size_t)i * made, made);
+    tn_txt_free(all);
+    return status;
+}
+
 /* A token's row is that of the embedding, followed by that of the per-layer embeddings if the model has these. */
 tn_status tn_llm_copy_rows(const tn_llm *m, const int64_t *ids, int64_t n, void *out) {
-    char name[LLM_NAME_SIZE], inputs[LLM_NAME_SIZE];
-    const llm_source *s = &m->file->source;
-    tn_llm_name(m->config.file.naming, name, -1, SLOT_EMBEDDING);
-    if (m->config.size[SIZE_ALL_INPUTS] == 0) return tn_llm_source_rows(s, name, ids, n, out);
-    tn_llm_name(m->config.file.naming, inputs, -1, SLOT_LAYER_TABLE);
-    size_t row = tn_llm_embedding_row(m), width = (size_t)tn_llm_row_width(&m->config);
-    size_t first = row / width * (size_t)m->config.size[SIZE_HIDDEN];
-    for (int64_t i = 0; i < n; i++) {
-        char *at = (char *)out + (size_t)i * row;
-        TRY(tn_llm_source_rows(s, name, &ids[i], 1, at));
-        TRY(tn_llm_source_rows(s, inputs, &ids[i], 1, at + first));
-    }
-    return TN_OK;
+    size_t row = tn_llm_embedding_row(m), first = tn_dtype_bytes(m->rows_dtype, m->config.size[SIZE_HIDDEN]);
+    TRY(copy_table(m, SLOT_EMBEDDING, ids, n, out, row));
+    return m->config.size[SIZE_ALL_INPUTS] > 0 ? copy_table(m, SLOT_LAYER_TABLE, ids, n, (char *)out + first, row)
+                                               : TN_OK;
 }
 
 /* Reads the rows of these tokens in the embedding from the file, a few hundred bytes each: looked up in its mapping
@@ -788,9 +815,8 @@ tn_status tn_llm_read_rows(tn_llm *m, const int32_t *ids, int64_t n) {
     return tn_llm_copy_rows(m, m->numbers, n, m->rows);
 }
 
-static tn_tensor *make_rows(const tn_llm *m, int64_t n) {
-    tn_dtype dtype = tn_dtype_of(m->weights.head[SLOT_EMBEDDING]);
-    return tn_from_data(m->rows, TN_DIMS(n, tn_llm_row_width(&m->config)), dtype);
+tn_tensor *tn_llm_rows(const tn_llm *m, const void *rows, int64_t n) {
+    return tn_from_data(rows, TN_DIMS(n, tn_llm_row_width(&m->config)), m->rows_dtype);
 }
 
 static tn_tensor *make_positions(tn_llm *m, int64_t first, int64_t n) {
@@ -802,7 +828,7 @@ static tn_tensor *make_positions(tn_llm *m, int64_t first, int64_t n) {
 /* The inputs of the n tokens whose rows were read, from place `first` on; n = 1 has plain extents, more share a
  * symbolic one. */
 static llm_inputs make_inputs(tn_llm *m, int64_t first, int64_t n) {
-    llm_inputs in = {.rows = make_rows(m, n),
+    llm_inputs in = {.rows = tn_llm_rows(m, m->rows, n),
                      .positions = make_positions(m, first, n),
                      .position = tn_runtime_scalar_int(first),
                      .last = tn_from_data(&(int64_t){n - 1}, TN_DIMS(1), TN_I64)};
@@ -1027,7 +1053,7 @@ static tn_status launch_llm(tn_llm *m, int32_t id, const float **out) {
     TRY(tn_graph_set_runtime_scalar(m->token, 0, (double)m->position));
     TN_SCOPE;
     tn_tensor *logits = NULL;
-    tn_tensor *inputs[] = {make_rows(m, 1), make_positions(m, m->position, 1)};
+    tn_tensor *inputs[] = {tn_llm_rows(m, m->rows, 1), make_positions(m, m->position, 1)};
     TRY(tn_graph_launch(m->token, inputs, &logits));
     return show_logits(m, logits, out);
 }

@@ -144,8 +144,7 @@ enum { MOST_INPUTS = 4 };
 /* Returns how many: a pool has the positions as whole numbers too. */
 static int batch_inputs(const tn_llm_batch *b, tn_tensor *out[MOST_INPUTS]) {
     const tn_llm *m = b->models[0];
-    tn_dtype dtype = tn_dtype_of(m->weights.head[SLOT_EMBEDDING]);
-    out[0] = tn_from_data(b->rows, TN_DIMS(b->count, tn_llm_row_width(&m->config)), dtype);
+    out[0] = tn_llm_rows(m, b->rows, b->count);
     out[1] = tn_from_data(b->places, TN_DIMS(b->count, 1, 1), TN_F32);
     if (!b->pool) return 2;
     for (int i = 0; i < b->count; i++)
@@ -303,8 +302,7 @@ static tn_status read_drafted_rows(tn_llm_batch *b, const int32_t *ids, const sh
 
 static void drafted_inputs(const tn_llm_batch *b, int rows, tn_tensor *out[MOST_INPUTS]) {
     const tn_llm *m = b->models[0];
-    out[0] = tn_from_data(b->rows, TN_DIMS(rows, tn_llm_row_width(&m->config)),
-                          tn_dtype_of(m->weights.head[SLOT_EMBEDDING]));
+    out[0] = tn_llm_rows(m, b->rows, rows);
     out[1] = tn_from_data(b->places, TN_DIMS(rows, 1, 1), TN_F32);
     out[2] = tn_from_data(b->numbers, TN_DIMS(rows), TN_I64);
     out[3] = tn_from_data(b->pages, TN_DIMS(rows, m->config.pages), TN_I64);

@@ -95,6 +95,14 @@ static const llm_size layer_shapes[LAYER_SLOTS][3] = {
     [SLOT_EXPERTS_POST_NORM] = {SIZE_HIDDEN},
     [SLOT_ALPHA_P] = {SIZE_UNIT},
     [SLOT_ALPHA_N] = {SIZE_UNIT},
+    [SLOT_STREAM_ROUTER] = {SIZE_STREAMS, SIZE_HIDDEN},
+    [SLOT_STREAM_ROUTER_NORM] = {SIZE_HIDDEN},
+    [SLOT_STREAM_PREDICT] = {SIZE_STREAM_PAIRS, SIZE_STREAMS},
+    [SLOT_STREAM_CORRECT] = {SIZE_STREAMS, SIZE_STREAMS},
+    [SLOT_STREAM_SCALE] = {SIZE_HIDDEN},
+    [SLOT_LAUREL_DOWN] = {SIZE_LAUREL, SIZE_HIDDEN},
+    [SLOT_LAUREL_UP] = {SIZE_HIDDEN, SIZE_LAUREL},
+    [SLOT_LAUREL_NORM] = {SIZE_HIDDEN},
 };
 
 static const llm_size head_shapes[HEAD_SLOTS][3] = {
@@ -106,13 +114,19 @@ static const llm_size head_shapes[HEAD_SLOTS][3] = {
     [SLOT_OUTPUT_BIAS] = {SIZE_VOCABULARY},
     [SLOT_EMBEDDING_NORM] = {SIZE_HIDDEN},
     [SLOT_EMBEDDING_NORM_BIAS] = {SIZE_HIDDEN},
-    [SLOT_LAYER_TABLE] = {SIZE_VOCABULARY, SIZE_ALL_INPUTS},
+    [SLOT_LAYER_TABLE] = {SIZE_TABLE_ROWS, SIZE_ALL_INPUTS},
     [SLOT_LAYER_PROJECTION] = {SIZE_ALL_INPUTS, SIZE_HIDDEN},
     [SLOT_LAYER_NORM] = {SIZE_INPUTS},
     [SLOT_POSITIONS] = {SIZE_POSITIONS, SIZE_HIDDEN},
     [SLOT_ROPE_SHORT] = {SIZE_HALF},
     [SLOT_ROPE_LONG] = {SIZE_HALF},
+    [SLOT_STREAMS_IN] = {SIZE_OTHER_STREAMS, SIZE_HIDDEN, SIZE_HIDDEN},
+    [SLOT_STREAMS_OUT] = {SIZE_OTHER_STREAMS, SIZE_HIDDEN, SIZE_HIDDEN},
 };
+
+int64_t tn_llm_parts(const llm_config *c, int64_t layer, int slot) {
+    return c->size[layer < 0 ? head_shapes[slot][0] : layer_shapes[slot][0]];
+}
 
 bool tn_llm_name(const llm_naming *n, char name[LLM_NAME_SIZE], int64_t layer, int slot) {
     const char *what = layer < 0 ? n->head_slots[slot] : n->layer_slots[slot];
@@ -205,28 +219,28 @@ static tn_status check_tensor(const llm_source *s, llm_config *c, int64_t layer,
     char name[LLM_NAME_SIZE], own[LLM_NAME_SIZE];
     if (!tn_llm_name(c->file.naming, name, layer, slot)) return TN_OK;
     if (!strchr(name, '*')) return check_named(s, c, name, layer, slot, needed, false);
-    for (int64_t e = 0; e < c->size[SIZE_EXPERTS] && tn_llm_expert_name(name, e, own); e++)
+    for (int64_t e = 0; e < tn_llm_parts(c, layer, slot) && tn_llm_expert_name(name, e, own); e++)
         TRY(check_named(s, c, own, layer, slot, needed, true));
     return TN_OK;
 }
 
-/* Is it this name, with the number of one of the experts in place of a *? */
-static bool is_spelt(const char *name, const char *spelt, int64_t experts) {
+/* Is it this name, with a number less than `parts` in place of a *? */
+static bool is_spelt(const char *name, const char *spelt, int64_t parts) {
     const char *star = strchr(spelt, '*');
     char *rest, own[LLM_NAME_SIZE];
     if (!star) return strcmp(name, spelt) == 0;
     if (strncmp(name, spelt, (size_t)(star - spelt)) != 0) return false;
-    int64_t expert = strtoll(name + (star - spelt), &rest, 10);
-    return expert >= 0 && expert < experts && tn_llm_expert_name(spelt, expert, own) && strcmp(name, own) == 0;
+    int64_t part = strtoll(name + (star - spelt), &rest, 10);
+    return part >= 0 && part < parts && tn_llm_expert_name(spelt, part, own) && strcmp(name, own) == 0;
 }
 
-bool tn_llm_find_slot(const llm_naming *n, const char *name, int64_t experts, int64_t *layer, int *slot) {
+bool tn_llm_find_slot(const llm_config *c, const llm_naming *n, const char *name, int64_t *layer, int *slot) {
     size_t length = strlen(n->layer);
     *layer = strncmp(name, n->layer, length) == 0 ? strtoll(name + length, NULL, 10) : -1;
     int count = *layer >= 0 ? (int)LAYER_SLOTS : (int)HEAD_SLOTS;
     for (*slot = 0; *slot < count; ++*slot) {
         char spelt[LLM_NAME_SIZE];
-        if (tn_llm_name(n, spelt, *layer, *slot) && is_spelt(name, spelt, experts)) return true;
+        if (tn_llm_name(n, spelt, *layer, *slot) && is_spelt(name, spelt, tn_llm_parts(c, *layer, *slot))) return true;
     }
     return false;
 }
@@ -248,7 +262,7 @@ static tn_status check_known(const llm_source *s, const llm_config *c, const llm
     const char *name = s->gguf ? t->name : tn_hf_strip(&s->folder, t->name);
     int64_t layer;
     int slot;
-    bool fits = tn_llm_find_slot(c->file.naming, name, c->size[SIZE_EXPERTS], &layer, &slot) && layer < c->layers;
+    bool fits = tn_llm_find_slot(c, c->file.naming, name, &layer, &slot) && layer < c->layers;
     *counts = fits && !is_spare_output(c, layer, slot);
     if (layer >= c->layers && layer - c->layers < c->file.predicting_layers) return TN_OK;
     if (c->family->recurrent.kind == RECURRENCE_DELTANET && strncmp(t->name, "mtp.", 4) == 0) return TN_OK;
@@ -293,6 +307,10 @@ static tn_status read_vocabulary(const llm_source *s, llm_config *c) {
                                tn_llm_source_place(s, &embedding).text, embedding.name, c->size[SIZE_VOCABULARY]);
     tn_llm_name(c->file.naming, name, -1, SLOT_OUTPUT);
     if (s->gguf) c->tied = tn_llm_source_find(s, name, &output) != TN_OK;
+    if (c->size[SIZE_ALL_INPUTS] == 0 || c->size[SIZE_TABLE_ROWS] > 0) return TN_OK;
+    tn_llm_name(c->file.naming, name, -1, SLOT_LAYER_TABLE);
+    TRY(tn_llm_source_find(s, name, &output));
+    c->size[SIZE_TABLE_ROWS] = output.rank > 0 ? output.shape[0] : 0;
     return TN_OK;
 }
 
@@ -314,21 +332,6 @@ static bool has_other_output(const llm_source *s, const llm_config *c) {
     return false;
 }
 
-/* Per-layer embeddings are copied into one tensor with the embedding's rows, so both must have the same dtype. */
-static tn_status check_layer_table(const llm_source *s, llm_config *c) {
-    char name[LLM_NAME_SIZE], inputs[LLM_NAME_SIZE];
-    llm_tensor words = {.struct_size = sizeof words}, table = {.struct_size = sizeof table};
-    if (c->size[SIZE_ALL_INPUTS] == 0) return refuse_unknown(s, c);
-    tn_llm_name(c->file.naming, name, -1, SLOT_EMBEDDING);
-    tn_llm_name(c->file.naming, inputs, -1, SLOT_LAYER_TABLE);
-    TRY(tn_llm_source_find(s, name, &words));
-    TRY(tn_llm_source_find(s, inputs, &table));
-    if (words.dtype == table.dtype && tn_dtype_block(words.dtype) == 1) return refuse_unknown(s, c);
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "%s: tensor '%s' has type %s and '%s' %s; both must have the same, unpacked",
-                           tn_llm_source_place(s, &table).text, inputs, table.dtype_name, name, words.dtype_name);
-}
-
 static tn_status check_tensors(const llm_source *s, llm_config *c) {
     TRY(read_vocabulary(s, c));
     bool fused = c->family->forward.fused_gate && !(c->family->experts.slots & BIT(SLOT_SHARED_GATE));
@@ -336,6 +339,7 @@ static tn_status check_tensors(const llm_source *s, llm_config *c) {
     slot_set head = c->family->slots.head_needs | (c->tied ? 0 : BIT(SLOT_OUTPUT));
     if (s->gguf && c->positions.rope.kind == ROPE_LONG) head |= ROPE_TABLES;
     if (c->size[SIZE_ALL_INPUTS] > 0) head |= LAYER_INPUTS;
+    if (c->size[SIZE_STREAMS] > 1) head |= STREAM_ENDS;
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
         if (!is_spare_output(c, -1, slot)) TRY(check_tensor(s, c, -1, slot, head & BIT(slot)));
     for (int64_t layer = 0; layer < c->layers; layer++) {
@@ -343,7 +347,7 @@ static tn_status check_tensors(const llm_source *s, llm_config *c) {
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
             if ((needs | allows) & BIT(slot)) TRY(check_tensor(s, c, layer, slot, needs & BIT(slot)));
     }
-    return check_layer_table(s, c);
+    return refuse_unknown(s, c);
 }
 
 /* ---- mixtures of experts ----------------------------------------------------------------------------------------- */
@@ -432,6 +436,10 @@ int64_t tn_llm_cache_row(const llm_config *c, int which) {
 void tn_llm_set_rope(llm_config *c, int64_t layer, bool rotates) { set_bit(c->positions.unrotated, layer, !rotates); }
 
 bool tn_llm_has_rope(const llm_config *c, int64_t layer) { return !has_bit(c->positions.unrotated, layer); }
+
+void tn_llm_set_sparse(llm_config *c, int64_t layer) { set_bit(c->streams.sparse, layer, true); }
+
+bool tn_llm_is_sparse(const llm_config *c, int64_t layer) { return has_bit(c->streams.sparse, layer); }
 
 void tn_llm_set_unmixed(llm_config *c, int64_t layer) { set_bit(c->experts.unmixed, layer, true); }
 

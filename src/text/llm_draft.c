@@ -194,10 +194,9 @@ static int choose_width(const tn_llm *m, int tokens) {
 }
 
 static void pass_inputs(const tn_llm *m, int width, tn_tensor *out[2]) {
-    tn_dtype dtype = tn_dtype_of(m->weights.head[SLOT_EMBEDDING]);
     for (int i = 0; i < width; i++)
         m->places[i] = (float)(m->position + i);
-    out[0] = tn_from_data(m->rows, TN_DIMS(width, tn_llm_row_width(&m->config)), dtype);
+    out[0] = tn_llm_rows(m, m->rows, width);
     out[1] = tn_from_data(m->places, TN_DIMS(width, 1, 1), TN_F32);
 }
 

@@ -47,7 +47,12 @@
     [SLOT_MIX_OUT] = "ssm_out.weight", [SLOT_Q_DOWN] = "attn_q_a.weight", [SLOT_Q_DOWN_NORM] = "attn_q_a_norm.weight", \
     [SLOT_Q_UP] = "attn_q_b.weight", [SLOT_KV_DOWN] = "attn_kv_a_mqa.weight",                                          \
     [SLOT_KV_DOWN_NORM] = "attn_kv_a_norm.weight", [SLOT_KV_UP] = "attn_kv_b.weight", [SLOT_K_UP] = "attn_k_b.weight", \
-    [SLOT_V_UP] = "attn_v_b.weight"
+    [SLOT_V_UP] = "attn_v_b.weight", [SLOT_INPUT_GATE] = "inp_gate.weight", [SLOT_INPUT_OUT] = "proj.weight",          \
+    [SLOT_INPUT_NORM] = "post_norm.weight", [SLOT_STREAM_ROUTER] = "altup_router.weight",                              \
+    [SLOT_STREAM_ROUTER_NORM] = "altup_router_norm.weight", [SLOT_STREAM_PREDICT] = "altup_predict_coef.weight",       \
+    [SLOT_STREAM_CORRECT] = "altup_correct_coef.weight", [SLOT_STREAM_SCALE] = "altup_correct_scale.weight",           \
+    [SLOT_LAUREL_DOWN] = "laurel_l.weight", [SLOT_LAUREL_UP] = "laurel_r.weight",                                      \
+    [SLOT_LAUREL_NORM] = "laurel_post_norm.weight"
 #define GGUF_EXPERTS                                                                             \
     [SLOT_EXPERT_GATE] = "ffn_gate_exps.weight", [SLOT_EXPERT_UP] = "ffn_up_exps.weight",        \
     [SLOT_EXPERT_DOWN] = "ffn_down_exps.weight", [SLOT_EXPERT_GATE_BIAS] = "ffn_gate_exps.bias", \
@@ -57,7 +62,10 @@
     [SLOT_EMBEDDING] = "token_embd.weight", [SLOT_POSITIONS] = "position_embd.weight",                              \
     [SLOT_OUTPUT_NORM] = "output_norm.weight", [SLOT_OUTPUT_NORM_BIAS] = "output_norm.bias",                        \
     [SLOT_OUTPUT] = "output.weight", [SLOT_OUTPUT_BIAS] = "output.bias", [SLOT_ROPE_FACTORS] = "rope_freqs.weight", \
-    [SLOT_ROPE_SHORT] = "rope_factors_short.weight", [SLOT_ROPE_LONG] = "rope_factors_long.weight"
+    [SLOT_ROPE_SHORT] = "rope_factors_short.weight", [SLOT_ROPE_LONG] = "rope_factors_long.weight",                 \
+    [SLOT_LAYER_TABLE] = "per_layer_token_embd.weight", [SLOT_LAYER_PROJECTION] = "per_layer_model_proj.weight",    \
+    [SLOT_LAYER_NORM] = "per_layer_proj_norm.weight", [SLOT_STREAMS_IN] = "altup_proj.weight",                      \
+    [SLOT_STREAMS_OUT] = "altup_unembd_proj.weight"
 
 #define GGUF_NAMES .prefix = "", .layer = "blk.", .head_slots = {GGUF_HEAD}
 const llm_naming tn_llm_gguf_names = {GGUF_NAMES, .layer_slots = {GGUF_LAYER, GGUF_EXPERTS}};
@@ -298,22 +306,38 @@ static const llm_naming hyperclovax_names = {
                                      [SLOT_FFN_POST_NORM] = "post_feedforward_layernorm.weight"
 static const llm_naming gemma_names = {NAMES, .layer_slots = {GEMMA_LAYER}};
 
-static const llm_naming gemma4_names = {
+#define INPUT_LAYER                                                                                      \
+    [SLOT_INPUT_GATE] = "per_layer_input_gate.weight", [SLOT_INPUT_OUT] = "per_layer_projection.weight", \
+    [SLOT_INPUT_NORM] = "post_per_layer_input_norm.weight"
+#define INPUT_HEAD                                                     \
+    HEAD("embed_tokens.weight", "norm.weight", "lm_head.weight"),      \
+        [SLOT_LAYER_TABLE] = "embed_tokens_per_layer.weight",          \
+        [SLOT_LAYER_PROJECTION] = "per_layer_model_projection.weight", \
+        [SLOT_LAYER_NORM] = "per_layer_projection_norm.weight"
+static const llm_naming gemma3n_names = {
     .prefix = "model.",
     .layer = "layers.",
     .layer_slots =
-        {GEMMA_LAYER, [SLOT_INPUT_GATE] = "per_layer_input_gate.weight",
-         [SLOT_INPUT_OUT] = "per_layer_projection.weight", [SLOT_INPUT_NORM] = "post_per_layer_input_norm.weight",
-         [SLOT_LAYER_SCALE] = "layer_scalar", [SLOT_ROUTER] = "router.proj.weight",
-         [SLOT_ROUTER_SCALE] = "router.scale", [SLOT_EXPERT_SCALE] = "router.per_expert_scale",
-         [SLOT_EXPERT_UP] = "experts.gate_up_proj", [SLOT_EXPERT_DOWN] = "experts.down_proj",
-         [SLOT_DENSE_POST_NORM] = "post_feedforward_layernorm_1.weight",
-         [SLOT_EXPERTS_NORM] = "pre_feedforward_layernorm_2.weight",
-         [SLOT_EXPERTS_POST_NORM] = "post_feedforward_layernorm_2.weight"},
-    .head_slots = {HEAD("embed_tokens.weight", "norm.weight", "lm_head.weight"),
-                   [SLOT_LAYER_TABLE] = "embed_tokens_per_layer.weight",
-                   [SLOT_LAYER_PROJECTION] = "per_layer_model_projection.weight",
-                   [SLOT_LAYER_NORM] = "per_layer_projection_norm.weight"},
+        {GEMMA_LAYER, INPUT_LAYER, [SLOT_STREAM_ROUTER] = "altup.modality_router.weight",
+         [SLOT_STREAM_ROUTER_NORM] = "altup.router_norm.weight",
+         [SLOT_STREAM_PREDICT] = "altup.prediction_coefs.weight",
+         [SLOT_STREAM_CORRECT] = "altup.correction_coefs.weight", [SLOT_STREAM_SCALE] = "altup.correct_output_scale",
+         [SLOT_LAUREL_DOWN] = "laurel.linear_left.weight", [SLOT_LAUREL_UP] = "laurel.linear_right.weight",
+         [SLOT_LAUREL_NORM] = "laurel.post_laurel_norm.weight"},
+    .head_slots = {INPUT_HEAD, [SLOT_STREAMS_IN] = "altup_projections.*.weight",
+                   [SLOT_STREAMS_OUT] = "altup_unembed_projections.*.weight"},
+};
+
+static const llm_naming gemma4_names = {
+    .prefix = "model.",
+    .layer = "layers.",
+    .layer_slots = {GEMMA_LAYER, INPUT_LAYER, [SLOT_LAYER_SCALE] = "layer_scalar", [SLOT_ROUTER] = "router.proj.weight",
+                    [SLOT_ROUTER_SCALE] = "router.scale", [SLOT_EXPERT_SCALE] = "router.per_expert_scale",
+                    [SLOT_EXPERT_UP] = "experts.gate_up_proj", [SLOT_EXPERT_DOWN] = "experts.down_proj",
+                    [SLOT_DENSE_POST_NORM] = "post_feedforward_layernorm_1.weight",
+                    [SLOT_EXPERTS_NORM] = "pre_feedforward_layernorm_2.weight",
+                    [SLOT_EXPERTS_POST_NORM] = "post_feedforward_layernorm_2.weight"},
+    .head_slots = {INPUT_HEAD},
 };
 
 /* Norms of what attention and feed-forward yield, and none before. */
@@ -655,6 +679,9 @@ static const int64_t mistral_usual[LLM_KEYS] = {[KEY_LAYERS] = 32, [KEY_HIDDEN] 
 static const int64_t gemma3_usual[LLM_KEYS] = {
     [KEY_LAYERS] = 26,      [KEY_HIDDEN] = 2304, [KEY_INTERMEDIATE] = 9216, [KEY_HEADS] = 8,
     [KEY_CONTEXT] = 131072, [KEY_KV_HEADS] = 4,  [KEY_HEAD_DIM] = 256};
+static const int64_t gemma3n_usual[LLM_KEYS] = {
+    [KEY_LAYERS] = 35,     [KEY_HIDDEN] = 2048, [KEY_INTERMEDIATE] = 16384, [KEY_HEADS] = 8,
+    [KEY_CONTEXT] = 32768, [KEY_KV_HEADS] = 2,  [KEY_HEAD_DIM] = 256};
 static const int64_t gemma4_usual[LLM_KEYS] = {
     [KEY_LAYERS] = 30,      [KEY_HIDDEN] = 2304, [KEY_INTERMEDIATE] = 9216, [KEY_HEADS] = 8,
     [KEY_CONTEXT] = 131072, [KEY_KV_HEADS] = 4,  [KEY_HEAD_DIM] = 256};
@@ -680,6 +707,10 @@ static const int64_t bloom_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048}; /* config.j
 #define DEEPSEEK3_LIKE(slots_of_experts, scale)                                             \
     .positions.folder_interleaved = true, DEEPSEEK_LIKE, .experts.slots = slots_of_experts, \
     .experts.by_sigmoid = true, .experts.usual_scale = scale
+#define STREAM_SLOTS                                                                                                \
+    (BIT(SLOT_STREAM_ROUTER) | BIT(SLOT_STREAM_ROUTER_NORM) | BIT(SLOT_STREAM_PREDICT) | BIT(SLOT_STREAM_CORRECT) | \
+     BIT(SLOT_STREAM_SCALE) | BIT(SLOT_LAUREL_DOWN) | BIT(SLOT_LAUREL_UP) | BIT(SLOT_LAUREL_NORM) |                 \
+     BIT(SLOT_INPUT_GATE) | BIT(SLOT_INPUT_OUT) | BIT(SLOT_INPUT_NORM))
 #define MIXER_SLOTS (BIT(SLOT_MIX_IN) | BIT(SLOT_CONV) | BIT(SLOT_MIX_OUT))
 #define MIXER_BIASES (BIT(SLOT_MIX_IN_BIAS) | BIT(SLOT_CONV_BIAS) | BIT(SLOT_MIX_OUT_BIAS))
 #define DECAY_SLOTS (BIT(SLOT_STEP_BIAS) | BIT(SLOT_DECAY))
@@ -738,6 +769,26 @@ static const llm_family families[] = {
      .naming = &gemma_names, .keys = gemma_keys, .usual = gemma3_usual, .attention.window = 4096,
      .attention.pattern = 6, .positions.base = 1e6, .positions.local_base = 1e4, .attention.query_scale = 256,
      .attention.wide_layers = 62},
+    {"gemma3n",
+     "Gemma 3n",
+     .type = "gemma3n_text",
+     .in_gguf = true,
+     .slots.needs = PLAIN_SLOTS | NORMS | POST_NORMS | STREAM_SLOTS,
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS),
+     .slots.head_needs = PLAIN_HEAD,
+     .slots.head_allows = LAYER_INPUTS | STREAM_ENDS,
+     .naming = &gemma3n_names,
+     .keys = gemma_keys,
+     .usual = gemma3n_usual,
+     .read = tn_llm_read_gemma3n,
+     .forward.activation = "gelu_pytorch_tanh",
+     .tied = true,
+     .scaled_embedding = true,
+     .norms.values = true,
+     .attention.window = 512,
+     .attention.pattern = 5,
+     .positions.base = 1e6,
+     .positions.local_base = 1e4},
     {"gemma4",
      "Gemma 4",
      .type = "gemma4_text",

@@ -331,7 +331,14 @@ static tn_status read_size(const hf_folder *f, const llm_config *c, llm_key key,
                            int64_t *out) {
     const int64_t *known = c->family->usual;
     bool given = known && known[key] > 0 && (has_text_config(f) || usual < 0);
-    return tn_hf_size(f, word_of(f, c, key), given ? known[key] : usual, most, out);
+    const tn_json *list = tn_json_get(f->config, word_of(f, c, key));
+    if (tn_json_kind_of(list) != TN_JSON_ARRAY)
+        return tn_hf_size(f, word_of(f, c, key), given ? known[key] : usual, most, out);
+    *out = tn_json_int(tn_json_at(list, 0), 0);
+    for (size_t i = 0; i < tn_json_length(list); i++)
+        if (tn_json_int(tn_json_at(list, i), 0) != *out || *out < 1 || *out > most)
+            return refuse_value(f, word_of(f, c, key), "not one number from 1 on for all layers");
+    return TN_OK;
 }
 
 void tn_llm_set_head_sizes(llm_config *c) {
@@ -758,8 +765,90 @@ static tn_status read_wide(const hf_folder *f, llm_config *c) {
     return TN_OK;
 }
 
+/* The last layers have keys and values of earlier ones. */
+static tn_status share_layers(llm_config *c, int64_t shared, const char *place) {
+    bool fits = shared >= 0 && shared < c->layers;
+    c->attention.first_shared = fits && shared > 0 ? c->layers - shared : 0;
+    for (int64_t i = c->attention.first_shared; fits && shared > 0 && i < c->layers; i++)
+        fits = tn_llm_key_layer(c, i) != i;
+    if (fits) return TN_OK;
+    return tn_backend_fail(
+        TN_ERR_FORMAT,
+        "'%s': %" PRId64 " of %" PRId64
+        " layers have keys and values of earlier ones ('num_kv_shared_layers'); layers with a window, "
+        "and without, must remain that have their own",
+        place, shared, c->layers);
+}
+
+/* Width of per-layer embeddings; 0: there are none. */
+static tn_status read_inputs(const hf_folder *f, llm_config *c) {
+    int64_t *inputs = &c->size[SIZE_INPUTS];
+    *inputs = tn_json_int(tn_json_get(f->config, "hidden_size_per_layer_input"), 256);
+    if (*inputs == 0) return TN_OK;
+    TRY(tn_hf_size(f, "hidden_size_per_layer_input", 256, LLM_MOST_WIDTH, inputs));
+    c->size[SIZE_ALL_INPUTS] = c->layers * *inputs;
+    c->needs |= BIT(SLOT_INPUT_GATE) | BIT(SLOT_INPUT_OUT) | BIT(SLOT_INPUT_NORM);
+    return TN_OK;
+}
+
+/* x with P(a normal number is less than x) = part. */
+static double normal_quantile(double part) {
+    double low = -40, high = 40;
+    for (int i = 0; i < 200; i++) {
+        double middle = (low + high) / 2;
+        *(erfc(-middle / sqrt(2)) / 2 < part ? &low : &high) = middle;
+    }
+    return low;
+}
+
+/* Which part of a layer's gates counts as 0: none, or one part in all layers that have it. */
+static tn_status read_sparsity(const hf_folder *f, llm_config *c) {
+    enum { FIRST = 10 };
+    static const double USUAL = 0.95;
+    const tn_json *list = tn_json_get(f->config, "activation_sparsity_pattern");
+    bool listed = tn_json_kind_of(list) == TN_JSON_ARRAY;
+    double part = 0;
+    if (listed && (int64_t)tn_json_length(list) != c->layers)
+        return refuse_value(f, "activation_sparsity_pattern", "not a list of one number for each layer");
+    for (int64_t i = 0; i < c->layers; i++) {
+        double own = listed                           ? tn_json_number(tn_json_at(list, (size_t)i), -1)
+                     : i < FIRST && c->layers > FIRST ? USUAL
+                                                      : 0;
+        if (!(own >= 0 && own < 1) || (own > 0 && part > 0 && own != part))
+            return refuse_value(f, "activation_sparsity_pattern", "not 0 or one number below 1");
+        if (own == 0) continue;
+        part = own;
+        tn_llm_set_sparse(c, i);
+    }
+    if (part > 0) c->streams.cutoff = normal_quantile(part);
+    return TN_OK;
+}
+
+static void set_streams(llm_config *c, int64_t count) {
+    c->size[SIZE_STREAMS] = count;
+    c->size[SIZE_OTHER_STREAMS] = count - 1;
+    c->size[SIZE_STREAM_PAIRS] = count * count;
+}
+
+tn_status tn_llm_read_gemma3n(const hf_folder *f, llm_config *c) {
+    int64_t count;
+    TRY(read_window(f, c));
+    TRY(share_layers(c, tn_json_int(tn_json_get(f->config, "num_kv_shared_layers"), 15), f->path));
+    TRY(read_inputs(f, c));
+    if (c->size[SIZE_INPUTS] == 0) return refuse_value(f, "hidden_size_per_layer_input", "0");
+    TRY(read_sparsity(f, c));
+    TRY(tn_hf_size(f, "altup_num_inputs", 4, LLM_MOST_STREAMS, &count));
+    if (count < 2) return refuse_value(f, "altup_num_inputs", "1");
+    set_streams(c, count);
+    TRY(tn_hf_size(f, "laurel_rank", 64, LLM_MOST_WIDTH, &c->size[SIZE_LAUREL]));
+    c->streams.active = tn_json_int(tn_json_get(f->config, "altup_active_idx"), 0);
+    if (c->streams.active < 0 || c->streams.active >= count) return refuse_value(f, "altup_active_idx", "out of range");
+    c->streams.scales = flag(f, "altup_correct_scale", true);
+    c->attention.scale = 1;
+    return read_cap(f, "final_logit_softcapping", 30, &c->scales.final_cap);
+}
+
 tn_status tn_llm_read_gemma4(const hf_folder *f, llm_config *c) {
-    int64_t shared = tn_json_int(tn_json_get(f->config, "num_kv_shared_layers"), 0), *inputs = &c->size[SIZE_INPUTS];
     if (flag(f, "enable_moe_block", false) && c->experts.choices == 0)
         return refuse_value(f, "num_experts", "less than 2 of a mixture");
     c->experts.whole_choice = true;
@@ -770,20 +859,10 @@ tn_status tn_llm_read_gemma4(const hf_folder *f, llm_config *c) {
     TRY(read_wide(f, c));
     c->attention.scale = 1;
     TRY(read_cap(f, "final_logit_softcapping", 0, &c->scales.final_cap));
-    if (shared < 0 || shared >= c->layers)
-        return tn_hf_fail(f->path, TN_ERR_FORMAT, "'num_kv_shared_layers' is %" PRId64 " of %" PRId64 " layers", shared,
-                          c->layers);
-    c->attention.first_shared = shared > 0 ? c->layers - shared : 0;
-    if (shared > 0 && flag(f, "use_double_wide_mlp", false)) c->attention.shared_width = 2 * c->size[SIZE_INTERMEDIATE];
-    for (int64_t i = 0; i < c->layers; i++)
-        if (shared > 0 && tn_llm_key_layer(c, i) == i && i >= c->attention.first_shared)
-            return refuse_value(f, "num_kv_shared_layers", "so many that a kind of layers has no keys");
-    *inputs = tn_json_int(tn_json_get(f->config, "hidden_size_per_layer_input"), 256);
-    if (*inputs == 0) return TN_OK;
-    TRY(tn_hf_size(f, "hidden_size_per_layer_input", 256, LLM_MOST_WIDTH, inputs));
-    c->size[SIZE_ALL_INPUTS] = c->layers * *inputs;
-    c->needs |= BIT(SLOT_INPUT_GATE) | BIT(SLOT_INPUT_OUT) | BIT(SLOT_INPUT_NORM);
-    return TN_OK;
+    TRY(share_layers(c, tn_json_int(tn_json_get(f->config, "num_kv_shared_layers"), 0), f->path));
+    if (c->attention.first_shared > 0 && flag(f, "use_double_wide_mlp", false))
+        c->attention.shared_width = 2 * c->size[SIZE_INTERMEDIATE];
+    return read_inputs(f, c);
 }
 
 /* The width of feed-forward is given before it is made two thirds and rounded up. */
@@ -1304,12 +1383,8 @@ static tn_status gguf_read_recurrent(const tn_gguf *f, llm_config *c) {
     /* Falcon Mamba's files do not tell theirs; Jamba's is that of all its norms. */
     if (rms && kind == RECURRENCE_MAMBA) c->recurrent.inner_eps = tn_llm_is_pure(c) ? 1e-6 : c->eps;
     TRY(get_bool(f, c, "rope.scaling.finetuned", false, &rotates));
-    if (rotates) /* Bamba: its conversion mixes halves of heads of which rope rotates a part */
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s': '%s' is true: attention with rope between Mamba layers is not "
-                               "supported in GGUF files; use the model's folder",
-                               tn_gguf_path(f), gguf_key_of(c, "rope.scaling.finetuned").text);
-    for (int64_t i = 0; i < c->layers && !c->family->recurrent.beside; i++)
+    c->positions.halves_mixed = rotates; /* Bamba */
+    for (int64_t i = 0; i < c->layers && !c->family->recurrent.beside && !rotates; i++)
         tn_llm_set_rope(c, i, false);
     return tn_llm_size_mamba(c, tn_gguf_path(f));
 }
@@ -1475,6 +1550,48 @@ static tn_status gguf_read_gemma(const tn_gguf *f, llm_config *c) {
     return gguf_read_local_rope(f, c);
 }
 
+/* Gemma 3n's residual streams, per-layer embeddings and sparse layers. */
+static tn_status gguf_read_streams(const tn_gguf *f, llm_config *c) {
+    int64_t count, shared;
+    key_name key = gguf_key_of(c, "activation_sparsity_scale");
+    const tn_gguf_value *cutoffs = tn_gguf_get(f, key.text);
+    if (!(c->family->slots.needs & BIT(SLOT_STREAM_ROUTER))) return TN_OK;
+    TRY(get_size(f, c, "altup.num_inputs", LLM_MOST_STREAMS, &count));
+    if (count < 2) return out_of_range(f, gguf_key_of(c, "altup.num_inputs").text, 1, 2, LLM_MOST_STREAMS);
+    set_streams(c, count);
+    TRY(get_int(f, c, "altup.active_idx", 0, &c->streams.active));
+    if (c->streams.active < 0 || c->streams.active >= count)
+        return out_of_range(f, gguf_key_of(c, "altup.active_idx").text, (double)c->streams.active, 0,
+                            (double)count - 1);
+    c->streams.scales = true;
+    TRY(get_size(f, c, "embedding_length_per_layer_input", LLM_MOST_WIDTH, &c->size[SIZE_INPUTS]));
+    c->size[SIZE_ALL_INPUTS] = c->layers * c->size[SIZE_INPUTS];
+    tn_gguf_info laurel = {.struct_size = sizeof laurel};
+    TRY(tn_gguf_find(f, "blk.0.laurel_l.weight", &laurel)); /* no key has its width */
+    if (laurel.rank != 2 || laurel.shape[0] > LLM_MOST_WIDTH)
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s': byte %" PRId64 ": tensor '%s' is not a matrix", tn_gguf_path(f),
+                               laurel.offset, laurel.name);
+    c->size[SIZE_LAUREL] = laurel.shape[0];
+    TRY(get_int(f, c, "attention.shared_kv_layers", 0, &shared));
+    TRY(share_layers(c, shared, tn_gguf_path(f)));
+    c->attention.scale = 1;
+    TRY(read_real(f, c, "final_logit_softcapping", 30, 1e6, &c->scales.final_cap));
+    if (cutoffs && tn_gguf_length(cutoffs) < c->layers)
+        return out_of_range(f, key.text, (double)tn_gguf_length(cutoffs), (double)c->layers, LLM_MOST_LAYERS);
+    for (int64_t i = 0, found = 0; cutoffs && i < c->layers; i++) {
+        double own;
+        TRY(tn_gguf_float(cutoffs, i, &own));
+        if (own == -INFINITY) continue; /* the layer is not sparse */
+        if (!isfinite(own) || (found && own != c->streams.cutoff))
+            return fail_at(f, key.text, TN_ERR_UNSUPPORTED,
+                           "key '%s' is %g for layer %" PRId64 "; it must be one number, or -infinity", key.text, own,
+                           i);
+        c->streams.cutoff = own, found = 1;
+        tn_llm_set_sparse(c, i);
+    }
+    return TN_OK;
+}
+
 /* Cohere's and Granite's multipliers. */
 static tn_status gguf_read_scales(const tn_gguf *f, llm_config *c) {
     double divisor;
@@ -1541,7 +1658,7 @@ static tn_status read_sizes_gguf(const tn_gguf *f, llm_config *c) {
     TRY(get_size(f, c, "embedding_length", LLM_MOST_WIDTH, &c->size[SIZE_HIDDEN]));
     c->size[SIZE_INTERMEDIATE] = 1;
     const tn_gguf_value *widths = tn_gguf_get(f, gguf_key_of(c, "feed_forward_length").text);
-    if (c->family->slots.lone && widths && tn_gguf_type_of(widths) == TN_GGUF_ARRAY)
+    if (widths && tn_gguf_type_of(widths) == TN_GGUF_ARRAY)
         TRY(read_widths(f, c, widths));
     else if (!(c->family->recurrent.kind && tn_llm_is_pure(c)))
         TRY(get_size(f, c, mixed ? "expert_feed_forward_length" : "feed_forward_length", LLM_MOST_WIDTH,
@@ -1564,6 +1681,7 @@ static tn_status read_sizes_gguf(const tn_gguf *f, llm_config *c) {
     TRY(read_rope_scaling(f, c));
     TRY(gguf_read_window(f, c));
     TRY(gguf_read_scales(f, c));
+    TRY(gguf_read_streams(f, c));
     gguf_read_unrotated(c);
     TRY(gguf_read_llama4(f, c));
     return gguf_read_gemma(f, c);

@@ -153,7 +153,7 @@ static bool find_pair(const llm_config *c, const char *name, int64_t *layer, int
     if (!*is_b && strcmp(name + length - ending, endings[0]) != 0) return false;
     int middle = (int)(length - before - prefix - ending);
     snprintf(own, sizeof own, "%.*s%s", middle, name + before + prefix, WEIGHT);
-    return tn_llm_find_slot(n, own, c->size[SIZE_EXPERTS], layer, slot) && *layer >= 0 && *layer < c->layers &&
+    return tn_llm_find_slot(c, n, own, layer, slot) && *layer >= 0 && *layer < c->layers &&
            tn_llm_lora_slot(c, *layer, *slot, NULL);
 }
 

@@ -64,10 +64,15 @@ typedef enum llm_size {
     SIZE_STEP_RANK,    /* of the vector that steps are made of */
     SIZE_MIX_X,        /* that, and two of SIZE_STATE */
     SIZE_MIX_NORM,
-    SIZE_RATES,      /* two for each value head */
-    SIZE_INPUTS,     /* width of a layer's per-layer embedding (Gemma 4); 0: the model has none */
-    SIZE_ALL_INPUTS, /* of all layers */
-    SIZE_GATES,      /* width of attention's gate: that of its result, or one a head */
+    SIZE_RATES,         /* two for each value head */
+    SIZE_INPUTS,        /* width of a layer's per-layer embedding (Gemma 4); 0: the model has none */
+    SIZE_ALL_INPUTS,    /* of all layers */
+    SIZE_GATES,         /* width of attention's gate: that of its result, or one a head */
+    SIZE_TABLE_ROWS,    /* of the table of per-layer embeddings; later tokens have that of token 0 */
+    SIZE_STREAMS,       /* residual streams (llm_altup.c); 0: one */
+    SIZE_OTHER_STREAMS, /* the same less the first one, */
+    SIZE_STREAM_PAIRS,  /* and its square */
+    SIZE_LAUREL,        /* inner width of a second way from attention's input to its result; 0: the family has none */
     SIZE_COUNT
 } llm_size;
 
@@ -152,6 +157,14 @@ typedef enum llm_slot {
     SLOT_EXPERTS_POST_NORM,
     SLOT_ALPHA_P, /* of xIELU, an activation with weights */
     SLOT_ALPHA_N,
+    SLOT_STREAM_ROUTER, /* Gemma 3n's residual streams (llm_altup.c) */
+    SLOT_STREAM_ROUTER_NORM,
+    SLOT_STREAM_PREDICT,
+    SLOT_STREAM_CORRECT,
+    SLOT_STREAM_SCALE,
+    SLOT_LAUREL_DOWN, /* a product of two matrices beside attention, */
+    SLOT_LAUREL_UP,
+    SLOT_LAUREL_NORM, /* and its norm */
     LAYER_SLOTS
 } llm_slot;
 
@@ -171,6 +184,8 @@ typedef enum llm_head_slot {
     SLOT_LAYER_PROJECTION, /* what is added to them, made of the embedding, */
     SLOT_LAYER_NORM,       /* and the norm of that */
     SLOT_POSITIONS,        /* learned ones, in place of rope */
+    SLOT_STREAMS_IN,       /* matrices that make the other residual streams, */
+    SLOT_STREAMS_OUT,      /* and that bring them back */
     HEAD_SLOTS
 } llm_head_slot;
 
@@ -180,14 +195,16 @@ __extension__ typedef unsigned __int128 slot_set; /* bits of llm_slot, or of llm
 typedef struct llm_naming {
     const char *prefix; /* before all names but the output's, in some files */
     const char *layer;  /* before a layer's number */
-    const char *layer_slots[LAYER_SLOTS], *head_slots[HEAD_SLOTS]; /* NULL: not in such files; *: an expert's number */
-    slot_set transposed;                                           /* bits of layer slots that are stored [in, out] */
-    const char *beside[4];                                         /* endings of names that are no weights */
+    const char *layer_slots[LAYER_SLOTS],
+        *head_slots[HEAD_SLOTS]; /* NULL: not in such files; *: number of an expert or stream */
+    slot_set transposed;         /* bits of layer slots that are stored [in, out] */
+    const char *beside[4];       /* endings of names that are no weights */
 } llm_naming;
 
 _Static_assert(LAYER_SLOTS <= 128, "sets of slots are bits");
 #define BIT(slot) ((slot_set)1 << (slot))
 #define GATE_SLOTS (BIT(SLOT_ATTENTION_GATE) | BIT(SLOT_O_NORM) | BIT(SLOT_DOWN_NORM))
+#define STREAM_ENDS (BIT(SLOT_STREAMS_IN) | BIT(SLOT_STREAMS_OUT))
 #define LAYER_INPUTS (BIT(SLOT_LAYER_TABLE) | BIT(SLOT_LAYER_PROJECTION) | BIT(SLOT_LAYER_NORM))
 #define FFN_MATRICES (BIT(SLOT_GATE) | BIT(SLOT_UP) | BIT(SLOT_DOWN))
 #define GATED_BIASES (BIT(SLOT_GATE_BIAS) | BIT(SLOT_UP_BIAS) | BIT(SLOT_DOWN_BIAS))
@@ -383,6 +400,8 @@ typedef struct llm_positions {
     llm_rope rope, local_rope;
     bool two_ropes; /* layers with a window have local_rope */
     bool interleaved;
+    bool halves_mixed; /* queries and keys have the halves of a head element by element, but rope's pairs are of the
+                        * first elements (GGUF files of Bamba) */
     uint8_t unrotated[LLM_MOST_LAYERS / 8]; /* bits of the layers without rope */
 } llm_positions;
 
@@ -396,6 +415,14 @@ typedef struct llm_experts {
     uint8_t unmixed[LLM_MOST_LAYERS / 8]; /* bits of the layers without experts in a mixture */
     int64_t bytes;                        /* of weights_bytes, those of experts that are chosen */
 } llm_experts;
+
+/* Residual streams, and feed-forward layers in which only large gates count (llm_altup.c). */
+typedef struct llm_streams {
+    int64_t active;                      /* the stream that layers read */
+    bool scales;                         /* per-layer embeddings read it times SLOT_STREAM_SCALE */
+    double cutoff;                       /* in sparse layers gates count from mean + cutoff · deviation on */
+    uint8_t sparse[LLM_MOST_LAYERS / 8]; /* bits of these layers */
+} llm_streams;
 
 typedef struct llm_recurrent {
     uint8_t which[LLM_MOST_LAYERS / 8]; /* bits of the layers with a state */
@@ -442,6 +469,7 @@ struct llm_config {
     llm_attention attention;
     llm_positions positions;
     llm_experts experts;
+    llm_streams streams;
     llm_recurrent recurrent;
     llm_scales scales;
     llm_file_facts file;
@@ -496,6 +524,7 @@ tn_status tn_llm_read_nanochat(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_minicpm3(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_afmoe(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_gemma4(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_gemma3n(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_lfm2(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_modernbert(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_apertus(const hf_folder *f, llm_config *c);
@@ -536,6 +565,8 @@ bool tn_llm_has_cache(const llm_config *c, int64_t layer);
 const llm_config *tn_llm_of_layer(const llm_config *c, int64_t layer, llm_config *own);
 void tn_llm_set_head_sizes(llm_config *c);
 int64_t tn_llm_row_width(const llm_config *c); /* numbers of a token's row, with its per-layer embeddings */
+void tn_llm_set_sparse(llm_config *c, int64_t layer);
+bool tn_llm_is_sparse(const llm_config *c, int64_t layer);
 /* Numbers of a key in the cache: those of a head, and with ALiBi its position in DISTANCE_DIMS parts. */
 int64_t tn_llm_key_width(const llm_config *c);
 void tn_llm_set_unmixed(llm_config *c, int64_t layer);
@@ -563,9 +594,11 @@ enum {
     LLM_MOST_CONTEXT = 1 << 30
 };
 bool tn_llm_name(const llm_naming *n, char name[LLM_NAME_SIZE], int64_t layer, int slot);
+/* Tensors of a slot whose name has a *: experts, or residual streams. */
+int64_t tn_llm_parts(const llm_config *c, int64_t layer, int slot);
 /* The slot of a tensor of this name, without the prefix; false if there is none. *layer is -1 for a head slot. */
-bool tn_llm_find_slot(const llm_naming *n, const char *name, int64_t experts, int64_t *layer, int *slot);
-/* In such a name, the number of an expert instead of *; false where there is none. */
+bool tn_llm_find_slot(const llm_config *c, const llm_naming *n, const char *name, int64_t *layer, int *slot);
+/* In such a name, this number instead of *; false where there is none. */
 bool tn_llm_expert_name(const char name[LLM_NAME_SIZE], int64_t expert, char out[LLM_NAME_SIZE]);
 /* Experts and choices are in c; what else follows from them, checked. `place`: of the file, for messages. */
 tn_status tn_llm_set_experts(llm_config *c, const char *place, int64_t experts, int64_t choices);
@@ -633,6 +666,7 @@ struct tn_llm {
     bool stale;              /* states of recurrent layers are not those of the sequence: they are computed anew */
     bool trained;            /* has or had a trainer */
     bool trained_embedding;  /* rows of the embedding come from the tensor, in f32, not from the file */
+    tn_dtype rows_dtype;     /* the file's, or f32 if per-layer embeddings are packed or have another one */
 };
 
 /* llm.c: a conversation's parts that llm_state.c and llm_batch.c need. enter makes the model's device the thread's
@@ -644,8 +678,9 @@ tn_status tn_llm_train_embedding(tn_llm *m);  /* for a trainer: its rows are tho
 void tn_llm_append(tn_llm *m, const int32_t *ids, int64_t count); /* these were computed; a draft is obsolete */
 void tn_llm_append_accepted(tn_llm *m, int32_t id); /* the same for a step that the draft stays valid in */
 tn_status tn_llm_step_alone(tn_llm *m, int32_t id, const float **logits); /* without a draft */
-/* Copies the rows of n tokens, each tn_llm_row_width numbers in the file's dtype, to `out`. */
+/* Copies the rows of n tokens, each tn_llm_row_width numbers, to `out`; and makes a tensor of such rows. */
 tn_status tn_llm_copy_rows(const tn_llm *m, const int64_t *ids, int64_t n, void *out);
+tn_tensor *tn_llm_rows(const tn_llm *m, const void *rows, int64_t n);
 tn_status tn_llm_read_rows(tn_llm *m, const int32_t *ids,
                            int64_t n);      /* the tokens' rows of the embedding, to m->rows */
 int64_t tn_llm_first_page(const tn_llm *m); /* of its caches; the others follow */
@@ -735,6 +770,19 @@ tn_status tn_llm_save_adapter(const tn_llm *m, const char *folder, const char *b
 tn_tensor *tn_llm_product(const llm_weights *w, int64_t layer, int slot, const tn_tensor *x, const tn_tensor *bias);
 /* RMS norm over the last dim; weight: NULL for none. */
 tn_tensor *tn_llm_rms_norm(const tn_tensor *x, const tn_tensor *weight, double eps);
+/* llm_altup.c: residual streams [n, hidden] of families that have several. begin: makes them of the embedding.
+ * predict: changes them to what they should be behind the layer, and returns the one that the layer reads. correct:
+ * changes them by what the layer has made of that. end: what the last norm reads. gates: those of a sparse layer.
+ * laurel: the way beside attention, sum [n, hidden] with it. */
+enum { LLM_MOST_STREAMS = 8 };
+void tn_llm_begin_streams(const llm_config *c, const llm_weights *w, tn_tensor *x, tn_tensor **streams);
+tn_tensor *tn_llm_predict_streams(const llm_config *c, const llm_weights *w, int64_t layer, tn_tensor **streams);
+void tn_llm_correct_streams(const llm_config *c, const llm_weights *w, int64_t layer, tn_tensor *made,
+                            tn_tensor **streams);
+tn_tensor *tn_llm_end_streams(const llm_config *c, const llm_weights *w, tn_tensor *const *streams);
+tn_tensor *tn_llm_sparse_gates(const llm_config *c, const tn_tensor *gates);
+tn_tensor *tn_llm_add_laurel(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x,
+                             const tn_tensor *sum);
 /* llm_recurrent.c: sizes of recurrent layers from config.json; the shape of their state (rank 0: none); one layer for
  * at most LLM_SCAN tokens x [n, hidden], which changes its states. */
 tn_status tn_llm_read_recurrent(const hf_folder *f, llm_config *c);

@@ -75,6 +75,11 @@ static tn_tensor *rotate(const llm_config *c, tn_tensor *h, const rotation *turn
     tn_rope_options o = TN_ROPE_DEFAULTS;
     o.interleaved = c->positions.interleaved;
     if (tn_dtype_of(h) != TN_F32) h = tn_cast(h, TN_F32); /* with autocast */
+    if (c->positions.halves_mixed) {
+        const int64_t n = tn_size(h, 0), heads = tn_size(h, 1), width = tn_size(h, 2);
+        h = tn_transpose(tn_reshape(h, TN_DIMS(n, heads, width / 2, 2)), 2, 3);
+        h = tn_reshape(h, TN_DIMS(n, heads, width));
+    }
     return tn_rope(h, turn->cosine, turn->sine, &o);
 }
 
@@ -124,6 +129,7 @@ typedef struct llm_pass {
     rotation turns[2];       /* of layers without a window of their own rope, and with one */
     tn_tensor *kept[2][2];   /* keys and values of the last layer that has its own, without a window and with one */
     tn_tensor *layer_inputs; /* [n, layers · SIZE_INPUTS], or NULL */
+    tn_tensor *streams[LLM_MOST_STREAMS];
 } llm_pass;
 
 static void look_at(const llm_inputs *in, int64_t layer, llm_probe which, const tn_tensor *x) {
@@ -353,6 +359,7 @@ static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_
         gate = tn_llm_split_gate(&up, 1, c->size[SIZE_INTERMEDIATE]);
     } else if (weight[SLOT_GATE]) {
         gate = scaled(tn_llm_product(w, layer, SLOT_GATE, x, weight[SLOT_GATE_BIAS]), c->scales.gate);
+        if (tn_llm_is_sparse(c, layer)) gate = tn_llm_sparse_gates(c, gate);
     }
     tn_tensor *inner = gate                   ? tn_mul(c->activation(gate), up)
                        : weight[SLOT_ALPHA_P] ? xielu(up, weight[SLOT_ALPHA_P], weight[SLOT_ALPHA_N])
@@ -374,13 +381,14 @@ static tn_tensor *make_layer_inputs(const llm_config *c, const llm_weights *w, c
     return tn_mul_scalar(tn_add(tn_reshape(made, TN_DIMS(n, all)), own), sqrt(0.5));
 }
 
-static tn_tensor *add_input(const llm_config *c, const llm_weights *w, int64_t layer, tn_tensor *x,
-                            const tn_tensor *inputs) {
+/* What the layer's own embedding adds to the residual stream x. */
+static tn_tensor *layer_input(const llm_config *c, const llm_weights *w, int64_t layer, tn_tensor *x,
+                              const tn_tensor *inputs) {
     int64_t each = c->size[SIZE_INPUTS];
     tn_tensor *gate = c->activation(tn_llm_product(w, layer, SLOT_INPUT_GATE, x, NULL));
     tn_tensor *made = tn_mul(gate, tn_narrow(inputs, 1, layer * each, each));
     made = tn_llm_product(w, layer, SLOT_INPUT_OUT, made, NULL);
-    return tn_add(x, tn_llm_norm(c, made, w->layers[layer].weight[SLOT_INPUT_NORM], NULL));
+    return tn_llm_norm(c, made, w->layers[layer].weight[SLOT_INPUT_NORM], NULL);
 }
 
 /* Rows of the embedding, with those of their positions where a model has learned them. */
@@ -405,6 +413,20 @@ static tn_tensor *take_rows(const llm_config *c, int64_t layer, const llm_inputs
     return layer == c->layers - 1 && rows == LLM_LAST_ROW ? tn_index_select(x, 0, in->last) : x;
 }
 
+/* What a layer has made of its stream changes all of them. */
+static void correct_streams(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
+                            llm_rows rows, llm_pass *pass, tn_tensor *made) {
+    tn_tensor **streams = pass->streams;
+    for (int64_t i = 0; i < c->size[SIZE_STREAMS]; i++)
+        streams[i] = take_rows(c, layer, in, rows, streams[i]);
+    tn_llm_correct_streams(c, w, layer, made, streams);
+    tn_tensor *x = streams[c->streams.active];
+    if (c->streams.scales) x = tn_mul(x, w->layers[layer].weight[SLOT_STREAM_SCALE]);
+    x = layer_input(c, w, layer, x, take_rows(c, layer, in, rows, pass->layer_inputs));
+    for (int64_t i = 1; i < c->size[SIZE_STREAMS]; i++)
+        streams[i] = tn_add(streams[i], x);
+}
+
 /* Attention, a recurrent layer, or both. */
 static tn_tensor *mix_tokens(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
                              llm_pass *pass, tn_tensor *x) {
@@ -420,10 +442,13 @@ static tn_tensor *llm_record_layers(const llm_config *model, const llm_weights *
     llm_pass pass = {.turns = {make_rotation(&model->positions.rope, w->rope[0], in),
                                make_rotation(&model->positions.local_rope, w->rope[1], in)}};
     tn_tensor *x = embed(model, w, in, &pass);
+    bool several = model->size[SIZE_STREAMS] > 1;
+    if (several) tn_llm_begin_streams(model, w, x, pass.streams);
     for (int64_t i = 0; i < model->layers; i++) {
         tn_tensor *const *weight = w->layers[i].weight;
         llm_config own;
         const llm_config *c = tn_llm_of_layer(model, i, &own);
+        if (several) x = tn_llm_predict_streams(c, w, i, pass.streams);
         tn_tensor *y = norm_before(c, x, weight[SLOT_ATTENTION_NORM], weight[SLOT_ATTENTION_NORM_BIAS]);
         tn_tensor *mixed = mix_tokens(c, w, i, in, &pass, y);
         if (!mixed) { /* feed-forward only */
@@ -432,7 +457,9 @@ static tn_tensor *llm_record_layers(const llm_config *model, const llm_weights *
             continue;
         }
         mixed = norm_behind(c, mixed, weight[SLOT_ATTENTION_POST_NORM]);
-        tn_tensor *sum = take_rows(c, i, in, rows, tn_add(x, scaled(mixed, c->scales.residual)));
+        tn_tensor *sum = tn_add(x, scaled(mixed, c->scales.residual));
+        if (weight[SLOT_LAUREL_DOWN]) sum = tn_llm_add_laurel(c, w, i, y, sum);
+        sum = take_rows(c, i, in, rows, sum);
         sum = norm_sum(c, sum, weight[SLOT_ATTENTION_NORM], weight[SLOT_ATTENTION_NORM_BIAS]);
         if (!weight[SLOT_DOWN] && !weight[SLOT_ROUTER]) { /* Mamba */
             x = sum;
@@ -446,10 +473,13 @@ static tn_tensor *llm_record_layers(const llm_config *model, const llm_weights *
         y = norm_behind(c, feed_forward(c, w, i, in, sum, y), weight[SLOT_FFN_POST_NORM]);
         x = tn_add(sum, scaled(y, c->scales.residual));
         x = norm_sum(c, x, weight[SLOT_FFN_NORM], weight[SLOT_FFN_NORM_BIAS]);
-        if (pass.layer_inputs) x = add_input(c, w, i, x, take_rows(c, i, in, rows, pass.layer_inputs));
+        if (several)
+            correct_streams(c, w, i, in, rows, &pass, x);
+        else if (pass.layer_inputs)
+            x = tn_add(x, layer_input(c, w, i, x, take_rows(c, i, in, rows, pass.layer_inputs)));
         if (weight[SLOT_LAYER_SCALE]) x = tn_mul(x, weight[SLOT_LAYER_SCALE]);
     }
-    return x;
+    return several ? tn_llm_end_streams(model, w, pass.streams) : x;
 }
 
 tn_tensor *tn_llm_record(const llm_config *c, const llm_weights *w, const llm_inputs *in, llm_rows rows) {

@@ -156,7 +156,7 @@ static tn_status find_changed(const tn_llm *m, const llm_tensor *t, bool *change
     const llm_config *c = &m->config;
     const llm_source *s = &m->file->source;
     const char *name = s->gguf ? t->name : tn_hf_strip(&s->folder, t->name);
-    *changed = tn_llm_find_slot(c->file.naming, name, c->size[SIZE_EXPERTS], layer, slot) && *layer < c->layers;
+    *changed = tn_llm_find_slot(c, c->file.naming, name, layer, slot) && *layer < c->layers;
     if (!*changed) return TN_OK;
     if (*layer < 0 && *slot == SLOT_OUTPUT && c->tied) *slot = SLOT_EMBEDDING; /* a second copy in the file */
     bool rope = *layer < 0 && (*slot == SLOT_ROPE_FACTORS || *slot == SLOT_ROPE_SHORT || *slot == SLOT_ROPE_LONG);

@@ -420,6 +420,7 @@ static const refusal bert_refusals[] = {
 #define FALCON_H1 \
     ",\"model_type\":\"falcon_h1\",\"mamba_d_ssm\":8,\"mamba_n_heads\":2,\"mamba_d_head\":4,\"mamba_n_groups\":1"
 #define GEMMA4 ",\"model_type\":\"gemma4_text\",\"layer_types\":[\"sliding_attention\"]"
+#define GEMMA3N ",\"model_type\":\"gemma3n_text\",\"num_kv_shared_layers\":0"
 #define ERNIE ",\"model_type\":\"ernie4_5_moe\",\"moe_num_experts\":2,\"moe_k\":1,\"moe_intermediate_size\":4"
 #define DEEPSEEK \
     ",\"model_type\":\"deepseek_v2\",\"num_experts\":2,\"num_experts_per_tok\":1,\"moe_intermediate_size\":4"
@@ -433,6 +434,14 @@ static const refusal llama_refusals[] = {
     {",\"model_type\":\"gemma4_text\",\"num_hidden_layers\":2,\"per_layer_config\":{\"0\":{\"head_dim\":8}}",
      "'per_layer_config'"},
     {GEMMA4 ",\"hidden_size_per_layer_input\":99999999999", "'hidden_size_per_layer_input'"},
+    {GEMMA3N ",\"altup_num_inputs\":1", "'altup_num_inputs'"},
+    {GEMMA3N ",\"altup_num_inputs\":9", "'altup_num_inputs'"},
+    {GEMMA3N ",\"altup_active_idx\":4", "'altup_active_idx'"},
+    {GEMMA3N ",\"activation_sparsity_pattern\":[1]", "'activation_sparsity_pattern'"},
+    {GEMMA3N ",\"activation_sparsity_pattern\":[]", "'activation_sparsity_pattern'"},
+    {GEMMA3N ",\"hidden_size_per_layer_input\":0", "'hidden_size_per_layer_input'"},
+    {GEMMA3N ",\"intermediate_size\":[8,9]", "'intermediate_size'"},
+    {GEMMA3N, "embed_tokens_per_layer.weight"},
     {ERNIE ",\"moe_norm_min\":0.5", "'moe_norm_min'"},
     {DEEPSEEK ",\"norm_topk_prob\":true", "'norm_topk_prob'"},
     {",\"model_type\":\"mpt\",\"d_model\":4,\"n_layers\":1,\"max_seq_len\":8,\"attn_config\":{\"alibi\":false}",

@@ -57,6 +57,10 @@ MPT = {"d_model": 48, "n_layers": 2, "n_heads": 4, "max_seq_len": 160, "vocab_si
 GEMMA4 = GEMMA | {"num_hidden_layers": 6, "sliding_window": 9, "global_head_dim": 24, "hidden_size_per_layer_input": 8,
                   "vocab_size_per_layer_input": VOCABULARY, "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
                   "final_logit_softcapping": 3.0, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2}
+GEMMA3N = GEMMA | {"num_hidden_layers": 6, "sliding_window": 9, "hidden_size_per_layer_input": 8, "laurel_rank": 10,
+                   "vocab_size_per_layer_input": VOCABULARY, "num_kv_shared_layers": 3, "final_logit_softcapping": 3.0,
+                   "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+                   "activation_sparsity_pattern": [0.6, 0.6, 0.0, 0.0, 0.0, 0.0]}
 GPT2 = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": VOCABULARY, "bos_token_id": 1,
         "eos_token_id": 2}
 def partly(part):
@@ -252,7 +256,7 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("llama4-made", "Llama4", COMMON | LLAMA4 | {"floor_scale": 8192, "attn_scale": 0.1}, MADE),
     ("llama4-plain", "Llama4", COMMON | LLAMA4 | {"moe_layers": [0], "use_qk_norm": False, "no_rope_layers": [1, 0, 1, 1],
                                                   "attn_temperature_tuning": False, "num_experts_per_tok": 2}, NEW),
-    ("bamba", "Bamba", PHI3 | HYBRID | {"attn_layer_indices": [1]}, STATE),
+    ("bamba", "Bamba", PHI3 | HYBRID | {"attn_layer_indices": [1]}, STATE | MADE | {"edit": {"attn_rotary_emb": 4}}),
     ("granite4", "GraniteMoeHybrid", GRANITE | HYBRID | GRANITE4 | {"num_local_experts": 4}, STATE),
     ("granite4-made", "GraniteMoeHybrid", GRANITE | HYBRID | GRANITE4 | {"num_local_experts": 4},
      STATE | MADE | {"edit": {"layer_types": ["mamba", "attention", "mamba"]}}),
@@ -281,6 +285,10 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
             "rope_parameters": None, "per_layer_config": None, "global_head_dim": 16}}),
     ("gemma4-moe", "Gemma4", GEMMA4 | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "enable_moe_block": True,
                                        "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 40}, NEW),
+    ("gemma3n", "Gemma3n", GEMMA3N, STATE | MADE),
+    ("gemma3n-other", "Gemma3n", GEMMA3N | {
+        "altup_num_inputs": 3, "altup_active_idx": 1, "altup_correct_scale": False, "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": 100, "attention_bias": True, "final_logit_softcapping": 1.5}, STATE),
     ("vaultgemma", "VaultGemma", GEMMA2, NEW),
     ("flex-olmo", "FlexOlmo", PHI3 | {"num_experts": 6, "num_experts_per_tok": 2}, NEW),
     ("mellum", "Mellum", MOE | {"head_dim": 16, "sliding_window": 9, "num_hidden_layers": 4, "layer_types": [
@@ -396,6 +404,11 @@ SPEECH = [  # name, stem, configuration, normalizes the sound
     ("wav2vec2-large", "Wav2Vec2", {"feat_extract_norm": "layer", "conv_bias": True, "do_stable_layer_norm": True,
                                     "num_conv_pos_embeddings": 7}, False),
     ("hubert", "Hubert", {"feat_proj_layer_norm": False}, True),
+    ("unispeech", "UniSpeech", {}, True),
+    ("unispeech-sat", "UniSpeechSat", {"do_stable_layer_norm": True, "feat_extract_norm": "layer"}, True),
+    ("wavlm", "WavLM", {"num_buckets": 12, "max_bucket_distance": 20}, True),
+    ("wavlm-large", "WavLM", {"do_stable_layer_norm": True, "feat_extract_norm": "layer", "num_buckets": 32}, False),
+    ("data2vec-audio", "Data2VecAudio", {"num_conv_pos_embeddings": 3, "conv_pos_kernel_size": 5}, True),
 ]
 QUANTIZED = [  # name, quantization_config; how weights are stored follows from it
     ("gptq", {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": False}),
@@ -413,7 +426,7 @@ READERS = ("deberta-v3", "deberta-v3-faint", "deberta-v3-words", "modernbert", "
            "embedding-gemma")  # no ONNX models
 TEXTS = ["How is the weather?", "Is it raining?", "", "a", "Ünïcödé — naïve café, 東京 🙂", "word " * 400,
          "def f(x):\n    return x ** 2", "The quick brown fox jumps over the lazy dog. " * 5]
-TWO_PARTS = ("Llama4", "Qwen3_5", "Qwen3_5Moe", "Gemma3", "Gemma4", "Qwen2_5_VL", "Qwen3VL")  # stems of families that have pictures as well
+TWO_PARTS = ("Llama4", "Qwen3_5", "Qwen3_5Moe", "Gemma3", "Gemma3n", "Gemma4", "Qwen2_5_VL", "Qwen3VL")  # stems of families that have pictures as well
 ANSWER_KEYS = {"text", "prompt_ids", "ids", "prompt_tokens_per_second", "prompt_tokens_computed", "tokens_per_second",
                "device", "fallback", "load_seconds", "weights_bytes", "context", "seed", "stopped", "stop"}
 HUGGING = ("max_shard_size",)  # what of a row's last column save_pretrained takes
@@ -428,7 +441,7 @@ def randomize(torch, model):
             p.normal_(0, 0.2 if p.dim() > 1 else 0.3)
             if p.dim() == 1 and name.endswith("weight") and not (less_one and "linear_attn" not in name):
                 p.add_(1)
-            if "Gemma4" in type(model).__name__ and name.endswith(("q_norm.weight", "k_norm.weight")):
+            if ("Gemma4" in type(model).__name__ or "Gemma3n" in type(model).__name__) and name.endswith(("q_norm.weight", "k_norm.weight")):
                 p.mul_(0.4)  # scores are not divided: larger ones, and transformers' f32 is 2e-5 from its f64
         for name, b in model.named_buffers():
             if name.endswith("layer_scalar"):

@@ -30,7 +30,8 @@ SIZES = {
     "hidden_dim": 80, "embedding_size": 24, "d_ff": 64, "d_kv": 12, "num_layers": 2, "layer_types": None}
 OWN = {"mamba2": {"num_heads": 12, "head_dim": 8}, "lfm2": {"layer_types": ["conv", "full_attention"]},
        "gpt_neox": {"hidden_size": 64}, "stablelm": {"hidden_size": 64}, "helium": {"head_dim": 12},
-       "gptj": {"rotary_dim": 8}, "deepseek_v2": {"num_key_value_heads": 4}, "deepseek_v3": {"num_key_value_heads": 4},
+       "gptj": {"rotary_dim": 8},
+       "gemma3n_text": {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2}, "deepseek_v2": {"num_key_value_heads": 4}, "deepseek_v3": {"num_key_value_heads": 4},
        "axk1": {"num_key_value_heads": 4}, "sarvam_mla": {"num_key_value_heads": 4}, "glm4_moe_lite": {"num_key_value_heads": 4}}
 ACTIVATIONS = ["relu", "gelu", "silu"]
 BOUND = 2e-5  # of the largest logit, with --fields
