@@ -95,6 +95,12 @@ static const llm_size layer_shapes[LAYER_SLOTS][3] = {
     [SLOT_EXPERTS_POST_NORM] = {SIZE_HIDDEN},
     [SLOT_ALPHA_P] = {SIZE_UNIT},
     [SLOT_ALPHA_N] = {SIZE_UNIT},
+    [SLOT_SHIFT_Q] = {SIZE_UNIT, SIZE_UNIT, SIZE_HIDDEN},
+    [SLOT_SHIFT_K] = {SIZE_UNIT, SIZE_UNIT, SIZE_HIDDEN},
+    [SLOT_SHIFT_V] = {SIZE_UNIT, SIZE_UNIT, SIZE_HIDDEN},
+    [SLOT_SHIFT_UP] = {SIZE_UNIT, SIZE_UNIT, SIZE_HIDDEN},
+    [SLOT_SHIFT_YIELD] = {SIZE_UNIT, SIZE_UNIT, SIZE_HIDDEN},
+    [SLOT_YIELD] = {SIZE_HIDDEN, SIZE_HIDDEN},
     [SLOT_STREAM_ROUTER] = {SIZE_STREAMS, SIZE_HIDDEN},
     [SLOT_STREAM_ROUTER_NORM] = {SIZE_HIDDEN},
     [SLOT_STREAM_PREDICT] = {SIZE_STREAM_PAIRS, SIZE_STREAMS},
@@ -237,12 +243,15 @@ static bool is_spelt(const char *name, const char *spelt, int64_t parts) {
 bool tn_llm_find_slot(const llm_config *c, const llm_naming *n, const char *name, int64_t *layer, int *slot) {
     size_t length = strlen(n->layer);
     *layer = strncmp(name, n->layer, length) == 0 ? strtoll(name + length, NULL, 10) : -1;
-    int count = *layer >= 0 ? (int)LAYER_SLOTS : (int)HEAD_SLOTS;
-    for (*slot = 0; *slot < count; ++*slot) {
-        char spelt[LLM_NAME_SIZE];
-        if (tn_llm_name(n, spelt, *layer, *slot) && is_spelt(name, spelt, tn_llm_parts(c, *layer, *slot))) return true;
+    for (;; *layer = -1) { /* a norm of the embedding may be among the tensors of the first layer */
+        int count = *layer >= 0 ? (int)LAYER_SLOTS : (int)HEAD_SLOTS;
+        for (*slot = 0; *slot < count; ++*slot) {
+            char spelt[LLM_NAME_SIZE];
+            if (tn_llm_name(n, spelt, *layer, *slot) && is_spelt(name, spelt, tn_llm_parts(c, *layer, *slot)))
+                return true;
+        }
+        if (*layer < 0) return false;
     }
-    return false;
 }
 
 static bool is_beside(const llm_naming *n, const char *name) {

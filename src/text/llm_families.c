@@ -402,6 +402,32 @@ static const llm_naming lfm2_names = {
 #define PURE_MAMBA2 MAMBA2_LAYER("mixer.")
 static const llm_naming mamba_names = {MAMBA_NAMES(PURE_MAMBA1)}, mamba2_names = {MAMBA_NAMES(PURE_MAMBA2)};
 
+static const llm_naming rwkv_names = {
+    .prefix = "rwkv.",
+    .layer = "blocks.",
+    .layer_slots = {[SLOT_ATTENTION_NORM] = "ln1.weight",
+                    [SLOT_ATTENTION_NORM_BIAS] = "ln1.bias",
+                    [SLOT_FFN_NORM] = "ln2.weight",
+                    [SLOT_FFN_NORM_BIAS] = "ln2.bias",
+                    [SLOT_Q] = "attention.receptance.weight",
+                    [SLOT_K] = "attention.key.weight",
+                    [SLOT_V] = "attention.value.weight",
+                    [SLOT_MIX_OUT] = "attention.output.weight",
+                    [SLOT_SHIFT_Q] = "attention.time_mix_receptance",
+                    [SLOT_SHIFT_K] = "attention.time_mix_key",
+                    [SLOT_SHIFT_V] = "attention.time_mix_value",
+                    [SLOT_DECAY] = "attention.time_decay",
+                    [SLOT_SKIP] = "attention.time_first",
+                    [SLOT_UP] = "feed_forward.key.weight",
+                    [SLOT_DOWN] = "feed_forward.value.weight",
+                    [SLOT_YIELD] = "feed_forward.receptance.weight",
+                    [SLOT_SHIFT_UP] = "feed_forward.time_mix_key",
+                    [SLOT_SHIFT_YIELD] = "feed_forward.time_mix_receptance"},
+    .head_slots =
+        {HEAD("embeddings.weight", "ln_out.weight", "head.weight"), [SLOT_OUTPUT_NORM_BIAS] = "ln_out.bias",
+         [SLOT_EMBEDDING_NORM] = "blocks.0.pre_ln.weight", [SLOT_EMBEDDING_NORM_BIAS] = "blocks.0.pre_ln.bias"},
+};
+
 static const llm_naming phi3_names = {
     NAMES,
     .layer_slots = {TWO_NORMS, [SLOT_QKV] = "self_attn.qkv_proj.weight", [SLOT_O] = "self_attn.o_proj.weight",
@@ -662,6 +688,8 @@ static const char *const openai_gpt_keys[LLM_KEYS] = ROW("n_layer", "n_embd", ""
                                                          "layer_norm_epsilon", "", "", ""); /* tn_llm_read_openai_gpt */
 static const char *const mamba_keys[LLM_KEYS] =
     ROW("num_hidden_layers", "hidden_size", "", "", "", "layer_norm_epsilon", "hidden_act", "", "");
+static const char *const rwkv_keys[LLM_KEYS] =
+    ROW("num_hidden_layers", "hidden_size", "intermediate_size", "", "", "layer_norm_epsilon", "", "", "");
 static const char *const gpt_neo_keys[LLM_KEYS] =
     ROW("num_layers", "hidden_size", "intermediate_size", "num_heads", "max_position_embeddings", "layer_norm_epsilon",
         "activation_function", "", "");
@@ -686,6 +714,7 @@ static const int64_t gemma4_usual[LLM_KEYS] = {
     [KEY_LAYERS] = 30,      [KEY_HIDDEN] = 2304, [KEY_INTERMEDIATE] = 9216, [KEY_HEADS] = 8,
     [KEY_CONTEXT] = 131072, [KEY_KV_HEADS] = 4,  [KEY_HEAD_DIM] = 256};
 static const int64_t mamba_usual[LLM_KEYS] = {[KEY_INTERMEDIATE] = 1, [KEY_CONTEXT] = 1 << 20}; /* neither is there */
+static const int64_t rwkv_usual[LLM_KEYS] = {[KEY_CONTEXT] = 1 << 20};                          /* a state has no end */
 static const int64_t falcon_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048};                           /* rope has no end */
 static const int64_t bloom_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048}; /* config.json has none: ALiBi has no limit */
 
@@ -1086,6 +1115,14 @@ static const llm_family families[] = {
      .slots.head_needs = PLAIN_HEAD, .naming = &mamba_names, .keys = mamba_keys, .usual = mamba_usual,
      .read = tn_llm_read_falcon_mamba, .forward.activation = "silu", .tied = true, .recurrent.kind = RECURRENCE_MAMBA,
      .recurrent.needs = MAMBA1_SLOTS, .recurrent.allows = MIXER_BIASES},
+    {"rwkv", "RWKV-4",
+     .slots.needs = PRE_NORMS | PRE_NORM_BIASES | BIT(SLOT_UP) | BIT(SLOT_DOWN) | BIT(SLOT_YIELD) | BIT(SLOT_SHIFT_UP) |
+                    BIT(SLOT_SHIFT_YIELD),
+     .slots.head_needs = BIASED_HEAD | BIT(SLOT_EMBEDDING_NORM) | BIT(SLOT_EMBEDDING_NORM_BIAS), .naming = &rwkv_names,
+     .keys = rwkv_keys, .usual = rwkv_usual, .read = tn_llm_read_rwkv, .forward.activation = "relu2",
+     .norms.layer_norm = true, .recurrent.kind = RECURRENCE_RWKV,
+     .recurrent.needs = BIT(SLOT_Q) | BIT(SLOT_K) | BIT(SLOT_V) | BIT(SLOT_MIX_OUT) | BIT(SLOT_SHIFT_Q) |
+                        BIT(SLOT_SHIFT_K) | BIT(SLOT_SHIFT_V) | BIT(SLOT_DECAY) | BIT(SLOT_SKIP)},
     {"mamba2", "Mamba 2", .norms.eps = 1e-5, .in_gguf = true, .slots.needs = BIT(SLOT_ATTENTION_NORM),
      .slots.head_needs = PLAIN_HEAD, .naming = &mamba2_names, .keys = mamba_keys, .usual = mamba_usual,
      .forward.activation = "silu", MAMBA2_RULES},

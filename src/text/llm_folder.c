@@ -950,6 +950,14 @@ tn_status tn_llm_read_falcon_mamba(const hf_folder *f, llm_config *c) {
     return tn_hf_real(f, f->config, "mixer_rms_eps", 1e-6, 1e-20, 1, &c->recurrent.inner_eps);
 }
 
+tn_status tn_llm_read_rwkv(const hf_folder *f, llm_config *c) {
+    static const double FINAL_EPS = 1e-5; /* of the last norm, whatever config.json says */
+    if (tn_json_number(tn_json_get(f->config, "layer_norm_epsilon"), FINAL_EPS) != FINAL_EPS)
+        return refuse_value(f, "layer_norm_epsilon", "not 1e-5");
+    c->recurrent.halved_every = tn_json_int(tn_json_get(f->config, "rescale_every"), 6);
+    return TN_OK;
+}
+
 tn_status tn_llm_read_phimoe(const hf_folder *f, llm_config *c) {
     if (c->experts.choices != 2) return refuse_value(f, "num_experts_per_tok", "not 2");
     return tn_hf_real(f, f->config, "router_jitter_noise", 0.01, 0, 1, &c->experts.jitter);

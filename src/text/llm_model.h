@@ -157,6 +157,12 @@ typedef enum llm_slot {
     SLOT_EXPERTS_POST_NORM,
     SLOT_ALPHA_P, /* of xIELU, an activation with weights */
     SLOT_ALPHA_N,
+    SLOT_SHIFT_Q, /* RWKV: how much of a token, and of the one before, each product reads */
+    SLOT_SHIFT_K,
+    SLOT_SHIFT_V,
+    SLOT_SHIFT_UP,
+    SLOT_SHIFT_YIELD,
+    SLOT_YIELD,         /* gates of what feed-forward yields, by a product of its own */
     SLOT_STREAM_ROUTER, /* Gemma 3n's residual streams (llm_altup.c) */
     SLOT_STREAM_ROUTER_NORM,
     SLOT_STREAM_PREDICT,
@@ -228,10 +234,11 @@ typedef enum llm_head_norm {
 /* Layers that keep a state of fixed size in place of keys and values (llm_recurrent.c). */
 typedef enum llm_recurrence {
     RECURRENCE_NONE,
-    RECURRENCE_CONV,    /* a short gated convolution (LFM2) */
-    RECURRENCE_MAMBA,   /* Gu and Dao 2023, "Mamba" */
-    RECURRENCE_MAMBA2,  /* Dao and Gu 2024, "Transformers are SSMs" */
-    RECURRENCE_DELTANET /* Yang et al. 2024, "Gated Delta Networks" */
+    RECURRENCE_CONV,     /* a short gated convolution (LFM2) */
+    RECURRENCE_MAMBA,    /* Gu and Dao 2023, "Mamba" */
+    RECURRENCE_MAMBA2,   /* Dao and Gu 2024, "Transformers are SSMs" */
+    RECURRENCE_DELTANET, /* Yang et al. 2024, "Gated Delta Networks" */
+    RECURRENCE_RWKV      /* Peng et al. 2023, "RWKV: Reinventing RNNs for the Transformer Era" (RWKV-4) */
 } llm_recurrence;
 
 /* How one kind of model differs from the others, by subject. */
@@ -429,6 +436,7 @@ typedef struct llm_recurrent {
     int64_t layers;
     int64_t key_heads, value_heads; /* groups of Mamba 2 that share a key, and its heads */
     bool decays_made;               /* the file has -exp(A), not A */
+    int64_t halved_every;           /* the residual stream is halved behind so many layers; 0: never */
     double inner_eps;               /* of norms of steps and of what states write and read; 0: no such norms */
     tn_activation *activation;      /* of the convolution; NULL: the model's */
 } llm_recurrent;
@@ -532,6 +540,7 @@ tn_status tn_llm_read_ernie_moe(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_granite_shared(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_lfm2_moe(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_jamba(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_rwkv(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_falcon_mamba(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_phimoe(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_llama4(const hf_folder *f, llm_config *c);
@@ -607,7 +616,7 @@ tn_status tn_llm_set_experts(llm_config *c, const char *place, int64_t experts, 
 typedef enum llm_cache {
     CACHE_KEYS,
     CACHE_VALUES,
-    CACHE_CONV,  /* [channels, kernel - 1]: the last inputs of the convolution */
+    CACHE_CONV,  /* [channels, kernel - 1]: the last inputs of the convolution; RWKV: of attention and feed-forward */
     CACHE_STATE, /* tn_llm_state_shape */
     LLM_CACHES
 } llm_cache;
@@ -788,6 +797,9 @@ tn_tensor *tn_llm_add_laurel(const llm_config *c, const llm_weights *w, int64_t 
 tn_status tn_llm_read_recurrent(const hf_folder *f, llm_config *c);
 int tn_llm_state_shape(const llm_config *c, int64_t shape[3]);
 tn_tensor *tn_llm_recur(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x);
+/* Whether feed-forward reads the token before as well; and that. */
+bool tn_llm_shifts(const llm_config *c);
+tn_tensor *tn_llm_shifted_forward(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x);
 tn_status tn_llm_write_onnx(const llm_source *s, const llm_config *c, const llm_weights *w, const char *path,
                             bool cache);
 

@@ -349,6 +349,7 @@ static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_
                                const tn_tensor *sum, const tn_tensor *x) {
     tn_tensor *const *weight = w->layers[layer].weight;
     look_at(in, layer, PROBE_FFN, x);
+    if (tn_llm_shifts(c)) return tn_llm_shifted_forward(c, w, layer, x);
     if (weight[SLOT_ROUTER] && !weight[SLOT_DOWN]) {
         look_at(in, layer, PROBE_DOWN, x); /* not read, but each probe position needs a value */
         return llm_mix(c, w, layer, in, x, x);
@@ -408,9 +409,16 @@ static tn_tensor *embed(const llm_config *c, const llm_weights *w, const llm_inp
     return tn_add(x, tn_embedding(places, w->head[SLOT_POSITIONS]));
 }
 
-/* The last layer's feed-forward is needed only where logits are wanted. */
+/* The last layer's feed-forward is needed only where logits are wanted, unless it has a state. */
 static tn_tensor *take_rows(const llm_config *c, int64_t layer, const llm_inputs *in, llm_rows rows, tn_tensor *x) {
-    return layer == c->layers - 1 && rows == LLM_LAST_ROW ? tn_index_select(x, 0, in->last) : x;
+    bool last = layer == c->layers - 1 && rows == LLM_LAST_ROW && !tn_llm_shifts(c);
+    return last ? tn_index_select(x, 0, in->last) : x;
+}
+
+/* What is multiplied by to add a layer's results to the residual stream. */
+static double residual_scale(const llm_config *c, int64_t layer) {
+    int64_t every = c->recurrent.halved_every;
+    return every > 0 ? ldexp(c->scales.residual, (int)-(layer / every)) : c->scales.residual;
 }
 
 /* What a layer has made of its stream changes all of them. */
@@ -457,7 +465,7 @@ static tn_tensor *llm_record_layers(const llm_config *model, const llm_weights *
             continue;
         }
         mixed = norm_behind(c, mixed, weight[SLOT_ATTENTION_POST_NORM]);
-        tn_tensor *sum = tn_add(x, scaled(mixed, c->scales.residual));
+        tn_tensor *sum = tn_add(x, scaled(mixed, residual_scale(c, i)));
         if (weight[SLOT_LAUREL_DOWN]) sum = tn_llm_add_laurel(c, w, i, y, sum);
         sum = take_rows(c, i, in, rows, sum);
         sum = norm_sum(c, sum, weight[SLOT_ATTENTION_NORM], weight[SLOT_ATTENTION_NORM_BIAS]);
@@ -471,7 +479,8 @@ static tn_tensor *llm_record_layers(const llm_config *model, const llm_weights *
             y = norm_before(c, c->attention.parallel ? take_rows(c, i, in, rows, x) : sum, weight[SLOT_FFN_NORM],
                             weight[SLOT_FFN_NORM_BIAS]);
         y = norm_behind(c, feed_forward(c, w, i, in, sum, y), weight[SLOT_FFN_POST_NORM]);
-        x = tn_add(sum, scaled(y, c->scales.residual));
+        x = tn_add(sum, scaled(y, residual_scale(c, i)));
+        if (c->recurrent.halved_every > 0 && (i + 1) % c->recurrent.halved_every == 0) x = tn_mul_scalar(x, 0.5);
         x = norm_sum(c, x, weight[SLOT_FFN_NORM], weight[SLOT_FFN_NORM_BIAS]);
         if (several)
             correct_streams(c, w, i, in, rows, &pass, x);
@@ -486,6 +495,7 @@ tn_tensor *tn_llm_record(const llm_config *c, const llm_weights *w, const llm_in
     tn_tensor *logits = NULL;
     TN_SCOPE;
     tn_tensor *x = llm_record_layers(c, w, in, rows);
+    if (rows == LLM_LAST_ROW && tn_llm_shifts(c)) x = tn_index_select(x, 0, in->last);
     if (rows != LLM_NO_ROWS) {
         const tn_tensor *output = c->tied ? w->head[SLOT_EMBEDDING] : w->head[SLOT_OUTPUT];
         x = norm_before(c, x, w->head[SLOT_OUTPUT_NORM], w->head[SLOT_OUTPUT_NORM_BIAS]);

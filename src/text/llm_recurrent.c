@@ -1,4 +1,4 @@
-/* llm_recurrent.c — layers that keep a state of fixed size: short convolutions, Mamba 1 and 2, gated delta nets.
+/* llm_recurrent.c — layers that keep a state of fixed size: short convolutions, Mamba 1 and 2, delta nets, RWKV.
  *
  * A layer is recorded for n tokens. Products, convolutions and norms are those of all tokens at once; the state goes
  * from token to token, by the same operations as if each were computed alone, so it has the same bits. */
@@ -116,6 +116,23 @@ static tn_status read_deltanet(const hf_folder *f, llm_config *c) {
     return tn_llm_size_deltanet(c, f->path);
 }
 
+/* RWKV's state has, for each channel, a sum of values, that of their weights, and the exponent both are divided by. */
+enum { RWKV_ROWS = 3, RWKV_SHIFTS = 2 };
+
+static tn_status read_rwkv(const hf_folder *f, llm_config *c) {
+    int64_t *inner = &c->size[SIZE_INNER];
+    TRY(tn_hf_size(f, "attention_hidden_size", c->size[SIZE_HIDDEN], LLM_MOST_WIDTH, inner));
+    if (*inner != c->size[SIZE_HIDDEN]) /* transformers' own states have no room for another width */
+        return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED,
+                          "'attention_hidden_size' is %" PRId64 ", not the hidden size %" PRId64
+                          "; this is not supported",
+                          *inner, c->size[SIZE_HIDDEN]);
+    c->size[SIZE_ASK] = c->size[SIZE_KEYS] = c->size[SIZE_DECAYS] = *inner;
+    c->size[SIZE_CHANNELS] = c->size[SIZE_HIDDEN];
+    c->size[SIZE_KERNEL] = RWKV_SHIFTS + 1;
+    return TN_OK;
+}
+
 static const tn_json *either(const hf_folder *f, const char *key, const char *other) {
     const tn_json *v = tn_json_get(f->config, key);
     return tn_json_kind_of(v) == TN_JSON_ARRAY ? v : tn_json_get(f->config, other);
@@ -181,7 +198,8 @@ tn_status tn_llm_read_recurrent(const hf_folder *f, llm_config *c) {
     static tn_status (*const readers[])(const hf_folder *f, llm_config *c) = {[RECURRENCE_CONV] = read_conv,
                                                                               [RECURRENCE_MAMBA] = read_mamba,
                                                                               [RECURRENCE_MAMBA2] = read_mamba2,
-                                                                              [RECURRENCE_DELTANET] = read_deltanet};
+                                                                              [RECURRENCE_DELTANET] = read_deltanet,
+                                                                              [RECURRENCE_RWKV] = read_rwkv};
     if (c->family->recurrent.kind == RECURRENCE_NONE) return TN_OK;
     for (int64_t i = 0; i < c->layers && c->family->recurrent.beside; i++)
         tn_llm_set_recurrent(c, i);
@@ -204,6 +222,7 @@ int tn_llm_state_shape(const llm_config *c, int64_t shape[3]) {
     switch (c->family->recurrent.kind) {
     case RECURRENCE_MAMBA: shape[0] = inner, shape[1] = state; return 2;
     case RECURRENCE_MAMBA2: shape[0] = heads, shape[1] = inner / heads, shape[2] = state; return 3;
+    case RECURRENCE_RWKV: shape[0] = RWKV_ROWS, shape[1] = inner; return 2;
     case RECURRENCE_DELTANET: shape[0] = heads, shape[1] = state, shape[2] = inner / heads; return 3;
     default: return 0;
     }
@@ -409,16 +428,76 @@ static tn_tensor *deltanet(const llm_config *c, const llm_weights *w, int64_t la
     return delta_rule(c, l, all, part_of(parts, 2 * state + values, values), rates);
 }
 
+/* x [n, hidden] as the rows before it: the first one is what column `which` of the cache has. */
+static tn_tensor *row_before(const llm_layer *l, int which, const tn_tensor *x) {
+    int64_t n = tn_size(x, 0);
+    tn_tensor *kept = tn_narrow(l->cache[CACHE_CONV], 1, which, 1);
+    tn_tensor *before = tn_transpose(kept, 0, 1);
+    before = n == 1 ? tn_contiguous(before) : tn_cat((tn_tensor *[]){before, tn_narrow(x, 0, 0, n - 1)}, 2, 0);
+    tn_copy_(kept, tn_transpose(tn_narrow(x, 0, n - 1, 1), 0, 1));
+    return before;
+}
+
+/* The product of a mixture of each token with the one before. */
+static tn_tensor *shifted_product(const llm_weights *w, int64_t layer, int slot, int shift, const tn_tensor *x,
+                                  const tn_tensor *before) {
+    tn_tensor *part = tn_reshape(tn_cast(w->layers[layer].weight[shift], TN_F32), TN_DIMS(1, tn_size(x, 1)));
+    tn_tensor *other = tn_mul(before, tn_add_scalar(tn_neg(part), 1));
+    return tn_llm_product(w, layer, slot, tn_add(tn_mul(x, part), other), NULL);
+}
+
+/* A mean of the values so far, weighted by exp(key) and by how long ago they were; the present one has a weight of its
+ * own. Exponents are taken relative to the largest. parts: keys, values [n, inner], decay and the present's weight. */
+static tn_tensor *advance_rwkv(const llm_config *c, tn_tensor *const *parts, int64_t t, tn_tensor **h) {
+    static const double LEAST = -1e38;
+    const int64_t shape[] = {1, c->size[SIZE_INNER]};
+    tn_tensor *k = row(parts[PART_STEP], t, shape, 2), *v = row(parts[PART_INPUT], t, shape, 2);
+    tn_tensor *sum = tn_narrow(*h, 0, 0, 1), *weights = tn_narrow(*h, 0, 1, 1);
+    tn_tensor *most = tn_masked_fill(tn_narrow(*h, 0, 2, 1), tn_eq_scalar(weights, 0), LEAST); /* of no values yet */
+    tn_tensor *now = tn_add(k, parts[PART_WRITTEN]), *top = tn_maximum(most, now);
+    tn_tensor *old = tn_exp(tn_sub(most, top)), *new = tn_exp(tn_sub(now, top));
+    tn_tensor *y = tn_div(tn_add(tn_mul(old, sum), tn_mul(new, v)), tn_add(tn_mul(old, weights), new));
+    most = tn_add(most, parts[PART_DECAY]);
+    top = tn_maximum(most, k);
+    old = tn_exp(tn_sub(most, top)), new = tn_exp(tn_sub(k, top));
+    sum = tn_add(tn_mul(old, sum), tn_mul(new, v));
+    *h = tn_cat((tn_tensor *[]){sum, tn_add(tn_mul(old, weights), new), top}, RWKV_ROWS, 0);
+    return y;
+}
+
+static tn_tensor *rwkv(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
+    const llm_layer *l = &w->layers[layer];
+    const int64_t one[] = {1, c->size[SIZE_INNER]};
+    tn_tensor *before = row_before(l, 0, x);
+    tn_tensor *gate = tn_sigmoid(shifted_product(w, layer, SLOT_Q, SLOT_SHIFT_Q, x, before));
+    tn_tensor *parts[] = {shifted_product(w, layer, SLOT_K, SLOT_SHIFT_K, x, before),
+                          shifted_product(w, layer, SLOT_V, SLOT_SHIFT_V, x, before),
+                          tn_reshape(tn_cast(l->weight[SLOT_SKIP], TN_F32), one, 2), NULL,
+                          tn_reshape(decay_of(c, l), one, 2)};
+    return tn_mul(gate, scan(c, l, tn_size(x, 0), advance_rwkv, parts));
+}
+
+bool tn_llm_shifts(const llm_config *c) { return c->family->recurrent.kind == RECURRENCE_RWKV; }
+
+tn_tensor *tn_llm_shifted_forward(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
+    tn_tensor *before = row_before(&w->layers[layer], 1, x);
+    tn_tensor *up = c->activation(shifted_product(w, layer, SLOT_UP, SLOT_SHIFT_UP, x, before));
+    tn_tensor *gate = tn_sigmoid(shifted_product(w, layer, SLOT_YIELD, SLOT_SHIFT_YIELD, x, before));
+    return tn_mul(gate, tn_llm_product(w, layer, SLOT_DOWN, up, NULL));
+}
+
 tn_tensor *tn_llm_recur(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
     const llm_layer *l = &w->layers[layer];
     if (tn_size(x, 0) > LLM_SCAN)
         return tn_failed(TN_ERR_ARGUMENT, "recurrent layers compute at most %d tokens at once, not %" PRId64,
                          (int)LLM_SCAN, tn_size(x, 0));
-    tn_tensor *made = tn_llm_product(w, layer, SLOT_MIX_IN, x, l->weight[SLOT_MIX_IN_BIAS]), *y = NULL;
+    tn_tensor *made = NULL, *y = NULL;
+    if (l->weight[SLOT_MIX_IN]) made = tn_llm_product(w, layer, SLOT_MIX_IN, x, l->weight[SLOT_MIX_IN_BIAS]);
     switch (c->family->recurrent.kind) {
     case RECURRENCE_CONV: y = short_convolution(c, l, made); break;
     case RECURRENCE_MAMBA: y = mamba(c, w, layer, made); break;
     case RECURRENCE_MAMBA2: y = mamba2(c, l, made); break;
+    case RECURRENCE_RWKV: y = rwkv(c, w, layer, x); break;
     default: y = deltanet(c, w, layer, x, made);
     }
     return tn_llm_product(w, layer, SLOT_MIX_OUT, y, l->weight[SLOT_MIX_OUT_BIAS]);

@@ -442,6 +442,8 @@ static const refusal llama_refusals[] = {
     {GEMMA3N ",\"hidden_size_per_layer_input\":0", "'hidden_size_per_layer_input'"},
     {GEMMA3N ",\"intermediate_size\":[8,9]", "'intermediate_size'"},
     {GEMMA3N, "embed_tokens_per_layer.weight"},
+    {",\"model_type\":\"rwkv\",\"layer_norm_epsilon\":1e-6", "'layer_norm_epsilon'"},
+    {",\"model_type\":\"rwkv\",\"attention_hidden_size\":2", "'attention_hidden_size'"},
     {ERNIE ",\"moe_norm_min\":0.5", "'moe_norm_min'"},
     {DEEPSEEK ",\"norm_topk_prob\":true", "'norm_topk_prob'"},
     {",\"model_type\":\"mpt\",\"d_model\":4,\"n_layers\":1,\"max_seq_len\":8,\"attn_config\":{\"alibi\":false}",

@@ -85,6 +85,7 @@ MADE = NEW | {"made": True}  # llama.cpp's conversion makes a GGUF file of it
 STATE = {"gguf": False, "network": False}  # recurrent layers
 MAMBA = {"hidden_size": 48, "num_hidden_layers": 3, "vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2,
          "pad_token_id": 0}
+RWKV = {k: v for k, v in MAMBA.items() if k != "pad_token_id"} | {"num_hidden_layers": 4, "rescale_every": 2}
 DELTANET = COMMON | {"head_dim": 16, "num_hidden_layers": 4,
                      "linear_num_key_heads": 2, "linear_num_value_heads": 4,
                      "linear_key_head_dim": 8, "linear_value_head_dim": 12}
@@ -219,6 +220,8 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("mamba", "Mamba", MAMBA | {"state_size": 6}, STATE | MADE),
     ("mamba-biases", "Mamba", MAMBA | {"state_size": 4, "use_bias": True, "use_conv_bias": False, "expand": 3,
                                        "time_step_rank": 5, "conv_kernel": 3}, STATE),
+    ("rwkv", "Rwkv", RWKV, STATE),
+    ("rwkv-whole", "Rwkv", RWKV | {"intermediate_size": 60, "rescale_every": 0}, STATE),
     ("mamba2", "Mamba2", MAMBA | {"state_size": 6, "num_heads": 8, "head_dim": 12, "n_groups": 2}, STATE | MADE),
     ("qwen3-next", "Qwen3Next", DELTANET | FEW | {"decoder_sparse_step": 1, "num_experts": 6, "num_experts_per_tok": 2,
                                             "moe_intermediate_size": 40, "shared_expert_intermediate_size": 24}, STATE | MADE),
@@ -880,7 +883,7 @@ class Suite:
 
 
 REFUSED = [
-    ("type", {"model_type": "rwkv"}, "model_type"),
+    ("type", {"model_type": "xlnet"}, "model_type"),
     ("rope", {"rope_parameters": {"rope_type": "axial"}}, "axial"),
     ("longrope", {"rope_parameters": {"rope_type": "longrope", "long_factor": [1, 2]}}, "short_factor"),
     ("part", {"rotary_dim": 5}, "rotates pairs"),
