@@ -163,11 +163,29 @@ TN_API tn_status tn_hessian(tn_differentiable *function, void *ctx, tn_tensor *c
 TN_API tn_status tn_jvp(tn_differentiable *function, void *ctx, tn_tensor *const *inputs, tn_tensor *const *tangents,
                         int count, bool create_graph, tn_tensor **value, tn_tensor **derivative);
 
+/* ---- batches of a function --------------------------------------------------------------------------------------- */
+
+/* A dim for tn_vmap: the input is the same for all examples. */
+#define TN_NOT_MAPPED INT64_MIN
+
+/* A function of single examples applied to a batch. The function is called once, with the first example of each input,
+ * and what it records is recorded again for all examples, with the batch as a further dimension: the number of
+ * operations does not depend on the batch. in_dims[i]: the dim of inputs[i] along which the examples lie, which the
+ * function does not see, or TN_NOT_MAPPED; NULL: dim 0 of each. out_dim: where the examples lie in the result.
+ * The function must not evaluate tensors, and random numbers that depend on no example are the same for all.
+ * Gradients flow through the result. Returns a new handle.
+ * Errors: an error tensor with TN_ERR_UNSUPPORTED and the name and line of an operation without a rule for batches
+ * (convolutions, pools, scattering); TN_ERR_SHAPE, TN_ERR_STATE, TN_ERR_ARGUMENT; the errors of the function.
+ * Source: torch.vmap. */
+TN_API tn_tensor *tn_vmap(tn_differentiable *function, void *ctx, tn_tensor *const *inputs, int count,
+                          const int64_t *in_dims, int64_t out_dim);
+
 /* ---- the caller's line, for error messages ----------------------------------------------------------------------- */
 
 #ifndef TN_NO_CALLER_LINES
 #define tn_backward(...) (tn_at(__FILE__, __LINE__), tn_backward(__VA_ARGS__))
 #define tn_grad(...) (tn_at(__FILE__, __LINE__), tn_grad(__VA_ARGS__))
+#define tn_vmap(...) (tn_at(__FILE__, __LINE__), tn_vmap(__VA_ARGS__))
 #define tn_gradients(...) (tn_at(__FILE__, __LINE__), tn_gradients(__VA_ARGS__))
 #endif
 

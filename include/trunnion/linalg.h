@@ -34,6 +34,14 @@ TN_API void tn_linalg_lu(const tn_tensor *x, tn_tensor **p, tn_tensor **l, tn_te
  * (in PyTorch the sign depends on the library). The gradient is symmetric. Source: torch.linalg.eigh. */
 TN_API void tn_linalg_eigh(const tn_tensor *x, tn_tensor **values, tn_tensor **vectors);
 
+/* Eigenvalues and eigenvectors of any square x [..., n, n], as complex numbers whose real and imaginary parts are the
+ * last dimension (as in tn_fft, functions.h): *values [..., n, 2] by ascending real part (PyTorch: in any order), pairs
+ * next to each other, the positive imaginary part first; *vectors [..., n, n, 2], columns of length 1 whose element of
+ * largest magnitude is real and positive (in PyTorch only real). A matrix with fewer than n independent eigenvectors
+ * repeats some. Gradients are those of functions that do not depend on the phase of a vector, as in PyTorch, which
+ * refuses others. Source: torch.linalg.eig. */
+TN_API void tn_linalg_eig(const tn_tensor *x, tn_tensor **values, tn_tensor **vectors);
+
 /* Singular value decomposition x = U·diag(S)·Vᵀ: *u [..., m, k], *s [..., k] descending, *vh [..., k, n],
  * k = min(m, n). In each of these columns of U the element of largest magnitude is positive. full_matrices: *u
  * [..., m, m] and *vh [..., n, n] are completed to orthogonal matrices; the additional columns and rows are an
@@ -52,6 +60,7 @@ TN_API void tn_linalg_slogdet(const tn_tensor *x, tn_tensor **sign, tn_tensor **
 #define tn_linalg_qr(...) (tn_at(__FILE__, __LINE__), tn_linalg_qr(__VA_ARGS__))
 #define tn_linalg_lu(...) (tn_at(__FILE__, __LINE__), tn_linalg_lu(__VA_ARGS__))
 #define tn_linalg_eigh(...) (tn_at(__FILE__, __LINE__), tn_linalg_eigh(__VA_ARGS__))
+#define tn_linalg_eig(...) (tn_at(__FILE__, __LINE__), tn_linalg_eig(__VA_ARGS__))
 #define tn_linalg_svd(...) (tn_at(__FILE__, __LINE__), tn_linalg_svd(__VA_ARGS__))
 #define tn_linalg_slogdet(...) (tn_at(__FILE__, __LINE__), tn_linalg_slogdet(__VA_ARGS__))
 #endif

@@ -1040,6 +1040,11 @@ TN_API tn_tensor *tn_linalg_det(const tn_tensor *x);
  * Dtypes: f32, f64 → same; integer, bool → f32. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_linalg_eigvalsh(const tn_tensor *x);
 
+/* The eigenvalues of matrices [..., n, n] as complex numbers, [..., n, 2]: real and imaginary parts. By ascending
+ * real part; of a pair, the one with the positive imaginary part comes first. PyTorch has no order.
+ * Dtypes: f32, f64 → same; integer, bool → f32. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
+TN_API tn_tensor *tn_linalg_eigvals(const tn_tensor *x);
+
 /* The singular values of matrices [..., m, n], descending: [..., min(m, n)].
  * Dtypes: f32, f64 → same; integer, bool → f32. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_linalg_svdvals(const tn_tensor *x);
@@ -1757,6 +1762,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_lgamma(...) (tn_at(__FILE__, __LINE__), tn_lgamma(__VA_ARGS__))
 #define tn_linalg_cholesky(...) (tn_at(__FILE__, __LINE__), tn_linalg_cholesky(__VA_ARGS__))
 #define tn_linalg_det(...) (tn_at(__FILE__, __LINE__), tn_linalg_det(__VA_ARGS__))
+#define tn_linalg_eigvals(...) (tn_at(__FILE__, __LINE__), tn_linalg_eigvals(__VA_ARGS__))
 #define tn_linalg_eigvalsh(...) (tn_at(__FILE__, __LINE__), tn_linalg_eigvalsh(__VA_ARGS__))
 #define tn_linalg_inv(...) (tn_at(__FILE__, __LINE__), tn_linalg_inv(__VA_ARGS__))
 #define tn_linalg_solve(...) (tn_at(__FILE__, __LINE__), tn_linalg_solve(__VA_ARGS__))

@@ -1,4 +1,5 @@
-/* linalg.c — dense linear algebra in f64: systems, LU, Cholesky, QR, symmetric eigenvalues, singular values.
+/* linalg.c — dense linear algebra in f64: systems, LU, Cholesky, QR, symmetric eigenvalues, singular values. Other
+ * eigenvalues: linalg_eig.c.
  *
  * The inner loops run along rows, which are contiguous: elimination takes multiples of rows from rows, reflections are
  * applied to all rows at once. */
@@ -224,6 +225,11 @@ static int64_t work_of_eigh(int64_t m, int64_t n, int64_t k) {
     (void)m, (void)k;
     return n * n + 4 * n;
 }
+static int64_t complex_values_and_vectors(int64_t m, int64_t n, int64_t k) { return 2 * values_and_vectors(m, n, k); }
+static int64_t work_of_eig(int64_t m, int64_t n, int64_t k) {
+    (void)m, (void)k;
+    return tn_linalg_eig_work(n);
+}
 static int64_t work_of_svd(int64_t m, int64_t n, TN_UNUSED int64_t k) {
     return m * n + tn_min64(m, n) * (tn_min64(m, n) + 1);
 }
@@ -241,6 +247,7 @@ static const struct {
     [TN_LINALG_LU] = {lu, lu_and_p, one_column},
     [TN_LINALG_QR] = {qr, q_and_r, work_of_qr},
     [TN_LINALG_EIGH] = {eigh_matrix, values_and_vectors, work_of_eigh},
+    [TN_LINALG_EIG] = {tn_linalg_eig_matrix, complex_values_and_vectors, work_of_eig},
     [TN_LINALG_SVD] = {svd_matrix, u_s_and_v, work_of_svd},
 };
 

@@ -30,6 +30,9 @@ typedef enum tn_linalg_kind {
     /* a [n, n] symmetric, only the lower triangle is read: [n + 1, n], the eigenvalues ascending, then the eigenvectors
      * as columns; in each, the element of greatest magnitude (the first of them) is positive */
     TN_LINALG_EIGH,
+    /* a [n, n]: [n, 2], the eigenvalues by real part, pairs with the positive imaginary part first; then [n, n, 2], the
+     * eigenvectors as columns; in each, the element of greatest magnitude (the first of them) is positive */
+    TN_LINALG_EIG,
     /* a [m, n], k = min(m, n): U [m, k], the singular values [k] descending, Vᵀ [k, n], one after the other; a =
      * U·diag(S)·Vᵀ, signs of U's columns as for eigenvectors */
     TN_LINALG_SVD,
@@ -61,6 +64,10 @@ typedef struct tn_linalg_matrix {
     double *out, *work;
 } tn_linalg_matrix;
 void tn_linalg_own(tn_linalg_kind kind, const tn_linalg_matrix *x);
+
+/* TN_LINALG_EIG (linalg_eig.c) */
+void tn_linalg_eig_matrix(const tn_linalg_matrix *x);
+int64_t tn_linalg_eig_work(int64_t n);
 
 /* Infinities and NaN in: NaN everywhere out. false: all is well. lower: only that triangle counts. */
 bool tn_linalg_is_lost(const tn_linalg_matrix *x, bool lower, int64_t result);

@@ -433,6 +433,7 @@ tn_node *tn_b_linalg_determinants(tn_build *b, tn_node *x);
 tn_node *tn_b_linalg_lu_packed(tn_build *b, tn_node *x);
 tn_node *tn_b_linalg_qr_packed(tn_build *b, tn_node *x);
 tn_node *tn_b_linalg_eigh_packed(tn_build *b, tn_node *x);
+tn_node *tn_b_linalg_eig_packed(tn_build *b, tn_node *x);
 tn_node *tn_b_linalg_svd_packed(tn_build *b, tn_node *x);
 tn_node *tn_b_linalg_cholesky(tn_build *b, tn_node *x);
 tn_node *tn_b_linalg_solve(tn_build *b, tn_node *A, tn_node *B);
@@ -440,6 +441,7 @@ tn_node *tn_b_linalg_solve_triangular(tn_build *b, tn_node *A, tn_node *B, bool 
 tn_node *tn_b_linalg_inv(tn_build *b, tn_node *x);
 tn_node *tn_b_linalg_det(tn_build *b, tn_node *x);
 tn_node *tn_b_linalg_eigvalsh(tn_build *b, tn_node *x);
+tn_node *tn_b_linalg_eigvals(tn_build *b, tn_node *x);
 tn_node *tn_b_linalg_svdvals(tn_build *b, tn_node *x);
 tn_node *tn_b_relu(tn_build *b, tn_node *x);
 tn_node *tn_b_relu6(tn_build *b, tn_node *x);

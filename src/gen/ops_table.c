@@ -345,27 +345,27 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_bmm, tn_impl_mv, tn_impl_dot, tn_impl_outer, tn_impl_linear, tn_impl_addmm, tn_impl_baddbmm, tn_impl_gemm,
     tn_impl_gemv, tn_impl_trace, tn_impl_cosine_similarity, tn_impl_linalg_cholesky_lower,
     tn_impl_linalg_solve_systems, tn_impl_linalg_solve_lower, tn_impl_linalg_solve_upper, tn_impl_linalg_determinants,
-    tn_impl_linalg_lu_packed, tn_impl_linalg_qr_packed, tn_impl_linalg_eigh_packed, tn_impl_linalg_svd_packed,
-    tn_impl_linalg_cholesky, tn_impl_linalg_solve, tn_impl_linalg_solve_triangular, tn_impl_linalg_inv,
-    tn_impl_linalg_det, tn_impl_linalg_eigvalsh, tn_impl_linalg_svdvals, tn_impl_relu, tn_impl_relu6, tn_impl_hardtanh,
-    tn_impl_hardsigmoid, tn_impl_hardswish, tn_impl_leaky_relu, tn_impl_prelu, tn_impl_elu, tn_impl_selu,
-    tn_impl_sigmoid, tn_impl_silu, tn_impl_softplus, tn_impl_mish, tn_impl_logsigmoid, tn_impl_gelu, tn_impl_glu,
-    tn_impl_celu, tn_impl_softsign, tn_impl_tanhshrink, tn_impl_hardshrink, tn_impl_softshrink, tn_impl_threshold,
-    tn_impl_softmin, tn_impl_swiglu, tn_impl_softmax, tn_impl_log_softmax, tn_impl_standardize, tn_impl_rms_scale,
-    tn_impl_layer_norm, tn_impl_rms_norm, tn_impl_group_norm, tn_impl_instance_norm, tn_impl_batch_norm,
-    tn_impl_batch_normalize, tn_impl_batch_mean, tn_impl_batch_var, tn_impl_conv1d, tn_impl_conv2d,
-    tn_impl_conv2d_forward, tn_impl_int_conv2d, tn_impl_quantized_conv2d, tn_impl_conv2d_dgrad, tn_impl_conv2d_wgrad,
-    tn_impl_conv_transpose2d, tn_impl_max_pool2d, tn_impl_max_pool2d_indices, tn_impl_avg_pool2d,
-    tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope_rows, tn_impl_rope, tn_impl_attention_dense,
-    tn_impl_attention_dense_gradient, tn_impl_scaled_dot_product_attention, tn_impl_lstm_rows, tn_impl_lstm_gradient,
-    tn_impl_lstm_steps, tn_impl_gru_rows, tn_impl_gru_gradient, tn_impl_gru_steps, tn_impl_dequantize,
-    tn_impl_linear_quantized, tn_impl_linear_half, tn_impl_linear_experts, tn_impl_linear_experts_rows,
-    tn_impl_cache_append, tn_impl_cache_append_rows, tn_impl_cached_attention, tn_impl_cached_attention_rows,
-    tn_impl_random_bits, tn_impl_random_uniform, tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by,
-    tn_impl_dropout_by, tn_impl_mse_loss, tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss,
-    tn_impl_soft_margin_loss, tn_impl_hinge_embedding_loss, tn_impl_margin_ranking_loss, tn_impl_poisson_nll_loss,
-    tn_impl_gaussian_nll_loss, tn_impl_kl_div, tn_impl_binary_cross_entropy, tn_impl_binary_cross_entropy_with_logits,
-    tn_impl_nll_loss, tn_impl_cross_entropy;
+    tn_impl_linalg_lu_packed, tn_impl_linalg_qr_packed, tn_impl_linalg_eigh_packed, tn_impl_linalg_eig_packed,
+    tn_impl_linalg_svd_packed, tn_impl_linalg_cholesky, tn_impl_linalg_solve, tn_impl_linalg_solve_triangular,
+    tn_impl_linalg_inv, tn_impl_linalg_det, tn_impl_linalg_eigvalsh, tn_impl_linalg_eigvals, tn_impl_linalg_svdvals,
+    tn_impl_relu, tn_impl_relu6, tn_impl_hardtanh, tn_impl_hardsigmoid, tn_impl_hardswish, tn_impl_leaky_relu,
+    tn_impl_prelu, tn_impl_elu, tn_impl_selu, tn_impl_sigmoid, tn_impl_silu, tn_impl_softplus, tn_impl_mish,
+    tn_impl_logsigmoid, tn_impl_gelu, tn_impl_glu, tn_impl_celu, tn_impl_softsign, tn_impl_tanhshrink,
+    tn_impl_hardshrink, tn_impl_softshrink, tn_impl_threshold, tn_impl_softmin, tn_impl_swiglu, tn_impl_softmax,
+    tn_impl_log_softmax, tn_impl_standardize, tn_impl_rms_scale, tn_impl_layer_norm, tn_impl_rms_norm,
+    tn_impl_group_norm, tn_impl_instance_norm, tn_impl_batch_norm, tn_impl_batch_normalize, tn_impl_batch_mean,
+    tn_impl_batch_var, tn_impl_conv1d, tn_impl_conv2d, tn_impl_conv2d_forward, tn_impl_int_conv2d,
+    tn_impl_quantized_conv2d, tn_impl_conv2d_dgrad, tn_impl_conv2d_wgrad, tn_impl_conv_transpose2d, tn_impl_max_pool2d,
+    tn_impl_max_pool2d_indices, tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope_rows,
+    tn_impl_rope, tn_impl_attention_dense, tn_impl_attention_dense_gradient, tn_impl_scaled_dot_product_attention,
+    tn_impl_lstm_rows, tn_impl_lstm_gradient, tn_impl_lstm_steps, tn_impl_gru_rows, tn_impl_gru_gradient,
+    tn_impl_gru_steps, tn_impl_dequantize, tn_impl_linear_quantized, tn_impl_linear_half, tn_impl_linear_experts,
+    tn_impl_linear_experts_rows, tn_impl_cache_append, tn_impl_cache_append_rows, tn_impl_cached_attention,
+    tn_impl_cached_attention_rows, tn_impl_random_bits, tn_impl_random_uniform, tn_impl_random_normal,
+    tn_impl_random_integers, tn_impl_bernoulli_by, tn_impl_dropout_by, tn_impl_mse_loss, tn_impl_l1_loss,
+    tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_soft_margin_loss, tn_impl_hinge_embedding_loss,
+    tn_impl_margin_ranking_loss, tn_impl_poisson_nll_loss, tn_impl_gaussian_nll_loss, tn_impl_kl_div,
+    tn_impl_binary_cross_entropy, tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
 
 const tn_op_row tn_op_rows[] = {
     [TN_OP_NEG] = {"neg", TN_KERNEL, "(Tensor x)", "Neg", &tn_impl_neg},
@@ -685,6 +685,7 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_LINALG_LU_PACKED] = {"linalg_lu_packed", TN_KERNEL, "(Tensor x)", "", &tn_impl_linalg_lu_packed},
     [TN_OP_LINALG_QR_PACKED] = {"linalg_qr_packed", TN_KERNEL, "(Tensor x)", "", &tn_impl_linalg_qr_packed},
     [TN_OP_LINALG_EIGH_PACKED] = {"linalg_eigh_packed", TN_KERNEL, "(Tensor x)", "", &tn_impl_linalg_eigh_packed},
+    [TN_OP_LINALG_EIG_PACKED] = {"linalg_eig_packed", TN_KERNEL, "(Tensor x)", "", &tn_impl_linalg_eig_packed},
     [TN_OP_LINALG_SVD_PACKED] = {"linalg_svd_packed", TN_KERNEL, "(Tensor x)", "", &tn_impl_linalg_svd_packed},
     [TN_OP_LINALG_CHOLESKY] = {"linalg_cholesky", TN_COMPOSED, "(Tensor x)", "", &tn_impl_linalg_cholesky},
     [TN_OP_LINALG_SOLVE] = {"linalg_solve", TN_COMPOSED, "(Tensor A, Tensor B)", "", &tn_impl_linalg_solve},
@@ -694,6 +695,7 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_LINALG_INV] = {"linalg_inv", TN_COMPOSED, "(Tensor x)", "", &tn_impl_linalg_inv},
     [TN_OP_LINALG_DET] = {"linalg_det", TN_COMPOSED, "(Tensor x)", "Det", &tn_impl_linalg_det},
     [TN_OP_LINALG_EIGVALSH] = {"linalg_eigvalsh", TN_COMPOSED, "(Tensor x)", "", &tn_impl_linalg_eigvalsh},
+    [TN_OP_LINALG_EIGVALS] = {"linalg_eigvals", TN_COMPOSED, "(Tensor x)", "", &tn_impl_linalg_eigvals},
     [TN_OP_LINALG_SVDVALS] = {"linalg_svdvals", TN_COMPOSED, "(Tensor x)", "", &tn_impl_linalg_svdvals},
     [TN_OP_RELU] = {"relu", TN_COMPOSED, "(Tensor x)", "Relu", &tn_impl_relu},
     [TN_OP_RELU6] = {"relu6", TN_COMPOSED, "(Tensor x)", "", &tn_impl_relu6},
@@ -2073,6 +2075,8 @@ tn_node *tn_b_linalg_qr_packed(tn_build *b, tn_node *x) { return build_1(b, x, T
 
 tn_node *tn_b_linalg_eigh_packed(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_LINALG_EIGH_PACKED); }
 
+tn_node *tn_b_linalg_eig_packed(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_LINALG_EIG_PACKED); }
+
 tn_node *tn_b_linalg_svd_packed(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_LINALG_SVD_PACKED); }
 
 tn_tensor *(tn_linalg_cholesky)(const tn_tensor *x) { return record_1(x, TN_OP_LINALG_CHOLESKY); }
@@ -2097,6 +2101,9 @@ tn_node *tn_b_linalg_det(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_L
 
 tn_tensor *(tn_linalg_eigvalsh)(const tn_tensor *x) { return record_1(x, TN_OP_LINALG_EIGVALSH); }
 tn_node *tn_b_linalg_eigvalsh(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_LINALG_EIGVALSH); }
+
+tn_tensor *(tn_linalg_eigvals)(const tn_tensor *x) { return record_1(x, TN_OP_LINALG_EIGVALS); }
+tn_node *tn_b_linalg_eigvals(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_LINALG_EIGVALS); }
 
 tn_tensor *(tn_linalg_svdvals)(const tn_tensor *x) { return record_1(x, TN_OP_LINALG_SVDVALS); }
 tn_node *tn_b_linalg_svdvals(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_LINALG_SVDVALS); }

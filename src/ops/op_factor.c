@@ -702,6 +702,220 @@ static tn_node *compose_eigvalsh(tn_build *b, const tn_node *n) {
 OP_CODE(linalg_eigvalsh, .to_float = true, .infer = infer_eigvalsh, .compose = compose_eigvalsh,
         .cases = "types=f32,f64 tol=1e-5 atol=1e-5 grad=off; [3,3]; [2,2,2]; error=square [2,3]");
 
+/* ---- eigenvalues of matrices that are not symmetric -------------------------------------------------------------- */
+
+/* A complex matrix M as a real one: [re; im], n columns, and [re, -im; im, re], whose products are those of complex
+ * matrices and whose transpose is the conjugate transpose. */
+typedef struct complex_node {
+    tn_node *re, *im;
+} complex_node;
+
+static tn_node *stacked(tn_build *b, complex_node m) {
+    return b->status == TN_OK ? tn_b_cat(b, (tn_node *[]){m.re, m.im}, 2, -2) : NULL;
+}
+
+static tn_node *real_of_complex(tn_build *b, complex_node m) {
+    tn_node *left = stacked(b, m), *right = stacked(b, (complex_node){tn_b_neg(b, m.im), m.re});
+    return b->status == TN_OK ? tn_b_cat(b, (tn_node *[]){left, right}, 2, -1) : NULL;
+}
+
+static complex_node unstacked(tn_build *b, tn_node *x, int64_t n) {
+    if (b->status != TN_OK) return (complex_node){NULL, NULL};
+    return (complex_node){tn_b_narrow(b, x, -2, 0, n), tn_b_narrow(b, x, -2, n, n)};
+}
+
+/* Of the packed results: complex numbers [rows, columns] from `start` on; rows 0: a vector. */
+static complex_node complex_at(tn_build *b, tn_node *packed, int64_t start, int64_t rows, int64_t columns) {
+    int64_t count = 2 * columns * (rows ? rows : 1), shape[3] = {rows, columns, 2};
+    tn_node *flat = b->status == TN_OK ? tn_b_narrow(b, packed, -1, start, count) : NULL;
+    tn_node *all = flat ? tn_b_unflatten(b, flat, -1, rows ? shape : shape + 1, rows ? 3 : 2) : NULL;
+    if (!all) return (complex_node){NULL, NULL};
+    return (complex_node){tn_b_select(b, all, -1, 0), tn_b_select(b, all, -1, 1)};
+}
+
+/* x[j] - x[i] of [batch…, n], as matrices. */
+static tn_node *gaps_of(tn_build *b, tn_node *x) {
+    return x ? tn_b_sub(b, tn_b_unsqueeze(b, x, -2), tn_b_unsqueeze(b, x, -1)) : NULL;
+}
+
+/* x / y, 0 where x is. */
+static tn_node *quotient_or_zero(tn_build *b, tn_node *x, tn_node *y) {
+    if (b->status != TN_OK) return NULL;
+    tn_node *none = tn_b_const(b, 0, x);
+    return tn_b_where(b, tn_b_eq(b, x, none), none, tn_b_div(b, x, y));
+}
+
+/* Off the diagonal x, on it d [batch…, n]. */
+static tn_node *with_diagonal(tn_build *b, tn_node *x, tn_node *d, tn_node *one) {
+    tn_node *off = tn_b_mul(b, x, tn_b_rsub_scalar(b, one, 1));
+    return off && d ? tn_b_add(b, off, tn_b_mul(b, tn_b_unsqueeze(b, d, -2), one)) : NULL;
+}
+
+/* V⁻ᴴ·(diag(dw) + (Vᴴ·dV - Vᴴ·V·diag(re(Vᴴ·dV))) / conj(w[j] - w[i]))·Vᴴ, the real part. Source: Boeddeker et al. 2017,
+ * "On the computation of complex-valued gradients", 4.15. */
+static tn_node *eig_back(tn_build *b, tn_node *packed, tn_node *dy) {
+    if (!packed || !dy) return NULL;
+    int64_t n = 0;
+    while (2 * n * (n + 1) < packed->shape[packed->rank - 1])
+        n++;
+    complex_node w = complex_at(b, packed, 0, 0, n), dw = complex_at(b, dy, 0, 0, n);
+    complex_node v = complex_at(b, packed, 2 * n, n, n), dv = complex_at(b, dy, 2 * n, n, n);
+    tn_node *all = real_of_complex(b, v), *one = b->status == TN_OK ? factor_identity(b, v.re) : NULL;
+    complex_node turn = unstacked(b, left_times(b, all, stacked(b, dv)), n);
+    complex_node gram = unstacked(b, left_times(b, all, stacked(b, v)), n);
+    if (b->status != TN_OK) return NULL;
+    tn_node *own = tn_b_sum(b, tn_b_mul(b, turn.re, one), (int64_t[]){-2}, 1, true);
+    complex_node rest = {tn_b_sub(b, turn.re, tn_b_mul(b, gram.re, own)),
+                         tn_b_sub(b, turn.im, tn_b_mul(b, gram.im, own))};
+    tn_node *x = tn_b_add(b, gaps_of(b, w.re), one), *y = gaps_of(b, w.im); /* divided by x - iy */
+    tn_node *size = tn_b_add(b, tn_b_mul(b, x, x), tn_b_mul(b, y, y));
+    tn_node *re = tn_b_sub(b, tn_b_mul(b, rest.re, x), tn_b_mul(b, rest.im, y));
+    tn_node *im = tn_b_add(b, tn_b_mul(b, rest.im, x), tn_b_mul(b, rest.re, y));
+    complex_node inner = {with_diagonal(b, quotient_or_zero(b, re, size), dw.re, one),
+                          with_diagonal(b, quotient_or_zero(b, im, size), dw.im, one)};
+    tn_node *side = b->status == TN_OK ? tn_b_narrow(b, factor_turned(b, all), -1, 0, n) : NULL;
+    tn_node *right = times(b, real_of_complex(b, inner), side);
+    return b->status == TN_OK ? unstacked(b, systems(b, factor_turned(b, all), right), n).re : NULL;
+}
+
+static tn_status infer_eig_packed(tn_infer *c) { return infer_packed(c, TN_LINALG_EIG, true); }
+
+static void grad_eig_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    if (!tn_needs_grad(n, 0)) return;
+    bool empty = factor_columns_of(n->in[0]) == 0;
+    grads[0] = empty ? tn_b_zeros_like(b, n->in[0]) : eig_back(b, tn_b_self(n), dy);
+}
+
+/* Coefficients of the characteristic polynomial, c[0] = 1 first (Faddeev and LeVerrier); m, t: room for a matrix. */
+static void characteristic(const double *a, int64_t n, double *c, double *m, double *t) {
+    memset(m, 0, (size_t)(n * n) * sizeof *m);
+    c[0] = 1;
+    for (int64_t k = 1; k <= n; k++) {
+        double trace = 0;
+        for (int64_t i = 0; i < n; i++)
+            m[i * n + i] += c[k - 1];
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t j = 0; j < n; j++) {
+                t[i * n + j] = 0;
+                for (int64_t l = 0; l < n; l++)
+                    t[i * n + j] += a[i * n + l] * m[l * n + j];
+            }
+        for (int64_t i = 0; i < n; i++)
+            trace += t[i * n + i];
+        c[k] = -trace / (double)k;
+        memcpy(m, t, (size_t)(n * n) * sizeof *m);
+    }
+}
+
+static void multiply_complex(double x[2], double re, double im) {
+    double old = x[0];
+    x[0] = old * re - x[1] * im;
+    x[1] = old * im + x[1] * re;
+}
+
+/* All roots at once (Durand 1960, Kerner 1966): z [n, 2]. */
+static void all_roots(const double *c, int64_t n, double *z) {
+    enum { STEPS = 400 };
+    for (int64_t i = 0; i < n; i++)
+        z[2 * i] = cos((double)i + 0.4), z[2 * i + 1] = sin((double)i + 0.4);
+    for (int64_t step = 0; step < STEPS * n; step++) {
+        int64_t i = step % n;
+        double value[2] = {c[0], 0}, others[2] = {1, 0}, *x = z + 2 * i;
+        for (int64_t k = 1; k <= n; k++) {
+            multiply_complex(value, x[0], x[1]);
+            value[0] += c[k];
+        }
+        for (int64_t j = 0; j < n; j++)
+            if (j != i) multiply_complex(others, x[0] - z[2 * j], x[1] - z[2 * j + 1]);
+        double size = others[0] * others[0] + others[1] * others[1];
+        if (size == 0) continue;
+        multiply_complex(value, others[0] / size, -others[1] / size);
+        x[0] -= value[0];
+        x[1] -= value[1];
+    }
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = i + 1; j < n; j++) {
+            double gap = z[2 * j] - z[2 * i];
+            bool before = fabs(gap) > 1e-7 ? gap < 0 : z[2 * j + 1] > z[2 * i + 1];
+            if (before) exchange(z + 2 * i, 1, z + 2 * j, 1, 2);
+        }
+}
+
+/* Inverse iteration, in real numbers: s [2n, 2n + 1] of rows [re - x, -im + y; im - y, re - x]; v [2n]: re, then im. */
+static void eigenvector_of(const double *a, int64_t n, const double *root, double *s, double *column, double *v) {
+    enum { TIMES = 3 };
+    int64_t width = 2 * n + 1, at = 0;
+    for (int64_t i = 0; i < 2 * n; i++)
+        v[i] = 1 / (1.0 + (double)i);
+    for (int time = 0; time < TIMES; time++) {
+        double square = 0;
+        for (int64_t i = 0; i < 2 * n; i++) {
+            for (int64_t j = 0; j < 2 * n; j++) {
+                double own = i == j ? root[0] + 1e-9 : i + n == j ? -root[1] : i == j + n ? root[1] : 0;
+                s[i * width + j] = ((i < n) == (j < n) ? a[i % n * n + j % n] : 0) - own;
+            }
+            s[i * width + 2 * n] = v[i];
+        }
+        eliminate_completely(s, 2 * n, 1, column);
+        for (int64_t i = 0; i < 2 * n; i++)
+            square += s[i * width + 2 * n] * s[i * width + 2 * n];
+        for (int64_t i = 0; i < 2 * n; i++)
+            v[(int64_t)column[i]] = s[i * width + 2 * n] / sqrt(square);
+    }
+    for (int64_t i = 1; i < n; i++)
+        if (hypot(v[i], v[n + i]) > hypot(v[at], v[n + at]) * (1 + 1e-9)) at = i;
+    double size = hypot(v[at], v[n + at]), turn[2] = {v[at] / size, -v[n + at] / size};
+    for (int64_t i = 0; i < n; i++) {
+        double x[2] = {v[i], v[n + i]};
+        multiply_complex(x, turn[0], turn[1]);
+        v[i] = x[0], v[n + i] = x[1];
+    }
+}
+
+static void reference_eig_packed(const tn_reference *r) {
+    batch b = batch_of(r);
+    int64_t n = b.n;
+    double *c = room(n + 1), *m = room(2 * n * n), *s = room(2 * n * (2 * n + 1)), *v = room(4 * n);
+    for (int64_t at = 0; at < b.count && c && m && s && v; at++) {
+        const double *a = r->in[0] + at * n * n;
+        double *out = r->out + at * 2 * n * (n + 1);
+        characteristic(a, n, c, m, m + n * n);
+        all_roots(c, n, out);
+        for (int64_t k = 0; k < n; k++) {
+            eigenvector_of(a, n, out + 2 * k, s, v + 2 * n, v);
+            for (int64_t i = 0; i < 2 * n; i++)
+                out[2 * n + 2 * (i % n * n + k) + i / n] = v[i];
+        }
+    }
+    tn_mem_free(c);
+    tn_mem_free(m);
+    tn_mem_free(s);
+    tn_mem_free(v);
+}
+
+/* linalg_eig_packed(x): eigenvalues [n, 2], then eigenvectors as columns [n, n, 2], in the last dimension. */
+OP_CODE(linalg_eig_packed, .class_ = TN_NATIVE, .infer = infer_eig_packed, .contiguous = 1, .grad = grad_eig_packed,
+        .reference = reference_eig_packed,
+        .cases = "types=f32,f64 tol=1e-5 atol=1e-5 grad=off; [1,1]; [2,2]; [2,3,3]; [5,5]@-1..1 tol=1e-4 atol=1e-4; "
+                 "[0,0]; [0,2,2]; error=square [2,3]",
+        .flops = 100);
+
+static tn_status infer_eigvals(tn_infer *c) {
+    TRY(check_matrix(c->row->name, c->in[0], true));
+    return batch_and(c, (int64_t[]){factor_columns_of(c->in[0]), 2}, 2);
+}
+
+static tn_node *compose_eigvals(tn_build *b, const tn_node *n) {
+    int64_t count = factor_columns_of(n->in[0]);
+    tn_node *all = tn_b_linalg_eig_packed(b, tn_b_row_major(b, n->in[0]));
+    return matrix_at(b, all, 0, count, 2);
+}
+
+/* linalg_eigvals(x): the eigenvalues of matrices [..., n, n] as complex numbers, [..., n, 2]: real and imaginary parts.
+ * By ascending real part; of a pair, the one with the positive imaginary part comes first. PyTorch has no order. */
+OP_CODE(linalg_eigvals, .to_float = true, .infer = infer_eigvals, .compose = compose_eigvals,
+        .cases = "types=f32,f64 tol=1e-5 atol=1e-5 grad=off; [3,3]; [2,2,2]; error=square [2,3]");
+
 /* ---- singular values --------------------------------------------------------------------------------------------- */
 
 static tn_status infer_svd_packed(tn_infer *c) { return infer_packed(c, TN_LINALG_SVD, false); }
@@ -855,6 +1069,16 @@ void(tn_linalg_eigh)(const tn_tensor *x, tn_tensor **values, tn_tensor **vectors
     take_factor(&p, 0, p.n, -1, values);
     take_factor(&p, p.n, p.n, p.n, vectors);
     tn_free(tn_tensor_unscoped(p.all));
+}
+
+void(tn_linalg_eig)(const tn_tensor *x, tn_tensor **values, tn_tensor **vectors) {
+    TN_SCOPE;
+    packed p = pack("linalg_eig", TN_OP_LINALG_EIG_PACKED, true, x);
+    take_factor(&p, 0, p.n, 2, values);
+    if (values) tn_keep(*values);
+    tn_tensor *flat;
+    take_factor(&p, 2 * p.n, p.n * p.n, 2, &flat);
+    if (vectors) *vectors = tn_keep((tn_unflatten)(flat, -2, (int64_t[]){p.n, p.n}, 2));
 }
 
 /* Replaces *q [..., m, k], whose k columns are orthonormal, by a square matrix that begins with them: Q of [q,

@@ -80,6 +80,7 @@ static void ops_refuse(void **state) {
     REFUSES(out[1])
     REFUSES(third)
     CALLS(tn_linalg_eigh(NULL, &out[0], &out[1]))
+    CALLS(tn_linalg_eig(NULL, &out[0], &out[1]))
     REFUSES(out[0])
     REFUSES(out[1])
     CALLS(tn_linalg_svd(NULL, false, &out[0], &out[1], &third))
@@ -425,6 +426,8 @@ static void gradients_refuse(void **state) {
     FAILS(tn_jvp(first_input, NULL, &x, NULL, 1, false, NULL, &grad))
     FAILS(tn_jvp(first_input, NULL, &x, &x, 1, false, NULL, NULL))
     FAILS(tn_jvp(first_input, NULL, &x, (tn_tensor *[]){NULL}, 1, false, NULL, &grad))
+    CALLS(tn_free(tn_vmap(NULL, NULL, &x, 1, NULL, 0)))
+    CALLS(tn_free(tn_vmap(first_input, NULL, NULL, 1, NULL, 0)))
     CALLS(tn_autocast_end(NULL))
     tn_free(x);
 }

@@ -1,5 +1,5 @@
 /* test_watch_gradients.c — what helps with gradients: regions that are recomputed, hooks, retained gradients, anomaly
- * detection, gradcheck, Jacobians and Hessians. */
+ * detection, gradcheck, Jacobians and Hessians, functions of examples applied to batches. */
 #include "test_support.h"
 
 #include <math.h>
@@ -412,6 +412,112 @@ static void derivatives_of_wrong_arguments_are_refused(void **state) {
         TN_ERR_SHAPE);
 }
 
+/* ---- batches of a function --------------------------------------------------------------------------------------- */
+
+/* Of an example x [4], a weight [3, 4] and a number: views, norms, products, reductions, gathering. */
+static tn_tensor *many_operations(void *ctx, tn_tensor *const *in) {
+    TN_SCOPE;
+    (void)ctx;
+    tn_tensor *y = tn_softmax(tn_linear(in[0], in[1], NULL), -1);
+    tn_tensor *z = tn_matmul(tn_unsqueeze(y, 1), tn_reshape(in[0], TN_DIMS(1, 4))); /* [3, 4] */
+    z = tn_add(tn_permute(tn_tanh(z), TN_DIMS(1, 0)), tn_mul(in[2], tn_mean(in[0], TN_ALL, false)));
+    tn_tensor *parts[] = {z, tn_cumsum(tn_slice(z, 0, 1, 4, 1), 0)};
+    z = tn_layer_norm(tn_pad(tn_cat(parts, 2, 0), TN_DIMS(0, 0, 0, 1), 0.5), TN_DIMS(3), NULL, NULL, NULL);
+    tn_tensor *index = tn_argmax(z, TN_DIMS(1), true);
+    return tn_keep(
+        tn_add(tn_gather(z, 1, index), tn_index_select(z, 1, tn_from_data((int64_t[]){2, 0}, TN_DIMS(2), TN_I64))));
+}
+
+/* The gradient of a loss of one example, of a weight that all have in common. */
+static tn_tensor *gradient_of_example(void *ctx, tn_tensor *const *in) {
+    tn_tensor *grad = NULL, *result = NULL;
+    TN_SCOPE;
+    (void)ctx;
+    tn_tensor *loss =
+        tn_cross_entropy(tn_unsqueeze(tn_linear(in[0], in[1], NULL), 0), tn_reshape(in[2], TN_DIMS(1)), NULL, NULL);
+    if (tn_gradients(&loss, 1, NULL, &in[1], 1, false, &grad) == TN_OK) result = tn_keep(grad);
+    return result;
+}
+
+static tn_tensor *numbers(const int64_t *shape, int rank) { return tn_cast(tn_randn(shape, rank), TN_F64); }
+
+/* The function of each example, stacked. in_dims: 0 or TN_NOT_MAPPED. */
+static tn_tensor *one_by_one(tn_differentiable *function, tn_tensor *const *in, int count, const int64_t *in_dims) {
+    enum { MOST = 8 };
+    tn_tensor *y[MOST], *own[3];
+    int64_t batch = tn_size(in[0], 0);
+    for (int64_t e = 0; e < batch; e++) {
+        for (int k = 0; k < count; k++)
+            own[k] = in_dims[k] == TN_NOT_MAPPED ? in[k] : tn_select(in[k], 0, e);
+        y[e] = function(NULL, own);
+    }
+    return tn_stack(y, (int)batch, 0);
+}
+
+static void assert_same(tn_tensor *x, tn_tensor *y) {
+    assert_ok(tn_status_of(x));
+    assert_ok(tn_status_of(y));
+    assert_int_equal(tn_rank(x), tn_rank(y));
+    double apart = tn_item(tn_amax(tn_abs(tn_sub(x, y)), TN_ALL, false));
+    if (!(apart < 1e-12)) fail_msg("%g apart", apart);
+}
+
+static void a_function_of_examples_is_applied_to_a_batch(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_manual_seed(3);
+    static const int64_t dims[] = {0, TN_NOT_MAPPED, 0};
+    tn_tensor *in[] = {numbers(TN_DIMS(5, 4)), numbers(TN_DIMS(3, 4)), numbers(TN_DIMS(5))};
+    tn_tensor *want = one_by_one(many_operations, in, 3, dims);
+    assert_same(tn_vmap(many_operations, NULL, in, 3, dims, 0), want);
+    tn_tensor *turned[] = {tn_transpose(in[0], 0, 1), in[1], in[2]};
+    assert_same(tn_vmap(many_operations, NULL, turned, 3, (int64_t[]){-1, TN_NOT_MAPPED, 0}, 2),
+                tn_movedim(want, 0, 2));
+    assert_same(tn_vmap(constant, NULL, in, 2, (int64_t[]){0, TN_NOT_MAPPED}, 0), tn_zeros(TN_DIMS(5, 3, 4), TN_F64));
+}
+
+static void gradients_of_each_example_are_found_at_once(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_manual_seed(4);
+    static const int64_t dims[] = {0, TN_NOT_MAPPED, 0};
+    tn_tensor *target = tn_from_data((int64_t[]){2, 0, 1, 1}, TN_DIMS(4), TN_I64);
+    tn_tensor *in[] = {numbers(TN_DIMS(4, 6)), numbers(TN_DIMS(3, 6)), target};
+    assert_ok(tn_set_requires_grad(in[1], true));
+    assert_same(tn_vmap(gradient_of_example, NULL, in, 3, dims, 0), one_by_one(gradient_of_example, in, 3, dims));
+    tn_tensor *y = total(tn_square(tn_vmap(products_of, NULL, (tn_tensor *[]){in[1], in[1]}, 2, NULL, 0))), *grad;
+    tn_tensor *want = total(tn_square(one_by_one(products_of, (tn_tensor *[]){in[1], in[1]}, 2, (int64_t[]){0, 0})));
+    assert_ok(tn_gradients(&y, 1, NULL, &in[1], 1, false, &grad)); /* gradients through the batch */
+    assert_ok(tn_gradients(&want, 1, NULL, &in[1], 1, false, &y));
+    assert_same(grad, y);
+}
+
+static tn_tensor *convolved(void *ctx, tn_tensor *const *in) {
+    (void)ctx;
+    return tn_conv2d(in[0], in[1], NULL, NULL);
+}
+
+static tn_tensor *evaluated(void *ctx, tn_tensor *const *in) {
+    (void)ctx;
+    return tn_mul_scalar(in[0], tn_item(total(in[0])));
+}
+
+static void what_has_no_rule_for_batches_is_named(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *in[] = {tn_ones(TN_DIMS(2, 1, 3, 8, 8), TN_F32), tn_ones(TN_DIMS(4, 3, 3, 3), TN_F32)};
+    static const int64_t dims[] = {0, TN_NOT_MAPPED};
+    assert_int_equal(tn_status_of(tn_vmap(convolved, NULL, in, 2, dims, 0)), TN_ERR_UNSUPPORTED);
+    assert_non_null(strstr(tn_error(), "vmap: conv2d_forward ("));
+    assert_int_equal(tn_status_of(tn_vmap(evaluated, NULL, in, 1, NULL, 0)), TN_ERR_STATE);
+    assert_int_equal(tn_status_of(tn_vmap(tripled, NULL, in, 2, NULL, 0)), TN_ERR_SHAPE);
+    assert_non_null(strstr(tn_error(), "input 1 has 4 examples, but an earlier input has another number"));
+    assert_int_equal(tn_status_of(tn_vmap(tripled, NULL, in, 1, (int64_t[]){5}, 0)), TN_ERR_SHAPE);
+    assert_int_equal(tn_status_of(tn_vmap(tripled, NULL, in, 1, (int64_t[]){TN_NOT_MAPPED}, 0)), TN_ERR_ARGUMENT);
+    tn_tensor *deep = tn_ones(TN_DIMS(1, 1, 1, 1, 1, 1, 1, 2), TN_F32);
+    assert_int_equal(tn_status_of(tn_vmap(tripled, NULL, &deep, 1, NULL, 0)), TN_OK);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(recomputing_keeps_the_bits_and_saves_memory),
@@ -427,6 +533,9 @@ int main(void) {
         cmocka_unit_test(jacobians_have_an_element_for_each_pair),
         cmocka_unit_test(hessians_are_second_derivatives),
         cmocka_unit_test(derivatives_of_wrong_arguments_are_refused),
+        cmocka_unit_test(a_function_of_examples_is_applied_to_a_batch),
+        cmocka_unit_test(gradients_of_each_example_are_found_at_once),
+        cmocka_unit_test(what_has_no_rule_for_batches_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

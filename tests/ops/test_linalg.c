@@ -105,6 +105,48 @@ static void eigenvectors_diagonalize(void **state) {
     }
 }
 
+static void eigenvectors_of_any_matrix_diagonalize(void **state) {
+    (void)state;
+    static const int64_t extents[] = {60, 5, 2, 1};
+    for (size_t i = 0; i < TN_COUNT(extents); i++) {
+        TN_SCOPE;
+        tn_tensor *x = random_matrix(2, extents[i], extents[i]), *w, *v, *part[4];
+        tn_linalg_eig(x, &w, &v);
+        for (int k = 0; k < 2; k++) {
+            part[k] = tn_unsqueeze(tn_select(w, -1, k), -2);
+            part[2 + k] = tn_select(v, -1, k);
+        }
+        tn_tensor *re = tn_sub(tn_mul(part[2], part[0]), tn_mul(part[3], part[1]));
+        tn_tensor *im = tn_add(tn_mul(part[2], part[1]), tn_mul(part[3], part[0]));
+        near("real part of x·V", tn_matmul(x, part[2]), re, 4000 * UNIT);
+        near("imaginary part of x·V", tn_matmul(x, part[3]), im, 4000 * UNIT);
+        tn_tensor *square = tn_sum(tn_mul(v, v), (int64_t[]){-3, -1}, 2, false);
+        near("length", square, tn_ones_like(square), 100 * UNIT);
+        near("by real part", tn_sort(part[0], -1, false), part[0], 0);
+        near("alone", tn_linalg_eigvals(x), w, 0);
+    }
+}
+
+/* Eigenvalues, and magnitudes of the elements of eigenvectors: a phase has no influence. */
+static tn_tensor *eigenvalues_and_magnitudes(void *ctx, tn_tensor *const *inputs) {
+    (void)ctx;
+    tn_tensor *w, *v, *result = NULL;
+    TN_SCOPE;
+    tn_linalg_eig(inputs[0], &w, &v);
+    tn_tensor *size = tn_sum(tn_mul(v, v), (int64_t[]){-1}, 1, false);
+    result = tn_keep(tn_add(tn_mul(size, inputs[0]), tn_sum(tn_mul(w, w), TN_ALL, false)));
+    return result;
+}
+
+static void eigenvectors_of_any_matrix_have_gradients(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_manual_seed(5);
+    tn_tensor *x = random_matrix(2, 5, 5);
+    assert_ok(tn_set_requires_grad(x, true));
+    assert_ok(tn_gradcheck(eigenvalues_and_magnitudes, NULL, &x, 1, NULL));
+}
+
 static void singular_vectors_diagonalize(void **state) {
     (void)state;
     for (size_t i = 0; i < TN_COUNT(sizes); i++) {
@@ -190,6 +232,11 @@ static void undefined_is_nan_in_its_matrix(void **state) {
         }
     }
     TN_SCOPE;
+    double both[2][3][2];
+    tn_tensor *mixed = tn_from_data((double[2][3][3]){{{NAN, 1, 2}}, {{0, 1, 0}, {-1, 0, 0}, {0, 0, 1}}},
+                                    (int64_t[]){2, 3, 3}, 3, TN_F64);
+    read_all(tn_linalg_eigvals(mixed), &both[0][0][0], 12);
+    assert_true(isnan(both[0][2][1]) && both[1][0][1] == 1 && both[1][1][1] == -1 && both[1][2][0] == 1);
     double flat[4] = {1, 2, 2, 4}, out[4];
     tn_tensor *x = tn_from_data(flat, (int64_t[]){2, 2}, 2, TN_F64), *sign, *size;
     read_all(tn_linalg_inv(x), out, 4);
@@ -251,6 +298,8 @@ int main(void) {
         cmocka_unit_test(qr_gives_the_matrix_back),
         cmocka_unit_test(lu_gives_the_matrix_back),
         cmocka_unit_test(eigenvectors_diagonalize),
+        cmocka_unit_test(eigenvectors_of_any_matrix_diagonalize),
+        cmocka_unit_test(eigenvectors_of_any_matrix_have_gradients),
         cmocka_unit_test(full_matrices_are_completed),
         cmocka_unit_test(singular_vectors_diagonalize),
         cmocka_unit_test(low_rank_has_whole_factors),

@@ -832,6 +832,10 @@ TABLE["logdet"] = lambda L, x: L.log(L.linalg_det(x))
 TABLE["linalg_slogdet"] = lambda L, x: L.linalg_slogdet(x)
 
 
+TABLE["linalg_eig"] = lambda L, x: L.linalg_eig(x)
+TABLE["linalg_eigvals"] = lambda L, x: L.linalg_eigvals(x)
+
+
 @entry("linalg_eigh")
 def eigh(L, x, UPLO="L"):
     return L.linalg_eigh(lower_triangle(L, x, UPLO))
@@ -1273,6 +1277,42 @@ TABLE["combinations"] = lambda L, x, r=2, with_replacement=False: L.combinations
 TABLE["block_diag"] = lambda L, *given: L.block_diag(list(given))
 TABLE["unfold"] = TABLE["unfold_copy"] = lambda L, x, dim, size, step: L.unfold(x, dim, size, step)
 TABLE["linalg_vander"] = lambda L, x, N=None: L.vander(x, x.shape[-1] if N is None else N)
+# Complex numbers have a last dimension of extent 2; so have PyTorch's results, once compare.py has read them.
+NORMS = {None: 0, "backward": 0, "ortho": 1, "forward": 2}
+OTHER_WAY = {None: "forward", "backward": "forward", "ortho": "ortho", "forward": "backward"}
+
+
+def as_complex(L, x):
+    x = x if x.dtype.is_floating_point else L.cast(x, torch.float32)
+    return L.stack([x, L.zeros_like(x)], -1)
+
+
+def conjugate(L, x):
+    return L.mul(x, L.tensor(torch.tensor([1.0, -1.0], dtype=x.dtype)))
+
+
+def fourier(name, real):
+    def along(L, x, n=None, dim=-1, norm=None):
+        given = x if real else as_complex(L, x)
+        return getattr(L, name)(given, -1 if n is None else n, dim % x.ndim, NORMS[norm])
+
+    def over(L, x, s=None, dim=None, norm=None):
+        s, dim = [[v] if isinstance(v, int) else v for v in (s, dim)]
+        count = len(s) if s is not None else x.ndim
+        dims = [d % x.ndim for d in (dim if dim is not None else range(x.ndim - count, x.ndim))]
+        return getattr(L, f"{name}n")(x if real else as_complex(L, x), s, dims, NORMS[norm])
+
+    TABLE[f"fft_{name}"] = along
+    TABLE[f"fft_{name}n"] = over
+    TABLE[f"fft_{name}2"] = lambda L, x, s=None, dim=(-2, -1), norm=None: over(L, x, s, dim, norm)
+
+
+for NAME in ("fft", "ifft", "irfft"):
+    fourier(NAME, False)
+fourier("rfft", True)
+TABLE["fft_hfft"] = lambda L, x, n=None, dim=-1, norm=None: TABLE["fft_irfft"](L, x, n, dim, OTHER_WAY[norm])
+TABLE["fft_ihfft"] = lambda L, x, n=None, dim=-1, norm=None: (
+    conjugate(L, TABLE["fft_rfft"](L, x, n, dim, OTHER_WAY[norm])))
 TABLE["fft_fftshift"] = lambda L, x, dim=None: shifted(L, x, dim, lambda n: n // 2)
 TABLE["fft_ifftshift"] = lambda L, x, dim=None: shifted(L, x, dim, lambda n: (n + 1) // 2)
 

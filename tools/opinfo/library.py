@@ -27,7 +27,7 @@ PLAIN = {"double": ctypes.c_double, "bool": ctypes.c_bool, "int64_t": ctypes.c_i
 PROTOTYPE = re.compile(r"^TN_API (?P<result>tn_tensor \*|tn_status )tn_(?P<name>\w+)\((?P<arguments>[^;]*)\);", re.M)
 ENUMERATION = re.compile(r"typedef enum tn_\w+ \{(.*?)\} (tn_\w+);", re.S)
 # Functions that are written by hand, with their results: name → number of tensors they write.
-FACTORIZATIONS = {"linalg_lu": 3, "linalg_qr": 2, "linalg_eigh": 2, "linalg_svd": 3, "linalg_slogdet": 2}
+FACTORIZATIONS = {"linalg_lu": 3, "linalg_qr": 2, "linalg_eigh": 2, "linalg_eig": 2, "linalg_svd": 3, "linalg_slogdet": 2}
 
 
 class Refused(Exception):

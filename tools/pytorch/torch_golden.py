@@ -350,6 +350,13 @@ def determinants(x):
     return torch.stack([torch.linalg.det(x), sign, size], -1)
 
 
+def eigvals(x):
+    """By ascending real part, of a pair the positive imaginary part first."""
+    w = torch.linalg.eigvals(x)
+    order = (w.detach().real * (1 + 1e-9) - w.detach().imag * 1e-9).argsort(-1)
+    return torch.view_as_real(w.gather(-1, order))
+
+
 def factorizations():
     def good(*shape):  # well-conditioned
         return values(*shape, low=-1, high=1) + 3 * torch.eye(shape[-2], shape[-1])
@@ -375,6 +382,8 @@ def factorizations():
     case("linalg_svd_packed", [good(3, 5)], svd, tol=40)
     for shape in ((3, 3), (5, 3), (2, 2, 4)):
         case("linalg_lu_packed", [values(*shape, low=-1, high=1)], lu, tol=40)
+    for shape in ((1, 1), (4, 4), (2, 5, 5)):
+        case("linalg_eigvals", [values(*shape)], eigvals, tol=40)
 
 
 def main():
