@@ -27,7 +27,7 @@ BUDGET = {
     "cpu": 16500,
     "gpu": 2715,
     "vendor": 3260,
-    "hal": 9225,
+    "hal": 9235,
     "drivers": 8020,
     "tensor": 3040,
     "ops": 13665,

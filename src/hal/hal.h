@@ -209,7 +209,8 @@ typedef struct tn_memory_stats {
 } tn_memory_stats;
 tn_memory_stats tn_memory_get_stats(void);
 void tn_memory_reset_peak(void);
-void tn_memory_trim(tn_device *d); /* frees cached blocks and empty slabs */
+void tn_memory_trim(tn_device *d);                   /* frees cached blocks and empty slabs */
+void tn_memory_trim_for(tn_device *d, size_t bytes); /* the same, unless one of them is right for so many bytes */
 
 /* A loaded kernel in the device's table; equal structures share one. Each tn_kernel_get needs a tn_kernel_release, from
  * any thread, also after the device was closed. */

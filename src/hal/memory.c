@@ -484,6 +484,15 @@ void tn_memory_trim(tn_device *d) {
     give_pieces(d, false);
 }
 
+void tn_memory_trim_for(tn_device *d, size_t bytes) {
+    const pool *p = d->pool;
+    int c = class_of(bytes);
+    heap_lock();
+    bool fits = c >= 0 && p->kept[c];
+    heap_unlock();
+    if (!fits) tn_memory_trim(d);
+}
+
 /* ---- a device's pool --------------------------------------------------------------------------------------------- */
 
 static tn_status pieces_open(tn_device *d, const tn_device_options *o) {

@@ -139,11 +139,16 @@ static tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **o
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static tn_status reserve_at_least(tn_device *d, size_t bytes, tn_buffer **b) {
+    enum {
+        LARGE = 1 << 26
+    }; /* an outgrown block of this size is not kept: with its successor it would double the peak */
     if (bytes == 0) return TN_OK;
     /* With queues the pool knows better which block is free: another queue may still work on this one. */
     if (*b && (*b)->device == d && (*b)->bytes >= bytes && !tn_queues_exist()) return TN_OK;
+    bool outgrown = *b && (*b)->bytes >= LARGE && (*b)->bytes < bytes;
     tn_buffer_release(*b);
     *b = NULL;
+    if (outgrown) tn_memory_trim_for(d, bytes);
     return tn_buffer_new(d, bytes, b);
 }
 

@@ -31,8 +31,7 @@ struct tn_finetune {
     bool *seen, *near;
     void *embedded; /* rows of the embedding, as in the file */
     int64_t tokens, predicted;
-    int64_t longest; /* tokens of a pass so far */
-    int64_t most;    /* tokens of a pass, or one text */
+    int64_t most; /* tokens of a pass, or one text */
     bool saves, recomputes;
     tn_group *group;
     tn_dtype amp;    /* of products; TN_F32: all */
@@ -366,11 +365,6 @@ static void fill_masks(tn_finetune *t) {
 /* Buffers that grow with the longest pass: masks and rows of the embedding. */
 static tn_status prepare_pass(tn_finetune *t) {
     size_t n = (size_t)t->tokens;
-    if (t->tokens > t->longest) { /* the plan keeps an arena that is too small: let it go before there is another */
-        tn_clear_plans();
-        TRY(tn_device_trim(t->m->device, NULL));
-        t->longest = t->tokens;
-    }
     tn_txt_free(t->seen);
     tn_txt_free(t->near);
     tn_txt_free(t->embedded);
@@ -507,7 +501,6 @@ static tn_status run_batch(tn_finetune *t, const tn_finetune_example *examples, 
             t->refused = s.refused_bytes;
         if (trains) tn_optimizer_zero_grad(t->optimizer);
         tn_clear_plans(); /* their memory, too */
-        t->longest = 0;
         if (!save_more(t, trains, longest)) {
             status = memory_is_missing(t);
             t->recomputes = recomputes;
