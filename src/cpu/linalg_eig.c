@@ -251,7 +251,7 @@ void tn_linalg_eig_matrix(const tn_linalg_matrix *x) {
             bool pair = i + 1 < n && *row_of(&s, i + 1, i) != 0;
             double re = *row_of(&s, i, i);
             if (pair) re = (re + *row_of(&s, i + 1, i + 1)) / 2;
-            if (!written[i] && re < least) least = re, best = i;
+            if (written[i] == 0 && re < least) least = re, best = i;
             i += pair;
         }
         bool pair = best + 1 < n && *row_of(&s, best + 1, best) != 0;
