@@ -265,14 +265,14 @@ def check_refusals(suite, name, launcher):
     done = suite.run(launcher(2), [suite.build / "trunnion", "train", "cartpole", "--steps", 100])
     suite.expect(done.returncode != 0 and "cartpole is trained by one" in done.stderr,
                  f"{name}: cartpole on two processes is refused")
-    line = [suite.build / "trunnion", "train", "chars", "--steps", 2, "--tensor-parallel"]
+    line = [suite.build / "trunnion", "train", "chars", "--steps", 2, "--tensor-parallel", "--save", suite.folder / "x"]
     for own, other in (("--seed", 4), ("--amp", "bf16"), ("--save-every", 1)):
-        done = suite.run([*launcher(1), *map(str, line), ":", "-n", "1"], [*line, "--save", suite.folder / "x", own, other])
+        done = suite.run([*launcher(1), *map(str, line), ":", "-n", "1"], [*line, own, other])
         suite.expect(done.returncode != 0 and "rank 1 trains another run than rank 0" in done.stderr,
-                     f"{name}: another {own} on rank 1 is refused: {done.stderr[-300:]}")
+                     f"{name}: another {own} on rank 1 is refused")
     done = suite.run(launcher(2), [*line, "--device", "opencl"])
     suite.expect(done.returncode != 0 and "leave out --device opencl" in done.stderr,
-                 f"{name}: layers divided on a GPU are refused: {done.stderr[-300:]}")
+                 f"{name}: layers divided on a GPU are refused")
     other = dict(environment(), TRUNNION_MPI_LIB="/nonexistent/libmpi.so")
     done = suite.run(launcher(2), [suite.build / "trunnion", "train", "digits", "--steps", 2], env=other)
     suite.expect(done.returncode != 0 and "MPI: not found at the path in TRUNNION_MPI_LIB" in done.stderr,
