@@ -1006,6 +1006,148 @@ static void run_attention(work *w) {
     if (made) copy(w, w->out, made);
 }
 
+/* ---- linear systems and factorizations --------------------------------------------------------------------------- */
+/* In f64 and rounded once, with the signs, the order and the undefined results that cpu/linalg.h states. LibTorch
+ * refuses matrices with NaN or infinities: zeros are factorized instead, and their results replaced by NaN. */
+
+static tensor *get_one(work *w, tn_torch_overload which, const tn_torch_arg *args, size_t count) {
+    tensor *made[4] = {NULL};
+    call(w, which, args, count, made);
+    return made[0];
+}
+#define GET(w, which, ...) \
+    get_one(w, which, (const tn_torch_arg[]){__VA_ARGS__}, TN_COUNT(((const tn_torch_arg[]){__VA_ARGS__})))
+
+typedef struct matrices {
+    int64_t m, n;
+    tensor *x, *lost; /* f64; a bool [..., 1, 1] for each matrix */
+} matrices;
+
+static int64_t extent_from_last(const operand *x, int back) { return x->shape[x->rank - back]; }
+
+static tensor *input_f64(work *w, int k) { return to_dtype(w, w->in[k], input_of(w, k)->dtype, TN_F64); }
+
+static matrices matrices_of(work *w, bool lower) {
+    static const int64_t both[2] = {-2, -1};
+    const operand *x = input_of(w, 0);
+    double zero;
+    matrices a = {.m = extent_from_last(x, 2), .n = extent_from_last(x, 1), .x = input_f64(w, 0)};
+    tensor *none = number(w, &zero, 0);
+    if (lower) a.x = GET(w, TORCH_TRIL, T_(a.x), I_(0));
+    tensor *sum = GET(w, TORCH_MUL_TENSOR, T_(a.x), T_(none));
+    sum = GET(w, TORCH_SUM_DIM_INTLIST, T_(sum), N_(both, 2), B_(true), NONE_);
+    a.lost = GET(w, TORCH_NE_TENSOR, T_(sum), T_(sum));
+    a.x = GET(w, TORCH_WHERE_SELF, T_(a.lost), T_(none), T_(a.x));
+    return a;
+}
+
+/* A matrix [rows, columns] of each result, `first` elements behind its beginning. */
+static void store_matrix(work *w, const matrices *a, int64_t first, int64_t rows, int64_t columns, tensor *value) {
+    const operand *x = input_of(w, 0), *y = result_of(w);
+    int64_t shape[TN_MAX_RANK], stride[TN_MAX_RANK];
+    int batch = x->rank - 2;
+    double room;
+    tn_strides_contiguous(y->shape, y->rank, stride);
+    memcpy(shape, x->shape, sizeof shape);
+    shape[batch] = rows;
+    shape[batch + 1] = columns;
+    stride[batch] = columns;
+    stride[batch + 1] = 1;
+    if (a->lost) value = GET(w, TORCH_WHERE_SELF, T_(a->lost), T_(number(w, &room, (double)NAN)), T_(value));
+    copy(w, view(w, w->out, y->dtype, first, shape, stride, x->rank), value);
+}
+
+/* -1 where x is negative, else 1. */
+static tensor *signs(work *w, tensor *x) {
+    double room[3];
+    tensor *negative = GET(w, TORCH_LT_TENSOR, T_(x), T_(number(w, &room[0], 0)));
+    return GET(w, TORCH_WHERE_SELF, T_(negative), T_(number(w, &room[1], -1)), T_(number(w, &room[2], 1)));
+}
+
+/* The sign of the greatest element of each column, [..., 1, columns]. */
+static tensor *column_signs(work *w, tensor *x) {
+    tensor *size = GET(w, TORCH_ABS, T_(x)), *place = GET(w, TORCH_ARGMAX, T_(size), I_(-2), B_(true));
+    return signs(w, GET(w, TORCH_GATHER, T_(x), I_(-2), T_(place), B_(false)));
+}
+
+static tensor *times(work *w, tensor *a, tensor *b) { return GET(w, TORCH_MUL_TENSOR, T_(a), T_(b)); }
+static tensor *as_row(work *w, tensor *x) { return GET(w, TORCH_UNSQUEEZE, T_(x), I_(-2)); }
+static tensor *turned(work *w, tensor *x) { return GET(w, TORCH_TRANSPOSE_INT, T_(x), I_(-2), I_(-1)); }
+static tensor *as_column(work *w, tensor *x) { return GET(w, TORCH_UNSQUEEZE, T_(x), I_(-1)); }
+
+static void run_cholesky(work *w) {
+    matrices a = matrices_of(w, true);
+    tensor *made[2] = {NULL};
+    double zero;
+    RESULTS(w, made, TORCH_LINALG_CHOLESKY_EX, T_(a.x), B_(false), B_(false));
+    tensor *failed = GET(w, TORCH_GT_TENSOR, T_(made[1]), T_(number(w, &zero, 0)));
+    failed = as_column(w, as_column(w, failed));
+    a.lost = GET(w, TORCH_LOGICAL_OR, T_(a.lost), T_(failed));
+    store_matrix(w, &a, 0, a.n, a.n, made[0]);
+}
+
+static void run_solve(work *w) {
+    int64_t n = extent_from_last(input_of(w, 0), 1), columns = extent_from_last(result_of(w), 1);
+    tensor *made[2] = {NULL}, *a = input_f64(w, 0), *b = input_f64(w, 1);
+    if (w->op->row->op == TN_OP_LINALG_SOLVE_SYSTEMS)
+        RESULTS(w, made, TORCH_LINALG_SOLVE_EX, T_(a), T_(b), B_(true), B_(false));
+    else
+        RESULTS(w, made, TORCH_LINALG_SOLVE_TRIANGULAR, T_(a), T_(b), B_(w->op->row->op == TN_OP_LINALG_SOLVE_UPPER),
+                B_(true), B_(false));
+    store_matrix(w, &(matrices){.n = n}, 0, n, columns, made[0]);
+}
+
+static void run_determinants(work *w) {
+    matrices a = matrices_of(w, false);
+    tensor *made[3] = {GET(w, TORCH_LINALG_DET, T_(a.x))};
+    RESULTS(w, made + 1, TORCH_LINALG_SLOGDET, T_(a.x));
+    for (int k = 0; k < 3; k++)
+        store_matrix(w, &a, k, 1, 1, as_column(w, as_column(w, made[k])));
+}
+
+static void run_lu(work *w) {
+    matrices a = matrices_of(w, false);
+    tensor *made[3] = {NULL};
+    RESULTS(w, made, TORCH_LINALG_LU_FACTOR_EX, T_(a.x), B_(true), B_(false));
+    tensor *order = GET(w, TORCH_LU_UNPACK, T_(made[0]), T_(made[1]), B_(false), B_(true));
+    store_matrix(w, &a, 0, a.m, a.n, made[0]);
+    store_matrix(w, &a, a.m * a.n, a.m, a.m, order);
+}
+
+static void run_qr(work *w) {
+    matrices a = matrices_of(w, false);
+    int64_t k = tn_min64(a.m, a.n);
+    tensor *made[2] = {NULL};
+    RESULTS(w, made, TORCH_LINALG_QR, T_(a.x), S_("reduced"));
+    tensor *sign = signs(w, GET(w, TORCH_DIAGONAL, T_(made[1]), I_(0), I_(-2), I_(-1)));
+    store_matrix(w, &a, 0, a.m, k, times(w, made[0], as_row(w, sign)));
+    store_matrix(w, &a, a.m * k, k, a.n, times(w, made[1], as_column(w, sign)));
+}
+
+static void run_eigh(work *w) {
+    matrices a = matrices_of(w, true);
+    tensor *made[2] = {NULL};
+    RESULTS(w, made, TORCH_LINALG_EIGH, T_(a.x), S_("L"));
+    store_matrix(w, &a, 0, 1, a.n, as_row(w, made[0]));
+    store_matrix(w, &a, a.n, a.n, a.n, times(w, made[1], column_signs(w, made[1])));
+}
+
+static void run_svd(work *w) {
+    matrices a = matrices_of(w, false);
+    int64_t k = tn_min64(a.m, a.n);
+    tensor *made[3] = {NULL};
+    RESULTS(w, made, TORCH_LINALG_SVD, T_(a.x), B_(false), NONE_);
+    tensor *sign = column_signs(w, made[0]);
+    store_matrix(w, &a, 0, a.m, k, times(w, made[0], sign));
+    store_matrix(w, &a, a.m * k, 1, k, as_row(w, made[1]));
+    store_matrix(w, &a, (a.m + 1) * k, k, a.n, times(w, made[2], turned(w, sign)));
+}
+
+static bool takes_matrices(const tn_node *n, const char **why) {
+    *why = "has no factorizations of empty matrices";
+    return tn_node_numel(n) > 0 && tn_node_numel(n->in[0]) > 0;
+}
+
 /* ---- which nodes ------------------------------------------------------------------------------------------------- */
 
 static bool takes_alike(const tn_node *n, const char **why) {
@@ -1115,6 +1257,15 @@ static const torch_row rows[] = {
     RUN(SCATTER_AMIN, INTS, run_scatter_amin),
     RUN(INDEX_ADD_ROWS, FLOATS, run_index_add_rows),
     RUN(ARGSORT_LAST, FLOATS | INTS, run_argsort_last),
+    IF(LINALG_CHOLESKY_LOWER, FLOATS, run_cholesky, takes_matrices),
+    IF(LINALG_SOLVE_SYSTEMS, FLOATS, run_solve, takes_matrices),
+    IF(LINALG_SOLVE_LOWER, FLOATS, run_solve, takes_matrices),
+    IF(LINALG_SOLVE_UPPER, FLOATS, run_solve, takes_matrices),
+    IF(LINALG_DETERMINANTS, FLOATS, run_determinants, takes_matrices),
+    IF(LINALG_LU_PACKED, FLOATS, run_lu, takes_matrices),
+    IF(LINALG_QR_PACKED, FLOATS, run_qr, takes_matrices),
+    IF(LINALG_EIGH_PACKED, FLOATS, run_eigh, takes_matrices),
+    IF(LINALG_SVD_PACKED, FLOATS, run_svd, takes_matrices),
     /* composed */
     ROW(LOG1P, FLOATS, LOG1P_OUT, "0="),
     ROW(EXPM1, FLOATS, EXPM1_OUT, "0="),

@@ -111,11 +111,17 @@ static tn_status alloc_storages(tn_pickle *f) {
     return f->storages ? TN_OK : TN_ERR_MEMORY;
 }
 
+/* TorchScript and .pt2 hold programs. */
+static const char PROGRAM_FIX[] =
+    "; of a program save the weights, torch.save(model.state_dict(), \"weights.pt\"), or export it to ONNX, "
+    "torch.onnx.export(model, inputs, \"model.onnx\")";
+
 static tn_status read_archive(tn_pickle *f) {
     size_t used;
     TRY(zip_open(f->map.data, f->map.size, &f->zip));
     const tn_zip_entry *pickle = find_pickle(&f->zip);
-    if (!pickle) return tn_fail(TN_ERR_FORMAT, "byte 0: the archive has no data.pkl: not a file of torch.save");
+    if (!pickle)
+        return tn_fail(TN_ERR_FORMAT, "byte 0: the archive has no data.pkl: not a file of torch.save%s", PROGRAM_FIX);
     TRY(check_order(f, pickle));
     TRY(tn_pickle_read(pickle->data, pickle->size, (size_t)(pickle->data - f->map.data), &f->values, &used));
     TRY(alloc_storages(f));
@@ -580,8 +586,8 @@ static tn_status read_row(const archive *a, uint64_t *at, tn_zip_entry *e) {
     e->name = (const char *)p + ROW_BYTES;
     e->name_length = name;
     if (little(p + 10, 2) != 0 || little(p + 8, 2) & 1)
-        return tn_fail(TN_ERR_UNSUPPORTED, "byte %llu: '%.*s' is compressed or encrypted; entries must be stored",
-                       (unsigned long long)*at, (int)name, e->name);
+        return tn_fail(TN_ERR_UNSUPPORTED, "byte %llu: '%.*s' is compressed or encrypted; entries must be stored%s",
+                       (unsigned long long)*at, (int)name, e->name, PROGRAM_FIX);
     row r = {.size = little(p + 24, 4), .stored = little(p + 20, 4), .place = little(p + 42, 4)};
     TRY(read_extra(p + ROW_BYTES + name, extra, &r, (size_t)*at));
     *at += ROW_BYTES + name + extra + comment;

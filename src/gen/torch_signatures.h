@@ -10,12 +10,14 @@ enum { TORCH_SCHEMA_MAJOR = 2, TORCH_SCHEMA_MINOR = 15 };
 #define TORCH_SIGNATURES(X) \
     X(TORCH_LOG_SOFTMAX_OUT, "aten::_log_softmax", "out", "TIBT", 1) \
     X(TORCH_SOFTMAX_OUT, "aten::_softmax", "out", "TIBT", 1) \
+    X(TORCH_ABS, "aten::abs", "", "T", 1) \
     X(TORCH_ABS_OUT, "aten::abs", "out", "TT", 1) \
     X(TORCH_ACOS_OUT, "aten::acos", "out", "TT", 1) \
     X(TORCH_ACOSH_OUT, "aten::acosh", "out", "TT", 1) \
     X(TORCH_ADAPTIVE_AVG_POOL2D_OUT, "aten::adaptive_avg_pool2d", "out", "TNT", 1) \
     X(TORCH_AMAX_OUT, "aten::amax", "out", "TNBT", 1) \
     X(TORCH_AMIN_OUT, "aten::amin", "out", "TNBT", 1) \
+    X(TORCH_ARGMAX, "aten::argmax", "", "TiB", 1) \
     X(TORCH_ARGMAX_OUT, "aten::argmax", "out", "TiBT", 1) \
     X(TORCH_ARGMIN_OUT, "aten::argmin", "out", "TiBT", 1) \
     X(TORCH_ARGSORT_STABLE, "aten::argsort", "stable", "TBIB", 1) \
@@ -41,6 +43,7 @@ enum { TORCH_SCHEMA_MAJOR = 2, TORCH_SCHEMA_MINOR = 15 };
     X(TORCH_COSH_OUT, "aten::cosh", "out", "TT", 1) \
     X(TORCH_CUMPROD_OUT, "aten::cumprod", "out", "TIdT", 1) \
     X(TORCH_CUMSUM_OUT, "aten::cumsum", "out", "TIdT", 1) \
+    X(TORCH_DIAGONAL, "aten::diagonal", "", "TIII", 1) \
     X(TORCH_DIV_OUT, "aten::div", "out", "TTT", 1) \
     X(TORCH_DIV_OUT_MODE, "aten::div", "out_mode", "TTsT", 1) \
     X(TORCH_EQ_TENSOR_OUT, "aten::eq", "Tensor_out", "TTT", 1) \
@@ -54,15 +57,26 @@ enum { TORCH_SCHEMA_MAJOR = 2, TORCH_SCHEMA_MINOR = 15 };
     X(TORCH_FLOOR_DIVIDE_OUT, "aten::floor_divide", "out", "TTT", 1) \
     X(TORCH_FMOD_TENSOR_OUT, "aten::fmod", "Tensor_out", "TTT", 1) \
     X(TORCH_FRAC_OUT, "aten::frac", "out", "TT", 1) \
+    X(TORCH_GATHER, "aten::gather", "", "TITB", 1) \
     X(TORCH_GATHER_OUT, "aten::gather", "out", "TITBT", 1) \
     X(TORCH_GE_TENSOR_OUT, "aten::ge", "Tensor_out", "TTT", 1) \
     X(TORCH_GELU_OUT, "aten::gelu", "out", "TST", 1) \
+    X(TORCH_GT_TENSOR, "aten::gt", "Tensor", "TT", 1) \
     X(TORCH_GT_TENSOR_OUT, "aten::gt", "Tensor_out", "TTT", 1) \
     X(TORCH_HEAVISIDE_OUT, "aten::heaviside", "out", "TTT", 1) \
     X(TORCH_HYPOT_OUT, "aten::hypot", "out", "TTT", 1) \
     X(TORCH_INDEX_PUT_, "aten::index_put_", "", "TOTB", 1) \
     X(TORCH_INDEX_SELECT_OUT, "aten::index_select", "out", "TITT", 1) \
     X(TORCH_LE_TENSOR_OUT, "aten::le", "Tensor_out", "TTT", 1) \
+    X(TORCH_LINALG_CHOLESKY_EX, "aten::linalg_cholesky_ex", "", "TBB", 2) \
+    X(TORCH_LINALG_DET, "aten::linalg_det", "", "T", 1) \
+    X(TORCH_LINALG_EIGH, "aten::linalg_eigh", "", "TS", 2) \
+    X(TORCH_LINALG_LU_FACTOR_EX, "aten::linalg_lu_factor_ex", "", "TBB", 3) \
+    X(TORCH_LINALG_QR, "aten::linalg_qr", "", "TS", 2) \
+    X(TORCH_LINALG_SLOGDET, "aten::linalg_slogdet", "", "T", 2) \
+    X(TORCH_LINALG_SOLVE_EX, "aten::linalg_solve_ex", "", "TTBB", 2) \
+    X(TORCH_LINALG_SOLVE_TRIANGULAR, "aten::linalg_solve_triangular", "", "TTBBB", 1) \
+    X(TORCH_LINALG_SVD, "aten::linalg_svd", "", "TBs", 3) \
     X(TORCH_LINEAR_OUT, "aten::linear", "out", "TTtT", 1) \
     X(TORCH_LOG_OUT, "aten::log", "out", "TT", 1) \
     X(TORCH_LOG10_OUT, "aten::log10", "out", "TT", 1) \
@@ -72,19 +86,24 @@ enum { TORCH_SCHEMA_MAJOR = 2, TORCH_SCHEMA_MINOR = 15 };
     X(TORCH_LOGADDEXP_OUT, "aten::logaddexp", "out", "TTT", 1) \
     X(TORCH_LOGICAL_AND_OUT, "aten::logical_and", "out", "TTT", 1) \
     X(TORCH_LOGICAL_NOT_OUT, "aten::logical_not", "out", "TT", 1) \
+    X(TORCH_LOGICAL_OR, "aten::logical_or", "", "TT", 1) \
     X(TORCH_LOGICAL_OR_OUT, "aten::logical_or", "out", "TTT", 1) \
     X(TORCH_LOGICAL_XOR_OUT, "aten::logical_xor", "out", "TTT", 1) \
+    X(TORCH_LT_TENSOR, "aten::lt", "Tensor", "TT", 1) \
     X(TORCH_LT_TENSOR_OUT, "aten::lt", "Tensor_out", "TTT", 1) \
+    X(TORCH_LU_UNPACK, "aten::lu_unpack", "", "TTBB", 3) \
     X(TORCH_MATMUL_OUT, "aten::matmul", "out", "TTT", 1) \
     X(TORCH_MAX_POOL2D, "aten::max_pool2d", "", "TNNNNB", 1) \
     X(TORCH_MAXIMUM_OUT, "aten::maximum", "out", "TTT", 1) \
     X(TORCH_MEAN_OUT, "aten::mean", "out", "TnBdT", 1) \
     X(TORCH_MINIMUM_OUT, "aten::minimum", "out", "TTT", 1) \
     X(TORCH_MISH_OUT, "aten::mish", "out", "TT", 1) \
+    X(TORCH_MUL_TENSOR, "aten::mul", "Tensor", "TT", 1) \
     X(TORCH_MUL_OUT, "aten::mul", "out", "TTT", 1) \
     X(TORCH_NATIVE_BATCH_NORM, "aten::native_batch_norm", "", "TttttBFF", 3) \
     X(TORCH_NATIVE_GROUP_NORM, "aten::native_group_norm", "", "TttIIIIF", 3) \
     X(TORCH_NATIVE_LAYER_NORM, "aten::native_layer_norm", "", "TNttF", 3) \
+    X(TORCH_NE_TENSOR, "aten::ne", "Tensor", "TT", 1) \
     X(TORCH_NE_TENSOR_OUT, "aten::ne", "Tensor_out", "TTT", 1) \
     X(TORCH_NEG_OUT, "aten::neg", "out", "TT", 1) \
     X(TORCH_POW_TENSOR_TENSOR_OUT, "aten::pow", "Tensor_Tensor_out", "TTT", 1) \
@@ -106,10 +125,15 @@ enum { TORCH_SCHEMA_MAJOR = 2, TORCH_SCHEMA_MINOR = 15 };
     X(TORCH_SQRT_OUT, "aten::sqrt", "out", "TT", 1) \
     X(TORCH_STACK_OUT, "aten::stack", "out", "LIT", 1) \
     X(TORCH_SUM_INTLIST_OUT, "aten::sum", "IntList_out", "TnBdT", 1) \
+    X(TORCH_SUM_DIM_INTLIST, "aten::sum", "dim_IntList", "TnBd", 1) \
     X(TORCH_TAN_OUT, "aten::tan", "out", "TT", 1) \
     X(TORCH_TANH_OUT, "aten::tanh", "out", "TT", 1) \
     X(TORCH_TO_DTYPE, "aten::to", "dtype", "TDBBm", 1) \
+    X(TORCH_TRANSPOSE_INT, "aten::transpose", "int", "TII", 1) \
+    X(TORCH_TRIL, "aten::tril", "", "TI", 1) \
     X(TORCH_TRUNC_OUT, "aten::trunc", "out", "TT", 1) \
+    X(TORCH_UNSQUEEZE, "aten::unsqueeze", "", "TI", 1) \
+    X(TORCH_WHERE_SELF, "aten::where", "self", "TTT", 1) \
     X(TORCH_WHERE_SELF_OUT, "aten::where", "self_out", "TTTT", 1) \
     X(TORCH_XLOGY_OUTTENSOR, "aten::xlogy", "OutTensor", "TTT", 1)
 /* clang-format on */

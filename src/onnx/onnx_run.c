@@ -56,10 +56,21 @@ static tn_status read_options_model(const tn_onnx_options *given, tn_onnx_option
     return TN_OK;
 }
 
+/* PyTorch's programs are zip archives. LibTorch's stable C interface does not load them, so no device can run one. */
+static tn_status refuse_archive(onnx_text message) {
+    static const char ZIP[] = "PK\3\4";
+    if (message.size < sizeof ZIP - 1 || memcmp(message.at, ZIP, sizeof ZIP - 1) != 0) return TN_OK;
+    return tn_fail(
+        TN_ERR_UNSUPPORTED,
+        "a zip archive, as PyTorch writes for TorchScript (.pt), torch.export (.pt2) and checkpoints, not an "
+        "ONNX model; export it in Python: torch.onnx.export(model, inputs, \"model.onnx\")");
+}
+
 /* Reads what m->source.file, or a copy, holds; m is handed out or freed. */
 static tn_status finish_model(tn_onnx *m, onnx_text message, const char *path, const tn_onnx_options *o,
                               tn_onnx **out) {
     tn_status status = set_folder(m, path, o);
+    if (status == TN_OK) status = refuse_archive(message);
     if (status == TN_OK) status = onnx_model_read(m, message, o->given);
     m->is_inert = o->weights_only;
     if (status == TN_OK) status = onnx_model_list_weights(m);

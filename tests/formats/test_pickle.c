@@ -3,6 +3,7 @@
 #include "test_support.h"
 
 #include "trunnion/model.h"
+#include "trunnion/onnx.h"
 
 #define SAMPLE "tests/corpus/pickle/sample.pt"
 
@@ -180,11 +181,27 @@ static void memory_may_run_out_anywhere(void **state) {
     assert_int_equal(status, TN_OK);
 }
 
+/* TorchScript's code is compressed; nothing here runs programs, and the error says what to save instead. */
+static void programs_are_refused_with_what_to_export(void **state) {
+    (void)state;
+    static const char zip[] = "PK\3\4 an archive";
+    const char *path = test_scratch("program.pt");
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(zip, 1, sizeof zip, f), sizeof zip);
+    assert_int_equal(fclose(f), 0);
+    tn_onnx *model = NULL;
+    assert_int_equal(tn_onnx_open(path, NULL, &model), TN_ERR_UNSUPPORTED);
+    assert_null(model);
+    assert_non_null(strstr(tn_error(), "torch.onnx.export"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tensors_are_those_that_pytorch_saved), cmocka_unit_test(the_older_layout_is_read_too),
-        cmocka_unit_test(names_that_are_not_allowed_are_told),  cmocka_unit_test(broken_pickles_are_refused),
-        cmocka_unit_test(damaged_files_are_read_or_refused),    cmocka_unit_test(memory_may_run_out_anywhere),
+        cmocka_unit_test(tensors_are_those_that_pytorch_saved),     cmocka_unit_test(the_older_layout_is_read_too),
+        cmocka_unit_test(names_that_are_not_allowed_are_told),      cmocka_unit_test(broken_pickles_are_refused),
+        cmocka_unit_test(damaged_files_are_read_or_refused),        cmocka_unit_test(memory_may_run_out_anywhere),
+        cmocka_unit_test(programs_are_refused_with_what_to_export),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

@@ -23,7 +23,9 @@ OTHERS = """pow.Tensor_Tensor_out xlogy.OutTensor where.self_out copy_ fill_.Ten
     argmin.out cumsum.out cumprod.out mean.out matmul.out convolution.out convolution_backward col2im.out to.dtype
     stack.out _softmax.out _log_softmax.out linear.out relu.out native_layer_norm
     native_batch_norm native_group_norm rms_norm scaled_dot_product_attention max_pool2d avg_pool2d.out
-    adaptive_avg_pool2d.out flip.out div.out_mode"""
+    adaptive_avg_pool2d.out flip.out div.out_mode mul.Tensor lt.Tensor gt.Tensor ne.Tensor logical_or where.self abs argmax
+    gather sum.dim_IntList unsqueeze transpose.int diagonal tril linalg_cholesky_ex linalg_solve_ex linalg_solve_triangular linalg_det
+    linalg_slogdet linalg_lu_factor_ex lu_unpack linalg_qr linalg_eigh linalg_svd"""
 WANTED = ([f"{name}.out" for name in (UNARY + " " + BINARY).split()] + [f"{name}.Tensor_out" for name in TENSOR.split()]
           + OTHERS.split())
 
