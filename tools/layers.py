@@ -22,12 +22,12 @@ PUBLIC_ONLY = {"functions", "nn", "text"}
 # that raises its budget, or something that leaves.
 BUDGET = {
     "windows": 1540,
-    "base": 3804,
+    "base": 3820,
     "kir": 16300,
-    "cpu": 16500,
+    "cpu": 16505,
     "gpu": 2715,
     "vendor": 3260,
-    "hal": 9235,
+    "hal": 9240,
     "drivers": 8020,
     "tensor": 3040,
     "ops": 13665,

@@ -25,6 +25,8 @@
 
 /* Does the range lie in a file that tn_map_open mapped? Such memory is never written. */
 bool tn_map_has(const void *address, size_t bytes);
+/* Bytes of such a range whose pages this process has not read yet; 0: the range lies in no mapped file. */
+size_t tn_map_absent(const void *address, size_t bytes);
 
 /* When a file was last changed. */
 static inline struct timespec tn_modified_at(const struct stat *s) {

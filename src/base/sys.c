@@ -202,6 +202,26 @@ bool tn_map_has(const void *address, size_t bytes) {
     return has;
 }
 
+size_t tn_map_absent(const void *address, size_t bytes) {
+    enum { ENTRIES = 512 };
+    static const uint64_t PRESENT = (uint64_t)1 << 63; /* of an entry in /proc/self/pagemap */
+    if (!tn_map_has(address, bytes)) return 0;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)address / page, absent = bytes;
+    size_t end = ((uintptr_t)address + bytes + page - 1) / page;
+    FILE *f = fopen("/proc/self/pagemap", "rb");
+    uint64_t entries[ENTRIES];
+    bool there = f && fseek(f, (long)(at * sizeof *entries), SEEK_SET) == 0;
+    while (there && at < end) {
+        size_t n = fread(entries, sizeof *entries, end - at < ENTRIES ? end - at : ENTRIES, f);
+        for (size_t i = 0; i < n; i++)
+            if (entries[i] & PRESENT) absent -= absent < page ? absent : page;
+        there = n > 0;
+        at += n;
+    }
+    if (f) fclose(f);
+    return absent;
+}
+
 void tn_map_return_pages(const void *address, size_t bytes) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t first = ((uintptr_t)address + page - 1) / page * page, end = ((uintptr_t)address + bytes) / page * page;

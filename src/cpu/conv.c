@@ -469,10 +469,11 @@ static size_t nhwc_workspace(const tn_conv_args *a, int threads) {
 
 size_t tn_conv_workspace(const tn_conv_args *args, int threads) {
     conv c;
-    if (args->nhwc) return tn_conv_packed_bytes(args) + nhwc_workspace(args, threads);
-    if (args->winograd) return tn_conv_packed_bytes(args) + tn_conv_winograd_workspace(args, threads);
+    size_t packed = args->packed || args->keeps_packed ? 0 : tn_conv_packed_bytes(args);
+    if (args->nhwc) return packed + nhwc_workspace(args, threads);
+    if (args->winograd) return packed + tn_conv_winograd_workspace(args, threads);
     plan_conv(&c, args);
-    return c.tap_bytes + tn_conv_packed_bytes(args) + (size_t)(threads > 1 ? threads : 1) * part_bytes(&c);
+    return c.tap_bytes + packed + (size_t)(threads > 1 ? threads : 1) * part_bytes(&c);
 }
 
 /* `out` has what args->out says, or where results go that do not follow each other; these go no other way. */

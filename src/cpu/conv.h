@@ -26,9 +26,10 @@ typedef struct tn_conv_args {
     const float *weight;
     int64_t weight_group, weight_stride[4]; /* from group to group; filter, channel, row, column */
     const void *packed;                     /* what tn_conv_pack made of the weight; NULL: done at each run */
-    bool nhwc;     /* filters are the columns of the product; only if tn_conv_prefers_nhwc; same bits */
-    bool winograd; /* only if tn_conv_winograd_fits and numerics are fast; excludes nhwc */
-    bool max_pool; /* of tn_conv_depthwise */
+    bool keeps_packed; /* `packed` will be there at each run, if it is not yet: no workspace is needed for it */
+    bool nhwc;         /* filters are the columns of the product; only if tn_conv_prefers_nhwc; same bits */
+    bool winograd;     /* only if tn_conv_winograd_fits and numerics are fast; excludes nhwc */
+    bool max_pool;     /* of tn_conv_depthwise */
     /* x or the results lie in blocks of channels: [images, blocks, pixels, lanes], a block having as many channels as a
      * vector has lanes (nChw16c); lanes after the last channel are undefined. Only if tn_conv_takes_blocks; the strides
      * of x are then ignored. Bytes lie in words instead: [images, words, pixels, 4 channels] (tn_conv_bytes_fits). */

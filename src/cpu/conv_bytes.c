@@ -390,8 +390,8 @@ void tn_conv_bytes_pack(const tn_conv_args *args, void *to) {
 
 size_t tn_conv_bytes_workspace(const tn_conv_args *args, int threads) {
     tn_conv_args q = quads_of(args);
-    const size_t shared = tn_conv_bytes_packed_bytes(args) + sums_bytes(args),
-                 parts = threads > 1 ? (size_t)threads : 1;
+    const size_t packed = args->packed || args->keeps_packed ? 0 : tn_conv_bytes_packed_bytes(args),
+                 shared = packed + sums_bytes(args), parts = threads > 1 ? (size_t)threads : 1;
     if (is_depthwise(args)) return shared + parts * (tile_bytes(args) + results_bytes(args));
     return shared + image_bytes(args) + tn_conv_nhwc_workspace(&q, NULL, threads);
 }
@@ -413,8 +413,8 @@ void tn_conv_bytes(const tn_conv_args *args, uint8_t outside) {
     if (!a.packed) {
         tn_conv_bytes_pack(&a, memory);
         a.packed = memory;
+        memory += tn_conv_bytes_packed_bytes(&a);
     }
-    memory += tn_conv_bytes_packed_bytes(&a);
     if (a.x_signed) {
         const int32_t *sums = (const int32_t *)(const void *)((const char *)a.packed + words_bytes(&a));
         int32_t *bias = (int32_t *)(void *)memory;

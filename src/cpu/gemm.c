@@ -804,9 +804,13 @@ static bool is_empty(const tn_gemm_args *args) {
     return empty;
 }
 
-static int choose_threads(const gemm *g) {
+static double work_parts(const gemm *g) {
     double moved = g->b_source == B_ON_THE_FLY ? 0 : MOVE_FLOPS * g->handed_on; /* else each would pack B */
-    double parts = (flops(g) * (double)g->batches + moved) / PART_FLOPS;
+    return (flops(g) * (double)g->batches + moved) / PART_FLOPS;
+}
+
+static int choose_threads(const gemm *g) {
+    double parts = work_parts(g);
     if (parts < 2) return 1;
     int most = tn_threads();
     if (g->args.way.threads && g->args.way.threads < most) most = g->args.way.threads;
@@ -839,16 +843,17 @@ static void run_gemm(const tile_set *with, const tn_gemm_args *args, tn_dtype dt
     }
 }
 
-/* Enough with and without a kept copy of B, for any number of threads up to `threads`. */
+/* If a copy of B is kept, enough with and without it; for any number of threads up to `threads`. */
 static size_t workspace(const tile_set *with, const tn_gemm_args *args, tn_dtype dtype, int threads) {
     if (is_empty(args)) return 64;
     size_t most = 64;
-    for (int kept = 0; kept < 2; kept++) {
+    for (int kept = 0; kept <= (args->packed_valid != NULL); kept++) {
         tn_gemm_args variant = *args;
         variant.packed_b = kept ? &variant : NULL;
         gemm g;
         plan_gemm(&g, with, &variant, dtype);
-        size_t parts = (size_t)(threads > 1 ? threads : 1);
+        bool several = threads > 1 && args->way.threads != 1 && work_parts(&g) >= 2;
+        size_t parts = several ? (size_t)threads : 1;
         size_t together = g.shared_bytes + parts * g.part_bytes;
         size_t apart = may_split_by_batch(&g) ? parts * (g.shared_bytes + g.part_bytes) : 0;
         if (together > most) most = together;

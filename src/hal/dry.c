@@ -90,8 +90,11 @@ void tn_dry_touch(tn_buffer *b) {
     b->touched = b->bytes;
 }
 
+/* Pages that reading the file has made resident count with the process. */
 void tn_dry_touch_pages(tn_buffer *b) {
-    if (tn_buffer_is_borrowed(b) && b->device->caps.host_visible && tn_map_has(b->address, b->bytes)) tn_dry_touch(b);
+    if (!tn_buffer_is_borrowed(b) || !b->device->caps.host_visible || b->touched || b->bytes <= SMALL) return;
+    b->touched = tn_map_absent(b->address, b->bytes);
+    count_touched(b->device->dry, (int64_t)b->touched);
 }
 
 void tn_dry_untouch(tn_buffer *b) {

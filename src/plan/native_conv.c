@@ -262,6 +262,7 @@ static void keep_packed_weight(const tn_graph_plan *g, tn_native *n, const tn_va
                                                    (int64_t)tn_native_byte_offset(weight), path,
                                                    a->weight_stride[1] * MOST_TAPS + a->weight_stride[2]}};
     n->weight.target = &n->weight.memory;
+    n->conv.keeps_packed = true;
 }
 
 static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *weight) {
@@ -441,7 +442,6 @@ static void run_few_pixels(tn_native *n, void *const *pointers) {
     product->b.data = (void *)(uintptr_t)a->weight;
     product->c.data = a->out;
     product->packed_b = n->weight.memory;
-    product->packed_valid = &n->weight.valid;
     product->workspace = (char *)a->workspace + n->weight.at;
     tn_gemm_f32(product);
 }
@@ -474,6 +474,7 @@ static tn_status make_few_pixels(const tn_graph_plan *g, const tn_group *group, 
         .word = {1, a->out_channels, a->channels, a->kernel[0], a->kernel[1], (int64_t)tn_native_byte_offset(weight)}};
     n->weight.target = &n->weight.memory;
     n->weight.valid = true;
+    n->few_pixels.packed_valid = &n->weight.valid;
     n->weight.at = ((size_t)(a->batch * out_pixels * k) * sizeof(float) + 63) / 64 * 64;
     *workspace = n->weight.at + tn_gemm_workspace(&n->few_pixels, TN_F32, tn_threads());
     return TN_OK;

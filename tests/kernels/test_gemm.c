@@ -400,6 +400,8 @@ static void check_product(const product *p) {
         bool quads = p->dtype == TN_I32 && tn_gemm_takes_quads(&args);
         args.packed_b = dirty_memory(tn_gemm_packed_bytes(p->n, p->k, quads ? TN_I8 : p->dtype));
         args.packed_valid = &valid;
+        tn_mem_free(args.workspace);
+        args.workspace = dirty_memory(tn_gemm_workspace(&args, p->dtype, tn_threads()));
         call(p, &args, &c, "packed and kept");
         assert_true(valid || points_of(&p->c) == 0);
         if (valid) {
