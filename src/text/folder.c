@@ -213,7 +213,7 @@ bool tn_hf_is_of(const char *path, bool (*is_known)(const char *type)) {
 }
 
 tn_status tn_hf_fail(const char *folder, tn_status code, const char *format, ...) {
-    char text[1024];
+    char text[2048]; /* has room for the list of all families */
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);

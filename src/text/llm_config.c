@@ -396,7 +396,7 @@ void tn_llm_set_window(llm_config *c, int64_t layer, bool slides) { set_bit(c->a
 
 void tn_llm_set_pattern(llm_config *c, int64_t pattern) {
     for (int64_t i = 0; i < c->layers; i++)
-        tn_llm_set_window(c, i, pattern == 0 || i % pattern < pattern - 1);
+        tn_llm_set_window(c, i, pattern == 0 || i % pattern != (c->family->attention.whole_first ? 0 : pattern - 1));
 }
 
 bool tn_llm_slides(const llm_config *c, int64_t layer) { return has_bit(c->attention.slides, layer); }

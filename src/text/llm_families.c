@@ -113,7 +113,9 @@ const llm_naming tn_llm_gguf_apart = {
     [SLOT_Q] = "self_attn.q_proj.weight", [SLOT_K] = "self_attn.k_proj.weight", [SLOT_V] = "self_attn.v_proj.weight", \
     [SLOT_Q_BIAS] = "self_attn.q_proj.bias", [SLOT_K_BIAS] = "self_attn.k_proj.bias",                                 \
     [SLOT_V_BIAS] = "self_attn.v_proj.bias"
-#define ATTENTION PROJECTIONS, [SLOT_O] = "self_attn.o_proj.weight", [SLOT_O_BIAS] = "self_attn.o_proj.bias"
+#define ATTENTION                                                                               \
+    PROJECTIONS, [SLOT_O] = "self_attn.o_proj.weight", [SLOT_O_BIAS] = "self_attn.o_proj.bias", \
+                 [SLOT_SINKS] = "self_attn.sinks"
 #define HEAD_NORMS [SLOT_Q_NORM] = "self_attn.q_norm.weight", [SLOT_K_NORM] = "self_attn.k_norm.weight"
 #define TWO_NORMS                                                                                          \
     [SLOT_ATTENTION_NORM] = "input_layernorm.weight", [SLOT_FFN_NORM] = "post_attention_layernorm.weight", \
@@ -150,6 +152,16 @@ static const llm_naming llama_names = {
                     [SLOT_SHARED_DOWN] = "mlp.shared_expert.down_proj.weight"},
 };
 
+static const llm_naming flint_names = {
+    NAMES,
+    .layer_slots =
+        {TWO_NORMS, PROJECTIONS, HEAD_NORMS, MATRICES,
+         EXPERT_NAMES, [SLOT_O] = "self_attn.o_proj.weight", [SLOT_O_BIAS] = "self_attn.o_proj.bias",
+         [SLOT_SINKS] = "self_attn.softmax_offset", [SLOT_SHARED_GATE] = "mlp.shared_expert.gate_proj.weight",
+         [SLOT_SHARED_UP] = "mlp.shared_expert.up_proj.weight",
+         [SLOT_SHARED_DOWN] = "mlp.shared_expert.down_proj.weight"},
+};
+
 static const llm_naming deepseek_names = {
     NAMES,
     .layer_slots = {TWO_NORMS, MATRICES,
@@ -166,10 +178,9 @@ static const llm_naming glm4_moe_names = {
 static const llm_naming gpt_oss_names = {
     NAMES,
     .layer_slots =
-        {TWO_NORMS, ATTENTION, [SLOT_SINKS] = "self_attn.sinks", [SLOT_ROUTER] = "mlp.router.weight",
-         [SLOT_ROUTER_BIAS] = "mlp.router.bias", [SLOT_EXPERT_UP] = "mlp.experts.gate_up_proj",
-         [SLOT_EXPERT_UP_BIAS] = "mlp.experts.gate_up_proj_bias", [SLOT_EXPERT_DOWN] = "mlp.experts.down_proj",
-         [SLOT_EXPERT_DOWN_BIAS] = "mlp.experts.down_proj_bias"},
+        {TWO_NORMS, ATTENTION, [SLOT_ROUTER] = "mlp.router.weight", [SLOT_ROUTER_BIAS] = "mlp.router.bias",
+         [SLOT_EXPERT_UP] = "mlp.experts.gate_up_proj", [SLOT_EXPERT_UP_BIAS] = "mlp.experts.gate_up_proj_bias",
+         [SLOT_EXPERT_DOWN] = "mlp.experts.down_proj", [SLOT_EXPERT_DOWN_BIAS] = "mlp.experts.down_proj_bias"},
     .transposed = BIT(SLOT_EXPERT_UP) | BIT(SLOT_EXPERT_DOWN),
 };
 
@@ -197,6 +208,13 @@ static const llm_naming mixtral_names = {
 #define MAMBA2_LAYER(of) MAMBA_PART(of), [SLOT_STEP_BIAS] = of "dt_bias", [SLOT_MIX_NORM] = of "norm.weight"
 static const llm_naming granite_moe_names = {
     NAMES, .layer_slots = {TWO_NORMS, ATTENTION, GRANITE_EXPERTS, MAMBA2_LAYER("mamba.")}};
+static const llm_naming granite_moe_swa_names = {
+    NAMES,
+    .layer_slots = {
+        TWO_NORMS, ATTENTION, [SLOT_ROUTER] = "block_sparse_moe.router.weight",
+        [SLOT_EXPERT_UP] = "block_sparse_moe.experts.gate_up_proj",
+        [SLOT_EXPERT_DOWN] = "block_sparse_moe.experts.down_proj", [SLOT_SHARED_UP] = "shared_mlp.input_linear.weight",
+        [SLOT_SHARED_DOWN] = "shared_mlp.output_linear.weight"}};
 /* Of models without experts. */
 const llm_naming tn_llm_granite_dense = {
     NAMES, .layer_slots = {TWO_NORMS, ATTENTION, MAMBA2_LAYER("mamba."), [SLOT_UP] = "shared_mlp.input_linear.weight",
@@ -710,6 +728,8 @@ static const int64_t gemma3_usual[LLM_KEYS] = {
 static const int64_t gemma3n_usual[LLM_KEYS] = {
     [KEY_LAYERS] = 35,     [KEY_HIDDEN] = 2048, [KEY_INTERMEDIATE] = 16384, [KEY_HEADS] = 8,
     [KEY_CONTEXT] = 32768, [KEY_KV_HEADS] = 2,  [KEY_HEAD_DIM] = 256};
+static const int64_t granite_swa_usual[LLM_KEYS] = {[KEY_LAYERS] = 24, [KEY_HIDDEN] = 2560,  [KEY_INTERMEDIATE] = 8192,
+                                                    [KEY_HEADS] = 20,  [KEY_CONTEXT] = 8192, [KEY_KV_HEADS] = 4};
 static const int64_t gemma4_usual[LLM_KEYS] = {
     [KEY_LAYERS] = 30,      [KEY_HIDDEN] = 2304, [KEY_INTERMEDIATE] = 9216, [KEY_HEADS] = 8,
     [KEY_CONTEXT] = 131072, [KEY_KV_HEADS] = 4,  [KEY_HEAD_DIM] = 256};
@@ -912,6 +932,18 @@ static const llm_family families[] = {
      .read = tn_llm_read_granite_shared, .forward.fused_gate = true,
      .experts.slots = FUSED_EXPERTS | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN), .experts.always = true,
      .experts.whole_choice = true},
+    {"granite_swa", "Granite with windows", .norms.eps = 1e-5, .slots.needs = PLAIN_SLOTS | BIT(SLOT_SINKS),
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, NAMED(llama_names), .usual = granite_swa_usual,
+     .read = tn_llm_read_granite_swa, .tied = true, .attention.window = 128, .attention.pattern = 4,
+     .attention.whole_first = true},
+    {"granitemoe_swa", "Granite MoE with windows", .slots.needs = PLAIN_SLOTS | BIT(SLOT_SINKS),
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS), NAMED(granite_moe_swa_names), .read = tn_llm_read_granitemoe_swa,
+     .forward.fused_gate = true, .experts.slots = FUSED_EXPERTS | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN),
+     .experts.always = true, .experts.whole_choice = true, .attention.window = 128, .attention.pattern = 4,
+     .attention.whole_first = true},
+    {"flint", "Flint", .slots.needs = PLAIN_SLOTS | NORMS | BIT(SLOT_SINKS), .slots.allows = BIASES | BIT(SLOT_O_BIAS),
+     NAMED(flint_names), .read = tn_llm_read_flint, .experts.slots = EXPERTS | PLAIN_SHARED, .experts.always = true,
+     .experts.own_width = true, .experts.by_sigmoid = true, .attention.window = 513, .positions.in_windows = true},
     {"granitemoehybrid", "Granite 4", .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_GATE),
      .slots.allows = BIASES | BIT(SLOT_O_BIAS), NAMED(granite_moe_names), .read = tn_llm_read_granite_shared,
      .forward.fused_gate = true, .experts.slots = FUSED_EXPERTS | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN),

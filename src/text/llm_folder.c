@@ -330,7 +330,7 @@ static const char *word_of(const hf_folder *f, const llm_config *c, llm_key key)
 static tn_status read_size(const hf_folder *f, const llm_config *c, llm_key key, int64_t usual, int64_t most,
                            int64_t *out) {
     const int64_t *known = c->family->usual;
-    bool given = known && known[key] > 0 && (has_text_config(f) || usual < 0);
+    bool given = known && known[key] > 0;
     const tn_json *list = tn_json_get(f->config, word_of(f, c, key));
     if (tn_json_kind_of(list) != TN_JSON_ARRAY)
         return tn_hf_size(f, word_of(f, c, key), given ? known[key] : usual, most, out);
@@ -923,6 +923,33 @@ tn_status tn_llm_read_granite_shared(const hf_folder *f, llm_config *c) {
     c->file.naming = &tn_llm_granite_dense;
     c->size[SIZE_INTERMEDIATE] = width;
     c->size[SIZE_UP] = 2 * width;
+    return TN_OK;
+}
+
+/* Each layer has a base of rope, or 0 if it has none; all others must have the same one. */
+tn_status tn_llm_read_granite_swa(const hf_folder *f, llm_config *c) {
+    const tn_json *list = tn_json_get(f->config, "layer_rope_theta");
+    double base;
+    TRY(tn_hf_real(f, rope_of(f, "full_attention"), "rope_theta", 10000, 1.0001, 1e12, &base));
+    if (tn_json_kind_of(list) != TN_JSON_ARRAY) return TN_OK;
+    for (int64_t i = 0; i < c->layers; i++) {
+        double own = tn_json_number(tn_json_at(list, (size_t)i), -1);
+        if (own != 0 && own != base) return refuse_value(f, "layer_rope_theta", "not 0 or 'rope_theta' for each layer");
+        tn_llm_set_rope(c, i, own != 0);
+    }
+    return TN_OK;
+}
+
+tn_status tn_llm_read_granitemoe_swa(const hf_folder *f, llm_config *c) {
+    TRY(tn_llm_read_granite_shared(f, c));
+    return tn_llm_read_granite_swa(f, c);
+}
+
+tn_status tn_llm_read_flint(const hf_folder *f, llm_config *c) {
+    if (tn_json_kind_of(tn_json_get(f->config, "layer_types")) != TN_JSON_ARRAY)
+        return refuse_value(f, "layer_types", "not a list");
+    for (int64_t i = 0; i < c->layers && i < 2 && !tn_hf_has(f, "mlp_only_layers"); i++)
+        tn_llm_set_unmixed(c, i);
     return TN_OK;
 }
 

@@ -284,6 +284,7 @@ typedef struct llm_attention_rules {
     int64_t window;        /* where config.json says nothing; 0: none */
     int64_t gguf_window;   /* where a GGUF file says nothing */
     int64_t pattern;       /* every pattern-th layer has no window; 0: all have one */
+    bool whole_first;      /* and the first one is such a layer */
     double cap;            /* of scores, where the file says nothing */
     double query_scale;    /* scores are divided by its root where config.json says nothing; 0: a head's width */
     int64_t wide_layers;   /* GGUF models with this number of layers divide scores by √(hidden / heads) */
@@ -540,6 +541,9 @@ tn_status tn_llm_read_ernie_moe(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_granite_shared(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_lfm2_moe(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_jamba(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_granite_swa(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_granitemoe_swa(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_flint(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_rwkv(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_falcon_mamba(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_phimoe(const hf_folder *f, llm_config *c);
