@@ -839,11 +839,12 @@ void tn_fill_input_tile(const im2col_plan *w, im2col_run *s, int64_t group, int6
     const tn_conv_args *a = w->a;
     inside in[MOST];
     int count = 0;
+    const int64_t phases = tn_min64(a->stride[1], window_reach(a, 1)); /* that taps reach */
     tn_clear_input_tile(w, s);
-    for (int64_t phase = 0; phase < a->stride[1]; phase++) {
+    for (int64_t phase = 0; phase < phases; phase++) {
         in[count] = tn_inside_phase(w, phase, -a->pad_before[1]);
         count += in[count].low < in[count].high;
-        if (count < MOST && phase < a->stride[1] - 1) continue;
+        if (count < MOST && phase < phases - 1) continue;
         fill_phases(w, s, group, begin, end, in, count);
         count = 0;
     }

@@ -263,9 +263,10 @@ static int64_t blocks_of(const nhwc_nhwc *t) {
     return tn_ceil_div(t->a.groups * t->a.channels, t->w.with->tiles->lanes);
 }
 
-/* Pixels of blocks of channels are copied as they are; with a stride one by one. */
+/* Pixels of blocks of channels are copied as they are; with a stride one by one, and only rows that windows reach. */
 static void copy_blocks(const nhwc_nhwc *t, const section *now, const float *x, const inside *in, float *to) {
     const int64_t step = t->step, stride = t->a.stride[1], across = t->a.size[1], count = in->high - in->low;
+    const int64_t down = t->a.stride[0], reach = window_reach(&t->a, 0);
     const im2col_plan *w = &t->w;
     x += ((now->first + now->low) * across + in->first) * step;
     to += (now->low * w->row + in->phase * w->phase + in->low) * step;
@@ -274,7 +275,7 @@ static void copy_blocks(const nhwc_nhwc *t, const section *now, const float *x, 
         return;
     }
     for (int64_t r = now->low; r < now->high; r++, to += w->row * step, x += across * step)
-        w->with->copy_rows(to, step, x, stride * step, count, 1, step);
+        if (r % down < reach) w->with->copy_rows(to, step, x, stride * step, count, 1, step);
 }
 
 static void copy_blocks_into_input_tile(const nhwc_nhwc *t, im2col_run *s, int64_t group) {
@@ -283,7 +284,7 @@ static void copy_blocks_into_input_tile(const nhwc_nhwc *t, im2col_run *s, int64
     const int64_t blocks = w->channels, block = a->size[0] * a->size[1] * t->step;
     if (!s->clean) memset(s->input_tile, 0, t->input_tile_bytes);
     s->clean = true;
-    for (int64_t i = 0; i < a->stride[1]; i++) {
+    for (int64_t i = 0; i < tn_min64(a->stride[1], window_reach(a, 1)); i++) {
         const inside in = tn_inside_phase(w, i, -a->pad_before[1]);
         for (int64_t n = 0; n < blocks * s->sections && in.low < in.high; n++) {
             const section *now = &s->section[n % s->sections];

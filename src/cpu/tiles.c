@@ -796,7 +796,8 @@ VEC_INLINE void tile_nhwc_step(V sum[TILE_ROWS][2], const real *a, const real *b
 /* Finished sums leave registers as they are. */
 VEC_INLINE void tile_leave(const tile *t, V sum[TILE_ROWS][2], const int rows, const int vectors) {
 #if !defined(TN_VEC_F64) && !defined(TN_VEC_PAIRS) && !defined(TN_VEC_QUADS)
-    const epilogue_ops none = {0}, *e = t->epilogue_ops ? t->epilogue_ops : &none;
+    static const epilogue_ops none;
+    const epilogue_ops *e = t->epilogue_ops ? t->epilogue_ops : &none;
     if (t->add) {
         VEC_UNROLL for (int i = 0; i < rows; i++) {
             VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] =
@@ -815,7 +816,16 @@ VEC_INLINE void tile_leave(const tile *t, V sum[TILE_ROWS][2], const int rows, c
         if (e->relu) {
             VEC_UNROLL for (int i = 0; i < rows; i++) sum[i][j] = v_gate(sum[i][j], sum[i][j], v_zero());
         }
-        VEC_UNROLL for (int i = 0; i < rows; i++) v_store(t->to + j * t->to_block + i * VL, v_clip(e, sum[i][j]));
+        if (e->floor) {
+            const V floor = v_set1(*e->floor);
+            VEC_UNROLL for (int i = 0; i < rows; i++) sum[i][j] = v_greatest(sum[i][j], floor);
+        }
+        if (e->ceiling) {
+            const V ceiling = v_set1(*e->ceiling);
+            VEC_UNROLL for (int i = 0; i < rows; i++) sum[i][j] = v_least(sum[i][j], ceiling);
+        }
+        real *const to = t->to + j * t->to_block;
+        VEC_UNROLL for (int i = 0; i < rows; i++) v_store(to + i * VL, sum[i][j]);
     }
 #else
     (void)t, (void)sum, (void)rows, (void)vectors;
