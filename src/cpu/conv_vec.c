@@ -60,6 +60,8 @@ static void copy_rows_whole(float *to, int64_t to_row, const float *from, int64_
                             int64_t count) {
     const int64_t whole = count / VL * VL;
     const M rest = v_mask(count - whole);
+    for (; count == VL && rows > 0; rows--, to += to_row, from += from_row) /* pixels of blocks of channels */
+        v_store(to, v_load(from));
     for (int64_t r = 0; r < rows; r++, to += to_row, from += from_row) {
         for (int64_t i = 0; i < whole; i += VL)
             v_store(to + i, v_load(from + i));
