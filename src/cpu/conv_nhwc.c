@@ -534,7 +534,8 @@ static void multiply_phase(const nhwc_nhwc *w, nhwc_part *p, const phase *at, in
         tile t = {.b = packed + k0 * w->panel, .tap = at->tap + k0, .k = steps_at(w, at->depth, k0)};
         next = k0 + t.k;
         int64_t after = next < at->depth ? steps_at(w, at->depth, next) : 0;
-        if (after == 0 && n + 1 < w->panels) after = steps_at(w, at->depth, 0);
+        const bool more = n + 1 < w->panels || group + 1 < w->a.groups;
+        if (after == 0 && more) after = steps_at(w, at->depth, 0);
         p->out_channels = after > 0 ? make_strips(t.b + t.k * w->panel, 0, 1, after * w->panel) : (strips){0};
         bool first = k0 < CHUNK, whole = next % CHUNK == 0 || next == at->depth;
         t.ahead_tap = p->first_panel && at->ahead ? at->ahead + k0 : NULL;

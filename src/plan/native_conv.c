@@ -98,12 +98,17 @@ static bool takes_one_tap(const tn_node *n, const tn_conv_args *a) {
     return n->dtype == TN_F32 && is_one_tap(a) && !tn_device_blas(n->device);
 }
 
-/* The NHWC path computes one-tap windows like any others and has an epilogue; it pays for many output pixels. */
+/* The NHWC path computes one-tap windows like any others and has an epilogue; it pays for many output pixels. With few
+ * channels a strided one pays if its images lie in blocks of channels, which a product of copied pixels prevents. */
 static bool takes_nhwc_tap(const tn_node *n, const tn_conv_args *a) {
     enum { MANY = 32 };
     bool one =
         n->dtype == TN_F32 && a->kernel[0] * a->kernel[1] == 1 && tn_node_numel(n) > 0 && !tn_device_blas(n->device);
-    return one && a->out_size[0] * a->out_size[1] >= MANY && tn_conv_prefers_nhwc(a);
+    tn_conv_args blocks = *a;
+    blocks.x_blocks = blocks.y_blocks = true;
+    const bool strided = a->stride[0] * a->stride[1] > 1;
+    return one && a->out_size[0] * a->out_size[1] >= MANY &&
+           (tn_conv_prefers_nhwc(a) || (strided && tn_conv_takes_blocks(&blocks)));
 }
 
 /* A program of shifted images would be joined by what follows, and yet takes longer. */
