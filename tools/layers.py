@@ -24,7 +24,7 @@ BUDGET = {
     "windows": 1540,
     "base": 3820,
     "kir": 16300,
-    "cpu": 16505,
+    "cpu": 16520,
     "gpu": 2715,
     "vendor": 3260,
     "hal": 9240,

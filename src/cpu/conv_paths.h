@@ -98,8 +98,6 @@ void tn_conv_winograd(const tn_conv_args *args, void *workspace);         /* arg
 size_t tn_conv_winograd_weight_workspace(const tn_conv_args *args, int threads);
 void tn_conv_winograd_weight(const tn_conv_args *args);
 
-/* ==== Winograd along one axis ===================================================================================== */
-
 /* ==== input windows =============================================================================================== */
 /* A window's tap k = (channel, kernel row, kernel column) meets, output pixel after output pixel, elements of the image
  * that follow each other too, but at the image's edge. So the rows of the image that a run of output pixels needs are
