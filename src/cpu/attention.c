@@ -152,11 +152,16 @@ VEC_INLINE V load_b(const char *b, int j, TN_UNUSED const bool half) {
 VEC_INLINE void tile_run(const product *p, const int rows, const int vectors, const bool half) {
     V sum[TILE_ROWS][TILE_VECTORS];
     VEC_UNROLL for (int i = 0; i < rows; i++) { VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_zero(); }
+    if (p->extends) {
+        VEC_UNROLL for (int i = 0; i < rows; i++) {
+            VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_load(p->c + i * p->c_row + j * VL);
+        }
+    }
     const float *a = p->a;
     const char *b = p->b;
     const int64_t a_row = p->a_row, a_step = p->a_step, b_row = p->b_row * (half ? 2 : 4);
-    const char *ask = p->ask ? p->ask : b;
-    const int64_t ask_step = p->ask ? p->ask_step : 0;
+    const char *ask = p->ask_bytes > 0 ? p->ask : b;
+    const int64_t ask_step = p->ask_bytes;
     for (int64_t k = p->steps; k > 0; k--) {
         if (half && vectors > 1) {
             __builtin_prefetch(ask, 0, 2);
@@ -204,6 +209,8 @@ void multiply(product p, int64_t rows, int64_t columns) {
     const float *a = p.a;
     const char *b = p.b;
     float *c = p.c;
+    int64_t calls = tn_ceil_div(rows, TILE_ROWS) * tn_ceil_div(columns, TILE_VECTORS * VL);
+    if (p.ask_bytes > 0) p.ask_bytes = tn_ceil_div(p.ask_bytes, calls * p.steps);
     for (int64_t i = 0, height = 0; i < rows; i += height) {
         int64_t left = rows - i;
         height = left >= 2 * TILE_ROWS || left <= TILE_ROWS ? tn_min64(left, TILE_ROWS) : (left + 1) / 2;
@@ -214,6 +221,7 @@ void multiply(product p, int64_t rows, int64_t columns) {
             p.b = b + j * (p.half ? 2 : 4);
             p.c = c + i * p.c_row + j;
             run[wide](&p);
+            p.ask += p.steps * p.ask_bytes;
         }
     }
 }
@@ -277,11 +285,11 @@ typedef struct attention {
 /* A block: queries [first, end) of one kv head's heads; row (i - first) · group + h is query i of the h-th head. */
 typedef struct block {
     int64_t head, first, end;
-    int64_t sequence;      /* whose pages are read */
-    int64_t start;         /* the sequence's first query … */
-    int64_t position;      /* … and its place, within the pages */
-    int64_t chunk, chunks; /* the first visible chunk, and how many */
-    const char *after;     /* the page of keys that is read after this block; NULL: none */
+    int64_t sequence;         /* whose pages are read */
+    int64_t start;            /* the sequence's first query … */
+    int64_t position;         /* … and its place, within the pages */
+    int64_t chunk, chunks;    /* the first visible chunk, and how many */
+    const struct block *next; /* that is computed after this one; NULL: none */
 } block;
 
 typedef struct range {
@@ -330,6 +338,23 @@ static block block_at(const attention *a, int64_t index) {
     b.chunk = visible_keys(a, &b, b.first).begin / KEYS;
     b.chunks = (visible_keys(a, &b, b.end - 1).end - 1) / KEYS + 1 - b.chunk;
     return b;
+}
+
+/* Memory that is read later, to be prefetched. */
+typedef struct ahead {
+    const char *at;
+    int64_t bytes;
+} ahead;
+
+/* What a chunk reads of a cache. The one behind a block's last is the first of the next block. */
+static ahead find_rows(const attention *a, const block *b, int64_t chunk, const tn_kv_cache *cache) {
+    bool behind = chunk == b->chunk + b->chunks;
+    if (behind && !b->next) return (ahead){"", 0};
+    if (behind) b = b->next, chunk = b->chunk;
+    const char *page = find_page(cache, b->sequence, chunk, b->head, a->args->head_dim);
+    int64_t tokens = tn_min64(b->position - chunk * KEYS, KEYS);
+    if (!page || tokens <= 0) return (ahead){"", 0};
+    return (ahead){page, tokens * row_bytes_of(cache->dtype, a->args->head_dim)};
 }
 
 /* ---- one thread's memory ----------------------------------------------------------------------------------------- */
@@ -418,15 +443,26 @@ typedef struct source {
     int64_t token_stride, head_stride;
 } source;
 
-/* The rows of a chunk in the cache's dtype: its page, or if new tokens are among the visible ones, a copy in the part's
- * own memory, of which only the rows `at` are filled. */
-static const char *bring_page(const attention *a, part *p, const source *s, const block *b, int64_t chunk, range at) {
+/* The rows of a chunk in the cache's dtype: those below `split` are in its page, the others, which have the same
+ * places, in the part's own memory. */
+typedef struct page_rows {
+    const char *page, *own;
+    int64_t split;
+} page_rows;
+
+static const char *place_of(const page_rows *r, int64_t row, int64_t row_bytes) {
+    return (row < r->split ? r->page : r->own) + row * row_bytes;
+}
+
+/* Writes the visible rows `at` that no page has, and those that make `unit` rows with them, to the own memory. */
+static page_rows bring_page(const attention *a, part *p, const source *s, const block *b, int64_t chunk, range at,
+                            int64_t unit) {
     int64_t d = a->args->head_dim, row_bytes = row_bytes_of(s->cache->dtype, d);
     int64_t cached = tn_max64(tn_min64(b->position - chunk * KEYS, KEYS), 0);
     const char *page = find_page(s->cache, b->sequence, chunk, b->head, d);
-    if (page && cached == KEYS) return page;
+    int64_t split = page ? cached / unit * unit : 0;
     char *own = (char *)p->own;
-    range old = {at.begin, tn_min64(at.end, cached)};
+    range old = {tn_max64(at.begin, split), tn_min64(at.end, cached)};
     if (old.begin < old.end) {
         size_t bytes = (size_t)((old.end - old.begin) * row_bytes);
         if (page) memcpy(own + old.begin * row_bytes, page + old.begin * row_bytes, bytes);
@@ -436,7 +472,7 @@ static const char *bring_page(const attention *a, part *p, const source *s, cons
         int64_t token = b->start + chunk * KEYS + i - b->position;
         narrow(s->x + token * s->token_stride + b->head * s->head_stride, s->cache->dtype, d, own + i * row_bytes);
     }
-    return own;
+    return (page_rows){page, own, split};
 }
 
 #if defined(__AVX2__)
@@ -447,7 +483,7 @@ typedef __m512i W;
 typedef __m256i W;
 #endif
 
-enum { PIECES = VEC_BYTES / 16, PIECE_KEYS = 8 };
+enum { PIECES = VEC_BYTES / 16, PIECE_KEYS = 8, KEY_UNIT = PIECES * PIECE_KEYS }; /* keys transposed at once */
 
 VEC_INLINE __m128i load_piece(const uint16_t *from) { return _mm_loadu_si128((const __m128i *)(const void *)from); }
 
@@ -483,14 +519,17 @@ VEC_INLINE void transpose_pieces(W r[8]) {
     }
 }
 
-/* The first keys of a page of 16-bit numbers, transposed before they are widened: half as many steps. head_dim: a
- * multiple of eight. As many rows of `ask`, which are used next, are prefetched meanwhile. */
-static void put_page(const uint16_t *page, int64_t keys, int64_t head_dim, uint16_t *to, const char *ask) {
-    enum { SQUARE = PIECES * PIECE_KEYS * 8 * sizeof *page };
-    for (int64_t i = 0; i < keys; i += PIECES * PIECE_KEYS) {
-        for (int64_t j = 0; j < head_dim; j += 8, ask += SQUARE) {
+/* Keys of a page of 16-bit numbers, transposed before they are widened: half as many steps. head_dim: a multiple of
+ * eight. ask: what is prefetched meanwhile. */
+static void put_page(const char *data, range keys, int64_t head_dim, uint16_t *to, ahead ask) {
+    const uint16_t *page = (const uint16_t *)(const void *)data;
+    int64_t steps = tn_ceil_div(keys.end - keys.begin, KEY_UNIT) * (head_dim / 8);
+    int64_t ask_step = steps > 0 ? tn_ceil_div(ask.bytes, steps) : 0;
+    for (int64_t i = keys.begin; i < keys.end; i += KEY_UNIT) {
+        for (int64_t j = 0; j < head_dim; j += 8, ask.at += ask_step) {
             W r[8];
-            VEC_UNROLL for (int l = 0; l < SQUARE; l += LINE) __builtin_prefetch(ask + l);
+            for (int64_t l = 0; l < ask_step; l += LINE)
+                __builtin_prefetch(ask.at + l);
             VEC_UNROLL for (int l = 0; l < 8; l++) r[l] = load_pieces(page + (i + l) * head_dim + j, head_dim);
             transpose_pieces(r);
             VEC_UNROLL for (int l = 0; l < 8; l++) v_store((float *)(void *)(to + (j + l) * KEYS + i), (V)r[l]);
@@ -499,13 +538,16 @@ static void put_page(const uint16_t *page, int64_t keys, int64_t head_dim, uint1
 }
 #else
 #define HAS_PIECES 0
+enum { KEY_UNIT = VL };
 #endif
 
-/* A matrix of f32 or f16, with the distance between its rows. */
+/* A matrix of f32 or f16, with the distance between its rows. From row `split` on, if there is one, it is in `own`. */
 typedef struct matrix {
     const void *data;
     int64_t row;
     bool half;
+    const void *own;
+    int64_t split;
 } matrix;
 
 /* Few rows read each number once or twice: f16 is widened then, and not before. */
@@ -514,9 +556,10 @@ static bool may_stay_half(const attention *a, const tn_kv_cache *cache) {
 }
 
 /* A page of keys in columns, a vector of keys at a time. */
-static void put_page_of_any(const attention *a, part *p, const char *page, tn_dtype dtype) {
+static void put_page_of_any(const attention *a, part *p, const page_rows *from, tn_dtype dtype) {
     int64_t d = a->args->head_dim, row_bytes = row_bytes_of(dtype, d);
-    for (int64_t i = 0; i < KEYS; i += VL, page += VL * row_bytes) {
+    for (int64_t i = 0; i < KEYS; i += VL) {
+        const char *page = place_of(from, i, row_bytes);
         if (dtype == TN_F32 && d == a->width) {
             put_columns((const float *)(const void *)page, d, d, p->keys + i);
             continue;
@@ -531,19 +574,22 @@ static void put_page_of_any(const attention *a, part *p, const char *page, tn_dt
 static matrix bring_keys(const attention *a, part *p, const block *b, int64_t chunk, range at) {
     const tn_attention_args *x = a->args;
     source s = {&x->k_cache, x->k, x->k_token_stride, x->k_head_stride};
-    const char *page = bring_page(a, p, &s, b, chunk, at);
+    page_rows r = bring_page(a, p, &s, b, chunk, at, KEY_UNIT);
 #if HAS_PIECES
     if (tn_dtype_size(x->k_cache.dtype) == 2 && x->head_dim % 8 == 0) {
-        const char *values = find_page(&x->v_cache, b->sequence, chunk, b->head, x->head_dim);
-        put_page((const uint16_t *)(const void *)page, at.end, x->head_dim, (uint16_t *)(void *)p->nhwc,
-                 values ? values : page);
-        if (may_stay_half(a, &x->k_cache)) return (matrix){p->nhwc, KEYS, true};
+        uint16_t *to = (uint16_t *)(void *)p->nhwc;
+        bool half = may_stay_half(a, &x->k_cache);
+        ahead later = half ? find_rows(a, b, chunk + 1, &x->k_cache) : find_rows(a, b, chunk, &x->v_cache);
+        if (half) later.bytes /= 2;
+        put_page(r.page, (range){0, tn_min64(r.split, at.end)}, x->head_dim, to, later);
+        put_page(r.own, (range){r.split, at.end}, x->head_dim, to, (ahead){"", 0});
+        if (half) return (matrix){.data = p->nhwc, .row = KEYS, .half = true};
         widen_paged(p->nhwc, x->k_cache.dtype, x->head_dim * KEYS, p->keys);
-        return (matrix){p->keys, KEYS, false};
+        return (matrix){.data = p->keys, .row = KEYS};
     }
 #endif
-    put_page_of_any(a, p, page, x->k_cache.dtype);
-    return (matrix){p->keys, KEYS, false};
+    put_page_of_any(a, p, &r, x->k_cache.dtype);
+    return (matrix){.data = p->keys, .row = KEYS};
 }
 
 /* [KEYS, width]: in place if it can be. */
@@ -552,16 +598,15 @@ static matrix bring_values(const attention *a, part *p, const block *b, int64_t 
     tn_dtype dtype = x->v_cache.dtype;
     int64_t d = x->head_dim, row_bytes = row_bytes_of(dtype, d);
     source s = {&x->v_cache, x->v, x->v_token_stride, x->v_head_stride};
-    const char *page = bring_page(a, p, &s, b, chunk, at);
+    page_rows r = bring_page(a, p, &s, b, chunk, at, 1);
     bool half = may_stay_half(a, &x->v_cache);
-    if (d == a->width && (half || dtype == TN_F32)) return (matrix){page, d, half};
-    if (d == a->width) {
-        widen_paged(page + at.begin * row_bytes, dtype, (at.end - at.begin) * d, p->values + at.begin * d);
-    } else {
-        for (int64_t i = at.begin; i < at.end; i++)
-            widen_paged(page + i * row_bytes, dtype, d, p->values + i * a->width);
+    if (d == a->width && (half || dtype == TN_F32))
+        return (matrix){r.split > 0 ? r.page : r.own, d, half, r.own, r.split};
+    for (int64_t i = at.begin, n; i < at.end; i += n) { /* all that follow each other at once, or one */
+        n = d != a->width ? 1 : (i < r.split ? tn_min64(r.split, at.end) : at.end) - i;
+        widen_paged(place_of(&r, i, row_bytes), dtype, n * d, p->values + i * a->width);
     }
-    return (matrix){p->values, a->width, false};
+    return (matrix){.data = p->values, .row = a->width};
 }
 
 /* ---- softmax of a chunk ------------------------------------------------------------------------------------------ */
@@ -573,12 +618,16 @@ static void fill_unseen(float *s, range seen, float x) {
         s[j] = x;
 }
 
-/* Scores of one row, the unseen ones -inf, become weights. */
-static void soften_row(float *row, float *most, float *weight) {
-    V lane[LANE_VECTORS];
+/* Scores of one row, the unseen ones -inf, times `scale` become weights. */
+static void soften_row(float *row, float scale, float *most, float *weight) {
+    V lane[LANE_VECTORS], factor = v_set1(scale);
     VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) lane[i] = v_set1(-INFINITY);
     for (float *s = row; s < row + KEYS; s += LANES) {
-        VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) lane[i] = v_greater(v_load(s + i * VL), lane[i]);
+        VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) {
+            V x = v_load(s + i * VL) * factor;
+            v_store(s + i * VL, x);
+            lane[i] = v_greater(x, lane[i]);
+        }
     }
     float m = fold_most(lane);
     V from = v_set1(m == -INFINITY ? 0 : m);
@@ -601,12 +650,17 @@ __attribute__((noinline)) static void bend(float *row, range seen, float cap) {
 }
 
 static void soften(const tn_attention_args *x, float *row, range seen, float *most, float *weight) {
+    bool all = seen.begin == 0 && seen.end == KEYS;
+    if (all && !(x->cap > 0)) {
+        soften_row(row, x->scale, most, weight);
+        return;
+    }
     V factor = v_set1(x->scale);
     for (int64_t j = 0; j < KEYS; j += VL)
         v_store(row + j, v_load(row + j) * factor);
     if (x->cap > 0) bend(row, seen, x->cap);
-    if (seen.begin > 0 || seen.end < KEYS) fill_unseen(row, seen, -INFINITY);
-    soften_row(row, most, weight);
+    if (!all) fill_unseen(row, seen, -INFINITY);
+    soften_row(row, 1, most, weight);
 }
 
 /* ---- one chunk of one block -------------------------------------------------------------------------------------- */
@@ -615,12 +669,13 @@ static int64_t paged_row_of(const attention *a, const block *b, int64_t query) {
 
 static bool same_range(range x, range y) { return x.begin == y.begin && x.end == y.end; }
 
-/* Weighted values, for runs of queries that see the same places. The next page of keys is prefetched meanwhile. */
+/* Weighted values, for runs of queries that see the same places. If caches stay in halves, the values that the next
+ * chunk reads are prefetched meanwhile. Its keys are prefetched before: the first half while the keys of this chunk are
+ * transposed, the second half while scores are computed. */
 static void weigh_paged(const attention *a, part *p, const block *b, int64_t chunk, range queries, matrix v,
                         sums *out) {
-    const tn_kv_cache *keys = &a->args->k_cache;
-    bool last = chunk + 1 == b->chunk + b->chunks;
-    const char *ask = last ? b->after : find_page(keys, b->sequence, chunk + 1, b->head, a->args->head_dim);
+    ahead later = find_rows(a, b, chunk + 1, &a->args->v_cache);
+    int64_t row_bytes = v.row * (v.half ? 2 : 4);
     for (int64_t i = queries.begin, next; i < queries.end; i = next) {
         range seen = visible_places(a, b, i, chunk);
         for (next = i + 1; next < queries.end && same_range(seen, visible_places(a, b, next, chunk));)
@@ -629,15 +684,27 @@ static void weigh_paged(const attention *a, part *p, const block *b, int64_t chu
         product w = {.a = p->scores + row * KEYS + seen.begin,
                      .a_row = KEYS,
                      .a_step = 1,
-                     .b = (const char *)v.data + seen.begin * v.row * (v.half ? 2 : 4),
+                     .b = (const char *)v.data + seen.begin * row_bytes,
                      .b_row = v.row,
                      .half = v.half,
-                     .ask = ask,
-                     .ask_step = row_bytes_of(a->args->k_cache.dtype, a->args->head_dim),
+                     .ask = later.at,
+                     .ask_bytes = later.bytes,
                      .c = out->value + row * a->width,
                      .c_row = a->width,
                      .steps = seen.end - seen.begin};
-        multiply(w, (next - i) * a->group, a->width);
+        int64_t count = (next - i) * a->group, old = v.own ? tn_min64(v.split, seen.end) - seen.begin : w.steps;
+        if (old < w.steps) { /* the others are in the own memory */
+            product rest = w;
+            w.steps = tn_max64(old, 0);
+            rest.steps -= w.steps;
+            rest.a += w.steps;
+            rest.b = (const char *)v.own + (seen.begin + w.steps) * row_bytes;
+            rest.ask_bytes = 0;
+            rest.extends = w.steps > 0;
+            if (w.steps > 0) multiply(w, count, a->width);
+            w = rest;
+        }
+        multiply(w, count, a->width);
     }
 }
 
@@ -646,6 +713,7 @@ static void attend_paged(const attention *a, part *p, const block *b, int64_t ch
     range keys = {visible_places(a, b, queries.begin, chunk).begin, visible_places(a, b, queries.end - 1, chunk).end};
     int64_t row = paged_row_of(a, b, queries.begin), rows = (queries.end - queries.begin) * a->group;
     matrix k = bring_keys(a, p, b, chunk, keys), v = bring_values(a, p, b, chunk, keys);
+    ahead later = find_rows(a, b, chunk + 1, &a->args->k_cache);
     for (int64_t i = 0; i < a->args->head_dim; i += KIR_KSUM) {
         product s = {.a = p->q + row * a->width + i,
                      .a_row = a->width,
@@ -657,8 +725,8 @@ static void attend_paged(const attention *a, part *p, const block *b, int64_t ch
                      .c_row = KEYS,
                      .steps = tn_min64(KIR_KSUM, a->args->head_dim - i),
                      .add = i > 0};
-        s.ask = k.half ? tn_parallel_expected(s.steps * LINE) : NULL;
-        s.ask_step = LINE;
+        if (i == 0) s.ask = later.at + later.bytes / 2, s.ask_bytes = later.bytes / 2;
+        if (later.bytes == 0 && k.half && (s.ask = tn_parallel_expected(s.steps * LINE))) s.ask_bytes = s.steps * LINE;
         multiply(s, rows, KEYS);
     }
     for (int64_t i = queries.begin, r = row; i < queries.end; i++) {
@@ -763,9 +831,10 @@ static void run_units(void *ctx, int64_t begin, int64_t end, int worker) {
         block b = block_at(a, i);
         range run = {tn_max64(begin - unit, 0), tn_min64(end - unit, b.chunks)};
         if (!a->split) run = run.begin == 0 && unit >= begin ? (range){0, b.chunks} : (range){0, 0};
+        block next;
         if (i + 1 < count) {
-            block next = block_at(a, i + 1);
-            b.after = find_page(&a->args->k_cache, next.sequence, next.chunk, next.head, a->args->head_dim);
+            next = block_at(a, i + 1);
+            b.next = &next;
         }
         if (run.begin < run.end) run_block(a, &p, i, &b, unit, run);
         unit += b.chunks;

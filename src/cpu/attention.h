@@ -17,8 +17,8 @@ enum {
 /* ---- small matrix products (attention.c) ------------------------------------------------------------------------- */
 
 typedef struct product {
-    const char *ask;  /* halves: memory to prefetch meanwhile, up to two lines a step; NULL: none … */
-    int64_t ask_step; /* … and its bytes a step */
+    const char *ask;   /* halves: memory to prefetch meanwhile, at most two lines a step … */
+    int64_t ask_bytes; /* … and its size; 0: none. multiply makes it bytes a step. */
     const float *a;
     const void *b; /* f32 or, if `half`, f16 */
     float *c;
@@ -26,7 +26,8 @@ typedef struct product {
     int64_t a_step;              /* … and between the columns of A */
     int64_t steps;
     bool half;
-    bool add; /* to what C holds */
+    bool add;     /* the result to what C holds */
+    bool extends; /* the chains that C holds */
 } product;
 
 /* C[rows, columns] = A · B, one chain a result; columns: a multiple of VL. */
@@ -70,6 +71,34 @@ VEC_INLINE V v_exp_down(V x) {
     V y = v_set1(1.0f) + v_fma(p, r * r, r);
     return (V)_mm512_maskz_scalef_ps(matters, (__m512)y, (__m512)n);
 }
+#elif defined(__AVX2__)
+VEC_INLINE V v_greater(V x, V y) { return (V)_mm256_max_ps((__m256)x, (__m256)y); }
+
+/* y · 2^n for n = t - KIR_MAGIC_F32 below the exponents of normal results, in two steps. Apart: it is rare. */
+static __attribute__((noinline, unused)) V v_exp_scale_down(V y, V t) {
+    __m256i whole = _mm256_sub_epi32((__m256i)t, (__m256i)v_set1(KIR_MAGIC_F32)), bias = _mm256_set1_epi32(127);
+    __m256i part = _mm256_srai_epi32(whole, 1), rest = _mm256_sub_epi32(whole, part);
+    return y * (V)_mm256_slli_epi32(_mm256_add_epi32(part, bias), 23) *
+           (V)_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23);
+}
+
+VEC_INLINE V v_exp_down(V x) {
+    __m256 matters = _mm256_cmp_ps((__m256)x, (__m256)v_set1(LEAST), _CMP_NLT_UQ);
+    x = (V)_mm256_and_ps((__m256)x, matters);
+    V t = v_fma(x, v_set1(0x1.715476p0f), v_set1(KIR_MAGIC_F32)), n = t - v_set1(KIR_MAGIC_F32);
+    V r = v_fma(n, v_set1(0x1.05c61p-29f), v_fma(n, v_set1(-0x1.62e43p-1f), x));
+    V p = v_fma(v_set1(0x1.6a2352p-10f), r, v_set1(0x1.123a6ap-7f));
+    p = v_fma(p, r, v_set1(0x1.5558f4p-5f));
+    p = v_fma(p, r, v_set1(0x1.55549p-3f));
+    p = v_fma(p, r, v_set1(0x1.fffffcp-2f));
+    V y = v_set1(1.0f) + v_fma(p, r * r, r);
+    int small = _mm256_movemask_ps(_mm256_cmp_ps((__m256)n, (__m256)v_set1(-125.0f), _CMP_NGE_UQ));
+    if (__builtin_expect(small, 0))
+        y = v_exp_scale_down(y, t);
+    else /* n goes into the exponent: the bits of t end with it */
+        y = (V)_mm256_add_epi32((__m256i)y, _mm256_slli_epi32((__m256i)t, 23));
+    return (V)_mm256_and_ps((__m256)y, matters);
+}
 #else
 VEC_INLINE V v_greater(V x, V y) {
     V z;
@@ -88,24 +117,27 @@ VEC_INLINE V v_exp_down(V x) {
 #endif
 
 /* Lane t takes lane t + w, for w = 8, 4, 2, 1. */
+typedef float quad __attribute__((vector_size(16)));
+
 VEC_INLINE float fold_sum(const V *lanes) {
-    float lane[LANES];
-    VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) v_store(lane + i * VL, lanes[i]);
-    for (int t = 0; t < 8; t++)
-        lane[t] += lane[t + 8];
-    for (int t = 0; t < 4; t++)
-        lane[t] += lane[t + 4];
-    return lane[0] + lane[2] + (lane[1] + lane[3]);
+    quad q[LANES / 4];
+    memcpy(q, lanes, sizeof q);
+    quad s = (q[0] + q[2]) + (q[1] + q[3]);
+    return s[0] + s[2] + (s[1] + s[3]);
+}
+
+VEC_INLINE quad quad_greater(quad x, quad y) {
+    quad z;
+    for (int i = 0; i < 4; i++)
+        z[i] = greater(x[i], y[i]);
+    return z;
 }
 
 VEC_INLINE float fold_most(const V *lanes) {
-    float lane[LANES];
-    VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) v_store(lane + i * VL, lanes[i]);
-    for (int t = 0; t < 8; t++)
-        lane[t] = greater(lane[t + 8], lane[t]);
-    for (int t = 0; t < 4; t++)
-        lane[t] = greater(lane[t + 4], lane[t]);
-    return greater(greater(lane[0], lane[2]), greater(lane[1], lane[3]));
+    quad q[LANES / 4];
+    memcpy(q, lanes, sizeof q);
+    quad m = quad_greater(quad_greater(q[3], q[1]), quad_greater(q[2], q[0]));
+    return greater(greater(m[0], m[2]), greater(m[1], m[3]));
 }
 
 #endif
