@@ -68,9 +68,6 @@ static void fail_job(serve_job *j, tn_status status) {
 }
 
 static void free_slot(serve_engine *e, slot *s) {
-    int64_t position = tn_llm_position(s->model);
-    /* A full sequence could not be part of a batch. What it loses is one token that the next prompt may share. */
-    if (position > 0 && position == e->server->facts.context) (void)tn_llm_rewind(s->model, position - 1);
     s->job = NULL;
     pthread_mutex_lock(&e->queue.lock);
     e->queue.running--;

@@ -373,6 +373,7 @@ static tn_status take_caches(tn_llm *m) {
 /* They are one block, which goes with the last of them: only then is there room for others. A conversation of a pool
  * gets caches of its own. */
 static void renew_caches(tn_llm *m) {
+    m->renewals++;
     free_caches(&m->config, m->weights.layers);
     leave_pool(m);
     (void)take_caches(m); /* the next call finds out, and tries again */
@@ -884,10 +885,10 @@ static tn_status compute_anew(tn_llm *m) {
     return status;
 }
 
-static tn_status refresh(tn_llm *m) { return m->stale ? compute_anew(m) : TN_OK; }
+tn_status tn_llm_refresh(tn_llm *m) { return m->stale ? compute_anew(m) : TN_OK; }
 
 static tn_status run_prompt_llm(tn_llm *m, const int32_t *ids, int64_t count, bool wanted) {
-    TRY(refresh(m));
+    TRY(tn_llm_refresh(m));
     for (int64_t done = 0, n; done < count; done += n) {
         n = piece_of(m, count - done, LLM_CHUNK);
         bool last = wanted && done + n == count;
@@ -907,7 +908,7 @@ tn_status tn_llm_prompt(tn_llm *m, const int32_t *ids, int64_t count, const floa
 }
 
 static tn_status run_logits(tn_llm *m, const int32_t *ids, int64_t count, float *out) {
-    TRY(refresh(m));
+    TRY(tn_llm_refresh(m));
     for (int64_t done = 0, n; done < count; done += n) {
         n = piece_of(m, count - done, LLM_LOGITS_CHUNK);
         TRY(run_piece(m, ids, done, n, LLM_ALL_ROWS, out + done * m->config.size[SIZE_VOCABULARY]));
@@ -1061,7 +1062,7 @@ static tn_status launch_llm(tn_llm *m, int32_t id, const float **out) {
 static tn_status run_token(tn_llm *m, int32_t id, const float **out) {
     tn_free(m->shown); /* its memory is for the next ones */
     m->shown = NULL;
-    TRY(refresh(m));
+    TRY(tn_llm_refresh(m));
     return m->token ? launch_llm(m, id, out) : capture(m, id, out);
 }
 

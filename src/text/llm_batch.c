@@ -23,7 +23,7 @@ struct tn_llm_batch {
     int count;
     int most_rows; /* of a pass: with drafts ROWS_EACH for each conversation, if there is room */
     tn_graph *graph, *drafted[PASSES];
-    tn_tensor **first_caches; /* that the graphs were captured with: a model may have made others */
+    int64_t *renewals; /* of each model's caches when the graphs were captured */
     llm_sequence *sequences;
     const llm_pool *pool; /* that had all caches when the graphs were captured; NULL: there was none */
     int64_t *numbers;     /* ids, then positions */
@@ -31,6 +31,7 @@ struct tn_llm_batch {
     void *rows;
     float *places;
     float *logits; /* [count, vocabulary] */
+    uint8_t goes_on[TN_LLM_BATCH];
 };
 
 static tn_status check_models(tn_llm *const *models, int count) {
@@ -63,14 +64,16 @@ static tn_status take_batch_memory(tn_llm_batch *b, tn_llm *const *models, int c
     b->count = count;
     b->most_rows = (int)rows;
     b->models = tn_txt_alloc((size_t)count, sizeof *b->models);
-    b->first_caches = tn_txt_zalloc((size_t)count, sizeof *b->first_caches);
+    b->renewals = tn_txt_zalloc((size_t)count, sizeof *b->renewals);
     b->sequences = tn_txt_zalloc((size_t)count, sizeof *b->sequences);
     b->numbers = tn_txt_alloc(rows, sizeof *b->numbers);
     b->places = tn_txt_alloc(rows, sizeof *b->places);
     b->rows = tn_txt_alloc(rows, tn_llm_embedding_row(m));
     b->logits = tn_txt_alloc((size_t)count, (size_t)m->config.size[SIZE_VOCABULARY] * sizeof *b->logits);
-    bool all = b->models && b->first_caches && b->sequences && b->numbers && b->places && b->rows && b->logits;
+    bool all = b->models && b->renewals && b->sequences && b->numbers && b->places && b->rows && b->logits;
     if (all) memcpy(b->models, models, (size_t)count * sizeof(tn_llm *));
+    for (int i = 0; i < count && all; i++)
+        b->renewals[i] = -1; /* nothing is captured yet */
     return all ? TN_OK : TN_ERR_MEMORY;
 }
 
@@ -102,7 +105,7 @@ void tn_llm_batch_free(tn_llm_batch *b) {
     free_graphs(b);
     tn_txt_free(b->pages);
     tn_txt_free(b->models);
-    tn_txt_free(b->first_caches);
+    tn_txt_free(b->renewals);
     tn_txt_free(b->sequences);
     tn_txt_free(b->numbers);
     tn_txt_free(b->places);
@@ -121,36 +124,42 @@ static tn_status check_step(const tn_llm_batch *b, const int32_t *ids) {
         if (ids[i] >= vocabulary)
             return tn_backend_fail(TN_ERR_ARGUMENT, "conversation %d: token %" PRId32 "; the vocabulary has %" PRId64,
                                    i, ids[i], vocabulary);
-        if (m->position == m->config.context)
-            return tn_backend_fail(TN_ERR_ARGUMENT,
-                                   "conversation %d: its context of %" PRId64
-                                   " tokens is full; make a batch without it, or rewind it",
-                                   i, m->config.context);
+        if (ids[i] >= 0 && m->position == m->config.context)
+            return tn_backend_fail(
+                TN_ERR_ARGUMENT, "conversation %d: its context of %" PRId64 " tokens is full; rewind it or let it wait",
+                i, m->config.context);
     }
     return TN_OK;
 }
 
-/* A waiting conversation gets a dummy token after its sequence; it is overwritten before it is read. */
+/* A waiting conversation gets a dummy token after its sequence. The caches' rows that it changes are written again
+ * before they are read; if the context is full there are none. It changes no states of recurrent layers. */
 static tn_status read_batch_rows(tn_llm_batch *b, const int32_t *ids) {
     for (int i = 0; i < b->count; i++) {
+        if (ids[i] >= 0) TRY(tn_llm_refresh(b->models[i]));
+        b->goes_on[i] = ids[i] >= 0;
         b->numbers[i] = ids[i] < 0 ? 0 : ids[i];
-        b->places[i] = (float)b->models[i]->position;
+        b->places[i] = ids[i] < 0 ? 0 : (float)b->models[i]->position;
     }
     return tn_llm_copy_rows(b->models[0], b->numbers, b->count, b->rows);
 }
 
 enum { MOST_INPUTS = 4 };
 
-/* Returns how many: a pool has the positions as whole numbers too. */
+static bool is_recurrent_batch(const tn_llm_batch *b) { return b->models[0]->config.recurrent.layers > 0; }
+
+/* Returns how many: recurrent layers read which sequences go on; a pool has the positions as whole numbers too. */
 static int batch_inputs(const tn_llm_batch *b, tn_tensor *out[MOST_INPUTS]) {
     const tn_llm *m = b->models[0];
     out[0] = tn_llm_rows(m, b->rows, b->count);
     out[1] = tn_from_data(b->places, TN_DIMS(b->count, 1, 1), TN_F32);
-    if (!b->pool) return 2;
+    int count = 2;
+    if (is_recurrent_batch(b)) out[count++] = tn_from_data(b->goes_on, TN_DIMS(b->count), TN_BOOL);
+    if (!b->pool) return count;
     for (int i = 0; i < b->count; i++)
         b->numbers[i] = b->models[i]->position;
-    out[2] = tn_from_data(b->numbers, TN_DIMS(b->count), TN_I64);
-    return 3;
+    out[count++] = tn_from_data(b->numbers, TN_DIMS(b->count), TN_I64);
+    return count;
 }
 
 /* The pool that holds the caches of all conversations; NULL if they share none. */
@@ -168,11 +177,12 @@ static tn_tensor *all_pages(const tn_llm_batch *b) {
     return b->count == 1 ? rows[0] : tn_cat(rows, b->count, 0);
 }
 
-/* Each conversation's caches and position. */
+/* Each conversation's states and caches; and its position, unless that is an input. */
 static void list_sequences(tn_llm_batch *b, llm_inputs *in) {
     for (int i = 0; i < b->count; i++) {
         const tn_llm *own = b->models[i];
-        b->sequences[i] = (llm_sequence){tn_runtime_scalar_int(own->position), own->weights.pages, own->weights.layers};
+        tn_tensor *position = b->pool ? NULL : tn_runtime_scalar_int(own->position);
+        b->sequences[i] = (llm_sequence){position, own->weights.pages, own->weights.layers};
     }
     in->sequences = b->sequences;
     in->sequence_count = b->count;
@@ -182,12 +192,12 @@ static void list_sequences(tn_llm_batch *b, llm_inputs *in) {
 static void follow_caches(tn_llm_batch *b) {
     bool same = true;
     for (int i = 0; i < b->count; i++)
-        same = same && b->first_caches[i] == b->models[i]->weights.layers[0].cache[CACHE_KEYS];
+        same = same && b->renewals[i] == b->models[i]->renewals;
     if (same) return;
     free_graphs(b);
     b->pool = find_pool(b);
     for (int i = 0; i < b->count; i++)
-        b->first_caches[i] = b->models[i]->weights.layers[0].cache[CACHE_KEYS];
+        b->renewals[i] = b->models[i]->renewals;
 }
 
 static size_t logits_bytes(const tn_llm_batch *b) {
@@ -202,11 +212,11 @@ static tn_status capture_batch(tn_llm_batch *b) {
     if (pages) TRY(tn_eval(&pages, 1));
     TRY(tn_capture_begin());
     int count = batch_inputs(b, inputs);
+    bool recurrent = is_recurrent_batch(b);
     llm_inputs in = {.rows = inputs[0], .positions = inputs[1], .pages = pages};
-    if (pages)
-        in.position = inputs[2];
-    else
-        list_sequences(b, &in);
+    if (recurrent) in.goes_on = inputs[2];
+    if (pages) in.position = inputs[count - 1];
+    if (recurrent || !pages) list_sequences(b, &in);
     tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, LLM_ALL_ROWS);
     tn_status status = tn_capture_end(inputs, count, &logits, 1, &b->graph);
     if (status == TN_OK) status = tn_read(logits, b->logits, (size_t)b->count * logits_bytes(b));
@@ -385,31 +395,8 @@ static bool takes_drafts(const tn_llm_batch *b, const int32_t *ids) {
 
 /* ---- both -------------------------------------------------------------------------------------------------------- */
 
-/* Conversations with recurrent layers: one after the other, and all or none. */
-static tn_status step_each(tn_llm_batch *b, const int32_t *ids) {
-    size_t count = (size_t)b->models[0]->config.size[SIZE_VOCABULARY];
-    for (int i = 0; i < b->count; i++) {
-        const float *row;
-        if (ids[i] < 0) continue;
-        tn_status status = tn_llm_step(b->models[i], ids[i], &row);
-        if (status == TN_OK) {
-            memcpy(b->logits + (size_t)i * count, row, count * sizeof *row);
-            continue;
-        }
-        for (int k = 0; k < i; k++)
-            if (ids[k] >= 0) (void)tn_llm_rewind(b->models[k], b->models[k]->position - 1);
-        return status;
-    }
-    return TN_OK;
-}
-
 tn_status tn_llm_batch_step(tn_llm_batch *b, const int32_t *ids, const float **logits) {
     TRY(check_step(b, ids));
-    if (b->models[0]->config.recurrent.layers > 0) {
-        TRY(step_each(b, ids));
-        if (logits) *logits = b->logits;
-        return TN_OK;
-    }
     const tn_llm *first = b->models[0];
     tn_device *before = tn_llm_enter(first);
     follow_caches(b);

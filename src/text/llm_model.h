@@ -665,8 +665,9 @@ struct tn_llm {
     tn_device *device;
     llm_config config;
     llm_weights weights;
-    llm_pool *pool; /* that the caches are in; NULL: they are its own */
-    int slot;       /* its place in the pool */
+    llm_pool *pool;   /* that the caches are in; NULL: they are its own */
+    int slot;         /* its place in the pool */
+    int64_t renewals; /* how often a failure has replaced them */
     int64_t position;
     int32_t *tokens;         /* [context]; the first `position` are the sequence */
     float *logits;           /* of the last token: what callers get to see … */
@@ -697,6 +698,7 @@ tn_tensor *tn_llm_rows(const tn_llm *m, const void *rows, int64_t n);
 tn_status tn_llm_read_rows(tn_llm *m, const int32_t *ids,
                            int64_t n);      /* the tokens' rows of the embedding, to m->rows */
 int64_t tn_llm_first_page(const tn_llm *m); /* of its caches; the others follow */
+tn_status tn_llm_refresh(tn_llm *m);        /* computes the states of recurrent layers anew if they are stale */
 /* TN_ERR_UNSUPPORTED for a model with recurrent layers (why: what they have that forbids it), or whose layers have
  * per-layer embeddings or share the keys of others. */
 tn_status tn_llm_refuse_recurrent(const tn_llm *m, const char *function, const char *why);
@@ -725,7 +727,7 @@ typedef enum llm_rows { LLM_NO_ROWS, LLM_LAST_ROW, LLM_ALL_ROWS } llm_rows;
 typedef struct llm_sequence {
     tn_tensor *position; /* rank 0, i64 */
     tn_tensor *pages;
-    const llm_layer *layers; /* its caches */
+    const llm_layer *layers; /* its caches and states */
 } llm_sequence;
 
 /* The inputs of a recording. */
@@ -744,6 +746,7 @@ typedef struct llm_inputs {
     /* Row i is the next token of sequence i, and goes to its caches; NULL: all rows belong to one. */
     const llm_sequence *sequences;
     int sequence_count;
+    tn_tensor *goes_on; /* [n] bool: a sequence with false keeps its states of recurrent layers; NULL: all go on */
     /* NULL, or the same where the caches of all sequences are one pool: `position` is [n] i64, and pages [n, pages] */
     tn_tensor *pages;
     bool drafted; /* adjacent rows may belong to one sequence (`runs` of tn_cached_attention); with `pages`, CPU */
@@ -797,13 +800,15 @@ tn_tensor *tn_llm_sparse_gates(const llm_config *c, const tn_tensor *gates);
 tn_tensor *tn_llm_add_laurel(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x,
                              const tn_tensor *sum);
 /* llm_recurrent.c: sizes of recurrent layers from config.json; the shape of their state (rank 0: none); one layer for
- * at most LLM_SCAN tokens x [n, hidden], which changes its states. */
+ * at most LLM_SCAN tokens x [n, hidden], or one token of each sequence, which changes its states. */
 tn_status tn_llm_read_recurrent(const hf_folder *f, llm_config *c);
 int tn_llm_state_shape(const llm_config *c, int64_t shape[3]);
-tn_tensor *tn_llm_recur(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x);
+tn_tensor *tn_llm_recur(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
+                        const tn_tensor *x);
 /* Whether feed-forward reads the token before as well; and that. */
 bool tn_llm_shifts(const llm_config *c);
-tn_tensor *tn_llm_shifted_forward(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x);
+tn_tensor *tn_llm_shifted_forward(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
+                                  const tn_tensor *x);
 tn_status tn_llm_write_onnx(const llm_source *s, const llm_config *c, const llm_weights *w, const char *path,
                             bool cache);
 

@@ -300,9 +300,9 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
     bool late = c->attention.late_scale > 0 && (c->attention.late_step == 0 || !turn);
     if (late) qkv[0] = tn_mul(qkv[0], late_scale(c, in));
     if (c->attention.alibi > 0) add_distances(c, in, qkv);
-    tn_tensor *mixed = in->seen        ? attend_alone(c, in, layer, qkv, weight[SLOT_SINKS])
-                       : in->sequences ? attend_batch(c, in, layer, qkv)
-                                       : attend_cached(c, w, layer, w->layers, in, qkv);
+    tn_tensor *mixed = in->seen                      ? attend_alone(c, in, layer, qkv, weight[SLOT_SINKS])
+                       : in->sequences && !in->pages ? attend_batch(c, in, layer, qkv)
+                                                     : attend_cached(c, w, layer, w->layers, in, qkv);
     if (c->attention.alibi > 0) mixed = tn_contiguous(tn_narrow(mixed, 2, 0, c->size[SIZE_HEAD]));
     tn_tensor *joined = c->family->attention.latent
                             ? llm_latent_values(c, mixed)
@@ -349,7 +349,7 @@ static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_
                                const tn_tensor *sum, const tn_tensor *x) {
     tn_tensor *const *weight = w->layers[layer].weight;
     look_at(in, layer, PROBE_FFN, x);
-    if (tn_llm_shifts(c)) return tn_llm_shifted_forward(c, w, layer, x);
+    if (tn_llm_shifts(c)) return tn_llm_shifted_forward(c, w, layer, in, x);
     if (weight[SLOT_ROUTER] && !weight[SLOT_DOWN]) {
         look_at(in, layer, PROBE_DOWN, x); /* not read, but each probe position needs a value */
         return llm_mix(c, w, layer, in, x, x);
@@ -438,7 +438,7 @@ static void correct_streams(const llm_config *c, const llm_weights *w, int64_t l
 /* Attention, a recurrent layer, or both. */
 static tn_tensor *mix_tokens(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
                              llm_pass *pass, tn_tensor *x) {
-    tn_tensor *recurred = tn_llm_is_recurrent(c, layer) ? tn_llm_recur(c, w, layer, x) : NULL;
+    tn_tensor *recurred = tn_llm_is_recurrent(c, layer) ? tn_llm_recur(c, w, layer, in, x) : NULL;
     if (!tn_llm_attends(c, layer)) return recurred;
     tn_tensor *attended = attention(c, w, layer, in, pass, scaled(x, c->scales.attention_in));
     attended = scaled(attended, c->scales.attention_out);

@@ -1,7 +1,8 @@
 /* llm_recurrent.c — layers that keep a state of fixed size: short convolutions, Mamba 1 and 2, delta nets, RWKV.
  *
- * A layer is recorded for n tokens. Products, convolutions and norms are those of all tokens at once; the state goes
- * from token to token, by the same operations as if each were computed alone, so it has the same bits. */
+ * A layer is recorded for n tokens, of one sequence or one each of n sequences. Products and norms are those of all
+ * tokens at once; the state goes from token to token of its sequence, by the same operations as if each were computed
+ * alone, so it has the same bits. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -230,18 +231,62 @@ int tn_llm_state_shape(const llm_config *c, int64_t shape[3]) {
 
 /* ---- operations -------------------------------------------------------------------------------------------------- */
 
-/* The causal convolution of each channel: x [n, channels] and the inputs before it. Returns [n, channels]. */
-static tn_tensor *convolve(const llm_config *c, const llm_layer *l, tn_tensor *x) {
-    int64_t channels = c->size[SIZE_CHANNELS], kernel = c->size[SIZE_KERNEL], n = tn_size(x, 0);
-    tn_tensor *inputs = tn_cat((tn_tensor *[]){l->cache[CACHE_CONV], tn_transpose(x, 0, 1)}, 2, 1), *y = NULL;
-    tn_tensor *weight = tn_cast(tn_reshape(l->weight[SLOT_CONV], TN_DIMS(channels, kernel)), TN_F32);
+/* A layer of a recording: its weights, and the states of its sequences. */
+typedef struct place {
+    const llm_weights *w;
+    int64_t layer;
+    const llm_inputs *in;
+    tn_tensor *const *weight; /* the layer's, by slot */
+} place;
+
+static tn_tensor *product(const place *p, int slot, const tn_tensor *x, const tn_tensor *bias) {
+    return tn_llm_product(p->w, p->layer, slot, x, bias);
+}
+
+/* Rows that belong to one sequence, of n. */
+static int64_t rows_each(const place *p, int64_t n) { return p->in->sequences ? 1 : n; }
+
+/* The state of the sequence that row t belongs to. */
+static tn_tensor *state_at(const place *p, int64_t t, llm_cache which) {
+    const llm_layer *layers = p->in->sequences ? p->in->sequences[t].layers : p->w->layers;
+    return layers[p->layer].cache[which];
+}
+
+/* Replaces it, or a part of it, unless the sequence waits. */
+static void keep_state(const place *p, int64_t t, tn_tensor *state, tn_tensor *made) {
+    if (p->in->goes_on) made = tn_where(tn_narrow(p->in->goes_on, 0, t, 1), made, state);
+    tn_copy_(state, made);
+}
+
+/* One sequence's part of the convolution: its inputs [channels, kernel - 1 + n] as [n, channels]. */
+static tn_tensor *convolve_inputs(const tn_tensor *inputs, const tn_tensor *weight) {
+    int64_t kernel = tn_size(weight, 1), n = tn_size(inputs, 1) - kernel + 1;
+    tn_tensor *y = NULL;
     for (int64_t k = 0; k < kernel; k++) {
         tn_tensor *part = tn_mul(tn_narrow(inputs, 1, k, n), tn_narrow(weight, 1, k, 1));
         y = y ? tn_add(y, part) : part;
     }
-    y = tn_transpose(y, 0, 1);
-    if (l->weight[SLOT_CONV_BIAS]) y = tn_add(y, l->weight[SLOT_CONV_BIAS]);
-    tn_copy_(l->cache[CACHE_CONV], tn_narrow(inputs, 1, n, kernel - 1));
+    return tn_transpose(y, 0, 1);
+}
+
+static tn_tensor *join_rows(tn_tensor *const *rows, int64_t count) {
+    return count == 1 ? rows[0] : tn_cat(rows, (int)count, 0);
+}
+
+/* The causal convolution of each channel: x [n, channels] and the inputs before it. Returns [n, channels]. */
+static tn_tensor *convolve(const llm_config *c, const place *p, tn_tensor *x) {
+    int64_t channels = c->size[SIZE_CHANNELS], kernel = c->size[SIZE_KERNEL], n = tn_size(x, 0);
+    int64_t each = rows_each(p, n);
+    tn_tensor *weight = tn_cast(tn_reshape(p->weight[SLOT_CONV], TN_DIMS(channels, kernel)), TN_F32);
+    tn_tensor *columns = tn_transpose(x, 0, 1), *parts[TN_LLM_BATCH];
+    for (int64_t t = 0; t < n; t += each) {
+        tn_tensor *own = each == n ? columns : tn_narrow(columns, 1, t, each);
+        tn_tensor *state = state_at(p, t, CACHE_CONV), *inputs = tn_cat((tn_tensor *[]){state, own}, 2, 1);
+        parts[t / each] = convolve_inputs(inputs, weight);
+        keep_state(p, t, state, tn_narrow(inputs, 1, each, kernel - 1));
+    }
+    tn_tensor *y = join_rows(parts, n / each);
+    if (p->weight[SLOT_CONV_BIAS]) y = tn_add(y, p->weight[SLOT_CONV_BIAS]);
     return tn_contiguous(y);
 }
 
@@ -251,9 +296,9 @@ static tn_tensor *step_of(const tn_tensor *x, const tn_tensor *bias) {
     return tn_softplus(tn_add(x, bias), &o);
 }
 
-static tn_tensor *decay_of(const llm_config *c, const llm_layer *l) {
+static tn_tensor *decay_of(const llm_config *c, const place *p) {
     const int64_t shape[] = {c->size[SIZE_DECAYS], c->size[SIZE_DECAY_STATES]};
-    tn_tensor *x = tn_reshape(tn_cast(l->weight[SLOT_DECAY], TN_F32), shape, shape[1] > 0 ? 2 : 1);
+    tn_tensor *x = tn_reshape(tn_cast(p->weight[SLOT_DECAY], TN_F32), shape, shape[1] > 0 ? 2 : 1);
     return c->recurrent.decays_made ? x : tn_neg(tn_exp(x));
 }
 
@@ -266,26 +311,30 @@ static tn_tensor *row(const tn_tensor *x, int64_t t, const int64_t *shape, int r
 typedef tn_tensor *advance(const llm_config *c, tn_tensor *const *parts, int64_t t, tn_tensor **h);
 
 /* The tokens one by one. Returns [n, inner]. */
-static tn_tensor *scan(const llm_config *c, const llm_layer *l, int64_t n, advance *step, tn_tensor *const *parts) {
-    tn_tensor *h = l->cache[CACHE_STATE], *y[LLM_SCAN];
-    for (int64_t t = 0; t < n; t++)
+static tn_tensor *scan(const llm_config *c, const place *p, int64_t n, advance *step, tn_tensor *const *parts) {
+    int64_t each = rows_each(p, n);
+    tn_tensor *h = NULL, *y[TN_LLM_BATCH];
+    for (int64_t t = 0; t < n; t++) {
+        if (t % each == 0) h = state_at(p, t, CACHE_STATE);
         y[t] = tn_reshape(step(c, parts, t, &h), TN_DIMS(1, c->size[SIZE_INNER]));
-    tn_copy_(l->cache[CACHE_STATE], h);
-    return n == 1 ? y[0] : tn_cat(y, (int)n, 0);
+        if (t % each == each - 1) keep_state(p, t, state_at(p, t, CACHE_STATE), h);
+    }
+    return join_rows(y, n);
 }
+_Static_assert((int)LLM_SCAN <= (int)TN_LLM_BATCH, "rows of a recording of recurrent layers");
 
 /* ---- the kinds of layers ----------------------------------------------------------------------------------------- */
 
-static tn_tensor *short_convolution(const llm_config *c, const llm_layer *l, const tn_tensor *x) {
+static tn_tensor *short_convolution(const llm_config *c, const place *p, const tn_tensor *x) {
     int64_t hidden = c->size[SIZE_HIDDEN];
     tn_tensor *before = tn_narrow(x, 1, 0, hidden), *behind = tn_narrow(x, 1, hidden, hidden);
-    tn_tensor *y = convolve(c, l, tn_mul(before, tn_narrow(x, 1, 2 * hidden, hidden)));
+    tn_tensor *y = convolve(c, p, tn_mul(before, tn_narrow(x, 1, 2 * hidden, hidden)));
     return tn_mul(behind, y);
 }
 
 /* Of a part of the second product, where the family has such norms (Jamba, Falcon Mamba). */
-static tn_tensor *inner_norm(const llm_config *c, const llm_layer *l, int slot, tn_tensor *x) {
-    return c->recurrent.inner_eps > 0 ? tn_llm_rms_norm(x, l->weight[slot], c->recurrent.inner_eps) : x;
+static tn_tensor *inner_norm(const llm_config *c, const place *p, int slot, tn_tensor *x) {
+    return c->recurrent.inner_eps > 0 ? tn_llm_rms_norm(x, p->weight[slot], c->recurrent.inner_eps) : x;
 }
 
 enum { PART_STEP, PART_INPUT, PART_WRITTEN, PART_READ, PART_DECAY };
@@ -299,17 +348,16 @@ static tn_tensor *advance_mamba(const llm_config *c, tn_tensor *const *parts, in
     return tn_sum(tn_mul(*h, row(parts[PART_READ], t, states, 2)), (int64_t[]){1}, 1, false);
 }
 
-static tn_tensor *mamba(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
-    const llm_layer *l = &w->layers[layer];
+static tn_tensor *mamba(const llm_config *c, const place *p, const tn_tensor *x) {
     int64_t inner = c->size[SIZE_INNER], state = c->size[SIZE_STATE], rank = c->size[SIZE_STEP_RANK];
-    tn_tensor *u = c->activation(convolve(c, l, tn_narrow(x, 1, 0, inner)));
-    tn_tensor *made = tn_llm_product(w, layer, SLOT_MIX_X, u, NULL);
-    tn_tensor *step = inner_norm(c, l, SLOT_STEP_NORM, tn_narrow(made, 1, 0, rank));
-    tn_tensor *parts[] = {step_of(tn_llm_product(w, layer, SLOT_STEP, step, NULL), l->weight[SLOT_STEP_BIAS]), u,
-                          inner_norm(c, l, SLOT_WRITTEN_NORM, tn_narrow(made, 1, rank, state)),
-                          inner_norm(c, l, SLOT_READ_NORM, tn_narrow(made, 1, rank + state, state)), decay_of(c, l)};
-    tn_tensor *y = scan(c, l, tn_size(x, 0), advance_mamba, parts);
-    return tn_mul(tn_add(y, tn_mul(u, l->weight[SLOT_SKIP])), tn_silu(tn_narrow(x, 1, inner, inner)));
+    tn_tensor *u = c->activation(convolve(c, p, tn_narrow(x, 1, 0, inner)));
+    tn_tensor *made = product(p, SLOT_MIX_X, u, NULL);
+    tn_tensor *step = inner_norm(c, p, SLOT_STEP_NORM, tn_narrow(made, 1, 0, rank));
+    tn_tensor *parts[] = {step_of(product(p, SLOT_STEP, step, NULL), p->weight[SLOT_STEP_BIAS]), u,
+                          inner_norm(c, p, SLOT_WRITTEN_NORM, tn_narrow(made, 1, rank, state)),
+                          inner_norm(c, p, SLOT_READ_NORM, tn_narrow(made, 1, rank + state, state)), decay_of(c, p)};
+    tn_tensor *y = scan(c, p, tn_size(x, 0), advance_mamba, parts);
+    return tn_mul(tn_add(y, tn_mul(u, p->weight[SLOT_SKIP])), tn_silu(tn_narrow(x, 1, inner, inner)));
 }
 
 /* Each key head's numbers for all heads that share it: x [n, groups · width] as [n, heads, width]. */
@@ -344,23 +392,23 @@ static tn_tensor *scale_parts(const llm_config *c, tn_tensor *x) {
 }
 
 /* A norm in groups ends it, in most models. */
-static tn_tensor *mamba2(const llm_config *c, const llm_layer *l, tn_tensor *x) {
+static tn_tensor *mamba2(const llm_config *c, const place *p, tn_tensor *x) {
     int64_t n = tn_size(x, 0), inner = c->size[SIZE_INNER], heads = c->recurrent.value_heads;
     int64_t groups = c->recurrent.key_heads, keys = groups * c->size[SIZE_STATE];
     tn_activation *activation = c->recurrent.activation ? c->recurrent.activation : c->activation;
     if (c->family->recurrent.beside) x = scale_parts(c, x);
-    tn_tensor *made = activation(convolve(c, l, tn_narrow(x, 1, inner, c->size[SIZE_CHANNELS])));
+    tn_tensor *made = activation(convolve(c, p, tn_narrow(x, 1, inner, c->size[SIZE_CHANNELS])));
     tn_tensor *u = tn_narrow(made, 1, 0, inner);
-    tn_tensor *step = step_of(tn_narrow(x, 1, inner + c->size[SIZE_CHANNELS], heads), l->weight[SLOT_STEP_BIAS]);
+    tn_tensor *step = step_of(tn_narrow(x, 1, inner + c->size[SIZE_CHANNELS], heads), p->weight[SLOT_STEP_BIAS]);
     tn_tensor *parts[] = {step, u, for_heads(c, tn_narrow(made, 1, inner, keys)),
-                          for_heads(c, tn_narrow(made, 1, inner + keys, keys)), tn_exp(tn_mul(step, decay_of(c, l)))};
-    tn_tensor *y = scan(c, l, n, advance_mamba2, parts);
+                          for_heads(c, tn_narrow(made, 1, inner + keys, keys)), tn_exp(tn_mul(step, decay_of(c, p)))};
+    tn_tensor *y = scan(c, p, n, advance_mamba2, parts);
     tn_tensor *skip =
-        tn_mul(tn_reshape(u, TN_DIMS(n, heads, inner / heads)), tn_reshape(l->weight[SLOT_SKIP], TN_DIMS(heads, 1)));
+        tn_mul(tn_reshape(u, TN_DIMS(n, heads, inner / heads)), tn_reshape(p->weight[SLOT_SKIP], TN_DIMS(heads, 1)));
     y = tn_mul(tn_add(y, tn_reshape(skip, TN_DIMS(n, inner))), tn_silu(tn_narrow(x, 1, 0, inner)));
-    if (!l->weight[SLOT_MIX_NORM]) return y;
+    if (!p->weight[SLOT_MIX_NORM]) return y;
     y = tn_llm_rms_norm(tn_reshape(y, TN_DIMS(n, groups, inner / groups)), NULL, c->eps);
-    return tn_mul(tn_reshape(y, TN_DIMS(n, inner)), tn_reshape(l->weight[SLOT_MIX_NORM], TN_DIMS(inner)));
+    return tn_mul(tn_reshape(y, TN_DIMS(n, inner)), tn_reshape(p->weight[SLOT_MIX_NORM], TN_DIMS(inner)));
 }
 
 /* Rows of length 1. */
@@ -384,18 +432,18 @@ static tn_tensor *advance_delta(const llm_config *c, tn_tensor *const *parts, in
 }
 
 /* all: [n, queries, keys and values of the convolution]; gate [n, inner]; rates: writing and decay, [n, heads]. */
-static tn_tensor *delta_rule(const llm_config *c, const llm_layer *l, tn_tensor *all, const tn_tensor *gate,
+static tn_tensor *delta_rule(const llm_config *c, const place *p, tn_tensor *all, const tn_tensor *gate,
                              tn_tensor *const rates[2]) {
     int64_t heads = c->recurrent.value_heads, inner = c->size[SIZE_INNER], state = c->size[SIZE_STATE];
     int64_t groups = c->recurrent.key_heads, keys = groups * state, n = tn_size(all, 0);
-    tn_tensor *made = c->activation(convolve(c, l, all));
+    tn_tensor *made = c->activation(convolve(c, p, all));
     tn_tensor *q = unit_rows(for_heads(c, tn_narrow(made, 1, 0, keys)));
     tn_tensor *k = unit_rows(for_heads(c, tn_narrow(made, 1, keys, keys)));
     tn_tensor *parts[] = {tn_sigmoid(rates[0]), tn_narrow(made, 1, 2 * keys, inner), k,
                           tn_mul_scalar(q, 1 / sqrt((double)state)),
-                          tn_exp(tn_mul(step_of(rates[1], l->weight[SLOT_STEP_BIAS]), decay_of(c, l)))};
-    tn_tensor *y = tn_reshape(scan(c, l, n, advance_delta, parts), TN_DIMS(n, heads, inner / heads));
-    y = tn_llm_rms_norm(y, l->weight[SLOT_MIX_NORM], c->eps);
+                          tn_exp(tn_mul(step_of(rates[1], p->weight[SLOT_STEP_BIAS]), decay_of(c, p)))};
+    tn_tensor *y = tn_reshape(scan(c, p, n, advance_delta, parts), TN_DIMS(n, heads, inner / heads));
+    y = tn_llm_rms_norm(y, p->weight[SLOT_MIX_NORM], c->eps);
     return tn_mul(tn_reshape(y, TN_DIMS(n, inner)), tn_silu(gate));
 }
 
@@ -405,45 +453,44 @@ static tn_tensor *part_of(const tn_tensor *groups, int64_t from, int64_t width) 
     return tn_reshape(tn_narrow(groups, 2, from, width), TN_DIMS(tn_size(groups, 0), tn_size(groups, 1) * width));
 }
 
-static tn_tensor *deltanet(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x,
-                           tn_tensor *made) {
-    const llm_layer *l = &w->layers[layer];
+static tn_tensor *deltanet(const llm_config *c, const place *p, const tn_tensor *x, tn_tensor *made) {
     int64_t groups = c->recurrent.key_heads, each = c->recurrent.value_heads / groups, state = c->size[SIZE_STATE];
     int64_t values = c->size[SIZE_INNER] / groups, n = tn_size(x, 0);
     tn_tensor *rates[2];
-    if (l->weight[SLOT_RATES]) {
-        tn_tensor *both = tn_reshape(tn_llm_product(w, layer, SLOT_RATES, x, NULL), TN_DIMS(n, groups, 2 * each));
+    if (p->weight[SLOT_RATES]) {
+        tn_tensor *both = tn_reshape(product(p, SLOT_RATES, x, NULL), TN_DIMS(n, groups, 2 * each));
         rates[0] = part_of(both, 0, each);
         rates[1] = part_of(both, each, each);
     } else {
-        rates[0] = tn_llm_product(w, layer, SLOT_WRITE_RATE, x, NULL);
-        rates[1] = tn_llm_product(w, layer, SLOT_DECAY_RATE, x, NULL);
+        rates[0] = product(p, SLOT_WRITE_RATE, x, NULL);
+        rates[1] = product(p, SLOT_DECAY_RATE, x, NULL);
     }
-    if (l->weight[SLOT_MIX_GATE])
-        return delta_rule(c, l, made, tn_llm_product(w, layer, SLOT_MIX_GATE, x, NULL), rates);
+    if (p->weight[SLOT_MIX_GATE]) return delta_rule(c, p, made, product(p, SLOT_MIX_GATE, x, NULL), rates);
     tn_tensor *parts = tn_reshape(made, TN_DIMS(n, groups, tn_size(made, 1) / groups));
     tn_tensor *all = tn_cat(
         (tn_tensor *[]){part_of(parts, 0, state), part_of(parts, state, state), part_of(parts, 2 * state, values)}, 3,
         1);
-    return delta_rule(c, l, all, part_of(parts, 2 * state + values, values), rates);
+    return delta_rule(c, p, all, part_of(parts, 2 * state + values, values), rates);
 }
 
 /* x [n, hidden] as the rows before it: the first one is what column `which` of the cache has. */
-static tn_tensor *row_before(const llm_layer *l, int which, const tn_tensor *x) {
-    int64_t n = tn_size(x, 0);
-    tn_tensor *kept = tn_narrow(l->cache[CACHE_CONV], 1, which, 1);
-    tn_tensor *before = tn_transpose(kept, 0, 1);
-    before = n == 1 ? tn_contiguous(before) : tn_cat((tn_tensor *[]){before, tn_narrow(x, 0, 0, n - 1)}, 2, 0);
-    tn_copy_(kept, tn_transpose(tn_narrow(x, 0, n - 1, 1), 0, 1));
-    return before;
+static tn_tensor *row_before(const place *p, int which, const tn_tensor *x) {
+    int64_t n = tn_size(x, 0), each = rows_each(p, n);
+    tn_tensor *parts[TN_LLM_BATCH];
+    for (int64_t t = 0; t < n; t += each) {
+        tn_tensor *kept = tn_narrow(state_at(p, t, CACHE_CONV), 1, which, 1), *before = tn_transpose(kept, 0, 1);
+        parts[t / each] =
+            each == 1 ? tn_contiguous(before) : tn_cat((tn_tensor *[]){before, tn_narrow(x, 0, t, each - 1)}, 2, 0);
+        keep_state(p, t, kept, tn_transpose(tn_narrow(x, 0, t + each - 1, 1), 0, 1));
+    }
+    return join_rows(parts, n / each);
 }
 
 /* The product of a mixture of each token with the one before. */
-static tn_tensor *shifted_product(const llm_weights *w, int64_t layer, int slot, int shift, const tn_tensor *x,
-                                  const tn_tensor *before) {
-    tn_tensor *part = tn_reshape(tn_cast(w->layers[layer].weight[shift], TN_F32), TN_DIMS(1, tn_size(x, 1)));
+static tn_tensor *shifted_product(const place *p, int slot, int shift, const tn_tensor *x, const tn_tensor *before) {
+    tn_tensor *part = tn_reshape(tn_cast(p->weight[shift], TN_F32), TN_DIMS(1, tn_size(x, 1)));
     tn_tensor *other = tn_mul(before, tn_add_scalar(tn_neg(part), 1));
-    return tn_llm_product(w, layer, slot, tn_add(tn_mul(x, part), other), NULL);
+    return product(p, slot, tn_add(tn_mul(x, part), other), NULL);
 }
 
 /* A mean of the values so far, weighted by exp(key) and by how long ago they were; the present one has a weight of its
@@ -465,40 +512,42 @@ static tn_tensor *advance_rwkv(const llm_config *c, tn_tensor *const *parts, int
     return y;
 }
 
-static tn_tensor *rwkv(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
-    const llm_layer *l = &w->layers[layer];
+static tn_tensor *rwkv(const llm_config *c, const place *p, const tn_tensor *x) {
     const int64_t one[] = {1, c->size[SIZE_INNER]};
-    tn_tensor *before = row_before(l, 0, x);
-    tn_tensor *gate = tn_sigmoid(shifted_product(w, layer, SLOT_Q, SLOT_SHIFT_Q, x, before));
-    tn_tensor *parts[] = {shifted_product(w, layer, SLOT_K, SLOT_SHIFT_K, x, before),
-                          shifted_product(w, layer, SLOT_V, SLOT_SHIFT_V, x, before),
-                          tn_reshape(tn_cast(l->weight[SLOT_SKIP], TN_F32), one, 2), NULL,
-                          tn_reshape(decay_of(c, l), one, 2)};
-    return tn_mul(gate, scan(c, l, tn_size(x, 0), advance_rwkv, parts));
+    tn_tensor *before = row_before(p, 0, x);
+    tn_tensor *gate = tn_sigmoid(shifted_product(p, SLOT_Q, SLOT_SHIFT_Q, x, before));
+    tn_tensor *parts[] = {
+        shifted_product(p, SLOT_K, SLOT_SHIFT_K, x, before), shifted_product(p, SLOT_V, SLOT_SHIFT_V, x, before),
+        tn_reshape(tn_cast(p->weight[SLOT_SKIP], TN_F32), one, 2), NULL, tn_reshape(decay_of(c, p), one, 2)};
+    return tn_mul(gate, scan(c, p, tn_size(x, 0), advance_rwkv, parts));
 }
 
 bool tn_llm_shifts(const llm_config *c) { return c->family->recurrent.kind == RECURRENCE_RWKV; }
 
-tn_tensor *tn_llm_shifted_forward(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
-    tn_tensor *before = row_before(&w->layers[layer], 1, x);
-    tn_tensor *up = c->activation(shifted_product(w, layer, SLOT_UP, SLOT_SHIFT_UP, x, before));
-    tn_tensor *gate = tn_sigmoid(shifted_product(w, layer, SLOT_YIELD, SLOT_SHIFT_YIELD, x, before));
-    return tn_mul(gate, tn_llm_product(w, layer, SLOT_DOWN, up, NULL));
+tn_tensor *tn_llm_shifted_forward(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
+                                  const tn_tensor *x) {
+    const place p = {w, layer, in, w->layers[layer].weight};
+    tn_tensor *before = row_before(&p, 1, x);
+    tn_tensor *up = c->activation(shifted_product(&p, SLOT_UP, SLOT_SHIFT_UP, x, before));
+    tn_tensor *gate = tn_sigmoid(shifted_product(&p, SLOT_YIELD, SLOT_SHIFT_YIELD, x, before));
+    return tn_mul(gate, product(&p, SLOT_DOWN, up, NULL));
 }
 
-tn_tensor *tn_llm_recur(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
-    const llm_layer *l = &w->layers[layer];
-    if (tn_size(x, 0) > LLM_SCAN)
-        return tn_failed(TN_ERR_ARGUMENT, "recurrent layers compute at most %d tokens at once, not %" PRId64,
-                         (int)LLM_SCAN, tn_size(x, 0));
+tn_tensor *tn_llm_recur(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
+                        const tn_tensor *x) {
+    const place p = {w, layer, in, w->layers[layer].weight};
+    int64_t n = tn_size(x, 0), most = in->sequences ? in->sequence_count : LLM_SCAN;
+    if (n > most)
+        return tn_failed(TN_ERR_ARGUMENT, "recurrent layers compute at most %" PRId64 " tokens at once, not %" PRId64,
+                         most, n);
     tn_tensor *made = NULL, *y = NULL;
-    if (l->weight[SLOT_MIX_IN]) made = tn_llm_product(w, layer, SLOT_MIX_IN, x, l->weight[SLOT_MIX_IN_BIAS]);
+    if (p.weight[SLOT_MIX_IN]) made = product(&p, SLOT_MIX_IN, x, p.weight[SLOT_MIX_IN_BIAS]);
     switch (c->family->recurrent.kind) {
-    case RECURRENCE_CONV: y = short_convolution(c, l, made); break;
-    case RECURRENCE_MAMBA: y = mamba(c, w, layer, made); break;
-    case RECURRENCE_MAMBA2: y = mamba2(c, l, made); break;
-    case RECURRENCE_RWKV: y = rwkv(c, w, layer, x); break;
-    default: y = deltanet(c, w, layer, x, made);
+    case RECURRENCE_CONV: y = short_convolution(c, &p, made); break;
+    case RECURRENCE_MAMBA: y = mamba(c, &p, made); break;
+    case RECURRENCE_MAMBA2: y = mamba2(c, &p, made); break;
+    case RECURRENCE_RWKV: y = rwkv(c, &p, x); break;
+    default: y = deltanet(c, &p, x, made);
     }
-    return tn_llm_product(w, layer, SLOT_MIX_OUT, y, l->weight[SLOT_MIX_OUT_BIAS]);
+    return product(&p, SLOT_MIX_OUT, y, p.weight[SLOT_MIX_OUT_BIAS]);
 }

@@ -210,21 +210,37 @@ static void batches_compute_what_conversations_compute_alone(void **state) {
         const int32_t other[] = {3, 1, 8};
         const float *got;
         tn_llm_batch *batch;
+        tn_llm_options apart = TN_LLM_DEFAULTS;
+        apart.context = 50; /* not in the pool of the others */
         logits_of(m[0], text, 4, want[0]);
         logits_of(m[0], other, 3, want[1]);
-        assert_ok(tn_llm_new_conversation(m[0], NULL, &m[1]));
-        for (int i = 0; i < 2; i++)
-            assert_ok(tn_llm_prompt(m[i], text, 2, NULL));
-        assert_ok(tn_llm_batch_new(m, 2, &batch));
-        assert_ok(tn_llm_batch_step(batch, (int32_t[]){4, -1}, NULL));
-        assert_ok(tn_llm_batch_step(batch, (int32_t[]){1, 8}, &got));
-        assert_same(got, want[0]);
-        assert_same(got + WORDS, want[1]);
-        assert_int_equal(tn_llm_position(m[1]), 3);
-        assert_int_equal(tn_llm_batch_step(batch, (int32_t[]){1, WORDS}, &got), TN_ERR_ARGUMENT);
-        assert_int_equal(tn_llm_position(m[0]), 4);
-        tn_llm_batch_free(batch);
-        tn_llm_close(m[1]);
+        for (int pool = 0; pool < 2; pool++) {
+            assert_ok(tn_llm_new_conversation(m[0], pool ? NULL : &apart, &m[1]));
+            assert_ok(tn_llm_rewind(m[0], 0));
+            for (int i = 0; i < 2; i++)
+                assert_ok(tn_llm_prompt(m[i], text, 2 + i, NULL));
+            assert_ok(tn_llm_rewind(m[1], 2)); /* its states are computed anew when it goes on */
+            assert_ok(tn_llm_batch_new(m, 2, &batch));
+            assert_ok(tn_llm_batch_step(batch, (int32_t[]){4, -1}, NULL));
+            assert_ok(tn_llm_batch_step(batch, (int32_t[]){1, 8}, &got));
+            assert_same(got, want[0]);
+            assert_same(got + WORDS, want[1]);
+            assert_int_equal(tn_llm_position(m[1]), 3);
+            assert_ok(tn_llm_batch_step(batch, (int32_t[]){7, -1}, NULL)); /* the other's states stay */
+            assert_ok(tn_llm_rewind(m[0], 3));
+            assert_ok(tn_llm_batch_step(batch, (int32_t[]){1, -1}, &got));
+            assert_same(got, want[0]);
+            assert_int_equal(tn_llm_batch_step(batch, (int32_t[]){1, WORDS}, &got), TN_ERR_ARGUMENT);
+            assert_int_equal(tn_llm_position(m[0]), 4);
+            tn_llm_batch_free(batch);
+            float live[WORDS];
+            assert_ok(tn_llm_prompt(m[1], text, 3, &got));
+            memcpy(live, got, sizeof live);
+            assert_ok(tn_llm_rewind(m[1], 3));
+            assert_ok(tn_llm_prompt(m[1], text, 3, &got)); /* from states that were computed anew */
+            assert_same(got, live);
+            tn_llm_close(m[1]);
+        }
         tn_llm_close(m[0]);
     }
 }
