@@ -1600,6 +1600,129 @@ static void batches_check_the_guesses_of_each_conversation(void **state) {
     }
 }
 
+/* Conversations of one pool, the last of which waits with a full context. */
+enum { FAILING = 3, FIRST_TOKENS = 8, MORE_TOKENS = 3, ALL_TOKENS = FIRST_TOKENS + MORE_TOKENS };
+
+typedef struct failing {
+    const char *path;
+    tn_llm_options options;
+    bool drafts;
+    int64_t vocabulary;
+    tn_llm *m[FAILING];
+    int32_t ids[FAILING][ALL_TOKENS];
+    float *want; /* [FAILING, MORE_TOKENS, vocabulary]: after each of the last tokens */
+} failing;
+
+static void open_failing(failing *f) {
+    tn_llm_draft_options draft = TN_LLM_DRAFT_DEFAULTS;
+    draft.ngram = 2;
+    assert_ok(tn_llm_open(f->path, &f->options, &f->m[0]));
+    for (int i = 1; i < FAILING; i++)
+        assert_ok(tn_llm_new_conversation(f->m[0], NULL, &f->m[i]));
+    for (int i = 0; i < FAILING && f->drafts; i++)
+        assert_ok(tn_llm_set_draft(f->m[i], &draft));
+}
+
+static void close_failing(failing *f) {
+    for (int i = FAILING - 1; i >= 0; i--)
+        tn_llm_close(f->m[i]);
+}
+
+/* What conversation i has after s steps of the batch. */
+static int64_t tokens_after(int i, int s) { return i == FAILING - 1 ? ALL_TOKENS : FIRST_TOKENS + s; }
+
+/* After a failure each conversation has its tokens, or none: then it gets them again. Returns whether all had them. */
+static bool mend_failing(failing *f, int s) {
+    bool all = true;
+    for (int i = 0; i < FAILING; i++) {
+        int64_t at = tn_llm_position(f->m[i]), wanted = tokens_after(i, s);
+        if (at == wanted) continue;
+        assert_int_equal(at, 0);
+        all = false;
+        assert_ok(tn_llm_prompt(f->m[i], f->ids[i], wanted, NULL));
+    }
+    return all;
+}
+
+/* Lets the allocation `at` of the steps fail; false if they have fewer. *lost: a sequence was. */
+static bool fail_in_steps(failing *f, int64_t at, bool *lost) {
+    tn_llm_batch *batch;
+    const float *logits;
+    bool failed = false;
+    size_t row = (size_t)f->vocabulary;
+    for (int i = 0; i < FAILING; i++) {
+        assert_ok(tn_llm_rewind(f->m[i], 0));
+        assert_ok(tn_llm_prompt(f->m[i], f->ids[i], tokens_after(i, 0), NULL));
+    }
+    assert_ok(tn_llm_batch_new(f->m, FAILING, &batch));
+    tn_mem_fail_at(at);
+    for (int s = 0; s < MORE_TOKENS; s++) {
+        int32_t next[FAILING] = {f->ids[0][FIRST_TOKENS + s], f->ids[1][FIRST_TOKENS + s], -1};
+        tn_status status = tn_llm_batch_step(batch, next, &logits);
+        if (status != TN_OK) {
+            tn_mem_fail_at(0);
+            assert_int_equal(status, TN_ERR_MEMORY);
+            failed = true;
+            *lost = !mend_failing(f, s) || *lost;
+            assert_ok(tn_llm_batch_step(batch, next, &logits));
+        }
+        for (size_t i = 0; i + 1 < FAILING; i++)
+            assert_memory_equal(logits + i * row, f->want + (i * MORE_TOKENS + (size_t)s) * row, row * sizeof *logits);
+    }
+    tn_mem_fail_at(0);
+    tn_llm_batch_free(batch);
+    assert_ok(tn_llm_rewind(f->m[FAILING - 1], ALL_TOKENS - 1));
+    assert_ok(tn_llm_step(f->m[FAILING - 1], f->ids[FAILING - 1][ALL_TOKENS - 1], &logits));
+    assert_memory_equal(logits, f->want + (FAILING * MORE_TOKENS - 1) * row, row * sizeof *logits);
+    return failed;
+}
+
+static void after_a_failure_batches_go_on(void **state) {
+    (void)state;
+    static const struct {
+        tn_llm_cache cache;
+        bool drafts;
+    } kinds[] = {{TN_LLM_CACHE_F16, false}, {TN_LLM_CACHE_Q8_0, true}};
+    spec wide = llama;
+    wide.head_dim = 32;
+    model m;
+    make_model(&m, &wide);
+    for (size_t k = 0; k < TN_COUNT(kinds); k++) {
+        failing f = {.path = write_model(&m, NULL, "failing-batch.gguf"),
+                     .options = TN_LLM_DEFAULTS,
+                     .drafts = kinds[k].drafts,
+                     .vocabulary = wide.vocabulary};
+        f.options.cache = kinds[k].cache;
+        f.options.context = ALL_TOKENS;
+        f.options.conversations = FAILING;
+        f.want = calloc((size_t)(FAILING * MORE_TOKENS * f.vocabulary), sizeof *f.want);
+        for (int i = 0; i < FAILING; i++)
+            for (int t = 0; t < ALL_TOKENS; t++)
+                f.ids[i][t] = 5 * i + t % 3; /* repeats itself, so that drafts guess */
+        tn_llm *plain;
+        assert_ok(tn_llm_open(f.path, &f.options, &plain));
+        for (int i = 0; i < FAILING; i++) {
+            assert_ok(tn_llm_rewind(plain, 0));
+            assert_ok(tn_llm_prompt(plain, f.ids[i], FIRST_TOKENS, NULL));
+            assert_ok(
+                tn_llm_logits(plain, f.ids[i] + FIRST_TOKENS, MORE_TOKENS, f.want + i * MORE_TOKENS * f.vocabulary));
+        }
+        tn_llm_close(plain);
+        open_failing(&f);
+        bool failed = true;
+        for (int64_t n = 1; failed; n += 1 + n / 8) {
+            bool lost = false;
+            failed = fail_in_steps(&f, n, &lost);
+            if (!lost) continue;
+            close_failing(&f); /* for the next one they are a pool again */
+            open_failing(&f);
+        }
+        close_failing(&f);
+        free(f.want);
+    }
+    free_model(&m);
+}
+
 static void wrong_drafts_are_refused(void **state) {
     (void)state;
     tn_llm *m = open_for_drafts(&llama, "drafted.gguf", 50), *other;
@@ -1708,6 +1831,7 @@ int main(void) {
         cmocka_unit_test(ngrams_guess_what_occurred_before),
         cmocka_unit_test(guesses_end_when_the_cache_is_overwritten),
         cmocka_unit_test(batches_check_the_guesses_of_each_conversation),
+        cmocka_unit_test(after_a_failure_batches_go_on),
         cmocka_unit_test(wrong_drafts_are_refused),
         cmocka_unit_test(null_arguments_are_answered),
         cmocka_unit_test(a_q8_0_cache_far_from_the_host_is_refused),
