@@ -1,8 +1,8 @@
 /* attention.c — attention over a paged cache beside what the processor could do.
  *
  * Sizes of small language models: one new token behind a context, and prompts. A token should take the time of reading
- * its keys and values once (the limit is measured in the same run: reading as many bytes, on as many threads), a prompt
- * that of its multiplications. A result is checked against another cut of the same tokens before it is timed.
+ * its keys and values once, a prompt that of its multiplications (both limits are measured in the same run, on as many
+ * threads). A result is checked against another cut of the same tokens before it is timed.
  *
  *   bench_attention [threads]     default: all usable threads */
 #include <stdio.h>
@@ -147,6 +147,8 @@ static bool bench(const shape *s, tn_dtype dtype, int64_t position, int64_t n, i
                (long long)position, (long long)n, t.median * 1e6, t.best * 1e6, work / t.median);
         if (n == 1)
             printf(" %6.1f GB/s of %.1f", bytes / t.median * 1e-9, bench_read_limit(threads, bytes * LAYERS) * 1e-9);
+        else
+            printf(" of %.1f", bench_fma_limit(threads) * 1e-9);
         printf("\n");
     } else {
         printf("%s: %s\n", s->model, made ? "WRONG RESULT" : tn_error());
@@ -160,14 +162,14 @@ int main(int argc, char **argv) {
     if (threads == 0) return 2;
     printf("%s, %s, %d threads; a layer's time\n", tn_cpu().name, tn_isa_name(tn_cpu().isa), threads);
     bool right = true;
-    static const int64_t contexts[] = {16, 127, 1023, 2047};
+    static const int64_t contexts[] = {16, 127, 1023, 2047, 8191};
     for (size_t i = 0; i < TN_COUNT(shapes); i++) {
         const shape *s = &shapes[i];
         for (size_t c = 0; c < TN_COUNT(contexts); c++)
             right = bench(s, TN_F16, contexts[c], 1, threads) && right;
         right = bench(s, TN_F32, 1023, 1, threads) && bench(s, TN_BF16, 1023, 1, threads) && right;
         right = bench(s, TN_F16, 1024, 8, threads) && bench(s, TN_F16, 0, 512, threads) && right;
-        right = bench(s, TN_F16, 1536, 512, threads) && right;
+        right = bench(s, TN_F16, 1536, 512, threads) && bench(s, TN_F16, 7680, 512, threads) && right;
     }
     return right ? 0 : 1;
 }
