@@ -111,6 +111,36 @@ static const row jamba_rows[] = {
     {"model.layers.0.feed_forward.up_proj.weight", {INNER, HIDDEN}},
     {"model.layers.0.feed_forward.down_proj.weight", {HIDDEN, INNER}},
 };
+/* Feed-forward has a state too. */
+static const row rwkv_rows[] = {
+    {"rwkv.embeddings.weight", {WORDS, HIDDEN}},
+    {"rwkv.blocks.0.pre_ln.weight", {HIDDEN}},
+    {"rwkv.blocks.0.pre_ln.bias", {HIDDEN}},
+    {"rwkv.blocks.0.ln1.weight", {HIDDEN}},
+    {"rwkv.blocks.0.ln1.bias", {HIDDEN}},
+    {"rwkv.blocks.0.attention.time_decay", {HIDDEN}},
+    {"rwkv.blocks.0.attention.time_first", {HIDDEN}},
+    {"rwkv.blocks.0.attention.time_mix_key", {1, 1, HIDDEN}},
+    {"rwkv.blocks.0.attention.time_mix_value", {1, 1, HIDDEN}},
+    {"rwkv.blocks.0.attention.time_mix_receptance", {1, 1, HIDDEN}},
+    {"rwkv.blocks.0.attention.key.weight", {HIDDEN, HIDDEN}},
+    {"rwkv.blocks.0.attention.value.weight", {HIDDEN, HIDDEN}},
+    {"rwkv.blocks.0.attention.receptance.weight", {HIDDEN, HIDDEN}},
+    {"rwkv.blocks.0.attention.output.weight", {HIDDEN, HIDDEN}},
+    {"rwkv.blocks.0.ln2.weight", {HIDDEN}},
+    {"rwkv.blocks.0.ln2.bias", {HIDDEN}},
+    {"rwkv.blocks.0.feed_forward.time_mix_key", {1, 1, HIDDEN}},
+    {"rwkv.blocks.0.feed_forward.time_mix_receptance", {1, 1, HIDDEN}},
+    {"rwkv.blocks.0.feed_forward.key.weight", {INNER, HIDDEN}},
+    {"rwkv.blocks.0.feed_forward.receptance.weight", {HIDDEN, HIDDEN}},
+    {"rwkv.blocks.0.feed_forward.value.weight", {HIDDEN, INNER}},
+    {"rwkv.ln_out.weight", {HIDDEN}},
+    {"rwkv.ln_out.bias", {HIDDEN}},
+    {"head.weight", {WORDS, HIDDEN}},
+};
+static const char rwkv_config[] =
+    "{\"model_type\":\"rwkv\",\"hidden_size\":8,\"num_hidden_layers\":1,\"attention_hidden_size\":8,"
+    "\"intermediate_size\":12,\"context_length\":100,\"tie_word_embeddings\":false";
 static const char jamba_config[] =
     "{\"model_type\":\"jamba\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":1,"
     "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"max_position_embeddings\":100,\"num_experts\":1,"
@@ -126,7 +156,8 @@ static const char mamba2_config[] =
 static const model models[] = {{"lfm2", lfm2_config, lfm2_rows, TN_COUNT(lfm2_rows)},
                                {"mamba2", mamba2_config, mamba2_rows, TN_COUNT(mamba2_rows)},
                                {"mamba", mamba_config, mamba_rows, TN_COUNT(mamba_rows)},
-                               {"jamba", jamba_config, jamba_rows, TN_COUNT(jamba_rows)}};
+                               {"jamba", jamba_config, jamba_rows, TN_COUNT(jamba_rows)},
+                               {"rwkv", rwkv_config, rwkv_rows, TN_COUNT(rwkv_rows)}};
 
 static const int32_t text[LENGTH] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4,
                                      6, 2, 6, 4, 3, 3, 8, 3, 2, 7, 9, 5, 0, 2, 8, 8, 4, 1, 9, 7};
