@@ -33,7 +33,7 @@ static const struct {
      .help = "  TRUNNION_TUNE         1: measure products at their first use; 0: ignore the\n"
              "                        tuning file\n"},
     {"TRUNNION_CHECK_INDICES", "0 1",
-     .help = "  TRUNNION_CHECK_INDICES  1: indices that a device computes are checked too\n"},
+     .help = "  TRUNNION_CHECK_INDICES  1: indices that a device computes are checked before their use\n"},
     {"TRUNNION_DETECT_ANOMALY", "nan inf",
      .help = "  TRUNNION_DETECT_ANOMALY  nan or inf: the first operation that makes one is an error\n"},
     {"TRUNNION_ISA", "baseline avx2 avx512",

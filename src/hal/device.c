@@ -305,6 +305,7 @@ static bool device_put(tn_device *d) {
     while (*link != d)
         link = &(*link)->next;
     *link = d->next;
+    tn_error_counters_close(d);
     return tn_pool_close(d);
 }
 

@@ -9,6 +9,7 @@
  *   cache_files.c    compiled kernels on disk
  *   queue.c          order between queues (queue.h)
  *   watchdog.c       time limits for waits
+ *   error_counters.c errors that kernels count, reported when the host waits
  *   dry.c            dry runs: devices that plan and compute nothing, to measure the memory of a program
  * Nothing here knows ops. */
 #ifndef TN_HAL_H
@@ -180,6 +181,25 @@ typedef struct tn_packed_weight {
 /* *out: the packed weight's address, valid as long as b. Host-visible devices. Callers may keep it while b has the same
  * version, but should ask now and then, so that file pages that were read again are dropped again. */
 tn_status tn_buffer_packed_weight(tn_buffer *b, const tn_packed_weight *packed, void **out);
+
+/* ---- errors that kernels count (error_counters.c) ---------------------------------------------------------------- */
+
+/* Reported as "FILE:LINE: WHAT: 3 RULE". */
+typedef struct tn_counted_error {
+    const char *what, *file; /* file: may be NULL; both live as long as the process */
+    int32_t line;
+    char rule[224];
+} tn_counted_error;
+typedef struct tn_error_counters tn_error_counters;
+/* `count` counters, each the sum of `parts` u32 words, which begin as 0. */
+tn_status tn_error_counters_new(tn_device *d, int count, int parts, tn_error_counters **out);
+tn_buffer *tn_error_counters_words(const tn_error_counters *c);
+void tn_error_counters_name(tn_error_counters *c, int counter, const tn_counted_error *error);
+void tn_error_counters_touch(tn_error_counters *c);   /* before kernels that may change the words are submitted */
+void tn_error_counters_release(tn_error_counters *c); /* NULL is fine. What was counted is still reported */
+/* After a wait for the device: TN_ERR_ARGUMENT with the first counter that has grown since it was last reported. */
+tn_status tn_error_counters_report(const tn_device *d);
+void tn_error_counters_close(const tn_device *d); /* frees those that were released and not reported */
 
 /* ---- dry runs (dry.c) -------------------------------------------------------------------------------------------- */
 

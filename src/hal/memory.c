@@ -16,6 +16,7 @@
 
 #include "hal/discovery.h"
 #include "hal/hal.h"
+#include "hal/queue.h"
 
 static void buffer_drop_packed(tn_buffer *b);
 static tn_slab_pool *slab_pool_new(size_t alignment); /* of blocks: 64 at least. NULL when memory is out */
@@ -662,7 +663,7 @@ void tn_device_dealloc(tn_device *d, void *address) {
     tn_buffer *b = *link;
     if (b) *link = b->next;
     heap_unlock();
-    if (b && atomic_load_explicit(&d->ordered, memory_order_acquire)) (void)tn_device_synchronize(d);
+    if (b && atomic_load_explicit(&d->ordered, memory_order_acquire)) (void)tn_device_drain(d);
     if (b)
         tn_buffer_release(b);
     else

@@ -392,7 +392,8 @@ tn_status tn_queue_synchronize(tn_queue *q) {
     TRY(tn_need(q, "tn_queue_synchronize: the queue"));
     drain(q);
     TRY(timeline_failure(q->timeline, true));
-    return q->handle ? tn_device_wait(q->device, q->handle) : TN_OK;
+    if (q->handle) TRY(tn_device_wait(q->device, q->handle));
+    return tn_error_counters_report(q->device);
 }
 
 tn_device *tn_queue_device(const tn_queue *q) { return q ? q->device : NULL; }
@@ -410,8 +411,7 @@ tn_queue *tn_queue_for(const tn_device *d) {
     return current && current->device == d ? current : d->own;
 }
 
-tn_status tn_device_synchronize(tn_device *d) {
-    if (!d) return tn_fail(TN_ERR_ARGUMENT, "tn_device_synchronize: device is NULL");
+tn_status tn_device_drain(tn_device *d) {
     tn_status s = TN_OK;
     for (int i = 1; i < TN_TIMELINES && atomic_load(&d->ordered); i++) {
         if (!timeline_is_of(i, d, false)) continue;
@@ -421,6 +421,12 @@ tn_status tn_device_synchronize(tn_device *d) {
     }
     tn_status own = tn_device_wait(d, d->handle);
     return s != TN_OK ? s : own;
+}
+
+tn_status tn_device_synchronize(tn_device *d) {
+    if (!d) return tn_fail(TN_ERR_ARGUMENT, "tn_device_synchronize: device is NULL");
+    TRY(tn_device_drain(d));
+    return tn_error_counters_report(d);
 }
 
 /* ==== timelines =================================================================================================== */

@@ -94,6 +94,8 @@ tn_status tn_submission_start(tn_submission *o); /* a failure ends it */
 tn_status tn_submission_end(tn_submission *o, tn_status status);
 tn_timeline_point tn_submission_point(const tn_submission *o); /* 0 when it stands on no timeline */
 
+tn_status tn_device_drain(tn_device *d); /* tn_device_synchronize, but leaves counted errors for that or a read */
+
 /* Does a thread of ours do the queue's work? */
 static inline bool tn_queue_has_thread(const tn_queue *q) { return q && !q->handle; }
 /* The queue that this thread's work on `d` goes to: the current one if it is d's, else d's own if that has a timeline,

@@ -236,7 +236,7 @@ static tn_status check_copy(const char *function, const void *dst, const void *s
     return tn_fail(TN_ERR_ARGUMENT, "%s: %s is NULL", function, dst ? "src" : "dst");
 }
 
-static tn_status await_queues(tn_device *d) { return d && is_ordered(d) ? tn_device_synchronize(d) : TN_OK; }
+static tn_status await_queues(tn_device *d) { return d && is_ordered(d) ? tn_device_drain(d) : TN_OK; }
 
 tn_status tn_device_copy(tn_device *dst_device, void *dst, tn_device *src_device, const void *src, size_t len) {
     if (!len) return TN_OK;
@@ -423,7 +423,7 @@ tn_status tn_device_map(tn_device *device, void *address, size_t len, bool read,
     TRY(tn_need(address, "tn_device_map: the address"));
     TRY(tn_need(out, "tn_device_map: out"));
     *out = NULL;
-    TRY(tn_device_synchronize(device));
+    TRY(tn_device_drain(device));
     host_piece *p = NULL;
     TRY(piece_new(device, len, &p));
     p->address = address;

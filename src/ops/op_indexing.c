@@ -859,8 +859,7 @@ OP_CODE(topk_indices, .infer = infer_topk, .gives = TN_GIVES(TN_I64), .compose =
  * are computed later, that lie in memory which its owner may change, or that may be others at each launch of a captured
  * graph, get a check instead: a plan compares them when it computes or reads them (plan/index_check.c), before it
  * writes any state. Nothing is done for indices whose range follows from how they are made (argmax, clamp). Of those on
- * another device the host knows the range if it has sent them; what was computed there it would have to wait for, so
- * that is checked only if TRUNNION_CHECK_INDICES asks for it. */
+ * another device the host knows the range if it has sent them; what was computed there is counted there. */
 
 typedef enum counts { NO_INDICES, ALONG_DIM, FROM_END_TOO, ROWS, CLASSES, PLACES } counts;
 
@@ -1166,7 +1165,6 @@ tn_status tn_check_indices(tn_node *n) {
     bool sent = was_sent(x);
     if (sent) TRY(check_sent(n->op, x, &wanted));
     if (((now || sent) && !r->capturing) || n->recorder != r) return TN_OK;
-    if (!n->device->is_cpu && !sent && !tn_indices_checked_everywhere()) return TN_OK;
     if (lies_inside(index, &wanted, MOST_STEPS)) return TN_OK;
     return add_check(n, own.input, &wanted);
 }

@@ -318,6 +318,7 @@ static tn_status run_plan(tn_plan_cache *c, tn_plan *p, const tn_binding *b) {
     for (size_t i = 0; i < b->scalar_count; i++)
         c->scalars[i] = tn_runtime_scalar_value_of(b->scalar_nodes[i]);
     if (b->shift_count) memcpy(p->shifts, b->shifts, b->shift_count * sizeof *b->shifts);
+    tn_name_counted(p, b);
     return p->device->dry && is_small(p, b->buffers) ? submit_small(c, p, b) : submit_plan(c, p, b);
 }
 
@@ -792,6 +793,7 @@ static void note_uses(tn_submission *o, const tn_plan_cache *c, const tn_plan *p
         tn_submission_use(o, c->outputs[i], true, p->output_home[i] >= 0);
     if (p->arena_bytes) tn_submission_use(o, c->arena, true, false);
     if (p->host_bytes) tn_submission_use(o, c->staged, true, false);
+    if (p->checks.counters) tn_submission_use(o, tn_error_counters_words(p->checks.counters), true, true);
 }
 
 static tn_status run_here(tn_plan_cache *c, tn_plan *p, tn_queue *q, tn_buffer *const *bound, const kir_scalar *scalars,

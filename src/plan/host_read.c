@@ -60,9 +60,8 @@ static void gather_read(const tn_node *n, const char *root, char *out) {
     }
 }
 
-static tn_status read_node(const tn_node *n, void *out) {
+static tn_status copy_elements(const tn_node *n, void *out) {
     const tn_node *root = n->flags & TN_NODE_VIEW ? n->root : n;
-    if (tn_node_numel(n) == 0) return TN_OK;
     if (!(n->flags & TN_NODE_VIEW) || tn_node_contiguous(n))
         return tn_buffer_read(root->buffer, 0, out, tn_node_bytes(n));
     if (n->device->caps.host_visible) {
@@ -77,6 +76,13 @@ static tn_status read_node(const tn_node *n, void *out) {
     if (s == TN_OK) gather_read(n, bytes, out);
     tn_mem_free(bytes);
     return s;
+}
+
+/* The host has waited for the device, so what was counted there is reported. */
+static tn_status read_node(const tn_node *n, void *out) {
+    if (tn_node_numel(n) == 0) return TN_OK;
+    TRY(copy_elements(n, out));
+    return tn_error_counters_report(n->device);
 }
 
 static tn_status computed_of_size(const char *function, const tn_tensor *t, const void *out, size_t bytes,
@@ -107,7 +113,8 @@ tn_status tn_read_to_device(const tn_tensor *t, void *address, size_t bytes) {
                        bytes, address, n->device->info.id);
     const tn_buffer *b = (n->flags & TN_NODE_VIEW ? n->root : n)->buffer;
     TRY(tn_buffer_await((tn_buffer *)(uintptr_t)b, false));
-    return tn_device_copy(n->device, address, n->device, b->address, bytes);
+    TRY(tn_device_copy(n->device, address, n->device, b->address, bytes));
+    return tn_error_counters_report(n->device);
 }
 
 tn_status tn_read_as(const tn_tensor *t, void *out, int64_t count, tn_dtype dtype) {
@@ -278,6 +285,7 @@ tn_tensor *tn_to_device(const tn_tensor *t, tn_device *device) {
     tn_status s = tn_whole_value(t, &whole, &n);
     if (s != TN_OK) return refuse_move(s);
     s = copy_there(n, device, &moved);
+    if (s == TN_OK && (s = tn_error_counters_report(n->device)) != TN_OK) tn_node_release(moved);
     tn_free(whole);
     return s == TN_OK ? tn_tensor_new(moved) : refuse_move(s);
 }

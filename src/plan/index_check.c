@@ -4,12 +4,16 @@
  * after the command that computes them, or before the first command if they are data. So indices are always stored in
  * memory. No check is in the commit section, so a run that is stopped by a check has changed no state. On the CPU a
  * check is one pass over the indices; on other devices indices that the host has sent are compared by what it knows of
- * them, and others are copied to the host, which happens only if TRUNNION_CHECK_INDICES asks for it.
+ * them. What such a device has computed is not waited for: a kernel counts the indices outside, and the host reports
+ * the count when it next waits (hal/error_counters.c), after states were written. With TRUNNION_CHECK_INDICES, and if
+ * the device cannot run that kernel, they are copied to the host and compared there.
  *
  * An op reads its indices through a view that has the check, so the results that depend on this view are those that a
  * failed check affects. They become errors; everything else is computed. */
+#include <stdio.h>
 #include <string.h>
 
+#include "gpu/gpu.h"
 #include "ops/ops_common.h"
 #include "plan/plan.h"
 
@@ -20,15 +24,18 @@ typedef struct tn_plan_check {
     int node;     /* place in the binding's list of nodes with a check; -1: not there */
     int32_t line; /* where the op was recorded when the plan was made */
     const char *file;
-    size_t before;  /* the command before which it runs */
-    int slot;       /* of data */
-    void **pointer; /* of the first of `bytes` bytes that have the indices */
-    int64_t first;  /* bytes from there to element 0, …, 0 */
+    size_t before;        /* the command before which it runs */
+    int slot;             /* of data */
+    void **pointer;       /* of the root; `bytes` bytes from byte `begin` on have the indices */
+    int64_t begin, first; /* first: bytes from `begin` to element 0, …, 0 */
     size_t bytes;
-    char *fetched;            /* on other devices: room on the host */
+    tn_kernel *kernel; /* on other devices: counts those outside; NULL: the host compares them */
+    tn_launch count;
     const tn_buffer *checked; /* data: in this buffer and version of it all indices are inside */
     uint64_t version;
 } tn_plan_check;
+
+enum { COUNTED_PARTS = 64 }; /* of a long list: workgroups that count at the same time */
 
 /* ---- when a plan is made ----------------------------------------------------------------------------------------- */
 
@@ -69,13 +76,114 @@ void tn_mark_checked(tn_graph_plan *g) {
 tn_status tn_make_checks(const tn_graph_plan *g, tn_plan *p) {
     if (g->checked.count == 0) return TN_OK;
     p->checks.list = tn_plan_own(p, g->checked.count * sizeof *p->checks.list);
-    return p->checks.list ? TN_OK : TN_ERR_MEMORY;
+    if (!p->checks.list) return TN_ERR_MEMORY;
+    if (p->device->is_cpu || tn_indices_checked_everywhere()) return TN_OK;
+    return tn_error_counters_new(p->device, (int)g->checked.count, COUNTED_PARTS, &p->checks.counters);
+}
+
+void tn_free_checks(tn_plan *p) {
+    for (size_t i = 0; i < p->checks.leaf_count; i++)
+        tn_kernel_release(p->checks.list[i].kernel);
+    tn_error_counters_release(p->checks.counters);
 }
 
 static int place_in_binding(const tn_binding *b, const tn_node *n) {
     for (size_t i = 0; i < b->key.checked_count; i++)
         if (b->key.checked[i] == n) return (int)i;
     return -1;
+}
+
+/* A kernel that adds to each of `parts` words how many indices of its part are outside. Buffers: the root of the
+ * indices, the words. Runtime scalars: the range. A list without gaps has parts; another is one, with its dims. */
+static tn_status make_counting_program(const tn_index_list *l, const tn_index_range *r, int64_t offset, int64_t parts,
+                                       kir_program **program, int64_t **sizes) {
+    enum { PART, WITHIN };
+    int64_t extents[KIR_MAX_AXES] = {parts, (l->count + parts - 1) / parts};
+    int loops = l->dense ? 1 : l->rank;
+    kir_aff at = kir_aff_const(offset), number = tn_along(PART, extents[WITHIN]), word = tn_along(PART, 1);
+    if (!l->dense) memcpy(extents + WITHIN, l->shape, (size_t)loops * sizeof *extents);
+    number.s[WITHIN] = 1;
+    for (int d = 0; d < loops; d++)
+        at.s[WITHIN + d] = l->dense ? 1 : l->stride[d];
+    if (l->dense) at.s[PART] = extents[WITHIN];
+    kir_builder *b;
+    TRY(kir_begin(1, loops, extents, &b));
+    int indices = kir_buffer(b, l->dtype), words = kir_buffer(b, TN_U32);
+    kir_loop(b, WITHIN, loops);
+    kir_val there = l->dense ? tn_inside(b, &number, l->count) : KIR_NONE;
+    kir_val index = kir_cast(b, KIR_I64, kir_load(b, indices, &at, there));
+    kir_val below = kir_lt(b, index, kir_scalar_value(b, KIR_I64, 0));
+    kir_val out = kir_or(b, below, kir_binary(b, KIR_LE, kir_scalar_value(b, KIR_I64, 1), index));
+    if (r->ignores) {
+        kir_val ignored = kir_eq(b, index, kir_scalar_value(b, KIR_I64, 2));
+        out = kir_and(b, out, kir_xor(b, ignored, kir_const_i(b, KIR_BOOL, 1)));
+    }
+    if (there != KIR_NONE) out = kir_and(b, out, there);
+    kir_val count = kir_reduce_value(b, KIR_SUM, kir_cast(b, KIR_U32, out), KIR_NONE);
+    kir_end(b);
+    kir_store(b, words, &word, kir_add(b, kir_load(b, words, &word, KIR_NONE), count), KIR_NONE);
+    return kir_finish(b, program, sizes);
+}
+
+/* *kernel stays NULL if the device cannot run it. */
+static tn_status load_counting_kernel(tn_plan *p, const kir_program *program, const int64_t *sizes, int64_t bytes,
+                                      tn_kernel **kernel) {
+    const int64_t of_each[] = {bytes, COUNTED_PARTS * (int64_t)sizeof(uint32_t)};
+    tn_kernel_answer why;
+    if (!tn_kernel_supported(p->device, program, sizes, &why) ||
+        !tn_kernel_in_bounds(p->device, program, sizes, of_each, &why))
+        return TN_OK;
+    tn_status s = tn_kernel_get(p->device, program, kernel);
+    return s == TN_ERR_MEMORY || s == TN_ERR_LOST ? s : TN_OK;
+}
+
+static tn_counted_error counted_error(const tn_plan *p, const tn_plan_check *k) {
+    tn_counted_error e = {.what = tn_op(k->op)->name, .file = k->file, .line = k->line};
+    snprintf(e.rule, sizeof e.rule,
+             "of the indices that %s computed are out of bounds: valid indices are %lld to %lld; what was "
+             "computed from them is not valid",
+             p->device->info.id, (long long)k->range.low, (long long)k->range.high - 1);
+    return e;
+}
+
+/* Counter i of the plan is that of check i. */
+static tn_status add_count(tn_plan *p, tn_plan_check *k, int64_t offset, int64_t root_bytes, void **words) {
+    enum { SMALL_PART = 1024 };
+    int64_t parts = k->list.dense ? tn_min64(COUNTED_PARTS, (k->list.count + SMALL_PART - 1) / SMALL_PART) : 1;
+    kir_program *program = NULL;
+    int64_t *sizes = NULL;
+    kir_scalar *range = tn_plan_own(p, 3 * sizeof *range);
+    TRY(make_counting_program(&k->list, &k->range, offset, parts, &program, &sizes));
+    tn_status s = range ? load_counting_kernel(p, program, sizes, root_bytes, &k->kernel) : TN_ERR_MEMORY;
+    size_t bytes = kir_sizes_count(program) * sizeof *sizes;
+    int64_t *own = s == TN_OK && k->kernel ? tn_plan_own(p, bytes) : NULL;
+    if (own) memcpy(own, sizes, bytes);
+    kir_free(program);
+    tn_mem_free(sizes);
+    if (s != TN_OK || !k->kernel) return s;
+    if (!own) {
+        tn_kernel_release(k->kernel);
+        return TN_ERR_MEMORY;
+    }
+    range[0].i = k->list.dtype == TN_U64 && k->range.low < 0 ? 0 : k->range.low;
+    range[1].i = k->range.high;
+    range[2].i = k->range.ignored;
+    size_t number = (size_t)(k - p->checks.list);
+    *words = (uint32_t *)tn_error_counters_words(p->checks.counters)->address + number * COUNTED_PARTS;
+    k->count = (tn_launch){.sizes = own, .buffers = k->pointer, .scalars = range};
+    tn_counted_error error = counted_error(p, k);
+    tn_error_counters_name(p->checks.counters, (int)number, &error);
+    return TN_OK;
+}
+
+/* Indices that the plan computes are counted by a command behind the one that computes them. */
+static void add_counting_command(tn_plan *p, tn_plan_check *k) {
+    tn_command *c = &p->commands[p->command_count++];
+    *c = (tn_command){.kind = TN_CMD_KERNEL, .kernel = k->kernel, .device = p->device, .launch_count = 1};
+    c->launches = &k->count;
+    c->cost.bytes = (int64_t)k->bytes;
+    p->checks.counted++;
+    snprintf(c->label, sizeof c->label, "count indices out of bounds for %s", tn_op(k->op)->name);
 }
 
 /* The check of node n, whose value is v. */
@@ -89,6 +197,7 @@ static tn_status add_check(tn_plan *p, const tn_node *n, const tn_value *v, cons
                          .before = p->command_count,
                          .slot = root->slot,
                          .pointer = *pointer,
+                         .begin = root->memory.first,
                          .first = v->offset * size - root->memory.first,
                          .bytes = (size_t)root->memory.bytes};
     k->list = (tn_index_list){.dtype = (tn_dtype)v->node->dtype,
@@ -97,10 +206,13 @@ static tn_status add_check(tn_plan *p, const tn_node *n, const tn_value *v, cons
                               .count = tn_value_numel(v)};
     memcpy(k->list.shape, v->node->shape, sizeof k->list.shape);
     memcpy(k->list.stride, v->stride, sizeof k->list.stride);
-    if (!p->device->is_cpu && !(k->fetched = tn_plan_own(p, k->bytes))) return TN_ERR_MEMORY;
-    tn_plan_patch(p, (*pointer)++, root->memory.place, root->memory.offset + root->memory.first);
+    tn_plan_patch(p, (*pointer)++, root->memory.place, root->memory.offset);
+    if (p->checks.counters) TRY(add_count(p, k, v->offset, root->memory.first + root->memory.bytes, (*pointer)++));
     p->checks.count++;
-    if (root->slot >= 0) p->checks.leaf_count++;
+    if (root->slot >= 0)
+        p->checks.leaf_count++;
+    else if (k->kernel)
+        add_counting_command(p, k);
     return TN_OK;
 }
 
@@ -118,15 +230,22 @@ tn_status tn_add_checks(const tn_graph_plan *g, tn_plan *p, int group, void ***p
 
 /* ---- when it runs ------------------------------------------------------------------------------------------------ */
 
-static tn_status check(tn_plan *p, tn_plan_check *k) {
-    k->list.first = (const char *)*k->pointer + k->first;
-    if (k->fetched) {
-        TRY(tn_device_fetch(p->device, tn_stream_handle(p->device), k->fetched, *k->pointer, k->bytes));
-        k->list.first = k->fetched + k->first;
-    }
+static tn_status compare(tn_plan *p, tn_plan_check *k, const char *indices) {
+    k->list.first = indices + k->first;
     if (tn_indices_inside(&k->list, &k->range)) return TN_OK;
     p->runs.failed = k;
     return tn_indices_refuse(k->op, &k->list, &k->range);
+}
+
+static tn_status check(tn_plan *p, tn_plan_check *k) {
+    const char *there = (const char *)*k->pointer + k->begin;
+    if (p->device->is_cpu) return compare(p, k, there);
+    char *fetched = tn_mem_alloc(k->bytes);
+    if (!fetched) return TN_ERR_MEMORY;
+    tn_status s = tn_device_fetch(p->device, tn_stream_handle(p->device), fetched, there, k->bytes);
+    if (s == TN_OK) s = compare(p, k, fetched);
+    tn_mem_free(fetched);
+    return s;
 }
 
 /* Borrowed memory may change without a new version. */
@@ -134,18 +253,14 @@ static bool seen_before(const tn_plan *p, const tn_plan_check *k, const tn_buffe
     return k->checked == b && k->version == b->version && p->shift_count == 0 && !tn_buffer_is_borrowed(b);
 }
 
-/* On another device nothing is fetched to be checked, unless it is known to be outside or all is to be checked. */
-static bool is_left_out(const tn_plan_check *k, tn_buffer *const *bound) {
-    if (!k->fetched || tn_indices_checked_everywhere()) return false;
-    return !bound || !tn_buffer_is_known(bound[k->slot]) || tn_known_inside(bound[k->slot], &k->range);
-}
-
 tn_status tn_check_leaves(tn_plan *p, tn_buffer *const *bound) {
     for (size_t i = 0; i < p->checks.leaf_count; i++) {
         tn_plan_check *k = &p->checks.list[i];
-        if (is_left_out(k, bound)) continue;
+        bool known = bound && !p->device->is_cpu && tn_buffer_is_known(bound[k->slot]), counts = k->kernel && !known;
+        if (known && tn_known_inside(bound[k->slot], &k->range)) continue;
         if (bound && seen_before(p, k, bound[k->slot])) continue;
-        TRY(check(p, k));
+        if (counts) tn_error_counters_touch(p->checks.counters);
+        TRY(counts ? tn_kernel_launch(p->device, k->kernel, &k->count, 1) : check(p, k));
         k->checked = bound ? bound[k->slot] : NULL;
         k->version = bound ? bound[k->slot]->version : 0;
     }
@@ -154,8 +269,20 @@ tn_status tn_check_leaves(tn_plan *p, tn_buffer *const *bound) {
 
 tn_status tn_check_before(tn_plan *p, size_t command, size_t *next) {
     for (; *next < p->checks.count && p->checks.list[*next].before <= command; ++*next)
-        TRY(check(p, &p->checks.list[*next]));
+        if (!p->checks.list[*next].kernel) TRY(check(p, &p->checks.list[*next]));
     return TN_OK;
+}
+
+void tn_name_counted(const tn_plan *p, const tn_binding *b) {
+    for (size_t i = 0; p->checks.counters && i < p->checks.count; i++) {
+        tn_plan_check *k = &p->checks.list[i];
+        const tn_index_check *now = k->node >= 0 ? b->key.checked[k->node]->check : NULL;
+        if (!k->kernel || !now || (now->line == k->line && now->file == k->file)) continue;
+        k->line = now->line;
+        k->file = now->file;
+        tn_counted_error error = counted_error(p, k);
+        tn_error_counters_name(p->checks.counters, (int)i, &error);
+    }
 }
 
 const tn_node *tn_failed_indices(const tn_plan *p, const tn_binding *b) {

@@ -555,9 +555,9 @@ static tn_status allocate_commands(command_maker *m, size_t copies) {
         if (group->host) copies += (size_t)group->run.read_count + group->member_count;
         if (group->updates) copies++;
     }
-    pointers += 2 * copies + m->g->checked.count;
+    pointers += 2 * (copies + m->g->checked.count);
     p->pointer_count = pointers;
-    p->commands = tn_plan_own(p, (groups + copies) * sizeof *p->commands);
+    p->commands = tn_plan_own(p, (groups + copies + m->g->checked.count) * sizeof *p->commands);
     p->pointers = tn_plan_own(p, pointers * sizeof *p->pointers);
     p->patches = tn_plan_own(p, pointers * sizeof *p->patches);
     p->scalars = tn_plan_own(p, scalars * sizeof *p->scalars);
@@ -784,6 +784,7 @@ tn_status tn_plan_make(const tn_binding *b, tn_plan **out) {
 void tn_plan_free(tn_plan *p) {
     if (!p) return;
     tn_plan_await(p);
+    tn_free_checks(p);
     for (size_t i = 0; i < p->native_count; i++)
         tn_native_free(p->natives[i]);
     for (size_t i = 0; i < p->command_count; i++) {
@@ -910,6 +911,7 @@ static tn_status run_commands(tn_plan *p) {
     tn_profile *profile = tn_profile_here();
     bool committing = false;
     size_t check = p->checks.leaf_count;
+    if (p->checks.counted) tn_error_counters_touch(p->checks.counters);
     p->runs.partially_committed = false;
     for (size_t i = 0, n; i < p->command_count; i += n) {
         const tn_command *c = &p->commands[i];
@@ -962,7 +964,8 @@ tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *out
     p->runs.partially_committed = false;
     p->runs.failed = NULL;
     if (p->checks.leaf_count) TRY(tn_check_leaves(p, bound));
-    if (p->runs.count == GATHER_AFTER && !p->device->is_cpu && p->checks.count == p->checks.leaf_count) gather_all(p);
+    bool all_launched = p->checks.count == p->checks.leaf_count + p->checks.counted;
+    if (p->runs.count == GATHER_AFTER && !p->device->is_cpu && all_launched) gather_all(p);
     bool timed = is_timed(p);
     double begun = timed ? tn_now() : 0;
     int limit = tn_threads_limit(p->threads);

@@ -417,6 +417,8 @@ typedef struct tn_plan_blocks {
 typedef struct tn_plan_checks {
     struct tn_plan_check *list;
     size_t count, leaf_count;
+    size_t counted;              /* by commands: the device counts what is outside */
+    tn_error_counters *counters; /* one for each; NULL: the host compares */
 } tn_plan_checks;
 
 /* What the host computes for the plan's device. */
@@ -514,6 +516,8 @@ tn_status tn_find_checked(tn_graph_plan *g);                   /* their values; 
 void tn_want_checked(tn_graph_plan *g);                        /* they must be stored in memory */
 void tn_mark_checked(tn_graph_plan *g);                        /* … and their groups do not commit */
 tn_status tn_make_checks(const tn_graph_plan *g, tn_plan *p);  /* room for them */
+void tn_free_checks(tn_plan *p);
+void tn_name_counted(const tn_plan *p, const tn_binding *b); /* the next run's calls are those that errors name */
 /* Adds the checks of the values that `group` makes, before the next command; group -1: of those in bound memory.
  * *pointer: the next of the plan's. */
 tn_status tn_add_checks(const tn_graph_plan *g, tn_plan *p, int group, void ***pointer);

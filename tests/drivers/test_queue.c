@@ -688,9 +688,39 @@ static void a_devices_own_queue_goes_on_when_its_failure_was_told(void **state) 
     tn_device_close(d);
 }
 
+/* An index outside its tensor, computed there: the CPU stops before its use, other devices count it, and the wait
+ * for that work reports it once. */
+static void counted_on(tn_device *d) {
+    assert_ok(tn_set_current_device(d));
+    tn_queue *further = queue_of(d), *const queues[] = {NULL, further};
+    for (int i = 0; i < 4; i++) {
+        TN_SCOPE;
+        bool wrong = i % 2 == 0;
+        tn_tensor *x = tn_from_data((float[]){5, 6, 7}, TN_DIMS(3), TN_F32);
+        tn_tensor *sent = tn_from_data((int32_t[]){0, 1, 1}, TN_DIMS(3), TN_I32);
+        tn_tensor *moved = tn_from_data((int32_t[]){0, wrong ? 2 : 1, wrong ? -2 : -1}, TN_DIMS(3), TN_I32);
+        tn_tensor *index = tn_add(sent, moved), *y = tn_gather(x, 0, index);
+        tn_status s = tn_eval_async(&y, 1, queues[i / 2], NULL);
+        if (s == TN_OK && queues[i / 2]) s = tn_queue_synchronize(further);
+        if (s == TN_OK) s = tn_device_synchronize(d);
+        assert_int_equal(s, wrong ? TN_ERR_ARGUMENT : TN_OK);
+        if (wrong) assert_text_has(tn_error(), d == devices[0] ? "gather: index 3" : "gather: 2 of the indices that");
+        assert_ok(tn_device_synchronize(d));
+        if (!wrong) assert_true(tn_item(tn_select(y, 0, 1)) == 7);
+    }
+    assert_ok(tn_set_current_device(NULL));
+    tn_queue_free(further);
+}
+
+static void indices_outside_are_reported_by_the_wait(void **state) {
+    (void)state;
+    on_each(counted_on);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(events_are_reached_in_order),
+        cmocka_unit_test(indices_outside_are_reported_by_the_wait),
         cmocka_unit_test(a_queue_waits_for_an_event),
         cmocka_unit_test(memory_is_right_between_queues),
         cmocka_unit_test(a_write_waits_for_every_reader),

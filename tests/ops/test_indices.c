@@ -578,6 +578,115 @@ static void a_launch_elsewhere_compares_what_was_sent(void **state) {
     end_elsewhere(before);
 }
 
+/* What the device computes is counted there: the call that waits reports it, once. */
+
+static void assert_counted(tn_status s, const char *op, int count) {
+    char words[96];
+    snprintf(words, sizeof words, "%s: %d of the indices that far:0 computed are out of bounds", op, count);
+    if (s != TN_ERR_ARGUMENT) fail_msg("%s: %s", op, tn_status_name(s));
+    assert_text_has(tn_error(), "test_indices.c:");
+    assert_text_has(tn_error(), words);
+}
+
+static void an_index_outside_that_a_device_computes_is_counted(void **state) {
+    (void)state;
+    static const int64_t outside[] = {3, 7, INT64_MAX, -4, INT64_MIN + 1};
+    tn_tensor *before[3];
+    begin_elsewhere(before);
+    for (size_t i = 0; i < TN_COUNT(rows); i++)
+        for (size_t k = 0; k < TN_COUNT(outside) + 1; k++) {
+            TN_SCOPE;
+            bool inside = k == TN_COUNT(outside);
+            int64_t fetched = far_counts_now.copies_out;
+            tn_tensor *y = rows[i].with(computed(inside ? 2 : outside[k])), *sum = tn_sum(y, TN_ALL, false);
+            assert_ok(tn_eval((tn_tensor *[]){y, sum}, 2));
+            assert_true(far_counts_now.copies_out == fetched); /* nothing was waited for */
+            double number;
+            tn_status s = tn_read_item(sum, &number);
+            if (inside)
+                assert_ok(s);
+            else
+                assert_counted(s, rows[i].name, 1);
+            assert_ok(tn_read_item(sum, &number));
+        }
+    end_elsewhere(before);
+}
+
+/* Each launch of a captured graph counts, with indices that it computes and with those that were computed before. */
+static void launches_count_what_they_compute(void **state) {
+    (void)state;
+    tn_tensor *before[3];
+    begin_elsewhere(before);
+    {
+        TN_SCOPE;
+        tn_graph *g = NULL;
+        tn_tensor *step = tn_zeros(TN_DIMS(4), TN_I64), *given = tn_add(indices(2), tn_zeros(TN_DIMS(4), TN_I64)),
+                  *out = NULL;
+        assert_ok(tn_eval(&given, 1));
+        assert_ok(tn_make_state(step));
+        assert_ok(tn_capture_begin());
+        tn_add_(step, tn_full(TN_DIMS(4), 1, TN_I64));
+        tn_tensor *y = tn_add(tn_gather(x, 0, step), tn_index_select(x, 0, given));
+        assert_ok(tn_capture_end(&given, 1, &y, 1, &g));
+        for (int i = 1; i <= 6; i++) { /* 2, then outside; the capture has computed 1 */
+            assert_ok(tn_graph_launch(g, &given, &out));
+            tn_free(out);
+            if (i == 1) assert_ok(tn_device_synchronize(tn_current_device()));
+        }
+        assert_counted(tn_device_synchronize(tn_current_device()), "gather", 20);
+        assert_ok(tn_device_synchronize(tn_current_device()));
+        tn_tensor *wrong = tn_add(indices(2), tn_full(TN_DIMS(4), 2, TN_I64)); /* 2, 4, 3, 4 */
+        assert_ok(tn_eval(&wrong, 1));
+        assert_ok(tn_graph_launch(g, &wrong, &out));
+        tn_free(out);
+        tn_graph_free(g); /* what it has counted is not lost */
+        assert_counted(tn_device_synchronize(tn_current_device()), "index_select", 3);
+        assert_counted(tn_device_synchronize(tn_current_device()), "gather", 4);
+        assert_ok(tn_device_synchronize(tn_current_device()));
+    }
+    end_elsewhere(before);
+}
+
+/* All of a long list, of one with gaps, and of narrow and unsigned ones are counted; what is ignored is not. */
+static void all_indices_outside_are_counted(void **state) {
+    (void)state;
+    enum { MANY = 70001 };
+    tn_tensor *before[3];
+    begin_elsewhere(before);
+    {
+        TN_SCOPE;
+        tn_tensor *many = tn_arange(0, MANY, 1, TN_I32), *two = tn_scalar_int(2), *four = tn_scalar_int(4);
+        tn_tensor *places =
+            tn_reshape(tn_cast(tn_sub(tn_arange(0, 12, 1, TN_F32), tn_scalar(4)), TN_I64), TN_DIMS(3, 4));
+        tn_tensor *columns = tn_slice(tn_transpose(places, 0, 1), 0, 0, 4, 2); /* -4 0 4; -2 2 6 */
+        tn_tensor *wrapped = tn_sub(tn_from_data((uint64_t[]){0, 5}, TN_DIMS(2), TN_U64), two);
+        tn_tensor *targets = tn_sub(tn_from_data((int64_t[]){-98, 2, 7, -97}, TN_DIMS(4), TN_I64), two);
+        const struct {
+            const char *op;
+            tn_tensor *y;
+            int count;
+        } cases[] = {{"gather", tn_gather(x, 0, tn_mul(many, two)), MANY - 2},
+                     {"one_hot", tn_one_hot(columns, 3, TN_F32), 4},
+                     {"take_along_dim", tn_take_along_dim(x, 0, wrapped), 2},
+                     {"cross_entropy", (tn_cross_entropy)(tn_ones(TN_DIMS(4, 3), TN_F32), targets, NULL, NULL), 2},
+                     {"embedding", tn_embedding(tn_cast(four, TN_U8), weight), 1}};
+        for (size_t i = 0; i < TN_COUNT(cases); i++) {
+            tn_tensor *sum = tn_sum(cases[i].y, TN_ALL, false);
+            assert_ok(tn_eval(&sum, 1));
+        }
+        for (size_t i = 0; i < TN_COUNT(cases); i++) { /* in any order */
+            assert_int_equal(tn_device_synchronize(tn_current_device()), TN_ERR_ARGUMENT);
+            for (size_t k = 0; k < TN_COUNT(cases); k++) {
+                char words[96];
+                snprintf(words, sizeof words, "%s: %d of the indices", cases[k].op, cases[k].count);
+                if (strstr(tn_error(), cases[k].op)) assert_text_has(tn_error(), words);
+            }
+        }
+        assert_ok(tn_device_synchronize(tn_current_device()));
+    }
+    end_elsewhere(before);
+}
+
 /* ---- what the range is ------------------------------------------------------------------------------------------- */
 
 static void only_casts_that_keep_the_values_are_looked_through(void **state) {
@@ -840,6 +949,9 @@ int main(void) {
         cmocka_unit_test(an_ignored_class_hides_no_other),
         cmocka_unit_test(one_index_outside_a_long_list_is_found_elsewhere),
         cmocka_unit_test(a_launch_elsewhere_compares_what_was_sent),
+        cmocka_unit_test(an_index_outside_that_a_device_computes_is_counted),
+        cmocka_unit_test(launches_count_what_they_compute),
+        cmocka_unit_test(all_indices_outside_are_counted),
         cmocka_unit_test(only_casts_that_keep_the_values_are_looked_through),
         cmocka_unit_test(what_is_made_inside_its_range_needs_no_look),
         cmocka_unit_test(narrow_indices_that_wrap_are_found),

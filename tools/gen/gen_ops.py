@@ -351,9 +351,13 @@ PUBLIC_HEAD = f"""/* ops.h — the operations. {BY}
  *     a queue that is a thread, tn_queue_synchronize reports it.
  *   - Inputs of a captured graph are checked at each tn_graph_launch, which fails and changes nothing.
  *   - On other devices the same holds for indices that tn_from_data has sent there, of any number, also as inputs of a
- *     captured graph. What the device computes is not checked: an index out of range reads NaN (0 for integers),
- *     writes nothing in scatter-like ops, and gives a row of zeros in one_hot. With TRUNNION_CHECK_INDICES=1 in the
- *     environment these are fetched and checked too, which waits for the device at each op: for debugging.
+ *     captured graph. What the device computes is counted there when it is used: an index out of range reads NaN (0
+ *     for integers), writes nothing in scatter-like ops, and gives a row of zeros in one_hot; the next call that waits
+ *     for that work (tn_read, tn_item, tn_to_device, tn_queue_synchronize, tn_device_synchronize) returns
+ *     TN_ERR_ARGUMENT, once, with the op, its line, the number of such indices since the last report, and the range.
+ *     States have been written by then. Launches of captured graphs count too. With TRUNNION_CHECK_INDICES=1 in the
+ *     environment the indices are fetched and compared before they are used, so that the op itself fails, which waits
+ *     for the device at each op: for debugging.
  *
  * PyTorch's keyword-only arguments are the fields of a struct, started from its initialiser (status.h); NULL means all
  * defaults:

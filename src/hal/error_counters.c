@@ -1,0 +1,145 @@
+/* error_counters.c — errors that kernels count on their device, and that the host reports when it next waits.
+ *
+ * A kernel cannot fail, so it adds to words in device memory. After a wait the host reads the words of those counters
+ * that kernels may have changed since the last look, and compares their sums with what it saw then. Nothing is written
+ * back, so looking needs no order with later kernels, and programs without such kernels pay one load per wait. */
+#include <pthread.h>
+#include <string.h>
+
+#include "hal/hal.h"
+
+struct tn_error_counters {
+    tn_error_counters *next;
+    tn_buffer *words; /* `parts` of each counter */
+    tn_counted_error *errors;
+    uint32_t *seen, *read; /* sums at the last look; room for the words */
+    int count, parts;
+    bool touched, kept; /* kept: released, but not yet looked at */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* the list, and all but the words of its members */
+static tn_error_counters *all;
+static atomic_int touched_count;
+
+static void counters_free(tn_error_counters *c) {
+    tn_buffer_release(c->words);
+    tn_mem_free(c->errors);
+    tn_mem_free(c->seen);
+    tn_mem_free(c->read);
+    tn_mem_free(c);
+}
+
+tn_status tn_error_counters_new(tn_device *d, int count, int parts, tn_error_counters **out) {
+    tn_error_counters *c = tn_mem_zalloc(1, sizeof *c);
+    size_t words = (size_t)count * (size_t)parts;
+    if (!c) return TN_ERR_MEMORY;
+    *c = (tn_error_counters){.errors = tn_mem_zalloc((size_t)count, sizeof *c->errors),
+                             .seen = tn_mem_zalloc((size_t)count, sizeof *c->seen),
+                             .read = tn_mem_zalloc(words, sizeof *c->read),
+                             .count = count,
+                             .parts = parts};
+    tn_status s = c->errors && c->seen && c->read ? TN_OK : TN_ERR_MEMORY;
+    if (s == TN_OK) s = tn_buffer_new(d, words * sizeof *c->read, &c->words);
+    if (s == TN_OK) s = tn_buffer_write(c->words, 0, c->read, words * sizeof *c->read);
+    if (s != TN_OK) {
+        counters_free(c);
+        return s;
+    }
+    pthread_mutex_lock(&lock);
+    c->next = all;
+    all = c;
+    pthread_mutex_unlock(&lock);
+    *out = c;
+    return TN_OK;
+}
+
+tn_buffer *tn_error_counters_words(const tn_error_counters *c) { return c->words; }
+
+void tn_error_counters_name(tn_error_counters *c, int counter, const tn_counted_error *error) {
+    pthread_mutex_lock(&lock);
+    c->errors[counter] = *error;
+    pthread_mutex_unlock(&lock);
+}
+
+/* The caller holds the lock, as in the functions below. */
+static void set_touched(tn_error_counters *c, bool touched) {
+    if (c->touched == touched) return;
+    c->touched = touched;
+    atomic_fetch_add(&touched_count, touched ? 1 : -1);
+}
+
+void tn_error_counters_touch(tn_error_counters *c) {
+    pthread_mutex_lock(&lock);
+    set_touched(c, true);
+    pthread_mutex_unlock(&lock);
+}
+
+static void unlink_counters(tn_error_counters *c) {
+    tn_error_counters **link = &all;
+    while (*link != c)
+        link = &(*link)->next;
+    *link = c->next;
+    set_touched(c, false);
+}
+
+void tn_error_counters_release(tn_error_counters *c) {
+    if (!c) return;
+    pthread_mutex_lock(&lock);
+    c->kept = c->touched;
+    if (!c->kept) unlink_counters(c);
+    pthread_mutex_unlock(&lock);
+    if (!c->kept) counters_free(c);
+}
+
+static tn_status report_one(const tn_error_counters *c, int counter, uint32_t count) {
+    const tn_counted_error *e = &c->errors[counter];
+    tn_status s = tn_fail(TN_ERR_ARGUMENT, "%s: %lu %s", e->what, (unsigned long)count, e->rule);
+    return e->file ? tn_fail_prefix(s, "%s:%d", e->file, (int)e->line) : s;
+}
+
+/* The first counter that has grown is reported; the others stay for the next call. */
+static tn_status look(tn_error_counters *c) {
+    TRY(tn_buffer_read(c->words, 0, c->read, (size_t)c->count * (size_t)c->parts * sizeof *c->read));
+    for (int i = 0; i < c->count; i++) {
+        uint32_t sum = 0;
+        for (int k = 0; k < c->parts; k++)
+            sum += c->read[i * c->parts + k];
+        uint32_t more = sum - c->seen[i];
+        c->seen[i] = sum;
+        if (more) return report_one(c, i, more);
+    }
+    set_touched(c, false);
+    return TN_OK;
+}
+
+/* Counters whose kernels another queue has yet to run are looked at after a later wait. */
+static bool is_ready(tn_error_counters *c, const tn_device *d) {
+    bool ordered = atomic_load_explicit(&d->ordered, memory_order_acquire);
+    return c->touched && c->words->device == d && (!ordered || tn_buffer_is_reusable(c->words, true));
+}
+
+tn_status tn_error_counters_report(const tn_device *d) {
+    tn_status s = TN_OK;
+    if (atomic_load_explicit(&touched_count, memory_order_acquire) == 0) return TN_OK;
+    pthread_mutex_lock(&lock);
+    for (tn_error_counters *c = all, *next; c && s == TN_OK; c = next) {
+        next = c->next;
+        if (is_ready(c, d)) s = look(c);
+        if (!c->kept || c->touched) continue;
+        unlink_counters(c);
+        counters_free(c);
+    }
+    pthread_mutex_unlock(&lock);
+    return s;
+}
+
+void tn_error_counters_close(const tn_device *d) {
+    pthread_mutex_lock(&lock);
+    for (tn_error_counters *c = all, *next; c; c = next) {
+        next = c->next;
+        if (!c->kept || c->words->device != d) continue;
+        unlink_counters(c);
+        counters_free(c);
+    }
+    pthread_mutex_unlock(&lock);
+}
