@@ -38,14 +38,17 @@ class Graph:
         self.nodes, self.inputs, self.constants, self.shapes = [], {}, {}, {}
         self.opset = self.r.choice([11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22])
         self.whole = set()  # names whose values are indices and so on, which stay as they are
+        self.ranges = {}  # least and greatest number of some names
 
     # ---- operands ----------------------------------------------------------------------------------------------------
 
     def shape(self, low=0, high=4, extents=None):
         return [self.r.choice(extents or EXTENTS) for _ in range(self.r.randint(low, high))]
 
-    def numbers(self, shape, dtype="f4"):
+    def numbers(self, shape, dtype="f4", between=None):
         np = self.np
+        if between:
+            return np.array(self.n.integers(between[0], between[1] + 1, shape)).astype(dtype)
         if dtype == "?":
             return self.n.random(shape) < 0.5 if shape else np.array(self.n.random() < 0.5)
         low = 0 if np.dtype(dtype).kind == "u" else -8
@@ -65,6 +68,15 @@ class Graph:
             constant = self.r.random() < (0.8 if value is not None else 0.25)
         (self.constants if constant else self.inputs)[name] = v
         return name
+
+    def bytes_between(self, between, shape, dtype, constant=False):
+        name = self.tensor(shape, dtype, constant=constant)
+        self.ranges[name] = between
+        (self.constants if constant else self.inputs)[name] = self.numbers(shape, dtype, between)
+        return name
+
+    def all_bytes(self, dtype):
+        return self.np.iinfo(dtype).min, self.np.iinfo(dtype).max
 
     def ints(self, values):
         return self.tensor(None, "i8", self.np.array(values, "i8"))
@@ -499,6 +511,87 @@ class Graph:
             return self.node("QuantizeLinear", [self.turned(self.tensor(shape)), scale, *zero], **a)
         return self.node("DequantizeLinear", [self.turned(self.tensor(shape, t)), scale, *zero], **a)
 
+    # Scales are powers of two, so that floats hold all numbers exactly, in whatever order they are computed.
+
+    def scale(self, low, high, count=None):
+        return self.tensor(None, value=self.np.array(2.0 ** -self.n.integers(low, high, count)).astype("f4"), constant=True)
+
+    def zero_point(self, dtype, middle=False):
+        value = self.np.array(0) if middle else self.numbers([], dtype, self.all_bytes(dtype))
+        return self.tensor(None, value=value.astype(dtype), constant=True)
+
+    def quantized(self, x, t, scale, zero):
+        return self.node("QuantizeLinear", [x, scale, zero])[0], t, scale, zero
+
+    def dequantized(self, q):
+        return self.node("DequantizeLinear", [q[0], *q[2:]])[0]
+
+    def qdq_conv(self, x, channels, groups, out, a):
+        """DequantizeLinear, Conv, perhaps Relu, QuantizeLinear, of bytes x = (name, type, scale, zero point)."""
+        r, np = self.r, self.np
+        w_type = r.choice(["i1", "i1", "u1"])
+        many = self.opset >= 13 and r.random() < 0.4
+        w = self.bytes_between(self.all_bytes(w_type), [out, channels // groups, *a["kernel_shape"]], w_type, True)
+        w_scale = self.scale(4, 9, out if many else None)
+        zeros = np.zeros(out if many else [], w_type) + (r.choice([0, 0, 3]) if w_type == "i1" else 128)
+        w_zero = self.tensor(None, value=zeros.astype(w_type), constant=True)
+        weight = self.node("DequantizeLinear", [w, w_scale, w_zero], **({"axis": 0} if many else {}))[0]
+        bias = []
+        if r.random() < 0.5:
+            value = self.n.integers(-4000, 4000, out).astype("i4")
+            sums = self.constants[x[2]] * self.constants[w_scale]
+            names = [self.tensor(None, value=v, constant=True) for v in (value, np.array(sums).astype("f4"))]
+            bias = [self.node("DequantizeLinear", names, **({"axis": 0} if many else {}))[0]]
+        y = self.node("Conv", [self.dequantized(x), weight, *bias], group=groups, **a)[0]
+        if r.random() < 0.4:
+            y = self.node("Relu", [y])[0]
+        t = x[1]
+        zero = self.tensor(None, value=np.array(np.iinfo(t).min).astype(t), constant=True) if r.random() < 0.5 else self.zero_point(t)
+        return self.quantized(y, t, self.scale(-6, 1), zero)
+
+    def op_conv_bytes(self):
+        r, np = self.r, self.np
+        rank = r.choice([1, 2, 2, 2, 2, 2])
+        sides = [r.choice([4, 5, 7, 8, 12, 19]) for _ in range(rank)]
+        groups = r.choice([1, 1, 1, 2, 4, 8])
+        per, out = r.choice([1, 1, 3, 4, 6, 16]), groups * r.choice([1, 2, 4, 5, 16])
+        a = self.windows(rank, sides)
+        batch, t = r.choice([1, 1, 2]), r.choice(["u1", "u1", "i1"])
+        x = self.bytes_between(self.all_bytes(t), [batch, groups * per, *sides], t)
+        kind = r.choice(["QLinearConv", "ConvInteger", "QDQ", "QDQ", "QDQ"])
+        if kind != "QDQ":
+            w_type = r.choice(["i1", t])
+            # With greater filters in i8 ONNX Runtime's kernels for AVX2 saturate sums of two products.
+            between = (-64, 63) if w_type == "i1" else self.all_bytes(w_type)
+            w = self.bytes_between(between, [out, per, *a["kernel_shape"]], w_type, r.random() < 0.8)
+            w_zero = self.zero_point(w_type, r.random() < 0.7)
+            if kind == "ConvInteger":
+                return self.node(kind, [x, w, self.zero_point(t), w_zero], group=groups, **a)
+            bias = [self.tensor(None, value=self.n.integers(-4000, 4000, out).astype("i4"), constant=True)] if r.random() < 0.5 else []
+            return self.node(kind, [x, self.scale(3, 6), self.zero_point(t), w, self.scale(3, 6, out if r.random() < 0.4 else None),
+                                    w_zero, self.scale(-6, 1), self.zero_point(t), *bias], group=groups, **a)
+        y = self.qdq_conv((x, t, self.scale(3, 6), self.zero_point(t)), groups * per, groups, out, a)
+        if r.random() < 0.3 and rank == 2:
+            y = self.node("MaxPool", [self.dequantized(y)], kernel_shape=[2, 2], strides=[1, 1], pads=[0, 1, 1, 0])[0], *y[1:]
+            y = self.quantized(*y)
+        end = r.choice(["", "conv", "add", "add conv", "average"])
+        if "add" in end:  # of two branches, or of the same one
+            same = r.random() < 0.2
+            other = y if same else self.qdq_conv((x, t, self.scale(3, 6), self.zero_point(t)), groups * per, groups, out, a)
+            sum_ = self.node("Add", [self.dequantized(y), self.dequantized(other)])[0]
+            if r.random() < 0.5:
+                sum_ = self.node("Relu", [sum_])[0]
+            least = self.tensor(None, value=np.array(np.iinfo(t).min).astype(t), constant=True)
+            y = self.quantized(sum_, t, self.scale(-6, 1), least)
+        if end == "average":
+            return [self.node("GlobalAveragePool", [self.dequantized(y)])[0]]
+        if "conv" in end:
+            pads = [0] * (2 * rank) if r.random() < 0.5 else [1] * (2 * rank)
+            size = r.choice([1, 3])
+            window = {"kernel_shape": [size] * rank, "pads": pads if size > 1 else [0] * (2 * rank)}
+            y = self.qdq_conv(y, out, 1, r.choice([3, 8, 16]), window)
+        return [y[0]]
+
     def op_resize(self):
         r = self.r
         shape = [r.choice([1, 2]), r.choice([1, 3]), r.choice([1, 2, 3, 5]), r.choice([1, 2, 4, 7])]
@@ -549,7 +642,7 @@ class Graph:
         return self.node(op, ins + used, r.choice([1, 2, 3 if op == "LSTM" else 2]), hidden_size=h, direction=direction, **a)
 
     OPERATORS = ("elementwise binary binary clip cast slice slice pad reduce reduce arg topk cumsum softmax gather scatter conv conv "
-                 "pool product product shape shape shape norm quantize resize grid recurrent").split()
+                 "conv_bytes conv_bytes pool product product shape shape shape norm quantize resize grid recurrent").split()
 
     # ---- a model -----------------------------------------------------------------------------------------------------
 
@@ -572,7 +665,7 @@ class Graph:
 
     def renew(self):
         """Other numbers for the inputs that are numbers."""
-        self.inputs = {k: v if k in self.whole else self.numbers(list(v.shape), v.dtype) for k, v in self.inputs.items()}
+        self.inputs = {k: v if k in self.whole else self.numbers(list(v.shape), v.dtype, self.ranges.get(k)) for k, v in self.inputs.items()}
 
 
 def _count(shape):
