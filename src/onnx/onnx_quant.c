@@ -136,9 +136,25 @@ typedef struct spanned {
     tn_tensor *bytes, *scale, *zero;
 } spanned;
 
+/* The last dims of x, so that the dims before them have enough places for all threads; returns how many. */
+static int inner_dims(const tn_tensor *x, int64_t *dims) {
+    enum { PLACES = 16 };
+    int64_t places = 1;
+    int first = 0, count = 0;
+    while (first < tn_rank(x) && places < PLACES)
+        places *= tn_size(x, first++);
+    for (; first < tn_rank(x); first++)
+        dims[count++] = first;
+    return count;
+}
+
 static spanned span(const onnx_call *c, const tn_tensor *x) {
-    tn_tensor *low = tn_minimum_scalar(tn_amin(x, TN_ALL, false), 0),
-              *high = tn_maximum_scalar(tn_amax(x, TN_ALL, false), 0);
+    int64_t dims[TN_MAX_RANK];
+    const int inner = inner_dims(x, dims);
+    const tn_tensor *least = inner ? tn_amin(x, dims, inner, false) : x;
+    const tn_tensor *most = inner ? tn_amax(x, dims, inner, false) : x;
+    tn_tensor *low = tn_minimum_scalar(tn_amin(least, TN_ALL, false), 0),
+              *high = tn_maximum_scalar(tn_amax(most, TN_ALL, false), 0);
     tn_tensor *scale = tn_div_scalar(tn_sub(high, low), UINT8_MAX);
     tn_tensor *divisor = tn_where(tn_eq_scalar(scale, 0), tn_ones_like(scale), scale);
     tn_tensor *zero = tn_cast(tn_round(tn_clamp(tn_neg(tn_div(low, divisor)), 0, UINT8_MAX)), TN_U8);
@@ -475,7 +491,7 @@ static tn_tensor *convolve_as_bytes(const onnx_call *c, int x_in, int w_in, int6
         lines ? tn_int_conv2d(tn_unsqueeze(x, 2), tn_unsqueeze(weight, 2), &o) : tn_int_conv2d(x, weight, &o);
     if (zero != 0) {
         const tn_tensor *sums = onnx_derived(c, w_in, ONNX_FILTER_SUMS, filter_sums);
-        y = tn_sub(y, tn_mul_scalar(tn_reshape(sums, (int64_t[]){tn_numel(sums), 1, 1}, 3), (double)zero));
+        y = tn_sub(y, tn_mul(tn_reshape(sums, (int64_t[]){tn_numel(sums), 1, 1}, 3), tn_scalar_int(zero)));
     }
     return lines ? tn_squeeze(y, &(int64_t){2}, 1) : y;
 }
