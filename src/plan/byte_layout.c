@@ -2,11 +2,14 @@
  *
  * Kernels for bytes multiply words of four channels. They copy an image in NCHW order into words first, and copy
  * results back. An image lies in words if the kernel that writes it and all kernels that read it support that:
- * convolutions, pooling, and element-wise programs whose images all have the same layout. Runs after fusing; the images
- * come from tn_quantized_conv2d, tn_max_pool2d and similar operations that replace ONNX's (onnx/quant_graph.c). */
+ * convolutions, pooling, element-wise programs whose images all have the same layout, and in-place concatenations of
+ * whole words. Runs after fusing; the images come from tn_quantized_conv2d, tn_max_pool2d and similar operations that
+ * replace ONNX's (onnx/quant_graph.c). */
 #include <string.h>
 
 #include "plan/native.h"
+
+enum { QUAD = 4 }; /* channels of a word */
 
 /* Whether this group is a kernel of bytes that takes an image in words. */
 static bool is_byte_kernel(const tn_group *group) {
@@ -68,14 +71,27 @@ static bool reads_as_image(const tn_graph_plan *g, const tn_group *group, int va
     return lead->in[0] == value && others == 0;
 }
 
+/* Whether v is a part of an in-place concatenation along the channels, and consists of whole words. */
+static bool is_part_of_words(const tn_graph_plan *g, const tn_value *v) {
+    const tn_node *n = v->node;
+    return n->rank == 4 && n->shape[1] % QUAD == 0 && g->values[v->memory.into].node->i[0] == 1 &&
+           tn_concat_is_in_place(g, v->memory.into);
+}
+
 static bool may_be_in_words(const tn_graph_plan *g, int value) {
     const tn_value *v = &g->values[value];
+    const int into = v->memory.into;
     byte_images images;
-    if (!v->stored || v->root != value || v->output >= 0 || v->memory.into >= 0 || v->group < 0) return false;
+    if (!v->stored || v->root != value || v->output >= 0 || v->group < 0 || !is_image(v)) return false;
     const tn_group *maker = &g->groups[v->group];
-    if (!is_image(v) || !(is_byte_kernel(maker) ? maker->lead == value : is_elementwise(maker, &images))) return false;
-    for (int k = 0; k < v->fusion.pull_count; k++)
-        if (!reads_as_image(g, &g->groups[v->fusion.pulls[k]], value)) return false;
+    if (into >= 0 && !is_part_of_words(g, v)) return false;
+    const bool made = is_byte_kernel(maker) ? maker->lead == value : is_elementwise(maker, &images);
+    if (!made && !(v->row && tn_concat_is_in_place(g, value))) return false;
+    for (int k = 0; k < v->fusion.pull_count; k++) {
+        const int reader = v->fusion.pulls[k];
+        if (into >= 0 && reader == g->values[into].group) continue;
+        if (!reads_as_image(g, &g->groups[reader], value)) return false;
+    }
     return v->fusion.pull_count > 0;
 }
 
@@ -93,7 +109,6 @@ static bool check_kernel(const tn_graph_plan *g, const tn_group *group, bool *wo
 
 /* Unless all images of a program are in `words`, removes all of them; true if that changed something. */
 static bool check_program(const tn_graph_plan *g, const tn_group *group, bool *words) {
-    enum { TOGETHER = 4 };
     byte_images images;
     int some = 0;
     if (!is_elementwise(group, &images)) return false;
@@ -102,8 +117,8 @@ static bool check_program(const tn_graph_plan *g, const tn_group *group, bool *w
     for (int i = 0; i < images.count; i++) {
         const tn_node *n = g->values[images.of[i]].node;
         some += words[images.of[i]];
-        alike = alike && words[images.of[i]] && memcmp(n->shape, shape, 4 * sizeof *shape) == 0 &&
-                n->shape[1] % TOGETHER == 0;
+        alike =
+            alike && words[images.of[i]] && memcmp(n->shape, shape, 4 * sizeof *shape) == 0 && n->shape[1] % QUAD == 0;
     }
     if (some == 0 || alike) return false;
     for (int i = 0; i < images.count; i++)
@@ -114,6 +129,12 @@ static bool check_program(const tn_graph_plan *g, const tn_group *group, bool *w
 static void agree(const tn_graph_plan *g, bool *words) {
     for (bool changed = true; changed;) {
         changed = false;
+        for (size_t i = 0; i < g->value_count; i++) {
+            const int whole = g->values[i].memory.into;
+            if (whole < 0 || words[i] == words[whole]) continue;
+            words[i] = words[whole] = false;
+            changed = true;
+        }
         for (size_t i = 0; i < g->group_count; i++) {
             const tn_group *group = &g->groups[i];
             changed |= is_byte_kernel(group) ? check_kernel(g, group, words) : check_program(g, group, words);

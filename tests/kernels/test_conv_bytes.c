@@ -3,8 +3,8 @@
  *
  * Loops spell out the sums; the kernels of every instruction set that this processor has follow, on one, two and three
  * threads, with filters packed before and at the run. Results lie between marks; workspace and images have exactly
- * their sizes, so that the address sanitizer sees each step beyond. A processor without dot products of bytes has no
- * kernel: there the operation's composition is all that is looked at. */
+ * their sizes, so that the address sanitizer sees each step beyond. Where there is no kernel (neither dot products of
+ * bytes nor AVX2), the operation's composition is all that is looked at. */
 #include "test_support.h"
 
 #include "cpu/conv.h"
@@ -147,7 +147,7 @@ static int check_problem(problem *p, bool plain) {
     return kernels;
 }
 
-/* Is there an instruction set here that multiplies bytes four at a time? */
+/* Is there an instruction set here that multiplies several bytes at a time? */
 static bool bytes_are_multiplied(void) {
     bool some = false;
     for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++)
@@ -279,13 +279,14 @@ static tn_tensor *compose_rounded(const tn_tensor *x, const tn_tensor *w, const 
 /* Bytes of a random convolution: by its kernel, then by its composition. */
 static int round_both(int n, const tn_quantized_conv2d_options *o, const int64_t *x_shape, const int64_t *w_shape,
                       tn_dtype dtype) {
-    enum { MOST = 1 << 18 };
+    enum { MOST = 1 << 20, MOST_FILTERS = 1 << 8 };
     int kernels = 0;
     static uint8_t kernel[MOST], composed[MOST];
-    static float scales[MOST];
-    static int32_t biases[MOST];
+    float scales[MOST_FILTERS];
+    int32_t biases[MOST_FILTERS];
     TN_SCOPE;
     const int64_t filters = w_shape[0];
+    assert_true(filters <= MOST_FILTERS);
     for (int64_t f = 0; f < filters; f++) {
         scales[f] = (float)random_from(1, 4000) * 1e-6F;
         biases[f] = (int32_t)random_from(-20000, 20000);
@@ -394,10 +395,15 @@ static tn_tensor *half_of_sum(const tn_tensor *x, const tn_tensor *y) {
     return tn_cast(tn_round(tn_mul_scalar(sum, 0.5)), tn_dtype_of(x));
 }
 
+static tn_tensor *joined_convs(const tn_tensor *x, int64_t channels) {
+    tn_tensor *first = random_conv(x, channels, false), *second = random_conv(x, 8, false);
+    return tn_cat((tn_tensor *[]){first, second, half_of_sum(second, second)}, 3, 1);
+}
+
 /* A block of a network; `apart`: each step is evaluated before the next, so that nothing lies in words. */
 static tn_tensor *make_block(int n, bool apart, int64_t channels) {
     TN_SCOPE;
-    enum { STEPS = 6 };
+    enum { STEPS = 7 };
     const int64_t filters = 1 + random_below(MAX_POINTS), kernel[2] = {3, 2};
     tn_max_pool2d_options o = TN_MAX_POOL2D_DEFAULTS;
     o.stride[0] = o.stride[1] = 2;
@@ -409,6 +415,7 @@ static tn_tensor *make_block(int n, bool apart, int64_t channels) {
                   : i == 2 ? random_conv(x, 0, true)
                   : i == 3 ? half_of_sum(x, n % 2 ? step[1] : random_conv(step[1], channels, false))
                   : i == 4 ? tn_max_pool2d(x, kernel, &o)
+                  : i == 5 ? joined_convs(x, channels)
                            : random_conv(x, filters, false);
         if (apart) assert_ok(tn_eval(&step[i], 1));
     }
