@@ -43,7 +43,11 @@ typedef struct tn_conv_args {
     const tn_byte_rounding *rounding;
     bool x_signed; /* images of bytes are i8; only with `rounding` */
     bool quads;    /* an element is four bytes: unsigned in x, signed in the weight; results are i32 */
-    float *out;    /* contiguous except for its border: the pooled result, an epilogue's only result, or NULL */
+    /* Of quads whose kernel saturates (tile_set.h): steps that each panel of filters adds a second time, with other
+     * filters: [panels of all groups, 1 + steps of k] their number and which, [panels, steps, columns] filters. */
+    const int32_t *again;
+    const float *again_packed;
+    float *out; /* contiguous except for its border: the pooled result, an epilogue's only result, or NULL */
     tn_conv_border border;
     void *workspace; /* 64-byte aligned */
 } tn_conv_args;

@@ -7,6 +7,7 @@
  * unchanged, or not at all if windows have one tap.
  *
  * For windows of one channel (depthwise, pooling) an input tile of words is filled, four channels at a time. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "cpu/conv_paths.h"
@@ -67,11 +68,58 @@ int64_t tn_conv_word_bytes(int64_t batch, int64_t channels, int64_t plane) {
 
 /* ---- filters ----------------------------------------------------------------------------------------------------- */
 
+/* Where kernels saturate sums of two products to 16 bits, two filters of a word's half may add up to PAIR_MOST at most.
+ * Those that would exceed it are halved; the other halves are another step at the same place (again in conv.h). */
+enum { PAIR_MOST = INT16_MAX / UINT8_MAX };
+
 typedef struct bytes_packing {
     const tn_conv_args *a;
-    int64_t panel, panels, quads; /* columns of a panel; panels, words of a pixel's channels a group */
+    int64_t panel, panels, steps; /* columns of a panel; panels, steps of k a group */
     int8_t *to;
+    int32_t *again; /* NULL: nothing saturates */
+    int8_t *again_packed;
 } bytes_packing;
+
+static int64_t steps_of(const tn_conv_args *a) { return words_of(a->channels) * a->kernel[0] * a->kernel[1]; }
+
+static int64_t panels_of(const tn_conv_args *a) {
+    return a->groups * tn_ceil_div(a->out_channels, panel_of(tn_conv_vec()));
+}
+
+static size_t again_bytes(const tn_conv_args *a) {
+    return tn_byte_tiles()->bytes->saturates ? im2col_bytes(panels_of(a) * (1 + steps_of(a))) : 0;
+}
+
+static size_t again_packed_bytes(const tn_conv_args *a) {
+    const int64_t words = panels_of(a) * steps_of(a) * panel_of(tn_conv_vec());
+    return tn_byte_tiles()->bytes->saturates ? im2col_bytes(words) : 0;
+}
+
+/* Halves filters of a step's words that would saturate: their other halves go to `rest`. */
+static bool halve_pairs(int8_t *step, int64_t bytes, int8_t *rest) {
+    bool halved = false;
+    for (int64_t i = 0; i < bytes; i += 2) {
+        const int a = step[i], b = step[i + 1];
+        if ((a < 0) != (b < 0) || abs(a + b) <= PAIR_MOST) continue;
+        if (!halved) memset(rest, 0, (size_t)bytes);
+        halved = true;
+        for (int64_t k = i; k < i + 2; k++) {
+            rest[k] = (int8_t)(step[k] / 2);
+            step[k] = (int8_t)(step[k] - rest[k]);
+        }
+    }
+    return halved;
+}
+
+/* The steps of panel n that are needed again. */
+static void split_panel(const bytes_packing *p, int64_t n) {
+    const int64_t step = p->panel * QUAD;
+    int32_t *again = p->again + n * (1 + p->steps);
+    int8_t *from = p->to + n * p->steps * step, *rest = p->again_packed + n * p->steps * step;
+    *again = 0;
+    for (int64_t k = 0; k < p->steps; k++)
+        if (halve_pairs(from + k * step, step, rest + *again * step)) again[++*again] = (int32_t)k;
+}
 
 /* Filter `filter` of a group as column `column` of the panel at `to`. */
 static void pack_filter(const bytes_packing *p, const int8_t *from, int64_t column, int8_t *to) {
@@ -86,20 +134,35 @@ static void pack_filter(const bytes_packing *p, const int8_t *from, int64_t colu
 static void bytes_pack_panels(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const bytes_packing *p = ctx;
     const tn_conv_args *a = p->a;
-    const int64_t bytes = p->quads * a->kernel[0] * a->kernel[1] * p->panel * QUAD;
+    const int64_t bytes = p->steps * p->panel * QUAD;
     for (int64_t n = begin; n < end; n++) {
         const int64_t first = n % p->panels * p->panel, out_channels = tn_min64(p->panel, a->out_channels - first);
         const int8_t *from = (const int8_t *)(const void *)a->weight + n / p->panels * a->weight_group;
         memset(p->to + n * bytes, 0, (size_t)bytes);
         for (int64_t column = 0; column < out_channels; column++)
             pack_filter(p, from + (first + column) * a->weight_stride[0], column, p->to + n * bytes);
+        if (p->again) split_panel(p, n);
     }
 }
 
+/* The convolution of words whose filters lie at `packed`. */
+static tn_conv_args with_packed(const tn_conv_args *a, const void *packed) {
+    tn_conv_args q = quads_of(a);
+    q.packed = packed;
+    if (!tn_byte_tiles()->bytes->saturates) return q;
+    const char *again = (const char *)packed + tn_conv_nhwc_packed_bytes(&q);
+    q.again = (const int32_t *)(const void *)again;
+    q.again_packed = (const float *)(const void *)(again + again_bytes(a));
+    return q;
+}
+
+/* Filters, then what is needed again. */
 static void pack_words(const tn_conv_args *args, void *to) {
     enum { PART_BYTES = 1 << 14 };
-    bytes_packing p = {
-        .a = args, .panel = panel_of(tn_conv_vec()), .quads = tn_ceil_div(args->channels, QUAD), .to = to};
+    const tn_conv_args q = with_packed(args, to);
+    bytes_packing p = {.a = args, .panel = panel_of(tn_conv_vec()), .steps = steps_of(args), .to = to};
+    p.again = (int32_t *)(uintptr_t)q.again;
+    p.again_packed = (int8_t *)(uintptr_t)q.again_packed;
     p.panels = tn_ceil_div(args->out_channels, p.panel);
     int64_t bytes = p.panel * args->channels * args->kernel[0] * args->kernel[1];
     tn_parallel(args->groups * p.panels, tn_max64(PART_BYTES / bytes, 1), bytes_pack_panels, &p);
@@ -129,6 +192,21 @@ static void join_row(const tile_set *tiles, const uint8_t *x, int64_t channel, i
         for (int64_t k = 0; k < QUAD; k++)
             plane[k] = x + (c + k < channels ? c + k : c) * channel;
         tiles->bytes->join(plane, count, turned, to);
+    }
+}
+
+/* The same of pixels that do not lie side by side. */
+static void gather_row(const tn_conv_args *a, const uint8_t *x, int64_t count, uint32_t *to, int64_t apart) {
+    const int64_t channel = a->x_stride[1], pixel = a->x_stride[3];
+    for (int64_t c = 0; c < a->channels; c += QUAD, to += apart) {
+        const uint8_t *from = x + c * channel;
+        const int64_t some = tn_min64(QUAD, a->channels - c);
+        for (int64_t i = 0; i < count; i++, from += pixel) {
+            uint8_t word[QUAD] = {0};
+            for (int64_t k = 0; k < some; k++)
+                word[k] = from[k * channel];
+            memcpy(to + i, word, sizeof word);
+        }
     }
 }
 
@@ -173,17 +251,7 @@ static void widen_rows(void *ctx, int64_t begin, int64_t end, TN_UNUSED int work
                 join_row(w->tiles, x, a->x_stride[1], a->channels, across.count, 0, to, q->x_stride[1]);
                 continue;
             }
-            w->tiles->pack(&(pack){.to = (real *)(void *)to,
-                                   .distance = q->x_stride[1],
-                                   .group = across.count,
-                                   .kind = PACK_QUADS,
-                                   .from = x,
-                                   .along = QUAD * a->x_stride[1],
-                                   .across = a->x_stride[3],
-                                   .second = a->x_stride[1],
-                                   .rest = (int)(a->channels % QUAD),
-                                   .steps = q->channels,
-                                   .lines = across.count});
+            gather_row(a, x, across.count, to, q->x_stride[1]);
         }
         turn_bits(w, row + across.first, across.count);
     }
@@ -191,7 +259,7 @@ static void widen_rows(void *ctx, int64_t begin, int64_t end, TN_UNUSED int work
 
 static void run_words(const tn_conv_args *args, uint8_t outside, char *memory) {
     enum { ROW_ELEMENTS = 1 << 13 };
-    tn_conv_args q = quads_of(args);
+    tn_conv_args q = with_packed(args, args->packed);
     if (stays(args)) {
         tn_conv_nhwc(&q, NULL, memory);
         return;
@@ -350,7 +418,8 @@ static void run_windows(const tn_conv_args *a, uint8_t outside, char *memory) {
 static size_t words_bytes(const tn_conv_args *a) {
     tn_conv_args q = quads_of(a);
     if (a->max_pool) return 0;
-    return is_depthwise(a) ? im2col_bytes((int64_t)window_words(a)) : tn_conv_nhwc_packed_bytes(&q);
+    if (is_depthwise(a)) return im2col_bytes((int64_t)window_words(a));
+    return tn_conv_nhwc_packed_bytes(&q) + again_bytes(a) + again_packed_bytes(a);
 }
 
 static size_t sums_bytes(const tn_conv_args *a) { return a->max_pool ? 0 : im2col_bytes(a->groups * a->out_channels); }

@@ -554,6 +554,22 @@ static void multiply_phase(const nhwc_nhwc *w, nhwc_part *p, const phase *at, in
     }
 }
 
+/* Adds steps of panel n once more, with the rest of their filters. */
+static void multiply_again(const nhwc_nhwc *w, nhwc_part *p, const phase *at, int64_t group, int64_t n) {
+    const int64_t panel = group * w->panels + n;
+    const int32_t *steps = w->a.again + panel * (1 + at->depth);
+    const float *packed = w->a.again_packed + panel * at->depth * w->panel;
+    int64_t tap[CHUNK];
+    p->out_channels = (strips){0};
+    for (int64_t k0 = 0; k0 < *steps; k0 += CHUNK) {
+        const int64_t count = tn_min64(CHUNK, *steps - k0);
+        for (int64_t k = 0; k < count; k++)
+            tap[k] = at->tap[steps[1 + k0 + k]];
+        const tile t = {.b = packed + k0 * w->panel, .tap = tap, .k = count, .add = true, .c_row = w->panel};
+        multiply_pixels(w, p, group, p->sums, 0, t, w->a.out_channels - n * w->panel);
+    }
+}
+
 /* Output pixels [at, at + count) of all images, part `number` of the panels. */
 static void compute_block(const nhwc_nhwc *w, nhwc_part *p, int64_t group, int64_t at, int64_t count, int64_t number) {
     const tn_conv_args *a = &w->a;
@@ -578,6 +594,7 @@ static void compute_block(const nhwc_nhwc *w, nhwc_part *p, int64_t group, int64
         if (afar) p->results = results_of(w, p, first, out_channels);
         for (int64_t k = 0; k < w->split[0] * side; k++) {
             multiply_phase(w, p, &w->phase[k], group, n, k % side * w->panel);
+            if (a->again) multiply_again(w, p, &w->phase[k], group, n);
             if (k % side < side - 1) continue;
             if (w->split[0] * side > 1)
                 write_pixels(w, p, first, out_channels, k / side);

@@ -131,7 +131,7 @@ static void fold_batch(tn_gemm_args *g) {
 }
 
 /* Both sides have fixed signedness then. */
-static bool sums_integers(const gemm *g) { return g->with->width == QUAD; }
+static bool sums_integers(const gemm *g) { return g->with->bytes; }
 
 /* Whether the epilogue only adds a number per column, to few columns and a single chain. Then sums may start with it: a
  * + b = b + a. C is where the epilogue would write. */
@@ -169,13 +169,15 @@ static bool is_half(tn_dtype dtype) { return dtype == TN_F16 || dtype == TN_BF16
 
 /* An operand with distance `along` between elements along k and `across` between lines: in words if the memory has
  * words, else with several steps at a time. */
-static layout layout_of_words(const gemm *g, tn_matrix *x, int64_t lines, int64_t *along, int64_t *across) {
+static layout layout_of_words(const gemm *g, tn_matrix *x, pack_kind kind, int64_t lines, int64_t *along,
+                              int64_t *across) {
     const int64_t width = g->with->width;
     int64_t strides = lines > 1 ? *across : 0;
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         strides |= g->args.batch[axis] > 1 ? x->batch_stride[axis] : 0;
-    layout l = {.kind = width == QUAD ? PACK_QUADS : PACK_PAIRS, .second = *along};
-    if (x->fused.vm || g->rest || *along != 1 || strides & (width - 1)) {
+    layout l = {.kind = kind, .second = *along};
+    bool words = width * pack_size[kind] == (int64_t)sizeof(real) && *along == 1 && !g->rest;
+    if (x->fused.vm || !words || strides & (width - 1)) {
         *along *= width;
         return l;
     }
@@ -189,8 +191,10 @@ static void word_layouts(gemm *g) {
     tn_gemm_args *x = &g->args;
     g->rest = (int)(x->k % g->with->width);
     x->k = tn_ceil_div(x->k, g->with->width);
-    g->a_layout = layout_of_words(g, &x->a, x->m, &x->a.col_stride, &x->a.row_stride);
-    g->b_layout = layout_of_words(g, &x->b, x->n, &x->b.row_stride, &x->b.col_stride);
+    const bool bytes = g->with->bytes, quads = g->with->width == QUAD;
+    pack_kind a = !bytes ? PACK_PAIRS : quads ? PACK_QUADS : PACK_U8, b = a == PACK_U8 ? PACK_I8 : a;
+    g->a_layout = layout_of_words(g, &x->a, a, x->m, &x->a.col_stride, &x->a.row_stride);
+    g->b_layout = layout_of_words(g, &x->b, b, x->n, &x->b.row_stride, &x->b.col_stride);
 }
 
 static pack_kind gemm_kind_of(tn_dtype dtype) {
@@ -370,7 +374,7 @@ static void plan_gemm(gemm *g, const tile_set *with, const tn_gemm_args *args, t
     *g = (gemm){.with = with,
                 .args = *args,
                 .dtype = dtype,
-                .whole = dtype == TN_I32 && with->width != QUAD,
+                .whole = dtype == TN_I32 && !with->bytes,
                 .panel = 2 * with->lanes};
     g->panel_shift = __builtin_ctz((unsigned)g->panel);
     bool rows = args->a.col_stride == 1 && args->m >= FEW_ROWS;

@@ -33,7 +33,7 @@ extern const struct tile_set tn_tiles_f32_base, tn_tiles_f32_avx2, tn_tiles_f32_
 extern const struct tile_set tn_tiles_f64_base, tn_tiles_f64_avx2, tn_tiles_f64_avx512;
 extern const struct tile_set tn_tiles_bf16_avx512bf16, tn_tiles_bf16_bfdot;      /* only for bf16 */
 extern const struct tile_set tn_tiles_bytes_avx2vnni, tn_tiles_bytes_avx512vnni; /* u8 by i8; others are widened */
-extern const struct tile_set tn_tiles_bytes_i8mm;
+extern const struct tile_set tn_tiles_bytes_avx2, tn_tiles_bytes_i8mm;
 bool tn_gemm_pairs_pay(void); /* is their instruction fast here? Takes some microseconds. */
 
 typedef struct tn_attention_table {
@@ -81,7 +81,7 @@ const tn_recurrent_table *tn_recurrent_steps(void);
 bool tn_gemm_use(tn_isa isa);
 /* The same for products of bf16: in pairs, or widened. false: this processor has no such instruction. */
 bool tn_gemm_use_pairs(bool pairs);
-/* … and of bytes: four at a time, or widened as everywhere. */
+/* … and of bytes: several at a time, or widened to floats as everywhere. */
 bool tn_gemm_use_quads(bool quads);
 bool tn_qmat_use(tn_isa isa, bool vnni);
 

@@ -100,7 +100,7 @@ static int dots(void) {
     return now;
 }
 
-/* The kernels of bytes that the processor multiplies without widening, or NULL. */
+/* The kernels of bytes that the processor multiplies without making them floats, or NULL. */
 static _Atomic bool without_quads;
 
 static const struct tile_set *byte_tiles(const kernel_tables *t) {
@@ -110,6 +110,9 @@ static const struct tile_set *byte_tiles(const kernel_tables *t) {
 #endif
 #ifdef TN_HAVE_AVX2_VNNI
     if (t == &built[TN_ISA_AVX2] && (dots() & DOTS_256)) return &tn_tiles_bytes_avx2vnni;
+#endif
+#ifdef TN_HAVE_AVX2
+    if (t == &built[TN_ISA_AVX2]) return &tn_tiles_bytes_avx2;
 #endif
 #ifdef TN_HAVE_I8MM
     if (t == &built[TN_ISA_BASE] && (dots() & DOTS_I8MM)) return &tn_tiles_bytes_i8mm;

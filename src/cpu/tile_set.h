@@ -120,7 +120,8 @@ static inline int64_t tile_nhwc_height(int64_t left, int64_t full) {
 /* ---- packing (tiles.c) --------------------------------------------------------------------------------------------
  * */
 
-/* Element kind in memory. Constant after inlining wherever it decides anything. */
+/* Element kind in memory. Constant after inlining wherever it decides anything. Where a step has two bytes, these are
+ * PACK_I8 or PACK_U8, and `second` is the distance between the two. */
 typedef enum pack_kind { PACK_REAL, PACK_F16, PACK_BF16, PACK_PAIRS, PACK_I8, PACK_U8, PACK_QUADS } pack_kind;
 
 static const int64_t pack_size[] = {sizeof(real), 2, 2, 2, 1, 1, 1};
@@ -186,6 +187,8 @@ typedef struct byte_kernels {
      * planes. */
     void (*join)(const uint8_t *const plane[4], int64_t count, uint32_t turned, uint32_t *to);
     void (*split)(const uint32_t *from, int64_t count, int channels, uint8_t *const plane[4]);
+    /* Turned tiles saturate sums of the products of a word's first two and last two bytes to 16 bits. */
+    bool saturates;
 } byte_kernels;
 
 /* All of an instruction set, by height of tiles where that matters. */
@@ -205,9 +208,9 @@ typedef struct tile_set {
     void (*round)(const result_block *block, bool brain); /* to f16 or bf16 */
     void (*add)(const result_block *block, bool add);     /* whole numbers, modulo 2³², to what is there or over it */
     int lanes, rows;                                      /* of a vector; of a tile of full height */
-    int width;                                            /* elements in a step: 2 of bf16, 4 bytes, of others 1 */
+    int width;                                            /* elements in a step: 2 of bf16, 4 or 2 bytes, else 1 */
     bool folds;                                           /* packed rows of A take fewer instructions */
-    const byte_kernels *bytes;                            /* of quads */
+    const byte_kernels *bytes;                            /* of bytes, whose sums are integers; else NULL */
 } tile_set;
 
 /* Some µs of one core's work: less than two of that are not worth a fork-join. */

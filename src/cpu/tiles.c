@@ -20,6 +20,15 @@
 #include "cpu/widen.h"
 #endif
 
+/* Elements of a step. */
+#if defined(TN_VEC_PAIRS) || defined(TN_VEC_WIDENED)
+enum { WIDTH = 2 };
+#elif defined(TN_VEC_QUADS)
+enum { WIDTH = 4 };
+#else
+enum { WIDTH = 1 };
+#endif
+
 enum { PACK_AHEAD = 8 }; /* steps: the hardware prefetcher does not follow rows that are far apart */
 
 /* ---- elements as the micro-kernels want them --------------------------------------------------------------------- */
@@ -59,17 +68,28 @@ VEC_INLINE v_counts pack_bytes(const char *p, int64_t n, int place) {
 #endif
 }
 
-VEC_INLINE V pack_quads(const char *p, int64_t second, int64_t n) {
+#ifdef TN_VEC_WIDENED
+VEC_INLINE V pack_together(const char *p, pack_kind kind, int64_t second, int64_t n) {
+    v_counts low = pack_bytes(p, n, 0), high = pack_bytes(p + second, n, 2);
+    if (kind == PACK_I8) { /* (x ^ 128) - 128 has x's sign in 16 bits */
+        const __m256i sign = _mm256_set1_epi16(0x80);
+        return (V)_mm256_sub_epi16(_mm256_xor_si256((__m256i)(low | high), sign), sign);
+    }
+    return (V)(low | high);
+}
+#else
+VEC_INLINE V pack_together(const char *p, TN_UNUSED pack_kind kind, int64_t second, int64_t n) {
     return (V)(pack_bytes(p, n, 0) | pack_bytes(p + second, n, 1) | pack_bytes(p + 2 * second, n, 2) |
                pack_bytes(p + 3 * second, n, 3));
 }
+#endif
 #endif
 
 /* VL neighbours. */
 VEC_INLINE V pack_load(const char *p, pack_kind kind, int64_t second) {
     if (kind == PACK_REAL) return v_load((const real *)(const void *)p);
 #ifdef TN_VEC_QUADS
-    return pack_quads(p, second, VL);
+    return pack_together(p, kind, second, VL);
 #endif
     if (pack_size[kind] == 1) return v_widen_bytes(p, kind == PACK_I8);
     v_halves h = v_load_halves(p);
@@ -80,7 +100,7 @@ VEC_INLINE V pack_part(const char *p, pack_kind kind, int64_t second, int64_t n)
     if (n > VL) n = VL;
     if (kind == PACK_REAL) return v_part_load((const real *)(const void *)p, v_mask(n));
 #ifdef TN_VEC_QUADS
-    return pack_quads(p, second, n);
+    return pack_together(p, kind, second, n);
 #endif
     if (pack_size[kind] == 1) {
         char bytes[VL] = {0};
@@ -93,18 +113,23 @@ VEC_INLINE V pack_part(const char *p, pack_kind kind, int64_t second, int64_t n)
 
 /* The bits of a pair or a quad as a number; of its `count` first elements. */
 VEC_INLINE real pack_word(const char *p, pack_kind kind, int64_t second, int count) {
-    const int64_t size = pack_size[kind];
-    char bytes[sizeof(real)] = {0};
-    for (int i = 0; i < count; i++)
-        memcpy(bytes + i * size, p + i * second * size, (size_t)size);
     real x;
-    memcpy(&x, bytes, sizeof x);
+#ifdef TN_VEC_WIDENED
+    int16_t parts[2] = {0};
+    for (int i = 0; i < count; i++)
+        parts[i] = kind == PACK_I8 ? (int8_t)p[i * second] : (uint8_t)p[i * second];
+#else
+    const int64_t size = pack_size[kind];
+    char parts[sizeof(real)] = {0};
+    for (int i = 0; i < count; i++)
+        memcpy(parts + i * size, p + i * second * size, (size_t)size);
+#endif
+    memcpy(&x, parts, sizeof x);
     return x;
 }
 
 VEC_INLINE real pack_one(const char *p, pack_kind kind, int64_t second) {
-    return kind == PACK_REAL ? *(const real *)(const void *)p
-                             : pack_word(p, kind, second, (int)((int64_t)sizeof(real) / pack_size[kind]));
+    return kind == PACK_REAL ? *(const real *)(const void *)p : pack_word(p, kind, second, WIDTH);
 }
 #endif
 
@@ -157,7 +182,7 @@ VEC_INLINE void pack_strided(const pack *p, const pack_kind kind) {
     for (int64_t step = 0; step < p->steps; step++) {
         const char *from = (const char *)p->from + step * p->along * size;
         real *to = p->to + step * p->distance;
-        if (kind == PACK_REAL || kind == PACK_PAIRS || kind == PACK_QUADS) {
+        if (kind == PACK_REAL || WIDTH > 1) {
             for (int64_t line = 0; line < p->lines; line++)
                 to[line] = pack_one(from + line * p->across * size, kind, p->second);
             continue;
@@ -239,21 +264,38 @@ void pack_transposed(const pack *p, int64_t apart) {
 }
 #endif
 
+#ifdef TN_VEC_WIDENED
+/* VL steps of a line. */
+VEC_INLINE V pack_row(const char *p, pack_kind kind) {
+    const __m128i x = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return (V)(kind == PACK_I8 ? _mm256_cvtepi8_epi16(x) : _mm256_cvtepu8_epi16(x));
+}
+
+VEC_INLINE V pack_row_part(const char *p, pack_kind kind, int64_t n) {
+    char bytes[WIDTH * VL] = {0};
+    memcpy(bytes, p, (size_t)(WIDTH * n));
+    return pack_row(bytes, kind);
+}
+#else
+VEC_INLINE V pack_row(const char *p, pack_kind kind) { return pack_load(p, kind, 0); }
+VEC_INLINE V pack_row_part(const char *p, pack_kind kind, int64_t n) { return pack_part(p, kind, 0, n); }
+#endif
+
 /* The same for narrow elements: they are widened in place, some lines by some steps at a time. */
 VEC_INLINE void pack_transposed_as(const pack *p, const pack_kind kind) {
     enum { STEPS = 64 };
-    const int64_t size = pack_size[kind];
+    const int64_t size = pack_size[kind], step_size = WIDTH * size;
     real wide[VL][STEPS];
     for (int64_t line = 0; line < p->lines; line += VL) {
         int64_t lines = p->lines - line < VL ? p->lines - line : VL;
         for (int64_t step = 0; step < p->steps; step += STEPS) {
             int64_t steps = p->steps - step < STEPS ? p->steps - step : STEPS;
             for (int64_t i = 0; i < lines; i++) {
-                const char *from = (const char *)p->from + (step + (line + i) * p->across) * size;
+                const char *from = (const char *)p->from + step * step_size + (line + i) * p->across * size;
                 int64_t s = 0;
                 for (; s + VL <= steps; s += VL)
-                    v_store(wide[i] + s, pack_load(from + s * size, kind, 0));
-                if (s < steps) v_store(wide[i] + s, pack_part(from + s * size, kind, 0, steps - s));
+                    v_store(wide[i] + s, pack_row(from + s * step_size, kind));
+                if (s < steps) v_store(wide[i] + s, pack_row_part(from + s * step_size, kind, steps - s));
             }
             pack_transposed(&(pack){.to = p->to + line + step * p->distance,
                                     .distance = p->distance,
@@ -271,7 +313,7 @@ VEC_INLINE void pack_as(const pack *p, const pack_kind kind, void (*any_group)(c
         return;
     }
     bool words = kind == PACK_PAIRS || kind == PACK_QUADS;
-    bool in_row = words ? p->along > 1 && p->second == 1 : p->along == 1;
+    bool in_row = kind != PACK_REAL && WIDTH > 1 ? p->along > 1 && p->second == 1 : p->along == 1;
     for (int64_t line = 0; line < p->lines; line += p->group) {
         pack one = *p;
         one.to += line / p->group * p->jump;
@@ -312,7 +354,7 @@ static void pack_real(const pack *p) { pack_as(p, PACK_REAL, pack_real_groups); 
 #else
 #if defined(TN_VEC_PAIRS)
 #define PACK_OTHER(p) PACK_PAIRS
-#elif defined(TN_VEC_QUADS)
+#elif defined(TN_VEC_QUADS) && !defined(TN_VEC_WIDENED)
 #define PACK_OTHER(p) PACK_QUADS
 #else
 #define PACK_OTHER(p) ((p)->kind)
@@ -789,7 +831,7 @@ VEC_INLINE void tile_nhwc_step(V sum[TILE_ROWS][2], const real *a, const real *b
             continue;
         }
         V x = v_set1(a[i * apart]);
-        VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_step(x, y[j], sum[i][j]);
+        VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_turned_step(x, y[j], sum[i][j]);
     }
 }
 
@@ -1129,17 +1171,13 @@ static void round_out(const result_block *r, bool brain) {
 #endif
 
 #if defined(TN_VEC_PAIRS)
-enum { WIDTH = 2 };
 #define SET VEC_JOIN(tn_tiles_bf16, TN_ISA_SUFFIX)
 #elif defined(TN_VEC_QUADS)
-enum { WIDTH = 4 };
 #define SET VEC_JOIN(tn_tiles_bytes, TN_DOT_SUFFIX)
 #define BYTES &byte_rows
 #elif defined(TN_VEC_F64)
-enum { WIDTH = 1 };
 #define SET VEC_JOIN(tn_tiles_f64, TN_ISA_SUFFIX)
 #else
-enum { WIDTH = 1 };
 #define SET VEC_JOIN(tn_tiles_f32, TN_ISA_SUFFIX)
 #endif
 

@@ -1,9 +1,15 @@
-/* tiles_bytes.c — tiles.c for processors that add four products of bytes in one instruction, from the same source; also
- * depthwise windows of bytes, and what rounds sums to bytes.
+/* tiles_bytes.c — tiles.c for processors that add several products of bytes in one instruction, from the same source;
+ * also depthwise windows of bytes, and what rounds sums to bytes.
  *
- * It is compiled as qtile.c is. Without such instructions bytes are widened to floats. */
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_MATMUL_INT8)
+ * It is compiled as qtile.c is. With instructions for bytes, a word holds four of them. AVX2 lacks these. For matrix
+ * products a word holds two bytes there, widened to 16 bits when they are packed, whose products vpmaddwd adds exactly.
+ * For convolutions it holds four: vpmaddubsw saturates sums of two products to 16 bits, so filters are packed as sums
+ * of parts that cannot reach that (conv_bytes.c). Elsewhere bytes are widened to floats. */
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_MATMUL_INT8) || defined(__AVX2__)
 #define TN_VEC_QUADS
+#if !defined(__AVX512VNNI__) && !defined(__AVXVNNI__) && !defined(__ARM_FEATURE_MATMUL_INT8)
+#define TN_VEC_WIDENED
+#endif
 #include <math.h>
 #include <string.h>
 
@@ -53,11 +59,22 @@ typedef __m256 float_vec;
 #define BYTE_OP(name) _mm256_##name
 #define LOAD_WORDS(p) _mm256_loadu_si256((const __m256i *)(const void *)(p))
 #define SPREAD_PIECE(p) _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)(p)))
-#define ADD_PRODUCTS(c, a, b) _mm256_dpbusd_avx_epi32(c, a, b)
 #define GATHER_WORDS(p, index) _mm256_i32gather_epi32((const int *)(const void *)(p), index, QUAD)
 #define XOR_BITS(a, b) _mm256_xor_si256(a, b)
 #define PIECE_OF(x, k) _mm256_extracti128_si256(x, k)
 #define STORE_WORDS(p, n, x) _mm256_maskstore_epi32((int *)(void *)(p), v_mask(n), x)
+#ifdef TN_VEC_WIDENED
+#define EVEN_BYTES(x) _mm256_and_si256(x, _mm256_set1_epi16(0xff))
+/* Products of the even and of the odd bytes. */
+VEC_INLINE __m256i add_products(__m256i c, __m256i a, __m256i b) {
+    const __m256i even = _mm256_madd_epi16(EVEN_BYTES(a), _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
+    return _mm256_add_epi32(c, _mm256_add_epi32(even, odd));
+}
+#define ADD_PRODUCTS(c, a, b) add_products(c, a, b)
+#else
+#define ADD_PRODUCTS(c, a, b) _mm256_dpbusd_avx_epi32(c, a, b)
+#endif
 #endif
 
 typedef struct rounding_vec {
@@ -165,7 +182,28 @@ static void round_to_planes(const byte_result *r) {
     round_some(r, whole, r->channels - whole, 0, r->pixels);
 }
 #else
-static void round_to_planes(const byte_result *r) { round_some(r, 0, r->channels, 0, r->pixels); }
+/* Eight channels of four pixels. */
+VEC_INLINE void round_oblong(const byte_result *r, const rounding_vec *with, int64_t channel, int64_t pixel) {
+    const __m256i by_channel =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const __m256i four = round_pixels(r, with, r->from + pixel * r->from_row + channel);
+    int32_t rows[WORDS];
+    _mm256_storeu_si256((__m256i *)(void *)rows, _mm256_shuffle_epi8(four, by_channel));
+    VEC_UNROLL
+    for (int c = 0; c < WORDS; c++)
+        memcpy(r->to + (channel + c) * r->plane + pixel, rows + c, sizeof *rows);
+}
+
+static void round_to_planes(const byte_result *r) {
+    rounding_vec with = spread(r->rounding);
+    const int64_t whole = r->pixels >= PIXELS ? r->channels / WORDS * WORDS : 0;
+    for (int64_t channel = 0; channel < whole; channel += WORDS) {
+        spread_channels(&with, r->rounding, r->channel + channel, WORDS);
+        for (int64_t pixel = 0; pixel < r->pixels; pixel += PIXELS)
+            round_oblong(r, &with, channel, tn_min64(pixel, r->pixels - PIXELS));
+    }
+    round_some(r, whole, r->channels - whole, 0, r->pixels);
+}
 #endif
 
 static void round_to_bytes(const byte_result *r) {
@@ -191,6 +229,12 @@ VEC_INLINE byte_vec load_words(const uint32_t *from, const int64_t stride) {
     const byte_vec index = BYTE_OP(mullo_epi32)(LOAD_WORDS(steps), BYTE_OP(set1_epi32)((int32_t)stride));
 #if defined(__AVX512F__)
     if (stride == 2) return _mm512_permutex2var_epi32(LOAD_WORDS(from), index, LOAD_WORDS(from + WORDS));
+#else
+    if (stride == 2) {
+        const __m256 low = _mm256_loadu_ps((const float *)(const void *)from);
+        const __m256 high = _mm256_loadu_ps((const float *)(const void *)(from + WORDS));
+        return _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(low, high, 0x88)), 0xD8);
+    }
 #endif
     return GATHER_WORDS(from, index);
 }
@@ -378,7 +422,13 @@ static void split_words(const uint32_t *from, int64_t count, int channels, uint8
             plane[c][i] = (uint8_t)(from[i] >> 8 * c);
 }
 
-static const byte_kernels byte_rows = {round_to_bytes, weigh_words, pool_words, join_planes, split_words};
+#ifdef TN_VEC_WIDENED
+enum { SATURATES = true };
+#else
+enum { SATURATES = false };
+#endif
+
+static const byte_kernels byte_rows = {round_to_bytes, weigh_words, pool_words, join_planes, split_words, SATURATES};
 
 #include "cpu/tiles.c"
 #else

@@ -272,7 +272,7 @@ VEC_INLINE V v_end(const epilogue_ops *e, int64_t column, V x) {
 #endif
 
 /* One step of a micro-kernel: a·b + c; with pairs c + a₁·b₁ + a₀·b₀, rounded as the processor does; with quads the sum
- * of four products and c, modulo 2³². */
+ * of four products and c, with widened bytes of two, modulo 2³². */
 #if defined(TN_VEC_PAIRS) && defined(VEC_NEON)
 VEC_INLINE V v_step(V a, V b, V c) { return (V)vbfdotq_f32((float32x4_t)c, (bfloat16x8_t)a, (bfloat16x8_t)b); }
 #elif defined(TN_VEC_PAIRS)
@@ -281,10 +281,24 @@ VEC_INLINE V v_step(V a, V b, V c) { return (V)_mm512_dpbf16_ps((__m512)c, (__m5
 VEC_INLINE V v_step(V a, V b, V c) { return (V)_mm512_dpbusd_epi32((__m512i)c, (__m512i)a, (__m512i)b); }
 #elif defined(TN_VEC_QUADS) && defined(VEC_NEON)
 VEC_INLINE V v_step(V a, V b, V c) { return (V)vusdotq_s32((int32x4_t)c, (uint8x16_t)a, (int8x16_t)b); }
+#elif defined(TN_VEC_WIDENED)
+VEC_INLINE V v_step(V a, V b, V c) {
+    return (V)_mm256_add_epi32((__m256i)c, _mm256_madd_epi16((__m256i)a, (__m256i)b));
+}
 #elif defined(TN_VEC_QUADS)
 VEC_INLINE V v_step(V a, V b, V c) { return (V)_mm256_dpbusd_avx_epi32((__m256i)c, (__m256i)a, (__m256i)b); }
 #else
 VEC_INLINE V v_step(V a, V b, V c) { return v_fma(a, b, c); }
+#endif
+
+/* The same of turned tiles, whose words have four bytes: sums of two products must fit into 16 bits. */
+#ifdef TN_VEC_WIDENED
+VEC_INLINE V v_turned_step(V a, V b, V c) {
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)a, (__m256i)b);
+    return (V)_mm256_add_epi32((__m256i)c, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+#else
+VEC_INLINE V v_turned_step(V a, V b, V c) { return v_step(a, b, c); }
 #endif
 
 /* The same with one lane of x in all lanes of a; `lane` is constant after inlining. */
