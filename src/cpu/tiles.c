@@ -419,6 +419,8 @@ enum { TILE_ROWS = 6, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 2, WIDE_4 = 1 };
 #define TILE_SPLITS(X) X(3, 2, 1) X(5, 4, 1)
 #define EDGE_HEIGHTS(X) X(1) X(2) X(4)
 #define EDGE_SPLITS(X) TILE_SPLITS(X) X(6, 4, 2)
+#define NHWC_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6)
+#define NHWC_SPLITS(X)
 enum { TILE_ROWS = 6, WIDE_1 = 4, WIDE_2 = 1, WIDE_3 = 1, WIDE_4 = 1 };
 #elif defined(__AVX2__) || (defined(__wasm_relaxed_simd__) && !defined(TN_VEC_F64)) /* engines have 16 registers */
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6)
