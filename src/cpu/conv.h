@@ -139,4 +139,30 @@ bool tn_conv_depthwise_fits(const tn_conv_args *args);
 size_t tn_conv_depthwise_workspace(const tn_conv_args *args, int threads);
 void tn_conv_depthwise(const tn_conv_args *args);
 
+/* ---- images in blocks of channels, without windows (blocks.c) ---------------------------------------------------- */
+
+/* An operand with an element for each channel, perhaps for those of each image: the first one, and from one to the
+ * next. */
+typedef struct tn_channel_operand {
+    int buffer;
+    int64_t first, image, channel;
+} tn_channel_operand;
+
+/* An element-wise program without loops over images in blocks. Its sizes are those of one row of all their elements:
+ * images and these operands have the stride 1 along the last axis, single numbers 0. */
+enum { TN_BLOCK_OPERANDS = 4 };
+typedef struct tn_block_program {
+    const kir_vm *vm;
+    kir_launch launch;
+    int axes, buffer_count, operand_count;
+    tn_channel_operand operand[TN_BLOCK_OPERANDS];
+    int64_t batch, channels, plane;
+    void *workspace; /* 64-byte aligned */
+} tn_block_program;
+size_t tn_block_program_workspace(const tn_block_program *args, int threads);
+void tn_block_program_run(const tn_block_program *args);
+
+/* sums [batch, channels]: of the pixels of each image in blocks, in the order of a reduction of KIR. */
+void tn_block_sums(const float *x, int64_t batch, int64_t channels, int64_t plane, float *sums);
+
 #endif

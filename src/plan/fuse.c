@@ -908,11 +908,12 @@ tn_status tn_lay_out_conv_results(tn_graph_plan *g) {
     TRY(tn_lay_bytes_in_words(g));
     bool *convs = tn_mem_zalloc(g->group_count + g->value_count + 1, sizeof *convs), *blocked = convs + g->group_count;
     if (!convs) return TN_ERR_MEMORY;
+    bool any = false;
     for (size_t i = 0; i < g->group_count; i++)
-        convs[i] = is_here(&g->groups[i]) && tn_conv_is_window(g->groups[i].run.native);
-    tn_conv_lay_in_blocks(g, convs, blocked);
-    for (size_t i = 0; i < g->group_count; i++)
+        any |= convs[i] = is_here(&g->groups[i]) && tn_conv_is_window(g->groups[i].run.native);
+    tn_status s = any ? tn_conv_lay_in_blocks(g, convs, blocked) : TN_OK;
+    for (size_t i = 0; i < g->group_count && s == TN_OK; i++)
         if (convs[i] && !blocked[g->values[g->groups[i].lead].in[0]]) leave_border(g, &g->groups[i]);
     tn_mem_free(convs);
-    return TN_OK;
+    return s;
 }

@@ -15,10 +15,14 @@ static void cost_of_sdpa_gradient(const tn_native *n, tn_cost *cost);
 
 /* ---- operands ---------------------------------------------------------------------------------------------------- */
 
-/* Products: a, b, c, workspace. Others: result, inputs …, workspace. */
+/* Products: a, b, c, workspace. Programs: workspace. Others: result, inputs …, workspace. */
 int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values[TN_NATIVE_POINTERS]) {
     const tn_value *v = &g->values[group->lead];
     int count = 0;
+    if (group->kind != TN_GROUP_MATMUL && group->kind != TN_GROUP_NATIVE) {
+        values[0] = TN_WORKSPACE;
+        return TN_PROGRAM_POINTERS;
+    }
     if (group->kind == TN_GROUP_MATMUL) {
         values[count++] = v->in[0];
         values[count++] = v->n_in > 1 ? v->in[1] : -1;
@@ -63,16 +67,22 @@ bool tn_native_may_pack(const tn_graph_plan *g, int slot) {
     return slot >= 0 && !shifts(g, slot) && g->binding->device->is_cpu && !writes_slot(g, slot);
 }
 
-tn_status tn_native_join(tn_native *n, const tn_group *group, tn_fused_program *program) {
-    if (!group->lowered.program) return TN_OK;
+/* The program, with axes and accesses of the group's, compiled; the group's sizes. */
+static tn_status take_program(tn_native *n, const tn_group *group, const kir_program *program) {
     tn_device *host = tn_host_device();
     if (!host) return tn_error_code();
-    TRY(tn_kernel_get(host, group->lowered.program, &n->fused.kernel));
+    TRY(tn_kernel_get(host, program, &n->fused.kernel));
     TRY(kir_vm_share(tn_kernel_vm(n->fused.kernel), &n->fused.vm));
     size_t bytes = kir_sizes_count(group->lowered.program) * sizeof(int64_t);
     n->fused.sizes = tn_mem_alloc(bytes);
     if (!n->fused.sizes) return TN_ERR_MEMORY;
     memcpy(n->fused.sizes, group->lowered.sizes, bytes);
+    return TN_OK;
+}
+
+tn_status tn_native_join(tn_native *n, const tn_group *group, tn_fused_program *program) {
+    if (!group->lowered.program) return TN_OK;
+    TRY(take_program(n, group, group->lowered.program));
     *program = (tn_fused_program){.vm = n->fused.vm,
                                   .launch = {.sizes = n->fused.sizes},
                                   .block_buffer = group->lowered.block_buffer,
@@ -159,6 +169,22 @@ static tn_status make_cat(const tn_graph_plan *g, const tn_group *group, tn_nati
     }
     *workspace = 0;
     return TN_OK;
+}
+
+bool tn_native_is_cat(const tn_native *n) { return n->run == run_cat; }
+
+void tn_native_lay_cat_in_blocks(const tn_graph_plan *g, const tn_group *group) {
+    const tn_value *y = &g->values[group->lead];
+    const int64_t lanes = tn_conv_block_elements(1, 1, 1), plane = y->node->shape[2] * y->node->shape[3];
+    tn_cat_args *a = group->run.native->cat;
+    memcpy(a->shape, (const int64_t[]){y->node->shape[0], y->node->shape[1] / lanes, plane, lanes},
+           4 * sizeof *a->shape);
+    for (int k = 0; k < a->parts; k++) {
+        a->part[k].extent = g->values[y->in[k]].node->shape[1] / lanes;
+        memcpy(a->part[k].stride, (const int64_t[]){a->part[k].extent * plane * lanes, plane * lanes, lanes, 1},
+               4 * sizeof *a->shape);
+    }
+    group->run.native->by = "in blocks of channels";
 }
 
 /* Copies of views in which elements or short rows are repeated, as when images are enlarged: a KIR program would copy
@@ -386,18 +412,28 @@ bool tn_native_appends(const tn_graph_plan *g, const tn_group *group, int slot) 
     return result_kind_of(&g->values[group->lead]) == RESULT_APPENDED && tn_native_updates(g, group, slot);
 }
 
+static tn_status new_native(const tn_value *v, const tn_native_row *row, tn_native **out) {
+    tn_native *n = *out = tn_mem_zalloc(1, sizeof *n);
+    if (!n) return TN_ERR_MEMORY;
+    n->row = row;
+    n->dtype = (tn_dtype)v->node->dtype;
+    n->weight.slot = -1;
+    return TN_OK;
+}
+
 tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_native **out, size_t *workspace) {
     const tn_value *v = &g->values[group->lead];
     const tn_native_row *row = row_of(v->node);
     if (!row)
         return tn_fail(TN_ERR_UNSUPPORTED, "%s: no native kernel on this device; evaluate it on the cpu", v->row->name);
-    tn_native *n = tn_mem_zalloc(1, sizeof *n);
-    if (!n) return TN_ERR_MEMORY;
-    *out = n;
-    n->row = row;
-    n->dtype = (tn_dtype)v->node->dtype;
-    n->weight.slot = -1;
-    return row->make(g, group, n, workspace);
+    TRY(new_native(v, row, out));
+    return row->make(g, group, *out, workspace);
+}
+
+tn_status tn_native_of_program(const tn_graph_plan *g, tn_group *group, const kir_program *program) {
+    static const tn_native_row row = {.result = RESULT_FRESH};
+    TRY(new_native(&g->values[group->lead], &row, &group->run.native));
+    return take_program(group->run.native, group, program);
 }
 
 /* A packed weight is looked up if another buffer is bound or the buffer was written, and otherwise only now and then,
@@ -436,6 +472,7 @@ void tn_native_set_packed(tn_native *n, void *weight_form) {
 bool tn_native_packs(const tn_native *n, int slot) { return n->weight.slot == slot; }
 
 static void bind_epilogue(tn_native *n, void *const *pointers, const kir_scalar *scalars) {
+    n->fused.scalars = scalars;
     if (!n->fused.program) return;
     n->fused.program->launch.buffers = pointers + TN_PRODUCT_POINTERS;
     n->fused.program->launch.scalars = scalars;

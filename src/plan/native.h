@@ -13,6 +13,8 @@
 
 /* Where a product finds its operands among the pointers; others have the result, the inputs in order, the workspace. */
 enum { TN_PRODUCT_A, TN_PRODUCT_B, TN_PRODUCT_C, TN_PRODUCT_WORKSPACE, TN_PRODUCT_POINTERS };
+/* A program that became native (block_ops.c) has the workspace, and then its own buffers. */
+enum { TN_PROGRAM_POINTERS = 1 };
 
 struct tn_native {
     void (*run)(tn_native *n, void *const *pointers);
@@ -24,6 +26,7 @@ struct tn_native {
         kir_vm *vm;        /* the same, with its own caches */
         int64_t *sizes;
         tn_fused_program *program; /* the kernel's, in its arguments; NULL: none */
+        const kir_scalar *scalars; /* of a program that became native */
         tn_fused_epilogue ops;     /* the same, where it is one */
     } fused;
     struct {                     /* the packed weight that the kernel reads */
@@ -65,6 +68,11 @@ struct tn_native {
             int32_t conv_zero;       /* of results of bytes */
         };
         tn_linalg_args linalg;
+        struct {
+            tn_block_program block;
+            size_t block_scratch;              /* bytes of scratch memory before the sums */
+            int64_t block_first[KIR_MAX_AXES]; /* zeros: where the rest of a sum's program begins */
+        };
         struct {
             void *process_group; /* a tn_group of distributed.h */
             tn_group_step posted;
@@ -120,10 +128,21 @@ bool tn_takes_conv2d_wgrad(const tn_node *n);
 extern const tn_native_epilogue tn_conv2d_epilogue, tn_max_pool2d_epilogue;
 /* Whether n is a convolution or max pooling of f32, whose image may lie in blocks of channels. */
 bool tn_conv_is_window(const tn_native *n);
-/* Lays an image in blocks of channels (conv.h) if the kernels that write and read it all support that layout. convs: by
+/* Lays an image in blocks of channels (conv.h) if all groups that write and read it support that layout. convs: by
  * group, whether it is such a kernel on the CPU; blocked: by value, false at first. On return `blocked` says which
  * images lie in blocks; the arguments of the kernels are set. */
-void tn_conv_lay_in_blocks(const tn_graph_plan *g, const bool *convs, bool *blocked);
+tn_status tn_conv_lay_in_blocks(const tn_graph_plan *g, const bool *convs, bool *blocked);
+/* block_ops.c: other operations over such images. Whether the group reads or makes this value as an image that may lie
+ * in blocks; removing its images from `blocked` unless all are there (true: that changed something); making it
+ * native. */
+bool tn_block_op_has(const tn_graph_plan *g, const tn_group *group, int value);
+bool tn_block_op_agree(const tn_graph_plan *g, const tn_group *group, bool *blocked);
+tn_status tn_block_op_lay(const tn_graph_plan *g, tn_group *group, const bool *blocked);
+/* native.c: a group that was to be a program, as a native one without a kernel yet. */
+tn_status tn_native_of_program(const tn_graph_plan *g, tn_group *group, const kir_program *program);
+bool tn_native_is_cat(const tn_native *n); /* a concatenation or a copy */
+/* Sets the sizes of a concatenation of whole blocks. */
+void tn_native_lay_cat_in_blocks(const tn_graph_plan *g, const tn_group *group);
 /* The same for images of bytes, in words of four channels (byte_layout.c). */
 tn_status tn_lay_bytes_in_words(const tn_graph_plan *g);
 /* Whether a convolution leaves its result with the zero-padded border that the reader needs. Sets what changes. */

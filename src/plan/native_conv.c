@@ -635,9 +635,9 @@ static void run_padded_rows(tn_native *n, const kir_program *p, int64_t image) {
 
 /* ---- blocks of channels ------------------------------------------------------------------------------------------ */
 /* An image lies in blocks of channels (conv.h) if the kernel that makes it and all its readers support that:
- * convolutions, max poolings, epilogues that add it to results in blocks, and in-place concatenations of whole blocks,
- * all of whose parts then lie in blocks. Nothing is transposed, depthwise windows use every lane of a vector, windows
- * with a stride read whole vectors, and no cache line has pixels of two threads. */
+ * convolutions, max poolings, epilogues that add it to results in blocks, in-place concatenations of whole blocks, all
+ * of whose parts then lie in blocks, and what block_ops.c lists. Nothing is transposed, depthwise windows use every
+ * lane of a vector, windows with a stride read whole vectors, and no cache line has pixels of two threads. */
 
 static void run_max_pool2d(tn_native *n, void *const *pointers) {
     bool joined = n->fused.program;
@@ -727,25 +727,29 @@ static bool reads_as_image(const tn_graph_plan *g, const tn_group *group, int va
     return (at.x == value || at.added == value) && others == 0 && g->values[group->lead].in[1] != value;
 }
 
-/* Whether v is a part of an in-place concatenation along the channels, and consists of whole blocks of it. */
+/* Whether v is computed in its place of a concatenation along the channels, and consists of whole blocks of it. */
 static bool is_part_of_blocks(const tn_graph_plan *g, const tn_value *v) {
     const tn_node *n = v->node, *whole = g->values[v->memory.into].node;
     const int64_t plane = n->shape[n->rank - 1] * n->shape[n->rank - 2] * (int64_t)sizeof(float);
     const int64_t block = tn_conv_block_elements(1, 1, plane);
     return whole->i[0] == 1 && (int64_t)v->memory.into_at % block == 0 && n->shape[1] * plane % block == 0 &&
-           tn_concat_is_in_place(g, v->memory.into);
+           (tn_concat_is_in_place(g, v->memory.into) ||
+            tn_block_op_has(g, &g->groups[g->values[v->memory.into].group], v->memory.into));
 }
 
 static bool may_be_in_blocks(const tn_graph_plan *g, const bool *convs, int value) {
     const tn_value *v = &g->values[value];
     const bool joined = v->row && tn_concat_is_in_place(g, value);
     if (!v->stored || v->output >= 0 || v->group < 0 || v->node->dtype != TN_F32 || v->node->rank != 4) return false;
-    if (!joined && (!convs[v->group] || images_of(g, &g->groups[v->group]).y != value)) return false;
+    const tn_group *maker = &g->groups[v->group];
+    const bool made = convs[v->group] ? images_of(g, maker).y == value : tn_block_op_has(g, maker, value);
+    if (!joined && !made) return false;
     if (v->memory.into >= 0 && !is_part_of_blocks(g, v)) return false;
     for (int k = 0; k < v->fusion.pull_count; k++) {
         const int reader = v->fusion.pulls[k];
         if (v->memory.into >= 0 && reader == g->values[v->memory.into].group) continue;
-        if (!convs[reader] || !reads_as_image(g, &g->groups[reader], value)) return false;
+        const tn_group *group = &g->groups[reader];
+        if (!(convs[reader] ? reads_as_image(g, group, value) : tn_block_op_has(g, group, value))) return false;
     }
     return v->fusion.pull_count > 0;
 }
@@ -791,8 +795,11 @@ static void agree_on_blocks(const tn_graph_plan *g, const bool *convs, bool *blo
             changed = true;
         }
         for (size_t i = 0; i < g->group_count; i++) {
-            if (!convs[i]) continue;
             const tn_group *group = &g->groups[i];
+            if (!convs[i]) {
+                changed |= tn_block_op_agree(g, group, blocked);
+                continue;
+            }
             const conv_images at = images_of(g, group);
             if (fits_blocks(group, &at, blocked, &sizes)) continue;
             take_out(group, &at, blocked);
@@ -837,18 +844,22 @@ static void lie_in_blocks(const tn_graph_plan *g, tn_group *group, const bool *b
     n->by = "in blocks of channels";
 }
 
-void tn_conv_lay_in_blocks(const tn_graph_plan *g, const bool *convs, bool *blocked) {
+tn_status tn_conv_lay_in_blocks(const tn_graph_plan *g, const bool *convs, bool *blocked) {
     for (size_t i = 0; i < g->value_count; i++)
         blocked[i] = may_be_in_blocks(g, convs, (int)i);
     agree_on_blocks(g, convs, blocked);
     for (size_t i = 0; i < g->group_count; i++)
-        if (convs[i]) lie_in_blocks(g, &g->groups[i], blocked);
+        if (convs[i])
+            lie_in_blocks(g, &g->groups[i], blocked);
+        else
+            TRY(tn_block_op_lay(g, &g->groups[i], blocked));
     for (size_t i = 0; i < g->value_count; i++) {
         const tn_node *n = g->values[i].node;
         if (!blocked[i]) continue;
         const int64_t elements = tn_conv_block_elements(n->shape[0], n->shape[1], n->shape[2] * n->shape[3]);
         if (elements > tn_node_numel(n)) g->values[i].memory.padded = elements * (int64_t)sizeof(float);
     }
+    return TN_OK;
 }
 
 /* ---- edges ------------------------------------------------------------------------------------------------------- */

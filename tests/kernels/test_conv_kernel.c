@@ -1206,6 +1206,88 @@ static void stages_in_blocks_have_the_bits_of_their_steps(void **state) {
             }
 }
 
+/* A bottleneck with squeeze-and-excitation, two convolutions, and the mean of each image of two concatenations of
+ * these, of which at least one is copied. */
+typedef struct squeeze {
+    int64_t batch, channels, wide, size[2];
+    int blocks; /* commands with images in blocks of AVX2's lanes */
+} squeeze;
+
+static tn_tensor *maybe_now(tn_tensor *y, bool apart) {
+    if (apart) assert_ok(tn_eval(&y, 1));
+    return y;
+}
+
+static int run_squeeze(const squeeze *s, tn_tensor *const *t, bool apart, float *out) {
+    TN_SCOPE;
+    const int64_t one[2] = {1, 1};
+    tn_conv2d_options each = TN_CONV2D_DEFAULTS;
+    each.padding[0] = each.padding[1] = 1;
+    each.groups = s->wide;
+    tn_tensor *y = end_step(tn_conv2d(t[0], t[1], NULL, NULL), t[5], RELU, apart);
+    y = end_step(then(y, tn_conv2d(y, t[2], NULL, &each)), t[5], SILU, apart);
+    tn_tensor *gate = maybe_now(tn_adaptive_avg_pool2d(y, one), apart);
+    gate = maybe_now(then(gate, tn_conv2d(gate, t[3], NULL, NULL)), apart);
+    gate = maybe_now(then(gate, tn_sigmoid(gate)), apart);
+    y = maybe_now(then(y, tn_mul(y, gate)), apart);
+    tn_free(gate);
+    y = end_step(then(y, tn_conv2d(y, t[4], NULL, NULL)), t[6], BIAS_ONLY, apart);
+    tn_tensor *parts[] = {end_step(tn_conv2d(y, t[1], NULL, NULL), t[5], RELU, apart),
+                          end_step(tn_conv2d(y, t[1], NULL, NULL), t[5], SILU, apart)};
+    tn_tensor *joined[2], *means[2];
+    for (int i = 0; i < 2; i++) {
+        joined[i] = maybe_now(tn_cat((tn_tensor *[]){parts[i], parts[1 - i]}, 2, 1), apart);
+        means[i] = maybe_now(tn_mean(joined[i], (const int64_t[]){2, 3}, 2, false), apart);
+    }
+    y = then(y, tn_add(means[0], means[1]));
+    for (int i = 0; i < 2; i++) {
+        tn_free(parts[i]);
+        tn_free(joined[i]);
+        tn_free(means[i]);
+    }
+    assert_ok(tn_read(y, out, (size_t)tn_numel(y) * sizeof *out));
+    char *text = tn_explain_last();
+    int count = 0;
+    for (const char *at = text; at && (at = strstr(at, "in blocks of channels")); at++)
+        count++;
+    tn_text_free(text);
+    return count;
+}
+
+static void squeezes_in_blocks_have_the_bits_of_their_steps(void **state) {
+    (void)state;
+    static const squeeze cases[] = {
+        {1, 32, 96, {14, 14}, 6},
+        {2, 24, 40, {9, 13}, 2},
+        {1, 4, 32, {130, 129}, 4},
+    };
+    static float got[1 << 8], want[1 << 8];
+    random_state = 24;
+    for (size_t i = 0; i < TN_COUNT(cases); i++)
+        for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++)
+            for (int threads = 1; threads <= MAX_THREADS; threads++) {
+                if (!tn_gemm_use((tn_isa)isa) || test_leaves_out(threads, isa == TN_ISA_BASE && TEST_BASE_IS_SLOW))
+                    continue;
+                const squeeze *s = &cases[i];
+                assert_ok(tn_threads_set(threads));
+                TN_SCOPE;
+                const int64_t rows = s->size[0] + 2 * isa; /* plans of another instruction set do not come back */
+                tn_tensor *t[] = {random_tensor(TN_DIMS(s->batch, s->channels, rows, s->size[1])),
+                                  random_tensor(TN_DIMS(s->wide, s->channels, 1, 1)),
+                                  random_tensor(TN_DIMS(s->wide, 1, 3, 3)),
+                                  random_tensor(TN_DIMS(s->wide, s->wide, 1, 1)),
+                                  random_tensor(TN_DIMS(s->channels, s->wide, 1, 1)),
+                                  random_tensor(&s->wide, 1),
+                                  random_tensor(&s->channels, 1)};
+                memset(got, 0, sizeof got);
+                memset(want, 0, sizeof want);
+                (void)run_squeeze(s, t, true, want);
+                const int blocks = run_squeeze(s, t, false, got);
+                if (isa == TN_ISA_AVX2 && blocks != s->blocks) fail_msg("case %zu: %d", i, blocks);
+                assert_memory_equal(got, want, sizeof got);
+            }
+}
+
 /* Windows of one tap over many output pixels are a product where these follow each other, and a convolution like others
  * where they do not. */
 static void one_tap_has_the_bits_of_a_product(void **state) {
@@ -1704,6 +1786,7 @@ int main(void) {
         cmocka_unit_test(blocks_of_channels_have_the_bits_of_the_definition),
         cmocka_unit_test(bottlenecks_in_blocks_have_the_bits_of_their_steps),
         cmocka_unit_test(stages_in_blocks_have_the_bits_of_their_steps),
+        cmocka_unit_test(squeezes_in_blocks_have_the_bits_of_their_steps),
         cmocka_unit_test(one_tap_has_the_bits_of_a_product),
         cmocka_unit_test(one_tap_of_small_images_has_the_bits_of_a_product),
         cmocka_unit_test(window_means_come_from_the_depthwise_kernel),
