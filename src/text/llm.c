@@ -133,7 +133,7 @@ static tn_status take_weight(tn_llm *m, int64_t layer, int slot, tn_tensor **out
     const llm_naming *n = m->config.file.naming;
     if (layer < 0 && slot == SLOT_LAYER_TABLE) return TN_OK; /* tn_llm_copy_rows */
     if (!tn_llm_name(n, name, layer, slot)) return TN_OK;
-    if (layer < 0 && slot == SLOT_OUTPUT && m->config.tied) return TN_OK;
+    if (tn_llm_is_spare(&m->config, layer, slot)) return TN_OK;
     if (strchr(name, '*')) return join_parts(m, layer, slot, name, out);
     if (tn_llm_source_find(&m->file->source, name, &info) != TN_OK)
         return TN_OK; /* optional: the needed was looked for */

@@ -260,9 +260,9 @@ static bool is_beside(const llm_naming *n, const char *name) {
     return false;
 }
 
-/* A tied model's file may hold the embedding twice: the second one is not read. */
-static bool is_spare_output(const llm_config *c, int64_t layer, int slot) {
-    return c->tied && layer < 0 && slot == SLOT_OUTPUT;
+bool tn_llm_is_spare(const llm_config *c, int64_t layer, int slot) {
+    if (layer < 0) return c->tied && slot == SLOT_OUTPUT;
+    return KEY_SLOTS & BIT(slot) && tn_llm_key_layer(c, layer) != layer;
 }
 
 static tn_status check_known(const llm_source *s, const llm_config *c, const llm_tensor *t, bool *counts) {
@@ -272,7 +272,8 @@ static tn_status check_known(const llm_source *s, const llm_config *c, const llm
     int64_t layer;
     int slot;
     bool fits = tn_llm_find_slot(c, c->file.naming, name, &layer, &slot) && layer < c->layers;
-    *counts = fits && !is_spare_output(c, layer, slot);
+    *counts = fits && !tn_llm_is_spare(c, layer, slot);
+    if (fits && !*counts) return TN_OK;
     if (layer >= c->layers && layer - c->layers < c->file.predicting_layers) return TN_OK;
     if (c->family->recurrent.kind == RECURRENCE_DELTANET && strncmp(t->name, "mtp.", 4) == 0) return TN_OK;
     if (fits && (layer < 0 ? head : llm_needs(c, layer) | llm_allows(c, layer)) & BIT(slot)) return TN_OK;
@@ -350,7 +351,7 @@ static tn_status check_tensors(const llm_source *s, llm_config *c) {
     if (c->size[SIZE_ALL_INPUTS] > 0) head |= LAYER_INPUTS;
     if (c->size[SIZE_STREAMS] > 1) head |= STREAM_ENDS;
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
-        if (!is_spare_output(c, -1, slot)) TRY(check_tensor(s, c, -1, slot, head & BIT(slot)));
+        if (!tn_llm_is_spare(c, -1, slot)) TRY(check_tensor(s, c, -1, slot, head & BIT(slot)));
     for (int64_t layer = 0; layer < c->layers; layer++) {
         slot_set needs = llm_needs(c, layer), allows = llm_allows(c, layer);
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
@@ -478,8 +479,8 @@ static slot_set of_layer(const llm_config *c, int64_t layer, slot_set slots, slo
     if (c->family->slots.lone && (attends || recurs))
         slots &= ~(FFN_MATRICES | GATED_BIASES | c->family->experts.slots);
     bool wide = c->attention.wide_keys_only && !tn_llm_slides(c, layer), shares = tn_llm_key_layer(c, layer) != layer;
-    if (wide || shares) slots &= ~(BIT(SLOT_V) | BIT(SLOT_V_BIAS));
-    if (shares) slots &= ~(BIT(SLOT_K) | BIT(SLOT_K_BIAS) | BIT(SLOT_K_NORM));
+    if (wide) slots &= ~(BIT(SLOT_V) | BIT(SLOT_V_BIAS));
+    if (shares) slots &= ~KEY_SLOTS;
     if (!attends) slots &= ~(ATTENTION_SLOTS | BIT(SLOT_ATTENTION_GATE));
     return recurs ? slots | recurrent : slots;
 }

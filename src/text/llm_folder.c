@@ -335,10 +335,10 @@ static tn_status read_size(const hf_folder *f, const llm_config *c, llm_key key,
     if (tn_json_kind_of(list) != TN_JSON_ARRAY)
         return tn_hf_size(f, word_of(f, c, key), given ? known[key] : usual, most, out);
     *out = tn_json_int(tn_json_at(list, 0), 0);
+    bool fits = *out >= 1 && *out <= most;
     for (size_t i = 0; i < tn_json_length(list); i++)
-        if (tn_json_int(tn_json_at(list, i), 0) != *out || *out < 1 || *out > most)
-            return refuse_value(f, word_of(f, c, key), "not one number from 1 on for all layers");
-    return TN_OK;
+        fits = fits && tn_json_int(tn_json_at(list, i), 0) == *out;
+    return fits ? TN_OK : refuse_value(f, word_of(f, c, key), "not one number from 1 on for all layers");
 }
 
 void tn_llm_set_head_sizes(llm_config *c) {
@@ -765,19 +765,20 @@ static tn_status read_wide(const hf_folder *f, llm_config *c) {
     return TN_OK;
 }
 
-/* The last layers have keys and values of earlier ones. */
-static tn_status share_layers(llm_config *c, int64_t shared, const char *place) {
+/* The last layers have keys and values of earlier ones. Returns whether these have what they need. */
+static bool share_layers(llm_config *c, int64_t shared) {
     bool fits = shared >= 0 && shared < c->layers;
     c->attention.first_shared = fits && shared > 0 ? c->layers - shared : 0;
     for (int64_t i = c->attention.first_shared; fits && shared > 0 && i < c->layers; i++)
         fits = tn_llm_key_layer(c, i) != i;
-    if (fits) return TN_OK;
-    return tn_backend_fail(
-        TN_ERR_FORMAT,
-        "'%s': %" PRId64 " of %" PRId64
-        " layers have keys and values of earlier ones ('num_kv_shared_layers'); layers with a window, "
-        "and without, must remain that have their own",
-        place, shared, c->layers);
+    return fits;
+}
+
+static tn_status read_shared(const hf_folder *f, llm_config *c, int64_t usual) {
+    int64_t shared = tn_json_int(tn_json_get(f->config, "num_kv_shared_layers"), usual);
+    return share_layers(c, shared)
+               ? TN_OK
+               : refuse_value(f, "num_kv_shared_layers", "below 0, or so many that a kind of layers has no keys");
 }
 
 /* Width of per-layer embeddings; 0: there are none. */
@@ -808,7 +809,7 @@ static tn_status read_sparsity(const hf_folder *f, llm_config *c) {
     const tn_json *list = tn_json_get(f->config, "activation_sparsity_pattern");
     bool listed = tn_json_kind_of(list) == TN_JSON_ARRAY;
     double part = 0;
-    if (listed && (int64_t)tn_json_length(list) != c->layers)
+    if (listed ? (int64_t)tn_json_length(list) != c->layers : tn_hf_has(f, "activation_sparsity_pattern"))
         return refuse_value(f, "activation_sparsity_pattern", "not a list of one number for each layer");
     for (int64_t i = 0; i < c->layers; i++) {
         double own = listed                           ? tn_json_number(tn_json_at(list, (size_t)i), -1)
@@ -833,7 +834,7 @@ static void set_streams(llm_config *c, int64_t count) {
 tn_status tn_llm_read_gemma3n(const hf_folder *f, llm_config *c) {
     int64_t count;
     TRY(read_window(f, c));
-    TRY(share_layers(c, tn_json_int(tn_json_get(f->config, "num_kv_shared_layers"), 15), f->path));
+    TRY(read_shared(f, c, 15));
     TRY(read_inputs(f, c));
     if (c->size[SIZE_INPUTS] == 0) return refuse_value(f, "hidden_size_per_layer_input", "0");
     TRY(read_sparsity(f, c));
@@ -859,7 +860,7 @@ tn_status tn_llm_read_gemma4(const hf_folder *f, llm_config *c) {
     TRY(read_wide(f, c));
     c->attention.scale = 1;
     TRY(read_cap(f, "final_logit_softcapping", 0, &c->scales.final_cap));
-    TRY(share_layers(c, tn_json_int(tn_json_get(f->config, "num_kv_shared_layers"), 0), f->path));
+    TRY(read_shared(f, c, 0));
     if (c->attention.first_shared > 0 && flag(f, "use_double_wide_mlp", false))
         c->attention.shared_width = 2 * c->size[SIZE_INTERMEDIATE];
     return read_inputs(f, c);
@@ -1608,7 +1609,11 @@ static tn_status gguf_read_streams(const tn_gguf *f, llm_config *c) {
                                laurel.offset, laurel.name);
     c->size[SIZE_LAUREL] = laurel.shape[0];
     TRY(get_int(f, c, "attention.shared_kv_layers", 0, &shared));
-    TRY(share_layers(c, shared, tn_gguf_path(f)));
+    if (!share_layers(c, shared))
+        return fail_at(f, gguf_key_of(c, "attention.shared_kv_layers").text, TN_ERR_FORMAT,
+                       "key 'attention.shared_kv_layers' is %" PRId64 " of %" PRId64
+                       " layers; layers with a window, and without, must remain that have keys of their own",
+                       shared, c->layers);
     c->attention.scale = 1;
     TRY(read_real(f, c, "final_logit_softcapping", 30, 1e6, &c->scales.final_cap));
     if (cutoffs && tn_gguf_length(cutoffs) < c->layers)

@@ -209,6 +209,7 @@ typedef struct llm_naming {
 
 _Static_assert(LAYER_SLOTS <= 128, "sets of slots are bits");
 #define BIT(slot) ((slot_set)1 << (slot))
+#define KEY_SLOTS (BIT(SLOT_K) | BIT(SLOT_K_BIAS) | BIT(SLOT_K_NORM) | BIT(SLOT_V) | BIT(SLOT_V_BIAS))
 #define GATE_SLOTS (BIT(SLOT_ATTENTION_GATE) | BIT(SLOT_O_NORM) | BIT(SLOT_DOWN_NORM))
 #define STREAM_ENDS (BIT(SLOT_STREAMS_IN) | BIT(SLOT_STREAMS_OUT))
 #define LAYER_INPUTS (BIT(SLOT_LAYER_TABLE) | BIT(SLOT_LAYER_PROJECTION) | BIT(SLOT_LAYER_NORM))
@@ -607,6 +608,9 @@ enum {
     LLM_MOST_CONTEXT = 1 << 30
 };
 bool tn_llm_name(const llm_naming *n, char name[LLM_NAME_SIZE], int64_t layer, int slot);
+/* Whether a file may hold this weight though it is not read: a tied model's second embedding, and what a layer with
+ * keys and values of another would make its own of. */
+bool tn_llm_is_spare(const llm_config *c, int64_t layer, int slot);
 /* Tensors of a slot whose name has a *: experts, or residual streams. */
 int64_t tn_llm_parts(const llm_config *c, int64_t layer, int slot);
 /* The slot of a tensor of this name, without the prefix; false if there is none. *layer is -1 for a head slot. */

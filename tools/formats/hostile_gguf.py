@@ -1,12 +1,13 @@
 """hostile_gguf.py BUILD [N] — GGUF files of hybrids and mixtures of experts with hostile metadata, through the command.
 
-Makes a small model of each of seven architectures (latent attention, experts, Mamba 2, DeltaNet), then leaves out each key
-and tensor, gives keys senseless values and tensors other shapes, and cuts files short. `trunnion generate` must end by
-itself with 0 or 1, within bounds of memory, and say where it failed. N: of the files that differ in one key, tensor or
-length, each N-th (1).
+Makes a small model of each of nine architectures (latent attention, experts, Mamba 2, DeltaNet, residual streams), then
+leaves out each key and tensor, gives keys senseless values and tensors other shapes, and cuts files short. `trunnion
+generate` must end by itself with 0 or 1, within bounds of memory, and say where it failed. N: of the files that differ in
+one key, tensor or length, each N-th (1).
 """
 
 import concurrent.futures
+import math
 import os
 import pathlib
 import random
@@ -23,6 +24,9 @@ WHERE = re.compile(g.WHERE.pattern + r"|experts and uses -?\d+ per token|each mu
 W = 32
 POST_NORM = "post_attention_norm.weight"
 HEAD = [("token_embd.weight", (260, W)), ("output_norm.weight", (W,))]
+
+STREAMS = [("per_layer_token_embd.weight", (250, 32)), ("per_layer_model_proj.weight", (32, W)),
+           ("per_layer_proj_norm.weight", (8,)), ("altup_proj.weight", (2, W, W)), ("altup_unembd_proj.weight", (2, W, W))]
 
 # ---- the models ------------------------------------------------------------------------------------------------------
 
@@ -80,6 +84,15 @@ def delta(i, apart):
                      *rates])
 
 
+def streams(i):
+    return layer(i, [(POST_NORM, (W,)), ("post_ffw_norm.weight", (W,)),
+                     ("inp_gate.weight", (8, W)), ("proj.weight", (W, 8)), ("post_norm.weight", (W,)),
+                     ("altup_router.weight", (3, W)), ("altup_router_norm.weight", (W,)),
+                     ("altup_predict_coef.weight", (9, 3)), ("altup_correct_coef.weight", (3, 3)),
+                     ("altup_correct_scale.weight", (W,)), ("laurel_l.weight", (5, W)), ("laurel_r.weight", (W, 5)),
+                     ("laurel_post_norm.weight", (W,))])
+
+
 heads = {"attention__head_count": 2, "attention__head_count_kv": 1}
 state = {"ssm__conv_kernel": 4, "ssm__inner_size": 64, "ssm__state_size": 8, "ssm__time_step_rank": 4,
          "ssm__group_count": 2}
@@ -88,6 +101,11 @@ deltanet = heads | state | {"ssm__inner_size": 32, "full_attention_interval": 2,
 mixed = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 8}
 lone = state | {"block_count": 3, "feed_forward_length": [0, 0, 48], "attention__head_count": 2,
                 "attention__head_count_kv": [0, 1, 0], "attention__key_length": 16}
+altup = heads | {"block_count": 4, "attention__key_length": 16, "attention__sliding_window": 16,
+                 "attention__sliding_window_pattern": [True, False] * 2, "attention__shared_kv_layers": 2,
+                 "altup__num_inputs": 3, "altup__active_idx": 1, "embedding_length_per_layer_input": 8,
+                 "activation_sparsity_scale": [1.5, -math.inf, 1.5, -math.inf], "feed_forward_length": [48] * 4,
+                 "final_logit_softcapping": 30.0}
 MODELS = {
     "deepseek2": (*common("deepseek2", **heads, **mixed, expert_shared_count=1, expert_gating_func=2,
                           expert_group_count=2, expert_group_used_count=1, expert_weights_scale=2.5,
@@ -107,12 +125,20 @@ MODELS = {
                   experts(1, router=True)),
     "qwen35": (*common("qwen35", **deltanet), norms(0, POST_NORM) + norms(1, POST_NORM) + delta(0, True) +
                attention(1, 64, 16) + dense(0) + dense(1)),
+    "gemma3n": (*common("gemma3n", **altup), STREAMS + [row for i in range(4) for row in norms(i) + streams(i) +
+                                                        attention(i, width=16) + dense(i)]),
+    "bamba": (*common("granitehybrid", **heads | state | {"attention__head_count_kv": [0, 1]}, attention__key_length=16,
+                      rope__scaling__finetuned=True), norms(0) + norms(1) + mamba(0) + attention(1) + dense(0) +
+              dense(1)),
 }
 
 
 def pair(v):
     if isinstance(v, list):
-        return g.ARRAY, g.array(g.I32, [struct.pack("<i", x) for x in v])
+        kind, code = {float: (g.F32, "<f"), bool: (g.BOOL, "<?")}.get(type(v[0]) if v else int, (g.I32, "<i"))
+        return g.ARRAY, g.array(kind, [struct.pack(code, x) for x in v])
+    if isinstance(v, bool):
+        return g.BOOL, struct.pack("<?", v)
     if isinstance(v, float):
         return g.F32, struct.pack("<f", v)
     return (g.U32, struct.pack("<I", v)) if 0 <= v < 1 << 32 else (g.I64, struct.pack("<q", v))
@@ -140,7 +166,8 @@ def make(arch, keys, rows):
 
 def senseless(v):
     if isinstance(v, list):
-        return [v[:-1], [], [0] * len(v), [1] * len(v), [-1] * len(v), [(1 << 31) - 1] * len(v), 48]
+        lists = [[0], [1], [-1], [(1 << 31) - 1]] + ([[math.nan], [math.inf]] if isinstance(v[0], float) else [])
+        return [v[:-1], [], *[x * len(v) for x in lists], 48]
     if isinstance(v, float):
         return [0.0, float("nan"), float("inf")]
     return [0, 3, 65535, -1, 1 << 62, [0, 1]]
