@@ -533,6 +533,7 @@ static tn_status share_adapter(tn_llm *m, const tn_llm *with) {
  * too. */
 static tn_status share_weights(tn_llm *m, const tn_llm *with) {
     m->trained = with->trained;
+    if (with->trained_embedding) TRY(tn_llm_train_embedding(m));
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
         m->weights.head[slot] = with->weights.head[slot] ? tn_retain(with->weights.head[slot]) : NULL;
     for (int64_t i = 0; i < m->config.layers; i++)
@@ -767,11 +768,11 @@ static tn_status check_ids(const tn_llm *m, const int32_t *ids, int64_t count) {
 }
 
 /* Of an embedding that was trained. */
-static tn_status read_trained_rows(tn_llm *m, int64_t n) {
+static tn_status copy_trained_rows(const tn_llm *m, const int64_t *ids, int64_t n, void *out) {
     TN_SCOPE;
     TN_NO_GRAD;
-    tn_tensor *rows = tn_embedding(tn_from_data(m->numbers, TN_DIMS(n), TN_I64), m->weights.head[SLOT_EMBEDDING]);
-    return tn_read(rows, m->rows, (size_t)n * tn_llm_embedding_row(m));
+    tn_tensor *rows = tn_embedding(tn_from_data(ids, TN_DIMS(n), TN_I64), m->weights.head[SLOT_EMBEDDING]);
+    return tn_read(rows, out, (size_t)n * tn_llm_embedding_row(m));
 }
 
 /* Rows of one table, `stride` bytes apart, in m->rows_dtype. A table of per-layer embeddings may end before the
@@ -802,6 +803,7 @@ static tn_status copy_table(const tn_llm *m, int slot, const int64_t *ids, int64
 /* A token's row is that of the embedding, followed by that of the per-layer embeddings if the model has these. */
 tn_status tn_llm_copy_rows(const tn_llm *m, const int64_t *ids, int64_t n, void *out) {
     size_t row = tn_llm_embedding_row(m), first = tn_dtype_bytes(m->rows_dtype, m->config.size[SIZE_HIDDEN]);
+    if (m->trained_embedding) return copy_trained_rows(m, ids, n, out);
     TRY(copy_table(m, SLOT_EMBEDDING, ids, n, out, row));
     return m->config.size[SIZE_ALL_INPUTS] > 0 ? copy_table(m, SLOT_LAYER_TABLE, ids, n, (char *)out + first, row)
                                                : TN_OK;
@@ -812,7 +814,6 @@ tn_status tn_llm_copy_rows(const tn_llm *m, const int64_t *ids, int64_t n, void 
 tn_status tn_llm_read_rows(tn_llm *m, const int32_t *ids, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         m->numbers[i] = ids[i];
-    if (m->trained_embedding) return read_trained_rows(m, n);
     return tn_llm_copy_rows(m, m->numbers, n, m->rows);
 }
 

@@ -34,16 +34,26 @@ struct tn_llm_batch {
     uint8_t goes_on[TN_LLM_BATCH];
 };
 
+/* Not if one was made before the other had a trainer. */
+static bool have_same_weights(const tn_llm *x, const tn_llm *y) {
+    const llm_lora *own = x->weights.lora, *other = y->weights.lora;
+    bool same =
+        x->file == y->file && x->weights.head[SLOT_EMBEDDING] == y->weights.head[SLOT_EMBEDDING] && !own == !other;
+    for (int64_t i = 0; same && own && i < x->config.layers * LAYER_SLOTS; i++)
+        same = own[i].a == other[i].a;
+    return same;
+}
+
 static tn_status check_models(tn_llm *const *models, int count) {
     if (!models || count < 1 || count > TN_LLM_BATCH)
         return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_batch_new: %d conversations at %p; 1 to %d can be batched",
                                count, (const void *)models, (int)TN_LLM_BATCH);
     for (int i = 0; i < count; i++) {
         if (!models[i]) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_batch_new: conversation %d is NULL", i);
-        if (models[i]->file != models[0]->file)
+        if (!have_same_weights(models[i], models[0]))
             return tn_backend_fail(TN_ERR_ARGUMENT,
                                    "tn_llm_batch_new: conversation %d has other weights than the first; make it with "
-                                   "tn_llm_new_conversation",
+                                   "tn_llm_new_conversation, behind tn_finetune_new if there is a trainer",
                                    i);
         if (models[i]->config.context != models[0]->config.context &&
             models[0]->config.positions.rope.kind == ROPE_LONG)
@@ -68,7 +78,8 @@ static tn_status take_batch_memory(tn_llm_batch *b, tn_llm *const *models, int c
     b->sequences = tn_txt_zalloc((size_t)count, sizeof *b->sequences);
     b->numbers = tn_txt_alloc(rows, sizeof *b->numbers);
     b->places = tn_txt_alloc(rows, sizeof *b->places);
-    b->rows = tn_txt_alloc(rows, tn_llm_embedding_row(m));
+    size_t row = tn_llm_embedding_row(m), trained = tn_dtype_bytes(TN_F32, tn_llm_row_width(&m->config));
+    b->rows = tn_txt_alloc(rows, row > trained ? row : trained);
     b->logits = tn_txt_alloc((size_t)count, (size_t)m->config.size[SIZE_VOCABULARY] * sizeof *b->logits);
     bool all = b->models && b->renewals && b->sequences && b->numbers && b->places && b->rows && b->logits;
     if (all) memcpy(b->models, models, (size_t)count * sizeof(tn_llm *));
@@ -188,16 +199,18 @@ static void list_sequences(tn_llm_batch *b, llm_inputs *in) {
     in->sequence_count = b->count;
 }
 
-/* Graphs are captured with the caches of that time. */
-static void follow_caches(tn_llm_batch *b) {
+/* Graphs are captured with the caches and weights of that time. */
+static tn_status follow_models(tn_llm_batch *b) {
     bool same = true;
     for (int i = 0; i < b->count; i++)
         same = same && b->renewals[i] == b->models[i]->renewals;
-    if (same) return;
+    if (same) return TN_OK;
+    TRY(check_models(b->models, b->count));
     free_graphs(b);
     b->pool = find_pool(b);
     for (int i = 0; i < b->count; i++)
         b->renewals[i] = b->models[i]->renewals;
+    return TN_OK;
 }
 
 static size_t logits_bytes(const tn_llm_batch *b) {
@@ -397,9 +410,9 @@ static bool takes_drafts(const tn_llm_batch *b, const int32_t *ids) {
 
 tn_status tn_llm_batch_step(tn_llm_batch *b, const int32_t *ids, const float **logits) {
     TRY(check_step(b, ids));
+    TRY(follow_models(b));
     const tn_llm *first = b->models[0];
     tn_device *before = tn_llm_enter(first);
-    follow_caches(b);
     bool drafted = takes_drafts(b, ids);
     tn_status status = drafted ? step_drafted(b, ids) : read_batch_rows(b, ids);
     if (status == TN_OK && !drafted) status = b->graph ? launch_batch(b) : capture_batch(b);

@@ -671,7 +671,7 @@ struct tn_llm {
     llm_weights weights;
     llm_pool *pool;   /* that the caches are in; NULL: they are its own */
     int slot;         /* its place in the pool */
-    int64_t renewals; /* how often a failure has replaced them */
+    int64_t renewals; /* how often a failure has replaced them, or a trainer weights */
     int64_t position;
     int32_t *tokens;         /* [context]; the first `position` are the sequence */
     float *logits;           /* of the last token: what callers get to see … */

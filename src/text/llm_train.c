@@ -247,6 +247,7 @@ tn_status tn_finetune_new(tn_llm *m, const tn_finetune_options *options, tn_fine
     m->position = 0;
     tn_graph_free(m->token); /* it computes with the weights of before */
     m->token = NULL;
+    m->renewals++; /* so do those of batches */
     tn_llm_drop_draft_graphs(m);
     tn_device *before = tn_llm_enter(m);
     tn_status status = set_up_trainer(t, &o);

@@ -526,6 +526,61 @@ static void saved_models_compute_what_was_trained(void **state) {
     }
 }
 
+static void assert_steps(tn_llm_batch *b, tn_llm *const *models, int count, const float want[PROMPT][VOCABULARY],
+                         const char *row) {
+    for (int k = 0; k < count; k++)
+        assert_ok(tn_llm_rewind(models[k], 0));
+    for (int i = 0; i < PROMPT; i++) {
+        const int32_t ids[] = {5 + i * 3, 5 + i * 3};
+        const float *logits;
+        if (b) assert_ok(tn_llm_batch_step(b, ids, &logits));
+        if (!b) assert_ok(tn_llm_step(models[0], ids[0], &logits));
+        for (int k = 0; k < count; k++)
+            if (memcmp(logits + (size_t)k * VOCABULARY, want[i], sizeof want[i]) != 0)
+                fail_msg("%s: conversation %d of %d, token %d: other logits", row, k, count, i);
+    }
+}
+
+/* Batches from before and behind the beginning of training, and a later conversation, compute what the model does. An
+ * earlier conversation keeps the weights of before, so it cannot be in a batch with the model. */
+static void batches_compute_what_was_trained(void **state) {
+    (void)state;
+    static float want[PROMPT][VOCABULARY];
+    for (int i = 0; i < ROWS; i++) {
+        const lora_row *r = &lora_rows[i];
+        paths p;
+        write_model(r, &p);
+        tn_llm *m = open_model(p.model, NULL), *earlier, *later;
+        tn_llm_batch *own, *mixed, *both;
+        const float *logits;
+        assert_ok(tn_llm_new_conversation(m, NULL, &earlier));
+        assert_ok(tn_llm_batch_new(&m, 1, &own));
+        assert_ok(tn_llm_batch_new((tn_llm *[]){m, earlier}, 2, &mixed));
+        assert_ok(tn_llm_batch_step(own, (int32_t[]){5}, NULL));
+        assert_ok(tn_llm_batch_step(mixed, (int32_t[]){5, 5}, NULL));
+        tn_finetune *t = train(m, r);
+        step_once(t, 0);
+        for (int k = 0; k < PROMPT; k++) {
+            assert_ok(tn_llm_step(m, 5 + k * 3, &logits));
+            memcpy(want[k], logits, sizeof want[k]);
+        }
+        assert_ok(tn_llm_new_conversation(m, NULL, &later));
+        assert_steps(NULL, &later, 1, want, r->name);
+        assert_steps(own, &m, 1, want, r->name);
+        assert_int_equal(tn_llm_batch_step(mixed, (int32_t[]){5, 5}, NULL), TN_ERR_ARGUMENT);
+        assert_text_has(tn_error(), "conversation 1 has other weights than the first");
+        tn_llm_batch_free(mixed);
+        assert_int_equal(tn_llm_batch_new((tn_llm *[]){m, earlier}, 2, &mixed), TN_ERR_ARGUMENT);
+        assert_ok(tn_llm_batch_new((tn_llm *[]){m, later}, 2, &both));
+        assert_steps(both, (tn_llm *[]){m, later}, 2, want, r->name);
+        tn_llm_batch_free(both);
+        tn_llm_batch_free(own);
+        tn_llm_close(later);
+        tn_llm_close(earlier);
+        close_all(t, m);
+    }
+}
+
 static void hostile_adapters_are_refused(void **state) {
     (void)state;
     static const struct {
@@ -718,6 +773,7 @@ int main(void) {
         cmocka_unit_test(resumed_weights_have_the_same_bits),
         cmocka_unit_test(a_limit_of_memory_is_kept_or_told),
         cmocka_unit_test(saved_models_compute_what_was_trained),
+        cmocka_unit_test(batches_compute_what_was_trained),
         cmocka_unit_test(hostile_adapters_are_refused),
         cmocka_unit_test(gradients_beside_quantized_weights_match_f64),
         cmocka_unit_test(wrong_batches_and_options_are_refused),
