@@ -137,14 +137,19 @@ typedef struct number {
 static number times(number x, number y) { return (number){x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re}; }
 static number minus(number x, number y) { return (number){x.re - y.re, x.im - y.im}; }
 static number scaled(number x, double by) { return (number){x.re * by, x.im * by}; }
+static double magnitude(number x) { return fmax(fabs(x.re), fabs(x.im)); }
 static number over(number x, number y) { /* |y| neither overflows nor vanishes */
-    double size = fmax(fabs(y.re), fabs(y.im));
+    double size = magnitude(y);
     number u = {y.re / size, -y.im / size};
     return scaled(times(x, u), 1 / (size * (u.re * u.re + u.im * u.im)));
 }
 
-/* An eigenvalue found twice has no second vector; a small divisor in place of 0 yields the first one again. */
-static number not_zero(number x) { return fabs(x.re) + fabs(x.im) < DBL_EPSILON ? (number){DBL_EPSILON, 0} : x; }
+/* An eigenvalue found twice has no second vector; a small divisor in place of 0 yields the first one again. Small
+ * means: compared with `size`, which the product of a rounding error and a number of x's rows may have. */
+static number not_zero(number x, double size) {
+    double least = DBL_EPSILON * size;
+    return fabs(x.re) + fabs(x.im) < least ? (number){least, 0} : x;
+}
 
 /* -(row i of h · y), columns from `from` to `last` */
 static number rest_of_row(const schur *s, const number *y, int64_t i, int64_t from, int64_t last) {
@@ -174,14 +179,15 @@ static void substitute(const schur *s, number w, int64_t first, int64_t last, nu
         if (i > 0 && *row_of(s, i, i - 1) != 0) { /* two rows at once */
             double b = *row_of(s, i - 1, i), c = *row_of(s, i, i - 1);
             number a = minus((number){*row_of(s, i - 1, i - 1), 0}, w), q = rest_of_row(s, y, i - 1, i + 1, last);
-            number det = not_zero(minus(times(a, d), (number){b * c, 0}));
+            double size = fmax(fmax(magnitude(a), magnitude(d)), fmax(fabs(b), fabs(c)));
+            number det = not_zero(minus(times(a, d), (number){b * c, 0}), fmax(size, DBL_EPSILON));
             y[i] = over(minus(times(a, r), scaled(q, c)), det);
             y[i - 1] = over(minus(times(q, d), scaled(r, b)), det);
             i--;
         } else {
-            y[i] = over(r, not_zero(d));
+            y[i] = over(r, not_zero(d, 1));
         }
-        if (ilogb(fmax(fabs(y[i].re), fabs(y[i].im))) < HUGE_EXPONENT) continue;
+        if (ilogb(magnitude(y[i])) < HUGE_EXPONENT) continue;
         for (int64_t j = i; j <= last; j++)
             y[j] = scaled(y[j], ldexp(1, -HUGE_EXPONENT));
     }
@@ -192,7 +198,7 @@ static void normalize(number *v, int64_t n) {
     double largest = 0, square = 0;
     int64_t at = 0;
     for (int64_t i = 0; i < n; i++)
-        largest = fmax(largest, fmax(fabs(v[i].re), fabs(v[i].im)));
+        largest = fmax(largest, magnitude(v[i]));
     for (int64_t i = 0; i < n; i++) {
         v[i] = scaled(v[i], 1 / largest);
         square += v[i].re * v[i].re + v[i].im * v[i].im;
@@ -234,11 +240,15 @@ int64_t tn_linalg_eig_work(int64_t n) { return n * n + 5 * n; }
 void tn_linalg_eig_matrix(const tn_linalg_matrix *x) {
     int64_t n = x->n;
     schur s = {.n = n, .h = x->a, .z = x->work, .sums = x->work + n * n};
-    double size = 0, *written = s.sums + 4 * n;
+    static const double LIFT = 0x1p54;
+    double size = 0, lifted = 1, *written = s.sums + 4 * n;
     if (tn_linalg_is_lost(x, false, 2 * n * (n + 1))) return;
     for (int64_t i = 0; i < n * n; i++)
         size = fmax(size, fabs(x->a[i]));
+    for (; size > 0 && size < DBL_MIN; size *= LIFT, lifted *= LIFT)
+        tn_linalg_scale(x->a, LIFT, n * n);               /* 1 / size would be infinite */
     if (size > 0) tn_linalg_scale(x->a, 1 / size, n * n); /* squares neither overflow nor vanish */
+    size /= lifted;
     make_hessenberg(&s, s.sums + n);
     bool found = make_triangular(&s);
     for (int64_t i = 0; i < 2 * n * (n + 1) && !found; i++)

@@ -2,7 +2,9 @@
  *
  * A kernel cannot fail, so it adds to words in device memory. After a wait the host reads the words of those counters
  * that kernels may have changed since the last look, and compares their sums with what it saw then. Nothing is written
- * back, so looking needs no order with later kernels, and programs without such kernels pay one load per wait. */
+ * back, so looking needs no order with later kernels, and programs without such kernels pay one load per wait.
+ *
+ * Words are read without `lock`, because reading waits for a queue whose work may be about to call touch. */
 #include <pthread.h>
 #include <string.h>
 
@@ -14,10 +16,14 @@ struct tn_error_counters {
     tn_counted_error *errors;
     uint32_t *seen, *read; /* sums at the last look; room for the words */
     int count, parts;
-    bool touched, kept; /* kept: released, but not yet looked at */
+    bool touched, kept;   /* kept: released, but not yet looked at */
+    bool is_read, closed; /* now, by the thread that reports; closed: nobody waits for the device any more */
+    uint64_t looked;      /* the last report that has looked */
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* the list, and all but the words of its members */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;        /* the list and its members, except words and `read` */
+static pthread_mutex_t report_lock = PTHREAD_MUTEX_INITIALIZER; /* one report at a time; taken before `lock` */
+static uint64_t reports;                                        /* guarded by report_lock */
 static tn_error_counters *all;
 static atomic_int touched_count;
 
@@ -85,10 +91,10 @@ static void unlink_counters(tn_error_counters *c) {
 void tn_error_counters_release(tn_error_counters *c) {
     if (!c) return;
     pthread_mutex_lock(&lock);
-    c->kept = c->touched;
-    if (!c->kept) unlink_counters(c);
+    bool kept = c->kept = c->is_read || (c->touched && !c->closed);
+    if (!kept) unlink_counters(c);
     pthread_mutex_unlock(&lock);
-    if (!c->kept) counters_free(c);
+    if (!kept) counters_free(c);
 }
 
 static tn_status report_one(const tn_error_counters *c, int counter, uint32_t count) {
@@ -98,48 +104,84 @@ static tn_status report_one(const tn_error_counters *c, int counter, uint32_t co
 }
 
 /* The first counter that has grown is reported; the others stay for the next call. */
-static tn_status look(tn_error_counters *c) {
-    TRY(tn_buffer_read(c->words, 0, c->read, (size_t)c->count * (size_t)c->parts * sizeof *c->read));
+static tn_status compare(tn_error_counters *c) {
     for (int i = 0; i < c->count; i++) {
         uint32_t sum = 0;
         for (int k = 0; k < c->parts; k++)
             sum += c->read[i * c->parts + k];
         uint32_t more = sum - c->seen[i];
         c->seen[i] = sum;
-        if (more) return report_one(c, i, more);
+        if (!more) continue;
+        set_touched(c, true);
+        return report_one(c, i, more);
     }
-    set_touched(c, false);
     return TN_OK;
 }
 
 /* Counters whose kernels another queue has yet to run are looked at after a later wait. */
 static bool is_ready(tn_error_counters *c, const tn_device *d) {
     bool ordered = atomic_load_explicit(&d->ordered, memory_order_acquire);
-    return c->touched && c->words->device == d && (!ordered || tn_buffer_is_reusable(c->words, true));
+    return c->touched && c->looked != reports && c->words->device == d &&
+           (!ordered || tn_buffer_is_reusable(c->words, true));
+}
+
+/* Untouched before they are read, so that kernels which come too late for that are looked at again. */
+static tn_error_counters *take_ready(const tn_device *d) {
+    pthread_mutex_lock(&lock);
+    tn_error_counters *c = all;
+    while (c && !is_ready(c, d))
+        c = c->next;
+    if (c) {
+        set_touched(c, false);
+        c->is_read = true;
+        c->looked = reports;
+    }
+    pthread_mutex_unlock(&lock);
+    return c;
+}
+
+static tn_status look(tn_error_counters *c) {
+    tn_status s = tn_buffer_read(c->words, 0, c->read, (size_t)c->count * (size_t)c->parts * sizeof *c->read);
+    pthread_mutex_lock(&lock);
+    c->is_read = false;
+    if (s == TN_OK)
+        s = compare(c);
+    else
+        set_touched(c, true);
+    bool done = c->kept && (!c->touched || c->closed);
+    if (done) unlink_counters(c);
+    pthread_mutex_unlock(&lock);
+    if (done) counters_free(c);
+    return s;
 }
 
 tn_status tn_error_counters_report(const tn_device *d) {
     tn_status s = TN_OK;
     if (atomic_load_explicit(&touched_count, memory_order_acquire) == 0) return TN_OK;
-    pthread_mutex_lock(&lock);
-    for (tn_error_counters *c = all, *next; c && s == TN_OK; c = next) {
-        next = c->next;
-        if (is_ready(c, d)) s = look(c);
-        if (!c->kept || c->touched) continue;
-        unlink_counters(c);
-        counters_free(c);
-    }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&report_lock);
+    reports++;
+    for (tn_error_counters *c; s == TN_OK && (c = take_ready(d));)
+        s = look(c);
+    pthread_mutex_unlock(&report_lock);
     return s;
 }
 
 void tn_error_counters_close(const tn_device *d) {
+    tn_error_counters *gone = NULL;
     pthread_mutex_lock(&lock);
     for (tn_error_counters *c = all, *next; c; c = next) {
         next = c->next;
-        if (!c->kept || c->words->device != d) continue;
+        if (c->words->device != d) continue;
+        c->closed = true;
+        if (!c->kept || c->is_read) continue;
         unlink_counters(c);
-        counters_free(c);
+        c->next = gone;
+        gone = c;
     }
     pthread_mutex_unlock(&lock);
+    while (gone) {
+        tn_error_counters *next = gone->next;
+        counters_free(gone);
+        gone = next;
+    }
 }

@@ -195,11 +195,13 @@ typedef struct tn_error_counters tn_error_counters;
 tn_status tn_error_counters_new(tn_device *d, int count, int parts, tn_error_counters **out);
 tn_buffer *tn_error_counters_words(const tn_error_counters *c);
 void tn_error_counters_name(tn_error_counters *c, int counter, const tn_counted_error *error);
-void tn_error_counters_touch(tn_error_counters *c);   /* before kernels that may change the words are submitted */
+/* After kernels that may change the words were submitted: a look before that could miss them. */
+void tn_error_counters_touch(tn_error_counters *c);
 void tn_error_counters_release(tn_error_counters *c); /* NULL is fine. What was counted is still reported */
 /* After a wait for the device: TN_ERR_ARGUMENT with the first counter that has grown since it was last reported. */
 tn_status tn_error_counters_report(const tn_device *d);
-void tn_error_counters_close(const tn_device *d); /* frees those that were released and not reported */
+/* The device is closed: what was not reported never will be. Those that were released are freed. */
+void tn_error_counters_close(const tn_device *d);
 
 /* ---- dry runs (dry.c) -------------------------------------------------------------------------------------------- */
 

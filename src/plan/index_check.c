@@ -259,8 +259,9 @@ tn_status tn_check_leaves(tn_plan *p, tn_buffer *const *bound) {
         bool known = bound && !p->device->is_cpu && tn_buffer_is_known(bound[k->slot]), counts = k->kernel && !known;
         if (known && tn_known_inside(bound[k->slot], &k->range)) continue;
         if (bound && seen_before(p, k, bound[k->slot])) continue;
+        tn_status s = counts ? tn_kernel_launch(p->device, k->kernel, &k->count, 1) : check(p, k);
         if (counts) tn_error_counters_touch(p->checks.counters);
-        TRY(counts ? tn_kernel_launch(p->device, k->kernel, &k->count, 1) : check(p, k));
+        TRY(s);
         k->checked = bound ? bound[k->slot] : NULL;
         k->version = bound ? bound[k->slot]->version : 0;
     }

@@ -907,11 +907,10 @@ static void gather_all(const tn_plan *p) {
 }
 
 /* p->runs.partially_committed: it fails at a time when states are partly written. */
-static tn_status run_commands(tn_plan *p) {
+static tn_status run_each_command(tn_plan *p) {
     tn_profile *profile = tn_profile_here();
     bool committing = false;
     size_t check = p->checks.leaf_count;
-    if (p->checks.counted) tn_error_counters_touch(p->checks.counters);
     p->runs.partially_committed = false;
     for (size_t i = 0, n; i < p->command_count; i += n) {
         const tn_command *c = &p->commands[i];
@@ -927,6 +926,12 @@ static tn_status run_commands(tn_plan *p) {
     }
     p->runs.partially_committed = false;
     return check < p->checks.count ? tn_check_before(p, p->command_count, &check) : TN_OK;
+}
+
+static tn_status run_commands(tn_plan *p) {
+    tn_status s = run_each_command(p);
+    if (p->checks.counted) tn_error_counters_touch(p->checks.counters); /* also of a failed run: some have counted */
+    return s;
 }
 
 /* Reading the clock costs as much as a small kernel. If the first runs of a plan were short, only every 16th run is

@@ -3,6 +3,7 @@
 #include "test_support.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include "async_driver.h"
 #include "far_driver.h"
@@ -717,10 +718,45 @@ static void indices_outside_are_reported_by_the_wait(void **state) {
     on_each(counted_on);
 }
 
+enum { COUNTING_TURNS = 200 };
+
+/* Evaluates with computed indices and waits, while another thread does the same. */
+static void *counts_and_waits(void *device) {
+    bool good = tn_set_current_device(device) == TN_OK;
+    for (int i = 0; i < COUNTING_TURNS && good; i++) {
+        TN_SCOPE;
+        tn_tensor *one = tn_from_data((int32_t[]){1, 0}, TN_DIMS(2), TN_I32);
+        tn_tensor *y = tn_gather(tn_from_data((float[]){5, 6, 7}, TN_DIMS(3), TN_F32), 0, tn_add(one, one));
+        good = tn_eval(&y, 1) == TN_OK && tn_device_synchronize(device) == TN_OK;
+    }
+    tn_clear_plans();
+    return good ? device : NULL;
+}
+
+static void threads_count_and_wait_on(tn_device *d) {
+    pthread_t other;
+    void *ended = NULL;
+    tn_queue *further = queue_of(d); /* so that the device's work is ordered */
+    alarm(60);
+    assert_int_equal(pthread_create(&other, NULL, counts_and_waits, d), 0);
+    assert_non_null(counts_and_waits(d));
+    assert_int_equal(pthread_join(other, &ended), 0);
+    alarm(0);
+    assert_non_null(ended);
+    assert_ok(tn_set_current_device(NULL));
+    tn_queue_free(further);
+}
+
+static void threads_that_count_do_not_wait_for_each_other(void **state) {
+    (void)state;
+    on_each(threads_count_and_wait_on);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(events_are_reached_in_order),
         cmocka_unit_test(indices_outside_are_reported_by_the_wait),
+        cmocka_unit_test(threads_that_count_do_not_wait_for_each_other),
         cmocka_unit_test(a_queue_waits_for_an_event),
         cmocka_unit_test(memory_is_right_between_queues),
         cmocka_unit_test(a_write_waits_for_every_reader),

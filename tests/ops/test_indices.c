@@ -687,6 +687,53 @@ static void all_indices_outside_are_counted(void **state) {
     end_elsewhere(before);
 }
 
+/* A wait just before a kernel that counts is launched, as another thread's may come, does not lose its count. */
+static int times_told;
+static void waits(void) { times_told += tn_error_counters_report(tn_current_device()) != TN_OK; }
+
+static void a_wait_before_the_launch_loses_no_count(void **state) {
+    (void)state;
+    tn_tensor *before[3];
+    begin_elsewhere(before);
+    for (int given = 0; given < 2; given++) {
+        TN_SCOPE;
+        tn_tensor *index = computed(5), *y;
+        if (given) assert_ok(tn_eval(&index, 1));
+        y = tn_gather(x, 0, index);
+        times_told = 0;
+        far_launching = waits;
+        assert_ok(tn_eval(&y, 1));
+        far_launching = NULL;
+        waits();
+        assert_int_equal(times_told, 1);
+        waits();
+        assert_int_equal(times_told, 1);
+    }
+    end_elsewhere(before);
+}
+
+/* Counts that nobody has waited for end with their device. */
+static void what_was_counted_goes_with_its_device(void **state) {
+    (void)state;
+    tn_clear_plans();
+    int64_t live = tn_memory_get_stats().live_buffers;
+    for (int plans_last = 0; plans_last < 2; plans_last++) {
+        tn_device *d = far_open(1, NULL);
+        assert_ok(tn_set_current_device(d));
+        {
+            TN_SCOPE;
+            tn_tensor *here = tn_from_data((float[]){5, 6, 7}, TN_DIMS(3), TN_F32),
+                      *y = tn_gather(here, 0, computed(5));
+            assert_ok(tn_eval(&y, 1));
+        }
+        assert_ok(tn_set_current_device(NULL));
+        if (!plans_last) tn_clear_plans();
+        tn_device_close(d);
+        if (plans_last) tn_clear_plans();
+        assert_int_equal(tn_memory_get_stats().live_buffers, live);
+    }
+}
+
 /* ---- what the range is ------------------------------------------------------------------------------------------- */
 
 static void only_casts_that_keep_the_values_are_looked_through(void **state) {
@@ -952,6 +999,8 @@ int main(void) {
         cmocka_unit_test(an_index_outside_that_a_device_computes_is_counted),
         cmocka_unit_test(launches_count_what_they_compute),
         cmocka_unit_test(all_indices_outside_are_counted),
+        cmocka_unit_test(a_wait_before_the_launch_loses_no_count),
+        cmocka_unit_test(what_was_counted_goes_with_its_device),
         cmocka_unit_test(only_casts_that_keep_the_values_are_looked_through),
         cmocka_unit_test(what_is_made_inside_its_range_needs_no_look),
         cmocka_unit_test(narrow_indices_that_wrap_are_found),

@@ -147,6 +147,34 @@ static void eigenvectors_of_any_matrix_have_gradients(void **state) {
     assert_ok(tn_gradcheck(eigenvalues_and_magnitudes, NULL, &x, 1, NULL));
 }
 
+/* Two small pairs beside a large number: their vectors have digits of their own. */
+static void eigenvectors_of_small_blocks_have_all_digits(void **state) {
+    (void)state;
+    TN_SCOPE;
+    static const double s = 1e-10, least = 5e-320;
+    tn_tensor *x = tn_from_data(
+                  (double[5][5]){{1}, {0, 0, s, s, s}, {0, -s, 0, -s, s}, {0, 0, 0, 0, 2 * s}, {0, 0, 0, -2 * s, 0}},
+                  TN_DIMS(5, 5), TN_F64),
+              *w, *v;
+    double value[5][2], of[5][5][2], a[5][5], rest[2];
+    tn_linalg_eig(x, &w, &v);
+    read_all(x, &a[0][0], 25);
+    read_all(w, &value[0][0], 10);
+    read_all(v, &of[0][0][0], 50);
+    for (int k = 0; k < 5; k++)
+        for (int i = 0; i < 5; i++) {
+            rest[0] = value[k][1] * of[i][k][1] - value[k][0] * of[i][k][0];
+            rest[1] = -value[k][1] * of[i][k][0] - value[k][0] * of[i][k][1];
+            for (int j = 0; j < 5; j++) {
+                rest[0] += a[i][j] * of[j][k][0];
+                rest[1] += a[i][j] * of[j][k][1];
+            }
+            assert_true(hypot(rest[0], rest[1]) < 10 * UNIT * (k < 4 ? s : 1));
+        }
+    read_all(tn_linalg_eigvals(tn_from_data((double[]){least, 0, 0, -least}, TN_DIMS(2, 2), TN_F64)), &value[0][0], 4);
+    assert_true(value[0][0] == -least && value[1][0] == least); /* 1 / least is infinite */
+}
+
 static void singular_vectors_diagonalize(void **state) {
     (void)state;
     for (size_t i = 0; i < TN_COUNT(sizes); i++) {
@@ -300,6 +328,7 @@ int main(void) {
         cmocka_unit_test(eigenvectors_diagonalize),
         cmocka_unit_test(eigenvectors_of_any_matrix_diagonalize),
         cmocka_unit_test(eigenvectors_of_any_matrix_have_gradients),
+        cmocka_unit_test(eigenvectors_of_small_blocks_have_all_digits),
         cmocka_unit_test(full_matrices_are_completed),
         cmocka_unit_test(singular_vectors_diagonalize),
         cmocka_unit_test(low_rank_has_whole_factors),

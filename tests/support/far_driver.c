@@ -18,6 +18,7 @@ far_nature far_nature_now;
 _Atomic int64_t far_hangs_after = -1;
 _Atomic bool far_sync_hangs;
 void (*far_loaded)(const kir_program *p);
+void (*far_launching)(void);
 far_counts far_counts_now;
 
 typedef struct far_block {
@@ -232,6 +233,7 @@ static tn_status far_launch(void *device, void *module, const tn_launch *launche
             return tn_backend_fail(TN_ERR_DEVICE, "far device: it hung");
         }
         if (far_hangs_after > 0) far_hangs_after--;
+        if (far_launching) far_launching();
         TRY(launch_one(device, module, &launches[i]));
         far_counts_now.launches++;
         far_counts_now.group_launches += ((const far_module *)module)->program.n_items > 0;

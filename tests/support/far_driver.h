@@ -35,8 +35,9 @@ typedef struct far_counts {
 } far_counts;
 extern far_counts far_counts_now;
 
-/* Called with each program that is loaded, unless NULL. */
+/* Called with each program that is loaded, and before each launch, unless NULL. */
 extern void (*far_loaded)(const kir_program *p);
+extern void (*far_launching)(void);
 
 extern const tn_driver far_driver;
 
