@@ -98,9 +98,10 @@ static tn_node *permute_rule(vmap *v, const tn_node *n) {
     return tn_b_permute(&v->build, batched(v, n->in[0]), dims, n->rank + 1);
 }
 
-/* The first attribute is a dimension. */
+/* The first attribute is a dimension. A number has none, although ops take 0 for it. */
 static tn_node *dim_rule(vmap *v, const tn_node *n) {
     int64_t i[TN_MAX_ATTR_INTS];
+    if (n->rank == 0) return NULL;
     memcpy(i, n->i, n->n_i * sizeof *i);
     i[0]++;
     return again(v, n, i, n->n_i, true, n->rank);
@@ -121,7 +122,8 @@ static tn_node *reduce_rule(vmap *v, const tn_node *n) {
     int64_t i[TN_MAX_ATTR_INTS] = {0}, count = 0;
     for (int d = 0; d < n->in[0]->rank; d++)
         if (tn_is_reduced(n, d)) i[1 + count++] = d + 1;
-    if (!count) return n->dtype == n->in[0]->dtype ? batched(v, n->in[0]) : NULL; /* of a number: no list for that */
+    bool keeps = n->dtype == n->in[0]->dtype && n->op != TN_OP_ARGMAX && n->op != TN_OP_ARGMIN;
+    if (!count) return keeps ? batched(v, n->in[0]) : NULL; /* of a number: no list for that */
     i[0] = count;
     i[1 + count] = n->i[n->n_i - 1];
     return again(v, n, i, (int)count + 2, true, n->rank);

@@ -502,6 +502,16 @@ static tn_tensor *evaluated(void *ctx, tn_tensor *const *in) {
     return tn_mul_scalar(in[0], tn_item(total(in[0])));
 }
 
+static tn_tensor *place_of_number(void *ctx, tn_tensor *const *in) {
+    (void)ctx;
+    return tn_argmax(in[0], TN_ALL, false);
+}
+
+static tn_tensor *running_sum(void *ctx, tn_tensor *const *in) {
+    (void)ctx;
+    return tn_cumsum(in[0], 0);
+}
+
 static void what_has_no_rule_for_batches_is_named(void **state) {
     (void)state;
     TN_SCOPE;
@@ -509,6 +519,10 @@ static void what_has_no_rule_for_batches_is_named(void **state) {
     static const int64_t dims[] = {0, TN_NOT_MAPPED};
     assert_int_equal(tn_status_of(tn_vmap(convolved, NULL, in, 2, dims, 0)), TN_ERR_UNSUPPORTED);
     assert_non_null(strstr(tn_error(), "vmap: conv2d_forward ("));
+    tn_tensor *whole = tn_from_data((int64_t[]){7, 8}, TN_DIMS(2), TN_I64); /* each example is a number */
+    assert_int_equal(tn_status_of(tn_vmap(place_of_number, NULL, &whole, 1, NULL, 0)), TN_ERR_UNSUPPORTED);
+    assert_int_equal(tn_status_of(tn_vmap(running_sum, NULL, &whole, 1, NULL, 0)), TN_ERR_UNSUPPORTED);
+    assert_non_null(strstr(tn_error(), "vmap: cumsum ("));
     assert_int_equal(tn_status_of(tn_vmap(evaluated, NULL, in, 1, NULL, 0)), TN_ERR_STATE);
     assert_int_equal(tn_status_of(tn_vmap(tripled, NULL, in, 2, NULL, 0)), TN_ERR_SHAPE);
     assert_non_null(strstr(tn_error(), "input 1 has 4 examples, but an earlier input has another number"));
