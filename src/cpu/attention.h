@@ -116,9 +116,9 @@ VEC_INLINE V v_exp_down(V x) {
 }
 #endif
 
-/* Lane t takes lane t + w, for w = 8, 4, 2, 1. */
 typedef float quad __attribute__((vector_size(16)));
 
+/* Lane t takes lane t + w, for w = 8, 4, 2, 1. */
 VEC_INLINE float fold_sum(const V *lanes) {
     quad q[LANES / 4];
     memcpy(q, lanes, sizeof q);

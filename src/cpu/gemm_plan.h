@@ -66,7 +66,7 @@ typedef enum b_source { B_CACHED, B_IN_PLACE, B_TOGETHER, B_ON_THE_FLY, B_LINES 
 /* Layout of an operand in memory. */
 typedef struct layout {
     pack_kind kind;
-    int64_t second; /* PACK_PAIRS, PACK_QUADS: elements from one of a word to the next */
+    int64_t second; /* if a step has several elements: the distance from one to the next */
 } layout;
 
 /* Facts of a call, computed before it starts. */
