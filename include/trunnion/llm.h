@@ -171,7 +171,8 @@ TN_API void tn_llm_batch_free(tn_llm_batch *b); /* NULL is fine */
 /* Appends ids[i] to conversation i; a negative id leaves that one as it is. *logits (may be NULL): [count, vocabulary],
  * valid until the next step; row i has the same bits as tn_llm_step's for conversation i, and no meaning where the id
  * is negative. The first step makes the plan. A failure appends nothing, except as with tn_llm_prompt.
- * Errors: TN_ERR_ARGUMENT for an id outside the vocabulary, or for a conversation whose context is full. */
+ * Errors: TN_ERR_ARGUMENT for an id outside the vocabulary, for a conversation whose context is full, or if a trainer
+ * has given one conversation other weights than the others (tn_finetune_new). */
 TN_API tn_status tn_llm_batch_step(tn_llm_batch *b, const int32_t *ids, const float **logits);
 
 /* ---- speculative decoding ---------------------------------------------------------------------------------------- */
