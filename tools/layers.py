@@ -23,7 +23,7 @@ PUBLIC_ONLY = {"functions", "nn", "text"}
 BUDGET = {
     "windows": 1540,
     "base": 3820,
-    "kir": 16300,
+    "kir": 16315,
     "cpu": 16985,
     "gpu": 2715,
     "vendor": 3260,

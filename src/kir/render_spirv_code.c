@@ -652,10 +652,33 @@ static bool is_split(const spv *e, const kir_ins *in) {
     return in->op == KIR_FMA && e->t->features & TN_SPIRV_FMA_SPLITS && (in->type == KIR_F32 || e->t->i64);
 }
 
+/* 64 bits by Floor and Ceil alone: without AVX-512, llvmpipe's Trunc and RoundEven lose the sign of zero and do not
+ * round numbers beyond 2^31. */
+static uint32_t round_f64(spv *e, kir_round mode, uint32_t x) {
+    uint32_t down = kir_spv_ext(e, ExtFloor, SPV_F64, x, 0, 0), up = kir_spv_ext(e, ExtCeil, SPV_F64, x, 0, 0);
+    if (mode == KIR_FLOOR) return down;
+    if (mode == KIR_CEIL) return up;
+    if (mode == KIR_TRUNC) {
+        uint32_t negative = kir_spv_op(e, OpFOrdLessThan, SPV_BOOL, x, kir_spv_const(e, SPV_F64, 0), 0);
+        return kir_spv_op(e, OpSelect, SPV_F64, negative, up, down);
+    }
+    /* The distance from below is exact, but between -1/2 and 0: there it may become 1/2, and -1 is odd. */
+    uint32_t half = kir_spv_const(e, SPV_F64, 0x3fe0000000000000);
+    uint32_t from_down = kir_spv_op(e, OpFSub, SPV_F64, x, down, 0);
+    uint32_t halved = kir_spv_op(e, OpFMul, SPV_F64, down, half, 0);
+    uint32_t is_even = kir_spv_op(e, OpFOrdEqual, SPV_BOOL, kir_spv_ext(e, ExtFloor, SPV_F64, halved, 0, 0), halved, 0);
+    uint32_t tie = kir_spv_op(e, OpFOrdEqual, SPV_BOOL, from_down, half, 0);
+    uint32_t nearer = kir_spv_op(e, OpFOrdLessThan, SPV_BOOL, from_down, half, 0);
+    uint32_t take_down =
+        kir_spv_op(e, OpLogicalOr, SPV_BOOL, nearer, kir_spv_op(e, OpLogicalAnd, SPV_BOOL, tie, is_even, 0), 0);
+    return kir_spv_op(e, OpSelect, SPV_F64, take_down, down, up);
+}
+
 uint32_t kir_spv_operation(spv *e, const kir_ins *in, kir_type operand, const uint32_t v[3]) {
     spv_type type = kir_spv_type_of((kir_type)in->type);
     if (in->op == KIR_CAST) return cast(e, in, operand, v[0]);
     if (in->op == KIR_BITCAST) return bitcast(e, in, operand, v[0]);
+    if (in->op == KIR_ROUND && type == SPV_F64) return round_f64(e, (kir_round)in->imm.i, v[0]);
     if (in->op == KIR_ROUND) return kir_spv_ext(e, ROUNDINGS[in->imm.i], type, v[0], 0, 0);
     if (is_split(e, in)) return spv_fma(e, type, v);
     uint32_t op = OPERATIONS[in->op][CLASSES[operand]];
