@@ -136,6 +136,7 @@ typedef struct tuning {
     bool compared; /* what the model is before the first step was measured */
     bool stopped;  /* by a signal to a process, before the last step */
     bool made_out; /* the folder of the result did not exist */
+    bool unlike;   /* the processes train different runs: all of them end, and an abort could cut their messages off */
     uint64_t model_hash;
     FILE *log;
     report report;
@@ -413,10 +414,12 @@ static tn_status find_first(tuning *t) {
 }
 
 /* All processes must train the same model on the same texts. */
-static tn_status compare_ranks(const tuning *t) {
+static tn_status compare_ranks(tuning *t) {
     char text[MOST_DESCRIPTION + 64];
     snprintf(text, sizeof text, "%s from step %lld", t->description, (long long)t->first);
-    return train_compare(t->group, text);
+    tn_status status = train_compare(t->group, text);
+    t->unlike = status == TN_ERR_STATE;
+    return status;
 }
 
 /* Everything that needs no device. */
@@ -906,7 +909,7 @@ static int tune_model(order *o) {
                    ? finish_tuning(&t, train_tuning(&t))
                    : cli_failed();
     if (code != CLI_OK && t.made_out) (void)rmdir(o->out); /* fails if something is in it */
-    if (code != CLI_OK && !t.stopped) tn_group_abort(t.group, code);
+    if (code != CLI_OK && !t.stopped && !t.unlike) tn_group_abort(t.group, code);
     free_tuning(&t);
     return code;
 }
