@@ -67,58 +67,58 @@ alone=$(tr -s '\n ' ' ' <<<"$alone")
 table="
 setup     | check     | 900 | tools/setup.sh tests
 packages  | check     | 900 | tools/setup.sh check
-layers    | check     |  60 | python3 tools/layers.py
-source    | check     |  60 | python3 tools/checks/source.py
-format    | check     |  60 | tools/checks/format.sh
-generated | check     | 120 | python3 tools/check_generated.py
-headers   | check     | 120 | tools/checks/headers.sh
+layers    | check     | 120 | python3 tools/layers.py
+source    | check     | 120 | python3 tools/checks/source.py
+format    | check     | 120 | tools/checks/format.sh
+generated | check     | 240 | python3 tools/check_generated.py
+headers   | check     | 240 | tools/checks/headers.sh
 build     | check     | 900 | tools/build.sh $BUILD 'tests examples benches' $plain && tools/build.sh $BUILD all $plain
-digits    | check     | 300 | python3 tools/digits.py
+digits    | check     | 600 | python3 tools/digits.py
 model     | check     | 600 | python3 tools/text/smollm2.py --or-skip
 unit      | check     | 600 | tools/build.sh $BUILD tests $plain && python3 tools/digits.py && $run_programs $BUILD tests
-doubles   | check     | 300 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD
-signals   | check     | 180 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD
-mutants   | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --count 500 --jobs $JOBS
-hostile   | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/formats/hostile_gguf.py $BUILD 13
-devices   | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD devices
-links     | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/links.py $BUILD
-library   | check     |  60 | tools/build.sh $BUILD all $plain && tools/checks/library.sh $BUILD
-renderings | check    | 120 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD
-blas      | check     |  60 | tools/build.sh $BUILD 'test_library test_device_settings' $plain && tools/checks/blas.sh $BUILD
-examples  | check     | 120 | tools/build.sh $BUILD examples $plain && $run_programs $BUILD examples
-train     | check     | 240 | tools/build.sh $BUILD all $plain && $run_command $BUILD train
-processes | check     | 240 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD examples $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/processes.py $BUILD
-empty-root | check    |  30 | tools/build.sh $BUILD all $plain && python3 tools/digits.py && python3 tools/checks/empty_root.py $BUILD
-bench     | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD bench
-backend   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/backend.py $BUILD
-pull      | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/pull.py $BUILD
-embed     | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD embed
-faults    | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/command_faults.py $BUILD
-surroundings | check  | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/surroundings.py $BUILD
-gpu-report | check    |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/gpu_report.py $BUILD
-finetune  | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/finetune.py $BUILD
-survive   | check     | 180 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD
-chat      | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/chat.py $BUILD
-serve     | check     | 180 | tools/build.sh $BUILD all $plain && python3 tools/checks/serve.py $BUILD
-help      | check     | 480 | tools/build.sh $BUILD all $plain && $run_command $BUILD help
-install   | check     | 120 | tools/checks/install.sh $BUILD
-vulkan    | check     | 240 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && tools/checks/vulkan.sh $BUILD
-webgpu    | check     | 300 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && tools/checks/webgpu.sh $BUILD
-oclgrind  | check     | 300 | tools/build.sh $BUILD tests $plain && tools/checks/oclgrind.sh $BUILD
-onnx      | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD
-onnx-ocl  | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl --every 75
-gpu-headers | check   |  60 | python3 tools/checks/gpu_headers.py
+doubles   | check     | 600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD
+signals   | check     | 360 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD
+mutants   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --count 500 --jobs $JOBS
+hostile   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/formats/hostile_gguf.py $BUILD 13
+devices   | check     | 120 | tools/build.sh $BUILD all $plain && $run_command $BUILD devices
+links     | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/links.py $BUILD
+library   | check     | 120 | tools/build.sh $BUILD all $plain && tools/checks/library.sh $BUILD
+renderings | check    | 240 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD
+blas      | check     | 120 | tools/build.sh $BUILD 'test_library test_device_settings' $plain && tools/checks/blas.sh $BUILD
+examples  | check     | 240 | tools/build.sh $BUILD examples $plain && $run_programs $BUILD examples
+train     | check     | 480 | tools/build.sh $BUILD all $plain && $run_command $BUILD train
+processes | check     | 480 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD examples $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/processes.py $BUILD
+empty-root | check    |  60 | tools/build.sh $BUILD all $plain && python3 tools/digits.py && python3 tools/checks/empty_root.py $BUILD
+bench     | check     | 120 | tools/build.sh $BUILD all $plain && $run_command $BUILD bench
+backend   | check     | 480 | tools/build.sh $BUILD all $plain && python3 tools/checks/backend.py $BUILD
+pull      | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/pull.py $BUILD
+embed     | check     | 120 | tools/build.sh $BUILD all $plain && $run_command $BUILD embed
+faults    | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/command_faults.py $BUILD
+surroundings | check  | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/surroundings.py $BUILD
+gpu-report | check    | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/gpu_report.py $BUILD
+finetune  | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/finetune.py $BUILD
+survive   | check     | 360 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD
+chat      | check     | 480 | tools/build.sh $BUILD all $plain && python3 tools/checks/chat.py $BUILD
+serve     | check     | 360 | tools/build.sh $BUILD all $plain && python3 tools/checks/serve.py $BUILD
+help      | check     | 960 | tools/build.sh $BUILD all $plain && $run_command $BUILD help
+install   | check     | 240 | tools/checks/install.sh $BUILD
+vulkan    | check     | 480 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && tools/checks/vulkan.sh $BUILD
+webgpu    | check     | 600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && tools/checks/webgpu.sh $BUILD
+oclgrind  | check     | 600 | tools/build.sh $BUILD tests $plain && tools/checks/oclgrind.sh $BUILD
+onnx      | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD
+onnx-ocl  | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl --every 75
+gpu-headers | check   | 120 | python3 tools/checks/gpu_headers.py
 web-node  | check     | 900 | tools/build.sh $BUILD all $plain && python3 tools/checks/web.py $BUILD node
-llm       | check     | 300 | tools/build.sh $BUILD all $plain && python3 tools/checks/llm.py $BUILD
-onnx-schemas | check  |  60 | python3 tools/checks/onnx_attributes.py
-export    | check     | 120 | tools/build.sh $BUILD tests $plain && python3 tools/checks/onnx_export.py $BUILD
-engine-nodes | check  | 180 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_engine.py $BUILD
-runtime-ops | check   |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_runtime_ops.py $BUILD
-decoders  | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_decoders.py $BUILD
-languages | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_languages.py $BUILD
-minimal   | check     | 300 | tools/build.sh $BUILD all $plain && tools/checks/minimal.sh $BUILD-minimal $BUILD
+llm       | check     | 600 | tools/build.sh $BUILD all $plain && python3 tools/checks/llm.py $BUILD
+onnx-schemas | check  | 120 | python3 tools/checks/onnx_attributes.py
+export    | check     | 240 | tools/build.sh $BUILD tests $plain && python3 tools/checks/onnx_export.py $BUILD
+engine-nodes | check  | 360 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_engine.py $BUILD
+runtime-ops | check   | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_runtime_ops.py $BUILD
+decoders  | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_decoders.py $BUILD
+languages | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_languages.py $BUILD
+minimal   | check     | 600 | tools/build.sh $BUILD all $plain && tools/checks/minimal.sh $BUILD-minimal $BUILD
 asan      | check     | 900 | tools/build.sh $BUILD-asan all_tests $asan && $run_programs $BUILD-asan tests --in all_tests --each 300
-fuzz      | check     | 300 | tools/build.sh $BUILD-asan all_tests $asan && $run_programs $BUILD-asan fuzzers --in all_tests --fuzz 1
+fuzz      | check     | 600 | tools/build.sh $BUILD-asan all_tests $asan && $run_programs $BUILD-asan fuzzers --in all_tests --fuzz 1
 tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
 survive-all | check-all | 900 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD \$(amount 40) $SEED
 cross     | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/cross.py --check $BUILD
