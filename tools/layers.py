@@ -26,7 +26,7 @@ BUDGET = {
     "kir": 16315,
     "cpu": 16985,
     "gpu": 2715,
-    "vendor": 3260,
+    "vendor": 3265,
     "hal": 9460,
     "drivers": 8020,
     "tensor": 3040,

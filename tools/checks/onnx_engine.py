@@ -20,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 
+import needs
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 ENGINE = "engine:onnxruntime"
@@ -76,6 +78,7 @@ def answers(case, feed):
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.x64quantprecision", "1")  # as the engine has it
     try:
         session = onnxruntime.InferenceSession(str(case / "model.onnx"), options, providers=["CPUExecutionProvider"])
         if any("float8" in o.type or "int4" in o.type for o in session.get_outputs()):
@@ -129,12 +132,14 @@ def check_recorded(build, cases):
     by_name = {case.name: case for case in cases}
     here = onnx_test(build, [by_name[c["name"]] for c in bad], "--device", "cpu") if bad else {"cases": []}
     passes_here = {c["name"] for c in here["cases"] if c["result"] == "passed"}
-    failed = 0
+    failed, saturate = 0, needs.sums_saturate()
     for case in bad:
-        if case["name"] in passes_here:
+        if saturate and case["name"].startswith("test_qlinearmatmul"):
+            print(f"{case['name']}: ONNX Runtime's sums of bytes saturate on this processor")
+        elif case["name"] in passes_here:
             failed += 1
             print(f"{case['result']}: recorded: {case['name']}: {case['why']}")
-    print(f"recorded: {done['passed']} of {len(cases)} pass; {len(bad) - failed} of the others do not on the CPU")
+    print(f"recorded: {done['passed']} of {len(cases)} pass; {len(bad) - failed} of the others do not on the CPU, or saturate")
     return done["passed"], failed
 
 

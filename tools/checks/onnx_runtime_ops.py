@@ -403,6 +403,7 @@ def write_case(row, folder):
 
     model, given = row[1](row[0]) if callable(row[1]) else model_of(row)
     options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.x64quantprecision", "1")  # see needs.sums_saturate
     options.log_severity_level = 3
     if row[0].startswith(onnx_runtime_graphs.UNMAPPED):
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -426,14 +427,22 @@ def write_case(row, folder):
             (data / f"output_{k}.pb").write_bytes(numpy_helper.from_array(value, f"y{k}").SerializeToString())
 
 
+# Cases whose operators of ONNX Runtime have no precise mode.
+SATURATING = ("bytes_us", "dynamic_product", "gemm_bytes", "lstm_bytes", "qattention", "to_float")
+
+
 def main():
     if needs.lacks("numpy", "onnx", "onnxruntime"):
         return 0
     import onnxruntime
-    unmade = []
+    unmade, skipped, saturate = [], 0, needs.sums_saturate()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for row in declared() + onnx_runtime_graphs.declared():
+            if saturate and row[0].startswith(SATURATING):
+                print(f"skipped: {row[0]}: ONNX Runtime's sums of bytes saturate on this processor")
+                skipped += 1
+                continue
             try:
                 write_case(row, folder)
             except Exception as fault:  # of either package
@@ -444,7 +453,7 @@ def main():
     for line in unmade + bad:
         print(line)
     print(f"ran on: onnxruntime {onnxruntime.__version__}")
-    print(f"{told['passed']} passed, {len(unmade) + len(bad)} failed, 0 skipped")
+    print(f"{told['passed']} passed, {len(unmade) + len(bad)} failed, {skipped} skipped")
     return 1 if unmade or bad else 0
 
 
