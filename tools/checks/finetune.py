@@ -366,10 +366,10 @@ def shares(suite):
         _, err = (again := begin(resumed_by, name, "--resume")).communicate(timeout=LIMIT)
         suite.expect(again.returncode == 0 and same(name), f"{resumed_by} processes resume it to the same bits", err)
     other = [":", "-n", 1, suite.program, "finetune", "-m", suite.model, "--data", suite.data, "--context", 96, "--batch",
-             4, "--seed", 3, "--out", suite.folder / "other", *words]
+             4, "--seed", 3, "--out", suite.folder / "unlike", *words]
     _, err = (run := begin(1, "mixed", *other)).communicate(timeout=LIMIT)
     suite.expect(run.returncode != 0 and "trains another run than rank 0" in err and not
-                 any((suite.folder / name).exists() for name in ("mixed", "other")),
+                 any((suite.folder / name).exists() for name in ("mixed", "unlike")),
                  "another seed is refused, and no folder is left", err)
 
 
