@@ -80,6 +80,8 @@ static void ops_refuse(void **state) {
     REFUSES(out[1])
     REFUSES(third)
     CALLS(tn_linalg_eigh(NULL, &out[0], &out[1]))
+    REFUSES(out[0])
+    REFUSES(out[1])
     CALLS(tn_linalg_eig(NULL, &out[0], &out[1]))
     REFUSES(out[0])
     REFUSES(out[1])
