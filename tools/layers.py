@@ -24,7 +24,7 @@ BUDGET = {
     "windows": 1540,
     "base": 3820,
     "kir": 16315,
-    "cpu": 16985,
+    "cpu": 16990,
     "gpu": 2715,
     "vendor": 3265,
     "hal": 9460,

@@ -57,18 +57,25 @@ VEC_INLINE float exp_down(float x) {
     return x < LEAST ? 0 : y;
 }
 
+#if defined(__AVX2__)
+/* exp(x - n · ln 2), for the whole number n of doublings that is nearest to x / ln 2. */
+VEC_INLINE V v_exp_rest(V x, V n) {
+    V r = v_fma(n, v_set1(0x1.05c61p-29f), v_fma(n, v_set1(-0x1.62e43p-1f), x));
+    V p = v_fma(v_set1(0x1.6a2352p-10f), r, v_set1(0x1.123a6ap-7f));
+    p = v_fma(p, r, v_set1(0x1.5558f4p-5f));
+    p = v_fma(p, r, v_set1(0x1.55549p-3f));
+    p = v_fma(p, r, v_set1(0x1.fffffcp-2f));
+    return v_set1(1.0f) + v_fma(p, r * r, r);
+}
+#endif
+
 #if defined(__AVX512F__)
 VEC_INLINE V v_greater(V x, V y) { return (V)_mm512_max_ps((__m512)x, (__m512)y); }
 
 VEC_INLINE V v_exp_down(V x) {
     __mmask16 matters = _mm512_cmp_ps_mask((__m512)x, (__m512)v_set1(LEAST), _CMP_NLT_UQ);
     V n = v_fma(x, v_set1(0x1.715476p0f), v_set1(KIR_MAGIC_F32)) - v_set1(KIR_MAGIC_F32);
-    V r = v_fma(n, v_set1(0x1.05c61p-29f), v_fma(n, v_set1(-0x1.62e43p-1f), x));
-    V p = v_fma(v_set1(0x1.6a2352p-10f), r, v_set1(0x1.123a6ap-7f));
-    p = v_fma(p, r, v_set1(0x1.5558f4p-5f));
-    p = v_fma(p, r, v_set1(0x1.55549p-3f));
-    p = v_fma(p, r, v_set1(0x1.fffffcp-2f));
-    V y = v_set1(1.0f) + v_fma(p, r * r, r);
+    V y = v_exp_rest(x, n);
     return (V)_mm512_maskz_scalef_ps(matters, (__m512)y, (__m512)n);
 }
 #elif defined(__AVX2__)
@@ -86,12 +93,7 @@ VEC_INLINE V v_exp_down(V x) {
     __m256 matters = _mm256_cmp_ps((__m256)x, (__m256)v_set1(LEAST), _CMP_NLT_UQ);
     x = (V)_mm256_and_ps((__m256)x, matters);
     V t = v_fma(x, v_set1(0x1.715476p0f), v_set1(KIR_MAGIC_F32)), n = t - v_set1(KIR_MAGIC_F32);
-    V r = v_fma(n, v_set1(0x1.05c61p-29f), v_fma(n, v_set1(-0x1.62e43p-1f), x));
-    V p = v_fma(v_set1(0x1.6a2352p-10f), r, v_set1(0x1.123a6ap-7f));
-    p = v_fma(p, r, v_set1(0x1.5558f4p-5f));
-    p = v_fma(p, r, v_set1(0x1.55549p-3f));
-    p = v_fma(p, r, v_set1(0x1.fffffcp-2f));
-    V y = v_set1(1.0f) + v_fma(p, r * r, r);
+    V y = v_exp_rest(x, n);
     int small = _mm256_movemask_ps(_mm256_cmp_ps((__m256)n, (__m256)v_set1(-125.0f), _CMP_NGE_UQ));
     if (__builtin_expect(small, 0))
         y = v_exp_scale_down(y, t);
