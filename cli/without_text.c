@@ -79,6 +79,11 @@ bool convert_perplexity(const cli_options *o, const char *model, const char *tex
     return false;
 }
 
+int run_classifier(const cli_options *options, const char *folder, char *const *files, int count, int64_t top) {
+    (void)options, (void)files, (void)count, (void)top;
+    return cli_fail(TN_ERR_UNSUPPORTED, "'%s': folders require the library trunnion-text: %s", folder, TN_TEXT_MISSING);
+}
+
 tn_status sound_tensor(const unsigned char *bytes, size_t size, int64_t rate, const int64_t *shape, int rank,
                        tn_dtype dtype, tn_tensor **out) {
     (void)bytes, (void)size, (void)rate, (void)shape, (void)rank, (void)dtype;

@@ -1,4 +1,5 @@
-/* run.c — `trunnion run`: an ONNX network with given or random inputs; times it and writes what comes out.
+/* run.c — `trunnion run`: an ONNX network with given or random inputs; times it and writes what comes out. Folders
+ * are classifiers: classify_files.c.
  *
  * The first run reads shapes and plans, the second is captured, all later ones are replayed: those are timed. */
 #define TN_NO_CALLER_LINES 1 /* errors name nodes; a line of this file would tell nothing */
@@ -22,9 +23,14 @@ static int run_network(int argc, char **argv);
 
 const cli_command cli_run = {
     .name = "run",
-    .summary = "run an ONNX network",
-    .usage = "run MODEL.onnx [-i NAME=FILE.npy]… [-o DIR] [--random] [--repeat N]",
-    .help = "  -i, --input NAME=FILE  a NumPy file (.npy, numbers or strings) or an image (JPEG, PNG,\n"
+    .summary = "run an ONNX network, or classify pictures and sounds by a model folder",
+    .usage = "run MODEL.onnx [-i NAME=FILE.npy]… [-o DIR] [--random] [--repeat N]\n"
+             "       trunnion run FOLDER FILE… [--top K]",
+    .help = "  FOLDER FILE…           show the most probable classes (5, or --top K) of images or WAV\n"
+            "                         files by a Hugging Face folder: ViT, DeiT, BEiT, DINOv2, Swin,\n"
+            "                         ResNet, ConvNeXt, MobileNetV2; AST, Whisper, Wav2Vec 2 and\n"
+            "                         its siblings\n"
+            "  -i, --input NAME=FILE  a NumPy file (.npy, numbers or strings) or an image (JPEG, PNG,\n"
             "                         PNM, BMP) or sound (WAV) for an input; FILE.npz: one input\n"
             "                         per member\n"
             "      --size HxW         scale images to this size if the input has an open size\n"
@@ -63,6 +69,7 @@ const cli_command cli_run = {
             "  trunnion run model.onnx --random --repeat 100\n"
             "  trunnion run model.onnx -i input=image.npy -o results\n"
             "  trunnion run model.onnx -i input=photo.jpg --top 1\n"
+            "  trunnion run vit-base-patch16-224 photo.jpg\n"
             "  trunnion run decoder.onnx -i input_ids=prompt.npy --steps 20\n"
             "  trunnion run recurrent.onnx -i x=frame.npy --steps 100 --feed hn=h --feed cn=c\n"
             "  trunnion run model.onnx -i input=photo.jpg --mean 0.48,0.45,0.4 --std 0.22\n",
@@ -549,6 +556,16 @@ static int do_work(work *w, const char *path) {
     return CLI_OK;
 }
 
+/* A folder knows how its input is prepared. */
+static int run_folder(work *w, const cli_option *own, char **words, int count) {
+    for (const cli_option *o = own; o->name; o++)
+        if (strcmp(o->name, "top") != 0 && cli_is_given(&w->options, own, o->name))
+            return cli_wrong_usage(&cli_run, "--%s applies to ONNX networks, but '%s' is a folder; remove it", o->name,
+                                   words[0]);
+    if (count < 2) return cli_wrong_usage(&cli_run, "missing file: pass an image or a WAV file after the folder");
+    return run_classifier(&w->options, words[0], words + 1, count - 1, w->top.count ? w->top.count : 5);
+}
+
 static int run_network(int argc, char **argv) {
     static const cli_option own[] = {
         CLI_TAKE("input", 'i', work, options, take_input),
@@ -580,7 +597,8 @@ static int run_network(int argc, char **argv) {
     static const char *const of_pictures[] = {"resize", "scale", "mean", "std", "bgr", "size"};
     for (size_t i = 0; i < sizeof of_pictures / sizeof *of_pictures; i++)
         w.for_pictures |= cli_is_given(&w.options, own, of_pictures[i]);
-    if (first == argc) return cli_wrong_usage(&cli_run, "missing model: pass an ONNX file");
+    if (first == argc) return cli_wrong_usage(&cli_run, "missing model: pass an ONNX file or a folder");
+    if (cli_is_folder(argv[first])) return run_folder(&w, own, argv + first, argc - first);
     if (first + 1 < argc) return cli_wrong_usage(&cli_run, "unexpected argument \"%s\"", argv[first + 1]);
     if (w.steps.count && w.repeat)
         return cli_wrong_usage(

@@ -36,6 +36,14 @@ void run_output_file(const tn_onnx *m, int k, char *out, size_t size);
 /* Writes all outputs that are tensors to `folder`, which is made. */
 tn_status run_output_write(const tn_onnx *m, tn_onnx_value **out, const char *folder);
 
+/* The index of the largest value below that of `last` (ties: by index); -1 for `last` begins. */
+int64_t run_next_largest(const double *row, int64_t count, int64_t last);
+
+/* ---- `trunnion run FOLDER FILE…` (classify_files.c) -------------------------------------------------------------- */
+
+/* Shows the `top` most probable classes of each picture or sound. Returns the command's code. */
+int run_classifier(const cli_options *options, const char *folder, char *const *files, int count, int64_t top);
+
 /* ---- `trunnion run --steps` (run_steps.c) ------------------------------------------------------------------------ */
 
 enum { STEPS_MOST_PAIRS = 64 };

@@ -143,8 +143,7 @@ tn_status run_top_check(const run_top *t, const tn_onnx *m, tn_onnx_value **out)
                            (long long)t->label_count, (long long)classes);
 }
 
-/* The index of the largest value below that of `last` (ties: by index); -1 for `last` begins. */
-static int64_t next_largest(const double *row, int64_t count, int64_t last) {
+int64_t run_next_largest(const double *row, int64_t count, int64_t last) {
     int64_t best = -1;
     for (int64_t i = 0; i < count; i++) {
         bool after = last < 0 || row[i] < row[last] || (row[i] == row[last] && i > last);
@@ -159,7 +158,7 @@ static void rank_text(const numbers *n, int64_t classes, const run_top *top) {
         const double *row = n->reals + r * classes;
         int64_t at = -1;
         if (rows > 1) printf("  row %lld\n", (long long)r);
-        for (int64_t i = 0; i < top->count && (at = next_largest(row, classes, at)) >= 0; i++)
+        for (int64_t i = 0; i < top->count && (at = run_next_largest(row, classes, at)) >= 0; i++)
             printf("  %8lld  %.6g  %s\n", (long long)at, row[at], top->labels ? top->labels[at] : "");
     }
     if (rows > MOST_RANKED) printf("  … %lld more rows; --json has all\n", (long long)(rows - MOST_RANKED));
@@ -171,7 +170,7 @@ static void rank_json(cli_json *j, const numbers *n, int64_t classes, const run_
         const double *row = n->reals + r * classes;
         int64_t at = -1;
         cli_json_write(j, "[");
-        for (int64_t i = 0; i < top->count && (at = next_largest(row, classes, at)) >= 0; i++) {
+        for (int64_t i = 0; i < top->count && (at = run_next_largest(row, classes, at)) >= 0; i++) {
             cli_json_write(j, "{'index': %jd, 'value': %g", at, row[at]);
             if (top->labels) cli_json_write(j, "'label': %s", top->labels[at]);
             cli_json_write(j, "}");

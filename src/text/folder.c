@@ -244,6 +244,8 @@ static tn_tensor *relu_squared(const tn_tensor *x) {
     return tn_mul(y, y);
 }
 
+static tn_tensor *relu6(const tn_tensor *x) { return tn_relu6(x); }
+
 static tn_tensor *silu(const tn_tensor *x) { return tn_silu(x); }
 
 tn_activation *tn_txt_activation(const char *name) {
@@ -253,6 +255,7 @@ tn_activation *tn_txt_activation(const char *name) {
     } rows[] = {
         {"gelu", gelu_exact}, {"gelu_new", gelu_tanh}, {"gelu_fast", gelu_tanh}, {"gelu_pytorch_tanh", gelu_tanh},
         {"silu", silu},       {"swish", silu},         {"relu", relu},           {"relu2", relu_squared},
+        {"relu6", relu6},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (strcmp(rows[i].name, name) == 0) return rows[i].function;

@@ -1,0 +1,276 @@
+/* classify.c — classifiers of pictures and sound: the table of families, opening, running. */
+#include "text/classify.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+static const classifier_layer vit_layer = {
+    .attention = {{"attention.attention.query", "attention.attention.key", "attention.attention.value",
+                   "attention.output.dense"},
+                  {true, true, true, true}},
+    .norm = {"layernorm_before", "layernorm_after"},
+    .up = "intermediate.dense",
+    .down = "output.dense",
+};
+static const classifier_layer beit_layer = {
+    .attention = {{"attention.attention.query", "attention.attention.key", "attention.attention.value",
+                   "attention.output.dense"},
+                  {true, false, true, true}},
+    .norm = {"layernorm_before", "layernorm_after"},
+    .up = "intermediate.dense",
+    .down = "output.dense",
+    .scale = {"lambda_1", "lambda_2"},
+};
+static const classifier_layer dino_layer = {
+    .attention = {{"attention.attention.query", "attention.attention.key", "attention.attention.value",
+                   "attention.output.dense"},
+                  {true, true, true, true}},
+    .norm = {"norm1", "norm2"},
+    .up = "mlp.fc1",
+    .down = "mlp.fc2",
+    .scale = {"layer_scale1.lambda1", "layer_scale2.lambda1"},
+};
+static const classifier_layer swin_layer = {
+    .attention = {{"attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"},
+                  {true, true, true, true}},
+    .norm = {"layernorm_before", "layernorm_after"},
+    .up = "intermediate.dense",
+    .down = "output.dense",
+};
+static const classifier_layer whisper_layer = {
+    .attention = {{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj"},
+                  {true, false, true, true}},
+    .norm = {"self_attn_layer_norm", "final_layer_norm"},
+    .up = "fc1",
+    .down = "fc2",
+};
+
+static const classifier_family families[] = {
+    {"vit", "vit.", INPUT_PICTURE, 1e-12, tn_record_vit, &vit_layer},
+    {"deit", "deit.", INPUT_PICTURE, 1e-12, tn_record_vit, &vit_layer},
+    {"beit", "beit.", INPUT_PICTURE, 1e-12, tn_record_vit, &beit_layer},
+    {"data2vec-vision", "data2vec_vision.", INPUT_PICTURE, 1e-12, tn_record_vit, &beit_layer},
+    {"dinov2", "dinov2.", INPUT_PICTURE, 1e-6, tn_record_vit, &dino_layer},
+    {"swin", "swin.", INPUT_PICTURE, 1e-5, tn_record_swin, &swin_layer},
+    {"resnet", "resnet.", INPUT_PICTURE, 1e-5, tn_record_resnet, NULL},
+    {"convnext", "convnext.", INPUT_PICTURE, 1e-12, tn_record_convnext, NULL},
+    {"convnextv2", "convnextv2.", INPUT_PICTURE, 1e-12, tn_record_convnext, NULL},
+    {"mobilenet_v2", "mobilenet_v2.", INPUT_PICTURE, 1e-3, tn_record_mobilenet, NULL},
+    {"audio-spectrogram-transformer", "audio_spectrogram_transformer.", INPUT_FILTER_BANK, 1e-12, tn_record_vit,
+     &vit_layer},
+    {"whisper", "", INPUT_LOG_MEL, 1e-5, tn_record_whisper, &whisper_layer},
+};
+enum { FAMILIES = sizeof families / sizeof *families };
+static const classifier_family waves = {"wav2vec2", "", INPUT_WAVES, 1e-5, tn_record_waves, NULL};
+
+static const classifier_family *find_family(const char *type) {
+    for (size_t i = 0; i < FAMILIES; i++)
+        if (strcmp(families[i].type, type) == 0) return &families[i];
+    return tn_ctc_encoder_knows(type) ? &waves : NULL;
+}
+
+static bool is_known(const char *type) { return find_family(type) != NULL; }
+
+bool tn_classifier_knows(const char *path) { return tn_hf_is_of(path, is_known); }
+
+/* ---- config.json ------------------------------------------------------------------------------------------------- */
+
+int64_t tn_classifier_int(const tn_classifier *c, const char *key, int64_t fallback) {
+    int64_t value;
+    return tn_hf_size(&c->net.folder, key, fallback, HF_MOST_WIDTH, &value) == TN_OK ? value : fallback;
+}
+
+bool tn_classifier_bool(const tn_classifier *c, const char *key, bool fallback) {
+    return tn_json_bool(tn_json_get(c->net.folder.config, key), fallback);
+}
+
+static tn_status read_transformer(tn_classifier *c) {
+    const hf_folder *f = &c->net.folder;
+    bool encoder = tn_hf_has(f, "encoder_layers");
+    TRY(tn_hf_size(f, encoder ? "encoder_layers" : "num_hidden_layers", 12, HF_MOST_LAYERS, &c->layers));
+    if (strcmp(c->family->type, "swin") != 0) /* which has a list, of its stages */
+        TRY(tn_hf_size(f, encoder ? "encoder_attention_heads" : "num_attention_heads", 12, HF_MOST_HEADS, &c->heads));
+    TRY(tn_hf_refuse(f, "use_swiglu_ffn"));
+    if (tn_classifier_bool(c, "qkv_bias", true)) return TN_OK;
+    return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "'qkv_bias' is false, which is not supported");
+}
+
+static tn_status read_config(tn_classifier *c) {
+    const hf_folder *f = &c->net.folder;
+    const char *type = tn_hf_text(f, "model_type", "");
+    const tn_json *labels = tn_json_get(f->config, "id2label");
+    c->family = find_family(type);
+    if (!c->family)
+        return tn_hf_fail(
+            f->path, TN_ERR_UNSUPPORTED,
+            "model_type is '%s'; classification supports vit, deit, beit, data2vec-vision, dinov2, swin, "
+            "resnet, convnext, convnextv2, mobilenet_v2, audio-spectrogram-transformer, whisper, wav2vec2 "
+            "and its siblings",
+            tn_txt_shown(type, strlen(type)).text);
+    c->net.folder.prefix = c->family->prefix;
+    c->classes = tn_json_kind_of(labels) == TN_JSON_OBJECT ? (int64_t)tn_json_length(labels) : 2;
+    const char *act = tn_hf_has(f, "activation_function") ? "activation_function" : "hidden_act";
+    bool relu = c->family->record == tn_record_resnet, relu6 = c->family->record == tn_record_mobilenet;
+    TRY(tn_hf_activation(f, act, relu ? "relu" : relu6 ? "relu6" : "gelu", &c->net.activation));
+    TRY(tn_hf_real(f, f->config, "layer_norm_eps", c->family->eps, 1e-20, 1, &c->net.eps));
+    if (c->family->layer) TRY(read_transformer(c));
+    return c->family->input == INPUT_PICTURE ? tn_picture_read(f, &c->picture) : tn_sound_read(c);
+}
+
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
+
+static tn_tensor *empty_input(const tn_classifier *c) {
+    switch (c->family->input) {
+    case INPUT_PICTURE: return tn_zeros(TN_DIMS(1, 3, c->picture.height, c->picture.width), TN_F32);
+    case INPUT_LOG_MEL: return tn_zeros(TN_DIMS(1, c->mels, c->frames), TN_F32);
+    case INPUT_FILTER_BANK: return tn_zeros(TN_DIMS(1, c->frames, c->mels), TN_F32);
+    default: return tn_zeros(TN_DIMS(tn_ctc_encoder_least(&c->waves)), TN_F32);
+    }
+}
+
+/* Loads the weights, and records once what is not run: weights that are missing or do not fit are found. */
+static tn_status load(tn_classifier *c) {
+    TRY(tn_net_load(&c->net));
+    if (c->family->input == INPUT_WAVES) TRY(tn_ctc_encoder_load(&c->net, &c->waves));
+    TN_SCOPE;
+    TN_NO_GRAD;
+    tn_tensor *logits = c->family->record(c, empty_input(c));
+    TRY(tn_net_check(&c->net, logits));
+    if (tn_rank(logits) == 2 && tn_size(logits, 1) == c->classes) return TN_OK;
+    return tn_hf_fail(c->net.folder.path, TN_ERR_FORMAT, "'id2label' has %" PRId64 " classes, but the weights %" PRId64,
+                      c->classes, tn_size(logits, -1));
+}
+
+static tn_status open_classifier(tn_classifier *c, const char *folder) {
+    TRY(tn_net_open(&c->net, folder, c->net.device));
+    TRY(read_config(c));
+    tn_device *before = tn_txt_enter(c->net.device);
+    return tn_txt_leave(c->net.device, before, load(c));
+}
+
+tn_status tn_classifier_open(const char *folder, const tn_classifier_options *options, tn_classifier **out) {
+    if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_classifier_open: out is NULL");
+    *out = NULL;
+    if (!folder) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_classifier_open: the folder is NULL");
+    tn_classifier_options o = TN_CLASSIFIER_DEFAULTS;
+    TRY(tn_options_read(&o, options, "tn_classifier_open", "tn_classifier_options o = TN_CLASSIFIER_DEFAULTS"));
+    tn_classifier *c = tn_txt_zalloc(1, sizeof *c);
+    if (!c) return TN_ERR_MEMORY;
+    c->net.folder.prefix = "";
+    c->net.device = o.device ? o.device : tn_current_device();
+    tn_status status = c->net.device ? open_classifier(c, folder) : TN_ERR_MEMORY;
+    if (status != TN_OK) {
+        tn_classifier_close(c);
+        return status;
+    }
+    *out = c;
+    return TN_OK;
+}
+
+void tn_classifier_close(tn_classifier *c) {
+    if (!c) return;
+    tn_ctc_encoder_free(&c->waves);
+    tn_log_mel_free(&c->mel);
+    tn_net_close(&c->net);
+    tn_txt_free(c);
+}
+
+tn_status tn_classifier_get_facts(const tn_classifier *c, tn_classifier_facts *facts) {
+    if (!c || !facts || facts->struct_size < sizeof *facts)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "tn_classifier_get_facts: an argument is NULL or facts->struct_size is not set");
+    const hf_folder *f = &c->net.folder;
+    *facts = (tn_classifier_facts){
+        .struct_size = sizeof *facts,
+        .architecture = tn_hf_text(f, "model_type", ""),
+        .hears = c->family->input != INPUT_PICTURE,
+        .classes = c->classes,
+        .height = c->picture.height,
+        .width = c->picture.width,
+        .independent = c->classes == 1 || strcmp(tn_hf_text(f, "problem_type", ""), "multi_label_classification") == 0,
+        .parameters = c->net.parameters,
+        .weights_bytes = c->net.bytes};
+    return TN_OK;
+}
+
+const char *tn_classifier_label(const tn_classifier *c, int64_t index) {
+    char key[24];
+    snprintf(key, sizeof key, "%" PRId64, index);
+    return c ? tn_json_string(tn_json_get(tn_json_get(c->net.folder.config, "id2label"), key), "") : "";
+}
+
+/* ---- operations -------------------------------------------------------------------------------------------------- */
+
+static tn_tensor *scaled(net *n, tn_tensor *x, const char *name) {
+    return name && tn_net_has(n, name) ? tn_mul(x, tn_net_weight(n, name)) : x;
+}
+
+tn_tensor *tn_classifier_feed(tn_classifier *c, tn_tensor *x) {
+    const classifier_layer *l = c->family->layer;
+    net *n = &c->net;
+    tn_tensor *y = n->activation(tn_net_linear(n, tn_net_norm(n, x, l->norm[1]), l->up, true));
+    return tn_add(x, scaled(n, tn_net_linear(n, y, l->down, true), l->scale[1]));
+}
+
+tn_tensor *tn_classifier_layer(tn_classifier *c, tn_tensor *x, const tn_tensor *bias) {
+    const classifier_layer *l = c->family->layer;
+    net *n = &c->net;
+    tn_tensor *y = tn_net_attend(n, tn_net_norm(n, x, l->norm[0]), &l->attention, c->heads, bias);
+    return tn_classifier_feed(c, tn_add(x, scaled(n, y, l->scale[0])));
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+static tn_status run(tn_classifier *c, const uint8_t *rgb, int64_t height, int64_t width, const float *samples,
+                     int64_t count, float *out) {
+    TN_SCOPE;
+    TN_NO_GRAD;
+    tn_tensor *x = rgb ? tn_picture_record(&c->picture, rgb, height, width) : tn_sound_record(c, samples, count);
+    return tn_read(c->family->record(c, x), out, (size_t)c->classes * sizeof *out);
+}
+
+tn_status tn_classifier_picture(tn_classifier *c, const uint8_t *rgb, int64_t height, int64_t width, float *out) {
+    if (!c || !rgb || !out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_classifier_picture: an argument is NULL");
+    if (c->family->input != INPUT_PICTURE)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' classifies sound, not pictures", c->net.folder.path);
+    tn_device *before = tn_txt_enter(c->net.device);
+    return tn_txt_leave(c->net.device, before, run(c, rgb, height, width, NULL, 0, out));
+}
+
+tn_status tn_classifier_prepare(const tn_classifier *c, const uint8_t *rgb, int64_t height, int64_t width, float *out) {
+    if (!c || !rgb || !out || c->family->input != INPUT_PICTURE)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "tn_classifier_prepare: an argument is NULL, or the classifier is one of sound");
+    TN_SCOPE;
+    TN_NO_GRAD;
+    return tn_read(tn_picture_record(&c->picture, rgb, height, width), out,
+                   (size_t)(3 * c->picture.height * c->picture.width) * sizeof *out);
+}
+
+tn_status tn_classifier_sound(tn_classifier *c, const float *samples, int64_t count, float *out) {
+    if (!c || !samples || !out || count < 1)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "tn_classifier_sound: a pointer is NULL, or the number of samples is %" PRId64, count);
+    if (c->family->input == INPUT_PICTURE)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' classifies pictures, not sound", c->net.folder.path);
+    for (int64_t i = 0; i < count; i++)
+        if (!isfinite(samples[i]))
+            return tn_backend_fail(TN_ERR_ARGUMENT, "sample %" PRId64 " is %g; it must be finite", i,
+                                   (double)samples[i]);
+    tn_device *before = tn_txt_enter(c->net.device);
+    return tn_txt_leave(c->net.device, before, run(c, NULL, 0, 0, samples, count, out));
+}
+
+void tn_classifier_probabilities(const tn_classifier *c, float *logits) {
+    tn_classifier_facts facts = {.struct_size = sizeof facts};
+    double most = -INFINITY, sum = 0;
+    if (tn_classifier_get_facts(c, &facts) != TN_OK || !logits) return;
+    for (int64_t i = 0; i < facts.classes; i++)
+        most = fmax(most, (double)logits[i]);
+    for (int64_t i = 0; i < facts.classes; i++)
+        sum += exp((double)logits[i] - most);
+    for (int64_t i = 0; i < facts.classes; i++)
+        logits[i] =
+            (float)(facts.independent ? 1 / (1 + exp(-(double)logits[i])) : exp((double)logits[i] - most) / sum);
+}

@@ -1,0 +1,227 @@
+/* test_classify.c — small classifiers: pictures are prepared as their folder says, and folders that do not fit are
+ * refused. tools/text/classify.py compares all families with transformers. */
+#include "test_support.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "text/text_common.h"
+#include "trunnion/classify.h"
+#include "trunnion/trunnion.h"
+
+enum { HIDDEN = 4, INNER = 6, SIDE = 8, PATCH = 4, PLACES = 5, CLASSES = 3, MOST = 32 };
+
+static const char config[] = "{\"model_type\":\"vit\",\"num_hidden_layers\":1,\"num_attention_heads\":2,"
+                             "\"id2label\":{\"0\":\"cat\",\"1\":\"dog\",\"2\":\"owl\"}";
+static const char preparation[] = "{\"image_processor_type\":\"ViTImageProcessor\",\"size\":8";
+
+static const struct {
+    const char *name;
+    int64_t shape[5]; /* ends with 0 */
+} rows[] = {
+    {"vit.embeddings.cls_token", {1, 1, HIDDEN}},
+    {"vit.embeddings.position_embeddings", {1, PLACES, HIDDEN}},
+    {"vit.embeddings.patch_embeddings.projection.weight", {HIDDEN, 3, PATCH, PATCH}},
+    {"vit.embeddings.patch_embeddings.projection.bias", {HIDDEN}},
+    {"vit.encoder.layer.0.layernorm_before.weight", {HIDDEN}},
+    {"vit.encoder.layer.0.layernorm_before.bias", {HIDDEN}},
+    {"vit.encoder.layer.0.attention.attention.query.weight", {HIDDEN, HIDDEN}},
+    {"vit.encoder.layer.0.attention.attention.query.bias", {HIDDEN}},
+    {"vit.encoder.layer.0.attention.attention.key.weight", {HIDDEN, HIDDEN}},
+    {"vit.encoder.layer.0.attention.attention.key.bias", {HIDDEN}},
+    {"vit.encoder.layer.0.attention.attention.value.weight", {HIDDEN, HIDDEN}},
+    {"vit.encoder.layer.0.attention.attention.value.bias", {HIDDEN}},
+    {"vit.encoder.layer.0.attention.output.dense.weight", {HIDDEN, HIDDEN}},
+    {"vit.encoder.layer.0.attention.output.dense.bias", {HIDDEN}},
+    {"vit.encoder.layer.0.layernorm_after.weight", {HIDDEN}},
+    {"vit.encoder.layer.0.layernorm_after.bias", {HIDDEN}},
+    {"vit.encoder.layer.0.intermediate.dense.weight", {INNER, HIDDEN}},
+    {"vit.encoder.layer.0.intermediate.dense.bias", {INNER}},
+    {"vit.encoder.layer.0.output.dense.weight", {HIDDEN, INNER}},
+    {"vit.encoder.layer.0.output.dense.bias", {HIDDEN}},
+    {"vit.layernorm.weight", {HIDDEN}},
+    {"vit.layernorm.bias", {HIDDEN}},
+    {"classifier.weight", {CLASSES, HIDDEN}},
+    {"classifier.bias", {CLASSES}},
+    {"vit.extra.weight", {HIDDEN}}, /* left out unless asked for */
+};
+
+static void write_in(const char *folder, const char *name, const char *begin, const char *more) {
+    char path[600], text[1200];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    snprintf(text, sizeof text, "%s%s}", begin, more);
+    write_file(path, text);
+}
+
+/* more, how: for config.json and preprocessor_config.json; without: a weight that is left out; extra: one more. */
+static const char *make_folder(const char *more, const char *how, const char *without, bool extra) {
+    const char *folder = test_scratch("vit");
+    char path[600];
+    tn_named_tensor list[MOST];
+    int count = 0;
+    assert_true(mkdir(folder, 0700) == 0 || errno == EEXIST);
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    tn_manual_seed(7);
+    {
+        TN_SCOPE;
+        for (size_t i = 0; i < TN_COUNT(rows) - !extra; i++) {
+            int rank = 0;
+            while (rows[i].shape[rank])
+                rank++;
+            if (!without || !strstr(rows[i].name, without))
+                list[count++] = (tn_named_tensor){rows[i].name, tn_randn(rows[i].shape, rank)};
+        }
+        assert_ok(tn_safetensors_save(path, list, count, NULL, 0));
+    }
+    write_in(folder, "config.json", config, more);
+    write_in(folder, "preprocessor_config.json", preparation, how);
+    return folder;
+}
+
+static uint8_t picture[SIDE * SIDE * 3];
+
+static void fill_picture(void) {
+    for (int i = 0; i < SIDE * SIDE * 3; i++)
+        picture[i] = (uint8_t)(i * 7919 % 251);
+}
+
+static void a_picture_of_the_right_size_is_only_scaled(void **state) {
+    (void)state;
+    tn_classifier *c;
+    tn_classifier_facts facts = {.struct_size = sizeof facts};
+    float out[3 * SIDE * SIDE], shares[CLASSES], sum = 0;
+    fill_picture();
+    const char *folder = make_folder("", ",\"image_mean\":[0.5,0.25,0],\"image_std\":[0.5,0.25,2]", NULL, false);
+    assert_true(tn_classifier_knows(folder) && !tn_classifier_knows("src"));
+    assert_ok(tn_classifier_open(folder, NULL, &c));
+    assert_ok(tn_classifier_get_facts(c, &facts));
+    assert_true(!facts.hears && !facts.independent && facts.classes == CLASSES);
+    assert_true(facts.height == SIDE && facts.width == SIDE);
+    assert_string_equal(tn_classifier_label(c, 2), "owl");
+    assert_string_equal(tn_classifier_label(c, 3), "");
+    assert_ok(tn_classifier_prepare(c, picture, SIDE, SIDE, out));
+    for (int i = 0; i < 3 * SIDE * SIDE; i++) {
+        static const double mean[] = {0.5, 0.25, 0}, std[] = {0.5, 0.25, 2};
+        int k = i / (SIDE * SIDE), at = i % (SIDE * SIDE);
+        double wanted = ((double)picture[3 * at + k] / 255 - mean[k]) / std[k];
+        if (fabs((double)out[i] - wanted) > 1e-6) fail_msg("number %d is %g, not %g", i, (double)out[i], wanted);
+    }
+    assert_ok(tn_classifier_picture(c, picture, SIDE, SIDE, shares));
+    tn_classifier_probabilities(c, shares);
+    for (int i = 0; i < CLASSES; i++)
+        sum += shares[i];
+    assert_true(fabsf(sum - 1) < 1e-5F);
+    assert_int_equal(tn_classifier_picture(c, picture, 0, SIDE, shares), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_classifier_sound(c, out, 9, shares), TN_ERR_ARGUMENT);
+    tn_classifier_close(c);
+    tn_classifier_close(NULL);
+}
+
+/* A crop of the middle keeps the pixels there; a larger one fills up with black. */
+static void crops_take_the_middle(void **state) {
+    (void)state;
+    static const int64_t sizes[] = {10, 7};
+    static uint8_t image[10 * 10 * 3];
+    tn_classifier *c;
+    float out[3 * SIDE * SIDE];
+    const char *how = ",\"do_resize\":false,\"do_center_crop\":true,\"crop_size\":8,\"do_normalize\":false,"
+                      "\"do_rescale\":false";
+    assert_ok(tn_classifier_open(make_folder("", how, NULL, false), NULL, &c));
+    for (size_t s = 0; s < TN_COUNT(sizes); s++) {
+        int64_t side = sizes[s], off = side > SIDE ? (side - SIDE) / 2 : 0;
+        for (int64_t i = 0; i < side * side * 3; i++)
+            image[i] = (uint8_t)(i % 250 + 1);
+        assert_ok(tn_classifier_prepare(c, image, side, side, out));
+        for (int64_t y = 0; y < SIDE; y++)
+            for (int64_t x = 0; x < SIDE; x++) {
+                bool inside = y + off < side && x + off < side;
+                float wanted = inside ? (float)image[((y + off) * side + x + off) * 3] : 0;
+                if (out[y * SIDE + x] != wanted)
+                    fail_msg("size %d, row %d, column %d: %g", (int)side, (int)y, (int)x, (double)out[y * SIDE + x]);
+            }
+    }
+    tn_classifier_close(c);
+}
+
+static void folders_that_do_not_fit_are_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *more, *how, *without;
+        bool extra;
+        const char *says;
+    } wrong[] = {
+        {",\"model_type\":\"bert\"", "", NULL, false, "classification supports vit"},
+        {"", "", "query.bias", false, "no tensor 'encoder.layer.0.attention.attention.query.bias'"},
+        {"", "", NULL, true, "'vit.extra.weight' is not known"},
+        {",\"num_hidden_layers\":2", "", NULL, false, "no tensor 'encoder.layer.1"},
+        {",\"num_attention_heads\":3", "", NULL, false, "reshape"},
+        {",\"qkv_bias\":false", "", NULL, false, "'qkv_bias' is false"},
+        {",\"id2label\":{\"0\":\"cat\"}", "", NULL, false, "'id2label' has 1 classes, but the weights 3"},
+        {",\"hidden_act\":\"mish\"", "", NULL, false, "mish"},
+        {"", ",\"size\":16", NULL, false, "add"},
+        {"", ",\"size\":{\"height\":8}", NULL, false, "'size' must be"},
+        {"", ",\"size\":5000", NULL, false, "'size' must be"},
+        {"", ",\"size\":{\"shortest_edge\":8}", NULL, false, "neither cut nor resized"},
+        {"", ",\"do_center_crop\":true", NULL, false, "'crop_size' must be"},
+        {"", ",\"resample\":1", NULL, false, "'resample'"},
+        {"", ",\"image_std\":[1,0,1]", NULL, false, "'image_std' has a 0"},
+        {"", ",\"image_processor_type\":\"YolosImageProcessor\"", NULL, false, "'YolosImageProcessor'"},
+    };
+    for (size_t i = 0; i < TN_COUNT(wrong); i++) {
+        tn_classifier *c;
+        const char *folder = make_folder(wrong[i].more, wrong[i].how, wrong[i].without, wrong[i].extra);
+        if (tn_classifier_open(folder, NULL, &c) == TN_OK) fail_msg("row %zu opens", i);
+        if (!strstr(tn_error(), wrong[i].says)) fail_msg("row %zu: %s", i, tn_error());
+        assert_null(c);
+    }
+}
+
+static void memory_may_run_out_anywhere(void **state) {
+    (void)state;
+    const char *folder = make_folder("", "", NULL, false);
+    tn_status status = TN_ERR_MEMORY;
+    float logits[CLASSES];
+    fill_picture();
+    for (int64_t n = 1; status != TN_OK && n < 500; n++) {
+        tn_classifier *c;
+        tn_txt_fail_at(n);
+        status = tn_classifier_open(folder, NULL, &c);
+        if (status == TN_OK) status = tn_classifier_picture(c, picture, SIDE, SIDE, logits);
+        tn_classifier_close(c);
+        tn_txt_fail_at(0);
+        assert_true(status == TN_OK || status == TN_ERR_MEMORY);
+        assert_int_equal(tn_txt_live_blocks(), 0);
+    }
+    assert_ok(status);
+}
+
+static void the_command_shows_labels(void **state) {
+    (void)state;
+    char line[1400], said[4000], path[600];
+    const char *folder = make_folder("", "", NULL, false);
+    snprintf(path, sizeof path, "%s/one.pgm", folder);
+    write_file(path, "P2 2 2 255 1 90 200 30");
+    snprintf(line, sizeof line, "%%s run %s %s --top 2 2>&1", folder, path);
+    assert_int_equal(run_trunnion(line, said, sizeof said), 0);
+    assert_true((strstr(said, "cat") != NULL) + (strstr(said, "dog") != NULL) + (strstr(said, "owl") != NULL) == 2);
+    snprintf(line, sizeof line, "%%s run %s %s --random 2>&1", folder, path);
+    assert_int_equal(run_trunnion(line, said, sizeof said), 2);
+    assert_text_has(said, "--random applies to ONNX networks");
+    snprintf(line, sizeof line, "%%s run %s README.md 2>&1", folder);
+    assert_int_equal(run_trunnion(line, said, sizeof said), 1);
+    assert_text_has(said, "README.md");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_picture_of_the_right_size_is_only_scaled),
+        cmocka_unit_test(crops_take_the_middle),
+        cmocka_unit_test(folders_that_do_not_fit_are_refused),
+        cmocka_unit_test(memory_may_run_out_anywhere),
+        cmocka_unit_test(the_command_shows_labels),
+    };
+    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
+}
