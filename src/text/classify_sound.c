@@ -1,71 +1,13 @@
 /* classify_sound.c — networks that classify sound: Whisper's encoder, Wav2Vec 2 and its siblings; features of AST,
  * whose network is in vision.c.
  *
- * Sources: Radford et al. 2022; Yang et al. 2021, "SUPERB" (the weighted sum of layers); Gong et al. 2021, "AST", with
- * Kaldi's filter bank as torchaudio computes it. */
+ * Sources: Radford et al. 2022; Yang et al. 2021, "SUPERB" (the weighted sum of layers); Gong et al. 2021, "AST". */
 #include <inttypes.h>
-#include <math.h>
 
 #include "text/classify.h"
 
-enum { POINTS = 400, HOP = 160, TRANSFORM = 512, BINS = TRANSFORM / 2 + 1, MOST_FRAMES = 1 << 16, MOST_MELS = 1024 };
+enum { MOST_FRAMES = 1 << 16, MOST_MELS = 1024 };
 enum { MOST_SECONDS = 300 }; /* of sound that attends to itself as a whole */
-static const double PI = 3.14159265358979323846, PREEMPHASIS = 0.97, FLOOR = 1.1920928955078125e-7, LOWEST = 20;
-
-/* ---- Kaldi's filter bank ----------------------------------------------------------------------------------------- */
-
-/* Frame `which`, without its mean, its higher frequencies raised, in a window: [TRANSFORM], zeros behind. */
-static void fill_frame(const float *samples, int64_t which, double *out) {
-    const float *at = samples + which * HOP;
-    double mean = 0;
-    for (int i = 0; i < POINTS; i++)
-        mean += (double)at[i] / POINTS;
-    for (int i = 0; i < POINTS; i++) {
-        double before = (double)at[i ? i - 1 : 0] - mean, window = 0.5 - 0.5 * cos(2 * PI * i / (POINTS - 1));
-        out[i] = ((double)at[i] - mean - PREEMPHASIS * before) * window;
-    }
-}
-
-static double kaldi_mel(double hertz) { return 1127 * log(1 + hertz / 700); }
-
-/* Triangles on the mel scale: [BINS, mels]. */
-static void fill_filters(int64_t mels, double *out) {
-    double low = kaldi_mel(LOWEST), step = (kaldi_mel(TN_SPEECH_RATE / 2.0) - low) / (double)(mels + 1);
-    for (int k = 0; k < BINS; k++)
-        for (int64_t m = 0; m < mels; m++) {
-            double at = (kaldi_mel((double)TN_SPEECH_RATE * k / TRANSFORM) - low) / step - (double)(m + 1);
-            out[k * mels + m] = fabs(at) < 1 ? 1 - fabs(at) : 0;
-        }
-}
-
-/* out [frames, mels]: the rows that the sound has; the rest stays. */
-static tn_status run_filter_bank(const tn_classifier *c, const float *samples, int64_t rows, double *room, float *out) {
-    double *filters = room + rows * TRANSFORM;
-    for (int64_t i = 0; i < rows; i++)
-        fill_frame(samples, i, room + i * TRANSFORM);
-    fill_filters(c->mels, filters);
-    TN_SCOPE;
-    TN_NO_GRAD;
-    tn_tensor *spectrum = tn_rfft(tn_from_data(room, TN_DIMS(rows, TRANSFORM), TN_F64), -1, -1, TN_FFT_BACKWARD);
-    tn_tensor *power = tn_sum(tn_mul(spectrum, spectrum), (int64_t[]){2}, 1, false);
-    tn_tensor *bands = tn_matmul(power, tn_from_data(filters, TN_DIMS(BINS, c->mels), TN_F64));
-    return tn_read_as(tn_cast(tn_log(tn_clamp(bands, FLOOR, INFINITY)), TN_F32), out, rows * c->mels, TN_F32);
-}
-
-static tn_status filter_bank(const tn_classifier *c, const float *samples, int64_t count, float *out) {
-    int64_t rows = count < POINTS ? 0 : (count - POINTS) / HOP + 1;
-    if (rows > c->frames) rows = c->frames;
-    if (rows < 1)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "%" PRId64 " samples are fewer than a frame has, %d", count, POINTS);
-    double *room = tn_txt_zalloc((size_t)rows * TRANSFORM + BINS * (size_t)c->mels, sizeof *room);
-    if (!room) return TN_ERR_MEMORY;
-    tn_device *before = tn_txt_enter(c->mel.device);
-    tn_status status = tn_txt_leave(c->mel.device, before, run_filter_bank(c, samples, rows, room, out));
-    for (int64_t i = 0; i < c->frames * c->mels; i++)
-        out[i] = (float)(((double)out[i] - c->mean) / (2 * c->std));
-    tn_txt_free(room);
-    return status;
-}
 
 /* ---- preparation ------------------------------------------------------------------------------------------------- */
 
@@ -85,7 +27,7 @@ static tn_status read_filter_bank(tn_classifier *c) {
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s/preprocessor_config.json': 'sampling_rate' must be %d and 'std' not 0", f->path,
                                (int)TN_SPEECH_RATE);
-    return tn_device_open("cpu", NULL, NULL, &c->mel.device); /* f64 is not available everywhere */
+    return tn_log_mel_init(&c->mel, c->mels, true);
 }
 
 tn_status tn_sound_read(tn_classifier *c) {
@@ -98,7 +40,7 @@ tn_status tn_sound_read(tn_classifier *c) {
     }
     c->frames = MEL_WINDOW_FRAMES;
     TRY(tn_hf_size(&c->net.folder, "num_mel_bins", 80, MOST_MELS, &c->mels));
-    return tn_log_mel_init(&c->mel, c->mels);
+    return tn_log_mel_init(&c->mel, c->mels, false);
 }
 
 static tn_tensor *failed(tn_status status) { return tn_failed(status, "%s", tn_error()); }
@@ -114,7 +56,9 @@ tn_tensor *tn_sound_record(tn_classifier *c, const float *samples, int64_t count
     if (waves) status = tn_ctc_encoder_prepare(&c->waves, samples, count, &room);
     if (!waves) room = tn_txt_zalloc((size_t)c->frames, (size_t)c->mels * sizeof *room);
     if (!room) return failed(status == TN_OK ? TN_ERR_MEMORY : status);
-    if (bank) status = filter_bank(c, samples, count, room);
+    if (bank) status = tn_log_mel_kaldi(&c->mel, samples, count, c->frames, room);
+    for (int64_t i = 0; bank && i < c->frames * c->mels; i++)
+        room[i] = (float)(((double)room[i] - c->mean) / (2 * c->std));
     if (!waves && !bank) status = tn_log_mel_run(&c->mel, samples, count < window ? count : window, room);
     tn_tensor *x = status != TN_OK ? failed(status)
                    : waves         ? tn_from_data(room, TN_DIMS(count), TN_F32)

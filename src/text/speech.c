@@ -235,7 +235,7 @@ static tn_status open_speech(tn_speech *s, const char *folder) {
     TRY(read_sizes(s));
     TRY(tn_tokenizer_open(folder, &s->tokenizer));
     TRY(tn_speech_read_tokens(s));
-    TRY(tn_log_mel_init(&s->front, s->config.mels));
+    TRY(tn_log_mel_init(&s->front, s->config.mels, false));
     tn_device *before = tn_txt_enter(s->device);
     return tn_txt_leave(s->device, before, set_up(s));
 }

@@ -11,16 +11,19 @@
 enum { MEL_HOP = 160, MEL_WINDOW_FRAMES = 3000 /* 30 s */ };
 
 typedef struct log_mel {
-    int64_t mels;
-    tn_device *device;                    /* the CPU: f64 is not available everywhere */
-    tn_tensor *cosines, *sines, *filters; /* f64 */
+    int64_t mels, points; /* points: of a Fourier transform */
+    tn_device *device;    /* the CPU: f64 is not available everywhere */
+    tn_tensor *filters;   /* [points / 2 + 1, mels] f64 */
 } log_mel;
 
-tn_status tn_log_mel_init(log_mel *m, int64_t mels); /* free it in either case */
+/* kaldi: for tn_log_mel_kaldi, otherwise for tn_log_mel_run. Free it in either case. */
+tn_status tn_log_mel_init(log_mel *m, int64_t mels, bool kaldi);
 void tn_log_mel_free(log_mel *m);
 int64_t tn_log_mel_frames(int64_t count);
 /* samples [count] → out [mels, tn_log_mel_frames(count)] */
 tn_status tn_log_mel_run(const log_mel *m, const float *samples, int64_t count, float *out);
+/* Kaldi's filter bank, as torchaudio computes it: out [rows, mels], of which only as many are written as the sound has. */
+tn_status tn_log_mel_kaldi(const log_mel *m, const float *samples, int64_t count, int64_t rows, float *out);
 
 /* ---- model (speech.c) -------------------------------------------------------------------------------------------- */
 

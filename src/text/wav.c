@@ -286,33 +286,32 @@ tn_status tn_audio_read(const char *path, int64_t rate, tn_audio *out) {
     return status;
 }
 
-/* ==== log-mel features ============================================================================================ */
-/* Whisper's input: the power of 10 ms steps of sound in bands of the mel scale, as logarithms.
+/* ==== features of sound =========================================================================================== */
+/* The power of 10 ms steps of sound in bands of the mel scale, as logarithms: Whisper's, and Kaldi's of AST.
  *
- * Everything is f64, because the logarithm enlarges rounding errors of quiet bands. The 400-point Fourier transform of
- * real frames is two matrix products: sums of mirrored samples times cosines, and differences times sines. */
+ * Everything is f64, because the logarithm enlarges rounding errors of quiet bands. */
 
 enum {
     POINTS = 400, /* of a frame: 25 ms */
     HALF = POINTS / 2,
-    BINS = HALF + 1, /* frequencies of 0 to 8000 Hz */
-    ODD = HALF - 1,  /* samples that have a mirror image */
-    CHUNK = 1000     /* frames that are computed at once */
+    KALDI_POINTS = 512, /* the frame with zeros behind it */
+    CHUNK = 1000        /* frames that are computed at once */
 };
+static const double PREEMPHASIS = 0.97, LOWEST = 20 /* hertz */; /* Kaldi's */
 
-/* ---- tables ------------------------------------------------------------------------------------------------------ */
+/* ---- filters ----------------------------------------------------------------------------------------------------- */
 
 /* Slaney's scale: linear up to 1000 Hz, logarithmic above. */
 static double mel_of(double hertz) { return hertz < 1000 ? 3 * hertz / 200 : 15 + log(hertz / 1000) * 27 / log(6.4); }
 static double hertz_of(double mel) { return mel < 15 ? 200 * mel / 3 : 1000 * exp(log(6.4) / 27 * (mel - 15)); }
 
-/* Triangles between neighbouring points of the scale, each of area 1: [BINS, mels]. */
+/* Triangles between neighbouring points of the scale, each of area 1: [bins, mels]. */
 static void fill_filters(int64_t mels, double *out) {
     double top = mel_of(8000), step = top / (double)(mels + 1);
     for (int64_t m = 0; m < mels; m++) {
         double low = hertz_of(step * (double)m), middle = hertz_of(step * (double)(m + 1));
         double high = hertz_of(m == mels - 1 ? top : step * (double)(m + 2));
-        for (int k = 0; k < BINS; k++) {
+        for (int k = 0; k <= HALF; k++) {
             double hertz = 8000.0 * k / HALF;
             double up = (hertz - low) / (middle - low), down = (high - hertz) / (high - middle);
             double height = up < down ? up : down;
@@ -321,40 +320,42 @@ static void fill_filters(int64_t mels, double *out) {
     }
 }
 
-static void fill_waves(double *cosines, double *sines) {
-    for (int n = 0; n < BINS; n++)
-        for (int k = 0; k < BINS; k++) {
-            cosines[n * BINS + k] = cos(2 * PI * (n * k % POINTS) / POINTS);
-            if (n > 0 && n < HALF) sines[(n - 1) * BINS + k] = sin(2 * PI * (n * k % POINTS) / POINTS);
+static double kaldi_mel(double hertz) { return 1127 * log(1 + hertz / 700); }
+
+/* Triangles on Kaldi's scale itself, each of height 1. */
+static void fill_kaldi_filters(int64_t mels, double *out) {
+    double low = kaldi_mel(LOWEST), step = (kaldi_mel(TN_SPEECH_RATE / 2.0) - low) / (double)(mels + 1);
+    for (int k = 0; k <= KALDI_POINTS / 2; k++)
+        for (int64_t m = 0; m < mels; m++) {
+            double at = (kaldi_mel((double)TN_SPEECH_RATE * k / KALDI_POINTS) - low) / step - (double)(m + 1);
+            out[k * mels + m] = fabs(at) < 1 ? 1 - fabs(at) : 0;
         }
 }
 
-static tn_status make_tables(log_mel *m) {
-    double *room = tn_txt_alloc((size_t)BINS * (size_t)(BINS + ODD + m->mels), sizeof *room);
+static tn_status make_filters(log_mel *m) {
+    int64_t bins = m->points / 2 + 1;
+    double *room = tn_txt_alloc((size_t)bins, (size_t)m->mels * sizeof *room);
     if (!room) return TN_ERR_MEMORY;
-    double *cosines = room, *sines = room + BINS * BINS, *filters = sines + ODD * BINS;
-    fill_waves(cosines, sines);
-    fill_filters(m->mels, filters);
+    if (m->points == POINTS)
+        fill_filters(m->mels, room);
+    else
+        fill_kaldi_filters(m->mels, room);
     {
         TN_SCOPE;
-        m->cosines = tn_retain(tn_from_data(cosines, TN_DIMS(BINS, BINS), TN_F64));
-        m->sines = tn_retain(tn_from_data(sines, TN_DIMS(ODD, BINS), TN_F64));
-        m->filters = tn_retain(tn_from_data(filters, TN_DIMS(BINS, m->mels), TN_F64));
+        m->filters = tn_retain(tn_from_data(room, TN_DIMS(bins, m->mels), TN_F64));
     }
     tn_txt_free(room);
-    return tn_eval((tn_tensor *[]){m->cosines, m->sines, m->filters}, 3);
+    return tn_eval(&m->filters, 1);
 }
 
-tn_status tn_log_mel_init(log_mel *m, int64_t mels) {
-    *m = (log_mel){.mels = mels};
+tn_status tn_log_mel_init(log_mel *m, int64_t mels, bool kaldi) {
+    *m = (log_mel){.mels = mels, .points = kaldi ? KALDI_POINTS : POINTS};
     TRY(tn_device_open("cpu", NULL, NULL, &m->device));
     tn_device *before = tn_txt_enter(m->device);
-    return tn_txt_leave(m->device, before, make_tables(m));
+    return tn_txt_leave(m->device, before, make_filters(m));
 }
 
 void tn_log_mel_free(log_mel *m) {
-    tn_free(m->cosines);
-    tn_free(m->sines);
     tn_free(m->filters);
     tn_device_close(m->device);
     *m = (log_mel){0};
@@ -379,42 +380,46 @@ static double sample_at(const mirrored *x, int64_t i) {
     return i < x->count ? (double)x->samples[i] : 0;
 }
 
-/* The windowed frame centered at sample `at`: even [BINS], odd [ODD]. */
-static void fill_frame(const mirrored *x, int64_t at, const double *window, double *even, double *odd) {
-    even[0] = 0; /* the window is 0 there */
-    even[HALF] = sample_at(x, at) * window[HALF];
-    for (int n = 1; n < HALF; n++) {
-        double first = sample_at(x, at - HALF + n), mirror = sample_at(x, at + HALF - n);
-        even[n] = (first + mirror) * window[n];
-        odd[n - 1] = (first - mirror) * window[n];
+/* Samples around sample `at` of the sound, in a window: [POINTS]. */
+static void fill_frame(const mirrored *x, int64_t at, const double *window, double *out) {
+    for (int n = 0; n < POINTS; n++)
+        out[n] = sample_at(x, at - HALF + n) * window[n];
+}
+
+/* Kaldi's frame from `at` on: without its mean, its higher frequencies raised, in a window. */
+static void fill_kaldi_frame(const float *at, double *out) {
+    double mean = 0;
+    for (int i = 0; i < POINTS; i++)
+        mean += (double)at[i] / POINTS;
+    for (int i = 0; i < POINTS; i++) {
+        double before = (double)at[i ? i - 1 : 0] - mean, window = 0.5 - 0.5 * cos(2 * PI * i / (POINTS - 1));
+        out[i] = ((double)at[i] - mean - PREEMPHASIS * before) * window;
     }
 }
 
-/* A chunk's frames as log10 of their bands, [CHUNK, mels]. */
-static tn_status transform(const log_mel *m, const double *even, const double *odd, double *out) {
+/* The energy of frames [rows, points] in bands, [rows, mels], at least `floor`. */
+static tn_status transform(const log_mel *m, const double *frames, int64_t rows, double floor, double *out) {
     TN_SCOPE;
     TN_NO_GRAD;
-    tn_tensor *real = tn_matmul(tn_from_data(even, TN_DIMS(CHUNK, BINS), TN_F64), m->cosines);
-    tn_tensor *imaginary = tn_matmul(tn_from_data(odd, TN_DIMS(CHUNK, ODD), TN_F64), m->sines);
-    tn_tensor *power = tn_add(tn_mul(real, real), tn_mul(imaginary, imaginary));
-    tn_tensor *bands = tn_log10(tn_clamp(tn_matmul(power, m->filters), 1e-10, INFINITY));
-    return tn_read_as(bands, out, CHUNK * m->mels, TN_F64);
+    tn_tensor *spectrum = tn_rfft(tn_from_data(frames, TN_DIMS(rows, m->points), TN_F64), -1, -1, TN_FFT_BACKWARD);
+    tn_tensor *power = tn_sum(tn_mul(spectrum, spectrum), (int64_t[]){2}, 1, false);
+    return tn_read_as(tn_clamp(tn_matmul(power, m->filters), floor, INFINITY), out, rows * m->mels, TN_F64);
 }
 
 static tn_status run_chunks(const log_mel *m, const mirrored *x, double *room, float *out) {
     int64_t frames = tn_log_mel_frames(x->count);
-    double *even = room, *odd = even + CHUNK * BINS, *bands = odd + CHUNK * ODD, window[POINTS];
+    double *bands = room + CHUNK * POINTS, window[POINTS];
     float most = -INFINITY;
     for (int n = 0; n < POINTS; n++)
         window[n] = 0.5 - 0.5 * cos(2 * PI * n / POINTS);
     for (int64_t done = 0; done < frames; done += CHUNK) {
         int64_t n = frames - done < CHUNK ? frames - done : CHUNK;
         for (int64_t f = 0; f < n; f++)
-            fill_frame(x, (done + f) * MEL_HOP, window, even + f * BINS, odd + f * ODD);
-        TRY(transform(m, even, odd, bands));
+            fill_frame(x, (done + f) * MEL_HOP, window, room + f * POINTS);
+        TRY(transform(m, room, CHUNK, 1e-10, bands));
         for (int64_t f = 0; f < n; f++)
             for (int64_t k = 0; k < m->mels; k++) {
-                float value = (float)bands[f * m->mels + k];
+                float value = (float)log10(bands[f * m->mels + k]);
                 out[k * frames + done + f] = value;
                 if (value > most) most = value;
             }
@@ -427,10 +432,28 @@ static tn_status run_chunks(const log_mel *m, const mirrored *x, double *room, f
 tn_status tn_log_mel_run(const log_mel *m, const float *samples, int64_t count, float *out) {
     int64_t window = MEL_WINDOW_FRAMES * MEL_HOP;
     const mirrored x = {samples, count, count > window ? count : window};
-    double *room = tn_txt_zalloc((size_t)CHUNK * (size_t)(BINS + ODD + m->mels), sizeof *room);
+    double *room = tn_txt_zalloc((size_t)CHUNK * (size_t)(POINTS + m->mels), sizeof *room);
     if (!room) return TN_ERR_MEMORY;
     tn_device *before = tn_txt_enter(m->device);
     tn_status status = tn_txt_leave(m->device, before, run_chunks(m, &x, room, out));
+    tn_txt_free(room);
+    return status;
+}
+
+tn_status tn_log_mel_kaldi(const log_mel *m, const float *samples, int64_t count, int64_t rows, float *out) {
+    int64_t whole = count < POINTS ? 0 : (count - POINTS) / MEL_HOP + 1;
+    if (whole < rows) rows = whole;
+    if (rows < 1)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "%" PRId64 " samples are fewer than a frame has, %d", count, POINTS);
+    double *room = tn_txt_zalloc((size_t)rows, (size_t)(m->points + m->mels) * sizeof *room);
+    if (!room) return TN_ERR_MEMORY;
+    for (int64_t i = 0; i < rows; i++)
+        fill_kaldi_frame(samples + i * MEL_HOP, room + i * m->points);
+    tn_device *before = tn_txt_enter(m->device);
+    double *bands = room + rows * m->points;
+    tn_status status = tn_txt_leave(m->device, before, transform(m, room, rows, 1.1920928955078125e-7, bands));
+    for (int64_t i = 0; i < rows * m->mels && status == TN_OK; i++)
+        out[i] = (float)log(bands[i]);
     tn_txt_free(room);
     return status;
 }
