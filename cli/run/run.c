@@ -23,9 +23,8 @@ static int run_network(int argc, char **argv);
 
 const cli_command cli_run = {
     .name = "run",
-    .summary = "run an ONNX network, or classify pictures and sounds by a model folder",
-    .usage = "run MODEL.onnx [-i NAME=FILE.npy]… [-o DIR] [--random] [--repeat N]\n"
-             "       trunnion run FOLDER FILE… [--top K]",
+    .summary = "run an ONNX network, or a classifier in a model folder",
+    .usage = "run MODEL.onnx [-i NAME=FILE.npy]… [-o DIR] [--random] [--repeat N] | FOLDER FILE… [--top K]",
     .help = "  FOLDER FILE…           show the most probable classes (5, or --top K) of images or WAV\n"
             "                         files by a Hugging Face folder: ViT, DeiT, BEiT, DINOv2, Swin,\n"
             "                         ResNet, ConvNeXt, MobileNetV2; AST, Whisper, Wav2Vec 2 and\n"

@@ -1,4 +1,4 @@
-/* transcribe.c — `trunnion transcribe`: what is said in a WAV file, as text, by a Whisper or CTC model in a folder. */
+/* transcribe.c — `trunnion transcribe`: what is said in a WAV file, as text, by a Whisper, Moonshine or CTC model. */
 #include <string.h>
 
 #include "cli/cli.h"
@@ -13,9 +13,8 @@ const cli_command cli_transcribe = {
     .summary = "write down what is said in a sound file",
     .usage = "transcribe -m FOLDER FILE.wav [--timestamps] [--language CODE] [--translate]",
     .help =
-        "  -m, --model FOLDER    a Hugging Face folder of a Whisper or Wav2Vec 2 model, or a sibling: config.json, "
-        "weights\n"
-        "                        (safetensors, .bin), tokenizer.json (Whisper) or vocab.json\n"
+        "  -m, --model FOLDER    a Hugging Face folder of a Whisper, Moonshine or Wav2Vec 2 model, or a sibling:\n"
+        "                        config.json, weights (safetensors, .bin), tokenizer.json or vocab.json (CTC)\n"
         "  FILE.wav              the sound: PCM or floats, any rate and number of channels; - reads standard input\n"
         "      --timestamps      show when each segment begins and ends\n"
         "      --language CODE   the language that is spoken, such as en (default: the model decides)\n"
@@ -102,16 +101,20 @@ static tn_status transcribe(const wishes *w, tn_device *device, const tn_selecti
     tn_audio audio = {0};
     tn_speech *model = NULL;
     tn_ctc *letters = NULL;
-    bool ctc = tn_ctc_knows(w->model);
+    tn_moonshine *moonshine = NULL;
+    bool ctc = tn_ctc_knows(w->model), moon = tn_moonshine_knows(w->model);
     cli_json j = {.out = stdout};
     tn_speech_options o = TN_SPEECH_DEFAULTS;
     o.device = device;
     tn_status status = TN_OK;
-    if (ctc && (w->options.language || w->options.translate))
+    if ((ctc || moon) && (w->options.language || w->options.translate))
         status = tn_backend_fail(TN_ERR_UNSUPPORTED,
                                  "'%s': --language and --translate require a Whisper model; remove them", w->model);
     if (status == TN_OK) status = read_audio(w->file, &audio);
-    if (status == TN_OK) status = ctc ? tn_ctc_open(w->model, &o, &letters) : tn_speech_open(w->model, &o, &model);
+    if (status == TN_OK)
+        status = ctc    ? tn_ctc_open(w->model, &o, &letters)
+                 : moon ? tn_moonshine_open(w->model, &o, &moonshine)
+                        : tn_speech_open(w->model, &o, &model);
     double begun = cli_now();
     if (status == TN_OK && json) {
         cli_json_hold(&j);
@@ -120,6 +123,8 @@ static tn_status transcribe(const wishes *w, tn_device *device, const tn_selecti
     }
     if (status == TN_OK && ctc)
         status = tn_ctc_transcribe(letters, audio.samples, audio.count, take_segment, &t);
+    else if (status == TN_OK && moon)
+        status = tn_moonshine_transcribe(moonshine, audio.samples, audio.count, take_segment, &t);
     else if (status == TN_OK)
         status = tn_speech_transcribe(model, audio.samples, audio.count, &w->options, take_segment, &t);
     double seconds = cli_now() - begun;
@@ -136,6 +141,7 @@ static tn_status transcribe(const wishes *w, tn_device *device, const tn_selecti
     tn_bytes_free(&t.text);
     tn_speech_close(model);
     tn_ctc_close(letters);
+    tn_moonshine_close(moonshine);
     tn_audio_free(&audio);
     return status;
 }

@@ -132,6 +132,22 @@ TN_API tn_status tn_ctc_logits(tn_ctc *m, const float *samples, int64_t count, f
  * which is a segment. A failing `take` stops it. */
 TN_API tn_status tn_ctc_transcribe(tn_ctc *m, const float *samples, int64_t count, tn_speech_take *take, void *ctx);
 
+/* ---- Moonshine --------------------------------------------------------------------------------------------------- */
+
+/* Moonshine, whose work grows with the length of the sound. One thread at a time may use a model. */
+typedef struct tn_moonshine tn_moonshine;
+
+/* Returns whether a path is a folder whose config.json has this model_type. */
+TN_API bool tn_moonshine_knows(const char *path);
+/* Opens a model in a Hugging Face folder: config.json, tokenizer.json and weights. *out: closed with
+ * tn_moonshine_close. Errors: as tn_speech_open. Source: Jeffries et al. 2024, "Moonshine". */
+TN_API tn_status tn_moonshine_open(const char *folder, const tn_speech_options *options, tn_moonshine **out);
+TN_API void tn_moonshine_close(tn_moonshine *m); /* NULL is allowed */
+/* Writes down what is said in samples [count] with the most probable tokens, at most 6.5 a second, in windows of 30 s,
+ * each of which is a segment. A failing `take` stops it. */
+TN_API tn_status tn_moonshine_transcribe(tn_moonshine *m, const float *samples, int64_t count, tn_speech_take *take,
+                                         void *ctx);
+
 /* ---- the model's parts ------------------------------------------------------------------------------------------- */
 
 /* Computes the log-mel spectrogram of samples [count]: out [mels, tn_speech_feature_frames(s, count)], in f64 rounded

@@ -441,20 +441,17 @@ static tn_status spell(const tn_ctc *m, const float *logits, int64_t frames, tn_
     return tn_bytes_append(text, "", 0);
 }
 
-tn_status tn_ctc_transcribe(tn_ctc *m, const float *samples, int64_t count, tn_speech_take *take, void *ctx) {
-    if (!m || !samples || count < 1 || !take)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_ctc_transcribe: an argument is NULL, or there are no samples");
-    int64_t most = tn_ctc_frames(m, count < WINDOW ? count : WINDOW);
-    float *logits = tn_txt_alloc((size_t)(most > 0 ? most : 1) * (size_t)m->vocabulary, sizeof *logits);
-    tn_status status = logits ? TN_OK : TN_ERR_MEMORY;
+tn_status tn_ctc_windows(const float *samples, int64_t count, int64_t least, tn_window_hear *hear, void *model,
+                         tn_speech_take *take, void *ctx) {
+    tn_status status = TN_OK;
     for (int64_t at = 0; at < count && status == TN_OK; at += WINDOW) {
-        int64_t n = count - at < WINDOW ? count - at : WINDOW, frames = tn_ctc_frames(m, n);
+        int64_t n = count - at < WINDOW ? count - at : WINDOW;
         tn_ids ids = {0};
         tn_bytes text = {0};
-        if (frames < 1) break; /* less than a frame is left */
+        if (n < least) break;
         if (at > 0) status = tn_bytes_append(&text, " ", 1);
-        if (status == TN_OK) status = run(m, samples + at, n, logits);
-        if (status == TN_OK) status = spell(m, logits, frames, &ids, &text);
+        if (status == TN_OK) status = hear(model, samples + at, n, &ids, &text);
+        if (status == TN_OK) status = tn_bytes_append(&text, "", 0);
         tn_speech_segment s = {(double)at / TN_SPEECH_RATE,
                                (double)(at + n) / TN_SPEECH_RATE,
                                text.data,
@@ -465,6 +462,21 @@ tn_status tn_ctc_transcribe(tn_ctc *m, const float *samples, int64_t count, tn_s
         tn_ids_free(&ids);
         tn_bytes_free(&text);
     }
+    return status;
+}
+
+static tn_status hear_letters(void *ctx, const float *samples, int64_t count, tn_ids *ids, tn_bytes *text) {
+    tn_ctc *m = ctx;
+    int64_t frames = tn_ctc_frames(m, count);
+    float *logits = tn_txt_alloc((size_t)frames * (size_t)m->vocabulary, sizeof *logits);
+    tn_status status = logits ? run(m, samples, count, logits) : TN_ERR_MEMORY;
+    if (status == TN_OK) status = spell(m, logits, frames, ids, text);
     tn_txt_free(logits);
     return status;
+}
+
+tn_status tn_ctc_transcribe(tn_ctc *m, const float *samples, int64_t count, tn_speech_take *take, void *ctx) {
+    if (!m || !samples || count < 1 || !take)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_ctc_transcribe: an argument is NULL, or there are no samples");
+    return tn_ctc_windows(samples, count, tn_ctc_encoder_least(&m->encoder), hear_letters, m, take, ctx);
 }

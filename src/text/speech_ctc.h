@@ -4,6 +4,7 @@
 #define TN_TEXT_SPEECH_CTC_H
 
 #include "text/network.h"
+#include "trunnion/speech.h"
 
 enum { CTC_MOST_CONVOLUTIONS = 16 };
 
@@ -38,5 +39,11 @@ tn_status tn_ctc_encoder_prepare(const ctc_encoder *e, const float *samples, int
 /* Sound [n] → [1, frames, hidden]. states: NULL, or room for layers + 1: the rows before each layer and behind the
  * last. */
 tn_tensor *tn_ctc_encoder_record(const ctc_encoder *e, net *n, const tn_tensor *sound, tn_tensor **states);
+
+/* Appends the tokens and the text of a window of sound. */
+typedef tn_status tn_window_hear(void *model, const float *samples, int64_t count, tn_ids *ids, tn_bytes *text);
+/* Hands out the text of each 30 s of sound; what is left of it counts from `least` samples on. */
+tn_status tn_ctc_windows(const float *samples, int64_t count, int64_t least, tn_window_hear *hear, void *model,
+                         tn_speech_take *take, void *ctx);
 
 #endif

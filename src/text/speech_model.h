@@ -22,7 +22,7 @@ void tn_log_mel_free(log_mel *m);
 int64_t tn_log_mel_frames(int64_t count);
 /* samples [count] → out [mels, tn_log_mel_frames(count)] */
 tn_status tn_log_mel_run(const log_mel *m, const float *samples, int64_t count, float *out);
-/* Kaldi's filter bank, as torchaudio computes it: out [rows, mels], of which only as many are written as the sound has. */
+/* Kaldi's filter bank, as torchaudio computes it: out [rows, mels]; only the rows that the sound has are written. */
 tn_status tn_log_mel_kaldi(const log_mel *m, const float *samples, int64_t count, int64_t rows, float *out);
 
 /* ---- model (speech.c) -------------------------------------------------------------------------------------------- */

@@ -420,6 +420,11 @@ SPEECH = [  # name, stem, configuration, normalizes the sound
     ("wavlm-large", "WavLM", {"do_stable_layer_norm": True, "feat_extract_norm": "layer", "num_buckets": 32}, False),
     ("data2vec-audio", "Data2VecAudio", {"num_conv_pos_embeddings": 3, "conv_pos_kernel_size": 5}, True),
 ]
+MOONSHINE = [  # name, configuration
+    ("moonshine", {}),
+    ("moonshine-untied", {"tie_word_embeddings": False, "pad_head_dim_to_multiple_of": 8, "encoder_num_attention_heads": 3,
+                          "decoder_num_attention_heads": 3, "decoder_hidden_act": "gelu"}),
+]
 QUANTIZED = [  # name, quantization_config; how weights are stored follows from it
     ("gptq", {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": False}),
     ("gptq-act-order", {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": True}),
@@ -786,6 +791,29 @@ class Suite:
         self.expect(told["text"] == text and told["segments"][0]["ids"] == best, f"{name}: {told} for {text!r}")
         print(f"{name}: logits {error:.1e}, {len(text)} letters", flush=True)
 
+    def moonshine(self, name, config):
+        """The command's tokens of a WAV file; 6.5 of them a second at most."""
+        torch, numpy, folder = self.torch, self.numpy, self.folder / name
+        model = self.make(name, "Moonshine", "ForConditionalGeneration", {
+            "vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 80, "encoder_num_hidden_layers": 2,
+            "decoder_num_hidden_layers": 3, "encoder_num_attention_heads": 4, "decoder_num_attention_heads": 4} | config)
+        with torch.no_grad():
+            model.model.decoder.embed_tokens.weight.mul_(0.2)  # otherwise a token is followed by itself
+        model.save_pretrained(folder)
+        write_tokenizer(folder)
+        for seconds in (4, 1):
+            sound = (numpy.random.default_rng(seconds).normal(size=16000 * seconds + 77) * 4000).astype("<i2")
+            with wave.open(str(folder / "sound.wav"), "wb") as file:
+                file.setparams((1, 2, 16000, 0, "NONE", ""))
+                file.writeframes(sound.tobytes())
+            given = torch.tensor(sound.astype(numpy.float32) / 32768)[None]
+            with torch.no_grad():
+                wanted = model.generate(given, max_length=int(len(sound) * 6.5 / 16000), do_sample=False, num_beams=1)[0, 1:].tolist()
+            wanted = wanted[:wanted.index(2)] if 2 in wanted else wanted
+            told = self.command("transcribe", "-m", folder, folder / "sound.wav", "--json")
+            self.expect(told["segments"][0]["ids"] == wanted, f"{name}: {told['segments']} for {wanted}")
+            print(f"{name}: {len(wanted)} tokens, {len(set(wanted))} kinds", flush=True)
+
     def letters(self, folder, samples):
         """Logits of a model of CTC, by the library."""
         library, numpy = ctypes.CDLL(str(self.program.resolve().parent / "libtrunnion-text.so")), self.numpy
@@ -922,7 +950,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="trunnion-folders-") as folder:
         suite = Suite(pathlib.Path(sys.argv[1]), torch, transformers, numpy, pathlib.Path(folder))
         for one, rows in ((suite.decoder, DECODERS), (suite.encoder, ENCODERS), (suite.encoder_decoder, ENCODER_DECODERS),
-                          (suite.speech, SPEECH),
+                          (suite.speech, SPEECH), (suite.moonshine, MOONSHINE),
                           (suite.quantized, QUANTIZED)):
             for row in rows:
                 if sys.argv[2:] and row[0] not in sys.argv[2:]:
