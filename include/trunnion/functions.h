@@ -110,9 +110,8 @@ TN_API tn_tensor *tn_vander(const tn_tensor *x, int64_t n); /* powers 0 â€¦ n âˆ
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
 /* Sum of products by Einstein's convention: "bij,bjk->bik", "ii", "...ij->...ji". Labels are letters; without "->" the
- * labels that occur once, in alphabetical order. At most TN_MAX_RANK labels in all, with the dims of "...". Operands
- * are
- * multiplied from left to right, in pairs, as batched matrix products. Source: torch.einsum. */
+ * labels that occur once, in alphabetical order. Operands are multiplied from left to right, in pairs, as batched
+ * matrix products, whose results have at most TN_MAX_RANK dims. Source: torch.einsum. */
 TN_API tn_tensor *tn_einsum(const char *equation, tn_tensor *const *tensors, int count);
 /* Sum over dims_x of x and dims_y of y. Source: torch.tensordot. */
 TN_API tn_tensor *tn_tensordot(const tn_tensor *x, const tn_tensor *y, const int64_t *dims_x, int dims_x_count,

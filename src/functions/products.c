@@ -1,52 +1,26 @@
 /* products.c — einsum and its kin, as batched matrix products; functions of matrices. */
 #include <ctype.h>
 #include <float.h>
+#include <stdio.h>
 
 #include "functions/common.h"
 
-/* ---- pairs ------------------------------------------------------------------------------------------------------- */
-
-/* Σ x·y over the dims marked in `summed`, both of the same rank; the result keeps all dims, the summed ones as 1. Dims
- * that both have are batches, the others rows, columns and the length of one batched product. */
-static tn_tensor *sum_of_products(tn_tensor *x, tn_tensor *y, const bool *summed) {
-    enum { BATCH, ROW, COLUMN, LENGTH, KINDS };
-    int rank = tn_rank(x), at = 0;
-    int64_t shape[TN_MAX_RANK], order_x[TN_MAX_RANK], order_y[TN_MAX_RANK], back[TN_MAX_RANK],
-        size[KINDS] = {1, 1, 1, 1};
-    int kind[TN_MAX_RANK];
-    for (int d = 0; d < rank; d++) {
-        int64_t a = tn_size(x, d), b = tn_size(y, d);
-        if (summed[d] && a == 1 && b != 1) y = sum_dim(y, d, true), b = 1;
-        if (summed[d] && b == 1 && a != 1) x = sum_dim(x, d, true), a = 1;
-        kind[d] = summed[d] ? LENGTH : a != 1 && b != 1 ? BATCH : b == 1 ? ROW : COLUMN;
-        shape[d] = summed[d] ? 1 : a == 1 ? b : a;
-        size[kind[d]] *= kind[d] == LENGTH ? a : shape[d];
-    }
-    static const int kinds_x[KINDS] = {BATCH, ROW, LENGTH, COLUMN}, kinds_y[KINDS] = {BATCH, LENGTH, COLUMN, ROW};
-    static const int kinds_out[KINDS] = {BATCH, ROW, COLUMN, LENGTH};
-    int64_t out_shape[TN_MAX_RANK];
-    int in_x = 0, in_y = 0;
-    for (int k = 0; k < KINDS; k++)
-        for (int d = 0; d < rank; d++) {
-            if (kind[d] == kinds_x[k]) order_x[in_x++] = d;
-            if (kind[d] == kinds_y[k]) order_y[in_y++] = d;
-            if (kind[d] == kinds_out[k]) out_shape[at] = shape[d], back[d] = at++;
-        }
-    tn_tensor *a = tn_reshape(tn_permute(x, order_x, rank), (int64_t[]){size[BATCH], size[ROW], size[LENGTH]}, 3);
-    tn_tensor *b = tn_reshape(tn_permute(y, order_y, rank), (int64_t[]){size[BATCH], size[LENGTH], size[COLUMN]}, 3);
-    return tn_permute(tn_reshape(tn_matmul(a, b), out_shape, rank), back, rank);
-}
-
 /* ---- einsum ------------------------------------------------------------------------------------------------------ */
 
-enum { LABELS = 52, DOTS = LABELS, MOST_OPERANDS = 32 };
+enum { LABELS = 52, DOTS = LABELS, PLACES = LABELS + TN_MAX_RANK, MOST_OPERANDS = 32 };
 
 typedef struct equation {
-    int in[MOST_OPERANDS][TN_MAX_RANK], in_count[MOST_OPERANDS]; /* labels; DOTS for "..." */
+    int in[MOST_OPERANDS][TN_MAX_RANK + 1], in_count[MOST_OPERANDS]; /* labels; DOTS for "..." */
     int out[LABELS + 1], out_count;
     int seen[LABELS + 1]; /* how often each label occurs in the operands */
     int operands, dots;   /* dots: the most dims that "..." stands for */
 } equation;
+
+/* A tensor and, ascending, the place of each of its dims. Dims of one place belong to one label. */
+typedef struct operand {
+    const tn_tensor *t;
+    int place[TN_MAX_RANK];
+} operand;
 
 static int label_of(char c) { return islower((unsigned char)c) ? c - 'a' + 26 : c - 'A'; }
 
@@ -72,7 +46,7 @@ static tn_tensor *read_equation(const char *text, int count, equation *e) {
     for (e->operands = 0;;) {
         if (e->operands == count)
             return tn_failed(TN_ERR_ARGUMENT, "einsum: \"%s\" has more than %d operands", text, count);
-        p = read_labels(p, e->in[e->operands], TN_MAX_RANK, &e->in_count[e->operands]);
+        p = read_labels(p, e->in[e->operands], TN_MAX_RANK + 1, &e->in_count[e->operands]);
         if (!p)
             return tn_failed(TN_ERR_ARGUMENT, "einsum: \"%s\": operand %d is not a list of at most %d letters", text,
                              e->operands, TN_MAX_RANK);
@@ -87,17 +61,15 @@ static tn_tensor *read_equation(const char *text, int count, equation *e) {
         for (int i = 0; i < e->in_count[k]; i++)
             e->seen[e->in[k][i]]++;
     if (*p == '-') {
-        int out[TN_MAX_RANK + 1];
-        p = read_labels(p + 2, out, TN_MAX_RANK + 1, &e->out_count);
+        p = read_labels(p + 2, e->out, TN_MAX_RANK + 1, &e->out_count);
         if (!p || *p)
             return tn_failed(TN_ERR_ARGUMENT, "einsum: \"%s\": the result is not a list of at most %d letters", text,
                              TN_MAX_RANK);
         for (int i = 0; i < e->out_count; i++) {
-            e->out[i] = out[i];
             for (int j = 0; j < i; j++)
-                if (out[j] == out[i])
+                if (e->out[j] == e->out[i])
                     return tn_failed(TN_ERR_ARGUMENT, "einsum: \"%s\": a label occurs twice in the result", text);
-            if (!e->seen[out[i]] && out[i] != DOTS)
+            if (!e->seen[e->out[i]] && e->out[i] != DOTS)
                 return tn_failed(TN_ERR_ARGUMENT, "einsum: \"%s\": a label of the result is in no operand", text);
         }
         return NULL;
@@ -109,79 +81,83 @@ static tn_tensor *read_equation(const char *text, int count, equation *e) {
     return NULL;
 }
 
-/* Operand k with one dim a place of the result, then one a summed label: place[label] is the first (of "..." the last
- * is the last of its places). */
-static tn_tensor *aligned(const equation *e, int k, const tn_tensor *x, const int *place, int rank, tn_tensor **error) {
-    tn_tensor *t = tn_contiguous(x);
-    int labels[2 * TN_MAX_RANK], count = 0, dots = tn_rank(x), have[TN_MAX_RANK];
-    for (int i = 0; i < e->in_count[k]; i++)
-        dots -= e->in[k][i] != DOTS;
-    for (int i = 0; i < e->in_count[k]; i++) {
-        int l = e->in[k][i];
-        for (int j = 0; j < (l == DOTS ? dots : 1); j++)
-            labels[count++] = l == DOTS ? place[DOTS] + e->dots - dots + j : place[l];
-    }
-    for (int p = 0; p < rank; p++)
-        have[p] = -1;
-    for (int d = 0; d < count; d++) {
-        int p = labels[d];
-        if (have[p] < 0) {
-            have[p] = d;
-            continue;
-        }
-        if (tn_size(t, have[p]) != tn_size(t, d)) {
-            *error = tn_failed(TN_ERR_SHAPE, "einsum: operand %d repeats a label with extents %lld and %lld", k,
-                               (long long)tn_size(t, have[p]), (long long)tn_size(t, d));
-            return NULL;
-        }
-        t = tn_movedim(tn_diagonal(t, 0, have[p], d), -1, have[p]); /* the dim that was d is gone */
-        memmove(labels + d, labels + d + 1, (size_t)(count - d - 1) * sizeof *labels);
-        count--, d--;
-    }
-    int64_t order[TN_MAX_RANK], shape[TN_MAX_RANK];
-    int at = 0;
-    for (int p = 0; p < rank; p++) {
-        shape[p] = have[p] < 0 ? 1 : tn_size(t, have[p]);
-        if (have[p] >= 0) order[at++] = have[p];
-    }
-    return tn_reshape(tn_permute(t, order, at), shape, rank);
-}
-
-/* Dims of "...", and places: first those of the result in its order, then the summed labels. Returns their number. */
-static int place_labels(equation *e, tn_tensor *const *tensors, int *place, tn_tensor **error) {
-    int rank = 0;
+/* Dims of "...", and the first place of each label: first those of the result in its order, then the summed labels in
+ * the order in which they occur. */
+static tn_tensor *place_labels(equation *e, tn_tensor *const *tensors, int *place, int *kept, int *places) {
     for (int k = 0; k < e->operands; k++) {
         int named = 0, dots = 0;
         for (int i = 0; i < e->in_count[k]; i++)
             e->in[k][i] == DOTS ? dots++ : named++;
         int rest = tn_rank(tensors[k]) - named;
-        if (dots > 1 || rest < 0 || (!dots && rest)) {
-            *error = tn_failed(TN_ERR_SHAPE, "einsum: operand %d has rank %d, but its labels stand for %d dims", k,
-                               tn_rank(tensors[k]), named);
-            return -1;
-        }
+        if (dots > 1 || rest < 0 || (!dots && rest))
+            return tn_failed(TN_ERR_SHAPE, "einsum: operand %d has rank %d, but its labels stand for %d dims", k,
+                             tn_rank(tensors[k]), named);
         if (dots && rest > e->dots) e->dots = rest;
     }
     for (int l = 0; l <= LABELS; l++)
         place[l] = -1;
-    for (int i = 0; i < e->out_count; i++) {
-        place[e->out[i]] = rank;
-        rank += e->out[i] == DOTS ? e->dots : 1;
+    *places = 0;
+    for (int k = -1; k < e->operands; k++) {
+        const int *labels = k < 0 ? e->out : e->in[k];
+        for (int i = 0; i < (k < 0 ? e->out_count : e->in_count[k]); i++)
+            if (place[labels[i]] < 0) place[labels[i]] = *places, *places += labels[i] == DOTS ? e->dots : 1;
+        if (k < 0) *kept = *places;
     }
-    for (int l = LABELS; l >= 0; l--)
-        if (e->seen[l] && place[l] < 0) place[l] = rank, rank += l == DOTS ? e->dots : 1;
-    if (rank > TN_MAX_RANK)
-        *error =
-            tn_failed(TN_ERR_SHAPE, "einsum: the equation has %d dims; at most %d are possible", rank, TN_MAX_RANK);
-    return rank;
+    return NULL;
+}
+
+/* Operand k with its dims in the order of their places (of "..." the last dim is at the last place). */
+static operand aligned(const equation *e, int k, const tn_tensor *x, const int *place) {
+    operand y = {x, {0}};
+    int places[TN_MAX_RANK], count = 0, dots = tn_rank(x), have[PLACES], at = 0;
+    int64_t order[TN_MAX_RANK];
+    for (int i = 0; i < e->in_count[k]; i++)
+        dots -= e->in[k][i] != DOTS;
+    for (int i = 0; i < e->in_count[k]; i++) {
+        int l = e->in[k][i];
+        for (int j = 0; j < (l == DOTS ? dots : 1); j++)
+            places[count++] = l == DOTS ? place[DOTS] + e->dots - dots + j : place[l];
+    }
+    for (int p = 0; p < PLACES; p++)
+        have[p] = -1;
+    for (int d = 0; d < count; d++) {
+        int p = places[d];
+        if (have[p] < 0) {
+            have[p] = d;
+            continue;
+        }
+        if (tn_size(y.t, have[p]) != tn_size(y.t, d)) {
+            y.t = tn_failed(TN_ERR_SHAPE, "einsum: operand %d repeats a label with extents %lld and %lld", k,
+                            (long long)tn_size(y.t, have[p]), (long long)tn_size(y.t, d));
+            return y;
+        }
+        y.t = tn_movedim(tn_diagonal(y.t, 0, have[p], d), -1, have[p]); /* the dim that was d is gone */
+        memmove(places + d, places + d + 1, (size_t)(count - d - 1) * sizeof *places);
+        count--, d--;
+    }
+    for (int p = 0; p < PLACES; p++)
+        if (have[p] >= 0) y.place[at] = p, order[at++] = have[p];
+    y.t = tn_permute(y.t, order, at);
+    return y;
+}
+
+static int dim_at(const operand *x, int place) {
+    for (int d = 0; d < tn_rank(x->t); d++)
+        if (x->place[d] == place) return d;
+    return -1;
+}
+
+static int64_t extent_at(const operand *x, int place) {
+    int d = dim_at(x, place);
+    return d < 0 ? 1 : tn_size(x->t, d);
 }
 
 /* Extents of one label must be equal, or 1. */
-static tn_tensor *check_extents(tn_tensor *const *t, int count, int rank) {
-    for (int d = 0; d < rank; d++) {
+static tn_tensor *check_extents(const operand *x, int count, int places) {
+    for (int p = 0; p < places; p++) {
         int64_t extent = 1;
         for (int k = 0; k < count; k++) {
-            int64_t n = tn_size(t[k], d);
+            int64_t n = extent_at(&x[k], p);
             if (n == 1 || n == extent) continue;
             if (extent != 1)
                 return tn_failed(TN_ERR_SHAPE, "einsum: a label has extents %lld and %lld", (long long)extent,
@@ -192,79 +168,126 @@ static tn_tensor *check_extents(tn_tensor *const *t, int count, int rank) {
     return NULL;
 }
 
+/* x without the places in `summed` at which y has an extent of 1; the other summed places keep their dims. */
+static operand summed_alone(operand x, const operand *y, const bool *summed) {
+    operand r = {x.t, {0}};
+    int64_t dims[TN_MAX_RANK];
+    int count = 0, rank = 0;
+    for (int d = 0; d < tn_rank(x.t); d++)
+        if (summed[x.place[d]] && (!y || extent_at(y, x.place[d]) == 1))
+            dims[count++] = d;
+        else
+            r.place[rank++] = x.place[d];
+    if (count) r.t = tn_cast(tn_sum(x.t, dims, count, false), tn_dtype_of(x.t));
+    return r;
+}
+
+/* x as [`leads` batches, dims of kinds[1], dims of kinds[2]]; those of kinds[3] have extent 1. */
+static tn_tensor *as_matrices(const operand *x, const int *kind, const int *kinds, const int64_t *size, int64_t *lead,
+                              int leads) {
+    int64_t order[TN_MAX_RANK];
+    int at = 0;
+    for (int k = 0; k < 4; k++)
+        for (int d = 0; d < tn_rank(x->t); d++)
+            if (kind[x->place[d]] == kinds[k]) order[at++] = d;
+    lead[leads] = size[kinds[1]];
+    lead[leads + 1] = size[kinds[2]];
+    return tn_reshape(tn_permute(x->t, order, at), lead, leads + 2);
+}
+
+/* Σ x·y over the places in `summed`. Places that both have are batches, the others rows, columns and the length of one
+ * batched product. */
+static operand sum_of_products(operand x, operand y, const bool *summed, int places) {
+    enum { BATCH, ROW, COLUMN, LENGTH, KINDS };
+    int64_t back[TN_MAX_RANK], shape[TN_MAX_RANK], in_x[TN_MAX_RANK], in_y[TN_MAX_RANK], size[KINDS] = {1, 1, 1, 1};
+    int64_t lead[TN_MAX_RANK + 2];
+    int kind[PLACES], rank = 0, at = 0, leads = 0;
+    operand r = {0}, whole = x;
+    x = summed_alone(x, &y, summed);
+    y = summed_alone(y, &whole, summed);
+    for (int p = 0; p < places; p++) {
+        int64_t a = extent_at(&x, p), b = extent_at(&y, p);
+        kind[p] = summed[p] ? LENGTH : a != 1 && b != 1 ? BATCH : b == 1 ? ROW : COLUMN;
+        size[kind[p]] *= a == 1 ? b : a;
+        if (summed[p] || (dim_at(&x, p) < 0 && dim_at(&y, p) < 0)) continue;
+        if (rank < TN_MAX_RANK) r.place[rank] = p, in_x[rank] = a, in_y[rank] = b;
+        rank++;
+    }
+    if (rank > TN_MAX_RANK)
+        r.t = tn_failed(TN_ERR_SHAPE, "einsum: a product has %d dims; at most %d are possible", rank, TN_MAX_RANK);
+    else if (size[LENGTH] == 1)
+        r.t = tn_mul(tn_reshape(x.t, in_x, rank), tn_reshape(y.t, in_y, rank));
+    if (r.t) return r;
+    for (int k = 0; k < LENGTH; k++)
+        for (int d = 0; d < rank; d++)
+            if (kind[r.place[d]] == k)
+                shape[at] = in_x[d] == 1 ? in_y[d] : in_x[d], back[d] = at++, leads += k == BATCH;
+    memcpy(lead, shape, (size_t)leads * sizeof *lead);
+    if (leads > TN_MAX_RANK - 2) lead[0] = size[BATCH], leads = 1;
+    tn_tensor *a = as_matrices(&x, kind, (int[]){BATCH, ROW, LENGTH, COLUMN}, size, lead, leads);
+    tn_tensor *b = as_matrices(&y, kind, (int[]){BATCH, LENGTH, COLUMN, ROW}, size, lead, leads);
+    r.t = tn_permute(tn_reshape(tn_matmul(a, b), shape, rank), back, rank);
+    return r;
+}
+
 tn_tensor *(tn_einsum)(const char *text, tn_tensor *const *tensors, int count) {
     equation e = {0};
-    int place[LABELS + 1];
-    tn_tensor *operand[MOST_OPERANDS] = {0}, *error = NULL;
+    int place[LABELS + 1], kept = 0, places = 0;
+    operand x[MOST_OPERANDS], y = {0};
     if (!tensors) count = 0;
     for (int k = 0; k < count; k++)
         if (tn_status_of(tensors[k]) != TN_OK) return tn_contiguous(tensors[k]);
     TN_SCOPE;
-    error = read_equation(text, count, &e);
-    if (error) return tn_keep(error);
-    int rank = place_labels(&e, tensors, place, &error), kept = 0;
-    if (error) return tn_keep(error);
-    for (int i = 0; i < e.out_count; i++)
-        kept += e.out[i] == DOTS ? e.dots : 1;
-    for (int k = 0; k < count && !error; k++)
-        operand[k] = aligned(&e, k, tensors[k], place, rank, &error);
-    if (!error) error = check_extents(operand, count, rank);
-    if (error) return tn_keep(error);
-    tn_tensor *y = operand[0];
-    for (int k = 1; k < count; k++) {
-        bool summed[TN_MAX_RANK];
-        for (int d = 0; d < rank; d++) {
-            summed[d] = d >= kept;
-            for (int j = k + 1; j < count; j++)
-                summed[d] &= tn_size(operand[j], d) == 1;
-        }
-        y = sum_of_products(y, operand[k], summed);
+    tn_tensor *error = read_equation(text, count, &e);
+    if (!error) error = place_labels(&e, tensors, place, &kept, &places);
+    for (int k = 0; k < count && !error; k++) {
+        x[k] = aligned(&e, k, tensors[k], place);
+        if (tn_status_of(x[k].t) != TN_OK) error = tn_contiguous(x[k].t);
     }
-    int64_t rest[TN_MAX_RANK];
-    for (int d = kept; d < rank; d++)
-        rest[d - kept] = d;
-    if (rank > kept)
-        y = count == 1 ? tn_cast(tn_sum(y, rest, rank - kept, false), tn_dtype_of(y))
-                       : tn_squeeze(tn_sum(y, rest, rank - kept, true), rest, rank - kept);
-    return tn_keep(tn_contiguous(y));
+    if (!error) error = check_extents(x, count, places);
+    if (error) return tn_keep(error);
+    for (int k = 0; k < count; k++) {
+        bool summed[PLACES];
+        for (int p = 0; p < places; p++) {
+            summed[p] = p >= kept;
+            for (int j = k + 1; j < count; j++)
+                summed[p] &= extent_at(&x[j], p) == 1;
+        }
+        y = k ? sum_of_products(y, x[k], summed, places) : count == 1 ? summed_alone(x[0], NULL, summed) : x[0];
+    }
+    return tn_keep(tn_contiguous(y.t));
 }
 
 /* ---- other products ---------------------------------------------------------------------------------------------- */
 
 tn_tensor *(tn_tensordot)(const tn_tensor *x, const tn_tensor *y, const int64_t *dims_x, int dims_x_count,
                           const int64_t *dims_y, int dims_y_count) {
-    int64_t order_x[TN_MAX_RANK], order_y[TN_MAX_RANK], shape[2 * TN_MAX_RANK], length = 1, rows = 1, columns = 1;
+    char labels_x[] = "abcdefgh", labels_y[] = "ABCDEFGH", kept[2 * TN_MAX_RANK + 1] = "", text[64];
+    _Static_assert(sizeof labels_x == TN_MAX_RANK + 1, "one label for each dim");
     bool used_x[TN_MAX_RANK] = {0}, used_y[TN_MAX_RANK] = {0};
     tn_tensor *bad = refused2(x, y);
     if (bad) return bad;
     TN_SCOPE;
-    int rank_x = tn_rank(x), rank_y = tn_rank(y), rank = 0, at = 0;
+    int rank_x = tn_rank(x), rank_y = tn_rank(y), at = 0;
     bool fits = dims_x_count == dims_y_count && (!dims_x_count || (dims_x && dims_y)) && dims_x_count >= 0 &&
                 dims_x_count <= rank_x && dims_x_count <= rank_y;
     for (int k = 0; fits && k < dims_x_count; k++) {
         int64_t a = dim_of(x, dims_x[k]), b = dim_of(y, dims_y[k]);
-        fits = a >= 0 && b >= 0 && !used_x[a] && !used_y[b];
-        if (!fits) break;
-        if (tn_size(y, b) == 1 && tn_size(x, a) != 1) x = sum_dim(x, a, true); /* an extent of 1 is repeated */
-        if (tn_size(x, a) == 1 && tn_size(y, b) != 1) y = sum_dim(y, b, true);
-        fits = tn_size(x, a) == tn_size(y, b);
+        fits = a >= 0 && b >= 0 && !used_x[a] && !used_y[b] &&
+               (tn_size(x, a) == tn_size(y, b) || tn_size(x, a) == 1 || tn_size(y, b) == 1); /* 1 is repeated */
         if (!fits) break;
         used_x[a] = used_y[b] = true;
-        order_x[rank_x - dims_x_count + k] = a;
-        order_y[k] = b;
-        length *= tn_size(x, a);
+        labels_y[b] = labels_x[a];
     }
     if (!fits || rank_x + rank_y - 2 * dims_x_count > TN_MAX_RANK)
         return tn_keep(tn_failed(
             TN_ERR_SHAPE, "tensordot: the lists must name as many different dims of x and y, with equal extents"));
     for (int d = 0; d < rank_x; d++)
-        if (!used_x[d]) order_x[at++] = d, shape[rank++] = tn_size(x, d), rows *= tn_size(x, d);
-    at = dims_y_count;
+        if (!used_x[d]) kept[at++] = labels_x[d];
     for (int d = 0; d < rank_y; d++)
-        if (!used_y[d]) order_y[at++] = d, shape[rank++] = tn_size(y, d), columns *= tn_size(y, d);
-    tn_tensor *a = tn_reshape(tn_permute(x, order_x, rank_x), (int64_t[]){rows, length}, 2);
-    tn_tensor *b = tn_reshape(tn_permute(y, order_y, rank_y), (int64_t[]){length, columns}, 2);
-    return tn_keep(tn_reshape(tn_matmul(a, b), shape, rank));
+        if (!used_y[d]) kept[at++] = labels_y[d];
+    snprintf(text, sizeof text, "%.*s,%.*s->%s", rank_x, labels_x, rank_y, labels_y, kept);
+    return tn_keep((tn_einsum)(text, (tn_tensor *[]){(tn_tensor *)(uintptr_t)x, (tn_tensor *)(uintptr_t)y}, 2));
 }
 
 tn_tensor *(tn_inner)(const tn_tensor *x, const tn_tensor *y) {

@@ -7,9 +7,7 @@
 #include <string.h>
 
 #include "onnx/operator_support.h"
-
-static tn_status einsum(onnx_call *c);
-static tn_status equal_numbers(onnx_call *c), onnx_cast_choice(onnx_call *c), onnx_product(onnx_call *c);
+#include "trunnion/functions.h"
 
 static bool math_is_float(const tn_tensor *x) { return tn_dtype_is_float(tn_dtype_of(x)); }
 
@@ -52,29 +50,6 @@ static tn_status shift(onnx_call *c) {
     if (onnx_is(way, "LEFT")) return onnx_put(c, 0, tn_bitwise_left_shift(x, y));
     if (onnx_is(way, "RIGHT")) return onnx_put(c, 0, tn_bitwise_right_shift(x, y));
     return onnx_refuse(c, "direction '%.*s' is invalid; use LEFT or RIGHT", (int)way.size, way.at);
-}
-
-/* Texts are equal where their ranks among all are. */
-static tn_status equal_texts(onnx_call *c, const onnx_value *x, const onnx_value *y) {
-    int64_t all = x->count + y->count, *ranks = NULL;
-    onnx_text *texts = tn_mem_zalloc((size_t)all, sizeof *texts);
-    if (!texts) return TN_ERR_MEMORY;
-    if (x->count) memcpy(texts, x->strings, (size_t)x->count * sizeof *texts);
-    if (y->count) memcpy(texts + x->count, y->strings, (size_t)y->count * sizeof *texts);
-    tn_status status = onnx_text_ranks(texts, all, &ranks);
-    if (status == TN_OK) {
-        tn_tensor *a = tn_from_data(ranks, x->shape, x->rank, TN_I64);
-        status = onnx_put(c, 0, tn_eq(a, tn_from_data(ranks + x->count, y->shape, y->rank, TN_I64)));
-    }
-    tn_mem_free(ranks);
-    tn_mem_free(texts);
-    return status;
-}
-
-static tn_status equal(onnx_call *c) {
-    if (onnx_has(c, 0) && onnx_has(c, 1) && c->in[0]->kind == ONNX_STRINGS && c->in[1]->kind == ONNX_STRINGS)
-        return equal_texts(c, c->in[0], c->in[1]);
-    return equal_numbers(c);
 }
 
 static tn_status is_infinite(onnx_call *c) {
@@ -266,6 +241,134 @@ static tn_status range(onnx_call *c) {
     return onnx_put(c, 0, tn_arange(v[0], v[1], v[2], tn_dtype_of(x)));
 }
 
+/* ==== products with a matrix that chooses rows ==================================================================== */
+/* What frameworks write as a look-up may arrive as a comparison of indices with 0, 1, 2 …, a cast to floats and a
+ * product. A value of zeros and ones that says so by where it comes from (`choice`) takes the rows themselves: with the
+ * product's bits where all of the other factor's numbers are finite, which is looked at once. An index outside chooses
+ * nothing, and a sum of zeros is never −0. */
+
+enum {
+    MOST_ROWS = 1 << 16,   /* of constants that are read to see whether they count up */
+    MOST_NUMBERS = 1 << 22 /* … and whether they are finite */
+};
+
+static bool one_hot_is_whole(const tn_tensor *t) { return tn_dtype_of(t) == TN_I32 || tn_dtype_of(t) == TN_I64; }
+
+/* Is input i a constant 0, 1, 2 … along its last dim? */
+static bool counts_up(const onnx_call *c, int i) {
+    const tn_tensor *t = c->in[i]->tensor;
+    int64_t n = tn_numel(t), *list = NULL, count = 0;
+    if (c->in[i]->fixed != ONNX_CONSTANT || tn_rank(t) < 1 || n < 2 || n > MOST_ROWS || tn_size(t, -1) != n)
+        return false;
+    bool up = onnx_read_ints(c, i, &list, &count, MOST_ROWS) == TN_OK && count == n;
+    for (int64_t k = 0; up && k < n; k++)
+        up = list[k] == k;
+    tn_mem_free(list);
+    return up;
+}
+
+/* Are these indices compared with others, one for each row of the result? */
+static bool is_index(const tn_tensor *t, const tn_tensor *result) {
+    int rank = tn_rank(result);
+    if (!one_hot_is_whole(t) || tn_rank(t) != rank || tn_size(t, -1) != 1) return false;
+    for (int d = 0; d < rank - 1; d++)
+        if (tn_size(t, d) != tn_size(result, d)) return false;
+    return true;
+}
+
+static tn_status equal_numbers(onnx_call *c) {
+    TRY(onnx_binary(c));
+    if (!c->out[0] || c->in_count != 2) return TN_OK;
+    for (int i = 0; i < 2; i++) {
+        bool index = c->in[i]->kind == ONNX_TENSOR && is_index(c->in[i]->tensor, c->out[0]->tensor);
+        if (!index || c->in[i]->fixed == ONNX_CONSTANT || !counts_up(c, 1 - i)) continue;
+        onnx_value_release(c->out[0]->choice);
+        c->out[0]->choice = onnx_value_retain(c->in[i]);
+    }
+    return TN_OK;
+}
+
+/* Texts are equal where their ranks among all are. */
+static tn_status equal_texts(onnx_call *c, const onnx_value *x, const onnx_value *y) {
+    int64_t all = x->count + y->count, *ranks = NULL;
+    onnx_text *texts = tn_mem_zalloc((size_t)all, sizeof *texts);
+    if (!texts) return TN_ERR_MEMORY;
+    if (x->count) memcpy(texts, x->strings, (size_t)x->count * sizeof *texts);
+    if (y->count) memcpy(texts + x->count, y->strings, (size_t)y->count * sizeof *texts);
+    tn_status status = onnx_text_ranks(texts, all, &ranks);
+    if (status == TN_OK) {
+        tn_tensor *a = tn_from_data(ranks, x->shape, x->rank, TN_I64);
+        status = onnx_put(c, 0, tn_eq(a, tn_from_data(ranks + x->count, y->shape, y->rank, TN_I64)));
+    }
+    tn_mem_free(ranks);
+    tn_mem_free(texts);
+    return status;
+}
+
+static tn_status equal(onnx_call *c) {
+    if (onnx_has(c, 0) && onnx_has(c, 1) && c->in[0]->kind == ONNX_STRINGS && c->in[1]->kind == ONNX_STRINGS)
+        return equal_texts(c, c->in[0], c->in[1]);
+    return equal_numbers(c);
+}
+
+static tn_status onnx_cast_choice(onnx_call *c) {
+    TRY(onnx_cast(c));
+    bool kept = c->in[0]->choice && c->out[0] && tn_dtype_is_float(tn_dtype_of(c->out[0]->tensor));
+    if (kept) c->out[0]->choice = onnx_value_retain(c->in[0]->choice);
+    return TN_OK;
+}
+
+static bool is_finite(const onnx_call *c, int i) {
+    enum { UNKNOWN, YES, NO };
+    double *list = NULL;
+    int64_t count = 0;
+    _Atomic uint8_t *known = &c->in[i]->finite;
+    if (atomic_load_explicit(known, memory_order_relaxed) == UNKNOWN) {
+        bool finite = onnx_read_floats(c, i, &list, &count, MOST_NUMBERS) == TN_OK;
+        for (int64_t k = 0; finite && k < count; k++)
+            finite = isfinite(list[k]);
+        tn_mem_free(list);
+        atomic_store_explicit(known, finite ? YES : NO, memory_order_relaxed);
+    }
+    return atomic_load_explicit(known, memory_order_relaxed) == YES;
+}
+
+static bool chooses_rows(const onnx_call *c) {
+    if (c->in_count != 2 || !c->in[0] || !c->in[0]->choice || !c->in[1] || c->in[1]->kind != ONNX_TENSOR) return false;
+    const tn_tensor *x = c->in[0]->tensor, *y = c->in[1]->tensor;
+    return c->in[1]->fixed == ONNX_CONSTANT && tn_rank(y) == 2 && tn_size(y, 0) == tn_size(x, -1) &&
+           tn_dtype_of(x) == tn_dtype_of(y) && tn_numel(y) <= MOST_NUMBERS && is_finite(c, 1);
+}
+
+static tn_status onnx_product(onnx_call *c) {
+    if (!chooses_rows(c)) return onnx_binary(c);
+    const tn_tensor *table = c->in[1]->tensor, *index = tn_squeeze(c->in[0]->choice->tensor, &(int64_t){-1}, 1);
+    double count = (double)tn_size(table, 0);
+    tn_tensor *inside = tn_eq(tn_clamp(index, 0, count - 1), index),
+              *row = tn_where(inside, index, onnx_number(count, index));
+    table =
+        tn_pad(tn_add(table, tn_scalar_int(0)), (int64_t[]){0, 0, 0, 1}, 4, 0); /* a row of zeros for indices outside */
+    return onnx_put(c, 0, tn_embedding(row, table));
+}
+
+static tn_status einsum(onnx_call *c) {
+    enum { MOST = 32 };
+    char equation[1024] = {0};
+    tn_tensor *x[MOST];
+    onnx_text text = onnx_string(c, "equation", "");
+    if (c->in_count > MOST) return onnx_refuse(c, "%d operands; the limit is %d", c->in_count, MOST);
+    if (text.size >= sizeof equation || (text.size && memchr(text.at, 0, text.size)))
+        return onnx_refuse(c, "an equation of %zu characters; at most %zu, none of them 0, are possible", text.size,
+                           sizeof equation - 1);
+    if (text.size) memcpy(equation, text.at, text.size);
+    for (int i = 0; i < c->in_count; i++) {
+        const tn_tensor *in;
+        TRY(onnx_need(c, i, &in));
+        x[i] = (tn_tensor *)(uintptr_t)in;
+    }
+    return onnx_put(c, 0, tn_einsum(equation, x, c->in_count));
+}
+
 // clang-format off
 const onnx_op_row onnx_math_ops[] = {
     {"Abs", 1, onnx_unary, .unary = tn_abs},
@@ -344,340 +447,3 @@ const onnx_op_row onnx_math_ops[] = {
     {.name = NULL},
 };
 // clang-format on
-
-/* ==== products with a matrix that chooses rows ==================================================================== */
-/* What frameworks write as a look-up may arrive as a comparison of indices with 0, 1, 2 …, a cast to floats and a
- * product. A value of zeros and ones that says so by where it comes from (`choice`) takes the rows themselves: with the
- * product's bits where all of the other factor's numbers are finite, which is looked at once. An index outside chooses
- * nothing, and a sum of zeros is never −0. */
-
-enum {
-    MOST_ROWS = 1 << 16,   /* of constants that are read to see whether they count up */
-    MOST_NUMBERS = 1 << 22 /* … and whether they are finite */
-};
-
-static bool one_hot_is_whole(const tn_tensor *t) { return tn_dtype_of(t) == TN_I32 || tn_dtype_of(t) == TN_I64; }
-
-/* Is input i a constant 0, 1, 2 … along its last dim? */
-static bool counts_up(const onnx_call *c, int i) {
-    const tn_tensor *t = c->in[i]->tensor;
-    int64_t n = tn_numel(t), *list = NULL, count = 0;
-    if (c->in[i]->fixed != ONNX_CONSTANT || tn_rank(t) < 1 || n < 2 || n > MOST_ROWS || tn_size(t, -1) != n)
-        return false;
-    bool up = onnx_read_ints(c, i, &list, &count, MOST_ROWS) == TN_OK && count == n;
-    for (int64_t k = 0; up && k < n; k++)
-        up = list[k] == k;
-    tn_mem_free(list);
-    return up;
-}
-
-/* Are these indices compared with others, one for each row of the result? */
-static bool is_index(const tn_tensor *t, const tn_tensor *result) {
-    int rank = tn_rank(result);
-    if (!one_hot_is_whole(t) || tn_rank(t) != rank || tn_size(t, -1) != 1) return false;
-    for (int d = 0; d < rank - 1; d++)
-        if (tn_size(t, d) != tn_size(result, d)) return false;
-    return true;
-}
-
-static tn_status equal_numbers(onnx_call *c) {
-    TRY(onnx_binary(c));
-    if (!c->out[0] || c->in_count != 2) return TN_OK;
-    for (int i = 0; i < 2; i++) {
-        bool index = c->in[i]->kind == ONNX_TENSOR && is_index(c->in[i]->tensor, c->out[0]->tensor);
-        if (!index || c->in[i]->fixed == ONNX_CONSTANT || !counts_up(c, 1 - i)) continue;
-        onnx_value_release(c->out[0]->choice);
-        c->out[0]->choice = onnx_value_retain(c->in[i]);
-    }
-    return TN_OK;
-}
-
-tn_status onnx_cast_choice(onnx_call *c) {
-    TRY(onnx_cast(c));
-    bool kept = c->in[0]->choice && c->out[0] && tn_dtype_is_float(tn_dtype_of(c->out[0]->tensor));
-    if (kept) c->out[0]->choice = onnx_value_retain(c->in[0]->choice);
-    return TN_OK;
-}
-
-static bool is_finite(const onnx_call *c, int i) {
-    enum { UNKNOWN, YES, NO };
-    double *list = NULL;
-    int64_t count = 0;
-    _Atomic uint8_t *known = &c->in[i]->finite;
-    if (atomic_load_explicit(known, memory_order_relaxed) == UNKNOWN) {
-        bool finite = onnx_read_floats(c, i, &list, &count, MOST_NUMBERS) == TN_OK;
-        for (int64_t k = 0; finite && k < count; k++)
-            finite = isfinite(list[k]);
-        tn_mem_free(list);
-        atomic_store_explicit(known, finite ? YES : NO, memory_order_relaxed);
-    }
-    return atomic_load_explicit(known, memory_order_relaxed) == YES;
-}
-
-static bool chooses_rows(const onnx_call *c) {
-    if (c->in_count != 2 || !c->in[0] || !c->in[0]->choice || !c->in[1] || c->in[1]->kind != ONNX_TENSOR) return false;
-    const tn_tensor *x = c->in[0]->tensor, *y = c->in[1]->tensor;
-    return c->in[1]->fixed == ONNX_CONSTANT && tn_rank(y) == 2 && tn_size(y, 0) == tn_size(x, -1) &&
-           tn_dtype_of(x) == tn_dtype_of(y) && tn_numel(y) <= MOST_NUMBERS && is_finite(c, 1);
-}
-
-tn_status onnx_product(onnx_call *c) {
-    if (!chooses_rows(c)) return onnx_binary(c);
-    const tn_tensor *table = c->in[1]->tensor, *index = tn_squeeze(c->in[0]->choice->tensor, &(int64_t){-1}, 1);
-    double count = (double)tn_size(table, 0);
-    tn_tensor *inside = tn_eq(tn_clamp(index, 0, count - 1), index),
-              *row = tn_where(inside, index, onnx_number(count, index));
-    table =
-        tn_pad(tn_add(table, tn_scalar_int(0)), (int64_t[]){0, 0, 0, 1}, 4, 0); /* a row of zeros for indices outside */
-    return onnx_put(c, 0, tn_embedding(row, table));
-}
-
-/* ==== Einsum ====================================================================================================== */
-/* Operands are joined from the left, two at a time. A letter of both that is wanted later is a batch dimension, one
- * that is not wanted is contracted, the others belong to one side: so each step is a transposed, reshaped product of
- * matrices. Letters are numbers here, those of an ellipsis ("...") come before all. */
-
-enum { LETTERS = 26 + 26 + TN_MAX_RANK, FIRST_LETTER = TN_MAX_RANK };
-
-/* A tensor and the letter of each of its dimensions. */
-typedef struct term {
-    tn_tensor *t;
-    int rank;
-    uint8_t letter[2 * TN_MAX_RANK];
-} term;
-
-static int letter_of(char ch) {
-    if (ch >= 'a' && ch <= 'z') return FIRST_LETTER + ch - 'a';
-    return ch >= 'A' && ch <= 'Z' ? FIRST_LETTER + 26 + ch - 'A' : -1;
-}
-
-/* One operand's part of the equation; the dims of its ellipsis get the last of the ellipsis' letters. rank −1: of the
- * result, whose ellipsis has `dots` dims. */
-static tn_status read_term(const onnx_call *c, onnx_text text, int rank, int dots, term *out) {
-    int named = 0;
-    for (size_t i = 0; i < text.size; i++)
-        named += letter_of(text.at[i]) >= 0;
-    if (rank >= 0) dots = rank - named;
-    out->rank = 0;
-    for (size_t i = 0; i < text.size; i++) {
-        int letter = letter_of(text.at[i]);
-        bool ellipsis = text.size - i >= 3 && memcmp(text.at + i, "...", 3) == 0;
-        if (text.at[i] == ' ') continue;
-        if (letter < 0 && !ellipsis) return onnx_refuse(c, "invalid character '%c' in the equation", text.at[i]);
-        if (out->rank + (ellipsis ? dots : 1) > TN_MAX_RANK || (ellipsis && dots < 0)) break;
-        for (int d = 0; ellipsis && d < dots; d++)
-            out->letter[out->rank++] = (uint8_t)(TN_MAX_RANK - dots + d);
-        if (letter >= 0) out->letter[out->rank++] = (uint8_t)letter;
-        if (ellipsis) i += 2;
-    }
-    if (rank >= 0 && out->rank != rank)
-        return onnx_refuse(c, "'%.*s' does not match the %d dimensions of its operand", (int)text.size, text.at, rank);
-    return TN_OK;
-}
-
-static int einsum_place_of(const term *x, int letter) {
-    for (int d = 0; d < x->rank; d++)
-        if (x->letter[d] == letter) return d;
-    return -1;
-}
-
-static void drop_dim(term *x, int d) {
-    memmove(x->letter + d, x->letter + d + 1, (size_t)(x->rank - d - 1));
-    x->rank--;
-}
-
-/* A letter twice in one operand is its diagonal: rows of size + 1 elements, of which the first is taken. */
-static void take_diagonals(term *x) {
-    for (int a = 0; a < x->rank; a++)
-        for (int b = x->rank - 1; b > a; b--) {
-            if (x->letter[a] != x->letter[b]) continue;
-            int64_t size = tn_size(x->t, b), index_shape[TN_MAX_RANK];
-            for (int d = 0; d < x->rank; d++)
-                index_shape[d] = d == a ? size : d == b ? 1 : tn_size(x->t, d);
-            int64_t line[TN_MAX_RANK];
-            for (int d = 0; d < x->rank; d++)
-                line[d] = d == a ? size : 1;
-            tn_tensor *index = tn_reshape(tn_arange(0, (double)size, 1, TN_I64), line, x->rank);
-            x->t = tn_squeeze(tn_gather(x->t, b, tn_expand(index, index_shape, x->rank)), (int64_t[]){b}, 1);
-            drop_dim(x, b);
-        }
-}
-
-/* Sums over letters that occur in no other operand and not in the result. */
-static void sum_out(term *x, const bool *wanted) {
-    int64_t dims[TN_MAX_RANK];
-    int count = 0;
-    for (int d = 0; d < x->rank; d++)
-        if (!wanted[x->letter[d]]) dims[count++] = d;
-    if (count == 0) return;
-    tn_dtype t = tn_dtype_of(x->t);
-    x->t = tn_cast(tn_sum(x->t, dims, count, false), t);
-    for (int k = count - 1; k >= 0; k--)
-        drop_dim(x, (int)dims[k]);
-}
-
-/* x's dims in the order of `letters`; extents of 1 where it has none of a letter. */
-static tn_tensor *in_order(const term *x, const uint8_t *letters, int count) {
-    int64_t dims[TN_MAX_RANK], shape[2 * TN_MAX_RANK];
-    int rank = 0;
-    for (int k = 0; k < count; k++) {
-        int d = einsum_place_of(x, letters[k]);
-        if (d >= 0) dims[rank++] = d;
-        shape[k] = d < 0 ? 1 : tn_size(x->t, d);
-    }
-    tn_tensor *y = tn_permute(x->t, dims, rank);
-    return rank == count ? y : tn_reshape(y, shape, count);
-}
-
-/* The letters of x that are (or are not) in y and wanted (or not), added to a list. */
-static int select_letters(const term *x, const term *y, bool in_y, bool is_wanted, const bool *wanted, uint8_t *out) {
-    int count = 0;
-    for (int d = 0; d < x->rank; d++)
-        if ((einsum_place_of(y, x->letter[d]) >= 0) == in_y && wanted[x->letter[d]] == is_wanted)
-            out[count++] = x->letter[d];
-    return count;
-}
-
-static int64_t extent_of(const term *x, const term *y, int letter) {
-    int a = einsum_place_of(x, letter), b = einsum_place_of(y, letter);
-    int64_t left = a < 0 ? 1 : tn_size(x->t, a), right = b < 0 ? 1 : tn_size(y->t, b);
-    return left == 1 ? right : left;
-}
-
-/* x, with the letters of batch, own and contracted dims in this order, as [batch…, own, contracted]. */
-static tn_tensor *as_matrices(const term *x, const term *y, const uint8_t *letters, int batch, int own, int summed) {
-    int64_t shape[2 * TN_MAX_RANK], rows = 1, columns = 1;
-    tn_tensor *t = in_order(x, letters, batch + own + summed);
-    for (int k = 0; k < batch; k++)
-        shape[k] = tn_size(t, k);
-    for (int k = 0; k < own; k++)
-        rows *= tn_size(t, batch + k);
-    for (int k = 0; k < summed; k++) { /* an extent of 1 meets any */
-        int64_t size = extent_of(x, y, letters[batch + own + k]);
-        columns *= size;
-        if (tn_size(t, batch + own + k) == size) continue;
-        int64_t wide[TN_MAX_RANK];
-        for (int d = 0; d < tn_rank(t); d++)
-            wide[d] = d == batch + own + k ? size : tn_size(t, d);
-        t = tn_expand(t, wide, tn_rank(t));
-    }
-    shape[batch] = rows;
-    shape[batch + 1] = columns;
-    return tn_reshape(t, shape, batch + 2);
-}
-
-/* Both in one, of the letters that are wanted. */
-static tn_status contract(const onnx_call *c, term *x, const term *y, const bool *wanted) {
-    uint8_t batch[TN_MAX_RANK], summed[TN_MAX_RANK], left[TN_MAX_RANK], right[TN_MAX_RANK], all[2 * TN_MAX_RANK];
-    int n_batch = select_letters(x, y, true, true, wanted, batch);
-    int n_summed = select_letters(x, y, true, false, wanted, summed);
-    int n_left = select_letters(x, y, false, true, wanted, left);
-    int n_right = select_letters(y, x, false, true, wanted, right);
-    term r = {.rank = n_batch + n_left + n_right};
-    if (r.rank > TN_MAX_RANK || n_batch + 2 > TN_MAX_RANK || n_batch + n_left + n_summed > TN_MAX_RANK ||
-        n_batch + n_right + n_summed > TN_MAX_RANK)
-        return onnx_refuse(c, "the equation needs intermediate tensors of rank %d; the limit is %d", r.rank,
-                           TN_MAX_RANK);
-    memcpy(r.letter, batch, (size_t)n_batch);
-    memcpy(r.letter + n_batch, left, (size_t)n_left);
-    memcpy(r.letter + n_batch + n_left, right, (size_t)n_right);
-    if (n_summed == 0) { /* nothing to sum: a product element by element */
-        r.t = tn_mul(in_order(x, r.letter, r.rank), in_order(y, r.letter, r.rank));
-        *x = r;
-        return TN_OK;
-    }
-    memcpy(all, batch, (size_t)n_batch);
-    memcpy(all + n_batch, left, (size_t)n_left);
-    memcpy(all + n_batch + n_left, summed, (size_t)n_summed);
-    tn_tensor *a = as_matrices(x, y, all, n_batch, n_left, n_summed);
-    memcpy(all + n_batch, right, (size_t)n_right);
-    memcpy(all + n_batch + n_right, summed, (size_t)n_summed);
-    tn_tensor *b = as_matrices(y, x, all, n_batch, n_right, n_summed);
-    int64_t shape[TN_MAX_RANK];
-    for (int k = 0; k < r.rank; k++)
-        shape[k] = extent_of(x, y, r.letter[k]);
-    r.t = tn_reshape(tn_matmul(a, tn_transpose(b, -1, -2)), shape, r.rank);
-    *x = r;
-    return TN_OK;
-}
-
-/* Without an arrow the result has the ellipsis, then each letter that occurs once, in alphabetical order. */
-static void implicit_result(const int *uses, int dots, term *out) {
-    out->rank = 0;
-    for (int d = 0; d < dots; d++)
-        out->letter[out->rank++] = (uint8_t)(TN_MAX_RANK - dots + d);
-    for (int k = 0; k < 52 && out->rank < TN_MAX_RANK; k++) { /* capitals before small letters */
-        int letter = FIRST_LETTER + (k < 26 ? 26 + k : k - 26);
-        if (uses[letter] == 1) out->letter[out->rank++] = (uint8_t)letter;
-    }
-}
-
-static onnx_text next_part(onnx_text *rest) {
-    const char *end = rest->size ? memchr(rest->at, ',', rest->size) : NULL;
-    onnx_text part = {rest->at, end ? (size_t)(end - rest->at) : rest->size};
-    size_t used = part.size + (end != NULL);
-    *rest = (onnx_text){rest->at + used, rest->size - used};
-    return part;
-}
-
-static tn_status read_equation(const onnx_call *c, term *terms, term *result) {
-    int uses[LETTERS] = {0}, dots = 0;
-    onnx_text left = onnx_string(c, "equation", ""), right = {NULL, 0};
-    for (size_t i = 0; i + 1 < left.size; i++)
-        if (memcmp(left.at + i, "->", 2) == 0) {
-            right = (onnx_text){left.at + i + 2, left.size - i - 2};
-            left.size = i;
-        }
-    for (int i = 0; i < c->in_count; i++) {
-        const tn_tensor *x;
-        TRY(onnx_need(c, i, &x));
-        if (i && left.size == 0 && tn_rank(x)) return onnx_refuse(c, "the equation has fewer operands than the node");
-        TRY(read_term(c, next_part(&left), tn_rank(x), 0, &terms[i]));
-        terms[i].t = (tn_tensor *)(uintptr_t)x;
-        int own = 0;
-        for (int d = 0; d < terms[i].rank; d++) {
-            uses[terms[i].letter[d]]++;
-            own += terms[i].letter[d] < FIRST_LETTER;
-        }
-        dots = own > dots ? own : dots;
-    }
-    if (left.size) return onnx_refuse(c, "the equation has more operands than the node");
-    if (right.at) return read_term(c, right, -1, dots, result);
-    implicit_result(uses, dots, result);
-    return TN_OK;
-}
-
-static tn_status einsum(onnx_call *c) {
-    enum { MOST = 32 };
-    term terms[MOST], result;
-    if (c->in_count < 1 || c->in_count > MOST) return onnx_refuse(c, "%d operands; the limit is %d", c->in_count, MOST);
-    TRY(read_equation(c, terms, &result));
-    for (int i = 0; i < c->in_count; i++)
-        take_diagonals(&terms[i]);
-    term all = terms[0];
-    for (int i = 0; i < c->in_count; i++) {
-        bool wanted[LETTERS] = {0};
-        for (int d = 0; d < result.rank; d++)
-            wanted[result.letter[d]] = true;
-        for (int k = i + 1; k < c->in_count; k++)
-            for (int d = 0; d < terms[k].rank; d++)
-                wanted[terms[k].letter[d]] = true;
-        if (i > 0) {
-            bool own[LETTERS];
-            memcpy(own, wanted, sizeof own);
-            for (int d = 0; d < all.rank; d++)
-                own[all.letter[d]] = true;
-            sum_out(&terms[i], own);
-            TRY(contract(c, &all, &terms[i], wanted));
-        } else {
-            sum_out(&all, wanted);
-        }
-        if (tn_status_of(all.t) != TN_OK) break;
-    }
-    for (int d = 0; d < result.rank; d++)
-        if (einsum_place_of(&all, result.letter[d]) < 0)
-            return onnx_refuse(c, "the result contains a letter that no operand has");
-    tn_tensor *y = all.rank == result.rank ? in_order(&all, result.letter, result.rank)
-                                           : tn_failed(TN_ERR_SHAPE, "the result contains a letter twice");
-    return onnx_put(c, 0, y);
-}

@@ -198,7 +198,7 @@ static void arguments_that_do_not_fit_are_refused(void **state) {
     refuses(tn_einsum("ij->ik", LIST(m)), TN_ERR_ARGUMENT, "in no operand");
     refuses(tn_einsum("ijk", LIST(m)), TN_ERR_SHAPE, "stand for 3 dims");
     refuses(tn_einsum("i1", LIST(m)), TN_ERR_ARGUMENT, "not a list");
-    refuses(tn_einsum("ij,ij", LIST(m, tn_t(m))), TN_ERR_SHAPE, "extents 4 and 3");
+    refuses(tn_einsum("ij,ij", LIST(m, tn_t(m))), TN_ERR_SHAPE, "extents 3 and 4");
     refuses(tn_einsum(NULL, LIST(m)), TN_ERR_ARGUMENT, "an equation");
     refuses(tn_tensordot(m, m, TN_DIMS(0), TN_DIMS(1)), TN_ERR_SHAPE, "tensordot");
     refuses(tn_diagonal(m, 0, 1, 1), TN_ERR_SHAPE, "two different dims");
@@ -395,6 +395,23 @@ static void writes_into_diagonals_and_windows_reach_the_tensor(void **state) {
     expect_written(x, tn_as_strided(odd, TN_DIMS(2), TN_DIMS(2), 1), (double[]){0, 101, 2, 3, 4, 105, 6, 7});
     refuses(tn_as_strided(tn_t(counted(2, 3)), TN_DIMS(2), TN_DIMS(2), 0), TN_ERR_SHAPE, "not contiguous");
     refuses(tn_add_scalar_(tn_unfold(x, 1, 3, 2), 1), TN_ERR_ARGUMENT, "share memory");
+}
+
+/* Only products are limited to TN_MAX_RANK dims, not the equation; integers stay what they are. */
+static void einsum_takes_many_labels(void **state) {
+    (void)state;
+    TN_SCOPE;
+    float got[4];
+    tn_tensor *x = tn_ones(TN_DIMS(2, 1, 1, 2, 3), TN_F32), *y = tn_ones(TN_DIMS(3, 2, 1, 1, 5), TN_F32);
+    tn_tensor *z = tn_einsum("abcde,efghi,fij->aj", LIST(x, y, tn_ones(TN_DIMS(2, 5, 1), TN_F32)));
+    assert_int_equal(tn_rank(z), 2);
+    assert_ok(tn_read(tn_mul(z, tn_ones(TN_DIMS(2, 2), TN_F32)), got, sizeof got));
+    for (int i = 0; i < 4; i++)
+        assert_true(got[i] == 2 * 3 * 2 * 5);
+    refuses(tn_einsum("abcde,fghij", LIST(x, y)), TN_ERR_SHAPE, "10 dims; at most 8");
+    tn_tensor *whole = tn_full(TN_DIMS(3), 7, TN_I32), *sum = tn_einsum("i,i", LIST(whole, whole));
+    assert_int_equal(tn_dtype_of(sum), TN_I32);
+    assert_true(tn_item(sum) == 3 * 49);
 }
 
 static void unpooling_inverts_pooling(void **state) {
@@ -681,6 +698,7 @@ int main(void) {
         cmocka_unit_test(text_has_points_in_every_locale),
         cmocka_unit_test(a_clone_has_storage_of_its_own),
         cmocka_unit_test(writes_into_diagonals_and_windows_reach_the_tensor),
+        cmocka_unit_test(einsum_takes_many_labels),
         cmocka_unit_test(unpooling_inverts_pooling),
         cmocka_unit_test(distributions_have_their_means),
         cmocka_unit_test(what_evaluates_is_refused_in_a_capture),
