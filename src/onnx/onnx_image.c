@@ -9,11 +9,7 @@
 
 #include "onnx/model.h"
 #include "onnx/operator_support.h"
-
-static tn_status grid_sample(onnx_call *c);
-static tn_status affine_grid(onnx_call *c);
-static tn_status roi_align(onnx_call *c);
-static tn_status max_roi_pool(onnx_call *c);
+#include "trunnion/functions.h"
 
 /* ---- which coordinates ------------------------------------------------------------------------------------------- */
 
@@ -424,30 +420,6 @@ static tn_status col2im(onnx_call *c) {
     return onnx_put(c, 0, tn_reshape(tn_narrow(flat, 2, 0, pixels), shape, 2 + w.axes));
 }
 
-/* ---- the table --------------------------------------------------------------------------------------------------- */
-
-const onnx_op_row onnx_image_ops[] = {{"AffineGrid", 20, .run = affine_grid},
-                                      {"BlackmanWindow", 17, .run = onnx_signal_window, .with = 2},
-                                      {"CenterCropPad", 18, .run = center_crop_pad},
-                                      {"Col2Im", 18, .run = col2im},
-                                      {"DFT", 17, .run = onnx_dft},
-                                      {"DFT", 20, .run = onnx_dft},
-                                      {"GridSample", 16, .run = grid_sample},
-                                      {"HammingWindow", 17, .run = onnx_signal_window, .with = 1},
-                                      {"HannWindow", 17, .run = onnx_signal_window, .with = 0},
-                                      {"ImageDecoder", 20, .run = onnx_image_decoder},
-                                      {"MaxRoiPool", 1, .run = max_roi_pool},
-                                      {"MelWeightMatrix", 17, .run = onnx_mel_weight_matrix},
-                                      {"NonMaxSuppression", 10, .run = onnx_non_max_suppression},
-                                      {"Resize", 10, .run = run_resize},
-                                      {"Resize", 11, .run = run_resize},
-                                      {"RoiAlign", 10, .run = roi_align},
-                                      {"RoiAlign", 16, .run = roi_align},
-                                      {"STFT", 17, .run = onnx_stft},
-                                      {"Upsample", 7, .run = run_resize, .with = 1},
-                                      {"Upsample", 9, .run = run_resize, .with = 1},
-                                      {.name = NULL}};
-
 /* ==== boxes: RoiAlign, MaxRoiPool ================================================================================= */
 /* What a box is made of depends on its numbers, so they are read here; RoiAlign and MaxRoiPool then record one look-up
  * for all boxes and channels. */
@@ -841,45 +813,14 @@ static tn_status grid_sample(onnx_call *c) {
 
 /* ---- AffineGrid -------------------------------------------------------------------------------------------------- */
 
-/* Homogeneous coordinates of all pixels, innermost axis first: [pixels, axes + 1]. */
-static tn_tensor *homogeneous(const int64_t *size, int axes, bool align, tn_dtype t) {
-    static const int64_t PIXELS_MOST = 1 << 26;
-    int64_t pixels = 1;
-    for (int a = 0; a < axes; a++)
-        if (size[a] < 0 || tn_mul_overflow(pixels, size[a], &pixels) || pixels > PIXELS_MOST)
-            return tn_failed(TN_ERR_SHAPE, "a grid of %lld along axis %d is not supported", (long long)size[a], a);
-    int64_t shape[2] = {pixels, axes + 1};
-    double *v = tn_mem_alloc((size_t)tn_max64(pixels * shape[1], 1) * sizeof *v);
-    if (!v) return tn_failed(TN_ERR_MEMORY, "out of memory");
-    for (int64_t p = 0; p < pixels; p++) {
-        int64_t rest = p;
-        for (int a = axes - 1; a >= 0; a--) {
-            double n = (double)size[a], i = (double)(rest % size[a]);
-            rest /= size[a];
-            v[p * shape[1] + axes - 1 - a] = align ? (n > 1 ? 2 * i / (n - 1) - 1 : 0) : (2 * i + 1) / n - 1;
-        }
-        v[p * shape[1] + axes] = 1;
-    }
-    tn_tensor *y = onnx_from_doubles(v, shape, 2, t);
-    tn_mem_free(v);
-    return y;
-}
-
 static tn_status affine_grid(onnx_call *c) {
     const tn_tensor *theta = onnx_in(c, 0);
-    int64_t *size = NULL, count = 0, shape[TN_MAX_RANK] = {tn_size(theta, 0)};
+    int64_t *size = NULL, count = 0;
     TRY(tn_status_of(theta));
     TRY(onnx_read_ints(c, 1, &size, &count, TN_MAX_RANK));
-    int axes = (int)count - 2;
-    bool fits = (axes == 2 || axes == 3) && tn_rank(theta) == 3 && tn_size(theta, 1) == axes;
-    tn_tensor *places =
-        fits ? homogeneous(size + 2, axes, onnx_int(c, "align_corners", 0) != 0, tn_dtype_of(theta)) : NULL;
-    for (int a = 0; fits && a < axes; a++)
-        shape[1 + a] = size[2 + a];
+    tn_tensor *y = tn_affine_grid(theta, size, (int)count, onnx_int(c, "align_corners", 0) != 0);
     tn_mem_free(size);
-    if (!fits) return onnx_refuse(c, "a size of %lld numbers does not fit the input", (long long)count);
-    shape[1 + axes] = axes;
-    return onnx_put(c, 0, tn_reshape(tn_matmul(places, tn_transpose(theta, 1, 2)), shape, axes + 2));
+    return onnx_put(c, 0, y);
 }
 
 /* ---- DeformConv -------------------------------------------------------------------------------------------------- */
@@ -994,3 +935,27 @@ tn_status onnx_image_decoder(onnx_call *c) {
     free(rgb);
     return onnx_put(c, 0, picture);
 }
+
+/* ==== the table =================================================================================================== */
+
+const onnx_op_row onnx_image_ops[] = {{"AffineGrid", 20, .run = affine_grid},
+                                      {"BlackmanWindow", 17, .run = onnx_signal_window, .with = 2},
+                                      {"CenterCropPad", 18, .run = center_crop_pad},
+                                      {"Col2Im", 18, .run = col2im},
+                                      {"DFT", 17, .run = onnx_dft},
+                                      {"DFT", 20, .run = onnx_dft},
+                                      {"GridSample", 16, .run = grid_sample},
+                                      {"HammingWindow", 17, .run = onnx_signal_window, .with = 1},
+                                      {"HannWindow", 17, .run = onnx_signal_window, .with = 0},
+                                      {"ImageDecoder", 20, .run = onnx_image_decoder},
+                                      {"MaxRoiPool", 1, .run = max_roi_pool},
+                                      {"MelWeightMatrix", 17, .run = onnx_mel_weight_matrix},
+                                      {"NonMaxSuppression", 10, .run = onnx_non_max_suppression},
+                                      {"Resize", 10, .run = run_resize},
+                                      {"Resize", 11, .run = run_resize},
+                                      {"RoiAlign", 10, .run = roi_align},
+                                      {"RoiAlign", 16, .run = roi_align},
+                                      {"STFT", 17, .run = onnx_stft},
+                                      {"Upsample", 7, .run = run_resize, .with = 1},
+                                      {"Upsample", 9, .run = run_resize, .with = 1},
+                                      {.name = NULL}};

@@ -1,12 +1,12 @@
 /* onnx_window.c — ONNX: operators with a sliding window: convolution, pooling and their inverses.
  *
  * An image may have one to three axes. Convolutions of one and two axes are conv2d, which has kernels; those of three
- * axes are sums of conv2d over the taps of the first axis. Pooling reads one view of the padded image, whose dims are
- * the kernel's and the output's. */
+ * axes are conv3d. Pooling reads one view of the padded image, whose dims are the kernel's and the output's. */
 #include <math.h>
 #include <string.h>
 
 #include "onnx/operator_support.h"
+#include "trunnion/functions.h"
 
 /* ---- attributes -------------------------------------------------------------------------------------------------- */
 
@@ -121,8 +121,10 @@ static tn_tensor *padded(const tn_tensor *x, int axes, const int64_t *before, co
 /* [n, c, l] as [n, c, 1, l]. */
 static tn_tensor *as_image(const tn_tensor *x, int axes) { return axes == 1 ? tn_unsqueeze(x, 2) : tn_detach(x); }
 
-static tn_tensor *convolve_plane(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
-                                 const onnx_window *w, int64_t groups) {
+static const int64_t no_padding[ONNX_MAX_AXES];
+
+tn_tensor *onnx_convolve(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias, const onnx_window *w,
+                         int64_t groups) {
     static const int64_t last_but_one = 2;
     tn_conv2d_options o = TN_CONV2D_DEFAULTS;
     o.groups = groups;
@@ -130,50 +132,15 @@ static tn_tensor *convolve_plane(const tn_tensor *x, const tn_tensor *weight, co
     bool even = true;
     for (int a = 0; a < w->axes; a++)
         even &= w->before[a] == w->after[a] && w->before[a] >= 0;
+    if (!even) x = padded(x, w->axes, w->before, w->after, 0);
+    if (w->axes == 3) return tn_conv3d(x, weight, bias, w->stride, even ? w->before : no_padding, w->dilation, groups);
     for (int a = 0; a < w->axes; a++) {
         o.stride[first + a] = w->stride[a];
         o.dilation[first + a] = w->dilation[a];
         o.padding[first + a] = even ? w->before[a] : 0;
     }
-    if (!even) x = padded(x, w->axes, w->before, w->after, 0);
     if (w->axes == 2) return tn_conv2d(x, weight, bias, &o);
     return tn_squeeze(tn_conv2d(as_image(x, 1), as_image(weight, 1), bias, &o), &last_but_one, 1);
-}
-
-/* Three axes: for each tap of the first, the planes that it meets, [n · places, c, h, w]. */
-static tn_tensor *convolve_volume(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
-                                  const onnx_window *w, int64_t groups) {
-    static const int64_t depth_first[] = {0, 2, 1, 3, 4};
-    enum { DEPTH_MOST = 4096 };
-    const int64_t none[] = {0, 0};
-    if (w->kernel[0] > DEPTH_MOST)
-        return tn_failed(TN_ERR_UNSUPPORTED, "a kernel of depth %lld is not supported", (long long)w->kernel[0]);
-    onnx_window plane = {.axes = 2};
-    for (int a = 0; a < 2; a++) {
-        plane.kernel[a] = w->kernel[1 + a];
-        plane.stride[a] = w->stride[1 + a];
-        plane.dilation[a] = w->dilation[1 + a];
-        plane.before[a] = w->before[1 + a];
-        plane.after[a] = w->after[1 + a];
-    }
-    x = padded(x, 3, (int64_t[]){w->before[0], none[0], none[1]}, (int64_t[]){w->after[0], none[0], none[1]}, 0);
-    int64_t places = (tn_size(x, 2) - onnx_reach(w, 0)) / w->stride[0] + 1, n = tn_size(x, 0);
-    tn_tensor *sum = NULL;
-    for (int64_t k = 0; k < w->kernel[0] && places > 0; k++) {
-        int64_t from = k * w->dilation[0], to = from + (places - 1) * w->stride[0] + 1;
-        tn_tensor *met = tn_permute(tn_slice(x, 2, from, to, w->stride[0]), depth_first, 5);
-        met = tn_reshape(met, (int64_t[]){n * places, tn_size(x, 1), tn_size(x, 3), tn_size(x, 4)}, 4);
-        tn_tensor *part = convolve_plane(met, tn_select(weight, 2, k), k ? NULL : bias, &plane, groups);
-        sum = sum ? tn_add(sum, part) : part;
-    }
-    if (!sum) return tn_failed(TN_ERR_SHAPE, "Conv: the kernel is larger than the padded input");
-    int64_t split[] = {n, places, tn_size(sum, 1), tn_size(sum, 2), tn_size(sum, 3)};
-    return tn_permute(tn_reshape(sum, split, 5), depth_first, 5);
-}
-
-tn_tensor *onnx_convolve(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias, const onnx_window *w,
-                         int64_t groups) {
-    return (w->axes == 3 ? convolve_volume : convolve_plane)(x, weight, bias, w, groups);
 }
 
 tn_status onnx_conv(onnx_call *c) {
@@ -190,69 +157,32 @@ tn_status onnx_conv(onnx_call *c) {
 
 /* ---- transposed convolution -------------------------------------------------------------------------------------- */
 
-/* stride − 1 zeros between the elements of each axis. */
-static tn_tensor *stretched(const tn_tensor *x, const onnx_window *w) {
-    const tn_tensor *y = x;
-    for (int a = 0; a < w->axes; a++) {
-        int64_t stride = w->stride[a], size = tn_size(y, 2 + a), shape[TN_MAX_RANK];
-        if (stride == 1) continue;
-        int rank = tn_rank(y);
-        int64_t pads[2 * TN_MAX_RANK] = {0};
-        pads[2 * (rank - 3 - a) + 1] = stride - 1;
-        memcpy(shape, tn_shape(y), (size_t)rank * sizeof *shape);
-        shape[2 + a] = size * stride;
-        tn_tensor *apart = tn_unsqueeze(y, 3 + a);
-        apart = tn_pad(apart, pads, 2 * (rank - 2 - a), 0);
-        y = tn_narrow(tn_reshape(apart, shape, rank), 2 + a, 0, (size - 1) * stride + 1);
-    }
-    return tn_detach(y);
-}
-
-/* A weight [groups · in, out, kernel…] as the filters of the other direction: [groups · out, in, kernel…], turned. */
-static tn_tensor *window_turned(const tn_tensor *weight, int64_t groups, int axes) {
-    const int64_t *s = tn_shape(weight);
-    int64_t split[TN_MAX_RANK] = {groups, s[0] / groups, s[1]}, swap[TN_MAX_RANK] = {0, 2, 1}, dims[ONNX_MAX_AXES];
-    int64_t whole[TN_MAX_RANK] = {groups * s[1], s[0] / groups};
-    for (int a = 0; a < axes; a++) {
-        split[3 + a] = whole[2 + a] = s[2 + a];
-        swap[3 + a] = 3 + a;
-        dims[a] = 2 + a;
-    }
-    tn_tensor *t = tn_permute(tn_reshape(weight, split, 3 + axes), swap, 3 + axes);
-    return tn_flip(tn_reshape(t, whole, 2 + axes), dims, axes);
-}
-
-/* Three axes: an ordinary convolution of the stretched image. */
-static tn_tensor *spread_volume(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
-                                const onnx_window *w, const int64_t *extra, int64_t groups) {
-    onnx_window over = *w;
-    for (int a = 0; a < w->axes; a++) {
-        over.stride[a] = 1;
-        over.before[a] = onnx_reach(w, a) - 1 - w->before[a];
-        over.after[a] = onnx_reach(w, a) - 1 - w->after[a] + extra[a];
-    }
-    return onnx_convolve(stretched(x, w), window_turned(weight, groups, w->axes), bias, &over, groups);
-}
-
-/* conv_transpose2d where it pads alike on both sides; else its whole image, cut. */
-static tn_tensor *spread_plane(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias, const onnx_window *w,
-                               const int64_t *extra, int64_t groups) {
+/* tn_conv_transpose2d or 3d, where it pads alike on both sides; else its whole image, cut. */
+static tn_tensor *spread(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias, const onnx_window *w,
+                         const int64_t *extra, int64_t groups) {
     static const int64_t last_but_one = 2;
     tn_conv_transpose2d_options o = TN_CONV_TRANSPOSE2D_DEFAULTS;
+    tn_tensor *y;
     o.groups = groups;
     int first = 2 - w->axes;
     bool even = true;
     for (int a = 0; a < w->axes; a++)
         even &=
             w->before[a] == w->after[a] && w->before[a] >= 0 && (extra[a] < w->stride[a] || extra[a] < w->dilation[a]);
-    for (int a = 0; a < w->axes; a++) {
-        o.stride[first + a] = w->stride[a];
-        o.dilation[first + a] = w->dilation[a];
-        o.padding[first + a] = even ? w->before[a] : 0;
-        o.output_padding[first + a] = even ? extra[a] : 0;
+    const int64_t *padding = even ? w->before : no_padding, *more = even ? extra : no_padding;
+    const tn_tensor *within = even ? bias : NULL;
+    if (w->axes == 3) {
+        y = tn_conv_transpose3d(x, weight, within, w->stride, padding, more, groups, w->dilation);
+    } else {
+        for (int a = 0; a < w->axes; a++) {
+            o.stride[first + a] = w->stride[a];
+            o.dilation[first + a] = w->dilation[a];
+            o.padding[first + a] = padding[a];
+            o.output_padding[first + a] = more[a];
+        }
+        y = tn_conv_transpose2d(as_image(x, w->axes), as_image(weight, w->axes), within, &o);
+        if (w->axes == 1) y = tn_squeeze(y, &last_but_one, 1);
     }
-    tn_tensor *y = tn_conv_transpose2d(as_image(x, w->axes), as_image(weight, w->axes), even ? bias : NULL, &o);
-    if (w->axes == 1) y = tn_squeeze(y, &last_but_one, 1);
     if (even) return y;
     int64_t before[ONNX_MAX_AXES], after[ONNX_MAX_AXES];
     for (int a = 0; a < w->axes; a++) {
@@ -293,7 +223,7 @@ tn_status onnx_conv_transpose(onnx_call *c) {
     TRY(read_window(c, x, tn_shape(weight) + 2, &w));
     TRY(onnx_ints_of(c, "output_padding", w.axes, 0, extra));
     TRY(transposed_padding(c, x, extra, &w));
-    return onnx_put(c, 0, (w.axes == 3 ? spread_volume : spread_plane)(x, weight, bias, &w, extra, groups));
+    return onnx_put(c, 0, spread(x, weight, bias, &w, extra, groups));
 }
 
 /* ---- pooling ----------------------------------------------------------------------------------------------------- */
