@@ -204,6 +204,7 @@ struct onnx_op_row {
     tn_tensor *(*unary)(const tn_tensor *x);
     tn_tensor *(*binary)(const tn_tensor *x, const tn_tensor *y);
     int with;
+    bool moves; /* only moves elements: texts too */
 };
 
 /* The tables, one a file, each ended by a row without a name; operator_call.c lists them with their domains. */
@@ -211,6 +212,9 @@ extern const onnx_op_row onnx_math_ops[], onnx_shape_ops[], onnx_nn_ops[], onnx_
     onnx_control_ops[], onnx_sequence_ops[], onnx_text_ops[], onnx_image_ops[], onnx_training_ops[], onnx_ml_ops[],
     onnx_contrib_ops[], onnx_dressed_ops[], onnx_runtime_ops[], onnx_preview_ops[];
 
+/* c's row (onnx_text.c). Where an input of a row that moves is a tensor of texts, their numbers move in its place, and
+ * the outputs are the texts that these say. */
+tn_status onnx_run_row(onnx_call *c);
 tn_status onnx_unary(onnx_call *c);
 tn_status onnx_binary(onnx_call *c);
 

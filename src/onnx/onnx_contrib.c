@@ -464,7 +464,7 @@ static tn_status call_standard(dressed *d, const char *name, int64_t opset, int 
     inner.out = d->out;
     inner.out_count = node.out_count = count;
     if (!inner.row) return onnx_refuse(d->c, "opset %lld has no %s", (long long)opset, name);
-    TRY(inner.row->run(&inner));
+    TRY(onnx_run_row(&inner));
     for (int k = 0; k < count; k++)
         if (!d->out[k] || d->out[k]->kind != ONNX_TENSOR) return onnx_refuse(d->c, "%s did not return a tensor", name);
     return TN_OK;

@@ -59,7 +59,7 @@ static tn_status take_one(onnx_call *c, const tn_tensor *x, int axis, const int6
     return onnx_put_like(c, 0, tn_reshape(tn_slice(x, axis, i, i + 1, 1), shape, rank), 0);
 }
 
-static tn_status gather_index(onnx_call *c) {
+tn_status onnx_gather(onnx_call *c) {
     const tn_tensor *x, *index;
     int64_t shape[2 * TN_MAX_RANK];
     int axis, rank = 0;
@@ -78,9 +78,8 @@ static tn_status gather_index(onnx_call *c) {
     tn_tensor *flat = tn_reshape(from_front(index, tn_size(x, axis)), (int64_t[]){tn_numel(index)}, 1);
     return onnx_put_like(c, 0, tn_reshape(tn_index_select(x, axis, flat), shape, rank), 0);
 }
-tn_status onnx_gather(onnx_call *c) { return onnx_moved(c, gather_index); }
 
-static tn_status gather_elements(onnx_call *c) {
+tn_status onnx_gather_elements(onnx_call *c) {
     const tn_tensor *x, *index;
     int axis;
     TRY(onnx_need_first(c, &x, &index));
@@ -88,7 +87,6 @@ static tn_status gather_elements(onnx_call *c) {
     TRY(check_constant(c, 1, x, axis, 0));
     return onnx_put_like(c, 0, tn_gather(x, axis, from_front(index, tn_size(x, axis))), 0);
 }
-tn_status onnx_gather_elements(onnx_call *c) { return onnx_moved(c, gather_elements); }
 
 /* Where tuples of indices (the last dim of `index`) lead in dims [from, from + width) of x, taken as one: index's shape
  * without its last dim. */
@@ -110,7 +108,7 @@ static tn_status check_tuples(const onnx_call *c, const tn_tensor *x, const tn_t
     return fits ? TN_OK : onnx_refuse(c, "indices do not fit the data: their last extent must be at most its rank");
 }
 
-static tn_status gather_nd(onnx_call *c) {
+tn_status onnx_gather_nd(onnx_call *c) {
     const tn_tensor *x, *index;
     int64_t shape[2 * TN_MAX_RANK], batch = onnx_int(c, "batch_dims", 0);
     TRY(onnx_need_first(c, &x, &index));
@@ -132,7 +130,6 @@ static tn_status gather_nd(onnx_call *c) {
     tn_tensor *y = tn_index_select(tn_reshape(x, (int64_t[]){batches * places, rows}, 2), 0, place);
     return onnx_put_like(c, 0, tn_reshape(y, shape, rank), 0);
 }
-tn_status onnx_gather_nd(onnx_call *c) { return onnx_moved(c, gather_nd); }
 
 /* ---- Scatter ----------------------------------------------------------------------------------------------------- */
 
@@ -155,7 +152,7 @@ static tn_status reduction_of(const onnx_call *c, int *out) {
     return onnx_refuse(c, "reduction '%.*s' is not supported", (int)name.size, name.at);
 }
 
-static tn_status scatter_elements(onnx_call *c) {
+tn_status onnx_scatter_elements(onnx_call *c) {
     const tn_tensor *x, *index, *updates;
     int axis, reduce;
     TRY(onnx_need_first(c, &x, &index, &updates));
@@ -167,7 +164,6 @@ static tn_status scatter_elements(onnx_call *c) {
                               : tn_scatter_reduce(x, axis, place, updates, (tn_reduce)reduce, true);
     return onnx_put_like(c, 0, y, 0);
 }
-tn_status onnx_scatter_elements(onnx_call *c) { return onnx_moved(c, scatter_elements); }
 
 /* Rows of x [places, width] replaced by those of updates that `place` leads there, the last one staying. */
 static tn_tensor *placed_rows(const tn_tensor *x, const tn_tensor *place, const tn_tensor *updates) {
@@ -179,7 +175,7 @@ static tn_tensor *placed_rows(const tn_tensor *x, const tn_tensor *place, const 
     return tn_where(tn_unsqueeze(tn_ge_scalar(last, 0), 1), rows, x);
 }
 
-static tn_status scatter_nd(onnx_call *c) {
+tn_status onnx_scatter_nd(onnx_call *c) {
     const tn_tensor *x, *index, *updates;
     int reduce;
     TRY(onnx_need_first(c, &x, &index, &updates));
@@ -203,7 +199,6 @@ static tn_status scatter_nd(onnx_call *c) {
                               (tn_reduce)reduce, true);
     return onnx_put_like(c, 0, tn_reshape(y, tn_shape(x), tn_rank(x)), 0);
 }
-tn_status onnx_scatter_nd(onnx_call *c) { return onnx_moved(c, scatter_nd); }
 
 /* A cache's places from write_indices on are the update's; mode circular begins anew behind the last. */
 tn_status onnx_tensor_scatter(onnx_call *c) {
@@ -242,7 +237,7 @@ tn_status onnx_one_hot(onnx_call *c) {
 }
 
 /* The first elements of each sequence in reverse order. */
-static tn_status reverse_sequence(onnx_call *c) {
+tn_status onnx_reverse_sequence(onnx_call *c) {
     const tn_tensor *x, *lengths;
     int batch, time;
     TRY(onnx_need_first(c, &x, &lengths));
@@ -258,7 +253,6 @@ static tn_status reverse_sequence(onnx_call *c) {
     tn_tensor *place = tn_where(tn_lt(number, length), turned, number);
     return onnx_put_like(c, 0, tn_take_along_dim(x, time, place), 0);
 }
-tn_status onnx_reverse_sequence(onnx_call *c) { return onnx_moved(c, reverse_sequence); }
 
 /* ---- extents that numbers decide --------------------------------------------------------------------------------- */
 
@@ -389,7 +383,7 @@ tn_status onnx_non_zero(onnx_call *c) {
 }
 
 /* The slices along axis, or elements, for which the condition holds. */
-static tn_status compress(onnx_call *c) {
+tn_status onnx_compress(onnx_call *c) {
     const tn_tensor *x;
     int64_t *condition, count, kept = 0;
     int axis = 0;
@@ -406,7 +400,6 @@ static tn_status compress(onnx_call *c) {
     tn_mem_free(condition);
     return onnx_put_like(c, 0, y, 0);
 }
-tn_status onnx_compress(onnx_call *c) { return onnx_moved(c, compress); }
 
 /* What Unique orders: `count` items, each of `width` keys; key j of item i lies at
  * j / inner · count · inner + i · inner + j % inner. */

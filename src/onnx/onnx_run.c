@@ -463,7 +463,7 @@ static tn_status call_row(onnx_run *r, onnx_frame *f, int node, onnx_value **lis
     tn_status status = TN_OK;
     {
         TN_SCOPE;
-        status = n->calls ? call_function(&c) : n->row->run(&c);
+        status = n->calls ? call_function(&c) : onnx_run_row(&c);
     }
     if (status == TN_OK) status = take_outputs(&c, f);
     for (int k = 0; k < n->out_count; k++)

@@ -361,56 +361,39 @@ static tn_status triangle(onnx_call *c) {
     return onnx_put_like(c, 0, onnx_int(c, "upper", 1) ? tn_triu(x, k) : tn_tril(x, k), 0);
 }
 
-#define MOVES(name) \
-    static tn_status name##_moved(onnx_call *c) { return onnx_moved(c, name); }
-MOVES(reshape)
-MOVES(flatten)
-MOVES(squeeze)
-MOVES(unsqueeze)
-MOVES(transpose)
-MOVES(expand)
-MOVES(slice)
-MOVES(split)
-MOVES(concat)
-MOVES(tile)
-MOVES(pad)
-MOVES(depth_to_space)
-MOVES(space_to_depth)
-MOVES(where)
-
 // clang-format off
 const onnx_op_row onnx_shape_ops[] = {
-    {"Compress", 1, .run = onnx_compress},
-    {"Concat", 1, .run = concat_moved},
+    {"Compress", 1, .run = onnx_compress, .moves = true},
+    {"Concat", 1, .run = concat, .moves = true},
     {"ConstantOfShape", 1, .run = constant_of_shape},
-    {"DepthToSpace", 1, .run = depth_to_space_moved},
-    {"Expand", 1, .run = expand_moved},
+    {"DepthToSpace", 1, .run = depth_to_space, .moves = true},
+    {"Expand", 1, .run = expand, .moves = true},
     {"EyeLike", 1, .run = eye_like},
-    {"Flatten", 1, .run = flatten_moved},
-    {"Gather", 1, .run = onnx_gather},
-    {"GatherElements", 1, .run = onnx_gather_elements},
-    {"GatherND", 1, .run = onnx_gather_nd},
+    {"Flatten", 1, .run = flatten, .moves = true},
+    {"Gather", 1, .run = onnx_gather, .moves = true},
+    {"GatherElements", 1, .run = onnx_gather_elements, .moves = true},
+    {"GatherND", 1, .run = onnx_gather_nd, .moves = true},
     {"NonZero", 1, .run = onnx_non_zero},
     {"OneHot", 1, .run = onnx_one_hot},
-    {"Pad", 1, .run = pad_moved},
-    {"Reshape", 1, .run = reshape_moved},
-    {"ReverseSequence", 1, .run = onnx_reverse_sequence},
-    {"Scatter", 1, .run = onnx_scatter_elements},
-    {"ScatterElements", 1, .run = onnx_scatter_elements},
-    {"ScatterND", 1, .run = onnx_scatter_nd},
+    {"Pad", 1, .run = pad, .moves = true},
+    {"Reshape", 1, .run = reshape, .moves = true},
+    {"ReverseSequence", 1, .run = onnx_reverse_sequence, .moves = true},
+    {"Scatter", 1, .run = onnx_scatter_elements, .moves = true},
+    {"ScatterElements", 1, .run = onnx_scatter_elements, .moves = true},
+    {"ScatterND", 1, .run = onnx_scatter_nd, .moves = true},
     {"Shape", 1, .run = shape},
     {"Size", 1, .run = size},
-    {"Slice", 1, .run = slice_moved},
-    {"SpaceToDepth", 1, .run = space_to_depth_moved},
-    {"Split", 1, .run = split_moved},
-    {"Squeeze", 1, .run = squeeze_moved},
+    {"Slice", 1, .run = slice, .moves = true},
+    {"SpaceToDepth", 1, .run = space_to_depth, .moves = true},
+    {"Split", 1, .run = split, .moves = true},
+    {"Squeeze", 1, .run = squeeze, .moves = true},
     {"TensorScatter", 1, .run = onnx_tensor_scatter},
-    {"Tile", 1, .run = tile_moved},
-    {"Transpose", 1, .run = transpose_moved},
+    {"Tile", 1, .run = tile, .moves = true},
+    {"Transpose", 1, .run = transpose, .moves = true},
     {"Trilu", 1, .run = triangle},
     {"Unique", 1, .run = onnx_unique},
-    {"Unsqueeze", 1, .run = unsqueeze_moved},
-    {"Where", 1, .run = where_moved},
+    {"Unsqueeze", 1, .run = unsqueeze, .moves = true},
+    {"Where", 1, .run = where, .moves = true},
     {.name = NULL},
 };
 // clang-format on

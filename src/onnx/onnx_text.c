@@ -108,7 +108,7 @@ static tn_status put_texts(onnx_call *c, int k, const moving *m, onnx_value *num
     return v ? onnx_put_value(c, k, v) : status != TN_OK ? status : TN_ERR_MEMORY;
 }
 
-static tn_status move_texts(onnx_call *c, moving *m, onnx_value **out, tn_status (*row)(onnx_call *c)) {
+static tn_status move_texts(onnx_call *c, moving *m, onnx_value **out) {
     onnx_call inner = *c;
     inner.in = m->in;
     inner.out = out;
@@ -116,21 +116,21 @@ static tn_status move_texts(onnx_call *c, moving *m, onnx_value **out, tn_status
         m->in[i] = c->in[i];
         if (c->in[i] && c->in[i]->kind == ONNX_STRINGS) TRY(number_texts(m, i, c->in[i]));
     }
-    TRY(row(&inner));
+    TRY(c->row->run(&inner));
     for (int k = 0; k < c->out_count; k++)
         if (out[k]) TRY(put_texts(c, k, m, out[k]));
     return TN_OK;
 }
 
-tn_status onnx_moved(onnx_call *c, tn_status (*row)(onnx_call *c)) {
+tn_status onnx_run_row(onnx_call *c) {
     bool any = false;
-    for (int i = 0; i < c->in_count; i++)
+    for (int i = 0; c->row->moves && i < c->in_count; i++)
         any = any || (c->in[i] && c->in[i]->kind == ONNX_STRINGS);
-    if (!any) return row(c);
+    if (!any) return c->row->run(c);
     moving m = {.in = tn_mem_zalloc((size_t)c->in_count, sizeof(onnx_value *)),
                 .mine = tn_mem_zalloc((size_t)c->in_count, sizeof(bool))};
     onnx_value **out = tn_mem_zalloc((size_t)c->out_count, sizeof(onnx_value *));
-    tn_status status = m.in && m.mine && out ? move_texts(c, &m, out, row) : TN_ERR_MEMORY;
+    tn_status status = m.in && m.mine && out ? move_texts(c, &m, out) : TN_ERR_MEMORY;
     for (int i = 0; m.mine && i < c->in_count; i++)
         if (m.mine[i]) onnx_value_release(m.in[i]);
     for (int k = 0; out && k < c->out_count; k++)
@@ -605,8 +605,8 @@ static tn_status run_vectorize(onnx_call *c) {
 }
 
 const onnx_op_row onnx_text_ops[] = {
-    {"RegexFullMatch", 20, .run = run_match},       {"StringConcat", 20, run_concat, NULL, NULL, 0},
-    {"StringNormalizer", 10, .run = run_normalize}, {"StringSplit", 20, run_split, NULL, NULL, 0},
+    {"RegexFullMatch", 20, .run = run_match},       {"StringConcat", 20, .run = run_concat},
+    {"StringNormalizer", 10, .run = run_normalize}, {"StringSplit", 20, .run = run_split},
     {"TfIdfVectorizer", 9, .run = run_vectorize},   {0},
 };
 

@@ -44,10 +44,6 @@ tn_status onnx_bit_cast(onnx_call *c);
 
 /* ---- texts (onnx_text.c) ----------------------------------------------------------------------------------------- */
 
-/* For operators that move elements: where an input is a tensor of texts, `row` moves their numbers in its place, and
- * the outputs are the texts that these say. */
-tn_status onnx_moved(onnx_call *c, tn_status (*row)(onnx_call *c));
-
 /* Equal numbers for equal texts, in the order of the texts. out: freed with tn_mem_free. */
 tn_status onnx_text_ranks(const onnx_text *texts, int64_t count, int64_t **out);
 
