@@ -39,7 +39,7 @@ static tn_status cpu_open(int index, const tn_device_options *options, void **de
     return TN_OK;
 }
 
-static void cpu_close(void *device) { (void)device; }
+void tn_cpu_close(void *device) { (void)device; }
 
 static tn_status cpu_caps(TN_UNUSED void *device, tn_caps *out) {
     *out = (tn_caps){
@@ -56,27 +56,27 @@ static tn_status cpu_caps(TN_UNUSED void *device, tn_caps *out) {
     return TN_OK;
 }
 
-static tn_status cpu_alloc(TN_UNUSED void *device, size_t bytes, void **address) {
+tn_status tn_cpu_alloc(TN_UNUSED void *device, size_t bytes, void **address) {
     *address = tn_mem_alloc_pages(bytes);
     return *address ? TN_OK : TN_ERR_MEMORY;
 }
 
-static void cpu_free(TN_UNUSED void *device, void *address) { tn_mem_free(address); }
+void tn_cpu_free(TN_UNUSED void *device, void *address) { tn_mem_free(address); }
 
-static tn_status cpu_load(TN_UNUSED void *device, const tn_code *code, void **module) {
+tn_status tn_cpu_load(TN_UNUSED void *device, const tn_code *code, void **module) {
     kir_vm *vm = NULL;
     TRY(kir_vm_compile(code->data, &vm));
     *module = vm;
     return TN_OK;
 }
 
-static void cpu_unload(TN_UNUSED void *device, void *module) { kir_vm_free(module); }
+void tn_cpu_unload(TN_UNUSED void *device, void *module) { kir_vm_free(module); }
 
-static tn_status cpu_launch(TN_UNUSED void *device, void *module, const tn_launch *launches, int64_t count) {
+tn_status tn_cpu_launch(TN_UNUSED void *device, void *module, const tn_launch *launches, int64_t count) {
     return kir_vm_run(module, (const kir_launch *)launches, count);
 }
 
-static tn_status cpu_prepare(TN_UNUSED void *device, void *module, const tn_launch *launches, int64_t count) {
+tn_status tn_cpu_prepare(TN_UNUSED void *device, void *module, const tn_launch *launches, int64_t count) {
     return kir_vm_reserve(module, (const kir_launch *)launches, count);
 }
 
@@ -91,15 +91,15 @@ static void copy_part(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worke
 }
 
 /* Data written by several threads is in their caches, and each thread copies about what it wrote. */
-static tn_status cpu_copy(TN_UNUSED void *device, void *dst, const void *src, size_t bytes, TN_UNUSED int kind) {
+tn_status tn_cpu_copy(TN_UNUSED void *device, void *dst, const void *src, size_t bytes, TN_UNUSED int kind) {
     enum { PART_BYTES = 48 << 10 }; /* some microseconds out of another processor's cache */
     tn_parallel((int64_t)bytes, PART_BYTES, copy_part, &(copying){dst, src});
     return TN_OK;
 }
 
-static tn_status cpu_sync(TN_UNUSED void *device) { return TN_OK; }
+tn_status tn_cpu_sync(TN_UNUSED void *device) { return TN_OK; }
 
-static tn_status cpu_memory(TN_UNUSED void *device, int64_t *total, int64_t *unused) {
+tn_status tn_cpu_memory(TN_UNUSED void *device, int64_t *total, int64_t *unused) {
     const tn_host_memory memory = tn_host_memory_now();
     *total = memory.total;
     *unused = memory.unused;
@@ -113,15 +113,15 @@ const tn_driver tn_driver_cpu = {
     .title = "CPU",
     .probe = cpu_probe,
     .open = cpu_open,
-    .close = cpu_close,
+    .close = tn_cpu_close,
     .caps = cpu_caps,
-    .alloc = cpu_alloc,
-    .free = cpu_free,
-    .load = cpu_load,
-    .unload = cpu_unload,
-    .launch = cpu_launch,
-    .copy = cpu_copy,
-    .sync = cpu_sync,
-    .memory = cpu_memory,
-    .prepare = cpu_prepare,
+    .alloc = tn_cpu_alloc,
+    .free = tn_cpu_free,
+    .load = tn_cpu_load,
+    .unload = tn_cpu_unload,
+    .launch = tn_cpu_launch,
+    .copy = tn_cpu_copy,
+    .sync = tn_cpu_sync,
+    .memory = tn_cpu_memory,
+    .prepare = tn_cpu_prepare,
 };

@@ -114,51 +114,19 @@ static tn_status open_engine(const engine *e, int index, const tn_device_options
 
 /* ---- what is the cpu's ------------------------------------------------------------------------------------------- */
 
-static void engine_close(void *device) { tn_driver_cpu.close(device); }
-
 static tn_status engine_caps(void *device, tn_caps *out) {
     TRY(tn_driver_cpu.caps(device, out));
     out->exact = false; /* an engine adds in an order of its own */
     return TN_OK;
 }
 
-static tn_status engine_alloc(void *device, size_t bytes, void **address) {
-    return tn_driver_cpu.alloc(device, bytes, address);
-}
-
-static void engine_free(void *device, void *address) { tn_driver_cpu.free(device, address); }
-
-static tn_status engine_load(void *device, const tn_code *code, void **module) {
-    return tn_driver_cpu.load(device, code, module);
-}
-
-static void engine_unload(void *device, void *module) { tn_driver_cpu.unload(device, module); }
-
-static tn_status engine_launch(void *device, void *module, const tn_launch *launches, int64_t count) {
-    return tn_driver_cpu.launch(device, module, launches, count);
-}
-
-static tn_status engine_copy(void *device, void *dst, const void *src, size_t bytes, int kind) {
-    return tn_driver_cpu.copy(device, dst, src, bytes, kind);
-}
-
-static tn_status engine_sync(void *device) { return tn_driver_cpu.sync(device); }
-
-static tn_status engine_memory(void *device, int64_t *total, int64_t *unused) {
-    return tn_driver_cpu.memory(device, total, unused);
-}
-
-static tn_status engine_prepare(void *device, void *module, const tn_launch *launches, int64_t count) {
-    return tn_driver_cpu.prepare(device, module, launches, count);
-}
-
 #define ENGINE_DRIVER(id, words, part)                                                                               \
     {                                                                                                                \
         .struct_size = sizeof(tn_driver), .abi = TN_BACKEND_ABI, .name = (id), .title = (words),                     \
         .probe = part##_probe, .watch = part##_watch, .open = part##_open, .only_by_name = true,                     \
-        .close = engine_close, .caps = engine_caps, .alloc = engine_alloc, .free = engine_free, .load = engine_load, \
-        .unload = engine_unload, .launch = engine_launch, .copy = engine_copy, .sync = engine_sync,                  \
-        .memory = engine_memory, .prepare = engine_prepare,                                                          \
+        .close = tn_cpu_close, .caps = engine_caps, .alloc = tn_cpu_alloc, .free = tn_cpu_free, .load = tn_cpu_load, \
+        .unload = tn_cpu_unload, .launch = tn_cpu_launch, .copy = tn_cpu_copy, .sync = tn_cpu_sync,                  \
+        .memory = tn_cpu_memory, .prepare = tn_cpu_prepare,                                                          \
     }
 
 #endif
