@@ -111,6 +111,18 @@ tn_node *tn_b_im2col(tn_build *b, tn_node *x, const tn_window *w, const int64_t 
 
 /* ---- the way back ------------------------------------------------------------------------------------------------ */
 
+tn_node *tn_b_col2im(tn_build *b, tn_node *seen, const tn_window *w, const int64_t *size) {
+    int64_t whole[2], pads[4];
+    if (!seen) return NULL;
+    for (int a = 0; a < 2; a++) {
+        whole[a] = (seen->shape[4 + a] - 1) * w->stride[a] + tn_window_reach(w, a);
+        pads[2 * (1 - a)] = -w->padding[a];
+        pads[2 * (1 - a) + 1] = size[a] + w->padding[a] - whole[a];
+    }
+    tn_node *image = tn_b_fold2d(b, seen, w->kernel, w->stride, window_none, w->dilation, whole);
+    return tn_b_padded(b, image, pads, 0.0);
+}
+
 bool tn_window_has_phases(const tn_window *w) {
     for (int a = 0; a < 2; a++)
         if (w->stride[a] > TN_MAX_PHASES || (w->stride[a] > 1 && w->dilation[a] > 1)) return false;
@@ -172,23 +184,11 @@ tn_node *tn_b_join_phases(tn_build *b, tn_node *const *parts, const tn_window *w
 
 /* ---- shapes ------------------------------------------------------------------------------------------------------ */
 
-static tn_status check_same_dtype(const tn_infer *c) {
-    for (int i = 0; i < c->n_in; i++) {
-        if (!c->in[i]) continue;
-        TRY(tn_need_float(c, i));
-        if (c->in[i]->dtype != c->in[0]->dtype)
-            return tn_fail(TN_ERR_DTYPE, "%s: dtypes %s and %s differ; cast one of them", c->row->name,
-                           tn_dtype_name((tn_dtype)c->in[0]->dtype), tn_dtype_name((tn_dtype)c->in[i]->dtype));
-    }
-    return TN_OK;
-}
-
-/* The public convolutions take integers too. */
-static tn_status check_numbers(const tn_infer *c) {
+static tn_status check_dtypes(const tn_infer *c, bool integers) {
     tn_dtype t = (tn_dtype)c->in[0]->dtype;
-    if (tn_dtype_is_float(t)) return check_same_dtype(c);
     for (int i = 0; i < c->n_in; i++) {
         if (!c->in[i]) continue;
+        if (!integers || tn_dtype_is_float(t)) TRY(tn_need_float(c, i));
         if (t == TN_BOOL) return tn_refuse_dtype(c, i, "floating point or an integer type");
         if (c->in[i]->dtype != t)
             return tn_fail(TN_ERR_DTYPE, "%s: dtypes %s and %s differ; cast one of them", c->row->name,
@@ -196,6 +196,10 @@ static tn_status check_numbers(const tn_infer *c) {
     }
     return TN_OK;
 }
+
+static tn_status check_same_dtype(const tn_infer *c) { return check_dtypes(c, false); }
+/* The public convolutions take integers too. */
+static tn_status check_numbers(const tn_infer *c) { return check_dtypes(c, true); }
 
 static tn_status check_bias(const tn_infer *c, int64_t channels) {
     const tn_node *bias = c->in[2];
@@ -313,7 +317,9 @@ static tn_window filter_taps(const tn_node *weight, const int64_t *stride, const
 }
 
 /* Σ over k of x·y: of halves in f32 if the sums are to be `wide`. */
+/* Sums of whole numbers are those modulo the type's range. */
 static tn_node *product(tn_build *b, tn_node *x, tn_node *y, bool wide) {
+    if (x && !tn_dtype_is_float((tn_dtype)x->dtype)) return tn_b_matmul(b, x, y);
     return wide ? tn_b_matmul_wide(b, x, y) : tn_b_matmul_batched(b, x, y);
 }
 
@@ -322,7 +328,7 @@ static tn_node *conv_forward_im2col(tn_build *b, tn_node *x, tn_node *weight, co
                                     const int64_t *out_size, bool wide) {
     if (!x || !weight) return NULL;
     tn_window window = filter_taps(weight, w->stride, w->padding, w->dilation);
-    if (depthwise(weight, groups)) { /* sums are f32 */
+    if (depthwise(weight, groups) && tn_dtype_is_float((tn_dtype)x->dtype)) { /* sums are f32 */
         tn_node *y = tn_b_conv2d_forward(b, tn_b_as_f32(b, x), tn_b_as_f32(b, weight), out_size, w->stride, w->padding,
                                          w->dilation, groups);
         return wide ? y : tn_b_cast_like(b, y, x);
@@ -481,26 +487,20 @@ static tn_node *spread_in_phases(tn_build *b, tn_node *y, tn_node *weight, const
     return tn_b_join_phases(b, parts, w, size);
 }
 
-/* What each pixel of y contributes to its window, summed. A stride and a dilation: the uncut image is made and then
- * cut, as fold2d requires exactly the output pixels of an image. */
+/* What each pixel of y contributes to its window, summed. */
 static tn_node *spread_and_fold(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
                                 const int64_t *size, bool wide) {
-    const int64_t *s = weight->shape, none[2] = {0, 0};
+    const int64_t *s = weight->shape;
     tn_node *each = product(b, tn_b_transpose(b, filters(b, weight, groups), -2, -1), pixels(b, y, groups), wide);
-    int64_t shape[6] = {y->shape[0], s[1] * groups, s[2], s[3], y->shape[2], y->shape[3]}, whole[2], pads[4];
-    for (int a = 0; a < 2; a++) {
-        whole[a] = (y->shape[2 + a] - 1) * w->stride[a] + tn_window_reach(w, a);
-        pads[2 * (1 - a)] = -w->padding[a];
-        pads[2 * (1 - a) + 1] = size[a] + w->padding[a] - whole[a];
-    }
-    tn_node *all = tn_b_fold2d(b, tn_b_view(b, each, shape, 6), w->kernel, w->stride, none, w->dilation, whole);
-    return tn_b_pad(b, all, pads, 4, 0.0);
+    int64_t shape[6] = {y->shape[0], s[1] * groups, s[2], s[3], y->shape[2], y->shape[3]};
+    return tn_b_col2im(b, tn_b_view(b, each, shape, 6), w, size);
 }
 
 static tn_node *spread_im2col(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
                               const int64_t *size, bool wide) {
     if (!y || !weight) return NULL;
-    return (tn_window_has_phases(w) ? spread_in_phases : spread_and_fold)(b, y, weight, w, groups, size, wide);
+    bool phases = tn_window_has_phases(w) && tn_dtype_is_float((tn_dtype)y->dtype);
+    return (phases ? spread_in_phases : spread_and_fold)(b, y, weight, w, groups, size, wide);
 }
 
 /* The transposed convolution: y [n, groups · in, output pixels] → images of `size`, in y's dtype or `wide`. */
@@ -869,39 +869,6 @@ OP_CODE(conv2d_dgrad, .facts = TN_FACT_CONV_DGRAD, .class_ = TN_NATIVE, .infer =
                  "[1,2,2,2] [2,2,2,2] size=(5,5) stride=(2,2) padding=(0,0) dilation=(2,2) groups=1; "
                  "error=fit [1,2,3,3] [3,2,2,2] size=(2,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1");
 
-/* ---- of integers ------------------------------------------------------------------------------------------------- */
-
-/* Sums of whole numbers, modulo the type's range: a product of matrices with the windows written out. */
-static tn_node *conv_forward_matmul(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
-                                    const int64_t *out_size) {
-    const int64_t *k = weight->shape;
-    tn_node *seen = tn_b_im2col(b, x, w, out_size, 0);
-    if (!seen) return NULL;
-    int64_t depth = k[1] * k[2] * k[3], n = x->shape[0];
-    tn_node *columns = tn_b_reshape(b, seen, (int64_t[]){n, groups, depth, out_size[0] * out_size[1]}, 4);
-    tn_node *rows = tn_b_reshape(b, weight, (int64_t[]){1, groups, k[0] / groups, depth}, 4);
-    return tn_b_reshape(b, tn_b_matmul(b, rows, columns), (int64_t[]){n, k[0], out_size[0], out_size[1]}, 4);
-}
-
-/* The way back: what each pixel of x adds to each tap, folded onto images of `size`. */
-static tn_node *spread_whole(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
-                             const int64_t *size) {
-    const int64_t *k = weight->shape, none[2] = {0, 0};
-    if (!x) return NULL;
-    int64_t n = x->shape[0], of_group = k[0] / groups, depth = k[1] * k[2] * k[3], whole[2], pads[4];
-    tn_node *rows = tn_b_reshape(b, weight, (int64_t[]){1, groups, of_group, depth}, 4);
-    tn_node *columns = tn_b_reshape(b, x, (int64_t[]){n, groups, of_group, x->shape[2] * x->shape[3]}, 4);
-    tn_node *each = tn_b_matmul(b, tn_b_transpose(b, rows, -2, -1), columns);
-    each = tn_b_reshape(b, each, (int64_t[]){n, groups * k[1], k[2], k[3], x->shape[2], x->shape[3]}, 6);
-    for (int a = 0; a < 2; a++) {
-        whole[a] = (x->shape[2 + a] - 1) * w->stride[a] + tn_window_reach(w, a);
-        pads[2 * (1 - a)] = -w->padding[a];
-        pads[2 * (1 - a) + 1] = size[a] + w->padding[a] - whole[a];
-    }
-    tn_node *image = tn_b_fold2d(b, each, w->kernel, w->stride, none, w->dilation, whole);
-    return tn_b_padded(b, image, pads, 0);
-}
-
 /* ---- conv2d, conv1d ---------------------------------------------------------------------------------------------- */
 
 static tn_node *compose_conv2d(tn_build *b, const tn_node *n) {
@@ -909,7 +876,7 @@ static tn_node *compose_conv2d(tn_build *b, const tn_node *n) {
     tn_window w = conv_window(n->i, weight, 2);
     const int64_t *out_size = n->shape + n->rank - 2, groups = conv_groups(n->i, 2);
     bool whole = !tn_dtype_is_float((tn_dtype)n->dtype);
-    tn_node *y = whole ? conv_forward_matmul(b, x, weight, &w, groups, out_size)
+    tn_node *y = whole ? conv_forward_im2col(b, x, weight, &w, groups, out_size, false)
                        : conv_in_bands(b, x, weight, &w, groups, out_size, wants_wide(n), 0, most_copies(weight));
     return add_bias(b, n, n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank));
 }
@@ -977,22 +944,11 @@ OP_CODE(conv1d, .keeps_half = true, .infer = infer_conv1d, .compose = compose_co
 
 /* ---- conv2d_wgrad ----------------------------------------------------------------------------------------------- */
 
-static tn_window weight_window(const int64_t *i) {
-    tn_window w;
-    for (int a = 0; a < 2; a++) {
-        w.kernel[a] = i[TN_CONV2D_WGRAD_KERNEL + a];
-        w.stride[a] = i[TN_CONV2D_WGRAD_STRIDE + a];
-        w.padding[a] = i[TN_CONV2D_WGRAD_PADDING + a];
-        w.dilation[a] = i[TN_CONV2D_WGRAD_DILATION + a];
-    }
-    return w;
-}
-
 static tn_status infer_conv2d_wgrad(tn_infer *c) {
     const tn_node *x = c->in[0], *y = c->in[1];
     char xt[96], yt[96];
     int64_t groups = c->attrs->i[TN_CONV2D_WGRAD_GROUPS];
-    tn_window w = weight_window(c->attrs->i);
+    tn_window w = tn_window_of(c->attrs->i);
     TRY(check_same_dtype(c));
     TRY(tn_nchw_check(c, 2));
     TRY(tn_window_check(c, &w, 0));
@@ -1012,7 +968,7 @@ static tn_status infer_conv2d_wgrad(tn_infer *c) {
 }
 
 static tn_node *compose_conv2d_wgrad(tn_build *b, const tn_node *n) {
-    tn_window w = weight_window(n->i);
+    tn_window w = tn_window_of(n->i);
     tn_node *x = n->in[0], *y = n->in[1];
     int64_t groups = n->i[TN_CONV2D_WGRAD_GROUPS];
     if (x->rank == 4) return collect(b, x, y, &w, groups, n);
@@ -1034,7 +990,7 @@ static void collect_image(const double *x, const int64_t *size, const double *y,
 
 static void reference_conv2d_wgrad(const tn_reference *r) {
     const tn_node *n = r->node, *x = n->in[0], *y = n->in[1];
-    tn_window w = weight_window(n->i);
+    tn_window w = tn_window_of(n->i);
     const int64_t *size = x->shape + x->rank - 2, *out_size = y->shape + y->rank - 2;
     int64_t images = x->rank == 4 ? x->shape[0] : 1, out = n->shape[0], channels = n->shape[1];
     int64_t of_group = out / n->i[TN_CONV2D_WGRAD_GROUPS], all = x->shape[x->rank - 3];
@@ -1066,7 +1022,7 @@ static tn_conv2d_options conv_options(const tn_window *w, int64_t groups) {
 
 static void grad_conv2d_wgrad(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *y = n->in[1];
-    tn_window w = weight_window(n->i);
+    tn_window w = tn_window_of(n->i);
     tn_conv2d_options o = conv_options(&w, n->i[TN_CONV2D_WGRAD_GROUPS]);
     if (tn_needs_grad(n, 0))
         grads[0] = tn_b_view(b, spread_conv(b, tn_b_as_nchw(b, y, 2), dy, &w, o.groups, x->shape + x->rank - 2, false),
@@ -1140,7 +1096,7 @@ static tn_node *compose_conv_transpose2d(tn_build *b, const tn_node *n) {
     tn_window w = transposed_window(n->i, weight);
     const int64_t *size = n->shape + n->rank - 2, groups = n->i[TN_CONV_TRANSPOSE2D_GROUPS];
     bool whole = !tn_dtype_is_float((tn_dtype)n->dtype);
-    tn_node *y = whole ? spread_whole(b, x, weight, &w, groups, size)
+    tn_node *y = whole ? spread_im2col(b, x, weight, &w, groups, size, false)
                        : spread_conv(b, x, weight, &w, groups, size, wants_wide(n));
     return add_bias(b, n, n->rank == 4 ? y : tn_b_reshape(b, y, n->shape, n->rank));
 }

@@ -70,10 +70,10 @@ static kir_val lower_gather(tn_lower *lw, const tn_node *n, const kir_aff *at) {
 }
 static void reference_gather(const tn_reference *r) {
     const tn_node *n = r->node;
-    int64_t dim = n->i[TN_GATHER_DIM], from[TN_MAX_RANK];
+    int64_t dim = n->i[0], from[TN_MAX_RANK];
     for (tn_walk w = tn_walk_begin(n); w.place < w.count; tn_walk_next(&w)) {
         memcpy(from, w.at, sizeof from);
-        from[dim] = (int64_t)r->in[1][w.place];
+        from[dim] = (int64_t)r->in[1][n->op == TN_OP_GATHER ? w.place : n->rank ? w.at[dim] : 0];
         bool inside = from[dim] >= 0 && from[dim] < tn_line_extent(n->in[0], dim);
         r->out[w.place] = inside ? r->in[0][tn_element_offset(n->in[0], from)] : outside_reference((tn_dtype)n->dtype);
     }
@@ -117,18 +117,8 @@ static kir_val lower_index_select(tn_lower *lw, const tn_node *n, const kir_aff 
     kir_aff first = kir_aff_const(0);
     return load_gathered(lw, n, at, dim, tn_lower_at(lw, n->in[1], n->rank ? &at[dim] : &first));
 }
-static void reference_index_select(const tn_reference *r) {
-    const tn_node *n = r->node;
-    int64_t dim = n->i[TN_INDEX_SELECT_DIM], from[TN_MAX_RANK];
-    for (tn_walk w = tn_walk_begin(n); w.place < w.count; tn_walk_next(&w)) {
-        memcpy(from, w.at, sizeof from);
-        from[dim] = (int64_t)r->in[1][n->rank ? w.at[dim] : 0];
-        bool inside = from[dim] >= 0 && from[dim] < tn_line_extent(n->in[0], dim);
-        r->out[w.place] = inside ? r->in[0][tn_element_offset(n->in[0], from)] : outside_reference((tn_dtype)n->dtype);
-    }
-}
 OP_CODE(index_select, .facts = TN_FACT_TAKE, .class_ = TN_MOVEMENT, .infer = infer_index_select,
-        .grad_first = grad_index_select, .lower = lower_index_select, .reference = reference_index_select,
+        .grad_first = grad_index_select, .lower = lower_index_select, .reference = reference_gather,
         .cases = "types=f32,f64,i32; [4,5] [3]:i64@0..3 dim=0; [4,5] [7]:i32@0..4 dim=1; [4] []:i64@0..3 dim=0;"
                  "[3,2] [0]:i64@0..0 dim=0; [4] [6]:i64@-2..6 dim=0 grad=off; [] [1]:i64@0..0 dim=0; "
                  "[] []:i64@0..0 dim=-1; error=element [] [2]:i64@0..0 dim=0; error=rank [4,5] [2,2]:i64@0..1 dim=0");
@@ -246,22 +236,39 @@ static tn_node *compose_scatter_sum(tn_build *b, const tn_node *n) {
     return tn_b_view(b, sum, n->shape, n->rank);
 }
 
-static void reference_scatter_sum(const tn_reference *r) {
+/* All reductions of what goes to one place; of scatter_last the numbers along dim. */
+static void reference_scattered(const tn_reference *r) {
     const tn_node *n = r->node, *index = n->in[0];
     int64_t dim = n->i[0], to[TN_MAX_RANK];
-    memset(r->out, 0, (size_t)tn_node_numel(n) * sizeof *r->out);
+    int op = n->op;
+    bool is_float = tn_dtype_is_float((tn_dtype)n->dtype);
+    double low = is_float ? -INFINITY : -0x1p31, high = is_float ? INFINITY : 0x1p31 - 1;
+    double none = op == TN_OP_SCATTER_SUM    ? 0
+                  : op == TN_OP_SCATTER_PROD ? 1
+                  : op == TN_OP_SCATTER_LAST ? -1
+                  : op == TN_OP_SCATTER_AMAX ? low
+                                             : high;
+    for (int64_t i = 0, count = tn_node_numel(n); i < count; i++)
+        r->out[i] = none;
     tn_node like = {.rank = index->rank};
     memcpy(like.shape, index->shape, sizeof like.shape);
     for (tn_walk w = tn_walk_begin(&like); w.place < w.count; tn_walk_next(&w)) {
         memcpy(to, w.at, sizeof to);
         to[dim] = (int64_t)r->in[0][w.place];
-        if (to[dim] >= 0 && to[dim] < n->shape[dim])
-            r->out[tn_element_offset(n, to)] += r->in[1][tn_element_offset(n->in[1], w.at)];
+        if (to[dim] < 0 || to[dim] >= n->shape[dim]) continue;
+        double *own = &r->out[tn_element_offset(n, to)];
+        double v = op == TN_OP_SCATTER_LAST ? (double)w.at[dim] : r->in[1][tn_element_offset(n->in[1], w.at)];
+        if (op == TN_OP_SCATTER_SUM)
+            *own += v;
+        else if (op == TN_OP_SCATTER_PROD)
+            *own *= v;
+        else if (v != v || (op == TN_OP_SCATTER_AMIN ? v < *own : v > *own))
+            *own = v;
     }
 }
 OP_CODE(scatter_sum, .facts = TN_FACT_SORTS, .class_ = TN_REDUCTION, .reduce = KIR_SEQ, .infer = infer_scatter_sum,
         .compose = compose_scatter_sum, .grad = grad_scatter_sum, .lower = lower_scatter_sum,
-        .loops = loops_scatter_sum, .reference = reference_scatter_sum,
+        .loops = loops_scatter_sum, .reference = reference_scattered,
         .cases = "types=f32,f64,i32 tol=4ulp atol=1e-6; [9,2]:i64@0..3 [9,2] dim=0 "
                  "shape=(4,2); [2,7]:i32@0..4 [3,8] dim=1 shape=(3,5);"
                  "[2,40,2]:i64@-2..34 [3,41,2] dim=1 shape=(3,33,3);"
@@ -314,30 +321,9 @@ static void grad_scatter_extreme(tn_build *b, const tn_node *n, tn_node *dy, tn_
     tn_node *many = tn_b_scatter_sum(b, n->in[0], reached, n->i[0], n->shape, n->rank);
     grads[1] = tn_b_mul(b, reached, back_to_source(b, n, tn_b_div(b, dy, many)));
 }
-static void reference_scatter_reduced(const tn_reference *r) {
-    const tn_node *n = r->node, *index = n->in[0];
-    int64_t to[TN_MAX_RANK];
-    int op = n->op;
-    bool is_float = tn_dtype_is_float((tn_dtype)n->dtype);
-    double low = is_float ? -INFINITY : -0x1p31, high = is_float ? INFINITY : 0x1p31 - 1;
-    for (int64_t i = 0, count = tn_node_numel(n); i < count; i++)
-        r->out[i] = op == TN_OP_SCATTER_PROD ? 1 : op == TN_OP_SCATTER_AMAX ? low : high;
-    tn_node like = {.rank = index->rank};
-    memcpy(like.shape, index->shape, sizeof like.shape);
-    for (tn_walk w = tn_walk_begin(&like); w.place < w.count; tn_walk_next(&w)) {
-        memcpy(to, w.at, sizeof to);
-        to[n->i[0]] = (int64_t)r->in[0][w.place];
-        if (to[n->i[0]] < 0 || to[n->i[0]] >= n->shape[n->i[0]]) continue;
-        double v = r->in[1][tn_element_offset(n->in[1], w.at)], *own = &r->out[tn_element_offset(n, to)];
-        if (op == TN_OP_SCATTER_PROD)
-            *own *= v;
-        else if (v != v || (op == TN_OP_SCATTER_AMAX ? v > *own : v < *own))
-            *own = v;
-    }
-}
 #define SCATTER_REDUCED(kind, grad_)                                                                                   \
     .class_ = TN_REDUCTION, .reduce = kind, .infer = infer_scatter_sum, .grad = grad_, .lower = lower_scatter_reduced, \
-    .loops = loops_scatter_sum, .reference = reference_scatter_reduced, .flops = 1,                                    \
+    .loops = loops_scatter_sum, .reference = reference_scattered, .flops = 1,                                          \
     .cases = "types=f32,f64,i32 tol=4ulp; [9,2]:i64@0..3 [9,2] dim=0 shape=(4,2) grad=off; [2,7]:i32@0..4 [3,8] "      \
              "dim=1 shape=(3,5) grad=off; error=bool [2]:i64@0..1 [2]:bool dim=0 shape=(2)"
 
@@ -429,24 +415,9 @@ static tn_node *compose_scatter_last(tn_build *b, const tn_node *n) {
     return tn_b_view(b, found, n->shape, n->rank);
 }
 
-static void reference_scatter_last(const tn_reference *r) {
-    const tn_node *n = r->node, *index = n->in[0];
-    int64_t dim = n->i[0], to[TN_MAX_RANK];
-    for (int64_t i = 0, count = tn_node_numel(n); i < count; i++)
-        r->out[i] = -1;
-    tn_node like = {.rank = index->rank};
-    memcpy(like.shape, index->shape, sizeof like.shape);
-    for (tn_walk w = tn_walk_begin(&like); w.place < w.count; tn_walk_next(&w)) {
-        memcpy(to, w.at, sizeof to);
-        to[dim] = (int64_t)r->in[0][w.place];
-        if (to[dim] < 0 || to[dim] >= n->shape[dim]) continue;
-        double *last = &r->out[tn_element_offset(n, to)];
-        if ((double)w.at[dim] > *last) *last = (double)w.at[dim];
-    }
-}
 OP_CODE(scatter_last, .class_ = TN_REDUCTION, .reduce = KIR_RMAX, .infer = infer_scatter_last,
         .compose = compose_scatter_last, .lower = lower_scatter_last, .loops = loops_scatter_sum,
-        .reference = reference_scatter_last,
+        .reference = reference_scattered,
         .cases = "[9,2]:i64@0..3 dim=0 shape=(4,2); [2,7]:i32@0..4 dim=1 shape=(3,5); [5]:i64@-2..6 dim=0 shape=(4);"
                  "[2,40,2]:i64@-2..34 dim=1 shape=(3,33,3);"
                  "error=fit [2]:i64@0..1 dim=0 shape=(2,2)",

@@ -105,20 +105,14 @@ static tn_node *back_in_phases(tn_build *b, tn_node *g, tn_node *index, const tn
     return tn_b_join_phases(b, parts, w, size);
 }
 
-/* Any window: what each tap has of each result, folded; fold2d requires exactly the output pixels of an image. */
+/* Any window: what each tap has of each result, folded. */
 static tn_node *back_by_folding(tn_build *b, tn_node *g, tn_node *index, const tn_window *w, const int64_t *size) {
-    const int64_t *s = g->shape, *k = w->kernel, none[2] = {0, 0};
-    int64_t one[6] = {s[0], s[1], 1, 1, s[2], s[3]}, all[6] = {s[0], s[1], k[0], k[1], s[2], s[3]}, whole[2], pads[4];
+    const int64_t *s = g->shape, *k = w->kernel;
+    int64_t one[6] = {s[0], s[1], 1, 1, s[2], s[3]}, all[6] = {s[0], s[1], k[0], k[1], s[2], s[3]};
     tn_node *number = tap_numbers(b, w, steps(b, 0, k[0], 1, (int64_t[]){k[0], 1, 1, 1}, 4),
                                   steps(b, 0, k[1], 1, (int64_t[]){k[1], 1, 1}, 3));
     tn_node *each = chosen(b, tn_b_reshape(b, g, one, 6), index ? tn_b_reshape(b, index, one, 6) : NULL, number);
-    for (int a = 0; a < 2; a++) {
-        whole[a] = (s[2 + a] - 1) * w->stride[a] + tn_window_reach(w, a);
-        pads[2 * (1 - a)] = -w->padding[a];
-        pads[2 * (1 - a) + 1] = size[a] + w->padding[a] - whole[a];
-    }
-    tn_node *image = tn_b_fold2d(b, tn_b_expand(b, each, all, 6), k, w->stride, none, w->dilation, whole);
-    return tn_b_padded(b, image, pads, 0.0);
+    return tn_b_col2im(b, tn_b_expand(b, each, all, 6), w, size);
 }
 
 /* The gradient g of the results [n, c, output pixels] at the pixels of n's input: to the tap that index names, or to
@@ -389,43 +383,21 @@ OP_CODE(adaptive_avg_pool2d, .infer = infer_adaptive_avg_pool2d, .compose = comp
 /* Places of the attributes that unfold2d and fold2d share. */
 enum { WINDOW_KERNEL = 0, WINDOW_STRIDE = 2, WINDOW_PADDING = 4, WINDOW_DILATION = 6 };
 
-static int64_t window_count(const int64_t *i, int64_t size, int axis) {
-    int64_t reach = i[WINDOW_DILATION + axis] * (i[WINDOW_KERNEL + axis] - 1) + 1;
-    int64_t room = size + 2 * i[WINDOW_PADDING + axis] - reach;
-    return room < 0 ? 0 : room / i[WINDOW_STRIDE + axis] + 1;
-}
-
-static tn_status check_windows(const tn_infer *c) {
-    static const struct {
-        const char *name;
-        int place;
-        int64_t least;
-    } rows[] = {{"kernel size", WINDOW_KERNEL, 1},
-                {"stride", WINDOW_STRIDE, 1},
-                {"padding", WINDOW_PADDING, 0},
-                {"dilation", WINDOW_DILATION, 1}};
-    for (size_t k = 0; k < 2 * TN_COUNT(rows); k++) {
-        int64_t v = c->attrs->i[rows[k / 2].place + (int)(k % 2)];
-        if (v < rows[k / 2].least || v > INT32_MAX)
-            return tn_fail(TN_ERR_ARGUMENT, "%s: %s is %lld; it must be at least %lld", c->row->name, rows[k / 2].name,
-                           (long long)v, (long long)rows[k / 2].least);
-    }
-    return TN_OK;
-}
-
 /* unfold2d(x, kernel, stride, padding, dilation, value): the patches under a kernel that slides over images:
  * [n, c, h, w] → [n, c, kh, kw, oh, ow], `value` where the kernel reaches into the padding. */
 static tn_status infer_unfold2d(tn_infer *c) {
     const tn_node *x = c->in[0];
     const int64_t *i = c->attrs->i;
+    const tn_window w = tn_window_of(i);
     char text[96];
-    TRY(check_windows(c));
+    TRY(tn_window_check(c, &w, 0));
     if (x->rank != 4)
         return tn_fail(TN_ERR_SHAPE, "%s: %s is not a batch of images [n, c, h, w]", c->row->name,
                        tn_shape_text(x, text, sizeof text));
-    int64_t shape[6] = {
-        x->shape[0], x->shape[1], i[0], i[1], window_count(i, x->shape[2], 0), window_count(i, x->shape[3], 1)};
-    if (shape[4] == 0 || shape[5] == 0)
+    int64_t shape[6] = {x->shape[0], x->shape[1], i[0], i[1]};
+    for (int axis = 0; axis < 2; axis++)
+        shape[4 + axis] = tn_window_out_size(&w, axis, x->shape[2 + axis], false);
+    if (shape[4] < 0 || shape[5] < 0)
         return tn_fail(TN_ERR_SHAPE, "%s: a kernel of %lld × %lld does not fit %s with padding %lld × %lld",
                        c->row->name, (long long)i[0], (long long)i[1], tn_shape_text(x, text, sizeof text),
                        (long long)i[WINDOW_PADDING], (long long)i[WINDOW_PADDING + 1]);
@@ -484,11 +456,12 @@ OP_CODE(unfold2d, .class_ = TN_MOVEMENT, .infer = infer_unfold2d, .grad_first = 
 static tn_status infer_fold2d(tn_infer *c) {
     const tn_node *y = c->in[0];
     const int64_t *i = c->attrs->i, *size = i + TN_FOLD2D_SIZE;
+    const tn_window w = tn_window_of(i);
     char text[96];
-    TRY(check_windows(c));
+    TRY(tn_window_check(c, &w, 0));
     bool fits = y->rank == 6 && y->shape[2] == i[0] && y->shape[3] == i[1];
     for (int axis = 0; fits && axis < 2; axis++)
-        fits = size[axis] >= 0 && y->shape[4 + axis] == window_count(i, size[axis], axis);
+        fits = size[axis] >= 0 && y->shape[4 + axis] == tn_max64(tn_window_out_size(&w, axis, size[axis], false), 0);
     if (!fits)
         return tn_fail(TN_ERR_SHAPE, "%s: %s must be [n, c, kh, kw, oh, ow], the windows of images of %lld × %lld",
                        c->row->name, tn_shape_text(y, text, sizeof text), (long long)size[0], (long long)size[1]);

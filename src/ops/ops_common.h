@@ -197,6 +197,11 @@ typedef struct tn_window {
     int64_t kernel[2], stride[2], padding[2], dilation[2];
 } tn_window;
 
+/* Of an op whose first attributes are these eight. */
+static inline tn_window tn_window_of(const int64_t *i) {
+    return (tn_window){{i[0], i[1]}, {i[2], i[3]}, {i[4], i[5]}, {i[6], i[7]}};
+}
+
 int64_t tn_window_reach(const tn_window *w, int axis);
 /* Places of the window along an axis, -1 when it does not fit. Rounding up, the last one must still begin inside. */
 int64_t tn_window_out_size(const tn_window *w, int axis, int64_t size, bool ceil_mode);
@@ -230,6 +235,9 @@ typedef struct tn_phase {
 
 /* Can the way back be made of phases? Not with both a stride and a dilation. */
 bool tn_window_has_phases(const tn_window *w);
+/* What windows have, [n, c, kernel, kernel, out_h, out_w], added up in images of `size`. The uncut image is made and
+ * then cut, as fold2d requires exactly the output pixels of an image. */
+tn_node *tn_b_col2im(tn_build *b, tn_node *seen, const tn_window *w, const int64_t *size);
 /* The class of pixels `number` (down, across) of an image of `size`, seen from results of `out_size`. */
 tn_phase tn_phase_of(const tn_window *w, const int64_t *number, const int64_t *size, const int64_t *out_size);
 /* Has the phase pixels that nothing reaches? */
