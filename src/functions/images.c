@@ -2,8 +2,7 @@
  *
  * Windows are taken axis by axis: the axis is padded, and its windows become a further dimension (tn_unfold, or
  * as_strided with a dilation). A maximum or a sum over a box is then one over each of its sides, last axis first, so
- * that
- * of equal maxima the first in row-major order is chosen. */
+ * that of equal maxima the first in row-major order is chosen. */
 #include "functions/common.h"
 
 enum { MOST_AXES = 3, MOST_NUMBER = 1 << 30 /* of a window, so that products fit 63 bits */ };
@@ -186,8 +185,7 @@ tn_tensor *(tn_lp_pool)(const tn_tensor *x, int axes, double norm_type, const in
 /* ---- adaptive pools: windows of different lengths ---------------------------------------------------------------- */
 
 /* Axis `dim` cut into `out` windows of about equal length, as a dim behind it; windows that are shorter than the
- * longest
- * repeat their last element. *weight: 1 / length for elements that count, 0 for repeated ones. */
+ * longest repeat their last element. *weight: 1 / length for elements that count, 0 for repeated ones. */
 static tn_tensor *adaptive_windows(const tn_tensor *x, int dim, int64_t out, tn_tensor **weight) {
     int64_t n = tn_size(x, dim), longest = 0;
     if (n % out == 0) {
@@ -356,8 +354,7 @@ tn_tensor *(tn_conv_transpose1d)(const tn_tensor *x, const tn_tensor *weight, co
 }
 
 /* Along depth: zeros between the frames, and the taps from the last to the first as channels of a transposed
- * convolution
- * in two dimensions. */
+ * convolution in two dimensions. */
 tn_tensor *(tn_conv_transpose3d)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
                                  const int64_t *stride, const int64_t *padding, const int64_t *output_padding,
                                  int64_t groups, const int64_t *dilation) {
@@ -451,13 +448,10 @@ tn_tensor *(tn_col2im)(const tn_tensor *x, const int64_t size[2], const int64_t 
 
 /* ---- resizing ---------------------------------------------------------------------------------------------------- */
 
-enum { MOST_TAPS = 4 };
-
-/* Per output place of an axis: the places that it reads, and their weights. */
+/* Per output place of an axis: `count` places that it reads, and their weights. */
 typedef struct taps {
-    int count;
-    int64_t *place[MOST_TAPS];
-    double *weight[MOST_TAPS];
+    int64_t count, *place;
+    double *weight;
 } taps;
 
 /* Keys' weight of a neighbour at distance d, at most 2. */
@@ -471,59 +465,39 @@ static double step_of(int64_t n, int64_t out, double scale, bool align) {
     return scale > 0 ? 1 / scale : (double)n / (double)out;
 }
 
-static void fill_taps(taps *t, int64_t n, int64_t out, double scale, tn_interpolate_mode mode, bool align,
+/* [count, out]. */
+static void fill_taps(const taps *t, int64_t n, int64_t out, double scale, tn_interpolate_mode mode, bool align,
                       bool in_f32) {
     for (int64_t i = 0; i < out; i++) {
         if (t->count == 1) {
             double exact = mode == TN_INTERPOLATE_NEAREST_EXACT ? 0.5 : 0, at = ((double)i + exact) * scale;
             int64_t p = (int64_t)floor(fmin(in_f32 ? (double)(float)at : at, (double)n));
-            t->place[0][i] = p < n ? p : n - 1;
-            t->weight[0][i] = 1;
+            t->place[i] = p < n ? p : n - 1;
+            t->weight[i] = 1;
             continue;
         }
         double at = align ? (double)i * scale : ((double)i + 0.5) * scale - 0.5;
         if (t->count == 2 && at < 0) at = 0;
         at = fmin(at, (double)n + 1); /* a tiny scale: the last element */
         double low = floor(at), part = at - low;
-        for (int k = 0; k < t->count; k++) {
+        for (int64_t k = 0; k < t->count; k++) {
             int64_t p = (int64_t)low + k - (t->count == 4);
-            t->place[k][i] = p < 0 ? 0 : p < n ? p : n - 1;
-            t->weight[k][i] = t->count == 2 ? (k ? part : 1 - part) : cubic_weight(-0.75, fabs(part - (k - 1)));
+            t->place[k * out + i] = p < 0 ? 0 : p < n ? p : n - 1;
+            t->weight[k * out + i] =
+                t->count == 2 ? (k ? part : 1 - part) : cubic_weight(-0.75, fabs(part - (double)(k - 1)));
         }
     }
 }
 
 static tn_tensor *weighed(const tn_tensor *x, int dim, int64_t out, const taps *t) {
     tn_tensor *sum = NULL;
-    for (int k = 0; k < t->count; k++) {
-        tn_tensor *v = tn_index_select(x, dim, tn_from_data(t->place[k], &out, 1, TN_I64));
-        tn_tensor *w = tn_cast(tn_from_data(t->weight[k], &out, 1, TN_F64), tn_dtype_of(x));
+    for (int64_t k = 0; k < t->count; k++) {
+        tn_tensor *v = tn_index_select(x, dim, tn_from_data(t->place + k * out, &out, 1, TN_I64));
+        tn_tensor *w = tn_cast(tn_from_data(t->weight + k * out, &out, 1, TN_F64), tn_dtype_of(x));
         if (t->count > 1) v = tn_mul(v, along(w, dim, tn_rank(x)));
         sum = sum ? tn_add(sum, v) : v;
     }
     return sum;
-}
-
-static tn_tensor *resized(const tn_tensor *x, int dim, int64_t out, double scale, tn_interpolate_mode mode,
-                          bool align) {
-    int64_t n = tn_size(x, dim);
-    taps t = {.count = mode == TN_INTERPOLATE_LINEAR ? 2 : mode == TN_INTERPOLATE_CUBIC ? 4 : 1};
-    int64_t *places = malloc((size_t)t.count * (size_t)out * sizeof *places);
-    double *weights = malloc((size_t)t.count * (size_t)out * sizeof *weights);
-    tn_tensor *y = NULL;
-    for (int k = 0; k < t.count && places && weights; k++)
-        t.place[k] = places + k * out, t.weight[k] = weights + k * out;
-    if (!places || !weights)
-        y = tn_failed(TN_ERR_MEMORY, "interpolate: no memory for %lld places", (long long)out);
-    else {
-        double step = step_of(n, out, scale, align && t.count > 1);
-        bool in_f32 = tn_dtype_of(x) != TN_F64;
-        fill_taps(&t, n, out, in_f32 && t.count == 1 ? (double)(float)step : step, mode, align, in_f32);
-        y = weighed(x, dim, out, &t);
-    }
-    free(places);
-    free(weights);
-    return y;
 }
 
 /* The filters of Pillow: a triangle, or Keys' with A = −0.5. */
@@ -533,52 +507,68 @@ static double filter_weight(bool cubic, double d) {
     return d < 1 ? 1 - d : 0;
 }
 
-/* The `most` places that each output place reads, at least the last one, and weights with a sum of 1. Where fewer
- * count, the last of them is repeated with a weight of 0, so that no other element's NaN takes part. */
-static void fill_filter(int64_t n, int64_t out, int64_t most, double step, bool cubic, int64_t *place, double *weight) {
+/* [out, count]: the places that each output place reads, at least the last one, and weights with a sum of 1. Where
+ * fewer count, the last of them is repeated with a weight of 0, so that no other element's NaN takes part. */
+static void fill_filter(const taps *t, int64_t n, int64_t out, double step, bool cubic) {
     double width = fmax(step, 1), support = (cubic ? 2 : 1) * width;
-    for (int64_t i = 0; i < out; i++, place += most, weight += most) {
+    for (int64_t i = 0; i < out; i++) {
+        int64_t *place = t->place + i * t->count;
+        double *weight = t->weight + i * t->count;
         double center = fmin(step * ((double)i + 0.5), (double)n + support - 1), sum = 0;
         int64_t first = (int64_t)fmax(center - support + 0.5, 0),
                 end = (int64_t)fmin(center + support + 0.5, (double)n);
         if (first > n - 1) first = n - 1;
-        int64_t count = end - first < most ? end - first : most;
+        int64_t count = end - first < t->count ? end - first : t->count;
         if (count < 1) count = 1;
-        for (int64_t k = 0; k < most; k++) {
+        for (int64_t k = 0; k < t->count; k++) {
             place[k] = first + (k < count ? k : count - 1);
             weight[k] = k < count ? filter_weight(cubic, ((double)(first + k) - center + 0.5) / width) : 0;
             sum += weight[k];
         }
-        for (int64_t k = 0; k < most && sum != 0; k++)
+        for (int64_t k = 0; k < t->count && sum != 0; k++)
             weight[k] /= sum;
     }
 }
 
-/* Smaller without aliases: the filter is as much wider as the image shrinks. */
-static tn_tensor *filtered(const tn_tensor *x, int dim, int64_t out, double step, bool cubic) {
-    int64_t n = tn_size(x, dim), shape[TN_MAX_RANK + 1];
-    const double reach = ceil((cubic ? 2 : 1) * fmax(step, 1));
-    int64_t most = 2 * reach + 1 < (double)n ? 2 * (int64_t)reach + 1 : n;
-    bool fits = most <= INT64_MAX / out / (int64_t)sizeof(double);
-    int64_t count = fits ? most * out : 0, *place = fits ? malloc((size_t)count * sizeof *place) : NULL;
-    double *weight = fits ? malloc((size_t)count * sizeof *weight) : NULL;
-    tn_tensor *y = NULL;
-    if (place && weight) {
-        fill_filter(n, out, most, step, cubic, place, weight);
-        int rank = tn_rank(x);
-        for (int k = 0; k <= rank; k++)
-            shape[k] = k < dim ? tn_size(x, k) : k == dim ? out : k == dim + 1 ? most : tn_size(x, k - 1);
-        y = tn_reshape(tn_index_select(x, dim, tn_from_data(place, &count, 1, TN_I64)), shape, rank + 1);
-        for (int k = 0; k <= rank; k++)
-            shape[k] = k == dim ? out : k == dim + 1 ? most : 1;
-        tn_tensor *w = tn_reshape(tn_from_data(weight, &count, 1, TN_F64), shape, rank + 1);
-        y = tn_sum(tn_mul(y, tn_cast(w, tn_dtype_of(x))), (int64_t[]){dim + 1}, 1, false);
-    } else {
-        y = tn_failed(TN_ERR_MEMORY, "interpolate: no memory for %lld weights of each of %lld places", (long long)most,
-                      (long long)out);
+/* The same in one sum, for many taps. */
+static tn_tensor *filtered(const tn_tensor *x, int dim, int64_t out, const taps *t) {
+    int64_t shape[TN_MAX_RANK + 1], count = t->count * out;
+    int rank = tn_rank(x);
+    for (int k = 0; k <= rank; k++)
+        shape[k] = k < dim ? tn_size(x, k) : k == dim ? out : k == dim + 1 ? t->count : tn_size(x, k - 1);
+    tn_tensor *y = tn_reshape(tn_index_select(x, dim, tn_from_data(t->place, &count, 1, TN_I64)), shape, rank + 1);
+    for (int k = 0; k <= rank; k++)
+        shape[k] = k == dim ? out : k == dim + 1 ? t->count : 1;
+    tn_tensor *w = tn_reshape(tn_from_data(t->weight, &count, 1, TN_F64), shape, rank + 1);
+    return tn_sum(tn_mul(y, tn_cast(w, tn_dtype_of(x))), (int64_t[]){dim + 1}, 1, false);
+}
+
+static tn_tensor *resized(const tn_tensor *x, int dim, int64_t out, double scale, tn_interpolate_mode mode,
+                          bool align) {
+    int64_t n = tn_size(x, dim);
+    bool cubic = mode == TN_INTERPOLATE_CUBIC_ANTIALIAS, smooth = cubic || mode == TN_INTERPOLATE_LINEAR_ANTIALIAS;
+    taps t = {.count = mode == TN_INTERPOLATE_LINEAR ? 2 : mode == TN_INTERPOLATE_CUBIC ? 4 : 1};
+    double step = step_of(n, out, scale, align && (smooth || t.count > 1));
+    if (smooth) { /* smaller without aliases: the filter is as much wider as the image shrinks */
+        const double reach = ceil((cubic ? 2 : 1) * fmax(step, 1));
+        t.count = 2 * reach + 1 < (double)n ? 2 * (int64_t)reach + 1 : n;
     }
-    free(place);
-    free(weight);
+    bool fits = t.count <= INT64_MAX / out / (int64_t)sizeof(double), in_f32 = tn_dtype_of(x) != TN_F64;
+    t.place = fits ? malloc((size_t)(t.count * out) * sizeof *t.place) : NULL;
+    t.weight = fits ? malloc((size_t)(t.count * out) * sizeof *t.weight) : NULL;
+    tn_tensor *y;
+    if (!t.place || !t.weight) {
+        y = tn_failed(TN_ERR_MEMORY, "interpolate: no memory for %lld weights of each of %lld places",
+                      (long long)t.count, (long long)out);
+    } else if (smooth) {
+        fill_filter(&t, n, out, step, cubic);
+        y = filtered(x, dim, out, &t);
+    } else {
+        fill_taps(&t, n, out, in_f32 && t.count == 1 ? (double)(float)step : step, mode, align, in_f32);
+        y = weighed(x, dim, out, &t);
+    }
+    free(t.place);
+    free(t.weight);
     return y;
 }
 
@@ -603,15 +593,9 @@ tn_tensor *(tn_interpolate)(const tn_tensor *x, const int64_t *size, int siz_cou
     if (!is_float(x) && mode != TN_INTERPOLATE_NEAREST && mode != TN_INTERPOLATE_NEAREST_EXACT)
         return tn_keep(tn_failed(TN_ERR_DTYPE, "interpolate: the tensor must be of a floating point type"));
     bool wide = tn_dtype_of(x) == TN_F16 || tn_dtype_of(x) == TN_BF16;
-    bool cubic = mode == TN_INTERPOLATE_CUBIC_ANTIALIAS, smooth = cubic || mode == TN_INTERPOLATE_LINEAR_ANTIALIAS;
     tn_tensor *y = wide ? tn_cast(x, TN_F32) : tn_contiguous(x);
-    for (int k = siz_count - 1; k >= 0; k--) {
-        double scale = scales ? scales[k] : 0;
-        if (smooth)
-            y = filtered(y, k + 2, size[k], step_of(tn_size(y, k + 2), size[k], scale, align_corners), cubic);
-        else
-            y = resized(y, k + 2, size[k], scale, mode, align_corners);
-    }
+    for (int k = siz_count - 1; k >= 0; k--)
+        y = resized(y, k + 2, size[k], scales ? scales[k] : 0, mode, align_corners);
     return tn_keep(tn_cast(y, tn_dtype_of(x)));
 }
 
