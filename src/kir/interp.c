@@ -6,26 +6,12 @@
 #include "kir/kir_math.h"
 #include "kir/rules.h"
 
-/* ==== notes about shared memory since the last barrier ============================================================ */
+/* ==== race detection ============================================================================================== */
 /* Each watched element has a note: the phase (between two barriers) in which it was last accessed, and its writer and
  * reader in that phase. Two items in one phase, one of which writes, are a race. So are two workgroups in any phase,
- * because they are not ordered. */
-
-typedef struct kir_shadow kir_shadow;
-
-/* `local` is the memory of one workgroup after the other. */
-tn_status kir_shadow_open(const char *local, int64_t bytes, kir_shadow **out);
-void kir_shadow_close(kir_shadow *s);
-
-void kir_shadow_group(kir_shadow *s); /* the next workgroup begins: local memory is undefined */
-void kir_shadow_barrier(kir_shadow *s);
-
-/* An item loads or stores the element at `at`, which is in local memory or not. *wrong: what is wrong with it. */
-tn_status kir_shadow_load(kir_shadow *s, const char *at, bool local, int item, const char **wrong);
-tn_status kir_shadow_store(kir_shadow *s, const char *at, bool local, int item, const char **wrong);
-
-/* ==== race detection ============================================================================================== */
-/* Local memory has an array of notes, one per byte. Global memory has a hash table by address: only buffers that the
+ * because they are not ordered.
+ *
+ * Local memory has an array of notes, one per byte. Global memory has a hash table by address: only buffers that the
  * program writes are watched. An element is identified by its first byte. */
 
 enum { NOBODY = -1, SEVERAL = -2, FIRST_SLOTS = 1024 };
@@ -38,15 +24,15 @@ typedef struct note {
     bool written;           /* by `group`, at any time */
 } note;
 
-struct kir_shadow {
-    const char *local;
+typedef struct kir_shadow {
+    const char *local; /* the memory of one workgroup after the other */
     note *locals;
     note *slots; /* open addressing; slot_count is a power of two */
     size_t slot_count, used;
     int64_t group, phase;
-};
+} kir_shadow;
 
-tn_status kir_shadow_open(const char *local, int64_t bytes, kir_shadow **out) {
+static tn_status kir_shadow_open(const char *local, int64_t bytes, kir_shadow **out) {
     kir_shadow *s = *out = tn_mem_zalloc(1, sizeof *s);
     if (!s) return TN_ERR_MEMORY;
     s->local = local;
@@ -56,19 +42,20 @@ tn_status kir_shadow_open(const char *local, int64_t bytes, kir_shadow **out) {
     return s->locals && s->slots ? TN_OK : TN_ERR_MEMORY;
 }
 
-void kir_shadow_close(kir_shadow *s) {
+static void kir_shadow_close(kir_shadow *s) {
     if (!s) return;
     tn_mem_free(s->locals);
     tn_mem_free(s->slots);
     tn_mem_free(s);
 }
 
-void kir_shadow_group(kir_shadow *s) {
+/* The next workgroup begins: local memory is undefined. */
+static void kir_shadow_group(kir_shadow *s) {
     s->group++;
     s->phase++;
 }
 
-void kir_shadow_barrier(kir_shadow *s) { s->phase++; }
+static void kir_shadow_barrier(kir_shadow *s) { s->phase++; }
 
 static size_t slot_of(const kir_shadow *s, const char *at) {
     size_t i = (size_t)((uint64_t)(uintptr_t)at * 0x9E3779B97F4A7C15U >> 20) & (s->slot_count - 1);
@@ -107,7 +94,8 @@ static tn_status note_of(kir_shadow *s, const char *at, bool local, note **out) 
     return TN_OK;
 }
 
-tn_status kir_shadow_load(kir_shadow *s, const char *at, bool local, int item, const char **wrong) {
+/* An item loads or stores the element at `at`, which is in local memory or not. *wrong: what is wrong with it. */
+static tn_status kir_shadow_load(kir_shadow *s, const char *at, bool local, int item, const char **wrong) {
     note *n;
     TRY(note_of(s, at, local, &n));
     if (local && !n->written) *wrong = "read before any item of this workgroup has written it";
@@ -118,7 +106,7 @@ tn_status kir_shadow_load(kir_shadow *s, const char *at, bool local, int item, c
     return TN_OK;
 }
 
-tn_status kir_shadow_store(kir_shadow *s, const char *at, bool local, int item, const char **wrong) {
+static tn_status kir_shadow_store(kir_shadow *s, const char *at, bool local, int item, const char **wrong) {
     note *n;
     TRY(note_of(s, at, local, &n));
     if (n->group != s->group) *wrong = "a race: another workgroup reads or writes it";

@@ -13,11 +13,11 @@
 /* ==== shared by both passes ======================================================================================= */
 
 /* Appends the steps of a function (LEGAL_EXP_F32 …) on these arguments; *high, unless NULL: what its pointer gets. */
-kir_val kir_legal_run(kir_builder *b, int function, const kir_val *arguments, kir_val *high);
+static kir_val kir_legal_run(kir_builder *b, int function, const kir_val *arguments, kir_val *high);
 
 /* The program of words equivalent to p. p must have been through KIR_LEGAL_MATHS, except for DIV, MOD, MIN and MAX of
  * 64-bit integers. */
-tn_status kir_legal_words(const kir_program *p, kir_program **out);
+static tn_status kir_legal_words(const kir_program *p, kir_program **out);
 
 /* ==== functions as steps ========================================================================================== */
 /* The builder shares equal steps, folds constants (a check for division by 0 disappears if the divisor is a constant)
@@ -85,7 +85,7 @@ static kir_val run_step(kir_builder *b, const struct legal_step *s, const kir_va
 }
 
 /* Calls are as deep as the functions of kir_math.h: two. */
-kir_val kir_legal_run(kir_builder *b, int function, const kir_val *arguments, kir_val *high) {
+static kir_val kir_legal_run(kir_builder *b, int function, const kir_val *arguments, kir_val *high) {
     const struct legal_function *f = &LEGAL_FUNCTIONS[function];
     const struct legal_step *steps = LEGAL_STEPS + f->first;
     kir_val v[256];
@@ -757,7 +757,7 @@ static tn_status words_rewrite_all(words *w, kir_program **out) {
     return status;
 }
 
-tn_status kir_legal_words(const kir_program *p, kir_program **out) {
+static tn_status kir_legal_words(const kir_program *p, kir_program **out) {
     words w = {.p = p};
     size_t n = (size_t)p->n_ins + 1;
     w.map = tn_mem_zalloc(n, sizeof *w.map);

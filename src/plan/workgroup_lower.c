@@ -22,6 +22,7 @@ typedef struct workgroup_kernel {
     const tn_value *lead;
     int batch_dim[TN_WORKGROUP_BATCH_AXES]; /* the result's dim behind each batch axis */
     int batch_axes;
+    bool sorts;
     /* of convolutions */
     folded k_of_a, k_of_b, columns;
     tn_window window;
@@ -381,9 +382,12 @@ static void store_result(void *context, const kir_aff *at, kir_val value, kir_va
     tn_lowering_results(&((workgroup_kernel *)context)->lw, at, value, mask);
 }
 
-/* Dims of an operand seen as rows: `first` is one of them, what follows is flat. */
-static void unflatten(workgroup_kernel *t, const tn_node *x, int first, const kir_aff *flat, kir_aff *at) {
-    index_unflatten(&t->lw, flat, x->shape + first, x->rank - first, at + first);
+/* An operand seen as rows: the first dim and what follows, flat; of what is sorted all dims but the last, flat, and the
+ * last. */
+static void split_rows(workgroup_kernel *t, const tn_node *x, const kir_aff *at, kir_aff *own) {
+    int of_rows = t->sorts ? x->rank - 1 : 1;
+    index_unflatten(&t->lw, &at[0], x->shape, of_rows, own);
+    index_unflatten(&t->lw, &at[1], x->shape + of_rows, x->rank - of_rows, own + of_rows);
 }
 
 /* The current contents of the result's memory. */
@@ -398,16 +402,14 @@ static kir_val load_rows(void *context, int i, const kir_aff *at, kir_val mask) 
     workgroup_kernel *t = context;
     const tn_node *x = i == TN_RESULT ? t->lead->node : t->lead->node->in[i];
     kir_aff own[TN_MAX_RANK];
-    own[0] = at[0];
-    if (x->rank > 1) unflatten(t, x, 1, &at[1], own);
+    split_rows(t, x, at, own);
     return i == TN_RESULT ? load_result(t, own, mask) : load_operand(context, i, own, mask);
 }
 
 static void store_rows(void *context, const kir_aff *at, kir_val value, kir_val mask) {
     workgroup_kernel *t = context;
     kir_aff own[TN_MAX_RANK];
-    own[0] = at[0];
-    if (t->lead->node->rank > 1) unflatten(t, t->lead->node, 1, &at[1], own);
+    split_rows(t, t->lead->node, at, own);
     store_result(context, own, value, mask);
 }
 
@@ -424,32 +426,13 @@ static bool takes_index_add(TN_UNUSED const tn_node *n, const tn_group_limits *l
     return tn_index_add_workgroup_fits(limits);
 }
 
-/* Rows are all dims but the last one. */
-static void split_last(workgroup_kernel *t, const tn_node *x, const kir_aff *at, kir_aff *own) {
-    index_unflatten(&t->lw, &at[0], x->shape, x->rank - 1, own);
-    own[x->rank - 1] = at[1];
-}
-
-static kir_val load_sorted(void *context, int i, const kir_aff *at, kir_val mask) {
-    workgroup_kernel *t = context;
-    kir_aff own[TN_MAX_RANK];
-    split_last(t, t->lead->node, at, own);
-    return i == TN_RESULT ? load_result(t, own, mask) : load_operand(context, i, own, mask);
-}
-
-static void store_sorted(void *context, const kir_aff *at, kir_val value, kir_val mask) {
-    workgroup_kernel *t = context;
-    kir_aff own[TN_MAX_RANK];
-    split_last(t, t->lead->node, at, own);
-    store_result(context, own, value, mask);
-}
-
 static tn_status make_argsort(workgroup_kernel *t, tn_workgroup_program *out) {
     const tn_node *n = t->lead->node;
-    tn_operand_callbacks callbacks = {t, product_begin, load_sorted, store_sorted};
+    tn_operand_callbacks callbacks = {t, product_begin, load_rows, store_rows};
     int64_t length = n->shape[n->rank - 1];
     tn_argsort_shape s = {.rows = length ? tn_node_numel(n) / length : 0, .length = length};
     s.descending = n->i[TN_ARGSORT_LAST_DESCENDING] != 0;
+    t->sorts = true;
     return tn_argsort_workgroup(&s, &callbacks, out);
 }
 
