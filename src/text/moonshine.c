@@ -96,6 +96,7 @@ static tn_tensor *rotated(const tn_moonshine *m, const tn_tensor *x, int64_t fir
     int64_t count = tn_size(x, 2), half = m->rotated / 2;
     tn_rope_options o = TN_ROPE_DEFAULTS;
     o.interleaved = true;
+    if (tn_status_of(x) != TN_OK) return tn_contiguous(x); /* the same error */
     float *turns = tn_txt_alloc((size_t)count * 2, (size_t)half * sizeof *turns);
     if (!turns) return tn_failed(TN_ERR_MEMORY, "%s", tn_error());
     for (int64_t i = 0; i < count * half; i++) {
