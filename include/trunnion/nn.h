@@ -271,8 +271,9 @@ TN_API tn_module *tn_nn_lstm(tn_module *parent, const char *name, int64_t input,
                              const tn_nn_recurrent_options *options);
 /* x [time, batch, input] (or batch first) → [time, batch, directions·hidden], a new handle. tn_forward calls it with
  * NULL for the rest.
- *   lengths: NULL, or steps of each sequence [batch], integers from 0 to time: behind its end a sequence yields 0; its
- *     state stays.
+ *   lengths: NULL, or steps of each sequence [batch], integers from 0 to time, in any order; one plan serves all
+ *     lengths. Behind its end a sequence yields 0, and what x has there is not used, not even a NaN. The last state is
+ *     that at its end, where the backward direction begins; without steps it is the first state.
  *   h0, c0: first states [layers·directions, batch, hidden], c0 of an lstm; NULL: 0.
  *   h_n, c_n: receive the last states in this shape; may be NULL.
  * Errors: TN_ERR_SHAPE; TN_ERR_ARGUMENT for a length outside its range, found as indices are (ops.h); TN_ERR_DTYPE.

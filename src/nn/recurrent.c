@@ -1,9 +1,9 @@
 /* recurrent.c — recurrent layers over sequences: RNN, GRU and LSTM, in layers and both directions.
  *
  * The inputs of all steps of a layer are one product; each step then adds the product with its state. All steps of a
- * GRU or LSTM are one operation if the sequences have one length. Sequences of different lengths lie in one batch:
- * behind its end a sequence keeps its state and yields 0, so the backward direction begins at each sequence's own last
- * step. */
+ * GRU or LSTM are one operation. Sequences of different lengths lie in one batch, padded at their ends. The forward
+ * direction computes the padding too and leaves the results out: no step depends on a later one. For the backward
+ * direction each sequence is turned around within its own length, then it is a forward direction. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +21,7 @@ typedef struct direction {
 } direction;
 
 typedef struct recurrent {
+    const struct kind *kind;
     direction of[MOST_LAYERS][DIRECTIONS];
     int64_t input, hidden, layers, directions, gates;
     bool batch_first, relu;
@@ -28,80 +29,21 @@ typedef struct recurrent {
     const char *name;
 } recurrent;
 
-/* ---- steps ------------------------------------------------------------------------------------------------------- */
+/* ---- all steps --------------------------------------------------------------------------------------------------- */
 
-static tn_tensor *part(const recurrent *s, const tn_tensor *gates, int64_t k) {
-    return tn_narrow(gates, 1, k * s->hidden, s->hidden);
+/* h and, of an LSTM, c [batch, hidden]; of all steps: one dim more in front. */
+typedef struct state {
+    tn_tensor *h, *c;
+} state;
+
+static state last_of(state all, bool backward) {
+    int64_t last = backward ? 0 : tn_size(all.h, 0) - 1;
+    return (state){tn_select(all.h, 0, last), all.c ? tn_select(all.c, 0, last) : NULL};
 }
 
-/* One step of h (and c, of an LSTM) from the step's input product. */
-typedef void recurrent_step(const recurrent *s, const direction *d, const tn_tensor *from_x, tn_tensor **h,
-                            tn_tensor **c);
-
-static void step_rnn(const recurrent *s, const direction *d, const tn_tensor *from_x, tn_tensor **h,
-                     TN_UNUSED tn_tensor **c) {
-    tn_tensor *sum = tn_add(from_x, tn_linear(*h, d->weight_hh, d->bias_hh));
-    *h = s->relu ? tn_relu(sum) : tn_tanh(sum);
-}
-
-/* r, z = σ(…); n = tanh(x's part + r · h's part); h' = n + z·(h − n). */
-static void step_gru(const recurrent *s, const direction *d, const tn_tensor *from_x, tn_tensor **h,
-                     TN_UNUSED tn_tensor **c) {
-    tn_tensor *from_h = tn_linear(*h, d->weight_hh, d->bias_hh);
-    tn_tensor *reset = tn_sigmoid(tn_add(part(s, from_x, 0), part(s, from_h, 0)));
-    tn_tensor *update = tn_sigmoid(tn_add(part(s, from_x, 1), part(s, from_h, 1)));
-    tn_tensor *candidate = tn_tanh(tn_add(part(s, from_x, 2), tn_mul(reset, part(s, from_h, 2))));
-    *h = tn_add(candidate, tn_mul(update, tn_sub(*h, candidate)));
-}
-
-/* i, f, o = σ(…), g = tanh(…); c' = f·c + i·g; h' = o·tanh(c'). */
-static void step_lstm(const recurrent *s, const direction *d, const tn_tensor *from_x, tn_tensor **h, tn_tensor **c) {
-    tn_tensor *gates = tn_add(from_x, tn_linear(*h, d->weight_hh, d->bias_hh));
-    tn_tensor *input = tn_sigmoid(part(s, gates, 0)), *forget = tn_sigmoid(part(s, gates, 1));
-    tn_tensor *candidate = tn_tanh(part(s, gates, 2)), *output = tn_sigmoid(part(s, gates, 3));
-    *c = tn_add(tn_mul(forget, *c), tn_mul(input, candidate));
-    *h = tn_mul(output, tn_tanh(*c));
-}
-
-/* ---- all steps in one operation ---------------------------------------------------------------------------------- */
-
-/* Sequences of one length: returns the states of all steps; *h and *c become the last ones. */
-typedef tn_tensor *recurrent_steps(const direction *d, const tn_tensor *from_x, bool backward, tn_tensor **h,
-                                   tn_tensor **c);
-
-static tn_tensor *last_of(const tn_tensor *states, bool backward) {
-    return tn_select(states, 0, backward ? 0 : tn_size(states, 0) - 1);
-}
-
-static tn_tensor *steps_gru(const direction *d, const tn_tensor *from_x, bool backward, tn_tensor **h,
-                            TN_UNUSED tn_tensor **c) {
-    tn_tensor *all = tn_gru_steps(from_x, d->weight_hh, d->bias_hh, *h, backward);
-    *h = last_of(all, backward);
-    return all;
-}
-
-static tn_tensor *steps_lstm(const direction *d, const tn_tensor *from_x, bool backward, tn_tensor **h, tn_tensor **c) {
-    tn_tensor *both = tn_lstm_steps(from_x, d->weight_hh, d->bias_hh, *h, *c, backward), *all = tn_select(both, 0, 0);
-    *h = last_of(all, backward);
-    *c = last_of(tn_select(both, 0, 1), backward);
-    return all;
-}
-
-static const struct kind {
-    const char *name;
-    int64_t gates;
-    recurrent_step *step;
-    recurrent_steps *steps; /* NULL: step by step */
-} kinds[] = {{"rnn", 1, step_rnn, NULL}, {"gru", 3, step_gru, steps_gru}, {"lstm", 4, step_lstm, steps_lstm}};
-
-static const struct kind *kind_of(const recurrent *s) {
-    const struct kind *k = kinds;
-    while (k->gates != s->gates)
-        k++;
-    return k;
-}
-
-/* ---- a layer ----------------------------------------------------------------------------------------------------- */
+/* The states behind each step; from: before the first. */
+typedef state recurrent_steps(const recurrent *s, const direction *d, const tn_tensor *from_x, bool backward,
+                              state from);
 
 /* `count` tensors joined along a new first dim; tn_stack takes fewer than a long sequence has. */
 static tn_tensor *stacked(tn_tensor *const *t, int64_t count) {
@@ -110,6 +52,87 @@ static tn_tensor *stacked(tn_tensor *const *t, int64_t count) {
     int64_t half = count / 2;
     return tn_cat((tn_tensor *[]){stacked(t, half), stacked(t + half, count - half)}, 2, 0);
 }
+
+static state steps_rnn(const recurrent *s, const direction *d, const tn_tensor *from_x, bool backward, state from) {
+    int64_t steps = tn_size(from_x, 0);
+    tn_tensor **out = calloc((size_t)steps, sizeof *out);
+    if (!out) return (state){tn_failed(TN_ERR_MEMORY, "%s: no memory for %lld steps", s->name, (long long)steps), NULL};
+    for (int64_t i = 0; i < steps; i++) {
+        int64_t t = backward ? steps - 1 - i : i;
+        tn_tensor *sum = tn_add(tn_select(from_x, 0, t), tn_linear(from.h, d->weight_hh, d->bias_hh));
+        from.h = out[t] = s->relu ? tn_relu(sum) : tn_tanh(sum);
+    }
+    state all = {stacked(out, steps), NULL};
+    free(out);
+    return all;
+}
+
+static state steps_gru(TN_UNUSED const recurrent *s, const direction *d, const tn_tensor *from_x, bool backward,
+                       state from) {
+    return (state){tn_gru_steps(from_x, d->weight_hh, d->bias_hh, from.h, backward), NULL};
+}
+
+static state steps_lstm(TN_UNUSED const recurrent *s, const direction *d, const tn_tensor *from_x, bool backward,
+                        state from) {
+    tn_tensor *both = tn_lstm_steps(from_x, d->weight_hh, d->bias_hh, from.h, from.c, backward);
+    return (state){tn_select(both, 0, 0), tn_select(both, 0, 1)};
+}
+
+static const struct kind {
+    const char *name;
+    int64_t gates;
+    recurrent_steps *steps;
+} kinds[] = {{"rnn", 1, steps_rnn}, {"gru", 3, steps_gru}, {"lstm", 4, steps_lstm}};
+
+/* ---- lengths ----------------------------------------------------------------------------------------------------- */
+
+/* What follows from the lengths, which are data: one plan serves all. */
+typedef struct spans {
+    tn_tensor *lengths, *number; /* [batch], i64: of each sequence, and its place in the batch; lengths NULL: whole */
+    tn_tensor *within;           /* [time, batch, 1]: the step lies before the end of its sequence */
+    tn_tensor *turned; /* [time · batch], i64: the row of the step at the mirrored place within the sequence's length */
+} spans;
+
+/* Lengths outside of 0 to `steps` fail as indices do: here, or when they are computed. */
+static spans spans_of(const tn_tensor *lengths, int64_t steps) {
+    if (!lengths) return (spans){0};
+    int64_t batch = tn_size(lengths, 0);
+    tn_tensor *all = tn_arange(0, (double)(steps + 1), 1, TN_I64);
+    spans p = {.lengths = tn_index_select(all, 0, lengths), .number = tn_arange(0, (double)batch, 1, TN_I64)};
+    tn_tensor *t = tn_unsqueeze(tn_narrow(all, 0, 0, steps), 1), *within = tn_lt(t, p.lengths);
+    tn_tensor *from_end = tn_sub(tn_sub(p.lengths, t), tn_scalar_int(1));
+    tn_tensor *row = tn_add(tn_mul(tn_where(within, from_end, t), tn_scalar_int(batch)), p.number);
+    p.within = tn_unsqueeze(within, 2);
+    p.turned = tn_reshape(row, (int64_t[]){steps * batch}, 1);
+    return p;
+}
+
+/* Rows `row` of x [time, batch, features]. */
+static tn_tensor *rows_of(const tn_tensor *x, const tn_tensor *row) {
+    return tn_index_select(tn_flatten(x, 0, 1), 0, row);
+}
+
+/* Steps [first, end) of x with its sequences turned around. */
+static tn_tensor *turned_steps(const spans *p, const tn_tensor *x, int64_t first, int64_t end) {
+    int64_t batch = tn_size(x, 1), shape[] = {end - first, batch, tn_size(x, 2)};
+    return tn_reshape(rows_of(x, tn_slice(p->turned, 0, first * batch, end * batch, 1)), shape, 3);
+}
+
+/* x with zeros behind the ends: nothing there, an infinity or NaN, has an influence. */
+static tn_tensor *cut(const spans *p, const tn_tensor *x) {
+    return tn_where(p->within, x, tn_zeros(NULL, 0, tn_dtype_of(x)));
+}
+
+/* For sequences that end among steps [first, end), whose states are `all`: the state at their end; others keep `to`. */
+static state at_ends(const spans *p, state all, int64_t first, int64_t end, state to) {
+    tn_tensor *last = tn_sub(p->lengths, tn_scalar_int(first + 1));
+    tn_tensor *ends = tn_unsqueeze(tn_logical_and(tn_ge_scalar(last, 0), tn_lt_scalar(last, (double)(end - first))), 1);
+    last = tn_clamp(last, 0, (double)(end - first - 1));
+    tn_tensor *row = tn_add(tn_mul(last, tn_scalar_int(tn_size(p->lengths, 0))), p->number);
+    return (state){tn_where(ends, rows_of(all.h, row), to.h), to.c ? tn_where(ends, rows_of(all.c, row), to.c) : NULL};
+}
+
+/* ---- a layer ----------------------------------------------------------------------------------------------------- */
 
 /* Chunks in which the steps are computed. Without gradients the input products of a chunk stay in the second-level
  * cache until its steps have read them, and all chunks use the same memory. */
@@ -121,42 +144,25 @@ static int chunks_of(const recurrent *s, const tn_tensor *x) {
     return count < 1 ? 1 : count > most ? (int)most : (int)count;
 }
 
-static tn_tensor *run_chunks(const recurrent *s, const direction *d, const tn_tensor *x, bool backward, tn_tensor **h,
-                             tn_tensor **c) {
+/* x [time, batch, features] → [time, batch, hidden]; *last: the first state, then the last. */
+static tn_tensor *run_direction(const recurrent *s, const direction *d, const tn_tensor *x, const spans *p,
+                                bool backward, state *last) {
     int count = chunks_of(s, x);
+    bool turns = backward && p->lengths;
     tn_tensor *out[MOST_CHUNKS];
+    state at = *last;
     for (int i = 0; i < count; i++) {
-        int k = backward ? count - 1 - i : i;
+        int k = backward && !turns ? count - 1 - i : i;
         int64_t first = k * tn_size(x, 0) / count, end = (k + 1) * tn_size(x, 0) / count;
-        tn_tensor *from_x = tn_linear(tn_slice(x, 0, first, end, 1), d->weight_ih, d->bias_ih);
-        out[k] = kind_of(s)->steps(d, from_x, backward, h, c);
+        tn_tensor *in = turns ? turned_steps(p, x, first, end) : tn_slice(x, 0, first, end, 1);
+        state all = s->kind->steps(s, d, tn_linear(in, d->weight_ih, d->bias_ih), backward && !turns, at);
+        at = last_of(all, backward && !turns);
+        if (p->lengths) *last = at_ends(p, all, first, end, *last);
+        out[k] = all.h;
     }
-    return count == 1 ? out[0] : tn_cat(out, count, 0);
-}
-
-/* x [time, batch, features] → [time, batch, hidden], and the last states in *h and *c. */
-static tn_tensor *run_direction(const recurrent *s, const direction *d, const tn_tensor *x, const tn_tensor *lengths,
-                                bool backward, tn_tensor **h, tn_tensor **c) {
-    int64_t steps = tn_size(x, 0);
-    if (!lengths && kind_of(s)->steps) return run_chunks(s, d, x, backward, h, c);
-    tn_tensor *from_x = tn_linear(x, d->weight_ih, d->bias_ih), *none, *result;
-    none = tn_zeros_like(*h);
-    tn_tensor **out = calloc((size_t)steps, sizeof *out);
-    if (!out) return tn_failed(TN_ERR_MEMORY, "%s: no memory for %lld steps", s->name, (long long)steps);
-    for (int64_t i = 0; i < steps; i++) {
-        int64_t t = backward ? steps - 1 - i : i;
-        tn_tensor *old_h = *h, *old_c = *c;
-        kind_of(s)->step(s, d, tn_select(from_x, 0, t), h, c);
-        out[t] = *h;
-        if (!lengths) continue;
-        tn_tensor *goes_on = tn_unsqueeze(tn_gt(lengths, tn_scalar_int(t)), 1);
-        out[t] = tn_where(goes_on, *h, none);
-        *h = tn_where(goes_on, *h, old_h);
-        if (*c) *c = tn_where(goes_on, *c, old_c);
-    }
-    result = stacked(out, steps);
-    free(out);
-    return result;
+    if (!p->lengths) *last = at;
+    tn_tensor *y = count == 1 ? out[0] : tn_cat(out, count, 0);
+    return turns ? turned_steps(p, y, 0, tn_size(x, 0)) : y;
 }
 
 static tn_tensor *check_sequence(const recurrent *s, const tn_tensor *x, const tn_tensor *lengths, const tn_tensor *h0,
@@ -184,11 +190,6 @@ static tn_tensor *check_sequence(const recurrent *s, const tn_tensor *x, const t
     return NULL;
 }
 
-/* The same lengths, of which each is 0 to `steps`: else they or, computed later, their evaluation fails as an index. */
-static tn_tensor *lengths_within(const tn_tensor *lengths, int64_t steps) {
-    return tn_index_select(tn_arange(0, (double)(steps + 1), 1, TN_I64), 0, lengths);
-}
-
 static tn_tensor *first_state(const recurrent *s, const tn_tensor *given, int64_t number, int64_t batch, tn_dtype t) {
     return given ? tn_select(given, 0, number) : tn_zeros((int64_t[]){batch, s->hidden}, 2, t);
 }
@@ -207,24 +208,26 @@ tn_tensor *tn_recurrent_forward(tn_module *m, const tn_tensor *x, const tn_tenso
     tn_tensor *bad = check_sequence(s, x, lengths, h0, c0), *last_h[MOST_LAYERS * DIRECTIONS],
               *last_c[MOST_LAYERS * DIRECTIONS];
     if (bad) return failed(bad, h_n, c_n);
-    if (lengths) lengths = lengths_within(lengths, tn_size(x, s->batch_first ? 1 : 0));
-    if (lengths && tn_status_of(lengths) != TN_OK) return failed(tn_contiguous(lengths), h_n, c_n);
+    spans p = spans_of(lengths, tn_size(x, s->batch_first ? 1 : 0));
+    if (lengths && tn_status_of(p.turned) != TN_OK) return failed(tn_contiguous(p.turned), h_n, c_n);
     bool lstm = s->gates == 4, training = tn_module_is_training(m);
     int64_t batch = tn_size(x, s->batch_first ? 0 : 1), count = s->layers * s->directions;
     const tn_tensor *in = s->batch_first ? tn_transpose(x, 0, 1) : x;
+    if (lengths) in = cut(&p, in);
     tn_tensor *y = NULL;
     for (int64_t l = 0; l < s->layers; l++) {
         tn_tensor *out[DIRECTIONS];
         if (l) in = s->dropout > 0 ? tn_dropout(y, s->dropout, training) : y;
         for (int64_t d = 0; d < s->directions; d++) {
             int64_t number = l * s->directions + d;
-            tn_tensor *h = first_state(s, h0, number, batch, tn_dtype_of(x));
-            tn_tensor *c = lstm ? first_state(s, c0, number, batch, tn_dtype_of(x)) : NULL;
-            out[d] = run_direction(s, &s->of[l][d], in, lengths, d == 1, &h, &c);
-            last_h[number] = h;
-            last_c[number] = c;
+            state last = {first_state(s, h0, number, batch, tn_dtype_of(x)), NULL};
+            if (lstm) last.c = first_state(s, c0, number, batch, tn_dtype_of(x));
+            out[d] = run_direction(s, &s->of[l][d], in, &p, d == 1, &last);
+            last_h[number] = last.h;
+            last_c[number] = last.c;
         }
         y = s->directions == 2 ? tn_cat(out, 2, 2) : out[0];
+        if (lengths) y = cut(&p, y);
     }
     if (h_n) *h_n = tn_keep(tn_stack(last_h, (int)count, 0));
     if (c_n)
@@ -266,7 +269,7 @@ static tn_module *make(tn_module *parent, const char *name, const struct kind *k
     tn_module *m = tn_nn_make(parent, name, type, sizeof(recurrent));
     if (!m) return NULL;
     recurrent *s = tn_module_self(m);
-    s->input = input, s->hidden = hidden, s->layers = o.layers, s->gates = k->gates, s->name = k->name;
+    s->kind = k, s->input = input, s->hidden = hidden, s->layers = o.layers, s->gates = k->gates, s->name = k->name;
     s->directions = o.bidirectional ? 2 : 1, s->batch_first = o.batch_first, s->relu = o.relu, s->dropout = o.dropout;
     for (int64_t l = 0; l < o.layers; l++)
         for (int64_t d = 0; d < s->directions; d++) {

@@ -5,8 +5,6 @@
  * each step is composed. Only states are kept for the gradient: the gates are computed again, by one product for all
  * steps. The gradient walks back and yields the gradients of the gates' sums; those of the weights are products again.
  */
-#include <string.h>
-
 #include "ops/ops_common.h"
 
 /* Inputs of the forward ops, and of the gradients. */
@@ -24,10 +22,6 @@ static tn_status no_steps(const tn_infer *c, int gates) {
                    tn_shape_text(c->in[FIRST_H], h, sizeof h), gates, gates);
 }
 
-static bool same_shape(const tn_node *x, const tn_node *y) {
-    return x->rank == y->rank && !memcmp(x->shape, y->shape, (size_t)x->rank * sizeof *x->shape);
-}
-
 static tn_status check_steps(const tn_infer *c, int gates) {
     const tn_node *x = c->in[FROM_X], *w = c->in[WEIGHT], *bias = c->in[BIAS], *h = c->in[FIRST_H];
     if (x->rank != 3 || w->rank != 2 || h->rank != 2 || x->shape[0] < 1) return no_steps(c, gates);
@@ -37,7 +31,7 @@ static tn_status check_steps(const tn_infer *c, int gates) {
     if (!fits) return no_steps(c, gates);
     if (bias && (bias->rank != 1 || bias->shape[0] != gates * hidden))
         return tn_fail(TN_ERR_SHAPE, "%s: the bias must have %lld elements", c->row->name, (long long)(gates * hidden));
-    if (gates == LSTM_GATES && !same_shape(c->in[FIRST_C], h))
+    if (gates == LSTM_GATES && !tn_same_shape(c->in[FIRST_C], h))
         return tn_fail(TN_ERR_SHAPE, "%s: c0 must have the shape of h0", c->row->name);
     if (x->symbol[0]) return tn_fail(TN_ERR_UNSUPPORTED, "%s: the number of steps must not be a symbol", c->row->name);
     return TN_OK;

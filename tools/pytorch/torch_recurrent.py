@@ -51,6 +51,8 @@ parts = [
     "// clang-format off",
     case("rnn", nn.RNN(3, 4, nonlinearity="relu"), (5, 2, 3)),
     case("gru", nn.GRU(3, 4, 2, bidirectional=True, batch_first=True), (2, 5, 3), states=True),
+    case("packed_gru", nn.GRU(3, 4, 2, bidirectional=True, batch_first=True), (3, 5, 3), lengths=[3, 5, 1], states=True),
+    case("packed_rnn", nn.RNN(3, 4, 2, bidirectional=True), (5, 3, 3), lengths=[3, 5, 1]),
     case("lstm", nn.LSTM(3, 4, 2, bidirectional=True), (5, 3, 3), lengths=[3, 5, 1], states=True),
     case("plain", nn.LSTM(2, 3, bias=False, batch_first=True), (2, 4, 2)),
 ]
