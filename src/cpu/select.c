@@ -87,10 +87,11 @@ static const struct tile_set *bf16_tiles(const kernel_tables *t) { return t->f32
 bool tn_gemm_use_pairs(bool pairs) { return !pairs; }
 #endif
 
-/* Which dot products of bytes the processor has; looked up once, as products ask at each run. */
+/* Which dot products of bytes the processor has; looked up once, as products ask at each run. Unused in builds without
+ * kernels that need one. */
 enum { DOTS_KNOWN = 1, DOTS_512 = 2, DOTS_256 = 4, DOTS_I8MM = 8 };
 
-static int dots(void) {
+__attribute__((unused)) static int dots(void) {
     static _Atomic int known;
     int now = atomic_load_explicit(&known, memory_order_relaxed);
     if (now) return now;
