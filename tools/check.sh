@@ -32,6 +32,9 @@ esac
 only=" $* "
 if [ "$level" = check ]; then
     export SEED=${SEED:-1}
+    # Compiling takes longer than the few launches of a kernel here: Mesa and PoCL do not optimise. In
+    # check-all they do.
+    export GALLIVM_PERF=nopt LP_NATIVE_VECTOR_WIDTH=128 POCL_EXTRA_BUILD_FLAGS=-cl-opt-disable
 else
     export SEED=${SEED:-$(($(date +%s) / 86400 * 30000))}
 fi
@@ -57,8 +60,8 @@ export -f amount
 threaded=$(find tests -name test_base.c -o -name 'test_*thread*.c' | sed 's|.*/||; s|\.c$||' | sort -u | tr '\n' ' ')
 
 # Suites that keep all processors busy, or measure time or memory, and so run alone. Of the others, up to JOBS + 1 run at
-# the same time, since they wait for servers, files and each other's builds: put rows next to each other.
-alone=" setup unit doubles signals mutants minimal asan fuzz tsan
+# the same time, since they wait for servers, files and each other's builds: put rows next to each other, the longest first.
+alone=" setup unit signals asan fuzz tsan
     cross web bare onnx-all rendered-all asan-full unit-full programs signals-all certified devwork memory serve-load
     gpu-report-all doubles-all llama fuzz-long mutated "
 alone=$(tr -s '\n ' ' ' <<<"$alone")
@@ -76,40 +79,40 @@ build     | check     | 900 | tools/build.sh $BUILD 'tests examples benches' $pl
 digits    | check     | 600 | python3 tools/digits.py
 model     | check     | 600 | python3 tools/text/smollm2.py --or-skip
 unit      | check     | 600 | tools/build.sh $BUILD tests $plain && python3 tools/digits.py && $run_programs $BUILD tests
-doubles   | check     | 600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD
 signals   | check     | 360 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD
+webgpu    | check     | 600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && tools/checks/webgpu.sh $BUILD
+vulkan    | check     | 480 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && tools/checks/vulkan.sh $BUILD
+doubles   | check     | 600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD
+survive   | check     | 360 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD
+processes | check     | 480 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD examples $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/processes.py $BUILD
+renderings | check    | 240 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD
+help      | check     | 960 | tools/build.sh $BUILD all $plain && $run_command $BUILD help
+backend   | check     | 480 | tools/build.sh $BUILD all $plain && python3 tools/checks/backend.py $BUILD
+oclgrind  | check     | 600 | tools/build.sh $BUILD tests $plain && tools/checks/oclgrind.sh $BUILD
+llm       | check     | 600 | tools/build.sh $BUILD all $plain && python3 tools/checks/llm.py $BUILD
+serve     | check     | 360 | tools/build.sh $BUILD all $plain && python3 tools/checks/serve.py $BUILD
 mutants   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --count 500 --jobs $JOBS
 hostile   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/formats/hostile_gguf.py $BUILD 13
 devices   | check     | 120 | tools/build.sh $BUILD all $plain && $run_command $BUILD devices
 links     | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/links.py $BUILD
 library   | check     | 120 | tools/build.sh $BUILD all $plain && tools/checks/library.sh $BUILD
-renderings | check    | 240 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD
 blas      | check     | 120 | tools/build.sh $BUILD 'test_library test_device_settings' $plain && tools/checks/blas.sh $BUILD
 examples  | check     | 240 | tools/build.sh $BUILD examples $plain && $run_programs $BUILD examples
 train     | check     | 480 | tools/build.sh $BUILD all $plain && $run_command $BUILD train
-processes | check     | 480 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD examples $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/processes.py $BUILD
 empty-root | check    |  60 | tools/build.sh $BUILD all $plain && python3 tools/digits.py && python3 tools/checks/empty_root.py $BUILD
 bench     | check     | 120 | tools/build.sh $BUILD all $plain && $run_command $BUILD bench
-backend   | check     | 480 | tools/build.sh $BUILD all $plain && python3 tools/checks/backend.py $BUILD
 pull      | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/pull.py $BUILD
 embed     | check     | 120 | tools/build.sh $BUILD all $plain && $run_command $BUILD embed
 faults    | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/command_faults.py $BUILD
 surroundings | check  | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/surroundings.py $BUILD
 gpu-report | check    | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/gpu_report.py $BUILD
 finetune  | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/finetune.py $BUILD
-survive   | check     | 360 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD
 chat      | check     | 480 | tools/build.sh $BUILD all $plain && python3 tools/checks/chat.py $BUILD
-serve     | check     | 360 | tools/build.sh $BUILD all $plain && python3 tools/checks/serve.py $BUILD
-help      | check     | 960 | tools/build.sh $BUILD all $plain && $run_command $BUILD help
 install   | check     | 240 | tools/checks/install.sh $BUILD
-vulkan    | check     | 480 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && tools/checks/vulkan.sh $BUILD
-webgpu    | check     | 600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && tools/checks/webgpu.sh $BUILD
-oclgrind  | check     | 600 | tools/build.sh $BUILD tests $plain && tools/checks/oclgrind.sh $BUILD
 onnx      | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD
 onnx-ocl  | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl --every 75
 gpu-headers | check   | 120 | python3 tools/checks/gpu_headers.py
 web-node  | check     | 900 | tools/build.sh $BUILD all $plain && python3 tools/checks/web.py $BUILD node
-llm       | check     | 600 | tools/build.sh $BUILD all $plain && python3 tools/checks/llm.py $BUILD
 onnx-schemas | check  | 120 | python3 tools/checks/onnx_attributes.py
 export    | check     | 240 | tools/build.sh $BUILD tests $plain && python3 tools/checks/onnx_export.py $BUILD
 engine-nodes | check  | 360 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_engine.py $BUILD
@@ -120,6 +123,9 @@ minimal   | check     | 600 | tools/build.sh $BUILD all $plain && tools/checks/m
 asan      | check     | 900 | tools/build.sh $BUILD-asan all_tests $asan && $run_programs $BUILD-asan tests --in all_tests --each 300
 fuzz      | check     | 600 | tools/build.sh $BUILD-asan all_tests $asan && $run_programs $BUILD-asan fuzzers --in all_tests --fuzz 1
 tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
+vulkan-all | check-all | 900 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && tools/checks/vulkan.sh $BUILD --all
+webgpu-all | check-all | 1200 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && tools/checks/webgpu.sh $BUILD --all
+backend-all | check-all | 480 | tools/build.sh $BUILD all $plain && python3 tools/checks/backend.py $BUILD --all
 survive-all | check-all | 900 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD \$(amount 40) $SEED
 cross     | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/cross.py --check $BUILD
 web       | check-all | 1200 | tools/build.sh $BUILD all $plain && python3 tools/checks/web.py $BUILD

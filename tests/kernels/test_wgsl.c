@@ -10,7 +10,7 @@
 #include "kir_device.h"
 
 /* Workgroups begin at a seed behind which no stored index leaves 32 bits: of more, the low word alone is promised. */
-enum { CASES = 30, GROUP_FIRST = 13, GROUP_CASES = 14, FULL = 10 };
+enum { CASES = 10, FULL_CASES = 30, GROUP_FIRST = 13, GROUP_CASES = 5, FULL_GROUP_CASES = 14 };
 
 static kir_device device;
 
@@ -73,7 +73,7 @@ static void check_seeds(uint64_t first, uint64_t count, kir_random_options optio
 static void random_programs(void **state) {
     (void)state;
     if (!device.handle) skip();
-    check_seeds(0, CASES * (getenv("TRUNNION_TEST_FULL") ? FULL : 1), (kir_random_options){.variables = true});
+    check_seeds(0, test_is_full() ? FULL_CASES : CASES, (kir_random_options){.variables = true});
     check_seeds(7001, 1, (kir_random_options){.variables = true}); /* element 0 lies before all memory */
 }
 
@@ -89,7 +89,8 @@ static void infinity_outweighs_a_product(void **state) {
 static void random_workgroups(void **state) {
     (void)state;
     if (!device.handle) skip();
-    check_seeds(GROUP_FIRST, GROUP_CASES, (kir_random_options){.group = true, .variables = true});
+    check_seeds(GROUP_FIRST, test_is_full() ? FULL_GROUP_CASES : GROUP_CASES,
+                (kir_random_options){.group = true, .variables = true});
 }
 
 /* What the language cannot say is an error with words. */

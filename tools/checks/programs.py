@@ -33,9 +33,11 @@ TAIL = 40
 SANITIZERS = {"ASAN_OPTIONS": "print_legend=0:quarantine_size_mb=32", "UBSAN_OPTIONS": "print_stacktrace=1",
               "LSAN_OPTIONS": f"print_suppressions=0:suppressions={ROOT}/tools/checks/leaks_of_others.txt"}
 PASSED_ON = ("ran on: ", "skipped: ")
-# Begun first, so that no processor waits for one of them at the end.
-LONGEST = ("test_conv_kernel", "test_gemm", "test_in_place_concat", "test_driver_faults", "test_device_training",
-           "test_winograd", "test_llm_model", "test_options", "test_far_ops")
+# Begun first and in this order, so that no processor waits for one of them at the end. The first five wait for compilers
+# of devices, unless these have cached their kernels.
+LONGEST = ("test_device_training", "test_amp", "test_render", "test_driver_faults", "test_conform", "test_conv_kernel",
+           "test_far_ops", "test_gemm", "test_workgroup_kernels", "test_in_place_concat", "test_winograd",
+           "test_llm_model", "test_options")
 MEMORY = "/dev/shm"  # files of fuzzers, which write some for each input
 
 
@@ -213,7 +215,7 @@ def main():
 
     pattern, program_name, run = KINDS[options.kind]
     names = sorted((p.stem for p in ROOT.glob(pattern) if p.stem != "fuzz_replay"),
-                   key=lambda name: (name not in LONGEST, name))
+                   key=lambda name: (LONGEST.index(name) if name in LONGEST else len(LONGEST), name))
     if options.percent < 100:
         drawn = set(random.Random(options.seed).sample(names, max(1, len(names) * options.percent // 100)))
         print(f"{len(drawn)} of {len(names)} programs, drawn by seed {options.seed}", flush=True)

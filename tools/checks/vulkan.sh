@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# vulkan.sh BUILD — the Vulkan driver on the Vulkan devices that run on the processor, under Khronos' validation layer.
+# vulkan.sh BUILD [--all] — the Vulkan driver on the Vulkan devices that run on the processor, under Khronos' validation
+# layer.
 #
 # The layer says on standard output what a program does wrong with Vulkan: one message, and the run has failed. First
 # three mistakes are seeded, calls that the fake library between driver and loader leaves out, and have to be found. Then
-# the driver's promises are tried, also with memory that the host does not see, a sample of all operations, and a
-# training whose loss must be the processor's. SwiftShader, where it is, is the minimal device: no f16, f64, or 64-bit
-# integers, and no memory in less than words. Matrices are multiplied by Mesa from 26 on: where TRUNNION_NEWER_ROOT is the
-# folder of a system that has it (in_root.sh), products of halves are tried there.
+# the driver's promises are tried, also with memory that the host does not see, a sample of one operation in three (with
+# --all of each), and a training whose loss must be the processor's. SwiftShader, where it is, is the minimal device: no
+# f16, f64, or 64-bit integers, and no memory in less than words. Matrices are multiplied by Mesa from 26 on: where
+# TRUNNION_NEWER_ROOT is the folder of a system that has it (in_root.sh), products of halves are tried there.
 set -u
 cd "$(dirname "$0")/../.."
-build=$1
+build=$1 some=""
 passed=0 failed=0
 swiftshader=${SWIFTSHADER_ICD:-/usr/lib/chromium/vk_swiftshader_icd.json}
 
@@ -21,6 +22,10 @@ unset XDG_RUNTIME_DIR VK_ICD_FILENAMES VK_DRIVER_FILES TRUNNION_VULKAN_LIB TRUNN
 
 # Operations that read where they compute, or all of an operand at once.
 windows=index_select,embedding,gather,scatter_add,cat,flip,softmax,matmul,sum,cumsum,bitwise_not
+
+if [ "${2:-}" != --all ]; then
+    some="--only $(python3 tools/checks/some_operations.py "$build/trunnion" 3 "${SEED:-1}")"
+fi
 
 verdict() {
     if [ "$1" = 0 ]; then
@@ -63,7 +68,7 @@ grep '^skipped' "$logs/headers.log"
 verdict $? "the command has noise on its standard error: $(head -c 300 "$logs/noise.log")" quiet
 
 clean staging env TRUNNION_VULKAN_STAGING=1 "$build/test_vulkan"
-clean certify "$build/trunnion" certify --device vulkan --sample 60 --seed "${SEED:-1}"
+clean certify "$build/trunnion" certify --device vulkan --sample 60 $some --seed "${SEED:-1}"
 
 # loss DEVICE — of a short training, in full; llvmpipe computes the processor's bits.
 loss() {
@@ -78,7 +83,7 @@ verdict $? "the training's loss is not the processor's" train
 if [ -e "$swiftshader" ]; then
     export VK_ICD_FILENAMES=$swiftshader
     clean swiftshader "$build/test_vulkan"
-    clean certify-minimal "$build/trunnion" certify --device vulkan --sample 80 --seed "${SEED:-1}"
+    clean certify-minimal "$build/trunnion" certify --device vulkan --sample 80 $some --seed "${SEED:-1}"
     unset VK_ICD_FILENAMES
     echo "ran on: vulkan:0 (SwiftShader, software): the driver's promises and a sample of operations"
 else
@@ -92,6 +97,7 @@ wrong vkDestroyBuffer 'VUID-vkDestroyDevice'
 wrong vkCmdBindDescriptorSets 'VUID-vkCmdDispatch'
 wrong vkDestroyPipelineLayout 'VUID-vkDestroyDevice'
 clean validated "$build/test_vulkan"
+clean promises env TRUNNION_TEST_DEVICE=vulkan "$build/test_conform"
 small="env SHRINK=2048 TRUNNION_VULKAN_LIB=$PWD/$logs/libvulkan.so" # memory is reached through several bindings
 clean small-driver $small "$build/test_vulkan"
 clean small-bindings $small "$build/trunnion" certify --device vulkan --strict --only "$windows"
@@ -101,7 +107,7 @@ verdict $? "with bindings of 64 KiB the training's loss is $small, on the proces
 clean queues env TRUNNION_TEST_DEVICE=vulkan "$build/test_queue"
 clean immediate-kernels env TRUNNION_TEST_DEVICE=vulkan "$build/test_device_kernels"
 clean validated-staging env TRUNNION_VULKAN_STAGING=1 "$build/test_vulkan"
-clean validated-certify "$build/trunnion" certify --device vulkan --sample 500 --seed "${SEED:-1}"
+clean validated-certify "$build/trunnion" certify --device vulkan --sample 500 $some --seed "${SEED:-1}"
 
 if [ -n "${TRUNNION_NEWER_ROOT:-}" ]; then
     newer=tools/checks/in_root.sh

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# webgpu.sh BUILD — the WebGPU driver on the wgpu-native that tools/setup.sh fetched, over Vulkan on the processor: its
-# declarations are the library's, its promises are kept, also through bindings of a kilobyte, a sample of operations is
-# right, random kernels have the interpreter's bits, and a training loses what it loses on the processor.
+# webgpu.sh BUILD [--all] — the WebGPU driver on the wgpu-native that tools/setup.sh fetched, over Vulkan on the processor:
+# its declarations are the library's, its promises are kept, also through bindings of a kilobyte, a sample of operations
+# is right, random kernels have the interpreter's bits, and a training loses what it loses on the processor. One operation
+# in six is tried, with --all each: their kernels' compilation takes most of the time.
 set -u
 cd "$(dirname "$0")/../.."
-build=$1
+build=$1 some="" few="" full=TRUNNION_TEST_FULL=1
 passed=0 failed=0
 
 library=$(compgen -G ".deps/venv/lib/python3*/site-packages/wgpu/resources/libwgpu_native*" | head -n 1)
@@ -36,6 +37,10 @@ good() {
 # What reads at computed places, moves, packs bits, multiplies and reduces.
 windows=index_select,embedding,gather,scatter_add,cat,flip,softmax,matmul,sum,cumsum,bitwise_not
 
+if [ "${2:-}" != --all ]; then
+    some="--only $(python3 tools/checks/some_operations.py "$build/trunnion" 6 "${SEED:-1}")" few="--sample 4" full=""
+fi
+
 # loss DEVICE — of a short training, in full.
 loss() {
     env -u TRUNNION_CACHE "$build/trunnion" train digits --steps 4 --seed 7 --device "$1" --strict --json 2>>"$logs/train.log" |
@@ -50,15 +55,15 @@ shrunk="env TRUNNION_WEBGPU_LIB=$PWD/$small SHRINK"
 good layouts ${CC:-cc} -std=c17 -O1 -c -o /dev/null -Isrc "-I${library%/*}" tools/checks/webgpu_layouts.c
 good driver "$build/test_webgpu"
 good kernels env TRUNNION_TEST_DEVICE=webgpu "$build/test_conform"
-good words env TRUNNION_TEST_DEVICE=webgpu "$build/test_wgsl"
+good words env $full TRUNNION_TEST_DEVICE=webgpu "$build/test_wgsl"
 good small-driver $shrunk=4096 "$build/test_webgpu"
-good small-bindings $shrunk=1024 "$build/trunnion" certify --device webgpu --only "$windows"
+good small-bindings $shrunk=1024 "$build/trunnion" certify --device webgpu --only "$windows" $few
 # An adapter through whose bindings nothing can be reached is refused by its limit's name.
 good tiny-bindings bash -c "$shrunk=48 '$build/trunnion' train digits --steps 1 --device webgpu --strict 2>&1 |
     grep 'maxStorageBufferBindingSize is 48'"
 good queues env TRUNNION_TEST_DEVICE=webgpu "$build/test_queue"
 good immediate-kernels env TRUNNION_TEST_DEVICE=webgpu "$build/test_device_kernels"
-good certify "$build/trunnion" certify --device webgpu --sample 100 --seed "${SEED:-1}"
+good certify "$build/trunnion" certify --device webgpu --sample 100 $some --seed "${SEED:-1}"
 "$build/trunnion" devices >"$logs/listing" 2>&1
 good twins grep -q 'webgpu:0.*the same as vulkan:0' "$logs/listing" # one software device behind two interfaces
 good silence test ! -s "$logs/certify.err" # what a user sees: no word of the library or of a driver
