@@ -154,14 +154,10 @@ static tn_status decode_bpe(const tn_hf_step *s, const tn_hf_texts *in, tn_hf_te
     return TN_OK;
 }
 
-static int hex_digit(char c) {
-    return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
-}
-
 /* The byte that "<0x41>" spells, -1 for other texts. ("<0x+4>" is one too, as the library reads numbers.) */
 static int byte_of(tn_text_slice text) {
     if (text.size != 6 || memcmp(text.data, "<0x", 3) != 0 || text.data[5] != '>') return -1;
-    int high = text.data[3] == '+' ? 0 : hex_digit(text.data[3]), low = hex_digit(text.data[4]);
+    int high = text.data[3] == '+' ? 0 : tn_txt_hex(text.data[3]), low = tn_txt_hex(text.data[4]);
     return high < 0 || low < 0 ? -1 : 16 * high + low;
 }
 

@@ -141,22 +141,13 @@ static tn_status end_alternative(tn_grammar *g, int32_t number, const sequence *
 
 /* ---- characters -------------------------------------------------------------------------------------------------- */
 
-static int hex_of(char c) {
-    return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
-}
-
 /* One character of a literal or class: as it is, or with a backslash. */
 static tn_status read_character(reader *r, uint32_t *out) {
     static const char letters[] = "nrt\\\"[]-^/", values[] = "\n\r\t\\\"[]-^/";
     if (r->at >= r->end) return wrong(r, "the text ends inside quotes or brackets");
     if (*r->at != '\\') {
-        unsigned char c = (unsigned char)*r->at;
-        size_t length = c < 0x80 ? 1 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
-        if (length > (size_t)(r->end - r->at) || tn_txt_utf8_valid(r->at, length) != length)
-            return wrong(r, "this is not UTF-8");
-        *out = length == 1 ? c : c & (0xFFu >> (length + 1));
-        for (size_t i = 1; i < length; i++)
-            *out = *out << 6 | ((unsigned char)r->at[i] & 0x3F);
+        size_t length = tn_txt_utf8(r->at, (size_t)(r->end - r->at), out);
+        if (length == 0) return wrong(r, "this is not UTF-8");
         r->at += length;
         return TN_OK;
     }
@@ -168,20 +159,12 @@ static tn_status read_character(reader *r, uint32_t *out) {
     r->at += 2;
     *out = known ? (unsigned char)values[known - letters] : 0;
     for (int i = 0; i < digits; i++, r->at++) {
-        int v = r->at < r->end ? hex_of(*r->at) : -1;
+        int v = r->at < r->end ? tn_txt_hex(*r->at) : -1;
         if (v < 0) return wrong(r, "expected a hexadecimal digit");
         *out = *out << 4 | (uint32_t)v;
     }
     if (*out > LAST_CHARACTER || (*out >= 0xD800 && *out < 0xE000)) return wrong(r, "there is no such character");
     return TN_OK;
-}
-
-static size_t put_utf8(uint32_t c, uint8_t out[4]) {
-    size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    for (size_t i = n; i-- > 1; c >>= 6)
-        out[i] = (uint8_t)(0x80 | (c & 0x3F));
-    out[0] = (uint8_t)(n == 1 ? c : (0xF00u >> n & 0xFF) | c);
-    return n;
 }
 
 typedef struct span {
@@ -210,12 +193,12 @@ static tn_status add_span(tn_grammar *g, int32_t number, uint32_t least, uint32_
             return add_span(g, number, most & ~mask, most);
         }
     }
-    uint8_t from[4], to[4];
+    char from[4], to[4];
     element items[4];
-    size_t n = put_utf8(least, from);
-    put_utf8(most, to);
+    size_t n = tn_txt_utf8_write(least, from);
+    tn_txt_utf8_write(most, to);
     for (size_t i = 0; i < n; i++)
-        items[i] = (element){ELEMENT_BYTES, from[i], to[i], 0};
+        items[i] = (element){ELEMENT_BYTES, (uint8_t)from[i], (uint8_t)to[i], 0};
     return end_alternative(g, number, &(sequence){items, n, n}, 0);
 }
 
@@ -272,11 +255,11 @@ static tn_status read_class(reader *r, sequence *s) {
 static tn_status read_literal(reader *r, sequence *s) {
     for (r->at++; peek(r) != '"';) {
         uint32_t c;
-        uint8_t bytes[4];
+        char bytes[4];
         TRY(read_character(r, &c));
-        size_t n = put_utf8(c, bytes);
+        size_t n = tn_txt_utf8_write(c, bytes);
         for (size_t i = 0; i < n; i++)
-            TRY(add_item(s, (element){ELEMENT_BYTES, bytes[i], bytes[i], 0}));
+            TRY(add_item(s, (element){ELEMENT_BYTES, (uint8_t)bytes[i], (uint8_t)bytes[i], 0}));
     }
     r->at++;
     return TN_OK;
@@ -736,6 +719,15 @@ void tn_grammar_state_free(tn_grammar_state *s) {
 
 bool tn_grammar_may_end(const tn_grammar_state *s) { return s && s->may_end; }
 
+/* The byte at a place of a text, from the nodes `tops`; fits: there is something to go on with, or the text ends. */
+static tn_status take_next(tn_grammar_state *s, const node_set *tops, const char *text, size_t size, size_t at,
+                           bool *fits) {
+    tn_status status = take_byte(s, tops, (uint8_t)text[at]);
+    if (status == TN_OK) swap_sets(s);
+    *fits = status == TN_OK && (s->tops.count > 0 || (s->may_end && at + 1 == size));
+    return status;
+}
+
 /* Takes bytes; s->tops is as before where they do not fit. Leaves the nodes that it made. */
 static tn_status take_bytes(tn_grammar_state *s, const char *text, size_t size, bool *fits) {
     node_set from = {0};
@@ -744,11 +736,8 @@ static tn_status take_bytes(tn_grammar_state *s, const char *text, size_t size, 
     *fits = true;
     for (size_t i = 0; i < s->tops.count && status == TN_OK; i++)
         status = add_to(&from, s->tops.items[i]);
-    for (size_t i = 0; i < size && status == TN_OK && *fits; i++) {
-        status = take_byte(s, &s->tops, (uint8_t)text[i]);
-        if (status == TN_OK) swap_sets(s);
-        *fits = status == TN_OK && (s->tops.count > 0 || (s->may_end && i + 1 == size));
-    }
+    for (size_t i = 0; i < size && status == TN_OK && *fits; i++)
+        status = take_next(s, &s->tops, text, size, i, fits);
     if (status == TN_OK && *fits) {
         tn_txt_free(from.items);
         return TN_OK;
@@ -786,14 +775,10 @@ static tn_status try_bytes(tn_grammar_state *s, const char *text, size_t size, b
     bool may_end = s->may_end;
     node_set tops = s->tops;
     s->tops = (node_set){0};
-    tn_status status = take_byte(s, &tops, (uint8_t)text[0]);
-    if (status == TN_OK) swap_sets(s);
-    *fits = status == TN_OK && (s->tops.count > 0 || (s->may_end && size == 1));
-    for (size_t i = 1; i < size && *fits; i++) {
-        status = take_byte(s, &s->tops, (uint8_t)text[i]);
-        if (status == TN_OK) swap_sets(s);
-        *fits = status == TN_OK && (s->tops.count > 0 || (s->may_end && i + 1 == size));
-    }
+    tn_status status = TN_OK;
+    *fits = true;
+    for (size_t i = 0; i < size && *fits; i++)
+        status = take_next(s, i == 0 ? &tops : &s->tops, text, size, i, fits);
     tn_txt_free(s->tops.items);
     s->tops = tops;
     s->may_end = may_end;

@@ -138,17 +138,11 @@ static tn_status lex_number(lexer *x) {
     return TN_OK;
 }
 
-/* The value of `count` hexadecimal or (octal) digits. */
-static int digit_of(char c) {
-    if (is_digit(c)) return c - '0';
-    c = (char)(c | 0x20);
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
+/* The value of `count` hexadecimal digits. */
 static bool read_code(const char *text, size_t size, size_t count, uint32_t *code) {
     *code = 0;
     for (size_t i = 0; i < count; i++) {
-        int digit = i < size ? digit_of(text[i]) : -1;
+        int digit = i < size ? tn_txt_hex(text[i]) : -1;
         if (digit < 0) return false;
         *code = *code * 16 + (uint32_t)digit;
     }
@@ -890,6 +884,15 @@ static tn_status parse_for(parser *p, jj_node **out) {
     return end_tag(p);
 }
 
+/* The rest of a tag, the statements behind it, and the tag that ends them. */
+static tn_status parse_block(parser *p, const char *name, jj_node **body) {
+    const char *const ends[] = {name, NULL};
+    const char *end;
+    TRY(end_tag(p));
+    TRY(parse_body(p, ends, body, &end));
+    return end_tag(p);
+}
+
 /* The filters behind {% filter or {% set name: a chain whose innermost value is missing. */
 static tn_status parse_filter_chain(parser *p, jj_node **out) {
     TRY(parse_filter(p, NULL, out));
@@ -899,8 +902,6 @@ static tn_status parse_filter_chain(parser *p, jj_node **out) {
 }
 
 static tn_status parse_set(parser *p, jj_node **out) {
-    static const char *const ends[] = {"endset", NULL};
-    const char *end;
     TRY(make_parser(p, JJ_SET, out));
     TRY(parse_target(p, &(*out)->a));
     if (parser_takes(p, "=")) {
@@ -909,9 +910,7 @@ static tn_status parse_set(parser *p, jj_node **out) {
         return end_tag(p);
     }
     if (parser_takes(p, "|")) TRY(parse_filter_chain(p, &(*out)->b));
-    TRY(end_tag(p));
-    TRY(parse_body(p, ends, &(*out)->body, &end));
-    return end_tag(p);
+    return parse_block(p, "endset", &(*out)->body);
 }
 
 /* Names with values: name = value, … up to the end of the tag or ")". Each is a JJ_NAME with its value in a. */
@@ -932,48 +931,33 @@ static tn_status parse_bindings(parser *p, bool need_values, const char *close, 
 }
 
 static tn_status parse_macro(parser *p, jj_node **out) {
-    static const char *const ends[] = {"endmacro", NULL};
-    const char *end;
     TRY(make_parser(p, JJ_MACRO, out));
     TRY(need_name(p, &(*out)->name));
     TRY(need_parser(p, "("));
     TRY(parse_bindings(p, false, ")", &(*out)->items));
-    TRY(end_tag(p));
     int loops = p->loops;
     p->loops = 0;
-    TRY(parse_body(p, ends, &(*out)->body, &end));
+    TRY(parse_block(p, "endmacro", &(*out)->body));
     p->loops = loops;
-    return end_tag(p);
+    return TN_OK;
 }
 
 static tn_status parse_filtered(parser *p, jj_node **out) {
-    static const char *const ends[] = {"endfilter", NULL};
-    const char *end;
     TRY(make_parser(p, JJ_FILTERED, out));
     TRY(parse_filter_chain(p, &(*out)->a));
-    TRY(end_tag(p));
-    TRY(parse_body(p, ends, &(*out)->body, &end));
-    return end_tag(p);
+    return parse_block(p, "endfilter", &(*out)->body);
 }
 
 static tn_status parse_with(parser *p, jj_node **out) {
-    static const char *const ends[] = {"endwith", NULL};
-    const char *end;
     TRY(make_parser(p, JJ_WITH, out));
     TRY(parse_bindings(p, true, NULL, &(*out)->items));
-    TRY(end_tag(p));
-    TRY(parse_body(p, ends, &(*out)->body, &end));
-    return end_tag(p);
+    return parse_block(p, "endwith", &(*out)->body);
 }
 
 /* {% generation %} marks what an assistant wrote, for training; its text is text like other. */
 static tn_status parse_generation(parser *p, jj_node **out) {
-    static const char *const ends[] = {"endgeneration", NULL};
-    const char *end;
     TRY(make_parser(p, JJ_BLOCK, out));
-    TRY(end_tag(p));
-    TRY(parse_body(p, ends, &(*out)->body, &end));
-    return end_tag(p);
+    return parse_block(p, "endgeneration", &(*out)->body);
 }
 
 static tn_status parse_jump(parser *p, jj_node_kind kind, jj_node **out) {

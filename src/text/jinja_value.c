@@ -569,6 +569,8 @@ tn_status tn_jj_item(jj_run *r, const jj_value *v, const jj_value *key, jj_value
 
 /* ---- printing ---------------------------------------------------------------------------------------------------- */
 
+static tn_status put_text(tn_bytes *out, const char *text) { return tn_bytes_append(out, text, strlen(text)); }
+
 /* Python's repr() of a number, at most 32 bytes with the NUL. */
 static void tn_jj_print_float(double v, char *out) {
     char digits[40];
@@ -629,16 +631,14 @@ static tn_status print_dict(jj_run *r, const jj_dict *dict, tn_bytes *out) {
     return tn_bytes_append(out, "}", 1);
 }
 
-static tn_status print_text(const char *text, tn_bytes *out) { return tn_bytes_append(out, text, strlen(text)); }
-
 static tn_status print(jj_run *r, const jj_value *v, bool quoted, tn_bytes *out) {
     char number[32];
     switch (v->kind) {
-    case JJ_UNDEFINED: return print_text(quoted ? "Undefined" : "", out);
-    case JJ_NONE: return print_text("None", out);
-    case JJ_BOOL: return print_text(v->truth ? "True" : "False", out);
-    case JJ_INT: snprintf(number, sizeof number, "%lld", (long long)v->integer); return print_text(number, out);
-    case JJ_FLOAT: tn_jj_print_float(v->number, number); return print_text(number, out);
+    case JJ_UNDEFINED: return put_text(out, quoted ? "Undefined" : "");
+    case JJ_NONE: return put_text(out, "None");
+    case JJ_BOOL: return put_text(out, v->truth ? "True" : "False");
+    case JJ_INT: snprintf(number, sizeof number, "%lld", (long long)v->integer); return put_text(out, number);
+    case JJ_FLOAT: tn_jj_print_float(v->number, number); return put_text(out, number);
     case JJ_STRING: return quoted ? print_quoted(v, out) : tn_bytes_append(out, v->text, v->size);
     case JJ_LIST: return print_list(r, v->list, out);
     case JJ_DICT:
@@ -700,8 +700,7 @@ static bool jinja_json_takes(reader *x, char c) {
 static bool read_hex(const reader *x, size_t at, uint32_t *out) {
     *out = 0;
     for (size_t i = at; i < at + 4; i++) {
-        char c = i < x->size ? x->text[i] : 0;
-        int digit = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+        int digit = i < x->size ? tn_txt_hex(x->text[i]) : -1;
         if (digit < 0) return false;
         *out = *out * 16 + (uint32_t)digit;
     }
@@ -844,12 +843,10 @@ tn_status tn_jj_read_json(jj_run *r, const char *text, size_t size, jj_value *ou
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
 
-static tn_status put_jinja_json(tn_bytes *out, const char *text) { return tn_bytes_append(out, text, strlen(text)); }
-
 static tn_status put_unit(uint32_t unit, tn_bytes *out) {
     char escaped[16];
     snprintf(escaped, sizeof escaped, "\\u%04x", (unsigned)unit);
-    return put_jinja_json(out, escaped);
+    return put_text(out, escaped);
 }
 
 /* A character beyond ASCII, as escapes of UTF-16. */
@@ -861,14 +858,14 @@ static tn_status put_code(uint32_t code, tn_bytes *out) {
 
 static tn_status write_string(const jj_value *v, bool ascii, tn_bytes *out) {
     static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
-    TRY(put_jinja_json(out, "\""));
+    TRY(put_text(out, "\""));
     for (size_t i = 0, length; i < v->size; i += length) {
         uint32_t code = (unsigned char)v->text[i];
         const char *place = code ? strchr(from, v->text[i]) : NULL;
         const char simple[] = {'\\', place ? to[place - from] : 0, 0};
         length = 1;
         if (place) {
-            TRY(put_jinja_json(out, simple));
+            TRY(put_text(out, simple));
         } else if (code < 32) {
             TRY(put_unit(code, out));
         } else if (code >= 0x80 && ascii && (length = tn_txt_utf8(v->text + i, v->size - i, &code)) > 0) {
@@ -878,35 +875,35 @@ static tn_status write_string(const jj_value *v, bool ascii, tn_bytes *out) {
             TRY(tn_bytes_append(out, v->text + i, 1));
         }
     }
-    return put_jinja_json(out, "\"");
+    return put_text(out, "\"");
 }
 
 static tn_status new_line(const jj_json_style *s, int level, tn_bytes *out) {
     if (s->indent < 0) return TN_OK;
-    TRY(put_jinja_json(out, "\n"));
+    TRY(put_text(out, "\n"));
     for (int64_t i = 0; i < (int64_t)s->indent * level; i++)
-        TRY(put_jinja_json(out, " "));
+        TRY(put_text(out, " "));
     return TN_OK;
 }
 
 static tn_status write_list(jj_run *r, const jj_list *list, const jj_json_style *s, int level, tn_bytes *out) {
-    if (list->count == 0) return put_jinja_json(out, "[]");
-    TRY(put_jinja_json(out, "["));
+    if (list->count == 0) return put_text(out, "[]");
+    TRY(put_text(out, "["));
     for (size_t i = 0; i < list->count; i++) {
-        if (i > 0) TRY(put_jinja_json(out, s->item_separator));
+        if (i > 0) TRY(put_text(out, s->item_separator));
         TRY(new_line(s, level + 1, out));
         TRY(tn_jj_write_json(r, &list->items[i], s, level + 1, out));
     }
     TRY(new_line(s, level, out));
-    return put_jinja_json(out, "]");
+    return put_text(out, "]");
 }
 
 /* A key: numbers, booleans and none become strings. */
 static tn_status write_key_jinja_json(jj_run *r, const jj_value *key, const jj_json_style *s, tn_bytes *out) {
     if (key->kind == JJ_STRING) return write_string(key, s->ascii, out);
-    TRY(put_jinja_json(out, "\""));
+    TRY(put_text(out, "\""));
     TRY(tn_jj_write_json(r, key, s, 0, out));
-    return put_jinja_json(out, "\"");
+    return put_text(out, "\"");
 }
 
 /* The same dict with its keys sorted: by insertion, keys are few. */
@@ -927,28 +924,28 @@ static tn_status sort_keys(jj_run *r, const jj_dict *d, jj_dict *out) {
 
 static tn_status write_dict(jj_run *r, const jj_dict *d, const jj_json_style *s, int level, tn_bytes *out) {
     jj_dict sorted;
-    if (d->count == 0) return put_jinja_json(out, "{}");
+    if (d->count == 0) return put_text(out, "{}");
     if (s->sorted) {
         TRY(sort_keys(r, d, &sorted));
         d = &sorted;
     }
-    TRY(put_jinja_json(out, "{"));
+    TRY(put_text(out, "{"));
     for (size_t i = 0; i < d->count; i++) {
         const jj_pair *pair = &d->pairs[i];
-        if (i > 0) TRY(put_jinja_json(out, s->item_separator));
+        if (i > 0) TRY(put_text(out, s->item_separator));
         TRY(new_line(s, level + 1, out));
         TRY(write_key_jinja_json(r, &pair->key, s, out));
-        TRY(put_jinja_json(out, s->key_separator));
+        TRY(put_text(out, s->key_separator));
         TRY(tn_jj_write_json(r, &pair->value, s, level + 1, out));
     }
     TRY(new_line(s, level, out));
-    return put_jinja_json(out, "}");
+    return put_text(out, "}");
 }
 
 static tn_status write_float(double v, tn_bytes *out) {
     char number[32];
     tn_jj_print_float(v, number);
-    return put_jinja_json(out, isnan(v) ? "NaN" : isinf(v) ? (v > 0 ? "Infinity" : "-Infinity") : number);
+    return put_text(out, isnan(v) ? "NaN" : isinf(v) ? (v > 0 ? "Infinity" : "-Infinity") : number);
 }
 
 tn_status tn_jj_write_json(jj_run *r, const jj_value *v, const jj_json_style *s, int level, tn_bytes *out) {
@@ -957,9 +954,9 @@ tn_status tn_jj_write_json(jj_run *r, const jj_value *v, const jj_json_style *s,
     if (out->size > r->max_written) return tn_jj_fail(r, "a text exceeds %zu bytes", r->max_written);
     TRY(tn_jj_charge(r, 1 + (v->kind == JJ_STRING ? v->size / 64 : 0)));
     switch (v->kind) {
-    case JJ_NONE: return put_jinja_json(out, "null");
-    case JJ_BOOL: return put_jinja_json(out, v->truth ? "true" : "false");
-    case JJ_INT: snprintf(number, sizeof number, "%lld", (long long)v->integer); return put_jinja_json(out, number);
+    case JJ_NONE: return put_text(out, "null");
+    case JJ_BOOL: return put_text(out, v->truth ? "true" : "false");
+    case JJ_INT: snprintf(number, sizeof number, "%lld", (long long)v->integer); return put_text(out, number);
     case JJ_FLOAT: return write_float(v->number, out);
     case JJ_STRING: return write_string(v, s->ascii, out);
     case JJ_LIST: return write_list(r, v->list, s, level, out);

@@ -33,6 +33,11 @@ static inline bool tn_txt_ends_with(const char *text, const char *ending) {
     return n >= k && memcmp(text + n - k, ending, k) == 0;
 }
 
+/* The value of a hexadecimal digit; -1: it is none. */
+static inline int tn_txt_hex(char c) {
+    return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+}
+
 /* A model's tensors live on its device, whichever the caller's thread works on: that device becomes the current one.
  * Returns the one to go back to. */
 static inline tn_device *tn_txt_enter(tn_device *device) {
