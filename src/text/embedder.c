@@ -53,7 +53,7 @@ static tn_status keep_embedder(tn_tensor *t, tn_tensor **out) {
     return tn_eval(out, 1);
 }
 
-static tn_status take_pair(const tn_embedder *e, int64_t layer, int part, encoder_linear *out) {
+static tn_status take_pair(const tn_embedder *e, int64_t layer, int part, hf_linear *out) {
     TN_SCOPE;
     tn_status status = keep_embedder(load_part(e, layer, part, ".weight"), &out->weight);
     bool bare = layer >= 0 && e->config.family->bare & 1u << part;
@@ -69,19 +69,13 @@ static tn_status take_joined(const tn_embedder *e, int64_t layer, const char *en
     return status;
 }
 
-static tn_status take_layer(const tn_embedder *e, int64_t layer, encoder_layer *l) {
-    if (e->config.family->parts[PART_QKV]) {
-        TRY(take_pair(e, layer, PART_QKV, &l->qkv));
-    } else {
-        TRY(take_joined(e, layer, ".weight", &l->qkv.weight));
-        TRY(take_joined(e, layer, ".bias", &l->qkv.bias));
-    }
-    if (e->config.family->parts[PART_GATE]) TRY(take_pair(e, layer, PART_GATE, &l->gate));
-    TRY(take_pair(e, layer, PART_O, &l->out));
-    TRY(take_pair(e, layer, PART_NORM1, &l->norm1));
-    TRY(take_pair(e, layer, PART_UP, &l->up));
-    TRY(take_pair(e, layer, PART_DOWN, &l->down));
-    return take_pair(e, layer, PART_NORM2, &l->norm2);
+static tn_status take_layer(const tn_embedder *e, int64_t layer, hf_linear l[LAYER_PARTS]) {
+    const char *const *parts = e->config.family->parts;
+    for (int part = PART_O; part < LAYER_PARTS; part++)
+        if (parts[part]) TRY(take_pair(e, layer, part, &l[part]));
+    if (parts[PART_QKV]) return TN_OK;
+    TRY(take_joined(e, layer, ".weight", &l[PART_QKV].weight));
+    return take_joined(e, layer, ".bias", &l[PART_QKV].bias);
 }
 
 /* Of rope: base^(-i / half), in steps that f32 can hold for any base. */
@@ -91,17 +85,10 @@ static tn_tensor *frequencies_of(const encoder_config *c) {
     return tn_cast(tn_exp(tn_mul_scalar(steps, -log(c->base) / (double)half)), TN_F32);
 }
 
-static void free_pair(const encoder_linear *l) {
-    tn_free(l->weight);
-    tn_free(l->bias);
-}
-
-static tn_tensor *norm(const encoder_config *c, const tn_tensor *x, const encoder_linear *l);
-
 /* The rows of distances behind their norm, and which row a distance has. */
 static tn_status take_relative(tn_embedder *e) {
     const encoder_config *c = &e->config;
-    encoder_linear by = {NULL, NULL};
+    hf_linear by = {NULL, NULL};
     int64_t count = 2 * c->longest - 1;
     float *room = tn_txt_alloc((size_t)count, sizeof *room);
     tn_status status = room ? take_pair(e, -1, TABLE_RELATIVE_NORM, &by) : TN_ERR_MEMORY;
@@ -110,11 +97,12 @@ static tn_status take_relative(tn_embedder *e) {
     {
         TN_SCOPE;
         if (status == TN_OK)
-            status = keep_embedder(norm(c, load_part(e, -1, TABLE_RELATIVE, ".weight"), &by), &e->weights.relative);
+            status = keep_embedder(tn_hf_norm(load_part(e, -1, TABLE_RELATIVE, ".weight"), &by, c->eps),
+                                   &e->weights.relative);
         if (status == TN_OK)
             status = keep_embedder(tn_from_data(room, TN_DIMS(count, 1), TN_F32), &e->weights.distances);
     }
-    free_pair(&by);
+    tn_hf_free_linear(&by);
     tn_txt_free(room);
     return status;
 }
@@ -141,7 +129,7 @@ static tn_status take_tables(tn_embedder *e) {
 
 static tn_tensor *as_f32(tn_tensor *t) { return tn_dtype_of(t) == TN_F32 ? t : tn_cast(t, TN_F32); }
 
-static tn_status take_dense(const tn_embedder *e, const encoder_dense *d, encoder_linear *out) {
+static tn_status take_dense(const tn_embedder *e, const encoder_dense *d, hf_linear *out) {
     hf_weights *w;
     tn_status status = tn_encoder_dense_weights(&e->folder, d, &w);
     {
@@ -159,16 +147,10 @@ static tn_status take_weights(tn_embedder *e) {
     if (!e->weights.layers) return TN_ERR_MEMORY;
     TRY(take_tables(e));
     for (int64_t i = 0; i < e->config.layers; i++)
-        TRY(take_layer(e, i, &e->weights.layers[i]));
+        TRY(take_layer(e, i, e->weights.layers[i]));
     for (int i = 0; i < e->config.dense_count; i++)
         TRY(take_dense(e, &e->config.dense[i], &e->weights.dense[i]));
     return TN_OK;
-}
-
-static void free_layer(const encoder_layer *l) {
-    const encoder_linear *const all[] = {&l->qkv, &l->out, &l->norm1, &l->up, &l->gate, &l->down, &l->norm2};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        free_pair(all[i]);
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
@@ -247,7 +229,8 @@ tn_status tn_embedder_open(const char *folder, const tn_embedder_options *option
 void tn_embedder_close(tn_embedder *e) {
     if (!e) return;
     for (int64_t i = 0; e->weights.layers && i < e->config.layers; i++)
-        free_layer(&e->weights.layers[i]);
+        for (int part = 0; part < LAYER_PARTS; part++)
+            tn_hf_free_linear(&e->weights.layers[i][part]);
     tn_txt_free(e->weights.layers);
     tn_free(e->weights.words);
     tn_free(e->weights.places);
@@ -256,9 +239,9 @@ void tn_embedder_close(tn_embedder *e) {
     tn_free(e->weights.relative);
     tn_free(e->weights.distances);
     tn_llm_close(e->reader);
-    free_pair(&e->weights.norm);
+    tn_hf_free_linear(&e->weights.norm);
     for (int i = 0; i < e->config.dense_count; i++)
-        free_pair(&e->weights.dense[i]);
+        tn_hf_free_linear(&e->weights.dense[i]);
     tn_hf_close(&e->folder);
     tn_txt_free(e);
 }
@@ -442,14 +425,6 @@ tn_status tn_embedder_run(tn_embedder *e, const int32_t *ids, const int64_t *len
  * attention alone looks at them text by text. What is to become an ONNX model keeps the texts apart: its extents are
  * open, and a product of two has no name. */
 
-static tn_tensor *linear(const tn_tensor *x, const encoder_linear *l) { return tn_linear(x, l->weight, l->bias); }
-
-static tn_tensor *norm(const encoder_config *c, const tn_tensor *x, const encoder_linear *l) {
-    tn_layer_norm_options o = TN_LAYER_NORM_DEFAULTS;
-    o.eps = c->eps;
-    return tn_layer_norm(x, TN_DIMS(c->hidden), l->weight, l->bias, &o);
-}
-
 static tn_tensor *rows(const encoder_config *c, const tn_tensor *x, const encoder_batch *b) {
     int64_t batch = tn_size(b->ids, 0), length = tn_size(b->ids, 1);
     return b->apart ? tn_reshape(x, TN_DIMS(batch, length, c->hidden))
@@ -470,17 +445,16 @@ typedef struct encoder_shared {
 } encoder_shared;
 
 /* [2 · span, hidden] of the table of distances, projected as queries (0) or keys (1): [heads, width, 2 · span]. */
-static tn_tensor *project_distances(const encoder_config *c, const encoder_weights *w, const encoder_layer *l,
-                                    int which) {
+static tn_tensor *project_distances(const encoder_config *c, const encoder_weights *w, const hf_linear *l, int which) {
     int64_t from = which * c->hidden;
-    tn_tensor *y = tn_linear(w->relative, tn_narrow(l->qkv.weight, 0, from, c->hidden),
-                             tn_narrow(l->qkv.bias, 0, from, c->hidden));
+    tn_tensor *y = tn_linear(w->relative, tn_narrow(l[PART_QKV].weight, 0, from, c->hidden),
+                             tn_narrow(l[PART_QKV].bias, 0, from, c->hidden));
     return tn_permute(tn_reshape(y, TN_DIMS(2 * c->span, c->heads, c->hidden / c->heads)), TN_DIMS(1, 2, 0));
 }
 
 /* What is added to scores: the query with the distance's key, and the key with the distance's query.
  * Source: He et al. 2021, "DeBERTa", equation 4, with the matrices of queries and keys for both (version 3). */
-static tn_tensor *disentangled(const encoder_config *c, const encoder_weights *w, const encoder_layer *l,
+static tn_tensor *disentangled(const encoder_config *c, const encoder_weights *w, const hf_linear *l,
                                const encoder_shared *with, tn_tensor *const part[3], double scale) {
     const int64_t all[] = {tn_size(part[0], 0), c->heads, tn_size(part[0], 2), tn_size(part[0], 2)};
     tn_tensor *rows = tn_expand(with->rows, all, 4), *turned = tn_expand(tn_transpose(with->rows, 0, 1), all, 4);
@@ -491,10 +465,10 @@ static tn_tensor *disentangled(const encoder_config *c, const encoder_weights *w
     return with->mask ? tn_where(with->mask, bias, tn_scalar(-INFINITY)) : bias;
 }
 
-static tn_tensor *attention(const encoder_config *c, const encoder_weights *w, const encoder_layer *l,
-                            const tn_tensor *x, const encoder_shared *with, const encoder_batch *b) {
+static tn_tensor *attention(const encoder_config *c, const encoder_weights *w, const hf_linear *l, const tn_tensor *x,
+                            const encoder_shared *with, const encoder_batch *b) {
     tn_scaled_dot_product_attention_options o = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;
-    tn_tensor *qkv = linear(x, &l->qkv), *part[3], *mask = with->mask;
+    tn_tensor *qkv = tn_hf_linear(x, &l[PART_QKV]), *part[3], *mask = with->mask;
     for (int64_t i = 0; i < 3; i++)
         part[i] = heads(c, qkv, i, b);
     for (int i = 0; i < 2 && with->cosine; i++)
@@ -504,26 +478,26 @@ static tn_tensor *attention(const encoder_config *c, const encoder_weights *w, c
         mask = disentangled(c, w, l, with, part, o.scale);
     }
     tn_tensor *mixed = tn_scaled_dot_product_attention(part[0], part[1], part[2], mask, &o);
-    return linear(rows(c, tn_transpose(mixed, 1, 2), b), &l->out);
+    return tn_hf_linear(rows(c, tn_transpose(mixed, 1, 2), b), &l[PART_O]);
 }
 
-static tn_tensor *feed_forward(const encoder_config *c, const encoder_layer *l, const tn_tensor *x) {
-    tn_tensor *up = linear(x, &l->up), *gate = NULL;
+static tn_tensor *feed_forward(const encoder_config *c, const hf_linear *l, const tn_tensor *x) {
+    tn_tensor *up = tn_hf_linear(x, &l[PART_UP]), *gate = NULL;
     if (c->family->fused_gate) {
         gate = tn_narrow(up, -1, c->intermediate, c->intermediate);
         up = tn_narrow(up, -1, 0, c->intermediate);
-    } else if (l->gate.weight) {
-        gate = linear(x, &l->gate);
+    } else if (l[PART_GATE].weight) {
+        gate = tn_hf_linear(x, &l[PART_GATE]);
     }
-    return linear(gate ? tn_mul(c->activation(gate), up) : c->activation(up), &l->down);
+    return tn_hf_linear(gate ? tn_mul(c->activation(gate), up) : c->activation(up), &l[PART_DOWN]);
 }
 
 static tn_tensor *layers(const encoder_config *c, const encoder_weights *w, tn_tensor *x, const encoder_shared *with,
                          const encoder_batch *b) {
     for (int64_t i = 0; i < c->layers; i++) {
-        const encoder_layer *l = &w->layers[i];
-        x = norm(c, tn_add(x, attention(c, w, l, x, with, b)), &l->norm1);
-        x = norm(c, tn_add(x, feed_forward(c, l, x)), &l->norm2);
+        const hf_linear *l = w->layers[i];
+        x = tn_hf_norm(tn_add(x, attention(c, w, l, x, with, b)), &l[PART_NORM1], c->eps);
+        x = tn_hf_norm(tn_add(x, feed_forward(c, l, x)), &l[PART_NORM2], c->eps);
     }
     return x;
 }
@@ -563,7 +537,7 @@ static tn_tensor *pool_and_finish(const encoder_config *c, const encoder_weights
                                   const tn_tensor *seen) {
     tn_tensor *y = pool(c, x, seen);
     for (int i = 0; i < c->dense_count; i++)
-        y = c->dense[i].activation(linear(y, &w->dense[i]));
+        y = c->dense[i].activation(tn_hf_linear(y, &w->dense[i]));
     return c->norm == TN_EMBED_NORM_UNIT ? to_unit(y) : y;
 }
 
@@ -617,7 +591,7 @@ static tn_tensor *encoder_record(const encoder_config *c, const encoder_weights 
     int64_t batch = tn_size(b->ids, 0), length = tn_size(b->ids, 1);
     tn_tensor *result = NULL;
     TN_SCOPE;
-    tn_tensor *x = norm(c, rows(c, embed_words(c, w, b), b), &w->norm);
+    tn_tensor *x = tn_hf_norm(rows(c, embed_words(c, w, b), b), &w->norm, c->eps);
     const encoder_shared with = share(c, w, b);
     x = tn_reshape(layers(c, w, x, &with, b), TN_DIMS(batch, length, c->hidden));
     result = tn_retain(pool_and_finish(c, w, x, b->seen));
@@ -642,7 +616,7 @@ static void add_name(named_weights *n, const tn_tensor *t) {
     n->count++;
 }
 
-static void name_pair(named_weights *n, const encoder_config *c, int64_t layer, int part, const encoder_linear *l) {
+static void name_pair(named_weights *n, const encoder_config *c, int64_t layer, int part, const hf_linear *l) {
     tn_encoder_name(c, layer, part, ".weight", n->names[n->count]);
     add_name(n, l->weight);
     if (!l->bias) return;
@@ -650,17 +624,13 @@ static void name_pair(named_weights *n, const encoder_config *c, int64_t layer, 
     add_name(n, l->bias);
 }
 
-static void name_layer(named_weights *n, const encoder_config *c, int64_t layer, const encoder_layer *l) {
-    name_pair(n, c, layer, PART_O, &l->out);
-    name_pair(n, c, layer, PART_NORM1, &l->norm1);
-    name_pair(n, c, layer, PART_UP, &l->up);
-    if (l->gate.weight) name_pair(n, c, layer, PART_GATE, &l->gate);
-    name_pair(n, c, layer, PART_DOWN, &l->down);
-    name_pair(n, c, layer, PART_NORM2, &l->norm2);
+static void name_layer(named_weights *n, const encoder_config *c, int64_t layer, const hf_linear l[LAYER_PARTS]) {
+    for (int part = 0; part < PART_QKV; part++)
+        if (l[part].weight) name_pair(n, c, layer, part, &l[part]);
     snprintf(n->names[n->count], HF_NAME_SIZE, "%s%lld.qkv.weight", c->family->layer, (long long)layer);
-    add_name(n, l->qkv.weight);
+    add_name(n, l[PART_QKV].weight);
     snprintf(n->names[n->count], HF_NAME_SIZE, "%s%lld.qkv.bias", c->family->layer, (long long)layer);
-    if (l->qkv.bias) add_name(n, l->qkv.bias);
+    if (l[PART_QKV].bias) add_name(n, l[PART_QKV].bias);
 }
 
 static tn_status name_weights(const encoder_config *c, const encoder_weights *w, named_weights *n) {
@@ -678,7 +648,7 @@ static tn_status name_weights(const encoder_config *c, const encoder_weights *w,
     if (w->frequencies) add_name(n, w->frequencies);
     name_pair(n, c, -1, TABLE_NORM, &w->norm);
     for (int64_t i = 0; i < c->layers; i++)
-        name_layer(n, c, i, &w->layers[i]);
+        name_layer(n, c, i, w->layers[i]);
     for (int i = 0; i < c->dense_count; i++) {
         snprintf(n->names[n->count], HF_NAME_SIZE, "dense.%d.weight", i);
         add_name(n, w->dense[i].weight);

@@ -23,7 +23,7 @@ typedef enum encoder_part {
     PART_DOWN,
     PART_NORM2, /* behind the feed-forward */
     PART_GATE,  /* multiplies PART_UP's result */
-    PART_QKV,   /* in place of the three */
+    PART_QKV,   /* in place of the three; of a layer that was read, they are always one product */
     LAYER_PARTS
 } encoder_part;
 
@@ -107,15 +107,6 @@ tn_status tn_encoder_dense_weights(const hf_folder *f, const encoder_dense *d, h
 /* The name of a weight: `part` of a layer, or for layer < 0 a table. */
 void tn_encoder_name(const encoder_config *c, int64_t layer, int part, const char *ending, char name[HF_NAME_SIZE]);
 
-typedef struct encoder_linear {
-    tn_tensor *weight, *bias;
-} encoder_linear;
-
-/* Queries, keys and values are one product. */
-typedef struct encoder_layer {
-    encoder_linear qkv, out, norm1, up, gate, down, norm2;
-} encoder_layer;
-
 typedef struct encoder_weights {
     tn_tensor *words;
     tn_tensor *places;      /* a token's position and type together, from a text's first position on; a single row if
@@ -124,9 +115,9 @@ typedef struct encoder_weights {
     tn_tensor *frequencies; /* NULL, or rope's, [half] */
     tn_tensor *relative;    /* NULL, or TABLE_RELATIVE behind its norm, [2 · span, hidden] */
     tn_tensor *distances;   /* and the row of each distance, from 1 - longest on, [2 · longest - 1, 1] */
-    encoder_linear norm;
-    encoder_layer *layers;
-    encoder_linear dense[ENC_MOST_DENSE]; /* bias: NULL where there is none */
+    hf_linear norm;
+    hf_linear (*layers)[LAYER_PARTS];
+    hf_linear dense[ENC_MOST_DENSE]; /* bias: NULL where there is none */
 } encoder_weights;
 
 /* What a pass gets: `batch` texts of `length` tokens, shorter ones filled up. */

@@ -278,7 +278,7 @@ static tn_status read_sizes_encoder(const hf_folder *f, encoder_config *c) {
 static tn_status check_weight(const hf_folder *f, encoder_config *c, const char *name, int64_t rows, int64_t columns) {
     tn_safetensors_info t = {.struct_size = sizeof t};
     if (!tn_hf_find(f, name, &t)) return tn_backend_fail(TN_ERR_FORMAT, "'%s' has no tensor '%s'", f->path, name);
-    TRY(tn_hf_check(f, &t, (int64_t[]){rows, columns}));
+    TRY(tn_hf_check(f, &t, (int64_t[]){rows, columns, 0}));
     c->parameters += rows * (columns ? columns : 1);
     c->weights_bytes += t.bytes;
     return TN_OK;
@@ -502,8 +502,8 @@ static tn_status take_dense(const hf_folder *f, const tn_json *config, encoder_c
 static tn_status check_dense(const hf_folder *f, const encoder_dense *d, const hf_weights *w, encoder_config *c) {
     const struct {
         const char *name;
-        int64_t shape[2];
-    } rows[] = {{"linear.weight", {d->out, d->in}}, {"linear.bias", {d->out, 0}}};
+        int64_t shape[3];
+    } rows[] = {{"linear.weight", {d->out, d->in}}, {"linear.bias", {d->out}}};
     int count = d->has_bias ? 2 : 1;
     for (int i = 0; i < count; i++) {
         tn_safetensors_info t = {.struct_size = sizeof t};

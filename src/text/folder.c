@@ -147,19 +147,80 @@ const char *tn_hf_strip(const hf_folder *f, const char *name) {
     return strncmp(name, f->prefix, outer) == 0 ? name + outer : name;
 }
 
-tn_status tn_hf_check(const hf_folder *f, const tn_safetensors_info *t, const int64_t shape[2]) {
-    int rank = shape[1] ? 2 : 1;
+shape_text tn_txt_shape(const int64_t *shape, int rank) {
+    shape_text t = {"["};
+    for (int d = 0; d < rank && d < 3; d++) {
+        size_t used = strlen(t.text);
+        snprintf(t.text + used, sizeof t.text - used, "%s%" PRId64, d ? ", " : "", shape[d]);
+    }
+    strcat(t.text, rank > 3 ? ", …]" : "]");
+    return t;
+}
+
+tn_status tn_hf_check(const hf_folder *f, const tn_safetensors_info *t, const int64_t *shape) {
+    int rank = 0;
+    bool fits = true;
+    for (; shape[rank]; rank++)
+        fits = fits && rank < t->rank && t->shape[rank] == shape[rank];
     if (t->dtype != TN_F32 && t->dtype != TN_F16 && t->dtype != TN_BF16)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s': tensor '%.100s' has type %s; weights must be F32, F16 or BF16", f->path, t->name,
                                t->dtype_name);
-    bool fits = t->rank == rank && t->shape[0] == shape[0] && (rank == 1 || t->shape[1] == shape[1]);
-    if (fits) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT,
-                           "'%s': tensor '%.100s' has %d dimensions, [%" PRId64 ", %" PRId64
-                           "]; according to config.json it must have %d, [%" PRId64 ", %" PRId64 "]",
-                           f->path, t->name, t->rank, t->rank > 0 ? t->shape[0] : 1, t->rank > 1 ? t->shape[1] : 1,
-                           rank, shape[0], rank == 2 ? shape[1] : 1);
+    if (fits && t->rank == rank) return TN_OK;
+    return tn_backend_fail(
+        TN_ERR_FORMAT, "'%s': tensor '%.100s' has %d dimensions, %s; according to config.json it must have %d, %s",
+        f->path, t->name, t->rank, tn_txt_shape(t->shape, t->rank).text, rank, tn_txt_shape(shape, rank).text);
+}
+
+tn_status tn_hf_take(hf_folder *f, const char *name, const int64_t *shape, bool f32, tn_tensor **out) {
+    tn_safetensors_info info = {.struct_size = sizeof info};
+    if (!tn_hf_find(f, name, &info)) return tn_backend_fail(TN_ERR_FORMAT, "'%s' has no tensor '%s'", f->path, name);
+    TRY(tn_hf_check(f, &info, shape));
+    {
+        TN_SCOPE;
+        tn_tensor *t = tn_hf_weights_tensor(f->weights, info.name);
+        *out = tn_retain(f32 && info.dtype != TN_F32 ? tn_cast(t, TN_F32) : t);
+    }
+    f->taken += tn_numel(*out);
+    f->taken_bytes += (int64_t)info.bytes;
+    return tn_eval(out, 1);
+}
+
+tn_status tn_hf_take_linear(hf_folder *f, const char *stem, const int64_t *shape, bool f32, bool bias, hf_linear *out) {
+    char name[HF_NAME_SIZE];
+    bool matrix = shape[1] && !shape[2];
+    snprintf(name, sizeof name, "%s.weight", stem);
+    TRY(tn_hf_take(f, name, shape, f32 || !matrix, &out->weight));
+    snprintf(name, sizeof name, "%s.bias", stem);
+    return bias ? tn_hf_take(f, name, (int64_t[]){shape[0], 0}, true, &out->bias) : TN_OK;
+}
+
+void tn_hf_free_linear(const hf_linear *l) {
+    tn_free(l->weight);
+    tn_free(l->bias);
+}
+
+tn_tensor *tn_hf_linear(const tn_tensor *x, const hf_linear *l) { return tn_linear(x, l->weight, l->bias); }
+
+tn_tensor *tn_hf_norm(const tn_tensor *x, const hf_linear *l, double eps) {
+    tn_layer_norm_options o = TN_LAYER_NORM_DEFAULTS;
+    o.eps = eps;
+    return tn_layer_norm(x, TN_DIMS(tn_size(x, -1)), l->weight, l->bias, &o);
+}
+
+tn_tensor *tn_hf_rms_norm(const tn_tensor *x, const tn_tensor *weight, double eps) {
+    tn_rms_norm_options o = TN_RMS_NORM_DEFAULTS;
+    o.eps = eps;
+    return tn_rms_norm(x, TN_DIMS(tn_size(x, -1)), weight, &o);
+}
+
+tn_status tn_txt_show(tn_tensor *logits, float *room, int64_t count, tn_tensor **shown, const float **out) {
+    const void *at = NULL;
+    TRY(tn_peek(logits, &at));
+    *out = at ? at : room;
+    if (!at) return tn_read(logits, room, (size_t)count * sizeof *room);
+    *shown = tn_retain(logits);
+    return TN_OK;
 }
 
 /* ---- config.json ------------------------------------------------------------------------------------------------- */

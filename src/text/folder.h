@@ -14,7 +14,8 @@ typedef struct hf_folder {
     tn_json_doc *doc;
     const tn_json *config;
     hf_weights *weights;
-    const char *prefix; /* before the names of weights in this file: "bert.", or "" */
+    const char *prefix;         /* before the names of weights in this file: "bert.", or "" */
+    int64_t taken, taken_bytes; /* numbers and bytes of the weights of tn_hf_take */
 } hf_folder;
 
 enum { HF_NAME_SIZE = 128, HF_MOST_LAYERS = 4096, HF_MOST_HEADS = 1 << 16, HF_MOST_WIDTH = 1 << 24 };
@@ -75,8 +76,34 @@ tn_status tn_hf_real(const hf_folder *f, const tn_json *object, const char *key,
 /* TN_ERR_UNSUPPORTED unless the key is absent or false. */
 tn_status tn_hf_refuse(const hf_folder *f, const char *key);
 
-/* What computing takes: f32, f16 or bf16. `shape` ends with a 0 where the rank is less than 2. */
-tn_status tn_hf_check(const hf_folder *f, const tn_safetensors_info *t, const int64_t shape[2]);
+/* What computing takes: f32, f16 or bf16. `shape` ends with a 0. */
+tn_status tn_hf_check(const hf_folder *f, const tn_safetensors_info *t, const int64_t *shape);
+
+/* "[3, 4]" */
+typedef struct shape_text {
+    char text[80];
+} shape_text;
+shape_text tn_txt_shape(const int64_t *shape, int rank);
+
+/* A checked weight, computed: a handle of the caller's. f32: it becomes that; other weights keep their type. */
+tn_status tn_hf_take(hf_folder *f, const char *name, const int64_t *shape, bool f32, tn_tensor **out);
+
+/* A matrix, filter or norm, and its bias; NULL: none. */
+typedef struct hf_linear {
+    tn_tensor *weight, *bias;
+} hf_linear;
+
+/* "STEM.weight", and with `bias` "STEM.bias". Matrices keep their type unless f32 is set, all else becomes f32. */
+tn_status tn_hf_take_linear(hf_folder *f, const char *stem, const int64_t *shape, bool f32, bool bias, hf_linear *out);
+void tn_hf_free_linear(const hf_linear *l);
+tn_tensor *tn_hf_linear(const tn_tensor *x, const hf_linear *l);
+/* Norms over the last dimension, with a mean and by the root of the mean square; weight: NULL for none. */
+tn_tensor *tn_hf_norm(const tn_tensor *x, const hf_linear *l, double eps);
+tn_tensor *tn_hf_rms_norm(const tn_tensor *x, const tn_tensor *weight, double eps);
+
+/* Logits [count] that were computed, where they lie if the host can read them there (*shown holds them then), else in
+ * `room`. */
+tn_status tn_txt_show(tn_tensor *logits, float *room, int64_t count, tn_tensor **shown, const float **out);
 
 /* What config.json calls an activation, as a function; NULL for a name that is not known here. */
 typedef tn_tensor *tn_activation(const tn_tensor *x);

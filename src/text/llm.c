@@ -1027,16 +1027,6 @@ tn_status tn_llm_importance(tn_llm *m, const int32_t *ids, int64_t count, tn_llm
 
 /* ---- single tokens ----------------------------------------------------------------------------------------------- */
 
-/* Where the host computes they stay where they are. */
-static tn_status show_logits(tn_llm *m, tn_tensor *logits, const float **out) {
-    const void *at = NULL;
-    TRY(tn_peek(logits, &at));
-    *out = at ? at : m->logits;
-    if (!at) return tn_read(logits, m->logits, (size_t)m->config.size[SIZE_VOCABULARY] * sizeof *m->logits);
-    m->shown = tn_retain(logits);
-    return TN_OK;
-}
-
 /* Capturing computes the token that it is captured with. */
 static tn_status capture(tn_llm *m, int32_t id, const float **out) {
     TRY(tn_llm_read_rows(m, &id, 1));
@@ -1045,7 +1035,7 @@ static tn_status capture(tn_llm *m, int32_t id, const float **out) {
     llm_inputs in = make_inputs(m, m->position, 1);
     tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, LLM_ALL_ROWS);
     tn_status status = tn_capture_end((tn_tensor *[]){in.rows, in.positions}, 2, &logits, 1, &m->token);
-    if (status == TN_OK) status = show_logits(m, logits, out);
+    if (status == TN_OK) status = tn_txt_show(logits, m->logits, m->config.size[SIZE_VOCABULARY], &m->shown, out);
     tn_free(logits);
     return status;
 }
@@ -1057,7 +1047,7 @@ static tn_status launch_llm(tn_llm *m, int32_t id, const float **out) {
     tn_tensor *logits = NULL;
     tn_tensor *inputs[] = {tn_llm_rows(m, m->rows, 1), make_positions(m, m->position, 1)};
     TRY(tn_graph_launch(m->token, inputs, &logits));
-    return show_logits(m, logits, out);
+    return tn_txt_show(logits, m->logits, m->config.size[SIZE_VOCABULARY], &m->shown, out);
 }
 
 static tn_status run_token(tn_llm *m, int32_t id, const float **out) {

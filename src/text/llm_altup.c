@@ -31,7 +31,7 @@ tn_tensor *tn_llm_end_streams(const llm_config *c, const llm_weights *w, tn_tens
 
 /* What coefficients are made of: x [n, hidden] as [n, streams]. */
 static tn_tensor *route(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
-    tn_tensor *normed = tn_llm_rms_norm(x, w->layers[layer].weight[SLOT_STREAM_ROUTER_NORM], c->eps);
+    tn_tensor *normed = tn_hf_rms_norm(x, w->layers[layer].weight[SLOT_STREAM_ROUTER_NORM], c->eps);
     normed = tn_mul_scalar(normed, 1 / (double)c->size[SIZE_HIDDEN]);
     return tn_tanh(tn_llm_product(w, layer, SLOT_STREAM_ROUTER, normed, NULL));
 }
@@ -69,6 +69,6 @@ tn_tensor *tn_llm_add_laurel(const llm_config *c, const llm_weights *w, int64_t 
                              const tn_tensor *sum) {
     tn_tensor *beside =
         tn_llm_product(w, layer, SLOT_LAUREL_UP, tn_llm_product(w, layer, SLOT_LAUREL_DOWN, x, NULL), NULL);
-    beside = tn_add(x, tn_llm_rms_norm(beside, w->layers[layer].weight[SLOT_LAUREL_NORM], c->eps));
+    beside = tn_add(x, tn_hf_rms_norm(beside, w->layers[layer].weight[SLOT_LAUREL_NORM], c->eps));
     return tn_mul_scalar(tn_add(sum, beside), sqrt(0.5));
 }

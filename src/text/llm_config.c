@@ -151,21 +151,6 @@ bool tn_llm_expert_name(const char name[LLM_NAME_SIZE], int64_t expert, char out
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-/* "[3, 4]" */
-typedef struct shape_text {
-    char text[80];
-} shape_text;
-
-static shape_text spell(const int64_t *shape, int rank) {
-    shape_text t = {"["};
-    for (int d = 0; d < rank && d < 3; d++) {
-        size_t used = strlen(t.text);
-        snprintf(t.text + used, sizeof t.text - used, "%s%" PRId64, d ? ", " : "", shape[d]);
-    }
-    strcat(t.text, rank > 3 ? ", …]" : "]");
-    return t;
-}
-
 /* alone: of an expert that has a tensor of its own; row: a vector that may be stored as one. */
 static tn_status check_shape(const llm_source *s, const llm_config *c, const llm_tensor *t, const llm_size *shape,
                              bool transposed, bool alone, bool row) {
@@ -192,8 +177,8 @@ static tn_status check_shape(const llm_source *s, const llm_config *c, const llm
     if (fits) return TN_OK;
     return tn_backend_fail(TN_ERR_FORMAT,
                            "%s: tensor '%.100s' has %d dimensions, %s; according to the metadata it must have %d, %s",
-                           tn_llm_source_place(s, t).text, t->name, t->rank, spell(t->shape, t->rank).text, rank,
-                           spell(wanted, rank).text);
+                           tn_llm_source_place(s, t).text, t->name, t->rank, tn_txt_shape(t->shape, t->rank).text, rank,
+                           tn_txt_shape(wanted, rank).text);
 }
 
 /* Types that the model's operations take besides f32. */

@@ -788,8 +788,6 @@ tn_status tn_llm_save_adapter(const tn_llm *m, const char *folder, const char *b
  * of the family's kind; and the two parts of a product along a dimension: returns the gate, *up becomes what it gates.
  */
 tn_tensor *tn_llm_product(const llm_weights *w, int64_t layer, int slot, const tn_tensor *x, const tn_tensor *bias);
-/* RMS norm over the last dim; weight: NULL for none. */
-tn_tensor *tn_llm_rms_norm(const tn_tensor *x, const tn_tensor *weight, double eps);
 /* llm_altup.c: residual streams [n, hidden] of families that have several. begin: makes them of the embedding.
  * predict: changes them to what they should be behind the layer, and returns the one that the layer reads. correct:
  * changes them by what the layer has made of that. end: what the last norm reads. gates: those of a sparse layer.

@@ -33,18 +33,12 @@ static rotation make_rotation(const llm_rope *rope, const tn_tensor *frequencies
     return (rotation){tn_mul_scalar(r.cosine, rope->amplitude), tn_mul_scalar(r.sine, rope->amplitude)};
 }
 
-tn_tensor *tn_llm_rms_norm(const tn_tensor *x, const tn_tensor *weight, double eps) {
-    tn_rms_norm_options o = TN_RMS_NORM_DEFAULTS;
-    o.eps = eps;
-    return tn_rms_norm(x, TN_DIMS(tn_size(x, -1)), weight, &o);
-}
-
 static tn_tensor *tn_llm_norm(const llm_config *c, const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
     tn_layer_norm_options layer = TN_LAYER_NORM_DEFAULTS;
     layer.eps = c->eps;
     if (c->file.norms_from_one && weight) weight = tn_add_scalar(weight, 1);
     return c->family->norms.layer_norm ? tn_layer_norm(x, TN_DIMS(tn_size(x, -1)), weight, bias, &layer)
-                                       : tn_llm_rms_norm(x, weight, c->eps);
+                                       : tn_hf_rms_norm(x, weight, c->eps);
 }
 
 /* Before attention or feed-forward, where the family has such a norm. */
@@ -291,12 +285,12 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
     if (tn_llm_key_layer(c, layer) == layer) {
         qkv[1] = heads(c, qkv_parts[1], weight[SLOT_K_NORM], turn);
         qkv[2] = heads(c, qkv_parts[2], NULL, NULL);
-        if (c->family->norms.values) qkv[2] = tn_llm_rms_norm(qkv[2], NULL, c->eps);
+        if (c->family->norms.values) qkv[2] = tn_hf_rms_norm(qkv[2], NULL, c->eps);
         pass->kept[slides][0] = qkv[1];
         pass->kept[slides][1] = qkv[2];
     }
     for (int k = 0; k < 2 && turn && c->attention.unit_heads; k++)
-        qkv[k] = tn_llm_rms_norm(qkv[k], NULL, c->eps);
+        qkv[k] = tn_hf_rms_norm(qkv[k], NULL, c->eps);
     bool late = c->attention.late_scale > 0 && (c->attention.late_step == 0 || !turn);
     if (late) qkv[0] = tn_mul(qkv[0], late_scale(c, in));
     if (c->attention.alibi > 0) add_distances(c, in, qkv);
@@ -337,7 +331,7 @@ static tn_tensor *xielu(const tn_tensor *x, const tn_tensor *alpha_p, const tn_t
 static tn_tensor *add_experts(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
                               const tn_tensor *sum, tn_tensor *dense) {
     tn_tensor *const *weight = w->layers[layer].weight;
-    tn_tensor *asked = tn_llm_rms_norm(sum, weight[SLOT_ROUTER_SCALE], c->eps);
+    tn_tensor *asked = tn_hf_rms_norm(sum, weight[SLOT_ROUTER_SCALE], c->eps);
     asked = tn_mul_scalar(asked, 1 / sqrt((double)c->size[SIZE_HIDDEN]));
     tn_tensor *mixed = llm_mix(c, w, layer, in, tn_llm_norm(c, sum, weight[SLOT_EXPERTS_NORM], NULL), asked);
     return tn_add(norm_behind(c, dense, weight[SLOT_DENSE_POST_NORM]),
@@ -709,12 +703,12 @@ static void llm_project_latent(const llm_config *c, const llm_weights *w, int64_
     int64_t rank = c->size[SIZE_KV_RANK], values = c->size[SIZE_MIXED] / c->attention.heads;
     tn_tensor *q = weight[SLOT_Q] ? tn_llm_product(w, layer, SLOT_Q, x, NULL) : NULL;
     if (!q) {
-        q = tn_llm_rms_norm(tn_llm_product(w, layer, SLOT_Q_DOWN, x, NULL), weight[SLOT_Q_DOWN_NORM], LATENT_EPS);
+        q = tn_hf_rms_norm(tn_llm_product(w, layer, SLOT_Q_DOWN, x, NULL), weight[SLOT_Q_DOWN_NORM], LATENT_EPS);
         q = tn_llm_product(w, layer, SLOT_Q_UP, q, NULL);
     }
     q = tn_reshape(q, TN_DIMS(n, c->attention.heads, plain + rope));
     tn_tensor *down = tn_llm_product(w, layer, SLOT_KV_DOWN, x, NULL);
-    tn_tensor *latent = tn_llm_rms_norm(tn_narrow(down, 1, 0, rank), weight[SLOT_KV_DOWN_NORM], LATENT_EPS);
+    tn_tensor *latent = tn_hf_rms_norm(tn_narrow(down, 1, 0, rank), weight[SLOT_KV_DOWN_NORM], LATENT_EPS);
     tn_tensor *turned =
         tn_expand(tn_unsqueeze(tn_narrow(down, 1, rank, rope), 1), TN_DIMS(n, c->attention.heads, rope));
     tn_tensor *kv =

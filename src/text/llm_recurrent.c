@@ -334,7 +334,7 @@ static tn_tensor *short_convolution(const llm_config *c, const place *p, const t
 
 /* Of a part of the second product, where the family has such norms (Jamba, Falcon Mamba). */
 static tn_tensor *inner_norm(const llm_config *c, const place *p, int slot, tn_tensor *x) {
-    return c->recurrent.inner_eps > 0 ? tn_llm_rms_norm(x, p->weight[slot], c->recurrent.inner_eps) : x;
+    return c->recurrent.inner_eps > 0 ? tn_hf_rms_norm(x, p->weight[slot], c->recurrent.inner_eps) : x;
 }
 
 enum { PART_STEP, PART_INPUT, PART_WRITTEN, PART_READ, PART_DECAY };
@@ -407,7 +407,7 @@ static tn_tensor *mamba2(const llm_config *c, const place *p, tn_tensor *x) {
         tn_mul(tn_reshape(u, TN_DIMS(n, heads, inner / heads)), tn_reshape(p->weight[SLOT_SKIP], TN_DIMS(heads, 1)));
     y = tn_mul(tn_add(y, tn_reshape(skip, TN_DIMS(n, inner))), tn_silu(tn_narrow(x, 1, 0, inner)));
     if (!p->weight[SLOT_MIX_NORM]) return y;
-    y = tn_llm_rms_norm(tn_reshape(y, TN_DIMS(n, groups, inner / groups)), NULL, c->eps);
+    y = tn_hf_rms_norm(tn_reshape(y, TN_DIMS(n, groups, inner / groups)), NULL, c->eps);
     return tn_mul(tn_reshape(y, TN_DIMS(n, inner)), tn_reshape(p->weight[SLOT_MIX_NORM], TN_DIMS(inner)));
 }
 
@@ -443,7 +443,7 @@ static tn_tensor *delta_rule(const llm_config *c, const place *p, tn_tensor *all
                           tn_mul_scalar(q, 1 / sqrt((double)state)),
                           tn_exp(tn_mul(step_of(rates[1], p->weight[SLOT_STEP_BIAS]), decay_of(c, p)))};
     tn_tensor *y = tn_reshape(scan(c, p, n, advance_delta, parts), TN_DIMS(n, heads, inner / heads));
-    y = tn_llm_rms_norm(y, p->weight[SLOT_MIX_NORM], c->eps);
+    y = tn_hf_rms_norm(y, p->weight[SLOT_MIX_NORM], c->eps);
     return tn_mul(tn_reshape(y, TN_DIMS(n, inner)), tn_silu(gate));
 }
 

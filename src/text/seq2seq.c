@@ -8,38 +8,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "text/folder.h"
+#include "text/sides.h"
 #include "trunnion/seq2seq.h"
 #include "trunnion/trunnion.h"
 
-enum { ENCODER, DECODER, PAGE = 64, MOST_CONTEXT = 8192, MOST_BUCKETS = 1 << 16, MOST_ENDS = 16, PART_NAME = 64 };
+enum { MOST_CONTEXT = 8192, MOST_BUCKETS = 1 << 16, MOST_ENDS = 16, PART_NAME = 64 };
 enum { FIRST_PLACE = 2 }; /* row of the first token in a table of positions of BART's kind */
-
-enum {
-    SELF_Q,
-    SELF_K,
-    SELF_V,
-    SELF_O,
-    SELF_NORM,
-    UP,
-    GATE,
-    DOWN,
-    FFN_NORM,
-    CROSS_Q,
-    CROSS_K,
-    CROSS_V,
-    CROSS_O,
-    CROSS_NORM,
-    BIAS,
-    PARTS
-};
-
-typedef struct layer {
-    tn_tensor *part[PARTS];       /* NULL: not in this layer */
-    tn_tensor *bias[PARTS];       /* NULL in T5 */
-    tn_tensor *k_cache, *v_cache; /* states [pages, heads, PAGE, width] */
-    tn_tensor *k_text, *v_text;   /* states [1, heads, padded, width]: the encoded text */
-} layer;
 
 /* A kind of model. */
 typedef struct family {
@@ -80,11 +54,9 @@ typedef struct seq2seq_config {
 } seq2seq_config;
 
 typedef struct seq2seq_weights {
-    int64_t parameters, bytes;
-    layer *layers[2];
-    tn_tensor *norm[2], *embedding, *output; /* output NULL: the embedding */
-    /* Of the end of a side; of the embedding, weight and bias. NULL: none */
-    tn_tensor *norm_bias[2], *first_norm[2][2];
+    side_layer *layers[2];              /* weights NULL: not in this layer; T5 has no biases */
+    tn_tensor *embedding, *output;      /* output NULL: the embedding */
+    hf_linear norm[2], first_norm[2];   /* of the end of a side; of the embedding. NULL: none */
     tn_tensor *places[2], *logits_bias; /* tables of positions [rows, hidden]; [1, vocabulary]; NULL: none */
 } seq2seq_weights;
 
@@ -236,20 +208,6 @@ static tn_status read_config(tn_seq2seq *m) {
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
-static const char *const bart_parts[PARTS] = {[SELF_Q] = "self_attn.q_proj",
-                                              [SELF_K] = "self_attn.k_proj",
-                                              [SELF_V] = "self_attn.v_proj",
-                                              [SELF_O] = "self_attn.out_proj",
-                                              [SELF_NORM] = "self_attn_layer_norm",
-                                              [UP] = "fc1",
-                                              [DOWN] = "fc2",
-                                              [FFN_NORM] = "final_layer_norm",
-                                              [CROSS_Q] = "encoder_attn.q_proj",
-                                              [CROSS_K] = "encoder_attn.k_proj",
-                                              [CROSS_V] = "encoder_attn.v_proj",
-                                              [CROSS_O] = "encoder_attn.out_proj",
-                                              [CROSS_NORM] = "encoder_attn_layer_norm"};
-
 /* What stands between "encoder.block.N." and ".weight"; the decoder's feed-forward is its layer 2. */
 static void put_t5_name(const tn_seq2seq *m, int side, int part, char name[PART_NAME]) {
     static const char *const attention[] = {"q", "k", "v", "o"};
@@ -266,24 +224,6 @@ static void put_t5_name(const tn_seq2seq *m, int side, int part, char name[PART_
     if (part == BIAS) snprintf(name, PART_NAME, "layer.0.SelfAttention.relative_attention_bias");
 }
 
-/* Matrices keep the file's type; norms, tables of biases and optional tensors are f32. columns 0: a vector. */
-static tn_status take(tn_seq2seq *m, const char *name, int64_t rows, int64_t columns, bool f32, tn_tensor **out) {
-    tn_safetensors_info info = {.struct_size = sizeof info};
-    if (!tn_hf_find(&m->folder, name, &info))
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s' has no tensor '%s'", m->folder.path, name);
-    TRY(tn_hf_check(&m->folder, &info, (int64_t[]){rows, columns}));
-    {
-        TN_SCOPE;
-        tn_tensor *t = tn_hf_weights_tensor(m->folder.weights, info.name);
-        *out = tn_retain(f32 && info.dtype != TN_F32 ? tn_cast(t, TN_F32) : t);
-    }
-    m->weights.parameters += tn_numel(*out);
-    m->weights.bytes += (int64_t)info.bytes;
-    return tn_eval(out, 1);
-}
-
-static const char *side_name(int side) { return side == ENCODER ? "encoder" : "decoder"; }
-
 /* Whether models have a tensor of this name, which may be missing. */
 static bool has(const tn_seq2seq *m, const char *name) {
     tn_safetensors_info info = {.struct_size = sizeof info};
@@ -291,49 +231,30 @@ static bool has(const tn_seq2seq *m, const char *name) {
 }
 
 /* A norm of BART's kind, "encoder.layer_norm". */
-static tn_status take_norm(tn_seq2seq *m, int side, const char *what, tn_tensor **weight, tn_tensor **bias) {
-    char name[HF_NAME_SIZE];
-    snprintf(name, sizeof name, "model.%s.%s.weight", side_name(side), what);
-    TRY(take(m, name, m->config.hidden, 0, true, weight));
-    snprintf(name, sizeof name, "model.%s.%s.bias", side_name(side), what);
-    return take(m, name, m->config.hidden, 0, true, bias);
+static tn_status take_norm(tn_seq2seq *m, int side, const char *what, hf_linear *out) {
+    char stem[HF_NAME_SIZE - 8];
+    snprintf(stem, sizeof stem, "model.%s.%s", tn_side_names[side], what);
+    return tn_hf_take_linear(&m->folder, stem, (int64_t[]){m->config.hidden, 0}, true, true, out);
 }
 
-static tn_status take_part(tn_seq2seq *m, int side, int64_t i, int part, layer *l) {
-    char name[HF_NAME_SIZE], own[PART_NAME];
-    int64_t all = m->config.heads * m->config.width, inner = m->config.inner[side];
-    const int64_t shapes[PARTS][2] = {
-        [SELF_Q] = {all, m->config.hidden},
-        [SELF_K] = {all, m->config.hidden},
-        [SELF_V] = {all, m->config.hidden},
-        [SELF_O] = {m->config.hidden, all},
-        [SELF_NORM] = {m->config.hidden, 0},
-        [UP] = {inner, m->config.hidden},
-        [GATE] = {inner, m->config.hidden},
-        [DOWN] = {m->config.hidden, inner},
-        [FFN_NORM] = {m->config.hidden, 0},
-        [CROSS_Q] = {all, m->config.hidden},
-        [CROSS_K] = {all, m->config.hidden},
-        [CROSS_V] = {all, m->config.hidden},
-        [CROSS_O] = {m->config.hidden, all},
-        [CROSS_NORM] = {m->config.hidden, 0},
-        [BIAS] = {m->config.buckets, m->config.heads},
+static tn_status take_part(tn_seq2seq *m, int side, int64_t i, int part, side_layer *l) {
+    char stem[HF_NAME_SIZE - 8], own[PART_NAME] = "";
+    int64_t all = m->config.heads * m->config.width, inner = m->config.inner[side], hidden = m->config.hidden;
+    const int64_t shapes[PARTS][3] = {
+        [SELF_Q] = {all, hidden},  [SELF_K] = {all, hidden},  [SELF_V] = {all, hidden},
+        [SELF_O] = {hidden, all},  [SELF_NORM] = {hidden},    [UP] = {inner, hidden},
+        [GATE] = {inner, hidden},  [DOWN] = {hidden, inner},  [FFN_NORM] = {hidden},
+        [CROSS_Q] = {all, hidden}, [CROSS_K] = {all, hidden}, [CROSS_V] = {all, hidden},
+        [CROSS_O] = {hidden, all}, [CROSS_NORM] = {hidden},   [BIAS] = {m->config.buckets, m->config.heads},
     };
-    bool cross = part >= CROSS_Q && part <= CROSS_NORM;
-    if ((cross && side == ENCODER) || (part == GATE && !m->config.gated)) return TN_OK;
+    bool bart = m->config.family->bart, cross = part >= CROSS_Q && part <= CROSS_NORM;
+    if ((cross && side == ENCODER) || (part == GATE && !m->config.gated) || (bart && !tn_side_parts[part]))
+        return TN_OK;
     if (part == BIAS && i > 0 && !m->config.family->each_bias) return TN_OK;
-    const int64_t *shape = shapes[part];
-    bool f32 = part == BIAS || shape[1] == 0;
-    if (!m->config.family->bart) {
-        put_t5_name(m, side, part, own);
-        snprintf(name, sizeof name, "%s.block.%" PRId64 ".%s.weight", side_name(side), i, own);
-        return take(m, name, shape[0], shape[1], f32, &l->part[part]);
-    }
-    if (!bart_parts[part]) return TN_OK;
-    snprintf(name, sizeof name, "model.%s.layers.%" PRId64 ".%s.weight", side_name(side), i, bart_parts[part]);
-    TRY(take(m, name, shape[0], shape[1], f32, &l->part[part]));
-    snprintf(name, sizeof name, "model.%s.layers.%" PRId64 ".%s.bias", side_name(side), i, bart_parts[part]);
-    return take(m, name, shape[0], 0, true, &l->bias[part]);
+    if (!bart) put_t5_name(m, side, part, own);
+    snprintf(stem, sizeof stem, bart ? "model.%s.layers.%" PRId64 ".%s" : "%s.block.%" PRId64 ".%s",
+             tn_side_names[side], i, bart ? tn_side_parts[part] : own);
+    return tn_hf_take_linear(&m->folder, stem, shapes[part], part == BIAS, bart, &l->part[part]);
 }
 
 static int64_t first_place(const tn_seq2seq *m) {
@@ -366,20 +287,20 @@ static tn_status make_waves(tn_seq2seq *m, tn_tensor **out) {
 
 static tn_status take_bart_side(tn_seq2seq *m, int side) {
     char name[HF_NAME_SIZE];
-    tn_tensor **first = m->weights.first_norm[side];
-    if (m->config.family->norms_embedding) TRY(take_norm(m, side, "layernorm_embedding", &first[0], &first[1]));
-    if (!m->config.family->norms_last)
-        TRY(take_norm(m, side, "layer_norm", &m->weights.norm[side], &m->weights.norm_bias[side]));
+    if (m->config.family->norms_embedding) TRY(take_norm(m, side, "layernorm_embedding", &m->weights.first_norm[side]));
+    if (!m->config.family->norms_last) TRY(take_norm(m, side, "layer_norm", &m->weights.norm[side]));
     if (!m->config.family->learned) return make_waves(m, &m->weights.places[side]);
-    snprintf(name, sizeof name, "model.%s.embed_positions.weight", side_name(side));
-    return take(m, name, m->config.most_positions + FIRST_PLACE, m->config.hidden, true, &m->weights.places[side]);
+    snprintf(name, sizeof name, "model.%s.embed_positions.weight", tn_side_names[side]);
+    const int64_t shape[] = {m->config.most_positions + FIRST_PLACE, m->config.hidden, 0};
+    return tn_hf_take(&m->folder, name, shape, true, &m->weights.places[side]);
 }
 
 /* Single tokens that must not come (Marian's padding) have a bias of minus infinity. */
 static tn_status take_logits_bias(tn_seq2seq *m) {
     const tn_json *words = said(m, "bad_words_ids");
     if (!has(m, "final_logits_bias")) return TN_OK;
-    TRY(take(m, "final_logits_bias", 1, m->config.vocabulary, true, &m->weights.logits_bias));
+    const int64_t shape[] = {1, m->config.vocabulary, 0};
+    TRY(tn_hf_take(&m->folder, "final_logits_bias", shape, true, &m->weights.logits_bias));
     TRY(tn_read(m->weights.logits_bias, m->run.logits, (size_t)m->config.vocabulary * sizeof *m->run.logits));
     for (size_t i = 0; i < tn_json_length(words); i++) {
         const tn_json *word = tn_json_at(words, i);
@@ -400,7 +321,7 @@ static tn_status take_side(tn_seq2seq *m, int side) {
             TRY(take_part(m, side, i, part, &m->weights.layers[side][i]));
     if (m->config.family->bart) return take_bart_side(m, side);
     const char *name = side == ENCODER ? "encoder.final_layer_norm.weight" : "decoder.final_layer_norm.weight";
-    return take(m, name, m->config.hidden, 0, true, &m->weights.norm[side]);
+    return tn_hf_take(&m->folder, name, (int64_t[]){m->config.hidden, 0}, true, &m->weights.norm[side].weight);
 }
 
 /* A file may repeat the shared embedding for each side. Only the shared one is read, so the others must equal it. */
@@ -419,65 +340,37 @@ static tn_status refuse_other_embeddings(const tn_seq2seq *m, const char *shared
 
 static tn_status take_weights(tn_seq2seq *m) {
     const char *shared = m->config.family->bart ? "model.shared.weight" : "shared.weight";
+    const int64_t shape[] = {m->config.vocabulary, m->config.hidden, 0};
     TRY(refuse_other_embeddings(m, shared));
-    TRY(take(m, shared, m->config.vocabulary, m->config.hidden, false, &m->weights.embedding));
+    TRY(tn_hf_take(&m->folder, shared, shape, false, &m->weights.embedding));
     if (m->config.family->bart) TRY(take_logits_bias(m));
-    if (has(m, "lm_head.weight"))
-        TRY(take(m, "lm_head.weight", m->config.vocabulary, m->config.hidden, false, &m->weights.output));
+    if (has(m, "lm_head.weight")) TRY(tn_hf_take(&m->folder, "lm_head.weight", shape, false, &m->weights.output));
     TRY(take_side(m, ENCODER));
     return take_side(m, DECODER);
 }
 
 /* ---- states ------------------------------------------------------------------------------------------------------ */
 
-static void drop(tn_tensor **t) {
-    tn_free(*t);
-    *t = NULL;
-}
-
 static void free_states(tn_seq2seq *m) {
-    for (int64_t i = 0; m->weights.layers[DECODER] && i < m->config.layer_count[DECODER]; i++) {
-        layer *l = &m->weights.layers[DECODER][i];
-        drop(&l->k_cache);
-        drop(&l->v_cache);
-        drop(&l->k_text);
-        drop(&l->v_text);
-    }
-    drop(&m->run.text_mask);
+    tn_side_free_states(m->weights.layers[DECODER], m->config.layer_count[DECODER]);
+    tn_free(m->run.text_mask);
+    m->run.text_mask = NULL;
     tn_graph_free(m->run.token); /* it reads and writes them */
     m->run.token = NULL;
     m->run.padded = 0;
 }
 
-static tn_status fill_states(tn_seq2seq *m, int64_t padded, tn_tensor **all) {
-    int count = 2 * (int)m->config.layer_count[DECODER];
-    int64_t pages = (m->config.context + PAGE - 1) / PAGE;
-    TRY(tn_zero_states(TN_DIMS(pages, m->config.heads, PAGE, m->config.width), TN_F32, all, count));
-    TRY(tn_zero_states(TN_DIMS(1, m->config.heads, padded, m->config.width), TN_F32, all + count, count));
-    TRY(tn_zero_states(TN_DIMS(1, 1, 1, padded), TN_F32, all + 2 * count, 1));
-    for (int64_t i = 0; i < m->config.layer_count[DECODER]; i++) {
-        layer *l = &m->weights.layers[DECODER][i];
-        l->k_cache = tn_retain(all[2 * i]);
-        l->v_cache = tn_retain(all[2 * i + 1]);
-        l->k_text = tn_retain(all[count + 2 * i]);
-        l->v_text = tn_retain(all[count + 2 * i + 1]);
-    }
-    m->run.text_mask = tn_retain(all[2 * count]);
+static tn_status make_states(tn_seq2seq *m, int64_t padded) {
+    const seq2seq_config *c = &m->config;
+    free_states(m);
+    TRY(tn_side_make_states(m->weights.layers[DECODER], c->layer_count[DECODER], c->context, c->heads, c->width,
+                            padded));
+    TN_SCOPE;
+    tn_tensor *mask;
+    TRY(tn_zero_states(TN_DIMS(1, 1, 1, padded), TN_F32, &mask, 1));
+    m->run.text_mask = tn_retain(mask);
     m->run.padded = padded;
     return TN_OK;
-}
-
-static tn_status make_states(tn_seq2seq *m, int64_t padded) {
-    tn_tensor **all = tn_txt_zalloc(4 * (size_t)m->config.layer_count[DECODER] + 1, sizeof(tn_tensor *));
-    if (!all) return TN_ERR_MEMORY;
-    tn_status status;
-    free_states(m);
-    {
-        TN_SCOPE;
-        status = fill_states(m, padded, all);
-    }
-    tn_txt_free(all);
-    return status;
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
@@ -522,16 +415,10 @@ void tn_seq2seq_close(tn_seq2seq *m) {
     tn_free(m->run.shown);
     free_states(m);
     for (int side = 0; side < 2; side++) {
-        for (int64_t i = 0; m->weights.layers[side] && i < m->config.layer_count[side]; i++)
-            for (int part = 0; part < PARTS; part++) {
-                tn_free(m->weights.layers[side][i].part[part]);
-                tn_free(m->weights.layers[side][i].bias[part]);
-            }
-        tn_txt_free(m->weights.layers[side]);
-        tn_tensor *const own[] = {m->weights.norm[side], m->weights.norm_bias[side], m->weights.first_norm[side][0],
-                                  m->weights.first_norm[side][1], m->weights.places[side]};
-        for (size_t i = 0; i < sizeof own / sizeof *own; i++)
-            tn_free(own[i]);
+        tn_side_free_layers(m->weights.layers[side], m->config.layer_count[side]);
+        tn_hf_free_linear(&m->weights.norm[side]);
+        tn_hf_free_linear(&m->weights.first_norm[side]);
+        tn_free(m->weights.places[side]);
     }
     tn_free(m->weights.logits_bias);
     tn_free(m->weights.embedding);
@@ -556,8 +443,8 @@ tn_status tn_seq2seq_get_facts(const tn_seq2seq *m, tn_seq2seq_facts *facts) {
                                 .heads = m->config.heads,
                                 .vocabulary = m->config.vocabulary,
                                 .context = m->config.context,
-                                .parameters = m->weights.parameters,
-                                .weights_bytes = m->weights.bytes,
+                                .parameters = m->folder.taken,
+                                .weights_bytes = m->folder.taken_bytes,
                                 .start = m->config.start,
                                 .forced = m->config.forced};
     return TN_OK;
@@ -596,35 +483,29 @@ tn_tensor *tn_txt_buckets(int64_t n, int64_t count, int64_t most_distance) {
 
 /* ---- operations -------------------------------------------------------------------------------------------------- */
 
-static tn_tensor *norm(const tn_seq2seq *m, const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
-    tn_rms_norm_options o = TN_RMS_NORM_DEFAULTS;
-    tn_layer_norm_options with_mean = TN_LAYER_NORM_DEFAULTS;
-    o.eps = with_mean.eps = m->config.eps;
-    return m->config.family->bart ? tn_layer_norm(x, TN_DIMS(m->config.hidden), weight, bias, &with_mean)
-                                  : tn_rms_norm(x, TN_DIMS(m->config.hidden), weight, &o);
+static tn_tensor *norm(const tn_seq2seq *m, const tn_tensor *x, const hf_linear *l) {
+    return m->config.family->bart ? tn_hf_norm(x, l, m->config.eps) : tn_hf_rms_norm(x, l->weight, m->config.eps);
 }
 
 /* In front of a part of a layer, and behind it: one of them is a norm. */
-static tn_tensor *before(const tn_seq2seq *m, const layer *l, int part, tn_tensor *x) {
-    return m->config.family->norms_last ? x : norm(m, x, l->part[part], l->bias[part]);
+static tn_tensor *before(const tn_seq2seq *m, const side_layer *l, int part, tn_tensor *x) {
+    return m->config.family->norms_last ? x : norm(m, x, &l->part[part]);
 }
 
-static tn_tensor *behind(const tn_seq2seq *m, const layer *l, int part, tn_tensor *x) {
-    return m->config.family->norms_last ? norm(m, x, l->part[part], l->bias[part]) : x;
+static tn_tensor *behind(const tn_seq2seq *m, const side_layer *l, int part, tn_tensor *x) {
+    return m->config.family->norms_last ? norm(m, x, &l->part[part]) : x;
 }
 
-static tn_tensor *product(const layer *l, int part, const tn_tensor *x) {
-    return tn_linear(x, l->part[part], l->bias[part]);
-}
+static tn_tensor *product(const side_layer *l, int part, const tn_tensor *x) { return tn_hf_linear(x, &l->part[part]); }
 
 /* The product of a part as [1, heads, n, width]. */
-static tn_tensor *heads_of(const tn_seq2seq *m, const layer *l, int part, const tn_tensor *x) {
+static tn_tensor *heads_of(const tn_seq2seq *m, const side_layer *l, int part, const tn_tensor *x) {
     tn_tensor *y = tn_reshape(product(l, part, x), TN_DIMS(1, tn_size(x, 0), m->config.heads, m->config.width));
     return tn_transpose(y, 1, 2);
 }
 
 /* [1, heads, n, width] through the output's matrix. */
-static tn_tensor *project_back(const tn_seq2seq *m, const layer *l, int part, const tn_tensor *mixed) {
+static tn_tensor *project_back(const tn_seq2seq *m, const side_layer *l, int part, const tn_tensor *mixed) {
     return product(
         l, part, tn_reshape(tn_transpose(mixed, 1, 2), TN_DIMS(tn_size(mixed, 2), m->config.heads * m->config.width)));
 }
@@ -637,7 +518,7 @@ static tn_tensor *attend(const tn_seq2seq *m, const tn_tensor *q, const tn_tenso
     return tn_scaled_dot_product_attention(q, k, v, bias, &o);
 }
 
-static tn_tensor *feed_forward(const tn_seq2seq *m, const layer *l, tn_tensor *x) {
+static tn_tensor *feed_forward(const tn_seq2seq *m, const side_layer *l, tn_tensor *x) {
     tn_tensor *y = before(m, l, FFN_NORM, x), *up = product(l, UP, y);
     tn_tensor *inner =
         m->config.gated ? tn_mul(m->config.activation(product(l, GATE, y)), up) : m->config.activation(up);
@@ -649,8 +530,7 @@ static tn_tensor *embed(const tn_seq2seq *m, int side, const tn_tensor *ids, con
     tn_tensor *x = tn_cast(tn_embedding(ids, m->weights.embedding), TN_F32);
     if (m->config.embedding_scale != 1) x = tn_mul_scalar(x, m->config.embedding_scale);
     if (m->weights.places[side]) x = tn_add(x, tn_embedding(places, m->weights.places[side]));
-    tn_tensor *const *first = m->weights.first_norm[side];
-    return first[0] ? norm(m, x, first[0], first[1]) : x;
+    return m->weights.first_norm[side].weight ? norm(m, x, &m->weights.first_norm[side]) : x;
 }
 
 /* Rows of positions for a text; padding may be behind the last one. */
@@ -669,16 +549,17 @@ static tn_tensor *record_encoder(const tn_seq2seq *m, const tn_tensor *ids, tn_t
     tn_tensor *x = embed(m, ENCODER, ids, bart ? text_places(m) : NULL), *bias = mask;
     tn_tensor *buckets = bart ? NULL : tn_txt_buckets(m->run.padded, m->config.buckets, m->config.most_distance);
     for (int64_t i = 0; i < m->config.layer_count[ENCODER]; i++) {
-        const layer *l = &m->weights.layers[ENCODER][i];
-        if (l->part[BIAS])
-            bias = tn_add(tn_unsqueeze(tn_permute(tn_embedding(buckets, l->part[BIAS]), TN_DIMS(2, 0, 1)), 0), mask);
+        const side_layer *l = &m->weights.layers[ENCODER][i];
+        if (l->part[BIAS].weight)
+            bias = tn_add(tn_unsqueeze(tn_permute(tn_embedding(buckets, l->part[BIAS].weight), TN_DIMS(2, 0, 1)), 0),
+                          mask);
         tn_tensor *y = before(m, l, SELF_NORM, x);
         tn_tensor *mixed =
             attend(m, heads_of(m, l, SELF_Q, y), heads_of(m, l, SELF_K, y), heads_of(m, l, SELF_V, y), bias);
         x = behind(m, l, SELF_NORM, tn_add(x, project_back(m, l, SELF_O, mixed)));
         x = feed_forward(m, l, x);
     }
-    return m->weights.norm[ENCODER] ? norm(m, x, m->weights.norm[ENCODER], m->weights.norm_bias[ENCODER]) : x;
+    return m->weights.norm[ENCODER].weight ? norm(m, x, &m->weights.norm[ENCODER]) : x;
 }
 
 /* A token on its way through the decoder. */
@@ -692,11 +573,11 @@ typedef struct step_inputs {
 
 /* Scores of the tokens before and of the token itself are computed apart: so the cache is read where it lies.
  * bias NULL: positions add nothing to scores. */
-static tn_tensor *attend_cached(const tn_seq2seq *m, const layer *l, const tn_tensor *bias, const step_inputs *in,
+static tn_tensor *attend_cached(const tn_seq2seq *m, const side_layer *l, const tn_tensor *bias, const step_inputs *in,
                                 tn_tensor *const qkv[3]) {
     int64_t slots = tn_size(in->mask, 2), pages = slots / PAGE;
     tn_tensor *q = m->config.score_scale == 1 ? qkv[0] : tn_mul_scalar(qkv[0], m->config.score_scale);
-    tn_tensor *past = tn_matmul(q, tn_transpose(l->k_cache, 2, 3)); /* [pages, heads, 1, PAGE] */
+    tn_tensor *past = tn_matmul(q, tn_transpose(l->state[KEYS], 2, 3)); /* [pages, heads, 1, PAGE] */
     past = tn_reshape(tn_permute(past, TN_DIMS(1, 2, 0, 3)), TN_DIMS(m->config.heads, 1, slots));
     tn_tensor *own = tn_reshape(tn_sum(tn_mul(q, qkv[1]), (int64_t[]){3}, 1, false), TN_DIMS(m->config.heads, 1, 1));
     if (bias) {
@@ -705,12 +586,12 @@ static tn_tensor *attend_cached(const tn_seq2seq *m, const layer *l, const tn_te
     }
     tn_tensor *scores = tn_softmax(tn_cat((tn_tensor *[]){tn_add(past, in->mask), own}, 2, 2), -1);
     tn_tensor *by_page = tn_reshape(tn_narrow(scores, 2, 0, slots), TN_DIMS(m->config.heads, 1, pages, PAGE));
-    tn_tensor *values = tn_matmul(tn_permute(by_page, TN_DIMS(2, 0, 1, 3)), l->v_cache);
+    tn_tensor *values = tn_matmul(tn_permute(by_page, TN_DIMS(2, 0, 1, 3)), l->state[VALUES]);
     tn_tensor *self = tn_mul(tn_unsqueeze(tn_narrow(scores, 2, slots, 1), 0), qkv[2]);
     tn_tensor *mixed = tn_add(tn_sum(values, (int64_t[]){0}, 1, true), self);
     for (int i = 1; i < 3; i++) {
         tn_tensor *row = tn_reshape(qkv[i], TN_DIMS(1, m->config.heads, m->config.width));
-        tn_cache_append_(i == 1 ? l->k_cache : l->v_cache, row, in->position, in->pages);
+        tn_cache_append_(i == 1 ? l->state[KEYS] : l->state[VALUES], row, in->position, in->pages);
     }
     return mixed;
 }
@@ -721,17 +602,18 @@ static tn_tensor *record_token(const tn_seq2seq *m, const step_inputs *in) {
     tn_tensor *x = embed(m, DECODER, in->ids, place), *qkv[3];
     const tn_tensor *bias = NULL;
     for (int64_t i = 0; i < m->config.layer_count[DECODER]; i++) {
-        const layer *l = &m->weights.layers[DECODER][i];
-        if (l->part[BIAS]) bias = l->part[BIAS];
+        const side_layer *l = &m->weights.layers[DECODER][i];
+        if (l->part[BIAS].weight) bias = l->part[BIAS].weight;
         tn_tensor *y = before(m, l, SELF_NORM, x);
         for (int k = 0; k < 3; k++)
             qkv[k] = heads_of(m, l, SELF_Q + k, y);
         x = behind(m, l, SELF_NORM, tn_add(x, project_back(m, l, SELF_O, attend_cached(m, l, bias, in, qkv))));
         tn_tensor *q = heads_of(m, l, CROSS_Q, before(m, l, CROSS_NORM, x));
-        tn_tensor *read = project_back(m, l, CROSS_O, attend(m, q, l->k_text, l->v_text, m->run.text_mask));
+        tn_tensor *read =
+            project_back(m, l, CROSS_O, attend(m, q, l->state[CROSS_KEYS], l->state[CROSS_VALUES], m->run.text_mask));
         x = feed_forward(m, l, behind(m, l, CROSS_NORM, tn_add(x, read)));
     }
-    if (m->weights.norm[DECODER]) x = norm(m, x, m->weights.norm[DECODER], m->weights.norm_bias[DECODER]);
+    if (m->weights.norm[DECODER].weight) x = norm(m, x, &m->weights.norm[DECODER]);
     if (m->config.output_scale != 1) x = tn_mul_scalar(x, m->config.output_scale);
     tn_tensor *logits = tn_linear(x, m->weights.output ? m->weights.output : m->weights.embedding, NULL);
     return m->weights.logits_bias ? tn_add(logits, m->weights.logits_bias) : logits;
@@ -746,9 +628,9 @@ static tn_status run_encoder(tn_seq2seq *m, const int64_t *ids, const float *mas
     tn_tensor *seen = tn_from_data(mask, TN_DIMS(1, 1, 1, m->run.padded), TN_F32);
     tn_tensor *x = record_encoder(m, tn_from_data(ids, TN_DIMS(m->run.padded), TN_I64), seen);
     for (int64_t i = 0; i < m->config.layer_count[DECODER]; i++) {
-        const layer *l = &m->weights.layers[DECODER][i];
-        tn_copy_(l->k_text, heads_of(m, l, CROSS_K, x));
-        tn_copy_(l->v_text, heads_of(m, l, CROSS_V, x));
+        const side_layer *l = &m->weights.layers[DECODER][i];
+        tn_copy_(l->state[CROSS_KEYS], heads_of(m, l, CROSS_K, x));
+        tn_copy_(l->state[CROSS_VALUES], heads_of(m, l, CROSS_V, x));
     }
     return tn_eval(NULL, 0);
 }
@@ -794,18 +676,6 @@ tn_status tn_seq2seq_encode(tn_seq2seq *m, const int32_t *ids, int64_t count) {
 
 /* ---- tokens of the answer ---------------------------------------------------------------------------------------- */
 
-static tn_status show(tn_seq2seq *m, tn_tensor *logits, const float **out) {
-    const void *at = NULL;
-    TRY(tn_peek(logits, &at));
-    if (!at) {
-        *out = m->run.logits;
-        return tn_read(logits, m->run.logits, (size_t)m->config.vocabulary * sizeof *m->run.logits);
-    }
-    *out = at;
-    m->run.shown = tn_retain(logits);
-    return TN_OK;
-}
-
 static step_inputs make_inputs(tn_seq2seq *m, int32_t id) {
     int64_t slots = (m->config.context + PAGE - 1) / PAGE * PAGE;
     for (int64_t k = 0; k < slots; k++) {
@@ -837,7 +707,7 @@ static tn_status step(tn_seq2seq *m, int32_t id, const float **out) {
         TRY(tn_graph_set_runtime_scalar(m->run.token, 0, (double)m->run.position));
         TRY(tn_graph_launch(m->run.token, inputs, &logits));
     }
-    return show(m, logits, out);
+    return tn_txt_show(logits, m->run.logits, m->config.vocabulary, &m->run.shown, out);
 }
 
 tn_status tn_seq2seq_step(tn_seq2seq *m, int32_t id, const float **logits) {

@@ -2,7 +2,7 @@
 #ifndef TN_TEXT_SPEECH_MODEL_H
 #define TN_TEXT_SPEECH_MODEL_H
 
-#include "text/folder.h"
+#include "text/sides.h"
 #include "trunnion/speech.h"
 #include "trunnion/trunnion.h"
 
@@ -27,35 +27,6 @@ tn_status tn_log_mel_kaldi(const log_mel *m, const float *samples, int64_t count
 
 /* ---- model (speech.c) -------------------------------------------------------------------------------------------- */
 
-/* What a layer holds; an encoder's has no cross attention. */
-typedef enum speech_part {
-    SELF_Q,
-    SELF_K,
-    SELF_V,
-    SELF_O,
-    SELF_NORM,
-    FFN_UP,
-    FFN_DOWN,
-    FFN_NORM,
-    ENCODER_PARTS,
-    CROSS_Q = ENCODER_PARTS,
-    CROSS_K,
-    CROSS_V,
-    CROSS_O,
-    CROSS_NORM,
-    SPEECH_PARTS
-} speech_part;
-
-typedef struct speech_linear {
-    tn_tensor *weight, *bias; /* bias: NULL for keys */
-} speech_linear;
-
-typedef struct speech_layer {
-    speech_linear part[SPEECH_PARTS];
-    tn_tensor *k_cache, *v_cache; /* decoder: states [pages, heads, 64, head_dim] */
-    tn_tensor *k_cross, *v_cross; /* decoder: states [1, heads, positions, head_dim], of the encoded window */
-} speech_layer;
-
 /* Ids of special tokens. */
 typedef struct speech_tokens {
     int32_t start, end, no_timestamps, transcribe, translate;
@@ -71,7 +42,6 @@ typedef struct speech_config {
     int64_t hidden, mels, vocabulary, source_positions, context;
     tn_activation *activation;
     bool multilingual;
-    int64_t parameters, weights_bytes;
 } speech_config;
 
 struct tn_speech {
@@ -81,9 +51,9 @@ struct tn_speech {
     speech_config config;
     speech_tokens tokens;
     log_mel front;
-    speech_linear conv[2], norm[2]; /* norm: behind the last layer of encoder and decoder */
+    hf_linear conv[2], norm[2]; /* norm: behind the last layer of encoder and decoder */
     tn_tensor *positions[2], *embedding, *pages;
-    speech_layer *layers[2];
+    side_layer *layers[2];
     tn_graph *token; /* captured at the first token */
     float *logits;
     tn_tensor *shown; /* NULL, or whose memory the last logits are in */
