@@ -15,132 +15,45 @@ static slot_set llm_allows(const llm_config *c, int64_t layer);
 
 /* ---- shapes ------------------------------------------------------------------------------------------------------ */
 
-static const llm_size layer_shapes[LAYER_SLOTS][3] = {
-    [SLOT_ATTENTION_NORM] = {SIZE_HIDDEN},
-    [SLOT_Q] = {SIZE_ASK, SIZE_HIDDEN},
-    [SLOT_K] = {SIZE_KEYS, SIZE_HIDDEN},
-    [SLOT_V] = {SIZE_KEYS, SIZE_HIDDEN},
-    [SLOT_O] = {SIZE_HIDDEN, SIZE_MIXED},
-    [SLOT_FFN_NORM] = {SIZE_HIDDEN},
-    [SLOT_GATE] = {SIZE_INTERMEDIATE, SIZE_HIDDEN},
-    [SLOT_UP] = {SIZE_UP, SIZE_HIDDEN},
-    [SLOT_DOWN] = {SIZE_HIDDEN, SIZE_INTERMEDIATE},
-    [SLOT_Q_BIAS] = {SIZE_QUERIES},
-    [SLOT_K_BIAS] = {SIZE_KEYS},
-    [SLOT_V_BIAS] = {SIZE_KEYS},
-    [SLOT_O_BIAS] = {SIZE_HIDDEN},
-    [SLOT_Q_NORM] = {SIZE_Q_NORM, SIZE_NORM_WIDTH},
-    [SLOT_K_NORM] = {SIZE_K_NORM, SIZE_NORM_WIDTH},
-    [SLOT_QKV] = {SIZE_QKV, SIZE_HIDDEN},
-    [SLOT_QKV_BIAS] = {SIZE_QKV},
-    [SLOT_ATTENTION_NORM_BIAS] = {SIZE_HIDDEN},
-    [SLOT_FFN_NORM_BIAS] = {SIZE_HIDDEN},
-    [SLOT_GATE_BIAS] = {SIZE_INTERMEDIATE},
-    [SLOT_UP_BIAS] = {SIZE_INTERMEDIATE},
-    [SLOT_DOWN_BIAS] = {SIZE_HIDDEN},
-    [SLOT_ATTENTION_POST_NORM] = {SIZE_HIDDEN},
-    [SLOT_FFN_POST_NORM] = {SIZE_HIDDEN},
-    [SLOT_ROUTER] = {SIZE_EXPERTS, SIZE_HIDDEN},
-    [SLOT_EXPERT_GATE] = {SIZE_EXPERTS, SIZE_EXPERT, SIZE_HIDDEN},
-    [SLOT_EXPERT_UP] = {SIZE_EXPERTS, SIZE_EXPERT_UP, SIZE_HIDDEN},
-    [SLOT_EXPERT_DOWN] = {SIZE_EXPERTS, SIZE_HIDDEN, SIZE_EXPERT},
-    [SLOT_SHARED_ROUTER] = {SIZE_HIDDEN},
-    [SLOT_SHARED_GATE] = {SIZE_SHARED, SIZE_HIDDEN},
-    [SLOT_SHARED_UP] = {SIZE_SHARED_UP, SIZE_HIDDEN},
-    [SLOT_SHARED_DOWN] = {SIZE_HIDDEN, SIZE_SHARED},
-    [SLOT_ROUTER_BIAS] = {SIZE_EXPERTS},
-    [SLOT_EXPERT_GATE_BIAS] = {SIZE_EXPERTS, SIZE_EXPERT},
-    [SLOT_EXPERT_UP_BIAS] = {SIZE_EXPERTS, SIZE_EXPERT_UP},
-    [SLOT_EXPERT_DOWN_BIAS] = {SIZE_EXPERTS, SIZE_HIDDEN},
-    [SLOT_SINKS] = {SIZE_HEADS},
-    [SLOT_CHOICE_BIAS] = {SIZE_EXPERTS},
-    [SLOT_Q_DOWN] = {SIZE_Q_RANK, SIZE_HIDDEN},
-    [SLOT_Q_DOWN_NORM] = {SIZE_Q_RANK},
-    [SLOT_Q_UP] = {SIZE_QUERIES, SIZE_Q_RANK},
-    [SLOT_KV_DOWN] = {SIZE_KV_DOWN, SIZE_HIDDEN},
-    [SLOT_KV_DOWN_NORM] = {SIZE_KV_RANK},
-    [SLOT_KV_UP] = {SIZE_KV_UP, SIZE_KV_RANK},
-    [SLOT_K_UP] = {SIZE_HEADS, SIZE_KV_RANK, SIZE_PLAIN},
-    [SLOT_V_UP] = {SIZE_HEADS, SIZE_VALUE, SIZE_KV_RANK},
-    [SLOT_MIX_IN] = {SIZE_MIX_IN, SIZE_HIDDEN},
-    [SLOT_MIX_IN_BIAS] = {SIZE_MIX_IN},
-    [SLOT_CONV] = {SIZE_CHANNELS, SIZE_UNIT, SIZE_KERNEL},
-    [SLOT_CONV_BIAS] = {SIZE_CHANNELS},
-    [SLOT_MIX_X] = {SIZE_MIX_X, SIZE_INNER},
-    [SLOT_STEP] = {SIZE_INNER, SIZE_STEP_RANK},
-    [SLOT_STEP_BIAS] = {SIZE_DECAYS},
-    [SLOT_DECAY] = {SIZE_DECAYS, SIZE_DECAY_STATES},
-    [SLOT_SKIP] = {SIZE_DECAYS},
-    [SLOT_MIX_NORM] = {SIZE_MIX_NORM},
-    [SLOT_MIX_GATE] = {SIZE_INNER, SIZE_HIDDEN},
-    [SLOT_RATES] = {SIZE_RATES, SIZE_HIDDEN},
-    [SLOT_WRITE_RATE] = {SIZE_DECAYS, SIZE_HIDDEN},
-    [SLOT_DECAY_RATE] = {SIZE_DECAYS, SIZE_HIDDEN},
-    [SLOT_MIX_OUT] = {SIZE_HIDDEN, SIZE_INNER},
-    [SLOT_MIX_OUT_BIAS] = {SIZE_HIDDEN},
-    [SLOT_STEP_NORM] = {SIZE_STEP_RANK},
-    [SLOT_WRITTEN_NORM] = {SIZE_STATE},
-    [SLOT_READ_NORM] = {SIZE_STATE},
-    [SLOT_INPUT_GATE] = {SIZE_INPUTS, SIZE_HIDDEN},
-    [SLOT_INPUT_OUT] = {SIZE_HIDDEN, SIZE_INPUTS},
-    [SLOT_INPUT_NORM] = {SIZE_HIDDEN},
-    [SLOT_LAYER_SCALE] = {SIZE_UNIT},
-    [SLOT_ATTENTION_GATE] = {SIZE_GATES, SIZE_HIDDEN},
-    [SLOT_O_NORM] = {SIZE_MIXED},
-    [SLOT_DOWN_NORM] = {SIZE_INTERMEDIATE},
-    [SLOT_ROUTER_SCALE] = {SIZE_HIDDEN},
-    [SLOT_EXPERT_SCALE] = {SIZE_EXPERTS},
-    [SLOT_DENSE_POST_NORM] = {SIZE_HIDDEN},
-    [SLOT_EXPERTS_NORM] = {SIZE_HIDDEN},
-    [SLOT_EXPERTS_POST_NORM] = {SIZE_HIDDEN},
-    [SLOT_ALPHA_P] = {SIZE_UNIT},
-    [SLOT_ALPHA_N] = {SIZE_UNIT},
-    [SLOT_SHIFT_Q] = {SIZE_UNIT, SIZE_UNIT, SIZE_HIDDEN},
-    [SLOT_SHIFT_K] = {SIZE_UNIT, SIZE_UNIT, SIZE_HIDDEN},
-    [SLOT_SHIFT_V] = {SIZE_UNIT, SIZE_UNIT, SIZE_HIDDEN},
-    [SLOT_SHIFT_UP] = {SIZE_UNIT, SIZE_UNIT, SIZE_HIDDEN},
-    [SLOT_SHIFT_YIELD] = {SIZE_UNIT, SIZE_UNIT, SIZE_HIDDEN},
-    [SLOT_YIELD] = {SIZE_HIDDEN, SIZE_HIDDEN},
-    [SLOT_STREAM_ROUTER] = {SIZE_STREAMS, SIZE_HIDDEN},
-    [SLOT_STREAM_ROUTER_NORM] = {SIZE_HIDDEN},
-    [SLOT_STREAM_PREDICT] = {SIZE_STREAM_PAIRS, SIZE_STREAMS},
-    [SLOT_STREAM_CORRECT] = {SIZE_STREAMS, SIZE_STREAMS},
-    [SLOT_STREAM_SCALE] = {SIZE_HIDDEN},
-    [SLOT_LAUREL_DOWN] = {SIZE_LAUREL, SIZE_HIDDEN},
-    [SLOT_LAUREL_UP] = {SIZE_HIDDEN, SIZE_LAUREL},
-    [SLOT_LAUREL_NORM] = {SIZE_HIDDEN},
+typedef struct slot_row {
+    const char *folder, *gguf; /* names; NULL: none */
+    llm_size shape[3];
+    int bias_of; /* 1 + the slot whose bias it is; 0: none */
+} slot_row;
+
+#define SLOT(name, folder, gguf, ...) [SLOT_##name] = {folder, gguf, {__VA_ARGS__}, 0},
+#define BIAS(of, ...) [SLOT_##of##_BIAS] = {NULL, NULL, {__VA_ARGS__}, 1 + SLOT_##of},
+static const slot_row layer_rows[LAYER_SLOTS] = {
+#include "text/layer_slots.def"
+};
+static const slot_row head_rows[HEAD_SLOTS] = {
+#include "text/head_slots.def"
 };
 
-static const llm_size head_shapes[HEAD_SLOTS][3] = {
-    [SLOT_EMBEDDING] = {SIZE_VOCABULARY, SIZE_HIDDEN},
-    [SLOT_OUTPUT_NORM] = {SIZE_HIDDEN},
-    [SLOT_OUTPUT] = {SIZE_VOCABULARY, SIZE_HIDDEN},
-    [SLOT_ROPE_FACTORS] = {SIZE_HALF},
-    [SLOT_OUTPUT_NORM_BIAS] = {SIZE_HIDDEN},
-    [SLOT_OUTPUT_BIAS] = {SIZE_VOCABULARY},
-    [SLOT_EMBEDDING_NORM] = {SIZE_HIDDEN},
-    [SLOT_EMBEDDING_NORM_BIAS] = {SIZE_HIDDEN},
-    [SLOT_LAYER_TABLE] = {SIZE_TABLE_ROWS, SIZE_ALL_INPUTS},
-    [SLOT_LAYER_PROJECTION] = {SIZE_ALL_INPUTS, SIZE_HIDDEN},
-    [SLOT_LAYER_NORM] = {SIZE_INPUTS},
-    [SLOT_POSITIONS] = {SIZE_POSITIONS, SIZE_HIDDEN},
-    [SLOT_ROPE_SHORT] = {SIZE_HALF},
-    [SLOT_ROPE_LONG] = {SIZE_HALF},
-    [SLOT_STREAMS_IN] = {SIZE_OTHER_STREAMS, SIZE_HIDDEN, SIZE_HIDDEN},
-    [SLOT_STREAMS_OUT] = {SIZE_OTHER_STREAMS, SIZE_HIDDEN, SIZE_HIDDEN},
-};
+static const slot_row *row_of(int64_t layer, int slot) { return layer < 0 ? &head_rows[slot] : &layer_rows[slot]; }
 
-int64_t tn_llm_parts(const llm_config *c, int64_t layer, int slot) {
-    return c->size[layer < 0 ? head_shapes[slot][0] : layer_shapes[slot][0]];
+int64_t tn_llm_parts(const llm_config *c, int64_t layer, int slot) { return c->size[row_of(layer, slot)->shape[0]]; }
+
+/* The name without that of the layer; "": such files have none. A naming may have one of its own for a bias. */
+static const char *word_of(const llm_naming *n, int64_t layer, int slot, char room[LLM_NAME_SIZE]) {
+    const slot_row *row = row_of(layer, slot);
+    const char *own = layer < 0 ? n->head_slots[slot] : n->layer_slots[slot],
+               *usual = n->gguf ? row->gguf : row->folder;
+    if (own || row->bias_of == 0) return own ? own : usual ? usual : "";
+    const char *of = word_of(n, layer, row->bias_of - 1, room);
+    if (!tn_txt_ends_with(of, ".weight")) return "";
+    snprintf(room, LLM_NAME_SIZE, "%.*s.bias", (int)(strlen(of) - strlen(".weight")), of);
+    return room;
 }
 
 bool tn_llm_name(const llm_naming *n, char name[LLM_NAME_SIZE], int64_t layer, int slot) {
-    const char *what = layer < 0 ? n->head_slots[slot] : n->layer_slots[slot];
+    char room[LLM_NAME_SIZE];
+    const char *word = word_of(n, layer, slot, room);
     if (layer < 0)
-        snprintf(name, LLM_NAME_SIZE, "%s", what ? what : "");
+        snprintf(name, LLM_NAME_SIZE, "%s", word);
     else
-        snprintf(name, LLM_NAME_SIZE, "%s%" PRId64 ".%s", n->layer, layer, what ? what : "");
-    return what != NULL;
+        snprintf(name, LLM_NAME_SIZE, "%s%" PRId64 ".%s", n->layer, layer, word);
+    return word[0] != 0;
 }
 
 bool tn_llm_expert_name(const char name[LLM_NAME_SIZE], int64_t expert, char out[LLM_NAME_SIZE]) {
@@ -161,9 +74,9 @@ static tn_status check_shape(const llm_source *s, const llm_config *c, const llm
         wanted[rank] = c->size[size[rank]];
     if (s->gguf && shape[1] == SIZE_UNIT && t->rank == 2 && rank == 3)
         wanted[--rank - 1] = wanted[2]; /* of a convolution */
-    bool flattened =
-        s->gguf && c->family->recurrent.kind == RECURRENCE_MAMBA2 && rank == 1 && t->rank == 2 &&
-        (shape == layer_shapes[SLOT_DECAY] || shape == layer_shapes[SLOT_SKIP] || shape == layer_shapes[SLOT_MIX_NORM]);
+    bool flattened = s->gguf && c->family->recurrent.kind == RECURRENCE_MAMBA2 && rank == 1 && t->rank == 2 &&
+                     (shape == layer_rows[SLOT_DECAY].shape || shape == layer_rows[SLOT_SKIP].shape ||
+                      shape == layer_rows[SLOT_MIX_NORM].shape);
     if (flattened && t->shape[0] * t->shape[1] == wanted[0]) return TN_OK; /* heads or groups are rows there */
     if (transposed && rank > 1) {                                          /* the last two are exchanged */
         int64_t rows = wanted[rank - 2];
@@ -188,7 +101,7 @@ static bool is_weight_dtype(tn_dtype t) {
 
 static tn_status check_named(const llm_source *s, llm_config *c, const char *name, int64_t layer, int slot, bool needed,
                              bool alone) {
-    const llm_size *shape = layer < 0 ? head_shapes[slot] : layer_shapes[slot];
+    const llm_size *shape = row_of(layer, slot)->shape;
     llm_tensor t = {.struct_size = sizeof t};
     tn_status status = tn_llm_source_find(s, name, &t);
     if (status != TN_OK) return needed ? status : TN_OK;

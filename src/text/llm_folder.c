@@ -41,7 +41,7 @@ static tn_status find_family(const hf_folder *f, llm_config *c) {
                       tn_txt_shown(type, strlen(type)).text, known);
 }
 
-static tn_status refuse_value(const hf_folder *f, const char *key, const char *value) {
+tn_status tn_llm_refuse(const hf_folder *f, const char *key, const char *value) {
     return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "'%s' is %s, which is not supported", key, value);
 }
 
@@ -58,7 +58,7 @@ static tn_status refuse_features(const hf_folder *f) {
 /* ---- rope -------------------------------------------------------------------------------------------------------- */
 
 /* Older files have rope_theta and rope_scaling, newer ones both in rope_parameters, perhaps by kinds of layers. */
-static const tn_json *rope_of(const hf_folder *f, const char *layers) {
+const tn_json *tn_llm_rope_of(const hf_folder *f, const char *layers) {
     const tn_json *o = tn_json_get(f->config, "rope_parameters"), *own = tn_json_get(o, layers);
     if (tn_json_kind_of(own) == TN_JSON_OBJECT) return own;
     return tn_json_kind_of(o) == TN_JSON_OBJECT ? o : tn_json_get(f->config, "rope_scaling");
@@ -97,7 +97,7 @@ static tn_status read_yarn(const hf_folder *f, const tn_json *o, llm_config *c) 
 
 /* A list of config.json by which frequencies are divided. */
 tn_status tn_llm_rope_list(const hf_folder *f, const char *key, int64_t count, float *out) {
-    const tn_json *list = tn_json_get(rope_of(f, "full_attention"), key);
+    const tn_json *list = tn_json_get(tn_llm_rope_of(f, "full_attention"), key);
     bool fits = tn_json_kind_of(list) == TN_JSON_ARRAY && tn_json_length(list) == (size_t)count;
     for (int64_t i = 0; i < count && fits; i++) {
         double v = tn_json_number(tn_json_at(list, (size_t)i), 0);
@@ -153,7 +153,7 @@ static tn_status read_part(const hf_folder *f, llm_config *c) {
     if (part > 0) { /* transformers reads these keys in no other family */
         TRY(tn_hf_real(f, f->config, "rotary_pct", part, 0, 1, &part));
         TRY(tn_hf_real(f, f->config, "partial_rotary_factor", part, 0, 1, &part));
-        TRY(tn_hf_real(f, rope_of(f, "full_attention"), "partial_rotary_factor", part, 0, 1, &part));
+        TRY(tn_hf_real(f, tn_llm_rope_of(f, "full_attention"), "partial_rotary_factor", part, 0, 1, &part));
     }
     if (c->family->positions.part > 0 && part < 1) width = (int64_t)((double)head * part);
     TRY(tn_hf_size(f, "rotary_dim", width, head, &width)); /* GPT-J */
@@ -187,7 +187,7 @@ static tn_status read_alpha(const hf_folder *f, const tn_json *o, llm_config *c)
 }
 
 static tn_status read_rope(const hf_folder *f, llm_config *c) {
-    const tn_json *o = rope_of(f, "full_attention");
+    const tn_json *o = tn_llm_rope_of(f, "full_attention");
     bool unsaid = tn_json_kind_of(o) != TN_JSON_OBJECT && c->family->positions.wide_part > 0;
     const char *type = tn_json_string(tn_json_get(o, "type"), unsaid ? "proportional" : "default");
     type = tn_json_string(tn_json_get(o, "rope_type"), type);
@@ -238,7 +238,7 @@ static tn_status read_local_rope(const hf_folder *f, llm_config *c) {
 
 /* ---- sliding windows --------------------------------------------------------------------------------------------- */
 
-static tn_status read_layer_types(const hf_folder *f, const tn_json *types, llm_config *c) {
+tn_status tn_llm_read_layer_types(const hf_folder *f, const tn_json *types, llm_config *c) {
     for (int64_t i = 0; i < c->layers; i++) {
         const char *type = tn_json_string(tn_json_at(types, (size_t)i), "");
         bool slides = strcmp(type, "sliding_attention") == 0;
@@ -251,13 +251,13 @@ static tn_status read_layer_types(const hf_folder *f, const tn_json *types, llm_
     return TN_OK;
 }
 
-static tn_status read_window(const hf_folder *f, llm_config *c) {
+tn_status tn_llm_read_window(const hf_folder *f, llm_config *c) {
     const tn_json *given = tn_json_get(f->config, "sliding_window"), *types = tn_json_get(f->config, "layer_types");
     bool used = tn_json_bool(tn_json_get(f->config, "use_sliding_window"), c->family->attention.window > 0);
     if (!used || (given && tn_json_kind_of(given) == TN_JSON_NULL)) return TN_OK;
     TRY(tn_hf_size(f, "sliding_window", c->family->attention.window > 0 ? c->family->attention.window : -1,
                    LLM_MOST_CONTEXT, &c->attention.window));
-    if (tn_json_kind_of(types) == TN_JSON_ARRAY) return read_layer_types(f, types, c);
+    if (tn_json_kind_of(types) == TN_JSON_ARRAY) return tn_llm_read_layer_types(f, types, c);
     int64_t pattern = c->family->attention.pattern;
     if (pattern > 0) TRY(tn_hf_size(f, "sliding_window_pattern", pattern, LLM_MOST_LAYERS, &pattern));
     tn_llm_set_pattern(c, pattern);
@@ -270,7 +270,7 @@ static tn_status read_window(const hf_folder *f, llm_config *c) {
 /* ---- caps -------------------------------------------------------------------------------------------------------- */
 
 /* null says that there is none. */
-static tn_status read_cap(const hf_folder *f, const char *key, double usual, double *out) {
+tn_status tn_llm_read_cap(const hf_folder *f, const char *key, double usual, double *out) {
     const tn_json *v = tn_json_get(f->config, key);
     if (v && tn_json_kind_of(v) == TN_JSON_NULL) return TN_OK;
     return tn_hf_real(f, f->config, key, usual, 1e-6, 1e6, out);
@@ -280,8 +280,8 @@ static tn_status read_gemma(const hf_folder *f, llm_config *c) {
     double scale;
     if (c->family->attention.query_scale == 0) return TN_OK;
     if (c->family->attention.cap > 0)
-        TRY(read_cap(f, "attn_logit_softcapping", c->family->attention.cap, &c->attention.cap));
-    TRY(read_cap(f, "final_logit_softcapping", c->family->final_cap, &c->scales.final_cap));
+        TRY(tn_llm_read_cap(f, "attn_logit_softcapping", c->family->attention.cap, &c->attention.cap));
+    TRY(tn_llm_read_cap(f, "final_logit_softcapping", c->family->final_cap, &c->scales.final_cap));
     TRY(tn_hf_real(f, f->config, "query_pre_attn_scalar", c->family->attention.query_scale, 1e-6, 1e6, &scale));
     c->attention.scale = 1 / sqrt(scale);
     return TN_OK;
@@ -310,7 +310,7 @@ static tn_status read_scales(const hf_folder *f, llm_config *c) {
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
 /* null is false, as in Python. */
-static bool flag(const hf_folder *f, const char *key, bool usual) {
+bool tn_llm_flag(const hf_folder *f, const char *key, bool usual) {
     const tn_json *v = tn_json_get(f->config, key);
     return tn_json_bool(v, usual && !(v && tn_json_kind_of(v) == TN_JSON_NULL));
 }
@@ -338,7 +338,7 @@ static tn_status read_size(const hf_folder *f, const llm_config *c, llm_key key,
     bool fits = *out >= 1 && *out <= most;
     for (size_t i = 0; i < tn_json_length(list); i++)
         fits = fits && tn_json_int(tn_json_at(list, i), 0) == *out;
-    return fits ? TN_OK : refuse_value(f, word_of(f, c, key), "not one number from 1 on for all layers");
+    return fits ? TN_OK : tn_llm_refuse(f, word_of(f, c, key), "not one number from 1 on for all layers");
 }
 
 void tn_llm_set_head_sizes(llm_config *c) {
@@ -379,8 +379,8 @@ static tn_status read_latent(const hf_folder *f, llm_config *c) {
     set_latent_sizes(c, rope, plain, values);
     int64_t width = tn_json_int(tn_json_get(f->config, "head_dim"), rope); /* of rope, in transformers */
     if (width != rope && strcmp(c->family->architecture, "sarvam_mla") != 0)
-        return refuse_value(f, "head_dim", "not 'qk_rope_head_dim'");
-    c->positions.interleaved = flag(f, "rope_interleave", c->positions.interleaved);
+        return tn_llm_refuse(f, "head_dim", "not 'qk_rope_head_dim'");
+    c->positions.interleaved = tn_llm_flag(f, "rope_interleave", c->positions.interleaved);
     if (rope % 2 != 0 || values > rope + plain)
         return tn_hf_fail(
             f->path, TN_ERR_UNSUPPORTED,
@@ -403,7 +403,7 @@ static void set_latent_scale(llm_config *c, double all) {
 static tn_status read_latent_scale(const hf_folder *f, llm_config *c) {
     double all;
     if (!c->family->attention.latent || c->positions.rope.kind != ROPE_YARN) return TN_OK;
-    TRY(tn_hf_real(f, rope_of(f, "full_attention"), "mscale_all_dim", 0, 0, 1e6, &all));
+    TRY(tn_hf_real(f, tn_llm_rope_of(f, "full_attention"), "mscale_all_dim", 0, 0, 1e6, &all));
     set_latent_scale(c, all);
     return TN_OK;
 }
@@ -433,7 +433,7 @@ static tn_status read_heads(const hf_folder *f, llm_config *c) {
         if (c->attention.scale == TN_AUTO) c->attention.scale = 1 / sqrt((double)*head);
         return TN_OK;
     }
-    if (c->attention.qkv_blocks && c->attention.heads % QKV_BLOCKS != 0)
+    if (c->family->attention.qkv_blocks && c->attention.heads % QKV_BLOCKS != 0)
         return tn_hf_fail(f->path, TN_ERR_FORMAT, "%" PRId64 " heads is not a multiple of %d", c->attention.heads,
                           QKV_BLOCKS);
     return c->family->slots.head_needs & BIT(SLOT_POSITIONS) ? TN_OK : read_part(f, c);
@@ -516,7 +516,7 @@ static tn_status read_experts(const hf_folder *f, llm_config *c) {
     int64_t experts = 0, choices = 0, shared = 0;
     bool always = c->family->experts.always;
     int64_t *inner = &c->size[SIZE_EXPERT], usual = c->family->experts.own_width ? -1 : c->size[SIZE_INTERMEDIATE];
-    bool none = c->family->experts.beside && !flag(f, "enable_moe_block", false);
+    bool none = c->family->experts.beside && !tn_llm_flag(f, "enable_moe_block", false);
     if (c->family->experts.slots && !none) TRY(read_count(f, counts, always, &experts));
     if (experts > 0) TRY(read_count(f, chosen, true, &choices));
     TRY(tn_llm_set_experts(c, f->path, experts, choices));
@@ -527,9 +527,9 @@ static tn_status read_experts(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_real(f, f->config, "swiglu_alpha", c->experts.gate_slope, 1e-6, 1e6, &c->experts.gate_slope));
     bool own = c->family->experts.own_width, other = c->family->experts.by_sigmoid || c->family->recurrent.kind;
     if (own || (!c->experts.whole_choice && !other)) /* of Mixtral, Jamba and Llama 4 the key says nothing */
-        c->experts.whole_choice = flag(f, "norm_topk_prob", c->family->experts.usual_choice + other > 0);
+        c->experts.whole_choice = tn_llm_flag(f, "norm_topk_prob", c->family->experts.usual_choice + other > 0);
     if (c->family->attention.latent && !c->family->experts.by_sigmoid && c->experts.whole_choice)
-        return refuse_value(f, "norm_topk_prob", "true"); /* DeepSeek's code and transformers differ in it */
+        return tn_llm_refuse(f, "norm_topk_prob", "true"); /* DeepSeek's code and transformers differ in it */
     TRY(tn_hf_size(f, own ? "moe_intermediate_size" : "intermediate_size", usual, LLM_MOST_WIDTH, inner));
     bool fused = c->family->forward.fused_gate || c->family->experts.fused_gate;
     c->size[SIZE_EXPERT_UP] = *inner * (fused ? 2 : 1);
@@ -543,7 +543,7 @@ static tn_status read_experts(const hf_folder *f, llm_config *c) {
                       &c->size[SIZE_SHARED]);
 }
 
-static tn_status read_factor(const hf_folder *f, const char *key, double *out) {
+tn_status tn_llm_read_factor(const hf_folder *f, const char *key, double *out) {
     return tn_hf_real(f, f->config, key, 1, -1e6, 1e6, out);
 }
 
@@ -551,7 +551,7 @@ static tn_status read_factor(const hf_folder *f, const char *key, double *out) {
 static tn_status read_key_scale(const hf_folder *f, llm_config *c) {
     double keys;
     if (!c->family->recurrent.beside) return TN_OK;
-    TRY(read_factor(f, "key_multiplier", &keys));
+    TRY(tn_llm_read_factor(f, "key_multiplier", &keys));
     if (keys != 1) c->attention.scale = keys / sqrt((double)c->size[SIZE_HEAD]);
     return TN_OK;
 }
@@ -586,187 +586,19 @@ static tn_status read_sizes_folder(const hf_folder *f, llm_config *c) {
     TRY(read_gemma(f, c));
     TRY(read_scales(f, c));
     TRY(read_local_rope(f, c));
-    TRY(read_window(f, c));
+    TRY(tn_llm_read_window(f, c));
     read_unrotated(f, c);
-    c->attention.bidirectional = c->family->attention.bidirectional || flag(f, "use_bidirectional_attention", false);
+    c->attention.bidirectional =
+        c->family->attention.bidirectional || tn_llm_flag(f, "use_bidirectional_attention", false);
     if (c->attention.bidirectional && c->attention.window > 0)
         c->attention.window = c->attention.window / 2 + 1; /* the file counts both sides together */
     return TN_OK;
 }
 
-/* ---- single families --------------------------------------------------------------------------------------------- */
-
-tn_status tn_llm_read_modernbert(const hf_folder *f, llm_config *c) {
-    int64_t pattern;
-    TRY(tn_hf_size(f, "local_attention", 128, LLM_MOST_CONTEXT, &c->attention.window));
-    TRY(tn_hf_size(f, "global_attn_every_n_layers", 3, LLM_MOST_LAYERS, &pattern));
-    for (int64_t i = 0; i < c->layers; i++)
-        tn_llm_set_window(c, i, i % pattern != 0);
-    const tn_json *types = tn_json_get(f->config, "layer_types");
-    return tn_json_kind_of(types) == TN_JSON_ARRAY ? read_layer_types(f, types, c) : TN_OK;
-}
-
-/* The first models have one head of keys and values, or one for each query; later ones say how many. */
-tn_status tn_llm_read_falcon(const hf_folder *f, llm_config *c) {
-    bool later = flag(f, "new_decoder_architecture", false);
-    int64_t norms = tn_json_int(tn_json_get(f->config, "num_ln_in_parallel_attn"), 2);
-    c->attention.grouped_qkv = true;
-    c->attention.parallel = later || flag(f, "parallel_attn", true);
-    TRY(tn_hf_size(f, "num_attention_heads", -1, LLM_MOST_HEADS, &c->attention.kv_heads));
-    if (later)
-        TRY(tn_hf_size(f, "num_kv_heads", -1, LLM_MOST_HEADS, &c->attention.kv_heads));
-    else if (flag(f, "multi_query", true))
-        c->attention.kv_heads = 1;
-    if (!later || norms != 2) return TN_OK;
-    c->file.naming = &tn_llm_falcon_two;
-    c->needs |= BIT(SLOT_FFN_NORM);
-    return TN_OK;
-}
-
-tn_status tn_llm_read_bigcode(const hf_folder *f, llm_config *c) {
-    c->attention.grouped_qkv = true;
-    if (flag(f, "multi_query", true)) c->attention.kv_heads = 1;
-    return TN_OK;
-}
-
-tn_status tn_llm_read_neox(TN_UNUSED const hf_folder *f, llm_config *c) {
-    c->attention.grouped_qkv = true;
-    return TN_OK;
-}
-
-/* Scores are not divided, and every other layer has a window: "attention_types" is a list of ([kinds], how often). */
-tn_status tn_llm_read_gpt_neo(const hf_folder *f, llm_config *c) {
-    const tn_json *types = tn_json_get(f->config, "attention_types");
-    int64_t layer = 0;
-    TRY(tn_hf_size(f, "window_size", 256, LLM_MOST_CONTEXT, &c->attention.window));
-    for (size_t t = 0; t < tn_json_length(types); t++) {
-        const tn_json *kinds = tn_json_at(tn_json_at(types, t), 0);
-        int64_t times = tn_json_int(tn_json_at(tn_json_at(types, t), 1), 0), count = (int64_t)tn_json_length(kinds);
-        bool fits = count <= c->layers && times >= 0 && times <= c->layers;
-        for (int64_t i = 0; fits && i < count * times && layer < c->layers; i++)
-            tn_llm_set_window(c, layer++,
-                              strcmp(tn_json_string(tn_json_at(kinds, (size_t)(i % count)), ""), "local") == 0);
-    }
-    c->attention.scale = 1;
-    return layer == c->layers ? TN_OK : refuse_value(f, "attention_types", "not a list of kinds for all layers");
-}
-
-tn_status tn_llm_read_opt(const hf_folder *f, llm_config *c) {
-    if (!flag(f, "do_layer_norm_before", true)) return refuse_value(f, "do_layer_norm_before", "false");
-    TRY(tn_hf_refuse(f, "_remove_final_layer_norm"));
-    if (tn_json_int(tn_json_get(f->config, "word_embed_proj_dim"), c->size[SIZE_HIDDEN]) != c->size[SIZE_HIDDEN])
-        return refuse_value(f, "word_embed_proj_dim", "not the hidden size");
-    return TN_OK;
-}
-
-tn_status tn_llm_read_openai_gpt(const hf_folder *f, TN_UNUSED llm_config *c) {
-    const char *name = tn_hf_text(f, "afn", "gelu"); /* "gelu" here means the approximation by tanh */
-    return strcmp(name, "gelu") == 0 ? TN_OK : refuse_value(f, "afn", "not gelu");
-}
-
-tn_status tn_llm_read_biogpt(const hf_folder *f, llm_config *c) {
-    if (flag(f, "scale_embedding", true)) c->scales.embedding = sqrt((double)c->size[SIZE_HIDDEN]);
-    return TN_OK;
-}
-
-tn_status tn_llm_read_codegen(TN_UNUSED const hf_folder *f, llm_config *c) {
-    c->attention.qkv_blocks = true;
-    return TN_OK;
-}
-
-tn_status tn_llm_read_bloom(const hf_folder *f, llm_config *c) {
-    c->attention.grouped_qkv = true;
-    c->attention.alibi = 8;
-    return tn_hf_refuse(f, "apply_residual_connection_post_layernorm");
-}
-
-/* Accepts only ALiBi without biases. Its settings are in the object attn_config. */
-tn_status tn_llm_read_mpt(const hf_folder *f, llm_config *c) {
-    hf_folder own = *f;
-    double most;
-    own.config = tn_json_get(f->config, "attn_config");
-    if (!flag(&own, "alibi", true)) return refuse_value(f, "alibi", "false");
-    if (!flag(f, "no_bias", true)) return refuse_value(f, "no_bias", "false");
-    TRY(tn_hf_refuse(&own, "clip_qkv"));
-    TRY(tn_hf_refuse(&own, "qk_ln"));
-    TRY(tn_hf_refuse(&own, "prefix_lm"));
-    TRY(tn_hf_refuse(&own, "attn_uses_sequence_id"));
-    TRY(tn_hf_real(f, own.config, "alibi_bias_max", 8, 1e-3, 64, &c->attention.alibi));
-    if (c->attention.alibi != 8) /* MPT's code uses the value, transformers does not */
-        return refuse_value(f, "alibi_bias_max", "not 8");
-    if (tn_hf_has(&own, "softmax_scale"))
-        TRY(tn_hf_real(f, own.config, "softmax_scale", 1, 1e-6, 1e6, &c->attention.scale));
-    TRY(tn_hf_real(f, f->config, "expansion_ratio", 4, 1e-3, 1e3, &most));
-    c->size[SIZE_INTERMEDIATE] = c->size[SIZE_UP] = (int64_t)(most * (double)c->size[SIZE_HIDDEN]);
-    return TN_OK;
-}
-
-tn_status tn_llm_read_nanochat(const hf_folder *f, llm_config *c) {
-    c->attention.unit_heads = true;
-    return read_cap(f, "final_logit_softcapping", 15, &c->scales.final_cap);
-}
-
-/* A number that null makes another one than its absence. */
-static tn_status read_or_null(const hf_folder *f, const char *key, double usual, double null, double *out) {
-    const tn_json *v = tn_json_get(f->config, key);
-    *out = null;
-    return v && tn_json_kind_of(v) == TN_JSON_NULL ? TN_OK : tn_hf_real(f, f->config, key, usual, 1e-6, 1e9, out);
-}
-
-tn_status tn_llm_read_minicpm3(const hf_folder *f, llm_config *c) {
-    double depth, base, hidden = (double)c->size[SIZE_HIDDEN];
-    TRY(tn_hf_real(f, f->config, "scale_emb", 12, 1e-6, 1e6, &c->scales.embedding));
-    TRY(read_or_null(f, "scale_depth", 1.4, sqrt((double)c->layers), &depth));
-    TRY(read_or_null(f, "dim_model_base", 256, hidden, &base));
-    c->scales.residual = depth / sqrt((double)c->layers);
-    c->scales.logits = base / hidden;
-    return TN_OK;
-}
-
-/* Experts in all layers but the first ones. */
-tn_status tn_llm_read_afmoe(const hf_folder *f, llm_config *c) {
-    int64_t dense = tn_json_int(tn_json_get(f->config, "num_dense_layers"), 1);
-    for (int64_t i = 0; i < c->layers && i < dense; i++)
-        tn_llm_set_unmixed(c, i);
-    c->experts.whole_choice = true;
-    if (flag(f, "mup_enabled", false)) c->scales.embedding = sqrt((double)c->size[SIZE_HIDDEN]);
-    return tn_hf_real(f, f->config, "route_scale", 1, 1e-6, 1e6, &c->experts.scale);
-}
-
-/* Head size and key/value heads of layers without a window, from either form of config.json. All such layers must have
- * the same sizes. */
-static tn_status read_wide(const hf_folder *f, llm_config *c) {
-    const tn_json *each = tn_json_get(f->config, "per_layer_config");
-    llm_attention *a = &c->attention;
-    hf_folder own = *f;
-    int64_t head = 512, keys = 0, usual;
-    TRY(tn_hf_size(f, "head_dim", 256, LLM_MOST_WIDTH, &usual));
-    a->wide_keys_only = flag(f, "attention_k_eq_v", false);
-    if (!each) TRY(tn_hf_size(f, "global_head_dim", head, LLM_MOST_WIDTH, &head));
-    if (!each && a->wide_keys_only && tn_hf_has(f, "num_global_key_value_heads"))
-        TRY(tn_hf_size(f, "num_global_key_value_heads", -1, LLM_MOST_HEADS, &keys));
-    for (int64_t i = 0, found = 0; each && i < c->layers; i++) {
-        char name[24];
-        snprintf(name, sizeof name, "%" PRId64, i);
-        own.config = tn_json_get(each, name);
-        if (tn_llm_slides(c, i) && own.config)
-            return refuse_value(f, "per_layer_config", "given for a layer with a window");
-        if (tn_llm_slides(c, i)) continue;
-        int64_t width = usual, number = 0;
-        if (own.config && tn_hf_has(&own, "head_dim")) TRY(tn_hf_size(&own, "head_dim", -1, LLM_MOST_WIDTH, &width));
-        if (own.config && tn_hf_has(&own, "num_key_value_heads"))
-            TRY(tn_hf_size(&own, "num_key_value_heads", -1, LLM_MOST_HEADS, &number));
-        if (found && (width != head || number != keys))
-            return refuse_value(f, "per_layer_config", "another one for each layer");
-        head = width, keys = number, found = 1;
-    }
-    a->wide_head = head;
-    a->wide_kv_heads = keys;
-    return TN_OK;
-}
+/* ---- for single families (llm_families.c) and GGUF files -------------------------------------------------------- */
 
 /* The last layers have keys and values of earlier ones. Returns whether these have what they need. */
-static bool share_layers(llm_config *c, int64_t shared) {
+bool tn_llm_share_layers(llm_config *c, int64_t shared) {
     bool fits = shared >= 0 && shared < c->layers;
     c->attention.first_shared = fits && shared > 0 ? c->layers - shared : 0;
     for (int64_t i = c->attention.first_shared; fits && shared > 0 && i < c->layers; i++)
@@ -774,295 +606,10 @@ static bool share_layers(llm_config *c, int64_t shared) {
     return fits;
 }
 
-static tn_status read_shared(const hf_folder *f, llm_config *c, int64_t usual) {
-    int64_t shared = tn_json_int(tn_json_get(f->config, "num_kv_shared_layers"), usual);
-    return share_layers(c, shared)
-               ? TN_OK
-               : refuse_value(f, "num_kv_shared_layers", "below 0, or so many that a kind of layers has no keys");
-}
-
-/* Width of per-layer embeddings; 0: there are none. */
-static tn_status read_inputs(const hf_folder *f, llm_config *c) {
-    int64_t *inputs = &c->size[SIZE_INPUTS];
-    *inputs = tn_json_int(tn_json_get(f->config, "hidden_size_per_layer_input"), 256);
-    if (*inputs == 0) return TN_OK;
-    TRY(tn_hf_size(f, "hidden_size_per_layer_input", 256, LLM_MOST_WIDTH, inputs));
-    c->size[SIZE_ALL_INPUTS] = c->layers * *inputs;
-    c->needs |= BIT(SLOT_INPUT_GATE) | BIT(SLOT_INPUT_OUT) | BIT(SLOT_INPUT_NORM);
-    return TN_OK;
-}
-
-/* x with P(a normal number is less than x) = part. */
-static double normal_quantile(double part) {
-    double low = -40, high = 40;
-    for (int i = 0; i < 200; i++) {
-        double middle = (low + high) / 2;
-        *(erfc(-middle / sqrt(2)) / 2 < part ? &low : &high) = middle;
-    }
-    return low;
-}
-
-/* Which part of a layer's gates counts as 0: none, or one part in all layers that have it. */
-static tn_status read_sparsity(const hf_folder *f, llm_config *c) {
-    enum { FIRST = 10 };
-    static const double USUAL = 0.95;
-    const tn_json *list = tn_json_get(f->config, "activation_sparsity_pattern");
-    bool listed = tn_json_kind_of(list) == TN_JSON_ARRAY;
-    double part = 0;
-    if (listed ? (int64_t)tn_json_length(list) != c->layers : tn_hf_has(f, "activation_sparsity_pattern"))
-        return refuse_value(f, "activation_sparsity_pattern", "not a list of one number for each layer");
-    for (int64_t i = 0; i < c->layers; i++) {
-        double own = listed                           ? tn_json_number(tn_json_at(list, (size_t)i), -1)
-                     : i < FIRST && c->layers > FIRST ? USUAL
-                                                      : 0;
-        if (!(own >= 0 && own < 1) || (own > 0 && part > 0 && own != part))
-            return refuse_value(f, "activation_sparsity_pattern", "not 0 or one number below 1");
-        if (own == 0) continue;
-        part = own;
-        tn_llm_set_sparse(c, i);
-    }
-    if (part > 0) c->streams.cutoff = normal_quantile(part);
-    return TN_OK;
-}
-
-static void set_streams(llm_config *c, int64_t count) {
+void tn_llm_set_streams(llm_config *c, int64_t count) {
     c->size[SIZE_STREAMS] = count;
     c->size[SIZE_OTHER_STREAMS] = count - 1;
     c->size[SIZE_STREAM_PAIRS] = count * count;
-}
-
-tn_status tn_llm_read_gemma3n(const hf_folder *f, llm_config *c) {
-    int64_t count;
-    TRY(read_window(f, c));
-    TRY(read_shared(f, c, 15));
-    TRY(read_inputs(f, c));
-    if (c->size[SIZE_INPUTS] == 0) return refuse_value(f, "hidden_size_per_layer_input", "0");
-    TRY(read_sparsity(f, c));
-    TRY(tn_hf_size(f, "altup_num_inputs", 4, LLM_MOST_STREAMS, &count));
-    if (count < 2) return refuse_value(f, "altup_num_inputs", "1");
-    set_streams(c, count);
-    TRY(tn_hf_size(f, "laurel_rank", 64, LLM_MOST_WIDTH, &c->size[SIZE_LAUREL]));
-    c->streams.active = tn_json_int(tn_json_get(f->config, "altup_active_idx"), 0);
-    if (c->streams.active < 0 || c->streams.active >= count) return refuse_value(f, "altup_active_idx", "out of range");
-    c->streams.scales = flag(f, "altup_correct_scale", true);
-    c->attention.scale = 1;
-    return read_cap(f, "final_logit_softcapping", 30, &c->scales.final_cap);
-}
-
-tn_status tn_llm_read_gemma4(const hf_folder *f, llm_config *c) {
-    if (flag(f, "enable_moe_block", false) && c->experts.choices == 0)
-        return refuse_value(f, "num_experts", "less than 2 of a mixture");
-    c->experts.whole_choice = true;
-    if (strcmp(tn_hf_text(f, "use_bidirectional_attention", ""), "all") == 0)
-        return refuse_value(f, "use_bidirectional_attention", "all");
-    TRY(read_window(f, c));
-    tn_llm_set_window(c, c->layers - 1, false); /* whatever the list says */
-    TRY(read_wide(f, c));
-    c->attention.scale = 1;
-    TRY(read_cap(f, "final_logit_softcapping", 0, &c->scales.final_cap));
-    TRY(read_shared(f, c, 0));
-    if (c->attention.first_shared > 0 && flag(f, "use_double_wide_mlp", false))
-        c->attention.shared_width = 2 * c->size[SIZE_INTERMEDIATE];
-    return read_inputs(f, c);
-}
-
-/* The width of feed-forward is given before it is made two thirds and rounded up. */
-tn_status tn_llm_read_lfm2(const hf_folder *f, llm_config *c) {
-    int64_t *width = &c->size[SIZE_INTERMEDIATE], unit;
-    double by;
-    TRY(tn_hf_size(f, "block_ff_dim", *width, LLM_MOST_WIDTH, width));
-    TRY(tn_hf_size(f, "block_multiple_of", 256, LLM_MOST_WIDTH, &unit));
-    TRY(tn_hf_real(f, f->config, "block_ffn_dim_multiplier", 1, 1e-6, 1e6, &by));
-    if (!flag(f, "block_auto_adjust_ff_dim", true)) return TN_OK;
-    *width = (int64_t)(by * (double)(2 * *width / 3));
-    *width = (*width + unit - 1) / unit * unit;
-    c->size[SIZE_UP] = *width;
-    if (*width >= 1 && *width <= LLM_MOST_WIDTH) return TN_OK;
-    return tn_hf_fail(f->path, TN_ERR_FORMAT,
-                      "'block_ffn_dim_multiplier' %g makes the width of feed-forward %" PRId64
-                      "; it must be from 1 to %d",
-                      by, *width, (int)LLM_MOST_WIDTH);
-}
-
-/* xIELU has weights, so it is no function of its name. */
-tn_status tn_llm_read_apertus(const hf_folder *f, TN_UNUSED llm_config *c) {
-    const char *activation = tn_hf_text(f, "hidden_act", "xielu");
-    return strcmp(activation, "xielu") == 0 ? TN_OK : refuse_value(f, "hidden_act", "not xielu");
-}
-
-/* Experts in one of every `interval` layers between two of them. */
-tn_status tn_llm_read_ernie_moe(const hf_folder *f, llm_config *c) {
-    int64_t first = tn_json_int(tn_json_get(f->config, "moe_layer_start_index"), 1);
-    int64_t last = tn_json_int(tn_json_get(f->config, "moe_layer_end_index"), -1);
-    int64_t interval, shared = tn_json_int(tn_json_get(f->config, "moe_num_shared_experts"), 0);
-    TRY(tn_hf_size(f, "moe_layer_interval", 1, LLM_MOST_LAYERS, &interval));
-    if (tn_json_number(tn_json_get(f->config, "moe_norm_min"), 0) > 1e-6) /* smaller sums do not occur */
-        return refuse_value(f, "moe_norm_min", "more than 1e-6");
-    for (int64_t i = 0; i < c->layers; i++)
-        if ((i + 1) % interval != 0 || i < first || (last >= 0 && i > last)) tn_llm_set_unmixed(c, i);
-    c->experts.whole_choice = true;
-    c->size[SIZE_SHARED] = 0;
-    if (shared > 0) TRY(tn_hf_size(f, "moe_num_shared_experts", 0, LLM_MOST_EXPERTS, &shared));
-    c->size[SIZE_SHARED] = shared * c->size[SIZE_EXPERT];
-    if (shared <= 0) c->needs &= ~(BIT(SLOT_SHARED_GATE) | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN));
-    return TN_OK;
-}
-
-/* Granite's expert that all tokens have; Granite 4 without experts has nothing else. */
-tn_status tn_llm_read_granite_shared(const hf_folder *f, llm_config *c) {
-    bool hybrid = c->family->recurrent.kind != RECURRENCE_NONE;
-    int64_t width = tn_json_int(tn_json_get(f->config, "shared_intermediate_size"), 0);
-    if (width != 0 || hybrid) TRY(tn_hf_size(f, "shared_intermediate_size", 1024, LLM_MOST_WIDTH, &width));
-    if (hybrid && strcmp(tn_hf_text(f, "position_embedding_type", ""), "rope") != 0)
-        for (int64_t i = 0; i < c->layers; i++)
-            tn_llm_set_rope(c, i, false);
-    if (c->experts.choices > 0) {
-        c->size[SIZE_SHARED] = width;
-        if (width == 0) c->needs &= ~(BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN));
-        return TN_OK;
-    }
-    c->file.naming = &tn_llm_granite_dense;
-    c->size[SIZE_INTERMEDIATE] = width;
-    c->size[SIZE_UP] = 2 * width;
-    return TN_OK;
-}
-
-/* Each layer has a base of rope, or 0 if it has none; all others must have the same one. */
-tn_status tn_llm_read_granite_swa(const hf_folder *f, llm_config *c) {
-    const tn_json *list = tn_json_get(f->config, "layer_rope_theta");
-    double base;
-    TRY(tn_hf_real(f, rope_of(f, "full_attention"), "rope_theta", 10000, 1.0001, 1e12, &base));
-    if (tn_json_kind_of(list) != TN_JSON_ARRAY) return TN_OK;
-    for (int64_t i = 0; i < c->layers; i++) {
-        double own = tn_json_number(tn_json_at(list, (size_t)i), -1);
-        if (own != 0 && own != base) return refuse_value(f, "layer_rope_theta", "not 0 or 'rope_theta' for each layer");
-        tn_llm_set_rope(c, i, own != 0);
-    }
-    return TN_OK;
-}
-
-tn_status tn_llm_read_granitemoe_swa(const hf_folder *f, llm_config *c) {
-    TRY(tn_llm_read_granite_shared(f, c));
-    return tn_llm_read_granite_swa(f, c);
-}
-
-tn_status tn_llm_read_flint(const hf_folder *f, llm_config *c) {
-    if (tn_json_kind_of(tn_json_get(f->config, "layer_types")) != TN_JSON_ARRAY)
-        return refuse_value(f, "layer_types", "not a list");
-    for (int64_t i = 0; i < c->layers && i < 2 && !tn_hf_has(f, "mlp_only_layers"); i++)
-        tn_llm_set_unmixed(c, i);
-    return TN_OK;
-}
-
-/* Experts in all layers but the first ones. */
-tn_status tn_llm_read_lfm2_moe(const hf_folder *f, llm_config *c) {
-    int64_t dense = tn_json_int(tn_json_get(f->config, "num_dense_layers"), 2);
-    for (int64_t i = 0; i < c->layers && i < dense; i++)
-        tn_llm_set_unmixed(c, i);
-    if (!flag(f, "use_expert_bias", true)) c->needs &= ~BIT(SLOT_CHOICE_BIAS);
-    return tn_hf_real(f, f->config, "routed_scaling_factor", 1, 1e-6, 1e6, &c->experts.scale);
-}
-
-/* No positions; experts in one of every `period` layers. */
-tn_status tn_llm_read_jamba(const hf_folder *f, llm_config *c) {
-    int64_t period, offset = tn_json_int(tn_json_get(f->config, "expert_layer_offset"), 1);
-    TRY(tn_hf_size(f, "expert_layer_period", 2, LLM_MOST_LAYERS, &period));
-    for (int64_t i = 0; i < c->layers; i++) {
-        tn_llm_set_rope(c, i, false);
-        if (i % period != offset) tn_llm_set_unmixed(c, i);
-    }
-    return tn_hf_real(f, f->config, "rms_norm_eps", 1e-6, 1e-20, 1, &c->recurrent.inner_eps);
-}
-
-tn_status tn_llm_read_falcon_mamba(const hf_folder *f, llm_config *c) {
-    return tn_hf_real(f, f->config, "mixer_rms_eps", 1e-6, 1e-20, 1, &c->recurrent.inner_eps);
-}
-
-tn_status tn_llm_read_rwkv(const hf_folder *f, llm_config *c) {
-    static const double FINAL_EPS = 1e-5; /* of the last norm, whatever config.json says */
-    if (tn_json_number(tn_json_get(f->config, "layer_norm_epsilon"), FINAL_EPS) != FINAL_EPS)
-        return refuse_value(f, "layer_norm_epsilon", "not 1e-5");
-    c->recurrent.halved_every = tn_json_int(tn_json_get(f->config, "rescale_every"), 6);
-    return TN_OK;
-}
-
-tn_status tn_llm_read_phimoe(const hf_folder *f, llm_config *c) {
-    if (c->experts.choices != 2) return refuse_value(f, "num_experts_per_tok", "not 2");
-    return tn_hf_real(f, f->config, "router_jitter_noise", 0.01, 0, 1, &c->experts.jitter);
-}
-
-/* Layers see chunks of the text: only texts within the first one are supported. Experts are as wide as the shared one,
- * dense layers are not. */
-tn_status tn_llm_read_llama4(const hf_folder *f, llm_config *c) {
-    const tn_json *mixed = tn_json_get(f->config, "moe_layers");
-    int64_t chunk = c->trained_context, step, *width = &c->size[SIZE_INTERMEDIATE];
-    if (tn_hf_has(f, "attention_chunk_size"))
-        TRY(tn_hf_size(f, "attention_chunk_size", chunk, LLM_MOST_CONTEXT, &chunk));
-    if (chunk < c->trained_context) c->trained_context = chunk;
-    c->size[SIZE_SHARED] = *width;
-    TRY(tn_hf_size(f, "intermediate_size_mlp", *width, LLM_MOST_WIDTH, width));
-    c->size[SIZE_UP] = *width;
-    TRY(tn_hf_size(f, "interleave_moe_layer_step", 1, LLM_MOST_LAYERS, &step));
-    for (int64_t i = 0; i < c->layers; i++) {
-        bool chosen = (i + 1) % step == 0;
-        if (tn_json_kind_of(mixed) == TN_JSON_ARRAY) chosen = false;
-        for (size_t k = 0; k < tn_json_length(mixed); k++)
-            chosen = chosen || tn_json_int(tn_json_at(mixed, k), -1) == i;
-        if (!chosen) tn_llm_set_unmixed(c, i);
-    }
-    c->attention.unit_heads = flag(f, "use_qk_norm", true);
-    TRY(tn_hf_real(f, f->config, "floor_scale", 8192, 1, 1e9, &c->attention.late_step));
-    if (!flag(f, "attn_temperature_tuning", true)) return TN_OK;
-    return tn_hf_real(f, f->config, "attn_scale", 0.1, 0, 1e6, &c->attention.late_scale);
-}
-
-/* Attention has no positions. */
-tn_status tn_llm_read_nemotron_h(const hf_folder *f, llm_config *c) {
-    for (int64_t i = 0; i < c->layers; i++)
-        tn_llm_set_rope(c, i, false);
-    if (tn_hf_has(f, "moe_latent_size")) return refuse_value(f, "moe_latent_size", "given");
-    TRY(tn_hf_activation(f, "mamba_hidden_act", "silu", &c->recurrent.activation));
-    double least = tn_json_number(tn_json_get(f->config, "time_step_min"), 0);
-    if (tn_json_number(tn_json_get(f->config, "mamba_dt_min"), least) >
-        0.001)                                                      /* transformers' prompts have such steps, */
-        return refuse_value(f, "time_step_min", "more than 0.001"); /* but its single tokens have not */
-    if (c->experts.choices == 0) return TN_OK;
-    return tn_hf_size(f, "moe_shared_expert_intermediate_size", c->size[SIZE_SHARED], LLM_MOST_WIDTH,
-                      &c->size[SIZE_SHARED]);
-}
-
-/* A list of `count` factors, where there is one. */
-static tn_status read_factors(const hf_folder *f, const char *key, size_t count, double *out) {
-    const tn_json *list = tn_json_get(f->config, key);
-    bool good = tn_json_kind_of(list) == TN_JSON_ARRAY && tn_json_length(list) == count;
-    for (size_t i = 0; i < count; i++) {
-        out[i] = tn_hf_has(f, key) ? tn_json_number(tn_json_at(list, i), NAN) : 1;
-        good = good && fabs(out[i]) <= 1e6;
-    }
-    if (good || !tn_hf_has(f, key)) return TN_OK;
-    return tn_hf_fail(f->path, TN_ERR_FORMAT, "'%s' must be a list of %zu numbers from -1e6 to 1e6", key, count);
-}
-
-/* The multipliers of config.json scale activations; the weights stay as they are in the file. */
-tn_status tn_llm_read_falcon_h1(const hf_folder *f, llm_config *c) {
-    double in, forward[2];
-    if (flag(f, "mamba_rms_norm", false)) {
-        if (flag(f, "mamba_norm_before_gate", true)) return refuse_value(f, "mamba_norm_before_gate", "true");
-        c->needs |= BIT(SLOT_MIX_NORM);
-    }
-    TRY(read_factor(f, "embedding_multiplier", &c->scales.embedding));
-    TRY(read_factor(f, "lm_head_multiplier", &c->scales.logits));
-    TRY(read_factor(f, "attention_in_multiplier", &c->scales.attention_in));
-    TRY(read_factor(f, "attention_out_multiplier", &c->scales.attention_out));
-    TRY(read_factor(f, "ssm_in_multiplier", &in));
-    TRY(read_factor(f, "ssm_out_multiplier", &c->scales.mix_out));
-    TRY(read_factors(f, "ssm_multipliers", MIX_PARTS, c->scales.mix));
-    for (size_t i = 0; i < MIX_PARTS; i++)
-        c->scales.mix[i] *= in;
-    TRY(read_factors(f, "mlp_multipliers", 2, forward));
-    c->scales.gate = forward[0];
-    c->scales.down = forward[1];
-    return TN_OK;
 }
 
 /* ---- ends of a text ---------------------------------------------------------------------------------------------- */
@@ -1101,8 +648,9 @@ static void find_wrapped_prefix(hf_folder *f, const char *probe) {
 /* The whole model's word counts; old files say nothing, and have an output matrix or none. */
 static bool tied_as_a_part(const hf_folder *f, const llm_config *c) {
     tn_safetensors_info info = {.struct_size = sizeof info};
+    char name[LLM_NAME_SIZE];
     bool tied = tn_json_bool(tn_json_get(tn_json_root(f->doc), "tie_word_embeddings"), c->tied);
-    return tied || !tn_hf_find(f, c->file.naming->head_slots[SLOT_OUTPUT], &info);
+    return tied || !tn_llm_name(c->file.naming, name, -1, SLOT_OUTPUT) || !tn_hf_find(f, name, &info);
 }
 
 tn_status tn_llm_read_folder(hf_folder *f, llm_config *c) {
@@ -1519,7 +1067,7 @@ static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
     }
     if (tn_gguf_get(f, key.text)) TRY(tn_gguf_get_string(f, key.text, &type, &length));
     /* Phi-3's files have the tables of longrope, and do not always name it. */
-    if (text_is(type, length, "longrope") || has_tensor(f, tn_llm_gguf_names.head_slots[SLOT_ROPE_LONG])) {
+    if (text_is(type, length, "longrope") || has_tensor(f, "rope_factors_long.weight")) {
         c->positions.rope.kind = ROPE_LONG;
         return TN_OK;
     }
@@ -1594,7 +1142,7 @@ static tn_status gguf_read_streams(const tn_gguf *f, llm_config *c) {
     if (!(c->family->slots.needs & BIT(SLOT_STREAM_ROUTER))) return TN_OK;
     TRY(get_size(f, c, "altup.num_inputs", LLM_MOST_STREAMS, &count));
     if (count < 2) return out_of_range(f, gguf_key_of(c, "altup.num_inputs").text, 1, 2, LLM_MOST_STREAMS);
-    set_streams(c, count);
+    tn_llm_set_streams(c, count);
     TRY(get_int(f, c, "altup.active_idx", 0, &c->streams.active));
     if (c->streams.active < 0 || c->streams.active >= count)
         return out_of_range(f, gguf_key_of(c, "altup.active_idx").text, (double)c->streams.active, 0,
@@ -1609,7 +1157,7 @@ static tn_status gguf_read_streams(const tn_gguf *f, llm_config *c) {
                                laurel.offset, laurel.name);
     c->size[SIZE_LAUREL] = laurel.shape[0];
     TRY(get_int(f, c, "attention.shared_kv_layers", 0, &shared));
-    if (!share_layers(c, shared))
+    if (!tn_llm_share_layers(c, shared))
         return fail_at(f, gguf_key_of(c, "attention.shared_kv_layers").text, TN_ERR_FORMAT,
                        "key 'attention.shared_kv_layers' is %" PRId64 " of %" PRId64
                        " layers; layers with a window, and without, must remain that have keys of their own",

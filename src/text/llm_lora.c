@@ -16,10 +16,10 @@ static const slot_set MATRICES = BIT(SLOT_Q) | BIT(SLOT_K) | BIT(SLOT_V) | BIT(S
                                  BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN);
 static const char WEIGHT[] = ".weight", BEFORE[] = "base_model.model.";
 
-static bool is_gguf(const llm_config *c) { return strcmp(c->file.naming->layer, tn_llm_gguf_names.layer) == 0; }
-
 /* Of the model's folder, also if it was read from a GGUF file. */
-static const llm_naming *folder_naming(const llm_config *c) { return is_gguf(c) ? c->family->naming : c->file.naming; }
+static const llm_naming *folder_naming(const llm_config *c) {
+    return c->file.naming->gguf ? c->family->naming : c->file.naming;
+}
 
 bool tn_llm_lora_slot(const llm_config *c, int64_t layer, int slot, char name[LLM_NAME_SIZE]) {
     char own[LLM_NAME_SIZE];
@@ -44,7 +44,7 @@ void tn_llm_lora_free(llm_lora *list, const llm_config *c) {
 }
 
 tn_tensor *tn_llm_lora_rows(const llm_config *c, int slot, const tn_tensor *b, bool to_folder) {
-    if (!is_gguf(c) || !c->positions.interleaved || c->family->positions.folder_interleaved ||
+    if (!c->file.naming->gguf || !c->positions.interleaved || c->family->positions.folder_interleaved ||
         (slot != SLOT_Q && slot != SLOT_K))
         return tn_retain((tn_tensor *)(uintptr_t)b);
     tn_tensor *out;

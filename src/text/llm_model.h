@@ -1,8 +1,9 @@
 /* llm_model.h — shared by the files of the language model: its checked sizes, its weights by slot.
  *
  * A model comes from a GGUF file or a Hugging Face folder. llm_folder.c reads the settings of either into an
- * llm_config; llm_families.c has the table of families; llm_config.c checks that every tensor matches; llm_record.c
- * records the model's operations and exports them to ONNX; llm.c owns the sequence: cache, plans, position. */
+ * llm_config; llm_families.c has the table of families, layer_slots.def and head_slots.def the weights with their names
+ * and shapes; llm_config.c checks that every tensor matches; llm_record.c records the model's operations and exports
+ * them to ONNX; llm.c owns the sequence: cache, plans, position. */
 #ifndef TN_TEXT_LLM_MODEL_H
 #define TN_TEXT_LLM_MODEL_H
 
@@ -76,135 +77,32 @@ typedef enum llm_size {
     SIZE_COUNT
 } llm_size;
 
-/* What a layer holds. */
+/* What a layer holds. The first ones, up to SLOT_DOWN, are all that a layer of Llama has. */
+#define SLOT(name, ...) SLOT_##name,
+#define BIAS(of, ...) SLOT_##of##_BIAS,
 typedef enum llm_slot {
-    SLOT_ATTENTION_NORM,
-    SLOT_Q,
-    SLOT_K,
-    SLOT_V,
-    SLOT_O,
-    SLOT_FFN_NORM,
-    SLOT_GATE,
-    SLOT_UP,
-    SLOT_DOWN,
-    SLOT_Q_BIAS,
-    SLOT_K_BIAS,
-    SLOT_V_BIAS,
-    SLOT_O_BIAS,
-    SLOT_Q_NORM,
-    SLOT_K_NORM,
-    SLOT_QKV, /* in place of q, k and v */
-    SLOT_QKV_BIAS,
-    SLOT_ATTENTION_NORM_BIAS,
-    SLOT_FFN_NORM_BIAS,
-    SLOT_GATE_BIAS,
-    SLOT_UP_BIAS,
-    SLOT_DOWN_BIAS,
-    SLOT_ATTENTION_POST_NORM, /* of what attention and feed-forward yield, before it is added */
-    SLOT_FFN_POST_NORM,
-    SLOT_ROUTER, /* of a mixture of experts, in place of the matrices of feed-forward */
-    SLOT_EXPERT_GATE,
-    SLOT_EXPERT_UP,
-    SLOT_EXPERT_DOWN,
-    SLOT_SHARED_ROUTER, /* of the expert that all tokens have beside the chosen ones */
-    SLOT_SHARED_GATE,
-    SLOT_SHARED_UP,
-    SLOT_SHARED_DOWN,
-    SLOT_ROUTER_BIAS,
-    SLOT_EXPERT_GATE_BIAS,
-    SLOT_EXPERT_UP_BIAS,
-    SLOT_EXPERT_DOWN_BIAS,
-    SLOT_SINKS,       /* of attention: for each head a score that belongs to no key */
-    SLOT_CHOICE_BIAS, /* added to the router's values where experts are chosen, not where they are weighted */
-    SLOT_Q_DOWN,      /* latent attention: queries are made of a short vector, */
-    SLOT_Q_DOWN_NORM,
-    SLOT_Q_UP,
-    SLOT_KV_DOWN, /* keys and values of another */
-    SLOT_KV_DOWN_NORM,
-    SLOT_KV_UP,
-    SLOT_K_UP, /* SLOT_KV_UP as two tensors, keys transposed; joined when they are loaded */
-    SLOT_V_UP,
-    SLOT_MIX_IN, /* recurrent layers: what the convolution reads, gates, and what else the family has */
-    SLOT_MIX_IN_BIAS,
-    SLOT_CONV,
-    SLOT_CONV_BIAS,
-    SLOT_MIX_X,
-    SLOT_STEP,
-    SLOT_STEP_BIAS,
-    SLOT_DECAY,
-    SLOT_SKIP, /* by which inputs are added to what the state yields */
-    SLOT_MIX_NORM,
-    SLOT_MIX_GATE, /* of a gated delta net, where SLOT_MIX_IN has no gates: those, */
-    SLOT_RATES,    /* how much each head writes and how fast it decays, together … */
-    SLOT_WRITE_RATE,
-    SLOT_DECAY_RATE, /* … or by a product each */
-    SLOT_MIX_OUT,
-    SLOT_MIX_OUT_BIAS,
-    SLOT_STEP_NORM, /* of the vector that steps are made of (Jamba), */
-    SLOT_WRITTEN_NORM,
-    SLOT_READ_NORM,  /* and of what states write and read */
-    SLOT_INPUT_GATE, /* of the per-layer embedding (Gemma 4), */
-    SLOT_INPUT_OUT,  /* the product that brings them to the stream, and the norm of it; */
-    SLOT_INPUT_NORM,
-    SLOT_LAYER_SCALE,     /* what the stream behind the layer is multiplied by */
-    SLOT_ATTENTION_GATE,  /* of what attention yields, by a product of its own, */
-    SLOT_O_NORM,          /* a norm of that, */
-    SLOT_DOWN_NORM,       /* and of what the last product of feed-forward reads */
-    SLOT_ROUTER_SCALE,    /* Gemma 4's experts beside feed-forward: of what the router reads, */
-    SLOT_EXPERT_SCALE,    /* of the weight of each expert, */
-    SLOT_DENSE_POST_NORM, /* norms of what feed-forward yields, and of what experts read and yield */
-    SLOT_EXPERTS_NORM,
-    SLOT_EXPERTS_POST_NORM,
-    SLOT_ALPHA_P, /* of xIELU, an activation with weights */
-    SLOT_ALPHA_N,
-    SLOT_SHIFT_Q, /* RWKV: how much of a token, and of the one before, each product reads */
-    SLOT_SHIFT_K,
-    SLOT_SHIFT_V,
-    SLOT_SHIFT_UP,
-    SLOT_SHIFT_YIELD,
-    SLOT_YIELD,         /* gates of what feed-forward yields, by a product of its own */
-    SLOT_STREAM_ROUTER, /* Gemma 3n's residual streams (llm_altup.c) */
-    SLOT_STREAM_ROUTER_NORM,
-    SLOT_STREAM_PREDICT,
-    SLOT_STREAM_CORRECT,
-    SLOT_STREAM_SCALE,
-    SLOT_LAUREL_DOWN, /* a product of two matrices beside attention, */
-    SLOT_LAUREL_UP,
-    SLOT_LAUREL_NORM, /* and its norm */
+#include "text/layer_slots.def"
     LAYER_SLOTS
 } llm_slot;
 
 /* What stands beside the layers. */
 typedef enum llm_head_slot {
-    SLOT_EMBEDDING,
-    SLOT_OUTPUT_NORM,
-    SLOT_OUTPUT,
-    SLOT_ROPE_FACTORS, /* by which frequencies are divided: of all texts (Llama 3), */
-    SLOT_ROPE_SHORT,   /* of texts within the trained length and */
-    SLOT_ROPE_LONG,    /* of longer ones (longrope) */
-    SLOT_OUTPUT_NORM_BIAS,
-    SLOT_OUTPUT_BIAS,
-    SLOT_EMBEDDING_NORM, /* of what the first layer reads */
-    SLOT_EMBEDDING_NORM_BIAS,
-    SLOT_LAYER_TABLE,      /* rows of own inputs of all layers: read from the file like the embedding's; */
-    SLOT_LAYER_PROJECTION, /* what is added to them, made of the embedding, */
-    SLOT_LAYER_NORM,       /* and the norm of that */
-    SLOT_POSITIONS,        /* learned ones, in place of rope */
-    SLOT_STREAMS_IN,       /* matrices that make the other residual streams, */
-    SLOT_STREAMS_OUT,      /* and that bring them back */
+#include "text/head_slots.def"
     HEAD_SLOTS
 } llm_head_slot;
+#undef SLOT
+#undef BIAS
 
 __extension__ typedef unsigned __int128 slot_set; /* bits of llm_slot, or of llm_head_slot */
 
-/* What weights are called in a kind of file. */
+/* What weights are called in a kind of file, where the rows of slots say otherwise or nothing. */
 typedef struct llm_naming {
     const char *prefix; /* before all names but the output's, in some files */
     const char *layer;  /* before a layer's number */
-    const char *layer_slots[LAYER_SLOTS],
-        *head_slots[HEAD_SLOTS]; /* NULL: not in such files; *: number of an expert or stream */
-    slot_set transposed;         /* bits of layer slots that are stored [in, out] */
-    const char *beside[4];       /* endings of names that are no weights */
+    bool gguf;          /* else a folder */
+    const char *layer_slots[LAYER_SLOTS], *head_slots[HEAD_SLOTS]; /* NULL: as in the row; "": not in such files */
+    slot_set transposed;                                           /* bits of layer slots that are stored [in, out] */
+    const char *beside[4];                                         /* endings of names that are no weights */
 } llm_naming;
 
 _Static_assert(LAYER_SLOTS <= 128, "sets of slots are bits");
@@ -281,6 +179,8 @@ typedef struct llm_attention_rules {
     bool parallel;         /* attention and feed-forward read the same input, and both are added to it */
     bool chooses_parallel; /* "use_parallel_residual" in config.json; where it says nothing: `parallel` */
     bool latent;           /* keys and values are made of a short vector (MLA) */
+    bool grouped_qkv;      /* in folders SLOT_QKV has, for each key head, its queries, the key and the value; */
+    bool qkv_blocks;       /* or, QKV_BLOCKS times, queries, values and keys of some of the heads (CodeGen) */
     bool gated_queries;    /* SLOT_Q has, behind the queries of each head, gates of what attention yields */
     int64_t window;        /* where config.json says nothing; 0: none */
     int64_t gguf_window;   /* where a GGUF file says nothing */
@@ -389,8 +289,6 @@ typedef struct llm_attention {
     uint8_t slides[LLM_MOST_LAYERS / 8]; /* bits of the layers that have it */
     bool bidirectional;                  /* a window is then of so many tokens to either side, its own included */
     bool parallel;                       /* llm_attention_rules */
-    bool grouped_qkv;                    /* SLOT_QKV has, for each key head, its queries, the key and the value */
-    bool qkv_blocks;   /* SLOT_QKV has, QKV_BLOCKS times, queries, values and keys of some of the heads (CodeGen) */
     double alibi;      /* the largest exponent of ALiBi's slopes, negated; 0: none. See add_distances in llm_record.c */
     double cap;        /* 0: none */
     double scale;      /* of scores; TN_AUTO: 1 / √ of a head's width */
@@ -519,41 +417,20 @@ const llm_family *tn_llm_find_family(const char *name, size_t length, bool gguf)
 const llm_family *tn_llm_next_family(const llm_family *f); /* with the same name in GGUF files; or NULL */
 void tn_llm_list_families(bool gguf, char *out, size_t size);
 enum { LLM_LIST_SIZE = 1600 }; /* for such a list */
-/* What single families have in config.json (llm_folder.c). */
-tn_status tn_llm_read_falcon(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_bigcode(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_neox(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_gpt_neo(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_opt(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_openai_gpt(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_biogpt(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_codegen(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_bloom(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_mpt(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_nanochat(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_minicpm3(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_afmoe(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_gemma4(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_gemma3n(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_lfm2(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_modernbert(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_apertus(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_ernie_moe(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_granite_shared(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_lfm2_moe(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_jamba(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_granite_swa(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_granitemoe_swa(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_flint(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_rwkv(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_falcon_mamba(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_phimoe(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_llama4(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_nemotron_h(const hf_folder *f, llm_config *c);
-tn_status tn_llm_read_falcon_h1(const hf_folder *f, llm_config *c);
-extern const llm_naming tn_llm_falcon_two, tn_llm_granite_dense, tn_llm_gguf_falcon_two;
-const char *tn_llm_gguf_word(const llm_family *f);            /* general.architecture; NULL: not in such files */
-extern const llm_naming tn_llm_gguf_names, tn_llm_gguf_apart; /* apart: experts have a tensor each */
+/* llm_folder.c, for families whose config.json has more than their row says. A flag: null is false, as in Python. */
+bool tn_llm_flag(const hf_folder *f, const char *key, bool usual);
+tn_status tn_llm_refuse(const hf_folder *f, const char *key, const char *value); /* "'key' is value, …" */
+tn_status tn_llm_read_factor(const hf_folder *f, const char *key, double *out);
+tn_status tn_llm_read_cap(const hf_folder *f, const char *key, double usual, double *out); /* null: there is none */
+tn_status tn_llm_read_window(const hf_folder *f, llm_config *c);
+tn_status tn_llm_read_layer_types(const hf_folder *f, const tn_json *types, llm_config *c);
+const tn_json *tn_llm_rope_of(const hf_folder *f, const char *layers); /* rope's settings for this kind of layers */
+/* The last layers have keys and values of earlier ones. Returns whether these have what they need. */
+bool tn_llm_share_layers(llm_config *c, int64_t shared);
+void tn_llm_set_streams(llm_config *c, int64_t count);
+const char *tn_llm_gguf_word(const llm_family *f); /* general.architecture; NULL: not in such files */
+/* apart: experts have a tensor each; falcon_two: a norm each for attention and feed-forward. */
+extern const llm_naming tn_llm_gguf_names, tn_llm_gguf_apart, tn_llm_gguf_falcon_two;
 
 /* Sizes of Mamba layers that follow from those of their state, heads and inner width (llm_recurrent.c). */
 tn_status tn_llm_size_mamba(llm_config *c, const char *place);

@@ -173,8 +173,9 @@ static void project(const llm_config *c, const llm_weights *w, int64_t layer, co
     if (weight[SLOT_QKV]) {
         tn_tensor *joined = tn_llm_product(w, layer, SLOT_QKV, x, weight[SLOT_QKV_BIAS]);
         int64_t queries = c->size[SIZE_QUERIES], keys = c->size[SIZE_KEYS];
-        if (c->attention.grouped_qkv || c->attention.qkv_blocks) {
-            (c->attention.qkv_blocks ? unblock : ungroup)(c, joined, out);
+        bool blocks = c->family->attention.qkv_blocks;
+        if (!c->file.naming->gguf && (c->family->attention.grouped_qkv || blocks)) {
+            (blocks ? unblock : ungroup)(c, joined, out);
             return;
         }
         out[0] = tn_narrow(joined, 1, 0, queries);

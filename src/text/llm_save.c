@@ -162,8 +162,9 @@ static tn_status find_changed(const tn_llm *m, const llm_tensor *t, bool *change
     bool rope = *layer < 0 && (*slot == SLOT_ROPE_FACTORS || *slot == SLOT_ROPE_SHORT || *slot == SLOT_ROPE_LONG);
     bool paired = *layer >= 0 && m->weights.lora && m->weights.lora[*layer * LAYER_SLOTS + *slot].a;
     *changed = paired || (m->trained_embedding && !rope);
-    const char *pattern = *layer >= 0 ? c->file.naming->layer_slots[*slot] : NULL;
-    if (!*changed || !pattern || !strchr(pattern, '*')) return TN_OK;
+    char pattern[LLM_NAME_SIZE];
+    bool apart = *layer >= 0 && tn_llm_name(c->file.naming, pattern, *layer, *slot) && strchr(pattern, '*');
+    if (!*changed || !apart) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "tn_llm_save_model: '%s' has a tensor for each expert ('%s'); saving trained experts is not "
                            "supported",
