@@ -142,9 +142,6 @@ typedef struct conv {
     char *memory; /* of each thread */
 } conv;
 
-/* What is pooled has an epilogue, also while the plan is made. */
-static bool is_joined(const tn_conv_args *a) { return a->epilogue.vm || a->pool[0] > 0; }
-
 static int64_t vectors_of(int64_t pixels) { return tn_ceil_div(pixels, tn_conv_vec()->tiles->lanes); }
 
 /* Elements of a row of the input tile: the zeros to the right of a row are those to the left of the next one, as far as
@@ -353,8 +350,6 @@ static void multiply_chunk(const conv *c, block *b, window_tile t, const float *
         finish_filters(c, b, begin, there);
         begin = end;
     }
-    if (t.last && direct)
-        zero_border(&c->a, b->image, b->group * c->a.out_channels + first, end - first, b->row, b->rows);
 }
 
 static void compute_block(const conv *c, block *b) {
@@ -525,7 +520,7 @@ bool tn_conv_is_product(const tn_conv_args *args) {
 }
 
 bool tn_conv_takes_blocks(const tn_conv_args *args) {
-    if (args->pool[0] > 0 || args->x_padded || args->border.row > 0) return false;
+    if (args->pool[0] > 0 && args->y_blocks) return false;
     const int64_t lanes = tn_conv_vec()->tiles->lanes;
     if (args->max_pool || (args->groups > 1 && args->channels == 1 && args->out_channels == 1)) {
         const int64_t computed = round_up(args->groups, lanes); /* the rest: at most an eighth */
@@ -550,35 +545,9 @@ bool tn_conv_pools(const tn_conv_args *args) {
     return most_rows(&c) >= pooled_rows(args);
 }
 
-/* An epilogue gets rows one by one then: of more than a vector, and the last one nearly full. */
-static bool joins_rows(const tn_conv_args *a) {
-    const int64_t across = a->out_size[1];
-    const bool full = 8 * round_up(across, tn_conv_vec()->tiles->lanes) <= 9 * across;
-    return !is_joined(a) || a->pool[0] > 0 || (full && across > MOST_LANES);
-}
-
-bool tn_conv_wants_border(const tn_conv_args *args, tn_conv_border *edge) {
-    return args->nhwc && !tn_conv_batch_rows_fits(args) && tn_conv_nhwc_wants_border(args, edge);
-}
-
-/* Tiles that write results themselves leave nothing around them. */
-bool tn_conv_writes_border(const tn_conv_args *args) {
-    conv c;
-    if (!joins_rows(args)) return false;
-    if (args->nhwc) return !tn_conv_batch_rows_fits(args);
-    if (args->winograd) return false;
-    plan_conv(&c, args);
-    return c.row_pieces == 1;
-}
-
-int64_t tn_conv_padded_elements(const tn_conv_border *edge, int64_t planes, int64_t *first) {
-    *first = round_up((edge->above + 1) * edge->row, MOST_LANES);
-    return *first + planes * edge->plane;
-}
-
 void tn_conv(const tn_conv_args *args) {
     float *to = args->pool[0] > 0 ? NULL : args->out;
-    target out = {.data = to, .channel = result_plane(args), .row = result_row(args), .place = 1};
+    target out = {.data = to, .channel = result_plane(args), .row = result_extent(args, 1), .place = 1};
     run_to(args, &out);
 }
 

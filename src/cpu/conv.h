@@ -8,13 +8,6 @@
 
 #include "cpu/cpu_kernels.h"
 
-/* Zero padding stored around images, so that kernels need no bounds checks: `above` rows before each channel, the rest
- * of each row after its pixels, and the rest of the plane after the last row. */
-typedef struct tn_conv_border {
-    int64_t above, row, plane; /* rows; elements from row to row (0: no border) and from channel to channel */
-    int buffer;                /* the epilogue's buffer that holds its only result */
-} tn_conv_border;
-
 /* Images x [batch, groups · channels, size], weight [groups · out_channels, channels, kernel] and results y [batch,
  * groups · out_channels, output pixels], all f32. The window of output pixel (u, v) begins at (u, v) · stride −
  * pad_before, which may be negative; its taps are `dilation` apart. Taps outside of the image are zero. */
@@ -38,7 +31,6 @@ typedef struct tn_conv_args {
      * of all groups, output pixels. For tn_conv and tn_conv_depthwise. Fused operations are per channel. */
     tn_fused_program epilogue;
     int64_t pool[2]; /* rows, columns of max pooling after the epilogue; 0: none */
-    bool x_padded;   /* x is stored with a border that covers all windows */
     /* Sums of bytes are rounded to bytes, which `out` then is; NULL: they are i32. For tn_conv_bytes. */
     const tn_byte_rounding *rounding;
     bool x_signed; /* images of bytes are i8; only with `rounding` */
@@ -47,8 +39,7 @@ typedef struct tn_conv_args {
      * filters: [panels of all groups, 1 + steps of k] their number and which, [panels, steps, columns] filters. */
     const int32_t *again;
     const float *again_packed;
-    float *out; /* contiguous except for its border: the pooled result, an epilogue's only result, or NULL */
-    tn_conv_border border;
+    float *out;      /* contiguous: the pooled result, an epilogue's only result, or NULL */
     void *workspace; /* 64-byte aligned */
 } tn_conv_args;
 
@@ -73,14 +64,6 @@ bool tn_conv_is_product(const tn_conv_args *args);
 bool tn_conv_takes_blocks(const tn_conv_args *args);
 /* Elements of images in blocks of channels. */
 int64_t tn_conv_block_elements(int64_t batch, int64_t channels, int64_t plane);
-
-/* wants: could the kernel read x in place, without an input tile, if x had a border? *edge: the narrowest one.
- * writes: can it store results with a border? An epilogue then has one result, with the border's strides. Both depend
- * on `nhwc` and read no data. */
-bool tn_conv_wants_border(const tn_conv_args *args, tn_conv_border *edge);
-bool tn_conv_writes_border(const tn_conv_args *args);
-/* The number of elements of `planes` planes with this border. *first: the element at which the first plane begins. */
-int64_t tn_conv_padded_elements(const tn_conv_border *edge, int64_t planes, int64_t *first);
 
 /* Windows of 3×3 with a stride of 1 can be computed with a quarter of the multiplications (Winograd), for results that
  * are rounded otherwise: still the same bits for any thread count and any instruction set with fma; others do not have

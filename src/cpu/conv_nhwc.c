@@ -8,10 +8,9 @@
 /* out[output pixels, filters] = im2col[output pixels, taps] · weight[taps, filters]. Filters are packed as panels of
  * columns. A tile's rows are output pixels side by side in one row of the image, and whichever tap it is at, what they
  * see lies side by side in the input tile (conv_paths.h), so that nothing is packed there, whatever the stride, and no
- * output pixel is one that does not exist. Where windows never leave the image and what lies around it, that itself
- * serves as the input tile, as it lies. Meanwhile tiles ask for what is far away: filling the input tile and writing
- * out would wait for it with nothing to compute. The tile brings a number of the input tile to all lanes: nothing but
- * the aligned panel is loaded as a vector.
+ * output pixel is one that does not exist. Where windows never leave the image, it is its own input tile. Meanwhile
+ * tiles ask for what is far away: filling the input tile and writing out would wait for it with nothing to compute. The
+ * tile brings a number of the input tile to all lanes: nothing but the aligned panel is loaded as a vector.
  *
  * Images may lie in blocks of channels (conv.h): a pixel is then a vector of its channels, so windows with a stride
  * read whole vectors, and results leave the tile's registers as they are.
@@ -85,7 +84,6 @@ static int64_t rows_of_block(const tn_conv_args *a, int64_t row, bool in_pixel) 
 /* Not where all channels would meet in the same few sets of the first cache. */
 static bool is_in_pixel(const tn_conv_args *a) {
     enum { SETS = 4096 / sizeof(float) };
-    if (a->x_padded) return true;
     if (a->stride[1] != 1) return false;
     if (!a->x_blocks && (a->x_stride[3] != 1 || a->x_stride[1] % SETS == 0)) return false;
     for (int d = 0; d < 2; d++) {
@@ -146,20 +144,6 @@ bool tn_conv_nhwc_fits(const tn_conv_args *a) {
                 : a->quads || blocks ? columns <= 2 * a->out_channels
                                      : 8 * columns <= 9 * a->out_channels;
     return full && im2col_elements(&t.w) * t.step <= 4 * INPUT_TILE;
-}
-
-/* Channels begin in all sets of the first cache. */
-bool tn_conv_nhwc_wants_border(const tn_conv_args *a, tn_conv_border *edge) {
-    int64_t before[2], behind[2];
-    if (a->stride[1] != 1) return false;
-    for (int d = 0; d < 2; d++) {
-        before[d] = tn_max64(a->pad_before[d], 0);
-        behind[d] =
-            tn_max64((a->out_size[d] - 1) * a->stride[d] - a->pad_before[d] + window_reach(a, d) - a->size[d], 0);
-    }
-    *edge = (tn_conv_border){.above = before[0], .row = a->size[1] + tn_max64(before[1], behind[1])};
-    edge->plane = odd_lines((before[0] + a->size[0] + behind[0]) * edge->row);
-    return before[0] + before[1] + behind[0] + behind[1] > 0;
 }
 
 /* ---- filters, packed --------------------------------------------------------------------------------------------- */
@@ -347,7 +331,7 @@ static strips of_images(strips s, int64_t batch, int64_t distance) {
 /* Of images whose rows follow each other: the rows behind a part of one, or the images behind whole ones. */
 static strips next_rows(const nhwc_nhwc *w, const section *s, int64_t group, int64_t rows) {
     const tn_conv_args *a = &w->a;
-    if (a->x_stride[3] != 1 || (a->x_stride[2] != a->size[1] && !a->x_padded)) return (strips){0};
+    if (a->x_stride[3] != 1 || a->x_stride[2] != a->size[1]) return (strips){0};
     const int64_t batch = rows / a->out_size[0], image = s->image + batch, left = tn_min64(batch, a->batch - image);
     const int64_t first = batch > 0 ? 0 : s->first + s->high, reach = batch > 0 ? a->size[0] : rows * a->stride[0];
     const int64_t last = tn_min64(first + reach, a->size[0]);
@@ -362,7 +346,7 @@ static strips results_of(const nhwc_nhwc *w, const nhwc_part *p, int64_t first, 
     const tn_conv_args *a = &w->a;
     const section *s = &p->s->section[0];
     const int64_t area = w->split[0] * w->split[1], plane = result_plane(a) * area;
-    const int64_t channels = a->groups * a->out_channels, row = result_row(a) * area;
+    const int64_t channels = a->groups * a->out_channels, row = result_extent(a, 1) * area;
     if (!a->out || a->rounding || a->pool[0] > 0) return (strips){0};
     const float *to = a->out + (s->image * channels + first) * plane + s->at / a->out_size[1] * row;
     if (w->cut) return make_strips(to + s->at, plane, out_channels, s->count);
@@ -472,16 +456,12 @@ static void write_out_channels(const nhwc_nhwc *w, nhwc_part *p, const section *
     if (!joined && !pooled) {
         turn.to = result_at(a, now->image, first, row) + now->at % a->out_size[1];
         turn.distance = result_plane(a);
-        turn.group = a->border.row > 0 ? a->out_size[1] : now->count;
-        turn.jump = a->border.row;
     }
     w->w.with->tiles->pack(&turn);
     if (joined)
         hand_over_result(&p->epilogue, w->w.with, a, now->image, at, p->block);
     else if (pooled)
         pool_block(w->w.with, a, now->image, at, p->block);
-    else
-        zero_border(a, now->image, first, out_channels, row, now->count / a->out_size[1]);
 }
 
 /* What is pooled is read and written four times: as much at a time as stays in the first cache meanwhile. */
@@ -667,7 +647,7 @@ static void share_out(nhwc_nhwc *t, int threads) {
     enum { PIECES = 8, PLACES = 96 };
     const int64_t unit = pooled_rows(&t->a), units = tn_ceil_div(t->all_rows, unit);
     int64_t share = t->a.groups % threads == 0 ? 1 : threads;
-    if (share > 1 && t->all_rows == 1 && t->in_pixel && t->a.border.row == 0 && t->a.pool[0] == 0) {
+    if (share > 1 && t->all_rows == 1 && t->in_pixel && t->a.pool[0] == 0) {
         share_row(t, threads);
         return;
     }

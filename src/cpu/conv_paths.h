@@ -1,5 +1,4 @@
-/* conv_paths.h — shared by the convolution kernels of the CPU: the paths of conv.c, input windows, zero-padded borders,
- * pooling. */
+/* conv_paths.h — shared by the convolution kernels of the CPU: the paths of conv.c, input windows, pooling. */
 #ifndef TN_CONV_PATHS_H
 #define TN_CONV_PATHS_H
 
@@ -20,7 +19,6 @@ void tn_conv_batch_rows(const tn_conv_args *args, void *workspace);
 
 /* Does it take these sizes, and is it worth it? The others take sizes for which this is so. */
 bool tn_conv_nhwc_fits(const tn_conv_args *args);
-bool tn_conv_nhwc_wants_border(const tn_conv_args *args, tn_conv_border *edge);
 size_t tn_conv_nhwc_packed_bytes(const tn_conv_args *args);
 void tn_conv_nhwc_pack(const tn_conv_args *args, void *to);
 
@@ -224,50 +222,18 @@ void tn_clear_input_tile(const im2col_plan *w, im2col_run *s);
 /* Channels [begin, end) of a group, for the output pixels that `s` has. */
 void tn_fill_input_tile(const im2col_plan *w, im2col_run *s, int64_t group, int64_t begin, int64_t end);
 
-/* ==== zero-padded borders ========================================================================================= */
-/* Whoever hands over whole rows of some channels also writes the zeros beside these, above the first row and below the
- * last one, so they are in memory as often as the rows and need no pass of their own. */
+/* ==== results ===================================================================================================== */
 
 /* Rows and columns of the results of one channel, as they reach memory. */
 static inline int64_t result_extent(const tn_conv_args *a, int axis) {
     return a->pool[0] > 0 ? a->out_size[axis] / a->pool[axis] : a->out_size[axis];
 }
 
-static inline int64_t result_row(const tn_conv_args *a) {
-    return a->border.row > 0 ? a->border.row : result_extent(a, 1);
-}
-
-static inline int64_t result_plane(const tn_conv_args *a) {
-    return a->border.row > 0 ? a->border.plane : result_extent(a, 0) * result_extent(a, 1);
-}
+static inline int64_t result_plane(const tn_conv_args *a) { return result_extent(a, 0) * result_extent(a, 1); }
 
 /* Where a row of a channel (of all groups) of an image begins. */
 static inline float *result_at(const tn_conv_args *a, int64_t image, int64_t channel, int64_t row) {
-    return a->out + (image * a->groups * a->out_channels + channel) * result_plane(a) + row * result_row(a);
-}
-
-/* `count` zeros in each channel. */
-static inline void zero_channels(const tn_conv_args *a, float *first, int64_t channels, int64_t count) {
-    for (int64_t c = 0; c < channels; c++, first += a->border.plane)
-        memset(first, 0, (size_t)count * sizeof *first);
-}
-
-/* Around rows [row, row + rows) of some channels, which have been written. */
-static inline void zero_border(const tn_conv_args *a, int64_t image, int64_t channel, int64_t channels, int64_t row,
-                               int64_t rows) {
-    const int64_t across = result_extent(a, 1), down = result_extent(a, 0), next = a->border.row;
-    const int64_t above = a->border.above * next, beside = next - across;
-    if (next == 0 || rows == 0) return;
-    float *first = result_at(a, image, channel, row);
-    if (row == 0) zero_channels(a, first - above, channels, above);
-    if (row == 0 && image + channel == 0) zero_channels(a, first - above - beside, 1, beside);
-    if (row + rows == down) zero_channels(a, first + rows * next, channels, a->border.plane - above - down * next);
-    for (int64_t i = 0; i < beside; i++) {
-        float *at = first + across + i;
-        for (int64_t c = 0; c < channels; c++, at += a->border.plane)
-            for (int64_t r = 0; r < rows; r++)
-                at[r * next] = 0;
-    }
+    return a->out + (image * a->groups * a->out_channels + channel) * result_plane(a) + row * result_extent(a, 1);
 }
 
 /* ==== pooling of a block ========================================================================================== */
@@ -286,41 +252,21 @@ static inline bool pooled_fits(const tn_conv_args *a) {
 /* Channels and output pixels `at` of an image; what is left of them at the image's end takes no part. */
 static inline void pool_block(const conv_vec *with, const tn_conv_args *a, int64_t image, box at, const float *block) {
     const int64_t down = a->pool[0], across = a->out_size[1], row = down * across;
-    const int64_t columns = across / a->pool[1], out_row = result_row(a);
+    const int64_t columns = across / a->pool[1];
     float *out = result_at(a, image, at.row, at.col / row);
     for (int64_t i = 0; i < at.rows; i++, out += result_plane(a), block += TN_GEMM_BLOCK_LD)
         for (int64_t r = 0; r < at.cols / row; r++) {
             const float *from = block + r * row;
             if (down == 1)
-                with->greatest_pairs(from, out + r * out_row, columns);
+                with->greatest_pairs(from, out + r * columns, columns);
             else
-                with->greatest_of_four(from, from + across, out + r * out_row, columns);
+                with->greatest_of_four(from, from + across, out + r * columns, columns);
         }
-    zero_border(a, image, at.row, at.rows, at.col / row, at.cols / row);
-}
-
-/* The epilogue's program counts output pixels as if there was nothing between rows: it gets them one by one, and its
- * result's address moved on by what is. */
-static inline void join_rows(fused_call *epilogue, const tn_conv_args *a, int64_t image, box at, float *block) {
-    const int64_t across = a->out_size[1], end = at.col + at.cols;
-    char *result = epilogue->buffers[a->border.buffer];
-    for (box part = at; part.col < end; part.col += part.cols, block += part.cols) {
-        const int64_t row = part.col / across, behind = (row + 1) * across;
-        part.cols = tn_min64(behind, end) - part.col;
-        epilogue->buffers[a->border.buffer] = result + row * (a->border.row - across) * (int64_t)sizeof(float);
-        fused_call_run(epilogue, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, image}, part, block);
-        if (part.col + part.cols == behind) zero_border(a, image, at.row, at.rows, row, 1);
-    }
-    epilogue->buffers[a->border.buffer] = result;
 }
 
 /* To the epilogue, and on to where the image's results go. */
 static inline void hand_over_result(fused_call *epilogue, const conv_vec *with, const tn_conv_args *a, int64_t image,
                                     box at, float *block) {
-    if (a->border.row > 0 && a->pool[0] == 0) {
-        join_rows(epilogue, a, image, at, block);
-        return;
-    }
     fused_call_run(epilogue, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, image}, at, block);
     if (a->pool[0] > 0) pool_block(with, a, image, at, block);
 }

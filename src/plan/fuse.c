@@ -866,42 +866,9 @@ int tn_last_reader(const tn_graph_plan *g, int value) {
     return last;
 }
 
-/* ==== results with a zero-padded border =========================================================================== */
-/* Windows at the border of an image read zeros outside it. A convolution copies its input to an input tile that has
- * these zeros, a large part of the image at a time. If the image is the result of another convolution, that one can
- * leave a border and write the zeros together with its rows; then nothing is copied. Ops do not know about this:
- * strides say where elements are, and only two kernels that agreed on it see the border. */
-
-/* Whether this group is the only user of the value and reads it once, in its own order. */
-static bool is_read_once(const tn_graph_plan *g, int value, int reader) {
-    const tn_value *v = &g->values[value];
-    const tn_group *group = &g->groups[reader];
-    if (!v->stored || v->output >= 0 || v->memory.into >= 0 || v->fusion.pull_count != 1 ||
-        v->fusion.pulls[0] != reader)
-        return false;
-    int reads = 0;
-    for (int k = 0; k < group->run.read_count; k++)
-        reads += group->run.reads[k] == value;
-    return reads == 1;
-}
+/* ==== layout of images ============================================================================================ */
 
 static bool is_here(const tn_group *group) { return group->run.native && !group->host && !group->order.commit; }
-
-/* The group that computes the image that `reader` reads, if nothing else reads it; else NULL. */
-static tn_group *only_maker(const tn_graph_plan *g, const tn_group *reader) {
-    const int image = g->values[reader->lead].in[0];
-    const tn_value *v = &g->values[image];
-    if (!is_here(reader) || v->group < 0 || !is_read_once(g, image, (int)(reader - g->groups))) return NULL;
-    return is_here(&g->groups[v->group]) ? &g->groups[v->group] : NULL;
-}
-
-static void leave_border(tn_graph_plan *g, tn_group *reader) {
-    tn_value *v = &g->values[g->values[reader->lead].in[0]];
-    tn_group *producer = only_maker(g, reader);
-    if (!producer) return;
-    if (tn_conv_is_window(producer->run.native) && producer->run.native->conv.x_blocks) return;
-    tn_conv_agree_on_border(v, producer, reader);
-}
 
 tn_status tn_lay_out_conv_results(tn_graph_plan *g) {
     if (!g->binding->device->is_cpu) return TN_OK;
@@ -912,8 +879,6 @@ tn_status tn_lay_out_conv_results(tn_graph_plan *g) {
     for (size_t i = 0; i < g->group_count; i++)
         any |= convs[i] = is_here(&g->groups[i]) && tn_conv_is_window(g->groups[i].run.native);
     tn_status s = any ? tn_conv_lay_in_blocks(g, convs, blocked) : TN_OK;
-    for (size_t i = 0; i < g->group_count && s == TN_OK; i++)
-        if (convs[i] && !blocked[g->values[g->groups[i].lead].in[0]]) leave_border(g, &g->groups[i]);
     tn_mem_free(convs);
     return s;
 }

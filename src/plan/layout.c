@@ -144,7 +144,6 @@ static tn_status place_in_arena(tn_graph_plan *g, tn_arena *a, const tn_group *g
     int replaced = value_to_replace(g, a, group, v);
     if (replaced < 0) {
         TRY(arena_take(a, v->memory.bytes, last, value, &v->memory.offset));
-        v->memory.offset += v->memory.before;
         return TN_OK;
     }
     v->memory.offset = arena_find(a, replaced)->offset;

@@ -145,8 +145,6 @@ bool tn_native_is_cat(const tn_native *n); /* a concatenation or a copy */
 void tn_native_lay_cat_in_blocks(const tn_graph_plan *g, const tn_group *group);
 /* The same for images of bytes, in words of four channels (byte_layout.c). */
 tn_status tn_lay_bytes_in_words(const tn_graph_plan *g);
-/* Whether a convolution leaves its result with the zero-padded border that the reader needs. Sets what changes. */
-void tn_conv_agree_on_border(tn_value *v, tn_group *producer, tn_group *reader);
 /* of a conv2d_forward, conv2d_dgrad or conv2d_wgrad; no more than sizes */
 tn_conv_args tn_conv_sizes(const tn_node *n);
 void tn_cost_of_conv(const tn_native *n, tn_cost *cost);

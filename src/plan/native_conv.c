@@ -614,25 +614,6 @@ tn_status tn_make_quantized_conv2d(const tn_graph_plan *g, const tn_group *group
     return TN_OK;
 }
 
-/* Whether rows and columns of the image are those of its value in both convolutions, so neither is transposed. */
-static bool both_stand(const tn_node *image, const tn_conv_args *made, const tn_conv_args *read) {
-    bool stand = true;
-    for (int d = 0; d < 2; d++)
-        stand = stand && read->size[d] == image->shape[2 + d] &&
-                (made->pool[0] > 0 || made->out_size[d] == image->shape[2 + d]);
-    return stand;
-}
-
-/* The epilogue's only result gets the strides of what has an edge: its rows' and planes', and from image to image. */
-static void run_padded_rows(tn_native *n, const kir_program *p, int64_t image) {
-    for (int i = 0; i < p->n_ins; i++) {
-        if (p->ins[i].op != KIR_STORE) continue;
-        int64_t *stride = n->fused.sizes + AXES + (int64_t)p->ins[i].imm.i * (AXES + 1) + 1;
-        stride[AXIS_ROWS] = n->conv.border.plane;
-        stride[AXIS_CHANNELS] = image;
-    }
-}
-
 /* ---- blocks of channels ------------------------------------------------------------------------------------------ */
 /* An image lies in blocks of channels (conv.h) if the kernel that makes it and all its readers support that:
  * convolutions, max poolings, epilogues that add it to results in blocks, in-place concatenations of whole blocks, all
@@ -669,7 +650,7 @@ static void take_columns(const tn_graph_plan *g, const tn_group *group, tn_nativ
     n->run = run_conv2d_forward;
     if (n->fused.program) {
         n->conv.epilogue.epilogue_ops = NULL;
-        n->joined_out = only_result(group->lowered.program, n->fused.sizes);
+        if (group->pool < 0) n->joined_out = only_result(group->lowered.program, n->fused.sizes);
         if (reads_epilogue(n, group) || sizes->y_blocks) n->conv.epilogue.epilogue_ops = &n->fused.ops;
     }
     keep_packed(g, n, weight);
@@ -679,7 +660,7 @@ static void take_columns(const tn_graph_plan *g, const tn_group *group, tn_nativ
 static bool fits_columns(const tn_group *group, tn_conv_args *sizes, bool x_blocks, bool y_blocks) {
     const tn_native *n = group->run.native;
     if (n->run != run_one_tap && n->run != run_conv2d_forward) return false;
-    if (group->row_fused || group->sibling || group->pool >= 0 || n->conv.winograd) return false;
+    if (group->row_fused || group->sibling || n->conv.winograd) return false;
     *sizes = n->conv;
     sizes->epilogue = (tn_fused_program){0};
     sizes->x_blocks = x_blocks;
@@ -742,7 +723,8 @@ static bool may_be_in_blocks(const tn_graph_plan *g, const bool *convs, int valu
     const bool joined = v->row && tn_concat_is_in_place(g, value);
     if (!v->stored || v->output >= 0 || v->group < 0 || v->node->dtype != TN_F32 || v->node->rank != 4) return false;
     const tn_group *maker = &g->groups[v->group];
-    const bool made = convs[v->group] ? images_of(g, maker).y == value : tn_block_op_has(g, maker, value);
+    const conv_images own = convs[v->group] ? images_of(g, maker) : (conv_images){.y = -1};
+    const bool made = convs[v->group] ? own.y == value && own.plain : tn_block_op_has(g, maker, value);
     if (!joined && !made) return false;
     if (v->memory.into >= 0 && !is_part_of_blocks(g, v)) return false;
     for (int k = 0; k < v->fusion.pull_count; k++) {
@@ -860,33 +842,6 @@ tn_status tn_conv_lay_in_blocks(const tn_graph_plan *g, const bool *convs, bool 
         if (elements > tn_node_numel(n)) g->values[i].memory.padded = elements * (int64_t)sizeof(float);
     }
     return TN_OK;
-}
-
-/* ---- edges ------------------------------------------------------------------------------------------------------- */
-
-static bool writes_border(const tn_native *n) {
-    bool whole = n->conv.pool[0] > 0 || !n->fused.program || n->joined_out;
-    return n->run == run_conv2d_forward && whole && tn_conv_writes_border(&n->conv);
-}
-
-void tn_conv_agree_on_border(tn_value *v, tn_group *producer, tn_group *reader) {
-    tn_native *from = producer->run.native, *to = reader->run.native;
-    tn_conv_args *made = &from->conv, *read = &to->conv;
-    tn_conv_border edge;
-    if (to->run != run_conv2d_forward || !tn_conv_wants_border(read, &edge) || !writes_border(from)) return;
-    if (!both_stand(v->node, made, read)) return;
-    int64_t first, planes = read->batch * read->groups * read->channels;
-    v->memory.padded = tn_conv_padded_elements(&edge, planes, &first) * (int64_t)sizeof(float);
-    v->memory.before = first * (int64_t)sizeof(float);
-    made->border = edge;
-    made->border.buffer = from->joined_out - 1;
-    if (from->fused.program && made->pool[0] == 0)
-        run_padded_rows(from, producer->lowered.program, edge.plane * made->groups * made->out_channels);
-    memcpy(read->x_stride, (const int64_t[]){edge.plane * read->groups * read->channels, edge.plane, edge.row, 1},
-           sizeof read->x_stride);
-    read->x_padded = true;
-    to->by = "reading in place";
-    reader->run.workspace = tn_conv_workspace(read, tn_threads());
 }
 
 /* ---- the greatest of each window --------------------------------------------------------------------------------- */

@@ -138,12 +138,12 @@ typedef struct tn_value {
         uint32_t phase_stamp; /* phase is known for the group being lowered */
         int phase;
     } lowering;
-    struct {                    /* where its bytes are: layout.c, fuse.c */
-        int place;              /* slot of its memory once planned (bound, output or arena), -1: none */
-        int64_t offset, bytes;  /* in that slot */
-        int64_t padded, before; /* bytes with the border around it, and of these the ones before it; 0: no border */
-        int64_t first;          /* leaves: the first byte, from the beginning of what is bound; `bytes` follow */
-        int into;               /* value whose memory contains this one's, from byte into_at; -1: it has its own */
+    struct {                   /* where its bytes are: layout.c, fuse.c */
+        int place;             /* slot of its memory once planned (bound, output or arena), -1: none */
+        int64_t offset, bytes; /* in that slot */
+        int64_t padded;        /* bytes of an image in blocks or words of channels, if more than its own; else 0 */
+        int64_t first;         /* leaves: the first byte, from the beginning of what is bound; `bytes` follow */
+        int into;              /* value whose memory contains this one's, from byte into_at; -1: it has its own */
         int64_t into_at;
     } memory;
     struct {                             /* what the host does for a device: placement.c, layout.c */
@@ -335,8 +335,8 @@ enum { TN_MOST_MADE = 16 << 20 };
 void tn_fuse_siblings(tn_graph_plan *g);
 /* Merges products of which each needs only the same rows of the one before (native_product.c). */
 tn_status tn_fuse_gemm_rows(tn_graph_plan *g);
-/* Results that only convolutions and poolings read get blocks of channels or a zero-padded border
- * (fuse.c). Called after native groups are made, before the layout of memory. */
+/* Results that only convolutions and poolings read get blocks of channels (fuse.c). Called after native groups are
+ * made, before the layout of memory. */
 tn_status tn_lay_out_conv_results(tn_graph_plan *g);
 
 /* ---- memory (layout.c) ------------------------------------------------------------------------------------------- */
