@@ -25,7 +25,8 @@
 enum {
     CHUNK = KIR_KSUM,
     MOST_PIXELS = TN_GEMM_BLOCK_LD, /* of a block */
-    INPUT_TILE = 1 << 17,           /* elements of a block's input tile: a part of the second cache */
+    INPUT_TILE = 1 << 17,           /* elements of a block's input tile, at most, if the second cache is large */
+    LEAST_PIXELS = 48,              /* of a block: with fewer, reading filters takes longer than multiplying */
     LEAST_ACROSS = 2,               /* output pixels in a row, or tiles are too low */
     LEAST_DEPTH = 64,               /* steps of k, or turning takes longer than it gains; */
     LEAST_QUADS = 8,                /* of bytes, which are few steps for many products */
@@ -68,16 +69,24 @@ static int64_t steps_at(const nhwc_nhwc *t, int64_t depth, int64_t k0) {
     return left * t->panel > PANEL && !(t->a.x_blocks && t->w.taps > 1) ? left / 2 : left;
 }
 
-/* Rows whose input tile, if there is one, is small enough; whole images where there are several. Else as many as are
- * pooled together, or a multiple of that. */
+/* Elements that a block sees, at most: all panels of filters read them from the second cache. */
+static int64_t near_elements(void) { return tn_cpu().l2 / 2 / (int64_t)sizeof(float); }
+
+/* Rows of output pixels whose windows see so many elements at most. */
+static int64_t rows_seeing(const tn_conv_args *a, int64_t row, int64_t elements) {
+    return (elements / (row * a->channels) - window_reach(a, 0)) / a->stride[0] + 1;
+}
+
+/* Rows that see few enough elements; whole images where there are several. Else as many as are pooled together, or a
+ * multiple of that. */
 static int64_t rows_of_block(const tn_conv_args *a, int64_t row, bool in_pixel) {
     const int64_t down = a->out_size[0], unit = pooled_rows(a);
+    const int64_t near = in_pixel ? near_elements() : tn_min64(near_elements(), INPUT_TILE);
     int64_t rows = tn_min64(a->batch * down, tn_max64(MOST_PIXELS / a->out_size[1], 1));
-    if (in_pixel && rows >= down) return rows / down * down;
     int64_t image = ((down - 1) * a->stride[0] + window_reach(a, 0)) * row * a->channels;
-    if (rows >= down && image <= INPUT_TILE) return tn_min64(rows / down, INPUT_TILE / image) * down;
-    int64_t fits = (INPUT_TILE / (row * a->channels) - window_reach(a, 0)) / a->stride[0] + 1;
-    rows = tn_min64(tn_min64(rows, down), tn_max64(fits, 1));
+    if (rows >= down && image <= near) return tn_min64(rows / down, near / image) * down;
+    const int64_t least = tn_min64(rows_seeing(a, row, INPUT_TILE), tn_ceil_div(LEAST_PIXELS, a->out_size[1]));
+    rows = tn_min64(tn_min64(rows, down), tn_max64(tn_max64(rows_seeing(a, row, near), least), 1));
     return tn_max64(rows / unit, 1) * unit;
 }
 
@@ -627,6 +636,7 @@ static int64_t cut_cost(const nhwc_nhwc *t, int64_t blocks, int64_t parts, int t
 /* Threads share the output pixels of a single row, its panels, or both. */
 static void share_row(nhwc_nhwc *t, int threads) {
     enum { NEAR_PIXELS = 336 }; /* a panel's results and a vector of channels of these stay in the first cache */
+    const int64_t near = tn_min64(tn_max64(near_elements() / t->depth, LEAST_PIXELS), NEAR_PIXELS);
     const int64_t most = tn_max64(tn_min64(t->a.out_size[1] / t->tiles->rows, threads), 1);
     int64_t best = INT64_MAX;
     for (int64_t blocks = 1; blocks <= most; blocks++) {
@@ -637,7 +647,7 @@ static void share_row(nhwc_nhwc *t, int threads) {
         t->blocks = blocks;
         t->parts = parts;
     }
-    t->blocks *= tn_max64(t->a.out_size[1] / t->blocks / NEAR_PIXELS, 1);
+    t->blocks *= tn_max64(t->a.out_size[1] / t->blocks / near, 1);
     t->cut = t->blocks > 1;
 }
 
@@ -647,8 +657,8 @@ static void share_out(nhwc_nhwc *t, int threads) {
     enum { PIECES = 8, PLACES = 96 };
     const int64_t unit = pooled_rows(&t->a), units = tn_ceil_div(t->all_rows, unit);
     int64_t share = t->a.groups % threads == 0 ? 1 : threads;
-    if (share > 1 && t->all_rows == 1 && t->in_pixel && t->a.pool[0] == 0) {
-        share_row(t, threads);
+    if (t->all_rows == 1 && t->in_pixel && t->a.pool[0] == 0) {
+        share_row(t, (int)share);
         return;
     }
     const bool even = t->panels % share == 0 || units < share;
