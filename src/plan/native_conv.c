@@ -270,8 +270,11 @@ static void keep_packed_weight(const tn_graph_plan *g, tn_native *n, const tn_va
     n->conv.keeps_packed = true;
 }
 
+/* Packed as this kernel reads it, or at each run. */
 static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *weight) {
     const tn_conv_args *a = &n->conv;
+    n->weight.slot = -1;
+    n->conv.keeps_packed = false;
     if (!may_keep_packed(g, a, weight)) return;
     keep_packed_weight(g, n, weight, tn_conv_packed_bytes(a), a->winograd ? WINOGRAD : a->nhwc ? TURNED : BY_PIXELS);
 }

@@ -1158,6 +1158,28 @@ static tn_tensor *maybe_now(tn_tensor *y, bool apart) {
     return y;
 }
 
+/* Filters that are kept packed in NCHW order; packed for blocks, where 24 take the room of 32, they are too large. */
+static void filters_too_large_for_blocks_are_packed_at_each_run(void **state) {
+    (void)state;
+    enum { GROUPS = 16, CHANNELS = 4096, FILTERS = 24, SIDE = 4, RESULTS = GROUPS * FILTERS * SIDE * SIDE };
+    static float results[2][RESULTS];
+    TN_SCOPE;
+    tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+    tn_max_pool2d_options around = TN_MAX_POOL2D_DEFAULTS;
+    o.padding[0] = o.padding[1] = around.padding[0] = around.padding[1] = 1;
+    around.stride[0] = around.stride[1] = 1;
+    o.groups = GROUPS;
+    random_state = 25;
+    tn_tensor *x = tn_add(random_tensor(TN_DIMS(1, GROUPS * CHANNELS, 1, 1)), random_tensor(TN_DIMS(SIDE, SIDE)));
+    tn_tensor *w = tn_add(random_tensor(TN_DIMS(GROUPS * FILTERS, 1, 3, 3)), random_tensor(TN_DIMS(CHANNELS, 1, 1)));
+    assert_ok(tn_eval((tn_tensor *[]){x, w}, 2));
+    for (int apart = 0; apart < 2; apart++) {
+        tn_tensor *seen = maybe_now(tn_max_pool2d(x, (const int64_t[]){3, 3}, &around), apart);
+        assert_ok(tn_read(tn_conv2d(seen, w, NULL, &o), results[apart], sizeof *results));
+    }
+    assert_memory_equal(results[0], results[1], sizeof *results);
+}
+
 /* A bottleneck with squeeze-and-excitation, two convolutions, and the mean of each image of two concatenations of
  * these, of which at least one is copied. */
 typedef struct squeeze {
@@ -1733,6 +1755,7 @@ int main(void) {
         cmocka_unit_test(blocks_of_channels_have_the_bits_of_the_definition),
         cmocka_unit_test(bottlenecks_in_blocks_have_the_bits_of_their_steps),
         cmocka_unit_test(stages_in_blocks_have_the_bits_of_their_steps),
+        cmocka_unit_test(filters_too_large_for_blocks_are_packed_at_each_run),
         cmocka_unit_test(squeezes_in_blocks_have_the_bits_of_their_steps),
         cmocka_unit_test(one_tap_has_the_bits_of_a_product),
         cmocka_unit_test(one_tap_of_small_images_has_the_bits_of_a_product),
