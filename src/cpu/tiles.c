@@ -840,8 +840,9 @@ VEC_INLINE void tile_nhwc_step(V sum[TILE_ROWS][2], const real *a, const real *b
 /* Finished sums leave registers as they are. */
 VEC_INLINE void tile_leave(const tile *t, V sum[TILE_ROWS][2], const int rows, const int vectors) {
 #if !defined(TN_VEC_F64) && !defined(TN_VEC_PAIRS) && !defined(TN_VEC_QUADS)
-    static const epilogue_ops none;
-    const epilogue_ops *e = t->epilogue_ops ? t->epilogue_ops : &none;
+    const epilogue_ops *e = t->epilogue_ops;
+    const real *const add = e ? e->add : NULL, *const least = e ? e->floor : NULL, *const most = e ? e->ceiling : NULL;
+    const bool relu = e && e->relu;
     if (t->add) {
         VEC_UNROLL for (int i = 0; i < rows; i++) {
             VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] =
@@ -849,23 +850,23 @@ VEC_INLINE void tile_leave(const tile *t, V sum[TILE_ROWS][2], const int rows, c
         }
     }
     VEC_UNROLL for (int j = 0; j < vectors; j++) {
-        if (e->add) {
-            const V add = v_part_load(e->add + j * VL, v_mask(t->columns - j * VL));
-            VEC_UNROLL for (int i = 0; i < rows; i++) sum[i][j] = sum[i][j] + add;
+        if (add) {
+            const V bias = v_part_load(add + j * VL, v_mask(t->columns - j * VL));
+            VEC_UNROLL for (int i = 0; i < rows; i++) sum[i][j] = sum[i][j] + bias;
         }
         if (t->also) {
             const real *also = t->also + j * t->to_block;
             VEC_UNROLL for (int i = 0; i < rows; i++) sum[i][j] = sum[i][j] + v_load(also + i * VL);
         }
-        if (e->relu) {
+        if (relu) {
             VEC_UNROLL for (int i = 0; i < rows; i++) sum[i][j] = v_gate(sum[i][j], sum[i][j], v_zero());
         }
-        if (e->floor) {
-            const V floor = v_set1(*e->floor);
+        if (least) {
+            const V floor = v_set1(*least);
             VEC_UNROLL for (int i = 0; i < rows; i++) sum[i][j] = v_greatest(sum[i][j], floor);
         }
-        if (e->ceiling) {
-            const V ceiling = v_set1(*e->ceiling);
+        if (most) {
+            const V ceiling = v_set1(*most);
             VEC_UNROLL for (int i = 0; i < rows; i++) sum[i][j] = v_least(sum[i][j], ceiling);
         }
         real *const to = t->to + j * t->to_block;
