@@ -35,10 +35,9 @@ typedef struct tn_conv_args {
     const tn_byte_rounding *rounding;
     bool x_signed; /* images of bytes are i8; only with `rounding` */
     bool quads;    /* an element is four bytes: unsigned in x, signed in the weight; results are i32 */
-    /* Of quads whose kernel saturates (tile_set.h): steps that each panel of filters adds a second time, with other
-     * filters: [panels of all groups, 1 + steps of k] their number and which, [panels, steps, columns] filters. */
-    const int32_t *again;
-    const float *again_packed;
+    /* Of quads whose tiles may saturate (tile_set.h): [panels of all groups, 2 + steps of k], how many steps go by two
+     * and one by one, and the order of steps in `packed`. A panel has room for twice its steps. */
+    const int32_t *order;
     float *out;      /* contiguous: the pooled result, an epilogue's only result, or NULL */
     void *workspace; /* 64-byte aligned */
 } tn_conv_args;

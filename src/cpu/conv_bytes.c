@@ -68,57 +68,97 @@ int64_t tn_conv_word_bytes(int64_t batch, int64_t channels, int64_t plane) {
 
 /* ---- filters ----------------------------------------------------------------------------------------------------- */
 
-/* Where kernels saturate sums of two products to 16 bits, two filters of a word's half may add up to PAIR_MOST at most.
- * Those that would exceed it are halved; the other halves are another step at the same place (again in conv.h). */
-enum { PAIR_MOST = INT16_MAX / UINT8_MAX };
+/* Where tiles saturate sums of two products to 16 bits, steps in which these may be larger (PAIR_MOST) take tiles for
+ * filters of 16 bits. */
 
 typedef struct bytes_packing {
     const tn_conv_args *a;
     int64_t panel, panels, steps; /* columns of a panel; panels, steps of k a group */
     int8_t *to;
-    int32_t *again; /* NULL: nothing saturates */
-    int8_t *again_packed;
+    int32_t *order; /* NULL: nothing saturates */
 } bytes_packing;
 
 static int64_t steps_of(const tn_conv_args *a) { return words_of(a->channels) * a->kernel[0] * a->kernel[1]; }
 
-static int64_t panels_of(const tn_conv_args *a) {
-    return a->groups * tn_ceil_div(a->out_channels, panel_of(tn_conv_vec()));
+static bool saturates(void) { return tn_byte_tiles()->bytes->order; }
+
+static size_t filters_bytes(const tn_conv_args *a) {
+    const tn_conv_args q = quads_of(a);
+    return tn_conv_nhwc_packed_bytes(&q) * (saturates() ? 2 : 1);
 }
 
-static size_t again_bytes(const tn_conv_args *a) {
-    return tn_byte_tiles()->bytes->saturates ? im2col_bytes(panels_of(a) * (1 + steps_of(a))) : 0;
+static size_t order_bytes(const tn_conv_args *a) {
+    const int64_t panels = a->groups * tn_ceil_div(a->out_channels, panel_of(tn_conv_vec()));
+    return saturates() ? im2col_bytes(panels * (2 + steps_of(a))) : 0;
 }
 
-static size_t again_packed_bytes(const tn_conv_args *a) {
-    const int64_t words = panels_of(a) * steps_of(a) * panel_of(tn_conv_vec());
-    return tn_byte_tiles()->bytes->saturates ? im2col_bytes(words) : 0;
-}
-
-/* Halves filters of a step's words that would saturate: their other halves go to `rest`. */
-static bool halve_pairs(int8_t *step, int64_t bytes, int8_t *rest) {
-    bool halved = false;
+/* Whether products of a step, or of two steps together, fit into 16 bits. */
+static bool fit_into_16_bits(const int8_t *step, const int8_t *other, int64_t bytes) {
+    int most = 0;
     for (int64_t i = 0; i < bytes; i += 2) {
-        const int a = step[i], b = step[i + 1];
-        if ((a < 0) != (b < 0) || abs(a + b) <= PAIR_MOST) continue;
-        if (!halved) memset(rest, 0, (size_t)bytes);
-        halved = true;
-        for (int64_t k = i; k < i + 2; k++) {
-            rest[k] = (int8_t)(step[k] / 2);
-            step[k] = (int8_t)(step[k] - rest[k]);
+        int above = 0, below = 0;
+        for (int k = 0; k < 2; k++) {
+            const int a = step[i + k], b = other ? other[i + k] : 0;
+            above += (a > 0 ? a : 0) + (b > 0 ? b : 0);
+            below += (a < 0 ? a : 0) + (b < 0 ? b : 0);
         }
+        most = above > most ? above : most;
+        most = -below > most ? -below : most;
     }
-    return halved;
+    return most <= PAIR_MOST;
 }
 
-/* The steps of panel n that are needed again. */
-static void split_panel(const bytes_packing *p, int64_t n) {
+/* Lists the steps whose products fit into 16 bits: those that do so by two first. Counts both. */
+static void list_fitting(const int8_t *from, int64_t step, int64_t steps, int32_t counts[2], int32_t *order) {
+    enum { WAITING = 16 }; /* steps that others are tried with: nearly all find one among these if half of them fit */
+    int32_t waiting[WAITING];
+    int64_t count = 0, two = 0, one = 0; /* the latter at the end of the list until all are there */
+    for (int64_t k = 0, i; k < steps; k++) {
+        if (!fit_into_16_bits(from + k * step, NULL, step)) continue;
+        for (i = 0; i < count && !fit_into_16_bits(from + k * step, from + waiting[i] * step, step);)
+            i++;
+        if (i < count) {
+            order[two++] = waiting[i];
+            order[two++] = (int32_t)k;
+            waiting[i] = waiting[--count];
+            continue;
+        }
+        if (count == WAITING) order[steps - ++one] = waiting[--count];
+        waiting[count++] = (int32_t)k;
+    }
+    while (count > 0)
+        order[steps - ++one] = waiting[--count];
+    memmove(order + two, order + steps - one, (size_t)one * sizeof *order);
+    counts[0] = (int32_t)two;
+    counts[1] = (int32_t)one;
+}
+
+/* A step in 16 bits: bytes 0 and 2 of each word, then bytes 1 and 3. `to` may end where `step` does. */
+static void widen_step(int8_t *to, const int8_t *step, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += QUAD) {
+        const int16_t wide[QUAD] = {step[i], step[i + 2], step[i + 1], step[i + 3]};
+        memcpy(to + i, wide, QUAD);
+        memcpy(to + bytes + i, wide + 2, QUAD);
+    }
+}
+
+/* Orders the steps of panel n, which lie in the second half of its room. Its first half is large enough for those that
+ * are not widened; the others, twice as large, end behind their own place at most when it is their turn. */
+static void order_steps(const bytes_packing *p, int64_t n) {
     const int64_t step = p->panel * QUAD;
-    int32_t *again = p->again + n * (1 + p->steps);
-    int8_t *from = p->to + n * p->steps * step, *rest = p->again_packed + n * p->steps * step;
-    *again = 0;
-    for (int64_t k = 0; k < p->steps; k++)
-        if (halve_pairs(from + k * step, step, rest + *again * step)) again[++*again] = (int32_t)k;
+    int32_t *counts = p->order + n * (2 + p->steps), *order = counts + 2, *wide;
+    int8_t *to = p->to + 2 * n * p->steps * step;
+    const int8_t *from = to + p->steps * step;
+    list_fitting(from, step, p->steps, counts, order);
+    wide = order + counts[0] + counts[1];
+    for (; order < wide; order++, to += step)
+        memcpy(to, from + *order * step, (size_t)step);
+    for (int64_t k = 0; k < p->steps; k++) {
+        if (fit_into_16_bits(from + k * step, NULL, step)) continue;
+        widen_step(to, from + k * step, step);
+        to += 2 * step;
+        *wide++ = (int32_t)k;
+    }
 }
 
 /* Filter `filter` of a group as column `column` of the panel at `to`. */
@@ -138,10 +178,11 @@ static void bytes_pack_panels(void *ctx, int64_t begin, int64_t end, TN_UNUSED i
     for (int64_t n = begin; n < end; n++) {
         const int64_t first = n % p->panels * p->panel, out_channels = tn_min64(p->panel, a->out_channels - first);
         const int8_t *from = (const int8_t *)(const void *)a->weight + n / p->panels * a->weight_group;
-        memset(p->to + n * bytes, 0, (size_t)bytes);
+        int8_t *to = p->to + (p->order ? 2 * n + 1 : n) * bytes;
+        memset(to, 0, (size_t)bytes);
         for (int64_t column = 0; column < out_channels; column++)
-            pack_filter(p, from + (first + column) * a->weight_stride[0], column, p->to + n * bytes);
-        if (p->again) split_panel(p, n);
+            pack_filter(p, from + (first + column) * a->weight_stride[0], column, to);
+        if (p->order) order_steps(p, n);
     }
 }
 
@@ -149,20 +190,15 @@ static void bytes_pack_panels(void *ctx, int64_t begin, int64_t end, TN_UNUSED i
 static tn_conv_args with_packed(const tn_conv_args *a, const void *packed) {
     tn_conv_args q = quads_of(a);
     q.packed = packed;
-    if (!tn_byte_tiles()->bytes->saturates) return q;
-    const char *again = (const char *)packed + tn_conv_nhwc_packed_bytes(&q);
-    q.again = (const int32_t *)(const void *)again;
-    q.again_packed = (const float *)(const void *)(again + again_bytes(a));
+    q.order = saturates() ? (const int32_t *)(const void *)((const char *)packed + filters_bytes(a)) : NULL;
     return q;
 }
 
-/* Filters, then what is needed again. */
+/* Filters, then the order of their steps. */
 static void pack_words(const tn_conv_args *args, void *to) {
     enum { PART_BYTES = 1 << 14 };
-    const tn_conv_args q = with_packed(args, to);
     bytes_packing p = {.a = args, .panel = panel_of(tn_conv_vec()), .steps = steps_of(args), .to = to};
-    p.again = (int32_t *)(uintptr_t)q.again;
-    p.again_packed = (int8_t *)(uintptr_t)q.again_packed;
+    p.order = (int32_t *)(uintptr_t)with_packed(args, to).order;
     p.panels = tn_ceil_div(args->out_channels, p.panel);
     int64_t bytes = p.panel * args->channels * args->kernel[0] * args->kernel[1];
     tn_parallel(args->groups * p.panels, tn_max64(PART_BYTES / bytes, 1), bytes_pack_panels, &p);
@@ -183,30 +219,26 @@ static void copy_words(uint32_t *to, const uint32_t *from, int64_t count, uint32
         to[i] = from[i] ^ turned;
 }
 
-/* A row of pixels as words, one plane of words `apart` from the other: channels lie `channel` bytes from each other.
- * If channels end inside a word, its first one is repeated; the filter has zeros there. */
-static void join_row(const tile_set *tiles, const uint8_t *x, int64_t channel, int64_t channels, int64_t count,
-                     uint32_t turned, uint32_t *to, int64_t apart) {
+/* Pixels of four planes as words; those of a plane lie `pixel` bytes from each other. */
+static void join_pixels(const tile_set *tiles, const uint8_t *const plane[QUAD], int64_t pixel, int64_t count,
+                        uint32_t turned, uint32_t *to) {
+    if (pixel == 1) {
+        tiles->bytes->join(plane, count, turned, to);
+        return;
+    }
+    for (int64_t i = 0; i < QUAD * count; i++)
+        ((uint8_t *)to)[i] = plane[i % QUAD][i / QUAD * pixel] ^ (uint8_t)turned;
+}
+
+/* A row of pixels as words, one plane of words `apart` from the other. If channels end inside a word, its first one is
+ * repeated; the filter has zeros there. */
+static void join_row(const widening *w, const uint8_t *x, uint32_t *to, int64_t apart) {
+    const int64_t *stride = w->a->x_stride, channels = w->a->channels;
     for (int64_t c = 0; c < channels; c += QUAD, to += apart) {
         const uint8_t *plane[QUAD];
         for (int64_t k = 0; k < QUAD; k++)
-            plane[k] = x + (c + k < channels ? c + k : c) * channel;
-        tiles->bytes->join(plane, count, turned, to);
-    }
-}
-
-/* The same of pixels that do not lie side by side. */
-static void gather_row(const tn_conv_args *a, const uint8_t *x, int64_t count, uint32_t *to, int64_t apart) {
-    const int64_t channel = a->x_stride[1], pixel = a->x_stride[3];
-    for (int64_t c = 0; c < a->channels; c += QUAD, to += apart) {
-        const uint8_t *from = x + c * channel;
-        const int64_t some = tn_min64(QUAD, a->channels - c);
-        for (int64_t i = 0; i < count; i++, from += pixel) {
-            uint8_t word[QUAD] = {0};
-            for (int64_t k = 0; k < some; k++)
-                word[k] = from[k * channel];
-            memcpy(to + i, word, sizeof word);
-        }
+            plane[k] = x + (c + k < channels ? c + k : c) * stride[1];
+        join_pixels(w->tiles, plane, stride[3], w->inside[1].count, w->turned, to);
     }
 }
 
@@ -214,12 +246,6 @@ static void surround(const widening *w, uint32_t *row, range columns) {
     for (int64_t k = 0; k < w->a->groups * w->q->channels; k++, row += w->q->x_stride[1])
         for (int64_t i = columns.first; i < columns.first + columns.count; i++)
             row[i] = w->outside;
-}
-
-static void turn_bits(const widening *w, uint32_t *row, int64_t count) {
-    for (int64_t k = 0; k < w->a->groups * w->q->channels && w->turned; k++, row += w->q->x_stride[1])
-        for (int64_t i = 0; i < count; i++)
-            row[i] ^= w->turned;
 }
 
 /* Rows [begin, end) of all images' planes. */
@@ -245,15 +271,8 @@ static void widen_rows(void *ctx, int64_t begin, int64_t end, TN_UNUSED int work
         }
         const uint8_t *x = (const uint8_t *)(const void *)a->x + image * a->x_stride[0] + in_image * a->x_stride[2] +
                            column * a->x_stride[3];
-        for (int64_t g = 0; g < a->groups && across.count > 0; g++, x += a->channels * a->x_stride[1]) {
-            uint32_t *to = row + g * q->channels * q->x_stride[1] + across.first;
-            if (a->x_stride[3] == 1) {
-                join_row(w->tiles, x, a->x_stride[1], a->channels, across.count, 0, to, q->x_stride[1]);
-                continue;
-            }
-            gather_row(a, x, across.count, to, q->x_stride[1]);
-        }
-        turn_bits(w, row + across.first, across.count);
+        for (int64_t g = 0; g < a->groups && across.count > 0; g++, x += a->channels * a->x_stride[1])
+            join_row(w, x, row + g * q->channels * q->x_stride[1] + across.first, q->x_stride[1]);
     }
 }
 
@@ -336,13 +355,7 @@ static void copy_row(const windows *w, const uint8_t *x, int64_t filter, int64_t
     const uint8_t *plane[QUAD];
     for (int64_t k = 0; k < QUAD; k++)
         plane[k] = x + (filter + tn_min64(k, count - 1)) / a->out_channels * a->x_stride[1];
-    if (a->x_stride[3] == 1) {
-        w->tiles->bytes->join(plane, w->across.count, w->turned, to);
-        return;
-    }
-    for (int64_t i = 0; i < w->across.count; i++)
-        for (int64_t k = 0; k < QUAD; k++)
-            ((uint8_t *)(to + i))[k] = plane[k][i * a->x_stride[3]] ^ (uint8_t)w->turned;
+    join_pixels(w->tiles, plane, a->x_stride[3], w->across.count, w->turned, to);
 }
 
 /* Copies the channels of word `word` of an image to the input tile, whose padding stays. */
@@ -416,10 +429,9 @@ static void run_windows(const tn_conv_args *a, uint8_t outside, char *memory) {
 /* Behind packed filters lie their sums: of images in i8, which are read moved by 128, they are taken away again. */
 
 static size_t words_bytes(const tn_conv_args *a) {
-    tn_conv_args q = quads_of(a);
     if (a->max_pool) return 0;
     if (is_depthwise(a)) return im2col_bytes((int64_t)window_words(a));
-    return tn_conv_nhwc_packed_bytes(&q) + again_bytes(a) + again_packed_bytes(a);
+    return filters_bytes(a) + order_bytes(a);
 }
 
 static size_t sums_bytes(const tn_conv_args *a) { return a->max_pool ? 0 : im2col_bytes(a->groups * a->out_channels); }

@@ -395,17 +395,14 @@ static const float *section_begin(const nhwc_nhwc *w, const nhwc_part *p, int64_
     return a->x + (block * a->size[0] * a->size[1] + first) * w->step;
 }
 
-/* Some steps of k over the whole block; `t` has the panel, `columns` of which are filters, and an output pixel's sums
- * are `from` behind its first in `to`. */
+/* Some steps of k over the whole block; `t` has the panel, and an output pixel's sums are `from` behind its first in
+ * `to`. */
 static void multiply_pixels(const nhwc_nhwc *w, nhwc_part *p, int64_t group, float *to, int64_t from, tile t,
-                            int64_t columns) {
+                            tile_fn *const *tiles) {
     float *const results = t.to;
     const float *const also = t.also;
     const tile_set *with = w->tiles;
-    tile_fn *const *whole = w->a.x_blocks ? with->blocks : with->nhwc;
-    tile_fn *const *half = w->a.x_blocks ? with->blocks_half : with->nhwc_half;
-    tile_fn *const *tiles = columns <= with->lanes ? half : whole;
-    const int64_t across = w->a.out_size[1];
+    const int64_t across = w->a.out_size[1], full = w->a.order ? ORDER_ROWS : with->rows;
     const int64_t down = w->a.stride[0] * (w->in_pixel ? x_row(&w->a) : w->w.row) * w->step;
     for (int k = 0; k < p->s->sections; k++) {
         const section *now = &p->s->section[k];
@@ -419,7 +416,7 @@ static void multiply_pixels(const nhwc_nhwc *w, nhwc_part *p, int64_t group, flo
             t.a = begin;
             for (int64_t left = tn_min64(across, now->count - at), rows = 0; left > 0;
                  left -= rows, t.a += rows * w->step, t.c += rows * t.c_row) {
-                rows = tile_nhwc_height(left, with->rows);
+                rows = tile_nhwc_height(left, full);
                 look_ahead_nhwc(p, &t);
                 tiles[rows](&t);
                 if (results) t.to += rows * with->lanes;
@@ -513,10 +510,17 @@ static void write_pixels(const nhwc_nhwc *w, nhwc_part *p, int64_t first, int64_
     }
 }
 
+/* Whether panel n has filters in its first vector only. */
+static bool is_half(const nhwc_nhwc *w, int64_t n) { return w->a.out_channels - n * w->panel <= w->tiles->lanes; }
+
 /* Panel n of the filters at one phase, whose sums begin `from` behind an output pixel's first ones. */
 static void multiply_phase(const nhwc_nhwc *w, nhwc_part *p, const phase *at, int64_t group, int64_t n, int64_t from) {
     const float *packed = at->packed + (group * w->panels + n) * at->depth * w->panel;
     const int64_t channel = group * w->a.out_channels + n * w->panel;
+    const tile_set *with = w->tiles;
+    tile_fn *const *tiles = !is_half(w, n)  ? (w->a.x_blocks ? with->blocks : with->nhwc)
+                            : w->a.x_blocks ? with->blocks_half
+                                            : with->nhwc_half;
     epilogue_ops end = w->epilogue_ops;
     if (end.add) end.add += channel;
     for (int64_t k0 = 0, next; k0 < at->depth; k0 = next) {
@@ -539,23 +543,28 @@ static void multiply_phase(const nhwc_nhwc *w, nhwc_part *p, const phase *at, in
             t.epilogue_ops = w->ends ? &end : NULL;
             t.also = w->ends && end.also ? end.also + channel * w->w.plane : NULL;
         }
-        multiply_pixels(w, p, group, first || whole ? p->sums : p->begun, from, t, w->a.out_channels - n * w->panel);
+        multiply_pixels(w, p, group, first || whole ? p->sums : p->begun, from, t, tiles);
     }
 }
 
-/* Adds steps of panel n once more, with the rest of their filters. */
-static void multiply_again(const nhwc_nhwc *w, nhwc_part *p, const phase *at, int64_t group, int64_t n) {
+/* The same of bytes whose steps have an order. */
+static void multiply_ordered(const nhwc_nhwc *w, nhwc_part *p, const phase *at, int64_t group, int64_t n) {
     const int64_t panel = group * w->panels + n;
-    const int32_t *steps = w->a.again + panel * (1 + at->depth);
-    const float *packed = w->a.again_packed + panel * at->depth * w->panel;
-    int64_t tap[CHUNK];
+    const int32_t *order = w->a.order + panel * (2 + at->depth);
+    const byte_kernels *with = w->tiles->bytes;
+    tile t = {.b = at->packed + 2 * panel * at->depth * w->panel, .c_row = w->panel};
+    int64_t tap[CHUNK], two = order[0], one = order[1];
     p->out_channels = (strips){0};
-    for (int64_t k0 = 0; k0 < *steps; k0 += CHUNK) {
-        const int64_t count = tn_min64(CHUNK, *steps - k0);
-        for (int64_t k = 0; k < count; k++)
-            tap[k] = at->tap[steps[1 + k0 + k]];
-        const tile t = {.b = packed + k0 * w->panel, .tap = tap, .k = count, .add = true, .c_row = w->panel};
-        multiply_pixels(w, p, group, p->sums, 0, t, w->a.out_channels - n * w->panel);
+    for (int64_t k = 0; k < at->depth; k += t.k, two -= t.two, one -= t.one) {
+        t.two = tn_min64(two, CHUNK);
+        t.one = tn_min64(one, CHUNK - t.two);
+        t.k = t.two + t.one + tn_min64(at->depth - k - two - one, (CHUNK - t.two - t.one) / 2);
+        t.tap = tap;
+        t.add = k > 0;
+        for (int64_t i = 0; i < t.k; i++)
+            tap[i] = at->tap[order[2 + k + i]];
+        multiply_pixels(w, p, group, p->sums, 0, t, is_half(w, n) ? with->order_half : with->order);
+        t.b += (2 * t.k - t.two - t.one) * w->panel;
     }
 }
 
@@ -582,8 +591,10 @@ static void compute_block(const nhwc_nhwc *w, nhwc_part *p, int64_t group, int64
         p->first_panel = n == w->panels * number / w->parts;
         if (afar) p->results = results_of(w, p, first, out_channels);
         for (int64_t k = 0; k < w->split[0] * side; k++) {
-            multiply_phase(w, p, &w->phase[k], group, n, k % side * w->panel);
-            if (a->again) multiply_again(w, p, &w->phase[k], group, n);
+            if (a->order)
+                multiply_ordered(w, p, &w->phase[k], group, n);
+            else
+                multiply_phase(w, p, &w->phase[k], group, n, k % side * w->panel);
             if (k % side < side - 1) continue;
             if (w->split[0] * side > 1)
                 write_pixels(w, p, first, out_channels, k / side);

@@ -88,6 +88,9 @@ typedef struct tile {
     real *to;
     const real *also;
     int64_t to_block;
+    /* Of a turned tile over steps in order: how many steps have products that fit into 16 bits by two, and one by one.
+     * The others of the k have filters of 16 bits. */
+    int64_t two, one;
 } tile;
 
 enum { NHWC_AHEAD = 8 }; /* steps of a turned tile between two prefetches: it has others to wait for */
@@ -179,6 +182,10 @@ typedef struct byte_windows {
     int64_t out_rows, out_columns;
 } byte_windows;
 
+/* Sums of filters whose products with bytes fit into 16 bits. */
+enum { PAIR_MOST = INT16_MAX / UINT8_MAX };
+enum { ORDER_ROWS = 4 }; /* of tiles over steps in order, whose filters of two steps need registers */
+
 typedef struct byte_kernels {
     void (*round)(const byte_result *r);
     void (*weigh)(const byte_windows *w);
@@ -187,8 +194,9 @@ typedef struct byte_kernels {
      * planes. */
     void (*join)(const uint8_t *const plane[4], int64_t count, uint32_t turned, uint32_t *to);
     void (*split)(const uint32_t *from, int64_t count, int channels, uint8_t *const plane[4]);
-    /* Turned tiles saturate sums of the products of a word's first two and last two bytes to 16 bits. */
-    bool saturates;
+    /* Where tiles saturate sums of the products of a word's first two and last two bytes to 16 bits: turned tiles over
+     * steps in order, of a panel, and of its first vector, of up to ORDER_ROWS rows; else NULL. */
+    tile_fn *const *order, *const *order_half;
 } byte_kernels;
 
 /* All of an instruction set, by height of tiles where that matters. */

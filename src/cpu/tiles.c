@@ -877,6 +877,16 @@ VEC_INLINE void tile_leave(const tile *t, V sum[TILE_ROWS][2], const int rows, c
 #endif
 }
 
+/* They go to C, or are added there. */
+VEC_INLINE void tile_keep(const tile *t, V sum[TILE_ROWS][2], const int rows, const int vectors) {
+    real *c = t->c;
+    const bool add = t->add;
+    VEC_UNROLL for (int i = 0; i < rows; i++, c += t->c_row) {
+        VEC_UNROLL for (int j = 0; j < vectors; j++)
+            v_store(c + j * VL, add ? v_plus(v_load(c + j * VL), sum[i][j]) : sum[i][j]);
+    }
+}
+
 VEC_INLINE void tile_turn(const tile *t, const int rows, const int vectors, const int apart) {
     V sum[TILE_ROWS][2];
     const int64_t c_row = t->c_row;
@@ -902,16 +912,10 @@ VEC_INLINE void tile_turn(const tile *t, const int rows, const int vectors, cons
         for (; tap < stop; tap++, b += PANEL)
             tile_nhwc_step(sum, a + *tap, b, rows, vectors, apart);
     }
-    if (t->to) {
+    if (t->to)
         tile_leave(t, sum, rows, vectors);
-        return;
-    }
-    real *c = t->c;
-    const bool add = t->add;
-    VEC_UNROLL for (int i = 0; i < rows; i++, c += c_row) {
-        VEC_UNROLL for (int j = 0; j < vectors; j++)
-            v_store(c + j * VL, add ? v_plus(v_load(c + j * VL), sum[i][j]) : sum[i][j]);
-    }
+    else
+        tile_keep(t, sum, rows, vectors);
 }
 
 #define TILE_NHWC_AS(name, rows, vectors, apart) \
@@ -941,6 +945,68 @@ NHWC_HEIGHTS(TILE_NHWC)
 NHWC_SPLITS(TILE_NHWC_SPLIT)
 static tile_fn *const tile_nhwc[] = {NHWC_HEIGHTS(TILE_NHWC_ROW) NHWC_SPLITS(TILE_NHWC_SPLIT_ROW)};
 static tile_fn *const tile_nhwc_half[] = {NHWC_HEIGHTS(TILE_HALF_ROW) NHWC_SPLITS(TILE_HALF_SPLIT_ROW)};
+#endif
+
+#ifdef TN_VEC_WIDENED
+/* Two steps whose products fit into 16 bits together. */
+VEC_INLINE void tile_two_steps(V sum[TILE_ROWS][2], const real *a, const int64_t *tap, const real *b, const int rows,
+                               const int vectors) {
+    __m256i y[2][2];
+    VEC_UNROLL for (int k = 0; k < 2; k++) {
+        VEC_UNROLL for (int j = 0; j < vectors; j++) y[k][j] = (__m256i)v_load(b + k * PANEL + j * VL);
+    }
+    VEC_UNROLL for (int i = 0; i < rows; i++) {
+        const __m256i x[2] = {(__m256i)v_set1(a[tap[0] + i]), (__m256i)v_set1(a[tap[1] + i])};
+        VEC_UNROLL for (int j = 0; j < vectors; j++) {
+            const __m256i pairs =
+                _mm256_add_epi16(_mm256_maddubs_epi16(x[0], y[0][j]), _mm256_maddubs_epi16(x[1], y[1][j]));
+            sum[i][j] = v_plus(sum[i][j], (V)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+        }
+    }
+}
+
+/* A step whose filters are 16 bits wide: those of bytes 0 and 2 of each word, then those of bytes 1 and 3. */
+VEC_INLINE void tile_wide_step(V sum[TILE_ROWS][2], const real *a, const real *b, const int rows, const int vectors) {
+    VEC_UNROLL for (int half = 0; half < 2; half++, b += PANEL) {
+        VEC_UNROLL for (int i = 0; i < rows; i++) {
+            const __m256i word = (__m256i)v_set1(a[i]);
+            const V x = (V)(half ? _mm256_srli_epi16(word, 8) : _mm256_and_si256(word, _mm256_set1_epi16(0xff)));
+            VEC_UNROLL for (int j = 0; j < vectors; j++) {
+                sum[i][j] = v_step(x, v_load(b + j * VL), sum[i][j]);
+                __asm__("" : "+x"(sum[i][j])); /* a compiler would keep the products of both halves in registers */
+            }
+        }
+    }
+}
+
+/* All steps of a chunk. */
+VEC_INLINE void tile_in_order(const tile *t, const int rows, const int vectors) {
+    V sum[TILE_ROWS][2];
+    const real *b = t->b;
+    const int64_t *tap = t->tap, *two = tap + t->two, *one = two + t->one, *end = tap + t->k;
+    VEC_UNROLL for (int i = 0; i < rows; i++) { VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_zero(); }
+    for (; tap < two; tap += 2, b += 2 * PANEL)
+        tile_two_steps(sum, t->a, tap, b, rows, vectors);
+    for (; tap < one; tap++, b += PANEL)
+        tile_nhwc_step(sum, t->a + *tap, b, rows, vectors, 1);
+    for (; tap < end; tap++, b += 2 * PANEL)
+        tile_wide_step(sum, t->a + *tap, b, rows, vectors);
+    tile_keep(t, sum, rows, vectors);
+}
+
+#define TILE_ORDER(rows)                                                        \
+    static void tile_order_##rows(const tile *t) { tile_in_order(t, rows, 2); } \
+    static void tile_order_half_##rows(const tile *t) { tile_in_order(t, rows, 1); }
+TILE_ORDER(1)
+TILE_ORDER(2)
+TILE_ORDER(3)
+TILE_ORDER(4)
+static tile_fn *const tile_order[ORDER_ROWS + 1] = {NULL, tile_order_1, tile_order_2, tile_order_3, tile_order_4};
+static tile_fn *const tile_order_half[ORDER_ROWS + 1] = {NULL, tile_order_half_1, tile_order_half_2, tile_order_half_3,
+                                                         tile_order_half_4};
+#define BYTES_IN_ORDER .order = tile_order, .order_half = tile_order_half
+#else
+#define BYTES_IN_ORDER .order = NULL
 #endif
 
 #if defined(TN_VEC_F64) || defined(TN_VEC_PAIRS) || defined(TN_VEC_QUADS)
@@ -1184,7 +1250,14 @@ static void round_out(const result_block *r, bool brain) {
 #define SET VEC_JOIN(tn_tiles_f32, TN_ISA_SUFFIX)
 #endif
 
-#ifndef BYTES
+#ifdef TN_VEC_QUADS
+static const byte_kernels byte_rows = {.round = round_to_bytes,
+                                       .weigh = weigh_words,
+                                       .pool = pool_words,
+                                       .join = join_planes,
+                                       .split = split_words,
+                                       BYTES_IN_ORDER};
+#else
 #define BYTES NULL
 #endif
 

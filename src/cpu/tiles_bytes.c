@@ -3,8 +3,9 @@
  *
  * It is compiled as qtile.c is. With instructions for bytes, a word holds four of them. AVX2 lacks these. For matrix
  * products a word holds two bytes there, widened to 16 bits when they are packed, whose products vpmaddwd adds exactly.
- * For convolutions it holds four: vpmaddubsw saturates sums of two products to 16 bits, so filters are packed as sums
- * of parts that cannot reach that (conv_bytes.c). Elsewhere bytes are widened to floats. */
+ * For convolutions it holds four: vpmaddubsw saturates sums of two products to 16 bits, so steps whose filters may
+ * reach that are packed in 16 bits (conv_bytes.c), and sums of others are added in 16 bits two by two where that fits.
+ * Elsewhere bytes are widened to floats. */
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_MATMUL_INT8) || defined(__AVX2__)
 #define TN_VEC_QUADS
 #if !defined(__AVX512VNNI__) && !defined(__AVXVNNI__) && !defined(__ARM_FEATURE_MATMUL_INT8)
@@ -48,7 +49,7 @@ typedef __m512 float_vec;
 #define BYTE_OP(name) _mm512_##name
 #define LOAD_WORDS(p) _mm512_loadu_si512(p)
 #define SPREAD_PIECE(p) _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)(p)))
-#define ADD_PRODUCTS(c, a, b) _mm512_dpbusd_epi32(c, a, b)
+#define ADD_PRODUCTS(c, a, b, narrow) _mm512_dpbusd_epi32(c, a, b)
 #define GATHER_WORDS(p, index) _mm512_i32gather_epi32(index, p, QUAD)
 #define XOR_BITS(a, b) _mm512_xor_si512(a, b)
 #define PIECE_OF(x, k) _mm512_extracti32x4_epi32(x, k)
@@ -65,40 +66,43 @@ typedef __m256 float_vec;
 #define STORE_WORDS(p, n, x) _mm256_maskstore_epi32((int *)(void *)(p), v_mask(n), x)
 #ifdef TN_VEC_WIDENED
 #define EVEN_BYTES(x) _mm256_and_si256(x, _mm256_set1_epi16(0xff))
-/* Products of the even and of the odd bytes. */
-VEC_INLINE __m256i add_products(__m256i c, __m256i a, __m256i b) {
+/* narrow: sums of two products fit into 16 bits. Else products of the even and of the odd bytes. */
+VEC_INLINE __m256i add_products(__m256i c, __m256i a, __m256i b, const bool narrow) {
+    if (narrow) return _mm256_add_epi32(c, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
     const __m256i even = _mm256_madd_epi16(EVEN_BYTES(a), _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
     const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
     return _mm256_add_epi32(c, _mm256_add_epi32(even, odd));
 }
-#define ADD_PRODUCTS(c, a, b) add_products(c, a, b)
+#define ADD_PRODUCTS add_products
 #else
-#define ADD_PRODUCTS(c, a, b) _mm256_dpbusd_avx_epi32(c, a, b)
+#define ADD_PRODUCTS(c, a, b, narrow) _mm256_dpbusd_avx_epi32(c, a, b)
 #endif
 #endif
 
 typedef struct rounding_vec {
-    float_vec least, most, scale;
-    byte_vec zero, bias;
+    float_vec most, scale;
+    byte_vec zero, bias; /* zero: 16 bits wide */
     bool is_signed;
 } rounding_vec;
 
 static rounding_vec spread(const tn_byte_rounding *r) {
-    return (rounding_vec){.least = BYTE_OP(set1_ps)(least_of(r)),
-                          .most = BYTE_OP(set1_ps)(most_of(r)),
-                          .zero = BYTE_OP(set1_epi32)(r->zero),
-                          .is_signed = r->is_signed};
+    return (rounding_vec){
+        .most = BYTE_OP(set1_ps)(most_of(r)), .zero = BYTE_OP(set1_epi16)((int16_t)r->zero), .is_signed = r->is_signed};
 }
 
+/* What is too low for an integer becomes the least one, and is saturated when it is packed. */
 VEC_INLINE byte_vec round_sums(const rounding_vec *r, byte_vec sum) {
     const float_vec x = BYTE_OP(mul_ps)(BYTE_OP(cvtepi32_ps)(BYTE_OP(add_epi32)(sum, r->bias)), r->scale);
-    return BYTE_OP(add_epi32)(BYTE_OP(cvtps_epi32)(BYTE_OP(max_ps)(BYTE_OP(min_ps)(x, r->most), r->least)), r->zero);
+    return BYTE_OP(cvtps_epi32)(BYTE_OP(min_ps)(x, r->most));
+}
+
+VEC_INLINE byte_vec round_two(const rounding_vec *r, const byte_vec sum[2]) {
+    return BYTE_OP(adds_epi16)(BYTE_OP(packs_epi32)(round_sums(r, sum[0]), round_sums(r, sum[1])), r->zero);
 }
 
 /* Four vectors of sums as bytes: each piece of 16 bytes has the words of its four channels. */
 VEC_INLINE byte_vec round_four(const rounding_vec *r, const byte_vec sum[4]) {
-    const byte_vec low = BYTE_OP(packs_epi32)(round_sums(r, sum[0]), round_sums(r, sum[1]));
-    const byte_vec high = BYTE_OP(packs_epi32)(round_sums(r, sum[2]), round_sums(r, sum[3]));
+    const byte_vec low = round_two(r, sum), high = round_two(r, sum + 2);
     return r->is_signed ? BYTE_OP(packs_epi16)(low, high) : BYTE_OP(packus_epi16)(low, high);
 }
 
@@ -147,8 +151,9 @@ static void round_to_words(const byte_result *r) {
 }
 
 #if defined(__AVX512F__)
-/* 16 channels of 16 pixels. */
-VEC_INLINE void round_square(const byte_result *r, const rounding_vec *with, int64_t channel, int64_t pixel) {
+enum { ACROSS = 16, ALONG = 16 }; /* channels and pixels of a block */
+
+VEC_INLINE void round_block(const byte_result *r, const rounding_vec *with, int64_t channel, int64_t pixel) {
     const __m512i by_channel =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     const int32_t *from = r->from + pixel * r->from_row + channel;
@@ -170,20 +175,10 @@ VEC_INLINE void round_square(const byte_result *r, const rounding_vec *with, int
     }
 }
 
-static void round_to_planes(const byte_result *r) {
-    enum { SIDE = 16 };
-    rounding_vec with = spread(r->rounding);
-    const int64_t whole = r->pixels >= SIDE ? r->channels / SIDE * SIDE : 0;
-    for (int64_t channel = 0; channel < whole; channel += SIDE) {
-        spread_channels(&with, r->rounding, r->channel + channel, SIDE);
-        for (int64_t pixel = 0; pixel < r->pixels; pixel += SIDE)
-            round_square(r, &with, channel, tn_min64(pixel, r->pixels - SIDE));
-    }
-    round_some(r, whole, r->channels - whole, 0, r->pixels);
-}
 #else
-/* Eight channels of four pixels. */
-VEC_INLINE void round_oblong(const byte_result *r, const rounding_vec *with, int64_t channel, int64_t pixel) {
+enum { ACROSS = WORDS, ALONG = PIXELS };
+
+VEC_INLINE void round_block(const byte_result *r, const rounding_vec *with, int64_t channel, int64_t pixel) {
     const __m256i by_channel =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     const __m256i four = round_pixels(r, with, r->from + pixel * r->from_row + channel);
@@ -193,18 +188,18 @@ VEC_INLINE void round_oblong(const byte_result *r, const rounding_vec *with, int
     for (int c = 0; c < WORDS; c++)
         memcpy(r->to + (channel + c) * r->plane + pixel, rows + c, sizeof *rows);
 }
+#endif
 
 static void round_to_planes(const byte_result *r) {
     rounding_vec with = spread(r->rounding);
-    const int64_t whole = r->pixels >= PIXELS ? r->channels / WORDS * WORDS : 0;
-    for (int64_t channel = 0; channel < whole; channel += WORDS) {
-        spread_channels(&with, r->rounding, r->channel + channel, WORDS);
-        for (int64_t pixel = 0; pixel < r->pixels; pixel += PIXELS)
-            round_oblong(r, &with, channel, tn_min64(pixel, r->pixels - PIXELS));
+    const int64_t whole = r->pixels >= ALONG ? r->channels / ACROSS * ACROSS : 0;
+    for (int64_t channel = 0; channel < whole; channel += ACROSS) {
+        spread_channels(&with, r->rounding, r->channel + channel, ACROSS);
+        for (int64_t pixel = 0; pixel < r->pixels; pixel += ALONG)
+            round_block(r, &with, channel, tn_min64(pixel, r->pixels - ALONG));
     }
     round_some(r, whole, r->channels - whole, 0, r->pixels);
 }
-#endif
 
 static void round_to_bytes(const byte_result *r) {
     if (!r->rounding->words)
@@ -253,37 +248,37 @@ VEC_INLINE void interleave(byte_vec seen[4], const uint32_t *from, int64_t row, 
     seen[3] = BYTE_OP(unpackhi_epi16)(b, d);
 }
 
-VEC_INLINE void add_column(byte_vec sum[4], const byte_vec *seen, byte_vec weight) {
+VEC_INLINE void add_column(byte_vec sum[4], const byte_vec *seen, byte_vec weight, TN_UNUSED const bool narrow) {
     VEC_UNROLL
     for (int i = 0; i < 4; i++)
-        sum[i] = ADD_PRODUCTS(sum[i], seen[i], weight);
+        sum[i] = ADD_PRODUCTS(sum[i], seen[i], weight, narrow);
 }
 
 /* For three adjacent columns: column k of a window is column 0 of the window k pixels further, so pixels are
  * interleaved once for all three. */
-VEC_INLINE void add_three_beside(byte_vec sum[4], const byte_windows *w, const uint32_t *from) {
+VEC_INLINE void add_three_beside(byte_vec sum[4], const byte_windows *w, const uint32_t *from, const bool narrow) {
     byte_vec seen[8];
     interleave(seen, from, w->from_row, 1, 3);
     interleave(seen + 4, from + 4, w->from_row, 1, 3);
     VEC_UNROLL
     for (int k = 0; k < 3; k++)
-        add_column(sum, seen + k, SPREAD_PIECE(w->weights + QUAD * k));
+        add_column(sum, seen + k, SPREAD_PIECE(w->weights + QUAD * k), narrow);
 }
 
 /* rows, columns, stride: w's, constants after inlining for usual windows. */
 VEC_INLINE void add_window(byte_vec sum[4], const byte_windows *w, const uint32_t *from, const int rows,
-                           const int columns, const int64_t stride) {
+                           const int columns, const int64_t stride, const bool narrow) {
     const int32_t *weight = w->weights;
     byte_vec seen[4];
     for (int row = 0; row < rows; row += 4, from += 4 * w->from_row)
         for (int k = 0; k < columns; k++, weight += QUAD) {
             interleave(seen, from + k * w->dilation, w->from_row, stride, rows - row);
-            add_column(sum, seen, SPREAD_PIECE(weight));
+            add_column(sum, seen, SPREAD_PIECE(weight), narrow);
         }
 }
 
 VEC_INLINE void weigh_rows(const byte_windows *w, const int rows, const int columns, const int64_t stride,
-                           const bool beside) {
+                           const bool beside, const bool narrow) {
     rounding_vec with = spread(w->rounding);
     int32_t bias[QUAD] = {0};
     float scale[QUAD] = {0};
@@ -297,23 +292,44 @@ VEC_INLINE void weigh_rows(const byte_windows *w, const int rows, const int colu
             byte_vec sum[4] = {BYTE_OP(set1_epi32)(0), BYTE_OP(set1_epi32)(0), BYTE_OP(set1_epi32)(0),
                                BYTE_OP(set1_epi32)(0)};
             if (beside)
-                add_three_beside(sum, w, from);
+                add_three_beside(sum, w, from, narrow);
             else
-                add_window(sum, w, from, rows, columns, stride);
+                add_window(sum, w, from, rows, columns, stride, narrow);
             STORE_WORDS(w->to + row * w->out_columns + column, w->out_columns - column, round_four(&with, sum));
         }
 }
 
-static void weigh_words(const byte_windows *w) {
+/* Whether sums of two products fit into 16 bits, where that matters. */
+static bool are_narrow(TN_UNUSED const byte_windows *w) {
+#ifdef TN_VEC_WIDENED
+    __m128i most = _mm_setzero_si128();
+    for (int64_t i = 0; i < (w->rows + 3) / 4 * w->columns; i++) {
+        const __m128i weights = _mm_loadu_si128((const __m128i *)(const void *)(w->weights + QUAD * i));
+        most = _mm_max_epi16(most, _mm_abs_epi16(_mm_maddubs_epi16(_mm_set1_epi8(1), weights)));
+    }
+    return _mm_movemask_epi8(_mm_cmpgt_epi16(most, _mm_set1_epi16(PAIR_MOST))) == 0;
+#else
+    return true;
+#endif
+}
+
+VEC_INLINE void weigh_as(const byte_windows *w, const bool narrow) {
     const bool three = w->rows == 3 && w->columns == 3;
     if (three && w->stride == 1 && w->dilation == 1)
-        weigh_rows(w, 3, 3, 1, true);
+        weigh_rows(w, 3, 3, 1, true, narrow);
     else if (three && w->stride == 2)
-        weigh_rows(w, 3, 3, 2, false);
+        weigh_rows(w, 3, 3, 2, false, narrow);
     else if (w->rows == 5 && w->columns == 5 && w->stride == 1)
-        weigh_rows(w, 5, 5, 1, false);
+        weigh_rows(w, 5, 5, 1, false, narrow);
     else
-        weigh_rows(w, w->rows, w->columns, w->stride, false);
+        weigh_rows(w, w->rows, w->columns, w->stride, false, narrow);
+}
+
+static void weigh_words(const byte_windows *w) {
+    if (are_narrow(w))
+        weigh_as(w, true);
+    else
+        weigh_as(w, false);
 }
 
 VEC_INLINE void pool_rows(const byte_windows *w, const int64_t stride) {
@@ -421,14 +437,6 @@ static void split_words(const uint32_t *from, int64_t count, int channels, uint8
         for (int c = 0; c < channels; c++)
             plane[c][i] = (uint8_t)(from[i] >> 8 * c);
 }
-
-#ifdef TN_VEC_WIDENED
-enum { SATURATES = true };
-#else
-enum { SATURATES = false };
-#endif
-
-static const byte_kernels byte_rows = {round_to_bytes, weigh_words, pool_words, join_planes, split_words, SATURATES};
 
 #include "cpu/tiles.c"
 #else
