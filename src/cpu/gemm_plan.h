@@ -24,13 +24,12 @@ enum {
     MAX_TILES = 12,                          /* … and with more C falls out of the cache */
     SHORT_COLUMN = 512 / sizeof(real),       /* eight to a page: read in place */
     FEW_PANELS = 16,                         /* too few uses of a packed row */
-    COPY_ROWS = 14                           /* of tiles that copy theirs */
+    COPY_ROWS = 14,                          /* of tiles that copy theirs */
+    LOW_ROWS = 8 /* tiles with fewer multiply too little in a step to hide a line's arrival */
 };
 
 /* B: panels of columns. */
 enum {
-    IN_PLACE_ELEMENTS = (4 << 20) / sizeof(real), /* up to this size, or for one block of rows, contiguous rows are read
-                                                   * where they lie */
     FLY_PANELS = 4,                        /* packed just before use: with CHUNK steps they stay in the second cache */
     B_ELEMENTS = (8 << 20) / sizeof(real), /* packed by all threads together: a share of the third cache … */
     MIN_COLUMNS = 512,                     /* … but at least this many columns */
@@ -48,6 +47,7 @@ enum {
     SUMS_ELEMENTS = 1 << 18 /* of all chains that wait to be added up */
 };
 
+static const double TOGETHER_FLOPS = 3e7; /* fewer do not repay packing B only because its lines conflict */
 static const double PIECE_FLOPS = 4e6;    /* of a piece that threads steal from each other */
 static const double LITTLE_FLOPS = 2.5e6; /* … of columns, where next to nothing is packed */
 enum { PIECES_A_THREAD = 4 };             /* fewer: each thread has its strip */
@@ -244,20 +244,25 @@ static bool is_b_fixed(const tn_gemm_args *g) {
     return true;
 }
 
-/* Rows at this distance share one set of the first cache. */
-static bool bad_distance(int64_t stride) { return stride * (int64_t)sizeof(real) % 4096 == 0; }
+/* Lines at this distance share `sets` sets of the first cache, whose ways have 4096 bytes, or fewer. */
+static bool share_sets(int64_t stride, int sets) { return stride * (int64_t)sizeof(real) % (4096 / sets) == 0; }
+
+static bool has_low_tiles(const gemm *g) { return g->with->rows < LOW_ROWS; }
+static double flops(const gemm *g) { return 2.0 * (double)g->args.m * (double)g->args.n * (double)g->args.k; }
 
 static bool has_readable_b(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     return !x->b.fused.vm && g->b_layout.kind == PACK_REAL && x->b.col_stride == 1;
 }
 
-/* Contiguous rows of B are read in place if B is read only a few times, or from a cache. */
+/* Contiguous rows of B are read in place if B is read only a few times, or from a cache where its lines stay. */
 static bool is_b_readable(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     if (!has_readable_b(g)) return false;
     if (x->m <= max_rows(g)) return true;
-    return (double)x->k * (double)x->n <= IN_PLACE_ELEMENTS && !bad_distance(x->b.row_stride);
+    const double most = 2.0 * (double)tn_cpu().l2 / sizeof(real);
+    const bool often = has_low_tiles(g) && flops(g) >= TOGETHER_FLOPS;
+    return (double)x->k * (double)x->n < most && !share_sets(x->b.row_stride, often ? 4 : 1);
 }
 
 /* Packing for many rows of A is worth a barrier of all threads; if B is used for one block of rows, the thread that
@@ -278,19 +283,20 @@ static b_source choose_b(const gemm *g) {
 /* Tiles of full height copy their rows first if that makes their loads cheaper. With many panels of B, packing them
  * costs little compared with the product, and is better if another thread shares the core, because a step's elements
  * are then in one cache line. */
-static bool copying_pays(const gemm *g) { return g->args.n <= FEW_PANELS * g->panel; }
+static bool has_few_panels(const gemm *g) { return g->args.n <= FEW_PANELS * g->panel; }
 
 /* Contiguous rows are streams: packing them gains nothing, unless they conflict in the cache. Columns are read 14
- * elements at a time and leave the page at almost every step, unless they are short; with few panels of B that is too
- * rare to matter. */
+ * elements at a time and leave the page at almost every step, unless they are short. Low tiles have fewer rows than a
+ * set has lines, and read a part of a column's line, which the next tile finds in the cache unless columns conflict. */
 static bool choose_a_in_place(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     if (x->a.fused.vm || g->a_layout.kind != PACK_REAL) return false;
     if (x->way.a) return x->way.a == TN_GEMM_IN_PLACE;
     if (x->m <= g->with->rows || x->n <= 2 * g->panel) return true;
-    if (x->a.col_stride == 1 && g->with->folds && x->m >= 2 * g->with->rows) return copying_pays(g);
-    if (x->a.col_stride == 1) return !bad_distance(x->a.row_stride);
-    return x->a.row_stride == 1 && x->a.col_stride > 0 && x->a.col_stride <= SHORT_COLUMN;
+    if (x->a.col_stride == 1 && g->with->folds && x->m >= 2 * g->with->rows) return has_few_panels(g);
+    if (x->a.col_stride == 1) return !share_sets(x->a.row_stride, 1) || (has_low_tiles(g) && has_few_panels(g));
+    if (x->a.row_stride != 1 || x->a.col_stride <= 0) return false;
+    return has_low_tiles(g) ? !share_sets(x->a.col_stride, 2) : x->a.col_stride <= SHORT_COLUMN;
 }
 
 /* Whether the fused epilogue reads elements at C's places, so that a plan may share their memory: a matrix, or, if C is
@@ -397,8 +403,6 @@ static void plan_gemm(gemm *g, const tile_set *with, const tn_gemm_args *args, t
     choose_blocks(g);
     choose_memory(g);
 }
-
-static double flops(const gemm *g) { return 2.0 * (double)g->args.m * (double)g->args.n * (double)g->args.k; }
 
 /* Small products with a B each: threads take whole products. */
 static bool may_split_by_batch(const gemm *g) {
