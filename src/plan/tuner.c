@@ -9,7 +9,7 @@
 #include "hal/hal.h"
 #include "plan/passes.h"
 
-enum { MOST_WAYS = 24, SECONDS = 20, MOST_BYTES = 1 << 30 };
+enum { MOST_WAYS = 24, SECONDS = 20, MOST_BYTES = 1 << 30, PAIRS = 8, LEAST_WON = 6 };
 static const double LEAST_FLOPS = 1e5, GAIN = 0.97, SAMPLE_SECONDS = 1e-2;
 /* Of one run by rule, beyond which nothing is measured, or not by one thread; and of all runs. */
 static const double LONGEST = 0.2, LONGEST_ALONE = 1e-2, ENOUGH = 1;
@@ -25,6 +25,7 @@ static const struct {
     {"own, A packed", {TN_GEMM_PACKED, 0, 0}, false},
     {"own, A in place", {TN_GEMM_IN_PLACE, 0, 0}, false},
     {"own, B packed", {0, TN_GEMM_PACKED, 0}, true},
+    {"own, A in place, B packed", {TN_GEMM_IN_PLACE, TN_GEMM_PACKED, 0}, true},
     {"own, B in place", {0, TN_GEMM_IN_PLACE, 0}, true},
     {"own, B packed at use", {0, TN_GEMM_AT_USE, 0}, true},
     {"own, both packed", {TN_GEMM_PACKED, TN_GEMM_PACKED, 0}, true},
@@ -63,19 +64,20 @@ static char layout_of(const tn_matrix *x) {
     return x->col_stride == 1 ? 'r' : x->row_stride == 1 ? 'c' : 0;
 }
 
-static int64_t batches_of(const tn_gemm_args *g) {
-    int64_t batches = 1;
-    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
-        batches *= g->batch[axis];
-    return batches;
+static int64_t product_of(const int64_t *extent, int axes) {
+    int64_t product = 1;
+    for (int axis = 0; axis < axes; axis++)
+        product *= extent[axis];
+    return product;
 }
 
 static bool write_matmul_key(const tn_gemm_args *g, tn_dtype dtype, bool kept, bool libraries, char *key, size_t size) {
     char a = layout_of(&g->a), b = layout_of(&g->b);
-    double flops = 2.0 * (double)g->m * (double)g->n * (double)g->k * (double)batches_of(g);
+    int64_t batches = product_of(g->batch, TN_GEMM_BATCH_AXES);
+    double flops = 2.0 * (double)batches * (double)g->m * (double)g->n * (double)g->k;
     if (!a || !b || flops < LEAST_FLOPS) return false;
     snprintf(key, size, "matmul %s %c%c %lldx%lldx%lldx%lld%s%s %d threads %s", tn_dtype_name(dtype), a, b,
-             (long long)tn_tune_bucket(batches_of(g)), (long long)tn_tune_bucket(g->m), (long long)tn_tune_bucket(g->n),
+             (long long)tn_tune_bucket(batches), (long long)tn_tune_bucket(g->m), (long long)tn_tune_bucket(g->n),
              (long long)tn_tune_bucket(g->k), kept ? " B kept" : "", g->c.fused.vm ? " joined" : "", tn_threads(),
              libraries ? "library" : "exact");
     return true;
@@ -93,7 +95,7 @@ typedef struct question {
 typedef struct answer {
     char name[MOST_WAYS][40];
     double seconds[MOST_WAYS];
-    int count;
+    int count, best;
 } answer;
 
 /* Memory as far as the matrix reaches, filled with small numbers of any type. NULL: too much. */
@@ -154,6 +156,14 @@ static void leave_out_one_thread(candidates *c) {
     c->count = n;
 }
 
+/* A minimum may be luck on a busy machine: a way is kept only if it also wins most of some further pairs. */
+static bool wins_again(const question *q, const tn_way *rule, const tn_way *way) {
+    int won = 0;
+    for (int i = 0; i < PAIRS; i++)
+        won += time_once(q, rule) > time_once(q, way);
+    return won >= LEAST_WON;
+}
+
 /* The candidates are timed in turns, so that other load on the machine affects all of them equally. The minimum of each
  * counts; the first round is dropped. */
 static void time_all(const question *q, candidates *c, answer *a) {
@@ -167,8 +177,11 @@ static void time_all(const question *q, candidates *c, answer *a) {
             spent += seconds;
             if (round == 1 || (round > 1 && seconds < a->seconds[i])) a->seconds[i] = seconds;
         }
-    for (int i = 0; i < c->count; i++)
+    for (int i = 0; i < c->count; i++) {
         snprintf(a->name[i], sizeof a->name[i], "%s", c->way[i].name);
+        if (a->seconds[i] < a->seconds[a->best] && a->seconds[i] < GAIN * a->seconds[0]) a->best = i;
+    }
+    if (a->best > 0 && !wins_again(q, &c->way[0], &c->way[a->best])) a->best = 0;
     a->count = c->count;
 }
 
@@ -195,13 +208,11 @@ static void tune(const tn_device *d, const tn_gemm_args *args, tn_dtype dtype, b
     question q = {.args = *args, .dtype = dtype, .kept = kept, .libraries = libraries};
     answer a = {.count = 0};
     const char *why = "";
-    int best = 0;
     bool told = tn_child_run(measure_cpu_ways, &q, &a, sizeof a, SECONDS, &why) && a.count > 0 && a.count <= MOST_WAYS;
+    const int best = told && a.best > 0 && a.best < a.count ? a.best : 0;
     if (!told)
         tn_log_line(TN_LOG_NOTICE, "tuning of %s: %s; using the rules", key,
                     why[0] ? why : "it is too large to try every variant");
-    for (int i = 1; told && i < a.count; i++)
-        if (a.seconds[i] < a.seconds[best] && a.seconds[i] < GAIN * a.seconds[0]) best = i;
     *e = (tn_tuned){.seconds = told ? a.seconds[best] : 0, .rule_seconds = told ? a.seconds[0] : 0};
     snprintf(e->key, sizeof e->key, "%s", key);
     snprintf(e->way, sizeof e->way, "%.*s", (int)sizeof e->way - 1, told ? a.name[best] : own_ways[0].name);
@@ -236,21 +247,15 @@ static const double DEVICE_LEAST_FLOPS = 6e4, DEVICE_GAIN = 0.97;
 /* Of one launch by rule, beyond which nothing is measured; that launches between two looks at the clock take. */
 static const double DEVICE_LONGEST = 0.5, SAMPLE = 4e-3;
 
-static int64_t device_batches_of(const tn_gemm_shape *s) {
-    int64_t n = 1;
-    for (int d = 0; d < s->batch_axes; d++)
-        n *= s->batch[d];
-    return n;
-}
-
 /* Name and driver version of the device are in the key as a hash. */
 static bool write_tile_key(const tn_device *d, const tn_gemm_shape *s, char *key, size_t size) {
-    double flops = 2.0 * (double)s->m * (double)s->n * (double)s->k * (double)device_batches_of(s);
+    int64_t batches = product_of(s->batch, s->batch_axes);
+    double flops = 2.0 * (double)s->m * (double)s->n * (double)s->k * (double)batches;
     if (s->type != KIR_F32 || flops < DEVICE_LEAST_FLOPS) return false;
     uint64_t who =
         tn_hash64(d->caps.version, strlen(d->caps.version), tn_hash64(d->info.name, strlen(d->info.name), 0));
     snprintf(key, size, "tile f32 %c%c %lldx%lldx%lldx%lld on %s %016llx", s->a_along_k ? 'r' : 'c',
-             s->b_along_k ? 'c' : 'r', (long long)tn_tune_bucket(device_batches_of(s)), (long long)tn_tune_bucket(s->m),
+             s->b_along_k ? 'c' : 'r', (long long)tn_tune_bucket(batches), (long long)tn_tune_bucket(s->m),
              (long long)tn_tune_bucket(s->n), (long long)tn_tune_bucket(s->k), d->info.backend,
              (unsigned long long)who);
     return true;

@@ -135,6 +135,35 @@ static void part_measured(void) {
     expect("nothing", false);
 }
 
+/* Every own way that a record can name: the same bits. */
+static void part_ways(void) {
+    static const char *const ways[] = {"own",
+                                       "own, one thread",
+                                       "own, A packed",
+                                       "own, A in place",
+                                       "own, B packed",
+                                       "own, A in place, B packed",
+                                       "own, B in place",
+                                       "own, B packed at use",
+                                       "own, both packed",
+                                       "own, both in place"};
+    static float y[COUNT];
+    char words[4000];
+    assert_ok(tn_set_num_threads(1));
+    assert_ok(tn_set_tuning(TN_TUNING_OFF));
+    multiply(first, words, sizeof words);
+    assert_ok(tn_set_tuning(TN_TUNING_USE));
+    for (size_t i = 0; i < TN_COUNT(ways); i++) {
+        tn_tuned e = {.key = "matmul f32 rr 1x64x64x64 1 threads exact"};
+        snprintf(e.way, sizeof e.way, "%s", ways[i]);
+        tn_tune_put(tn_host_device(), &e);
+        multiply(y, words, sizeof words);
+        snprintf(e.way, sizeof e.way, " by %s", ways[i]);
+        if (i > 0 && !strstr(words, e.way)) fail_msg("\"%s\" is not in:\n%s", e.way, words);
+        if (memcmp(y, first, sizeof y) != 0) fail_msg("%s: the bits differ", ways[i]);
+    }
+}
+
 /* A library that crashes as soon as it is called takes the measuring process down, not this one. */
 static void part_crashing(void) {
     char words[4000];
@@ -250,7 +279,7 @@ static const struct {
 } parts[] = {{"forced", part_forced},     {"ignored", part_ignored}, {"unasked", part_unasked},
              {"full", part_full},         {"library", part_library}, {"measured", part_measured},
              {"crashing", part_crashing}, {"device", part_device},   {"dying", part_dying},
-             {"vast", part_vast}};
+             {"vast", part_vast},         {"ways", part_ways}};
 
 static const char *part_asked;
 
@@ -278,6 +307,12 @@ static void a_tune_cache_entry_changes_what_runs(void **state) {
     machine(here);
     write_record(here, "exact", "own, both packed");
     assert_int_equal(run_apart("forced"), 0);
+}
+
+static void every_way_gives_the_same_bits(void **state) {
+    (void)state;
+    unlink(record);
+    assert_int_equal(run_apart("ways"), 0);
 }
 
 static void records_of_others_are_ignored(void **state) {
@@ -380,6 +415,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest one[] = {cmocka_unit_test(do_part)};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_tune_cache_entry_changes_what_runs),
+        cmocka_unit_test(every_way_gives_the_same_bits),
         cmocka_unit_test(records_of_others_are_ignored),
         cmocka_unit_test(a_full_tune_cache_evicts),
         cmocka_unit_test(processes_keep_each_others_entries),
