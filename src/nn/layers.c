@@ -7,13 +7,12 @@
 #include "trunnion/autograd.h"
 #include "trunnion/backend.h"
 #include "trunnion/functions.h"
-#include "trunnion/linalg.h"
 #include "trunnion/nn.h"
 #include "trunnion/ops.h"
 
 /* ==== initial weights ============================================================================================= */
 /* Uniform and normal values come from the recorded random numbers, so they are the same on every device. Orthogonal
- * matrices are factors of such numbers (linalg.h). */
+ * matrices are made on the host, in double precision, out of such numbers. */
 
 tn_tensor *tn_init_uniform(const int64_t *shape, int rank, double low, double high) {
     tn_tensor *result = NULL;
@@ -72,17 +71,73 @@ tn_tensor *tn_init_xavier_uniform(const int64_t *shape, int rank, double gain) {
     return tn_init_uniform(shape, rank, -bound, bound);
 }
 
+/* ---- orthogonal -------------------------------------------------------------------------------------------------- */
+
+static double dot(const double *x, const double *y, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += x[i] * y[i];
+    return sum;
+}
+
+static void subtract(double *x, const double *y, double factor, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        x[i] -= factor * y[i];
+}
+
+/* Gram and Schmidt's process on `count` rows of n ≥ count numbers; done twice a row, which leaves errors at rounding
+ * level (Giraud et al. 2005). This is the Q of a QR factorisation with a positive diagonal,
+ * so Q is uniformly distributed. */
+static bool orthonormalise(double *rows, int64_t count, int64_t n) {
+    for (int64_t i = 0; i < count; i++) {
+        double *row = rows + i * n;
+        for (int pass = 0; pass < 2; pass++)
+            for (int64_t k = 0; k < i; k++)
+                subtract(row, rows + k * n, dot(row, rows + k * n, n), n);
+        double length = sqrt(dot(row, row, n));
+        if (!(length > 1e-8)) return false; /* does not happen to normal numbers */
+        for (int64_t k = 0; k < n; k++)
+            row[k] /= length;
+    }
+    return true;
+}
+
+/* values: rows·columns normal numbers in, the scaled matrix out; work: as many doubles. */
+static bool make_orthogonal(float *values, double *work, int64_t rows, int64_t columns, double gain) {
+    int64_t total = rows * columns;
+    for (int64_t i = 0; i < total; i++)
+        work[i] = values[i];
+    bool flat = rows <= columns;
+    int64_t count = flat ? rows : columns, n = flat ? columns : rows;
+    if (!orthonormalise(work, count, n)) return false;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c++)
+            values[r * columns + c] = (float)(gain * (flat ? work[r * columns + c] : work[c * rows + r]));
+    return true;
+}
+
 tn_tensor *tn_init_orthogonal(int64_t rows, int64_t columns, double gain) {
     if (rows <= 0 || columns <= 0 || rows > INT64_MAX / columns / (int64_t)sizeof(double))
         return tn_failed(TN_ERR_SHAPE, "orthogonal: cannot initialize a matrix of %lld rows and %lld columns",
                          (long long)rows, (long long)columns);
     if (!isfinite(gain)) return tn_failed(TN_ERR_ARGUMENT, "tn_init_orthogonal: gain is %g; it must be finite", gain);
-    bool flat = rows <= columns;
-    int64_t shape[] = {flat ? rows : columns, flat ? columns : rows};
-    tn_tensor *q;
-    TN_SCOPE;
-    tn_linalg_qr(tn_t(tn_randn(shape, 2)), &q, NULL); /* R's diagonal is positive, so Q is uniformly distributed */
-    return tn_keep(tn_contiguous(tn_mul(flat ? tn_t(q) : q, tn_scalar(gain))));
+    int64_t shape[] = {rows, columns};
+    size_t total = (size_t)(rows * columns);
+    float *values = malloc(total * sizeof *values);
+    double *work = malloc(total * sizeof *work);
+    tn_status status = values && work ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "orthogonal: out of memory");
+    if (status == TN_OK) {
+        tn_tensor *normal = tn_randn(shape, 2);
+        status = tn_read(normal, values, total * sizeof *values);
+        tn_free(normal);
+    }
+    if (status == TN_OK && !make_orthogonal(values, work, rows, columns, gain))
+        status =
+            tn_backend_fail(TN_ERR_INTERNAL, "orthogonal: the random rows are linearly dependent; use another seed");
+    tn_tensor *result = status == TN_OK ? tn_from_data(values, shape, 2, TN_F32) : tn_failed(status, "%s", tn_error());
+    free(values);
+    free(work);
+    return result;
 }
 
 /* ==== layers ====================================================================================================== */
