@@ -10,6 +10,7 @@
 
 #include "trunnion/amp.h"
 #include "trunnion/certify.h"
+#include "trunnion/classify.h"
 #include "trunnion/data.h"
 #include "trunnion/data_parallel.h"
 #include "trunnion/distributed.h"
@@ -255,6 +256,12 @@ static tn_status try_speech(const void *o) {
     tn_speech *s;
     return tn_speech_open("no such folder", o, &s);
 }
+
+static tn_status try_classifier(const void *o) {
+    tn_classifier *c;
+    return tn_classifier_open("no such folder", o, &c);
+}
+
 static tn_status try_transcribe(const void *o) { return tn_speech_transcribe(NULL, NULL, 0, o, NULL, NULL); }
 
 static tn_status try_vocabulary(const void *o) {
@@ -417,6 +424,7 @@ static tn_status try_engine(const void *o) {
     X(EMBEDDER, tn_embedder_options, try_embedder)                      \
     X(SEQ2SEQ, tn_seq2seq_options, try_seq2seq)                         \
     X(SPEECH, tn_speech_options, try_speech)                            \
+    X(CLASSIFIER, tn_classifier_options, try_classifier)                \
     X(TRANSCRIBE, tn_transcribe_options, try_transcribe)                \
     X(VOCABULARY, tn_vocabulary, try_vocabulary)                        \
     X(PAIR, tn_pair_options, try_pair)                                  \
