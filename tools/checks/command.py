@@ -302,11 +302,12 @@ def furnish(folder):
     (folder / "lines.txt").write_text("A quick fox.\nA lazy dog.\n")
     for text in ("text.txt", "other.txt"):
         (folder / text).write_text("The quick brown fox jumps over the lazy dog. " * 40)
-    from checks import finetune, whisper_model  # they import this file
+    from checks import example_models, finetune  # they import this file
     finetune.make_model(folder / "folder")
     for name in ("whisper-tiny", "whisper-small"):
-        whisper_model.make_model(folder / name)
-    whisper_model.make_sound(folder / "talk.wav")
+        example_models.make_whisper(folder / name)
+    example_models.make_vit(folder / "vit-base-patch16-224")
+    example_models.make_sound(folder / "talk.wav")
     (folder / "notes.txt").write_text("A quick fox.\n\nA lazy dog.\n")
     chat = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning!"}]}
     (folder / "qa.jsonl").write_text((json.dumps(chat) + "\n") * 4)

@@ -1,4 +1,4 @@
-"""whisper_model.py — a Whisper folder with small random weights and a sound, for the examples of `transcribe`."""
+"""example_models.py — folders of Whisper and ViT with small random weights, and a sound, for examples of the help."""
 
 import json
 import math
@@ -14,7 +14,7 @@ LETTERS, TIMES = 16, 1501  # of the vocabulary; special tokens stand between the
 WORDS = LETTERS + len(SPECIAL) + TIMES
 
 
-def shapes():
+def whisper_shapes():
     square, row = [HIDDEN, HIDDEN], [HIDDEN]
     found = {"encoder.conv1.weight": [HIDDEN, MELS, 3], "encoder.conv1.bias": row,
              "encoder.conv2.weight": [HIDDEN, HIDDEN, 3], "encoder.conv2.bias": row,
@@ -33,12 +33,12 @@ def shapes():
     return found
 
 
-def make_model(folder, seed=5):
+def make_whisper(folder, seed=5):
     chance = random.Random(seed)
     folder.mkdir()
     save_tensors(folder / "model.safetensors", {
         f"model.{name}": (shape, [chance.gauss(0, 0.3) for _ in range(math.prod(shape))])
-        for name, shape in shapes().items()})
+        for name, shape in whisper_shapes().items()})
     (folder / "config.json").write_text(json.dumps({
         "model_type": "whisper", "d_model": HIDDEN, "encoder_layers": 1, "decoder_layers": 1,
         "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": INNER, "decoder_ffn_dim": INNER,
@@ -52,6 +52,36 @@ def make_model(folder, seed=5):
         "added_tokens": [{"id": LETTERS + i, "content": text, "special": True} for i, text in enumerate(SPECIAL)],
         "decoder": {"type": "ByteLevel"},
         "model": {"type": "BPE", "merges": [], "vocab": {chr(ord("a") + i): i for i in range(LETTERS)}}}))
+
+
+def vit_shapes(side, patch):
+    square, row, layer = [HIDDEN, HIDDEN], [HIDDEN], "encoder.layer.0"
+    found = {"embeddings.cls_token": [1, 1, HIDDEN],
+             "embeddings.position_embeddings": [1, 1 + (side // patch) ** 2, HIDDEN],
+             "embeddings.patch_embeddings.projection.weight": [HIDDEN, 3, patch, patch],
+             "embeddings.patch_embeddings.projection.bias": row,
+             f"{layer}.intermediate.dense.weight": [INNER, HIDDEN], f"{layer}.intermediate.dense.bias": [INNER],
+             f"{layer}.output.dense.weight": [HIDDEN, INNER], f"{layer}.output.dense.bias": row}
+    for part in ("attention.query", "attention.key", "attention.value", "output.dense"):
+        found |= {f"{layer}.attention.{part}.weight": square, f"{layer}.attention.{part}.bias": row}
+    for norm in (f"{layer}.layernorm_before", f"{layer}.layernorm_after", "layernorm"):
+        found |= {f"{norm}.weight": row, f"{norm}.bias": row}
+    return found
+
+
+def make_vit(folder, side=32, patch=16, classes=("cat", "dog", "owl"), seed=6):
+    chance = random.Random(seed)
+    folder.mkdir()
+    shapes = {f"vit.{name}": shape for name, shape in vit_shapes(side, patch).items()}
+    shapes |= {"classifier.weight": [len(classes), HIDDEN], "classifier.bias": [len(classes)]}
+    save_tensors(folder / "model.safetensors", {
+        name: (shape, [chance.gauss(0, 0.3) for _ in range(math.prod(shape))]) for name, shape in shapes.items()})
+    (folder / "config.json").write_text(json.dumps({
+        "model_type": "vit", "hidden_size": HIDDEN, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": INNER, "image_size": side, "patch_size": patch,
+        "id2label": {str(i): name for i, name in enumerate(classes)}}))
+    (folder / "preprocessor_config.json").write_text(json.dumps({
+        "image_processor_type": "ViTImageProcessor", "size": side}))
 
 
 def make_sound(path, seconds=1, rate=16000):
