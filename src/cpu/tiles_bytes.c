@@ -90,10 +90,10 @@ static rounding_vec spread(const tn_byte_rounding *r) {
         .most = BYTE_OP(set1_ps)(most_of(r)), .zero = BYTE_OP(set1_epi16)((int16_t)r->zero), .is_signed = r->is_signed};
 }
 
-/* What is too low for an integer becomes the least one, and is saturated when it is packed. */
+/* What is too low for an integer, or NaN, becomes the least one, and is saturated when it is packed. */
 VEC_INLINE byte_vec round_sums(const rounding_vec *r, byte_vec sum) {
     const float_vec x = BYTE_OP(mul_ps)(BYTE_OP(cvtepi32_ps)(BYTE_OP(add_epi32)(sum, r->bias)), r->scale);
-    return BYTE_OP(cvtps_epi32)(BYTE_OP(min_ps)(x, r->most));
+    return BYTE_OP(cvtps_epi32)(BYTE_OP(min_ps)(r->most, x)); /* min returns its second operand if one is NaN */
 }
 
 VEC_INLINE byte_vec round_two(const rounding_vec *r, const byte_vec sum[2]) {

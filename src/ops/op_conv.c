@@ -765,7 +765,7 @@ static tn_status infer_quantized_conv2d(tn_infer *c) {
 static tn_node *compose_quantized_conv2d(tn_build *b, const tn_node *n) {
     tn_int_conv2d_options o = TN_INT_CONV2D_DEFAULTS;
     const int64_t channels[] = {n->in[1]->shape[0], 1, 1}, *i = n->i;
-    const bool is_signed = n->dtype == TN_I8;
+    const double least = n->dtype == TN_I8 ? INT8_MIN : 0, most = n->dtype == TN_I8 ? INT8_MAX : UINT8_MAX;
     memcpy(o.stride, i + TN_QUANTIZED_CONV2D_STRIDE, sizeof o.stride);
     memcpy(o.padding, i + TN_QUANTIZED_CONV2D_PADDING, sizeof o.padding);
     memcpy(o.dilation, i + TN_QUANTIZED_CONV2D_DILATION, sizeof o.dilation);
@@ -774,8 +774,8 @@ static tn_node *compose_quantized_conv2d(tn_build *b, const tn_node *n) {
     tn_node *sums = tn_b_add(b, tn_b_int_conv2d(b, n->in[0], n->in[1], &o), tn_b_view(b, n->in[2], channels, 3));
     tn_node *y = tn_b_mul(b, tn_b_cast(b, sums, TN_F32), tn_b_view(b, n->in[3], channels, 3));
     y = tn_b_add_scalar(b, tn_b_round(b, y), (double)i[TN_QUANTIZED_CONV2D_ZERO]);
-    return tn_b_cast(b, tn_b_clamp(b, y, is_signed ? INT8_MIN : 0, is_signed ? INT8_MAX : UINT8_MAX),
-                     (tn_dtype)n->dtype);
+    y = tn_b_nan_to_num(b, y, least, most, least);
+    return tn_b_cast(b, tn_b_clamp(b, y, least, most), (tn_dtype)n->dtype);
 }
 
 /* As the kernels have it: sums in i32, the rest in f32. */
@@ -793,8 +793,8 @@ static void reference_quantized_conv2d(const tn_reference *r) {
 }
 
 /* quantized_conv2d(x, weight, bias, scale, stride, padding, dilation, groups, outside, zero): int_conv2d's sums as
- * bytes of x's dtype: round((sum + bias) · scale) + zero, saturated; the sums are i32, the rest f32, rounded to the
- * nearest number, ties to even. bias (i32) and scale (f32) have a number for each filter. */
+ * bytes of x's dtype: round((sum + bias) · scale) + zero, saturated, NaN as the least one; the sums are i32, the rest
+ * f32, rounded to the nearest number, ties to even. bias (i32) and scale (f32) have a number for each filter. */
 OP_CODE(quantized_conv2d, .class_ = TN_NATIVE, .infer = infer_quantized_conv2d, .compose = compose_quantized_conv2d,
         .reference = reference_quantized_conv2d,
         .cases =

@@ -7,6 +7,8 @@
  * bytes nor AVX2), the operation's composition is all that is looked at. */
 #include "test_support.h"
 
+#include <math.h>
+
 #include "cpu/conv.h"
 #include "cpu/conv_vec.h"
 #include "cpu/isa.h"
@@ -354,6 +356,34 @@ static void rounded_sums_are_those_of_the_composition(void **state) {
     assert_true(kernels > CASES / 2);
 }
 
+/* Wherever it lies among the channels and pixels that are rounded together: 0 times infinity. */
+static void sums_that_are_no_numbers_become_the_least_byte(void **state) {
+    (void)state;
+    enum { FILTERS = 13, ACROSS = 7, CASES_OF_EACH = 3 };
+    for (int n = 0; n < 4 * CASES_OF_EACH; n++) {
+        TN_SCOPE;
+        const bool is_signed = n % 2, depthwise = n % 4 > 1;
+        const int least = is_signed ? INT8_MIN : 0;
+        uint8_t out[FILTERS * ACROSS];
+        tn_quantized_conv2d_options o = TN_QUANTIZED_CONV2D_DEFAULTS;
+        o.groups = depthwise ? FILTERS : 1;
+        o.zero = 7;
+        if (n < 4)
+            tn_gemm_use(TN_ISA_BASE);
+        else
+            choose_kernels(n / 4);
+        tn_clear_plans();
+        tn_tensor *x = tn_zeros(TN_DIMS(1, FILTERS, 1, ACROSS), is_signed ? TN_I8 : TN_U8);
+        tn_tensor *w = tn_ones(TN_DIMS(FILTERS, FILTERS / o.groups, 1, 1), TN_I8);
+        tn_tensor *scale = tn_full(TN_DIMS(FILTERS), (double)INFINITY, TN_F32);
+        tn_tensor *y = tn_quantized_conv2d(x, w, tn_zeros(TN_DIMS(FILTERS), TN_I32), scale, &o);
+        assert_ok(tn_read(y, out, sizeof out));
+        for (int i = 0; i < FILTERS * ACROSS; i++)
+            if (out[i] != (uint8_t)least) fail_msg("case %d: byte %d is %d, not %d", n, i, out[i], (uint8_t)least);
+    }
+    bytes_are_multiplied();
+}
+
 static bool explained_as(const char *what) {
     char *text = tn_explain_last();
     const bool found = text && strstr(text, what);
@@ -472,6 +502,7 @@ int main(void) {
         cmocka_unit_test(greatest_bytes_are_those_of_floats),
         cmocka_unit_test(images_in_words_have_the_bytes_of_planes),
         cmocka_unit_test(rounded_sums_are_those_of_the_composition),
+        cmocka_unit_test(sums_that_are_no_numbers_become_the_least_byte),
         cmocka_unit_test(random_windows_have_the_sums_of_their_definition),
         cmocka_unit_test(deep_windows_have_the_sums_of_their_definition),
     };
