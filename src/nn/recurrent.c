@@ -118,9 +118,9 @@ static tn_tensor *turned_steps(const spans *p, const tn_tensor *x, int64_t first
     return tn_reshape(rows_of(x, tn_slice(p->turned, 0, first * batch, end * batch, 1)), shape, 3);
 }
 
-/* x with zeros behind the ends: nothing there, an infinity or NaN, has an influence. */
-static tn_tensor *cut(const spans *p, const tn_tensor *x) {
-    return tn_where(p->within, x, tn_zeros(NULL, 0, tn_dtype_of(x)));
+/* x, whose steps begin at `first`, with `behind` behind the ends: what lies there, even NaN, has no influence. */
+static tn_tensor *cut(const spans *p, const tn_tensor *x, int64_t first, double behind) {
+    return tn_where(tn_narrow(p->within, 0, first, tn_size(x, 0)), x, tn_full(NULL, 0, behind, tn_dtype_of(x)));
 }
 
 /* For sequences that end among steps [first, end), whose states are `all`: the state at their end; others keep `to`. */
@@ -155,7 +155,10 @@ static tn_tensor *run_direction(const recurrent *s, const direction *d, const tn
         int k = backward && !turns ? count - 1 - i : i;
         int64_t first = k * tn_size(x, 0) / count, end = (k + 1) * tn_size(x, 0) / count;
         tn_tensor *in = turns ? turned_steps(p, x, first, end) : tn_slice(x, 0, first, end, 1);
-        state all = s->kind->steps(s, d, tn_linear(in, d->weight_ih, d->bias_ih), backward && !turns, at);
+        tn_tensor *from_x = tn_linear(in, d->weight_ih, d->bias_ih);
+        if (p->lengths && s->kind->steps == steps_rnn && s->relu) /* a state that grows to infinity, times 0, is NaN */
+            from_x = cut(p, from_x, first, -HUGE_VAL);
+        state all = s->kind->steps(s, d, from_x, backward && !turns, at);
         at = last_of(all, backward && !turns);
         if (p->lengths) *last = at_ends(p, all, first, end, *last);
         out[k] = all.h;
@@ -213,7 +216,7 @@ tn_tensor *tn_recurrent_forward(tn_module *m, const tn_tensor *x, const tn_tenso
     bool lstm = s->gates == 4, training = tn_module_is_training(m);
     int64_t batch = tn_size(x, s->batch_first ? 0 : 1), count = s->layers * s->directions;
     const tn_tensor *in = s->batch_first ? tn_transpose(x, 0, 1) : x;
-    if (lengths) in = cut(&p, in);
+    if (lengths) in = cut(&p, in, 0, 0);
     tn_tensor *y = NULL;
     for (int64_t l = 0; l < s->layers; l++) {
         tn_tensor *out[DIRECTIONS];
@@ -227,7 +230,7 @@ tn_tensor *tn_recurrent_forward(tn_module *m, const tn_tensor *x, const tn_tenso
             last_c[number] = last.c;
         }
         y = s->directions == 2 ? tn_cat(out, 2, 2) : out[0];
-        if (lengths) y = cut(&p, y);
+        if (lengths) y = cut(&p, y, 0, 0);
     }
     if (h_n) *h_n = tn_keep(tn_stack(last_h, (int)count, 0));
     if (c_n)

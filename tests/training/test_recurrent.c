@@ -266,6 +266,38 @@ static void padding_has_no_influence(void **state) {
     tn_module_free(root);
 }
 
+/* The states of a relu would reach infinity there, and their product with a gradient of 0 is NaN. */
+static void states_do_not_grow_in_the_padding(void **state) {
+    enum { STEPS = 80, BATCH = 2 };
+    static const int64_t lengths[BATCH] = {2, STEPS};
+    (void)state;
+    TN_SCOPE;
+    float x[STEPS * BATCH];
+    tn_nn_recurrent_options o = TN_NN_RECURRENT_DEFAULTS;
+    o.relu = o.bidirectional = true;
+    tn_module *root = tn_module_root(), *m = tn_nn_rnn(root, "rnn", 1, 1, &o);
+    tn_variable *items;
+    int count;
+    assert_ok(tn_module_parameters(m, &items, &count));
+    tn_tensor *to[8], *grads[8];
+    for (int k = 0; k < count; k++) {
+        to[k] = items[k].tensor;
+        TN_NO_GRAD;
+        assert_ok(tn_status_of(tn_fill_(to[k], strstr(items[k].name, "bias") ? 0 : 4)));
+    }
+    tn_variables_free(items);
+    for (int i = 0; i < STEPS * BATCH; i++)
+        x[i] = i % BATCH ? -1 : 1; /* the longer sequence has states of 0 */
+    tn_tensor *y = tn_recurrent_forward(m, tn_from_data(x, TN_DIMS(STEPS, BATCH, 1), TN_F32),
+                                        tn_from_data(lengths, TN_DIMS(BATCH), TN_I64), NULL, NULL, NULL, NULL);
+    tn_tensor *loss = tn_sum(y, TN_ALL, false);
+    assert_ok(tn_gradients(&loss, 1, NULL, to, count, false, grads));
+    assert_true(tn_item(loss) == 2 * (4 + 4 * 4 + 4));
+    for (int k = 0; k < count; k++)
+        assert_true(isfinite(tn_item(grads[k])));
+    tn_module_free(root);
+}
+
 /* Without gradients the steps are computed in chunks, whose input products share memory. */
 static void chunks_of_steps_have_the_same_bits_in_less_memory(void **state) {
     (void)state;
@@ -363,6 +395,7 @@ int main(void) {
         cmocka_unit_test(a_long_sequence_is_its_steps),
         cmocka_unit_test(all_steps_at_once_have_the_bits_of_the_steps),
         cmocka_unit_test(padding_has_no_influence),
+        cmocka_unit_test(states_do_not_grow_in_the_padding),
         cmocka_unit_test(chunks_of_steps_have_the_same_bits_in_less_memory),
         cmocka_unit_test(few_steps_of_a_wide_batch_are_as_many_chunks),
         cmocka_unit_test(what_does_not_fit_is_refused),
