@@ -5,42 +5,28 @@
 #include <math.h>
 #include <stdio.h>
 
-static const classifier_layer vit_layer = {
-    .attention = {{"attention.attention.query", "attention.attention.key", "attention.attention.value",
-                   "attention.output.dense"},
-                  {true, true, true, true}},
-    .norm = {"layernorm_before", "layernorm_after"},
-    .up = "intermediate.dense",
-    .down = "output.dense",
-};
-static const classifier_layer beit_layer = {
-    .attention = {{"attention.attention.query", "attention.attention.key", "attention.attention.value",
-                   "attention.output.dense"},
-                  {true, false, true, true}},
-    .norm = {"layernorm_before", "layernorm_after"},
-    .up = "intermediate.dense",
-    .down = "output.dense",
-    .scale = {"lambda_1", "lambda_2"},
-};
-static const classifier_layer dino_layer = {
-    .attention = {{"attention.attention.query", "attention.attention.key", "attention.attention.value",
-                   "attention.output.dense"},
-                  {true, true, true, true}},
+#define ATTENTION(query, key, value, output, ...) \
+    .attention = {.names = {query, key, value, output}, .biases = {__VA_ARGS__}}
+#define VIT_ATTENTION(...)                                                                         \
+    ATTENTION("attention.attention.query", "attention.attention.key", "attention.attention.value", \
+              "attention.output.dense", __VA_ARGS__)
+#define VIT_REST .norm = {"layernorm_before", "layernorm_after"}, .up = "intermediate.dense", .down = "output.dense"
+static const net_layer vit_layer = {VIT_ATTENTION(true, true, true, true), VIT_REST};
+static const net_layer beit_layer = {VIT_ATTENTION(true, false, true, true), VIT_REST,
+                                     .scale = {"lambda_1", "lambda_2"}};
+static const net_layer dino_layer = {
+    VIT_ATTENTION(true, true, true, true),
     .norm = {"norm1", "norm2"},
     .up = "mlp.fc1",
     .down = "mlp.fc2",
     .scale = {"layer_scale1.lambda1", "layer_scale2.lambda1"},
 };
-static const classifier_layer swin_layer = {
-    .attention = {{"attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"},
-                  {true, true, true, true}},
-    .norm = {"layernorm_before", "layernorm_after"},
-    .up = "intermediate.dense",
-    .down = "output.dense",
-};
-static const classifier_layer whisper_layer = {
-    .attention = {{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj"},
-                  {true, false, true, true}},
+static const net_layer swin_layer = {ATTENTION("attention.self.query", "attention.self.key", "attention.self.value",
+                                               "attention.output.dense", true, true, true, true),
+                                     VIT_REST};
+static const net_layer whisper_layer = {
+    ATTENTION("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj", true, false, true,
+              true),
     .norm = {"self_attn_layer_norm", "final_layer_norm"},
     .up = "fc1",
     .down = "fc2",
@@ -142,38 +128,30 @@ static tn_status load(tn_classifier *c) {
                       c->classes, tn_size(logits, -1));
 }
 
-static tn_status open_classifier(tn_classifier *c, const char *folder) {
-    TRY(tn_net_open(&c->net, folder, c->net.device));
+static tn_status open_classifier(void *model, const char *folder, tn_device *device, TN_UNUSED const void *options) {
+    tn_classifier *c = model;
+    TRY(tn_net_open(&c->net, folder, device));
     TRY(read_config(c));
-    tn_device *before = tn_txt_enter(c->net.device);
-    return tn_txt_leave(c->net.device, before, load(c));
+    tn_device *before = tn_txt_enter(device);
+    return tn_txt_leave(device, before, load(c));
 }
 
-tn_status tn_classifier_open(const char *folder, const tn_classifier_options *options, tn_classifier **out) {
-    if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_classifier_open: out is NULL");
-    *out = NULL;
-    if (!folder) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_classifier_open: the folder is NULL");
-    tn_classifier_options o = TN_CLASSIFIER_DEFAULTS;
-    TRY(tn_options_read(&o, options, "tn_classifier_open", "tn_classifier_options o = TN_CLASSIFIER_DEFAULTS"));
-    tn_classifier *c = tn_txt_zalloc(1, sizeof *c);
-    if (!c) return TN_ERR_MEMORY;
-    c->net.folder.prefix = "";
-    c->net.device = o.device ? o.device : tn_current_device();
-    tn_status status = c->net.device ? open_classifier(c, folder) : TN_ERR_MEMORY;
-    if (status != TN_OK) {
-        tn_classifier_close(c);
-        return status;
-    }
-    *out = c;
-    return TN_OK;
-}
-
-void tn_classifier_close(tn_classifier *c) {
+static void close_classifier(void *model) {
+    tn_classifier *c = model;
     if (!c) return;
     tn_ctc_encoder_free(&c->waves);
     tn_log_mel_free(&c->mel);
     tn_net_close(&c->net);
     tn_txt_free(c);
+}
+
+void tn_classifier_close(tn_classifier *c) { close_classifier(c); }
+
+tn_status tn_classifier_open(const char *folder, const tn_classifier_options *options, tn_classifier **out) {
+    static const hf_kind kind = {"tn_classifier_open",  "tn_classifier_options o = TN_CLASSIFIER_DEFAULTS",
+                                 sizeof(tn_classifier), offsetof(tn_classifier_options, device),
+                                 open_classifier,       close_classifier};
+    return tn_hf_open_model(&kind, folder, options, &(tn_classifier_options)TN_CLASSIFIER_DEFAULTS, out);
 }
 
 tn_status tn_classifier_get_facts(const tn_classifier *c, tn_classifier_facts *facts) {
@@ -198,26 +176,6 @@ const char *tn_classifier_label(const tn_classifier *c, int64_t index) {
     char key[24];
     snprintf(key, sizeof key, "%" PRId64, index);
     return c ? tn_json_string(tn_json_get(tn_json_get(c->net.folder.config, "id2label"), key), "") : "";
-}
-
-/* ---- operations -------------------------------------------------------------------------------------------------- */
-
-static tn_tensor *scaled(net *n, tn_tensor *x, const char *name) {
-    return name && tn_net_has(n, name) ? tn_mul(x, tn_net_weight(n, name)) : x;
-}
-
-tn_tensor *tn_classifier_feed(tn_classifier *c, tn_tensor *x) {
-    const classifier_layer *l = c->family->layer;
-    net *n = &c->net;
-    tn_tensor *y = n->activation(tn_net_linear(n, tn_net_norm(n, x, l->norm[1]), l->up, true));
-    return tn_add(x, scaled(n, tn_net_linear(n, y, l->down, true), l->scale[1]));
-}
-
-tn_tensor *tn_classifier_layer(tn_classifier *c, tn_tensor *x, const tn_tensor *bias) {
-    const classifier_layer *l = c->family->layer;
-    net *n = &c->net;
-    tn_tensor *y = tn_net_attend(n, tn_net_norm(n, x, l->norm[0]), &l->attention, c->heads, bias);
-    return tn_classifier_feed(c, tn_add(x, scaled(n, y, l->scale[0])));
 }
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */

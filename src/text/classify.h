@@ -17,20 +17,13 @@ typedef enum classifier_input {
     INPUT_WAVES        /* [samples] */
 } classifier_input;
 
-/* Names of what a layer of a transformer holds. */
-typedef struct classifier_layer {
-    net_attention attention;
-    const char *norm[2], *up, *down;
-    const char *scale[2]; /* vectors that multiply the results of attention and feed-forward; NULL: there are none */
-} classifier_layer;
-
 /* A row of the table in classify.c. */
 typedef struct classifier_family {
     const char *type, *prefix; /* config.json's model_type; what names of weights begin with */
     classifier_input input;
     double eps; /* of norms, where config.json says nothing */
     tn_tensor *(*record)(tn_classifier *c, tn_tensor *x);
-    const classifier_layer *layer; /* NULL: it is no transformer */
+    const net_layer *layer; /* NULL: it is no transformer */
 } classifier_family;
 
 /* preprocessor_config.json of a model of pictures. */
@@ -57,10 +50,6 @@ tn_status tn_picture_read(const hf_folder *f, picture_preparation *p);
 /* rgb [height, width, 3] → [1, 3, p->height, p->width], recorded. */
 tn_tensor *tn_picture_record(const picture_preparation *p, const uint8_t *rgb, int64_t height, int64_t width);
 
-/* x [batch, n, hidden] through a layer; bias: added to scores, or NULL. */
-tn_tensor *tn_classifier_layer(tn_classifier *c, tn_tensor *x, const tn_tensor *bias);
-/* Its second half: x + feed-forward of its norm. */
-tn_tensor *tn_classifier_feed(tn_classifier *c, tn_tensor *x);
 /* A whole number of config.json, which must be there. */
 int64_t tn_classifier_int(const tn_classifier *c, const char *key, int64_t fallback);
 bool tn_classifier_bool(const tn_classifier *c, const char *key, bool fallback);

@@ -83,18 +83,15 @@ static tn_tensor *classified(tn_classifier *c, tn_tensor *x, tn_tensor *const *s
 tn_tensor *tn_record_whisper(tn_classifier *c, tn_tensor *x) {
     net *n = &c->net;
     tn_tensor **states = tn_txt_zalloc((size_t)c->layers + 1, sizeof(tn_tensor *));
-    tn_conv1d_options o = TN_CONV1D_DEFAULTS;
     if (!states) return failed(TN_ERR_MEMORY);
     tn_net_at(n, "encoder.");
-    o.padding = 1;
-    x = n->activation(tn_conv1d(x, tn_net_weight(n, "conv1.weight"), tn_net_weight(n, "conv1.bias"), &o));
-    o.stride = 2;
-    x = n->activation(tn_conv1d(x, tn_net_weight(n, "conv2.weight"), tn_net_weight(n, "conv2.bias"), &o));
+    x = n->activation(tn_net_conv1d(n, x, "conv1", true, 1, 1));
+    x = n->activation(tn_net_conv1d(n, x, "conv2", true, 2, 1));
     x = tn_add(tn_transpose(x, 1, 2), tn_net_weight(n, "embed_positions.weight"));
     for (int64_t i = 0; i < c->layers; i++) {
         states[i] = x;
         tn_net_at(n, "encoder.layers.%" PRId64 ".", i);
-        x = tn_classifier_layer(c, x, NULL);
+        x = tn_net_layer(n, x, c->family->layer, c->heads, NULL);
     }
     tn_net_at(n, "encoder.");
     states[c->layers] = x = tn_net_norm(n, x, "layer_norm");

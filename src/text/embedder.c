@@ -182,15 +182,6 @@ static tn_status read_by_language_model(tn_embedder *e, const char *folder, cons
     return tn_txt_leave(e->device, before, status);
 }
 
-static tn_status open_embedder(tn_embedder *e, const char *folder, const tn_embedder_options *options) {
-    TRY(tn_hf_open(folder, &e->folder));
-    if (!tn_encoder_knows(tn_hf_text(&e->folder, "model_type", "")) && is_language_model(&e->folder))
-        return read_by_language_model(e, folder, options);
-    TRY(tn_encoder_configure(&e->folder, options, &e->config));
-    tn_device *before = tn_txt_enter(e->device);
-    return tn_txt_leave(e->device, before, take_weights(e));
-}
-
 static tn_status check_options(const tn_embedder_options *o) {
     if ((unsigned)o->pooling > TN_POOLING_LAST)
         return tn_backend_fail(
@@ -207,26 +198,20 @@ static tn_status check_options(const tn_embedder_options *o) {
     return TN_OK;
 }
 
-tn_status tn_embedder_open(const char *folder, const tn_embedder_options *options, tn_embedder **out) {
-    if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_embedder_open: out is NULL");
-    *out = NULL;
-    if (!folder) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_embedder_open: the folder is NULL");
-    tn_embedder_options o = TN_EMBEDDER_DEFAULTS;
-    TRY(tn_options_read(&o, options, "tn_embedder_open", "tn_embedder_options o = TN_EMBEDDER_DEFAULTS"));
-    TRY(check_options(&o));
-    tn_embedder *e = tn_txt_zalloc(1, sizeof *e);
-    if (!e) return TN_ERR_MEMORY;
-    e->device = o.device ? o.device : tn_current_device();
-    tn_status status = e->device ? open_embedder(e, folder, &o) : TN_ERR_MEMORY;
-    if (status != TN_OK) {
-        tn_embedder_close(e);
-        return status;
-    }
-    *out = e;
-    return TN_OK;
+static tn_status open_embedder(void *model, const char *folder, tn_device *device, const void *options) {
+    tn_embedder *e = model;
+    e->device = device;
+    TRY(check_options(options));
+    TRY(tn_hf_open(folder, &e->folder));
+    if (!tn_encoder_knows(tn_hf_text(&e->folder, "model_type", "")) && is_language_model(&e->folder))
+        return read_by_language_model(e, folder, options);
+    TRY(tn_encoder_configure(&e->folder, options, &e->config));
+    tn_device *before = tn_txt_enter(device);
+    return tn_txt_leave(device, before, take_weights(e));
 }
 
-void tn_embedder_close(tn_embedder *e) {
+static void close_embedder(void *model) {
+    tn_embedder *e = model;
     if (!e) return;
     for (int64_t i = 0; e->weights.layers && i < e->config.layers; i++)
         for (int part = 0; part < LAYER_PARTS; part++)
@@ -244,6 +229,15 @@ void tn_embedder_close(tn_embedder *e) {
         tn_hf_free_linear(&e->weights.dense[i]);
     tn_hf_close(&e->folder);
     tn_txt_free(e);
+}
+
+void tn_embedder_close(tn_embedder *e) { close_embedder(e); }
+
+tn_status tn_embedder_open(const char *folder, const tn_embedder_options *options, tn_embedder **out) {
+    static const hf_kind kind = {"tn_embedder_open",  "tn_embedder_options o = TN_EMBEDDER_DEFAULTS",
+                                 sizeof(tn_embedder), offsetof(tn_embedder_options, device),
+                                 open_embedder,       close_embedder};
+    return tn_hf_open_model(&kind, folder, options, &(tn_embedder_options)TN_EMBEDDER_DEFAULTS, out);
 }
 
 tn_status tn_embedder_get_facts(const tn_embedder *e, tn_embedder_facts *facts) {

@@ -27,17 +27,17 @@ bool tn_hf_is_folder(const char *path) {
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 /* "FOLDER/name", to be freed. */
-static char *path_of(const hf_folder *f, const char *name) {
-    size_t size = strlen(f->path) + strlen(name) + 2;
+static char *path_of(const char *folder, const char *name) {
+    size_t size = strlen(folder) + strlen(name) + 2;
     char *path = tn_txt_alloc(size, 1);
-    if (path) snprintf(path, size, "%s/%s", f->path, name);
+    if (path) snprintf(path, size, "%s/%s", folder, name);
     return path;
 }
 
 tn_status tn_hf_json(const hf_folder *f, const char *name, tn_json_doc **out) {
     struct stat facts;
     *out = NULL;
-    char *path = path_of(f, name);
+    char *path = path_of(f->path, name);
     if (!path) return TN_ERR_MEMORY;
     tn_status status = stat(path, &facts) == 0 ? tn_json_open(path, out) : TN_OK;
     tn_txt_free(path);
@@ -64,6 +64,25 @@ tn_status tn_hf_open(const char *path, hf_folder *out) {
     if (!out->path) return TN_ERR_MEMORY;
     memcpy(out->path, path, length);
     return open_all(out);
+}
+
+tn_status tn_hf_open_model(const hf_kind *kind, const char *folder, const void *options, void *defaults, void *out) {
+    void *m = NULL;
+    tn_device *device;
+    if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "%s: out is NULL", kind->function);
+    memcpy(out, &m, sizeof m);
+    if (!folder) return tn_backend_fail(TN_ERR_ARGUMENT, "%s: the folder is NULL", kind->function);
+    TRY(tn_options_read(defaults, options, kind->function, kind->initialiser));
+    memcpy(&device, (const char *)defaults + kind->device, sizeof device);
+    if (!device) device = tn_current_device();
+    m = device ? tn_txt_zalloc(1, kind->size) : NULL;
+    if (!m) return TN_ERR_MEMORY;
+    tn_status status = kind->open(m, folder, device, defaults);
+    if (status == TN_OK)
+        memcpy(out, &m, sizeof m);
+    else
+        kind->close(m);
+    return status;
 }
 
 void tn_hf_close(hf_folder *f) {
@@ -354,16 +373,9 @@ struct hf_weights {
     int64_t count;
 };
 
-static char *weights_path_of(const char *folder, const char *name) {
-    size_t size = strlen(folder) + strlen(name) + 2;
-    char *path = tn_txt_alloc(size, 1);
-    if (path) snprintf(path, size, "%s/%s", folder, name);
-    return path;
-}
-
 static bool is_there(const char *folder, const char *name, bool *failed) {
     struct stat facts;
-    char *path = weights_path_of(folder, name);
+    char *path = path_of(folder, name);
     bool there = path && stat(path, &facts) == 0 && S_ISREG(facts.st_mode);
     *failed |= !path;
     tn_txt_free(path);
@@ -377,7 +389,7 @@ static int by_name(const void *a, const void *b) {
 }
 
 static tn_status open_file(hf_weights *w, const char *folder, const char *name) {
-    char *path = weights_path_of(folder, name);
+    char *path = path_of(folder, name);
     tn_status status = path ? tn_pickle_open(path, &w->files[w->file_count]) : TN_ERR_MEMORY;
     w->file_count += status == TN_OK;
     tn_txt_free(path);
@@ -430,7 +442,7 @@ static tn_status open_named(hf_weights *w, const char *folder, const tn_json *ma
 }
 
 static tn_status open_index(hf_weights *w, const char *folder, const char *name) {
-    char *path = weights_path_of(folder, name);
+    char *path = path_of(folder, name);
     tn_json_doc *doc = NULL;
     tn_status status = path ? tn_json_open(path, &doc) : TN_ERR_MEMORY;
     const tn_json *map = status == TN_OK ? tn_json_get(tn_json_root(doc), "weight_map") : NULL;

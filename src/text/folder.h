@@ -26,6 +26,17 @@ bool tn_hf_is_folder(const char *path);
 tn_status tn_hf_open(const char *path, hf_folder *out); /* close it in either case */
 void tn_hf_close(hf_folder *f);
 
+/* How a kind of model is opened: its options (with their device's offset), its size, and functions for the rest. */
+typedef struct hf_kind {
+    const char *function, *initialiser; /* for errors: "tn_ctc_open", "tn_speech_options o = TN_SPEECH_DEFAULTS" */
+    size_t size, device;
+    tn_status (*open)(void *model, const char *folder, tn_device *device, const void *options);
+    void (*close)(void *model); /* also after a failure of open */
+} hf_kind;
+/* Opens a model. options: the caller's, or NULL; defaults: those of the kind, which the caller's replace. *out: the
+ * model, or NULL on failure. */
+tn_status tn_hf_open_model(const hf_kind *kind, const char *folder, const void *options, void *defaults, void *out);
+
 /* Another file of the folder; TN_OK and *out NULL when there is none. */
 tn_status tn_hf_json(const hf_folder *f, const char *name, tn_json_doc **out);
 

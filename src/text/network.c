@@ -132,12 +132,18 @@ tn_tensor *tn_net_linear(net *n, const tn_tensor *x, const char *name, bool bias
 }
 
 tn_tensor *tn_net_norm_by(net *n, const tn_tensor *x, const char *name, double eps) {
-    tn_layer_norm_options o = TN_LAYER_NORM_DEFAULTS;
-    o.eps = eps;
-    return tn_layer_norm(x, TN_DIMS(tn_size(x, -1)), weight(n, name, ".weight"), weight(n, name, ".bias"), &o);
+    const hf_linear l = {weight(n, name, ".weight"), n->plain_norms ? NULL : weight(n, name, ".bias")};
+    return tn_hf_norm(x, &l, eps);
 }
 
 tn_tensor *tn_net_norm(net *n, const tn_tensor *x, const char *name) { return tn_net_norm_by(n, x, name, n->eps); }
+
+tn_tensor *tn_net_conv1d(net *n, const tn_tensor *x, const char *name, bool bias, int64_t stride, int64_t padding) {
+    tn_conv1d_options o = TN_CONV1D_DEFAULTS;
+    o.stride = stride;
+    o.padding = padding;
+    return tn_conv1d(x, weight(n, name, ".weight"), bias ? weight(n, name, ".bias") : NULL, &o);
+}
 
 tn_tensor *tn_net_conv2d(net *n, const tn_tensor *x, const char *name, bool bias, const tn_conv2d_options *o) {
     return tn_conv2d(x, weight(n, name, ".weight"), bias ? weight(n, name, ".bias") : NULL, o);
@@ -148,12 +154,38 @@ tn_tensor *tn_net_heads(const tn_tensor *x, int64_t heads) {
     return tn_transpose(tn_reshape(x, TN_DIMS(tn_size(x, 0), tn_size(x, 1), heads, width)), 1, 2);
 }
 
+tn_tensor *tn_net_project(net *n, const tn_tensor *x, const net_attention *a, int part, int64_t heads) {
+    tn_rope_options o = TN_ROPE_DEFAULTS;
+    tn_tensor *y = tn_net_heads(tn_net_linear(n, x, a->names[part], a->biases[part]), heads);
+    o.interleaved = true;
+    return a->turned && part < 2 ? tn_rope(y, n->turns[0], n->turns[1], &o) : y;
+}
+
+tn_tensor *tn_net_project_back(net *n, const tn_tensor *mixed, const net_attention *a) {
+    return tn_net_linear(n, tn_flatten(tn_transpose(mixed, 1, 2), 2, 3), a->names[3], a->biases[3]);
+}
+
 tn_tensor *tn_net_attend(net *n, const tn_tensor *x, const net_attention *a, int64_t heads, const tn_tensor *bias) {
     tn_tensor *qkv[3];
     for (int i = 0; i < 3; i++)
-        qkv[i] = tn_net_heads(tn_net_linear(n, x, a->names[i], a->biases[i]), heads);
-    tn_tensor *y = tn_transpose(tn_scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], bias, NULL), 1, 2);
-    return tn_net_linear(n, tn_flatten(y, 2, 3), a->names[3], a->biases[3]);
+        qkv[i] = tn_net_project(n, x, a, i, heads);
+    return tn_net_project_back(n, tn_scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], bias, NULL), a);
+}
+
+static tn_tensor *scaled(net *n, tn_tensor *x, const char *name) {
+    return name && tn_net_has(n, name) ? tn_mul(x, tn_net_weight(n, name)) : x;
+}
+
+tn_tensor *tn_net_feed(net *n, tn_tensor *x, const net_layer *l) {
+    tn_tensor *y = tn_net_linear(n, tn_net_norm(n, x, l->norm[1]), l->up, true);
+    int64_t inner = tn_size(y, -1) / 2;
+    y = l->gated ? tn_mul(n->activation(tn_narrow(y, -1, inner, inner)), tn_narrow(y, -1, 0, inner)) : n->activation(y);
+    return tn_add(x, scaled(n, tn_net_linear(n, y, l->down, true), l->scale[1]));
+}
+
+tn_tensor *tn_net_layer(net *n, tn_tensor *x, const net_layer *l, int64_t heads, const tn_tensor *bias) {
+    tn_tensor *y = tn_net_attend(n, tn_net_norm(n, x, l->norm[0]), &l->attention, heads, bias);
+    return tn_net_feed(n, tn_add(x, scaled(n, y, l->scale[0])), l);
 }
 
 tn_tensor *tn_net_weighted_sum(net *n, tn_tensor *const *states, int count, const char *name) {

@@ -18,7 +18,9 @@ typedef struct net {
     int64_t parameters, bytes; /* of used weights */
     char stem[HF_NAME_SIZE];   /* what names begin with: "encoder.layer.3." */
     double eps;                /* of layer norms */
+    bool plain_norms;          /* layer norms have no biases */
     tn_activation *activation;
+    tn_tensor *turns[2]; /* rope's cosines and sines for the rows of the input, [n, half] */
 } net;
 
 /* Opens the folder; device: where its weights are. To be closed in either case. */
@@ -39,17 +41,33 @@ tn_tensor *tn_net_shaped(net *n, const char *name, const int64_t *shape, int ran
 tn_tensor *tn_net_linear(net *n, const tn_tensor *x, const char *name, bool bias);
 tn_tensor *tn_net_norm(net *n, const tn_tensor *x, const char *name); /* over the last dimension, with n->eps */
 tn_tensor *tn_net_norm_by(net *n, const tn_tensor *x, const char *name, double eps);
+tn_tensor *tn_net_conv1d(net *n, const tn_tensor *x, const char *name, bool bias, int64_t stride, int64_t padding);
 tn_tensor *tn_net_conv2d(net *n, const tn_tensor *x, const char *name, bool bias, const tn_conv2d_options *o);
 
 /* x [batch, n, hidden] by heads: [batch, heads, n, hidden / heads]. */
 tn_tensor *tn_net_heads(const tn_tensor *x, int64_t heads);
-/* Attention of x [batch, n, hidden] to itself; names of queries, keys, values and output. bias: added to scores, or
- * NULL. */
+/* Attention: names of queries, keys, values and output. turned: n->turns rotates neighbours of queries and keys. */
 typedef struct net_attention {
     const char *names[4];
-    bool biases[4];
+    bool biases[4], turned;
 } net_attention;
-tn_tensor *tn_net_attend(net *n, const tn_tensor *x, const net_attention *names, int64_t heads, const tn_tensor *bias);
+/* Queries (part 0), keys (1) or values (2) of x, by heads; and results of attention times the output's matrix. */
+tn_tensor *tn_net_project(net *n, const tn_tensor *x, const net_attention *a, int part, int64_t heads);
+tn_tensor *tn_net_project_back(net *n, const tn_tensor *mixed, const net_attention *a);
+/* Attention of x [batch, n, hidden] to itself. bias: added to scores, or NULL. */
+tn_tensor *tn_net_attend(net *n, const tn_tensor *x, const net_attention *a, int64_t heads, const tn_tensor *bias);
+
+/* Names of what a layer of a transformer holds. */
+typedef struct net_layer {
+    net_attention attention;
+    const char *norm[2], *up, *down;
+    const char *scale[2]; /* vectors that multiply the results of attention and feed-forward; NULL: there are none */
+    bool gated;           /* the second half of what `up` makes is the gate of the first */
+} net_layer;
+/* x [batch, n, hidden] through a layer with norms in front of its parts; bias: added to scores, or NULL. */
+tn_tensor *tn_net_layer(net *n, tn_tensor *x, const net_layer *l, int64_t heads, const tn_tensor *bias);
+/* Its second half: x + feed-forward of its norm. */
+tn_tensor *tn_net_feed(net *n, tn_tensor *x, const net_layer *l);
 
 /* states [count] of equal shapes, weighted by the softmax of the weights `name`, [count]. */
 tn_tensor *tn_net_weighted_sum(net *n, tn_tensor *const *states, int count, const char *name);

@@ -64,9 +64,8 @@ typedef struct seq2seq_weights {
 typedef struct seq2seq_run {
     tn_tensor *text_mask;                   /* state [1, 1, 1, padded]: -inf for padding */
     int64_t padded, position, *bucket_room; /* bucket_room [context] */
-    float *mask_room, *logits;
-    tn_graph *token;
-    tn_tensor *shown; /* NULL, or whose memory the last logits are in */
+    float *mask_room;
+    side_token token;
     bool encoded;
 } seq2seq_run;
 
@@ -301,15 +300,16 @@ static tn_status take_logits_bias(tn_seq2seq *m) {
     if (!has(m, "final_logits_bias")) return TN_OK;
     const int64_t shape[] = {1, m->config.vocabulary, 0};
     TRY(tn_hf_take(&m->folder, "final_logits_bias", shape, true, &m->weights.logits_bias));
-    TRY(tn_read(m->weights.logits_bias, m->run.logits, (size_t)m->config.vocabulary * sizeof *m->run.logits));
+    TRY(tn_read(m->weights.logits_bias, m->run.token.logits,
+                (size_t)m->config.vocabulary * sizeof *m->run.token.logits));
     for (size_t i = 0; i < tn_json_length(words); i++) {
         const tn_json *word = tn_json_at(words, i);
         int64_t id = tn_json_length(word) == 1 ? tn_json_int(tn_json_at(word, 0), -1) : -1;
-        if (id >= 0 && id < m->config.vocabulary) m->run.logits[id] = -INFINITY;
+        if (id >= 0 && id < m->config.vocabulary) m->run.token.logits[id] = -INFINITY;
     }
     TN_SCOPE;
     tn_free(m->weights.logits_bias);
-    m->weights.logits_bias = tn_retain(tn_from_data(m->run.logits, TN_DIMS(1, m->config.vocabulary), TN_F32));
+    m->weights.logits_bias = tn_retain(tn_from_data(m->run.token.logits, TN_DIMS(1, m->config.vocabulary), TN_F32));
     return tn_eval(&m->weights.logits_bias, 1);
 }
 
@@ -352,11 +352,10 @@ static tn_status take_weights(tn_seq2seq *m) {
 /* ---- states ------------------------------------------------------------------------------------------------------ */
 
 static void free_states(tn_seq2seq *m) {
+    tn_side_free_graph(&m->run.token);
     tn_side_free_states(m->weights.layers[DECODER], m->config.layer_count[DECODER]);
     tn_free(m->run.text_mask);
     m->run.text_mask = NULL;
-    tn_graph_free(m->run.token); /* it reads and writes them */
-    m->run.token = NULL;
     m->run.padded = 0;
 }
 
@@ -375,45 +374,29 @@ static tn_status make_states(tn_seq2seq *m, int64_t padded) {
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
-static tn_status open_model(tn_seq2seq *m, const char *folder) {
+static tn_status open_model(void *model, const char *folder, tn_device *device, const void *options) {
+    tn_seq2seq *m = model;
+    m->device = device;
+    m->config.context = ((const tn_seq2seq_options *)options)->context;
+    if (m->config.context < 1 || m->config.context > MOST_CONTEXT)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_seq2seq_open: context is %" PRId64 "; it must be 1 to %d",
+                               m->config.context, MOST_CONTEXT);
     if (!tn_hf_is_folder(folder)) return tn_backend_fail(TN_ERR_IO, "'%s' is not a folder", folder);
     TRY(tn_hf_open(folder, &m->folder));
     TRY(read_config(m));
-    m->run.logits = tn_txt_alloc((size_t)m->config.vocabulary, sizeof *m->run.logits);
+    m->run.token.logits = tn_txt_alloc((size_t)m->config.vocabulary, sizeof *m->run.token.logits);
     m->run.bucket_room = tn_txt_alloc((size_t)m->config.context + PAGE, sizeof *m->run.bucket_room);
     m->run.mask_room = tn_txt_alloc((size_t)m->config.context + PAGE, sizeof *m->run.mask_room);
-    if (!m->run.logits || !m->run.bucket_room || !m->run.mask_room) return TN_ERR_MEMORY;
-    tn_device *before = tn_txt_enter(m->device);
-    return tn_txt_leave(m->device, before, take_weights(m));
+    if (!m->run.token.logits || !m->run.bucket_room || !m->run.mask_room) return TN_ERR_MEMORY;
+    tn_device *before = tn_txt_enter(device);
+    return tn_txt_leave(device, before, take_weights(m));
 }
 
-tn_status tn_seq2seq_open(const char *folder, const tn_seq2seq_options *options, tn_seq2seq **out) {
-    if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_seq2seq_open: out is NULL");
-    *out = NULL;
-    if (!folder) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_seq2seq_open: the folder is NULL");
-    tn_seq2seq_options o = TN_SEQ2SEQ_DEFAULTS;
-    TRY(tn_options_read(&o, options, "tn_seq2seq_open", "tn_seq2seq_options o = TN_SEQ2SEQ_DEFAULTS"));
-    if (o.context < 1 || o.context > MOST_CONTEXT)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_seq2seq_open: context is %" PRId64 "; it must be 1 to %d",
-                               o.context, MOST_CONTEXT);
-    tn_seq2seq *m = tn_txt_zalloc(1, sizeof *m);
-    if (!m) return TN_ERR_MEMORY;
-    m->folder.prefix = "";
-    m->config.context = o.context;
-    m->device = o.device ? o.device : tn_current_device();
-    tn_status status = m->device ? open_model(m, folder) : TN_ERR_MEMORY;
-    if (status != TN_OK) {
-        tn_seq2seq_close(m);
-        return status;
-    }
-    *out = m;
-    return TN_OK;
-}
-
-void tn_seq2seq_close(tn_seq2seq *m) {
+static void close_model(void *model) {
+    tn_seq2seq *m = model;
     if (!m) return;
-    tn_free(m->run.shown);
     free_states(m);
+    tn_side_free_token(&m->run.token);
     for (int side = 0; side < 2; side++) {
         tn_side_free_layers(m->weights.layers[side], m->config.layer_count[side]);
         tn_hf_free_linear(&m->weights.norm[side]);
@@ -423,12 +406,20 @@ void tn_seq2seq_close(tn_seq2seq *m) {
     tn_free(m->weights.logits_bias);
     tn_free(m->weights.embedding);
     tn_free(m->weights.output);
-    tn_txt_free(m->run.logits);
     tn_txt_free(m->run.bucket_room);
     tn_txt_free(m->run.mask_room);
     tn_json_free(m->generation);
     tn_hf_close(&m->folder);
     tn_txt_free(m);
+}
+
+void tn_seq2seq_close(tn_seq2seq *m) { close_model(m); }
+
+tn_status tn_seq2seq_open(const char *folder, const tn_seq2seq_options *options, tn_seq2seq **out) {
+    static const hf_kind kind = {"tn_seq2seq_open",  "tn_seq2seq_options o = TN_SEQ2SEQ_DEFAULTS",
+                                 sizeof(tn_seq2seq), offsetof(tn_seq2seq_options, device),
+                                 open_model,         close_model};
+    return tn_hf_open_model(&kind, folder, options, &(tn_seq2seq_options)TN_SEQ2SEQ_DEFAULTS, out);
 }
 
 tn_status tn_seq2seq_get_facts(const tn_seq2seq *m, tn_seq2seq_facts *facts) {
@@ -565,8 +556,8 @@ static tn_tensor *record_encoder(const tn_seq2seq *m, const tn_tensor *ids, tn_t
 /* A token on its way through the decoder. */
 typedef struct step_inputs {
     tn_tensor *ids;      /* [1] i64 */
-    tn_tensor *buckets;  /* [slots] i64: of the tokens before, at their places in the cache */
     tn_tensor *mask;     /* [1, 1, slots]: -inf for places that are not filled */
+    tn_tensor *buckets;  /* [slots] i64: of the tokens before, at their places in the cache; not in BART's kind */
     tn_tensor *position; /* rank 0, i64 */
     tn_tensor *pages;
 } step_inputs;
@@ -596,7 +587,10 @@ static tn_tensor *attend_cached(const tn_seq2seq *m, const side_layer *l, const 
     return mixed;
 }
 
-static tn_tensor *record_token(const tn_seq2seq *m, const step_inputs *in) {
+static tn_tensor *record_token(void *model, tn_tensor *const *inputs, tn_tensor *position) {
+    const tn_seq2seq *m = model;
+    tn_tensor *pages = tn_arange(0, (double)(tn_size(inputs[1], 2) / PAGE), 1, TN_I64);
+    const step_inputs all = {inputs[0], inputs[1], inputs[2], position, pages}, *in = &all;
     tn_tensor *place =
         m->config.family->bart ? tn_reshape(tn_add(in->position, tn_scalar_int(first_place(m))), TN_DIMS(1)) : NULL;
     tn_tensor *x = embed(m, DECODER, in->ids, place), *qkv[3];
@@ -676,38 +670,21 @@ tn_status tn_seq2seq_encode(tn_seq2seq *m, const int32_t *ids, int64_t count) {
 
 /* ---- tokens of the answer ---------------------------------------------------------------------------------------- */
 
-static step_inputs make_inputs(tn_seq2seq *m, int32_t id) {
+static tn_status step(tn_seq2seq *m, int64_t id, const float **out) {
     int64_t slots = (m->config.context + PAGE - 1) / PAGE * PAGE;
+    bool bart = m->config.family->bart;
     for (int64_t k = 0; k < slots; k++) {
         bool filled = k < m->run.position;
-        m->run.bucket_room[k] = filled && !m->config.family->bart
-                                    ? bucket_of(m->run.position - k, m->config.buckets, m->config.most_distance, false)
-                                    : 0;
+        m->run.bucket_room[k] =
+            filled && !bart ? bucket_of(m->run.position - k, m->config.buckets, m->config.most_distance, false) : 0;
         m->run.mask_room[k] = filled ? 0 : -INFINITY;
     }
-    return (step_inputs){.ids = tn_from_data(&(int64_t){id}, TN_DIMS(1), TN_I64),
-                         .buckets = tn_from_data(m->run.bucket_room, TN_DIMS(slots), TN_I64),
-                         .mask = tn_from_data(m->run.mask_room, TN_DIMS(1, 1, slots), TN_F32)};
-}
-
-static tn_status step(tn_seq2seq *m, int32_t id, const float **out) {
-    bool first = !m->run.token;
-    if (first) TRY(tn_capture_begin());
     TN_SCOPE;
-    TN_NO_GRAD;
-    step_inputs in = make_inputs(m, id);
-    tn_tensor *logits = NULL, *inputs[] = {in.ids, in.mask, in.buckets};
-    int count = m->config.family->bart ? 2 : 3;
-    if (first) {
-        in.position = tn_runtime_scalar_int(m->run.position);
-        in.pages = tn_arange(0, (double)(tn_size(in.mask, 2) / PAGE), 1, TN_I64);
-        logits = record_token(m, &in);
-        TRY(tn_capture_end(inputs, count, &logits, 1, &m->run.token));
-    } else {
-        TRY(tn_graph_set_runtime_scalar(m->run.token, 0, (double)m->run.position));
-        TRY(tn_graph_launch(m->run.token, inputs, &logits));
-    }
-    return tn_txt_show(logits, m->run.logits, m->config.vocabulary, &m->run.shown, out);
+    tn_tensor *inputs[] = {tn_from_data(&id, TN_DIMS(1), TN_I64),
+                           tn_from_data(m->run.mask_room, TN_DIMS(1, 1, slots), TN_F32),
+                           tn_from_data(m->run.bucket_room, TN_DIMS(slots), TN_I64)};
+    return tn_side_step(&m->run.token, record_token, m, inputs, bart ? 2 : 3, m->run.position, m->config.vocabulary,
+                        out);
 }
 
 tn_status tn_seq2seq_step(tn_seq2seq *m, int32_t id, const float **logits) {
@@ -720,8 +697,6 @@ tn_status tn_seq2seq_step(tn_seq2seq *m, int32_t id, const float **logits) {
             TN_ERR_ARGUMENT, "the answer is full: %" PRId64 " tokens; tn_seq2seq_options.context (--context) sets more",
             m->config.context);
     const float *found = NULL;
-    tn_free(m->run.shown); /* its memory is for the next ones */
-    m->run.shown = NULL;
     tn_device *before = tn_txt_enter(m->device);
     tn_status status = tn_txt_leave(m->device, before, step(m, id, &found));
     m->run.encoded = status == TN_OK;

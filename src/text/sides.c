@@ -1,6 +1,5 @@
-/* sides.c — layers of models with an encoder and a decoder: names of their weights, a decoder's states. */
+/* sides.c — layers of models with an encoder and a decoder: names of weights, a decoder's states, its next token. */
 #include "text/sides.h"
-#include "trunnion/trunnion.h"
 
 const char *const tn_side_names[] = {"encoder", "decoder"};
 const char *const tn_side_parts[PARTS] = {
@@ -47,4 +46,33 @@ void tn_side_free_layers(side_layer *layers, int64_t count) {
     for (int64_t i = 0; layers && i < PARTS * count; i++)
         tn_hf_free_linear(&layers[i / PARTS].part[i % PARTS]);
     tn_txt_free(layers);
+}
+
+tn_status tn_side_step(side_token *t, side_record *record, void *model, tn_tensor *const *inputs, int count,
+                       int64_t position, int64_t vocabulary, const float **out) {
+    TN_SCOPE;
+    tn_tensor *logits = NULL;
+    tn_free(t->shown); /* its memory is for the next ones */
+    t->shown = NULL;
+    if (t->graph) {
+        TRY(tn_graph_set_runtime_scalar(t->graph, 0, (double)position));
+        TRY(tn_graph_launch(t->graph, inputs, &logits));
+    } else {
+        TN_NO_GRAD;
+        TRY(tn_capture_begin());
+        logits = record(model, inputs, tn_runtime_scalar_int(position));
+        TRY(tn_capture_end(inputs, count, &logits, 1, &t->graph));
+    }
+    return tn_txt_show(logits, t->logits, vocabulary, &t->shown, out);
+}
+
+void tn_side_free_graph(side_token *t) {
+    tn_graph_free(t->graph);
+    t->graph = NULL;
+}
+
+void tn_side_free_token(side_token *t) {
+    tn_free(t->shown);
+    tn_graph_free(t->graph);
+    tn_txt_free(t->logits);
 }

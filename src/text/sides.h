@@ -1,8 +1,10 @@
-/* sides.h — layers of models with an encoder and a decoder (seq2seq.c, speech.c): their weights, a decoder's states. */
+/* sides.h — layers of models with an encoder and a decoder (seq2seq.c, speech.c, moonshine.c): their weights, a
+ * decoder's states and its next token. */
 #ifndef TN_TEXT_SIDES_H
 #define TN_TEXT_SIDES_H
 
 #include "text/folder.h"
+#include "trunnion/trunnion.h"
 
 enum { ENCODER, DECODER, PAGE = 64 /* tokens of a page of the cache: the attention's contract */ };
 
@@ -41,5 +43,20 @@ tn_status tn_side_make_states(side_layer *layers, int64_t count, int64_t context
                               int64_t rows);
 void tn_side_free_states(side_layer *layers, int64_t count); /* layers may be NULL */
 void tn_side_free_layers(side_layer *layers, int64_t count);
+
+/* A decoder's plan for one token, captured at the first one, and the logits of the last one. */
+typedef struct side_token {
+    tn_graph *graph;  /* free it before the states that it writes to */
+    float *logits;    /* room, [vocabulary] */
+    tn_tensor *shown; /* NULL, or whose memory the last logits are in */
+} side_token;
+
+/* Records the logits behind a token; position: a runtime scalar. */
+typedef tn_tensor *side_record(void *model, tn_tensor *const *inputs, tn_tensor *position);
+/* *out: the logits behind the token that `inputs` [count] hold, valid until the next call. */
+tn_status tn_side_step(side_token *t, side_record *record, void *model, tn_tensor *const *inputs, int count,
+                       int64_t position, int64_t vocabulary, const float **out);
+void tn_side_free_graph(side_token *t);
+void tn_side_free_token(side_token *t);
 
 #endif

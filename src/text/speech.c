@@ -93,29 +93,20 @@ static tn_status take_weights(tn_speech *s) {
 
 /* ---- states ------------------------------------------------------------------------------------------------------ */
 
-/* A write that could not be recorded leaves an error in place of a state: then all are made anew. */
-static tn_status renew_states(tn_speech *s) {
-    side_layer *layers = s->layers[DECODER];
+static tn_status make_states(tn_speech *s) {
     const speech_config *c = &s->config;
-    bool lost = false;
-    for (int64_t i = 0; i < STATES * c->layers[DECODER]; i++) {
-        const tn_tensor *state = layers[i / STATES].state[i % STATES];
-        lost |= !state || tn_status_of(state) != TN_OK;
-    }
-    if (!lost) return TN_OK;
-    tn_side_free_states(layers, c->layers[DECODER]);
-    tn_graph_free(s->token); /* it writes to them */
-    s->token = NULL;
-    return tn_side_make_states(layers, c->layers[DECODER], c->context, c->heads[DECODER], c->hidden / c->heads[DECODER],
-                               c->source_positions);
+    tn_side_free_graph(&s->token);
+    tn_side_free_states(s->layers[DECODER], c->layers[DECODER]);
+    return tn_side_make_states(s->layers[DECODER], c->layers[DECODER], c->context, c->heads[DECODER],
+                               c->hidden / c->heads[DECODER], c->source_positions);
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 static tn_status set_up(tn_speech *s) {
     TRY(take_weights(s));
-    s->logits = tn_txt_alloc((size_t)s->config.vocabulary, sizeof *s->logits);
-    if (!s->logits) return TN_ERR_MEMORY;
+    s->token.logits = tn_txt_alloc((size_t)s->config.vocabulary, sizeof *s->token.logits);
+    if (!s->token.logits) return TN_ERR_MEMORY;
     {
         TN_SCOPE;
         s->pages = tn_retain(tn_arange(0, (double)((s->config.context + PAGE - 1) / PAGE), 1, TN_I64));
@@ -123,7 +114,9 @@ static tn_status set_up(tn_speech *s) {
     return tn_eval(&s->pages, 1);
 }
 
-static tn_status open_speech(tn_speech *s, const char *folder) {
+static tn_status open_speech(void *model, const char *folder, tn_device *device, TN_UNUSED const void *options) {
+    tn_speech *s = model;
+    s->device = device;
     if (!tn_hf_is_folder(folder))
         return tn_backend_fail(TN_ERR_IO, "'%s' is not a folder; a Whisper model is a Hugging Face folder", folder);
     TRY(tn_hf_open(folder, &s->folder));
@@ -131,33 +124,14 @@ static tn_status open_speech(tn_speech *s, const char *folder) {
     TRY(tn_tokenizer_open(folder, &s->tokenizer));
     TRY(tn_speech_read_tokens(s));
     TRY(tn_log_mel_init(&s->front, s->config.mels, false));
-    tn_device *before = tn_txt_enter(s->device);
-    return tn_txt_leave(s->device, before, set_up(s));
+    tn_device *before = tn_txt_enter(device);
+    return tn_txt_leave(device, before, set_up(s));
 }
 
-tn_status tn_speech_open(const char *folder, const tn_speech_options *options, tn_speech **out) {
-    if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_speech_open: out is NULL");
-    *out = NULL;
-    if (!folder) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_speech_open: the folder is NULL");
-    tn_speech_options o = TN_SPEECH_DEFAULTS;
-    TRY(tn_options_read(&o, options, "tn_speech_open", "tn_speech_options o = TN_SPEECH_DEFAULTS"));
-    tn_speech *s = tn_txt_zalloc(1, sizeof *s);
-    if (!s) return TN_ERR_MEMORY;
-    s->folder.prefix = "";
-    s->device = o.device ? o.device : tn_current_device();
-    tn_status status = s->device ? open_speech(s, folder) : TN_ERR_MEMORY;
-    if (status != TN_OK) {
-        tn_speech_close(s);
-        return status;
-    }
-    *out = s;
-    return TN_OK;
-}
-
-void tn_speech_close(tn_speech *s) {
+static void close_speech(void *model) {
+    tn_speech *s = model;
     if (!s) return;
-    tn_free(s->shown);
-    tn_graph_free(s->token);
+    tn_side_free_token(&s->token);
     for (int side = 0; side < 2; side++) {
         tn_side_free_layers(s->layers[side], s->config.layers[side]);
         tn_free(s->positions[side]);
@@ -166,13 +140,21 @@ void tn_speech_close(tn_speech *s) {
     }
     tn_free(s->embedding);
     tn_free(s->pages);
-    tn_txt_free(s->logits);
     tn_log_mel_free(&s->front);
     tn_txt_free(s->tokens.suppressed);
     tn_txt_free(s->tokens.suppressed_first);
     tn_tokenizer_free(s->tokenizer);
     tn_hf_close(&s->folder);
     tn_txt_free(s);
+}
+
+void tn_speech_close(tn_speech *s) { close_speech(s); }
+
+tn_status tn_speech_open(const char *folder, const tn_speech_options *options, tn_speech **out) {
+    static const hf_kind kind = {"tn_speech_open",  "tn_speech_options o = TN_SPEECH_DEFAULTS",
+                                 sizeof(tn_speech), offsetof(tn_speech_options, device),
+                                 open_speech,       close_speech};
+    return tn_hf_open_model(&kind, folder, options, &(tn_speech_options)TN_SPEECH_DEFAULTS, out);
 }
 
 tn_status tn_speech_get_facts(const tn_speech *s, tn_speech_facts *facts) {
@@ -267,12 +249,12 @@ static tn_tensor *decoder_layer(const tn_speech *s, const side_layer *l, const t
     return feed_forward(c, l, tn_add(own, tn_hf_linear(heard, &l->part[CROSS_O])));
 }
 
-/* ids, places [n] i64 → logits [n, vocabulary] */
-static tn_tensor *record_tokens(const tn_speech *s, const tn_tensor *ids, const tn_tensor *places,
-                                const tn_tensor *position) {
+/* inputs: ids and their places, [n] i64 → logits [n, vocabulary] */
+static tn_tensor *record_tokens(void *model, tn_tensor *const *inputs, tn_tensor *position) {
+    const tn_speech *s = model;
     const speech_config *c = &s->config;
-    tn_tensor *x = tn_cast(tn_embedding(ids, s->embedding), TN_F32);
-    x = tn_add(x, tn_cast(tn_embedding(places, s->positions[DECODER]), TN_F32));
+    tn_tensor *x = tn_cast(tn_embedding(inputs[0], s->embedding), TN_F32);
+    x = tn_add(x, tn_cast(tn_embedding(inputs[1], s->positions[DECODER]), TN_F32));
     for (int64_t i = 0; i < c->layers[DECODER]; i++)
         x = decoder_layer(s, &s->layers[DECODER][i], x, position);
     return tn_linear(tn_hf_norm(x, &s->norm[DECODER], EPS), s->embedding, NULL);
@@ -296,7 +278,7 @@ tn_status tn_speech_features(const tn_speech *s, const float *samples, int64_t c
 }
 
 static tn_status encode(tn_speech *s, const float *features) {
-    TRY(renew_states(s));
+    if (!s->encoded) TRY(make_states(s)); /* after a failure they may be errors */
     TN_SCOPE;
     TN_NO_GRAD;
     return record_window(s, tn_from_data(features, TN_DIMS(1, s->config.mels, MEL_WINDOW_FRAMES), TN_F32));
@@ -313,24 +295,10 @@ tn_status tn_speech_encode(tn_speech *s, const float *features) {
 
 /* ---- single tokens ----------------------------------------------------------------------------------------------- */
 
-static tn_status capture(tn_speech *s, int64_t id, const float **out) {
-    TRY(tn_capture_begin());
+static tn_status step(tn_speech *s, int64_t id, const float **out) {
     TN_SCOPE;
-    TN_NO_GRAD;
-    tn_tensor *ids = tn_from_data(&id, TN_DIMS(1), TN_I64);
-    tn_tensor *places = tn_from_data(&s->position, TN_DIMS(1), TN_I64);
-    tn_tensor *logits = record_tokens(s, ids, places, tn_runtime_scalar_int(s->position));
-    TRY(tn_capture_end((tn_tensor *[]){ids, places}, 2, &logits, 1, &s->token));
-    return tn_txt_show(logits, s->logits, s->config.vocabulary, &s->shown, out);
-}
-
-static tn_status launch(tn_speech *s, int64_t id, const float **out) {
-    TRY(tn_graph_set_runtime_scalar(s->token, 0, (double)s->position));
-    TN_SCOPE;
-    tn_tensor *logits = NULL;
     tn_tensor *inputs[] = {tn_from_data(&id, TN_DIMS(1), TN_I64), tn_from_data(&s->position, TN_DIMS(1), TN_I64)};
-    TRY(tn_graph_launch(s->token, inputs, &logits));
-    return tn_txt_show(logits, s->logits, s->config.vocabulary, &s->shown, out);
+    return tn_side_step(&s->token, record_tokens, s, inputs, 2, s->position, s->config.vocabulary, out);
 }
 
 tn_status tn_speech_step(tn_speech *s, int32_t id, const float **logits) {
@@ -343,10 +311,8 @@ tn_status tn_speech_step(tn_speech *s, int32_t id, const float **logits) {
         return tn_backend_fail(TN_ERR_ARGUMENT, "the sequence is full: the model supports %" PRId64 " tokens",
                                s->config.context);
     const float *found = NULL;
-    tn_free(s->shown); /* its memory is for the next ones */
-    s->shown = NULL;
     tn_device *before = tn_txt_enter(s->device);
-    tn_status status = tn_txt_leave(s->device, before, s->token ? launch(s, id, &found) : capture(s, id, &found));
+    tn_status status = tn_txt_leave(s->device, before, step(s, id, &found));
     s->encoded = status == TN_OK; /* otherwise the states may be lost */
     if (status != TN_OK) return status;
     s->position++;

@@ -227,44 +227,36 @@ static tn_status load(tn_ctc *m) {
     return try_record(m);
 }
 
-static tn_status open_ctc(tn_ctc *m, const char *folder) {
+static tn_status open_ctc(void *model, const char *folder, tn_device *device, TN_UNUSED const void *options) {
+    tn_ctc *m = model;
     const hf_folder *f = &m->net.folder;
-    TRY(tn_net_open(&m->net, folder, m->net.device));
+    TRY(tn_net_open(&m->net, folder, device));
     TRY(tn_ctc_encoder_read(&m->net, &m->encoder));
     TRY(tn_hf_size(f, "vocab_size", 32, INT32_MAX, &m->vocabulary));
     m->blank = tn_json_int(tn_json_get(f->config, "pad_token_id"), 0);
     TRY(read_spelling(m));
     TRY(read_letters(m));
-    tn_device *before = tn_txt_enter(m->net.device);
-    return tn_txt_leave(m->net.device, before, load(m));
+    tn_device *before = tn_txt_enter(device);
+    return tn_txt_leave(device, before, load(m));
 }
 
-tn_status tn_ctc_open(const char *folder, const tn_speech_options *options, tn_ctc **out) {
-    if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_ctc_open: out is NULL");
-    *out = NULL;
-    if (!folder) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_ctc_open: the folder is NULL");
-    tn_speech_options o = TN_SPEECH_DEFAULTS;
-    TRY(tn_options_read(&o, options, "tn_ctc_open", "tn_speech_options o = TN_SPEECH_DEFAULTS"));
-    tn_ctc *m = tn_txt_zalloc(1, sizeof *m);
-    if (!m) return TN_ERR_MEMORY;
-    m->net.folder.prefix = "";
-    m->net.device = o.device ? o.device : tn_current_device();
-    tn_status status = m->net.device ? open_ctc(m, folder) : TN_ERR_MEMORY;
-    if (status != TN_OK) {
-        tn_ctc_close(m);
-        return status;
-    }
-    *out = m;
-    return TN_OK;
-}
-
-void tn_ctc_close(tn_ctc *m) {
+static void close_ctc(void *model) {
+    tn_ctc *m = model;
     if (!m) return;
     tn_ctc_encoder_free(&m->encoder);
     tn_txt_free(m->letters);
     tn_json_free(m->words);
     tn_net_close(&m->net);
     tn_txt_free(m);
+}
+
+void tn_ctc_close(tn_ctc *m) { close_ctc(m); }
+
+tn_status tn_ctc_open(const char *folder, const tn_speech_options *options, tn_ctc **out) {
+    static const hf_kind kind = {"tn_ctc_open",  "tn_speech_options o = TN_SPEECH_DEFAULTS",
+                                 sizeof(tn_ctc), offsetof(tn_speech_options, device),
+                                 open_ctc,       close_ctc};
+    return tn_hf_open_model(&kind, folder, options, &(tn_speech_options)TN_SPEECH_DEFAULTS, out);
 }
 
 int64_t tn_ctc_vocabulary(const tn_ctc *m) { return m ? m->vocabulary : 0; }
@@ -280,11 +272,7 @@ int64_t tn_ctc_frames(const tn_ctc *m, int64_t count) { return m ? tn_ctc_encode
 
 /* ---- operations -------------------------------------------------------------------------------------------------- */
 
-static tn_tensor *plain_norm(const tn_tensor *x) {
-    tn_layer_norm_options o = TN_LAYER_NORM_DEFAULTS;
-    o.eps = CONVOLUTION_EPS;
-    return tn_layer_norm(x, TN_DIMS(tn_size(x, -1)), NULL, NULL, &o);
-}
+static tn_tensor *plain_norm(const tn_tensor *x) { return tn_hf_norm(x, &(hf_linear){NULL, NULL}, CONVOLUTION_EPS); }
 
 /* x [1, channels, n]: over the channels of each place; or over all places of each channel. */
 static tn_tensor *norm_convolution(const ctc_encoder *e, net *n, tn_tensor *x) {
@@ -341,7 +329,8 @@ static tn_tensor *gated_bias(const ctc_encoder *e, net *n, const tn_tensor *x, c
 }
 
 static const net_attention attention = {
-    {"attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.out_proj"}, {true, true, true, true}};
+    .names = {"attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.out_proj"},
+    .biases = {true, true, true, true}};
 
 static tn_tensor *feed(net *n, const tn_tensor *x) {
     tn_tensor *up = n->activation(tn_net_linear(n, x, "feed_forward.intermediate_dense", true));
@@ -427,10 +416,7 @@ tn_status tn_ctc_logits(tn_ctc *m, const float *samples, int64_t count, float *o
 static tn_status spell(const tn_ctc *m, const float *logits, int64_t frames, tn_ids *ids, tn_bytes *text) {
     int64_t last = -1;
     for (int64_t t = 0; t < frames; t++) {
-        const float *row = logits + t * m->vocabulary;
-        int64_t best = 0;
-        for (int64_t i = 1; i < m->vocabulary; i++)
-            if (row[i] > row[best]) best = i;
+        int64_t best = tn_txt_most_probable(logits + t * m->vocabulary, 0, m->vocabulary);
         bool new = best != last &&best != m->blank && m->letters[best];
         last = best;
         if (!new) continue;

@@ -54,9 +54,7 @@ struct tn_speech {
     hf_linear conv[2], norm[2]; /* norm: behind the last layer of encoder and decoder */
     tn_tensor *positions[2], *embedding, *pages;
     side_layer *layers[2];
-    tn_graph *token; /* captured at the first token */
-    float *logits;
-    tn_tensor *shown; /* NULL, or whose memory the last logits are in */
+    side_token token;
     int64_t position; /* tokens of the sequence */
     bool encoded;
 };

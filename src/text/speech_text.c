@@ -66,13 +66,6 @@ static void prefer_times(const speech_config *c, const speech_tokens *t, float *
     if (sum > 0 && log(sum) + top > text) forbid(scores, 0, first);
 }
 
-static int32_t most_probable(const float *scores, int64_t from, int64_t to) {
-    int64_t best = from;
-    for (int64_t i = from + 1; i < to; i++)
-        if (scores[i] > scores[best]) best = i;
-    return (int32_t)best;
-}
-
 static int32_t choose_token(transcription *r, const float *logits) {
     const speech_config *c = &r->s->config;
     const speech_tokens *t = &r->s->tokens;
@@ -86,7 +79,7 @@ static int32_t choose_token(transcription *r, const float *logits) {
         keep_order(c, t, &r->ids, r->scores);
         prefer_times(c, t, r->scores);
     }
-    return most_probable(r->scores, 0, c->vocabulary);
+    return (int32_t)tn_txt_most_probable(r->scores, 0, c->vocabulary);
 }
 
 /* ---- a window ---------------------------------------------------------------------------------------------------- */
@@ -105,7 +98,8 @@ static tn_status detect_language(transcription *r) {
     const float *logits;
     TRY(tn_speech_step(r->s, t->start, &logits));
     r->s->position = 0;
-    return name_language(r, most_probable(logits, t->first_language, t->first_language + t->language_count));
+    int64_t id = tn_txt_most_probable(logits, t->first_language, t->first_language + t->language_count);
+    return name_language(r, (int32_t)id);
 }
 
 static tn_status find_language(transcription *r, const char *code) {

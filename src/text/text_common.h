@@ -33,6 +33,14 @@ static inline bool tn_txt_ends_with(const char *text, const char *ending) {
     return n >= k && memcmp(text + n - k, ending, k) == 0;
 }
 
+/* The first of the greatest of logits [from, to). */
+static inline int64_t tn_txt_most_probable(const float *logits, int64_t from, int64_t to) {
+    int64_t best = from;
+    for (int64_t i = from + 1; i < to; i++)
+        if (logits[i] > logits[best]) best = i;
+    return best;
+}
+
 /* The value of a hexadecimal digit; -1: it is none. */
 static inline int tn_txt_hex(char c) {
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;

@@ -115,7 +115,7 @@ tn_tensor *tn_record_vit(tn_classifier *c, tn_tensor *x) {
         tn_net_at(n, "encoder.layer.%" PRId64 ".", i);
         tn_tensor *bias = shared;
         if (tn_net_has(n, of_layer)) bias = bias_of_distances(tn_net_weight(n, of_layer), h, w, true);
-        x = tn_classifier_layer(c, x, bias);
+        x = tn_net_layer(n, x, c->family->layer, c->heads, bias);
     }
     return head_of(c, x, extra);
 }
@@ -163,7 +163,7 @@ static tn_tensor *swin_block(tn_classifier *c, tn_tensor *x, int64_t size, int64
     y = tn_net_attend(n, windows_of(y, size), &c->family->layer->attention, c->heads, bias);
     y = from_windows(y, size, h, w);
     if (shift) y = tn_roll(y, (int64_t[]){shift, shift}, 2, (int64_t[]){1, 2}, 2);
-    return tn_classifier_feed(c, tn_add(x, y));
+    return tn_net_feed(n, tn_add(x, y), c->family->layer);
 }
 
 /* Four neighbours become one place with twice the channels. */
