@@ -1,5 +1,6 @@
 /* classify_files.c — `trunnion run FOLDER FILE…`: what is in pictures or sounds, by a classifier in a Hugging Face
  * folder. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,12 +22,14 @@ typedef struct classifying {
 static tn_status run_bytes(classifying *w, const unsigned char *bytes, size_t size, const char *file) {
     image picture = {0};
     tn_audio sound = {0};
-    tn_status status = w->facts.hears ? tn_audio_parse(bytes, size, TN_SPEECH_RATE, &sound)
-                                      : image_decode(bytes, size, file, &picture);
+    tn_status status = TN_OK;
+    if (!w->facts.hears) TRY(image_decode(bytes, size, file, &picture)); /* its errors name the file */
+    if (w->facts.hears)
+        status = tn_audio_parse(bytes, size, TN_SPEECH_RATE, &sound);
+    else
+        status = tn_classifier_picture(w->model, picture.rgb, picture.height, picture.width, w->logits);
     if (status == TN_OK && w->facts.hears)
         status = tn_classifier_sound(w->model, sound.samples, sound.count, w->logits);
-    else if (status == TN_OK)
-        status = tn_classifier_picture(w->model, picture.rgb, picture.height, picture.width, w->logits);
     tn_audio_free(&sound);
     free(picture.rgb);
     return status == TN_OK ? status : tn_backend_fail(status, "'%s': %s", file, tn_error());
@@ -40,8 +43,13 @@ static tn_status run_file(classifying *w, const char *file, double *shares) {
     free(bytes);
     if (status != TN_OK) return status;
     tn_classifier_probabilities(w->model, w->logits);
-    for (int64_t i = 0; i < w->facts.classes; i++)
+    for (int64_t i = 0; i < w->facts.classes; i++) {
         shares[i] = (double)w->logits[i];
+        if (isnan(shares[i]))
+            return tn_backend_fail(TN_ERR_FORMAT,
+                                   "'%s': the model's result for class %lld is not a number; are its weights damaged?",
+                                   file, (long long)i);
+    }
     return TN_OK;
 }
 

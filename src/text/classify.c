@@ -82,6 +82,21 @@ static tn_status read_transformer(tn_classifier *c) {
     return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "'qkv_bias' is false, which is not supported");
 }
 
+/* Layers of each stage. */
+static tn_status check_depths(const hf_folder *f) {
+    const tn_json *depths = tn_json_get(f->config, "depths");
+    int64_t left = HF_MOST_LAYERS;
+    bool fits = !tn_hf_has(f, "depths") || tn_json_kind_of(depths) == TN_JSON_ARRAY;
+    for (size_t s = 0; fits && s < tn_json_length(depths); s++) {
+        int64_t layers = tn_json_int(tn_json_at(depths, s), 0);
+        fits = layers >= 1 && layers <= left;
+        left -= layers;
+    }
+    if (fits) return TN_OK;
+    return tn_hf_fail(f->path, TN_ERR_FORMAT, "'depths' must be a list of integers from 1 on, in total at most %d",
+                      HF_MOST_LAYERS);
+}
+
 static tn_status read_config(tn_classifier *c) {
     const hf_folder *f = &c->net.folder;
     const char *type = tn_hf_text(f, "model_type", "");
@@ -101,6 +116,7 @@ static tn_status read_config(tn_classifier *c) {
     TRY(tn_hf_activation(f, act, relu ? "relu" : relu6 ? "relu6" : "gelu", &c->net.activation));
     TRY(tn_hf_real(f, f->config, "layer_norm_eps", c->family->eps, 1e-20, 1, &c->net.eps));
     if (c->family->layer) TRY(read_transformer(c));
+    TRY(check_depths(f));
     return c->family->input == INPUT_PICTURE ? tn_picture_read(f, &c->picture) : tn_sound_read(c);
 }
 

@@ -7,7 +7,7 @@
 
 #include "text/classify.h"
 
-enum { MOST_EXTENT = 4096, MOST_PIXELS = 1 << 28 };
+enum { MOST_EXTENT = 4096, MOST_PIXELS = 1 << 28, MOST_RESIZED = MOST_EXTENT * MOST_EXTENT };
 
 /* What classes of transformers do where the file says nothing. */
 static const struct {
@@ -98,14 +98,32 @@ tn_status tn_picture_read(const hf_folder *f, picture_preparation *p) {
     return status;
 }
 
+/* What a picture of h by w pixels is resized to. */
+static void resized_to(const picture_preparation *p, int64_t h, int64_t w, int64_t to[2]) {
+    int64_t edge = p->resized[0];
+    to[0] = h <= w || p->to_square ? edge : edge * h / w;
+    to[1] = p->to_square ? p->resized[1] : h <= w ? edge * w / h : edge;
+}
+
+/* A shorter edge of a long picture makes a huge one. */
+static tn_tensor *check_extents(const picture_preparation *p, int64_t h, int64_t w) {
+    int64_t to[2] = {h, w};
+    if (h < 1 || w < 1 || h > MOST_PIXELS / w)
+        return tn_txt_failed(TN_ERR_ARGUMENT,
+                             "a picture of %" PRId64 " by %" PRId64 " pixels; supported are 1 to %d of them", w, h,
+                             MOST_PIXELS);
+    if (p->resizes) resized_to(p, h, w, to);
+    if (!p->resizes || (to[0] <= MOST_RESIZED / to[1] && h <= MOST_PIXELS / to[1])) return NULL;
+    return tn_txt_failed(TN_ERR_ARGUMENT,
+                         "a picture of %" PRId64 " by %" PRId64 " pixels would be resized to %" PRId64 " by %" PRId64
+                         "; at most %d pixels are supported: cut it first",
+                         w, h, to[1], to[0], MOST_RESIZED);
+}
+
 /* x [1, 3, h, w], numbers of bytes. */
 static tn_tensor *resize(const picture_preparation *p, tn_tensor *x) {
-    int64_t h = tn_size(x, 2), w = tn_size(x, 3), to[2] = {p->resized[0], p->resized[1]};
-    if (!p->to_square) {
-        int64_t edge = p->resized[0];
-        to[0] = h <= w ? edge : edge * h / w;
-        to[1] = h <= w ? edge * w / h : edge;
-    }
+    int64_t h = tn_size(x, 2), to[2];
+    resized_to(p, h, tn_size(x, 3), to);
     x = tn_interpolate(x, (int64_t[]){h, to[1]}, 2, NULL, p->mode, false);
     x = tn_clamp(tn_round(x), 0, 255);
     return tn_clamp(tn_round(tn_interpolate(x, to, 2, NULL, p->mode, false)), 0, 255);
@@ -113,10 +131,8 @@ static tn_tensor *resize(const picture_preparation *p, tn_tensor *x) {
 
 tn_tensor *tn_picture_record(const picture_preparation *p, const uint8_t *rgb, int64_t height, int64_t width) {
     float scale[3], shift[3];
-    if (height < 1 || width < 1 || height > MOST_PIXELS / width)
-        return tn_failed(TN_ERR_ARGUMENT,
-                         "a picture of %" PRId64 " by %" PRId64 " pixels; supported are 1 to %d of them", width, height,
-                         MOST_PIXELS);
+    tn_tensor *wrong = check_extents(p, height, width);
+    if (wrong) return wrong;
     tn_tensor *x = tn_cast(tn_from_data(rgb, TN_DIMS(height, width, 3), TN_U8), TN_F32);
     x = tn_contiguous(tn_unsqueeze(tn_permute(x, TN_DIMS(2, 0, 1)), 0));
     if (p->resizes) x = resize(p, x);

@@ -43,7 +43,7 @@ tn_status tn_sound_read(tn_classifier *c) {
     return tn_log_mel_init(&c->mel, c->mels, false);
 }
 
-static tn_tensor *failed(tn_status status) { return tn_failed(status, "%s", tn_error()); }
+static tn_tensor *failed(tn_status status) { return tn_txt_failed(status, "%s", tn_error()); }
 
 tn_tensor *tn_sound_record(tn_classifier *c, const float *samples, int64_t count) {
     const int64_t window = MEL_WINDOW_FRAMES * MEL_HOP;
@@ -51,8 +51,8 @@ tn_tensor *tn_sound_record(tn_classifier *c, const float *samples, int64_t count
     tn_status status = TN_OK;
     bool waves = c->family->input == INPUT_WAVES, bank = c->family->input == INPUT_FILTER_BANK;
     if (waves && (count > MOST_SECONDS * TN_SPEECH_RATE || tn_ctc_encoder_frames(&c->waves, count) < 1))
-        return tn_failed(TN_ERR_ARGUMENT, "%" PRId64 " samples; supported are %" PRId64 " to %d", count,
-                         tn_ctc_encoder_least(&c->waves), MOST_SECONDS * TN_SPEECH_RATE);
+        return tn_txt_failed(TN_ERR_ARGUMENT, "%" PRId64 " samples; supported are %" PRId64 " to %d", count,
+                             tn_ctc_encoder_least(&c->waves), MOST_SECONDS * TN_SPEECH_RATE);
     if (waves) status = tn_ctc_encoder_prepare(&c->waves, samples, count, &room);
     if (!waves) room = tn_txt_zalloc((size_t)c->frames, (size_t)c->mels * sizeof *room);
     if (!room) return failed(status == TN_OK ? TN_ERR_MEMORY : status);

@@ -81,11 +81,11 @@ static tn_tensor *weight(net *n, const char *name, const char *ending) {
     char full[HF_NAME_SIZE];
     tn_safetensors_info info = {.struct_size = sizeof info};
     if (!find(n, name, ending, full, &info))
-        return tn_failed(TN_ERR_FORMAT, "'%s' has no tensor '%s'", n->folder.path, full);
+        return tn_txt_failed(TN_ERR_FORMAT, "'%s' has no tensor '%s'", n->folder.path, full);
     int64_t i = index_of(n, info.name);
     if (i < 0 || !n->weights[i])
-        return tn_failed(TN_ERR_UNSUPPORTED, "'%s': tensor '%.100s' has type %s; weights must be F32, F16 or BF16",
-                         n->folder.path, info.name, info.dtype_name);
+        return tn_txt_failed(TN_ERR_UNSUPPORTED, "'%s': tensor '%.100s' has type %s; weights must be F32, F16 or BF16",
+                             n->folder.path, info.name, info.dtype_name);
     n->parameters += n->used[i] ? 0 : tn_numel(n->weights[i]);
     n->bytes += n->used[i] ? 0 : info.bytes;
     n->used[i] = true;
@@ -100,8 +100,8 @@ tn_tensor *tn_net_shaped(net *n, const char *name, const int64_t *shape, int ran
     for (int d = 0; d < rank && fits; d++)
         fits = tn_size(t, d) == shape[d];
     if (fits || tn_status_of(t) != TN_OK) return t;
-    return tn_failed(TN_ERR_FORMAT, "'%s': tensor '%s%s' has another shape than config.json gives it", n->folder.path,
-                     n->stem, name);
+    return tn_txt_failed(TN_ERR_FORMAT, "'%s': tensor '%s%s' has another shape than config.json gives it",
+                         n->folder.path, n->stem, name);
 }
 
 static bool is_beside(const char *name) {

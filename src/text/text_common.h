@@ -46,6 +46,9 @@ static inline int tn_txt_hex(char c) {
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
+/* As tn_failed, for errors in files: a message names the file and no line of this library. */
+#define tn_txt_failed(...) (tn_at(NULL, 0), (tn_failed)(__VA_ARGS__))
+
 /* A model's tensors live on its device, whichever the caller's thread works on: that device becomes the current one.
  * Returns the one to go back to. */
 static inline tn_device *tn_txt_enter(tn_device *device) {

@@ -36,11 +36,12 @@ static tn_tensor *patches(net *n, const tn_tensor *x, const char *name) {
 static tn_tensor *bias_of_distances(tn_tensor *table, int64_t h, int64_t w, bool first) {
     int64_t n = h * w + first, rows = (2 * h - 1) * (2 * w - 1);
     if (n < 1 || n > HF_MOST_HEADS || tn_rank(table) != 2 || tn_size(table, 0) != rows + 3 * first)
-        return tn_failed(TN_ERR_FORMAT,
-                         "a table of distances does not have the %" PRId64 " rows of %" PRId64 " by %" PRId64 " places",
-                         rows + 3 * first, h, w);
+        return tn_txt_failed(TN_ERR_FORMAT,
+                             "a table of distances does not have the %" PRId64 " rows of %" PRId64 " by %" PRId64
+                             " places",
+                             rows + 3 * first, h, w);
     int64_t *index = tn_txt_alloc((size_t)n, (size_t)n * sizeof *index);
-    if (!index) return tn_failed(TN_ERR_MEMORY, "%s", tn_error());
+    if (!index) return tn_txt_failed(TN_ERR_MEMORY, "%s", tn_error());
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j < n; j++) {
             int64_t a = i - first, b = j - first;
@@ -57,7 +58,7 @@ static tn_tensor *bias_of_distances(tn_tensor *table, int64_t h, int64_t w, bool
 /* Positions [1, extra + m², hidden] of a square of places, interpolated to h by w. */
 static tn_tensor *interpolated(tn_tensor *positions, int64_t extra, int64_t h, int64_t w) {
     int64_t count = tn_size(positions, 1) - extra, side = (int64_t)sqrt((double)(count > 0 ? count : 0));
-    if (count == h * w || side * side != count) return positions;
+    if ((h == side && w == side) || side * side != count) return positions;
     tn_tensor *grid = tn_reshape(tn_narrow(positions, 1, extra, count), TN_DIMS(1, side, side, tn_size(positions, 2)));
     grid =
         tn_interpolate(tn_permute(grid, TN_DIMS(0, 3, 1, 2)), (int64_t[]){h, w}, 2, NULL, TN_INTERPOLATE_CUBIC, false);
@@ -185,11 +186,12 @@ tn_tensor *tn_record_swin(tn_classifier *c, tn_tensor *x) {
     for (int64_t s = 0; s < stages; s++) {
         int64_t h = tn_size(x, 1), w = tn_size(x, 2), least = h < w ? h : w;
         c->heads = tn_json_int(tn_json_at(heads, (size_t)s), 0);
+        if (tn_status_of(x) != TN_OK) return x;
         if (h % size || w % size || c->heads < 1)
-            return tn_failed(TN_ERR_UNSUPPORTED,
-                             "Swin: stage %" PRId64 " has %" PRId64 " by %" PRId64 " places and %" PRId64
-                             " heads; supported are multiples of the window, %" PRId64,
-                             s, h, w, c->heads, size);
+            return tn_txt_failed(TN_ERR_UNSUPPORTED,
+                                 "Swin: stage %" PRId64 " has %" PRId64 " by %" PRId64 " places and %" PRId64
+                                 " heads; supported are multiples of the window, %" PRId64,
+                                 s, h, w, c->heads, size);
         for (int64_t b = 0; b < tn_json_int(tn_json_at(depths, (size_t)s), 0); b++) {
             tn_net_at(n, "encoder.layers.%" PRId64 ".blocks.%" PRId64 ".", s, b);
             x = swin_block(c, x, size, b % 2 && least > size ? size / 2 : 0);
@@ -319,7 +321,7 @@ tn_tensor *tn_record_mobilenet(tn_classifier *c, tn_tensor *x) {
     net *n = &c->net;
     bool tensorflow = tn_classifier_bool(c, "tf_padding", true);
     if (tn_classifier_int(c, "output_stride", 32) != 32)
-        return tn_failed(TN_ERR_UNSUPPORTED, "MobileNetV2: only an 'output_stride' of 32 is supported");
+        return tn_txt_failed(TN_ERR_UNSUPPORTED, "MobileNetV2: only an 'output_stride' of 32 is supported");
     for (int64_t l = 0; l < (int64_t)(sizeof strides / sizeof *strides); l++) {
         tn_tensor *y = x;
         for (int p = l == 0 ? 0 : 1; p < 4; p++) {

@@ -161,6 +161,8 @@ static void folders_that_do_not_fit_are_refused(void **state) {
         {",\"qkv_bias\":false", "", NULL, false, "'qkv_bias' is false"},
         {",\"id2label\":{\"0\":\"cat\"}", "", NULL, false, "'id2label' has 1 classes, but the weights 3"},
         {",\"hidden_act\":\"mish\"", "", NULL, false, "mish"},
+        {",\"depths\":[2000000000]", "", NULL, false, "'depths' must be"},
+        {",\"model_type\":\"swin\",\"depths\":[1],\"num_heads\":[2]", "", NULL, false, "no tensor 'embeddings.patch"},
         {"", ",\"size\":16", NULL, false, "add"},
         {"", ",\"size\":{\"height\":8}", NULL, false, "'size' must be"},
         {"", ",\"size\":5000", NULL, false, "'size' must be"},
@@ -175,8 +177,26 @@ static void folders_that_do_not_fit_are_refused(void **state) {
         const char *folder = make_folder(wrong[i].more, wrong[i].how, wrong[i].without, wrong[i].extra);
         if (tn_classifier_open(folder, NULL, &c) == TN_OK) fail_msg("row %zu opens", i);
         if (!strstr(tn_error(), wrong[i].says)) fail_msg("row %zu: %s", i, tn_error());
+        if (strstr(tn_error(), "no tensor") && tn_error()[0] != '\'') fail_msg("row %zu: %s", i, tn_error());
         assert_null(c);
     }
+}
+
+/* An edge of 8 would make 8 · 24 million pixels of it. */
+static void long_pictures_are_refused(void **state) {
+    (void)state;
+    enum { WIDE = 3000000 };
+    tn_classifier *c;
+    float logits[CLASSES];
+    const char *how = ",\"size\":{\"shortest_edge\":8},\"do_center_crop\":true,\"crop_size\":8";
+    uint8_t *line = calloc(WIDE, 3);
+    assert_non_null(line);
+    assert_ok(tn_classifier_open(make_folder("", how, NULL, false), NULL, &c));
+    assert_int_equal(tn_classifier_picture(c, line, 1, WIDE, logits), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "resized to 24000000 by 8");
+    assert_ok(tn_classifier_picture(c, line, 1, 100, logits));
+    tn_classifier_close(c);
+    free(line);
 }
 
 static void memory_may_run_out_anywhere(void **state) {
@@ -213,6 +233,11 @@ static void the_command_shows_labels(void **state) {
     snprintf(line, sizeof line, "%%s run %s README.md 2>&1", folder);
     assert_int_equal(run_trunnion(line, said, sizeof said), 1);
     assert_text_has(said, "README.md");
+    assert_null(strstr(strstr(said, "README.md") + 1, "README.md"));
+    make_folder("", ",\"rescale_factor\":1e300", NULL, false);
+    snprintf(line, sizeof line, "%%s run %s %s 2>&1", folder, path);
+    assert_int_equal(run_trunnion(line, said, sizeof said), 1);
+    assert_text_has(said, "is not a number");
 }
 
 int main(void) {
@@ -220,6 +245,7 @@ int main(void) {
         cmocka_unit_test(a_picture_of_the_right_size_is_only_scaled),
         cmocka_unit_test(crops_take_the_middle),
         cmocka_unit_test(folders_that_do_not_fit_are_refused),
+        cmocka_unit_test(long_pictures_are_refused),
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(the_command_shows_labels),
     };

@@ -39,6 +39,8 @@ PICTURES = [  # name, stem, class, configuration, image processor and its values
      {"size": SQUARE, "do_center_crop": False}),
     ("dinov2", "Dinov2", "", VIT | {"mlp_ratio": 2}, "Bit", {"size": {"shortest_edge": 36}, "crop_size": SQUARE}),
     ("dinov2-resized", "Dinov2", "", VIT | {"image_size": 56}, "Bit", {"size": EDGE, "crop_size": SQUARE}),
+    ("dinov2-wide", "Dinov2", "", VIT | {"mlp_ratio": 2}, "Bit",
+     {"size": {"shortest_edge": 36}, "crop_size": {"height": 16, "width": 64}}),  # as many places, in another order
     ("swin", "Swin", "", {"embed_dim": 12, "depths": [2, 2], "num_heads": [2, 3], "window_size": 4, "image_size": 32,
                           "patch_size": 2}, "ViT", {"size": SQUARE}),
     ("swin-one-window", "Swin", "", {"embed_dim": 12, "depths": [1, 2], "num_heads": [2, 3], "window_size": 4,
