@@ -24,7 +24,7 @@ BUDGET = {
     "windows": 1540,
     "base": 3820,
     "kir": 16305,
-    "cpu": 17020,
+    "cpu": 17042,
     "gpu": 2715,
     "vendor": 3265,
     "hal": 9460,

@@ -227,15 +227,16 @@ typedef struct tn_scatter_args {
 int64_t tn_scatter_add_f32(const tn_scatter_args *args);
 int64_t tn_scatter_add_f64(const tn_scatter_args *args);
 
-/* out = the parts concatenated along `dim`; 4-byte elements. A part has out's shape except along dim; its strides count
- * elements; out is contiguous and does not overlap the parts. */
+/* out = the parts concatenated along `dim`; elements of 1, 2, 4 or 8 bytes. A part has out's shape except along dim;
+ * its strides count elements; out is contiguous and does not overlap the parts. */
 enum { TN_CAT_PARTS = 16, TN_CAT_AXES = 8 };
 typedef struct tn_cat_part {
-    const uint32_t *data;
+    const void *data;
     int64_t extent, stride[TN_CAT_AXES];
 } tn_cat_part;
 typedef struct tn_cat_args {
-    uint32_t *out;
+    void *out;
+    size_t size; /* bytes of an element */
     int rank, dim, parts;
     int64_t shape[TN_CAT_AXES];
     tn_cat_part part[TN_CAT_PARTS];

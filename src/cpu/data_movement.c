@@ -9,16 +9,20 @@
  * in order, so that parts with few elements, which alternate in its cache lines, find these lines in the first-level
  * cache. */
 
-enum { STRETCH = 1 << 13 }; /* elements: what a first cache holds */
+enum { STRETCH = 1 << 15 }; /* bytes: what a first cache holds */
 
-/* Axes of a copy, innermost first. */
+/* Axes of a copy, innermost first; strides count bytes. */
 typedef struct layout {
     int n;
+    size_t size; /* of an element: 1, 2, 4 or 8 bytes */
     int64_t extent[TN_CAT_AXES], to[TN_CAT_AXES], from[TN_CAT_AXES];
 } layout;
 
+/* Strides count elements. */
 static void add_axis(layout *l, int64_t extent, int64_t to, int64_t from) {
     if (extent == 1) return;
+    to *= (int64_t)l->size;
+    from *= (int64_t)l->size;
     int k = l->n - 1;
     if (k >= 0 && to == l->extent[k] * l->to[k] && from == l->extent[k] * l->from[k]) {
         l->extent[k] *= extent;
@@ -29,48 +33,65 @@ static void add_axis(layout *l, int64_t extent, int64_t to, int64_t from) {
     l->from[l->n++] = from;
 }
 
-static void copy_line(uint32_t *to, int64_t to_step, const uint32_t *from, int64_t from_step, int64_t count) {
-    if (to_step == 1 && from_step == 1) {
-        memcpy(to, from, (size_t)count * sizeof *to);
-        return;
-    }
-    for (int64_t i = 0; i < count; i++)
-        to[i * to_step] = from[i * from_step];
+/* A function whose argument `size` is a constant where it is called: the bytes of an element. */
+#define SIZED static inline __attribute__((always_inline))
+
+SIZED uint64_t bits_at(const char *data, int64_t i, size_t size) {
+    const char *from = data + (size_t)i * size;
+    uint64_t b64;
+    uint32_t b32;
+    uint16_t b16;
+    if (size == 8) return memcpy(&b64, from, 8), b64;
+    if (size == 4) return memcpy(&b32, from, 4), b32;
+    if (size == 2) return memcpy(&b16, from, 2), b16;
+    return (uint8_t)*from;
 }
 
-/* Repeats each element `times` times, as when images are enlarged; two at once where possible. */
-static void copy_each(uint32_t *to, int64_t times, const uint32_t *from, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        uint64_t pair = from[i] | (uint64_t)from[i] << 32;
-        int64_t k = 0;
-        for (; k + 2 <= times; k += 2, to += 2)
-            memcpy(to, &pair, sizeof pair);
-        if (k < times) *to++ = from[i];
+SIZED void copy_line(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t count, size_t size) {
+    if (to_step == (int64_t)size && from_step == (int64_t)size) {
+        memcpy(to, from, (size_t)count * size);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++, to += to_step, from += from_step)
+        memcpy(to, from, size);
+}
+
+/* Repeats each element `times` times, as when images are enlarged; eight bytes at once where possible. */
+SIZED void copy_each(char *to, int64_t times, const char *from, int64_t count, size_t size) {
+    const uint64_t ones = UINT64_MAX / (UINT64_MAX >> (64 - 8 * size)); /* 1 in each element */
+    for (int64_t i = 0; i < count; i++, from += size) {
+        const uint64_t same = bits_at(from, 0, size) * ones;
+        size_t left = (size_t)times * size;
+        for (; left >= sizeof same; left -= sizeof same, to += sizeof same)
+            memcpy(to, &same, sizeof same);
+        for (; left > 0; left -= size, to += size)
+            memcpy(to, from, size);
     }
 }
 
 static bool repeats_each(const layout *l) {
-    return l->n > 1 && l->from[0] == 0 && l->to[0] == 1 && l->from[1] == 1 && l->to[1] == l->extent[0];
+    const int64_t size = (int64_t)l->size;
+    return l->n > 1 && l->from[0] == 0 && l->to[0] == size && l->from[1] == size && l->to[1] == l->extent[0] * size;
 }
 
 /* The lines of the first axis, or planes of the first two. Returns how many axes that are. */
-static int copy_inner(const layout *l, uint32_t *to, const uint32_t *from) {
+SIZED int copy_inner(const layout *l, char *to, const char *from, size_t size) {
     if (!repeats_each(l)) {
-        copy_line(to, l->to[0], from, l->from[0], l->extent[0]);
+        copy_line(to, l->to[0], from, l->from[0], l->extent[0], size);
         return 1;
     }
     if (l->extent[0] == 2)
-        copy_each(to, 2, from, l->extent[1]); /* in its own loop */
+        copy_each(to, 2, from, l->extent[1], size); /* in its own loop */
     else
-        copy_each(to, l->extent[0], from, l->extent[1]);
+        copy_each(to, l->extent[0], from, l->extent[1], size);
     return 2;
 }
 
-static void copy_all(const layout *l, uint32_t *to, const uint32_t *from) {
+SIZED void copy_axes(const layout *l, char *to, const char *from, size_t size) {
     int64_t at[TN_CAT_AXES] = {0};
-    if (l->n == 0) *to = *from;
+    if (l->n == 0) memcpy(to, from, size);
     for (int k = 0; k < l->n;) {
-        for (k = copy_inner(l, to, from); k < l->n; k++) {
+        for (k = copy_inner(l, to, from, size); k < l->n; k++) {
             to += l->to[k];
             from += l->from[k];
             if (++at[k] < l->extent[k]) break;
@@ -78,6 +99,15 @@ static void copy_all(const layout *l, uint32_t *to, const uint32_t *from) {
             from -= l->extent[k] * l->from[k];
             at[k] = 0;
         }
+    }
+}
+
+static void copy_all(const layout *l, void *to, const void *from) {
+    switch (l->size) {
+    case 1: copy_axes(l, to, from, 1); break;
+    case 2: copy_axes(l, to, from, 2); break;
+    case 4: copy_axes(l, to, from, 4); break;
+    default: copy_axes(l, to, from, 8);
     }
 }
 
@@ -93,19 +123,20 @@ static void copy_part(const cat_job *j, int64_t stretch, int part) {
     const tn_cat_args *a = j->a;
     const tn_cat_part *p = &a->part[part];
     int64_t first = stretch * j->rows;
-    layout l = {.n = 0};
+    const int64_t size = (int64_t)a->size;
+    layout l = {.size = a->size};
     for (int d = a->rank - 1; d >= 0; d--) {
         int64_t extent = d == a->dim ? p->extent : a->shape[d];
         if (d == j->lead) extent = tn_min64(j->rows, extent - first);
         if (extent == 0) return;
         add_axis(&l, extent, j->stride[d], p->stride[d]);
     }
-    uint32_t *to = a->out + j->place[part] * j->stride[a->dim];
-    const uint32_t *from = p->data;
+    char *to = (char *)a->out + j->place[part] * j->stride[a->dim] * size;
+    const char *from = p->data;
     if (from == to) return; /* it was made there */
     if (j->lead >= 0) {
-        to += first * j->stride[j->lead];
-        from += first * p->stride[j->lead];
+        to += first * j->stride[j->lead] * size;
+        from += first * p->stride[j->lead] * size;
     }
     copy_all(&l, to, from);
 }
@@ -118,7 +149,7 @@ static void copy_parts(void *ctx, int64_t begin, int64_t end, TN_UNUSED int work
 
 void tn_cat_run(const tn_cat_args *a) {
     cat_job j = {.a = a, .lead = -1, .rows = 1, .stretches = 1};
-    int64_t elements = 1;
+    int64_t elements = 1, stretch = STRETCH / (int64_t)a->size;
     for (int d = a->rank - 1; d >= 0; d--) {
         j.stride[d] = elements;
         elements *= a->shape[d];
@@ -128,11 +159,11 @@ void tn_cat_run(const tn_cat_args *a) {
         j.place[k] = j.place[k - 1] + a->part[k - 1].extent;
     if (elements == 0) return;
     if (j.lead >= 0) {
-        j.rows = tn_min64(tn_max64(STRETCH / j.stride[j.lead], 1), a->shape[j.lead]);
+        j.rows = tn_min64(tn_max64(stretch / j.stride[j.lead], 1), a->shape[j.lead]);
         j.stretches = tn_ceil_div(a->shape[j.lead], j.rows);
     }
     int64_t tasks = j.stretches * a->parts, each = tn_max64(elements / tasks, 1);
-    tn_parallel(tasks, tn_max64(2 * STRETCH / each, 1), copy_parts, &j);
+    tn_parallel(tasks, tn_max64(2 * stretch / each, 1), copy_parts, &j);
 }
 
 /* ---- slices by their numbers ------------------------------------------------------------------------------------- */
@@ -184,7 +215,7 @@ static bool find_elements(const tn_take_args *a, int32_t at[TAKE_LINE]) {
 static void take_slices(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const tn_take_args *a = ctx;
     int64_t count = a->shape[a->dim], size = 1;
-    layout l = {.n = 0};
+    layout l = {.size = sizeof *a->out};
     int32_t at[TAKE_LINE];
     for (int d = a->rank - 1; d > a->dim; size *= a->shape[d--])
         add_axis(&l, a->shape[d], size, a->stride[d]);
@@ -212,7 +243,9 @@ void tn_take_run(const tn_take_args *a) {
     int64_t slices = 1, size = 1;
     for (int d = 0; d < a->rank; d++)
         *(d <= a->dim ? &slices : &size) *= a->shape[d];
-    if (slices * size > 0) tn_parallel(slices, tn_max64(2 * STRETCH / size, 1), take_slices, (void *)(uintptr_t)a);
+    if (slices * size > 0)
+        tn_parallel(slices, tn_max64(2 * STRETCH / (int64_t)sizeof *a->out / size, 1), take_slices,
+                    (void *)(uintptr_t)a);
 }
 
 /* ==== rotary positions ============================================================================================ */
@@ -414,17 +447,6 @@ static const key_rule rules[TN_PLAIN_DTYPES] = {
 };
 
 /* ---- keys -------------------------------------------------------------------------------------------------------- */
-
-static uint64_t bits_at(const char *data, int64_t i, size_t size) {
-    const char *from = data + (size_t)i * size;
-    uint64_t b64;
-    uint32_t b32;
-    uint16_t b16;
-    if (size == 8) return memcpy(&b64, from, 8), b64;
-    if (size == 4) return memcpy(&b32, from, 4), b32;
-    if (size == 2) return memcpy(&b16, from, 2), b16;
-    return (uint8_t)*from;
-}
 
 static uint64_t sort_key_of(uint64_t bits, const key_rule *rule, uint64_t sign) {
     if (rule->kind == KEY_UNSIGNED) return bits;

@@ -783,8 +783,8 @@ static bool feeds_kernel(const tn_graph_plan *g, const tn_value *v, int depth) {
 }
 
 /* Is the value stored in memory even if the concatenation does not ask for it? True for the epilogue of a product, a
- * convolution or a reduction and for operands of kernels; false for element-wise values, which are better computed in
- * the concatenation. */
+ * convolution or a reduction, for operands of kernels and for long chains of element-wise steps (MOVED_WEIGHT); false
+ * for short ones, which are better computed in the concatenation. */
 static bool is_stored_anyway(const tn_graph_plan *g, int value) {
     enum { EPILOGUE = 4 }; /* steps */
     int steps = 0;
@@ -794,7 +794,8 @@ static bool is_stored_anyway(const tn_graph_plan *g, int value) {
         if (c != TN_VIEW_OP && c != TN_ELEMENTWISE)
             return steps == 0 || c == TN_MATMUL || c == TN_NATIVE || c == TN_REDUCTION;
         if (c == TN_ELEMENTWISE && steps == 0 && (v->output >= 0 || feeds_kernel(g, v, 0))) return true;
-        if (c == TN_VIEW_OP ? steps > 0 : steps++ == EPILOGUE) return false;
+        if (c == TN_ELEMENTWISE && steps++ == EPILOGUE) return true;
+        if (c == TN_VIEW_OP && steps > 0) return false;
         value = c == TN_VIEW_OP ? v->in[0] : computed_input(g, v);
     }
     return value >= 0 && steps == 0;

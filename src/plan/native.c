@@ -160,7 +160,7 @@ static tn_status make_cat(const tn_graph_plan *g, const tn_group *group, tn_nati
     n->cat = a;
     bool joins = tn_op_has(v->node, TN_FACT_CONCAT); /* else a copy: of one part, cut along its other dims */
     int dim = joins ? (int)v->node->i[0] : v->node->rank - 1;
-    *a = (tn_cat_args){.rank = v->node->rank, .dim = dim, .parts = v->n_in};
+    *a = (tn_cat_args){.size = tn_dtype_size(n->dtype), .rank = v->node->rank, .dim = dim, .parts = v->n_in};
     memcpy(a->shape, v->node->shape, sizeof a->shape);
     for (int k = 0; k < v->n_in; k++) {
         const tn_value *x = &g->values[v->in[k]];
@@ -195,7 +195,7 @@ static bool takes_copy(const tn_node *n) {
     const tn_node *x = n->in[0];
     int axes = 0;
     bool repeats = false;
-    if (tn_dtype_size((tn_dtype)n->dtype) != 4 || tn_node_numel(n) < MANY || !(x->flags & TN_NODE_VIEW)) return false;
+    if (tn_dtype_block((tn_dtype)n->dtype) != 1 || tn_node_numel(n) < MANY || !(x->flags & TN_NODE_VIEW)) return false;
     tn_node_layout(x, &offset, stride);
     for (int d = n->rank; d-- > 0;) {
         if (n->shape[d] == 1) continue;
@@ -210,7 +210,7 @@ static bool takes_copy(const tn_node *n) {
 /* What the kernel supports; whether it is used is decided per value (tn_value.copied). */
 static bool takes_cat(const tn_node *n) {
     enum { MANY = 1024 };
-    return tn_dtype_size((tn_dtype)n->dtype) == 4 && n->n_in <= TN_CAT_PARTS && tn_node_numel(n) >= MANY;
+    return tn_dtype_block((tn_dtype)n->dtype) == 1 && n->n_in <= TN_CAT_PARTS && tn_node_numel(n) >= MANY;
 }
 
 /* ---- index_select ------------------------------------------------------------------------------------------------ */

@@ -230,27 +230,81 @@ static void a_far_device_and_its_host_have_the_same_bits(void **state) {
     side = SIDE;
 }
 
+/* Types with elements of 1, 2, 4 and 8 bytes, and bytes that are finite numbers of all of them. */
+static const tn_dtype sized[] = {TN_U8, TN_F16, TN_F32, TN_I64, TN_I8, TN_BOOL};
+enum { SIZED_A = 7, SIZED_B = 9, SIZED_C = 11, SIZED_COUNT = SIZED_A * SIZED_B * SIZED_C };
+static unsigned char sized_data[SIZED_COUNT * 8], sized_got[64 * sizeof sized_data];
+
+/* [A, B, C], strided: element (a, b, c) is number (b·A + a)·C + c of sized_data. */
+static tn_tensor *sized_tensor(tn_dtype dtype) {
+    for (size_t i = 0; i < sizeof sized_data; i++)
+        sized_data[i] = dtype == TN_BOOL ? i * 7 % 11 < 5 : (unsigned char)(i * i * 37 % 59);
+    tn_tensor *x = tn_from_data(sized_data, TN_DIMS(SIZED_B, SIZED_A, SIZED_C), dtype);
+    return tn_transpose(x, 0, 1);
+}
+
+static void assert_sized(int64_t at, tn_dtype dtype, int64_t a, int64_t b, int64_t c) {
+    size_t size = tn_dtype_size(dtype);
+    const unsigned char *want = sized_data + (size_t)((b * SIZED_A + a) * SIZED_C + c) * size;
+    if (memcmp(sized_got + (size_t)at * size, want, size) != 0)
+        fail_msg("%s, element %lld is not that at %lld, %lld, %lld", tn_dtype_name(dtype), (long long)at, (long long)a,
+                 (long long)b, (long long)c);
+}
+
+static void read_sized(tn_tensor *y, const char *kernel) {
+    size_t bytes = tn_dtype_bytes(tn_dtype_of(y), tn_numel(y));
+    assert_true(bytes <= sizeof sized_got);
+    assert_ok(tn_read(y, sized_got, bytes));
+    char *text = tn_explain_last();
+    if (!text || !strstr(text, kernel)) fail_msg("%s: %s", tn_dtype_name(tn_dtype_of(y)), text ? text : "");
+    tn_text_free(text);
+}
+
 /* Elements and rows that stand several times: each where the view has it. */
 static void repeated_elements_are_copied_in_place(void **state) {
     (void)state;
-    enum { A = 7, B = 9, C = 11 };
-    static const int64_t times[][2] = {{2, 2}, {1, 3}, {4, 4}, {3, 1}, {5, 8}, {2, 17}, {1, 2}};
-    static float got[MOST];
-    for (size_t i = 0; i < TN_COUNT(times); i++)
-        for (int threads = 1; threads <= 2; threads++) {
-            TN_SCOPE;
-            int64_t rows = times[i][0], columns = times[i][1];
-            assert_ok(tn_threads_set(threads));
-            tn_tensor *x = tn_transpose(tn_reshape(tn_arange(0, A * B * C, 1, TN_F32), TN_DIMS(B, A, C)), 0, 1);
-            tn_tensor *y = tn_expand(tn_reshape(x, TN_DIMS(A, B, 1, C, 1)), TN_DIMS(A, B, rows, C, columns));
-            y = tn_contiguous(y);
-            assert_true(tn_numel(y) <= MOST);
-            assert_ok(tn_read(y, got, (size_t)tn_numel(y) * sizeof *got));
-            for (int64_t k = 0; k < tn_numel(y); k++) {
-                int64_t c = k / columns % C, b = k / (columns * C * rows) % B, a = k / (columns * C * rows * B);
-                assert_float_equal(got[k], (float)((b * A + a) * C + c), 0);
-            }
+    static const int64_t times[][2] = {{2, 2}, {1, 3}, {4, 4}, {3, 1}, {5, 8}, {2, 15}, {1, 2}, {1, 16}, {2, 17}};
+    for (size_t i = 0; i < TN_COUNT(times) * TN_COUNT(sized); i++) {
+        TN_SCOPE;
+        tn_dtype dtype = sized[i % TN_COUNT(sized)];
+        int64_t rows = times[i / TN_COUNT(sized)][0], columns = times[i / TN_COUNT(sized)][1];
+        assert_ok(tn_threads_set(1 + (int)(i % 2)));
+        tn_tensor *y = tn_reshape(sized_tensor(dtype), TN_DIMS(SIZED_A, SIZED_B, 1, SIZED_C, 1));
+        y = tn_contiguous(tn_expand(y, TN_DIMS(SIZED_A, SIZED_B, rows, SIZED_C, columns)));
+        read_sized(y, columns > 16 ? "contiguous" : "native  contiguous");
+        for (int64_t k = 0; k < tn_numel(y); k++) {
+            int64_t c = k / columns % SIZED_C, b = k / (columns * SIZED_C * rows);
+            assert_sized(k, dtype, b / SIZED_B, b % SIZED_B, c);
         }
+    }
+    assert_ok(tn_threads_set(0));
+}
+
+/* Parts of different layouts along each dim: strided, with its ends cut off, backwards, with one slice repeated. */
+static void parts_of_each_element_size_are_joined(void **state) {
+    (void)state;
+    enum { REPEATED = 5 };
+    for (size_t i = 0; i < 3 * TN_COUNT(sized); i++) {
+        TN_SCOPE;
+        tn_dtype dtype = sized[i / 3];
+        int64_t dim = (int64_t)i % 3, n[] = {SIZED_A, SIZED_B, SIZED_C}, at[3];
+        assert_ok(tn_threads_set(1 + (int)(i % 2)));
+        tn_tensor *x = sized_tensor(dtype);
+        int64_t extent = n[dim], shape[] = {n[0], n[1], n[2]};
+        shape[dim] = REPEATED;
+        tn_tensor *once = tn_expand(tn_narrow(x, dim, 3, 1), shape, 3);
+        tn_tensor *y = tn_cat((tn_tensor *[]){x, tn_narrow(x, dim, 1, extent - 3), tn_flip(x, &dim, 1), once}, 4, dim);
+        read_sized(y, "native  cat_few");
+        n[dim] += extent - 3 + extent + REPEATED;
+        for (int64_t k = 0; k < tn_numel(y); k++) {
+            at[0] = k / n[2] / n[1], at[1] = k / n[2] % n[1], at[2] = k % n[2];
+            int64_t j = at[dim] - extent, *to = &at[dim];
+            if (j >= 0) *to = j + 1;
+            if (j >= extent - 3) *to = 2 * extent - 4 - j;
+            if (j >= 2 * extent - 3) *to = 3;
+            assert_sized(k, dtype, at[0], at[1], at[2]);
+        }
+    }
     assert_ok(tn_threads_set(0));
 }
 
@@ -318,6 +372,7 @@ int main(void) {
         cmocka_unit_test(joined_tensors_are_made_before_they_are_read),
         cmocka_unit_test(a_far_device_and_its_host_have_the_same_bits),
         cmocka_unit_test(repeated_elements_are_copied_in_place),
+        cmocka_unit_test(parts_of_each_element_size_are_joined),
         cmocka_unit_test(slices_are_taken_by_their_numbers),
         cmocka_unit_test(a_state_is_joined_at_the_end),
     };
