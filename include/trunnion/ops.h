@@ -1288,9 +1288,10 @@ typedef struct tn_int_conv2d_options {
 #define TN_INT_CONV2D_DEFAULTS {TN_OPTIONS_SIZE(tn_int_conv2d_options, outside), {1, 1}, {0, 0, 0, 0}, {1, 1}, 1, 0}
 TN_API tn_tensor *tn_int_conv2d(const tn_tensor *x, const tn_tensor *weight, const tn_int_conv2d_options *o);
 
-/* int_conv2d's sums as bytes of x's dtype: round((sum + bias) · scale) + zero, saturated, NaN as the least one; the sums
- * are i32, the rest f32, rounded to the nearest number, ties to even. bias (i32) and scale (f32) have a number for each
- * filter. Dtypes: i8, u8 → same. Errors: TN_ERR_ARGUMENT, TN_ERR_SHAPE, TN_ERR_DTYPE. */
+/* int_conv2d's sums as bytes of x's dtype: round((sum + bias) · scale) + zero, saturated, NaN as the least one; the
+ * sums are i32, the rest f32, rounded to the nearest number, ties to even. bias (i32) and scale (f32) have a number
+ * for each filter.
+ * Dtypes: i8, u8 → same. Errors: TN_ERR_ARGUMENT, TN_ERR_SHAPE, TN_ERR_DTYPE. */
 typedef struct tn_quantized_conv2d_options {
     size_t struct_size;
     int64_t stride[2];   /* default 1 */
