@@ -72,7 +72,7 @@ static int64_t steps_at(const nhwc_nhwc *t, int64_t depth, int64_t k0) {
 /* Elements that a block sees, at most: all panels of filters read them from the second cache. */
 static int64_t near_elements(void) { return tn_cpu().l2 / 2 / (int64_t)sizeof(float); }
 
-/* Rows of output pixels whose windows see so many elements at most. */
+/* The number of rows of output pixels whose windows together read at most `elements` elements. */
 static int64_t rows_seeing(const tn_conv_args *a, int64_t row, int64_t elements) {
     return (elements / (row * a->channels) - window_reach(a, 0)) / a->stride[0] + 1;
 }

@@ -708,7 +708,7 @@ static tn_status read_lfm2(const hf_folder *f, llm_config *c) {
                       by, *width, (int)LLM_MOST_WIDTH);
 }
 
-/* xIELU has weights, so it is no function of its name. */
+/* xIELU has weights, so it is not in the table of activations. */
 static tn_status read_apertus(const hf_folder *f, TN_UNUSED llm_config *c) {
     const char *activation = tn_hf_text(f, "hidden_act", "xielu");
     return strcmp(activation, "xielu") == 0 ? TN_OK : tn_llm_refuse(f, "hidden_act", "not xielu");

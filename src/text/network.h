@@ -2,7 +2,8 @@
  *
  * A family of models without a decoder is one function that records its operations, such as
  * tn_net_linear(n, x, "classifier"). The operations check shapes. Opening a model records it once without running it: a
- * weight that is missing or does not fit is an error then, and so is a weight of the file that nothing asked for. */
+ * weight that is missing or does not fit is an error then, and so is, where tn_net_check is called, a weight of the
+ * file that no operation used. */
 #ifndef TN_TEXT_NETWORK_H
 #define TN_TEXT_NETWORK_H
 
