@@ -42,13 +42,14 @@ tn_status npy_load(const char *path, unsigned char **bytes, size_t *size) {
         if (!more) free(all);
         all = more;
     }
-    bool bad = ferror(f) != 0 || used >= most;
+    bool bad = ferror(f) != 0 || used >= most, folder = bad && errno == EISDIR;
     fclose(f);
     *bytes = all;
     *size = used;
     if (all && !bad) return TN_OK;
     free(all);
     *bytes = NULL;
+    if (folder) return tn_backend_fail(TN_ERR_IO, "'%s' is a folder; pass the path of a file in it", path);
     return tn_backend_fail(all ? TN_ERR_IO : TN_ERR_MEMORY, "cannot read all of '%s'", path);
 }
 

@@ -62,9 +62,17 @@ bool tn_classifier_knows(const char *path) { return tn_hf_is_of(path, is_known);
 
 /* ---- config.json ------------------------------------------------------------------------------------------------- */
 
-int64_t tn_classifier_int(const tn_classifier *c, const char *key, int64_t fallback) {
+static const char *const numbers[] = {"frequency_stride", "time_stride", "window_size", "output_stride"};
+
+static tn_status check_numbers(const hf_folder *f) {
     int64_t value;
-    return tn_hf_size(&c->net.folder, key, fallback, HF_MOST_WIDTH, &value) == TN_OK ? value : fallback;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        TRY(tn_hf_size(f, numbers[i], 1, HF_MOST_WIDTH, &value));
+    return TN_OK;
+}
+
+int64_t tn_classifier_int(const tn_classifier *c, const char *key, int64_t fallback) {
+    return tn_json_int(tn_json_get(c->net.folder.config, key), fallback);
 }
 
 bool tn_classifier_bool(const tn_classifier *c, const char *key, bool fallback) {
@@ -117,6 +125,7 @@ static tn_status read_config(tn_classifier *c) {
     TRY(tn_hf_real(f, f->config, "layer_norm_eps", c->family->eps, 1e-20, 1, &c->net.eps));
     if (c->family->layer) TRY(read_transformer(c));
     TRY(check_depths(f));
+    TRY(check_numbers(f));
     return c->family->input == INPUT_PICTURE ? tn_picture_read(f, &c->picture) : tn_sound_read(c);
 }
 
@@ -138,7 +147,7 @@ static tn_status load(tn_classifier *c) {
     TN_SCOPE;
     TN_NO_GRAD;
     tn_tensor *logits = c->family->record(c, empty_input(c));
-    TRY(tn_net_check(&c->net, logits));
+    TRY(tn_net_check(&c->net, tn_status_of(logits)));
     if (tn_rank(logits) == 2 && tn_size(logits, 1) == c->classes) return TN_OK;
     return tn_hf_fail(c->net.folder.path, TN_ERR_FORMAT, "'id2label' has %" PRId64 " classes, but the weights %" PRId64,
                       c->classes, tn_size(logits, -1));

@@ -50,7 +50,7 @@ tn_status tn_picture_read(const hf_folder *f, picture_preparation *p);
 /* rgb [height, width, 3] → [1, 3, p->height, p->width], recorded. */
 tn_tensor *tn_picture_record(const picture_preparation *p, const uint8_t *rgb, int64_t height, int64_t width);
 
-/* A number above 0, or a boolean, of config.json; fallback if it is absent or wrong. */
+/* A number above 0, which tn_classifier_open checked, or a boolean of config.json; fallback if it is absent. */
 int64_t tn_classifier_int(const tn_classifier *c, const char *key, int64_t fallback);
 bool tn_classifier_bool(const tn_classifier *c, const char *key, bool fallback);
 

@@ -60,7 +60,31 @@ static tn_status read_sizes(const hf_folder *f, const tn_json *o, int row, pictu
     return refuse(f, TN_ERR_UNSUPPORTED, "pictures that are neither cut nor resized to one size are not supported");
 }
 
+static const hf_key keys[] = {
+    {"image_processor_type", TN_JSON_STRING},
+    {"feature_extractor_type", TN_JSON_STRING},
+    {"do_resize", TN_JSON_BOOL},
+    {"do_center_crop", TN_JSON_BOOL},
+    {"do_rescale", TN_JSON_BOOL},
+    {"do_normalize", TN_JSON_BOOL},
+    {"rescale_factor", TN_JSON_NUMBER},
+    {"crop_pct", TN_JSON_NUMBER},
+    {"resample", TN_JSON_NUMBER},
+    {"image_mean", TN_JSON_ARRAY},
+    {"image_std", TN_JSON_ARRAY},
+    {NULL, TN_JSON_NULL},
+};
+
+/* Of red, green and blue. */
+static bool read_channels(const tn_json *list, double usual, double out[3]) {
+    bool given = tn_json_kind_of(list) == TN_JSON_ARRAY;
+    for (size_t k = 0; k < 3; k++)
+        out[k] = given ? tn_json_number(tn_json_at(list, k), NAN) : usual;
+    return isfinite(out[0] + out[1] + out[2]);
+}
+
 static tn_status read_all(const hf_folder *f, const tn_json *o, picture_preparation *p) {
+    TRY(tn_hf_check_kinds(f, "preprocessor_config.json", o, keys));
     const char *type = tn_json_string(tn_json_get(o, "image_processor_type"), NULL);
     if (!type) type = tn_json_string(tn_json_get(o, "feature_extractor_type"), "ViT");
     int row = 0;
@@ -79,12 +103,10 @@ static tn_status read_all(const hf_folder *f, const tn_json *o, picture_preparat
     bool scales = tn_json_bool(tn_json_get(o, "do_rescale"), true);
     bool normalizes = tn_json_bool(tn_json_get(o, "do_normalize"), true);
     p->scale = scales ? tn_json_number(tn_json_get(o, "rescale_factor"), 1.0 / 255) : 1;
-    for (size_t k = 0; k < 3; k++) {
-        p->mean[k] = normalizes ? tn_json_number(tn_json_at(tn_json_get(o, "image_mean"), k), 0.5) : 0;
-        p->std[k] = normalizes ? tn_json_number(tn_json_at(tn_json_get(o, "image_std"), k), 0.5) : 1;
-        if (p->std[k] == 0) return refuse(f, TN_ERR_FORMAT, "'image_std' has a 0");
-    }
-    return TN_OK;
+    bool fits = read_channels(normalizes ? tn_json_get(o, "image_mean") : NULL, normalizes ? 0.5 : 0, p->mean) &&
+                read_channels(normalizes ? tn_json_get(o, "image_std") : NULL, normalizes ? 0.5 : 1, p->std);
+    if (fits && p->std[0] * p->std[1] * p->std[2] != 0) return TN_OK;
+    return refuse(f, TN_ERR_FORMAT, "'image_mean' and 'image_std' must be lists of 3 numbers, the latter without a 0");
 }
 
 tn_status tn_picture_read(const hf_folder *f, picture_preparation *p) {

@@ -11,16 +11,24 @@ enum { MOST_SECONDS = 300 }; /* of sound that attends to itself as a whole */
 
 /* ---- preparation ------------------------------------------------------------------------------------------------- */
 
+static const hf_key keys[] = {{"do_normalize", TN_JSON_BOOL},
+                              {"mean", TN_JSON_NUMBER},
+                              {"std", TN_JSON_NUMBER},
+                              {"sampling_rate", TN_JSON_NUMBER},
+                              {NULL, TN_JSON_NULL}};
+
 static tn_status read_filter_bank(tn_classifier *c) {
     const hf_folder *f = &c->net.folder;
     tn_json_doc *doc;
     TRY(tn_hf_json(f, "preprocessor_config.json", &doc));
     const tn_json *o = tn_json_root(doc);
+    tn_status status = tn_hf_check_kinds(f, "preprocessor_config.json", o, keys);
     bool normalizes = tn_json_bool(tn_json_get(o, "do_normalize"), true);
     c->mean = normalizes ? tn_json_number(tn_json_get(o, "mean"), -4.2677393) : 0;
     c->std = normalizes ? tn_json_number(tn_json_get(o, "std"), 4.5689974) : 0.5;
     double rate = tn_json_number(tn_json_get(o, "sampling_rate"), TN_SPEECH_RATE);
     tn_json_free(doc);
+    TRY(status);
     TRY(tn_hf_size(f, "max_length", 1024, MOST_FRAMES, &c->frames));
     TRY(tn_hf_size(f, "num_mel_bins", 128, MOST_MELS, &c->mels));
     if (rate != TN_SPEECH_RATE || c->std == 0)
@@ -87,7 +95,7 @@ tn_tensor *tn_record_whisper(tn_classifier *c, tn_tensor *x) {
     tn_net_at(n, "encoder.");
     x = n->activation(tn_net_conv1d(n, x, "conv1", true, 1, 1));
     x = n->activation(tn_net_conv1d(n, x, "conv2", true, 2, 1));
-    x = tn_add(tn_transpose(x, 1, 2), tn_net_weight(n, "embed_positions.weight"));
+    x = tn_net_add(n, tn_transpose(x, 1, 2), "embed_positions.weight");
     for (int64_t i = 0; i < c->layers; i++) {
         states[i] = x;
         tn_net_at(n, "encoder.layers.%" PRId64 ".", i);

@@ -44,12 +44,33 @@ tn_status tn_hf_json(const hf_folder *f, const char *name, tn_json_doc **out) {
     return status;
 }
 
+/* What is true or false in all families: a fallback in place of another kind of value would give wrong results. */
+static const hf_key flags[] = {
+    {"tie_word_embeddings", TN_JSON_BOOL},
+    {"use_sliding_window", TN_JSON_BOOL},
+    {"use_parallel_residual", TN_JSON_BOOL},
+    {"share_encoder_decoder_embeddings", TN_JSON_BOOL},
+    {"scale_embedding", TN_JSON_BOOL},
+    {"scale_decoder_outputs", TN_JSON_BOOL},
+    {"do_stable_layer_norm", TN_JSON_BOOL},
+    {"conv_bias", TN_JSON_BOOL},
+    {"feat_proj_layer_norm", TN_JSON_BOOL},
+    {"qkv_bias", TN_JSON_BOOL},
+    {"downsample_in_bottleneck", TN_JSON_BOOL},
+    {"downsample_in_first_stage", TN_JSON_BOOL},
+    {"tf_padding", TN_JSON_BOOL},
+    {"first_layer_is_expansion", TN_JSON_BOOL},
+    {"use_weighted_layer_sum", TN_JSON_BOOL},
+    {NULL, TN_JSON_NULL},
+};
+
 static tn_status open_all(hf_folder *f) {
     TRY(tn_hf_json(f, "config.json", &f->doc));
     f->config = tn_json_root(f->doc);
     if (!f->doc) return tn_backend_fail(TN_ERR_IO, "'%s' has no config.json: is it a model folder?", f->path);
     if (tn_json_kind_of(f->config) != TN_JSON_OBJECT)
         return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' is not an object", f->path);
+    TRY(tn_hf_check_kinds(f, "config.json", f->config, flags));
     TRY(tn_hf_weights_open(f->path, &f->weights));
     const tn_json *quant = tn_json_get(f->config, "quantization_config");
     return tn_json_kind_of(quant) == TN_JSON_NULL ? TN_OK : hf_weights_unpack(f->weights, f->path, quant);
@@ -259,6 +280,31 @@ static tn_status missing(const hf_folder *f, const char *key) {
     return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' has no '%s'", f->path, key);
 }
 
+static shown_word shown_value(const tn_json *v) {
+    static const char *const kinds[] = {"null", "", "", "", "a list", "an object"};
+    const char *text = tn_json_string(v, kinds[tn_json_kind_of(v)]);
+    char number[40];
+    snprintf(number, sizeof number, "%.10g", tn_json_number(v, 0));
+    if (tn_json_kind_of(v) == TN_JSON_BOOL) text = tn_json_bool(v, false) ? "true" : "false";
+    if (tn_json_kind_of(v) == TN_JSON_NUMBER) text = number;
+    return tn_txt_shown(text, strlen(text));
+}
+
+tn_status tn_hf_check_kinds(const hf_folder *f, const char *file, const tn_json *object, const hf_key *keys) {
+    static const char *const wanted[] = {[TN_JSON_BOOL] = "true or false",
+                                         [TN_JSON_NUMBER] = "a number",
+                                         [TN_JSON_STRING] = "a string",
+                                         [TN_JSON_ARRAY] = "a list",
+                                         [TN_JSON_OBJECT] = "an object"};
+    for (; keys->key; keys++) {
+        const tn_json *v = get(object, keys->key);
+        if (v && tn_json_kind_of(v) != keys->kind)
+            return tn_backend_fail(TN_ERR_FORMAT, "'%s/%s': '%s' is %s; it must be %s", f->path, file, keys->key,
+                                   shown_value(v).text, wanted[keys->kind]);
+    }
+    return TN_OK;
+}
+
 tn_status tn_hf_size(const hf_folder *f, const char *key, int64_t fallback, int64_t most, int64_t *out) {
     const tn_json *v = get(f->config, key);
     if (!v && fallback < 0) return missing(f, key);
@@ -269,7 +315,8 @@ tn_status tn_hf_size(const hf_folder *f, const char *key, int64_t fallback, int6
                                "'%s/config.json' has no '%s'; what follows for it is %" PRId64 ", but at most %" PRId64
                                " is supported",
                                f->path, key, fallback, most);
-    return tn_hf_fail(f->path, TN_ERR_FORMAT, "'%s' must be an integer from 1 to %" PRId64, key, most);
+    return tn_hf_fail(f->path, TN_ERR_FORMAT, "'%s' is %s; it must be an integer from 1 to %" PRId64, key,
+                      shown_value(v).text, most);
 }
 
 tn_status tn_hf_real(const hf_folder *f, const tn_json *object, const char *key, double fallback, double least,
@@ -278,7 +325,8 @@ tn_status tn_hf_real(const hf_folder *f, const tn_json *object, const char *key,
     if (!v && isnan(fallback)) return missing(f, key);
     *out = v ? tn_json_number(v, least - 1) : fallback;
     if (!v || (*out >= least && *out <= most)) return TN_OK;
-    return tn_hf_fail(f->path, TN_ERR_FORMAT, "'%s' must be a number from %g to %g", key, least, most);
+    return tn_hf_fail(f->path, TN_ERR_FORMAT, "'%s' is %s; it must be a number from %g to %g", key, shown_value(v).text,
+                      least, most);
 }
 
 bool tn_hf_is_of(const char *path, bool (*is_known)(const char *type)) {

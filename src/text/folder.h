@@ -79,6 +79,13 @@ tn_status tn_hf_fail(const char *folder, tn_status code, const char *format, ...
 /* Values of config.json. A key whose value is null counts as absent. */
 bool tn_hf_has(const hf_folder *f, const char *key);
 const char *tn_hf_text(const hf_folder *f, const char *key, const char *fallback);
+/* TN_ERR_FORMAT if a member of the object that the file holds is of another kind than its row says; keys: ends with a
+ * NULL key. */
+typedef struct hf_key {
+    const char *key;
+    tn_json_kind kind;
+} hf_key;
+tn_status tn_hf_check_kinds(const hf_folder *f, const char *file, const tn_json *object, const hf_key *keys);
 /* A whole number from 1 to most; fallback < 0: the key is needed. */
 tn_status tn_hf_size(const hf_folder *f, const char *key, int64_t fallback, int64_t most, int64_t *out);
 /* object: a member of the configuration, or the whole; fallback NaN: the key is needed. */

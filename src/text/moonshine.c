@@ -170,14 +170,15 @@ static tn_status step(tn_moonshine *m, int64_t id, int64_t place, const float **
 
 /* The most probable tokens of a window. */
 static tn_status decode(tn_moonshine *m, const float *samples, int64_t count, tn_ids *ids) {
-    int64_t most = (int64_t)((double)count * TOKENS_PER_SECOND / TN_SPEECH_RATE), id = m->start;
+    int64_t most = (int64_t)((double)count * TOKENS_PER_SECOND / TN_SPEECH_RATE);
+    int32_t id = (int32_t)m->start;
     const float *logits;
     TRY(begin(m, samples, count));
     for (int64_t place = 0; place + 1 < most && place + 1 < m->context; place++) {
         TRY(step(m, id, place, &logits));
-        id = tn_txt_most_probable(logits, 0, m->vocabulary);
+        TRY(tn_txt_most_probable(logits, (int32_t)m->vocabulary, &id));
         if (id == m->end) return TN_OK;
-        TRY(tn_ids_append(ids, (int32_t)id));
+        TRY(tn_ids_append(ids, id));
     }
     return TN_OK;
 }
@@ -221,9 +222,9 @@ static tn_status load(tn_moonshine *m) {
     m->token.logits = tn_txt_alloc((size_t)m->vocabulary, sizeof *logits);
     if (!m->states || !m->token.logits) return TN_ERR_MEMORY;
     TRY(make_turns(m));
-    TRY(begin(m, silence, LEAST));
-    TRY(step(m, m->start, 0, &logits));
-    return tn_net_check(&m->net, m->pages);
+    tn_status status = begin(m, silence, LEAST);
+    if (status == TN_OK) status = step(m, m->start, 0, &logits);
+    return tn_net_check(&m->net, status);
 }
 
 static tn_status open_moonshine(void *model, const char *folder, tn_device *device, TN_UNUSED const void *options) {

@@ -94,14 +94,11 @@ static tn_tensor *weight(net *n, const char *name, const char *ending) {
 
 tn_tensor *tn_net_weight(net *n, const char *name) { return weight(n, name, ""); }
 
-tn_tensor *tn_net_shaped(net *n, const char *name, const int64_t *shape, int rank) {
-    tn_tensor *t = weight(n, name, "");
-    bool fits = tn_rank(t) == rank;
-    for (int d = 0; d < rank && fits; d++)
-        fits = tn_size(t, d) == shape[d];
-    if (fits || tn_status_of(t) != TN_OK) return t;
-    return tn_txt_failed(TN_ERR_FORMAT, "'%s': tensor '%s%s' has another shape than config.json gives it",
-                         n->folder.path, n->stem, name);
+tn_tensor *tn_net_shaped(net *n, const char *name, const int64_t *shape) {
+    char full[HF_NAME_SIZE];
+    tn_safetensors_info info = {.struct_size = sizeof info};
+    bool fits = !find(n, name, "", full, &info) || tn_hf_check(&n->folder, &info, shape) == TN_OK;
+    return fits ? weight(n, name, "") : tn_txt_failed(TN_ERR_FORMAT, "%s", tn_error());
 }
 
 static bool is_beside(const char *name) {
@@ -110,9 +107,11 @@ static bool is_beside(const char *name) {
     return false;
 }
 
-tn_status tn_net_check(net *n, const tn_tensor *recorded) {
-    tn_status status = tn_status_of(recorded);
-    if (status != TN_OK) return status;
+tn_status tn_net_check(net *n, tn_status status) {
+    if (status != TN_OK && strstr(tn_error(), n->folder.path)) return status;
+    if (status != TN_OK)
+        return tn_backend_fail(status, "'%s': config.json and the weights do not fit together: %s", n->folder.path,
+                               tn_error());
     for (int64_t i = 0; i < n->count; i++) {
         tn_safetensors_info info = {.struct_size = sizeof info};
         TRY(tn_hf_weights_at(n->folder.weights, i, &info));
@@ -127,13 +126,35 @@ tn_status tn_net_check(net *n, const tn_tensor *recorded) {
 
 /* ---- operations -------------------------------------------------------------------------------------------------- */
 
+/* y, which was made of x, the weight w and, with `bias`, that; where it failed, an error that names the weight. */
+static tn_tensor *named(net *n, const char *name, const tn_tensor *x, const hf_linear *l, tn_tensor *y) {
+    const tn_tensor *parts[] = {x, l->weight, l->bias};
+    tn_status status = tn_status_of(y);
+    for (int i = 0; i < 3 && status != TN_OK; i++)
+        if (parts[i] && tn_status_of(parts[i]) != TN_OK) return y;
+    if (status == TN_OK) return y;
+    return tn_txt_failed(status, "'%s': tensor '%s%s', %s, does not fit rows of %s: %s", n->folder.path, n->stem, name,
+                         tn_txt_shape(tn_shape(l->weight), tn_rank(l->weight)).text,
+                         tn_txt_shape(tn_shape(x), tn_rank(x)).text, tn_error());
+}
+
+static hf_linear linear_of(net *n, const char *name, bool bias) {
+    return (hf_linear){weight(n, name, ".weight"), bias ? weight(n, name, ".bias") : NULL};
+}
+
 tn_tensor *tn_net_linear(net *n, const tn_tensor *x, const char *name, bool bias) {
-    return tn_linear(x, weight(n, name, ".weight"), bias ? weight(n, name, ".bias") : NULL);
+    const hf_linear l = linear_of(n, name, bias);
+    return named(n, name, x, &l, tn_hf_linear(x, &l));
 }
 
 tn_tensor *tn_net_norm_by(net *n, const tn_tensor *x, const char *name, double eps) {
-    const hf_linear l = {weight(n, name, ".weight"), n->plain_norms ? NULL : weight(n, name, ".bias")};
-    return tn_hf_norm(x, &l, eps);
+    const hf_linear l = linear_of(n, name, !n->plain_norms);
+    return named(n, name, x, &l, tn_hf_norm(x, &l, eps));
+}
+
+tn_tensor *tn_net_add(net *n, const tn_tensor *x, const char *name) {
+    const hf_linear l = {weight(n, name, ""), NULL};
+    return named(n, name, x, &l, tn_add(x, l.weight));
 }
 
 tn_tensor *tn_net_norm(net *n, const tn_tensor *x, const char *name) { return tn_net_norm_by(n, x, name, n->eps); }
@@ -142,11 +163,13 @@ tn_tensor *tn_net_conv1d(net *n, const tn_tensor *x, const char *name, bool bias
     tn_conv1d_options o = TN_CONV1D_DEFAULTS;
     o.stride = stride;
     o.padding = padding;
-    return tn_conv1d(x, weight(n, name, ".weight"), bias ? weight(n, name, ".bias") : NULL, &o);
+    const hf_linear l = linear_of(n, name, bias);
+    return named(n, name, x, &l, tn_conv1d(x, l.weight, l.bias, &o));
 }
 
 tn_tensor *tn_net_conv2d(net *n, const tn_tensor *x, const char *name, bool bias, const tn_conv2d_options *o) {
-    return tn_conv2d(x, weight(n, name, ".weight"), bias ? weight(n, name, ".bias") : NULL, o);
+    const hf_linear l = linear_of(n, name, bias);
+    return named(n, name, x, &l, tn_conv2d(x, l.weight, l.bias, o));
 }
 
 tn_tensor *tn_net_heads(const tn_tensor *x, int64_t heads) {
@@ -156,7 +179,8 @@ tn_tensor *tn_net_heads(const tn_tensor *x, int64_t heads) {
 
 tn_tensor *tn_net_project(net *n, const tn_tensor *x, const net_attention *a, int part, int64_t heads) {
     tn_rope_options o = TN_ROPE_DEFAULTS;
-    tn_tensor *y = tn_net_heads(tn_net_linear(n, x, a->names[part], a->biases[part]), heads);
+    const hf_linear l = linear_of(n, a->names[part], a->biases[part]);
+    tn_tensor *y = named(n, a->names[part], x, &l, tn_net_heads(tn_hf_linear(x, &l), heads));
     o.interleaved = true;
     return a->turned && part < 2 ? tn_rope(y, n->turns[0], n->turns[1], &o) : y;
 }

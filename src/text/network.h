@@ -3,7 +3,7 @@
  * A family of models without a decoder is one function that records its operations, such as
  * tn_net_linear(n, x, "classifier"). The operations check shapes. Opening a model records it once without running it: a
  * weight that is missing or does not fit is an error then, and so is, where tn_net_check is called, a weight of the
- * file that no operation used. */
+ * file that no operation used. Their errors name the folder, and the tensor. */
 #ifndef TN_TEXT_NETWORK_H
 #define TN_TEXT_NETWORK_H
 
@@ -36,8 +36,9 @@ void tn_net_at(net *n, const char *format, ...) __attribute__((format(printf, 2,
 bool tn_net_has(const net *n, const char *name);
 /* A weight, borrowed; an error tensor if it is missing or no floating-point tensor. */
 tn_tensor *tn_net_weight(net *n, const char *name);
-/* The same; an error unless it has this shape. */
-tn_tensor *tn_net_shaped(net *n, const char *name, const int64_t *shape, int rank);
+/* The same; an error unless it has this shape, which ends with a 0. */
+tn_tensor *tn_net_shaped(net *n, const char *name, const int64_t *shape);
+tn_tensor *tn_net_add(net *n, const tn_tensor *x, const char *name); /* x and a weight */
 /* NAME.weight and, with bias, NAME.bias. */
 tn_tensor *tn_net_linear(net *n, const tn_tensor *x, const char *name, bool bias);
 tn_tensor *tn_net_norm(net *n, const tn_tensor *x, const char *name); /* over the last dimension, with n->eps */
@@ -73,7 +74,8 @@ tn_tensor *tn_net_feed(net *n, tn_tensor *x, const net_layer *l);
 /* states [count] of equal shapes, weighted by the softmax of the weights `name`, [count]. */
 tn_tensor *tn_net_weighted_sum(net *n, tn_tensor *const *states, int count, const char *name);
 
-/* After a recording: its status, and an error if the file has a weight that was not used. */
-tn_status tn_net_check(net *n, const tn_tensor *recorded);
+/* After a recording: its status, whose error names the folder, and an error if the file has a weight that was not
+ * used. */
+tn_status tn_net_check(net *n, tn_status recorded);
 
 #endif

@@ -250,7 +250,8 @@ static tn_status refuse_nan(const float *logits, int32_t count) {
     int32_t i = 0;
     while (i < count && !isnan(logits[i]))
         i++;
-    return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: the logit of token %d is not a number", (int)i);
+    return tn_backend_fail(TN_ERR_ARGUMENT, "the logit of token %d is not a number; are the model's weights damaged?",
+                           (int)i);
 }
 
 /* ---- penalties --------------------------------------------------------------------------------------------------- */
@@ -452,16 +453,20 @@ static tn_status find_greatest(const float *logits, int32_t count, float *out) {
     return TN_OK;
 }
 
+tn_status tn_txt_most_probable(const float *logits, int32_t count, int32_t *id) {
+    float greatest;
+    TRY(find_greatest(logits, count, &greatest));
+    *id = first_equal(logits, count, greatest);
+    return TN_OK;
+}
+
 tn_status tn_sampler_pick(tn_sampler *s, const float *logits, int32_t count, int32_t *id) {
     if (!s || !logits || !id || count <= 0)
         return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: an argument is NULL or the number of logits is 0");
     float greatest;
     TRY(penalise(s, logits, count, &logits));
+    if (s->o.temperature == 0) return tn_txt_most_probable(logits, count, id);
     TRY(find_greatest(logits, count, &greatest));
-    if (s->o.temperature == 0) {
-        *id = first_equal(logits, count, greatest);
-        return TN_OK;
-    }
     size_t n = 0;
     TRY(gather_sampler(s, logits, count, &n));
     weigh_sampler(s->candidates, n, greatest, s->o.temperature);

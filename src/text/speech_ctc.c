@@ -78,11 +78,15 @@ static tn_status read_convolutions(const hf_folder *f, ctc_encoder *e) {
 }
 
 static tn_status read_preparation(const hf_folder *f, ctc_encoder *e) {
+    static const hf_key keys[] = {
+        {"do_normalize", TN_JSON_BOOL}, {"sampling_rate", TN_JSON_NUMBER}, {NULL, TN_JSON_NULL}};
     tn_json_doc *doc;
     TRY(tn_hf_json(f, "preprocessor_config.json", &doc));
+    tn_status status = tn_hf_check_kinds(f, "preprocessor_config.json", tn_json_root(doc), keys);
     e->normalizes = tn_json_bool(tn_json_get(tn_json_root(doc), "do_normalize"), true);
     double rate = tn_json_number(tn_json_get(tn_json_root(doc), "sampling_rate"), TN_SPEECH_RATE);
     tn_json_free(doc);
+    TRY(status);
     if (rate == TN_SPEECH_RATE) return TN_OK;
     return tn_backend_fail(
         TN_ERR_UNSUPPORTED,
@@ -214,7 +218,7 @@ static tn_status try_record(tn_ctc *m) {
     TN_SCOPE;
     TN_NO_GRAD;
     tn_tensor *logits = record(m, tn_zeros(TN_DIMS(tn_ctc_encoder_least(&m->encoder)), TN_F32));
-    TRY(tn_status_of(logits));
+    TRY(tn_net_check(&m->net, tn_status_of(logits)));
     if (tn_size(logits, 1) == m->vocabulary) return TN_OK;
     return tn_hf_fail(m->net.folder.path, TN_ERR_FORMAT,
                       "'vocab_size' is %" PRId64 ", but lm_head has %" PRId64 " rows", m->vocabulary,
@@ -293,7 +297,7 @@ static tn_tensor *convolve(const ctc_encoder *e, net *n, const tn_tensor *sound)
         o.stride = e->convolutions[i].stride;
         tn_net_at(n, "feature_extractor.conv_layers.%" PRId64 ".", i);
         tn_tensor *filters =
-            tn_net_shaped(n, "conv.weight", TN_DIMS(e->convolutions[i].channels, in, e->convolutions[i].kernel));
+            tn_net_shaped(n, "conv.weight", (int64_t[]){e->convolutions[i].channels, in, e->convolutions[i].kernel, 0});
         x = tn_conv1d(tn_contiguous(x), filters, e->convolution_bias ? tn_net_weight(n, "conv.bias") : NULL, &o);
         x = e->front_activation(e->norms_each || i == 0 ? norm_convolution(e, n, x) : x);
     }
@@ -414,14 +418,15 @@ tn_status tn_ctc_logits(tn_ctc *m, const float *samples, int64_t count, float *o
 
 /* The letters of a window: of equal ones next to each other the first, without blanks. */
 static tn_status spell(const tn_ctc *m, const float *logits, int64_t frames, tn_ids *ids, tn_bytes *text) {
-    int64_t last = -1;
+    int32_t last = -1;
     for (int64_t t = 0; t < frames; t++) {
-        int64_t best = tn_txt_most_probable(logits + t * m->vocabulary, 0, m->vocabulary);
+        int32_t best;
+        TRY(tn_txt_most_probable(logits + t * m->vocabulary, (int32_t)m->vocabulary, &best));
         bool new = best != last &&best != m->blank && m->letters[best];
         last = best;
         if (!new) continue;
         const char *letter = strcmp(m->letters[best], m->space) == 0 ? " " : m->letters[best];
-        TRY(tn_ids_append(ids, (int32_t)best));
+        TRY(tn_ids_append(ids, best));
         TRY(tn_bytes_append(text, letter, strlen(letter)));
     }
     return tn_bytes_append(text, "", 0);

@@ -66,7 +66,7 @@ static void prefer_times(const speech_config *c, const speech_tokens *t, float *
     if (sum > 0 && log(sum) + top > text) forbid(scores, 0, first);
 }
 
-static int32_t choose_token(transcription *r, const float *logits) {
+static tn_status choose_token(transcription *r, const float *logits, int32_t *id) {
     const speech_config *c = &r->s->config;
     const speech_tokens *t = &r->s->tokens;
     memcpy(r->scores, logits, (size_t)c->vocabulary * sizeof *logits);
@@ -79,7 +79,7 @@ static int32_t choose_token(transcription *r, const float *logits) {
         keep_order(c, t, &r->ids, r->scores);
         prefer_times(c, t, r->scores);
     }
-    return (int32_t)tn_txt_most_probable(r->scores, 0, c->vocabulary);
+    return tn_txt_most_probable(r->scores, (int32_t)c->vocabulary, id);
 }
 
 /* ---- a window ---------------------------------------------------------------------------------------------------- */
@@ -98,8 +98,9 @@ static tn_status detect_language(transcription *r) {
     const float *logits;
     TRY(tn_speech_step(r->s, t->start, &logits));
     r->s->position = 0;
-    int64_t id = tn_txt_most_probable(logits, t->first_language, t->first_language + t->language_count);
-    return name_language(r, (int32_t)id);
+    int32_t id;
+    TRY(tn_txt_most_probable(logits + t->first_language, t->language_count, &id));
+    return name_language(r, t->first_language + id);
 }
 
 static tn_status find_language(transcription *r, const char *code) {
@@ -133,7 +134,8 @@ static tn_status read_window(transcription *r, int64_t seek) {
     int64_t room = c->context - r->begin_count, most = r->options->max_tokens;
     if (most == 0 || most > room) most = room;
     for (r->ids.count = 0; (int64_t)r->ids.count < most;) {
-        int32_t id = choose_token(r, logits);
+        int32_t id;
+        TRY(choose_token(r, logits, &id));
         if (id == s->tokens.end) break;
         TRY(tn_ids_append(&r->ids, id));
         if ((int64_t)r->ids.count < most) TRY(tn_speech_step(s, id, &logits));

@@ -33,13 +33,8 @@ static inline bool tn_txt_ends_with(const char *text, const char *ending) {
     return n >= k && memcmp(text + n - k, ending, k) == 0;
 }
 
-/* The first of the greatest of logits [from, to). */
-static inline int64_t tn_txt_most_probable(const float *logits, int64_t from, int64_t to) {
-    int64_t best = from;
-    for (int64_t i = from + 1; i < to; i++)
-        if (logits[i] > logits[best]) best = i;
-    return best;
-}
+/* sampler.c: the first of the greatest logits; TN_ERR_ARGUMENT if one is not a number, or all are -infinity. */
+tn_status tn_txt_most_probable(const float *logits, int32_t count, int32_t *id);
 
 /* The value of a hexadecimal digit; -1: it is none. */
 static inline int tn_txt_hex(char c) {

@@ -105,10 +105,10 @@ tn_tensor *tn_record_vit(tn_classifier *c, tn_tensor *x) {
     if (tn_net_has(n, "distillation_token")) parts[extra++] = tn_net_weight(n, "distillation_token");
     parts[extra] = rows_of(x);
     x = tn_cat(parts, (int)extra + 1, 1);
-    if (tn_net_has(n, "position_embeddings")) {
-        tn_tensor *positions = tn_net_weight(n, "position_embeddings");
-        x = tn_add(x, strcmp(c->family->type, "dinov2") ? positions : interpolated(positions, extra, h, w));
-    }
+    if (strcmp(c->family->type, "dinov2") == 0)
+        x = tn_add(x, interpolated(tn_net_weight(n, "position_embeddings"), extra, h, w));
+    else if (tn_net_has(n, "position_embeddings"))
+        x = tn_net_add(n, x, "position_embeddings");
     tn_net_at(n, "encoder.");
     if (tn_net_has(n, table)) shared = bias_of_distances(tn_net_weight(n, table), h, w, true);
     snprintf(of_layer, sizeof of_layer, "attention.attention.%s", table);

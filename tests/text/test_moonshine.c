@@ -4,6 +4,7 @@
 #include "test_support.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -39,14 +40,15 @@ typedef struct weights {
     char names[MOST][96];
     tn_named_tensor list[MOST];
     int count;
-    const char *without; /* is left out */
+    const char *without, *damaged; /* is left out; is not a number */
 } weights;
 
 static void add(weights *w, const char *side, const char *name, const int64_t *shape, int rank) {
     char *room = w->names[w->count];
     snprintf(room, sizeof w->names[0], "%s%s", side, name);
     if (w->without && strstr(room, w->without)) return;
-    w->list[w->count++] = (tn_named_tensor){room, tn_randn(shape, rank)};
+    bool bad = w->damaged && strstr(room, w->damaged);
+    w->list[w->count++] = (tn_named_tensor){room, bad ? tn_full(shape, rank, NAN, TN_F32) : tn_randn(shape, rank)};
 }
 
 static void add_layer(weights *w, const char *side, bool decodes) {
@@ -66,14 +68,14 @@ static void add_layer(weights *w, const char *side, bool decodes) {
     if (decodes) add(w, side, "final_layernorm.weight", TN_DIMS(HIDDEN));
 }
 
-/* more: for config.json; without: of weights' names. */
-static const char *make_folder(const char *more, const char *without) {
+/* more: for config.json; without, damaged: of weights' names. */
+static const char *make_damaged(const char *more, const char *without, const char *damaged) {
     static weights w;
     const char *folder = test_scratch("moonshine");
     char path[600], text[1200];
     assert_true(mkdir(folder, 0700) == 0 || errno == EEXIST);
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    w = (weights){.without = without};
+    w = (weights){.without = without, .damaged = damaged};
     tn_manual_seed(9);
     {
         TN_SCOPE;
@@ -96,6 +98,8 @@ static const char *make_folder(const char *more, const char *without) {
     write_file(path, text);
     return folder;
 }
+
+static const char *make_folder(const char *more, const char *without) { return make_damaged(more, without, NULL); }
 
 static const float *make_sound(void) {
     static float sound[SAMPLES];
@@ -135,6 +139,16 @@ static void sound_becomes_tokens(void **state) {
     assert_int_equal(tn_moonshine_transcribe(m, make_sound(), 0, hear, &again), TN_ERR_ARGUMENT);
     tn_moonshine_close(m);
     tn_moonshine_close(NULL);
+}
+
+static void damaged_weights_are_noticed(void **state) {
+    (void)state;
+    tn_moonshine *m;
+    heard h = {{0}, 0};
+    assert_ok(tn_moonshine_open(make_damaged("", NULL, "decoder.norm"), NULL, &m));
+    assert_int_equal(tn_moonshine_transcribe(m, make_sound(), SAMPLES, hear, &h), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "the logit of token 0 is not a number");
+    tn_moonshine_close(m);
 }
 
 static void folders_that_do_not_fit_are_refused(void **state) {
@@ -184,6 +198,7 @@ static void memory_may_run_out_anywhere(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sound_becomes_tokens),
+        cmocka_unit_test(damaged_weights_are_noticed),
         cmocka_unit_test(folders_that_do_not_fit_are_refused),
         cmocka_unit_test(memory_may_run_out_anywhere),
     };

@@ -196,6 +196,7 @@ typedef struct weights {
     tn_named_tensor list[128];
     char names[128][96];
     int count;
+    const char *damaged; /* of a weight's name: it is not a number */
 } weights;
 
 static void add_weight(weights *w, const char *name, int64_t rows, int64_t columns, int64_t width) {
@@ -203,6 +204,7 @@ static void add_weight(weights *w, const char *name, int64_t rows, int64_t colum
     int64_t shape[] = {rows, columns, width}, count = rows * (columns ? columns : 1) * (width ? width : 1);
     snprintf(w->names[w->count], sizeof w->names[0], "model.%s", name);
     fill_weight(name, room, count, !columns && strstr(name, ".weight"));
+    if (w->damaged && strstr(name, w->damaged)) room[0] = NAN;
     w->list[w->count] = (tn_named_tensor){w->names[w->count], tn_from_data(room, shape,
                                                                            width     ? 3
                                                                            : columns ? 2
@@ -266,10 +268,11 @@ static void write_tokenizer(const char *folder) {
     write_text(folder, "tokenizer.json", text);
 }
 
+static weights w;
+
 /* more: for config.json; without: a tensor that is left out, or NULL. */
 static const char *make_model(const char *name, const char *more, const char *without) {
     const char *folder = test_scratch(name);
-    static weights w;
     char path[700], text[1200];
     w.count = 0;
     assert_true(mkdir(folder, 0700) == 0 || errno == EEXIST);
@@ -421,6 +424,20 @@ static void timed_segments_follow_each_other(void **state) {
     free(sound);
 }
 
+static void damaged_weights_are_noticed(void **state) {
+    (void)state;
+    tn_speech *s;
+    heard h = {0};
+    float *sound = make_sound(TN_SPEECH_RATE);
+    w.damaged = "decoder.layer_norm.weight";
+    assert_ok(tn_speech_open(make_model("damaged", "", NULL), NULL, &s));
+    w.damaged = NULL;
+    assert_int_equal(tn_speech_transcribe(s, sound, TN_SPEECH_RATE, NULL, listen, &h), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "is not a number");
+    tn_speech_close(s);
+    free(sound);
+}
+
 static void wrong_wishes_are_refused(void **state) {
     (void)state;
     tn_speech *s;
@@ -536,6 +553,7 @@ int main(void) {
         cmocka_unit_test(features_are_those_of_transformers),
         cmocka_unit_test(logits_are_those_of_transformers),
         cmocka_unit_test(timed_segments_follow_each_other),
+        cmocka_unit_test(damaged_weights_are_noticed),
         cmocka_unit_test(wrong_wishes_are_refused),
         cmocka_unit_test(folders_that_do_not_fit_are_refused),
         cmocka_unit_test(memory_may_run_out_anywhere),

@@ -4,6 +4,7 @@
 #include "test_support.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -55,10 +56,11 @@ static const struct {
     {"wav2vec2.encoder.layers.0.final_layer_norm.bias", {HIDDEN}},
     {"lm_head.weight", {WORDS, HIDDEN}},
     {"lm_head.bias", {WORDS}},
+    {"wav2vec2.adapter.layers.0.conv.weight", {HIDDEN}}, /* left out unless asked for */
 };
 
-/* more: for config.json; words: vocab.json, NULL for none. */
-static const char *make_folder(const char *more, const char *words) {
+/* more: for config.json; words: vocab.json, NULL for none; damaged: a weight that is not a number; extra: one more. */
+static const char *make_damaged(const char *more, const char *words, const char *damaged, bool extra) {
     const char *folder = test_scratch("ctc");
     char path[600], text[1200];
     tn_named_tensor list[MOST];
@@ -69,9 +71,11 @@ static const char *make_folder(const char *more, const char *words) {
         TN_SCOPE;
         for (size_t i = 0; i < TN_COUNT(rows); i++) {
             const int64_t *shape = rows[i].shape;
-            list[i] = (tn_named_tensor){rows[i].name, tn_randn(shape, shape[2] ? 3 : shape[1] ? 2 : 1)};
+            int rank = shape[2] ? 3 : shape[1] ? 2 : 1;
+            bool bad = damaged && strcmp(rows[i].name, damaged) == 0;
+            list[i] = (tn_named_tensor){rows[i].name, bad ? tn_full(shape, rank, NAN, TN_F32) : tn_randn(shape, rank)};
         }
-        assert_ok(tn_safetensors_save(path, list, TN_COUNT(rows), NULL, 0));
+        assert_ok(tn_safetensors_save(path, list, (int)TN_COUNT(rows) - !extra, NULL, 0));
     }
     snprintf(path, sizeof path, "%s/config.json", folder);
     snprintf(text, sizeof text, "%s%s}", config, more);
@@ -81,6 +85,8 @@ static const char *make_folder(const char *more, const char *words) {
     if (words) write_file(path, words);
     return folder;
 }
+
+static const char *make_folder(const char *more, const char *words) { return make_damaged(more, words, NULL, false); }
 
 static const float *make_sound(void) {
     static float sound[SAMPLES];
@@ -137,6 +143,18 @@ static void text_follows_from_logits(void **state) {
     tn_ctc_close(NULL);
 }
 
+static void damaged_and_unknown_weights_are_noticed(void **state) {
+    (void)state;
+    tn_ctc *m;
+    heard h = {{0}, 0, 0};
+    assert_ok(tn_ctc_open(make_damaged("", letters, "lm_head.bias", false), NULL, &m));
+    assert_int_equal(tn_ctc_transcribe(m, make_sound(), SAMPLES, hear, &h), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "the logit of token 0 is not a number");
+    tn_ctc_close(m);
+    assert_int_equal(tn_ctc_open(make_damaged("", letters, NULL, true), NULL, &m), TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), "'wav2vec2.adapter.layers.0.conv.weight' is not known");
+}
+
 static void folders_that_do_not_fit_are_refused(void **state) {
     (void)state;
     static const struct {
@@ -150,7 +168,7 @@ static void folders_that_do_not_fit_are_refused(void **state) {
         {",\"num_attention_heads\":3", letters, "must be a multiple"},
         {",\"conv_dim\":[6]", letters, "of the same length"},
         {",\"conv_stride\":[5,0]", letters, "conv_stride"},
-        {",\"conv_dim\":[6,7]", letters, "another shape"},
+        {",\"conv_dim\":[6,7]", letters, "according to config.json it must have 3"},
         {",\"num_hidden_layers\":2", letters, "encoder.layers.1"},
         {",\"do_stable_layer_norm\":true,\"feat_extract_norm\":\"layer\"", letters, "conv_layers.1.layer_norm"},
         {",\"feat_extract_norm\":\"batch\"", letters, "supported are group and layer"},
@@ -231,6 +249,7 @@ static void the_command_says_which_options_are_whispers(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(text_follows_from_logits),
+        cmocka_unit_test(damaged_and_unknown_weights_are_noticed),
         cmocka_unit_test(folders_that_do_not_fit_are_refused),
         cmocka_unit_test(files_of_the_tokenizer_count),
         cmocka_unit_test(memory_may_run_out_anywhere),
