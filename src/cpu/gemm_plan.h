@@ -362,7 +362,8 @@ static void choose_memory(gemm *g) {
     bool pieces = keeps_sums(g);
     int64_t columns = tn_min64(x->n, BLOCK_LD);
     g->a_bytes = g->a_in_place ? 0 : area(g->m_block * g->k_block);
-    g->b_bytes = g->b_source == B_ON_THE_FLY ? area(tn_min64(round_up(g, x->n), FLY_PANELS * g->panel) * CHUNK) : 0;
+    int64_t fly = tn_min64(round_up(g, x->n), FLY_PANELS * g->panel) * tn_min64(x->k, CHUNK);
+    g->b_bytes = g->b_source == B_ON_THE_FLY ? area(fly) : 0;
     g->c_bytes = g->direct || (pieces && !g->chains) ? 0 : area((g->m_block - 1) * BLOCK_LD + columns);
     g->load_bytes = x->a.fused.vm ? area(g->with->rows * BLOCK_LD) : 0;
     if (x->b.fused.vm && g->load_bytes < area(LOAD_STEPS * BLOCK_LD)) g->load_bytes = area(LOAD_STEPS * BLOCK_LD);

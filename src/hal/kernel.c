@@ -511,6 +511,7 @@ tn_status tn_kernel_prepare(tn_device *d, tn_kernel *k, const tn_launch *launche
         TRY(s);
     }
     if (d->caps.code != TN_CODE_KIR || !d->driver->prepare) return TN_OK;
+    if (d->dry && d->is_cpu) return kir_vm_rehearse(k->modules[WIDE].handle, (const kir_launch *)launches, count);
     return d->driver->prepare(tn_stream_handle(d), k->modules[WIDE].handle, launches, count);
 }
 

@@ -396,6 +396,9 @@ tn_status kir_vm_run(const kir_vm *vm, const kir_launch *launches, int64_t count
 /* Takes the memory that kir_vm_run of these launches needs on this thread: that run then cannot fail. */
 tn_status kir_vm_reserve(const kir_vm *vm, const kir_launch *launches, int64_t count);
 
+/* For a dry run: takes the memory of kir_vm_run, makes the code that it would make, and computes nothing. */
+tn_status kir_vm_rehearse(const kir_vm *vm, const kir_launch *launches, int64_t count);
+
 /* The epilogue of native kernels: evaluates the points lo ≤ axis < hi of the parallel axes on the calling thread. Only
  * for programs without loops. Scratch: kir_vm_scratch(vm) bytes, 64-byte aligned, one per thread. */
 size_t kir_vm_scratch(const kir_vm *vm);

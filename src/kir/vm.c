@@ -511,6 +511,20 @@ tn_status kir_vm_reserve(const kir_vm *vm, const kir_launch *launches, int64_t c
     return thread_memory(s.frames + s.table + s.team) ? TN_OK : TN_ERR_MEMORY;
 }
 
+tn_status kir_vm_rehearse(const kir_vm *vm, const kir_launch *launches, int64_t count) {
+    int threads = tn_threads();
+    shares s = {.frames = vm->thread_bytes};
+    if (threads > 1 && guess_cost(vm, launches, count) > worth_a_thread) s = shares_of(vm, launches, count, threads);
+    size_t bytes = s.frames + s.table + s.team;
+    char *memory = thread_memory(bytes);
+    if (!memory) return TN_ERR_MEMORY;
+    kir_frame f;
+    frame_open(&f, vm, memory);
+    for (int64_t i = 0; i < count; i++)
+        kir_frame_launch(&f, &launches[i], NULL, NULL);
+    return TN_OK;
+}
+
 size_t kir_vm_scratch(const kir_vm *vm) { return vm->thread_bytes; }
 
 void kir_vm_run_box(const kir_vm *vm, const kir_launch *launch, const int64_t *lo, const int64_t *hi, void *scratch) {

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "nn/make.h"
+#include "nn/recurrent.h"
 #include "trunnion/autograd.h"
 #include "trunnion/backend.h"
 #include "trunnion/nn.h"
@@ -16,34 +17,25 @@
 
 enum { MOST_LAYERS = 32, DIRECTIONS = 2, MOST_CHUNKS = 16 };
 
-typedef struct direction {
-    tn_tensor *weight_ih, *weight_hh, *bias_ih, *bias_hh; /* biases may be NULL */
-} direction;
+typedef tn_recurrent_state state;
+typedef tn_recurrent_weights direction;
+typedef tn_recurrent_spans spans;
 
 typedef struct recurrent {
-    const struct kind *kind;
+    tn_recurrent_cell cell;
     direction of[MOST_LAYERS][DIRECTIONS];
-    int64_t input, hidden, layers, directions, gates;
-    bool batch_first, relu;
+    int64_t input, layers, directions;
+    bool batch_first;
     double dropout;
-    const char *name;
 } recurrent;
 
 /* ---- all steps --------------------------------------------------------------------------------------------------- */
 
-/* h and, of an LSTM, c [batch, hidden]; of all steps: one dim more in front. */
-typedef struct state {
-    tn_tensor *h, *c;
-} state;
-
+/* States of all steps have one dim more in front. */
 static state last_of(state all, bool backward) {
     int64_t last = backward ? 0 : tn_size(all.h, 0) - 1;
     return (state){tn_select(all.h, 0, last), all.c ? tn_select(all.c, 0, last) : NULL};
 }
-
-/* The states behind each step; from: before the first. */
-typedef state recurrent_steps(const recurrent *s, const direction *d, const tn_tensor *from_x, bool backward,
-                              state from);
 
 /* `count` tensors joined along a new first dim; tn_stack takes fewer than a long sequence has. */
 static tn_tensor *stacked(tn_tensor *const *t, int64_t count) {
@@ -53,7 +45,8 @@ static tn_tensor *stacked(tn_tensor *const *t, int64_t count) {
     return tn_cat((tn_tensor *[]){stacked(t, half), stacked(t + half, count - half)}, 2, 0);
 }
 
-static state steps_rnn(const recurrent *s, const direction *d, const tn_tensor *from_x, bool backward, state from) {
+static state steps_rnn(const tn_recurrent_cell *s, const direction *d, const tn_tensor *from_x, bool backward,
+                       state from) {
     int64_t steps = tn_size(from_x, 0);
     tn_tensor **out = calloc((size_t)steps, sizeof *out);
     if (!out) return (state){tn_failed(TN_ERR_MEMORY, "%s: no memory for %lld steps", s->name, (long long)steps), NULL};
@@ -67,34 +60,18 @@ static state steps_rnn(const recurrent *s, const direction *d, const tn_tensor *
     return all;
 }
 
-static state steps_gru(TN_UNUSED const recurrent *s, const direction *d, const tn_tensor *from_x, bool backward,
-                       state from) {
-    return (state){tn_gru_steps(from_x, d->weight_hh, d->bias_hh, from.h, backward), NULL};
-}
-
-static state steps_lstm(TN_UNUSED const recurrent *s, const direction *d, const tn_tensor *from_x, bool backward,
-                        state from) {
+/* The states behind each step; from: before the first. */
+static state steps_of(const tn_recurrent_cell *s, const direction *d, const tn_tensor *from_x, bool backward,
+                      state from) {
+    if (s->gates == 1) return steps_rnn(s, d, from_x, backward, from);
+    if (s->gates == 3) return (state){tn_gru_steps(from_x, d->weight_hh, d->bias_hh, from.h, backward), NULL};
     tn_tensor *both = tn_lstm_steps(from_x, d->weight_hh, d->bias_hh, from.h, from.c, backward);
     return (state){tn_select(both, 0, 0), tn_select(both, 0, 1)};
 }
 
-static const struct kind {
-    const char *name;
-    int64_t gates;
-    recurrent_steps *steps;
-} kinds[] = {{"rnn", 1, steps_rnn}, {"gru", 3, steps_gru}, {"lstm", 4, steps_lstm}};
-
 /* ---- lengths ----------------------------------------------------------------------------------------------------- */
 
-/* What follows from the lengths, which are data: one plan serves all. */
-typedef struct spans {
-    tn_tensor *lengths, *number; /* [batch], i64: of each sequence, and its place in the batch; lengths NULL: whole */
-    tn_tensor *within;           /* [time, batch, 1]: the step lies before the end of its sequence */
-    tn_tensor *turned; /* [time · batch], i64: the row of the step at the mirrored place within the sequence's length */
-} spans;
-
-/* Lengths outside of 0 to `steps` fail as indices do: here, or when they are computed. */
-static spans spans_of(const tn_tensor *lengths, int64_t steps) {
+spans tn_recurrent_spans_of(const tn_tensor *lengths, int64_t steps) {
     if (!lengths) return (spans){0};
     int64_t batch = tn_size(lengths, 0);
     tn_tensor *all = tn_arange(0, (double)(steps + 1), 1, TN_I64);
@@ -118,8 +95,7 @@ static tn_tensor *turned_steps(const spans *p, const tn_tensor *x, int64_t first
     return tn_reshape(rows_of(x, tn_slice(p->turned, 0, first * batch, end * batch, 1)), shape, 3);
 }
 
-/* x, whose steps begin at `first`, with `behind` behind the ends: what lies there, even NaN, has no influence. */
-static tn_tensor *cut(const spans *p, const tn_tensor *x, int64_t first, double behind) {
+tn_tensor *tn_recurrent_cut(const spans *p, const tn_tensor *x, int64_t first, double behind) {
     return tn_where(tn_narrow(p->within, 0, first, tn_size(x, 0)), x, tn_full(NULL, 0, behind, tn_dtype_of(x)));
 }
 
@@ -136,7 +112,7 @@ static state at_ends(const spans *p, state all, int64_t first, int64_t end, stat
 
 /* Chunks in which the steps are computed. Without gradients the input products of a chunk stay in the second-level
  * cache until its steps have read them, and all chunks use the same memory. */
-static int chunks_of(const recurrent *s, const tn_tensor *x) {
+static int chunks_of(const tn_recurrent_cell *s, const tn_tensor *x) {
     enum { CHUNK_BYTES = 3 << 19 };
     int64_t steps = tn_size(x, 0), most = steps < MOST_CHUNKS ? steps : MOST_CHUNKS; /* none is empty */
     int64_t row = tn_size(x, 1) * s->gates * s->hidden * (int64_t)tn_dtype_size(tn_dtype_of(x));
@@ -144,9 +120,8 @@ static int chunks_of(const recurrent *s, const tn_tensor *x) {
     return count < 1 ? 1 : count > most ? (int)most : (int)count;
 }
 
-/* x [time, batch, features] → [time, batch, hidden]; *last: the first state, then the last. */
-static tn_tensor *run_direction(const recurrent *s, const direction *d, const tn_tensor *x, const spans *p,
-                                bool backward, state *last) {
+tn_tensor *tn_recurrent_run(const tn_recurrent_cell *s, const direction *d, const tn_tensor *x, const spans *p,
+                            bool backward, state *last) {
     int count = chunks_of(s, x);
     bool turns = backward && p->lengths;
     tn_tensor *out[MOST_CHUNKS];
@@ -156,9 +131,9 @@ static tn_tensor *run_direction(const recurrent *s, const direction *d, const tn
         int64_t first = k * tn_size(x, 0) / count, end = (k + 1) * tn_size(x, 0) / count;
         tn_tensor *in = turns ? turned_steps(p, x, first, end) : tn_slice(x, 0, first, end, 1);
         tn_tensor *from_x = tn_linear(in, d->weight_ih, d->bias_ih);
-        if (p->lengths && s->kind->steps == steps_rnn && s->relu) /* a state that grows to infinity, times 0, is NaN */
-            from_x = cut(p, from_x, first, -HUGE_VAL);
-        state all = s->kind->steps(s, d, from_x, backward && !turns, at);
+        if (p->lengths && s->relu) /* a state that grows to infinity, times 0, is NaN */
+            from_x = tn_recurrent_cut(p, from_x, first, -HUGE_VAL);
+        state all = steps_of(s, d, from_x, backward && !turns, at);
         at = last_of(all, backward && !turns);
         if (p->lengths) *last = at_ends(p, all, first, end, *last);
         out[k] = all.h;
@@ -176,25 +151,25 @@ static tn_tensor *check_sequence(const recurrent *s, const tn_tensor *x, const t
     if (tn_rank(x) != 3 || tn_size(x, 2) != s->input || steps < 1)
         return tn_failed(TN_ERR_SHAPE,
                          "%s: x must be [%s, %lld] with at least one step; its rank is %d and its last extent %lld",
-                         s->name, s->batch_first ? "batch, time" : "time, batch", (long long)s->input, tn_rank(x),
+                         s->cell.name, s->batch_first ? "batch, time" : "time, batch", (long long)s->input, tn_rank(x),
                          (long long)tn_size(x, -1));
     if (lengths && (tn_status_of(lengths) != TN_OK || tn_rank(lengths) != 1 || tn_size(lengths, 0) != batch))
-        return tn_failed(TN_ERR_SHAPE, "%s: lengths must have one number for each of the %lld sequences", s->name,
+        return tn_failed(TN_ERR_SHAPE, "%s: lengths must have one number for each of the %lld sequences", s->cell.name,
                          (long long)batch);
     for (int k = 0; k < 2; k++) {
         const tn_tensor *t = states[k];
         if (!t) continue;
         if (tn_status_of(t) != TN_OK) return tn_contiguous(t);
         if (tn_rank(t) != 3 || tn_size(t, 0) != s->layers * s->directions || tn_size(t, 1) != batch ||
-            tn_size(t, 2) != s->hidden)
-            return tn_failed(TN_ERR_SHAPE, "%s: states must be [%lld, %lld, %lld]", s->name,
-                             (long long)(s->layers * s->directions), (long long)batch, (long long)s->hidden);
+            tn_size(t, 2) != s->cell.hidden)
+            return tn_failed(TN_ERR_SHAPE, "%s: states must be [%lld, %lld, %lld]", s->cell.name,
+                             (long long)(s->layers * s->directions), (long long)batch, (long long)s->cell.hidden);
     }
     return NULL;
 }
 
 static tn_tensor *first_state(const recurrent *s, const tn_tensor *given, int64_t number, int64_t batch, tn_dtype t) {
-    return given ? tn_select(given, 0, number) : tn_zeros((int64_t[]){batch, s->hidden}, 2, t);
+    return given ? tn_select(given, 0, number) : tn_zeros((int64_t[]){batch, s->cell.hidden}, 2, t);
 }
 
 static tn_tensor *failed(tn_tensor *error, tn_tensor **h_n, tn_tensor **c_n) {
@@ -211,12 +186,12 @@ tn_tensor *tn_recurrent_forward(tn_module *m, const tn_tensor *x, const tn_tenso
     tn_tensor *bad = check_sequence(s, x, lengths, h0, c0), *last_h[MOST_LAYERS * DIRECTIONS],
               *last_c[MOST_LAYERS * DIRECTIONS];
     if (bad) return failed(bad, h_n, c_n);
-    spans p = spans_of(lengths, tn_size(x, s->batch_first ? 1 : 0));
+    spans p = tn_recurrent_spans_of(lengths, tn_size(x, s->batch_first ? 1 : 0));
     if (lengths && tn_status_of(p.turned) != TN_OK) return failed(tn_contiguous(p.turned), h_n, c_n);
-    bool lstm = s->gates == 4, training = tn_module_is_training(m);
+    bool lstm = s->cell.gates == 4, training = tn_module_is_training(m);
     int64_t batch = tn_size(x, s->batch_first ? 0 : 1), count = s->layers * s->directions;
     const tn_tensor *in = s->batch_first ? tn_transpose(x, 0, 1) : x;
-    if (lengths) in = cut(&p, in, 0, 0);
+    if (lengths) in = tn_recurrent_cut(&p, in, 0, 0);
     tn_tensor *y = NULL;
     for (int64_t l = 0; l < s->layers; l++) {
         tn_tensor *out[DIRECTIONS];
@@ -225,17 +200,17 @@ tn_tensor *tn_recurrent_forward(tn_module *m, const tn_tensor *x, const tn_tenso
             int64_t number = l * s->directions + d;
             state last = {first_state(s, h0, number, batch, tn_dtype_of(x)), NULL};
             if (lstm) last.c = first_state(s, c0, number, batch, tn_dtype_of(x));
-            out[d] = run_direction(s, &s->of[l][d], in, &p, d == 1, &last);
+            out[d] = tn_recurrent_run(&s->cell, &s->of[l][d], in, &p, d == 1, &last);
             last_h[number] = last.h;
             last_c[number] = last.c;
         }
         y = s->directions == 2 ? tn_cat(out, 2, 2) : out[0];
-        if (lengths) y = cut(&p, y, 0, 0);
+        if (lengths) y = tn_recurrent_cut(&p, y, 0, 0);
     }
     if (h_n) *h_n = tn_keep(tn_stack(last_h, (int)count, 0));
     if (c_n)
         *c_n = tn_keep(lstm ? tn_stack(last_c, (int)count, 0)
-                            : tn_failed(TN_ERR_ARGUMENT, "%s: only an lstm has cell states", s->name));
+                            : tn_failed(TN_ERR_ARGUMENT, "%s: only an lstm has cell states", s->cell.name));
     return tn_keep(s->batch_first ? tn_contiguous(tn_transpose(y, 0, 1)) : y);
 }
 
@@ -248,7 +223,7 @@ static tn_tensor *recurrent_forward(tn_module *m, const tn_tensor *x) {
 static tn_tensor *add_weight(tn_module *m, const recurrent *s, const char *what, int64_t layer, int64_t d,
                              const int64_t *shape, int rank) {
     char name[48];
-    double bound = 1 / sqrt((double)s->hidden);
+    double bound = 1 / sqrt((double)s->cell.hidden);
     snprintf(name, sizeof name, "%s_l%lld%s", what, (long long)layer, d ? "_reverse" : "");
     return tn_module_add_parameter(m, name, tn_init_uniform(shape, rank, -bound, bound));
 }
@@ -262,23 +237,24 @@ static bool check_options(tn_module *parent, const char *kind, const char *name,
     return false;
 }
 
-static tn_module *make(tn_module *parent, const char *name, const struct kind *k, const tn_module_type *type,
-                       int64_t input, int64_t hidden, const tn_nn_recurrent_options *options) {
+static tn_module *make(tn_module *parent, const char *name, const tn_module_type *type, int64_t gates, int64_t input,
+                       int64_t hidden, const tn_nn_recurrent_options *options) {
     tn_nn_recurrent_options o = TN_NN_RECURRENT_DEFAULTS;
-    tn_status status = tn_options_read(&o, options, k->name, "tn_nn_recurrent_options o = TN_NN_RECURRENT_DEFAULTS");
+    tn_status status = tn_options_read(&o, options, type->name, "tn_nn_recurrent_options o = TN_NN_RECURRENT_DEFAULTS");
     if (!parent || tn_module_fail(parent, status) != TN_OK) return NULL;
-    if (!tn_nn_check_sizes(parent, k->name, name, input, hidden) || !check_options(parent, k->name, name, &o))
+    if (!tn_nn_check_sizes(parent, type->name, name, input, hidden) || !check_options(parent, type->name, name, &o))
         return NULL;
     tn_module *m = tn_nn_make(parent, name, type, sizeof(recurrent));
     if (!m) return NULL;
     recurrent *s = tn_module_self(m);
-    s->kind = k, s->input = input, s->hidden = hidden, s->layers = o.layers, s->gates = k->gates, s->name = k->name;
-    s->directions = o.bidirectional ? 2 : 1, s->batch_first = o.batch_first, s->relu = o.relu, s->dropout = o.dropout;
+    s->cell = (tn_recurrent_cell){type->name, gates, hidden, .relu = gates == 1 && o.relu};
+    s->input = input, s->layers = o.layers, s->directions = o.bidirectional ? 2 : 1;
+    s->batch_first = o.batch_first, s->dropout = o.dropout;
     for (int64_t l = 0; l < o.layers; l++)
         for (int64_t d = 0; d < s->directions; d++) {
             TN_SCOPE;
             direction *w = &s->of[l][d];
-            int64_t rows = k->gates * hidden, width = l ? hidden * s->directions : input;
+            int64_t rows = gates * hidden, width = l ? hidden * s->directions : input;
             w->weight_ih = add_weight(m, s, "weight_ih", l, d, (int64_t[]){rows, width}, 2);
             w->weight_hh = add_weight(m, s, "weight_hh", l, d, (int64_t[]){rows, hidden}, 2);
             if (!o.bias) continue;
@@ -294,15 +270,15 @@ static const tn_module_type lstm_type = {sizeof(tn_module_type), "lstm", recurre
 
 tn_module *tn_nn_rnn(tn_module *parent, const char *name, int64_t input, int64_t hidden,
                      const tn_nn_recurrent_options *options) {
-    return make(parent, name, &kinds[0], &rnn_type, input, hidden, options);
+    return make(parent, name, &rnn_type, 1, input, hidden, options);
 }
 
 tn_module *tn_nn_gru(tn_module *parent, const char *name, int64_t input, int64_t hidden,
                      const tn_nn_recurrent_options *options) {
-    return make(parent, name, &kinds[1], &gru_type, input, hidden, options);
+    return make(parent, name, &gru_type, 3, input, hidden, options);
 }
 
 tn_module *tn_nn_lstm(tn_module *parent, const char *name, int64_t input, int64_t hidden,
                       const tn_nn_recurrent_options *options) {
-    return make(parent, name, &kinds[2], &lstm_type, input, hidden, options);
+    return make(parent, name, &lstm_type, 4, input, hidden, options);
 }

@@ -142,6 +142,8 @@ typedef enum onnx_derivation {
     ONNX_FILTERS,     /* [out, c, kernel…] as i8 in the order [out, kernel…, c], as [out, -1] */
     ONNX_FILTER_SUMS, /* … their sums, as [1, out] */
     ONNX_TRANSPOSED,  /* of a matrix */
+    ONNX_LSTM_GATES,  /* of a matrix or bias for each direction: its gates in the order of tn_lstm_steps, … */
+    ONNX_GRU_GATES,   /* … of tn_gru_steps */
     ONNX_DERIVATIONS
 } onnx_derivation;
 

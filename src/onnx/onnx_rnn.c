@@ -1,13 +1,15 @@
 /* onnx_rnn.c — ONNX: RNN, GRU and LSTM.
  *
- * The contribution of the inputs does not depend on earlier steps, so it is one product for all steps. What remains
- * per step is a product with the state and a few element-wise ops, which fuse. Where possible both directions advance
- * together, the second from the end: half as many steps of twice the size.
+ * The usual LSTM, and the GRU that PyTorch writes, are the layers of nn: one operation for all steps. Of others the
+ * contribution of the inputs, which does not depend on earlier steps, is one product for all steps; a product with the
+ * state and a few element-wise ops, which fuse, are recorded for each step. Where possible both directions advance
+ * together then, the second from the end: half as many steps of twice the size.
  *
  * DynamicQuantizeLSTM of ONNX Runtime is the same network with matrices of bytes, [inputs, gates]; the other operand
  * is rounded to bytes at each step. */
 #include <string.h>
 
+#include "nn/recurrent.h"
 #include "onnx/operator_support.h"
 
 enum { STEPS_MOST = 65536, FUNCTIONS = 3, TOGETHER = 8 /* steps that pay for a matrix of both directions */ };
@@ -150,10 +152,59 @@ static void walk_together(const net *n, course *k, tn_tensor **y) {
     }
 }
 
-/* ---- what a node says -------------------------------------------------------------------------------------------- */
+/* ---- the usual steps --------------------------------------------------------------------------------------------- */
 
 static const char *const usual[][FUNCTIONS] = {
     [1] = {"Tanh"}, [3] = {"Sigmoid", "Tanh"}, [4] = {"Sigmoid", "Tanh", "Tanh"}};
+
+static bool is_usual(const net *n, const course *k, int directions) {
+    if (n->gates == 1 || n->of_bytes || n->clip > 0 || n->input_forget || onnx_has(n->c, 7)) return false;
+    if ((n->gates == 3 && !n->linear_before_reset) || n->steps < 1 || n->hidden < 1) return false;
+    for (int d = 0; d < directions; d++)
+        for (int i = 0; i < FUNCTIONS && usual[n->gates][i]; i++)
+            if (strcmp(k[d].of[i]->name, usual[n->gates][i]) != 0) return false;
+    return true;
+}
+
+/* `gates` blocks of each direction, or of each of both biases, in another order: the i-th was the one at order[i]. */
+static tn_tensor *reordered(const tn_tensor *x, const int *order, int gates) {
+    int64_t directions = tn_size(x, 0), sets = tn_rank(x) == 2 ? 2 : 1, hidden = tn_size(x, 1) / (sets * gates);
+    const tn_tensor *parts = tn_reshape(x, (int64_t[]){directions * sets, gates, hidden, -1}, 4);
+    tn_tensor *part[ONNX_LSTM];
+    for (int i = 0; i < gates; i++)
+        part[i] = tn_select(parts, 1, order[i]);
+    return tn_reshape(tn_stack(part, gates, 1), tn_shape(x), tn_rank(x));
+}
+
+/* ONNX: i, o, f, c and z, r, h. */
+static tn_tensor *lstm_order(const tn_tensor *x) { return reordered(x, (const int[]){0, 2, 3, 1}, ONNX_LSTM); }
+static tn_tensor *gru_order(const tn_tensor *x) { return reordered(x, (const int[]){1, 0, 2}, ONNX_GRU); }
+
+static tn_tensor *in_order(const net *n, int input, int d) {
+    bool lstm = n->gates == ONNX_LSTM;
+    return tn_select(onnx_derived(n->c, input, lstm ? ONNX_LSTM_GATES : ONNX_GRU_GATES, lstm ? lstm_order : gru_order),
+                     0, d);
+}
+
+/* The result of a direction; the state is the last one afterwards. */
+static tn_tensor *walk_usual(const net *n, course *k, const tn_tensor *x, int d, bool backwards) {
+    tn_recurrent_cell cell = {n->c->row->name, n->gates, n->hidden, false};
+    tn_recurrent_weights w = {.weight_ih = in_order(n, 1, d), .weight_hh = in_order(n, 2, d)};
+    if (onnx_has(n->c, 3)) {
+        tn_tensor *both = in_order(n, 3, d);
+        w.bias_ih = tn_narrow(both, 0, 0, n->gates * n->hidden);
+        w.bias_hh = tn_narrow(both, 0, n->gates * n->hidden, n->gates * n->hidden);
+    }
+    tn_recurrent_spans p = tn_recurrent_spans_of(n->lengths ? tn_select(n->lengths, 1, 0) : NULL, n->steps);
+    tn_recurrent_state state = {k->h, k->cell};
+    if (n->lengths) x = tn_recurrent_cut(&p, x, 0, 0);
+    tn_tensor *y = tn_recurrent_run(&cell, &w, x, &p, backwards, &state);
+    k->h = state.h;
+    k->cell = state.c;
+    return n->lengths ? tn_recurrent_cut(&p, y, 0, 0) : y;
+}
+
+/* ---- what a node says -------------------------------------------------------------------------------------------- */
 
 /* Numbers are given only for functions that have any, in the order of the functions. */
 static double next_number(const onnx_attribute *given, size_t *used, const char *name, double otherwise) {
@@ -227,8 +278,6 @@ static void prepare_rnn(const net *n, course *k, int d, const tn_tensor *x) {
         given = tn_linear(rows, tn_select(onnx_in(c, 1), 0, d), bias);
     }
     k->given = tn_reshape(given, (int64_t[]){n->steps, n->batch, wide}, 3);
-    k->h = initial(n, 5, d);
-    if (n->gates == 4) k->cell = initial(n, 6, d);
     if (n->gates == 4 && onnx_has(c, 7)) k->peephole = tn_select(onnx_in(c, 7), 0, d);
 }
 
@@ -336,12 +385,21 @@ tn_status onnx_recurrent(onnx_call *c) {
     if (of_bytes) TRY(check_bytes(c, directions));
     TRY(read_net(&n, x, directions));
     TRY(read_functions(&n, k, directions));
-    bool together = directions == 2 && n.steps >= TOGETHER && !n.lengths && !of_bytes && same_functions(k);
-    for (int d = 0; d < directions; d++)
-        prepare_rnn(&n, &k[d], d, together && d == 1 ? tn_flip(x, (int64_t[]){0}, 1) : x);
+    bool all_usual = is_usual(&n, k, directions);
+    bool together =
+        !all_usual && directions == 2 && n.steps >= TOGETHER && !n.lengths && !of_bytes && same_functions(k);
+    for (int d = 0; d < directions; d++) {
+        k[d].h = initial(&n, 5, d);
+        if (n.gates == 4) k[d].cell = initial(&n, 6, d);
+        if (!all_usual) prepare_rnn(&n, &k[d], d, together && d == 1 ? tn_flip(x, (int64_t[]){0}, 1) : x);
+    }
     if (together) walk_together(&n, k, y);
     for (int d = 0; d < directions; d++) {
-        if (!together) y[d] = walk_rnn(&n, &k[d], d == 1 || onnx_is(direction, "reverse"));
+        bool backwards = d == 1 || onnx_is(direction, "reverse");
+        if (all_usual)
+            y[d] = walk_usual(&n, &k[d], x, d, backwards);
+        else if (!together)
+            y[d] = walk_rnn(&n, &k[d], backwards);
         h[d] = k[d].h;
         cell[d] = k[d].cell;
     }

@@ -890,7 +890,7 @@ static tn_status give_run_task(tn_plan_cache *c, tn_plan *p, tn_buffer *const *b
 
 tn_status tn_plan_submit(tn_plan_cache *c, tn_plan *p, tn_buffer *const *bound, const kir_scalar *scalars) {
     if (p->device->dry && !(is_small(p, bound) && (!p->arena_bytes || tn_dry_is_real(c->arena->bytes))))
-        return tn_plan_run_dry(p, bound, c->outputs);
+        return tn_plan_run_dry(p, bound, c->outputs, c->arena, c->staged, scalars);
     if (!tn_queues_exist()) return tn_plan_run(p, bound, c->outputs, c->arena, c->staged, scalars, &c->run_seconds);
     bool ran = false;
     tn_status s = give_run_task(c, p, bound, scalars, &ran);

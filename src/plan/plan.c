@@ -868,7 +868,7 @@ static tn_status run_timed(tn_profile *profile, tn_plan *p, const tn_command *c)
 }
 
 /* From the first write to a state on nothing may fail that could have failed before. */
-static tn_status prepare_commits(const tn_plan *p, size_t first) {
+static tn_status prepare_kernels(const tn_plan *p, size_t first) {
     for (size_t i = first; i < p->command_count; i++) {
         const tn_command *c = &p->commands[i];
         if (c->listed) continue; /* a list has what it needs */
@@ -915,7 +915,7 @@ static tn_status run_each_command(tn_plan *p) {
     for (size_t i = 0, n; i < p->command_count; i += n) {
         const tn_command *c = &p->commands[i];
         if (check < p->checks.count) TRY(tn_check_before(p, i, &check));
-        if (c->commit && !committing) TRY(prepare_commits(p, i));
+        if (c->commit && !committing) TRY(prepare_kernels(p, i));
         committing |= c->commit;
         p->runs.partially_committed = committing;
         n = c->list && !profile ? (size_t)c->listed : 1;
@@ -942,7 +942,8 @@ static bool is_timed(const tn_plan *p) {
     return p->runs.count < FIRST_RUNS || p->runs.last_seconds > little || p->runs.count % TIMED_OF == 0;
 }
 
-tn_status tn_plan_run_dry(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs) {
+tn_status tn_plan_run_dry(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, const tn_buffer *memory,
+                          const tn_buffer *host, const kir_scalar *scalars) {
     for (size_t i = 0; i < p->native_count; i++)
         TRY(tn_native_prepare(p->natives[i], bound));
     for (int i = 0; i < p->bound_count; i++) {
@@ -953,6 +954,8 @@ tn_status tn_plan_run_dry(tn_plan *p, tn_buffer *const *bound, tn_buffer *const 
     }
     for (int i = 0; i < p->output_count; i++)
         if (p->output_home[i] < 0) TRY(tn_dry_clear(outputs[i]));
+    bind(p, bound, outputs, memory, host, scalars);
+    if (p->device->is_cpu) TRY(prepare_kernels(p, 0)); /* their memory and machine code count */
     p->runs.partially_committed = false;
     p->runs.failed = NULL;
     p->runs.count++;

@@ -496,7 +496,8 @@ void tn_plan_free(tn_plan *p);
 tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *arena, tn_buffer *host,
                       const kir_scalar *scalars, double *seconds);
 /* In a dry run: allocates packed weights, counts the pages of files that would be read, and computes nothing. */
-tn_status tn_plan_run_dry(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs);
+tn_status tn_plan_run_dry(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, const tn_buffer *memory,
+                          const tn_buffer *host, const kir_scalar *scalars);
 /* The same in two steps, for a queue's thread: addresses are resolved at submission. slots: addresses of all slots, in
  * order; packed_weights: from tn_native_packed_weight, one per native; scalars: the plan's own copy. */
 size_t tn_plan_slots(const tn_plan *p);

@@ -103,7 +103,7 @@ BUGS = [
     ("a launch does not notice that it wrote states", "plan/capture.c",
      "if (s == TN_OK || partially_committed) mark_written(g);", "(void)mark_written;", LAZINESS),
     ("kernels that write states are not prepared", "plan/plan.c",
-     "if (c->commit && !committing) TRY(prepare_commits(p, i));", "(void)prepare_commits;", FAILURES),
+     "if (c->commit && !committing) TRY(prepare_kernels(p, i));", "(void)prepare_kernels;", FAILURES),
     ("a launch hands out the state itself", "plan/capture.c",
      "if (is_state(g, o)) TRY(tn_buffer_new", "if (is_state(g, o) && false) TRY(tn_buffer_new", LAZINESS),
     ("a refused write spoils its target", "tensor/tensor.c",
