@@ -51,6 +51,7 @@ static bool split_at(text_span w, char mark, text_span *before, text_span *behin
 
 /* Numbers, `inf`, `min` and `max` (of i64), `auto` (TN_AUTO), `true`, `false`, dtype names. */
 static bool case_number_of(text_span w, double *f, int64_t *i) {
+    TN_C_LOCALE;
     static const struct {
         const char *name;
         double f;

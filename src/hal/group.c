@@ -477,6 +477,7 @@ static tn_status open_mpi(tn_group *g) {
 
 /* Where rank 0 listens. torchrun's own store is at MASTER_PORT, so the next one is taken. */
 static tn_status open_tcp(tn_group *g) {
+    TN_C_LOCALE;
     enum { LIMIT = 65535, FIRST = 20000, SPREAD = 10000 };
     const char *address = tn_env("MASTER_ADDR"), *wait = tn_env("TRUNNION_GROUP_SECONDS");
     int port = launched("MASTER_PORT"), job = launched("SLURM_JOB_ID");

@@ -107,8 +107,7 @@ static tn_status put_value(tn_bytes *out, const tn_json *v) {
     case TN_JSON_STRING: return put_string(out, tn_json_string(v, ""), tn_json_length(v));
     case TN_JSON_NUMBER:
         x = tn_json_number(v, 0);
-        if (x == floor(x) && fabs(x) < 1e15) return put(out, "\"%.0f\"", x);
-        return put(out, "\"%.17g\"", x);
+        return put(out, x == floor(x) && fabs(x) < 1e15 ? "\"%.0f\"" : "\"%.17g\"", x);
     default:
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "JSON schema: lists and objects in \"enum\" and \"const\" are not supported");
@@ -325,6 +324,7 @@ static tn_status write_all(schema_writer *w) {
 }
 
 tn_status tn_grammar_from_json_schema(const char *json, size_t size, tn_bytes *out) {
+    TN_C_LOCALE;
     tn_json_doc *doc = NULL;
     if (!json || !out) return tn_backend_fail(TN_ERR_ARGUMENT, "JSON schema: an argument is NULL");
     if (tn_json_parse(json, size, &doc) != TN_OK)

@@ -76,6 +76,7 @@ static void put_string(const char *text, FILE *to) {
 }
 
 static tn_status write_settings(const tn_llm *m, int64_t rank, const char *base_model, const char *folder) {
+    TN_C_LOCALE;
     char *text = NULL;
     size_t size = 0;
     FILE *f = open_memstream(&text, &size);

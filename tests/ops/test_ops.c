@@ -371,6 +371,19 @@ static void every_case_of_an_op_holds(void **state) {
     if (cases == 0 && alone && tn_op(op)->impl->class_ != TN_LEAF_VALUE) fail_msg("%s has no cases", tn_op(op)->name);
 }
 
+static void cases_have_points_in_every_locale(void **state) {
+    (void)state;
+    test_enter_comma_locale();
+    for (int op = 0; op < TN_OP_COUNT; op++) {
+        tn_case_reader r;
+        tn_case c;
+        bool more = true;
+        for (tn_cases_begin(&r, op); more;)
+            assert_ok(tn_cases_next(&r, &c, &more));
+    }
+    setlocale(LC_ALL, "C");
+}
+
 /* ---- what the cases do not reach --------------------------------------------------------------------------------- */
 
 static void expect_doubles(tn_tensor *t, const double *want, int64_t n) {
@@ -577,6 +590,7 @@ static void open_parts_are_joined_at_all_their_extents(void **state) {
 /* ---- all --------------------------------------------------------------------------------------------------------- */
 
 static const struct CMUnitTest others[] = {
+    cmocka_unit_test(cases_have_points_in_every_locale),
     cmocka_unit_test(view_functions_are_what_pytorch_says),
     cmocka_unit_test(parts_of_a_tensor_are_views_of_it),
     cmocka_unit_test(in_place_variants_write_and_return_their_target),

@@ -214,6 +214,12 @@ static void answers_match_the_schema(void **state) {
     tn_bytes_free(&text);
 }
 
+static void schemas_have_points_in_every_locale(void **state) {
+    test_enter_comma_locale();
+    answers_match_the_schema(state);
+    setlocale(LC_ALL, "C");
+}
+
 static void schemas_that_cannot_be_enforced_are_refused(void **state) {
     (void)state;
     static const struct {
@@ -319,6 +325,7 @@ int main(void) {
         cmocka_unit_test(wrong_grammars_are_refused),
         cmocka_unit_test(nothing_grows_without_a_limit),
         cmocka_unit_test(answers_match_the_schema),
+        cmocka_unit_test(schemas_have_points_in_every_locale),
         cmocka_unit_test(schemas_that_cannot_be_enforced_are_refused),
         cmocka_unit_test(the_filter_leaves_the_tokens_that_fit),
         cmocka_unit_test(failed_allocations_leave_nothing_behind),

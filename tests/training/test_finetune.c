@@ -526,6 +526,23 @@ static void saved_models_compute_what_was_trained(void **state) {
     }
 }
 
+static void adapters_have_points_in_every_locale(void **state) {
+    (void)state;
+    paths p;
+    const char *adapter = test_scratch("comma");
+    tn_finetune_options o = TN_FINETUNE_DEFAULTS;
+    tn_finetune *t;
+    test_enter_comma_locale();
+    write_model(&lora_rows[0], &p);
+    tn_llm *m = open_model(p.model, NULL);
+    o.alpha = 2.5;
+    assert_ok(tn_finetune_new(m, &o, &t));
+    assert_ok(tn_finetune_save_adapter(t, adapter, NULL));
+    close_all(t, m);
+    tn_llm_close(open_model(p.model, adapter));
+    setlocale(LC_ALL, "C");
+}
+
 static void assert_steps(tn_llm_batch *b, tn_llm *const *models, int count, const float want[PROMPT][VOCABULARY],
                          const char *row) {
     for (int k = 0; k < count; k++)
@@ -773,6 +790,7 @@ int main(void) {
         cmocka_unit_test(resumed_weights_have_the_same_bits),
         cmocka_unit_test(a_limit_of_memory_is_kept_or_told),
         cmocka_unit_test(saved_models_compute_what_was_trained),
+        cmocka_unit_test(adapters_have_points_in_every_locale),
         cmocka_unit_test(batches_compute_what_was_trained),
         cmocka_unit_test(hostile_adapters_are_refused),
         cmocka_unit_test(gradients_beside_quantized_weights_match_f64),
