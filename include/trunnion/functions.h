@@ -214,7 +214,7 @@ typedef enum tn_interpolate_mode {
 } tn_interpolate_mode;
 /* x [batch, channels, …] resized to `size` (1 to 3 of them). scales: NULL, or PyTorch's scale_factor of each axis,
  * which then replaces size / old size in the arithmetic. */
-TN_API tn_tensor *tn_interpolate(const tn_tensor *x, const int64_t *size, int siz_count, const double *scales,
+TN_API tn_tensor *tn_interpolate(const tn_tensor *x, const int64_t *size, int size_count, const double *scales,
                                  tn_interpolate_mode mode, bool align_corners);
 TN_API tn_tensor *tn_pixel_shuffle(const tn_tensor *x, int64_t upscale_factor);
 TN_API tn_tensor *tn_pixel_unshuffle(const tn_tensor *x, int64_t downscale_factor);
@@ -230,7 +230,7 @@ typedef enum tn_grid_padding { TN_GRID_ZEROS, TN_GRID_BORDER, TN_GRID_REFLECTION
 /* x [n, c, (d,) h, w] at the places grid [n, (od,) oh, ow, 2 or 3] in [−1, 1]. */
 TN_API tn_tensor *tn_grid_sample(const tn_tensor *x, const tn_tensor *grid, tn_grid_mode mode, tn_grid_padding padding,
                                  bool align_corners);
-TN_API tn_tensor *tn_affine_grid(const tn_tensor *theta, const int64_t *size, int siz_count, bool align_corners);
+TN_API tn_tensor *tn_affine_grid(const tn_tensor *theta, const int64_t *size, int size_count, bool align_corners);
 
 /* Pools and convolutions over `axes` (1 to 3) last dims, with one number an axis in each array. NULL stands for a
  * stride

@@ -8,7 +8,8 @@
  * i8, i16, i32, i64, u8, u16, u32, u64; any: float, integer, bool; same: the dtype of the inputs, promoted as in
  * PyTorch (torch.result_type) if they differ, or TN_ERR_DTYPE if the operation does not promote; dtype: the argument.
  * Index arguments are integer tensors, best i64. Block-quantized dtypes are accepted only where the comment says so;
- * tn_dequantize converts them.
+ * tn_dequantize converts them. tn_xxx_scalar takes a Python float: integers become f32; tn_xxx(x, tn_scalar_int(n))
+ * keeps their dtype.
  * Errors: each comment lists the operation's own. In addition: TN_ERR_ARGUMENT for NULL and for tensors on two devices;
  * TN_ERR_DTYPE for a dtype that is not listed; TN_ERR_MEMORY; and the error of an input that is an error tensor.
  * Lists are pointer and length: tn_sum(x, TN_DIMS(0, 2), false), tn_zeros(TN_DIMS(3, 4), TN_F32); TN_ALL: all dims.
@@ -717,7 +718,7 @@ TN_API tn_tensor *tn_slice(const tn_tensor *x, int64_t dim, int64_t start, int64
  * x's element offset + Σ at[d] · strides[d]. Elements may occur several times.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_as_strided(const tn_tensor *x, const int64_t *shape, int rank, const int64_t *strides,
-                                int strid_count, int64_t offset);
+                                int stride_count, int64_t offset);
 
 /* x without its gradient history. A view: what is written to it in place is seen in x, which keeps its history. A
  * result that requires gradients is not written to it: copy it with tn_clone before.
@@ -734,7 +735,7 @@ TN_API tn_tensor *tn_flatten(const tn_tensor *x, int64_t start_dim, int64_t end_
 
 /* x with one dimension split into several; one of sizes may be -1.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
-TN_API tn_tensor *tn_unflatten(const tn_tensor *x, int64_t dim, const int64_t *sizes, int siz_count);
+TN_API tn_tensor *tn_unflatten(const tn_tensor *x, int64_t dim, const int64_t *sizes, int size_count);
 
 /* x without those of the given dimensions (TN_ALL: all) whose extent is 1.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
@@ -779,7 +780,7 @@ TN_API tn_tensor *tn_select(const tn_tensor *x, int64_t dim, int64_t index);
 /* Consecutive views of x along dim; sizes must sum to its extent. out receives one handle per size, error tensors on
  * failure. Returns their number.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
-TN_API int tn_split(const tn_tensor *x, const int64_t *sizes, int siz_count, int64_t dim, tn_tensor **out);
+TN_API int tn_split(const tn_tensor *x, const int64_t *sizes, int size_count, int64_t dim, tn_tensor **out);
 
 /* Views of x of equal length along dim, the last one perhaps shorter; as in PyTorch there can be fewer than
  * `chunks`. out has room for `chunks` handles. Returns their number.

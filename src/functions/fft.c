@@ -210,12 +210,12 @@ static tn_tensor *refused_signal(const kind *k, const tn_tensor *x, int *dims) {
     return NULL;
 }
 
-/* Along dim `d` of `dims`; n < 0: as many points as there are. */
+/* Along dim `d` of `dims`; n = -1: as many points as there are. */
 static tn_tensor *along_dim(const kind *k, const tn_tensor *x, int64_t n, int d, int dims, tn_fft_norm norm) {
     int64_t have = tn_size(x, d), moved[TN_MAX_RANK], shape[3] = {1};
-    if (n < 0) n = k->real_out ? 2 * (have - 1) : have;
+    if (n == -1) n = k->real_out ? 2 * (have - 1) : have;
     if (n < 1 || n > LENGTH_MOST)
-        return tn_failed(TN_ERR_SHAPE, "%s: %lld points; must be 1 to %d", k->name, (long long)n, LENGTH_MOST);
+        return tn_failed(TN_ERR_SHAPE, "%s: %lld points; must be 1 to %d, or -1", k->name, (long long)n, LENGTH_MOST);
     transform t = {.n = n, .in = k->real_out ? n / 2 + 1 : n, .out = k->real_in ? n / 2 + 1 : n};
     t.in_parts = k->real_in ? 1 : 2;
     t.out_parts = k->real_out ? 1 : 2;

@@ -572,7 +572,7 @@ static tn_tensor *resized(const tn_tensor *x, int dim, int64_t out, double scale
     return y;
 }
 
-tn_tensor *(tn_interpolate)(const tn_tensor *x, const int64_t *size, int siz_count, const double *scales,
+tn_tensor *(tn_interpolate)(const tn_tensor *x, const int64_t *size, int size_count, const double *scales,
                             tn_interpolate_mode mode, bool align_corners) {
     tn_tensor *bad = refused(x);
     if (bad) return bad;
@@ -582,19 +582,19 @@ tn_tensor *(tn_interpolate)(const tn_tensor *x, const int64_t *size, int siz_cou
                   "TN_INTERPOLATE_NEAREST, TN_INTERPOLATE_NEAREST_EXACT, TN_INTERPOLATE_LINEAR, TN_INTERPOLATE_CUBIC, "
                   "TN_INTERPOLATE_AREA, TN_INTERPOLATE_LINEAR_ANTIALIAS, TN_INTERPOLATE_CUBIC_ANTIALIAS");
     if (bad) return tn_keep(bad);
-    bool fits = size && siz_count >= 1 && siz_count <= MOST_AXES && tn_rank(x) == siz_count + 2;
-    for (int k = 0; fits && k < siz_count; k++)
+    bool fits = size && size_count >= 1 && size_count <= MOST_AXES && tn_rank(x) == size_count + 2;
+    for (int k = 0; fits && k < size_count; k++)
         fits = size[k] >= 1 && size[k] <= MOST_NUMBER && tn_size(x, k + 2) >= 1;
     if (!fits)
         return tn_keep(tn_failed(
             TN_ERR_SHAPE, "interpolate: x [batch, channels, …] of rank %d and %d sizes from 1 to 2^30 do not fit",
-            tn_rank(x), siz_count));
-    if (mode == TN_INTERPOLATE_AREA) return tn_keep(tn_adaptive_avg_pool(x, siz_count, size));
+            tn_rank(x), size_count));
+    if (mode == TN_INTERPOLATE_AREA) return tn_keep(tn_adaptive_avg_pool(x, size_count, size));
     if (!is_float(x) && mode != TN_INTERPOLATE_NEAREST && mode != TN_INTERPOLATE_NEAREST_EXACT)
         return tn_keep(tn_failed(TN_ERR_DTYPE, "interpolate: the tensor must be of a floating point type"));
     bool wide = tn_dtype_of(x) == TN_F16 || tn_dtype_of(x) == TN_BF16;
     tn_tensor *y = wide ? tn_cast(x, TN_F32) : tn_contiguous(x);
-    for (int k = siz_count - 1; k >= 0; k--)
+    for (int k = size_count - 1; k >= 0; k--)
         y = resized(y, k + 2, size[k], scales ? scales[k] : 0, mode, align_corners);
     return tn_keep(tn_cast(y, tn_dtype_of(x)));
 }
@@ -735,11 +735,11 @@ tn_tensor *(tn_grid_sample)(const tn_tensor *x, const tn_tensor *grid, tn_grid_m
     return tn_keep(tn_reshape(sum_dim(tn_reshape(v, by_corner, 4), 2, false), shape, axes + 2));
 }
 
-tn_tensor *(tn_affine_grid)(const tn_tensor *theta, const int64_t *size, int siz_count, bool align_corners) {
+tn_tensor *(tn_affine_grid)(const tn_tensor *theta, const int64_t *size, int size_count, bool align_corners) {
     tn_tensor *bad = refused(theta);
     if (bad) return bad;
     TN_SCOPE;
-    int axes = size ? siz_count - 2 : 0;
+    int axes = size ? size_count - 2 : 0;
     if ((axes != 2 && axes != 3) || tn_rank(theta) != 3 || tn_size(theta, 0) != size[0] || tn_size(theta, 1) != axes ||
         tn_size(theta, 2) != axes + 1 || !is_float(theta))
         return tn_keep(

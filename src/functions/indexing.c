@@ -389,7 +389,9 @@ tn_tensor *(tn_bincount)(const tn_tensor *x, const tn_tensor *weights, int64_t m
     tn_tensor *bad = weights ? refused2(x, weights) : refused(x);
     if (bad) return bad;
     TN_SCOPE;
-    if (tn_rank(x) != 1 || !is_index(x)) return tn_keep(tn_failed(TN_ERR_DTYPE, "bincount: pass a vector of integers"));
+    if (tn_rank(x) != 1 || !is_index(x))
+        return tn_keep(
+            tn_failed(TN_ERR_DTYPE, "bincount: x is %s; pass a vector of integers", tn_dtype_name(tn_dtype_of(x))));
     if (minlength < 0)
         return tn_keep(
             tn_failed(TN_ERR_ARGUMENT, "bincount: minlength is %lld; it must be at least 0", (long long)minlength));

@@ -280,8 +280,8 @@ tn_tensor *(tn_tensordot)(const tn_tensor *x, const tn_tensor *y, const int64_t 
         labels_y[b] = labels_x[a];
     }
     if (!fits || rank_x + rank_y - 2 * dims_x_count > TN_MAX_RANK)
-        return tn_keep(tn_failed(
-            TN_ERR_SHAPE, "tensordot: the lists must name as many different dims of x and y, with equal extents"));
+        return tn_keep(tn_failed(TN_ERR_SHAPE, "tensordot: the lists must name as many different dims of x and y, with "
+                                               "equal extents, and leave at most 8 dims"));
     for (int d = 0; d < rank_x; d++)
         if (!used_x[d]) kept[at++] = labels_x[d];
     for (int d = 0; d < rank_y; d++)
@@ -294,6 +294,8 @@ tn_tensor *(tn_inner)(const tn_tensor *x, const tn_tensor *y) {
     tn_tensor *bad = refused2(x, y);
     if (bad) return bad;
     if (!tn_rank(x) || !tn_rank(y)) return tn_mul(x, y);
+    long long m = tn_size(x, -1), n = tn_size(y, -1);
+    if (m != n) return tn_failed(TN_ERR_SHAPE, "inner: the last extents are %lld and %lld; they must be equal", m, n);
     return (tn_tensordot)(x, y, (int64_t[]){-1}, 1, (int64_t[]){-1}, 1);
 }
 

@@ -158,19 +158,19 @@ tn_tensor *(tn_diagflat)(const tn_tensor *x, int64_t offset) {
 /* ---- grids of numbers -------------------------------------------------------------------------------------------- */
 
 static tn_tensor *triangle_indices(const char *name, int64_t rows, int64_t columns, int64_t offset, bool lower) {
-    if (rows < 0 || columns < 0)
-        return tn_failed(TN_ERR_ARGUMENT, "%s: %lld rows and %lld columns; both must be at least 0", name,
+    if (rows < 0 || columns < 0 || rows > 1 << 29 || columns > 1 << 29) /* so that no count of bytes overflows */
+        return tn_failed(TN_ERR_ARGUMENT, "%s: %lld rows and %lld columns; both must be from 0 to 2^29", name,
                          (long long)rows, (long long)columns);
     int64_t count = 0, *places = NULL, size = 0;
+    offset = offset < -rows ? -rows : offset > columns ? columns : offset;
     for (int pass = 0; pass < 2; pass++) {
         size = count;
         if (pass && !(places = malloc((size_t)(2 * size + 1) * sizeof *places)))
             return tn_failed(TN_ERR_MEMORY, "%s: no memory for %lld places", name, (long long)size);
         count = 0;
         for (int64_t r = 0; r < rows; r++) {
-            int64_t bound = r + offset, begin = lower ? 0 : bound, end = lower ? bound + 1 : columns;
-            begin = begin < 0 ? 0 : begin;
-            end = end > columns ? columns : end;
+            int64_t bound = r + offset, begin = lower || bound < 0 ? 0 : bound;
+            int64_t end = lower && bound < columns ? bound + 1 : columns;
             for (int64_t c = begin; c < end && pass; c++)
                 places[count + c - begin] = r, places[size + count + c - begin] = c;
             count += end > begin ? end - begin : 0;

@@ -335,7 +335,7 @@ tn_node *tn_b_permute(tn_build *b, tn_node *x, const int64_t *dims, int dim_coun
 tn_node *tn_b_expand(tn_build *b, tn_node *x, const int64_t *shape, int rank);
 tn_node *tn_b_slice(tn_build *b, tn_node *x, int64_t dim, int64_t start, int64_t stop, int64_t step);
 tn_node *tn_b_as_strided(tn_build *b, tn_node *x, const int64_t *shape, int rank, const int64_t *strides,
-                         int strid_count, int64_t offset);
+                         int stride_count, int64_t offset);
 tn_node *tn_b_gated(tn_build *b, tn_node *x, tn_node *gate);
 tn_node *tn_b_group_post(tn_build *b, tn_node *x, tn_node *after, tn_node *lengths, int64_t group, int64_t received,
                          int64_t number);
@@ -346,7 +346,7 @@ tn_node *tn_b_rewritten(tn_build *b, tn_node *x, tn_node *value);
 tn_node *tn_b_detach(tn_build *b, tn_node *x);
 tn_node *tn_b_reshape(tn_build *b, tn_node *x, const int64_t *shape, int rank);
 tn_node *tn_b_flatten(tn_build *b, tn_node *x, int64_t start_dim, int64_t end_dim);
-tn_node *tn_b_unflatten(tn_build *b, tn_node *x, int64_t dim, const int64_t *sizes, int siz_count);
+tn_node *tn_b_unflatten(tn_build *b, tn_node *x, int64_t dim, const int64_t *sizes, int size_count);
 tn_node *tn_b_squeeze(tn_build *b, tn_node *x, const int64_t *dims, int dim_count);
 tn_node *tn_b_unsqueeze(tn_build *b, tn_node *x, int64_t dim);
 tn_node *tn_b_view_as(tn_build *b, tn_node *x, tn_node *other);
@@ -382,7 +382,7 @@ tn_node *tn_b_sort(tn_build *b, tn_node *x, int64_t dim, bool descending);
 tn_node *tn_b_topk(tn_build *b, tn_node *x, int64_t k, int64_t dim, bool largest);
 tn_node *tn_b_topk_indices(tn_build *b, tn_node *x, int64_t k, int64_t dim, bool largest);
 tn_node *tn_b_assign_view(tn_build *b, tn_node *base, tn_node *value, int64_t offset, const int64_t *strides,
-                          int strid_count);
+                          int stride_count);
 tn_node *tn_b_unfold2d(tn_build *b, tn_node *x, const int64_t kernel[2], const int64_t stride[2],
                        const int64_t padding[2], const int64_t dilation[2], double value);
 tn_node *tn_b_fold2d(tn_build *b, tn_node *y, const int64_t kernel[2], const int64_t stride[2],

@@ -1526,13 +1526,13 @@ tn_node *tn_b_slice(tn_build *b, tn_node *x, int64_t dim, int64_t start, int64_t
 }
 
 static const maker make_as_strided = {TN_OP_AS_STRIDED, 0, "tlli"};
-tn_tensor *(tn_as_strided)(const tn_tensor *x, const int64_t *shape, int rank, const int64_t *strides, int strid_count,
-                           int64_t offset) {
-    return record(&make_as_strided, x, shape, rank, strides, strid_count, offset);
+tn_tensor *(tn_as_strided)(const tn_tensor *x, const int64_t *shape, int rank, const int64_t *strides,
+                           int stride_count, int64_t offset) {
+    return record(&make_as_strided, x, shape, rank, strides, stride_count, offset);
 }
 tn_node *tn_b_as_strided(tn_build *b, tn_node *x, const int64_t *shape, int rank, const int64_t *strides,
-                         int strid_count, int64_t offset) {
-    return build(b, &make_as_strided, x, shape, rank, strides, strid_count, offset);
+                         int stride_count, int64_t offset) {
+    return build(b, &make_as_strided, x, shape, rank, strides, stride_count, offset);
 }
 
 tn_node *tn_b_gated(tn_build *b, tn_node *x, tn_node *gate) { return build_2(b, x, gate, TN_OP_GATED); }
@@ -1578,11 +1578,11 @@ tn_node *tn_b_flatten(tn_build *b, tn_node *x, int64_t start_dim, int64_t end_di
 }
 
 static const maker make_unflatten = {-3, 0, "til"};
-tn_tensor *(tn_unflatten)(const tn_tensor *x, int64_t dim, const int64_t *sizes, int siz_count) {
-    return record(&make_unflatten, x, dim, sizes, siz_count);
+tn_tensor *(tn_unflatten)(const tn_tensor *x, int64_t dim, const int64_t *sizes, int size_count) {
+    return record(&make_unflatten, x, dim, sizes, size_count);
 }
-tn_node *tn_b_unflatten(tn_build *b, tn_node *x, int64_t dim, const int64_t *sizes, int siz_count) {
-    return build(b, &make_unflatten, x, dim, sizes, siz_count);
+tn_node *tn_b_unflatten(tn_build *b, tn_node *x, int64_t dim, const int64_t *sizes, int size_count) {
+    return build(b, &make_unflatten, x, dim, sizes, size_count);
 }
 
 static const maker make_squeeze = {-4, 0, "tl"};
@@ -1812,8 +1812,8 @@ tn_node *tn_b_topk_indices(tn_build *b, tn_node *x, int64_t k, int64_t dim, bool
 
 static const maker make_assign_view = {TN_OP_ASSIGN_VIEW, 0, "ttil"};
 tn_node *tn_b_assign_view(tn_build *b, tn_node *base, tn_node *value, int64_t offset, const int64_t *strides,
-                          int strid_count) {
-    return build(b, &make_assign_view, base, value, offset, strides, strid_count);
+                          int stride_count) {
+    return build(b, &make_assign_view, base, value, offset, strides, stride_count);
 }
 
 static const maker make_unfold2d = {TN_OP_UNFOLD2D, 0, "t2222f"};

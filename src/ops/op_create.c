@@ -291,8 +291,12 @@ OP_CODE(tile, .keeps_half = true, .infer = infer_tile, .compose = compose_tile,
 
 /* flip(x, dims): x with the order of elements reversed along dims; a copy. */
 static tn_status infer_flip(tn_infer *c) {
-    for (int64_t k = 0; k < c->attrs->i[0]; k++)
-        TRY(tn_infer_dim(c, c->attrs->i[1 + k], c->in[0]->rank, &c->attrs->i[1 + k]));
+    int64_t *dims = c->attrs->i + 1;
+    for (int64_t k = 0; k < c->attrs->i[0]; k++) {
+        TRY(tn_infer_dim(c, dims[k], c->in[0]->rank, &dims[k]));
+        for (int64_t j = 0; j < k; j++)
+            if (dims[j] == dims[k]) return tn_fail(TN_ERR_SHAPE, "flip: dim %lld is given twice", (long long)dims[k]);
+    }
     return tn_infer_same(c);
 }
 static tn_node *compose_flip(tn_build *b, const tn_node *n) {
@@ -303,7 +307,7 @@ static tn_node *compose_flip(tn_build *b, const tn_node *n) {
 }
 OP_CODE(flip, .keeps_half = true, .infer = infer_flip, .compose = compose_flip,
         .cases = "types=f32,f64,i32; [5] dims=(0); [2,3] dims=(0,1); [2,3] dims=(-1); [0,3] "
-                 "dims=(0); [] dims=(); error=range [2] dims=(1)");
+                 "dims=(0); [] dims=(); error=range [2] dims=(1); error=twice [2,3] dims=(0,-2)");
 
 /* roll(x, shifts, dims): x shifted by shifts[k] along dims[k]; elements that leave at the end re-enter at the
  * beginning. */

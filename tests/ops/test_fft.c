@@ -99,6 +99,7 @@ static void wrong_arguments_are_refused(void **state) {
     assert_refused(tn_fft(real, -1, 0, TN_FFT_BACKWARD), TN_ERR_SHAPE, "fft: the last dimension must hold");
     assert_refused(tn_fft(x, -1, 1, TN_FFT_BACKWARD), TN_ERR_SHAPE, "fft: dim 1 is out of range");
     assert_refused(tn_fft(x, 0, 0, TN_FFT_BACKWARD), TN_ERR_SHAPE, "fft: 0 points");
+    assert_refused(tn_irfft(x, -5, 0, TN_FFT_BACKWARD), TN_ERR_SHAPE, "irfft: -5 points");
     assert_refused(tn_irfft(tn_zeros(TN_DIMS(1, 2), TN_F32), -1, 0, TN_FFT_BACKWARD), TN_ERR_SHAPE, "irfft: 0 points");
     assert_refused(tn_fft(tn_cast(x, TN_I32), -1, 0, TN_FFT_BACKWARD), TN_ERR_DTYPE, "fft: the input is i32");
     assert_refused(tn_fftn(x, NULL, (int64_t[]){0, 0}, 2, TN_FFT_BACKWARD), TN_ERR_SHAPE, "2 dims of 1");

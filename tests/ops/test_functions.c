@@ -192,6 +192,12 @@ static void arguments_that_do_not_fit_are_refused(void **state) {
     refuses(tn_index(m, LIST(NULL, i)), TN_ERR_ARGUMENT, "out of bounds");
     refuses(tn_index_put(m, LIST(numbers("0 1")), tn_ones(TN_DIMS(3), TN_F32), false), TN_ERR_SHAPE, "expand");
     refuses(tn_bincount(numbers("1 -1"), NULL, 0), TN_ERR_ARGUMENT, "at least 0");
+    refuses(tn_bincount(v, NULL, 0), TN_ERR_DTYPE, "x is f32; pass");
+    refuses(tn_inner(m, tn_ones(TN_DIMS(2, 1), TN_F32)), TN_ERR_SHAPE, "inner: the last extents are 4 and 1");
+    refuses(tn_inner(tn_ones(TN_DIMS(1, 1, 1, 1, 1, 2), TN_F32), tn_ones(TN_DIMS(1, 1, 1, 1, 1, 2), TN_F32)),
+            TN_ERR_SHAPE, "at most 8 dims");
+    refuses(tn_tril_indices(4, INT64_MAX / 2 + 1, INT64_MAX), TN_ERR_ARGUMENT, "from 0 to 2^29");
+    refuses(tn_triu_indices(1 << 20, 1 << 29, INT64_MIN), TN_ERR_MEMORY, "no memory");
     refuses(tn_histc(v, 0, 0, 1), TN_ERR_ARGUMENT, "bins is 0");
     refuses(tn_repeat_interleave_by(v, numbers("1 2"), 0), TN_ERR_SHAPE, "one for each of the 4 slices");
     refuses(tn_einsum("ij,jk", LIST(m)), TN_ERR_ARGUMENT, "more than 1 operands");

@@ -55,7 +55,7 @@ class Parameter:
             raise Wrong(f"parameter '{text}': only a float can be TN_AUTO")
 
     def count_name(self):
-        return COUNT_NAMES.get(self.name, re.sub(r"e?s$", "", self.name) + "_count")
+        return COUNT_NAMES.get(self.name, re.sub(r"s$", "", self.name) + "_count")
 
     def value_type(self):
         if self.choices:
@@ -337,7 +337,8 @@ PUBLIC_HEAD = f"""/* ops.h — the operations. {BY}
  * i8, i16, i32, i64, u8, u16, u32, u64; any: float, integer, bool; same: the dtype of the inputs, promoted as in
  * PyTorch (torch.result_type) if they differ, or TN_ERR_DTYPE if the operation does not promote; dtype: the argument.
  * Index arguments are integer tensors, best i64. Block-quantized dtypes are accepted only where the comment says so;
- * tn_dequantize converts them.
+ * tn_dequantize converts them. tn_xxx_scalar takes a Python float: integers become f32; tn_xxx(x, tn_scalar_int(n))
+ * keeps their dtype.
  * Errors: each comment lists the operation's own. In addition: TN_ERR_ARGUMENT for NULL and for tensors on two devices;
  * TN_ERR_DTYPE for a dtype that is not listed; TN_ERR_MEMORY; and the error of an input that is an error tensor.
  * Lists are pointer and length: tn_sum(x, TN_DIMS(0, 2), false), tn_zeros(TN_DIMS(3, 4), TN_F32); TN_ALL: all dims.
