@@ -340,7 +340,7 @@ static tn_status take_row(table *t, const char *line) {
             t->labels[t->rows] = (int64_t)v;
         else
             t->values[t->rows * t->columns + kept++] = (float)v;
-        at = end + strspn(end, " \t\r");
+        at = end + strspn(end, " \t\r\n");
         if (*at != (column == all - 1 ? 0 : ',')) return wrong_line(t, "has another number of columns than the first");
         at += *at == ',';
     }
@@ -354,9 +354,8 @@ static bool has_number(const char *line) {
     return end != line;
 }
 
-static tn_status take_line(table *t, char *line) {
-    line[strcspn(line, "\r\n")] = 0;
-    if (line[strspn(line, " \t")] == 0) return TN_OK;
+static tn_status take_line(table *t, const char *line) {
+    if (line[strspn(line, " \t\r\n")] == 0) return TN_OK;
     if (t->columns == 0) {
         if (t->line == 1 && !has_number(line)) return TN_OK; /* titles */
         t->columns = count_columns(line) - (t->label >= 0);
@@ -371,10 +370,10 @@ static tn_status read_table(table *t, FILE *f) {
     char *line = NULL;
     size_t room = 0;
     tn_status status = TN_OK;
-    while (status == TN_OK && getline(&line, &room, f) >= 0) {
-        static const char mark[] = "\xEF\xBB\xBF"; /* UTF-8's byte order mark, which spreadsheets write */
-        bool marked = t->line++ == 0 && strncmp(line, mark, sizeof mark - 1) == 0;
-        status = take_line(t, line + (marked ? sizeof mark - 1 : 0));
+    for (ssize_t length; status == TN_OK && (length = getline(&line, &room, f)) >= 0;) {
+        bool marked = t->line++ == 0 && !strncmp(line, "\xEF\xBB\xBF", 3); /* the byte order mark of spreadsheets */
+        status = take_line(t, line + (marked ? 3 : 0));
+        if (status == TN_OK && strlen(line) != (size_t)length) status = wrong_line(t, "has a byte of 0");
     }
     free(line);
     if (status == TN_OK && ferror(f)) status = tn_backend_fail(TN_ERR_IO, "reading '%s': %s", t->path, strerror(errno));

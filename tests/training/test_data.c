@@ -192,10 +192,8 @@ static void tables_hold_values_and_a_label(void **state) {
     (void)state;
     static const struct {
         const char *text, *error;
-    } wrong[] = {{"1,2\n3\n", "line 2"},
-                 {"1,2\n3,x\n", "line 2"},
-                 {"1,2\n3,4,5\n", "line 2"},
-                 {"a,b\n\n", "no rows"},
+    } wrong[] = {{"1,2\n3\n", "line 2"},     {"1,2\n3,x\n", "line 2"}, {"1,2\n3,4,5\n", "line 2"},
+                 {"a,b\n\n", "no rows"},     {"1,2\r3,4\r", "line 1"}, /* the second row must not get lost */
                  {"1,2.5\n", "whole number"}};
     const char *path = test_scratch("table.csv"), text[] = "a,class,b\n1,2,3.5\n\n-4,0,1e3\r\n";
     float got[2];
@@ -222,6 +220,8 @@ static void tables_hold_values_and_a_label(void **state) {
         assert_int_equal(tn_dataset_csv(path, 1, &d), TN_ERR_FORMAT);
         assert_text_has(tn_error(), wrong[i].error);
     }
+    put_file(path, "1,2\0005,6\n", 8);
+    assert_int_equal(tn_dataset_csv(path, 1, &d), TN_ERR_FORMAT);
 }
 
 static void tables_have_points_in_every_locale(void **state) {
