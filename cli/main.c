@@ -118,7 +118,9 @@ int main(int argc, char **argv) {
         return finish_command(CLI_OK, false);
     }
     if (!strcmp(name, "help") || !strcmp(name, "--help") || !strcmp(name, "-h"))
-        return finish_command(run_help(argc > 2 ? argv[2] : NULL), false);
+        return finish_command(argc > 3 ? cli_wrong_usage(NULL, "unexpected argument \"%s\"", argv[3])
+                                       : run_help(argc > 2 ? argv[2] : NULL),
+                              false);
     const cli_command *c = find_command(name);
     if (!c) return unknown_command(name);
     bool json = asks_for_json(c, argc - 2, argv + 2);

@@ -122,6 +122,10 @@ static void find_similar(const char *folder, const char *word, char out[256]) {
 bool cli_find_model(const char **path, char room[CLI_PATH]) {
     static const char *const endings[] = {"", ".gguf"};
     char name[CLI_PATH] = "", folder[CLI_PATH] = "", similar[256] = "";
+    if (!**path) {
+        (void)cli_fail(TN_ERR_ARGUMENT, "the name of the model is empty");
+        return false;
+    }
     if (strchr(*path, '/') || access(*path, F_OK) == 0) return true;
     for (int i = 0; i < 2; i++) {
         snprintf(name, sizeof name, "models/%s%s", *path, endings[i]);

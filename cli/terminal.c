@@ -12,7 +12,7 @@ bool cli_is_terminal(FILE *f) { return isatty(fileno(f)) == 1; }
 
 bool cli_colour(FILE *f) {
     const char *none = getenv("NO_COLOR"), *term = getenv("TERM");
-    return cli_is_terminal(f) && !(none && *none) && term && strcmp(term, "dumb") != 0;
+    return cli_is_terminal(f) && !(none && *none) && term && *term && strcmp(term, "dumb") != 0;
 }
 
 int cli_columns(FILE *f) {

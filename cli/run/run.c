@@ -107,7 +107,7 @@ typedef struct work {
 /* Takes "NAME=FILE" or "FILE" apart; the text is argv's, which is ours. */
 static bool take_input(void *wishes, const char *arg) {
     work *w = wishes;
-    if (w->input_count == MOST || !*arg) return false;
+    if (w->input_count == MOST || !*arg || *arg == '=') return false;
     char *equals = strchr((char *)(uintptr_t)arg, '=');
     if (equals) *equals = 0;
     w->inputs[w->input_count++] = (named){.name = equals ? arg : "", .text = equals ? equals + 1 : arg};

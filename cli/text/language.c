@@ -55,7 +55,8 @@ tn_status cli_language_estimate(const cli_language *l, int64_t context, tn_memor
 }
 
 tn_status cli_read_ids(const char *text, tn_ids *out) {
-    const char *at = text + strspn(text, ", \t\r\n");
+    static const char blanks[] = " \t\r\n";
+    const char *at = text + strspn(text, blanks);
     while (*at) {
         char *end;
         errno = 0;
@@ -63,7 +64,8 @@ tn_status cli_read_ids(const char *text, tn_ids *out) {
         if (end == at || errno != 0 || id < 0 || id > INT32_MAX)
             return tn_backend_fail(TN_ERR_ARGUMENT, "\"%.20s\" is not a token id", at);
         TRY(tn_ids_append(out, (int32_t)id));
-        at = end + strspn(end, ", \t\r\n");
+        at = end + strspn(end, blanks);
+        if (*at == ',') at += 1 + strspn(at + 1, blanks);
     }
     return TN_OK;
 }

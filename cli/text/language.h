@@ -33,7 +33,7 @@ void cli_return_memory(void);
         CLI_CHOICE("cache-type-v", 0, T, value_cache, CLI_CACHES, TN_LLM_CACHE_F16)
 #define CLI_CACHE_HELP                                                              \
     "      --cache TYPE      type of the key/value cache: f16, bf16, f32 or q8_0\n" \
-    "                        (default f16); q8_0: on the processor only\n"          \
+    "                        (default f16); q8_0: on the processor only.\n"         \
     "                        --cache-type and --cache-type-k are the same\n"        \
     "      --cache-type-v TYPE  type of the values: f16, bf16, f32 or q8_0\n"       \
     "                        (default: that of the keys)\n"

@@ -9,6 +9,7 @@ import os
 import pathlib
 import pty
 import re
+import shlex
 import struct
 import subprocess
 import sys
@@ -29,7 +30,7 @@ message = command.message
 
 def run(program, line, folder, **more):
     try:
-        return subprocess.run([program, *line.split()], capture_output=True, text=True, cwd=folder, timeout=60,
+        return subprocess.run([program, *shlex.split(line)], capture_output=True, text=True, cwd=folder, timeout=60,
                               stdin=subprocess.DEVNULL, **more)
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(line, 124, "", "it did not end within 60 s")
@@ -136,6 +137,8 @@ ROWS = [
     (2, "train chars --threads 513", "1 to 512"),
     (1, "run evil.onnx -i cut.npz", "damaged or truncated"),
     (1, "run evil.onnx -i x=missing.npy", "missing.npy"),
+    (2, "run evil.onnx -i =x.npy", "invalid value"),
+    (1, "info ''", "the name of the model is empty"),
     (2, "convert q.safetensors q.gguf --quantize Q9_K", "q4_k"),
     (1, "convert plain.safetensors plain.gguf", "architecture"),
     (1, "convert missing.safetensors x.gguf", "missing.safetensors"),
@@ -168,6 +171,8 @@ def check_rows(program, folder, report):
 def check_guess(program, folder, report):
     ended = run(program, "explain missing.onnx", folder)
     report.add("open dim" not in ended.stderr, "no hint at open dimensions after another failure")
+    ended = run(program, "help fit extra", folder)
+    report.add(ended.returncode == 2 and "extra" in ended.stderr, "help refuses what it would ignore")
 
 
 def check_help(program, folder, report):
@@ -299,6 +304,8 @@ def check_generate(program, folder, report, model):
     report.add(same["ids"] == one["ids"] and one["stopped"] in ("length", "end"), "--seed brings the same text again")
     cut = run(program, f"generate -m {model} -p The --greedy --json", folder)
     report.add("stopped after 128 tokens" in cut.stderr and json.loads(cut.stdout)["stopped"] == "length", "a text that is cut says so")
+    gap = run(program, f"tokenize -m {model} --decode 1,,2", folder)
+    report.add(gap.returncode == 1 and "is not a token id" in gap.stderr, "a list of ids has no gaps")
     named = run(program, f"generate -m {pathlib.Path(model).name} -p The -n 1 --greedy", folder)
     report.add(named.returncode == 0, f"a model in the cache folder is found by its name {named.stderr[-300:]}")
 
