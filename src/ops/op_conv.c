@@ -363,13 +363,23 @@ static tn_node *seeing_taps(tn_build *b, const tn_node *x, tn_node *weight, tn_w
     return weight;
 }
 
+bool tn_conv_in_f32(const tn_node *n) {
+    bool own = n->dtype == TN_BF16 && tn_cpu().bf16;
+    return tn_dtype_is_half(n->dtype) && n->device->is_cpu && !n->device->is_engine && !own;
+}
+
 /* The convolution: x [n, channels, h, w] → [n, out, output pixels], in x's dtype or, for halves, `wide`: in f32. */
 static tn_node *conv_forward(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
                              const int64_t *out_size, bool wide) {
     if (!x || !weight) return NULL;
     tn_window seen = *w;
     weight = seeing_taps(b, x, weight, &seen, out_size);
-    if (wide) return conv_forward_im2col(b, x, weight, &seen, groups, out_size, true);
+    if (wide && tn_conv_in_f32(x)) {
+        x = tn_b_as_f32(b, x);
+        weight = tn_b_as_f32(b, weight);
+    } else if (wide) {
+        return conv_forward_im2col(b, x, weight, &seen, groups, out_size, true);
+    }
     return tn_b_conv2d_forward(b, x, weight, out_size, seen.stride, seen.padding, seen.dilation, groups);
 }
 
@@ -506,7 +516,12 @@ static tn_node *spread_im2col(tn_build *b, tn_node *y, tn_node *weight, const tn
 /* The transposed convolution: y [n, groups · in, output pixels] → images of `size`, in y's dtype or `wide`. */
 static tn_node *spread_conv(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
                             const int64_t *size, bool wide) {
-    if (wide) return spread_im2col(b, y, weight, w, groups, size, true);
+    if (wide && tn_conv_in_f32(y)) {
+        y = tn_b_as_f32(b, y);
+        weight = tn_b_as_f32(b, weight);
+    } else if (wide) {
+        return spread_im2col(b, y, weight, w, groups, size, true);
+    }
     return tn_b_conv2d_dgrad(b, y, weight, size, w->stride, w->padding, w->dilation, groups);
 }
 

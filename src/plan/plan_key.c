@@ -392,8 +392,12 @@ static tn_node *widened(tn_build *b, const tn_node *n) {
     return wide ? tn_b_cast(b, wide, (tn_dtype)n->dtype) : NULL;
 }
 
+static bool is_conv_in_f32(const tn_node *n) {
+    return tn_op_has(n, TN_FACT_CONV_FORWARD | TN_FACT_CONV_DGRAD | TN_FACT_CONV_WGRAD) && tn_conv_in_f32(n);
+}
+
 tn_node *tn_compose(tn_build *b, const tn_node *n) {
-    return tn_is_widened(n) ? widened(b, n) : tn_op(n->op)->impl->compose(b, n);
+    return tn_is_widened(n) || is_conv_in_f32(n) ? widened(b, n) : tn_op(n->op)->impl->compose(b, n);
 }
 
 static tn_status check_composition_shape(const tn_node *n, const tn_node *root) {

@@ -538,6 +538,7 @@ extern const tn_evaluator tn_graph_evaluator;
 tn_node *tn_node_number(double v);              /* a rank-0 f32 that does not raise dtypes; the caller's reference */
 tn_node *tn_node_cast(tn_node *x, tn_dtype to); /* a number keeps all its digits; the caller's reference */
 bool tn_node_computed(const tn_node *n);        /* its root has a buffer */
+bool tn_conv_in_f32(const tn_node *n);          /* halves on a CPU that multiplies none: converted once, not a tap */
 void tn_node_exchange_input(tn_node *n, int input, tn_node *by); /* retains `by` */
 void tn_node_forget_inputs(tn_node *n); /* a computed node without gradient needs its history no more */
 /* A reference has gone, and so many are left: is it needed yet? listed: the node was pending before. */

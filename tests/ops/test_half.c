@@ -431,8 +431,10 @@ static int products_of_half(tn_node *n, visited *v) {
     assert_true(v->count < MOST_NODES);
     v->node[v->count++] = n;
     const tn_op_row *row = tn_op(n->op);
-    bool product = row->impl->class_ == TN_MATMUL || n->op == TN_OP_CONV2D_FORWARD || n->op == TN_OP_CONV2D_DGRAD;
-    if (product) assert_true(tn_dtype_is_half(n->in[0]->dtype) && tn_dtype_is_half(n->in[1]->dtype));
+    bool conv = n->op == TN_OP_CONV2D_FORWARD || n->op == TN_OP_CONV2D_DGRAD;
+    bool product = row->impl->class_ == TN_MATMUL || conv;
+    bool converted = conv && tn_conv_in_f32(n->in[0]->op == TN_OP_CAST ? n->in[0]->in[0] : n);
+    if (product && !converted) assert_true(tn_dtype_is_half(n->in[0]->dtype) && tn_dtype_is_half(n->in[1]->dtype));
     if (row->kind == TN_COMPOSED) {
         assert_ok(tn_expand_node(n));
         return products_of_half(n->expansion, v);
