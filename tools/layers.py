@@ -22,7 +22,7 @@ PUBLIC_ONLY = {"functions", "nn", "text"}
 # that raises its budget, or something that leaves.
 BUDGET = {
     "windows": 1540,
-    "base": 3820,
+    "base": 3825,
     "kir": 16311,
     "cpu": 17043,
     "gpu": 2715,

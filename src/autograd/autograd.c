@@ -82,15 +82,10 @@ static tn_status tape_push(tape *t, int32_t entry) {
 
 static void tape_free(tape *t) {
     tn_build_end(&t->build);
-    tn_mem_free(t->entries);
-    tn_mem_free(t->order);
-    tn_mem_free(t->stack);
-    tn_mem_free(t->table);
+    tn_mem_free_each(t->entries, t->order, t->stack, t->table);
     for (size_t i = 0; i < t->region_count; i++)
         tn_map_free(&t->regions[i].copied);
-    tn_mem_free(t->regions);
-    tn_mem_free(t->copies);
-    tn_mem_free(t->copying);
+    tn_mem_free_each(t->regions, t->copies, t->copying);
 }
 
 /* ---- walking down ------------------------------------------------------------------------------------------------ */

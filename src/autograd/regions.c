@@ -136,8 +136,7 @@ tn_status tn_regions_choose(tape *t) {
         choose_segments(t, &c);
     }
     tn_status s = c.last && c.bytes ? TN_OK : TN_ERR_MEMORY;
-    tn_mem_free(c.last);
-    tn_mem_free(c.bytes);
+    tn_mem_free_each(c.last, c.bytes);
     return s;
 }
 

@@ -294,7 +294,6 @@ tn_tensor *(tn_vmap)(tn_differentiable *function, void *ctx, tn_tensor *const *i
     if (!out) out = tn_keep(tn_tensor_error(status));
     tn_build_end(&v.build);
     tn_map_free(&v.of);
-    tn_mem_free(v.made);
-    tn_mem_free(v.stack);
+    tn_mem_free_each(v.made, v.stack);
     return out;
 }

@@ -85,6 +85,9 @@ void *tn_mem_alloc_pages(size_t bytes);
 void *tn_mem_zalloc(size_t count, size_t size); /* zeroed; overflow of count*size is TN_ERR_MEMORY */
 void *tn_mem_realloc(void *p, size_t bytes);    /* on failure p stays valid and NULL is returned */
 void tn_mem_free(void *p);                      /* NULL is fine */
+void tn_mem_free_list(void *const *blocks, size_t count);
+/* Frees each of its arguments, all of which are evaluated first: a struct can follow its members. */
+#define tn_mem_free_each(...) tn_mem_free_list((void *const[]){__VA_ARGS__}, TN_COUNT(((void *const[]){__VA_ARGS__})))
 char *tn_mem_strdup(const char *s);
 
 /* Makes room for `need` items in *items (capacity in items, grows by half); TN_ERR_MEMORY leaves all as it was. */

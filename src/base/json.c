@@ -398,8 +398,7 @@ tn_status tn_json_parse(const char *text, size_t length, tn_json_doc **out) {
     tn_status status = make_doc(&r, out);
     tn_mem_free(r.waiting.items);
     if (status != TN_OK) {
-        tn_mem_free(r.done.items);
-        tn_mem_free(r.strings);
+        tn_mem_free_each(r.done.items, r.strings);
     }
     return status;
 }
@@ -418,9 +417,7 @@ tn_status tn_json_open(const char *path, tn_json_doc **out) {
 
 void tn_json_free(tn_json_doc *d) {
     if (d == NULL) return;
-    tn_mem_free(d->values);
-    tn_mem_free(d->strings);
-    tn_mem_free(d);
+    tn_mem_free_each(d->values, d->strings, d);
 }
 
 /* ---- access ------------------------------------------------------------------------------------------------------ */

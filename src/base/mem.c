@@ -116,6 +116,11 @@ void tn_mem_free(void *p) {
     free(header->raw);
 }
 
+void tn_mem_free_list(void *const *blocks, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        tn_mem_free(blocks[i]);
+}
+
 char *tn_mem_strdup(const char *s) {
     size_t bytes = strlen(s) + 1;
     char *copy = tn_mem_alloc(bytes);

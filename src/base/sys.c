@@ -584,9 +584,7 @@ void tn_save_abandon(tn_save *s) {
         unlist_save(s->entry);
         close(s->fd); /* after the name is gone: the lock guards it until then */
     }
-    tn_mem_free(s->target);
-    tn_mem_free(s->temporary);
-    tn_mem_free(s);
+    tn_mem_free_each(s->target, s->temporary, s);
 }
 
 /* ---- folders ----------------------------------------------------------------------------------------------------- */

@@ -53,8 +53,7 @@ static tn_tensor *input_of(const tn_case_input *in, uint64_t seed) {
         tn_case_blocks(in, seed, data);
     }
     tn_tensor *t = tn_from_data(data, in->shape, in->rank, in->dtype); /* data NULL: an error tensor */
-    tn_mem_free(values);
-    tn_mem_free(data);
+    tn_mem_free_each(values, data);
     return t;
 }
 
@@ -100,9 +99,7 @@ static tn_status check(certify *m, const char *what, tn_tensor *t, allows *near,
         tn_doubles_of(dtype, raw, n, got);
         compare_elements(m, what, dtype, got, want, n, near, good);
     }
-    tn_mem_free(want);
-    tn_mem_free(got);
-    tn_mem_free(raw);
+    tn_mem_free_each(want, got, raw);
     return s;
 }
 
@@ -421,8 +418,7 @@ static tn_status device_try_exact(tn_device *d, uint64_t seed, bool *exact, char
     *exact = s == TN_OK && compare_exact(values, got, want, why, size);
     tn_buffer_release(memory[0]);
     tn_buffer_release(memory[1]);
-    tn_mem_free(values);
-    tn_mem_free(sizes);
+    tn_mem_free_each(values, sizes);
     kir_free(p);
     return s;
 }

@@ -83,8 +83,7 @@ static tn_status read_buffer(const tn_node *n, double *out) {
             at[d] = 0;
         }
     }
-    tn_mem_free(all);
-    tn_mem_free(host);
+    tn_mem_free_each(all, host);
     return s;
 }
 

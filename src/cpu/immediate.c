@@ -219,8 +219,7 @@ tn_status tn_kernel_matmul_vec_quantized(tn_dtype dtype, const void *blocks, int
         tn_qmat(&args);
     }
     team_end(t);
-    tn_mem_free(args.workspace);
-    tn_mem_free(slab.packed);
+    tn_mem_free_each(args.workspace, slab.packed);
     return ready ? TN_OK : TN_ERR_MEMORY;
 }
 
@@ -260,8 +259,7 @@ tn_status tn_kernel_matmul_packed(const tn_kernel_matrix *w, const float *x, int
 
 void tn_kernel_matrix_free(tn_kernel_matrix *w) {
     if (!w) return;
-    tn_mem_free(w->packed);
-    tn_mem_free(w);
+    tn_mem_free_each(w->packed, w);
 }
 
 /* ---- programs ---------------------------------------------------------------------------------------------------- */

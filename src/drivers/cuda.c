@@ -407,8 +407,7 @@ static void gpu_unload(void *device, void *module) {
     gpu_module *m = module;
     if (m->module) (void)d->gpu->wait(); /* its kernels may be under way, in any queue */
     if (m->module) (void)d->gpu->module_free(m->module);
-    tn_mem_free(m->image.bytes);
-    tn_mem_free(m);
+    tn_mem_free_each(m->image.bytes, m);
 }
 
 /* A cached image, if it is complete: the driver never gets bytes that it did not make. */
@@ -631,9 +630,7 @@ static void gpu_list_free(void *device, void *list) {
         (void)d->gpu->graph_end(l->made);
     }
     if (l->graph) (void)d->gpu->graph_free(l->graph);
-    tn_mem_free(l->values);
-    tn_mem_free(l->next);
-    tn_mem_free(l);
+    tn_mem_free_each(l->values, l->next, l);
 }
 
 static bool has_graphs(const gpu_device *d) {

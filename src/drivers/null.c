@@ -175,8 +175,7 @@ static void null_free(void *device, void *address) {
     }
     pthread_mutex_unlock(&guard);
     if (!b) return;
-    tn_mem_free(b->host);
-    tn_mem_free(b);
+    tn_mem_free_each(b->host, b);
 }
 
 /* Copies between host and device (kind 0: to the device, 1: to the host) or within the device (2), ordered with

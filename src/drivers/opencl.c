@@ -572,8 +572,7 @@ static void opencl_unload(TN_UNUSED void *device, void *module) {
     if (m->kernel) (void)cl.ReleaseKernel(m->kernel);
     if (m->program) (void)cl.ReleaseProgram(m->program);
     pthread_mutex_destroy(&m->lock);
-    tn_mem_free(m->binary);
-    tn_mem_free(m);
+    tn_mem_free_each(m->binary, m);
 }
 
 /* The compiler's words, on one line and cut to what an error text holds. */

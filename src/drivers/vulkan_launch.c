@@ -34,8 +34,7 @@ void tn_vulkan_unload(void *device, void *module) {
     if (m->cache) tn_vk.DestroyPipelineCache(d->device, m->cache, NULL);
     if (m->layout) tn_vk.DestroyPipelineLayout(d->device, m->layout, NULL);
     if (m->set_layout) tn_vk.DestroyDescriptorSetLayout(d->device, m->set_layout, NULL);
-    tn_mem_free(m->binary);
-    tn_mem_free(m);
+    tn_mem_free_each(m->binary, m);
 }
 
 /* The buffers, followed by the parameters, a storage buffer whose dynamic offset is set at each launch. */
@@ -260,8 +259,7 @@ void tn_vulkan_list_free(void *device, void *list) {
     for (int i = 0; i < COPIES; i++)
         tn_vulkan_slot_end(d, &l->copies[i].slot);
     pthread_mutex_unlock(&d->stream.lock);
-    tn_mem_free(l->places);
-    tn_mem_free(l);
+    tn_mem_free_each(l->places, l);
 }
 
 static tn_status list_start(vk_device *d, vk_list *l, size_t room, int64_t count) {

@@ -494,8 +494,7 @@ static void module_free(void *device, void *module) {
         next = v->next;
         variant_free(d, v);
     }
-    tn_mem_free(m->body);
-    tn_mem_free(m);
+    tn_mem_free_each(m->body, m);
 }
 
 /* What the library would refuse only when a pipeline is made, or a launch encoded. */

@@ -27,11 +27,7 @@ static void ort_graph_free(void *compiled) {
     tn_ort_session_free(g->session);
     tn_ort_session_free(g->fixed);
     tn_str_free(&g->body);
-    tn_mem_free(g->inputs);
-    tn_mem_free(g->values);
-    tn_mem_free(g->outputs);
-    tn_mem_free(g->is_float);
-    tn_mem_free(g);
+    tn_mem_free_each(g->inputs, g->values, g->outputs, g->is_float, g);
 }
 
 static tn_ort_tensor describe_tensor(const tn_node *n) {
@@ -109,8 +105,7 @@ static tn_status make_session(const ort_graph *o, void *const *inputs, tn_ort_se
     if (s == TN_OK) s = tn_ort_session_with(model.text, model.length, names, values, (int)constants, &options, out);
     tn_str_free(&texts);
     tn_str_free(&model);
-    tn_mem_free(names);
-    tn_mem_free(values);
+    tn_mem_free_each(names, values);
     return s;
 }
 

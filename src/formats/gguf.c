@@ -472,15 +472,10 @@ static int64_t elements_of(const entry *e) { return e->bytes / e->type->bytes * 
 static void file_free(tn_gguf *f) {
     for (size_t i = 0; i < f->value_count; i++)
         tn_mem_free(f->values[i].marks);
-    tn_mem_free(f->values);
-    tn_mem_free(f->by_key);
-    tn_mem_free(f->entries);
-    tn_mem_free(f->by_name);
-    tn_mem_free(f->in_order);
+    tn_mem_free_each(f->values, f->by_key, f->entries, f->by_name, f->in_order);
     tn_str_free(&f->names);
     tn_map_close(&f->map);
-    tn_mem_free(f->path);
-    tn_mem_free(f);
+    tn_mem_free_each(f->path, f);
 }
 
 static void file_release(void *file) {

@@ -313,8 +313,7 @@ void tn_gguf_abandon(tn_gguf_writer *w) {
         tn_mem_free(w->keys[i]);
     for (size_t i = 0; i < w->item_count; i++)
         tn_mem_free(w->items[i].name);
-    tn_mem_free(w->keys);
-    tn_mem_free(w->items);
+    tn_mem_free_each(w->keys, w->items);
     tn_str_free(&w->pairs);
     tn_str_free(&w->rows);
     tn_mem_free(w);

@@ -548,17 +548,12 @@ tn_status tn_pickle_read(const uint8_t *bytes, size_t size, size_t base, tn_pick
     m->v = out;
     tn_status status = run_pickle(m);
     *used = m->at;
-    tn_mem_free(m->stack);
-    tn_mem_free(m->memo);
-    tn_mem_free(m);
+    tn_mem_free_each(m->stack, m->memo, m);
     if (status != TN_OK) tn_pickle_values_free(out);
     return status;
 }
 
 void tn_pickle_values_free(tn_pickle_values *v) {
-    tn_mem_free(v->nodes);
-    tn_mem_free(v->cells);
-    tn_mem_free(v->storages);
-    tn_mem_free(v->tensors);
+    tn_mem_free_each(v->nodes, v->cells, v->storages, v->tensors);
     *v = (tn_pickle_values){0};
 }

@@ -247,10 +247,7 @@ static void file_release(void *file) {
         tn_json_free(f->parts[i].header);
         tn_map_close(&f->parts[i].map);
     }
-    tn_mem_free(f->parts);
-    tn_mem_free(f->entries);
-    tn_mem_free(f->by_name);
-    tn_mem_free(f);
+    tn_mem_free_each(f->parts, f->entries, f->by_name, f);
 }
 
 static tn_status read_part(tn_safetensors *f, part *p) {

@@ -356,9 +356,7 @@ static void file_release(void *file) {
     if (!f || atomic_fetch_sub_explicit(&f->refs, 1, memory_order_acq_rel) != 1) return;
     zip_close(&f->zip);
     tn_pickle_values_free(&f->values);
-    tn_mem_free(f->storages);
-    tn_mem_free(f->entries);
-    tn_mem_free(f->by_name);
+    tn_mem_free_each(f->storages, f->entries, f->by_name);
     tn_str_free(&f->names);
     tn_map_close(&f->map);
     tn_mem_free(f);

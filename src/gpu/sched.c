@@ -523,8 +523,7 @@ tn_status kir_schedule_rows(const kir_program *p, kir_rows **out) {
         m->p = p;
         m->rows = rows;
         status = make_program(m);
-        tn_mem_free(m->map);
-        tn_mem_free(m->rules);
+        tn_mem_free_each(m->map, m->rules);
     }
     tn_mem_free(m);
     if (status != TN_OK) {
@@ -538,6 +537,5 @@ tn_status kir_schedule_rows(const kir_program *p, kir_rows **out) {
 void kir_rows_free(kir_rows *r) {
     if (!r) return;
     kir_free(r->program);
-    tn_mem_free(r->rules);
-    tn_mem_free(r);
+    tn_mem_free_each(r->rules, r);
 }

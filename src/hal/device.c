@@ -192,10 +192,8 @@ void tn_device_end(tn_device *d) {
     tn_dry_end(d);
     if (d->handle) d->driver->close(d->handle);
     tn_watchdog_end(d);
-    tn_mem_free(d->host_rows);
-    tn_mem_free((void *)(uintptr_t)d->settings.library);
-    tn_mem_free((void *)(uintptr_t)d->settings.tuning_file);
-    tn_mem_free(d);
+    tn_mem_free_each(d->host_rows, (void *)(uintptr_t)d->settings.library, (void *)(uintptr_t)d->settings.tuning_file,
+                     d);
 }
 
 enum { MATRIX_NONE = 1, MATRIX_HALF, MATRIX_ALL }; /* tn_device_options.matrix */

@@ -29,10 +29,7 @@ static atomic_int touched_count;
 
 static void counters_free(tn_error_counters *c) {
     tn_buffer_release(c->words);
-    tn_mem_free(c->errors);
-    tn_mem_free(c->seen);
-    tn_mem_free(c->read);
-    tn_mem_free(c);
+    tn_mem_free_each(c->errors, c->seen, c->read, c);
 }
 
 tn_status tn_error_counters_new(tn_device *d, int count, int parts, tn_error_counters **out) {

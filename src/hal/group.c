@@ -209,8 +209,7 @@ static tn_status tcp_all_to_all(void *tcp, const void *send, size_t bytes, void 
     char *rows = NULL;
     tn_status s = from ? tcp_rows(t, from, each, &rows) : TN_ERR_MEMORY;
     if (s == TN_OK) s = tcp_scatter(t, send, from, each, receive, rows);
-    tn_mem_free(rows);
-    tn_mem_free(from);
+    tn_mem_free_each(rows, from);
     return s;
 }
 
@@ -334,8 +333,7 @@ static void tcp_close(tn_tcp *t) {
     if (!t) return;
     for (int i = 0; i < t->size; i++)
         if (t->peers[i] >= 0) close(t->peers[i]);
-    tn_mem_free(t->peers);
-    tn_mem_free(t);
+    tn_mem_free_each(t->peers, t);
 }
 
 /* Rank 0 listens at `port` for size - 1 connections, the others connect to `address`; all must arrive within
@@ -347,8 +345,7 @@ static tn_status tcp_open(const char *address, int port, int rank, int size, dou
     char go = rank == 0 ? GO : 0;
     *out = NULL;
     if (!t || !peers) {
-        tn_mem_free(t);
-        tn_mem_free(peers);
+        tn_mem_free_each(t, peers);
         return TN_ERR_MEMORY;
     }
     *t = (tn_tcp){rank, size, peers};
@@ -506,9 +503,7 @@ static tn_status open_backend(tn_group *g, const char *backend) {
 
 static void group_free(tn_group *g) {
     tcp_close(g->tcp);
-    tn_mem_free(g->answers);
-    tn_mem_free(g->lengths);
-    tn_mem_free(g);
+    tn_mem_free_each(g->answers, g->lengths, g);
 }
 
 tn_status tn_group_open(const tn_group_options *options, tn_group **out) {
@@ -676,8 +671,7 @@ static tn_status through_host(collective *c, tn_buffer *send, size_t send_bytes,
     c->receive = to;
     if (s == TN_OK) s = on_host(c);
     if (s == TN_OK) s = tn_buffer_write(receive, 0, to, bytes);
-    tn_mem_free(from);
-    tn_mem_free(to);
+    tn_mem_free_each(from, to);
     return s;
 }
 

@@ -112,26 +112,20 @@ static void kernel_free(tn_device *d, tn_kernel *k) {
     kernel_unload(d, k);
     pthread_mutex_destroy(&k->running);
     kir_rows_free(k->schedule);
-    tn_mem_free(k->row_sizes);
-    tn_mem_free(k->program);
-    tn_mem_free(k->room);
-    tn_mem_free(k->sizes);
-    tn_mem_free(k);
+    tn_mem_free_each(k->row_sizes, k->program, k->room, k->sizes, k);
 }
 
 static void table_free(kernel_table *t) {
     pthread_mutex_destroy(&t->lock);
     pthread_cond_destroy(&t->loaded);
-    tn_mem_free(t->slots);
-    tn_mem_free(t);
+    tn_mem_free_each(t->slots, t);
 }
 
 static void refusals_free(kernel_table *t) {
     while (t->refusals) {
         refusal *r = t->refusals;
         t->refusals = r->next;
-        tn_mem_free(r->program);
-        tn_mem_free(r);
+        tn_mem_free_each(r->program, r);
     }
 }
 
@@ -586,13 +580,7 @@ void tn_command_list_free(tn_command_list *l) {
     pthread_mutex_lock(&driver_lists_lock);
     if (l->format) drop_driver_list(l);
     pthread_mutex_unlock(&driver_lists_lock);
-    tn_mem_free(l->items);
-    tn_mem_free(l->plains);
-    tn_mem_free(l->params);
-    tn_mem_free(l->shifts);
-    tn_mem_free(l->calls);
-    tn_mem_free(l->buffers);
-    tn_mem_free(l);
+    tn_mem_free_each(l->items, l->plains, l->params, l->shifts, l->calls, l->buffers, l);
 }
 
 /* ---- making ------------------------------------------------------------------------------------------------------ */
@@ -633,8 +621,7 @@ static tn_status make_calls(tn_command_list *l) {
     tn_list_item *calls = tn_mem_zalloc(l->n_items, sizeof *calls);
     void **buffers = tn_mem_zalloc(l->n_shifts + 1, sizeof *buffers);
     if (!calls || !buffers) {
-        tn_mem_free(calls);
-        tn_mem_free(buffers);
+        tn_mem_free_each(calls, buffers);
         return TN_ERR_MEMORY;
     }
     for (size_t i = 0; i < l->n_items; i++) {

@@ -901,8 +901,7 @@ static tn_status slab_pool_add(tn_slab_pool *p, void *address, size_t bytes, boo
     pieces_slab *at = tn_mem_zalloc(1, sizeof *at);
     tn_slab_block *whole = tn_mem_zalloc(1, sizeof *whole);
     if (!at || !whole) {
-        tn_mem_free(at);
-        tn_mem_free(whole);
+        tn_mem_free_each(at, whole);
         return TN_ERR_MEMORY;
     }
     *at = (pieces_slab){.address = address, .bytes = bytes, .stays = stays};
@@ -986,8 +985,7 @@ static bool slab_pool_take_empty(tn_slab_pool *p, bool all, void **address, size
         *bytes = c->slab->bytes;
         list_remove(c);
         unlink_slab(p, c->slab);
-        tn_mem_free(c->slab);
-        tn_mem_free(c);
+        tn_mem_free_each(c->slab, c);
     }
     pthread_mutex_unlock(&p->lock);
     return c != NULL;

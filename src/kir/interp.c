@@ -44,9 +44,7 @@ static tn_status kir_shadow_open(const char *local, int64_t bytes, kir_shadow **
 
 static void kir_shadow_close(kir_shadow *s) {
     if (!s) return;
-    tn_mem_free(s->locals);
-    tn_mem_free(s->slots);
-    tn_mem_free(s);
+    tn_mem_free_each(s->locals, s->slots, s);
 }
 
 /* The next workgroup begins: local memory is undefined. */
@@ -886,10 +884,7 @@ tn_status kir_interpret(const kir_program *p, const kir_launch *launch) {
         status = run_points(&m);
     }
     kir_shadow_close(m.shadow);
-    tn_mem_free(m.local);
-    tn_mem_free(m.all_values);
-    tn_mem_free(m.state_of);
-    tn_mem_free(m.all_states);
+    tn_mem_free_each(m.local, m.all_values, m.state_of, m.all_states);
     void *moving[] = {m.matrix_of, m.matrices, m.packets, m.batches, m.late, m.wide, m.wide_batches, m.places, m.mmas};
     for (size_t i = 0; i < TN_COUNT(moving); i++)
         tn_mem_free(moving[i]);

@@ -763,7 +763,6 @@ static tn_status kir_legal_words(const kir_program *p, kir_program **out) {
     w.map = tn_mem_zalloc(n, sizeof *w.map);
     w.indexes = tn_mem_zalloc(n, sizeof *w.indexes);
     tn_status status = w.map && w.indexes ? words_rewrite_all(&w, out) : TN_ERR_MEMORY;
-    tn_mem_free(w.map);
-    tn_mem_free(w.indexes);
+    tn_mem_free_each(w.map, w.indexes);
     return status;
 }

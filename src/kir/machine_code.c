@@ -57,9 +57,7 @@ int kir_mc_constant(mc_asm *a, const void *element, int width) {
 }
 
 static void asm_free(mc_asm *a) {
-    tn_mem_free(a->bytes);
-    tn_mem_free(a->pool);
-    tn_mem_free(a->fixups);
+    tn_mem_free_each(a->bytes, a->pool, a->fixups);
     *a = (mc_asm){.n = 0};
 }
 
@@ -442,9 +440,7 @@ static int lanes_of(const kir_program *p, bool evex) {
 static void close_build(mc_build *b) {
     for (int i = 0; b->segments && i < b->n_segments; i++)
         tn_mem_free(b->segments[i].steps);
-    tn_mem_free(b->segments);
-    tn_mem_free(b->values);
-    tn_mem_free(b->value_of);
+    tn_mem_free_each(b->segments, b->values, b->value_of);
 }
 
 /* Said once; the VM does the work. */

@@ -157,13 +157,8 @@ static tn_status compile_vm(const kir_program *p, kir_vm *vm) {
 static void compiled_free(kir_vm *vm) {
     schedule_free(&vm->parts);
     schedule_free(&vm->whole);
-    tn_mem_free(vm->buffer_of);
-    tn_mem_free(vm->views);
-    tn_mem_free(vm->constants);
-    tn_mem_free(vm->constant_of);
-    tn_mem_free(vm->constant_values);
-    tn_mem_free(vm->state_width);
-    tn_mem_free(vm->source);
+    tn_mem_free_each(vm->buffer_of, vm->views, vm->constants, vm->constant_of, vm->constant_values, vm->state_width,
+                     vm->source);
 }
 
 void kir_vm_free(kir_vm *vm) {
@@ -540,9 +535,7 @@ static tn_status make_schedule(maker *m, bool *in_loop) {
 }
 
 static void schedule_free(kir_schedule *s) {
-    tn_mem_free(s->steps);
-    tn_mem_free(s->slots);
-    tn_mem_free(s->conflicts);
+    tn_mem_free_each(s->steps, s->slots, s->conflicts);
     *s = (kir_schedule){.steps = NULL};
 }
 
@@ -562,8 +555,7 @@ static tn_status schedule_make(const kir_program *p, bool whole, kir_schedule *o
         memset(m.def, 0xff, n * sizeof *m.def);
         status = make_schedule(&m, in_loop);
     }
-    tn_mem_free(tables);
-    tn_mem_free(in_loop);
+    tn_mem_free_each(tables, in_loop);
     if (status != TN_OK) schedule_free(out);
     return status;
 }

@@ -111,8 +111,7 @@ tn_status onnx_engine_run(const tn_onnx *m, onnx_value *const *in, onnx_value **
     tn_status s = whole && values ? run_session(m, in, out, whole, values) : TN_ERR_MEMORY;
     for (int i = 0; whole && i < inputs; i++)
         tn_free(whole[i]);
-    tn_mem_free(whole);
-    tn_mem_free(values);
+    tn_mem_free_each(whole, values);
     return s;
 }
 

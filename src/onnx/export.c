@@ -496,8 +496,7 @@ static const char *write_value(onnx_export *x, const tn_node *n) {
     push_export(x, &w, resolve(x, n));
     while (w.count > 0 && x->status == TN_OK)
         visit_exported(x, &w);
-    tn_mem_free(w.stack);
-    tn_mem_free(w.owners);
+    tn_mem_free_each(w.stack, w.owners);
     return onnx_of(x, n);
 }
 
@@ -760,9 +759,7 @@ static void export_end(onnx_export *x) {
     tn_str *texts[] = {&x->nodes, &x->constants, &x->inputs, &x->outputs, &x->attributes};
     for (size_t i = 0; i < TN_COUNT(texts); i++)
         tn_str_free(texts[i]);
-    tn_mem_free(x->name);
-    tn_mem_free(x->leaves);
-    tn_mem_free(x->composed);
+    tn_mem_free_each(x->name, x->leaves, x->composed);
     tn_map_free(&x->names);
     tn_map_free(&x->made);
 }

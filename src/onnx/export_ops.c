@@ -549,8 +549,7 @@ static const char *write_experts(onnx_export *x, const tn_node *n) {
         made = multiply_parts(x, n, weight, parts, parts + experts, numbers);
     else if (x->status == TN_OK)
         x->status = TN_ERR_MEMORY;
-    tn_mem_free(parts);
-    tn_mem_free(numbers);
+    tn_mem_free_each(parts, numbers);
     return made;
 }
 

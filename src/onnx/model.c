@@ -41,12 +41,7 @@ typedef struct reader {
     scope *scope;
 } reader;
 
-static void scope_free(scope *s) {
-    tn_mem_free(s->names);
-    tn_mem_free(s->last_use);
-    tn_mem_free(s->table);
-    tn_mem_free(s->captured);
-}
+static void scope_free(scope *s) { tn_mem_free_each(s->names, s->last_use, s->table, s->captured); }
 
 static size_t table_place(const scope *s, onnx_text name) {
     size_t mask = s->table_size - 1, at = (size_t)tn_hash64(name.at, name.size, 0) & mask;
@@ -341,8 +336,7 @@ static tn_status read_attribute(reader *r, onnx_text message, onnx_attribute *a)
     if (taken == TN_OK) taken = status;
     if (taken == TN_OK) taken = take_kind(a, counts);
     if (taken == TN_OK) taken = keep_lists(r, a, &l);
-    tn_mem_free(l.ints.at);
-    tn_mem_free(l.floats.at);
+    tn_mem_free_each(l.ints.at, l.floats.at);
     return taken;
 }
 
@@ -540,8 +534,7 @@ static tn_status read_nodes(reader *r, graph_reading *g, onnx_text message, int6
         status = read_node(r, messages[order[i]], n);
         if (status == TN_OK) status = note_constant(r, g, n);
     }
-    tn_mem_free(messages);
-    tn_mem_free(order);
+    tn_mem_free_each(messages, order);
     return status;
 }
 
@@ -831,8 +824,7 @@ static tn_status add_name(name_table *t, onnx_text name, int32_t number) {
         wider.count = t->count;
         name_table old = wider.names && wider.numbers ? *t : wider;
         if (wider.names && wider.numbers) *t = wider;
-        tn_mem_free(old.names);
-        tn_mem_free(old.numbers);
+        tn_mem_free_each(old.names, old.numbers);
         if (t->size != size) return TN_ERR_MEMORY;
     }
     size_t at = sort_place_of(t, name);
@@ -843,10 +835,7 @@ static tn_status add_name(name_table *t, onnx_text name, int32_t number) {
     return TN_OK;
 }
 
-static void free_names(name_table *t) {
-    tn_mem_free(t->names);
-    tn_mem_free(t->numbers);
-}
+static void free_names(name_table *t) { tn_mem_free_each(t->names, t->numbers); }
 
 /* ---- who reads what ---------------------------------------------------------------------------------------------- */
 
@@ -1025,13 +1014,10 @@ static tn_status order_nodes(const onnx_text *messages, int32_t count, int32_t *
         int32_t *path = tn_mem_alloc((size_t)count * sizeof *path), *next = tn_mem_zalloc((size_t)count, sizeof *next);
         uint8_t *mark = tn_mem_zalloc((size_t)count, 1);
         status = path && next && mark ? sort(&o, messages, count, order, path, next, mark) : TN_ERR_MEMORY;
-        tn_mem_free(path);
-        tn_mem_free(next);
-        tn_mem_free(mark);
+        tn_mem_free_each(path, next, mark);
     }
     free_names(&o.makers);
-    tn_mem_free(o.first);
-    tn_mem_free(o.edges);
+    tn_mem_free_each(o.first, o.edges);
     return status;
 }
 

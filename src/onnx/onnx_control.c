@@ -148,9 +148,7 @@ static void looping_end(looping *l) {
     release_all(l->out, l->body->output_count);
     for (int k = 0; l->lists && k < l->gathered; k++)
         value_list_end(&l->lists[k]);
-    tn_mem_free(l->in);
-    tn_mem_free(l->out);
-    tn_mem_free(l->lists);
+    tn_mem_free_each(l->in, l->out, l->lists);
 }
 
 static void replace(onnx_value **to, onnx_value *v) {
@@ -402,8 +400,7 @@ static tn_status run_scan_8(onnx_call *c) {
     tn_status status = items && outs ? scan_batch(c, batch, items, outs) : TN_ERR_MEMORY;
     release_all(items, c->in_count);
     release_all(outs, (int)tn_min64(slots, INT_MAX));
-    tn_mem_free(items);
-    tn_mem_free(outs);
+    tn_mem_free_each(items, outs);
     return status;
 }
 

@@ -157,9 +157,7 @@ static tn_tensor *resize_axis(const tn_tensor *x, const resize *r, axis *a, int 
     a->outside = tn_mem_alloc((size_t)a->out);
     bool whole = a->index && a->weight && a->outside;
     tn_tensor *y = whole ? resized_along(x, r, a, dim) : tn_failed(TN_ERR_MEMORY, "Resize: out of memory");
-    tn_mem_free(a->index);
-    tn_mem_free(a->weight);
-    tn_mem_free(a->outside);
+    tn_mem_free_each(a->index, a->weight, a->outside);
     return y;
 }
 
@@ -312,9 +310,7 @@ static tn_status run_resize(onnx_call *c) {
         axes[d] = (axis){.in = tn_size(x, d), .out = tn_size(x, d), .scale = 1, .to = 1};
     tn_status s = read_given(c, &g);
     if (s == TN_OK) s = set_axes(c, &g, r.placing == CROP, axes, rank);
-    tn_mem_free(g.scales);
-    tn_mem_free(g.sizes);
-    tn_mem_free(g.roi);
+    tn_mem_free_each(g.scales, g.sizes, g.roi);
     TRY(s);
     tn_dtype t = tn_dtype_of(x);
     y = r.how == ONNX_NEAREST ? repeated(x, &r, axes) : onnx_as(x, t == TN_F64 ? TN_F64 : TN_F32);
@@ -380,8 +376,7 @@ static tn_status read_fold(const onnx_call *c, onnx_window *w, int64_t *size) {
                             (long long)w->kernel[a]);
     }
     w->axes = (int)count[0];
-    tn_mem_free(given[0]);
-    tn_mem_free(given[1]);
+    tn_mem_free_each(given[0], given[1]);
     TRY(s);
     TRY(onnx_ints_of(c, "strides", w->axes, 1, w->stride));
     TRY(onnx_ints_of(c, "dilations", w->axes, 1, w->dilation));
@@ -445,10 +440,7 @@ static tn_status make_places(const onnx_call *c, boxes_places *p) {
     return p->at && p->weight ? TN_OK : TN_ERR_MEMORY;
 }
 
-static void free_places(boxes_places *p) {
-    tn_mem_free(p->at);
-    tn_mem_free(p->weight);
-}
+static void free_places(boxes_places *p) { tn_mem_free_each(p->at, p->weight); }
 
 /* x [n, c, h, w] at these places, weighted: [c, boxes, results, each]. */
 static tn_tensor *looked_up(const tn_tensor *x, const boxes_places *p) {
@@ -584,8 +576,7 @@ static tn_status roi_align(onnx_call *c) {
         s = onnx_put(c, 0, as_boxes(v, a.high, a.wide));
     }
     free_places(&p);
-    tn_mem_free(box);
-    tn_mem_free(image);
+    tn_mem_free_each(box, image);
     return s;
 }
 

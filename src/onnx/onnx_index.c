@@ -376,9 +376,7 @@ tn_status onnx_non_zero(onnx_call *c) {
     tn_status status = read_truth(c, x, &f.holds);
     if (status == TN_OK) status = find_places(&f);
     if (status == TN_OK) status = onnx_put(c, 0, tn_from_data(f.places, (int64_t[]){f.rank, f.found}, 2, TN_I64));
-    tn_mem_free(f.holds);
-    tn_mem_free(f.places);
-    tn_mem_free(f.before);
+    tn_mem_free_each(f.holds, f.places, f.before);
     return status;
 }
 
@@ -456,8 +454,7 @@ static tn_status as_they_come(unique *u, int64_t count) {
         memcpy(u->first, now + u->groups, (size_t)u->groups * sizeof *now);
         memcpy(u->counts, now + 2 * u->groups, (size_t)u->groups * sizeof *now);
     }
-    tn_mem_free(order);
-    tn_mem_free(now);
+    tn_mem_free_each(order, now);
     return now || !u->groups ? TN_OK : TN_ERR_MEMORY;
 }
 
@@ -503,9 +500,6 @@ tn_status onnx_unique(onnx_call *c) {
     tn_status status = u.first && u.inverse && u.counts ? group_items(&all, &u) : TN_ERR_MEMORY;
     if (status == TN_OK && !onnx_int(c, "sorted", 1)) status = as_they_come(&u, all.count);
     if (status == TN_OK) status = put_unique(c, axis, flat, &u, all.count);
-    tn_mem_free(all.keys);
-    tn_mem_free(u.first);
-    tn_mem_free(u.inverse);
-    tn_mem_free(u.counts);
+    tn_mem_free_each(all.keys, u.first, u.inverse, u.counts);
     return status;
 }

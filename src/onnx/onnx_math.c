@@ -300,8 +300,7 @@ static tn_status equal_texts(onnx_call *c, const onnx_value *x, const onnx_value
         tn_tensor *a = tn_from_data(ranks, x->shape, x->rank, TN_I64);
         status = onnx_put(c, 0, tn_eq(a, tn_from_data(ranks + x->count, y->shape, y->rank, TN_I64)));
     }
-    tn_mem_free(ranks);
-    tn_mem_free(texts);
+    tn_mem_free_each(ranks, texts);
     return status;
 }
 

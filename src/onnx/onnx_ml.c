@@ -212,8 +212,7 @@ static tn_status score(const onnx_call *c, const onnx_rows *x, int64_t targets, 
                          (long long)weight_count, (long long)x->width);
     if (status == TN_OK) status = onnx_make_rows(x->count, targets, out);
     if (status == TN_OK) multiply_ml(x, weights, bias, bias_count, out);
-    tn_mem_free(weights);
-    tn_mem_free(bias);
+    tn_mem_free_each(weights, bias);
     return status;
 }
 
@@ -225,8 +224,7 @@ static tn_status run_linear_regressor(onnx_call *c) {
     for (int64_t i = 0; i < y.count; i++)
         onnx_transform_row(t, y.at + i * y.width, y.width);
     if (status == TN_OK) status = onnx_put_rows(c, 0, &y, TN_F32);
-    tn_mem_free(x.at);
-    tn_mem_free(y.at);
+    tn_mem_free_each(x.at, y.at);
     return status;
 }
 
@@ -255,9 +253,7 @@ static tn_status run_linear_classifier(onnx_call *c) {
     if (status == TN_OK && y.width == 1 && onnx_label_count(c, "classlabels_ints") == 2)
         status = onnx_make_rows(y.count, 2, &both);
     if (status == TN_OK) status = put_classes(c, &y, &both);
-    tn_mem_free(x.at);
-    tn_mem_free(y.at);
-    tn_mem_free(both.at);
+    tn_mem_free_each(x.at, y.at, both.at);
     return status;
 }
 
@@ -273,8 +269,7 @@ static tn_status ml_constant(const onnx_call *c, const char *name, double otherw
     for (int64_t i = 0; i < count && copy; i++)
         copy[i] = (float)values[i];
     *out = copy ? tn_from_data(copy, &count, count > 1, TN_F32) : NULL;
-    tn_mem_free(values);
-    tn_mem_free(copy);
+    tn_mem_free_each(values, copy);
     return *out ? TN_OK : tn_error_code();
 }
 
@@ -461,8 +456,7 @@ static tn_status look_up(const onnx_call *c, const labels *l, places *out) {
         if (integers) key.integer = integers[i];
         (void)find_label(l, &key, &out->at[i]);
     }
-    tn_mem_free(numbers);
-    tn_mem_free(integers);
+    tn_mem_free_each(numbers, integers);
     return out->at ? TN_OK : tn_error_code();
 }
 
@@ -531,8 +525,7 @@ static tn_status encode_ml(onnx_call *c, const onnx_attribute *keys, const onnx_
         status = tn_fail(TN_ERR_FORMAT, "%s: keys and values must have the same length", c->row->name);
     if (status == TN_OK) status = look_up(c, &l, &p);
     if (status == TN_OK) status = put_values(c, values, l.count, &p);
-    tn_mem_free(l.sorted);
-    tn_mem_free(p.at);
+    tn_mem_free_each(l.sorted, p.at);
     return status;
 }
 
@@ -591,8 +584,7 @@ static tn_status run_one_hot(onnx_call *c) {
     tn_status status = labels_of(c, keys, 0, &l);
     if (status == TN_OK) status = look_up(c, &l, &p);
     if (status == TN_OK) status = put_one_hot(c, &p, l.count);
-    tn_mem_free(l.sorted);
-    tn_mem_free(p.at);
+    tn_mem_free_each(l.sorted, p.at);
     return status;
 }
 
@@ -641,8 +633,7 @@ static tn_status run_zip_map(onnx_call *c) {
     if (status == TN_OK) status = list ? onnx_put_value(c, 0, list) : tn_error_code();
     for (int64_t i = 0; i < made && !list; i++)
         onnx_value_release(maps[i]);
-    tn_mem_free(maps);
-    tn_mem_free(x.at);
+    tn_mem_free_each(maps, x.at);
     onnx_value_release(keys);
     return status;
 }
@@ -718,8 +709,7 @@ static tn_status run_dict_vectorizer(onnx_call *c) {
     tn_status status = from ? find_words(c, &words, map, from) : tn_error_code();
     tn_dtype as = map->count ? tn_dtype_of(map->items[0]->tensor) : TN_F32;
     if (status == TN_OK) status = put_values_at(c, map, from, words.count, as);
-    tn_mem_free(words.sorted);
-    tn_mem_free(from);
+    tn_mem_free_each(words.sorted, from);
     return status;
 }
 
@@ -752,8 +742,7 @@ static tn_status run_cast_map(onnx_call *c) {
                              (long long)keys[i], (long long)count);
     }
     if (status == TN_OK) status = put_values_at(c, map, from, count, whole ? TN_I64 : TN_F32);
-    tn_mem_free(keys);
-    tn_mem_free(from);
+    tn_mem_free_each(keys, from);
     return status;
 }
 

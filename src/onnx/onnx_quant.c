@@ -785,10 +785,7 @@ static tn_status to_texts(onnx_call *c) {
         list[i] = (onnx_text){text[i], (size_t)size};
     }
     onnx_value *v = text && list ? onnx_value_strings(list, tn_shape(x), tn_rank(x)) : NULL;
-    tn_mem_free(number);
-    tn_mem_free(whole);
-    tn_mem_free(text);
-    tn_mem_free(list);
+    tn_mem_free_each(number, whole, text, list);
     return v ? onnx_put_value(c, 0, v) : TN_ERR_MEMORY;
 }
 

@@ -706,8 +706,7 @@ static void release_replay(onnx_replay *e) {
     for (size_t i = 0; i < e->memo_count; i++)
         tn_mem_free(e->memos[i].numbers);
     free_outputs(e->outputs, e->output_count);
-    tn_mem_free(e->memos);
-    tn_mem_free(e->inputs);
+    tn_mem_free_each(e->memos, e->inputs);
     for (int i = 0; i < e->graphs_made; i++)
         tn_graph_free(e->graphs[i].graph);
     tn_mem_free(e);
@@ -962,9 +961,7 @@ static tn_status try_capture(tn_onnx *m, onnx_replay *e, onnx_value **in, onnx_v
         status = TN_OK;
     }
     if (c.out) free_values(c.out, out_count);
-    tn_mem_free(c.out);
-    tn_mem_free(c.in_tensors);
-    tn_mem_free(c.out_tensors);
+    tn_mem_free_each(c.out, c.in_tensors, c.out_tensors);
     return status;
 }
 

@@ -88,8 +88,7 @@ tn_status onnx_run_svm_regressor(onnx_call *c) {
     m.features = x.width;
     tn_status status = regress(c, &m, &x, &y);
     forget(&m);
-    tn_mem_free(x.at);
-    tn_mem_free(y.at);
+    tn_mem_free_each(x.at, y.at);
     return status;
 }
 
@@ -244,9 +243,6 @@ tn_status onnx_run_svm_classifier(onnx_call *c) {
     if (status == TN_OK) status = onnx_put_labels(c, 0, "classlabels_ints", best, x.count);
     if (status == TN_OK && onnx_wants(c, 1)) status = onnx_put_rows(c, 1, &y, TN_F32);
     forget(&m);
-    tn_mem_free(p.kernels);
-    tn_mem_free(best);
-    tn_mem_free(x.at);
-    tn_mem_free(y.at);
+    tn_mem_free_each(p.kernels, best, x.at, y.at);
     return status;
 }

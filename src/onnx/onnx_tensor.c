@@ -75,8 +75,7 @@ void onnx_source_close(onnx_source *s) {
         onnx_file_release(s->others[i]);
         tn_mem_free((char *)(uintptr_t)s->names[i]);
     }
-    tn_mem_free(s->others);
-    tn_mem_free(s->names);
+    tn_mem_free_each(s->others, s->names);
     onnx_file_release(s->file);
 }
 
@@ -248,11 +247,7 @@ static tn_status read_tensor_message(onnx_text message, tensor_message *t) {
     return TN_OK;
 }
 
-static void tensor_message_free(tensor_message *t) {
-    tn_mem_free(t->dims.at);
-    tn_mem_free(t->numbers.at);
-    tn_mem_free(t->strings.at);
-}
+static void tensor_message_free(tensor_message *t) { tn_mem_free_each(t->dims.at, t->numbers.at, t->strings.at); }
 
 /* ---- bytes ------------------------------------------------------------------------------------------------------- */
 
@@ -566,10 +561,7 @@ tn_status onnx_read_sparse(onnx_source *s, onnx_text message, onnx_value **out, 
     if (name) *name = m.name;
     onnx_value_release(m.value);
     onnx_value_release(m.index);
-    tn_mem_free(m.dims.at);
-    tn_mem_free(m.dense);
-    tn_mem_free(m.numbers);
-    tn_mem_free(m.places);
+    tn_mem_free_each(m.dims.at, m.dense, m.numbers, m.places);
     return status;
 }
 
@@ -684,7 +676,6 @@ tn_status onnx_read_map(onnx_source *s, onnx_text message, int depth, onnx_value
     if (status == TN_OK) status = onnx_wire_each(message, take_map_field, &m);
     if (status == TN_OK) status = make_map(s, &m, depth, out);
     item_list_free(&m.items);
-    tn_mem_free(m.keys.at);
-    tn_mem_free(m.texts.at);
+    tn_mem_free_each(m.keys.at, m.texts.at);
     return status;
 }

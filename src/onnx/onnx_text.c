@@ -24,8 +24,7 @@ tn_status onnx_sort(int64_t count, bool (*before)(const void *data, int64_t a, i
                     int64_t **out) {
     int64_t *order = tn_mem_zalloc((size_t)count, sizeof *order), *other = tn_mem_zalloc((size_t)count, sizeof *other);
     if (!order || !other) {
-        tn_mem_free(order);
-        tn_mem_free(other);
+        tn_mem_free_each(order, other);
         return TN_ERR_MEMORY;
     }
     for (int64_t i = 0; i < count; i++)
@@ -103,8 +102,7 @@ static tn_status put_texts(onnx_call *c, int k, const moving *m, onnx_value *num
     for (int64_t i = 0; i < count && status == TN_OK; i++)
         texts[i] = m->texts[read[i] >= 0 && read[i] < m->count ? read[i] : 0];
     onnx_value *v = status == TN_OK ? onnx_value_strings(texts, tn_shape(t), tn_rank(t)) : NULL;
-    tn_mem_free(read);
-    tn_mem_free(texts);
+    tn_mem_free_each(read, texts);
     return v ? onnx_put_value(c, k, v) : status != TN_OK ? status : TN_ERR_MEMORY;
 }
 
@@ -135,10 +133,7 @@ tn_status onnx_run_row(onnx_call *c) {
         if (m.mine[i]) onnx_value_release(m.in[i]);
     for (int k = 0; out && k < c->out_count; k++)
         onnx_value_release(out[k]);
-    tn_mem_free(m.in);
-    tn_mem_free(m.mine);
-    tn_mem_free(m.texts);
-    tn_mem_free(out);
+    tn_mem_free_each(m.in, m.mine, m.texts, out);
     return status;
 }
 
@@ -188,8 +183,7 @@ static tn_status text_put_texts(onnx_call *c, int k, maker *m, const int64_t *sh
         status = onnx_put_value(c, k, v);
     else if (status == TN_OK)
         status = tn_error_code();
-    tn_mem_free(list);
-    tn_mem_free(m->ends);
+    tn_mem_free_each(list, m->ends);
     tn_str_free(&m->bytes);
     return status;
 }
@@ -323,8 +317,7 @@ static tn_status run_split(onnx_call *c) {
     if (status == TN_OK) status = pad_rows(&flat, counts, v->count, width, &padded);
     status = text_put_texts(c, 0, &padded, shape, v->rank + 1, status);
     if (status == TN_OK && onnx_wants(c, 1)) status = onnx_put(c, 1, tn_from_data(counts, shape, v->rank, TN_I64));
-    tn_mem_free(counts);
-    tn_mem_free(flat.ends);
+    tn_mem_free_each(counts, flat.ends);
     tn_str_free(&flat.bytes);
     return status;
 }
@@ -999,10 +992,7 @@ tn_status onnx_regex_new(onnx_text pattern, onnx_regex **out) {
 void onnx_regex_free(onnx_regex *r) {
     if (!r) return;
     int32_t *first = r->now < r->next || !r->next ? r->now : r->next; /* the two change places at each character */
-    tn_mem_free(first);
-    tn_mem_free(r->steps);
-    tn_mem_free(r->ranges);
-    tn_mem_free(r);
+    tn_mem_free_each(first, r->steps, r->ranges, r);
 }
 
 /* ---- matching ---------------------------------------------------------------------------------------------------- */

@@ -364,9 +364,7 @@ static tn_status plant_newer(const onnx_call *c, forest *f) {
     if (status == TN_OK) status = onnx_numbers_of(c, "leaf_weights", &w.weights, &w.leaf_count);
     if (status == TN_OK) status = onnx_numbers_of(c, "membership_values", &f->members, &f->member_count);
     if (status == TN_OK) status = plant(c, &w, f);
-    tn_mem_free(w.splits);
-    tn_mem_free(w.modes);
-    tn_mem_free(w.weights);
+    tn_mem_free_each(w.splits, w.modes, w.weights);
     return status;
 }
 
@@ -474,8 +472,7 @@ static tn_status plant_older(const onnx_call *c, bool classes, forest *f) {
         if (onnx_is(how, names[i])) f->how = (aggregate)i;
     f->targets = classes ? onnx_label_count(c, "classlabels_int64s") : onnx_int(c, "n_targets", 1);
     tn_status status = gather_trees(c, classes ? "class" : "target", &w, f);
-    tn_mem_free(w.splits);
-    tn_mem_free(w.weights);
+    tn_mem_free_each(w.splits, w.weights);
     return status;
 }
 
@@ -534,8 +531,7 @@ static tn_status run_forest(onnx_call *c, const forest *f, const onnx_rows *x, b
     if (status == TN_OK && classes) status = onnx_put_labels(c, 0, "classlabels_int64s", s.best, x->count);
     if (status == TN_OK && (!classes || onnx_wants(c, 1)))
         status = onnx_put_rows(c, classes, &s.y, classes ? TN_F32 : tn_dtype_of(onnx_in(c, 0)));
-    tn_mem_free(s.y.at);
-    tn_mem_free(s.best);
+    tn_mem_free_each(s.y.at, s.best);
     return status;
 }
 

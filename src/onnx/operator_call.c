@@ -557,10 +557,7 @@ void onnx_value_release(onnx_value *v) {
         for (int k = 0; k < ONNX_DERIVATIONS; k++)
             onnx_value_release(v->derived[k]);
         tn_free(v->tensor);
-        tn_mem_free(v->strings);
-        tn_mem_free(v->owned);
-        tn_mem_free(v->items);
-        tn_mem_free(v);
+        tn_mem_free_each(v->strings, v->owned, v->items, v);
         v = only;
     }
 }

@@ -359,7 +359,6 @@ tn_status onnx_map_quantized(tn_onnx *m, onnx_graph *g) {
         p.reader = p.reads + slots;
     }
     tn_status status = p.maker && p.gone ? map_graph(&p) : TN_ERR_MEMORY;
-    tn_mem_free(p.maker);
-    tn_mem_free(p.gone);
+    tn_mem_free_each(p.maker, p.gone);
     return status;
 }

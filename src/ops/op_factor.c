@@ -162,8 +162,7 @@ static void reference_systems(const tn_reference *r, in_triangle *read) {
         for (int64_t i = 0; i < n; i++)
             memcpy(r->out + (at * n + (int64_t)column[i]) * k, a + i * width + n, (size_t)k * sizeof *a);
     }
-    tn_mem_free(a);
-    tn_mem_free(column);
+    tn_mem_free_each(a, column);
 }
 
 /* Cyclic Jacobi rotations: a, symmetric, becomes diagonal, the columns of v its eigenvectors; then ascending. */
@@ -439,8 +438,7 @@ static void reference_determinants(const tn_reference *r) {
         r->out[at * 3 + 1] = d > 0 ? 1 : d < 0 ? -1 : d;
         r->out[at * 3 + 2] = log(fabs(d));
     }
-    tn_mem_free(a);
-    tn_mem_free(column);
+    tn_mem_free_each(a, column);
 }
 
 /* d det = det·tr(x⁻¹·dx), d log|det| = tr(x⁻¹·dx). */
@@ -645,8 +643,7 @@ static void reference_eigh_packed(const tn_reference *r) {
                 out[(i + 1) * n + c] = sign * v[i * n + c];
         }
     }
-    tn_mem_free(a);
-    tn_mem_free(v);
+    tn_mem_free_each(a, v);
 }
 
 /* 1 / (v[j] - v[i]) for i ≠ j, 0 on the diagonal. */
@@ -887,10 +884,7 @@ static void reference_eig_packed(const tn_reference *r) {
                 out[2 * n + 2 * (i % n * n + k) + i / n] = v[i];
         }
     }
-    tn_mem_free(c);
-    tn_mem_free(m);
-    tn_mem_free(s);
-    tn_mem_free(v);
+    tn_mem_free_each(c, m, s, v);
 }
 
 /* linalg_eig_packed(x): eigenvalues [n, 2], then eigenvectors as columns [n, n, 2], in the last dimension. */
@@ -942,8 +936,7 @@ static void reference_svd_packed(const tn_reference *r) {
                 vt[c * n + j] = scale * v[(m + j) * all + from];
         }
     }
-    tn_mem_free(a);
-    tn_mem_free(v);
+    tn_mem_free_each(a, v);
 }
 
 /* dx - p·(pᵀ·dx): what lies outside of p's columns. */

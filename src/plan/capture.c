@@ -76,13 +76,7 @@ void tn_graph_free(tn_graph *g) {
     tn_plan_free(g->on_host);
     tn_captured_host_free(g->host);
     if (g->device) tn_device_release(g->device);
-    tn_mem_free(g->bound);
-    tn_mem_free(g->inputs);
-    tn_mem_free(g->outputs);
-    tn_mem_free(g->scalars);
-    tn_mem_free(g->scalar_of);
-    tn_mem_free(g->scalar_is_float);
-    tn_mem_free(g);
+    tn_mem_free_each(g->bound, g->inputs, g->outputs, g->scalars, g->scalar_of, g->scalar_is_float, g);
 }
 
 /* Checks the lists of capture and launch: no NULL entries. */
@@ -441,8 +435,7 @@ void tn_captured_host_free(tn_captured_host *h) {
     for (size_t i = h->hook_count; i-- > 0;) {
         captured_hook *c = &h->hooks[i];
         forget_nodes(c);
-        tn_mem_free(c->scalars);
-        tn_mem_free(c->values);
+        tn_mem_free_each(c->scalars, c->values);
         if (c->hook.release) c->hook.release(c->hook.ctx);
     }
     for (size_t i = 0; i < h->gradient_count; i++) {
@@ -452,10 +445,7 @@ void tn_captured_host_free(tn_captured_host *h) {
     forget_next(h);
     for (size_t i = 0; i < h->state_count; i++)
         tn_storage_release(h->states[i].storage);
-    tn_mem_free(h->hooks);
-    tn_mem_free(h->gradients);
-    tn_mem_free(h->states);
-    tn_mem_free(h);
+    tn_mem_free_each(h->hooks, h->gradients, h->states, h);
 }
 
 /* ---- while the capture records ----------------------------------------------------------------------------------- */
@@ -472,9 +462,7 @@ static tn_status add_hook(tn_captured_host *h, const tn_capture_hook *hook, tn_t
     c.scalars = tn_mem_zalloc((size_t)count, sizeof *c.scalars);
     c.values = tn_mem_zalloc((size_t)count, sizeof *c.values);
     if (!c.nodes || !c.scalars || !c.values) {
-        tn_mem_free(c.nodes);
-        tn_mem_free(c.scalars);
-        tn_mem_free(c.values);
+        tn_mem_free_each(c.nodes, c.scalars, c.values);
         return TN_ERR_MEMORY;
     }
     for (int i = 0; i < count; i++)

@@ -486,11 +486,7 @@ static void fix_constants(tn_engine_call *c, void *const *pointers) {
 void tn_engine_call_free(tn_engine_call *c) {
     if (!c) return;
     if (c->compiled) c->engine->free(c->compiled);
-    tn_mem_free(c->gathered);
-    tn_mem_free(c->checks);
-    tn_mem_free(c->inputs);
-    tn_mem_free(c->constant);
-    tn_mem_free(c);
+    tn_mem_free_each(c->gathered, c->checks, c->inputs, c->constant, c);
 }
 
 static void gather(const gathered *t, const char *from, char *to) {

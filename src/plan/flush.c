@@ -31,8 +31,7 @@ static void clear(tn_plan_cache *c) {
     tn_buffer_release(c->arena);
     tn_buffer_release(c->staged);
     c->arena = c->staged = NULL;
-    tn_mem_free(c->outputs);
-    tn_mem_free(c->scalars);
+    tn_mem_free_each(c->outputs, c->scalars);
     c->outputs = NULL;
     c->scalars = NULL;
     c->output_capacity = c->scalar_capacity = 0;

@@ -445,11 +445,7 @@ static tn_status arena_begin(tn_arena *a, int positions, size_t values) {
     return TN_OK;
 }
 
-static void arena_end(tn_arena *a) {
-    tn_mem_free(a->blocks);
-    tn_mem_free(a->ending);
-    tn_mem_free(a->block_of);
-}
+static void arena_end(tn_arena *a) { tn_mem_free_each(a->blocks, a->ending, a->block_of); }
 
 static tn_status arena_take(tn_arena *a, int64_t bytes, int last, int value, int64_t *offset) {
     int block;

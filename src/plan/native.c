@@ -502,9 +502,7 @@ void tn_native_free(tn_native *n) {
     if (!n) return;
     kir_vm_free(n->fused.vm);
     tn_kernel_release(n->fused.kernel);
-    tn_mem_free(n->fused.sizes);
-    tn_mem_free(n->own);
-    tn_mem_free(n);
+    tn_mem_free_each(n->fused.sizes, n->own, n);
 }
 
 /* ==== attention, paged cache, rotary positions ==================================================================== */

@@ -796,8 +796,7 @@ void tn_plan_free(tn_plan *p) {
     }
     for (size_t i = 0; i < p->blocks.owned_count; i++)
         tn_mem_free(p->blocks.owned[i]);
-    tn_mem_free(p->blocks.owned);
-    tn_mem_free(p);
+    tn_mem_free_each(p->blocks.owned, p);
 }
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */

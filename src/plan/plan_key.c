@@ -347,17 +347,8 @@ tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *t
 }
 
 void tn_binding_free(tn_binding *b) {
-    tn_mem_free(b->outputs);
-    tn_mem_free(b->postponed);
-    tn_mem_free(b->buffers);
-    tn_mem_free(b->scalar_nodes);
-    tn_mem_free(b->shifts);
-    tn_mem_free(b->key.words);
-    tn_mem_free(b->key.sizes);
-    tn_mem_free(b->key.checked);
-    tn_mem_free(b->scratch.marks);
-    tn_mem_free(b->scratch.numbers);
-    tn_mem_free(b->scratch.work);
+    tn_mem_free_each(b->outputs, b->postponed, b->buffers, b->scalar_nodes, b->shifts, b->key.words, b->key.sizes,
+                     b->key.checked, b->scratch.marks, b->scratch.numbers, b->scratch.work);
     tn_map_free(&b->scratch.buffer_slots);
     tn_map_free(&b->scratch.leaf_ids);
     *b = (tn_binding){0};
@@ -460,8 +451,7 @@ static tn_status map_grow(tn_pointer_map *m) {
     const void **keys = tn_mem_zalloc(capacity, sizeof *keys);
     int32_t *values = tn_mem_alloc(capacity * sizeof *values);
     if (!keys || !values) {
-        tn_mem_free(keys);
-        tn_mem_free(values);
+        tn_mem_free_each(keys, values);
         return TN_ERR_MEMORY;
     }
     *m = (tn_pointer_map){.keys = keys, .values = values, .count = old.count, .capacity = capacity};
@@ -471,8 +461,7 @@ static tn_status map_grow(tn_pointer_map *m) {
         keys[at] = old.keys[i];
         values[at] = old.values[i];
     }
-    tn_mem_free(old.keys);
-    tn_mem_free(old.values);
+    tn_mem_free_each(old.keys, old.values);
     return TN_OK;
 }
 
@@ -491,7 +480,6 @@ static void map_clear(tn_pointer_map *m) {
 }
 
 void tn_map_free(tn_pointer_map *m) {
-    tn_mem_free(m->keys);
-    tn_mem_free(m->values);
+    tn_mem_free_each(m->keys, m->values);
     *m = (tn_pointer_map){0};
 }

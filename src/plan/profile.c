@@ -132,8 +132,7 @@ void tn_profile_end(tn_profile *p) {
 void tn_profile_free(tn_profile *p) {
     if (!p) return;
     tn_profile_end(p);
-    tn_mem_free(p->rows);
-    tn_mem_free(p);
+    tn_mem_free_each(p->rows, p);
 }
 
 int64_t tn_profile_count(const tn_profile *p) { return p ? p->count : 0; }

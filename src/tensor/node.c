@@ -75,8 +75,7 @@ void tn_recorder_drop(void) {
         tn_storage_release(s);
     }
     merge_biased_counts(t);
-    tn_mem_free(r->pending);
-    tn_mem_free(r->sites);
+    tn_mem_free_each(r->pending, r->sites);
     if (r->plans_free) r->plans_free(r->plans);
     release_devices(r);
     free_list_clear(t);

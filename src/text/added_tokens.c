@@ -154,8 +154,7 @@ void tn_hf_work_free(tn_hf_work *w) {
     tn_bytes_free(&w->normal[0]);
     tn_bytes_free(&w->normal[1]);
     tn_bytes_free(&w->word);
-    tn_txt_free(w->codes);
-    tn_txt_free(w->nodes);
+    tn_txt_free_each(w->codes, w->nodes);
 }
 
 /* ==== the tree of their bytes ===================================================================================== */
@@ -177,8 +176,7 @@ static tn_status make_room_trie(tn_txt_special *s) {
     grown.keys = tn_txt_zalloc(grown.slots, sizeof *grown.keys);
     grown.children = tn_txt_zalloc(grown.slots, sizeof *grown.children);
     if (!grown.keys || !grown.children) {
-        tn_txt_free(grown.keys);
-        tn_txt_free(grown.children);
+        tn_txt_free_each(grown.keys, grown.children);
         return TN_ERR_MEMORY;
     }
     for (size_t i = 0; i < s->slots; i++) {
@@ -187,8 +185,7 @@ static tn_status make_room_trie(tn_txt_special *s) {
         grown.keys[at] = s->keys[i];
         grown.children[at] = s->children[i];
     }
-    tn_txt_free(s->keys);
-    tn_txt_free(s->children);
+    tn_txt_free_each(s->keys, s->children);
     s->keys = grown.keys;
     s->children = grown.children;
     s->slots = grown.slots;
@@ -248,8 +245,6 @@ uint32_t tn_txt_special_step(const tn_txt_special *s, uint32_t node, uint8_t byt
 }
 
 void tn_txt_special_free(tn_txt_special *s) {
-    tn_txt_free(s->keys);
-    tn_txt_free(s->children);
-    tn_txt_free(s->ids);
+    tn_txt_free_each(s->keys, s->children, s->ids);
     *s = (tn_txt_special){0};
 }

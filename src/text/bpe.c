@@ -34,8 +34,7 @@ static tn_txt_candidate tn_txt_heap_pop(tn_txt_work *w) {
 }
 
 void tn_txt_work_free(tn_txt_work *w) {
-    tn_txt_free(w->symbols);
-    tn_txt_free(w->heap);
+    tn_txt_free_each(w->symbols, w->heap);
     tn_bytes_free(&w->text);
 }
 

@@ -759,10 +759,7 @@ tn_status tn_stop_strings_new(const tn_text_slice *strings, int count, tn_stop_s
 
 void tn_stop_strings_free(tn_stop_strings *s) {
     if (!s) return;
-    tn_txt_free(s->items);
-    tn_txt_free(s->all);
-    tn_txt_free(s->backs);
-    tn_txt_free(s);
+    tn_txt_free_each(s->items, s->all, s->backs, s);
 }
 
 /* The string whose beginning is withheld; NULL when nothing is. */

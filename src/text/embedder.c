@@ -389,10 +389,7 @@ static tn_status embed(const tn_embedder *e, text_place *texts, int64_t count) {
                      .out = tn_txt_alloc(rows, (size_t)e->config.width * sizeof *m.out)};
     tn_status status = TN_ERR_MEMORY;
     if (m.ids && m.places && m.seen && m.out) status = run_passes(e, texts, count, &m);
-    tn_txt_free(m.ids);
-    tn_txt_free(m.places);
-    tn_txt_free(m.seen);
-    tn_txt_free(m.out);
+    tn_txt_free_each(m.ids, m.places, m.seen, m.out);
     return status;
 }
 
@@ -682,7 +679,6 @@ static tn_status encoder_write_onnx(const encoder_config *c, const encoder_weigh
             tn_free(y);
         }
     }
-    tn_txt_free(n.list);
-    tn_txt_free(n.names);
+    tn_txt_free_each(n.list, n.names);
     return status;
 }

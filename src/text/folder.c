@@ -543,9 +543,7 @@ void tn_hf_weights_close(hf_weights *w) {
     tn_safetensors_close(w->safe);
     for (int64_t i = 0; i < w->file_count; i++)
         tn_pickle_close(w->files[i]);
-    tn_txt_free(w->files);
-    tn_txt_free(w->tensors);
-    tn_txt_free(w);
+    tn_txt_free_each(w->files, w->tensors, w);
 }
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */

@@ -278,9 +278,7 @@ void tn_hf_quant_close(hf_quant *q) {
     if (!q) return;
     for (int64_t i = 0; q->items && i < q->count; i++)
         tn_txt_free(q->items[i].name);
-    tn_txt_free(q->items);
-    tn_txt_free(q->path);
-    tn_txt_free(q);
+    tn_txt_free_each(q->items, q->path, q);
 }
 
 int64_t tn_hf_quant_count(const hf_quant *q) { return q->count; }

@@ -478,9 +478,7 @@ static tn_status check_recursion(const tn_grammar *g) {
     if (status == TN_OK) find_empty(g, empty);
     for (size_t i = 0; i < g->rule_count && status == TN_OK; i++)
         if (seen[i] == UNSEEN) status = walk_from(g, empty, seen, ways, (int32_t)i);
-    tn_txt_free(empty);
-    tn_txt_free(seen);
-    tn_txt_free(ways);
+    tn_txt_free_each(empty, seen, ways);
     return status;
 }
 
@@ -518,9 +516,7 @@ void tn_grammar_free(tn_grammar *g) {
     if (!g) return;
     for (size_t i = 0; i < g->rule_count; i++)
         tn_txt_free(g->rules[i].starts);
-    tn_txt_free(g->rules);
-    tn_txt_free(g->elements);
-    tn_txt_free(g);
+    tn_txt_free_each(g->rules, g->elements, g);
 }
 
 /* ---- states ------------------------------------------------------------------------------------------------------ */
@@ -707,14 +703,7 @@ tn_status tn_grammar_state_new(const tn_grammar *g, const tn_tokenizer *t, tn_gr
 
 void tn_grammar_state_free(tn_grammar_state *s) {
     if (!s) return;
-    tn_txt_free(s->nodes);
-    tn_txt_free(s->tops.items);
-    tn_txt_free(s->next.items);
-    tn_txt_free(s->work.items);
-    tn_txt_free(s->marks);
-    tn_txt_free(s->texts);
-    tn_txt_free(s->places);
-    tn_txt_free(s);
+    tn_txt_free_each(s->nodes, s->tops.items, s->next.items, s->work.items, s->marks, s->texts, s->places, s);
 }
 
 bool tn_grammar_may_end(const tn_grammar_state *s) { return s && s->may_end; }

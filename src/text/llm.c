@@ -301,8 +301,7 @@ static void leave_pool(tn_llm *m) {
     p->taken &= ~(UINT64_C(1) << m->slot);
     if (--p->users > 0) return;
     if (p->layers) free_caches(&m->config, p->layers);
-    tn_txt_free(p->layers);
-    tn_txt_free(p);
+    tn_txt_free_each(p->layers, p);
 }
 
 static tn_status make_pool(tn_llm *m, int room) {
@@ -670,13 +669,9 @@ void tn_llm_close(tn_llm *m) {
     tn_free(m->weights.pages);
     tn_llm_lora_free(m->weights.lora, &m->config);
     leave_pool(m);
-    tn_txt_free(m->weights.layers);
-    tn_txt_free(m->logits);
+    tn_txt_free_each(m->weights.layers, m->logits);
     tn_free(m->shown);
-    tn_txt_free(m->tokens);
-    tn_txt_free(m->numbers);
-    tn_txt_free(m->rows);
-    tn_txt_free(m->places);
+    tn_txt_free_each(m->tokens, m->numbers, m->rows, m->places);
     release_file(m->file);
     tn_txt_free(m);
 }
@@ -1019,9 +1014,7 @@ tn_status tn_llm_importance(tn_llm *m, const int32_t *ids, int64_t count, tn_llm
     p.read = tn_txt_alloc((size_t)p.width, sizeof *p.read);
     tn_device *before = tn_llm_enter(m);
     tn_status status = p.probes && p.sums && p.read ? find_importance(m, ids, count, &p, take, ctx) : TN_ERR_MEMORY;
-    tn_txt_free(p.probes);
-    tn_txt_free(p.sums);
-    tn_txt_free(p.read);
+    tn_txt_free_each(p.probes, p.sums, p.read);
     return tn_txt_leave(m->device, before, status);
 }
 

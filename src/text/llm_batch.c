@@ -114,15 +114,7 @@ static void free_graphs(tn_llm_batch *b) {
 void tn_llm_batch_free(tn_llm_batch *b) {
     if (!b) return;
     free_graphs(b);
-    tn_txt_free(b->pages);
-    tn_txt_free(b->models);
-    tn_txt_free(b->renewals);
-    tn_txt_free(b->sequences);
-    tn_txt_free(b->numbers);
-    tn_txt_free(b->places);
-    tn_txt_free(b->rows);
-    tn_txt_free(b->logits);
-    tn_txt_free(b);
+    tn_txt_free_each(b->pages, b->models, b->renewals, b->sequences, b->numbers, b->places, b->rows, b->logits, b);
 }
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */

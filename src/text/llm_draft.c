@@ -54,8 +54,7 @@ void tn_llm_draft_free(struct llm_draft *d) {
     if (!d) return;
     for (int i = 0; i < WIDTHS; i++)
         tn_graph_free(d->graph[i]);
-    tn_txt_free(d->logits);
-    tn_txt_free(d);
+    tn_txt_free_each(d->logits, d);
 }
 
 tn_status tn_llm_set_draft(tn_llm *m, const tn_llm_draft_options *options) {

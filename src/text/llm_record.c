@@ -604,12 +604,7 @@ static tn_status begin_network(network *n, const llm_config *c) {
 static void end_network(network *n, int64_t layers) {
     for (int64_t i = 0; n->present && i < A_LAYER * layers; i++)
         tn_free(n->present[i]);
-    tn_txt_free(n->in);
-    tn_txt_free(n->out);
-    tn_txt_free(n->names);
-    tn_txt_free(n->past);
-    tn_txt_free(n->present);
-    tn_txt_free(n->zeros);
+    tn_txt_free_each(n->in, n->out, n->names, n->past, n->present, n->zeros);
 }
 
 static const char *layer_name(network *n, const char *what, int64_t i) {

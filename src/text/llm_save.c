@@ -141,8 +141,7 @@ tn_status tn_llm_save_adapter(const tn_llm *m, const char *folder, const char *b
         if (status == TN_OK) list_adapter(m, &l);
         if (status == TN_OK) status = tn_safetensors_save(path, l.items, l.count, &format, 1);
     }
-    tn_txt_free(l.items);
-    tn_txt_free(l.names);
+    tn_txt_free_each(l.items, l.names);
     return status == TN_OK
                ? write_settings(m, l.rank, base_model ? base_model : tn_llm_source_path(&m->file->source), folder)
                : status;

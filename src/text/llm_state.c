@@ -83,8 +83,7 @@ tn_status tn_llm_save(const tn_llm *m, const char *path) {
     tn_device *before = tn_llm_enter(m);
     tn_status status = list && names ? write_state(m, path, list, names) : TN_ERR_MEMORY;
     tn_llm_leave(m, before);
-    tn_txt_free(list);
-    tn_txt_free(names);
+    tn_txt_free_each(list, names);
     return status;
 }
 

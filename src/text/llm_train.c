@@ -266,16 +266,7 @@ void tn_finetune_free(tn_finetune *t) {
     tn_optimizer_free(t->optimizer);
     tn_variables_free(t->parameters);
     tn_module_free(t->root);
-    tn_txt_free(t->grads);
-    tn_txt_free(t->ids);
-    tn_txt_free(t->rows);
-    tn_txt_free(t->targets);
-    tn_txt_free(t->positions);
-    tn_txt_free(t->parents);
-    tn_txt_free(t->seen);
-    tn_txt_free(t->near);
-    tn_txt_free(t->embedded);
-    tn_txt_free(t);
+    tn_txt_free_each(t->grads, t->ids, t->rows, t->targets, t->positions, t->parents, t->seen, t->near, t->embedded, t);
 }
 
 tn_module *tn_finetune_module(tn_finetune *t) { return t ? t->root : NULL; }
@@ -366,9 +357,7 @@ static void fill_masks(tn_finetune *t) {
 /* Buffers that grow with the longest pass: masks and rows of the embedding. */
 static tn_status prepare_pass(tn_finetune *t) {
     size_t n = (size_t)t->tokens;
-    tn_txt_free(t->seen);
-    tn_txt_free(t->near);
-    tn_txt_free(t->embedded);
+    tn_txt_free_each(t->seen, t->near, t->embedded);
     t->near = NULL;
     t->embedded = NULL;
     t->seen = tn_txt_alloc(n * n, sizeof *t->seen);

@@ -42,8 +42,7 @@ tn_status tn_net_load(net *n) {
 void tn_net_close(net *n) {
     for (int64_t i = 0; n->weights && i < n->count; i++)
         tn_free(n->weights[i]);
-    tn_txt_free(n->weights);
-    tn_txt_free(n->used);
+    tn_txt_free_each(n->weights, n->used);
     tn_hf_close(&n->folder);
     *n = (net){.device = NULL};
 }

@@ -123,14 +123,7 @@ tn_status tn_sampler_new(const tn_sampler_options *options, tn_sampler **out) {
 
 void tn_sampler_free(tn_sampler *s) {
     if (!s) return;
-    tn_txt_free(s->recent);
-    tn_txt_free(s->text);
-    tn_txt_free(s->matches);
-    tn_txt_free(s->breakers);
-    tn_txt_free(s->logits);
-    tn_txt_free(s->counts);
-    tn_txt_free(s->candidates);
-    tn_txt_free(s);
+    tn_txt_free_each(s->recent, s->text, s->matches, s->breakers, s->logits, s->counts, s->candidates, s);
 }
 
 void tn_sampler_reset(tn_sampler *s) {

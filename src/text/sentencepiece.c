@@ -258,7 +258,6 @@ tn_status tn_hf_from_sentencepiece(const tn_bytes *file, const char *path, const
     if (status == TN_OK) status = put_tokenizer(&text, &m, &n);
     if (status == TN_OK) status = tn_tokenizer_from_json(text.data, text.size, config, sizeof config - 1, out);
     tn_bytes_free(&text);
-    tn_txt_free(m.pieces);
-    tn_txt_free(n.tokens);
+    tn_txt_free_each(m.pieces, n.tokens);
     return status;
 }

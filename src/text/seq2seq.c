@@ -406,8 +406,7 @@ static void close_model(void *model) {
     tn_free(m->weights.logits_bias);
     tn_free(m->weights.embedding);
     tn_free(m->weights.output);
-    tn_txt_free(m->run.bucket_room);
-    tn_txt_free(m->run.mask_room);
+    tn_txt_free_each(m->run.bucket_room, m->run.mask_room);
     tn_json_free(m->generation);
     tn_hf_close(&m->folder);
     tn_txt_free(m);
@@ -641,8 +640,7 @@ static tn_status encode(tn_seq2seq *m, const int32_t *ids, int64_t count) {
         mask[i] = i < count ? 0 : -INFINITY;
     }
     if (status == TN_OK) status = run_encoder(m, room, mask);
-    tn_txt_free(room);
-    tn_txt_free(mask);
+    tn_txt_free_each(room, mask);
     return status;
 }
 

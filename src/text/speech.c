@@ -141,8 +141,7 @@ static void close_speech(void *model) {
     tn_free(s->embedding);
     tn_free(s->pages);
     tn_log_mel_free(&s->front);
-    tn_txt_free(s->tokens.suppressed);
-    tn_txt_free(s->tokens.suppressed_first);
+    tn_txt_free_each(s->tokens.suppressed, s->tokens.suppressed_first);
     tn_tokenizer_free(s->tokenizer);
     tn_hf_close(&s->folder);
     tn_txt_free(s);

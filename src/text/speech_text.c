@@ -251,9 +251,7 @@ tn_status tn_speech_transcribe(tn_speech *s, const float *samples, int64_t count
                                o.max_tokens);
     transcription r = {.s = s, .options = &o, .take = take, .ctx = ctx};
     tn_status status = run(&r, samples, count);
-    tn_txt_free(r.scores);
-    tn_txt_free(r.features);
-    tn_txt_free(r.window);
+    tn_txt_free_each(r.scores, r.features, r.window);
     tn_ids_free(&r.ids);
     tn_bytes_free(&r.text);
     return status;

@@ -20,6 +20,10 @@
 void *tn_txt_alloc(size_t count, size_t size);
 void *tn_txt_zalloc(size_t count, size_t size);
 void tn_txt_free(void *p);
+void tn_txt_free_list(void *const *blocks, size_t count);
+/* Frees each of its arguments, all of which are evaluated first: a struct can follow its members. */
+#define tn_txt_free_each(...) \
+    tn_txt_free_list((void *const[]){__VA_ARGS__}, sizeof((void *const[]){__VA_ARGS__}) / sizeof(void *))
 
 /* Makes room for `need` items of `size` bytes in the array that *items points to; at least doubles it. On failure the
  * array stays as it was. */

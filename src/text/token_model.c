@@ -521,8 +521,6 @@ tn_status tn_hf_read_model(tn_tokenizer *t, const tn_json *root) {
     if (status == TN_OK) status = gather_added(&g, t->hf, added);
     if (status == TN_OK && row->merges) status = gather_merges(&g, tn_hf_get(model, "merges"));
     if (status == TN_OK) status = fill_tokenizer_model(t, &g, model, row);
-    tn_txt_free(g.tokens);
-    tn_txt_free(g.types);
-    tn_txt_free(g.merges);
+    tn_txt_free_each(g.tokens, g.types, g.merges);
     return status;
 }

@@ -65,9 +65,7 @@ void tn_tokenizer_free(tn_tokenizer *t) {
     tn_txt_cutter_free(t->cutter);
     tn_txt_vocabulary_free(t);
     tn_hf_free(t->hf);
-    tn_txt_free(t->rule_name);
-    tn_txt_free(t->chat_template);
-    tn_txt_free(t);
+    tn_txt_free_each(t->rule_name, t->chat_template, t);
 }
 
 /* ---- text to ids ------------------------------------------------------------------------------------------------- */

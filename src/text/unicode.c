@@ -32,11 +32,10 @@ static tn_status text_out_of_memory(size_t count, size_t size) {
 }
 
 static void *text_counted(void *p, size_t count, size_t size) {
-    if (p) {
+    if (p)
         atomic_fetch_add_explicit(&live_blocks, 1, memory_order_relaxed);
-    } else {
+    else
         text_out_of_memory(count, size);
-    }
     return p;
 }
 
@@ -53,6 +52,11 @@ void *tn_txt_zalloc(size_t count, size_t size) {
 void tn_txt_free(void *p) {
     if (p) atomic_fetch_sub_explicit(&live_blocks, 1, memory_order_relaxed);
     free(p);
+}
+
+void tn_txt_free_list(void *const *blocks, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        tn_txt_free(blocks[i]);
 }
 
 tn_status tn_txt_grow(void *items, size_t *capacity, size_t need, size_t size) {
@@ -172,11 +176,10 @@ static bool inside(const range *ranges, size_t count, uint32_t c) {
     size_t low = 0, high = count;
     while (low < high) {
         size_t middle = (low + high) / 2;
-        if (c > ranges[middle].last) {
+        if (c > ranges[middle].last)
             low = middle + 1;
-        } else {
+        else
             high = middle;
-        }
     }
     return low < count && c >= ranges[low].first;
 }

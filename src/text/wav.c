@@ -214,8 +214,7 @@ static tn_status change_rate(tn_audio *a, int64_t rate) {
         a->rate = rate;
         out = NULL;
     }
-    tn_txt_free(out);
-    tn_txt_free(r.table);
+    tn_txt_free_each(out, r.table);
     return status;
 }
 

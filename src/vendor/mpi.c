@@ -178,8 +178,7 @@ static tn_status in_pieces(exchange_piece *exchange, const char *send, int block
         for (size_t i = 0; i < size && status == TN_OK; i++)
             memcpy(receive + i * bytes + at, to + i * count, count);
     }
-    tn_mem_free(from);
-    tn_mem_free(to);
+    tn_mem_free_each(from, to);
     return status;
 }
 
