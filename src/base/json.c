@@ -67,9 +67,8 @@ static size_t utf8_length(const unsigned char *p, size_t left) {
         const utf8_row *row = &utf8_rows[i];
         if (left < row->length || p[0] < row->first_low || p[0] > row->first_high) continue;
         if (p[1] < row->second_low || p[1] > row->second_high) return 0;
-        for (size_t k = 2; k < row->length; k++) {
+        for (size_t k = 2; k < row->length; k++)
             if ((p[k] & 0xC0) != 0x80) return 0;
-        }
         return row->length;
     }
     return 0;
@@ -257,9 +256,8 @@ static tn_status scan_number(reader *r, bool *whole) {
 static bool parse_integer(const char *digits, int64_t *out) {
     bool negative = digits[0] == '-';
     int64_t value = 0;
-    for (const char *p = digits + negative; *p != '\0'; p++) {
+    for (const char *p = digits + negative; *p != '\0'; p++)
         if (__builtin_mul_overflow(value, 10, &value) || __builtin_sub_overflow(value, *p - '0', &value)) return false;
-    }
     *out = value;
     return negative || !__builtin_sub_overflow(0, value, out);
 }
@@ -397,9 +395,7 @@ tn_status tn_json_parse(const char *text, size_t length, tn_json_doc **out) {
     reader r = {.text = text, .length = length};
     tn_status status = make_doc(&r, out);
     tn_mem_free(r.waiting.items);
-    if (status != TN_OK) {
-        tn_mem_free_each(r.done.items, r.strings);
-    }
+    if (status != TN_OK) tn_mem_free_each(r.done.items, r.strings);
     return status;
 }
 
@@ -506,11 +502,10 @@ static void add_escaped(tn_str *out, unsigned char c) {
     static const char names[] = "\"\\\b\f\n\r\t";
     static const char letters[] = "\"\\bfnrt";
     const char *found = c != '\0' ? strchr(names, c) : NULL;
-    if (found != NULL) {
+    if (found != NULL)
         tn_str_add(out, "\\%c", letters[found - names]);
-    } else {
+    else
         tn_str_add(out, "\\u%04x", c);
-    }
 }
 
 /* Texts of drivers are not always UTF-8: a byte that does not fit becomes U+FFFD, so that the result can be read. */
@@ -521,11 +516,10 @@ static void add_string(tn_str *out, const char *text) {
     while (left > 0) {
         size_t n = utf8_length(p, left);
         if (n == 0) tn_str_add(out, "\\ufffd");
-        if (n == 1 && (p[0] < 0x20 || p[0] == '"' || p[0] == '\\')) {
+        if (n == 1 && (p[0] < 0x20 || p[0] == '"' || p[0] == '\\'))
             add_escaped(out, p[0]);
-        } else {
+        else
             tn_str_addn(out, (const char *)p, n);
-        }
         size_t step = n > 0 ? n : 1;
         p += step;
         left -= step;

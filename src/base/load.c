@@ -100,10 +100,9 @@ static void add_search_path(folder_list *list, const char *path) {
 
 static void add_matching_folders(folder_list *list, const char *pattern) {
     glob_t found = {0};
-    if (glob(pattern, 0, NULL, &found) == 0) {
+    if (glob(pattern, 0, NULL, &found) == 0)
         for (size_t i = 0; i < found.gl_pathc; i++)
             add_folder(list, found.gl_pathv[i], strlen(found.gl_pathv[i]));
-    }
     globfree(&found);
 }
 
@@ -111,10 +110,9 @@ static void add_config_file(folder_list *list, const char *path, int depth);
 
 static void add_included_files(folder_list *list, const char *pattern, int depth) {
     glob_t found = {0};
-    if (glob(pattern, 0, NULL, &found) == 0) {
+    if (glob(pattern, 0, NULL, &found) == 0)
         for (size_t i = 0; i < found.gl_pathc; i++)
             add_config_file(list, found.gl_pathv[i], depth);
-    }
     globfree(&found);
 }
 
@@ -234,9 +232,8 @@ static bool visit_matches(const walk *w, const char *pattern) {
     bool stop = false;
     if (glob(pattern, 0, NULL, &found) == 0) {
         qsort(found.gl_pathv, found.gl_pathc, sizeof *found.gl_pathv, compare_versions);
-        for (size_t i = 0; i < found.gl_pathc && !stop; i++) {
+        for (size_t i = 0; i < found.gl_pathc && !stop; i++)
             if (fits_this_process(found.gl_pathv[i])) stop = w->visit(w->ctx, found.gl_pathv[i]);
-        }
     }
     globfree(&found);
     return stop;
@@ -298,9 +295,8 @@ static bool is_for_this_system(const char *name) { return (strstr(name, ".dll") 
 static bool visit_candidates(const walk *w, const tn_library_spec *spec) {
     const char *value = override_of(spec);
     if (value != NULL) return visit_override(w, spec, value);
-    for (size_t i = 0; spec->names[i] != NULL; i++) {
+    for (size_t i = 0; spec->names[i] != NULL; i++)
         if (is_for_this_system(spec->names[i]) && visit_name(w, spec->names[i])) return true;
-    }
     return false;
 }
 
@@ -340,9 +336,8 @@ static tn_reason_code classify(const char *linker_text) {
         {"annot allocate memory", TN_REASON_PROCESS_LIMIT},
         {"Too many open files", TN_REASON_PROCESS_LIMIT},
     };
-    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+    for (size_t i = 0; i < TN_COUNT(rows); i++)
         if (strstr(linker_text, rows[i].words) != NULL) return rows[i].code;
-    }
     return TN_REASON_INIT_FAILED;
 }
 
@@ -431,11 +426,10 @@ void *tn_library_open(const tn_library_spec *spec, tn_reason *why) {
     forget_symbols(spec);
     *why = (tn_reason){0};
     if (visit_candidates(&w, spec)) return o.handle;
-    if (o.why.code != TN_REASON_NONE) {
+    if (o.why.code != TN_REASON_NONE)
         *why = o.why;
-    } else {
+    else
         explain_absence(spec, why);
-    }
     return NULL;
 }
 

@@ -125,9 +125,8 @@ static void read_name(tn_cpu_info *info) {
     FILE *f = fopen("/proc/cpuinfo", "re");
     if (f == NULL) return;
     char line[256];
-    while (fgets(line, sizeof line, f) != NULL && info->name[0] == '\0') {
+    while (fgets(line, sizeof line, f) != NULL && info->name[0] == '\0')
         if (strncmp(line, "model name", 10) == 0) sscanf(line, "%*[^:]: %95[^\n]", info->name);
-    }
     fclose(f);
 }
 
@@ -224,9 +223,8 @@ static int64_t read_kib(const char *path, const char *key) {
     char line[128];
     int64_t bytes = 0;
     size_t n = strlen(key);
-    while (bytes == 0 && fgets(line, sizeof line, f) != NULL) {
+    while (bytes == 0 && fgets(line, sizeof line, f) != NULL)
         if (strncmp(line, key, n) == 0 && line[n] == ':') bytes = strtoll(line + n + 1, NULL, 10) << 10;
-    }
     fclose(f);
     return bytes;
 }
@@ -429,9 +427,8 @@ static void take_line(tn_cgroup_limits *limits, const char *root, char *line) {
     *group++ = '\0';
     if (strcmp(group, "/") == 0) group++;
     if (strstr(group, "..") != NULL) group += strlen(group); /* a group outside our view: ask the mount point alone */
-    for (size_t i = 0; i < TN_COUNT(hierarchies); i++) {
+    for (size_t i = 0; i < TN_COUNT(hierarchies); i++)
         if (has_word(controllers, hierarchies[i].controller)) walk_up(limits, &hierarchies[i], root, group);
-    }
 }
 
 tn_cgroup_limits tn_cgroup_read(const char *root) {

@@ -242,11 +242,10 @@ void *tn_address_space(size_t bytes) {
 #endif
 }
 
-void tn_address_space_free(void *address, size_t bytes) {
+void tn_address_space_free(void *address, TN_UNUSED size_t bytes) {
 #if TN_HAS_PROCESSES
     munmap(address, bytes);
 #else
-    (void)bytes;
     tn_mem_free(address);
 #endif
 }

@@ -929,9 +929,8 @@ void tn_conv_batch_rows(const tn_conv_args *args, void *workspace) {
     for (int64_t place = 0; place < b.out_size; place++)
         batch_find_taps(&b, place, b.tap + place * b.depth);
     if (b.blocks < threads) b.parts = tn_min64(threads / b.blocks, b.panels);
-    if (threads == 1) {
+    if (threads == 1)
         batch_compute_blocks(&b, 0, b.blocks, 0);
-    } else {
+    else
         tn_parallel(b.blocks * b.parts, 1, batch_compute_blocks, &b);
-    }
 }

@@ -480,10 +480,9 @@ static void sort_by_insertion(const uint64_t *keys, int64_t *order, int64_t leng
 
 static void count_bytes(const uint64_t *keys, int64_t length, size_t bytes, int64_t counts[][RADIX]) {
     memset(counts, 0, bytes * sizeof *counts);
-    for (int64_t i = 0; i < length; i++) {
+    for (int64_t i = 0; i < length; i++)
         for (size_t byte = 0; byte < bytes; byte++)
             counts[byte][keys[i] >> (8 * byte) & (RADIX - 1)]++;
-    }
 }
 
 /* One pass: `from` to `to`, by one byte of the keys. NULL for `from`: 0, 1, 2 … */
@@ -526,11 +525,10 @@ static void sort_rows(void *ctx, int64_t begin, int64_t end, int worker) {
     for (int64_t row = begin; row < end; row++) {
         int64_t *order = x->order + row * x->length;
         make_keys(x, row, keys);
-        if (x->length < SHORT_ROW) {
+        if (x->length < SHORT_ROW)
             sort_by_insertion(keys, order, x->length);
-        } else {
+        else
             sort_by_bytes(keys, order, other, x->length, tn_dtype_size(x->dtype));
-        }
     }
 }
 

@@ -401,9 +401,8 @@ static void accumulate(const group *s, part *p, const int64_t *batch, const a_bl
         t.k = tn_min64(CHUNK, s->steps - k);
         t.add = k > 0 || s->adds || s->g->begins;
         t.epilogue_ops = s->g->ends && s->k0 + k + t.k == s->g->args.k ? &p->epilogue_ops : NULL;
-        if (s->g->b_source == B_ON_THE_FLY) {
+        if (s->g->b_source == B_ON_THE_FLY)
             pack_b(s->g, p, batch, (box){s->k0 + k, t.k, s->j0 + at.col, at.cols}, p->b_packed);
-        }
         if (s->g->b_source == B_LINES) {
             multiply_lines(s, batch, a, k, t, at);
         } else {
@@ -451,18 +450,16 @@ static void copy_out(const gemm *g, const part *p, const int64_t *batch, box at,
                               .lines = at.rows});
         return;
     }
-    for (int64_t i = 0; i < at.rows; i++) {
+    for (int64_t i = 0; i < at.rows; i++)
         for (int64_t j = 0; j < at.cols; j++)
             c[i * matrix->row_stride + j * matrix->col_stride] = block[i * BLOCK_LD + j];
-    }
 }
 
 static void finish_block(const gemm *g, part *p, const int64_t *batch, box at, real *block) {
-    if (g->args.c.fused.vm && !g->begins) {
+    if (g->args.c.fused.vm && !g->begins)
         fused_call_run(&p->c, batch, at, block);
-    } else {
+    else
         copy_out(g, p, batch, at, block);
-    }
 }
 
 /* Sums start from the column's addend (a row's, if the sides were swapped), copied to where they will be. */
@@ -475,10 +472,9 @@ static void begin_sums(const gemm *g, const part *p, box at, real *c, int64_t c_
             memcpy(c + done, c, (size_t)tn_min64(done, all - done) * sizeof *c);
         return;
     }
-    for (int64_t i = 0; i < at.rows; i++, c += c_row) {
+    for (int64_t i = 0; i < at.rows; i++, c += c_row)
         for (int64_t j = 0; j < at.cols; j++)
             c[j] = add[g->swapped ? i : j];
-    }
 }
 
 /* One block of C, `at.col` counted from the stage's first column. */
@@ -666,10 +662,9 @@ static void add_chains(const group *s, const real *first, real sum[SUMS_COLUMNS]
     int64_t distance = s->g->args.m * sums_row(s->g), chains = tn_ceil_div(s->steps, CHUNK);
     for (int j = 0; j < SUMS_COLUMNS; j++)
         sum[j] = first[j];
-    for (int64_t i = *s->later; i < chains; i++) {
+    for (int64_t i = *s->later; i < chains; i++)
         for (int j = 0; j < SUMS_COLUMNS; j++)
             sum[j] += first[i * distance + j];
-    }
 }
 
 /* Rows of the sums; rows of C if there are no more steps. */
@@ -735,11 +730,10 @@ static void pack_b_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
 static void pack_b_together(const gemm *g, const int64_t *batch, box at, real *to, char *parts, int threads) {
     b_region r = {g, batch, at, to, parts};
     int64_t blocks = tn_ceil_div(at.cols, LOAD_PANELS * g->panel) * tn_ceil_div(at.rows, CHUNK);
-    if (threads == 1) {
+    if (threads == 1)
         pack_b_blocks(&r, 0, blocks, 0);
-    } else {
+    else
         tn_parallel_shared(blocks, 1, pack_b_blocks, &r);
-    }
 }
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
@@ -979,10 +973,9 @@ static void pack_pair(const gemm *pair, real *to) {
 static void take_side(const gemm *g, const real *sums, int64_t row, int64_t rows) {
     const narrow x = narrow_of(g);
     real *c = (real *)g->args.c.data + row * x.c_row;
-    for (int64_t j = 0; j < x.columns; j++) {
+    for (int64_t j = 0; j < x.columns; j++)
         for (int64_t i = 0; i < rows; i++)
             c[i * x.c_row + j * x.c_column] = sums[i * g->panel + j];
-    }
 }
 
 static void run_pair(const gemm *g, const real *b_packed, int64_t row, int64_t rows) {

@@ -50,12 +50,11 @@ static bool overlap(const operand *x, const operand *y) {
 static tn_status check_operands(const char *function, const operand *x, int count) {
     for (int i = 0; i < count; i++)
         TRY(check_operand(function, &x[i]));
-    for (int i = 0; i < count - 1; i++) {
+    for (int i = 0; i < count - 1; i++)
         if (overlap(&x[i], &x[count - 1]))
             return tn_fail(TN_ERR_ARGUMENT,
                            "%s: %s overlaps %s, which is read while it is written; use separate memory", function,
                            x[count - 1].name, x[i].name);
-    }
     return TN_OK;
 }
 
@@ -118,11 +117,10 @@ tn_status tn_kernel_matmul_vec(const float *w, int64_t rows, int64_t cols, const
     if (!result) return TN_ERR_MEMORY;
     o[2].data = result;
     tn_status status = multiply_vector(&o[0], &o[1], &o[2]);
-    if (status == TN_OK) {
+    if (status == TN_OK)
         *out = result;
-    } else {
+    else
         tn_mem_free(result);
-    }
     return status;
 }
 

@@ -197,39 +197,21 @@ static void qr(const tn_linalg_matrix *x) {
 
 /* ---- batches ----------------------------------------------------------------------------------------------------- */
 
-static int64_t one_square(int64_t m, int64_t n, int64_t k) {
-    (void)m, (void)k;
-    return n * n;
-}
+static int64_t one_square(TN_UNUSED int64_t m, int64_t n, TN_UNUSED int64_t k) { return n * n; }
 static int64_t one_right_side(TN_UNUSED int64_t m, int64_t n, int64_t k) { return n * k; }
-static int64_t three(int64_t m, int64_t n, int64_t k) {
-    (void)m, (void)n, (void)k;
-    return 3;
-}
+static int64_t three(TN_UNUSED int64_t m, TN_UNUSED int64_t n, TN_UNUSED int64_t k) { return 3; }
 static int64_t lu_and_p(int64_t m, int64_t n, TN_UNUSED int64_t k) { return m * n + m * m; }
 static int64_t q_and_r(int64_t m, int64_t n, TN_UNUSED int64_t k) { return (m + n) * tn_min64(m, n); }
-static int64_t values_and_vectors(int64_t m, int64_t n, int64_t k) {
-    (void)m, (void)k;
-    return (n + 1) * n;
-}
+static int64_t values_and_vectors(TN_UNUSED int64_t m, int64_t n, TN_UNUSED int64_t k) { return (n + 1) * n; }
 static int64_t u_s_and_v(int64_t m, int64_t n, TN_UNUSED int64_t k) { return (m + n + 1) * tn_min64(m, n); }
 
 /* Beside a, b and the result in f64. */
-static int64_t no_work(int64_t m, int64_t n, int64_t k) {
-    (void)m, (void)n, (void)k;
-    return 0;
-}
+static int64_t no_work(TN_UNUSED int64_t m, TN_UNUSED int64_t n, TN_UNUSED int64_t k) { return 0; }
 static int64_t one_column(int64_t m, TN_UNUSED int64_t n, TN_UNUSED int64_t k) { return m; }
 static int64_t work_of_qr(int64_t m, int64_t n, TN_UNUSED int64_t k) { return tn_min64(m, n) * (m + 1) + n; }
-static int64_t work_of_eigh(int64_t m, int64_t n, int64_t k) {
-    (void)m, (void)k;
-    return n * n + 4 * n;
-}
+static int64_t work_of_eigh(TN_UNUSED int64_t m, int64_t n, TN_UNUSED int64_t k) { return n * n + 4 * n; }
 static int64_t complex_values_and_vectors(int64_t m, int64_t n, int64_t k) { return 2 * values_and_vectors(m, n, k); }
-static int64_t work_of_eig(int64_t m, int64_t n, int64_t k) {
-    (void)m, (void)k;
-    return tn_linalg_eig_work(n);
-}
+static int64_t work_of_eig(TN_UNUSED int64_t m, int64_t n, TN_UNUSED int64_t k) { return tn_linalg_eig_work(n); }
 static int64_t work_of_svd(int64_t m, int64_t n, TN_UNUSED int64_t k) {
     return m * n + tn_min64(m, n) * (tn_min64(m, n) + 1);
 }

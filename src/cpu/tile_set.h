@@ -23,8 +23,7 @@ typedef float real __attribute__((aligned(1), may_alias)); /* the bits of a sum,
 typedef float real;
 #endif
 
-/* ---- multiplying (tiles.c) ----------------------------------------------------------------------------------------
- * */
+/* ---- multiplying (tiles.c) --------------------------------------------------------------------------------------- */
 
 enum {
     WIDE_HEIGHT = 4, /* the greatest height of a tile that may be several panels wide */
@@ -120,8 +119,7 @@ static inline int64_t tile_nhwc_height(int64_t left, int64_t full) {
     return rows > HIGH && tiles > 1 && rows < most - 1 ? rows + (rows & 1) : rows;
 }
 
-/* ---- packing (tiles.c) --------------------------------------------------------------------------------------------
- * */
+/* ---- packing (tiles.c) ------------------------------------------------------------------------------------------- */
 
 /* Element kind in memory. Constant after inlining wherever it decides anything. Where a step has two bytes, these are
  * PACK_I8 or PACK_U8, and `second` is the distance between the two. */

@@ -161,11 +161,10 @@ VEC_INLINE void pack_adjacent_by(const pack *p, const int64_t group, const pack_
 /* The usual group size is a compile-time constant; lines after the last complete group are a smaller group. */
 VEC_INLINE void pack_adjacent(const pack *p, const pack_kind kind, void (*any_group)(const pack *p)) {
     if (p->lines >= p->group) {
-        if (p->group == 2 * VL && pack_size[kind] > 1) {
+        if (p->group == 2 * VL && pack_size[kind] > 1)
             pack_adjacent_by(p, 2 * VL, kind);
-        } else {
+        else
             any_group(p);
-        }
     }
     int64_t rest = p->lines % p->group;
     if (rest == 0) return;
@@ -236,11 +235,10 @@ VEC_INLINE void pack_transposed_lines(const pack *p, int64_t apart, int64_t line
         VEC_UNROLL for (int i = 0; i < VL; i++) {
             if (i >= count) break;
             const V x = pack_end(p->epilogue_ops, step + i, r[i]);
-            if (whole) {
+            if (whole)
                 v_store(to, x);
-            } else {
+            else
                 v_part_store(to, lines, x);
-            }
             to += p->distance;
         }
     }
@@ -726,11 +724,10 @@ VEC_INLINE void tile_store(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M 
     VEC_UNROLL for (int i = 0; i < rows; i++, c += c_row) {
         VEC_UNROLL for (int j = 0; j < width; j++) {
             real *to = c + j * VL;
-            if (edge) {
+            if (edge)
                 v_part_store(to, mask, add ? v_plus(v_part_load(to, mask), sum[i][j]) : sum[i][j]);
-            } else {
+            else
                 v_store(to, add ? v_plus(v_load(to), sum[i][j]) : sum[i][j]);
-            }
         }
     }
 }
@@ -1178,11 +1175,10 @@ VEC_INLINE void add_row(uint32_t *to, const int64_t stride, const real *from, in
 static void add_out(const result_block *r, bool add) {
     for (int64_t i = 0; i < r->rows; i++) {
         uint32_t *row = (uint32_t *)r->to + i * r->row_stride;
-        if (r->col_stride == 1) {
+        if (r->col_stride == 1)
             add_row(row, 1, r->from + i * r->from_row, r->columns, add);
-        } else {
+        else
             add_row(row, r->col_stride, r->from + i * r->from_row, r->columns, add);
-        }
     }
 }
 

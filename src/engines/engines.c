@@ -79,9 +79,6 @@ tn_status tn_engine_set_options(tn_device *engine, TN_UNUSED const tn_engine_opt
 
 int tn_engine_provider_count(TN_UNUSED const tn_device *engine) { return 0; }
 
-const char *tn_engine_provider_at(const tn_device *engine, int i) {
-    (void)engine, (void)i;
-    return NULL;
-}
+const char *tn_engine_provider_at(TN_UNUSED const tn_device *engine, TN_UNUSED int i) { return NULL; }
 
 #endif

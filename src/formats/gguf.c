@@ -620,12 +620,11 @@ tn_status tn_gguf_open(const char *path, tn_gguf **out) {
     tn_status status = open_file(f, path);
     if (status == TN_OK) status = open_parts(f);
     if (status == TN_OK) status = join_parts(f);
-    if (status != TN_OK) {
+    if (status == TN_OK)
+        *out = f;
+    else
         file_release(f);
-        return status;
-    }
-    *out = f;
-    return TN_OK;
+    return status;
 }
 
 void tn_gguf_close(tn_gguf *file) { file_release(file); }

@@ -150,11 +150,10 @@ tn_status tn_gguf_put_value(tn_gguf_writer *w, const char *key, const tn_gguf_va
     TRY(tn_need(v, "tn_gguf_put_value: the value"));
     tn_gguf_type type = tn_gguf_type_of(v);
     const uint8_t *data = tn_gguf_value_bytes(v, &bytes);
-    if (type == TN_GGUF_ARRAY) {
+    if (type == TN_GGUF_ARRAY)
         TRY(begin_array(w, key, (int)tn_gguf_item_type(v), tn_gguf_length(v), data));
-    } else {
+    else
         TRY(begin_pair(w, key, (int)type));
-    }
     if (bytes > 0) tn_str_addn(&w->pairs, (const char *)data, bytes);
     return end_pair(w);
 }

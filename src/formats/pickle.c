@@ -183,8 +183,7 @@ static tn_status make_dict(machine *m, const arguments *a, TN_UNUSED int row) {
     return push_kind(m, TN_PICKLE_DICT, 0);
 }
 
-static tn_status make_nothing(machine *m, const arguments *a, int row) {
-    (void)a, (void)row;
+static tn_status make_nothing(machine *m, TN_UNUSED const arguments *a, TN_UNUSED int row) {
     return push_kind(m, TN_PICKLE_NONE, 0);
 }
 

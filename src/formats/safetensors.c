@@ -394,12 +394,11 @@ tn_status tn_safetensors_open(const char *path, tn_safetensors **out) {
     if (!f) return TN_ERR_MEMORY;
     atomic_init(&f->refs, 1);
     tn_status status = open_path(f, path);
-    if (status != TN_OK) {
+    if (status == TN_OK)
+        *out = f;
+    else
         file_release(f);
-        return status;
-    }
-    *out = f;
-    return TN_OK;
+    return status;
 }
 
 void tn_safetensors_close(tn_safetensors *file) { file_release(file); }

@@ -384,12 +384,11 @@ tn_status tn_pickle_open(const char *path, tn_pickle **out) {
     atomic_init(&f->refs, 1);
     tn_status status = tn_map_open(path, &f->map);
     if (status == TN_OK && (status = read_torch_file(f)) != TN_OK) tn_fail_prefix(status, "'%s'", path);
-    if (status != TN_OK) {
+    if (status == TN_OK)
+        *out = f;
+    else
         file_release(f);
-        return status;
-    }
-    *out = f;
-    return TN_OK;
+    return status;
 }
 
 void tn_pickle_close(tn_pickle *file) { file_release(file); }
@@ -460,11 +459,10 @@ static void copy_strided(const entry *e, uint8_t *out) {
 static tn_tensor *copied_tensor(const entry *e) {
     uint8_t *copy = tn_mem_zalloc((size_t)e->numel, e->type->size);
     if (!copy) return tn_failed(TN_ERR_MEMORY, "out of memory for tensor '%.100s'", e->name);
-    if (is_contiguous(e->tensor)) {
+    if (is_contiguous(e->tensor))
         memcpy(copy, e->data, (size_t)e->numel * e->type->size);
-    } else {
+    else
         copy_strided(e, copy);
-    }
     if (e->type->dtype == TN_BOOL && !tn_bytes_are_bools(copy, e->numel)) {
         tn_mem_free(copy);
         return tn_failed(TN_ERR_FORMAT, "tensor '%.100s' is bool but contains bytes other than 0 and 1", e->name);

@@ -307,10 +307,9 @@ static extreme fold_ways(maker *m, const reduced *r, int at, int stride, bool of
     extreme x[WAYS];
     for (int i = 0; i < WAYS; i++)
         x[i] = load_extreme(m, r, at + i * stride, of_item, mask);
-    for (int half = WAYS / 2; half > 0; half /= 2) {
+    for (int half = WAYS / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++)
             x[i] = better(m, r, x[i], x[i + half]);
-    }
     return x[0];
 }
 
@@ -474,9 +473,8 @@ static void declare_buffers(maker *m) {
     static const tn_dtype dtypes[KIR_TYPE_COUNT] = {TN_F32, TN_F64, TN_I32, TN_I64, TN_U32, TN_U64, TN_BOOL};
     for (int i = 0; i < m->p->n_buffers; i++)
         kir_buffer(m->b, (tn_dtype)m->p->buffer_dtype[i]);
-    for (int t = 0; t < KIR_TYPE_COUNT; t++) {
+    for (int t = 0; t < KIR_TYPE_COUNT; t++)
         if (m->slots[t] > 0) m->local[t] = kir_local(m->b, dtypes[t], (int64_t)m->slots[t] * SLOT);
-    }
 }
 
 /* The offsets of the finished program are numbers of rules. */
@@ -526,12 +524,11 @@ tn_status kir_schedule_rows(const kir_program *p, kir_rows **out) {
         tn_mem_free_each(m->map, m->rules);
     }
     tn_mem_free(m);
-    if (status != TN_OK) {
+    if (status == TN_OK)
+        *out = rows;
+    else
         kir_rows_free(rows);
-        return status;
-    }
-    *out = rows;
-    return TN_OK;
+    return status;
 }
 
 void kir_rows_free(kir_rows *r) {

@@ -423,8 +423,7 @@ int tn_group_launched_local_rank(void) {
 
 /* ---- transports -------------------------------------------------------------------------------------------------- */
 
-static tn_status self_broadcast(void *own, void *data, size_t bytes, int root) {
-    (void)own, (void)data, (void)bytes, (void)root;
+static tn_status self_broadcast(TN_UNUSED void *own, TN_UNUSED void *data, TN_UNUSED size_t bytes, TN_UNUSED int root) {
     return TN_OK;
 }
 static tn_status self_copy(TN_UNUSED void *own, const void *send, size_t bytes, void *receive) {
@@ -442,12 +441,10 @@ static tn_status mpi_all_to_all(TN_UNUSED void *own, const void *send, size_t by
 }
 
 /* After tn_group_abort. */
-static tn_status left_broadcast(void *own, void *data, size_t bytes, int root) {
-    (void)own, (void)data, (void)bytes, (void)root;
+static tn_status left_broadcast(TN_UNUSED void *own, TN_UNUSED void *data, TN_UNUSED size_t bytes, TN_UNUSED int root) {
     return tn_fail(TN_ERR_STATE, "group: this rank has left the group (tn_group_abort)");
 }
-static tn_status left_exchange(void *own, const void *send, size_t bytes, void *receive) {
-    (void)send, (void)receive;
+static tn_status left_exchange(void *own, TN_UNUSED const void *send, size_t bytes, TN_UNUSED void *receive) {
     return left_broadcast(own, NULL, bytes, 0);
 }
 

@@ -140,11 +140,10 @@ void tn_kernels_close(tn_device *d) {
         tn_kernel *next;
         for (tn_kernel *k = t->slots[i]; k; k = next) {
             next = k->next;
-            if (!k->users) {
+            if (!k->users)
                 kernel_free(d, k);
-            } else {
+            else
                 kernel_unload(d, k);
-            }
         }
     }
     refusals_free(t);
@@ -253,12 +252,11 @@ static tn_status kernel_load(tn_device *d, const kir_program *p, tn_kernel **out
     tn_status s = k->program ? need_width(d, k, width) : TN_ERR_MEMORY;
     if (s == TN_OK && !d->is_cpu) s = take_room(k, width);
     if (s == TN_OK && d->caps.code != TN_CODE_KIR) s = make_schedule(d, k);
-    if (s != TN_OK) {
+    if (s == TN_OK)
+        *out = k;
+    else
         kernel_free(d, k);
-        return s;
-    }
-    *out = k;
-    return TN_OK;
+    return s;
 }
 
 /* ---- refusals ---------------------------------------------------------------------------------------------------- */

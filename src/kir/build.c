@@ -104,10 +104,9 @@ tn_status kir_begin(int n_par, int n_loop, const int64_t *extents, kir_builder *
     if (n_par < 0 || n_loop < 0 || n_par > KIR_MAX_AXES || n_loop > KIR_MAX_AXES || n_par + n_loop > KIR_MAX_AXES)
         return tn_fail(TN_ERR_ARGUMENT, "kernel builder: %d parallel and %d loop axes, at most %d in all", n_par,
                        n_loop, KIR_MAX_AXES);
-    for (int i = 0; i < n_par + n_loop; i++) {
+    for (int i = 0; i < n_par + n_loop; i++)
         if (extents[i] < 0)
             return tn_fail(TN_ERR_ARGUMENT, "kernel builder: axis %d has %lld points", i, (long long)extents[i]);
-    }
     first_block *block = tn_mem_alloc(sizeof *block);
     if (!block) return TN_ERR_MEMORY;
     kir_builder *b = &block->b;
@@ -207,9 +206,8 @@ int kir_local(kir_builder *b, tn_dtype dtype, int64_t elements) {
 static int16_t region_of(const kir_builder *b) { return b->depth > 0 ? b->open[b->depth - 1] : (int16_t)-1; }
 
 static bool region_is_open(const kir_builder *b, int16_t region) {
-    for (int i = 0; i < b->depth; i++) {
+    for (int i = 0; i < b->depth; i++)
         if (b->open[i] == region) return true;
-    }
     return region == -1;
 }
 
@@ -271,9 +269,8 @@ static bool reusable(const kir_builder *b, kir_val v) {
 static kir_val append_ins(kir_builder *b, const kir_ins *in) {
     if (b->status != TN_OK) return KIR_NONE;
     unsigned bucket = bucket_of(in);
-    for (int16_t v = b->buckets[bucket]; v >= 0; v = b->notes[v].next) {
+    for (int16_t v = b->buckets[bucket]; v >= 0; v = b->notes[v].next)
         if (same(&b->ins[v], in) && reusable(b, v)) return v;
-    }
     if (b->n_ins == (b->like ? KIR_MAX_LEGAL_INS : KIR_MAX_INS))
         return wrong(b, (kir_op)in->op, "the program has too many instructions");
     size_t need = (size_t)b->n_ins + 1;
@@ -747,9 +744,8 @@ kir_val kir_scan(kir_builder *b, kir_reduce kind, kir_val a) {
 /* ---- finishing --------------------------------------------------------------------------------------------------- */
 
 static void mark_operands(const kir_builder *b, const kir_ins *in, bool *live) {
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < 3; k++)
         if (kir_operand(in, k) != KIR_NONE) live[kir_operand(in, k)] = true;
-    }
     if (kir_has_access((kir_op)in->op) && b->access[in->imm.i].dyn != KIR_NONE) live[b->access[in->imm.i].dyn] = true;
 }
 

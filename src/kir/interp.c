@@ -68,9 +68,8 @@ static tn_status grow(kir_shadow *s) {
     if (!bigger) return TN_ERR_MEMORY;
     s->slots = bigger;
     s->slot_count *= 2;
-    for (size_t i = 0; i < old_count; i++) {
+    for (size_t i = 0; i < old_count; i++)
         if (old[i].at) s->slots[slot_of(s, old[i].at)] = old[i];
-    }
     tn_mem_free(old);
     return TN_OK;
 }
@@ -330,10 +329,9 @@ static void add_to_total(state *s, kir_reduce kind, kir_type t, kir_value part) 
 }
 
 static void fold_lanes(state *s, kir_reduce kind, kir_type t) {
-    for (int half = KIR_LANES / 2; half > 0; half /= 2) {
+    for (int half = KIR_LANES / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++)
             s->lanes[i] = kir_combine(kind, t, s->lanes[i], s->lanes[i + half]);
-    }
     add_to_total(s, kind, t, s->lanes[0]);
     for (int i = 0; i < KIR_LANES; i++)
         s->lanes[i] = kir_identity(kind, t);
@@ -722,9 +720,8 @@ static bool next_point(interp *m, int first, int count) {
 }
 
 static bool range_is_empty(const interp *m, int first, int count) {
-    for (int axis = first; axis < first + count; axis++) {
+    for (int axis = first; axis < first + count; axis++)
         if (m->end[axis] == 0) return true;
-    }
     return false;
 }
 

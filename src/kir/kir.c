@@ -161,9 +161,8 @@ static tn_status invalid(const verifier *v, const char *what) {
 
 static bool loop_is_open(const verifier *v, int loop) {
     if (loop < 0) return true;
-    for (int i = 0; i < v->depth; i++) {
+    for (int i = 0; i < v->depth; i++)
         if (v->open[i] == loop) return true;
-    }
     return false;
 }
 
@@ -381,12 +380,11 @@ static tn_status check_group(const kir_program *p) {
                        "kernel program: a workgroup of %d axes with the extents %d, %d, %d; it has at most %d of the"
                        " parallel axes and %d items",
                        p->n_items, p->item[0], p->item[1], p->item[2], KIR_MAX_ITEM_AXES, KIR_MAX_ITEMS);
-    for (int i = 0; i < p->n_buffers; i++) {
+    for (int i = 0; i < p->n_buffers; i++)
         if (p->local[i] < 0 || (p->local[i] > 0 && p->n_items == 0))
             return tn_fail(TN_ERR_ARGUMENT,
                            "kernel program: local buffer %d of %d elements in a program with %d item axes", i,
                            p->local[i], p->n_items);
-    }
     if (kir_local_bytes(p) > KIR_MAX_LOCAL)
         return tn_fail(TN_ERR_ARGUMENT, "kernel program: %lld bytes of workgroup memory, at most %d",
                        (long long)kir_local_bytes(p), KIR_MAX_LOCAL);
@@ -411,10 +409,9 @@ static tn_status check_counts(const kir_program *p) {
                 p->n_buffers >= 0 && p->n_buffers <= KIR_MAX_BUFFERS && p->n_scalars >= 0 &&
                 (p->ins || p->n_ins == 0) && (p->access || p->n_access == 0);
     if (!sane) return tn_fail(TN_ERR_ARGUMENT, "kernel program: a count is outside its limits");
-    for (int i = 0; i < p->n_buffers; i++) {
+    for (int i = 0; i < p->n_buffers; i++)
         if (p->buffer_dtype[i] >= TN_PLAIN_DTYPES)
             return tn_fail(TN_ERR_ARGUMENT, "kernel program: buffer %d has no valid dtype", i);
-    }
     return check_group(p);
 }
 
@@ -464,23 +461,20 @@ static bool same_counts(const kir_program *a, const kir_program *b) {
 }
 
 static bool same_buffers(const kir_program *a, const kir_program *b) {
-    for (int i = 0; i < a->n_buffers; i++) {
+    for (int i = 0; i < a->n_buffers; i++)
         if (a->buffer_dtype[i] != b->buffer_dtype[i] || a->buffer_written[i] != b->buffer_written[i] ||
             a->local[i] != b->local[i] || a->windows[i] != b->windows[i])
             return false;
-    }
     return true;
 }
 
 bool kir_equal(const kir_program *a, const kir_program *b) {
     if (a == b) return true;
     if (a->hash != b->hash || !same_counts(a, b)) return false;
-    for (int i = 0; i < a->n_ins; i++) {
+    for (int i = 0; i < a->n_ins; i++)
         if (!same_ins(&a->ins[i], &b->ins[i])) return false;
-    }
-    for (int i = 0; i < a->n_access; i++) {
+    for (int i = 0; i < a->n_access; i++)
         if (!same_access(&a->access[i], &b->access[i])) return false;
-    }
     return same_buffers(a, b);
 }
 

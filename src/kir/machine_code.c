@@ -38,9 +38,8 @@ void kir_mc_refer(mc_asm *a, int32_t pool, int behind) {
 
 int kir_mc_constant_vector(mc_asm *a, const void *vector) {
     size_t size = (size_t)a->vector;
-    for (int i = 0; i < a->n_pool; i++) {
+    for (int i = 0; i < a->n_pool; i++)
         if (memcmp(a->pool + (size_t)i * size, vector, size) == 0) return i;
-    }
     if (a->failed || tn_mem_reserve(&a->pool, &a->pool_room, ((size_t)a->n_pool + 1) * size, 1) != TN_OK) {
         a->failed = true;
         return 0;
@@ -75,9 +74,8 @@ struct kir_code {
 
 /* Does some element take less than 4 bytes? */
 static bool moves_narrow(const mc_segment *s) {
-    for (int i = 0; i < s->n; i++) {
+    for (int i = 0; i < s->n; i++)
         if (s->steps[i].size > 0 && s->steps[i].size < 4) return true;
-    }
     return false;
 }
 
@@ -431,9 +429,8 @@ static int segments_of(const kir_program *p) {
 
 /* Lanes in a whole vector of the widest type that the program has. */
 static int lanes_of(const kir_program *p, bool evex) {
-    for (int i = 0; i < p->n_ins; i++) {
+    for (int i = 0; i < p->n_ins; i++)
         if (kir_yields((kir_op)p->ins[i].op) && kir_type_size((kir_type)p->ins[i].type) == 8) return 8;
-    }
     return evex ? 16 : MC_NEON ? 4 : 8;
 }
 

@@ -767,9 +767,8 @@ static void find_uses(mc_emitter *e) {
         use[RESULT] = s->d >= 0 ? e->next[s->d] : NEVER;
         for (int k = 0; k < 3; k++)
             use[k] = operands[k] >= 0 ? e->next[operands[k]] : NEVER;
-        for (int k = 0; k < 3; k++) {
+        for (int k = 0; k < 3; k++)
             if (operands[k] >= 0) e->next[operands[k]] = (int16_t)i;
-        }
     }
 }
 
@@ -806,9 +805,8 @@ static int count_uses(const mc_emitter *e, int16_t *uses) {
     for (int i = 0; i < e->s->n; i++) {
         const mc_step *s = &e->s->steps[i];
         const int16_t operands[3] = {s->a, s->b, s->c};
-        for (int k = 0; k < 3; k++) {
+        for (int k = 0; k < 3; k++)
             if (wants_register(e, s, operands[k])) n += uses[operands[k]]++ == 0;
-        }
     }
     return n;
 }
@@ -841,9 +839,8 @@ static bool stores(const mc_segment *s) {
 static int pin(mc_emitter *e, int first, int room, int16_t *uses) {
     for (; room > 0; room--, first--) {
         int best = 0;
-        for (int v = 1; v < e->b->n_values; v++) {
+        for (int v = 1; v < e->b->n_values; v++)
             if (uses[v] > uses[best]) best = v;
-        }
         if (uses[best] == 0) break;
         uses[best] = 0;
         load_whole(e, first, kir_mc_place(e, best));
@@ -889,9 +886,8 @@ void kir_mc_segment_body(mc_emitter *e, mc_mode mode, int copy) {
 
 tn_status kir_mc_emitter_open(mc_emitter *e, mc_build *b) {
     size_t values = (size_t)b->n_values + 1, most = 1;
-    for (int i = 0; i < b->n_segments; i++) {
+    for (int i = 0; i < b->n_segments; i++)
         if ((size_t)b->segments[i].n > most) most = (size_t)b->segments[i].n;
-    }
     *e = (mc_emitter){.b = b, .a = b->a};
     int16_t *tables = tn_mem_zalloc(3 * values + OPERANDS * most, sizeof *tables);
     if (!tables) return TN_ERR_MEMORY;

@@ -622,9 +622,8 @@ static void lower_ins(mc_build *b, int i) {
 }
 
 static void lower_runtime_scalars(mc_build *b) {
-    for (int i = 0, n = 0; i < b->p->n_ins; i++) {
+    for (int i = 0, n = 0; i < b->p->n_ins; i++)
         if (b->p->ins[i].op == KIR_SCALAR) b->value_of[i] = (int16_t)lower_runtime_scalar(b, &b->p->ins[i], n++);
-    }
 }
 
 /* Marks what does not vary along a row, in a program without loops. A load behind a store stays where it is. */
@@ -675,9 +674,8 @@ static void lower_loops(mc_build *b, bool *invariant, bool *once) {
 static void lower_points(mc_build *b, bool *uniform) {
     mark_uniform(b, uniform);
     for (int pass = 0; pass < 2; pass++) {
-        for (int i = 0; i < b->p->n_ins; i++) {
+        for (int i = 0; i < b->p->n_ins; i++)
             if (uniform[i] == (pass == 0)) lower_ins(b, i);
-        }
         b->now = 1;
         b->segments[1].loop = true;
     }
@@ -714,9 +712,8 @@ static const char *refusal_of_operation(const kir_ins *in, kir_type t, bool evex
 
 const char *kir_mc_refusal_of(const kir_program *p, bool evex) {
     if (p->n_access > MC_MOST_ACCESS) return "too many accesses";
-    for (int i = 0; i < p->n_access; i++) {
+    for (int i = 0; i < p->n_access; i++)
         if (p->access[i].dyn != KIR_NONE) return "computed index";
-    }
     int depth = 0;
     for (int i = 0; i < p->n_ins; i++) {
         const kir_ins *in = &p->ins[i];

@@ -15,9 +15,8 @@ enum { NEEDED = PRELUDE_TABLES + PRELUDE_ROWS + 1 };
 /* ---- the prelude ------------------------------------------------------------------------------------------------- */
 
 void kir_render_need(render *r, const char *function) {
-    for (int i = 0; i < PRELUDE_ROWS; i++) {
+    for (int i = 0; i < PRELUDE_ROWS; i++)
         if (strcmp(PRELUDE[i].name, function) == 0) r->needed[PRELUDE_TABLES + 1 + i] = true;
-    }
 }
 
 /* Marks what the marked rows call; those come before them. */
@@ -30,9 +29,8 @@ static void close_needs(bool *needed) {
 }
 
 static const char *double_user(const bool *needed) {
-    for (int i = 0; i < PRELUDE_ROWS; i++) {
+    for (int i = 0; i < PRELUDE_ROWS; i++)
         if (needed[PRELUDE_TABLES + 1 + i] && PRELUDE[i].f64) return PRELUDE[i].name;
-    }
     return NULL;
 }
 
@@ -69,17 +67,15 @@ static void put_prelude(render *r) {
     kir_render_words(r, "\n");
     if (r->needed[PRELUDE_TWO_OVER_PI]) put_two_over_pi(r);
     if (r->needed[PRELUDE_ERF_TABLE]) put_erf_table(r);
-    for (int i = 0; i < PRELUDE_ROWS; i++) {
+    for (int i = 0; i < PRELUDE_ROWS; i++)
         if (r->needed[PRELUDE_TABLES + 1 + i]) put_function(r, &PRELUDE[i]);
-    }
 }
 
 /* ---- what the target must have ----------------------------------------------------------------------------------- */
 
 static bool has_type(const kir_program *p, kir_type a, kir_type b) {
-    for (int i = 0; i < p->n_ins; i++) {
+    for (int i = 0; i < p->n_ins; i++)
         if (kir_yields((kir_op)p->ins[i].op) && (p->ins[i].type == a || p->ins[i].type == b)) return true;
-    }
     return false;
 }
 

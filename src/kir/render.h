@@ -99,8 +99,7 @@ void kir_wgsl_put_head(tn_str *out, const kir_wgsl_head *h, char kinds[KIR_WGSL_
 /* Whether the text has a function of this name. */
 bool kir_wgsl_has_entry(const char *text, const char *name);
 
-/* ---- sources without a head (render_wgsl.c) -------------------------------------------------------------------------
- * */
+/* ---- sources without a head (render_wgsl.c) ---------------------------------------------------------------------- */
 
 /* WebGPU copies whole words between different buffers. patch_words, with 64 items per workgroup, does the rest: words
  * of the first buffer, from a given one on, become bytes of the second buffer, or of one word, where the masks of the

@@ -39,16 +39,14 @@ static const char *const MEMORY_WORDS[TN_PLAIN_DTYPES] = {
 
 /* In front of a parenthesis it is a cast. */
 static bool is_type_word(const char *word) {
-    for (int t = 0; t < KIR_TYPE_COUNT; t++) {
+    for (int t = 0; t < KIR_TYPE_COUNT; t++)
         if (strcmp(TYPE_WORDS[t] + 1, word) == 0) return true;
-    }
     return strcmp(word, "ix") == 0;
 }
 
 static const char *spelling(const render *r, const char *word) {
-    for (int w = 0; w < WORD_COUNT; w++) {
+    for (int w = 0; w < WORD_COUNT; w++)
         if (strcmp(WORD_NAMES[w], word) == 0) return r->t->dialect->words[w] ? r->t->dialect->words[w] : "";
-    }
     return NULL;
 }
 
@@ -522,9 +520,8 @@ static bool could_regroup(const render *r, const kir_ins *in, int k) {
 
 static void keep_operands(const render *r, const kir_ins *in, render_name names[3]) {
     bool asked = in->op == KIR_ADD || in->op == KIR_SUB || in->op == KIR_MUL;
-    for (int k = 0; k < 2 && asked && kir_is_float((kir_type)in->type); k++) {
+    for (int k = 0; k < 2 && asked && kir_is_float((kir_type)in->type); k++)
         if (could_regroup(r, in, k)) snprintf(names[k].text, sizeof names[k].text, "kept(v%d)", kir_operand(in, k));
-    }
 }
 
 static void put_pure(render *r, int i) {
@@ -869,9 +866,8 @@ static void put_point(render *r, int first, int count) {
 }
 
 static bool has_barrier(const kir_program *p, int loop) {
-    for (int i = loop, end = kir_loop_end(p, loop); i < end; i++) {
+    for (int i = loop, end = kir_loop_end(p, loop); i < end; i++)
         if (p->ins[i].op == KIR_BARRIER) return true;
-    }
     return false;
 }
 

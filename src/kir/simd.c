@@ -338,10 +338,9 @@ TURN(8, 3)
 TURN(16, 4)
 #else
 static void turn_16(uint32_t *d, int64_t d_step, const uint32_t *s, int64_t s_step) {
-    for (int i = 0; i < 16; i += 8) {
+    for (int i = 0; i < 16; i += 8)
         for (int j = 0; j < 16; j += 8)
             turn_8(d + i * d_step + j, d_step, s + j * s_step + i, s_step);
-    }
 }
 #endif
 enum { SQUARE = 16, SMALL_SQUARE = 8 };

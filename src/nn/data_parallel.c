@@ -849,9 +849,7 @@ tn_tensor *tn_data_parallel_forward(tn_data_parallel *p, int64_t rows, tn_part_f
             status = write_buffers(&c);
             out = tn_cat(results, c.count, 0);
         }
-        if (status != TN_OK) {
-            out = tn_failed(status, "%s", tn_error());
-        }
+        if (status != TN_OK) out = tn_failed(status, "%s", tn_error());
         tn_keep(out);
     }
     call_end(&c);

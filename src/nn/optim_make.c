@@ -67,9 +67,8 @@ static tn_status check_settings(const tn_optimizer *o) {
                 {"eps", o->eps, INFINITY},
                 {"lr_decay", o->lr_decay, INFINITY},
                 {"initial_accumulator_value", o->initial, INFINITY}};
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         TRY(tn_optim_check(rows[i].name, rows[i].value, 0, rows[i].high));
-    }
     if (o->max_grad_norm >= 0) return TN_OK;
     return tn_backend_fail(TN_ERR_ARGUMENT,
                            "optimizer: max_grad_norm is %g; it must be at least 0 (INFINITY: no limit)",

@@ -316,8 +316,7 @@ static void adafactor_device_scalars(const tn_optimizer *o, TN_UNUSED const tn_o
     scalars[ADAFACTOR_KEPT] = tn_sub(tn_scalar(1), numbers[TN_STEP_LR_DECAY]);
 }
 
-static void no_constants(const tn_optimizer *o, const tn_optim_group *g, double *values) {
-    (void)o, (void)g, (void)values;
+static void no_constants(TN_UNUSED const tn_optimizer *o, TN_UNUSED const tn_optim_group *g, TN_UNUSED double *values) {
 }
 
 /* A matrix has the means of its rows and of its columns, anything else all squares. */

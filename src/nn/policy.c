@@ -208,9 +208,8 @@ static tn_tensor *flat(const network *n, const tn_tensor *x) {
     return tn_reshape(x, (int64_t[]){tn_size(x, 0), n->observations}, 2);
 }
 
-static void mlp_forward(tn_policy *p, const tn_tensor *observations, tn_tensor *const *state, tn_tensor **logits,
-                        tn_tensor **value, tn_tensor **new_state) {
-    (void)state, (void)new_state;
+static void mlp_forward(tn_policy *p, const tn_tensor *observations, TN_UNUSED tn_tensor *const *state,
+                        tn_tensor **logits, tn_tensor **value, TN_UNUSED tn_tensor **new_state) {
     const network *n = p->self;
     tn_tensor *x = flat(n, observations);
     tn_tensor *h = n->hidden ? tn_forward(n->hidden, x) : x;

@@ -120,13 +120,11 @@ tn_status onnx_engine_run(const tn_onnx *m, onnx_value *const *in, onnx_value **
 bool onnx_engine_is_current(void) { return false; }
 void onnx_engine_close(tn_onnx *m) { (void)m; }
 
-tn_status onnx_engine_open(tn_onnx *m, onnx_text message, const char *path) {
-    (void)m, (void)message, (void)path;
+tn_status onnx_engine_open(TN_UNUSED tn_onnx *m, TN_UNUSED onnx_text message, TN_UNUSED const char *path) {
     return tn_fail(TN_ERR_UNAVAILABLE, "ONNX Runtime was left out when Trunnion was built");
 }
 
-tn_status onnx_engine_run(const tn_onnx *m, onnx_value *const *in, onnx_value **out) {
-    (void)m, (void)in, (void)out;
+tn_status onnx_engine_run(TN_UNUSED const tn_onnx *m, TN_UNUSED onnx_value *const *in, TN_UNUSED onnx_value **out) {
     return tn_fail(TN_ERR_UNAVAILABLE, "ONNX Runtime was left out when Trunnion was built");
 }
 

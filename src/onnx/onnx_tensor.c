@@ -159,11 +159,10 @@ enum {
 
 static tn_status parse_natural(onnx_text t, int64_t *out) {
     int64_t v = 0;
-    for (size_t i = 0; i < t.size; i++) {
+    for (size_t i = 0; i < t.size; i++)
         if (t.at[i] < '0' || t.at[i] > '9' || tn_mul_overflow(v, 10, &v) || tn_add_overflow(v, t.at[i] - '0', &v))
             return tn_fail(TN_ERR_FORMAT, "external data: '%.*s' is not an offset or length",
                            (int)tn_min64((int64_t)t.size, 40), t.at);
-    }
     *out = v;
     return TN_OK;
 }

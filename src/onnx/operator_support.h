@@ -67,8 +67,7 @@ tn_status onnx_unique(onnx_call *c);
 
 /* ==== networks ==================================================================================================== */
 
-/* ---- activations (onnx_nn.c) --------------------------------------------------------------------------------------
- * */
+/* ---- activations (onnx_nn.c) ------------------------------------------------------------------------------------- */
 
 /* One by the standard's name, with its two numbers where it has any: what they are called as attributes of the
  * operator, and what they are unless given. Also what RNN, GRU and LSTM name. */
@@ -80,8 +79,7 @@ typedef struct onnx_activation {
 } onnx_activation;
 const onnx_activation *onnx_activation_named(onnx_text name); /* in any case of letters; NULL when there is none */
 
-/* ---- windows (onnx_window.c) --------------------------------------------------------------------------------------
- * */
+/* ---- windows (onnx_window.c) ------------------------------------------------------------------------------------- */
 
 enum { ONNX_MAX_AXES = 3 }; /* [n, c, kernel…, places…] has TN_MAX_RANK dims */
 
@@ -114,8 +112,7 @@ tn_status onnx_average_pool(onnx_call *c);
 tn_status onnx_lp_pool(onnx_call *c);
 tn_status onnx_max_unpool(onnx_call *c);
 
-/* ---- attention (onnx_attention.c) ---------------------------------------------------------------------------------
- * */
+/* ---- attention (onnx_attention.c) -------------------------------------------------------------------------------- */
 
 /* y [batch, heads, positions, features] → [batch, positions, heads · features]. */
 tn_tensor *onnx_joined_heads(tn_tensor *y);
@@ -143,8 +140,7 @@ tn_status onnx_rotary_embedding(onnx_call *c);
 tn_status onnx_linear_attention(onnx_call *c);
 tn_status onnx_causal_conv(onnx_call *c);
 
-/* ---- small things (onnx_nn.c) -------------------------------------------------------------------------------------
- * */
+/* ---- small things (onnx_nn.c) ------------------------------------------------------------------------------------ */
 
 /* t [c] so that it meets dimension 1 of something of this rank. */
 tn_tensor *onnx_per_channel(const tn_tensor *t, int rank);
@@ -167,27 +163,23 @@ typedef enum onnx_outside { ONNX_ZEROS, ONNX_BORDER, ONNX_REFLECTION } onnx_outs
 /* x [n, c, size…] at places[a] [n, count], in pixels along axis a: [n, c, count]. */
 tn_status onnx_deform_conv(onnx_call *c);
 
-/* ---- signals (onnx_signal.c) --------------------------------------------------------------------------------------
- * */
+/* ---- signals (onnx_signal.c) ------------------------------------------------------------------------------------- */
 
 tn_status onnx_dft(onnx_call *c);
 tn_status onnx_stft(onnx_call *c);
 tn_status onnx_signal_window(onnx_call *c); /* with: 0 Hann, 1 Hamming, 2 Blackman */
 tn_status onnx_mel_weight_matrix(onnx_call *c);
 
-/* ---- recurrent networks (onnx_rnn.c) ------------------------------------------------------------------------------
- * */
+/* ---- recurrent networks (onnx_rnn.c) ----------------------------------------------------------------------------- */
 
 enum { ONNX_LSTM_OF_BYTES = 0, ONNX_RNN = 1, ONNX_GRU = 3, ONNX_LSTM = 4 };
 tn_status onnx_recurrent(onnx_call *c); /* with: one of these; from RNN on, how many gates there are */
 
-/* ---- boxes (onnx_image.c) -----------------------------------------------------------------------------------------
- * */
+/* ---- boxes (onnx_image.c) ---------------------------------------------------------------------------------------- */
 
 tn_status onnx_non_max_suppression(onnx_call *c); /* non_max_suppression.c */
 
-/* ---- scales and zero points (onnx_quant.c) ------------------------------------------------------------------------
- * */
+/* ---- scales and zero points (onnx_quant.c) ----------------------------------------------------------------------- */
 
 /* A zero point, if there is one, has the type of input `of`. */
 tn_status onnx_check_zero(const onnx_call *c, int zero, int of);

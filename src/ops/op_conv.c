@@ -568,8 +568,7 @@ static tn_node *bias_gradient(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_sum(b, dy, dims, count, false);
 }
 
-/* ---- conv2d_forward -------------------------------------------------------------------------------------------------
- * */
+/* ---- conv2d_forward ---------------------------------------------------------------------------------------------- */
 
 static tn_status check_filters(const tn_infer *c, int64_t groups) {
     const tn_node *x = c->in[0], *weight = c->in[1];

@@ -68,10 +68,7 @@ OP_CODE(group_sum, .to_float = true, .infer = tn_infer_float, .compose = compose
         .grad_first = grad_group_sum);
 
 /* group_same(x, group): x, whose gradient is the sum over all ranks. */
-static tn_node *compose_group_same(tn_build *b, const tn_node *n) {
-    (void)b;
-    return n->in[0];
-}
+static tn_node *compose_group_same(TN_UNUSED tn_build *b, const tn_node *n) { return n->in[0]; }
 static tn_node *grad_group_same(tn_build *b, const tn_node *n, tn_node *dy) {
     tn_group *g = (tn_group *)(intptr_t)n->i[TN_GROUP_SAME_GROUP];
     return tn_b_group_sum(b, dy, (int64_t)(intptr_t)g, tn_group_size(g), tn_group_next_number(g));

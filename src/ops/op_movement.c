@@ -384,10 +384,7 @@ static tn_status infer_detach(tn_infer *c) {
 OP_CODE(detach, .class_ = TN_VIEW_OP, .infer = infer_detach, .lower = lower_expand, .reference = reference_copy,
         .cases = "types=f32,i32; [2,3]; [0]; []");
 
-static tn_node *grad_same(tn_build *b, const tn_node *n, tn_node *dy) {
-    (void)b, (void)n;
-    return dy;
-}
+static tn_node *grad_same(TN_UNUSED tn_build *b, TN_UNUSED const tn_node *n, tn_node *dy) { return dy; }
 
 /* gated(x, gate): x, as a value of its own that is computed after gate; a view. The gradient of a region of
  * TN_RECOMPUTE begins with it. */
@@ -1007,10 +1004,9 @@ static tn_status check_split(const tn_tensor *x, const int64_t *sizes, int count
     if (n->flags & TN_NODE_ERROR) return tn_fail(n->status, "%s", n->error);
     TRY(tn_view_dim(&name, *dim, n->rank, dim));
     if (n->rank == 0) return tn_fail(TN_ERR_SHAPE, "split: the tensor has no dimension");
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++)
         if (sizes[i] < 0 || tn_add_overflow(sum, sizes[i], &sum))
             return tn_fail(TN_ERR_SHAPE, "split: the part size is %lld; it must be at least 1", (long long)sizes[i]);
-    }
     if (sum == n->shape[*dim]) return TN_OK;
     return tn_fail(TN_ERR_SHAPE, "split: the parts have %lld elements in total, but dim %lld has %lld", (long long)sum,
                    (long long)*dim, (long long)n->shape[*dim]);

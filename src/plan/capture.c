@@ -241,12 +241,11 @@ tn_status tn_capture_end(tn_tensor *const *inputs, int input_count, tn_tensor *c
     }
     *g = (tn_graph){.host = host, .input_count = input_count, .output_count = output_count};
     s = compute_captured(r, g, inputs, outputs);
-    if (s != TN_OK) {
+    if (s == TN_OK)
+        *out = g;
+    else
         tn_graph_free(g);
-        return s;
-    }
-    *out = g;
-    return TN_OK;
+    return s;
 }
 
 static tn_status bind_input(tn_graph *g, int i, tn_tensor *t) {

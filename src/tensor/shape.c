@@ -114,11 +114,10 @@ tn_status tn_infer_broadcast(tn_infer *c) {
 tn_status tn_infer_counted(const tn_infer *c) {
     enum { SPARE_BITS = 4 };
     int64_t numel = 1 << SPARE_BITS;
-    for (int d = 0; d < c->rank; d++) {
+    for (int d = 0; d < c->rank; d++)
         if (c->shape[d] > 0 && (tn_mul_overflow(numel, c->shape[d], &numel) || numel > PTRDIFF_MAX))
             return tn_fail(TN_ERR_SHAPE, "%s: the shape has 2^%d elements or more", c->row->name,
                            (int)(8 * sizeof(size_t)) - 1 - SPARE_BITS);
-    }
     return TN_OK;
 }
 

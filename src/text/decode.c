@@ -434,10 +434,8 @@ static tn_status frame(const tn_json *v, parts *p, bool roberta) {
 static tn_status apply_bert(const tn_json *v, parts *p) { return frame(v, p, false); }
 static tn_status apply_roberta(const tn_json *v, parts *p) { return frame(v, p, true); }
 
-static tn_status apply_nothing(const tn_json *v, parts *p) { /* ByteLevel trims places in the text, no tokens */
-    (void)v, (void)p;
-    return TN_OK;
-}
+/* ByteLevel trims places in the text, no tokens. */
+static tn_status apply_nothing(TN_UNUSED const tn_json *v, TN_UNUSED parts *p) { return TN_OK; }
 
 static const struct {
     const char *name;
@@ -458,9 +456,8 @@ static tn_status apply_post(const tn_json *v, parts *p, int depth) {
             TRY(apply_post(tn_json_at(list, i), p, depth + 1));
         return TN_OK;
     }
-    for (size_t i = 0; i < sizeof processors / sizeof *processors; i++) {
+    for (size_t i = 0; i < sizeof processors / sizeof *processors; i++)
         if (tn_hf_is(type, processors[i].name)) return processors[i].apply(v, p);
-    }
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "tokenizer: the post_processor \"%.*s\" is not supported; supported are TemplateProcessing, "
                            "BertProcessing, RobertaProcessing, ByteLevel, Sequence",
@@ -484,9 +481,8 @@ static tn_status read_truncation(tn_hf *hf, const tn_json *v) {
     if (!v) return TN_OK;
     hf->truncation.max_length = tn_json_int(tn_hf_get(v, "max_length"), -1);
     hf->truncation.left = tn_hf_is(tn_hf_get(v, "direction"), "Left");
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++)
         if (tn_hf_is(tn_hf_get(v, "strategy"), strategies[i])) hf->truncation.strategy = i;
-    }
     return hf->truncation.max_length >= 0 ? TN_OK
                                           : tn_backend_fail(TN_ERR_FORMAT, "tokenizer: truncation has no max_length");
 }
@@ -749,12 +745,11 @@ tn_status tn_stop_strings_new(const tn_text_slice *strings, int count, tn_stop_s
     TRY(check_strings(strings, count, &total));
     tn_stop_strings *s = tn_txt_zalloc(1, sizeof *s);
     tn_status status = s ? copy_strings(s, strings, count, total) : TN_ERR_MEMORY;
-    if (status != TN_OK) {
+    if (status == TN_OK)
+        *out = s;
+    else
         tn_stop_strings_free(s);
-        return status;
-    }
-    *out = s;
-    return TN_OK;
+    return status;
 }
 
 void tn_stop_strings_free(tn_stop_strings *s) {

@@ -504,12 +504,11 @@ tn_status tn_grammar_new(const char *source, size_t size, tn_grammar **out) {
     if (!g) return TN_ERR_MEMORY;
     reader r = {.g = g, .text = source, .at = source, .end = source + size};
     tn_status status = read_grammar(&r);
-    if (status != TN_OK) {
+    if (status == TN_OK)
+        *out = g;
+    else
         tn_grammar_free(g);
-        return status;
-    }
-    *out = g;
-    return TN_OK;
+    return status;
 }
 
 void tn_grammar_free(tn_grammar *g) {
@@ -693,12 +692,11 @@ tn_status tn_grammar_state_new(const tn_grammar *g, const tn_tokenizer *t, tn_gr
         s->heads[i] = NONE;
     tn_status status = t ? read_texts(s, t) : TN_OK;
     if (status == TN_OK) status = tn_grammar_state_reset(s);
-    if (status != TN_OK) {
+    if (status == TN_OK)
+        *out = s;
+    else
         tn_grammar_state_free(s);
-        return status;
-    }
-    *out = s;
-    return TN_OK;
+    return status;
 }
 
 void tn_grammar_state_free(tn_grammar_state *s) {

@@ -141,8 +141,7 @@ struct tn_hf_work {
     size_t room; /* bytes that a normalized text may have */
 };
 
-/* ---- unicode.c: Unicode's properties, as Rust's char and the libraries of tokenizers define them -------------------
- * */
+/* ---- unicode.c: Unicode's properties, as Rust's char and the libraries of tokenizers define them ----------------- */
 
 bool tn_hf_is_space(uint32_t c);       /* White_Space */
 bool tn_hf_is_numeric(uint32_t c);     /* Nd, Nl, No */

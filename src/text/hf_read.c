@@ -45,10 +45,7 @@ tn_status tn_hf_read_char(const tn_json *v, const char *key, uint32_t *out) {
     return TN_OK;
 }
 
-tn_status tn_hf_read_nothing(tn_hf_step *s, const tn_json *v) {
-    (void)s, (void)v;
-    return TN_OK;
-}
+tn_status tn_hf_read_nothing(TN_UNUSED tn_hf_step *s, TN_UNUSED const tn_json *v) { return TN_OK; }
 
 tn_status tn_hf_read_replace(tn_hf_step *s, const tn_json *v) {
     TRY(tn_hf_read_text(v, "content", NULL, &s->text));
@@ -280,11 +277,10 @@ static tn_status make_hf(const sources *s, tn_tokenizer **out) {
     if (!t) return TN_ERR_MEMORY;
     t->hf = tn_txt_zalloc(1, sizeof *t->hf);
     tn_status status = t->hf ? take_sources(t, s) : TN_ERR_MEMORY;
-    if (status == TN_OK) {
+    if (status == TN_OK)
         *out = t;
-    } else {
+    else
         tn_tokenizer_free(t);
-    }
     return status;
 }
 

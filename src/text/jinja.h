@@ -156,8 +156,7 @@ struct tn_chat_template {
     jj_node *body;
 };
 
-/* ---- tokens (jinja_parse.c) ----------------------------------------------------------------------------------------
- * */
+/* ---- tokens (jinja_parse.c) -------------------------------------------------------------------------------------- */
 
 typedef enum jj_token_kind {
     JJ_T_END,
@@ -293,8 +292,7 @@ tn_status tn_jj_slice(jj_run *r, const jj_value *v, const jj_value *start, const
 tn_status tn_jj_item(jj_run *r, const jj_value *v, const jj_value *key, jj_value *out);
 tn_status tn_jj_member(jj_run *r, const jj_value *v, const char *name, jj_value *out);
 
-/* ---- JSON (jinja_value.c) -----------------------------------------------------------------------------------------
- * */
+/* ---- JSON (jinja_value.c) ---------------------------------------------------------------------------------------- */
 
 tn_status tn_jj_read_json(jj_run *r, const char *text, size_t size, jj_value *out);
 typedef struct jj_json_style {
@@ -304,8 +302,7 @@ typedef struct jj_json_style {
 } jj_json_style;
 tn_status tn_jj_write_json(jj_run *r, const jj_value *v, const jj_json_style *style, int level, tn_bytes *out);
 
-/* ---- what templates can call (jinja_filters.c, jinja_methods.c) ------------------------------------
- * */
+/* ---- what templates can call (jinja_filters.c, jinja_methods.c) -------------------------------------------------- */
 
 const jj_row *tn_jj_find_filter(const char *name);
 const jj_row *tn_jj_find_test(const char *name);

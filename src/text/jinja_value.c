@@ -82,9 +82,8 @@ size_t tn_jj_characters(const char *text, size_t size) {
 
 size_t tn_jj_offset(const char *text, size_t size, size_t n) {
     size_t at = 0;
-    for (; at < size; at++) {
+    for (; at < size; at++)
         if (begins_character(text[at]) && n-- == 0) break;
-    }
     return at;
 }
 
@@ -744,11 +743,10 @@ static tn_status read_string(reader *x, jj_value *out) {
     while (x->at < end) {
         char c = x->text[x->at++];
         if ((unsigned char)c < 32) return fail(x, "unescaped control character in a string");
-        if (c == '\\') {
+        if (c == '\\')
             TRY(read_escape(x, text, &length));
-        } else {
+        else
             text[length++] = c;
-        }
     }
     x->at = end + 1;
     *out = jj_text(text, length);

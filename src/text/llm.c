@@ -575,12 +575,11 @@ tn_status tn_llm_open(const char *path, const tn_llm_options *options, tn_llm **
     if (!m) return TN_ERR_MEMORY;
     m->device = o.device ? o.device : tn_current_device();
     tn_status status = m->device ? open_model(m, path, &o) : TN_ERR_MEMORY;
-    if (status != TN_OK) {
+    if (status == TN_OK)
+        *out = m;
+    else
         tn_llm_close(m);
-        return status;
-    }
-    *out = m;
-    return TN_OK;
+    return status;
 }
 
 static tn_status open_reader(tn_llm *m, const char *path) {
@@ -638,12 +637,11 @@ tn_status tn_llm_new_conversation(const tn_llm *with, const tn_llm_options *opti
     tn_llm *m = tn_txt_zalloc(1, sizeof *m);
     if (!m) return TN_ERR_MEMORY;
     tn_status status = join_conversation(m, with, options ? &o : NULL);
-    if (status != TN_OK) {
+    if (status == TN_OK)
+        *out = m;
+    else
         tn_llm_close(m);
-        return status;
-    }
-    *out = m;
-    return TN_OK;
+    return status;
 }
 
 static void release_file(llm_file *f) {

@@ -94,12 +94,11 @@ tn_status tn_llm_batch_new(tn_llm *const *models, int count, tn_llm_batch **out)
     TRY(check_models(models, count));
     tn_llm_batch *b = tn_txt_zalloc(1, sizeof *b);
     tn_status status = b ? take_batch_memory(b, models, count) : TN_ERR_MEMORY;
-    if (status != TN_OK) {
+    if (status == TN_OK)
+        *out = b;
+    else
         tn_llm_batch_free(b);
-        return status;
-    }
-    *out = b;
-    return TN_OK;
+    return status;
 }
 
 static void free_graphs(tn_llm_batch *b) {

@@ -138,9 +138,8 @@ static uint32_t clean_nmt(uint32_t c) {
     if ((c >= 1 && c <= 8) || c == 0x0b || (c >= 0x0e && c <= 0x1f) || c == 0x7f || c == 0x8f || c == 0x9f)
         return NOTHING;
     if (c >= 0x200b && c <= 0x200f) return ' ';
-    for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++) {
+    for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++)
         if (c == spaces[i]) return ' ';
-    }
     return c;
 }
 

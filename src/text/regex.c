@@ -65,9 +65,8 @@ static tn_status copy(translation *x, size_t count) {
 /* Bytes of a thing in braces at `ahead`, which is none of more than 64 bytes; 0 for none. */
 static size_t braces(const translation *x, size_t ahead) {
     if (peek(x, ahead) != '{') return 0;
-    for (size_t i = 1; i < 64 && peek(x, ahead + i); i++) {
+    for (size_t i = 1; i < 64 && peek(x, ahead + i); i++)
         if (peek(x, ahead + i) == '}') return i + 1;
-    }
     return 0;
 }
 
@@ -100,9 +99,8 @@ static tn_status translate_property(translation *x, size_t length) {
     if (length < 3 || length - (from - 1) > sizeof name) return copy(x, 2 + length);
     memcpy(name, x->text + x->at + from, length - from + 1);
     const char *prefix = "", *meant = name;
-    for (size_t i = 0; i < sizeof categories / sizeof *categories; i++) {
+    for (size_t i = 0; i < sizeof categories / sizeof *categories; i++)
         if (!strcmp(name, categories[i][0])) meant = categories[i][1];
-    }
     if (meant == name && strlen(name) > 2 && is_script(name)) prefix = "sc:";
     TRY(copy(x, 3));
     TRY(put_regex(x, opposite ? "^" : ""));
@@ -148,11 +146,10 @@ static tn_status translate_class(translation *x) {
             TRY(copy(x, (size_t)(end - x->text) - x->at + 1));
         } else if (c == '[') {
             if (depth > 0 && peek(x, 1) == '^') return refuse_regex(x, "a negated class inside a class");
-            if (depth++ == 0) {
+            if (depth++ == 0)
                 TRY(copy(x, peek(x, 1) == '^' ? 2 : 1));
-            } else {
+            else
                 x->at++;
-            }
             begins = true;
         } else if (c == ']' && !was_begin) {
             x->at++;

@@ -113,12 +113,11 @@ tn_status tn_sampler_new(const tn_sampler_options *options, tn_sampler **out) {
     if (!s) return TN_ERR_MEMORY;
     s->o = o;
     tn_status status = set_up_sampler(s);
-    if (status != TN_OK) {
+    if (status == TN_OK)
+        *out = s;
+    else
         tn_sampler_free(s);
-        return status;
-    }
-    *out = s;
-    return TN_OK;
+    return status;
 }
 
 void tn_sampler_free(tn_sampler *s) {

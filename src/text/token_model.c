@@ -438,9 +438,8 @@ static const model_row models[] = {
 /* Old files do not name the model; its members tell which it is. */
 static const model_row *tokenizer_model_row_of(const tn_json *model) {
     const tn_json *type = tn_hf_get(model, "type");
-    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++)
         if (tn_hf_is(type, models[i].name)) return &models[i];
-    }
     if (type) return NULL;
     if (tn_hf_get(model, "merges")) return &models[0];
     if (tn_json_kind_of(tn_hf_get(model, "vocab")) == TN_JSON_ARRAY) return &models[2];
@@ -496,11 +495,10 @@ static tn_status fill_tokenizer_model(tn_tokenizer *t, const gathered *g, const 
         fill_bytes(t, true);
         hf->letters_later = can_read_bytes(t);
     }
-    if (hf->letters_later) {
+    if (hf->letters_later)
         hf->model = bpe_of_bytes;
-    } else {
+    else
         fill_bytes(t, false);
-    }
     return TN_OK;
 }
 

@@ -52,12 +52,11 @@ tn_status tn_tokenizer_new(const tn_vocabulary *vocabulary, tn_tokenizer **out) 
     if (!t) return TN_ERR_MEMORY;
     t->by_score = by_score;
     tn_status status = fill_tokenizer(t, &v);
-    if (status != TN_OK) {
+    if (status == TN_OK)
+        *out = t;
+    else
         tn_tokenizer_free(t);
-        return status;
-    }
-    *out = t;
-    return TN_OK;
+    return status;
 }
 
 void tn_tokenizer_free(tn_tokenizer *t) {

@@ -161,8 +161,7 @@ tn_status tn_txt_bpe(void *work, const char *word, size_t size); /* a tn_txt_wor
 tn_status tn_txt_bpe_symbols(tn_txt_work *w, uint32_t count);
 tn_status tn_txt_sentence(tn_txt_work *w, const char *text, size_t size, bool space_in_front);
 
-/* ---- unicode.c ------------------------------------------------------------------------------------------------------
- * */
+/* ---- unicode.c --------------------------------------------------------------------------------------------------- */
 
 /* Length of the well-formed UTF-8 character at the begin of text, 0 for none; *c (may be NULL) is its code point. */
 size_t tn_txt_utf8(const char *text, size_t size, uint32_t *c);

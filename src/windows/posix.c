@@ -335,10 +335,7 @@ int tn_win_remove(const char *path) {
 
 int tn_win_chmod(const char *path, TN_UNUSED unsigned mode) { return tn_win_access(path, F_OK); }
 
-int tn_win_fchmod(int fd, unsigned mode) {
-    (void)fd, (void)mode;
-    return 0;
-}
+int tn_win_fchmod(TN_UNUSED int fd, TN_UNUSED unsigned mode) { return 0; }
 
 /* The six X at the end become a number that nobody else has. */
 char *tn_win_mkdtemp(char *name) {
@@ -354,8 +351,8 @@ char *tn_win_mkdtemp(char *name) {
 }
 
 /* Only "now" is ever asked for. */
-int tn_win_utimensat(int folder, const char *path, const struct timespec *times, int flags) {
-    (void)folder, (void)times, (void)flags;
+int tn_win_utimensat(TN_UNUSED int folder, const char *path, TN_UNUSED const struct timespec *times,
+                     TN_UNUSED int flags) {
     HANDLE h = open_to_look(path, FILE_WRITE_ATTRIBUTES, 0);
     if (h == INVALID_HANDLE_VALUE) return -1;
     FILETIME now;

@@ -157,10 +157,7 @@ void *tn_win_memmem(const void *in, size_t bytes, const void *part, size_t part_
 
 int tn_win_getentropy(void *to, size_t bytes) { return RtlGenRandom(to, (ULONG)bytes) ? 0 : -1; }
 
-locale_t tn_win_newlocale(int mask, const char *name, locale_t base) {
-    (void)mask, (void)name, (void)base;
-    return 1;
-}
+locale_t tn_win_newlocale(TN_UNUSED int mask, TN_UNUSED const char *name, TN_UNUSED locale_t base) { return 1; }
 
 /* 1 enters the "C" locale, 2 leaves it. */
 locale_t tn_win_uselocale(locale_t next) {
@@ -276,9 +273,8 @@ static bool find_program(const char *program, wchar_t out[MAX_PATH]) {
     return tn_win_path(program, wide) && SearchPathW(NULL, wide, L".exe", MAX_PATH, out, NULL) > 0;
 }
 
-int posix_spawnp(pid_t *process, const char *program, const posix_spawn_file_actions_t *files, const void *attributes,
-                 char *const arguments[], char *const environment[]) {
-    (void)attributes, (void)environment;
+int posix_spawnp(pid_t *process, const char *program, const posix_spawn_file_actions_t *files,
+                 TN_UNUSED const void *attributes, char *const arguments[], TN_UNUSED char *const environment[]) {
     wchar_t path[MAX_PATH];
     if (!find_program(program, path)) return ENOENT;
     wchar_t *line = command_line(arguments);
@@ -414,10 +410,8 @@ static void begin_terminal(void) {
 }
 
 /* The C library ends the program at a wrong argument, where POSIX returns an error. */
-static void ignore_argument(const wchar_t *expression, const wchar_t *function, const wchar_t *file, unsigned line,
-                            uintptr_t reserved) {
-    (void)expression, (void)function, (void)file, (void)line, (void)reserved;
-}
+static void ignore_argument(TN_UNUSED const wchar_t *expression, TN_UNUSED const wchar_t *function,
+                            TN_UNUSED const wchar_t *file, TN_UNUSED unsigned line, TN_UNUSED uintptr_t reserved) {}
 
 void tn_win_begin(int *argc, char ***argv) {
     int count = 0;

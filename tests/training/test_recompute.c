@@ -6,8 +6,7 @@
 
 #include "trunnion/trunnion.h"
 
-/* ---- three networks whose activations are much larger than their weights ------------------------------------------
- * */
+/* ---- three networks whose activations are much larger than their weights ----------------------------------------- */
 
 enum { MLP, CNN, TRANSFORMER, NETS, STEPS = 3, CLASSES = 10 };
 static const char *const names[NETS] = {"mlp", "cnn", "transformer"};
