@@ -27,6 +27,9 @@ enum { TN_BIG_ENDIAN = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ };
 static inline int64_t tn_min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t tn_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t tn_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline int64_t tn_round_up(int64_t x, int64_t unit) { return tn_ceil_div(x, unit) * unit; }
+/* `bytes` in whole cache lines of 64, so that what follows does not share one. */
+static inline size_t tn_whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /* The plain dtypes come first: elements of these can be loaded, stored and computed with one by one. */
 enum { TN_PLAIN_DTYPES = TN_U16 + 1 };

@@ -296,8 +296,6 @@ typedef struct range {
     int64_t begin, end;
 } range;
 
-static int64_t round_up(int64_t x, int64_t unit) { return tn_ceil_div(x, unit) * unit; }
-
 /* Keys that a query sees. */
 static range visible_keys(const attention *a, const block *b, int64_t query) {
     int64_t end = b->position + query - b->start + 1, window = a->args->window;
@@ -375,7 +373,7 @@ typedef struct part {
     sums chunk, total;
 } part;
 
-static size_t row_floats(const attention *a) { return (size_t)round_up(a->rows, LANES); }
+static size_t row_floats(const attention *a) { return (size_t)tn_round_up(a->rows, LANES); }
 
 /* Memory handed out piece after piece; without a base it is only counted. */
 typedef struct supply {
@@ -885,7 +883,7 @@ static bool must_split(const tn_attention_args *args, int threads) {
 }
 
 static void plan_paged(attention *a, const tn_attention_args *args, int threads, bool split) {
-    *a = (attention){.args = args, .group = args->heads / args->kv_heads, .width = round_up(args->head_dim, VL)};
+    *a = (attention){.args = args, .group = args->heads / args->kv_heads, .width = tn_round_up(args->head_dim, VL)};
     int64_t pages = tn_min64(args->k_cache.page_count, args->v_cache.page_count);
     a->most = tn_min64(pages, INT32_MAX) * KEYS;
     a->split = split;

@@ -26,7 +26,7 @@ static size_t repeated_bytes(const tn_block_program *a) {
 }
 
 static size_t thread_bytes(const tn_block_program *a) {
-    return (size_t)a->operand_count * repeated_bytes(a) + (kir_vm_scratch(a->vm) + 63) / 64 * 64;
+    return (size_t)a->operand_count * repeated_bytes(a) + tn_whole_lines(kir_vm_scratch(a->vm));
 }
 
 size_t tn_block_program_workspace(const tn_block_program *a, int threads) { return (size_t)threads * thread_bytes(a); }

@@ -30,8 +30,6 @@ typedef struct experts {
 
 static bool experts_is_plain(const tn_experts_args *a) { return a->dtype == TN_F32; }
 
-static size_t area(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
 static size_t tn_experts_weight_bytes(int64_t out, int64_t in, tn_dtype dtype) {
     return dtype == TN_F32 ? (size_t)(out * in) * sizeof(float) : tn_qmat_packed_bytes(out, in, dtype);
 }
@@ -57,14 +55,14 @@ static size_t product_space(const tn_experts_args *a, int64_t most, int64_t n, i
     size_t bytes = 0;
     if (!experts_is_plain(a)) {
         tn_qmat_args q = stored_product(a, most, n);
-        return area(tn_qmat_workspace(&q, threads));
+        return tn_whole_lines(tn_qmat_workspace(&q, threads));
     }
     for (int64_t m = 1; m <= most; m++) {
         tn_gemm_args g = plain_product(a, m, n);
         size_t needed = tn_gemm_workspace(&g, TN_F32, threads);
         if (needed > bytes) bytes = needed;
     }
-    return area(bytes);
+    return tn_whole_lines(bytes);
 }
 
 /* m rows times columns [first, first + n) of an expert. */
@@ -181,7 +179,7 @@ static size_t plan_experts(experts *e, const tn_experts_args *a, int threads, ch
     char *at[TN_COUNT(sizes)];
     for (size_t i = 0; i < TN_COUNT(sizes); i++) {
         at[i] = base ? base + used : NULL;
-        used += area(sizes[i]);
+        used += tn_whole_lines(sizes[i]);
     }
     e->product_space = at[0];
     e->from = (float *)(void *)at[1];

@@ -238,9 +238,8 @@ static int64_t max_rows(const gemm *g) { return MAX_TILES * g->with->rows; }
 /* Results of a prologue of B may differ from product to product, unless the caller keeps one packed copy for all. */
 static bool is_b_fixed(const tn_gemm_args *g) {
     if (g->packed_b) return true;
-    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) {
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         if (g->batch[axis] > 1 && (g->b.batch_stride[axis] != 0 || g->b.fused.vm)) return false;
-    }
     return true;
 }
 
@@ -355,7 +354,7 @@ static int64_t chains_to_share(const gemm *g) {
     return chains >= 2 * CHAINS_A_THREAD ? chains : 0;
 }
 
-static size_t area(int64_t elements) { return ((size_t)elements * sizeof(real) + 63) / 64 * 64; }
+static size_t area(int64_t elements) { return tn_whole_lines((size_t)elements * sizeof(real)); }
 
 static void choose_memory(gemm *g) {
     const tn_gemm_args *x = &g->args;

@@ -137,7 +137,7 @@ static inline void fused_call_flat(fused_call *p, float *out, int64_t first, int
 /* The largest scratch memory of several fused programs: give the largest so far. */
 static inline size_t fused_call_scratch(const tn_fused_program *program, size_t most) {
     if (!program->vm) return most;
-    size_t need = (kir_vm_scratch(program->vm) + 63) / 64 * 64;
+    size_t need = tn_whole_lines(kir_vm_scratch(program->vm));
     return need > most ? need : most;
 }
 

@@ -75,10 +75,9 @@ static void unpack_q8_x(const uint8_t *b, tn_qunpacked *out) {
 /* Halves of 128 weights: byte l of 32 holds weights l, 32 + l, 64 + l and 96 + l of its half, lowest bits first. */
 static void split_pairs(const uint8_t *bytes, uint8_t *u) {
     for (int half = 0; half < 2; half++) {
-        for (int j = 0; j < 4; j++) {
+        for (int j = 0; j < 4; j++)
             for (int l = 0; l < 32; l++)
                 u[128 * half + 32 * j + l] = bytes[32 * half + l] >> (2 * j) & 3;
-        }
     }
 }
 
@@ -94,10 +93,9 @@ static void unpack_q2_k(const uint8_t *b, tn_qunpacked *out) {
 
 /* Bit j of byte l is one bit of weight 32j + l. */
 static void add_bits(const uint8_t *bytes, int shift, uint8_t *u) {
-    for (int j = 0; j < 8; j++) {
+    for (int j = 0; j < 8; j++)
         for (int l = 0; l < 32; l++)
             u[32 * j + l] |= (uint8_t)((bytes[l] >> j & 1) << shift);
-    }
 }
 
 static void unpack_q3_k(const uint8_t *b, tn_qunpacked *out) {
@@ -207,8 +205,6 @@ void tn_decode_blocks(tn_dtype dtype, const void *blocks, int64_t count, float *
 
 /* ---- the packed form --------------------------------------------------------------------------------------------- */
 
-static int64_t round_up_64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 tn_qlayout tn_qlayout_of(const tn_qformat *f, int64_t k) {
     static const int low[TN_QBITS_COUNT] = {256, 256, 256, 128, 128, 512};
     static const int high[TN_QBITS_COUNT] = {0, 64, 128, 0, 64, 0};
@@ -216,7 +212,7 @@ tn_qlayout tn_qlayout_of(const tn_qformat *f, int64_t k) {
     tn_qlayout l = {.low_bytes = low[f->bits], .high_bytes = high[f->bits], .scale_bytes = scales[f->scales]};
     l.scale_blocks = f->elements / TN_QBLOCK;
     int64_t blocks = k / TN_QBLOCK;
-    l.low = round_up_64(blocks / l.scale_blocks * l.scale_bytes);
+    l.low = tn_round_up(blocks / l.scale_blocks * l.scale_bytes, 64);
     l.high = l.low + blocks * l.low_bytes;
     l.group = l.high + blocks * l.high_bytes;
     return l;

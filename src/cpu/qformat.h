@@ -9,10 +9,9 @@
 #include "cpu/cpu_kernels.h"
 
 enum {
-    TN_QROWS = 16,                           /* weight rows side by side in the packed form */
-    TN_QBLOCK = 32,                          /* weights of a row for which the activations are rounded together */
-    TN_QSUPER = 256,                         /* weights of a block in the K formats … */
-    TN_QSUPER_BLOCKS = TN_QSUPER / TN_QBLOCK /* … as a number of our blocks */
+    TN_QROWS = 16,  /* weight rows side by side in the packed form */
+    TN_QBLOCK = 32, /* weights of a row for which the activations are rounded together */
+    TN_QSUPER = 256 /* weights of a block in the K formats */
 };
 
 /* Bits of 32 weights of 16 rows. Weights are in groups of four: chunk c has weights 4c … 4c + 3 of each row, 64 bytes.
@@ -75,6 +74,6 @@ tn_qlayout tn_qlayout_of(const tn_qformat *f, int64_t k);
 
 /* Weights in f16 and bf16 go the same way, without blocks: u16[k][16] a group of 16 rows. */
 static inline bool tn_qmat_is_half(tn_dtype dtype) { return dtype == TN_F16 || dtype == TN_BF16; }
-static inline int64_t tn_half_group_bytes(int64_t k) { return (k * 2 * TN_QROWS + 63) / 64 * 64; }
+static inline int64_t tn_half_group_bytes(int64_t k) { return tn_round_up(k * 2 * TN_QROWS, 64); }
 
 #endif

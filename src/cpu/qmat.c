@@ -61,8 +61,6 @@ static int64_t tile_of(const qmat *q) { return q->few ? STRIPE_HIGH : q->with->p
 /* Rows of the kernel that multiplies the last `rows` of a tile of few rows, the missing ones zero. */
 static int64_t stripe_height(int64_t rows) { return rows > STRIPE_LOW ? STRIPE_HIGH : STRIPE_LOW; }
 
-static size_t area(int64_t bytes) { return ((size_t)bytes + 63) / 64 * 64; }
-
 /* Positions of the groups of weights: all that is known of a later product. */
 static void plan_groups(qmat *q, const tn_qmat_args *args) {
     *q = (qmat){.args = args, .with = tn_qtiles(), .format = tn_qformat_of(args->dtype)};
@@ -95,12 +93,12 @@ static void plan_qmat(qmat *q, const tn_qmat_args *args) {
         q->panel = q->args->m > 1 ? tn_min64(args->m, SLAB_ROWS) * (int64_t)sizeof(float) : 0;
     }
     q->slab = tn_min64(args->m, SLAB_ROWS);
-    q->rounded_bytes = area(tn_ceil_div(q->slab, STRIPE_LOW) * STRIPE_LOW * q->blocks * q->record);
-    q->panel_bytes = args->m > 1 && !q->few ? area(q->piece * q->panel) : 0;
+    q->rounded_bytes = tn_whole_lines((size_t)(tn_ceil_div(q->slab, STRIPE_LOW) * STRIPE_LOW * q->blocks * q->record));
+    q->panel_bytes = args->m > 1 && !q->few ? tn_whole_lines((size_t)(q->piece * q->panel)) : 0;
     q->direct = !args->c.fused.vm && args->c.col_stride == 1;
     q->sum_rows = tn_min64(q->slab, q->direct ? FEW_ROWS : SLAB_ROWS);
     int64_t columns = q->sum_rows > FEW_ROWS ? SUM_COLUMNS : BLOCK_LD;
-    q->sums_bytes = area(((q->sum_rows - 1) * BLOCK_LD + columns) * (int64_t)sizeof(float));
+    q->sums_bytes = tn_whole_lines((size_t)((q->sum_rows - 1) * BLOCK_LD + columns) * sizeof(float));
     q->part_bytes = q->panel_bytes + q->sums_bytes + fused_call_scratch(&args->c.fused, 0);
 }
 

@@ -34,8 +34,6 @@ typedef struct call {
 
 static int64_t row_of_part(const call *c, int64_t part) { return c->args->batch * part / c->parts; }
 
-static size_t lines_of(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
 static tn_gemm_args product_of(call *c, int64_t rows) {
     const tn_recurrent_args *x = c->args;
     const int64_t wide = x->gates * x->hidden;
@@ -58,15 +56,15 @@ static tn_gemm_args product_of(call *c, int64_t rows) {
 static call call_of(const tn_recurrent_args *x, int threads) {
     call c = {.args = x, .parts = 1};
     tn_gemm_args g = product_of(&c, x->batch);
-    c.result = lines_of((size_t)(g.m * g.n) * sizeof(float));
-    c.carry = lines_of((size_t)(x->batch * x->hidden) * sizeof(float));
-    c.packed = lines_of(tn_gemm_packed_bytes(g.n, g.k, TN_F32));
+    c.result = tn_whole_lines((size_t)(g.m * g.n) * sizeof(float));
+    c.carry = tn_whole_lines((size_t)(x->batch * x->hidden) * sizeof(float));
+    c.packed = tn_whole_lines(tn_gemm_packed_bytes(g.n, g.k, TN_F32));
     int64_t most = x->steps * x->batch * x->gates * x->hidden / ELEMENTS_A_THREAD;
     most = tn_min64(most, x->batch / (c.packed <= NEAR_BYTES ? LEAST_ROWS : FAR_ROWS));
     c.parts = tn_max64(tn_min64(most, threads), 1);
     g.way.threads = c.parts > 1;
     for (g.m = x->batch / c.parts; g.m <= tn_ceil_div(x->batch, c.parts); g.m++) {
-        size_t memory = lines_of(tn_gemm_workspace(&g, TN_F32, threads));
+        size_t memory = tn_whole_lines(tn_gemm_workspace(&g, TN_F32, threads));
         if (memory > c.memory) c.memory = memory;
     }
     return c;

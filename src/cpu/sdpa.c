@@ -24,8 +24,6 @@ typedef struct sdpa {
     size_t part_floats;         /* memory of a thread */
 } sdpa;
 
-static int64_t round_up(int64_t x, int64_t unit) { return tn_ceil_div(x, unit) * unit; }
-
 /* ---- one thread's memory ----------------------------------------------------------------------------------------- */
 
 typedef struct part {
@@ -50,7 +48,7 @@ typedef struct supply {
 
 static float *take_sdpa(supply *s, int64_t floats) {
     float *at = s->base ? s->base + s->used : NULL;
-    s->used += (size_t)round_up(floats, LANES);
+    s->used += (size_t)tn_round_up(floats, LANES);
     return at;
 }
 
@@ -114,13 +112,13 @@ static void take_away(const tn_sdpa_tensor *t, float *to, int64_t rows, int64_t 
 
 /* Chunk by chunk, keys become columns. */
 static void transpose(const sdpa *a, const float *from, int64_t width, float *to) {
-    for (int64_t i = 0; i < round_up(a->args->keys, LANES); i += VL)
+    for (int64_t i = 0; i < tn_round_up(a->args->keys, LANES); i += VL)
         put_columns(from + i * width, width, width, to + i / KEYS * KEYS * width + i % KEYS);
 }
 
 static void bring_head(const sdpa *a, part *p, int64_t batch, int64_t kv_head) {
     const tn_sdpa_args *x = a->args;
-    int64_t all = round_up(x->keys, LANES);
+    int64_t all = tn_round_up(x->keys, LANES);
     bring(&x->k, place_sdpa(&x->k, batch, kv_head, 0), x->keys, all, x->features, a->width, p->keys);
     bring(&x->v, place_sdpa(&x->v, batch, kv_head, 0), x->keys, all, x->value_features, a->value_width, p->values);
     transpose(a, p->keys, a->width, p->keys_transposed);
@@ -168,7 +166,7 @@ static block block_at(const sdpa *a, int64_t batch, int64_t head, int64_t index)
 static float *weights_of(const part *p, int64_t chunk) { return p->weights + chunk * ROWS * KEYS; }
 
 /* With those that fill up the lanes: their weights are zeros. More of them than that would be computed for nothing. */
-static int64_t wide_keys_in(const sdpa *a, int64_t chunk) { return round_up(keys_in(a, chunk), LANES); }
+static int64_t wide_keys_in(const sdpa *a, int64_t chunk) { return tn_round_up(keys_in(a, chunk), LANES); }
 
 static void put_mask(const sdpa *a, const block *b, int64_t row, int64_t chunk, float *s) {
     const tn_sdpa_tensor *mask = &a->args->mask;
@@ -444,8 +442,8 @@ static bool sdpa_is_empty(const tn_sdpa_args *x) {
 static void plan_sdpa(sdpa *a, const tn_sdpa_args *x, bool backward, int threads) {
     int64_t heads = x->batch * x->heads;
     *a = (sdpa){.args = x, .group = x->heads / x->kv_heads, .splits = 1};
-    a->width = round_up(x->features, VL);
-    a->value_width = round_up(x->value_features, VL);
+    a->width = tn_round_up(x->features, VL);
+    a->value_width = tn_round_up(x->value_features, VL);
     a->chunks = tn_ceil_div(x->keys, KEYS);
     a->blocks = tn_ceil_div(x->queries, ROWS);
     if (heads % threads != 0 || heads < threads)

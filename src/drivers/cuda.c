@@ -488,7 +488,7 @@ static tn_status gpu_binary(TN_UNUSED void *device, void *module, void **data, s
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
 /* Bytes that a kernel's parameters take in memory. */
-static size_t params_room(const gpu_module *m) { return (m->params_bytes + 63) & ~(size_t)63; }
+static size_t params_room(const gpu_module *m) { return tn_whole_lines(m->params_bytes); }
 
 /* Reserves memory for parameters. The caller holds the lock. */
 static tn_status reserve_parameters(gpu_queue *q, size_t bytes) {

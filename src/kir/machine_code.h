@@ -235,7 +235,8 @@ void kir_mc_move_if(mc_asm *a, mc_condition c, int to, int from);
 void kir_mc_put(mc_asm *a, uint32_t value, int bytes);  /* code, as it is */
 void kir_mc_refer(mc_asm *a, int32_t pool, int behind); /* a reference to a constant stands here */
 
-/* Jumps. A forward jump returns the position that kir_mc_land fills in; mc_here is a position to jump back to. */
+/* Jumps. A forward jump returns the position that kir_mc_land fills in; one can jump back to
+ * any position of the code (mc_asm.n). */
 size_t kir_mc_jump(mc_asm *a);
 size_t kir_mc_jump_if(mc_asm *a, mc_condition c);
 void kir_mc_land(mc_asm *a, size_t jump);
@@ -253,7 +254,7 @@ void kir_mc_exit(mc_asm *a, size_t entry, int slots, bool streams);
 
 /* Fills in the distances to constants, which lie behind the code from kir_mc_pool_offset on. */
 void kir_mc_resolve(mc_asm *a);
-static inline size_t kir_mc_pool_offset(const mc_asm *a) { return (a->n + 63) & ~(size_t)63; }
+static inline size_t kir_mc_pool_offset(const mc_asm *a) { return tn_whole_lines(a->n); }
 
 /* ==== segments and steps ========================================================================================== */
 /* The code computes rows. A row is a run of points along the inner direction (KIR_POINTS: the last parallel axis;

@@ -429,7 +429,7 @@ typedef struct shares {
 
 static shares shares_of(const kir_vm *vm, const kir_launch *launches, int64_t count, int threads) {
     shares s = {.frames = (size_t)threads * vm->thread_bytes};
-    s.table = (((size_t)count + 1) * (sizeof(int64_t) + sizeof(kir_code *)) + 63) & ~(size_t)63;
+    s.table = tn_whole_lines(((size_t)count + 1) * (sizeof(int64_t) + sizeof(kir_code *)));
     for (int64_t i = 0; i < count && vm->in_blocks; i++) {
         int64_t loop = 1;
         for (int k = 0; k < vm->loop_count; k++)

@@ -38,10 +38,9 @@ static void sum_costs(kir_vm *vm) {
 static tn_status check_plain(const kir_program *p) {
     if (p->n_items > 0) return tn_fail(TN_ERR_UNSUPPORTED, "tile VM: a program with workgroups");
     if (p->words) return tn_fail(TN_ERR_UNSUPPORTED, "tile VM: a program of words");
-    for (int i = 0; i < p->n_ins; i++) {
+    for (int i = 0; i < p->n_ins; i++)
         if (p->ins[i].op == KIR_VAR)
             return tn_fail(TN_ERR_UNSUPPORTED, "tile VM: a program with variables (instruction %d)", i);
-    }
     return TN_OK;
 }
 
@@ -121,9 +120,8 @@ static tn_status note_access(const kir_program *p, kir_vm *vm) {
         vm->views[i] = (kir_view){NULL, (uint8_t)size, (uint8_t)kir_log2(size), p->buffer_dtype[buffer]};
     }
     vm->first_store = -1;
-    for (int i = p->n_ins - 1; i >= 0; i--) {
+    for (int i = p->n_ins - 1; i >= 0; i--)
         if (p->ins[i].op == KIR_STORE) vm->first_store = (int)p->ins[i].imm.i;
-    }
     return TN_OK;
 }
 
@@ -184,12 +182,11 @@ tn_status kir_vm_compile(const kir_program *p, kir_vm **out) {
     kir_vm *vm = tn_mem_zalloc(1, sizeof *vm);
     if (!vm) return TN_ERR_MEMORY;
     tn_status status = compile_vm(p, vm);
-    if (status != TN_OK) {
+    if (status == TN_OK)
+        *out = vm;
+    else
         kir_vm_free(vm);
-        return status;
-    }
-    *out = vm;
-    return TN_OK;
+    return status;
 }
 
 /* ==== schedule: which steps, in which order, where values live ==================================================== */
@@ -278,9 +275,8 @@ static int16_t representative(maker *m, int i, const kir_step *s, bool *in_loop,
     unsigned bucket = bucket_of(s, m->p->ins[i].imm.i);
     in_loop[i] = s->in_loop;
     m->epoch[i] = (int16_t)epoch;
-    for (int16_t old = m->buckets[bucket]; old >= 0; old = m->next[old]) {
+    for (int16_t old = m->buckets[bucket]; old >= 0; old = m->next[old])
         if (same_step(m, s, old) && may_share(m, old, s, in_loop, epoch)) return old;
-    }
     m->next[i] = m->buckets[bucket];
     m->buckets[bucket] = (int16_t)i;
     return (int16_t)i;
@@ -303,9 +299,8 @@ static void emit(maker *m, bool *in_loop) {
 static int operands_of(const kir_step *s, int16_t values[4]) {
     int n = 0;
     const int16_t all[4] = {s->a, s->b, s->c, s->dyn};
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < 4; k++)
         if (all[k] != KIR_NONE) values[n++] = all[k];
-    }
     return n;
 }
 
@@ -431,7 +426,7 @@ static tn_status place_schedule(maker *m) {
             ends[m->last[v]] = v;
         }
         place_all(m, &slots, ends);
-        m->out->slot_bytes = (slots.bytes + 63) / 64 * 64;
+        m->out->slot_bytes = tn_whole_lines(slots.bytes);
     }
     for (int w = 0; w < KIR_WIDTHS; w++)
         tn_mem_free(slots.free[w]);

@@ -285,7 +285,7 @@ static tn_status make_sum(tn_group *group, tn_native *n, const image_program *fo
                                   .channels = shape[AXIS_CHANNEL],
                                   .plane = plane};
     n->run = run_sum;
-    n->block_scratch = (kir_vm_scratch(n->fused.vm) + 63) / 64 * 64;
+    n->block_scratch = tn_whole_lines(kir_vm_scratch(n->fused.vm));
     group->run.workspace = n->block_scratch + (size_t)(shape[0] * shape[AXIS_CHANNEL]) * sizeof(float);
     return TN_OK;
 }

@@ -483,7 +483,7 @@ static tn_status make_few_pixels(const tn_graph_plan *g, const tn_group *group, 
     n->weight.target = &n->weight.memory;
     n->weight.valid = true;
     n->few_pixels.packed_valid = &n->weight.valid;
-    n->weight.at = ((size_t)(a->batch * out_pixels * k) * sizeof(float) + 63) / 64 * 64;
+    n->weight.at = tn_whole_lines((size_t)(a->batch * out_pixels * k) * sizeof(float));
     *workspace = n->weight.at + tn_gemm_workspace(&n->few_pixels, TN_F32, tn_threads());
     return TN_OK;
 }
