@@ -138,7 +138,7 @@ typedef struct conv {
     epilogue_ops epilogue_ops;
     const int64_t *tap; /* [depth] in the input tile, counted from the first channel */
     const float *packed;
-    size_t state_bytes, input_tile_bytes, sums_bytes, block_bytes, part_bytes, tap_bytes;
+    size_t input_tile_bytes, sums_bytes, block_bytes, part_bytes, tap_bytes;
     char *memory; /* of each thread */
 } conv;
 

@@ -82,12 +82,7 @@ static double least_number(const tn_tensor *x) {
     case TN_I16: return -32768;
     case TN_I32: return -2147483648.0;
     case TN_I64: return -9223372036854775808.0;
-    case TN_U8:
-    case TN_U16:
-    case TN_U32:
-    case TN_U64:
-    case TN_BOOL: return 0;
-    default: return -INFINITY;
+    default: return tn_dtype_is_float(tn_dtype_of(x)) ? -INFINITY : 0; /* 0: unsigned ones and bool */
     }
 }
 

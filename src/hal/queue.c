@@ -336,12 +336,11 @@ static tn_status queue_make(tn_device *d, void *handle, tn_queue **out) {
     pthread_cond_init(&q->room, NULL);
     tn_status s = handle ? TN_OK : tn_buffer_borrow(d, NULL, 0, NULL, NULL, &q->keep_alive);
     if (s == TN_OK) s = queue_start(q, handle);
-    if (s != TN_OK) {
+    if (s == TN_OK)
+        *out = q;
+    else
         queue_free(q);
-        return s;
-    }
-    *out = q;
-    return TN_OK;
+    return s;
 }
 
 /* Marks the device's work from now on. What was submitted before has no timeline points, so it must have completed. */
@@ -899,8 +898,6 @@ tn_status tn_event_elapsed(const tn_event *begin, const tn_event *end, double *s
     return TN_OK;
 }
 
-static void free_task(tn_task *t) { tn_mem_free(t); }
-
 tn_status tn_queue_wait(tn_queue *q, const tn_event *e) {
     TRY(tn_need(q, "tn_queue_wait: the queue"));
     TRY(tn_need(e, "tn_queue_wait: the event"));
@@ -910,7 +907,7 @@ tn_status tn_queue_wait(tn_queue *q, const tn_event *e) {
     tn_submission_begin(&o, q->device, q);
     tn_submission_wait_for(&o, e->point);
     if (t) {
-        t->drop = free_task;
+        t->drop = tn_task_free;
         tn_submission_enqueue(&o, t);
         return TN_OK;
     }

@@ -72,6 +72,7 @@ typedef struct tn_task {
     bool partially_committed; /* set by run, when it fails with states half written */
     tn_wait waits[TN_TIMELINES];
 } tn_task;
+static inline void tn_task_free(tn_task *t) { tn_mem_free(t); } /* drop of tasks that own nothing else */
 
 /* Work being given. begin, then what it touches, then either a task for the queue's thread (hand), or the calls to the
  * driver themselves between go and end: they use tn_stream_handle. Nothing of this fails for want of memory. */

@@ -143,11 +143,9 @@ static tn_status run_copy(tn_task *t) {
     return copy_now(c->dst_device, c->dst, c->src_device, c->src, c->bytes);
 }
 
-static void free_task(tn_task *t) { tn_mem_free(t); }
-
 static copy_task *copy_task_new(tn_device *dst_device, void *dst, tn_device *src_device, const void *src, size_t len) {
     copy_task *c = tn_mem_zalloc(1, sizeof *c);
-    if (c) *c = (copy_task){{.run = run_copy, .drop = free_task}, dst_device, src_device, dst, src, len};
+    if (c) *c = (copy_task){{.run = run_copy, .drop = tn_task_free}, dst_device, src_device, dst, src, len};
     return c;
 }
 

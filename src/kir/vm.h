@@ -180,7 +180,6 @@ typedef struct kir_frame {
         kir_view *views;
     } access;
     struct {               /* memory of values */
-        bool flagged;      /* some step has a flag */
         char **at;         /* by value */
         uint8_t *flags;    /* by step: KIR_FLAG_… */
         kir_range *ranges; /* by step that loads or stores: the bytes it may touch */

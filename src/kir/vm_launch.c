@@ -71,20 +71,18 @@ static int64_t stride_of(const kir_frame *f, int access, int axis) { return affi
 
 /* Is one step of `outer` as long as the whole of `inner`, for everybody? */
 static bool mergeable(const kir_frame *f, int outer, int inner, int64_t extent) {
-    for (int i = 0; i < f->vm->n_access; i++) {
+    for (int i = 0; i < f->vm->n_access; i++)
         if (stride_of(f, i, outer) != extent * stride_of(f, i, inner)) return false;
-    }
     return true;
 }
 
 static void push_axis(const kir_frame *f, frame_axes *out, int axis, int64_t extent) {
     out->total *= extent;
     if (extent == 1) return;
-    if (out->n > 0 && mergeable(f, out->axis[out->n - 1], axis, extent)) {
+    if (out->n > 0 && mergeable(f, out->axis[out->n - 1], axis, extent))
         out->extent[out->n - 1] *= extent;
-    } else {
+    else
         out->extent[out->n++] = extent;
-    }
     out->axis[out->n - 1] = axis;
 }
 
@@ -168,10 +166,9 @@ static void set_strides(kir_frame *f, const frame_axes *outer, int n_outer, cons
     for (int i = 0; i < f->vm->n_access; i++) {
         const int64_t *affine = affine_of(f, i);
         *to = affine[0];
-        if (lo) {
+        if (lo)
             for (int k = 0; k < f->vm->n_par; k++)
                 *to += lo[k] * affine[1 + k];
-        }
         to++;
         for (int k = 0; k < n_outer; k++)
             *to++ = affine[1 + outer->axis[k]];
@@ -238,9 +235,8 @@ static void plan_across(kir_frame *f) {
 /* ---- kinds ------------------------------------------------------------------------------------------------------- */
 
 static bool varies(const int64_t *strides, int n) {
-    for (int k = 0; k < n; k++) {
+    for (int k = 0; k < n; k++)
         if (strides[k] != 0) return true;
-    }
     return false;
 }
 
@@ -328,14 +324,12 @@ static void set_ranges(kir_frame *f) {
 
 static void set_flags(kir_frame *f) {
     memset(f->tile.flags, 0, (size_t)f->schedule->n_steps);
-    f->tile.flagged = false;
     if (f->schedule->n_conflicts) set_ranges(f);
     for (int i = 0; i < f->schedule->n_conflicts; i++) {
         const kir_conflict *c = &f->schedule->conflicts[i];
         const kir_range *a = &f->tile.ranges[c->loser], *b = &f->tile.ranges[c->other];
         if (a->low >= b->high || b->low >= a->high) continue;
         f->tile.flags[c->loser] |= f->schedule->steps[c->loser].op == KIR_LOAD ? KIR_FLAG_COPY : KIR_FLAG_LATE;
-        f->tile.flagged = true;
     }
 }
 

@@ -239,21 +239,13 @@ static tn_status read_attribute_tensor(reader *r, const onnx_field *f, onnx_attr
 
 /* How protobuf writes a field; lists of numbers may be written in two ways. */
 static bool is_written_right(const onnx_field *f) {
-    switch (f->number) {
-    case A_NAME:
-    case A_S:
-    case A_T:
-    case A_G:
-    case A_STRINGS:
-    case A_GRAPHS:
-    case A_TYPE_PROTO:
-    case A_REFERENCE:
-    case A_SPARSE: return f->kind == ONNX_WIRE_BYTES;
-    case A_I:
-    case A_KIND: return f->kind == ONNX_WIRE_VARINT;
-    case A_F: return f->kind == ONNX_WIRE_32;
-    default: return true;
-    }
+    static const uint32_t bytes = 1u << A_NAME | 1u << A_S | 1u << A_T | 1u << A_G | 1u << A_STRINGS | 1u << A_GRAPHS |
+                                  1u << A_TYPE_PROTO | 1u << A_REFERENCE | 1u << A_SPARSE;
+    static const uint32_t numbers = 1u << A_I | 1u << A_KIND;
+    uint32_t bit = f->number <= A_SPARSE ? 1u << f->number : 0;
+    if (bit & bytes) return f->kind == ONNX_WIRE_BYTES;
+    if (bit & numbers) return f->kind == ONNX_WIRE_VARINT;
+    return f->number != A_F || f->kind == ONNX_WIRE_32;
 }
 
 static tn_status take_attribute_field(reader *r, const onnx_field *f, onnx_attribute *a, attribute_lists *l) {
@@ -686,7 +678,6 @@ tn_status onnx_model_read(tn_onnx *m, onnx_text message, const char *const *give
     onnx_field f, graph = {0};
     tn_status status;
     while (onnx_wire_next(&w, &f, &status)) {
-        if (f.number == M_IR_VERSION) m->ir_version = (int64_t)f.bits;
         if (f.number == M_GRAPH) graph = f;
         if (f.number == M_FUNCTION) TRY(read_function(m, f.bytes, &m->functions[m->function_count++]));
     }

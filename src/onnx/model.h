@@ -159,7 +159,6 @@ struct tn_onnx {
     onnx_arena arena;
     onnx_source source;
     char *copy; /* of a model in memory; NULL: it lies in source.file */
-    int64_t ir_version;
     onnx_import *imports;
     int import_count;
     onnx_function *functions;

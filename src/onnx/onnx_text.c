@@ -444,7 +444,7 @@ typedef struct vectors {
     int64_t *pool, *row_items, *key; /* the pool's and the input's items as numbers */
     const onnx_text **words;         /* sorted; NULL where items are numbers */
     gram *grams;                     /* sorted */
-    int64_t pool_count, word_count, gram_count, width, row_count;
+    int64_t pool_count, word_count, gram_count, width;
     int64_t least, most, skips;
     float *out;
 } vectors;

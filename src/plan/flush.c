@@ -823,14 +823,12 @@ static tn_status run_in_thread(tn_task *t) {
     return s;
 }
 
-static void free_task(tn_task *t) { tn_mem_free(t); }
-
 static run_task *task_new(tn_plan *p) {
     size_t slots = tn_plan_slots(p) * sizeof(void *), packed_weights = p->native_count * sizeof(void *);
     run_task *r = tn_mem_zalloc(1, sizeof *r + slots + packed_weights + p->scalar_count * sizeof(kir_scalar));
     if (!r) return NULL;
     char *at = (char *)(r + 1);
-    *r = (run_task){.task = {.run = run_in_thread, .drop = free_task},
+    *r = (run_task){.task = {.run = run_in_thread, .drop = tn_task_free},
                     .plan = p,
                     .slots = (void **)(void *)at,
                     .packed_weights = (void **)(void *)(at + slots),

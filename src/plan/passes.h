@@ -50,7 +50,7 @@ typedef struct tn_lowering {
     tn_graph_plan *g;
     tn_group *group;
     int group_id, region, loops_made;
-    int loop_rank, first_loop_axis, loop_axes;
+    int first_loop_axis, loop_axes;
     const tn_node *space_node;
     int building;       /* the member that is being computed, which must not be read itself */
     kir_val edge;       /* workgroup kernels: where there is an element of the result at all; KIR_NONE: everywhere */

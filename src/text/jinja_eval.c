@@ -574,10 +574,8 @@ static tn_status tn_jj_render(jj_run *r, const jj_node *body) { return execute(r
 /* ==== chat templates ============================================================================================== */
 
 enum {
-    TREE_LIMIT = 256 << 20,   /* bytes of a compiled template: a node takes about 100 for a few of source */
-    USUAL_STEPS = 20000000,   /* a second or two */
-    USUAL_MEMORY = 256 << 20, /* bytes of values */
-    USUAL_TEXT = 64 << 20     /* bytes written */
+    TREE_LIMIT = 256 << 20, /* bytes of a compiled template: a node takes about 100 for a few of source */
+    TEXT_LIMIT = 64 << 20   /* bytes written */
 };
 
 tn_status tn_chat_template_new(const char *source, size_t size, tn_chat_template **out) {
@@ -593,12 +591,11 @@ tn_status tn_chat_template_new(const char *source, size_t size, tn_chat_template
     jj_token *tokens;
     tn_status status = tn_jj_lex(&t->arena, source, size, &tokens);
     if (status == TN_OK) status = tn_jj_parse(&t->arena, tokens, &t->body);
-    if (status != TN_OK) {
+    if (status == TN_OK)
+        *out = t;
+    else
         tn_chat_template_free(t);
-        return status;
-    }
-    *out = t;
-    return TN_OK;
+    return status;
 }
 
 void tn_chat_template_free(tn_chat_template *t) {
@@ -620,7 +617,7 @@ static tn_status begin_template(jj_run *r, const tn_chat_template *t, const tn_c
                                (long long)o.max_steps, (long long)o.max_memory);
     *r = (jj_run){
         .out = out,
-        .max_written = USUAL_TEXT,
+        .max_written = TEXT_LIMIT,
         .steps_left = o.max_steps,
         .now = o.now != TN_CHAT_TEMPLATE_NOW ? o.now : (int64_t)time(NULL),
     };

@@ -20,7 +20,6 @@ typedef struct lexer {
     size_t counted;        /* place up to which lines are counted */
     uint32_t line, column; /* there */
     bool line_starting;    /* what came last ended a line */
-    bool strip_next;       /* the last tag ended in a minus */
     jj_token *first, *last;
 } lexer;
 
@@ -61,11 +60,10 @@ static tn_status add_lexer(lexer *x, jj_token_kind kind, size_t place, jj_token 
     t->kind = kind;
     t->line = x->line;
     t->column = x->column;
-    if (x->last) {
+    if (x->last)
         x->last->next = t;
-    } else {
+    else
         x->first = t;
-    }
     x->last = t;
     *out = t;
     return TN_OK;

@@ -373,12 +373,6 @@ const tn_blas *tn_blas_by_name(const char *name) {
 
 const char *tn_blas_name(const tn_blas *b) { return b ? b->entry->name : "none"; }
 
-/* Its function of this name with any prefix and suffix of such libraries ("dgetrf_"), or NULL; and whether it takes
- * 64-bit integers. */
-static void *tn_blas_function(const tn_blas *b, const char *name) { return find_blas(b->handle, name, NULL); }
-
-static bool tn_blas_is_wide(const tn_blas *b) { return b->wide; }
-
 int tn_blas_count(void) { return ROWS; }
 
 bool tn_blas_untried(int i, const char *asked) {
@@ -610,8 +604,7 @@ static bool cholesky(const tn_lapack *l, const tn_linalg_matrix *x) {
 static bool has_elimination(const tn_lapack *l) { return l->dgetrf && l->dgetrs; }
 
 /* Exchanges of rows, then right sides by columns. */
-static int64_t work_of_solve(const tn_lapack *l, int64_t m, int64_t n, int64_t k) {
-    (void)l, (void)m;
+static int64_t work_of_solve(TN_UNUSED const tn_lapack *l, TN_UNUSED int64_t m, int64_t n, int64_t k) {
     return n + n * k;
 }
 
@@ -626,8 +619,7 @@ static bool solve(const tn_lapack *l, const tn_linalg_matrix *x) {
     return told(info) == 0;
 }
 
-static int64_t work_of_determinant(const tn_lapack *l, int64_t m, int64_t n, int64_t k) {
-    (void)l, (void)m, (void)k;
+static int64_t work_of_determinant(TN_UNUSED const tn_lapack *l, TN_UNUSED int64_t m, int64_t n, TN_UNUSED int64_t k) {
     return n;
 }
 
@@ -680,8 +672,7 @@ static bool has_eigh(const tn_lapack *l) { return l->dsyevd; }
 static int64_t eigh_numbers(int64_t n) { return 1 + 6 * n + 2 * n * n; }
 static int64_t eigh_integers(int64_t n) { return 3 + 5 * n; }
 
-static int64_t work_of_eigh(const tn_lapack *l, int64_t m, int64_t n, int64_t k) {
-    (void)l, (void)m, (void)k;
+static int64_t work_of_eigh(TN_UNUSED const tn_lapack *l, TN_UNUSED int64_t m, int64_t n, TN_UNUSED int64_t k) {
     return eigh_numbers(n) + eigh_integers(n);
 }
 
@@ -724,8 +715,7 @@ static bool svd(const tn_lapack *l, const tn_linalg_matrix *x) {
     return told(info) == 0;
 }
 
-static int64_t no_work(const tn_lapack *l, int64_t m, int64_t n, int64_t k) {
-    (void)l, (void)m, (void)n, (void)k;
+static int64_t no_work(TN_UNUSED const tn_lapack *l, TN_UNUSED int64_t m, TN_UNUSED int64_t n, TN_UNUSED int64_t k) {
     return 0;
 }
 
@@ -785,14 +775,14 @@ static bool lapack_run(const tn_lapack *l, tn_linalg_kind kind, const tn_linalg_
 static void lapack_bind_functions(tn_lapack *l, const tn_blas *library) {
     l->calls = (tn_lapack_calls){lapack_work, lapack_run};
     l->library = library;
-    l->wide = tn_blas_is_wide(library);
-    l->dpotrf = (dpotrf_function *)tn_blas_function(library, "dpotrf_");
-    l->dgetrf = (dgetrf_function *)tn_blas_function(library, "dgetrf_");
-    l->dgetrs = (dgetrs_function *)tn_blas_function(library, "dgetrs_");
-    l->dgeqrf = (dgeqrf_function *)tn_blas_function(library, "dgeqrf_");
-    l->dorgqr = (dorgqr_function *)tn_blas_function(library, "dorgqr_");
-    l->dsyevd = (dsyevd_function *)tn_blas_function(library, "dsyevd_");
-    l->dgesdd = (dgesdd_function *)tn_blas_function(library, "dgesdd_");
+    l->wide = library->wide;
+    l->dpotrf = (dpotrf_function *)find_blas(library->handle, "dpotrf_", NULL);
+    l->dgetrf = (dgetrf_function *)find_blas(library->handle, "dgetrf_", NULL);
+    l->dgetrs = (dgetrs_function *)find_blas(library->handle, "dgetrs_", NULL);
+    l->dgeqrf = (dgeqrf_function *)find_blas(library->handle, "dgeqrf_", NULL);
+    l->dorgqr = (dorgqr_function *)find_blas(library->handle, "dorgqr_", NULL);
+    l->dsyevd = (dsyevd_function *)find_blas(library->handle, "dsyevd_", NULL);
+    l->dgesdd = (dgesdd_function *)find_blas(library->handle, "dgesdd_", NULL);
     for (int kind = 0; kind < TN_LINALG_KINDS; kind++)
         l->right[kind] = kinds[kind].has && kinds[kind].has(l) && lapack_answers_right(l, (tn_linalg_kind)kind);
 }

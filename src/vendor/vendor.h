@@ -17,14 +17,7 @@ typedef struct tn_vendor_side {
     int64_t alignment; /* bytes that its address is a multiple of */
 } tn_vendor_side;
 
-enum {
-    TN_VENDOR_A,
-    TN_VENDOR_B,
-    TN_VENDOR_C,
-    TN_VENDOR_SIDES,
-    TN_VENDOR_WORKSPACE = TN_VENDOR_SIDES,
-    TN_VENDOR_POINTERS
-};
+enum { TN_VENDOR_A, TN_VENDOR_B, TN_VENDOR_C, TN_VENDOR_SIDES, TN_VENDOR_WORKSPACE = TN_VENDOR_SIDES };
 
 /* C[outer, batch, m, n] = A[outer, batch, m, k] · B[outer, batch, k, n], all of one dtype, sums in f32 (f64 in f64).
  * Libraries know one batch; `outer` is for them to go round. All numbers but strides fit 32 bits. */
