@@ -14,7 +14,7 @@
  * tn_llm_new_conversation opens further sequences over the same weights.
  *
  * Threads: one thread at a time may use a tn_llm, and it need not be the same one. Several threads at once may use
- * different tn_llms, also conversations over the same weights; none changes the results of another. Plans for prompts
+ * different ones, also conversations over the same weights; none changes the results of another. Plans for prompts
  * belong to the thread that made them, so a conversation is fastest if it stays on one thread. */
 #ifndef TRUNNION_LLM_H
 #define TRUNNION_LLM_H

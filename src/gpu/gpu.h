@@ -206,10 +206,10 @@ static inline kir_val tn_inside(kir_builder *b, const kir_aff *index, int64_t bo
 
 /* How an access of the scheduled program gets its offset and strides from the plain program's sizes. */
 typedef struct kir_size_rule {
-    uint8_t kind;
+    uint8_t kind;                 /* rule_kind of sched.c */
     int8_t axis;                  /* of the plain program, where a rule is about one */
     int16_t access;               /* of the plain program */
-    int32_t c, item, block, step; /* KIR_RULE_FIXED: the offset, and the strides along the axes that were added */
+    int32_t c, item, block, step; /* RULE_FIXED: the offset, and the strides along the axes that were added */
 } kir_size_rule;
 
 typedef struct kir_rows {

@@ -177,8 +177,8 @@ enum {
     KIR_ALONG_K = 2,    /* neighbours in a line are neighbours along k, the index that is summed over */
     KIR_LINE_SHIFT = 2, /* from here on: from line to line, in … */
     KIR_LINE_UNIT = 8,  /* … elements; offsets and strides of such an access are multiples of it too */
-    /* Wide matrices: a FRAGMENT has log2(lines) from LINE_SHIFT on; a MATRIX_STORE has its first column / 16 there, and
-     * its line from here on. */
+    /* Wide matrices: a FRAGMENT has log2(lines) from KIR_LINE_SHIFT on; a MATRIX_STORE has its first column / 16 there,
+     * and its line from here on. */
     KIR_WIDE_SHIFT = 4
 };
 

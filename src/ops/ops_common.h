@@ -30,8 +30,8 @@ tn_status tn_view_dim(const tn_view_steps *s, int64_t dim, int rank, int64_t *ou
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------ */
 
-/* A rank-0 constant of like's dtype, on its device: exact in f64 as well, unlike tn_b_number. NULL if like is, as that
- * of an earlier failure. */
+/* A rank-0 constant of like's dtype, on its device: exact in f64 as well. NULL if like is NULL, as after an earlier
+ * failure. */
 tn_node *tn_b_const(tn_build *b, double v, const tn_node *like);
 tn_node *tn_b_scale(tn_build *b, tn_node *x, double v);  /* x · v */
 tn_node *tn_b_offset(tn_build *b, tn_node *x, double v); /* x + v */

@@ -345,7 +345,7 @@ tn_status tn_group_find_reads(tn_graph_plan *g, tn_group *group);
 bool tn_group_reads_slot(const tn_graph_plan *g, const tn_group *group, int slot);
 /* Places for all values. copies: new values of states that could not be made in their homes. */
 tn_status tn_lay_out(tn_graph_plan *g, size_t *arena_bytes, size_t *host_bytes, size_t *copies);
-void tn_leaf_byte_range(tn_value *v); /* byte_first and bytes of one that has a slot */
+void tn_leaf_byte_range(tn_value *v); /* memory.first and memory.bytes of one that has a slot */
 
 /* ---- plans (plan.c) ---------------------------------------------------------------------------------------------- */
 
@@ -382,7 +382,7 @@ typedef struct tn_command {
     tn_native *native;             /* NATIVE */
     struct tn_vendor_call *vendor; /* VENDOR */
     struct tn_engine_call *engine; /* ENGINE */
-    const tn_op_engine *op_engine; /* ENGINE_OP */
+    const tn_op_engine *op_engine; /* TN_CMD_ENGINE_OP */
     tn_engine_op *engine_op;
     tn_device *device;   /* KERNEL: where; the plan's, or the cpu */
     void **pointers;     /* operands, inside the plan's pointers; COPY, FETCH, SEND: to, from */
@@ -441,7 +441,7 @@ typedef struct tn_plan_runs {
     tn_timeline_point point; /* its last run by a queue's thread, which uses its pointers and runtime scalars */
 } tn_plan_runs;
 
-/* What messages and tn_explain tell of the planning. */
+/* What messages and tn_explain_last tell of the planning. */
 typedef struct tn_plan_report {
     int64_t values_planned, planning_work; /* planning_work: tn_graph_plan's */
     char largest[160];                     /* of the values in the arena: line, op, shape */

@@ -30,7 +30,7 @@ enum { BIASED_COUNTS = 32 };
 typedef struct thread_state {
     tn_recorder recorder;
     biased_count biased_counts[BIASED_COUNTS];
-    uint32_t biased_used; /* bit i: loans[i] is in use */
+    uint32_t biased_used; /* bit i: biased_counts[i] is in use */
     node_block *free;     /* chained through node.in */
     int free_count;
 } thread_state;
@@ -212,7 +212,8 @@ static void defer_free(tn_node *n);
 
 /* A leaf may be used by several threads, so its count takes locked instructions, and a recording counts the same few
  * leaves over and over. So references are borrowed many at a time, and what comes back is kept, until the next flush
- * has ended or no other reference is left: loans[i].count of the node's references are this thread's to hand out. */
+ * has ended or no other reference is left: biased_counts[i].count of the node's references are this thread's to hand
+ * out. */
 enum { BIASED_BATCH = 64 };
 
 static inline biased_count *biased_count_of(thread_state *t, const tn_node *n) {
