@@ -6,7 +6,6 @@
  *
  * Words are read without `lock`, because reading waits for a queue whose work may be about to call touch. */
 #include <pthread.h>
-#include <string.h>
 
 #include "hal/hal.h"
 

@@ -5,7 +5,6 @@
  * thread is left behind with whatever it waits for. */
 #include <pthread.h>
 #include <stdio.h>
-#include <string.h>
 #include <time.h>
 
 #include "hal/hal.h"

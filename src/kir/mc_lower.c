@@ -4,7 +4,6 @@
  * segments follow the program, except that values which do not vary along a loop are computed before it. What an
  * instruction set cannot do in a few steps is refused; the tile VM then runs the program. */
 #include <math.h>
-#include <string.h>
 
 #include "kir/machine_code.h"
 #include "kir/rules.h"

@@ -1,7 +1,6 @@
 /* network.c — weights of a folder by name, and operations with them; see network.h. */
 #include "text/network.h"
 
-#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 

@@ -7,7 +7,6 @@
  * Source: MPI 3.1; mpi.h of Open MPI 4 and MPICH 4; the MPICH ABI Compatibility Initiative. */
 #include "vendor/mpi.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "trunnion/status.h"
