@@ -462,6 +462,8 @@ static const one_node nodes[] = {
     {"LSTM", "", 1, "direction:s=bidirectional", NULL, {NET(2, 4)}},
     {"LSTM", "", 1, "activations:S=Tanh", "1 activations, but 3 are required", {NET(1, 4)}},
     {"LSTM", "", 1, "", "input 3 is [1, 8]", {NET(1, 4), F(2, 0, 1, 8)}},
+    {"LSTM", "", 1, "", NULL, {NET(1, 4), NONE, I32(1, 4, 1)}},
+    {"LSTM", "", 1, "", "out of bounds: valid indices are 0 to 4", {NET(1, 4), NONE, I32(1, 5, 1)}},
     {"LSTM", "", 1, "", "input 7 is [1, 4]", {NET(1, 4), NONE, NONE, NONE, NONE, F(2, 0, 1, 4)}},
     {"GRU", "", 1, "hidden_size:i=3", "hidden_size is 3", {NET(1, 3)}},
     {"GRU", "", 1, "", "input 1 is [2, 6, 3]", {NET(2, 3)}},
