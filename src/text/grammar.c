@@ -525,7 +525,7 @@ typedef struct node {
     int32_t element, below; /* below: a node, NONE at the bottom */
     int32_t chain;          /* the next node with the same hash */
 } node;
-enum { NONE = -1, HASH_BITS = 12 };
+enum { NONE = -1, HASH_BITS = 16 }; /* at MOST_NODES a chain has 16 nodes on average */
 
 typedef struct node_set {
     int32_t *items;
