@@ -1,8 +1,8 @@
 /* draws.c — distributions made of uniform numbers; dropouts of other kinds; embedding bags. */
 #include "functions/common.h"
 
-static tn_tensor *wrong(const char *name, const char *what, double v) {
-    return tn_keep(tn_failed(TN_ERR_ARGUMENT, "%s: %s is %g, which is invalid", name, what, v));
+static tn_tensor *wrong(const char *name, const char *what, double v, const char *range) {
+    return tn_keep(tn_failed(TN_ERR_ARGUMENT, "%s: %s is %g; it must %s", name, what, v, range));
 }
 
 /* −log(1 − u) with u in [0, 1): never infinite. */
@@ -12,26 +12,26 @@ static tn_tensor *standard_exponential(const int64_t *shape, int rank) {
 
 tn_tensor *(tn_exponential)(double lambd, const int64_t *shape, int rank) {
     TN_SCOPE;
-    if (!(lambd > 0)) return wrong("exponential", "lambd", lambd);
+    if (!(lambd > 0)) return wrong("exponential", "lambd", lambd, "be above 0");
     return tn_keep(tn_div(standard_exponential(shape, rank), tn_scalar(lambd)));
 }
 
 tn_tensor *(tn_cauchy)(double median, double sigma, const int64_t *shape, int rank) {
     TN_SCOPE;
-    if (!(sigma > 0)) return wrong("cauchy", "sigma", sigma);
+    if (!(sigma > 0)) return wrong("cauchy", "sigma", sigma, "be above 0");
     tn_tensor *angle = tn_mul(tn_sub(tn_rand(shape, rank), tn_scalar(0.5)), tn_scalar(M_PI));
     return tn_keep(tn_add(tn_mul(tn_tan(angle), tn_scalar(sigma)), tn_scalar(median)));
 }
 
 tn_tensor *(tn_log_normal)(double mean, double std, const int64_t *shape, int rank) {
     TN_SCOPE;
-    if (!(std > 0)) return wrong("log_normal", "std", std);
+    if (!(std > 0)) return wrong("log_normal", "std", std, "be above 0");
     return tn_keep(tn_exp(tn_normal(mean, std, shape, rank)));
 }
 
 tn_tensor *(tn_geometric)(double p, const int64_t *shape, int rank) {
     TN_SCOPE;
-    if (!(p > 0 && p < 1)) return wrong("geometric", "p", p);
+    if (!(p > 0 && p < 1)) return wrong("geometric", "p", p, "lie between 0 and 1");
     tn_tensor *trials = tn_ceil(tn_div(standard_exponential(shape, rank), tn_scalar(-log1p(-p))));
     return tn_keep(tn_maximum(trials, tn_scalar(1)));
 }
@@ -76,7 +76,7 @@ tn_tensor *(tn_rrelu)(const tn_tensor *x, double lower, double upper, bool train
     tn_tensor *bad = refused(x);
     if (bad) return bad;
     TN_SCOPE;
-    if (!(lower <= upper)) return wrong("rrelu", "lower, which must not exceed upper,", lower);
+    if (!(lower <= upper)) return wrong("rrelu", "lower", lower, "not exceed upper");
     if (!is_float(x)) return tn_keep(tn_failed(TN_ERR_DTYPE, "rrelu: the tensor must be of a floating point type"));
     if (!training) return tn_keep(tn_leaky_relu(x, (lower + upper) / 2));
     tn_tensor *slope = tn_cast(tn_uniform(lower, upper, tn_shape(x), tn_rank(x)), tn_dtype_of(x));
@@ -92,7 +92,7 @@ tn_tensor *(tn_feature_dropout)(const tn_tensor *x, double p, bool training, boo
     tn_tensor *bad = refused(x);
     if (bad) return bad;
     TN_SCOPE;
-    if (!(p >= 0 && p <= 1)) return wrong("dropout", "p", p);
+    if (!(p >= 0 && p <= 1)) return wrong("feature_dropout", "p", p, "lie in [0, 1]");
     if (tn_rank(x) < 1 + batched)
         return tn_keep(
             tn_failed(TN_ERR_SHAPE, "dropout: the tensor of rank %d has no dimension of channels", tn_rank(x)));
@@ -109,7 +109,7 @@ tn_tensor *(tn_alpha_dropout)(const tn_tensor *x, double p, bool training) {
     tn_tensor *bad = refused(x);
     if (bad) return bad;
     TN_SCOPE;
-    if (!(p >= 0 && p <= 1)) return wrong("alpha_dropout", "p", p);
+    if (!(p >= 0 && p <= 1)) return wrong("alpha_dropout", "p", p, "lie in [0, 1]");
     if (!is_float(x))
         return tn_keep(tn_failed(TN_ERR_DTYPE, "alpha_dropout: the tensor must be of a floating point type"));
     if (!training || p == 0) return tn_keep(tn_contiguous(x));

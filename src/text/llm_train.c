@@ -91,7 +91,7 @@ static tn_status check_targets(const llm_config *c, const char *targets) {
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", strrchr(name, '.') + 1);
     }
-    for (const char *at = targets; at && *at;) {
+    for (const char *at = targets; at && (*at || at == targets);) {
         char word[64], name[LLM_NAME_SIZE];
         size_t size = strcspn(at, ",");
         bool found = false;

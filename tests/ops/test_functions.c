@@ -199,6 +199,7 @@ static void arguments_that_do_not_fit_are_refused(void **state) {
     refuses(tn_tril_indices(4, INT64_MAX / 2 + 1, INT64_MAX), TN_ERR_ARGUMENT, "from 0 to 2^29");
     refuses(tn_triu_indices(1 << 20, 1 << 29, INT64_MIN), TN_ERR_MEMORY, "no memory");
     refuses(tn_histc(v, 0, 0, 1), TN_ERR_ARGUMENT, "bins is 0");
+    refuses(tn_geometric(1, TN_DIMS(3)), TN_ERR_ARGUMENT, "geometric: p is 1; it must lie between 0 and 1");
     refuses(tn_repeat_interleave_by(v, numbers("1 2"), 0), TN_ERR_SHAPE, "one for each of the 4 slices");
     refuses(tn_einsum("ij,jk", LIST(m)), TN_ERR_ARGUMENT, "more than 1 operands");
     refuses(tn_einsum("ij->ik", LIST(m)), TN_ERR_ARGUMENT, "in no operand");
