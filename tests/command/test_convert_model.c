@@ -631,7 +631,7 @@ static void what_is_not_computed_is_not_converted(void **state) {
     static const char *const faults[][3] = {
         {"\"silu\"", "\"gelu\"", "the activation 'gelu'"},
         {"\"hidden_size\"", "\"quantization_config\":{},\"hidden_size\"", "'quantization_config' is set"},
-        {"\"rope_theta\"", "\"rope_theta\":-5,\"theta\"", "'rope_theta' must be"}};
+        {"\"rope_theta\"", "\"rope_theta\":-5,\"theta\"", "'rope_theta' is -5; it must be"}};
     static const rope_keys shrunk = {"yarn", 0.5, 0, false, 0}, local = {NULL, 0, 0, false, 700};
     static words w;
     char said[4096], config[4096], changed[4200];
