@@ -21,7 +21,7 @@ PUBLIC_ONLY = {"functions", "nn", "text"}
 # At most so many lines in each folder (gen/ is not counted). A folder that grows beyond it needs a reason in the commit
 # that raises its budget, or something that leaves.
 BUDGET = {
-    "windows": 1520,
+    "windows": 1525,
     "base": 3810,
     "kir": 16250,
     "cpu": 17030,

@@ -5,6 +5,8 @@
 #define WIN32_LEAN_AND_MEAN
 #include <windows.h>
 
+#include "trunnion/status.h"
+
 enum { TN_WIDE_PATH = 4096 };
 
 /* A path for Win32: backslashes, and the prefix that lifts the limit of 260 characters if it is long. False with errno
