@@ -875,11 +875,11 @@ static bool paged_is_empty(const tn_attention_args *x) {
     return x->n <= 0 || x->heads <= 0 || x->kv_heads <= 0 || x->head_dim <= 0;
 }
 
-/* Many sequences are blocks enough for all threads. */
+/* Many sequences are blocks enough for all threads; the many heads of one key are a single block for each token. */
 static bool must_split(const tn_attention_args *args, int threads) {
     int64_t group = args->heads / args->kv_heads;
-    if (!args->batch) return args->n * group <= SPLIT_ROWS;
-    return group <= SPLIT_ROWS && args->n * args->kv_heads < 4 * (int64_t)threads;
+    bool few = args->n * args->kv_heads < 4 * (int64_t)threads;
+    return args->batch ? group <= SPLIT_ROWS && few : args->n * group <= SPLIT_ROWS || (args->n == 1 && few);
 }
 
 static void plan_paged(attention *a, const tn_attention_args *args, int threads, bool split) {

@@ -168,6 +168,18 @@ static tn_status join_latent(tn_llm *m, tn_tensor **weight) {
     return status;
 }
 
+/* Keys' part of the matrix that makes keys and values of latent vectors, for products of queries with it. What is
+ * packed becomes f16. */
+static tn_status turn_keys(const llm_config *c, llm_layer *l) {
+    const tn_tensor *up = l->weight[SLOT_KV_UP];
+    if (!up) return TN_OK;
+    {
+        TN_SCOPE;
+        l->key_up = tn_retain(tn_llm_keys_of(c, tn_dtype_block(tn_dtype_of(up)) > 1 ? tn_cast(up, TN_F16) : up));
+    }
+    return tn_eval(&l->key_up, 1);
+}
+
 static tn_status take_weights(tn_llm *m) {
     llm_weights *w = &m->weights;
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
@@ -176,6 +188,7 @@ static tn_status take_weights(tn_llm *m) {
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
             TRY(take_weight(m, i, slot, &w->layers[i].weight[slot]));
         TRY(join_latent(m, w->layers[i].weight));
+        TRY(turn_keys(&m->config, &w->layers[i]));
     }
     return TN_OK;
 }
@@ -253,10 +266,10 @@ static tn_status make_such_caches(const llm_config *c, int conversations, bool w
     tn_tensor **all = tn_txt_zalloc((size_t)count, sizeof(tn_tensor *));
     if (!all) return TN_ERR_MEMORY;
     tn_status status = TN_OK;
-    for (int k = CACHE_KEYS; k <= CACHE_VALUES && status == TN_OK; k++) {
+    for (int k = CACHE_KEYS; k < tn_llm_cache_count(c) && status == TN_OK; k++) {
         TN_SCOPE;
         int used = 0;
-        int64_t shape[] = {c->pages * conversations, of->attention.kv_heads, LLM_PAGE, tn_llm_cache_row(of, k)};
+        int64_t shape[] = {c->pages * conversations, tn_llm_cache_heads(of), LLM_PAGE, tn_llm_cache_row(of, k)};
         status = tn_zero_states(shape, 4, c->cache[k], all, count);
         for (int64_t i = 0; i < c->layers && status == TN_OK; i++)
             if (has_such_cache(c, i, wide)) layers[i].cache[k] = tn_retain(all[used++]);
@@ -323,7 +336,8 @@ static bool caches_are_lost(const llm_config *c, const llm_layer *layers, bool p
         if (tn_llm_is_recurrent(c, i) && !pool &&
             (is_lost(cache[CACHE_CONV]) || (has_state && is_lost(cache[CACHE_STATE]))))
             return true;
-        if (tn_llm_has_cache(c, i) && (is_lost(cache[CACHE_KEYS]) || is_lost(cache[CACHE_VALUES]))) return true;
+        for (int k = CACHE_KEYS; k < tn_llm_cache_count(c) && tn_llm_has_cache(c, i); k++)
+            if (is_lost(cache[k])) return true;
     }
     return false;
 }
@@ -364,7 +378,7 @@ static tn_status take_caches(tn_llm *m) {
     m->stale = false;
     if (!m->pool) return make_all_caches(&m->config, 1, layers);
     for (int64_t i = 0; i < m->config.layers; i++)
-        for (int k = CACHE_KEYS; k <= CACHE_VALUES && tn_llm_has_cache(&m->config, i); k++)
+        for (int k = CACHE_KEYS; k < tn_llm_cache_count(&m->config) && tn_llm_has_cache(&m->config, i); k++)
             layers[i].cache[k] = tn_retain(m->pool->layers[i].cache[k]);
     return TN_OK;
 }
@@ -540,6 +554,8 @@ static tn_status share_weights(tn_llm *m, const tn_llm *with) {
             tn_tensor *weight = with->weights.layers[i].weight[slot];
             m->weights.layers[i].weight[slot] = weight ? tn_retain(weight) : NULL;
         }
+    for (int64_t i = 0; i < m->config.layers; i++)
+        if (with->weights.layers[i].key_up) m->weights.layers[i].key_up = tn_retain(with->weights.layers[i].key_up);
     return share_adapter(m, with);
 }
 
@@ -658,6 +674,7 @@ void tn_llm_close(tn_llm *m) {
         llm_layer *l = &m->weights.layers[i];
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
             tn_free(l->weight[slot]);
+        tn_free(l->key_up);
     }
     if (m->weights.layers) free_caches(&m->config, m->weights.layers);
     for (int slot = 0; slot < HEAD_SLOTS; slot++)

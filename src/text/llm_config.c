@@ -336,8 +336,16 @@ int64_t tn_llm_key_width(const llm_config *c) {
     return c->size[SIZE_HEAD] + (c->attention.alibi > 0 ? DISTANCE_DIMS : 0);
 }
 
+int tn_llm_cache_count(const llm_config *c) { return c->family->attention.latent ? 1 : CACHE_VALUES + 1; }
+
+int64_t tn_llm_cache_heads(const llm_config *c) { return c->family->attention.latent ? 1 : c->attention.kv_heads; }
+
+static int64_t cache_width(const llm_config *c) {
+    return c->family->attention.latent ? c->size[SIZE_KV_DOWN] : tn_llm_key_width(c);
+}
+
 int64_t tn_llm_cache_row(const llm_config *c, int which) {
-    int64_t head = tn_llm_key_width(c);
+    int64_t head = cache_width(c);
     return c->cache[which] == TN_U8 ? head / LLM_BLOCK * LLM_BLOCK_BYTES : head;
 }
 
@@ -414,11 +422,15 @@ static tn_status take_options(const llm_source *s, const tn_llm_options *options
         return tn_backend_fail(TN_ERR_ARGUMENT, "language model: value_cache is %d; it must be a tn_llm_cache",
                                (int)o.value_cache);
     if (o.value_cache == TN_LLM_CACHE_SAME) o.value_cache = o.cache;
+    if (o.value_cache != o.cache && tn_llm_cache_count(c) == 1)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s': latent attention has one cache of keys and values: leave value_cache out",
+                               tn_llm_source_path(s));
     bool blocks = o.cache == TN_LLM_CACHE_Q8_0 || o.value_cache == TN_LLM_CACHE_Q8_0;
-    if (blocks && (tn_llm_key_width(c) % LLM_BLOCK != 0 || c->attention.wide_head % LLM_BLOCK != 0))
+    if (blocks && (cache_width(c) % LLM_BLOCK != 0 || c->attention.wide_head % LLM_BLOCK != 0))
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s': heads of %" PRId64 " numbers; a cache in q8_0 requires a multiple of %d: use f16",
-                               tn_llm_source_path(s), tn_llm_key_width(c), LLM_BLOCK);
+                               tn_llm_source_path(s), cache_width(c), LLM_BLOCK);
     int64_t usual = c->trained_context < LLM_DEFAULT_CONTEXT ? c->trained_context : LLM_DEFAULT_CONTEXT;
     c->context = o.context ? o.context : usual;
     c->cache[CACHE_KEYS] = caches[o.cache];
@@ -489,10 +501,10 @@ static tn_status estimate(const llm_config *c, tn_memory_estimate *out) {
     sizes.kv_heads = c->attention.kv_heads;
     sizes.head_dim = c->size[SIZE_HEAD];
     sizes.sequence = c->context;
-    double row = 0; /* keys and values */
-    for (int k = CACHE_KEYS; k <= CACHE_VALUES; k++)
-        row += (double)tn_llm_cache_row(c, k) * (double)tn_dtype_size(c->cache[k]);
-    sizes.bytes_per_cache = row / 2 / (double)c->size[SIZE_HEAD];
+    double row = 0; /* keys and values of all heads */
+    for (int k = CACHE_KEYS; k < tn_llm_cache_count(c); k++)
+        row += (double)tn_llm_cache_heads(c) * (double)tn_llm_cache_row(c, k) * (double)tn_dtype_size(c->cache[k]);
+    sizes.bytes_per_cache = row / 2 / (double)(c->attention.kv_heads * c->size[SIZE_HEAD]);
     sizes.weights_bytes = c->file.weights_bytes;
     sizes.tied_embeddings = c->tied;
     *out = (tn_memory_estimate){.struct_size = sizeof *out};
@@ -517,6 +529,16 @@ static void exchange_caches(const llm_config *c, tn_memory_estimate *m) {
     m->total_bytes += m->cache_bytes - before;
 }
 
+/* Of latent attention's matrices, keys' part is also kept transposed, packed ones in f16. */
+static void add_turned_keys(const llm_config *c, tn_memory_estimate *m) {
+    if (!c->family->attention.latent) return;
+    int64_t numbers = c->layers * c->attention.heads * c->size[SIZE_PLAIN] * c->size[SIZE_KV_RANK];
+    int64_t each = c->file.parameters > 0 ? m->weights_bytes / c->file.parameters : 0;
+    int64_t bytes = numbers * (each > (int64_t)sizeof(uint16_t) ? each : (int64_t)sizeof(uint16_t));
+    m->runtime_bytes += bytes;
+    m->total_bytes += bytes;
+}
+
 /* What a folder is called, a file's general.name. */
 static tn_status find_name(const llm_source *s, const char **name, int64_t *length) {
     *name = "";
@@ -536,6 +558,7 @@ tn_status tn_llm_describe(const llm_config *c, const llm_source *s, tn_llm_facts
     tn_memory_estimate memory;
     TRY(estimate(c, &memory));
     exchange_caches(c, &memory);
+    add_turned_keys(c, &memory);
     TRY(find_name(s, &name, &length));
     int64_t experts = c->experts.choices > 0 ? c->size[SIZE_EXPERTS] : 1;
     *facts = (tn_llm_facts){

@@ -356,6 +356,12 @@ void tn_llm_set_head_sizes(llm_config *c) {
     if (c->size[SIZE_GATES] == 0) c->size[SIZE_GATES] = c->size[SIZE_QUERIES];
 }
 
+/* Stretched by yarn, scores are larger by the square of its factor. all: "mscale_all_dim". */
+static void set_latent_scale(llm_config *c, double all) {
+    double by = all > 0 ? tn_llm_yarn_amplitude(c->positions.rope.factor, all) : 1;
+    c->attention.scale = by * by / sqrt((double)c->size[SIZE_HEAD]);
+}
+
 static void set_latent_sizes(llm_config *c, int64_t rope, int64_t plain, int64_t values) {
     c->attention.kv_heads = c->attention.heads;
     c->size[SIZE_HEAD] = rope + plain;
@@ -366,6 +372,7 @@ static void set_latent_sizes(llm_config *c, int64_t rope, int64_t plain, int64_t
     c->size[SIZE_MIXED] = c->attention.heads * values;
     c->size[SIZE_KV_DOWN] = c->size[SIZE_KV_RANK] + rope;
     c->size[SIZE_KV_UP] = c->attention.heads * (plain + values);
+    set_latent_scale(c, 0);
 }
 
 /* Latent attention: a head has a part that rope rotates and one that it does not; each head has keys of its own. */
@@ -392,12 +399,6 @@ static tn_status read_latent(const hf_folder *f, llm_config *c) {
         return TN_OK;
     }
     return tn_hf_size(f, "q_lora_rank", -1, LLM_MOST_WIDTH, &c->size[SIZE_Q_RANK]);
-}
-
-/* Stretched by yarn, scores are larger by the square of its factor. all: "mscale_all_dim". */
-static void set_latent_scale(llm_config *c, double all) {
-    double by = all > 0 ? tn_llm_yarn_amplitude(c->positions.rope.factor, all) : 1;
-    c->attention.scale = by * by / sqrt((double)c->size[SIZE_HEAD]);
 }
 
 static tn_status read_latent_scale(const hf_folder *f, llm_config *c) {

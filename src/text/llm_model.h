@@ -457,8 +457,11 @@ void tn_llm_set_head_sizes(llm_config *c);
 int64_t tn_llm_row_width(const llm_config *c); /* numbers of a token's row, with its per-layer embeddings */
 void tn_llm_set_sparse(llm_config *c, int64_t layer);
 bool tn_llm_is_sparse(const llm_config *c, int64_t layer);
-/* Numbers of a key in the cache: those of a head, and with ALiBi its position in DISTANCE_DIMS parts. */
+/* Numbers of a head's key: those of a head, and with ALiBi its position in DISTANCE_DIMS parts. */
 int64_t tn_llm_key_width(const llm_config *c);
+/* Caches that a layer with attention has: of keys and of values, or one of latent vectors; and their heads. */
+int tn_llm_cache_count(const llm_config *c);
+int64_t tn_llm_cache_heads(const llm_config *c);
 void tn_llm_set_unmixed(llm_config *c, int64_t layer);
 void tn_llm_set_recurrent(llm_config *c, int64_t layer);
 bool tn_llm_is_recurrent(const llm_config *c, int64_t layer);
@@ -507,7 +510,10 @@ typedef enum llm_cache {
 
 typedef struct llm_layer {
     tn_tensor *weight[LAYER_SLOTS]; /* NULL where the file has none */
-    /* The sequence's, by llm_cache; NULL: not in this layer. Keys and values: [pages, kv_heads, LLM_PAGE, head_dim] */
+    /* Latent attention: of SLOT_KV_UP what makes keys, [heads, rank, keys]; NULL: made in each recording */
+    tn_tensor *key_up;
+    /* The sequence's, by llm_cache; NULL: not in this layer. Keys and values: [pages, kv_heads, LLM_PAGE, head_dim];
+     * latent attention has one of both, [pages, 1, LLM_PAGE, rope's part + rank] */
     tn_tensor *cache[LLM_CACHES];
 } llm_layer;
 
@@ -663,6 +669,8 @@ tn_status tn_llm_save_adapter(const tn_llm *m, const char *folder, const char *b
 /* llm_record.c: a layer's product with the weight of a slot and a bias (NULL: none), and what an adapter adds; a norm
  * of the family's kind; and the two parts of a product along a dimension: returns the gate, *up becomes what it gates.
  */
+/* The part of SLOT_KV_UP that makes keys, transposed: [heads, rank, keys]. */
+tn_tensor *tn_llm_keys_of(const llm_config *c, const tn_tensor *up);
 tn_tensor *tn_llm_product(const llm_weights *w, int64_t layer, int slot, const tn_tensor *x, const tn_tensor *bias);
 /* llm_altup.c: residual streams [n, hidden] of families that have several. begin: makes them of the embedding.
  * predict: changes them to what they should be behind the layer, and returns the one that the layer reads. correct:

@@ -14,11 +14,12 @@
 /* llm_record.c: a layer's mixture of experts, which read x. asked: what the router reads. */
 static tn_tensor *llm_mix(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
                           const tn_tensor *x, const tn_tensor *asked);
-/* llm_record.c: queries, keys and values [n, heads · head_dim] of latent attention; in each head the part that rope
- * rotates is in front, values have zeros behind them. And the values [n, SIZE_MIXED] of what attention yields. */
-static void llm_project_latent(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x,
-                               tn_tensor *out[3]);
-static tn_tensor *llm_latent_values(const llm_config *c, const tn_tensor *mixed);
+/* Latent attention: queries, keys and values, in each head of which the part that rope rotates is in front. With
+ * caches: all heads share one key, the latent vector, which is the value too. And the values [n, SIZE_MIXED] of what
+ * attention yields. */
+static void project_latent(const llm_config *c, const llm_layer *l, const llm_weights *w, int64_t layer, bool cached,
+                           const tn_tensor *x, tn_tensor *out[3]);
+static tn_tensor *latent_values(const llm_config *c, const llm_layer *l, bool cached, const tn_tensor *mixed);
 
 /* Rotary angles of the new tokens, made once and shared by all layers: [n, 1, half]. */
 typedef struct rotation {
@@ -77,11 +78,12 @@ static tn_tensor *rotate(const llm_config *c, tn_tensor *h, const rotation *turn
     return tn_rope(h, turn->cosine, turn->sine, &o);
 }
 
-/* [n, heads · head_dim] as [n, heads, head_dim]; normalised where the family does so, and rotated. */
-static tn_tensor *heads(const llm_config *c, tn_tensor *x, const tn_tensor *weight, const rotation *turn) {
+/* [n, heads · width] as [n, heads, width]; normalised where the family does so, and rotated. */
+static tn_tensor *heads(const llm_config *c, tn_tensor *x, int64_t width, const tn_tensor *weight,
+                        const rotation *turn) {
     llm_head_norm kind = c->family->norms.heads;
     if (weight && kind == HEAD_NORM_ALL) x = tn_llm_norm(c, x, weight, NULL);
-    tn_tensor *h = tn_reshape(x, TN_DIMS(tn_size(x, 0), tn_size(x, 1) / c->size[SIZE_HEAD], c->size[SIZE_HEAD]));
+    tn_tensor *h = tn_reshape(x, TN_DIMS(tn_size(x, 0), tn_size(x, 1) / width, width));
     if (!weight || kind == HEAD_NORM_ALL) return rotate(c, h, turn);
     if (kind == HEAD_NORM_EACH) return rotate(c, tn_mul(tn_llm_norm(c, h, NULL, NULL), weight), turn);
     if (c->family->norms.after_rope) return tn_llm_norm(c, rotate(c, h, turn), weight, NULL);
@@ -166,10 +168,6 @@ static tn_tensor *ask(const llm_config *c, tn_tensor *made, int part) {
 /* Queries, keys and values, of three products or of one. */
 static void project(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x, tn_tensor *out[3]) {
     tn_tensor *const *weight = w->layers[layer].weight;
-    if (c->family->attention.latent) {
-        llm_project_latent(c, w, layer, x, out);
-        return;
-    }
     if (weight[SLOT_QKV]) {
         tn_tensor *joined = tn_llm_product(w, layer, SLOT_QKV, x, weight[SLOT_QKV_BIAS]);
         int64_t queries = c->size[SIZE_QUERIES], keys = c->size[SIZE_KEYS];
@@ -241,11 +239,12 @@ static tn_tensor *attend_cached(const llm_config *c, const llm_weights *w, int64
     o.softcap = c->attention.cap;
     o.runs = in->drafted;
     const tn_tensor *pages = in->pages ? in->pages : w->pages; /* of a batch, or of one sequence */
-    tn_tensor *mixed = tn_cached_attention(qkv[0], qkv[1], qkv[2], cache[CACHE_KEYS], cache[CACHE_VALUES], in->position,
-                                           pages, l[layer].weight[SLOT_SINKS], &o);
+    tn_tensor *values = cache[tn_llm_cache_count(c) - 1];
+    tn_tensor *mixed = tn_cached_attention(qkv[0], qkv[1], qkv[2], cache[CACHE_KEYS], values, in->position, pages,
+                                           l[layer].weight[SLOT_SINKS], &o);
     if (key_layer != layer) return mixed;
     tn_cache_append_(cache[CACHE_KEYS], qkv[1], in->position, pages);
-    tn_cache_append_(cache[CACHE_VALUES], qkv[2], in->position, pages);
+    if (values != cache[CACHE_KEYS]) tn_cache_append_(values, qkv[2], in->position, pages);
     return mixed;
 }
 
@@ -275,17 +274,22 @@ static tn_tensor *gate_heads(const llm_config *c, tn_tensor *joined, tn_tensor *
 
 static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
                             llm_pass *pass, const tn_tensor *x) {
-    tn_tensor *const *weight = w->layers[layer].weight, *qkv_parts[3];
-    bool slides = tn_llm_slides(c, layer);
+    const llm_layer *l = &w->layers[layer];
+    tn_tensor *const *weight = l->weight, *qkv_parts[3];
+    bool slides = tn_llm_slides(c, layer), latent = c->family->attention.latent, shared = latent && !in->seen;
+    int64_t width = shared ? c->size[SIZE_KV_DOWN] : c->size[SIZE_HEAD];
     look_at(in, layer, PROBE_ATTENTION, x);
-    project(c, w, layer, x, qkv_parts);
+    if (latent)
+        project_latent(c, l, w, layer, shared, x, qkv_parts);
+    else
+        project(c, w, layer, x, qkv_parts);
     const rotation *turn = &pass->turns[c->positions.two_ropes && slides];
     if (!tn_llm_has_rope(c, layer)) turn = NULL;
-    tn_tensor *qkv[] = {heads(c, qkv_parts[0], weight[SLOT_Q_NORM], turn), pass->kept[slides][0],
+    tn_tensor *qkv[] = {heads(c, qkv_parts[0], width, weight[SLOT_Q_NORM], turn), pass->kept[slides][0],
                         pass->kept[slides][1]};
     if (tn_llm_key_layer(c, layer) == layer) {
-        qkv[1] = heads(c, qkv_parts[1], weight[SLOT_K_NORM], turn);
-        qkv[2] = heads(c, qkv_parts[2], NULL, NULL);
+        qkv[1] = heads(c, qkv_parts[1], width, weight[SLOT_K_NORM], turn);
+        qkv[2] = shared ? qkv[1] : heads(c, qkv_parts[2], width, NULL, NULL);
         if (c->family->norms.values) qkv[2] = tn_hf_rms_norm(qkv[2], NULL, c->eps);
         pass->kept[slides][0] = qkv[1];
         pass->kept[slides][1] = qkv[2];
@@ -299,9 +303,8 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
                        : in->sequences && !in->pages ? attend_batch(c, in, layer, qkv)
                                                      : attend_cached(c, w, layer, w->layers, in, qkv);
     if (c->attention.alibi > 0) mixed = tn_contiguous(tn_narrow(mixed, 2, 0, c->size[SIZE_HEAD]));
-    tn_tensor *joined = c->family->attention.latent
-                            ? llm_latent_values(c, mixed)
-                            : tn_reshape(mixed, TN_DIMS(tn_size(mixed, 0), c->size[SIZE_QUERIES]));
+    tn_tensor *joined = latent ? latent_values(c, l, shared, mixed)
+                               : tn_reshape(mixed, TN_DIMS(tn_size(mixed, 0), c->size[SIZE_QUERIES]));
     if (c->family->attention.gated_queries)
         joined = tn_mul(joined, tn_sigmoid(ask(c, tn_llm_product(w, layer, SLOT_Q, x, NULL), 1)));
     if (weight[SLOT_ATTENTION_GATE])
@@ -684,39 +687,76 @@ tn_status tn_llm_write_onnx(const llm_source *s, const llm_config *c, const llm_
 /* ==== latent attention ============================================================================================ */
 /* Multi-head latent attention: queries, and keys with values, are made of short vectors.
  *
- * The cache holds keys and values of every head, as of other models, so that one attention serves them all; the short
- * vectors would take a tenth of it. Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1. */
+ * q · (W_k latent) = (q W_k) · latent, and a sum of values W_v latent is W_v times the sum of latents. So where there
+ * are caches, W_k goes to the queries and W_v behind attention, in which all heads have one key: the latent vector,
+ * which is the value too, behind the part that rope rotates. That is all that a token keeps. Without caches, as in
+ * training, keys and values of each head are written out, which costs less arithmetic for each pair of tokens.
+ * Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1. */
 
 /* Of the norms of the short vectors, whatever config.json says: a constant of the models' own implementation. */
 static const double LATENT_EPS = 1e-6;
 
 static tn_tensor *joined(tn_tensor *x) { return tn_reshape(x, TN_DIMS(tn_size(x, 0), tn_size(x, 1) * tn_size(x, 2))); }
 
-static void llm_project_latent(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x,
-                               tn_tensor *out[3]) {
+tn_tensor *tn_llm_keys_of(const llm_config *c, const tn_tensor *up) {
+    int64_t heads = c->attention.heads, plain = c->size[SIZE_PLAIN];
+    tn_tensor *each = tn_reshape(up, TN_DIMS(heads, plain + c->size[SIZE_VALUE], c->size[SIZE_KV_RANK]));
+    return tn_contiguous(tn_transpose(tn_narrow(each, 1, 0, plain), 1, 2));
+}
+
+/* The numbers of matrices [first, first + count) of each head, which has `all`: [n, heads · count]. */
+static tn_tensor *number_matrices(const llm_config *c, int64_t n, int64_t all, int64_t first, int64_t count) {
+    int64_t heads = c->attention.heads;
+    tn_tensor *numbers = tn_reshape(tn_arange(0, (double)(heads * all), 1, TN_I64), TN_DIMS(heads, all));
+    numbers = tn_reshape(tn_narrow(numbers, 1, first, count), TN_DIMS(1, heads * count));
+    return tn_contiguous(tn_expand(numbers, TN_DIMS(n, heads * count)));
+}
+
+static tn_tensor *latent_queries(const llm_config *c, const llm_weights *w, int64_t layer, const tn_tensor *x) {
     tn_tensor *const *weight = w->layers[layer].weight;
-    int64_t n = tn_size(x, 0), rope = 2 * c->size[SIZE_HALF], plain = c->size[SIZE_HEAD] - rope;
-    int64_t rank = c->size[SIZE_KV_RANK], values = c->size[SIZE_MIXED] / c->attention.heads;
     tn_tensor *q = weight[SLOT_Q] ? tn_llm_product(w, layer, SLOT_Q, x, NULL) : NULL;
     if (!q) {
         q = tn_hf_rms_norm(tn_llm_product(w, layer, SLOT_Q_DOWN, x, NULL), weight[SLOT_Q_DOWN_NORM], LATENT_EPS);
         q = tn_llm_product(w, layer, SLOT_Q_UP, q, NULL);
     }
-    q = tn_reshape(q, TN_DIMS(n, c->attention.heads, plain + rope));
-    tn_tensor *down = tn_llm_product(w, layer, SLOT_KV_DOWN, x, NULL);
-    tn_tensor *latent = tn_hf_rms_norm(tn_narrow(down, 1, 0, rank), weight[SLOT_KV_DOWN_NORM], LATENT_EPS);
-    tn_tensor *turned =
-        tn_expand(tn_unsqueeze(tn_narrow(down, 1, rank, rope), 1), TN_DIMS(n, c->attention.heads, rope));
-    tn_tensor *kv =
-        tn_reshape(tn_llm_product(w, layer, SLOT_KV_UP, latent, NULL), TN_DIMS(n, c->attention.heads, plain + values));
-    tn_tensor *k = tn_narrow(kv, 2, 0, plain), *v = tn_narrow(kv, 2, plain, values);
-    out[0] = joined(tn_cat((tn_tensor *[]){tn_narrow(q, 2, plain, rope), tn_narrow(q, 2, 0, plain)}, 2, 2));
-    out[1] = joined(tn_cat((tn_tensor *[]){turned, k}, 2, 2));
-    out[2] = joined(tn_pad(v, (int64_t[]){0, plain + rope - values}, 2, 0));
+    return tn_reshape(q, TN_DIMS(tn_size(x, 0), c->attention.heads, c->size[SIZE_HEAD]));
 }
 
-static tn_tensor *llm_latent_values(const llm_config *c, const tn_tensor *mixed) {
-    return joined(tn_contiguous(tn_narrow(mixed, 2, 0, c->size[SIZE_MIXED] / c->attention.heads)));
+static void project_latent(const llm_config *c, const llm_layer *l, const llm_weights *w, int64_t layer, bool cached,
+                           const tn_tensor *x, tn_tensor *out[3]) {
+    int64_t n = tn_size(x, 0), heads = c->attention.heads, rope = 2 * c->size[SIZE_HALF], plain = c->size[SIZE_PLAIN];
+    int64_t rank = c->size[SIZE_KV_RANK], values = c->size[SIZE_VALUE];
+    tn_tensor *q = latent_queries(c, w, layer, x), *turned_q = tn_narrow(q, 2, plain, rope);
+    tn_tensor *down = tn_llm_product(w, layer, SLOT_KV_DOWN, x, NULL), *turned = tn_narrow(down, 1, rank, rope);
+    tn_tensor *latent = tn_hf_rms_norm(tn_narrow(down, 1, 0, rank), l->weight[SLOT_KV_DOWN_NORM], LATENT_EPS);
+    q = tn_narrow(q, 2, 0, plain);
+    if (cached) {
+        const tn_tensor *keys = l->key_up ? l->key_up : tn_llm_keys_of(c, l->weight[SLOT_KV_UP]);
+        q = tn_linear_experts(tn_contiguous(q), keys, number_matrices(c, n, 1, 0, 1));
+        out[0] = joined(tn_cat((tn_tensor *[]){turned_q, q}, 2, 2));
+        out[1] = out[2] = tn_cat((tn_tensor *[]){turned, latent}, 2, 1);
+        return;
+    }
+    turned = tn_expand(tn_unsqueeze(turned, 1), TN_DIMS(n, heads, rope));
+    tn_tensor *kv = tn_reshape(tn_llm_product(w, layer, SLOT_KV_UP, latent, NULL), TN_DIMS(n, heads, plain + values));
+    out[0] = joined(tn_cat((tn_tensor *[]){turned_q, q}, 2, 2));
+    out[1] = joined(tn_cat((tn_tensor *[]){turned, tn_narrow(kv, 2, 0, plain)}, 2, 2));
+    out[2] = joined(tn_pad(tn_narrow(kv, 2, plain, values), (int64_t[]){0, plain + rope - values}, 2, 0));
+}
+
+static int64_t common_divisor(int64_t a, int64_t b) { return b == 0 ? a : common_divisor(b, a % b); }
+
+/* The matrix of a head has rows for keys, then for values: matrices of as many rows as both are multiples of. */
+static tn_tensor *latent_values(const llm_config *c, const llm_layer *l, bool cached, const tn_tensor *mixed) {
+    int64_t n = tn_size(mixed, 0), heads = c->attention.heads, rank = c->size[SIZE_KV_RANK];
+    int64_t plain = c->size[SIZE_PLAIN], values = c->size[SIZE_VALUE], rows = common_divisor(plain, values);
+    if (!cached) return joined(tn_contiguous(tn_narrow(mixed, 2, 0, values)));
+    int64_t all = (plain + values) / rows, count = values / rows;
+    tn_tensor *latents = tn_narrow(mixed, 2, 2 * c->size[SIZE_HALF], rank);
+    if (count > 1) latents = tn_expand(tn_unsqueeze(latents, 2), TN_DIMS(n, heads, count, rank));
+    latents = tn_contiguous(tn_reshape(latents, TN_DIMS(n, heads * count, rank)));
+    tn_tensor *matrices = tn_reshape(l->weight[SLOT_KV_UP], TN_DIMS(heads * all, rows, rank));
+    return joined(tn_linear_experts(latents, matrices, number_matrices(c, n, all, plain / rows, count)));
 }
 
 /* ==== mixtures of experts ========================================================================================= */

@@ -162,9 +162,12 @@ static tn_status add_weights(tn_finetune *t) {
         [SLOT_OUTPUT_NORM_BIAS] = 1, [SLOT_POSITIONS] = 1,   [SLOT_OUTPUT_BIAS] = 1};
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
         if (trained[slot]) TRY(add_weight(t, -1, slot, &w->head[slot]));
-    for (int64_t i = 0; i < t->m->config.layers; i++)
+    for (int64_t i = 0; i < t->m->config.layers; i++) {
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
             TRY(add_weight(t, i, slot, &w->layers[i].weight[slot]));
+        tn_free(w->layers[i].key_up); /* its source changes */
+        w->layers[i].key_up = NULL;
+    }
     return tn_llm_train_embedding(t->m);
 }
 

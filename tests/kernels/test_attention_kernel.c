@@ -303,7 +303,7 @@ static const tn_dtype dtypes[] = {TN_F32, TN_F16, TN_BF16};
 
 static void every_row_has_the_bits_of_its_definition(void **unused) {
     (void)unused;
-    static const int64_t head_dims[] = {1, 5, 8, 64, 80, 128, 300}, groups[] = {1, 2, 3, 7};
+    static const int64_t head_dims[] = {1, 5, 8, 64, 80, 128, 300}, groups[] = {1, 2, 3, 7, 40};
     static const int64_t windows[] = {0, 0, 1, 17, 64, 100};
     random_state = 1;
     for (int i = 0; i < 120; i++) {
