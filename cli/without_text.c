@@ -84,6 +84,23 @@ int run_classifier(const cli_options *options, const char *folder, char *const *
     return cli_fail(TN_ERR_UNSUPPORTED, "'%s': folders require the library trunnion-text: %s", folder, TN_TEXT_MISSING);
 }
 
+bool run_find_preparation(const char *model, char folder[RUN_PATH]) {
+    (void)model, (void)folder;
+    return false;
+}
+
+tn_status run_prepare_picture(const char *folder, const image *picture, const tn_onnx_info *input, tn_tensor **out) {
+    (void)picture, (void)input;
+    *out = NULL;
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': preparing pictures requires the library trunnion-text: %s",
+                           folder, TN_TEXT_MISSING);
+}
+
+tn_status run_read_names(const char *folder, run_top *t) {
+    (void)folder, (void)t;
+    return TN_OK;
+}
+
 tn_status sound_tensor(const unsigned char *bytes, size_t size, int64_t rate, const int64_t *shape, int rank,
                        tn_dtype dtype, tn_tensor **out) {
     (void)bytes, (void)size, (void)rate, (void)shape, (void)rank, (void)dtype;

@@ -17,18 +17,21 @@
 #include "trunnion/onnx.h"
 #include "trunnion/ops.h"
 
-enum { MOST = 64, WARM = 3 };
+enum { MOST = 64, WARM = 3, USUAL_TOP = 5 };
 
 static int run_network(int argc, char **argv);
 
 const cli_command cli_run = {
     .name = "run",
     .summary = "run an ONNX network, or a classifier in a model folder",
-    .usage = "run MODEL.onnx [-i NAME=FILE.npy]… [-o DIR] [--random] [--repeat N] | FOLDER FILE… [--top K]",
+    .usage = "run MODEL.onnx [FILE] [-i NAME=FILE.npy]… [-o DIR] [--random] [--repeat N] | FOLDER FILE… [--top K]",
     .help = "  FOLDER FILE…           show the most probable classes (5, or --top K) of images or WAV\n"
             "                         files by a Hugging Face folder: ViT, DeiT, BEiT, DINOv2, Swin,\n"
             "                         ResNet, ConvNeXt, MobileNetV2; AST, Whisper, Wav2Vec 2 and\n"
             "                         its siblings\n"
+            "  MODEL.onnx FILE        the same of an ONNX file's first input: an image is prepared as\n"
+            "                         preprocessor_config.json beside the file or one folder up says\n"
+            "                         (also one of -i), classes are named as in config.json there\n"
             "  -i, --input NAME=FILE  a NumPy file (.npy, numbers or strings) or an image (JPEG, PNG,\n"
             "                         PNM, BMP) or sound (WAV) for an input; FILE.npz: one input\n"
             "                         per member\n"
@@ -67,6 +70,7 @@ const cli_command cli_run = {
             "examples:\n"
             "  trunnion run model.onnx --random --repeat 100\n"
             "  trunnion run model.onnx -i input=image.npy -o results\n"
+            "  trunnion run model.onnx photo.jpg\n"
             "  trunnion run model.onnx -i input=photo.jpg --top 1\n"
             "  trunnion run vit-base-patch16-224 photo.jpg\n"
             "  trunnion run decoder.onnx -i input_ids=prompt.npy --steps 20\n"
@@ -100,7 +104,9 @@ typedef struct work {
     int64_t memory;       /* most bytes that the run may take; 0: free memory */
     tn_profile *profiled;
     run_top top;
-    bool ran; /* failures come from the network itself */
+    char preparation[RUN_PATH]; /* the folder that says how pictures are prepared; "": none */
+    bool ranks;                 /* a picture stands behind the model, and --top was not given */
+    bool ran;                   /* failures come from the network itself */
 } work;
 
 /* "NAME=TEXT" in two; without '=' the name is empty. Names have '=' seldom, files more often: the first one counts. */
@@ -252,7 +258,9 @@ static tn_status decode_picture(const work *w, const char *name, const unsigned 
         tn_onnx_info info = input_info(w, i);
         if (strcmp(info.name, name) != 0) continue;
         tn_dtype dtype = info.dtype == TN_DTYPE_COUNT ? TN_F32 : info.dtype;
-        status = image_tensor(&picture, &w->picture, info.shape, info.rank, dtype, out);
+        status = w->preparation[0] && tn_dtype_is_float(dtype)
+                     ? run_prepare_picture(w->preparation, &picture, &info, out)
+                     : image_tensor(&picture, &w->picture, info.shape, info.rank, dtype, out);
         free(picture.rgb);
         return status == TN_OK ? status : tn_backend_fail(status, "'%s' for input '%s': %s", path, name, tn_error());
     }
@@ -524,6 +532,14 @@ static tn_status check_memory(work *w, const char *path, tn_device *device) {
                            path, (double)bytes / 0x1p20, info.id, (double)room / 0x1p20);
 }
 
+static void tell_rule(const work *w, const char *model) {
+    if (!w->ranks || !w->has_picture || w->for_pictures || w->preparation[0]) return;
+    cli_print(stderr,
+              "trunnion: '%s' has no preprocessor_config.json beside it or one folder up: a picture is stretched to "
+              "the input's size and multiplied by 1/255 (see --resize, --scale, --mean, --std)\n",
+              model);
+}
+
 static int do_work(work *w, const char *path) {
     tn_selection s = {.struct_size = sizeof s};
     tn_placement p = {.struct_size = sizeof p};
@@ -534,12 +550,15 @@ static int do_work(work *w, const char *path) {
     tn_manual_seed(w->options.seed);
     if (status == TN_OK) status = open_network(w, path);
     if (status == TN_OK) status = run_top_open(&w->top);
+    if (status == TN_OK && w->preparation[0]) status = run_read_names(w->preparation, &w->top);
     if (status == TN_OK && w->options.verbose) list_values(w);
     if (status == TN_OK) status = make_inputs(w);
+    if (status == TN_OK) tell_rule(w, path);
     if (status == TN_OK) status = run_all_network(w);
     if (status == TN_OK) status = tn_get_placement(&p);
     if (!p.device[0]) name_device(device, &p);
-    if (status == TN_OK) status = run_top_check(&w->top, w->model, w->out);
+    if (status == TN_OK && w->ranks && run_top_check(&w->top, w->model, w->out) != TN_OK) w->top.count = 0;
+    if (status == TN_OK && !w->ranks) status = run_top_check(&w->top, w->model, w->out);
     if (status == TN_OK && w->output) status = run_output_write(w->model, w->out, w->output);
     if (status == TN_OK && w->trace) status = write_trace(w);
     if (status != TN_OK) {
@@ -555,6 +574,18 @@ static int do_work(work *w, const char *path) {
     return CLI_OK;
 }
 
+/* FILE behind the model, as its first input: what a picture shows. */
+static void take_file(work *w, const char *file) {
+    w->inputs[w->input_count++] = (named){.name = "", .text = file};
+    w->ranks = w->top.count == 0;
+    if (w->ranks) w->top.count = USUAL_TOP;
+}
+
+/* How pictures are prepared, unless options say that. */
+static void find_preparation(work *w, const char *model) {
+    if (!w->for_pictures && !run_find_preparation(model, w->preparation)) w->preparation[0] = 0;
+}
+
 /* A folder knows how its input is prepared. */
 static int run_folder(work *w, const cli_option *own, char **words, int count) {
     for (const cli_option *o = own; o->name; o++)
@@ -562,7 +593,7 @@ static int run_folder(work *w, const cli_option *own, char **words, int count) {
             return cli_wrong_usage(&cli_run, "--%s applies to ONNX networks, but '%s' is a folder; remove it", o->name,
                                    words[0]);
     if (count < 2) return cli_wrong_usage(&cli_run, "missing file: pass an image or a WAV file after the folder");
-    return run_classifier(&w->options, words[0], words + 1, count - 1, w->top.count ? w->top.count : 5);
+    return run_classifier(&w->options, words[0], words + 1, count - 1, w->top.count ? w->top.count : USUAL_TOP);
 }
 
 static int run_network(int argc, char **argv) {
@@ -598,7 +629,10 @@ static int run_network(int argc, char **argv) {
         w.for_pictures |= cli_is_given(&w.options, own, of_pictures[i]);
     if (first == argc) return cli_wrong_usage(&cli_run, "missing model: pass an ONNX file or a folder");
     if (cli_is_folder(argv[first])) return run_folder(&w, own, argv + first, argc - first);
-    if (first + 1 < argc) return cli_wrong_usage(&cli_run, "unexpected argument \"%s\"", argv[first + 1]);
+    if (first + 2 < argc || (first + 1 < argc && w.input_count == MOST))
+        return cli_wrong_usage(&cli_run, "unexpected argument \"%s\"", argv[argc - 1]);
+    if (first + 1 < argc) take_file(&w, argv[first + 1]);
+    find_preparation(&w, argv[first]);
     if (w.steps.count && w.repeat)
         return cli_wrong_usage(
             &cli_run, "--steps and --repeat exclude each other: steps change the inputs, repeated runs do not");

@@ -6,6 +6,8 @@
 #include <stddef.h>
 
 #include "cli/cli.h"
+#include "cli/run/image.h"
+#include "trunnion/json.h"
 #include "trunnion/onnx.h"
 #include "trunnion/tensor.h"
 
@@ -18,7 +20,9 @@ typedef struct run_top {
     char *text;       /* of that file, its lines ended by zeros */
     char **labels;
     int64_t label_count;
+    tn_json_doc *config; /* whose names the labels are, where there is no such file */
 } run_top;
+enum { RUN_PATH = 4096 };
 
 tn_status run_top_open(run_top *t);
 /* TN_ERR_ARGUMENT if no output has classes, or not as many as there are labels. */
@@ -43,6 +47,15 @@ int64_t run_next_largest(const double *row, int64_t count, int64_t last);
 
 /* Shows the `top` most probable classes of each picture or sound. Returns the command's code. */
 int run_classifier(const cli_options *options, const char *folder, char *const *files, int count, int64_t top);
+
+/* ---- pictures for an ONNX network (prepared_picture.c) ----------------------------------------------------------- */
+
+/* The folder with preprocessor_config.json: that of the file, or the one above. */
+bool run_find_preparation(const char *model, char folder[RUN_PATH]);
+/* The picture as an input, prepared as this folder says. Errors: TN_ERR_SHAPE for an input of other extents. */
+tn_status run_prepare_picture(const char *folder, const image *picture, const tn_onnx_info *input, tn_tensor **out);
+/* Names of classes from config.json there, if it has some and no file was given. */
+tn_status run_read_names(const char *folder, run_top *t);
 
 /* ---- `trunnion run --steps` (run_steps.c) ------------------------------------------------------------------------ */
 

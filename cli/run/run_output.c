@@ -117,6 +117,7 @@ tn_status run_top_open(run_top *t) {
 void run_top_close(run_top *t) {
     free(t->text);
     free(t->labels);
+    tn_json_free(t->config);
 }
 
 /* Classes stand along the last axis that is longer than 1: [1, 1000], [8, 1000], [1, 1000, 1, 1]. 0: there is none. */
@@ -159,7 +160,7 @@ static void rank_text(const numbers *n, int64_t classes, const run_top *top) {
         int64_t at = -1;
         if (rows > 1) printf("  row %lld\n", (long long)r);
         for (int64_t i = 0; i < top->count && (at = run_next_largest(row, classes, at)) >= 0; i++)
-            printf("  %8lld  %.6g  %s\n", (long long)at, row[at], top->labels ? top->labels[at] : "");
+            printf("  %8lld  %.6g  %s\n", (long long)at, row[at], classes == top->label_count ? top->labels[at] : "");
     }
     if (rows > MOST_RANKED) printf("  … %lld more rows; --json has all\n", (long long)(rows - MOST_RANKED));
 }
@@ -172,7 +173,7 @@ static void rank_json(cli_json *j, const numbers *n, int64_t classes, const run_
         cli_json_write(j, "[");
         for (int64_t i = 0; i < top->count && (at = run_next_largest(row, classes, at)) >= 0; i++) {
             cli_json_write(j, "{'index': %jd, 'value': %g", at, row[at]);
-            if (top->labels) cli_json_write(j, "'label': %s", top->labels[at]);
+            if (classes == top->label_count) cli_json_write(j, "'label': %s", top->labels[at]);
             cli_json_write(j, "}");
         }
         cli_json_write(j, "]");

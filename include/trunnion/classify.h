@@ -59,6 +59,11 @@ TN_API tn_status tn_classifier_picture(tn_classifier *c, const uint8_t *rgb, int
 /* Writes what the network would get of a picture: out [3, facts.height, facts.width]. */
 TN_API tn_status tn_classifier_prepare(const tn_classifier *c, const uint8_t *rgb, int64_t height, int64_t width,
                                        float *out);
+/* The same for a network that was exported from a folder: *out [1, 3, height, width] in f32, as the folder's
+ * preprocessor_config.json says, on the current device; a new handle. Errors: TN_ERR_IO without such a file,
+ * TN_ERR_FORMAT and TN_ERR_UNSUPPORTED with the key, TN_ERR_ARGUMENT for no pixels or too many. */
+TN_API tn_status tn_classifier_prepare_by(const char *folder, const uint8_t *rgb, int64_t height, int64_t width,
+                                          tn_tensor **out);
 /* Computes the logits of samples [count], 16000 per second (TN_SPEECH_RATE): out [classes]. AST and Whisper look at the
  * first 10 s and 30 s, as their configuration says. Errors: TN_ERR_ARGUMENT for a classifier of pictures, samples that
  * are not finite, or too few of them. */

@@ -231,6 +231,25 @@ tn_status tn_classifier_prepare(const tn_classifier *c, const uint8_t *rgb, int6
                    (size_t)(3 * c->picture.height * c->picture.width) * sizeof *out);
 }
 
+tn_status tn_classifier_prepare_by(const char *folder, const uint8_t *rgb, int64_t height, int64_t width,
+                                   tn_tensor **out) {
+    picture_preparation p;
+    if (!folder || !rgb || !out)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_classifier_prepare_by: an argument is NULL");
+    *out = NULL;
+    TRY(tn_picture_read(&(hf_folder){.path = (char *)(uintptr_t)folder}, &p));
+    {
+        TN_SCOPE;
+        TN_NO_GRAD;
+        *out = tn_retain(tn_picture_record(&p, rgb, height, width));
+    }
+    tn_status status = tn_eval(out, 1);
+    if (status == TN_OK) return TN_OK;
+    tn_free(*out);
+    *out = NULL;
+    return status;
+}
+
 tn_status tn_classifier_sound(tn_classifier *c, const float *samples, int64_t count, float *out) {
     if (!c || !samples || !out || count < 1)
         return tn_backend_fail(TN_ERR_ARGUMENT,

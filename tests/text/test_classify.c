@@ -10,6 +10,7 @@
 
 #include "text/text_common.h"
 #include "trunnion/classify.h"
+#include "trunnion/onnx.h"
 #include "trunnion/trunnion.h"
 
 enum { HIDDEN = 4, INNER = 6, SIDE = 8, PATCH = 4, PLACES = 5, CLASSES = 3, MOST = 32 };
@@ -249,6 +250,39 @@ static void the_command_shows_labels(void **state) {
     assert_text_has(said, "is not a number");
 }
 
+/* In a folder below, as exporters put it: the mean of each channel, as three classes. */
+static void exported_networks_are_given_what_the_folder_says(void **state) {
+    (void)state;
+    char line[1900], said[4000], path[600], net[700];
+    const char *folder = make_folder("", "", NULL, false);
+    snprintf(path, sizeof path, "%s/onnx", folder);
+    assert_true(mkdir(path, 0700) == 0 || errno == EEXIST);
+    snprintf(net, sizeof net, "%s/net.onnx", path);
+    {
+        TN_SCOPE;
+        tn_tensor *x = tn_zeros(TN_DIMS(1, 3, SIDE, SIDE), TN_F32), *y = tn_mean(x, (int64_t[]){2, 3}, 2, false);
+        assert_ok(tn_onnx_export(net, &(tn_named_tensor){"x", x}, 1, &(tn_named_tensor){"y", y}, 1, NULL));
+    }
+    snprintf(path, sizeof path, "%s/one.ppm", folder);
+    write_file(path, "P3 1 1 255 255 0 51");
+    snprintf(line, sizeof line, "%%s run %s %s --json 2>&1", net, path);
+    assert_int_equal(run_trunnion(line, said, sizeof said), 0);
+    assert_text_has(said, "[[{\"index\": 0, \"value\": 1, \"label\": \"cat\"}, {\"index\": 2, \"value\": -0.5999");
+    snprintf(line, sizeof line, "%%s run %s %s --scale 1/51 2>&1", net, path);
+    assert_int_equal(run_trunnion(line, said, sizeof said), 0);
+    assert_text_has(said, "  0  5 ");
+    write_in(folder, "preprocessor_config.json", preparation, ",\"size\":9");
+    snprintf(line, sizeof line, "%%s run %s -i %s 2>&1", net, path);
+    assert_int_equal(run_trunnion(line, said, sizeof said), 1);
+    assert_text_has(said, "height 9 and width 9, which the input does not accept");
+    snprintf(line, sizeof line, "%s/preprocessor_config.json", folder);
+    assert_int_equal(remove(line), 0);
+    snprintf(line, sizeof line, "%%s run %s %s 2>&1", net, path);
+    assert_int_equal(run_trunnion(line, said, sizeof said), 0);
+    assert_text_has(said, "no preprocessor_config.json beside it or one folder up");
+    assert_text_has(said, "  2  0.2 ");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_picture_of_the_right_size_is_only_scaled),
@@ -257,6 +291,7 @@ int main(void) {
         cmocka_unit_test(long_pictures_are_refused),
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(the_command_shows_labels),
+        cmocka_unit_test(exported_networks_are_given_what_the_folder_says),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

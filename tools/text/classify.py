@@ -167,7 +167,26 @@ class Suite:
             wanted = model(torch.from_numpy(mine)).logits[0].numpy()
         got = self.library.run("tn_classifier_picture", folder, at, *size, count=CLASSES)
         error = self.compare(name, got, wanted, LOGITS_BOUND, folder / "picture.ppm", False)
-        print(f"{name}: logits {error:.1e}, prepared picture {far:.2f}/255", flush=True)
+        exported = self.exported(name, model, mine, folder / "picture.ppm", wanted)
+        print(f"{name}: logits {error:.1e}, as ONNX {exported:.1e}, prepared picture {far:.2f}/255", flush=True)
+
+    def exported(self, name, model, given, file, wanted):
+        """The network as an ONNX file in a folder below, of which the command is given the picture."""
+        numpy, path = self.numpy, self.folder / name / "onnx" / "model.onnx"
+        path.parent.mkdir()
+        logits = self.torch.nn.Module()
+        logits.model, logits.forward = model, lambda x: model(x).logits
+        self.torch.onnx.export(logits, (self.torch.from_numpy(given),), path, input_names=["pixel_values"],
+                               output_names=["logits"], dynamo=False)
+        told = subprocess.run([self.program, "run", path, file, "--json"], capture_output=True, text=True)
+        if told.returncode:
+            raise RuntimeError(told.stderr)
+        logits = json.loads(told.stdout)["outputs"]["logits"]
+        error = numpy.abs(numpy.array(logits["values"]) - wanted).max() / numpy.abs(wanted).max()
+        self.expect(error <= LOGITS_BOUND, f"{name}: logits of the ONNX file differ by {error:.2g} of the largest")
+        best = int(wanted.argmax())
+        self.expect(logits["top"][0][0]["label"] == f"class {best}", f"{name}: the ONNX file's classes are {logits['top']}")
+        return error
 
     def sound(self, name, stem, kind, config, extractor, values):
         torch, numpy, folder = self.torch, self.numpy, self.folder / name
