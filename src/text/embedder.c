@@ -379,6 +379,15 @@ static tn_status check_text(const tn_embedder *e, const int32_t *ids, int64_t le
     return TN_OK;
 }
 
+static tn_status check_numbers(const tn_embedder *e, const text_place *texts, int64_t count) {
+    for (int64_t i = 0; i < count * e->config.width; i++)
+        if (isnan(texts[i / e->config.width].out[i % e->config.width]))
+            return tn_backend_fail(TN_ERR_FORMAT,
+                                   "'%s': number %" PRId64 " of an embedding is not a number; are the weights damaged?",
+                                   e->folder.path, i % e->config.width);
+    return TN_OK;
+}
+
 /* A pass has MOST_ROWS tokens at most, or is a single text. */
 static tn_status embed(const tn_embedder *e, text_place *texts, int64_t count) {
     qsort(texts, (size_t)count, sizeof *texts, longer_first);
@@ -389,6 +398,7 @@ static tn_status embed(const tn_embedder *e, text_place *texts, int64_t count) {
                      .out = tn_txt_alloc(rows, (size_t)e->config.width * sizeof *m.out)};
     tn_status status = TN_ERR_MEMORY;
     if (m.ids && m.places && m.seen && m.out) status = run_passes(e, texts, count, &m);
+    if (status == TN_OK) status = check_numbers(e, texts, count);
     tn_txt_free_each(m.ids, m.places, m.seen, m.out);
     return status;
 }

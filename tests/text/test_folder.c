@@ -375,6 +375,24 @@ static void a_folder_without_weights_says_what_it_looked_for(void **state) {
     assert_text_has(tn_error(), "is not the name of a file in the folder");
 }
 
+static void damaged_weights_make_no_embedding(void **state) {
+    (void)state;
+    tn_embedder *e;
+    char path[600];
+    float out[HIDDEN];
+    snprintf(path, sizeof path, "%s/model.safetensors", make_bert("damaged", ""));
+    FILE *f = fopen(path, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, -2 * HIDDEN * HIDDEN * (int)sizeof(float), SEEK_END), 0);
+    for (int i = 0; i < 2 * HIDDEN * HIDDEN * (int)sizeof(float); i++)
+        fputc(0xff, f);
+    assert_int_equal(fclose(f), 0);
+    assert_ok(tn_embedder_open(test_scratch("damaged"), NULL, &e));
+    assert_int_equal(tn_embedder_run(e, ids, lengths, 1, out), TN_ERR_FORMAT);
+    assert_text_has(tn_error(), "is not a number");
+    tn_embedder_close(e);
+}
+
 static void what_is_no_text_is_refused(void **state) {
     (void)state;
     tn_embedder *e;
@@ -1095,6 +1113,7 @@ int main(void) {
         cmocka_unit_test(norms_may_be_called_gamma_and_beta),
         cmocka_unit_test(pickled_weights_are_as_safetensors),
         cmocka_unit_test(a_folder_without_weights_says_what_it_looked_for),
+        cmocka_unit_test(damaged_weights_make_no_embedding),
         cmocka_unit_test(what_is_no_text_is_refused),
         cmocka_unit_test(configurations_that_do_not_fit_are_refused),
         cmocka_unit_test(more_kinds_of_layers_than_layers_may_be_are_refused),
