@@ -531,10 +531,11 @@ static void exchange_caches(const llm_config *c, tn_memory_estimate *m) {
 
 /* Of latent attention's matrices, keys' part is also kept transposed, packed ones in f16. */
 static void add_turned_keys(const llm_config *c, tn_memory_estimate *m) {
+    static const double MOST = 0x1p60;
     if (!c->family->attention.latent) return;
-    int64_t numbers = c->layers * c->attention.heads * c->size[SIZE_PLAIN] * c->size[SIZE_KV_RANK];
-    int64_t each = c->file.parameters > 0 ? m->weights_bytes / c->file.parameters : 0;
-    int64_t bytes = numbers * (each > (int64_t)sizeof(uint16_t) ? each : (int64_t)sizeof(uint16_t));
+    double numbers = (double)(c->layers * c->attention.heads) * (double)c->size[SIZE_PLAIN];
+    double each = c->file.parameters > 0 ? (double)m->weights_bytes / (double)c->file.parameters : 0;
+    int64_t bytes = (int64_t)fmin(numbers * (double)c->size[SIZE_KV_RANK] * fmax(each, (double)sizeof(uint16_t)), MOST);
     m->runtime_bytes += bytes;
     m->total_bytes += bytes;
 }

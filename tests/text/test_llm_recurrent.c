@@ -1,4 +1,5 @@
-/* test_llm_recurrent.c — language models with recurrent layers: their state follows the sequence wherever it goes.
+/* test_llm_recurrent.c — language models with recurrent layers, or caches of latent vectors: their state follows the
+ * sequence wherever it goes.
  *
  * That the numbers are those of transformers is what tools/text/hf_folders.py looks at. */
 #include "test_support.h"
@@ -20,6 +21,10 @@ enum {
     INNER = 12,
     WORDS = 20,
     LENGTH = 40,
+    LATENT_RANK = 5,
+    LATENT_ROPE = 2,
+    LATENT_PLAIN = 4,
+    LATENT_VALUE = 6,
     MOST = 40
 }; /* a prompt has pieces of 16 tokens, and the rest */
 
@@ -141,6 +146,25 @@ static const row rwkv_rows[] = {
 static const char rwkv_config[] =
     "{\"model_type\":\"rwkv\",\"hidden_size\":8,\"num_hidden_layers\":1,\"attention_hidden_size\":8,"
     "\"intermediate_size\":12,\"context_length\":100,\"tie_word_embeddings\":false";
+static const row latent_rows[] = {
+    {"model.embed_tokens.weight", {WORDS, HIDDEN}},
+    {"model.norm.weight", {HIDDEN}},
+    {"model.layers.0.input_layernorm.weight", {HIDDEN}},
+    {"model.layers.0.self_attn.q_proj.weight", {2 * (LATENT_PLAIN + LATENT_ROPE), HIDDEN}},
+    {"model.layers.0.self_attn.kv_a_proj_with_mqa.weight", {LATENT_RANK + LATENT_ROPE, HIDDEN}},
+    {"model.layers.0.self_attn.kv_a_layernorm.weight", {LATENT_RANK}},
+    {"model.layers.0.self_attn.kv_b_proj.weight", {2 * (LATENT_PLAIN + LATENT_VALUE), LATENT_RANK}},
+    {"model.layers.0.self_attn.o_proj.weight", {HIDDEN, 2 * LATENT_VALUE}},
+    {"model.layers.0.post_attention_layernorm.weight", {HIDDEN}},
+    {"model.layers.0.mlp.gate_proj.weight", {INNER, HIDDEN}},
+    {"model.layers.0.mlp.up_proj.weight", {INNER, HIDDEN}},
+    {"model.layers.0.mlp.down_proj.weight", {HIDDEN, INNER}},
+};
+static const char latent_config[] =
+    "{\"model_type\":\"youtu\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":1,"
+    "\"num_attention_heads\":2,\"num_key_value_heads\":2,\"max_position_embeddings\":100,\"kv_lora_rank\":5,"
+    "\"qk_rope_head_dim\":2,\"qk_nope_head_dim\":4,\"v_head_dim\":6,\"q_lora_rank\":null,"
+    "\"tie_word_embeddings\":true";
 static const char jamba_config[] =
     "{\"model_type\":\"jamba\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":1,"
     "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"max_position_embeddings\":100,\"num_experts\":1,"
@@ -157,7 +181,9 @@ static const model models[] = {{"lfm2", lfm2_config, lfm2_rows, TN_COUNT(lfm2_ro
                                {"mamba2", mamba2_config, mamba2_rows, TN_COUNT(mamba2_rows)},
                                {"mamba", mamba_config, mamba_rows, TN_COUNT(mamba_rows)},
                                {"jamba", jamba_config, jamba_rows, TN_COUNT(jamba_rows)},
-                               {"rwkv", rwkv_config, rwkv_rows, TN_COUNT(rwkv_rows)}};
+                               {"rwkv", rwkv_config, rwkv_rows, TN_COUNT(rwkv_rows)},
+                               {"youtu", latent_config, latent_rows, TN_COUNT(latent_rows)}};
+enum { LATENT = TN_COUNT(models) - 1 };
 
 static const int32_t text[LENGTH] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4,
                                      6, 2, 6, 4, 3, 3, 8, 3, 2, 7, 9, 5, 0, 2, 8, 8, 4, 1, 9, 7};
@@ -327,6 +353,10 @@ static void estimates_count_states(void **state) {
     o.context = 64;
     assert_ok(tn_llm_inspect_path(make_folder(&models[0], ""), &o, &f));
     assert_int_equal(f.cache_bytes, 4 * HIDDEN * 2 + 2 * 64 * (HIDDEN / 2) * 2);
+    assert_ok(tn_llm_inspect_path(make_folder(&models[LATENT], ""), &o, &f));
+    assert_int_equal(f.cache_bytes, 64 * (LATENT_RANK + LATENT_ROPE) * 2); /* one for both keys and values */
+    o.value_cache = TN_LLM_CACHE_F32;
+    assert_int_equal(tn_llm_inspect_path(make_folder(&models[LATENT], ""), &o, &f), TN_ERR_UNSUPPORTED);
 }
 
 typedef struct number {
