@@ -102,7 +102,8 @@ static bool is_in_pixel(const tn_conv_args *a) {
     return true;
 }
 
-/* Whether a tile prefetches the image: other threads probably wrote parts of it; each step of k reads a new line. */
+/* Whether a tile prefetches the image: other threads probably wrote parts of it; each step of k reads a new line, which
+ * the panel before has pushed out of the first cache. */
 static bool asks_for_image(const nhwc_nhwc *t, const nhwc_phases *phases) {
     return t->in_pixel && !phases && !t->a.quads && t->a.kernel[0] * t->a.kernel[1] == 1;
 }
@@ -304,7 +305,6 @@ typedef struct nhwc_part {
     /* The filters of the next chunk; where this panel's results go; what the next block sees that this one does not. */
     strips out_channels, results, next;
     int64_t lines_at_once; /* of filters, that a tile asks for */
-    bool first_panel;      /* the first that this thread multiplies: the image is not in its caches yet */
 } nhwc_part;
 
 static void fill_nhwc(const nhwc_nhwc *w, nhwc_part *p, int64_t group) {
@@ -531,7 +531,7 @@ static void multiply_phase(const nhwc_nhwc *w, nhwc_part *p, const phase *at, in
         if (after == 0 && more) after = steps_at(w, at->depth, 0);
         p->out_channels = after > 0 ? make_strips(t.b + t.k * w->panel, 0, 1, after * w->panel) : (strips){0};
         bool first = k0 < CHUNK, whole = next % CHUNK == 0 || next == at->depth;
-        t.ahead_tap = p->first_panel && at->ahead ? at->ahead + k0 : NULL;
+        t.ahead_tap = at->ahead ? at->ahead + k0 : NULL;
         t.goes_on = k0 % CHUNK > 0;
         t.begun = first ? 0 : p->begun - p->sums;
         t.add = !first && whole;
@@ -588,7 +588,6 @@ static void compute_block(const nhwc_nhwc *w, nhwc_part *p, int64_t group, int64
     for (int64_t n = w->panels * number / w->parts; n < w->panels * (number + 1) / w->parts; n++) {
         const int64_t out_channels = tn_min64(w->panel, a->out_channels - n * w->panel);
         const int64_t first = group * a->out_channels + n * w->panel;
-        p->first_panel = n == w->panels * number / w->parts;
         if (afar) p->results = results_of(w, p, first, out_channels);
         for (int64_t k = 0; k < w->split[0] * side; k++) {
             if (a->order)

@@ -408,7 +408,7 @@ WINDOWS(weigh_in_image, weigh_blocks)
 
 /* The same where lanes are channels: a pixel is a vector, which all output pixels of a tile of `rows` by two that see
  * it share. Columns outside of the image are loads without lanes. */
-enum { TILE_COLUMNS = 2, MOST_COLUMNS = (TILE_COLUMNS - 1) * 2 + MOST_BLOCK_SIDE };
+enum { TILE_COLUMNS = 2, MOST_COLUMNS = (TILE_COLUMNS - 1) * 2 + MOST_BLOCK_SIDE, CACHE_LINE = 16 };
 
 VEC_INLINE void weigh_pixel_tile(const float *const *row, int64_t column, const M *mask, const V *filter,
                                  V (*sum)[TILE_COLUMNS], const int rows, const int side, const int stride) {
@@ -430,7 +430,8 @@ VEC_INLINE void weigh_pixel_tile(const float *const *row, int64_t column, const 
     }
 }
 
-/* The last tiles compute some of those before again. */
+/* The last tiles compute some of those before again. Each prefetches what the rows of tiles below it see next: hardware
+ * does not follow several short rows. */
 VEC_INLINE void weigh_pixels(const weigh_image *image, const int rows, const int side, const int stride) {
     enum { MOST_ROWS = (WEIGH_ROWS - 1) * 2 + MOST_BLOCK_SIDE };
     const weigh_image w = *image;
@@ -442,12 +443,17 @@ VEC_INLINE void weigh_pixels(const weigh_image *image, const int rows, const int
         const float *row[MOST_ROWS];
         VEC_UNROLL for (int i = 0; i < (rows - 1) * stride + side; i++) row[i] =
             (uint64_t)(top + i) < (uint64_t)w.size[0] ? w.x + (top + i) * w.x_row : w.zeros;
+        const float *const below = w.x + (top + (rows - 1) * stride + side) * w.x_row;
         for (int64_t c = 0; c < w.columns; c += TILE_COLUMNS) {
             const int64_t at = tn_min64(c, w.columns - TILE_COLUMNS), column = w.left + at * stride;
             V sum[WEIGH_ROWS][TILE_COLUMNS];
             M mask[MOST_COLUMNS];
             VEC_UNROLL for (int j = 0; j < (TILE_COLUMNS - 1) * stride + side; j++) mask[j] =
                 v_mask((uint64_t)(column + j) < (uint64_t)w.size[1] ? VL : 0);
+            VEC_UNROLL for (int i = 0; i < rows * stride; i++) {
+                VEC_UNROLL for (int j = 0; j < TILE_COLUMNS * stride * VL; j += CACHE_LINE)
+                    __builtin_prefetch(below + i * w.x_row + column * VL + j);
+            }
             weigh_pixel_tile(row, column, mask, filter, sum, rows, side, stride);
             float *to = w.to + first * w.to_row + at * VL;
             VEC_UNROLL for (int i = 0; i < rows; i++, to += w.to_row) {

@@ -886,6 +886,7 @@ VEC_INLINE void tile_keep(const tile *t, V sum[TILE_ROWS][2], const int rows, co
 
 VEC_INLINE void tile_turn(const tile *t, const int rows, const int vectors, const int apart) {
     V sum[TILE_ROWS][2];
+    const int every = apart == 1 || apart >= STRETCH ? 1 : STRETCH / apart; /* steps for which a line is prefetched */
     const int64_t c_row = t->c_row;
     const real *a = t->a, *b = t->b, *ahead = t->ahead, *begun = t->c + t->begun;
     VEC_UNROLL for (int i = 0; i < rows; i++) { VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_zero(); }
@@ -901,9 +902,10 @@ VEC_INLINE void tile_turn(const tile *t, const int rows, const int vectors, cons
         for (int64_t i = 0; i < more; i++, ahead += STRETCH)
             __builtin_prefetch(ahead, 0, 2);
         if (ahead_tap) {
-            for (; tap < stop; tap++, b += PANEL) {
-                __builtin_prefetch(a + *ahead_tap++, 0, 3);
-                tile_nhwc_step(sum, a + *tap, b, rows, vectors, apart);
+            for (; tap + every <= stop; tap += every, b += every * PANEL, ahead_tap += every) {
+                __builtin_prefetch(a + *ahead_tap, 0, 3);
+                VEC_UNROLL for (int i = 0; i < every; i++)
+                    tile_nhwc_step(sum, a + tap[i], b + i * PANEL, rows, vectors, apart);
             }
         }
         for (; tap < stop; tap++, b += PANEL)
