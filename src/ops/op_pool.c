@@ -280,7 +280,8 @@ static tn_node *window_sums(tn_build *b, tn_node *x, const tn_window *w, const i
 static tn_node *compose_avg_pool2d(tn_build *b, const tn_node *n) {
     tn_window w = pool_window(n->i, NULL);
     tn_node *sum = window_sums(b, tn_b_as_nchw(b, n->in[0], 2), &w, pixels_of(n));
-    return tn_b_cast_like(b, divided(b, n, &w, tn_b_view(b, sum, n->shape, n->rank)), n);
+    if (sum && !tn_same_shape(sum, n)) sum = tn_b_view(b, sum, n->shape, n->rank);
+    return tn_b_cast_like(b, divided(b, n, &w, sum), n);
 }
 
 static tn_node *grad_avg_pool2d(tn_build *b, const tn_node *n, tn_node *dy) {

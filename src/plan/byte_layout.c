@@ -80,16 +80,15 @@ static bool is_part_of_words(const tn_graph_plan *g, const tn_value *v) {
 
 static bool may_be_in_words(const tn_graph_plan *g, int value) {
     const tn_value *v = &g->values[value];
-    const int into = v->memory.into;
     byte_images images;
     if (!v->stored || v->root != value || v->output >= 0 || v->group < 0 || !is_image(v)) return false;
     const tn_group *maker = &g->groups[v->group];
-    if (into >= 0 && !is_part_of_words(g, v)) return false;
+    if (v->memory.into >= 0 && !is_part_of_words(g, v)) return false;
     const bool made = is_byte_kernel(maker) ? maker->lead == value : is_elementwise(maker, &images);
     if (!made && !(v->row && tn_concat_is_in_place(g, value))) return false;
     for (int k = 0; k < v->fusion.pull_count; k++) {
         const int reader = v->fusion.pulls[k];
-        if (into >= 0 && reader == g->values[into].group) continue;
+        if (tn_concat_reads(g, v, reader)) continue;
         if (!reads_as_image(g, &g->groups[reader], value)) return false;
     }
     return v->fusion.pull_count > 0;
@@ -128,13 +127,7 @@ static bool check_program(const tn_graph_plan *g, const tn_group *group, bool *w
 
 static void agree(const tn_graph_plan *g, bool *words) {
     for (bool changed = true; changed;) {
-        changed = false;
-        for (size_t i = 0; i < g->value_count; i++) {
-            const int whole = g->values[i].memory.into;
-            if (whole < 0 || words[i] == words[whole]) continue;
-            words[i] = words[whole] = false;
-            changed = true;
-        }
+        changed = tn_concat_agree(g, words);
         for (size_t i = 0; i < g->group_count; i++) {
             const tn_group *group = &g->groups[i];
             changed |= is_byte_kernel(group) ? check_kernel(g, group, words) : check_program(g, group, words);

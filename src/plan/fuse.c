@@ -300,6 +300,16 @@ static const tn_value *convolution_behind(const tn_graph_plan *g, const tn_value
     return NULL;
 }
 
+/* Whether v is an image that several groups read and a convolution or a pooling makes. As the further result of an
+ * element-wise program it could not lie in blocks of channels (native_conv.c). Training has other readers. */
+static bool is_shared_image(const tn_graph_plan *g, const tn_group *to, const tn_value *v) {
+    if (to->kind == TN_GROUP_ROWS || v->node->rank != 4 || v->fusion.pull_count < 2) return false;
+    if (!g->binding->device->is_cpu) return false;
+    for (size_t i = 0; i < g->binding->output_count; i++)
+        if (g->binding->outputs[i].home >= 0) return false;
+    return tn_native_joins(v) || convolution_behind(g, v);
+}
+
 /* Whether the group is a pooling that is the only user of v and can be done where v is computed. */
 static bool pools(const tn_graph_plan *g, const tn_group *to, const tn_value *v) {
     const tn_value *pool = &g->values[to->lead];
@@ -397,7 +407,9 @@ static bool may_join(tn_graph_plan *g, int group, int value) {
     if (v->alone || v->by.vendor || has_zero_extent(v->node) || keeps_operands(g, to, v)) return false;
     for (size_t i = 0; i < to->member_count; i++)
         if (g->values[to->members[i]].alone || g->values[to->members[i]].by.vendor) return false;
-    if (!space_fits(g, to, v) || (g->fusion.counts_buffers && !buffers_suffice(g, group, value))) return false;
+    if (is_shared_image(g, to, v) || !space_fits(g, to, v) ||
+        (g->fusion.counts_buffers && !buffers_suffice(g, group, value)))
+        return false;
     return !reads_any(g, group, v->fusion.pulls, v->fusion.pull_count);
 }
 
@@ -738,11 +750,8 @@ static int note_parts(tn_graph_plan *g, int joined, int64_t *made) {
 }
 
 static void leave_parts(tn_graph_plan *g, int joined) {
-    const tn_value *v = &g->values[joined];
-    for (int k = 0; k < v->n_in; k++) {
-        tn_value *r = &g->values[g->values[v->in[k]].root];
-        if (r->memory.into == joined) r->memory.into = -1;
-    }
+    for (size_t i = 0; i < g->value_count; i++)
+        if (g->values[i].memory.into == joined) g->values[i].memory.into = -1;
 }
 
 static void choose_concat(tn_graph_plan *g, int value) {
@@ -817,27 +826,71 @@ static bool is_copied(const tn_graph_plan *g, const tn_value *v) {
     return stored == all || (v->n_in >= SEVERAL && 2 * stored >= all) || v->n_in >= MANY_PARTS || longest <= FEW;
 }
 
+/* The value whose memory contains this one's and that has its own; *at: bytes from its first one, added. */
+static int outermost(const tn_graph_plan *g, int value, int64_t *at) {
+    for (; g->values[value].memory.into >= 0; value = g->values[value].memory.into)
+        *at += g->values[value].memory.into_at;
+    return value;
+}
+
+/* If an input occurs twice, the second occurrence is at another place. */
+bool tn_concat_is_in_place(const tn_graph_plan *g, int value) {
+    const tn_value *v = &g->values[value];
+    int64_t element = (int64_t)tn_dtype_size((tn_dtype)v->node->dtype), end = 0;
+    if (!tn_op_has(v->node, TN_FACT_CONCAT)) return false; /* others may lack inputs */
+    const int whole = outermost(g, value, &end);
+    for (int k = 0; k < v->n_in; k++) {
+        const tn_value *x = &g->values[v->in[k]];
+        int64_t at = element * x->offset;
+        if (x->root == whole || outermost(g, x->root, &at) != whole || at != end || !tn_value_dense(x)) return false;
+        end += element * tn_value_numel(x);
+    }
+    return true;
+}
+
+bool tn_concat_agree(const tn_graph_plan *g, bool *chosen) {
+    bool changed = false;
+    for (size_t i = 0; i < g->value_count; i++) {
+        const int whole = g->values[i].memory.into;
+        if (whole < 0 || chosen[i] == chosen[whole]) continue;
+        chosen[i] = chosen[whole] = false;
+        changed = true;
+    }
+    return changed;
+}
+
+bool tn_concat_reads(const tn_graph_plan *g, const tn_value *part, int group) {
+    const int into = part->memory.into;
+    return into >= 0 && (group == g->values[into].group || tn_concat_is_in_place(g, g->groups[group].lead));
+}
+
+/* Parts of a larger concatenation that follow each other there are concatenated already: of x0 x1, x0 x1 x2, … the
+ * last one has all. */
+static void choose_within(tn_graph_plan *g, int value) {
+    tn_value *v = &g->values[value];
+    int64_t at = 0;
+    if (!v->node->device->is_cpu || !can_be_in_place(g, v) || !can_be_part(v)) return;
+    const int first = g->values[v->in[0]].root, whole = outermost(g, first, &at);
+    if (whole == first || whole == value) return;
+    v->memory.into = whole;
+    v->memory.into_at = at;
+    if (tn_concat_is_in_place(g, value))
+        v->alone = true;
+    else
+        v->memory.into = -1;
+}
+
+/* Of several concatenations of a part the last one is the largest. */
 static void concat_choose(tn_graph_plan *g) {
     for (size_t i = 0; i < g->value_count; i++) {
         tn_value *v = &g->values[i];
         v->memory.into = -1;
         v->copied = tn_op_has(v->node, TN_FACT_CONCAT) && v->row && is_copied(g, v);
     }
-    for (size_t i = 0; i < g->value_count; i++)
+    for (size_t i = g->value_count; i-- > 0;)
         choose_concat(g, (int)i);
-}
-
-/* If an input occurs twice, the second occurrence is at another place. */
-bool tn_concat_is_in_place(const tn_graph_plan *g, int value) {
-    const tn_value *v = &g->values[value];
-    int64_t element = (int64_t)tn_dtype_size((tn_dtype)v->node->dtype), at = 0;
-    if (!tn_op_has(v->node, TN_FACT_CONCAT)) return false; /* others may lack inputs */
-    for (int k = 0; k < v->n_in; k++) {
-        const tn_value *x = &g->values[v->in[k]], *r = &g->values[x->root];
-        if (r->memory.into != value || r->memory.into_at + element * x->offset != at) return false;
-        at += element * tn_value_numel(x);
-    }
-    return true;
+    for (size_t i = 0; i < g->value_count; i++)
+        choose_within(g, (int)i);
 }
 
 /* The host has its own memory. */
@@ -850,10 +903,15 @@ void tn_concat_leave_host(tn_graph_plan *g) {
     }
 }
 
+/* Readers of a concatenation of a part within a larger one read the part. */
 static int last_reader(const tn_graph_plan *g, const tn_value *v) {
     int last = g->groups[v->group].order.position;
-    for (int k = 0; k < v->fusion.pull_count; k++)
+    for (int k = 0; k < v->fusion.pull_count; k++) {
+        const int lead = g->groups[v->fusion.pulls[k]].lead;
         last = (int)tn_max64(last, g->groups[v->fusion.pulls[k]].order.position);
+        if (g->values[lead].memory.into >= 0 && tn_concat_is_in_place(g, lead))
+            last = (int)tn_max64(last, last_reader(g, &g->values[lead]));
+    }
     return last;
 }
 

@@ -732,7 +732,7 @@ static bool may_be_in_blocks(const tn_graph_plan *g, const bool *convs, int valu
     if (v->memory.into >= 0 && !is_part_of_blocks(g, v)) return false;
     for (int k = 0; k < v->fusion.pull_count; k++) {
         const int reader = v->fusion.pulls[k];
-        if (v->memory.into >= 0 && reader == g->values[v->memory.into].group) continue;
+        if (tn_concat_reads(g, v, reader)) continue;
         const tn_group *group = &g->groups[reader];
         if (!(convs[reader] ? reads_as_image(g, group, value) : tn_block_op_has(g, group, value))) return false;
     }
@@ -772,13 +772,7 @@ static void take_out(const tn_group *group, const conv_images *at, bool *blocked
 static void agree_on_blocks(const tn_graph_plan *g, const bool *convs, bool *blocked) {
     tn_conv_args sizes;
     for (bool changed = true; changed;) {
-        changed = false;
-        for (size_t i = 0; i < g->value_count; i++) {
-            const int whole = g->values[i].memory.into;
-            if (whole < 0 || blocked[i] == blocked[whole]) continue;
-            blocked[i] = blocked[whole] = false;
-            changed = true;
-        }
+        changed = tn_concat_agree(g, blocked);
         for (size_t i = 0; i < g->group_count; i++) {
             const tn_group *group = &g->groups[i];
             if (!convs[i]) {
