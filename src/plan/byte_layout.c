@@ -73,9 +73,7 @@ static bool reads_as_image(const tn_graph_plan *g, const tn_group *group, int va
 
 /* Whether v is a part of an in-place concatenation along the channels, and consists of whole words. */
 static bool is_part_of_words(const tn_graph_plan *g, const tn_value *v) {
-    const tn_node *n = v->node;
-    return n->rank == 4 && n->shape[1] % QUAD == 0 && g->values[v->memory.into].node->i[0] == 1 &&
-           tn_concat_is_in_place(g, v->memory.into);
+    return tn_concat_of_channels(g, v) && v->node->shape[1] % QUAD == 0 && tn_concat_is_in_place(g, v->memory.into);
 }
 
 static bool may_be_in_words(const tn_graph_plan *g, int value) {

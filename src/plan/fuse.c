@@ -859,6 +859,12 @@ bool tn_concat_agree(const tn_graph_plan *g, bool *chosen) {
     return changed;
 }
 
+bool tn_concat_of_channels(const tn_graph_plan *g, const tn_value *part) {
+    const tn_node *n = part->node, *whole = g->values[part->memory.into].node;
+    return n->rank == 4 && whole->rank == 4 && whole->i[0] == 1 && n->shape[0] == whole->shape[0] &&
+           n->shape[2] == whole->shape[2] && n->shape[3] == whole->shape[3];
+}
+
 bool tn_concat_reads(const tn_graph_plan *g, const tn_value *part, int group) {
     const int into = part->memory.into;
     return into >= 0 && (group == g->values[into].group || tn_concat_is_in_place(g, g->groups[group].lead));
@@ -872,6 +878,8 @@ static void choose_within(tn_graph_plan *g, int value) {
     if (!v->node->device->is_cpu || !can_be_in_place(g, v) || !can_be_part(v)) return;
     const int first = g->values[v->in[0]].root, whole = outermost(g, first, &at);
     if (whole == first || whole == value) return;
+    for (int k = 0; k < v->n_in; k++) /* a part of its own would be written where the whole has another */
+        if (g->values[g->values[v->in[k]].root].memory.into == value) return;
     v->memory.into = whole;
     v->memory.into_at = at;
     if (tn_concat_is_in_place(g, value))

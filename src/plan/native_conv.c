@@ -713,10 +713,10 @@ static bool reads_as_image(const tn_graph_plan *g, const tn_group *group, int va
 
 /* Whether v is computed in its place of a concatenation along the channels, and consists of whole blocks of it. */
 static bool is_part_of_blocks(const tn_graph_plan *g, const tn_value *v) {
-    const tn_node *n = v->node, *whole = g->values[v->memory.into].node;
+    const tn_node *n = v->node;
     const int64_t plane = n->shape[n->rank - 1] * n->shape[n->rank - 2] * (int64_t)sizeof(float);
     const int64_t block = tn_conv_block_elements(1, 1, plane);
-    return whole->i[0] == 1 && (int64_t)v->memory.into_at % block == 0 && n->shape[1] * plane % block == 0 &&
+    return tn_concat_of_channels(g, v) && (int64_t)v->memory.into_at % block == 0 && n->shape[1] * plane % block == 0 &&
            (tn_concat_is_in_place(g, v->memory.into) ||
             tn_block_op_has(g, &g->groups[g->values[v->memory.into].group], v->memory.into));
 }

@@ -326,6 +326,8 @@ tn_status tn_workgroup_lower(tn_graph_plan *g, int group); /* builds it; g->forb
 void tn_concat_leave_host(tn_graph_plan *g);                   /* … of groups that the host computes: not after all */
 bool tn_concat_is_in_place(const tn_graph_plan *g, int value); /* concatenated in place */
 bool tn_concat_agree(const tn_graph_plan *g, bool *chosen);    /* parts and wholes both or not; did that change any? */
+/* Whether the part and the concatenation it lies in are images of the same pixels, and not views of other shapes. */
+bool tn_concat_of_channels(const tn_graph_plan *g, const tn_value *part);
 /* Whether the group only concatenates this part, which lies where it belongs. */
 bool tn_concat_reads(const tn_graph_plan *g, const tn_value *part, int group);
 int tn_last_reader(const tn_graph_plan *g, int value); /* position of the last group that needs its memory */

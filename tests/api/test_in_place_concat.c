@@ -117,6 +117,21 @@ static tn_tensor *of_overlaps(const tn_tensor *x) {
     return joined((tn_tensor *[]){b, c, part(filtered(joined((tn_tensor *[]){first, turned, a}, 3), 8))}, 3);
 }
 
+/* Two with the same first part, which lies in one of them; the other has a further part of its own. */
+static tn_tensor *of_shared_first(const tn_tensor *x) {
+    tn_tensor *a = part(tn_silu(filtered(x, 8))), *b = part(filtered(a, 8)), *large = part(tn_silu(filtered(b, 24)));
+    tn_tensor *first = part(tn_relu(filtered(joined((tn_tensor *[]){a, large}, 2), 8)));
+    return joined((tn_tensor *[]){first, part(tn_relu(filtered(joined((tn_tensor *[]){a, b}, 2), 8)))}, 2);
+}
+
+/* The whole has images of another size than its parts, which are views. */
+static tn_tensor *of_views(const tn_tensor *x) {
+    int64_t n = tn_size(x, 0), shape[] = {n, 8, side * 2, side * 2};
+    tn_tensor *a = part(tn_silu(filtered(x, 32))), *b = part(tn_silu(filtered(a, 32)));
+    tn_tensor *y = joined((tn_tensor *[]){tn_reshape(a, shape, 4), tn_reshape(b, shape, 4)}, 2);
+    return tn_avg_pool2d(filtered(y, 8), (int64_t[]){2, 2}, NULL);
+}
+
 /* Steps alone, which are better done in one pass. */
 static tn_tensor *of_steps(const tn_tensor *x) {
     return joined((tn_tensor *[]){part(tn_neg(x)), part(tn_exp(x)), part(tn_mul(x, x))}, 3);
@@ -129,12 +144,20 @@ static const struct network {
     tn_tensor *(*make)(const tn_tensor *x);
     int copies;
 } networks[] = {
-    {"two", of_two, false},           {"slices", of_slices, false},
-    {"joined", of_joined, false},     {"later", of_needed_later, false},
-    {"others", of_others, true},      {"steps", of_steps, true},
-    {"slice", of_a_slice, false},     {"twice", of_one_twice, true},
-    {"again", of_slices_again, true}, {"whole", of_whole_and_part, false},
-    {"growing", of_growing, ON_FAR},  {"overlaps", of_overlaps, true},
+    {"two", of_two, false},
+    {"slices", of_slices, false},
+    {"joined", of_joined, false},
+    {"later", of_needed_later, false},
+    {"others", of_others, true},
+    {"steps", of_steps, true},
+    {"slice", of_a_slice, false},
+    {"twice", of_one_twice, true},
+    {"again", of_slices_again, true},
+    {"whole", of_whole_and_part, false},
+    {"growing", of_growing, ON_FAR},
+    {"overlaps", of_overlaps, true},
+    {"shared first", of_shared_first, true},
+    {"views", of_views, false},
 };
 
 /* The steps between are nobody's when it is evaluated. */
