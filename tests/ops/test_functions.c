@@ -197,7 +197,8 @@ static void arguments_that_do_not_fit_are_refused(void **state) {
     refuses(tn_inner(tn_ones(TN_DIMS(1, 1, 1, 1, 1, 2), TN_F32), tn_ones(TN_DIMS(1, 1, 1, 1, 1, 2), TN_F32)),
             TN_ERR_SHAPE, "at most 8 dims");
     refuses(tn_tril_indices(4, INT64_MAX / 2 + 1, INT64_MAX), TN_ERR_ARGUMENT, "from 0 to 2^29");
-    refuses(tn_triu_indices(1 << 20, 1 << 29, INT64_MIN), TN_ERR_MEMORY, "no memory");
+    if (!TEST_SANITIZED) /* the address sanitizer ends a process that asks for so much */
+        refuses(tn_triu_indices(1 << 20, 1 << 29, INT64_MIN), TN_ERR_MEMORY, "no memory");
     refuses(tn_histc(v, 0, 0, 1), TN_ERR_ARGUMENT, "bins is 0");
     refuses(tn_geometric(1, TN_DIMS(3)), TN_ERR_ARGUMENT, "geometric: p is 1; it must lie between 0 and 1");
     refuses(tn_repeat_interleave_by(v, numbers("1 2"), 0), TN_ERR_SHAPE, "one for each of the 4 slices");
