@@ -39,10 +39,13 @@ static tn_status find_fingerprint(const tn_llm *m, char out[FINGERPRINT]) {
 
 static int64_t pages_of(int64_t tokens) { return (tokens + LLM_PAGE - 1) / LLM_PAGE; }
 
-/* Caches are numbered: those of layer 0, of layer 1 … */
-static void cache_name(char out[STATE_NAME], int64_t i) {
+/* Caches are numbered: those of layer 0, of layer 1 … Keys that are latent vectors have a name of their own, because
+ * keys of heads, as older files have them, can have the same shape. */
+static void cache_name(const tn_llm *m, char out[STATE_NAME], int64_t i) {
     static const char *const names[LLM_CACHES] = {"keys", "values", "conv", "state"};
-    snprintf(out, STATE_NAME, "%" PRId64 ".%s", i / LLM_CACHES, names[i % LLM_CACHES]);
+    int64_t which = i % LLM_CACHES;
+    bool latent = which == CACHE_KEYS && m->config.family->attention.latent;
+    snprintf(out, STATE_NAME, "%" PRId64 ".%s", i / LLM_CACHES, latent ? "latents" : names[which]);
 }
 
 /* NULL: the layer has no such cache. */
@@ -68,7 +71,7 @@ static tn_status write_state(const tn_llm *m, const char *path, tn_named_tensor 
     list[count++] = (tn_named_tensor){"tokens", tn_from_data(m->tokens, TN_DIMS(m->position), TN_I32)};
     for (int64_t i = 0; i < caches; i++) {
         if (!cache_of(m, i) || (m->stale && i % LLM_CACHES > CACHE_VALUES)) continue;
-        cache_name(names[i], i);
+        cache_name(m, names[i], i);
         list[count++] = (tn_named_tensor){names[i], tn_contiguous(own_part(m, i, pages))};
     }
     return tn_safetensors_save(path, list, count, facts, 2);
@@ -122,7 +125,7 @@ static tn_status check_cache(const tn_llm *m, const tn_safetensors *f, const cha
     tn_safetensors_info t = {.struct_size = sizeof t};
     const tn_tensor *cache = cache_of(m, i);
     if (!cache) return TN_OK;
-    cache_name(name, i);
+    cache_name(m, name, i);
     bool found = tn_safetensors_find(f, name, &t) == TN_OK, paged = i % LLM_CACHES <= CACHE_VALUES;
     if (!found && !paged) return TN_OK; /* it was saved after a rewind: the states are computed anew */
     TRY(tn_safetensors_find(f, name, &t));
@@ -143,7 +146,7 @@ static tn_status fill_caches(const tn_llm *m, const tn_safetensors *f, int64_t p
         char name[STATE_NAME];
         tn_safetensors_info t = {.struct_size = sizeof t};
         if (!cache_of(m, i)) continue;
-        cache_name(name, i);
+        cache_name(m, name, i);
         if (tn_safetensors_find(f, name, &t) != TN_OK) {
             *stale = true;
             continue;

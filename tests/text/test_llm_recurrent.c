@@ -327,6 +327,57 @@ static void a_saved_sequence_goes_on(void **state) {
     }
 }
 
+/* With one head, its keys can have the shape of latent vectors. */
+static void keys_of_heads_are_not_read_as_latent_vectors(void **state) {
+    (void)state;
+    char path[600];
+    tn_safetensors *f;
+    tn_llm *m = open_model(&models[LATENT]);
+    snprintf(path, sizeof path, "%s", test_scratch("sequence"));
+    assert_ok(tn_llm_prompt(m, text, 5, NULL));
+    assert_ok(tn_llm_save(m, path));
+    assert_ok(tn_safetensors_open(path, &f));
+    tn_metadata facts[] = {{"format", tn_safetensors_metadata(f, "format")},
+                           {"model", tn_safetensors_metadata(f, "model")}};
+    tn_tensor *tokens = tn_safetensors_tensor(f, "tokens"), *latents = tn_safetensors_tensor(f, "0.latents");
+    assert_ok(tn_status_of(latents));
+    snprintf(path, sizeof path, "%s", test_scratch("older"));
+    assert_ok(tn_safetensors_save(path, (tn_named_tensor[]){{"tokens", tokens}, {"0.keys", latents}}, 2, facts, 2));
+    assert_int_equal(tn_llm_load(m, path), TN_ERR_ARGUMENT);
+    tn_free(tokens);
+    tn_free(latents);
+    tn_safetensors_close(f);
+    tn_llm_close(m);
+}
+
+/* Training changes the matrix of which a transposed part is kept. */
+static void trained_matrices_of_latent_vectors_are_used(void **state) {
+    (void)state;
+    char path[600];
+    uint8_t answer[LENGTH];
+    float before[WORDS], want[WORDS], got[WORDS];
+    tn_llm *m = open_model(&models[LATENT]);
+    tn_finetune_options o = TN_FINETUNE_DEFAULTS;
+    tn_finetune_stats stats = {.struct_size = sizeof stats};
+    tn_finetune *t;
+    memset(answer, 1, sizeof answer);
+    logits_of(m, text, LENGTH, before);
+    o.rank = 0;
+    o.adam.lr = 0.1;
+    assert_ok(tn_finetune_new(m, &o, &t));
+    assert_ok(tn_finetune_step(t, &(tn_finetune_example){text, answer, LENGTH}, 1, &stats));
+    logits_of(m, text, LENGTH, want);
+    assert_true(memcmp(before, want, sizeof want) != 0);
+    snprintf(path, sizeof path, "%s", test_scratch("trained"));
+    assert_ok(tn_llm_save_model(m, path));
+    tn_finetune_free(t);
+    tn_llm_close(m);
+    assert_ok(tn_llm_open(path, NULL, &m));
+    logits_of(m, text, LENGTH, got);
+    assert_same(got, want);
+    tn_llm_close(m);
+}
+
 static void what_needs_several_tokens_at_once_is_refused(void **state) {
     (void)state;
     tn_llm *m = open_model(&models[0]);
@@ -589,6 +640,8 @@ int main(void) {
         cmocka_unit_test(states_follow_the_sequence),
         cmocka_unit_test(batches_compute_what_conversations_compute_alone),
         cmocka_unit_test(a_saved_sequence_goes_on),
+        cmocka_unit_test(keys_of_heads_are_not_read_as_latent_vectors),
+        cmocka_unit_test(trained_matrices_of_latent_vectors_are_used),
         cmocka_unit_test(what_needs_several_tokens_at_once_is_refused),
         cmocka_unit_test(estimates_count_states),
         cmocka_unit_test(a_gguf_file_computes_what_its_folder_does),
