@@ -71,8 +71,10 @@ static void put_text(const classifying *w, char *const *files, int count, int64_
         const double *row = w->shares + f * w->facts.classes;
         int64_t at = -1;
         cli_print(stdout, "%s\n", files[f]);
-        for (int64_t i = 0; i < top && (at = run_next_largest(row, w->facts.classes, at)) >= 0; i++)
-            cli_print(stdout, "  %8lld  %.4f  %s\n", (long long)at, row[at], tn_classifier_label(w->model, at));
+        for (int64_t i = 0; i < top && (at = run_next_largest(row, w->facts.classes, at)) >= 0; i++) {
+            printf("  %8lld  %.4f  ", (long long)at, row[at]);
+            run_put_label(tn_classifier_label(w->model, at));
+        }
     }
     printf("first run %.3f ms, including planning, on %s\n", w->seconds * 1e3, device);
 }

@@ -41,7 +41,9 @@ static bool fits_input(const tn_tensor *x, const int64_t *shape, int rank, bool 
 tn_status run_prepare_picture(const char *folder, const image *picture, const tn_onnx_info *input, tn_tensor **out) {
     tn_tensor *x;
     *out = NULL;
-    TRY(tn_classifier_prepare_by(folder, picture->rgb, picture->height, picture->width, &x));
+    tn_status status = tn_classifier_prepare_by(folder, picture->rgb, picture->height, picture->width, &x);
+    if (status != TN_OK)
+        return tn_backend_fail(status, "%s; --resize, --scale, --mean or --std take its place", tn_error());
     int64_t height = tn_size(x, 2), width = tn_size(x, 3);
     bool first = fits_input(x, input->shape, input->rank, false);
     bool last = !first && fits_input(x, input->shape, input->rank, true);

@@ -105,6 +105,7 @@ typedef struct work {
     tn_profile *profiled;
     run_top top;
     char preparation[RUN_PATH]; /* the folder that says how pictures are prepared; "": none */
+    bool prepared;              /* a picture was prepared so */
     bool ranks;                 /* a picture stands behind the model, and --top was not given */
     bool ran;                   /* failures come from the network itself */
 } work;
@@ -250,17 +251,18 @@ static tn_status decode_sound(const work *w, const char *name, const unsigned ch
 }
 
 /* The same of pictures. */
-static tn_status decode_picture(const work *w, const char *name, const unsigned char *bytes, size_t size,
-                                const char *path, tn_tensor **out) {
+static tn_status decode_picture(work *w, const char *name, const unsigned char *bytes, size_t size, const char *path,
+                                tn_tensor **out) {
     image picture;
     tn_status status = image_decode(bytes, size, path, &picture);
     for (int i = 0; i < tn_onnx_input_count(w->model) && status == TN_OK; i++) {
         tn_onnx_info info = input_info(w, i);
         if (strcmp(info.name, name) != 0) continue;
         tn_dtype dtype = info.dtype == TN_DTYPE_COUNT ? TN_F32 : info.dtype;
-        status = w->preparation[0] && tn_dtype_is_float(dtype)
-                     ? run_prepare_picture(w->preparation, &picture, &info, out)
-                     : image_tensor(&picture, &w->picture, info.shape, info.rank, dtype, out);
+        bool prepares = w->preparation[0] && tn_dtype_is_float(dtype);
+        w->prepared |= prepares;
+        status = prepares ? run_prepare_picture(w->preparation, &picture, &info, out)
+                          : image_tensor(&picture, &w->picture, info.shape, info.rank, dtype, out);
         free(picture.rgb);
         return status == TN_OK ? status : tn_backend_fail(status, "'%s' for input '%s': %s", path, name, tn_error());
     }
@@ -533,6 +535,8 @@ static tn_status check_memory(work *w, const char *path, tn_device *device) {
 }
 
 static void tell_rule(const work *w, const char *model) {
+    if (w->prepared)
+        cli_print(stderr, "trunnion: pictures are prepared as '%s/preprocessor_config.json' says\n", w->preparation);
     if (!w->ranks || !w->has_picture || w->for_pictures || w->preparation[0]) return;
     cli_print(stderr,
               "trunnion: '%s' has no preprocessor_config.json beside it or one folder up: a picture is stretched to "
@@ -550,7 +554,7 @@ static int do_work(work *w, const char *path) {
     tn_manual_seed(w->options.seed);
     if (status == TN_OK) status = open_network(w, path);
     if (status == TN_OK) status = run_top_open(&w->top);
-    if (status == TN_OK && w->preparation[0]) status = run_read_names(w->preparation, &w->top);
+    if (status == TN_OK && w->top.count && w->preparation[0]) status = run_read_names(w->preparation, &w->top);
     if (status == TN_OK && w->options.verbose) list_values(w);
     if (status == TN_OK) status = make_inputs(w);
     if (status == TN_OK) tell_rule(w, path);

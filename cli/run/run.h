@@ -42,6 +42,8 @@ tn_status run_output_write(const tn_onnx *m, tn_onnx_value **out, const char *fo
 
 /* The index of the largest value below that of `last` (ties: by index); -1 for `last` begins. */
 int64_t run_next_largest(const double *row, int64_t count, int64_t last);
+/* A class's name and the end of the line. The name comes from a file: '?' replaces control characters. */
+void run_put_label(const char *label);
 
 /* ---- `trunnion run FOLDER FILE…` (classify_files.c) -------------------------------------------------------------- */
 

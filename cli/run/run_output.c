@@ -153,14 +153,24 @@ int64_t run_next_largest(const double *row, int64_t count, int64_t last) {
     return best;
 }
 
+void run_put_label(const char *label) {
+    char *shown = strdup(label);
+    for (char *at = shown; at && *at; at++)
+        if ((unsigned char)*at < ' ' || *at == 127) *at = '?';
+    cli_print(stdout, "%s\n", shown ? shown : "");
+    free(shown);
+}
+
 static void rank_text(const numbers *n, int64_t classes, const run_top *top) {
     int64_t rows = n->count / classes;
     for (int64_t r = 0; r < rows && r < MOST_RANKED; r++) {
         const double *row = n->reals + r * classes;
         int64_t at = -1;
         if (rows > 1) printf("  row %lld\n", (long long)r);
-        for (int64_t i = 0; i < top->count && (at = run_next_largest(row, classes, at)) >= 0; i++)
-            printf("  %8lld  %.6g  %s\n", (long long)at, row[at], classes == top->label_count ? top->labels[at] : "");
+        for (int64_t i = 0; i < top->count && (at = run_next_largest(row, classes, at)) >= 0; i++) {
+            printf("  %8lld  %.6g  ", (long long)at, row[at]);
+            run_put_label(classes == top->label_count ? top->labels[at] : "");
+        }
     }
     if (rows > MOST_RANKED) printf("  … %lld more rows; --json has all\n", (long long)(rows - MOST_RANKED));
 }

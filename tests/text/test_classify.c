@@ -271,6 +271,22 @@ static void exported_networks_are_given_what_the_folder_says(void **state) {
     snprintf(line, sizeof line, "%%s run %s %s --scale 1/51 2>&1", net, path);
     assert_int_equal(run_trunnion(line, said, sizeof said), 0);
     assert_text_has(said, "  0  5 ");
+    snprintf(line, sizeof line, "%s/config.json", folder);
+    write_file(line, "{\"id2label\": {\"0\": \"cat\\u001b[31m\", \"1\": \"dog\", \"2\": \"owl\"}}");
+    snprintf(line, sizeof line, "%%s run %s %s 2>&1", net, path);
+    assert_int_equal(run_trunnion(line, said, sizeof said), 0);
+    assert_text_has(said, "  0  1  cat?[31m\n");
+    assert_text_has(said, "/onnx/../preprocessor_config.json' says\n");
+    snprintf(line, sizeof line, "%s/config.json", folder);
+    write_file(line, "not JSON");
+    snprintf(line, sizeof line, "%%s run %s --random 2>&1", net); /* does not need the names */
+    assert_int_equal(run_trunnion(line, said, sizeof said), 0);
+    snprintf(line, sizeof line, "%s/config.json", folder);
+    assert_int_equal(remove(line), 0);
+    write_in(folder, "preprocessor_config.json", preparation, ",\"image_processor_type\":\"CLIPImageProcessor\"");
+    snprintf(line, sizeof line, "%%s run %s -i %s 2>&1", net, path);
+    assert_int_equal(run_trunnion(line, said, sizeof said), 1);
+    assert_text_has(said, "and ConvNext; --resize, --scale");
     write_in(folder, "preprocessor_config.json", preparation, ",\"size\":9");
     snprintf(line, sizeof line, "%%s run %s -i %s 2>&1", net, path);
     assert_int_equal(run_trunnion(line, said, sizeof said), 1);
