@@ -2,6 +2,7 @@
  * scaled.
  *
  * Resizing widens its filter as the picture shrinks, columns before rows, and rounds to bytes behind each. */
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 
@@ -83,6 +84,14 @@ static bool read_channels(const tn_json *list, double usual, double out[3]) {
     return isfinite(out[0] + out[1] + out[2]);
 }
 
+/* Whether every pixel becomes a finite f32. */
+static bool is_representable(const picture_preparation *p) {
+    double most = 0;
+    for (int k = 0; k < 3; k++)
+        most = fmax(most, (fabs(255 * p->scale) + fabs(p->mean[k])) / fabs(p->std[k]));
+    return most <= FLT_MAX; /* not so with a std of 0 */
+}
+
 static tn_status read_all(const hf_folder *f, const tn_json *o, picture_preparation *p) {
     TRY(tn_hf_check_kinds(f, "preprocessor_config.json", o, keys));
     const char *type = tn_json_string(tn_json_get(o, "image_processor_type"), NULL);
@@ -96,7 +105,8 @@ static tn_status read_all(const hf_folder *f, const tn_json *o, picture_preparat
                                "ViT, DeiT, Beit, Bit, MobileNetV2 and ConvNext",
                                f->path, tn_txt_shown(type, strlen(type)).text);
     TRY(read_sizes(f, o, row, p));
-    int64_t filter = tn_json_int(tn_json_get(o, "resample"), processors[row].resample);
+    const tn_json *given = tn_json_get(o, "resample");
+    int64_t filter = tn_json_kind_of(given) == TN_JSON_NUMBER ? tn_json_int(given, 0) : processors[row].resample;
     if (filter != 2 && filter != 3)
         return refuse(f, TN_ERR_UNSUPPORTED, "only a 'resample' of 2 (bilinear) or 3 (bicubic) is supported");
     p->mode = filter == 2 ? TN_INTERPOLATE_LINEAR_ANTIALIAS : TN_INTERPOLATE_CUBIC_ANTIALIAS;
@@ -105,8 +115,11 @@ static tn_status read_all(const hf_folder *f, const tn_json *o, picture_preparat
     p->scale = scales ? tn_json_number(tn_json_get(o, "rescale_factor"), 1.0 / 255) : 1;
     bool fits = read_channels(normalizes ? tn_json_get(o, "image_mean") : NULL, normalizes ? 0.5 : 0, p->mean) &&
                 read_channels(normalizes ? tn_json_get(o, "image_std") : NULL, normalizes ? 0.5 : 1, p->std);
-    if (fits && p->std[0] * p->std[1] * p->std[2] != 0) return TN_OK;
-    return refuse(f, TN_ERR_FORMAT, "'image_mean' and 'image_std' must be lists of 3 numbers, the latter without a 0");
+    if (!fits || p->std[0] * p->std[1] * p->std[2] == 0)
+        return refuse(f, TN_ERR_FORMAT,
+                      "'image_mean' and 'image_std' must be lists of 3 numbers, the latter without a 0");
+    if (is_representable(p)) return TN_OK;
+    return refuse(f, TN_ERR_FORMAT, "pixels become too large for f32 by 'rescale_factor', 'image_mean', 'image_std'");
 }
 
 tn_status tn_picture_read(const hf_folder *f, picture_preparation *p) {

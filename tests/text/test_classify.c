@@ -174,6 +174,8 @@ static void folders_that_do_not_fit_are_refused(void **state) {
         {"", ",\"size\":{\"shortest_edge\":8}", NULL, false, "neither cut nor resized"},
         {"", ",\"do_center_crop\":true", NULL, false, "'crop_size' must be"},
         {"", ",\"resample\":1", NULL, false, "'resample'"},
+        {"", ",\"resample\":1e30", NULL, false, "'resample'"},
+        {"", ",\"rescale_factor\":1e308", NULL, false, "too large for f32"},
         {"", ",\"image_std\":[1,0,1]", NULL, false, "the latter without a 0"},
         {"", ",\"image_mean\":[1]", NULL, false, "must be lists of 3 numbers"},
         {"", ",\"do_resize\":1", NULL, false, "'do_resize' is 1; it must be true or false"},
@@ -244,7 +246,7 @@ static void the_command_shows_labels(void **state) {
     snprintf(line, sizeof line, "%%s run %s %s 2>&1", folder, folder);
     assert_int_equal(run_trunnion(line, said, sizeof said), 1);
     assert_text_has(said, "is a folder; pass the path of a file");
-    make_folder("", ",\"rescale_factor\":1e300", NULL, false);
+    make_folder("", ",\"rescale_factor\":6e35", NULL, false);
     snprintf(line, sizeof line, "%%s run %s %s 2>&1", folder, path);
     assert_int_equal(run_trunnion(line, said, sizeof said), 1);
     assert_text_has(said, "is not a number");
