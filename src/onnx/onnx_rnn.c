@@ -186,22 +186,25 @@ static tn_tensor *in_order(const net *n, int input, int d) {
                      0, d);
 }
 
-/* The result of a direction; the state is the last one afterwards. */
-static tn_tensor *walk_usual(const net *n, course *k, const tn_tensor *x, int d, bool backwards) {
-    tn_recurrent_cell cell = {n->c->row->name, n->gates, n->hidden, false};
-    tn_recurrent_weights w = {.weight_ih = in_order(n, 1, d), .weight_hh = in_order(n, 2, d)};
-    if (onnx_has(n->c, 3)) {
-        tn_tensor *both = in_order(n, 3, d);
-        w.bias_ih = tn_narrow(both, 0, 0, n->gates * n->hidden);
-        w.bias_hh = tn_narrow(both, 0, n->gates * n->hidden, n->gates * n->hidden);
-    }
+/* The results of all directions; the states are the last ones afterwards. */
+static void walk_usual(const net *n, course *k, const tn_tensor *x, int directions, bool reverse, tn_tensor **y) {
+    const tn_recurrent_cell cell = {n->c->row->name, n->gates, n->hidden, false};
+    const int64_t rows = n->gates * n->hidden;
     tn_recurrent_spans p = tn_recurrent_spans_of(n->lengths ? tn_select(n->lengths, 1, 0) : NULL, n->steps);
-    tn_recurrent_state state = {k->h, k->cell};
     if (n->lengths) x = tn_recurrent_cut(&p, x, 0, 0);
-    tn_tensor *y = tn_recurrent_run(&cell, &w, x, &p, backwards, &state);
-    k->h = state.h;
-    k->cell = state.c;
-    return n->lengths ? tn_recurrent_cut(&p, y, 0, 0) : y;
+    for (int d = 0; d < directions; d++) {
+        tn_recurrent_weights w = {.weight_ih = in_order(n, 1, d), .weight_hh = in_order(n, 2, d)};
+        if (onnx_has(n->c, 3)) {
+            tn_tensor *both = in_order(n, 3, d);
+            w.bias_ih = tn_narrow(both, 0, 0, rows);
+            w.bias_hh = tn_narrow(both, 0, rows, rows);
+        }
+        tn_recurrent_state state = {k[d].h, k[d].cell};
+        y[d] = tn_recurrent_run(&cell, &w, x, &p, d == 1 || reverse, &state);
+        if (n->lengths) y[d] = tn_recurrent_cut(&p, y[d], 0, 0);
+        k[d].h = state.h;
+        k[d].cell = state.c;
+    }
 }
 
 /* ---- what a node says -------------------------------------------------------------------------------------------- */
@@ -371,6 +374,19 @@ static tn_status check_bytes(const onnx_call *c, int directions) {
     return TN_OK;
 }
 
+/* The same of other nodes, recorded step by step. */
+static void walk_by_steps(const net *n, course *k, const tn_tensor *x, int directions, bool reverse, tn_tensor **y) {
+    bool together = directions == 2 && n->steps >= TOGETHER && !n->lengths && !n->of_bytes && same_functions(k);
+    for (int d = 0; d < directions; d++)
+        prepare_rnn(n, &k[d], d, together && d == 1 ? tn_flip(x, (int64_t[]){0}, 1) : x);
+    if (together) {
+        walk_together(n, k, y);
+        return;
+    }
+    for (int d = 0; d < directions; d++)
+        y[d] = walk_rnn(n, &k[d], d == 1 || reverse);
+}
+
 tn_status onnx_recurrent(onnx_call *c) {
     bool of_bytes = c->row->with == ONNX_LSTM_OF_BYTES;
     net n = {.c = c,
@@ -385,21 +401,15 @@ tn_status onnx_recurrent(onnx_call *c) {
     if (of_bytes) TRY(check_bytes(c, directions));
     TRY(read_net(&n, x, directions));
     TRY(read_functions(&n, k, directions));
-    bool all_usual = is_usual(&n, k, directions);
-    bool together =
-        !all_usual && directions == 2 && n.steps >= TOGETHER && !n.lengths && !of_bytes && same_functions(k);
     for (int d = 0; d < directions; d++) {
         k[d].h = initial(&n, 5, d);
         if (n.gates == 4) k[d].cell = initial(&n, 6, d);
-        if (!all_usual) prepare_rnn(&n, &k[d], d, together && d == 1 ? tn_flip(x, (int64_t[]){0}, 1) : x);
     }
-    if (together) walk_together(&n, k, y);
+    if (is_usual(&n, k, directions))
+        walk_usual(&n, k, x, directions, onnx_is(direction, "reverse"), y);
+    else
+        walk_by_steps(&n, k, x, directions, onnx_is(direction, "reverse"), y);
     for (int d = 0; d < directions; d++) {
-        bool backwards = d == 1 || onnx_is(direction, "reverse");
-        if (all_usual)
-            y[d] = walk_usual(&n, &k[d], x, d, backwards);
-        else if (!together)
-            y[d] = walk_rnn(&n, &k[d], backwards);
         h[d] = k[d].h;
         cell[d] = k[d].cell;
     }
