@@ -20,7 +20,7 @@ typedef struct run_top {
     char *text;       /* of that file, its lines ended by zeros */
     char **labels;
     int64_t label_count;
-    tn_json_doc *config; /* whose names the labels are, where there is no such file */
+    tn_json_doc *config; /* config.json, which owns the labels if no file of labels is given; otherwise NULL */
 } run_top;
 enum { RUN_PATH = 4096 };
 

@@ -284,8 +284,8 @@ void kir_mc_load_element(mc_asm *a, int reg, mc_rm from, int size) {
 void kir_mc_store_element(mc_asm *a, mc_rm to, int reg, int size) {
     move_memory(a, STORES, kir_log2((size_t)size), reg, &to);
 }
-void kir_mc_ask_for(TN_UNUSED mc_asm *a, TN_UNUSED mc_rm line) {
-} /* these processors look further ahead by themselves */
+/* Nothing: these processors look further ahead by themselves. */
+void kir_mc_ask_for(TN_UNUSED mc_asm *a, TN_UNUSED mc_rm line) {}
 void kir_mc_address(mc_asm *a, int reg, mc_rm of) { add_distance(a, reg, base_of_a64(a, &of), of.disp); }
 
 void kir_mc_set(mc_asm *a, int reg, int32_t value) {

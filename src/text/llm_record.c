@@ -14,9 +14,9 @@
 /* llm_record.c: a layer's mixture of experts, which read x. asked: what the router reads. */
 static tn_tensor *llm_mix(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
                           const tn_tensor *x, const tn_tensor *asked);
-/* Latent attention: queries, keys and values, in each head of which the part that rope rotates is in front. With
- * caches: all heads share one key, the latent vector, which is the value too. And the values [n, SIZE_MIXED] of what
- * attention yields. */
+/* Latent attention: makes queries, keys and values. In each head the part that rope rotates comes first. With caches
+ * all heads share one key, the latent vector, which is the value too. latent_values turns attention's result into
+ * [n, SIZE_MIXED]. */
 static void project_latent(const llm_config *c, const llm_layer *l, const llm_weights *w, int64_t layer, bool cached,
                            const tn_tensor *x, tn_tensor *out[3]);
 static tn_tensor *latent_values(const llm_config *c, const llm_layer *l, bool cached, const tn_tensor *mixed);
