@@ -115,7 +115,7 @@ gpu-headers | check   | 120 | python3 tools/checks/gpu_headers.py
 web-node  | check     | 900 | tools/build.sh $BUILD all $plain && python3 tools/checks/web.py $BUILD node
 onnx-schemas | check  | 120 | python3 tools/checks/onnx_attributes.py
 export    | check     | 240 | tools/build.sh $BUILD tests $plain && python3 tools/checks/onnx_export.py $BUILD
-engine-nodes | check  | 360 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_engine.py $BUILD
+engine-nodes | check  | 360 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD test_engine_onnxruntime $plain && python3 tools/checks/onnx_engine.py $BUILD
 runtime-ops | check   | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_runtime_ops.py $BUILD
 decoders  | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_decoders.py $BUILD
 languages | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_languages.py $BUILD

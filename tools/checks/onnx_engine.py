@@ -3,7 +3,8 @@
 Node cases of the onnx package: what ONNX Runtime computes by itself, on one thread, is what `trunnion onnx-test --device
 engine:onnxruntime` has to compute, bit for bit; cases that it refuses, or answers differently from run to run, are left out.
 Then the same cases with `--recorded`: our reader records the operators and the engine computes the recording, within the cases'
-own tolerances; what does not pass there has to fail on the CPU as well.
+own tolerances; what does not pass there has to fail on the CPU as well. Last BUILD/test_engine_onnxruntime, which finds no
+library in suite unit: all of its tests have to run here.
 
 --networks  instead: the networks of tools/formats/onnx_models.py, from their files and recorded, beside ONNX Runtime
 
@@ -21,6 +22,7 @@ import sys
 import tempfile
 
 import needs
+import programs
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -143,6 +145,20 @@ def check_recorded(build, cases):
     return done["passed"], failed
 
 
+# ---- the engine's interface ------------------------------------------------------------------------------------------
+
+def check_interface(build):
+    command = [str(pathlib.Path(build) / "test_engine_onnxruntime")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
+                          env=environment() | {"CMOCKA_MESSAGE_OUTPUT": "TAP"})
+    count, failed = programs.count_tap(done.stdout)
+    left_out = done.stdout.count("skipped: ")
+    if done.returncode or left_out or failed:
+        print(done.stdout)
+    print(f"interface: {count.passed} tests passed, {left_out} left out")
+    return count.passed - left_out, max(count.failed + count.skipped + left_out, done.returncode != 0)
+
+
 # ---- networks --------------------------------------------------------------------------------------------------------
 
 def check_networks(build):
@@ -176,7 +192,8 @@ def main():
     folder = onnx_cases.default_folder()
     onnx_cases.write_all(folder)
     cases = sorted(f for f in folder.iterdir() if (f / "model.onnx").is_file())
-    passed, failed = (a + b for a, b in zip(check_files(options.build, cases), check_recorded(options.build, cases)))
+    checks = check_files(options.build, cases), check_recorded(options.build, cases), check_interface(options.build)
+    passed, failed = (sum(counts) for counts in zip(*checks))
     print(f"{passed} passed, {failed} failed, 0 skipped")
     sys.exit(1 if failed else 0)
 
