@@ -150,7 +150,8 @@ random-nodes | check-all | 600 | tools/build.sh $BUILD all $plain && python3 too
 torch-engine | check-all | 300 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD test_engine_torch $plain && python3 tools/digits.py && python3 tools/checks/torch_engine.py $BUILD
 memory    | check-all | 300 | tools/build.sh $BUILD all $plain && python3 tools/text/smollm2.py --or-skip && python3 tools/checks/memory.py $BUILD
 encoder   | check-all | 300 | tools/build.sh $BUILD all $plain && python3 tools/text/minilm.py --or-skip && python3 tools/text/hf_folders.py $BUILD/trunnion all-MiniLM-L6-v2
-folders   | check-all | 300 | tools/build.sh $BUILD all $plain && python3 tools/text/hf_folders.py $BUILD/trunnion && python3 tools/text/classify.py $BUILD/trunnion
+folders   | check-all | 300 | tools/build.sh $BUILD all $plain && python3 tools/text/hf_folders.py $BUILD/trunnion
+classify  | check-all | 300 | tools/build.sh $BUILD all $plain && python3 tools/text/classify.py $BUILD/trunnion
 speech    | check-all | 300 | tools/build.sh $BUILD all $plain && python3 tools/text/speech.py $BUILD/trunnion
 serve-load | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/checks/serve_load.py $BUILD \$(amount 300)
 tokenize  | check-all | 600 | tools/build.sh $BUILD all $plain && tools/checks/tokenizers.sh $BUILD

@@ -8,13 +8,14 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+MODULES = {"pillow": "PIL"}  # packages whose module has another name
 
 
 def in_peers_python(*packages):
     """Runs this file with the Python that has PyTorch and these packages, unless this is that one. Where PyPI cannot be
     reached, the suite is skipped."""
     wanted = ("torch", *packages)
-    missing = [name for name in wanted if importlib.util.find_spec(name) is None]
+    missing = [name for name in wanted if importlib.util.find_spec(MODULES.get(name, name)) is None]
     if not missing:
         return
     if not os.environ.get("TRUNNION_IN_PEERS"):
