@@ -18,7 +18,7 @@
 #include "trunnion/ops.h"
 #include "two_states.h"
 
-enum { ALL_PROGRAMS = 90, PROGRAMS = 45, THIN_PROGRAMS = 6, THIN_STRIDE = 3, THIN_FAR_STRIDE = 8 };
+enum { PROGRAMS = 90, STRIDE = 2, FAR_STRIDE = 4, THIN_STRIDE = 6, THIN_FAR_STRIDE = 24 };
 enum { TRIES = 12 };
 
 /* Where it happens. */
@@ -28,7 +28,9 @@ static struct {
 } place;
 
 /* From one allocation that fails to the next. Under a sanitizer each costs ten times as much. */
-static int64_t stride(void) { return !test_is_thin() ? 1 : place.far ? THIN_FAR_STRIDE : THIN_STRIDE; }
+static int64_t stride(void) {
+    return place.far ? test_every(FAR_STRIDE, THIN_FAR_STRIDE) : test_every(STRIDE, THIN_STRIDE);
+}
 
 /* A device for one try. It must be the only one in the process: kernels live as long as their device. */
 static tn_device *begin(void) {
@@ -270,7 +272,7 @@ static void fail_somewhere(const program *p, run_mode mode, uint64_t *random) {
 
 static void random_allocations_of_random_programs_may_fail(void **state) {
     (void)state;
-    const int programs = test_is_full() ? ALL_PROGRAMS : TEST_SANITIZED ? THIN_PROGRAMS : PROGRAMS;
+    const int programs = PROGRAMS / test_every(6, 18);
     program *p = malloc(sizeof *p);
     uint64_t random = 7;
     for (int n = 1; n <= (place.far ? programs / 4 : programs); n++) {

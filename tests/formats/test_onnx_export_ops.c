@@ -1,8 +1,8 @@
 /* test_onnx_export_ops.c — every op as a model: cases of the op table, exported, read again and run.
  *
  * What comes out must be within the tolerance of the op's own tests. Ops that ONNX has no operator for are listed here;
- * all others must be exported. With TRUNNION_ONNX_EXPORT a folder, models and results stay there for
- * tools/checks/onnx_export.py: of two cases an op, or of all with TRUNNION_TEST_FULL=1. */
+ * all others must be exported: two cases an op, or all with TRUNNION_TEST_FULL=1. With TRUNNION_ONNX_EXPORT a folder,
+ * models and results stay there for tools/checks/onnx_export.py. */
 #include "test_support.h"
 #include "trial.h"
 
@@ -154,7 +154,7 @@ static void run_case(trial *t, tally *sum) {
 static void every_op_is_exported(void **state) {
     (void)state;
     tally sum = {0};
-    const bool all = !getenv("TRUNNION_ONNX_EXPORT") || getenv("TRUNNION_TEST_FULL");
+    const bool all = test_is_full();
     for (int op = 0; op < tn_op_count(); op++) {
         tn_case_reader r;
         tn_case c;

@@ -263,7 +263,7 @@ static int for_each_op(int least, int most, sweep *s, sweep_function *f, int *op
 }
 
 static void sweep_all_values(tn_dtype t, sweep_function *f) {
-    const int every = test_is_thin() ? 16 : 1;
+    const int every = test_every(4, 16);
     sweep s = {.type = t, .count = PATTERNS / every};
     int ops = 0;
     s.in[0] = calloc(PATTERNS, sizeof *s.in[0]);
@@ -300,7 +300,7 @@ static const double edges[] = {0,     -0.0, 1,     -1,      0.5,    -0.5, 3,    
                                -1e-3, 100,  -1000, 65504.0, -65504, 3e-5, -3e-5, 1 / 3.0, INFINITY, -INFINITY, NAN};
 
 static void fill_inputs(sweep *s, int inputs) {
-    const int64_t random = test_is_thin() ? 1000 : 20000;
+    const int64_t random = 20000 / test_every(5, 20);
     int64_t pairs = (int64_t)TN_COUNT(edges) * TN_COUNT(edges);
     s->count = pairs + random;
     for (int k = 0; k < inputs; k++) {
