@@ -247,7 +247,7 @@ static tn_status read_config(const tn_json *config, tn_model_sizes *s) {
     return get_member(config, "vocab_size", -1, &s->vocabulary);
 }
 
-/* Without weights nobody knows what a mixture's other parts are. */
+/* Without weights, the parts of a mixture are unknown. */
 static tn_status refuse_mixtures(const tn_json *config) {
     static const char *const keys[] = {"num_experts", "num_local_experts", "n_routed_experts"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)

@@ -158,7 +158,7 @@ static tn_status take_u64(cursor *c, const char *what, uint64_t *out) {
     return TN_OK;
 }
 
-/* A number of things, `most` at most, of which each takes at least `each` bytes of what is left of the file. */
+/* A count: at most `most`, and the rest of the file must have `each` bytes for each item. */
 static tn_status take_count(cursor *c, const char *what, size_t each, size_t most, size_t *out) {
     size_t at = c->at;
     uint64_t n;

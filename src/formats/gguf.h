@@ -38,7 +38,7 @@ typedef struct tn_gguf_dtype {
     tn_iquant_decode *decode; /* how blocks become those of `dtype`; NULL: they are such */
 } tn_gguf_dtype;
 
-/* The row of a type, by the file's number or word or by what needs no decoding; NULL when there is none. */
+/* The row of a type, by the file's number or word or by what needs no decoding; NULL if unknown. */
 const tn_gguf_dtype *tn_gguf_dtype_named(const char *name);
 const tn_gguf_dtype *tn_gguf_dtype_of(tn_dtype dtype);
 

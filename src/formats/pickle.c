@@ -343,7 +343,7 @@ static tn_status do_int(machine *m, int size) {
     return push_kind(m, TN_PICKLE_INT, size == 4 ? (int64_t)(int32_t)(uint32_t)v : (int64_t)v);
 }
 
-/* A whole number of any length; one of more than 64 bits is no size of anything. */
+/* A whole number of any length; one of more than 64 bits cannot be a size. */
 static tn_status do_long(machine *m, int size) {
     uint64_t n, v = 0;
     const uint8_t *p;

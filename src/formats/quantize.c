@@ -109,7 +109,7 @@ static void encode_blocks(const run *r, float s, float m, float *q) {
         q[i] = code_of(r, (r->x[i] - m) * by);
 }
 
-/* The same, of which only the sums are kept. */
+/* The same, but only the sums are kept. */
 static sums sums_with(const run *r, float s, float m) {
     float c[LANES] = {0}, cc[LANES] = {0}, xc[LANES] = {0}, by = inverse(s);
     for (int i = 0; i < r->n; i += LANES)

@@ -284,7 +284,7 @@ static tn_status open_single(tn_safetensors *f, const char *path) {
 
 /* ---- shards: an index says which file of its folder holds which tensor ------------------------------------------- */
 
-/* A file beside the index: no way leads out of its folder. */
+/* A file in the index's folder; refuses names that lead out of it. */
 static bool is_plain_name(const char *name) { return name && name[0] && name[0] != '.' && !strpbrk(name, "/\\"); }
 
 /* The names of the shards, each once; room for as many as the map has members. */

@@ -489,7 +489,7 @@ tn_tensor *tn_pickle_tensor(const tn_pickle *file, const char *name) {
 
 enum {
     END_BYTES = 22,       /* the record at the end, without its comment of at most … */
-    MOST_COMMENT = 65535, /* … so many bytes */
+    MOST_COMMENT = 65535, /* bytes */
     LOCATOR_BYTES = 20,   /* of zip64, before that record */
     END64_BYTES = 56,
     ROW_BYTES = 46,  /* of an entry in the directory, without its texts */

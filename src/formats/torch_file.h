@@ -8,7 +8,7 @@
 /* ==== pickles ===================================================================================================== */
 
 typedef enum tn_pickle_kind {
-    TN_PICKLE_NONE, /* also objects of which nothing is needed */
+    TN_PICKLE_NONE, /* also objects that are not used */
     TN_PICKLE_BOOL,
     TN_PICKLE_INT,
     TN_PICKLE_FLOAT,
@@ -21,7 +21,7 @@ typedef enum tn_pickle_kind {
     TN_PICKLE_TENSOR
 } tn_pickle_kind;
 
-/* A storage: its number, and how many elements of which type its writer said that it has. */
+/* A storage: its number, element type and number of elements, as the file states them. */
 typedef struct tn_pickle_storage {
     const char *key; /* in the file's bytes, not terminated */
     size_t key_length;
@@ -58,7 +58,7 @@ typedef struct tn_pickle_cell {
 /* What a pickle became. */
 typedef struct tn_pickle_values {
     tn_pickle_node *nodes;
-    tn_pickle_cell *cells; /* cell 0 is none */
+    tn_pickle_cell *cells; /* cell 0 is not used */
     tn_pickle_storage *storages;
     tn_pickle_place *tensors;
     size_t node_count, node_capacity, cell_count, cell_capacity;

@@ -83,7 +83,7 @@ static inline int64_t extent_of(const tn_tensor *x, int64_t dim) { return tn_ran
 
 static inline tn_tensor *sum_dim(const tn_tensor *x, int64_t dim, bool keep) { return tn_sum(x, &dim, 1, keep); }
 
-/* An enumeration's value, from 0 to last, that is none of `names`; NULL if it is one. */
+/* An error unless `value` is one of the enumeration's values, 0 to `last`; else NULL. */
 static inline tn_tensor *no_choice(const char *what, int value, int last, const char *names) {
     if (value >= 0 && value <= last) return NULL;
     return tn_failed(TN_ERR_ARGUMENT, "%s is %d; it must be one of %s", what, value, names);

@@ -21,7 +21,7 @@
 
 enum { MOST_PARTS = 256, MOST_DEVICES = 64, LEAST_BUCKET = 1 << 20, MOST_BUCKET = 25 << 20, BUCKETS = 32 };
 
-/* A value of a variable: what its handle stood for, written so many times. */
+/* A value of a variable: the handle's value, and how often it was written. */
 typedef struct version {
     uint64_t id; /* 0: none */
     int64_t writes;

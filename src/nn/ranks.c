@@ -266,7 +266,7 @@ static exchange exchange_of(const tn_ranks *r, tn_dtype dtype, int first) {
     return e;
 }
 
-/* The gradients of a part as [ranks, piece]; NULL: the part is none of this rank's. */
+/* The gradients of a part as [ranks, piece]; NULL if the part belongs to another rank. */
 static tn_tensor *pack_part(const tn_ranks *r, const exchange *e, tn_tensor *const *values, tn_tensor **room) {
     int64_t size = tn_group_size(r->group), shape[] = {size, e->piece};
     int count = 0;

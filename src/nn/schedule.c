@@ -93,7 +93,7 @@ static bool is_better(const tn_plateau *p, double metric) {
 }
 
 double tn_plateau_step(tn_plateau *given, double metric) {
-    enum { EPS_DIGITS = 8 }; /* a change of the rate below 1e-8 is none, as in PyTorch */
+    enum { EPS_DIGITS = 8 }; /* changes of the rate below 1e-8 are ignored, as in PyTorch */
     if (!given) return NAN;
     tn_plateau read = TN_PLATEAU_DEFAULTS, *p = &read;
     if (tn_options_read(p, given, "tn_plateau_step", "tn_plateau p = TN_PLATEAU_DEFAULTS") != TN_OK) return NAN;

@@ -357,7 +357,7 @@ static bool is_taken(const onnx_export *x, const char *name) {
     return false;
 }
 
-/* NULL where there is none that could be used. */
+/* NULL if no name can be used. */
 static const char *weight_name(const onnx_export *x, const tn_node *n) {
     for (int i = 0; i < x->weight_count && n->buffer; i++) {
         const char *name = x->weights[i].name;

@@ -49,9 +49,9 @@ typedef struct onnx_export {
     int weight_count;
     int scalar_count;
     const tn_engine_graph *engine; /* leaves are inputs, and a composed op is what the recording computes it as */
-    tn_engine_refusal *refusal;    /* then: what there is no operator for */
+    tn_engine_refusal *refusal;    /* then: the operation that has no operator */
     const tn_node *owner;          /* the graph's node that is written, or composed of what is written */
-    const char *data_file;         /* where the leaves' bytes are, beside the model; NULL: in it */
+    const char *data_file;         /* file for the leaves' bytes, in the model's folder; NULL: the model itself */
     struct {
         const char *value, *name; /* its extent as a list of one i64, once it is asked for; its name in the file */
         const char *source;       /* an input that has it as its extent `dim`; NULL: none */
@@ -119,7 +119,7 @@ struct onnx_writer {
 const onnx_writer *onnx_writer_of(const tn_node *n);
 /* n as its writer has it; types that an operator of ONNX lacks are cast before it and back behind it. */
 const char *onnx_write_node(onnx_export *x, const tn_node *n);
-/* n as other ops; NULL where there is no such composition. */
+/* n as other ops; NULL if it has no composition. */
 tn_node *onnx_composed(tn_build *b, const tn_node *n);
 
 #endif

@@ -828,7 +828,7 @@ static tn_status add_name(name_table *t, onnx_text name, int32_t number) {
 
 static void free_names(name_table *t) { tn_mem_free_each(t->names, t->numbers); }
 
-/* ---- who reads what ---------------------------------------------------------------------------------------------- */
+/* ---- users of values -------------------------------------------------------------------------------------------- */
 
 /* Names that a subgraph makes itself; they hide those of the graphs around it. */
 typedef struct order_inner {

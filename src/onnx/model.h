@@ -80,7 +80,7 @@ tn_status onnx_file_open(const char *path, onnx_file **out);
 /* Where a tensor's bytes may lie. */
 typedef struct onnx_source {
     onnx_file *file;    /* whose mapping holds what is read; NULL: memory of the caller's, everything is copied */
-    const char *folder; /* of external data; NULL: there is none */
+    const char *folder; /* of external data; NULL if the model has none */
     onnx_file **others; /* files of external data, opened once */
     const char **names;
     size_t other_count, other_capacity, name_capacity;
@@ -193,7 +193,7 @@ tn_status onnx_at_node(const onnx_node *n, tn_status status);
 
 /* ---- operator_call.c --------------------------------------------------------------------------------------------- */
 
-/* The row for an operator as an opset has it; NULL when there is none. */
+/* The row for an operator as an opset has it; NULL if unknown. */
 const onnx_op_row *onnx_find_row(onnx_text domain, onnx_text type, int64_t opset);
 bool onnx_same_domain(onnx_text a, onnx_text b); /* "" is "ai.onnx" */
 bool onnx_text_equal(onnx_text a, onnx_text b);
@@ -230,7 +230,7 @@ struct onnx_frame {
     const onnx_call *function; /* whose attributes references mean; NULL outside model functions */
     const onnx_frame *caller;  /* where that call's node stands */
 };
-/* v, which is taken over, as a value of another level: itself where nobody else has it. */
+/* v, which is taken over, as a value of another level: itself if this is the only reference. */
 onnx_value *onnx_value_as(onnx_value *v, uint8_t level);
 /* onnx_run.c; in: values with one reference, which it may exchange */
 tn_status onnx_put_level(onnx_call *c, int k, onnx_value *v, uint8_t level);

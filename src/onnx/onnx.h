@@ -126,7 +126,7 @@ typedef tn_onnx_kind onnx_kind;
 #define ONNX_OPTIONAL TN_ONNX_OPTIONAL
 #define ONNX_MAP TN_ONNX_MAP
 
-/* What a value depends on: more of it, the smaller. */
+/* What a value depends on; a smaller number means on more. */
 enum {
     ONNX_VARIES = 0, /* the numbers of inputs, or chance */
     ONNX_KEYED,      /* constants, extents, and small integer inputs whose numbers tell runs apart */
@@ -222,11 +222,11 @@ tn_status onnx_binary(onnx_call *c);
 
 /* ---- for the rows' functions (operator_call.c) ------------------------------------------------------------------- */
 
-/* Input i as a tensor that the caller of this must not free; NULL when it was left out. An input that is no tensor, or
- * that failed, yields an error tensor that operations pass on. */
+/* Input i as a tensor that the caller of this must not free; NULL if it was left out. An input that is not a tensor,
+ * or that failed, gives an error tensor, which operations pass on. */
 const tn_tensor *onnx_in(const onnx_call *c, int i);
 bool onnx_has(const onnx_call *c, int i);   /* input i is there */
-bool onnx_wants(const onnx_call *c, int k); /* somebody reads output k */
+bool onnx_wants(const onnx_call *c, int k); /* output k is used */
 onnx_type onnx_in_type(const onnx_call *c, int i);
 /* onnx_in, or NULL where the input is not there. */
 static inline const tn_tensor *onnx_optional(const onnx_call *c, int i) {
@@ -274,7 +274,7 @@ tn_status onnx_refuse(const onnx_call *c, const char *format, ...) TN_PRINTF(2, 
 /* Input i, a constant, stands as `t` from now on, in this run and all later ones. t, made of constants alone, is not
  * taken over. Nothing happens where another node reads that constant too, or where t is large. */
 tn_status onnx_keep(onnx_call *c, int i, tn_tensor *t);
-/* What `make` makes of input i alone: of a constant once, kept beside it; not to be freed. */
+/* make(input i); for a constant it is called once and the result cached. Do not free the result. */
 const tn_tensor *onnx_derived(const onnx_call *c, int i, onnx_derivation which, tn_tensor *(*make)(const tn_tensor *x));
 
 /* Runs a subgraph (an attribute's) with values for its inputs; outputs have one reference each. Names of the graphs

@@ -365,7 +365,7 @@ static bool lists(const char *list, onnx_text word) {
     return false;
 }
 
-/* Chooses the newest row whose opset is not above the model's; if there is none, the oldest row. */
+/* Chooses the newest row whose opset is not above the model's; if none is, the oldest row. */
 static bool suits_better(const onnx_attribute_row *r, const onnx_attribute_row *best, int opset) {
     bool reached = r->since <= opset;
     if (!best || reached != (best->since <= opset)) return !best || reached;

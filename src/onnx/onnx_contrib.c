@@ -83,7 +83,7 @@ static tn_tensor *dequantized(const onnx_call *c, const tn_tensor *b, int64_t n,
     return tn_slice(contrib_scaled(unpacked(b, bits), scales, zeros, (double)(1 << (bits - 1)), order), 1, 0, k, 1);
 }
 
-/* GatherBlockQuantized: rows of a table whose numbers are few bits, [rows, columns] with scales [rows, blocks]. */
+/* GatherBlockQuantized: rows of a table with few bits a number, [rows, columns], scales [rows, blocks]. */
 static tn_status run_gather_blocks(onnx_call *c) {
     const tn_tensor *data, *ids, *scales;
     TRY(onnx_need_first(c, &data, &ids, &scales));
@@ -630,7 +630,7 @@ static tn_status run_gemm_of_bytes(onnx_call *c) {
     tn_status status = TN_OK;
     if (onnx_int(c, "transB", 0)) {
         tn_tensor *turned = (tn_tensor *)(uintptr_t)onnx_derived(c, B, ONNX_TRANSPOSED, transposed);
-        if (c->in[B]->derived[ONNX_TRANSPOSED]) /* a constant, whose sums of columns are kept beside it */
+        if (c->in[B]->derived[ONNX_TRANSPOSED]) /* for a constant, the sums of its columns are cached */
             d.in[d.in_count++] = onnx_value_retain(c->in[B]->derived[ONNX_TRANSPOSED]);
         else
             status = give_tensor(&d, turned);

@@ -206,7 +206,7 @@ static tn_tensor *by_place(const tn_tensor *x) {
 
 static tn_tensor *filter_sums(const tn_tensor *x) { return tn_t(line_sums(tn_flatten(with_sign(x), 1, -1), 1)); }
 
-/* A zero point of bytes that were moved; NULL where that is none. */
+/* The zero point of bytes that were shifted to another type; NULL if the node has none. */
 static const tn_tensor *moved_zero(const tn_tensor *zero, const tn_tensor *bytes, tn_dtype wanted) {
     double by = tn_dtype_of(bytes) == wanted ? 0 : wanted == TN_U8 ? MOVE : -MOVE;
     const tn_tensor *wide = zero ? tn_cast(zero, TN_I32) : by != 0 ? tn_full(NULL, 0, 0, TN_I32) : NULL;

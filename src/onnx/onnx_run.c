@@ -600,7 +600,7 @@ static tn_status check_shape(const onnx_port *p, const onnx_value *v) {
 /* An input as the model declares it: types that live in wider ones come in as those. */
 static tn_status adopt(const onnx_port *p, onnx_value *given, onnx_value **out) {
     if (!given) return tn_fail(TN_ERR_ARGUMENT, "input '%s' is NULL", p->name);
-    *out = onnx_value_as(onnx_value_retain(given), ONNX_VARIES); /* another run's constant is none of this one */
+    *out = onnx_value_as(onnx_value_retain(given), ONNX_VARIES); /* a constant of another run is not constant here */
     if (!*out) return tn_error_code();
     const onnx_declared *t = p->type;
     if (!t || (t->kind == ONNX_TENSOR && t->type == ONNX_UNDEFINED)) return TN_OK;
@@ -744,7 +744,7 @@ static bool same_input(const replay_input *a, const replay_input *b, bool keyed)
     return !keyed || memcmp(a->values, b->values, sizeof a->values) == 0;
 }
 
-/* The entry for these inputs, put first; NULL when there is none. */
+/* The entry for these inputs, moved to the front; NULL if not found. */
 static onnx_replay *find_replay(tn_onnx *m, const replay_input *key) {
     for (onnx_replay **at = &m->replays; *at; at = &(*at)->next) {
         onnx_replay *e = *at;
@@ -865,7 +865,7 @@ static bool place_output(capturing *c, replay_output *o, onnx_value **v) {
     return true;
 }
 
-/* Between begin and end of the capture. Values are let go: what is held is stored, beside the graph's results. */
+/* Between begin and end of a capture. Releases values: the graph would store a held one as a result. */
 static tn_status record_outputs(tn_onnx *m, capturing *c) {
     onnx_replay *e = c->entry;
     int64_t before = launches_so_far();

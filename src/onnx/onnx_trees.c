@@ -15,7 +15,7 @@
 typedef enum tree_mode { LEQ, LT, GTE, GT, EQ, NEQ, MEMBER, LEAF } tree_mode;
 
 typedef struct tree_node {
-    int64_t tree, id; /* older notation: what others refer to it by */
+    int64_t tree, id; /* older notation: other nodes refer to it by this number */
     double split;
     int64_t feature, yes, no; /* yes, no: places of nodes */
     int64_t first, count;     /* of a leaf's votes, or of a MEMBER's values */
@@ -39,9 +39,8 @@ typedef struct forest {
     int32_t *depths;    /* of each root's tree */
     int64_t node_count, vote_count, root_count, member_count, base_count, targets, features;
     aggregate how;
-    bool all_positive,
-        one_score;    /* votes; two classes of which only the first is voted for: its score stands for both */
-    bool single_vote; /* each leaf has one, and it stands in the leaf's step */
+    bool all_positive, one_score; /* two classes, and the trees vote for the first only: its score determines both */
+    bool single_vote;             /* each leaf has one, and it stands in the leaf's step */
 } forest;
 
 /* A node as it is walked: next[0] where x <= split, or x is NaN and `missing`. A leaf follows itself; its weight and
@@ -376,7 +375,7 @@ static int by_name(const void *a, const void *b) {
     return (x->id > y->id) - (x->id < y->id);
 }
 
-/* The place of a node among the sorted ones; -1: there is none. */
+/* The index of a node in sorted order; -1 if it does not exist. */
 static int64_t find_node(const forest *f, int64_t tree, int64_t id) {
     tree_node key = {.tree = tree, .id = id};
     const tree_node *n = f->node_count ? bsearch(&key, f->nodes, (size_t)f->node_count, sizeof key, by_name) : NULL;

@@ -6,7 +6,7 @@
 
 /* ---- operands (operator_call.c) ---------------------------------------------------------------------------------- */
 
-/* Input i as a tensor; an error where it was left out, is none, or failed. */
+/* Input i as a tensor; an error if it is absent, not a tensor, or failed. */
 tn_status onnx_need(const onnx_call *c, int i, const tn_tensor **out);
 /* The same for the first inputs, as many as there are addresses: onnx_need_first(c, &x, &y). */
 tn_status onnx_need_list(const onnx_call *c, const tn_tensor **const *out, size_t count);
@@ -77,7 +77,7 @@ typedef struct onnx_activation {
     const char *alpha_name, *beta_name;
     double alpha, beta;
 } onnx_activation;
-const onnx_activation *onnx_activation_named(onnx_text name); /* in any case of letters; NULL when there is none */
+const onnx_activation *onnx_activation_named(onnx_text name); /* case does not matter; NULL if unknown */
 
 /* ---- windows (onnx_window.c) ------------------------------------------------------------------------------------- */
 

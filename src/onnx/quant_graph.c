@@ -119,7 +119,7 @@ static bool dequantized_bytes(const mapping *p, int32_t slot, quantized *q) {
     return dequantized(p, slot, q) && is_one_scale(p, q);
 }
 
-/* The only reader of a slot that is no output. */
+/* The reader of a slot that has one reader and is not an output. */
 static int32_t only_reader(const mapping *p, int32_t slot) { return p->reads[slot] == 1 ? p->reader[slot] : NONE; }
 
 static bool same_numbers(const mapping *p, int32_t a, int32_t b) {
@@ -186,7 +186,7 @@ static bool read_product(const mapping *p, const onnx_node *n, const struct kind
     return dequantized(p, input(n, 2), bias) && bias_fits(p, bias, x, w);
 }
 
-/* Slots of the inputs of the node on bytes, whose result has y's scale and zero point; 0: there is no such node. */
+/* Slots of the inputs of the node on bytes, whose result has y's scale and zero point; 0 if no such node exists. */
 typedef int lister(const mapping *p, const onnx_node *n, const struct kind *k, const quantized *y, int32_t *in);
 
 /* Operators that move elements or take the greatest. */
@@ -294,7 +294,7 @@ static void note_read(mapping *p, int32_t slot, int32_t node) {
     if (p->g->last_use[slot] < node) p->g->last_use[slot] = node;
 }
 
-/* Who makes and who reads each slot; subgraphs read what they capture, the caller reads outputs. */
+/* The maker and the readers of each slot; subgraphs read what they capture, the caller reads outputs. */
 static void note_uses(mapping *p) {
     onnx_graph *g = p->g;
     for (int32_t s = 0; s < g->slot_count; s++) {

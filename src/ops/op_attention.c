@@ -599,7 +599,7 @@ static int64_t token_place(const tn_reference *r, int input, int64_t token) {
     return batch ? (int64_t)r->in[input][token] : (int64_t)r->in[input][0] + token;
 }
 
-/* Element [place, head, ·] of the page that holds a logical place of a new token's sequence; -1 when there is none. */
+/* Element [place, head, ·] of the page that holds a logical place of a new token's sequence; -1 if no page does. */
 static int64_t place_in(const tn_node *cache, const page_table *t, int64_t token, int64_t place, int64_t head) {
     if (place < 0 || place / TN_PAGE_TOKENS >= t->count) return -1;
     double page = t->pages[(t->batch ? token * t->count : 0) + place / TN_PAGE_TOKENS];

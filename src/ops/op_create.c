@@ -572,7 +572,7 @@ static void draw_free(draw d) {
     tn_free(d.counter);
 }
 
-/* The attributes `before` and a shape; TN_ERR_ARGUMENT for a list that is none, TN_ERR_SHAPE for a negative extent. */
+/* The attributes `before` and a shape; TN_ERR_ARGUMENT if it is not a list, TN_ERR_SHAPE for a negative extent. */
 static tn_status put_shape(tn_attrs *a, const char *op, const int64_t *shape, int rank) {
     if (rank < 0 || rank > TN_MAX_RANK || (rank && !shape))
         return tn_fail(TN_ERR_ARGUMENT, "%s: the shape has %d extents; 0 to %d are supported", op, rank, TN_MAX_RANK);

@@ -395,8 +395,8 @@ static kir_val lower_scatter_last(tn_lower *lw, const tn_node *n, const kir_aff 
     kir_val hit = scatter_hits(lw, n, at, in);
     return kir_select(kb, hit, kir_index(kb, &at[n->rank]), kir_whole(kb, -1));
 }
-/* The same for the last that leads to a place: in order of places the last of equal ones, whose number (and one, so
- * that 0 is none) alone goes there. */
+/* The same for the last index of each place: indices are sorted by place, and the last of equal ones writes its number
+ * plus 1, so that 0 means that no index leads there. */
 static tn_node *compose_scatter_last(tn_build *b, const tn_node *n) {
     const tn_node *index = n->in[0];
     int64_t dim = n->i[0], count = tn_node_numel(index), pads[2] = {0, 1};

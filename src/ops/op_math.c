@@ -26,7 +26,7 @@ typedef struct float_layout {
     int64_t root_half; /* the pattern of √½ */
     double least;      /* least normal number */
     int log_terms, atan_terms;
-    double far;        /* an exponent at which 2^x is 0 or infinite, and half of which is still one */
+    double far;        /* 2^x is 0 or infinite for this exponent; half of it is a valid exponent */
     double huge_power; /* a y for which x^y is 0, 1 or infinite, for all x */
 } float_layout;
 

@@ -317,7 +317,7 @@ static void reference_linear_experts(const tn_reference *r) {
     }
 }
 
-/* linear_experts(x, weight, chosen): products of which each row has a matrix of its own, as in mixtures of experts:
+/* linear_experts(x, weight, chosen): a product in which each row chooses its matrix, as in mixtures of experts:
  * result [tokens, choices, out], of which row (t, j) is weight[chosen[t, j]] · x[t] or, if x has choices, · x[t, j].
  * x [tokens, in] or [tokens, choices, in] in f32, weight [experts, out, in] in f32, f16, bf16 or quantised in blocks
  * (then x is rounded as in linear), chosen [tokens, choices] whole numbers; one that names no expert gives NaN. Weights

@@ -522,7 +522,7 @@ static tn_node *scaled(tn_build *b, tn_node *x, int order) {
     return order ? tn_b_where(b, tn_b_lt(b, x, tn_b_const(b, 0, x)), tn_b_neg(b, y), y) : y;
 }
 
-/* y · exp(|x|), in two steps: the product may be a number where exp(|x|) is none. */
+/* y · exp(|x|), in two steps: the product may be finite although exp(|x|) overflows. */
 static tn_node *grown(tn_build *b, tn_node *x, tn_node *y) {
     tn_node *step = tn_b_exp(b, tn_b_scale(b, tn_b_abs(b, x), 0.5));
     return tn_b_mul(b, tn_b_mul(b, y, step), step);

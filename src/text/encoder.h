@@ -31,7 +31,7 @@ typedef enum encoder_part {
 typedef enum encoder_table {
     TABLE_WORDS,
     TABLE_POSITIONS,
-    TABLE_TYPES, /* of which every token here is of the first */
+    TABLE_TYPES, /* every token has type 0 here */
     TABLE_NORM,
     TABLE_BUCKETS,       /* added to scores: a row for each distance, a column for each head */
     TABLE_RELATIVE,      /* a row for each distance, which queries and keys are compared with (DeBERTa); */
@@ -117,7 +117,7 @@ typedef struct encoder_weights {
     tn_tensor *distances;   /* and the row of each distance, from 1 - longest on, [2 · longest - 1, 1] */
     hf_linear norm;
     hf_linear (*layers)[LAYER_PARTS];
-    hf_linear dense[ENC_MOST_DENSE]; /* bias: NULL where there is none */
+    hf_linear dense[ENC_MOST_DENSE]; /* bias: NULL if absent */
 } encoder_weights;
 
 /* What a pass gets: `batch` texts of `length` tokens, shorter ones filled up. */

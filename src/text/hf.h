@@ -173,7 +173,7 @@ static inline bool tn_hf_begins(const char *text, size_t size, const tn_bytes *w
 /* A "pattern" of the file: {"String": …} or {"Regex": …}, the latter in Oniguruma's syntax, translated to PCRE2's. */
 tn_status tn_hf_read_pattern(const tn_json *v, tn_txt_pattern **out);
 
-/* Walks the matches of a pattern as Oniguruma's binding does: an empty match right behind the match before is none. */
+/* Walks the matches of a pattern as Oniguruma's binding does: an empty match right after a match does not count. */
 typedef struct tn_hf_matches {
     size_t from, last;
     bool any;
@@ -197,8 +197,8 @@ tn_status tn_hf_fill_added(tn_tokenizer *t);
 /* decode.c */
 tn_status tn_hf_read_post(tn_hf *hf, const tn_json *root);
 tn_status tn_hf_encode(const tn_tokenizer *t, const char *text, size_t size, unsigned flags, tn_ids *out);
-/* decode.c: appends the text of tokens; `whole`: the ids are all there are, else one of a stream, of which something
- * was shown if `begun`. */
+/* decode.c: appends the text of tokens; `whole`: the ids are the complete text, else part of a stream, some of which
+ * was shown before if `begun`. */
 tn_status tn_hf_decode(const tn_tokenizer *t, const int32_t *ids, size_t count, unsigned flags, bool whole, bool begun,
                        tn_bytes *out);
 
@@ -213,7 +213,7 @@ tn_status tn_hf_from_sentencepiece(const tn_bytes *file, const char *path, const
 
 /* A member that is there; absent and null mean the same in these files. */
 const tn_json *tn_hf_get(const tn_json *v, const char *key);
-/* A string's bytes; NULL and 0 for what is none. The key of an object's member. */
+/* A string's bytes; NULL and 0 if it is not a string. The key of an object's member. */
 tn_text_slice tn_hf_slice(const tn_json *v);
 tn_text_slice tn_hf_key(const tn_json *v, size_t i);
 bool tn_hf_is(const tn_json *v, const char *text); /* a string of these bytes */

@@ -178,7 +178,7 @@ static tn_status read_root(tn_tokenizer *t, const tn_json *root) {
     return t->rule_name ? TN_OK : TN_ERR_MEMORY;
 }
 
-/* ---- the files beside it ----------------------------------------------------------------------------------------- */
+/* ---- files of the folder ----------------------------------------------------------------------------------------- */
 
 /* "<s>", or {"content": "<s>", …}. */
 static int32_t named_token(const tn_tokenizer *t, const tn_json *config, const char *key) {

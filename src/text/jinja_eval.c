@@ -96,7 +96,7 @@ static tn_status assign(jj_run *r, const jj_node *target, jj_value value) {
 
 /* Arguments as they are gathered. */
 typedef struct gathered {
-    jj_list values, names; /* names[i] is none for a positional argument */
+    jj_list values, names; /* the name of a positional argument is None */
 } gathered;
 
 static tn_status gather_jinja(jj_run *r, gathered *g, jj_value value, jj_value name) {

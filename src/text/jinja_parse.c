@@ -299,7 +299,7 @@ static tn_status lex_comment(lexer *x, size_t begin) {
     return fail_here(x, begin, "{# without #}");
 }
 
-/* The length of a tag {% word %} at `at`, 0 if there is none; *sign is the one at its end. */
+/* The length of a tag {% word %} at `at`, 0 if there is no tag; *sign is the sign at its end. */
 static size_t bare_tag(const lexer *x, size_t at, const char *word, char *sign) {
     size_t i = at + 2;
     if (!looks_at(x, at, "{%")) return 0;
@@ -605,7 +605,7 @@ static tn_status parse_call(parser *p, jj_node *callee, jj_node **out) {
     return parse_arguments(p, &(*out)->items);
 }
 
-/* .name [index] (arguments), as often as they come. */
+/* Any number of .name, [index] and (arguments). */
 static tn_status parse_postfix(parser *p, jj_node **node) {
     for (;;) {
         if (parser_takes(p, ".")) {

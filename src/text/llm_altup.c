@@ -1,4 +1,4 @@
-/* llm_altup.c — several residual streams, of which layers compute one (Gemma 3n).
+/* llm_altup.c — several residual streams; a layer computes one of them (Gemma 3n).
  *
  * Before a layer each stream is predicted as a mixture of all streams, with coefficients made of the active one. Behind
  * it all are corrected by how far the layer's result is from the predicted active stream. Source: Baykal et al. 2023,

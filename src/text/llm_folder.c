@@ -269,7 +269,7 @@ tn_status tn_llm_read_window(const hf_folder *f, llm_config *c) {
 
 /* ---- caps -------------------------------------------------------------------------------------------------------- */
 
-/* null says that there is none. */
+/* null: no such value. */
 tn_status tn_llm_read_cap(const hf_folder *f, const char *key, double usual, double *out) {
     const tn_json *v = tn_json_get(f->config, key);
     if (v && tn_json_kind_of(v) == TN_JSON_NULL) return TN_OK;
@@ -442,7 +442,7 @@ static tn_status read_heads(const hf_folder *f, llm_config *c) {
 
 /* ---- mixtures of experts ----------------------------------------------------------------------------------------- */
 
-/* Layers without a mixture among others: the first ones (DeepSeek), all but one in so many, or a list (Qwen). */
+/* Layers without a mixture among others: the first ones (DeepSeek), all but every n-th, or a list (Qwen). */
 static tn_status read_unmixed(const hf_folder *f, llm_config *c) {
     const tn_json *list = tn_json_get(f->config, "mlp_only_layers");
     const tn_json *kinds = tn_json_get(f->config, "mlp_layer_types");

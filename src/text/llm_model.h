@@ -85,7 +85,7 @@ typedef enum llm_slot {
     LAYER_SLOTS
 } llm_slot;
 
-/* What stands beside the layers. */
+/* Weights outside the layers. */
 typedef enum llm_head_slot {
 #include "text/head_slots.def"
     HEAD_SLOTS
@@ -286,7 +286,7 @@ typedef struct llm_attention {
     int64_t heads, kv_heads;
     int64_t window;                      /* 0: none */
     uint8_t slides[LLM_MOST_LAYERS / 8]; /* bits of the layers that have it */
-    bool bidirectional;                  /* a window is then of so many tokens to either side, its own included */
+    bool bidirectional;                  /* a window then has this many tokens on each side, itself included */
     bool parallel;                       /* llm_attention_rules */
     double alibi;      /* the largest exponent of ALiBi's slopes, negated; 0: none. See add_distances in llm_record.c */
     double cap;        /* 0: none */
@@ -335,7 +335,7 @@ typedef struct llm_recurrent {
     int64_t layers;
     int64_t key_heads, value_heads; /* groups of Mamba 2 that share a key, and its heads */
     bool decays_made;               /* the file has -exp(A), not A */
-    int64_t halved_every;           /* the residual stream is halved behind so many layers; 0: never */
+    int64_t halved_every;           /* the residual stream is halved after every n layers; 0: never */
     double inner_eps;               /* of norms of steps and of what states write and read; 0: no such norms */
     tn_activation *activation;      /* of the convolution; NULL: the model's */
 } llm_recurrent;
@@ -397,7 +397,7 @@ void tn_llm_source_close(llm_source *s);
 const char *tn_llm_source_path(const llm_source *s);
 int64_t tn_llm_source_count(const llm_source *s);
 tn_status tn_llm_source_at(const llm_source *s, int64_t i, llm_tensor *out);
-/* TN_ERR_FORMAT naming the file when there is none. */
+/* TN_ERR_FORMAT naming the file if it is missing. */
 tn_status tn_llm_source_find(const llm_source *s, const char *name, llm_tensor *out);
 tn_tensor *tn_llm_source_tensor(const llm_source *s, const llm_tensor *t);
 /* As tn_gguf_rows. */
@@ -420,7 +420,7 @@ enum { LLM_LIST_SIZE = 1600 }; /* for such a list */
 bool tn_llm_flag(const hf_folder *f, const char *key, bool usual);
 tn_status tn_llm_refuse(const hf_folder *f, const char *key, const char *value); /* "'key' is value, …" */
 tn_status tn_llm_read_factor(const hf_folder *f, const char *key, double *out);
-tn_status tn_llm_read_cap(const hf_folder *f, const char *key, double usual, double *out); /* null: there is none */
+tn_status tn_llm_read_cap(const hf_folder *f, const char *key, double usual, double *out); /* null: no cap */
 tn_status tn_llm_read_window(const hf_folder *f, llm_config *c);
 tn_status tn_llm_read_layer_types(const hf_folder *f, const tn_json *types, llm_config *c);
 const tn_json *tn_llm_rope_of(const hf_folder *f, const char *layers); /* rope's settings for this kind of layers */
@@ -492,7 +492,7 @@ bool tn_llm_name(const llm_naming *n, char name[LLM_NAME_SIZE], int64_t layer, i
 bool tn_llm_is_spare(const llm_config *c, int64_t layer, int slot);
 /* Tensors of a slot whose name has a *: experts, or residual streams. */
 int64_t tn_llm_parts(const llm_config *c, int64_t layer, int slot);
-/* The slot of a tensor of this name, without the prefix; false if there is none. *layer is -1 for a head slot. */
+/* The slot of a tensor of this name, without the prefix; false if unknown. *layer is -1 for a head slot. */
 bool tn_llm_find_slot(const llm_config *c, const llm_naming *n, const char *name, int64_t *layer, int *slot);
 /* In such a name, this number instead of *; false where there is none. */
 bool tn_llm_expert_name(const char name[LLM_NAME_SIZE], int64_t expert, char out[LLM_NAME_SIZE]);

@@ -139,7 +139,7 @@ static const tn_json *either(const hf_folder *f, const char *key, const char *ot
     return tn_json_kind_of(v) == TN_JSON_ARRAY ? v : tn_json_get(f->config, other);
 }
 
-/* Which layers: a list of words, a list of those with attention, one in so many, or all. */
+/* Which layers: a list of words, a list of those with attention, every n-th, or all. */
 static tn_status read_kinds(const hf_folder *f, llm_config *c) {
     const tn_json *types = either(f, "layer_types", "layers_block_type");
     const tn_json *full = either(f, "full_attn_idxs", "attn_layer_indices");

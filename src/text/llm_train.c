@@ -464,7 +464,7 @@ static int64_t longest_text(const tn_finetune_example *examples, int64_t count) 
     return longest;
 }
 
-/* The next way to need less; false: there is none. */
+/* Chooses the next way to use less memory; false if all are in use. */
 static bool save_more(tn_finetune *t, bool trains, int64_t longest) {
     if (trains && !t->recomputes) return t->recomputes = true;
     if (t->most <= longest) return false;

@@ -62,7 +62,7 @@ static tn_status copy(translation *x, size_t count) {
     return TN_OK;
 }
 
-/* Bytes of a thing in braces at `ahead`, which is none of more than 64 bytes; 0 for none. */
+/* Bytes of a thing in braces at `ahead`, at most 64; 0 if there is no such thing. */
 static size_t braces(const translation *x, size_t ahead) {
     if (peek(x, ahead) != '{') return 0;
     for (size_t i = 1; i < 64 && peek(x, ahead + i); i++)

@@ -60,7 +60,7 @@ typedef struct seq2seq_weights {
     tn_tensor *places[2], *logits_bias; /* tables of positions [rows, hidden]; [1, vocabulary]; NULL: none */
 } seq2seq_weights;
 
-/* What a text and its answer leave, beside the caches of layers. */
+/* State of one text and its answer, except for the caches of layers. */
 typedef struct seq2seq_run {
     tn_tensor *text_mask;                   /* state [1, 1, 1, padded]: -inf for padding */
     int64_t padded, position, *bucket_room; /* bucket_room [context] */

@@ -13,7 +13,7 @@
 #include "trunnion/speech.h"
 
 enum { MOST_KERNEL = 4096, MOST_BUCKETS = 1 << 16, WINDOW = 30 * TN_SPEECH_RATE };
-enum { GATE_PARTS = 2, GATE_TERMS = 4 };    /* WavLM's gates are sums of so many numbers each */
+enum { GATE_PARTS = 2, GATE_TERMS = 4 };    /* WavLM has GATE_PARTS gates, each the sum of GATE_TERMS numbers */
 static const double CONVOLUTION_EPS = 1e-5; /* of norms between convolutions; not in config.json */
 
 /* How a kind of model differs from Wav2Vec 2. */

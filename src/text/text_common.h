@@ -40,7 +40,7 @@ static inline bool tn_txt_ends_with(const char *text, const char *ending) {
 /* sampler.c: the first of the greatest logits; TN_ERR_ARGUMENT if one is not a number, or all are -infinity. */
 tn_status tn_txt_most_probable(const float *logits, int32_t count, int32_t *id);
 
-/* The value of a hexadecimal digit; -1: it is none. */
+/* The value of a hexadecimal digit; -1 if it is not one. */
 static inline int tn_txt_hex(char c) {
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }

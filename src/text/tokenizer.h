@@ -103,7 +103,7 @@ typedef struct tn_txt_pattern tn_txt_pattern; /* a regular expression, compiled 
 tn_status tn_txt_pattern_new(const char *text, size_t size, tn_txt_pattern **out);
 void tn_txt_pattern_free(tn_txt_pattern *p);
 
-/* What matching needs beside the pattern; begins as {0}. Its limits bound the time on hostile texts. */
+/* The working memory of matching; initialize it with {0}. Its limits bound the time on hostile texts. */
 typedef struct tn_txt_matcher {
     void *found, *limits;
 } tn_txt_matcher;

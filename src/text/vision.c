@@ -241,7 +241,7 @@ static tn_tensor *classified(net *n, const tn_tensor *x, const char *name) {
 
 static const double NORM_EPS = 1e-5; /* of torch.nn.BatchNorm2d */
 
-/* A residual layer of `count` convolutions, of which number `where` has the stride. */
+/* A residual layer of `count` convolutions, number `where` has the stride. */
 static tn_tensor *resnet_layer(net *n, tn_tensor *x, int64_t s, int64_t l, int64_t count, int64_t where,
                                int64_t stride) {
     tn_tensor *y = x;
